@@ -1,0 +1,296 @@
+"""The error rule: is a kernel as exact as plain PyTorch?
+
+Against float64, a kernel may err twice as much as plain PyTorch errs at the same precision on the same inputs, plus the
+rounding no summation order avoids (a few ulps). NaN and infinity must be where the reference has them. The rule is that
+of the flash-attention test suite; a fixed tolerance such as `allclose(atol=1e-2)` passes wrong kernels: at N = 16384 it
+accepts one that never looks at the last 8 keys.
+"""
+
+from __future__ import annotations
+
+import html
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from . import reference
+from .reference import Case
+
+TIMES = 2  # the error allowed, in errors of plain PyTorch
+ULPS = 4  # and in float32 ulps of what is summed on the way (reference.Case.magnitude)
+POISON = {torch.float32: 0x7FC5A5A5, torch.float16: 0x7E5A, torch.bfloat16: 0x7FDA}  # NaNs no arithmetic produces
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One output of one case held against float64; `error_map` has the output's shape (NaN where a NaN or an
+    infinity is misplaced), errors are absolute."""
+
+    case: str
+    output: str
+    error: float
+    pytorch_error: float
+    budget: float
+    worst: tuple[int, ...] = ()
+    got: float = float("nan")
+    expected: float = float("nan")
+    error_map: np.ndarray | None = field(default=None, repr=False)
+    wrong: np.ndarray | None = field(default=None, repr=False)
+    problem: str = ""  # set where no number says it: an exception, a changed input, a misplaced NaN
+
+    @property
+    def used(self) -> float:
+        """error / budget: above 1 is wrong."""
+        return 0.0 if self.error == 0 else self.error / self.budget if self.budget else float("inf")
+
+    @property
+    def ok(self) -> bool:
+        """Within the budget."""
+        return not self.problem and self.used <= 1
+
+    def explain(self) -> str:
+        """One case's failure in words: how far off, where the worst element is, and which elements are wrong."""
+        if self.wrong is None:
+            return f"{self.case}: {self.problem}"
+        name = self.output.upper()
+        place = f"{name}[{', '.join(map(str, self.worst))}]"
+        size = self.problem or f"error {self.error:.2g}, {self.used:.3g} x the budget of {self.budget:.2g}"
+        return (
+            f"{self.case}: {size}\n  worst at {place}: got {self.got:.6g}, expected {self.expected:.6g}\n"
+            f"  {_pattern(self.wrong, self.output)}"
+        )
+
+
+@dataclass(frozen=True)
+class Report:
+    """The verdict on every case. `ok`; `worst`, the largest error/budget; `frame`, a row per case and output."""
+
+    name: str
+    comparisons: tuple[Comparison, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Every output of every case is within its budget."""
+        return all(c.ok for c in self.comparisons)
+
+    @property
+    def worst(self) -> float:
+        """The largest error/budget of all cases; infinite where a problem has no number."""
+        return max(float("inf") if c.problem else c.used for c in self.comparisons)
+
+    @property
+    def failures(self) -> list[Comparison]:
+        """The comparisons that are not ok, in order."""
+        return [c for c in self.comparisons if not c.ok]
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """case, output, error, pytorch_error, budget (absolute), used (error/budget), ok."""
+        columns = ("case", "output", "error", "pytorch_error", "budget", "used", "ok")
+        return pd.DataFrame([{c: getattr(x, c) for c in columns} for x in self.comparisons], columns=list(columns))
+
+    def require(self) -> Report:
+        """This report if it is ok; AssertionError with the failing cases, worst index and pattern if not."""
+        if not self.ok:
+            raise AssertionError(str(self))
+        return self
+
+    def error_map(self, case: str, output: str = "o") -> np.ndarray:
+        """|error| of one case as an array of the output's shape: (B,H,Nq,D) for "o", (B,H,Nq) for "lse".
+
+        KeyError names the cases there are when there is no such one.
+        """
+        for c in self.comparisons:
+            if c.case == case and c.output == output and c.error_map is not None:
+                return c.error_map
+        known = sorted({(c.case, c.output) for c in self.comparisons if c.error_map is not None})
+        raise KeyError(f"no error map of {output!r} for case {case!r}; there are {known}")
+
+    def __str__(self) -> str:
+        cases = {c.case for c in self.comparisons}
+        bad = self.failures
+        if not bad:
+            top = max(self.comparisons, key=lambda c: c.used)
+            return (
+                f"{self.name}: right in {len(cases)} cases; at worst {top.used:.0%} of the error budget "
+                f"({top.output.upper()} of {top.case!r}: error {top.error:.1e}, budget {top.budget:.1e})"
+            )
+        lines = [f"{self.name}: WRONG in {len({c.case for c in bad})} of {len(cases)} cases"]
+        lines += [c.explain() for c in bad[:5]]
+        if len(bad) > 5:
+            lines.append(f"... and {len(bad) - 5} more: " + ", ".join(dict.fromkeys(c.case for c in bad[5:])))
+        drawn = next((c for c in bad if c.wrong is not None), None)
+        if drawn is not None:
+            lines.append(draw(drawn))
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{'✓' if c.ok else '<b>✗</b>'}</td><td style='text-align:left'>{html.escape(c.case)}</td>"
+            f"<td>{c.output.upper()}</td><td>{c.error:.2g}</td><td>{c.budget:.2g}</td><td>{c.used:.0%}</td></tr>"
+            for c in self.comparisons
+        )
+        return (
+            f"<pre>{html.escape(str(self))}</pre><details{'' if self.ok else ' open'}><summary>every case</summary>"
+            "<table><thead><tr><th></th><th style='text-align:left'>case</th><th>output</th><th>error</th>"
+            f"<th>budget</th><th>used</th></tr></thead><tbody>{rows}</tbody></table></details>"
+        )
+
+
+def check(kernel: Callable, cases: Iterable[Case] | None = None) -> Report:
+    """Runs `kernel` on every case and holds O (or P) and LSE against float64 by the 2x rule.
+
+    kernel: a Kernel, or any function `(q, k, v, scale=None) -> (o, lse)` (softmax: `(s) -> (p, lse)`); one that takes
+    `out=(o, lse)` is handed outputs full of NaN. cases: `reference.cases` of the kernel's rung by default, the full set
+    on a GPU and the small one otherwise. A kernel that raises fails the case with the error's text.
+    """
+    name = kernel.rung.stem if hasattr(kernel, "rung") else getattr(kernel, "__name__", type(kernel).__name__)
+    if cases is None:
+        device = getattr(kernel, "device", "cpu")
+        small = torch.device(device).type == "cpu"
+        cases = reference.cases(getattr(kernel, "rung", None), device, "small" if small else "full")
+    poisons = "out" in inspect.signature(kernel).parameters
+    comparisons = tuple(c for case in cases for c in _one(kernel, case, poisons))
+    if not comparisons:
+        raise ValueError("check() was given no cases")
+    return Report(name, comparisons)
+
+
+def _one(kernel: Callable, case: Case, poisons: bool) -> list[Comparison]:
+    before = [x.clone() for x in case.inputs]
+    options = dict(case.options)
+    if poisons:
+        options["out"] = _poisoned(case)
+    try:
+        outputs = kernel(*case.inputs, **options)
+    except (RuntimeError, ValueError) as error:
+        text = f"raised {type(error).__name__}: {error}"
+        return [Comparison(case.name, "o" if case.s is None else "p", *[float("nan")] * 3, problem=text)]
+    if not all(torch.equal(x, y) for x, y in zip(case.inputs, before, strict=True)):
+        return [
+            Comparison(case.name, "o" if case.s is None else "p", *[float("nan")] * 3, problem="changed its inputs")
+        ]
+    return compare(case, outputs)
+
+
+def compare(case: Case, outputs: tuple[Tensor, Tensor]) -> list[Comparison]:
+    """Holds outputs (O, LSE) or (P, LSE), however they were computed, against float64 on `case`; one entry per output."""
+    names = ("o", "lse") if case.s is None else ("p", "lse")
+    if not isinstance(outputs, tuple | list) or len(outputs) != 2:
+        text = f"returned {type(outputs).__name__}, not a pair ({names[0]}, lse)"
+        return [Comparison(case.name, names[0], *[float("nan")] * 3, problem=text)]
+    found = zip(names, outputs, case.exact(), case.baseline(), case.magnitude(), strict=True)
+    return [_compare(case.name, *f) for f in found]
+
+
+def _compare(case: str, name: str, got: Tensor, exact: Tensor, plain: Tensor, magnitude: float) -> Comparison:
+    if got.shape != exact.shape:
+        text = f"{name.upper()} has shape {tuple(got.shape)}, not {tuple(exact.shape)}"
+        return Comparison(case, name, *[float("nan")] * 3, problem=text)
+    finite = exact.isfinite()
+    matches = torch.where(finite, got.isfinite(), got.double() == exact)  # infinities by sign; the reference has no NaN
+    error = torch.where(finite & matches, (got.double() - exact).abs(), 0.0)
+    pytorch_error = torch.where(finite, (plain.double() - exact).abs(), 0.0).max().item()
+    largest = torch.where(finite, exact.abs(), 0.0).max().item()
+    floor = ULPS * torch.finfo(torch.float32).eps * magnitude + torch.finfo(got.dtype).eps * largest
+    budget = TIMES * pytorch_error + floor
+    wrong = ~matches | (error > budget)
+    problem = "" if matches.all() else _misplaced(got, exact, matches)
+    score = torch.where(matches, error, torch.inf)
+    worst = tuple(i.item() for i in torch.unravel_index(score.argmax(), score.shape))
+    return Comparison(
+        case,
+        name,
+        error=error.max().item(),
+        pytorch_error=pytorch_error,
+        budget=budget,
+        worst=worst,
+        got=got[worst].item(),
+        expected=exact[worst].item(),
+        error_map=torch.where(matches, error, torch.nan).float().cpu().numpy(),
+        wrong=wrong.cpu().numpy(),
+        problem=problem,
+    )
+
+
+def _poisoned(case: Case) -> tuple[Tensor, Tensor]:
+    """Outputs full of NaNs of a kind that arithmetic doesn't make, so that an element never written can be told."""
+    outputs = case.empty_outputs()
+    for x in outputs:
+        x.view(torch.int32 if x.dtype == torch.float32 else torch.int16).fill_(POISON[x.dtype])
+    return outputs
+
+
+def _misplaced(got: Tensor, exact: Tensor, matches: Tensor) -> str:
+    """What is wrong with the NaNs and infinities, in words."""
+    bits = got.contiguous().view(torch.int32 if got.dtype == torch.float32 else torch.int16)
+    kinds = {
+        "never written": bits == POISON[got.dtype] if got.dtype in POISON else torch.zeros_like(matches),
+        "NaN": got.isnan(),
+        "infinite": got.isinf(),
+        f"finite where the answer is {exact[~exact.isfinite()].flatten()[:1].tolist() or ''}": ~exact.isfinite(),
+    }
+    left, parts = ~matches, []
+    for words, mask in kinds.items():
+        here = left & mask
+        if here.any():
+            parts.append(f"{here.sum().item()} of {got.numel()} elements {words}")
+            left = left & ~here
+    return ", ".join(parts)
+
+
+def _ranges(indices: np.ndarray, size: int) -> str:
+    """'all', '3', '64–69', '1, 3 … 31 (step 2)', '0–3, 16–19 and 5 more runs'."""
+    if len(indices) == size:
+        return "all" if size > 1 else "0"
+    steps = np.diff(indices)
+    if len(indices) > 3 and steps[0] > 1 and (steps == steps[0]).all():
+        return f"{indices[0]}, {indices[1]} … {indices[-1]} (step {steps[0]})"
+    runs = np.split(indices, np.flatnonzero(steps > 1) + 1)
+    words = [f"{r[0]}" if len(r) == 1 else f"{r[0]}–{r[-1]}" for r in runs]
+    return ", ".join(words[:4]) + (f" and {len(words) - 4} more runs" if len(words) > 4 else "")
+
+
+def _axes(wrong: np.ndarray, output: str) -> tuple[str, ...]:
+    names = ("batch", "head", "row", "column") if output == "o" else ("batch", "head", "row")
+    if output == "p" or len(names) != wrong.ndim:
+        names = tuple(f"dim {i}" for i in range(wrong.ndim - (output == "p"))) + (("column",) if output == "p" else ())
+    return names
+
+
+def _pattern(wrong: np.ndarray, output: str) -> str:
+    """Which elements are wrong, axis by axis."""
+    parts = []
+    for axis, name in enumerate(_axes(wrong, output)):
+        others = tuple(a for a in range(wrong.ndim) if a != axis)
+        hit = np.flatnonzero(wrong.any(axis=others))
+        parts.append(f"{name} {_ranges(hit, wrong.shape[axis])}")
+    return f"{wrong.sum()} of {wrong.size} elements wrong: " + "; ".join(parts)
+
+
+def draw(comparison: Comparison, height: int = 16, width: int = 64) -> str:
+    """A text picture of which elements are wrong in the worst head: · none, ▒ some, █ all of the elements in a cell.
+
+    O (and P): rows down, columns across. LSE: one line, rows across.
+    """
+    wrong = comparison.wrong
+    lead = comparison.worst[: max(0, wrong.ndim - 2)] if comparison.output != "lse" else comparison.worst[:-1]
+    picture = np.atleast_2d(wrong[lead]) if wrong.ndim else wrong.reshape(1, 1)
+    rows = np.array_split(np.arange(picture.shape[0]), min(height, picture.shape[0]))
+    columns = np.array_split(np.arange(picture.shape[1]), min(width, picture.shape[1]))
+    where = ", ".join(f"{n} {i}" for n, i in zip(_axes(wrong, comparison.output), lead, strict=False))
+    across = "rows" if comparison.output == "lse" else "columns"
+    title = f"{comparison.output.upper()} of {comparison.case!r}{', ' + where if where else ''}"
+    lines = [f"{title}; {across} 0–{picture.shape[1] - 1} across: · right ▒ some wrong █ all wrong"]
+    for r in rows:
+        shares = [picture[np.ix_(r, c)].mean() for c in columns]
+        label = "" if comparison.output == "lse" else f"{r[0]}" if len(r) == 1 else f"{r[0]}–{r[-1]}"
+        lines.append(f"{label:>11} " + "".join("·" if s == 0 else "█" if s == 1 else "▒" for s in shares))
+    return "\n".join(lines)

@@ -1,0 +1,168 @@
+"""The reference is the definition: held against float64 written out by hand, and against the identities it must obey."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from helpers import reference
+
+
+def randn(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def by_hand(q, k, v, scale):
+    """O and LSE of one head from Python floats: Σ_j exp(s_j) v_j / Σ_j exp(s_j)."""
+    O, LSE = [], []
+    for q_i in q.tolist():
+        s = [scale * sum(a * b for a, b in zip(q_i, k_j, strict=True)) for k_j in k.tolist()]
+        m = max(s)
+        p = [math.exp(x - m) for x in s]
+        l = sum(p)
+        O.append([sum(p_j * v_j[d] for p_j, v_j in zip(p, v.tolist(), strict=True)) / l for d in range(v.shape[1])])
+        LSE.append(m + math.log(l))
+    return torch.tensor(O, dtype=torch.float64), torch.tensor(LSE, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("Nq", "Nk", "D"), [(1, 1, 4), (3, 7, 5), (6, 2, 8)])
+def test_attention_is_its_definition(Nq, Nk, D):
+    q, k, v = randn(1, 1, Nq, D), randn(1, 1, Nk, D, seed=1), randn(1, 1, Nk, D, seed=2)
+    o, lse = reference.attention(q, k, v)
+    expected_o, expected_lse = by_hand(q[0, 0], k[0, 0], v[0, 0], D**-0.5)
+    torch.testing.assert_close(o[0, 0], expected_o, rtol=1e-13, atol=1e-14)
+    torch.testing.assert_close(lse[0, 0], expected_lse, rtol=1e-13, atol=1e-14)
+
+
+def test_scale_multiplies_the_scores():
+    q, k, v = (randn(2, 3, 9, 16, seed=i) for i in range(3))
+    for a, b in zip(reference.attention(q, k, v, 0.5), reference.attention(2 * q, k, v, 0.25), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-14)
+
+
+def test_rows_in_chunks_are_the_rows_at_once(monkeypatch):
+    q, k, v = randn(2, 3, 50, 8), randn(2, 3, 20, 8, seed=1), randn(2, 3, 20, 8, seed=2)
+    whole = reference.attention(q, k, v)
+    monkeypatch.setattr(reference, "CHUNK", 2 * 3 * 20 * 7)  # 7 rows at a time, and one chunk of 1
+    for a, b in zip(reference.attention(q, k, v), whole, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-14, atol=1e-15)
+
+
+def test_long_sequences_never_hold_all_of_S(monkeypatch):
+    """No tensor made on the way is larger than a chunk, whatever N."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Largest(TorchDispatchMode):
+        numel = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            out = function(*args, **(kwargs or {}))
+            if isinstance(out, torch.Tensor):
+                self.numel = max(self.numel, out.numel())
+            return out
+
+    monkeypatch.setattr(reference, "CHUNK", 1 << 14)
+    q, k = randn(1, 1, 1000, 4), randn(1, 1, 2000, 4, seed=1)
+    with Largest() as largest:
+        reference.attention(q, k, k)
+    assert largest.numel <= 1 << 14  # S has 2 000 000 elements
+
+
+def test_softmax_of_a_fully_masked_row_is_zero_and_its_lse_minus_infinity():
+    s = randn(3, 5)
+    s[1] = -torch.inf
+    p, lse = reference.softmax(s)
+    assert torch.equal(p[1], torch.zeros(5, dtype=torch.float64))
+    assert lse[1] == -torch.inf
+    torch.testing.assert_close(p[::2].sum(-1), torch.ones(2, dtype=torch.float64))
+    torch.testing.assert_close(lse[::2], s[::2].double().exp().sum(-1).log())
+
+
+def test_a_key_of_minus_infinity_is_no_key():
+    q, k, v = randn(1, 1, 4, 8).abs(), randn(1, 1, 6, 8, seed=1), randn(1, 1, 6, 8, seed=2)
+    k[0, 0, 2] = -torch.inf
+    without = [0, 1, 3, 4, 5]
+    for got, expected in zip(
+        reference.attention(q, k, v), reference.attention(q, k[:, :, without], v[:, :, without]), strict=True
+    ):
+        torch.testing.assert_close(got, expected, rtol=1e-13, atol=1e-14)
+    _, lse = reference.attention(q, torch.full_like(k, -torch.inf), v)
+    assert (lse == -torch.inf).all()
+
+
+def test_the_baseline_rounds_at_the_inputs_precision():
+    """The error of plain PyTorch is of the order of the dtype's ulp: smaller and the rule fails right kernels, larger
+    and it passes wrong ones."""
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        q, k, v = (randn(1, 2, 64, 32, seed=i).to(dtype) for i in range(3))
+        o, lse = reference.same_precision(q, k, v)
+        assert o.dtype == dtype
+        assert lse.dtype == torch.float32
+        error = (o.double() - reference.attention(q, k, v)[0]).abs().max()
+        assert 0.05 * torch.finfo(dtype).eps < error < 8 * torch.finfo(dtype).eps
+
+
+def test_every_case_has_a_finite_answer_except_the_masked_rows():
+    for op in ("attention", "softmax"):
+        for case in reference.cases(SimpleNamespace(op=op)):
+            o, lse = case.exact()
+            assert o.isfinite().all(), case.name
+            assert not lse.isnan().any(), case.name
+            assert lse.isfinite().all() or "masked" in case.name, case.name
+
+
+def test_the_cases_are_what_their_names_say():
+    made = {c.name: c for c in reference.cases(SimpleNamespace(op="attention", dtypes=("fp32",), D=(64,)))}
+
+    def scores(case):
+        return case.q.double() @ case.k.double().mT / 8
+
+    assert scores(made["all scores about -1e4"]).max() < -9900
+    assert scores(made["all scores about 1e4"]).min() > 9900
+    assert scores(made["very large scores of both signs"]).abs().max() > 1000
+    p = torch.softmax(scores(made["one-hot rows"]), -1)
+    assert p.amax(-1).min() > 0.99
+    assert not torch.equal(p.argmax(-1)[0, 0], torch.arange(p.shape[-1]))  # not the identity: a swapped index shows
+    rising = scores(made["scores rise along the keys"]).mean((0, 1, 2))
+    assert (rising[32:] - rising[:-32]).min() > 8
+    assert made["zeros"].q.count_nonzero() == 0
+    for N in (1, 31, 33, 63, 65, 127, 129):
+        assert made[f"N={N}"].k.shape[2] == N
+    for name, case in made.items():
+        if name.startswith("strided"):
+            assert not all(x.is_contiguous() for x in case.inputs), name
+            assert all(x.stride(-1) == 1 for x in case.inputs), name
+    layouts = made["strided, three layouts"]
+    assert len({layouts.q.stride(), layouts.k.stride(), layouts.v.stride()}) == 3
+
+
+def test_cases_follow_the_rung_and_are_the_same_every_time():
+    rung = SimpleNamespace(op="attention", dtypes=("fp16", "bf16"), D=(128,))
+    first, again = list(reference.cases(rung)), list(reference.cases(rung))
+    assert {c.q.dtype for c in first} == {torch.float16, torch.bfloat16}
+    assert {c.q.shape[-1] for c in first} == {128}
+    assert all(x.isfinite().all() for c in first for x in c.inputs)
+    for a, b in zip(first, again, strict=True):
+        assert a.name == b.name
+        assert all(torch.equal(x, y) and x.stride() == y.stride() for x, y in zip(a.inputs, b.inputs, strict=True))
+    assert len({c.name for c in first}) == len(first)
+
+
+def test_packed_strides_survive_the_change_of_dtype():
+    rung = SimpleNamespace(op="attention", dtypes=("fp16",), D=(64,))
+    packed = next(c for c in reference.cases(rung) if c.name == "strided, packed QKV")
+    _, H, N, D = packed.q.shape
+    assert packed.k.stride() == (N * 3 * H * D, D, 3 * H * D, 1)
+
+
+def test_full_has_what_only_a_gpu_can_do():
+    names = [c.name for c in reference._attention_cases((64, 128), "full", torch.float32)]
+    assert {"B*H=66049", "N=16384", "Nq=64, Nk=65537", "N=129"} <= set(names)
+
+
+def test_bad_requests_are_refused_by_name():
+    with pytest.raises(ValueError, match="'medium'"):
+        list(reference.cases(size="medium"))
+    with pytest.raises(ValueError, match="'dropout'"):
+        list(reference.cases(SimpleNamespace(op="dropout")))
