@@ -1,0 +1,212 @@
+// 02_online_softmax: softmax in one pass over memory
+//
+// idea:      A running (m, l) summarises any part of a row, and two of them merge: so a row needs to be read only once.
+// changed:   01's three passes over S become one: each thread summarises the elements it holds in registers,
+//            then threads, warps and (for long rows) blocks merge their summaries
+// op:        softmax
+// inputs:    S (rows,N) fp32, contiguous, 16-byte aligned; any N
+// outputs:   P (rows,N) fp32, LSE (rows) fp32
+// dtypes:    fp32
+// tiles:     N <= 1024:  one warp per row, 4 rows per block
+//            N <= 32768: one block of 128 to 1024 threads per row
+//            longer:     blocks of 1024 threads share a row, 32 K elements each; S is then read twice
+// arch:      sm_75
+// paper:     Online normalizer calculation for softmax, Algorithm 3 and section 3.1 (arXiv 1805.02867)
+// speed:     not measured yet
+#include <fa/args.cuh>
+#include <fa/launch.cuh>
+#include <fa/math.cuh>
+
+// [region: merge]
+// The state of any part x of a row: m = max x, l = sum exp(x - m). No elements: (-inf, 0).
+struct State {
+  float m, l;
+};
+
+// The state of two parts together. Associative and commutative, (-inf, 0) is its neutral element: any order, any tree.
+__device__ State merge(State a, State b) {
+  const float m = fmaxf(a.m, b.m);
+  const float m_finite = m == -FA_INFINITY ? 0.f : m; // both parts empty: exp(-inf - 0) = 0, while -inf - -inf = NaN
+  return {m, a.l * expf(a.m - m_finite) + b.l * expf(b.m - m_finite)};
+}
+// [end: merge]
+
+// [region: merge_threads]
+// One state per thread -> the merged state, in every thread of the row.
+// A butterfly inside each warp; then the warps' states go through shared memory, and a butterfly over those.
+template <int lanes> __device__ State merge_lanes(State s) {
+  for (int mask = lanes / 2; mask > 0; mask /= 2)
+    s = merge(s, {__shfl_xor_sync(0xffffffff, s.m, mask), __shfl_xor_sync(0xffffffff, s.l, mask)});
+  return s;
+}
+
+template <int threads> __device__ State merge_threads(State s) {
+  s = merge_lanes<32>(s);
+  if constexpr (threads > 32) {
+    constexpr int warps = threads / 32;
+    __shared__ State warp_state_smem[warps];
+    if (threadIdx.x % 32 == 0) warp_state_smem[threadIdx.x / 32] = s;
+    __syncthreads(); // every warp's state is written before any thread reads it
+    s = merge_lanes<warps>(warp_state_smem[threadIdx.x % warps]);
+  }
+  return s;
+}
+// [end: merge_threads]
+
+// A block's part of a row: elements begin .. end of the row that starts at row * N. Rows need not start at a multiple of
+// 16 bytes, so vectors of four are counted from the last 16-byte boundary before begin; the first vector may hold up to
+// three elements of somebody else, and so may the last.
+struct Slice {
+  int64_t vector0; // index of the first vector, in units of 4 floats from the start of S
+  int first, last; // the slice's own elements, counted from there: first <= e < last
+};
+
+__device__ Slice slice_of(int64_t row, int64_t N, int slices, int slice_length) {
+  const int64_t begin = row * N + int64_t(blockIdx.y) * slice_length;
+  const int64_t end = blockIdx.y + 1 == slices ? (row + 1) * N : begin + slice_length;
+  const int64_t vector0 = begin / 4;
+  return {vector0, int(begin - 4 * vector0), int(end - 4 * vector0)};
+}
+
+// [region: load]
+// x (4 V) = this thread's elements of the slice, -inf where there are none: exp(-inf) = 0 leaves sums alone.
+template <int threads, int V> __device__ void load(float (&x)[4 * V], const float *S, const Slice &slice) {
+#pragma unroll
+  for (int v = 0; v < V; ++v) {
+    const int e = 4 * (threadIdx.x + v * threads); // neighbouring threads load neighbouring 16 bytes
+    const float *p = S + 4 * slice.vector0 + e;
+    if (e >= slice.first && e + 4 <= slice.last) {
+      fa::load4(x + 4 * v, p);
+    } else {
+#pragma unroll
+      for (int n = 0; n < 4; ++n) x[4 * v + n] = e + n >= slice.first && e + n < slice.last ? p[n] : -FA_INFINITY;
+    }
+  }
+}
+
+template <int threads, int V> __device__ void store(float *P, const float (&x)[4 * V], const Slice &slice) {
+#pragma unroll
+  for (int v = 0; v < V; ++v) {
+    const int e = 4 * (threadIdx.x + v * threads);
+    float *p = P + 4 * slice.vector0 + e;
+    if (e >= slice.first && e + 4 <= slice.last) {
+      fa::store4(p, x + 4 * v);
+    } else {
+#pragma unroll
+      for (int n = 0; n < 4; ++n)
+        if (e + n >= slice.first && e + n < slice.last) p[n] = x[4 * v + n];
+    }
+  }
+}
+// [end: load]
+
+// [region: softmax]
+// grid (rows / blockDim.y, slices), block (threads, rows of the block).
+// One slice per row: P and LSE are finished here. More: only the slice's state is written, into the first two elements
+// of its own part of P, where merge_slices and normalise find it.
+template <int threads, int V> __global__ void softmax(const fa_args a, int slices, int slice_length) {
+  const int64_t row = int64_t(blockIdx.x) * blockDim.y + threadIdx.y;
+  if (row >= a.Nq) return; // blocks of several rows have one warp per row, and no barrier
+  const Slice slice = slice_of(row, a.Nk, slices, slice_length);
+  float *P = static_cast<float *>(a.O); // (rows, N)
+
+  float x[4 * V];
+  load<threads, V>(x, static_cast<const float *>(a.Q), slice);
+
+  // This thread's state. x keeps exp(x - m): each element needs one exp, whatever the row's maximum will be.
+  State s = {-FA_INFINITY, 0.f};
+#pragma unroll
+  for (int e = 0; e < 4 * V; ++e) s.m = fmaxf(s.m, x[e]);
+  const float m_finite = s.m == -FA_INFINITY ? 0.f : s.m;
+#pragma unroll
+  for (int e = 0; e < 4 * V; ++e) {
+    x[e] = expf(x[e] - m_finite);
+    s.l += x[e];
+  }
+
+  const State all = merge_threads<threads>(s);
+  if (slices > 1) {
+    if (threadIdx.x == 0) {
+      float *p = P + 4 * slice.vector0 + slice.first;
+      p[0] = all.m, p[1] = all.l;
+    }
+    return;
+  }
+
+  // P = exp(x - m) / l, from exp(x - m_thread)
+  const float weight = s.l > 0.f ? expf(s.m - all.m) / all.l : 0.f;
+#pragma unroll
+  for (int e = 0; e < 4 * V; ++e) x[e] *= weight;
+  store<threads, V>(P, x, slice);
+  if (threadIdx.x == 0) a.LSE[row] = all.m + logf(all.l);
+}
+// [end: softmax]
+
+// [region: long_rows]
+// One warp per row: merges the slices' states and leaves the result where each slice left its own.
+__global__ void merge_slices(const fa_args a, int slices, int slice_length) {
+  const int64_t row = blockIdx.x;
+  float *P = static_cast<float *>(a.O) + row * a.Nk; // (N)
+  State s = {-FA_INFINITY, 0.f};
+  for (int64_t n = threadIdx.x; n < slices; n += 32) s = merge(s, {P[n * slice_length], P[n * slice_length + 1]});
+  s = merge_lanes<32>(s);
+  for (int64_t n = threadIdx.x; n < slices; n += 32) P[n * slice_length] = s.m, P[n * slice_length + 1] = s.l;
+  if (threadIdx.x == 0) a.LSE[row] = s.m + logf(s.l);
+}
+
+// P = exp(S - m) / l, with S read a second time
+template <int threads, int V> __global__ void normalise(const fa_args a, int slices, int slice_length) {
+  const Slice slice = slice_of(blockIdx.x, a.Nk, slices, slice_length);
+  float *P = static_cast<float *>(a.O); // (rows, N)
+  const State s = {P[4 * slice.vector0 + slice.first], P[4 * slice.vector0 + slice.first + 1]};
+  const float m_finite = s.l > 0.f ? s.m : 0.f, l_inv = s.l > 0.f ? 1.f / s.l : 0.f;
+
+  float x[4 * V];
+  load<threads, V>(x, static_cast<const float *>(a.Q), slice);
+#pragma unroll
+  for (int e = 0; e < 4 * V; ++e) x[e] = expf(x[e] - m_finite) * l_inv;
+  __syncthreads(); // every thread has read the state before P overwrites it
+  store<threads, V>(P, x, slice);
+}
+// [end: long_rows]
+
+// [region: launcher]
+template <int threads, int V> cudaError_t launch(const fa_args &a, int slices, int slice_length, cudaStream_t stream) {
+  const int rows_per_block = threads == 32 ? 4 : 1;
+  const dim3 grid(unsigned(fa::ceil_div(a.Nq, rows_per_block)), slices), block(threads, rows_per_block);
+  softmax<threads, V><<<grid, block, 0, stream>>>(a, slices, slice_length);
+  if constexpr (threads == 1024) {
+    if (slices > 1) {
+      merge_slices<<<a.Nq, 32, 0, stream>>>(a, slices, slice_length);
+      normalise<threads, V><<<grid, block, 0, stream>>>(a, slices, slice_length);
+    }
+  }
+  return cudaGetLastError();
+}
+
+// Q holds the scores S, O receives P: rows = Nq, N = Nk, B = H = D = 1.
+extern "C" cudaError_t fa_launch(const fa_args *args, cudaStream_t stream) {
+  const fa_args &a = *args;
+  const int64_t contiguous[3] = {0, 0, 0};
+  if (!fa::is_fp32(a) || !fa::rows_aligned16(a.Q, contiguous) || !fa::rows_aligned16(a.O, contiguous))
+    return cudaErrorInvalidValue;
+
+  // Elements that a row's threads must have room for: rows of odd lengths start up to 3 elements into a vector.
+  const int64_t N = a.Nk, room = N % 4 ? N + 3 : N;
+  if (room <= 128) return launch<32, 1>(a, 1, 0, stream);
+  if (room <= 256) return launch<32, 2>(a, 1, 0, stream);
+  if (room <= 512) return launch<32, 4>(a, 1, 0, stream);
+  if (room <= 1024) return launch<32, 8>(a, 1, 0, stream);
+  if (room <= 2048) return launch<128, 4>(a, 1, 0, stream);
+  if (room <= 4096) return launch<256, 4>(a, 1, 0, stream);
+  if (room <= 8192) return launch<512, 4>(a, 1, 0, stream);
+  if (room <= 16384) return launch<1024, 4>(a, 1, 0, stream);
+  if (room <= 32768) return launch<1024, 8>(a, 1, 0, stream);
+
+  // Slices of equal length; the last one takes up to 4 elements more, so that it always has room for a state.
+  const int slice_length = 32768 - 8;
+  const int64_t slices = fa::ceil_div(N - 4, slice_length);
+  if (slices > fa::max_grid_y) return cudaErrorInvalidValue;
+  return launch<1024, 8>(a, int(slices), slice_length, stream);
+}
+// [end: launcher]
