@@ -1,0 +1,48 @@
+// Atomics (CUDA C++ Programming Guide, "Atomic Functions"). A block's threads take turns, and blocks are ordered by
+// before_atomic: so a plain read, change and write is one indivisible step.
+#pragma once
+
+namespace emu {
+// Not traced: before_atomic has checked and counted the access.
+template <class T, class F>
+__attribute__((no_sanitize("thread"), noinline)) T atomic_update(T* p, Site site, F change) {
+  before_atomic(p, sizeof(T), site);
+  const T old = *p;
+  *p = change(old);
+  return old;
+}
+}  // namespace emu
+
+#define EMU_ATOMIC(name, T, expression)                                                   \
+  inline T name(T* p, T v, EMU_HERE) {                                                    \
+    return emu::atomic_update(p, EMU_SITE(#name), [v](T old) -> T { return expression; }); \
+  }                                                                                       \
+  inline T name##_block(T* p, T v, EMU_HERE) { return name(p, v, emu_file, emu_line); }    \
+  inline T name##_system(T* p, T v, EMU_HERE) { return name(p, v, emu_file, emu_line); }
+#define EMU_ATOMIC_INTEGER(T)                      \
+  EMU_ATOMIC(atomicAdd, T, static_cast<T>(old + v))             \
+  EMU_ATOMIC(atomicExch, T, v)                     \
+  EMU_ATOMIC(atomicMin, T, v < old ? v : old)      \
+  EMU_ATOMIC(atomicMax, T, v > old ? v : old)      \
+  EMU_ATOMIC(atomicAnd, T, old & v)                \
+  EMU_ATOMIC(atomicOr, T, old | v)                 \
+  EMU_ATOMIC(atomicXor, T, old ^ v)
+EMU_ATOMIC_INTEGER(int)
+EMU_ATOMIC_INTEGER(unsigned)
+EMU_ATOMIC_INTEGER(unsigned long long)
+EMU_ATOMIC(atomicAdd, float, old + v)
+EMU_ATOMIC(atomicAdd, double, old + v)
+EMU_ATOMIC(atomicExch, float, v)
+EMU_ATOMIC(atomicMin, long long, v < old ? v : old)
+EMU_ATOMIC(atomicMax, long long, v > old ? v : old)
+EMU_ATOMIC(atomicSub, int, old - v)
+EMU_ATOMIC(atomicSub, unsigned, old - v)
+EMU_ATOMIC(atomicInc, unsigned, old >= v ? 0 : old + 1)
+EMU_ATOMIC(atomicDec, unsigned, old == 0 || old > v ? v : old - 1)
+#undef EMU_ATOMIC_INTEGER
+
+template <class T>
+inline T atomicCAS(T* p, T compare, T v, EMU_HERE) {
+  static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8, "atomicCAS takes 2, 4 or 8 bytes");
+  return emu::atomic_update(p, EMU_SITE("atomicCAS"), [=](T old) { return old == compare ? v : old; });
+}

@@ -1,0 +1,136 @@
+// Arithmetic intrinsics (CUDA Math API). The fast approximations (__expf and its kin) are computed in full precision:
+// what a GPU gives may differ from these in the last bits.
+#pragma once
+#include <cfloat>
+#include <cmath>
+#include <cstdint>
+
+namespace emu {
+template <class To, class From>
+inline To bit_cast(From from) {
+  static_assert(sizeof(To) == sizeof(From), "");
+  To to;
+  __builtin_memcpy(&to, &from, sizeof to);
+  return to;
+}
+inline float fast_exp(float x) { return ::expf(x); }
+inline float fast_exp10(float x) { return ::powf(10.0f, x); }
+inline float fast_log(float x) { return ::logf(x); }
+inline float fast_log2(float x) { return ::log2f(x); }
+inline float fast_log10(float x) { return ::log10f(x); }
+inline float fast_sin(float x) { return ::sinf(x); }
+inline float fast_cos(float x) { return ::cosf(x); }
+inline float fast_tan(float x) { return ::tanf(x); }
+inline float fast_pow(float x, float y) { return ::powf(x, y); }
+}  // namespace emu
+// Macros, because some C libraries declare functions of these names.
+#define __expf(x) ::emu::fast_exp(x)
+#define __exp10f(x) ::emu::fast_exp10(x)
+#define __logf(x) ::emu::fast_log(x)
+#define __log2f(x) ::emu::fast_log2(x)
+#define __log10f(x) ::emu::fast_log10(x)
+#define __sinf(x) ::emu::fast_sin(x)
+#define __cosf(x) ::emu::fast_cos(x)
+#define __tanf(x) ::emu::fast_tan(x)
+#define __powf(x, y) ::emu::fast_pow(x, y)
+
+inline float __fdividef(float x, float y) { return x / y; }
+inline float rsqrtf(float x) { return 1.0f / ::sqrtf(x); }
+inline double rsqrt(double x) { return 1.0 / ::sqrt(x); }
+inline float __frsqrt_rn(float x) { return float(1.0 / ::sqrt(double(x))); }
+inline float __frcp_rn(float x) { return 1.0f / x; }
+inline float __fsqrt_rn(float x) { return ::sqrtf(x); }
+inline float __fadd_rn(float x, float y) { return x + y; }
+inline float __fsub_rn(float x, float y) { return x - y; }
+inline float __fmul_rn(float x, float y) { return x * y; }
+inline float __fdiv_rn(float x, float y) { return x / y; }
+inline float __fmaf_rn(float x, float y, float z) { return ::fmaf(x, y, z); }
+inline float __saturatef(float x) { return x > 0.0f ? (x < 1.0f ? x : 1.0f) : 0.0f; }  // NaN gives 0
+inline float fdividef(float x, float y) { return x / y; }
+
+inline int __float_as_int(float x) { return emu::bit_cast<int>(x); }
+inline unsigned __float_as_uint(float x) { return emu::bit_cast<unsigned>(x); }
+inline float __int_as_float(int x) { return emu::bit_cast<float>(x); }
+inline float __uint_as_float(unsigned x) { return emu::bit_cast<float>(x); }
+inline long long __double_as_longlong(double x) { return emu::bit_cast<long long>(x); }
+inline double __longlong_as_double(long long x) { return emu::bit_cast<double>(x); }
+
+namespace emu {
+// As cvt.s32.f32 and cvt.u32.f32 do: out of range saturates, NaN gives 0.
+inline int to_int(float x) { return x != x ? 0 : x >= 2147483648.0f ? INT32_MAX : x < -2147483648.0f ? INT32_MIN : int(x); }
+inline unsigned to_uint(float x) { return !(x > 0) ? 0u : x >= 4294967296.0f ? UINT32_MAX : unsigned(x); }
+}  // namespace emu
+inline int __float2int_rn(float x) { return emu::to_int(::rintf(x)); }
+inline int __float2int_rz(float x) { return emu::to_int(x); }
+inline int __float2int_rd(float x) { return emu::to_int(::floorf(x)); }
+inline int __float2int_ru(float x) { return emu::to_int(::ceilf(x)); }
+inline unsigned __float2uint_rn(float x) { return emu::to_uint(::rintf(x)); }
+inline unsigned __float2uint_rz(float x) { return emu::to_uint(x); }
+inline float __int2float_rn(int x) { return float(x); }
+inline float __uint2float_rn(unsigned x) { return float(x); }
+
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
+inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(unsigned(x)); }
+inline int __clzll(long long x) { return x == 0 ? 64 : __builtin_clzll((unsigned long long)x); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __ffsll(long long x) { return __builtin_ffsll(x); }
+inline unsigned __brev(unsigned x) {
+  unsigned r = 0;
+  for (int i = 0; i < 32; ++i) r |= (x >> i & 1u) << (31 - i);
+  return r;
+}
+inline int __mul24(int x, int y) {
+  return int(unsigned(int(unsigned(x) << 8) >> 8) * unsigned(int(unsigned(y) << 8) >> 8));
+}
+inline int __mulhi(int x, int y) { return int((long long)x * y >> 32); }
+inline unsigned __umulhi(unsigned x, unsigned y) { return unsigned((unsigned long long)x * y >> 32); }
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
+  const unsigned long long bytes = (unsigned long long)y << 32 | x;
+  unsigned r = 0;
+  for (int i = 0; i < 4; ++i) {
+    const unsigned s = selector >> 4 * i & 0xf;
+    unsigned byte = unsigned(bytes >> 8 * (s & 7)) & 0xff;
+    if (s & 8) byte = byte & 0x80 ? 0xff : 0;  // the sign of the byte, copied
+    r |= byte << 8 * i;
+  }
+  return r;
+}
+inline unsigned __funnelshift_l(unsigned lo, unsigned hi, unsigned n) {
+  return unsigned(((unsigned long long)hi << 32 | lo) << (n & 31) >> 32);
+}
+inline unsigned __funnelshift_r(unsigned lo, unsigned hi, unsigned n) {
+  return unsigned(((unsigned long long)hi << 32 | lo) >> (n & 31));
+}
+
+// CUDA's min and max take any mix of arithmetic types, unlike std::min.
+#define EMU_MIN_MAX(A, B, R)                                             \
+  inline R min(A x, B y) {                                               \
+    const R a = static_cast<R>(x), b = static_cast<R>(y);                \
+    return b < a ? b : a;                                                \
+  }                                                                      \
+  inline R max(A x, B y) {                                               \
+    const R a = static_cast<R>(x), b = static_cast<R>(y);                \
+    return a < b ? b : a;                                                \
+  }
+EMU_MIN_MAX(int, int, int)
+EMU_MIN_MAX(unsigned, unsigned, unsigned)
+EMU_MIN_MAX(int, unsigned, unsigned)
+EMU_MIN_MAX(unsigned, int, unsigned)
+EMU_MIN_MAX(long, long, long)
+EMU_MIN_MAX(unsigned long, unsigned long, unsigned long)
+EMU_MIN_MAX(long, unsigned long, unsigned long)
+EMU_MIN_MAX(unsigned long, long, unsigned long)
+EMU_MIN_MAX(long long, long long, long long)
+EMU_MIN_MAX(unsigned long long, unsigned long long, unsigned long long)
+EMU_MIN_MAX(long long, unsigned long long, unsigned long long)
+EMU_MIN_MAX(unsigned long long, long long, unsigned long long)
+#undef EMU_MIN_MAX
+inline float min(float a, float b) { return ::fminf(a, b); }
+inline float max(float a, float b) { return ::fmaxf(a, b); }
+inline double min(double a, double b) { return ::fmin(a, b); }
+inline double max(double a, double b) { return ::fmax(a, b); }
+inline double min(float a, double b) { return ::fmin(a, b); }
+inline double max(float a, double b) { return ::fmax(a, b); }
+inline double min(double a, float b) { return ::fmin(a, b); }
+inline double max(double a, float b) { return ::fmax(a, b); }

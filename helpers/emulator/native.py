@@ -1,0 +1,66 @@
+"""The emulator's runtime library: what Python and C++ say to each other (mirrors ``runtime/runtime.h``)."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_char, c_char_p, c_int, c_int32, c_int64, c_uint32, c_uint64
+
+MAX_DIMS = 8
+
+
+class Region(ctypes.Structure):
+    """A tensor's memory, by which accesses are bounded and counted."""
+
+    _fields_ = [
+        ("name", c_char_p),
+        ("base", c_uint64),
+        ("bytes", c_uint64),
+        ("item", c_uint64),
+        ("contiguous", c_int32),
+        ("dims", c_int32),
+        ("size", c_int64 * MAX_DIMS),
+        ("stride", c_int64 * MAX_DIMS),
+    ]
+
+
+class Finding(ctypes.Structure):
+    """What stopped a kernel."""
+
+    _fields_ = [
+        ("kind", c_char * 32),
+        ("text", c_char * 4096),
+        ("file", c_char * 1024),
+        ("module", c_char * 1024),
+        ("offset", c_uint64),
+        ("line", c_int32),
+        ("error", c_int32),
+        ("block", c_uint64),
+        ("kernel", c_char * 256),
+        ("grid", c_uint32 * 3),
+        ("block_index", c_uint32 * 3),
+    ]
+
+
+class Counter(ctypes.Structure):
+    """Bytes that threads asked to read from and to write to one tensor."""
+
+    _fields_ = [("read", c_uint64), ("written", c_uint64)]
+
+
+def open_runtime(path: str) -> ctypes.CDLL:
+    """Loads the runtime and declares its functions."""
+    library = ctypes.CDLL(path)
+    library.emu_begin.argtypes = [ctypes.POINTER(Region), c_int, c_int]
+    library.emu_begin.restype = None
+    library.emu_end.restype = None
+    library.emu_stop.restype = None
+    library.emu_progress.argtypes = [ctypes.POINTER(c_uint64), ctypes.POINTER(c_uint64), ctypes.c_char_p, c_int]
+    library.emu_finding.argtypes = [ctypes.POINTER(Finding)]
+    library.emu_counters.argtypes = [ctypes.POINTER(Counter)]
+    library.emu_counters.restype = None
+    for name in ("emu_output", "emu_hint"):
+        getattr(library, name).restype = c_char_p
+    for name in ("emu_error_text", "emu_error_name"):
+        getattr(library, name).argtypes = [c_int]
+        getattr(library, name).restype = c_char_p
+    return library

@@ -1,0 +1,146 @@
+// The CUDA runtime API's state: errors, function attributes, allocations. Names and texts are CUDA's own.
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <chrono>
+
+#include "runtime.h"
+
+namespace emu {
+
+namespace {
+
+struct Error {
+  int code;
+  const char *name, *text;
+};
+const Error kErrors[] = {
+    {0, "cudaSuccess", "no error"},
+    {1, "cudaErrorInvalidValue", "invalid argument"},
+    {2, "cudaErrorMemoryAllocation", "out of memory"},
+    {9, "cudaErrorInvalidConfiguration", "invalid configuration argument"},
+    {98, "cudaErrorInvalidDeviceFunction", "invalid device function"},
+    {100, "cudaErrorNoDevice", "no CUDA-capable device is detected"},
+    {101, "cudaErrorInvalidDevice", "invalid device ordinal"},
+    {209, "cudaErrorNoKernelImageForDevice", "no kernel image is available for execution on the device"},
+    {400, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
+    {700, "cudaErrorIllegalAddress", "an illegal memory access was encountered"},
+    {701, "cudaErrorLaunchOutOfResources", "too many resources requested for launch"},
+    {702, "cudaErrorLaunchTimeout", "the launch timed out and was terminated"},
+    {710, "cudaErrorAssert", "device-side assert triggered"},
+    {715, "cudaErrorIllegalInstruction", "an illegal instruction was encountered"},
+    {716, "cudaErrorMisalignedAddress", "misaligned address"},
+    {719, "cudaErrorLaunchFailure", "unspecified launch failure"},
+    {801, "cudaErrorNotSupported", "operation not supported"},
+    {999, "cudaErrorUnknown", "unknown error"},
+};
+
+const Error* find_error(int code) {
+  for (const Error& e : kErrors)
+    if (e.code == code) return &e;
+  return nullptr;
+}
+
+std::map<const void*, int> dynamic_limits;  // of the kernels that opted in
+
+}  // namespace
+
+const char* error_name(int error) {
+  const Error* e = find_error(error);
+  return e == nullptr ? "unrecognized error code" : e->name;
+}
+
+const char* error_text(int error) {
+  const Error* e = find_error(error);
+  return e == nullptr ? "unrecognized error code" : e->text;
+}
+
+int set_error(int error, const char* hint) {
+  if (error != 0) {
+    session.last_error = error;
+    session.hint = hint == nullptr ? "" : hint;
+  }
+  return error;
+}
+
+int get_last_error(bool clear) {
+  if (session.sticky != 0) return session.sticky;  // as on a device whose context is lost
+  const int error = session.last_error;
+  if (clear) session.last_error = 0;
+  return error;
+}
+
+int set_dynamic_shared_limit(const void* kernel, int bytes) {
+  if (bytes < 0 || size_t(bytes) > kSharedOptIn) {
+    char hint[160];
+    snprintf(hint, sizeof hint, "%d bytes of dynamic shared memory asked for; at most %zu can be had", bytes, kSharedOptIn);
+    return set_error(1, hint);
+  }
+  dynamic_limits[kernel] = bytes;
+  return 0;
+}
+
+int dynamic_shared_limit(const void* kernel) {
+  const auto found = dynamic_limits.find(kernel);
+  return found == dynamic_limits.end() ? int(kSharedPerBlock) : found->second;
+}
+
+int allocate(void** pointer, size_t bytes) {
+  void* p = nullptr;
+  if (posix_memalign(&p, 256, bytes == 0 ? 256 : bytes) != 0) return set_error(2);
+  std::lock_guard<std::mutex> hold(session.lock);
+  session.allocations[p] = bytes;
+  *pointer = p;
+  return 0;
+}
+
+int release(void* pointer) {
+  if (pointer == nullptr) return 0;
+  std::lock_guard<std::mutex> hold(session.lock);
+  if (session.allocations.erase(pointer) == 0) return set_error(1, "cudaFree of a pointer that cudaMalloc didn't give");
+  free(pointer);
+  return 0;
+}
+
+// ---- ends and prints
+
+void trap(Site site) { fail("trap", 719, 0, site, "%s executes __trap()", describe(worker->current).c_str()); }
+
+void assertion_failed(const char* expression, Site site) {
+  if (worker == nullptr || worker->current == nullptr) {
+    fprintf(stderr, "%s:%d: assertion `%s' failed\n", site.file, site.line, expression);
+    abort();
+  }
+  fail("assertion", 710, 0, site, "%s fails the assertion `%s`", describe(worker->current).c_str(), expression);
+}
+
+void unsupported(Site site) {
+  fail("unsupported", 801, 0, site, "%s executes %s, which the emulator doesn't know", describe(worker->current).c_str(),
+       site.what);
+}
+
+uint64_t clock() {
+  return uint64_t(std::chrono::steady_clock::now().time_since_epoch().count());
+}
+
+int print(const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  int length;
+  Worker* w = worker;
+  if (w == nullptr || w->current == nullptr) {
+    length = vprintf(format, arguments);
+  } else {
+    constexpr size_t kBuffer = 1 << 20;  // as CUDA's default: what goes beyond is lost
+    ++w->critical;
+    char text[4096];
+    length = vsnprintf(text, sizeof text, format, arguments);
+    if (w->output.size() < kBuffer) w->output += text;
+    --w->critical;
+  }
+  va_end(arguments);
+  return length;
+}
+
+}  // namespace emu

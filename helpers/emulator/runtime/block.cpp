@@ -1,0 +1,242 @@
+// Runs one block: its threads as fibers, in a fixed order; barriers and warp instructions as rendezvous.
+#include <sys/mman.h>
+
+#include <cstring>
+#include <new>
+
+#include "runtime.h"
+
+namespace emu {
+
+thread_local Worker* worker __attribute__((tls_model("initial-exec"))) = nullptr;
+
+Worker::Worker() {
+  void* p = mmap(nullptr, 2 * kArena, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANON, -1, 0);
+  if (p == MAP_FAILED) throw std::bad_alloc();
+  arena = static_cast<char*>(p);  // page aligned, as swizzles that use absolute addresses need
+  written = reinterpret_cast<unsigned char*>(arena + kArena);
+  signal_stack = new char[kSignalStack];
+}
+
+Worker::~Worker() {
+  munmap(arena, 2 * kArena);
+  delete[] signal_stack;
+}
+
+// The body of every fiber.
+static void thread_main() {
+  Worker* w = worker;
+  Thread* t = w->current;
+  w->run->launch->call(w->run->launch->arguments);
+  t->state = State::Done;
+  ++w->done;
+  Warp& warp = w->warp[t->number / kWarp];
+  warp.alive &= ~(1u << t->number % kWarp);
+  // Lanes that have returned are no longer waited for (CUDA C++ Programming Guide, "Warp Shuffle Functions").
+  for (unsigned i = 0; i < warp.gatherings;) {
+    Gathering& g = warp.gathering[i];
+    if (g.arrived != (g.mask & warp.alive)) {
+      ++i;
+      continue;
+    }
+    g.combine(g.operand);
+    for (unsigned l = 0; l < kWarp; ++l)
+      if (g.arrived >> l & 1) w->ready(&w->thread[t->number / kWarp * kWarp + l]);
+    if (i != --warp.gatherings) g = warp.gathering[warp.gatherings];
+  }
+  void* never;
+  emu_switch(&never, w->scheduler);
+}
+
+void leave_block() {
+  worker->abandoned = true;
+  void* never;
+  emu_switch(&never, worker->scheduler);
+  __builtin_unreachable();
+}
+
+void wait() {
+  Worker* w = worker;
+  emu_switch(&w->current->resume, w->scheduler);
+}
+
+void yield() {
+  Worker* w = worker;
+  if (w == nullptr || w->current == nullptr) return;
+  w->ready(w->current);
+  wait();
+}
+
+// Shared memory starts as NaNs of every float format, so that a kernel can't be right by the luck of zeros.
+static void poison(Worker* w, size_t offset, size_t bytes) {
+  memset(w->arena + offset, 0xff, bytes);
+  memset(w->written + offset, 0, bytes);
+}
+
+static void prepare(Worker* w, uint64_t block) {
+  const Launch& launch = *w->run->launch;
+  w->block = block;
+  const uint64_t x = block % launch.grid[0], rest = block / launch.grid[0];
+  w->block_packed = x | rest % launch.grid[1] << 32 | rest / launch.grid[1] << 48;
+  w->threads = w->run->threads;
+  w->done = w->head = w->queued = w->arrays = 0;
+  w->static_bytes = w->static_top = 0;
+  w->my_turn = w->abandoned = false;
+  w->barrier = {};
+  w->dynamic_bytes = launch.dynamic_shared;
+  poison(w, kStaticArena, w->dynamic_bytes);
+  for (unsigned i = 0; i < w->threads; ++i) {
+    Thread& t = w->thread[i];
+    const unsigned tx = i % launch.block[0], ty = i / launch.block[0] % launch.block[1];
+    t.stack = reinterpret_cast<uintptr_t>(w->stacks.bottom(i));
+    t.index = tx | uint64_t(ty) << 16 | uint64_t(i / launch.block[0] / launch.block[1]) << 32;
+    t.number = i;
+    t.spins = 0;
+    w->ready(&t);
+    t.state = State::Fresh;
+  }
+  for (unsigned i = 0; i < w->threads; i += kWarp) {
+    Warp& warp = w->warp[i / kWarp];
+    warp.gatherings = 0;
+    warp.alive = w->threads - i >= kWarp ? ~0u : (1u << (w->threads - i)) - 1;
+  }
+}
+
+void run_block(Worker* w, uint64_t block) {
+  prepare(w, block);
+  if (sigsetjmp(w->escape, 1) != 0) {  // a fault or a stop threw us out of a fiber
+    w->current = nullptr;
+    w->critical = 0;
+    record_fault(w);
+    return;
+  }
+  while (w->queued > 0 && !w->abandoned) {
+    if (session.stop.load(std::memory_order_relaxed)) {
+      w->abandoned = true;
+      break;
+    }
+    Thread* t = &w->thread[w->queue[w->head]];
+    w->head = (w->head + 1) % kMaxThreads;
+    --w->queued;
+    if (t->state == State::Fresh) {
+      // Tops are staggered: at one address modulo the page, all stacks would fight for a few lines of the L1 cache.
+      t->resume = fiber_at(w->stacks.top(t->number) - t->number % 16 * 256, thread_main);
+      t->state = State::Ready;
+    }
+    w->current = t;
+    emu_switch(&w->scheduler, t->resume);
+    w->current = nullptr;
+  }
+  if (!w->abandoned && w->done < w->threads) record_deadlock(w);
+}
+
+// ---- who am I
+
+uint64_t thread_index() noexcept { return worker->current->index; }
+uint64_t block_index() noexcept { return worker->block_packed; }
+uint64_t block_extent() noexcept { return worker->extent_packed; }
+uint64_t grid_extent() noexcept { return worker->grid_packed; }
+unsigned lane() noexcept { return worker->current->number % kWarp; }
+
+// ---- rendezvous
+
+static bool same(const Site& a, const Site& b) {
+  return a.line == b.line && strcmp(a.what, b.what) == 0 && (a.file == b.file || strcmp(a.file, b.file) == 0);
+}
+
+void rendezvous(unsigned mask, void* operand, Combine combine, Site site) {
+  Worker* w = worker;
+  Thread* t = w->current;
+  const unsigned bit = 1u << t->number % kWarp;
+  Warp& warp = w->warp[t->number / kWarp];
+  if (!(mask & bit))
+    fail("mask", 719, 0, site, "%s calls %s with the mask 0x%08x, which doesn't name its own lane %u",
+         describe(t).c_str(), site.what, mask, t->number % kWarp);
+  Gathering* g = warp.gathering;
+  Gathering* const end = g + warp.gatherings;
+  while (g != end && !(g->mask == mask && g->combine == combine && same(g->site, site))) ++g;
+  if (g == end) {
+    ++warp.gatherings;
+    g->mask = mask;
+    g->arrived = 0;
+    g->combine = combine;
+    g->site = site;
+    memset(g->operand, 0, sizeof g->operand);
+  }
+  g->arrived |= bit;
+  g->operand[t->number % kWarp] = operand;
+  if (g->arrived != (mask & warp.alive)) {
+    t->state = State::Waiting;
+    t->site = site;
+    t->mask = mask;
+    wait();
+    return;
+  }
+  combine(g->operand);
+  for (unsigned others = g->arrived & ~bit; others != 0; others &= others - 1)
+    w->ready(&w->thread[t->number / kWarp * kWarp + __builtin_ctz(others)]);
+  if (g != &warp.gathering[--warp.gatherings]) *g = warp.gathering[warp.gatherings];
+}
+
+int sync_block(BarrierVote kind, int predicate, Site site) {
+  Worker* w = worker;
+  Barrier& b = w->barrier;
+  Thread* t = w->current;
+  if (b.arrived == 0) {
+    b.kind = kind;
+    b.site = site;
+    b.count = 0;
+  }
+  t->state = State::Waiting;
+  t->site = site;
+  t->mask = 0;
+  // A thread that comes to another barrier is left to wait: when nobody can run, the report shows who waits where.
+  if (b.kind != kind || !same(b.site, site)) {
+    wait();
+    return 0;
+  }
+  b.count += predicate != 0;
+  if (++b.arrived < w->threads) {
+    wait();
+    return b.result;
+  }
+  b.result = kind == BarrierVote::And ? b.count == w->threads : kind == BarrierVote::Or ? b.count > 0 : int(b.count);
+  b.arrived = 0;
+  for (unsigned i = 0; i < w->threads; ++i)
+    if (&w->thread[i] != t) w->ready(&w->thread[i]);
+  t->state = State::Ready;
+  return b.result;
+}
+
+// ---- shared memory
+
+void* static_shared(const void* key, size_t bytes, size_t alignment, const SharedName* names, int count) {
+  Worker* w = worker;
+  for (unsigned i = 0; i < w->arrays; ++i)
+    if (w->array[i].key == key) return w->arena + w->array[i].offset;
+  const Site site{names[0].name, "", 0};
+  const uintptr_t pc = reinterpret_cast<uintptr_t>(__builtin_return_address(0));
+  w->static_bytes += bytes;
+  if (w->static_bytes > kStaticShared || w->arrays == std::size(w->array))
+    fail("shared memory", 1, pc, site, "the kernel declares %zu bytes of static shared memory; %zu are allowed",
+         w->static_bytes, kStaticShared);
+  if (w->static_bytes + w->dynamic_bytes > kSharedOptIn)
+    fail("shared memory", 1, pc, site, "the kernel uses %zu bytes of static and %zu of dynamic shared memory; %zu are allowed in all",
+         w->static_bytes, w->dynamic_bytes, kSharedOptIn);
+  const size_t offset = (w->static_top + alignment - 1) / alignment * alignment;
+  w->static_top = (offset + bytes + 2 * kGap - 1) / kGap * kGap;  // a gap, then the next array, in bank 0
+  if (w->static_top > kStaticArena)
+    fail("shared memory", 1, pc, site, "%u aligned shared arrays don't fit the emulator's arena of %zu bytes",
+         w->arrays + 1, kStaticArena);
+  w->array[w->arrays++] = {key, offset, bytes, names, count};
+  poison(w, offset, bytes);
+  return w->arena + offset;
+}
+
+void* dynamic_shared() { return worker->dynamic(); }
+
+uint32_t shared_address(const void* generic) {
+  return static_cast<uint32_t>(static_cast<const char*>(generic) - worker->arena);
+}
+
+}  // namespace emu

@@ -1,0 +1,88 @@
+#include "fiber.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstring>
+#include <new>
+
+namespace emu {
+
+// Only what a called function must preserve is saved: the compiler already treats the switch as a call.
+#if defined(__APPLE__)
+#define EMU_SYMBOL(name) "_" #name
+#else
+#define EMU_SYMBOL(name) #name
+#endif
+
+#if defined(__x86_64__)
+asm(".text\n.globl " EMU_SYMBOL(emu_switch) "\n" EMU_SYMBOL(emu_switch) ":\n"
+    "  pushq %rbp\n  pushq %rbx\n  pushq %r12\n  pushq %r13\n  pushq %r14\n  pushq %r15\n"
+    "  movq %rsp, (%rdi)\n"
+    "  movq %rsi, %rsp\n"
+    "  popq %r15\n  popq %r14\n  popq %r13\n  popq %r12\n  popq %rbx\n  popq %rbp\n"
+    "  ret\n"
+    EMU_SYMBOL(emu_fiber_start) ":\n"
+    "  callq *%rbx\n"
+    "  ud2\n");
+constexpr size_t kFrame = 56, kEntry = 32, kReturn = 48;  // r15 r14 r13 r12 rbx rbp, return address
+#elif defined(__aarch64__)
+asm(".text\n.p2align 2\n.globl " EMU_SYMBOL(emu_switch) "\n" EMU_SYMBOL(emu_switch) ":\n"
+    "  stp x29, x30, [sp, #-160]!\n"
+    "  stp x19, x20, [sp, #16]\n  stp x21, x22, [sp, #32]\n  stp x23, x24, [sp, #48]\n"
+    "  stp x25, x26, [sp, #64]\n  stp x27, x28, [sp, #80]\n"
+    "  stp d8, d9, [sp, #96]\n  stp d10, d11, [sp, #112]\n  stp d12, d13, [sp, #128]\n  stp d14, d15, [sp, #144]\n"
+    "  mov x9, sp\n  str x9, [x0]\n"
+    "  mov sp, x1\n"
+    "  ldp x19, x20, [sp, #16]\n  ldp x21, x22, [sp, #32]\n  ldp x23, x24, [sp, #48]\n"
+    "  ldp x25, x26, [sp, #64]\n  ldp x27, x28, [sp, #80]\n"
+    "  ldp d8, d9, [sp, #96]\n  ldp d10, d11, [sp, #112]\n  ldp d12, d13, [sp, #128]\n  ldp d14, d15, [sp, #144]\n"
+    "  ldp x29, x30, [sp], #160\n"
+    "  ret\n"
+    EMU_SYMBOL(emu_fiber_start) ":\n"
+    "  blr x19\n"
+    "  brk #1\n");
+constexpr size_t kFrame = 160, kEntry = 16, kReturn = 8;
+#else
+#error "the emulator's fibers know x86-64 and aarch64; add the switch for this machine here"
+#endif
+
+extern "C" void emu_fiber_start();
+
+void* fiber_at(char* top, void (*entry)()) {
+  char* sp = top - kFrame;  // top is a multiple of 16, as both ABIs want it at the call in emu_fiber_start
+  memset(sp, 0, kFrame);
+  void (*start)() = emu_fiber_start;
+  memcpy(sp + kEntry, &entry, sizeof entry);
+  memcpy(sp + kReturn, &start, sizeof start);
+  return sp;
+}
+
+static size_t guard_bytes() {
+  static const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  return page;
+}
+
+char* Stacks::bottom(size_t i) {
+  const size_t stride = kStackBytes + guard_bytes();
+  char*& chunk = chunk_[i / kChunk];
+  if (chunk == nullptr) {
+    void* p = mmap(nullptr, kChunk * stride, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANON | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED) throw std::bad_alloc();
+    chunk = static_cast<char*>(p);
+    for (size_t k = 0; k < kChunk; ++k) mprotect(chunk + k * stride, guard_bytes(), PROT_NONE);
+  }
+  return chunk + (i % kChunk) * stride + guard_bytes();
+}
+
+bool Stacks::guards(const void* address) const {
+  const size_t stride = kStackBytes + guard_bytes();
+  for (const char* chunk : chunk_) {
+    const uintptr_t offset = reinterpret_cast<uintptr_t>(address) - reinterpret_cast<uintptr_t>(chunk);
+    if (chunk != nullptr && offset < kChunk * stride && offset % stride < guard_bytes()) return true;
+  }
+  return false;
+}
+
+}  // namespace emu

@@ -1,0 +1,169 @@
+// Findings, in words: one sentence each, naming thread and block. Python adds the source line and a hint.
+#include <cxxabi.h>
+#include <dlfcn.h>
+
+#include <cstdarg>
+#include <cstdio>
+#include <cstring>
+
+#include "runtime.h"
+
+namespace emu {
+
+static void put(char* to, size_t size, const char* text) { snprintf(to, size, "%s", text == nullptr ? "" : text); }
+
+static std::string coordinates(unsigned x, unsigned y, unsigned z, const uint32_t* extent) {
+  if (extent[1] == 1 && extent[2] == 1) return std::to_string(x);
+  std::string s = "(" + std::to_string(x) + ", " + std::to_string(y);
+  return extent[2] == 1 ? s + ")" : s + ", " + std::to_string(z) + ")";
+}
+
+static std::string block_name(const Worker* w) {
+  const uint64_t b = w->block_packed;
+  return "block " + coordinates(unsigned(b), unsigned(b >> 32 & 0xffff), unsigned(b >> 48), w->run->launch->grid);
+}
+
+std::string describe(const Thread* t) {
+  const Worker* w = worker;
+  return "thread " + coordinates(unsigned(t->index & 0xffff), unsigned(t->index >> 16 & 0xffff), unsigned(t->index >> 32),
+                                 w->run->launch->block) + " of " + block_name(w);
+}
+
+void record(Worker* w, const char* kind, int error, uintptr_t pc, Site site, const std::string& text) {
+  Finding f = {};
+  put(f.kind, sizeof f.kind, kind);
+  put(f.text, sizeof f.text, text.c_str());
+  put(f.file, sizeof f.file, site.file);
+  f.line = site.line;
+  f.error = error;
+  Dl_info where;
+  if (pc != 0 && dladdr(reinterpret_cast<void*>(pc), &where) != 0) {
+    put(f.module, sizeof f.module, where.dli_fname);
+    f.offset = pc - reinterpret_cast<uintptr_t>(where.dli_fbase);
+  }
+  Run& run = *w->run;
+  f.block = w->block;
+  put(f.kernel, sizeof f.kernel, run.launch->name);
+  memcpy(f.grid, run.launch->grid, sizeof f.grid);
+  f.block_index[0] = uint32_t(w->block_packed);
+  f.block_index[1] = uint32_t(w->block_packed >> 32 & 0xffff);
+  f.block_index[2] = uint32_t(w->block_packed >> 48);
+  // Lower blocks run on to their end, higher ones are not begun: whatever the timing, the lowest faulty block is found.
+  for (uint64_t l = run.limit; l > w->block && !run.limit.compare_exchange_weak(l, w->block);) {
+  }
+  std::lock_guard<std::mutex> hold(run.lock);
+  run.findings.push_back(f);
+  w->abandoned = true;
+}
+
+void fail(const char* kind, int error, uintptr_t pc, Site site, const char* format, ...) {
+  char text[4096];
+  va_list arguments;
+  va_start(arguments, format);
+  ++worker->critical;
+  vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  record(worker, kind, error, pc, site, text);
+  --worker->critical;
+  leave_block();
+}
+
+// "threads 0-31, 64" of the numbers for which has(i).
+template <class Has>
+static std::string ranges(unsigned n, Has has) {
+  std::string s;
+  unsigned count = 0;
+  for (unsigned i = 0; i < n; ++i) {
+    if (!has(i)) continue;
+    unsigned last = i;
+    while (last + 1 < n && has(last + 1)) ++last;
+    count += last - i + 1;
+    s += (s.empty() ? "" : ", ") + std::to_string(i) + (last > i ? "-" + std::to_string(last) : "");
+    i = last;
+  }
+  return (count == 1 ? "thread " : "threads ") + s;
+}
+
+// Nobody can run and not everybody has returned: who waits where?
+void record_deadlock(Worker* w) {
+  struct Group {
+    Site site;
+    unsigned mask;
+  };
+  std::vector<Group> groups;
+  const auto in_group = [&](unsigned i, const Group& g) {
+    const Thread& t = w->thread[i];
+    return t.state == State::Waiting && t.mask == g.mask && t.site.line == g.site.line &&
+           strcmp(t.site.what, g.site.what) == 0 && strcmp(t.site.file, g.site.file) == 0;
+  };
+  bool at_barrier = false, at_warp = false;
+  for (unsigned i = 0; i < w->threads; ++i) {
+    const Thread& t = w->thread[i];
+    if (t.state != State::Waiting) continue;
+    (t.mask == 0 ? at_barrier : at_warp) = true;
+    bool known = false;
+    for (const Group& g : groups) known = known || in_group(i, g);
+    if (!known) groups.push_back({t.site, t.mask});
+  }
+  std::string who;
+  for (const Group& g : groups) {
+    who += "\n  " + ranges(w->threads, [&](unsigned i) { return in_group(i, g); }) + " wait at " + g.site.file + ":" +
+           std::to_string(g.site.line) + " in " + g.site.what;
+    if (g.mask != 0) {
+      char mask[32];
+      snprintf(mask, sizeof mask, " (mask 0x%08x)", g.mask);
+      who += mask;
+    }
+  }
+  if (w->done > 0)
+    who += "\n  " + ranges(w->threads, [&](unsigned i) { return w->thread[i].state == State::Done; }) + " have returned";
+  const bool divergent = at_barrier && !at_warp;
+  const Site first = groups[0].site;
+  record(w, divergent ? "divergent barrier" : "deadlock", 702, 0, first,
+         std::string(divergent ? "the threads of " : "no thread of ") + block_name(w) +
+             (divergent ? " don't all come to the same barrier:" : " can go on:") + who);
+}
+
+// A signal threw us out of a fiber; the handler has left what it knew in the worker.
+void record_fault(Worker* w) {
+  const int signal = w->fault_signal;
+  w->fault_signal = 0;
+  Thread* t = w->faulted;
+  const std::string who = t == nullptr ? "a thread" : describe(t);
+  char text[256];
+  const char* kind = "fault";
+  int error = 719;
+  switch (signal) {
+    case SIGFPE:
+      kind = "division by zero";
+      snprintf(text, sizeof text, "%s divides an integer by zero (on a GPU: an arbitrary quotient)", who.c_str());
+      break;
+    case SIGILL:
+    case SIGTRAP:
+      kind = "trap";
+      snprintf(text, sizeof text, "%s reaches code that can't be reached, or a trap", who.c_str());
+      break;
+    case SIGABRT:
+      kind = "abort";
+      snprintf(text, sizeof text, "%s calls abort(), or throws an exception", who.c_str());
+      break;
+    case SIGURG:
+      kind = "stopped";
+      error = 702;
+      snprintf(text, sizeof text, "stopped while %s was running", who.c_str());
+      break;
+    default:
+      if (w->stacks.guards(w->fault_address)) {
+        kind = "stack overflow";
+        snprintf(text, sizeof text, "%s has used up its stack of %zu KB", who.c_str(), kStackBytes >> 10);
+      } else {
+        kind = "illegal address";
+        error = 700;
+        snprintf(text, sizeof text, "%s touches the address 0x%zx, where there is nothing", who.c_str(),
+                 reinterpret_cast<size_t>(w->fault_address));
+      }
+  }
+  record(w, kind, error, w->fault_pc + 1, {}, text);  // +1: return addresses point behind their instruction
+}
+
+}  // namespace emu

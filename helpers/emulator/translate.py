@@ -1,0 +1,341 @@
+"""CUDA's own syntax rewritten as C++, token by token, with every line where it was.
+
+The rest of CUDA C++ (types, intrinsics, qualifiers) is ordinary C++ and comes from the headers in ``include/``.
+What the rewritten forms mean is said in ``include/emulator/launch.h``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+TOKEN = re.compile(
+    r"""(?P<directive>(?:(?<=\n)|\A)[ \t]*\#(?:\\\n|[^\n])*)
+      | (?P<space>[^\S\n]+|\n|\\\n)
+      | (?P<comment>//(?:\\\n|[^\n])*|/\*.*?\*/)
+      | (?P<string>(?:u8|[uUL])?R"(?P<fence>[^(\s]*)\(.*?\)(?P=fence)"|(?:u8|[uUL])?"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')
+      | (?P<name>[A-Za-z_]\w*)
+      | (?P<number>\.?\d(?:[eEpP][+-]|'?[\w.])*)
+      | (?P<punctuation><<<|::|->|<<|.)""",
+    re.VERBOSE | re.DOTALL,
+)
+BRACKETS, CLOSING = ("(", "[", "{"), (")", "]", "}")
+DEFINE = re.compile(r"([ \t]*#[ \t]*define[ \t]+\w+)(.*)", re.DOTALL)
+SIMPLE = {"__noinline__": "__attribute__((noinline))", "printf": "::emu::print"}
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"](fa/[^>"]+)[>"][^\n]*$', re.MULTILINE)
+PRAGMA_ONCE = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+once[^\n]*$", re.MULTILINE)
+
+
+class TranslationError(ValueError):
+    """CUDA that the emulator can't rewrite; ``line`` counts from 1 in the text that was given."""
+
+    def __init__(self, message: str, line: int) -> None:
+        super().__init__(message)
+        self.line = line
+
+
+@dataclass
+class Token:
+    kind: str
+    text: str
+    line: int
+    out: str = ""  # what becomes of it
+
+    def __post_init__(self) -> None:
+        self.out = self.text
+
+
+def tokens(text: str) -> list[Token]:
+    """All tokens of ``text``, white space and comments included: joined, they give the text back."""
+    out, line = [], 1
+    for match in TOKEN.finditer(text):
+        out.append(Token(match.lastgroup if match.lastgroup != "fence" else "string", match.group(), line))
+        line += match.group().count("\n")
+    return out
+
+
+class Translation:
+    """One pass over the tokens of a file; the pieces it can't leave alone are replaced in place."""
+
+    def __init__(self, text: str) -> None:
+        self.tokens = tokens(text)
+        self.code = [i for i, t in enumerate(self.tokens) if t.kind not in ("space", "comment", "directive")]
+        self.declared = 0
+
+    def text(self, k: int) -> str:
+        return self.tokens[self.code[k]].text if 0 <= k < len(self.code) else ""
+
+    def put(self, k: int, text: str) -> None:
+        self.tokens[self.code[k]].out = text
+
+    def error(self, k: int, message: str) -> TranslationError:
+        return TranslationError(message, self.tokens[self.code[k]].line)
+
+    def source(self, begin: int, end: int) -> str:
+        """The code from token ``begin`` up to ``end`` on one line."""
+        return " ".join(self.text(k) for k in range(begin, end))
+
+    def blank(self, begin: int, end: int) -> None:
+        """Removes code tokens, and keeps the line breaks between them."""
+        for k in range(begin, end):
+            self.put(k, "")
+
+    def closing(self, k: int) -> int:
+        """The bracket that closes the one at ``k``."""
+        depth = 0
+        for j in range(k, len(self.code)):
+            depth += (self.text(j) in BRACKETS) - (self.text(j) in CLOSING)
+            if depth == 0:
+                return j
+        raise self.error(k, f"'{self.text(k)}' is never closed")
+
+    def closing_angle(self, k: int) -> int:
+        """The '>' that closes the template argument list opened at ``k``."""
+        depth, j = 0, k
+        while j < len(self.code):
+            text = self.text(j)
+            if text in BRACKETS:
+                j = self.closing(j)
+            elif text == "<":
+                depth += 1
+            elif text == ">":
+                depth -= 1
+                if depth == 0:
+                    return j
+            j += 1
+        raise self.error(k, "'<' is never closed")
+
+    def run(self) -> str:
+        for token in self.tokens:
+            if token.kind == "directive" and (macro := DEFINE.match(token.text)):
+                token.out = macro.group(1) + translate(macro.group(2))
+        k = 0
+        while k < len(self.code):
+            text = self.text(k)
+            if text == "<<<":
+                self.launch(k)
+            elif text == "__shared__":
+                k = self.shared(k)
+            elif text in ("asm", "__asm__", "__asm"):
+                k = self.inline_ptx(k)
+            elif text in SIMPLE and self.text(k - 1) not in (".", "->", "::"):
+                self.put(k, SIMPLE[text])
+            k += 1
+        return "".join(t.out for t in self.tokens)
+
+    # ---- kernel<<<grid, block, bytes, stream>>>(arguments)
+
+    def launch(self, k: int) -> None:
+        begin = self.callee(k)
+        name = re.sub(r" ?(::|[<>()\[\].]) ?", r"\1", self.source(begin, k)).replace(" ,", ",").replace('"', "'")
+        end = k + 1
+        while not (self.text(end) == ">" and self.text(end + 1) == ">" and self.text(end + 2) == ">"):
+            if end >= len(self.code) or self.text(end) in (";", *CLOSING):
+                raise self.error(k, "this launch has '<<<' and no '>>>'")
+            end = self.closing(end) if self.text(end) in BRACKETS else end
+            end += 1
+        while self.text(end + 3) == ">":  # '>' of a template argument list directly before '>>>'
+            end += 1
+        if self.text(end + 3) != "(":
+            raise self.error(end, "'>>>' must be followed by the kernel's arguments")
+        self.put(begin, f'::emu::prepare("{name}", {self.text(begin)}')
+        self.put(k, ", ::emu::Shape(")
+        self.put(end, "))")
+        self.blank(end + 1, end + 3)
+
+    def callee(self, k: int) -> int:
+        """Where the expression that names the kernel begins: `ns::kernel<64, D>` before '<<<'."""
+        j, want = k - 1, True  # want: an operand must come next, going backwards
+        while j >= 0:
+            text = self.text(j)
+            if want and text == ">":
+                j = self.opening(j, "<", ">")
+            elif want and text in (")", "]"):
+                j = self.opening(j, "(" if text == ")" else "[", text)
+                if text == ")" and self.tokens[self.code[j - 1]].kind != "name":
+                    return j
+            elif want and self.tokens[self.code[j]].kind == "name":
+                if self.text(j - 1) not in ("::", ".", "->"):
+                    return j
+                want = False
+            elif not want:
+                if text == "::" and self.tokens[self.code[j - 1]].kind != "name" and self.text(j - 1) != ">":
+                    return j
+                want = True
+            else:
+                break
+            j -= 1
+        raise self.error(k, "'<<<' must follow the name of a kernel")
+
+    def opening(self, k: int, left: str, right: str) -> int:
+        depth = 0
+        for j in range(k, -1, -1):
+            if left == "<" and self.text(j) == ")":
+                depth += 1000  # comparisons in parentheses are no template brackets
+            elif left == "<" and self.text(j) == "(":
+                depth -= 1000
+            elif depth < 1000:
+                depth += (self.text(j) == right) - (self.text(j) == left)
+            if depth == 0:
+                return j
+        raise self.error(k, f"'{right}' is never opened")
+
+    # ---- [extern] __shared__ declarations
+
+    def shared(self, k: int) -> int:
+        begin = k
+        while self.text(begin - 1) not in ("", ";", "{", "}", ")", ":") or self.aligned_before(begin):
+            begin = self.aligned_before(begin) or begin - 1
+        end = k
+        while self.text(end) != ";":
+            if end >= len(self.code):
+                raise self.error(k, "this __shared__ declaration has no ';'")
+            end = self.closing(end) if self.text(end) in BRACKETS else end
+            end += 1
+        if not self.in_function(begin):
+            raise self.error(k, "the emulator takes __shared__ declarations inside functions only")
+        words = [j for j in range(begin, end) if self.text(j) not in ("__shared__", "static")]
+        if "extern" in (self.text(j) for j in words):
+            self.dynamic_array(begin, end, [j for j in words if self.text(j) != "extern"])
+        else:
+            self.static_variables(begin, end, words)
+        return end
+
+    def aligned_before(self, k: int) -> int | None:
+        """Where `alignas(...)` or the like begins, if one ends just before ``k``."""
+        if self.text(k - 1) != ")":
+            return None
+        j = self.opening(k - 1, "(", ")")
+        return j - 1 if self.text(j - 1) in ("alignas", "__align__", "__attribute__") else None
+
+    def in_function(self, k: int) -> bool:
+        """Is there a brace around ``k`` that belongs to neither a namespace, nor a class, nor extern "C"?"""
+        depth = 0
+        for j in range(k - 1, -1, -1):
+            if self.text(j) == "}":
+                depth += 1
+            elif self.text(j) == "{":
+                if depth > 0:
+                    depth -= 1
+                    continue
+                head = []
+                for i in range(j - 1, -1, -1):
+                    if self.text(i) in (";", "{", "}"):
+                        break
+                    head.append(self.text(i))
+                if not set(head) & {"namespace", "extern"} and (
+                    ")" in head or not set(head) & {"struct", "class", "union"}
+                ):
+                    return True
+        return False
+
+    def declared_names(self, words: list[int]) -> list[str]:
+        """The variables of a declaration: of each declarator, the last name before its bounds, its comma or the end."""
+        names, name, bounds, i = [], None, False, 0
+        while i < len(words):
+            text = self.text(words[i])
+            if text == ",":
+                names.append(name)
+                bounds = False
+            elif text == "=":
+                raise self.error(words[i], "__shared__ variables can't be initialised")
+            elif text in BRACKETS or (text == "<" and not names):
+                bounds = bounds or text == "["
+                stop = self.closing(words[i]) if text in BRACKETS else self.closing_angle(words[i])
+                while words[i] != stop:
+                    i += 1
+            elif self.tokens[self.code[words[i]]].kind == "name" and not bounds:
+                name = text
+            i += 1
+        return [*names, name]
+
+    def static_variables(self, begin: int, end: int, words: list[int]) -> None:
+        self.declared += 1
+        variables = f"emu_shared_{self.declared}"
+        names = self.declared_names(words)
+        listed = ", ".join(f"EMU_NAME({variables}, {name})" for name in names)
+        for j in range(begin, end):
+            if self.text(j) in ("__shared__", "static"):
+                self.put(j, "")
+        self.put(begin, f"struct {variables} {{ {self.tokens[self.code[begin]].out}")
+        references = "".join(f" auto& {name} = {variables}_here.{name};" for name in names)
+        self.put(
+            end,
+            f"; }}; static constexpr ::emu::SharedName {variables}_names[] = {{{listed}}};"
+            f" {variables}& {variables}_here = ::emu::shared<{variables}>({variables}_names);{references}",
+        )
+
+    def dynamic_array(self, begin: int, end: int, words: list[int]) -> None:
+        first = next((i for i, j in enumerate(words) if self.text(j) == "["), None)
+        if first is None or self.text(words[first] + 1) != "]":
+            raise self.error(begin, "an extern __shared__ variable must be an array of unknown length: name[]")
+        name = self.text(words[first - 1])
+        bounds = self.source(words[first], end)
+        element, i = [], 0
+        while i < first - 1:  # its alignment doesn't matter: the arena is aligned to 1024
+            if self.text(words[i]) in ("alignas", "__align__", "__attribute__"):
+                stop = self.closing(words[i + 1])
+                while words[i] != stop:
+                    i += 1
+            else:
+                element.append(self.text(words[i]))
+            i += 1
+        of = " ".join(element)
+        self.blank(begin, end)
+        self.put(begin, f"{of} (&{name}) {bounds} = ::emu::dynamic_array<{of} {bounds}>()")
+
+    # ---- asm [volatile] ("text" : outputs : inputs : clobbers)
+
+    def inline_ptx(self, k: int) -> int:
+        """Becomes a call that reports, when it is executed, the instruction nobody interprets."""
+        j = k + 1
+        while self.text(j) in ("volatile", "__volatile__", "goto", "inline"):
+            j += 1
+        if self.text(j) != "(":
+            raise self.error(k, "'asm' must be followed by '('")
+        end = self.closing(j)
+        instruction = ""
+        while self.tokens[self.code[j + 1]].kind == "string":
+            instruction += self.text(j + 1)[1:-1]
+            j += 1
+        self.blank(k, end + 1)
+        self.put(k, f'::emu::unsupported(::emu::Site{{"inline PTX: {instruction}", __FILE__, __LINE__}})')
+        return end
+
+
+def translate(text: str) -> str:
+    """``text`` with CUDA's syntax rewritten; as many lines, each where it was. Raises TranslationError."""
+    return Translation(text).run()
+
+
+def unit(text: str, path: str, include: Path) -> str:
+    """The whole translation unit of a rung: ``text`` (from ``path``) with the ``fa/`` headers it includes written in
+    place, each translated, and ``#line`` directives that keep the reader's own file names and lines.
+
+    Raises TranslationError, whose message begins with file and line.
+    """
+    seen: set[str] = set()
+
+    def expand(text: str, path: str) -> str:
+        try:
+            text = translate(text)
+        except TranslationError as error:
+            raise TranslationError(f"{path}:{error.line}: {error}", error.line) from None
+
+        def header(match: re.Match[str]) -> str:
+            name, file = match.group(1), include / match.group(1)
+            if name in seen or not file.is_file():
+                return "" if name in seen else match.group()
+            seen.add(name)
+            line = match.string.count("\n", 0, match.start()) + 1
+            return f"{expand(file.read_text(), str(file))}\n#line {line + 1} {quoted(path)}".rstrip()
+
+        # Headers are written out once, at their first #include: a `#pragma once` has nothing left to do.
+        return f"#line 1 {quoted(path)}\n" + INCLUDE.sub(header, PRAGMA_ONCE.sub("", text))
+
+    return expand(text, path)
+
+
+def quoted(path: str) -> str:
+    return '"' + path.replace("\\", "\\\\").replace('"', '\\"') + '"'
