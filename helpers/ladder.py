@@ -1,0 +1,140 @@
+"""The rungs of the ladder: found by glob in kernels/, described by the header block of each `.cu`."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+KERNELS = Path(__file__).resolve().parent.parent / "kernels"
+INCLUDE = KERNELS / "include"
+
+KEYS = ("idea", "changed", "op", "inputs", "outputs", "dtypes", "D", "workspace", "tiles", "arch", "paper", "speed")
+REQUIRED = ("idea", "op", "dtypes", "arch")
+OPS = ("attention", "softmax")
+
+_TITLE = re.compile(r"// (?P<stem>\w+): (?P<title>\S.*)")
+_KEY = re.compile(r"// (?P<key>\w+):\s*(?P<value>.*)")
+_INCLUDE = re.compile(r'^\s*#\s*include\s*[<"](fa/[\w./]+)[>"]', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One kernel file and what its header block says of it.
+
+    `workspace` lists (name, dimension words), for example ("m", ("B", "H", "Nq")); every workspace tensor is fp32.
+    """
+
+    stem: str
+    path: Path
+    source: str = field(repr=False)
+    title: str = ""
+    idea: str = ""
+    changed: str = ""
+    op: str = "attention"
+    inputs: str = ""
+    outputs: str = ""
+    dtypes: tuple[str, ...] = ("fp32",)
+    D: tuple[int, ...] = ()  # empty: any
+    workspace: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    tiles: str = ""
+    arch: str = "sm_75"
+    paper: str = ""
+    speed: str = ""
+
+    @property
+    def number(self) -> str:
+        """The two digits the stem opens with; empty for a reader's own kernel."""
+        return self.stem[:2] if self.stem[:2].isdigit() else ""
+
+    @cached_property
+    def includes(self) -> list[Path]:
+        """The fa/ headers this file reaches, directly or through another, in order of first sight."""
+        return includes(self.source)
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 of the source and of every fa/ header it reaches: what a recorded figure belongs to."""
+        sha = hashlib.sha256(self.source.encode())
+        for header in self.includes:
+            sha.update(header.read_bytes())
+        return sha.hexdigest()
+
+    def replace(self, old: str, new: str) -> str:
+        """The source with the one occurrence of `old` replaced; ValueError if there is none, or more than one."""
+        count = self.source.count(old)
+        if count != 1:
+            raise ValueError(f"{self.stem}: {old!r} occurs {count} times in the source; it has to occur once")
+        return self.source.replace(old, new)
+
+
+def includes(source: str) -> list[Path]:
+    """The fa/ headers reached from `source`, each once."""
+    found: list[Path] = []
+    waiting = [source]
+    while waiting:
+        for name in _INCLUDE.findall(waiting.pop(0)):
+            header = INCLUDE / name
+            if header not in found and header.exists():
+                found.append(header)
+                waiting.append(header.read_text())
+    return found
+
+
+def rungs() -> list[Rung]:
+    """Every rung, in order. The glob kernels/NN_*.cu is the only list there is."""
+    return [rung(path) for path in sorted(KERNELS.glob("[0-9][0-9]_*.cu"))]
+
+
+def rung(which: str | Path) -> Rung:
+    """The rung with this stem ("03_fa1_fp32"), or of this file.
+
+    Raises ValueError that names the rungs there are, or what is wrong with the file's header block.
+    """
+    path = KERNELS / f"{which}.cu" if "/" not in str(which) and Path(which).suffix != ".cu" else Path(which)
+    if not path.is_file():
+        known = ", ".join(p.stem for p in sorted(KERNELS.glob("[0-9][0-9]_*.cu")))
+        raise ValueError(f"no kernel {str(which)!r}; the rungs are {known}; a path has to name a .cu file")
+    path = path.resolve()
+    return parse(path.read_text(), path, strict=path.parent == KERNELS)
+
+
+def parse(source: str, path: Path, strict: bool = False) -> Rung:
+    """The Rung that the header block of `source` describes. A reader's own file may leave keys out, a rung may not.
+
+    Raises ValueError with file and line for an unknown key or a value outside what is allowed.
+    """
+    values: dict[str, str] = {}
+    stem, title, key = path.stem, "", ""
+    for number, line in enumerate(source.splitlines(), 1):
+        where = f"{path.name}:{number}"
+        if not line.startswith("//"):
+            break
+        if number == 1 and (match := _TITLE.fullmatch(line)):
+            stem, title = match["stem"], match["title"]
+        elif match := _KEY.fullmatch(line):
+            key = match["key"]
+            if key not in KEYS:
+                raise ValueError(f"{where}: unknown key {key!r} in the header block; allowed are {', '.join(KEYS)}")
+            values[key] = match["value"].strip()
+        elif key and line[2:].strip():
+            values[key] += "\n" + line[2:].strip()
+    if strict and (missing := [k for k in REQUIRED if not values.get(k)]) or (strict and not title):
+        raise ValueError(f"{path.name}: the header block lacks {', '.join(missing or ['its title line'])}")
+    if strict and stem != path.stem:
+        raise ValueError(f"{path.name}: the header block's title names {stem!r}, the file {path.stem!r}")
+    if values.get("op", "attention") not in OPS:
+        raise ValueError(f"{path.name}: op {values['op']!r} in the header block; allowed are {', '.join(OPS)}")
+    fields: dict[str, object] = dict(values)
+    if "dtypes" in values:
+        fields["dtypes"] = tuple(re.split(r"[,\s]+", values["dtypes"]))
+    if "D" in values:
+        fields["D"] = tuple(int(d) for d in re.findall(r"\d+", values["D"]))
+    if "workspace" in values:
+        fields["workspace"] = tuple(
+            (name, tuple(re.split(r"[,\s]+", dims.strip())))
+            for name, dims in re.findall(r"(\w+)\s*\(([^)]*)\)", values["workspace"])
+        )
+    return Rung(stem=stem, path=path, source=source, title=title, **fields)  # type: ignore[arg-type]
