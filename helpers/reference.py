@@ -28,7 +28,7 @@ def _softmax(s: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @contextlib.contextmanager
-def _full_fp32() -> Iterator[None]:
+def full_fp32() -> Iterator[None]:
     """float32 products in float32, not in TF32."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -41,7 +41,7 @@ def _full_fp32() -> Iterator[None]:
 def _by_query_rows(q: Tensor, k: Tensor, v: Tensor, one_chunk) -> tuple[Tensor, Tensor]:
     """O and LSE of `one_chunk(q rows, k, v)`, called on as many query rows as keep S within CHUNK elements."""
     rows = max(1, CHUNK // max(1, q.shape[0] * q.shape[1] * k.shape[2]))
-    with _full_fp32():
+    with full_fp32():
         parts = [one_chunk(q[:, :, i : i + rows], k, v) for i in range(0, q.shape[2], rows)]
     return torch.cat([o for o, _ in parts], 2), torch.cat([lse for _, lse in parts], 2)
 

@@ -1,0 +1,444 @@
+"""Timing on a GPU: samples, never conclusions.
+
+Callables run interleaved in random order over at least seven rounds, in bursts between two CUDA events, on inputs that
+rotate past the L2 cache. data/README.md says why each of these. `python -m helpers.bench` records every rung on this
+machine's GPU; there are no CPU timings: a CPU time beside a GPU time means nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import importlib.util
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from . import record
+from .record import SHAPE, forward_bytes, forward_flops, ratio, softmax_bytes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = [
+    "ceilings",
+    "forward_bytes",
+    "forward_flops",
+    "measure",
+    "memory",
+    "peers",
+    "ratio",
+    "softmax_bytes",
+    "softmax_peers",
+]
+
+NO_GPU = "timings are recorded on a GPU only, and this machine has none; the plots show the recorded ones of data/"
+TOKENS, WIDTH = 16384, 2048  # B*N and H*D of the headline workload
+LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
+
+
+def _require_gpu() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise RuntimeError(NO_GPU)
+
+
+def _ring(inputs: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
+    """The inputs and as many copies as together fill the L2 twice; none if they exceed it alone (at most 64)."""
+    import torch
+
+    if not inputs:
+        return [()]
+    size = sum(x.numel() * x.element_size() for x in inputs)
+    cache = torch.cuda.get_device_properties(inputs[0].device).L2_cache_size
+    copies = 1 if size > 2 * cache else min(64, 1 + -(-2 * cache // size))
+    return [tuple(inputs)] + [tuple(x.clone() for x in inputs) for _ in range(copies - 1)]
+
+
+def measure(
+    callables: dict[str, Callable],
+    inputs: Sequence[Tensor] = (),
+    rounds: int = 7,
+    *,
+    burst_ms: float = 10.0,
+    idle_ms: float = 0.0,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Times each callable on `inputs`; returns a row per name and round: name, round, ms (milliseconds per call).
+
+    A burst is as many calls as take about `burst_ms` (1 to 100) between two CUDA events. In each round every callable has
+    one burst, in an order shuffled anew; `idle_ms` of rest may go before each (about 60 keeps a power-capped card cool).
+    Where the host needs longer to issue calls than the GPU to run them, the GPU is held till the burst is queued.
+    The frame's attrs["method"] says which of this was done. RuntimeError without a GPU; ValueError for no rounds.
+    """
+    import torch
+
+    from .reference import full_fp32
+
+    _require_gpu()
+    if rounds < 1 or not callables:
+        raise ValueError(f"measure() needs callables and at least one round, got {len(callables)} and {rounds}")
+    ring = _ring(inputs)
+    names, rows = list(callables), []
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    kilohertz = getattr(torch.cuda.get_device_properties(0), "clock_rate", 2_000_000)
+
+    def burst(call: Callable, calls: int, hold_ms: float) -> tuple[float, float]:
+        """ms per call on the GPU and on the host."""
+        if hold_ms:
+            torch.cuda._sleep(int(hold_ms * kilohertz))
+        start.record()
+        before = time.perf_counter()
+        for i in range(calls):
+            call(*ring[i % len(ring)])
+        host = (time.perf_counter() - before) * 1e3
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / calls, host / calls
+
+    with full_fp32():
+        plan = {}
+        for name, call in callables.items():  # the common warm-up, and how long each takes
+            burst(call, 1, 0)
+            gpu, host = burst(call, 1, 0)
+            calls = max(1, min(100, round(burst_ms / gpu)))
+            if calls > 1:
+                gpu, host = min(burst(call, calls, 0) for _ in range(2))
+                calls = max(1, min(100, round(burst_ms / gpu)))
+            plan[name] = calls, 2 * calls * host if calls > 1 and host > gpu / 2 else 0.0
+        shuffle = random.Random(seed)
+        for r in range(rounds):
+            shuffle.shuffle(names)
+            for name in names:
+                time.sleep(idle_ms / 1e3)
+                rows.append((name, r, burst(callables[name], *plan[name])[0]))
+    frame = pd.DataFrame(rows, columns=["name", "round", "ms"])
+    rest = f", {idle_ms:g} ms idle before each" if idle_ms else ""
+    frame.attrs["method"] = (
+        f"CUDA events, bursts of about {burst_ms:g} ms interleaved in random order, {rounds} rounds{rest}; "
+        "inputs rotated past the L2; TF32 off"
+    )
+    return frame
+
+
+def peers(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Callable]:
+    """The public kernels that accept these inputs (B,H,N,D), by name; each is called as f(q, k, v) and returns O.
+
+    PyTorch's scaled_dot_product_attention with each back end by itself, and flash_attn where it can be imported (it wants
+    (B,N,H,D): the transposes are views). One that raises on these inputs is left out, out of memory included.
+    """
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    _require_gpu()
+
+    def sdpa(backend, q, k, v):
+        with sdpa_kernel(backend):
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+    backends = {
+        "SDPA MATH": SDPBackend.MATH,
+        "SDPA EFFICIENT": SDPBackend.EFFICIENT_ATTENTION,
+        "SDPA FLASH": SDPBackend.FLASH_ATTENTION,
+        "SDPA CUDNN": SDPBackend.CUDNN_ATTENTION,
+    }
+    found = {name: functools.partial(sdpa, backend) for name, backend in backends.items()}
+    if importlib.util.find_spec("flash_attn"):
+        from flash_attn import flash_attn_func
+
+        def flash_attn(q, k, v):
+            return flash_attn_func(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)
+
+        found["flash_attn"] = flash_attn
+    return {name: call for name, call in found.items() if _refusal(call, q, k, v) is None}
+
+
+def softmax_peers(s: Tensor) -> dict[str, Callable]:
+    """torch.softmax over the last dimension of s (..., N), and a plain copy of s, which no softmax can outrun."""
+    import torch
+
+    _require_gpu()
+    return {"torch.softmax": lambda s: torch.softmax(s, -1), "copy": lambda s: s.clone()}
+
+
+def _refusal(call: Callable, *inputs: Tensor) -> str | None:
+    """Why `call` can't take these inputs; None if it can."""
+    import torch
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # SDPA explains each refusal in warnings
+            call(*inputs)
+            torch.cuda.synchronize()
+    except torch.cuda.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        return "out of memory"
+    except (RuntimeError, ValueError) as error:
+        return str(error).splitlines()[0]
+    return None
+
+
+def memory(call: Callable, inputs: Sequence[Tensor]) -> int | None:
+    """Peak bytes one call allocates beyond what was there before, its outputs included; None if it ran out of memory."""
+    import torch
+
+    _require_gpu()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    try:
+        call(*inputs)
+        torch.cuda.synchronize()
+    except torch.cuda.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        return None
+    return torch.cuda.max_memory_allocated() - before
+
+
+def ceilings(rounds: int = 7, idle_ms: float = 60.0) -> pd.DataFrame:
+    """What this GPU gives at best, measured: name, unit, round, value.
+
+    copy: 1 GiB copied on the device, read + written bytes in TB/s. fp32 matmul (TF32 off) and fp16 matmul: 8192³ by
+    cuBLAS, TFLOP/s.
+    """
+    import torch
+
+    _require_gpu()
+    n = 8192
+    source = torch.randn(1 << 28, device="cuda")
+    target = torch.empty_like(source)
+    a, b = (torch.randn(n, n, device="cuda") for _ in range(2))
+    a16, b16 = a.half(), b.half()
+    work = {
+        "copy": (lambda: target.copy_(source), 8 * source.numel(), "TB/s"),
+        "fp32 matmul": (lambda: a @ b, 2 * n**3, "TFLOP/s"),
+        "fp16 matmul": (lambda: a16 @ b16, 2 * n**3, "TFLOP/s"),
+    }
+    samples = measure({name: call for name, (call, _, _) in work.items()}, rounds=rounds, idle_ms=idle_ms)
+    frame = samples[["name", "round"]].copy()
+    frame.insert(1, "unit", [work[name][2] for name in samples["name"]])
+    frame["value"] = [work[name][1] / ms / 1e9 for name, ms in zip(samples["name"], samples["ms"], strict=True)]
+    frame.attrs = samples.attrs
+    return frame
+
+
+@contextlib.contextmanager
+def watch() -> Iterator[dict]:
+    """Watches the GPU's clock and power draw; the dict it yields holds what a record keeps of them once the block ends."""
+    seen: dict = {}
+    fields = "clocks.sm,power.draw,utilization.gpu"
+    command = ["nvidia-smi", "--id=0", f"--query-gpu={fields}", "--format=csv,noheader,nounits", "-lms", "100"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        yield seen
+    finally:
+        process.terminate()
+        seen.update(summarise(process.communicate()[0]))
+
+
+def summarise(log: str) -> dict:
+    """Minimum, median and maximum of the lines "SM clock in MHz, power in W, utilisation in %", idle ones left out."""
+    rows = []
+    for line in log.splitlines():
+        try:
+            clock, watts, busy = (float(x) for x in line.split(","))
+        except ValueError:
+            continue  # the last line, cut off
+        if busy > 0:
+            rows.append((clock, watts))
+    if not rows:
+        return {}
+    columns = zip(("sm_clock_mhz", "power_w"), zip(*rows, strict=True), strict=True)
+    return {k: {"min": min(x), "median": statistics.median(x), "max": max(x)} for k, x in columns}
+
+
+# Recording
+
+
+def shapes(op: str, quick: bool = False) -> list[tuple[int, int, int, int, int]]:
+    """(B, H, Nq, Nk, D) of every recorded shape: the headline workload, then the grid of the LeetCUDA log; for softmax
+    (B = H = D = 1) 2^26 elements in rows of 256 to 1 M, and three lengths that are no multiple of 4."""
+    if op == "softmax":
+        even = [256 << i for i in range(0, 13, 2 if quick else 1)]
+        return [(1, 1, (1 << 26) // n, n, 1) for n in [*even, *([] if quick else [1023, 4097, 50257])]]
+    lengths = LENGTHS[1:4] if quick else LENGTHS
+    found = [(TOKENS // n, WIDTH // d, n, n, d) for d in (64, 128) for n in lengths]
+    if not quick:
+        found += [(b, h, n, n, d) for d in (64, 128) for b in (8, 16) for h in (8, 16) for n in (256, 512, 1024)]
+    return list(dict.fromkeys(found))
+
+
+def _inputs(op: str, shape: tuple[int, int, int, int, int]) -> list[Tensor]:
+    import torch
+
+    B, H, Nq, Nk, D = shape
+    make = functools.partial(torch.randn, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
+    return [make(Nq, Nk)] if op == "softmax" else [make(B, H, Nq, D), make(B, H, Nk, D), make(B, H, Nk, D)]
+
+
+def forward(kernel: Callable, stem: str, op: str, quick: bool = False) -> tuple[pd.DataFrame, list[str]]:
+    """Samples of the kernel and its peers at every shape, and what was skipped and why. float32 inputs."""
+    import torch
+
+    frames, skipped = [], []
+    for shape in shapes(op, quick):
+        inputs = _inputs(op, shape)
+        others = softmax_peers(*inputs) if op == "softmax" else peers(*inputs)
+        refusal = _refusal(kernel, *inputs)
+        if refusal:
+            skipped.append(f"{stem} at (B,H,Nq,Nk,D) = {shape}: {refusal}")
+        callables = ({} if refusal else {stem: kernel}) | others
+        frame = measure(callables, inputs)
+        frame = frame.assign(dtype="fp32", **dict(zip(SHAPE, shape, strict=True)))
+        frames.append(frame[["name", "dtype", *SHAPE, "round", "ms"]])
+        best = frame.groupby("name", sort=False)["ms"].median()
+        print(f"  {shape}: " + ", ".join(f"{n} {x:.3f} ms" for n, x in best.items()), flush=True)
+        del inputs
+        torch.cuda.empty_cache()
+    result = pd.concat(frames, ignore_index=True)
+    result.attrs = frame.attrs
+    return result, skipped
+
+
+def errors(kernel: Callable, op: str, quick: bool = False) -> pd.DataFrame:
+    """Error, PyTorch's error and the budget against N: two heads of Nq = 256 queries over N keys (softmax: 64 rows)."""
+    import torch
+
+    from .check import compare
+    from .reference import Case
+
+    rows = []
+    for D in (1,) if op == "softmax" else (64, 128):
+        for n in (1024, 4096) if quick else (256 << i for i in range(9)):
+            make = functools.partial(torch.randn, device="cuda", generator=torch.Generator("cuda").manual_seed(n))
+            if op == "softmax":
+                case = Case(f"N={n}", s=make(64, n))
+            else:
+                case = Case(f"N={n}", make(1, 2, 256, D), make(1, 2, n, D), make(1, 2, n, D))
+            for c in compare(case, kernel(*case.inputs)):
+                rows.append((64 if op == "softmax" else 256, n, D, c.output, c.error, c.pytorch_error, c.budget))
+    return pd.DataFrame(rows, columns=["Nq", "Nk", "D", "output", "error", "pytorch_error", "budget"])
+
+
+def memories(kernel: Callable, stem: str, quick: bool = False) -> pd.DataFrame:
+    """Peak memory of the kernel and its peers for one head of D = 64, N from 512 to 65536."""
+    rows = []
+    for n in (512, 2048) if quick else (512 << i for i in range(8)):
+        shape = (1, 1, n, n, 64)
+        inputs = _inputs("attention", shape)
+        for name, call in ({stem: kernel} | peers(*inputs)).items():
+            rows.append((name, *shape, memory(call, inputs)))
+    return pd.DataFrame(rows, columns=["name", *SHAPE, "bytes"]).astype({"bytes": "Int64"})
+
+
+BUILD = """
+import sys, time
+from helpers import load
+from helpers.ladder import rung
+import torch; torch.zeros(1, device="cuda")
+stem = sys.argv[1]
+source = rung(stem).source
+edited = source + "\\n// an edit\\n"
+for phase, text in (("cold", source), ("edit", edited), ("unchanged", edited), ("reverted", source)):
+    start = time.perf_counter()
+    load(source=text, device="cuda", quiet=True)
+    print(phase, time.perf_counter() - start, flush=True)
+"""
+
+
+def builds(stem: str, times: int = 3) -> pd.DataFrame:
+    """Seconds a load takes in a new process with an empty cache: cold, after an edit, unchanged, and the edit reverted."""
+    rows = []
+    for i in range(times):
+        cache = tempfile.mkdtemp(prefix="fa-bench-")
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", BUILD, stem],
+                check=False,
+                capture_output=True,
+                text=True,
+                cwd=Path(__file__).resolve().parent.parent,
+                env=os.environ | {"FA_CACHE": cache},
+            )
+            if done.returncode:
+                raise RuntimeError(f"building {stem} failed: {done.stderr.strip()[-800:]}")
+        finally:
+            shutil.rmtree(cache, ignore_errors=True)
+        rows += [(phase, i, float(s)) for phase, s in (line.split() for line in done.stdout.splitlines()[-4:])]
+    return pd.DataFrame(rows, columns=["phase", "round", "seconds"])
+
+
+def record_rung(stem: str, quick: bool = False) -> None:
+    """Checks a rung, then measures and records it and its peers; `quick` measures a few shapes and records nothing.
+
+    AssertionError if the rung is wrong: a wrong kernel has no speed.
+    """
+    from . import reference
+    from .check import check
+    from .kernel import load
+    from .ladder import rung
+
+    found, kernel = rung(stem), load(stem, device="cuda", quiet=True)
+    stem = found.stem
+    print(check(kernel, reference.cases(found, "cuda", "small")).require(), flush=True)
+    with watch() as seen:
+        samples, skipped = forward(kernel, stem, found.op, quick)
+    tables = {"forward": samples, "error": errors(kernel, found.op, quick)}
+    if found.op == "attention":
+        tables["memory"] = memories(kernel, stem, quick)
+    if not quick:
+        tables["build"] = builds(stem)
+    for kind, frame in tables.items():
+        if quick:
+            print(f"{stem} {kind}\n{frame.head(20).to_string()}")
+        else:
+            extra = seen | {"skipped": skipped} if kind == "forward" else None
+            print("  wrote", record.save(stem, kind, frame, extra=extra).name, flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`python -m helpers.bench [stems] [--quick]`; 0, or 1 with one sentence where there is no GPU."""
+    import torch
+
+    from .ladder import rungs
+
+    parser = argparse.ArgumentParser(
+        prog="python -m helpers.bench", description="Record every rung on this GPU in data/."
+    )
+    parser.add_argument("stems", nargs="*", help="rungs to record (default: all)")
+    parser.add_argument("--quick", action="store_true", help="a few shapes, printed and not recorded")
+    options = parser.parse_args(argv)
+    if not torch.cuda.is_available():
+        print(NO_GPU)
+        return 1
+    begun = time.perf_counter()
+    with watch() as seen:
+        frame = ceilings()
+    print(frame.groupby(["name", "unit"])["value"].median().to_string(), flush=True)
+    if not options.quick and not options.stems:
+        record.save("device", "ceilings", frame, extra=seen)
+    for stem in options.stems or [r.stem for r in rungs()]:
+        before = time.perf_counter()
+        print(stem, flush=True)
+        record_rung(stem, options.quick)
+        print(f"  {time.perf_counter() - before:.0f} s", flush=True)
+    print(f"done in {time.perf_counter() - begun:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

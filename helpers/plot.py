@@ -1,0 +1,483 @@
+"""Figures from records. Each function takes a DataFrame of record.py's and returns a Figure; none needs torch or a GPU.
+
+Figures are drawn on a light card of their own, so that they read the same on a white page, a dark one and in print;
+lines differ in colour (Okabe and Ito's, told apart by colour-blind readers), marker and dash, and carry their name.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Mapping, Sequence
+
+import matplotlib
+import matplotlib.figure
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
+
+from . import record
+
+CARD, INK, MUTED, GRID = "#fbfbfa", "#1c1c1c", "#5c5c5c", "#dcdcd8"
+STYLE = {
+    "figure.facecolor": CARD,
+    "axes.facecolor": CARD,
+    "savefig.facecolor": CARD,
+    "font.size": 10,
+    "font.family": "DejaVu Sans",
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": MUTED,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 10.5,
+    "axes.titlelocation": "left",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.7,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+    "lines.linewidth": 1.7,
+    "lines.markersize": 5.5,
+    "hatch.linewidth": 0.8,
+}
+# colour, marker, dash: every pair differs in at least two of them and in lightness
+RUNGS = [
+    ("#0072b2", "o", "-"),
+    ("#d55e00", "s", "-"),
+    ("#1b9e77", "^", "-"),
+    ("#c2407a", "D", "-"),
+    ("#7a5c00", "v", "-"),
+    ("#000000", "P", "-"),
+]
+PEERS = {
+    "SDPA MATH": ("#666666", "x", "--"),
+    "SDPA EFFICIENT": ("#7b3fa0", "+", "-."),
+    "SDPA FLASH": ("#8a6d00", "1", ":"),
+    "SDPA CUDNN": ("#3d8f3d", "2", (0, (5, 1, 1, 1, 1, 1))),
+    "flash_attn": ("#4a4ab0", "3", (0, (1, 1))),
+    "torch.softmax": ("#666666", "x", "--"),
+    "copy": ("#333333", "", (0, (1, 1.5))),
+}
+
+
+class Figure(matplotlib.figure.Figure):
+    """A matplotlib figure that shows itself in a notebook once, whatever back end is active."""
+
+    def png(self, dpi: int = 144) -> bytes:
+        """The figure as a PNG file's bytes."""
+        buffer = io.BytesIO()
+        with matplotlib.rc_context(STYLE):
+            self.savefig(buffer, format="png", dpi=dpi, bbox_inches="tight", pad_inches=0.15)
+        return buffer.getvalue()
+
+    def _repr_png_(self) -> tuple[bytes, dict]:
+        data = self.png()
+        width, height = (int.from_bytes(data[i : i + 4], "big") // 2 for i in (16, 20))  # the PNG's IHDR
+        return data, {"width": width, "height": height}
+
+
+def _figure(columns: int, width: float = 4.6, height: float = 3.4, **options: object) -> tuple[Figure, list[Axes]]:
+    figure = Figure(figsize=(width * columns, height), layout="constrained")
+    axes = figure.subplots(1, columns, squeeze=False, **options)[0]
+    return figure, list(axes)
+
+
+def _styled(function):
+    """Runs `function` with this module's style and leaves matplotlib's own settings alone."""
+    import functools
+
+    @functools.wraps(function)
+    def wrapper(*args: object, **kwargs: object) -> Figure:
+        with matplotlib.rc_context(STYLE):
+            return function(*args, **kwargs)
+
+    return wrapper
+
+
+def _looks(names: Iterable[str]) -> dict[str, tuple]:
+    """A look for each name: peers keep theirs in every figure, rungs take the next free one in order."""
+    names = list(dict.fromkeys(names))
+    free = iter(RUNGS * (1 + len(names) // len(RUNGS)))
+    return {name: PEERS[name] if name in PEERS else next(free) for name in names}
+
+
+def _line(ax: Axes, x: Sequence[float], y: Sequence[float], look: tuple, ours: bool, **options: object) -> None:
+    colour, marker, dash = look
+    filled = {"markeredgecolor": CARD, "markeredgewidth": 0.8} if marker not in "x+123" else {"markeredgewidth": 1.5}
+    options = {"linewidth": 2.3 if ours else 1.5, "zorder": 3 if ours else 3.5, "linestyle": dash} | filled | options
+    ax.plot(x, y, color=colour, marker=marker, **options)
+
+
+def _name_lines(ax: Axes, ends: dict[str, tuple[float, float]], looks: Mapping[str, tuple], gap: float = 0.075) -> None:
+    """Writes each line's name right of its last point, moved apart where two would overlap."""
+    to_axes = ax.transAxes.inverted()
+    where = {n: to_axes.transform(ax.transData.transform(end)) for n, end in ends.items()}
+    order = sorted(where, key=lambda n: where[n][1])
+    y = np.array([where[n][1] for n in order], dtype=float)
+    for _ in range(200):  # push neighbours apart until they all fit
+        for i in range(len(y) - 1):
+            overlap = gap - (y[i + 1] - y[i])
+            if overlap > 1e-4:
+                y[i] -= overlap / 2
+                y[i + 1] += overlap / 2
+    for name, height in zip(order, y, strict=True):
+        ax.annotate(
+            name,
+            xy=where[name],
+            xytext=(1.045, height),
+            xycoords="axes fraction",
+            textcoords="axes fraction",
+            color=looks[name][0],
+            fontsize=9,
+            fontweight="bold" if name not in PEERS else "normal",
+            va="center",
+            arrowprops={"arrowstyle": "-", "color": looks[name][0], "linewidth": 0.6, "shrinkA": 1, "shrinkB": 4},
+        )
+
+
+def _power_of_two_axis(ax: Axes, values: Iterable[float], label: str) -> None:
+    ticks = sorted(set(values))
+    while len(ticks) > 8:
+        ticks = ticks[::-2][::-1]
+    ax.set_xscale("log", base=2)
+    ax.xaxis.set_major_locator(FixedLocator(ticks))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: _short(v)))
+    ax.set_xlabel(label)
+
+
+def _log_ticks(ax: Axes, unit: str = "") -> None:
+    ax.set_yscale("log")
+    low, high = ax.get_ylim()
+    steps = (1,) if high / low > 300 else (1, 3) if high / low > 30 else (1, 2, 5)
+    ticks = [m * 10.0**e for e in range(-12, 15) for m in steps]
+    ax.yaxis.set_major_locator(FixedLocator([t for t in ticks if low <= t <= high]))
+    ax.yaxis.set_minor_formatter(NullFormatter())
+    ax.yaxis.set_minor_locator(NullLocator())
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}{unit}"))
+
+
+def _short(n: float) -> str:
+    """512, 1k, 16k, 1M: powers of 1024, otherwise the number itself."""
+    for size, suffix in ((1 << 20, "M"), (1 << 10, "k")):
+        if n >= size and n % size == 0:
+            return f"{n / size:g}{suffix}"
+    return f"{n:g}"
+
+
+def _device(frame: pd.DataFrame) -> str:
+    """The devices of a frame for its title, and which of its rungs have changed since they were recorded."""
+    words = " and ".join(dict.fromkeys(frame["device"])) if "device" in frame else "this GPU"
+    if "stale" in frame and frame["stale"].any():
+        old = ", ".join(dict.fromkeys(frame.loc[frame["stale"].astype(bool), "rung"]))
+        words += f" · STALE: {old} changed since"
+    return words
+
+
+def _select(samples: pd.DataFrame) -> pd.DataFrame:
+    """The rows a line can be drawn through: attention where both operations are there, one shape per N and D, and each
+    peer from one session only. ValueError where the shapes don't decide that."""
+    if "op" in samples and samples["op"].nunique() > 1:
+        samples = samples[samples["op"] == "attention"]
+    keys = [c for c in ("dtype", "Nk", "D") if c in samples]
+    if (samples.groupby(keys)[["B", "H", "Nq"]].nunique() > 1).any(axis=None):
+        samples = record.headline(samples)
+        if samples.empty or (samples.groupby(keys)[["B", "H", "Nq"]].nunique() > 1).any(axis=None):
+            raise ValueError("several (B, H, Nq) share one N and D: select one, e.g. samples[samples.B == 8]")
+    if "rung" in samples:
+        last = samples.groupby("name")["rung"].transform("max")
+        samples = samples[(samples["rung"] == last) | (samples["name"] == samples["rung"])]
+    return samples
+
+
+def _what(frame: pd.DataFrame) -> str:
+    return " and ".join(dict.fromkeys(frame["dtype"])) if "dtype" in frame else ""
+
+
+def _workload(frame: pd.DataFrame) -> str:
+    """The part of the shape that does not change along a figure, in words."""
+    if (frame["D"] == 1).all():
+        return f"{_short(float((frame['Nq'] * frame['Nk']).max()))} elements"
+    if (frame["B"] * frame["Nq"]).nunique() == 1 and (frame["H"] * frame["D"]).nunique() == 1:
+        return f"B·N = {int((frame['B'] * frame['Nq']).iloc[0])}, H·D = {int((frame['H'] * frame['D']).iloc[0])}"
+    return ", ".join(f"{c} = {int(frame[c].iloc[0])}" for c in "BH" if frame[c].nunique() == 1)
+
+
+def _against_n(samples: pd.DataFrame, column: str, label: str, log: bool) -> Figure:
+    table = record.medians(_select(samples))
+    softmax = (table["D"] == 1).all()
+    if softmax:
+        table = table[table["Nk"].map(lambda n: n & (n - 1) == 0)]
+    looks = _looks(table["name"])
+    figure, axes = _figure(table["D"].nunique(), width=5.0)
+    for ax, (d, part) in zip(axes, table.groupby("D"), strict=True):
+        ends = {}
+        for name, line in part.groupby("name", sort=False):
+            line = line.sort_values("Nk")
+            _line(ax, line["Nk"], line[column], looks[name], name not in PEERS)
+            ends[name] = (line["Nk"].iloc[-1], line[column].iloc[-1])
+        _power_of_two_axis(ax, part["Nk"], "row length N" if softmax else "sequence length N")
+        if log:
+            _log_ticks(ax)
+        else:
+            ax.set_ylim(bottom=0)
+        ax.set_title("" if softmax else f"D = {d}", color=MUTED)
+        figure.draw_without_rendering()
+        _name_lines(ax, ends, looks)
+    axes[0].set_ylabel(label)
+    kind = "row softmax" if softmax else "attention forward"
+    figure.suptitle(f"{kind}, {_what(table)}, {_workload(table)} · {_device(samples)}", x=0.01, ha="left", fontsize=11)
+    return figure
+
+
+@_styled
+def latency(samples: pd.DataFrame) -> Figure:
+    """Milliseconds per call against N, a panel per D. samples: record.load("04_fa2_fp32"), of one or several rungs.
+
+    Frames with several batch and head counts per N show the headline workload (B·N = 16384, H·D = 2048).
+    """
+    return _against_n(samples, "ms", "time per call (ms)", log=True)
+
+
+@_styled
+def throughput(samples: pd.DataFrame) -> Figure:
+    """TFLOP/s against N, a panel per D (softmax: TB/s of the bytes no softmax can avoid). Samples as in `latency`."""
+    table = _select(samples)
+    if (table["D"] == 1).all():
+        return _against_n(samples, "tb_per_s", "S read + P written (TB/s)", log=False)
+    return _against_n(samples, "tflops", "TFLOP/s  (4·B·H·N²·D / time)", log=False)
+
+
+@_styled
+def ratio(samples: pd.DataFrame, ours: str, peers: str | Sequence[str]) -> Figure:
+    """How many times faster `ours` is than each peer, against N: median of the rounds, bars to their lowest and highest."""
+    names = [peers] if isinstance(peers, str) else list(peers)
+    tables = {name: record.ratio(_select(samples), ours, name) for name in names}
+    dims = sorted(set().union(*(set(t["D"]) for t in tables.values())))
+    looks = _looks(names)
+    figure, axes = _figure(len(dims), width=5.0)
+    for ax, d in zip(axes, dims, strict=True):
+        ends = {}
+        for name, table in tables.items():
+            line = table[table["D"] == d].sort_values("Nk")
+            if line.empty:
+                continue
+            _line(ax, line["Nk"], line["ratio"], looks[name], False)
+            spread = [line["ratio"] - line["low"], line["high"] - line["ratio"]]
+            ax.errorbar(line["Nk"], line["ratio"], spread, fmt="none", ecolor=looks[name][0], elinewidth=1.1, capsize=3)
+            ends[name] = (line["Nk"].iloc[-1], line["ratio"].iloc[-1])
+        ax.axhline(1, color=INK, linewidth=1, zorder=1)
+        ax.set_ylim(0, max(1.15, 1.08 * max(t["high"].max() for t in tables.values())))
+        _power_of_two_axis(
+            ax, set().union(*(set(t.loc[t["D"] == d, "Nk"]) for t in tables.values())), "sequence length N"
+        )
+        if d != 1:
+            ax.set_title(f"D = {d}", color=MUTED)
+        figure.draw_without_rendering()
+        _name_lines(ax, {f"{n}": e for n, e in ends.items()}, looks)
+    axes[0].set_ylabel(f"speed of {ours}\n(peer's time / its time)")
+    figure.suptitle(
+        f"{ours} beside its peers, {_what(samples)} · {_device(_select(samples))}", x=0.01, ha="left", fontsize=11
+    )
+    return figure
+
+
+@_styled
+def roofline(points: pd.DataFrame, ceilings: pd.DataFrame, roofs: Sequence[str] = ("fp32 matmul",)) -> Figure:
+    """Attainable TFLOP/s against arithmetic intensity, under this machine's measured ceilings, with kernels as points.
+
+    points: name, flops, bytes (moved to and from HBM), ms. ceilings: record.load("device", "ceilings"); "copy" is the
+    slope, `roofs` the flat parts.
+    """
+    top = ceilings.groupby("name")["value"].median()
+    missing = {"copy", *roofs} - set(top.index)
+    if missing:
+        raise ValueError(f"ceilings lack {sorted(missing)}; there are {sorted(top.index)}")
+    x, y = points["flops"] / points["bytes"], points["flops"] / points["ms"] / 1e9
+    ridge = max(top[r] for r in roofs) / top["copy"]
+    low, high = min(x.min() / 3, ridge / 30), max(x.max() * 4, ridge * 10)
+    figure, (ax,) = _figure(1, width=6.6, height=4.0)
+    for roof in roofs:
+        edge = top[roof] / top["copy"]
+        xs = np.array([low, edge, high])
+        ax.plot(xs, np.minimum(xs * top["copy"], top[roof]), color=INK, linewidth=1.6, zorder=2)
+        ax.text(high, top[roof] * 1.08, f"{roof} {top[roof]:.3g} TFLOP/s", ha="right", va="bottom", fontsize=9)
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.set_xlim(low, high)
+    ax.set_ylim(min(y.min() / 3, low * top["copy"]), max(top[r] for r in roofs) * 3)
+    looks = _looks(points["name"])
+    for name, px, py in zip(points["name"], x, y, strict=True):
+        ax.plot([px, px], [ax.get_ylim()[0], py], color=looks[name][0], linewidth=0.8, linestyle=":", zorder=1)
+        _line(ax, [px], [py], looks[name], True, markersize=8, linestyle="")
+        side = -1 if px > (low * high) ** 0.5 else 1
+        ax.annotate(
+            f"{name}\n{py:.3g} TFLOP/s",
+            (px, py),
+            (9 * side, 0),
+            textcoords="offset points",
+            ha="right" if side < 0 else "left",
+            va="center",
+            fontsize=9,
+            color=looks[name][0],
+            bbox={"facecolor": CARD, "edgecolor": "none", "pad": 1},
+        )
+    start, limits = low * 1.3, ax.get_ylim()
+    figure.draw_without_rendering()
+    a, b = ax.transData.transform([(start, start * top["copy"]), (start * 4, start * 4 * top["copy"])])
+    ax.text(
+        start,
+        start * top["copy"] * 1.35,
+        f"copy {top['copy']:.3g} TB/s",
+        rotation=float(np.degrees(np.arctan2(*(b - a)[::-1]))),
+        rotation_mode="anchor",
+        fontsize=9,
+    )
+    ax.set_ylim(limits)
+    plain = FuncFormatter(lambda v, _: f"{v:g}")
+    ax.xaxis.set_major_formatter(plain)
+    ax.yaxis.set_major_formatter(plain)
+    ax.set_xlabel("arithmetic intensity (FLOP per byte of HBM traffic)")
+    ax.set_ylabel("TFLOP/s")
+    figure.suptitle(f"Roofline · {_device(ceilings)}, ceilings measured", x=0.01, ha="left", fontsize=11)
+    return figure
+
+
+@_styled
+def memory(frame: pd.DataFrame) -> Figure:
+    """Peak memory of one call against N, with slopes of N and N² to compare. frame: record.load(kind="memory")."""
+    if "rung" in frame:
+        last = frame.groupby("name")["rung"].transform("max")
+        frame = frame[(frame["rung"] == last) | (frame["name"] == frame["rung"])]
+    looks = _looks(frame["name"])
+    figure, (ax,) = _figure(1, width=6.8, height=4.0)
+    ends = {}
+    for name, line in frame.groupby("name", sort=False):
+        line = line.sort_values("Nk")
+        fits = line[line["bytes"].notna()]
+        _line(ax, fits["Nk"], fits["bytes"].astype(float), looks[name], name not in PEERS)
+        if len(fits):
+            ends[name] = (fits["Nk"].iloc[-1], float(fits["bytes"].iloc[-1]))
+        if 0 < len(fits) < len(line):
+            ends_at = ends[name]
+            ax.annotate("out of memory above", ends_at, (0, 9), textcoords="offset points", fontsize=8, ha="right")
+    _power_of_two_axis(ax, frame["Nk"], "sequence length N")
+    _log_ticks(ax)
+    low, high = ax.get_ylim()
+    units = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+    ticks = [2.0**e for e in range(10, 50, 3 if high / low > 1e4 else 2)]
+    ax.yaxis.set_major_locator(FixedLocator([t for t in ticks if low <= t <= high]))
+    ax.yaxis.set_major_formatter(
+        FuncFormatter(lambda v, _: next((f"{v / u:g} {n}" for u, n in units if v >= u), f"{v:g} B"))
+    )
+    N = np.array(sorted(set(frame["Nk"])), dtype=float)
+    for power, anchor in ((1, min(e[1] for e in ends.values())), (2, max(e[1] for e in ends.values()))):
+        guide = anchor * (N / N[-1]) ** power * (0.45 if power == 1 else 2.2)
+        ax.plot(N, guide, color=MUTED, linewidth=0.9, linestyle=(0, (2, 3)), zorder=1)
+        ax.annotate(
+            "∝ N" if power == 1 else "∝ N²",
+            (N[len(N) // 2], guide[len(N) // 2]),
+            (0, -11 if power == 1 else 7),
+            textcoords="offset points",
+            color=MUTED,
+            fontsize=9,
+            ha="right",
+        )
+    ax.set_ylim(low / 3, high * 3)
+    ax.set_ylabel("peak memory of one call")
+    figure.draw_without_rendering()
+    _name_lines(ax, ends, looks, gap=0.06)
+    shape = ", ".join(f"{c} = {int(frame[c].iloc[0])}" for c in "BHD")
+    figure.suptitle(f"Memory beyond the inputs, {shape} · {_device(frame)}", x=0.01, ha="left", fontsize=11)
+    return figure
+
+
+@_styled
+def error(frame: pd.DataFrame, D: int | None = None) -> Figure:
+    """Largest absolute error against N beside the budget of the error rule. frame: record.load(stem, "error").
+
+    D: which head dimension (default: the smallest recorded).
+    """
+    D = int(frame["D"].min()) if D is None else D
+    part = frame[frame["D"] == D]
+    if part.empty:
+        raise ValueError(f"no errors recorded for D = {D}; there are {sorted(set(frame['D']))}")
+    rung = part["rung"].iloc[0] if "rung" in part else "kernel"
+    outputs = list(dict.fromkeys(part["output"]))
+    looks = {rung: RUNGS[0], "plain PyTorch": PEERS["SDPA MATH"], "budget": (MUTED, "", "-")}
+    figure, axes = _figure(len(outputs), width=5.0)
+    for ax, output in zip(axes, outputs, strict=True):
+        line = part[part["output"] == output].sort_values("Nk")
+        N = line["Nk"]
+        ax.plot(N, line["budget"], color=MUTED, linewidth=1.2)
+        lines = {rung: line["error"], "plain PyTorch": line["pytorch_error"], "budget": line["budget"]}
+        for name, y in list(lines.items())[:2]:
+            _line(ax, N, y, looks[name], name == rung)
+        _power_of_two_axis(ax, N, "sequence length N")
+        _log_ticks(ax)
+        high = ax.get_ylim()[1]
+        ax.fill_between(N, line["budget"], high * 3, color=MUTED, alpha=0.15, linewidth=0)
+        ax.set_ylim(ax.get_ylim()[0] / 1.5, high * 3)
+        ax.text(N.iloc[0], high * 1.6, " wrong", color=MUTED, fontsize=9, va="center")
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:.0e}".replace("e-0", "e-")))
+        ax.set_title({"o": "O", "lse": "LSE", "p": "P"}[output], color=MUTED)
+        figure.draw_without_rendering()
+        _name_lines(ax, {n: (N.iloc[-1], y.iloc[-1]) for n, y in lines.items()}, looks)
+    axes[0].set_ylabel("largest |error| against float64")
+    shape = "" if D == 1 else f", D = {D}"
+    figure.suptitle(f"Error of {rung}{shape} · {_device(part)}", x=0.01, ha="left", fontsize=11)
+    return figure
+
+
+@_styled
+def traffic(counted: pd.DataFrame, predicted: Mapping[str, float] | None = None, title: str = "") -> Figure:
+    """Bytes moved for each tensor, as counted, beside a prediction.
+
+    counted: index tensor name, columns bytes_read and bytes_written (helpers.emulator.traffic). predicted: tensor name to
+    bytes read and written together. Counts are the same on every machine, so no device is named.
+    """
+    unknown = set(predicted or {}) - set(counted.index)
+    if unknown:
+        raise ValueError(f"a prediction for {sorted(unknown)}, but counted were {list(counted.index)}")
+    names = list(counted.index)
+    figure, (ax,) = _figure(1, width=6.8, height=0.8 + 0.55 * len(names))
+    y = np.arange(len(names), dtype=float)
+    high = 0.36 if predicted else 0.6
+    offset = high / 2 if predicted else 0.0
+    read, written = (counted[c].to_numpy(dtype=float) for c in ("bytes_read", "bytes_written"))
+    r, w = read > 0, written > 0
+    ax.barh(y[r] - offset, read[r], high, color="#0072b2", label="read")
+    hatched = {"color": "#f0b060", "hatch": "///", "edgecolor": "#8a4b00"}
+    ax.barh(y[w] - offset, written[w], high, left=read[w], label="written", **hatched)
+    total = read + written
+    most = max(total.max(), max((predicted or {"": 0}).values()))
+    for i, name in enumerate(names):
+        ax.text(total[i] + 0.01 * most, y[i] - offset, _bytes(total[i]), va="center", fontsize=9)
+        if predicted and name in predicted:
+            guess = predicted[name]
+            label = "predicted" if i == 0 else None
+            ax.barh(y[i] + offset, guess, high, facecolor="none", edgecolor=MUTED, linestyle="--", label=label)
+            ax.text(guess + 0.01 * most, y[i] + offset, _bytes(guess), va="center", fontsize=9, color=MUTED)
+    ax.set_yticks(y, names, color=INK)
+    ax.invert_yaxis()
+    ax.grid(axis="y", visible=False)
+    ax.set_xlim(0, most * 1.16)
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: _bytes(v)))
+    ax.set_xlabel("bytes requested by the kernel's threads")
+    handles, labels = ax.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper right", ncols=3, frameon=False, fontsize=9)
+    figure.suptitle(title or "Bytes by tensor, counted", x=0.01, ha="left", fontsize=11)
+    return figure
+
+
+def _bytes(n: float) -> str:
+    """1.5 MB: decimal units, three digits."""
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if n >= unit:
+            return f"{n / unit:.3g} {name}"
+    return f"{n:.0f} B"

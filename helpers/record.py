@@ -1,0 +1,250 @@
+"""data/: the runs recorded on real devices, each with its conditions, and the arithmetic of reading them.
+
+A record is two files, data/<device>/<stem>.<kind>.csv (the samples) and the same name with .json (the conditions they
+were taken under). data/README.md documents every kind and column. Nothing else writes to data/, and nothing here needs
+torch or a GPU.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import json
+import math
+import platform
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pandas as pd
+
+DATA = Path(__file__).resolve().parent.parent / "data"
+DEFAULT_DEVICE = "nvidia-h200"  # shown where this machine's own GPU has no records
+FORWARD_FLOPS = "4*B*H*Nq*Nk*D"  # two products of 2*Nq*Nk*D each; the softmax is not counted
+SHAPE = ["B", "H", "Nq", "Nk", "D"]
+
+
+def forward_flops(B: int, H: int, Nq: int, Nk: int, D: int) -> int:
+    """Floating-point operations of attention's forward pass: 4·B·H·Nq·Nk·D, softmax not counted. Arrays work too."""
+    return 4 * B * H * Nq * Nk * D
+
+
+def forward_bytes(B: int, H: int, Nq: int, Nk: int, D: int, itemsize: int = 4) -> int:
+    """Bytes no forward pass can avoid: Q, K, V read and O written once (`itemsize` each), LSE written in float32."""
+    return B * H * (itemsize * D * (2 * Nq + 2 * Nk) + 4 * Nq)
+
+
+def softmax_bytes(rows: int, N: int) -> int:
+    """Bytes no float32 row softmax can avoid: S read, P written, LSE written."""
+    return 4 * (2 * rows * N + rows)
+
+
+def slug(device: str) -> str:
+    """The folder of a device: "NVIDIA H200" is "nvidia-h200"."""
+    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+
+
+def query_gpu(*fields: str) -> list[str] | None:
+    """The first GPU's answer to `nvidia-smi --query-gpu=...`; None where there is no driver or GPU."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    command = ["nvidia-smi", "--id=0", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    answer = done.stdout.strip().splitlines()
+    return [x.strip() for x in answer[0].split(",")] if done.returncode == 0 and answer else None
+
+
+@functools.cache
+def this_device() -> str | None:
+    """The name of this machine's first GPU; None without one."""
+    answer = query_gpu("name")
+    return answer[0] if answer else None
+
+
+def conditions() -> dict:
+    """What a figure taken now on this machine depends on: device, clocks, power limit, driver, CUDA, torch, date.
+
+    Raises RuntimeError where there is no NVIDIA GPU: timings are recorded on a GPU only.
+    """
+    fields = {
+        "driver": "driver_version",
+        "memory_mib": "memory.total",
+        "power_limit_w": "power.limit",
+        "sm_clock_max_mhz": "clocks.max.sm",
+        "memory_clock_mhz": "clocks.mem",
+    }
+    answer = query_gpu("name", *fields.values())
+    if answer is None:
+        raise RuntimeError("timings are recorded on a GPU only, and nvidia-smi finds none on this machine")
+    found = {"device": answer[0], **{k: _number(v) for k, v in zip(fields, answer[1:], strict=True)}}
+    try:
+        import torch
+
+        found |= {"torch": torch.__version__, "cuda": torch.version.cuda}
+    except ImportError:
+        found |= {"torch": None, "cuda": None}
+    found |= {"python": platform.python_version(), "date": datetime.date.today().isoformat()}
+    return found
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def save(
+    stem: str,
+    kind: str,
+    frame: pd.DataFrame,
+    *,
+    extra: dict | None = None,
+    known: dict | None = None,
+    root: Path = DATA,
+) -> Path:
+    """Writes `frame` as the record (stem, kind) of this device, replacing an older one, and returns the .csv's path.
+
+    extra: what to keep beside the conditions (how it was measured, clocks seen, what was skipped). known: the conditions,
+    by default `conditions()` of this machine. The source digest of the rung is added; stem "device" has none.
+    """
+    known = dict(conditions() if known is None else known)
+    folder = root / slug(known["device"])
+    folder.mkdir(parents=True, exist_ok=True)
+    about = {"rung": stem, "kind": kind} | _of_rung(stem) | known | dict(frame.attrs) | (extra or {})
+    path = folder / f"{stem}.{kind}.csv"
+    frame.to_csv(path, index=False, float_format="%.6g", lineterminator="\n")
+    path.with_suffix(".json").write_text(json.dumps(about, indent=2) + "\n")
+    return path
+
+
+def _of_rung(stem: str) -> dict:
+    if stem == "device":
+        return {}
+    from .ladder import rung
+
+    found = rung(stem)
+    work = {"flops": FORWARD_FLOPS} if found.op == "attention" else {"bytes": "4*(2*Nq*Nk+Nq)"}
+    return {"op": found.op, "digest": found.digest, **work}
+
+
+def devices(root: Path = DATA) -> list[str]:
+    """The folders of data/ that hold records, the default device first."""
+    found = sorted({p.parent.name for p in root.glob("*/*.json")})
+    return sorted(found, key=lambda name: name != DEFAULT_DEVICE)
+
+
+def _device(device: str | None, root: Path) -> str:
+    if device is not None:
+        return slug(device)
+    here = slug(this_device() or "")
+    return here if here in devices(root) else DEFAULT_DEVICE
+
+
+def about(stem: str, kind: str = "forward", device: str | None = None, root: Path = DATA) -> dict:
+    """The conditions of one record. LookupError if there is none."""
+    path = root / _device(device, root) / f"{stem}.{kind}.json"
+    if not path.exists():
+        raise LookupError(_missing(stem, kind, path.parent.name, root))
+    return json.loads(path.read_text())
+
+
+def load(stem: str | None = None, kind: str = "forward", device: str | None = None, root: Path = DATA) -> pd.DataFrame:
+    """The samples of one rung, or of all (stem None), with the columns rung, op, device and stale in front.
+
+    stale is True where the rung has changed since. device: a name or folder of data/; by default this machine's GPU if it
+    has records, and "nvidia-h200" otherwise. LookupError names what is recorded if this is not.
+    """
+    folder = root / _device(device, root)
+    paths = sorted(folder.glob(f"{stem or '*'}.{kind}.csv"))
+    if not paths:
+        raise LookupError(_missing(stem, kind, folder.name, root))
+    return pd.concat([_read(p) for p in paths], ignore_index=True)
+
+
+def _read(path: Path) -> pd.DataFrame:
+    known = json.loads(path.with_suffix(".json").read_text())
+    frame = pd.read_csv(path)
+    for column, value in reversed(
+        {"rung": known["rung"], "op": known.get("op"), "device": known["device"], "stale": is_stale(known)}.items()
+    ):
+        frame.insert(0, column, value)
+    return frame
+
+
+def is_stale(known: dict) -> bool:
+    """Whether the rung whose conditions these are has changed, or gone, since it was recorded."""
+    if "digest" not in known:
+        return False
+    from .ladder import rung
+
+    try:
+        return rung(known["rung"]).digest != known["digest"]
+    except (LookupError, ValueError, OSError):
+        return True
+
+
+def _missing(stem: str | None, kind: str, device: str, root: Path) -> str:
+    there = ", ".join(sorted(p.name.removesuffix(".csv") for p in (root / device).glob("*.csv"))) or "nothing"
+    what = f"{kind!r} record of {stem}" if stem else f"{kind!r} record"
+    return f"no {what} on {device} (recorded there: {there}); `make bench` on a machine with that GPU makes it"
+
+
+def published(name: str, root: Path = DATA) -> pd.DataFrame:
+    """A table of data/published by its file's stem, e.g. "h200_peers". LookupError names those there are."""
+    path = root / "published" / f"{name}.csv"
+    if not path.exists():
+        known = ", ".join(sorted(p.stem for p in (root / "published").glob("*.csv")))
+        raise LookupError(f"no published table {name!r}; there are {known}")
+    return pd.read_csv(path)
+
+
+def headline(samples: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the headline workload: B·N = 16384 tokens, H·D = 2048; softmax rows are all of it."""
+    tokens = (samples["B"] * samples["Nq"] == 16384) & (samples["H"] * samples["D"] == 2048)
+    return samples[tokens | (samples["D"] == 1)]
+
+
+def _keys(samples: pd.DataFrame) -> list[str]:
+    return [c for c in ("rung", "op", "device", "stale", "dtype", *SHAPE) if c in samples]
+
+
+def medians(samples: pd.DataFrame) -> pd.DataFrame:
+    """One row per name and shape of forward samples: ms (median), ms_low and ms_high (the rounds' extremes), and with
+    them tflops (attention, by 4·B·H·Nq·Nk·D) or tb_per_s (softmax and copy, by the bytes no softmax can avoid)."""
+    grouped = samples.groupby([*_keys(samples), "name"], sort=False, dropna=False)["ms"]
+    frame = grouped.agg(ms="median", ms_low="min", ms_high="max").reset_index()
+    softmax = frame["op"].eq("softmax") if "op" in frame else pd.Series(False, index=frame.index)
+    flops = forward_flops(*(frame[c].astype("float64") for c in SHAPE))
+    frame["tflops"] = (flops / frame["ms"] / 1e9).where(~softmax)
+    frame["tb_per_s"] = (softmax_bytes(frame["Nq"].astype("float64"), frame["Nk"]) / frame["ms"] / 1e9).where(softmax)
+    return frame
+
+
+def ratio(samples: pd.DataFrame, ours: str, peer: str) -> pd.DataFrame:
+    """How many times faster `ours` is than `peer`, per shape: peer's ms / our ms within each round (they ran side by
+    side), their median as `ratio`, the rounds' extremes as `low` and `high`.
+
+    Shapes where either is missing are left out; LookupError if that leaves none.
+    """
+    if "rung" in samples and ours in set(samples["rung"]):
+        samples = samples[samples["rung"] == ours]  # another rung's session has the peer too, at another time
+    keys = _keys(samples)
+    wide = samples[samples["name"].isin([ours, peer])]
+    wide = wide.pivot_table(index=[*keys, "round"], columns="name", values="ms", sort=False, dropna=False)
+    if ours not in wide or peer not in wide:
+        raise LookupError(f"no samples of {ours} beside {peer}; there are {', '.join(samples['name'].unique())}")
+    ratios = (wide[peer] / wide[ours]).dropna().rename("ratio").reset_index()
+    found = ratios.groupby(keys, sort=False, dropna=False)["ratio"].agg(ratio="median", low="min", high="max")
+    return found.reset_index()
+
+
+def overall(samples: pd.DataFrame, ours: str, peer: str, from_n: int = 1024) -> tuple[float, float, float]:
+    """`ours` against `peer` in three numbers: the geometric mean of the ratio over the headline shapes with N >= from_n,
+    and the worst and best shape. LookupError where nothing was measured."""
+    points = ratio(headline(samples), ours, peer)
+    points = points.loc[points["Nk"] >= from_n, "ratio"]
+    if points.empty:
+        raise LookupError(f"no samples of {ours} beside {peer} with N >= {from_n}")
+    return math.exp(points.map(math.log).mean()), points.min(), points.max()
