@@ -1,0 +1,33 @@
+"""An exercise's verdict: solved, or not solved with the reason and the hint; never an exception."""
+
+import pytest
+
+from helpers import exercise
+
+
+def verdict(capsys, *arguments, **options):
+    exercise.verify("2.1", *arguments, **options)
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("passed", [True, lambda: True, 1.0 < 2.0])
+def test_solved(capsys, passed):
+    assert verdict(capsys, passed, hint="unused") == "Exercise 2.1: solved\n"
+
+
+@pytest.mark.parametrize("passed", [False, lambda: False, lambda: None])
+def test_not_solved_shows_the_hint(capsys, passed):
+    assert verdict(capsys, passed, hint="a row has N scores") == (
+        "Exercise 2.1: not solved yet\n  hint: a row has N scores\n"
+    )
+
+
+def test_what_a_check_raises_is_the_reason(capsys):
+    def check():
+        raise AssertionError("worst at O[0, 0, 3, 1]")
+
+    assert verdict(capsys, check) == "Exercise 2.1: not solved yet (worst at O[0, 0, 3, 1])\n"
+
+
+def test_an_answer_left_out_is_not_solved(capsys):
+    assert "not solved yet" in verdict(capsys, lambda: abs(... - 4) < 1)
