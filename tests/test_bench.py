@@ -1,0 +1,180 @@
+"""What can be said of timing without a GPU: shapes, counts and refusals; and with one, that the clock is right."""
+
+import random
+
+import pytest
+import torch
+
+from helpers import bench
+
+
+def gpu(test):
+    """Marks a test that only a GPU can run."""
+    return pytest.mark.gpu(pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")(test))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+@pytest.mark.parametrize(
+    "call", [lambda: bench.measure({"f": lambda: None}), bench.ceilings, lambda: bench.memory(len, [])]
+)
+def test_without_a_gpu_nothing_is_timed(call):
+    with pytest.raises(RuntimeError, match="on a GPU only"):
+        call()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_make_bench_says_so_in_one_sentence(capsys):
+    assert bench.main([]) == 1
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    assert "on a GPU only" in out
+
+
+def test_the_recorded_shapes_are_the_workloads():
+    shapes = bench.shapes("attention")
+    assert len(shapes) == len(set(shapes))
+    headline = [s for s in shapes if s[0] * s[2] == 16384 and s[1] * s[4] == 2048]
+    assert {(n, d) for _, _, n, _, d in headline} == {(512 << i, d) for i in range(6) for d in (64, 128)}
+    seeds = {(b, h, n, d) for b in (8, 16) for h in (8, 16) for n in (256, 512, 1024) for d in (64, 128)}
+    assert seeds <= {(b, h, n, d) for b, h, n, _, d in shapes}
+    rows = bench.shapes("softmax")
+    assert any(n % 4 for _, _, _, n, _ in rows)
+    assert all(b == h == d == 1 and 2**25 < m * n <= 2**26 for b, h, m, n, d in rows)
+    assert set(bench.shapes("attention", quick=True)) < set(shapes)
+
+
+def test_clocks_are_summarised_over_the_busy_moments():
+    log = "345, 80.5, 0\n1500, 600.0, 100\n1800, 650.0, 98\n1600, 640.0, 100\n18"
+    assert bench.summarise(log) == {
+        "sm_clock_mhz": {"min": 1500, "median": 1600, "max": 1800},
+        "power_w": {"min": 600, "median": 640, "max": 650},
+    }
+    assert bench.summarise("345, 80.5, 0\n") == {}
+
+
+class FakeEvent:
+    """A CUDA event on a clock that only the callables advance."""
+
+    now = 0.0
+
+    def __init__(self, enable_timing):
+        self.at = 0.0
+
+    def record(self):
+        self.at = FakeEvent.now
+
+    def synchronize(self):
+        pass
+
+    def elapsed_time(self, end):
+        return end.at - self.at
+
+
+@pytest.fixture
+def fake_gpu(monkeypatch):
+    """torch.cuda with a made-up clock: what measure() does with it is then exact."""
+
+    class Properties:
+        L2_cache_size = 1000
+
+    held = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: Properties)
+    monkeypatch.setattr(torch.cuda, "_sleep", held.append, raising=False)
+    return held
+
+
+def spending(ms, log=None, name=""):
+    def call(*inputs):
+        FakeEvent.now += ms
+        if log is not None:
+            log.append((name, *inputs))
+
+    return call
+
+
+def test_a_time_is_that_of_one_call(fake_gpu):
+    frame = bench.measure({"slow": spending(50.0), "quick": spending(0.5)}, rounds=9)
+    assert frame.groupby("name")["ms"].median().to_dict() == {"slow": 50.0, "quick": 0.5}
+    assert frame.groupby("name").size().to_dict() == {"slow": 9, "quick": 9}
+    assert "9 rounds" in frame.attrs["method"]
+
+
+def test_the_callables_take_turns_in_random_order(fake_gpu):
+    log = []
+    names = "abcd"
+    frame = bench.measure({n: spending(100.0, log, n) for n in names}, rounds=20)
+    timed = [entry[0] for entry in log[-4 * 20 :]]
+    orders = ["".join(timed[i : i + 4]) for i in range(0, 80, 4)]
+    assert all(sorted(order) == list(names) for order in orders)  # once each in every round
+    assert len(set(orders)) > 8
+    assert frame["name"].tolist() == timed
+
+
+def test_small_inputs_rotate_past_the_cache_and_large_ones_stay(fake_gpu):
+    for numel, copies in ((50, 11), (10, 51), (600, 1)):  # of 4 bytes, and a cache of 1000
+        log = []
+        bench.measure({"f": spending(0.2, log)}, [torch.zeros(numel)])
+        assert len({x.data_ptr() for _, x in log}) == min(copies, 50)
+
+
+def test_the_gpu_is_held_only_where_the_host_is_the_slower(fake_gpu):
+    bench.measure({"long": spending(100.0)}, rounds=2)
+    assert not fake_gpu
+    bench.measure({"short": spending(1e-4)}, rounds=2)  # 100 ns on the GPU: any Python call takes longer
+    assert len(fake_gpu) == 2
+    assert min(fake_gpu) > 0
+
+
+def test_measure_wants_callables_and_rounds(fake_gpu):
+    with pytest.raises(ValueError, match="at least one round"):
+        bench.measure({"f": spending(1)}, rounds=0)
+    with pytest.raises(ValueError, match="callables"):
+        bench.measure({})
+
+
+@gpu
+def test_events_measure_what_the_gpu_spends():
+    """Twice the work takes twice the time, however much the host spends on issuing it."""
+    a, b = (torch.randn(n, 4096, device="cuda") for n in (4096, 8192))
+    frame = bench.measure({"one": lambda: a @ a, "two": lambda: b @ a})
+    median = frame.groupby("name")["ms"].median()
+    assert 1.7 < median["two"] / median["one"] < 2.3
+
+    def dawdles():
+        sum(random.random() for _ in range(2000))  # about 0.1 ms of the host's
+        return x + 1
+
+    x = torch.zeros(1 << 20, device="cuda")
+    frame = bench.measure({"dawdles": dawdles, "quick": lambda: x + 1})
+    median = frame.groupby("name")["ms"].median()
+    assert median["dawdles"] < 1.5 * median["quick"]
+
+
+@gpu
+def test_peers_answer_as_the_reference_does():
+    from helpers import reference
+
+    q, k, v = (torch.randn(2, 3, 128, 64, device="cuda") for _ in range(3))
+    o, _ = reference.attention(q, k, v)
+    found = bench.peers(q, k, v)
+    assert {"SDPA MATH", "SDPA EFFICIENT"} <= set(found)
+    assert "SDPA FLASH" not in found  # 16-bit only
+    for name, call in found.items():
+        assert (call(q, k, v) - o).abs().max() < 1e-5, name
+
+
+@gpu
+def test_memory_is_the_peak_of_one_call():
+    x = torch.zeros(1 << 20, device="cuda")
+    assert bench.memory(lambda x: (x + 1) * 2, [x]) == 2 * 4 << 20
+    assert bench.memory(lambda x: x.expand(1 << 20, -1).contiguous(), [x]) is None  # 4 TB
+
+
+@gpu
+def test_ceilings_are_those_of_a_gpu():
+    frame = bench.ceilings(rounds=3, idle_ms=0)
+    top = frame.groupby("name")["value"].median()
+    assert top["copy"] > 0.1
+    assert top["fp16 matmul"] > top["fp32 matmul"] > 1

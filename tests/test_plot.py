@@ -1,0 +1,229 @@
+"""Figures say what they show: units, device, names, and what is stale; and the data is where it belongs."""
+
+import io
+import itertools
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.colors import to_rgb
+from matplotlib.text import Text
+
+from helpers import plot
+
+PEERS = {"SDPA MATH": 20.0, "SDPA EFFICIENT": 40.0}
+
+
+def forward(rung="04_fa2_fp32", tflops=30.0, stale=False, peers=PEERS):
+    """Made-up samples of the headline workload: three rounds that spread by 10 %."""
+    rows = []
+    for D in (64, 128):
+        for N in (512, 2048, 16384):
+            B, H = 16384 // N, 2048 // D
+            for name, speed in ({rung: tflops} | peers).items():
+                for r, wobble in enumerate((1.0, 0.9, 1.1)):
+                    ms = 4 * B * H * N * N * D / (speed * wobble) / 1e9
+                    rows.append((rung, "attention", "NVIDIA H200", stale, name, "fp32", B, H, N, N, D, r, ms))
+    columns = ["rung", "op", "device", "stale", "name", "dtype", "B", "H", "Nq", "Nk", "D", "round", "ms"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+CEILINGS = pd.DataFrame(
+    [
+        ("NVIDIA H200", n, u, r, v)
+        for n, u, v in (("copy", "TB/s", 4.0), ("fp32 matmul", "TFLOP/s", 50.0))
+        for r in range(3)
+    ],
+    columns=["device", "name", "unit", "round", "value"],
+)
+MEMORY = pd.DataFrame(
+    [
+        ("NVIDIA H200", "04_fa2_fp32", False, name, 1, 1, n, n, 64, b)
+        for n in (1024, 4096, 16384)
+        for name, b in (("04_fa2_fp32", 300 * n), ("SDPA MATH", 12.0 * n * n if n < 16384 else None))
+    ],
+    columns=["device", "rung", "stale", "name", "B", "H", "Nq", "Nk", "D", "bytes"],
+)
+ERROR = pd.DataFrame(
+    [
+        ("NVIDIA H200", "04_fa2_fp32", False, 256, n, D, output, 3e-7, 2e-7, 8e-7)
+        for n in (1024, 4096)
+        for D in (64, 128)
+        for output in ("o", "lse")
+    ],
+    columns=["device", "rung", "stale", "Nq", "Nk", "D", "output", "error", "pytorch_error", "budget"],
+)
+TRAFFIC = pd.DataFrame({"bytes_read": [1000, 8000, 0], "bytes_written": [0, 0, 1000]}, index=["Q", "K", "O"])
+POINTS = pd.DataFrame(
+    {"name": ["01_naive", "04_fa2_fp32"], "flops": [1e12, 1e12], "bytes": [5e10, 1e9], "ms": [500, 30]}
+)
+
+FIGURES = {
+    "latency": lambda: plot.latency(forward()),
+    "throughput": lambda: plot.throughput(forward()),
+    "ratio": lambda: plot.ratio(forward(), "04_fa2_fp32", list(PEERS)),
+    "roofline": lambda: plot.roofline(POINTS, CEILINGS),
+    "memory": lambda: plot.memory(MEMORY),
+    "error": lambda: plot.error(ERROR),
+}
+
+
+def words(figure):
+    """Every text of a figure, titles and labels included."""
+    figure.draw_without_rendering()
+    return [t.get_text() for t in figure.findobj(lambda a: hasattr(a, "get_text")) if t.get_text()]
+
+
+def lines(ax):
+    """A panel's drawn lines that carry data, as {(colour, marker): (x, y)}."""
+    return {(l.get_color(), l.get_marker()): l.get_xydata().T for l in ax.lines if l.get_marker() not in ("None", "")}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_the_device_is_in_the_title_and_the_units_on_the_axes(name):
+    figure = FIGURES[name]()
+    assert "NVIDIA H200" in figure.get_suptitle()
+    units = {
+        "latency": "(ms)",
+        "throughput": "TFLOP/s",
+        "ratio": "peer's time / its time",
+        "roofline": "TFLOP/s",
+        "memory": "memory",
+        "error": "|error|",
+    }
+    assert units[name] in figure.axes[0].get_ylabel()
+    assert all(ax.get_xlabel() for ax in figure.axes)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_line_is_named_beside_it(name):
+    text = words(FIGURES[name]())
+    expected = {
+        "ratio": set(PEERS),
+        "roofline": {"01_naive", "04_fa2_fp32", "copy 4 TB/s", "fp32 matmul 50 TFLOP/s"},
+        "memory": {"04_fa2_fp32", "SDPA MATH", "∝ N", "∝ N²", "out of memory above"},
+        "error": {"04_fa2_fp32", "plain PyTorch", "budget"},
+    }.get(name, {"04_fa2_fp32", *PEERS})
+    for label in expected:
+        assert any(label in t for t in text), label
+
+
+def test_the_points_are_the_medians():
+    figure = plot.throughput(forward(tflops=30.0))
+    for ax, D in zip(figure.axes, (64, 128), strict=True):
+        assert ax.get_title(loc="left") == f"D = {D}"
+        (x, y), *_ = lines(ax).values()
+        np.testing.assert_array_equal(x, [512, 2048, 16384])
+        np.testing.assert_allclose(y, 30.0)
+
+
+def test_a_ratio_shows_its_spread():
+    figure = plot.ratio(forward(tflops=30.0), "04_fa2_fp32", "SDPA MATH")
+    (_, y), *_ = lines(figure.axes[0]).values()
+    np.testing.assert_allclose(y, 1.5)
+    assert all(
+        any(np.array_equal(l.get_ydata(), [1, 1]) for l in ax.lines) for ax in figure.axes
+    )  # as fast as the peer
+    assert figure.axes[0].containers  # the error bars
+
+
+def test_a_stale_record_is_shown_as_stale():
+    assert "STALE: 04_fa2_fp32 changed since" in plot.throughput(forward(stale=True)).get_suptitle()
+    assert "STALE" not in plot.throughput(forward()).get_suptitle()
+    mixed = pd.concat([forward("03_fa1_fp32", 5.0), forward(stale=True)])
+    assert "STALE: 04_fa2_fp32 changed" in plot.latency(mixed).get_suptitle()
+
+
+def test_rungs_and_peers_of_several_sessions_share_a_figure():
+    both = pd.concat([forward("03_fa1_fp32", 5.0), forward("04_fa2_fp32", 30.0)])
+    figure = plot.throughput(both)
+    assert len(lines(figure.axes[0])) == 4  # two rungs and each peer once
+
+
+def test_shapes_that_share_an_n_are_not_mixed():
+    other = forward().assign(B=3, H=3)
+    figure = plot.throughput(pd.concat([forward(), other]))
+    assert "B·N = 16384, H·D = 2048" in figure.get_suptitle()
+    with pytest.raises(ValueError, match="several"):
+        plot.throughput(pd.concat([other, other.assign(B=4)]))
+
+
+def test_softmax_is_shown_by_its_bytes():
+    rows = forward("02_online_softmax", peers={"torch.softmax": 1.0, "copy": 2.0})
+    rows = rows[rows["D"] == 64].assign(op="softmax", B=1, H=1, Nq=lambda f: 2**26 // f["Nk"], D=1)
+    figure = plot.throughput(rows)
+    assert "TB/s" in figure.axes[0].get_ylabel()
+    assert "row softmax" in figure.get_suptitle()
+
+
+def test_predictions_stand_beside_counts():
+    figure = plot.traffic(TRAFFIC, {"Q": 1000, "K": 7000})
+    text = words(figure)
+    assert {"Q", "K", "O", "8 kB", "7 kB", "read", "written", "predicted"} <= set(text)
+    assert "bytes" in figure.axes[0].get_xlabel()
+    assert "predicted" not in words(plot.traffic(TRAFFIC))
+    with pytest.raises(ValueError, match=r"prediction for \['X'\], but counted were \['Q', 'K', 'O'\]"):
+        plot.traffic(TRAFFIC, {"X": 1})
+
+
+def test_bad_requests_name_what_there_is():
+    with pytest.raises(ValueError, match=r"D = 32; there are \[64, 128\]"):
+        plot.error(ERROR, D=32)
+    with pytest.raises(ValueError, match=r"lack \['fp64 matmul'\]"):
+        plot.roofline(POINTS, CEILINGS, roofs=["fp64 matmul"])
+
+
+def luminance(colour):
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
+    return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
+
+
+def contrast(a, b):
+    """Contrast ratio of two colours (WCAG 2.2, success criterion 1.4.3)."""
+    low, high = sorted((luminance(a), luminance(b)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_text_and_lines_read_on_the_card():
+    assert contrast(plot.INK, plot.CARD) > 12
+    assert contrast(plot.MUTED, plot.CARD) > 5
+    for colour, _, _ in [*plot.RUNGS, *plot.PEERS.values()]:
+        assert contrast(colour, plot.CARD) > 3, colour  # graphics and large text
+
+
+def test_lines_differ_without_colour():
+    looks = [*plot.RUNGS, *plot.PEERS.values()]
+    assert (
+        len({(marker, str(dash)) for _, marker, dash in looks}) == len(looks) - 1
+    )  # SDPA MATH and torch.softmax: never together
+
+
+def test_names_at_the_lines_ends_don_t_overlap():
+    figure = plot.throughput(
+        forward(tflops=39.9, peers={"SDPA MATH": 39.8, "SDPA EFFICIENT": 40.0, "SDPA FLASH": 40.1})
+    )
+    figure.draw_without_rendering()
+    for ax in figure.axes:
+        boxes = sorted((Text.get_window_extent(t) for t in ax.texts), key=lambda box: box.y0)
+        assert len(boxes) == 4
+        assert all(a.y1 <= b.y0 + 1 for a, b in itertools.pairwise(boxes))
+
+
+def test_a_figure_shows_itself_once_and_on_its_own_card():
+    from PIL import Image
+
+    figure = plot.throughput(forward())
+    data, size = figure._repr_png_()
+    image = Image.open(io.BytesIO(data))
+    assert image.width // 2 == size["width"]
+    corner = image.convert("RGBA").getpixel((3, 3))
+    assert corner[3] == 255
+    np.testing.assert_allclose(np.array(corner[:3]) / 255, to_rgb(plot.CARD), atol=0.01)
+
+
+def test_matplotlib_s_own_settings_are_left_alone():
+    import matplotlib
+
+    before = dict(matplotlib.rcParams)
+    plot.throughput(forward())
+    assert dict(matplotlib.rcParams) == before
