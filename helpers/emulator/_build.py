@@ -1,11 +1,10 @@
 import hashlib, os, subprocess, tempfile
 from pathlib import Path
+from ..errors import CompileError
 
 
-class CompileError(RuntimeError): ...
 
 
-class KernelError(RuntimeError): ...
 
 
 def build(stem, cpp, flags=(), include=(), libraries=(), depends=()):

@@ -12,7 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ._build import CompileError, KernelError, build
+from ..errors import CompileError, KernelError
+from ._build import build
 from .native import Counter, Finding, Region, open_runtime
 from .report import report
 from .translate import TranslationError, unit
@@ -29,7 +30,7 @@ RUNTIME_FLAGS = ["-O2", "-g1", "-pthread"]
 # Instrumented, so that the runtime sees every load and store; with the passes off that would split, merge or move them;
 # and with integers, pointers and loops that behave as on a GPU where C++ leaves it open.
 KERNEL_FLAGS = """
-    -O2 -g1 -fsanitize=thread -fno-gnu-unique -fno-optimize-sibling-calls -fstack-clash-protection
+    -O2 -g1 -gdwarf-4 -fsanitize=thread -fno-gnu-unique -fno-optimize-sibling-calls -fstack-clash-protection
     -fno-strict-aliasing -fwrapv -fno-delete-null-pointer-checks -fno-math-errno -ffp-contract=off
 """.split()
 GCC_FLAGS = """
@@ -138,30 +139,34 @@ class Launcher:
     def _watch(self, call: Callable[[], int]) -> int:
         """``call()`` in a thread of its own, so that this one can show progress and hear Ctrl-C."""
         result: list[int] = []
-        thread = threading.Thread(target=lambda: result.append(call()), name="emulator")
+        done = threading.Event()  # Thread.join takes a thread for ended when Ctrl-C interrupts it
+
+        def work() -> None:
+            try:
+                result.append(call())
+            finally:
+                done.set()
+
         start = time.monotonic()
         progress = Progress(self._runtime, start)
-        thread.start()
+        threading.Thread(target=work, name="emulator", daemon=True).start()
         try:
-            thread.join(0.05)
-            while thread.is_alive():
+            while not done.wait(0.1):
                 if self.timeout is not None and time.monotonic() - start > self.timeout:
-                    self._stop(thread)
+                    self._stop(done)
                     self._raise_finding()
                     raise KernelError(f"stopped after {self.timeout:g} s")
                 progress.show()
-                thread.join(0.1)
         except BaseException:
-            self._stop(thread)
+            self._stop(done)
             raise
         finally:
             progress.close()
         return result[0]
 
-    def _stop(self, thread: threading.Thread) -> None:
-        while thread.is_alive():
+    def _stop(self, done: threading.Event) -> None:
+        while not done.wait(0.02):
             self._runtime.emu_stop()
-            thread.join(0.02)
 
 
 class Progress:

@@ -230,41 +230,36 @@ class Translation:
                     return True
         return False
 
-    def declared_names(self, words: list[int]) -> list[str]:
-        """The variables of a declaration: of each declarator, the last name before its bounds, its comma or the end."""
-        names, name, bounds, i = [], None, False, 0
+    def static_variables(self, begin: int, end: int, words: list[int]) -> None:
+        """Each variable becomes the one member of a struct, which C++ lets us declare with the reader's own words."""
+        commas, name, i = [], None, 0
         while i < len(words):
             text = self.text(words[i])
             if text == ",":
-                names.append(name)
-                bounds = False
+                commas.append(i)
             elif text == "=":
                 raise self.error(words[i], "__shared__ variables can't be initialised")
-            elif text in BRACKETS or (text == "<" and not names):
-                bounds = bounds or text == "["
+            elif text in BRACKETS or (text == "<" and not commas):
+                if text == "[" and name is None:
+                    name = i - 1  # of the first variable: what stands before it is the type of all
                 stop = self.closing(words[i]) if text in BRACKETS else self.closing_angle(words[i])
                 while words[i] != stop:
                     i += 1
-            elif self.tokens[self.code[words[i]]].kind == "name" and not bounds:
-                name = text
             i += 1
-        return [*names, name]
-
-    def static_variables(self, begin: int, end: int, words: list[int]) -> None:
-        self.declared += 1
-        variables = f"emu_shared_{self.declared}"
-        names = self.declared_names(words)
-        listed = ", ".join(f"EMU_NAME({variables}, {name})" for name in names)
-        for j in range(begin, end):
-            if self.text(j) in ("__shared__", "static"):
-                self.put(j, "")
-        self.put(begin, f"struct {variables} {{ {self.tokens[self.code[begin]].out}")
-        references = "".join(f" auto& {name} = {variables}_here.{name};" for name in names)
-        self.put(
-            end,
-            f"; }}; static constexpr ::emu::SharedName {variables}_names[] = {{{listed}}};"
-            f" {variables}& {variables}_here = ::emu::shared<{variables}>({variables}_names);{references}",
-        )
+        name = (commas or [len(words)])[0] - 1 if name is None else name
+        specifiers = " ".join(self.text(j) for j in words[:name])
+        out = []
+        for first, last in zip([name, *(c + 1 for c in commas)], [*commas, len(words)], strict=True):
+            declarator = [self.text(j) for j in words[first:last]]
+            variable = declarator[0]
+            self.declared += 1
+            holder = f"emu_shared_{self.declared}"
+            out.append(
+                f"struct {holder} {{ {specifiers} {' '.join(declarator)}; }};"
+                f' auto& {variable} = ::emu::shared<{holder}>("{variable}").{variable}'
+            )
+        self.blank(begin, end)
+        self.put(begin, "; ".join(out))
 
     def dynamic_array(self, begin: int, end: int, words: list[int]) -> None:
         first = next((i for i, j in enumerate(words) if self.text(j) == "["), None)

@@ -210,11 +210,11 @@ int sync_block(BarrierVote kind, int predicate, Site site) {
 
 // ---- shared memory
 
-void* static_shared(const void* key, size_t bytes, size_t alignment, const SharedName* names, int count) {
+void* static_shared(const void* key, size_t bytes, size_t alignment, const char* name) {
   Worker* w = worker;
   for (unsigned i = 0; i < w->arrays; ++i)
     if (w->array[i].key == key) return w->arena + w->array[i].offset;
-  const Site site{names[0].name, "", 0};
+  const Site site{name, "", 0};
   const uintptr_t pc = reinterpret_cast<uintptr_t>(__builtin_return_address(0));
   w->static_bytes += bytes;
   if (w->static_bytes > kStaticShared || w->arrays == std::size(w->array))
@@ -228,7 +228,7 @@ void* static_shared(const void* key, size_t bytes, size_t alignment, const Share
   if (w->static_top > kStaticArena)
     fail("shared memory", 1, pc, site, "%u aligned shared arrays don't fit the emulator's arena of %zu bytes",
          w->arrays + 1, kStaticArena);
-  w->array[w->arrays++] = {key, offset, bytes, names, count};
+  w->array[w->arrays++] = {key, name, offset, bytes};
   poison(w, offset, bytes);
   return w->arena + offset;
 }

@@ -169,9 +169,8 @@ static int check_launch(const Launch& l) {
   return 0;
 }
 
-int launch(const Launch& l) {
-  if (session.sticky != 0) return session.sticky;
-  if (const int error = check_launch(l)) return error;
+void launch(const Launch& l) {
+  if (session.sticky != 0 || check_launch(l) != 0) return;
   Run run;
   run.launch = &l;
   run.blocks = uint64_t(l.grid[0]) * l.grid[1] * l.grid[2];
@@ -205,7 +204,6 @@ int launch(const Launch& l) {
     if (session.findings.empty() || f.block < session.findings[0].block) session.findings.assign(1, f);
   if (!session.findings.empty()) session.sticky = session.findings[0].error;
   if (session.stop && session.sticky == 0) session.sticky = 702;  // cudaErrorLaunchTimeout
-  return session.sticky;
 }
 
 // ---- what Python calls

@@ -10,20 +10,12 @@ namespace {
 
 constexpr size_t kNull = 64 << 10;  // addresses below are taken for null plus an offset
 
-std::string shared_name(const Worker* w, size_t offset) {
-  if (offset >= kStaticArena) return "dynamic shared memory (" + std::to_string(w->dynamic_bytes) + " bytes)";
-  std::string best = "shared memory";
-  size_t nearest = SIZE_MAX;
-  for (unsigned i = 0; i < w->arrays; ++i)
-    for (int k = 0; k < w->array[i].count; ++k) {
-      const SharedName& n = w->array[i].names[k];
-      const size_t begin = w->array[i].offset + n.offset;
-      if (offset >= begin && offset - begin < nearest) {
-        nearest = offset - begin;
-        best = std::string(n.name) + " (" + std::to_string(n.bytes) + " bytes of shared memory)";
-      }
-    }
-  return best;
+// The shared array that the offset lies in, or behind.
+StaticArray shared_array(const Worker* w, size_t offset) {
+  if (offset >= kStaticArena) return {nullptr, "dynamic shared memory", kStaticArena, w->dynamic_bytes};
+  StaticArray nearest = {nullptr, "shared memory", 0, 0};
+  for (unsigned i = 0; i < w->arrays && w->array[i].offset <= offset; ++i) nearest = w->array[i];
+  return nearest;
 }
 
 const char* verb(bool write) { return write ? "writes" : "reads"; }
@@ -58,31 +50,16 @@ const char* verb(bool write) { return write ? "writes" : "reads"; }
 }
 
 void shared_access(Worker* w, size_t offset, size_t bytes, bool write, uintptr_t pc, Site site) {
-  bool inside = false;
-  if (offset >= kStaticArena) {
-    inside = offset + bytes <= kStaticArena + w->dynamic_bytes;
-  } else {
-    for (unsigned i = 0; i < w->arrays && !inside; ++i)
-      inside = offset >= w->array[i].offset && offset + bytes <= w->array[i].offset + w->array[i].bytes;
-  }
-  if (!inside) {
-    const std::string name = shared_name(w, offset);
-    fail("out of bounds", 700, pc, site, "%s %s %zu bytes past the end of %s", describe(w->current).c_str(), verb(write),
-         bytes, name.c_str());
-  }
-  if (write) {
+  const StaticArray array = shared_array(w, offset);
+  const size_t at = offset - array.offset;
+  if (at + bytes > array.bytes)
+    fail("out of bounds", 700, pc, site, "%s %s %zu bytes at %s + %zu bytes, %zu past its end (it has %zu bytes)",
+         describe(w->current).c_str(), verb(write), bytes, array.name, at, at + bytes - array.bytes, array.bytes);
+  if (write)
     memset(w->written + offset, 1, bytes);
-  } else if (memchr(w->written + offset, 0, bytes) != nullptr) {
-    const std::string name = shared_name(w, offset);
-    size_t begin = kStaticArena;
-    for (unsigned i = 0; i < w->arrays; ++i)
-      for (int k = 0; k < w->array[i].count; ++k) {
-        const size_t b = w->array[i].offset + w->array[i].names[k].offset;
-        if (offset < kStaticArena && offset >= b && (begin == kStaticArena || b > begin)) begin = b;
-      }
-    fail("uninitialised shared memory", 719, pc, site, "%s reads %zu bytes at offset %zu of %s, which nobody has written",
-         describe(w->current).c_str(), bytes, offset - begin, name.c_str());
-  }
+  else if (memchr(w->written + offset, 0, bytes) != nullptr)
+    fail("uninitialised shared memory", 719, pc, site, "%s reads %zu bytes at %s + %zu bytes, which nobody has written",
+         describe(w->current).c_str(), bytes, array.name, at);
 }
 
 // A strided view owns only the rows it strides over; what lies between them is its neighbour's.

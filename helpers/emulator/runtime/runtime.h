@@ -86,9 +86,8 @@ struct Barrier {
 
 struct StaticArray {
   const void* key;
+  const char* name;
   size_t offset, bytes;
-  const SharedName* names;
-  int count;
 };
 
 struct Run;

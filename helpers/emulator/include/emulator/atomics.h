@@ -15,7 +15,7 @@ __attribute__((no_sanitize("thread"), noinline)) T atomic_update(T* p, Site site
 
 #define EMU_ATOMIC(name, T, expression)                                                   \
   inline T name(T* p, T v, EMU_HERE) {                                                    \
-    return emu::atomic_update(p, EMU_SITE(#name), [v](T old) -> T { return expression; }); \
+    return emu::atomic_update(p, EMU_SITE(#name), [v]([[maybe_unused]] T old) -> T { return expression; }); \
   }                                                                                       \
   inline T name##_block(T* p, T v, EMU_HERE) { return name(p, v, emu_file, emu_line); }    \
   inline T name##_system(T* p, T v, EMU_HERE) { return name(p, v, emu_file, emu_line); }

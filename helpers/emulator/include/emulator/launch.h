@@ -1,6 +1,6 @@
 // What the source translation (translate.py) writes in place of CUDA's own syntax.
 //   kernel<<<grid, block, bytes>>>(q, k)   ->  ::emu::prepare("kernel", kernel, ::emu::Shape(grid, block, bytes))(q, k)
-//   __shared__ float tile[32][33];         ->  struct emu_1 { float tile[32][33]; }; float (&tile)[32][33] = ... in the arena
+//   __shared__ float x[8];                 ->  struct emu_shared_1 { float x[8]; }; auto& x = ::emu::shared<emu_shared_1>("x").x
 //   extern __shared__ char smem[];         ->  char (&smem)[] = the block's dynamic shared memory
 #pragma once
 #include <tuple>
@@ -40,7 +40,7 @@ struct Prepared {
                 sizeof arguments,
                 shape.site.file,
                 shape.site.line};
-    set_error(launch(l));
+    launch(l);  // its error is what cudaGetLastError gives
   }
 };
 
@@ -49,11 +49,11 @@ Prepared<P...> prepare(const char* name, void (*kernel)(P...), Shape shape) {
   return {name, kernel, shape};
 }
 
-// One declaration's variables, as members of Variables, at the same place for all threads of the block.
-template <class Variables, size_t n>
-inline Variables& shared(const SharedName (&names)[n]) {
-  static const char key = 0;  // its address tells declarations (and template instances) apart
-  return *static_cast<Variables*>(static_shared(&key, sizeof(Variables), alignof(Variables), names, int(n)));
+// A variable, as the one member of Holder, at the same place for all threads of the block.
+template <class Holder>
+inline Holder& shared(const char* name) {
+  static const char key = 0;  // its address tells variables (and template instances) apart
+  return *static_cast<Holder*>(static_shared(&key, sizeof(Holder), alignof(Holder), name));
 }
 
 template <class Array>
@@ -62,5 +62,3 @@ inline Array& dynamic_array() {
 }
 
 }  // namespace emu
-
-#define EMU_NAME(variables, name) {#name, __builtin_offsetof(variables, name), sizeof(variables::name)}

@@ -40,12 +40,8 @@ enum class BarrierVote { None, And, Or, Count };
 int sync_block(BarrierVote kind, int predicate, Site);
 
 // ---- shared memory of the running block
-struct SharedName {
-  const char* name;
-  size_t offset, bytes;
-};
-// One declaration of `__shared__` variables: `key` is its identity, the same for every thread that reaches it.
-void* static_shared(const void* key, size_t bytes, size_t alignment, const SharedName* names, int count);
+// `key` is the identity of a `__shared__` variable, the same for every thread that comes to its declaration.
+void* static_shared(const void* key, size_t bytes, size_t alignment, const char* name);
 void* dynamic_shared();
 uint32_t shared_address(const void* generic);  // what ld.shared would take
 
@@ -77,7 +73,7 @@ struct Launch {
   const char* file;
   int line;
 };
-int launch(const Launch&);  // a cudaError_t
+void launch(const Launch&);
 
 // ---- the runtime API's state
 int get_last_error(bool clear);

@@ -1,0 +1,308 @@
+"""What a wrong kernel comes to: a KernelError that says what, who and where. Never a dead process, never a wrong next call."""
+
+import re
+import signal
+import sys
+import threading
+import time
+
+import pytest
+import torch
+from emulated import FILE, build, launch, line_of, program, run
+
+from helpers.errors import CompileError, KernelError
+
+FULL = "0xffffffffu"
+
+
+def failure(body: str, out: int | torch.Tensor = 32, shape: str = "1, 32", before: str = "", timeout=None, **tensors) -> str:
+    """The report of a kernel that must fail; after it a good kernel must run. The line marked `// here` must be named."""
+    source = program(body, shape, before)
+    launcher = build(source)
+    launcher.timeout = timeout
+    out = torch.full((out,), float("nan")) if isinstance(out, int) else out
+    with pytest.raises(KernelError) as caught:
+        launch(launcher, out, **tensors)
+    assert run("out[threadIdx.x] = 7;").tolist() == [7.0] * 32
+    report = str(caught.value)
+    if "// here" in source:
+        assert f"{FILE}:{line_of(source)}: " in report
+    return report
+
+
+MISTAKES = {
+    # name: (body, shape, words of the report)
+    "write past the end": (
+        "out[threadIdx.x + 31] = 1; // here", "1, 32",
+        "out of bounds in kernel: thread 1 of block 0 writes 4 bytes at O + 128 bytes, 4 past its end (it has 128 bytes)",
+    ),
+    "read before the start": (
+        "out[0] = in[-int(threadIdx.x) - 2]; // here", "1, 32",
+        "thread 0 of block 0 reads 4 bytes, 8 bytes before the start of Q",
+    ),
+    "read far past the end": ("out[0] = in[1 << 13]; // here", "1, 1", "reads 4 bytes at Q + 32768 bytes, 32644 past its end"),
+    "vector over the end": (
+        "reinterpret_cast<float2*>(out)[15] = {}; reinterpret_cast<float4*>(out + 28)[blockIdx.x] = {}; // here", "dim3(2, 2), 1",
+        "thread 0 of block (1, 0) writes 16 bytes at O + 128 bytes, 16 past its end",
+    ),
+    "wild address": ("*reinterpret_cast<float*>(0x123456789000) = 1; // here", "1, 1", "address 0x123456789000, which belongs to no tensor"),
+    "null pointer": ("static_cast<float*>(a.workspace[2])[3] = 1; // here", "1, 1", "through a null pointer (address 0xc)"),
+    "misaligned": (
+        "reinterpret_cast<float4*>(out + 1)[0] = {}; // here", "1, 1",
+        "misaligned in kernel: thread 0 of block 0 writes 16 bytes at address",
+    ),
+    "shared array overrun": (
+        "__shared__ float x[8], y[8]; y[0] = 0; x[threadIdx.x] = 1; // here", "1, 32",
+        "thread 8 of block 0 writes 4 bytes at x + 32 bytes, 4 past its end (it has 32 bytes)",
+    ),
+    "dynamic shared overrun": (
+        "extern __shared__ float x[]; x[threadIdx.x] = 1; // here", "1, 32, 64",
+        "thread 16 of block 0 writes 4 bytes at dynamic shared memory + 64 bytes, 4 past its end (it has 64 bytes)",
+    ),
+    "uninitialised shared memory": (
+        "__shared__ float x[2][4]; x[1][0] = 1;\nout[0] = x[1][0] + x[1][2]; // here", "1, 1",
+        "reads 4 bytes at x + 24 bytes, which nobody has written",
+    ),
+    "another thread's stack": (
+        "__shared__ int* p; int mine = 5; if (threadIdx.x == 0) p = &mine; __syncthreads();\nif (threadIdx.x == 1) *p = 6; // here\n"
+        "__syncthreads(); out[0] = mine;", "1, 2", "thread 1 of block 0 writes 4 bytes",
+    ),
+    "trap": ("if (threadIdx.x == 3) __trap(); // here", "1, 32", "trap in kernel: thread 3 of block 0 executes __trap()"),
+    "assertion": (
+        "assert(threadIdx.x < 3); // here", "1, 32",
+        "assertion in kernel: thread 3 of block 0 fails the assertion `threadIdx.x < 3`",
+    ),
+    "division by zero": ("out[0] = 5 / a.D % (a.B - 1); // here", "1, 1", "thread 0 of block 0 divides an integer by zero"),
+    "abort": ("if (n > 3) abort(); // (the line is the C library's)", "1, 1", "abort"),
+    "illegal instruction": ("if (n > 3) __builtin_trap(); // here", "1, 1", "trap"),
+    "inline PTX": ('asm volatile("mma.sync %0;" : "=f"(out[0])); // here', "1, 1", "executes inline PTX: mma.sync %0;"),
+    "shuffle from an absent lane": (
+        f"if (threadIdx.x < 4) out[0] = __shfl_sync(0xfu, 1, 9); // here", "1, 32",
+        "reads lane 9 in __shfl_sync, and that lane takes no part (mask 0x0000000f)",
+    ),
+    "mask without the caller": ("__syncwarp(0xfffffffeu); // here", "1, 32", "with the mask 0xfffffffe, which doesn't name its own lane 0"),
+    "width of a shuffle": (f"out[0] = __shfl_sync({FULL}, 1, 0, 3); // here", "1, 32", "with width 3; 1, 2, 4, 8, 16 and 32 are allowed"),
+    "static shared memory": ("__shared__ float x[12289]; x[threadIdx.x] = 1; // here", "1, 32", "49156 bytes of static shared memory; 49152 are"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistake_is_reported(mistake):
+    body, shape, words = MISTAKES[mistake]
+    report = failure(body, shape=shape, Q=torch.zeros(32 - 1))
+    assert words in report
+
+
+def test_out_of_bounds_store_never_happens():
+    x = torch.zeros(64)
+    failure("out[threadIdx.x] = 1;", x[16:32])
+    assert x[:16].eq(0).all() and x[32:].eq(0).all()
+
+
+def test_a_store_past_one_tensor_does_not_land_in_its_neighbour():
+    both = torch.zeros(2, 32)
+    assert "O + 128 bytes" in failure("out[threadIdx.x] = 1; out[32 + threadIdx.x] = 1;", both[0], Q=both[1])
+
+
+def test_columns_between_the_rows_of_a_view_are_not_the_views():
+    packed = torch.zeros(4, 3 * 8)
+    body = "for (int r = 0; r < 4; ++r) out[r * 24 + threadIdx.x] = r;"
+    launch(build(program(body, "1, 8")), packed[:, 8:16])
+    assert packed.sum() == 8 * 6 and packed[:, 8:16].sum() == 8 * 6
+    assert "thread 8 of block 0" in failure(body, packed[:, 8:16])
+
+
+def test_overlapping_views_are_told_apart():
+    packed = torch.arange(24.0).view(4, 6)
+    launcher = build(program("out[threadIdx.x] = in[threadIdx.x * 6] + static_cast<const float*>(a.K)[1];", "1, 4"))
+    out = launch(launcher, torch.zeros(4), Q=packed[:, :3], K=packed[:, 3:])
+    assert out.tolist() == [4, 10, 16, 22]
+    assert launcher.counters == {"O": (0, 16), "Q": (16, 0), "K": (16, 0)}
+
+
+def test_recursion_without_end():
+    before = "__device__ __noinline__ int deep(volatile int x) { volatile int y[64]; y[x % 64] = x; return deep(x + 1) + y[0]; }"
+    report = failure("out[0] = deep(n);", before=before)
+    assert "stack overflow" in report and "has used up its stack of 256 KB" in report
+
+
+def test_too_large_a_frame():
+    assert "stack overflow" in failure("volatile char big[1 << 20]; big[n] = 1; out[0] = big[n + 1];")
+
+
+def test_c_string_of_a_wild_pointer():
+    assert "illegal address" in failure('printf("%s", reinterpret_cast<const char*>(16));')
+
+
+# ---- waiting for ever
+
+
+def test_divergent_barrier():
+    body = """const int t = threadIdx.x;
+    if (t < 40) __syncthreads(); // first
+    else __syncthreads(); // second"""
+    source = program(body, "1, 64")
+    report = failure(body, shape="1, 64")
+    assert "divergent barrier in kernel: the threads of block 0 don't all come to the same barrier:" in report
+    assert f"threads 0-39 wait at {FILE}:{line_of(source, '// first')} in __syncthreads" in report
+    assert f"threads 40-63 wait at {FILE}:{line_of(source, '// second')} in __syncthreads" in report
+
+
+def test_early_return_before_a_barrier():
+    report = failure("if (threadIdx.x % 32 == 3) return;\n__syncthreads(); // here", shape="2, 64")
+    assert "divergent barrier" in report and "threads 3, 35 have returned" in report
+    assert "threads 0-2, 4-34, 36-63 wait at" in report
+
+
+def test_shuffle_that_one_lane_does_not_reach():
+    report = failure(f"if (threadIdx.x != 5) out[0] = __shfl_sync({FULL}, 1, 0); // here\n__syncthreads();")
+    assert "deadlock in kernel: no thread of block 0 can go on:" in report
+    assert "threads 0-4, 6-31 wait at" in report and "in __shfl_sync (mask 0xffffffff)" in report and "thread 5 wait" in report
+
+
+def test_two_shuffles_that_share_lanes():
+    body = f"if (threadIdx.x < 16) out[0] = __shfl_sync({FULL}, 1, 0);\nelse out[1] = __shfl_sync({FULL}, 1, 16);"
+    report = failure(body)
+    assert "threads 0-15 wait at" in report and "threads 16-31 wait at" in report
+
+
+def test_the_barrier_of_a_device_function_and_template_is_one_barrier():
+    before = "template <int i> __device__ __noinline__ void all() { __syncthreads(); }"
+    assert run("if (threadIdx.x < 32) all<0>(); else all<1>(); out[threadIdx.x] = 1;", 64, shape="1, 64", before=before).sum() == 64
+
+
+@pytest.mark.parametrize("loop", ["while (true) {}", "for (unsigned i = n; i; i = i * 3 | 1) out[0] = i;", "for (;;) __syncthreads();"])
+def test_timeout_stops_a_loop_without_end(loop):
+    start = time.monotonic()
+    report = failure(f"{loop}", timeout=0.3, shape="3, 64")
+    assert "stopped" in report and time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize("loop", ["while (true) {}", "while (in[0] == 0) {}", "while (true) __syncwarp();"])
+def test_ctrl_c_stops_a_loop_without_end(loop):
+    launcher = build(program(loop, "4, 64"))
+    timer = threading.Timer(0.3, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT))
+    timer.start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        launch(launcher, torch.zeros(32), Q=torch.zeros(4))
+    assert time.monotonic() - start < 3
+    assert run("out[threadIdx.x] = 7;").tolist() == [7.0] * 32
+
+
+def test_progress_is_shown_after_two_seconds(monkeypatch, capsys):
+    launcher = build(program("if (blockIdx.x == 3) { while (in[0] == 0) {} }", "100, 32"))
+    launcher.timeout = 2.8
+    monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    with pytest.raises(KernelError, match="stopped"):
+        launch(launcher, torch.zeros(32), Q=torch.zeros(4))
+    shown = capsys.readouterr().err
+    assert re.search(r"emulator: kernel \[#+ *\] 99 of 100 blocks, \d s", shown) and shown.endswith("\r")
+
+
+# ---- several blocks, several OS threads
+
+
+def test_the_lowest_faulty_block_is_the_one_reported():
+    body = "for (volatile int i = 0; i < 20000 / int(blockIdx.x + 1); ++i) {} if (blockIdx.x > 4) out[n + blockIdx.x] = 1;"
+    launcher = build(program(body, "50, 1"))
+    launcher.threads = 4
+    for _ in range(20):
+        with pytest.raises(KernelError, match="thread 0 of block 5 "):
+            launch(launcher, torch.zeros(32))
+
+
+def test_an_atomic_after_a_faulty_block_does_not_wait_for_ever():
+    launcher = build(program("if (blockIdx.x == 1) __trap(); atomicAdd(out, 1.0f);", "64, 32"))
+    launcher.threads = 4
+    with pytest.raises(KernelError, match="block 1 executes __trap"):
+        launch(launcher, torch.zeros(32))
+
+
+# ---- launches that CUDA refuses
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ("0, 32", "invalid configuration argument (cudaErrorInvalidConfiguration): grid (0, 1, 1), block (32, 1, 1)"),
+        ("1, 1025", "cudaErrorInvalidConfiguration"),
+        ("1, dim3(1, 1, 65)", "cudaErrorInvalidConfiguration"),
+        ("1, dim3(64, 32)", "cudaErrorInvalidConfiguration"),
+        ("dim3(1, 65536), 1", "cudaErrorInvalidConfiguration"),
+        ("dim3(1, 1, 65536), 1", "cudaErrorInvalidConfiguration"),
+        ("-1, 1", "cudaErrorInvalidConfiguration"),
+        ("1, 32, 49153", "invalid argument (cudaErrorInvalidValue): 49153 bytes of dynamic shared memory asked for; 49152 are allowed without"),
+    ],
+)
+def test_launches_that_cuda_refuses(shape, words):
+    assert words in failure("out[0] = 1;", shape=shape)
+
+
+def test_shared_memory_over_48_kb_needs_the_opt_in():
+    opt_in = "cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, {0}); kernel<<<1, 32, {0}>>>(a);"
+    body = "extern __shared__ float x[]; x[58111 * (n / 32)] = 3; if (threadIdx.x == 0) out[0] = x[58111];"
+    assert launch(build(program(body, launch=opt_in.format(227 << 10))), torch.zeros(32))[0] == 3
+    with pytest.raises(KernelError, match="232449 bytes of dynamic shared memory asked for; 232448 are allowed"):
+        launch(build(program(body + " ", launch=opt_in.format((227 << 10) + 1))), torch.zeros(32))
+
+
+def test_a_failed_launch_is_seen_by_the_launcher_and_stops_what_follows():
+    launcher = """  kernel<<<1, 1>>>(a);
+    if (cudaPeekAtLastError() != cudaErrorIllegalAddress) return cudaErrorUnknown;
+    kernel<<<2, 1>>>(a);"""
+    with pytest.raises(KernelError, match="block 0 writes 4 bytes at O"):
+        launch(build(program("out[n + blockIdx.x] = 1;", launch=launcher)), torch.zeros(32))
+
+
+def test_the_api_of_the_launcher():
+    launcher = """  int device, sms, shared, blocks; float* scratch; float host[2] = {3, 4};
+    cudaError_t e[] = {cudaGetDevice(&device), cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device),
+      cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, 128, 40 << 10), cudaMalloc(&scratch, 8),
+      cudaMemcpyAsync(scratch, host, 8, cudaMemcpyHostToDevice, stream)};
+    for (auto x : e) if (x != cudaSuccess) return x;
+    fa_args b = a; b.K = scratch;
+    kernel<<<1, 1, 0, stream>>>(b);
+    cudaMemsetAsync(static_cast<float*>(a.O) + 2, 0, 4, stream);
+    static_cast<float*>(a.O)[3] = sms; static_cast<float*>(a.O)[4] = shared; static_cast<float*>(a.O)[5] = blocks;
+    if (cudaDeviceSynchronize() != cudaSuccess || cudaFree(scratch) != cudaSuccess) return cudaErrorUnknown;
+    if (strcmp(cudaGetErrorName(cudaErrorAssert), "cudaErrorAssert")) return cudaErrorUnknown;"""
+    out = launch(build(program("for (int i = 0; i < 2; ++i) out[i] = static_cast<const float*>(a.K)[i];", launch=launcher)), torch.ones(6))
+    assert out.tolist() == [3, 4, 0, 132, 227 * 1024, 5]
+    past = launcher.replace("cudaMalloc(&scratch, 8)", "cudaMalloc(&scratch, 4)").replace("host, 8", "host, 4")
+    with pytest.raises(KernelError, match="out of bounds"):
+        launch(build(program("out[0] = static_cast<const float*>(a.K)[1];", launch=past)), torch.ones(6))
+
+
+# ---- printing, compiling
+
+
+def test_printf_comes_out_in_the_order_of_the_blocks(capfd):
+    launcher = build(program('if (threadIdx.x == 0) printf("block %d: %.1f\\n", blockIdx.x, 0.5f);', "100, 32"))
+    launch(launcher, torch.zeros(1))
+    wanted = "".join(f"block {b}: 0.5\n" for b in range(100))
+    assert launcher.output == wanted and capfd.readouterr().out == wanted
+
+
+def test_what_was_printed_before_a_fault_is_shown(capfd):
+    failure('printf("so far\\n"); __trap();', shape="1, 1")
+    assert capfd.readouterr().out == "so far\n"
+
+
+def test_compile_error_names_the_readers_line():
+    source = program("out[0] = 1;\nflaot x = 2; // here")
+    with pytest.raises(CompileError, match=rf"{FILE}:{line_of(source)}:\d+: error: .flaot. was not declared"):
+        build(source)
+
+
+def test_untranslatable_source_is_a_compile_error_with_its_line():
+    source = program("__shared__ float x = 3; // here")
+    with pytest.raises(CompileError, match=f"{FILE}:{line_of(source)}: __shared__ variables can't be initialised"):
+        build(source)
+
+
+def test_a_fault_outside_of_kernels_is_left_to_others():
+    previous = signal.getsignal(signal.SIGFPE)
+    run("out[0] = 1;")
+    assert signal.getsignal(signal.SIGFPE) is previous

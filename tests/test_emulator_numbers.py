@@ -1,0 +1,166 @@
+"""Intrinsics, types and 16-bit arithmetic against values worked out by hand, and against PyTorch's conversions."""
+
+import math
+
+import pytest
+import torch
+from emulated import run
+
+EXPRESSIONS = {
+    # expression: value
+    "__popc(0xf0f0u)": 8,
+    "__popcll(0xffffffffffull)": 40,
+    "__clz(1)": 31,
+    "__clz(0)": 32,
+    "__clzll(1ll << 40)": 23,
+    "__ffs(8)": 4,
+    "__ffs(0)": 0,
+    "__brev(1u) == 0x80000000u": 1,
+    "__byte_perm(0x33221100u, 0x77665544u, 0x7531u) == 0x77553311u": 1,
+    "__byte_perm(0x00000080u, 0u, 0x8888u) == 0xffffffffu": 1,
+    "__funnelshift_l(0x80000000u, 1u, 1) == 3u": 1,
+    "__funnelshift_r(1u, 1u, 1) == 0x80000000u": 1,
+    "__mulhi(1 << 30, 8)": 2,
+    "__umulhi(1u << 31, 4u)": 2,
+    "__mul24(3, -5)": -15,
+    "__float2int_rn(2.5f)": 2,
+    "__float2int_rn(3.5f)": 4,
+    "__float2int_rz(-2.7f)": -2,
+    "__float2int_rd(-2.1f)": -3,
+    "__float2int_ru(2.1f)": 3,
+    "__float2int_rz(3e10f) == 2147483647": 1,
+    "__float2int_rz(nanf(\"\"))": 0,
+    "__float2uint_rz(-3.0f)": 0,
+    "__float_as_int(1.0f) == 0x3f800000": 1,
+    "__int_as_float(0x40000000)": 2,
+    "__uint_as_float(__float_as_uint(-1.5f))": -1.5,
+    "__saturatef(1.5f)": 1,
+    "__saturatef(nanf(\"\"))": 0,
+    "__fmaf_rn(2.0f, 3.0f, 4.0f)": 10,
+    "fmaf(1.0f + 0x1p-12f, 1.0f - 0x1p-12f, -1.0f) * 0x1p24f": -1,  # the product is not rounded on the way
+    "rsqrtf(16.0f)": 0.25,
+    "__frsqrt_rn(4.0f)": 0.5,
+    "__frcp_rn(8.0f)": 0.125,
+    "__fdividef(1.0f, 4.0f)": 0.25,
+    "__expf(0.0f)": 1,
+    "__logf(1.0f)": 0,
+    "__log2f(8.0f)": 3,
+    "__exp10f(2.0f)": 100,
+    "__powf(2.0f, 5.0f)": 32,
+    "exp2f(-INFINITY)": 0,
+    "max(-1, 2)": 2,
+    "max(2.0f, -1.0f)": 2,
+    "min(3u, 2)": 2,
+    "max(nanf(\"\"), 1.0f)": 1,  # as CUDA's: the number wins
+    "float(min(7LL, 5LL))": 5,
+    "sizeof(float3)": 12,
+    "alignof(float4)": 16,
+    "alignof(float2)": 8,
+    "alignof(uchar4)": 4,
+    "sizeof(double2)": 16,
+    "make_float4(1, 2, 3, 4).w": 4,
+    "dim3(5).y": 1,
+    "warpSize": 32,
+    "float(threadIdx.x + 10 * threadIdx.y + 100 * threadIdx.z)": 0,
+    "blockDim.x * 100 + gridDim.x": 101,
+    "float(__hadd(__float2half(1.0f), __float2half(0x1p-11f)))": 1,  # a tie goes to even
+    "float(__hadd(__float2half(1.0f), __float2half(0x1.8p-11f)))": 1 + 2**-10,
+    "float(__hmul(__float2half(300.0f), __float2half(300.0f)))": math.inf,
+    # the product is not rounded on the way
+    "float(__hfma(__float2half(1.0f + 0x1p-9f), __float2half(1.0f + 0x1p-9f), __float2half(-1.0f)))": 2**-8 + 2**-18,
+    # 2^-31 below a tie, which a sum in float would fall on
+    "float(__hfma(__float2half(0x1.004p0f), __float2half(0x1.ff8p-12f), __float2half(0x1.004p0f)))": 1 + 2**-10,
+    "float(__hfma(__float2bfloat16(0x1.02p-4f), __float2bfloat16(0x1p-4f), __float2bfloat16(1.0f)))": 1 + 2**-7,
+    "float(__double2half(1.0 + 0x1p-11 + 0x1p-40))": 1 + 2**-10,  # not rounded twice
+    "float(half(3))": 3,
+    "float(__half(1.0f) / __half(3.0f))": 0.333251953125,
+    "float(__hmax(CUDART_NAN_FP16, half(1.0f)))": 1,
+    "__hisnan(__hmax_nan(CUDART_NAN_FP16, half(1.0f)))": 1,
+    "__hisinf(__hneg(CUDART_INF_FP16))": -1,
+    "__low2float(__floats2half2_rn(1.0f, 2.0f))": 1,
+    "__high2float(__lowhigh2highlow(__floats2half2_rn(1.0f, 2.0f)))": 1,
+    "__half22float2(__hadd2(__float2half2_rn(1.0f), __floats2half2_rn(1.0f, 2.0f))).y": 3,
+    "__hbeq2(__float2half2_rn(1.0f), __floats2half2_rn(1.0f, 2.0f))": 0,
+    "float(__hlt2(__float2half2_rn(1.0f), __floats2half2_rn(1.0f, 2.0f)).y)": 1,
+    "float(hexp2(half(3.0f)))": 8,
+    "float(h2sqrt(__float2half2_rn(9.0f)).x)": 3,
+    "__half_as_ushort(half(1.0f)) == 0x3c00": 1,
+    "float(__ushort_as_half((unsigned short)1)) * 0x1p24f": 1,
+    "__bfloat16_as_ushort(__float2bfloat16(1.0f)) == 0x3f80": 1,
+    "__bfloat1622float2(__floats2bfloat162_rn(1.0f, 2.0f)).y": 2,
+    "float(__float2bfloat16(1.0f) + __float2bfloat16(0x1p-8f))": 1,
+    "sizeof(half2)": 4,
+    "alignof(__nv_bfloat162)": 4,
+    "sizeof(__cvta_generic_to_shared(out))": 8,
+}
+
+
+def test_expressions():
+    body = "\n".join(f"out[{i}] = static_cast<float>({e});" for i, e in enumerate(EXPRESSIONS))
+    out = run(body, len(EXPRESSIONS), shape="1, 1")
+    wrong = {e: (got, want) for (e, want), got in zip(EXPRESSIONS.items(), out.tolist(), strict=True) if got != want}
+    assert not wrong, f"(got, wanted): {wrong}"
+
+
+@pytest.mark.parametrize(("cuda", "dtype"), [("__half", torch.float16), ("__nv_bfloat16", torch.bfloat16)])
+def test_every_16_bit_pattern_widens_as_in_pytorch(cuda, dtype):
+    patterns = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(dtype)
+    body = f"const int i = blockIdx.x * 256 + threadIdx.x; out[i] = static_cast<float>(reinterpret_cast<const {cuda}*>(a.Q)[i]);"
+    out = run(body, 65536, shape="256, 256", Q=patterns)
+    assert torch.equal(out.nan_to_num(nan=12345.0), patterns.float().nan_to_num(nan=12345.0))
+
+
+@pytest.mark.parametrize(("cuda", "dtype"), [("__half", torch.float16), ("__nv_bfloat16", torch.bfloat16)])
+def test_narrowing_rounds_to_nearest_even_as_in_pytorch(cuda, dtype):
+    values = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(dtype).float()
+    values = values[values.isfinite()]
+    following = torch.nextafter(values.to(dtype).double(), torch.tensor(math.inf, dtype=torch.float64)).float()
+    step = torch.where(values == 0, 2.0**-24, values.abs() * 2.0 ** -(8 if dtype == torch.bfloat16 else 11))
+    around = [values, following, values + step / 2, values + step, values + step * 1.0001, values - step * 0.9999]
+    specials = torch.tensor([math.inf, -math.inf, 65519.99, 65520.0, 65536.0, 2**-25, 2**-25 * 1.0001, 2**-26, 1e38, 3.4e38, -0.0])
+    x = torch.cat([*around, specials])
+    x = torch.cat([x, torch.zeros(-len(x) % 256)])
+    out = torch.zeros(len(x), dtype=dtype)
+    body = f"const int i = blockIdx.x * 256 + threadIdx.x; reinterpret_cast<{cuda}*>(a.O)[i] = {cuda}(in[i]);"
+    run(body, out, shape=f"{len(x) // 256}, 256", Q=x)
+    assert torch.equal(out.view(torch.int16), x.to(dtype).view(torch.int16))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("op", ["+", "-", "*", "/"])
+def test_16_bit_arithmetic_rounds_once(op, dtype):
+    torch.manual_seed(0)
+    cuda = "__half" if dtype == torch.float16 else "__nv_bfloat16"
+    x, y = (torch.randint(-32768, 32767, (1 << 14,), dtype=torch.int16).view(dtype) for _ in range(2))
+    out = torch.zeros_like(x)
+    body = f"""const int i = blockIdx.x * 256 + threadIdx.x;
+        auto x = reinterpret_cast<const {cuda}*>(a.Q), y = reinterpret_cast<const {cuda}*>(a.K);
+        reinterpret_cast<{cuda}*>(a.O)[i] = x[i] {op} y[i];"""
+    run(body, out, shape=f"{len(x) // 256}, 256", Q=x, K=y)
+    # In float64 sums, products and quotients of 16-bit floats are exact or have digits to spare for one rounding.
+    exact = eval(f"x.double() {op} y.double()", {"x": x, "y": y})
+    assert torch.equal(out.float().nan_to_num(nan=0.125), exact.to(dtype).float().nan_to_num(nan=0.125))
+
+
+def test_vector_loads_and_stores():
+    body = "reinterpret_cast<float4*>(out)[threadIdx.x] = __ldg(reinterpret_cast<const float4*>(in) + 7 - threadIdx.x);"
+    x = torch.randn(32)
+    assert torch.equal(run(body, shape="1, 8", Q=x), x.view(8, 4).flip(0).flatten())
+
+
+def test_constants_device_variables_templates_and_lambdas():
+    before = """
+    __constant__ float weights[3] = {1, 10, 100};
+    __device__ float scale = 2;
+    template <int n, class F> __device__ float sum(F f) { float s = 0; for (int i = 0; i < n; ++i) s += f(i); return s; }
+    """
+    assert run("out[threadIdx.x] = sum<3>([&](int i) { return scale * weights[i]; });", 1, shape="1, 1", before=before) == 222
+
+
+def test_indices_of_threads_and_blocks_in_three_dimensions():
+    body = """const int t = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+    const int b = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
+    const dim3 size = blockDim; const uint3 me = threadIdx;
+    out[t + size.x * size.y * size.z * b] += 1 + (me.x == threadIdx.x && me.z == threadIdx.z);"""
+    out = run(body, torch.zeros(2 * 3 * 4 * 5 * 2 * 3), shape="dim3(5, 2, 3), dim3(2, 3, 4)")
+    assert torch.equal(out, torch.full_like(out, 2))

@@ -1,0 +1,128 @@
+"""CUDA's own syntax becomes C++, and every line stays where it was."""
+
+import pytest
+
+from helpers.emulator.translate import TranslationError, tokens, translate, unit
+
+
+@pytest.mark.parametrize(
+    ("cuda", "kernel", "shape"),
+    [
+        ("k<<<1, 32>>>(a);", "k", "1, 32"),
+        ("k<64, D><<<grid, block, bytes, stream>>>(a);", "k<64, D>", "grid, block, bytes, stream"),
+        ("fa::k<(D > 64), T<2>><<<g, b>>>(a);", "fa::k<(D > 64), T<2>>", "g, b"),
+        ("k<<<dim3(f(1), 2), Tile<d>::threads>>>(a);", "k", "dim3(f(1), 2), Tile<d>::threads"),
+        ("table[i]<<<1, 1>>>(a);", "table[i]", "1, 1"),
+        ("k<<<1 << 3, 1>>>(a);", "k", "1 << 3, 1"),
+        ("(k)<<<1, 1>>>(a);", "(k)", "1, 1"),
+    ],
+)
+def test_launch(cuda, kernel, shape):
+    assert f", {kernel}, ::emu::Shape({shape}))(a);" in translate(cuda)
+
+
+def test_nested_template_arguments_are_no_launch():
+    text = "std::vector<std::vector<std::vector<int>>> v; int y = x >>3 << 2;"
+    assert translate(text) == text
+
+
+@pytest.mark.parametrize(
+    ("declaration", "names"),
+    [
+        ("__shared__ float x;", "x"),
+        ("__shared__ float a[32][33], b[4], c;", "a b c"),
+        ("static __shared__ alignas(16) half a[D];", "a"),
+        ("__align__(128) __shared__ Pair<int, (1 > 2)> p[2];", "p"),
+        ("__shared__ typename T::Storage storage;", "storage"),
+        ("__shared__ union { float f[2]; int i; } u;", "u"),
+        ("volatile __shared__ int flag;", "flag"),
+    ],
+)
+def test_shared_declaration_names_its_variables(declaration, names):
+    text = translate(f"void f() {{ {declaration} }}")
+    assert [word.split(" ")[0] for word in text.split("auto& ")[1:]] == names.split()
+    assert "__shared__" not in text
+
+
+def test_dynamic_shared_is_a_reference_of_unknown_length():
+    text = translate("void f() { extern __shared__ __align__(1024) unsigned char smem[]; }")
+    assert "unsigned char (&smem) [ ] = ::emu::dynamic_array<unsigned char [ ]>()" in text
+
+
+@pytest.mark.parametrize("text", ["__shared__ int x;", "namespace n { __shared__ int x; }", "struct S { __shared__ int x; };"])
+def test_shared_outside_of_a_function_is_refused(text):
+    with pytest.raises(TranslationError, match="inside functions only"):
+        translate(text)
+
+
+def test_shared_in_a_method_of_a_class_in_a_namespace():
+    assert "emu_shared_1" in translate("namespace n { struct S { void f() const { __shared__ int x; } }; }")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("void f() { __shared__ int x = 3; }", "initialised"),
+        ("void f() {\n  extern __shared__ int x; }", "array of unknown length"),
+        ("void f() { k<<<1, 2(a); }", "no '>>>'"),
+        ("void f() { <<<1, 2>>>(a); }", "name of a kernel"),
+    ],
+)
+def test_what_cannot_be_rewritten_is_refused_in_words(text, words):
+    with pytest.raises(TranslationError, match=words):
+        translate(text)
+
+
+def test_strings_comments_and_directives_are_left_alone():
+    text = '#pragma unroll\nauto s = "k<<<1, 2>>>(x)"; // __shared__ int x;\n/* asm("") */ char c = \'"\'; auto r = R"(asm())";\n'
+    assert translate(text) == text
+
+
+def test_macro_bodies_are_translated():
+    assert "::emu::Shape" in translate("#define GO(k) \\\n  k<<<1, 2>>>(3)\n")
+
+
+def test_printf_of_the_device_but_not_of_std():
+    assert translate('printf("x"); std::printf("x"); a.printf();') == '::emu::print("x"); std::printf("x"); a.printf();'
+
+
+def test_lines_stay_where_they_were():
+    text = """// first
+template <int D> __global__ void k() {
+  __shared__ float a[2],
+      b[D];
+  asm volatile("mma.sync"
+               : "=r"(x)
+               : "r"(y));
+  mark();
+}
+void f() { k<64><<<1,
+    32>>>(); mark(); }
+"""
+    out = translate(text)
+    where = [[i for i, line in enumerate(t.split("\n")) if "mark()" in line] for t in (text, out)]
+    assert where[0] == where[1] == [7, 10]
+    assert text.count("\n") == out.count("\n")
+
+
+def test_tokens_give_the_text_back():
+    text = "a<<<b>>>c \t\\\n // x\n#if 1\n'\\''\"\\\"\" 0x1.8p-3f 1'000 L\"ü\"\n"
+    assert "".join(t.text for t in tokens(text)) == text
+
+
+def test_headers_are_written_in_place_once_with_their_own_lines(tmp_path):
+    (tmp_path / "fa").mkdir()
+    (tmp_path / "fa" / "one.cuh").write_text("#pragma once\n#include <fa/two.cuh>\nint one;\n")
+    (tmp_path / "fa" / "two.cuh").write_text("#pragma once\nint two;\n")
+    text = unit("int zero;\n#include <fa/one.cuh>\n#include <fa/two.cuh>\nint three;\n", "reader.cu", tmp_path)
+    assert text.count("int two;") == 1 and "pragma once" not in text
+    file, line, places = "", 0, {}
+    for row in text.split("\n"):
+        if row.startswith("#line"):
+            _, number, name = row.split(" ")
+            file, line = name.strip('"').rsplit("/", 1)[-1], int(number)
+            continue
+        places[row] = (file, line)
+        line += 1
+    assert places["int zero;"] == ("reader.cu", 1) and places["int three;"] == ("reader.cu", 4)
+    assert places["int one;"] == ("one.cuh", 3) and places["int two;"] == ("two.cuh", 2)

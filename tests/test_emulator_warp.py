@@ -1,0 +1,202 @@
+"""Warp instructions, barriers, shared memory and atomics: what each thread gets, worked out by hand."""
+
+import pytest
+import torch
+from emulated import build, launch, program, run
+
+LANE = torch.arange(32)
+FULL = "0xffffffffu"
+
+
+def shuffled(call: str, shape: str = "1, 32") -> list[int]:
+    return run(f"const int v = threadIdx.x + 100; out[threadIdx.x] = {call};", shape=shape).int().tolist()
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 8, 16, 32])
+def test_shuffles_of_every_width(width):
+    first = LANE // width * width
+    for d in (0, 1, 3):
+        source = torch.stack(
+            [
+                first + d % width,
+                torch.where(LANE - d >= first, LANE - d, LANE),
+                torch.where(LANE + d < first + width, LANE + d, LANE),
+                torch.where((LANE ^ d) < first + width, LANE ^ d, LANE),
+            ]
+        )
+        body = "\n".join(
+            f"out[{32 * i} + threadIdx.x] = __shfl{kind}_sync({FULL}, threadIdx.x + 100, {d}, {width});"
+            for i, kind in enumerate(["", "_up", "_down", "_xor"])
+        )
+        assert torch.equal(run(body, 128).int().view(4, 32), source.int() + 100)
+
+
+def test_shuffle_index_wraps_around():
+    assert shuffled(f"__shfl_sync({FULL}, v, 35)") == [103] * 32
+    assert shuffled(f"__shfl_sync({FULL}, v, -1)") == [131] * 32
+
+
+def test_butterfly_sum_of_a_warp():
+    body = f"float s = threadIdx.x; for (int d = 16; d; d /= 2) s += __shfl_xor_sync({FULL}, s, d); out[threadIdx.x] = s;"
+    assert run(body).tolist() == [31 * 16] * 32
+
+
+@pytest.mark.parametrize("value", ["double(threadIdx.x)", "__floats2half2_rn(threadIdx.x, 0)", "(long long)threadIdx.x"])
+def test_shuffles_move_up_to_eight_bytes(value):
+    unpack = "__low2float(v)" if "half2" in value else "float(v)"
+    body = f"auto v = __shfl_down_sync({FULL}, {value}, 1); out[threadIdx.x] = {unpack};"
+    assert run(body).int().tolist() == [*range(1, 32), 31]
+
+
+def test_votes():
+    body = f"""const bool odd = threadIdx.x % 2;
+    out[threadIdx.x] = (__ballot_sync({FULL}, odd) == 0xaaaaaaaau) + 10 * __any_sync({FULL}, odd) + 100 * __all_sync({FULL}, odd)
+        + 1000 * __all_sync({FULL}, threadIdx.x < 32) + 10000 * __any_sync({FULL}, 0) + 100000 * __uni_sync({FULL}, 0);"""
+    assert run(body).int().tolist() == [101011] * 32
+
+
+def test_match_and_reduce():
+    body = f"""const int t = threadIdx.x; int all;
+    bool ok = __match_any_sync({FULL}, t / 8) == 0xffu << t / 8 * 8;
+    ok &= __match_all_sync({FULL}, 5, &all) == {FULL} && all;
+    ok &= __match_all_sync({FULL}, t, &all) == 0 && !all;
+    ok &= __reduce_add_sync({FULL}, t) == 496 && __reduce_add_sync({FULL}, unsigned(t)) == 496u;
+    ok &= __reduce_min_sync({FULL}, t - 5) == -5 && __reduce_max_sync({FULL}, t - 50) == -19;
+    ok &= __reduce_min_sync({FULL}, unsigned(t - 5)) == 0u && __reduce_max_sync({FULL}, unsigned(t - 5)) == 0xffffffffu;
+    ok &= __reduce_and_sync({FULL}, t | 64u) == 64u && __reduce_or_sync({FULL}, unsigned(t)) == 31u;
+    ok &= __reduce_xor_sync({FULL}, 1u << t) == {FULL};
+    out[t] = ok;"""
+    assert run(body).tolist() == [1.0] * 32
+
+
+def test_halves_of_a_diverged_warp_shuffle_by_themselves():
+    body = """const int t = threadIdx.x; int v;
+    if (t < 16) v = __shfl_sync(0x0000ffffu, t, 3); else v = __shfl_sync(0xffff0000u, t, 20);
+    out[t] = v;"""
+    assert run(body).int().tolist() == [3] * 16 + [20] * 16
+
+
+def test_lanes_that_returned_are_not_waited_for():
+    body = f"if (threadIdx.x >= 8) return; out[threadIdx.x] = __reduce_add_sync({FULL}, 1u);"
+    assert run(body, 8).tolist() == [8.0] * 8
+
+
+def test_active_mask_of_a_whole_warp():
+    assert run("__syncwarp(); out[threadIdx.x] = __activemask() == 0xffffffffu; __syncwarp();").tolist() == [1.0] * 32
+
+
+def test_a_last_warp_that_is_not_full():
+    body = f"const unsigned b = __ballot_sync({FULL}, 1); out[threadIdx.x] = __popc(b);"
+    assert run(body, 40, shape="1, 40").int().tolist() == [32] * 32 + [8] * 8
+
+
+def test_syncwarp_separates_a_store_from_a_load():
+    body = """__shared__ int x[32]; x[threadIdx.x] = threadIdx.x; __syncwarp(); out[threadIdx.x] = x[31 - threadIdx.x];"""
+    assert run(body).int().tolist() == list(range(31, -1, -1))
+
+
+def test_barrier_separates_stores_from_loads_of_the_whole_block():
+    body = """__shared__ float tile[1024], twice[1024];
+    const int t = threadIdx.x;
+    for (int round = 0; round < 5; ++round) {
+      tile[t] = t + round;
+      __syncthreads();
+      twice[t] = tile[1023 - t];
+      __syncthreads();
+      out[t] = twice[t] + tile[(t + 512) % 1024];
+      __syncthreads();
+    }"""
+    t = torch.arange(1024)
+    assert torch.equal(run(body, 1024, shape="1, 1024"), (1023 - t + 4 + (t + 512) % 1024 + 4).float())
+
+
+def test_barriers_that_vote():
+    body = """const int t = threadIdx.x;
+    out[t] = __syncthreads_count(t % 3 == 0) + 1000 * __syncthreads_and(t < 96) + 10000 * __syncthreads_and(t > 0)
+        + 100000 * __syncthreads_or(t == 5) + 1000000 * __syncthreads_or(t == 500);"""
+    assert run(body, 96, shape="1, 96").int().tolist() == [101032] * 96
+
+
+def test_dynamic_shared_memory_is_aligned_and_the_blocks_own():
+    body = """extern __shared__ __align__(1024) unsigned char smem[];
+    float* x = reinterpret_cast<float*>(smem);
+    x[threadIdx.x] = blockIdx.x; __syncthreads();
+    if (threadIdx.x == 0) out[blockIdx.x] = x[63] + 100 * (__cvta_generic_to_shared(smem) % 1024 == 0);"""
+    assert run(body, 50, shape="50, 64, 256").int().tolist() == [100 + b for b in range(50)]
+
+
+def test_shared_declarations_of_template_instances_and_scopes_are_distinct():
+    before = """template <int i> __device__ float* scratch() { __shared__ float x[4]; return x; }"""
+    body = """{ __shared__ int y; if (threadIdx.x == 0) y = 1; } { __shared__ int y; if (threadIdx.x == 0) y = 2; }
+    scratch<1>()[0] = 5; scratch<2>()[0] = 7;
+    out[threadIdx.x] = scratch<1>()[0] + 10 * scratch<2>()[0];"""
+    assert run(body, 1, shape="1, 1", before=before).tolist() == [75]
+
+
+def test_a_spinning_thread_lets_the_others_run():
+    body = """__shared__ volatile int flag; if (threadIdx.x == 0) flag = 0; __syncthreads();
+    if (threadIdx.x == 0) { while (flag == 0) {} out[0] = flag; } else if (threadIdx.x == 40) flag = 3;"""
+    assert run(body, 1, shape="1, 64").tolist() == [3]
+
+
+def test_a_lock_made_of_atomics():
+    body = """__shared__ int lock, count; if (threadIdx.x == 0) lock = count = 0; __syncthreads();
+    while (atomicCAS(&lock, 0, 1) != 0) {}
+    count = count + 1; __threadfence(); atomicExch(&lock, 0);
+    __syncthreads(); if (threadIdx.x == 0) out[0] = count;"""
+    assert run(body, 1, shape="1, 128").tolist() == [128]
+
+
+ATOMICS = {
+    # call on x = 12 of type T: new value
+    "int": {"Add(&x, -5)": 7, "Sub(&x, 5)": 7, "Exch(&x, 5)": 5, "Min(&x, -5)": -5, "Max(&x, 50)": 50, "And(&x, 6)": 4}
+    | {"Or(&x, 1)": 13, "Xor(&x, 4)": 8, "CAS(&x, 12, 3)": 3, "CAS(&x, 11, 3)": 12},
+    "unsigned": {"Add(&x, 5u)": 17, "Inc(&x, 12u)": 0, "Inc(&x, 13u)": 13, "Dec(&x, 20u)": 11, "Dec(&x, 5u)": 5}
+    | {"Min(&x, 3u)": 3, "Max(&x, 3u)": 12},
+    "unsigned long long": {"Add(&x, 5ull)": 17, "Max(&x, 99ull)": 99, "CAS(&x, 12ull, 1ull)": 1},
+    "float": {"Add(&x, 0.5f)": 12.5, "Exch(&x, 2.0f)": 2},
+    "double": {"Add(&x, 0.25)": 12.25},
+    "__half": {"Add(&x, __half(0.5f))": 12.5},
+}
+
+
+@pytest.mark.parametrize("kind", ATOMICS)
+def test_atomics_return_the_old_value_and_store_the_new(kind):
+    cases = ATOMICS[kind]
+    body = "\n".join(
+        f"{{ __shared__ {kind} x; x = static_cast<{kind}>(12); const auto old = atomic{call}; out[{2 * i}] = float(old); out[{2 * i + 1}] = float(x); }}"
+        for i, call in enumerate(cases)
+    )
+    out = run(body, 2 * len(cases), shape="1, 1").view(-1, 2)
+    assert out[:, 0].tolist() == [12] * len(cases)
+    assert out[:, 1].tolist() == list(cases.values())
+
+
+def test_float_sums_over_blocks_are_the_same_to_the_last_bit():
+    torch.manual_seed(0)
+    x = torch.randn(200 * 64) * torch.logspace(-6, 6, 200 * 64)
+    launcher = build(program("atomicAdd(out, in[blockIdx.x * 64 + threadIdx.x]);", "200, 64"))
+    results = set()
+    for threads in (1, 2, 3, 4, 4):
+        launcher.threads = threads
+        results.add(launch(launcher, torch.zeros(1), Q=x).item())
+    in_order = torch.zeros(())
+    for value in x:
+        in_order = in_order + value
+    assert results == {in_order.item()}
+
+
+def test_the_last_block_sees_what_all_others_wrote():
+    body = """out[1 + blockIdx.x] = blockIdx.x; __threadfence();
+    if (atomicAdd(static_cast<int*>(const_cast<void*>(a.K)), 1) == gridDim.x - 1) {
+      float s = 0; for (int i = 0; i < gridDim.x; ++i) s += out[1 + i]; out[0] = s; }"""
+    assert run(body, 101, shape="100, 1", K=torch.zeros(1, dtype=torch.int32))[0] == 4950
+
+
+def test_blocks_run_on_several_os_threads():
+    # Two blocks that each wait for the other's flag can only both end if they run at the same time.
+    body = """volatile int* flag = static_cast<int*>(const_cast<void*>(a.K)); flag[blockIdx.x] = 1;
+    while (flag[1 - blockIdx.x] == 0) {} out[blockIdx.x] = 1;"""
+    launcher = build(program(body, "2, 1"))
+    launcher.threads, launcher.timeout = 2, 20
+    assert launch(launcher, torch.zeros(2), K=torch.zeros(2, dtype=torch.int32)).tolist() == [1, 1]
