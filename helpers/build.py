@@ -1,0 +1,187 @@
+"""One build for both back ends: source text in, shared library out, through `torch.utils.cpp_extension.load_inline`.
+
+A library's name is the hash of all that goes into it, so an unchanged source is found at once, and a reverted edit too.
+Each build runs in a folder of its own, which becomes the cached one by a rename when the build has succeeded: a killed
+build leaves no lock that anyone waits for, a failed one leaves nothing to load, and two processes never share a folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import CompileError
+from .toolkit import Toolkit, compiler_version, find_compiler
+
+STALE_SECONDS = 3600  # a build folder this old belongs to a process that was killed
+TELL_AFTER = 1.0  # seconds of silence before a build says what it is doing
+
+_one_at_a_time = threading.Lock()  # load_inline keeps state by name and reads the environment
+
+
+@dataclass(frozen=True)
+class Built:
+    """A shared library: its path, what the compiler said, how long it took, and whether it was there already."""
+
+    path: Path
+    log: str
+    seconds: float
+    cached: bool
+
+
+def cache_folder() -> Path:
+    """Where built libraries live: FA_CACHE, else flashattention-notebooks in the user's cache folder."""
+    if chosen := os.environ.get("FA_CACHE"):
+        return Path(chosen)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "flashattention-notebooks"
+
+
+def build(
+    stem: str,
+    *,
+    cpp: str | None = None,
+    cuda: str | None = None,
+    flags: Sequence[str] = (),
+    include: Sequence[Path] = (),
+    libraries: Sequence[Path] = (),
+    depends: Sequence[str] = (),
+    toolkit: Toolkit | None = None,
+) -> Built:
+    """Compiles `cpp` with the host compiler, or `cuda` with `toolkit`'s nvcc, into a shared library.
+
+    `flags` go to the one compiler used; `libraries` are linked by path; `depends` are the texts of the headers that
+    the source reaches. Raises CompileError with the compiler's words, ToolkitError if there is no compiler.
+    """
+    import torch
+
+    start = time.perf_counter()
+    compiler = find_compiler()
+    key = [stem, cpp, cuda, *flags, *map(str, include), *map(str, libraries), *depends]
+    key += [torch.__version__, compiler, compiler_version(compiler)]
+    key += [str(toolkit.home), toolkit.version] if toolkit else []
+    name = f"{stem}_{hashlib.sha256(repr(key).encode()).hexdigest()[:12]}"
+    folder = cache_folder() / name
+    cached = (folder / "done").exists()
+    if not cached:
+        with _one_at_a_time, _telling(f"compiling {stem}"):
+            _compile(name, folder, cpp, cuda, list(flags), list(include), list(libraries), toolkit)
+    log = (folder / "compiler.log").read_text(errors="replace")
+    return Built(folder / (folder / "done").read_text(), log, time.perf_counter() - start, cached)
+
+
+def _compile(
+    name: str,
+    folder: Path,
+    cpp: str | None,
+    cuda: str | None,
+    flags: list[str],
+    include: list[Path],
+    libraries: list[Path],
+    toolkit: Toolkit | None,
+) -> None:
+    from torch.utils import cpp_extension
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(folder.parent)
+    private = Path(tempfile.mkdtemp(prefix=f".building-{os.getpid()}-", dir=folder.parent))
+    log = private / "compiler.log"
+    log.touch()
+    # The compiler's own words, without ninja's around them: flags reach a shell, so they can redirect.
+    redirected = [*flags, f"2>>{log.name}"]
+    ldflags = ["-Wl,--as-needed"]  # no rung needs libtorch, and loading it is not free
+    for library in libraries:
+        ldflags += [str(library), f"-Wl,-rpath,{library.parent}"]
+    if toolkit:
+        ldflags.append(f"-L{_cudart_folder(toolkit)}")
+    try:
+        with _environment(toolkit):
+            cpp_extension.load_inline(
+                name,
+                cpp_sources=cpp or "",
+                cuda_sources=cuda,
+                extra_cflags=redirected if cpp else [],
+                extra_cuda_cflags=redirected if cuda else [],
+                extra_ldflags=ldflags,
+                extra_include_paths=[str(path) for path in include],
+                build_directory=str(private),
+                with_cuda=cuda is not None,
+                is_python_module=False,
+                no_implicit_headers=True,
+            )
+        (library,) = private.glob("*.so")
+        (private / "done").write_text(library.name)
+        with contextlib.suppress(OSError):  # another process was faster: its library is as good
+            private.rename(folder)
+    except Exception as error:  # load_inline raises RuntimeError, and its cause is the whole ninja log
+        raise CompileError(log.read_text(errors="replace").strip() or str(error)) from None
+    finally:
+        shutil.rmtree(private, ignore_errors=True)
+
+
+def _remove_abandoned(cache: Path) -> None:
+    for folder in cache.glob(".building-*"):
+        with contextlib.suppress(OSError):
+            if time.time() - folder.stat().st_mtime > STALE_SECONDS:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _cudart_folder(toolkit: Toolkit) -> Path:
+    """A folder with libcudart.so. The wheels have only libcudart.so.13, so the cache gets a link to it."""
+    for sub in ("lib64", "lib"):
+        if (toolkit.home / sub / "libcudart.so").exists():
+            return toolkit.home / sub
+    (library,) = (toolkit.home / "lib").glob("libcudart.so.*")
+    folder = cache_folder() / f"cudart-{toolkit.version}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        (folder / "libcudart.so").symlink_to(library)
+    return folder
+
+
+@contextlib.contextmanager
+def _environment(toolkit: Toolkit | None) -> Iterator[None]:
+    """ninja on PATH (a kernel of an unactivated venv doesn't have it) and torch's idea of CUDA_HOME, for one build."""
+    import ninja
+    from torch.utils import cpp_extension
+
+    path, home = os.environ.get("PATH", ""), cpp_extension.CUDA_HOME
+    os.environ["PATH"] = f"{ninja.BIN_DIR}{os.pathsep}{path}"
+    if toolkit:
+        cpp_extension.CUDA_HOME = str(toolkit.home)
+    try:
+        yield
+    finally:
+        os.environ["PATH"], cpp_extension.CUDA_HOME = path, home
+
+
+@contextlib.contextmanager
+def _telling(what: str) -> Iterator[None]:
+    """Says on stderr what takes long, and takes it back when it is over."""
+
+    told = threading.Event()
+
+    def tell() -> None:
+        told.set()
+        sys.stderr.write(f"\r{what} …")
+        sys.stderr.flush()
+
+    timer = threading.Timer(TELL_AFTER, tell)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        if told.is_set():
+            sys.stderr.write("\r" + " " * (len(what) + 2) + "\r")
+            sys.stderr.flush()

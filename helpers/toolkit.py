@@ -1,0 +1,125 @@
+"""The CUDA toolkit and the host compiler of this machine, and how nvcc is called. Imports without torch."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+# What every kernel is compiled with, by jit.py and by sass.py alike.
+NVCC_FLAGS = ["-std=c++17", "-O3", "-lineinfo", "-Xptxas", "-v"]
+OLDEST_ARCH = 75  # nvcc 13 compiles for nothing older
+
+
+class ToolkitError(RuntimeError):
+    """nvcc or a host compiler is missing or unusable. The text is one sentence and names the mend."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"ToolkitError: {self}"]
+
+
+@dataclass(frozen=True)
+class Toolkit:
+    """A CUDA toolkit: its root folder, its version as nvcc prints it, and where it was found."""
+
+    home: Path
+    version: str
+    found_by: str
+
+    @property
+    def nvcc(self) -> Path:
+        """The compiler driver."""
+        return self.home / "bin" / "nvcc"
+
+    @property
+    def major(self) -> int:
+        """13 of "13.0.88"."""
+        return int(self.version.split(".")[0])
+
+
+def _version(nvcc: Path) -> str | None:
+    try:
+        said = subprocess.run([nvcc, "--version"], capture_output=True, text=True, timeout=60).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    match = re.search(r"V(\d+\.\d+\.\d+)", said)
+    return match[1] if match else None
+
+
+def _home_of(nvcc: str) -> Path:
+    """The toolkit's root: what nvcc itself calls TOP, since the nvcc on PATH may be a script in a folder of its own."""
+    said = subprocess.run([nvcc, "--dryrun", "-E", "-x", "cu", "/dev/null"], capture_output=True, text=True).stderr
+    match = re.search(r"^#\$ TOP=(.*)$", said, re.MULTILINE)
+    return Path(match[1].strip() if match else Path(nvcc).resolve().parent.parent).resolve()
+
+
+def _candidates() -> list[tuple[Path, str]]:
+    found: list[tuple[Path, str]] = []
+    if home := os.environ.get("CUDA_HOME"):
+        found.append((Path(home), "CUDA_HOME"))
+    for folder in sys.path:
+        for wheel in sorted(Path(folder or ".").glob("nvidia/cu[0-9]*"), reverse=True):
+            found.append((wheel, "pip"))
+    if on_path := shutil.which("nvcc"):
+        found.append((_home_of(on_path), "PATH"))
+    return found
+
+
+@cache
+def _find(cuda_home: str | None, path: str | None) -> Toolkit | None:
+    for home, found_by in _candidates():
+        if (home / "bin" / "nvcc").is_file() and (version := _version(home / "bin" / "nvcc")):
+            return Toolkit(home, version, found_by)
+    return None
+
+
+def find_toolkit() -> Toolkit:
+    """The toolkit to use: CUDA_HOME, then pip's wheels, then nvcc on PATH. Raises ToolkitError if there is none."""
+    toolkit = _find(os.environ.get("CUDA_HOME"), os.environ.get("PATH"))
+    if toolkit is None:
+        raise ToolkitError(
+            "no nvcc found in CUDA_HOME, among pip's packages or on PATH: run `make lab` (it installs nvcc from pip), "
+            "or `pip install 'cuda-toolkit[nvcc,crt,nvvm,cudart,cccl]==13.0.*'`"
+        )
+    return toolkit
+
+
+def matching_toolkit(cuda_of_torch: str | None) -> Toolkit:
+    """The toolkit, if its major version is that of the CUDA that torch was built with; else ToolkitError."""
+    toolkit = find_toolkit()
+    if cuda_of_torch and int(cuda_of_torch.split(".")[0]) != toolkit.major:
+        raise ToolkitError(
+            f"nvcc {toolkit.version} ({toolkit.found_by}) doesn't go with torch, which was built for CUDA "
+            f"{cuda_of_torch}: install `cuda-toolkit[nvcc,crt,nvvm,cudart,cccl]=={cuda_of_torch}.*`, "
+            "or point CUDA_HOME at a toolkit of that version"
+        )
+    return toolkit
+
+
+def find_compiler() -> str:
+    """The host C++ compiler: CXX, then c++, g++, clang++. Raises ToolkitError if there is none."""
+    for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
+        if name and (found := shutil.which(name)):
+            return found
+    raise ToolkitError("no C++ compiler found: install one (Debian, Ubuntu: `apt install g++`), or name yours in CXX")
+
+
+@cache
+def compiler_version(compiler: str) -> str:
+    """The first line of `compiler --version`."""
+    return subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout.splitlines()[0]
+
+
+def architecture(major: int, minor: int) -> str:
+    """The real architecture to compile for: sm_90a on 9.0 (wgmma and setmaxnreg need the `a`), else sm_XY."""
+    return f"sm_{major}{minor}" + ("a" if (major, minor) == (9, 0) else "")
+
+
+def gencode(arch: str) -> str:
+    """nvcc's flag for one architecture ("sm_90a"). `-arch=sm_90a` would add a plain sm_90 pass, which can't compile wgmma."""
+    return f"-gencode=arch={arch.replace('sm_', 'compute_')},code={arch}"
