@@ -1,0 +1,304 @@
+"""The notebooks' drawings: pictures of an idea, drawn from the numbers of the cell that asks for them.
+
+Measurements are plot.py's affair; the look (a light card, Okabe and Ito's colours, readable in grey) is the same.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.patches import Polygon, Rectangle
+
+from .plot import CARD, INK, MUTED, STYLE, Figure
+
+BLUE, ORANGE, GREEN, SAND = "#0072b2", "#d55e00", "#1b9e77", "#f0b060"
+SHADES = ["#dcebf5", "#b5d5ea", "#8bbcdd", "#5fa1cd"]  # light enough for black text, a step of grey apart
+
+
+def drawing(function: Callable[..., Figure]) -> Callable[..., Figure]:
+    """Draws in plot.py's style and leaves matplotlib's own settings alone."""
+
+    @functools.wraps(function)
+    def wrapper(*args: object, **kwargs: object) -> Figure:
+        with matplotlib.rc_context(STYLE):
+            return function(*args, **kwargs)
+
+    return wrapper
+
+
+def canvas(
+    width: float, height: float, columns: int = 1, title: str = "", **options: object
+) -> tuple[Figure, list[Axes]]:
+    """A figure of `columns` axes side by side, inches; options go to `subplots`."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = list(figure.subplots(1, columns, squeeze=False, **options)[0])
+    if title:
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+    return figure, axes
+
+
+def blank(ax: Axes) -> Axes:
+    """An axes without ticks, grid or frame."""
+    ax.grid(False)
+    ax.set(xticks=[], yticks=[])
+    ax.spines[:].set_visible(False)
+    return ax
+
+
+# 00_start_here
+
+
+@drawing
+def memory_hierarchy(levels: Sequence[tuple[str, str, str]], title: str) -> Figure:
+    """A pyramid of memories, the fastest on top. levels: (name, size, what it is for), fastest first."""
+    figure, (ax,) = canvas(8.2, 0.5 + 0.72 * len(levels), title=title)
+    blank(ax)
+    n = len(levels)
+    for k, (name, size, note) in enumerate(levels):
+        top, bottom = 0.55 + 1.15 * k, 0.55 + 1.15 * (k + 1)
+        y = n - k
+        corners = [(-top, y), (top, y), (bottom, y - 0.94), (-bottom, y - 0.94)]
+        ax.add_patch(Polygon(corners, facecolor=SHADES[::-1][k % len(SHADES)], edgecolor=INK, linewidth=1))
+        ax.text(0, y - 0.33, name, ha="center", va="center", fontweight="bold", fontsize=9)
+        ax.text(0, y - 0.66, size, ha="center", va="center", fontsize=8.5)
+        ax.text(0.75 + 1.15 * n, y - 0.47, note, ha="left", va="center", fontsize=9, color=INK)
+    ax.annotate("", (-1.15 * n - 0.75, n), (-1.15 * n - 0.75, 0.1), arrowprops={"arrowstyle": "-|>", "color": MUTED})
+    ax.text(-1.15 * n - 0.95, n / 2, "faster, smaller", rotation=90, ha="right", va="center", color=MUTED, fontsize=9)
+    ax.set(xlim=(-1.15 * n - 1.6, 1.15 * n + 8.5), ylim=(0, n + 0.1))
+    return figure
+
+
+@drawing
+def seconds(times: Mapping[str, float], title: str) -> Figure:
+    """Horizontal bars of seconds on a logarithmic axis, each with its number."""
+    figure, (ax,) = canvas(7.4, 0.9 + 0.5 * len(times), title=title)
+    values = list(times.values())
+    low = 10.0 ** np.floor(np.log10(min(values)) - 0.3)
+    for k, (name, value) in enumerate(times.items()):
+        ax.barh(k, value - low, 0.6, left=low, color=BLUE if k else SAND, edgecolor=INK, hatch="" if k else "///")
+        ax.text(value * 1.12, k, f"{value:.3g} s", va="center", fontsize=9)
+    ax.set_xscale("log")
+    ax.set(xlim=(low, max(values) * 4), xlabel="seconds, logarithmic axis")
+    ax.set_yticks(range(len(times)), list(times), color=INK)
+    ax.xaxis.set_major_formatter(lambda v, _: f"{v:g}")
+    ax.grid(axis="y", visible=False)
+    ax.invert_yaxis()
+    return figure
+
+
+# 01_naive
+
+
+@drawing
+def threads(N: int = 48, tile: int = 16, block: tuple[int, int] = (1, 1), thread: tuple[int, int] = (9, 5)) -> Figure:
+    """Who computes which element of S (N, N): the grid of blocks, and one block with its threads and warps.
+
+    block: (x, y) of the one drawn large; thread: (x, y) of the one marked in it.
+    """
+    figure, (left, right) = canvas(9.4, 4.5, 2, "One thread per element of S")
+    cells = -(-N // tile)
+    for y in range(cells):
+        for x in range(cells):
+            chosen = (x, y) == block
+            face = SHADES[2] if chosen else SHADES[0]
+            left.add_patch(Rectangle((x * tile, y * tile), tile, tile, facecolor=face, edgecolor=INK, linewidth=1))
+            where = ((x + 0.5) * tile, (y + 0.5) * tile)
+            left.text(*where, f"x = {y}\ny = {x}", ha="center", va="center", fontsize=9)
+    left.set(xlim=(-1, N + 1), ylim=(N + 1, -1), aspect="equal", xlabel="key j", ylabel="query i")
+    left.set_title(f"S, N = {N}: {cells * cells} blocks, named by blockIdx", color=MUTED)
+    for t in range(tile * tile):
+        x, y = t % tile, t // tile
+        marked = (x, y) == thread
+        face = SAND if marked else SHADES[0] if t // 32 % 2 else SHADES[1]
+        right.add_patch(Rectangle((x, y), 1, 1, facecolor=face, edgecolor=CARD, linewidth=0.8))
+    for warp in range(tile * tile // 32):
+        right.text(tile + 0.4, (warp + 0.5) * 32 / tile, f"warp {warp}", va="center", fontsize=8, color=MUTED)
+    i, j = block[1] * tile + thread[1], block[0] * tile + thread[0]
+    note = f"threadIdx = ({thread[0]}, {thread[1]})\ncomputes S[{i}, {j}]"
+    right.annotate(
+        note,
+        (thread[0] + 0.5, thread[1] + 0.5),
+        (thread[0] - 3.5, thread[1] + 5.2),
+        fontsize=9,
+        ha="center",
+        bbox={"facecolor": CARD, "edgecolor": INK, "boxstyle": "round,pad=0.3"},
+        arrowprops={"arrowstyle": "-", "color": INK},
+    )
+    right.set(
+        xlim=(-0.3, tile + 3.2), ylim=(tile + 0.3, -0.3), aspect="equal", xlabel="threadIdx.x", ylabel="threadIdx.y"
+    )
+    right.set_title(f"one block: {tile} × {tile} threads, {tile * tile // 32} warps of 32", color=MUTED)
+    for ax in (left, right):
+        ax.grid(False)
+    left.set_xticks(range(0, N + 1, tile)), left.set_yticks(range(0, N + 1, tile))
+    right.set_xticks([0, tile // 2, tile]), right.set_yticks([0, tile // 2, tile])
+    return figure
+
+
+@drawing
+def wedge(d: int = 64, N: int = 512, lengths: Sequence[int] = tuple(2**k for k in range(6, 18))) -> Figure:
+    """The N² wedge of one fp32 head: the tensors to scale at one N, and their bytes against N."""
+    figure, (left, right) = canvas(
+        10.6,
+        4.3,
+        2,
+        f"One head, d = {d}, fp32: what has to exist, and what the naive kernel adds",
+        width_ratios=(1.25, 1),
+    )
+    blank(left)
+    x = 0.0
+    for name, width, face, hatch in (
+        *((name, d, SHADES[3], "") for name in "QKVO"),
+        *((name, N, SAND, "///") for name in "SP"),
+    ):
+        left.add_patch(Rectangle((x, 0), width, N, facecolor=face, edgecolor=INK, hatch=hatch, linewidth=0.9))
+        left.text(x + width / 2, -0.04 * N, name, ha="center", fontweight="bold", fontsize=11)
+        x += width + 0.09 * N
+    left.text(-0.03 * N, N / 2, f"N = {N}", rotation=90, ha="right", va="center", fontsize=9)
+    left.text(d / 2, N * 1.08, f"d = {d}", ha="center", fontsize=9)
+    left.text(x - N * 0.59, N * 1.08, f"N = {N}", ha="center", fontsize=9)
+    left.set(xlim=(-0.15 * N, x), ylim=(N * 1.15, -0.12 * N), aspect="equal")
+    left.set_title(f"areas to scale at N = {N}", color=MUTED)
+
+    lengths = np.asarray(lengths, dtype=float)
+    small, large = 4 * 4 * lengths * d, 2 * 4 * lengths**2
+    right.loglog(lengths, small, color=BLUE, marker="o", base=2)
+    right.loglog(lengths, large, color=ORANGE, marker="s", linestyle="--", base=2)
+    right.fill_between(lengths, small, large, where=large >= small, color=SAND, alpha=0.3, linewidth=0)
+    right.text(lengths[-1] * 1.15, small[-1], "Q K V O\n16 N d", color=BLUE, va="center", fontsize=9)
+    right.text(lengths[-1] * 1.15, large[-1], "S and P\n8 N²", color=ORANGE, va="center", fontsize=9)
+    ticks = lengths[::2]
+    right.set_xticks(ticks, [f"{n / 1024:g}k" if n >= 1024 else f"{n:g}" for n in ticks])
+    units = {2.0**15: "32 KiB", 2.0**20: "1 MiB", 2.0**25: "32 MiB", 2.0**30: "1 GiB", 2.0**35: "32 GiB"}
+    right.set_yticks(list(units), list(units.values()))
+    right.minorticks_off()
+    right.set(xlabel="sequence length N", xlim=(lengths[0] / 1.3, lengths[-1] * 8))
+    right.set_title("bytes against N", color=MUTED)
+    return figure
+
+
+# 02_online_softmax
+
+
+@drawing
+def exp_ranges(formats: Mapping[str, tuple[float, float]]) -> Figure:
+    """For which x exp(x) is neither 0 nor inf. formats: name -> (smallest x, largest x)."""
+    figure, (ax,) = canvas(
+        8.2, 0.9 + 0.55 * len(formats), title="Where exp(x) is a number: left of a bar 0, right of it inf"
+    )
+    for k, (name, (low, high)) in enumerate(formats.items()):
+        ax.barh(k, high - low, 0.5, left=low, color=SHADES[2], edgecolor=INK, linewidth=0.8)
+        ax.text(low - 2, k, f"{low:.1f}", ha="right", va="center", fontsize=9)
+        ax.text(high + 2, k, f"{high:.1f}", ha="left", va="center", fontsize=9)
+    ax.axvline(0, color=INK, linewidth=0.8)
+    ax.set_yticks(range(len(formats)), list(formats), color=INK)
+    ax.grid(axis="y", visible=False)
+    ax.invert_yaxis()
+    lows, highs = zip(*formats.values(), strict=True)
+    ax.set(xlabel="x", xlim=(min(lows) - 18, max(highs) + 18))
+    return figure
+
+
+@drawing
+def running_state(scores: Sequence[float]) -> Figure:
+    """The online softmax over one row, step by step: the running maximum above, the rescaled sum below.
+
+    Each bar of the lower panel is l after that step, stacked from the shares exp(s_j − m) of the scores seen so far; a new
+    maximum shrinks every share that was there.
+    """
+    s = np.asarray(scores, dtype=float)
+    steps = np.arange(1, len(s) + 1)
+    m = np.maximum.accumulate(s)
+    figure = Figure(figsize=(8.6, 5.2), layout="constrained")
+    figure.suptitle("One row, one score at a time", x=0.01, ha="left", fontsize=11)
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(1, 1.25))
+    top.vlines(steps, min(0, s.min()), s, color=MUTED, linewidth=1)
+    top.plot(steps, s, "o", color=BLUE, label="score $s_k$")
+    top.step(steps, m, where="post", color=ORANGE, linestyle="--", label="running max $m_k$")
+    top.set_ylabel("score")
+    top.legend(frameon=False, fontsize=9, loc="lower right", ncols=2)
+    for k in range(len(s)):
+        shares = np.exp(s[: k + 1] - m[k])
+        edges = np.concatenate([[0], np.cumsum(shares)])
+        for j, share in enumerate(shares):
+            face, hatch = (SAND, "///") if j == k else (SHADES[j % 2 * 2], "")
+            bottom.bar(steps[k], share, 0.62, bottom=edges[j], color=face, edgecolor=INK, linewidth=0.6, hatch=hatch)
+        text = f"$l$ = {edges[-1]:.2f}"
+        if k and m[k] > m[k - 1]:
+            text = f"old × {np.exp(m[k - 1] - m[k]):.2g}\n" + text
+        bottom.text(steps[k], edges[-1] + 0.06, text, ha="center", va="bottom", fontsize=8.5)
+    most = max(np.exp(s[: k + 1] - m[k]).sum() for k in range(len(s)))
+    bottom.set(xlabel="step k", ylabel="$l_k$, stacked from $e^{s_j - m_k}$", ylim=(0, most * 1.3), xticks=steps)
+    bottom.grid(axis="x", visible=False)
+    return figure
+
+
+def _merged(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, float]:
+    m = max(a[0], b[0])
+    return m, a[1] * np.exp(a[0] - m) + b[1] * np.exp(b[0] - m)
+
+
+@drawing
+def bracketings(scores: Sequence[float], trees: Mapping[str, tuple]) -> Figure:
+    """Merging the states of single scores along different trees; every node shows its (m, l).
+
+    trees: title -> nested pairs of indices into scores, for example ((0, 1), (2, 3)).
+    """
+    figure, axes = canvas(3.55 * len(trees), 3.9, len(trees))
+
+    def leaves(tree) -> list[int]:
+        return [tree] if isinstance(tree, int) else [i for part in tree for i in leaves(part)]
+
+    for ax, (title, tree) in zip(axes, trees.items(), strict=True):
+        blank(ax).set_title(title, color=MUTED)
+        place = {leaf: x for x, leaf in enumerate(leaves(tree))}
+
+        def node(tree, ax=ax, place=place) -> tuple[float, float, tuple[float, float]]:
+            """Draws the subtree; returns where its root is and its state."""
+            if isinstance(tree, int):
+                x, y, state, face = place[tree], 0.0, (scores[tree], 1.0), SHADES[0]
+            else:
+                parts = [node(part) for part in tree]
+                x, y = sum(p[0] for p in parts) / 2, max(p[1] for p in parts) + 1.0
+                state, face = _merged(parts[0][2], parts[1][2]), SAND
+                for px, py, _ in parts:
+                    ax.plot([px, x], [py, y], color=MUTED, linewidth=1, zorder=1)
+            box = {"facecolor": face, "edgecolor": INK, "boxstyle": "round,pad=0.3", "linewidth": 0.8}
+            ax.text(x, y, f"{state[0]:g}\n{state[1]:.4f}", ha="center", va="center", fontsize=8.5, bbox=box)
+            return x, y, state
+
+        _, height, _ = node(tree)
+        ax.set(xlim=(-0.6, len(place) - 0.4), ylim=(-0.5, height + 0.5))
+    figure.supxlabel("each box: m above, l below; bottom row: one score each, l = 1", fontsize=9, color=MUTED)
+    return figure
+
+
+@drawing
+def butterfly(scores: Sequence[float]) -> Figure:
+    """How a warp merges its lanes' states: at step `mask`, lane i reads lane i xor mask. Drawn with 2^k lanes."""
+    lanes = len(scores)
+    masks = [lanes >> k for k in range(1, lanes.bit_length())]
+    figure, (ax,) = canvas(
+        8.6, 1.1 + 1.05 * len(masks), title=f"A butterfly over {lanes} lanes: each box is a state, m above, l below"
+    )
+    blank(ax)
+    states = [(float(s), 1.0) for s in scores]
+    for row in range(len(masks) + 1):
+        for lane, (m, l) in enumerate(states):
+            face = SAND if row == len(masks) else SHADES[min(row, 2)]
+            box = {"facecolor": face, "edgecolor": INK, "boxstyle": "round,pad=0.28", "linewidth": 0.8}
+            ax.text(lane, -row, f"{m:g}\n{l:.3f}", ha="center", va="center", fontsize=8.5, bbox=box, zorder=3)
+        if row < len(masks):
+            ax.text(lanes - 0.35, -row - 0.5, f"xor {masks[row]}", va="center", fontsize=9, color=MUTED)
+            for lane in range(lanes):
+                ax.plot([lane, lane], [-row, -row - 1], color=MUTED, linewidth=1)
+                ax.plot([lane ^ masks[row], lane], [-row, -row - 1], color=ORANGE, linewidth=0.9, linestyle="--")
+            states = [_merged(state, states[lane ^ masks[row]]) for lane, state in enumerate(states)]
+    for lane in range(lanes):
+        ax.text(lane, 0.42, f"lane {lane}", ha="center", fontsize=8.5, color=MUTED)
+    ax.set(xlim=(-0.6, lanes + 0.4), ylim=(-len(masks) - 0.45, 0.65))
+    return figure
