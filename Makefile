@@ -1,0 +1,37 @@
+# make lab · test · notebooks · bench · readme
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+.DEFAULT_GOAL := lab
+.PHONY: lab test notebooks bench readme
+
+lab: $(VENV)/installed
+	$(BIN)/jupyter lab notebooks/00_start_here.ipynb
+
+test: $(VENV)/installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python -m pytest
+
+notebooks: $(VENV)/installed
+	$(BIN)/python -m helpers.execute
+
+bench: $(VENV)/installed
+	$(BIN)/python -m helpers.bench
+
+readme: $(VENV)/installed
+	$(BIN)/python -m helpers.readme
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "Python 3.10 or newer is needed, $(PYTHON) is $$($(PYTHON) -V 2>&1): make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+	  { rm -rf $(VENV); echo "python3 -m venv failed: install it (Debian, Ubuntu: apt install python3-venv) and try again"; exit 1; }
+
+$(VENV)/installed: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(VENV)/installed-test: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	@touch $@
