@@ -12,18 +12,20 @@ import html
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-import numpy as np
-import pandas as pd
-import torch
-from torch import Tensor
+if (
+    TYPE_CHECKING
+):  # torch, numpy and pandas are imported where they are needed: `import helpers` is quick and needs none
+    import numpy as np
+    import pandas as pd
+    from torch import Tensor
 
-from . import reference
-from .reference import Case
+    from .reference import Case
 
 TIMES = 2  # the error allowed, in errors of plain PyTorch
 ULPS = 4  # and in float32 ulps of what is summed on the way (reference.Case.magnitude)
-POISON = {torch.float32: 0x7FC5A5A5, torch.float16: 0x7E5A, torch.bfloat16: 0x7FDA}  # NaNs no arithmetic produces
+POISON = {"torch.float32": 0x7FC5A5A5, "torch.float16": 0x7E5A, "torch.bfloat16": 0x7FDA}  # NaNs no arithmetic produces
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,8 @@ class Report:
     @property
     def frame(self) -> pd.DataFrame:
         """case, output, error, pytorch_error, budget (absolute), used (error/budget), ok."""
+        import pandas as pd
+
         columns = ("case", "output", "error", "pytorch_error", "budget", "used", "ok")
         return pd.DataFrame([{c: getattr(x, c) for c in columns} for x in self.comparisons], columns=list(columns))
 
@@ -151,12 +155,19 @@ def check(kernel: Callable, cases: Iterable[Case] | None = None) -> Report:
     `out=(o, lse)` is handed outputs full of NaN. cases: `reference.cases` of the kernel's rung by default, the full set
     on a GPU and the small one otherwise. A kernel that raises fails the case with the error's text.
     """
+    import torch
+
+    from . import reference
+
     name = kernel.rung.stem if hasattr(kernel, "rung") else getattr(kernel, "__name__", type(kernel).__name__)
     if cases is None:
         device = getattr(kernel, "device", "cpu")
         small = torch.device(device).type == "cpu"
         cases = reference.cases(getattr(kernel, "rung", None), device, "small" if small else "full")
-    poisons = "out" in inspect.signature(kernel).parameters
+    try:
+        poisons = "out" in inspect.signature(kernel).parameters
+    except ValueError:  # a built-in function that doesn't tell
+        poisons = False
     comparisons = tuple(c for case in cases for c in _one(kernel, case, poisons))
     if not comparisons:
         raise ValueError("check() was given no cases")
@@ -164,6 +175,8 @@ def check(kernel: Callable, cases: Iterable[Case] | None = None) -> Report:
 
 
 def _one(kernel: Callable, case: Case, poisons: bool) -> list[Comparison]:
+    import torch
+
     before = [x.clone() for x in case.inputs]
     options = dict(case.options)
     if poisons:
@@ -181,7 +194,7 @@ def _one(kernel: Callable, case: Case, poisons: bool) -> list[Comparison]:
 
 
 def compare(case: Case, outputs: tuple[Tensor, Tensor]) -> list[Comparison]:
-    """Holds outputs (O, LSE) or (P, LSE), however they were computed, against float64 on `case`; one entry per output."""
+    """Holds outputs (O, LSE) or (P, LSE), however computed, against float64 on `case`; one entry per output."""
     names = ("o", "lse") if case.s is None else ("p", "lse")
     if not isinstance(outputs, tuple | list) or len(outputs) != 2:
         text = f"returned {type(outputs).__name__}, not a pair ({names[0]}, lse)"
@@ -191,8 +204,10 @@ def compare(case: Case, outputs: tuple[Tensor, Tensor]) -> list[Comparison]:
 
 
 def _compare(case: str, name: str, got: Tensor, exact: Tensor, plain: Tensor, magnitude: float) -> Comparison:
-    if got.shape != exact.shape:
-        text = f"{name.upper()} has shape {tuple(got.shape)}, not {tuple(exact.shape)}"
+    import torch
+
+    if got.shape != exact.shape or got.dtype != plain.dtype:
+        text = f"{name.upper()} is {got.dtype} {tuple(got.shape)}, not {plain.dtype} {tuple(exact.shape)}"
         return Comparison(case, name, *[float("nan")] * 3, problem=text)
     finite = exact.isfinite()
     matches = torch.where(finite, got.isfinite(), got.double() == exact)  # infinities by sign; the reference has no NaN
@@ -224,15 +239,21 @@ def _poisoned(case: Case) -> tuple[Tensor, Tensor]:
     """Outputs full of NaNs of a kind that arithmetic doesn't make, so that an element never written can be told."""
     outputs = case.empty_outputs()
     for x in outputs:
-        x.view(torch.int32 if x.dtype == torch.float32 else torch.int16).fill_(POISON[x.dtype])
+        _bits(x).fill_(POISON[str(x.dtype)])
     return outputs
+
+
+def _bits(x: Tensor) -> Tensor:
+    """A contiguous float tensor's memory as integers."""
+    import torch
+
+    return x.view(torch.int32 if x.dtype == torch.float32 else torch.int16)
 
 
 def _misplaced(got: Tensor, exact: Tensor, matches: Tensor) -> str:
     """What is wrong with the NaNs and infinities, in words."""
-    bits = got.contiguous().view(torch.int32 if got.dtype == torch.float32 else torch.int16)
     kinds = {
-        "never written": bits == POISON[got.dtype] if got.dtype in POISON else torch.zeros_like(matches),
+        "never written": _bits(got.contiguous()) == POISON[str(got.dtype)],
         "NaN": got.isnan(),
         "infinite": got.isinf(),
         f"finite where the answer is {exact[~exact.isfinite()].flatten()[:1].tolist() or ''}": ~exact.isfinite(),
@@ -248,6 +269,8 @@ def _misplaced(got: Tensor, exact: Tensor, matches: Tensor) -> str:
 
 def _ranges(indices: np.ndarray, size: int) -> str:
     """'all', '3', '64–69', '1, 3 … 31 (step 2)', '0–3, 16–19 and 5 more runs'."""
+    import numpy as np
+
     if len(indices) == size:
         return "all" if size > 1 else "0"
     steps = np.diff(indices)
@@ -267,6 +290,8 @@ def _axes(wrong: np.ndarray, output: str) -> tuple[str, ...]:
 
 def _pattern(wrong: np.ndarray, output: str) -> str:
     """Which elements are wrong, axis by axis."""
+    import numpy as np
+
     parts = []
     for axis, name in enumerate(_axes(wrong, output)):
         others = tuple(a for a in range(wrong.ndim) if a != axis)
@@ -280,6 +305,8 @@ def draw(comparison: Comparison, height: int = 16, width: int = 64) -> str:
 
     O (and P): rows down, columns across. LSE: one line, rows across.
     """
+    import numpy as np
+
     wrong = comparison.wrong
     lead = comparison.worst[: max(0, wrong.ndim - 2)] if comparison.output != "lse" else comparison.worst[:-1]
     picture = np.atleast_2d(wrong[lead]) if wrong.ndim else wrong.reshape(1, 1)

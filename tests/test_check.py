@@ -230,7 +230,8 @@ def test_exceptions_shapes_and_changed_inputs_fail_the_case():
         return result
 
     assert "raised ValueError: D=32 is not among 64, 128" in str(check(raises, [case]))
-    assert "LSE has shape (2, 3, 40, 1), not (2, 3, 40)" in str(check(wrong_shape, [case]))
+    assert "LSE is torch.float32 (2, 3, 40, 1), not torch.float32 (2, 3, 40)" in str(check(wrong_shape, [case]))
+    assert "O is torch.float64 (2, 3, 40, 32), not torch.float32" in str(check(reference.attention, [case]))
     assert "returned Tensor, not a pair" in str(check(no_lse, [case]))
     assert "changed its inputs" in str(check(changes_q, [case]))
     with pytest.raises(ValueError, match="no cases"):
