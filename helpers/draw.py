@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 
 import matplotlib
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Polygon, Rectangle
 
@@ -301,4 +303,226 @@ def butterfly(scores: Sequence[float]) -> Figure:
     for lane in range(lanes):
         ax.text(lane, 0.42, f"lane {lane}", ha="center", fontsize=8.5, color=MUTED)
     ax.set(xlim=(-0.6, lanes + 0.4), ylim=(-len(masks) - 0.45, 0.65))
+    return figure
+
+
+# 03_fa1_fp32
+
+AMBER = "#b86a00"
+
+
+@drawing
+def tile_walk(order: str = "fa1", tiles: int = 4, steps: Sequence[int] = (1, 2, 3, 4, 5, 16)) -> Figure:
+    """The order in which a tiled attention loop visits the tiles of S, with what each step moves to and from HBM.
+
+    order: "fa1" (K, V outside, FlashAttention's Algorithm 1) or "fa2" (Q outside, FlashAttention-2's). S is cut into
+    tiles x tiles; `steps` (from 1) are the ones drawn, a panel each.
+    """
+    if order not in ("fa1", "fa2"):
+        raise ValueError(f'order is "fa1" or "fa2", not {order!r}')
+    pairs = [(b, a) if order == "fa1" else (a, b) for a in range(tiles) for b in range(tiles)]  # (i, j)
+    figure, axes = canvas(2.05 * len(steps), 3.0, len(steps))
+    for ax, step in zip(axes, steps, strict=True):
+        (i, j), before = pairs[step - 1], pairs[step - 2] if step > 1 else (-1, -1)
+        _tile_grid(ax, pairs, step, tiles)
+        ax.set_title(f"step {step}: i = {i + 1}, j = {j + 1}", loc="center", fontsize=10)
+        q, kv = f"$O_{i + 1}$ $m_{i + 1}$ $l_{i + 1}$", f"$K_{j + 1}$ $V_{j + 1}$"
+        row_ends = step == len(pairs) or pairs[step][0] != i
+        if order == "fa1":
+            moved = ("" if before[1] == j else kv + " ") + f"$Q_{i + 1}$ " + q, kv if before[1] == j else "", q
+        else:
+            here = f"$Q_{i + 1}$ " + q
+            moved = ("" if before[0] == i else f"$Q_{i + 1}$ ") + kv, here if before[0] == i else "", ""
+            moved = moved[:2] + (f"$O_{i + 1}$ $LSE_{i + 1}$" if row_ends else "",)
+        for line, (label, names, colour) in enumerate(
+            zip(("reads", "keeps", "writes"), moved, (BLUE, INK, ORANGE), strict=True)
+        ):
+            y = tiles + 0.8 + 0.68 * line
+            ax.text(-1.8, y, label, fontsize=8.5, color=MUTED, va="center")
+            ax.text(-0.1, y, names or "–", fontsize=9.5, color=colour if names else MUTED, va="center")
+    return figure
+
+
+def _tile_grid(ax: Axes, pairs: Sequence[tuple[int, int]], step: int, tiles: int) -> None:
+    """S as tiles, numbered in the order of their visits up to `step`; the current Q, O and K, V tiles filled."""
+    ax.set(xlim=(-1.9, tiles + 0.3), ylim=(tiles + 2.6, -1.7), aspect="equal")
+    blank(ax)
+    now = pairs[step - 1]
+    for t in range(tiles):
+        for on, corner, size, colour in (
+            (t == now[1], (t + 0.06, -0.85), (0.88, 0.6), BLUE),
+            (t == now[0], (-0.85, t + 0.06), (0.6, 0.88), AMBER),
+        ):
+            ax.add_patch(Rectangle(corner, *size, facecolor=colour if on else "none", edgecolor=colour))
+            middle = [c + s / 2 for c, s in zip(corner, size, strict=True)]
+            ax.text(*middle, t + 1, ha="center", va="center", fontsize=8, color=CARD if on else colour)
+    ax.text(tiles / 2, -1.2, "$K_j$, $V_j$", ha="center", fontsize=9, color=BLUE)
+    ax.text(-1.4, tiles / 2, "$Q_i$, $O_i$", ha="center", va="center", rotation=90, fontsize=9, color=AMBER)
+    for n, (i, j) in enumerate(pairs, start=1):
+        face = GREEN if n == step else SHADES[0] if n < step else "none"
+        line = ":" if n > step else "-"
+        ax.add_patch(
+            Rectangle((j + 0.04, i + 0.04), 0.92, 0.92, facecolor=face, edgecolor=MUTED, linewidth=0.8, linestyle=line)
+        )
+        if n <= step:
+            colour, weight = (CARD, "bold") if n == step else (INK, "normal")
+            ax.text(j + 0.5, i + 0.5, n, ha="center", va="center", fontsize=8, color=colour, fontweight=weight)
+
+
+@drawing
+def bytes_against(frame: pd.DataFrame, x: str, by: str, title: str) -> Figure:
+    """Counted bytes (markers) on predicted ones (lines) against column `x`, both axes logarithmic, a line per `by`.
+
+    frame: columns x, by, counted (NaN where nothing was counted) and predicted, in bytes.
+    """
+    figure, (ax,) = canvas(6.8, 3.8, title=title)
+    looks = [(BLUE, "o", "-"), (ORANGE, "s", "-"), (GREEN, "^", "-"), (MUTED, "", "--"), (INK, "D", "-")]
+    for (label, part), (colour, marker, dash) in zip(frame.groupby(by, sort=False), looks, strict=False):
+        ax.plot(part[x], part["predicted"], color=colour, linestyle=dash)
+        ax.plot(
+            part[x],
+            part["counted"],
+            color=colour,
+            marker=marker or None,
+            linestyle="",
+            markersize=7,
+            markerfacecolor="none",
+            markeredgewidth=1.6,
+        )
+        name = label if isinstance(label, str) else f"{by} = {label}"
+        ax.annotate(
+            name,
+            (part[x].iloc[-1], part["predicted"].iloc[-1]),
+            (8, 0),
+            textcoords="offset points",
+            color=colour,
+            va="center",
+            fontsize=9,
+        )
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log", base=2)
+    ax.set_xticks(sorted(set(frame[x])), [f"{v:g}" for v in sorted(set(frame[x]))])
+    ax.yaxis.set_major_formatter(lambda v, _: f"{v / 2**20:g} MiB" if v >= 2**20 else f"{v / 2**10:g} KiB")
+    ax.set(xlabel=x, ylabel="bytes read + written")
+    ax.margins(x=0.18)
+    return figure
+
+
+@drawing
+def machine_fill(fill: pd.DataFrame, title: str) -> Figure:
+    """The share of SMs with work against N, and the recorded throughput scaled to its own maximum.
+
+    fill: columns N, "share of SMs with work" (0 to 1) and "recorded TFLOP/s".
+    """
+    figure, (ax,) = canvas(6.4, 3.4, title=title)
+    recorded = fill["recorded TFLOP/s"]
+    ax.plot(
+        fill["N"],
+        fill["share of SMs with work"],
+        color=MUTED,
+        linestyle="--",
+        label="predicted: share of SMs with a CTA",
+    )
+    ax.plot(fill["N"], recorded / recorded.max(), color=BLUE, marker="o", label="recorded throughput / its maximum")
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(list(fill["N"]), [f"{n}" for n in fill["N"]])
+    ax.set(ylim=(0, 1.08), xlabel="sequence length N", ylabel="share")
+    ax.legend(frameon=False, loc="lower left")
+    return figure
+
+
+# 04_fa2_fp32
+
+
+@drawing
+def bytes_by_tensor(kernels: Mapping[str, Mapping[str, float]], title: str) -> Figure:
+    """Bytes of each tensor, side by side for several kernels. kernels: name to bytes by tensor, the same tensors each."""
+    table = pd.DataFrame({name: dict(bytes_) for name, bytes_ in kernels.items()}) / 2**20
+    figure, (ax,) = canvas(6.8, 3.2, title=title)
+    width = 0.8 / table.shape[1]
+    for n, ((name, column), colour, hatch) in enumerate(
+        zip(table.items(), (BLUE, AMBER, GREEN), ("", "//", ".."), strict=False)
+    ):
+        x = np.arange(len(table)) + (n - (table.shape[1] - 1) / 2) * width
+        bars = ax.bar(x, column, width * 0.94, color=colour, hatch=hatch, edgecolor=CARD, label=name)
+        most = table.max(axis=None)
+        ax.bar_label(bars, [f"{v:.3g}" if v > most / 50 else "" for v in column], fontsize=8, color=MUTED, padding=1)
+    ax.set_xticks(range(len(table)), table.index)
+    ax.set(ylabel="MiB read + written")
+    ax.grid(axis="x", visible=False)
+    ax.legend(frameon=False)
+    return figure
+
+
+@drawing
+def register_tiling(tiles: Sequence[tuple[int, int]], supply: float = 0.5) -> Figure:
+    """Left: the outer product of one thread's fragments. Right: bytes of shared memory per FLOP of each (TM, TN) tile.
+
+    supply: what an SM delivers, in bytes per FLOP (128 bytes and 256 fp32 FLOPs a clock on compute capability 9.0).
+    """
+    figure, (left, right) = canvas(9.4, 3.5, 2, width_ratios=(1, 1.9))
+    left.set(xlim=(-2.8, 8.6), ylim=(9.2, -3.0), aspect="equal")
+    blank(left)
+    for t in range(8):
+        left.add_patch(Rectangle((-1.9, t), 0.9, 1, facecolor=AMBER, edgecolor=CARD))
+        left.add_patch(Rectangle((t, -1.9), 1, 0.9, facecolor=BLUE, edgecolor=CARD))
+        for s in range(8):
+            left.add_patch(Rectangle((t, s), 1, 1, facecolor=GREEN, alpha=0.55, edgecolor=CARD))
+    left.text(4, -2.25, "8 of K: 32 bytes", ha="center", fontsize=9, color=BLUE)
+    left.text(-2.35, 4, "8 of Q: 32 bytes", va="center", ha="center", rotation=90, fontsize=9, color=AMBER)
+    left.text(4, 8.75, "64 multiply-adds, 128 FLOPs", ha="center", fontsize=9, color=GREEN)
+    cost = [2 * (1 / m + 1 / n) for m, n in tiles]
+    colours = [GREEN if c <= supply else ORANGE for c in cost]
+    bars = right.bar(
+        range(len(tiles)), cost, 0.62, color=colours, hatch=["" if c <= supply else "//" for c in cost], edgecolor=CARD
+    )
+    right.bar_label(bars, [f"{c:.3g}" for c in cost], fontsize=9, padding=2)
+    right.axhline(supply, color=INK, linewidth=1.2, linestyle="--")
+    right.text(
+        1.02, supply, f"an SM\ndelivers {supply:g}", transform=right.get_yaxis_transform(), va="center", fontsize=9
+    )
+    right.set_xticks(range(len(tiles)), [f"{m} × {n}" for m, n in tiles])
+    right.set_yscale("log", base=2)
+    right.set_yticks([0.25, 0.5, 1, 2, 4], ["0.25", "0.5", "1", "2", "4"])
+    right.set(ylim=(0.22, 6), xlabel="elements of S per thread", ylabel="bytes of shared memory per FLOP")
+    right.grid(axis="x", visible=False)
+    return figure
+
+
+@drawing
+def warp_tile(ty: Sequence[int], tx: Sequence[int], d: int, lane: int) -> Figure:
+    """One warp's part of S in 04_fa2_fp32: which lane computes which 4 x 4 piece, and what `lane` reads for one k.
+
+    ty, tx: each lane's place in the warp's grid of threads, whose rows x columns is 32. S has d columns per warp.
+    """
+    rows = 8 * (max(ty) + 1)
+    figure, (ax,) = canvas(7.4, 7.4 * (rows + 10) / (d + 10))
+    ax.set(xlim=(-9, d + 0.5), ylim=(rows + 0.5, -9), aspect="equal")
+    blank(ax)
+    for n in range(32):
+        mine = n == lane
+        for x, y in product((4 * tx[n], 4 * tx[n] + d // 2), (4 * ty[n], 4 * ty[n] + rows // 2)):
+            ax.add_patch(Rectangle((x, y), 4, 4, facecolor=GREEN if mine else CARD, edgecolor=MUTED, linewidth=0.7))
+            ax.text(
+                x + 2,
+                y + 2,
+                n,
+                ha="center",
+                va="center",
+                fontsize=8.5,
+                color=CARD if mine else INK,
+                fontweight="bold" if mine else "normal",
+            )
+    for half in (0, 1):
+        y, x = 4 * ty[lane] + half * rows // 2, 4 * tx[lane] + half * d // 2
+        ax.add_patch(Rectangle((-6, y), 3, 4, facecolor=AMBER))
+        ax.add_patch(Rectangle((x, -6), 4, 3, facecolor=BLUE))
+        ax.plot([-3, 4 * tx[lane]], [y + 2] * 2, color=AMBER, linewidth=1, linestyle=":", zorder=0)
+        ax.plot([x + 2] * 2, [-3, 4 * ty[lane]], color=BLUE, linewidth=1, linestyle=":", zorder=0)
+    ax.add_patch(Rectangle((-6, 0), 3, rows, facecolor="none", edgecolor=AMBER))
+    ax.add_patch(Rectangle((0, -6), d, 3, facecolor="none", edgecolor=BLUE))
+    ax.text(d / 2, -7.2, f"column k of K: {d} keys", ha="center", fontsize=9.5, color=BLUE)
+    ax.text(
+        -7.8, rows / 2, f"column k of Q: {rows} rows", va="center", ha="center", rotation=90, fontsize=9.5, color=AMBER
+    )
     return figure
