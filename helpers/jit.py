@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .build import build
 from .errors import KernelError
 from .ladder import INCLUDE, Rung, includes
+from .sass import parse_ptxas
 from .toolkit import NVCC_FLAGS, architecture, gencode, matching_toolkit
 
 if TYPE_CHECKING:
@@ -23,31 +22,6 @@ UNDEFINED.append("-U__CUDA_NO_BFLOAT16_CONVERSIONS__")
 STICKY = {700, 702, 709, 710, 714, 715, 716, 717, 718, 719}
 
 
-@dataclass(frozen=True)
-class Resources:
-    """What ptxas reports of one CUDA kernel: registers per thread, bytes spilled per thread (stores and loads), and
-    bytes of static shared memory per block."""
-
-    kernel: str
-    registers: int
-    spill_bytes: int
-    shared_bytes: int
-
-
-def parse_ptxas(log: str) -> list[Resources]:
-    """The kernels in the output of `ptxas -v`, in its order."""
-    found = []
-    for part in re.split(r"Compiling entry function ", log)[1:]:
-        name = re.match(r"'(\w+)'", part)
-        registers = re.search(r"Used (\d+) registers", part)
-        spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", part)
-        shared = re.search(r"(\d+) bytes smem", part)
-        if name and registers:
-            spilled = int(spills[1]) + int(spills[2]) if spills else 0
-            found.append(Resources(name[1], int(registers[1]), spilled, int(shared[1]) if shared else 0))
-    return found
-
-
 def load(rung: Rung, source: str) -> Launcher:
     """Compiles `source` for the current CUDA device. Raises CompileError with the reader's own file and line, or
     ToolkitError if nvcc is missing or doesn't go with torch."""
@@ -55,7 +29,10 @@ def load(rung: Rung, source: str) -> Launcher:
 
 
 class Launcher:
-    """A rung compiled for one GPU architecture. `launch` starts it on a stream and doesn't wait."""
+    """A rung compiled for one GPU architecture. `launch` starts it on a stream and doesn't wait.
+
+    `resources` is sass.py's table of registers, spills and shared memory; `cached` is True if nothing was compiled.
+    """
 
     backend = "nvcc"
 
@@ -74,11 +51,13 @@ class Launcher:
         )
         library = ctypes.CDLL(str(built.path))
         if not hasattr(library, "fa_launch"):
-            raise KernelError(f'{rung.path.name} has no `extern "C" cudaError_t fa_launch(const fa_args *, cudaStream_t)`')
+            raise KernelError(
+                f'{rung.path.name} has no `extern "C" cudaError_t fa_launch(const fa_args *, cudaStream_t)`'
+            )
         self._launch = library.fa_launch
         self._launch.restype = ctypes.c_int
         self._cudart = _cudart()
-        self.seconds, self.cached = built.seconds, built.cached
+        self.cached = built.cached
         self.resources = parse_ptxas(built.log)
 
     def launch(self, args: ctypes.Structure, tensors: dict[str, torch.Tensor], stream: int = 0) -> None:

@@ -106,13 +106,14 @@ def default_device(rung: Rung) -> tuple[str, str]:
 def summary(kernel: Kernel, seconds: float) -> str:
     """One line on a build: how long it took and what the compiler made of it."""
     launcher = kernel.launcher
-    line = f"{kernel.rung.stem} · {launcher.backend} · {'unchanged' if launcher.cached else 'compiled'}, {seconds:.2f} s"
-    resources = launcher.resources
-    if resources:
-        spilled = sum(r.spill_bytes for r in resources)
-        line += f" · {max(r.registers for r in resources)} registers"
-        line += f" · {spilled} bytes spilled" if spilled else " · no spills"
-        line += f" · {max(r.shared_bytes for r in resources) / 1024:g} KB static shared memory"
+    line = (
+        f"{kernel.rung.stem} · {launcher.backend} · {'unchanged' if launcher.cached else 'compiled'}, {seconds:.2f} s"
+    )
+    if launcher.resources is not None:
+        most = launcher.resources.max()
+        spilled = most["spill_store_bytes"] + most["spill_load_bytes"]
+        line += f" · {most['registers']} registers, {f'{spilled} bytes spilled' if spilled else 'no spills'}"
+        line += f", {most['smem_bytes'] / 1024:.3g} KB static shared memory"
     return line
 
 
@@ -169,7 +170,9 @@ def _attention_call(kernel: Kernel, inputs: tuple[Tensor, ...], scale: float | N
         if t.dim() != 4:
             raise ValueError(f"{letter} has shape {tuple(t.shape)}; {name} takes four dimensions (B, H, N, D)")
         if t.numel() == 0:
-            raise ValueError(f"{letter} has shape {tuple(t.shape)}, which is empty; every dimension has to be at least 1")
+            raise ValueError(
+                f"{letter} has shape {tuple(t.shape)}, which is empty; every dimension has to be at least 1"
+            )
     if not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"q, k, v have dtypes {q.dtype}, {k.dtype}, {v.dtype}; they have to be the same")
     if k.shape != v.shape:
@@ -217,7 +220,9 @@ def _softmax_call(kernel: Kernel, inputs: tuple[Tensor, ...], scale: float | Non
     if s.dim() == 0 or s.numel() == 0:
         raise ValueError(f"s has shape {tuple(s.shape)}; {name} takes (..., N) with every dimension at least 1")
     if not s.is_contiguous():
-        raise ValueError(f"s has shape {tuple(s.shape)} and strides {s.stride()}; it has to be contiguous: s.contiguous()")
+        raise ValueError(
+            f"s has shape {tuple(s.shape)} and strides {s.stride()}; it has to be contiguous: s.contiguous()"
+        )
     N = s.shape[-1]
     rows = s.numel() // N
     if max(rows, N) >= 2**31:

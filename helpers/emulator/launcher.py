@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 import threading
 import time
@@ -12,8 +13,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..build import build
 from ..errors import CompileError, KernelError
-from ._build import build
+from ..ladder import INCLUDE as KERNEL_INCLUDE
+from ..toolkit import ToolkitError, compiler_version, find_compiler
 from .native import Counter, Finding, Region, open_runtime
 from .report import report
 from .translate import TranslationError, unit
@@ -24,24 +27,41 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 INCLUDE = HERE / "include"
-KERNELS = HERE.parent.parent / "kernels" / "include"
 
-RUNTIME_FLAGS = ["-O2", "-g1", "-pthread"]
-# Instrumented, so that the runtime sees every load and store; with the passes off that would split, merge or move them;
-# and with integers, pointers and loops that behave as on a GPU where C++ leaves it open.
+OLDEST = {"clang": 14, "gcc": 12}  # whose -fsanitize=thread calls what the runtime has
+RUNTIME_FLAGS = ["-std=c++17", "-O2", "-g1", "-pthread"]
+# Instrumented, so that the runtime sees every load and store, and with integers, pointers and loops that behave as on a
+# GPU where C++ leaves it open. (addr2line takes DWARF 5's first file for the temporary one that #line renames.)
 KERNEL_FLAGS = """
-    -O2 -g1 -gdwarf-4 -fsanitize=thread -fno-gnu-unique -fno-optimize-sibling-calls -fstack-clash-protection
-    -fno-strict-aliasing -fwrapv -fno-delete-null-pointer-checks -fno-math-errno -ffp-contract=off
+    -std=c++17 -O2 -g1 -gdwarf-4 -fsanitize=thread -fno-optimize-sibling-calls -fstack-clash-protection -fno-strict-aliasing -fwrapv
+    -fno-delete-null-pointer-checks -fno-math-errno -ffp-contract=off
 """.split()
-GCC_FLAGS = """
-    --param tsan-distinguish-volatile=1 --param tsan-instrument-func-entry-exit=0 -fno-finite-loops
+# With the passes off that would split, merge or move accesses.
+COMPILER_FLAGS = {
+    "clang": """
+    -fno-vectorize -fno-slp-vectorize -fno-finite-loops -mllvm -tsan-instrument-func-entry-exit=0
+    -mllvm -tsan-distinguish-volatile=1
+    """.split(),
+    "gcc": """
+    --param tsan-distinguish-volatile=1 --param tsan-instrument-func-entry-exit=0 -fno-gnu-unique -fno-finite-loops
     -fno-tree-sra -fno-ipa-sra -fno-tree-vectorize -fno-tree-slp-vectorize -fno-store-merging
     -fno-tree-loop-distribute-patterns -fno-reorder-blocks -fno-reorder-blocks-and-partition -fno-thread-jumps
     -fno-split-paths -fno-tree-tail-merge -fno-crossjumping -fno-tree-dominator-opts -fno-tree-vrp -fno-tree-cselim
     -fno-tree-sink
-""".split()
+    """.split(),
+}
 
 _one_at_a_time = threading.RLock()
+
+
+def _compiler_flags() -> list[str]:
+    """What this machine's compiler must be told. Raises ToolkitError if it is too old or none of those known."""
+    said = compiler_version(find_compiler())
+    kind = "clang" if "clang" in said else "gcc"
+    version = re.search(r"(\d+)\.\d+", said.split(")")[-1])
+    if version is None or int(version[1]) < OLDEST[kind]:
+        raise ToolkitError(f"the emulator needs g++ 12 or clang 14 or newer, and this is {said!r}: name a newer one in CXX")
+    return COMPILER_FLAGS[kind]
 
 
 def _texts(folder: Path) -> list[str]:
@@ -51,13 +71,13 @@ def _texts(folder: Path) -> list[str]:
 @cache
 def _runtime() -> tuple[Path, ctypes.CDLL]:
     """The runtime's library, built when its source has changed."""
-    path = build(
+    built = build(
         "emulator",
         cpp=f'#include "{HERE / "runtime" / "emulator.cpp"}"\n',
         flags=RUNTIME_FLAGS,
         depends=_texts(HERE / "runtime") + _texts(INCLUDE),
     )
-    return path, open_runtime(str(path))
+    return built.path, open_runtime(str(built.path))
 
 
 def load(rung: Any, source: str) -> Launcher:
@@ -78,23 +98,23 @@ class Launcher:
     backend = "emulator"
 
     def __init__(self, rung: Any, source: str) -> None:
-        start = time.perf_counter()
         runtime, self._runtime = _runtime()
         try:
-            text = unit(source, str(rung.path), KERNELS)
+            text = unit(source, str(rung.path), KERNEL_INCLUDE)
         except TranslationError as error:
             raise CompileError(str(error)) from None
-        path = build(
+        built = build(
             f"{rung.stem}_cpu",
             cpp=text,
-            flags=[*KERNEL_FLAGS, *GCC_FLAGS],
+            flags=[*KERNEL_FLAGS, *_compiler_flags()],
             include=[INCLUDE],
             libraries=[runtime],
             depends=_texts(INCLUDE),
         )
-        self._launch = ctypes.CDLL(str(path)).fa_launch
+        self._launch = ctypes.CDLL(str(built.path)).fa_launch
         self._launch.restype = ctypes.c_int
-        self.resources = {"seconds": time.perf_counter() - start, "path": path}
+        self.path, self.log, self.cached = built.path, built.log, built.cached
+        self.resources = None  # registers and spills are the GPU compiler's to know
         self.threads = int(os.environ.get("FA_EMULATOR_THREADS", 0)) or os.cpu_count() or 1
         self.timeout: float | None = None
         self.counters: dict[str, tuple[int, int]] = {}
@@ -134,7 +154,7 @@ class Launcher:
     def _raise_finding(self) -> None:
         finding = Finding()
         if self._runtime.emu_finding(ctypes.byref(finding)):
-            raise KernelError(report(finding))
+            raise KernelError(report(finding, self.path))
 
     def _watch(self, call: Callable[[], int]) -> int:
         """``call()`` in a thread of its own, so that this one can show progress and hear Ctrl-C."""

@@ -1,0 +1,138 @@
+"""What this machine can run, and how to mend what it can't. Reports whatever is missing; never raises for it."""
+
+from __future__ import annotations
+
+import html
+import platform
+import re
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .. import kernel
+from ..ladder import KERNELS, Rung, rungs
+from ..toolkit import ToolkitError, compiler_version, find_compiler, matching_toolkit
+
+NOTEBOOKS = KERNELS.parent / "notebooks"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report: what was looked at, what was found, and how to mend it if it is missing."""
+
+    name: str
+    value: str
+    mend: str = ""
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Where one notebook runs on this machine, and why there."""
+
+    notebook: str
+    back_end: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """`findings` about the machine, a `lane` for each notebook; prints as text, shows as tables in Jupyter."""
+
+    findings: tuple[Finding, ...]
+    lanes: tuple[Lane, ...]
+
+    def __str__(self) -> str:
+        lines = [f"{f.name:<20}{f.value}" + (f"\n{'':<20}-> {f.mend}" if f.mend else "") for f in self.findings]
+        lines += ["", f"{'notebook':<24}{'runs on':<12}why"]
+        lines += [f"{lane.notebook:<24}{lane.back_end:<12}{lane.why}" for lane in self.lanes]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        def table(rows: list[tuple[str, ...]]) -> str:
+            cells = ("".join(f'<td style="text-align:left">{html.escape(c)}</td>' for c in row) for row in rows)
+            return "<table>" + "".join(f"<tr>{c}</tr>" for c in cells) + "</table>"
+
+        about = [(f.name, f.value + (f" → {f.mend}" if f.mend else "")) for f in self.findings]
+        lanes = [("notebook", "runs on", "why")] + [(n.notebook, n.back_end, n.why) for n in self.lanes]
+        return table(about) + table(lanes)
+
+
+def doctor() -> Report:
+    """Looks at GPU, driver, compilers and packages, and says which notebooks run here, on which back end, and why."""
+    findings = [
+        Finding("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
+        *_gpu(),
+        _attempt("nvcc", _nvcc),
+        _attempt("C++ compiler", lambda: compiler_version(find_compiler())),
+        _ninja(),
+    ]
+    return Report(tuple(findings), tuple(_lane(path.stem) for path in sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))))
+
+
+def _attempt(name: str, look: Callable[[], str]) -> Finding:
+    try:
+        return Finding(name, look())
+    except ToolkitError as error:
+        return Finding(name, "missing or unusable", str(error))
+
+
+def _gpu() -> list[Finding]:
+    import torch
+
+    version = Finding("torch", f"{torch.__version__} (CUDA {torch.version.cuda or 'none: CPU build'})")
+    if not torch.cuda.is_available():
+        mend = "none needed: the emulator runs every notebook; with an NVIDIA GPU, check that `nvidia-smi` works"
+        return [version, Finding("GPU", "none found", mend)]
+    device = torch.cuda.get_device_properties(0)
+    per_block = getattr(device, "shared_memory_per_block_optin", 0)
+    return [
+        version,
+        Finding("GPU", f"{device.name}, {device.multi_processor_count} SMs, {device.total_memory / 2**30:.0f} GiB"),
+        Finding("compute capability", f"{device.major}.{device.minor}"),
+        Finding("shared memory", f"{per_block / 1024:g} KB per block at most"),
+        Finding("driver", _driver()),
+    ]
+
+
+def _driver() -> str:
+    try:
+        said = subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=30, check=False).stdout
+    except (OSError, subprocess.SubprocessError):
+        return "unknown: nvidia-smi can't be run"
+    version = re.search(r"Driver Version: (\S+)", said)
+    return version[1] if version else "unknown: nvidia-smi gave no version"
+
+
+def _nvcc() -> str:
+    import torch
+
+    toolkit = matching_toolkit(torch.version.cuda)
+    return f"{toolkit.version}, found by {toolkit.found_by}"
+
+
+def _ninja() -> Finding:
+    try:
+        import ninja
+    except ImportError:
+        return Finding(
+            "ninja", "missing", "`pip install ninja`, or `make lab`, which installs all there is in pyproject.toml"
+        )
+    return Finding("ninja", ninja.__version__)
+
+
+def _lane(stem: str) -> Lane:
+    import torch
+
+    rung = next((r for r in rungs() if r.stem == stem), None)
+    if rung is None:
+        rung = Rung(stem=stem, path=KERNELS / f"{stem}.cu", source="")  # a notebook without a rung loads any of them
+    try:
+        find_compiler()
+    except ToolkitError as error:
+        return Lane(stem, "nowhere", str(error))
+    reason = kernel.cuda_refusal(rung)
+    if not reason:
+        return Lane(stem, "GPU", f"nvcc compiles for {torch.cuda.get_device_name(0)}")
+    return Lane(stem, "emulator", reason)

@@ -1,0 +1,5 @@
+"""`python -m helpers.doctor`"""
+
+from . import doctor
+
+print(doctor())
