@@ -9,10 +9,7 @@ from types import SimpleNamespace
 import torch
 
 from helpers.emulator import Launcher, load
-
-import ctypes
-class FaArgs(ctypes.Structure):
-    _fields_=[(n,ctypes.c_void_p) for n in ("Q","K","V","O","LSE")]+[("workspace",ctypes.c_void_p*4)]+[(f"{n}_stride",ctypes.c_int64*3) for n in "QKVO"]+[(n,ctypes.c_int32) for n in ("B","H","Nq","Nk","D","dtype")]+[("scale",ctypes.c_float)]
+from helpers.kernel import FaArgs
 
 FILE = Path("somewhere/reader.cu")
 

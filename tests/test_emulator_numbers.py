@@ -29,13 +29,13 @@ EXPRESSIONS = {
     "__float2int_rd(-2.1f)": -3,
     "__float2int_ru(2.1f)": 3,
     "__float2int_rz(3e10f) == 2147483647": 1,
-    "__float2int_rz(nanf(\"\"))": 0,
+    '__float2int_rz(nanf(""))': 0,
     "__float2uint_rz(-3.0f)": 0,
     "__float_as_int(1.0f) == 0x3f800000": 1,
     "__int_as_float(0x40000000)": 2,
     "__uint_as_float(__float_as_uint(-1.5f))": -1.5,
     "__saturatef(1.5f)": 1,
-    "__saturatef(nanf(\"\"))": 0,
+    '__saturatef(nanf(""))': 0,
     "__fmaf_rn(2.0f, 3.0f, 4.0f)": 10,
     "fmaf(1.0f + 0x1p-12f, 1.0f - 0x1p-12f, -1.0f) * 0x1p24f": -1,  # the product is not rounded on the way
     "rsqrtf(16.0f)": 0.25,
@@ -51,7 +51,7 @@ EXPRESSIONS = {
     "max(-1, 2)": 2,
     "max(2.0f, -1.0f)": 2,
     "min(3u, 2)": 2,
-    "max(nanf(\"\"), 1.0f)": 1,  # as CUDA's: the number wins
+    'max(nanf(""), 1.0f)': 1,  # as CUDA's: the number wins
     "float(min(7LL, 5LL))": 5,
     "sizeof(float3)": 12,
     "alignof(float4)": 16,
@@ -117,7 +117,9 @@ def test_narrowing_rounds_to_nearest_even_as_in_pytorch(cuda, dtype):
     following = torch.nextafter(values.to(dtype).double(), torch.tensor(math.inf, dtype=torch.float64)).float()
     step = torch.where(values == 0, 2.0**-24, values.abs() * 2.0 ** -(8 if dtype == torch.bfloat16 else 11))
     around = [values, following, values + step / 2, values + step, values + step * 1.0001, values - step * 0.9999]
-    specials = torch.tensor([math.inf, -math.inf, 65519.99, 65520.0, 65536.0, 2**-25, 2**-25 * 1.0001, 2**-26, 1e38, 3.4e38, -0.0])
+    specials = torch.tensor(
+        [math.inf, -math.inf, 65519.99, 65520.0, 65536.0, 2**-25, 2**-25 * 1.0001, 2**-26, 1e38, 3.4e38, -0.0]
+    )
     x = torch.cat([*around, specials])
     x = torch.cat([x, torch.zeros(-len(x) % 256)])
     out = torch.zeros(len(x), dtype=dtype)
@@ -154,7 +156,10 @@ def test_constants_device_variables_templates_and_lambdas():
     __device__ float scale = 2;
     template <int n, class F> __device__ float sum(F f) { float s = 0; for (int i = 0; i < n; ++i) s += f(i); return s; }
     """
-    assert run("out[threadIdx.x] = sum<3>([&](int i) { return scale * weights[i]; });", 1, shape="1, 1", before=before) == 222
+    assert (
+        run("out[threadIdx.x] = sum<3>([&](int i) { return scale * weights[i]; });", 1, shape="1, 1", before=before)
+        == 222
+    )
 
 
 def test_indices_of_threads_and_blocks_in_three_dimensions():

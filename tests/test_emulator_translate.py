@@ -49,7 +49,9 @@ def test_dynamic_shared_is_a_reference_of_unknown_length():
     assert "unsigned char (&smem) [ ] = ::emu::dynamic_array<unsigned char [ ]>()" in text
 
 
-@pytest.mark.parametrize("text", ["__shared__ int x;", "namespace n { __shared__ int x; }", "struct S { __shared__ int x; };"])
+@pytest.mark.parametrize(
+    "text", ["__shared__ int x;", "namespace n { __shared__ int x; }", "struct S { __shared__ int x; };"]
+)
 def test_shared_outside_of_a_function_is_refused(text):
     with pytest.raises(TranslationError, match="inside functions only"):
         translate(text)
@@ -106,7 +108,7 @@ void f() { k<64><<<1,
 
 
 def test_tokens_give_the_text_back():
-    text = "a<<<b>>>c \t\\\n // x\n#if 1\n'\\''\"\\\"\" 0x1.8p-3f 1'000 L\"ü\"\n"
+    text = 'a<<<b>>>c \t\\\n // x\n#if 1\n\'\\\'\'"\\"" 0x1.8p-3f 1\'000 L"ü"\n'
     assert "".join(t.text for t in tokens(text)) == text
 
 

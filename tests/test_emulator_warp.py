@@ -37,11 +37,15 @@ def test_shuffle_index_wraps_around():
 
 
 def test_butterfly_sum_of_a_warp():
-    body = f"float s = threadIdx.x; for (int d = 16; d; d /= 2) s += __shfl_xor_sync({FULL}, s, d); out[threadIdx.x] = s;"
+    body = (
+        f"float s = threadIdx.x; for (int d = 16; d; d /= 2) s += __shfl_xor_sync({FULL}, s, d); out[threadIdx.x] = s;"
+    )
     assert run(body).tolist() == [31 * 16] * 32
 
 
-@pytest.mark.parametrize("value", ["double(threadIdx.x)", "__floats2half2_rn(threadIdx.x, 0)", "(long long)threadIdx.x"])
+@pytest.mark.parametrize(
+    "value", ["double(threadIdx.x)", "__floats2half2_rn(threadIdx.x, 0)", "(long long)threadIdx.x"]
+)
 def test_shuffles_move_up_to_eight_bytes(value):
     unpack = "__low2float(v)" if "half2" in value else "float(v)"
     body = f"auto v = __shfl_down_sync({FULL}, {value}, 1); out[threadIdx.x] = {unpack};"
@@ -91,7 +95,9 @@ def test_a_last_warp_that_is_not_full():
 
 
 def test_syncwarp_separates_a_store_from_a_load():
-    body = """__shared__ int x[32]; x[threadIdx.x] = threadIdx.x; __syncwarp(); out[threadIdx.x] = x[31 - threadIdx.x];"""
+    body = (
+        """__shared__ int x[32]; x[threadIdx.x] = threadIdx.x; __syncwarp(); out[threadIdx.x] = x[31 - threadIdx.x];"""
+    )
     assert run(body).int().tolist() == list(range(31, -1, -1))
 
 

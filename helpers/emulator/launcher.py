@@ -60,7 +60,9 @@ def _compiler_flags() -> list[str]:
     kind = "clang" if "clang" in said else "gcc"
     version = re.search(r"(\d+)\.\d+", said.split(")")[-1])
     if version is None or int(version[1]) < OLDEST[kind]:
-        raise ToolkitError(f"the emulator needs g++ 12 or clang 14 or newer, and this is {said!r}: name a newer one in CXX")
+        raise ToolkitError(
+            f"the emulator needs g++ 12 or clang 14 or newer, and this is {said!r}: name a newer one in CXX"
+        )
     return COMPILER_FLAGS[kind]
 
 
@@ -111,7 +113,12 @@ class Launcher:
             libraries=[runtime],
             depends=_texts(INCLUDE),
         )
-        self._launch = ctypes.CDLL(str(built.path)).fa_launch
+        library = ctypes.CDLL(str(built.path))
+        if not hasattr(library, "fa_launch"):
+            raise KernelError(
+                f'{rung.path.name} has no `extern "C" cudaError_t fa_launch(const fa_args *, cudaStream_t)`'
+            )
+        self._launch = library.fa_launch
         self._launch.restype = ctypes.c_int
         self.path, self.log, self.cached = built.path, built.log, built.cached
         self.resources = None  # registers and spills are the GPU compiler's to know

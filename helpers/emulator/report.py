@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -28,22 +29,24 @@ HINTS = {
 INCLUDE = str(Path(__file__).parent / "include")
 
 
-def source_line(module: str, offset: int) -> str:
-    """``file:line`` of the call that returns to ``offset`` in the library ``module``; what the emulator's own headers
+def source_line(library: Path, offset: int) -> str:
+    """``file:line`` of the call that returns to ``offset`` in ``library``; what the emulator's own headers
     wrap is named by the place that uses it. Empty if nothing is known."""
     tool = shutil.which("addr2line")
-    if not module or tool is None:
+    if tool is None:
         return ""
-    command = [tool, "-i", "-e", module, hex(offset - 1)]
+    command = [tool, "-i", "-e", str(library), hex(offset - 1)]
     lines = subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
-    places = [line.split(" (")[0] for line in lines if not line.startswith("??") and not line.endswith((":0", ":?"))]
+    # A name that is no absolute path (a notebook's cell) comes with the folder of the build before it.
+    places = [re.sub(r".*/\.building-[^/]*/| \(.*", "", line) for line in lines if re.search(r":[1-9]\d*( \(|$)", line)]
     return next((place for place in places if not place.startswith(INCLUDE)), "")
 
 
-def report(finding: Finding) -> str:
-    """The text of the KernelError that a finding becomes."""
-    kind, sentence = finding.kind.decode(), finding.text.decode(errors="replace")
-    file = finding.file.decode()
-    place = f"{file}:{finding.line}" if file else source_line(finding.module.decode(), finding.offset)
+def report(finding: Finding, library: Path) -> str:
+    """The text of the KernelError that a finding in a kernel of ``library`` becomes."""
+    kind, sentence, file = finding.kind.decode(), finding.text.decode(errors="replace"), finding.file.decode()
+    place = f"{file}:{finding.line}" if file else ""
+    if Path(finding.module.decode()).name == library.name:  # its folder may have been renamed since it was loaded
+        place = source_line(library, finding.offset)
     head = f"{place}: {kind} in {finding.kernel.decode()}: {sentence}" if place else f"{kind}: {sentence}"
     return head + (f"\n  hint: {HINTS[kind]}" if kind in HINTS else "")

@@ -161,9 +161,14 @@ static int check_launch(const Launch& l) {
   }
   const size_t allowed = size_t(dynamic_shared_limit(l.kernel));
   if (l.dynamic_shared > allowed) {
-    snprintf(hint, sizeof hint, "%zu bytes of dynamic shared memory asked for; %zu are allowed%s", l.dynamic_shared, allowed,
-             l.dynamic_shared <= kSharedOptIn && allowed <= kSharedPerBlock
-                 ? " without cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)" : "");
+    if (l.dynamic_shared > kSharedOptIn)
+      snprintf(hint, sizeof hint, "%zu bytes of dynamic shared memory asked for; at most %zu can be had", l.dynamic_shared,
+               kSharedOptIn);
+    else
+      snprintf(hint, sizeof hint,
+               "%zu bytes of dynamic shared memory asked for; %zu are allowed without "
+               "cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)",
+               l.dynamic_shared, allowed);
     return set_error(1, hint);  // cudaErrorInvalidValue
   }
   return 0;

@@ -1,0 +1,107 @@
+"""The rungs on the emulator: fast enough to learn with, the same bits every time, and their traffic counted."""
+
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+
+from helpers import load, rungs
+from helpers.emulator import traffic
+
+FP32 = [r.stem for r in rungs() if r.op == "attention" and "fp32" in r.dtypes]
+
+
+def inputs(B: int, H: int, N: int, D: int) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(B, H, N, D) for _ in range(3)]
+
+
+@pytest.mark.parametrize("stem", FP32)
+def test_a_call_takes_less_than_three_seconds(stem):
+    kernel = load(stem, device="cpu", quiet=True)
+    kernel.launcher.threads = 2
+    q, k, v = inputs(1, 2, 256, 64)
+    start = time.perf_counter()
+    o, _ = kernel(q, k, v)
+    assert time.perf_counter() - start < 3
+    torch.testing.assert_close(o, torch.nn.functional.scaled_dot_product_attention(q, k, v))
+
+
+@pytest.mark.parametrize("stem", FP32)
+def test_every_run_gives_the_same_bits_and_counts_on_any_number_of_threads(stem):
+    kernel = load(stem, device="cpu", quiet=True)
+    results = []
+    for threads in (1, 2, 3, 2):
+        kernel.launcher.threads = threads
+        results.append((*kernel(*inputs(1, 2, 77, 64)), dict(kernel.launcher.counters)))
+    for o, lse, counters in results[1:]:
+        assert torch.equal(o, results[0][0]) and torch.equal(lse, results[0][1]) and counters == results[0][2]
+
+
+def test_an_edit_is_running_within_five_seconds():
+    start = time.perf_counter()
+    source = f"{load(FP32[-1], device='cpu', quiet=True).source}\n// {time.time_ns()}\n"
+    load(source=source, device="cpu", quiet=True)(*inputs(1, 1, 64, 64))
+    assert time.perf_counter() - start < 5
+
+
+def test_memory_stays_below_a_gigabyte():
+    program = f"""
+import resource, torch
+from helpers import load
+kernels = [load(stem, device="cpu", quiet=True) for stem in {FP32!r}]
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for kernel in kernels:
+    kernel(*torch.randn(3, 1, 2, 256, 64))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    grown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert int(grown.split()[-1]) < 1 << 20  # KB
+
+
+def test_traffic_of_the_naive_kernel_is_what_its_formulas_say():
+    B, H, N, D = 1, 2, 48, 32
+    frame = traffic(load("01_naive", device="cpu", quiet=True), *inputs(B, H, N, D))
+    pairs = B * H * N * N
+    # Every score reads a row of Q and one of K, every element of O a row of P and a column of V.
+    assert frame.bytes_read[["Q", "K", "V", "P"]].tolist() == [4 * pairs * D] * 4
+    assert frame.bytes_written[["S", "P"]].tolist() == [4 * pairs] * 2
+    assert frame.bytes_written[["O", "LSE"]].tolist() == [4 * B * H * N * D, 4 * B * H * N]
+    assert frame.size_bytes["Q"] == 4 * B * H * N * D and frame.reads_per_byte["Q"] == N
+    assert list(frame.columns) == ["bytes_read", "bytes_written", "size_bytes", "reads_per_byte"]
+
+
+def test_traffic_of_a_kernel_that_copies():
+    source = """#include <fa/args.cuh>
+    __global__ void copy(const float4 *q, float4 *o, float *lse) {
+      __shared__ float4 tile[64];
+      tile[threadIdx.x] = q[threadIdx.x];             // 16 bytes of each of 64 threads
+      __syncthreads();
+      o[threadIdx.x] = tile[63 - threadIdx.x];
+      if (threadIdx.x % 2) atomicAdd(lse, 1.0f);      // 32 times 4 bytes, read and written
+    }
+    extern "C" cudaError_t fa_launch(const fa_args *a, cudaStream_t stream) {
+      copy<<<1, 64, 0, stream>>>(static_cast<const float4 *>(a->Q), static_cast<float4 *>(a->O), a->LSE);
+      return cudaGetLastError();
+    }"""
+    frame = traffic(load(source=source, device="cpu", quiet=True), *inputs(1, 1, 8, 32))
+    assert frame.loc["Q"].tolist() == [1024, 0, 1024, 1.0]
+    assert frame.loc["K"].tolist() == [0, 0, 1024, 0.0]
+    assert frame.loc["O"].tolist() == [0, 1024, 1024, 0.0]
+    assert frame.loc["LSE"].tolist() == [128, 128, 32, 4.0]
+
+
+def test_calls_from_several_python_threads():
+    kernel = load(FP32[0], device="cpu", quiet=True)
+    cases = [inputs(1, 1, n, 32) for n in (5, 33, 64, 17)]
+    wanted = [kernel(*case)[0] for case in cases]
+    got = [None] * len(cases)
+    threads = [threading.Thread(target=lambda i=i: got.__setitem__(i, kernel(*cases[i])[0])) for i in range(len(cases))]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
