@@ -46,6 +46,7 @@ __all__ = [
 
 NO_GPU = "timings are recorded on a GPU only, and this machine has none; the plots show the recorded ones of data/"
 TOKENS, WIDTH = 16384, 2048  # B*N and H*D of the headline workload
+DEVICE = "cuda"
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 
 
@@ -79,8 +80,8 @@ def measure(
 ) -> pd.DataFrame:
     """Times each callable on `inputs`; returns a row per name and round: name, round, ms (milliseconds per call).
 
-    A burst is as many calls as take about `burst_ms` (1 to 100) between two CUDA events. In each round every callable has
-    one burst, in an order shuffled anew; `idle_ms` of rest may go before each (about 60 keeps a power-capped card cool).
+    A burst is as many calls as take about `burst_ms` (1 to 100) between two CUDA events. In each round every callable
+    has one burst, in an order shuffled anew; `idle_ms` of rest may go before each (60 keeps a power-capped card cool).
     Where the host needs longer to issue calls than the GPU to run them, the GPU is held till the burst is queued.
     The frame's attrs["method"] says which of this was done. RuntimeError without a GPU; ValueError for no rounds.
     """
@@ -137,8 +138,8 @@ def measure(
 def peers(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Callable]:
     """The public kernels that accept these inputs (B,H,N,D), by name; each is called as f(q, k, v) and returns O.
 
-    PyTorch's scaled_dot_product_attention with each back end by itself, and flash_attn where it can be imported (it wants
-    (B,N,H,D): the transposes are views). One that raises on these inputs is left out, out of memory included.
+    PyTorch's scaled_dot_product_attention with each back end by itself, and flash_attn where it can be imported (it
+    wants (B,N,H,D): the transposes are views). One that raises on these inputs is left out, out of memory included.
     """
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -192,7 +193,7 @@ def _refusal(call: Callable, *inputs: Tensor) -> str | None:
 
 
 def memory(call: Callable, inputs: Sequence[Tensor]) -> int | None:
-    """Peak bytes one call allocates beyond what was there before, its outputs included; None if it ran out of memory."""
+    """Peak bytes one call allocates beyond what was there before, outputs included; None if it ran out of memory."""
     import torch
 
     _require_gpu()
@@ -219,9 +220,9 @@ def ceilings(rounds: int = 7, idle_ms: float = 60.0) -> pd.DataFrame:
 
     _require_gpu()
     n = 8192
-    source = torch.randn(1 << 28, device="cuda")
+    randn = _randn(0)
+    source, a, b = randn(1 << 28), randn(n, n), randn(n, n)
     target = torch.empty_like(source)
-    a, b = (torch.randn(n, n, device="cuda") for _ in range(2))
     a16, b16 = a.half(), b.half()
     work = {
         "copy": (lambda: target.copy_(source), 8 * source.numel(), "TB/s"),
@@ -238,10 +239,10 @@ def ceilings(rounds: int = 7, idle_ms: float = 60.0) -> pd.DataFrame:
 
 @contextlib.contextmanager
 def watch() -> Iterator[dict]:
-    """Watches the GPU's clock and power draw; the dict it yields holds what a record keeps of them once the block ends."""
+    """Watches the GPU's clock and power draw; the dict it yields holds what a record keeps of them after the block."""
     seen: dict = {}
     fields = "clocks.sm,power.draw,utilization.gpu"
-    command = ["nvidia-smi", "--id=0", f"--query-gpu={fields}", "--format=csv,noheader,nounits", "-lms", "100"]
+    command = [record.nvidia_smi(), "--id=0", f"--query-gpu={fields}", "--format=csv,noheader,nounits", "-lms", "100"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         yield seen
@@ -282,11 +283,15 @@ def shapes(op: str, quick: bool = False) -> list[tuple[int, int, int, int, int]]
     return list(dict.fromkeys(found))
 
 
-def _inputs(op: str, shape: tuple[int, int, int, int, int]) -> list[Tensor]:
+def _randn(seed: int) -> Callable[..., Tensor]:
     import torch
 
+    return functools.partial(torch.randn, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(seed))
+
+
+def _inputs(op: str, shape: tuple[int, int, int, int, int]) -> list[Tensor]:
     B, H, Nq, Nk, D = shape
-    make = functools.partial(torch.randn, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
+    make = _randn(0)
     return [make(Nq, Nk)] if op == "softmax" else [make(B, H, Nq, D), make(B, H, Nk, D), make(B, H, Nk, D)]
 
 
@@ -314,17 +319,15 @@ def forward(kernel: Callable, stem: str, op: str, quick: bool = False) -> tuple[
     return result, skipped
 
 
-def errors(kernel: Callable, op: str, quick: bool = False) -> pd.DataFrame:
+def errors(kernel: Callable, op: str, lengths: Sequence[int] = tuple(256 << i for i in range(9))) -> pd.DataFrame:
     """Error, PyTorch's error and the budget against N: two heads of Nq = 256 queries over N keys (softmax: 64 rows)."""
-    import torch
-
     from .check import compare
     from .reference import Case
 
     rows = []
     for D in (1,) if op == "softmax" else (64, 128):
-        for n in (1024, 4096) if quick else (256 << i for i in range(9)):
-            make = functools.partial(torch.randn, device="cuda", generator=torch.Generator("cuda").manual_seed(n))
+        for n in lengths:
+            make = _randn(n)
             if op == "softmax":
                 case = Case(f"N={n}", s=make(64, n))
             else:
@@ -334,10 +337,10 @@ def errors(kernel: Callable, op: str, quick: bool = False) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["Nq", "Nk", "D", "output", "error", "pytorch_error", "budget"])
 
 
-def memories(kernel: Callable, stem: str, quick: bool = False) -> pd.DataFrame:
-    """Peak memory of the kernel and its peers for one head of D = 64, N from 512 to 65536."""
+def memories(kernel: Callable, stem: str, lengths: Sequence[int] = tuple(512 << i for i in range(8))) -> pd.DataFrame:
+    """Peak memory of the kernel and its peers for one head of D = 64."""
     rows = []
-    for n in (512, 2048) if quick else (512 << i for i in range(8)):
+    for n in lengths:
         shape = (1, 1, n, n, 64)
         inputs = _inputs("attention", shape)
         for name, call in ({stem: kernel} | peers(*inputs)).items():
@@ -349,25 +352,26 @@ BUILD = """
 import sys, time
 from helpers import load
 from helpers.ladder import rung
-import torch; torch.zeros(1, device="cuda")
-stem = sys.argv[1]
+import torch
+stem, device = sys.argv[1:]
+torch.zeros(1, device=device)
 source = rung(stem).source
 edited = source + "\\n// an edit\\n"
 for phase, text in (("cold", source), ("edit", edited), ("unchanged", edited), ("reverted", source)):
     start = time.perf_counter()
-    load(source=text, device="cuda", quiet=True)
+    load(source=text, device=device, quiet=True)
     print(phase, time.perf_counter() - start, flush=True)
 """
 
 
-def builds(stem: str, times: int = 3) -> pd.DataFrame:
-    """Seconds a load takes in a new process with an empty cache: cold, after an edit, unchanged, and the edit reverted."""
+def builds(stem: str, times: int = 1) -> pd.DataFrame:
+    """Seconds a load takes in a new process with an empty cache: cold, after an edit, unchanged, and reverted."""
     rows = []
     for i in range(times):
         cache = tempfile.mkdtemp(prefix="fa-bench-")
         try:
             done = subprocess.run(
-                [sys.executable, "-c", BUILD, stem],
+                [sys.executable, "-c", BUILD, stem, DEVICE],
                 check=False,
                 capture_output=True,
                 text=True,
@@ -383,7 +387,7 @@ def builds(stem: str, times: int = 3) -> pd.DataFrame:
 
 
 def record_rung(stem: str, quick: bool = False) -> None:
-    """Checks a rung, then measures and records it and its peers; `quick` measures a few shapes and records nothing.
+    """Checks a rung, then measures and records it and its peers; `quick` times a few shapes and records nothing.
 
     AssertionError if the rung is wrong: a wrong kernel has no speed.
     """
@@ -392,22 +396,19 @@ def record_rung(stem: str, quick: bool = False) -> None:
     from .kernel import load
     from .ladder import rung
 
-    found, kernel = rung(stem), load(stem, device="cuda", quiet=True)
+    found, kernel = rung(stem), load(stem, device=DEVICE, quiet=True)
     stem = found.stem
-    print(check(kernel, reference.cases(found, "cuda", "small")).require(), flush=True)
+    print(check(kernel, reference.cases(found, DEVICE, "small")).require(), flush=True)
     with watch() as seen:
         samples, skipped = forward(kernel, stem, found.op, quick)
-    tables = {"forward": samples, "error": errors(kernel, found.op, quick)}
+    if quick:
+        return
+    tables = {"forward": samples, "error": errors(kernel, found.op), "build": builds(stem)}
     if found.op == "attention":
-        tables["memory"] = memories(kernel, stem, quick)
-    if not quick:
-        tables["build"] = builds(stem)
+        tables["memory"] = memories(kernel, stem)
     for kind, frame in tables.items():
-        if quick:
-            print(f"{stem} {kind}\n{frame.head(20).to_string()}")
-        else:
-            extra = seen | {"skipped": skipped} if kind == "forward" else None
-            print("  wrote", record.save(stem, kind, frame, extra=extra).name, flush=True)
+        extra = seen | {"skipped": skipped} if kind == "forward" else None
+        print("  wrote", record.save(stem, kind, frame, extra=extra).name, flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -6,8 +6,9 @@ lines differ in colour (Okabe and Ito's, told apart by colour-blind readers), ma
 
 from __future__ import annotations
 
+import functools
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import matplotlib
 import matplotlib.figure
@@ -87,9 +88,8 @@ def _figure(columns: int, width: float = 4.6, height: float = 3.4, **options: ob
     return figure, list(axes)
 
 
-def _styled(function):
+def _styled(function: Callable[..., Figure]) -> Callable[..., Figure]:
     """Runs `function` with this module's style and leaves matplotlib's own settings alone."""
-    import functools
 
     @functools.wraps(function)
     def wrapper(*args: object, **kwargs: object) -> Figure:
@@ -407,6 +407,8 @@ def error(frame: pd.DataFrame, D: int | None = None) -> Figure:
     part = frame[frame["D"] == D]
     if part.empty:
         raise ValueError(f"no errors recorded for D = {D}; there are {sorted(set(frame['D']))}")
+    if "rung" in part and part["rung"].nunique() > 1:
+        raise ValueError(f"the errors of one rung at a time, not of {', '.join(part['rung'].unique())}")
     rung = part["rung"].iloc[0] if "rung" in part else "kernel"
     outputs = list(dict.fromkeys(part["output"]))
     looks = {rung: RUNGS[0], "plain PyTorch": PEERS["SDPA MATH"], "budget": (MUTED, "", "-")}

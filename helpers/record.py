@@ -45,11 +45,16 @@ def slug(device: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
 
 
+def nvidia_smi() -> str | None:
+    """Path of nvidia-smi: on PATH, or where NVIDIA's container images keep it; None without a driver."""
+    return shutil.which("nvidia-smi") or shutil.which("nvidia-smi", path="/usr/local/nvidia/bin:/usr/bin")
+
+
 def query_gpu(*fields: str) -> list[str] | None:
     """The first GPU's answer to `nvidia-smi --query-gpu=...`; None where there is no driver or GPU."""
-    if shutil.which("nvidia-smi") is None:
+    if (tool := nvidia_smi()) is None:
         return None
-    command = ["nvidia-smi", "--id=0", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+    command = [tool, "--id=0", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     answer = done.stdout.strip().splitlines()
     return [x.strip() for x in answer[0].split(",")] if done.returncode == 0 and answer else None

@@ -1,11 +1,13 @@
 """What can be said of timing without a GPU: shapes, counts and refusals; and with one, that the clock is right."""
 
+import os
 import random
+import time
 
 import pytest
 import torch
 
-from helpers import bench
+from helpers import bench, ladder, record
 
 
 def gpu(test):
@@ -178,3 +180,77 @@ def test_ceilings_are_those_of_a_gpu():
     top = frame.groupby("name")["value"].median()
     assert top["copy"] > 0.1
     assert top["fp16 matmul"] > top["fp32 matmul"] > 1
+
+
+@pytest.fixture
+def stand_in(fake_gpu, monkeypatch, tmp_path):
+    """The emulator in the GPU's place, with small shapes, so that recording runs from end to end, into tmp_path."""
+    script = tmp_path / "nvidia-smi"
+    script.write_text(
+        '#!/bin/sh\ncase "$*" in *lms*) echo "1500, 600, 90"; exec sleep 60;; *) echo "Stand-in, 1, 2, 3, 4, 5";; esac\n'
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(bench, "DEVICE", "cpu")
+    save = record.save
+    monkeypatch.setattr(record, "save", lambda *args, **options: save(*args, **options, root=tmp_path))
+    shapes = {"attention": [(1, 2, 64, 64, 64), (2, 1, 33, 33, 64)], "softmax": [(1, 1, 64, 40, 1)]}
+    monkeypatch.setattr(bench, "shapes", lambda op, quick=False: shapes[op])
+    for name in ("synchronize", "empty_cache", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 1000)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 5000)
+    monkeypatch.setattr(FakeEvent, "record", lambda self: setattr(self, "at", time.perf_counter() * 1e3))
+    monkeypatch.setattr(bench, "errors", lambda *args: errors(*args, lengths=(64, 128)))
+    monkeypatch.setattr(bench, "memories", lambda *args: memories(*args, lengths=(64,)))
+    monkeypatch.setattr(bench, "builds", lambda stem: builds(stem, times=1))
+    return tmp_path
+
+
+errors, memories, builds = bench.errors, bench.memories, bench.builds
+
+
+@pytest.mark.parametrize("stem", ["02_online_softmax", "04_fa2_fp32"])
+def test_recording_runs_from_end_to_end(stand_in, stem):
+    bench.record_rung(stem)
+    kinds = {"forward", "error", "build"} | ({"memory"} if stem.startswith("04") else set())
+    assert {p.name for p in stand_in.glob("stand-in/*.csv")} == {f"{stem}.{kind}.csv" for kind in kinds}
+    forward = record.load(stem, device="stand-in", root=stand_in)
+    assert stem in set(forward["name"])
+    assert ("torch.softmax" if stem.startswith("02") else "SDPA MATH") in set(forward["name"])
+    assert forward.groupby(["name", "B", "Nk"]).size().eq(7).all()
+    about = record.about(stem, device="stand-in", root=stand_in)
+    assert about["power_w"]["median"] == 600
+    assert about["skipped"] == []
+    assert "random order" in about["method"]
+    error = record.load(stem, "error", "stand-in", stand_in)
+    assert (error["error"] <= error["budget"]).all()
+    build = record.load(stem, "build", "stand-in", stand_in).set_index("phase")["seconds"]
+    assert build["unchanged"] < 0.5 * build["cold"]
+    assert build["reverted"] < 0.5 * build["edit"]
+
+
+def test_a_wrong_kernel_is_not_timed(stand_in, monkeypatch):
+    from helpers import kernel, reference
+
+    class Wrong:
+        rung = ladder.rung("04_fa2_fp32")
+
+        def __call__(self, q, k, v, scale=None):
+            return reference.same_precision(q, k, v)  # ignores the scale
+
+    monkeypatch.setattr(kernel, "load", lambda *_, **__: Wrong())
+    with pytest.raises(AssertionError, match="scale 0.3"):
+        bench.record_rung("04_fa2_fp32")
+    assert not list(stand_in.glob("stand-in/*"))
+
+
+def test_what_a_kernel_refuses_is_skipped_and_said(stand_in):
+    def refuses(q, k, v):
+        if q.shape[2] == 33:
+            raise ValueError("N = 33 is not a multiple of 64")
+        return q
+
+    frame, skipped = bench.forward(refuses, "mine", "attention")
+    assert skipped == ["mine at (B,H,Nq,Nk,D) = (2, 1, 33, 33, 64): N = 33 is not a multiple of 64"]
+    assert set(frame.loc[frame["name"] == "mine", "Nq"]) == {64}

@@ -169,6 +169,8 @@ def test_predictions_stand_beside_counts():
 def test_bad_requests_name_what_there_is():
     with pytest.raises(ValueError, match=r"D = 32; there are \[64, 128\]"):
         plot.error(ERROR, D=32)
+    with pytest.raises(ValueError, match="one rung at a time, not of 04_fa2_fp32, 03_fa1_fp32"):
+        plot.error(pd.concat([ERROR, ERROR.assign(rung="03_fa1_fp32")]))
     with pytest.raises(ValueError, match=r"lack \['fp64 matmul'\]"):
         plot.roofline(POINTS, CEILINGS, roofs=["fp64 matmul"])
 
