@@ -377,6 +377,7 @@ def bytes_against(frame: pd.DataFrame, x: str, by: str, title: str) -> Figure:
     """
     figure, (ax,) = canvas(6.8, 3.8, title=title)
     looks = [(BLUE, "o", "-"), (ORANGE, "s", "-"), (GREEN, "^", "-"), (MUTED, "", "--"), (INK, "D", "-")]
+    ends = []
     for (label, part), (colour, marker, dash) in zip(frame.groupby(by, sort=False), looks, strict=False):
         ax.plot(part[x], part["predicted"], color=colour, linestyle=dash)
         ax.plot(
@@ -389,15 +390,12 @@ def bytes_against(frame: pd.DataFrame, x: str, by: str, title: str) -> Figure:
             markerfacecolor="none",
             markeredgewidth=1.6,
         )
-        name = label if isinstance(label, str) else f"{by} = {label}"
+        ends.append((part["predicted"].iloc[-1], label if isinstance(label, str) else f"{by} = {label}", colour))
+    height = 0.0
+    for end, name, colour in sorted(ends):
+        height = max(end, 1.25 * height)  # names of neighbouring lines keep a distance
         ax.annotate(
-            name,
-            (part[x].iloc[-1], part["predicted"].iloc[-1]),
-            (8, 0),
-            textcoords="offset points",
-            color=colour,
-            va="center",
-            fontsize=9,
+            name, (frame[x].max(), height), (9, 0), textcoords="offset points", color=colour, va="center", fontsize=9
         )
     ax.set_xscale("log", base=2)
     ax.set_yscale("log", base=2)
@@ -436,7 +434,7 @@ def machine_fill(fill: pd.DataFrame, title: str) -> Figure:
 
 @drawing
 def bytes_by_tensor(kernels: Mapping[str, Mapping[str, float]], title: str) -> Figure:
-    """Bytes of each tensor, side by side for several kernels. kernels: name to bytes by tensor, the same tensors each."""
+    """Bytes of each tensor, side by side for several kernels. kernels: name to bytes by tensor."""
     table = pd.DataFrame({name: dict(bytes_) for name, bytes_ in kernels.items()}) / 2**20
     figure, (ax,) = canvas(6.8, 3.2, title=title)
     width = 0.8 / table.shape[1]
