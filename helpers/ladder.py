@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +15,8 @@ INCLUDE = KERNELS / "include"
 KEYS = ("idea", "changed", "op", "inputs", "outputs", "dtypes", "D", "workspace", "tiles", "arch", "paper", "speed")
 REQUIRED = ("idea", "op", "dtypes", "arch")
 OPS = ("attention", "softmax")
+DTYPES = ("fp32", "fp16", "bf16")
+DIMENSIONS = ("B", "H", "Nq", "Nk", "D", "rows", "N")
 
 _TITLE = re.compile(r"// (?P<stem>\w+): (?P<title>\S.*)")
 _KEY = re.compile(r"// (?P<key>\w+):\s*(?P<value>.*)")
@@ -109,24 +112,27 @@ def parse(source: str, path: Path, strict: bool = False) -> Rung:
     values: dict[str, str] = {}
     stem, title, key = path.stem, "", ""
     for number, line in enumerate(source.splitlines(), 1):
-        where = f"{path.name}:{number}"
-        if not line.startswith("//"):
-            break
-        if number == 1 and (match := _TITLE.fullmatch(line)):
+        if not line.strip() and not title:
+            continue  # a string in a cell often opens with an empty line
+        if not title:
+            match = _TITLE.fullmatch(line)
+            if match is None:
+                break  # no header block
             stem, title = match["stem"], match["title"]
+        elif not line.startswith("//"):
+            break
         elif match := _KEY.fullmatch(line):
             key = match["key"]
             if key not in KEYS:
-                raise ValueError(f"{where}: unknown key {key!r} in the header block; allowed are {', '.join(KEYS)}")
+                raise ValueError(f"{path.name}:{number}: unknown key {key!r}; the header block has {', '.join(KEYS)}")
             values[key] = match["value"].strip()
         elif key and line[2:].strip():
             values[key] += "\n" + line[2:].strip()
-    if strict and (missing := [k for k in REQUIRED if not values.get(k)]) or (strict and not title):
-        raise ValueError(f"{path.name}: the header block lacks {', '.join(missing or ['its title line'])}")
+    missing = [k for k in REQUIRED if not values.get(k)] if title else ["its title line"]
+    if strict and missing:
+        raise ValueError(f"{path.name}: the header block lacks {', '.join(missing)}")
     if strict and stem != path.stem:
         raise ValueError(f"{path.name}: the header block's title names {stem!r}, the file {path.stem!r}")
-    if values.get("op", "attention") not in OPS:
-        raise ValueError(f"{path.name}: op {values['op']!r} in the header block; allowed are {', '.join(OPS)}")
     fields: dict[str, object] = dict(values)
     if "dtypes" in values:
         fields["dtypes"] = tuple(re.split(r"[,\s]+", values["dtypes"]))
@@ -137,4 +143,14 @@ def parse(source: str, path: Path, strict: bool = False) -> Rung:
             (name, tuple(re.split(r"[,\s]+", dims.strip())))
             for name, dims in re.findall(r"(\w+)\s*\(([^)]*)\)", values["workspace"])
         )
+    _require(path, "op", [values.get("op", OPS[0])], OPS)
+    _require(path, "dtype", fields.get("dtypes", ()), DTYPES)
+    for name, dims in fields.get("workspace", ()):
+        _require(path, f"workspace {name}: dimension", dims, DIMENSIONS)
     return Rung(stem=stem, path=path, source=source, title=title, **fields)  # type: ignore[arg-type]
+
+
+def _require(path: Path, what: str, values: Iterable[str], allowed: tuple[str, ...]) -> None:
+    for value in values:
+        if value not in allowed:
+            raise ValueError(f"{path.name}: {what} {value!r} in the header block; allowed are {', '.join(allowed)}")

@@ -1,0 +1,115 @@
+"""The content-addressed build: never an old binary, never a lock, never another's folder."""
+
+import ctypes
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from helpers import CompileError, build, toolkit
+from helpers.build import build as compile_
+
+ROOT = Path(__file__).parent.parent
+
+
+def answer(n: int, **more) -> build.Built:
+    return compile_("answer", cpp=f'extern "C" int answer() {{ return {n}; }}\n', **more)
+
+
+def call(built: build.Built) -> int:
+    return ctypes.CDLL(str(built.path)).answer()
+
+
+def test_unchanged_and_reverted_sources_are_not_compiled_again(cache):
+    assert [answer(1).cached, answer(2).cached] == [False, False]
+    assert [answer(1).cached, answer(2).cached] == [True, True]
+    assert [call(answer(1)), call(answer(2))] == [1, 2]
+    assert answer(1).seconds < 0.1
+
+
+def test_flags_headers_and_libraries_are_part_of_the_name(cache):
+    paths = {answer(1).path, answer(1, flags=["-O1"]).path, answer(1, depends=["a header"]).path}
+    paths.add(answer(1, libraries=[answer(2).path]).path)
+    assert len(paths) == 4
+
+
+def test_an_edited_header_is_seen_in_the_same_process(cache, tmp_path):
+    header = tmp_path / "value.h"
+
+    def built() -> int:
+        source = '#include <value.h>\nextern "C" int answer() { return VALUE; }\n'
+        return call(compile_("answer", cpp=source, include=[tmp_path], depends=[header.read_text()]))
+
+    header.write_text("#define VALUE 1\n")
+    assert built() == 1
+    header.write_text("#define VALUE 2\n")
+    assert built() == 2
+
+
+def test_a_failed_build_leaves_nothing_to_load(cache):
+    assert call(answer(1)) == 1
+    for _ in range(2):  # and fails again, as long as the source is wrong
+        with pytest.raises(CompileError):
+            compile_("answer", cpp="int answer( {\n")
+    assert call(answer(3)) == 3
+    assert not list(cache.glob(".building-*"))
+
+
+def test_a_compile_error_shows_the_readers_line_once_and_nothing_of_the_machinery(cache):
+    with pytest.raises(CompileError) as caught:
+        compile_("answer", cpp='#line 1 "mine.cu"\nint one;\nint two = three;\n')
+    text = str(caught.value)
+    assert text.count("mine.cu:2:11: error: ‘three’ was not declared") + text.count("mine.cu:2:11: error: use of") == 1
+    assert "ninja" not in text and "Traceback" not in text and str(cache) not in text
+    assert caught.value._render_traceback_() == [f"CompileError: {text}"]
+
+
+def test_an_interrupted_build_never_hangs_the_next(cache):
+    """A process killed in the middle leaves its folder, with torch's lock file in it; the next build doesn't look there."""
+    slow = "#include <vector>\n" + "\n".join(f"template struct std::vector<int[{i}]>;" for i in range(1, 400))
+    code = f"from helpers.build import build; build('answer', cpp={slow!r})"
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not list(cache.glob(".building-*/lock")) and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    (left,) = cache.glob(".building-*")
+    assert (left / "lock").exists()
+    start = time.perf_counter()
+    assert call(answer(1)) == 1
+    assert time.perf_counter() - start < 30
+
+    old = time.time() - 2 * build.STALE_SECONDS
+    os.utime(left, (old, old))
+    answer(2)
+    assert not left.exists()
+
+
+def test_two_processes_building_the_same_kernel_do_not_harm_each_other(cache):
+    code = textwrap.dedent("""
+        import ctypes
+        from helpers.build import build
+        source = 'extern "C" int answer() { return 7; }'
+        print(ctypes.CDLL(str(build("answer", cpp=source).path)).answer())
+    """)
+    processes = [subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE) for _ in range(3)]
+    assert [p.communicate()[0].strip() for p in processes] == [b"7"] * 3
+    assert len(list(cache.glob("answer_*"))) == 1
+
+
+def test_ninja_is_found_without_an_activated_environment(cache, monkeypatch):
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    assert call(answer(1)) == 1
+    assert os.environ["PATH"] == "/usr/bin:/bin"
+
+
+def test_a_missing_compiler_is_one_sentence_that_names_the_mend(cache, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(toolkit.ToolkitError, match=r"^no C\+\+ compiler found: install one .*apt install g\+\+"):
+        answer(1)
