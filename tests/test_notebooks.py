@@ -1,0 +1,220 @@
+"""The notebooks: in step with their texts, built as promised, and executed from the first cell to the last.
+
+Executing is the slow part; it is marked `notebooks`, so `pytest -m notebooks` runs it alone and `-m "not notebooks"`
+leaves it out. Two notebooks run at a time.
+"""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import jupytext
+import nbformat
+import pytest
+from nbclient.exceptions import CellExecutionError
+
+from helpers import execute, ladder, show
+
+FOLDER = execute.NOTEBOOKS
+STEMS = sorted(path.stem for path in FOLDER.glob("[0-9][0-9]_*.ipynb"))
+RUNGS = [stem for stem in STEMS if (ladder.KERNELS / f"{stem}.cu").exists()]
+LONGEST_CELL = 18  # lines
+LONGEST_RUN = 90  # seconds, without a GPU
+
+OPENING = ("**After this notebook you can**", "**Time**", "**Needs**", "**The idea in one line**")
+SECTIONS = [  # in this order; a notebook may have others between them
+    "The problem",
+    "The kernel",
+    "Run and check",
+    "Predict, then measure",
+    "Beside its peers",
+    "What still hurts",
+    "Exercises",
+    "Self-check",
+]
+EXERCISE = re.compile(r"^### Exercise (\d+\.\d+)", re.MULTILINE)
+SOLUTION = re.compile(r"<details>\s*<summary>Solution.*?</summary>(.*?)</details>", re.DOTALL)
+FENCED = re.compile(r"^```\w*\n(.*?)^```", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+# A folder of somebody's machine. Paths of the project itself are written from its root: kernels/01_naive.cu.
+MACHINE_PATH = re.compile(r"(?:/home/|/root/|/tmp/|/Users/|/opt/|site-packages|" + re.escape(str(execute.ROOT)) + ")")
+
+every = pytest.mark.parametrize("stem", STEMS)
+
+
+def read(stem: str) -> nbformat.NotebookNode:
+    return nbformat.read(FOLDER / f"{stem}.ipynb", as_version=4)
+
+
+def texts(notebook: nbformat.NotebookNode, kind: str) -> list[str]:
+    return [cell.source for cell in notebook.cells if cell.cell_type == kind]
+
+
+def exercises(notebook: nbformat.NotebookNode) -> dict[str, dict[str, str]]:
+    """number -> the sources of its `start` and `check` cells and of its `solution`; what is missing has no entry."""
+    found: dict[str, dict[str, str]] = {}
+    number = ""
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            if heading := EXERCISE.search(cell.source):
+                number = heading[1]
+                found[number] = {}
+            if number and (folded := SOLUTION.search(cell.source)):
+                found[number]["solution"] = "\n".join(FENCED.findall(folded[1]))
+        elif re.match(rf"(%%kernel.*\n//|#) Exercise {re.escape(number or '?')}\b", cell.source):
+            found[number]["start"] = cell.source
+        elif number and f'exercise.verify("{number}"' in cell.source:
+            found[number]["check"] = cell.source
+    return found
+
+
+def with_solutions(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """The notebook with each exercise's solution and its check appended at the end."""
+    for parts in exercises(notebook).values():
+        notebook.cells += [nbformat.v4.new_code_cell(parts[p]) for p in ("solution", "check")]
+    return notebook
+
+
+def printed(cell: nbformat.NotebookNode) -> str:
+    """All text among a cell's outputs."""
+    parts = []
+    for output in cell.get("outputs", []):
+        parts.append(output.get("text", ""))
+        parts += [v for kind, v in output.get("data", {}).items() if kind.startswith("text/")]
+    return "\n".join(parts)
+
+
+def run(notebook: nbformat.NotebookNode, path: Path) -> nbformat.NotebookNode:
+    nbformat.write(notebook, path)
+    return execute.execute(path)
+
+
+# In step
+
+
+@every
+def test_text_and_notebook_hold_the_same_cells(stem):
+    text = jupytext.read(FOLDER / "src" / f"{stem}.py")
+    pairs = [[(cell.cell_type, cell.source) for cell in notebook.cells] for notebook in (text, read(stem))]
+    assert pairs[0] == pairs[1], f"run: jupytext --sync notebooks/src/{stem}.py"
+
+
+def test_each_text_has_its_notebook():
+    assert STEMS == sorted(path.stem for path in (FOLDER / "src").glob("*.py"))
+
+
+# Built as promised
+
+
+@every
+def test_opens_with_what_it_offers_and_asks(stem):
+    first = read(stem).cells[0]
+    assert first.cell_type == "markdown" and first.source.startswith(f"# {stem[:2]} · ")
+    places = [first.source.find(words) for words in OPENING]
+    assert -1 not in places and places == sorted(places), f"the opening block has to hold, in order, {OPENING}"
+
+
+@every
+def test_has_its_sections_in_order(stem):
+    headings = re.findall(r"^## (.+)$", "\n".join(texts(read(stem), "markdown")), re.MULTILINE)
+    wanted = SECTIONS if stem in RUNGS else SECTIONS[-2:]
+    assert [h for h in headings if h in wanted] == wanted
+
+
+@every
+def test_cells_are_short(stem):
+    for source in texts(read(stem), "code"):
+        assert len(source.splitlines()) <= LONGEST_CELL, source
+
+
+@every
+def test_two_exercises_or_more_each_complete(stem):
+    found = exercises(read(stem))
+    assert len(found) >= 2
+    for number, parts in found.items():
+        assert parts.keys() == {"start", "check", "solution"}, f"exercise {number} has only {sorted(parts)}"
+        assert "hint=" in parts["check"] and parts["solution"].strip() != parts["start"].strip()
+
+
+@every
+def test_links_lead_somewhere(stem):
+    for target in LINK.findall("\n".join(texts(read(stem), "markdown"))):
+        if not re.match(r"https?://|#", target):
+            assert (FOLDER / target.split("#")[0]).exists(), target
+
+
+@every
+def test_regions_are_there(stem):
+    calls = re.findall(r'show\.region\(\s*"([^"]+)",\s*"([^"]+)"\s*\)', "\n".join(texts(read(stem), "code")))
+    assert calls or stem not in RUNGS
+    for rung, name in calls:
+        show.region(rung, name)
+
+
+@every
+def test_no_path_of_a_machine(stem):
+    notebook = read(stem)
+    for cell in notebook.cells:
+        assert not MACHINE_PATH.search(cell.source), cell.source
+        assert not MACHINE_PATH.search(printed(cell)), printed(cell)
+
+
+# Executed
+
+
+@pytest.fixture(scope="module")
+def executions(request, tmp_path_factory):
+    """The notebooks that are asked for, each with its solutions appended, executing two at a time: stem -> future."""
+    folder = tmp_path_factory.mktemp("notebooks")
+    asked = [i.callspec.params["stem"] for i in request.session.items if getattr(i, "originalname", "") == EXECUTES]
+    pool = ThreadPoolExecutor(2)
+    yield {stem: pool.submit(run, with_solutions(read(stem)), folder / f"{stem}.ipynb") for stem in asked}
+    pool.shutdown(cancel_futures=True)
+
+
+EXECUTES = "test_executes_and_its_solutions_solve"
+
+
+@pytest.mark.notebooks
+@every
+def test_executes_and_its_solutions_solve(stem, executions):
+    executed = executions[stem].result()
+    outputs = [printed(cell) for cell in executed.cells if cell.cell_type == "code"]
+    for output in outputs:
+        assert not MACHINE_PATH.search(output), output
+    for number in exercises(read(stem)):
+        verdicts = re.findall(rf"Exercise {re.escape(number)}: (solved|not solved yet)", "\n".join(outputs))
+        assert verdicts == ["not solved yet", "solved"], f"exercise {number}: {verdicts}"
+
+
+# The tests above bite
+
+
+def small(*cells: tuple[str, str]) -> nbformat.NotebookNode:
+    make = {"markdown": nbformat.v4.new_markdown_cell, "code": nbformat.v4.new_code_cell}
+    return nbformat.v4.new_notebook(cells=[make[kind](source) for kind, source in cells])
+
+
+def answer(solution: str) -> nbformat.NotebookNode:
+    folded = f"### Exercise 9.1\n<details><summary>Solution</summary>\n\n```python\n{solution}\n```\n</details>"
+    check = 'from helpers import exercise\nexercise.verify("9.1", x == 42, hint="six by seven")'
+    return small(("markdown", folded), ("code", "# Exercise 9.1\nx = ..."), ("code", check))
+
+
+@pytest.mark.parametrize("solution, verdict", [("x = 42", "solved"), ("x = 54", "not solved yet")])
+def test_a_wrong_solution_is_seen(solution, verdict, tmp_path):
+    executed = run(with_solutions(answer(solution)), tmp_path / "small.ipynb")
+    assert printed(executed.cells[2]).startswith("Exercise 9.1: not solved yet")
+    assert printed(executed.cells[-1]).startswith(f"Exercise 9.1: {verdict}")
+
+
+def test_a_cell_that_raises_is_seen(tmp_path):
+    with pytest.raises(CellExecutionError, match="1 / 0"):
+        run(small(("code", "1 / 0")), tmp_path / "small.ipynb")
+
+
+@pytest.mark.parametrize("place", ["/home/anna/kernels/01_naive.cu", "/usr/lib/python3/site-packages/torch"])
+def test_a_path_of_a_machine_is_seen(place):
+    assert MACHINE_PATH.search(place) and not MACHINE_PATH.search("kernels/01_naive.cu")
