@@ -257,7 +257,10 @@ def throughput(samples: pd.DataFrame) -> Figure:
 def ratio(samples: pd.DataFrame, ours: str, peers: str | Sequence[str]) -> Figure:
     """How many times faster `ours` is than each peer, against N: median of the rounds, bars to their lowest and highest."""
     names = [peers] if isinstance(peers, str) else list(peers)
-    tables = {name: record.ratio(_select(samples), ours, name) for name in names}
+    if "rung" in samples and ours in set(samples["rung"]):
+        samples = samples[samples["rung"] == ours]  # other rungs' sessions had the peers at other times
+    samples = _select(samples)
+    tables = {name: record.ratio(samples, ours, name) for name in names}
     dims = sorted(set().union(*(set(t["D"]) for t in tables.values())))
     looks = _looks(names)
     figure, axes = _figure(len(dims), width=5.0)
@@ -281,9 +284,7 @@ def ratio(samples: pd.DataFrame, ours: str, peers: str | Sequence[str]) -> Figur
         figure.draw_without_rendering()
         _name_lines(ax, {f"{n}": e for n, e in ends.items()}, looks)
     axes[0].set_ylabel(f"speed of {ours}\n(peer's time / its time)")
-    figure.suptitle(
-        f"{ours} beside its peers, {_what(samples)} · {_device(_select(samples))}", x=0.01, ha="left", fontsize=11
-    )
+    figure.suptitle(f"{ours} beside its peers, {_what(samples)} · {_device(samples)}", x=0.01, ha="left", fontsize=11)
     return figure
 
 

@@ -233,8 +233,6 @@ def ratio(samples: pd.DataFrame, ours: str, peer: str) -> pd.DataFrame:
 
     Shapes where either is missing are left out; LookupError if that leaves none.
     """
-    if "rung" in samples and ours in set(samples["rung"]):
-        samples = samples[samples["rung"] == ours]  # another rung's session has the peer too, at another time
     keys = _keys(samples)
     wide = samples[samples["name"].isin([ours, peer])]
     wide = wide.pivot_table(index=[*keys, "round"], columns="name", values="ms", sort=False, dropna=False)

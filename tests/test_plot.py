@@ -127,6 +127,12 @@ def test_a_ratio_shows_its_spread():
     assert figure.axes[0].containers  # the error bars
 
 
+def test_a_ratio_is_of_the_rung_s_own_session():
+    both = pd.concat([forward("03_fa1_fp32", 5.0), forward("04_fa2_fp32", 30.0)])
+    (_, y), *_ = lines(plot.ratio(both, "03_fa1_fp32", "SDPA MATH").axes[0]).values()
+    np.testing.assert_allclose(y, 0.25)
+
+
 def test_a_stale_record_is_shown_as_stale():
     assert "STALE: 04_fa2_fp32 changed since" in plot.throughput(forward(stale=True)).get_suptitle()
     assert "STALE" not in plot.throughput(forward()).get_suptitle()
