@@ -53,17 +53,19 @@ template <int threads> __device__ State merge_threads(State s) {
 }
 // [end: merge_threads]
 
-// A block's part of a row: elements begin .. end of the row that starts at row * N. Rows need not start at a multiple of
-// 16 bytes, so vectors of four are counted from the last 16-byte boundary before begin; the first vector may hold up to
-// three elements of somebody else, and so may the last.
+// A block's part of a row. Rows need not start at a multiple of 16 bytes, so vectors of four are counted from the last
+// 16-byte boundary before the part: its first vector may hold up to three elements of somebody else, and so may its last.
 struct Slice {
   int64_t vector0; // index of the first vector, in units of 4 floats from the start of S
   int first, last; // the slice's own elements, counted from there: first <= e < last
 };
 
-__device__ Slice slice_of(int64_t row, int64_t N, int slices, int slice_length) {
-  const int64_t begin = row * N + int64_t(blockIdx.y) * slice_length;
-  const int64_t end = blockIdx.y + 1 == slices ? (row + 1) * N : begin + slice_length;
+// Where slice s of a row of N elements begins; the last one ends at N. Equal lengths, up to the remainder of N / 4.
+__device__ int64_t slice_begin(int64_t N, int slices, int s) { return N / 4 * s / slices * 4; }
+
+__device__ Slice slice_of(int64_t row, int64_t N, int slices, int s) {
+  const int64_t begin = row * N + slice_begin(N, slices, s);
+  const int64_t end = row * N + (s + 1 == slices ? N : slice_begin(N, slices, s + 1));
   const int64_t vector0 = begin / 4;
   return {vector0, int(begin - 4 * vector0), int(end - 4 * vector0)};
 }
@@ -101,13 +103,13 @@ template <int threads, int V> __device__ void store(float *P, const float (&x)[4
 // [end: load]
 
 // [region: softmax]
-// grid (rows / blockDim.y, slices), block (threads, rows of the block).
+// grid (rows / blockDim.y * slices), block (threads, rows of the block).
 // One slice per row: P and LSE are finished here. More: only the slice's state is written, into the first two elements
 // of its own part of P, where merge_slices and normalise find it.
-template <int threads, int V> __global__ void softmax(const fa_args a, int slices, int slice_length) {
-  const int64_t row = int64_t(blockIdx.x) * blockDim.y + threadIdx.y;
-  if (row >= a.Nq) return; // blocks of several rows have one warp per row, and no barrier
-  const Slice slice = slice_of(row, a.Nk, slices, slice_length);
+template <int threads, int V> __global__ void softmax(const fa_args a, int slices) {
+  const int64_t row = int64_t(blockIdx.x / slices) * blockDim.y + threadIdx.y;
+  if (row >= a.Nq) return; // only blocks of several rows get here, and each of their rows is one warp: no barrier
+  const Slice slice = slice_of(row, a.Nk, slices, blockIdx.x % slices);
   float *P = static_cast<float *>(a.O); // (rows, N)
 
   float x[4 * V];
@@ -144,19 +146,25 @@ template <int threads, int V> __global__ void softmax(const fa_args a, int slice
 
 // [region: long_rows]
 // One warp per row: merges the slices' states and leaves the result where each slice left its own.
-__global__ void merge_slices(const fa_args a, int slices, int slice_length) {
+__global__ void merge_slices(const fa_args a, int slices) {
   const int64_t row = blockIdx.x;
   float *P = static_cast<float *>(a.O) + row * a.Nk; // (N)
-  State s = {-FA_INFINITY, 0.f};
-  for (int64_t n = threadIdx.x; n < slices; n += 32) s = merge(s, {P[n * slice_length], P[n * slice_length + 1]});
-  s = merge_lanes<32>(s);
-  for (int64_t n = threadIdx.x; n < slices; n += 32) P[n * slice_length] = s.m, P[n * slice_length + 1] = s.l;
-  if (threadIdx.x == 0) a.LSE[row] = s.m + logf(s.l);
+  State state = {-FA_INFINITY, 0.f};
+  for (int s = threadIdx.x; s < slices; s += 32) {
+    const float *p = P + slice_begin(a.Nk, slices, s);
+    state = merge(state, {p[0], p[1]});
+  }
+  state = merge_lanes<32>(state);
+  for (int s = threadIdx.x; s < slices; s += 32) {
+    float *p = P + slice_begin(a.Nk, slices, s);
+    p[0] = state.m, p[1] = state.l;
+  }
+  if (threadIdx.x == 0) a.LSE[row] = state.m + logf(state.l);
 }
 
 // P = exp(S - m) / l, with S read a second time
-template <int threads, int V> __global__ void normalise(const fa_args a, int slices, int slice_length) {
-  const Slice slice = slice_of(blockIdx.x, a.Nk, slices, slice_length);
+template <int threads, int V> __global__ void normalise(const fa_args a, int slices) {
+  const Slice slice = slice_of(blockIdx.x / slices, a.Nk, slices, blockIdx.x % slices);
   float *P = static_cast<float *>(a.O); // (rows, N)
   const State s = {P[4 * slice.vector0 + slice.first], P[4 * slice.vector0 + slice.first + 1]};
   const float m_finite = s.l > 0.f ? s.m : 0.f, l_inv = s.l > 0.f ? 1.f / s.l : 0.f;
@@ -171,16 +179,11 @@ template <int threads, int V> __global__ void normalise(const fa_args a, int sli
 // [end: long_rows]
 
 // [region: launcher]
-template <int threads, int V> cudaError_t launch(const fa_args &a, int slices, int slice_length, cudaStream_t stream) {
+template <int threads, int V> cudaError_t launch(const fa_args &a, int slices, cudaStream_t stream) {
   const int rows_per_block = threads == 32 ? 4 : 1;
-  const dim3 grid(unsigned(fa::ceil_div(a.Nq, rows_per_block)), slices), block(threads, rows_per_block);
-  softmax<threads, V><<<grid, block, 0, stream>>>(a, slices, slice_length);
-  if constexpr (threads == 1024) {
-    if (slices > 1) {
-      merge_slices<<<a.Nq, 32, 0, stream>>>(a, slices, slice_length);
-      normalise<threads, V><<<grid, block, 0, stream>>>(a, slices, slice_length);
-    }
-  }
+  const int64_t blocks = fa::ceil_div(a.Nq, rows_per_block) * slices;
+  if (blocks > fa::max_grid_x) return cudaErrorInvalidValue;
+  softmax<threads, V><<<dim3(blocks), dim3(threads, rows_per_block), 0, stream>>>(a, slices);
   return cudaGetLastError();
 }
 
@@ -191,22 +194,23 @@ extern "C" cudaError_t fa_launch(const fa_args *args, cudaStream_t stream) {
   if (!fa::is_fp32(a) || !fa::rows_aligned16(a.Q, contiguous) || !fa::rows_aligned16(a.O, contiguous))
     return cudaErrorInvalidValue;
 
-  // Elements that a row's threads must have room for: rows of odd lengths start up to 3 elements into a vector.
-  const int64_t N = a.Nk, room = N % 4 ? N + 3 : N;
-  if (room <= 128) return launch<32, 1>(a, 1, 0, stream);
-  if (room <= 256) return launch<32, 2>(a, 1, 0, stream);
-  if (room <= 512) return launch<32, 4>(a, 1, 0, stream);
-  if (room <= 1024) return launch<32, 8>(a, 1, 0, stream);
-  if (room <= 2048) return launch<128, 4>(a, 1, 0, stream);
-  if (room <= 4096) return launch<256, 4>(a, 1, 0, stream);
-  if (room <= 8192) return launch<512, 4>(a, 1, 0, stream);
-  if (room <= 16384) return launch<1024, 4>(a, 1, 0, stream);
-  if (room <= 32768) return launch<1024, 8>(a, 1, 0, stream);
+  // A block has room for 4 V elements per thread. Slices of rows whose N is no multiple of 4 start up to 3 elements into
+  // their first vector and may take up to 3 elements more than their share.
+  const int64_t N = a.Nk, odd = N % 4 ? 1 : 0;
+  if (N + 3 * odd <= 128) return launch<32, 1>(a, 1, stream);
+  if (N + 3 * odd <= 256) return launch<32, 2>(a, 1, stream);
+  if (N + 3 * odd <= 512) return launch<32, 4>(a, 1, stream);
+  if (N + 3 * odd <= 1024) return launch<32, 8>(a, 1, stream);
+  if (N + 3 * odd <= 2048) return launch<64, 8>(a, 1, stream);
+  if (N + 3 * odd <= 4096) return launch<128, 8>(a, 1, stream);
+  if (N + 3 * odd <= 8192) return launch<256, 8>(a, 1, stream);
+  if (N + 3 * odd <= 16384) return launch<512, 8>(a, 1, stream);
+  if (N + 3 * odd <= 32768) return launch<1024, 8>(a, 1, stream);
 
-  // Slices of equal length; the last one takes up to 4 elements more, so that it always has room for a state.
-  const int slice_length = 32768 - 8;
-  const int64_t slices = fa::ceil_div(N - 4, slice_length);
-  if (slices > fa::max_grid_y) return cudaErrorInvalidValue;
-  return launch<1024, 8>(a, int(slices), slice_length, stream);
+  const int64_t slices = fa::ceil_div(N, 16384 - 8 * odd);
+  if (cudaError_t error = launch<512, 8>(a, int(slices), stream)) return error;
+  merge_slices<<<dim3(a.Nq), 32, 0, stream>>>(a, int(slices)); // after softmax, before normalise: one stream, in order
+  normalise<512, 8><<<dim3(a.Nq * slices), 512, 0, stream>>>(a, int(slices));
+  return cudaGetLastError();
 }
 // [end: launcher]

@@ -10,9 +10,9 @@
 // dtypes:    fp32
 // D:         32, 64, 128
 // workspace: m (B,H,Nq) fp32; l (B,H,Nq) fp32
-// tiles:     D=32:  Br=64 Bc=32 threads=128 smem=27 KB
-//            D=64:  Br=64 Bc=32 threads=128 smem=43 KB
-//            D=128: Br=32 Bc=32 threads=128 smem=54 KB
+// tiles:     D=32:  Br=64 Bc=32 threads=256 smem=27 KB
+//            D=64:  Br=64 Bc=32 threads=256 smem=43 KB
+//            D=128: Br=32 Bc=32 threads=256 smem=54 KB
 // arch:      sm_75
 // paper:     FlashAttention, Algorithm 1 (arXiv 2205.14135)
 // speed:     not measured yet
@@ -23,19 +23,18 @@
 // [region: tile]
 template <int d> struct Tile {
   static constexpr int Br = d == 128 ? 32 : 64, Bc = 32; // queries and keys per tile
-  static constexpr int TX = 8, TY = 16, threads = TX * TY;
-  static constexpr int rows = Br / TY, keys = Bc / TX;   // each thread's share of S (Br, Bc): rows x keys
-  static constexpr int cols = d / TX;                    // each thread's share of O (Br, d):  rows x cols, by fours
-  static constexpr int ld = d + 4, ld_p = Bc + 4;        // row lengths in shared memory: + 4 floats put the 8 rows that
-                                                         // neighbouring threads read into different banks
+  static constexpr int threads = 256, TX = d == 128 ? 16 : 8, TY = threads / TX;
+  static constexpr int rows = Br / TY, keys = Bc / TX; // each thread's share of S (Br, Bc): rows x keys
+  static constexpr int cols = d / TX;                  // each thread's share of O (Br, d):  rows x cols, by fours
+  static constexpr int ld = d + 4, ld_p = Bc + 4;      // row lengths in shared memory: + 4 floats put the 8 rows that
+                                                       // neighbouring threads read into different banks
   static constexpr int smem_bytes = int(sizeof(float)) * (2 * Bc * ld + Br * ld + Br * ld_p);
 };
 // [end: tile]
 
 // [region: load_tile]
 // X_smem (n, d), row length ld = rows r0 .. r0 + n of X (N, d), zeros past row N.
-template <int d>
-__device__ void load_tile(float *X_smem, const float *X, int64_t stride, int r0, int n, int N) {
+template <int d> __device__ void load_tile(float *X_smem, const float *X, int64_t stride, int r0, int n, int N) {
   using T = Tile<d>;
   for (int e = threadIdx.x; e < n * d / 4; e += T::threads) {
     const int r = e / (d / 4), c = e % (d / 4) * 4;
@@ -70,14 +69,14 @@ template <int d> __global__ __launch_bounds__(Tile<d>::threads, 1) void fa1_fp32
   float *l = static_cast<float *>(a.workspace[1]) + int64_t(head) * a.Nq;                   // (Nq)
 
   extern __shared__ float smem[];
-  float *K_smem = smem;                 // (Bc, d)
-  float *V_smem = K_smem + Bc * T::ld;  // (Bc, d)
-  float *Q_smem = V_smem + Bc * T::ld;  // (Br, d)
-  float *P_smem = Q_smem + Br * T::ld;  // (Br, Bc)
+  float *K_smem = smem;                // (Bc, d)
+  float *V_smem = K_smem + Bc * T::ld; // (Bc, d)
+  float *Q_smem = V_smem + Bc * T::ld; // (Br, d)
+  float *P_smem = Q_smem + Br * T::ld; // (Br, Bc)
 
   const int ty = threadIdx.x / T::TX, tx = threadIdx.x % T::TX;
-  const int row0 = ty * T::rows; // this thread's rows: row0 + {0 .. rows}; its keys: tx + {0, 8, ..}
-                                 // its columns of O: 4 tx + {0..3}, + 32 each
+  const int row0 = ty * T::rows; // this thread's rows: row0 + {0 .. rows}; its keys: tx + {0, TX, ..}
+                                 // its columns of O: 4 tx 4 tx + {0..3}, + 4 TX each
 
   // [region: initialise]
   // Before the first tile: O = 0, l = 0, m = -inf
@@ -226,10 +225,14 @@ extern "C" cudaError_t fa_launch(const fa_args *args, cudaStream_t stream) {
       !fa::rows_aligned16(a.V, a.V_stride) || !fa::rows_aligned16(a.O, a.O_stride))
     return cudaErrorInvalidValue;
   switch (a.D) {
-  case 32: return launch<32>(a, stream);
-  case 64: return launch<64>(a, stream);
-  case 128: return launch<128>(a, stream);
-  default: return cudaErrorInvalidValue;
+  case 32:
+    return launch<32>(a, stream);
+  case 64:
+    return launch<64>(a, stream);
+  case 128:
+    return launch<128>(a, stream);
+  default:
+    return cudaErrorInvalidValue;
   }
 }
 // [end: launcher]

@@ -7,13 +7,13 @@
 enum fa_dtype : int32_t { FA_FP32 = 0, FA_FP16 = 1, FA_BF16 = 2 };
 
 struct fa_args {
-  const void *Q, *K, *V;                                       // (B, H, Nq, D), (B, H, Nk, D) twice
-  void *O;                                                     // (B, H, Nq, D)
-  float *LSE;                                                  // (B, H, Nq): ln sum_j exp(scale * q.k_j), contiguous
-  void *workspace[4];                                          // the tensors the header block lists under `workspace`
-  int64_t Q_stride[3], K_stride[3], V_stride[3], O_stride[3];  // in elements: batch, head, row; columns are contiguous
+  const void *Q, *K, *V;                                      // (B, H, Nq, D), (B, H, Nk, D) twice
+  void *O;                                                    // (B, H, Nq, D)
+  float *LSE;                                                 // (B, H, Nq): ln sum_j exp(scale * q.k_j), contiguous
+  void *workspace[4];                                         // the tensors the header block lists under `workspace`
+  int64_t Q_stride[3], K_stride[3], V_stride[3], O_stride[3]; // in elements: batch, head, row; columns are contiguous
   int32_t B, H, Nq, Nk, D;
-  int32_t dtype;  // fa_dtype
+  int32_t dtype; // fa_dtype
   float scale;
 };
 

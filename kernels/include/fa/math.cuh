@@ -18,4 +18,15 @@ __device__ __forceinline__ void store4(float *p, const float *x_reg) {
   *reinterpret_cast<float4 *>(p) = make_float4(x_reg[0], x_reg[1], x_reg[2], x_reg[3]);
 }
 
+// n floats, n = 1, 2 or 4, in one access
+template <int n> __device__ __forceinline__ void store(float *p, const float *x_reg) {
+  static_assert(n == 1 || n == 2 || n == 4, "accesses have 4, 8 or 16 bytes");
+  if constexpr (n == 4)
+    store4(p, x_reg);
+  else if constexpr (n == 2)
+    *reinterpret_cast<float2 *>(p) = make_float2(x_reg[0], x_reg[1]);
+  else
+    *p = *x_reg;
+}
+
 } // namespace fa
