@@ -68,9 +68,10 @@ def load(
     else:
         from . import emulator as back_end
     start = time.perf_counter()
-    kernel = Kernel(rung, rung.source, chosen, back_end.load(rung, rung.source))
+    launcher = back_end.load(rung, rung.source)
+    kernel = Kernel(rung, chosen, launcher, time.perf_counter() - start)
     if not quiet:
-        print(summary(kernel, time.perf_counter() - start) + (f" ({why_not})" if why_not else ""))
+        print(summary(kernel) + (f" ({why_not})" if why_not else ""))
     return kernel
 
 
@@ -103,12 +104,10 @@ def default_device(rung: Rung) -> tuple[str, str]:
     return ("cpu", reason if torch.cuda.is_available() else "") if reason else ("cuda", "")
 
 
-def summary(kernel: Kernel, seconds: float) -> str:
+def summary(kernel: Kernel) -> str:
     """One line on a build: how long it took and what the compiler made of it."""
     launcher = kernel.launcher
-    line = (
-        f"{kernel.rung.stem} · {launcher.backend} · {'unchanged' if launcher.cached else 'compiled'}, {seconds:.2f} s"
-    )
+    line = f"{kernel.rung.stem} · {launcher.backend} · {'unchanged' if launcher.cached else 'compiled'}, {kernel.seconds:.2f} s"
     if launcher.resources is not None:
         most = launcher.resources.max()
         spilled = most["spill_store_bytes"] + most["spill_load_bytes"]
@@ -120,11 +119,13 @@ def summary(kernel: Kernel, seconds: float) -> str:
 class Kernel:
     """A compiled rung. `o, lse = kernel(q, k, v)`, or `p, lse = kernel(s)` for a softmax rung.
 
-    `rung`, `source`, `device` ("cuda" or "cpu"), `backend` ("nvcc" or "emulator"), `launcher`.
+    `rung`, `source`, `device` ("cuda" or "cpu"), `backend` ("nvcc" or "emulator"), `launcher`, and the `seconds` its
+    loading took.
     """
 
-    def __init__(self, rung: Rung, source: str, device: str, launcher: Any) -> None:
-        self.rung, self.source, self.device, self.launcher = rung, source, device, launcher
+    def __init__(self, rung: Rung, device: str, launcher: Any, seconds: float) -> None:
+        self.rung, self.source, self.device, self.launcher = rung, rung.source, device, launcher
+        self.seconds = seconds
 
     @property
     def backend(self) -> str:

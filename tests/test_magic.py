@@ -1,0 +1,47 @@
+"""%%kernel: one line when all is well, a short text when not, and never an exception."""
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+from helpers import Kernel, rung
+
+
+@pytest.fixture
+def shell():
+    made = InteractiveShell()
+    made.run_line_magic("load_ext", "helpers")
+    yield made
+    InteractiveShell.clear_instance()
+
+
+def test_a_right_kernel_is_bound_and_described_in_one_line(shell, capsys):
+    shell.run_cell_magic("kernel", "mine", rung("03_fa1_fp32").source)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("mine: 03_fa1_fp32 · ") and " of the budget" in line
+    assert isinstance(shell.user_ns["mine"], Kernel)
+
+
+def test_the_name_is_kernel_unless_given(shell, capsys):
+    shell.run_cell_magic("kernel", "", rung("02_online_softmax").source)
+    assert isinstance(shell.user_ns["kernel"], Kernel)
+
+
+def test_a_wrong_kernel_is_bound_too_and_the_report_says_where_it_is_wrong(shell, capsys):
+    wrong = rung("01_naive").replace("a.scale", "a.scale * 2.f")
+    shell.run_cell_magic("kernel", "", wrong)
+    said = capsys.readouterr().out
+    assert "worst at O[" in said and "x the budget" in said
+    assert isinstance(shell.user_ns["kernel"], Kernel)
+
+
+def test_a_compile_error_names_the_cells_line_and_keeps_what_was_bound(shell, capsys):
+    shell.user_ns["kernel"] = "the last one that worked"
+    shell.run_cell_magic("kernel", "", "#include <fa/args.cuh>\nint one = two;\n")
+    said = capsys.readouterr().out
+    assert "cell:2:11: error" in said and "Traceback" not in said and "ninja" not in said
+    assert shell.user_ns["kernel"] == "the last one that worked"
+
+
+def test_a_wrong_name_is_refused(shell, capsys):
+    shell.run_cell_magic("kernel", "not a name", rung("01_naive").source)
+    assert "takes one name" in capsys.readouterr().out
