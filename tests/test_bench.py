@@ -9,10 +9,7 @@ import torch
 
 from helpers import bench, ladder, record
 
-
-def gpu(test):
-    """Marks a test that only a GPU can run."""
-    return pytest.mark.gpu(pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")(test))
+gpu = pytest.mark.gpu
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
