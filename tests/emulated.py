@@ -34,10 +34,10 @@ def build(source: str) -> Launcher:
     return load(SimpleNamespace(stem="test", path=FILE), source)
 
 
-def launch(launcher: Launcher, out: torch.Tensor, **tensors: torch.Tensor) -> torch.Tensor:
-    """Runs the kernel on `out` (O) and the other tensors by name; gives back `out`."""
+def launch(launcher: Launcher, out: torch.Tensor, H: int = 1, **tensors: torch.Tensor) -> torch.Tensor:
+    """Runs the kernel on `out` (O) and the other tensors by name, with fa_args::H to choose by; gives back `out`."""
     named = {"O": out, **tensors}
-    args = FaArgs(B=1, H=1, Nq=out.numel(), Nk=1, D=1, scale=1.0)
+    args = FaArgs(B=1, H=H, Nq=out.numel(), Nk=1, D=1, scale=1.0)
     workspace = 0
     for name, tensor in named.items():
         if hasattr(args, name):

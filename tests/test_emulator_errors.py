@@ -2,17 +2,21 @@
 
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
 from emulated import FILE, build, launch, line_of, program, run
 
+from helpers.emulator import Launcher
 from helpers.errors import CompileError, KernelError
 
 FULL = "0xffffffffu"
+FOLDER = Path(__file__).parent
 
 
 def failure(
@@ -67,7 +71,8 @@ MISTAKES = {
     ),
     "another thread's stack": (
         "__shared__ int* p; int mine = 5; if (threadIdx.x == 0) p = &mine; __syncthreads();\nif (threadIdx.x == 1) *p = 6; // here\n"
-        "__syncthreads(); out[0] = mine;", "1, 2", "thread 1 of block 0 writes 4 bytes",
+        "__syncthreads(); out[0] = mine;", "1, 2",
+        "thread 1 of block 0 writes 4 bytes of a local variable of thread 0, which only that thread can see",
     ),
     "trap": ("if (threadIdx.x == 3) __trap(); // here", "1, 32", "trap in kernel: thread 3 of block 0 executes __trap()"),
     "assertion": (
@@ -79,7 +84,7 @@ MISTAKES = {
     "illegal instruction": ("if (n > 3) __builtin_trap(); // here", "1, 1", "trap"),
     "inline PTX": ('asm volatile("mma.sync %0;" : "=f"(out[0])); // here', "1, 1", "executes inline PTX: mma.sync %0;"),
     "shuffle from an absent lane": (
-        f"if (threadIdx.x < 4) out[0] = __shfl_sync(0xfu, 1, 9); // here", "1, 32",
+        "if (threadIdx.x < 4) out[0] = __shfl_sync(0xfu, 1, 9); // here", "1, 32",
         "reads lane 9 in __shfl_sync, and that lane takes no part (mask 0x0000000f)",
     ),
     "mask without the caller": ("__syncwarp(0xfffffffeu); // here", "1, 32", "with the mask 0xfffffffe, which doesn't name its own lane 0"),
@@ -88,11 +93,27 @@ MISTAKES = {
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def museum() -> tuple[str, Launcher]:
+    """All mistakes in one kernel, which fa_args::H chooses from; `// here` is followed by the mistake's number."""
+    body, launches = "", ""
+    for i, (mistake, shape, _) in enumerate(MISTAKES.values()):
+        body += f"if (a.H == {i}) {{\n{mistake.replace('// here', f'// here {i}.')}\n}}\n"
+        launches += f"  if (a.H == {i}) kernel<<<{shape}>>>(a);\n"
+    source = program(body, launch=launches)
+    return source, build(source)
+
+
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_mistake_is_reported(mistake):
-    body, shape, words = MISTAKES[mistake]
-    report = failure(body, shape=shape, Q=torch.zeros(32 - 1))
-    assert words in report
+def test_mistake_is_reported(mistake, museum):
+    source, launcher = museum
+    number = list(MISTAKES).index(mistake)
+    with pytest.raises(KernelError) as caught:
+        launch(launcher, torch.zeros(32), H=number, Q=torch.zeros(32 - 1))
+    assert MISTAKES[mistake][2] in str(caught.value)
+    if f"// here {number}." in source:
+        assert f"{FILE}:{line_of(source, f'// here {number}.')}: " in str(caught.value)
+    assert run("out[threadIdx.x] = 7;").tolist() == [7.0] * 32
 
 
 def test_out_of_bounds_store_never_happens():
@@ -111,7 +132,8 @@ def test_columns_between_the_rows_of_a_view_are_not_the_views():
     body = "for (int r = 0; r < 4; ++r) out[r * 24 + threadIdx.x] = r;"
     launch(build(program(body, "1, 8")), packed[:, 8:16])
     assert packed.sum() == 8 * 6 and packed[:, 8:16].sum() == 8 * 6
-    assert "thread 8 of block 0" in failure(body, packed[:, 8:16])
+    report = failure(body, packed[:, 8:16], shape="1, 9")
+    assert "thread 8 of block 0 writes 4 bytes at O + 32 bytes, between two rows of that view" in report
 
 
 def test_overlapping_views_are_told_apart():
@@ -326,6 +348,17 @@ def test_untranslatable_source_is_a_compile_error_with_its_line():
 
 
 def test_a_fault_outside_of_kernels_is_left_to_others():
-    previous = signal.getsignal(signal.SIGFPE)
-    run("out[0] = 1;")
-    assert signal.getsignal(signal.SIGFPE) is previous
+    program = f"""
+import ctypes, sys, threading, torch
+sys.path.append({str(FOLDER)!r})
+import emulated
+good, endless = (emulated.build(emulated.program(body)) for body in ("out[0] = 1;", "while (true) {{}}"))
+emulated.launch(good, torch.zeros(1))
+if sys.argv[1] == "during":
+    threading.Thread(target=emulated.launch, args=(endless, torch.zeros(1)), daemon=True).start()
+    import time; time.sleep(0.5)
+ctypes.string_at(8)
+"""
+    for when in ("after", "during"):
+        command = [sys.executable, "-c", program, when]
+        assert subprocess.run(command, timeout=60, cwd=FOLDER.parent).returncode == -signal.SIGSEGV

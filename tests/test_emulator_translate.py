@@ -84,8 +84,9 @@ def test_macro_bodies_are_translated():
     assert "::emu::Shape" in translate("#define GO(k) \\\n  k<<<1, 2>>>(3)\n")
 
 
-def test_printf_of_the_device_but_not_of_std():
-    assert translate('printf("x"); std::printf("x"); a.printf();') == '::emu::print("x"); std::printf("x"); a.printf();'
+def test_functions_of_the_c_library_that_the_runtime_must_see():
+    assert translate('printf("x"); a.printf(); n::printf();') == '::emu::print("x"); a.printf(); n::printf();'
+    assert translate("std::memcpy(a, b, 4);") == "::emu::copy(a, b, 4);"
 
 
 def test_lines_stay_where_they_were():

@@ -206,3 +206,22 @@ def test_blocks_run_on_several_os_threads():
     launcher = build(program(body, "2, 1"))
     launcher.threads, launcher.timeout = 2, 20
     assert launch(launcher, torch.zeros(2), K=torch.zeros(2, dtype=torch.int32)).tolist() == [1, 1]
+
+
+def test_a_launch_deduces_the_arguments_of_a_kernel_template():
+    before = "template <class T> __global__ void __launch_bounds__(64) fill(T* x, T value) { x[threadIdx.x] = value; }"
+    launcher = "  fill<<<1, 8>>>(static_cast<float*>(a.O), 3.0f);"
+    assert launch(build(program("", before=before, launch=launcher)), torch.zeros(8)).tolist() == [3.0] * 8
+
+
+def test_a_launch_through_a_pointer_converts_its_arguments():
+    before = "template <int d> __global__ void fill(const float* x, float* y, long long n) { y[threadIdx.x] = x ? 0 : n * d; }"
+    launcher = "  auto kernel = fill<5>; kernel<<<1, 8>>>(0, static_cast<float*>(a.O), 2);"
+    assert launch(build(program("", before=before, launch=launcher)), torch.zeros(8)).tolist() == [10.0] * 8
+
+
+def test_memcpy_and_memset_are_checked_and_counted():
+    body = "float x[4]; memcpy(x, in + 1, 12); std::memcpy(out, x, 12); memset(out + 3, 0, 4);"
+    launcher = build(program(body, "1, 1"))
+    assert launch(launcher, torch.ones(4), Q=torch.arange(4.0)).tolist() == [1, 2, 3, 0]
+    assert launcher.counters == {"O": (0, 16), "Q": (12, 0)}

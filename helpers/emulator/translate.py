@@ -22,7 +22,14 @@ TOKEN = re.compile(
 )
 BRACKETS, CLOSING = ("(", "[", "{"), (")", "]", "}")
 DEFINE = re.compile(r"([ \t]*#[ \t]*define[ \t]+\w+)(.*)", re.DOTALL)
-SIMPLE = {"__noinline__": "__attribute__((noinline))", "printf": "::emu::print"}
+# Names that stand for something else, except after '.', '->' and '::'; the C library's also as std::name.
+SIMPLE = {
+    "__noinline__": "__attribute__((noinline))",
+    "printf": "::emu::print",
+    "memcpy": "::emu::copy",
+    "memmove": "::emu::move",
+    "memset": "::emu::fill",
+}
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"](fa/[^>"]+)[>"][^\n]*$', re.MULTILINE)
 PRAGMA_ONCE = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+once[^\n]*$", re.MULTILINE)
 
@@ -62,6 +69,7 @@ class Translation:
         self.tokens = tokens(text)
         self.code = [i for i, t in enumerate(self.tokens) if t.kind not in ("space", "comment", "directive")]
         self.declared = 0
+        self.templates: set[str] = set()
 
     def text(self, k: int) -> str:
         return self.tokens[self.code[k]].text if 0 <= k < len(self.code) else ""
@@ -119,12 +127,35 @@ class Translation:
                 k = self.shared(k)
             elif text in ("asm", "__asm__", "__asm"):
                 k = self.inline_ptx(k)
-            elif text in SIMPLE and self.text(k - 1) not in (".", "->", "::"):
-                self.put(k, SIMPLE[text])
+            elif text in SIMPLE:
+                self.rename(k)
+            elif text == "__global__":
+                self.note_template(k)
             k += 1
         return "".join(t.out for t in self.tokens)
 
+    def rename(self, k: int) -> None:
+        before = self.text(k - 1)
+        if before == "::" and self.text(k - 2) == "std":
+            self.blank(k - 2, k)
+        elif before in (".", "->", "::"):
+            return
+        self.put(k, SIMPLE[self.text(k)])
+
     # ---- kernel<<<grid, block, bytes, stream>>>(arguments)
+
+    def note_template(self, k: int) -> None:
+        """Remembers the name of a kernel template: a launch without all its arguments deduces them."""
+        begin = k
+        while self.text(begin - 1) not in ("", ";", "}", "{"):
+            begin -= 1
+        if "template" not in (self.text(j) for j in range(begin, k)):
+            return
+        while not (self.text(k + 1) == "(" and self.text(k) not in ("__launch_bounds__", "__maxnreg__", "alignas")):
+            k = self.closing(k) + 1 if self.text(k) in BRACKETS else k + 1
+            if k >= len(self.code):
+                return
+        self.templates.add(self.text(k))
 
     def launch(self, k: int) -> None:
         begin = self.callee(k)
@@ -139,7 +170,10 @@ class Translation:
             end += 1
         if self.text(end + 3) != "(":
             raise self.error(end, "'>>>' must be followed by the kernel's arguments")
-        self.put(begin, f'::emu::prepare("{name}", {self.text(begin)}')
+        kernel = self.text(begin)
+        if k - begin == 1 and kernel in self.templates:
+            kernel = f"[=](auto... emu_p) {{ {kernel}(emu_p...); }}"
+        self.put(begin, f'::emu::prepare("{name}", {kernel}')
         self.put(k, ", ::emu::Shape(")
         self.put(end, "))")
         self.blank(end + 1, end + 3)

@@ -105,19 +105,18 @@ int release(void* pointer) {
 
 // ---- ends and prints
 
-void trap(Site site) { fail("trap", 719, 0, site, "%s executes __trap()", describe(worker->current).c_str()); }
+void trap(Site site) { fail("trap", 719, 0, site, "executes __trap()"); }
 
 void assertion_failed(const char* expression, Site site) {
   if (worker == nullptr || worker->current == nullptr) {
     fprintf(stderr, "%s:%d: assertion `%s' failed\n", site.file, site.line, expression);
     abort();
   }
-  fail("assertion", 710, 0, site, "%s fails the assertion `%s`", describe(worker->current).c_str(), expression);
+  fail("assertion", 710, 0, site, "fails the assertion `%s`", expression);
 }
 
 void unsupported(Site site) {
-  fail("unsupported", 801, 0, site, "%s executes %s, which the emulator doesn't know", describe(worker->current).c_str(),
-       site.what);
+  fail("unsupported", 801, 0, site, "executes %s, which the emulator doesn't know", site.what);
 }
 
 uint64_t clock() {

@@ -150,8 +150,8 @@ void rendezvous(unsigned mask, void* operand, Combine combine, Site site) {
   const unsigned bit = 1u << t->number % kWarp;
   Warp& warp = w->warp[t->number / kWarp];
   if (!(mask & bit))
-    fail("mask", 719, 0, site, "%s calls %s with the mask 0x%08x, which doesn't name its own lane %u",
-         describe(t).c_str(), site.what, mask, t->number % kWarp);
+    fail("mask", 719, 0, site, "calls %s with the mask 0x%08x, which doesn't name its own lane %u",
+         site.what, mask, t->number % kWarp);
   Gathering* g = warp.gathering;
   Gathering* const end = g + warp.gatherings;
   while (g != end && !(g->mask == mask && g->combine == combine && same(g->site, site))) ++g;
@@ -218,15 +218,15 @@ void* static_shared(const void* key, size_t bytes, size_t alignment, const char*
   const uintptr_t pc = reinterpret_cast<uintptr_t>(__builtin_return_address(0));
   w->static_bytes += bytes;
   if (w->static_bytes > kStaticShared || w->arrays == std::size(w->array))
-    fail("shared memory", 1, pc, site, "the kernel declares %zu bytes of static shared memory; %zu are allowed",
+    fail("shared memory", 1, pc, site, "comes to %zu bytes of static shared memory; %zu are allowed",
          w->static_bytes, kStaticShared);
   if (w->static_bytes + w->dynamic_bytes > kSharedOptIn)
-    fail("shared memory", 1, pc, site, "the kernel uses %zu bytes of static and %zu of dynamic shared memory; %zu are allowed in all",
+    fail("shared memory", 1, pc, site, "comes to %zu bytes of static and %zu of dynamic shared memory; %zu are allowed in all",
          w->static_bytes, w->dynamic_bytes, kSharedOptIn);
   const size_t offset = (w->static_top + alignment - 1) / alignment * alignment;
   w->static_top = (offset + bytes + 2 * kGap - 1) / kGap * kGap;  // a gap, then the next array, in bank 0
   if (w->static_top > kStaticArena)
-    fail("shared memory", 1, pc, site, "%u aligned shared arrays don't fit the emulator's arena of %zu bytes",
+    fail("shared memory", 1, pc, site, "comes to a shared array, its %uth, that doesn't fit the emulator's arena of %zu bytes",
          w->arrays + 1, kStaticArena);
   w->array[w->arrays++] = {key, name, offset, bytes};
   poison(w, offset, bytes);

@@ -77,7 +77,7 @@ void restore_signals() {
 // ---- the grid
 
 static std::vector<std::unique_ptr<Worker>> workers;  // kept from launch to launch with their stacks
-static std::vector<pthread_t> running;                // guarded by session.lock
+static std::set<pthread_t> running;                   // OS threads that a stop may signal; guarded by session.lock
 
 static void finish(Worker* w) {
   Run& run = *w->run;
@@ -112,6 +112,10 @@ static void work(Worker* w) {
   alternate.ss_sp = w->signal_stack;
   alternate.ss_size = kSignalStack;
   sigaltstack(&alternate, &before);
+  {
+    std::lock_guard<std::mutex> hold(session.lock);
+    running.insert(pthread_self());
+  }
   Run& run = *w->run;
   for (;;) {
     const uint64_t block = run.next++;
@@ -119,15 +123,19 @@ static void work(Worker* w) {
     run_block(w, block);
     finish(w);
   }
+  {
+    std::lock_guard<std::mutex> hold(session.lock);
+    running.erase(pthread_self());
+  }
   sigaltstack(&before, nullptr);
   worker = nullptr;
 }
 
-static void find_module(Run& run, const void* kernel) {
+static void find_module(Run& run, const void* code) {
   struct Search {
     uintptr_t inside;
     Run* run;
-  } search{reinterpret_cast<uintptr_t>(kernel), &run};
+  } search{reinterpret_cast<uintptr_t>(code), &run};
   dl_iterate_phdr(
       [](dl_phdr_info* info, size_t, void* data) {
         Search& s = *static_cast<Search*>(data);
@@ -181,7 +189,7 @@ void launch(const Launch& l) {
   run.blocks = uint64_t(l.grid[0]) * l.grid[1] * l.grid[2];
   run.threads = l.block[0] * l.block[1] * l.block[2];
   run.limit = run.blocks;
-  find_module(run, l.kernel);
+  find_module(run, reinterpret_cast<const void*>(l.call));
   session.run = &run;
 
   const size_t count = size_t(std::min<uint64_t>(session.os_threads, run.blocks));
@@ -194,13 +202,10 @@ void launch(const Launch& l) {
     w->grid_packed = l.grid[0] | uint64_t(l.grid[1]) << 32 | uint64_t(l.grid[2]) << 48;
     w->counter.assign(session.regions.size(), {});
     threads.emplace_back(work, w);
-    std::lock_guard<std::mutex> hold(session.lock);
-    running.push_back(threads.back().native_handle());
   }
   for (std::thread& t : threads) t.join();
   {
     std::lock_guard<std::mutex> hold(session.lock);
-    running.clear();
     session.run = nullptr;
   }
   for (size_t i = 0; i < count; ++i) add_counters(workers[i].get());

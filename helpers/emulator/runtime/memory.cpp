@@ -20,46 +20,17 @@ StaticArray shared_array(const Worker* w, size_t offset) {
 
 const char* verb(bool write) { return write ? "writes" : "reads"; }
 
-[[noreturn]] void out_of_bounds(const Worker* w, uintptr_t address, size_t bytes, bool write, uintptr_t pc, Site site) {
-  const std::string who = describe(w->current);
-  if (address < kNull)
-    fail("null pointer", 700, pc, site, "%s %s %zu bytes through a null pointer (address 0x%zx)", who.c_str(),
-         verb(write), bytes, size_t(address));
-  if (w->stacks.guards(reinterpret_cast<void*>(address)))
-    fail("stack overflow", 719, pc, site, "%s has used up its stack of %zu KB", who.c_str(), kStackBytes >> 10);
-  // The nearest tensor is the one that was meant.
-  const Region* nearest = nullptr;
-  uint64_t distance = UINT64_MAX;
-  bool past = false;
-  for (const Region& r : session.regions) {
-    const uintptr_t begin = reinterpret_cast<uintptr_t>(r.base), end = begin + r.bytes;
-    const uint64_t d = address + bytes > end && address >= begin ? address + bytes - end : address < begin ? begin - address : UINT64_MAX;
-    if (d < distance) nearest = &r, distance = d, past = address >= begin;
-  }
-  if (nearest != nullptr && distance < (64u << 20)) {
-    const uintptr_t end = reinterpret_cast<uintptr_t>(nearest->base) + nearest->bytes;
-    if (past)
-      fail("out of bounds", 700, pc, site, "%s %s %zu bytes at %s + %zu bytes, %zu past its end (it has %zu bytes)", who.c_str(),
-           verb(write), bytes, nearest->name, size_t(address - reinterpret_cast<uintptr_t>(nearest->base)),
-           size_t(address + bytes - end), size_t(nearest->bytes));
-    fail("out of bounds", 700, pc, site, "%s %s %zu bytes, %zu bytes before the start of %s", who.c_str(), verb(write),
-         bytes, size_t(distance), nearest->name);
-  }
-  fail("out of bounds", 700, pc, site, "%s %s %zu bytes at address 0x%zx, which belongs to no tensor", who.c_str(),
-       verb(write), bytes, size_t(address));
-}
-
 void shared_access(Worker* w, size_t offset, size_t bytes, bool write, uintptr_t pc, Site site) {
   const StaticArray array = shared_array(w, offset);
   const size_t at = offset - array.offset;
   if (at + bytes > array.bytes)
-    fail("out of bounds", 700, pc, site, "%s %s %zu bytes at %s + %zu bytes, %zu past its end (it has %zu bytes)",
-         describe(w->current).c_str(), verb(write), bytes, array.name, at, at + bytes - array.bytes, array.bytes);
+    fail("out of bounds", 700, pc, site, "%s %zu bytes at %s + %zu bytes, %zu past its end (it has %zu bytes)",
+         verb(write), bytes, array.name, at, at + bytes - array.bytes, array.bytes);
   if (write)
     memset(w->written + offset, 1, bytes);
   else if (memchr(w->written + offset, 0, bytes) != nullptr)
-    fail("uninitialised shared memory", 719, pc, site, "%s reads %zu bytes at %s + %zu bytes, which nobody has written",
-         describe(w->current).c_str(), bytes, array.name, at);
+    fail("uninitialised shared memory", 719, pc, site, "reads %zu bytes at %s + %zu bytes, which nobody has written", bytes,
+         array.name, at);
 }
 
 // A strided view owns only the rows it strides over; what lies between them is its neighbour's.
@@ -73,14 +44,54 @@ bool between_rows(const Region& r, uint64_t offset) {
   return offset >= r.item;
 }
 
+// The kernel's constants and __device__ variables, its parameters, and what its launcher got from cudaMalloc.
+bool known_elsewhere(Worker* w, uintptr_t address, size_t bytes) {
+  const Run& run = *w->run;
+  if (address - run.module_begin < run.module_end - run.module_begin) return true;
+  if (address - reinterpret_cast<uintptr_t>(run.launch->arguments) < run.launch->argument_bytes) return true;
+  for (const auto& [base, size] : session.allocations)  // constant while blocks run
+    if (address - reinterpret_cast<uintptr_t>(base) + bytes <= size) return true;
+  return false;
+}
+
+[[noreturn]] void out_of_bounds(Worker* w, uintptr_t address, size_t bytes, bool write, uintptr_t pc, Site site) {
+  const char* kind = "out of bounds";
+  if (address < kNull)
+    fail("null pointer", 700, pc, site, "%s %zu bytes through a null pointer (address 0x%zx)", verb(write), bytes,
+         size_t(address));
+  for (unsigned i = 0; i < w->threads; ++i)
+    if (address - w->thread[i].stack < kStackBytes)
+      fail(kind, 700, pc, site, "%s %zu bytes of a local variable of thread %u, which only that thread can see",
+           verb(write), bytes, i);
+  // The nearest tensor is the one that was meant.
+  const Region* nearest = nullptr;
+  uint64_t distance = 64 << 20;
+  for (const Region& r : session.regions) {
+    const uintptr_t begin = reinterpret_cast<uintptr_t>(r.base), end = begin + r.bytes;
+    const uint64_t d = address < begin ? begin - address : address + bytes > end ? address + bytes - end : 0;
+    if (d < distance) nearest = &r, distance = d;
+  }
+  if (nearest == nullptr)
+    fail(kind, 700, pc, site, "%s %zu bytes at address 0x%zx, which belongs to no tensor", verb(write), bytes, size_t(address));
+  const uintptr_t base = reinterpret_cast<uintptr_t>(nearest->base);
+  if (address < base)
+    fail(kind, 700, pc, site, "%s %zu bytes, %zu bytes before the start of %s", verb(write), bytes, size_t(distance),
+         nearest->name);
+  if (distance == 0)
+    fail(kind, 700, pc, site, "%s %zu bytes at %s + %zu bytes, between two rows of that view", verb(write), bytes,
+         nearest->name, size_t(address - base));
+  fail(kind, 700, pc, site, "%s %zu bytes at %s + %zu bytes, %zu past its end (it has %zu bytes)", verb(write), bytes,
+       nearest->name, size_t(address - base), size_t(distance), size_t(nearest->bytes));
+}
+
 inline void access(uintptr_t address, size_t bytes, bool write, bool aligned, uintptr_t pc, Site site) {
   Worker* w = worker;
   if (w == nullptr) return;  // host code
   Thread* t = w->current;
   if (t == nullptr || address - t->stack < kStackBytes) return;
   if (aligned && (address & (bytes - 1)) != 0)
-    fail("misaligned", 716, pc, site, "%s %s %zu bytes at address 0x%zx, which is no multiple of %zu", describe(t).c_str(),
-         verb(write), bytes, size_t(address), bytes);
+    fail("misaligned", 716, pc, site, "%s %zu bytes at address 0x%zx, which is no multiple of %zu", verb(write), bytes,
+         size_t(address), bytes);
   const uintptr_t offset = address - reinterpret_cast<uintptr_t>(w->arena);
   if (offset < kArena) return shared_access(w, offset, bytes, write, pc, site);
   for (size_t i = 0; i < session.regions.size(); ++i) {
@@ -91,15 +102,7 @@ inline void access(uintptr_t address, size_t bytes, bool write, bool aligned, ui
     (write ? w->counter[i].written : w->counter[i].read) += bytes;
     return;
   }
-  const Run& run = *w->run;
-  if (address - run.module_begin < run.module_end - run.module_begin) return;
-  if (address - reinterpret_cast<uintptr_t>(run.launch->arguments) < run.launch->argument_bytes) return;
-  {
-    std::lock_guard<std::mutex> hold(session.lock);
-    for (const auto& [base, size] : session.allocations)
-      if (address - reinterpret_cast<uintptr_t>(base) + bytes <= size) return;
-  }
-  out_of_bounds(w, address, bytes, write, pc, site);
+  if (!known_elsewhere(w, address, bytes)) out_of_bounds(w, address, bytes, write, pc, site);
 }
 
 }  // namespace
@@ -133,19 +136,19 @@ void before_atomic(const void* p, unsigned bytes, Site site) {
 
 #define EMU_PC reinterpret_cast<uintptr_t>(__builtin_return_address(0))
 
-void copy(void* to, const void* from, size_t bytes) {
+void* copy(void* to, const void* from, size_t bytes) {
   check_access(from, bytes, false, false, EMU_PC, {});
   check_access(to, bytes, true, false, EMU_PC, {});
-  memcpy(to, from, bytes);
+  return memcpy(to, from, bytes);
 }
-void move(void* to, const void* from, size_t bytes) {
+void* move(void* to, const void* from, size_t bytes) {
   check_access(from, bytes, false, false, EMU_PC, {});
   check_access(to, bytes, true, false, EMU_PC, {});
-  memmove(to, from, bytes);
+  return memmove(to, from, bytes);
 }
-void fill(void* to, int byte, size_t bytes) {
+void* fill(void* to, int byte, size_t bytes) {
   check_access(to, bytes, true, false, EMU_PC, {});
-  memset(to, byte, bytes);
+  return memset(to, byte, bytes);
 }
 
 extern "C" {

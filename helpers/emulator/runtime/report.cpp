@@ -23,8 +23,8 @@ static std::string block_name(const Worker* w) {
   return "block " + coordinates(unsigned(b), unsigned(b >> 32 & 0xffff), unsigned(b >> 48), w->run->launch->grid);
 }
 
-std::string describe(const Thread* t) {
-  const Worker* w = worker;
+// "thread 5 of block (0, 1)"
+static std::string describe(const Worker* w, const Thread* t) {
   return "thread " + coordinates(unsigned(t->index & 0xffff), unsigned(t->index >> 16 & 0xffff), unsigned(t->index >> 32),
                                  w->run->launch->block) + " of " + block_name(w);
 }
@@ -57,14 +57,15 @@ void record(Worker* w, const char* kind, int error, uintptr_t pc, Site site, con
 }
 
 void fail(const char* kind, int error, uintptr_t pc, Site site, const char* format, ...) {
-  char text[4096];
+  Worker* w = worker;
+  ++w->critical;
+  char text[2048];
   va_list arguments;
   va_start(arguments, format);
-  ++worker->critical;
   vsnprintf(text, sizeof text, format, arguments);
   va_end(arguments);
-  record(worker, kind, error, pc, site, text);
-  --worker->critical;
+  record(w, kind, error, pc, site, describe(w, w->current) + " " + text);
+  --w->critical;
   leave_block();
 }
 
@@ -128,8 +129,7 @@ void record_deadlock(Worker* w) {
 void record_fault(Worker* w) {
   const int signal = w->fault_signal;
   w->fault_signal = 0;
-  Thread* t = w->faulted;
-  const std::string who = t == nullptr ? "a thread" : describe(t);
+  const std::string who = describe(w, w->faulted);
   char text[256];
   const char* kind = "fault";
   int error = 719;

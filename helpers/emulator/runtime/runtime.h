@@ -116,7 +116,7 @@ struct Worker {
   std::vector<Counter> counter;
   // faults and stops
   sigjmp_buf escape;
-  volatile sig_atomic_t critical = 0;  // inside code that must not be left by a jump
+  volatile sig_atomic_t critical = 0;  // in code that a stop must not throw out: it may hold a lock
   int fault_signal = 0;
   Thread* faulted = nullptr;
   void* fault_address = nullptr;
@@ -170,10 +170,10 @@ void run_block(Worker*, uint64_t block);
 [[noreturn]] void leave_block();               // from inside a fiber: the block is abandoned
 void wait();                                   // from inside a fiber: until someone makes it ready
 // report.cpp
+// From inside a fiber: "thread 5 of block 0 " and the rest of the sentence; the block ends here.
 [[noreturn]] void fail(const char* kind, int error, uintptr_t pc, Site, const char* format, ...)
     __attribute__((format(printf, 5, 6)));
 void record(Worker*, const char* kind, int error, uintptr_t pc, Site, const std::string& text);
-std::string describe(const Thread*);           // "thread 5 of block (0, 1)"
 void record_deadlock(Worker*);
 void record_fault(Worker*);
 // memory.cpp

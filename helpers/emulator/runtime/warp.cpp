@@ -119,15 +119,14 @@ void combine_nothing(void* const[32]) {}
 }  // namespace
 
 uint64_t shuffle(Shuffle kind, unsigned mask, uint64_t value, int argument, int width, Site site) {
-  const Thread* t = worker->current;
   if (width < 1 || width > int(kWarp) || (width & (width - 1)) != 0)
-    fail("shuffle", 719, 0, site, "%s calls %s with width %d; 1, 2, 4, 8, 16 and 32 are allowed",
-         describe(t).c_str(), site.what, width);
+    fail("shuffle", 719, 0, site, "calls %s with width %d; 1, 2, 4, 8, 16 and 32 are allowed",
+         site.what, width);
   ShuffleLane me{kind, argument, width, value, 0, -1};
   rendezvous(mask, &me, combine_shuffle, site);
   if (me.missing >= 0)
-    fail("shuffle", 719, 0, site, "%s reads lane %d in %s, and that lane takes no part (mask 0x%08x)",
-         describe(t).c_str(), me.missing, site.what, mask);
+    fail("shuffle", 719, 0, site, "reads lane %d in %s, and that lane takes no part (mask 0x%08x)",
+         me.missing, site.what, mask);
   return me.result;
 }
 

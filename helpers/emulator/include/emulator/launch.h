@@ -10,43 +10,30 @@ namespace emu {
 struct Shape {
   dim3 grid, block;
   size_t bytes;
-  Site site;
-  Shape(dim3 grid, dim3 block, size_t bytes = 0, cudaStream_t = nullptr, const char* file = __builtin_FILE(),
-        int line = __builtin_LINE())
-      : grid(grid), block(block), bytes(bytes), site{"launch", file, line} {}
+  Shape(dim3 grid, dim3 block, size_t bytes = 0, cudaStream_t = nullptr) : grid(grid), block(block), bytes(bytes) {}
 };
 
-template <class... P>
-struct Prepared {
-  const char* name;
-  void (*kernel)(P...);
-  Shape shape;
-
-  using Arguments = std::tuple<void (*)(P...), P...>;
-  static void call(const void* arguments) {
-    // By value: every thread has its own copy of the parameters.
+template <class Kernel, class... P>
+void run(const char* name, const void* identity, const Shape& shape, Kernel kernel, P... p) {
+  using Arguments = std::tuple<Kernel, P...>;
+  const Arguments arguments(kernel, p...);
+  const auto call = [](const void* arguments) {  // by value: every thread has its own copy of the parameters
     std::apply([](auto kernel, auto... p) { kernel(p...); }, *static_cast<const Arguments*>(arguments));
-  }
+  };
+  launch({identity, name, {shape.grid.x, shape.grid.y, shape.grid.z}, {shape.block.x, shape.block.y, shape.block.z},
+          shape.bytes, call, &arguments, sizeof arguments});  // its error is what cudaGetLastError gives
+}
 
-  void operator()(P... p) const {
-    const Arguments arguments(kernel, p...);
-    Launch l = {reinterpret_cast<const void*>(kernel),
-                name,
-                {shape.grid.x, shape.grid.y, shape.grid.z},
-                {shape.block.x, shape.block.y, shape.block.z},
-                shape.bytes,
-                call,
-                &arguments,
-                sizeof arguments,
-                shape.site.file,
-                shape.site.line};
-    launch(l);  // its error is what cudaGetLastError gives
-  }
-};
-
+// Arguments are converted to the kernel's parameters before the launch, as CUDA does.
 template <class... P>
-Prepared<P...> prepare(const char* name, void (*kernel)(P...), Shape shape) {
-  return {name, kernel, shape};
+auto prepare(const char* name, void (*kernel)(P...), Shape shape) {
+  return [=](P... p) { run(name, reinterpret_cast<const void*>(kernel), shape, kernel, p...); };
+}
+
+// A template whose arguments the launch deduces comes as a lambda that calls it.
+template <class F>
+auto prepare(const char* name, F kernel, Shape shape) {
+  return [=](auto... p) { run(name, nullptr, shape, kernel, p...); };
 }
 
 // A variable, as the one member of Holder, at the same place for all threads of the block.

@@ -49,9 +49,10 @@ uint32_t shared_address(const void* generic);  // what ld.shared would take
 // Before an atomic: checks the access, and holds the block back until every lower block has finished, so that
 // sums in global memory come out in one order, and the same to the last bit, on any number of cores.
 void before_atomic(const void* address, unsigned bytes, Site);
-void copy(void* to, const void* from, size_t bytes);
-void fill(void* to, int byte, size_t bytes);
-void move(void* to, const void* from, size_t bytes);
+// memcpy, memset, memmove
+void* copy(void* to, const void* from, size_t bytes);
+void* fill(void* to, int byte, size_t bytes);
+void* move(void* to, const void* from, size_t bytes);
 
 // ---- ends
 [[noreturn]] void trap(Site);
@@ -63,15 +64,13 @@ int print(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
 // ---- launches
 struct Launch {
-  const void* kernel;
+  const void* kernel;                 // its identity, for cudaFuncSetAttribute
   const char* name;
   uint32_t grid[3], block[3];
   size_t dynamic_shared;
   void (*call)(const void* arguments);  // runs the kernel's body for the thread that calls it
   const void* arguments;
   size_t argument_bytes;
-  const char* file;
-  int line;
 };
 void launch(const Launch&);
 
