@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import CompileError
-from .toolkit import Toolkit, compiler_version, find_compiler
+from .toolkit import Toolkit, compiler_version, find_compiler, find_ninja
 
 STALE_SECONDS = 3600  # a build folder this old belongs to a process that was killed
 TELL_AFTER = 1.0  # seconds of silence before a build says what it is doing
@@ -151,11 +151,10 @@ def _cudart_folder(toolkit: Toolkit) -> Path:
 @contextlib.contextmanager
 def _environment(toolkit: Toolkit | None) -> Iterator[None]:
     """ninja on PATH (a kernel of an unactivated venv doesn't have it) and torch's idea of CUDA_HOME, for one build."""
-    import ninja
     from torch.utils import cpp_extension
 
     path, home = os.environ.get("PATH", ""), cpp_extension.CUDA_HOME
-    os.environ["PATH"] = f"{ninja.BIN_DIR}{os.pathsep}{path}"
+    os.environ["PATH"] = f"{find_ninja()}{os.pathsep}{path}"
     if toolkit:
         cpp_extension.CUDA_HOME = str(toolkit.home)
     try:

@@ -80,7 +80,7 @@ def seconds(times: Mapping[str, float], title: str) -> Figure:
     figure, (ax,) = canvas(7.4, 0.9 + 0.5 * len(times), title=title)
     values = list(times.values())
     low = 10.0 ** np.floor(np.log10(min(values)) - 0.3)
-    for k, (name, value) in enumerate(times.items()):
+    for k, value in enumerate(times.values()):
         ax.barh(k, value - low, 0.6, left=low, color=BLUE if k else SAND, edgecolor=INK, hatch="" if k else "///")
         ax.text(value * 1.12, k, f"{value:.3g} s", va="center", fontsize=9)
     ax.set_xscale("log")
@@ -192,7 +192,7 @@ def exp_ranges(formats: Mapping[str, tuple[float, float]]) -> Figure:
     figure, (ax,) = canvas(
         8.2, 0.9 + 0.55 * len(formats), title="Where exp(x) is a number: left of a bar 0, right of it inf"
     )
-    for k, (name, (low, high)) in enumerate(formats.items()):
+    for k, (low, high) in enumerate(formats.values()):
         ax.barh(k, high - low, 0.5, left=low, color=SHADES[2], edgecolor=INK, linewidth=0.8)
         ax.text(low - 2, k, f"{low:.1f}", ha="right", va="center", fontsize=9)
         ax.text(high + 2, k, f"{high:.1f}", ha="left", va="center", fontsize=9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -107,6 +108,18 @@ def find_compiler() -> str:
         if name and (found := shutil.which(name)):
             return found
     raise ToolkitError("no C++ compiler found: install one (Debian, Ubuntu: `apt install g++`), or name yours in CXX")
+
+
+def find_ninja() -> Path:
+    """The folder of ninja, which load_inline calls: pip's package, which an unactivated environment doesn't have on
+    PATH, else PATH. Raises ToolkitError if there is none."""
+    if importlib.util.find_spec("ninja"):
+        import ninja
+
+        return Path(ninja.BIN_DIR)
+    if found := shutil.which("ninja"):
+        return Path(found).parent
+    raise ToolkitError("no ninja found: `pip install ninja`, or `make lab`, which installs all of pyproject.toml")
 
 
 @cache

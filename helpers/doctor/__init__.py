@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from .. import kernel
 from ..ladder import KERNELS, Rung, rungs
-from ..toolkit import ToolkitError, compiler_version, find_compiler, matching_toolkit
+from ..toolkit import ToolkitError, compiler_version, find_compiler, find_ninja, matching_toolkit
 
 NOTEBOOKS = KERNELS.parent / "notebooks"
 
@@ -66,7 +66,7 @@ def doctor() -> Report:
         *_gpu(),
         _attempt("nvcc", _nvcc),
         _attempt("C++ compiler", lambda: compiler_version(find_compiler())),
-        _ninja(),
+        _attempt("ninja", _ninja),
     ]
     return Report(tuple(findings), tuple(_lane(path.stem) for path in sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))))
 
@@ -112,14 +112,9 @@ def _nvcc() -> str:
     return f"{toolkit.version}, found by {toolkit.found_by}"
 
 
-def _ninja() -> Finding:
-    try:
-        import ninja
-    except ImportError:
-        return Finding(
-            "ninja", "missing", "`pip install ninja`, or `make lab`, which installs all there is in pyproject.toml"
-        )
-    return Finding("ninja", ninja.__version__)
+def _ninja() -> str:
+    said = subprocess.run([find_ninja() / "ninja", "--version"], capture_output=True, text=True, check=False)
+    return said.stdout.strip()
 
 
 def _lane(stem: str) -> Lane:
