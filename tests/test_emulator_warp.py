@@ -1,6 +1,5 @@
 """Warp instructions, barriers, shared memory and atomics: what each thread gets, worked out by hand."""
 
-import pytest
 import torch
 from emulated import build, launch, program, run
 
@@ -8,32 +7,27 @@ LANE = torch.arange(32)
 FULL = "0xffffffffu"
 
 
-def shuffled(call: str, shape: str = "1, 32") -> list[int]:
-    return run(f"const int v = threadIdx.x + 100; out[threadIdx.x] = {call};", shape=shape).int().tolist()
-
-
-@pytest.mark.parametrize("width", [1, 2, 4, 8, 16, 32])
-def test_shuffles_of_every_width(width):
-    first = LANE // width * width
-    for d in (0, 1, 3):
-        source = torch.stack(
-            [
+def test_shuffles_of_every_width():
+    calls, wanted = [], []
+    for width in (1, 2, 4, 8, 16, 32):
+        first = LANE // width * width
+        for d in (0, 1, 3):
+            calls += [
+                f"__shfl{kind}_sync({FULL}, threadIdx.x + 100, {d}, {width})" for kind in ("", "_up", "_down", "_xor")
+            ]
+            wanted += [
                 first + d % width,
                 torch.where(LANE - d >= first, LANE - d, LANE),
                 torch.where(LANE + d < first + width, LANE + d, LANE),
                 torch.where((LANE ^ d) < first + width, LANE ^ d, LANE),
             ]
-        )
-        body = "\n".join(
-            f"out[{32 * i} + threadIdx.x] = __shfl{kind}_sync({FULL}, threadIdx.x + 100, {d}, {width});"
-            for i, kind in enumerate(["", "_up", "_down", "_xor"])
-        )
-        assert torch.equal(run(body, 128).int().view(4, 32), source.int() + 100)
+    body = "\n".join(f"out[{32 * i} + threadIdx.x] = {call};" for i, call in enumerate(calls))
+    assert torch.equal(run(body, 32 * len(calls)).int().view(-1, 32), torch.stack(wanted).int() + 100)
 
 
 def test_shuffle_index_wraps_around():
-    assert shuffled(f"__shfl_sync({FULL}, v, 35)") == [103] * 32
-    assert shuffled(f"__shfl_sync({FULL}, v, -1)") == [131] * 32
+    body = f"out[threadIdx.x] = __shfl_sync({FULL}, threadIdx.x, 35) + 100 * __shfl_sync({FULL}, threadIdx.x, -1);"
+    assert run(body).int().tolist() == [3103] * 32
 
 
 def test_butterfly_sum_of_a_warp():
@@ -43,13 +37,11 @@ def test_butterfly_sum_of_a_warp():
     assert run(body).tolist() == [31 * 16] * 32
 
 
-@pytest.mark.parametrize(
-    "value", ["double(threadIdx.x)", "__floats2half2_rn(threadIdx.x, 0)", "(long long)threadIdx.x"]
-)
-def test_shuffles_move_up_to_eight_bytes(value):
-    unpack = "__low2float(v)" if "half2" in value else "float(v)"
-    body = f"auto v = __shfl_down_sync({FULL}, {value}, 1); out[threadIdx.x] = {unpack};"
-    assert run(body).int().tolist() == [*range(1, 32), 31]
+def test_shuffles_move_up_to_eight_bytes():
+    body = f"""const int t = threadIdx.x;
+    out[t] = __shfl_down_sync({FULL}, double(t), 1) + __shfl_down_sync({FULL}, (long long)t << 33, 1) / (1ll << 33)
+        + __high2float(__shfl_down_sync({FULL}, __floats2half2_rn(0, t), 1));"""
+    assert run(body).int().tolist() == [*range(3, 96, 3), 93]
 
 
 def test_votes():
@@ -166,16 +158,16 @@ ATOMICS = {
 }
 
 
-@pytest.mark.parametrize("kind", ATOMICS)
-def test_atomics_return_the_old_value_and_store_the_new(kind):
-    cases = ATOMICS[kind]
+def test_atomics_return_the_old_value_and_store_the_new():
+    cases = [(kind, call, new) for kind, calls in ATOMICS.items() for call, new in calls.items()]
     body = "\n".join(
-        f"{{ __shared__ {kind} x; x = static_cast<{kind}>(12); const auto old = atomic{call}; out[{2 * i}] = float(old); out[{2 * i + 1}] = float(x); }}"
-        for i, call in enumerate(cases)
+        f"{{ __shared__ {kind} x; x = static_cast<{kind}>(12);\n"
+        f"const auto old = atomic{call}; out[{2 * i}] = float(old); out[{2 * i + 1}] = float(x); }}"
+        for i, (kind, call, _) in enumerate(cases)
     )
     out = run(body, 2 * len(cases), shape="1, 1").view(-1, 2)
     assert out[:, 0].tolist() == [12] * len(cases)
-    assert out[:, 1].tolist() == list(cases.values())
+    assert out[:, 1].tolist() == [new for _, _, new in cases]
 
 
 def test_float_sums_over_blocks_are_the_same_to_the_last_bit():
