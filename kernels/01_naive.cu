@@ -6,8 +6,8 @@
 // outputs:   O (B,H,Nq,D) fp32, LSE (B,H,Nq) fp32
 // dtypes:    fp32
 // workspace: S (B,H,Nq,Nk) fp32; P (B,H,Nq,Nk) fp32
-// tiles:     scores, output: one thread per element, blocks of 16 x 16
-//            softmax: one warp per row, 4 rows per block
+// tiles:     scores, output: one thread per element, threads=256 (16 x 16)
+//            softmax: one warp per row, threads=128
 // arch:      sm_75
 // paper:     FlashAttention, Algorithm 0 (arXiv 2205.14135)
 // speed:     not measured yet

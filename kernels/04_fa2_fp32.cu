@@ -10,9 +10,9 @@
 // outputs:   O (B,H,Nq,D) fp32, LSE (B,H,Nq) fp32
 // dtypes:    fp32
 // D:         32, 64, 128
-// tiles:     D=32:  Br=256 Bc=32  slabs of 16, threads=128 smem=59 KB
-//            D=64:  Br=128 Bc=64  slabs of 32, threads=128 smem=84 KB
-//            D=128: Br=64  Bc=128 slabs of 16, threads=128 smem=84 KB
+// tiles:     D=32:  Br=256 Bc=32  slabs of 16, threads=128 smem=58 KB CTAs/SM=2
+//            D=64:  Br=128 Bc=64  slabs of 32, threads=128 smem=84 KB CTAs/SM=2
+//            D=128: Br=64  Bc=128 slabs of 16, threads=128 smem=84 KB CTAs/SM=2
 // arch:      sm_80
 // paper:     FlashAttention-2, Algorithm 1 (arXiv 2307.08691)
 // speed:     not measured yet

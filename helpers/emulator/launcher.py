@@ -241,10 +241,11 @@ class Arena:
         at = self.GAP + (-self.memory.data_ptr()) % 256
         self.copies = {}
         for name, t in tensors.items():
+            at += t.data_ptr() % 16  # a view that starts off a 16-byte boundary does so here too
             place = self.memory[at : at + spans[name]].view(t.dtype)
             self.copies[name] = place.as_strided(t.shape, t.stride(), place.storage_offset())
             _copy(self.copies[name], t)
-            at += -(-spans[name] // 256) * 256 + self.GAP
+            at += -(-spans[name] // 256) * 256 + self.GAP - t.data_ptr() % 16
 
     def redirect(self, args: ctypes.Structure) -> ctypes.Structure:
         """A copy of ``args`` that points at the copies."""
