@@ -337,7 +337,7 @@ def test_what_was_printed_before_a_fault_is_shown(capfd):
 
 def test_compile_error_names_the_readers_line():
     source = program("out[0] = 1;\nflaot x = 2; // here")
-    with pytest.raises(CompileError, match=rf"{FILE}:{line_of(source)}:\d+: error: .flaot. was not declared"):
+    with pytest.raises(CompileError, match=rf"{FILE}:{line_of(source)}:\d+: error: .*flaot"):
         build(source)
 
 

@@ -26,9 +26,9 @@ DEFINE = re.compile(r"([ \t]*#[ \t]*define[ \t]+\w+)(.*)", re.DOTALL)
 SIMPLE = {
     "__noinline__": "__attribute__((noinline))",
     "printf": "::emu::print",
-    "memcpy": "::emu::copy",
-    "memmove": "::emu::move",
-    "memset": "::emu::fill",
+    "memcpy": "::emu::__tsan_memcpy",
+    "memmove": "::emu::__tsan_memmove",
+    "memset": "::emu::__tsan_memset",
 }
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"](fa/[^>"]+)[>"][^\n]*$', re.MULTILINE)
 PRAGMA_ONCE = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+once[^\n]*$", re.MULTILINE)

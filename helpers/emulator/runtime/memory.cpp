@@ -136,21 +136,6 @@ void before_atomic(const void* p, unsigned bytes, Site site) {
 
 #define EMU_PC reinterpret_cast<uintptr_t>(__builtin_return_address(0))
 
-void* copy(void* to, const void* from, size_t bytes) {
-  check_access(from, bytes, false, false, EMU_PC, {});
-  check_access(to, bytes, true, false, EMU_PC, {});
-  return memcpy(to, from, bytes);
-}
-void* move(void* to, const void* from, size_t bytes) {
-  check_access(from, bytes, false, false, EMU_PC, {});
-  check_access(to, bytes, true, false, EMU_PC, {});
-  return memmove(to, from, bytes);
-}
-void* fill(void* to, int byte, size_t bytes) {
-  check_access(to, bytes, true, false, EMU_PC, {});
-  return memset(to, byte, bytes);
-}
-
 extern "C" {
 
 #define EMU_CALLBACKS(n)                                                                                            \
@@ -173,6 +158,21 @@ EMU_CALLBACKS(16)
 
 void __tsan_read_range(void* p, unsigned long n) { check_access(p, n, false, false, EMU_PC, {}); }
 void __tsan_write_range(void* p, unsigned long n) { check_access(p, n, true, false, EMU_PC, {}); }
+// What clang calls for memcpy and its kin, and translate.py for either compiler.
+void* __tsan_memcpy(void* to, const void* from, size_t n) {
+  check_access(from, n, false, false, EMU_PC, {});
+  check_access(to, n, true, false, EMU_PC, {});
+  return memcpy(to, from, n);
+}
+void* __tsan_memmove(void* to, const void* from, size_t n) {
+  check_access(from, n, false, false, EMU_PC, {});
+  check_access(to, n, true, false, EMU_PC, {});
+  return memmove(to, from, n);
+}
+void* __tsan_memset(void* to, int byte, size_t n) {
+  check_access(to, n, true, false, EMU_PC, {});
+  return memset(to, byte, n);
+}
 void __tsan_init() {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}

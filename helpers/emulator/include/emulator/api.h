@@ -140,25 +140,25 @@ inline cudaError_t cudaFree(void* p) { return cudaError_t(emu::release(p)); }
 inline cudaError_t cudaMallocAsync(void** p, size_t bytes, cudaStream_t) { return cudaMalloc(p, bytes); }
 inline cudaError_t cudaFreeAsync(void* p, cudaStream_t) { return cudaFree(p); }
 inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
-  emu::copy(to, from, bytes);
+  emu::__tsan_memcpy(to, from, bytes);
   return cudaSuccess;
 }
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t = nullptr) {
-  emu::copy(to, from, bytes);
+  emu::__tsan_memcpy(to, from, bytes);
   return cudaSuccess;
 }
 inline cudaError_t cudaMemset(void* p, int byte, size_t bytes) {
-  emu::fill(p, byte, bytes);
+  emu::__tsan_memset(p, byte, bytes);
   return cudaSuccess;
 }
 inline cudaError_t cudaMemsetAsync(void* p, int byte, size_t bytes, cudaStream_t = nullptr) {
-  emu::fill(p, byte, bytes);
+  emu::__tsan_memset(p, byte, bytes);
   return cudaSuccess;
 }
 template <class T>
 inline cudaError_t cudaMemcpyToSymbol(T& symbol, const void* from, size_t bytes, size_t offset = 0,
                                       cudaMemcpyKind = cudaMemcpyHostToDevice) {
-  emu::copy(reinterpret_cast<char*>(&symbol) + offset, from, bytes);
+  emu::__tsan_memcpy(reinterpret_cast<char*>(&symbol) + offset, from, bytes);
   return cudaSuccess;
 }
 inline cudaError_t cudaDeviceSynchronize() { return cudaPeekAtLastError(); }

@@ -49,10 +49,9 @@ uint32_t shared_address(const void* generic);  // what ld.shared would take
 // Before an atomic: checks the access, and holds the block back until every lower block has finished, so that
 // sums in global memory come out in one order, and the same to the last bit, on any number of cores.
 void before_atomic(const void* address, unsigned bytes, Site);
-// memcpy, memset, memmove
-void* copy(void* to, const void* from, size_t bytes);
-void* fill(void* to, int byte, size_t bytes);
-void* move(void* to, const void* from, size_t bytes);
+extern "C" void* __tsan_memcpy(void* to, const void* from, size_t bytes);
+extern "C" void* __tsan_memmove(void* to, const void* from, size_t bytes);
+extern "C" void* __tsan_memset(void* to, int byte, size_t bytes);
 
 // ---- ends
 [[noreturn]] void trap(Site);
