@@ -15,7 +15,7 @@ from torch import Tensor
 
 CHUNK = 1 << 25  # elements of S held at a time: 256 MB in float64
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-EDGES = (31, 33, 63, 65, 127, 129)  # one off the tile edges 32, 64 and 128
+EDGES = (31, 32, 33, 63, 64, 65, 127, 128, 129)  # tile edges, and one off them
 
 
 def _softmax(s: Tensor) -> tuple[Tensor, Tensor]:

@@ -155,9 +155,9 @@ template <int d> __global__ __launch_bounds__(Tile<d>::threads, 2) void fa2_fp32
   float O_reg[8][8] = {}; // (rows, columns of d), not yet divided by l
   float m_reg[8], l_reg[8];
 #pragma unroll
-  for (int r = 0; r < 8; ++r)
-    m_reg[r] = -FA_INFINITY, l_reg[r] = 0.f; // l: this thread's columns only, summed at the end
-  __syncthreads();                           // Q_smem and the first slabs are written before any warp reads them
+  for (int r = 0; r < 8; ++r) m_reg[r] = -FA_INFINITY, l_reg[r] = 0.f; // l: of this thread's columns, until the end
+
+  __syncthreads(); // Q_smem and the first slabs are written before any warp reads them
 
   // [region: tile_loop]
   for (int j0 = 0; j0 < a.Nk; j0 += Bc) {
