@@ -1,0 +1,715 @@
+# %% [markdown]
+# # 03 · FlashAttention-1 in fp32
+#
+# **After this notebook you can**
+# - explain how attention is computed one tile of keys at a time, and what each row has to remember between tiles;
+# - do the IO count of a tiled kernel by hand, tensor by tensor, and have it confirmed to the byte by a run;
+# - judge when tiling saves traffic, when it does not, and what keeps this kernel from filling a GPU.
+#
+# **Time** 60 minutes.
+#
+# **Needs** [01 · Naive attention](01_naive.ipynb) and [02 · Online softmax](02_online_softmax.ipynb). No GPU: without one the kernel runs on the emulator and the timings shown are recorded ones.
+#
+# **The idea in one line**: hold a tile of K and V on the chip, lead every tile of Q past it, and let only O, m and l travel.
+
+# %%
+import math
+import re
+from collections import Counter
+
+import numpy as np
+import pandas as pd
+import torch
+
+from helpers import check, draw, exercise, load, plot, record, reference, rung, show
+from helpers.emulator import traffic
+
+torch.manual_seed(0)
+kernel = load("03_fa1_fp32")
+device = kernel.device
+
+# %% [markdown]
+# ## The problem
+#
+# Notebook 01 computed $S = QK^\top$, $P = \mathrm{softmax}(S)$ and $O = PV$ as three kernels. $S$ and $P$ have $N \times N$
+# elements per head, and all of them went out to memory and came back. Notebook 02 cut the softmax down to one pass over $S$, but
+# $S$ still had to exist. The cell below says what that costs in space.
+
+# %%
+N = np.array([1024, 4096, 16384, 65536])
+pd.DataFrame({"N": N, "Q, K, V, O (MiB)": 4 * 4 * N * 64 / 2**20, "S and P (MiB)": 2 * 4 * N**2 / 2**20}).set_index("N")
+
+# %% [markdown]
+# One head, $d = 64$, fp32. The tensors we were given grow with $N$, the ones we invented grow with $N^2$.
+#
+# Two kinds of memory matter from here on:
+#
+# - **HBM** (high-bandwidth memory) is the GPU's large memory, where tensors live. Every multiprocessor (SM) reaches it.
+# - **SRAM** is the small memory inside each SM; CUDA calls the part a programmer controls **shared memory**. It belongs to one
+#   **CTA** (cooperative thread array, also called thread block: the group of threads that is placed on one SM together). On compute
+#   capability 9.0 a CTA can have up to 227 KB of it. The paper's letter $M$ is the number of *elements* SRAM holds.
+#
+# A tile of $S$, say 64 × 32, fits into SRAM with room to spare. If a tile could be made, used and thrown away on the chip, $S$
+# would never be seen in HBM. What stands in the way is the softmax: the first tile of a row cannot be normalised before the last
+# one is known. Notebook 02 has the tool that removes this obstacle.
+
+# %% [markdown]
+# ## The state of a row can carry its output
+#
+# Take one query row with scores $s_1, \dots, s_N$. For a set $A$ of keys, define
+#
+# $$ m_A = \max_{j \in A} s_j, \qquad l_A = \sum_{j \in A} e^{s_j - m_A}, \qquad o_A = \frac{1}{l_A} \sum_{j \in A} e^{s_j - m_A}\, v_j . $$
+#
+# $(m_A, l_A)$ is the state of notebook 02. The new member $o_A$ is attention restricted to the keys in $A$. For $A$ = all keys it
+# is the row of $O$ we want.
+#
+# **Claim.** For disjoint $A$ and $B$, the state of $A \cup B$ follows from the two states alone:
+#
+# $$ m = \max(m_A, m_B), \qquad l = e^{m_A - m}\, l_A + e^{m_B - m}\, l_B, \qquad
+#    o = \frac{e^{m_A - m}\, l_A\, o_A + e^{m_B - m}\, l_B\, o_B}{l} . $$
+#
+# **Proof.** By definition $l_A\, o_A = \sum_{j \in A} e^{s_j - m_A} v_j$. Multiply by $e^{m_A - m}$: the old maximum cancels, and
+# what is left is $\sum_{j \in A} e^{s_j - m} v_j$. The same for $B$. The sum of the two runs over $A \cup B$ and uses the maximum
+# of $A \cup B$; so does $l$, by the same step without $v_j$. Their quotient is the definition of $o_{A \cup B}$. ∎
+#
+# Three consequences, all used later:
+#
+# 1. The result does not depend on how the keys are cut into tiles, nor on the order in which the tiles are merged.
+# 2. After some tiles, $o$ is not a half-finished sum: it is the *exact* attention over the keys seen so far.
+# 3. The empty set has $m = -\infty$, $l = 0$, $o = 0$, and merging with it changes nothing. That is the starting value.
+
+# %% [markdown]
+# ## Algorithm 1, line by line
+#
+# This is Algorithm 1 of FlashAttention (Dao et al. 2022, [arXiv 2205.14135](https://arxiv.org/abs/2205.14135)), in our words
+# and the paper's line numbers. $B_r$ is the number of query rows in a tile, $B_c$ the number of keys; $T_r = \lceil N / B_r \rceil$ and
+# $T_c = \lceil N / B_c \rceil$ are the numbers of tiles.
+#
+# | line | |
+# |---|---|
+# | 1 | choose $B_c = \lceil M / 4d \rceil$ and $B_r = \min(\lceil M / 4d \rceil, d)$ |
+# | 2 | in HBM: $O = 0$, $l = 0$, $m = -\infty$ |
+# | 3–4 | cut $Q$, $O$, $l$, $m$ into $T_r$ tiles, $K$ and $V$ into $T_c$ tiles |
+# | 5 | **for** each tile $j$ of keys |
+# | 6 | load $K_j$, $V_j$ |
+# | 7 | **for** each tile $i$ of queries |
+# | 8 | load $Q_i$, $O_i$, $l_i$, $m_i$ |
+# | 9 | $S_{ij} = Q_i K_j^\top$ |
+# | 10 | of this tile alone: $\tilde m = \mathrm{rowmax}(S_{ij})$, $\tilde P = \exp(S_{ij} - \tilde m)$, $\tilde l = \mathrm{rowsum}(\tilde P)$ |
+# | 11 | $m^{new} = \max(m_i, \tilde m)$, $\; l^{new} = e^{m_i - m^{new}} l_i + e^{\tilde m - m^{new}} \tilde l$ |
+# | 12 | write $O_i \leftarrow \big( l_i\, e^{m_i - m^{new}} O_i + e^{\tilde m - m^{new}} \tilde P V_j \big) / l^{new}$ |
+# | 13 | write $l_i \leftarrow l^{new}$, $m_i \leftarrow m^{new}$ |
+#
+# Lines 11 and 12 are the claim above, with $A$ = the keys of tiles $1 \dots j-1$ and $B$ = the keys of tile $j$. The paper leaves the factor
+# $1/\sqrt d$ out of Algorithm 1; we put it into line 9.
+#
+# To keep the account of what moves, HBM becomes an object: arrays that count the elements read and written.
+
+
+# %%
+class HBM(dict):
+    """Arrays in HBM. Every tile that is read or written is counted, in elements."""
+
+    def __init__(self, **arrays):
+        super().__init__(arrays)
+        self.reads, self.writes = Counter(), Counter()
+
+    def read(self, name, rows):
+        self.reads[name] += self[name][rows].size
+        return self[name][rows].copy()
+
+    def write(self, name, rows, tile):
+        self.writes[name] += tile.size
+        self[name][rows] = tile
+
+
+# %% [markdown]
+# What happens on the chip to one tile, lines 9 to 12:
+
+
+# %%
+def fa1_tile(Qi, Kj, Vj, Oi, li, mi):
+    """The tile's scores, and its merge into O_i, l_i, m_i."""
+    S = Qi @ Kj.T / np.sqrt(Qi.shape[1])  # line 9
+    m_tile = S.max(1, keepdims=True)  # line 10
+    P = np.exp(S - m_tile)
+    l_tile = P.sum(1, keepdims=True)
+    m_new = np.maximum(mi, m_tile)  # line 11
+    kept, weight = np.exp(mi - m_new) * li, np.exp(m_tile - m_new)
+    l_new = kept + weight * l_tile
+    return (kept * Oi + weight * (P @ Vj)) / l_new, l_new, m_new  # line 12
+
+
+# %% [markdown]
+# The loops around it then read like the table. They are a generator: it stops after every tile, so that we can look at what HBM holds.
+
+
+# %%
+def fa1(hbm, Br, Bc):
+    """Algorithm 1 on hbm's Q, K, V (N, d) and O, l, m; yields (i, j) after each tile."""
+    N, d = hbm["Q"].shape
+    for j in range(math.ceil(N / Bc)):  # line 5
+        keys = slice(j * Bc, (j + 1) * Bc)
+        Kj, Vj = hbm.read("K", keys), hbm.read("V", keys)  # line 6
+        for i in range(math.ceil(N / Br)):  # line 7
+            rows = slice(i * Br, (i + 1) * Br)
+            Qi, Oi, li, mi = (hbm.read(name, rows) for name in ("Q", "O", "l", "m"))  # line 8
+            O_new, l_new, m_new = fa1_tile(Qi, Kj, Vj, Oi, li, mi)  # lines 9 to 12
+            hbm.write("O", rows, O_new)  # line 12
+            hbm.write("l", rows, l_new)  # line 13
+            hbm.write("m", rows, m_new)
+            yield i, j
+
+
+# %%
+def fresh(N, d, seed=0):
+    """Random Q, K, V (N, d) in HBM, and line 2: O = 0, l = 0, m = -inf."""
+    Q, K, V = np.random.default_rng(seed).standard_normal((3, N, d))
+    return HBM(Q=Q, K=K, V=V, O=np.zeros((N, d)), l=np.zeros((N, 1)), m=np.full((N, 1), -np.inf))
+
+
+def dense(Q, K, V):
+    """Attention with the whole of S at once, in float64."""
+    S = Q @ K.T / np.sqrt(Q.shape[1])
+    P = np.exp(S - S.max(1, keepdims=True))
+    return P / P.sum(1, keepdims=True) @ V
+
+
+# %%
+for Br, Bc in [(64, 32), (32, 64), (16, 128), (128, 128), (7, 50)]:
+    hbm = fresh(128, 64)
+    steps = len(list(fa1(hbm, Br, Bc)))
+    error = abs(hbm["O"] - dense(hbm["Q"], hbm["K"], hbm["V"])).max()
+    print(f"Br={Br:3d} Bc={Bc:3d}: {steps:3d} tiles, largest difference to dense attention {error:.1e}")
+
+# %% [markdown]
+# Consequence 1 in numbers: any cut gives the same answer, up to rounding in float64. The last line has tiles that divide nothing.
+#
+# Consequence 2 is the induction in the paper's proof of correctness: after outer step $j$, HBM holds the attention over
+# the first $j$ tiles of keys. Check it at every step, not only at the end:
+
+# %%
+hbm = fresh(128, 64)
+worst = 0.0
+for i, j in fa1(hbm, Br=64, Bc=32):
+    seen, rows = (j + 1) * 32, slice(i * 64, (i + 1) * 64)
+    exact = dense(hbm["Q"][rows], hbm["K"][:seen], hbm["V"][:seen])
+    worst = max(worst, abs(hbm["O"][rows] - exact).max())
+print(f"largest difference to attention over the keys seen so far, over all steps: {worst:.1e}")
+
+# %% [markdown]
+# ## The walk
+#
+# The square is $S$, cut into 4 × 4 tiles; nothing of it is stored. Each panel is one step of the inner loop.
+
+# %%
+draw.tile_walk("fa1")
+
+# %% [markdown]
+# **What to see.** Green is the tile of $S$ that exists at this step, grey what has been computed and forgotten. Blue is the
+# tile of K and V in SRAM: it stays for a whole column (steps 1 to 4), then the next one replaces it (step 5). Orange is the tile of Q and O, which changes at
+# every step. Under each panel: what is read from HBM, what is kept from the step before, what is written back. $O_i$ comes
+# and goes once per column, so four times altogether. That is the price of this loop order.
+#
+# The counters of the numpy version tell the same story. Per step of the walk, in elements:
+
+# %%
+hbm, rows, before = fresh(256, 64), [], Counter()
+for step, (i, j) in enumerate(fa1(hbm, Br=64, Bc=64), start=1):
+    now = Counter({f"{n} read": c for n, c in hbm.reads.items()} | {f"{n} written": c for n, c in hbm.writes.items()})
+    rows.append({"step": step, "i": i + 1, "j": j + 1} | (now - before))
+    before = now
+pd.DataFrame(rows).set_index("step").fillna(0).astype(int).head(6)
+
+# %% [markdown]
+# ## How many elements cross between HBM and SRAM
+#
+# Count what the algorithm does, line by line, for one head.
+#
+# - Lines 6: each $K_j$ and $V_j$ is read once in the whole run. Together that is all of $K$ and $V$: $2Nd$ elements.
+# - Line 8: for one $j$, the inner loop reads all tiles of $Q$ and $O$: $2Nd$, and all of $l$ and $m$: $2N$.
+# - Lines 12–13: for one $j$, it writes all of $O$: $Nd$, and of $l$ and $m$: $2N$.
+# - There are $T_c = N / B_c$ values of $j$. Line 2 writes $O$, $l$ and $m$ once more: $Nd + 2N$.
+#
+# $$ \text{elements} = \underbrace{2Nd}_{K, V} + \underbrace{\tfrac{N}{B_c}\,(3Nd + 4N)}_{Q,\ O,\ l,\ m} + \underbrace{Nd + 2N}_{\text{line 2}} $$
+#
+# The middle term wins: $3N^2 d / B_c$. $B_r$ does not appear: how the queries are cut is of no concern to this count. Only the number of passes over $Q$
+# and $O$ is, and each pass serves $B_c$ keys. So $B_c$ should be as large as SRAM allows.
+#
+# **How large is that?** Three things have to fit at once:
+#
+# $$ K_j, V_j:\ B_c\, d = O(M), \qquad Q_i, O_i:\ B_r\, d = O(M), \qquad S_{ij}:\ B_r B_c = O(M) . $$
+#
+# The first gives $B_c = \Theta(M/d)$, the second $B_r = O(M/d)$. With $B_c = \Theta(M/d)$ the third asks for $B_r = O(M / B_c) = O(d)$. Hence
+# $B_r = \Theta(\min(M/d,\, d))$, which is line 1 of the algorithm: a quarter of $M$ for each of $K_j$, $V_j$, $Q_i$, $O_i$, and
+# $B_r B_c \le d \cdot M/4d = M/4$. Put $B_c = M / 4d$ into the middle term:
+#
+# $$ \text{elements} \;\approx\; \frac{3N^2 d}{M / 4d} \;=\; \frac{12\, N^2 d^2}{M} \;=\; \Theta\!\left( \frac{N^2 d^2}{M} \right) . $$
+#
+# This is Theorem 2 of the paper. It holds for $d \le M \le Nd$: at $M = Nd$ all of $K$ and $V$ fit, and the formula says $\Theta(Nd)$.
+#
+# **Nothing can do better for every $M$** (the paper's Proposition 3). Suppose an algorithm needed asymptotically fewer than $N^2 d^2 / M$ accesses
+# for every $M$ between $d$ and $Nd$. Take $M = Nd$: it would need fewer than $N^2 d^2 / (Nd) = Nd$ accesses. But the inputs have $3Nd$ elements, and
+# each must be read at least once. Contradiction.
+#
+# **Against the three-pass kernel.** Writing $S$, reading it, writing $P$ and reading it moves $4N^2$ elements, plus $4Nd$ for $Q, K, V, O$: $\Theta(Nd + N^2)$.
+# The ratio of the two leading terms is
+#
+# $$ \frac{12 N^2 d^2 / M}{4 N^2} = \frac{3 d^2}{M}, \qquad \text{or with the tile instead of } M: \qquad \frac{3 N^2 d / B_c}{4 N^2} = \frac{3d}{4 B_c} . $$
+#
+# So tiling saves traffic only if $B_c > \tfrac34 d$. It is not the tiling as such that helps, but a tile that is large for its $d$.
+# Keep this in mind when you see the tile of our kernel.
+#
+# Does the numpy version agree with the formula?
+
+
+# %%
+def fa1_elements(N, d, Bc):
+    """Algorithm 1, elements between HBM and SRAM for one head, line 2 included."""
+    return 2 * N * d + math.ceil(N / Bc) * (3 * N * d + 4 * N) + N * d + 2 * N
+
+
+for N, d, Bc in [(128, 64, 32), (256, 64, 32), (256, 32, 64), (512, 64, 128)]:
+    hbm = fresh(N, d)
+    list(fa1(hbm, 64, Bc))
+    counted = hbm.reads.total() + hbm.writes.total() + hbm["O"].size + hbm["l"].size + hbm["m"].size
+    print(f"N={N} d={d} Bc={Bc:3d}: formula {fa1_elements(N, d, Bc):8d}, counted {counted:8d}")
+
+# %% [markdown]
+# ## The kernel
+#
+# `kernels/03_fa1_fp32.cu` is Algorithm 1, one CTA per head. The constants first:
+
+# %%
+show.region("03_fa1_fp32", "tile")
+
+# %% [markdown]
+# 256 threads form a grid of `TY` × `TX`, for $d = 64$ that is 32 × 8. A tile of $S$ is divided evenly: each thread computes `rows` × `keys` of its elements in registers, and
+# `rows` × `cols` elements of $\tilde P V_j$. `ld` is the length of a row in shared memory. It is a little longer than $d$, because
+# rows exactly $d$ floats apart would put all of them into the same **banks**: shared memory is 32 banks wide, 4 bytes each, and a bank serves one
+# address at a time.
+#
+# $B_c$ is 32 for every $d$, so for $d = 64$ it is *below* $\tfrac34 d$. This rung is written to be read, with small tiles; what larger ones bring is
+# one edit away, below.
+#
+# Lines 8 to 13 are the body of two nested loops. Line 9:
+
+# %%
+show.region("03_fa1_fp32", "scores")
+
+# %% [markdown]
+# `load4` moves four floats at once. For every four columns of $Q$ and $K$, a thread loads `rows + keys` such groups from shared memory and
+# does `rows × keys × 4` multiply-adds with them. Line 10:
+
+# %%
+show.region("03_fa1_fp32", "softmax")
+
+# %% [markdown]
+# `TX` neighbouring lanes of a **warp** (32 threads that execute together) share a row. `row_max` and `row_sum` exchange registers between them
+# with shuffles, so no shared memory is needed. Columns past the last key are set to $-\infty$ before the maximum: they weigh $e^{-\infty} = 0$. A row whose
+# scores are all $-\infty$ would give $-\infty - (-\infty)$, which is NaN; `m_finite` stands in for the maximum there.
+# $\tilde P$ goes to shared memory, because the product $\tilde P V_j$ needs whole rows of it and each thread has only a few of its columns. Then lines 11 to 13:
+
+# %%
+show.region("03_fa1_fp32", "merge")
+
+# %% [markdown]
+# This is the claim from the top of this notebook, once per row. `l_kept` is $e^{m_i - m^{new}} l_i$, `tile_weight` is $e^{\tilde m - m^{new}}$. $O_i$ is loaded from HBM,
+# merged, normalised and stored, at every tile. All `TX` threads of a row load $m_i$ and $l_i$, one of them stores. After the last tile of keys the
+# row's log-sum-exp goes out: $\mathrm{LSE} = m + \ln l$.
+
+# %% [markdown]
+# ## Run and check
+#
+# `check` runs the kernel on a list of hostile inputs and compares with float64. The budget for each case is twice the error that plain PyTorch makes
+# in the same precision on the same input, plus a few units in the last place.
+
+# %%
+report = check(kernel)
+report
+
+# %%
+q, k, v = (torch.randn(1, 2, 256, 64, device=device) for _ in range(3))
+o, lse = kernel(q, k, v)
+exact_o, exact_lse = reference.attention(q, k, v)
+print(f"max error of O {(o - exact_o).abs().max():.1e}, of LSE {(lse - exact_lse).abs().max():.1e}")
+
+# %% [markdown]
+# ## Predict, then measure
+#
+# The kernel is Algorithm 1, so the formula should give its traffic, tensor by tensor. One thing differs from the paper's count: all `TX` threads of
+# a row ask for $m_i$ and $l_i$. The emulator counts what threads *request*, so for $d = 64$ they count eightfold. Caches are not part of this count: on the GPU some of these
+# requests are served by the L2 cache instead of HBM.
+#
+# Here is the prediction. Change it if you disagree, then run the cell after it.
+
+
+# %%
+def predicted_bytes(N, d, Bc, heads=1):
+    """Bytes that the threads of 03_fa1_fp32 request, by tensor: (read, written)."""
+    Tc, TX = math.ceil(N / Bc), 16 if d == 128 else 8
+    elements = {
+        "Q": (Tc * N * d, 0),
+        "K": (N * d, 0),
+        "V": (N * d, 0),
+        "O": (Tc * N * d, (Tc + 1) * N * d),
+        "m": (Tc * N * TX, (Tc + 1) * N),
+        "l": (Tc * N * TX, (Tc + 1) * N),
+        "LSE": (0, N),
+    }
+    return pd.DataFrame(elements, index=["read", "written"]).T * 4 * heads
+
+
+# %%
+counted = traffic(kernel, q, k, v)
+counted = counted[["bytes_read", "bytes_written"]].set_axis(["read", "written"], axis=1)
+table = pd.concat({"predicted": predicted_bytes(256, 64, Bc=32, heads=2), "counted": counted}, axis=1)
+table
+
+# %%
+agree = (table["predicted"] == table["counted"]).all(axis=1)
+print(f"{agree.sum()} of {len(table)} tensors agree to the byte; S and P are not among them")
+
+# %% [markdown]
+# ### Three exponents
+#
+# $\Theta(N^2 d^2 / M)$ makes three promises: four times the bytes for twice the $N$; half the bytes for twice the tile; and, when the tile's
+# *size in bytes* is fixed so that a larger $d$ means a smaller $B_c$, four times the bytes for twice the $d$. Each can be put to the test by
+# editing the constant in the kernel. `rung(...).replace(old, new)` returns the source with one occurrence exchanged.
+
+
+# %%
+def count(N, d, Bc):
+    """Bytes requested by one head, all tensors together, with the tile size edited into the kernel."""
+    source = rung("03_fa1_fp32").replace("Bc = 32;", f"Bc = {Bc};")
+    counted = traffic(load(source=source, device="cpu", quiet=True), *(torch.randn(1, 1, N, d) for _ in range(3)))
+    return int((counted.bytes_read + counted.bytes_written).sum())
+
+
+sizes = [64, 128, 256, 512]
+runs = [(N, 64, Bc) for Bc in (32, 64, 128) for N in sizes]
+grid = pd.DataFrame(runs, columns=["N", "d", "Bc"])
+grid["counted"] = [count(*run) for run in runs]
+grid["predicted"] = [int(predicted_bytes(*run).to_numpy().sum()) for run in runs]
+grid.pivot(index="N", columns="Bc", values="counted")
+
+# %%
+passes = pd.DataFrame({"N": sizes, "predicted": [4 * (4 * n * n + 4 * n * 64) for n in sizes], "Bc": "three passes"})
+draw.bytes_against(pd.concat([grid, passes]), x="N", by="Bc", title="Bytes requested from HBM, one head, d = 64")
+
+# %% [markdown]
+# **What to see.** Markers are counts from running the kernel, lines are the formula; they coincide. Every line ends up with slope 2, FlashAttention's included: IO-awareness does not
+# remove the square, it divides it by the tile. The grey line is the least that three passes can move, $4N^2 + 4Nd$ elements. With $B_c = 32$ the kernel lies *above* it, as
+# $B_c < \tfrac34 d$ predicted; with 64 and 128 below. What tiling always removes is the *space*: no line here needs $N^2$ bytes of memory except the grey one.
+#
+# Now the tile's exponent and the dimension's. In the second sweep $B_c\, d$ is held at 2048 elements, the stand-in for a fixed $M$.
+
+# %%
+by_tile = grid[grid.N == 512].set_index("Bc")["counted"]
+fixed_m = pd.DataFrame([(512, d, 2048 // d) for d in (32, 64, 128)], columns=["N", "d", "Bc"])
+fixed_m["counted"] = [count(*run) for run in fixed_m.itertuples(index=False)]
+
+
+def slope(x, y):
+    return np.polyfit(np.log(x), np.log(y), 1)[0]
+
+
+print(f"N:  exponent {slope(sizes, grid[grid.Bc == 32]['counted']):.2f} (2 for large N)")
+print(f"Bc: exponent {slope(by_tile.index, by_tile):.2f} (-1 for large N)")
+print(f"d:  exponent {slope(fixed_m.d, fixed_m['counted']):.2f} with Bc d = 2048 (2 for large N)")
+
+# %% [markdown]
+# The fitted exponents fall a little short of 2, −1 and 2, for two reasons that the formula names: $3Nd + 2N$ elements do not depend on the tiles at all, and at these small $N$ they still show; and $m$ and $l$ have no factor $d$.
+# Take the formula, which the counts have confirmed, for $Q$, $K$, $V$ and $O$ at lengths that no emulator would finish:
+
+
+# %%
+def total(N, d, Bc):
+    return predicted_bytes(N, d, Bc).loc[["Q", "K", "V", "O"]].to_numpy().sum()
+
+
+print(f"N:  exponent {slope(sizes, [total(256 * n, 64, 32) for n in sizes]):.3f}")
+print(f"Bc: exponent {slope([32, 64, 128], [total(2**16, 64, Bc) for Bc in (32, 64, 128)]):.3f}")
+print(f"d:  exponent {slope([32, 64, 128], [total(2**16, d, 2048 // d) for d in (32, 64, 128)]):.3f}")
+
+# %% [markdown]
+# ## Memory: O(N)
+#
+# What the kernel allocates for its outputs and its workspace: $O$ with $Nd$ elements, LSE, $m$ and $l$ with $N$ each, per head. The three-pass kernel of notebook 01 needs $S$ and $P$ instead
+# of $m$ and $l$. Below, these two formulas beside the peak that PyTorch's allocator recorded for one call, up to $N = 65536$.
+
+
+# %%
+def predicted_memory(rung_name, B, H, N, D):
+    """Bytes allocated by one call: O, LSE and the workspace."""
+    workspace = 2 * N * N if rung_name == "01_naive" else 2 * N
+    return 4 * B * H * (N * D + N + workspace)
+
+
+memory = record.load(kind="memory")
+ours = memory[memory["name"].isin(["01_naive", "03_fa1_fp32"]) & (memory["name"] == memory["rung"])].copy()
+ours["predicted"] = [predicted_memory(*row) for row in ours[["name", "B", "H", "Nq", "D"]].itertuples(index=False)]
+mib = ours.set_index(["Nq", "name"])[["bytes", "predicted"]].unstack() / 2**20
+mib.rename(columns={"bytes": "recorded MiB", "predicted": "predicted MiB"}).round(1)
+
+# %%
+plot.memory(memory)
+
+# %% [markdown]
+# **What to see.** On these logarithmic axes a line of slope 1 is $O(N)$, of slope 2 is $O(N^2)$. The three-pass kernel's line ends where the device's memory does.
+
+# %% [markdown]
+# ## Error, against the budget
+#
+# A long row adds up more terms, and FlashAttention-1 also multiplies and divides $O$ by $l$ at every tile, which rounds each time. Does the error stay within the budget as $N$ grows?
+
+# %%
+plot.error(record.load("03_fa1_fp32", "error"))
+
+# %% [markdown]
+# ## Beside its peers
+#
+# The recorded runs: this rung beside PyTorch's own attention in fp32 with TF32 off. `SDPA MATH` is the unfused composition of two matrix products and a softmax;
+# `SDPA EFFICIENT` is a fused kernel in the spirit of FlashAttention. The workload keeps $B \cdot N = 16384$ tokens and $H \cdot D = 2048$.
+
+# %%
+samples = record.load("03_fa1_fp32")
+plot.throughput(samples)
+
+# %%
+medians = record.medians(samples)
+minimal = record.published("h200_peers").query("peer == 'flash-attention-minimal'").rename(columns={"N": "Nq"})
+shape = ["B", "H", "Nq", "D"]
+both = medians[medians["name"] == "03_fa1_fp32"].merge(minimal, on=shape, suffixes=(" here", " minimal"))
+both["times faster"] = both["ms minimal"] / both["ms here"]
+both[[*shape, "ms here", "ms minimal", "times faster"]].round(2)
+
+# %% [markdown]
+# [flash-attention-minimal](https://github.com/tspeterkim/flash-attention-minimal) is the best known short FlashAttention-1: one thread per query row, one warp per CTA. It was timed on the same
+# GPU model in an earlier study (`data/README.md`). Both kernels run the same algorithm with the same IO complexity; what differs is how many threads work on a tile and how often each value that
+# was fetched from shared memory is used. Notebook 04 turns that difference into arithmetic.
+
+# %% [markdown]
+# ## What still hurts
+#
+# **One CTA per head.** The launcher starts $B \cdot H$ CTAs, whatever $N$ is. On this workload $B \cdot H = 16384/N \cdot 2048/D$: it halves when $N$ doubles. The H200 has 132 SMs. Predict how much of the machine
+# has work, and hold it against the recorded curve:
+
+# %%
+SMS, D = 132, 64  # the H200's SMs
+fill = pd.DataFrame({"N": 2 ** np.arange(9, 15)})
+fill["CTAs"] = 16384 // fill.N * (2048 // D)
+fill["share of SMs with work"] = np.minimum(1, fill.CTAs / SMS)
+recorded = record.headline(medians)
+recorded = recorded[(recorded["name"] == "03_fa1_fp32") & (recorded["D"] == D)].set_index("Nq")["tflops"]
+fill["recorded TFLOP/s"] = fill.N.map(recorded)
+fill
+
+# %%
+draw.machine_fill(fill, f"03_fa1_fp32 on {samples.device.iloc[0]}, D = {D}")
+
+# %% [markdown]
+# **What to see.** The dashed line is the share of SMs that have a CTA; the markers are the recorded throughput, scaled to their own maximum. Where the markers leave 1 before the dashed line does, one CTA per SM was not enough
+# to keep that SM busy: its eight warps are little work to switch between while some wait for memory.
+#
+# **$O$, $m$ and $l$ travel for every tile of keys.** Of the bytes requested in the table above, this share is theirs, and $Q$ is read again each time as well:
+
+# %%
+bytes_ = predicted_bytes(16384, 64, Bc=32).sum(axis=1)
+(bytes_ / bytes_.sum()).map("{:.1%}".format).to_frame("share of all bytes, N = 16384")
+
+# %% [markdown]
+# **Each value from shared memory is used a few times only.** And every step ends at a barrier with nothing to do meanwhile. Notebook 04 turns the two loops inside out, which ends the first two complaints at once, and
+# then works on the third.
+
+# %% [markdown]
+# ## Exercises
+#
+# ### Exercise 3.1 · Forget to rescale
+#
+# A classic fault: when a new tile raises the maximum, the old $l$ must be multiplied by $e^{m_i - m^{new}}$. In the kernel below it is not.
+# Before running it, predict for three inputs whether the result will be `"right"` or `"wrong"`: (a) one tile of keys, $N = 32$; (b) eight tiles; (c) eight tiles, where $K$ is zero, so that all scores are equal.
+
+# %%
+# Exercise 3.1
+prediction = {"one tile": None, "eight tiles": None, "eight tiles, equal scores": None}  # "right" or "wrong"
+
+# %%
+forgetful = load(source=rung("03_fa1_fp32").replace("expf(m_old[r] - m_finite) * l_old[r]", "l_old[r]"), quiet=True)
+inputs = {"one tile": (32, 1.0), "eight tiles": (256, 1.0), "eight tiles, equal scores": (256, 0.0)}
+
+
+def holds(name):
+    N, spread = inputs[name]
+    q, k, v = (torch.randn(1, 1, N, 64, device=device) for _ in range(3))
+    right = check(forgetful, [reference.Case(name, q=q, k=spread * k, v=v)]).ok
+    return prediction[name] == ("right" if right else "wrong")
+
+
+def all_hold():
+    missed = sum(not holds(name) for name in inputs)
+    assert not missed, f"{missed} of 3 predictions do not hold"
+    return True
+
+
+exercise.verify("3.1", all_hold, hint="for which inputs is the forgotten factor 1, or multiplied by 0?")
+
+# %% [markdown]
+# <details>
+# <summary>Hint</summary>
+#
+# The factor is $e^{m_i - m^{new}}$. For which inputs is it 1, or multiplied by something that is 0?
+#
+# </details>
+# <details>
+# <summary>Solution</summary>
+#
+# ```python
+# prediction = {"one tile": "right", "eight tiles": "wrong", "eight tiles, equal scores": "right"}
+# ```
+#
+# With one tile, $l_i = 0$ before it: whatever it is multiplied by does not matter. With equal scores the maximum never changes after the first tile, so the forgotten factor is 1. In the
+# general case old tiles keep the weight they had under the old maximum, and the output is a wrongly weighted mean: no NaN, no wild values, every element plausible. A test with a single tile, or with constant inputs, passes.
+#
+# </details>
+
+# %% [markdown]
+# ### Exercise 3.2 · Size a tile
+#
+# Write two functions of the tile: the shared memory of a CTA in bytes, and the bytes that one head requests from HBM for $Q$, $K$, $V$ and $O$ (leave out $m$, $l$ and LSE). Then the cell edits the kernel
+# to $B_c = 64$ and counts.
+
+
+# %%
+# Exercise 3.2
+def smem_bytes(d, Br, Bc):
+    """Shared memory of a CTA, in bytes."""
+
+
+def hbm_bytes(N, d, Br, Bc):
+    """Bytes that one head requests for Q, K, V and O together, line 2 included."""
+
+
+# %%
+def sized():
+    tiles = re.findall(r"D=(\d+): +Br=(\d+) Bc=(\d+) .*smem=(\d+) KB", rung("03_fa1_fp32").tiles)  # the header block
+    for d, Br, Bc, kb in (map(int, tile) for tile in tiles):
+        assert smem_bytes(d, Br, Bc) == 1024 * kb, f"smem_bytes({d}, {Br}, {Bc}) should be {1024 * kb}"
+    wide = load(source=rung("03_fa1_fp32").replace("Bc = 32;", "Bc = 64;"), device="cpu", quiet=True)
+    counted = traffic(wide, *(torch.randn(1, 1, 200, 64) for _ in range(3))).loc[["Q", "K", "V", "O"]]
+    counted = counted.bytes_read.sum() + counted.bytes_written.sum()
+    assert hbm_bytes(200, 64, 64, 64) == counted, f"hbm_bytes(200, 64, 64, 64) is not the {counted} counted"
+    return len(tiles) == 3
+
+
+exercise.verify("3.2", sized, hint="one term for each array in shared memory; one for each tensor and direction")
+
+# %% [markdown]
+# <details>
+# <summary>Hint</summary>
+#
+# The region `tile` has the shared memory in its last line. For the bytes, the prediction table of this notebook has one row per tensor.
+#
+# </details>
+# <details>
+# <summary>Solution</summary>
+#
+# ```python
+# def smem_bytes(d, Br, Bc):
+#     return 4 * (2 * Bc * (d + 4) + Br * (d + 4) + Br * (Bc + 4))
+#
+#
+# def hbm_bytes(N, d, Br, Bc):
+#     Tc = math.ceil(N / Bc)
+#     return 4 * (2 * N * d + Tc * N * d + Tc * N * d + (Tc + 1) * N * d)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# ### Exercise 3.3 · Merge two halves
+#
+# Consequence 1 says that two kernels can each work on half of the keys, and their results can be merged. The kernel returns LSE $= m + \ln l$ for that purpose. Write the merge in terms of $o$ and LSE alone. It must also work when one part has seen no key at all (LSE $= -\infty$, $o = 0$).
+
+
+# %%
+# Exercise 3.3
+def merge(o_a, lse_a, o_b, lse_b):
+    """O and LSE over both parts. o (B,H,N,D), lse (B,H,N)."""
+    return o_a, lse_a
+
+
+# %%
+def merged():
+    q, k, v = (torch.randn(1, 2, 96, 64, device=device) for _ in range(3))
+    case = reference.Case("merged", q=q, k=k, v=v)
+    parts = [slice(0, 40), slice(40, 96)]
+    first, second = (kernel(q, k[:, :, part].contiguous(), v[:, :, part].contiguous()) for part in parts)
+    report = check(lambda q, k, v, scale=None: merge(*first, *second), [case])
+    assert report.ok, str(report).splitlines()[1]
+    nothing = torch.zeros_like(first[0]), torch.full_like(first[1], -torch.inf)
+    for o, lse in (merge(*first, *nothing), merge(*nothing, *first)):
+        assert torch.equal(o, first[0]) and torch.equal(lse, first[1]), "merging with no keys has to change nothing"
+    assert not merge(*nothing, *nothing)[0].isnan().any(), "two empty parts give NaN"
+    return True
+
+
+exercise.verify("3.3", merged, hint="the weight of part A is exp(lse_a)")
+
+# %% [markdown]
+# <details>
+# <summary>Hint</summary>
+#
+# $e^{\mathrm{LSE}_A} = e^{m_A} l_A$ is the unnormalised weight of part $A$. `torch.logaddexp` gives $\ln(e^a + e^b)$ without overflow.
+#
+# </details>
+# <details>
+# <summary>Solution</summary>
+#
+# ```python
+# def merge(o_a, lse_a, o_b, lse_b):
+#     lse = torch.logaddexp(lse_a, lse_b)
+#     finite = torch.where(lse == -torch.inf, 0.0, lse)
+#     w_a, w_b = torch.exp(lse_a - finite), torch.exp(lse_b - finite)
+#     return w_a[..., None] * o_a + w_b[..., None] * o_b, lse
+# ```
+#
+# With $\mathrm{LSE} = \ln(e^{\mathrm{LSE}_A} + e^{\mathrm{LSE}_B})$ the weights $e^{\mathrm{LSE}_A - \mathrm{LSE}}$ and $e^{\mathrm{LSE}_B - \mathrm{LSE}}$ add up to 1. This merge returns in notebook 21, where a long sequence is split over many CTAs.
+#
+# </details>
+
+# %% [markdown]
+# ## Self-check
+#
+# You can now explain, do and judge:
+#
+# <details><summary>1. Why may the output be normalised after each tile and still be corrected later?</summary>
+#
+# Because $l$ is kept: $l_i o_i$ undoes the division, and the merge then weighs both parts by $e^{m - m^{new}}$.
+#
+# </details>
+# <details><summary>2. Twice the head dimension, same SRAM: what happens to FlashAttention-1's traffic?</summary>
+#
+# It grows about fourfold: $O$ and $Q$ have twice the columns, and $B_c$ is halved, so there are twice as many passes.
+#
+# </details>
+# <details><summary>3. Does FlashAttention-1 always move fewer bytes than three passes?</summary>
+#
+# No. It needs $B_c > \tfrac34 d$, or $M > 3d^2$ in elements. It always needs less memory.
+#
+# </details>
+# <details><summary>4. Why does $B_r$ not appear in the IO count?</summary>
+#
+# Each $j$ passes over all of $Q$ and $O$ once, however they are cut. $B_r$ decides how much SRAM a pass needs and how much work there is per tile.
+#
+# </details>
+# <details><summary>5. Which workload suits one CTA per head, and which does not?</summary>
+#
+# Many heads and batches: at least as many as SMs, better several times as many. One long sequence with few heads leaves most SMs idle.
+#
+# </details>
+# <details><summary>6. A kernel passes a test with N = 32. What has not been tested?</summary>
+#
+# Everything that happens between tiles: the rescale, the second load of K and V, the barriers between them, and the tail of a tile that is not full.
+#
+# </details>
