@@ -724,9 +724,7 @@ def doubled():
     return True
 
 
-exercise.verify(
-    "4.2", doubled, hint="K and V are read once per query tile; smem_bytes is the last line of the region `tile`"
-)
+exercise.verify("4.2", doubled, hint="K and V are read once per query tile; the region `tile` has the rest")
 
 # %% [markdown]
 # <details>
