@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -20,8 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import CompileError
-from .toolkit import Toolkit, compiler_version, find_compiler, find_ninja
+from .toolkit import Toolkit, ToolkitError, compiler_version, find_compiler, find_ninja
 
+ROOT = Path(__file__).resolve().parent.parent
 STALE_SECONDS = 3600  # a build folder this old belongs to a process that was killed
 TELL_AFTER = 1.0  # seconds of silence before a build says what it is doing
 
@@ -41,7 +43,7 @@ class Built:
 def cache_folder() -> Path:
     """Where built libraries live: FA_CACHE, else flashattention-notebooks in the user's cache folder."""
     if chosen := os.environ.get("FA_CACHE"):
-        return Path(chosen)
+        return Path(chosen).resolve()
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "flashattention-notebooks"
 
@@ -55,18 +57,20 @@ def build(
     include: Sequence[Path] = (),
     libraries: Sequence[Path] = (),
     depends: Sequence[str] = (),
+    functions: Sequence[str] = (),
     toolkit: Toolkit | None = None,
 ) -> Built:
     """Compiles `cpp` with the host compiler, or `cuda` with `toolkit`'s nvcc, into a shared library.
 
     `flags` go to the one compiler used; `libraries` are linked by path; `depends` are the texts of the headers that
-    the source reaches. Raises CompileError with the compiler's words, ToolkitError if there is no compiler.
+    the source reaches. `functions` asks for load_inline's default form: torch's headers before the source, and a Python
+    module that binds these functions with pybind11 (`cpp` then declares what `cuda` defines). Raises CompileError with the compiler's words, ToolkitError if there is no compiler.
     """
     import torch
 
     start = time.perf_counter()
     compiler = find_compiler()
-    key = [stem, cpp, cuda, *flags, *map(str, include), *map(str, libraries), *depends]
+    key = [stem, cpp, cuda, *flags, *map(str, include), *map(str, libraries), *depends, *functions]
     key += [torch.__version__, compiler, compiler_version(compiler)]
     key += [str(toolkit.home), toolkit.version] if toolkit else []
     name = f"{stem}_{hashlib.sha256(repr(key).encode()).hexdigest()[:12]}"
@@ -74,7 +78,9 @@ def build(
     cached = (folder / "done").exists()
     if not cached:
         with _one_at_a_time, _telling(f"compiling {stem}"):
-            _compile(name, folder, cpp, cuda, list(flags), list(include), list(libraries), toolkit)
+            _compile(
+                name, folder, cpp, cuda, list(flags), list(include), list(libraries), list(functions), compiler, toolkit
+            )
     log = (folder / "compiler.log").read_text(errors="replace")
     return Built(folder / (folder / "done").read_text(), log, time.perf_counter() - start, cached)
 
@@ -87,6 +93,8 @@ def _compile(
     flags: list[str],
     include: list[Path],
     libraries: list[Path],
+    functions: list[str],
+    compiler: str,
     toolkit: Toolkit | None,
 ) -> None:
     from torch.utils import cpp_extension
@@ -98,13 +106,14 @@ def _compile(
     log.touch()
     # The compiler's own words, without ninja's around them: flags reach a shell, so they can redirect.
     redirected = [*flags, f"2>>{log.name}"]
-    ldflags = ["-Wl,--as-needed"]  # no rung needs libtorch, and loading it is not free
+    # No rung needs libtorch, and loading it is not free; a function nobody defines is the linker's to name, not dlopen's.
+    ldflags = ["-Wl,--as-needed"] if functions else ["-Wl,--as-needed", "-Wl,-z,defs"]  # Python defines a module's
     for library in libraries:
         ldflags += [str(library), f"-Wl,-rpath,{library.parent}"]
     if toolkit:
         ldflags.append(f"-L{_cudart_folder(toolkit)}")
     try:
-        with _environment(toolkit):
+        with _environment(compiler, toolkit):
             cpp_extension.load_inline(
                 name,
                 cpp_sources=cpp or "",
@@ -116,16 +125,33 @@ def _compile(
                 build_directory=str(private),
                 with_cuda=cuda is not None,
                 is_python_module=False,
-                no_implicit_headers=True,
+                functions=functions or None,
+                no_implicit_headers=not functions,
             )
         (library,) = private.glob("*.so")
         (private / "done").write_text(library.name)
         with contextlib.suppress(OSError):  # another process was faster: its library is as good
             private.rename(folder)
+    except ToolkitError:
+        raise
     except Exception as error:  # load_inline raises RuntimeError, and its cause is the whole ninja log
-        raise CompileError(log.read_text(errors="replace").strip() or str(error)) from None
+        compiled = (private / ("cuda.cuda.o" if cuda else "main.o")).exists()
+        words = _linkers_words(str(error)) if compiled else log.read_text(errors="replace") or str(error)
+        raise CompileError(_tidy(words, private)) from None
     finally:
         shutil.rmtree(private, ignore_errors=True)
+
+
+def _linkers_words(ninja: str) -> str:
+    """What follows the failed command in ninja's output: the compiler had nothing to say against the source."""
+    match = re.search(r"^FAILED:.*\n.*\n(?P<said>[\s\S]*?)(?:^ninja: |\Z)", ninja, re.MULTILINE)
+    return match["said"] if match else ninja
+
+
+def _tidy(words: str, private: Path) -> str:
+    """Without the build folder, which is gone, the checkout's path, and nvcc's count of errors at the end."""
+    words = words.replace(f"{private}/", "").replace(f"{ROOT}/", "")
+    return re.sub(r"^\d+ errors? detected in the compilation of .*$", "", words, flags=re.MULTILINE).strip()
 
 
 def _remove_abandoned(cache: Path) -> None:
@@ -149,18 +175,25 @@ def _cudart_folder(toolkit: Toolkit) -> Path:
 
 
 @contextlib.contextmanager
-def _environment(toolkit: Toolkit | None) -> Iterator[None]:
-    """ninja on PATH (a kernel of an unactivated venv doesn't have it) and torch's idea of CUDA_HOME, for one build."""
+def _environment(compiler: str, toolkit: Toolkit | None) -> Iterator[None]:
+    """What torch takes from its surroundings, for one build: ninja on PATH (a kernel of an unactivated venv doesn't have
+    it), the host compiler, and CUDA_HOME."""
     from torch.utils import cpp_extension
 
-    path, home = os.environ.get("PATH", ""), cpp_extension.CUDA_HOME
-    os.environ["PATH"] = f"{find_ninja()}{os.pathsep}{path}"
+    ours = {"PATH": f"{find_ninja()}{os.pathsep}{os.environ.get('PATH', '')}", "CXX": compiler}
+    theirs, home = {name: os.environ.get(name) for name in ours}, cpp_extension.CUDA_HOME
+    os.environ.update(ours)
     if toolkit:
         cpp_extension.CUDA_HOME = str(toolkit.home)
     try:
         yield
     finally:
-        os.environ["PATH"], cpp_extension.CUDA_HOME = path, home
+        cpp_extension.CUDA_HOME = home
+        for name, value in theirs.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 @contextlib.contextmanager

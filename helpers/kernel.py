@@ -174,6 +174,8 @@ def _attention_call(kernel: Kernel, inputs: tuple[Tensor, ...], scale: float | N
             raise ValueError(
                 f"{letter} has shape {tuple(t.shape)}, which is empty; every dimension has to be at least 1"
             )
+    if not q.device == k.device == v.device:
+        raise ValueError(f"q, k, v are on {q.device}, {k.device}, {v.device}; they have to be on one device")
     if not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"q, k, v have dtypes {q.dtype}, {k.dtype}, {v.dtype}; they have to be the same")
     if k.shape != v.shape:

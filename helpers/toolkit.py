@@ -53,10 +53,10 @@ def _version(nvcc: Path) -> str | None:
 
 
 def _home_of(nvcc: str) -> Path:
-    """The toolkit's root: what nvcc itself calls TOP, since the nvcc on PATH may be a script in a folder of its own."""
+    """The toolkit's root: the parent of what nvcc calls _HERE_, since the nvcc on PATH may be a script elsewhere."""
     said = subprocess.run([nvcc, "--dryrun", "-E", "-x", "cu", "/dev/null"], capture_output=True, text=True).stderr
-    match = re.search(r"^#\$ TOP=(.*)$", said, re.MULTILINE)
-    return Path(match[1].strip() if match else Path(nvcc).resolve().parent.parent).resolve()
+    match = re.search(r"^#\$ _HERE_=(.*)$", said, re.MULTILINE)
+    return Path(match[1].strip() if match else Path(nvcc).resolve().parent).resolve().parent
 
 
 def _candidates() -> list[tuple[Path, str]]:

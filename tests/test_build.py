@@ -68,6 +68,13 @@ def test_a_compile_error_shows_the_readers_line_once_and_nothing_of_the_machiner
     assert caught.value._render_traceback_() == [f"CompileError: {text}"]
 
 
+def test_a_function_nobody_defines_is_named_by_the_linker(cache):
+    with pytest.raises(CompileError, match=r"undefined (reference to|symbol).*nobody\(\)") as caught:
+        compile_("answer", cpp='int nobody();\nextern "C" int answer() { return nobody(); }\n')
+    text = str(caught.value)
+    assert "ninja" not in text and "FAILED" not in text and str(cache) not in text
+
+
 def test_an_interrupted_build_never_hangs_the_next(cache):
     """A process killed in the middle leaves its folder, with torch's lock file in it; the next build doesn't look there."""
     slow = "#include <vector>\n" + "\n".join(f"template struct std::vector<int[{i}]>;" for i in range(1, 400))

@@ -12,7 +12,7 @@ from helpers.toolkit import ToolkitError
 
 NVCC = """#!/bin/sh
 if [ "$1" = --version ]; then echo "Cuda compilation tools, release 13.0, V{version}"; fi
-if [ "$1" = --dryrun ]; then echo "#$ TOP={home}/bin/.." >&2; fi
+if [ "$1" = --dryrun ]; then echo "#$ _HERE_={home}/bin" >&2; fi
 """
 
 
