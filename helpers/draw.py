@@ -76,17 +76,14 @@ def memory_hierarchy(levels: Sequence[tuple[str, str, str]], title: str) -> Figu
 
 @drawing
 def seconds(times: Mapping[str, float], title: str) -> Figure:
-    """Horizontal bars of seconds on a logarithmic axis, each with its number."""
-    figure, (ax,) = canvas(7.4, 0.9 + 0.5 * len(times), title=title)
-    values = list(times.values())
-    low = 10.0 ** np.floor(np.log10(min(values)) - 0.3)
+    """Horizontal bars of seconds, each with its number."""
+    figure, (ax,) = canvas(7.4, 0.9 + 0.45 * len(times), title=title)
+    most = max(times.values())
     for k, value in enumerate(times.values()):
-        ax.barh(k, value - low, 0.6, left=low, color=BLUE if k else SAND, edgecolor=INK, hatch="" if k else "///")
-        ax.text(value * 1.12, k, f"{value:.3g} s", va="center", fontsize=9)
-    ax.set_xscale("log")
-    ax.set(xlim=(low, max(values) * 4), xlabel="seconds, logarithmic axis")
+        ax.barh(k, value, 0.6, color=BLUE, edgecolor=INK, linewidth=0.8)
+        ax.text(value + 0.01 * most, k, f"{value:.2g} s", va="center", fontsize=9)
+    ax.set(xlim=(0, most * 1.12), xlabel="seconds")
     ax.set_yticks(range(len(times)), list(times), color=INK)
-    ax.xaxis.set_major_formatter(lambda v, _: f"{v:g}")
     ax.grid(axis="y", visible=False)
     ax.invert_yaxis()
     return figure
@@ -222,7 +219,8 @@ def running_state(scores: Sequence[float]) -> Figure:
     top.plot(steps, s, "o", color=BLUE, label="score $s_k$")
     top.step(steps, m, where="post", color=ORANGE, linestyle="--", label="running max $m_k$")
     top.set_ylabel("score")
-    top.legend(frameon=False, fontsize=9, loc="lower right", ncols=2)
+    top.set_ylim(top=1.25 * s.max())
+    top.legend(frameon=False, fontsize=9, loc="upper left", ncols=2)
     for k in range(len(s)):
         shares = np.exp(s[: k + 1] - m[k])
         edges = np.concatenate([[0], np.cumsum(shares)])
@@ -393,7 +391,7 @@ def bytes_against(frame: pd.DataFrame, x: str, by: str, title: str) -> Figure:
         ends.append((part["predicted"].iloc[-1], label if isinstance(label, str) else f"{by} = {label}", colour))
     height = 0.0
     for end, name, colour in sorted(ends):
-        height = max(end, 1.25 * height)  # names of neighbouring lines keep a distance
+        height = max(end, 1.35 * height)  # names of neighbouring lines keep a distance
         ax.annotate(
             name, (frame[x].max(), height), (9, 0), textcoords="offset points", color=colour, va="center", fontsize=9
         )

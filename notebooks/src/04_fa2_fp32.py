@@ -110,7 +110,7 @@ draw.tile_walk("fa2")
 #
 # $$ \text{FA1: } 3Nd + 2N + \tfrac{N}{B_c} (3Nd + 4N), \qquad \text{FA2: } 2Nd + N + \tfrac{N}{B_r}\, 2Nd . $$
 #
-# Leading terms: $3N^2 d / B_c$ against $2N^2 d / B_r$. Two of the three things that travelled ($O$ in, $O$ out, $Q$) have become two that travel ($K$, $V$), and none of them is a write. And the tile that
+# Leading terms: $3N^2 d / B_c$ against $2N^2 d / B_r$. Three things travelled once per tile of keys ($O$ in, $O$ out, $Q$); now two travel once per tile of queries ($K$, $V$), and neither is a write. The tile that
 # decides is now $B_r$, the *query* tile. FA1 could not make $B_c$ large because $K_j$ and $V_j$ both have to sit in SRAM; FA2 streams them, so $B_r$ is bounded by the one tile $Q_i$ in SRAM and $O_i$ in registers.
 # Both formulas are put to the count below.
 
@@ -131,12 +131,15 @@ ctas["FA1 per SM"], ctas["FA2 per SM"] = ctas.FA1 / 132, ctas.FA2 / 132
 ctas.round(2)
 
 # %% [markdown]
-# The columns "per SM" are for the 132 SMs of an H200. Below 1, SMs have no work.
+# The columns "per SM" are for the 132 SMs of an H200. Below 1, SMs have no work. The recorded throughput of the two kernels:
 
 # %%
 recorded = record.headline(pd.concat([record.load("03_fa1_fp32"), record.load("04_fa2_fp32")]))
 recorded = recorded[recorded["name"] == recorded["rung"]]
 plot.throughput(recorded)
+
+# %% [markdown]
+# **What to see.** FlashAttention-1 falls as its CTAs per SM fall, the more so at $D = 128$, where there are half as many heads. FlashAttention-2 keeps its level at every length.
 
 # %% [markdown]
 # ## 4 · Fewer operations outside the products
@@ -296,8 +299,7 @@ show.region("04_fa2_fp32", "epilogue")
 # ## Run and check
 
 # %%
-report = check(kernel)
-report
+check(kernel)
 
 # %% [markdown]
 # ## Predict, then measure
@@ -345,16 +347,13 @@ draw.bytes_by_tensor(
 # **What to see.** The tall bars of FA1 are $O$, which it reads and writes at every tile, and $Q$. In FA2 they shrink to one pass each, and K and V grow instead. $m$ and $l$ are gone: they never leave the registers.
 
 # %% [markdown]
-# Does the machine code do what the derivation says? `sass.histogram` compiles the kernel with nvcc (no GPU needed) and counts the instructions in the result. `FFMA` is the fp32 multiply-add, `LDS.128` a 16-byte load from shared memory,
-# `MUFU` the special functions. These are instructions in the code, not executed ones; the loop over a slab is unrolled, so both products of one slab are in there once.
+# Does the machine code do what the derivation says? `sass.histogram` compiles the kernel with nvcc (no GPU needed) and counts the instructions in the result. `FFMA` is the fp32 multiply-add, `LDS.128` a 16-byte load from shared memory;
+# the rest is softmax, addresses and loops. These are instructions in the code, not executed ones; the loop over a slab is unrolled, so both products of one slab are in there once.
 
 # %%
 names = ["03_fa1_fp32", "04_fa2_fp32"]
-opcodes = (
-    pd.DataFrame({name: sass.histogram(name, modifiers=True)[f"{name[3:]}<64>"] for name in names})
-    .fillna(0)
-    .astype(int)
-)
+code = {name: sass.histogram(name, modifiers=True)[f"{name[3:]}<64>"] for name in names}
+opcodes = pd.DataFrame(code).fillna(0).astype(int)
 print((opcodes.loc["FFMA"] / opcodes.sum()).map("{:.0%} of the instructions are multiply-adds".format).to_string())
 loaded, done = 16 * opcodes.loc["LDS.128", "04_fa2_fp32"], 2 * opcodes.loc["FFMA", "04_fa2_fp32"]
 print(f"04_fa2_fp32: {loaded / done:.2f} bytes of shared memory per FLOP")
@@ -376,7 +375,7 @@ published["FA2 / FA1"] = (published.FA2 / published.FA1).round(2)
 published
 
 # %% [markdown]
-# GPU and shape are not stated, so these times cannot be repeated. But its forward kernels can be read (`fp32/fa_1` and `fp32/fa_2`, commit c598160). Both start one CTA of 32 threads per head; each thread computes one row of $S$ and of $O$, element by element, from tiles in shared memory.
+# GPU and shape are not stated, so these times cannot be repeated. (A later version of its benchmark script has $B = 2$, $H = 12$, $N = 128$, $d = 32$.) But its forward kernels can be read (`fp32/fa_1` and `fp32/fa_2`, commit c598160). Both start one CTA of 32 threads per head; each thread computes one row of $S$ and of $O$, element by element, from tiles in shared memory.
 # From version 1 to version 2 the two loops change places, $m$ and $l$ stay in registers and the division moves to the end. Two things stay as they were: $O$ is read from and written to HBM in the inner loop, and there is still one CTA per head.
 #
 # So of the points above, this version 2 has the loop order and the single division, but not what they are good for. We write such a kernel ourselves and count. It keeps $m$ and $l$ in HBM as well, so that its two loops can be swapped by exchanging two lines of text, with nothing else changed.
@@ -498,9 +497,7 @@ four = {"naive, keys outside": naive, "naive, queries outside": swapped, "03_fa1
 inputs, rows = [torch.randn(1, 2, 256, 64) for _ in range(3)], {}
 for label, run in four.items():
     counted = traffic(run, *inputs)
-    rows[label] = (counted["bytes_read"] + counted["bytes_written"]).reindex(
-        ["Q", "K", "V", "O", "m", "l", "LSE"]
-    ).fillna(0) / 2**20
+    rows[label] = (counted["bytes_read"] + counted["bytes_written"]).reindex(guess.index).fillna(0) / 2**20
 bytes_mib = pd.DataFrame(rows).T
 bytes_mib["all"] = bytes_mib.sum(axis=1)
 bytes_mib.round(2)
@@ -520,9 +517,8 @@ flops = record.forward_flops(1, 2, 256, 256, 64)
 for label in ("naive, keys outside", "naive, queries outside"):
     print(f"{label}: HBM would allow {copy * flops / (bytes_mib.loc[label, 'all'] * 2**20):.0f} TFLOP/s")
 minimal = record.published("h200_peers").query("peer == 'flash-attention-minimal'")
-print(
-    f"flash-attention-minimal, one thread per row like this one: {minimal.tflops.min():.1f} to {minimal.tflops.max():.1f} TFLOP/s on the same GPU model"
-)
+low, high = minimal.tflops.min(), minimal.tflops.max()
+print(f"flash-attention-minimal, one thread per row too: {low:.1f} to {high:.1f} TFLOP/s on an H200")
 
 # %% [markdown]
 # Two orders of magnitude lie between them, so HBM is not what a kernel of this kind waits for. Three counts say what is:
@@ -531,24 +527,15 @@ print(
 lanes, d = np.arange(32), 64
 banks = (lanes * d + 0) % 32  # Q_smem[t * d + x] at x = 0: the bank of each lane's word
 conflicts = np.bincount(banks).max()
-B, H, N = 2, 12, 1024
-pd.DataFrame(
-    {
-        "naive, either order": ["1 × 1", 2 * (1 / 1 + 1 / 1), conflicts, 1, B * H],
-        "04_fa2_fp32": ["8 × 8", 2 * (1 / 8 + 1 / 8), 1, 4, B * H * math.ceil(N / 128)],
-    },
-    index=[
-        "thread tile",
-        "shared bytes per FLOP",
-        "lanes in the fullest bank, reading Q",
-        "warps per CTA",
-        f"CTAs at B={B}, H={H}, N={N}",
-    ],
-)
+B, H, N = 2, 12, 1024  # for the number of CTAs
+naive_column = ["1 × 1", 2 * (1 / 1 + 1 / 1), conflicts, 1, B * H]
+fa2_column = ["8 × 8", 2 * (1 / 8 + 1 / 8), 1, 4, B * H * math.ceil(N / 128)]
+labels = ["thread tile", "shared bytes per FLOP", "lanes in the fullest bank, reading Q", "warps per CTA", "CTAs"]
+pd.DataFrame({"naive, either order": naive_column, "04_fa2_fp32": fa2_column}, index=labels)
 
 # %% [markdown]
 # 1. **No register tile.** Each multiply-add needs two values from shared memory: 4 bytes per FLOP, eight times what the SM can feed.
-# 2. **Bank conflicts.** Lane $t$ reads row $t$ of $Q$, and rows are $d = 64$ floats apart: all 32 lanes want a word of the same bank, which hands them out one after the other.
+# 2. **Bank conflicts.** Lane $t$ reads row $t$ of $Q$, and rows are $d = 64$ floats apart: all 32 lanes want a word of the same bank, which hands them out one after the other. (Where the compiler fetches four neighbouring words at once, eight accesses instead of 32 for each.)
 # 3. **One warp per CTA and one CTA per head.** One warp cannot hide its own waiting, and 24 CTAs occupy 24 of 132 SMs.
 #
 # None of the three depends on the order of the loops. A kernel bound by them runs at nearly the same speed in either order, give or take the tiles it loads in addition. That is why FlashAttention-2 as a change of loop order
@@ -569,8 +556,8 @@ def times():
 
 try:
     print(times().groupby("name", sort=False).ms.median().map("{:.3f} ms".format).to_string())
-except LookupError as missing:
-    print(missing)
+except LookupError:
+    print("these four have not been recorded on this device: run this cell on a GPU")
 
 # %% [markdown]
 # ## Beside its peers
@@ -593,9 +580,9 @@ def mean(ratios):
 
 
 headline, shape = record.headline(samples), ["D", "Nq"]
-faster = {
-    p: mean(record.ratio(headline, "04_fa2_fp32", p).set_index(shape)["ratio"]) for p in ("SDPA MATH", "SDPA EFFICIENT")
-}
+faster = {}
+for peer in ("SDPA MATH", "SDPA EFFICIENT"):
+    faster[peer] = mean(record.ratio(headline, "04_fa2_fp32", peer).set_index(shape)["ratio"])
 ms = record.medians(recorded).set_index(["name", *shape])["ms"]
 faster["03_fa1_fp32"] = mean(ms["03_fa1_fp32"] / ms["04_fa2_fp32"])
 pd.DataFrame(faster)
@@ -631,12 +618,10 @@ top = ceilings.groupby("name").value.median()
 best = record.medians(record.headline(samples)).query("name == '04_fa2_fp32'").groupby("D").tflops.max()
 print(f"{record.about('device', 'ceilings')['device']}:")
 for D, tflops in best.items():
-    print(
-        f"  04_fa2_fp32, D = {D}: {tflops:.1f} TFLOP/s, {tflops / top['fp32 matmul']:.0%} of a large fp32 matrix product"
-    )
-print(
-    f"  a large fp16 matrix product runs at {top['fp16 matmul'] / top['fp32 matmul']:.0f} times the rate of an fp32 one"
-)
+    share = tflops / top["fp32 matmul"]
+    print(f"  04_fa2_fp32, D = {D}: {tflops:.1f} TFLOP/s, {share:.0%} of a large fp32 matrix product")
+times_faster = top["fp16 matmul"] / top["fp32 matmul"]
+print(f"  a large fp16 matrix product runs at {times_faster:.0f} times the rate of an fp32 one")
 
 # %% [markdown]
 # The last line is the point. In fp32 the products run on the **CUDA cores**, one multiply-add per lane and instruction, and no loop order changes their number. The same SM has **tensor cores**, which multiply small matrices of 16-bit numbers in one instruction. Notebook 10 gives them the two products, and everything
