@@ -82,7 +82,7 @@ template <int d> __global__ __launch_bounds__(Tile<d>::threads, 1) void fa1_fp32
   // [region: initialise]
   // Before the first tile: O = 0, l = 0, m = -inf
   for (int i = threadIdx.x; i < a.Nq; i += T::threads) m[i] = -FA_INFINITY, l[i] = 0.f;
-  for (int e = threadIdx.x; e < a.Nq * (d / 4); e += T::threads) {
+  for (int64_t e = threadIdx.x; e < int64_t(a.Nq) * (d / 4); e += T::threads) {
     const float zero[4] = {0.f, 0.f, 0.f, 0.f};
     fa::store4(O + e / (d / 4) * a.O_stride[2] + e % (d / 4) * 4, zero);
   }
