@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .ladder import Rung, parse
+from .ladder import MAX_WORKSPACE, Rung, parse
 from .ladder import rung as find_rung
 from .toolkit import OLDEST_ARCH, ToolkitError, matching_toolkit
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 DTYPES = {"fp32": 0, "fp16": 1, "bf16": 2}  # fa_dtype of kernels/include/fa/args.cuh
 TORCH_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-MAX_WORKSPACE = 4
 
 
 class FaArgs(ctypes.Structure):
@@ -80,9 +79,11 @@ def cuda_refusal(rung: Rung) -> str:
     import torch
 
     if not torch.cuda.is_available():
+        if not Path("/proc/driver/nvidia/version").exists():
+            return "no GPU found: with an NVIDIA GPU in this machine, install its driver; without, use the emulator"
         if torch.version.cuda is None:
-            return "this torch was built without CUDA: `pip install torch==2.13.0` on a machine with a GPU has it"
-        return "no GPU found: check the driver with `nvidia-smi`, or use device='cpu', the emulator"
+            return "there is a GPU, but this torch was built without CUDA: install torch 2.13.0 in its CUDA build"
+        return "torch can't use the GPU: check with `nvidia-smi` that the driver works and is new enough for CUDA 13"
     major, minor = torch.cuda.get_device_capability()
     needed = max(int(rung.arch.removeprefix("sm_").rstrip("a")), OLDEST_ARCH)
     if 10 * major + minor < needed:
@@ -145,6 +146,8 @@ class Kernel:
         `out` are tensors to write into. Raises ValueError that names what came and what is allowed, KernelError for
         CUDA's errors and the emulator's findings.
         """
+        if out is not None and len(out) != 2:
+            raise ValueError(f"out takes two tensors, {len(out)} came")
         prepare = _softmax_call if self.rung.op == "softmax" else _attention_call
         args, tensors, results = prepare(self, inputs, scale, out)
         self._run(args, tensors)
@@ -189,12 +192,14 @@ def _attention_call(kernel: Kernel, inputs: tuple[Tensor, ...], scale: float | N
         )
     if kernel.rung.D and D not in kernel.rung.D:
         raise ValueError(f"head dimension {D}: {name} takes D in {', '.join(map(str, kernel.rung.D))}")
-    scale = D**-0.5 if scale is None else float(scale)
-    if not math.isfinite(scale):
-        raise ValueError(f"scale is {scale}; it has to be finite")
-    o, lse = out or (
-        torch.empty(B, H, Nq, D, dtype=q.dtype, device=q.device),
-        torch.empty(B, H, Nq, dtype=torch.float32, device=q.device),
+    scale = D**-0.5 if scale is None else _number("scale", scale)
+    o, lse = (
+        out
+        if out is not None
+        else (
+            torch.empty(B, H, Nq, D, dtype=q.dtype, device=q.device),
+            torch.empty(B, H, Nq, dtype=torch.float32, device=q.device),
+        )
     )
     _require_out("o", o, (B, H, Nq, D), q)
     _require_out("lse", lse, (B, H, Nq), q, torch.float32, contiguous=True)
@@ -230,7 +235,11 @@ def _softmax_call(kernel: Kernel, inputs: tuple[Tensor, ...], scale: float | Non
     rows = s.numel() // N
     if max(rows, N) >= 2**31:
         raise ValueError(f"s has {rows} rows of {N}; both have to be below 2^31")
-    p, lse = out or (torch.empty_like(s), torch.empty(s.shape[:-1], dtype=torch.float32, device=s.device))
+    p, lse = (
+        out
+        if out is not None
+        else (torch.empty_like(s), torch.empty(s.shape[:-1], dtype=torch.float32, device=s.device))
+    )
     _require_out("p", p, tuple(s.shape), s, contiguous=True)
     _require_out("lse", lse, tuple(s.shape[:-1]), s, torch.float32, contiguous=True)
     workspace = _workspace(kernel.rung, {"rows": rows, "N": N}, s)
@@ -239,6 +248,16 @@ def _softmax_call(kernel: Kernel, inputs: tuple[Tensor, ...], scale: float | Non
     args.Q_stride[:] = args.O_stride[:] = [0, 0, N]
     args.workspace[: len(workspace)] = [t.data_ptr() for t in workspace.values()]
     return args, {"Q": s, "O": p, "LSE": lse, **workspace}, (p, lse)
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} is {value!r}; it has to be a number") from None
+    if not math.isfinite(number):
+        raise ValueError(f"{name} is {number}; it has to be finite")
+    return number
 
 
 def _dtype_code(t: Tensor) -> int:
@@ -253,6 +272,11 @@ def _require_tensor(kernel: Kernel, letter: str, t: Any) -> None:
     allowed = [TORCH_NAMES[name] for name in kernel.rung.dtypes]
     if str(t.dtype).removeprefix("torch.") not in allowed:
         raise ValueError(f"{letter} is {t.dtype}; {kernel.rung.stem} takes {', '.join(allowed)}")
+    if t.requires_grad and torch.is_grad_enabled():
+        raise ValueError(
+            f"{letter} asks for a gradient, and {kernel.rung.stem} has no backward: pass {letter}.detach(), "
+            "or call it under torch.no_grad()"
+        )
     if t.device.type != kernel.device:
         mend = f"{letter}.{'cuda' if kernel.device == 'cuda' else 'cpu'}()"
         raise ValueError(f"{letter} is on {t.device}, {kernel.rung.stem} was loaded for {kernel.device}: pass {mend}")
@@ -261,13 +285,19 @@ def _require_tensor(kernel: Kernel, letter: str, t: Any) -> None:
 def _require_out(
     letter: str, t: Tensor, shape: tuple[int, ...], like: Tensor, dtype: Any = None, contiguous: bool = False
 ) -> None:
+    import torch
+
     dtype = dtype or like.dtype
+    if not isinstance(t, torch.Tensor):
+        raise ValueError(f"out: {letter} is a {type(t).__name__}; out takes two tensors")
     if tuple(t.shape) != shape or t.dtype != dtype or t.device != like.device:
         raise ValueError(
             f"out: {letter} is {t.dtype} {tuple(t.shape)} on {t.device}; it has to be {dtype} {shape} on {like.device}"
         )
     if contiguous and not t.is_contiguous():
         raise ValueError(f"out: {letter} has strides {t.stride()}; it has to be contiguous")
+    if any(n > 1 and s == 0 for n, s in zip(t.shape, t.stride())):
+        raise ValueError(f"out: {letter} has strides {t.stride()}; its elements have to have places of their own")
 
 
 def _require_rows(kernel: Kernel, letter: str, t: Tensor) -> None:

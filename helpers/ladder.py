@@ -18,8 +18,11 @@ OPS = ("attention", "softmax")
 DTYPES = ("fp32", "fp16", "bf16")
 DIMENSIONS = ("B", "H", "Nq", "Nk", "D", "rows", "N")
 
+MAX_WORKSPACE = 4  # as many as fa_args has room for
+
 _TITLE = re.compile(r"// (?P<stem>\w+): (?P<title>\S.*)")
 _KEY = re.compile(r"// (?P<key>\w+):\s*(?P<value>.*)")
+_ARCH = re.compile(r"sm_\d{2,3}a?")
 _INCLUDE = re.compile(r'^\s*#\s*include\s*[<"](fa/[\w./]+)[>"]', re.MULTILINE)
 
 
@@ -145,6 +148,10 @@ def parse(source: str, path: Path, strict: bool = False) -> Rung:
         )
     _require(path, "op", [values.get("op", OPS[0])], OPS)
     _require(path, "dtype", fields.get("dtypes", ()), DTYPES)
+    if not _ARCH.fullmatch(values.get("arch", "sm_75")):
+        raise ValueError(f"{path.name}: arch {values['arch']!r} in the header block; it reads like sm_80 or sm_90a")
+    if len(fields.get("workspace", ())) > MAX_WORKSPACE:
+        raise ValueError(f"{path.name}: the header block has more than {MAX_WORKSPACE} workspace tensors")
     for name, dims in fields.get("workspace", ()):
         _require(path, f"workspace {name}: dimension", dims, DIMENSIONS)
     return Rung(stem=stem, path=path, source=source, title=title, **fields)  # type: ignore[arg-type]

@@ -99,6 +99,8 @@ def test_a_wrong_input_is_refused_by_name(fa1, inputs, words):
 def test_a_scale_that_is_no_number_is_refused(fa1, scale):
     with pytest.raises(ValueError, match="has to be finite"):
         fa1(*qkv(), scale=scale)
+    with pytest.raises(ValueError, match="scale is 'x'; it has to be a number"):
+        fa1(*qkv(), scale="x")
 
 
 def test_outputs_of_another_shape_or_type_are_refused(fa1):
@@ -107,6 +109,31 @@ def test_outputs_of_another_shape_or_type_are_refused(fa1):
         fa1(*qkv(), out=(o[0], lse))
     with pytest.raises(ValueError, match=r"out: lse is torch.float64"):
         fa1(*qkv(), out=(o, lse.double()))
+
+
+@pytest.mark.parametrize(
+    ("out", "words"),
+    [
+        (lambda o, lse: o, "out takes two tensors, 1 came"),
+        (lambda o, lse: (None, lse), "out: o is a NoneType; out takes two tensors"),
+        (lambda o, lse: (o[:, :, :1].expand(o.shape), lse), "out: o has strides .*; its elements have to have places"),
+        (lambda o, lse: (o, lse.mT.contiguous().mT), "out: lse has strides .*contiguous"),
+    ],
+)
+def test_outputs_that_can_not_hold_the_result_are_refused(fa1, out, words):
+    with pytest.raises(ValueError, match=words):
+        fa1(
+            *qkv((1, 3, 40, 64), (1, 3, 40, 64), (1, 3, 40, 64)),
+            out=out(torch.empty(1, 3, 40, 64), torch.empty(1, 3, 40)),
+        )
+
+
+def test_a_gradient_is_not_lost_in_silence(fa1):
+    q, k, v = qkv(requires_grad=True)
+    with pytest.raises(ValueError, match=r"q asks for a gradient, and 03_fa1_fp32 has no backward: pass q\.detach\(\)"):
+        fa1(q, k, v)
+    with torch.no_grad():
+        assert fa1(q, k, v)[0].isfinite().all()
 
 
 def test_softmax_takes_rows_of_any_shape(softmax):

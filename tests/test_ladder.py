@@ -37,6 +37,8 @@ def test_a_cell_may_leave_the_block_out():
         ("// mine: a title", "// a title", "lacks its title"),
         ("// mine:", "// other:", "names 'other', the file 'mine'"),
         ("fp16, bf16", "fp8", "dtype 'fp8'.*allowed are fp32, fp16, bf16"),
+        ("sm_80", "hopper", "arch 'hopper'.*reads like sm_80 or sm_90a"),
+        ("(rows,N) fp32", "(N) fp32; a (N) fp32; b (N) fp32; c (N) fp32", "more than 4 workspace tensors"),
         ("(rows,N)", "(rows,M)", "workspace S.*'M'.*allowed are"),
     ],
 )
