@@ -373,7 +373,7 @@ def bytes_against(frame: pd.DataFrame, x: str, by: str, title: str) -> Figure:
 
     frame: columns x, by, counted (NaN where nothing was counted) and predicted, in bytes.
     """
-    figure, (ax,) = canvas(6.8, 3.8, title=title)
+    figure, (ax,) = canvas(6.8, 4.6, title=title)
     looks = [(BLUE, "o", "-"), (ORANGE, "s", "-"), (GREEN, "^", "-"), (MUTED, "", "--"), (INK, "D", "-")]
     ends = []
     for (label, part), (colour, marker, dash) in zip(frame.groupby(by, sort=False), looks, strict=False):
@@ -389,9 +389,9 @@ def bytes_against(frame: pd.DataFrame, x: str, by: str, title: str) -> Figure:
             markeredgewidth=1.6,
         )
         ends.append((part["predicted"].iloc[-1], label if isinstance(label, str) else f"{by} = {label}", colour))
-    height = 0.0
+    height, gap = 0.0, (frame["predicted"].max() / frame["predicted"].min()) ** 0.055
     for end, name, colour in sorted(ends):
-        height = max(end, 1.35 * height)  # names of neighbouring lines keep a distance
+        height = max(end, gap * height)  # names of neighbouring lines keep a distance
         ax.annotate(
             name, (frame[x].max(), height), (9, 0), textcoords="offset points", color=colour, va="center", fontsize=9
         )
