@@ -408,6 +408,17 @@ draw.bytes_against(lines, x="N", by="Bc", title="Bytes requested from HBM, one h
 # Every line ends up with slope 2, FlashAttention's included: IO-awareness does not remove the square, it divides it by the tile. With $B_c = 32$ the kernel lies *above* the dashed line, as
 # $B_c < \tfrac34 d$ predicted, with 64 and 128 below it. So with this tile FlashAttention-1 saves no traffic against an ideal three-pass kernel; what it always removes is the *space* for $S$ and $P$.
 #
+# The formula also says that $B_r$ does not matter:
+
+# %%
+counts = {}
+for Br in (32, 64, 128):
+    other = load(source=rung("03_fa1_fp32").replace("d == 128 ? 32 : 64", str(Br)), device="cpu", quiet=True)
+    counted = traffic(other, *(torch.randn(1, 1, 256, 64) for _ in range(3)))
+    counts[f"Br = {Br}"] = int((counted.bytes_read + counted.bytes_written).sum())
+counts
+
+# %% [markdown]
 # Now the tile's exponent and the dimension's. In the second sweep $B_c\, d$ is held at 2048 elements, the stand-in for a fixed $M$.
 
 # %%
