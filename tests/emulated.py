@@ -31,7 +31,9 @@ def program(body: str, shape: str = "1, 32", before: str = "", launch: str = "")
 
 
 def build(source: str) -> Launcher:
-    return load(SimpleNamespace(stem="test", path=FILE), source)
+    launcher = load(SimpleNamespace(stem="test", path=FILE), source)
+    launcher.timeout = 60
+    return launcher
 
 
 def launch(launcher: Launcher, out: torch.Tensor, H: int = 1, **tensors: torch.Tensor) -> torch.Tensor:

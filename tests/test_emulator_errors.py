@@ -25,7 +25,7 @@ def failure(
     """The report of a kernel that must fail; after it a good kernel must run. The line marked `// here` must be named."""
     source = program(body, shape, before)
     launcher = build(source)
-    launcher.timeout = timeout
+    launcher.timeout = timeout or launcher.timeout
     out = torch.full((out,), float("nan")) if isinstance(out, int) else out
     with pytest.raises(KernelError) as caught:
         launch(launcher, out, **tensors)
@@ -50,6 +50,10 @@ MISTAKES = {
     "vector over the end": (
         "reinterpret_cast<float2*>(out)[15] = {}; reinterpret_cast<float4*>(out + 28)[blockIdx.x] = {}; // here", "dim3(2, 2), 1",
         "thread 0 of block (1, 0) writes 16 bytes at O + 128 bytes, 16 past its end",
+    ),
+    "vector that straddles the end": (
+        "*reinterpret_cast<float4*>(out) = reinterpret_cast<const float4*>(in)[7]; // here", "1, 1",
+        "reads 16 bytes at Q + 112 bytes, 4 past its end (it has 124 bytes)",
     ),
     "wild address": ("*reinterpret_cast<float*>(0x123456789000) = 1; // here", "1, 1", "address 0x123456789000, which belongs to no tensor"),
     "null pointer": ("static_cast<float*>(a.workspace[2])[3] = 1; // here", "1, 1", "through a null pointer (address 0xc)"),
@@ -123,8 +127,9 @@ def test_out_of_bounds_store_never_happens():
 
 
 def test_a_store_past_one_tensor_does_not_land_in_its_neighbour():
-    both = torch.zeros(2, 32)
-    assert "O + 128 bytes" in failure("out[threadIdx.x] = 1; out[32 + threadIdx.x] = 1;", both[0], Q=both[1])
+    both = torch.zeros(2, 64)
+    assert "O + 256 bytes" in failure("out[64 + threadIdx.x] = 1;", both[0], Q=both[1])
+    assert both.sum() == 0
 
 
 def test_columns_between_the_rows_of_a_view_are_not_the_views():
@@ -247,6 +252,15 @@ def test_the_lowest_faulty_block_is_the_one_reported():
     for _ in range(20):
         with pytest.raises(KernelError, match="thread 0 of block 5 "):
             launch(launcher, torch.zeros(32))
+
+
+def test_blocks_after_a_faulty_one_are_not_begun():
+    launcher = build(program("if (blockIdx.x == 3) __trap();", "1 << 30, 1"))
+    launcher.timeout = 20
+    start = time.monotonic()
+    with pytest.raises(KernelError, match="block 3 executes __trap"):
+        launch(launcher, torch.zeros(32))
+    assert time.monotonic() - start < 10
 
 
 def test_an_atomic_after_a_faulty_block_does_not_wait_for_ever():

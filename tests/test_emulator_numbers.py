@@ -71,6 +71,8 @@ EXPRESSIONS = {
     # 2^-31 below a tie, which a sum in float would fall on
     "float(__hfma(__float2half(0x1.004p0f), __float2half(0x1.ff8p-12f), __float2half(0x1.004p0f)))": 1 + 2**-10,
     "float(__hfma(__float2bfloat16(0x1.02p-4f), __float2bfloat16(0x1p-4f), __float2bfloat16(1.0f)))": 1 + 2**-7,
+    # 2^-60 below a tie, which a sum in double would fall on
+    "float(__hfma(__float2bfloat16(7.0f), __float2bfloat16(37.0f), __float2bfloat16(-0x1p-60f)))": 258,
     "float(__double2half(1.0 + 0x1p-11 + 0x1p-40))": 1 + 2**-10,  # not rounded twice
     "float(half(3))": 3,
     "float(__half(1.0f) / __half(3.0f))": 0.333251953125,
