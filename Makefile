@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 .PHONY: lab test notebooks bench readme
 
 lab: $(VENV)/installed
-	$(BIN)/jupyter lab notebooks/00_start_here.ipynb
+	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00_start_here.ipynb
 
 test: $(VENV)/installed-test
 	$(BIN)/ruff check .

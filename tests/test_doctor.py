@@ -26,7 +26,9 @@ def test_every_notebook_has_a_lane_and_a_reason():
     notebooks = sorted(path.stem for path in (ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
     assert [lane.notebook for lane in report.lanes] == notebooks
     assert all(lane.back_end in ("GPU", "emulator") and lane.why for lane in report.lanes)
-    assert {"Python", "torch", "GPU", "nvcc", "C++ compiler", "ninja"} <= {f.name for f in report.findings}
+    assert {"Python", "torch", "GPU", "nvcc", "C++ compiler", "ninja", "emulator"} <= {f.name for f in report.findings}
+    (emulator,) = (f for f in report.findings if f.name == "emulator")
+    assert emulator.value.startswith("runs 01_naive, error ") and float(emulator.value.split()[-1]) < 1e-5
     assert str(report).count("\n") >= len(report.lanes) and "<table>" in report._repr_html_()
 
 
@@ -43,6 +45,7 @@ def test_without_a_compiler_nothing_runs_and_the_mend_is_named(monkeypatch, tmp_
     report = helpers.doctor()
     mends = {f.name: f.mend for f in report.findings}
     assert "apt install g++" in mends["C++ compiler"] and "make lab" in mends["nvcc"]
+    assert "apt install g++" in mends["emulator"]
     assert all(lane.back_end == "nowhere" and "apt install g++" in lane.why for lane in report.lanes)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from .. import kernel
+from ..errors import CompileError, KernelError
 from ..ladder import KERNELS, Rung, rungs
 from ..toolkit import ToolkitError, compiler_version, find_compiler, find_ninja, matching_toolkit
 
@@ -67,6 +68,7 @@ def doctor() -> Report:
         _attempt("nvcc", _nvcc),
         _attempt("C++ compiler", lambda: compiler_version(find_compiler())),
         _attempt("ninja", _ninja),
+        _attempt("emulator", _emulator),
     ]
     return Report(tuple(findings), tuple(_lane(path.stem) for path in sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))))
 
@@ -74,7 +76,7 @@ def doctor() -> Report:
 def _attempt(name: str, look: Callable[[], str]) -> Finding:
     try:
         return Finding(name, look())
-    except ToolkitError as error:
+    except (ToolkitError, CompileError, KernelError) as error:
         return Finding(name, "missing or unusable", str(error))
 
 
@@ -117,6 +119,19 @@ def _ninja() -> str:
     return said.stdout.strip()
 
 
+def _emulator() -> str:
+    """The proof is a run: the first rung, on 8 queries and keys."""
+    import torch
+
+    from .. import reference
+
+    q, k, v = torch.randn(3, 1, 1, 8, 32)
+    error = (
+        (kernel.load("01_naive", device="cpu", quiet=True)(q, k, v)[0] - reference.attention(q, k, v)[0]).abs().max()
+    )
+    return f"runs 01_naive, error {error:.1g}"
+
+
 def _lane(stem: str) -> Lane:
     import torch
 
@@ -125,6 +140,7 @@ def _lane(stem: str) -> Lane:
         rung = Rung(stem=stem, path=KERNELS / f"{stem}.cu", source="")  # a notebook without a rung loads any of them
     try:
         find_compiler()
+        find_ninja()
     except ToolkitError as error:
         return Lane(stem, "nowhere", str(error))
     reason = kernel.cuda_refusal(rung)
