@@ -27,6 +27,7 @@ HINTS = {
     "stopped": "a loop without end, or a size that is too large for an emulator",
 }
 INCLUDE = str(Path(__file__).parent / "include")
+CHECKOUT = f"{Path(__file__).resolve().parent.parent.parent}/"
 
 
 def source_line(library: Path, offset: int) -> str:
@@ -48,5 +49,6 @@ def report(finding: Finding, library: Path) -> str:
     place = f"{file}:{finding.line}" if file else ""
     if Path(finding.module.decode()).name == library.name:  # its folder may have been renamed since it was loaded
         place = source_line(library, finding.offset)
+    place = place.removeprefix(CHECKOUT)
     head = f"{place}: {kind} in {finding.kernel.decode()}: {sentence}" if place else f"{kind}: {sentence}"
     return head + (f"\n  hint: {HINTS[kind]}" if kind in HINTS else "")
