@@ -513,7 +513,7 @@ both[[*shape, "ms here", "ms minimal", "times faster"]].round(2)
 # has work, and hold it against the recorded curve:
 
 # %%
-SMS, D = 132, 64  # the H200's SMs
+SMS, D = 132, 64  # the H200 has 132 SMs; change it if the records shown are of another GPU
 fill = pd.DataFrame({"N": 2 ** np.arange(9, 15)})
 fill["CTAs"] = 16384 // fill.N * (2048 // D)
 fill["share of SMs with work"] = np.minimum(1, fill.CTAs / SMS)
