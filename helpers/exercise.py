@@ -14,17 +14,17 @@ def verify(number: str, passed: bool | Callable[[], bool], hint: str = "") -> No
     """Prints "Exercise 2.1: solved", or "not solved yet" with the reason, if there is one, and the hint.
 
     passed: the verdict, or a function that returns it. What the function raises (an AssertionError with a message, a
-    kernel that doesn't compile) is the reason printed; nothing is raised here.
+    kernel that doesn't compile) is the reason, of which the first lines are printed; nothing is raised here.
     """
-    reason = ""
+    reasons: list[str] = []
     if callable(passed):
         try:
             passed = passed()
         except Exception as error:
-            passed, reason = False, str(error).strip() or type(error).__name__
-    if bool(passed):
+            passed, reasons = False, str(error).strip().splitlines()[:3] or [type(error).__name__]
+    if passed:
         print(f"Exercise {number}: solved")
         return
-    print(f"Exercise {number}: not solved yet" + (f" ({reason})" if reason else ""))
-    if hint:
-        print(f"  hint: {hint}")
+    print(f"Exercise {number}: not solved yet")
+    for line in [*reasons, *([f"hint: {hint}"] if hint else [])]:
+        print(f"  {line.strip()}")

@@ -10,7 +10,7 @@ def verdict(capsys, *arguments, **options):
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("passed", [True, lambda: True, 1.0 < 2.0])
+@pytest.mark.parametrize("passed", [True, lambda: True, 1])
 def test_solved(capsys, passed):
     assert verdict(capsys, passed, hint="unused") == "Exercise 2.1: solved\n"
 
@@ -26,7 +26,7 @@ def test_what_a_check_raises_is_the_reason(capsys):
     def check():
         raise AssertionError("worst at O[0, 0, 3, 1]")
 
-    assert verdict(capsys, check) == "Exercise 2.1: not solved yet (worst at O[0, 0, 3, 1])\n"
+    assert verdict(capsys, check) == "Exercise 2.1: not solved yet\n  worst at O[0, 0, 3, 1]\n"
 
 
 def test_an_answer_left_out_is_not_solved(capsys):

@@ -58,14 +58,16 @@ def exercises(notebook: nbformat.NotebookNode) -> dict[str, dict[str, str]]:
     number = ""
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
-            if heading := EXERCISE.search(cell.source):
-                number = heading[1]
-                found[number] = {}
-            if number and (folded := SOLUTION.search(cell.source)):
-                found[number]["solution"] = "\n".join(FENCED.findall(folded[1]))
+            before, *parts = EXERCISE.split(cell.source)  # text, then a number and its text for each heading
+            for heading, text in [(number, before), *zip(parts[::2], parts[1::2])]:
+                number = heading
+                if number:
+                    found.setdefault(number, {})
+                if folded := SOLUTION.search(text):
+                    found[number]["solution"] = "\n".join(FENCED.findall(folded[1]))
         elif re.match(rf"(%%kernel.*\n//|#) Exercise {re.escape(number or '?')}\b", cell.source):
             found[number]["start"] = cell.source
-        elif number and f'exercise.verify("{number}"' in cell.source:
+        elif number and re.search(rf'exercise\.verify\(\s*"{re.escape(number)}"', cell.source):
             found[number]["check"] = cell.source
     return found
 
@@ -89,6 +91,10 @@ def printed(cell: nbformat.NotebookNode) -> str:
 def run(notebook: nbformat.NotebookNode, path: Path) -> nbformat.NotebookNode:
     nbformat.write(notebook, path)
     return execute.execute(path)
+
+
+def solve_and_run(stem: str, folder: Path) -> nbformat.NotebookNode:
+    return run(with_solutions(read(stem)), folder / f"{stem}.ipynb")
 
 
 # In step
@@ -170,7 +176,7 @@ def executions(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("notebooks")
     asked = [i.callspec.params["stem"] for i in request.session.items if getattr(i, "originalname", "") == EXECUTES]
     pool = ThreadPoolExecutor(2)
-    yield {stem: pool.submit(run, with_solutions(read(stem)), folder / f"{stem}.ipynb") for stem in asked}
+    yield {stem: pool.submit(solve_and_run, stem, folder) for stem in asked}
     pool.shutdown(cancel_futures=True)
 
 

@@ -1,0 +1,438 @@
+# %% [markdown]
+# # 01 · Naive attention, three kernels
+#
+# **After this notebook you can**
+# - explain what attention computes, and why two of its intermediates grow with the square of the sequence length;
+# - do: predict, to the byte, what a kernel's threads ask of memory, and check the prediction;
+# - judge whether arithmetic, HBM or the caches hold a kernel back, with a roofline and a profile.
+#
+# **Time** 50 minutes.
+#
+# **Needs** [00 · Start here](00_start_here.ipynb). No GPU: without one the kernel runs on the emulator and the timings shown are recorded ones.
+#
+# **The idea in one line**: compute $O = \mathrm{softmax}(\mathrm{scale}\, QK^\top)V$ literally, one kernel per operation, and look at what the matrices in between cost.
+
+# %%
+import os
+
+import pandas as pd
+import torch
+from IPython.display import display
+
+from helpers import bench, check, draw, exercise, load, plot, record, reference, rung, show
+from helpers.emulator import traffic
+
+torch.manual_seed(0)
+kernel = load("01_naive")
+device = kernel.device
+
+# %% [markdown]
+# ## The problem
+#
+# A transformer layer turns each token into three vectors: a **query** $q$, a **key** $k$ and a **value** $v$, of $d$ numbers each. Attention gives every query $i$ a weighted mean of all values. The weight of value $j$ says how well key $j$ fits query $i$:
+#
+# $$ S_{ij} = \mathrm{scale}\; q_i \cdot k_j, \qquad
+#    P_{ij} = \frac{e^{S_{ij}}}{\sum_{j'} e^{S_{ij'}}}, \qquad
+#    O_i = \sum_j P_{ij}\, v_j . $$
+#
+# With the vectors as rows of matrices this is $S = \mathrm{scale}\,QK^\top$, $P = \mathrm{softmax}(S)$ by rows and $O = PV$, with $\mathrm{scale} = 1/\sqrt d$ unless told otherwise. $Q$, $K$, $V$ and $O$ have $N$ rows and $d$ columns; $S$, the **scores**, and $P$, the **probabilities**, have $N$ rows and $N$ columns. A layer has $H$ **heads**, each with its own $Q$, $K$, $V$, and a batch of $B$ sequences: everything happens $B \cdot H$ times, independently.
+#
+# The kernels of this series return one more number per row, the **log-sum-exp** $\mathrm{LSE}_i = \ln \sum_j e^{S_{ij}}$: with it, $P_{ij} = e^{S_{ij} - \mathrm{LSE}_i}$ can be had again from $S_{ij}$ alone.
+#
+# In PyTorch, literally:
+
+
+# %%
+def unfused(q, k, v):
+    """Attention as three PyTorch operations; q, k, v (B, H, N, d)."""
+    S = q @ k.mT * q.shape[-1] ** -0.5  # (B, H, N, N)
+    P = torch.softmax(S, dim=-1)  # (B, H, N, N)
+    return P @ v  # (B, H, N, d)
+
+
+B, H, N, d = 1, 2, 256, 64
+q, k, v = torch.randn(3, B, H, N, d, device=device)
+print(f"Q, K, V, O: {q.numel()} numbers each · S, P: {B * H * N * N} each")
+
+# %% [markdown]
+# At $N = 256$ each of $S$ and $P$ is already $N/d = 4$ times as large as $Q$. Nobody asked for $S$ or $P$: the caller wants $O$. This notebook measures what it costs to have them.
+
+# %% [markdown]
+# ## The kernel
+#
+# `kernels/01_naive.cu` does what the three lines above do: one CUDA kernel per operation. The first computes $S$, **one thread per element**.
+
+# %%
+show.region("01_naive", "scores")
+
+# %% [markdown]
+# CUDA runs threads in **blocks** (also called CTAs); all blocks of a launch form the **grid**. Here a block is 16 × 16 threads and covers a 16 × 16 patch of $S$. A thread finds its query `i` and key `j` from `blockIdx` and `threadIdx`, leaves if it lies beyond the edge (this is how any $N$ works), multiplies a row of $Q$ with a row of $K$, and writes one number. The offsets of batch and head come from strides, so the inputs need not be contiguous.
+
+# %%
+draw.threads(N=48)
+
+# %% [markdown]
+# *Left:* the blocks of one head; `blockIdx.x` runs along the queries (and over the heads), `blockIdx.y` along the keys. *Right:* inside a block the hardware groups threads into **warps** of 32 that execute together: two rows of 16. While a warp computes, its 32 threads read 2 different rows of $Q$ and 16 different rows of $K$.
+#
+# The second kernel turns each row of $S$ into a row of $P$. One warp takes a row; lane 0 takes elements 0, 32, 64, …, lane 1 elements 1, 33, 65, …
+
+# %%
+show.region("01_naive", "softmax")
+
+# %% [markdown]
+# It reads its row three times: for the maximum `m`, for the sum `l`, and to write $P$. After the first and the second pass the 32 lanes hold 32 partial results; five `__shfl_xor_sync` steps, in which lanes read each other's registers, leave the total in every lane. Why the maximum is subtracted, and how to read the row less often, is what [02](02_online_softmax.ipynb) is about.
+#
+# The third kernel multiplies $P$ by $V$, again one thread per element of the result.
+
+# %%
+show.region("01_naive", "output")
+
+# %% [markdown]
+# The **launcher** is the function Python calls. It refuses what the kernels can't do, and launches the three on one stream: each starts when the one before has finished. Between them, $S$ and $P$ wait in **HBM**, the GPU's large memory outside the chip.
+
+# %%
+show.region("01_naive", "launcher")
+
+# %% [markdown]
+# ## Run and check
+#
+# Two outputs: $O$ and the log-sum-exp. `check` runs the kernel on inputs chosen to break kernels (lengths one off every tile edge, huge scores, strided tensors, …) and holds both outputs against a float64 reference.
+
+# %%
+o, lse = kernel(q, k, v)
+exact, _ = reference.attention(q, k, v)
+print(f"O {tuple(o.shape)}, LSE {tuple(lse.shape)}; largest |O - exact| = {(o - exact).abs().max():.1e}")
+check(kernel)
+
+# %% [markdown]
+# How exact is exact enough? A fixed tolerance would be too lax for some inputs and impossible for others. The rule here: **the error may be twice that of plain PyTorch at the same precision on the same inputs**, plus a floor of a few rounding steps. That is the *budget*, and the line above says how much of it the worst case uses.
+
+# %% [markdown]
+# ## Predict, then measure
+#
+# How many bytes do the threads ask of each tensor? Count loads in the source, multiply by the threads that run them; a float has 4 bytes. Write $n = B\,H\,N^2$ for the number of scores.
+#
+# - **Q, K.** In `scores`, $n$ threads each read $d$ floats of $Q$ and $d$ of $K$: $4nd$ bytes of each.
+# - **S.** Written once by `scores`, $4n$. Read three times by `softmax`, $3 \cdot 4n$.
+# - **P.** Written once by `softmax`, $4n$. In `output`, $BHNd$ threads each read a row of $N$: $4 \cdot BHNd \cdot N = 4nd$.
+# - **V.** The same threads each read a column of $V$: $4nd$.
+# - **O, LSE.** Written once: $4BHNd$ and $4BHN$.
+#
+# The cell below holds these formulas. Change one if you don't believe it.
+
+# %%
+n = B * H * N * N
+predicted = {
+    "Q": 4 * n * d,
+    "K": 4 * n * d,
+    "V": 4 * n * d,
+    "O": 4 * B * H * N * d,
+    "LSE": 4 * B * H * N,
+    "S": 4 * n + 3 * 4 * n,
+    "P": 4 * n + 4 * n * d,
+}
+
+# %% [markdown]
+# `traffic` runs the kernel on the emulator, where every load and store of every thread is seen, and adds up bytes by tensor. It counts; nothing is sampled or estimated, and the counts are the same on every machine.
+
+# %%
+counted = traffic(kernel, q, k, v)
+total = counted.bytes_read + counted.bytes_written
+both = counted.assign(total=total, predicted=pd.Series(predicted))
+print("every prediction exact" if (both.total == both.predicted).all() else "a prediction is off")
+both
+
+# %%
+plot.traffic(counted, predicted, f"Bytes by tensor · B{B} H{H} N{N} d{d}")
+
+# %% [markdown]
+# Four tensors dominate, each with $4nd$ bytes: every byte of $Q$, $K$ and $V$ is asked for $N = 256$ times (`reads_per_byte`). The matrices $S$ and $P$, which are the larger tensors, are hardly visible as $S$, and $P$ only because each of its elements is read $d$ times.
+#
+# ### Asked for is not the same as fetched
+#
+# A request goes to the L1 cache of the SM (**streaming multiprocessor**, one of the GPU's cores), then to the L2 cache that all SMs share, and only then to HBM. $Q$, $K$ and $V$ are small and asked for again and again: most of those requests end in a cache. $S$ and $P$ are large and touched once per pass: at long $N$ they fit in no cache, and each pass over them goes to HBM.
+#
+# What HBM must carry, then, if caches do their best: $Q$, $K$, $V$ and $O$ once, and $S$ and $P$ once per kernel that touches them.
+#
+# | kernel | reads | writes |
+# |---|---|---|
+# | `scores` | $Q$, $K$ | $S$ |
+# | `softmax` | $S$ (once at best, three times at worst) | $P$ |
+# | `output` | $P$, $V$ | $O$ |
+#
+# Nsight Compute reads the counters of the memory itself. Recorded on the device named, in units of the size of $S$:
+
+# %%
+try:
+    recorded = record.load("01_naive", "counters")
+    recorded = recorded[recorded.N == recorded.N.max()].set_index("kernel")
+    of_S = 4 * recorded.B * recorded.H * recorded.N**2
+    dram = pd.DataFrame({"read from HBM / S": recorded.dram_read_bytes / of_S})
+    dram["written to HBM / S"] = recorded.dram_write_bytes / of_S
+    dram["HBM traffic in TB/s"] = (recorded.dram_read_bytes + recorded.dram_write_bytes) / recorded.duration_ns / 1e3
+    dram["share of the time"] = recorded.duration_ns / recorded.duration_ns.sum()
+    print(f"{recorded.device.iloc[0]}, B H N D = {recorded[['B', 'H', 'N', 'D']].iloc[0].tolist()}")
+    display(dram.round(2))
+except LookupError as missing:
+    print(missing)
+
+# %% [markdown]
+# Read the table against the one above: about 1 in the write column of `scores` and `softmax`, about 1 in the read column of `output`, and between 1 and 3 where `softmax` reads $S$. A warp comes back to its row for the second pass after it has gone through all of it, and by then so have the other warps of the SM: what survives in a cache till then is what that number tells.
+
+# %% [markdown]
+# ### The N² wedge
+#
+# The four matrices that have to exist take $4 \cdot 4Nd = 16Nd$ bytes per head. The two that don't, $S$ and $P$, take $2 \cdot 4N^2 = 8N^2$. They are equal at $N = 2d$, and from there on the second grows twice as fast on a logarithmic scale.
+
+# %%
+draw.wedge(d=64, N=512)
+
+# %% [markdown]
+# *Left:* one head at $N = 512$, areas to scale: the hatched squares are what the naive kernel adds. *Right:* bytes against $N$. The shaded wedge is memory, and traffic, that a cleverer kernel could do without. At $N = 64\mathrm{k}$ one head's $S$ and $P$ take 32 GiB.
+#
+# The memory that one call takes, as PyTorch's allocator saw it on the GPU:
+
+# %%
+try:
+    display(plot.memory(record.load("01_naive", kind="memory")))
+except LookupError as missing:
+    print(missing)
+
+# %% [markdown]
+# ### Where the time goes
+#
+# A profiler attributes time to kernels. First plain PyTorch, `unfused`; then, on a GPU, our three kernels. (The emulator's seconds say nothing about a GPU, so without one only PyTorch is profiled, on the CPU: read which operations there are, and leave the times alone.)
+
+
+# %%
+def profiled(call):
+    """What ran in `call`, how often, and its share of the time in percent; on the GPU if there is one."""
+    os.environ["KINETO_LOG_LEVEL"] = "99"  # the profiler's own messages
+    kind = "CUDA" if device == "cuda" else "CPU"
+    call()  # warm-up
+    with torch.profiler.profile() as seen:
+        call()
+        if device == "cuda":
+            torch.cuda.synchronize()
+    field = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
+    events = [e for e in seen.key_averages() if e.device_type.name == kind and getattr(e, field) > 0]
+    table = pd.DataFrame({"calls": [e.count for e in events]}, index=[e.key[:60] for e in events])
+    times = pd.Series([getattr(e, field) for e in events], index=table.index)
+    return table.assign(percent=(100 * times / times.sum()).round(1)).sort_values("percent", ascending=False).head(6)
+
+
+# %%
+n_profiled = 4096 if device == "cuda" else 512
+inputs = torch.randn(3, 1, 8, n_profiled, 64, device=device)
+print(f"unfused PyTorch on {'this GPU' if device == 'cuda' else 'this CPU'}, H = 8, N = {n_profiled}")
+display(profiled(lambda: unfused(*inputs)))
+if device == "cuda":
+    print("01_naive on the same inputs")
+    display(profiled(lambda: kernel(*inputs)))
+
+# %% [markdown]
+# PyTorch's table has the matrix products (`bmm`, or the name of a GEMM kernel), the softmax, and the multiplication by the scale: a pass over $S$ of its own, which reads and writes all of it for one multiplication per element. Fusing such passes is worth doing, and it is only a beginning.
+#
+# For our three kernels, the table of counters above has the shares in its last column: compare the two products, `scores` and `output`, with the `softmax` between them, and each with its HBM traffic. A kernel that takes long while it moves few bytes per second is waiting for something other than HBM.
+
+# %% [markdown]
+# ## Beside its peers
+#
+# PyTorch has several attention kernels behind `scaled_dot_product_attention` (SDPA). **MATH** is the unfused three-step form with tuned matrix products; **EFFICIENT** never writes $S$ or $P$ to HBM, in fp32. On a GPU, a short measurement:
+
+# %%
+if device == "cuda":
+    inputs = torch.randn(3, 4, 8, 1024, 64, device=device)
+    samples = bench.measure({"01_naive": kernel} | bench.peers(*inputs), list(inputs))
+    display(samples.groupby("name").ms.describe()[["min", "50%", "max"]].sort_values("50%"))
+else:
+    print("no GPU here: the emulator counts, it does not time")
+
+# %% [markdown]
+# The recorded runs, over the whole range of $N$ (the number of tokens $B \cdot N$ is held, so the work grows with $N$):
+
+# %%
+try:
+    samples = record.load("01_naive")
+    display(plot.throughput(samples), plot.latency(samples))
+except LookupError as missing:
+    print(missing)
+
+# %% [markdown]
+# ### On the roofline
+#
+# **Arithmetic intensity** is FLOPs per byte moved. A device that can move $\beta$ bytes and do $\pi$ FLOPs per second needs at least $\pi/\beta$ FLOPs per byte to be busy computing; that is the *ridge*. Attention's forward pass counts as $4BHN^2d$ FLOPs (two products of $2N^2d$ each). Divided by three different byte counts:
+#
+# $$ \underbrace{\frac{4N^2d}{16N^2d}}_{\text{bytes threads ask for}} = \frac14, \qquad
+#    \underbrace{\frac{4N^2d}{16N^2 + 16Nd}}_{\text{HBM, S and P written and read}} \approx \frac d4, \qquad
+#    \underbrace{\frac{4N^2d}{16Nd}}_{\text{HBM, only Q, K, V, O}} = \frac N4 . $$
+
+# %%
+flops = bench.forward_flops(1, 1, 4096, 4096, 64)
+bytes_moved = {
+    "asked for by threads": 16 * 4096**2 * 64,
+    "HBM, three kernels": 16 * 4096**2 + 16 * 4096 * 64,
+    "HBM, nothing but Q K V O": bench.forward_bytes(1, 1, 4096, 4096, 64),
+}
+for words, b in bytes_moved.items():
+    print(f"{words:<26}{flops / b:9.2f} FLOP per byte")
+try:
+    top = record.load("device", "ceilings").groupby("name")["value"].median()
+    print({r: f"ridge at {top[r] / top['copy']:.0f} FLOP per byte" for r in ("fp32 matmul", "fp16 matmul")})
+except LookupError as missing:
+    print(missing)
+
+# %% [markdown]
+# Two lessons, one of them a surprise. With HBM alone in view, the three-kernel form at $d = 64$ has $d/4 = 16$ FLOPs per byte, which is close to the ridge for **fp32** arithmetic: HBM traffic of $S$ and $P$ is not what makes *this* kernel slow in fp32. What does is the first number: each FMA (fused multiply-add, 2 FLOPs) asks the caches for 8 bytes. An SM of compute capability 9.0 can start 128 FMAs per clock ([CUDA programming guide](https://docs.nvidia.com/cuda/cuda-c-programming-guide/#arithmetic-instructions), table of arithmetic throughput), which would ask for 1024 bytes per clock; its L1 cache gives 128. (Threads of a warp that ask for the same address share one answer, which helps, and not enough.) In **fp16 on tensor cores** the ridge is more than ten times further right, and there the $N^2$ traffic is the wall: that is the case FlashAttention was made for.
+
+# %%
+try:
+    shape = dict(B=4, H=32, Nq=4096, Nk=4096, D=64)
+    table = record.medians(record.load("01_naive"))
+    table = table[(table[list(shape)] == pd.Series(shape)).all(axis=1)]
+    hbm = {"01_naive": 16 * 4 * 32 * (4096**2 + 4096 * 64), "SDPA EFFICIENT": bench.forward_bytes(**shape)}
+    hbm["SDPA MATH"] = hbm["01_naive"]
+    points = table[table.name.isin(list(hbm))].assign(flops=bench.forward_flops(**shape))
+    points["bytes"] = points.name.map(hbm)
+    display(plot.roofline(points, record.load("device", "ceilings")))
+except LookupError as missing:
+    print(missing)
+
+# %% [markdown]
+# Each point sits at the intensity its HBM bytes predict. Height is measured. Where a point hangs far below the roof over it, something else than HBM and the arithmetic units holds it back.
+
+# %% [markdown]
+# ## What still hurts
+#
+# 1. **Memory.** $S$ and $P$ take $8N^2$ bytes per head, and no tuning of three separate kernels changes that.
+# 2. **Traffic.** Every operation between the products is a pass over an $N \times N$ matrix in HBM. The softmax alone makes four: three reads and a write.
+# 3. **No reuse.** A thread loads two floats for each FMA. Neighbouring threads load the same ones, and nothing but the caches knows.
+#
+# The third is cured by tiling ([03](03_fa1_fp32.ipynb), [04](04_fa2_fp32.ipynb)). The first two need the softmax to work on a part of a row without having seen the rest. That this is possible is the idea of [02 · Online softmax](02_online_softmax.ipynb).
+
+# %% [markdown]
+# ## Exercises
+#
+# ### Exercise 1.1 · Bytes for any shape
+#
+# Cross-attention has $N_q$ queries and $N_k \ne N_q$ keys. Write the prediction for that case: a function that gives the total bytes (read and written) of each tensor. The one below is right only for $N_q = N_k$.
+
+# %%
+# Exercise 1.1: bytes that threads ask of each tensor, read and written together
+
+
+def bytes_by_tensor(B, H, Nq, Nk, d):
+    n = B * H * Nq * Nq
+    few = 4 * B * H * Nq
+    return {
+        "Q": 4 * n * d,
+        "K": 4 * n * d,
+        "V": 4 * n * d,
+        "O": few * d,
+        "LSE": few,
+        "S": 16 * n,
+        "P": 4 * n + 4 * n * d,
+    }
+
+
+# %%
+q1, k1, v1 = (torch.randn(1, 3, rows, 32, device=device) for rows in (40, 72, 72))
+seen = traffic(kernel, q1, k1, v1)[["bytes_read", "bytes_written"]].sum(axis=1).to_dict()
+exercise.verify("1.1", lambda: bytes_by_tensor(1, 3, 40, 72, 32) == seen, hint="how many elements has S now?")
+
+# %% [markdown]
+# <details><summary>Solution</summary>
+#
+# Only the number of scores changes: $n = B\,H\,N_q N_k$. Each of the $BHN_qd$ threads of `output` reads $N_k$ elements of $P$ and of $V$, which is $nd$ again.
+#
+# ```python
+# def bytes_by_tensor(B, H, Nq, Nk, d):
+#     n = B * H * Nq * Nk
+#     few = 4 * B * H * Nq
+#     return {"Q": 4 * n * d, "K": 4 * n * d, "V": 4 * n * d, "O": few * d, "LSE": few, "S": 16 * n, "P": 4 * n + 4 * n * d}
+# ```
+# </details>
+#
+# ### Exercise 1.2 · One pass less over S
+#
+# Change the `softmax` kernel so that it reads $S$ only twice: in the second pass it has $e^{S_{ij} - m}$ in hand; let it leave that in $P$, and scale $P$ in the third. Edit by replacing text, as below, or in the file. The check wants right results and two reads per byte of $S$. Then look at the total: is it a gain?
+
+# %%
+# Exercise 1.2: replace the right lines
+edited = rung("01_naive").replace("l += expf(S[j] - m_finite);", "l += expf(S[j] - m_finite);")
+
+
+# %%
+def two_reads_and_right():
+    two_passes = load(source=edited, quiet=True)
+    reads = traffic(two_passes, q, k, v).reads_per_byte["S"]
+    assert reads == 2, f"S is read {reads:g} times"
+    return check(two_passes).require().ok
+
+
+exercise.verify("1.2", two_reads_and_right, hint="an assignment in C++ has a value: l += (P[j] = …)")
+
+# %% [markdown]
+# <details><summary>Solution</summary>
+#
+# ```python
+# edited = rung("01_naive").replace("l += expf(S[j] - m_finite);", "l += (P[j] = expf(S[j] - m_finite));")
+# edited = edited.replace("P[j] = expf(S[j] - m_finite) * l_inv;", "P[j] *= l_inv;")
+# ```
+#
+# One exponential per element instead of two, and $S$ is read twice. But $P$ is now written twice and read once by `softmax`: one pass fewer over $S$, two more over $P$. Unless a cache holds the row of $P$ between the passes, that is more traffic, not less. To gain, the row has to stay on the chip.
+# </details>
+#
+# ### Exercise 1.3 · The wall
+#
+# An H200 has 141 GB of memory ([NVIDIA's data sheet](https://www.nvidia.com/en-us/data-center/h200/); $1\,\mathrm{GB} = 10^9$ bytes). From which $N$ on do $S$ and $P$ of a single fp32 head no longer fit, whatever else is in it? Give the smallest such $N$.
+
+# %%
+# Exercise 1.3
+N_wall = 1000
+
+# %%
+exercise.verify(
+    "1.3", lambda: 8 * N_wall**2 > 141e9 >= 8 * (N_wall - 1) ** 2, hint="S and P together: 2 matrices of N² floats"
+)
+
+# %% [markdown]
+# <details><summary>Solution</summary>
+#
+# $8N^2 > 141 \cdot 10^9$ gives $N > \sqrt{141 \cdot 10^9 / 8} \approx 132\,759.2$.
+#
+# ```python
+# N_wall = 132_760
+# ```
+#
+# One head. A model with 32 of them, one sequence, reaches it at $N \approx 23\,500$.
+# </details>
+
+# %% [markdown]
+# ## Self-check
+#
+# You can now explain the three steps of attention and where their results live, do the byte count of a simple kernel, and judge a kernel by its arithmetic intensity. Answer before you unfold:
+#
+# <details><summary>Why does `reads_per_byte` of Q equal N?</summary>
+# Each element of S needs a whole row of Q, a row of S has N elements, and each is another thread that loads the row for itself.
+# </details>
+#
+# <details><summary>The threads ask for 4nd bytes of K. Why does HBM carry far fewer?</summary>
+# K of one head is 4Nd bytes, small enough for the caches, and all queries ask for the same rows: after the first request, L1 or L2 answers.
+# </details>
+#
+# <details><summary>Why don't caches help S in the same way?</summary>
+# S is written by one kernel and read by the next; at long N it is larger than the L2 cache, so the start of it is gone from the cache when its end has been written.
+# </details>
+#
+# <details><summary>At which N do S and P outgrow Q, K, V and O together?</summary>
+# 8N² > 16Nd from N > 2d on: 128 for d = 64.
+# </details>
+#
+# <details><summary>Twice the head dimension: what happens to the intensity of the three-kernel form?</summary>
+# It doubles, d/4: the N² bytes stay and the FLOPs double.
+# </details>
+#
+# <details><summary>A kernel passes `allclose(atol=1e-2)`. Is it right?</summary>
+# That can't be told. At long N every output of attention is a mean of many values and close to 0; a kernel that forgets some keys stays within 0.01. Hence the budget by PyTorch's own error.
+# </details>
