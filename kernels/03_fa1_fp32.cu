@@ -77,7 +77,7 @@ template <int d> __global__ __launch_bounds__(Tile<d>::threads, 1) void fa1_fp32
 
   const int ty = threadIdx.x / T::TX, tx = threadIdx.x % T::TX;
   const int row0 = ty * T::rows; // this thread's rows: row0 + {0 .. rows}; its keys: tx + {0, TX, ..}
-                                 // its columns of O: 4 tx 4 tx + {0..3}, + 4 TX each
+                                 // its columns of O: 4 tx + {0..3}, + 4 TX each
 
   // [region: initialise]
   // Before the first tile: O = 0, l = 0, m = -inf
