@@ -61,6 +61,13 @@ def test_shared_in_a_method_of_a_class_in_a_namespace():
     assert "emu_shared_1" in translate("namespace n { struct S { void f() const { __shared__ int x; } }; }")
 
 
+def test_shared_in_a_kernel_with_c_linkage():
+    assert "emu_shared_1" in translate('extern "C" __global__ void k(int n) { __shared__ int x; }')
+    assert "emu_shared_1" in translate('extern "C" { __global__ void k(int n) { __shared__ int x; } }')
+    with pytest.raises(TranslationError, match="inside functions only"):
+        translate('extern "C" { __shared__ int x; }')
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

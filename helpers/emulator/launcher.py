@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 INCLUDE = HERE / "include"
 
+MOST_THREADS = 16  # each takes up to 9 MB of stacks and shared memory
 OLDEST = {"clang": 14, "gcc": 12}  # whose -fsanitize=thread calls what the runtime has
 RUNTIME_FLAGS = ["-std=c++17", "-O2", "-g1", "-pthread"]
 # Instrumented, so that the runtime sees every load and store, and with integers, pointers and loops that behave as on a
@@ -77,7 +79,7 @@ def _runtime() -> tuple[Path, ctypes.CDLL]:
         "emulator",
         cpp=f'#include "{HERE / "runtime" / "emulator.cpp"}"\n',
         flags=RUNTIME_FLAGS,
-        depends=_texts(HERE / "runtime") + _texts(INCLUDE),
+        depends=[*_texts(HERE / "runtime"), (INCLUDE / "emulator" / "runtime.h").read_text()],
     )
     return built.path, open_runtime(str(built.path))
 
@@ -94,7 +96,8 @@ class Launcher:
     """A rung built for the emulator. ``launch`` runs it to its end, or raises KernelError.
 
     After a launch, ``counters`` maps each tensor's name to the bytes that threads asked to (read, write), and
-    ``output`` is what the kernel printed. ``timeout`` (seconds) bounds a launch; None lets it run.
+    ``output`` is what the kernel printed. ``timeout`` (seconds) bounds a launch; None lets it run. ``threads`` is how
+    many blocks run at a time: as many as there are cores, or FA_EMULATOR_THREADS; the results are the same.
     """
 
     backend = "emulator"
@@ -122,7 +125,7 @@ class Launcher:
         self._launch.restype = ctypes.c_int
         self.path, self.log, self.cached = built.path, built.log, built.cached
         self.resources = None  # registers and spills are the GPU compiler's to know
-        self.threads = int(os.environ.get("FA_EMULATOR_THREADS", 0)) or os.cpu_count() or 1
+        self.threads = int(os.environ.get("FA_EMULATOR_THREADS", 0)) or min(os.cpu_count() or 1, MOST_THREADS)
         self.timeout: float | None = None
         self.counters: dict[str, tuple[int, int]] = {}
         self.sizes: dict[str, int] = {}
@@ -176,24 +179,30 @@ class Launcher:
 
         start = time.monotonic()
         progress = Progress(self._runtime, start)
-        threading.Thread(target=work, name="emulator", daemon=True).start()
+        thread = threading.Thread(target=work, name="emulator", daemon=True)
         try:
+            thread.start()
             while not done.wait(0.1):
                 if self.timeout is not None and time.monotonic() - start > self.timeout:
-                    self._stop(done)
+                    self._stop(thread, done)
                     self._raise_finding()
                     raise KernelError(f"stopped after {self.timeout:g} s")
                 progress.show()
         except BaseException:
-            self._stop(done)
+            self._stop(thread, done)
             raise
         finally:
             progress.close()
         return result[0]
 
-    def _stop(self, done: threading.Event) -> None:
-        while not done.wait(0.02):
-            self._runtime.emu_stop()
+    def _stop(self, thread: threading.Thread, done: threading.Event) -> None:
+        """Returns when the kernel runs no more, however often Ctrl-C is pressed meanwhile."""
+        tries = 0
+        while not done.is_set() and (thread.ident or tries < 50):  # a second for a thread that was just being started
+            tries += 1
+            with contextlib.suppress(KeyboardInterrupt):
+                self._runtime.emu_stop()
+                done.wait(0.02)
 
 
 class Progress:

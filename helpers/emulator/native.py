@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_char, c_char_p, c_int, c_int32, c_int64, c_uint32, c_uint64
+from ctypes import c_char, c_char_p, c_int, c_int32, c_int64, c_uint64
 
 MAX_DIMS = 8
 
@@ -36,8 +36,6 @@ class Finding(ctypes.Structure):
         ("error", c_int32),
         ("block", c_uint64),
         ("kernel", c_char * 256),
-        ("grid", c_uint32 * 3),
-        ("block_index", c_uint32 * 3),
     ]
 
 

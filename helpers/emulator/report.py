@@ -50,5 +50,5 @@ def report(finding: Finding, library: Path) -> str:
     if Path(finding.module.decode()).name == library.name:  # its folder may have been renamed since it was loaded
         place = source_line(library, finding.offset)
     place = place.removeprefix(CHECKOUT)
-    head = f"{place}: {kind} in {finding.kernel.decode()}: {sentence}" if place else f"{kind}: {sentence}"
+    head = (f"{place}: " if place else "") + f"{kind} in {finding.kernel.decode()}: {sentence}"
     return head + (f"\n  hint: {HINTS[kind]}" if kind in HINTS else "")

@@ -258,9 +258,8 @@ class Translation:
                     if self.text(i) in (";", "{", "}"):
                         break
                     head.append(self.text(i))
-                if not set(head) & {"namespace", "extern"} and (
-                    ")" in head or not set(head) & {"struct", "class", "union"}
-                ):
+                linkage = head[-1:] == ["extern"] and len(head) == 2
+                if not linkage and (")" in head or not set(head) & {"namespace", "struct", "class", "union"}):
                     return True
         return False
 

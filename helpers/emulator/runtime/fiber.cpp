@@ -64,16 +64,20 @@ static size_t guard_bytes() {
   return page;
 }
 
-char* Stacks::bottom(size_t i) {
+void Stacks::reserve(size_t count) {
   const size_t stride = kStackBytes + guard_bytes();
-  char*& chunk = chunk_[i / kChunk];
-  if (chunk == nullptr) {
+  for (size_t c = 0; c * kChunk < count; ++c) {
+    if (chunk_[c] != nullptr) continue;
     void* p = mmap(nullptr, kChunk * stride, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANON | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) throw std::bad_alloc();
-    chunk = static_cast<char*>(p);
-    for (size_t k = 0; k < kChunk; ++k) mprotect(chunk + k * stride, guard_bytes(), PROT_NONE);
+    chunk_[c] = static_cast<char*>(p);
+    for (size_t k = 0; k < kChunk; ++k)
+      if (mprotect(chunk_[c] + k * stride, guard_bytes(), PROT_NONE) != 0) throw std::bad_alloc();
   }
-  return chunk + (i % kChunk) * stride + guard_bytes();
+}
+
+char* Stacks::bottom(size_t i) const {
+  return chunk_[i / kChunk] + (i % kChunk) * (kStackBytes + guard_bytes()) + guard_bytes();
 }
 
 bool Stacks::guards(const void* address) const {

@@ -15,8 +15,9 @@ void* fiber_at(char* stack_top, void (*entry)());
 // Lazily mapped stacks, each above a guard page, so that endless recursion faults instead of eating its neighbour.
 class Stacks {
  public:
-  char* bottom(size_t i);                    // lowest usable byte of stack i
-  char* top(size_t i) { return bottom(i) + kStackBytes; }
+  void reserve(size_t count);                // throws std::bad_alloc
+  char* bottom(size_t i) const;              // lowest usable byte of stack i
+  char* top(size_t i) const { return bottom(i) + kStackBytes; }
   bool guards(const void* address) const;    // does the address lie in a guard page?
 
  private:

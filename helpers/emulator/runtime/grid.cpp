@@ -67,7 +67,11 @@ void install_signals() {
   action.sa_sigaction = on_signal;
   action.sa_flags = SA_SIGINFO | SA_ONSTACK;
   sigemptyset(&action.sa_mask);
-  for (size_t i = 0; i < std::size(kSignals); ++i) sigaction(kSignals[i], &action, &previous[i]);
+  for (size_t i = 0; i < std::size(kSignals); ++i) {
+    struct sigaction before;
+    sigaction(kSignals[i], &action, &before);
+    if (before.sa_sigaction != on_signal) previous[i] = before;  // ours, if an interrupted call has not restored them
+  }
 }
 
 void restore_signals() {
@@ -190,10 +194,16 @@ void launch(const Launch& l) {
   run.threads = l.block[0] * l.block[1] * l.block[2];
   run.limit = run.blocks;
   find_module(run, reinterpret_cast<const void*>(l.call));
-  session.run = &run;
 
   const size_t count = size_t(std::min<uint64_t>(session.os_threads, run.blocks));
-  while (workers.size() < count) workers.push_back(std::make_unique<Worker>());
+  try {
+    while (workers.size() < count) workers.push_back(std::make_unique<Worker>());
+    for (size_t i = 0; i < count; ++i) workers[i]->stacks.reserve(run.threads);
+  } catch (const std::bad_alloc&) {
+    set_error(2, "no memory for the stacks of the emulated threads; FA_EMULATOR_THREADS=1 takes the least");
+    return;
+  }
+  session.run = &run;
   std::vector<std::thread> threads;
   for (size_t i = 0; i < count; ++i) {
     Worker* w = workers[i].get();
@@ -209,9 +219,10 @@ void launch(const Launch& l) {
     session.run = nullptr;
   }
   for (size_t i = 0; i < count; ++i) add_counters(workers[i].get());
-  for (const auto& [block, text] : run.output) session.output += text;
   for (const Finding& f : run.findings)
     if (session.findings.empty() || f.block < session.findings[0].block) session.findings.assign(1, f);
+  for (const auto& [block, text] : run.output)
+    if (session.findings.empty() || block <= session.findings[0].block) session.output += text;
   if (!session.findings.empty()) session.sticky = session.findings[0].error;
   if (session.stop && session.sticky == 0) session.sticky = 702;  // cudaErrorLaunchTimeout
 }

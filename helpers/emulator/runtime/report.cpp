@@ -44,10 +44,6 @@ void record(Worker* w, const char* kind, int error, uintptr_t pc, Site site, con
   Run& run = *w->run;
   f.block = w->block;
   put(f.kernel, sizeof f.kernel, run.launch->name);
-  memcpy(f.grid, run.launch->grid, sizeof f.grid);
-  f.block_index[0] = uint32_t(w->block_packed);
-  f.block_index[1] = uint32_t(w->block_packed >> 32 & 0xffff);
-  f.block_index[2] = uint32_t(w->block_packed >> 48);
   // Lower blocks run on to their end, higher ones are not begun: whatever the timing, the lowest faulty block is found.
   for (uint64_t l = run.limit; l > w->block && !run.limit.compare_exchange_weak(l, w->block);) {
   }

@@ -35,14 +35,13 @@ struct Region {
 
 struct Finding {
   char kind[32];
-  char text[4096];                // one sentence; "{at}" stands for the source line of pc
+  char text[4096];                // one sentence
   char file[1024];                // where, if known without a pc
   char module[1024];              // else the library and the offset in it
   uint64_t offset;
   int32_t line, error;            // error: a cudaError_t
   uint64_t block;
   char kernel[256];
-  uint32_t grid[3], block_index[3];
 };
 
 struct Counter {
