@@ -140,16 +140,17 @@ def devices(root: Path = DATA) -> list[str]:
     return sorted(found, key=lambda name: name != DEFAULT_DEVICE)
 
 
-def _device(device: str | None, root: Path) -> str:
+def _folder(stem: str | None, kind: str, device: str | None, root: Path) -> Path:
     if device is not None:
-        return slug(device)
+        return root / slug(device)
     here = slug(this_device() or "")
-    return here if here in devices(root) else DEFAULT_DEVICE
+    found = here and any((root / here).glob(f"{stem or '*'}.{kind}.csv"))
+    return root / (here if found else DEFAULT_DEVICE)
 
 
 def about(stem: str, kind: str = "forward", device: str | None = None, root: Path = DATA) -> dict:
     """The conditions of one record. LookupError if there is none."""
-    path = root / _device(device, root) / f"{stem}.{kind}.json"
+    path = _folder(stem, kind, device, root) / f"{stem}.{kind}.json"
     if not path.exists():
         raise LookupError(_missing(stem, kind, path.parent.name, root))
     return json.loads(path.read_text())
@@ -159,9 +160,9 @@ def load(stem: str | None = None, kind: str = "forward", device: str | None = No
     """The samples of one rung, or of all (stem None), with the columns rung, op, device and stale in front.
 
     stale is True where the rung has changed since. device: a name or folder of data/; by default this machine's GPU if it
-    has records, and "nvidia-h200" otherwise. LookupError names what is recorded if this is not.
+    has this record, and "nvidia-h200" otherwise. LookupError names what is recorded if this is not.
     """
-    folder = root / _device(device, root)
+    folder = _folder(stem, kind, device, root)
     paths = sorted(folder.glob(f"{stem or '*'}.{kind}.csv"))
     if not paths:
         raise LookupError(_missing(stem, kind, folder.name, root))

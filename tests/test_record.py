@@ -83,6 +83,9 @@ def test_the_device_shown_is_this_machines_if_recorded_and_the_h200_otherwise(tm
     for here, ms in ((None, 1.0), ("NVIDIA A10", 9.0), ("NVIDIA GeForce RTX 4090", 1.0)):
         monkeypatch.setattr(record, "this_device", lambda here=here: here)
         assert record.load("04_fa2_fp32", root=tmp_path)["ms"].tolist() == [ms]
+    save(tmp_path, samples({"03_fa1_fp32": [5.0]}), stem="03_fa1_fp32")  # on the H200 alone
+    monkeypatch.setattr(record, "this_device", lambda: "NVIDIA A10")
+    assert record.load("03_fa1_fp32", root=tmp_path)["ms"].tolist() == [5.0]
 
 
 def test_a_missing_record_says_what_there_is(tmp_path):
