@@ -23,6 +23,7 @@ MAX_WORKSPACE = 4  # as many as fa_args has room for
 _TITLE = re.compile(r"// (?P<stem>\w+): (?P<title>\S.*)")
 _KEY = re.compile(r"// (?P<key>\w+):\s*(?P<value>.*)")
 _ARCH = re.compile(r"sm_\d{2,3}a?")
+_COMMENT_OR_STRING = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
 _INCLUDE = re.compile(r'^\s*#\s*include\s*[<"](fa/[\w./]+)[>"]', re.MULTILINE)
 
 
@@ -62,10 +63,11 @@ class Rung:
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of the source and of every fa/ header it reaches: what a recorded figure belongs to."""
-        sha = hashlib.sha256(self.source.encode())
-        for header in self.includes:
-            sha.update(header.read_bytes())
+        """sha256 of the code, without comments and blank lines, of the source and of every fa/ header it reaches: what
+        a recorded figure belongs to. A comment may say what was measured without making the measurement stale."""
+        sha = hashlib.sha256()
+        for text in (self.source, *(header.read_text() for header in self.includes)):
+            sha.update(code(text).encode())
         return sha.hexdigest()
 
     def replace(self, old: str, new: str) -> str:
@@ -74,6 +76,12 @@ class Rung:
         if count != 1:
             raise ValueError(f"{self.stem}: {old!r} occurs {count} times in the source; it has to occur once")
         return self.source.replace(old, new)
+
+
+def code(text: str) -> str:
+    """CUDA text without comments, blank lines and trailing blanks; strings keep what looks like a comment in them."""
+    bare = _COMMENT_OR_STRING.sub(lambda found: found[0] if found[0][0] == '"' else " ", text)
+    return "\n".join(line.rstrip() for line in bare.splitlines() if line.strip())
 
 
 def includes(source: str) -> list[Path]:

@@ -70,11 +70,22 @@ def test_replace_wants_exactly_one_place():
 def test_the_digest_covers_the_headers(tmp_path, monkeypatch):
     (tmp_path / "fa").mkdir()
     (tmp_path / "fa" / "a.cuh").write_text("#include <fa/b.cuh>\n")
-    (tmp_path / "fa" / "b.cuh").write_text("// one\n")
+    (tmp_path / "fa" / "b.cuh").write_text("int one;\n")
     monkeypatch.setattr(ladder, "INCLUDE", tmp_path)
     source = "#include <fa/a.cuh>\n"
     before = ladder.parse(source, Path("cell"))
     assert [h.name for h in before.includes] == ["a.cuh", "b.cuh"]
     digest = before.digest
-    (tmp_path / "fa" / "b.cuh").write_text("// two\n")
+    (tmp_path / "fa" / "b.cuh").write_text("int two;\n")
     assert ladder.parse(source, Path("cell")).digest != digest
+
+
+def test_a_comment_is_not_part_of_the_digest_and_everything_else_is():
+    def digest(source: str) -> str:
+        return ladder.parse(source, Path("cell")).digest
+
+    source = 'int x = 1; // one\n\n/* two\n lines */\nconst char *s = "// no comment";\n'
+    assert digest(source) == digest('int x = 1;\nconst char *s = "// no comment"; // three\n')
+    assert digest(source) != digest(source.replace("x = 1", "x = 2"))
+    assert digest(source) != digest(source.replace("// no comment", "// another"))
+    assert digest("// title: speed 1\n" + source) == digest("// title: speed 2\n" + source)
