@@ -20,7 +20,6 @@ import importlib.util
 
 import pandas as pd
 import torch
-from IPython.display import display
 
 from helpers import bench, check, doctor, draw, exercise, load, plot, record, rung, rungs, show
 from helpers.build import build
@@ -59,9 +58,8 @@ doctor()
 # %%
 if device == "cuda":
     gpu = torch.cuda.get_device_properties(0)
-    per_sm = [4 * gpu.regs_per_multiprocessor, gpu.shared_memory_per_multiprocessor]
-    sizes = [*(f"{size >> 10} KB per SM" for size in per_sm), f"{gpu.L2_cache_size >> 20} MB"]
-    name, sizes = gpu.name, [*sizes, f"{gpu.total_memory / 1e9:.0f} GB"]
+    name, smem, L2 = gpu.name, gpu.shared_memory_per_multiprocessor >> 10, gpu.L2_cache_size >> 20
+    sizes = ["256 KB per SM", f"{smem} KB per SM", f"{L2} MB", f"{gpu.total_memory / 1e9:.0f} GB"]
 else:
     name, sizes = "NVIDIA H200", ["256 KB per SM", "228 KB per SM", "50 MB", "141 GB"]
 notes = ["a thread's own variables", "shared by the threads of a block", "shared by all SMs", "where tensors live"]
@@ -69,7 +67,7 @@ levels = ["registers", "shared memory", "L2 cache", "HBM"]
 draw.memory_hierarchy(list(zip(levels, sizes, notes)), f"The memories of one GPU · {name}")
 
 # %% [markdown]
-# *Top to bottom:* each step down is larger, slower and shared by more threads. (On your GPU the sizes are what the driver reports. The H200's: registers and shared memory from the [CUDA programming guide](https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities), compute capability 9.0; L2 as for the [H100](https://developer.nvidia.com/blog/nvidia-hopper-architecture-in-depth/), the same chip; memory from the [data sheet](https://www.nvidia.com/en-us/data-center/h200/).) **HBM** is the device memory of a data-centre GPU; on other cards it is GDDR, and everything said about it holds. FlashAttention is one idea about this picture: do not send to HBM what could have stayed above.
+# *Top to bottom:* each step down is larger, slower and shared by more threads. (On your GPU the sizes are what the driver reports; registers are 64 K of 4 bytes per SM on all of them. The H200's: registers and shared memory from the [CUDA programming guide](https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities), compute capability 9.0; L2 as for the [H100](https://developer.nvidia.com/blog/nvidia-hopper-architecture-in-depth/), the same chip; memory from the [data sheet](https://www.nvidia.com/en-us/data-center/h200/).) **HBM** is the device memory of a data-centre GPU; on other cards it is GDDR, and everything said about it holds. FlashAttention is one idea about this picture: do not send to HBM what could have stayed above.
 #
 # ### The roofline
 #
@@ -80,28 +78,25 @@ draw.memory_hierarchy(list(zip(levels, sizes, notes)), f"The memories of one GPU
 def points(samples, B, H, N, d):
     """Where kernels of this shape sit: FLOPs by formula, bytes that have to cross to HBM, measured time."""
     fused, unfused = bench.forward_bytes(B, H, N, N, d), 16 * B * H * N * (N + d)
-    moved = {"01_naive": unfused, "SDPA MATH": unfused, "SDPA EFFICIENT": fused, "04_fa2_fp32": fused}
+    moved = {"01_naive": unfused, "SDPA MATH": unfused, "04_fa2_fp32": fused}
     table = samples[samples.name.isin(list(moved))].groupby("name", as_index=False)["ms"].median()
     return table.assign(bytes=table.name.map(moved), flops=bench.forward_flops(B, H, N, N, d))
 
 
 # %%
-try:
-    if device == "cuda":
-        ceilings = bench.ceilings(rounds=3).assign(device=torch.cuda.get_device_name())
-        x = torch.randn(3, 1, 8, 2048, 64, device=device)
-        loaded = {stem: load(stem, quiet=True) for stem in ("01_naive", "04_fa2_fp32")}
-        ours = {stem: kernel for stem, kernel in loaded.items() if kernel.device == "cuda"}
-        found = points(bench.measure(ours | bench.peers(*x), list(x)), 1, 8, 2048, 64)
-    else:
-        ceilings = record.load("device", "ceilings")
-        found = points(record.load().query("op == 'attention' and H == 32 and Nk == 2048 and D == 64"), 8, 32, 2048, 64)
-    display(plot.roofline(found, ceilings))
-except LookupError as missing:
-    print(missing)
+if device == "cuda":
+    ceilings = bench.ceilings(rounds=3).assign(device=torch.cuda.get_device_name())
+    x = torch.randn(3, 1, 8, 2048, 64, device=device)
+    loaded = {stem: load(stem, quiet=True) for stem in ("01_naive", "04_fa2_fp32")}
+    ours = {stem: kernel for stem, kernel in loaded.items() if kernel.device == "cuda"}
+    found = points(bench.measure(ours | bench.peers(*x), list(x)), 1, 8, 2048, 64)
+else:
+    ceilings = record.load("device", "ceilings")
+    found = points(record.load().query("op == 'attention' and H == 32 and Nk == 2048 and D == 64"), 8, 32, 2048, 64)
+plot.roofline(found, ceilings)
 
 # %% [markdown]
-# *The slope* is what HBM can feed, *the flat part* what the arithmetic units can do; nothing gets above them. Each point is an attention kernel in fp32, placed at the intensity that its traffic to HBM predicts. SDPA (`scaled_dot_product_attention`) MATH and EFFICIENT are PyTorch's own. Left to right is the way from writing every intermediate to HBM to writing none; bottom to top is the way from a naive kernel to a good one. The series goes both ways.
+# *The slope* is what HBM can feed, *the flat part* what the arithmetic units can do; nothing gets above them. Each point is an attention kernel in fp32, placed at the intensity of the least traffic its kind can do with. SDPA MATH is PyTorch's own unfused attention (`scaled_dot_product_attention`). Left to right is the way from writing every intermediate to HBM to writing none; bottom to top is the way from a naive kernel to a good one. The series goes both ways.
 
 # %% [markdown]
 # ## Notation
@@ -331,12 +326,9 @@ draw.seconds(times, f"Building a kernel that doubles its input · {where}")
 # The edit loop of a real kernel as recorded: a new kernel, an edit, no change, and the edit taken back.
 
 # %%
-try:
-    built = record.load("01_naive", "build")
-    phases = built.groupby("phase", sort=False)["seconds"].median().to_dict()
-    display(draw.seconds(phases, f"Loading 01_naive · {built.device.iloc[0]}"))
-except LookupError as missing:
-    print(missing)
+built = record.load("01_naive", "build")
+phases = built.groupby("phase", sort=False)["seconds"].median().to_dict()
+draw.seconds(phases, f"Loading 01_naive · {built.device.iloc[0]}")
 
 # %% [markdown]
 # ## Three paths through the series

@@ -6,7 +6,7 @@
 # - do: predict, to the byte, what a kernel's threads ask of memory, and check the prediction;
 # - judge whether arithmetic, HBM or the caches hold a kernel back, with a roofline and a profile.
 #
-# **Time** 50 minutes.
+# **Time** 60 minutes.
 #
 # **Needs** [00 · Start here](00_start_here.ipynb). No GPU: without one the kernel runs on the emulator and the timings shown are recorded ones.
 #
@@ -146,38 +146,52 @@ both
 plot.traffic(counted, predicted, f"Bytes by tensor · B{B} H{H} N{N} d{d}")
 
 # %% [markdown]
-# Four tensors dominate, each with $4nd$ bytes: every byte of $Q$, $K$ and $V$ is asked for $N = 256$ times (`reads_per_byte`). The matrices $S$ and $P$, which are the larger tensors, are hardly visible as $S$, and $P$ only because each of its elements is read $d$ times.
+# Four tensors dominate, each with $4nd$ bytes: every byte of $Q$, $K$ and $V$ is asked for $N = 256$ times (`reads_per_byte`), every byte of $P$ $d = 64$ times. The three passes over $S$ hardly show.
 #
-# ### Asked for is not the same as fetched
+# ### What reaches HBM
 #
-# A request goes to the L1 cache of the SM (**streaming multiprocessor**, one of the GPU's cores), then to the L2 cache that all SMs share, and only then to HBM. $Q$, $K$ and $V$ are small and asked for again and again: most of those requests end in a cache. $S$ and $P$ are large and touched once per pass: at long $N$ they fit in no cache, and each pass over them goes to HBM.
+# A request goes to the **L1 cache** of its SM (streaming multiprocessor, one of the GPU's processors), then to the **L2 cache** that all SMs share, and only what neither holds comes from HBM. $Q$, $K$ and $V$ of a head are small and asked for again and again; the caches answer nearly all of it. $S$ and $P$ are large. Predict, for $N = 4096$ and 16 heads, where $S$ has 1.07 GB and fits in no cache, how often each kernel moves a matrix of that size:
 #
-# What HBM must carry, then, if caches do their best: $Q$, $K$, $V$ and $O$ once, and $S$ and $P$ once per kernel that touches them.
+# - `scores` writes $S$ once.
+# - `softmax` goes over each row three times. Can a row wait in a cache from one pass to the next? A row has 16 KB; an SM works on up to 64 warps, so on 64 rows or 1 MB, at a time, and all SMs together on more than 100 MB. Neither L1 nor L2 holds that: three reads from HBM. And it writes $P$ once.
+# - `output` works on 16 columns of $O$ per block. For $d = 64$ there are four blocks that need the same rows of $P$, and they run far apart in time: four reads.
 #
-# | kernel | reads | writes |
-# |---|---|---|
-# | `scores` | $Q$, $K$ | $S$ |
-# | `softmax` | $S$ (once at best, three times at worst) | $P$ |
-# | `output` | $P$, $V$ | $O$ |
-#
-# Nsight Compute reads the counters of the memory itself. Recorded on the device named, in units of the size of $S$:
+# Nsight Compute reads the counters of the memory itself. Recorded, in units of the size of $S$:
 
 # %%
-try:
-    recorded = record.load("01_naive", "counters")
-    recorded = recorded[recorded.N == recorded.N.max()].set_index("kernel")
-    of_S = 4 * recorded.B * recorded.H * recorded.N**2
-    dram = pd.DataFrame({"read from HBM / S": recorded.dram_read_bytes / of_S})
-    dram["written to HBM / S"] = recorded.dram_write_bytes / of_S
-    dram["HBM traffic in TB/s"] = (recorded.dram_read_bytes + recorded.dram_write_bytes) / recorded.duration_ns / 1e3
-    dram["share of the time"] = recorded.duration_ns / recorded.duration_ns.sum()
-    print(f"{recorded.device.iloc[0]}, B H N D = {recorded[['B', 'H', 'N', 'D']].iloc[0].tolist()}")
-    display(dram.round(2))
-except LookupError as missing:
-    print(missing)
+recorded = record.load("01_naive", "counters", device="nvidia-h200")
+at_4096 = recorded[recorded.N == 4096].set_index("kernel")
+n_4096 = 1 * 16 * 4096**2  # elements of S
+dram = pd.DataFrame({"predicted reads": {"scores": 0, "softmax": 3, "output": 4}})
+dram["read"], dram["written"] = at_4096.dram_read_bytes / (4 * n_4096), at_4096.dram_write_bytes / (4 * n_4096)
+dram["TB/s"] = (at_4096.dram_read_bytes + at_4096.dram_write_bytes) / at_4096.duration_ns / 1e3
+dram["ms"], dram["share of time"] = at_4096.duration_ns / 1e6, at_4096.duration_ns / at_4096.duration_ns.sum()
+print(f"{recorded.device.iloc[0]}, B = 1, H = 16, N = 4096, d = 64, read and written in units of S")
+dram.round(2)
 
 # %% [markdown]
-# Read the table against the one above: about 1 in the write column of `scores` and `softmax`, about 1 in the read column of `output`, and between 1 and 3 where `softmax` reads $S$. A warp comes back to its row for the second pass after it has gone through all of it, and by then so have the other warps of the SM: what survives in a cache till then is what that number tells.
+# The counts are as predicted. The times are not what one might expect: the `softmax`, with four of the nine passes over a gigabyte, takes hardly any of it. It runs near the copy bandwidth of this memory. The two products have little traffic per second, and `scores` takes nearly four times as long as `output`, for the same number of FLOPs and of requests. HBM does not explain that.
+#
+# ### What a request costs
+#
+# When a warp executes a load, its 32 threads name 32 addresses. The L1 cache serves them in **sectors** of 32 bytes, which lie in **lines** of 128 bytes. Neighbouring threads that ask for neighbouring addresses share sectors; such an access is called **coalesced**. Look at the two loops again, for one warp (two rows of 16 threads):
+#
+# - `scores`, `q[c]`: 2 queries, so 2 addresses, 2 sectors in 2 lines. `k[c]`: 16 keys, and rows of $K$ are $4d = 256$ bytes apart: **16 sectors in 16 lines**. On average 9 sectors per request.
+# - `output`, `P[j]`: 2 rows, 2 sectors in 2 lines. `V[j * stride + c]`: 16 neighbouring columns, 64 bytes: 2 sectors in 1 line. On average 2.
+#
+# Suppose L1 looks up one line per clock. Then the lines alone give a least time: $nd/32$ iterations of warps, 18 or 3 lines each, divided by the SMs and the clock.
+
+# %%
+sms, clock = 132, record.about("01_naive", device="nvidia-h200")["sm_clock_mhz"]["median"] * 1e6
+lines = pd.Series({"scores": 2 + 16, "output": 2 + 1})
+cost = pd.DataFrame({"predicted sectors per request": {"scores": (2 + 16) / 2, "output": (2 + 2) / 2}})
+cost["counted"] = at_4096.global_load_sectors / at_4096.global_load_requests
+cost["least ms"] = n_4096 * 64 / 32 * lines / (sms * clock) * 1e3
+cost["measured ms"] = at_4096.duration_ns / 1e6
+cost.round(2)
+
+# %% [markdown]
+# The sectors are exact, and for `scores` the supposition explains the time to within a few percent: this kernel waits for lookups in the L1 cache, because its threads read $K$ along the wrong direction. `output` has three lines per iteration instead of 18 and something else to wait for.
 
 # %% [markdown]
 # ### The N² wedge
@@ -193,10 +207,10 @@ draw.wedge(d=64, N=512)
 # The memory that one call takes, as PyTorch's allocator saw it on the GPU:
 
 # %%
-try:
-    display(plot.memory(record.load("01_naive", kind="memory")))
-except LookupError as missing:
-    print(missing)
+plot.memory(record.load("01_naive", kind="memory"))
+
+# %% [markdown]
+# *One head:* the two that form $S$ and $P$ grow with $N^2$, PyTorch's fused kernel (EFFICIENT) with $N$.
 
 # %% [markdown]
 # ### Where the time goes
@@ -233,7 +247,7 @@ if device == "cuda":
 # %% [markdown]
 # PyTorch's table has the matrix products (`bmm`, or the name of a GEMM kernel), the softmax, and the multiplication by the scale: a pass over $S$ of its own, which reads and writes all of it for one multiplication per element. Fusing such passes is worth doing, and it is only a beginning.
 #
-# For our three kernels, the table of counters above has the shares in its last column: compare the two products, `scores` and `output`, with the `softmax` between them, and each with its HBM traffic. A kernel that takes long while it moves few bytes per second is waiting for something other than HBM.
+# Compare with our three kernels (the last column of the table of counters above, where there is no GPU): in PyTorch's form, with products tuned by experts, the passes over $S$ and $P$ between the products are a large part of the time. In ours the products are so slow that the softmax does not matter. Which part to improve first is a question to ask a profile.
 
 # %% [markdown]
 # ## Beside its peers
@@ -252,13 +266,14 @@ else:
 # The recorded runs, over the whole range of $N$ (the number of tokens $B \cdot N$ is held, so the work grows with $N$):
 
 # %%
-try:
-    samples = record.load("01_naive")
-    display(plot.throughput(samples), plot.latency(samples))
-except LookupError as missing:
-    print(missing)
+samples = record.load("01_naive")
+display(plot.throughput(samples), plot.latency(samples))
+ratios = {p: record.overall(samples, "01_naive", p) for p in ("SDPA MATH", "SDPA EFFICIENT")}
+pd.DataFrame(ratios, index=["geometric mean, N ≥ 1024", "worst", "best"]).T.round(3)
 
 # %% [markdown]
+# *Above:* TFLOP/s, higher is better; *below:* milliseconds on a logarithmic scale. The table gives the speed of 01 as a fraction of each peer's.
+#
 # ### On the roofline
 #
 # **Arithmetic intensity** is FLOPs per byte moved. A device that can move $\beta$ bytes and do $\pi$ FLOPs per second needs at least $\pi/\beta$ FLOPs per byte to be busy computing; that is the *ridge*. Attention's forward pass counts as $4BHN^2d$ FLOPs (two products of $2N^2d$ each). Divided by three different byte counts:
@@ -271,35 +286,31 @@ except LookupError as missing:
 flops = bench.forward_flops(1, 1, 4096, 4096, 64)
 bytes_moved = {
     "asked for by threads": 16 * 4096**2 * 64,
-    "HBM, three kernels": 16 * 4096**2 + 16 * 4096 * 64,
+    "HBM, three kernels at best": 16 * 4096**2 + 16 * 4096 * 64,
+    "HBM, ours as counted": (at_4096.dram_read_bytes + at_4096.dram_write_bytes).sum() / 16,  # per head
     "HBM, nothing but Q K V O": bench.forward_bytes(1, 1, 4096, 4096, 64),
 }
 for words, b in bytes_moved.items():
-    print(f"{words:<26}{flops / b:9.2f} FLOP per byte")
-try:
-    top = record.load("device", "ceilings").groupby("name")["value"].median()
-    print({r: f"ridge at {top[r] / top['copy']:.0f} FLOP per byte" for r in ("fp32 matmul", "fp16 matmul")})
-except LookupError as missing:
-    print(missing)
+    print(f"{words:<28}{flops / b:9.2f} FLOP per byte")
+ceilings = record.load("device", "ceilings")
+top = ceilings.groupby("name")["value"].median()
+for roof in ("fp32 matmul", "fp16 matmul"):
+    print(f"{'ridge, ' + roof:<28}{top[roof] / top['copy']:9.2f} FLOP per byte ({ceilings.device.iloc[0]})")
 
 # %% [markdown]
-# Two lessons, one of them a surprise. With HBM alone in view, the three-kernel form at $d = 64$ has $d/4 = 16$ FLOPs per byte, which is close to the ridge for **fp32** arithmetic: HBM traffic of $S$ and $P$ is not what makes *this* kernel slow in fp32. What does is the first number: each FMA (fused multiply-add, 2 FLOPs) asks the caches for 8 bytes. An SM of compute capability 9.0 can start 128 FMAs per clock ([CUDA programming guide](https://docs.nvidia.com/cuda/cuda-c-programming-guide/#arithmetic-instructions), table of arithmetic throughput), which would ask for 1024 bytes per clock; its L1 cache gives 128. (Threads of a warp that ask for the same address share one answer, which helps, and not enough.) In **fp16 on tensor cores** the ridge is more than ten times further right, and there the $N^2$ traffic is the wall: that is the case FlashAttention was made for.
+# Two lessons. In **fp32**, three kernels that do their best need about $d/4 = 16$ FLOPs per byte at $d = 64$; ours, with its nine passes, has $d/9 \approx 7$. Both are not far from the ridge: HBM traffic of $S$ and $P$ alone would cost an fp32 kernel less than a factor of two. What holds *this* kernel back is the first number: each FMA (fused multiply-add, 2 FLOPs) asks L1 for 8 bytes, and an SM of compute capability 9.0 can start 128 FMAs per clock ([CUDA programming guide](https://docs.nvidia.com/cuda/cuda-c-programming-guide/#arithmetic-instructions), arithmetic throughput), which would be 1024 bytes per clock. In **fp16 on tensor cores** the ridge is more than ten times further right, and there the $N^2$ traffic is the wall. That is the case FlashAttention was made for, and the fp32 rungs are where to learn it.
 
 # %%
-try:
-    shape = dict(B=4, H=32, Nq=4096, Nk=4096, D=64)
-    table = record.medians(record.load("01_naive"))
-    table = table[(table[list(shape)] == pd.Series(shape)).all(axis=1)]
-    hbm = {"01_naive": 16 * 4 * 32 * (4096**2 + 4096 * 64), "SDPA EFFICIENT": bench.forward_bytes(**shape)}
-    hbm["SDPA MATH"] = hbm["01_naive"]
-    points = table[table.name.isin(list(hbm))].assign(flops=bench.forward_flops(**shape))
-    points["bytes"] = points.name.map(hbm)
-    display(plot.roofline(points, record.load("device", "ceilings")))
-except LookupError as missing:
-    print(missing)
+shape = {"B": 4, "H": 32, "Nq": 4096, "Nk": 4096, "D": 64}  # eight times the heads of the counters
+table = record.medians(record.load("01_naive", device="nvidia-h200"))
+points = table[(table[list(shape)] == pd.Series(shape)).all(axis=1)].assign(flops=bench.forward_flops(**shape))
+moved = {"01_naive": 8 * (at_4096.dram_read_bytes + at_4096.dram_write_bytes).sum()}
+moved |= {"SDPA MATH": 4 * 32 * 16 * (4096**2 + 4096 * 64), "SDPA EFFICIENT": bench.forward_bytes(**shape)}
+points["bytes"] = points.name.map(moved)
+plot.roofline(points, record.load("device", "ceilings", device="nvidia-h200"))
 
 # %% [markdown]
-# Each point sits at the intensity its HBM bytes predict. Height is measured. Where a point hangs far below the roof over it, something else than HBM and the arithmetic units holds it back.
+# Heights are measured. The intensity of 01 comes from the counters; those of PyTorch's kernels from the least bytes their kind can do with (MATH: three kernels at their best; EFFICIENT: $Q$, $K$, $V$, $O$ and LSE). A point far below the roof over it is held back by something other than HBM and the arithmetic units; 01 is, by the lookups counted above.
 
 # %% [markdown]
 # ## What still hurts
@@ -307,8 +318,9 @@ except LookupError as missing:
 # 1. **Memory.** $S$ and $P$ take $8N^2$ bytes per head, and no tuning of three separate kernels changes that.
 # 2. **Traffic.** Every operation between the products is a pass over an $N \times N$ matrix in HBM. The softmax alone makes four: three reads and a write.
 # 3. **No reuse.** A thread loads two floats for each FMA. Neighbouring threads load the same ones, and nothing but the caches knows.
+# 4. **Access against the grain.** `scores` reads $K$ with 16 lines per request.
 #
-# The third is cured by tiling ([03](03_fa1_fp32.ipynb), [04](04_fa2_fp32.ipynb)). The first two need the softmax to work on a part of a row without having seen the rest. That this is possible is the idea of [02 · Online softmax](02_online_softmax.ipynb).
+# The last two are cured by tiling ([03](03_fa1_fp32.ipynb), [04](04_fa2_fp32.ipynb)). The first two need the softmax to work on a part of a row without having seen the rest. That this is possible is the idea of [02 · Online softmax](02_online_softmax.ipynb).
 
 # %% [markdown]
 # ## Exercises
@@ -413,7 +425,7 @@ exercise.verify(
 #
 # You can now explain the three steps of attention and where their results live, do the byte count of a simple kernel, and judge a kernel by its arithmetic intensity. Answer before you unfold:
 #
-# <details><summary>Why does `reads_per_byte` of Q equal N?</summary>
+# <details><summary>Why does <code>reads_per_byte</code> of Q equal N?</summary>
 # Each element of S needs a whole row of Q, a row of S has N elements, and each is another thread that loads the row for itself.
 # </details>
 #
@@ -433,6 +445,10 @@ exercise.verify(
 # It doubles, d/4: the N² bytes stay and the FLOPs double.
 # </details>
 #
-# <details><summary>A kernel passes `allclose(atol=1e-2)`. Is it right?</summary>
+# <details><summary>Two kernels ask L1 for the same bytes with the same number of requests; one takes four times as long. Why may that be?</summary>
+# Its warps' addresses lie in more sectors and lines: a request for 16 lines costs 16 lookups.
+# </details>
+#
+# <details><summary>A kernel passes <code>allclose(atol=1e-2)</code>. Is it right?</summary>
 # That can't be told. At long N every output of attention is a mean of many values and close to 0; a kernel that forgets some keys stays within 0.01. Hence the budget by PyTorch's own error.
 # </details>
