@@ -48,7 +48,7 @@ def save(notebook: nbformat.NotebookNode, name: str, folder: Path) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     nbformat.write(notebook, folder / f"{name}.ipynb")
-    (folder / f"{name}.html").write_text(HTMLExporter(embed_images=True).from_notebook_node(notebook)[0])
+    (folder / f"{name}.html").write_text(HTMLExporter().from_notebook_node(notebook)[0])
 
 
 def main() -> int:

@@ -224,3 +224,10 @@ def test_a_cell_that_raises_is_seen(tmp_path):
 @pytest.mark.parametrize("place", ["/home/anna/kernels/01_naive.cu", "/usr/lib/python3/site-packages/torch"])
 def test_a_path_of_a_machine_is_seen(place):
     assert MACHINE_PATH.search(place) and not MACHINE_PATH.search("kernels/01_naive.cu")
+
+
+def test_a_folded_solution_stays_folded_in_html(tmp_path):
+    execute.save(answer("x = 42"), "small", tmp_path)
+    html = (tmp_path / "small.html").read_text()
+    folded = html[html.index("<details>") : html.index("</details>")]
+    assert "<pre>" in folded and "42" in folded
