@@ -21,7 +21,6 @@ FOLDER = execute.NOTEBOOKS
 STEMS = sorted(path.stem for path in FOLDER.glob("[0-9][0-9]_*.ipynb"))
 RUNGS = [stem for stem in STEMS if (ladder.KERNELS / f"{stem}.cu").exists()]
 LONGEST_CELL = 18  # lines
-LONGEST_RUN = 90  # seconds, without a GPU
 
 OPENING = ("**After this notebook you can**", "**Time**", "**Needs**", "**The idea in one line**")
 SECTIONS = [  # in this order; a notebook may have others between them
