@@ -323,7 +323,7 @@ draw.seconds(times, f"Building a kernel that doubles its input · {where}")
 # %% [markdown]
 # *The same kernel twice.* The time is spent reading PyTorch's headers (with torch 2.13 and without a GPU, the preprocessor hands the compiler 286 thousand lines, blank ones not counted) and working out pybind11's templates; the kernel itself is nothing. After **every** edit it is spent again. This is why no `.cu` of the series includes a PyTorch header, and why the edit loop is one you can think in. The contract that `torch::Tensor` would have checked (dtype, shape, strides, device) is checked in Python before the call, with better error messages.
 #
-# The edit loop of a real kernel as recorded: a new kernel, an edit, no change, and the edit taken back.
+# The edit loop of a real kernel as recorded: the imports before the first load of a process, a new kernel, an edit, no change, and the edit taken back.
 
 # %%
 built = record.load("01_naive", "build")
