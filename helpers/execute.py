@@ -39,6 +39,23 @@ def execute(path: Path) -> nbformat.NotebookNode:
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
         error.notebook = notebook
         raise
+    return settle(notebook)
+
+
+def settle(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """Printed text as a screen shows it in the end: what a carriage return has overwritten is left out (progress)."""
+    for cell in notebook.cells:
+        kept: list[nbformat.NotebookNode] = []
+        for output in cell.get("outputs", []):
+            if kept and output.output_type == kept[-1].output_type == "stream" and output.name == kept[-1].name:
+                kept[-1].text += output.text
+            else:
+                kept.append(output)
+        for output in kept:
+            if output.output_type == "stream" and "\r" in output.text:
+                output.text = "".join(line.rsplit("\r", 1)[-1] for line in output.text.splitlines(keepends=True))
+        if "outputs" in cell:
+            cell.outputs = [o for o in kept if o.output_type != "stream" or o.text.strip()]
     return notebook
 
 

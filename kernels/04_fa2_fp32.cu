@@ -15,8 +15,9 @@
 //            D=128: Br=64  Bc=128 slabs of 16, threads=128 smem=84 KB CTAs/SM=2
 // arch:      sm_80
 // paper:     FlashAttention-2, Algorithm 1 (arXiv 2307.08691)
-// speed:     H200, N >= 1024: 42 to 44 TFLOP/s at D=64, 44 to 47 at D=128, 65 to 70 % of the FMA peak. 1.21 x SDPA
-//            EFFICIENT at D=64 and 1.02 x at D=128, 2.3 x and 1.7 x SDPA MATH (TF32 off).
+// speed:     H200, N >= 1024: 42 to 43 TFLOP/s at D=64, 45 to 47 at D=128, 65 to 70 % of the FMA peak. 1.20 x SDPA
+//            EFFICIENT at D=64 and 1.02 x at D=128, 2.3 x and 1.7 x SDPA MATH (TF32 off). Where CTAs are
+//            few it can fall behind: 0.94 x EFFICIENT at B=8 H=8 N=256 D=64.
 #include <fa/args.cuh>
 #include <fa/launch.cuh>
 #include <fa/math.cuh>

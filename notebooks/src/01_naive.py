@@ -224,7 +224,7 @@ def profiled(call):
     os.environ["KINETO_LOG_LEVEL"] = "99"  # the profiler's own messages
     kind = "CUDA" if device == "cuda" else "CPU"
     call()  # warm-up
-    with torch.profiler.profile() as seen:
+    with torch.profiler.profile(acc_events=True) as seen:
         call()
         if device == "cuda":
             torch.cuda.synchronize()
