@@ -8,6 +8,7 @@ build leaves no lock that anyone waits for, a failed one leaves nothing to load,
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import os
 import re
@@ -20,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import CompileError
+from .errors import CompileError, KernelError
 from .toolkit import Toolkit, ToolkitError, compiler_version, find_compiler, find_ninja
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,6 +39,14 @@ class Built:
     log: str
     seconds: float
     cached: bool
+
+    def fa_launch(self, file: str) -> ctypes._CFuncPtr:
+        """The launcher that every rung exports. KernelError that names `file` if the library has none."""
+        library = ctypes.CDLL(str(self.path))
+        if not hasattr(library, "fa_launch"):
+            raise KernelError(f'{file} has no `extern "C" cudaError_t fa_launch(const fa_args *, cudaStream_t)`')
+        library.fa_launch.restype = ctypes.c_int
+        return library.fa_launch
 
 
 def cache_folder() -> Path:

@@ -49,13 +49,7 @@ class Launcher:
             depends=[self.arch, *(header.read_text() for header in includes(source))],
             toolkit=toolkit,
         )
-        library = ctypes.CDLL(str(built.path))
-        if not hasattr(library, "fa_launch"):
-            raise KernelError(
-                f'{rung.path.name} has no `extern "C" cudaError_t fa_launch(const fa_args *, cudaStream_t)`'
-            )
-        self._launch = library.fa_launch
-        self._launch.restype = ctypes.c_int
+        self._launch = built.fa_launch(rung.path.name)
         self._cudart = _cudart()
         self.cached = built.cached
         self.resources = parse_ptxas(built.log)

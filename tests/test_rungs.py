@@ -33,12 +33,12 @@ def tile_table(rung: Rung) -> dict[int, dict[str, int]]:
 # --- right
 
 
-@pytest.mark.parametrize("size", ["small", pytest.param("full", marks=pytest.mark.gpu)])
-@EMULATOR_AND_GPU
+@pytest.mark.parametrize(
+    ("device", "size"),  # the full cases would take the emulator hours
+    [("cpu", "small"), *(pytest.param("cuda", size, marks=pytest.mark.gpu) for size in ("small", "full"))],
+)
 @pytest.mark.parametrize("stem", STEMS)
 def test_every_case_is_within_the_error_budget(stem, device, size):
-    if (device, size) == ("cpu", "full"):
-        pytest.skip("hours on the emulator")
     kernel = load(stem, device=device, quiet=True)
     check(kernel, reference.cases(kernel.rung, device, size)).require()
 

@@ -116,13 +116,7 @@ class Launcher:
             libraries=[runtime],
             depends=_texts(INCLUDE),
         )
-        library = ctypes.CDLL(str(built.path))
-        if not hasattr(library, "fa_launch"):
-            raise KernelError(
-                f'{rung.path.name} has no `extern "C" cudaError_t fa_launch(const fa_args *, cudaStream_t)`'
-            )
-        self._launch = library.fa_launch
-        self._launch.restype = ctypes.c_int
+        self._launch = built.fa_launch(rung.path.name)
         self.path, self.log, self.cached = built.path, built.log, built.cached
         self.resources = None  # registers and spills are the GPU compiler's to know
         self.threads = int(os.environ.get("FA_EMULATOR_THREADS", 0)) or min(os.cpu_count() or 1, MOST_THREADS)
