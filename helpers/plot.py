@@ -180,8 +180,8 @@ def _device(frame: pd.DataFrame) -> str:
 
 
 def _select(samples: pd.DataFrame) -> pd.DataFrame:
-    """The rows a line can be drawn through: attention where both operations are there, one shape per N and D, and each
-    peer from one session only. ValueError where the shapes don't decide that."""
+    """The rows a line can be drawn through: attention where both operations are there, one shape per N and D (of softmax
+    the lengths that are powers of two), and each peer from one session only. ValueError where the shapes don't decide that."""
     if "op" in samples and samples["op"].nunique() > 1:
         samples = samples[samples["op"] == "attention"]
     keys = [c for c in ("dtype", "Nk", "D") if c in samples]
@@ -189,6 +189,8 @@ def _select(samples: pd.DataFrame) -> pd.DataFrame:
         samples = record.headline(samples)
         if samples.empty or (samples.groupby(keys)[["B", "H", "Nq"]].nunique() > 1).any(axis=None):
             raise ValueError("several (B, H, Nq) share one N and D: select one, e.g. samples[samples.B == 8]")
+    softmax = samples["D"] == 1
+    samples = samples[~softmax | samples["Nk"].map(lambda n: n & (n - 1) == 0)]
     if "rung" in samples:
         last = samples.groupby("name")["rung"].transform("max")
         samples = samples[(samples["rung"] == last) | (samples["name"] == samples["rung"])]
@@ -211,8 +213,6 @@ def _workload(frame: pd.DataFrame) -> str:
 def _against_n(samples: pd.DataFrame, column: str, label: str, log: bool) -> Figure:
     table = record.medians(_select(samples))
     softmax = (table["D"] == 1).all()
-    if softmax:
-        table = table[table["Nk"].map(lambda n: n & (n - 1) == 0)]
     looks = _looks(table["name"])
     figure, axes = _figure(table["D"].nunique(), width=5.0)
     for ax, (d, part) in zip(axes, table.groupby("D"), strict=True):
@@ -276,9 +276,8 @@ def ratio(samples: pd.DataFrame, ours: str, peers: str | Sequence[str]) -> Figur
             ends[name] = (line["Nk"].iloc[-1], line["ratio"].iloc[-1])
         ax.axhline(1, color=INK, linewidth=1, zorder=1)
         ax.set_ylim(0, max(1.15, 1.08 * max(t["high"].max() for t in tables.values())))
-        _power_of_two_axis(
-            ax, set().union(*(set(t.loc[t["D"] == d, "Nk"]) for t in tables.values())), "sequence length N"
-        )
+        lengths = set().union(*(set(t.loc[t["D"] == d, "Nk"]) for t in tables.values()))
+        _power_of_two_axis(ax, lengths, "row length N" if d == 1 else "sequence length N")
         if d != 1:
             ax.set_title(f"D = {d}", color=MUTED)
         figure.draw_without_rendering()
