@@ -6,7 +6,8 @@ BIN := $(VENV)/bin
 .PHONY: lab test notebooks bench readme
 
 lab: $(VENV)/installed
-	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00_start_here.ipynb
+	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --ServerApp.root_dir=. \
+	  --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb
 
 test: $(VENV)/installed-test
 	$(BIN)/ruff check .
@@ -29,6 +30,7 @@ $(VENV)/bin/python:
 	  { rm -rf $(VENV); echo "python3 -m venv failed: install it (Debian, Ubuntu: apt install python3-venv) and try again"; exit 1; }
 
 $(VENV)/installed: pyproject.toml | $(VENV)/bin/python
+	@echo "Installing PyTorch, nvcc and JupyterLab into $(VENV): once, a few minutes"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
 	@touch $@
 

@@ -16,25 +16,13 @@ from .ladder import Rung
 from .ladder import rung as find
 
 MARKER = re.compile(r"^\s*//\s*\[(region|end):\s*([^\]]+?)\s*\]\s*$")
-# Token kind (a prefix of Pygments' short class names) -> colour that reads on a light page, and on a dark one.
-COLOURS = {
-    "c": ("#5f6b76", "#9aa7b3"),
-    "k": ("#8031a7", "#c792ea"),
-    "m": ("#a04000", "#f0a868"),
-    "s": ("#2d7a2d", "#98c379"),
-}
-COLOURS |= {"cp": ("#8031a7", "#c792ea"), "nf": ("#0b5cad", "#82b1ff"), "nb": ("#0b5cad", "#82b1ff")}
-STYLE = (
-    "<style>.fa-code pre{font-size:12.5px;line-height:1.45;overflow-x:auto;border-radius:4px;padding:6px 8px;"
-    "color:light-dark(#1c1c1c,#e6e6e6);background:light-dark(#f7f7f5,#1d1f21)}"
-    "body[data-jp-theme-light=false] .fa-code,.vscode-dark .fa-code{color-scheme:dark}"
-    "body[data-jp-theme-light=true] .fa-code,.vscode-light .fa-code{color-scheme:light}"
-    ".fa-code .no,.fa-code .head{color:#808890;user-select:none}"
-    ".fa-code .add,.fa-code .del{display:inline-block;min-width:100%}"
-    ".fa-code .add{background:light-dark(#dff3df,#1d3a23)}.fa-code .del{background:light-dark(#fbe3e0,#472422)}"
-    + "".join(f".fa-code .{k}{{color:light-dark({light},{dark})}}" for k, (light, dark) in COLOURS.items())
-    + "</style>"
-)
+# Styles are written on each element: JupyterLab drops a <style> from a notebook that it doesn't trust, which is every
+# notebook until its cells have been run. For the same reason each colour has to read on a light page and on a dark one.
+COLOURS = {"c": "#6f7a85", "k": "#a65bcf", "m": "#b8651b", "s": "#3d8a3d"}  # by prefix of Pygments' short class names
+COLOURS |= {"cp": "#a65bcf", "nf": "#2f80c8", "nb": "#2f80c8"}
+PAGE = "font-size:12.5px;line-height:1.45;white-space:pre;overflow-x:auto;padding:6px 8px"
+ASIDE = "color:#808890;user-select:none"  # titles and line numbers: not part of what is copied
+MARKS = {"+": "rgba(46,160,67,0.2)", "-": "rgba(248,81,73,0.2)"}
 
 
 @dataclass(frozen=True)
@@ -57,15 +45,14 @@ class Listing:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        kinds = {" ": "", "+": "add", "-": "del", "@": "head"}
         signed = any(sign != " " for _, sign, _ in self.lines)
-        rows = [f'<span class="head">{html.escape(self.title)}</span>']
+        rows = [f'<span style="{ASIDE}">{html.escape(self.title)}</span>']
         for no, sign, line in self.lines:
-            shown = html.escape(line) if sign == "@" else _coloured(line)
+            shown = f'<span style="{ASIDE}">{html.escape(line)}</span>' if sign == "@" else _coloured(line)
             mark = f"{sign.replace('@', ' ')} " if signed else ""
-            row = f'<span class="no">{no or "":>5}</span> {mark}{shown}'
-            rows.append(f'<span class="{kinds[sign]}">{row}</span>' if sign != " " else row)
-        return f'{STYLE}<div class="fa-code"><pre>{chr(10).join(rows)}</pre></div>'
+            row = f'<span style="{ASIDE}">{no or "":>5}</span> {mark}{shown}'
+            rows.append(f'<span style="background-color:{MARKS[sign]}">{row}</span>' if sign in MARKS else row)
+        return f'<pre style="{PAGE}">{chr(10).join(rows)}</pre>'
 
 
 @functools.cache
@@ -77,11 +64,11 @@ def _coloured(line: str) -> str:
     except ImportError:  # a notebook always has Pygments; a bare Python shows the text
         return html.escape(line)
     parts = []
-    for token, text in CudaLexer(stripnl=False, ensurenl=False).get_tokens(line):
+    for token, text in CudaLexer(stripnl=False).get_tokens(line + "\n"):  # without its end `// ...` is no comment
         name = STANDARD_TYPES.get(token, "")
         kind = name if name in COLOURS else name[:1]
-        shown = html.escape(text)
-        parts.append(f'<span class="{kind}">{shown}</span>' if kind in COLOURS else shown)
+        shown = html.escape(text.rstrip("\n"))
+        parts.append(f'<span style="color:{COLOURS[kind]}">{shown}</span>' if kind in COLOURS and shown else shown)
     return "".join(parts)
 
 
