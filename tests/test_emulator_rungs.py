@@ -41,6 +41,17 @@ def test_every_run_gives_the_same_bits_and_counts_on_any_number_of_threads(stem)
         assert torch.equal(o, results[0][0]) and torch.equal(lse, results[0][1]) and counters == results[0][2]
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("rung", rungs(), ids=lambda r: r.stem)
+def test_the_gpu_gives_the_same_numbers(rung):
+    """Up to rounding: nvcc contracts a multiply and an add into one FMA, and its exp is not the C library's."""
+    both = [load(rung.stem, device=device, quiet=True) for device in ("cpu", "cuda")]
+    tensors = [torch.randn(70, 300)] if rung.op == "softmax" else inputs(1, 2, 77, 64)
+    here, there = ([t.cpu() for t in kernel(*(x.to(kernel.device) for x in tensors))] for kernel in both)
+    for emulated, real in zip(here, there):
+        torch.testing.assert_close(emulated, real, rtol=4e-6, atol=1e-6)
+
+
 def test_an_edit_is_running_within_five_seconds():
     start = time.perf_counter()
     source = f"{load(FP32[-1], device='cpu', quiet=True).source}\n// {time.time_ns()}\n"
