@@ -40,7 +40,9 @@ def run_cell(shell: InteractiveShell, line: str, cell: str) -> None:
         return print(error)
     shell.user_ns[name] = built
     report = check(built)
-    print(f"{name}: {summary(built)} · error {report.worst:.2g} of the budget{_time(built)}")
+    verdict = f"error {report.worst:.2g} of the budget" if report.ok else "wrong"
+    called = "" if name == built.rung.stem else f"{name}: "
+    print(f"{called}{summary(built)} · {verdict}{_time(built)}")
     if not report.ok:
         print(report)
 

@@ -59,15 +59,15 @@ doctor()
 if device == "cuda":
     gpu = torch.cuda.get_device_properties(0)
     name, smem, L2 = gpu.name, gpu.shared_memory_per_multiprocessor >> 10, gpu.L2_cache_size >> 20
-    sizes = ["256 KB per SM", f"{smem} KB per SM", f"{L2} MB", f"{gpu.total_memory / 1e9:.0f} GB"]
+    sizes = ["256 KiB per SM", f"{smem} KiB per SM", f"{L2} MiB", f"{gpu.total_memory / 2**30:.0f} GiB"]
 else:
-    name, sizes = "NVIDIA H200", ["256 KB per SM", "228 KB per SM", "50 MB", "141 GB"]
+    name, sizes = "NVIDIA H200", ["256 KiB per SM", "228 KiB per SM", "60 MiB", "140 GiB"]
 notes = ["a thread's own variables", "shared by the threads of a block", "shared by all SMs", "where tensors live"]
 levels = ["registers", "shared memory", "L2 cache", "HBM"]
 draw.memory_hierarchy(list(zip(levels, sizes, notes)), f"The memories of one GPU · {name}")
 
 # %% [markdown]
-# *Top to bottom:* each step down is larger, slower and shared by more threads. (On your GPU the sizes are what the driver reports; registers are 64 K of 4 bytes per SM on all of them. The H200's: registers and shared memory from the [CUDA programming guide](https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities), compute capability 9.0; L2 as for the [H100](https://developer.nvidia.com/blog/nvidia-hopper-architecture-in-depth/), the same chip; memory from the [data sheet](https://www.nvidia.com/en-us/data-center/h200/).) **HBM** is the device memory of a data-centre GPU; on other cards it is GDDR, and everything said about it holds. FlashAttention is one idea about this picture: do not send to HBM what could have stayed above.
+# *Top to bottom:* each step down is larger, slower and shared by more threads. (The sizes are what the driver reports, of your GPU or else of an H200, in units of $2^{10}$, $2^{20}$ and $2^{30}$ bytes; registers, which it does not report, are 64 K of 4 bytes per SM by the [CUDA programming guide](https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities).) **HBM** (high-bandwidth memory) is the device memory of a data-centre GPU; on other cards it is GDDR, and everything said about it holds. FlashAttention is one idea about this picture: do not send to HBM what could have stayed above.
 #
 # ### The roofline
 #
@@ -96,7 +96,7 @@ else:
 plot.roofline(found, ceilings)
 
 # %% [markdown]
-# *The slope* is what HBM can feed, *the flat part* what the arithmetic units can do; nothing gets above them. Each point is an attention kernel in fp32, placed at the intensity of the least traffic its kind can do with. SDPA MATH is PyTorch's own unfused attention (`scaled_dot_product_attention`). Left to right is the way from writing every intermediate to HBM to writing none; bottom to top is the way from a naive kernel to a good one. The series goes both ways.
+# *The slope* is what HBM can feed, *the flat part* what the arithmetic units can do; nothing gets above them. Both are measured: by a copy within HBM, and by a large matrix product. Each point is an attention kernel in fp32 at $N = 2048$, $d = 64$ (8 heads where it is measured here, 256 where recorded; few heads make few blocks, which do not fill a large GPU), placed at the intensity of the least traffic its kind can do with. SDPA MATH is PyTorch's own unfused attention (`scaled_dot_product_attention`). Left to right is the way from writing every intermediate to HBM to writing none; bottom to top is the way from a naive kernel to a good one. The series goes both ways.
 
 # %% [markdown]
 # ## Notation
@@ -125,6 +125,9 @@ plot.roofline(found, ceilings)
 # | **warp** | 32 threads that execute together |
 # | **block** (CTA) | up to 1024 threads on one SM, which share its shared memory and can wait for each other |
 # | **grid** | all blocks of a launch; in no particular order, and without waiting for each other |
+# | `blockIdx`, `threadIdx` | which block of the grid, which thread of the block this is; each has `.x`, `.y`, `.z` |
+# | `blockDim` | how many threads a block has in each of the three directions |
+# | **stream** | a queue of launches, which run one after the other |
 
 # %% [markdown]
 # ## How to read a rung
@@ -149,12 +152,12 @@ print(", ".join(show.regions("01_naive")))
 show.region("01_naive", "output")
 
 # %% [markdown]
-# This is the last of the three kernels of `01_naive`: $O = PV$, one thread per element of $O$. The thread works out which element is its own (`i`, `c`, and `head`), leaves if there is none, adds up $N_k$ products and writes one number. [01](01_naive.ipynb) explains it line by line. Here it is material for breaking.
+# This is the last of the three kernels of `01_naive`: $O = PV$, one thread per element of $O$. `__global__` makes a function a kernel; `a` holds the arguments: addresses, sizes, and strides, the distances in elements from one batch, head or row to the next. The thread works out which element is its own (`i`, `c`, and `head`), leaves if there is none, adds up $N_k$ products and writes one number. [01](01_naive.ipynb) explains it line by line. Here it is material for breaking.
 
 # %% [markdown]
 # ## The edit loop
 #
-# `load` compiles a rung and prints one line. Called again without a change, it compiles nothing.
+# `load` compiles a rung and prints one line: the compiler used, the seconds it took, and from `nvcc` how many registers a thread takes, whether variables were **spilled** (found no register and went to memory), and the shared memory of a block. Text that was compiled before is not compiled again, be it minutes or days later; the line then says `unchanged`.
 
 # %%
 kernel = load("01_naive")
@@ -163,7 +166,7 @@ o, lse = kernel(q, k, v)
 check(kernel)
 
 # %% [markdown]
-# `check` ran it on inputs made to break kernels, and held $O$ and LSE against a float64 reference. Now break one line. You would open `kernels/01_naive.cu` in JupyterLab's file browser, change it, save, and run the cell above again; to keep the file whole, this cell replaces text in a copy of the source. The launcher computes how many tiles of 16 columns $O$ has; forget the last one:
+# `check` ran it on inputs made to break kernels, and held $O$ and LSE against a float64 reference. The **error budget** of a case is about twice the error that PyTorch makes on the same inputs in the same precision. Now break one line. You would open `kernels/01_naive.cu` in JupyterLab's file browser, change it, save, and run the cell above again; to keep the file whole, this cell replaces text in a copy of the source. The launcher computes how many tiles of 16 columns $O$ has; forget the last one:
 
 # %%
 edited = rung("01_naive").replace(
@@ -182,7 +185,7 @@ kernel = load("01_naive")
 print("right again" if check(kernel).ok else "still wrong")
 
 # %% [markdown]
-# Two more kinds of mistake. What the **compiler** refuses comes back as its own words, with your line:
+# Two more kinds of mistake. What the **compiler** refuses comes back as its own words, with the line where it noticed. `cell` stands for a text that is in no file; this compiler sees that a semicolon is missing when it reads the next line:
 
 # %%
 try:
@@ -218,7 +221,7 @@ except RuntimeError as error:  # a KernelError
 #   const int64_t row = int64_t(blockIdx.x) * 32 + threadIdx.x;
 #   if (row >= a.Nq) return;
 #   const float *S = static_cast<const float *>(a.Q) + row * a.Nk;
-#   float *P = static_cast<float *>(a.O) + row * a.Nk, m = -FA_INFINITY, l = 0.f;
+#   float *P = static_cast<float *>(a.O) + row * a.Nk, m = -FA_INFINITY; double l = 0;
 #   for (int j = 0; j < a.Nk; ++j) m = fmaxf(m, S[j]);
 #   for (int j = 0; j < a.Nk; ++j) l += P[j] = expf(S[j] - m);
 #   for (int j = 0; j < a.Nk; ++j) P[j] /= l;
@@ -229,6 +232,8 @@ except RuntimeError as error:  # a KernelError
 # }
 
 # %% [markdown]
+# (`l` is a `double` because one thread adds up the whole row. A `float` that has reached $2^{24}$ no longer grows when 1 is added: on a row of 16 million scores the LSE would be off by 0.04.)
+#
 # Right for every row of ordinary numbers, and wrong for one case: a row that is −∞ throughout, as a mask makes it. There `m` is −∞ and $-\infty - (-\infty)$ is NaN. Ordinary tests never see such a row, and published kernels have this bug. Exercise 0.1 repairs it.
 #
 # The cell's kernel is bound to the name after `%%kernel` and is called like any other:
@@ -240,7 +245,7 @@ print("rows sum to", p.sum(-1).tolist())
 # %% [markdown]
 # ## The classic binding, and what it costs
 #
-# Most tutorials bind a kernel to PyTorch differently: a function `torch::Tensor forward(torch::Tensor …)` in C++, and `torch.utils.cpp_extension.load_inline(…, functions=["forward"])`, which puts PyTorch's headers before it and wraps it with pybind11. It is convenient: tensors go in and come out. A kernel that doubles its input, that way (the first is for a GPU, the second for a machine without one):
+# Most tutorials bind a kernel to PyTorch differently: a function `torch::Tensor forward(torch::Tensor …)` in C++, and `torch.utils.cpp_extension.load_inline(…, functions=["forward"])`, which puts PyTorch's headers before it and wraps it with pybind11, a library that makes C++ functions callable from Python. It is convenient: tensors go in and come out. A kernel that doubles its input, that way (the first is for a GPU, the second for a machine without one):
 
 # %%
 classic_cuda = """
@@ -282,7 +287,7 @@ extern "C" int forward(const float *x, float *y, int64_t n) {
 }"""
 
 # %% [markdown]
-# Both go through `load_inline`. `build` is the series' wrapper around it: it builds in a folder of its own and keeps the result under a hash of everything that went in. **The first of these builds takes 20 to 60 seconds**, once; later it is found in the cache.
+# Both go through `load_inline`. `build` is the series' wrapper around it: it builds in a folder of its own and keeps the result under a hash of everything that went in. **The first of these builds takes 15 to 60 seconds**, once; later it is found in the cache.
 
 # %%
 if device == "cuda":
@@ -321,9 +326,9 @@ times = {"with PyTorch's headers": seconds_to_build(classic), "without": seconds
 draw.seconds(times, f"Building a kernel that doubles its input · {where}")
 
 # %% [markdown]
-# *The same kernel twice.* The time is spent reading PyTorch's headers (with torch 2.13 and without a GPU, the preprocessor hands the compiler 286 thousand lines, blank ones not counted) and working out pybind11's templates; the kernel itself is nothing. After **every** edit it is spent again. This is why no `.cu` of the series includes a PyTorch header, and why the edit loop is one you can think in. The contract that `torch::Tensor` would have checked (dtype, shape, strides, device) is checked in Python before the call, with better error messages.
+# *The same kernel twice.* The time is spent reading PyTorch's headers (with torch 2.13 and without a GPU, the preprocessor hands the compiler some 290 thousand lines, blank ones not counted) and working out pybind11's templates; the kernel itself is nothing. After **every** edit it is spent again. This is why no `.cu` of the series includes a PyTorch header, and why the edit loop is one you can think in. The contract that `torch::Tensor` would have checked (dtype, shape, strides, device) is checked in Python before the call, with better error messages.
 #
-# The edit loop of a real kernel as recorded: the imports before the first load of a process, a new kernel, an edit, no change, and the edit taken back.
+# The edit loop of a real kernel as recorded. `import` is what the first load of a process imports, `cold` the build of a new kernel, `edit` the build after a change, `unchanged` a load without one, `reverted` a load after the change was taken back.
 
 # %%
 built = record.load("01_naive", "build")
@@ -425,5 +430,5 @@ exercise.verify(
 # </details>
 #
 # <details><summary>Why are PyTorch's headers kept out of the kernels?</summary>
-# Compiling them takes tens of seconds after every edit, and a kernel needs nothing of them: addresses, sizes and strides suffice.
+# Compiling them takes 15 seconds and more after every edit, and a kernel needs nothing of them: addresses, sizes and strides suffice.
 # </details>

@@ -66,7 +66,7 @@ print(f"Q, K, V, O: {q.numel()} numbers each · S, P: {B * H * N * N} each")
 show.region("01_naive", "scores")
 
 # %% [markdown]
-# CUDA runs threads in **blocks** (also called CTAs); all blocks of a launch form the **grid**. Here a block is 16 × 16 threads and covers a 16 × 16 patch of $S$. A thread finds its query `i` and key `j` from `blockIdx` and `threadIdx`, leaves if it lies beyond the edge (this is how any $N$ works), multiplies a row of $Q$ with a row of $K$, and writes one number. The offsets of batch and head come from strides, so the inputs need not be contiguous.
+# CUDA runs threads in **blocks** (also called CTAs); all blocks of a launch form the **grid**. Here a block is 16 × 16 threads and covers a 16 × 16 patch of $S$. A thread finds its query `i` and key `j` from `blockIdx` and `threadIdx`, leaves if it lies beyond the edge (this is how any $N$ works), multiplies a row of $Q$ with a row of $K$, and writes one number. Each step of its loop is one **FMA** (fused multiply-add: a product and a sum in one instruction, 2 FLOPs). The offsets of batch and head come from strides, so the inputs need not be contiguous.
 
 # %%
 draw.threads(N=48)
@@ -74,7 +74,7 @@ draw.threads(N=48)
 # %% [markdown]
 # *Left:* the blocks of one head; `blockIdx.x` runs along the queries (and over the heads), `blockIdx.y` along the keys. *Right:* inside a block the hardware groups threads into **warps** of 32 that execute together: two rows of 16. While a warp computes, its 32 threads read 2 different rows of $Q$ and 16 different rows of $K$.
 #
-# The second kernel turns each row of $S$ into a row of $P$. One warp takes a row; lane 0 takes elements 0, 32, 64, …, lane 1 elements 1, 33, 65, …
+# The second kernel turns each row of $S$ into a row of $P$. One warp takes a row. Its threads are called **lanes**, numbered 0 to 31: lane 0 takes elements 0, 32, 64, …, lane 1 elements 1, 33, 65, …
 
 # %%
 show.region("01_naive", "softmax")
@@ -170,7 +170,7 @@ print(f"{recorded.device.iloc[0]}, B = 1, H = 16, N = 4096, d = 64, read and wri
 dram.round(2)
 
 # %% [markdown]
-# The counts are as predicted. The times are not what one might expect: the `softmax`, with four of the nine passes over a gigabyte, takes hardly any of it. It runs near the copy bandwidth of this memory. The two products have little traffic per second, and `scores` takes nearly four times as long as `output`, for the same number of FLOPs and of requests. HBM does not explain that.
+# The passes over $S$ and $P$ are as predicted, to within 2 %. The one surprise is that `scores` reads 0.27: $Q$ and $K$ together measure only 0.03, so parts of them come from HBM several times, presumably because the stream of $S$ pushes them out of the L2. The times are not what one might expect: the `softmax`, with four of the nine passes over a gigabyte, takes 2 % of the time. It moves 3.55 TB/s, not far from the 4.21 of a plain copy. The two products have little traffic per second, and `scores` takes nearly four times as long as `output`, for the same number of FLOPs and of requests. HBM does not explain that.
 #
 # ### What a request costs
 #
@@ -196,7 +196,7 @@ cost.round(2)
 # %% [markdown]
 # ### The N² wedge
 #
-# The four matrices that have to exist take $4 \cdot 4Nd = 16Nd$ bytes per head. The two that don't, $S$ and $P$, take $2 \cdot 4N^2 = 8N^2$. They are equal at $N = 2d$, and from there on the second grows twice as fast on a logarithmic scale.
+# The four matrices that have to exist take $4 \cdot 4Nd = 16Nd$ bytes per head. The two that don't, $S$ and $P$, take $2 \cdot 4N^2 = 8N^2$. They are equal at $N = 2d$, and from there on the second is larger; with logarithmic axes its line is twice as steep.
 
 # %%
 draw.wedge(d=64, N=512)
@@ -245,14 +245,14 @@ if device == "cuda":
     display(profiled(lambda: kernel(*inputs)))
 
 # %% [markdown]
-# PyTorch's table has the matrix products (`bmm`, or the name of a GEMM kernel), the softmax, and the multiplication by the scale: a pass over $S$ of its own, which reads and writes all of it for one multiplication per element. Fusing such passes is worth doing, and it is only a beginning.
+# PyTorch's table has the matrix products (`bmm`, batched matrix multiplication, or names with `gemm`, general matrix multiplication), the softmax (`cunn_SoftMax…` on a GPU), and the multiplication by the scale (`mul`, or `vectorized_elementwise_kernel`): a pass over $S$ of its own, which reads and writes all of it for one multiplication per element. Fusing such passes is worth doing, and it is only a beginning.
 #
-# Compare with our three kernels (the last column of the table of counters above, where there is no GPU): in PyTorch's form, with products tuned by experts, the passes over $S$ and $P$ between the products are a large part of the time. In ours the products are so slow that the softmax does not matter. Which part to improve first is a question to ask a profile.
+# Compare with our three kernels (the last column of the table of counters above, where there is no GPU): in PyTorch's form, with products tuned by experts, the passes over $S$ between the products are a large part of the time (more than two fifths on an H200). In ours the products are so slow that the softmax does not matter. Which part to improve first is a question to ask a profile.
 
 # %% [markdown]
 # ## Beside its peers
 #
-# PyTorch has several attention kernels behind `scaled_dot_product_attention` (SDPA). **MATH** is the unfused three-step form with tuned matrix products; **EFFICIENT** never writes $S$ or $P$ to HBM, in fp32. On a GPU, a short measurement:
+# PyTorch has several attention kernels behind `scaled_dot_product_attention` (SDPA). **MATH** is the unfused three-step form with tuned matrix products; **EFFICIENT** never writes $S$ or $P$ to HBM. Both also run in fp32, which FLASH and CUDNN, the others, do not. On a GPU, a short measurement, in milliseconds per call ($B = 4$, $H = 8$, $N = 1024$, $d = 64$):
 
 # %%
 if device == "cuda":
@@ -298,7 +298,7 @@ for roof in ("fp32 matmul", "fp16 matmul"):
     print(f"{'ridge, ' + roof:<28}{top[roof] / top['copy']:9.2f} FLOP per byte ({ceilings.device.iloc[0]})")
 
 # %% [markdown]
-# Two lessons. In **fp32**, three kernels that do their best need about $d/4 = 16$ FLOPs per byte at $d = 64$; ours, with its nine passes, has $d/9 \approx 7$. Both are not far from the ridge: HBM traffic of $S$ and $P$ alone would cost an fp32 kernel less than a factor of two. What holds *this* kernel back is the first number: each FMA (fused multiply-add, 2 FLOPs) asks L1 for 8 bytes, and an SM of compute capability 9.0 can start 128 FMAs per clock ([CUDA programming guide](https://docs.nvidia.com/cuda/cuda-c-programming-guide/#arithmetic-instructions), arithmetic throughput), which would be 1024 bytes per clock. In **fp16 on tensor cores** the ridge is more than ten times further right, and there the $N^2$ traffic is the wall. That is the case FlashAttention was made for, and the fp32 rungs are where to learn it.
+# Two lessons. In **fp32**, three kernels at their best do about $d/4 = 16$ FLOPs per byte at $d = 64$; ours, with its nine passes, has $d/9 \approx 7$. Both are not far from the ridge: HBM traffic of $S$ and $P$ alone would cost an fp32 kernel less than a factor of two. What holds *this* kernel back is the first number: each FMA asks L1 for 8 bytes, and an SM of compute capability 9.0 can start 128 FMAs per clock ([CUDA programming guide](https://docs.nvidia.com/cuda/cuda-c-programming-guide/#arithmetic-instructions), arithmetic throughput), which would be 1024 bytes per clock. One line per clock, as supposed above, is at most 128. In **fp16 on tensor cores** the ridge is more than ten times further right, and there the $N^2$ traffic is the wall. That is the case FlashAttention was made for, and the fp32 rungs are where to learn it.
 
 # %%
 shape = {"B": 4, "H": 32, "Nq": 4096, "Nk": 4096, "D": 64}  # eight times the heads of the counters
@@ -397,7 +397,7 @@ exercise.verify("1.2", two_reads_and_right, hint="an assignment in C++ has a val
 #
 # ### Exercise 1.3 · The wall
 #
-# An H200 has 141 GB of memory ([NVIDIA's data sheet](https://www.nvidia.com/en-us/data-center/h200/); $1\,\mathrm{GB} = 10^9$ bytes). From which $N$ on do $S$ and $P$ of a single fp32 head no longer fit, whatever else is in it? Give the smallest such $N$.
+# An H200 has 140 GiB of memory ($1\,\mathrm{GiB} = 2^{30}$ bytes). From which $N$ on do $S$ and $P$ of a single fp32 head no longer fit, whatever else is in it? Give the smallest such $N$.
 
 # %%
 # Exercise 1.3
@@ -405,19 +405,21 @@ N_wall = 1000
 
 # %%
 exercise.verify(
-    "1.3", lambda: 8 * N_wall**2 > 141e9 >= 8 * (N_wall - 1) ** 2, hint="S and P together: 2 matrices of N² floats"
+    "1.3",
+    lambda: 8 * N_wall**2 > 140 * 2**30 >= 8 * (N_wall - 1) ** 2,
+    hint="S and P together: 2 matrices of N² floats",
 )
 
 # %% [markdown]
 # <details><summary>Solution</summary>
 #
-# $8N^2 > 141 \cdot 10^9$ gives $N > \sqrt{141 \cdot 10^9 / 8} \approx 132\,759.2$.
+# $8N^2 > 140 \cdot 2^{30}$ gives $N > \sqrt{140 \cdot 2^{30} / 8} \approx 137\,078.4$.
 #
 # ```python
-# N_wall = 132_760
+# N_wall = 137_079
 # ```
 #
-# One head. A model with 32 of them, one sequence, reaches it at $N \approx 23\,500$.
+# One head. A model with 32 of them, one sequence, reaches it at $N \approx 24\,200$.
 # </details>
 
 # %% [markdown]

@@ -116,7 +116,7 @@ draw.running_state([1.0, 0.2, 2.1, 1.4, 0.5, 3.0, 2.6, 1.8])
 #
 # $$ L = \bigl(l_1 e^{m_1 - m} + l_2 e^{m_2 - m}\bigr) e^m = l_1 e^{m_1} + l_2 e^{m_2} = L_1 + L_2 . $$
 #
-# So in these coordinates the merge is $(\max(m_1, m_2),\; L_1 + L_2)$: a maximum and a sum, side by side. Both are associative and commutative, so their pair is. And $\max(-\infty, m) = m$, $0 + L = L$: the empty state changes nothing. $\square$
+# So in these coordinates the merge is $(\max(m_1, m_2),\; L_1 + L_2)$: a maximum and a sum, side by side. Both are associative and commutative, so their pair is. And $\max(-\infty, m) = m$, $0 + L = L$: the empty state changes nothing. (Two empty parts make an empty part. The formula in $m$ and $l$ has $-\infty - (-\infty)$ there, so a program needs a guard.) $\square$
 #
 # ($L$ is the sum that overflows. The proof may use it, the program must not.)
 #
@@ -189,7 +189,7 @@ print(f"three blocks merged against one softmax: largest difference {abs(o / l -
 # %% [markdown]
 # ## The kernel
 #
-# `kernels/02_online_softmax.cu` is a softmax over the rows of $S$; its header says which threads take a row, depending on $N$. The merge is the formula above, with the guard for two empty parts:
+# `kernels/02_online_softmax.cu` is a softmax over the rows of $S$. Up to $N = 1024$ one warp takes a row, up to 32768 one block does, and longer rows are cut into **slices**, one block each. The merge is the formula above, with the guard for two empty parts:
 
 # %%
 show.region("02_online_softmax", "merge")
@@ -206,7 +206,7 @@ draw.butterfly([1.0, 3.0, 2.0, 4.0, 0.0, 2.0, 5.0, 1.0])
 # %% [markdown]
 # *Drawn with 8 lanes; a warp has 32 and takes 5 steps.* Dashed lines are values read from another lane's registers. Associativity and commutativity are what make this right: every lane merges the same states in another order, and all end with the same result. If a block has several warps, one lane of each writes the warp's state to **shared memory** (on-chip memory that the threads of a block share), the barrier `__syncthreads()` makes all of them visible, and a second butterfly merges them.
 #
-# The kernel proper:
+# The kernel proper. It is a template: the compiler makes a kernel for each pair of `threads` (per row) and `V` (groups of four scores per thread) that the launcher uses. `slice_of` says which part of the row is this block's, all of it unless the row is long; `load` and `store` move a thread's scores, 16 bytes at a time where they can. `#pragma unroll` writes a loop out, so that every `x[e]` can be a register.
 
 # %%
 show.region("02_online_softmax", "softmax")
@@ -214,13 +214,13 @@ show.region("02_online_softmax", "softmax")
 # %% [markdown]
 # A thread loads its scores into the register array `x` once, and they stay there: the row is read from HBM a single time. Within the thread the maximum is found first and the exponentials second (both over registers, which is free of traffic), so each score costs one exponential rather than two. After the merge, one factor per thread, `weight` $= e^{m_{thread} - m}/l$, turns $e^{s - m_{thread}}$ into $p$.
 #
-# An honest note: while a row fits in the registers of one block, a *safe* softmax could also read it only once, with two reductions over the threads (a maximum, then a sum). The state needs one. The merge becomes indispensable when the row does **not** fit: then several blocks share it, each leaves its state, and a second kernel merges.
+# An honest note: while a row fits in the registers of one block, a *safe* softmax could also read it only once, with two reductions over the threads (a maximum, then a sum). The state needs one. The merge becomes indispensable when the row does **not** fit: then several blocks share it, each leaves its state, a second kernel merges, and a third writes $P$.
 
 # %%
 show.region("02_online_softmax", "long_rows")
 
 # %% [markdown]
-# What the compiler made of it, for an H200 (no GPU needed for this): the template is compiled once per row length class, `threads` per row and `V` vectors of four scores per thread. *Spilled* registers would live in memory; there should be none.
+# What the compiler made of it, for an H200 (no GPU needed for this): one line per kernel, `softmax<threads, V>` for rows of up to 4 · `threads` · `V` scores. *Spilled* registers would live in memory; there should be none.
 
 # %%
 made = sass.resources("02_online_softmax", arch="sm_90a")
@@ -282,7 +282,7 @@ timed[["ms", "ms_low", "ms_high"]].assign(share_of_bound=predicted_ms / timed.ms
 # %% [markdown]
 # ## Beside its peers
 #
-# The peer is `torch.softmax`. On a GPU, live:
+# The peer is `torch.softmax`. On a GPU, live, in milliseconds for 16384 rows of 4096:
 
 # %%
 if device == "cuda":
@@ -299,16 +299,17 @@ else:
 samples = record.load("02_online_softmax")
 display(plot.throughput(samples))
 display(plot.ratio(samples, "02_online_softmax", ["torch.softmax", "copy"]))
-ratio = record.ratio(samples, "02_online_softmax", "torch.softmax")
-print("torch.softmax is faster at N =", ratio[ratio.ratio < 1].Nk.tolist())
+ratio = record.ratio(samples, "02_online_softmax", "torch.softmax").set_index("Nk").ratio.round(3)
+print("torch.softmax is faster at N =", ratio[ratio < 1].index.tolist())
+print("the ratio where N is no multiple of 4:", ratio[ratio.index % 4 > 0].to_dict())
 
 # %% [markdown]
-# *Above:* bytes that any softmax must move, divided by the time; the copy is the ceiling. The step down right of 32k is the second read of $S$: 3 bytes where 2 would do. *Below:* the same as a ratio, with row lengths in it that are no multiple of 4; above 1 this kernel is the faster one. Where rows start at any address instead of a multiple of 16 bytes, their ends take extra instructions; there, and by a hair on short rows, `torch.softmax` can win.
+# *Above:* bytes that any softmax must move, divided by the time; the copy is the ceiling. The step down right of 32k is the second read of $S$: 3 bytes where 2 would do. *Below:* the same as a ratio; above 1 this kernel is the faster one. The figures hold the powers of two. The last line printed has lengths that are no multiple of 4: there rows start at any address instead of a multiple of 16 bytes, and their ends take extra instructions. At 1023, and on the shortest rows, `torch.softmax` wins by a few percent.
 
 # %% [markdown]
 # ### Traps, live
 #
-# Three mistakes from published kernels, made here on purpose in the real file. Before you run each cell, say which inputs it will get wrong.
+# Three mistakes that published kernels have made, made here on purpose in a copy of the real file. Before you run each cell, say which inputs it will get wrong.
 
 
 # %%
@@ -336,12 +337,12 @@ trap("const float m_finite = m == -FA_INFINITY ? 0.f : m; // both", "const float
 trap("a.l * expf(a.m - m_finite) + b.l * expf(b.m - m_finite)", "a.l + b.l")
 
 # %% [markdown]
-# **No rescaling of l.** The result is right only where all parts have the same maximum: equal scores, or a row so short that one thread holds it. This is the one to remember for FlashAttention, where a kernel without the rescale is exact as long as all keys fit in one tile, and wrong from the second tile on.
+# **No rescaling of l.** The result is right only where all parts have the same maximum: rows of equal scores (the case "zeros"), or a row so short that one thread holds it ($N$ = 1 and 2). This is the one to remember for FlashAttention, where a kernel without the rescale is exact as long as all keys fit in one tile, and wrong from the second tile on.
 
 # %% [markdown]
 # ## What still hurts
 #
-# At full copy bandwidth a softmax kernel is finished: nobody can make it faster, because reading $S$ and writing $P$ is what it *is*. For attention that is the wrong problem. $S$ was written to HBM only to be read here, and $P$ is written only to be read by the next kernel: of rung 01's $N \times N$ traffic, this kernel in place of rung 01's would save two of the six passes over $S$ and $P$.
+# At full copy bandwidth a softmax kernel is finished: nobody can make it faster, because reading $S$ and writing $P$ is what it *is*. For attention that is the wrong problem. $S$ was written to HBM only to be read here, and $P$ is written only to be read by the next kernel: of the nine passes over $S$ and $P$ that 01 counted in HBM, this kernel in place of rung 01's softmax would save two.
 #
 # The way out is in "The output merges too": compute a block of $S$ on the chip, merge it into $(m, l, o)$, and forget it. [03 · FlashAttention-1](03_fa1_fp32.ipynb) does that.
 
@@ -350,7 +351,7 @@ trap("a.l * expf(a.m - m_finite) + b.l * expf(b.m - m_finite)", "a.l + b.l")
 #
 # ### Exercise 2.1 · Merge finished outputs
 #
-# Two kernels have each worked on a part of the keys and **divided already**: they give $m$, $l$ and $O = o/l$ of their part. Merge them. (Decoding with very long contexts does this: many blocks share one query.) An empty part arrives as $(-\infty, 0, \mathbf 0)$. The version below averages the outputs, which is wrong.
+# Two kernels have each worked on a part of the keys and **divided already**: they give $m$, $l$ and $O = o/l$ of their part. Merge them. (Generating text token by token from a very long context does this: many blocks share one query.) An empty part arrives as $(-\infty, 0, \mathbf 0)$. The version below averages the outputs, which is wrong.
 
 # %%
 # Exercise 2.1
