@@ -444,9 +444,9 @@ def bytes_by_tensor(kernels: Mapping[str, Mapping[str, float]], title: str) -> F
         most = table.max(axis=None)
         ax.bar_label(bars, [f"{v:.3g}" if v > most / 50 else "" for v in column], fontsize=8, color=MUTED, padding=1)
     ax.set_xticks(range(len(table)), table.index)
-    ax.set(ylabel="MiB read + written")
+    ax.set(ylabel="MiB read + written", ylim=(0, 1.12 * table.max(axis=None)))
     ax.grid(axis="x", visible=False)
-    ax.legend(frameon=False)
+    ax.legend(facecolor=CARD, edgecolor="none", framealpha=1)
     return figure
 
 

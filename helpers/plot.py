@@ -317,13 +317,14 @@ def roofline(points: pd.DataFrame, ceilings: pd.DataFrame, roofs: Sequence[str] 
         _line(ax, [px], [py], looks[name], True, markersize=8, linestyle="")
         side = -1 if px > (low * high) ** 0.5 else 1
         under_roof = py > 0.6 * min(px * top["copy"], max(top[r] for r in roofs))  # the label goes below the line
+        under_label = any(px < a < 4 * px and py < b < 2 * py for a, b in zip(x, y, strict=True))  # a neighbour's
         ax.annotate(
             f"{name}\n{py:.3g} TFLOP/s",
             (px, py),
-            (9 * side, -3 if under_roof else 0),
+            (9 * side, -3 if under_roof or under_label else 0),
             textcoords="offset points",
             ha="right" if side < 0 else "left",
-            va="top" if under_roof else "center",
+            va="top" if under_roof or under_label else "center",
             fontsize=9,
             color=looks[name][0],
             bbox={"facecolor": CARD, "edgecolor": "none", "pad": 1},

@@ -183,7 +183,7 @@ for Br, Bc in [(64, 32), (32, 64), (16, 128), (128, 128), (7, 50)]:
     print(f"Br={Br:3d} Bc={Bc:3d}: {steps:3d} tiles, largest difference to dense attention {error:.1e}")
 
 # %% [markdown]
-# Consequence 1 in numbers: any cut gives the same answer, up to rounding in float64. The last line has tiles that divide nothing.
+# Consequence 1 in numbers: any cut gives the same answer, up to rounding in float64. In the last line neither tile divides $N$; the last tile of a row or column is cut short there.
 #
 # Consequence 2 is the induction in the paper's proof of correctness: after outer step $j$, HBM holds the attention over
 # the first $j$ tiles of keys. Check it at every step, not only at the end:
@@ -285,9 +285,12 @@ show.region("03_fa1_fp32", "tile")
 
 # %% [markdown]
 # 256 threads form a grid of `TY` × `TX`, for $d = 64$ that is 32 × 8. A tile of $S$ is divided evenly: each thread computes `rows` × `keys` of its elements in registers, and
-# `rows` × `cols` elements of $\tilde P V_j$. `ld` is the length of a row in shared memory. It is a little longer than $d$, because
-# rows exactly $d$ floats apart would put all of them into the same **banks**: shared memory is 32 banks wide, 4 bytes each, and a bank serves one
-# address at a time.
+# `rows` × `cols` elements of $\tilde P V_j$. `ld` is the length of a row in shared memory. It is a little longer than $d$. Shared memory
+# has 32 **banks**, each 4 bytes wide: word $w$ lies in bank $w \bmod 32$, and a bank serves one address at a time. With rows exactly 64 floats apart, the same column of every row would lie in
+# the same bank, and lanes that read different rows would have to wait for each other.
+#
+# `smem_bytes` gives the 43 KB that a CTA takes at $d = 64$. It asks for them when it is launched (*dynamic* shared memory; beyond 48 KB there is no other way). What nvcc reports in the line at the top,
+# 0 KB, is *static* shared memory: arrays of a size that is fixed in the code.
 #
 # $B_c$ is 32 for every $d$, so for $d = 64$ it is *below* $\tfrac34 d$. This rung is written to be read, with small tiles; what larger ones bring is
 # one edit away, below.
@@ -299,16 +302,18 @@ show.region("03_fa1_fp32", "scores")
 
 # %% [markdown]
 # `load4` moves four floats at once. For every four columns of $Q$ and $K$, a thread loads `rows + keys` such groups from shared memory and
-# does `rows × keys × 4` multiply-adds with them. Line 10:
+# does `rows × keys × 4` multiply-adds with them. `#pragma unroll` has the compiler write out the steps of a loop one after the other; then every `S_reg[r][c]` has fixed indices and can be a register.
+# Line 10:
 
 # %%
 show.region("03_fa1_fp32", "softmax")
 
 # %% [markdown]
 # `TX` neighbouring lanes of a **warp** (32 threads that execute together) share a row. `row_max` and `row_sum` exchange registers between them
-# with shuffles, so no shared memory is needed. Columns past the last key are set to $-\infty$ before the maximum: they weigh $e^{-\infty} = 0$. A row whose
+# with **shuffles** (`__shfl_xor_sync`, the butterfly of notebook 02), so no shared memory is needed. Columns past the last key are set to $-\infty$ before the maximum: they weigh $e^{-\infty} = 0$. A row whose
 # scores are all $-\infty$ would give $-\infty - (-\infty)$, which is NaN; `m_finite` stands in for the maximum there.
-# $\tilde P$ goes to shared memory, because the product $\tilde P V_j$ needs whole rows of it and each thread has only a few of its columns. Then lines 11 to 13:
+# $\tilde P$ goes to shared memory, because the product $\tilde P V_j$ needs whole rows of it and each thread has only a few of its columns. That product (region `output`) is built like the
+# scores. Then lines 11 to 13:
 
 # %%
 show.region("03_fa1_fp32", "merge")
@@ -337,8 +342,8 @@ print(f"max error of O {(o - exact_o).abs().max():.1e}, of LSE {(lse - exact_lse
 # ## Predict, then measure
 #
 # The kernel is Algorithm 1, so the formula should give its traffic, tensor by tensor. One thing differs from the paper's count: all `TX` threads of
-# a row ask for $m_i$ and $l_i$. The emulator counts what threads *request*, so for $d = 64$ they count eightfold. Caches are not part of this count: on the GPU some of these
-# requests are served by the L2 cache instead of HBM.
+# a row ask for $m_i$ and $l_i$. The emulator counts what threads *request*, so for $d = 64$ they count eightfold. Caches are not part of this count; what they make of it
+# on a GPU comes right after.
 #
 # Here is the prediction. Change it if you disagree, then run the cells after it.
 
@@ -368,6 +373,24 @@ table
 # %%
 agree = (table["predicted"] == table["counted"]).all(axis=1)
 print(f"{agree.sum()} of {len(table)} tensors agree to the byte; S and P are not among them")
+
+# %% [markdown]
+# How much of that reaches HBM? The paper's model has two levels, SRAM and HBM. A real GPU has the L2 cache between them. Nsight Compute's counters, recorded on an H200 for 16 heads:
+
+# %%
+seen = record.load("03_fa1_fp32", "counters", device="nvidia-h200").query("N == 4096 and H == 16").iloc[0]
+foreseen, large = predicted_bytes(4096, 64, Bc=32, heads=16), ["Q", "K", "V", "O"]
+levels = pd.DataFrame({"predicted, Q K V O": foreseen.loc[large].sum()})
+levels["predicted, m l LSE"] = foreseen.drop(large).sum()
+levels["requested, counted by the GPU"] = [32 * seen.global_load_sectors, 32 * seen.global_store_sectors]
+levels["through HBM"] = [seen.dram_read_bytes, seen.dram_write_bytes]
+print(f"{seen.device}, B = 1, H = 16, N = 4096, d = 64, in MiB")
+(levels / 2**20).round(1)
+
+# %% [markdown]
+# The GPU counts sectors of 32 bytes, and lanes that ask for the same word share one: so the eightfold reads of $m_i$ and $l_i$ shrink, while a sector that is written in part counts whole. $Q$, $K$, $V$ and $O$ come out as predicted.
+# Of all this only a few percent reach HBM. $Q$ and $O$ of these 16 heads are 32 MiB together; they fit into the L2, and the many passes over them stay there. With more heads at work at a time, or a smaller L2, they would not.
+# Read "HBM" in the counts of this notebook as "whatever lies beyond the SM".
 
 # %% [markdown]
 # ### Three exponents
@@ -473,7 +496,8 @@ mib.rename(columns={"bytes": "recorded MiB", "predicted": "predicted MiB"}).roun
 plot.memory(memory)
 
 # %% [markdown]
-# **What to see.** On these logarithmic axes a line of slope 1 is $O(N)$, of slope 2 is $O(N^2)$. The three-pass kernel's line ends where the device's memory does.
+# **What to see.** On these logarithmic axes a line of slope 1 is $O(N)$, of slope 2 is $O(N^2)$. The kernels that tile (ours, that of the next notebook and PyTorch's EFFICIENT) lie on top of each other, at 16 to 17 MiB for $N = 65536$;
+# the two that keep $S$ need over 30 GiB there, for a single head, where a model has dozens.
 
 # %% [markdown]
 # ## Error, against the budget
@@ -482,6 +506,10 @@ plot.memory(memory)
 
 # %%
 plot.error(record.load("03_fa1_fp32", "error"))
+
+# %% [markdown]
+# **What to see.** It does. The error of $O$ stays below that of plain PyTorch at every length, presumably because $\tilde P V_j$ adds up 32 terms only, starting from zero, and $O_i$ is a mean, which does not grow while tiles are merged in. The error of LSE does grow: $l$ takes one rounding
+# more with each tile and there are 2048 tiles at $N = 65536$. It ends near $2.6 \cdot 10^{-6}$, a little over a quarter of the budget. For scale: LSE is about 12 there, and neighbouring fp32 numbers around 12 are $10^{-6}$ apart.
 
 # %% [markdown]
 # ## Beside its peers
@@ -494,6 +522,13 @@ samples = record.load("03_fa1_fp32")
 plot.throughput(samples)
 
 # %%
+plot.ratio(samples, "03_fa1_fp32", ["SDPA MATH", "SDPA EFFICIENT"])
+
+# %% [markdown]
+# **What to see.** Above: TFLOP/s, counting only the two products. Below: the same runs as a ratio; at 1 both take the same time, below 1 the peer is faster. As long as there are many heads ($N \le 2048$ at $d = 64$) this kernel comes within a few percent of MATH
+# and takes twice the time of EFFICIENT. As $N$ grows it falls to a sixth of MATH's speed, at $d = 128$ to a twentieth. Why it falls is told under "What still hurts".
+
+# %%
 medians = record.medians(samples)
 minimal = record.published("h200_peers").query("peer == 'flash-attention-minimal'").rename(columns={"N": "Nq"})
 shape = ["B", "H", "Nq", "D"]
@@ -502,9 +537,26 @@ both["times faster"] = both["ms minimal"] / both["ms here"]
 both[[*shape, "ms here", "ms minimal", "times faster"]].round(2)
 
 # %% [markdown]
-# [flash-attention-minimal](https://github.com/tspeterkim/flash-attention-minimal) is the best known short FlashAttention-1: one thread per query row, one warp per CTA. It was timed on the same
-# GPU model in an earlier study (`data/README.md`). Both kernels run the same algorithm with the same IO complexity; what differs is how many threads work on a tile and how often each value that
+# [flash-attention-minimal](https://github.com/tspeterkim/flash-attention-minimal) is the best known short FlashAttention-1: one thread per query row, one warp per CTA. Both columns are times on an H200, the
+# second from an earlier study (`data/README.md`). Both kernels run the same algorithm with the same IO complexity; what differs is how many threads work on a tile and how often each value that
 # was fetched from shared memory is used. Notebook 04 turns that difference into arithmetic.
+
+# %% [markdown]
+# ### Against the machine
+#
+# The roofline of notebooks 00 and 01, for $B = 4$, $H = 32$, $N = 4096$, $d = 64$. Heights are measured. To the right goes FLOPs per byte: for our kernel the bytes it requests, as predicted above; for PyTorch's two the least that their kind can do with.
+
+# %%
+points = medians.query("B == 4 and H == 32 and Nq == 4096 and D == 64").copy()
+points["flops"] = record.forward_flops(4, 32, 4096, 4096, 64)
+moved = {"03_fa1_fp32": predicted_bytes(4096, 64, Bc=32, heads=4 * 32).to_numpy().sum()}
+moved |= {"SDPA MATH": 4 * 4 * 32 * (4 * 4096**2 + 4 * 4096 * 64)}
+moved |= {"SDPA EFFICIENT": record.forward_bytes(4, 32, 4096, 4096, 64)}
+points["bytes"] = points.name.map(moved)
+plot.roofline(points, record.load("device", "ceilings"))
+
+# %% [markdown]
+# **What to see.** With this small tile, FlashAttention-1 does fewer FLOPs per byte than three ideal passes, as the dashed line among the byte counts said. Yet even at that intensity HBM would allow more than three times its speed. Something else holds this kernel back first.
 
 # %% [markdown]
 # ## What still hurts
@@ -526,8 +578,9 @@ fill
 draw.machine_fill(fill, f"03_fa1_fp32 on {samples.device.iloc[0]}, D = {D}")
 
 # %% [markdown]
-# **What to see.** The dashed line is the share of SMs that have a CTA; the markers are the recorded throughput, scaled to their own maximum. Where the markers leave 1 before the dashed line does, one CTA per SM was not enough
-# to keep that SM busy: its eight warps are little work to switch between while some wait for memory.
+# **What to see.** The dashed line is the share of SMs that have a CTA; the markers are the recorded throughput, scaled to their own maximum. On the H200 that is at $N = 2048$, with two CTAs on nearly every SM. (More do not fit at a time:
+# 256 threads with 122 registers each take almost half of an SM's 65 536.) From $N = 4096$ on an SM has one CTA or none, and the markers run along at about 0.7 of the dashed line. So two things are lost: the SMs without a CTA, which the dashed line predicts, and about 30 % on
+# those with a single one, most likely because there are too few other warps to switch to while some of its eight wait.
 #
 # **$O$, $m$ and $l$ travel for every tile of keys.** And $Q$ is read again each time as well. By the formula, the shares at $N = 16384$ are:
 
@@ -536,7 +589,7 @@ bytes_ = predicted_bytes(16384, 64, Bc=32).sum(axis=1)
 (bytes_ / bytes_.sum()).map("{:.1%}".format).to_frame("share of all bytes")
 
 # %% [markdown]
-# **Each value from shared memory is used a few times only.** And every step ends at a barrier with nothing to do meanwhile. Notebook 04 turns the two loops inside out, which ends the first two complaints at once, and
+# **Each value from shared memory is used a few times only**: a thread's share of $S$ is 2 × 4 elements at $d = 64$, so a value of $Q$ serves four multiply-adds and one of $K$ two. And every step ends at a **barrier** (`__syncthreads()`: no thread of the CTA goes on before all have arrived) with nothing to do meanwhile. Notebook 04 turns the two loops inside out, which ends the first two complaints at once, and
 # then works on the third.
 
 # %% [markdown]

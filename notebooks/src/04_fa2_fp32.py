@@ -32,14 +32,15 @@ device = kernel.device
 # %% [markdown]
 # ## The problem
 #
-# Notebook 03 ended with two complaints about FlashAttention-1:
+# Notebook 03 ended with three complaints about its kernel:
 #
 # - it starts one CTA per head, so a long sequence with few heads leaves most of the GPU idle;
-# - it brings $O$, $m$ and $l$ in from HBM and writes them back for every tile of keys.
+# - it brings $O$, $m$ and $l$ in from HBM and writes them back for every tile of keys;
+# - it uses each value from shared memory a few times only.
 #
-# FlashAttention-2 (Dao 2023, [arXiv 2307.08691](https://arxiv.org/abs/2307.08691)) answers both with one move and adds a third improvement: fewer
-# operations that are not part of a matrix product. The fourth change in our kernel is not in the paper, because the authors could take it for granted:
-# the two matrix products are written as a fast matrix-multiplication kernel writes them. This notebook takes the four one by one.
+# FlashAttention-2 (Dao 2023, [arXiv 2307.08691](https://arxiv.org/abs/2307.08691)) answers the first two with one move, the order of the loops, and adds an improvement of its own: fewer
+# operations that are not part of a matrix product. The answer to the third is not in the paper, because its authors could take it for granted:
+# the two matrix products are written as a fast matrix-multiplication kernel writes them. Sections 1 to 4 take the changes of the paper one by one, section 5 the products.
 
 # %% [markdown]
 # ## 1 · Loop order
@@ -120,7 +121,7 @@ draw.tile_walk("fa2")
 # In FA1 the outer loop runs over keys, and every turn of it updates *all* rows. Two CTAs that shared a head would have to take turns at $O_i$, $m_i$ and $l_i$. In FA2 the outer loop runs over query tiles, and
 # no two of its turns touch the same row. So the outer loop can go: each of its turns becomes a CTA. The grid grows from $B H$ to $B H \lceil N / B_r \rceil$ CTAs.
 #
-# On this series' workload ($B N = 16384$, $H d = 2048$) the product $B \cdot N$ is fixed, so the number of FA2's CTAs does not depend on $N$ at all:
+# On this series' workload ($B N = 16384$, $H d = 2048$) the product $B \cdot N$ is fixed, so the number of FA2's CTAs does not depend on $N$ at all. (In our kernel $B_r$ is 128 for $d = 64$ and 64 for $d = 128$, that is $8192 / d$.)
 
 # %%
 D = 64
@@ -131,7 +132,7 @@ ctas["FA1 per SM"], ctas["FA2 per SM"] = ctas.FA1 / 132, ctas.FA2 / 132
 ctas.round(2)
 
 # %% [markdown]
-# The columns "per SM" are for the 132 SMs of an H200. Below 1, SMs have no work. The recorded throughput of the two kernels:
+# The columns "per SM" are for the 132 SMs of an H200. Below 1, some SMs have no work. The recorded throughput of the two kernels:
 
 # %%
 recorded = record.headline(pd.concat([record.load("03_fa1_fp32"), record.load("04_fa2_fp32")]))
@@ -139,7 +140,8 @@ recorded = recorded[recorded["name"] == recorded["rung"]]
 plot.throughput(recorded)
 
 # %% [markdown]
-# **What to see.** FlashAttention-1 falls as its CTAs per SM fall, the more so at $D = 128$, where there are half as many heads. FlashAttention-2 keeps its level at every length.
+# **What to see.** FlashAttention-1 holds its level on the H200 as long as there are about two CTAs per SM, all that fit at a time: up to $N = 2048$ at $D = 64$, up to 1024 at $D = 128$, where there are half as many heads. From there on it falls, and below one CTA per SM it halves with each doubling of $N$.
+# FlashAttention-2 loses nothing with length; it even gains a little. How high the two levels are is another matter, and has more to do with section 5 than with this one.
 
 # %% [markdown]
 # ## 4 · Fewer operations outside the products
@@ -214,8 +216,21 @@ counts = pd.DataFrame(
 counts
 
 # %% [markdown]
-# The exponentials are the same to within $B_r$: FA2 does not save those. It saves one multiplication per element of $O$ and all but one of its $T_c$ divisions. Our kernel goes a little further: it folds $\text{scale} \cdot \log_2 e$ into $Q$
+# The exponentials are the same to within $B_r$: FA2 does not save those. It saves one multiplication per element of $O$ and all but one of its $T_c$ divisions. In fp32 that is little: 8192 of each for this tile, beside $2 B_r B_c d = 1\,048\,576$ multiply-adds in the products.
+# Our kernel goes a little further: it folds $\text{scale} \cdot \log_2 e$ into $Q$
 # before the loop, so the $B_r B_c$ scale multiplications disappear and $\exp$ becomes $\mathrm{exp2}$, the instruction the hardware has.
+#
+# The paper's changes side by side:
+#
+# | | FlashAttention-1 | FlashAttention-2 |
+# |---|---|---|
+# | loops | keys outside, queries inside | queries outside (spread over CTAs), keys inside |
+# | stays on the chip during the inner loop | $K_j$, $V_j$ | $Q_i$, $O_i$, $m_i$, $l_i$ |
+# | read again in every outer step | all of $Q$, $O$, $m$, $l$ | all of $K$, $V$ |
+# | written to HBM | $O$, $m$, $l$, once per tile of keys | $O$ and LSE, once |
+# | bytes, leading term | $4 \cdot 3 N^2 d / B_c$ | $4 \cdot 2 N^2 d / B_r$ |
+# | CTAs | $B H$ | $B H \lceil N / B_r \rceil$ |
+# | divisions of a row of $O$ | $d$ per tile of keys | $d$, once |
 
 # %% [markdown]
 # ## 5 · The products: register tiling
@@ -272,7 +287,8 @@ show.region("04_fa2_fp32", "multiply")
 
 # %% [markdown]
 # This one function does both products. It wants both operands with $k$ as the slow index, so that a thread's values are neighbours in memory: $Q$, $K$ and $\tilde P$ are stored transposed, $V$ is already the right way round. The order of the 64
-# multiply-adds does not change the result, but it does change the speed: each shares an operand with the one before it, which spares the register file a read.
+# multiply-adds does not change the result. Down one column and up the next, each of them shares an operand with the one before it, which is meant to spare the register file a read. The loop over $k$ is unrolled 16 steps at a time: all 32 of a slab were 4 % faster at $d = 64$, but took
+# the compiler longer than the two seconds that an edit may cost here.
 #
 # K and V come in **slabs** along the inner dimension rather than as whole tiles:
 
@@ -288,6 +304,8 @@ show.region("04_fa2_fp32", "online_update")
 # %% [markdown]
 # Lines 9 and 10 of the algorithm. `alpha` rescales $l$ and $O$, both in registers. `l_reg` holds the sum over this thread's columns only; since all of a row's threads use the same `alpha`, their partial sums can be added at the very end. The maximum cannot wait: every
 # thread needs it now, so it is exchanged with shuffles.
+#
+# Then $O \mathrel{+}= \tilde P V_j$ (region `output`) is the same `multiply`, with $\tilde P$ in the place of $Q$ and $V$ in that of $K$. A thread has 8 columns of $\tilde P$ and needs whole rows, so $\tilde P$ passes through shared memory, half of the keys at a time to save room. After the last tile:
 
 # %%
 show.region("04_fa2_fp32", "epilogue")
@@ -348,7 +366,7 @@ draw.bytes_by_tensor(
 
 # %% [markdown]
 # Does the machine code do what the derivation says? `sass.histogram` compiles the kernel with nvcc (no GPU needed) and counts the instructions in the result. `FFMA` is the fp32 multiply-add, `LDS.128` a 16-byte load from shared memory;
-# the rest is softmax, addresses and loops. These are instructions in the code, not executed ones; the loop over a slab is unrolled, so both products of one slab are in there once.
+# the rest is softmax, addresses and loops. These are instructions in the code, not executed ones. In `multiply` the loop over $k$ is unrolled 16 at a time, so the code of 04 should hold 16 steps of each product: $2 \cdot 16 \cdot 64 = 2048$ multiply-adds and $2 \cdot 16 \cdot 4 = 128$ loads of 16 bytes.
 
 # %%
 names = ["03_fa1_fp32", "04_fa2_fp32"]
@@ -360,12 +378,45 @@ print(f"04_fa2_fp32: {loaded / done:.2f} bytes of shared memory per FLOP")
 opcodes.sort_values("04_fa2_fp32", ascending=False).head(8)
 
 # %% [markdown]
-# The derivation said 0.5 bytes per FLOP; the code has a little less, because some of its multiply-adds belong to the softmax and load nothing.
+# The derivation said 0.5 bytes per FLOP; the code has a little less, because the multiply-adds beyond 2048 belong to the softmax and the epilogue and load nothing.
+#
+# That is what the threads ask for. What the hardware delivers is less, as lanes that want the same word share it. Shared memory answers in **wavefronts**, passes of up to 128 bytes, and Nsight Compute counts them; where banks collide, it needs more wavefronts for the same request:
+
+# %%
+counters = pd.concat([record.load(name, "counters", device="nvidia-h200") for name in names])
+counters = counters.query("N == 4096").set_index("rung")
+flops = record.forward_flops(1, 16, 4096, 4096, 64)
+shared = pd.DataFrame({"bytes per FLOP, loads": 128 * counters.shared_load_wavefronts / flops})
+for way in ("load", "store"):
+    shared[f"conflicts / wavefronts, {way}s"] = (
+        counters[f"shared_{way}_conflicts"] / counters[f"shared_{way}_wavefronts"]
+    )
+print(f"{counters.device.iloc[0]}, B = 1, H = 16, N = 4096, d = 64")
+shared.round(2)
+
+# %% [markdown]
+# An SM delivers 0.5 bytes per FLOP. So the reads of `03_fa1_fp32` hold it below half of the arithmetic, with no bank conflict to blame: its tiles of 2 × 4 elements per thread are too small. `04_fa2_fp32` stays under the line, and its reads are free of conflicts, too. (Its transposed stores are not: nearly half of their wavefronts are conflicts.
+# But there is one wavefront of stores to about seven of loads.)
+
+# %% [markdown]
+# ### Memory and error
+#
+# $O$ and LSE are all that a call allocates, $4 (Nd + N)$ bytes per head: `04_fa2_fp32` has no workspace.
+
+# %%
+plot.memory(record.load("04_fa2_fp32", "memory"))
+
+# %%
+plot.error(record.load("04_fa2_fp32", "error"))
+
+# %% [markdown]
+# **What to see.** Above: $O(N)$ up to $N = 65536$, next to PyTorch's EFFICIENT and three orders of magnitude below MATH at the right end. Below: both errors stay well inside the budget. The error of $O$ is about that of plain PyTorch and, at long $N$, two to three times that of
+# `03_fa1_fp32` (notebook 03). A likely reason: 04 adds all $N$ products of an element into one register, where 03 adds up 32 at a time and then merges. Waiting with the division costs a little accuracy; the budget has room for it.
 
 # %% [markdown]
 # ## Why a naive FlashAttention-2 can be slower than FlashAttention-1
 #
-# A public pair of kernels, [Flash-Attention by raymond1123](https://github.com/raymond1123/Flash-Attention), implements version 1 and version 2 "in naive manner". Its README gives these times, and its author remarks that version 2 is slower both in fp32 and fp16,
+# A public pair of kernels, [Flash-Attention by raymond1123](https://github.com/raymond1123/Flash-Attention), implements version 1 and version 2 "in naive manner". Its README gives these times, in microseconds, and its author remarks that version 2 is slower both in fp32 and fp16,
 # and that something must be wrong in the code:
 
 # %%
@@ -507,7 +558,7 @@ ratio = bytes_mib.loc["naive, queries outside", "all"] / bytes_mib.loc["naive, k
 print(f"naive, queries outside / keys outside: {ratio:.2f} times the bytes")
 
 # %% [markdown]
-# The prediction says 4/3; the count also has $m$ and $l$ and the first writing of $O$, which are the same in both orders. So the swap *alone* costs bytes: $O$ still travels, and two tiles are loaded where it was one.
+# The prediction, 4/3, has only what moves at every step. The count also has the tiles that are loaded once ($K$ and $V$ in one order, $Q$ in the other) and $m$, $l$ and LSE, and it lacks the reading of $O$ at a row's first tile. With only eight tiles of keys that is enough to bring 1.33 down to 1.27. So the swap *alone* costs bytes: $O$ still travels, and two tiles are loaded where it was one.
 #
 # Does it cost time? Only as far as the kernel waits for HBM. At the measured copy bandwidth the bytes would allow the first two rates below; the last line is what a published kernel of this kind reaches.
 
@@ -521,7 +572,7 @@ low, high = minimal.tflops.min(), minimal.tflops.max()
 print(f"flash-attention-minimal, one thread per row too: {low:.1f} to {high:.1f} TFLOP/s on an H200")
 
 # %% [markdown]
-# Two orders of magnitude lie between them, so HBM is not what a kernel of this kind waits for. Three counts say what is:
+# Two orders of magnitude lie between them, so HBM is not what a kernel of this kind waits for. Three counts point to what is:
 
 # %%
 lanes, d = np.arange(32), 64
@@ -534,11 +585,11 @@ labels = ["thread tile", "shared bytes per FLOP", "lanes in the fullest bank, re
 pd.DataFrame({"naive, either order": naive_column, "04_fa2_fp32": fa2_column}, index=labels)
 
 # %% [markdown]
-# 1. **No register tile.** Each multiply-add needs two values from shared memory: 4 bytes per FLOP, eight times what the SM can feed.
-# 2. **Bank conflicts.** Lane $t$ reads row $t$ of $Q$, and rows are $d = 64$ floats apart: all 32 lanes want a word of the same bank, which hands them out one after the other. (Where the compiler fetches four neighbouring words at once, eight accesses instead of 32 for each.)
+# 1. **No register tile.** Each multiply-add needs two values from shared memory: 4 bytes per FLOP, eight times what the SM can feed. (Half of that, the element of $K$ or $V$, is the same for all lanes and read once. The other half is worse than counted:)
+# 2. **Bank conflicts.** Lane $t$ reads row $t$ of $Q$, and rows are $d = 64$ floats apart: all 32 lanes want a word of the same bank, which hands them out one after the other. (Where the compiler fetches four neighbouring words at once, eight accesses instead of 32 for each of them.)
 # 3. **One warp per CTA and one CTA per head.** One warp cannot hide its own waiting, and 24 CTAs occupy 24 of 132 SMs.
 #
-# None of the three depends on the order of the loops. So predict: against what these three cost, the order should hardly matter, in one direction or the other. On a GPU the next cell times the four kernels ($B = 2$, $H = 12$, $N = 1024$, $d = 64$); elsewhere it shows the recorded times.
+# None of the three depends on the order of the loops. So predict: against what these three cost, the order should hardly matter, in one direction or the other. On a GPU the next cell times the four kernels ($B = 2$, $H = 12$, $N = 1024$, $d = 64$); elsewhere it shows the times recorded on an H200.
 
 # %%
 if device == "cuda":
@@ -550,15 +601,17 @@ ms = samples.groupby("name").ms.median().reindex(list(four))
 pd.DataFrame({"ms": ms.round(3), "times faster than naive, keys outside": (ms.iloc[0] / ms).round(2)})
 
 # %% [markdown]
-# The swap alone changes little beside what the other cures bring, and not even in the direction of the bytes: on the H200 the order of FA2 is somewhat *faster* here, though it requests a third more. (Requests are not HBM traffic. With the queries outside, the same 32 rows of $O$ are updated in every step, so they
-# probably stay in the SM's L1 cache; we have not measured it.) In the published pair the swap came out somewhat slower. Both are the same finding: FlashAttention-2 as a change of loop order alone buys little, of either sign.
+# On the H200 the order of FA2 is 1.2 times *faster* here, against the direction of the bytes: it requests more. (Requests are not HBM traffic. With the queries outside, the same 32 rows of $O$ are updated in every step, so they
+# probably stay in the SM's L1 cache; we have not measured it.) In the published pair version 2, with its further changes, came out 6 % (fp32) to 11 % (fp16) slower in the forward pass. The two agree in this: on a kernel of this kind, the order of the loops alone moves the time a little, one way or the other.
+#
+# Hold that against the last two rows. `03_fa1_fp32` has the *same* loop order as the first row, and with eight warps per CTA, padded rows in shared memory and small register tiles it is some 37 times faster. `04_fa2_fp32` is nearly 400 times faster.
 #
 # What cures it, in the order of the sections above: $O$, $m$, $l$ in registers (that is what the loop order is *for*), a CTA per query tile (likewise), and then register tiles, so that the arithmetic units rather than shared memory set the pace.
 
 # %% [markdown]
 # ## Beside its peers
 #
-# The recorded runs of this rung beside PyTorch's own attention in fp32, TF32 off.
+# The recorded runs of this rung beside PyTorch's own attention in fp32, TF32 off; first as TFLOP/s, then as ratios.
 
 # %%
 samples = record.load("04_fa2_fp32")
@@ -584,13 +637,15 @@ faster["03_fa1_fp32"] = mean(ms["03_fa1_fp32"] / ms["04_fa2_fp32"])
 pd.DataFrame(faster)
 
 # %% [markdown]
-# How many times faster than each, as the geometric mean over $N \ge 1024$. The two kernels of PyTorch ran interleaved with ours; `03_fa1_fp32` was recorded in a session of its own.
+# How many times faster than each, as the geometric mean over $N \ge 1024$. The two kernels of PyTorch ran interleaved with ours; `03_fa1_fp32` was recorded in a run of its own.
+#
+# **What to see.** In the ratios, above 1 means that ours is the faster one; the bars span the lowest and the highest round. On the H200 it is faster than MATH everywhere. Against EFFICIENT it is a fifth faster at $d = 64$ and about level at $d = 128$: a percent behind at $N = 512$, five percent ahead at $N = 16384$.
 
 # %% [markdown]
 # ### Against the machine
 #
 # The **roofline**: a kernel that does $I$ FLOPs per byte of HBM traffic can run no faster than $I$ times the memory's bandwidth, and no faster than the arithmetic units. The ceilings are measured on the device, not taken from a data sheet. The bytes are those that
-# threads request (section 2); what the L2 cache catches does not reach HBM, so the true points lie further to the right.
+# threads request (section 2); what the L2 cache catches does not reach HBM, so the true points lie further to the right. The shape is $B = 4$, $H = 32$, $N = 4096$, $d = 64$.
 
 # %%
 B, H, N, D = 4, 32, 4096, 64
@@ -601,7 +656,7 @@ ceilings = record.load("device", "ceilings")
 plot.roofline(points, ceilings)
 
 # %% [markdown]
-# **What to see.** FlashAttention-1's requests put it left of the ridge: were they all served by HBM, it could not reach the flat roof even with perfect arithmetic. FlashAttention-2 stands well to the right of it, so bandwidth is no longer what it has to worry about. Its distance to the flat part is what is
+# **What to see.** FlashAttention-1's requests put it left of the ridge, the corner where the two roofs meet: were they all served by HBM, it could not reach the flat roof even with perfect arithmetic. FlashAttention-2 stands well to the right of it, so bandwidth is no longer what it has to worry about. Its distance to the flat part is what is
 # left to gain on these arithmetic units.
 
 # %% [markdown]
