@@ -12,6 +12,7 @@ import ctypes
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import sys
 import tempfile
@@ -108,9 +109,13 @@ def _compile(
 ) -> None:
     from torch.utils import cpp_extension
 
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        private = Path(tempfile.mkdtemp(prefix=f".building-{os.getpid()}-", dir=folder.parent))
+    except OSError as error:
+        why = f"can't write to {folder.parent}, where built kernels are kept: {error.strerror}"
+        raise ToolkitError(f"{why}; name another folder in FA_CACHE") from None
     _remove_abandoned(folder.parent)
-    private = Path(tempfile.mkdtemp(prefix=f".building-{os.getpid()}-", dir=folder.parent))
     log = private / "compiler.log"
     log.touch()
     # The compiler's own words, without ninja's around them: flags reach a shell, so they can redirect.
@@ -121,6 +126,7 @@ def _compile(
         ldflags += [str(library), f"-Wl,-rpath,{library.parent}"]
     if toolkit:
         ldflags.append(f"-L{_cudart_folder(toolkit)}")
+    ldflags = [shlex.quote(flag) for flag in ldflags]
     try:
         with _environment(compiler, toolkit):
             cpp_extension.load_inline(
@@ -186,18 +192,20 @@ def _cudart_folder(toolkit: Toolkit) -> Path:
 @contextlib.contextmanager
 def _environment(compiler: str, toolkit: Toolkit | None) -> Iterator[None]:
     """What torch takes from its surroundings, for one build: ninja on PATH (a kernel of an unactivated venv doesn't have
-    it), the host compiler, and CUDA_HOME."""
+    it), the host compiler, CUDA_HOME, and its own folder's name, which may have a blank in it."""
     from torch.utils import cpp_extension
 
     ours = {"PATH": f"{find_ninja()}{os.pathsep}{os.environ.get('PATH', '')}", "CXX": compiler}
     theirs, home = {name: os.environ.get(name) for name in ours}, cpp_extension.CUDA_HOME
+    torch_lib = cpp_extension.TORCH_LIB_PATH
     os.environ.update(ours)
+    cpp_extension.TORCH_LIB_PATH = shlex.quote(torch_lib)  # torch doesn't quote it for the shell
     if toolkit:
         cpp_extension.CUDA_HOME = str(toolkit.home)
     try:
         yield
     finally:
-        cpp_extension.CUDA_HOME = home
+        cpp_extension.CUDA_HOME, cpp_extension.TORCH_LIB_PATH = home, torch_lib
         for name, value in theirs.items():
             if value is None:
                 del os.environ[name]

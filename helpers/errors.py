@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sysconfig
+import traceback
+from pathlib import Path
+
 
 class CompileError(RuntimeError):
     """The compiler refused the source. The text is the compiler's own, with the reader's file and line."""
@@ -13,3 +17,10 @@ class CompileError(RuntimeError):
 
 class KernelError(RuntimeError):
     """A launch failed: CUDA's error with its name and text, or what the emulator found."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Jupyter shows this: the reader's own line that called the kernel, and the sentence."""
+        libraries = (str(Path(__file__).parent), sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"))
+        frames = traceback.extract_tb(self.__traceback__)
+        theirs = [frame.line for frame in frames if frame.line and not frame.filename.startswith(libraries)]
+        return [*(f"----> {line}" for line in theirs[-1:]), f"KernelError: {self}"]

@@ -29,6 +29,7 @@ def execute(path: Path) -> nbformat.NotebookNode:
         kernel_name="python3",
         resources={"metadata": {"path": str(path.parent)}},
         record_timing=False,
+        extra_arguments=["--log-level=ERROR"],  # ipykernel's warning on how it talks to us
     )
     # The kernel imports helpers and finds the tools of this very Python, whatever environment is active.
     client.create_kernel_manager()

@@ -35,7 +35,7 @@ def run_cell(shell: InteractiveShell, line: str, cell: str) -> None:
     if not re.fullmatch(r"[A-Za-z_]\w*", name):
         return print(f"%%kernel takes one name for the kernel, {name!r} came")
     try:
-        built = load(source=cell, quiet=True)
+        built = load(source="\n" + cell, quiet=True)  # lines as the notebook counts them: the magic's is the first
     except (CompileError, KernelError, ToolkitError, ValueError) as error:
         return print(error)
     shell.user_ns[name] = built

@@ -92,7 +92,7 @@ def find_toolkit() -> Toolkit:
 
 
 def matching_toolkit(cuda_of_torch: str | None) -> Toolkit:
-    """The toolkit, if its major version is that of the CUDA that torch was built with; else ToolkitError."""
+    """The toolkit, if torch can call it and was built with CUDA of its major version; else ToolkitError."""
     toolkit = find_toolkit()
     if cuda_of_torch and int(cuda_of_torch.split(".")[0]) != toolkit.major:
         raise ToolkitError(
@@ -100,6 +100,8 @@ def matching_toolkit(cuda_of_torch: str | None) -> Toolkit:
             f"{cuda_of_torch}: install `cuda-toolkit[nvcc,crt,nvvm,cudart,cccl]=={cuda_of_torch}.*`, "
             "or point CUDA_HOME at a toolkit of that version"
         )
+    if " " in str(toolkit.home):  # torch doesn't quote it for the shell
+        raise ToolkitError(f"nvcc can't be called in {str(toolkit.home)!r}: move it to a path without blanks")
     return toolkit
 
 

@@ -9,9 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+from torch.utils import cpp_extension
 
-from helpers import CompileError, build, toolkit
+from helpers import CompileError, KernelError, build, toolkit
 from helpers.build import build as compile_
+from helpers.toolkit import ToolkitError
 
 ROOT = Path(__file__).parent.parent
 
@@ -66,6 +68,32 @@ def test_a_compile_error_shows_the_readers_line_once_and_nothing_of_the_machiner
     assert text.count("mine.cu:2:11: error: ‘three’ was not declared") + text.count("mine.cu:2:11: error: use of") == 1
     assert "ninja" not in text and "Traceback" not in text and str(cache) not in text
     assert caught.value._render_traceback_() == [f"CompileError: {text}"]
+
+
+def test_folders_may_have_blanks_in_their_names(tmp_path, monkeypatch):
+    monkeypatch.setenv("FA_CACHE", str(tmp_path / "a cache"))
+    torch_lib = tmp_path / "torch's own"
+    torch_lib.symlink_to(cpp_extension.TORCH_LIB_PATH)
+    monkeypatch.setattr(cpp_extension, "TORCH_LIB_PATH", str(torch_lib))
+    assert call(answer(1, libraries=[answer(2).path])) == 1
+
+
+def test_a_cache_that_cannot_be_written_is_named_with_its_mend(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FA_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(ToolkitError, match=r"can't write to .*file/cache, .*; name another folder in FA_CACHE"):
+        compile_("answer", cpp="int answer;\n")
+
+
+def test_a_launch_error_is_shown_with_the_readers_own_line():
+    def fail():
+        raise KernelError("out of bounds")
+
+    namespace = {"fail": fail}
+    with pytest.raises(KernelError) as caught:
+        exec(compile("fail()\n", "cell", "exec"), namespace)
+    assert caught.value._render_traceback_()[-1] == "KernelError: out of bounds"
+    assert KernelError("never raised")._render_traceback_() == ["KernelError: never raised"]
 
 
 def test_a_function_nobody_defines_is_named_by_the_linker(cache):

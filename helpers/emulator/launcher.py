@@ -72,6 +72,19 @@ def _texts(folder: Path) -> list[str]:
     return [f.read_text() for f in sorted(folder.rglob("*")) if f.suffix in (".h", ".cpp")]
 
 
+def _quoting(words: str, path: Path, source: str) -> str:
+    """The compiler's words, with the lines that it couldn't quote because their source is in no file."""
+    if path.exists():
+        return words
+    lines = source.splitlines()
+
+    def quote(found: re.Match[str]) -> str:
+        number = int(found["line"])
+        return f"{found[0]}\n{number:>5} | {lines[number - 1]}" if number <= len(lines) else found[0]
+
+    return re.sub(rf"^{re.escape(path.name)}:(?P<line>\d+):.*$(?!\n *\d+ \|)", quote, words, flags=re.MULTILINE)
+
+
 @cache
 def _runtime() -> tuple[Path, ctypes.CDLL]:
     """The runtime's library, built when its source has changed."""
@@ -108,14 +121,17 @@ class Launcher:
             text = unit(source, str(rung.path), KERNEL_INCLUDE)
         except TranslationError as error:
             raise CompileError(str(error)) from None
-        built = build(
-            f"{rung.stem}_cpu",
-            cpp=text,
-            flags=[*KERNEL_FLAGS, *_compiler_flags()],
-            include=[INCLUDE],
-            libraries=[runtime],
-            depends=_texts(INCLUDE),
-        )
+        try:
+            built = build(
+                f"{rung.stem}_cpu",
+                cpp=text,
+                flags=[*KERNEL_FLAGS, *_compiler_flags()],
+                include=[INCLUDE],
+                libraries=[runtime],
+                depends=_texts(INCLUDE),
+            )
+        except CompileError as error:
+            raise CompileError(_quoting(str(error), rung.path, source)) from None
         self._launch = built.fa_launch(rung.path.name)
         self.path, self.log, self.cached = built.path, built.log, built.cached
         self.resources = None  # registers and spills are the GPU compiler's to know

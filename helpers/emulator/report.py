@@ -46,6 +46,7 @@ def source_line(library: Path, offset: int) -> str:
 def report(finding: Finding, library: Path) -> str:
     """The text of the KernelError that a finding in a kernel of ``library`` becomes."""
     kind, sentence, file = finding.kind.decode(), finding.text.decode(errors="replace"), finding.file.decode()
+    sentence = sentence.replace(f" {CHECKOUT}", " ")
     place = f"{file}:{finding.line}" if file else ""
     if Path(finding.module.decode()).name == library.name:  # its folder may have been renamed since it was loaded
         place = source_line(library, finding.offset)
