@@ -159,6 +159,7 @@ def _compile(
 
 def _linkers_words(ninja: str) -> str:
     """What follows the failed command in ninja's output: the compiler had nothing to say against the source."""
+    ninja = re.sub(r"\x1b\[[0-9;]*m", "", ninja)  # in a notebook it writes in colour
     match = re.search(r"^FAILED:.*\n.*\n(?P<said>[\s\S]*?)(?:^ninja: |\Z)", ninja, re.MULTILINE)
     return match["said"] if match else ninja
 

@@ -96,7 +96,9 @@ def test_a_launch_error_is_shown_with_the_readers_own_line():
     assert KernelError("never raised")._render_traceback_() == ["KernelError: never raised"]
 
 
-def test_a_function_nobody_defines_is_named_by_the_linker(cache):
+@pytest.mark.parametrize("colour", ["0", "1"])  # Jupyter's kernels ask for colour
+def test_a_function_nobody_defines_is_named_by_the_linker(cache, monkeypatch, colour):
+    monkeypatch.setenv("CLICOLOR_FORCE", colour)
     with pytest.raises(CompileError, match=r"undefined (reference to|symbol).*nobody\(\)") as caught:
         compile_("answer", cpp='int nobody();\nextern "C" int answer() { return nobody(); }\n')
     text = str(caught.value)
