@@ -15,6 +15,7 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernel
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = ROOT / "notebooks"
 CELL_TIMEOUT = 600  # seconds
+KERNEL = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
 
 
 def execute(path: Path) -> nbformat.NotebookNode:
@@ -23,6 +24,7 @@ def execute(path: Path) -> nbformat.NotebookNode:
     Raises nbclient's CellExecutionError if a cell raises, with what the notebook held by then in `error.notebook`.
     """
     notebook = nbformat.read(path, as_version=4)
+    notebook.metadata.setdefault("kernelspec", KERNEL)  # without one JupyterLab asks for it, or marks the file changed
     client = NotebookClient(
         notebook,
         timeout=CELL_TIMEOUT,

@@ -1,3 +1,11 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
 # %% [markdown]
 # # 00 · Start here
 #
@@ -48,7 +56,7 @@ doctor()
 #
 # How new is new enough? Each kernel file says so by a **compute capability**, the version number of a GPU's abilities: `sm_75` is 7.5 (Turing, 2018) or newer, `sm_80` 8.0 (Ampere, 2020), `sm_90a` 9.0 (Hopper, 2022). `doctor` above has looked.
 #
-# The **emulator** gives the right results, exact counts of the bytes that threads ask for, and a sentence with file and line for an access out of bounds, a deadlock, a missing barrier. It does not model caches and it has no notion of time: it never says how fast a kernel is, and a time measured on a CPU is never shown beside one from a GPU.
+# The **emulator** gives the right results, exact counts of the bytes that threads ask for, and a sentence with file and line for an access out of bounds, a deadlock, a barrier that only some threads reach, a read of shared memory that nobody wrote. (A barrier that is missing altogether it does not report; `check` may see it by its wrong result.) It does not model caches and it has no notion of time: it never says how fast a kernel is, and a time measured on a CPU is never shown beside one from a GPU.
 
 # %% [markdown]
 # ## Where data lives
