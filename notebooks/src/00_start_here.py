@@ -242,7 +242,7 @@ except RuntimeError as error:  # a KernelError
 # %% [markdown]
 # (`l` is a `double` because one thread adds up the whole row. A `float` that has reached $2^{24}$ no longer grows when 1 is added: on a row of 16 million scores the LSE would be off by 0.04.)
 #
-# Right for every row of ordinary numbers, and wrong for one case: a row that is −∞ throughout, as a mask makes it. There `m` is −∞ and $-\infty - (-\infty)$ is NaN. Ordinary tests never see such a row, and published kernels have this bug. Exercise 0.1 repairs it.
+# Right for every row of ordinary numbers, and wrong for one case: a row that is −∞ throughout, as a mask makes it. There `m` is −∞ and $-\infty - (-\infty)$ is NaN. Ordinary tests never see such a row. Exercise 0.1 repairs it.
 #
 # The cell's kernel is bound to the name after `%%kernel` and is called like any other:
 

@@ -247,7 +247,7 @@ print(
 check(kernel)
 
 # %% [markdown]
-# The cases include rows of −∞ (masked attention makes them; the answer is $P = 0$, $\mathrm{LSE} = -\infty$), rows whose only finite scores are the last three, scores about $-10^4$ and $10^4$, and lengths one off every multiple of 32. Each of them is there because some published kernel gets it wrong.
+# The cases include rows of −∞ (masked attention makes them; the answer is $P = 0$, $\mathrm{LSE} = -\infty$), rows whose only finite scores are the last three, scores about $-10^4$ and $10^4$, and lengths one off every multiple of 32. Each is there because ordinary random tests pass without it.
 
 # %% [markdown]
 # ## Predict, then measure
@@ -317,7 +317,7 @@ print("the ratio where N is no multiple of 4:", ratio[ratio.index % 4 > 0].to_di
 # %% [markdown]
 # ### Traps, live
 #
-# Three mistakes that published kernels have made, made here on purpose in a copy of the real file. Before you run each cell, say which inputs it will get wrong.
+# Three mistakes that are easy to make, made here on purpose in a copy of the real file. Before you run each cell, say which inputs it will get wrong.
 
 
 # %%
@@ -333,7 +333,7 @@ def trap(old, new):
 trap("State s = {-FA_INFINITY, 0.f};", "State s = {1e-30f, 0.f};")
 
 # %% [markdown]
-# **The running maximum starts at a small number instead of −∞** (0 and 1e-30 have both been published). All is well while some score of the row is positive, which random tests always have. With every score about $-10^4$ the "maximum" stays at the start, every exponential underflows, and the row's sum is 0.
+# **The running maximum starts at a small number instead of −∞** (0, say, or 1e-30). All is well while some score of the row is positive, which random tests always have. With every score about $-10^4$ the "maximum" stays at the start, every exponential underflows, and the row's sum is 0.
 
 # %%
 trap("const float m_finite = m == -FA_INFINITY ? 0.f : m; // both", "const float m_finite = m; // both")
