@@ -74,7 +74,8 @@ def build(
 
     `flags` go to the one compiler used; `libraries` are linked by path; `depends` are the texts of the headers that
     the source reaches. `functions` asks for load_inline's default form: torch's headers before the source, and a Python
-    module that binds these functions with pybind11 (`cpp` then declares what `cuda` defines). Raises CompileError with the compiler's words, ToolkitError if there is no compiler.
+    module that binds these functions with pybind11 (`cpp` then declares what `cuda` defines).
+    Raises CompileError with the compiler's words, ToolkitError if there is no compiler or the cache can't be written.
     """
     import torch
 
@@ -217,7 +218,6 @@ def _environment(compiler: str, toolkit: Toolkit | None) -> Iterator[None]:
 @contextlib.contextmanager
 def _telling(what: str) -> Iterator[None]:
     """Says on stderr what takes long, and takes it back when it is over."""
-
     told = threading.Event()
 
     def tell() -> None:

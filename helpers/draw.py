@@ -5,31 +5,18 @@ Measurements are plot.py's affair; the look (a light card, Okabe and Ito's colou
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 
-import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Polygon, Rectangle
 
-from .plot import CARD, INK, MUTED, STYLE, Figure
+from .plot import CARD, INK, MUTED, Figure, styled
 
 BLUE, ORANGE, GREEN, SAND = "#0072b2", "#d55e00", "#1b9e77", "#f0b060"
 SHADES = ["#dcebf5", "#b5d5ea", "#8bbcdd", "#5fa1cd"]  # light enough for black text, a step of grey apart
-
-
-def drawing(function: Callable[..., Figure]) -> Callable[..., Figure]:
-    """Draws in plot.py's style and leaves matplotlib's own settings alone."""
-
-    @functools.wraps(function)
-    def wrapper(*args: object, **kwargs: object) -> Figure:
-        with matplotlib.rc_context(STYLE):
-            return function(*args, **kwargs)
-
-    return wrapper
 
 
 def canvas(
@@ -54,7 +41,7 @@ def blank(ax: Axes) -> Axes:
 # 00_start_here
 
 
-@drawing
+@styled
 def memory_hierarchy(levels: Sequence[tuple[str, str, str]], title: str) -> Figure:
     """A pyramid of memories, the fastest on top. levels: (name, size, what it is for), fastest first."""
     figure, (ax,) = canvas(8.2, 0.5 + 0.72 * len(levels), title=title)
@@ -74,7 +61,7 @@ def memory_hierarchy(levels: Sequence[tuple[str, str, str]], title: str) -> Figu
     return figure
 
 
-@drawing
+@styled
 def seconds(times: Mapping[str, float], title: str) -> Figure:
     """Horizontal bars of seconds, each with its number."""
     figure, (ax,) = canvas(7.4, 0.9 + 0.45 * len(times), title=title)
@@ -92,7 +79,7 @@ def seconds(times: Mapping[str, float], title: str) -> Figure:
 # 01_naive
 
 
-@drawing
+@styled
 def threads(N: int = 48, tile: int = 16, block: tuple[int, int] = (1, 1), thread: tuple[int, int] = (9, 5)) -> Figure:
     """Who computes which element of S (N, N): the grid of blocks, and one block with its threads and warps.
 
@@ -138,7 +125,7 @@ def threads(N: int = 48, tile: int = 16, block: tuple[int, int] = (1, 1), thread
     return figure
 
 
-@drawing
+@styled
 def wedge(d: int = 64, N: int = 512, lengths: Sequence[int] = tuple(2**k for k in range(6, 18))) -> Figure:
     """The N² wedge of one fp32 head: the tensors to scale at one N, and their bytes against N."""
     figure, (left, right) = canvas(
@@ -183,7 +170,7 @@ def wedge(d: int = 64, N: int = 512, lengths: Sequence[int] = tuple(2**k for k i
 # 02_online_softmax
 
 
-@drawing
+@styled
 def exp_ranges(formats: Mapping[str, tuple[float, float]]) -> Figure:
     """For which x exp(x) is neither 0 nor inf. formats: name -> (smallest x, largest x)."""
     figure, (ax,) = canvas(
@@ -202,7 +189,7 @@ def exp_ranges(formats: Mapping[str, tuple[float, float]]) -> Figure:
     return figure
 
 
-@drawing
+@styled
 def running_state(scores: Sequence[float]) -> Figure:
     """The online softmax over one row, step by step: the running maximum above, the rescaled sum below.
 
@@ -242,7 +229,7 @@ def _merged(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, floa
     return m, a[1] * np.exp(a[0] - m) + b[1] * np.exp(b[0] - m)
 
 
-@drawing
+@styled
 def bracketings(scores: Sequence[float], trees: Mapping[str, tuple]) -> Figure:
     """Merging the states of single scores along different trees; every node shows its (m, l).
 
@@ -277,7 +264,7 @@ def bracketings(scores: Sequence[float], trees: Mapping[str, tuple]) -> Figure:
     return figure
 
 
-@drawing
+@styled
 def butterfly(scores: Sequence[float]) -> Figure:
     """How a warp merges its lanes' states: at step `mask`, lane i reads lane i xor mask. Drawn with 2^k lanes."""
     lanes = len(scores)
@@ -309,7 +296,7 @@ def butterfly(scores: Sequence[float]) -> Figure:
 AMBER = "#b86a00"
 
 
-@drawing
+@styled
 def tile_walk(order: str = "fa1", tiles: int = 4, steps: Sequence[int] = (1, 2, 3, 4, 5, 16)) -> Figure:
     """The order in which a tiled attention loop visits the tiles of S, with what each step moves to and from HBM.
 
@@ -367,7 +354,7 @@ def _tile_grid(ax: Axes, pairs: Sequence[tuple[int, int]], step: int, tiles: int
             ax.text(j + 0.5, i + 0.5, n, ha="center", va="center", fontsize=8, color=colour, fontweight=weight)
 
 
-@drawing
+@styled
 def bytes_against(frame: pd.DataFrame, x: str, by: str, title: str) -> Figure:
     """Counted bytes (markers) on predicted ones (lines) against column `x`, both axes logarithmic, a line per `by`.
 
@@ -404,7 +391,7 @@ def bytes_against(frame: pd.DataFrame, x: str, by: str, title: str) -> Figure:
     return figure
 
 
-@drawing
+@styled
 def machine_fill(fill: pd.DataFrame, title: str) -> Figure:
     """The share of SMs with work against N, and the recorded throughput scaled to its own maximum.
 
@@ -430,7 +417,7 @@ def machine_fill(fill: pd.DataFrame, title: str) -> Figure:
 # 04_fa2_fp32
 
 
-@drawing
+@styled
 def bytes_by_tensor(kernels: Mapping[str, Mapping[str, float]], title: str) -> Figure:
     """Bytes of each tensor, side by side for several kernels. kernels: name to bytes by tensor."""
     table = pd.DataFrame({name: dict(bytes_) for name, bytes_ in kernels.items()}) / 2**20
@@ -450,7 +437,7 @@ def bytes_by_tensor(kernels: Mapping[str, Mapping[str, float]], title: str) -> F
     return figure
 
 
-@drawing
+@styled
 def register_tiling(tiles: Sequence[tuple[int, int]], supply: float = 0.5) -> Figure:
     """Left: the outer product of one thread's fragments. Right: bytes of shared memory per FLOP of each (TM, TN) tile.
 
@@ -485,7 +472,7 @@ def register_tiling(tiles: Sequence[tuple[int, int]], supply: float = 0.5) -> Fi
     return figure
 
 
-@drawing
+@styled
 def warp_tile(ty: Sequence[int], tx: Sequence[int], d: int, lane: int) -> Figure:
     """One warp's part of S in 04_fa2_fp32: which lane computes which 4 x 4 piece, and what `lane` reads for one k.
 

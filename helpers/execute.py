@@ -80,6 +80,8 @@ def main() -> int:
     parser.add_argument("--inplace", action="store_true", help="keep the outputs in notebooks/ as well")
     arguments = parser.parse_args()
     paths = sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
+    if unknown := set(arguments.stems) - {path.stem for path in paths}:
+        parser.error(f"no notebook {', '.join(sorted(unknown))}; there are {', '.join(path.stem for path in paths)}")
     if arguments.stems:
         paths = [path for path in paths if path.stem in arguments.stems]
     back_end = torch.cuda.get_device_name() if torch.cuda.is_available() else "emulator"

@@ -15,8 +15,7 @@ from .toolkit import OLDEST_ARCH, ToolkitError, matching_toolkit
 if TYPE_CHECKING:
     from torch import Tensor
 
-DTYPES = {"fp32": 0, "fp16": 1, "bf16": 2}  # fa_dtype of kernels/include/fa/args.cuh
-TORCH_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+TORCH_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}  # in the order of fa_dtype in fa/args.cuh
 
 
 class FaArgs(ctypes.Structure):
@@ -261,7 +260,7 @@ def _number(name: str, value: Any) -> float:
 
 
 def _dtype_code(t: Tensor) -> int:
-    return next(code for name, code in DTYPES.items() if str(t.dtype) == f"torch.{TORCH_NAMES[name]}")
+    return list(TORCH_NAMES.values()).index(str(t.dtype).removeprefix("torch."))
 
 
 def _require_tensor(kernel: Kernel, letter: str, t: Any) -> None:

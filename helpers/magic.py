@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 from .check import check
 from .errors import CompileError, KernelError
 from .kernel import Kernel, load, summary
+from .ladder import Rung
 from .toolkit import ToolkitError
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-TIMED = (1, 8, 1024, 64)  # B, H, N, D of the one timing, on a GPU only
+B, H, N = 1, 8, 1024  # of the one timing, on a GPU only
 
 
 def register(shell: InteractiveShell) -> None:
@@ -52,11 +53,22 @@ def _time(kernel: Kernel) -> str:
     import torch
 
     from . import bench
+    from .reference import DTYPES
 
     if kernel.backend != "nvcc":
         return ""
-    B, H, N, D = TIMED
-    shapes = [(B, H, N, N)] if kernel.rung.op == "softmax" else [(B, H, N, D)] * 3
-    inputs = [torch.randn(shape, device="cuda") for shape in shapes]
-    samples = bench.measure({"kernel": lambda: kernel(*inputs)})
-    return f" · {samples['ms'].median():.3f} ms at B{B} H{H} N{N}" + ("" if kernel.rung.op == "softmax" else f" D{D}")
+    shape, count = timed(kernel.rung)
+    inputs = [torch.randn(shape, device="cuda", dtype=DTYPES[kernel.rung.dtypes[0]]) for _ in range(count)]
+    try:
+        samples = bench.measure({"kernel": kernel}, inputs)
+    except KernelError as error:  # a kernel that fails its check may fail here too
+        return f" · not timed: {error}"
+    D = "" if kernel.rung.op == "softmax" else f" D{shape[-1]}"
+    return f" · {samples['ms'].median():.3f} ms at B{B} H{H} N{N}{D}"
+
+
+def timed(rung: Rung) -> tuple[tuple[int, ...], int]:
+    """The shape of the inputs a rung is timed on, one that it takes, and how many there are."""
+    if rung.op == "softmax":
+        return (B, H, N, N), 1
+    return (B, H, N, 64 if not rung.D or 64 in rung.D else rung.D[0]), 3

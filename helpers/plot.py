@@ -88,7 +88,7 @@ def _figure(columns: int, width: float = 4.6, height: float = 3.4, **options: ob
     return figure, list(axes)
 
 
-def _styled(function: Callable[..., Figure]) -> Callable[..., Figure]:
+def styled(function: Callable[..., Figure]) -> Callable[..., Figure]:
     """Runs `function` with this module's style and leaves matplotlib's own settings alone."""
 
     @functools.wraps(function)
@@ -235,7 +235,7 @@ def _against_n(samples: pd.DataFrame, column: str, label: str, log: bool) -> Fig
     return figure
 
 
-@_styled
+@styled
 def latency(samples: pd.DataFrame) -> Figure:
     """Milliseconds per call against N, a panel per D. samples: record.load("04_fa2_fp32"), of one or several rungs.
 
@@ -244,7 +244,7 @@ def latency(samples: pd.DataFrame) -> Figure:
     return _against_n(samples, "ms", "time per call (ms)", log=True)
 
 
-@_styled
+@styled
 def throughput(samples: pd.DataFrame) -> Figure:
     """TFLOP/s against N, a panel per D (softmax: TB/s of the bytes no softmax can avoid). Samples as in `latency`."""
     table = _select(samples)
@@ -253,7 +253,7 @@ def throughput(samples: pd.DataFrame) -> Figure:
     return _against_n(samples, "tflops", "TFLOP/s  (4·B·H·N²·D / time)", log=False)
 
 
-@_styled
+@styled
 def ratio(samples: pd.DataFrame, ours: str, peers: str | Sequence[str]) -> Figure:
     """How many times faster `ours` is than each peer, against N: median of the rounds, bars to their lowest and highest."""
     names = [peers] if isinstance(peers, str) else list(peers)
@@ -287,7 +287,7 @@ def ratio(samples: pd.DataFrame, ours: str, peers: str | Sequence[str]) -> Figur
     return figure
 
 
-@_styled
+@styled
 def roofline(points: pd.DataFrame, ceilings: pd.DataFrame, roofs: Sequence[str] = ("fp32 matmul",)) -> Figure:
     """Attainable TFLOP/s against arithmetic intensity, under this machine's measured ceilings, with kernels as points.
 
@@ -350,7 +350,7 @@ def roofline(points: pd.DataFrame, ceilings: pd.DataFrame, roofs: Sequence[str] 
     return figure
 
 
-@_styled
+@styled
 def memory(frame: pd.DataFrame) -> Figure:
     """Peak memory of one call against N, with slopes of N and N² to compare. frame: record.load(kind="memory")."""
     if "rung" in frame:
@@ -399,7 +399,7 @@ def memory(frame: pd.DataFrame) -> Figure:
     return figure
 
 
-@_styled
+@styled
 def error(frame: pd.DataFrame, D: int | None = None) -> Figure:
     """Largest absolute error against N beside the budget of the error rule. frame: record.load(stem, "error").
 
@@ -438,7 +438,7 @@ def error(frame: pd.DataFrame, D: int | None = None) -> Figure:
     return figure
 
 
-@_styled
+@styled
 def traffic(counted: pd.DataFrame, predicted: Mapping[str, float] | None = None, title: str = "") -> Figure:
     """Bytes moved for each tensor, as counted, beside a prediction.
 

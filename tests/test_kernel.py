@@ -7,7 +7,7 @@ import torch
 
 from helpers import Kernel, KernelError, load, rung
 from helpers.build import build
-from helpers.kernel import FaArgs
+from helpers.kernel import FaArgs, _dtype_code
 from helpers.ladder import INCLUDE
 
 Q = (2, 3, 40, 64)
@@ -27,17 +27,22 @@ def qkv(*shapes, **options) -> list[torch.Tensor]:
     return [torch.randn(shape, **options) for shape in (shapes or (Q, Q, Q))]
 
 
-def test_the_struct_is_the_one_the_kernels_see():
-    """Each field's offset and size, as the C++ compiler lays fa_args out."""
+def test_struct_and_dtypes_are_those_the_kernels_see():
+    """Each field's offset and size, as the C++ compiler lays fa_args out, and the numbers of fa_dtype."""
     fields = [name for name, *_ in FaArgs._fields_]
     numbers = ", ".join(f"offsetof(fa_args, {f}), sizeof(fa_args::{f})" for f in fields)
     source = f'#include <cstddef>\n#include <fa/args.cuh>\nextern "C" const size_t layout[] = {{{numbers}, sizeof(fa_args)}};'
+    source += '\nextern "C" const int dtypes[] = {FA_FP32, FA_FP16, FA_BF16};'
     from helpers.emulator.launcher import INCLUDE as EMULATED
 
     built = build("layout", cpp=source, flags=["-std=c++17"], include=[EMULATED, INCLUDE])
-    layout = list((ctypes.c_size_t * (2 * len(fields) + 1)).in_dll(ctypes.CDLL(str(built.path)), "layout"))
+    library = ctypes.CDLL(str(built.path))
+    layout = list((ctypes.c_size_t * (2 * len(fields) + 1)).in_dll(library, "layout"))
     ours = [n for f in fields for n in (getattr(FaArgs, f).offset, getattr(FaArgs, f).size)]
     assert layout == [*ours, ctypes.sizeof(FaArgs)]
+    assert list((ctypes.c_int * 3).in_dll(library, "dtypes")) == [
+        _dtype_code(torch.empty(1, dtype=dtype)) for dtype in (torch.float32, torch.float16, torch.bfloat16)
+    ]
 
 
 def test_one_call_gives_o_and_lse(fa1):

@@ -1,9 +1,11 @@
 """%%kernel: one line when all is well, a short text when not, and never an exception."""
 
+from pathlib import Path
+
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from helpers import Kernel, rung
+from helpers import Kernel, Rung, magic, rung
 
 
 @pytest.fixture
@@ -46,3 +48,23 @@ def test_a_compile_error_names_the_cells_line_and_keeps_what_was_bound(shell, ca
 def test_a_wrong_name_is_refused(shell, capsys):
     shell.run_cell_magic("kernel", "not a name", rung("01_naive").source)
     assert "takes one name" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("D", "taken"), [((), 64), ((32, 64), 64), ((128,), 128)])
+def test_it_is_timed_at_a_head_dimension_it_takes(D, taken):
+    assert magic.timed(Rung(stem="mine", path=Path("mine.cu"), source="", D=D)) == ((1, 8, 1024, taken), 3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("D", "time"), [("32, 64, 128", "B1 H8 N1024 D64"), ("128", "B1 H8 N1024 D128")])
+def test_on_a_gpu_the_line_ends_with_a_time(shell, capsys, D, time):
+    shell.run_cell_magic("kernel", "", rung("03_fa1_fp32").replace("// D:         32, 64, 128", f"// D:         {D}"))
+    assert capsys.readouterr().out.rstrip().endswith(f" ms at {time}")
+
+
+@pytest.mark.gpu
+def test_a_kernel_that_refuses_the_timed_size_is_not_timed(shell, capsys):
+    refuses = "if (!fa::is_fp32(a) || a.Nq == 1024) return cudaErrorInvalidValue;"
+    source = rung("01_naive").replace("if (!fa::is_fp32(a)) return cudaErrorInvalidValue;", refuses)
+    shell.run_cell_magic("kernel", "", source)
+    assert "not timed: CUDA error: invalid argument" in capsys.readouterr().out

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import platform
-import re
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -99,12 +98,10 @@ def _gpu() -> list[Finding]:
 
 
 def _driver() -> str:
-    try:
-        said = subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=30, check=False).stdout
-    except (OSError, subprocess.SubprocessError):
-        return "unknown: nvidia-smi can't be run"
-    version = re.search(r"Driver Version: (\S+)", said)
-    return version[1] if version else "unknown: nvidia-smi gave no version"
+    from ..record import query_gpu
+
+    answer = query_gpu("driver_version")
+    return answer[0] if answer else "unknown: nvidia-smi gives no version"
 
 
 def _nvcc() -> str:
