@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import torch
 
+from helpers.contract import FaArgs
 from helpers.emulator import Launcher, load
-from helpers.kernel import FaArgs
 
 FILE = Path("somewhere/reader.cu")
 

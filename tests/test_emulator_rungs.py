@@ -8,48 +8,60 @@ import time
 import pytest
 import torch
 
-from helpers import load, rungs
+from helpers import load, reference, rungs
+from helpers.check import compare
 from helpers.emulator import traffic
+from helpers.reference import Case
 
 FP32 = [r.stem for r in rungs() if r.op == "attention" and "fp32" in r.dtypes]
+DTYPES = {r.stem: [reference.DTYPES[name] for name in r.dtypes] for r in rungs()}
+ATTENTION = pytest.mark.parametrize(
+    ("stem", "dtype"),
+    [pytest.param(r.stem, d, id=f"{r.stem}-{d}") for r in rungs() if r.op == "attention" for d in DTYPES[r.stem]],
+)
 
 
-def inputs(B: int, H: int, N: int, D: int) -> list[torch.Tensor]:
+def inputs(B: int, H: int, N: int, D: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
     torch.manual_seed(0)
-    return [torch.randn(B, H, N, D) for _ in range(3)]
+    return [torch.randn(B, H, N, D).to(dtype) for _ in range(3)]
 
 
-@pytest.mark.parametrize("stem", FP32)
-def test_a_call_takes_less_than_three_seconds(stem):
+@ATTENTION
+def test_a_call_takes_seconds(stem, dtype):
     kernel = load(stem, device="cpu", quiet=True)
     kernel.launcher.threads = 2
-    q, k, v = inputs(1, 2, 256, 64)
+    q, k, v = inputs(1, 2, 256, 64, dtype)
     start = time.perf_counter()
-    o, _ = kernel(q, k, v)
-    assert time.perf_counter() - start < 3
-    torch.testing.assert_close(o, torch.nn.functional.scaled_dot_product_attention(q, k, v))
+    outputs = kernel(q, k, v)
+    assert time.perf_counter() - start < (3 if stem in FP32 else 5)
+    assert all(c.ok for c in compare(Case("random", q, k, v), outputs))
 
 
-@pytest.mark.parametrize("stem", FP32)
-def test_every_run_gives_the_same_bits_and_counts_on_any_number_of_threads(stem):
+@ATTENTION
+def test_every_run_gives_the_same_bits_and_counts_on_any_number_of_threads(stem, dtype):
     kernel = load(stem, device="cpu", quiet=True)
     results = []
     for threads in (1, 2, 3, 2):
         kernel.launcher.threads = threads
-        results.append((*kernel(*inputs(1, 2, 77, 64)), dict(kernel.launcher.counters)))
+        results.append((*kernel(*inputs(1, 2, 77, 64, dtype)), dict(kernel.launcher.counters)))
     for o, lse, counters in results[1:]:
         assert torch.equal(o, results[0][0]) and torch.equal(lse, results[0][1]) and counters == results[0][2]
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rung", rungs(), ids=lambda r: r.stem)
-def test_the_gpu_gives_the_same_numbers(rung):
-    """Up to rounding: nvcc contracts a multiply and an add into one FMA, and its exp is not the C library's."""
+@pytest.mark.parametrize(
+    ("rung", "dtype"), [pytest.param(r, d, id=f"{r.stem}-{d}") for r in rungs() for d in DTYPES[r.stem]]
+)
+def test_the_gpu_gives_the_same_numbers(rung, dtype):
+    """Up to rounding: nvcc contracts a multiply and an add into one FMA, its exp is not the C library's, and a tensor
+    core adds in an order of its own. Where that turns the rounding of P or O the other way, 16 bits show it as one ulp."""
     both = [load(rung.stem, device=device, quiet=True) for device in ("cpu", "cuda")]
-    tensors = [torch.randn(70, 300)] if rung.op == "softmax" else inputs(1, 2, 77, 64)
+    tensors = [torch.randn(70, 300)] if rung.op == "softmax" else inputs(1, 2, 77, 64, dtype)
     here, there = ([t.cpu() for t in kernel(*(x.to(kernel.device) for x in tensors))] for kernel in both)
     for emulated, real in zip(here, there):
-        torch.testing.assert_close(emulated, real, rtol=4e-6, atol=1e-6)
+        ulp = torch.finfo(emulated.dtype).eps
+        rtol, atol = (4e-6, 1e-6) if emulated.dtype == torch.float32 else (2 * ulp, ulp)
+        torch.testing.assert_close(emulated, real, rtol=rtol, atol=atol)
 
 
 def test_an_edit_is_running_within_five_seconds():

@@ -36,17 +36,18 @@ def test_nested_template_arguments_are_no_launch():
         ("__shared__ typename T::Storage storage;", "storage"),
         ("__shared__ union { float f[2]; int i; } u;", "u"),
         ("volatile __shared__ int flag;", "flag"),
+        ("__shared__ float a[D >= 64 && !(D == 96) ? 1 : 2], b[N<<1];", "a b"),
     ],
 )
 def test_shared_declaration_names_its_variables(declaration, names):
     text = translate(f"void f() {{ {declaration} }}")
     assert [word.split(" ")[0] for word in text.split("auto& ")[1:]] == names.split()
-    assert "__shared__" not in text
+    assert "__shared__" not in text and "> =" not in text and "= =" not in text and "& &" not in text
 
 
 def test_dynamic_shared_is_a_reference_of_unknown_length():
     text = translate("void f() { extern __shared__ __align__(1024) unsigned char smem[]; }")
-    assert "unsigned char (&smem) [ ] = ::emu::dynamic_array<unsigned char [ ]>()" in text
+    assert 'unsigned char (&smem) [ ] = ::emu::dynamic_array<unsigned char [ ]>("smem")' in text
 
 
 @pytest.mark.parametrize(

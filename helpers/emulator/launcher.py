@@ -9,17 +9,19 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..build import build
+from .. import fragments
+from ..build import Built, build
 from ..errors import CompileError, KernelError
 from ..ladder import INCLUDE as KERNEL_INCLUDE
 from ..toolkit import ToolkitError, compiler_version, find_compiler
-from .native import Counter, Finding, Region, open_runtime
-from .report import report
+from .native import Counter, Finding, FoundRow, Region, TraceCount, TraceRow, open_runtime
+from .report import finding_of, findings_of, places, report
+from .trace import Access, Request, Trace
 from .translate import TranslationError, unit
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 INCLUDE = HERE / "include"
 
+# Inputs; outputs and workspace come as torch.empty gives them, and hold nothing yet. A backward pass is given O and LSE.
+GIVEN = ("Q", "K", "V", "dO", "q_starts", "k_starts", "lengths", "pages")
 MOST_THREADS = 16  # each takes up to 9 MB of stacks and shared memory
 OLDEST = {"clang": 14, "gcc": 12}  # whose -fsanitize=thread calls what the runtime has
 RUNTIME_FLAGS = ["-std=c++17", "-O2", "-g1", "-pthread"]
@@ -38,6 +42,12 @@ KERNEL_FLAGS = """
     -std=c++17 -O2 -g1 -gdwarf-4 -fsanitize=thread -fno-optimize-sibling-calls -fstack-clash-protection -fno-strict-aliasing -fwrapv
     -fno-delete-null-pointer-checks -fno-math-errno -ffp-contract=off
 """.split()
+# A second build marks basic blocks too. (A frame that isn't built at once would look like a call of another depth.)
+TRACE_FLAGS = {
+    "clang": ["-fsanitize-coverage=bb,no-prune,trace-pc"],
+    "gcc": ["-fsanitize-coverage=trace-pc", "-fno-shrink-wrap"],
+}
+OPS = ("load", "store", "ldmatrix", "stmatrix", "cp.async", "atomic")  # as enum Op of runtime.h counts them
 # With the passes off that would split, merge or move accesses.
 COMPILER_FLAGS = {
     "clang": """
@@ -56,7 +66,7 @@ COMPILER_FLAGS = {
 _one_at_a_time = threading.RLock()
 
 
-def _compiler_flags() -> list[str]:
+def _compiler_flags(tracing: bool) -> list[str]:
     """What this machine's compiler must be told. Raises ToolkitError if it is too old or none of those known."""
     said = compiler_version(find_compiler())
     kind = "clang" if "clang" in said else "gcc"
@@ -65,7 +75,7 @@ def _compiler_flags() -> list[str]:
         raise ToolkitError(
             f"the emulator needs g++ 12 or clang 14 or newer, and this is {said!r}: name a newer one in CXX"
         )
-    return COMPILER_FLAGS[kind]
+    return COMPILER_FLAGS[kind] + (TRACE_FLAGS[kind] if tracing else [])
 
 
 def _texts(folder: Path) -> list[str]:
@@ -90,9 +100,9 @@ def _runtime() -> tuple[Path, ctypes.CDLL]:
     """The runtime's library, built when its source has changed."""
     built = build(
         "emulator",
-        cpp=f'#include "{HERE / "runtime" / "emulator.cpp"}"\n',
+        cpp=f'{fragments.tables()}#include "{HERE / "runtime" / "emulator.cpp"}"\n',
         flags=RUNTIME_FLAGS,
-        depends=[*_texts(HERE / "runtime"), (INCLUDE / "emulator" / "runtime.h").read_text()],
+        depends=[*_texts(HERE / "runtime"), *_texts(INCLUDE / "emulator")],
     )
     return built.path, open_runtime(str(built.path))
 
@@ -110,56 +120,92 @@ class Launcher:
 
     After a launch, ``counters`` maps each tensor's name to the bytes that threads asked to (read, write), and
     ``output`` is what the kernel printed. ``timeout`` (seconds) bounds a launch; None lets it run. ``threads`` is how
-    many blocks run at a time: as many as there are cores, or FA_EMULATOR_THREADS; the results are the same.
+    many blocks run at a time: as many as there are cores, or FA_EMULATOR_THREADS; the results are the same, and so they
+    are whatever ``schedule`` is: 0 lets a block's threads take turns in order, another number in an order drawn from it.
     """
 
     backend = "emulator"
 
     def __init__(self, rung: Any, source: str) -> None:
-        runtime, self._runtime = _runtime()
-        try:
-            text = unit(source, str(rung.path), KERNEL_INCLUDE)
-        except TranslationError as error:
-            raise CompileError(str(error)) from None
-        try:
-            built = build(
-                f"{rung.stem}_cpu",
-                cpp=text,
-                flags=[*KERNEL_FLAGS, *_compiler_flags()],
-                include=[INCLUDE],
-                libraries=[runtime],
-                depends=_texts(INCLUDE),
-            )
-        except CompileError as error:
-            raise CompileError(_quoting(str(error), rung.path, source)) from None
+        self._rung, self._source = rung, source
+        _, self._runtime = _runtime()
+        built = self._build(tracing=False)
         self._launch = built.fa_launch(rung.path.name)
+        self._traced: Built | None = None
         self.path, self.log, self.cached = built.path, built.log, built.cached
         self.resources = None  # registers and spills are the GPU compiler's to know
         self.threads = int(os.environ.get("FA_EMULATOR_THREADS", 0)) or min(os.cpu_count() or 1, MOST_THREADS)
         self.timeout: float | None = None
+        self.schedule = 0
         self.counters: dict[str, tuple[int, int]] = {}
         self.sizes: dict[str, int] = {}
         self.output = ""
+
+    def _build(self, tracing: bool) -> Built:
+        try:
+            text = unit(self._source, str(self._rung.path), KERNEL_INCLUDE)
+        except TranslationError as error:
+            raise CompileError(str(error)) from None
+        try:
+            return build(
+                f"{self._rung.stem}_{'xray' if tracing else 'cpu'}",
+                cpp=text,
+                flags=[*KERNEL_FLAGS, *_compiler_flags(tracing)],
+                include=[INCLUDE],
+                libraries=[_runtime()[0]],
+                depends=_texts(INCLUDE),
+            )
+        except CompileError as error:
+            raise CompileError(_quoting(str(error), self._rung.path, self._source)) from None
 
     def launch(self, args: ctypes.Structure, tensors: dict[str, torch.Tensor], stream: int = 0) -> None:
         """Runs ``fa_launch(args, stream)``; ``tensors`` are those that ``args`` points at, by name, workspace last.
 
         Raises KernelError: what the emulator found (with source line and hint), or the CUDA error of the launch.
         """
+        with self._session(args, tensors, tracing=False) as args:
+            code = self._watch(lambda: self._launch(ctypes.byref(args), ctypes.c_void_p(stream)))
+            self._raise_finding()
+            self._raise_error(code)
+
+    def trace(self, args: ctypes.Structure, tensors: dict[str, torch.Tensor]) -> Trace:
+        """Runs the kernel as ``launch`` does, and counts every request that its warps make of memory.
+
+        What the emulator finds wrong is among the trace's findings; nothing of it raises. Raises KernelError if
+        nothing could be launched, CompileError as ``load`` does: the first trace of a kernel builds it once more.
+        """
+        if self._traced is None:
+            self._traced = self._build(tracing=True)
+        library = self._traced
+        launch = library.fa_launch(self._rung.path.name)
+        start = time.monotonic()
+        with self._session(args, tensors, tracing=True) as args:
+            try:
+                code = self._watch(lambda: launch(ctypes.byref(args), None))
+                stopped = False
+            except KernelError:  # a time-out, which is among the findings if it has stopped a kernel
+                stopped, code = True, 0
+            errors = [f for f in [self._finding()] if f is not None]
+            if not errors:
+                if stopped:
+                    raise KernelError(f"stopped after {self.timeout:g} s")
+                self._raise_error(code)
+            accesses = _accesses(self._rows(), library.path)
+            findings = tuple(finding_of(f, library.path) for f in errors)
+            findings += findings_of(self._found(), library.path)
+            instructions = _instructions(self._instructions(), accesses)
+        counted = {name: (*self.counters[name], self.sizes[name]) for name in tensors}
+        return Trace(accesses, findings, counted, instructions, time.monotonic() - start)
+
+    @contextlib.contextmanager
+    def _session(self, args: ctypes.Structure, tensors: dict[str, torch.Tensor], tracing: bool) -> Iterator[Any]:
+        """The runtime, with the tensors in places of their own: gives ``args`` that point there."""
         with _one_at_a_time:
             arena = Arena(tensors)
-            args = arena.redirect(args)
             regions = arena.regions()
-            self._runtime.emu_begin(regions, len(regions), self.threads)
+            self._runtime.emu_begin(regions, len(regions), self.threads, tracing, self.schedule)
             try:
-                code = self._watch(lambda: self._launch(ctypes.byref(args), ctypes.c_void_p(stream)))
-                self._raise_finding()
-                if code != 0:
-                    name, text = (
-                        f(code).decode() for f in (self._runtime.emu_error_name, self._runtime.emu_error_text)
-                    )
-                    hint = self._runtime.emu_hint().decode()
-                    raise KernelError(f"CUDA error: {text} ({name})" + (f": {hint}" if hint else ""))
+                yield arena.redirect(args)
             finally:
                 counters = (Counter * len(regions))()
                 self._runtime.emu_counters(counters)
@@ -171,10 +217,33 @@ class Launcher:
                 if self.output:
                     print(self.output, end="")
 
-    def _raise_finding(self) -> None:
+    def _finding(self) -> Finding | None:
         finding = Finding()
-        if self._runtime.emu_finding(ctypes.byref(finding)):
+        return finding if self._runtime.emu_finding(ctypes.byref(finding)) else None
+
+    def _raise_finding(self) -> None:
+        if (finding := self._finding()) is not None:
             raise KernelError(report(finding, self.path))
+
+    def _raise_error(self, code: int) -> None:
+        if code == 0:
+            return
+        name, text = (f(code).decode() for f in (self._runtime.emu_error_name, self._runtime.emu_error_text))
+        hint = self._runtime.emu_hint().decode()
+        raise KernelError(f"CUDA error: {text} ({name})" + (f": {hint}" if hint else ""))
+
+    def _rows(self) -> list[TraceRow]:
+        rows = ctypes.POINTER(TraceRow)()
+        return [rows[i] for i in range(self._runtime.emu_trace_rows(ctypes.byref(rows)))]
+
+    def _found(self) -> list[FoundRow]:
+        rows = ctypes.POINTER(FoundRow)()
+        return [rows[i] for i in range(self._runtime.emu_found(ctypes.byref(rows)))]
+
+    def _instructions(self) -> dict[str, int]:
+        counts = ctypes.POINTER(TraceCount)()
+        found = range(self._runtime.emu_instructions(ctypes.byref(counts)))
+        return {counts[i].name.decode(): counts[i].count for i in found}
 
     def _watch(self, call: Callable[[], int]) -> int:
         """``call()`` in a thread of its own, so that this one can show progress and hear Ctrl-C."""
@@ -213,6 +282,49 @@ class Launcher:
             with contextlib.suppress(KeyboardInterrupt):
                 self._runtime.emu_stop()
                 done.wait(0.02)
+
+
+def _accesses(rows: list[TraceRow], library: Path) -> tuple[Access, ...]:
+    """Rows of instructions and OS threads added up by source line, the costliest line first."""
+    at = places(library, {row.pc for row in rows})
+    found: dict[tuple, list[TraceRow]] = {}
+    for row in rows:
+        file, line = at[row.pc] if at[row.pc][1] else (row.file.decode(), row.line)
+        space = "shared" if row.shared else "global"
+        key = (row.kernel.decode(), file, line, OPS[row.op], space, row.target.decode(), row.width)
+        found.setdefault(key, []).append(row)
+    accesses = []
+    for key, group in found.items():
+        worst = min(group, key=lambda r: (-r.worst, r.worst_ideal, r.launch, r.block, r.warp, r.pc))
+        addresses = tuple(None if a < 0 else a for a in worst.address)
+        request = Request(key[0], worst.block, worst.warp, addresses, key[-1], worst.worst, worst.worst_ideal)
+        sums = [sum(getattr(row, name) for row in group) for name in ("requests", "bytes", "cost", "ideal")]
+        accesses.append(Access(*key, *sums, worst.worst, request))
+    return tuple(
+        sorted(accesses, key=lambda a: (a.space != "shared", -a.cost, a.file, a.line, a.op, a.target, a.width))
+    )
+
+
+PTX_NAMES = {
+    "__syncthreads": "bar.sync", "__syncwarp": "bar.warp.sync", "__shfl": "shfl.sync", "__match": "match.sync",
+    "__reduce": "redux.sync", "__all": "vote.sync", "__any": "vote.sync", "__uni": "vote.sync", "__ballot": "vote.sync",
+}  # fmt: skip
+ACCESS_NAMES = {"load": "ld", "store": "st", "atomic": "atom"}
+
+
+def _instructions(counts: dict[str, int], accesses: tuple[Access, ...]) -> dict[str, int]:
+    """Warp instructions by the PTX ISA's names; those that touch memory from their requests."""
+    found: dict[str, int] = {}
+    for what, count in counts.items():
+        known = [ptx for prefix, ptx in PTX_NAMES.items() if what.startswith(prefix)]
+        words = what.split(".")
+        name = known[0] if known else words[0] if words[0] in OPS else ".".join(words[:2])
+        if name not in OPS:
+            found[name] = found.get(name, 0) + count
+    for access in accesses:
+        name = f"{ACCESS_NAMES[access.op]}.{access.space}" if access.op in ACCESS_NAMES else access.op
+        found[name] = found.get(name, 0) + access.requests
+    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
 
 
 class Progress:
@@ -255,16 +367,23 @@ class Arena:
 
         self.originals = tensors
         spans = {name: _span(t) for name, t in tensors.items()}
-        total = self.GAP + sum(-(-span // 256) * 256 + self.GAP for span in spans.values())
+        total = self.GAP + sum(-(-span // 256) * 256 + 256 + self.GAP for span in spans.values())
         self.memory = torch.empty(total + 256, dtype=torch.uint8)
         at = self.GAP + (-self.memory.data_ptr()) % 256
         self.copies = {}
         for name, t in tensors.items():
-            at += t.data_ptr() % 16  # a view that starts off a 16-byte boundary does so here too
+            shift = self.shift(t)
+            at += shift
             place = self.memory[at : at + spans[name]].view(t.dtype)
             self.copies[name] = place.as_strided(t.shape, t.stride(), place.storage_offset())
             _copy(self.copies[name], t)
-            at += -(-spans[name] // 256) * 256 + self.GAP - t.data_ptr() % 16
+            at += -(-spans[name] // 256) * 256 + self.GAP - shift
+
+    @staticmethod
+    def shift(t: torch.Tensor) -> int:
+        """Bytes from a 256-byte boundary to where the tensor begins: as on a GPU, where storage begins at a boundary."""
+        offset = t.storage_offset() * t.element_size() % 256
+        return offset - offset % 16 + t.data_ptr() % 16
 
     def redirect(self, args: ctypes.Structure) -> ctypes.Structure:
         """A copy of ``args`` that points at the copies."""
@@ -282,6 +401,7 @@ class Arena:
             order = sorted(range(t.dim()), key=lambda d: -t.stride(d))
             region.name, region.base, region.bytes = name.encode(), t.data_ptr(), _span(t)
             region.item, region.contiguous, region.dims = t.element_size(), t.is_contiguous(), t.dim()
+            region.given = name in GIVEN or (name in ("O", "LSE") and "dO" in self.copies)
             region.size[: t.dim()] = [t.shape[d] for d in order]
             region.stride[: t.dim()] = [t.stride(d) for d in order]
         return regions

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_char, c_char_p, c_int, c_int32, c_int64, c_uint64
+from ctypes import c_char, c_char_p, c_int, c_int32, c_int64, c_uint32, c_uint64
 
 MAX_DIMS = 8
 
@@ -18,6 +18,7 @@ class Region(ctypes.Structure):
         ("item", c_uint64),
         ("contiguous", c_int32),
         ("dims", c_int32),
+        ("given", c_int32),
         ("size", c_int64 * MAX_DIMS),
         ("stride", c_int64 * MAX_DIMS),
     ]
@@ -45,10 +46,56 @@ class Counter(ctypes.Structure):
     _fields_ = [("read", c_uint64), ("written", c_uint64)]
 
 
+class TraceRow(ctypes.Structure):
+    """Warp requests that one instruction made of one target, added up over a launch."""
+
+    _fields_ = [
+        ("kernel", c_char_p),
+        ("target", c_char_p),
+        ("file", c_char_p),
+        ("line", c_int32),
+        ("shared", c_int32),
+        ("pc", c_uint64),
+        ("op", c_int32),
+        ("width", c_int32),
+        ("requests", c_uint64),
+        ("bytes", c_uint64),
+        ("cost", c_uint64),
+        ("ideal", c_uint64),
+        ("worst", c_uint32),
+        ("worst_ideal", c_uint32),
+        ("warp", c_uint32),
+        ("launch", c_uint32),
+        ("block", c_uint64),
+        ("address", c_int64 * 32),
+    ]
+
+
+class FoundRow(ctypes.Structure):
+    """Something wrong between two instructions, or at one, that did not stop the kernel."""
+
+    _fields_ = [
+        ("kind", c_char_p),
+        ("text", c_char_p),
+        ("pc", c_uint64),
+        ("other_pc", c_uint64),
+        ("count", c_uint64),
+        ("block", c_uint64),
+        ("launch", c_int32),
+        ("apart", c_int32),
+    ]
+
+
+class TraceCount(ctypes.Structure):
+    """How many warps have executed an instruction."""
+
+    _fields_ = [("name", c_char_p), ("count", c_uint64)]
+
+
 def open_runtime(path: str) -> ctypes.CDLL:
     """Loads the runtime and declares its functions."""
     library = ctypes.CDLL(path)
-    library.emu_begin.argtypes = [ctypes.POINTER(Region), c_int, c_int]
+    library.emu_begin.argtypes = [ctypes.POINTER(Region), c_int, c_int, c_int, c_uint64]
     library.emu_begin.restype = None
     library.emu_end.restype = None
     library.emu_stop.restype = None
@@ -56,6 +103,9 @@ def open_runtime(path: str) -> ctypes.CDLL:
     library.emu_finding.argtypes = [ctypes.POINTER(Finding)]
     library.emu_counters.argtypes = [ctypes.POINTER(Counter)]
     library.emu_counters.restype = None
+    library.emu_trace_rows.argtypes = [ctypes.POINTER(ctypes.POINTER(TraceRow))]
+    library.emu_found.argtypes = [ctypes.POINTER(ctypes.POINTER(FoundRow))]
+    library.emu_instructions.argtypes = [ctypes.POINTER(ctypes.POINTER(TraceCount))]
     for name in ("emu_output", "emu_hint"):
         getattr(library, name).restype = c_char_p
     for name in ("emu_error_text", "emu_error_name"):

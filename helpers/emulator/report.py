@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
-from .native import Finding
+from ..ladder import INCLUDE as KERNEL_INCLUDE
+from . import trace
+from .native import Finding, FoundRow
 
 HINTS = {
     "out of bounds": "the access was stopped before it happened; check the index against the tensor's shape and strides",
@@ -15,6 +18,12 @@ HINTS = {
     "misaligned": "a vector access needs an address that is a multiple of its size: check the row length and the column",
     "uninitialised shared memory": "a store is missing, or the barrier between the store and this load, or the tail isn't "
     "zero-filled",
+    "uninitialised memory": "outputs and workspace hold nothing until a kernel writes them: check that every element is written, "
+    "and by whom",
+    "race": "a __syncthreads() has to stand between the two, on every way from the one to the other",
+    "race between blocks": "blocks run in any order, and together: give each its own part of the output, or use atomics",
+    "race in a warp": "lanes of a warp need a __syncwarp() between the two: they don't run in lock step",
+    "in flight": "wait for the copy (cp.async.wait_group or wait_all), then let a barrier tell the other threads",
     "divergent barrier": "every thread of a block must come to the same __syncthreads(): move it out of the branch, and let "
     "no thread return before it",
     "deadlock": "every lane that the mask names must come to the same instruction with the same mask",
@@ -23,33 +32,83 @@ HINTS = {
     "stack overflow": "a recursion without end, or local arrays that are too large",
     "division by zero": "guard the divisor",
     "shared memory": "use smaller tiles, or dynamic shared memory with cudaFuncSetAttribute for more than 48 KB",
-    "unsupported": "the emulator interprets no inline PTX: this kernel needs a GPU",
+    "unsupported": "the emulator interprets the PTX of attention kernels up to Ampere's: if it is spelt as in the PTX "
+    "ISA, it needs a GPU",
+    "inline PTX": "ptxas refuses it too, or it is wrong on a GPU: compare with the instruction's section in the PTX ISA",
     "stopped": "a loop without end, or a size that is too large for an emulator",
 }
 INCLUDE = str(Path(__file__).parent / "include")
 CHECKOUT = f"{Path(__file__).resolve().parent.parent.parent}/"
 
 
-def source_line(library: Path, offset: int) -> str:
-    """``file:line`` of the call that returns to ``offset`` in ``library``; what the emulator's own headers
-    wrap is named by the place that uses it. Empty if nothing is known."""
+def places(library: Path, offsets: Iterable[int]) -> dict[int, tuple[str, int]]:
+    """For each offset of a return address in ``library`` the reader's file and line: of the calls that were inlined
+    there the innermost that is neither in the emulator's headers nor in ``fa/``. ("", 0) if nothing is known."""
+    offsets = sorted(offsets)
+    found = dict.fromkeys(offsets, ("", 0))
     tool = shutil.which("addr2line")
-    if tool is None:
-        return ""
-    command = [tool, "-i", "-e", str(library), hex(offset - 1)]
-    lines = subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
-    # A name that is no absolute path (a notebook's cell) comes with the folder of the build before it.
-    places = [re.sub(r".*/\.building-[^/]*/| \(.*", "", line) for line in lines if re.search(r":[1-9]\d*( \(|$)", line)]
-    return next((place for place in places if not place.startswith(INCLUDE)), "")
+    if tool is None or not offsets:
+        return found
+    asked = "".join(f"{offset - 1:#x}\n" for offset in offsets)
+    command = [tool, "-a", "-i", "-e", str(library)]
+    said = subprocess.run(command, input=asked, capture_output=True, text=True, check=False).stdout
+    for offset, lines in zip(offsets, re.split(r"^0x[0-9a-f]+\n", said, flags=re.MULTILINE)[1:]):
+        chain = [_place(line) for line in lines.splitlines() if re.search(r":[1-9]\d*( \(|$)", line)]
+        chain = [place for place in chain if not place.startswith(INCLUDE)]
+        readers = [place for place in chain if not place.startswith(f"{KERNEL_INCLUDE}/fa/")] or chain
+        if readers:
+            file, _, line = readers[0].rpartition(":")
+            found[offset] = (file.removeprefix(CHECKOUT), int(line))
+    return found
+
+
+def _place(line: str) -> str:
+    """``file:line`` as addr2line says it. A name that is no absolute path (a notebook's cell) comes with the folder of
+    the build before it."""
+    return re.sub(r".*/\.building-[^/]*/| \(.*", "", line)
+
+
+def finding_of(finding: Finding, library: Path) -> trace.Finding:
+    """What stopped a kernel, as one of a trace's findings."""
+    kind, sentence, place = _in_words(finding, library)
+    file, _, line = place.rpartition(":")
+    return trace.Finding(kind, sentence, file, int(line or 0), HINTS.get(kind, ""), 1, None, True)
+
+
+def findings_of(rows: Iterable[FoundRow], library: Path) -> tuple[trace.Finding, ...]:
+    """What went wrong without stopping the kernel, once for each pair of lines, in the order of the lines."""
+    rows = sorted(rows, key=lambda row: (row.launch, row.block, row.pc, row.other_pc))
+    at = places(library, {pc for row in rows for pc in (row.pc, row.other_pc)} - {0})
+    pairs: dict[tuple, list[FoundRow]] = {}
+    for row in rows:
+        both = frozenset(at.get(pc, ("", 0)) for pc in (row.pc, row.other_pc or row.pc))
+        pairs.setdefault((row.kind.decode(), both), []).append(row)
+    found = []
+    for (kind, _), group in pairs.items():
+        file, line = at.get(group[0].pc, ("", 0))
+        other_file, other_line = at.get(group[0].other_pc, ("", 0))
+        place = f"line {other_line}" if other_file == file else f"{other_file}:{other_line}"
+        text = group[0].text.decode(errors="replace").replace("{other}", place if other_line else "a line unknown")
+        apart = max(row.apart for row in group)
+        hint = HINTS[("race in a warp", "race", "race between blocks")[apart] if kind == "race" else kind]
+        count = sum(row.count for row in group)
+        found.append(trace.Finding(kind, text, file, line, hint, count, other_line or None, False))
+    return tuple(sorted(found, key=lambda f: (f.file, f.line, f.other_line or 0, f.kind)))
 
 
 def report(finding: Finding, library: Path) -> str:
     """The text of the KernelError that a finding in a kernel of ``library`` becomes."""
+    kind, sentence, place = _in_words(finding, library)
+    head = (f"{place}: " if place else "") + f"{kind} in {finding.kernel.decode()}: {sentence}"
+    return head + (f"\n  hint: {HINTS[kind]}" if kind in HINTS else "")
+
+
+def _in_words(finding: Finding, library: Path) -> tuple[str, str, str]:
+    """Kind, sentence and place (``file:line``, or empty)."""
     kind, sentence, file = finding.kind.decode(), finding.text.decode(errors="replace"), finding.file.decode()
     sentence = sentence.replace(f" {CHECKOUT}", " ")
     place = f"{file}:{finding.line}" if file else ""
     if Path(finding.module.decode()).name == library.name:  # its folder may have been renamed since it was loaded
-        place = source_line(library, finding.offset)
-    place = place.removeprefix(CHECKOUT)
-    head = (f"{place}: " if place else "") + f"{kind} in {finding.kernel.decode()}: {sentence}"
-    return head + (f"\n  hint: {HINTS[kind]}" if kind in HINTS else "")
+        reader, line = places(library, [finding.offset])[finding.offset]
+        place = f"{reader}:{line}" if line else ""
+    return kind, sentence, place.removeprefix(CHECKOUT)

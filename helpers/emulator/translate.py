@@ -84,6 +84,14 @@ class Translation:
         """The code from token ``begin`` up to ``end`` on one line."""
         return " ".join(self.text(k) for k in range(begin, end))
 
+    def joined(self, words: list[int]) -> str:
+        """These code tokens on one line, apart where they were apart: `>=` is two of them."""
+        out = ""
+        for before, j in zip([None, *words], words):
+            touching = before is not None and self.code[j] == self.code[before] + 1
+            out += self.text(j) if touching or not out else f" {self.text(j)}"
+        return out
+
     def blank(self, begin: int, end: int) -> None:
         """Removes code tokens, and keeps the line breaks between them."""
         for k in range(begin, end):
@@ -131,6 +139,8 @@ class Translation:
                 self.rename(k)
             elif text == "__global__":
                 self.note_template(k)
+            elif text.endswith("_smem"):
+                self.named_array(k)
             k += 1
         return "".join(t.out for t in self.tokens)
 
@@ -236,6 +246,47 @@ class Translation:
             self.static_variables(begin, end, words)
         return end
 
+    def named_array(self, k: int) -> None:
+        """``T *K_smem = place;`` in a kernel (or ``uint32_t K_smem``) tells the emulator which array begins there. Where
+        that might not be the declaration of a variable, the array stays without its name."""
+        if self.text(k + 1) != "=" or self.text(k + 2) in ("=", "{") or not (self.declares(k) and self.in_kernel(k)):
+            return
+        end = k + 2
+        while self.text(end) not in (",", ";"):
+            cast = self.text(end) == "<" and self.text(end - 1).endswith("_cast")
+            if end >= len(self.code) or self.text(end) in CLOSING or (self.text(end) == "<" and not cast):
+                return
+            end = self.closing_angle(end) if cast else self.closing(end) if self.text(end) in BRACKETS else end
+            end += 1
+        self.put(k + 1, f'= ::emu::named("{self.text(k)}",')
+        self.put(end, f"){self.text(end)}")
+
+    def declares(self, k: int) -> bool:
+        """Does the statement around the name at ``k`` begin with a type, and is that name one of what it declares?"""
+        begin = k
+        while self.text(begin - 1) not in ("", ";", "{", "}"):
+            begin -= 1
+        j, words = begin, 0
+        while self.tokens[self.code[j]].kind == "name" or self.text(j) in ("::", "<"):
+            words += self.text(j) not in ("const", "::", "<", "__restrict__")
+            j = self.closing_angle(j) + 1 if self.text(j) == "<" else j + 1
+        pointer = self.text(j) == "*"
+        known = self.text(begin) not in ("return", "case", "delete", "throw", "goto", "using", "typedef", "else", "do")
+        return known and self.text(k - 1) not in (".", "->", "::") and (words >= 2 or (pointer and words == 1))
+
+    def in_kernel(self, k: int) -> bool:
+        """Is one of the braces around ``k`` the body of a ``__global__`` function?"""
+        depth = 0
+        for j in range(k - 1, -1, -1):
+            depth += (self.text(j) == "}") - (self.text(j) == "{")
+            if depth < 0:
+                depth, i = 0, j - 1
+                while self.text(i) not in ("", ";", "{", "}"):
+                    if self.text(i) == "__global__":
+                        return True
+                    i -= 1
+        return False
+
     def aligned_before(self, k: int) -> int | None:
         """Where `alignas(...)` or the like begins, if one ends just before ``k``."""
         if self.text(k - 1) != ")":
@@ -280,16 +331,15 @@ class Translation:
                     i += 1
             i += 1
         name = (commas or [len(words)])[0] - 1 if name is None else name
-        specifiers = " ".join(self.text(j) for j in words[:name])
+        specifiers = self.joined(words[:name])
         out = []
         for first, last in zip([name, *(c + 1 for c in commas)], [*commas, len(words)], strict=True):
-            declarator = [self.text(j) for j in words[first:last]]
-            variable = declarator[0]
+            declarator, variable = self.joined(words[first:last]), self.text(words[first])
             self.declared += 1
             holder = f"emu_shared_{self.declared}"
             out.append(
-                f"struct {holder} {{ {specifiers} {' '.join(declarator)}; }};"
-                f' auto& {variable} = ::emu::shared<{holder}>("{variable}").{variable}'
+                f"struct {holder} {{ {specifiers} {declarator}; }};"
+                f' auto& {variable} = ::emu::shared<{holder}, decltype({holder}::{variable})>("{variable}").{variable}'
             )
         self.blank(begin, end)
         self.put(begin, "; ".join(out))
@@ -311,25 +361,90 @@ class Translation:
             i += 1
         of = " ".join(element)
         self.blank(begin, end)
-        self.put(begin, f"{of} (&{name}) {bounds} = ::emu::dynamic_array<{of} {bounds}>()")
+        self.put(begin, f'{of} (&{name}) {bounds} = ::emu::dynamic_array<{of} {bounds}>("{name}")')
 
     # ---- asm [volatile] ("text" : outputs : inputs : clobbers)
 
     def inline_ptx(self, k: int) -> int:
-        """Becomes a call that reports, when it is executed, the instruction nobody interprets."""
+        """Becomes a call of the interpreter, which gets the operands by value and gives back the outputs."""
         j = k + 1
-        while self.text(j) in ("volatile", "__volatile__", "goto", "inline"):
+        while self.text(j) in ("volatile", "__volatile__"):
             j += 1
         if self.text(j) != "(":
             raise self.error(k, "'asm' must be followed by '('")
         end = self.closing(j)
-        instruction = ""
-        while self.tokens[self.code[j + 1]].kind == "string":
-            instruction += self.text(j + 1)[1:-1]
-            j += 1
+        if any(t.kind == "directive" for t in self.tokens[self.code[k] : self.code[end]]):
+            raise self.error(k, "the emulator takes no preprocessor directive inside an asm statement")
+        sections = self.sections(j + 1, end)
+        text = self.verbatim(*sections[0])
+        if not text:
+            raise self.error(k, "an asm statement needs its text")
+        outputs, inputs = (
+            [self.operand(*part) for part in self.parts(*s)] for s in (sections[1:3] + [(end, end)] * 2)[:2]
+        )
+        for number, (constraint, _) in enumerate(outputs + inputs):
+            want = r"[=+]&?[hrlfd]" if number < len(outputs) else r"[hrlfdn]"
+            if not re.fullmatch(want, constraint):
+                what = f"an {'output' if number < len(outputs) else 'input'} operand's constraint"
+                raise self.error(k, f"'{constraint}' is no {what} that the emulator knows")
+        kinds = "".join(c.replace("&", "") for c, _ in outputs + inputs)
+        out = [f'do {{ static ::emu::Ptx emu_ptx = {{{text}, "{kinds}", __FILE__, __LINE__, nullptr}};']
+        values = []
+        for n, (constraint, expression) in enumerate(outputs):
+            out.append(f"auto& emu_{n} = {expression};")
+            if constraint[0] == "+":
+                values.append(f"::emu::input<'{constraint[-1]}'>(emu_{n})")
+        values += [f"::emu::input<'{constraint}'>({expression})" for constraint, expression in inputs]
+        out.append(
+            f"const auto emu_out = ::emu::interpret<::emu::room({len(outputs)})>({', '.join(['&emu_ptx', *values])});"
+        )
+        for n, (constraint, _) in enumerate(outputs):
+            out.append(f"::emu::output<'{constraint[-1]}'>(emu_{n}, emu_out.bits[{n}]);")
+        if not outputs:
+            out.append("(void)emu_out;")
         self.blank(k, end + 1)
-        self.put(k, f'::emu::unsupported(::emu::Site{{"inline PTX: {instruction}", __FILE__, __LINE__}})')
+        self.put(k, " ".join([*out, "} while (0)"]))
         return end
+
+    def sections(self, begin: int, end: int) -> list[tuple[int, int]]:
+        """What the colons of an asm statement part: the token ranges of text, outputs, inputs, clobbers."""
+        found, first, k = [], begin, begin
+        while k < end:
+            text = self.text(k)
+            if text in BRACKETS:
+                k = self.closing(k)
+            elif text in (":", "::"):
+                found.append((first, k))
+                if text == "::":
+                    found.append((k, k))
+                first = k + 1
+            k += 1
+        return [*found, (first, end)]
+
+    def parts(self, begin: int, end: int) -> list[tuple[int, int]]:
+        """The token ranges between the commas."""
+        found, first, k = [], begin, begin
+        while k < end:
+            if self.text(k) in BRACKETS:
+                k = self.closing(k)
+            elif self.text(k) == ",":
+                found.append((first, k))
+                first = k + 1
+            k += 1
+        return [*found, (first, end)] if end > begin else []
+
+    def verbatim(self, begin: int, end: int) -> str:
+        """The code from token ``begin`` up to ``end`` as it was written, on one line and without comments."""
+        if begin >= end:
+            return ""
+        between = self.tokens[self.code[begin] : self.code[end - 1] + 1]
+        return "".join(" " if t.kind in ("space", "comment") else t.text for t in between)
+
+    def operand(self, begin: int, end: int) -> tuple[str, str]:
+        """The constraint and the expression of an operand: ``"=r"(x)``."""
+        if self.tokens[self.code[begin]].kind != "string" or self.text(begin + 1) != "(":
+            raise self.error(begin, 'an asm operand must be a constraint and an expression: "r"(x)')
+        return self.text(begin)[1:-1], self.verbatim(begin + 1, end)
 
 
 def translate(text: str) -> str:

@@ -14,6 +14,8 @@ struct __nv_bfloat16 {
   __nv_bfloat16(int x) : __nv_bfloat16(double(x)) {}
   __nv_bfloat16(unsigned x) : __nv_bfloat16(double(x)) {}
   __nv_bfloat16(long long x) : __nv_bfloat16(double(x)) {}
+  __nv_bfloat16(short x) : __nv_bfloat16(double(x)) {}
+  __nv_bfloat16(unsigned short x) : __nv_bfloat16(double(x)) {}
   __nv_bfloat16(__nv_bfloat16_raw x) : emu_bits(x.x) {}
   operator float() const { return emu::bfloat16_value(emu_bits); }
   operator __nv_bfloat16_raw() const { return {emu_bits}; }
@@ -21,6 +23,8 @@ struct __nv_bfloat16 {
 typedef __nv_bfloat16 nv_bfloat16;
 struct __attribute__((aligned(4))) __nv_bfloat162 {
   __nv_bfloat16 x, y;
+  __nv_bfloat162() = default;
+  constexpr __nv_bfloat162(__nv_bfloat16 x, __nv_bfloat16 y) : x(x), y(y) {}
 };
 typedef __nv_bfloat162 nv_bfloat162;
 
@@ -32,6 +36,9 @@ typedef __nv_bfloat162 nv_bfloat162;
 
 inline __nv_bfloat16 __float2bfloat16(float x) { return __nv_bfloat16(x); }
 inline __nv_bfloat16 __float2bfloat16_rn(float x) { return __nv_bfloat16(x); }
+inline __nv_bfloat16 __float2bfloat16_rz(float x) {
+  return __nv_bfloat16(__nv_bfloat16_raw{x != x ? (unsigned short)0x7fff : (unsigned short)(emu::bit_cast<unsigned>(x) >> 16)});
+}
 inline __nv_bfloat16 __double2bfloat16(double x) { return __nv_bfloat16(x); }
 inline float __bfloat162float(__nv_bfloat16 x) { return float(x); }
 inline __nv_bfloat162 make_bfloat162(__nv_bfloat16 x, __nv_bfloat16 y) { return {x, y}; }

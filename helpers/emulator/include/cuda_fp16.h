@@ -14,6 +14,8 @@ struct __half {
   __half(int x) : __half(double(x)) {}
   __half(unsigned x) : __half(double(x)) {}
   __half(long long x) : __half(double(x)) {}
+  __half(short x) : __half(double(x)) {}
+  __half(unsigned short x) : __half(double(x)) {}
   __half(__half_raw x) : emu_bits(x.x) {}
   operator float() const { return emu::half_value(emu_bits); }
   operator __half_raw() const { return {emu_bits}; }
@@ -21,6 +23,8 @@ struct __half {
 typedef __half half;
 struct __attribute__((aligned(4))) __half2 {
   __half x, y;
+  __half2() = default;
+  constexpr __half2(__half x, __half y) : x(x), y(y) {}
 };
 typedef __half2 half2;
 
@@ -32,6 +36,10 @@ typedef __half2 half2;
 
 inline __half __float2half(float x) { return __half(x); }
 inline __half __float2half_rn(float x) { return __half(x); }
+inline __half __float2half_rz(float x) {
+  const __half h(x);
+  return emu::half_value(h.emu_bits & 0x7fff) > ::fabsf(x) ? __half(__half_raw{(unsigned short)(h.emu_bits - 1)}) : h;
+}
 inline __half __double2half(double x) { return __half(x); }
 inline float __half2float(__half x) { return float(x); }
 inline __half2 make_half2(__half x, __half y) { return {x, y}; }
@@ -54,6 +62,10 @@ inline __half __ushort_as_half(unsigned short x) { return __half(__half_raw{x});
 inline __half __short_as_half(short x) { return __half(__half_raw{(unsigned short)x}); }
 inline __half __int2half_rn(int x) { return __half(x); }
 inline __half __uint2half_rn(unsigned x) { return __half(x); }
+inline __half __short2half_rn(short x) { return __half(x); }
+inline __half __ushort2half_rn(unsigned short x) { return __half(x); }
+inline unsigned __half2uint_rn(__half x) { return __float2uint_rn(float(x)); }
+inline unsigned __half2uint_rz(__half x) { return __float2uint_rz(float(x)); }
 inline int __half2int_rn(__half x) { return __float2int_rn(float(x)); }
 inline int __half2int_rz(__half x) { return __float2int_rz(float(x)); }
 #define CUDART_INF_FP16 __ushort_as_half((unsigned short)0x7c00)

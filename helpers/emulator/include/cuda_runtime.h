@@ -28,6 +28,7 @@
 #include "emulator/vector_types.h"
 #include "emulator/api.h"
 #include "emulator/launch.h"
+#include "emulator/ptx.h"
 #include "emulator/warp.h"
 #include "emulator/atomics.h"
 #include "emulator/math.h"

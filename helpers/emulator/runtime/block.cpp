@@ -16,14 +16,36 @@ Worker::Worker() {
   arena = static_cast<char*>(p);  // page aligned, as swizzles that use absolute addresses need
   written = reinterpret_cast<unsigned char*>(arena + kArena);
   signal_stack = new char[kSignalStack];
+  ptx = new_ptx_state();
 }
 
 Worker::~Worker() {
   munmap(arena, 2 * kArena);
   delete[] signal_stack;
+  delete_ptx_state(ptx);
 }
 
 // The body of every fiber.
+uintptr_t stack_top(const Thread& t) {
+  // Staggered: at one address modulo the page, all stacks would fight for a few lines of the L1 cache.
+  return t.stack + kStackBytes - t.number % 16 * 256;
+}
+
+// All members have come: computes for them, and lets those go on that wait.
+static void complete(Worker* w, unsigned warp, Gathering& g, unsigned waiting) {
+  g.combine(g.operand);
+  for (unsigned rest = waiting; rest != 0; rest &= rest - 1) w->ready(&w->thread[warp * kWarp + __builtin_ctz(rest)]);
+  const uint64_t number = g.number;
+  const unsigned members = g.arrived;
+  const char* what = g.site.what;
+  Warp& owner = w->warp[warp];
+  if (&g != &owner.gathering[--owner.gatherings]) g = owner.gathering[owner.gatherings];
+  if (w->tracer != nullptr) {
+    trace_count(w, what, 1);
+    trace_met(w, warp, number, members);
+  }
+}
+
 static void thread_main() {
   Worker* w = worker;
   Thread* t = w->current;
@@ -32,6 +54,10 @@ static void thread_main() {
   ++w->done;
   Warp& warp = w->warp[t->number / kWarp];
   warp.alive &= ~(1u << t->number % kWarp);
+  if (w->tracer != nullptr) {
+    race_settle(w);
+    trace_end(w);
+  }
   // Lanes that have returned are no longer waited for (CUDA C++ Programming Guide, "Warp Shuffle Functions").
   for (unsigned i = 0; i < warp.gatherings;) {
     Gathering& g = warp.gathering[i];
@@ -39,11 +65,9 @@ static void thread_main() {
       ++i;
       continue;
     }
-    g.combine(g.operand);
-    for (unsigned l = 0; l < kWarp; ++l)
-      if (g.arrived >> l & 1) w->ready(&w->thread[t->number / kWarp * kWarp + l]);
-    if (i != --warp.gatherings) g = warp.gathering[warp.gatherings];
+    complete(w, t->number / kWarp, g, g.arrived);
   }
+  if (w->tracer != nullptr) trace_stopped(w, t->number / kWarp);
   void* never;
   emu_switch(&never, w->scheduler);
 }
@@ -80,9 +104,12 @@ static void prepare(Worker* w, uint64_t block) {
   w->block_packed = x | rest % launch.grid[1] << 32 | rest / launch.grid[1] << 48;
   w->threads = w->run->threads;
   w->done = w->head = w->queued = w->arrays = 0;
+  w->dynamic_name = nullptr;
+  w->random = session.schedule + block;
   w->static_bytes = w->static_top = 0;
-  w->my_turn = w->abandoned = false;
+  w->my_turn = w->abandoned = w->synchronised = false;
   w->barrier = {};
+  begin_ptx(w->ptx, w->threads);
   w->dynamic_bytes = launch.dynamic_shared;
   poison(w, kStaticArena, w->dynamic_bytes);
   for (unsigned i = 0; i < w->threads; ++i) {
@@ -100,6 +127,16 @@ static void prepare(Worker* w, uint64_t block) {
     warp.gatherings = 0;
     warp.alive = w->threads - i >= kWarp ? ~0u : (1u << (w->threads - i)) - 1;
   }
+  if (w->tracer != nullptr) {
+    trace_begin(w);
+    races_begin(w);
+  }
+}
+
+// Any of the threads that can run goes next: results and traces must be the same.
+static void shuffle_queue(Worker* w) {
+  w->random = w->random * 6364136223846793005u + 1442695040888963407u;
+  std::swap(w->queue[w->head], w->queue[(w->head + (w->random >> 33) % w->queued) % kMaxThreads]);
 }
 
 void run_block(Worker* w, uint64_t block) {
@@ -108,19 +145,20 @@ void run_block(Worker* w, uint64_t block) {
     w->current = nullptr;
     w->critical = 0;
     record_fault(w);
+    if (w->races != nullptr) races_end(w);
     return;
   }
   while (w->queued > 0 && !w->abandoned) {
-    if (session.stop.load(std::memory_order_relaxed)) {
-      w->abandoned = true;
+    if (session.stop.load(std::memory_order_relaxed)) {  // it came between two threads
+      record(w, "stopped", 702, 0, {}, "stopped while " + block_name(w) + " was running");
       break;
     }
+    if (session.schedule != 0) shuffle_queue(w);
     Thread* t = &w->thread[w->queue[w->head]];
     w->head = (w->head + 1) % kMaxThreads;
     --w->queued;
     if (t->state == State::Fresh) {
-      // Tops are staggered: at one address modulo the page, all stacks would fight for a few lines of the L1 cache.
-      t->resume = fiber_at(w->stacks.top(t->number) - t->number % 16 * 256, thread_main);
+      t->resume = fiber_at(reinterpret_cast<char*>(stack_top(*t)), thread_main);
       t->state = State::Ready;
     }
     w->current = t;
@@ -128,6 +166,7 @@ void run_block(Worker* w, uint64_t block) {
     w->current = nullptr;
   }
   if (!w->abandoned && w->done < w->threads) record_deadlock(w);
+  if (w->races != nullptr) races_end(w);
 }
 
 // ---- who am I
@@ -159,23 +198,26 @@ void rendezvous(unsigned mask, void* operand, Combine combine, Site site) {
     ++warp.gatherings;
     g->mask = mask;
     g->arrived = 0;
+    g->number = 2 * w->gathered++ + 1;
     g->combine = combine;
     g->site = site;
     memset(g->operand, 0, sizeof g->operand);
   }
   g->arrived |= bit;
   g->operand[t->number % kWarp] = operand;
+  if (w->tracer != nullptr) {
+    race_settle(w);
+    trace_sync(w, g->number);
+  }
   if (g->arrived != (mask & warp.alive)) {
     t->state = State::Waiting;
     t->site = site;
     t->mask = mask;
+    if (w->tracer != nullptr) trace_stopped(w, t->number / kWarp);
     wait();
     return;
   }
-  combine(g->operand);
-  for (unsigned others = g->arrived & ~bit; others != 0; others &= others - 1)
-    w->ready(&w->thread[t->number / kWarp * kWarp + __builtin_ctz(others)]);
-  if (g != &warp.gathering[--warp.gatherings]) *g = warp.gathering[warp.gatherings];
+  complete(w, t->number / kWarp, *g, g->arrived & ~bit);
 }
 
 int sync_block(BarrierVote kind, int predicate, Site site) {
@@ -196,12 +238,19 @@ int sync_block(BarrierVote kind, int predicate, Site site) {
     return 0;
   }
   b.count += predicate != 0;
+  if (w->tracer != nullptr) {
+    race_settle(w);
+    trace_barrier(w);
+  }
   if (++b.arrived < w->threads) {
+    if (w->tracer != nullptr) trace_stopped(w, t->number / kWarp);
     wait();
     return b.result;
   }
+  if (w->tracer != nullptr) trace_count(w, site.what, (w->threads + kWarp - 1) / kWarp);
   b.result = kind == BarrierVote::And ? b.count == w->threads : kind == BarrierVote::Or ? b.count > 0 : int(b.count);
   b.arrived = 0;
+  order_block(w);
   for (unsigned i = 0; i < w->threads; ++i)
     if (&w->thread[i] != t) w->ready(&w->thread[i]);
   t->state = State::Ready;
@@ -210,7 +259,7 @@ int sync_block(BarrierVote kind, int predicate, Site site) {
 
 // ---- shared memory
 
-void* static_shared(const void* key, size_t bytes, size_t alignment, const char* name) {
+void* static_shared(const void* key, size_t bytes, size_t alignment, const char* name, ArrayShape shape) {
   Worker* w = worker;
   for (unsigned i = 0; i < w->arrays; ++i)
     if (w->array[i].key == key) return w->arena + w->array[i].offset;
@@ -228,12 +277,22 @@ void* static_shared(const void* key, size_t bytes, size_t alignment, const char*
   if (w->static_top > kStaticArena)
     fail("shared memory", 1, pc, site, "comes to a shared array, its %uth, that doesn't fit the emulator's arena of %zu bytes",
          w->arrays + 1, kStaticArena);
-  w->array[w->arrays++] = {key, name, offset, bytes};
+  w->array[w->arrays++] = {key, name, offset, bytes, shape};
   poison(w, offset, bytes);
   return w->arena + offset;
 }
 
-void* dynamic_shared() { return worker->dynamic(); }
+void* dynamic_shared(const char* name) {
+  if (worker->dynamic_name == nullptr) worker->dynamic_name = name;
+  return worker->dynamic();
+}
+
+void name_shared(const char* name, uint64_t address) {
+  Worker* w = worker;
+  if (w == nullptr || w->current == nullptr || w->tracer == nullptr) return;
+  const uint64_t offset = address < kArena ? address : address - reinterpret_cast<uintptr_t>(w->arena);
+  if (offset >= kStaticArena && offset < kStaticArena + w->dynamic_bytes) trace_name(w, name, uint32_t(offset));
+}
 
 uint32_t shared_address(const void* generic) {
   return static_cast<uint32_t>(static_cast<const char*>(generic) - worker->arena);

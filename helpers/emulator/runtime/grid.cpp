@@ -123,8 +123,8 @@ static void work(Worker* w) {
   Run& run = *w->run;
   for (;;) {
     const uint64_t block = run.next++;
-    if (block >= run.limit || session.stop) break;
-    run_block(w, block);
+    if (block >= run.limit || (session.stop && block > 0)) break;
+    run_block(w, block);  // block 0 even if a stop has come before it: it says so
     finish(w);
   }
   {
@@ -203,6 +203,7 @@ void launch(const Launch& l) {
     set_error(2, "no memory for the stacks of the emulated threads; FA_EMULATOR_THREADS=1 takes the least");
     return;
   }
+  if (session.tracing) across_begin(run.across);
   session.run = &run;
   std::vector<std::thread> threads;
   for (size_t i = 0; i < count; ++i) {
@@ -211,6 +212,14 @@ void launch(const Launch& l) {
     w->extent_packed = l.block[0] | uint64_t(l.block[1]) << 16 | uint64_t(l.block[2]) << 32;
     w->grid_packed = l.grid[0] | uint64_t(l.grid[1]) << 32 | uint64_t(l.grid[2]) << 48;
     w->counter.assign(session.regions.size(), {});
+    if (!session.tracing) {
+      w->tracer.reset();
+      w->races.reset();
+    } else if (w->tracer == nullptr) {
+      w->tracer = std::make_unique<Tracer>();
+      w->races = std::make_unique<Races>();
+    }
+    if (session.tracing) races_begin_launch(w, run.across.count);
     threads.emplace_back(work, w);
   }
   for (std::thread& t : threads) t.join();
@@ -218,7 +227,14 @@ void launch(const Launch& l) {
     std::lock_guard<std::mutex> hold(session.lock);
     session.run = nullptr;
   }
-  for (size_t i = 0; i < count; ++i) add_counters(workers[i].get());
+  for (size_t i = 0; i < count; ++i) {
+    add_counters(workers[i].get());
+    if (!session.tracing) continue;
+    trace_collect(workers[i].get(), session.launches);
+    races_collect(workers[i].get(), session.launches);
+  }
+  if (session.tracing) across_end(run.across, session.launches, run);
+  ++session.launches;
   for (const Finding& f : run.findings)
     if (session.findings.empty() || f.block < session.findings[0].block) session.findings.assign(1, f);
   for (const auto& [block, text] : run.output)
@@ -231,14 +247,21 @@ void launch(const Launch& l) {
 
 extern "C" {
 
-void emu_begin(const Region* regions, int count, int os_threads) {
+void emu_begin(const Region* regions, int count, int os_threads, int tracing, uint64_t schedule) {
   session.regions.assign(regions, regions + count);
   session.counter.assign(size_t(count), {});
+  session.written.assign(size_t(count), {});
+  for (int i = 0; tracing != 0 && i < count; ++i)
+    if (!regions[i].given) session.written[size_t(i)].assign((regions[i].bytes + regions[i].item - 1) / regions[i].item, kUnwritten);
   session.findings.clear();
   session.output.clear();
   session.hint.clear();
   session.stop = false;
   session.sticky = session.last_error = 0;
+  session.tracing = tracing != 0;
+  session.schedule = schedule;
+  session.trace = {};
+  session.launches = 0;
   session.os_threads = os_threads > 0 ? unsigned(os_threads) : 1;
   install_signals();
 }
@@ -273,6 +296,26 @@ int emu_finding(Finding* f) {
 }
 
 void emu_counters(Counter* c) { memcpy(c, session.counter.data(), session.counter.size() * sizeof(Counter)); }
+
+// What a trace has counted; the arrays are valid until the next emu_begin.
+int emu_trace_rows(const TraceRow** rows) {
+  *rows = session.trace.rows.data();
+  return int(session.trace.rows.size());
+}
+
+int emu_found(const FoundRow** found) {
+  *found = session.trace.found.data();
+  return int(session.trace.found.size());
+}
+
+int emu_instructions(const TraceCount** counts) {
+  Trace& t = session.trace;
+  t.instructions.clear();
+  for (const auto& [what, count] : t.counts) t.instructions.push_back({what.c_str(), count});
+  *counts = t.instructions.data();
+  return int(t.instructions.size());
+}
+
 const char* emu_output() { return session.output.c_str(); }
 const char* emu_hint() { return session.hint.c_str(); }
 const char* emu_error_text(int error) { return error_text(error); }

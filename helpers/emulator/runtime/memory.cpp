@@ -12,25 +12,36 @@ constexpr size_t kNull = 64 << 10;  // addresses below are taken for null plus a
 
 // The shared array that the offset lies in, or behind.
 StaticArray shared_array(const Worker* w, size_t offset) {
-  if (offset >= kStaticArena) return {nullptr, "dynamic shared memory", kStaticArena, w->dynamic_bytes};
-  StaticArray nearest = {nullptr, "shared memory", 0, 0};
+  if (offset >= kStaticArena) return {nullptr, "dynamic shared memory", kStaticArena, w->dynamic_bytes, {}};
+  StaticArray nearest = {nullptr, "shared memory", 0, 0, {}};
   for (unsigned i = 0; i < w->arrays && w->array[i].offset <= offset; ++i) nearest = w->array[i];
   return nearest;
 }
 
 const char* verb(bool write) { return write ? "writes" : "reads"; }
 
-void shared_access(Worker* w, size_t offset, size_t bytes, bool write, uintptr_t pc, Site site) {
+bool writes(Op op) { return op == Op::Store || op == Op::StoreMatrix || op == Op::AsyncCopy; }
+
+void shared_access(Worker* w, size_t offset, size_t bytes, Op op, uintptr_t pc, Site site) {
+  const bool write = writes(op);
   const StaticArray array = shared_array(w, offset);
   const size_t at = offset - array.offset;
   if (at + bytes > array.bytes)
     fail("out of bounds", 700, pc, site, "%s %zu bytes at %s + %zu bytes, %zu past its end (it has %zu bytes)",
          verb(write), bytes, array.name, at, at + bytes - array.bytes, array.bytes);
-  if (write)
-    memset(w->written + offset, 1, bytes);
-  else if (memchr(w->written + offset, 0, bytes) != nullptr)
+  unsigned char* state = w->written + offset;
+  const bool tracing = w->races != nullptr;  // then what is wrong is noted, and the kernel goes on
+  if (tracing)
+    race_access(w, offset, bytes, op, pc);
+  else if (memchr(state, kInFlight, bytes) != nullptr)
+    fail("in flight", 719, pc, site, "%s %zu bytes at %s + %zu bytes, which a cp.async may still be writing", verb(write),
+         bytes, array.name, at);
+  if (!write && memchr(state, kUnwritten, bytes) != nullptr) {
+    if (tracing) return race_unwritten(w, offset, bytes, pc);
     fail("uninitialised shared memory", 719, pc, site, "reads %zu bytes at %s + %zu bytes, which nobody has written", bytes,
          array.name, at);
+  }
+  if (op == Op::Store || op == Op::StoreMatrix) memset(state, kWritten, bytes);
 }
 
 // A strided view owns only the rows it strides over; what lies between them is its neighbour's.
@@ -44,12 +55,25 @@ bool between_rows(const Region& r, uint64_t offset) {
   return offset >= r.item;
 }
 
-// The kernel's constants and __device__ variables, its parameters, and what its launcher got from cudaMalloc.
-bool known_elsewhere(Worker* w, uintptr_t address, size_t bytes) {
+// An output or a workspace that a trace follows: what has been written to it?
+void element_access(Worker* w, size_t region, uint64_t at, size_t bytes, Op op, uintptr_t pc) {
+  const uint64_t item = session.regions[region].item, first = at / item, count = (at + bytes - 1) / item - first + 1;
+  race_global(w, region, at, bytes, op, pc);
+  unsigned char* state = session.written[region].data() + first;
+  if (!writes(op) && memchr(state, kUnwritten, count) != nullptr) race_unwritten_tensor(w, region, at, bytes, pc);
+  if (writes(op) || op == Op::Atomic) memset(state, kWritten, count);
+}
+
+// The kernel's constants and __device__ variables, and its parameters.
+bool known_elsewhere(const Worker* w, uintptr_t address) {
   const Run& run = *w->run;
-  if (address - run.module_begin < run.module_end - run.module_begin) return true;
-  if (address - reinterpret_cast<uintptr_t>(run.launch->arguments) < run.launch->argument_bytes) return true;
-  for (const auto& [base, size] : session.allocations)  // constant while blocks run
+  return address - run.module_begin < run.module_end - run.module_begin ||
+         address - reinterpret_cast<uintptr_t>(run.launch->arguments) < run.launch->argument_bytes;
+}
+
+// What the launcher got from cudaMalloc: constant while blocks run.
+bool allocated(uintptr_t address, size_t bytes) {
+  for (const auto& [base, size] : session.allocations)
     if (address - reinterpret_cast<uintptr_t>(base) + bytes <= size) return true;
   return false;
 }
@@ -84,31 +108,105 @@ bool known_elsewhere(Worker* w, uintptr_t address, size_t bytes) {
        nearest->name, size_t(address - base), size_t(distance), size_t(nearest->bytes));
 }
 
-inline void access(uintptr_t address, size_t bytes, bool write, bool aligned, uintptr_t pc, Site site) {
+inline void access(uintptr_t address, size_t bytes, Op op, EventKind kind, uintptr_t pc, Site site, uintptr_t frame) {
   Worker* w = worker;
+  const bool write = writes(op);
   if (w == nullptr) return;  // host code
   Thread* t = w->current;
   if (t == nullptr || address - t->stack < kStackBytes) return;
-  if (aligned && (address & (bytes - 1)) != 0)
+  if (kind == EventKind::Access && (address & (bytes - 1)) != 0)
     fail("misaligned", 716, pc, site, "%s %zu bytes at address 0x%zx, which is no multiple of %zu", verb(write), bytes,
          size_t(address), bytes);
+  if (w->races != nullptr) race_settle(w);
   const uintptr_t offset = address - reinterpret_cast<uintptr_t>(w->arena);
-  if (offset < kArena) return shared_access(w, offset, bytes, write, pc, site);
+  if (offset < kArena) {
+    shared_access(w, offset, bytes, op, pc, site);
+    if (w->tracer != nullptr) trace_access(w, address, kShared, bytes, uint8_t(op), kind, pc, site, frame);
+    return;
+  }
+  if (op == Op::LoadMatrix || op == Op::StoreMatrix || op == Op::AsyncCopy)
+    fail("out of bounds", 700, pc, site, "%s %zu bytes outside of shared memory, where %s can't go", verb(write), bytes,
+         site.what);
   for (size_t i = 0; i < session.regions.size(); ++i) {
     const Region& r = session.regions[i];
     const uint64_t at = address - reinterpret_cast<uintptr_t>(r.base);
     if (at >= r.bytes || at + bytes > r.bytes) continue;
     if (!r.contiguous && (between_rows(r, at) || between_rows(r, at + bytes - 1))) continue;
-    (write ? w->counter[i].written : w->counter[i].read) += bytes;
+    if (!write) w->counter[i].read += bytes;
+    if (write || op == Op::Atomic) w->counter[i].written += bytes;
+    if (!session.written[i].empty()) element_access(w, i, at, bytes, op, pc);
+    if (w->tracer != nullptr) trace_access(w, address, uint16_t(i), bytes, uint8_t(op), kind, pc, site, frame);
     return;
   }
-  if (!known_elsewhere(w, address, bytes)) out_of_bounds(w, address, bytes, write, pc, site);
+  if (allocated(address, bytes)) {
+    if (w->tracer != nullptr) trace_access(w, address, kAllocated, bytes, uint8_t(op), kind, pc, site, frame);
+    return;
+  }
+  if (!known_elsewhere(w, address)) out_of_bounds(w, address, bytes, write, pc, site);
 }
 
 }  // namespace
 
-void check_access(const void* p, size_t bytes, bool write, bool aligned, uintptr_t pc, Site site) {
-  if (bytes > 0) access(reinterpret_cast<uintptr_t>(p), bytes, write, aligned, pc, site);
+std::string shared_place(const Worker* w, unsigned warp, size_t offset) {
+  size_t begin;
+  const std::string name = shared_name(w, w->tracer->warp[warp].named_now, offset, &begin);
+  const StaticArray array = shared_array(w, offset);
+  size_t at = offset - begin;
+  if (offset >= kStaticArena || array.shape.dims == 0 || array.shape.item == 0)
+    return at == 0 && array.shape.item == array.bytes ? name : name + " + " + std::to_string(at) + " B";
+  size_t element = at / array.shape.item, span = 1;
+  std::string indices;
+  for (unsigned d = array.shape.dims; d-- > 0; span *= array.shape.extent[d])
+    indices = "[" + std::to_string(element / span % array.shape.extent[d]) + "]" + indices;
+  return name + indices;
+}
+
+// cudaMemset and cudaMemcpy in the launcher's own code.
+static void host_wrote(const void* p, size_t bytes) {
+  for (size_t i = 0; i < session.written.size(); ++i) {
+    const Region& r = session.regions[i];
+    const uint64_t at = reinterpret_cast<uintptr_t>(p) - reinterpret_cast<uintptr_t>(r.base);
+    if (session.written[i].empty() || at >= r.bytes || at + bytes > r.bytes) continue;
+    memset(session.written[i].data() + at / r.item, kWritten, (at + bytes - 1) / r.item - at / r.item + 1);
+  }
+}
+
+static void access_range(const void* p, size_t bytes, Op op, uintptr_t pc, uintptr_t frame) {
+  if (worker == nullptr && bytes > 0 && op == Op::Store) host_wrote(p, bytes);
+  if (bytes > 0) access(reinterpret_cast<uintptr_t>(p), bytes, op, EventKind::Range, pc, {}, frame);
+}
+
+void check_access(Op op, const void* p, size_t bytes, uintptr_t pc, Site site) {
+  if (op != Op::NoAddress) {
+    if (bytes > 0) access(reinterpret_cast<uintptr_t>(p), bytes, op, EventKind::Access, pc, site, 0);
+    return;
+  }
+  Worker* w = worker;
+  if (w->tracer != nullptr) trace_access(w, 0, kShared, 16, uint8_t(op), EventKind::Access, pc, site, 0);
+}
+
+const char* shared_name(const Worker* w, const std::vector<NamedPlace>& named, size_t offset, size_t* begin) {
+  const StaticArray array = shared_array(w, offset);
+  *begin = array.offset;
+  if (offset < kStaticArena) return array.name;
+  const char* name = w->dynamic_name != nullptr ? w->dynamic_name : array.name;
+  for (const NamedPlace& n : named)
+    if (n.offset <= offset && n.offset >= *begin) name = n.name, *begin = n.offset;
+  return name;
+}
+
+void async_issued(void* shared, size_t bytes, uintptr_t pc, Site) {
+  Worker* w = worker;
+  const size_t offset = size_t(static_cast<char*>(shared) - w->arena);
+  memset(w->written + offset, kInFlight, bytes);
+  if (w->races != nullptr) race_issued(w, offset, bytes, pc);
+}
+
+void async_landed(void* shared, size_t bytes) {
+  Worker* w = worker;
+  const size_t offset = size_t(static_cast<char*>(shared) - w->arena);
+  memset(w->written + offset, kWritten, bytes);
+  if (w->races != nullptr) race_landed(w, offset, bytes);
 }
 
 void add_counters(Worker* w) {
@@ -121,56 +219,59 @@ void add_counters(Worker* w) {
 // Other threads of the block run after some turns of a loop that does nothing but look at a variable.
 static void spin() {
   Worker* w = worker;
-  if (w != nullptr && w->current != nullptr && ++w->current->spins % 16 == 0) yield();
+  if (w == nullptr || w->current == nullptr) return;
+  w->synchronised = true;
+  if (++w->current->spins % 16 == 0) yield();
 }
 
-void before_atomic(const void* p, unsigned bytes, Site site) {
+void before_atomic(const void* p, unsigned bytes, uintptr_t pc, Site site) {
   Worker* w = worker;
   if (w == nullptr || w->current == nullptr) return;
   spin();
-  check_access(p, bytes, false, true, 0, site);
-  check_access(p, bytes, true, true, 0, site);
+  check_access(Op::Atomic, p, bytes, pc, site);
   const uintptr_t offset = reinterpret_cast<uintptr_t>(p) - reinterpret_cast<uintptr_t>(w->arena);
   if (offset >= kArena && !w->my_turn) wait_for_turn(w);
 }
 
 #define EMU_PC reinterpret_cast<uintptr_t>(__builtin_return_address(0))
+#define EMU_FRAME reinterpret_cast<uintptr_t>(__builtin_frame_address(0))
+#define EMU_ACCESS(n, op, kind) access(reinterpret_cast<uintptr_t>(p), n, Op::op, EventKind::kind, EMU_PC, {}, EMU_FRAME)
 
 extern "C" {
 
-#define EMU_CALLBACKS(n)                                                                                            \
-  void __tsan_read##n(void* p) { access(reinterpret_cast<uintptr_t>(p), n, false, true, EMU_PC, {}); }              \
-  void __tsan_write##n(void* p) { access(reinterpret_cast<uintptr_t>(p), n, true, true, EMU_PC, {}); }              \
-  void __tsan_unaligned_read##n(void* p) { access(reinterpret_cast<uintptr_t>(p), n, false, false, EMU_PC, {}); }   \
-  void __tsan_unaligned_write##n(void* p) { access(reinterpret_cast<uintptr_t>(p), n, true, false, EMU_PC, {}); }   \
-  void __tsan_volatile_read##n(void* p) {                                                                           \
-    spin();                                                                                                         \
-    access(reinterpret_cast<uintptr_t>(p), n, false, true, EMU_PC, {});                                             \
-  }                                                                                                                 \
-  void __tsan_volatile_write##n(void* p) { access(reinterpret_cast<uintptr_t>(p), n, true, true, EMU_PC, {}); }     \
-  void __tsan_unaligned_volatile_read##n(void* p) { __tsan_unaligned_read##n(p); }                                  \
-  void __tsan_unaligned_volatile_write##n(void* p) { __tsan_unaligned_write##n(p); }
+#define EMU_CALLBACKS(n)                                                             \
+  void __tsan_read##n(void* p) { EMU_ACCESS(n, Load, Access); }                      \
+  void __tsan_write##n(void* p) { EMU_ACCESS(n, Store, Access); }                    \
+  void __tsan_unaligned_read##n(void* p) { EMU_ACCESS(n, Load, Loose); }             \
+  void __tsan_unaligned_write##n(void* p) { EMU_ACCESS(n, Store, Loose); }           \
+  void __tsan_volatile_read##n(void* p) {                                            \
+    spin();                                                                          \
+    EMU_ACCESS(n, Load, Access);                                                     \
+  }                                                                                  \
+  void __tsan_volatile_write##n(void* p) { EMU_ACCESS(n, Store, Access); }           \
+  void __tsan_unaligned_volatile_read##n(void* p) { EMU_ACCESS(n, Load, Loose); }    \
+  void __tsan_unaligned_volatile_write##n(void* p) { EMU_ACCESS(n, Store, Loose); }
 EMU_CALLBACKS(1)
 EMU_CALLBACKS(2)
 EMU_CALLBACKS(4)
 EMU_CALLBACKS(8)
 EMU_CALLBACKS(16)
 
-void __tsan_read_range(void* p, unsigned long n) { check_access(p, n, false, false, EMU_PC, {}); }
-void __tsan_write_range(void* p, unsigned long n) { check_access(p, n, true, false, EMU_PC, {}); }
+void __tsan_read_range(void* p, unsigned long n) { access_range(p, n, Op::Load, EMU_PC, EMU_FRAME); }
+void __tsan_write_range(void* p, unsigned long n) { access_range(p, n, Op::Store, EMU_PC, EMU_FRAME); }
 // What clang calls for memcpy and its kin, and translate.py for either compiler.
 void* __tsan_memcpy(void* to, const void* from, size_t n) {
-  check_access(from, n, false, false, EMU_PC, {});
-  check_access(to, n, true, false, EMU_PC, {});
+  access_range(from, n, Op::Load, EMU_PC, EMU_FRAME);
+  access_range(to, n, Op::Store, EMU_PC, EMU_FRAME);
   return memcpy(to, from, n);
 }
 void* __tsan_memmove(void* to, const void* from, size_t n) {
-  check_access(from, n, false, false, EMU_PC, {});
-  check_access(to, n, true, false, EMU_PC, {});
+  access_range(from, n, Op::Load, EMU_PC, EMU_FRAME);
+  access_range(to, n, Op::Store, EMU_PC, EMU_FRAME);
   return memmove(to, from, n);
 }
 void* __tsan_memset(void* to, int byte, size_t n) {
-  check_access(to, n, true, false, EMU_PC, {});
+  access_range(to, n, Op::Store, EMU_PC, EMU_FRAME);
   return memset(to, byte, n);
 }
 void __tsan_init() {}
@@ -186,24 +287,24 @@ void __tsan_vptr_read(void**) {}
 // C++ atomics (host code's static variables use them too). Kernels' own go through before_atomic.
 #define EMU_ATOMIC_OP(n, T, op)                                                                      \
   extern "C" T __tsan_atomic##n##_fetch_##op(volatile T* p, T v, int) {                              \
-    emu::before_atomic(const_cast<T*>(p), sizeof(T), {"atomic", "", 0});                             \
+    emu::before_atomic(const_cast<T*>(p), sizeof(T), EMU_PC, {"atomic", "", 0});                             \
     return __atomic_fetch_##op(p, v, __ATOMIC_SEQ_CST);                                              \
   }
 #define EMU_ATOMICS(n, T)                                                                            \
   extern "C" T __tsan_atomic##n##_load(const volatile T* p, int) {                                   \
-    emu::before_atomic(const_cast<T*>(p), sizeof(T), {"atomic", "", 0});                             \
+    emu::before_atomic(const_cast<T*>(p), sizeof(T), EMU_PC, {"atomic", "", 0});                             \
     return __atomic_load_n(p, __ATOMIC_SEQ_CST);                                                     \
   }                                                                                                  \
   extern "C" void __tsan_atomic##n##_store(volatile T* p, T v, int) {                                \
-    emu::before_atomic(const_cast<T*>(p), sizeof(T), {"atomic", "", 0});                             \
+    emu::before_atomic(const_cast<T*>(p), sizeof(T), EMU_PC, {"atomic", "", 0});                             \
     __atomic_store_n(p, v, __ATOMIC_SEQ_CST);                                                        \
   }                                                                                                  \
   extern "C" T __tsan_atomic##n##_exchange(volatile T* p, T v, int) {                                \
-    emu::before_atomic(const_cast<T*>(p), sizeof(T), {"atomic", "", 0});                             \
+    emu::before_atomic(const_cast<T*>(p), sizeof(T), EMU_PC, {"atomic", "", 0});                             \
     return __atomic_exchange_n(p, v, __ATOMIC_SEQ_CST);                                              \
   }                                                                                                  \
   extern "C" int __tsan_atomic##n##_compare_exchange_strong(volatile T* p, T* old, T v, int, int) {  \
-    emu::before_atomic(const_cast<T*>(p), sizeof(T), {"atomic", "", 0});                             \
+    emu::before_atomic(const_cast<T*>(p), sizeof(T), EMU_PC, {"atomic", "", 0});                             \
     return __atomic_compare_exchange_n(p, old, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);        \
   }                                                                                                  \
   extern "C" int __tsan_atomic##n##_compare_exchange_weak(volatile T* p, T* old, T v, int a, int b) { \

@@ -18,16 +18,17 @@ static std::string coordinates(unsigned x, unsigned y, unsigned z, const uint32_
   return extent[2] == 1 ? s + ")" : s + ", " + std::to_string(z) + ")";
 }
 
-static std::string block_name(const Worker* w) {
+std::string block_name(const Worker* w) {
   const uint64_t b = w->block_packed;
   return "block " + coordinates(unsigned(b), unsigned(b >> 32 & 0xffff), unsigned(b >> 48), w->run->launch->grid);
 }
 
-// "thread 5 of block (0, 1)"
-static std::string describe(const Worker* w, const Thread* t) {
+std::string thread_name(const Worker* w, const Thread* t) {
   return "thread " + coordinates(unsigned(t->index & 0xffff), unsigned(t->index >> 16 & 0xffff), unsigned(t->index >> 32),
-                                 w->run->launch->block) + " of " + block_name(w);
+                                 w->run->launch->block);
 }
+
+std::string describe(const Worker* w, const Thread* t) { return thread_name(w, t) + " of " + block_name(w); }
 
 void record(Worker* w, const char* kind, int error, uintptr_t pc, Site site, const std::string& text) {
   Finding f = {};

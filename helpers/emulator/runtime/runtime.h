@@ -11,7 +11,14 @@
 #include <vector>
 
 #include "../include/emulator/runtime.h"
+
+namespace emu {
+// What a lane does in a memory instruction: see check_access.
+enum class Op : uint8_t { Load, Store, LoadMatrix, StoreMatrix, AsyncCopy, Atomic, NoAddress };
+}  // namespace emu
+
 #include "fiber.h"
+#include "trace.h"
 
 namespace emu {
 
@@ -21,6 +28,7 @@ constexpr size_t kStaticShared = 48 << 10, kSharedOptIn = 227 << 10, kSharedPerB
 constexpr size_t kGap = 128;                      // between static arrays, so that an overrun of one is seen
 constexpr size_t kStaticArena = 64 << 10;         // static arrays with their gaps; the dynamic array follows, 1024-aligned
 constexpr size_t kArena = kStaticArena + (228 << 10);
+constexpr unsigned char kUnwritten = 0, kWritten = 1, kInFlight = 2;  // what has become of a byte of shared memory
 constexpr size_t kSignalStack = 64 << 10;
 
 // ---- what Python hands over and reads back (mirrored with ctypes in native.py)
@@ -30,6 +38,7 @@ struct Region {
   uint64_t bytes;                 // from the first element to the end of the last
   uint64_t item;                  // bytes of an element
   int32_t contiguous, dims;
+  int32_t given;                  // an input; the bytes of outputs and workspace hold nothing until they are written
   int64_t size[8], stride[8];     // in elements, strides decreasing
 };
 
@@ -49,7 +58,7 @@ struct Counter {
 };
 
 // ---- a CUDA thread
-enum class State : uint8_t { Fresh, Ready, Waiting, Done };
+enum class State : uint8_t { Fresh, Ready, Waiting, Held, Done };  // Held: until its trace has been merged
 
 struct Thread {
   void* resume;
@@ -65,6 +74,7 @@ struct Thread {
 // ---- a warp: instructions that some of its lanes wait at
 struct Gathering {
   unsigned mask, arrived;
+  uint64_t number;                // tells it from all others of the worker
   Combine combine;
   Site site;
   void* operand[kWarp];
@@ -87,9 +97,11 @@ struct StaticArray {
   const void* key;
   const char* name;
   size_t offset, bytes;
+  ArrayShape shape;
 };
 
 struct Run;
+struct PtxState;                  // what inline PTX has under way: async_copy.cpp
 
 // ---- an OS thread and the block it runs
 struct Worker {
@@ -102,17 +114,24 @@ struct Worker {
   Thread thread[kMaxThreads];
   Warp warp[kMaxWarps];
   unsigned queue[kMaxThreads], head = 0, queued = 0;
+  uint64_t random = 0;
   Barrier barrier;
   StaticArray array[64];
   unsigned arrays = 0;
+  const char* dynamic_name = nullptr;  // of the extern array
   size_t static_bytes = 0, static_top = 0, dynamic_bytes = 0;
   bool my_turn = false, abandoned = false;
+  bool synchronised = false;           // with other blocks: it has executed an atomic, or looked at a volatile variable
   std::string output;
   // memory
   Stacks stacks;
   char* arena = nullptr;
-  unsigned char* written = nullptr;  // per byte of the arena: has the block stored to it?
+  unsigned char* written = nullptr;  // per byte of the arena: kUnwritten, kWritten or kInFlight
   std::vector<Counter> counter;
+  std::unique_ptr<Tracer> tracer;    // while a trace is being taken
+  std::unique_ptr<Races> races;      // with the tracer
+  uint64_t gathered = 0;
+  PtxState* ptx;
   // faults and stops
   sigjmp_buf escape;
   volatile sig_atomic_t critical = 0;  // in code that a stop must not throw out: it may hold a lock
@@ -126,6 +145,8 @@ struct Worker {
   ~Worker();
   char* dynamic() const { return arena + kStaticArena; }
   void ready(Thread* t) {
+    if (tracer != nullptr && (t->state == State::Waiting || t->state == State::Held))
+      ++tracer->warp[t->number / kWarp].running;
     t->state = State::Ready;
     queue[(head + queued++) % kMaxThreads] = t->number;
   }
@@ -146,16 +167,22 @@ struct Run {
   std::set<uint64_t> early;                    // finished blocks beyond it
   std::map<uint64_t, std::string> output;
   std::vector<Finding> findings;
+  AcrossBlocks across;
 };
 
 // ---- from one call of fa_launch to its end
 struct Session {
   std::vector<Region> regions;
   std::vector<Counter> counter;
+  std::vector<std::vector<unsigned char>> written;  // tracing: per element of a region kUnwritten or kWritten; none if given
   std::map<void*, size_t> allocations;         // cudaMalloc inside the reader's own code
   std::string output;
   std::string hint;
   std::vector<Finding> findings;
+  bool tracing = false;
+  uint64_t schedule = 0;                       // 0: threads take turns in order; else in an order drawn from it
+  Trace trace;
+  unsigned launches = 0;
   std::atomic<bool> stop{false};
   std::atomic<Run*> run{nullptr};
   std::mutex lock;
@@ -167,6 +194,7 @@ extern Session session;
 // block.cpp
 void run_block(Worker*, uint64_t block);
 [[noreturn]] void leave_block();               // from inside a fiber: the block is abandoned
+uintptr_t stack_top(const Thread&);
 void wait();                                   // from inside a fiber: until someone makes it ready
 // report.cpp
 // From inside a fiber: "thread 5 of block 0 " and the rest of the sentence; the block ends here.
@@ -174,10 +202,28 @@ void wait();                                   // from inside a fiber: until som
     __attribute__((format(printf, 5, 6)));
 void record(Worker*, const char* kind, int error, uintptr_t pc, Site, const std::string& text);
 void record_deadlock(Worker*);
+std::string thread_name(const Worker*, const Thread*);  // "thread 5"
+std::string block_name(const Worker*);                   // "block (0, 1)"
+std::string describe(const Worker*, const Thread*);     // "thread 5 of block (0, 1)"
 void record_fault(Worker*);
 // memory.cpp
 void add_counters(Worker*);
-void check_access(const void* address, size_t bytes, bool write, bool aligned, uintptr_t pc, Site);
+const char* shared_name(const Worker*, const std::vector<NamedPlace>&, size_t offset, size_t* begin);  // of the array there
+std::string shared_place(const Worker*, unsigned warp, size_t offset);  // "K_smem[12][3]", "K_smem + 384 B"
+// One lane's part in a memory instruction, before it happens; instructions that the runtime executes itself call this,
+// lane by lane, each in its own fiber. Fails if the access can't happen: bounds, alignment (to `bytes`), initialisation.
+// LoadMatrix and StoreMatrix: the 16-byte row whose address this lane gives; a lane whose address the instruction
+// ignores says NoAddress. AsyncCopy: the destination in shared memory; its global source is a Load with the same pc.
+// pc: the return address of the call in the kernel.
+void check_access(Op, const void* address, size_t bytes, uintptr_t pc, Site);
+// A cp.async has been issued, its bytes not yet written; and later, in the same fiber: the wait that covers it lets
+// it land. In between nobody may touch them.
+void async_issued(void* shared, size_t bytes, uintptr_t pc, Site);
+void async_landed(void* shared, size_t bytes);
+// async_copy.cpp
+PtxState* new_ptx_state();
+void delete_ptx_state(PtxState*);
+void begin_ptx(PtxState*, unsigned threads);   // of a block: copies that nobody waited for are gone
 // grid.cpp
 void wait_for_turn(Worker*);
 void install_signals();

@@ -114,7 +114,11 @@ void combine_reduce(void* const operand[32]) {
     if (lanes.has(l)) lanes[l].result = sum;
 }
 
-void combine_nothing(void* const[32]) {}
+void combine_order(void* const operand[32]) {
+  unsigned lanes = 0;
+  for (unsigned l = 0; l < kWarp; ++l) lanes |= unsigned(operand[l] != nullptr) << l;
+  order_lanes(worker, worker->current->number / kWarp, lanes);
+}
 
 }  // namespace
 
@@ -150,7 +154,7 @@ unsigned reduce(Reduce kind, unsigned mask, unsigned value, Site site) {
 
 void sync_warp(unsigned mask, Site site) {
   int nothing;
-  rendezvous(mask, &nothing, combine_nothing, site);
+  rendezvous(mask, &nothing, combine_order, site);
 }
 
 // Which lanes run together is the hardware's choice; that every living lane of the warp does is the usual case.

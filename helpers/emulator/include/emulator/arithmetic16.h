@@ -54,6 +54,14 @@ inline T __hmin(T a, T b) { return T(::fminf(float(a), float(b))); }
 inline T __hmax_nan(T a, T b) { return __hisnan(a) ? a : __hisnan(b) ? b : __hmax(a, b); }
 inline T __hmin_nan(T a, T b) { return __hisnan(a) ? a : __hisnan(b) ? b : __hmin(a, b); }
 
+// Saturating to [0, 1], and clamping below at 0: NaN gives 0 and NaN.
+inline T emu_saturate(T a) { return float(a) > 0.0f ? (float(a) < 1.0f ? a : T(1.0f)) : T(0.0f); }
+inline T __hadd_sat(T a, T b) { return emu_saturate(T(float(a) + float(b))); }
+inline T __hsub_sat(T a, T b) { return emu_saturate(T(float(a) - float(b))); }
+inline T __hmul_sat(T a, T b) { return emu_saturate(T(float(a) * float(b))); }
+inline T __hfma_sat(T a, T b, T c) { return emu_saturate(__hfma(a, b, c)); }
+inline T __hfma_relu(T a, T b, T c) { return __hmax_nan(__hfma(a, b, c), T(0.0f)); }
+
 inline T2 __hadd2(T2 a, T2 b) { return a + b; }
 inline T2 __hsub2(T2 a, T2 b) { return a - b; }
 inline T2 __hmul2(T2 a, T2 b) { return a * b; }
@@ -66,6 +74,13 @@ inline T2 __habs2(T2 a) { return {__habs(a.x), __habs(a.y)}; }
 inline T2 __hfma2(T2 a, T2 b, T2 c) { return {__hfma(a.x, b.x, c.x), __hfma(a.y, b.y, c.y)}; }
 inline T2 __hmax2(T2 a, T2 b) { return {__hmax(a.x, b.x), __hmax(a.y, b.y)}; }
 inline T2 __hmin2(T2 a, T2 b) { return {__hmin(a.x, b.x), __hmin(a.y, b.y)}; }
+inline T2 __hmax2_nan(T2 a, T2 b) { return {__hmax_nan(a.x, b.x), __hmax_nan(a.y, b.y)}; }
+inline T2 __hmin2_nan(T2 a, T2 b) { return {__hmin_nan(a.x, b.x), __hmin_nan(a.y, b.y)}; }
+inline T2 __hadd2_sat(T2 a, T2 b) { return {__hadd_sat(a.x, b.x), __hadd_sat(a.y, b.y)}; }
+inline T2 __hsub2_sat(T2 a, T2 b) { return {__hsub_sat(a.x, b.x), __hsub_sat(a.y, b.y)}; }
+inline T2 __hmul2_sat(T2 a, T2 b) { return {__hmul_sat(a.x, b.x), __hmul_sat(a.y, b.y)}; }
+inline T2 __hfma2_sat(T2 a, T2 b, T2 c) { return {__hfma_sat(a.x, b.x, c.x), __hfma_sat(a.y, b.y, c.y)}; }
+inline T2 __hfma2_relu(T2 a, T2 b, T2 c) { return {__hfma_relu(a.x, b.x, c.x), __hfma_relu(a.y, b.y, c.y)}; }
 #define EMU_COMPARE(name, op)                                                                       \
   inline T2 __h##name##2(T2 a, T2 b) { return {T(a.x op b.x ? 1.0f : 0.0f), T(a.y op b.y ? 1.0f : 0.0f)}; } \
   inline bool __hb##name##2(T2 a, T2 b) { return a.x op b.x && a.y op b.y; }

@@ -6,7 +6,7 @@ namespace emu {
 // Not traced: before_atomic has checked and counted the access.
 template <class T, class F>
 __attribute__((no_sanitize("thread"), noinline)) T atomic_update(T* p, Site site, F change) {
-  before_atomic(p, sizeof(T), site);
+  before_atomic(p, sizeof(T), reinterpret_cast<uintptr_t>(__builtin_return_address(0)), site);
   const T old = *p;
   *p = change(old);
   return old;

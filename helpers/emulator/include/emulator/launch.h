@@ -1,9 +1,10 @@
 // What the source translation (translate.py) writes in place of CUDA's own syntax.
 //   kernel<<<grid, block, bytes>>>(q, k)   ->  ::emu::prepare("kernel", kernel, ::emu::Shape(grid, block, bytes))(q, k)
-//   __shared__ float x[8];                 ->  struct emu_shared_1 { float x[8]; }; auto& x = ::emu::shared<emu_shared_1>("x").x
+//   __shared__ float x[8];                 ->  struct emu_shared_1 { float x[8]; }; auto& x = ::emu::shared<emu_shared_1, float[8]>("x").x
 //   extern __shared__ char smem[];         ->  char (&smem)[] = the block's dynamic shared memory
 #pragma once
 #include <tuple>
+#include <type_traits>
 
 namespace emu {
 
@@ -37,15 +38,29 @@ auto prepare(const char* name, F kernel, Shape shape) {
 }
 
 // A variable, as the one member of Holder, at the same place for all threads of the block.
-template <class Holder>
+template <class Holder, class Variable>
 inline Holder& shared(const char* name) {
   static const char key = 0;  // its address tells variables (and template instances) apart
-  return *static_cast<Holder*>(static_shared(&key, sizeof(Holder), alignof(Holder), name));
+  constexpr size_t rank = std::rank_v<Variable>;
+  constexpr ArrayShape shape = {sizeof(std::remove_all_extents_t<Variable>), rank > 4 ? 0 : rank,
+                                {std::extent_v<Variable, 0>, std::extent_v<Variable, 1>, std::extent_v<Variable, 2>,
+                                 std::extent_v<Variable, 3>}};
+  return *static_cast<Holder*>(static_shared(&key, sizeof(Holder), alignof(Holder), name, shape));
 }
 
 template <class Array>
-inline Array& dynamic_array() {
-  return *static_cast<Array*>(dynamic_shared());
+inline Array& dynamic_array(const char* name) {
+  return *static_cast<Array*>(dynamic_shared(name));
+}
+
+// `float *K_smem = smem + n;` in a kernel -> `float *K_smem = ::emu::named("K_smem", smem + n);`
+template <class T>
+inline T named(const char* name, T place) {
+  if constexpr (std::is_pointer_v<T>)
+    name_shared(name, reinterpret_cast<uint64_t>(place));
+  else if constexpr (std::is_integral_v<T>)
+    name_shared(name, uint64_t(place));
+  return place;
 }
 
 }  // namespace emu

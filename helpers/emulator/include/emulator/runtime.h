@@ -41,14 +41,18 @@ int sync_block(BarrierVote kind, int predicate, Site);
 
 // ---- shared memory of the running block
 // `key` is the identity of a `__shared__` variable, the same for every thread that comes to its declaration.
-void* static_shared(const void* key, size_t bytes, size_t alignment, const char* name);
-void* dynamic_shared();
+struct ArrayShape {
+  uint32_t item, dims, extent[4];     // bytes of an element; 0 dims: no array, or one of more dimensions than fit
+};
+void* static_shared(const void* key, size_t bytes, size_t alignment, const char* name, ArrayShape);
+void* dynamic_shared(const char* name);
+void name_shared(const char* name, uint64_t address);  // an array in dynamic shared memory begins at the address
 uint32_t shared_address(const void* generic);  // what ld.shared would take
 
 // ---- memory
 // Before an atomic: checks the access, and holds the block back until every lower block has finished, so that
 // sums in global memory come out in one order, and the same to the last bit, on any number of cores.
-void before_atomic(const void* address, unsigned bytes, Site);
+void before_atomic(const void* address, unsigned bytes, uintptr_t pc, Site);
 extern "C" void* __tsan_memcpy(void* to, const void* from, size_t bytes);
 extern "C" void* __tsan_memmove(void* to, const void* from, size_t bytes);
 extern "C" void* __tsan_memset(void* to, int byte, size_t bytes);

@@ -1,0 +1,86 @@
+// cp.async (PTX ISA, "Data Movement and Conversion Instructions", "Non-bulk copy: cp.async"): a thread's copies, in groups.
+// A copy lands at the wait that covers it and not before: as late as the program allows, its source read then. One that
+// nobody waits for never lands.
+#include "ptx_program.h"
+
+namespace emu {
+
+struct Copy {
+  char* to;
+  const char* from;
+  uint8_t bytes, source_bytes;  // zeros behind source_bytes
+};
+
+struct Copies {  // of one thread
+  std::vector<Copy> waiting;        // oldest first
+  std::vector<size_t> group_end;    // of every committed group, the copies up to here
+};
+
+// What the PTX of the running block has under way.
+struct PtxState {
+  Copies copies[kMaxThreads];
+};
+PtxState* new_ptx_state() { return new PtxState; }
+void delete_ptx_state(PtxState* s) { delete s; }
+void begin_ptx(PtxState* s, unsigned threads) {
+  for (unsigned i = 0; i < threads; ++i) s->copies[i].waiting.clear(), s->copies[i].group_end.clear();
+}
+
+namespace {
+Copies& mine() { return worker->ptx->copies[worker->current->number]; }
+}  // namespace
+
+void issue_copy(void* shared, const void* global, size_t bytes, size_t source_bytes, uintptr_t pc, Site site) {
+  Worker* w = worker;
+  if ((bytes != 4 && bytes != 8 && bytes != 16) || source_bytes > bytes)
+    fail("inline PTX", 801, pc, site, "copies %zu bytes, %zu of them from memory, with %s: 4, 8 or 16, and no more from memory",
+         bytes, source_bytes, site.what);
+  if (reinterpret_cast<uintptr_t>(global) % bytes != 0 && source_bytes > 0)
+    fail("misaligned", 716, pc, site, "copies %zu bytes from address 0x%zx, which is no multiple of %zu", bytes,
+         reinterpret_cast<size_t>(global), bytes);
+  const char* from = static_cast<const char*>(global);
+  for (size_t left = source_bytes, part; left > 0; left -= part, from += part) {  // 12 bytes are read as 8 and 4
+    for (part = 16; part > left;) part /= 2;
+    check_access(Op::Load, from, part, pc, site);
+  }
+  check_access(Op::AsyncCopy, shared, bytes, pc, site);
+  ++w->critical;
+  mine().waiting.push_back(
+      {static_cast<char*>(shared), static_cast<const char*>(global), uint8_t(bytes), uint8_t(source_bytes)});
+  --w->critical;
+  async_issued(shared, bytes, pc, site);
+}
+
+void commit_copies() {
+  Worker* w = worker;
+  Copies& own = mine();
+  ++w->critical;
+  own.group_end.push_back(own.waiting.size());
+  --w->critical;
+}
+
+// Until at most `groups` of the committed groups are under way.
+void wait_copies(uint64_t groups) {
+  Copies& own = mine();
+  if (own.group_end.size() <= groups) return;
+  const size_t ending = own.group_end.size() - size_t(groups), landing = own.group_end[ending - 1];
+  for (size_t i = 0; i < landing; ++i) {
+    const Copy& c = own.waiting[i];
+    memcpy(c.to, c.from, c.source_bytes);
+    memset(c.to + c.source_bytes, 0, size_t(c.bytes - c.source_bytes));
+    async_landed(c.to, c.bytes);
+  }
+  own.waiting.erase(own.waiting.begin(), own.waiting.begin() + long(landing));
+  own.group_end.erase(own.group_end.begin(), own.group_end.begin() + long(ending));
+  for (size_t& end : own.group_end) end -= landing;
+}
+
+#define EMU_PC reinterpret_cast<uintptr_t>(__builtin_return_address(0))
+void async_copy(void* shared, const void* global, size_t bytes, size_t source_bytes, Site site) {
+  issue_copy(shared, global, bytes, source_bytes, EMU_PC, site);
+}
+#undef EMU_PC
+void async_commit() { commit_copies(); }
+void async_wait(unsigned groups) { wait_copies(groups); }
+
+}  // namespace emu

@@ -1,0 +1,109 @@
+// Races: two accesses of one place by different threads, one of them a write, that nothing orders. In shared memory, and
+// in the outputs and workspace in global memory, there between blocks too.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "../include/emulator/runtime.h"
+
+namespace emu {
+
+struct Worker;
+
+// Every warp has a clock that ticks at each of its synchronisations; an access is stamped with the clock of its warp.
+// A cell, two bytes of shared memory or an element of a tensor, remembers who wrote it last, and from which two warps it
+// has been read since.
+struct Readers {
+  uint32_t stamp, lanes, pc;        // stamp 0: none
+  uint16_t warp;
+  uint8_t bytes, lane;              // which of its bytes; the lane that read last
+};
+
+struct Cell {
+  uint32_t stamp, pc;
+  uint16_t thread;
+  uint8_t bytes;
+  bool atomic : 1, in_flight : 1;
+  Readers reader[2];
+};
+
+// What a pair of instructions has been found to do, the first time in words.
+struct Found {
+  uint64_t count, block;            // `block`: of the first time
+  std::string text;                 // "{other}" stands for the line of the other instruction
+  int32_t apart;                    // at most: 0 in one warp, 1 in one block, 2 in two blocks
+};
+enum class Wrong : uint8_t { Race, InFlight, Unwritten, UnwrittenTensor };
+
+struct Sighting {
+  Wrong wrong;
+  uint32_t pc, other_pc, offset, bytes;
+  uint16_t thread, other;
+  bool writes, other_writes;
+  uint16_t region;                  // or kShared; `offset` is from its start
+};
+
+struct Overwrite {                  // of what somebody else has written: no race if the value is the same
+  uint16_t thread, other, region;
+  bool other_block;                 // perhaps; then `other`, `other_pc` and `old` say nothing
+  uint32_t pc, other_pc, offset, bytes;
+  unsigned char old[16];
+};
+
+// Which blocks have written and read an element of global memory in this launch: the first and the last of each. A block
+// that has taken part in an atomic is ordered with others in ways not followed here: what it does from then on is left out.
+struct Across {
+  std::atomic<uint64_t> not_first_write, last_write, not_first_read, last_read;  // as across() packs them; 0: nobody
+  std::atomic<uint64_t> value;      // that the first to come has written, and a bit above it
+  std::atomic<bool> differ;         // other values have been written too
+};
+struct AcrossBlocks {                                // of one launch
+  Across* all = nullptr;
+  size_t count = 0;
+  std::vector<size_t> begin;                         // of each region's elements; SIZE_MAX: not followed
+};
+void across_begin(AcrossBlocks&);
+void across_end(AcrossBlocks&, unsigned launch, const struct Run&);
+
+using FoundKey = std::tuple<Wrong, uint32_t, uint32_t>;
+
+struct Races {
+  Cell *cell, *element = nullptr;                    // of shared memory; of the regions that AcrossBlocks follows
+  size_t elements = 0;
+  uint32_t start = 0;                                // stamps up to it are of blocks that have ended
+  uint32_t tick[32], all[32];                        // a warp's clock; up to `all` its lanes have been synchronised
+  uint32_t seen[32][32];                             // up to where a warp has been synchronised with another
+  uint32_t lane[32][32][32];                         // warp, lane: the same for another lane
+  std::vector<Overwrite> overwrites;
+  std::map<FoundKey, Found> found;
+  Races();
+  ~Races();
+};
+
+// ---- what Python reads (mirrored in native.py)
+struct FoundRow {
+  const char *kind, *text;
+  uint64_t pc, other_pc, count, block;               // other_pc 0: there is none
+  int32_t launch, apart;
+};
+
+void races_begin(Worker*);
+void races_end(Worker*);                             // of the block
+void races_begin_launch(Worker*, size_t elements);
+void race_access(Worker*, size_t offset, size_t bytes, Op, uintptr_t pc);
+void race_global(Worker*, size_t region, uint64_t offset, size_t bytes, Op, uintptr_t pc);
+void race_unwritten(Worker*, size_t offset, size_t bytes, uintptr_t pc);
+void race_unwritten_tensor(Worker*, size_t region, uint64_t offset, size_t bytes, uintptr_t pc);
+void race_settle(Worker*);                           // the current thread's last store has happened
+void race_issued(Worker*, size_t offset, size_t bytes, uintptr_t pc);
+void race_landed(Worker*, size_t offset, size_t bytes);
+void order_lanes(Worker*, unsigned warp, unsigned lanes);  // __syncwarp: what they did before, each of them sees
+void order_block(Worker*);                           // the same for all threads
+void races_collect(Worker*, unsigned launch);
+
+}  // namespace emu

@@ -1,0 +1,176 @@
+// What a warp's request costs: wavefronts of shared memory, sectors of global memory.
+//
+// Shared memory has 32 banks of 4 bytes; a wavefront serves one word of each bank, to any number of lanes.
+// A request of up to 4 bytes a lane is served for the whole warp, of 8 bytes for each half of it, of 16 bytes for each
+// quarter; of loads, two halves (or the two quarters of a half) go together when every lane's neighbour l ^ 1, or every
+// lane's l ^ 2, has its address or takes no part.
+#include <cstdint>
+
+#include "runtime.h"
+
+namespace emu {
+
+namespace {
+
+constexpr unsigned kBanks = 32, kAll = ~0u;
+
+// Wavefronts of one group of lanes: the most different words that any bank has to give.
+unsigned group_wavefronts(const uint32_t* offset, unsigned lanes, unsigned width) {
+  uint32_t low = UINT32_MAX, high = 0;
+  for (unsigned rest = lanes; rest != 0; rest &= rest - 1) {
+    const uint32_t o = offset[__builtin_ctz(rest)];
+    if (o < low) low = o;
+    if (o > high) high = o;
+  }
+  if (low / (4 * kBanks) == (high + width - 1) / (4 * kBanks)) return 1;  // all in one row of the banks
+  uint32_t words[kBanks][32];  // a group has at most 32 lanes, and gives each bank at most one word a lane
+  uint8_t count[kBanks] = {};
+  unsigned most = 0;
+  for (unsigned rest = lanes; rest != 0; rest &= rest - 1) {
+    const uint32_t first = offset[__builtin_ctz(rest)] / 4;
+    for (unsigned i = 0; i < (width + 3) / 4; ++i) {
+      const uint32_t word = first + i, bank = word % kBanks;
+      unsigned k = 0;
+      while (k < count[bank] && words[bank][k] != word) ++k;
+      if (k < count[bank]) continue;
+      words[bank][count[bank]++] = word;
+      if (count[bank] > most) most = count[bank];
+    }
+  }
+  return most;
+}
+
+// Do the lanes share addresses two by two, l with l ^ 1, or l with l ^ 2?
+bool in_pairs(const uint32_t* offset, unsigned lanes) {
+  for (unsigned x = 1; x <= 2; ++x) {
+    bool all = true;
+    for (unsigned rest = lanes; all && rest != 0; rest &= rest - 1) {
+      const unsigned l = __builtin_ctz(rest);
+      all = !(lanes >> (l ^ x) & 1) || offset[l] == offset[l ^ x];
+    }
+    if (all) return true;
+  }
+  return false;
+}
+
+Cost add_group(Cost sum, const uint32_t* offset, unsigned lanes, unsigned width) {
+  if (lanes == 0) return sum;
+  return {sum.cost + group_wavefronts(offset, lanes, width), sum.ideal + 1};
+}
+
+// The groups of `size` lanes that a request is served in; with `pairs`, two of them together if their lanes pair up.
+Cost in_groups(const uint32_t* offset, unsigned lanes, unsigned width, bool pairs) {
+  const unsigned size = width <= 4 ? 32 : width == 8 ? 16 : 8;
+  if (size == 32) return add_group({0, 0}, offset, lanes, width);
+  const unsigned mask = (1u << size) - 1;
+  Cost sum = {0, 0};
+  for (unsigned first = 0; first < 32; first += 2 * size) {
+    const unsigned low = lanes & mask << first, high = lanes & mask << first << size;
+    if (pairs && low != 0 && high != 0 && in_pairs(offset, low | high)) {
+      sum = add_group(sum, offset, low | high, width);
+    } else {
+      sum = add_group(sum, offset, low, width);
+      sum = add_group(sum, offset, high, width);
+    }
+  }
+  return sum;
+}
+
+// ldmatrix and stmatrix: one phase for each matrix, whose eight rows of 16 bytes have their addresses from eight lanes.
+Cost matrix(const uint32_t* offset, unsigned lanes) {
+  Cost sum = {0, 0};
+  for (unsigned first = 0; first < 32; first += 8) sum = add_group(sum, offset, lanes & 0xffu << first, 16);
+  return sum;
+}
+
+// The most lanes that want one bank, for their own bytes each: a cp.async merges none.
+unsigned busiest_bank(const uint32_t* offset, unsigned lanes, unsigned width) {
+  unsigned count[kBanks] = {}, most = 0;
+  for (unsigned rest = lanes; rest != 0; rest &= rest - 1)
+    for (unsigned i = 0; i < (width + 3) / 4; ++i) {
+      unsigned& n = count[(offset[__builtin_ctz(rest)] / 4 + i) % kBanks];
+      if (++n > most) most = n;
+    }
+  return most;
+}
+
+// What a cp.async (LDGSTS in SASS) costs the data pipe, which moves bytes of a line of the L1 to shared memory. It is
+// served like a store, for the warp, each half or each quarter; of such a group a wavefront takes lanes whose sources lie
+// in one line of 128 bytes, each bank of it at most once, and fills each bank of shared memory at most once: lanes with
+// one address, at either end, take turns. Lanes that are filled with zeros go together, as if they had a line of their own.
+// Measured on an H200 (data/nvidia-h200/device.patterns.csv, device.copies.csv): exact for 102 of 102 patterns of
+// cp.async.ca, and for the zeros of cp.async.cg. The counters don't see what else cp.async.cg does, which goes past the
+// L1; it is quickest, 7 cycles for 512 bytes, where each line of the source goes to one line, in any order within it.
+Cost async_copy(const uint32_t* offset, unsigned lanes, unsigned width, const uint64_t* source) {
+  const unsigned size = width <= 4 ? 32 : width == 8 ? 16 : 8;
+  Cost sum = {0, 0};
+  for (unsigned first = 0; first < 32; first += size) {
+    unsigned left = lanes & (size == 32 ? kAll : ((1u << size) - 1) << first);
+    if (left != 0) ++sum.ideal;
+    while (left != 0) {
+      const uint64_t line = source[__builtin_ctz(left)] / (4 * kBanks);
+      uint32_t from[32];
+      unsigned here = 0;
+      for (unsigned rest = left; rest != 0; rest &= rest - 1) {
+        const unsigned l = __builtin_ctz(rest);
+        if (source[l] / (4 * kBanks) != line) continue;
+        here |= 1u << l;
+        from[l] = uint32_t(source[l] % (4 * kBanks));
+      }
+      left &= ~here;
+      const unsigned read = line == 0 ? 0 : busiest_bank(from, here, width), written = busiest_bank(offset, here, width);
+      sum.cost += read > written ? read : written;
+    }
+  }
+  return sum;
+}
+
+// Lanes that change the same word take turns, and so do lanes of one bank.
+Cost atomic(const uint32_t* offset, unsigned lanes, unsigned width) {
+  unsigned count[kBanks] = {}, most = 0;
+  for (unsigned rest = lanes; rest != 0; rest &= rest - 1) {
+    unsigned& n = count[offset[__builtin_ctz(rest)] / 4 % kBanks];
+    if (++n > most) most = n;
+  }
+  const unsigned ideal = in_groups(offset, lanes, width, false).ideal;
+  return {most > ideal ? most : ideal, ideal};
+}
+
+}  // namespace
+
+Cost shared_cost(Op op, const uint32_t* offset, unsigned lanes, unsigned width, const uint64_t* source) {
+  switch (op) {
+    case Op::LoadMatrix:
+    case Op::StoreMatrix: return matrix(offset, lanes);
+    case Op::AsyncCopy: return async_copy(offset, lanes, width, source);
+    case Op::Atomic: return atomic(offset, lanes, width);
+    default: return in_groups(offset, lanes, width, op == Op::Load);
+  }
+}
+
+// Sectors of 32 bytes that the request touches, and the fewest that as many different bytes could lie in.
+Cost global_cost(const uint64_t* address, unsigned lanes, unsigned width) {
+  uint64_t sector[64];
+  uint32_t bytes[64];  // of each sector: which of its bytes are asked for
+  unsigned count = 0, different = 0;
+  for (unsigned rest = lanes; rest != 0; rest &= rest - 1) {
+    uint64_t begin = address[__builtin_ctz(rest)];
+    for (const uint64_t end = begin + width; begin < end;) {  // twice round at most: width is 16 or less
+      const uint64_t s = begin / 32, stop = end < 32 * (s + 1) ? end : 32 * (s + 1);
+      const uint32_t asked = uint32_t(((uint64_t(1) << (stop - begin)) - 1) << begin % 32);
+      unsigned k = count;  // from the last one back: neighbouring lanes mostly ask for neighbouring bytes
+      while (k > 0 && sector[k - 1] != s) --k;
+      if (k == 0) {
+        sector[count] = s;
+        bytes[count] = 0;
+        k = ++count;
+      }
+      bytes[k - 1] |= asked;
+      begin = stop;
+    }
+  }
+  for (unsigned k = 0; k < count; ++k) different += unsigned(__builtin_popcount(bytes[k]));
+  return {count, (different + 31) / 32};
+}
+
+}  // namespace emu

@@ -1,0 +1,213 @@
+"""Races and their kin: what a trace finds without stopping the kernel, and what it must leave alone."""
+
+import re
+
+import pytest
+import torch
+from emulated import build, program
+from test_trace import trace, traced
+
+from helpers import load, rung, rungs
+from helpers.contract import prepare
+
+RIGHT = {
+    "a barrier between": "__shared__ float s[64]; s[t] = t; __syncthreads(); x = s[63 - t]; __syncthreads(); s[t] = x;",
+    "nothing shared": "__shared__ float s[64]; s[t] = t; x = s[t]; s[t] = x + 1;",
+    "only reads": "__shared__ float s[64]; s[t] = t; __syncthreads(); x = s[63 - t] + s[0];",
+    "a warp's own part": "__shared__ float s[64]; s[t] = t; __syncwarp(); x = s[t ^ 5]; __syncwarp(); s[t] = x;",
+    "halves of a warp by themselves": """__shared__ float s[64]; s[t] = t;
+      if (t % 32 < 16) { __syncwarp(0xffffu); x = s[t ^ 3]; } else { __syncwarp(0xffff0000u); x = s[t ^ 3]; }""",
+    "one lane after the other": """__shared__ float s; const unsigned lane = t % 32;
+      if (t < 32) {
+        if (lane == 0) s = 1;
+        if (lane < 2) __syncwarp(0x3u);
+        if (lane == 1 || lane == 2) __syncwarp(0x6u);
+        if (lane == 2) x = s;
+      }""",
+    "the same value": "__shared__ int s; s = 7; __syncthreads(); x = s;",
+    "atomics": "__shared__ int s; if (t == 0) s = 0; __syncthreads(); atomicAdd(&s, 1); __syncthreads(); x = s;",
+    "bytes side by side": "__shared__ unsigned char s[64]; s[t] = t; __syncthreads(); x = s[63 - t];",
+    "halves side by side": "__shared__ unsigned short s[64]; s[t] = t; __syncthreads(); x = s[63 - t];",
+    "two buffers, one barrier": """__shared__ float s[2][64];
+      for (int i = 0; i < 6; ++i) { s[i % 2][t] = t; __syncthreads(); x += s[i % 2][63 - t]; }""",
+    "a counting barrier": "__shared__ float s[64]; s[t] = t; x = __syncthreads_count(t < 7); x += s[63 - t];",
+    "a copy, its wait and a barrier": """__shared__ __align__(16) float s[64]; if (t < 16) fa::cp_async_16(s + 4 * t, in + 4 * t);
+      fa::cp_async_commit(); fa::cp_async_wait<0>(); __syncthreads(); x = s[63 - t];""",
+    "one's own copy, waited for": """__shared__ __align__(16) float s[256]; fa::cp_async_16(s + 4 * t, in + 4 * (t % 16));
+      fa::cp_async_commit(); fa::cp_async_wait<0>(); x = s[4 * t + 1];""",
+    "global memory, a barrier between": "more[t] = t; __syncthreads(); x = more[63 - t];",
+    "global memory, an atomic": "atomicAdd(more, 1.0f); __syncthreads();",
+    "blocks apart": "more[blockIdx.x * 64 + t] = t; __syncthreads(); x = more[blockIdx.x * 64 + 63 - t];",
+    "blocks that write the same": "more[t] = 5;",
+    "the last block looks at all": """__shared__ int last; more[blockIdx.x * 64 + t] = t; __threadfence(); __syncthreads();
+      if (t == 0) last = atomicAdd(reinterpret_cast<int *>(more) + 512, 1) == 2;
+      __syncthreads();
+      if (last) for (int i = 0; i < 3; ++i) x += more[i * 64 + t];""",
+}  # fmt: skip
+
+SYNCTHREADS, SYNCWARP = "a __syncthreads() has to stand between", "lanes of a warp need a __syncwarp()"
+# name: (body, kind, words of the text, words of the hint); `// here` and `// there` are the finding's two lines.
+WRONG = {
+    "written, then read": (
+        "__shared__ float K_smem[8][8]; K_smem[t / 8][t % 8] = t; // there\nx = K_smem[(63 - t) / 8][(63 - t) % 8]; // here",
+        "race", r"thread \d+ of block 0 reads K_smem\[\d\]\[\d\], which thread \d+ writes on line \d+, and nothing", SYNCTHREADS,
+    ),
+    "read, then written": (
+        "__shared__ float s[64]; s[t] = t; __syncthreads(); x = s[63 - t]; // there\ns[t] = x; // here",
+        "race", r"thread \d+ of block 0 reads s\[\d+\], which thread \d+ writes on line", SYNCTHREADS,
+    ),
+    "written twice": (
+        "__shared__ int s; s = t; // here there", "race", r"thread \d+ of block 0 writes s, which thread \d+ writes on line", SYNCTHREADS,
+    ),
+    "lanes of a warp": (
+        "__shared__ float s[64]; s[t] = t; // there\nx = s[t ^ 1]; // here", "race", r"reads s\[\d+\], which thread", SYNCWARP,
+    ),
+    "a shuffle is no barrier": (
+        "__shared__ float s[64]; s[t] = t; // there\nx = __shfl_xor_sync(0xffffffffu, x, 1);\nx += s[t ^ 1]; // here",
+        "race", "reads s", SYNCWARP,
+    ),
+    "a warp's barrier for two warps": (
+        "__shared__ float s[64]; s[t] = t; // there\n__syncwarp();\nx = s[t ^ 32]; // here", "race", "reads s", SYNCTHREADS,
+    ),
+    "half a warp's barrier": (
+        "__shared__ float s[64]; s[t] = t; // there\nif (t % 32 < 16) __syncwarp(0xffffu);\nx = s[t ^ 16]; // here", "race", "reads s", SYNCWARP,
+    ),
+    "an atomic and a look": (
+        "__shared__ int s; if (t == 0) s = 0; __syncthreads(); if (t < 32) atomicAdd(&s, 1); // there\nelse x = s; // here", "race", "s, which thread", SYNCTHREADS,
+    ),
+    "vectors that overlap": (
+        "__shared__ __align__(16) float s[256]; *reinterpret_cast<float4 *>(s + 4 * t) = {}; // there\nx = s[4 * (63 - t) + 3]; // here",
+        "race", r"reads s\[\d+\], which", SYNCTHREADS,
+    ),
+    "memcpy": (
+        "__shared__ float s[256]; s[4 * t] = s[4 * t + 1] = s[4 * t + 2] = s[4 * t + 3] = t; // there\nfloat v[4]; memcpy(v, s + 4 * (63 - t), 16); // here\nx = v[t % 4];",
+        "race", "reads s", SYNCTHREADS,
+    ),
+    "one buffer too few": (
+        "__shared__ float s[64];\nfor (int i = 0; i < 3; ++i) {\ns[t] = i + t; // here\n__syncthreads();\nx += s[63 - t]; // there\n}", "race", "which thread", SYNCTHREADS,
+    ),
+    "dynamic shared memory": (
+        "extern __shared__ float smem[]; float *K_smem = smem + 64;\nK_smem[t] = t; // there\nx = K_smem[63 - t]; // here", "race", r"K_smem \+ \d+ B, which", SYNCTHREADS,
+    ),
+    "ldmatrix": (
+        "__shared__ __align__(16) float s[256];\nfor (int i = t; i < 256; i += 64) s[i] = i; // there\nuint32_t r[4];\nfa::ldmatrix_x4(r, s + t % 32 * 4); // here\nx = float(r[0]);",
+        "race", "which thread", SYNCTHREADS,
+    ),
+    "a copy that nobody waited for": (
+        "__shared__ __align__(16) float s[256]; fa::cp_async_16(s + 4 * t, in + 4 * (t % 16)); // there\nfa::cp_async_commit();\nx = s[4 * t]; // here",
+        "in flight", r"thread \d+ of block 0 reads s\[\d+\] while its own cp.async on line \d+ may still be writing it", "wait for the copy",
+    ),
+    "another thread's copy in flight": (
+        "__shared__ __align__(16) float s[256]; fa::cp_async_16(s + 4 * t, in + 4 * (t % 16)); // there\nfa::cp_async_commit(); __syncthreads();\nx = s[4 * (63 - t)]; // here",
+        "in flight", r"while the cp.async of thread \d+ on line", "wait for the copy",
+    ),
+    "a wait that leaves one group too many": (
+        "__shared__ __align__(16) float s[512]; fa::cp_async_16(s + 4 * t, in + 4 * (t % 16)); fa::cp_async_commit();\n"
+        "fa::cp_async_16(s + 256 + 4 * t, in); // there\nfa::cp_async_commit(); fa::cp_async_wait<1>(); __syncthreads();\nx = s[4 * (63 - t)]; x += s[256 + 4 * t]; // here",
+        "in flight", "while its own cp.async", "wait for the copy",
+    ),
+    "a store into a copy": (
+        "__shared__ __align__(16) float s[256]; fa::cp_async_16(s + 4 * t, in + 4 * (t % 16)); // there\nfa::cp_async_commit();\ns[4 * t + 2] = 1; // here\nfa::cp_async_wait<0>();",
+        "in flight", r"writes s\[\d+\] while its own", "wait for the copy",
+    ),
+    "a copy waited for, no barrier": (
+        "__shared__ __align__(16) float s[256]; fa::cp_async_16(s + 4 * t, in + 4 * (t % 16)); // there\nfa::cp_async_commit(); fa::cp_async_wait<0>();\nx = s[4 * (63 - t)]; // here",
+        "race|in flight", "which thread|while the cp.async", "",
+    ),
+    "a copy over what others still read": (
+        "__shared__ __align__(16) float s[256]; for (int i = t; i < 256; i += 64) s[i] = i;\n__syncthreads();\nx = s[255 - t]; // there\n"
+        "fa::cp_async_16(s + 4 * t, in + 4 * (t % 16)); // here\nfa::cp_async_commit(); fa::cp_async_wait<0>();",
+        "race|in flight", "", "",
+    ),
+    "global memory within a block": (
+        "more += 64 * blockIdx.x; more[t] = t; // there\nx = more[63 - t]; // here", "race", r"reads P \+ \d+ B, which thread \d+ writes on line", SYNCTHREADS,
+    ),
+    "blocks that write one place": (
+        "more[t] = t + blockIdx.x; // here there", "race", r"thread 0 of block 2 writes P \+ 0 B, which thread 0 of block 0 writes on line", "blocks run in any order",
+    ),
+    "a block that reads another's": (
+        "more[blockIdx.x * 64 + t] = t; // there\n__syncthreads();\nx = more[(blockIdx.x + 1) % 3 * 64 + t]; // here",
+        "race", r"thread \d+ of block \d reads P \+ \d+ B, which thread \d+ of block \d writes on line", "blocks run in any order",
+    ),
+}  # fmt: skip
+BEFORE = "#include <fa/sm80.cuh>"
+
+
+def source(body: str) -> str:
+    return program(
+        f"const int t = threadIdx.x; float x = 0;\n[[maybe_unused]] float* more = static_cast<float*>(a.workspace[0]);\n{body}\n"
+        "out[blockIdx.x * 64 + t] = x;",
+        shape="3, 64, 1024",
+        before=BEFORE,
+    )
+
+
+def run(text: str, threads: int = 1, schedule: int = 0):
+    launcher = build(text)
+    launcher.threads, launcher.schedule = threads, schedule
+    return traced(launcher, torch.zeros(192), Q=torch.arange(64.0), P=torch.zeros(1024))
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_is_right_is_left_alone(name):
+    text = source(RIGHT[name])
+    for threads, schedule in ((1, 0), (2, 3)):
+        findings = [f for f in run(text, threads, schedule).findings if f.kind != "uninitialised memory"]
+        assert findings == []
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_found(name):
+    body, kind, words, hint = WRONG[name]
+    text = source(body)
+    lines = {i for i, code in enumerate(text.split("\n"), 1) if re.search(r"// (here|there)", code)}
+    for threads, schedule in ((1, 0), (2, 0), (2, 3)):
+        found = [f for f in run(text, threads, schedule).findings if re.fullmatch(kind, f.kind)]
+        pairs = [f for f in found if {f.line, f.other_line} == lines]
+        assert len(pairs) == 1, found
+        (finding,) = pairs
+        assert finding.count > 0 and not finding.error and finding.hint
+        assert re.search(words, finding.text) and hint in finding.hint
+
+
+def test_findings_are_the_same_on_any_number_of_os_threads():
+    text = source(WRONG["written, then read"][0])
+    first = run(text).findings
+    assert first == run(text, threads=2).findings == run(text, threads=3).findings
+    assert first[0].count % 3 == 0  # of three blocks
+
+
+def test_a_kernel_with_a_race_runs_to_its_end():
+    body = "__shared__ float s[64];\ns[threadIdx.x] = 1;\nout[threadIdx.x] = s[63 - threadIdx.x];"
+    out = torch.full((64,), float("nan"))
+    found = trace(body, out, shape="1, 64")
+    assert found.findings and not any(f.error for f in found.findings) and not out[:63].isnan().all()
+
+
+BARRIER = re.compile(r"__sync(?:threads|warp)\(\)|fa::cp_async_wait<[^;]*>\(\)")
+
+
+def barriers() -> list[tuple[str, int, str]]:
+    """Every line of a rung that waits for others, or for its copies."""
+    return [
+        (r.stem, number, line.strip())
+        for r in rungs()
+        for number, line in enumerate(r.source.split("\n"), 1)
+        if BARRIER.search(line.split("//")[0])
+    ]
+
+
+@pytest.mark.parametrize(("stem", "number", "line"), barriers(), ids=lambda x: str(x).partition("(")[0])
+def test_a_rung_without_one_of_its_barriers_races(stem, number, line):
+    lines = rung(stem).source.split("\n")
+    lines[number - 1] = BARRIER.sub("", lines[number - 1], count=1)
+    kernel = load(source="\n".join(lines), device="cpu", quiet=True)
+    torch.manual_seed(0)
+    if kernel.rung.op == "softmax":
+        inputs = [(torch.randn(4, 4096),), (torch.randn(1, 40000),)]  # a block for a row; a row cut into slices
+    else:
+        dtype = torch.float32 if "fp32" in kernel.rung.dtypes else torch.float16
+        inputs = [tuple(torch.randn(3, 1, 1, 256, 64).to(dtype))]
+    calls = [prepare(kernel.rung, "cpu", each) for each in inputs]
+    findings = [f for call in calls for f in kernel.launcher.trace(call.args, call.tensors).findings]
+    assert any(f.kind in ("race", "in flight") and f.other_line for f in findings)
