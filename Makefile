@@ -12,7 +12,7 @@ lab: $(VENV)/installed
 test: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 notebooks: $(VENV)/installed
 	$(BIN)/python -m helpers.execute

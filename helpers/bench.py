@@ -48,6 +48,8 @@ NO_GPU = "timings are recorded on a GPU only, and this machine has none; the plo
 TOKENS, WIDTH = 16384, 2048  # B*N and H*D of the headline workload
 DEVICE = "cuda"
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
+BURST_MS = {"fp32": 10.0, "fp16": 5.0, "bf16": 5.0}  # two dtypes in the time of one
+MATH_MAX_N = 2048  # in 16 bits SDPA MATH forms S in float32: beyond this it costs more time than all others together
 
 
 def _require_gpu() -> None:
@@ -135,11 +137,12 @@ def measure(
     return frame
 
 
-def peers(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Callable]:
+def peers(q: Tensor, k: Tensor, v: Tensor, without: Sequence[str] = ()) -> dict[str, Callable]:
     """The public kernels that accept these inputs (B,H,N,D), by name; each is called as f(q, k, v) and returns O.
 
     PyTorch's scaled_dot_product_attention with each back end by itself, and flash_attn where it can be imported (it
-    wants (B,N,H,D): the transposes are views). One that raises on these inputs is left out, out of memory included.
+    wants (B,N,H,D): the transposes are views). One that raises on these inputs is left out, out of memory included, and
+    so are the names in `without`, untried. FLASH and CUDNN take 16-bit inputs only.
     """
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -164,7 +167,7 @@ def peers(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Callable]:
             return flash_attn_func(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)
 
         found["flash_attn"] = flash_attn
-    return {name: call for name, call in found.items() if _refusal(call, q, k, v) is None}
+    return {name: call for name, call in found.items() if name not in without and _refusal(call, q, k, v) is None}
 
 
 def softmax_peers(s: Tensor) -> dict[str, Callable]:
@@ -289,63 +292,103 @@ def _randn(seed: int) -> Callable[..., Tensor]:
     return functools.partial(torch.randn, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(seed))
 
 
-def _inputs(op: str, shape: tuple[int, int, int, int, int]) -> list[Tensor]:
+def _inputs(op: str, shape: tuple[int, int, int, int, int], dtype: str = "fp32") -> list[Tensor]:
+    from .reference import DTYPES
+
     B, H, Nq, Nk, D = shape
     make = _randn(0)
-    return [make(Nq, Nk)] if op == "softmax" else [make(B, H, Nq, D), make(B, H, Nk, D), make(B, H, Nk, D)]
+    made = [make(Nq, Nk)] if op == "softmax" else [make(B, H, Nq, D), make(B, H, Nk, D), make(B, H, Nk, D)]
+    return [x.to(DTYPES[dtype]) for x in made]
 
 
-def forward(kernel: Callable, stem: str, op: str, quick: bool = False) -> tuple[pd.DataFrame, list[str]]:
-    """Samples of the kernel and its peers at every shape, and what was skipped and why. float32 inputs."""
+def forward(
+    kernel: Callable, stem: str, op: str, quick: bool = False, dtypes: Sequence[str] = ("fp32",)
+) -> tuple[pd.DataFrame, list[str]]:
+    """Samples of the kernel and its peers at every shape and dtype, and what was skipped and why."""
     import torch
 
     frames, skipped = [], []
-    for shape in shapes(op, quick):
-        inputs = _inputs(op, shape)
-        others = softmax_peers(*inputs) if op == "softmax" else peers(*inputs)
+    for dtype, shape in ((d, s) for d in dtypes for s in shapes(op, quick)):
+        inputs = _inputs(op, shape, dtype)
+        costly = ("SDPA MATH",) if dtype != "fp32" and shape[3] > MATH_MAX_N else ()
+        others = softmax_peers(*inputs) if op == "softmax" else peers(*inputs, without=costly)
         refusal = _refusal(kernel, *inputs)
         if refusal:
-            skipped.append(f"{stem} at (B,H,Nq,Nk,D) = {shape}: {refusal}")
+            skipped.append(f"{stem} at (B,H,Nq,Nk,D) = {shape}, {dtype}: {refusal}")
         callables = ({} if refusal else {stem: kernel}) | others
-        frame = measure(callables, inputs)
-        frame = frame.assign(dtype="fp32", **dict(zip(SHAPE, shape, strict=True)))
+        frame = measure(callables, inputs, burst_ms=BURST_MS[dtype])
+        frame = frame.assign(dtype=dtype, **dict(zip(SHAPE, shape, strict=True)))
         frames.append(frame[["name", "dtype", *SHAPE, "round", "ms"]])
         best = frame.groupby("name", sort=False)["ms"].median()
-        print(f"  {shape}: " + ", ".join(f"{n} {x:.3f} ms" for n, x in best.items()), flush=True)
+        print(f"  {dtype} {shape}: " + ", ".join(f"{n} {x:.3f} ms" for n, x in best.items()), flush=True)
         del inputs
         torch.cuda.empty_cache()
     result = pd.concat(frames, ignore_index=True)
     result.attrs = frame.attrs
+    if not quick and op == "attention" and any(d != "fp32" for d in dtypes):
+        skipped.append(f"SDPA MATH beyond N = {MATH_MAX_N} in 16 bits, where it would take most of the time")
     return result, skipped
 
 
-def errors(kernel: Callable, op: str, lengths: Sequence[int] = tuple(256 << i for i in range(9))) -> pd.DataFrame:
-    """Error, PyTorch's error and the budget against N: two heads of Nq = 256 queries over N keys (softmax: 64 rows)."""
+def beside_flash(kernel: Callable, name: str, dtype: str, dims: Sequence[int] = (64, 128)) -> pd.DataFrame:
+    """Samples of a kernel and of SDPA FLASH (in fp32, of SDPA EFFICIENT) at the headline workload from N = 1024 on.
+
+    RuntimeError with the kernel's own words if it takes none of these shapes.
+    """
+    others = ("SDPA MATH", "SDPA CUDNN", "flash_attn", *(["SDPA EFFICIENT"] if dtype != "fp32" else []))
+    frames, refusals = [], []
+    for shape in shapes("attention"):
+        B, H, N, _, D = shape
+        if B * N != TOKENS or H * D != WIDTH or N < LENGTHS[1] or D not in dims:
+            continue
+        inputs = _inputs("attention", shape, dtype)
+        if refusal := _refusal(kernel, *inputs):
+            refusals.append(refusal)
+            continue
+        frame = measure({name: kernel} | peers(*inputs, without=others), inputs, burst_ms=BURST_MS[dtype])
+        frames.append(frame.assign(dtype=dtype, **dict(zip(SHAPE, shape, strict=True))))
+    if not frames:
+        raise RuntimeError(f"{name} takes no shape of the headline workload: {refusals[0]}")
+    return pd.concat(frames, ignore_index=True)
+
+
+def errors(
+    kernel: Callable,
+    op: str,
+    lengths: Sequence[int] = tuple(256 << i for i in range(9)),
+    dtypes: Sequence[str] = ("fp32",),
+) -> pd.DataFrame:
+    """Error, PyTorch's error at the same precision and the budget against N, for each dtype: two heads of Nq = 256
+    queries over N keys (softmax: 64 rows)."""
     from .check import compare
-    from .reference import Case
+    from .reference import DTYPES, Case
 
     rows = []
-    for D in (1,) if op == "softmax" else (64, 128):
+    for dtype, D in ((t, d) for t in dtypes for d in ((1,) if op == "softmax" else (64, 128))):
         for n in lengths:
             make = _randn(n)
-            if op == "softmax":
-                case = Case(f"N={n}", s=make(64, n))
-            else:
-                case = Case(f"N={n}", make(1, 2, 256, D), make(1, 2, n, D), make(1, 2, n, D))
+            sizes = [(64, n)] if op == "softmax" else [(1, 2, 256, D), (1, 2, n, D), (1, 2, n, D)]
+            x = [make(*size).to(DTYPES[dtype]) for size in sizes]
+            case = Case(f"N={n}", s=x[0]) if op == "softmax" else Case(f"N={n}", *x)
             for c in compare(case, kernel(*case.inputs)):
-                rows.append((64 if op == "softmax" else 256, n, D, c.output, c.error, c.pytorch_error, c.budget))
-    return pd.DataFrame(rows, columns=["Nq", "Nk", "D", "output", "error", "pytorch_error", "budget"])
+                rows.append((dtype, sizes[0][-2], n, D, c.output, c.error, c.pytorch_error, c.budget))
+    return pd.DataFrame(rows, columns=["dtype", "Nq", "Nk", "D", "output", "error", "pytorch_error", "budget"])
 
 
-def memories(kernel: Callable, stem: str, lengths: Sequence[int] = tuple(512 << i for i in range(8))) -> pd.DataFrame:
-    """Peak memory of the kernel and its peers for one head of D = 64."""
+def memories(
+    kernel: Callable,
+    stem: str,
+    lengths: Sequence[int] = tuple(512 << i for i in range(8)),
+    dtypes: Sequence[str] = ("fp32",),
+) -> pd.DataFrame:
+    """Peak memory of the kernel and its peers for one head of D = 64, for each dtype."""
     rows = []
-    for n in lengths:
+    for dtype, n in ((t, n) for t in dtypes for n in lengths):
         shape = (1, 1, n, n, 64)
-        inputs = _inputs("attention", shape)
+        inputs = _inputs("attention", shape, dtype)
         for name, call in ({stem: kernel} | peers(*inputs)).items():
-            rows.append((name, *shape, memory(call, inputs)))
-    return pd.DataFrame(rows, columns=["name", *SHAPE, "bytes"]).astype({"bytes": "Int64"})
+            rows.append((name, dtype, *shape, memory(call, inputs)))
+    return pd.DataFrame(rows, columns=["name", "dtype", *SHAPE, "bytes"]).astype({"bytes": "Int64"})
 
 
 BUILD = """
@@ -367,15 +410,15 @@ for phase, text in (("cold", source), ("edit", edited), ("unchanged", edited), (
 """
 
 
-def builds(stem: str, times: int = 1) -> pd.DataFrame:
-    """Seconds of a load in a new process with an empty cache: cold, after an edit, unchanged, reverted; and of the
+def builds(which: str, times: int = 1) -> pd.DataFrame:
+    """Of the rung `which` (a stem or a path): seconds of a load in a new process with an empty cache: cold, after an edit, unchanged, reverted; and of the
     imports that come before the first one, paid once (phase import)."""
     rows = []
     for i in range(times):
         cache = tempfile.mkdtemp(prefix="fa-bench-")
         try:
             done = subprocess.run(
-                [sys.executable, "-c", BUILD, stem, DEVICE],
+                [sys.executable, "-c", BUILD, which, DEVICE],
                 check=False,
                 capture_output=True,
                 text=True,
@@ -383,7 +426,7 @@ def builds(stem: str, times: int = 1) -> pd.DataFrame:
                 env=os.environ | {"FA_CACHE": cache},
             )
             if done.returncode:
-                raise RuntimeError(f"building {stem} failed: {done.stderr.strip()[-800:]}")
+                raise RuntimeError(f"building {which} failed: {done.stderr.strip()[-800:]}")
         finally:
             shutil.rmtree(cache, ignore_errors=True)
         rows += [(phase, i, float(s)) for phase, s in (line.split() for line in done.stdout.splitlines()[-5:])]
@@ -404,12 +447,18 @@ def record_rung(stem: str, quick: bool = False) -> None:
     stem = found.stem
     print(check(kernel, reference.cases(found, DEVICE, "small")).require(), flush=True)
     with watch() as seen:
-        samples, skipped = forward(kernel, stem, found.op, quick)
+        samples, skipped = forward(kernel, stem, found.op, quick, found.dtypes)
+    if {stem, "SDPA FLASH"} <= set(samples["name"]):
+        print(record.summary(samples, stem, "SDPA FLASH").round(3).to_string(index=False), flush=True)
     if quick:
         return
-    tables = {"forward": samples, "error": errors(kernel, found.op), "build": builds(stem)}
+    tables = {
+        "forward": samples,
+        "error": errors(kernel, found.op, dtypes=found.dtypes),
+        "build": builds(str(found.path)),
+    }
     if found.op == "attention":
-        tables["memory"] = memories(kernel, stem)
+        tables["memory"] = memories(kernel, stem, dtypes=found.dtypes)
     for kind, frame in tables.items():
         extra = seen | {"skipped": skipped} if kind == "forward" else None
         print("  wrote", record.save(stem, kind, frame, extra=extra).name, flush=True)

@@ -217,13 +217,15 @@ def _environment(compiler: str, toolkit: Toolkit | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _telling(what: str) -> Iterator[None]:
-    """Says on stderr what takes long, and takes it back when it is over."""
+    """Says on stderr what takes long, and takes it back when it is over. In a notebook on stdout: there a stderr that was
+    taken back leaves a red bar."""
     told = threading.Event()
+    out = sys.stdout if type(sys.stdout).__module__.startswith("ipykernel") else sys.stderr
 
     def tell() -> None:
         told.set()
-        sys.stderr.write(f"\r{what} …")
-        sys.stderr.flush()
+        out.write(f"\r{what} …")
+        out.flush()
 
     timer = threading.Timer(TELL_AFTER, tell)
     timer.start()
@@ -233,5 +235,5 @@ def _telling(what: str) -> Iterator[None]:
         timer.cancel()
         timer.join()
         if told.is_set():
-            sys.stderr.write("\r" + " " * (len(what) + 2) + "\r")
-            sys.stderr.flush()
+            out.write("\r" + " " * (len(what) + 2) + "\r")
+            out.flush()

@@ -127,7 +127,8 @@ class Report:
         lines = [f"{self.name}: WRONG in {len({c.case for c in bad})} of {len(cases)} cases"]
         lines += [c.explain() for c in bad[:5]]
         if len(bad) > 5:
-            lines.append(f"... and {len(bad) - 5} more: " + ", ".join(dict.fromkeys(c.case for c in bad[5:])))
+            others = list(dict.fromkeys(c.case for c in bad[5:]))
+            lines.append(f"... and {len(bad) - 5} more: " + ", ".join(others[:8]) + ", …" * (len(others) > 8))
         drawn = next((c for c in bad if c.wrong is not None), None)
         if drawn is not None:
             lines.append(draw(drawn))
@@ -177,29 +178,27 @@ def check(kernel: Callable, cases: Iterable[Case] | None = None) -> Report:
 def _one(kernel: Callable, case: Case, poisons: bool) -> list[Comparison]:
     import torch
 
-    before = [x.clone() for x in case.inputs]
+    inputs = case.inputs
+    before = [x.clone() for x in inputs]
     options = dict(case.options)
     if poisons:
         options["out"] = _poisoned(case)
     try:
-        outputs = kernel(*case.inputs, **options)
+        outputs = kernel(*inputs, **options)
     except (RuntimeError, ValueError) as error:
         text = f"raised {type(error).__name__}: {error}"
-        return [Comparison(case.name, "o" if case.s is None else "p", *[float("nan")] * 3, problem=text)]
-    if not all(torch.equal(x, y) for x, y in zip(case.inputs, before, strict=True)):
-        return [
-            Comparison(case.name, "o" if case.s is None else "p", *[float("nan")] * 3, problem="changed its inputs")
-        ]
+        return [Comparison(case.name, case.names[0], *[float("nan")] * 3, problem=text)]
+    if not all(torch.equal(x, y) for x, y in zip(inputs, before, strict=True)):
+        return [Comparison(case.name, case.names[0], *[float("nan")] * 3, problem="changed its inputs")]
     return compare(case, outputs)
 
 
-def compare(case: Case, outputs: tuple[Tensor, Tensor]) -> list[Comparison]:
-    """Holds outputs (O, LSE) or (P, LSE), however computed, against float64 on `case`; one entry per output."""
-    names = ("o", "lse") if case.s is None else ("p", "lse")
-    if not isinstance(outputs, tuple | list) or len(outputs) != 2:
-        text = f"returned {type(outputs).__name__}, not a pair ({names[0]}, lse)"
-        return [Comparison(case.name, names[0], *[float("nan")] * 3, problem=text)]
-    found = zip(names, outputs, case.exact(), case.baseline(), case.magnitude(), strict=True)
+def compare(case: Case, outputs: tuple[Tensor, ...]) -> list[Comparison]:
+    """Holds outputs (O, LSE), (P, LSE) or (dQ, dK, dV), however computed, against float64 on `case`; one entry per output."""
+    if not isinstance(outputs, tuple | list) or len(outputs) != len(case.names):
+        text = f"returned {type(outputs).__name__}, not ({', '.join(case.names)})"
+        return [Comparison(case.name, case.names[0], *[float("nan")] * 3, problem=text)]
+    found = zip(case.names, outputs, case.exact(), case.baseline(), case.magnitude(), strict=True)
     return [_compare(case.name, *f) for f in found]
 
 
@@ -235,7 +234,7 @@ def _compare(case: str, name: str, got: Tensor, exact: Tensor, plain: Tensor, ma
     )
 
 
-def _poisoned(case: Case) -> tuple[Tensor, Tensor]:
+def _poisoned(case: Case) -> tuple[Tensor, ...]:
     """Outputs full of NaNs of a kind that arithmetic doesn't make, so that an element never written can be told."""
     outputs = case.empty_outputs()
     for x in outputs:
@@ -282,7 +281,7 @@ def _ranges(indices: np.ndarray, size: int) -> str:
 
 
 def _axes(wrong: np.ndarray, output: str) -> tuple[str, ...]:
-    names = ("batch", "head", "row", "column") if output == "o" else ("batch", "head", "row")
+    names = ("batch", "head", "row", "column") if output in ("o", "dq", "dk", "dv") else ("batch", "head", "row")
     if output == "p" or len(names) != wrong.ndim:
         names = tuple(f"dim {i}" for i in range(wrong.ndim - (output == "p"))) + (("column",) if output == "p" else ())
     return names

@@ -1,22 +1,29 @@
 """Hardware counters of every rung, read once with Nsight Compute and recorded.
 
-`python -m helpers.counters [stem ...]` starts this module again under `ncu` for each rung and size, profiles one call of
-the rung after a warm-up, and hands the counters to record.py. Needs a GPU whose counters may be read.
+`python -m helpers.counters [stem ...]` starts this module again under `ncu` for each rung, profiles one call of the rung at
+each size after a warm-up, and hands the counters to record.py. `--singles` does so with kernels of one access each:
+patterns.py's and tests/microkernels.py's. Needs a GPU whose counters may be read.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import io
 import os
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .ladder import Rung, parse, rung, rungs
+
 if TYPE_CHECKING:
     import pandas as pd
+
+ROOT = Path(__file__).resolve().parent.parent
 
 # Name in the record -> ncu's metric (Nsight Compute, "Metrics Reference"). Bytes, sectors of 32 bytes, nanoseconds.
 METRICS = {
@@ -32,11 +39,32 @@ METRICS = {
     "shared_store_conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_st.sum",
     "shared_load_instructions": "smsp__inst_executed_op_shared_ld.sum",
     "shared_store_instructions": "smsp__inst_executed_op_shared_st.sum",
+    "ldmatrix_instructions": "smsp__inst_executed_op_ldsm.sum",  # their wavefronts are among shared_load_wavefronts
+    "async_copy_instructions": "smsp__inst_executed_op_ldgsts.sum",  # cp.async
+    "async_copy_conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ldgsts.sum",
     "duration_ns": "gpu__time_duration.sum",
 }
 
-# (B, H, N, D). The first is what the emulator counts in a notebook; at the last, S no longer fits in any L2.
+# Of single accesses also those of atomics, and all wavefronts of shared memory: there are none of cp.async by itself.
+SINGLE_METRICS = {
+    **{name: metric for name, metric in METRICS.items() if not name.startswith(("dram", "duration"))},
+    "atomic_wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_atom.sum",
+    "atomic_conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_atom.sum",
+    "atomic_instructions": "smsp__inst_executed_op_shared_atom.sum",
+    "shared_wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum",
+}
+
+KINDS = ("patterns", "async", "microkernels", "copies")
+ASYNC_METRICS = {
+    "wavefronts": "smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_ldgsts.sum",
+    "conflicts": "smsp__sass_l1tex_data_bank_conflicts_pipe_lsu_mem_shared_op_ldgsts.sum",
+    "sectors": "smsp__sass_l1tex_t_sectors_pipe_lsu_mem_global_op_ldgsts.sum",
+}
+
+# (B, H, N, D). At N = 256 the emulator counts in a notebook; at N = 4096, S in float32 no longer fits in any L2.
 SIZES = [(1, 2, 256, 64), (1, 16, 1024, 64), (1, 16, 4096, 64)]
+SIZES_16_BIT = [*SIZES, (1, 2, 256, 128), (1, 16, 4096, 128)]
+BETWEEN = "elementwise_kernel"  # in the name of PyTorch's kernel between two sizes (ncu leaves namespaces out)
 
 
 def find_ncu() -> str:
@@ -47,63 +75,190 @@ def find_ncu() -> str:
     return found
 
 
-def profile(stem: str, B: int, H: int, N: int, D: int) -> pd.DataFrame:
-    """The counters of one call of rung `stem` at (B, H, N, D): one row per CUDA kernel it launches.
+def sizes(rung: Rung) -> list[tuple[int, int, int, int]]:
+    """(B, H, N, D) of every profiled call of a rung, at head dimensions that it takes."""
+    return [s for s in (SIZES if "fp32" in rung.dtypes else SIZES_16_BIT) if not rung.D or s[3] in rung.D]
+
+
+def profile(stem: str) -> pd.DataFrame:
+    """The counters of one call of rung `stem` at each of its sizes, with inputs of its first dtype: one row per CUDA kernel
+    it launches. A counter that this GPU doesn't have is left empty.
 
     Raises RuntimeError with ncu's own words if the counters can't be read.
     """
+    found = rung(stem)
+    table = _ncu(METRICS, ["--call", stem])
+    between = table["Kernel Name"].str.contains(BETWEEN, regex=False)
+    if between.sum() != len(sizes(found)):
+        raise RuntimeError(f"ncu profiled {between.sum()} of the {len(sizes(found))} sizes of {stem}")
+    frame = _named(table, METRICS)
+    size = between.cumsum() - between  # each size ends in one of PyTorch's kernels
+    for i, column in enumerate("BHND"):
+        frame.insert(i, column, [sizes(found)[n][i] for n in size])
+    frame.insert(0, "dtype", found.dtypes[0])
+    return frame[~between].reset_index(drop=True)
+
+
+def _ncu(metrics: dict[str, str], call: list[str]) -> pd.DataFrame:
+    """What ncu counts while this module runs with the arguments `call`: its raw table, a row per launch."""
     import pandas as pd
 
     command = [find_ncu(), "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none"]
-    command += ["--profile-from-start", "off", "--metrics", ",".join(METRICS.values())]
-    command += [sys.executable, "-m", "helpers.counters", "--call", stem, str(B), str(H), str(N), str(D)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
+    command += ["--profile-from-start", "off", "--metrics", ",".join(metrics.values())]
+    command += [sys.executable, "-m", "helpers.counters", *call]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     start = done.stdout.find('"ID"')
     if done.returncode or start < 0:
-        raise RuntimeError(f"ncu could not profile {stem}: {(done.stdout + done.stderr).strip()[-800:]}")
-    table = pd.read_csv(io.StringIO(done.stdout[start:]), skiprows=[1], thousands=",")
+        raise RuntimeError(f"ncu could not profile {call[-1]}: {(done.stdout + done.stderr).strip()[-800:]}")
+    return pd.read_csv(io.StringIO(done.stdout[start:]), skiprows=[1], thousands=",")
+
+
+def _named(table: pd.DataFrame, metrics: dict[str, str]) -> pd.DataFrame:
+    """The kernels' names and the counters under ours; a counter that this GPU doesn't have is left empty."""
+    import pandas as pd
+
     frame = pd.DataFrame({"kernel": table["Kernel Name"].str.replace(r"\(.*", "", regex=True)})
-    for name, metric in METRICS.items():
-        frame[name] = table[metric].astype("int64")
-    frame.insert(0, "D", D), frame.insert(0, "N", N), frame.insert(0, "H", H), frame.insert(0, "B", B)
+    for name, metric in metrics.items():
+        column = table[metric] if metric in table else pd.Series(pd.NA, index=table.index)
+        frame[name] = pd.to_numeric(column, errors="coerce").astype("Int64")
     return frame
 
 
-def call_once(stem: str, B: int, H: int, N: int, D: int) -> None:
-    """Runs the rung once outside and once inside the profiled range."""
+def _known(metrics: dict[str, str]) -> dict[str, str]:
+    """Those of `metrics` that this machine's ncu lists for its GPU; all of METRICS in any case."""
+    done = subprocess.run([find_ncu(), "--query-metrics"], capture_output=True, text=True)
+    listed = {line.split()[0] for line in done.stdout.splitlines() if line.split()}
+    ours = set(METRICS.values())
+    return {name: m for name, m in metrics.items() if m in ours or m.removesuffix(".sum") in listed}
+
+
+@dataclass(frozen=True)
+class Singles:
+    """Kernels of one access each, one library: names for the record, the `__global__` functions, q k v and scale of calls."""
+
+    rung: Rung
+    names: list[str]
+    kernels: list[str]
+    calls: list[tuple]
+
+
+def singles(kind: str) -> Singles:
+    """Those of a kind: "patterns" (patterns.py), "async" (cp.async past the L1 among them, which the counters of the
+    data pipe don't see: ncu counts it by instruction, which takes longer), "microkernels" (tests/microkernels.py, those
+    that nvcc compiles as written)."""
+    if kind in ("patterns", "async"):
+        from . import patterns as made
+
+        every = [p for p in made.patterns() if kind == "patterns" or p.op in ("copy16", "copy16g")]
+        calls = [made.call(p) for p in every]
+        return Singles(made.kernel(), [p.name for p in every], [p.kernel for p in every], calls)
+    spec = importlib.util.spec_from_file_location("microkernels", ROOT / "tests" / "microkernels.py")
+    microkernels = sys.modules.setdefault(spec.name, importlib.util.module_from_spec(spec))
+    spec.loader.exec_module(microkernels)
+    inputs = microkernels.inputs()
+    chosen = [(i, micro.name) for i, micro in enumerate(microkernels.MICROS) if micro.gpu]
+    calls = [(inputs, float(i)) for i, _ in chosen]
+    kernels = [f"micro_{name}" for _, name in chosen]
+    return Singles(parse(microkernels.source(), Path("microkernels")), [name for _, name in chosen], kernels, calls)
+
+
+def profile_singles(kind: str) -> pd.DataFrame:
+    """The counters of all kernels of a kind, a row for each: in one process, one launch after the other.
+
+    Raises RuntimeError if ncu saw other launches than those.
+    """
+    made, metrics = singles(kind), ASYNC_METRICS if kind == "async" else SINGLE_METRICS
+    frame = _named(_ncu(_known(metrics), ["--call-singles", kind]), metrics)
+    if [name.removeprefix("void ").split("<")[0] for name in frame["kernel"]] != made.kernels:
+        raise RuntimeError(
+            f"ncu profiled {len(frame)} launches, and they are not those of the {len(made.names)} {kind}"
+        )
+    frame.insert(0, "name", made.names)
+    return frame
+
+
+def call_singles(kind: str) -> None:
+    """Runs all of a kind inside the profiled range, after one outside."""
     import torch
 
-    from .kernel import load
+    from . import jit
+    from .kernel import Kernel
 
-    kernel = load(stem, device="cuda", quiet=True)
-    torch.manual_seed(0)
-    if kernel.rung.op == "softmax":
-        inputs = [torch.randn(B, H, N, N, device="cuda")]
-    else:
-        inputs = [torch.randn(B, H, N, D, device="cuda") for _ in range(3)]
-    kernel(*inputs)
+    made = singles(kind)
+    kernel = Kernel(made.rung, "cuda", jit.load(made.rung, made.rung.source), 0.0)
+    calls = [(tuple(t.cuda() for t in inputs), scale) for inputs, scale in made.calls]
+    kernel(*calls[0][0], scale=calls[0][1])
     torch.cuda.synchronize()
     torch.cuda.cudart().cudaProfilerStart()
-    kernel(*inputs)
+    for inputs, scale in calls:
+        kernel(*inputs, scale=scale)
     torch.cuda.synchronize()
     torch.cuda.cudart().cudaProfilerStop()
 
 
-def main() -> None:
+def time_copies() -> pd.DataFrame:
+    """How many cycles every pattern's cp.async takes, one after the other from eight warps of an SM: name, cycles."""
     import pandas as pd
 
+    from . import jit, patterns
+    from .kernel import Kernel
+
+    path = patterns.PATH.with_name("patterns_timed.cu")
+    timed = parse(path.read_text(), path)
+    kernel = Kernel(timed, "cuda", jit.load(timed, timed.source), 0.0)
+    rows = []
+    for pattern in patterns.patterns():
+        if pattern.op.startswith("copy"):
+            inputs, scale = patterns.call(pattern)
+            inputs = tuple(t.cuda() for t in inputs)
+            cycles = [float(kernel(*inputs, scale=scale)[0].view(-1)[0]) for _ in range(3)]
+            rows.append((pattern.name, min(cycles)))
+    return pd.DataFrame(rows, columns=["name", "cycles"])
+
+
+def call_once(stem: str) -> None:
+    """Runs the rung at each of its sizes, once outside and once inside the profiled range, and a kernel of PyTorch's after it."""
+    import torch
+
+    from .kernel import load
+    from .reference import DTYPES
+
+    kernel = load(stem, device="cuda", quiet=True)
+    torch.manual_seed(0)
+    mark = torch.zeros(1, device="cuda")
+    for B, H, N, D in sizes(kernel.rung):
+        shapes = [(B, H, N, N)] if kernel.rung.op == "softmax" else [(B, H, N, D)] * 3
+        inputs = [torch.randn(shape, device="cuda").to(DTYPES[kernel.rung.dtypes[0]]) for shape in shapes]
+        kernel(*inputs)
+        torch.cuda.synchronize()
+        torch.cuda.cudart().cudaProfilerStart()
+        kernel(*inputs)
+        mark.add_(1)
+        torch.cuda.synchronize()
+        torch.cuda.cudart().cudaProfilerStop()
+
+
+def main() -> None:
     from . import record
-    from .ladder import rungs
 
     parser = argparse.ArgumentParser(description="Record hardware counters of the rungs with Nsight Compute.")
     parser.add_argument("stems", nargs="*", help="rungs to profile; all of them by default")
-    parser.add_argument("--call", nargs=5, metavar=("STEM", "B", "H", "N", "D"), help=argparse.SUPPRESS)
+    parser.add_argument("--singles", nargs="*", help=f"profile kernels of a single access instead: {', '.join(KINDS)}")
+    parser.add_argument("--call", metavar="STEM", help=argparse.SUPPRESS)
+    parser.add_argument("--call-singles", metavar="KIND", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.call_singles:
+        return call_singles(arguments.call_singles)
+    if arguments.singles is not None:
+        for kind in arguments.singles or KINDS:
+            frame = time_copies() if kind == "copies" else profile_singles(kind)
+            record.save("device", kind, frame)
+            print(f"{len(frame)} {kind} recorded", flush=True)
+        return
     if arguments.call:
-        stem, *sizes = arguments.call
-        return call_once(stem, *map(int, sizes))
-    for stem in arguments.stems or [rung.stem for rung in rungs()]:
-        frame = pd.concat([profile(stem, *size) for size in SIZES], ignore_index=True)
+        return call_once(arguments.call)
+    for stem in arguments.stems or [r.stem for r in rungs()]:
+        frame = profile(stem)
         record.save(stem, "counters", frame)
         print(f"{stem}: {len(frame)} kernel launches profiled", flush=True)
 

@@ -39,11 +39,13 @@ class Launcher:
     def __init__(self, rung: Rung, source: str) -> None:
         import torch
 
+        from .tune import definition
+
         toolkit = matching_toolkit(torch.version.cuda)
         self.arch = architecture(*torch.cuda.get_device_capability())
         built = build(
             rung.stem,
-            cuda=f'#line 1 "{rung.path}"\n{source}',
+            cuda=f'{definition(rung, source)}#line 1 "{rung.path}"\n{source}',
             flags=[*NVCC_FLAGS, gencode(self.arch), *UNDEFINED],
             include=[INCLUDE],
             depends=[self.arch, *(header.read_text() for header in includes(source))],

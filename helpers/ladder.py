@@ -12,11 +12,34 @@ from pathlib import Path
 KERNELS = Path(__file__).resolve().parent.parent / "kernels"
 INCLUDE = KERNELS / "include"
 
-KEYS = ("idea", "changed", "op", "inputs", "outputs", "dtypes", "D", "workspace", "tiles", "arch", "paper", "speed")
+KEYS = (
+    "idea",
+    "changed",
+    "op",
+    "features",
+    "inputs",
+    "outputs",
+    "dtypes",
+    "D",
+    "workspace",
+    "tiles",
+    "arch",
+    "paper",
+    "speed",
+)
 REQUIRED = ("idea", "op", "dtypes", "arch")
-OPS = ("attention", "softmax")
+OPS = ("attention", "softmax", "attention_backward")
+FEATURES = (
+    "causal",
+    "window",
+    "gqa",
+    "varlen",
+    "lengths",
+    "pages",
+    "splits",
+)  # what a call may ask for beyond q, k, v and a scale
 DTYPES = ("fp32", "fp16", "bf16")
-DIMENSIONS = ("B", "H", "Nq", "Nk", "D", "rows", "N")
+DIMENSIONS = ("B", "H", "Hkv", "Nq", "Nk", "D", "splits", "rows", "N")
 
 MAX_WORKSPACE = 4  # as many as fa_args has room for
 
@@ -31,7 +54,8 @@ _INCLUDE = re.compile(r'^\s*#\s*include\s*[<"](fa/[\w./]+)[>"]', re.MULTILINE)
 class Rung:
     """One kernel file and what its header block says of it.
 
-    `workspace` lists (name, dimension words), for example ("m", ("B", "H", "Nq")); every workspace tensor is fp32.
+    `workspace` lists (name, dimension words or numbers), for example ("m", ("B", "H", "Nq")); every workspace tensor is
+    fp32. `features` are those of FEATURES that its launcher takes.
     """
 
     stem: str
@@ -41,6 +65,7 @@ class Rung:
     idea: str = ""
     changed: str = ""
     op: str = "attention"
+    features: tuple[str, ...] = ()
     inputs: str = ""
     outputs: str = ""
     dtypes: tuple[str, ...] = ("fp32",)
@@ -145,8 +170,12 @@ def parse(source: str, path: Path, strict: bool = False) -> Rung:
     if strict and stem != path.stem:
         raise ValueError(f"{path.name}: the header block's title names {stem!r}, the file {path.stem!r}")
     fields: dict[str, object] = dict(values)
+    if "idea" in values:
+        fields["idea"] = " ".join(values["idea"].split())  # one sentence; the other keys' lines may be a list
     if "dtypes" in values:
         fields["dtypes"] = tuple(re.split(r"[,\s]+", values["dtypes"]))
+    if "features" in values:
+        fields["features"] = tuple(re.split(r"[,\s]+", values["features"]))
     if "D" in values:
         fields["D"] = tuple(int(d) for d in re.findall(r"\d+", values["D"]))
     if "workspace" in values:
@@ -155,13 +184,14 @@ def parse(source: str, path: Path, strict: bool = False) -> Rung:
             for name, dims in re.findall(r"(\w+)\s*\(([^)]*)\)", values["workspace"])
         )
     _require(path, "op", [values.get("op", OPS[0])], OPS)
+    _require(path, "feature", fields.get("features", ()), FEATURES)
     _require(path, "dtype", fields.get("dtypes", ()), DTYPES)
     if not _ARCH.fullmatch(values.get("arch", "sm_75")):
         raise ValueError(f"{path.name}: arch {values['arch']!r} in the header block; it reads like sm_80 or sm_90a")
     if len(fields.get("workspace", ())) > MAX_WORKSPACE:
         raise ValueError(f"{path.name}: the header block has more than {MAX_WORKSPACE} workspace tensors")
     for name, dims in fields.get("workspace", ()):
-        _require(path, f"workspace {name}: dimension", dims, DIMENSIONS)
+        _require(path, f"workspace {name}: dimension", [d for d in dims if not d.isdigit()], DIMENSIONS)
     return Rung(stem=stem, path=path, source=source, title=title, **fields)  # type: ignore[arg-type]
 
 

@@ -11,6 +11,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from .contract import TORCH_NAMES
 from .kernel import Kernel, load
 from .ladder import Rung, rungs
 
@@ -26,9 +27,10 @@ def name(stem: str) -> str:
 
 
 def operator(stem: str) -> torch._ops.OpOverloadPacket:
-    """The operator of a rung: `operator("04_fa2_fp32")(q, k, v, scale)` gives (o, lse); a softmax rung takes s.
+    """The operator of a rung: `operator("04_fa2_fp32")(q, k, v, scale)` gives (o, lse); a softmax rung takes s. O has the inputs'
+    dtype, one of the rung's; LSE is float32.
 
-    Raises ValueError for a stem that is no rung.
+    Raises ValueError for a stem that is no rung; so does the operator, traced or run, for a dtype that the rung doesn't take.
     """
     if stem not in OPERATORS:
         raise ValueError(f"no rung {stem!r}; the rungs are {', '.join(OPERATORS)}")
@@ -44,6 +46,16 @@ def _no_gradient(stem: str) -> None:
     torch.library.register_autograd(f"fa::{name(stem)}", backward)
 
 
+def _require_dtypes(rung: Rung, *tensors: Tensor) -> None:
+    """What a kernel would refuse when it runs, refused while a graph is traced. ValueError names what is allowed."""
+    allowed = [TORCH_NAMES[name] for name in rung.dtypes]
+    for t in tensors:
+        if str(t.dtype).removeprefix("torch.") not in allowed:
+            raise ValueError(f"an input is {t.dtype}; {rung.stem} takes {', '.join(allowed)}")
+    if len({t.dtype for t in tensors}) > 1:
+        raise ValueError(f"the inputs have dtypes {', '.join(str(t.dtype) for t in tensors)}; they have to be the same")
+
+
 def _register_attention(rung: Rung) -> None:
     stem = rung.stem
 
@@ -51,6 +63,7 @@ def _register_attention(rung: Rung) -> None:
         return _kernel(stem, q.device.type)(q, k, v, scale=scale)
 
     def fake(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> tuple[Tensor, Tensor]:
+        _require_dtypes(rung, q, k, v)
         return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
 
     schema = "(Tensor q, Tensor k, Tensor v, float? scale=None) -> (Tensor, Tensor)"
@@ -65,6 +78,7 @@ def _register_softmax(rung: Rung) -> None:
         return _kernel(stem, s.device.type)(s)
 
     def fake(s: Tensor) -> tuple[Tensor, Tensor]:
+        _require_dtypes(rung, s)
         return s.new_empty(s.shape), s.new_empty(s.shape[:-1], dtype=torch.float32)
 
     schema = "(Tensor s) -> (Tensor, Tensor)"

@@ -54,6 +54,12 @@ RUNGS = [
     ("#c2407a", "D", "-"),
     ("#7a5c00", "v", "-"),
     ("#000000", "P", "-"),
+    ("#5b5bd6", "X", "-"),
+    ("#00788a", "<", "-"),
+    ("#b3261e", ">", "-"),
+    ("#4d7c0f", "h", "-"),
+    ("#8e24aa", "*", "-"),
+    ("#6d4c41", "p", "-"),
 ]
 PEERS = {
     "SDPA MATH": ("#666666", "x", "--"),
@@ -63,6 +69,9 @@ PEERS = {
     "flash_attn": ("#4a4ab0", "3", (0, (1, 1))),
     "torch.softmax": ("#666666", "x", "--"),
     "copy": ("#333333", "", (0, (1, 1.5))),
+    "Triton tutorial 06": ("#b05010", "4", (0, (3, 1))),
+    "FlashAttention-3": ("#c01f4f", "|", (0, (6, 2))),
+    "flash_attention_from_scratch 16": ("#00708a", "_", (0, (2, 1))),
 }
 
 
@@ -108,7 +117,7 @@ def _looks(names: Iterable[str]) -> dict[str, tuple]:
 
 def _line(ax: Axes, x: Sequence[float], y: Sequence[float], look: tuple, ours: bool, **options: object) -> None:
     colour, marker, dash = look
-    filled = {"markeredgecolor": CARD, "markeredgewidth": 0.8} if marker not in "x+123" else {"markeredgewidth": 1.5}
+    filled = {"markeredgecolor": CARD, "markeredgewidth": 0.8} if marker not in "x+1234|_" else {"markeredgewidth": 1.5}
     options = {"linewidth": 2.3 if ours else 1.5, "zorder": 3 if ours else 3.5, "linestyle": dash} | filled | options
     ax.plot(x, y, color=colour, marker=marker, **options)
 
@@ -136,7 +145,14 @@ def _name_lines(ax: Axes, ends: dict[str, tuple[float, float]], looks: Mapping[s
             fontsize=9,
             fontweight="bold" if name not in PEERS else "normal",
             va="center",
-            arrowprops={"arrowstyle": "-", "color": looks[name][0], "linewidth": 0.6, "shrinkA": 1, "shrinkB": 4},
+            arrowprops={
+                "arrowstyle": "-",
+                "color": looks[name][0],
+                "linewidth": 0.6,
+                "shrinkA": 1,
+                "shrinkB": 4,
+                "relpos": (0, 0.5),
+            },
         )
 
 
@@ -179,9 +195,24 @@ def _device(frame: pd.DataFrame) -> str:
     return words
 
 
-def _select(samples: pd.DataFrame) -> pd.DataFrame:
-    """The rows a line can be drawn through: attention where both operations are there, one shape per N and D (of softmax
-    the lengths that are powers of two), and each peer from one session only. ValueError where the shapes don't decide that."""
+def _of_dtype(frame: pd.DataFrame, dtype: str | None) -> pd.DataFrame:
+    """The rows of one dtype; None: of the first that each rung was recorded in. ValueError names the dtypes there are."""
+    if "dtype" not in frame:
+        return frame
+    if dtype is not None:
+        if dtype not in set(frame["dtype"]):
+            raise ValueError(f"nothing recorded for {dtype}; there is {', '.join(dict.fromkeys(frame['dtype']))}")
+        return frame[frame["dtype"] == dtype]
+    if "rung" not in frame:
+        return frame[frame["dtype"] == frame["dtype"].iloc[0]]
+    return frame[frame["dtype"] == frame.groupby("rung")["dtype"].transform("first")]
+
+
+def _select(samples: pd.DataFrame, dtype: str | None = None) -> pd.DataFrame:
+    """The rows a line can be drawn through: attention where both operations are there, one dtype, one shape per N and D (of
+    softmax the lengths that are powers of two), and each peer from one session only. ValueError where the shapes don't
+    decide that."""
+    samples = _of_dtype(samples, dtype)
     if "op" in samples and samples["op"].nunique() > 1:
         samples = samples[samples["op"] == "attention"]
     keys = [c for c in ("dtype", "Nk", "D") if c in samples]
@@ -210,8 +241,8 @@ def _workload(frame: pd.DataFrame) -> str:
     return ", ".join(f"{c} = {int(frame[c].iloc[0])}" for c in "BH" if frame[c].nunique() == 1)
 
 
-def _against_n(samples: pd.DataFrame, column: str, label: str, log: bool) -> Figure:
-    table = record.medians(_select(samples))
+def _against_n(samples: pd.DataFrame, column: str, label: str, log: bool, dtype: str | None) -> Figure:
+    table = record.medians(_select(samples, dtype))
     softmax = (table["D"] == 1).all()
     looks = _looks(table["name"])
     figure, axes = _figure(table["D"].nunique(), width=5.0)
@@ -236,30 +267,32 @@ def _against_n(samples: pd.DataFrame, column: str, label: str, log: bool) -> Fig
 
 
 @styled
-def latency(samples: pd.DataFrame) -> Figure:
+def latency(samples: pd.DataFrame, dtype: str | None = None) -> Figure:
     """Milliseconds per call against N, a panel per D. samples: record.load("04_fa2_fp32"), of one or several rungs.
+    dtype: which ("bf16"); by default the first each rung was recorded in.
 
     Frames with several batch and head counts per N show the headline workload (B·N = 16384, H·D = 2048).
     """
-    return _against_n(samples, "ms", "time per call (ms)", log=True)
+    return _against_n(samples, "ms", "time per call (ms)", True, dtype)
 
 
 @styled
-def throughput(samples: pd.DataFrame) -> Figure:
-    """TFLOP/s against N, a panel per D (softmax: TB/s of the bytes no softmax can avoid). Samples as in `latency`."""
-    table = _select(samples)
+def throughput(samples: pd.DataFrame, dtype: str | None = None) -> Figure:
+    """TFLOP/s against N, a panel per D (softmax: TB/s of the bytes no softmax can avoid). Arguments as in `latency`."""
+    table = _select(samples, dtype)
     if (table["D"] == 1).all():
-        return _against_n(samples, "tb_per_s", "S read + P written (TB/s)", log=False)
-    return _against_n(samples, "tflops", "TFLOP/s  (4·B·H·N²·D / time)", log=False)
+        return _against_n(samples, "tb_per_s", "S read + P written (TB/s)", False, dtype)
+    return _against_n(samples, "tflops", "TFLOP/s  (4·B·H·N²·D / time)", False, dtype)
 
 
 @styled
-def ratio(samples: pd.DataFrame, ours: str, peers: str | Sequence[str]) -> Figure:
-    """How many times faster `ours` is than each peer, against N: median of the rounds, bars to their lowest and highest."""
+def ratio(samples: pd.DataFrame, ours: str, peers: str | Sequence[str], dtype: str | None = None) -> Figure:
+    """How many times faster `ours` is than each peer, against N: median of the rounds, bars to their lowest and highest.
+    dtype as in `latency`."""
     names = [peers] if isinstance(peers, str) else list(peers)
     if "rung" in samples and ours in set(samples["rung"]):
         samples = samples[samples["rung"] == ours]  # other rungs' sessions had the peers at other times
-    samples = _select(samples)
+    samples = _select(samples, dtype)
     tables = {name: record.ratio(samples, ours, name) for name in names}
     dims = sorted(set().union(*(set(t["D"]) for t in tables.values())))
     looks = _looks(names)
@@ -351,8 +384,10 @@ def roofline(points: pd.DataFrame, ceilings: pd.DataFrame, roofs: Sequence[str] 
 
 
 @styled
-def memory(frame: pd.DataFrame) -> Figure:
-    """Peak memory of one call against N, with slopes of N and N² to compare. frame: record.load(kind="memory")."""
+def memory(frame: pd.DataFrame, dtype: str | None = None) -> Figure:
+    """Peak memory of one call against N, with slopes of N and N² to compare. frame: record.load(kind="memory"). dtype as in
+    `latency`."""
+    frame = _of_dtype(frame, dtype)
     if "rung" in frame:
         last = frame.groupby("name")["rung"].transform("max")
         frame = frame[(frame["rung"] == last) | (frame["name"] == frame["rung"])]
@@ -394,17 +429,18 @@ def memory(frame: pd.DataFrame) -> Figure:
     ax.set_ylabel("peak memory of one call")
     figure.draw_without_rendering()
     _name_lines(ax, ends, looks, gap=0.06)
-    shape = ", ".join(f"{c} = {int(frame[c].iloc[0])}" for c in "BHD")
+    shape = ", ".join(filter(None, [_what(frame), *(f"{c} = {int(frame[c].iloc[0])}" for c in "BHD")]))
     figure.suptitle(f"Memory beyond the inputs, {shape} · {_device(frame)}", x=0.01, ha="left", fontsize=11)
     return figure
 
 
 @styled
-def error(frame: pd.DataFrame, D: int | None = None) -> Figure:
+def error(frame: pd.DataFrame, D: int | None = None, dtype: str | None = None) -> Figure:
     """Largest absolute error against N beside the budget of the error rule. frame: record.load(stem, "error").
 
-    D: which head dimension (default: the smallest recorded).
+    D: which head dimension (default: the smallest recorded); dtype as in `latency`.
     """
+    frame = _of_dtype(frame, dtype)
     D = int(frame["D"].min()) if D is None else D
     part = frame[frame["D"] == D]
     if part.empty:
@@ -433,8 +469,201 @@ def error(frame: pd.DataFrame, D: int | None = None) -> Figure:
         figure.draw_without_rendering()
         _name_lines(ax, {n: (N.iloc[-1], y.iloc[-1]) for n, y in lines.items()}, looks)
     axes[0].set_ylabel("largest |error| against float64")
-    shape = "" if D == 1 else f", D = {D}"
+    shape = (f", {_what(part)}" if _what(part) else "") + ("" if D == 1 else f", D = {D}")
     figure.suptitle(f"Error of {rung}{shape} · {_device(part)}", x=0.01, ha="left", fontsize=11)
+    return figure
+
+
+@styled
+def budget(frame: pd.DataFrame) -> Figure:
+    """Each rung's largest error as a share of what the error rule allows, over every recorded N and D: a dot for each dtype and
+    output. frame: record.load(kind="error")."""
+    shares = (
+        (frame["error"] / frame["budget"]).groupby([frame[c] for c in ("rung", "dtype", "output")], sort=False).max()
+    )
+    rungs = list(dict.fromkeys(frame["rung"]))
+    dtypes = [d for d in ("fp32", "fp16", "bf16") if d in set(frame["dtype"])]
+    looks = dict(zip(("fp32", "fp16", "bf16"), (("#333333", "D"), ("#0072b2", "o"), ("#d55e00", "s")), strict=True))
+    panels = [[o for o in ("o", "p") if o in set(frame["output"])], ["lse"]]
+    figure, axes = _figure(2, width=4.6, height=1.1 + 0.32 * len(rungs), sharey=True)
+    for ax, outputs in zip(axes, panels, strict=True):
+        for (rung, dtype, output), share in shares.items():
+            if output in outputs:
+                own = [d for d in dtypes if (rung, d, output) in shares]
+                y = rungs.index(rung) + 0.24 * (own.index(dtype) - (len(own) - 1) / 2)
+                colour, marker = looks[dtype]
+                ax.plot(share, y, marker, color=colour, markersize=6.5, label=dtype, zorder=3)
+        ax.set_xscale("log")
+        ax.set_xlim(0.008, 3)
+        ax.axvspan(1, 3, color=MUTED, alpha=0.15, linewidth=0)
+        ax.text(1.75, -0.55, "wrong", color=MUTED, fontsize=9, ha="center")
+        ax.xaxis.set_major_locator(FixedLocator([0.01, 0.1, 1]))
+        ax.xaxis.set_minor_locator(NullLocator())
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:.0%}"))
+        ax.set_xlabel("largest error, share of its budget")
+        ax.set_title(" and ".join(x.upper() for x in outputs), color=MUTED)
+    axes[0].set_yticks(range(len(rungs)), rungs, color=INK)
+    axes[0].set_ylim(len(rungs) - 0.4, -0.9)
+    handles = {label: h for ax in axes for h, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    figure.legend([handles[d] for d in dtypes], dtypes, loc="outside upper right", ncols=3, frameon=False, fontsize=9)
+    figure.suptitle(f"Error of every rung · {_device(frame)}", x=0.01, ha="left", fontsize=11)
+    return figure
+
+
+UNITS = {"tflops": "TFLOP/s", "to_flash": "speed beside SDPA FLASH\n(its time / this one's)"}
+
+
+@styled
+def staircase(table: pd.DataFrame, unit: str = "tflops") -> Figure:
+    """Every rung a step, the peers lines across, a panel per D. table: scoreboard.speeds(), with rows of kind "yours" added
+    or not. unit: "tflops" (logarithmic where steps differ by more than 30) or "to_flash", the ratio to SDPA FLASH with bars
+    to its worst and best shape; rungs that FLASH can't run beside (fp32) are left out of it.
+
+    A rung without records keeps its place, marked so. ValueError for another unit or where nothing was recorded.
+    """
+    if unit not in UNITS:
+        raise ValueError(f"the staircase has the units {', '.join(UNITS)}, not {unit!r}")
+    steps = table[table["kind"].isin(["rung", "yours"])]
+    if unit == "to_flash":
+        steps = steps[steps["dtype"] != "fp32"]
+    names = list(dict.fromkeys(steps["name"]))
+    if not names or steps[unit].isna().all():
+        raise ValueError(f"no rung has {unit} recorded; there are {', '.join(names) or 'no rungs'}")
+    lines = table[table["kind"].isin(["peer", "published"]) & table[unit].notna()]
+    dims = sorted(set(table["D"]))
+    most = max(table[unit].max(), 1.0 if unit == "to_flash" else 0.0)
+    log = unit == "tflops" and most > 30 * steps[unit].min()
+    low = steps[unit].min() / 3 if log else 0.0
+    figure, axes = _figure(len(dims), width=max(3.2, 0.72 * len(names) + 2.2), height=4.0, sharey=True)
+    for ax, D in zip(axes, dims, strict=True):
+        if log:
+            ax.set_yscale("log")
+        ax.set(xlim=(-0.6, len(names) - 0.4), ylim=(low, most * (2.2 if log else 1.12)))
+        at = steps[steps["D"] == D].drop_duplicates("name", keep="last").set_index("name")
+        for x, name in enumerate(names):
+            row = at.loc[name] if name in at.index else None
+            if row is None or pd.isna(row[unit]):
+                why = "not recorded yet" if row is not None else f"not at D = {D}"
+                ax.text(
+                    x, 0.03, why, rotation=90, color=MUTED, fontsize=9, ha="center", transform=ax.get_xaxis_transform()
+                )
+                continue
+            _step(ax, x, row, unit, low)
+        ends = {}
+        for _, line in lines[lines["D"] == D].iterrows():
+            colour, _, dash = PEERS[line["name"]]
+            ax.axhline(line[unit], color=CARD, linewidth=2.6, zorder=2.5)  # so that it reads on a step, too
+            ax.axhline(line[unit], color=colour, linestyle=dash, linewidth=1.4, zorder=3)
+            ends[line["name"]] = (len(names) - 0.4, line[unit])
+        ax.set_xticks(range(len(names)), ["\n".join(n.split("_")) for n in names], fontsize=8.5, color=INK)
+        ax.grid(axis="x", visible=False)
+        ax.set_title(f"D = {D}", color=MUTED)
+        if log:
+            ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
+        figure.draw_without_rendering()
+        _name_lines(ax, ends, PEERS, gap=0.06)
+    axes[0].set_ylabel(UNITS[unit])
+    figure.suptitle(_staircase_title(table, steps, unit), x=0.01, ha="left", fontsize=11)
+    return figure
+
+
+def _step(ax: Axes, x: int, row: pd.Series, unit: str, low: float) -> None:
+    colour, hatch = ("#d55e00", "") if row["kind"] == "yours" else ("#0072b2", "")
+    if row["dtype"] == "fp32" and row["kind"] != "yours":
+        colour, hatch = "#8bbcdd", "///"
+    ax.bar(x, row[unit] - low, 0.9, bottom=low, color=colour, hatch=hatch, edgecolor=CARD, linewidth=0, zorder=2)
+    if unit == "to_flash":
+        ends = [[row[unit] - row["low"]], [row["high"] - row[unit]]]
+        ax.errorbar(x, row[unit], ends, fmt="none", ecolor=INK, elinewidth=1.1, capsize=3, zorder=4)
+    text = f"{row[unit]:.2f}" if unit == "to_flash" else f"{row[unit]:.3g}"
+    inside = ax.transAxes.inverted().transform(ax.transData.transform((x, row[unit])))[1] > 0.1
+    label = {"facecolor": colour if inside else CARD, "edgecolor": "none", "pad": 0.8}
+    look = {"ha": "center", "fontsize": 9, "color": CARD if inside and not hatch else INK, "bbox": label, "zorder": 5}
+    if inside:  # at the step's foot, where no peer's line passes
+        ax.text(x, 0.025, text, transform=ax.get_xaxis_transform(), **look)
+    else:
+        top = row["high"] if unit == "to_flash" else row[unit]
+        ax.annotate(text, (x, top), (0, 4), textcoords="offset points", **look)
+
+
+def _staircase_title(table: pd.DataFrame, steps: pd.DataFrame, unit: str) -> str:
+    """What and where: the reader's own kernel may have run on another card than the recorded ones."""
+    what = "TFLOP/s at N = 4096" if unit == "tflops" else "Geometric mean over N ≥ 1024, worst and best"
+    recorded = table[table["device"].notna()]
+    devices = dict.fromkeys(recorded.loc[recorded["kind"] != "yours", "device"])
+    words = " and ".join(devices)
+    if yours := [d for d in dict.fromkeys(recorded.loc[recorded["kind"] == "yours", "device"]) if d not in devices]:
+        words += f", yours on {yours[0]}"
+    old = steps.loc[steps["stale"].eq(True), "name"].unique()
+    dtypes = ", hatched: fp32" if {"fp32"} < set(steps["dtype"]) else ""
+    stale = f" · STALE: {', '.join(old)} changed since" if len(old) else ""
+    return f"{what}{dtypes} · {words}{stale}"
+
+
+@styled
+def percent_steps(steps: pd.DataFrame, ours: Mapping[str, float], device: str) -> Figure:
+    """Published steps towards FlashAttention-2 above, our rungs below, each in percent of FlashAttention-2 on its own card.
+
+    steps: record.sixteen_steps(). ours: rung -> percent of SDPA FLASH on `device`, NaN where it isn't recorded.
+    """
+    labels = [f"{i} · {change}" for i, change in steps["change"].items()] + list(ours)
+    values = np.array([*steps["a100"], *ours.values()], dtype=float)
+    y = np.array([*range(len(steps)), *(len(steps) + 0.7 + i for i in range(len(ours)))])
+    figure, (ax,) = _figure(1, width=8.6, height=0.9 + 0.27 * (len(y) + 1))
+    published = y < len(steps)
+    ax.barh(
+        y[published], values[published], 0.8, color="#8bbcdd", label="flash_attention_from_scratch, A100 (published)"
+    )
+    ax.plot(steps["rtx3090"], y[published], "D", color=INK, markersize=4.5, label="the same, RTX 3090 (published)")
+    ax.barh(y[~published], np.nan_to_num(values[~published]), 0.8, color="#0072b2", label=f"this series, {device}")
+    for place, value in zip(y, values, strict=True):
+        text = f"{value:.3g}" if np.isfinite(value) else "not recorded yet"
+        inside = np.isfinite(value) and value > 20
+        colour = (INK if place < len(steps) else CARD) if inside else MUTED
+        ax.text(
+            value - 4 if inside else 1 + np.nan_to_num(value),
+            place,
+            text,
+            color=colour,
+            fontsize=8.5,
+            va="center",
+            ha="right" if inside else "left",
+        )
+    ax.axvline(100, color=INK, linewidth=1, linestyle="--", zorder=4)
+    ax.set_yticks(y, labels, color=INK, fontsize=8.5)
+    ax.set_ylim(y[-1] + 0.7, -0.7)
+    ax.set_xlim(0, max(110.0, np.nanmax(values) * 1.06))
+    ax.grid(axis="y", visible=False)
+    ax.set_xlabel("percent of FlashAttention-2's speed on the same card (D = 128)")
+    handles, names = ax.get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside upper left", ncols=3, frameon=False, fontsize=8.5)
+    return figure
+
+
+@styled
+def opcodes(frame: pd.DataFrame, title: str = "") -> Figure:
+    """How many instructions of each class, a bar per kernel. frame: sass.compare(...); classes that no kernel has five of are
+    left out. Counts of compiled code are the same on every machine, so no device is named."""
+    columns = [c for c in frame.columns if c != "change"]
+    frame = frame.drop(index=["all", "other"], errors="ignore")[columns]
+    frame = frame[(frame >= 5).any(axis=1)]
+    figure, (ax,) = _figure(1, width=7.2, height=0.9 + 0.2 * len(frame) * (0.5 + 0.5 * len(columns)))
+    y, high = np.arange(len(frame), dtype=float), 0.84 / len(columns)
+    for i, name in enumerate(columns):
+        place = y + (i - (len(columns) - 1) / 2) * high
+        hatch = ("", "///", "...", "xx")[i % 4]
+        bars = ax.barh(
+            place, frame[name], high, color=RUNGS[i % len(RUNGS)][0], hatch=hatch, edgecolor=CARD, label=name
+        )
+        ax.bar_label(bars, padding=3, fontsize=8, color=INK)
+    ax.set_yticks(y, frame.index, color=INK)
+    ax.set_ylim(len(frame) - 0.4, -0.6)
+    ax.grid(axis="y", visible=False)
+    ax.set_xlim(0, frame.to_numpy().max() * 1.1)
+    ax.set_xlabel("instructions in the code")
+    handles, labels = ax.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper right", ncols=len(columns), frameon=False, fontsize=9)
+    figure.suptitle(title or "Instructions by class", x=0.01, ha="left", fontsize=11)
     return figure
 
 

@@ -7,8 +7,9 @@ LSE_i = log Σ_j exp(S_ij), the natural logarithm. A row of S that is −inf thr
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -38,30 +39,110 @@ def full_fp32() -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
-def _by_query_rows(q: Tensor, k: Tensor, v: Tensor, one_chunk) -> tuple[Tensor, Tensor]:
-    """O and LSE of `one_chunk(q rows, k, v)`, called on as many query rows as keep S within CHUNK elements."""
-    rows = max(1, CHUNK // max(1, q.shape[0] * q.shape[1] * k.shape[2]))
+def visible(
+    Nq: int, Nk: int, causal: bool = False, window: int | None = None, first: int = 0, rows: int | None = None
+) -> Tensor:
+    """Which keys a query sees, as a boolean (rows, Nk) for the queries from `first` on: with `causal`, query i sees the keys up to
+    i + Nk - Nq (the last query sees the last key); with `window`, of those the last `window` ones."""
+    rows = Nq - first if rows is None else rows
+    last = torch.arange(first, first + rows)[:, None] + (Nk - Nq)
+    j = torch.arange(Nk)
+    seen = (j <= last) if causal else torch.ones(rows, Nk, dtype=torch.bool)
+    return seen & (j > last - window) if window else seen
+
+
+def _heads(x: Tensor, H: int) -> Tensor:
+    """K or V (B,Hkv,N,D) with a head for each of the H query heads: head h is head h // (H / Hkv)."""
+    return x if x.shape[1] == H else x.repeat_interleave(H // x.shape[1], 1)
+
+
+def _by_query_rows(
+    q: Tensor, k: Tensor, v: Tensor, one_chunk, causal: bool = False, window: int | None = None
+) -> tuple:
+    """The results of `one_chunk(rows, k, v, seen)`, called on as many query rows as keep S within CHUNK elements; `rows` is a
+    slice of q's rows, `seen` what they see, or None for everything."""
+    Nq, Nk = q.shape[2], k.shape[2]
+    rows = max(1, CHUNK // max(1, q.shape[0] * q.shape[1] * Nk))
+    parts = []
     with full_fp32():
-        parts = [one_chunk(q[:, :, i : i + rows], k, v) for i in range(0, q.shape[2], rows)]
-    return torch.cat([o for o, _ in parts], 2), torch.cat([lse for _, lse in parts], 2)
+        for i in range(0, Nq, rows):
+            n = min(rows, Nq - i)
+            seen = visible(Nq, Nk, causal, window, i, n).to(q.device) if causal else None
+            parts.append(one_chunk(slice(i, i + n), k, v, seen))
+    return tuple(torch.cat(part, 2) for part in zip(*parts, strict=True))
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, dtype: torch.dtype = torch.float64
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float | None = None,
+    dtype: torch.dtype = torch.float64,
+    causal: bool = False,
+    window: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """softmax(scale Q Kᵀ) V and its LSE, in `dtype` throughout.
 
-    q (B,H,Nq,D), k and v (B,H,Nk,D) with Nk >= 1, any strides; scale defaults to 1/√D.
-    Returns O (B,H,Nq,D) and LSE (B,H,Nq), both `dtype`. S is formed for some query rows at a time, so memory is O(N).
+    q (B,H,Nq,D), k and v (B,Hkv,Nk,D) with Nk >= 1 and Hkv a divisor of H, any strides; scale defaults to 1/√D; causal and
+    window as `visible` has them. Returns O (B,H,Nq,D) and LSE (B,H,Nq), both `dtype`. S is formed for some query rows at a
+    time, so memory is O(N).
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    k, v = k.to(dtype), v.to(dtype)
+    k, v = _heads(k.to(dtype), q.shape[1]), _heads(v.to(dtype), q.shape[1])
 
-    def rows(q, k, v):
-        p, lse = _softmax((q.to(dtype) @ k.mT) * scale)
+    def rows(part, k, v, seen):
+        s = (q[:, :, part].to(dtype) @ k.mT) * scale
+        p, lse = _softmax(s if seen is None else s.masked_fill(~seen, -torch.inf))
         return p @ v, lse
 
-    return _by_query_rows(q, k, v, rows)
+    return _by_query_rows(q, k, v, rows, causal, window)
+
+
+def attention_backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    do: Tensor,
+    scale: float | None = None,
+    causal: bool = False,
+    window: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dQ (B,H,Nq,D), dK and dV (B,Hkv,Nk,D) in float64, by the five products of FlashAttention's Algorithm 4
+    (arXiv 2205.14135, appendix B.4): with delta = rowsum(dO o O), dV = P^T dO, dP = dO V^T, dS = P o (dP - delta),
+    dQ = scale dS K, dK = scale dS^T Q. Shapes and options as in `attention`; do (B,H,Nq,D). Small sizes: S is formed whole."""
+    return _gradients(q, k, v, do, scale, causal, window, torch.float64, lambda x: x)
+
+
+def same_precision_backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    do: Tensor,
+    scale: float | None = None,
+    causal: bool = False,
+    window: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same as plain PyTorch computes it at the inputs' precision, the yardstick of the error rule: sums in float32, and
+    with 16-bit inputs P, dS and O rounded to 16 bits before they are multiplied, and the gradients at the end."""
+    rounded = _gradients(q, k, v, do, scale, causal, window, torch.float32, lambda x: x.to(q.dtype).float())
+    return tuple(x.to(q.dtype) for x in rounded)
+
+
+def _gradients(q, k, v, do, scale, causal, window, dtype, rounded) -> tuple[Tensor, Tensor, Tensor]:
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    B, H, Nq, Hkv = *q.shape[:3], k.shape[1]
+    Q, K, V, dO = q.to(dtype), _heads(k.to(dtype), H), _heads(v.to(dtype), H), do.to(dtype)
+    with full_fp32():
+        s = (Q @ K.mT) * scale
+        if causal:
+            s = s.masked_fill(~visible(Nq, k.shape[2], causal, window).to(q.device), -torch.inf)
+        p, _ = _softmax(s)
+        o = rounded(rounded(p) @ V)
+        dv = rounded(p).mT @ dO
+        ds = p * (dO @ V.mT - (dO * o).sum(-1, keepdim=True))
+        dq, dk = (rounded(ds) @ K) * scale, (rounded(ds).mT @ Q) * scale
+    group = lambda x: x.view(B, Hkv, H // Hkv, *x.shape[2:]).sum(2)  # noqa: E731
+    return dq, group(dk), group(dv)
 
 
 def softmax(s: Tensor, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
@@ -69,7 +150,9 @@ def softmax(s: Tensor, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tens
     return _softmax(s.to(dtype))
 
 
-def same_precision(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> tuple[Tensor, Tensor]:
+def same_precision(
+    q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, causal: bool = False, window: int | None = None
+) -> tuple[Tensor, Tensor]:
     """Attention as plain PyTorch computes it at the inputs' own precision (TF32 off): the yardstick of the error rule.
 
     float32 inputs: everything in float32. 16-bit inputs: what tensor cores do, products of 16-bit numbers summed in
@@ -78,13 +161,15 @@ def same_precision(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) 
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     dtype = q.dtype
+    k, v = _heads(k, q.shape[1]), _heads(v, q.shape[1])
 
-    def rows(q, k, v):
-        s = (q.float() @ k.float().mT) * scale
+    def rows(part, k, v, seen):
+        s = (q[:, :, part].float() @ k.float().mT) * scale
+        s = s if seen is None else s.masked_fill(~seen, -torch.inf)
         p = torch.softmax(s, -1).nan_to_num(0.0)
         return (p.to(dtype).float() @ v.float()).to(dtype), torch.logsumexp(s, -1)
 
-    return _by_query_rows(q, k, v, rows)
+    return _by_query_rows(q, k, v, rows, causal, window)
 
 
 def same_precision_softmax(s: Tensor) -> tuple[Tensor, Tensor]:
@@ -94,7 +179,9 @@ def same_precision_softmax(s: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Case:
-    """One input to try. Attention: q, k, v (B,H,N,D) and scale (None: 1/√D). Softmax: s (..., N)."""
+    """One input to try. Attention: q (B,H,Nq,D), k, v (B,Hkv,Nk,D), scale (None: 1/√D), and what a rung's `features` allow:
+    causal, window, cu_seqlens, lengths, pages, as Kernel.__call__ takes them. With do (B,H,Nq,D), the backward pass of
+    the same. Softmax: s (..., N)."""
 
     name: str
     q: Tensor | None = None
@@ -102,52 +189,126 @@ class Case:
     v: Tensor | None = None
     s: Tensor | None = None
     scale: float | None = None
+    do: Tensor | None = None
+    causal: bool = False
+    window: int | None = None
+    cu_seqlens: tuple[Tensor, Tensor] | None = None
+    lengths: Tensor | None = None
+    pages: Tensor | None = None
 
     @property
     def op(self) -> str:
-        """ "softmax" or "attention"."""
-        return "attention" if self.s is None else "softmax"
+        """ "softmax", "attention" or "attention_backward"."""
+        return "softmax" if self.s is not None else "attention" if self.do is None else "attention_backward"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What a kernel gives back, in order."""
+        return {"softmax": ("p", "lse"), "attention": ("o", "lse"), "attention_backward": ("dq", "dk", "dv")}[self.op]
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        """The tensors a kernel is called with, in order."""
-        return (self.q, self.k, self.v) if self.s is None else (self.s,)
+        """The tensors a kernel is called with, in order. A backward pass gets O and LSE as plain PyTorch computes them."""
+        if self.s is not None:
+            return (self.s,)
+        if self.do is None:
+            return (self.q, self.k, self.v)
+        o, lse = same_precision(self.q, self.k, self.v, self.scale, self.causal, self.window)
+        return (self.q, self.k, self.v, o, lse, self.do)
 
     @property
-    def options(self) -> dict[str, float]:
+    def options(self) -> dict:
         """The keyword arguments a kernel is called with."""
-        return {} if self.scale is None else {"scale": self.scale}
+        names = ("scale", "causal", "window", "cu_seqlens", "lengths", "pages")
+        return {name: value for name in names if (value := getattr(self, name)) is not None and value is not False}
 
-    def empty_outputs(self, fill: float = torch.nan) -> tuple[Tensor, Tensor]:
-        """O (or P) and LSE of this case's shapes, full of `fill`."""
-        first = self.inputs[0]
+    def empty_outputs(self, fill: float = torch.nan) -> tuple[Tensor, ...]:
+        """O (or P) and LSE, or dQ, dK, dV, of this case's shapes, full of `fill`."""
+        if self.do is not None:
+            return tuple(torch.full(x.shape, fill, dtype=x.dtype, device=x.device) for x in (self.q, self.k, self.v))
+        first = self.q if self.s is None else self.s
         o = torch.full(first.shape, fill, dtype=first.dtype, device=first.device)
         return o, torch.full(first.shape[:-1], fill, dtype=torch.float32, device=first.device)
 
-    def exact(self) -> tuple[Tensor, Tensor]:
+    def exact(self) -> tuple[Tensor, ...]:
         """The float64 answer."""
-        return softmax(self.s) if self.s is not None else attention(self.q, self.k, self.v, self.scale)
+        if self.s is not None:
+            return softmax(self.s)
+        return self._by_sequence(attention) if self.do is None else self._backward(attention_backward)
 
-    def baseline(self) -> tuple[Tensor, Tensor]:
+    def baseline(self) -> tuple[Tensor, ...]:
         """The answer of plain PyTorch at the inputs' precision."""
         if self.s is not None:
             return same_precision_softmax(self.s)
-        return same_precision(self.q, self.k, self.v, self.scale)
+        return self._by_sequence(same_precision) if self.do is None else self._backward(same_precision_backward)
 
-    def magnitude(self) -> tuple[float, float]:
-        """The size of what is summed on the way to O and to LSE, whose float32 rounding no kernel can avoid.
+    def magnitude(self) -> tuple[float, ...]:
+        """The size of what is summed on the way to each output, whose float32 rounding no kernel can avoid.
 
         O is a sum of P_ij V_jd: max of Σ_j P_ij |V_jd|. LSE inherits the rounding of the dot products: the bound
         scale · max ‖q_i‖ · max ‖k_j‖ on every score (Cauchy-Schwarz), or 1 where that is less.
         Softmax: max P, which is at most 1, and the largest finite |s|, at least 1.
+        Backward: each gradient's sums with all terms taken positive, and dP - delta bounded by the sum of their sizes.
         """
         if self.s is not None:
             finite = self.s.double().abs()
             return 1.0, max(1.0, finite[finite.isfinite()].max().item() if finite.isfinite().any() else 0.0)
+        if self.do is not None:
+            return self._backward_magnitude()
         scale = abs(self.q.shape[-1] ** -0.5 if self.scale is None else self.scale)
         score = scale * self.q.double().norm(dim=-1).max().item() * self.k.double().norm(dim=-1).max().item()
-        o, _ = attention(self.q, self.k, self.v.abs(), self.scale, dtype=torch.float32)
+        o, _ = replace(self, v=self.v.abs())._by_sequence(attention)
         return o.max().item(), max(1.0, score)
+
+    def _backward(self, function) -> tuple[Tensor, ...]:
+        return function(self.q, self.k, self.v, self.do, self.scale, self.causal, self.window)
+
+    def _backward_magnitude(self) -> tuple[float, float, float]:
+        q, k, v, do = (x.double() for x in (self.q, self.k, self.v, self.do))
+        H, scale = q.shape[1], abs(q.shape[-1] ** -0.5 if self.scale is None else self.scale)
+        s = (q @ _heads(k, H).mT) * (q.shape[-1] ** -0.5 if self.scale is None else self.scale)
+        if self.causal:
+            s = s.masked_fill(~visible(q.shape[2], k.shape[2], True, self.window).to(q.device), -torch.inf)
+        p, _ = _softmax(s)
+        dp = do.abs() @ _heads(v, H).abs().mT
+        ds = p * (dp + (p * dp).sum(-1, keepdim=True))
+        sums = (scale * ds @ _heads(k, H).abs(), scale * ds.mT @ q.abs(), p.mT @ do.abs())
+        score = max(
+            1.0, scale * q.norm(dim=-1).max().item() * k.norm(dim=-1).max().item()
+        )  # P's relative error, in ulps
+        return tuple(score * x.max().item() * (H // self.k.shape[1] if i else 1) for i, x in enumerate(sums))
+
+    def _by_sequence(self, function) -> tuple[Tensor, Tensor]:
+        """O and LSE of `function`, called on one sequence after the other where the batch is packed, cut short or paged."""
+        options = (self.scale,), {"causal": self.causal, "window": self.window}
+        if self.cu_seqlens is None and self.lengths is None:
+            return function(self.q, self.k, self.v, *options[0], **options[1])
+        pieces = []
+        for index, q, k, v in self._sequences():
+            if k.shape[2] == 0:  # nothing to attend to
+                pieces.append((index, (torch.zeros_like(q), torch.full(q.shape[:3], -torch.inf, device=q.device))))
+            elif q.shape[2]:
+                pieces.append((index, function(q, k, v, *options[0], **options[1])))
+        dtypes = next((o.dtype, lse.dtype) for _, (o, lse) in pieces[::-1])
+        o = torch.zeros(self.q.shape, dtype=dtypes[0], device=self.q.device)
+        lse = torch.zeros(self.q.shape[:3], dtype=dtypes[1], device=self.q.device)
+        for (b, rows), (o_piece, lse_piece) in pieces:
+            o[b, :, rows], lse[b, :, rows] = o_piece[0].to(dtypes[0]), lse_piece[0].to(dtypes[1])
+        return o, lse
+
+    def _sequences(self) -> Iterator[tuple[tuple[int, slice], Tensor, Tensor, Tensor]]:
+        """Where each sequence's rows of O are, and its q, k, v (1,H,n,D)."""
+        if self.cu_seqlens is not None:
+            starts = [list(zip(x.tolist(), x.tolist()[1:])) for x in self.cu_seqlens]
+            for (q0, q1), (k0, k1) in zip(*starts, strict=True):
+                yield (0, slice(q0, q1)), self.q[:, :, q0:q1], self.k[:, :, k0:k1], self.v[:, :, k0:k1]
+            return
+        for b, length in enumerate(self.lengths.tolist()):
+            k, v = self.k[b : b + 1], self.v[b : b + 1]
+            if self.pages is not None:
+                order = self.pages[b].long()
+                k, v = (torch.cat(list(x[order]), 1)[None] for x in (self.k, self.v))
+            yield (b, slice(None)), self.q[b : b + 1], k[:, :, :length], v[:, :, :length]
 
 
 def cases(rung=None, device: str | torch.device = "cpu", size: str = "small") -> Iterator[Case]:
@@ -162,16 +323,25 @@ def cases(rung=None, device: str | torch.device = "cpu", size: str = "small") ->
     if size not in ("small", "full"):
         raise ValueError(f'cases() has size "small" and "full", not {size!r}')
     op = getattr(rung, "op", "attention")
-    if op not in ("attention", "softmax"):
-        raise ValueError(f"no cases for the operation {op!r}; there are attention and softmax")
+    if op not in ("attention", "softmax", "attention_backward"):
+        raise ValueError(f"no cases for the operation {op!r}; there are attention, softmax and attention_backward")
     dtypes = tuple(getattr(rung, "dtypes", ()) or ("fp32",))
     D = tuple(getattr(rung, "D", ()) or (32, 64, 128))
+    features = tuple(getattr(rung, "features", ()))
     for name in dtypes:
-        made = _softmax_cases(size) if op == "softmax" else _attention_cases(D, size, DTYPES[name])
+        if op == "softmax":
+            made = _softmax_cases(size)
+        else:
+            forward = itertools.chain(_attention_cases(D, size, DTYPES[name]), _model_cases(D, size, features))
+            made = forward if op == "attention" else _with_gradient(forward)
         suffix = "" if len(dtypes) == 1 else f", {name}"
         for case in made:
-            moved = {f: _move(getattr(case, f), DTYPES[name], device) for f in "qkvs" if getattr(case, f) is not None}
-            yield Case(case.name + suffix, scale=case.scale, **moved)
+            floats = ("q", "k", "v", "s", "do")
+            moved = {f: _move(x, DTYPES[name], device) for f in floats if (x := getattr(case, f)) is not None}
+            moved |= {f: x.to(device) for f in ("lengths", "pages") if (x := getattr(case, f)) is not None}
+            if case.cu_seqlens is not None:
+                moved["cu_seqlens"] = tuple(x.to(device) for x in case.cu_seqlens)
+            yield replace(case, name=case.name + suffix, **moved)
 
 
 def _move(x: Tensor, dtype: torch.dtype, device: str | torch.device) -> Tensor:
@@ -232,6 +402,9 @@ def _attention_cases(D: tuple[int, ...], size: str, dtype: torch.dtype) -> Itera
         yield Case(f"N={N}", *qkv(N, N, d, B=1, H=4 if N < 3 or full else 1))
     for Nq, Nk in ((1, 130), (130, 1), (5, 97), (97, 5)):
         yield Case(f"Nq={Nq}, Nk={Nk}", *qkv(Nq, Nk, d, B=1, H=2))
+    for other in D:  # each D is a kernel with tiles of its own: one row or key off each edge, in turn
+        for Nq, Nk in ((1, 1), (63, 129), (65, 127), (127, 65), (129, 63)) if other != d else ():
+            yield Case(f"Nq={Nq}, Nk={Nk}, D={other}", *qkv(Nq, Nk, other, B=1, H=1))
 
     n = 200 if full else 40
     q, k, v = randn(2, n, 3, d), randn(2, n, 3, d), randn(2, n, 3, d)
@@ -255,6 +428,71 @@ def _attention_cases(D: tuple[int, ...], size: str, dtype: torch.dtype) -> Itera
     yield Case("Nq=64, Nk=65537", *qkv(64, 65537, d, B=1, H=2))
     yield Case("Nq=65537, Nk=64", *qkv(65537, 64, d, B=1, H=2))
     yield Case("B*H=66049", *qkv(5, 7, D[0], B=257, H=257))
+
+
+def _with_gradient(made: Iterator[Case]) -> Iterator[Case]:
+    """The attention cases with a gradient of O to go back from."""
+    for seed, case in enumerate(made, 1000):
+        if case.q.shape[2] * case.k.shape[2] * case.q.shape[0] * case.q.shape[1] > CHUNK:
+            continue  # the reference forms S whole
+        generator = torch.Generator().manual_seed(seed)
+        yield replace(case, do=torch.randn(case.q.shape, generator=generator))
+
+
+def _model_cases(D: tuple[int, ...], size: str, features: tuple[str, ...]) -> Iterator[Case]:
+    """What the features of a rung add: masks on every tile edge, groups of heads, packed, cut short and paged batches."""
+    full = size == "full"
+    d = 64 if 64 in D else D[0]
+    seed = 500
+
+    def randn(*shape: int) -> Tensor:
+        nonlocal seed
+        seed += 1
+        return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+    def qkv(
+        Nq: int, Nk: int, B: int = 1, H: int = 2, Hkv: int | None = None, d: int = d
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return randn(B, H, Nq, d), randn(B, Hkv or H, Nk, d), randn(B, Hkv or H, Nk, d)
+
+    edges = [(1, 1), (1, 70), (70, 1), (63, 65), (64, 64), (65, 63), (127, 129), (128, 128), (129, 127), (130, 300)]
+    edges += [(1000, 1000), (777, 2049), (2049, 777)] if full else [(5, 200)]
+    if "causal" in features:
+        for Nq, Nk in edges:
+            yield Case(f"causal, Nq={Nq}, Nk={Nk}", *qkv(Nq, Nk), causal=True)
+        for other in D:
+            yield Case(f"causal, D={other}", *qkv(150, 150, d=other), causal=True)
+    if "window" in features:
+        for window in (1, 17, 64, 65, 128, 1000):
+            yield Case(f"causal, window {window}", *qkv(200, 230), causal=True, window=window)
+        yield Case("causal, window 33, more queries than keys", *qkv(150, 70), causal=True, window=33)
+    if "gqa" in features:
+        for Hkv in (1, 2, 3):
+            yield Case(f"6 heads on {Hkv}", *qkv(70, 90, B=2, H=6, Hkv=Hkv))
+        if "causal" in features:
+            yield Case("8 heads on 2, causal", *qkv(130, 130, B=2, H=8, Hkv=2), causal=True)
+    if "varlen" in features:
+        lens = [(5, 5), (0, 3), (70, 130), (1, 64), (64, 1), (129, 65), (3, 0)] + (
+            [(777, 1000), (4, 2049)] if full else []
+        )
+        starts = [torch.tensor([0, *itertools.accumulate(n)], dtype=torch.int32) for n in zip(*lens, strict=True)]
+        for causal in (False, True) if "causal" in features else (False,):
+            q, k, v = qkv(int(starts[0][-1]), int(starts[1][-1]))
+            yield Case("packed sequences" + ", causal" * causal, q, k, v, cu_seqlens=tuple(starts), causal=causal)
+    if "lengths" in features:
+        for Nq in (1, 4, 16):
+            q, k, v = qkv(Nq, 300, B=4, H=4, Hkv=2 if "gqa" in features else None)
+            lengths = torch.tensor([300, 1, 129, 0], dtype=torch.int32)
+            yield Case(f"keys cut short, Nq={Nq}", q, k, v, lengths=lengths)
+            if "causal" in features:
+                lengths = torch.tensor([300, 16, 129, 64], dtype=torch.int32)
+                yield Case(f"keys cut short, causal, Nq={Nq}", q, k, v, lengths=lengths, causal=True)
+    if "pages" in features:
+        for page in (16, 64, 48):
+            q, (k, v) = randn(3, 4, 2, d), (randn(20, 2 if "gqa" in features else 4, page, d) for _ in range(2))
+            order = torch.randperm(20, generator=torch.Generator().manual_seed(page))[:18].reshape(3, 6).to(torch.int32)
+            lengths = torch.tensor([6 * page, 1, 2 * page + 5], dtype=torch.int32)
+            yield Case(f"pages of {page}", q, k, v, lengths=lengths, pages=order)
 
 
 def _softmax_cases(size: str) -> Iterator[Case]:

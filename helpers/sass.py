@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import pandas as pd
@@ -29,7 +30,40 @@ COLUMNS = ("registers", "stack_bytes", "spill_store_bytes", "spill_load_bytes", 
 _ENTRY = re.compile(r"Compiling entry function '(?P<name>\w+)' for '(?P<arch>\w+)'")
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = {"registers": r"Used (\d+) registers", "barriers": r"used (\d+) barriers", "smem_bytes": r"(\d+) bytes smem"}
-_INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(?P<opcode>[A-Z][A-Z0-9_]*)(?P<modifiers>[.\w]*)")
+_INSTRUCTION = re.compile(
+    r"^\s+/\*(?P<address>[0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?(?P<opcode>[A-Z][A-Z0-9_]*)(?P<modifiers>[.\w]*)(?P<operands>[^;]*)"
+)
+# What instructions are for; an opcode belongs to the first class that its name with modifiers matches. The opcodes are
+# explained in CUDA Binary Utilities, "Instruction Set Reference".
+CLASSES = {
+    "HMMA": r"HMMA",  # mma.sync
+    "LDSM": r"LDSM",  # ldmatrix
+    "LDGSTS": r"LDGSTS",  # cp.async
+    "LDS": r"LDS",
+    "STS": r"STS",
+    "LDG": r"LDG",
+    "STG": r"STG",
+    "LDL": r"LDL",  # spilled registers, loaded
+    "STL": r"STL",  # and stored
+    "BAR": r"BAR",
+    "SHFL": r"SHFL",
+    "VOTE": r"VOTE",
+    "FFMA": r"FFMA",
+    "FMUL": r"FMUL",
+    "FADD": r"FADD",
+    "FMNMX": r"FMNMX",
+    "MUFU": r"MUFU",  # exp2, reciprocal, logarithm
+    "F2FP": r"F2FP",  # float32 to 16 bits, two at a time
+    "MOV": r"U?MOV|IMAD\.U?MOV",
+    "CS2R": r"CS2R",  # zeroes a pair of registers
+    "IADD3": r"U?IADD3|VIADD|IMAD\.IADD",
+    "IMAD": r"U?IMAD",
+    "LOP3": r"U?LOP3|U?PLOP3",
+    "SHF": r"U?SHF",
+    "LEA": r"U?LEA",
+    "SEL, SETP": r"[FI]?SEL|U?[FI]SETP|USEL",
+    "BRA": r"BRA|BSSY|BSYNC|EXIT|CALL|RET|WARPSYNC",
+}
 
 
 def cubin(rung: str | Rung, arch: str = "sm_90a") -> Path:
@@ -113,6 +147,134 @@ def count_opcodes(listing: str, modifiers: bool = False) -> pd.DataFrame:
     frame = pd.DataFrame(counts).fillna(0).astype(int)
     order = frame.sum(axis=1).sort_values(ascending=False, kind="stable").index
     return frame.loc[order].rename_axis("opcode")
+
+
+def opcodes(
+    which: str | Rung, D: int = 64, dtype: str = "fp16", arch: str = "sm_90a", loop: bool = False, kernel: str = ""
+) -> pd.Series:
+    """How many instructions of each class of CLASSES, and "other", are in the code of a rung's kernel for D and dtype.
+
+    loop: only in the loop that does the products. kernel: a piece of the kernel's name, where D and dtype don't decide.
+    ValueError names the kernels there are.
+    """
+    rung = which if isinstance(which, Rung) else find(which)
+    listing = _disassembled(_compiled(rung, arch))
+    code = _code(listing)
+    name = instance(code, D, dtype, kernel)
+    lines = main_loop(code[name]) if loop else code[name]
+    counts = dict.fromkeys([*CLASSES, "other"], 0)
+    for _, opcode, _ in lines:
+        counts[_class(opcode)] += 1
+    return pd.Series(counts, name=rung.stem).rename_axis("opcode")
+
+
+def compare(
+    *which: str | Rung, D: int = 64, dtype: str = "fp16", arch: str = "sm_90a", loop: bool = False, kernel: str = ""
+) -> pd.DataFrame:
+    """`opcodes` of several kernels side by side, classes that none has left out; of two also the `change`.
+
+    which: stems, or Rungs such as `dataclasses.replace(rung("11_swizzled"), source=edited)` or a loaded kernel's `.rung`.
+    """
+    columns: dict[str, pd.Series] = {}
+    for one in which:
+        counts = opcodes(one, D, dtype, arch, loop, kernel)
+        name, again = str(counts.name), 2
+        while name in columns:
+            name, again = f"{counts.name} ({again})", again + 1
+        columns[name] = counts
+    frame = pd.DataFrame(columns)
+    frame = frame[(frame > 0).any(axis=1)]
+    frame.loc["all"] = frame.sum()
+    if len(columns) == 2:
+        before, after = frame.columns
+        frame["change"] = frame[after] - frame[before]
+    return frame
+
+
+def instance(names: Iterable[str], D: int, dtype: str, kernel: str = "") -> str:
+    """The one kernel for this D and dtype among demangled names such as `fa2_mma<64, __half>`: D is the first number among
+    its template arguments, the dtype a type; a kernel without such an argument serves them all. ValueError if it isn't one."""
+    names = list(names)
+    types = {"fp16": "__half", "bf16": "__nv_bfloat16", "fp32": "float"}
+
+    def serves(name: str) -> bool:
+        arguments = name.partition("<")[2]
+        numbers = re.findall(r"(?<![\w.])\d+", arguments)
+        typed = [t for t in types.values() if re.search(rf"\b{t}\b", arguments)]
+        return kernel in name and (not numbers or int(numbers[0]) == D) and (not typed or types[dtype] in typed)
+
+    found = [name for name in names if serves(name)]
+    if len(found) != 1:
+        what = f"{len(found)} kernels" if found else "no kernel"
+        raise ValueError(
+            f"{what} for D = {D}, {dtype}{f', {kernel!r}' if kernel else ''}; there are {', '.join(names)}"
+        )
+    return found[0]
+
+
+Line = tuple[int, str, str]  # address, opcode with modifiers, operands
+
+
+def _code(listing: str) -> dict[str, list[Line]]:
+    """The instructions of each kernel in the text of `cuobjdump -sass`, NOPs left out."""
+    code: dict[str, list[Line]] = {}
+    lines: list[Line] = []
+    for line in listing.splitlines():
+        if "Function :" in line:
+            lines = code.setdefault(demangle(line.split(":", 1)[1].strip()), [])
+        elif (found := _INSTRUCTION.match(line)) and found["opcode"] != "NOP":
+            lines.append((int(found["address"], 16), found["opcode"] + found["modifiers"], found["operands"]))
+    return code
+
+
+def main_loop(lines: list[Line]) -> list[Line]:
+    """The instructions of the loop that does the products: of all code between a backward branch and its target, the
+    shortest with the most HMMAs (with the most FFMAs where there are none). ValueError if there is no loop."""
+    loops = []
+    for address, opcode, operands in lines:
+        target = re.search(r"\b0x([0-9a-f]+)\s*$", operands) if opcode.startswith("BRA") else None
+        if target and (start := int(target[1], 16)) < address:
+            loops.append([line for line in lines if start <= line[0] <= address])
+    if not loops:
+        raise ValueError("the kernel has no loop")
+
+    def products(loop: list[Line]) -> tuple[int, int, int]:
+        hmma, ffma = (sum(opcode.startswith(name) for _, opcode, _ in loop) for name in ("HMMA", "FFMA"))
+        return hmma, 0 if hmma else ffma, -len(loop)
+
+    return max(loops, key=products)
+
+
+def _class(opcode: str) -> str:
+    return next((name for name, pattern in CLASSES.items() if re.match(rf"(?:{pattern})(?![A-Z0-9])", opcode)), "other")
+
+
+def table(*which: str | Rung, arch: str = "sm_90a") -> pd.DataFrame:
+    """Registers per thread, bytes spilled (stores and loads) and shared memory per CTA of every kernel of some rungs: rung,
+    kernel, registers, spilled_bytes, and from the line of the header block's `tiles` for its D: Br, Bc, threads, smem_kb, ctas.
+    """
+    rows = []
+    for one in which:
+        rung = one if isinstance(one, Rung) else find(one)
+        for name, row in resources(rung, arch).iterrows():
+            numbers = re.findall(r"(?<![\w.])\d+", str(name).partition("<")[2])
+            said = tile(rung, int(numbers[0])) if numbers else {}
+            spilled = int(row["spill_store_bytes"] + row["spill_load_bytes"])
+            order = (int(numbers[0]) if numbers else 0, "bfloat16" in str(name))
+            rows.append((order, rung.stem, name, int(row["registers"]), spilled, *map(said.get, TILE_KEYS.values())))
+    columns = ["order", "rung", "kernel", "registers", "spilled_bytes", *TILE_KEYS.values()]
+    frame = pd.DataFrame(rows, columns=columns).sort_values(["rung", "order"], kind="stable").drop(columns="order")
+    return frame.astype(dict.fromkeys(TILE_KEYS.values(), "Int64")).reset_index(drop=True)
+
+
+TILE_KEYS = {"Br": "Br", "Bc": "Bc", "threads": "threads", "smem": "smem_kb", "CTAs/SM": "ctas"}
+
+
+def tile(rung: Rung, D: int) -> dict[str, int]:
+    """What a rung's header block says of its tiles for one D: Br, Bc, threads, smem_kb and ctas (per SM), as far as it does."""
+    line = next((t for t in rung.tiles.splitlines() if re.match(rf"D={D}\b", t)), "")
+    found = dict(re.findall(r"([\w/]+)=(\d+)", line))
+    return {name: int(found[key]) for key, name in TILE_KEYS.items() if key in found}
 
 
 def _disassembled(folder: Path) -> str:

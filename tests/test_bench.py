@@ -5,6 +5,7 @@ import random
 import time
 
 import pytest
+import sixteen
 import torch
 
 from helpers import bench, ladder, record
@@ -165,6 +166,20 @@ def test_peers_answer_as_the_reference_does():
 
 
 @gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_peers_in_sixteen_bits(dtype):
+    from helpers import reference
+
+    q, k, v = (torch.randn(2, 3, 128, 64, device="cuda", dtype=dtype) for _ in range(3))
+    o, _ = reference.attention(q, k, v)
+    found = bench.peers(q, k, v)
+    assert {"SDPA MATH", "SDPA EFFICIENT", "SDPA FLASH"} <= set(found)
+    assert "SDPA MATH" not in bench.peers(q, k, v, without=["SDPA MATH"])
+    for name, call in found.items():
+        assert (call(q, k, v) - o).abs().max() < 4 * torch.finfo(dtype).eps, name
+
+
+@gpu
 def test_memory_is_the_peak_of_one_call():
     x = torch.zeros(1 << 20, device="cuda")
     assert bench.memory(lambda x: (x + 1) * 2, [x]) == 2 * 4 << 20
@@ -198,8 +213,8 @@ def stand_in(fake_gpu, monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 1000)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 5000)
     monkeypatch.setattr(FakeEvent, "record", lambda self: setattr(self, "at", time.perf_counter() * 1e3))
-    monkeypatch.setattr(bench, "errors", lambda *args: errors(*args, lengths=(64, 128)))
-    monkeypatch.setattr(bench, "memories", lambda *args: memories(*args, lengths=(64,)))
+    monkeypatch.setattr(bench, "errors", lambda *args, **kw: errors(*args, lengths=(64, 128), **kw))
+    monkeypatch.setattr(bench, "memories", lambda *args, **kw: memories(*args, lengths=(64,), **kw))
     monkeypatch.setattr(bench, "builds", lambda stem: builds(stem, times=1))
     return tmp_path
 
@@ -227,6 +242,30 @@ def test_recording_runs_from_end_to_end(stand_in, stem):
     assert build["reverted"] < 0.5 * build["edit"]
 
 
+def test_a_sixteen_bit_rung_is_recorded_in_both_its_dtypes(stand_in, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(ladder, "KERNELS", tmp_path / "kernels")
+    monkeypatch.setattr(bench, "MATH_MAX_N", 40)
+    stem = sixteen.make_rung(ladder.KERNELS, "77_sixteen")
+    bench.record_rung(stem)
+    said = capsys.readouterr().out  # the CPU's SDPA FLASH stands in for the GPU's
+    assert "worst" in said and ("B2 H1 N33" in said or "B1 H2 N64" in said)
+    forward = record.load(stem, device="stand-in", root=stand_in)
+    for dtype in ("fp16", "bf16"):
+        here = forward[forward["dtype"] == dtype]
+        assert here[here["name"] == stem].groupby("Nk").size().to_dict() == {33: 7, 64: 7}
+        assert set(here.loc[here["name"] == "SDPA MATH", "Nk"]) == {33}  # costly beyond MATH_MAX_N
+    (note,) = record.about(stem, device="stand-in", root=stand_in)["skipped"]
+    assert "SDPA MATH beyond N = 40 in 16 bits" in note
+    error = record.load(stem, "error", "stand-in", stand_in)
+    assert error.groupby(["dtype", "D", "output"]).size().eq(2).all() and set(error["dtype"]) == {"fp16", "bf16"}
+    assert (error["error"] <= error["budget"]).all()
+    o = error[error["output"] == "o"].set_index(["dtype", "Nk", "D"])["pytorch_error"]
+    assert (o["bf16"] > 2 * o["fp16"]).all()  # three bits fewer
+    memory = record.load(stem, "memory", "stand-in", stand_in)
+    assert set(memory.loc[memory["name"] == stem, "dtype"]) == {"fp16", "bf16"}
+    assert len(record.load(stem, "build", "stand-in", stand_in)) == 5
+
+
 def test_a_wrong_kernel_is_not_timed(stand_in, monkeypatch):
     from helpers import kernel, reference
 
@@ -249,5 +288,5 @@ def test_what_a_kernel_refuses_is_skipped_and_said(stand_in):
         return q
 
     frame, skipped = bench.forward(refuses, "mine", "attention")
-    assert skipped == ["mine at (B,H,Nq,Nk,D) = (2, 1, 33, 33, 64): N = 33 is not a multiple of 64"]
+    assert skipped == ["mine at (B,H,Nq,Nk,D) = (2, 1, 33, 33, 64), fp32: N = 33 is not a multiple of 64"]
     assert set(frame.loc[frame["name"] == "mine", "Nq"]) == {64}

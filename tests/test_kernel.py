@@ -7,7 +7,7 @@ import torch
 
 from helpers import Kernel, KernelError, load, rung
 from helpers.build import build
-from helpers.kernel import FaArgs, _dtype_code
+from helpers.contract import FaArgs, _dtype_code
 from helpers.ladder import INCLUDE
 
 Q = (2, 3, 40, 64)
@@ -120,7 +120,7 @@ def test_outputs_of_another_shape_or_type_are_refused(fa1):
     ("out", "words"),
     [
         (lambda o, lse: o, "out takes two tensors, 1 came"),
-        (lambda o, lse: (None, lse), "out: o is a NoneType; out takes two tensors"),
+        (lambda o, lse: (None, lse), "out: o is a NoneType; out takes tensors"),
         (lambda o, lse: (o[:, :, :1].expand(o.shape), lse), "out: o has strides .*; its elements have to have places"),
         (lambda o, lse: (o, lse.mT.contiguous().mT), "out: lse has strides .*contiguous"),
     ],

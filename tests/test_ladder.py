@@ -18,7 +18,7 @@ def test_the_glob_is_the_list():
 
 def test_every_key_is_parsed():
     made = ladder.parse(BLOCK, Path("mine.cu"), strict=True)
-    assert (made.stem, made.title, made.idea, made.op) == ("mine", "a title", "one\ntwo", "softmax")
+    assert (made.stem, made.title, made.idea, made.op) == ("mine", "a title", "one two", "softmax")
     assert (made.dtypes, made.D, made.arch) == (("fp16", "bf16"), (64, 128), "sm_80")
     assert made.workspace == (("m", ("B", "H", "Nq")), ("S", ("rows", "N")))
 

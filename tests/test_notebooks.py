@@ -6,20 +6,27 @@ leaves it out. Two notebooks run at a time.
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jupytext
 import nbformat
+import pandas as pd
 import pytest
+import sixteen
 from nbclient.exceptions import CellExecutionError
 
-from helpers import execute, ladder, show
+from helpers import execute, ladder, record, show
 
 FOLDER = execute.NOTEBOOKS
 STEMS = sorted(path.stem for path in FOLDER.glob("[0-9][0-9]_*.ipynb"))
 RUNGS = [stem for stem in STEMS if (ladder.KERNELS / f"{stem}.cu").exists()]
+OTHERS = {"00_start_here"} | {stem for stem in STEMS if stem.startswith("9")}  # about no one rung: 9x look across them
 LONGEST_CELL = 18  # lines
 
 OPENING = ("**After this notebook you can**", "**Time**", "**Needs**", "**The idea in one line**")
@@ -121,6 +128,12 @@ def test_opens_with_what_it_offers_and_asks(stem):
     assert -1 not in places and places == sorted(places), f"the opening block has to hold, in order, {OPENING}"
 
 
+def test_a_notebook_is_a_rung_s_or_looks_across_them():
+    """So that a notebook whose kernel was renamed isn't taken for one without a kernel, and let off its sections."""
+    assert set(STEMS) - set(RUNGS) <= OTHERS
+    assert not OTHERS & set(RUNGS)
+
+
 @every
 def test_has_its_sections_in_order(stem):
     headings = re.findall(r"^## (.+)$", "\n".join(texts(read(stem), "markdown")), re.MULTILINE)
@@ -192,6 +205,34 @@ def test_executes_and_its_solutions_solve(stem, executions):
     for number in exercises(read(stem)):
         verdicts = re.findall(rf"Exercise {re.escape(number)}: (solved|not solved yet)", "\n".join(outputs))
         assert verdicts == ["not solved yet", "solved"], f"exercise {number}: {verdicts}"
+
+
+@pytest.mark.notebooks
+def test_a_new_rung_stands_in_the_last_notebook_by_itself(tmp_path):
+    """A copy of the series with one kernel file and its record more, and nothing else changed."""
+    for folder in ("helpers", "kernels", "data"):
+        shutil.copytree(execute.ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "notebooks").mkdir()
+    stem = sixteen.make_rung(tmp_path / "kernels", "77_sixteen")
+    shape = [(16384 // n, 2048 // d, n, n, d) for d in (64, 128) for n in (1024, 4096)]
+    speeds = {stem: 123.0, "SDPA FLASH": 300.0, "SDPA CUDNN": 500.0, "SDPA MATH": 30.0}
+    rows = [(n, "fp16", *s, 0, record.forward_flops(*s) / t / 1e9) for s in shape for n, t in speeds.items()]
+    frame = pd.DataFrame(rows, columns=["name", "dtype", *record.SHAPE, "round", "ms"])
+    frame.to_csv(tmp_path / "data" / "nvidia-h200" / f"{stem}.forward.csv", index=False)
+    known = {"rung": stem, "kind": "forward", "op": "attention", "device": "NVIDIA H200", "digest": "0"}
+    (tmp_path / "data" / "nvidia-h200" / f"{stem}.forward.json").write_text(json.dumps(known))
+    cells = [c for c in read("99_the_ladder").cells if c.cell_type == "code" or c.source.startswith("## Your kernel")]
+    upto = next(i for i, c in enumerate(cells) if c.cell_type == "markdown")  # the rest is about the reader's own
+    cells[0].source += f"\nassert scoreboard.__file__.startswith({str(tmp_path)!r})"
+    nbformat.write(nbformat.v4.new_notebook(cells=cells[:upto]), tmp_path / "notebooks" / "99_the_ladder.ipynb")
+    done = subprocess.run(
+        [sys.executable, "-m", "helpers.execute", "99_the_ladder"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-2000:]
+    executed = nbformat.read(tmp_path / "build" / "notebooks" / "99_the_ladder.ipynb", as_version=4)
+    shown = [text for cell in executed.cells if stem in (text := printed(cell))]
+    assert len(shown) >= 5  # the ratios by dtype, the costs, the steps, the public kernels, the log
+    assert any("0.41" in text for text in shown)  # 123 / 300
 
 
 # The tests above bite

@@ -1,28 +1,37 @@
-"""Every rung as a PyTorch operator."""
+"""Every rung as a PyTorch operator, in each of its dtypes."""
 
 import pytest
 import torch
 
 from helpers import load, op, rungs
+from helpers.reference import DTYPES
+
+each = pytest.mark.parametrize(
+    ("rung", "dtype"),
+    [(r, DTYPES[d]) for r in rungs() for d in r.dtypes],
+    ids=[f"{r.stem}-{d}" for r in rungs() for d in r.dtypes],
+)
 
 
-def inputs(rung) -> tuple:
+def inputs(rung, dtype) -> tuple:
     torch.manual_seed(0)
-    return (torch.randn(3, 40),) if rung.op == "softmax" else tuple(torch.randn(1, 2, 33, 64) for _ in range(3))
+    shapes = [(3, 40)] if rung.op == "softmax" else [(1, 2, 33, 64)] * 3
+    return tuple(torch.randn(shape).to(dtype) for shape in shapes)
 
 
-@pytest.mark.parametrize("rung", rungs(), ids=lambda r: r.stem)
-def test_opcheck(rung):
-    results = torch.library.opcheck(op.operator(rung.stem), inputs(rung))
+@each
+def test_opcheck(rung, dtype):
+    results = torch.library.opcheck(op.operator(rung.stem), inputs(rung, dtype))
     assert set(results.values()) == {"SUCCESS"}
 
 
-@pytest.mark.parametrize("rung", rungs(), ids=lambda r: r.stem)
-def test_the_operator_is_the_kernel(rung):
-    for got, expected in zip(
-        op.operator(rung.stem)(*inputs(rung)), load(rung.stem, device="cpu", quiet=True)(*inputs(rung))
-    ):
-        assert torch.equal(got, expected)
+@each
+def test_the_operator_is_the_kernel(rung, dtype):
+    x = inputs(rung, dtype)
+    got, expected = op.operator(rung.stem)(*x), load(rung.stem, device="cpu", quiet=True)(*x)
+    assert [t.dtype for t in got] == [dtype, torch.float32]
+    for a, b in zip(got, expected, strict=True):
+        assert torch.equal(a, b)
 
 
 class Attention(torch.nn.Module):
@@ -35,10 +44,14 @@ class Attention(torch.nn.Module):
         return self.attend(q, k, v)[0].transpose(1, 2).flatten(2)
 
 
-@pytest.mark.parametrize("stem", ["01_naive", "03_fa1_fp32", "04_fa2_fp32"])
-def test_a_module_compiles_without_a_graph_break(stem):
+@each
+def test_a_module_compiles_without_a_graph_break(rung, dtype):
+    if rung.op != "attention":
+        return
+    d = 64 if not rung.D or 64 in rung.D else rung.D[0]
+    torch._dynamo.reset()  # it counts how often one function is compiled anew, and gives up
     torch.manual_seed(0)
-    module, x = Attention(stem), torch.randn(2, 37, 64)
+    module, x = Attention(rung.stem, d=d).to(dtype), torch.randn(2, 37, 2 * d).to(dtype)
     with torch.no_grad():
         expected = module(x)
         compiled = torch.compile(module, fullgraph=True, backend="aot_eager")(x)
@@ -59,3 +72,22 @@ def test_an_unknown_rung_names_the_rungs():
 def test_wrong_shapes_are_the_contracts_to_refuse():
     with pytest.raises(ValueError, match="head dimension 48"):
         op.operator("03_fa1_fp32")(*(torch.randn(1, 1, 8, 48) for _ in range(3)))
+
+
+@each
+def test_a_dtype_the_rung_does_not_take_is_refused_when_run_and_when_traced(rung, dtype):
+    other = torch.float64 if dtype == torch.float32 else torch.float32
+    call, wrong = op.operator(rung.stem), [x.to(other) for x in inputs(rung, dtype)]
+    allowed = f"{rung.stem} takes {str(DTYPES[rung.dtypes[0]]).removeprefix('torch.')}"
+    with pytest.raises(ValueError, match=allowed):
+        call(*wrong)
+    with torch._subclasses.FakeTensorMode(), pytest.raises(ValueError, match=allowed):
+        call(*(torch.empty(x.shape, dtype=other) for x in wrong))
+
+
+def test_mixed_dtypes_are_refused_while_traced():
+    q, k = (torch.empty(1, 2, 33, 64, dtype=dtype) for dtype in (torch.float16, torch.bfloat16))
+    for rung in rungs():
+        if len(rung.dtypes) > 1:
+            with torch._subclasses.FakeTensorMode() as fake, pytest.raises(ValueError, match="have to be the same"):
+                op.operator(rung.stem)(*(fake.from_tensor(x) for x in (q, k, k)))

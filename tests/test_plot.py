@@ -9,7 +9,7 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.text import Text
 
-from helpers import plot
+from helpers import plot, record
 
 PEERS = {"SDPA MATH": 20.0, "SDPA EFFICIENT": 40.0}
 
@@ -154,12 +154,99 @@ def test_shapes_that_share_an_n_are_not_mixed():
         plot.throughput(pd.concat([other, other.assign(B=4)]))
 
 
+def test_one_dtype_at_a_time():
+    both = pd.concat([forward(tflops=30.0).assign(dtype="fp16"), forward(tflops=60.0).assign(dtype="bf16")])
+    for dtype, speed in ((None, 30.0), ("fp16", 30.0), ("bf16", 60.0)):
+        figure = plot.throughput(both, dtype)
+        assert f", {dtype or 'fp16'}, " in figure.get_suptitle()
+        (x, y), *_ = lines(figure.axes[0]).values()
+        np.testing.assert_array_equal(x, [512, 2048, 16384])
+        np.testing.assert_allclose(y, speed)
+    (_, y), *_ = lines(plot.ratio(both, "04_fa2_fp32", "SDPA MATH", dtype="bf16").axes[0]).values()
+    np.testing.assert_allclose(y, 3.0)
+    for draw, frame in ((plot.memory, MEMORY), (plot.error, ERROR)):
+        frame = pd.concat([frame.assign(dtype="fp16"), frame.assign(dtype="bf16")])
+        assert ", bf16, " in draw(frame, dtype="bf16").get_suptitle()
+        assert ", fp16, " in draw(frame).get_suptitle()
+    with pytest.raises(ValueError, match="nothing recorded for fp32; there is fp16, bf16"):
+        plot.latency(both, "fp32")
+
+
 def test_softmax_is_shown_by_its_bytes():
     rows = forward("02_online_softmax", peers={"torch.softmax": 1.0, "copy": 2.0})
     rows = rows[rows["D"] == 64].assign(op="softmax", B=1, H=1, Nq=lambda f: 2**26 // f["Nk"], D=1)
     figure = plot.throughput(rows)
     assert "TB/s" in figure.axes[0].get_ylabel()
     assert "row softmax" in figure.get_suptitle()
+
+
+def board(stale=False, yours=None):
+    """What scoreboard.speeds() gives: two fp32 rungs, two of 16 bits, one without records, and the peers."""
+    rows = []
+    for D in (64, 128):
+        fp32 = {"kind": "rung", "dtype": "fp32", "D": D, "device": "NVIDIA H200", "stale": stale}
+        rows += [fp32 | {"name": "01_naive", "tflops": 1.5}, fp32 | {"name": "04_fa2_fp32", "tflops": 45.0}]
+        for name, tflops, ratio in (("10_mma", 80.0, 0.25), ("11_swizzled", 200.0, 0.65), ("12_waits", None, None)):
+            row = fp32 | {"name": name, "dtype": "fp16", "tflops": tflops, "to_flash": ratio}
+            rows.append(row | ({"low": ratio - 0.1, "high": ratio + 0.1} if ratio else {"device": None, "stale": None}))
+        for name, tflops, ratio in (("SDPA FLASH", 300.0, 1.0), ("Triton tutorial 06", 450.0, 1.5)):
+            rows.append(fp32 | {"name": name, "kind": "peer", "dtype": "fp16", "tflops": tflops, "to_flash": ratio})
+    return pd.DataFrame([*rows, *([yours] if yours else [])])
+
+
+def test_the_staircase_has_a_step_for_every_rung_and_a_line_for_every_peer():
+    figure = plot.staircase(board())
+    text = words(figure)
+    assert {"1.5", "45", "80", "200", "SDPA FLASH", "Triton tutorial 06", "01\nnaive", "12\nwaits"} <= set(text)
+    assert text.count("not recorded yet") == 2
+    assert "hatched: fp32" in figure.get_suptitle() and "NVIDIA H200" in figure.get_suptitle()
+    assert [len(ax.patches) for ax in figure.axes] == [4, 4]
+    assert figure.axes[0].get_yscale() == "log"
+
+
+def test_the_staircase_of_ratios_leaves_fp32_out_and_shows_the_spread():
+    yours = {"name": "yours", "kind": "yours", "dtype": "bf16", "D": 64, "tflops": 250.0, "to_flash": 0.8, "low": 0.7}
+    figure = plot.staircase(board(yours=yours | {"high": 0.9, "device": "NVIDIA A10", "stale": False}), "to_flash")
+    text = words(figure)
+    assert {"0.25", "0.65", "0.80", "yours", "not at D = 128"} <= set(text)
+    assert "01\nnaive" not in text
+    assert "yours on NVIDIA A10" in figure.get_suptitle()
+    assert figure.axes[0].containers and figure.axes[0].get_yscale() == "linear"
+    assert "its time / this one's" in figure.axes[0].get_ylabel()
+
+
+def test_the_staircase_says_what_is_stale_and_what_is_missing():
+    assert "STALE: 01_naive, 04_fa2_fp32" in plot.staircase(board(stale=True)).get_suptitle()
+    with pytest.raises(ValueError, match="units tflops, to_flash, not 'ms'"):
+        plot.staircase(board(), "ms")
+    none = board().query("name == '12_waits' or kind == 'peer'")
+    with pytest.raises(ValueError, match="no rung has tflops recorded; there are 12_waits"):
+        plot.staircase(none)
+
+
+def test_every_rung_s_error_is_a_share_of_its_budget():
+    frame = pd.concat([ERROR.assign(dtype=d, error=e) for d, e in (("fp16", 4e-7), ("bf16", 2e-7))])
+    figure = plot.budget(frame)
+    assert {"04_fa2_fp32", "O", "LSE", "fp16", "bf16", "wrong"} <= set(words(figure))
+    assert "NVIDIA H200" in figure.get_suptitle()
+    drawn = sorted(l.get_xdata()[0] for l in figure.axes[0].lines)
+    assert drawn == pytest.approx([0.25, 0.5])
+
+
+def test_published_steps_and_ours_share_no_axis_but_percent():
+    figure = plot.percent_steps(record.sixteen_steps(), {"11_swizzled": 66.0, "12_waits": float("nan")}, "NVIDIA H200")
+    text = words(figure)
+    assert {"2 · Swizzling", "72.4", "11_swizzled", "66", "not recorded yet", "this series, NVIDIA H200"} <= set(text)
+    assert "percent of FlashAttention-2" in figure.axes[0].get_xlabel()
+
+
+def test_opcodes_are_bars_beside_each_other():
+    index = pd.Index(["HMMA", "LDSM", "BAR", "all"], name="opcode")
+    frame = pd.DataFrame({"10": [64, 32, 1, 97], "11": [64, 16, 2, 82], "change": [0, -16, 1, -15]}, index=index)
+    figure = plot.opcodes(frame)
+    text = words(figure)
+    assert {"HMMA", "LDSM", "64", "32", "16", "10", "11"} <= set(text)
+    assert not {"BAR", "all", "change", "-16"} & set(text)
 
 
 def test_predictions_stand_beside_counts():

@@ -2,8 +2,9 @@
 
 import pandas as pd
 import pytest
+import sixteen
 
-from helpers import readme, record
+from helpers import ladder, readme, record
 from helpers.ladder import rungs
 
 CONDITIONS = {"device": "NVIDIA H200", "date": "2026-01-01"}
@@ -31,6 +32,23 @@ def test_a_row_says_speed_and_ratio(tmp_path):
     assert "15 · 15 TFLOP/s" in row
     assert "1.50 × SDPA MATH (1.50–1.50)" in row
     assert "(kernels/04_fa2_fp32.cu)" in row
+
+
+def test_a_sixteen_bit_rung_says_both_dtypes_against_flash(tmp_path, monkeypatch):
+    monkeypatch.setattr(ladder, "KERNELS", tmp_path / "kernels")
+    stem = sixteen.make_rung(ladder.KERNELS, "77_sixteen")
+    rows = []
+    for dtype, D, ratio in (("fp16", 64, 0.5), ("fp16", 128, 0.6), ("bf16", 64, 0.7), ("bf16", 128, 0.8)):
+        for N, lower in ((512, 0.1), (1024, 0.0), (4096, 0.0)):
+            B, H, flash = 16384 // N, 2048 // D, 300.0
+            for name, tflops in ((stem, flash * (ratio - lower)), ("SDPA FLASH", flash), ("SDPA EFFICIENT", 200.0)):
+                rows.append((name, dtype, B, H, N, N, D, 0, 4 * B * H * N * N * D / tflops / 1e9))
+    frame = pd.DataFrame(rows, columns=["name", "dtype", "B", "H", "Nq", "Nk", "D", "round", "ms"])
+    record.save(stem, "forward", frame, known=CONDITIONS, root=tmp_path)
+    row = next(line for line in readme.table(tmp_path).splitlines() if stem in line)
+    assert "fp16 150 · 180, bf16 210 · 240 TFLOP/s" in row
+    assert "fp16 0.50 · 0.60, bf16 0.70 · 0.80 × SDPA FLASH (0.50–0.80)" in row  # N = 512 is not in the mean
+    assert "EFFICIENT" not in row
 
 
 def test_every_rung_has_a_row_recorded_or_not(tmp_path):

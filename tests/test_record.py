@@ -10,15 +10,16 @@ import pytest
 
 from helpers import record
 from helpers.ladder import rung
+from helpers.record import SHAPE
 
 CONDITIONS = {"device": "NVIDIA H200", "driver": "580", "power_limit_w": 700.0, "date": "2026-01-01"}
-SHAPE = {"B": 4, "H": 32, "Nq": 4096, "Nk": 4096, "D": 64}
+ONE = {"B": 4, "H": 32, "Nq": 4096, "Nk": 4096, "D": 64}
 
 
 def samples(times, **shape):
     """Forward samples from {name: [ms of each round]}."""
     rows = [
-        {"name": n, "dtype": "fp32", **SHAPE, **shape, "round": r, "ms": ms}
+        {"name": n, "dtype": "fp32", **ONE, **shape, "round": r, "ms": ms}
         for n, all_ms in times.items()
         for r, ms in enumerate(all_ms)
     ]
@@ -153,6 +154,25 @@ def test_overall_is_the_geometric_mean_with_the_worst_and_best_shape():
     assert (mean, low, high) == (pytest.approx(math.cbrt(0.5 * 2 * 8)), 0.5, 8.0)
 
 
+def test_a_summary_is_by_dtype_and_head_dimension_and_names_the_worst_shape():
+    parts = []
+    for dtype, D, factor in (("fp16", 64, 1.0), ("fp16", 128, 2.0), ("bf16", 64, 3.0)):
+        for N, ratio in ((512, 0.5), (1024, 2.0), (4096, 8.0)):
+            shape = {"B": 16384 // N, "H": 2048 // D, "Nq": N, "Nk": N, "D": D}
+            parts.append(samples({"ours": [1.0], "peer": [factor * ratio]}, **shape).assign(dtype=dtype))
+    parts.append(samples({"ours": [1.0], "peer": [0.25]}, B=8, H=16, Nq=256, Nk=256).assign(dtype="fp16"))
+    frame = record.summary(pd.concat(parts), "ours", "peer").set_index(["dtype", "D"])
+    assert frame["mean"].to_dict() == pytest.approx({("fp16", 64): 4, ("fp16", 128): 8, ("bf16", 64): 12})
+    assert frame.loc[("fp16", 64), ["low", "high", "worst", "at"]].tolist() == [2.0, 8.0, 0.25, "B8 H16 N256"]
+    assert frame.loc[("bf16", 64), ["worst", "at"]].tolist() == [1.5, "B32 H32 N512"]
+
+
+def test_errors_and_memory_recorded_before_there_was_a_dtype_are_fp32(tmp_path):
+    old = pd.DataFrame([("04_fa2_fp32", 1, 1, 512, 512, 64, 9)], columns=["name", *SHAPE, "bytes"])
+    save(tmp_path, old, kind="memory")
+    assert record.load("04_fa2_fp32", "memory", root=tmp_path)["dtype"].tolist() == ["fp32"]
+
+
 def test_records_are_read_without_torch():
     code = "import sys; from helpers import record, plot, show, sass, readme; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=record.DATA.parent)
@@ -171,7 +191,38 @@ def test_the_documentation_names_every_kind_and_file_there_is():
             assert about["device"], path
             assert about["date"], path
             assert ("digest" in about) == (stem != "device"), path
-            assert kind == "counters" or all(f"`{c}`" in text or c in "B H Nq Nk D" for c in columns), path
+            assert kind in ("counters", "patterns", "microkernels") or all(
+                f"`{c}`" in text or c in "B H Nq Nk D" for c in columns
+            ), path
+
+
+def test_public_kernels_read_like_a_record():
+    frame = record.public_kernels()
+    assert not frame.duplicated(["name", "dtype", *SHAPE]).any()
+    at = frame[(frame["dtype"] == "fp16") & (frame["D"] == 128) & (frame["Nk"] == 4096)].set_index("name")
+    assert 515 < at.loc["Triton tutorial 06", "tflops"] < 525
+    assert at.loc["SDPA FLASH", "to_flash"] == 1 and 300 < at.loc["SDPA FLASH", "tflops"] < 350
+    assert at.loc["FlashAttention-3", "to_flash"] > at.loc["SDPA CUDNN", "to_flash"] > 1.5
+    assert 1.05 < at.loc["flash_attention_from_scratch 16", "to_flash"] < 1.15
+    assert {"LeetCUDA", "learn-cuda 07"} <= set(frame["name"])
+    long = frame[(frame["Nk"] == 16384) & (frame["name"] == "LeetCUDA")]
+    flops = record.forward_flops(*(long[c] for c in SHAPE))
+    assert (flops / long["ms"] / 1e9 / long["tflops"]).between(0.99, 1.01).all()
+    assert len(record.public_kernels(causal=True)) and set(record.public_kernels("bwd")["name"]) >= {"FlashAttention-3"}
+
+
+def test_the_published_log_and_steps_are_read():
+    log = record.leetcuda_log()
+    assert len(log) == len(record.published("leetcuda_readme_ada")) / 2
+    row = log[
+        (log["dtype"] == "fp16") & (log["B"] == 16) & (log["H"] == 16) & (log["Nk"] == 1024) & (log["D"] == 64)
+    ].iloc[0]
+    assert row["ms"] == 1.106799 and row["to_unfused"] == pytest.approx(5.125363 / 1.106799)
+    assert row["tflops"] == pytest.approx(4 * 16 * 16 * 1024**2 * 64 / 1.106799e-3 / 1e12)
+    steps = record.sixteen_steps()
+    assert steps.index.tolist() == list(range(1, 17))
+    assert steps.loc[2, "a100_gain"] == pytest.approx(72.4 - 16.6)
+    assert "`" not in "".join(steps["change"])
 
 
 def test_published_tables_keep_their_columns():

@@ -112,8 +112,9 @@ def test_every_case_has_a_finite_answer_except_the_masked_rows():
             assert lse.isfinite().all() or "masked" in case.name, case.name
 
 
-def test_the_cases_are_what_their_names_say():
-    made = {c.name: c for c in reference.cases(SimpleNamespace(op="attention", dtypes=("fp32",), D=(64,)))}
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+def test_the_cases_are_what_their_names_say(dtype):
+    made = {c.name: c for c in reference.cases(SimpleNamespace(op="attention", dtypes=(dtype,), D=(64,)))}
 
     def scores(case):
         return case.q.double() @ case.k.double().mT / 8
@@ -142,11 +143,21 @@ def test_cases_follow_the_rung_and_are_the_same_every_time():
     first, again = list(reference.cases(rung)), list(reference.cases(rung))
     assert {c.q.dtype for c in first} == {torch.float16, torch.bfloat16}
     assert {c.q.shape[-1] for c in first} == {128}
+    assert len([c for c in first if c.q.dtype == torch.float16]) == len(first) / 2
     assert all(x.isfinite().all() for c in first for x in c.inputs)
     for a, b in zip(first, again, strict=True):
         assert a.name == b.name
         assert all(torch.equal(x, y) and x.stride() == y.stride() for x, y in zip(a.inputs, b.inputs, strict=True))
     assert len({c.name for c in first}) == len(first)
+
+
+def test_every_head_dimension_meets_the_edges_of_its_tiles():
+    made = list(reference.cases(SimpleNamespace(op="attention", dtypes=("fp16",), D=(32, 64, 128))))
+    for d in (32, 64, 128):
+        own = [c for c in made if c.q.shape[-1] == d]
+        for tile in (64, 128):
+            assert {1, tile - 1} <= {c.q.shape[2] % tile for c in own}, (d, tile)
+            assert {1, tile - 1} <= {c.k.shape[2] % tile for c in own}, (d, tile)
 
 
 def test_packed_strides_survive_the_change_of_dtype():

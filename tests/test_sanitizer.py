@@ -18,7 +18,7 @@ pytestmark = pytest.mark.gpu
 CALLS = """
 import sys
 import torch
-from helpers import load, rung, rungs
+from helpers import load, reference, rung, rungs
 torch.manual_seed(0)
 for r in rungs():
     kernel = load(r.stem, device="cuda", quiet=True)
@@ -28,8 +28,8 @@ for r in rungs():
     else:
         sizes = [(1, 1), (129, 70), (65, 130)]
         calls = [
-            tuple(torch.randn(1, 2, n, D, device="cuda") for n in (Nq, Nk, Nk))
-            for D in (r.D or (33, 64)) for Nq, Nk in sizes
+            tuple(torch.randn(1, 2, n, D, device="cuda").to(reference.DTYPES[dtype]) for n in (Nq, Nk, Nk))
+            for dtype in r.dtypes for D in (r.D or (33, 64)) for Nq, Nk in sizes
         ]
     for inputs in calls:
         kernel(*inputs)

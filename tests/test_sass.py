@@ -57,6 +57,98 @@ def test_opcodes_are_counted_with_predicates_and_without_padding():
     assert full["LDS.128"] == full["LDS"] == full["FFMA.FTZ"] == 1
 
 
+def code(*instructions):
+    """Lines as `_code` gives them: one every 16 bytes."""
+    return [(16 * i, *(text.partition(" ")[::2])) for i, text in enumerate(instructions)]
+
+
+LOOPS = code(
+    "MOV R1",
+    "FFMA R0",  # 0x10: a loop without products
+    "@P0",
+    "BRA 0x10",
+    "LDSM.16.M88.4 R4",  # 0x40: the outer loop
+    "HMMA.16816.F32 R8",  # 0x50: the inner one, with both products
+    "HMMA.16816.F32.BF16 R8",
+    "BRA 0x50",
+    "FADD R1",
+    "BRA 0x40",
+    "BRA 0xb0",  # forward
+    "EXIT",
+)
+
+
+def test_the_main_loop_is_the_shortest_with_all_products():
+    assert [opcode for _, opcode, _ in sass.main_loop(LOOPS)] == ["HMMA.16816.F32", "HMMA.16816.F32.BF16", "BRA"]
+    without = [line for line in LOOPS if "HMMA" not in line[1]]
+    assert sass.main_loop(without)[0][1] == "FFMA"
+    with pytest.raises(ValueError, match="no loop"):
+        sass.main_loop(code("MOV R1", "EXIT"))
+
+
+@pytest.mark.parametrize(
+    ("opcode", "name"),
+    [
+        ("HMMA.16816.F32.BF16", "HMMA"),
+        ("LDSM.16.MT88.4", "LDSM"),
+        ("LDS.128", "LDS"),
+        ("LDGSTS.E.BYPASS.LTC128B.128", "LDGSTS"),
+        ("IMAD.MOV.U32", "MOV"),
+        ("UMOV", "MOV"),
+        ("IMAD.IADD", "IADD3"),
+        ("VIADD", "IADD3"),
+        ("IMAD.WIDE.U32", "IMAD"),
+        ("MUFU.EX2", "MUFU"),
+        ("BAR.SYNC.DEFER_BLOCKING", "BAR"),
+        ("FSETP.GEU.AND", "SEL, SETP"),
+        ("LDGDEPBAR", "other"),
+        ("FMNMX3", "other"),
+    ],
+)
+def test_each_opcode_has_its_class(opcode, name):
+    assert sass._class(opcode) == name
+
+
+def test_a_kernel_is_found_by_head_dimension_and_dtype():
+    names = [f"fa2<{d}, {t}>" for d in (64, 128) for t in ("__half", "__nv_bfloat16")]
+    assert sass.instance(names, 128, "bf16") == "fa2<128, __nv_bfloat16>"
+    assert sass.instance(["scores", "softmax"], 64, "fp32", "soft") == "softmax"
+    assert sass.instance(["k<__half, 64, 128>", "k<__half, 128, 64>"], 128, "fp16") == "k<__half, 128, 64>"
+    assert sass.instance(["fa2<Tile<64, 128>, __half>", "fa2<Tile<128, 64>, __half>"], 64, "fp16").startswith(
+        "fa2<Tile<64"
+    )
+    with pytest.raises(ValueError, match="no kernel for D = 32, fp16; there are fa2<64, __half>"):
+        sass.instance(names, 32, "fp16")
+    with pytest.raises(ValueError, match="2 kernels for D = 64, fp32; there are scores, softmax"):
+        sass.instance(["scores", "softmax"], 64, "fp32")
+
+
+def test_opcodes_of_an_edited_kernel_beside_the_kernel_s_own():
+    original = rung("04_fa2_fp32")
+    edited = dataclasses.replace(original, source=original.replace("#pragma unroll 16 ", "#pragma unroll 1 "))
+    frame = sass.compare(original, edited, dtype="fp32")
+    assert frame.columns.tolist() == ["04_fa2_fp32", "04_fa2_fp32 (2)", "change"]
+    assert (frame["change"] == frame.iloc[:, 1] - frame.iloc[:, 0]).all()
+    assert frame.loc["FFMA", "change"] < -500
+    whole = sass.histogram("04_fa2_fp32")["fa2_fp32<64>"]
+    assert frame.loc["FFMA", "04_fa2_fp32"] == whole["FFMA"]
+    assert frame.loc["all", "04_fa2_fp32"] == whole.sum()
+    inside = sass.compare("04_fa2_fp32", dtype="fp32", loop=True)
+    assert 0.9 * whole["FFMA"] < inside.loc["FFMA", "04_fa2_fp32"] <= whole["FFMA"]
+    assert inside.loc["all", "04_fa2_fp32"] < frame.loc["all", "04_fa2_fp32"]
+    assert "BAR" in inside.index and "STG" not in inside.index  # the output is written behind the loop
+
+
+def test_the_table_joins_the_cubin_and_the_header_block():
+    frame = sass.table("03_fa1_fp32", "04_fa2_fp32").set_index("kernel")
+    row = frame.loc["fa2_fp32<128>"]
+    assert row["rung"] == "04_fa2_fp32" and row["spilled_bytes"] == 0
+    assert row[["Br", "Bc", "threads", "smem_kb", "ctas"]].tolist() == [64, 128, 128, 84, 2]
+    assert row["registers"] == sass.resources("04_fa2_fp32").loc["fa2_fp32<128>", "registers"]
+    assert sass.tile(rung("04_fa2_fp32"), 48) == {}
+    assert list(frame.index[-3:]) == ["fa2_fp32<32>", "fa2_fp32<64>", "fa2_fp32<128>"]
+
+
 def test_names_are_as_in_the_source():
     assert sass.demangle("_Z8fa2_fp32ILi64EEv7fa_args") == "fa2_fp32<64>"
     assert sass.demangle("_Z7softmaxPKfPf") == "softmax"

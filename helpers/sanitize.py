@@ -1,0 +1,389 @@
+"""compute-sanitizer and the X-ray on the same wrong kernels: who finds what.
+
+`python -m helpers.sanitize [id ...]` builds every mutant of mutants.py (and every rung as it is) into a small program, runs
+it under each of compute-sanitizer's tools and records what they say; a mutant recorded already is left out. Needs a GPU.
+`python -m helpers.sanitize --xray` does the same with the X-ray, on any machine, and records both side by side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from fnmatch import fnmatch
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .contract import TORCH_NAMES
+from .errors import KernelError
+from .kernel import Kernel, load
+from .ladder import INCLUDE, rung, rungs
+from .mutants import BATCH, HEADS, Mutant, mutants, original
+from .toolkit import architecture, find_toolkit, gencode
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+CLEAN, TIMEOUT, FAILED = "clean", "timeout", "failed"
+SECONDS = 15  # for one program under one tool; a clean one takes a few
+RETRY_SECONDS = 5  # once it has run out of time under another tool
+PADDING = 1 << 16  # bytes that no tensor owns behind each allocation, as between tensors of the emulator
+COLUMNS = ["mutant", "stem", "line", "bug", "digest", *TOOLS, "xray"]
+ITEMSIZE = {"fp32": 4, "fp16": 2, "bf16": 2}
+HOST = Path(__file__).with_name("calls.cpp")
+
+
+def find_sanitizer() -> str:
+    """Path of `compute-sanitizer`. Raises FileNotFoundError with the mend if it is not installed."""
+    found = shutil.which("compute-sanitizer")
+    found = found or shutil.which("compute-sanitizer", path=os.path.join(os.environ.get("CUDA_HOME", ""), "bin"))
+    if found is None:
+        raise FileNotFoundError("compute-sanitizer is not on PATH: it comes with the CUDA toolkit")
+    return found
+
+
+def calls(mutant: Mutant) -> list[int]:
+    """The 12 numbers per call that calls.cpp takes: one call for each of the mutant's shapes, in its first dtype."""
+    about = rung(mutant.stem)
+    dtype, numbers = about.dtypes[0], []
+    for shape in mutant.shapes:
+        if about.op == "softmax":
+            B, H, (Nq, Nk), D = 1, 1, shape, 1
+        else:
+            B, H, (Nq, Nk, D) = BATCH, HEADS, shape
+        sizes = {"B": B, "H": H, "Nq": Nq, "Nk": Nk, "D": D, "rows": Nq, "N": Nk}
+        workspace = [4 * _product(sizes[word] for word in dims) for _, dims in about.workspace]
+        numbers += [int(about.op == "softmax"), list(TORCH_NAMES).index(dtype), B, H, Nq, Nk, D, ITEMSIZE[dtype]]
+        numbers += workspace + [0] * (4 - len(workspace))
+    return numbers
+
+
+def _product(numbers) -> int:
+    found = 1
+    for n in numbers:
+        found *= n
+    return found
+
+
+@cache
+def build_host(folder: Path) -> Path:
+    """calls.cpp compiled, for every mutant to be linked with."""
+    made = folder / "calls.o"
+    _nvcc([find_toolkit().nvcc, "-std=c++17", "-O1", "-c", f"-I{INCLUDE}", HOST, "-o", made])
+    return made
+
+
+@cache
+def _arch() -> str:
+    """This GPU's architecture; sm_80 without one: it compiles."""
+    from .record import query_gpu
+
+    answer = query_gpu("compute_cap")
+    return architecture(*map(int, answer[0].split("."))) if answer else "sm_80"
+
+
+def build(mutant: Mutant, folder: Path) -> Path:
+    """The mutant as a program in `folder`, if it isn't there yet. RuntimeError with nvcc's words if it can't be compiled."""
+    nvcc = find_toolkit().nvcc
+    program = folder / mutant.digest
+    if program.exists():
+        return program
+    source = folder / f"{mutant.digest}.sources" / f"{mutant.stem}.cu"
+    source.parent.mkdir(exist_ok=True)
+    source.write_text(mutant.source)
+    command = [nvcc, "-std=c++17", "-O3", "-lineinfo", gencode(_arch()), f"-I{INCLUDE}", source, build_host(folder)]
+    command += [f"-L{nvcc.parent.parent / 'lib'}"]  # where pip's toolkit has the runtime, which nvcc doesn't know
+    _nvcc([*command, "-o", source.with_suffix("")])
+    return source.with_suffix("").rename(program)
+
+
+def _nvcc(command: list) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError((done.stderr + done.stdout).strip())
+
+
+def sanitize(
+    program: Path, numbers: list[int], tool: str, *, seconds: float = SECONDS, keep: Path | None = None
+) -> str:
+    """What one tool says of a program: "clean", "timeout", or its first message in short.
+
+    keep: a folder for the tool's own words.
+    """
+    command = [find_sanitizer(), "--tool", tool, "--target-processes", "application-only", "--launch-timeout", "120"]
+    command += ["--max-connections", "256", "--show-backtrace", "no", "--print-limit", "3"]
+    if tool == "memcheck":
+        command += ["--padding", str(PADDING)]
+    command += [str(program), *map(str, numbers)]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    late = False
+    try:
+        said, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        late = True
+        os.killpg(process.pid, signal.SIGKILL)  # the program is a child of the tool, in the session started here
+        said, _ = process.communicate()
+    if keep is not None:
+        (keep / f"{program.name}.{tool}.txt").write_text(said)
+    found = read(said)
+    return found if not late else TIMEOUT if found == CLEAN or found.startswith(FAILED) else f"{found}; {TIMEOUT}"
+
+
+_PLACE = r"[^\n]* in (?P<{0}file>[\w.]+):(?P<{0}line>\d+)"
+_ACCESS = re.compile(
+    r"Invalid __(?P<space>\w+)__ (?P<verb>\w+) of size (?P<bytes>\d+) bytes\n(?:\s+at" + _PLACE.format("") + ")?"
+)
+_WHY = re.compile(r"\bis (?P<why>misaligned|out of bounds|accessed with a partial warp)|(?P<null>null pointer)")
+_RACE = re.compile(
+    r"(?P<level>Error|Warning): Race reported between (?P<verb>\w+) access at(?:" + _PLACE.format("") + r")?[^\n]*\n"
+    r"\s*and (?P<other>\w+) access at(?:" + _PLACE.format("other") + r")?"
+)
+_UNWRITTEN = re.compile(
+    r"Uninitialized __(?P<space>\w+)__ memory (?P<verb>\w+) of size (?P<bytes>\d+) bytes\n(?:\s+at"
+    + _PLACE.format("")
+    + ")?"
+)
+_BARRIER = re.compile(r"Barrier error detected\. (?P<why>[^\n]*?)\.?\n(?:\s+at" + _PLACE.format("") + ")?")
+_CUDA = re.compile(r"\b(?P<error>cudaError[A-Z]\w+|CUDA_ERROR_[A-Z_]+)\b")
+_SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (?P<count>\d+)")
+
+
+def read(said: str) -> str:
+    """The first message of a tool's output, in short and without paths: "out of bounds: global read of 16 bytes, line 84".
+
+    "clean" if its summary counts nothing and the program ended well; "failed: …" if the tool itself did not get that far.
+    """
+    text = re.sub(r"^=+ ?", "", said, flags=re.MULTILINE)
+    if found := _ACCESS.search(text):
+        why = _WHY.search(text, found.end())
+        why = "null pointer" if why and why["null"] else why["why"] if why else "invalid"
+        return f"{why}: {found['space']} {found['verb']} of {found['bytes']} bytes{_at(found)}"
+    if found := _RACE.search(text):
+        places = f"{found['verb'].lower()}{_at(found)} and {found['other'].lower()}{_at(found, 'other')}"
+        return f"race{' (warning)' if found['level'] == 'Warning' else ''}: {places}"
+    if found := _UNWRITTEN.search(text):
+        return f"uninitialised: {found['space']} {found['verb']} of {found['bytes']} bytes{_at(found)}"
+    if found := _BARRIER.search(text):
+        return f"barrier: {found['why'].lower()}{_at(found)}"
+    if found := _CUDA.search(text):
+        return f"CUDA error: {found['error']}"
+    summary = _SUMMARY.search(text)
+    if summary and int(summary["count"]) == 0:
+        return CLEAN
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("COMPUTE-SANITIZER")]
+    return f"{FAILED}: {' '.join(lines)[:120]}"
+
+
+def _at(found: re.Match[str], which: str = "") -> str:
+    """ ", line 84" of the kernel's file, or ", math.cuh line 14"."""
+    if not found[f"{which}line"]:
+        return ""
+    header = "" if found[f"{which}file"].endswith(".cu") else f" {found[f'{which}file']}"
+    return f",{header} line {found[f'{which}line']}"
+
+
+def flagged(message: str) -> bool:
+    """Whether a tool's message, or the X-ray's, says that something is wrong."""
+    return message != CLEAN
+
+
+def look(mutant: Mutant, programs: Path, keep: Path | None = None) -> dict:
+    """A row of the record: the mutant built and run under every tool."""
+    row = {"mutant": mutant.id, "stem": mutant.stem, "line": mutant.line, "bug": mutant.bug, "digest": mutant.digest}
+    program = build(mutant, programs)
+    for tool in TOOLS:
+        late = any(TIMEOUT in row.get(t, "") for t in TOOLS)
+        for _ in range(2):  # the tool itself may not have got its turn
+            row[tool] = sanitize(program, calls(mutant), tool, seconds=RETRY_SECONDS if late else SECONDS, keep=keep)
+            if not row[tool].startswith(FAILED):
+                break
+    return row
+
+
+def chosen(patterns: list[str]) -> list[Mutant]:
+    """The rungs themselves and their mutants, or those whose id one of `patterns` ("04.*") matches."""
+    everything = [*(original(each.stem) for each in rungs()), *mutants().values()]
+    return [m for m in everything if not patterns or any(fnmatch(m.id, pattern) for pattern in patterns)]
+
+
+def recorded(device: str | None = None) -> pd.DataFrame:
+    """The record's rows of mutants that are still the same: COLUMNS. LookupError if there is no record."""
+    from . import record
+
+    frame = record.load("device", "sanitizer", device)
+    current = {m.id: m.digest for m in chosen([])}
+    fresh = [current.get(id) == digest for id, digest in zip(frame["mutant"], frame["digest"])]
+    frame = frame[fresh].reindex(columns=COLUMNS).reset_index(drop=True)
+    return frame.astype({"xray": "object"}).fillna({"xray": ""})
+
+
+def record_on_gpu(patterns: list[str], workers: int, seconds: float, programs: Path, keep: Path | None) -> None:
+    """Runs what is not recorded yet, for at most `seconds` in all, and records it."""
+    import pandas as pd
+
+    from . import record
+
+    known = record.conditions()
+    try:
+        before = recorded(known["device"])
+    except LookupError:
+        before = pd.DataFrame(columns=COLUMNS)
+    before = before[~before[list(TOOLS)].apply(lambda said: said.str.startswith(FAILED)).any(axis=1)]
+    wanted = [m for m in chosen(patterns) if m.id not in set(before["mutant"])]
+    wanted.sort(key=lambda m: m.digest)  # in any order: what there is no time for is missing everywhere alike
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=True)
+    build_host(programs)
+    start = time.monotonic()
+
+    def in_time(mutant: Mutant) -> dict | None:
+        return look(mutant, programs, keep) if time.monotonic() - start < seconds else None
+
+    rows, wrong = in_parallel(in_time, wanted, workers)
+    frame = pd.concat([before, pd.DataFrame(rows, columns=COLUMNS)], ignore_index=True)
+    order = {m.id: n for n, m in enumerate(chosen([]))}
+    frame = frame.sort_values("mutant", key=lambda ids: ids.map(order)).reset_index(drop=True)
+    said = subprocess.run([find_sanitizer(), "--version"], capture_output=True, text=True).stdout
+    version = re.search(r"Version ([\d.]+)", said)
+    record.save("device", "sanitizer", frame, known=known, extra={"compute_sanitizer": version[1] if version else said})
+    failed = [f"{row['mutant']} {t}: {row[t]}" for row in frame.to_dict("records") for t in TOOLS if FAILED in row[t]]
+    print(*wrong, *failed, sep="\n")
+    took = time.monotonic() - start
+    print(f"{len(rows)} of {len(wanted)} run in {took:.0f} s, {len(wrong)} not compiled, {len(frame)} recorded")
+    print(*(f"{tool}: {sum(map(flagged, frame[tool]))} flagged" for tool in TOOLS), sep=", ")
+
+
+def build_all(patterns: list[str], workers: int, programs: Path) -> None:
+    """Builds what there is to run, and runs nothing."""
+    build_host(programs)
+    start = time.monotonic()
+    built, wrong = in_parallel(lambda mutant: build(mutant, programs), chosen(patterns), workers)
+    print(*wrong, f"{len(built)} programs built in {time.monotonic() - start:.0f} s", sep="\n")
+
+
+def in_parallel(do: Callable, mutants: list[Mutant], workers: int) -> tuple[list, list[str]]:
+    """What `do` gives of each mutant, None left out; and what nvcc said of those that it refused."""
+    done, wrong = [], []
+    _arch(), find_toolkit()  # once, before there are threads
+    with ThreadPoolExecutor(workers) as pool:
+        futures = {pool.submit(do, mutant): mutant for mutant in mutants}
+        for future in as_completed(futures):
+            try:
+                if (result := future.result()) is not None:
+                    done.append(result)
+            except RuntimeError as error:
+                wrong.append(f"{futures[future].id}: {str(error)[:300]}")
+    return done, wrong
+
+
+# The X-ray's side
+
+
+def xrayed(mutant: Mutant) -> str:
+    """What the X-ray says of a mutant at its shapes: "clean", or its first finding in short."""
+    from .xray import xray
+
+    kernel = load(source=mutant.source, device="cpu", quiet=True)
+    kernel.launcher.timeout = 60
+    for inputs in emulator_inputs(kernel, mutant):
+        try:
+            found = xray(kernel, *inputs).findings
+        except KernelError as error:
+            return f"{str(error).splitlines()[0]}"
+        if found:
+            other = f" and line {found[0].other_line}" if found[0].other_line else ""
+            return f"{found[0].kind}, line {found[0].line}{other}"
+    return CLEAN
+
+
+def emulator_inputs(kernel: Kernel, mutant: Mutant) -> list[tuple]:
+    """Random inputs for each of the mutant's shapes."""
+    import torch
+
+    about = rung(mutant.stem)
+    dtype = getattr(torch, TORCH_NAMES[about.dtypes[0]])
+    random = torch.Generator().manual_seed(0)
+    if about.op == "softmax":
+        return [(torch.randn(shape, generator=random).to(dtype),) for shape in mutant.shapes]
+    return [
+        tuple(torch.randn(BATCH, HEADS, n, D, generator=random).to(dtype) for n in (Nq, Nk, Nk))
+        for Nq, Nk, D in mutant.shapes
+    ]
+
+
+def record_xray(patterns: list[str]) -> None:
+    """Puts what the X-ray says now beside what the tools said on the GPU."""
+    from . import record
+
+    frame, known = recorded(), record.about("device", "sanitizer")
+    for mutant in chosen(patterns):
+        rows = frame["mutant"] == mutant.id
+        if rows.any():
+            frame.loc[rows, "xray"] = xrayed(mutant)
+            print(f"{mutant.id}: {frame.loc[rows, 'xray'].item()}", flush=True)
+    record.save("device", "sanitizer", frame, known=known)
+
+
+def agreement(device: str | None = None) -> pd.DataFrame:
+    """Who flags which mutant: columns mutant, stem, line, bug, gpu (the tools that do), xray (what it says), who ("both",
+    "neither", "X-ray alone", "GPU alone") and why, for those that one of the two alone flags."""
+    import pandas as pd
+
+    frame = recorded(device)
+    tools = [" ".join(tool for tool in TOOLS if flagged(row[tool])) for row in frame.to_dict("records")]
+    seen = [flagged(message) for message in frame["xray"]]
+    names = {(True, True): "both", (False, False): "neither", (False, True): "X-ray alone", (True, False): "GPU alone"}
+    who = [names[bool(gpu), ours] for gpu, ours in zip(tools, seen)]
+    why = [explain(row.mutant, row.xray, who) if " " in who else "" for row, who in zip(frame.itertuples(), who)]
+    columns = {"gpu": tools, "xray": frame["xray"], "who": who, "why": why}
+    return pd.concat([frame[["mutant", "stem", "line", "bug"]], pd.DataFrame(columns)], axis=1)
+
+
+# (id, what the X-ray says, who, why), patterns as of file names: the first that fits explains why one side alone speaks.
+EXPLANATIONS = [
+    ("*", "uninitialised shared memory*", "X-ray alone", "no tool of compute-sanitizer knows what of shared memory has been written"),
+    ("02.barrier-*.2", "race*", "X-ray alone", "a race in global memory, in P: racecheck looks at shared memory alone"),
+    ("*.warp-returns.*", "divergent barrier*", "X-ray alone", "threads that have returned no longer count at a barrier (since Volta), so that the GPU and its tools go on; "
+     "the X-ray asks for every thread of the block, as the source reads"),
+]  # fmt: skip
+
+
+def explain(id: str, xray: str, who: str) -> str:
+    """Why only the GPU's tools, or only the X-ray, flag a mutant; empty if nobody has said."""
+    fits = (why for *two, side, why in EXPLANATIONS if side == who and all(map(fnmatch, (id, xray), two)))
+    return next(fits, "")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Hold compute-sanitizer and the X-ray against the same mutants.")
+    parser.add_argument("ids", nargs="*", help='mutants, like "04.*"; all of them by default')
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="programs at a time")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no mutant after so many seconds")
+    parser.add_argument("--programs", type=Path, help="a folder to build in and to look for what is built")
+    parser.add_argument("--keep", type=Path, help="a folder for what the tools say, word for word")
+    parser.add_argument("--build", action="store_true", help="build the programs, and no more")
+    parser.add_argument("--xray", action="store_true", help="run the X-ray instead, on this machine")
+    arguments = parser.parse_args()
+    if arguments.xray:
+        return record_xray(arguments.ids)
+    with tempfile.TemporaryDirectory() as folder:
+        programs = arguments.programs or Path(folder)
+        programs.mkdir(parents=True, exist_ok=True)
+        if arguments.build:
+            return build_all(arguments.ids, arguments.workers, programs)
+        record_on_gpu(arguments.ids, arguments.workers, arguments.seconds, programs, arguments.keep)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""A kernel that notes its own times: the same answer, every phase in order, and copies ahead of their use only where they are."""
+
+import pytest
+import torch
+
+from helpers import load, rung, timeline
+
+STEMS = ["11_swizzled", "12_double_buffered"]
+
+
+@pytest.fixture(scope="module")
+def qkv():
+    torch.manual_seed(0)
+    return [torch.randn(1, 1, 256, 64).half() for _ in range(3)]
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_noting_times_does_not_change_the_answer(stem, qkv):
+    noting = load(source=timeline.instrument(rung(stem).source), device="cpu", quiet=True)
+    plain = load(stem, device="cpu", quiet=True)
+    for got, want in zip(noting(*qkv), plain(*qkv), strict=True):
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_a_warp_goes_through_its_phases_in_order(stem, qkv):
+    times = timeline.times(stem, *qkv)
+    assert set(times.warp) == {0, 1, 2, 3} and set(times.tile) == {0, 1, 2, 3}
+    for _, warp in times[times.kind != "load"].groupby("warp"):
+        assert list(warp.kind) == 4 * ["wait", "mma", "softmax", "mma"]
+        assert (warp.begin < warp.end).all() and (warp.end[:-1].values <= warp.begin[1:].values).all()
+
+
+def test_a_copy_runs_beside_the_products_only_with_two_stages(qkv):
+    beside = {}
+    for stem in STEMS:
+        times = timeline.times(stem, *qkv).query("warp == 0")
+        mma = times[times.kind == "mma"]
+        loads = times[times.kind == "load"]
+        beside[stem] = sum(
+            ((mma.begin >= a) & (mma.end <= b)).any() for a, b in zip(loads.begin, loads.end, strict=True)
+        )
+    assert beside["11_swizzled"] == 0 and beside["12_double_buffered"] == 3
+
+
+def test_a_text_without_its_markers_is_refused_by_name():
+    with pytest.raises(ValueError, match="region: output.*is there 0 times"):
+        timeline.instrument(rung("11_swizzled").source.replace("// [region: output]", ""))
