@@ -29,7 +29,7 @@ import importlib.util
 import pandas as pd
 import torch
 
-from helpers import bench, check, doctor, draw, exercise, load, plot, record, rung, rungs, show
+from helpers import bench, check, doctor, draw, exercise, load, plot, record, rung, rungs, show, xray
 from helpers.build import build
 from helpers.toolkit import matching_toolkit
 
@@ -56,7 +56,7 @@ doctor()
 #
 # How new is new enough? Each kernel file says so by a **compute capability**, the version number of a GPU's abilities: `sm_75` is 7.5 (Turing, 2018) or newer, `sm_80` 8.0 (Ampere, 2020), `sm_90a` 9.0 (Hopper, 2022). `doctor` above has looked.
 #
-# The **emulator** gives the right results, exact counts of the bytes that threads ask for, and a sentence with file and line for an access out of bounds, a deadlock, a barrier that only some threads reach, a read of shared memory that nobody wrote. (A barrier that is missing altogether it does not report; `check` may see it by its wrong result.) It does not model caches and it has no notion of time: it never says how fast a kernel is, and a time measured on a CPU is never shown beside one from a GPU.
+# The **emulator** gives the right results, exact counts of the bytes that threads ask for, and a sentence with file and line for an access out of bounds, a deadlock, a barrier that only some threads reach, a read of shared memory that nobody wrote. (A barrier that is missing altogether stops no kernel; `check` may see it by its wrong result, and `xray`, below, names the two lines that race.) It does not model caches and it has no notion of time: it never says how fast a kernel is, and a time measured on a CPU is never shown beside one from a GPU.
 
 # %% [markdown]
 # ## Where data lives
@@ -100,7 +100,8 @@ if device == "cuda":
     found = points(bench.measure(ours | bench.peers(*x), list(x)), 1, 8, 2048, 64)
 else:
     ceilings = record.load("device", "ceilings")
-    found = points(record.load().query("op == 'attention' and H == 32 and Nk == 2048 and D == 64"), 8, 32, 2048, 64)
+    recorded = record.load().query("op == 'attention' and dtype == 'fp32'")
+    found = points(recorded.query("H == 32 and Nk == 2048 and D == 64"), 8, 32, 2048, 64)
 plot.roofline(found, ceilings)
 
 # %% [markdown]
@@ -210,6 +211,15 @@ try:
     unguarded(*torch.randn(3, 1, 1, 100, 64))
 except RuntimeError as error:  # a KernelError
     print(error)
+
+# %% [markdown]
+# A kernel can also be right and wasteful. `xray` runs it on the emulator and lists its lines by what they cost. HBM is moved in **sectors**, aligned pieces of 32 bytes; what the 32 threads of a warp ask for together is a **request**. Beside the sectors of all requests stands the ideal, the fewest sectors that hold as many bytes.
+
+# %%
+xray("01_naive", *torch.randn(3, 1, 1, 128, 64))
+
+# %% [markdown]
+# *The first row* is the product $QK^\top$. At each step a warp asks for one column of 16 rows of $K$, which lie 256 bytes apart: 16 sectors are moved, and of each only 4 bytes are used. Two sectors would hold the 64 bytes. The X-ray needs no GPU and gives the same counts on every machine; from [03](03_fa1_fp32.ipynb) on it looks into shared memory, too.
 
 # %% [markdown]
 # ## A kernel typed into a cell

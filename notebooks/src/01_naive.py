@@ -27,7 +27,7 @@ import pandas as pd
 import torch
 from IPython.display import display
 
-from helpers import bench, check, draw, exercise, load, plot, record, reference, rung, show
+from helpers import bench, check, draw, exercise, load, plot, record, reference, rung, show, xray
 from helpers.emulator import traffic
 
 torch.manual_seed(0)
@@ -186,6 +186,18 @@ dram.round(2)
 #
 # - `scores`, `q[c]`: 2 queries, so 2 addresses, 2 sectors in 2 lines. `k[c]`: 16 keys, and rows of $K$ are $4d = 256$ bytes apart: **16 sectors in 16 lines**. On average 9 sectors per request.
 # - `output`, `P[j]`: 2 rows, 2 sectors in 2 lines. `V[j * stride + c]`: 16 neighbouring columns, 64 bytes: 2 sectors in 1 line. On average 2.
+#
+# `xray` runs the kernel on the emulator as `traffic` does, looks at every request of a warp, and can draw one:
+
+# %%
+ray = xray(kernel, q, k, v)
+ray.address_map("s += q[c] * k[c]", target="K")
+
+# %%
+ray.address_map("o += P[j] * V[j", target="V")
+
+# %% [markdown]
+# *Above,* $K$: a row is a line of 128 bytes, a box a sector, and a cell of 4 bytes carries the lane that asks for it (+: the lane 16 further on asks for it, too). Sixteen lines have to be looked up, and seven eighths of what is moved is not used. *Below,* $V$: one line, and all that is moved is used.
 #
 # Suppose L1 looks up one line per clock. Then the lines alone give a least time: $nd/32$ iterations of warps, 18 or 3 lines each, divided by the SMs and the clock.
 

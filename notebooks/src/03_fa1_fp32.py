@@ -29,7 +29,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from helpers import check, draw, exercise, load, plot, record, reference, rung, show
+from helpers import check, draw, exercise, load, plot, record, reference, rung, show, xray
 from helpers.emulator import traffic
 
 torch.manual_seed(0)
@@ -401,6 +401,50 @@ print(f"{seen.device}, B = 1, H = 16, N = 4096, d = 64, in MiB")
 # Read "HBM" in the counts of this notebook as "whatever lies beyond the SM".
 
 # %% [markdown]
+# ### The X-ray
+#
+# `traffic` adds up bytes. `xray` runs the kernel on the emulator too and says what every *line* of it costs. What the 32 lanes of a warp ask for together is a **request**. Global memory
+# answers it in **sectors**, aligned pieces of 32 bytes that are moved as a whole. Shared memory answers in **wavefronts**: in one wavefront each of the 32 banks hands out one word of 4 bytes, to all lanes that want that word. Lanes that want
+# different words of one bank take turns, a wavefront each: a **bank conflict**. Beside each count stands the ideal, which the same bytes would need without conflicts, and in as few sectors as hold them.
+
+# %%
+ray = xray(kernel, q, k, v)
+ray
+
+# %% [markdown]
+# **What to see.** Nothing is wasted: every wavefront and every sector is needed. The two lines at the top of the upper table read $K_j$ for the scores and $V_j$ for the output, 16 bytes for each lane. 32 lanes × 16 bytes are 512, four wavefronts of 128.
+# The H200 agrees to the last wavefront:
+
+# %%
+gpu = record.load("03_fa1_fp32", "counters", device="nvidia-h200").query("N == 256 and H == 2").iloc[0]
+for op in ("load", "store"):
+    here, there = ray.total(space="shared", op=op), gpu[f"shared_{op}_wavefronts"]
+    print(f"{op}s of shared memory: {here.cost} wavefronts in the X-ray, {there} on the {gpu.device}")
+
+# %% [markdown]
+# That nothing is wasted is the work of four floats, those in `ld = d + 4`. Take them away and predict: what becomes of the scores, where lane `tx` reads row `tx` of $K_j$? The rows are now 64 floats apart.
+
+# %%
+source = rung("03_fa1_fp32").replace("ld = d + 4,", "ld = d,")
+bare = xray(load(source=source, device="cpu", quiet=True), q, k, v)
+bare.diff(ray).query("cost_before != cost_after")
+
+# %%
+bare.bank_map("fa::load4(k_reg[c]")  # the worst request of the line with this text
+
+# %%
+ray.bank_map("fa::load4(k_reg[c]")
+
+# %% [markdown]
+# **What to see.** Above, without padding: 64 is a multiple of 32, so eight different rows begin in the same bank, eight lanes want different words of the same four banks, and each takes a wavefront of its own, 32 in place of 4. Below, with it: a row begins four banks further on than the row before, and eight rows fill all 32.
+# The results are the same; only a count like this one, or a stopwatch, shows the difference. `diff` has the totals: before is without padding, after with it.
+#
+# The same beside the source, for the kernel as it is: `bare.source("scores")` shows the other one.
+
+# %%
+ray.source("scores")
+
+# %% [markdown]
 # ### Three exponents
 #
 # $\Theta(N^2 d^2 / M)$ makes three promises: four times the bytes for twice the $N$; half the bytes for twice the tile; and, when the tile's
@@ -494,7 +538,7 @@ def predicted_memory(rung_name, B, H, N, D):
     return 4 * B * H * (N * D + N + workspace)
 
 
-memory = record.load(kind="memory")
+memory = record.load(kind="memory").query("dtype == 'fp32'")
 ours = memory[memory["name"].isin(["01_naive", "03_fa1_fp32"]) & (memory["name"] == memory["rung"])].copy()
 ours["predicted"] = [predicted_memory(*row) for row in ours[["name", "B", "H", "Nq", "D"]].itertuples(index=False)]
 mib = ours.set_index(["Nq", "name"])[["bytes", "predicted"]].unstack() / 2**20

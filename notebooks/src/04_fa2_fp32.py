@@ -30,7 +30,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from helpers import bench, check, draw, exercise, load, plot, record, reference, rung, sass, show
+from helpers import bench, check, draw, exercise, load, plot, record, reference, rung, sass, show, xray
 from helpers.emulator import traffic
 
 torch.manual_seed(0)
@@ -405,6 +405,30 @@ shared.round(2)
 # %% [markdown]
 # An SM delivers 0.5 bytes per FLOP. So the reads of `03_fa1_fp32` hold it below half of the arithmetic, with no bank conflict to blame: its tiles of 2 × 4 elements per thread are too small. `04_fa2_fp32` stays under the line, and its reads are free of conflicts, too. (Its transposed stores are not: nearly half of their wavefronts are conflicts.
 # But there is one wavefront of stores to about seven of loads.)
+
+# %% [markdown]
+# ### The X-ray
+#
+# Which stores are they? The counters have one sum for a whole kernel, the X-ray (notebook 03) a count for every line. At a size that both have seen:
+
+# %%
+small = [x[:, :, :256] for x in (q, k, v)]
+ray = xray(kernel, *small)
+gpu = record.load("04_fa2_fp32", "counters", device="nvidia-h200").query("N == 256 and H == 2").iloc[0]
+for op in ("load", "store"):
+    here, there = ray.total(space="shared", op=op), gpu[f"shared_{op}_conflicts"]
+    print(f"bank conflicts of {op}s: {here.excess} in the X-ray, {there} on the {gpu.device}")
+ray
+
+# %%
+ray.bank_map("fa::store<T::stage>(K_smem")
+
+# %% [markdown]
+# **What to see.** Two lines have all the conflicts: those that store $K$ and $Q$ *transposed*. (On the card a count of loads can be off by a few.) The picture is of one store to `K_smem`. A lane holds four keys of one column and stores them side by side; the next lane's column lies four rows further down, and a row is `ld_k` = 68 floats long. $4 \cdot 68 = 272$, which is 16 modulo 32: so
+# the eight lanes that are served together meet in two groups of four banks, and take four turns instead of one.
+#
+# Would another padding do? A store of 16 bytes needs a row length that is a multiple of 4, and four such rows are a multiple of 16 floats: their columns begin in bank 0 or 16, whatever the padding. Try it: `rung("04_fa2_fp32").replace("ld_k = d + 4", "ld_k = d + 12")`. The cure is to permute the banks instead, a **swizzle**, and has a notebook of its own, 11.
+# Here it would save 6,912 of 118,016 wavefronts.
 
 # %% [markdown]
 # ### Memory and error

@@ -1,0 +1,534 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 10 · Tensor cores: who holds what
+#
+# **After this notebook you can**
+# - say which lane of a warp holds which element of the three matrices of `mma.sync`, and why it matters;
+# - explain how a tile gets from shared memory into that arrangement with `ldmatrix`, and when it has to be transposed on the way;
+# - show that the scores never have to leave the registers between the two products;
+# - predict a bank conflict from an address, and have the X-ray confirm it.
+#
+# **Time** 80 minutes.
+#
+# **Needs** [04 · FlashAttention-2](04_fa2_fp32.ipynb). No GPU: without one the kernel runs on the emulator, tensor-core instructions included, and the timings shown are recorded ones.
+#
+# **The idea in one line**: one instruction multiplies whole small matrices, if each lane of the warp brings exactly the elements it expects; attention can be arranged so that the result of the first product already *is* an operand of the second.
+
+# %%
+import numpy as np
+import pandas as pd
+import torch
+
+from helpers import check, draw_mma, exercise, fragments, load, plot, record, reference, rung, sass, show, xray
+
+torch.manual_seed(0)
+kernel = load("10_fa2_mma_fp16")
+device = kernel.device
+
+# %% [markdown]
+# ## The problem
+#
+# Notebook 04 ended at 65 to 70 % of what the CUDA cores can do in fp32, and with a hint: the same SM has other arithmetic units that are far faster. How far? Measured on the recorded device, as the rate of a library's large matrix products:
+
+# %%
+ceilings = record.load("device", "ceilings")
+top = ceilings.groupby(["name", "unit"]).value.median().reset_index()
+print(record.about("device", "ceilings")["device"])
+top
+
+# %% [markdown]
+# Those units are the **tensor cores**, four to an SM. In exchange for the speed they ask for three things.
+#
+# 1. **Sixteen bits.** Their operands are small numbers: fp16 or bf16. (They take others as well; this series uses these two.) The sums are kept in fp32.
+# 2. **A fixed shape.** One instruction multiplies a 16 × 16 matrix by a 16 × 8 matrix and adds the result to another 16 × 8 matrix.
+# 3. **Cooperation.** No thread has a whole matrix. The 32 lanes of a warp execute the instruction together, and each brings a prescribed handful of elements in its registers.
+#
+# The third is where the work lies. This notebook takes the points in turn, then builds the kernel from them. The algorithm stays that of FlashAttention-2, line by line.
+
+# %% [markdown]
+# ## 1 · Sixteen bits
+#
+# A floating-point number spends its bits on sign, exponent (how large it can be) and fraction (how exactly). The distance from 1 to the next larger number, the **epsilon** of a format, says how exactly:
+
+# %%
+formats = [torch.float32, torch.float16, torch.bfloat16]
+table = pd.DataFrame(index=[str(f).removeprefix("torch.") for f in formats])
+table["epsilon"] = [torch.finfo(f).eps for f in formats]
+table["largest"] = [torch.finfo(f).max for f in formats]
+table["smallest above 0"] = [torch.finfo(f).smallest_normal for f in formats]
+table
+
+# %% [markdown]
+# fp16 has three decimal digits and ends at 65504. bf16 has the range of fp32 and two digits. Which of the numbers of attention can afford that?
+#
+# - $Q$, $K$, $V$ and $O$ arrive and leave in 16 bits: the model has decided.
+# - $P$ lies between 0 and 1 after the running maximum is subtracted, so it fits either format, with a relative error of at most half an epsilon. (Below the last column of the table fp16 gets coarser: such a $P$ is off by up to $3 \cdot 10^{-8}$, beside a largest one of 1.)
+# - The **sums** are another matter. $O$ adds up thousands of products, $l$ thousands of exponentials. Watch a sum of ones in fp16:
+
+# %%
+ones = torch.ones(4096)
+sum16 = torch.zeros((), dtype=torch.float16)
+for x in ones.half():
+    sum16 = sum16 + x
+print(f"4096 ones, added one by one in fp16: {sum16.item():.0f}; in fp32: {ones.cumsum(0)[-1].item():.0f}")
+
+# %% [markdown]
+# At 2048 the distance between neighbouring fp16 numbers is 2, and adding 1 changes nothing any more. So the accumulators stay in fp32: $S$, $O$, $m$ and $l$. Only $P$ is rounded to 16 bits, because it is an operand of the second product. Tensor cores can accumulate
+# in fp16, too, on some cards at twice the rate; kernels that do so pay with exactly this.
+
+# %% [markdown]
+# ## 2 · One instruction
+#
+# The PTX instruction is called
+#
+# `mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32`
+#
+# It computes $C \mathrel{+}= A B$ with $A$ of $m \times k = 16 \times 16$, $B$ of $16 \times 8$ and $C$ of $16 \times 8$. That is 2048 multiply-adds, where an `FFMA` of a whole warp does 32.
+# The part of a matrix that one lane holds is its **fragment**: 8 elements of $A$, 4 of $B$, 4 of $C$. Which ones is laid down in the PTX ISA ("Matrix Fragments for mma.m16n8k16"), and in this project in `helpers/fragments.py`, from which the emulator's interpreter has them, too:
+
+# %%
+A, B, C = fragments.a_fragment, fragments.b_fragment, fragments.c_fragment  # (lane, element) -> (row, column)
+print("lane 5 holds of A:", [A(5, i) for i in range(8)])
+print("          of B:", [B(5, i) for i in range(4)])
+print("          of C:", [C(5, i) for i in range(4)])
+
+# %%
+draw_mma.fragments({"A (16 × 16)": (A, 8, 16, 16), "B (16 × 8)": (B, 4, 16, 8), "C (16 × 8)": (C, 4, 16, 8)}, lane=5)
+
+# %% [markdown]
+# **What to see.** Each cell carries the number of the lane that holds it; green is lane 5. The tint tells its registers apart. A register has 32 bits, so it takes two 16-bit elements, always neighbours along $k$: side by side in $A$, one above the other in $B$. $C$ is fp32, an element per register.
+#
+# Look at the rows of $A$ and $C$. Rows $r$ and $r + 8$, $r < 8$, belong to the four lanes $4r$ to $4r + 3$, a **quad**. So each lane has two rows, 8 apart. That is good news for the softmax: the maximum of a row is spread over four lanes only, and two shuffles collect it.
+#
+# Does that arrangement really compute a product? Let us be the tensor core: deal out three matrices to 32 lanes, let each lane put its elements where the map says, multiply, and deal out the result.
+
+
+# %%
+def deal(matrix, layout, elements):
+    """What each lane holds of `matrix`: (32, elements)."""
+    return np.array([[matrix[layout(lane, i)] for i in range(elements)] for lane in range(32)])
+
+
+def collect(registers, layout, shape):
+    """The matrix whose elements the lanes hold."""
+    matrix = np.full(shape, np.nan)
+    for lane in range(32):
+        for i, value in enumerate(registers[lane]):
+            matrix[layout(lane, i)] = value
+    return matrix
+
+
+def mma(a, b, c):
+    """mma.m16n8k16 on registers: a (32, 8), b (32, 4), c (32, 4) -> the new c."""
+    product = collect(a, A, (16, 16)) @ collect(b, B, (16, 8))
+    return deal(product + collect(c, C, (16, 8)), C, 4)
+
+
+# %%
+rng = np.random.default_rng(0)
+X, Y = rng.standard_normal((16, 16)), rng.standard_normal((16, 8))
+result = mma(deal(X, A, 8), deal(Y, B, 4), np.zeros((32, 4)))
+print("largest difference to X @ Y:", abs(collect(result, C, (16, 8)) - X @ Y).max())
+
+# %% [markdown]
+# Every cell is held by exactly one lane (otherwise a `nan` would have stayed), and the product is right.
+
+# %% [markdown]
+# ## 3 · ldmatrix
+#
+# The tiles come through shared memory, as in notebook 04. How do their elements get into fragments? A lane could load its pairs one by one: four 4-byte loads for an $A$ fragment. There is an instruction for it that needs one.
+#
+# `ldmatrix.sync.aligned.m8n8.x4` reads four matrices of 8 × 8 elements. A row of such a matrix is 8 elements of 16 bits: 16 bytes in one piece. Every lane names the *address of one row*; 32 lanes, 32 rows. What a lane gets in return is not the row whose address it gave, but its share of the four matrices:
+
+# %%
+draw_mma.ldmatrix(A)
+
+# %% [markdown]
+# **What to see.** Left, lane 0 to 7 point at the rows of the upper left matrix, 8 to 15 at the lower left one, and so on. Right, what comes out is the fragment of $A$: same picture as above, one tint per register. So for $A$: `row = lane % 16`, `column = lane / 16 * 8`.
+#
+# For $S = Q K^\top$, $A$ is $Q$, with rows of queries and $k$ running along $d$. $B$ is $K^\top$: 16 × 8, $k$ along $d$, a column per key. A lane's pair of $B$ are neighbours along $k$, which is along $d$, and in $K$'s own rows those are neighbours in memory. So `ldmatrix` on $K$ as it lies in memory gives the fragment of $K^\top$: the transposition costs nothing.
+#
+# For $O \mathrel{+}= P V$, $B$ is $V$: $k$ runs over the *keys*, and the pair are two keys of the same column of $V$. In memory they are a whole row apart. This is what `.trans` is for: it hands out the 8 × 8 matrices transposed.
+
+
+# %%
+def ldmatrix(matrix, trans=False):
+    """One 8 x 8 matrix through ldmatrix: the pair of elements each lane gets, (32, 2) (PTX ISA, "ldmatrix")."""
+    source = matrix.T if trans else matrix
+    return np.array([[source[lane // 4, lane % 4 * 2 + i] for i in range(2)] for lane in range(32)])
+
+
+tile = np.arange(64).reshape(8, 8)  # 8 keys x 8 columns of V: element = 8 * key + column
+wanted = deal(np.vstack([tile, tile]), B, 4)[:, :2]  # the first register of a B fragment
+for trans in (False, True):
+    print(f"trans={trans}: the fragment of B is {'right' if (ldmatrix(tile, trans) == wanted).all() else 'WRONG'}")
+
+# %% [markdown]
+# ## 4 · P stays where it is
+#
+# In notebook 04, $\tilde P$ went through shared memory between the two products, because a thread had its columns and needed whole rows. Here the first product leaves $S$ in $C$ fragments, and the second wants $\tilde P$ as an $A$ fragment: 16 rows of queries and 16 keys. Put two results of the first product, 8 keys each, side by side:
+
+
+# %%
+def S(lane, i):
+    """Where lane's element i of two neighbouring C fragments lies in the 16 x 16 tile of S: 0..3 left, 4..7 right."""
+    row, column = C(lane, i % 4)
+    return row, column + 8 * (i // 4)
+
+
+draw_mma.fragments({"S: two results side by side": (S, 8, 16, 16), "A: operand of the second product": (A, 8, 16, 16)})
+
+# %%
+print("same cells, same lane, same order:", all(S(lane, i) == A(lane, i) for lane in range(32) for i in range(8)))
+
+# %% [markdown]
+# **What to see.** The two pictures are the same. Lane 5's $s_0, s_1$ are its $a_0, a_1$, and so for all eight, in all lanes. This is no accident of the two layouts, it is how they were designed. So $\tilde P$ needs no shared memory, no shuffle and no barrier: each lane takes the exponential of its own elements,
+# rounds them to 16 bits, packs neighbours into a register, and has the operand of the next product.
+#
+# It is the one trick that makes attention fit tensor cores so well, and all kernels from here to FlashAttention-2 itself rest on it.
+
+# %% [markdown]
+# ## 5 · Split Q, not K
+#
+# A CTA has four warps. FlashAttention-1's tensor-core kernel gave each of them a quarter of the *keys*; their results then had to be added up through shared memory. FlashAttention-2 gives each a quarter of the *queries* (its paper, section 3.3, calls the two "split-K" and "split-Q"). A warp owns its rows of $S$, of $O$, of $m$ and $l$;
+# it never waits for another warp except when the tiles of K and V change.
+#
+# Count what a warp does per tile, at $d = 64$ and $B_c = 64$ keys, with 16 rows. Multiplies of $16 \times 8 \times 16$ in each of the two products:
+
+# %%
+d, Bc, rows = 64, 64, 16
+per_product = (rows // 16) * (Bc // 8) * (d // 16)
+print(f"{per_product} mma for S, {per_product} for O: each {16 * 8 * 16} multiply-adds")
+kv_bytes = 2 * Bc * d * 2
+print(
+    f"bytes of K and V from shared memory per mma: {kv_bytes / (2 * per_product):.0f}, per FLOP: {kv_bytes / (2 * per_product) / 4096:.3f}"
+)
+
+# %% [markdown]
+# Compare the last figure with the 0.5 bytes per FLOP of notebook 04's register tiles: an eighth of that. And yet it is too much. A tensor core is so much faster than the CUDA cores that shared memory becomes the narrow place again, as we will see below and in notebook 13.
+
+# %% [markdown]
+# ## The kernel
+
+# %%
+show.region("10_fa2_mma_fp16", "tile")
+
+# %% [markdown]
+# A CTA has 64 query rows, 16 per warp, and tiles of 64 keys. One function, `at`, says where a chunk of 16 bytes lies in a tile: here row after row, as in HBM. Keep an eye on it; it is the only thing that notebook 11 changes.
+
+# %%
+show.region("10_fa2_mma_fp16", "load_tile")
+
+# %% [markdown]
+# Each thread copies 16 bytes at a time, through its registers, and neighbouring threads copy neighbouring chunks. Rows past the end become zeros. Then the fragments of $Q$, once for the whole loop:
+
+# %%
+show.region("10_fa2_mma_fp16", "fragments")
+
+# %% [markdown]
+# `row_A`, `chunk_A` are the addresses of the picture in section 3. For $K$ the four matrices of an `ldmatrix` are two fragments of $B$, each 16 deep along $d$ and 8 keys wide, so `row_B`, `chunk_B` count the other way round. Now the first product:
+
+# %%
+show.region("10_fa2_mma_fp16", "scores")
+
+# %% [markdown]
+# One `ldmatrix` brings the operands $B$ of two `mma`. `S_reg` is the warp's 16 × 64 tile of $S$: eight accumulators side by side, four numbers of each in this lane. The softmax then works on them where they are:
+
+# %%
+show.region("10_fa2_mma_fp16", "online_update")
+
+# %% [markdown]
+# The lines of notebook 04, for the two rows $g$ and $g + 8$ of this lane. A row is spread over the four lanes of a quad, so two shuffles give its maximum. `ex2_approx_ftz` is the instruction `ex2.approx.ftz.f32`: $2^x$ by the special function unit, off by two units in the last place at most.
+
+# %%
+show.region("10_fa2_mma_fp16", "output")
+
+# %% [markdown]
+# Section 4 in three lines: `pack2` rounds two neighbouring elements of $\tilde P$ to 16 bits and puts them into one register of the operand. $V$ comes through `ldmatrix` with `.trans`.
+
+# %% [markdown]
+# ## Run and check
+#
+# Both formats, against float64. The rule is the one of notebook 01: the kernel may err twice as much as PyTorch errs *in the same format* on the same inputs, plus a few rounding steps.
+
+# %%
+check(kernel)
+
+# %%
+plot.error(record.load("10_fa2_mma_fp16", "error"))
+
+# %% [markdown]
+# **What to see.** The error of $O$ is about that of PyTorch in the same format, which rounds to 16 bits as well. LSE is fp32 all the way, and its error a hundred times smaller at short $N$: larger than PyTorch's, and far inside the budget.
+
+# %% [markdown]
+# ## Predict, then measure
+#
+# ### The instructions
+#
+# How many `mma` and `ldmatrix` does the compiler write for this kernel at $d = 64$? Everything is unrolled. For $S$: $4 \times 4$ `ldmatrix` of $K$ and twice as many `mma`; for $O$ the same with $V$; and four `ldmatrix` for $Q$ before the loop. In the machine code they are called `HMMA` and `LDSM`.
+
+# %%
+code = sass.histogram("10_fa2_mma_fp16")
+column = next(name for name in code.columns if "64" in name)
+prediction = pd.Series({"HMMA": 2 * (4 * 4) * 2, "LDSM": 4 * 4 * 2 + 4})
+pd.DataFrame({"predicted": prediction, "in the code": code[column].reindex(prediction.index)})
+
+# %% [markdown]
+# ### Bank conflicts
+#
+# Shared memory has 32 **banks**, each 4 bytes wide: byte address $x$ lies in bank $(x / 4) \bmod 32$. In one pass, a **wavefront**, every bank serves one word (or one word to several lanes). Lanes that want *different* words of the *same* bank have to be served one after the other: a **bank conflict**.
+#
+# `ldmatrix` reads a matrix of eight rows of 16 bytes: 128 bytes, so at best one wavefront per matrix and four for `.x4`. In our tile, rows follow each other at a distance of $2d$ bytes. Predict, for $d = 64$: in which banks do the eight rows of one matrix lie, and how many wavefronts do they take?
+
+
+# %%
+def wavefronts(row_addresses):
+    """Passes to read these rows of 16 bytes: the most distinct words that any bank has to serve."""
+    words = {address // 4 + i for address in row_addresses for i in range(4)}
+    return max(np.bincount([word % 32 for word in words]))
+
+
+for d in (32, 64, 128):
+    rows_of_matrix = [row * 2 * d for row in range(8)]
+    print(
+        f"d = {d:3d}: rows begin in banks {[a // 4 % 32 for a in rows_of_matrix]}, {wavefronts(rows_of_matrix)} wavefronts"
+    )
+
+# %% [markdown]
+# At $d = 64$ a row is 128 bytes, once around all the banks. So all eight rows begin in bank 0, and one matrix takes eight wavefronts instead of one; `.x4` takes 32 instead of 4. The **X-ray** runs the kernel on the emulator and counts, request by request, what each line asks of memory:
+
+# %%
+q, k, v = (torch.randn(1, 2, 256, 64, device=device).half() for _ in range(3))
+rays = xray(kernel, q, k, v)
+rays
+
+# %%
+reads = rays.total(space="shared", op="ldmatrix")
+print(f"ldmatrix: {reads.requests} requests, {reads.cost} wavefronts; without conflicts {reads.ideal}")
+
+# %% [markdown]
+# Here is one of those requests, drawn as the banks see it:
+
+# %%
+line = max((a for a in rays.accesses if a.op == "ldmatrix"), key=lambda a: a.cost).line
+rays.bank_map(line)
+
+# %% [markdown]
+# **What to see.** One request, 32 wavefronts, each serving one lane: four banks work and 28 are idle. The stores of `load_tile` do not suffer: there eight neighbouring threads write one row of 128 bytes, every bank once.
+#
+# What will that cost? Per tile, a warp executes 64 `mma` of 2048 multiply-adds each, and 32 `ldmatrix.x4`, of 32 wavefronts each instead of 4. Shared memory does one wavefront per clock for the whole SM. And the tensor cores? Take what the large matrix product at the top of this notebook reached, on 132 SMs:
+
+# %%
+fp16 = ceilings.query("name == 'fp16 matmul'").value.median()
+clock = record.about("device", "ceilings")["sm_clock_mhz"]["median"] * 1e6
+per_clock = fp16 * 1e12 / 2 / (132 * clock)
+print(f"an SM: {per_clock:.0f} multiply-adds of fp16 per clock")
+print(
+    f"a warp and tile: {64 * 2048 / per_clock:.0f} clocks of tensor cores, {32 * 32} of shared memory; {32 * 4} without conflicts"
+)
+
+# %% [markdown]
+# So shared memory is the narrow place by a factor of eleven, and a little so even without conflicts. Predict from that: what share of a large matrix product's rate can this kernel reach at most?
+
+# %%
+samples = record.load("10_fa2_mma_fp16")
+headline = record.headline(record.medians(samples)).query("name == '10_fa2_mma_fp16' and Nq >= 1024")
+measured = headline.groupby(["dtype", "D"]).tflops.mean()
+pd.DataFrame({"TFLOP/s": measured.round(0), "share of a large matrix product": (measured / fp16).round(3)})
+
+# %% [markdown]
+# From the clocks: $92 / 1024$, or 9 %, if shared memory never paused. The kernel reaches four fifths of the rate that its bank conflicts allow: what else it does matters little yet. At $d = 128$ the shares are the same, twice as many clocks of each.
+
+# %% [markdown]
+# ## Beside its peers
+
+# %%
+plot.throughput(samples)
+
+# %%
+plot.ratio(samples, "10_fa2_mma_fp16", ["SDPA FLASH", "SDPA CUDNN"])
+
+# %% [markdown]
+# **What to see.** Less than a fifth of FLASH, which uses the same instructions, and about a tenth of cuDNN. Beside `04_fa2_fp32` (43 and 46 TFLOP/s in fp32) the tensor cores have brought a quarter at $d = 64$ and an eighth at $d = 128$, and the factor of fifteen at the top of this notebook is still to be had.
+
+# %% [markdown]
+# ## What still hurts
+#
+# 1. **Bank conflicts.** Of the wavefronts that read fragments, seven of eight are waste. Notebook 11 gets rid of all of them with one line.
+# 2. **Waiting.** The loads of K and V go through registers, and the whole CTA waits for them before each tile: nothing is multiplied meanwhile. Notebook 12.
+# 3. **Shared-memory bytes per product.** Even without conflicts, 16 query rows per warp read K and V too often. Notebook 13.
+
+# %% [markdown]
+# ## Exercises
+#
+# ### Exercise 10.1 · Find the lane
+#
+# Write the inverse of `c_fragment`: which lane, and which of its four elements, holds $C$ at (row, column)?
+
+
+# %%
+# Exercise 10.1
+def holder(row, column):
+    """(lane, element) of the C fragment that holds (row, column) of the 16 x 8 accumulator."""
+    return 0, 0
+
+
+# %%
+def found():
+    for lane in range(32):
+        for i in range(4):
+            row, column = C(lane, i)
+            assert holder(row, column) == (lane, i), f"C[{row}, {column}] is element {i} of lane {lane}"
+    return True
+
+
+exercise.verify("10.1", found, hint="a quad per row; the pair within a lane; rows 8 apart are elements 2 apart")
+
+# %% [markdown]
+# <details>
+# <summary>Hint</summary>
+#
+# $C$'s row is `lane / 4`, plus 8 for elements 2 and 3; its column is `2 * (lane % 4)`, plus 1 for odd elements. Solve for lane and element.
+#
+# </details>
+# <details>
+# <summary>Solution</summary>
+#
+# ```python
+# def holder(row, column):
+#     return row % 8 * 4 + column // 2, row // 8 * 2 + column % 2
+# ```
+#
+# </details>
+
+# %% [markdown]
+# ### Exercise 10.2 · A forgotten word
+#
+# A colleague's kernel has `ldmatrix_x4` where this one has `ldmatrix_x4_trans`. It compiles, it runs, and nothing complains. Find inputs for which its output is *right* all the same: give $V$ (1, 1, 64, 64) that hides the bug, but is not constant.
+
+# %%
+forgotten = load(source=rung("10_fa2_mma_fp16").replace("fa::ldmatrix_x4_trans(", "fa::ldmatrix_x4("), quiet=True)
+
+# %%
+# Exercise 10.2
+V = torch.randn(64, 64)
+
+
+# %%
+def hidden():
+    q, k = (torch.randn(1, 1, 64, 64, device=device).half() for _ in range(2))
+    v = V.to(device).half().reshape(1, 1, 64, 64)
+    assert (v != v[0, 0, 0, 0]).any(), "V is constant"
+    report = check(forgotten, [reference.Case("yours", q=q, k=k, v=v)])
+    assert report.ok, f"the output is wrong: {report.worst:.0f} x the budget"
+    return True
+
+
+exercise.verify("10.2", hidden, hint="without .trans each 8 x 8 block of V is transposed")
+
+# %% [markdown]
+# <details>
+# <summary>Hint</summary>
+#
+# Each 8 × 8 block of $V$ arrives transposed. Which blocks do not mind?
+#
+# </details>
+# <details>
+# <summary>Solution</summary>
+#
+# ```python
+# block = torch.randn(8, 8)
+# V = (block + block.T).repeat(8, 8)
+# ```
+#
+# Symmetric blocks hide it. So would a test on constant inputs, on zeros, or on the identity: tests need inputs that tell elements apart.
+#
+# </details>
+
+# %% [markdown]
+# ### Exercise 10.3 · Pad it
+#
+# The oldest cure for bank conflicts is padding: let rows lie a little further apart than $2d$ bytes. Rows must begin at multiples of 16 bytes. Find the smallest row length in bytes for $d = 64$ for which the eight rows of a matrix take one wavefront, and put it into the kernel: `stride` is the row's length in *elements*. How many bytes of shared memory does the CTA need then?
+
+# %%
+# Exercise 10.3
+stride = 64
+smem_bytes = 24576
+
+
+# %%
+def padded():
+    source = rung("10_fa2_mma_fp16").source.replace("return row * d + chunk * 8", f"return row * {stride} + chunk * 8")
+    for name in ("Br", "Bc"):
+        source = source.replace(f"_smem + {name} * d;", f"_smem + {name} * {stride};")
+    source = source.replace("2 * (Br + 2 * Bc) * d;", f"2 * (Br + 2 * Bc) * {stride};")
+    inputs = [torch.randn(1, 1, 64, 64).half() for _ in range(3)]
+    ours = xray(load(source=source, device="cpu", quiet=True), *inputs).total(space="shared", op="ldmatrix")
+    assert ours.cost == ours.ideal, f"{ours.cost} wavefronts for ldmatrix; {ours.ideal} without conflicts"
+    assert stride < 80, "there is a smaller one"
+    return smem_bytes == 2 * (64 + 2 * 64) * stride
+
+
+exercise.verify("10.3", padded, hint="eight rows have to begin in eight different groups of four banks")
+
+# %% [markdown]
+# <details>
+# <summary>Hint</summary>
+#
+# A row's length in units of 16 bytes has to be odd: then eight rows begin in eight different units modulo 8.
+#
+# </details>
+# <details>
+# <summary>Solution</summary>
+#
+# ```python
+# stride = 72
+# smem_bytes = 2 * (64 + 2 * 64) * stride
+# ```
+#
+# 16 bytes more per row, 12.5 % more shared memory. It works; notebook 11 shows a way that costs no memory, and later copy engines that write whole tiles by themselves will insist on it.
+#
+# </details>
+
+# %% [markdown]
+# ## Self-check
+#
+# You can now explain, do and judge:
+#
+# <details><summary>1. What does one mma.sync.m16n8k16 compute, and who has the operands?</summary>
+#
+# A 16 × 16 by 16 × 8 product added to 16 × 8. The 32 lanes of the warp have 8, 4 and 4 elements each, in places that the PTX ISA fixes.
+#
+# </details>
+# <details><summary>2. Why does the row maximum need only two shuffles?</summary>
+#
+# A row of the accumulator belongs to a quad of four lanes: exchange with lane xor 1, then with lane xor 2.
+#
+# </details>
+# <details><summary>3. Which of Q, K, V needs .trans, and why?</summary>
+#
+# $V$. As operand $B$, a lane's pairs have to be neighbours along $k$. For $K^\top$ that is along a row of $K$ in memory; for $V$ it is down a column.
+#
+# </details>
+# <details><summary>4. What would have to change if S and P had different layouts?</summary>
+#
+# $\tilde P$ would have to be exchanged between lanes, through shuffles or through shared memory with barriers, in every tile.
+#
+# </details>
+# <details><summary>5. Why is P rounded to 16 bits, but not l?</summary>
+#
+# $\tilde P$ is an operand of a product and lies in [0, 1], where rounding is a small relative error. $l$ adds up thousands of terms: in 16 bits it would stop growing.
+#
+# </details>
+# <details><summary>6. How many wavefronts does ldmatrix.x4 take on rows 256 bytes apart?</summary>
+#
+# 32: all eight rows of each matrix begin in the same bank.
+#
+# </details>

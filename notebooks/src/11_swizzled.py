@@ -1,0 +1,367 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 11 · Swizzled: no bank conflicts
+#
+# **After this notebook you can**
+# - derive an XOR swizzle for a tile of any row length, and prove that it has no conflicts;
+# - see the conflicts of a kernel, line by line and bank by bank, and make them come and go by editing one line;
+# - say what speaks for swizzling a tile rather than padding it.
+#
+# **Time** 45 minutes.
+#
+# **Needs** [10 · Tensor cores](10_fa2_mma_fp16.ipynb). No GPU: without one the kernel runs on the emulator and the timings shown are recorded ones.
+#
+# **The idea in one line**: let the 16-byte chunks of a row trade places, by XOR with the row's number, so that chunks below each other lie in different banks.
+
+# %%
+import numpy as np
+import pandas as pd
+import torch
+
+from helpers import check, draw_mma, exercise, load, plot, record, rung, show, xray
+
+torch.manual_seed(0)
+kernel = load("11_swizzled")
+device = kernel.device
+
+# %% [markdown]
+# ## The problem
+#
+# Notebook 10's kernel spends its time on shared memory: `ldmatrix` reads eight rows of 16 bytes at a time, all eight begin in the same bank, and one wavefront becomes eight. The X-ray's count, once more:
+
+# %%
+q, k, v = (torch.randn(1, 2, 256, 64).half() for _ in range(3))
+before = xray("10_fa2_mma_fp16", q, k, v)
+pd.DataFrame([before.total(space="shared", op=op) for op in ("ldmatrix", "store")], index=["ldmatrix", "store"])
+
+# %% [markdown]
+# The *stores*, which write the tile row by row, need no more wavefronts than the ideal. So the layout is right for whoever walks along a row, and wrong for whoever walks down a column. We need one that suits both.
+
+# %% [markdown]
+# ## 1 · In units of chunks
+#
+# Everything that touches the tile moves 16 bytes at a time, aligned to 16 bytes: a **chunk**, 8 elements. So forget bytes and banks, and count in chunks. A wavefront moves 128 bytes, 8 chunks, and each has to come from another one of 8 **columns of four banks**. Chunk number $n$ of the tile, counted from its start, lies in column $n \bmod 8$.
+#
+# With $d = 64$, a row of the tile is 8 chunks: row $r$, chunk $c$ is number $8r + c$, and lies in column $c$, whatever $r$ is. There is the conflict. What we want is a function $\text{place}(r, c)$ such that
+#
+# 1. in a row, the eight chunks still lie in eight different columns (the stores stay free of conflicts, and no two chunks get the same place);
+# 2. for a given $c$, eight rows below each other lie in eight different columns.
+#
+# A Latin square, in other words: each number once per row and once per column. Adding the row number does it, $(c + r) \bmod 8$. The usual choice does it with less arithmetic:
+#
+# $$ \text{place}(r, c) = c \oplus (r \bmod 8) , $$
+#
+# where $\oplus$ is the bitwise exclusive or (XOR). For a fixed $r$, $c \mapsto c \oplus r$ is one to one (do it twice and you are back). For a fixed $c$, so is $r \mapsto c \oplus r$. That is the whole proof.
+
+# %%
+draw_mma.swizzled_tile(lambda row, chunk: chunk ^ row % 8, chunks=8, column=0)
+
+# %% [markdown]
+# **What to see.** The number in a box is the chunk that is stored there. Orange is chunk 0 of each of eight rows, one matrix of an `ldmatrix`. On the left it stands in the same four banks in every row. On the right it stands in each group of banks once.
+#
+# What about other head dimensions? At $d = 128$ a row is 16 chunks, twice around the banks; XOR with three bits permutes the chunks within each half, which is all that is needed. At $d = 32$ a row is 4 chunks, and *two* rows make one round. Then rows 0 and 1 already lie in different halves, and the number to XOR with has to change with every second row only:
+# $\text{place}(r, c) = c \oplus (\lfloor r/2 \rfloor \bmod 4)$.
+
+
+# %%
+def place(d):
+    """The swizzle for a tile of d columns: (row, chunk) -> the chunk's place in its row."""
+    chunks = d // 8
+    per_line = max(1, 8 // chunks)  # rows that together fill the 32 banks
+    return lambda row, chunk: chunk ^ row // per_line % min(chunks, 8)
+
+
+def wavefronts(d, where, chunk):
+    """Wavefronts of one 8 x 8 matrix: chunk `chunk` of rows 0 to 7."""
+    columns = [(row * d // 8 + where(row, chunk)) % 8 for row in range(8)]
+    return np.bincount(columns).max()
+
+
+table = pd.DataFrame(index=pd.Index([32, 64, 128], name="d"))
+for name, swizzle in (("plain", lambda d: lambda row, chunk: chunk), ("swizzled", place)):
+    table[name] = [max(wavefronts(d, swizzle(d), c) for c in range(d // 8)) for d in table.index]
+table
+
+# %%
+draw_mma.swizzled_tile(place(32), chunks=4, column=0, title="d = 32: two rows share a round of the banks")
+
+# %% [markdown]
+# **What to see.** A line is one round of the banks and holds two rows, the second one darker. On the left the eight orange chunks stand in two groups of banks, four in each; on the right in all eight.
+
+# %% [markdown]
+# ## 2 · Why not pad?
+#
+# Exercise 10.3 cured the same conflicts by making rows 16 bytes longer. Padding costs memory, here an eighth of the tile, and with it perhaps a CTA per SM. That is bearable. The stronger reason lies ahead: the copy engine of Hopper (notebook 30) writes whole tiles into shared memory by itself. It knows how to swizzle, for rows of 64
+# and of 128 bytes in exactly this pattern; rows at odd distances suit neither it nor the tensor cores that read such tiles without `ldmatrix`.
+
+# %% [markdown]
+# ## The kernel
+#
+# All addresses of the tiles go through one function.
+
+# %%
+show.region("11_swizzled", "swizzle")
+
+# %%
+show.diff("10_fa2_mma_fp16", "11_swizzled")
+
+# %% [markdown]
+# That is the whole difference: one function. Who writes a chunk and who reads it both ask `at`, so they agree. Were one of them to forget, the kernel would still be fast, and wrong (exercise 11.2).
+
+# %% [markdown]
+# ## Run and check
+
+# %%
+check(kernel)
+
+# %%
+plot.error(record.load("11_swizzled", "error"))
+
+# %% [markdown]
+# ## Predict, then measure
+#
+# Predict the number of wavefronts for `ldmatrix` from the table at the top: how many are left?
+
+# %%
+after = xray(kernel, q, k, v)
+pd.DataFrame([after.total(space="shared", op=op) for op in ("ldmatrix", "store")], index=["ldmatrix", "store"])
+
+# %% [markdown]
+# One of the reads of K, before and after. The same request, the same 32 addresses, but for the exclusive or:
+
+
+# %%
+def heaviest(rays):
+    """The line with the most wavefronts of ldmatrix."""
+    return max((a for a in rays.accesses if a.op == "ldmatrix"), key=lambda a: a.cost).line
+
+
+before.bank_map(heaviest(before))
+
+# %%
+after.bank_map(heaviest(after))
+
+# %% [markdown]
+# Now toggle it yourself. The next cell takes the kernel's text and replaces the swizzle. Try other patterns: `chunk ^ row % 4`, `(chunk + row) % (d / 8)`, `chunk ^ row % 2`. The output stays right with every one of them as long as a row's chunks have different places; only the count changes.
+
+# %%
+old = "(chunk ^ row / (d < 64 ? 64 / d : 1) % (d < 64 ? d / 8 : 8))"
+mine = load(source=rung("11_swizzled").replace(old, "(chunk ^ row % 4)"), device="cpu")
+x = xray(mine, q, k, v)
+print(x.total(space="shared", op="ldmatrix"))
+x.bank_map(heaviest(x))
+
+# %% [markdown]
+# ### Against the hardware
+#
+# The emulator's model of the banks is only worth something if the card agrees. Nsight Compute counted the wavefronts and conflicts of both rungs on the recorded device, at the same shape:
+
+# %%
+pair = ["10_fa2_mma_fp16", "11_swizzled"]
+counters = pd.concat([record.load(name, "counters", device="nvidia-h200") for name in pair])
+counters = counters.query("N == 256 and D == 64").set_index("rung")
+hardware = counters[["shared_load_wavefronts", "shared_load_conflicts", "shared_store_conflicts"]].T
+hardware.loc["shared_load_wavefronts, X-ray"] = [x.total(space="shared", op="ldmatrix").cost for x in (before, after)]
+hardware
+
+# %% [markdown]
+# They agree to the last wavefront: $16896$ are left, and no conflict. Notebook 92 puts all of the X-ray's counts to this test.
+
+# %% [markdown]
+# ### What it brings
+#
+# Notebook 10 worked out the clocks: per warp and tile about 92 for the tensor cores, 1024 for shared memory with conflicts and 128 without. If shared memory were all that counted, the swizzle would make the kernel eight times faster. But the less one thing costs, the more the others show. Your guess?
+
+# %%
+samples = pd.concat([record.load(name) for name in pair])
+ours = record.headline(record.medians(samples))
+ms = ours[ours.name == ours.rung].query("Nq >= 1024").groupby(["dtype", "D", "name"]).tflops.mean().unstack()
+ms["times faster"] = ms["11_swizzled"] / ms["10_fa2_mma_fp16"]
+ms.round(2)
+
+# %% [markdown]
+# Four times faster, for one exclusive or. It is half of the eight times that would be the limit. At 215 TFLOP/s, 29 % of a large matrix product, a warp and tile take about $92 / 0.29 \approx 320$ clocks of the SM. Reading the fragments is 128 of them. The rest goes to what the conflicts used to hide: the stores of K and V, the softmax, and the waits for K and V.
+
+# %% [markdown]
+# ## Beside its peers
+
+# %%
+samples = record.load("11_swizzled")
+plot.throughput(samples)
+
+# %%
+plot.ratio(samples, "11_swizzled", ["SDPA FLASH", "SDPA CUDNN"])
+
+# %% [markdown]
+# **What to see.** Past PyTorch's EFFICIENT, at three quarters of FLASH at $d = 64$ and not quite two thirds at $d = 128$.
+
+# %% [markdown]
+# ## What still hurts
+#
+# The reads of shared memory are as cheap as they can be at 16 rows per warp. But before each tile the whole CTA stops: every thread loads its chunks of K and V into registers, waits for HBM or the L2, stores them, and waits for all others at a barrier. The tensor cores have nothing to do in the meantime, unless another CTA of the same SM happens to be at its products. Notebook 12 lets the copy
+# of the next tile run while this one is multiplied.
+
+# %% [markdown]
+# ## Exercises
+#
+# ### Exercise 11.1 · How much XOR is enough?
+#
+# A swizzle with `row % 4` instead of `row % 8` uses two bits instead of three. Predict for $d = 64$: how many wavefronts does one 8 × 8 matrix take, and how many would it take with `row % 2`, and with `row / 2 % 4`?
+
+# %%
+# Exercise 11.1
+answers = {"row % 4": None, "row % 2": None, "row / 2 % 4": None}
+
+# %%
+shifts = {"row % 4": lambda r: r % 4, "row % 2": lambda r: r % 2, "row / 2 % 4": lambda r: r // 2 % 4}
+truth = {name: wavefronts(64, lambda r, c, f=f: c ^ f(r), 0) for name, f in shifts.items()}
+exercise.verify("11.1", answers == truth, hint="how many of the eight rows get the same number to XOR with?")
+
+# %% [markdown]
+# <details>
+# <summary>Hint</summary>
+#
+# Rows with the same number to XOR with put chunk $c$ in the same place.
+#
+# </details>
+# <details>
+# <summary>Solution</summary>
+#
+# ```python
+# answers = {"row % 4": 2, "row % 2": 4, "row / 2 % 4": 2}
+# ```
+#
+# Eight rows share 4, 2 and 4 numbers: 2, 4 and 2 rows each. Which two rows share does not matter.
+#
+# </details>
+
+# %% [markdown]
+# ### Exercise 11.2 · One side only
+#
+# In this kernel the *stores* are swizzled and the reads of Q are not. Is there an input for which its output is right? Give `q` of shape (1, 1, 64, 64), not constant.
+
+# %%
+one_sided = load(
+    source=rung("11_swizzled").replace(
+        "Q_smem + at<d>(16 * warp + row_A, 2 * k + chunk_A)",
+        "Q_smem + (16 * warp + row_A) * d + (2 * k + chunk_A) * 8",
+    ),
+    quiet=True,
+)
+
+# %%
+# Exercise 11.2
+q_mine = torch.randn(1, 1, 64, 64)
+
+
+# %%
+def unharmed():
+    q, (k, v) = q_mine.to(device).half(), (torch.randn(1, 1, 64, 64, device=device).half() for _ in range(2))
+    assert (q != q[0, 0, 0, 0]).any(), "q is constant"
+    want = torch.nn.functional.scaled_dot_product_attention(q.float(), k.float(), v.float())
+    error = (one_sided(q, k, v)[0].float() - want).abs().max().item()
+    assert error < 5e-3, f"the output is wrong by {error:.2g}"
+    return True
+
+
+exercise.verify("11.2", unharmed, hint="what does it do to a row of Q when its chunks are read in the wrong order?")
+
+# %% [markdown]
+# <details>
+# <summary>Hint</summary>
+#
+# Row $r$ arrives with its chunks in another order. For which rows does that make no difference?
+#
+# </details>
+# <details>
+# <summary>Solution</summary>
+#
+# ```python
+# q_mine = torch.randn(1, 1, 64, 8).repeat(1, 1, 1, 8)
+# ```
+#
+# Rows that consist of eight equal chunks. A row of $Q$ is permuted by its own number modulo 8. Had K been read without the swizzle, too, its rows would be permuted by theirs, and just those scores would be right where the two numbers are equal: one in eight.
+#
+# </details>
+
+# %% [markdown]
+# ### Exercise 11.3 · A row of 48
+#
+# Some models have heads of $d = 96$, rows of 12 chunks. Write the swizzle for tiles of 96 columns, and test it by the two conditions of section 1.
+
+
+# %%
+# Exercise 11.3
+def place96(row, chunk):
+    """The place (0 to 11) of chunk (0 to 11) of row `row` in a tile of 96 columns."""
+    return chunk
+
+
+# %%
+def swizzled96():
+    for row in range(8):
+        assert sorted(place96(row, c) for c in range(12)) == list(range(12)), f"row {row}: not a permutation of 0..11"
+    for c in range(12):
+        columns = [(12 * row + place96(row, c)) % 8 for row in range(8)]
+        assert len(set(columns)) == 8, f"chunk {c} of eight rows lies in only {len(set(columns))} columns of banks"
+    return True
+
+
+exercise.verify("11.3", swizzled96, hint="rows begin in columns 0, 4, 0, 4, …: what is left to tell apart?")
+
+# %% [markdown]
+# <details>
+# <summary>Hint</summary>
+#
+# A row of 12 chunks begins 4 columns further than the one above, so two neighbouring rows already differ, in bit 2 of the column. The four pairs have to be told apart by the lower two bits: XOR with `row // 2 % 4` stays within groups of four chunks, and 12 is three of those.
+#
+# </details>
+# <details>
+# <summary>Solution</summary>
+#
+# ```python
+# def place96(row, chunk):
+#     return chunk ^ row // 2 % 4
+# ```
+#
+# XOR with three bits would send chunk 8 to places up to 15, which are not there.
+#
+# </details>
+
+# %% [markdown]
+# ## Self-check
+#
+# You can now explain, do and judge:
+#
+# <details><summary>1. Which two accesses does the layout of a tile have to suit?</summary>
+#
+# The store that writes it, along rows, and `ldmatrix`, which reads one chunk of eight rows below each other.
+#
+# </details>
+# <details><summary>2. Why is c xor (r mod 8) free of conflicts in both?</summary>
+#
+# For a fixed row, eight chunks go to eight different places; for a fixed chunk, eight rows below each other do.
+#
+# </details>
+# <details><summary>3. What does the swizzle cost?</summary>
+#
+# No memory; an XOR in the address, much of which can be computed before the loop.
+#
+# </details>
+# <details><summary>4. A kernel gets the right result. Can its swizzle be wrong?</summary>
+#
+# It can be useless: any permutation that writer and reader agree on gives the right result. Only counting conflicts tells.
+#
+# </details>
+# <details><summary>5. What is the rule for rows of 64 bytes?</summary>
+#
+# Two rows fill the banks once, so pairs of rows share a number: XOR with (r / 2) mod 4.
+#
+# </details>

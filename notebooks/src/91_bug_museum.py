@@ -1,0 +1,623 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 91 · The bug museum
+#
+# **After this notebook you can**
+# - explain a dozen bugs that attention kernels have had or could have, each a change of one line;
+# - do the detective's work: from the shape of an error map, a message or an X-ray to the line;
+# - judge which kind of test finds which kind of bug, and which bugs no output ever shows.
+#
+# **Time** 75 minutes.
+#
+# **Needs** [04 · FlashAttention-2](04_fa2_fp32.ipynb) and [90 · Proving it right](90_proving_it_right.ipynb); for the fourth room notebooks 10 to 12. No GPU.
+#
+# **The idea in one line**: a bug is a small change with a large shadow, and the shadow has the bug's shape.
+#
+# *The exhibits run on the emulator, on every machine: on a GPU some of them would hang, and some would leave the device in a state in which nothing runs any more.*
+
+# %%
+import pandas as pd
+
+from helpers import check, draw_proof, exercise, show, xray
+from helpers.museum import EXHIBITS, UNLABELLED
+
+# %% [markdown]
+# ## How to visit
+#
+# Each exhibit shows what was changed (red: the line as it should be; green: the bug). **Before you run the cell after it, predict**: on which inputs is the kernel still right? When it is wrong, where: which rows, which columns, all of it? And who notices: the check, the emulator, the X-ray, or nobody? Then run, compare, unfold.
+#
+# The first one in slow motion, with what `visit()` does written out.
+
+# %% [markdown]
+# ## Room 1 · Wrong numbers
+#
+# ### A maximum that starts at zero
+#
+# Zero is where one starts a sum, so it is what fingers type. The running maximum has to start at the neutral element of max, which is $-\infty$. (A tiny number such as `1e-30` or `FLT_MIN` is zero all over again: small is not low.)
+
+# %%
+exhibit = EXHIBITS["max_from_zero"]
+exhibit.diff()
+
+# %%
+for name in ("random", "not a multiple", "very negative"):
+    report = check(exhibit.kernel, [exhibit.case(name)])
+    print(f"{exhibit.case(name).name}: {'right' if report.ok else 'WRONG'}")
+print("\n".join(wrong.explain() for wrong in report.failures))
+
+# %%
+exhibit.map()
+
+# %% [markdown]
+# **What to see.** The map draws $|\text{error}|$ in units of the error budget (notebook 90), LSE as a strip beside $O$. Random inputs are *right*: any $m$ will do that is not far from the maximum, and among a hundred random scores some are positive. With all scores near $-10^4$ every $e^{S - 0}$ underflows, $l = 0$, and the guard against empty rows turns the output into zeros: the whole map, no structure. An error without structure says: look at the arithmetic of a row, not at indices.
+#
+# <details><summary>Hint</summary>
+# What is the maximum of no numbers?
+# </details>
+# <details><summary>Fix</summary>
+# Start at −∞. The first tile then has α = exp(−∞ − m) = 0, which is just what an empty state has to contribute.
+# </details>
+
+# %% [markdown]
+# ### A sum that is not rescaled
+#
+# When a tile brings a larger maximum, everything summed so far belongs to the old one and has to be multiplied by $\alpha = e^{m - m^{new}}$. Here $O$ is, and $l$ is not. **Predict**: at which $N$ does it begin to show ($B_c = 64$)? In all rows?
+
+# %%
+EXHIBITS["l_not_rescaled"].diff()
+
+# %%
+EXHIBITS["l_not_rescaled"].visit()
+
+# %% [markdown]
+# **What to see.** One tile: exact. More: whole rows are wrong, all columns alike, and some rows are right: those whose largest score lies in the first tile, so that $\alpha = 1$ ever after. About a quarter of the rows should be right here, four tiles having equal chances; count the light ones. Stripes across all columns are the mark of anything that is *one number per row*: $m$, $l$, $\alpha$.
+#
+# <details><summary>Hint</summary>
+# Which quantity exists once per row, and is only touched when the maximum moves?
+# </details>
+# <details><summary>Fix</summary>
+# <code>l = l * alpha + row_sum</code>. The backward direction is a good reading aid: O and l are the same sum, with and without V, so they have to be treated alike.
+# </details>
+
+# %% [markdown]
+# ### Zero is not nothing
+#
+# Keys past the end are filled with zeros, which looks safe. But a score of 0 is a score, and $e^{0 - m}$ is a weight like any other.
+#
+# *Known*: FlashInfer's block-sparse kernel, [pull request 5090](https://github.com/flashinfer-ai/flashinfer/pull/5090): out-of-bounds keys zero-filled by the copy engine "produced score=0, giving exp(0)=1 softmax weight".
+
+# %%
+EXHIBITS["tail_not_masked"].diff()
+
+# %%
+EXHIBITS["tail_not_masked"].visit()
+
+# %% [markdown]
+# **What to see.** Every row and column, by about the same factor: with $N = 100$ there are 28 intruders beside 100 keys, so the denominator is too large and $O$ too small, and LSE too large everywhere. Any test whose $N$ is a multiple of the tile passes. That is why the case list has lengths one off every tile edge.
+#
+# <details><summary>Hint</summary>
+# Compare <i>got</i> and <i>expected</i> of O: the ratio is about the same in every row.
+# </details>
+# <details><summary>Fix</summary>
+# Scores past the last key become −∞ before the maximum is taken. Filling K with zeros is still needed: 0 × garbage is not 0 (room 2).
+# </details>
+
+# %% [markdown]
+# ### Infinity minus infinity
+#
+# A row whose scores are all $-\infty$, as a mask makes it, has the maximum $-\infty$. Then $-\infty - (-\infty)$ is NaN, and NaN is contagious.
+#
+# *Known*: [PyTorch 103963](https://github.com/pytorch/pytorch/issues/103963), NaN from `scaled_dot_product_attention` for rows that a mask hides, settled by a [safe softmax](https://github.com/pytorch/pytorch/pull/131060); [Burn 4697](https://github.com/tracel-ai/burn/pull/4697) and others since.
+
+# %%
+EXHIBITS["inf_minus_inf"].diff()
+
+# %%
+EXHIBITS["inf_minus_inf"].visit()
+
+# %% [markdown]
+# **What to see.** Rows 5, 9 and 13, which are masked; and nothing else. In this kernel the guard protects not only masked rows: a *thread* none of whose elements exists ($N = 100$, 32 lanes, four elements each: seven lanes get nothing) has an empty part of a healthy row, and without the guard its NaN spreads to the whole row in the merge.
+#
+# <details><summary>Fix</summary>
+# Subtract 0 instead of m where m is −∞: exp(−∞ − 0) = 0. And guard the division by l = 0 as well.
+# </details>
+
+# %% [markdown]
+# ### Right for one head
+#
+# Batch, head, row, column: four strides, three tensors and one for the output. In this kernel $V$ knows nothing of its head. **Predict** the map with two heads.
+
+# %%
+EXHIBITS["one_head"].diff()
+
+# %%
+EXHIBITS["one_head"].visit()
+
+# %% [markdown]
+# **What to see.** Head 0 is right, head 1 wrong everywhere (the map draws the head with the worst element), and LSE is right in both: $V$ takes no part in it. So the error is behind the softmax, and it is an address. A kernel that is developed with $B = H = 1$ has never been asked.
+#
+# <details><summary>Fix</summary>
+# Both offsets, for every tensor. A test with different B and H, and with strides that are not the contiguous ones, finds any mix-up of the two.
+# </details>
+
+# %% [markdown]
+# ### The output nobody looks at
+#
+# $O$ is what a model uses. LSE is for the backward pass and for merging parts of the keys, so a forward test often ignores it. Inside, the kernel works in powers of two.
+#
+# *Known*: [PyTorch 181645](https://github.com/pytorch/pytorch/issues/181645): flex attention returned LSE off by a factor of $\ln 2$ with one of its back ends; a conversion was applied twice.
+
+# %%
+EXHIBITS["lse_in_log2"].diff()
+
+# %%
+EXHIBITS["lse_in_log2"].visit()
+
+# %% [markdown]
+# **What to see.** $O$ untouched, LSE wrong throughout. The ratio *got / expected* is the diagnosis: $8.2506 / 5.71888 = 1.4427 = \log_2 e$. Ratios that are $\ln 2$, $\log_2 e$, $\sqrt d$, 2 or $B_c / N$ are signatures; divide before you debug.
+#
+# <details><summary>Fix</summary>
+# Multiply by ln 2 once. And check LSE wherever O is checked.
+# </details>
+
+# %% [markdown]
+# ## Room 2 · Stopped at the door
+#
+# What is in this room need not produce a wrong number: on a GPU it may give an error code, a hang, a crash, somebody else's data, or the right answer. The emulator stops it at the instruction and says why.
+#
+# ### The launch that never happened
+#
+# A block gets 48 KB of shared memory without asking. This kernel needs 84 KB, so it has to ask (`cudaFuncSetAttribute`), and a launch that fails says so only to those who look.
+#
+# *Known*: [flash-attention-minimal](https://github.com/tspeterkim/flash-attention-minimal/blob/main/flash.cu) asks for $3 \cdot 32 \cdot d \cdot 4 + 4096$ bytes and neither opts in nor looks at the error: at $d = 128$ that is 52 KB, and its output is a tensor of zeros that the kernel would have filled. (Read, not run. To its credit it prints both sizes.)
+
+# %%
+EXHIBITS["no_opt_in"].diff()
+
+# %%
+EXHIBITS["no_opt_in"].visit()
+
+# %% [markdown]
+# **What to see.** Nothing was written, in no time at all. With outputs from `torch.empty` the reader of a benchmark sees a wonderful speed-up. The poison (notebook 90) is what makes "never written" a certainty.
+#
+# <details><summary>Fix</summary>
+# Ask for the memory, return every error, and raise it where Python calls.
+# </details>
+
+# %% [markdown]
+# ### A thread that goes home early
+#
+# "No row for me? Return." Right in a kernel without barriers. Here the other threads come to `__syncthreads()` and wait for all threads of the block. **Predict** which lengths survive.
+#
+# *Known*: threads of one block that don't come to the same barrier were [reported by synccheck](https://github.com/ggml-org/llama.cpp/issues/27678) in llama.cpp's tensor-core attention, in a configuration whose ordinary tests pass. (The language leaves open what happens; on today's GPUs a returned thread often doesn't hang the others, and the bug lives on.)
+
+# %%
+EXHIBITS["early_return"].diff()
+
+# %%
+EXHIBITS["early_return"].visit()
+
+# %% [markdown]
+# **What to see.** No map, as there is no output; but who waits where, and who is gone: 144 threads wait, 112 have returned. Those are the threads of rows 36 to 63 of the second query tile, $64 + 36 = 100 = N$.
+#
+# <details><summary>Fix</summary>
+# Let every thread live to the end; guard what it reads and writes instead.
+# </details>
+
+# %% [markdown]
+# ### Zero times garbage
+#
+# The weights of keys past the end are 0. So why fill $K$ and $V$ at all? Shared memory holds what the last kernel left there, and if that happens to be the bits of a NaN or an infinity, $0 \cdot \mathrm{NaN} = \mathrm{NaN}$. **Predict**: $N = 100$ is no multiple of the tile, $B_c = 32$. Is it caught there?
+
+# %%
+EXHIBITS["tail_not_filled"].diff()
+
+# %%
+EXHIBITS["tail_not_filled"].visit()
+
+# %% [markdown]
+# **What to see.** $N = 100$ passes, and by good right: the last tile's missing rows still hold the keys of the tile before it, finite numbers that get the weight 0. Only where the *first* tile is not full, $N < 32$, memory is read that nobody ever wrote. On a GPU even that passes on most days. The emulator marks every byte of shared memory as unwritten when a block starts.
+#
+# <details><summary>Fix</summary>
+# Store zeros where there is no row.
+# </details>
+
+# %% [markdown]
+# ### The textbook's padding
+#
+# Every text on bank conflicts says: make the rows one element longer. It holds for accesses of 4 bytes.
+
+# %%
+EXHIBITS["padded_by_one"].diff()
+
+# %%
+EXHIBITS["padded_by_one"].visit()
+
+# %% [markdown]
+# **What to see.** This kernel moves 16 bytes at a time, and an access of 16 bytes has to start at a multiple of 16. With rows of 65 floats every row but each fourth is off. A GPU stops with *misaligned address*, and everything after it in the process fails too.
+#
+# <details><summary>Fix</summary>
+# Pad by four floats: 16 bytes, which is the unit in which such accesses are served.
+# </details>
+
+# %% [markdown]
+# ### Reading a little further
+#
+# The rows past the end are masked anyway, so why guard the load? The memory behind $K$ usually belongs to somebody: the next head, another tensor, PyTorch's cache.
+
+# %%
+EXHIBITS["past_the_end"].diff()
+
+# %%
+EXHIBITS["past_the_end"].visit()
+
+# %% [markdown]
+# **What to see.** How far past its end, and in which tensor. On a GPU this goes well until the tensor lies at the end of its allocation, or a NaN lies behind it. (With $0 \cdot \mathrm{NaN}$ again: *nobody* masks $V$.) The same can be read in flash-attention-minimal's loads, which have no bound: the lengths it takes are multiples of 32.
+#
+# <details><summary>Fix</summary>
+# A predicate per row, and zeros where it is false. Where most tiles are full, test once per tile whether it is.
+# </details>
+
+# %% [markdown]
+# ## Room 3 · Right, for the moment
+#
+# ### Right, at four times the wavefronts
+#
+# Nothing is wrong with this one but the layout: rows of 64 floats in shared memory.
+
+# %%
+EXHIBITS["padding_lost"].diff()
+
+# %%
+EXHIBITS["padding_lost"].visit()
+
+# %%
+EXHIBITS["padding_lost"].xray().bank_map("fa::load4(k_reg[c]")
+
+# %% [markdown]
+# **What to see.** Every result right, every test green. The X-ray counts what no output shows: eight lanes read eight rows, 64 floats apart, and 64 floats are twice the 32 banks around; so all eight want the same banks and are served one after another. The bank map is the most expensive request: a row per wavefront.
+#
+# <details><summary>Fix</summary>
+# Rows of 68 floats; or the swizzle of notebook 11, which costs no memory.
+# </details>
+
+# %% [markdown]
+# ### The barrier that nobody missed
+#
+# The first rung on tensor cores has two barriers per tile: one after the loads, one at the end, so that nobody overwrites a tile that others still read. The second one is gone. **Predict**: what does the check say?
+#
+# *Known*: two missing barriers in llama.cpp's attention kernels, found by [racecheck](https://github.com/ggml-org/llama.cpp/pull/13438); two more later, "masked only by codegen/scheduling luck" ([28358](https://github.com/ggml-org/llama.cpp/pull/28358), open when this was written). Missing synchronisation that did give wrong results for some shapes: [FlashMLA-ETAP 3](https://github.com/pengcuo/FlashMLA-ETAP/pull/3).
+
+# %%
+EXHIBITS["no_last_barrier"].diff()
+
+# %%
+EXHIBITS["no_last_barrier"].visit()
+
+# %% [markdown]
+# **What to see.** All right, at every length. The emulator runs the threads of a block in one of many possible orders, a GPU in another, and in this one nobody happens to be overtaken. The X-ray doesn't ask who won. It keeps, for every piece of shared memory, who wrote and who read it, and reports two accesses that *no barrier orders*: which lines, which threads, which place. (It names the first pair it meets; there are thousands, and the count stands beside it.)
+#
+# <details><summary>Hint</summary>
+# Line by line through the loop, twice: what stands between the last read of a tile and the first write of the next?
+# </details>
+# <details><summary>Fix</summary>
+# The barrier back in. Notebook 12 gets by with one, by writing to a buffer that nobody reads.
+# </details>
+
+# %% [markdown]
+# ### In lock step
+#
+# The lanes of a warp execute together, don't they? They did until 2017. Since Volta each has a program counter of its own, and the order of two lanes' accesses is only what `__syncwarp()` makes it.
+
+# %%
+EXHIBITS["no_syncwarp"].diff()
+
+# %%
+EXHIBITS["no_syncwarp"].visit()
+
+# %% [markdown]
+# **What to see.** Right again, and a race again: a lane reads what its neighbour wrote a few lines before, with nothing between. Today's compilers keep the lanes together here; the next version may not, and no test will say so.
+#
+# <details><summary>Fix</summary>
+# <code>__syncwarp()</code>, which costs next to nothing. A shuffle between the two (with a full mask) brings lanes together too, but makes no promise about memory.
+# </details>
+
+# %% [markdown]
+# ## Room 4 · Tensor cores
+#
+# These need notebooks 10 to 12: `ldmatrix` hands the elements of a tile to lanes, `mma.sync` multiplies what the lanes hold, the swizzle decides where a tile's 16-byte chunks lie, `cp.async` brings them.
+#
+# ### Five letters
+#
+# $V_j$ lies in memory with keys as rows, and $P V$ wants it by columns: `ldmatrix` has a variant that transposes on the way, `.trans`. **Predict**: is LSE right? Are all elements of $O$ wrong, or some?
+
+# %%
+EXHIBITS["no_trans"].diff()
+
+# %%
+EXHIBITS["no_trans"].visit()
+
+# %% [markdown]
+# **What to see.** LSE right, $O$ wrong from corner to corner: each 8 × 8 piece of $V$ was transposed in place. The numbers have the right size and look like attention; what they are is a weighted sum of the wrong elements. With $V = 1$ this bug is invisible, as the transpose of a matrix of ones is itself; a *constant* test input is no test input.
+#
+# <details><summary>Fix</summary>
+# <code>ldmatrix_x4_trans</code>.
+# </details>
+
+# %% [markdown]
+# ### Always the first fragment
+#
+# In the loop over steps of 16 keys, $P$'s fragment is made from the wrong part of $S$: the first, each time. **Predict** at which numbers of keys it is right.
+
+# %%
+EXHIBITS["stale_fragment"].diff()
+
+# %%
+EXHIBITS["stale_fragment"].visit()
+
+# %% [markdown]
+# **What to see.** The picture of the last exhibit, and another bug; a map is a clue, not a verdict. With 16 keys or fewer, one step, it is right: so ask at which *size* a bug begins, and which loop has just got its second turn. An index that fell out of an expression often shows itself so.
+#
+# <details><summary>Fix</summary>
+# Fragment k of P is made of accumulators 2k and 2k + 1 of S.
+# </details>
+
+# %% [markdown]
+# ### A swizzle on one side
+#
+# The swizzle of notebook 11 lets the chunks of a row trade places: chunk $c$ of row $r$ lies at $c \oplus (r \bmod 8)$. Writing and reading have to agree. Here $Q$ is written swizzled and read plainly. **Predict** which rows are right.
+
+# %%
+EXHIBITS["one_sided_swizzle"].diff()
+
+# %%
+EXHIBITS["one_sided_swizzle"].visit()
+
+# %% [markdown]
+# **What to see.** A comb: rows 0, 8, 16, … are right, since $c \oplus 0 = c$; all others were computed from their own row of $Q$ with its chunks out of order. The period of a comb is a number of your code: 8 is the swizzle's, 16 a fragment's, 64 the tile's.
+#
+# <details><summary>Fix</summary>
+# One function for the address, used by every reader and every writer. That is why <code>at()</code> exists.
+# </details>
+
+# %% [markdown]
+# ### Waiting for one less
+#
+# `cp.async.wait_group n` waits until *at most n* groups of copies are still on their way. With two stages the tile that is needed now is the newest group: $n = 0$. Here it is 1.
+
+# %%
+EXHIBITS["waits_for_one_less"].diff()
+
+# %%
+EXHIBITS["waits_for_one_less"].visit()
+
+# %% [markdown]
+# **What to see.** On a GPU this is right whenever the copy has arrived by chance, which at small sizes and with data in the L2 is nearly always. The emulator lets a copy land as late as the program allows, at the wait that covers it, and knows which bytes are *in flight* until then.
+#
+# <details><summary>Fix</summary>
+# <code>stages − 2</code>. Say it aloud: of the groups sent so far, how many may be unfinished when I start to read?
+# </details>
+
+# %% [markdown]
+# ### 65504
+#
+# That is the largest fp16 number. The scores are summed in fp32, and here they pass through 16 bits *before* they are multiplied by the scale. **Predict**: random inputs? And with all scores about $10^4$, where the products before scaling are $8 \cdot 10^4$?
+#
+# *Known*: [metal-flash-attention 8](https://github.com/philipturner/metal-flash-attention/issues/8): scores accumulated in half precision and scaled only afterwards, NaN on a real model's data.
+
+# %%
+EXHIBITS["rounded_scores"].diff()
+
+# %%
+EXHIBITS["rounded_scores"].visit()
+
+# %%
+print(EXHIBITS["rounded_scores"].report("random"))
+
+# %% [markdown]
+# **What to see.** Overflow: infinity, then infinity minus infinity. And on random inputs, where nothing overflows, $O$ is within its budget and LSE is not: rounding a score to 11 bits is an error of $10^{-3}$, which $O$'s own rounding hides and LSE, an fp32 number, does not. In bf16 nothing would overflow, and the error would be eight times larger.
+#
+# <details><summary>Fix</summary>
+# Keep S in fp32, which is how the tensor cores deliver it.
+# </details>
+
+# %% [markdown]
+# ### Odd lengths
+#
+# A lane's accumulator has two neighbouring columns, $2t$ and $2t + 1$. The mask of the tail looks at the first of them only.
+
+# %%
+EXHIBITS["odd_lengths"].diff()
+
+# %%
+EXHIBITS["odd_lengths"].visit()
+
+# %% [markdown]
+# **What to see.** $N = 100$ is no multiple of anything, and right. $N = 99$ lets in one key that isn't there. Among 99 keys one intruder moves $O$ by about a percent: three times the fp16 budget on this input, and at ten times the length it would have drowned in rounding; LSE is off by a thousand budgets. That is two lessons of notebook 90 in one exhibit: lengths *one off* each edge, and LSE.
+#
+# <details><summary>Fix</summary>
+# <code>2t + e % 2</code>.
+# </details>
+
+# %% [markdown]
+# ## The collection
+#
+# The same inputs, side by side. If you remember one picture of this notebook, let it be this one: irregular stripes of rows mean a number per row, $m$, $l$ or $\alpha$; regular ones, a comb, an address computed from the row; one shade everywhere means arithmetic common to all rows, a scale, a tail, an operand; black means infinity or nothing; and an empty map can belong to a wrong kernel too, if its LSE is what is wrong.
+
+# %%
+drawn = [
+    e
+    for e in EXHIBITS.values()
+    if e.caught_by == "check" and not e.report().comparisons[0].problem.startswith("raised")
+]
+draw_proof.gallery({e.title: e.report().comparisons[0] for e in drawn})
+
+# %% [markdown]
+# And who caught what:
+
+# %%
+table = pd.DataFrame(
+    [
+        (e.title, e.rung, ", ".join(e.case(n).name for n in e.hides) or "–", e.case().name, e.caught_by)
+        for e in EXHIBITS.values()
+    ],
+    columns=["exhibit", "kernel", "right on", "shows on", "caught by"],
+)
+table.set_index("exhibit")
+
+# %% [markdown]
+# One famous bug is missing because it doesn't fit into the building: an index computed in 32 bits, which overflows once a tensor has more than $2^{31}$ elements. FlashAttention-2 has met it more than once ([1500](https://github.com/Dao-AILab/flash-attention/pull/1500), [2260](https://github.com/Dao-AILab/flash-attention/pull/2260): "multiplication is done in `int` before index_t cast"). No small input shows it; a reader of the code does, or a view with an enormous stride.
+
+# %% [markdown]
+# ## Exercises
+#
+# Three exhibits have lost their labels. In each, find the line and put it right: `mend` is a pair, a piece of the exhibit's text that occurs once, and what belongs there instead. `exhibit.broken` is the rung as it is, so `show.region(exhibit.broken, "online_update")` shows a part of it. (The answer is one `diff()` away. You would only cheat yourself.)
+
+
+# %%
+def mended(exhibit, mend):
+    """The exhibit's kernel after the mend, all outputs checked."""
+    kernel = exhibit.build(exhibit.broken.replace(*mend))
+    check(kernel).require()
+    return kernel
+
+
+# %% [markdown]
+# ### Exercise 91.1 · Exhibit A
+#
+# `04_fa2_fp32` with one line changed.
+
+# %%
+UNLABELLED["A"].visit()
+
+# %%
+show.region(UNLABELLED["A"].broken, "online_update")
+
+# %%
+# Exercise 91.1: what does it show in common, the columns or the rows?
+mend = ("", "")
+
+
+# %%
+def first_mended():
+    return mended(UNLABELLED["A"], mend) is not None
+
+
+exercise.verify(
+    "91.1",
+    first_mended,
+    hint="half of the columns, in rows whose maximum moved: which loop over columns runs once per tile? See region online_update",
+)
+
+# %% [markdown]
+# <details><summary>Solution</summary>
+#
+# ```python
+# mend = ("for (int c = 0; c < 4; ++c) O_reg[r][c] *= alpha;", "for (int c = 0; c < 8; ++c) O_reg[r][c] *= alpha;")
+# ```
+#
+# LSE is right, so $m$ and $l$ are. Rows with a light stripe have their maximum in the first tile, so what is missing is a factor $\alpha$; columns 32 to 63 are a thread's columns 4 to 7. Together: the rescaling of half of $O$.
+# </details>
+
+# %% [markdown]
+# ### Exercise 91.2 · Exhibit B
+#
+# `04_fa2_fp32` again.
+
+# %%
+UNLABELLED["B"].visit()
+
+# %%
+# Exercise 91.2: divide got by expected, and look at LSE too
+mend = ("", "")
+
+
+# %%
+def second_mended():
+    return mended(UNLABELLED["B"], mend) is not None
+
+
+exercise.verify(
+    "91.2",
+    second_mended,
+    hint="O is too large and LSE too small, everywhere: which sum has lost a part? See region epilogue",
+)
+
+# %% [markdown]
+# <details><summary>Solution</summary>
+#
+# ```python
+# mend = ("for (int mask = 2 * T::TY; mask < 32; mask *= 2) l +=", "for (int mask = T::TY; mask < 32; mask *= 2) l +=")
+# ```
+#
+# $2.766 / 0.936 = 2.95$ in row 14. In row 109 LSE is too small by $5.719 - 4.622 = 1.097 = \ln 3.0$. Within a row all columns of $O$ have one ratio, and LSE its logarithm. A wrong *scale* would have changed the weights; here only the denominator is wrong: $l$ lacks half of its terms, which is one step of the butterfly.
+# </details>
+
+# %% [markdown]
+# ### Exercise 91.3 · Exhibit C
+#
+# `03_fa1_fp32`, and the outputs are right. Mend it so that no wavefront is lost.
+
+# %%
+UNLABELLED["C"].visit()
+
+# %%
+# Exercise 91.3: which distance between rows puts eight of them into eight different places?
+mend = ("", "")
+
+
+# %%
+def third_mended():
+    exhibit = UNLABELLED["C"]
+    ray = xray(mended(exhibit, mend), *exhibit.case().inputs)
+    assert ray.conflicts == 0, f"{ray.conflicts:,} wavefronts are still lost"
+    return True
+
+
+exercise.verify(
+    "91.3",
+    third_mended,
+    hint="in units of 16 bytes the banks are 8 places; rows are ld / 4 units apart. See region tile",
+)
+
+# %% [markdown]
+# <details><summary>Solution</summary>
+#
+# ```python
+# mend = ("ld = d + 8,", "ld = d + 4,")
+# ```
+#
+# Rows of 72 floats are 18 units of 16 bytes: row $r$ starts at place $18 r \bmod 8 = 2r \bmod 8$, so rows 0 and 4 share a place, as do 1 and 5, and every request takes twice as long. With 17 units it is $r \bmod 8$: eight different places. Any odd number of units does it.
+# </details>
+
+# %% [markdown]
+# ## Self-check
+#
+# You can now read an error map, a fault's sentence and an X-ray, and say what to look for. Answer before you unfold:
+#
+# <details><summary>The map has wrong rows, all columns, and some rows are right. What do you suspect?</summary>
+# A number per row (m, l, α) that goes wrong when something happens in that row, such as a new maximum.
+# </details>
+#
+# <details><summary>LSE is right and O is wrong in whole heads. Where is the bug not?</summary>
+# Not in the scores and not in the softmax: what LSE depends on is right. It is in V's or O's addresses, or in the second product.
+# </details>
+#
+# <details><summary>A kernel passes all tests on your GPU and fails on a colleague's. Name three rooms' worth of reasons.</summary>
+# Unwritten shared memory that happened to be finite; an access past the end into memory that happened to be there; a missing barrier with lucky timing.
+# </details>
+#
+# <details><summary>Why run a check at a length below one tile?</summary>
+# It is the only place where the first tile is not full: stale rows from an earlier tile can't stand in for missing ones.
+# </details>
+#
+# <details><summary>Which exhibits could no comparison of outputs ever catch?</summary>
+# Those of room 3: a layout with conflicts, and races that come out right. They need something that looks at the accesses.
+# </details>

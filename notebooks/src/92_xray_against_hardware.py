@@ -1,0 +1,371 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 92 · The X-ray against hardware
+#
+# **After this notebook you can**
+# - explain how the X-ray knows what a kernel does to memory without a GPU, from the access of one lane to a race;
+# - do its central computation yourself: from 32 addresses to wavefronts and sectors;
+# - judge where its figures are those of the hardware, where they can't be, and why.
+#
+# **Time** 45 minutes.
+#
+# **Needs** [00 · Start here](00_start_here.ipynb) for the emulator and [04 · FlashAttention-2](04_fa2_fp32.ipynb) for a kernel; [91 · The bug museum](91_bug_museum.ipynb) for what it finds. No GPU: the counters were recorded on one.
+#
+# **The idea in one line**: an instrument is worth as much as its calibration.
+
+# %%
+from pathlib import Path
+
+import pandas as pd
+import torch
+
+import helpers
+from helpers import agreement, banks, draw_proof, exercise, patterns, record, sanitize, show, xray
+from helpers.emulator import launcher
+from helpers.museum import EXHIBITS
+
+DEVICE = "nvidia-h200"  # whose records this notebook reads
+
+# %% [markdown]
+# ## How it works, in one page
+#
+# The emulator (notebook 00) compiles the `.cu` with the host's C++ compiler and runs it thread by thread. To see every access it borrows a mechanism that compilers have for another purpose: with `-fsanitize=thread` they put a call before each load and store, meant for a library that looks for races among CPU threads. The emulator brings its own functions of these names.
+
+
+# %%
+def own(file, start, lines):
+    """`lines` lines of one of the emulator's files, from the first one that begins with `start`."""
+    text = (Path(helpers.__file__).parent / "emulator" / "runtime" / file).read_text().splitlines()
+    first = next(n for n, line in enumerate(text) if line.startswith(start))
+    return show.Listing(f"emulator/runtime/{file}", tuple((n + 1, " ", text[n]) for n in range(first, first + lines)))
+
+
+print([flag for flag in launcher.KERNEL_FLAGS if "sanitize" in flag])
+own("memory.cpp", "  void __tsan_read##n", 2)
+
+# %% [markdown]
+# So each lane leaves a stream of accesses: which instruction, which address, how many bytes. Before it happens an access is held against the tensors and the shared memory it may touch; that is how an access out of bounds is *stopped*.
+#
+# **From lanes to requests.** A GPU executes one instruction for 32 lanes at once, and what memory sees is one *request* of a warp. Here the lanes ran one after the other, so their streams have to be put together again:
+
+# %%
+own("trace.cpp", "// Merges", 6)
+
+# %% [markdown]
+# **From requests to cost.** Global memory is moved in *sectors* of 32 bytes: a request costs as many as it touches. Shared memory has 32 *banks* of 4 bytes, and one *wavefront* serves one word of each:
+
+# %%
+own("trace_cost.cpp", "// Shared memory has", 4)
+
+# %% [markdown]
+# One request in slow motion. A column of a matrix whose rows are 128 bytes long, 4 bytes per lane, and the same with rows of 132:
+
+# %%
+for row in (128, 132):
+    addresses = [lane * row for lane in range(32)]
+    used = sorted({address // 4 % 32 for address in addresses})
+    turns = banks.wavefronts(addresses, width=4)
+    print(f"rows of {row} bytes: banks {banks.runs(used)}, {len(turns)} wavefronts")
+
+# %% [markdown]
+# **Races.** Two accesses to one place by different threads, one of them a write, and nothing that orders them. Each warp has a clock that ticks whenever it synchronises; every two bytes of shared memory remember who wrote them last and who read them since, with the clock's reading. What counts as order:
+
+# %%
+own("race.cpp", "// What orders", 5)
+
+# %% [markdown]
+# **Copies in flight.** A `cp.async` is issued now and lands later; between the two its target belongs to nobody:
+
+# %%
+own("async_copy.cpp", "// A copy lands", 2)
+
+# %% [markdown]
+# That is all. Nothing in it is a measurement, and nothing depends on the machine or on the order in which lanes happened to run: the same counts everywhere. What has to be shown is that they are also *right*.
+
+# %% [markdown]
+# ## Against the counters
+#
+# NVIDIA's profiler `ncu` reads counters in the hardware: sectors, requests, wavefronts, bank conflicts. Three comparisons. **Single accesses**: one warp, one instruction, and hundreds of patterns of addresses, chosen to bring out every rule (strides, broadcasts, pairs, permutations, half-empty warps, swizzles, random ones). **Micro-kernels**: a few lines each, with loops, divergence and function calls, whose counts were also worked out by hand (`tests/microkernels.py`). And **whole kernels**: every rung at $B = 1$, $H = 2$, $N = 256$, $d = 64$.
+#
+# **Predict**: what share of the points will lie exactly on the diagonal? Which kind of count do you trust least?
+
+# %%
+panels = {}
+for title, kind in {"single accesses": "patterns", "micro-kernels": "microkernels"}.items():
+    try:
+        panels[title] = agreement.singles(kind, DEVICE)
+    except LookupError:
+        print(f"The counters of {title} have not been recorded on this device yet.")
+panels["whole kernels"] = kernels = agreement.rungs(DEVICE)
+
+# %%
+device = record.about("04_fa2_fp32", "counters", device=DEVICE)["device"]
+draw_proof.predicted_and_counted(panels, f"The X-ray's counts and ncu's · {device}")
+
+# %% [markdown]
+# **What to see.** One point per kernel and counter (a larger one where several coincide; counters that are zero on both sides are left out). On the line the X-ray's count *is* the hardware's, digit for digit, up to millions. Ringed are those that are not. Per rung, the difference in percent of all that was counted, and how much of it nobody has explained:
+
+# %%
+agreement.totals(kernels).round(3)
+
+# %%
+off = kernels[kernels["difference"] != 0].set_index(["name", "kernel"])
+with pd.option_context("display.max_colwidth", None):
+    display(off)
+
+# %% [markdown]
+# And of the small kernels, every reason why a count is not the hardware's, with the number of counts it explains:
+
+# %%
+small = [frame for title, frame in panels.items() if title != "whole kernels"]
+if small:
+    differ = pd.concat(small).query("difference != 0")
+    with pd.option_context("display.max_colwidth", None):
+        display(differ.groupby("why").agg(counts=("why", "size"), example=("name", "first")).sort_values("counts"))
+
+# %% [markdown]
+# ### A difference, explained
+#
+# `04_fa2_fp32` sends $O$ out by `store4`: 16 bytes per lane, two stores for each of a thread's 8 rows. The hardware counts more store requests than the X-ray, and more sectors. What did `nvcc` make of the 16 stores? Its machine code, read without a GPU (opcodes of the kernel for $d = 64$; `.128` is a store of 16 bytes, without a number 4 bytes):
+
+
+# %%
+def stores(stem, kernel):
+    """How many instructions that store to global memory the machine code of a kernel has, by width."""
+    from helpers import sass
+
+    found = sass.histogram(stem, modifiers=True)[kernel]
+    return found[found.index.str.startswith("STG")].to_dict()
+
+
+try:
+    print(stores("04_fa2_fp32", "fa2_fp32<64>"))
+except Exception as problem:  # no nvcc on this machine
+    print(f"nvcc is not here ({type(problem).__name__}); on another machine: STG.E 40, STG.E.128 8")
+
+# %% [markdown]
+# Eight of 16 bytes, and 40 of 4 bytes: 8 of these are LSE's, so 32 stand for the other eight stores of $O$, each cut into four. (Why `nvcc` did that only it knows. In `03_fa1_fp32` it cuts the zeros that $O$ starts with into two of 8 bytes.) A store that is cut in four makes 4 requests instead of 1, and each of them touches the same 16 sectors again. Exercise 92.2 asks whether the two counters agree with this story.
+#
+# This is what *width fusion* means in the X-ray's notes, here in the other direction: the compiler may merge neighbouring accesses into wider ones or cut them. The X-ray counts what the source says.
+
+# %% [markdown]
+# ## Where it can't know
+#
+# **Caches.** A request of 32 sectors may find all of them in the L1 or L2 cache. What reaches HBM is another number, and it depends on what else runs. The bytes requested by all threads, and those that moved between HBM and the chip, of the recorded runs:
+
+# %%
+rows = []
+for stem in ("01_naive", "03_fa1_fp32", "04_fa2_fp32"):
+    seen = record.load(stem, "counters", device=DEVICE).groupby(["H", "N"], as_index=False).sum(numeric_only=True)
+    asked = 32 * (seen["global_load_sectors"] + seen["global_store_sectors"])
+    moved = seen["dram_read_bytes"] + seen["dram_write_bytes"]
+    rows.append(
+        pd.DataFrame(
+            {"kernel": stem, "N": seen["N"], "H": seen["H"], "requested MiB": asked / 2**20, "HBM MiB": moved / 2**20}
+        )
+    )
+caches = pd.concat(rows).assign(share=lambda t: t["HBM MiB"] / t["requested MiB"])
+caches.set_index(["kernel", "N", "H"]).round(3)
+
+# %% [markdown]
+# Between one part in a hundred and nearly half: nobody reads that off the source. So the X-ray says *requested*, and leaves HBM to the profiler.
+#
+# **Registers.** A variable that finds no register is spilled to memory, and every access to it is a load that no line of the source contains. The compiler tells: `sass.resources` needs nvcc, no GPU.
+#
+# **Time, occupancy.** How many blocks share an SM, which instruction waits for which: none of it is a property of the addresses. A wavefront is work; whether anybody waits for it is another question.
+#
+# **The last digits.** The emulator adds the products of an `mma.sync` in fp32, one after the other. How tensor cores add, in which order and with how many bits, is not documented. Results agree up to rounding, not bit for bit; the error budget (notebook 90) is made for that.
+#
+# **What didn't run.** The X-ray follows one execution on one input. A race in a branch that no lane took, a conflict at another $d$, an overrun at another $N$: not seen. Exercise 92.3 makes use of that.
+
+# %% [markdown]
+# ## The rule for cp.async
+#
+# A `cp.async` (`LDGSTS` in machine code) reads global memory and writes shared memory, and the write can meet bank conflicts like any store. How it is parted into wavefronts is not documented. The rule that the X-ray uses was found by measuring:
+
+# %%
+own("trace_cost.cpp", "// What a cp.async", 7)
+
+# %%
+if "single accesses" not in panels:
+    print("Its measurement is among the single accesses, which have not been recorded on this device yet.")
+else:
+    single = panels["single accesses"]
+    copies = single[single["name"].str.startswith("copy") & single["metric"].str.startswith("async_copy_")]
+    equal = copies.assign(copy=copies["name"].str.partition(":")[0], equal=copies["difference"] == 0)
+    share = equal.groupby(["copy", "metric"])["equal"].agg(["sum", "size"])
+    display(share.rename(columns={"sum": "patterns equal", "size": "of"}))
+
+# %% [markdown]
+# `copy4`, `copy8` and `copy16` are `cp.async.ca`, which goes through the L1 cache: look at their *wavefronts*. `copy16g` is `cp.async.cg`, the variant that the rungs use. It goes past the L1, and the counter of wavefronts doesn't see it: what the X-ray says of its conflicts comes from the same rule, and is where it is least sure. The counter that is *called* conflicts allows more wavefronts than the rule's ideal before it counts one.
+#
+# ## Beside compute-sanitizer
+#
+# NVIDIA's `compute-sanitizer` looks for the same kinds of faults on the GPU: *racecheck*, *memcheck*, *initcheck*, *synccheck*. For the comparison the rungs were broken by rule, one place at a time (`helpers/mutants.py`): every barrier removed or put into a branch, every bound widened, every wait for copies loosened, strides, masks, sizes. The same mutants went to both.
+
+# %%
+try:
+    mutants = sanitize.agreement(DEVICE).dropna(subset=["xray"])  # those that both have looked at
+    mutants = None if mutants.empty else mutants
+except LookupError:
+    mutants = None
+if mutants is None:
+    print("The two sides have not been recorded on this device yet.")
+else:
+    counts = pd.crosstab(mutants["stem"], mutants["who"])
+    display(draw_proof.who_flags(counts, f"Who flags a mutant · compute-sanitizer on {device}, the X-ray anywhere"))
+
+# %% [markdown]
+# *Both* is agreement, and so is *neither* for the rungs as they are. The columns in between are worth reading one by one:
+
+# %%
+if mutants is not None:
+    one_sided = mutants[mutants["who"].isin(["X-ray alone", "GPU alone"])]
+    with pd.option_context("display.max_colwidth", None, "display.max_rows", None):
+        display(one_sided.groupby(["who", "why"]).agg(mutants=("mutant", "size"), first=("mutant", "first")))
+
+# %% [markdown]
+# Neither of the two is the truth. The sanitizer watches real threads in the order in which they ran, through the machine code that nvcc made; the X-ray watches the source's accesses in an order of its own and asks what *could* have happened. What only one of them says is where to look.
+
+# %% [markdown]
+# ## Exercises
+#
+# ### Exercise 92.1 · Count wavefronts
+#
+# Write the rule for loads of 4 bytes per lane: how many wavefronts does a request take? `addresses` has 32 byte offsets, `None` where a lane takes no part. Your function is held against all patterns of the calibration.
+
+
+# %%
+# Exercise 92.1
+def wavefronts(addresses):
+    """Wavefronts of one request of 4 bytes per lane."""
+    return 1
+
+
+# %%
+def counted():
+    for pattern in patterns.patterns():
+        if pattern.op == "load4":
+            right = len(banks.wavefronts(pattern.to, 4))
+            mine = wavefronts(pattern.to)
+            assert mine == right, f"{pattern.name.partition(': ')[2]}: {mine}, and {right} it is"
+    return True
+
+
+exercise.verify(
+    "92.1",
+    counted,
+    hint="lanes that want the same word share it: count different words, bank by bank; the fullest bank decides",
+)
+
+# %% [markdown]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def wavefronts(addresses):
+#     words = {address // 4 for address in addresses if address is not None}
+#     in_bank = [sum(word % 32 == bank for word in words) for bank in range(32)]
+#     return max(in_bank)
+# ```
+#
+# A broadcast is one word, so one wavefront, however many lanes. A stride of 8 bytes is two words in every other bank: two wavefronts.
+# </details>
+
+# %% [markdown]
+# ### Exercise 92.2 · Does the story hold?
+#
+# Of the requests by which `04_fa2_fp32` stores 16 bytes per lane (16 sectors each), some number `cut` is cut in four. The recorded differences are in `more_requests` and `more_sectors`. Compute `cut` from each; the story holds if they agree.
+
+# %%
+of_04 = kernels[kernels["name"] == "04_fa2_fp32"].set_index("metric")["difference"]
+more_requests, more_sectors = int(of_04["global_store_requests"]), int(of_04["global_store_sectors"])
+more_requests, more_sectors
+
+# %%
+# Exercise 92.2
+cut_by_requests = 0
+cut_by_sectors = 0
+
+# %%
+exercise.verify(
+    "92.2",
+    lambda: cut_by_requests == cut_by_sectors == more_requests / 3 and cut_by_requests > 0,
+    hint="one request becomes four: how many more? And how many sectors more, if each of the four touches all 16?",
+)
+
+# %% [markdown]
+# <details><summary>Solution</summary>
+#
+# ```python
+# cut_by_requests = more_requests / 3
+# cut_by_sectors = more_sectors / (3 * 16)
+# ```
+#
+# 128 both times, and there are 256 such requests (2 heads, 2 query tiles, 4 warps, 16 stores): half of them, as the machine code says.
+# </details>
+
+# %% [markdown]
+# ### Exercise 92.3 · A race that isn't seen
+#
+# The barrier at the end of the loop is missing in this exhibit of notebook 91, and at $N = 256$ the X-ray says so. Find an $N$ at which the same wrong kernel gets a clean X-ray.
+
+# %%
+exhibit = EXHIBITS["no_last_barrier"]
+
+
+def findings(N):
+    return xray(exhibit.kernel, *(torch.randn(1, 1, N, 64).half() for _ in range(3))).findings
+
+
+print("; ".join(f"{f.kind}, lines {f.line} and {f.other_line}" for f in findings(256)))
+
+# %%
+# Exercise 92.3
+N = 256
+
+# %%
+exercise.verify(
+    "92.3", lambda: N > 0 and not findings(N), hint="the barrier keeps a tile from being overwritten by the next one"
+)
+
+# %% [markdown]
+# <details><summary>Solution</summary>
+#
+# ```python
+# N = 64
+# ```
+#
+# With one tile of keys there is no next load. The X-ray says what *this run* did; so look with several tiles, with a partial one, and with more than one block.
+# </details>
+
+# %% [markdown]
+# ## Self-check
+#
+# You can now say how the X-ray counts, check a count by hand, and tell which of its figures are the hardware's. Answer before you unfold:
+#
+# <details><summary>Why do the counts not depend on the order in which lanes ran?</summary>
+# Requests are put together from the lanes' streams by a rule that looks only at the streams: deepest call first, then lowest program counter.
+# </details>
+#
+# <details><summary>The profiler counts four times the store requests. Which two suspects does the X-ray exclude?</summary>
+# Addresses and lanes taking part: those it has counted itself. What is left is the compiler, which may cut or merge accesses, and spills; both are in the machine code.
+# </details>
+#
+# <details><summary>A kernel's X-ray shows no bank conflicts. Will it be faster than one with some?</summary>
+# Not necessarily: it says what work there is, not who waits for it.
+# </details>
+#
+# <details><summary>Why is an access out of bounds reported by line, where a GPU may report it much later or never?</summary>
+# The check runs before the access, in the lane that makes it. A GPU only notices addresses that nobody owns, and tells the host after the launch.
+# </details>
+#
+# <details><summary>An X-ray without findings: what has been shown?</summary>
+# That in this execution every two conflicting accesses were ordered, and every read found something written. Not that other inputs would do as well.
+# </details>

@@ -1,0 +1,402 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 99 · The ladder
+#
+# **After this notebook you can**
+# - read the whole series off one board: what each rung is worth, and what it costs in lines, seconds and memory;
+# - set a published figure beside your own, and say when that is fair;
+# - put a kernel of your own on the board: checked, X-rayed and, on a GPU, timed.
+#
+# **Time** 45 minutes, and as long as you like for a kernel of your own.
+#
+# **Needs** one rung that you have read closely, [04](04_fa2_fp32.ipynb) for instance. No GPU: the board is drawn from recorded runs, and your kernel runs on the emulator.
+#
+# **The idea in one line**: a speed means something beside another one, measured on the same card in the same minutes.
+
+# %%
+import numpy as np
+import pandas as pd
+import torch
+from IPython.display import display
+
+from helpers import check, exercise, load, plot, record, rung, rungs, scoreboard, show, xray
+
+torch.manual_seed(0)
+board = scoreboard.speeds()
+missing = scoreboard.unrecorded()
+print("no timings recorded yet for:", ", ".join(missing) or "none, every rung is recorded")
+
+# %% [markdown]
+# ## The staircase
+#
+# Every rung of the series that computes attention, at the **headline workload**: 16384 tokens ($B N$), a model width of 2048 ($H D$), here at $N = 4096$. TFLOP/s count the two products, $4 B H N^2 D$ operations, and not the softmax. The lines across are other people's kernels:
+#
+# - **SDPA FLASH**: FlashAttention-2 as PyTorch ships it, the mark that rungs 10 to 13 are built to reach;
+# - **SDPA CUDNN**: NVIDIA's own kernel, reached through the same PyTorch function;
+# - **Triton tutorial 06**: FlashAttention-2 written in Triton, tuned by its autotuner; from an earlier study on the same kind of card.
+#
+# Hatched steps are in fp32, on CUDA cores; from 10 on, inputs are 16-bit numbers and the products run on tensor cores.
+#
+# **Predict** before you run the cell: how many times faster than `01_naive` is the fastest kernel of the picture, at $D = 128$? Ten, a hundred, a thousand?
+
+# %%
+plot.staircase(board)
+
+# %%
+at128 = board[(board["D"] == 128) & board["tflops"].notna()].set_index("name")["tflops"]
+print(
+    f"{at128.idxmax()} does {at128.max():.3g} TFLOP/s, 01_naive {at128['01_naive']:.3g}: {at128.max() / at128['01_naive']:.0f} times as much"
+)
+
+# %% [markdown]
+# **What to see.** The scale is logarithmic: each grid line is ten times the one below. Between 01 and 04 the arithmetic units are the same: a factor of thirty comes from the algorithm and from care with memory. A name with "not recorded yet" above it is a rung whose timings
+# nobody has recorded on this card; `make bench` does it.
+#
+# ### Beside FlashAttention-2
+#
+# TFLOP/s of two runs can differ because the card was hot, or its clock was lowered. A **ratio** of two kernels that took turns in one process doesn't care. This is the figure to judge rungs 10 and up by: SDPA FLASH's time over the rung's, as the geometric mean over $N \ge 1024$, with bars from the worst
+# shape to the best. Above 1 is faster than FlashAttention-2. (FLASH takes 16-bit inputs only, so the fp32 rungs have no such ratio.)
+
+# %%
+if board.loc[board["kind"] == "rung", "to_flash"].notna().any():
+    display(plot.staircase(board, "to_flash"))
+else:
+    print("no 16-bit rung has been recorded yet: the ratio to FLASH appears here as soon as one is")
+
+# %%
+both = pd.concat([board, scoreboard.speeds("bf16")]).query("kind == 'rung' and dtype != 'fp32'")
+ratios = both.pivot_table(index="name", columns=["D", "dtype"], values="to_flash", dropna=False)
+ratios.round(2).astype(object).where(ratios.notna(), "not recorded")
+
+# %% [markdown]
+# bf16 has the exponents of fp32 and three bits fewer in the fraction than fp16. The tensor cores multiply both at the same rate, so the two columns of one $D$ should agree to within a few percent; if they don't, look at what the kernel does *around* the products.
+
+# %% [markdown]
+# ## Against the sequence length
+#
+# One length is one point. On the headline workload $B N$ is fixed, so the work grows with $N$ and not with $N^2$: a kernel that keeps its TFLOP/s has a line of slope 1 here.
+
+# %%
+samples = scoreboard.samples()
+plot.latency(samples)
+
+# %% [markdown]
+# **What to see.** Parallel lines: the kernels share one cost, the products. A line that turns upwards has run out of work to spread: `03_fa1_fp32` starts one CTA per head, and with longer sequences there are fewer of them.
+
+# %% [markdown]
+# ## What a step costs
+#
+# A rung is not only fast or slow. It has to be read, compiled and trusted. For every one: its lines of code (comments and included headers not counted), the seconds of a first build and of a build after an edit, the largest error as a share of what the error rule allows (over every
+# recorded length, $D$ and dtype), and the memory that one head of $N = 16384$ allocates.
+
+# %%
+costs = scoreboard.properties()
+costs.astype(object).where(costs.notna(), "–").map(lambda x: f"{x:.3g}" if isinstance(x, float) else x)
+
+# %% [markdown]
+# `of_budget` above 1 would be a wrong kernel, and none of those is ever timed. By dtype and output:
+
+# %%
+plot.budget(record.load(kind="error"))
+
+# %% [markdown]
+# The budget is twice the error of plain PyTorch at the same precision and a little more, so a kernel that errs as much as plain PyTorch stands at a half or left of it. The memory column is the oldest argument for all this: the naive kernel keeps $S$ and $P$, everything after it does not.
+
+# %%
+plot.memory(record.load(kind="memory").query("name == rung"))
+
+# %% [markdown]
+# Now the price of a step against its worth: how many lines of code a rung changes in the one below it, and how many times faster that made it (geometric mean over $N \ge 1024$).
+
+# %%
+steps = scoreboard.steps()
+steps.round(2).astype(object).where(steps.notna(), "not recorded")
+
+# %% [markdown]
+# **Predict, then look**: which step is worth most per changed line? From one rung to the next of the tensor-core kernels, a handful of lines decides; the fp32 rungs are whole rewrites.
+
+# %%
+if steps.filter(like="times").notna().any(axis=None):
+    worth = (
+        (np.log(steps["times_faster_D128"]) / steps["changed_lines"].clip(lower=1))
+        .dropna()
+        .sort_values(ascending=False)
+    )
+    best = steps.loc[worth.index[0]]
+    print(
+        f"{worth.index[0]}: {best.times_faster_D128:.2f} times faster at D = 128 with {best.changed_lines} changed lines"
+    )
+    display(show.diff(best.over, worth.index[0]) if best.changed_lines <= 10 else worth.rename("ln(gain) per line"))
+
+# %% [markdown]
+# ## Published tables beside ours
+#
+# Other people have climbed the same stairs and written down what they saw. Each table was taken on another card or on another day, so *no time of theirs stands beside a time of ours*. What may be compared is a ratio: theirs to a reference on their card, ours to the same reference on ours.
+#
+# ### Sixteen steps to FlashAttention-2
+#
+# The series [flash_attention_from_scratch](https://lubits.ch/flash) goes from a first `mma.sync` kernel to FlashAttention-2's speed in sixteen steps, measured on an A100 and an RTX 3090 at $D = 128$.
+
+# %%
+at128 = board[(board["D"] == 128) & (board["kind"] == "rung") & (board["dtype"] != "fp32")]
+ours = 100 * at128.set_index("name")["to_flash"]
+plot.percent_steps(record.sixteen_steps(), ours.to_dict(), board["device"].dropna().iloc[0])
+
+# %% [markdown]
+# **What to see.** On the A100 the second of the sixteen steps, the swizzle, brings more than all others together, and it is all that our rung 11 changes. The RTX 3090 starts at half the mark and is all but there after the same two steps, presumably because its tensor cores are slower beside its memory, and the rest of a kernel hides behind them.
+# The same change is worth different amounts on different cards: a reason to measure on yours. Most of the steps from 6 on have their counterpart in our rung 13.
+#
+# ### Public kernels on an H200
+#
+# In an earlier study each of these ran interleaved with SDPA FLASH on one H200. Same card, same reference, same method, other day: the ratios can stand beside ours.
+
+# %%
+study = record.headline(record.public_kernels()).query("Nk >= 1024 and dtype == 'fp16'")
+public = study.groupby(["name", "D"])["to_flash"].agg(lambda r: np.exp(np.log(r).mean())).dropna().reset_index()
+here = board[(board["kind"] == "rung") & board["to_flash"].notna()][["name", "D", "to_flash"]]
+table = pd.concat([public.assign(source="study"), here.assign(source="this series")])
+table = table.pivot(index=["name", "source"], columns="D", values="to_flash")
+table.sort_values(128, ascending=False).round(2).astype(object).where(lambda t: t.notna(), "–")
+
+# %% [markdown]
+# SDPA FLASH, flash_attention_from_scratch, LeetCUDA and learn-cuda multiply with `mma.sync`, as our rungs 10 to 13 do; of these, 1.1 is as far as any has come. FlashAttention-3 uses what Hopper alone has: `wgmma`, a product of a whole group of four warps that reads shared memory by itself, and TMA,
+# a copy engine (Shah et al. 2024, [arXiv 2407.08608](https://arxiv.org/abs/2407.08608)). That is where the rungs from 30 on go.
+#
+# ### LeetCUDA's log
+#
+# [LeetCUDA](https://github.com/xlite-dev/LeetCUDA) logs its kernels beside an unfused attention in PyTorch on a GPU of the Ada generation. SDPA MATH is unfused attention too. So the ratio can be compared, with a grain of salt: their reference and ours are not the same code.
+
+# %%
+log = record.leetcuda_log().assign(source="LeetCUDA, Ada GPU")
+rows, device = [log.rename(columns={"to_unfused": "ratio"})], samples["device"].iloc[0]
+for one in sorted(set(samples["rung"])):
+    found = record.ratio(record.load(one), one, "SDPA MATH")
+    rows.append(found.assign(name=one, source=f"this series, {device}"))
+grid = pd.concat(rows).query("B in (8, 16) and H in (8, 16) and Nk <= 1024")
+grid = grid.pivot_table(index=["source", "name", "dtype", "D"], columns="Nk", values="ratio", aggfunc="median")
+grid.round(3).astype(object).where(grid.notna(), "–")
+
+# %% [markdown]
+# Each number: how many times faster than unfused PyTorch, the median over $B$ and $H$ in {8, 16}. The first row of the log is a FlashAttention-1 in fp32. Its time hardly depends on the number of heads (at $N = 256$: 9.3 ms with 64 of them, 12.1 ms with 256), so most of its card is idle. A fused kernel is not
+# faster because it is fused.
+
+# %% [markdown]
+# ## Your kernel
+#
+# The last place on the staircase is yours. Three ways to bring a kernel in:
+#
+# - a file: `mine = load("kernels/mine.cu")`, with any path;
+# - a cell that opens with the line `%%kernel mine` (after `%load_ext helpers`);
+# - a text in Python: `mine = load(source=...)`, for instance a rung with a line replaced.
+#
+# It needs the launcher `fa_launch` of every rung and, at the top, a header block that says which dtypes and $D$ it takes; copy a rung and change it. The one below is an example: rung 04 with eight warps per CTA instead of four, so that a query tile has twice the rows.
+
+# %%
+original = rung("04_fa2_fp32")
+mine = load(source=original.replace("warps = 4,", "warps = d == 32 ? 4 : 8,"))
+
+# %% [markdown]
+# **Checked.** A wrong kernel has no speed.
+
+# %%
+report = check(mine)
+report
+
+# %% [markdown]
+# **X-rayed.** The emulator runs it and follows every load and store: which line costs what, in wavefronts of shared memory and sectors of global memory, and whether anything is out of bounds, raced for, or read before it was written.
+
+# %%
+dtype = getattr(torch, {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}[mine.rung.dtypes[0]])
+ray = xray(mine, *torch.randn(3, 1, 2, 256, 64).to(dtype))
+ray
+
+# %%
+neighbours = [r.stem for r in rungs() if r.op == "attention" and mine.rung.dtypes[0] in r.dtypes][-2:]
+scoreboard.xrays({"yours": mine} | {stem: stem for stem in neighbours})
+
+# %% [markdown]
+# `times_least` is the bytes that threads ask of global memory over the least an attention can do with; `wavefronts` and `conflicts` are shared memory's, `products` counts the instruction `mma.sync`. Twice the query rows per CTA: K and V are asked for half as often. Whether that makes it *faster* these counts can't say: larger tiles need more registers and leave fewer CTAs per SM.
+
+# %% [markdown]
+# **Placed.** On a GPU your kernel is now timed beside SDPA FLASH at the headline workload, and takes its step. Without one, the recorded ladder stands as it is, and the X-ray above is what there is to compare.
+
+# %%
+if mine.device == "cuda" and report.ok:
+    board = pd.concat([board, scoreboard.place(mine)])
+else:
+    print("no GPU here, or a wrong kernel: nothing is timed")
+plot.staircase(board)
+
+# %% [markdown]
+# ## Exercises
+#
+# ### Exercise 99.1 · A ratio worth printing
+#
+# A card's clock wanders while it is measured: two kernels timed one after the other can differ by several percent for that reason alone. The samples of this series have a column `round`: within one round all kernels ran within a few milliseconds of each other. Write the function that makes a headline out of them:
+# for each $N$, the ratio peer's ms / our ms *within each round*, the median over the rounds; then the geometric mean over the $N$.
+
+
+# %%
+# Exercise 99.1
+def speedup(samples, ours, peer):
+    """One number from columns name, Nk, round, ms."""
+    ms = samples.groupby("name")["ms"].mean()
+    return ms[peer] / ms[ours]
+
+
+# %%
+wander = np.array([1.0, 1.6, 1.0, 1.3, 1.0])  # the clock of five rounds
+rows = []
+for N, ratio in [(1024, 0.5), (4096, 2.0), (16384, 8.0)]:
+    for r in range(5):
+        rows += [("ours", N, r, N * wander[r]), ("peer", N, r, N * wander[r] * ratio)]
+rows += [("ours", N, 5, 9e9) for N in (1024, 4096, 16384)]  # a round that was cut off: its peer is missing
+made_up = pd.DataFrame(rows, columns=["name", "Nk", "round", "ms"])
+
+
+# %%
+def agrees():
+    got = speedup(made_up, "ours", "peer")
+    assert abs(got - 2.0) < 1e-9, f"the made-up samples have ratios 0.5, 2 and 8, so 2; yours gives {got:.4g}"
+    real = record.headline(record.load("04_fa2_fp32", device="nvidia-h200")).query("D == 64 and Nk >= 1024")
+    wanted = record.overall(real, "04_fa2_fp32", "SDPA EFFICIENT")[0]
+    got = speedup(real, "04_fa2_fp32", "SDPA EFFICIENT")
+    assert abs(got / wanted - 1) < 1e-9, f"on the records of 04 it is {wanted:.6f}, yours gives {got:.6f}"
+    return True
+
+
+exercise.verify("99.1", agrees, hint="pivot to one row per N and round, a column per name; rows with a gap drop out")
+
+# %% [markdown]
+# <details>
+# <summary>Hint</summary>
+#
+# `samples.pivot_table(index=["Nk", "round"], columns="name", values="ms")` puts each round's times side by side. Average ratios as factors: through their logarithms.
+#
+# </details>
+# <details>
+# <summary>Solution</summary>
+#
+# ```python
+# def speedup(samples, ours, peer):
+#     wide = samples.pivot_table(index=["Nk", "round"], columns="name", values="ms")
+#     ratios = (wide[peer] / wide[ours]).dropna()
+#     return np.exp(np.log(ratios.groupby("Nk").median()).mean())
+# ```
+#
+# A mean of times would let the longest $N$ decide alone, and an arithmetic mean of ratios depends on which kernel is below the line: 0.5, 2 and 8 average to 3.5, their inverses to 0.875, which is not $1 / 3.5$. The geometric means are 2 and $1/2$.
+#
+# </details>
+
+# %% [markdown]
+# ### Exercise 99.2 · Half the bytes
+#
+# The example above asks for K and V half as often as rung 04. Go on: bring in a kernel, right by `check`, that at $B = 1$, $H = 2$, $N = 512$, $D = 128$ asks for at most **half** the bytes of K and V that rung 04 asks for. `entry` is its source.
+
+# %%
+# Exercise 99.2
+entry = original.source
+
+
+# %%
+def half_the_bytes():
+    x = torch.randn(3, 1, 2, 512, 128)
+    asked = []
+    for source in (original.source, entry):
+        kernel = load(source=source, device="cpu", quiet=True)
+        asked.append(xray(kernel, *x).tensors["bytes_read"][["K", "V"]].sum())
+    assert asked[1] <= asked[0] / 2, f"it asks for {asked[1] / asked[0]:.2f} of rung 04's bytes of K and V"
+    check(kernel).require()
+    return True
+
+
+exercise.verify("99.2", half_the_bytes, hint="K and V are read once per query tile: look at Br in the region `tile`")
+
+# %% [markdown]
+# <details>
+# <summary>Hint</summary>
+#
+# $B_r$ is the number of warps times the rows of a warp. At $D = 32$ a slab is too small to be shared out among eight warps; leave that one alone.
+#
+# </details>
+# <details>
+# <summary>Solution</summary>
+#
+# ```python
+# entry = original.replace("warps = 4,", "warps = d == 32 ? 4 : 8,")
+# ```
+#
+# Eight warps double $B_r$ for $D = 64$ and 128, so there are half as many passes over K and V. The price: 256 threads share the SM's registers, and with the two CTAs per SM that the launch bounds still ask for, each thread has 128 at most, where rung 04 uses more than 220. `helpers.sass.resources(load(source=entry).rung)`
+# shows the spills. Fewer bytes asked for, and very likely a slower kernel: the board, not the X-ray, has the last word.
+#
+# </details>
+
+# %% [markdown]
+# ### Exercise 99.3 · Fair or not?
+#
+# Four sentences that compare. Say of each whether its author may write it.
+#
+# a. "flash_attention_from_scratch's last kernel reaches 100 % of FlashAttention-2 on an A100; my kernel reaches 60 % of SDPA FLASH on an H200. Each is measured beside FlashAttention-2 on its own card: mine is further from it."
+# b. "LeetCUDA takes 1.1 ms at $B = H = 16$, $N = 1024$, $D = 64$, mine takes 0.5 ms on an H200: mine is the better kernel."
+# c. "My kernel is 1.3 times as fast as SDPA MATH, so it beats PyTorch's attention."
+# d. "At $N = 512$ it reaches 0.8 of FLASH, at 16384 it reaches 1.2; geometric mean over $N \ge 1024$: 1.15, worst shape of all 0.8."
+
+# %%
+# Exercise 99.3
+fair = {"a": None, "b": None, "c": None, "d": None}  # True or False
+
+# %%
+verdicts = {"a": True, "b": False, "c": False, "d": True}
+exercise.verify("99.3", fair == verdicts, hint="same card? same reference? the strongest peer? the worst shape told?")
+
+# %% [markdown]
+# <details>
+# <summary>Hint</summary>
+#
+# A ratio travels between cards if both sides name the reference and how it was measured. A time doesn't.
+#
+# </details>
+# <details>
+# <summary>Solution</summary>
+#
+# ```python
+# fair = {"a": True, "b": False, "c": False, "d": True}
+# ```
+#
+# (a) compares two ratios to the same reference and says what was measured where; it does not claim that the one kernel would beat the other on one card. (b) sets times of two cards side by side. (c) chose the weakest of PyTorch's back ends: for 16-bit inputs `scaled_dot_product_attention` takes FLASH or CUDNN. (d) gives the mean,
+# what it is a mean of, and the worst shape.
+#
+# </details>
+
+# %% [markdown]
+# ## Self-check
+#
+# You can now explain, do and judge:
+#
+# <details><summary>1. Why is a ratio measured within one process more trustworthy than the quotient of two recorded TFLOP/s?</summary>
+#
+# Clock, temperature and power limit change from minute to minute. Kernels that take turns see the same card; two sessions don't.
+#
+# </details>
+# <details><summary>2. Why the geometric mean?</summary>
+#
+# It treats a factor of two up and a factor of two down alike, and the mean of the inverse ratios is the inverse of the mean.
+#
+# </details>
+# <details><summary>3. A kernel asks for half the bytes and is no faster. Name two reasons.</summary>
+#
+# The bytes came from the L2 cache and were not what it waited for; or what it paid for them (registers, CTAs per SM) cost more.
+#
+# </details>
+# <details><summary>4. Which figures of this notebook would change on a machine without a GPU?</summary>
+#
+# None of the recorded ones, and no count of the X-ray. Only your kernel's step would be missing.
+#
+# </details>
