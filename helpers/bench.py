@@ -438,7 +438,7 @@ def record_rung(stem: str, quick: bool = False) -> None:
 
     AssertionError if the rung is wrong: a wrong kernel has no speed.
     """
-    from . import reference
+    from . import bench_model, reference
     from .check import check
     from .kernel import load
     from .ladder import rung
@@ -446,21 +446,24 @@ def record_rung(stem: str, quick: bool = False) -> None:
     found, kernel = rung(stem), load(stem, device=DEVICE, quiet=True)
     stem = found.stem
     print(check(kernel, reference.cases(found, DEVICE, "small")).require(), flush=True)
+    tables, skipped = {}, []
     with watch() as seen:
-        samples, skipped = forward(kernel, stem, found.op, quick, found.dtypes)
-    if {stem, "SDPA FLASH"} <= set(samples["name"]):
-        print(record.summary(samples, stem, "SDPA FLASH").round(3).to_string(index=False), flush=True)
+        if "splits" not in found.features:  # a rung for decode has a record of its own
+            tables["forward"], skipped = forward(kernel, stem, found.op, quick, found.dtypes)
+        tables |= bench_model.tables(kernel, found, quick)
+    for kind in {"forward", "causal"} & set(tables):
+        if {stem, "SDPA FLASH"} <= set(tables[kind]["name"]):
+            print(kind, record.summary(tables[kind], stem, "SDPA FLASH").round(3).to_string(index=False), flush=True)
+    if "decode" in tables:
+        print(record.bandwidths(tables["decode"]).query("chosen == 1").round(3).to_string(index=False), flush=True)
     if quick:
         return
-    tables = {
-        "forward": samples,
-        "error": errors(kernel, found.op, dtypes=found.dtypes),
-        "build": builds(str(found.path)),
-    }
-    if found.op == "attention":
+    watched = set(tables)
+    tables |= {"error": errors(kernel, found.op, dtypes=found.dtypes), "build": builds(str(found.path))}
+    if found.op == "attention" and "splits" not in found.features:
         tables["memory"] = memories(kernel, stem, dtypes=found.dtypes)
     for kind, frame in tables.items():
-        extra = seen | {"skipped": skipped} if kind == "forward" else None
+        extra = seen | ({"skipped": skipped} if kind == "forward" else {}) if kind in watched else None
         print("  wrote", record.save(stem, kind, frame, extra=extra).name, flush=True)
 
 

@@ -242,7 +242,7 @@ def _arguments(
             raise ValueError(
                 f"window is {window!r} and causal {bool(args.causal)}; a window counts keys, at least 1, and needs causal=True"
             )
-        args.window = window
+        args.window = min(window, 2**30)  # more than there are keys
     if "cu_seqlens" in asked:
         if B != 1 or paged or "lengths" in asked:
             raise ValueError(
@@ -281,7 +281,8 @@ def _arguments(
 
 
 def _splits(rung: Rung, args: FaBackwardArgs, q: Tensor, asked: dict) -> int:
-    """Pieces to cut the keys into: as asked, or as many as give every SM about four CTAs, of at least 256 keys each."""
+    """Pieces to cut the keys into: as asked, or the fewest, of at least 256 keys each, that leave no more than a tenth of the
+    places for CTAs empty in the last wave; if there is no such number, the one that leaves fewest empty."""
     import torch
 
     if "splits" in asked:
@@ -291,8 +292,18 @@ def _splits(rung: Rung, args: FaBackwardArgs, q: Tensor, asked: dict) -> int:
     if "splits" not in rung.features:
         return 1
     sms = torch.cuda.get_device_properties(q.device).multi_processor_count if q.is_cuda else 4
+    places = sms * rung.ctas(args.D)
     alone = args.B * args.Hkv * -(-args.Nq * (args.H // args.Hkv) // 16)
-    return max(1, min(4 * sms // alone, args.Nk // 256))
+    return fewest_pieces(alone, places, max(1, min(args.Nk // 256, 1024)))
+
+
+def fewest_pieces(ctas: int, places: int, most: int) -> int:
+    """The smallest n up to `most` with which n * ctas CTAs fill nine tenths of the places of every wave, or the best n."""
+
+    def filled(n: int) -> float:
+        return n * ctas / (-(-n * ctas // places) * places)
+
+    return next((n for n in range(1, most + 1) if filled(n) >= 0.9), max(range(1, most + 1), key=filled))
 
 
 def _point(args: FaBackwardArgs, **tensors: Tensor) -> None:
@@ -384,6 +395,7 @@ def _workspace(rung: Rung, args: FaBackwardArgs, like: Tensor) -> dict[str, Tens
 
     sizes = {"rows": args.Nq, "N": args.Nk} if rung.op == "softmax" else {}
     sizes |= {word: getattr(args, word) for word in ("B", "H", "Hkv", "Nq", "Nk", "D", "splits")}
+    sizes["Nq128"] = -(-args.Nq // 128) * 128
     tensors = {
         name: torch.empty([int(w) if w.isdigit() else sizes[w] for w in dims], dtype=torch.float32, device=like.device)
         for name, dims in rung.workspace

@@ -39,7 +39,7 @@ FEATURES = (
     "splits",
 )  # what a call may ask for beyond q, k, v and a scale
 DTYPES = ("fp32", "fp16", "bf16")
-DIMENSIONS = ("B", "H", "Hkv", "Nq", "Nk", "D", "splits", "rows", "N")
+DIMENSIONS = ("B", "H", "Hkv", "Nq", "Nq128", "Nk", "D", "splits", "rows", "N")  # Nq128: in whole tiles of 128
 
 MAX_WORKSPACE = 4  # as many as fa_args has room for
 
@@ -80,6 +80,11 @@ class Rung:
     def number(self) -> str:
         """The two digits the stem opens with; empty for a reader's own kernel."""
         return self.stem[:2] if self.stem[:2].isdigit() else ""
+
+    def ctas(self, D: int) -> int:
+        """CTAs that an SM has place for at once with this head dimension, by the header block's table of tiles; else 1."""
+        found = re.search(rf"D={D}:.*\bCTAs/SM=(\d+)", self.tiles)
+        return int(found[1]) if found else 1
 
     @cached_property
     def includes(self) -> list[Path]:

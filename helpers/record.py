@@ -23,11 +23,22 @@ DATA = Path(__file__).resolve().parent.parent / "data"
 DEFAULT_DEVICE = "nvidia-h200"  # shown where this machine's own GPU has no records
 FORWARD_FLOPS = "4*B*H*Nq*Nk*D"  # two products of 2*Nq*Nk*D each; the softmax is not counted
 SHAPE = ["B", "H", "Nq", "Nk", "D"]
+CACHE = ["Hkv", "splits", "chosen", "bytes"]  # what a decode step has besides
 
 
 def forward_flops(B: int, H: int, Nq: int, Nk: int, D: int) -> int:
     """Floating-point operations of attention's forward pass: 4·B·H·Nq·Nk·D, softmax not counted. Arrays work too."""
     return 4 * B * H * Nq * Nk * D
+
+
+def attention_flops(B: int, H: int, Nq: int, Nk: int, D: int, causal: bool = False) -> float:
+    """As forward_flops, and half of it under a causal mask. Arrays work too."""
+    return forward_flops(B, H, Nq, Nk, D) / (1 + causal)
+
+
+def kv_bytes(B: int, Hkv: int, Nk: int, D: int, itemsize: int = 2) -> int:
+    """Bytes of a cache's K and V, which a decode step has to read once."""
+    return 2 * itemsize * B * Hkv * Nk * D
 
 
 def forward_bytes(B: int, H: int, Nq: int, Nk: int, D: int, itemsize: int = 4) -> int:
@@ -269,19 +280,38 @@ def headline(samples: pd.DataFrame) -> pd.DataFrame:
 
 
 def _keys(samples: pd.DataFrame) -> list[str]:
-    return [c for c in ("rung", "op", "device", "stale", "dtype", *SHAPE) if c in samples]
+    return [c for c in ("rung", "op", "device", "stale", "dtype", "causal", *SHAPE, *CACHE) if c in samples]
 
 
 def medians(samples: pd.DataFrame) -> pd.DataFrame:
     """One row per name and shape of forward samples: ms (median), ms_low and ms_high (the rounds' extremes), and with
-    them tflops (attention, by 4·B·H·Nq·Nk·D) or tb_per_s (softmax and copy, by the bytes no softmax can avoid)."""
+    them tflops (attention, by 4·B·H·Nq·Nk·D, half of it if `causal`) or tb_per_s (softmax and copy, by the bytes no softmax
+    can avoid; decode, by `bytes`)."""
     grouped = samples.groupby([*_keys(samples), "name"], sort=False, dropna=False)["ms"]
     frame = grouped.agg(ms="median", ms_low="min", ms_high="max").reset_index()
     softmax = frame["op"].eq("softmax") if "op" in frame else pd.Series(False, index=frame.index)
-    flops = forward_flops(*(frame[c].astype("float64") for c in SHAPE))
+    causal = frame["causal"] if "causal" in frame else 0
+    flops = attention_flops(*(frame[c].astype("float64") for c in SHAPE), causal)
     frame["tflops"] = (flops / frame["ms"] / 1e9).where(~softmax)
     frame["tb_per_s"] = (softmax_bytes(frame["Nq"].astype("float64"), frame["Nk"]) / frame["ms"] / 1e9).where(softmax)
+    if "bytes" in frame:
+        frame["tb_per_s"] = frame["bytes"] / frame["ms"] / 1e9
     return frame
+
+
+def bandwidths(samples: pd.DataFrame) -> pd.DataFrame:
+    """Of decode samples, a row per shape and number of splits of the rung: splits, chosen, bytes, ms (median), tb_per_s, of_copy (its
+    bandwidth over that of the copy beside it), and to_flash (the time of SDPA FLASH over its own), within rounds."""
+    place = [c for c in ("rung", "device", "stale", "dtype", *SHAPE, "Hkv") if c in samples]
+    frame = samples.assign(rate=samples["bytes"] / samples["ms"] / 1e9)
+    for name, column in (("copy", "rate"), ("SDPA FLASH", "ms")):
+        other = frame.loc[frame["name"] == name, [*place, "round", column]].rename(columns={column: name})
+        frame = frame.merge(other, on=[*place, "round"], how="left")
+    frame = frame[frame["splits"] > 0]
+    frame = frame.assign(of_copy=frame["rate"] / frame["copy"], to_flash=frame["SDPA FLASH"] / frame["ms"])
+    grouped = frame.groupby([*place, "splits", "chosen", "bytes"], sort=False, dropna=False)
+    values = grouped[["ms", "rate", "of_copy", "to_flash"]].median().rename(columns={"rate": "tb_per_s"})
+    return values.reset_index()
 
 
 def ratio(samples: pd.DataFrame, ours: str, peer: str) -> pd.DataFrame:

@@ -180,7 +180,7 @@ def same_precision_softmax(s: Tensor) -> tuple[Tensor, Tensor]:
 @dataclass(frozen=True)
 class Case:
     """One input to try. Attention: q (B,H,Nq,D), k, v (B,Hkv,Nk,D), scale (None: 1/√D), and what a rung's `features` allow:
-    causal, window, cu_seqlens, lengths, pages, as Kernel.__call__ takes them. With do (B,H,Nq,D), the backward pass of
+    causal, window, cu_seqlens, lengths, pages, splits, as Kernel.__call__ takes them. With do (B,H,Nq,D), the backward pass of
     the same. Softmax: s (..., N)."""
 
     name: str
@@ -195,6 +195,7 @@ class Case:
     cu_seqlens: tuple[Tensor, Tensor] | None = None
     lengths: Tensor | None = None
     pages: Tensor | None = None
+    splits: int | None = None  # makes no difference to the answer
 
     @property
     def op(self) -> str:
@@ -219,7 +220,7 @@ class Case:
     @property
     def options(self) -> dict:
         """The keyword arguments a kernel is called with."""
-        names = ("scale", "causal", "window", "cu_seqlens", "lengths", "pages")
+        names = ("scale", "causal", "window", "cu_seqlens", "lengths", "pages", "splits")
         return {name: value for name in names if (value := getattr(self, name)) is not None and value is not False}
 
     def empty_outputs(self, fill: float = torch.nan) -> tuple[Tensor, ...]:
@@ -462,6 +463,8 @@ def _model_cases(D: tuple[int, ...], size: str, features: tuple[str, ...]) -> It
             yield Case(f"causal, Nq={Nq}, Nk={Nk}", *qkv(Nq, Nk), causal=True)
         for other in D:
             yield Case(f"causal, D={other}", *qkv(150, 150, d=other), causal=True)
+        for scale in (-0.3, 0.0):
+            yield Case(f"causal, scale {scale}", *qkv(70, 150), causal=True, scale=scale)
     if "window" in features:
         for window in (1, 17, 64, 65, 128, 1000):
             yield Case(f"causal, window {window}", *qkv(200, 230), causal=True, window=window)
@@ -479,6 +482,9 @@ def _model_cases(D: tuple[int, ...], size: str, features: tuple[str, ...]) -> It
         for causal in (False, True) if "causal" in features else (False,):
             q, k, v = qkv(int(starts[0][-1]), int(starts[1][-1]))
             yield Case("packed sequences" + ", causal" * causal, q, k, v, cu_seqlens=tuple(starts), causal=causal)
+        starts = torch.tensor([0, *itertools.accumulate(i * 7 % 11 for i in range(75))], dtype=torch.int32)
+        q, k, v = qkv(int(starts[-1]), int(starts[-1]), H=1)
+        yield Case("75 packed sequences", q, k, v, cu_seqlens=(starts, starts))
     if "lengths" in features:
         for Nq in (1, 4, 16):
             q, k, v = qkv(Nq, 300, B=4, H=4, Hkv=2 if "gqa" in features else None)
@@ -493,6 +499,12 @@ def _model_cases(D: tuple[int, ...], size: str, features: tuple[str, ...]) -> It
             order = torch.randperm(20, generator=torch.Generator().manual_seed(page))[:18].reshape(3, 6).to(torch.int32)
             lengths = torch.tensor([6 * page, 1, 2 * page + 5], dtype=torch.int32)
             yield Case(f"pages of {page}", q, k, v, lengths=lengths, pages=order)
+    if "splits" in features:
+        for splits in (1, 2, 5, 11, 64):  # of 700 keys: the last pieces are short, or empty
+            yield Case(f"{splits} splits", *qkv(3, 700, H=4), splits=splits)
+        if "lengths" in features:
+            lengths = torch.tensor([300, 1, 129, 0], dtype=torch.int32)
+            yield Case("3 splits of keys cut short", *qkv(2, 300, B=4), lengths=lengths, splits=3)
 
 
 def _softmax_cases(size: str) -> Iterator[Case]:

@@ -15,7 +15,9 @@ RUNG = SimpleNamespace(op="attention", dtypes=("fp32",), D=(64,), features=FEATU
 BACKWARD = SimpleNamespace(op="attention_backward", dtypes=("fp32",), D=(64,), features=("causal", "window", "gqa"))
 
 
-def sdpa(q, k, v, scale=None, causal=False, window=None, cu_seqlens=None, lengths=None, pages=None, late=0):
+def sdpa(
+    q, k, v, scale=None, causal=False, window=None, cu_seqlens=None, lengths=None, pages=None, splits=None, late=0
+):
     """PyTorch's attention with an explicit mask; `late` shifts the causal diagonal, a bug."""
     if cu_seqlens is not None:
         o, lse = torch.zeros_like(q), torch.zeros(q.shape[:3])
@@ -53,12 +55,14 @@ def backward(q, k, v, o, lse, do, scale=None, causal=False, window=None, delta=T
 
 def model_cases(rung):
     """The cases that the features add."""
-    words = ("causal", "heads on", "packed", "cut short", "pages")
+    words = ("causal", "heads on", "packed", "cut short", "pages", "splits")
     return [c for c in reference.cases(rung) if any(w in c.name for w in words)]
 
 
 def test_every_feature_has_cases():
-    assert {"causal", "window", "cu_seqlens", "lengths", "pages"} <= {o for c in model_cases(RUNG) for o in c.options}
+    assert {"causal", "window", "cu_seqlens", "lengths", "pages", "splits"} <= {
+        o for c in model_cases(RUNG) for o in c.options
+    }
 
 
 def test_pytorchs_attention_passes():

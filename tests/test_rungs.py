@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from helpers import CompileError, KernelError, check, load, reference, rungs, sass
-from helpers.contract import TORCH_NAMES, FaArgs
+from helpers.contract import TORCH_NAMES, FaBackwardArgs
 from helpers.ladder import INCLUDE, KERNELS, Rung
 from helpers.reference import Case
 
@@ -23,6 +23,7 @@ ARCHITECTURES = ["sm_80", "sm_90a"]
 TABLE = re.compile(r"D=(?P<D>\d+):(?P<row>.*)")
 SPILLS = {"13_tuned": 8}  # bytes; its variants without any that were measured are slower
 LIMITS = {"sm_75": 64, "sm_80": 99}  # KB of shared memory a block may have on every GPU from this architecture on
+LARGE = {"23_backward_mma": 163}  # KB, of rungs whose header block says that they need a data-centre GPU
 
 
 def tile_table(rung: Rung) -> dict[int, dict[str, int]]:
@@ -57,8 +58,9 @@ def test_the_edges_of_its_own_tiles(stem, D, Br, Bc, device):
     kernel = load(stem, device=device, quiet=True)
 
     def case(Nq: int, Nk: int, dtype: str) -> Case:
-        q, k, v = (torch.randn(1, 2, n, D, device=device).to(reference.DTYPES[dtype]) for n in (Nq, Nk, Nk))
-        return Case(f"Nq={Nq}, Nk={Nk}, {dtype}", q, k, v)
+        q, k, v, do = (torch.randn(1, 2, n, D, device=device).to(reference.DTYPES[dtype]) for n in (Nq, Nk, Nk, Nq))
+        back = {"do": do} if kernel.rung.op == "attention_backward" else {}
+        return Case(f"Nq={Nq}, Nk={Nk}, {dtype}", q, k, v, **back)
 
     steps = [(-1, 1), (0, 0), (1, -1)]
     check(kernel, [case(Br + i, 2 * Bc + j, dtype) for i, j in steps for dtype in kernel.rung.dtypes]).require()
@@ -126,15 +128,17 @@ def test_what_a_launcher_can_not_do_it_refuses(stem, device):
     own = kernel.rung.dtypes[0]
 
     def launch(shift: int = 0, row: int = 64, **wrong: int) -> None:
-        sizes = dict.fromkeys("QKVO", 4 * 68) | {"LSE": 4} | {name: 4 * 64 for name, _ in kernel.rung.workspace}
-        dtypes = dict.fromkeys("QKVO", reference.DTYPES[own])
+        names = [*"QKVO", *(("dO", "dQ", "dK", "dV") if kernel.rung.op == "attention_backward" else ())]
+        sizes = dict.fromkeys(names, 4 * 68) | {"LSE": 4} | {name: 128 * 64 for name, _ in kernel.rung.workspace}
+        dtypes = dict.fromkeys(names, reference.DTYPES[own])
         memory = {x: torch.zeros(n + shift, dtype=dtypes.get(x), device=device)[shift:] for x, n in sizes.items()}
         right = {"B": 1, "H": 1, "Nq": 4, "Nk": 4, "D": 64, "scale": 1.0, "dtype": codes[own]}
-        args = FaArgs(LSE=memory["LSE"].data_ptr(), **right | wrong)
-        for name in "QKVO":
+        right |= {"Hkv": 1, "sequences": 1, "splits": 1}
+        args = FaBackwardArgs(LSE=memory["LSE"].data_ptr(), **right | wrong)
+        for name in names:
             setattr(args, name, memory[name].data_ptr())
             getattr(args, f"{name}_stride")[:] = [4 * row, 4 * row, row]
-        args.workspace[: len(memory) - 5] = [memory[name].data_ptr() for name, _ in kernel.rung.workspace]
+        args.workspace[: len(memory) - len(names) - 1] = [memory[name].data_ptr() for name, _ in kernel.rung.workspace]
         kernel.launcher.launch(args, memory, torch.cuda.current_stream().cuda_stream if device == "cuda" else 0)
 
     launch()
@@ -182,7 +186,7 @@ def test_nvcc_compiles_it_within_its_budget(stem, arch):
         registers = -(-row.registers // 8) * 8  # allocated by eights
         assert registers * tile.get("threads", threads) * ctas <= 65536, f"{kernel}: {row.registers} registers"
     for D, tile in table.items():
-        assert tile["smem"] <= LIMITS[rung.arch], f"D={D}: more shared memory than {rung.arch} has"
+        assert tile["smem"] <= LARGE.get(stem, LIMITS[rung.arch]), f"D={D}: more shared memory than {rung.arch} has"
         assert (tile["smem"] + 1) * tile.get("CTAs/SM", 1) <= 228
 
 
