@@ -11,9 +11,9 @@
 // dtypes:    fp32
 // D:         32, 64, 128
 // workspace: delta (B,H,Nq) fp32; turn (2,B,H,Nq) integers; ticket (1) integer
-// tiles:     D=32:  Br=64  Bc=128 threads=128 smem=94 KB CTAs/SM=2
-//            D=64:  Br=64  Bc=128 threads=128 smem=94 KB CTAs/SM=2
-//            D=128: Br=128 Bc=64  threads=128 smem=95 KB CTAs/SM=2
+// tiles:     D=32:  Br=64  Bc=128 threads=128 smem=95 KB CTAs/SM=2
+//            D=64:  Br=64  Bc=128 threads=128 smem=95 KB CTAs/SM=2
+//            D=128: Br=128 Bc=64  threads=128 smem=97 KB CTAs/SM=2
 // arch:      sm_80
 // paper:     FlashAttention, Algorithm 4 (arXiv 2205.14135); FlashAttention-2, Algorithm 2 (arXiv 2307.08691)
 // speed:     H200: not measured yet
@@ -45,7 +45,9 @@ template <int d> struct Tile {
   static constexpr int dq = d < 64 ? d : 64;     // columns of dQ per pass
   static constexpr int rows_q = 2048 / dq;       // rows of a slab of K: depth of dQ
   static constexpr int TX_s = Bc / 8, TX_kv = d / 8 < 8 ? 8 : d / 8, TX_q = 8; // threads along the columns of S, dK, dQ
-  static constexpr int ld_s = Ks + 4, ld_p = Bc + 4; // row lengths in shared memory: 8 rows begin in 8 different places
+  // Row lengths in shared memory. Slabs are read 16 bytes at a time: 8 rows begin in 8 different places. P is written an
+  // element at a time, 4 rows by 8 columns per warp: rows begin 8 banks apart.
+  static constexpr int ld_s = Ks + 4, ld_p = Bc + 8;
   static constexpr int stages = 4, slab = (Br + Bc) * ld_s;
   static constexpr int smem_bytes = int(sizeof(float)) * (stages * slab + Br * ld_p + 2 * Br);
   static_assert(2048 <= slab && Br <= threads, "each slab fits in a stage; a thread per row of a tile");
@@ -210,8 +212,10 @@ template <int d> __global__ __launch_bounds__(Tile<d>::threads, 2) void backward
   constexpr int S_end = d / Ks, dV_end = S_end + Br / T::rows, dP_end = dV_end + d / Ks, dK_end = dP_end + Br / T::rows;
   constexpr int per_pass = Bc / T::rows_q, dQ_end = dK_end + d / T::dq * per_pass;
   const int group = a.H / a.Hkv;
-  int h = work.hk * group, tile_q = work.first; // this step: query head and tile of queries
-  if (work.first >= work.last) h += group;      // none
+  // This step: query head and tile of queries, the last one first. Under a causal mask the CTAs of a head have their last
+  // tile in common and their first one not: whoever began with that would wait there for all the CTAs before.
+  int h = work.hk * group, tile_q = work.last - 1;
+  if (work.first >= work.last) h += group; // no step at all
   int slabs = 0; // slabs of this step that have been taken; the next is in stage slabs % stages
   static_assert(dQ_end % T::stages == 0, "a step begins with the first stage");
   const auto fetch = [&](int n) { // slab n of this step, or of the next one
@@ -219,7 +223,7 @@ template <int d> __global__ __launch_bounds__(Tile<d>::threads, 2) void backward
     int next_h = h, next_tile = tile_q;
     if (n >= dQ_end) {
       n -= dQ_end;
-      if (++next_tile == work.last) next_tile = work.first, ++next_h;
+      if (--next_tile < work.first) next_tile = work.last - 1, ++next_h;
     }
     if (next_h < (work.hk + 1) * group) {
       const int b = work.b, hk = work.hk, j0 = work.tile * Bc, i0 = next_tile * Br;
@@ -403,7 +407,7 @@ template <int d> __global__ __launch_bounds__(Tile<d>::threads, 2) void backward
     }
     // [end: dQ]
     slabs = 0;
-    if (++tile_q == work.last) tile_q = work.first, ++h;
+    if (--tile_q < work.first) tile_q = work.last - 1, ++h;
   }
   // [end: tile_loop]
 
