@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import datetime
 import functools
+import hashlib
 import json
 import math
 import platform
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -119,16 +121,19 @@ def save(
     extra: dict | None = None,
     known: dict | None = None,
     root: Path = DATA,
+    rungs: Sequence[str] = (),
 ) -> Path:
     """Writes `frame` as the record (stem, kind) of this device, replacing an older one, and returns the .csv's path.
 
     extra: what to keep beside the conditions (how it was measured, clocks seen, what was skipped). known: the conditions,
-    by default `conditions()` of this machine. The source digest of the rung is added; stem "device" has none.
+    by default `conditions()` of this machine. The source digest of the rung is added; stem "device" has none. rungs: those
+    that ran, where the stem is no rung but a notebook about several; the digest is that of all their sources.
     """
     known = dict(conditions() if known is None else known)
     folder = root / slug(known["device"])
     folder.mkdir(parents=True, exist_ok=True)
-    about = {"rung": stem, "kind": kind} | _of_rung(stem) | known | dict(frame.attrs) | (extra or {})
+    of_rungs = {"rungs": list(rungs), "digest": _digest(rungs)} if rungs else _of_rung(stem)
+    about = {"rung": stem, "kind": kind} | of_rungs | known | dict(frame.attrs) | (extra or {})
     path = folder / f"{stem}.{kind}.csv"
     frame.to_csv(path, index=False, float_format="%.6g", lineterminator="\n")
     path.with_suffix(".json").write_text(json.dumps(about, indent=2) + "\n")
@@ -143,6 +148,14 @@ def _of_rung(stem: str) -> dict:
     found = rung(stem)
     work = {"flops": FORWARD_FLOPS} if found.op == "attention" else {"bytes": "4*(2*Nq*Nk+Nq)"}
     return {"op": found.op, "digest": found.digest, **work}
+
+
+def _digest(rungs: Sequence[str]) -> str:
+    """Of one rung its own, of several one of all together."""
+    from .ladder import rung
+
+    found = [rung(stem).digest for stem in rungs]
+    return found[0] if len(found) == 1 else hashlib.sha256("".join(found).encode()).hexdigest()
 
 
 def devices(root: Path = DATA) -> list[str]:
@@ -196,10 +209,8 @@ def is_stale(known: dict) -> bool:
     """Whether the rung whose conditions these are has changed, or gone, since it was recorded."""
     if "digest" not in known:
         return False
-    from .ladder import rung
-
     try:
-        return rung(known["rung"]).digest != known["digest"]
+        return _digest(known.get("rungs", [known["rung"]])) != known["digest"]
     except (LookupError, ValueError, OSError):
         return True
 
