@@ -1092,8 +1092,7 @@ def test_statements_in_templates_macros_and_functions(device):
 
 
 UNKNOWN = [
-    'asm volatile("griddepcontrol.wait;" ::: "memory"); // here',
-    'asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); // here',
+    'asm volatile("tcgen05.wait::ld.sync.aligned;" ::: "memory"); // here',
     'asm volatile("mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32 {%0}, {%0}, {%0}, {%0};" :: "r"(t)); // here',
     'asm volatile("ex2.approx.f64 %0, %1;" : "=d"(x) : "d"(x)); // here',
     'asm volatile("{ .shared .b32 x; }"); // here',

@@ -366,7 +366,8 @@ class Translation:
     # ---- asm [volatile] ("text" : outputs : inputs : clobbers)
 
     def inline_ptx(self, k: int) -> int:
-        """Becomes a call of the interpreter, which gets the operands by value and gives back the outputs."""
+        """Becomes a call of the interpreter, which gets the operands by value and gives back the outputs; those of wgmma,
+        whose results come later, by address."""
         j = k + 1
         while self.text(j) in ("volatile", "__volatile__"):
             j += 1
@@ -387,22 +388,29 @@ class Translation:
             if not re.fullmatch(want, constraint):
                 what = f"an {'output' if number < len(outputs) else 'input'} operand's constraint"
                 raise self.error(k, f"'{constraint}' is no {what} that the emulator knows")
-        kinds = "".join(c.replace("&", "") for c, _ in outputs + inputs)
+        self.blank(k, end + 1)
+        if not text.replace('"', "").strip() and not inputs and all(c[0] == "+" for c, _ in outputs):
+            self.put(k, "do {} while (0)")  # for the compiler only, which may keep those registers where it likes
+            return end
+        late = "wgmma.mma_async" in text  # which writes its outputs when it is waited for
+        kinds = "".join(f"@{c[-1]}" if late and c[0] in "=+" else c.replace("&", "") for c, _ in outputs + inputs)
         out = [f'do {{ static ::emu::Ptx emu_ptx = {{{text}, "{kinds}", __FILE__, __LINE__, nullptr}};']
         values = []
         for n, (constraint, expression) in enumerate(outputs):
             out.append(f"auto& emu_{n} = {expression};")
-            if constraint[0] == "+":
+            if late:
+                values.append(f"::emu::place<'{constraint[-1]}'>(emu_{n})")
+            elif constraint[0] == "+":
                 values.append(f"::emu::input<'{constraint[-1]}'>(emu_{n})")
         values += [f"::emu::input<'{constraint}'>({expression})" for constraint, expression in inputs]
+        returned = [] if late else outputs
         out.append(
-            f"const auto emu_out = ::emu::interpret<::emu::room({len(outputs)})>({', '.join(['&emu_ptx', *values])});"
+            f"const auto emu_out = ::emu::interpret<::emu::room({len(returned)})>({', '.join(['&emu_ptx', *values])});"
         )
-        for n, (constraint, _) in enumerate(outputs):
+        for n, (constraint, _) in enumerate(returned):
             out.append(f"::emu::output<'{constraint[-1]}'>(emu_{n}, emu_out.bits[{n}]);")
-        if not outputs:
+        if not returned:
             out.append("(void)emu_out;")
-        self.blank(k, end + 1)
         self.put(k, " ".join([*out, "} while (0)"]))
         return end
 

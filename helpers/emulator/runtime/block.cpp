@@ -17,12 +17,14 @@ Worker::Worker() {
   written = reinterpret_cast<unsigned char*>(arena + kArena);
   signal_stack = new char[kSignalStack];
   ptx = new_ptx_state();
+  warpgroups = new_warpgroups();
 }
 
 Worker::~Worker() {
   munmap(arena, 2 * kArena);
   delete[] signal_stack;
   delete_ptx_state(ptx);
+  delete_warpgroups(warpgroups);
 }
 
 // The body of every fiber.
@@ -50,6 +52,7 @@ static void thread_main() {
   Worker* w = worker;
   Thread* t = w->current;
   w->run->launch->call(w->run->launch->arguments);
+  warpgroup_returns(w);
   t->state = State::Done;
   ++w->done;
   Warp& warp = w->warp[t->number / kWarp];
@@ -110,6 +113,7 @@ static void prepare(Worker* w, uint64_t block) {
   w->my_turn = w->abandoned = w->synchronised = false;
   w->barrier = {};
   begin_ptx(w->ptx, w->threads);
+  begin_warpgroups(w);
   w->dynamic_bytes = launch.dynamic_shared;
   poison(w, kStaticArena, w->dynamic_bytes);
   for (unsigned i = 0; i < w->threads; ++i) {

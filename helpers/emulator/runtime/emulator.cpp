@@ -9,6 +9,7 @@
 #include "ptx.cpp"
 #include "ptx_arithmetic.cpp"
 #include "ptx_matrix.cpp"
+#include "ptx_wgmma.cpp"
 #include "ptx_memory.cpp"
 #include "ptx_warp.cpp"
 #include "async_copy.cpp"

@@ -113,7 +113,11 @@ inline void access(uintptr_t address, size_t bytes, Op op, EventKind kind, uintp
   const bool write = writes(op);
   if (w == nullptr) return;  // host code
   Thread* t = w->current;
-  if (t == nullptr || address - t->stack < kStackBytes) return;
+  if (t == nullptr) return;
+  if (address - t->stack < kStackBytes) {
+    if (address - t->watched < t->watched_bytes) touch_accumulator(w, address, bytes, write, pc);
+    return;
+  }
   if (kind == EventKind::Access && (address & (bytes - 1)) != 0)
     fail("misaligned", 716, pc, site, "%s %zu bytes at address 0x%zx, which is no multiple of %zu", verb(write), bytes,
          size_t(address), bytes);

@@ -44,7 +44,7 @@ unsigned bytes_of(Type type) {
 
 // What a register may hold: of a .b32 anything of its size, as the manual has it ("Operand Type Checking").
 struct Holds {
-  enum Class : uint8_t { Bits, Int, Float, Predicate, Constant } kind;
+  enum Class : uint8_t { Bits, Int, Float, Predicate, Constant, Place } kind;  // Place: the address of an output
   unsigned bytes;
 };
 
@@ -86,9 +86,10 @@ struct Statement {
   void declare_operands(const char* kinds) {
     std::vector<Ref> also_read;
     for (const char* k = kinds; *k != 0; ++k) {
-      const bool output = *k == '=' || *k == '+', read = *k == '+';
-      if (output) ++k;
-      const Holds h = *k == 'f'   ? Holds{Holds::Float, 4}
+      const bool output = *k == '=' || *k == '+', read = *k == '+', late = *k == '@';
+      if (output || late) ++k;
+      const Holds h = late        ? Holds{Holds::Place, 4}
+                      : *k == 'f'   ? Holds{Holds::Float, 4}
                       : *k == 'd' ? Holds{Holds::Float, 8}
                       : *k == 'n' ? Holds{Holds::Constant, 8}
                                   : Holds{Holds::Bits, *k == 'h' ? 2u : *k == 'r' ? 4u : 8u};
@@ -549,12 +550,25 @@ void Decoder::expect(size_t least, size_t most) {
 static void check(const Decoder& d, const Operand& o, const Holds& h, Type type, bool wider) {
   const unsigned bytes = bytes_of(type);
   const bool predicate = type == Type::pred;
+  if (h.kind == Holds::Place) d.unknown();  // wgmma's alone
   bool right = predicate == (h.kind == Holds::Predicate) && (wider ? h.bytes >= bytes : h.bytes == bytes);
   if (!wider && h.kind == Holds::Float)
     right = right && (type == Type::b16 || type == Type::b32 || type == Type::b64 || (is_float(type) && type != Type::f16x2 && type != Type::bf16x2));
   if (!wider && h.kind == Holds::Int) right = right && (type < Type::f16);
   if (!right)
     d.refuse(o.text + " has not the type that " + d.out.opcode + " takes there");
+}
+
+void Decoder::place(const Operand& o) {
+  if (o.kind != Operand::Register || statement.holds[size_t(o.ref)].kind != Holds::Place)
+    refuse(o.text + " must be an output operand of the asm statement, whose text has to name " + out.opcode + " in so many words");
+  out.d.push_back(o.ref);
+}
+
+void Decoder::immediate(const Operand& o) {
+  if (o.kind == Operand::Register ? statement.holds[size_t(o.ref)].kind != Holds::Constant : o.kind != Operand::Integer)
+    refuse(o.text + " must be a constant");
+  source(o, Type::s32);
 }
 
 void Decoder::destination(const Operand& o, Type type, bool wider) {
@@ -677,10 +691,11 @@ void Statement::decode(Decoder& d) {
   const bool matrix = name.size() > 6 && name.compare(name.size() - 6, 6, "matrix") == 0;
   if (!d.qualifiers.empty() && !matrix && (d.qualifiers[0] == "sync" || d.qualifiers[0] == "async" || d.qualifiers[0] == "warp"))
     name += "." + d.qualifiers[0];
+  if ((name == "wgmma" || name == "setmaxnreg") && !d.qualifiers.empty()) name += "." + d.qualifiers[0];
   if (name == "cp.async" && d.qualifiers.size() == 2) name += "." + d.qualifiers[1];  // .commit_group and its kin
   if (name == "bar.warp") name += ".sync";
   d.out.site = {strdup(name.c_str()), site.file, site.line};  // kept as long as the statement, which is for good
-  if (!(decode_control(d) || decode_matrix(d) || decode_memory(d) || decode_warp(d) || decode_arithmetic(d)))
+  if (!(decode_control(d) || decode_matrix(d) || decode_warpgroup(d) || decode_memory(d) || decode_warp(d) || decode_arithmetic(d)))
     throw Refusal{"unsupported", ""};
   if (!d.qualifiers.empty()) throw Refusal{"unsupported", ""};
 }
@@ -748,7 +763,7 @@ __attribute__((noinline)) Outputs<n> interpret(Ptx* statement, ...) {
   for (const Ref r : p.inputs) reg[r] = va_arg(values, uint64_t);
   va_end(values);
   for (const auto& [r, bits] : p.constants) reg[r] = bits;
-  Frame f{reg, pc, 0, &p};
+  Frame f{reg, pc, 0, &p, reinterpret_cast<uintptr_t>(__builtin_frame_address(0))};
   for (const size_t end = p.code.size(); f.next < end;) {
     const Instruction& i = p.code[f.next++];
     if (i.guard != kNone && (reg[i.guard] != 0) == i.negated) continue;

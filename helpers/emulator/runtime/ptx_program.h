@@ -47,6 +47,7 @@ struct Frame {
   uintptr_t pc;              // the return address in the kernel
   size_t next;               // the instruction to be executed next
   const Program* program;
+  uintptr_t frame;           // of the interpreter: what lies above on the thread's stack is the kernel's
 };
 
 // ---- values in registers: the low bytes, zeros above
@@ -121,6 +122,8 @@ struct Decoder {
   void destination(size_t i, Type t, bool wider = false) { destination(operands[i], t, wider); }
   void source(size_t i, Type t, bool wider = false) { source(operands[i], t, wider); }
   void elements(size_t i, Type, bool destination, bool wider = false);  // {a, b}: one after the other; out.count how many
+  void immediate(const Operand&);           // a source that is a constant
+  void place(const Operand&);               // appended to out.d: the address of an output that is written later
   void predicate(const Operand&);           // a source, !p computed first
   void address(size_t i, bool shared);      // appended to out.s as a 64-bit address; shared: 32 bits are enough
   [[noreturn]] void refuse(const std::string& why) const;       // ptxas would too
@@ -131,6 +134,7 @@ struct Decoder {
 bool decode_arithmetic(Decoder&);
 bool decode_memory(Decoder&);
 bool decode_matrix(Decoder&);
+bool decode_warpgroup(Decoder&);
 bool decode_warp(Decoder&);
 
 }  // namespace emu::ptx

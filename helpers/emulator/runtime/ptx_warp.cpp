@@ -216,6 +216,12 @@ bool decode_warp(Decoder& d) {
     d.out.run = end_thread;
     return true;
   }
+  if (b == "griddepcontrol") {  // grids run one after the other
+    if (!d.take("wait") && !d.take("launch_dependents")) return false;
+    d.expect(0);
+    d.out.run = let_others_run;
+    return true;
+  }
   if (b == "nanosleep") {
     d.qualifiers.clear();
     d.out.run = let_others_run;

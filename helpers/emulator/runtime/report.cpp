@@ -84,6 +84,7 @@ static std::string ranges(unsigned n, Has has) {
 
 // Nobody can run and not everybody has returned: who waits where?
 void record_deadlock(Worker* w) {
+  if (record_warpgroup_deadlock(w)) return;
   struct Group {
     Site site;
     unsigned mask;

@@ -69,6 +69,7 @@ struct Thread {
   State state;
   Site site;                      // where it waits
   unsigned mask;
+  uintptr_t watched, watched_bytes;  // where on its stack accumulators of wgmma lie
 };
 
 // ---- a warp: instructions that some of its lanes wait at
@@ -102,6 +103,7 @@ struct StaticArray {
 
 struct Run;
 struct PtxState;                  // what inline PTX has under way: async_copy.cpp
+struct Warpgroups;                // and its warpgroups: ptx_wgmma.cpp
 
 // ---- an OS thread and the block it runs
 struct Worker {
@@ -132,6 +134,7 @@ struct Worker {
   std::unique_ptr<Races> races;      // with the tracer
   uint64_t gathered = 0;
   PtxState* ptx;
+  Warpgroups* warpgroups;
   // faults and stops
   sigjmp_buf escape;
   volatile sig_atomic_t critical = 0;  // in code that a stop must not throw out: it may hold a lock
@@ -224,6 +227,13 @@ void async_landed(void* shared, size_t bytes);
 PtxState* new_ptx_state();
 void delete_ptx_state(PtxState*);
 void begin_ptx(PtxState*, unsigned threads);   // of a block: copies that nobody waited for are gone
+// ptx_wgmma.cpp
+Warpgroups* new_warpgroups();
+void delete_warpgroups(Warpgroups*);
+void begin_warpgroups(Worker*);                // of a block
+void touch_accumulator(Worker*, uintptr_t address, size_t bytes, bool write, uintptr_t pc);  // if it is one, by the current thread
+void warpgroup_returns(Worker*);               // the current thread has come to the kernel's end
+bool record_warpgroup_deadlock(Worker*);       // if nobody can go on for want of a warp of some warpgroup, or of registers
 // grid.cpp
 void wait_for_turn(Worker*);
 void install_signals();

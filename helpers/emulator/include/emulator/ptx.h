@@ -7,7 +7,8 @@
 //     const auto emu_out = ::emu::interpret<::emu::room(1)>(&emu_ptx, ::emu::input<'f'>(x));
 //     ::emu::output<'f'>(emu_0, emu_out.bits[0]);
 //   } while (0)
-// Operands go by value, so that the variables of the kernel stay where the compiler keeps them.
+// Operands go by value, so that the variables of the kernel stay where the compiler keeps them. Only the outputs of
+// wgmma.mma_async go by address, as place<'f'>(emu_0): the products are written when the kernel waits for them.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -18,7 +19,8 @@ namespace emu {
 // An asm statement; the runtime parses it when a thread first comes to it.
 struct Ptx {
   const char* text;   // its operands are %0, %1, ...
-  const char* kinds;  // their constraints, in order: "=f" of an output, "+f" of one that is read too, "f" of an input
+  const char* kinds;  // their constraints, in order: "=f" of an output, "+f" of one that is read too, "f" of an input,
+                      // "@f" of an output given by its address
   const char* file;
   int line;
   void* program;      // what the runtime made of it
@@ -56,6 +58,12 @@ inline __attribute__((always_inline)) uint64_t input(T value) {
   uint64_t bits = 0;
   __builtin_memcpy(&bits, &value, sizeof value);
   return bits;
+}
+
+template <char constraint, class T>
+inline __attribute__((always_inline)) uint64_t place(T& variable) {
+  check_operand<constraint, T>();
+  return reinterpret_cast<uint64_t>(&variable);
 }
 
 template <char constraint, class T>
