@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .ladder import MAX_WORKSPACE, Rung
+from .ladder import IN_TILES, MAX_WORKSPACE, Rung
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -395,9 +395,14 @@ def _workspace(rung: Rung, args: FaBackwardArgs, like: Tensor) -> dict[str, Tens
 
     sizes = {"rows": args.Nq, "N": args.Nk} if rung.op == "softmax" else {}
     sizes |= {word: getattr(args, word) for word in ("B", "H", "Hkv", "Nq", "Nk", "D", "splits")}
-    sizes["Nq128"] = -(-args.Nq // 128) * 128
+
+    def size(word: str) -> int:
+        if tile := IN_TILES.fullmatch(word):
+            return -(-args.Nq // int(tile[1])) * int(tile[1])
+        return int(word) if word.isdigit() else sizes[word]
+
     tensors = {
-        name: torch.empty([int(w) if w.isdigit() else sizes[w] for w in dims], dtype=torch.float32, device=like.device)
+        name: torch.empty([size(word) for word in dims], dtype=torch.float32, device=like.device)
         for name, dims in rung.workspace
     }
     args.workspace[: len(tensors)] = [t.data_ptr() for t in tensors.values()]

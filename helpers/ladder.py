@@ -39,7 +39,8 @@ FEATURES = (
     "splits",
 )  # what a call may ask for beyond q, k, v and a scale
 DTYPES = ("fp32", "fp16", "bf16")
-DIMENSIONS = ("B", "H", "Hkv", "Nq", "Nq128", "Nk", "D", "splits", "rows", "N")  # Nq128: in whole tiles of 128
+DIMENSIONS = ("B", "H", "Hkv", "Nq", "Nk", "D", "splits", "rows", "N")
+IN_TILES = re.compile(r"Nq(\d+)")  # Nq128: Nq in whole tiles of 128
 
 MAX_WORKSPACE = 4  # as many as fa_args has room for
 
@@ -196,7 +197,8 @@ def parse(source: str, path: Path, strict: bool = False) -> Rung:
     if len(fields.get("workspace", ())) > MAX_WORKSPACE:
         raise ValueError(f"{path.name}: the header block has more than {MAX_WORKSPACE} workspace tensors")
     for name, dims in fields.get("workspace", ()):
-        _require(path, f"workspace {name}: dimension", [d for d in dims if not d.isdigit()], DIMENSIONS)
+        words = [d for d in dims if not d.isdigit() and not IN_TILES.fullmatch(d)]
+        _require(path, f"workspace {name}: dimension", words, DIMENSIONS)
     return Rung(stem=stem, path=path, source=source, title=title, **fields)  # type: ignore[arg-type]
 
 
