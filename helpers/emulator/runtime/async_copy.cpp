@@ -48,7 +48,7 @@ void issue_copy(void* shared, const void* global, size_t bytes, size_t source_by
   mine().waiting.push_back(
       {static_cast<char*>(shared), static_cast<const char*>(global), uint8_t(bytes), uint8_t(source_bytes)});
   --w->critical;
-  async_issued(shared, bytes, pc, site);
+  async_issued(shared, bytes, w->current->number, pc, site);
 }
 
 void commit_copies() {
@@ -68,7 +68,7 @@ void wait_copies(uint64_t groups) {
     const Copy& c = own.waiting[i];
     memcpy(c.to, c.from, c.source_bytes);
     memset(c.to + c.source_bytes, 0, size_t(c.bytes - c.source_bytes));
-    async_landed(c.to, c.bytes);
+    async_landed(c.to, c.bytes, worker->current->number);
   }
   own.waiting.erase(own.waiting.begin(), own.waiting.begin() + long(landing));
   own.group_end.erase(own.group_end.begin(), own.group_end.begin() + long(ending));

@@ -151,6 +151,24 @@ inline void access(uintptr_t address, size_t bytes, Op op, EventKind kind, uintp
 
 }  // namespace
 
+void check_async_read(size_t offset, size_t bytes, uintptr_t pc, Site site) {
+  Worker* w = worker;
+  const StaticArray array = shared_array(w, offset);
+  const size_t at = offset - array.offset;
+  if (at + bytes > array.bytes)
+    fail("out of bounds", 700, pc, site, "lets %s read %zu bytes at %s + %zu bytes, %zu past its end (it has %zu bytes)", site.what,
+         bytes, array.name, at, at + bytes - array.bytes, array.bytes);
+  const unsigned char* state = w->written + offset;
+  const bool tracing = w->races != nullptr;
+  if (!tracing && memchr(state, kInFlight, bytes) != nullptr)
+    fail("in flight", 719, pc, site, "lets %s read %zu bytes at %s + %zu bytes, which a copy may still be writing", site.what, bytes,
+         array.name, at);
+  if (memchr(state, kUnwritten, bytes) == nullptr) return;
+  if (tracing) return race_unwritten(w, offset, bytes, pc);
+  fail("uninitialised shared memory", 719, pc, site, "lets %s read %zu bytes at %s + %zu bytes, which nobody has written", site.what,
+       bytes, array.name, at);
+}
+
 std::string shared_place(const Worker* w, unsigned warp, size_t offset) {
   size_t begin;
   const std::string name = shared_name(w, w->tracer->warp[warp].named_now, offset, &begin);
@@ -199,18 +217,18 @@ const char* shared_name(const Worker* w, const std::vector<NamedPlace>& named, s
   return name;
 }
 
-void async_issued(void* shared, size_t bytes, uintptr_t pc, Site) {
+void async_issued(void* shared, size_t bytes, unsigned actor, uintptr_t pc, Site) {
   Worker* w = worker;
   const size_t offset = size_t(static_cast<char*>(shared) - w->arena);
   memset(w->written + offset, kInFlight, bytes);
-  if (w->races != nullptr) race_issued(w, offset, bytes, pc);
+  if (w->races != nullptr) race_issued(w, offset, bytes, actor, pc);
 }
 
-void async_landed(void* shared, size_t bytes) {
+void async_landed(void* shared, size_t bytes, unsigned actor) {
   Worker* w = worker;
   const size_t offset = size_t(static_cast<char*>(shared) - w->arena);
   memset(w->written + offset, kWritten, bytes);
-  if (w->races != nullptr) race_landed(w, offset, bytes);
+  if (w->races != nullptr) race_landed(w, offset, bytes, actor);
 }
 
 void add_counters(Worker* w) {

@@ -1,10 +1,12 @@
 // What orders two accesses is what the CUDA C++ Programming Guide says does: __syncthreads() for the threads of a block,
-// __syncwarp() for the lanes it names. Shuffles, votes and other warp instructions order no memory.
+// __syncwarp() for the lanes it names; and what the PTX ISA says does: named barriers, and mbarriers for whoever waits
+// after those who arrive. Shuffles, votes and other warp instructions order no memory.
 //
 // Blocks of a launch are ordered by nothing but atomics. Threads that write the same value to one place are left alone, as compute-sanitizer's racecheck does by default; and
 // atomics don't race with atomics.
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstring>
 #include <new>
 
@@ -16,33 +18,57 @@ namespace {
 
 constexpr size_t kCells = kArena / 2;
 
-bool ordered_lane(const Races& r, unsigned warp, unsigned lane, unsigned other, uint32_t stamp) {
-  return lane == other || stamp <= r.all[warp] || stamp <= r.lane[warp][lane][other];
-}
+static_assert(kThreads == kMaxThreads);
 
 // Does what `other` did at `stamp` come before what `thread` does now?
 bool ordered(const Races& r, unsigned thread, unsigned other, uint32_t stamp) {
-  const unsigned warp = thread / kWarp, other_warp = other / kWarp;
-  if (warp == other_warp) return ordered_lane(r, warp, thread % kWarp, other % kWarp, stamp);
-  return stamp <= r.seen[warp][other_warp];
+  if (thread == other || stamp <= r.everybody.known[other] || stamp <= r.clock[thread].known[other]) return true;
+  return thread / kWarp == other / kWarp && stamp <= r.all[thread / kWarp];
 }
 
-const char* const kKinds[] = {"race", "in flight", "uninitialised shared memory", "uninitialised memory"};
+// Has a fence.proxy.async, by whomever on the way from the one to the other, let the async proxy see it?
+bool visible(const Races& r, unsigned thread, unsigned other, uint32_t stamp) {
+  return stamp <= r.everybody.visible[other] || stamp <= r.clock[thread].visible[other];
+}
+
+void join(uint32_t* __restrict to, const uint32_t* __restrict from, size_t n) {
+  for (size_t i = 0; i < n; ++i) to[i] = from[i] > to[i] ? from[i] : to[i];
+}
+
+void join(Worker* w, Clock& to, const Clock& from) {
+  const size_t agents = w->races->agents.size();
+  join(to.known, from.known, w->threads);
+  join(to.known + kThreads, from.known + kThreads, agents);
+  join(to.visible, from.visible, w->threads);
+}
+
+const char* const kKinds[] = {"race", "in flight", "uninitialised shared memory", "uninitialised memory", "overwritten", "proxy fence"};
 
 std::string place_in_words(const Worker* w, const Sighting& s) {
   return s.region == kShared ? shared_place(w, s.thread / kWarp, s.offset)
                              : std::string(session.regions[s.region].name) + " + " + std::to_string(s.offset) + " B";
 }
 
+std::string actor_name(const Worker* w, unsigned actor) {
+  if (actor < kThreads) return thread_name(w, &w->thread[actor]);
+  const Agent& a = w->races->agents[actor - kThreads];
+  if (a.kind == AgentKind::Wgmma) return "the wgmma of warps " + std::to_string(a.thread / kWarp) + "-" + std::to_string(a.thread / kWarp + 3);
+  return "the bulk copy of " + thread_name(w, &w->thread[a.thread]);
+}
+
 std::string in_words(const Worker* w, const Sighting& s) {
-  const std::string who = describe(w, &w->thread[s.thread]), other = thread_name(w, &w->thread[s.other]);
+  const std::string who = describe(w, &w->thread[s.thread]), other = actor_name(w, s.other);
   const std::string does = who + (s.writes ? " writes " : " reads ") + place_in_words(w, s);
   switch (s.wrong) {
     case Wrong::Race:
       return does + ", which " + other + (s.other_writes ? " writes" : " reads") + " on {other}, and nothing orders the two";
     case Wrong::InFlight:
-      return does + " while " + (s.other == s.thread ? "its own cp.async" : "the cp.async of " + other) +
+      return does + " while " +
+             (s.other >= kThreads ? other : s.other == s.thread ? "its own cp.async" : "the cp.async of " + other) +
              " on {other} may still be writing it";
+    case Wrong::Overwritten: return does + " while " + other + " on {other} may still be reading it";
+    case Wrong::Unfenced:
+      return does + " through the async proxy, and " + other + " wrote it on {other} with no fence.proxy.async between the two";
     case Wrong::Unwritten: return does + ", which nobody has written";
     case Wrong::UnwrittenTensor:
       return who + " reads " + std::to_string(s.bytes) + " bytes at " + session.regions[s.region].name + " + " +
@@ -119,17 +145,32 @@ void remember(Worker* w, const Overwrite& o, const char* base) {
   --w->critical;
 }
 
+// A write of what an agent of the async proxy may still be reading.
+template <class Sight>
+void check_agents(Worker* w, size_t offset, size_t bytes, const Sight& sighting) {
+  Races& r = *w->races;
+  if (r.agents.empty()) return;
+  uint32_t told = 0;
+  for (size_t at = offset / 16; at <= (offset + bytes - 1) / 16; ++at)
+    for (auto& read : r.reads[at].by) {
+      if (read.stamp <= r.start) continue;
+      if (told != read.pc && !ordered(r, w->current->number, read.agent, read.stamp))
+        note(w, sighting(Wrong::Overwritten, told = read.pc, read.agent, false));
+    }
+}
+
 void check_cells(Worker* w, const Memory& m, size_t offset, size_t bytes, Op op, uint32_t pc) {
   Races& r = *w->races;
   const unsigned me = w->current->number, warp = me / kWarp, lane = me % kWarp;
   const bool atomic = op == Op::Atomic, write = op == Op::Store || op == Op::StoreMatrix || op == Op::AsyncCopy || atomic;
   const bool between_blocks = m.region != kShared && !atomic && !w->synchronised;
-  const uint32_t now = r.tick[warp];
+  const uint32_t now = r.tick[me];
   const auto sighting = [&](Wrong wrong, uint32_t other_pc, unsigned other, bool other_writes) {
     return Sighting{wrong,        pc,    other_pc,     uint32_t(offset), uint32_t(bytes), uint16_t(me), uint16_t(other),
                     write,        other_writes, m.region};
   };
   uint32_t told_flight = 0, told_write = 0, told_read = 0;  // pcs that this access has already been found to clash with
+  if (write && m.region == kShared) check_agents(w, offset, bytes, sighting);
   for (size_t at = offset >> m.shift; at <= (offset + bytes - 1) >> m.shift; ++at) {
     Cell& c = m.cell[at];
     const size_t begin = at << m.shift, end = begin + (1u << m.shift);
@@ -149,11 +190,16 @@ void check_cells(Worker* w, const Memory& m, size_t offset, size_t bytes, Op op,
         note(w, sighting(Wrong::Race, c.pc, c.thread, true));
     }
     if (!write) {
-      Readers* const mine = c.reader[0].warp == warp && c.reader[0].stamp > r.start   ? &c.reader[0]
-                            : c.reader[1].warp == warp && c.reader[1].stamp > r.start ? &c.reader[1]
-                            : c.reader[0].stamp <= r.start || ordered(r, me, c.reader[0].warp * kWarp, c.reader[0].stamp)
-                                ? &c.reader[0]
-                                : &c.reader[1];
+      const auto is = [&](const Readers& reader) { return reader.warp == warp && reader.stamp == now; };
+      const auto over = [&](const Readers& reader) {
+        return reader.stamp <= r.start || ordered(r, me, reader.warp * kWarp + reader.lane, reader.stamp);
+      };
+      Readers* const mine = is(c.reader[0])              ? &c.reader[0]
+                            : is(c.reader[1])            ? &c.reader[1]
+                            : over(c.reader[0])          ? &c.reader[0]
+                            : over(c.reader[1])          ? &c.reader[1]
+                            : c.reader[0].warp == warp   ? &c.reader[0]
+                                                         : &c.reader[1];
       if (between_blocks && !written && c.reader[0].stamp <= r.start) note_across(w, m.element + at, false, pc, me);
       if (mine->warp == warp && mine->stamp == now && mine->bytes == mask)
         mine->lanes |= 1u << lane;
@@ -166,14 +212,11 @@ void check_cells(Worker* w, const Memory& m, size_t offset, size_t bytes, Op op,
     for (Readers& reader : c.reader) {
       if (reader.stamp <= r.start || (reader.bytes & mask) == 0) continue;
       unsigned other = kMaxThreads;
-      if (reader.warp != warp) {
-        if (reader.stamp > r.seen[warp][reader.warp]) other = reader.warp * kWarp + reader.lane;
-      } else if (reader.stamp > r.all[warp]) {
-        for (unsigned rest = reader.lanes & ~(1u << lane); rest != 0 && other == kMaxThreads; rest &= rest - 1) {
-          const unsigned l = __builtin_ctz(rest);
-          if (!ordered_lane(r, warp, lane, l, reader.stamp)) other = warp * kWarp + l;
+      if (reader.warp != warp || reader.stamp > r.all[warp])
+        for (unsigned rest = reader.lanes; rest != 0 && other == kMaxThreads; rest &= rest - 1) {
+          const unsigned l = reader.warp * kWarp + unsigned(__builtin_ctz(rest));
+          if (!ordered(r, me, l, reader.stamp)) other = l;
         }
-      }
       if (other != kMaxThreads && told_read != reader.pc)
         note(w, sighting(Wrong::Race, told_read = reader.pc, other, false));
       reader.stamp = 0;
@@ -204,11 +247,16 @@ void* lazily(size_t bytes) {
 
 Races::Races() {
   cell = static_cast<Cell*>(lazily(kCells * sizeof(Cell)));
+  reads = static_cast<AgentReads*>(lazily(kArena / 16 * sizeof(AgentReads)));
+  clock = static_cast<Clock*>(lazily(kThreads * sizeof(Clock)));
+  memset(&everybody, 0, sizeof everybody);
   for (uint32_t& t : tick) t = 1;
 }
 
 Races::~Races() {
   munmap(cell, kCells * sizeof(Cell));
+  munmap(reads, kArena / 16 * sizeof(AgentReads));
+  munmap(clock, kThreads * sizeof(Clock));
   if (element != nullptr) munmap(element, elements * sizeof(Cell));
 }
 
@@ -221,19 +269,16 @@ void races_begin_launch(Worker* w, size_t elements) {
   r.elements = elements;
 }
 
+// Stamps only grow, so that all those of earlier blocks lie below `start`, in clocks too.
 void races_begin(Worker* w) {
   Races& r = *w->races;
-  for (uint32_t t : r.tick)
-    if (t > r.start) r.start = t;
-  for (unsigned i = 0; i < kMaxWarps; ++i) {
-    r.tick[i] = r.start + 1;
-    r.all[i] = r.start;
-    for (uint32_t& s : r.seen[i]) s = r.start;
-  }
-  const unsigned warps = (w->threads + kWarp - 1) / kWarp;
-  for (unsigned i = 0; i < warps; ++i)
-    for (auto& lane : r.lane[i])
-      for (uint32_t& s : lane) s = r.start;
+  for (uint32_t t : r.tick) r.start = std::max(r.start, t);
+  for (const Agent& a : r.agents) r.start = std::max(r.start, a.tick);
+  for (uint32_t& t : r.tick) t = r.start + 1;
+  for (uint32_t& all : r.all) all = r.start;
+  memset(r.apart, 0, sizeof r.apart);
+  r.fenced = false;
+  r.agents.clear();
   r.overwrites.clear();
 }
 
@@ -278,49 +323,172 @@ void race_settle(Worker* w) {
   --w->critical;
 }
 
-void race_issued(Worker* w, size_t offset, size_t bytes, uintptr_t pc) {
+// Who writes: the current thread, or an agent.
+static void race_writes(Worker* w, size_t offset, size_t bytes, unsigned actor, uint32_t pc, bool in_flight) {
   Races& r = *w->races;
+  const uint32_t stamp = actor < kThreads ? r.tick[actor] : r.agents[actor - kThreads].tick;
   for (size_t at = offset / 2; at <= (offset + bytes - 1) / 2; ++at) {
     Cell& c = r.cell[at];
-    c.stamp = r.tick[w->current->number / kWarp];
-    c.pc = trace_pc(w, pc);
-    c.thread = uint16_t(w->current->number);
+    c.stamp = stamp;
+    if (pc != 0) c.pc = pc;
+    c.thread = uint16_t(actor);
     c.bytes = 3;
     c.atomic = false;
-    c.in_flight = true;
+    c.in_flight = in_flight;
   }
 }
 
-void race_landed(Worker* w, size_t offset, size_t bytes) {
+void race_issued(Worker* w, size_t offset, size_t bytes, unsigned actor, uintptr_t pc) {
+  race_writes(w, offset, bytes, actor, trace_pc(w, pc), true);
+}
+void race_landed(Worker* w, size_t offset, size_t bytes, unsigned actor) { race_writes(w, offset, bytes, actor, 0, false); }
+
+// ---- what orders threads
+
+void clear(Worker* w, Clock& c) {
+  memset(c.known, 0, w->threads * sizeof c.known[0]);
+  memset(c.known + kThreads, 0, kAgents * sizeof c.known[0]);
+  memset(c.visible, 0, w->threads * sizeof c.visible[0]);
+}
+
+void release(Worker* w, unsigned thread, Clock& into) {
   Races& r = *w->races;
-  for (size_t at = offset / 2; at <= (offset + bytes - 1) / 2; ++at) {
-    r.cell[at].stamp = r.tick[w->current->number / kWarp];
-    r.cell[at].thread = uint16_t(w->current->number);
-    r.cell[at].in_flight = false;
-  }
+  join(w, into, r.clock[thread]);
+  const unsigned first = thread / kWarp * kWarp, end = std::min(first + kWarp, w->threads);
+  for (unsigned i = first; i < end; ++i) into.known[i] = std::max(into.known[i], r.all[thread / kWarp]);
+  into.known[thread] = r.tick[thread]++;
+}
+
+void acquire(Worker* w, unsigned thread, const Clock& from) {
+  Races& r = *w->races;
+  join(w, r.clock[thread], from);
+  r.apart[thread / kWarp] = true;
+}
+
+static void one_clock(Races& r, unsigned first, unsigned end, uint32_t* most) {
+  *most = *std::max_element(r.tick + first, r.tick + end);
+  for (unsigned i = first; i < end; ++i) r.tick[i] = *most + 1;
 }
 
 void order_lanes(Worker* w, unsigned warp, unsigned lanes) {
   if (w->races == nullptr) return;
   Races& r = *w->races;
-  if (lanes == w->tracer->warp[warp].lanes) {
-    r.all[warp] = r.tick[warp]++;
-    return;
+  const unsigned first = warp * kWarp;
+  const bool whole = lanes == w->tracer->warp[warp].lanes;
+  if (!whole || r.apart[warp]) {
+    Clock& together = r.together;
+    clear(w, together);
+    for (unsigned rest = lanes; rest != 0; rest &= rest - 1) {
+      const unsigned i = first + unsigned(__builtin_ctz(rest));
+      join(w, together, r.clock[i]);
+      together.known[i] = r.tick[i]++;
+    }
+    for (unsigned rest = lanes; rest != 0; rest &= rest - 1) r.clock[first + unsigned(__builtin_ctz(rest))] = together;
+    r.apart[warp] = !whole;
   }
-  uint32_t most[kWarp] = {};
-  for (unsigned rest = lanes; rest != 0; rest &= rest - 1)
-    for (unsigned l = 0; l < kWarp; ++l) most[l] = std::max(most[l], r.lane[warp][__builtin_ctz(rest)][l]);
-  for (unsigned rest = lanes; rest != 0; rest &= rest - 1) most[__builtin_ctz(rest)] = r.tick[warp];
-  for (unsigned rest = lanes; rest != 0; rest &= rest - 1) memcpy(r.lane[warp][__builtin_ctz(rest)], most, sizeof most);
-  ++r.tick[warp];
+  if (whole) one_clock(r, first, std::min(first + kWarp, w->threads), &r.all[warp]);
 }
 
 void order_block(Worker* w) {
   if (w->races == nullptr) return;
   Races& r = *w->races;
-  const unsigned warps = (w->threads + kWarp - 1) / kWarp;
-  for (unsigned i = 0; i < warps; ++i) memcpy(r.seen[i], r.tick, sizeof r.tick);
-  for (unsigned i = 0; i < warps; ++i) r.all[i] = r.tick[i]++;
+  for (unsigned i = 0; i < w->threads; ++i) {
+    join(r.everybody.known + kThreads, r.clock[i].known + kThreads, r.agents.size());
+    if (r.fenced) join(r.everybody.visible, r.clock[i].visible, w->threads);
+  }
+  r.fenced = false;
+  for (unsigned first = 0; first < w->threads; first += kWarp) {
+    const unsigned end = std::min(first + kWarp, w->threads);
+    one_clock(r, first, end, &r.all[first / kWarp]);
+    for (unsigned i = first; i < end; ++i) r.everybody.known[i] = r.all[first / kWarp];
+  }
+}
+
+// ---- the async proxy
+
+void proxy_fence() {
+  Worker* w = worker;
+  if (w->races == nullptr) return;
+  Races& r = *w->races;
+  const unsigned me = w->current->number, warp = me / kWarp;
+  race_settle(w);
+  Clock& mine = r.clock[me];
+  join(mine.visible, mine.known, w->threads);
+  join(mine.visible, r.everybody.known, w->threads);
+  for (unsigned i = warp * kWarp; i < std::min((warp + 1) * kWarp, w->threads); ++i)
+    mine.visible[i] = std::max(mine.visible[i], r.all[warp]);
+  mine.visible[me] = r.tick[me]++;
+  r.fenced = r.apart[warp] = true;
+}
+
+unsigned proxy_agent(AgentKind kind, unsigned owner, unsigned thread) {
+  Worker* w = worker;
+  if (w->races == nullptr) return kThreads;
+  Races& r = *w->races;
+  for (unsigned i = 0; i < r.agents.size(); ++i)
+    if (r.agents[i].kind == kind && r.agents[i].owner == owner) return kThreads + i;
+  if (r.agents.size() == kAgents) return kThreads + kAgents - 1;  // more than any kernel has: the last ones are not told apart
+  ++w->critical;
+  r.agents.push_back({kind, uint16_t(thread), owner, r.start + 1});
+  --w->critical;
+  return kThreads + unsigned(r.agents.size()) - 1;
+}
+
+void proxy_read(unsigned agent, const void* shared, size_t bytes, uintptr_t pc, Site site) {
+  Worker* w = worker;
+  const size_t offset = size_t(static_cast<const char*>(shared) - w->arena);
+  check_async_read(offset, bytes, pc, site);
+  if (w->races == nullptr) return;
+  Races& r = *w->races;
+  const Agent& a = r.agents[agent - kThreads];
+  const uint32_t at_pc = trace_pc(w, pc);
+  const unsigned readers = a.kind == AgentKind::Wgmma ? 4 : 1;  // the first lanes of the warps that execute it
+  uint32_t told_flight = 0, told_write = 0, told_fence = 0;
+  const Cell* before = nullptr;
+  for (size_t at = offset / 2; at <= (offset + bytes - 1) / 2; ++at) {
+    const Cell& c = r.cell[at];
+    if (c.stamp <= r.start) continue;
+    if (before != nullptr && before->stamp == c.stamp && before->thread == c.thread && before->pc == c.pc) continue;
+    before = &c;
+    for (unsigned i = 0; i < readers; ++i) {
+      const unsigned me = a.thread + i * kWarp;
+      const Sighting s{Wrong::Race,     at_pc, c.pc, uint32_t(2 * at), uint32_t(bytes), uint16_t(me), c.thread, false,
+                       true,            kShared};
+      const auto tell = [&](Wrong wrong, uint32_t& told) {
+        if (told == c.pc) return;
+        told = c.pc;
+        Sighting found = s;
+        found.wrong = wrong;
+        note(w, found);
+      };
+      if (c.in_flight) tell(Wrong::InFlight, told_flight);
+      else if (!ordered(r, me, c.thread, c.stamp)) tell(Wrong::Race, told_write);
+      else if (c.thread < kThreads && !visible(r, me, c.thread, c.stamp)) tell(Wrong::Unfenced, told_fence);
+    }
+  }
+  for (size_t at = offset / 16; at <= (offset + bytes - 1) / 16; ++at) {
+    auto& by = r.reads[at].by;
+    auto* slot = std::find_if(by, std::end(by), [&](const auto& read) { return read.stamp > r.start && read.agent == agent; });
+    if (slot == std::end(by))
+      slot = std::find_if(by, std::end(by), [&](const auto& read) {
+        return read.stamp <= r.start || ordered(r, a.thread, read.agent, read.stamp);
+      });
+    if (slot == std::end(by)) slot = by;
+    *slot = {a.tick, at_pc, uint16_t(agent)};
+  }
+}
+
+uint32_t proxy_commit(unsigned agent) {
+  Worker* w = worker;
+  return w->races == nullptr ? 0 : w->races->agents[agent - kThreads].tick++;
+}
+
+void proxy_waited(unsigned agent, uint32_t group) {
+  Worker* w = worker;
+  if (w->races == nullptr) return;
+  uint32_t& known = w->races->clock[w->current->number].known[agent];
+  known = std::max(known, group);
+  w->races->apart[w->current->number / kWarp] = true;
 }
 
 void races_end(Worker* w) {

@@ -15,9 +15,35 @@ namespace emu {
 
 struct Worker;
 
-// Every warp has a clock that ticks at each of its synchronisations; an access is stamped with the clock of its warp.
+// Every thread has a clock that ticks when it synchronises with others; an access is stamped with the clock of its thread.
 // A cell, two bytes of shared memory or an element of a tensor, remembers who wrote it last, and from which two warps it
 // has been read since.
+//
+// TMA and wgmma touch shared memory beside the threads, through the async proxy. Whoever does so is an agent, with a number
+// above those of threads and a clock of its own: what it did up to a stamp, a thread has to learn by waiting for it.
+constexpr unsigned kThreads = 1024, kAgents = 512, kActors = kThreads + kAgents;
+
+// What a thread has been told, by actor: stamps up to which things have happened.
+struct Clock {
+  uint32_t known[kActors];          // before what the thread does now
+  uint32_t visible[kActors];        // and, of ordinary stores, made visible to the async proxy by a fence.proxy.async
+};
+
+struct Agent {
+  AgentKind kind;
+  uint16_t thread;                  // that has set it to work; of a warpgroup the first
+  unsigned owner;
+  uint32_t tick;
+};
+
+// Who of the agents has read 16 bytes of shared memory.
+struct AgentReads {
+  struct {
+    uint32_t stamp, pc;             // stamp 0: none
+    uint16_t agent;
+  } by[4];
+};
+
 struct Readers {
   uint32_t stamp, lanes, pc;        // stamp 0: none
   uint16_t warp;
@@ -38,12 +64,12 @@ struct Found {
   std::string text;                 // "{other}" stands for the line of the other instruction
   int32_t apart;                    // at most: 0 in one warp, 1 in one block, 2 in two blocks
 };
-enum class Wrong : uint8_t { Race, InFlight, Unwritten, UnwrittenTensor };
+enum class Wrong : uint8_t { Race, InFlight, Unwritten, UnwrittenTensor, Overwritten, Unfenced };
 
 struct Sighting {
   Wrong wrong;
   uint32_t pc, other_pc, offset, bytes;
-  uint16_t thread, other;
+  uint16_t thread, other;           // other: perhaps an agent
   bool writes, other_writes;
   uint16_t region;                  // or kShared; `offset` is from its start
 };
@@ -75,10 +101,14 @@ using FoundKey = std::tuple<Wrong, uint32_t, uint32_t>;
 struct Races {
   Cell *cell, *element = nullptr;                    // of shared memory; of the regions that AcrossBlocks follows
   size_t elements = 0;
+  AgentReads* reads;                                 // of shared memory
   uint32_t start = 0;                                // stamps up to it are of blocks that have ended
-  uint32_t tick[32], all[32];                        // a warp's clock; up to `all` its lanes have been synchronised
-  uint32_t seen[32][32];                             // up to where a warp has been synchronised with another
-  uint32_t lane[32][32][32];                         // warp, lane: the same for another lane
+  uint32_t tick[kThreads], all[32];                  // a thread's clock; up to `all` a warp's lanes have been synchronised
+  Clock* clock;                                      // of each thread
+  Clock everybody;                                   // what every thread knows besides
+  Clock together;                                    // of lanes that are being synchronised
+  bool apart[32], fenced;                            // lanes have been told different things; so has been a fence.proxy.async
+  std::vector<Agent> agents;
   std::vector<Overwrite> overwrites;
   std::map<FoundKey, Found> found;
   Races();
@@ -100,10 +130,13 @@ void race_global(Worker*, size_t region, uint64_t offset, size_t bytes, Op, uint
 void race_unwritten(Worker*, size_t offset, size_t bytes, uintptr_t pc);
 void race_unwritten_tensor(Worker*, size_t region, uint64_t offset, size_t bytes, uintptr_t pc);
 void race_settle(Worker*);                           // the current thread's last store has happened
-void race_issued(Worker*, size_t offset, size_t bytes, uintptr_t pc);
-void race_landed(Worker*, size_t offset, size_t bytes);
+void race_issued(Worker*, size_t offset, size_t bytes, unsigned actor, uintptr_t pc);
+void race_landed(Worker*, size_t offset, size_t bytes, unsigned actor);
 void order_lanes(Worker*, unsigned warp, unsigned lanes);  // __syncwarp: what they did before, each of them sees
 void order_block(Worker*);                           // the same for all threads
+void release(Worker*, unsigned thread, Clock&);      // what it did before, and knew, goes into the clock of a barrier
+void acquire(Worker*, unsigned thread, const Clock&);
+void clear(Worker*, Clock&);
 void races_collect(Worker*, unsigned launch);
 
 }  // namespace emu

@@ -15,6 +15,8 @@
 namespace emu {
 // What a lane does in a memory instruction: see check_access.
 enum class Op : uint8_t { Load, Store, LoadMatrix, StoreMatrix, AsyncCopy, Atomic, NoAddress };
+// Who reads or writes shared memory beside the threads: see proxy_agent.
+enum class AgentKind : uint8_t { Mbarrier, BulkGroup, Wgmma };
 }  // namespace emu
 
 #include "fiber.h"
@@ -219,10 +221,23 @@ std::string shared_place(const Worker*, unsigned warp, size_t offset);  // "K_sm
 // ignores says NoAddress. AsyncCopy: the destination in shared memory; its global source is a Load with the same pc.
 // pc: the return address of the call in the kernel.
 void check_access(Op, const void* address, size_t bytes, uintptr_t pc, Site);
-// A cp.async has been issued, its bytes not yet written; and later, in the same fiber: the wait that covers it lets
-// it land. In between nobody may touch them.
-void async_issued(void* shared, size_t bytes, uintptr_t pc, Site);
-void async_landed(void* shared, size_t bytes);
+// A cp.async or a bulk copy to shared memory has been issued, its bytes not yet written; and later the wait that covers it
+// lets it land. In between nobody may touch them. actor: the thread, or the agent whose copy it is.
+void async_issued(void* shared, size_t bytes, unsigned actor, uintptr_t pc, Site);
+void async_landed(void* shared, size_t bytes, unsigned actor);
+// The bytes at `offset` of shared memory exist, have been written and are not in flight; fails otherwise (while tracing,
+// all but the first is noted).
+void check_async_read(size_t offset, size_t bytes, uintptr_t pc, Site);
+// race.cpp: the async proxy. An agent is the copies that report to one mbarrier (owner: its offset), the bulk groups of one
+// thread, or the wgmma of one warpgroup (owner: the first thread). Its reads of shared memory begin with proxy_read, which
+// looks whether what is read has been written, in order, and with a fence.proxy.async if by ordinary stores (of a warpgroup:
+// for each of its warps). They last until a thread that has waited says proxy_waited with the group that proxy_commit
+// gave for them, and tell of any write that isn't ordered behind such a wait. Without a trace only check_async_read is done.
+unsigned proxy_agent(AgentKind, unsigned owner, unsigned thread);  // the same one whenever asked within a block
+void proxy_read(unsigned agent, const void* shared, size_t bytes, uintptr_t pc, Site);  // multiples of 16 bytes
+uint32_t proxy_commit(unsigned agent);                 // what has been begun is a group
+void proxy_waited(unsigned agent, uint32_t group);     // the current thread has waited for all groups up to this one
+void proxy_fence();                                    // fence.proxy.async by the current thread
 // async_copy.cpp
 PtxState* new_ptx_state();
 void delete_ptx_state(PtxState*);
