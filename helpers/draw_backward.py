@@ -1,0 +1,202 @@
+"""The drawings of notebooks 22 and 23: what is kept for the way back, who owns which sum, and how the five products meet.
+
+The look is that of plot.py and draw.py: a light card on any page, colours that differ in lightness too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.lines import Line2D
+from matplotlib.patches import FancyArrowPatch, Patch, Rectangle
+
+from .draw import BLUE, GREEN, ORANGE, SAND, SHADES, blank, canvas
+from .plot import CARD, INK, MUTED, Figure, styled
+
+UNITS = {2.0**10: "1 KiB", 2.0**20: "1 MiB", 2.0**30: "1 GiB", 2.0**40: "1 TiB"}
+
+
+# 22_backward_fp32
+
+
+@styled
+def stored_bytes(frame: pd.DataFrame, title: str) -> Figure:
+    """What stays in memory between the way there and the way back. frame: index N, a column of bytes for each thing that could
+    be kept."""
+    figure, (ax,) = canvas(7.8, 3.9, title=title)
+    width = 0.82 / frame.shape[1]
+    looks = zip((ORANGE, BLUE, GREEN, MUTED), ("//", "", "..", "xx"), strict=True)
+    for n, ((name, values), (colour, hatch)) in enumerate(zip(frame.items(), looks, strict=False)):
+        x = np.arange(len(frame)) + (n - (frame.shape[1] - 1) / 2) * width
+        bars = ax.bar(x, values, width * 0.94, color=colour, hatch=hatch, edgecolor=CARD, label=name)
+        ax.bar_label(bars, [_size(v) for v in values], fontsize=8, color=INK, padding=2)
+    ax.set_yscale("log", base=2)
+    low, high = frame.min(axis=None), frame.max(axis=None)
+    ax.set_yticks(list(UNITS), list(UNITS.values()))
+    ax.set_xticks(range(len(frame)), [f"{n:,}" for n in frame.index])
+    ax.set(xlabel="sequence length N", ylabel="bytes", ylim=(low / 8, high * 16))
+    ax.grid(axis="x", visible=False)
+    ax.minorticks_off()
+    figure.legend(loc="outside upper right", ncols=frame.shape[1], frameon=False, fontsize=9)
+    return figure
+
+
+def _size(n: float) -> str:
+    """3.5 MiB: three digits at most."""
+    for unit, name in ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB")):
+        if n >= unit:
+            return f"{n / unit:.3g}\n{name}"
+    return f"{n:.0f}\nB"
+
+
+# Ways through the tiles of S, and which gradients' sums then run across CTAs.
+ORDERS = {"one CTA, keys outside": "", "a CTA per tile of keys": "dQ", "a CTA per tile of queries": "dK and dV"}
+
+
+@styled
+def loop_orders(tiles: int = 4) -> Figure:
+    """Three ways through the tiles of S, a panel each: the tint says which CTA a tile is of, the number when it comes. Arrows run
+    over the tiles that add to one tile of a gradient: grey inside one CTA, orange across CTAs."""
+    figure, axes = canvas(10.8, 4.2, 3)
+    for ax, (name, across_ctas) in zip(axes, ORDERS.items(), strict=True):
+        blank(ax).set(xlim=(-0.75, tiles + 0.75), ylim=(tiles + 0.8, -0.85), aspect="equal")
+        ax.set_title(name, color=MUTED)
+        for i, j in np.ndindex(tiles, tiles):
+            cta, step = {"": (0, j * tiles + i), "dQ": (j, i), "dK and dV": (i, j)}[across_ctas]
+            ax.add_patch(Rectangle((j, i), 1, 1, facecolor=SHADES[cta % len(SHADES)], edgecolor=CARD, linewidth=1.5))
+            ax.text(j + 0.2, i + 0.22, step + 1, ha="center", va="center", fontsize=8.5)
+        for k in range(tiles):
+            for gradient, begin, end in (
+                ("dK and dV", (k + 0.5, 0), (k + 0.5, tiles)),
+                ("dQ", (0, k + 0.5), (tiles, k + 0.5)),
+            ):
+                summed = gradient == across_ctas
+                look = {"linewidth": 2.2, "linestyle": "--"} if summed else {"linewidth": 0.9}
+                colour = ORANGE if summed else MUTED
+                ax.add_patch(FancyArrowPatch(begin, end, arrowstyle="-|>", mutation_scale=11, color=colour, **look))
+        for text, x, y, turned in (
+            ("dK$_j$, dV$_j$", tiles / 2, tiles + 0.4, 0),
+            ("dQ$_i$", tiles + 0.4, tiles / 2, 90),
+            ("keys j →", tiles / 2, -0.4, 0),
+            ("← queries i", -0.4, tiles / 2, 90),
+        ):
+            ax.text(x, y, text, ha="center", va="center", rotation=turned, fontsize=9.5)
+    handles = [
+        Line2D([], [], color=MUTED, linewidth=0.9, label="added up inside a CTA"),
+        Line2D([], [], color=ORANGE, linewidth=2.2, linestyle="--", label="added up across CTAs, in HBM"),
+    ]
+    figure.legend(handles=handles, loc="outside lower left", ncols=2, frameon=False, fontsize=9)
+    return figure
+
+
+PLACES = {"registers": (BLUE, "-", 1.6), "shared memory": (ORANGE, "--", 2.2), "HBM": (INK, ":", 2.2)}
+# The five products and the two steps between them: what stands in the box, and where the box is.
+BOXES = {
+    "S": ("1   S = Q$_i$ K$_j$ᵀ", 0.0, 2.0),
+    "dP": ("3   dP = dO$_i$ V$_j$ᵀ", 0.0, 0.0),
+    "P": ("P = exp(S − LSE$_i$)", 1.0, 2.0),
+    "dS": ("dS = P ∘ (dP − δ$_i$)", 1.0, 0.0),
+    "dV": ("2   dV$_j$ += Pᵀ dO$_i$", 2.0, 2.0),
+    "dK": ("4   dK$_j$ += dSᵀ Q$_i$", 2.0, 1.0),
+    "dQ": ("5   dQ$_i$ += dS K$_j$", 2.0, 0.0),
+}
+EDGES = (("S", "P"), ("P", "dV"), ("P", "dS"), ("dP", "dS"), ("dS", "dK"), ("dS", "dQ"))
+
+
+@styled
+def dataflow(ways: Mapping[tuple[str, str], str], ends: Mapping[str, str], title: str) -> Figure:
+    """The five products of a step, and by which way each result comes to where it is needed.
+
+    ways: ("P", "dV") and the other pairs of EDGES to one of PLACES. ends: "dV", "dK", "dQ" to where that sum is kept, in
+    words. ValueError for a pair without a way, or a place that is none.
+    """
+    if set(ways) != set(EDGES) or not set(ways.values()) <= set(PLACES):
+        raise ValueError(f"ways has to name one of {', '.join(PLACES)} for each of {EDGES}")
+    figure, (ax,) = canvas(10.4, 4.0, title=title)
+    blank(ax).set(xlim=(-0.42, 3.05), ylim=(-0.45, 2.5))
+    for name, (text, x, y) in BOXES.items():
+        face = SAND if name in ("P", "dS") else SHADES[1] if name in ends else SHADES[0]
+        box = {"facecolor": face, "edgecolor": INK, "boxstyle": "round,pad=0.45", "linewidth": 0.9}
+        ax.text(x, y, text, ha="center", va="center", fontsize=10.5, bbox=box, zorder=3)
+        if name in ends:
+            ax.text(x + 0.39, y, ends[name], ha="left", va="center", fontsize=9, color=MUTED)
+    for (a, b), place in ways.items():
+        colour, dash, wide = PLACES[place]
+        (_, x, y), (_, u, v) = BOXES[a], BOXES[b]
+        begin, end = ((x + 0.25, y), (u - 0.27, v)) if x != u else ((x, y - 0.17), (u, v + 0.17))
+        look = {"color": colour, "linestyle": dash, "linewidth": wide, "zorder": 2}
+        ax.add_patch(FancyArrowPatch(begin, end, arrowstyle="-|>", mutation_scale=14, **look))
+    shown = [p for p in PLACES if p in ways.values()]
+    handles = [Line2D([], [], color=PLACES[p][0], linestyle=PLACES[p][1], linewidth=PLACES[p][2]) for p in shown]
+    figure.legend(handles, [f"through {p}" for p in shown], loc="outside lower left", ncols=3, frameon=False)
+    return figure
+
+
+@styled
+def hand_over(steps: pd.DataFrame, title: str) -> Figure:
+    """CTAs that add to the same rows of dQ in turn: a lane for each, time to the right in units of one product.
+
+    steps: a row per step with `cta`, `tile` (of queries), `begin`, `ready` (its share of dQ is there), `turn` (it may add) and
+    `end`.
+    """
+    ctas = sorted(set(steps["cta"]))
+    figure, (ax,) = canvas(9.6, 1.3 + 0.42 * len(ctas), title=title)
+    for row in steps.itertuples():
+        y = ctas.index(row.cta)
+        ax.barh(y, row.ready - row.begin, 0.7, row.begin, color=SHADES[1], edgecolor=CARD, linewidth=0.8)
+        ax.barh(y, row.turn - row.ready, 0.7, row.ready, color=CARD, edgecolor=MUTED, hatch="////", linewidth=0)
+        ax.barh(y, row.end - row.turn, 0.7, row.turn, color=ORANGE, edgecolor=CARD, linewidth=0.8)
+        ax.text((row.begin + row.ready) / 2, y, row.tile, ha="center", va="center", fontsize=8)
+    ax.set_yticks(range(len(ctas)), [f"keys {j}" for j in ctas], color=INK)
+    ax.invert_yaxis()
+    ax.grid(axis="y", visible=False)
+    ax.set(xlabel="time, in products of one tile (a model, not a measurement)", xlim=(0, steps["end"].max()))
+    handles = [
+        Patch(facecolor=SHADES[1], label="S, dV, dP, dK with this tile of queries"),
+        Patch(facecolor=CARD, edgecolor=MUTED, hatch="////", label="waits for its turn"),
+        Patch(facecolor=ORANGE, label="dQ"),
+    ]
+    figure.legend(handles=handles, loc="outside lower left", ncols=3, frameon=False, fontsize=9)
+    return figure
+
+
+# 23_backward_mma
+
+
+@styled
+def operands(products: Mapping[str, Sequence[tuple[str, str, str, bool | None]]]) -> Figure:
+    """The operands A and B of each product, k running across A and down B. Stripes are rows of a tile in shared memory: where
+    they run along k ldmatrix will do, where they run across it ldmatrix.trans has to. Plain: born in registers.
+
+    products: title to operands A, B, each (name, what runs along the other side, what k is, stripes along k; None: registers).
+    """
+    figure, axes = canvas(2.35 * len(products), 3.1, len(products))
+    for ax, (title, (a, b)) in zip(axes, products.items(), strict=True):
+        blank(ax).set(xlim=(-0.55, 3.3), ylim=(2.75, -1.75), aspect="equal")
+        ax.set_title(title, fontsize=9.5)
+        for (name, side, k, along), (x, y, w, h) in zip((a, b), ((0, 0, 1.3, 2.0), (1.7, -1.4, 1.3, 1.3)), strict=True):
+            is_a = h == 2.0
+            face = SHADES[0] if along is None else SAND if along is False else SHADES[2]
+            ax.add_patch(Rectangle((x, y), w, h, facecolor=face, edgecolor=INK, linewidth=0.9))
+            rows_across = along is not None and along == is_a  # A's k runs across, B's k down
+            for t in np.arange(0.2, h if rows_across else w, 0.2) if along is not None else ():
+                line = ([x, x + w], [y + t, y + t]) if rows_across else ([x + t, x + t], [y, y + h])
+                ax.plot(*line, color=CARD, linewidth=1.3)
+            box = {"facecolor": face, "edgecolor": "none", "pad": 1.5}
+            ax.text(x + w / 2, y + h / 2, name, ha="center", va="center", fontsize=10, fontweight="bold", bbox=box)
+            if is_a:
+                ax.text(x + w / 2, y + h + 0.25, f"k: {k}", ha="center", va="center", fontsize=8, color=MUTED)
+                ax.text(x - 0.22, y + h / 2, side, ha="center", va="center", rotation=90, fontsize=8, color=MUTED)
+            else:
+                ax.text(x + w / 2, y - 0.2, side, ha="center", va="center", fontsize=8, color=MUTED)
+        ax.add_patch(Rectangle((1.7, 0), 1.3, 2.0, facecolor="none", edgecolor=MUTED, linestyle="--", linewidth=0.9))
+        ax.text(2.35, 1.0, "+=" if "+=" in title else "=", ha="center", va="center", fontsize=10, color=MUTED)
+    handles = [
+        Patch(facecolor=SHADES[2], edgecolor=INK, label="rows run along k: ldmatrix"),
+        Patch(facecolor=SAND, edgecolor=INK, label="rows run across k: ldmatrix.trans"),
+        Patch(facecolor=SHADES[0], edgecolor=INK, label="in registers already"),
+    ]
+    figure.legend(handles=handles, loc="outside lower left", ncols=3, frameon=False, fontsize=9)
+    return figure
