@@ -88,17 +88,12 @@ def rungs(device: str | None = None) -> pd.DataFrame:
 @cache
 def traced(stem: str) -> Trace:
     """The rung's trace at SIZE, in its first dtype."""
-    import torch
-
-    from .contract import TORCH_NAMES
+    from .reference import random_inputs
     from .xray import xray
 
     rung = ladder.rung(stem)
     B, H, N, D = SIZE
-    random = torch.Generator().manual_seed(0)
-    shapes = [(B, H, N, N)] if rung.op == "softmax" else [(B, H, N, D)] * 3
-    dtype = getattr(torch, TORCH_NAMES[rung.dtypes[0]])
-    return xray(rung, *(torch.randn(shape, generator=random).to(dtype) for shape in shapes)).trace
+    return xray(rung, *random_inputs(rung, (B, H, N, N, D))).trace
 
 
 def singles(kind: str, device: str | None = None) -> pd.DataFrame:

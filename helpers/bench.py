@@ -273,15 +273,15 @@ def summarise(log: str) -> dict:
 # Recording
 
 
-def shapes(op: str, quick: bool = False) -> list[tuple[int, int, int, int, int]]:
-    """(B, H, Nq, Nk, D) of every recorded shape: the headline workload, then the grid of the LeetCUDA log; for softmax
-    (B = H = D = 1) 2^26 elements in rows of 256 to 1 M, and three lengths that are no multiple of 4."""
+def shapes(op: str, quick: bool = False, headline: bool = False) -> list[tuple[int, int, int, int, int]]:
+    """(B, H, Nq, Nk, D) of every recorded shape: the headline workload and, unless `headline`, the grid of the LeetCUDA log;
+    for softmax (B = H = D = 1) 2^26 elements in rows of 256 to 1 M, and three lengths that are no multiple of 4."""
     if op == "softmax":
         even = [256 << i for i in range(0, 13, 2 if quick else 1)]
         return [(1, 1, (1 << 26) // n, n, 1) for n in [*even, *([] if quick else [1023, 4097, 50257])]]
     lengths = LENGTHS[1:4] if quick else LENGTHS
     found = [(TOKENS // n, WIDTH // d, n, n, d) for d in (64, 128) for n in lengths]
-    if not quick:
+    if not quick and not headline:
         found += [(b, h, n, n, d) for d in (64, 128) for b in (8, 16) for h in (8, 16) for n in (256, 512, 1024)]
     return list(dict.fromkeys(found))
 
@@ -302,13 +302,18 @@ def _inputs(op: str, shape: tuple[int, int, int, int, int], dtype: str = "fp32")
 
 
 def forward(
-    kernel: Callable, stem: str, op: str, quick: bool = False, dtypes: Sequence[str] = ("fp32",)
+    kernel: Callable,
+    stem: str,
+    op: str,
+    quick: bool = False,
+    dtypes: Sequence[str] = ("fp32",),
+    headline: bool = False,
 ) -> tuple[pd.DataFrame, list[str]]:
     """Samples of the kernel and its peers at every shape and dtype, and what was skipped and why."""
     import torch
 
     frames, skipped = [], []
-    for dtype, shape in ((d, s) for d in dtypes for s in shapes(op, quick)):
+    for dtype, shape in ((d, s) for d in dtypes for s in shapes(op, quick, headline)):
         inputs = _inputs(op, shape, dtype)
         costly = ("SDPA MATH",) if dtype != "fp32" and shape[3] > MATH_MAX_N else ()
         others = softmax_peers(*inputs) if op == "softmax" else peers(*inputs, without=costly)
@@ -359,17 +364,17 @@ def errors(
     dtypes: Sequence[str] = ("fp32",),
 ) -> pd.DataFrame:
     """Error, PyTorch's error at the same precision and the budget against N, for each dtype: two heads of Nq = 256
-    queries over N keys (softmax: 64 rows)."""
+    queries over N keys (softmax: 64 rows; backward: N up to 16384, the reference forms S whole)."""
     from .check import compare
     from .reference import DTYPES, Case
 
-    rows = []
+    rows, back = [], op == "attention_backward"
     for dtype, D in ((t, d) for t in dtypes for d in ((1,) if op == "softmax" else (64, 128))):
-        for n in lengths:
+        for n in (n for n in lengths if not back or n <= 16384):
             make = _randn(n)
             sizes = [(64, n)] if op == "softmax" else [(1, 2, 256, D), (1, 2, n, D), (1, 2, n, D)]
-            x = [make(*size).to(DTYPES[dtype]) for size in sizes]
-            case = Case(f"N={n}", s=x[0]) if op == "softmax" else Case(f"N={n}", *x)
+            x = [make(*size).to(DTYPES[dtype]) for size in (*sizes, *(sizes[:1] if back else ()))]
+            case = Case(f"N={n}", s=x[0]) if op == "softmax" else Case(f"N={n}", *x[:3], do=x[3] if back else None)
             for c in compare(case, kernel(*case.inputs)):
                 rows.append((dtype, sizes[0][-2], n, D, c.output, c.error, c.pytorch_error, c.budget))
     return pd.DataFrame(rows, columns=["dtype", "Nq", "Nk", "D", "output", "error", "pytorch_error", "budget"])
@@ -438,7 +443,7 @@ def record_rung(stem: str, quick: bool = False) -> None:
 
     AssertionError if the rung is wrong: a wrong kernel has no speed.
     """
-    from . import bench_model, reference
+    from . import bench_model, goals, reference
     from .check import check
     from .kernel import load
     from .ladder import rung
@@ -448,23 +453,23 @@ def record_rung(stem: str, quick: bool = False) -> None:
     print(check(kernel, reference.cases(found, DEVICE, "small")).require(), flush=True)
     tables, skipped = {}, []
     with watch() as seen:
-        if "splits" not in found.features:  # a rung for decode has a record of its own
-            tables["forward"], skipped = forward(kernel, stem, found.op, quick, found.dtypes)
+        if "forward" in record.kinds(found):
+            headline = bool(found.features)  # the grid of the LeetCUDA log is for kernels of its kind
+            tables["forward"], skipped = forward(kernel, stem, found.op, quick, found.dtypes, headline)
         tables |= bench_model.tables(kernel, found, quick)
-    for kind in {"forward", "causal"} & set(tables):
-        if {stem, "SDPA FLASH"} <= set(tables[kind]["name"]):
-            print(kind, record.summary(tables[kind], stem, "SDPA FLASH").round(3).to_string(index=False), flush=True)
-    if "decode" in tables:
-        print(record.bandwidths(tables["decode"]).query("chosen == 1").round(3).to_string(index=False), flush=True)
     if quick:
+        for kind, frame in tables.items():
+            if {stem, "SDPA FLASH"} <= set(frame["name"]):
+                print(kind, record.summary(frame, stem, "SDPA FLASH").round(3).to_string(index=False), flush=True)
         return
     watched = set(tables)
     tables |= {"error": errors(kernel, found.op, dtypes=found.dtypes), "build": builds(str(found.path))}
-    if found.op == "attention" and "splits" not in found.features:
+    if found.op == "attention" and "forward" in tables:
         tables["memory"] = memories(kernel, stem, dtypes=found.dtypes)
     for kind, frame in tables.items():
         extra = seen | ({"skipped": skipped} if kind == "forward" else {}) if kind in watched else None
         print("  wrote", record.save(stem, kind, frame, extra=extra).name, flush=True)
+    print(goals.verdicts([stem]).to_string(index=False), flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

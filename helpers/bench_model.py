@@ -1,4 +1,4 @@
-"""Timing of what models ask for: causal masks, groups of heads, packed batches, and decode against a long cache.
+"""Timing of what models ask for: causal masks, groups of heads, packed batches, decode against a long cache, and the way back.
 
 Each function gives the samples of one kind of record (data/README.md), taken as helpers.bench takes its own: rungs and peers
 interleaved in random order, on a GPU only. `tables` gives every kind that a rung's features call for.
@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from .bench import BURST_MS, DEVICE, LENGTHS, TOKENS, WIDTH, _randn, _refusal, measure
+from .bench import BURST_MS, DEVICE, LENGTHS, MATH_MAX_N, TOKENS, WIDTH, _randn, _refusal, measure
 from .ladder import Rung
-from .record import SHAPE, attention_flops, kv_bytes
+from .record import CUBLAS, SHAPE, attention_flops, kinds, kv_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,20 +41,28 @@ CACHES = (
 )
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 COPIED = 1 << 28  # floats: 1 GiB
+SQUARE = 8192  # of cuBLAS's matrices
+BACK_ENDS = {
+    "SDPA MATH": "MATH",
+    "SDPA EFFICIENT": "EFFICIENT_ATTENTION",
+    "SDPA FLASH": "FLASH_ATTENTION",
+    "SDPA CUDNN": "CUDNN_ATTENTION",
+}
 MOST_PIECES = 2500  # of all heads together: beyond it only the merge is timed
 
 
 def tables(kernel: Callable, rung: Rung, quick: bool = False) -> dict[str, pd.DataFrame]:
-    """The records that the rung's features call for, by kind."""
+    """The records that the rung's operation and features call for, by kind; `quick`: of fewer shapes, and without "packed"."""
     found = {}
-    if rung.op == "attention" and "causal" in rung.features and "splits" not in rung.features:
-        found["causal"] = causal(kernel, rung, quick)
-        if "gqa" in rung.features:
-            found["groups"] = groups(kernel, rung)
-        if "varlen" in rung.features:
-            found["packed"] = packed(kernel, rung)
-    if "splits" in rung.features:
-        found["decode"] = decode(kernel, rung, quick)
+    for kind in kinds(rung):
+        if kind == "groups":
+            found[kind] = groups(kernel, rung)
+        elif kind == "matmul":
+            found[kind] = matmul(kernel, rung)
+        elif kind == "packed" and not quick:
+            found[kind] = packed(kernel, rung)
+        elif kind in ("causal", "decode", "backward"):
+            found[kind] = {"causal": causal, "decode": decode, "backward": backward}[kind](kernel, rung, quick)
     return found
 
 
@@ -73,7 +82,8 @@ def _sdpa(backend: str, q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -
 
 
 def causal(kernel: Callable, rung: Rung, quick: bool = False) -> pd.DataFrame:
-    """The headline workload under a causal mask, beside SDPA FLASH and CUDNN: name, dtype, causal (1), B H Nq Nk D, round, ms."""
+    """The headline workload under a causal mask, beside SDPA FLASH, CUDNN and EFFICIENT: name, dtype, causal (1), B H Nq Nk D,
+    round, ms."""
     frames = []
     for dtype in rung.dtypes[: 1 if quick else None]:
         for D in (64, 128):
@@ -142,6 +152,69 @@ def packed(kernel: Callable, rung: Rung) -> pd.DataFrame:
     return _joined(frames, [*keys, "ms", "padded_ms", "ideal_ms"])
 
 
+def backward(kernel: Callable, rung: Rung, quick: bool = False) -> pd.DataFrame:
+    """The headline workload's backward pass with and without a causal mask, beside that of SDPA's back ends: name, dtype,
+    causal, B H Nq Nk D, round, ms. The kernel gets O and LSE, autograd what each forward pass has kept for it."""
+    import torch
+
+    from .reference import same_precision
+
+    frames = []
+    for dtype in rung.dtypes[: 1 if quick else None]:
+        for is_causal in (False, True):
+            for D in (64, 128):
+                for N in LENGTHS[1:4] if quick else LENGTHS:
+                    shape = (TOKENS // N, WIDTH // D, N, N, D)
+                    q, k, v, do = _made(dtype, (shape[0], shape[1], N, D), 4)
+                    o, lse = same_precision(q, k, v, causal=is_causal)
+                    calls = {rung.stem: functools.partial(kernel, q, k, v, o, lse, do, causal=is_causal)}
+                    calls |= _backward_peers(q, k, v, do, is_causal, dtype)
+                    frames.append(_samples(calls, (), dtype, shape).assign(causal=int(is_causal)))
+                    del calls, q, k, v, o, lse, do  # what MATH has kept is most of a GPU's memory
+                    torch.cuda.empty_cache()
+    return _joined(frames, ["name", "dtype", "causal", *SHAPE, "round", "ms"])
+
+
+def _backward_peers(q: Tensor, k: Tensor, v: Tensor, do: Tensor, causal: bool, dtype: str) -> dict[str, Callable]:
+    """The backward pass alone of each of SDPA's back ends that takes these inputs; MATH in 16 bits up to MATH_MAX_N."""
+    import torch
+
+    calls = {}
+    for name, backend in BACK_ENDS.items():
+        if name == "SDPA MATH" and dtype != "fp32" and q.shape[2] > MATH_MAX_N:
+            continue
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # SDPA explains each refusal in warnings
+                o = _sdpa(backend, *leaves, causal)
+        except RuntimeError:  # out of memory is one too
+            continue
+        call = functools.partial(torch.autograd.grad, o, leaves, do, retain_graph=True)
+        if _refusal(call) is None:
+            calls[name] = call
+    return calls
+
+
+def matmul(kernel: Callable, rung: Rung) -> pd.DataFrame:
+    """The headline workload at D = 128, N >= 4096, beside cuBLAS's product of two square bf16 matrices: name, dtype, causal,
+    B H Nq Nk D, flops (per call), round, ms."""
+    import torch
+
+    a, b = _made("bf16", (SQUARE, SQUARE), 2)
+    frames = []
+    for is_causal in (False, True) if "causal" in rung.features else (False,):
+        for N in (N for N in LENGTHS if N >= 4096):
+            shape = (TOKENS // N, WIDTH // 128, N, N, 128)
+            inputs = _made("bf16", (shape[0], shape[1], N, 128), 3)
+            options = {"causal": True} if is_causal else {}
+            calls = {rung.stem: functools.partial(kernel, *inputs, **options), CUBLAS: lambda: torch.mm(a, b)}
+            frame = _samples(calls, (), "bf16", shape).assign(causal=int(is_causal))
+            flops = {rung.stem: attention_flops(*shape, is_causal), CUBLAS: 2 * SQUARE**3}
+            frames.append(frame.assign(flops=frame["name"].map(flops)))
+    return _joined(frames, ["name", "dtype", "causal", *SHAPE, "flops", "round", "ms"])
+
+
 def _rate(rates: dict[int, pd.Series], n: int) -> pd.Series:
     """The rate at length n, between those at the powers of two next to it."""
     low = max(N for N in rates if N <= n)
@@ -191,9 +264,12 @@ def _made(dtype: str, shape: tuple[int, ...], count: int) -> tuple[Tensor, ...]:
 
 
 def _peers(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> dict[str, Callable]:
-    """SDPA FLASH and CUDNN as far as they take these inputs."""
-    backends = {"SDPA FLASH": "FLASH_ATTENTION", "SDPA CUDNN": "CUDNN_ATTENTION"}
-    calls = {name: functools.partial(_sdpa, backend, causal=causal) for name, backend in backends.items()}
+    """SDPA's back ends but MATH as far as they take these inputs."""
+    calls = {
+        name: functools.partial(_sdpa, backend, causal=causal)
+        for name, backend in BACK_ENDS.items()
+        if name != "SDPA MATH"
+    }
     return {name: call for name, call in calls.items() if _refusal(call, q, k, v) is None}
 
 

@@ -221,14 +221,12 @@ def call_once(stem: str) -> None:
     import torch
 
     from .kernel import load
-    from .reference import DTYPES
+    from .reference import random_inputs
 
     kernel = load(stem, device="cuda", quiet=True)
-    torch.manual_seed(0)
     mark = torch.zeros(1, device="cuda")
     for B, H, N, D in sizes(kernel.rung):
-        shapes = [(B, H, N, N)] if kernel.rung.op == "softmax" else [(B, H, N, D)] * 3
-        inputs = [torch.randn(shape, device="cuda").to(DTYPES[kernel.rung.dtypes[0]]) for shape in shapes]
+        inputs = random_inputs(kernel.rung, (B, H, N, N, D), device="cuda")
         kernel(*inputs)
         torch.cuda.synchronize()
         torch.cuda.cudart().cudaProfilerStart()

@@ -50,15 +50,13 @@ def run_cell(shell: InteractiveShell, line: str, cell: str) -> None:
 
 def _time(kernel: Kernel) -> str:
     """The median time of one call, on a GPU; the emulator's time says nothing about a GPU's."""
-    import torch
-
     from . import bench
-    from .reference import DTYPES
+    from .reference import random_inputs
 
     if kernel.backend != "nvcc":
         return ""
-    shape, count = timed(kernel.rung)
-    inputs = [torch.randn(shape, device="cuda", dtype=DTYPES[kernel.rung.dtypes[0]]) for _ in range(count)]
+    shape = timed(kernel.rung)
+    inputs = random_inputs(kernel.rung, shape, device="cuda")
     try:
         samples = bench.measure({"kernel": kernel}, inputs)
     except KernelError as error:  # a kernel that fails its check may fail here too
@@ -67,8 +65,6 @@ def _time(kernel: Kernel) -> str:
     return f" · {samples['ms'].median():.3f} ms at B{B} H{H} N{N}{D}"
 
 
-def timed(rung: Rung) -> tuple[tuple[int, ...], int]:
-    """The shape of the inputs a rung is timed on, one that it takes, and how many there are."""
-    if rung.op == "softmax":
-        return (B, H, N, N), 1
-    return (B, H, N, 64 if not rung.D or 64 in rung.D else rung.D[0]), 3
+def timed(rung: Rung) -> tuple[int, int, int, int, int]:
+    """(B, H, Nq, Nk, D) that a rung is timed at, with a head dimension that it takes."""
+    return B, H, N, N, 64 if not rung.D or 64 in rung.D else rung.D[0]

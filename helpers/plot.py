@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import matplotlib
 import matplotlib.figure
@@ -73,6 +74,19 @@ PEERS = {
     "FlashAttention-3": ("#c01f4f", "|", (0, (6, 2))),
     "flash_attention_from_scratch 16": ("#00708a", "_", (0, (2, 1))),
 }
+
+
+T = TypeVar("T")
+
+
+def recorded(stem: str, kind: str, draw: Callable[[pd.DataFrame], T]) -> T | None:
+    """What `draw` makes of a record, record.load(stem, kind); where there is none, a sentence that says so is printed instead."""
+    try:
+        samples = record.load(stem, kind)
+    except LookupError:
+        print(f"{stem} has no {kind!r} record yet; `make bench` on a machine with a GPU makes one")
+        return None
+    return draw(samples)
 
 
 class Figure(matplotlib.figure.Figure):
@@ -215,6 +229,8 @@ def _select(samples: pd.DataFrame, dtype: str | None = None) -> pd.DataFrame:
     samples = _of_dtype(samples, dtype)
     if "op" in samples and samples["op"].nunique() > 1:
         samples = samples[samples["op"] == "attention"]
+    if "causal" in samples and samples["causal"].nunique() > 1:
+        raise ValueError("both with and without a causal mask: select one, e.g. samples[samples.causal == 1]")
     keys = [c for c in ("dtype", "Nk", "D") if c in samples]
     if (samples.groupby(keys)[["B", "H", "Nq"]].nunique() > 1).any(axis=None):
         samples = record.headline(samples)
@@ -241,6 +257,15 @@ def _workload(frame: pd.DataFrame) -> str:
     return ", ".join(f"{c} = {int(frame[c].iloc[0])}" for c in "BH" if frame[c].nunique() == 1)
 
 
+def _pass(frame: pd.DataFrame) -> str:
+    """What was timed, in words: "row softmax", "causal attention backward"."""
+    if (frame["D"] == 1).all():
+        return "row softmax"
+    causal = "causal " if "causal" in frame and frame["causal"].all() else ""
+    backward = "op" in frame and (frame["op"] == "attention_backward").all()
+    return f"{causal}attention {'backward' if backward else 'forward'}"
+
+
 def _against_n(samples: pd.DataFrame, column: str, label: str, log: bool, dtype: str | None) -> Figure:
     table = record.medians(_select(samples, dtype))
     softmax = (table["D"] == 1).all()
@@ -261,8 +286,9 @@ def _against_n(samples: pd.DataFrame, column: str, label: str, log: bool, dtype:
         figure.draw_without_rendering()
         _name_lines(ax, ends, looks)
     axes[0].set_ylabel(label)
-    kind = "row softmax" if softmax else "attention forward"
-    figure.suptitle(f"{kind}, {_what(table)}, {_workload(table)} · {_device(samples)}", x=0.01, ha="left", fontsize=11)
+    figure.suptitle(
+        f"{_pass(table)}, {_what(table)}, {_workload(table)} · {_device(samples)}", x=0.01, ha="left", fontsize=11
+    )
     return figure
 
 
@@ -282,7 +308,8 @@ def throughput(samples: pd.DataFrame, dtype: str | None = None) -> Figure:
     table = _select(samples, dtype)
     if (table["D"] == 1).all():
         return _against_n(samples, "tb_per_s", "S read + P written (TB/s)", False, dtype)
-    return _against_n(samples, "tflops", "TFLOP/s  (4·B·H·N²·D / time)", False, dtype)
+    flops = (10 if "backward" in _pass(table) else 4) // (2 if "causal" in _pass(table) else 1)
+    return _against_n(samples, "tflops", f"TFLOP/s  ({flops}·B·H·N²·D / time)", False, dtype)
 
 
 @styled
@@ -316,7 +343,10 @@ def ratio(samples: pd.DataFrame, ours: str, peers: str | Sequence[str], dtype: s
         figure.draw_without_rendering()
         _name_lines(ax, {f"{n}": e for n, e in ends.items()}, looks)
     axes[0].set_ylabel(f"speed of {ours}\n(peer's time / its time)")
-    figure.suptitle(f"{ours} beside its peers, {_what(samples)} · {_device(samples)}", x=0.01, ha="left", fontsize=11)
+    causal = ", causal" if "causal" in _pass(samples) else ""
+    figure.suptitle(
+        f"{ours} beside its peers, {_what(samples)}{causal} · {_device(samples)}", x=0.01, ha="left", fontsize=11
+    )
     return figure
 
 
@@ -465,7 +495,7 @@ def error(frame: pd.DataFrame, D: int | None = None, dtype: str | None = None) -
         ax.set_ylim(ax.get_ylim()[0] / 1.5, high * 3)
         ax.text(N.iloc[0], high * 1.6, " wrong", color=MUTED, fontsize=9, va="center")
         ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:.0e}".replace("e-0", "e-")))
-        ax.set_title({"o": "O", "lse": "LSE", "p": "P"}[output], color=MUTED)
+        ax.set_title(OUTPUTS[output], color=MUTED)
         figure.draw_without_rendering()
         _name_lines(ax, {n: (N.iloc[-1], y.iloc[-1]) for n, y in lines.items()}, looks)
     axes[0].set_ylabel("largest |error| against float64")
@@ -484,8 +514,11 @@ def budget(frame: pd.DataFrame) -> Figure:
     rungs = list(dict.fromkeys(frame["rung"]))
     dtypes = [d for d in ("fp32", "fp16", "bf16") if d in set(frame["dtype"])]
     looks = dict(zip(("fp32", "fp16", "bf16"), (("#333333", "D"), ("#0072b2", "o"), ("#d55e00", "s")), strict=True))
-    panels = [[o for o in ("o", "p") if o in set(frame["output"])], ["lse"]]
-    figure, axes = _figure(2, width=4.6, height=1.1 + 0.32 * len(rungs), sharey=True)
+    there = set(frame["output"])
+    panels = [
+        [o for o in group if o in there] for group in (("o", "p"), ("lse",), ("dq", "dk", "dv")) if {*group} & there
+    ]
+    figure, axes = _figure(len(panels), width=4.6, height=1.1 + 0.32 * len(rungs), sharey=True)
     for ax, outputs in zip(axes, panels, strict=True):
         for (rung, dtype, output), share in shares.items():
             if output in outputs:
@@ -501,7 +534,7 @@ def budget(frame: pd.DataFrame) -> Figure:
         ax.xaxis.set_minor_locator(NullLocator())
         ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:.0%}"))
         ax.set_xlabel("largest error, share of its budget")
-        ax.set_title(" and ".join(x.upper() for x in outputs), color=MUTED)
+        ax.set_title(" and ".join(OUTPUTS[x] for x in outputs), color=MUTED)
     axes[0].set_yticks(range(len(rungs)), rungs, color=INK)
     axes[0].set_ylim(len(rungs) - 0.4, -0.9)
     handles = {label: h for ax in axes for h, label in zip(*ax.get_legend_handles_labels(), strict=True)}
@@ -510,6 +543,7 @@ def budget(frame: pd.DataFrame) -> Figure:
     return figure
 
 
+OUTPUTS = {"o": "O", "lse": "LSE", "p": "P", "dq": "dQ", "dk": "dK", "dv": "dV"}
 UNITS = {"tflops": "TFLOP/s", "to_flash": "speed beside SDPA FLASH\n(its time / this one's)"}
 
 

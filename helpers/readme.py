@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- ladder -->", "<!-- /ladder -->"
 DEVICE = record.DEFAULT_DEVICE
 N = 4096  # where the table reads TFLOP/s
+STALE = " (stale: the kernel has changed since)"
 
 
 def table(root: Path = record.DATA) -> str:
@@ -30,7 +32,8 @@ def table(root: Path = record.DATA) -> str:
         f"\nTFLOP/s at B·N = 16384, H·D = 2048, N = {N}, for D = 64 and 128 (softmax: TB/s of S read and P written, at the "
         "same N). A ratio is the peer's time over the kernel's, so above 1 is faster than the peer: geometric mean over "
         "N ≥ 1024, with the worst and the best shape. From 10 on, inputs are fp16 and bf16; both speed and ratio are given for "
-        "each, at D = 64 · 128."
+        "each, at D = 64 · 128. A causal mask halves the FLOPs that are counted; the backward pass counts 2.5 times the "
+        "forward pass. Decode: TB/s of keys and values read, one query per sequence, at the best number of pieces."
     )
     return "\n".join([*head, *(_row(r, root) for r in rungs()), foot])
 
@@ -50,10 +53,57 @@ def _row(rung: Rung, root: Path) -> str:
 
 
 def _figures(rung: Rung, root: Path) -> tuple[str, str]:
-    try:
-        samples = record.load(rung.stem, "forward", DEVICE, root)
-    except LookupError:
-        return "not recorded yet", ""
+    """Speed, and ratios to the peers, of every kind of timing that is recorded."""
+    speeds, ratios = [], []
+    for kind in record.kinds(rung):
+        try:
+            samples = record.load(rung.stem, kind, DEVICE, root)
+        except LookupError:
+            continue
+        if kind == "groups":
+            points = record.grouped(samples, rung.stem)
+            ratios.append(
+                _span(
+                    points["ratio"], f"itself with {points['many'][0]} heads of K and V instead of {points['few'][0]}"
+                )
+            )
+        elif kind == "packed":
+            ratios.append(_span(record.of_ideal(samples)["ratio"], "full batches, packed sequences of random lengths"))
+        elif kind == "matmul":
+            ratios.append(_span(record.of_matmul(samples, rung.stem)["ratio"], "cuBLAS bf16, D = 128, N ≥ 4096"))
+        elif kind == "decode":
+            speed, beside = _decode(samples)
+            speeds.append(speed), ratios.extend(beside)
+        else:
+            for words, part in _masks(kind, samples):
+                speed, beside = _timings(rung, part)
+                speeds.append(words + speed), ratios.extend(words + line for line in beside)
+    return "<br>".join(speeds) or "not recorded yet", "<br>".join(ratios)
+
+
+def _masks(kind: str, samples: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """The samples with and without a causal mask, each with the words that go in front of its figures."""
+    back = "backward, " if kind == "backward" else ""
+    if "causal" not in samples:
+        return [("", samples)]
+    words = {0: back and "backward: ", 1: f"{back}causal: "}
+    return [(words[causal], part) for causal, part in samples.groupby("causal")]
+
+
+def _span(ratios: pd.Series, peer: str) -> str:
+    mean = math.exp(ratios.map(math.log).mean())
+    return f"{mean:.2f} × {peer} ({ratios.min():.2f}–{ratios.max():.2f})"
+
+
+def _decode(samples: pd.DataFrame) -> tuple[str, list[str]]:
+    table = record.bandwidths(samples)
+    best = table.loc[table.groupby(["dtype", *record.SHAPE, "Hkv"])["tb_per_s"].idxmax()]
+    speed = f"{best['tb_per_s'].min():.2f}–{best['tb_per_s'].max():.2f} TB/s"
+    stale = STALE if samples["stale"].any() else ""
+    return speed + stale, [_span(best["of_copy"], "copy"), _span(best["to_flash"], "SDPA FLASH")]
+
+
+def _timings(rung: Rung, samples: pd.DataFrame) -> tuple[str, list[str]]:
     medians = record.medians(record.headline(samples))
     here = medians[(medians["name"] == rung.stem) & (medians["Nk"] == N)].sort_values("D")
     dtypes = list(samples["dtype"].unique())
@@ -63,8 +113,7 @@ def _figures(rung: Rung, root: Path) -> tuple[str, str]:
         values = {t: " · ".join(f"{x:.3g}" for x in here.loc[here["dtype"] == t, "tflops"]) for t in dtypes}
         speed = _by_dtype(values) + " TFLOP/s"
     ratios = [_ratio(samples, rung.stem, peer, dtypes) for peer in _peers(samples, rung.stem)]
-    stale = " (stale: the kernel has changed since)" if samples["stale"].any() else ""
-    return speed + stale, "<br>".join(ratios)
+    return speed + (STALE if samples["stale"].any() else ""), ratios
 
 
 def _by_dtype(values: dict[str, str]) -> str:

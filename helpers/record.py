@@ -18,14 +18,20 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pandas as pd
+
+if TYPE_CHECKING:
+    from .ladder import Rung
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 DEFAULT_DEVICE = "nvidia-h200"  # shown where this machine's own GPU has no records
 FORWARD_FLOPS = "4*B*H*Nq*Nk*D"  # two products of 2*Nq*Nk*D each; the softmax is not counted
+BACKWARD_FLOPS = "10*B*H*Nq*Nk*D"  # five products
 SHAPE = ["B", "H", "Nq", "Nk", "D"]
 CACHE = ["Hkv", "splits", "chosen", "bytes"]  # what a decode step has besides
+CUBLAS = "cuBLAS"
 
 
 def forward_flops(B: int, H: int, Nq: int, Nk: int, D: int) -> int:
@@ -36,6 +42,11 @@ def forward_flops(B: int, H: int, Nq: int, Nk: int, D: int) -> int:
 def attention_flops(B: int, H: int, Nq: int, Nk: int, D: int, causal: bool = False) -> float:
     """As forward_flops, and half of it under a causal mask. Arrays work too."""
     return forward_flops(B, H, Nq, Nk, D) / (1 + causal)
+
+
+def backward_flops(B: int, H: int, Nq: int, Nk: int, D: int, causal: bool = False) -> float:
+    """Floating-point operations of attention's backward pass: 2.5 times those of the forward pass. Arrays work too."""
+    return 2.5 * attention_flops(B, H, Nq, Nk, D, causal)
 
 
 def kv_bytes(B: int, Hkv: int, Nk: int, D: int, itemsize: int = 2) -> int:
@@ -146,7 +157,8 @@ def _of_rung(stem: str) -> dict:
     from .ladder import rung
 
     found = rung(stem)
-    work = {"flops": FORWARD_FLOPS} if found.op == "attention" else {"bytes": "4*(2*Nq*Nk+Nq)"}
+    flops = {"attention": FORWARD_FLOPS, "attention_backward": BACKWARD_FLOPS}
+    work = {"flops": flops[found.op]} if found.op in flops else {"bytes": "4*(2*Nq*Nk+Nq)"}
     return {"op": found.op, "digest": found.digest, **work}
 
 
@@ -291,18 +303,21 @@ def headline(samples: pd.DataFrame) -> pd.DataFrame:
 
 
 def _keys(samples: pd.DataFrame) -> list[str]:
-    return [c for c in ("rung", "op", "device", "stale", "dtype", "causal", *SHAPE, *CACHE) if c in samples]
+    return [c for c in ("rung", "op", "device", "stale", "dtype", "causal", *SHAPE, *CACHE, "flops") if c in samples]
 
 
 def medians(samples: pd.DataFrame) -> pd.DataFrame:
-    """One row per name and shape of forward samples: ms (median), ms_low and ms_high (the rounds' extremes), and with
-    them tflops (attention, by 4·B·H·Nq·Nk·D, half of it if `causal`) or tb_per_s (softmax and copy, by the bytes no softmax
-    can avoid; decode, by `bytes`)."""
+    """One row per name and shape of samples of timings: ms (median), ms_low and ms_high (the rounds' extremes), and with
+    them tflops (attention, by 4·B·H·Nq·Nk·D, backward 2.5 times it, half of it if `causal`; by `flops` where there is such a
+    column) or tb_per_s (softmax and copy, by the bytes no softmax can avoid; decode, by `bytes`)."""
     grouped = samples.groupby([*_keys(samples), "name"], sort=False, dropna=False)["ms"]
     frame = grouped.agg(ms="median", ms_low="min", ms_high="max").reset_index()
     softmax = frame["op"].eq("softmax") if "op" in frame else pd.Series(False, index=frame.index)
     causal = frame["causal"] if "causal" in frame else 0
     flops = attention_flops(*(frame[c].astype("float64") for c in SHAPE), causal)
+    if "op" in frame:
+        flops = flops.where(frame["op"] != "attention_backward", 2.5 * flops)
+    flops = frame["flops"] if "flops" in frame else flops
     frame["tflops"] = (flops / frame["ms"] / 1e9).where(~softmax)
     frame["tb_per_s"] = (softmax_bytes(frame["Nq"].astype("float64"), frame["Nk"]) / frame["ms"] / 1e9).where(softmax)
     if "bytes" in frame:
@@ -325,6 +340,49 @@ def bandwidths(samples: pd.DataFrame) -> pd.DataFrame:
     return values.reset_index()
 
 
+def kinds(rung: Rung) -> tuple[str, ...]:
+    """The kinds of timings that a rung's operation and features call for, the one it is judged by first."""
+    if rung.op == "attention_backward":
+        return ("backward",)
+    if "splits" in rung.features:
+        return ("decode",)
+    hopper = rung.arch == "sm_90a"
+    asked = {"causal": "causal" in rung.features, "groups": "gqa" in rung.features, "packed": "varlen" in rung.features}
+    return "forward", *(kind for kind, yes in asked.items() if yes), *(("matmul",) if hopper else ())
+
+
+def grouped(samples: pd.DataFrame, ours: str) -> pd.DataFrame:
+    """Of `groups` samples, a row per shape: `few` and `many` heads of K and V, and how fast the rung is with few of them over
+    the same FLOPs with many: ms with many / ms with few within each round, their median as `ratio`, the extremes as `low`, `high`."""
+    keys = [c for c in ("dtype", "causal", *SHAPE) if c in samples]
+    own = samples[samples["name"] == ours]
+    few, many = own["Hkv"].min(), own["Hkv"].max()
+    wide = own.pivot_table(index=[*keys, "round"], columns="Hkv", values="ms", sort=False)
+    ratios = (wide[many] / wide[few]).rename("ratio").reset_index()
+    found = ratios.groupby(keys, sort=False)["ratio"].agg(ratio="median", low="min", high="max").reset_index()
+    return found.assign(few=few, many=many)
+
+
+def of_ideal(samples: pd.DataFrame) -> pd.DataFrame:
+    """Of `packed` samples, a row per batch: `ratio`, the time its sequences would take at the rate of full batches over its
+    own, median of the rounds with `low` and `high`, and `to_padded`, the time of the same sequences padded over its own."""
+    keys = ["dtype", "causal", "H", "D", "batch", "sequences", "tokens"]
+    frame = samples.assign(ratio=samples["ideal_ms"] / samples["ms"], to_padded=samples["padded_ms"] / samples["ms"])
+    found = frame.groupby(keys, sort=False).agg(
+        ratio=("ratio", "median"), low=("ratio", "min"), high=("ratio", "max"), to_padded=("to_padded", "median")
+    )
+    return found.reset_index()
+
+
+def of_matmul(samples: pd.DataFrame, ours: str) -> pd.DataFrame:
+    """Of `matmul` samples, a row per shape: `ratio`, the rung's TFLOP/s over cuBLAS's beside it, median of the rounds, `low`, `high`."""
+    keys = [c for c in ("rung", "device", "stale", "dtype", "causal", *SHAPE) if c in samples]
+    frame = samples.assign(rate=samples["flops"] / samples["ms"])
+    wide = frame.pivot_table(index=[*keys, "round"], columns="name", values="rate", sort=False)
+    ratios = (wide[ours] / wide[CUBLAS]).rename("ratio").reset_index()
+    return ratios.groupby(keys, sort=False)["ratio"].agg(ratio="median", low="min", high="max").reset_index()
+
+
 def ratio(samples: pd.DataFrame, ours: str, peer: str) -> pd.DataFrame:
     """How many times faster `ours` is than `peer`, per shape: peer's ms / our ms within each round (they ran side by
     side), their median as `ratio`, the rounds' extremes as `low` and `high`.
@@ -342,20 +400,22 @@ def ratio(samples: pd.DataFrame, ours: str, peer: str) -> pd.DataFrame:
 
 
 def summary(samples: pd.DataFrame, ours: str, peer: str, from_n: int = 1024) -> pd.DataFrame:
-    """`ours` against `peer` for each dtype and D: `mean`, the geometric mean of the ratio over the headline shapes with
-    N >= from_n, with `low` and `high` among them; and `worst`, the lowest of every recorded shape, which is `at`.
+    """`ours` against `peer` for each dtype and D (and for causal or not, where the samples say): `mean`, the geometric mean of
+    the ratio over the headline shapes with N >= from_n, with `low` and `high` among them; and `worst`, the lowest of every
+    recorded shape, which is `at`.
 
     LookupError where the two were never measured side by side.
     """
     found = ratio(samples, ours, peer)
     rows = []
-    for (dtype, D), points in found.groupby(["dtype", "D"], sort=False):
+    by = [c for c in ("dtype", "causal", "D") if c in found]
+    for key, points in found.groupby(by, sort=False):
         long = headline(points).query("Nk >= @from_n")["ratio"]
         worst = points.loc[points["ratio"].idxmin()]
         shape = f"B{worst['B']} H{worst['H']} N{worst['Nk']}"
         mean = math.exp(long.map(math.log).mean()) if len(long) else math.nan
-        rows.append((dtype, D, mean, long.min(), long.max(), worst["ratio"], shape))
-    return pd.DataFrame(rows, columns=["dtype", "D", "mean", "low", "high", "worst", "at"])
+        rows.append((*key, mean, long.min(), long.max(), worst["ratio"], shape))
+    return pd.DataFrame(rows, columns=[*by, "mean", "low", "high", "worst", "at"])
 
 
 def overall(samples: pd.DataFrame, ours: str, peer: str, from_n: int = 1024) -> tuple[float, float, float]:

@@ -312,6 +312,31 @@ class Case:
             yield (b, slice(None)), self.q[b : b + 1], k[:, :, :length], v[:, :, :length]
 
 
+def random_inputs(
+    rung,
+    shape: tuple[int, int, int, int, int],
+    dtype: str | None = None,
+    device: str | torch.device = "cpu",
+    seed: int = 0,
+) -> tuple[Tensor, ...]:
+    """Random inputs of whatever a rung takes, the same on every machine for one kind of device.
+
+    shape: (B, H, Nq, Nk, D). Attention: q, k, v; backward: q, k, v, o, lse, do, with O and LSE as plain PyTorch computes them;
+    softmax: s of B·H·Nq rows of Nk. dtype: one of the rung's, "fp16"; by default its first.
+    """
+    B, H, Nq, Nk, D = shape
+    generator = torch.Generator(device).manual_seed(seed)
+    kind = DTYPES[dtype or rung.dtypes[0]]
+
+    def randn(*size: int) -> Tensor:
+        return torch.randn(*size, generator=generator, device=device).to(kind)
+
+    if rung.op == "softmax":
+        return (randn(B * H * Nq, Nk),)
+    q, k, v = (randn(B, H, n, D) for n in (Nq, Nk, Nk))
+    return Case("random", q, k, v, do=randn(B, H, Nq, D) if rung.op == "attention_backward" else None).inputs
+
+
 def cases(rung=None, device: str | torch.device = "cpu", size: str = "small") -> Iterator[Case]:
     """The inputs every kernel must survive, the same on every machine (fixed seeds).
 

@@ -309,17 +309,11 @@ def xrayed(mutant: Mutant) -> str:
 
 def emulator_inputs(kernel: Kernel, mutant: Mutant) -> list[tuple]:
     """Random inputs for each of the mutant's shapes."""
-    import torch
+    from .reference import random_inputs
 
     about = rung(mutant.stem)
-    dtype = getattr(torch, TORCH_NAMES[about.dtypes[0]])
-    random = torch.Generator().manual_seed(0)
-    if about.op == "softmax":
-        return [(torch.randn(shape, generator=random).to(dtype),) for shape in mutant.shapes]
-    return [
-        tuple(torch.randn(BATCH, HEADS, n, D, generator=random).to(dtype) for n in (Nq, Nk, Nk))
-        for Nq, Nk, D in mutant.shapes
-    ]
+    heads = (1, 1) if about.op == "softmax" else (BATCH, HEADS)
+    return [random_inputs(about, (*heads, *shape[:2], shape[-1]), seed=i) for i, shape in enumerate(mutant.shapes)]
 
 
 def record_xray(patterns: list[str]) -> None:

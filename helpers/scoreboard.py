@@ -43,7 +43,7 @@ def speeds(dtype: str = "fp16", N: int = N, device: str | None = None, root: Pat
     rows: list[dict] = []
     beside: dict[tuple[str, int], dict] = {}
     for rung in rungs():
-        if rung.op != "attention":
+        if record.kinds(rung)[0] != "forward" or rung.op != "attention":
             continue
         try:
             samples = record.load(rung.stem, "forward", folder, root)
@@ -106,8 +106,8 @@ def lines(rung: Rung) -> int:
 
 def properties(device: str | None = None, root: Path = record.DATA) -> pd.DataFrame:
     """What a rung costs besides time, index its stem: lines of code; cold_s and edit_s, seconds of a first build and of one
-    after an edit; of_budget_o and of_budget_lse, the largest error as a share of what the error rule allows, over every N, D
-    and dtype recorded; mib, what one head of N = 16384, D = 64 allocates. Empty where nothing is recorded."""
+    after an edit; of_budget_o (of O, P, or a gradient) and of_budget_lse, the largest error as a share of what the error rule
+    allows, over every N, D and dtype recorded; mib, what one head of N = 16384, D = 64 allocates. Empty where nothing is recorded."""
     folder = _device(device, root)
     rows = {}
     for rung in rungs():
@@ -117,7 +117,7 @@ def properties(device: str | None = None, root: Path = record.DATA) -> pd.DataFr
             row |= {"cold_s": seconds.get("cold"), "edit_s": seconds.get("edit")}
         if (error := _record(rung.stem, "error", folder, root)) is not None:
             shares = (error["error"] / error["budget"]).groupby(error["output"]).max()
-            row |= {"of_budget_o": shares.get("o", shares.get("p")), "of_budget_lse": shares.get("lse")}
+            row |= {"of_budget_o": shares.drop("lse", errors="ignore").max(), "of_budget_lse": shares.get("lse")}
         if (memory := _record(rung.stem, "memory", folder, root)) is not None:
             own = memory[(memory["name"] == rung.stem) & (memory["Nk"] == 16384)]
             row["mib"] = own["bytes"].iloc[0] / 2**20 if len(own) else math.nan
@@ -136,7 +136,7 @@ def _record(stem: str, kind: str, folder: str, root: Path) -> pd.DataFrame | Non
 def unrecorded(device: str | None = None, root: Path = record.DATA) -> list[str]:
     """The rungs without timings on this device."""
     folder = _device(device, root)
-    return [r.stem for r in rungs() if _record(r.stem, "forward", folder, root) is None]
+    return [r.stem for r in rungs() if _record(r.stem, record.kinds(r)[0], folder, root) is None]
 
 
 def samples(device: str | None = None, root: Path = record.DATA) -> pd.DataFrame:
@@ -165,18 +165,15 @@ def xrays(kernels: Mapping[str, Kernel | str], B: int = 1, H: int = 2, N: int = 
     from global memory over the least possible; wavefronts and conflicts (those beyond the ideal) of shared memory; sectors
     of global memory and excess_sectors; products, warp instructions mma.sync; findings, what is wrong.
     """
-    import torch
-
     from .kernel import Kernel
     from .ladder import rung
-    from .reference import DTYPES
+    from .reference import random_inputs
     from .xray import xray
 
     rows = {}
     for name, kernel in kernels.items():
         found = kernel.rung if isinstance(kernel, Kernel) else rung(kernel)
-        torch.manual_seed(0)
-        ray = xray(kernel, *(torch.randn(B, H, N, D).to(DTYPES[found.dtypes[0]]) for _ in range(3)))
+        ray = xray(kernel, *random_inputs(found, (B, H, N, N, D)))
         shared, sectors, tensors = ray.total(space="shared"), ray.total(space="global"), ray.tensors
         rows[name] = {
             "times_least": (tensors["bytes_read"] + tensors["bytes_written"]).sum() / tensors["minimum_bytes"].sum(),
@@ -196,7 +193,7 @@ def steps(dtype: str = "fp16", device: str | None = None, root: Path = record.DA
     from .show import changed
 
     folder = _device(device, root)
-    ladder = [r for r in rungs() if r.op == "attention"]
+    ladder = [r for r in rungs() if r.op == "attention" and record.kinds(r)[0] == "forward"]
     times = {}
     for rung in ladder:
         if (found := _record(rung.stem, "forward", folder, root)) is not None:

@@ -1,9 +1,11 @@
 """What can be said without a GPU of the records that models need: their columns, their shapes, their arithmetic."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+import torch
 
 from helpers import bench, bench_model, record, rung
 
@@ -33,6 +35,8 @@ def small(monkeypatch):
     monkeypatch.setattr(bench_model, "_peers", lambda *x, causal: {"SDPA FLASH": lambda q, k, v: q})
     monkeypatch.setattr(bench_model, "flash", lambda q, k, v, causal=False: q)
     monkeypatch.setattr(bench_model, "measure", measure)
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
     return SimpleNamespace(calls=[])
 
 
@@ -78,7 +82,50 @@ def test_decode_rows_say_their_bytes_and_splits(small):
     assert table["of_copy"].iloc[0] == pytest.approx(table["bytes"].iloc[0] / 1.0 / (copy / 2.0))
 
 
+@pytest.mark.parametrize(("stem", "dtypes"), [("22_backward_fp32", ["fp32"]), ("23_backward_mma", ["fp16", "bf16"])])
+def test_the_way_back_is_timed_beside_autograds(small, stem, dtypes):
+    """With PyTorch's own back ends in between: those that the CPU has."""
+    given = []
+
+    def kernel(q, k, v, o, lse, do, causal=False):
+        given.append(causal)
+        expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        torch.testing.assert_close(o, expected, rtol=0.02, atol=0.02)
+        return q, k, v
+
+    samples = bench_model.backward(kernel, rung(stem))
+    assert list(samples) == ["name", "dtype", "causal", *record.SHAPE, "round", "ms"]
+    assert set(given) == {False, True} and list(samples["dtype"].unique()) == dtypes
+    assert {stem, "SDPA MATH"} <= set(samples["name"]) and set(samples["causal"]) == {0, 1}
+    made = record.medians(samples.assign(op="attention_backward"))
+    flops = record.backward_flops(*(made[c] for c in record.SHAPE), made["causal"])
+    assert (made["tflops"] * made["ms"] * 1e9).tolist() == pytest.approx(flops.tolist())
+    assert "causal" in record.summary(samples, stem, "SDPA MATH")
+
+
+def test_a_hopper_rung_is_held_against_cublas(small, monkeypatch):
+    monkeypatch.setattr(bench_model, "LENGTHS", (2048, 4096))
+    monkeypatch.setattr(bench_model, "TOKENS", 4096)
+    monkeypatch.setattr(bench_model, "SQUARE", 16)
+    monkeypatch.setitem(SPEED, record.CUBLAS, 4.0)
+    samples = bench_model.matmul(kernel(small.calls), replace(rung("20_causal_gqa"), arch="sm_90a"))
+    points = record.of_matmul(samples, "20_causal_gqa")
+    ours = points["causal"].map(lambda c: record.attention_flops(1, 1, 4096, 4096, 128, c) / 1.0)
+    assert points["ratio"].tolist() == pytest.approx((ours / (2 * 16**3 / 4.0)).tolist())
+
+
 def test_a_rung_has_the_records_its_features_call_for(small):
+    assert record.kinds(rung("20_causal_gqa")) == ("forward", "causal", "groups", "packed")
+    assert record.kinds(rung("21_split_kv")) == ("decode",)
+    assert record.kinds(rung("23_backward_mma")) == ("backward",)
+    assert record.kinds(replace(rung("13_tuned"), arch="sm_90a")) == ("forward", "matmul")
     assert set(bench_model.tables(kernel([]), rung("20_causal_gqa"))) == {"causal", "groups", "packed"}
     assert set(bench_model.tables(kernel([]), rung("21_split_kv"))) == {"decode"}
     assert bench_model.tables(kernel([]), rung("12_double_buffered")) == {}
+
+
+def test_groups_and_packed_batches_become_ratios(small):
+    few = record.grouped(bench_model.groups(kernel([]), rung("20_causal_gqa")), "20_causal_gqa")
+    assert few["ratio"].eq(1).all() and (few["few"][0], few["many"][0]) == (2, 4)
+    samples = bench_model.packed(kernel([]), rung("20_causal_gqa")).assign(ms=2.0, padded_ms=5.0, ideal_ms=1.5)
+    assert record.of_ideal(samples)["ratio"].eq(0.75).all() and record.of_ideal(samples)["to_padded"].eq(2.5).all()
