@@ -109,7 +109,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void warp_specialized(const fa
   // [end: barriers]
 
   Work work;
-  const int warpgroup = threadIdx.x / 128;
+  const int warpgroup = __reduce_max_sync(0xffffffff, threadIdx.x) / 128;
   if (warpgroup == 0) {
     // [region: producer]
     fa::setmaxnreg_dec<Tile<d>::producer_registers>();

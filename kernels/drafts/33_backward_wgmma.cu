@@ -35,12 +35,12 @@ template <int d> struct Tile {
 
   // Shared memory, in bytes; what TMA and wgmma swizzle begins at multiples of 1024.
   static constexpr int kv_bytes = 2 * Bc * d, q_bytes = 2 * Br * d, dS_bytes = 2 * Br * Bc, stats_bytes = 4 * Br;
-  static constexpr int K = 0, V = K + kv_bytes;        // (Bc, d) both
-  static constexpr int Q = V + kv_bytes;               // stages x (Br, d)
-  static constexpr int dO = Q + stages * q_bytes;      // stages x (Br, d)
-  static constexpr int dS = dO + stages * q_bytes;     // stages x (Br, Bc), in a panel of 64 keys for each warpgroup
-  static constexpr int dQ = dS + stages * dS_bytes;    // 2 x half of dQ^T, as the accumulators lie
-  static constexpr int LSE = dQ + 8 * dQ_half;         // stages x (Br)
+  static constexpr int K = 0, V = K + kv_bytes;     // (Bc, d) both
+  static constexpr int Q = V + kv_bytes;            // stages x (Br, d)
+  static constexpr int dO = Q + stages * q_bytes;   // stages x (Br, d)
+  static constexpr int dS = dO + stages * q_bytes;  // stages x (Br, Bc), in a panel of 64 keys for each warpgroup
+  static constexpr int dQ = dS + stages * dS_bytes; // 2 x half of dQ^T, as the accumulators lie
+  static constexpr int LSE = dQ + 8 * dQ_half;      // stages x (Br)
   static constexpr int delta = LSE + stages * stats_bytes; // stages x (Br)
   static constexpr int barriers = delta + stages * stats_bytes;
   static constexpr int Q_full = barriers, dO_full = Q_full + 8 * stages; // 8 bytes each
@@ -178,7 +178,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
   }
 
   fa::setmaxnreg_inc<240>();
-  const int half = __any_sync(0xffffffff, threadIdx.x >= 256);                        // keys 64 half .. + 64 of the tile
+  const int half = __any_sync(0xffffffff, threadIdx.x >= 256); // keys 64 half .. + 64 of the tile
   const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   const int g = lane / 4, t = lane % 4; // of an accumulator a lane holds rows 16 warp + g, + 8, columns 8n + 2t, + 1
   const bool elected = threadIdx.x % 128 == 0;
@@ -246,10 +246,11 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
   int h = hk * group, tile = first;
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
-    const int ahead = min(step + 1, steps - 1); // the last step forms its scores again, for nothing: a branch costs more
+    const int ahead =
+        min(step + 1, steps - 1); // the last step forms its scores again, for nothing: a branch costs more
     const int stage = step % stages, next = ahead % stages;
     const uint32_t Q_smem = smem + C::Q + stage * C::q_bytes, dO_smem = smem + C::dO + stage * C::q_bytes;
-    
+
     // [region: dP]
     // dP, and behind it dV += P^T dO, one fragment A of P^T after the other
     float dP_reg[Br / 8][4];
@@ -314,7 +315,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     // [region: dK]
 #pragma unroll
     for (int k = 0; k < F; ++k)
-      fa::wgmma_mma_async<T, 1>(dK_reg, A_reg[(k + F) % (F + 1)], fa::mn_major(Q_smem, Br) + fa::mn_major_step(k), true);
+      fa::wgmma_mma_async<T, 1>(dK_reg, A_reg[(k + F) % (F + 1)], fa::mn_major(Q_smem, Br) + fa::mn_major_step(k),
+                                true);
     fa::wgmma_commit_group();
     // [end: dK]
 

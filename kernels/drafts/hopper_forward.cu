@@ -150,7 +150,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
   }
   __syncthreads(); // the barriers are there before anyone uses one
 
-  const int warpgroup = threadIdx.x / 128, all = a.B * a.H * order.tiles;
+  const int warpgroup = __reduce_max_sync(0xffffffff, threadIdx.x) / 128, all = a.B * a.H * order.tiles;
   if (warpgroup == 0) {
     fa::setmaxnreg_dec<Tile<d>::producer_registers>();
     if (threadIdx.x > 0) return;
@@ -210,12 +210,11 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
   uint32_t Q_reg[d / 16][4];
 #endif
 
-  // The next query tile, or one with j_last < 0 after the last; Q_i has landed.
-  const auto next_work = [&]() -> Work {
+  // The index of the next query tile, -1 after the last; Q_i has landed.
+  const auto next_index = [&] {
     fa::mbarrier_wait(Q_full + 8 * Q_ring.stage, Q_ring.parity);
-    const int index = index_smem[Q_ring.stage];
-    if (index < 0) return {0, 0, 0, -1};
-    if (a.scale < 0.f) {
+    const int index = __reduce_max_sync(0xffffffff, index_smem[Q_ring.stage]); // uniform, and known to be
+    if (index >= 0 && a.scale < 0.f) {
       uint4 *Q = reinterpret_cast<uint4 *>(smem + Q_ring.stage * Q_bytes + 2 * d * below);
       for (int i = threadIdx.x % 128; i < 8 * d; i += 128)
         Q[i] = {Q[i].x ^ 0x80008000, Q[i].y ^ 0x80008000, Q[i].z ^ 0x80008000, Q[i].w ^ 0x80008000};
@@ -230,7 +229,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
                       smem + Q_ring.stage * Q_bytes + 2 * d * below + k / 4 * 8192 + r * 128 + (chunk ^ r % 8) * 16);
     }
 #endif
-    return find_work<Br, Bc>(index, a, order);
+    return index;
   };
 
   const auto start_scores = [&](int Q_stage) {
@@ -320,28 +319,36 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
       for (int e = 0; e < 4; ++e) O_reg[n][e] *= alpha[e / 2];
     }
   };
-  const auto epilogue = [&](const Work &work, const float (&m)[2], const float (&l_part)[2]) {
+  // l and m are final: LSE of query tile `index`; l_inv
+  const auto finish = [&](int index, float (&l_inv)[2]) {
+    const Work work = find_work<Br, Bc>(index, a, order);
     const int row = work.i0 + below + 16 * warp + g;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float l = l_reg[r];
+#pragma unroll
+      for (int lanes = 1; lanes < 4; lanes *= 2) l += __shfl_xor_sync(0xffffffff, l, lanes);
+      l_inv[r] = l > 0.f ? __frcp_rn(l) : 0.f;
+      if (t == 0 && row + 8 * r < a.Nq)
+        a.LSE[int64_t(work.b * a.H + work.h) * a.Nq + row + 8 * r] = (m_reg[r] * scale_log2 + log2f(l)) * fa::ln_2;
+    }
+  };
+  const auto epilogue = [&](int index, const float (&l_inv)[2]) {
     if (threadIdx.x % 128 == 0) fa::cp_async_bulk_wait_group_read<0>();
     fa::bar_sync(warpgroup, 128);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float l = l_part[r];
-#pragma unroll
-      for (int lanes = 1; lanes < 4; lanes *= 2) l += __shfl_xor_sync(0xffffffff, l, lanes);
-      const float l_inv = l > 0.f ? 1.f / l : 0.f;
 #pragma unroll
       for (int n = 0; n < d / 8; ++n) {
         unsigned char *chunk = O_smem + n / 8 * 8192 + (16 * warp + g + 8 * r) * 128 + (n % 8 ^ g) * 16;
         *reinterpret_cast<uint32_t *>(chunk + 4 * t) =
-            fa::pack2<T>(O_reg[n][2 * r] * l_inv, O_reg[n][2 * r + 1] * l_inv);
+            fa::pack2<T>(O_reg[n][2 * r] * l_inv[r], O_reg[n][2 * r + 1] * l_inv[r]);
       }
-      if (t == 0 && row + 8 * r < a.Nq)
-        a.LSE[int64_t(work.b * a.H + work.h) * a.Nq + row + 8 * r] = (m[r] * scale_log2 + log2f(l)) * fa::ln_2;
     }
     fa::fence_proxy_async();
     fa::bar_sync(warpgroup, 128);
     if (threadIdx.x % 128 == 0) {
+      const Work work = find_work<Br, Bc>(index, a, order);
       fa::cp_async_bulk_tensor_5d(&maps.O, fa::smem_address(O_smem), 0, work.i0 + below, 0, work.h, work.b);
       fa::cp_async_bulk_commit_group();
     }
@@ -354,34 +361,42 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
     if (PING_PONG) fa::bar_arrive(turn + 1 + warpgroup % consumers, 256);
   };
 
-  Work work = next_work();
+  const auto first_tile = [&](int index) -> int2 {
+    const Work work = find_work<Br, Bc>(index, a, order);
+    return {work.i0, work.j_last};
+  };
+  int index = next_index();
   if (PING_PONG && warpgroup == consumers) pass_turn(); // the first is the first warpgroup's
-  while (work.j_last >= 0) {
+  while (index >= 0) {
     // the first tile of the first query tile (of every one, with DRAIN)
-    int j0 = work.j_last, Q_stage = Q_ring.stage;
+    int2 tile = first_tile(index); // row i0, key tile.y
+    int Q_stage = Q_ring.stage;
     Q_ring.next();
     fa::mbarrier_wait(K_full + 8 * K_ring.stage, K_ring.parity);
     start_scores(Q_stage);
     fa::wgmma_wait_group<0>();
     release(K_empty + 8 * K_ring.stage), K_ring.next();
-    if (j0 == 0) release(Q_empty + 8 * Q_stage);
+    if (tile.y == 0) release(Q_empty + 8 * Q_stage);
     m_reg[0] = m_reg[1] = -FA_INFINITY, l_reg[0] = l_reg[1] = 0.f;
-    mask(work.i0, j0);
+    mask(tile.x, tile.y);
     raise_maximum();
     probabilities(0, Bc / 8, l_reg);
     convert(0, Bc / 16, P_reg);
     bool accumulate = false;
     alpha[0] = alpha[1] = 1.f;
 
-    Work next = work;
+    float l_inv[2];
+    int next = index;
     while (true) {
-      const bool last = j0 == 0;
+      const bool last = tile.y == 0;
       if (last) {
-        next = next_work();
-        if (DRAIN || next.j_last < 0) break;
+        next = next_index();
+        if (DRAIN || next < 0) break;
         Q_stage = Q_ring.stage, Q_ring.next();
+        tile = first_tile(next);
+      } else {
+        tile.y -= Bc;
       }
-      j0 = last ? next.j_last : j0 - Bc;
       const uint32_t K_barrier = 8 * K_ring.stage, V_barrier = 8 * V_ring.stage;
 
       fa::mbarrier_wait(K_full + K_barrier, K_ring.parity);
@@ -396,17 +411,16 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
       fa::wgmma_wait_group<1>();
 #if !FREE
       release(K_empty + K_barrier);
-      if (j0 == 0) release(Q_empty + 8 * Q_stage);
+      if (tile.y == 0) release(Q_empty + 8 * Q_stage);
 #endif
 
-      float m_done[2], l_done[2];
       if (last) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) m_done[r] = m_reg[r], l_done[r] = l_reg[r], m_reg[r] = -FA_INFINITY, l_reg[r] = 0.f;
+        finish(index, l_inv);
+        m_reg[0] = m_reg[1] = -FA_INFINITY, l_reg[0] = l_reg[1] = 0.f;
       }
 #if FREE
-      const int row0 = next.i0 + below;
-      bool exact = last || j0 + Bc > (a.causal ? min(row0 + shift + 1, a.Nk) : a.Nk);
+      const int row0 = tile.x + below;
+      bool exact = last || tile.y + Bc > (a.causal ? min(row0 + shift + 1, a.Nk) : a.Nk);
       if (!exact) {
         float sum[2] = {};
         probabilities(0, Bc / 8, sum);
@@ -427,16 +441,16 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
       }
       alpha[0] = alpha[1] = 1.f;
       if (exact) {
-        mask(next.i0, j0);
+        mask(tile.x, tile.y);
         raise_maximum();
         probabilities(0, Bc / 8, l_reg);
       }
       release(K_empty + K_barrier);
-      if (j0 == 0) release(Q_empty + 8 * Q_stage);
+      if (tile.y == 0) release(Q_empty + 8 * Q_stage);
       fa::wgmma_wait_group<0>();
       if (exact && !last) rescale();
 #else
-      mask(next.i0, j0);
+      mask(tile.x, tile.y);
       raise_maximum();
       constexpr int window = WINDOW < 0 ? Bc / 8 : WINDOW;
       probabilities(0, window, l_reg);
@@ -469,7 +483,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
 #else
       convert(0, Bc / 16, P_reg);
 #endif
-      if (last) epilogue(work, m_done, l_done), work = next;
+      if (last) epilogue(index, l_inv), index = next;
       accumulate = !last;
     }
 
@@ -480,8 +494,9 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
     start_output(accumulate);
     fa::wgmma_wait_group<0>();
     release(V_empty + 8 * V_ring.stage), V_ring.next();
-    epilogue(work, m_reg, l_reg);
-    work = next;
+    finish(index, l_inv);
+    epilogue(index, l_inv);
+    index = next;
   }
   if (threadIdx.x % 128 == 0) fa::cp_async_bulk_wait_group_read<0>();
 }
