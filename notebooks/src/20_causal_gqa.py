@@ -1,0 +1,661 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 20 · Causal masks and grouped heads
+#
+# **After this notebook you can**
+# - say which keys a query sees under a causal mask and a window, with as many keys as queries, more, or fewer;
+# - derive from that which tiles a kernel may skip, and prove from its reads that it does skip them;
+# - predict what the order of the tiles costs at the end of a grid, with a model whose assumptions you can name;
+# - run attention with grouped heads, packed batches and strided inputs, and say what each of them saves and what it doesn't.
+#
+# **Time** 75 minutes.
+#
+# **Needs** [13 · Tuned](13_tuned.ipynb). No GPU: without one the kernel runs on the emulator and the timings shown are recorded ones.
+#
+# **The idea in one line**: skip the tiles that no query may see, pay for the mask only on the diagonal, and start the long tiles first.
+
+# %%
+import numpy as np
+import pandas as pd
+import torch
+
+from helpers import check, draw_masks, exercise, load, plot, record, reference, schedule, show, xray
+from helpers.museum import for_d64
+
+torch.manual_seed(0)
+kernel = load("20_causal_gqa")
+device = kernel.device
+
+# %% [markdown]
+# ## The problem
+#
+# A language model predicts the next token, so a token must not look at those that come after it. In the formulas that is one line: before the softmax, set $S_{ij} = -\infty$ for every key $j$ that query $i$ must not see. Then $P_{ij} = e^{-\infty} = 0$. Six tokens:
+
+# %%
+q, k = torch.randn(6, 64), torch.randn(6, 64)
+S = (q @ k.T / 8).masked_fill(~reference.visible(6, 6, causal=True), -torch.inf)
+pd.DataFrame(S.softmax(-1).numpy()).round(2)
+
+# %% [markdown]
+# Every 0 above the diagonal has cost $d$ multiply-adds for its score, an exponential, and $d$ more for its product with a row of $V$. For long sequences that is half of all the work, and its result is known beforehand. Rung 13 does not know masks at all. Teaching it the line above would make it right, and no faster than without a mask.
+#
+# A model asks for more than a mask. Its heads share keys and values, its sequences differ in length, its tensors lie in memory as some projection has left them. This notebook gives rung 13 all of that, and the ideas are about *which* tiles are worked on, *when*, and *where they lie*. What happens inside a tile stays as it is.
+
+# %% [markdown]
+# ## 1 · Which keys a query sees
+#
+# With as many queries as keys, query $i$ sees the keys $j \le i$. With other numbers there are two ways to lay the triangle. Think of what the shapes mean: $N_q < N_k$ happens when the keys of earlier tokens are there already, in a cache, and the queries are the newest tokens. The *last* query is the newest token of all, and sees every key. So the triangle has to sit at the **bottom right**:
+#
+# $$ \text{query } i \text{ sees key } j \iff j \le i + (N_k - N_q) . $$
+#
+# A **sliding window** of $w$ keeps only the last $w$ of those keys: $\; i + (N_k - N_q) - w < j \le i + (N_k - N_q)$. Three queries, five keys:
+
+# %%
+draw_masks.masks(
+    {
+        "bottom right": reference.visible(3, 5, causal=True).numpy(),
+        "bottom right, window of 2": reference.visible(3, 5, causal=True, window=2).numpy(),
+        "top left": torch.ones(3, 5).tril().bool().numpy(),
+    }
+)
+
+# %% [markdown]
+# Blue: the query sees the key. The third picture is the other way to lay it, and [PyTorch's `is_causal=True`](https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html) means that one. Both are the same when $N_q = N_k$, which is why code that mixes them up works in training and fails with a cache. Ask both:
+
+# %%
+q, k, v = (torch.randn(1, 1, n, 64, device=device).half() for n in (3, 5, 5))
+ours, _ = kernel(q, k, v, causal=True)
+last, _ = kernel(q[:, :, 2:], k, v)  # the last query alone, without a mask
+theirs = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+for name, o in {"this rung": ours, "is_causal=True": theirs}.items():
+    print(f"{name}: the last query sees all five keys: {torch.allclose(o[:, :, 2:], last, atol=2e-3)}")
+
+# %% [markdown]
+# And when there are *more* queries than keys? Then $i + N_k - N_q < 0$ for the first queries: they see nothing. A softmax over nothing is undefined; the convention of this series is $O = 0$ and $\mathrm{LSE} = -\infty$, the empty state of notebook 02.
+
+# %%
+o, lse = kernel(k, q, q, causal=True)  # five queries, three keys
+print("LSE:", lse.flatten().cpu().numpy().round(2), " rows of O that are 0:", (o == 0).all(-1).flatten().tolist())
+
+# %% [markdown]
+# ## 2 · Which tiles that leaves
+#
+# The kernel works in tiles: a CTA has $B_r = 128$ queries, from $i_0$ on, 32 for each of its four warps, and goes through the keys in tiles of $B_c = 64$. With $s = N_k - N_q$, the queries of the CTA together see the keys
+#
+# $$ \max(i_0 + s - w + 1,\; 0) \;\ldots\; \min(i_0 + B_r + s,\; N_k) - 1 , $$
+#
+# from the first key of the first query to the last key of the last. Tiles outside are **skipped**: not read, not multiplied. That is the same sum as "half of $N^2$", in whole tiles.
+#
+# Inside, a warp looks at its own 32 queries. Let the first of them be $i$; it sees keys up to $i + s$, and the last one up to $i + s + 31$. For a tile of keys from $j_0$ on:
+#
+# - $j_0 > i + s + 31$: too late for all 32. The warp skips it, though the CTA has read it for other warps. Likewise if $j_0 + B_c \le i + s - w + 1$, too early for all.
+# - $j_0 + B_c \le i + s + 1$, and $j_0 > i + s + 31 - w$: all 32 see all 64 keys. **Whole**: no mask, the same instructions as in rung 13.
+# - otherwise the tile is **masked**: each score is compared with its row's last key, and with its first.
+#
+# The same in Python, for a whole problem:
+
+
+# %%
+def tiles(i0, Nq, Nk, window=None, Br=128, Bc=64):
+    """First key of the first and of the last tile that the CTA with queries i0 .. i0 + Br works on."""
+    shift, w = Nk - Nq, window or Nk + Nq
+    last_key = min(i0 + Br + shift, Nk) - 1
+    return max(i0 + shift - w + 1, 0) // Bc * Bc, last_key // Bc * Bc
+
+
+def kinds(Nq, Nk, window=None, Br=128, Bc=64, strip=32):
+    """What becomes of each strip of 32 queries and tile of keys: an index into draw_masks.KINDS."""
+    found, shift, w = np.zeros((Nq // strip, Nk // Bc), int), Nk - Nq, window or Nk + Nq
+    for row, column in np.ndindex(found.shape):
+        j0, sees = column * Bc, row * strip + shift
+        first, last = tiles(row * strip // Br * Br, Nq, Nk, window)
+        skipped = j0 > sees + strip - 1 or j0 + Bc <= sees - w + 1
+        whole = j0 + Bc <= min(sees + 1, last) and j0 > sees + strip - 1 - w
+        found[row, column] = 0 if not first <= j0 <= last else 1 if skipped else 3 if whole else 2
+    return found
+
+
+# %%
+maps = {
+    "causal": kinds(512, 512),
+    "causal, window of 150": kinds(512, 512, 150),
+    "causal, 256 queries, 512 keys": kinds(256, 512),
+}
+draw_masks.tile_map(maps)
+
+# %% [markdown]
+# **What to see.** Black lines part the CTAs. A row of boxes is a warp's strip of 32 queries, and runs along the keys. The mask is needed along the edges only: a box or two of each strip on the diagonal, and as many at the far edge of the window, however long the sequence. Everything else is either whole or not there. The hatched boxes are the price of reading for four warps together.
+#
+# Is the arithmetic right? The definition of the mask can say: a strip may only be skipped where no query sees a key, and only be called whole where all see all.
+
+# %%
+for name, (Nq, Nk, w) in zip(maps, ((512, 512, None), (512, 512, 150), (256, 512, None)), strict=True):
+    seen = reference.visible(Nq, Nk, True, w).numpy().reshape(Nq // 32, 32, Nk // 64, 64)
+    some, every = seen.any((1, 3)), seen.all((1, 3))
+    kind = maps[name]
+    print(
+        f"{name}: multiplied where seen: {((kind >= 2) == some).all()}; whole where all is seen: {every[kind == 3].all()}"
+    )
+
+# %% [markdown]
+# How much is multiplied that nobody sees? The corners of the masked boxes are, and their share falls with $N$:
+
+# %%
+rows = {}
+for N in (512, 1024, 2048, 4096, 8192, 16384):
+    kind, pairs = kinds(N, N), N * (N + 1) / 2
+    rows[N] = {
+        "of all tiles read": (kind > 0).mean(),
+        "of all scores multiplied": (kind >= 2).mean(),
+        "of those, seen": pairs / ((kind >= 2).sum() * 32 * 64),
+    }
+pd.DataFrame(rows).T.rename_axis("N").map("{:.1%}".format)
+
+# %% [markdown]
+# The last column is a bound. TFLOP/s are counted with the FLOPs of the *seen* half; so if all else were equal, a causal kernel would reach that share of the TFLOP/s that it reaches without a mask.
+
+# %% [markdown]
+# ## 3 · Long tiles first
+#
+# Without a mask all CTAs have the same work. Now the first queries see one or two tiles of keys, the last ones all of them. Why does that matter? Because of the **end**. A GPU takes up blocks in the order of their numbers, each as soon as a place is free. If one of the last blocks to be taken up is a long one, it runs on when all others are done, on a machine that is otherwise empty.
+#
+# That suggests an order: the long ones first. The short ones then fill the gaps at the end. (For a list of jobs on equal machines this is the LPT rule: [Graham, 1969](https://doi.org/10.1137/0117039) proved that it ends at most a third later than the best order of all.)
+#
+# **A model**, so that we can predict. An H200 has 132 SMs, and the kernel has two CTAs on each: 264 places. A CTA takes as long as it has tiles of keys; nothing else takes time; all run equally fast; blocks start in the order of their numbers. `schedule.run` plays that.
+
+
+# %%
+def kernel_order(N, D, heads, keys_at_once=32 << 20):
+    """(head, tile of queries) of each CTA by blockIdx.x, as the rung's launcher and find_work have it."""
+    count, at_once = N // 128, max(1, keys_at_once // (4 * N * D))
+    order = []
+    for first in range(0, heads, at_once):
+        group = range(first, min(first + at_once, heads))
+        order += [(head, tile) for tile in reversed(range(count)) for head in group]
+    return order
+
+
+def work(order, N):
+    """Tiles of keys of each CTA."""
+    length = [(last - first) // 64 + 1 for first, last in (tiles(128 * t, N, N) for t in range(N // 128))]
+    return [length[tile] for _, tile in order]
+
+
+# %%
+N, D = 4096, 128
+heads = 16384 // N * 2048 // D  # B·H of the headline workload
+longest = kernel_order(N, D, heads)
+orders = {
+    "longest first (this rung)": longest,
+    "head after head, first queries first (as rung 13)": sorted(longest),
+    "shortest first": sorted(longest, key=lambda cta: cta[1]),
+}
+runs = {name: schedule.run(work(order, N), 132 * 2) for name, order in orders.items()}
+draw_masks.occupancy(runs, 132 * 2)
+
+# %% [markdown]
+# **What to see.** All three keep the machine full for most of the time. They differ in how it empties: from the moment when no block is left to start, places fall idle, and the last ones are the longest that were started late. With the longest first what is left over at the end are blocks of a tile or two.
+#
+# The same for the whole headline workload (16384 tokens, $H \cdot D = 2048$), as the time beyond that of a machine with no idle place:
+
+# %%
+rows = {}
+for D in (64, 128):
+    for N in (512, 1024, 2048, 4096, 8192, 16384):
+        longest = kernel_order(N, D, 16384 // N * 2048 // D)
+        ideal = sum(work(longest, N)) / 264
+        spans = [schedule.makespan(work(order, N), 264) for order in (longest, sorted(longest))]
+        rows[D, N] = [*(f"{span / ideal - 1:.1%}" for span in spans), f"{spans[1] / spans[0]:.2f}"]
+pd.DataFrame(rows, ["longest first", "head after head", "predicted gain"]).T.rename_axis(["D", "N"])
+
+# %% [markdown]
+# The gain is that of a machine that obeys the model. A real one is kinder to the bad order: when an SM has only one CTA left, that CTA has the SM to itself and runs faster, which the model leaves out. So take the numbers for an upper bound, the direction for certain.
+#
+# ### But not all heads at once
+#
+# "Longest first" taken literally starts with the last tile of *every* head. Those are CTAs of as many heads as there are places, and each reads all keys of its head. The L2 cache, which all SMs share, has 50 MB on an H100 ([NVIDIA](https://developer.nvidia.com/blog/nvidia-hopper-architecture-in-depth/)), whose chip the H200 has, too. From the model: how many heads are at work at a time, and how large are their $K$ and $V$ together?
+
+
+# %%
+def at_a_time(order, N):
+    """The most heads at work at once, over forty points in time."""
+    run, heads = schedule.run(work(order, N), 264), np.array([head for head, _ in order])
+    times = np.linspace(0, run.end.max() * 0.999, 40)
+    return max(len(set(heads[(run.begin <= t) & (t < run.end)])) for t in times)
+
+
+rows, N, D = {}, 16384, 128
+choices = {"head after head": sorted(kernel_order(N, D, 16)), "this rung": kernel_order(N, D, 16)}
+choices["all heads at once"] = kernel_order(N, D, 16, keys_at_once=1 << 40)
+for name, order in choices.items():
+    span, most = schedule.makespan(work(order, N), 264) * 264 / sum(work(order, N)) - 1, at_a_time(order, N)
+    rows[name] = {"heads at a time": most, "their K and V, MB": most * 4 * N * D / 1e6, "idle": f"{span:.1%}"}
+pd.DataFrame(rows).T
+
+# %% [markdown]
+# All heads at once end well and need far more cache than there is. One head after the other ends badly, and keeps more keys in use than one might think: the long tiles of a head come last, and still run when the next heads have begun. The kernel takes as many heads at a time as have 32 MiB of keys and values, finishes them, longest tiles first, and goes on to the next ones: as good an end as with all heads at once, with keys that fit in the L2. (Between two groups no place falls idle: short tiles of one group run beside long ones of the next.)
+#
+# What would a miss cost? A CTA with 128 queries does $4 \cdot 128 \cdot d$ FLOPs for each key, whose $K$ and $V$ rows have $4d$ bytes: 128 FLOPs per byte. If every tile came from HBM,
+
+# %%
+copy = record.load("device", "ceilings").query("name == 'copy'").value.median()
+print(f"{copy:.2f} TB/s, a copy's bandwidth on an H200, would allow no more than {128 * copy:.0f} TFLOP/s")
+
+# %% [markdown]
+# ## 4 · Heads that share keys
+#
+# While a text is generated, $K$ and $V$ of all earlier tokens are kept in a cache. Its size often decides how many requests fit on a GPU, and the time to read it decides how fast a token comes (notebook 21). So models let several query heads share a head of $K$ and $V$: all of them in *multi-query attention* ([Shazeer, 2019](https://arxiv.org/abs/1911.02150)), some in *grouped-query attention* ([Ainslie et al., 2023](https://arxiv.org/abs/2305.13245)). With $H$ query heads and $H_{kv}$ heads of $K$ and $V$, query head $h$ reads head $\lfloor h / (H / H_{kv}) \rfloor$.
+
+# %%
+draw_masks.heads(8, (8, 2, 1))
+
+# %%
+layers, H, D, tokens = 32, 32, 128, 32768
+rows = {Hkv: record.kv_bytes(1, Hkv, 1, D) * layers for Hkv in (32, 8, 1)}  # of one token: K and V, 2 bytes each
+cache = {Hkv: {"KB per token": n / 1e3, f"GB for {tokens} tokens": n * tokens / 1e9} for Hkv, n in rows.items()}
+pd.DataFrame(cache).T.rename_axis("Hkv").round(2)
+
+# %% [markdown]
+# (A model with 32 layers and 32 query heads of 128, its cache in 16 bits.) What the sharing does *not* change is the number of FLOPs: each query head still multiplies with all keys. And for the kernel it is one integer division. Copying the shared heads out to $H$ heads beforehand, as `repeat_interleave` does, would give the same numbers and lose what was saved.
+
+# %% [markdown]
+# ## 5 · Sequences that share a batch
+#
+# A batch of texts has texts of different lengths. A rectangular tensor has one length, so the short ones are padded. Or they are **packed**: all tokens one behind the other in one long row of tokens, and beside it the row numbers where each sequence begins, the cumulative sums of the lengths, `cu_seqlens`. A query sees keys of its own sequence only.
+
+# %%
+lengths = [300, 40, 512, 120, 77, 231]
+draw_masks.packed(lengths)
+
+# %% [markdown]
+# How much is saved depends on what one counts. Rows: those of the picture. Tiles of keys, the work: more, because the work of a padded sequence is that of the longest one, whose number of tiles grows with the *square* of its length. Sixteen sequences of random lengths:
+
+# %%
+n = np.random.default_rng(0).integers(128, 4097, 16)
+
+
+def tiles_of_work(length):
+    return sum((last - first) // 64 + 1 for first, last in (tiles(i0, length, length) for i0 in range(0, length, 128)))
+
+
+padded, packed = 16 * tiles_of_work(int(n.max())), sum(tiles_of_work(int(x)) for x in n)
+print(
+    f"rows: packed has {n.sum() / (16 * n.max()):.0%} of padded; tiles of keys under a causal mask: {packed / padded:.0%}"
+)
+
+# %% [markdown]
+# A CTA has to find its sequence by itself: the lengths are on the GPU, and asking for them on the host would stall it. Each warp adds up the tiles of 32 sequences at a time with five shuffles (a prefix sum), and a vote finds the sequence in which this CTA's tile lies. For the size of the grid the launcher needs an upper bound without knowing the lengths: each sequence has at most one tile that isn't full, so $\lceil \text{rows} / 128 \rceil$ + (number of sequences). CTAs beyond the last tile leave at once.
+
+# %% [markdown]
+# ## The kernel
+
+# %%
+show.region("20_causal_gqa", "schedule")
+
+# %% [markdown]
+# `find_work` is the order of section 3 (first branch) and the search of section 5. The result waits in shared memory for the end of the kernel: during the loop the registers have other uses.
+
+# %%
+show.region("20_causal_gqa", "visible")
+
+# %%
+show.region("20_causal_gqa", "mask")
+
+# %% [markdown]
+# A masked score becomes $-\infty$ *before* the scale is applied, so with a negative scale it has to be $+\infty$. A scale of 0 would make NaN of either; `scale_log2` is never 0.
+
+# %%
+show.region("20_causal_gqa", "tile_loop")
+
+# %% [markdown]
+# Keys are walked backwards, as in rung 13. There the first tile was the ragged one; here it is the one on the diagonal as well. And the first tile of a warp takes the long way in any case, as it has no maximum yet: the mask costs no second version of the loop.
+#
+# `continue` for a warp that sees nothing of a tile skips no barrier: the one of this turn stands above it.
+#
+# One thing more is new, $d = 96$. A row then has 192 bytes: twelve chunks of 16 bytes, one and a half times around the 32 banks. Chunks trade places in fours instead of eights:
+
+# %%
+show.region("20_causal_gqa", "swizzle")
+
+# %%
+rows = {}
+for D in (64, 96, 128):
+    ray = xray(kernel, *(torch.randn(1, 1, 256, D).half() for _ in range(3)), causal=True)
+    rows[D] = {op: ray.total(space="shared", op=op).excess for op in ("ldmatrix", "cp.async")}
+pd.DataFrame(rows).T.rename_axis("bank conflicts, D")
+
+# %% [markdown]
+# Reading is free of conflicts at all three. Writing at $d = 96$ is not: eight lanes of a `cp.async` fill two halves of rows, on different lines of 128 bytes, and the hardware takes two turns for what one could do (a rule found by measurement, see `device.copies` in `data/`). A tile is written once and read by four warps, so this was left as it is.
+
+# %% [markdown]
+# ## Run and check
+
+# %%
+check(kernel)
+
+# %% [markdown]
+# Among the cases: lengths one off every tile edge, both ways round; windows of 1, of a tile and of one more; negative scales and 0; groups of heads; packed batches with sequences that have no query, or no key. Two promises can be checked bit by bit, as the same numbers are added in the same order. A packed sequence gives what it gives alone:
+
+# %%
+starts = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=device)
+q, k, v = (torch.randn(1, 2, sum(lengths), 64, device=device).half() for _ in range(3))
+together, _ = kernel(q, k, v, causal=True, cu_seqlens=(starts, starts))
+for s, (begin, end) in enumerate(zip(starts.tolist(), starts.tolist()[1:])):
+    alone, _ = kernel(*(x[:, :, begin:end] for x in (q, k, v)), causal=True)
+    print(f"sequence {s}, {lengths[s]} tokens: the same bits: {torch.equal(together[:, :, begin:end], alone)}")
+
+# %% [markdown]
+# And inputs need no copy to be in a certain order. A projection leaves $Q$, $K$ and $V$ of a token side by side, (B, N, 3, H, D). Views of it have strides, the numbers of elements from one index to the next, and the kernel takes strides:
+
+# %%
+qkv = torch.randn(2, 200, 3, 4, 64, device=device).half()
+q, k, v = qkv.permute(2, 0, 3, 1, 4)  # three views (B, H, N, D), nothing is moved
+print("strides of q:", q.stride(), " in the memory of qkv:", q.data_ptr() == qkv.data_ptr())
+o, _ = kernel(q, k, v, causal=True)
+copied, _ = kernel(*(x.contiguous() for x in (q, k, v)), causal=True)
+print("the same bits as from contiguous copies:", torch.equal(o, copied))
+
+# %%
+plot.recorded("20_causal_gqa", "error", plot.error)
+
+# %% [markdown]
+# ## Predict, then measure
+#
+# ### Skipped tiles are never read
+#
+# From the tile maps of section 2 we can predict two things exactly. Bytes of $K$ that are read: 64 rows of 128 bytes for each tile of a CTA that isn't white. And `mma.sync` instructions: a strip of 32 queries with a tile of 64 keys is 2·8·4 for $QK^\top$ at $d = 64$, and as many for $PV$. The X-ray counts both while the kernel runs.
+
+# %%
+q, k, v = (torch.randn(1, 2, 512, 64).half() for _ in range(3))
+rows = {}
+for name, options in {"no mask": {}, "causal": {"causal": True}, "window": {"causal": True, "window": 150}}.items():
+    kind = kinds(512, 512, options.get("window")) if options else np.full((16, 8), 3)
+    ray = xray(kernel, q, k, v, **options)
+    read = 2 * (kind.reshape(4, 4, 8) > 0).any(1).sum() * 64 * 128
+    mma = 2 * (kind >= 2).sum() * 2 * (2 * 8 * 4)
+    counts = ray.tensors.bytes_read.K, read, ray.trace.instructions["mma.sync"], mma
+    rows[name] = dict(zip(("K bytes", "predicted", "mma.sync", "predicted "), counts))
+pd.DataFrame(rows).T
+
+# %% [markdown]
+# Equal to the byte and to the instruction. (No score here rises far enough above its predecessors for a tile to be done twice, see notebook 13; that would show as more `mma.sync`.)
+#
+# ### The order of the tiles
+#
+# Does the kernel really begin with the last queries? A copy of it in which all but the first quarter of the CTAs leave at once, and an output that is full of NaN beforehand, show what is done first. Predict the rows:
+
+# %%
+FIRST = "  const Work work = find_work<Br>(a, order);\n"
+small = for_d64("20_causal_gqa")  # only what is needed for d = 64: compiles in less time
+
+
+def rows_done_first(source):
+    """Rows of O that the first quarter of the CTAs write, of 2 heads of 512 queries."""
+    quarter = source.replace(FIRST, "  if (blockIdx.x >= gridDim.x / 4) return;\n" + FIRST)
+    x = torch.randn(1, 2, 512, 64).half()
+    out = torch.full_like(x, torch.nan), torch.full((1, 2, 512), torch.nan)
+    _, lse = load(source=quarter, device="cpu", quiet=True)(x, x, x, causal=True, out=out)
+    return [lse[0, h].isnan().logical_not().nonzero().flatten().tolist() for h in range(2)]
+
+
+for h, done in enumerate(rows_done_first(small.source)):
+    print(f"head {h}: {len(done)} rows, {done[0]} to {done[-1]}")
+
+# %% [markdown]
+# ### What grouped heads save, and what not
+#
+# Eight query heads on eight, two and one heads of $K$ and $V$. Predict: the bytes of $K$ that threads ask for, and how often each byte is asked for.
+
+# %%
+rows = {}
+for Hkv in (8, 2, 1):
+    q, k, v = torch.randn(1, 8, 256, 64).half(), *(torch.randn(1, Hkv, 256, 64).half() for _ in range(2))
+    rows[Hkv] = xray(kernel, q, k, v, causal=True).tensors.loc["K"]
+counted = pd.DataFrame(rows).T.rename_axis("Hkv")[["size_bytes", "bytes_read", "reads_per_byte"]]
+counted.astype({"size_bytes": int, "bytes_read": int})
+
+# %% [markdown]
+# The cache shrinks, the requests stay. Each query head has CTAs of its own, and each of those reads its keys. They find them in the L2 more often, as there are fewer of them. Here, where a tile of 128 queries does a lot of work with each key, that makes little difference to the time: predict that 64 heads on 8 are about as fast as 64 on 64. In the next notebook there is one query, and it makes all the difference.
+
+# %% [markdown]
+# ## Beside its peers
+#
+# What we expect, with reasons: a speed below that of rung 13 without a mask at short lengths, because of the last column of section 2's table and because a short loop pays its prologue badly; a growing one with $N$; and a larger lead over FLASH than rung 13 has, as long as FLASH's order of tiles is not the one of section 3.
+
+# %%
+plot.recorded("20_causal_gqa", "causal", plot.throughput)
+
+# %%
+plot.recorded("20_causal_gqa", "causal", lambda s: plot.ratio(s, "20_causal_gqa", ["SDPA FLASH", "SDPA CUDNN"]))
+
+# %% [markdown]
+# 64 query heads on 8 heads of $K$ and $V$ beside 64 on 64, in TFLOP/s. The same FLOPs, an eighth of the keys:
+
+
+# %%
+def by_groups(samples):
+    return record.medians(samples).pivot_table(
+        index=["dtype", "D", "Nk"], columns=["name", "Hkv"], values="tflops"
+    ).round(0)  # fmt: skip
+
+
+plot.recorded("20_causal_gqa", "groups", by_groups)
+
+# %% [markdown]
+# Packed batches of random lengths. `of ideal` compares with every sequence running at the speed that the kernel reaches on a full batch of its length; below 1 is what the mixture costs. `padded / packed` is what packing saves:
+
+
+# %%
+def by_batch(samples):
+    ratios = {"of ideal": samples.ideal_ms / samples.ms, "padded / packed": samples.padded_ms / samples.ms}
+    return samples.assign(**ratios).groupby(["dtype", "causal", "D", "batch"])[list(ratios)].median().round(2)
+
+
+plot.recorded("20_causal_gqa", "packed", by_batch)
+
+# %% [markdown]
+# ## What still hurts
+#
+# 1. **The end of the grid** is better, not gone. A grid of a few large tiles per SM still ends raggedly, and at short lengths the prologue of every CTA weighs more than the end. A *persistent* kernel, whose CTAs stay and fetch their next tile of queries, overlaps the one with the other; notebook 31 builds one.
+# 2. **Four warps, one diagonal.** The hatched boxes: warps that have nothing to do with a tile wait at its barrier for those that have.
+# 3. **One query.** When a text is generated token by token, $N_q = 1$. A CTA of this kernel then multiplies 128 rows of which one is real, and there are only as many CTAs as there are query heads in the batch. That case needs another division of the work: [21 · Split the keys](21_split_kv.ipynb).
+
+# %% [markdown]
+# ## Exercises
+#
+# ### Exercise 20.1 · Off by one, most of the time right
+#
+# Somebody writes the last key that a CTA sees as `min(i0 + Br + shift, Nk) - 2`, one too few. The kernel passes tests at $N_q = N_k = 64$, 128, 256 and 1024. Why? And for which shapes is it wrong? Give an $N_q$ and an $N_k$, both at most 200.
+
+# %%
+late = load(source=small.replace("min(i0 + Br + shift, Nk) - 1 : Nk", "min(i0 + Br + shift, Nk) - 2 : Nk"), quiet=True)
+
+# %%
+# Exercise 20.1
+Nq_mine, Nk_mine = 128, 128
+
+
+# %%
+def is_wrong(wrong_kernel, Nq, Nk, H=1, Hkv=1):
+    q, k, v = (torch.randn(1, h, n, 64, device=device).half() for h, n in ((H, Nq), (Hkv, Nk), (Hkv, Nk)))
+    case = reference.Case(f"Nq = {Nq}, Nk = {Nk}, {H} heads on {Hkv}", q, k, v, causal=True)
+    assert check(kernel, [case]).ok
+    return not check(wrong_kernel, [case]).ok
+
+
+def wrong_there():
+    assert Nq_mine <= 200 and Nk_mine <= 200, "both at most 200"
+    return is_wrong(late, Nq_mine, Nk_mine)
+
+
+exercise.verify(
+    "20.1", wrong_there, hint="last_key only decides which tile is the last: when is it the first of its tile?"
+)
+
+# %% [markdown]
+# <details><summary>Solution</summary>
+#
+# ```python
+# Nq_mine, Nk_mine = 128, 129
+# ```
+#
+# `last_key` is rounded down to a whole tile, so it matters only if the true last key is the first of its tile, a multiple of 64. With $N_q = N_k$ a full CTA ends at key $i_0 + 127$, never a multiple; a ragged one is cut at $N_k - 1$, and $N = 65$ or $129$ would find the bug, too. Powers of two never do. Hence the lengths one off every edge among the cases of `check`.
+# </details>
+
+# %% [markdown]
+# ### Exercise 20.2 · How many tiles does a window need?
+#
+# With a window of $w$ keys, how many tiles of 64 keys does a CTA of 128 queries read at most, whatever $N_q$ and $N_k$ are (both much larger)? The check tries every alignment.
+
+# %%
+# Exercise 20.2
+
+
+def most_tiles(w):
+    return w // 64
+
+
+# %%
+def for_every_alignment():
+    for w in (1, 2, 64, 65, 66, 128, 150, 1000):
+        reads = (tiles(1024, 4096, 4096 + s, w) for s in range(64))
+        seen = max((last - first) // 64 + 1 for first, last in reads)
+        assert most_tiles(w) == seen, f"w = {w}: {most_tiles(w)}, but an alignment needs {seen}"
+    return True
+
+
+exercise.verify("20.2", for_every_alignment, hint="together the 128 queries see w + 127 keys; how badly can those lie?")
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# $n$ neighbouring keys touch the most tiles when the first of them is the last of its tile: 1 key there, and $n - 1$ more from the beginning of the next tile on.
+#
+# </details>
+# <details><summary>Solution</summary>
+#
+# ```python
+# def most_tiles(w):
+#     return 1 + -(-(w + 126) // 64)
+# ```
+#
+# It does not depend on $N$: attention with a window is linear in the length. For $w = 1$ the 128 keys lie on three tiles, of which each warp needs at most two.
+# </details>
+
+# %% [markdown]
+# ### Exercise 20.3 · Shortest first
+#
+# Change the kernel so that of each head the *first* queries come first, and predict with the model by what factor it takes longer at $N = 8192$, $d = 128$ and 32 heads, to three decimals. Only the branch for batches that aren't packed is needed.
+
+# %%
+# Exercise 20.3
+shortest_first = small.source
+factor = 1.0
+
+
+# %%
+def turned_round():
+    assert [rows[:1] for rows in rows_done_first(shortest_first)] == [[0], [0]], "the first quarter writes other rows"
+    turned = load(source=shortest_first, quiet=True)
+    q, k, v = (torch.randn(1, 2, 512, 64, device=device).half() for _ in range(3))
+    assert torch.equal(turned(q, k, v, causal=True)[0], kernel(q, k, v, causal=True)[0]), "O is not the same any more"
+    order = kernel_order(8192, 128, 32)
+    reverse = sorted(order, key=lambda cta: (cta[0] // 8, cta[1]))  # 8 heads of this size at a time
+    model = schedule.makespan(work(reverse, 8192), 264) / schedule.makespan(work(order, 8192), 264)
+    assert abs(factor - model) < 1e-3, f"a factor of {factor} is not the model's"
+    return True
+
+
+exercise.verify("20.3", turned_round, hint="order.tiles - 1 - rank is the tile; 8 heads have 32 MiB of keys here")
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# `kernel_order` gives pairs (head, tile). Sort them by group of heads and then by tile, and ask `schedule.makespan` for both orders.
+#
+# </details>
+# <details><summary>Solution</summary>
+#
+# ```python
+# shortest_first = small.replace("return {head, order.tiles - 1 - rank, 0,", "return {head, rank, 0,")
+# order = kernel_order(8192, 128, 32)
+# reverse = sorted(order, key=lambda cta: (cta[0] // 8, cta[1]))
+# factor = schedule.makespan(work(reverse, 8192), 264) / schedule.makespan(work(order, 8192), 264)
+# ```
+#
+# On a GPU, time both and compare: the model has no prologue, and gives a lonely CTA no more speed than one that shares its SM.
+# </details>
+
+# %% [markdown]
+# ### Exercise 20.4 · The wrong group
+#
+# A frequent mistake: query head $h$ reads head $h \bmod H_{kv}$ instead of $\lfloor h / (H / H_{kv}) \rfloor$. With 6 query heads, for which $H_{kv}$ does the kernel below pass all the same? Predict all of them; a test suite with only those is blind.
+
+# %%
+mixed = load(source=small.replace("hk = h / (a.H / a.Hkv)", "hk = h % a.Hkv"), quiet=True)
+
+# %%
+# Exercise 20.4
+blind = set()  # of 1, 2, 3, 6
+
+
+# %%
+def all_of_them():
+    passes = {Hkv for Hkv in (1, 2, 3, 6) if not is_wrong(mixed, 70, 70, H=6, Hkv=Hkv)}
+    return blind == passes
+
+
+exercise.verify("20.4", all_of_them, hint="write both head numbers down for h = 0 to 5")
+
+# %% [markdown]
+# <details><summary>Solution</summary>
+#
+# ```python
+# blind = {1, 6}
+# ```
+#
+# With one head there is no choice, with six both formulas give $h$. Multi-query and multi-head tests pass; grouped queries do not.
+# </details>
+
+# %% [markdown]
+# ## Self-check
+#
+# You can now explain, do and judge:
+#
+# <details><summary>1. Three new tokens, 500 in the cache. Which keys does the first of them see?</summary>
+#
+# Keys 0 to 500: all of the cache, and itself. It is query 0, and 0 + 503 − 3 = 500.
+#
+# </details>
+# <details><summary>2. What does a mask cost, in tiles per strip of queries, as N grows?</summary>
+#
+# The same always: the tiles on the diagonal, and at the window's far edge if there is one. All others are whole, or skipped.
+#
+# </details>
+# <details><summary>3. Why start the long tiles first?</summary>
+#
+# So that what runs last is short. A long block that starts last runs alone on an empty machine.
+#
+# </details>
+# <details><summary>4. Why not the longest tiles of all heads at once?</summary>
+#
+# Their keys and values would not fit in the L2 together. As many heads at a time as fit end nearly as well.
+#
+# </details>
+# <details><summary>5. Grouped heads make K and V eight times smaller. Is the forward pass of training eight times faster?</summary>
+#
+# No: the FLOPs are the same, and so is the number of bytes that threads ask for. The cache is smaller, and more of the requests are answered by the L2.
+#
+# </details>
+# <details><summary>6. Your batch has one text of 4096 tokens and fifteen of 128. Padded or packed, and why?</summary>
+#
+# Packed. Padded, all sixteen cost as much as the long one; the work under a mask grows with the square of the length.
+#
+# </details>

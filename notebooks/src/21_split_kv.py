@@ -1,0 +1,592 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 21 · Split the keys, merge the states
+#
+# **After this notebook you can**
+# - say why one query at a time leaves a GPU idle, and what time its bytes must take all the same;
+# - merge finished outputs with nothing but their LSE, and prove that the order makes no difference;
+# - predict from the number of heads, SMs and pieces how much of the bandwidth is reached, and choose the number of pieces;
+# - run attention on a cache in pages, with sequences of different lengths.
+#
+# **Time** 60 minutes.
+#
+# **Needs** [02 · Online softmax](02_online_softmax.ipynb) and [20 · Causal masks and grouped heads](20_causal_gqa.ipynb). No GPU: without one the kernel runs on the emulator and the timings shown are recorded ones.
+#
+# **The idea in one line**: cut the keys into pieces, give each piece to CTAs of its own, and merge the partial results with the operator of notebook 02.
+
+# %%
+import inspect
+
+import numpy as np
+import pandas as pd
+import torch
+
+from helpers import check, draw, draw_decode, exercise, load, plot, record, reference, schedule, show, xray
+from helpers.bench_model import CACHES
+from helpers.contract import fewest_pieces
+
+torch.manual_seed(0)
+kernel = load("21_split_kv")
+device = kernel.device
+
+# %% [markdown]
+# ## The problem
+#
+# A language model writes one token at a time. Each new token is one query per head, $N_q = 1$, and attends to the keys and values of all tokens before it, which wait in a cache. How would rung 20 fare? It has a CTA for every query head and 128 queries. An H200 has 132 SMs with room for two such CTAs each:
+
+# %%
+rows = []
+for B, H, Hkv, Nk, D in CACHES[:6]:
+    rows.append((B, H, Hkv, Nk, D, record.kv_bytes(B, Hkv, Nk, D) / 1e9, B * H, B * H / (132 * 2), 1 / 128))
+columns = ["B", "H", "Hkv", "Nk", "D", "cache, GB", "CTAs", "of 264 places", "of their rows in use"]
+pd.DataFrame(rows, columns=columns).style.format({c: "{:.1%}" for c in columns[-2:]} | {"cache, GB": "{:.2f}"})
+
+# %% [markdown]
+# For one long text, 32 CTAs: seven of eight places are empty. For large batches there are enough, but then grouped heads read the same keys from several CTAs. And in each CTA one row of 128 is real.
+#
+# The rows are no loss. Count FLOPs and bytes: $4 N_q H N_k d$ FLOPs, $2 \cdot 2 \cdot H_{kv} N_k d$ bytes of $K$ and $V$ in 16 bits, so
+#
+# $$ \frac{\text{FLOPs}}{\text{bytes}} = N_q \cdot \frac{H}{H_{kv}} . $$
+#
+# With one query and no sharing that is 1. What does the memory allow then?
+
+# %%
+ceilings = record.load("device", "ceilings").groupby("name").value.median()
+copy, matmul = ceilings["copy"], ceilings["fp16 matmul"]
+intensities = {"Nq = 1, H = Hkv": 1, "Nq = 1, H = 8 Hkv": 8, "Nq = 16, H = 8 Hkv": 128}
+draw_decode.roofline(intensities, copy, matmul, record.about("device", "ceilings")["device"])
+
+# %% [markdown]
+# **What to see.** One query per head can use less than a hundredth of what the tensor cores offer. Whether 15 of 16 rows of an `mma` are wasted is of no interest. A decode step is a **read of the cache**, and its unavoidable time is bytes divided by bandwidth. The yardstick is a copy on the same card (which writes as much as it reads; a kernel that only reads may come out a little above it).
+
+# %%
+for B, _, Hkv, Nk, D in CACHES[:3]:
+    size = record.kv_bytes(B, Hkv, Nk, D)
+    print(f"B = {B}, Hkv = {Hkv}, Nk = {Nk}: {size / 1e6:.0f} MB take at least {size / copy / 1e9:.3f} ms per layer")
+
+# %% [markdown]
+# To reach that, enough of the machine has to read at the same time. So the *keys* have to be divided among CTAs. Then each CTA has seen a piece of the keys only.
+
+# %% [markdown]
+# ## 1 · Pieces are states
+#
+# Notebook 02: any part of a row of scores is described by a state $(m, l, o)$, its maximum, the sum of $e^{s_j - m}$, and the same sum weighted with the values. Two states merge:
+#
+# $$ (m_1, l_1, o_1) \oplus (m_2, l_2, o_2) = \bigl(m,\; l_1 e^{m_1-m} + l_2 e^{m_2-m},\; o_1 e^{m_1-m} + o_2 e^{m_2-m}\bigr), \quad m = \max(m_1, m_2), $$
+#
+# in any order. A CTA that is done with its piece has $O = o / l$ and $\mathrm{LSE} = m + \ln l$. That is a state again: $(\mathrm{LSE}, 1, O)$ describes the same part, since $e^{\mathrm{LSE}} = l\,e^m$ and $1 \cdot O \cdot e^{\mathrm{LSE}} = o\,e^m$. So two tensors per piece are enough, and *the operator is the very same*. At the end $O = o/l$ once more.
+
+
+# %%
+def merge(a, b):
+    """Notebook 02's operator, with the output: states (m, l, o) of two parts; an empty part is (-inf, 0, 0)."""
+    m = max(a[0], b[0])
+    if m == -np.inf:
+        return a  # both are empty; -inf - (-inf) would be NaN
+    wa, wb = np.exp(a[0] - m), np.exp(b[0] - m)
+    return m, wa * a[1] + wb * b[1], wa * a[2] + wb * b[2]
+
+
+def piece(q, K, V):
+    """What a CTA leaves: (LSE, 1, O) of some of the keys."""
+    o, lse = reference.attention(*(x[None, None] for x in (q, K, V)))
+    return lse.item(), 1.0, o[0, 0, 0].numpy()
+
+
+# %%
+q, K, V = torch.randn(1, 64), torch.randn(1000, 64), torch.randn(1000, 64)
+cuts = [0, 100, 101, 480, 777, 1000]  # five pieces, one of them a single key
+states = [piece(q, K[a:b], V[a:b]) for a, b in zip(cuts, cuts[1:])]
+_, _, whole = piece(q, K, V)
+rng, off = np.random.default_rng(0), []
+for _ in range(1000):  # merge any two, until one is left
+    left = [states[i] for i in rng.permutation(5)] + [(-np.inf, 0.0, np.zeros(64))]
+    while len(left) > 1:
+        left.append(merge(left.pop(rng.integers(len(left))), left.pop(rng.integers(len(left)))))
+    m, l, o = left[0]
+    off.append(abs(o / l - whole).max())
+print(
+    f"1000 random orders, with an empty piece among them: off by at most {max(off):.1e}, of outputs up to {abs(whole).max():.2f}"
+)
+
+# %% [markdown]
+# Rounding of float64, whatever the order. Two such trees over the first four pieces, drawn as in notebook 02, with the LSE of a piece in the place of a score:
+
+# %%
+trees = {"left to right": (((0, 1), 2), 3), "in pairs": ((0, 1), (2, 3))}
+draw.bracketings([round(m, 2) for m, _, _ in states[:4]], trees)
+
+# %% [markdown]
+# ## 2 · How many pieces?
+#
+# Too few, and places stay empty. So as many as possible? Each piece leaves $O$ and the LSE in fp32, $4(d + 1)$ bytes for each row, which are written, and read again by the merge. And each CTA has a beginning and an end, in which it waits for its first keys, or merges. A small machine shows what else there is: 8 SMs with two places each, 6 heads of 960 keys.
+
+# %%
+runs = {}
+for splits in (1, 2, 3, 5):
+    run = schedule.run([960 / splits] * 6 * splits, places=16)
+    runs[f"{splits} split{'s' * (splits > 1)}"] = run.assign(split=np.arange(6 * splits) // 6)
+draw_decode.pieces(runs, 16, per_sm=2)
+
+# %% [markdown]
+# **What to see.** Three pieces are *worse* than two: 18 CTAs on 16 places need a second wave, in which two are at work. Five pieces fill two waves nearly, and take three fifths of the time that three need. What counts is how full the **last wave** is. That is what the rung goes by if one does not tell it a number:
+
+# %%
+print(inspect.getsource(fewest_pieces))
+
+# %% [markdown]
+# `ctas` is what there is without splitting, `places` the number of SMs times CTAs per SM, `most` one piece for each 256 keys. The *fewest* pieces that fill nine tenths are taken, as more of them only add bytes. For the caches above:
+
+# %%
+rows = []
+for B, H, Hkv, Nk, D in CACHES[:8]:
+    alone, places = B * Hkv, 132 * kernel.rung.ctas(D)
+    n = fewest_pieces(alone, places, max(1, min(Nk // 256, 1024)))
+    waves = -(-n * alone // places)
+    extra = 2 * n * B * H * 4 * (D + 1) / record.kv_bytes(B, Hkv, Nk, D)  # written, and read again
+    rows.append((B, Hkv, Nk, D, alone, places, n, waves, n * alone / waves / places, extra))
+columns = ["B", "Hkv", "Nk", "D", "CTAs alone", "places", "splits", "waves", "filled", "more bytes"]
+pd.DataFrame(rows, columns=columns).style.format({"filled": "{:.0%}", "more bytes": "{:.2%}"})
+
+# %% [markdown]
+# ### A model of the bandwidth
+#
+# Must all places be filled? A CTA at work has only so many bytes on order, and gets them one latency later (**Little's law**: bytes on their way = bandwidth × latency). In this rung each of 4 warps has 2 steps of 16 keys ahead at $d = 128$, 8 KB each: 64 KB per CTA. The whole bandwidth needs
+
+# %%
+in_flight = 4 * 2 * (2 * 16 * 128 * 2)  # warps, steps ahead, bytes of K and V in a step
+for microseconds in (0.5, 1, 2, 4):
+    ctas = copy * 1e12 * microseconds * 1e-6 / in_flight
+    print(f"latency {microseconds} µs: {ctas:.0f} CTAs have {copy * microseconds:.1f} MB on their way")
+
+# %% [markdown]
+# So the model has one unknown, how many CTAs are *enough*. All that are at work get equal shares; if fewer than enough are at work, the bandwidth falls in proportion. The bytes of the partial results are added. Three guesses, for one shape:
+
+
+# %%
+def of_copy(splits, shape, enough):
+    """Predicted bandwidth of K and V, as a share of a copy's."""
+    B, H, Hkv, Nk, D = shape
+    steps = -(-Nk // 64)  # of 64 keys, 16 for each warp
+    per_split = -(-steps // splits)
+    lengths = [max(0, min(per_split, steps - s * per_split)) for s in range(splits)]
+    time = schedule.shared([n for n in lengths for _ in range(B * Hkv)], 132 * kernel.rung.ctas(D), enough)
+    partial = 2 * splits * B * H * 4 * (D + 1) / record.kv_bytes(1, 1, 64, D)  # in steps' worth of bytes
+    return steps * B * Hkv / (time + partial)
+
+
+def of_shape(samples, shape, dtype="fp16"):
+    """The measured points of one shape, from a record."""
+    found = record.bandwidths(samples)
+    B, H, Hkv, Nk, D = shape
+    return found.query("B == @B and H == @H and Hkv == @Hkv and Nk == @Nk and D == @D and dtype == @dtype")
+
+
+# %%
+shape = CACHES[4]
+B, H, Hkv, Nk, D = shape
+tried = [1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64, 96, 128]
+guesses = {f"{enough} CTAs are enough": enough for enough in (66, 132, 264)}
+predicted = pd.DataFrame({name: [of_copy(n, shape, e) for n in tried] for name, e in guesses.items()}, tried)
+own = fewest_pieces(B * Hkv, 132 * kernel.rung.ctas(D), Nk // 256)
+title = f"B = {B}, H = {H}, Hkv = {Hkv}, Nk = {Nk}, D = {D}: predicted"
+draw_decode.bandwidth(predicted, own, title)
+
+# %% [markdown]
+# **What to see.** With few pieces all three rise in proportion, as fast as each guess says. Once full, the curves are not flat: they dip where a wave has just been passed, most if every place counts, hardly at all if a quarter of the machine would do. To the right the partial results begin to cost. The number the rung takes is near the best for all three guesses: that is its merit, it works without knowing the latency. "Beside its peers" lays the measured points over this figure.
+
+# %% [markdown]
+# ## 3 · Heads of a group are rows of a tile
+#
+# In rung 20 each query head has CTAs of its own. With grouped heads several of them read the same keys, which cost little there. Here reading is all there is. So the query heads of a group are put into *one* tile of 16 rows: row $r$ is query $\lfloor r / g \rfloor$ of head $r \bmod g$ of the group, with $g = H / H_{kv}$. One `mma.sync` multiplies a tile of keys with all of them, and each key is read once.
+#
+# The four warps do not share a tile either. Each has keys, buffers and a state of its own, and waits for no other: no barrier in the loop, so that no warp's copies wait for a slower warp. Their four states are merged at the end, by $\oplus$.
+
+# %% [markdown]
+# ## 4 · A cache in pages
+#
+# Texts grow, and nobody knows how long they will be. Room for the longest possible one for each would be mostly empty. So the cache is cut into **pages** of a fixed number of keys, which any sequence may take as it grows, and a **block table** says for each sequence which pages are its own, in order ([PagedAttention, Kwon et al., 2023](https://arxiv.org/abs/2309.06180)). Key $j$ of sequence $b$ lies on page `table[b][j // page]`, in row `j % page`. Three sequences, pages of 16:
+
+# %%
+page, lengths = 16, [70, 9, 41]
+order = np.random.default_rng(3).permutation(18)
+table = np.zeros((3, 6), np.int32)  # entries past the end of a sequence mean nothing
+table[0, :5], table[1, :1], table[2, :3] = order[:5], order[5:6], order[6:9]
+draw_decode.block_table(table, lengths, page, 18)
+
+# %% [markdown]
+# For the kernel it is one more load, from a table that every warp asks for again and again and that stays in the caches, before the address of a row is known. A sequence's `length` says where its keys end, and also which key its last query sees under a causal mask.
+
+# %% [markdown]
+# ## The kernel
+
+# %%
+show.region("21_split_kv", "rows")
+
+# %% [markdown]
+# Pieces are whole steps of all four warps, 64 keys, counted by each sequence's own length. A piece that begins past the end has no step at all and leaves the empty state.
+
+# %%
+show.region("21_split_kv", "load_tile")
+
+# %%
+show.region("21_split_kv", "tile_loop")
+
+# %% [markdown]
+# The loop is notebook 12's pipeline for one warp: `__syncwarp` stands where the barrier stood. The softmax is notebook 10's, with the maximum taken every time: this kernel waits for memory, so that the instructions saved in notebook 13 would save nothing.
+
+# %%
+show.region("21_split_kv", "state")
+
+# %%
+show.region("21_split_kv", "merge_splits")
+
+# %% [markdown]
+# The second kernel: a CTA per row of $O$. Groups of threads take every so manieth piece and merge as they go, then the groups' states are merged. `merge` is the function of notebook 02, on $(m, l)$; `weight` carries $o$ along.
+
+# %% [markdown]
+# ## Run and check
+
+# %%
+check(kernel)
+
+# %% [markdown]
+# The number of splits and the paging make no difference to the numbers that a key contributes. Let us see the pieces themselves: the kernel's workspace, merged in Python with the function of section 1. (The kernel keeps its LSE in units of $\log_2$.)
+
+# %%
+q, k, v = (torch.randn(1, h, n, 64, device=device).half() for h, n in ((8, 1), (2, 700), (2, 700)))
+seen = kernel.tensors(q, k, v, splits=5)
+parts, lses = seen["O_part"].cpu().numpy(), seen["LSE_part"].cpu().numpy() * np.log(2)
+print("LSE of each piece, head 3:", lses[:, 0, 3, 0].round(3))
+state = (-np.inf, 0.0, np.zeros(64))
+for s in range(5):
+    lse = lses[s, 0, 3, 0]
+    state = merge(state, (lse, float(lse > -np.inf), parts[s, 0, 3, 0]))
+m, l, o = state
+print(f"LSE: merged {m + np.log(l):.5f}, kernel {seen['LSE'][0, 3, 0]:.5f}")
+print(f"O: largest difference {abs(o / l - seen['O'][0, 3, 0].float().cpu().numpy()).max():.1e}")
+
+# %% [markdown]
+# 700 keys are eleven steps of 64; five pieces of three steps would be fifteen. So the fourth piece is short, and the fifth is empty. The difference in $O$ is its rounding to fp16.
+#
+# And the paged cache: the same sequences, once in pages and once in a rectangular tensor.
+
+# %%
+K_pages, V_pages = (torch.randn(18, 2, page, 64, device=device).half() for _ in range(2))
+q = torch.randn(3, 8, 1, 64, device=device).half()
+tables = torch.from_numpy(table).to(device)
+used = torch.tensor(lengths, dtype=torch.int32, device=device)
+paged, _ = kernel(q, K_pages, V_pages, lengths=used, pages=tables)
+straight = [x[tables.long()].transpose(1, 2).flatten(2, 3) for x in (K_pages, V_pages)]  # (3, 2, 96, 64)
+print("the same bits as without pages:", torch.equal(paged, kernel(q, *straight, lengths=used)[0]))
+
+# %%
+plot.recorded("21_split_kv", "error", plot.error)
+
+# %% [markdown]
+# ## Predict, then measure
+#
+# ### Bytes
+#
+# Eight query heads on two heads of $K$ and $V$, 1024 keys, $d = 64$. Predict, for each number of splits: how often is each byte of $K$ read? How many bytes of $O$ and LSE pass through the workspace? Exactly:
+
+# %%
+q, k, v = torch.randn(1, 8, 1, 64).half(), *(torch.randn(1, 2, 1024, 64).half() for _ in range(2))
+rows = {}
+for splits in (1, 2, 4, 8, 16):
+    counted = xray(kernel, q, k, v, splits=splits).tensors
+    written = counted.bytes_written[["O_part", "LSE_part"]].sum()
+    rows[splits] = counted.reads_per_byte.K, counted.reads_per_byte.V, written, splits * 8 * 4 * (64 + 1)
+pd.DataFrame(rows, ["K read", "V read", "partial bytes written", "predicted"]).T.rename_axis("splits")
+
+# %% [markdown]
+# Each key is read once, by one CTA, for all four query heads of its group. Rung 20 on the same inputs:
+
+# %%
+counted = xray("20_causal_gqa", q, k, v).tensors
+print(f"20_causal_gqa reads each byte of K {counted.reads_per_byte.K:.0f} times")
+
+# %% [markdown]
+# ### Keys that are not there
+#
+# A cache has room for 1024 keys in each of three sequences, of which 1000, 130 and 1 are in use. Predict the bytes of $K$ that are read.
+
+# %%
+k, v = (torch.randn(3, 2, 1024, 64).half() for _ in range(2))
+used = torch.tensor([1000, 130, 1], dtype=torch.int32)
+counted = xray(kernel, q.expand(3, -1, -1, -1).contiguous(), k, v, lengths=used, splits=4).tensors
+print(
+    f"K: {counted.bytes_read.K:,} bytes read of {counted.size_bytes.K:,}; predicted {(1000 + 130 + 1) * 2 * 64 * 2:,}"
+)
+
+# %% [markdown]
+# The rows of a step that lie past the end are filled with zeros and not read.
+#
+# ### No waiting for others
+
+# %%
+ray = xray(kernel, q, k[:1], v[:1], splits=4)
+steps = 2 * 1024 // 16  # of a warp, over both heads
+print(f"{steps} steps of a warp; {ray.trace.instructions['bar.sync']} times a warp arrives at a barrier of its CTA")
+print("bank conflicts of the reads in the loop:", ray.total(region="tile_loop", space="shared").excess)
+
+# %% [markdown]
+# The barriers are those of the merge at the end, and of the second kernel; with more keys there are as many. What bank conflicts the kernel has are in the stores of that merge, once per CTA.
+
+# %% [markdown]
+# ## Beside its peers
+#
+# First the figure of section 2, with what was measured:
+
+# %%
+plot.recorded(
+    "21_split_kv",
+    "decode",
+    lambda samples: draw_decode.bandwidth(
+        predicted, own, title.replace("predicted", "predicted and measured"), of_shape(samples, shape)
+    ),
+)
+
+# %% [markdown]
+# Which of the model's curves do the points follow where they rise? That one's number of CTAs is enough, and by Little's law its latency is that of a read on the loaded machine. Where do they lie below all three? The model has no start of a grid, no second kernel, and no end of a CTA.
+#
+# All recorded caches, at the number of splits that the rung takes by itself and at the best of those tried. `of_copy` is the bandwidth over a copy's, `to_flash` the speed beside SDPA FLASH on the same tensors:
+
+
+# %%
+def at_its_own_and_at_best(samples):
+    found = record.bandwidths(samples)
+    keys = ["dtype", "B", "H", "Hkv", "Nk", "D"]
+    own = found[found.chosen == 1].set_index(keys)[["splits", "of_copy", "to_flash"]]
+    best = found.loc[found.groupby(keys).of_copy.idxmax()].set_index(keys)[["splits", "of_copy"]]
+    return own.join(best, rsuffix=", best").round(2)
+
+
+plot.recorded("21_split_kv", "decode", at_its_own_and_at_best)
+
+# %% [markdown]
+# ## What still hurts
+#
+# 1. **Two launches.** The second kernel reads little, but it has to be launched and can begin only when the last piece is done. For short caches, of a few megabytes, that is a good part of the time.
+# 2. **One number of splits for all.** Every sequence of a batch is cut into as many pieces, whatever its length. One long text among short ones leaves most of the machine to it alone, in as many CTAs as it has pieces. A schedule made on the fly, from the lengths, would cut by keys instead.
+# 3. **16 rows.** With more queries times heads of a group than 16 there are more tiles, each of which reads the keys again. From some number of queries on, rung 20 is the better kernel.
+# 4. **The bytes themselves.** At full bandwidth nothing is left to gain but fewer bytes: fewer heads of $K$ and $V$, shorter windows, numbers of 8 bits.
+#
+# The next two notebooks, 22 and 23, turn round and go backwards: they compute gradients.
+
+# %% [markdown]
+# ## Exercises
+#
+# ### Exercise 21.1 · Merge with the LSE alone
+#
+# Write the merge of two finished pieces $(O, \mathrm{LSE})$, without $l$: the result has to be an output that is divided already, and its LSE. Either or both pieces may be empty, $(0, -\infty)$.
+
+# %%
+# Exercise 21.1
+
+
+def merge_finished(a, b):
+    (O1, lse1), (O2, lse2) = a, b
+    return (O1 + O2) / 2, max(lse1, lse2)
+
+
+# %%
+def like_the_operator():
+    empty = (np.zeros(64), -np.inf)
+    finished = [(o, m) for m, _, o in states]
+    for a, b in [(finished[0], finished[1]), (finished[1], finished[4]), (finished[2], empty), (empty, finished[3])]:
+        m, l, o = merge((a[1], float(a[1] > -np.inf), a[0]), (b[1], float(b[1] > -np.inf), b[0]))
+        O, lse = merge_finished(a, b)
+        assert np.allclose(O, o / l) and np.isclose(lse, m + np.log(l)), f"LSE {a[1]:.2f} with {b[1]:.2f}: wrong"
+    O, lse = merge_finished(empty, empty)
+    return (O == 0).all() and lse == -np.inf
+
+
+exercise.verify(
+    "21.1", like_the_operator, hint="each output counts by its share of the whole sum, exp(its LSE - the LSE)"
+)
+
+# %% [markdown]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def merge_finished(a, b):
+#     (O1, lse1), (O2, lse2) = a, b
+#     lse = np.logaddexp(lse1, lse2)
+#     if lse == -np.inf:
+#         return O1, lse
+#     return np.exp(lse1 - lse) * O1 + np.exp(lse2 - lse) * O2, lse
+# ```
+#
+# The two weights add up to 1. `logaddexp` is the maximum and the sum of the operator, in one function.
+# </details>
+
+# %% [markdown]
+# ### Exercise 21.2 · How many by hand?
+#
+# Predict the number of splits that the rung takes on an H200 (132 SMs) for these steps, all with 32768 keys: (a) $B = 2$, $H = 32$, $H_{kv} = 8$, $d = 128$, one query; (b) the same with 8 queries, as when drafted tokens are verified; (c) as (a) with $d = 64$.
+
+# %%
+# Exercise 21.2
+by_hand = {"a": None, "b": None, "c": None}
+
+
+# %%
+def as_the_rung_does():
+    for name, Nq, D in (("a", 1, 128), ("b", 8, 128), ("c", 1, 64)):
+        tiles = -(-Nq * (32 // 8) // 16)
+        n = fewest_pieces(2 * 8 * tiles, 132 * kernel.rung.ctas(D), 32768 // 256)
+        assert by_hand[name] == n, f"({name}) is not {by_hand[name]}"
+    return True
+
+
+exercise.verify(
+    "21.2",
+    as_the_rung_does,
+    hint="how many tiles of 16 rows are there, how many places, and which multiple fills 90 %?",
+)
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Rows of a tile are queries times heads of a group: 4 in (a) and (c), 32 in (b). The tile table in the kernel's header has the CTAs per SM.
+#
+# </details>
+# <details><summary>Solution</summary>
+#
+# ```python
+# by_hand = {"a": 15, "b": 8, "c": 23}
+# ```
+#
+# (a) 16 CTAs alone, 264 places, of which 90 % are 238: 15 times 16 are 240. (b) Two tiles, so 32 CTAs alone: 8 times 32 are 256. (c) Three CTAs fit on an SM: 396 places, 23 times 16 are 368.
+# </details>
+
+# %% [markdown]
+# ### Exercise 21.3 · Hand out pages
+#
+# Write `allocate`: for sequences of these lengths, a block table and nothing more, an int32 tensor (sequences, most pages of any). Take pages from the list `free`, each at most once. The check runs the kernel on it.
+
+# %%
+# Exercise 21.3
+
+
+def allocate(lengths, page, free):
+    most = max(-(-n // page) for n in lengths)
+    return torch.zeros(len(lengths), most, dtype=torch.int32)
+
+
+# %%
+def pages_of_their_own():
+    lengths, free = [33, 5, 64], [7, 2, 9, 0, 4, 11, 3, 8]
+    table = allocate(lengths, 16, list(free))
+    taken = [p for row, n in zip(table.tolist(), lengths) for p in row[: -(-n // 16)]]
+    assert set(taken) <= set(free), f"pages {sorted(set(taken) - set(free))} are not free"
+    assert len(set(taken)) == len(taken), "two sequences, or two places of one, share a page"
+    K, V = (torch.full((12, 2, 16, 64), torch.nan, device=device).half() for _ in range(2))
+    keys, values = (torch.randn(3, 2, 64, 64, device=device).half() for _ in range(2))
+    for b, n in enumerate(lengths):
+        for j in range(n):
+            K[table[b, j // 16], :, j % 16], V[table[b, j // 16], :, j % 16] = keys[b, :, j], values[b, :, j]
+    q, used = torch.randn(3, 2, 1, 64, device=device).half(), torch.tensor(lengths, dtype=torch.int32, device=device)
+    paged, _ = kernel(q, K, V, lengths=used, pages=table.to(device))
+    return torch.equal(paged, kernel(q, keys, values, lengths=used)[0])
+
+
+exercise.verify("21.3", pages_of_their_own, hint="a sequence of n keys needs the next ceil(n / page) pages of the list")
+
+# %% [markdown]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def allocate(lengths, page, free):
+#     counts = [-(-n // page) for n in lengths]
+#     table = torch.zeros(len(lengths), max(counts), dtype=torch.int32)
+#     for row, count in zip(table, counts):
+#         row[:count] = torch.tensor([free.pop(0) for _ in range(count)])
+#     return table
+# ```
+#
+# Everything that is no key of a sequence was NaN in the check: a kernel that read a row too many would have shown it.
+# </details>
+
+# %% [markdown]
+# ### Exercise 21.4 · The empty piece
+#
+# The guard in `weight`, an empty part weighs nothing, looks like an optimisation. The kernel below has lost it, and passes many tests. Give a number of keys (at most 1000) and of splits for which it is wrong.
+
+# %%
+unguarded = load(source=kernel.rung.replace("part.l > 0.f ? exp2f(part.m - m) : 0.f", "exp2f(part.m - m)"), quiet=True)
+
+# %%
+# Exercise 21.4
+keys_mine, splits_mine = 1000, 4
+
+
+# %%
+def is_wrong():
+    assert 1 <= keys_mine <= 1000
+    q, k, v = (torch.randn(1, 2, n, 64, device=device).half() for n in (1, keys_mine, keys_mine))
+    case = [reference.Case("yours", q, k, v, splits=splits_mine)]
+    assert check(kernel, case).ok
+    return not check(unguarded, case).ok
+
+
+exercise.verify("21.4", is_wrong, hint="which piece is empty, and what is -inf - (-inf)?")
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Pieces are whole steps of 64 keys. When are there more pieces than steps?
+#
+# </details>
+# <details><summary>Solution</summary>
+#
+# ```python
+# keys_mine, splits_mine = 64, 2
+# ```
+#
+# One step, two pieces: the second is empty, the maximum of its four empty warps is $-\infty$, and $-\infty - (-\infty)$ is NaN. With 1000 keys and 4 splits no piece is empty. Sequences of different lengths in one batch, each cut into as many pieces, meet it at once.
+# </details>
+
+# %% [markdown]
+# ## Self-check
+#
+# You can now explain, do and judge:
+#
+# <details><summary>1. Why may most rows of a tile be wasted in a decode step?</summary>
+#
+# It is bound by reading the cache: about one FLOP per byte and query head of a group, where the tensor cores could do more than a hundred.
+#
+# </details>
+# <details><summary>2. Which two numbers of a piece are enough to merge it with others?</summary>
+#
+# Its output, divided already, and its LSE: the state (LSE, 1, O).
+#
+# </details>
+# <details><summary>3. Why can three pieces be slower than two?</summary>
+#
+# If they need another wave of CTAs that is nearly empty.
+#
+# </details>
+# <details><summary>4. Why not a thousand pieces?</summary>
+#
+# Each leaves a partial output that is written and read again, and each CTA has a beginning and an end in which it reads little.
+#
+# </details>
+# <details><summary>5. Grouped heads made no difference to the time of notebook 20's kernel. Why do they here?</summary>
+#
+# There the products took the time, here the bytes. Fewer heads of K and V are fewer bytes, if all query heads of a group use them in one go.
+#
+# </details>
+# <details><summary>6. What does a block table cost, and what does it save?</summary>
+#
+# One small load per row's address, answered by the caches. It saves the room between a sequence's length and the longest possible one.
+#
+# </details>

@@ -1,0 +1,52 @@
+"""The drawings of notebook 20 say what they are given."""
+
+import numpy as np
+from matplotlib.colors import to_rgb
+
+from helpers import draw_masks, reference, schedule
+
+PNG = b"\x89PNG"
+
+
+def titles(figure) -> list[str]:
+    return [ax.get_title(loc="left") for ax in figure.axes]
+
+
+def test_a_mask_has_as_many_blue_cells_as_pairs_that_are_seen():
+    seen = reference.visible(3, 5, causal=True).numpy()
+    (ax,) = draw_masks.masks({"bottom right": seen}).axes
+    blue = to_rgb(draw_masks.LOOKS[3][0])
+    assert [p.get_facecolor()[:3] == blue for p in ax.patches] == seen.ravel().tolist()
+
+
+def test_a_tile_map_paints_each_kind_where_it_is():
+    kinds = np.arange(16).reshape(8, 2) % 4
+    figure = draw_masks.tile_map({"a": kinds, "b": kinds[:4]})
+    first, second = figure.axes
+    faces = [to_rgb(face) for face, _ in draw_masks.LOOKS]
+    assert [faces.index(p.get_facecolor()[:3]) for p in first.patches] == kinds.ravel().tolist()
+    assert first.patches[3].get_xy() == (64, 32) and len(second.patches) == 8
+    assert len(first.lines) == 3 and len(second.lines) == 2  # borders of CTAs of 128 queries
+    assert [t.get_text() for t in figure.legends[0].get_texts()] == list(draw_masks.KINDS)[::-1]
+
+
+def test_heads_lead_to_the_head_that_the_kernel_reads():
+    figure = draw_masks.heads(6, (6, 2, 1))
+    assert titles(figure) == ["Hkv = 6: multi-head", "Hkv = 2: grouped-query", "Hkv = 1: multi-query"]
+    ends = [[line.get_xdata()[1] for line in ax.lines] for ax in figure.axes]
+    assert ends[1] == [1.5] * 3 + [4.5] * 3 and ends[2] == [3] * 6
+
+
+def test_packed_rows_and_wasted_ones():
+    figure = draw_masks.packed([3, 5, 1])
+    assert titles(figure) == ["padded: 3 × 5 = 15 rows, hatched wasted", "packed: 9 rows"]
+    wasted = [p.get_width() for p in figure.axes[0].patches if p.get_hatch()]
+    assert wasted == [2, 0, 4] and figure.axes[1].get_xticks().tolist() == [0, 3, 8, 9]
+
+
+def test_occupancy_names_each_order_s_end():
+    orders = {"good": schedule.run([5, 3, 1, 1], 2), "bad": schedule.run([1, 1, 3, 5], 2)}
+    figure = draw_masks.occupancy(orders, 2)
+    said = [t.get_text() for t in figure.legends[0].get_texts()]
+    assert said == ["good: done at 5, 0.0% above the ideal", "bad: done at 6, 20.0% above the ideal"]
+    assert figure.png(dpi=40).startswith(PNG)
