@@ -29,7 +29,7 @@ template <int d> struct Tile {
   static constexpr int Br = d == 64 ? 96 : 64;    // queries per step of the loop
   static constexpr int Bc = 128;                  // keys per CTA: 64 for each of two warpgroups
   static constexpr int threads = 128 + 2 * 128;   // the producer's warpgroup and two consumers
-  static constexpr int stages = 2;                // buffers for Q_i, for dO_i, for dS
+  static constexpr int stages = 2; // buffers for Q_i and for dO_i; dS has two
   static constexpr int dQ_columns = Br * d / 128; // queries of a warpgroup's half of dQ^T, with 64 columns of d
   static constexpr int dQ_half = 64 * dQ_columns; // floats
 
@@ -38,8 +38,8 @@ template <int d> struct Tile {
   static constexpr int K = 0, V = K + kv_bytes;     // (Bc, d) both
   static constexpr int Q = V + kv_bytes;            // stages x (Br, d)
   static constexpr int dO = Q + stages * q_bytes;   // stages x (Br, d)
-  static constexpr int dS = dO + stages * q_bytes;  // stages x (Br, Bc), in a panel of 64 keys for each warpgroup
-  static constexpr int dQ = dS + stages * dS_bytes; // 2 x half of dQ^T, as the accumulators lie
+  static constexpr int dS = dO + stages * q_bytes;  // 2 x (Br, Bc), in a panel of 64 keys for each warpgroup
+  static constexpr int dQ = dS + 2 * dS_bytes; // 2 x half of dQ^T, as the accumulators lie
   static constexpr int LSE = dQ + 8 * dQ_half;      // stages x (Br)
   static constexpr int delta = LSE + stages * stats_bytes; // stages x (Br)
   static constexpr int barriers = delta + stages * stats_bytes;
@@ -178,7 +178,9 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
   }
 
   fa::setmaxnreg_inc<240>();
-  const int half = __any_sync(0xffffffff, threadIdx.x >= 256); // keys 64 half .. + 64 of the tile
+  // Keys 64 half .. + 64 of the tile. By a vote, of whose result the compiler knows that it is the whole warp's: descriptors
+  // of wgmma are values of a warp, and one that depended on threadIdx would be moved there before every product.
+  const int half = __any_sync(0xffffffff, threadIdx.x >= 256);
   const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   const int g = lane / 4, t = lane % 4; // of an accumulator a lane holds rows 16 warp + g, + 8, columns 8n + 2t, + 1
   const bool elected = threadIdx.x % 128 == 0;
@@ -245,11 +247,11 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
   // [region: tile_loop]
   int h = hk * group, tile = first;
 #pragma unroll 1
-  for (int step = 0; step < steps; ++step) {
-    const int ahead =
-        min(step + 1, steps - 1); // the last step forms its scores again, for nothing: a branch costs more
+  for (int step = 0; step < steps; ++step) {    // The last step forms its scores again, for nothing: in a branch, S would be no accumulator for the compiler.
+    const int ahead = min(step + 1, steps - 1);
     const int stage = step % stages, next = ahead % stages;
     const uint32_t Q_smem = smem + C::Q + stage * C::q_bytes, dO_smem = smem + C::dO + stage * C::q_bytes;
+    const uint32_t dS_smem = smem + C::dS + step % 2 * C::dS_bytes;
 
     // [region: dP]
     // dP, and behind it dV += P^T dO, one fragment A of P^T after the other
@@ -270,7 +272,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     // [region: dS]
     // dS = P o (dP - delta). Its fragment k takes the registers of P's fragment k - 1, as soon as dV has no more need of them.
     const float *delta_smem = reinterpret_cast<const float *>(smem_base + C::delta + stage * C::stats_bytes) + 2 * t;
-    const uint32_t dS_row = smem + C::dS + stage * C::dS_bytes + half * Br * 128 + (lane % 8 + lane / 16 * 8) * 128 +
+    const uint32_t dS_row = dS_smem + half * Br * 128 + (lane % 8 + lane / 16 * 8) * 128 +
                             ((2 * warp + lane / 8 % 2) ^ lane % 8) * 16; // stmatrix
     unrolled<F>([&](auto fragment) {
       constexpr int k = decltype(fragment)::value;
@@ -303,7 +305,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     float dQ_reg[C::dQ_columns / 8][4];
     {
       const uint64_t K = fa::mn_major(smem + C::K + (d == 128 ? half * Bc * 128 : 0), Bc);
-      const uint64_t dS = fa::k_major(smem + C::dS + stage * C::dS_bytes + (d == 128 ? 0 : half * C::dQ_columns * 128));
+      const uint64_t dS = fa::k_major(dS_smem + (d == 128 ? 0 : half * C::dQ_columns * 128));
       fa::wgmma_fence();
 #pragma unroll
       for (int k = 0; k < Bc / 16; ++k)
