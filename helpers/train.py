@@ -42,7 +42,7 @@ class Plan:
     dtype: torch.dtype = torch.bfloat16  # of the products in training
 
 
-TOY = Plan(Size(layers=2, heads=2, kv_heads=1, context=512), length=128, batch=2, steps=30, rate=1e-3, bytes=24)
+TOY = Plan(Size(layers=2, heads=2, kv_heads=1, context=512), length=128, batch=2, steps=30, rate=1e-3, bytes=40)
 SMALL = Plan(Size(layers=6, heads=8, kv_heads=2, context=4096), length=4096, batch=4, steps=400, rate=1e-3)
 
 
@@ -212,7 +212,7 @@ def tables(plan: Plan, device: str) -> tuple[dict[str, pd.DataFrame], dict]:
     """The samples of every kind of a record (data/README.md), and what to keep beside its conditions."""
     training, runs, model = train_all(plan, device)
     source = manual()
-    known = {
+    extra = {
         "plan": asdict(plan) | {"dtype": str(plan.dtype), "prompts": [p.decode() for p in plan.prompts]},
         "source": {
             "name": "pydoc_data.topics, Python Software Foundation, PSF licence",
@@ -222,12 +222,12 @@ def tables(plan: Plan, device: str) -> tuple[dict[str, pd.DataFrame], dict]:
         "method": "one run after the other; CUDA events around every step",
         "skipped": runs.attrs.pop("skipped"),
     }
-    return {"training": training, "runs": runs, "text": compare(model, plan)}, known
+    return {"training": training, "runs": runs, "text": compare(model, plan)}, extra
 
 
-def save(found: dict[str, pd.DataFrame], known: dict, **options: object) -> list[Path]:
+def save(found: dict[str, pd.DataFrame], extra: dict, **options: object) -> list[Path]:
     """Records what `tables` gave; options are those of record.save."""
-    return [record.save(STEM, kind, frame, extra=known, rungs=RUNGS, **options) for kind, frame in found.items()]
+    return [record.save(STEM, kind, frame, extra=extra, rungs=RUNGS, **options) for kind, frame in found.items()]
 
 
 def main() -> int:
@@ -239,8 +239,8 @@ def main() -> int:
         return 1
     begun = time.perf_counter()
     with watch() as seen:
-        found, known = tables(SMALL, "cuda")
-    for path in save(found, known | seen):
+        found, extra = tables(SMALL, "cuda")
+    for path in save(found, extra | seen):
         print("wrote", path.name)
     print(speeds(found["training"], found["runs"]).round(3).to_string())
     print(yardstick(found["training"]).round(4).to_string())

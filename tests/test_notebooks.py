@@ -26,7 +26,7 @@ from helpers import execute, ladder, record, show
 FOLDER = execute.NOTEBOOKS
 STEMS = sorted(path.stem for path in FOLDER.glob("[0-9][0-9]_*.ipynb"))
 RUNGS = [stem for stem in STEMS if (ladder.KERNELS / f"{stem}.cu").exists()]
-OTHERS = {"00_start_here"} | {stem for stem in STEMS if stem.startswith("9")}  # about no one rung: 9x look across them
+OTHERS = {"00_start_here", "24_in_a_model"} | {stem for stem in STEMS if stem.startswith("9")}  # about no one rung
 LONGEST_CELL = 18  # lines
 
 OPENING = ("**After this notebook you can**", "**Time**", "**Needs**", "**The idea in one line**")

@@ -1,0 +1,444 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 24 · In a model
+#
+# **After this notebook you can**
+# - put a kernel of your own under a PyTorch model, with gradients, `torch.compile` and checkpointing;
+# - say whether two loss curves are *the same*, with a yardstick instead of an eye;
+# - write text from a KV cache, for prompts of different lengths at once, and judge whether two ways to write it agree.
+#
+# **Time** 60 minutes.
+#
+# **Needs** 20 · Causal, 21 · Split KV and 23 · Backward for what the kernels do; here they are only called. No GPU: without one a toy model trains on the emulator for a few steps, through the same code.
+#
+# **The idea in one line**: a model doesn't know who computes its attention; so exchange it, keep everything else, and look.
+
+# %%
+import inspect
+from dataclasses import replace
+from functools import partial
+
+import pandas as pd
+import torch
+from IPython.display import Code, display
+from torch.nn.attention import SDPBackend
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
+
+from helpers import draw_training, exercise, gpt, load, rung, train
+
+device = load("20_causal_gqa").device
+plan = train.plan(device)
+plan
+
+# %% [markdown]
+# `plan` says how large the model is and how long it trains: on a GPU a small one, without a GPU a toy.
+#
+# ## The text
+#
+# Every Python carries the text that `help("for")` prints: its reference manual, as `pydoc_data.topics`. It was written by the Python Software Foundation and its contributors, and comes under the PSF licence. Half a megabyte is little for a language model, but it is real, and it is already on your disk. The model reads bytes; there is no tokenizer.
+
+# %%
+text = train.manual()
+print(f"{len(text):,} bytes, {len(set(text))} different ones\n")
+print(text[text.index(b'The "for" statement') :][:400].decode())
+
+# %% [markdown]
+# ## The model
+#
+# A GPT of about a hundred lines ([helpers/gpt.py](../helpers/gpt.py)) in plain PyTorch. All that it knows of attention is a pair of functions: `whole`, for a whole sequence under a causal mask, and `step`, for one new token of each sequence against a cache. PyTorch's own and ours:
+
+# %%
+Code(inspect.getsource(gpt.sdpa) + "\n\n" + inspect.getsource(gpt.kernels), language="python")
+
+# %% [markdown]
+# `operator("20_causal_gqa")` is rung 20 as a PyTorch operator. Asked for a gradient, it calls rung 23 with the O and LSE that it kept. And this is who calls `whole` and `step`:
+
+# %%
+Code(inspect.getsource(gpt.Block), language="python")
+
+# %% [markdown]
+# One matrix makes Q, K and V of all heads at once: $H$ query heads, and $H_{kv}$ heads of K and V. `unflatten` and `transpose` give a (B, H, N, D) *view* of it: in memory the heads of a token lie side by side, and a row of Q is followed by that token's next head. The kernels take strides, so nothing is copied.
+#
+# The rest of the model is an embedding in front, and a norm and a matrix behind:
+
+# %%
+Code(inspect.getsource(gpt.GPT.forward), language="python")
+
+# %%
+model = gpt.GPT(plan.size, gpt.kernels()).to(device)
+print(f"{sum(p.numel() for p in model.parameters()):,} parameters")
+
+# %% [markdown]
+# ## One step, two ways
+#
+# Before a thousand steps, one. Same model, same bytes; the gradient of every parameter by our kernels and by SDPA, as the relative difference of the two,
+#
+# $$ \frac{\lVert g_{\text{ours}} - g_{\text{SDPA}} \rVert}{\lVert g_{\text{SDPA}} \rVert} . $$
+#
+# **Predict** its size. Products are in bf16, with 8 bits of fraction: one rounding is worth up to $2^{-9} = 0.002$. But how large would a *wrong* gradient's be, and how large may a right one's? The yardstick is another right answer: another of SDPA's own kernels.
+
+# %%
+seen, _ = train.split(text)
+piece = train.batches(seen, plan, seed=0)[0].to(device)
+
+
+def gradient(attention):
+    model.attention = attention
+    model.zero_grad()
+    train.loss(model, piece, plan.dtype).backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+# %%
+flash = gradient(gpt.sdpa(SDPBackend.FLASH_ATTENTION))
+ways = {"kernels": gpt.kernels(), "SDPA MATH": gpt.sdpa(SDPBackend.MATH)}
+apart = {name: ((gradient(way) - flash).norm() / flash.norm()).item() for name, way in ways.items()}
+pd.Series(apart, name="relative difference from SDPA FLASH")
+
+# %% [markdown]
+# **What to see.** Our gradient lies as far from SDPA FLASH's as PyTorch's other kernel does. With 16-bit numbers there is no closer.
+#
+# ## Training
+#
+# Each run below starts from the same parameters and sees the same bytes in the same order; only `attention` differs. Rounding differs, so the curves will part, a little; and training feeds a difference back into the next step. How much is too much? Again other right answers say: another kernel of PyTorch's with the same seed, and, as the other end of the scale, the same kernel with another seed.
+#
+# **Predict** where "kernels" will lie: nearer to the other kernel, or to the other seed?
+
+# %%
+losses, runs, trained = train.train_all(plan, device, rounds=1)
+
+# %%
+here = "on this GPU" if device == "cuda" else "on the emulator"
+draw_training.losses(losses, f"{plan.steps} steps {here}", smooth=1 + plan.steps // 40)
+
+# %%
+train.yardstick(losses)
+
+# %% [markdown]
+# **What to see.** On the left, the curves of one seed can't be told apart. On the right, why: by how much each differs from SDPA FLASH, in nats, on a logarithmic scale. Ours stays beside the other kernel of PyTorch's, step for step, and both lie far below the other seed. (A loss that jumps belongs to a batch with an unusual piece of the manual, a table for instance: all runs jump.)
+#
+# That is what "the curves lie on each other" means: *what our kernels change is what changing nothing of importance changes*.
+#
+# ### The recorded run
+#
+# The same at the size of `train.SMALL`, with two rounds of each: even SDPA FLASH doesn't repeat itself to the last digit on a GPU, as its dQ is added up by atomics, and ours neither (notebook 23).
+
+# %%
+record = train.recorded()
+if record:
+    display(
+        draw_training.losses(
+            record["training"], f"{train.SMALL.steps} steps, recorded on {record['training'].device[0]}", 10
+        )
+    )
+    display(train.yardstick(record["training"]))
+
+# %% [markdown]
+# Speed and memory of the whole training, parameters and optimizer included: thousands of tokens (bytes of text) per second, by the median step and its quartiles; the peak allocated; and the loss on the last tenth of the manual, which no run has seen. Attention is only a part of a step, so a kernel that is a quarter faster doesn't make a model a quarter faster.
+
+# %%
+if record:
+    display(train.speeds(record["training"], record["runs"]).round(3))
+elif device == "cuda":
+    display(train.speeds(losses, runs).round(3))
+else:
+    print("no speed: the emulator counts, it does not time")
+
+# %% [markdown]
+# ## What is kept for the way back
+#
+# Autograd keeps what the way back needs. A hook sees every tensor that is kept; we add up their bytes (each storage once) for one step, with three attentions: SDPA's plain one, which keeps P; ours, which keeps O and LSE; and ours under `torch.utils.checkpoint`, which keeps the input of each block only and forms everything inside it once more on the way back.
+#
+# **Predict**: with N tokens, what grows with $N^2$?
+
+
+# %%
+def kept_bytes(attention, N, wrap=lambda block: block.forward):
+    """Bytes that one training step on a sequence of N bytes keeps for the way back, parameters not counted."""
+    fresh = gpt.GPT(plan.size, attention).to(device)
+    for block in fresh.blocks:
+        block.forward = wrap(block)
+    own, kept = {p.untyped_storage().data_ptr() for p in fresh.parameters()}, {}
+
+    def keep(t):
+        kept[t.untyped_storage().data_ptr()] = t  # alive, so that no address is used twice
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        train.loss(fresh, seen[None, : N + 1].to(device), plan.dtype)
+    return sum(t.untyped_storage().nbytes() for place, t in kept.items() if place not in own)
+
+
+# %%
+def checkpointed(block):
+    return partial(checkpoint, block.forward, use_reentrant=False)
+
+
+# %%
+table = {}
+for N in (128, 256, 512):
+    table[N] = {"SDPA MATH": kept_bytes(gpt.sdpa(SDPBackend.MATH), N), "kernels": kept_bytes(gpt.kernels(), N)}
+    table[N]["kernels, checkpoint"] = kept_bytes(gpt.kernels(), N, checkpointed)
+    table[N]["SDPA MATH over kernels"] = table[N]["SDPA MATH"] - table[N]["kernels"]
+pd.DataFrame(table).rename_axis(columns="N").map(lambda b: f"{b / 2**20:.2f} MiB")
+
+# %% [markdown]
+# **What to see.** From one column to the next N doubles. What SDPA MATH keeps over our kernels, its P, grows about fourfold; everything else doubles at most. (The part that doesn't grow are the matrices, rounded to 16 bits for the products.) Checkpointing keeps the least and pays with a second forward pass: on the way back our forward kernel runs once more in every block, and its backward kernel takes the O and LSE of that.
+
+# %% [markdown]
+# ## In a compiled model
+#
+# `torch.compile` traces a model into a graph. A Python function it can't look into breaks the graph in two; `fullgraph=True` makes an error of that. To the compiler our kernels are operators with a known shape and a known gradient, so the trace goes through, there and back. (`aot_eager` traces both ways and then runs the graphs as they are. The default, `inductor`, would also fuse what stands *between* the attentions; leave the argument away to see it, it takes its time.)
+
+# %%
+model.attention = gpt.kernels()
+model.zero_grad()
+plain = train.loss(model, piece, plan.dtype)
+compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+traced = train.loss(compiled, piece, plan.dtype)
+traced.backward()
+print(f"loss {plain.item():.6f}, compiled {traced.item():.6f}")
+
+# %% [markdown]
+# ## Writing
+#
+# A trained model writes by predicting a byte, appending it, and predicting again. K and V of old bytes don't change, so they are kept: the *KV cache*. The prompt is read once, by `whole`; from then on every new byte is one `step`: one query per sequence against all of its keys, which is rung 21's work.
+#
+# Several texts are written at once, and their prompts have different lengths. Each sequence fills its own rows of the cache and has its own entry in `lengths`; the kernel reads that many of its keys and no more.
+
+# %%
+Code(inspect.getsource(gpt.generate), language="python")
+
+# %% [markdown]
+# After thirty steps a toy only knows that a blank is the commonest byte. So without a GPU we let another one learn a little longer, with SDPA, which a CPU computes quickly: the parameters don't know who helped to find them.
+
+# %%
+short = replace(train.TOY, length=64, batch=4, steps=200)
+writer = trained if device == "cuda" else train.train(gpt.sdpa(), short, device).model
+written = train.compare(writer, plan)
+print(*map(repr, train.texts(written, plan.prompts)), sep="\n\n")
+
+# %% [markdown]
+# A toy writes no English. The question is another one: does it write *the same* with both? At each byte the likeliest one is taken ("temperature 0"), so a single flip would change all the rest of a text. A flip is possible where the likeliest byte leads the next by less than twice what the two ways' logits differ by.
+
+# %%
+same = (written["sdpa"] == written["kernels"]).groupby(written["prompt"]).all()
+ties = (written["margin"] < 2 * written["apart"]).sum()
+print(f"texts that are the same byte for byte: {same.sum()} of {len(same)}")
+print(f"bytes that could have flipped: {ties} of {written['margin'].notna().sum()}")
+draw_training.margins(written, "Every byte written: how sure, and how different the two ways")
+
+# %% [markdown]
+# **What to see.** Every dot above the line is a byte that no rounding could have changed. The model writes with fp16 rather than bf16 for that reason: three more bits of fraction make the two ways' difference eight times smaller. And the last matrix, from which the logits come, is in fp32: 16-bit logits would often tie exactly.
+#
+# The texts of the recorded model, and the same count for it:
+
+# %%
+if record := train.recorded():
+    texts = record["text"]
+    print(*train.texts(texts, train.SMALL.prompts), sep="\n" + "─" * 60 + "\n")
+    equal = (texts["sdpa"] == texts["kernels"]).groupby(texts["prompt"]).all()
+    print(f"\nthe same byte for byte: {equal.sum()} of {len(equal)}")
+    display(draw_training.margins(texts, "Every byte written by the recorded model"))
+
+# %% [markdown]
+# ### The same cache in pages
+#
+# A cache that reserves the longest possible text for every sequence wastes most of its memory. *Paged*, it is a heap of pages, and a table says which pages belong to whom, in which order ([vLLM](https://arxiv.org/abs/2309.06180)). Rung 21 follows the table while it loads; the result is the same to the last bit.
+
+# %%
+split_kv = load("21_split_kv", device=device, quiet=True)
+B, Hkv, page, lengths = 3, plan.size.kv_heads, 16, torch.tensor([100, 7, 33], dtype=torch.int32, device=device)
+q = torch.randn(B, plan.size.heads, 1, gpt.D, device=device).half()
+k, v = torch.randn(2, B, Hkv, 128, gpt.D, device=device).half()
+heap = torch.randperm(B * 8, device=device)  # page p of sequence b lies at heap[8 b + p]
+K, V = (torch.empty_like(x).view(B * 8, Hkv, page, gpt.D) for x in (k, v))
+K[heap], V[heap] = (x.unflatten(2, (8, page)).transpose(1, 2).flatten(0, 1) for x in (k, v))
+o, _ = split_kv(q, k, v, lengths=lengths)
+paged, _ = split_kv(q, K, V, lengths=lengths, pages=heap.view(B, 8).int())
+torch.equal(o, paged)
+
+# %% [markdown]
+# ## Exercises
+#
+# ### Exercise 24.1 · The curve that cheats
+#
+# A bug in attention's mask is the one bug that makes a loss curve look *better*. Let every row see one key too many, the very byte that is to be predicted (here in SDPA, where a mask is a tensor; small enough that a CPU trains it in seconds):
+
+
+# %%
+def sees_too_much(q, k, v, more):
+    seen = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).tril(more)
+    return scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
+
+
+for more in (0, 1):
+    run = train.train(replace(gpt.sdpa(), whole=partial(sees_too_much, more=more)), short, device)
+    print(f"{more} keys too many: {run.steps.loss.tail(20).mean():.2f} nats per byte, held out {run.held_out:.2f}")
+
+# %% [markdown]
+# No error message, a wonderful curve, and the held-out loss is wonderful, too: the bug is in the way the model is *asked*. Only when it has to write, with no byte ahead to look at, is it lost.
+#
+# So don't look at the curve; test. Here is rung 20 with that bug. Write `leaks`, which says whether any prediction depends on a later byte.
+
+# %%
+source = rung("20_causal_gqa").replace("if (j > last ||", "if (j > last + 1 ||")
+broken = load(source=source, device=device, quiet=True)
+cheating = replace(gpt.kernels(), whole=lambda q, k, v: broken(q, k, v, causal=True)[0])
+doubled = replace(gpt.kernels(), whole=lambda q, k, v: 2 * gpt.kernels().whole(q, k, v))  # wrong, but no leak
+
+
+# %%
+# Exercise 24.1
+@torch.no_grad()
+def leaks(attention):
+    """True if a prediction of the model with this attention depends on a byte behind it."""
+    return False
+
+
+# %%
+def tells_them_apart():
+    assert leaks(cheating), "the broken mask passes"
+    assert not leaks(gpt.kernels()) and not leaks(gpt.sdpa()), "a right attention fails"
+    assert not leaks(doubled), "that one is wrong, but it doesn't look ahead"
+    return True
+
+
+exercise.verify("24.1", tells_them_apart, hint="change the last bytes of a text; which predictions may move?")
+
+# %% [markdown]
+# <details><summary>Solution</summary>
+#
+# ```python
+# @torch.no_grad()
+# def leaks(attention):
+#     model.attention = attention
+#     text = piece[:1, :96].clone()
+#     other = text.clone()
+#     other[:, 50:] = (other[:, 50:] + 1) % 256
+#     with torch.autocast(device, plan.dtype):
+#         before, after = model(text)[:, :50], model(other)[:, :50]
+#     return not torch.equal(before, after)
+# ```
+#
+# Predictions 0 to 49 have seen bytes 0 to 49 and nothing else, so they must not move at all: not even by rounding, since the same kernel does the same sums. Where you cut matters: this leak is one key wide, so only the prediction right before the cut can see across it.
+# </details>
+
+# %% [markdown]
+# ### Exercise 24.2 · A model that looks back 32 bytes
+#
+# Exchange the attention for one with a sliding window: every byte sees itself and the 31 before it. `operator("20_causal_gqa")` takes `window`. Several layers widen the view again: how far back does a prediction of this model depend on the text? Fill in both.
+
+# %%
+# Exercise 24.2
+windowed = gpt.kernels()
+reach = 0  # bytes: the prediction at i depends on byte i - reach, and on none before
+
+
+# %%
+@torch.no_grad()
+def looks_back():
+    layers = 2
+    small = gpt.GPT(replace(plan.size, layers=layers), windowed).to(device)
+    bytes = piece[:1, :100].clone()
+    other = bytes.clone()
+    first = 99 - reach  # the first byte that the last prediction sees
+    other[:, :first] = 0
+    with torch.autocast(device, plan.dtype):
+        assert torch.equal(small(bytes)[:, -1], small(other)[:, -1]), "it sees further back than that"
+        other[:, first] = (bytes[:, first] + 1) % 256
+        assert not torch.equal(small(bytes)[:, -1], small(other)[:, -1]), "it doesn't see as far as that"
+    return True
+
+
+exercise.verify("24.2", looks_back, hint="a layer looks back 31 bytes; what it finds there has looked back itself")
+
+# %% [markdown]
+# <details><summary>Solution</summary>
+#
+# ```python
+# from helpers.op import operator
+#
+# windowed = gpt.Attention(lambda q, k, v: operator("20_causal_gqa")(q, k, v, causal=True, window=32)[0], None)
+# reach = 2 * 31
+# ```
+#
+# (The check's model has two layers. The work per byte is that of 32 keys in each of them, however long the text.)
+# </details>
+
+# %% [markdown]
+# ### Exercise 24.3 · What a cache costs
+#
+# A cache keeps K and V of every layer and every byte. Write its bytes for one sequence. Then: of the plan `train.SMALL`, with fp16, how many sequences of 4096 bytes fit in 1 GiB, and how many if every query head had its own K and V?
+
+
+# %%
+# Exercise 24.3
+def cache_bytes(layers, kv_heads, D, N, itemsize=2):
+    return 0
+
+
+grouped, ungrouped = 0, 0  # sequences that fit
+
+
+# %%
+def counts():
+    s = train.SMALL.size
+    real = gpt.Cache(replace(s, context=64), 1, torch.float16, "cpu")
+    assert cache_bytes(s.layers, s.kv_heads, gpt.D, 64) == real.k.nbytes + real.v.nbytes, (
+        "gpt.Cache takes another amount"
+    )
+    assert grouped == 2**30 // cache_bytes(s.layers, s.kv_heads, gpt.D, 4096), (
+        "the number with grouped heads is another"
+    )
+    assert ungrouped == 2**30 // cache_bytes(s.layers, s.heads, gpt.D, 4096), "the number without groups is another"
+    return True
+
+
+exercise.verify("24.3", counts, hint="two tensors (layers, Hkv, N, D)")
+
+# %% [markdown]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def cache_bytes(layers, kv_heads, D, N, itemsize=2):
+#     return 2 * layers * kv_heads * N * D * itemsize
+#
+#
+# s = train.SMALL.size
+# grouped, ungrouped = (2**30 // cache_bytes(s.layers, h, gpt.D, 4096) for h in (s.kv_heads, s.heads))
+# ```
+# </details>
+
+# %% [markdown]
+# ## Self-check
+#
+# Answer before you unfold:
+#
+# <details><summary>Two loss curves look the same. Why is that no proof that the kernels agree, and what is a better one?</summary>
+# On the scale of a whole training nearly everything looks the same, a wrong gradient of a few percent included. Compare the gradients of one step, and the difference of the curves with that between two implementations known to be right.
+# </details>
+#
+# <details><summary>Why do two runs of the same code with the same seed differ on a GPU?</summary>
+# Sums whose order isn't fixed: dQ is added up by atomics from CTAs that finish in any order, and an fp32 sum depends on its order.
+# </details>
+#
+# <details><summary>Prompts of different lengths are padded on the right. Why don't the padding bytes spoil anything?</summary>
+# A causal mask: no byte of the prompt sees what is behind it. Their K and V do land in the cache, but behind the sequence's length, where no step looks, and the next bytes overwrite them.
+# </details>
+#
+# <details><summary>A model's temperature-0 text differs from byte 212 on between two kernels. Is one of them wrong?</summary>
+# Look at byte 212: if the two likeliest bytes were closer than the difference of the logits, it was a tie, and both texts are right. After it they are different texts, and comparing them says nothing.
+# </details>
+#
+# <details><summary>Our kernel is faster than SDPA's, and tokens per second hardly change. Why?</summary>
+# Attention is one part of a step; the matrices, the norms, the optimizer and the loss take the rest. The share of attention grows with the length of the sequences.
+# </details>

@@ -1,0 +1,146 @@
+"""The GPT of notebook 24: our kernels and SDPA give it the same gradients and the same text; the record of its training."""
+
+import json
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+import torch
+from test_record import CONDITIONS
+
+from helpers import gpt, load, record, rung, train
+
+DEVICE = load("20_causal_gqa", quiet=True).device
+TINY = replace(
+    train.TOY,
+    size=gpt.Size(layers=1, heads=2, kv_heads=1, context=256),
+    length=40,
+    steps=2,
+    prompts=(b"The for statement", b"A"),
+    bytes=6,
+)
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    made = gpt.GPT(TINY.size, gpt.sdpa()).to(DEVICE)
+    with torch.no_grad():  # as far apart as after a training: a new model's logits are all but equal
+        made.head.weight *= 10
+        made.blocks[0].qkv.weight *= 5
+        made.blocks[0].out.weight *= 5
+    return made
+
+
+def pieces(seed=0):
+    return train.batches(train.split(train.manual())[0], TINY, seed)[0].to(DEVICE)
+
+
+def gradient(model, attention):
+    model.attention = attention
+    model.zero_grad()
+    train.loss(model, pieces(), TINY.dtype).backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+def doubled(q, k, v):
+    """A right forward pass with a wrong gradient: that of V is twice what it should be."""
+    return gpt.kernels().whole(q, k, 2 * v - v.detach())
+
+
+def test_gradients_are_those_of_sdpa(model):
+    expected = gradient(model, gpt.sdpa())
+    apart = {
+        name: ((gradient(model, attention) - expected).norm() / expected.norm()).item()
+        for name, attention in {"kernels": gpt.kernels(), "wrong": replace(gpt.kernels(), whole=doubled)}.items()
+    }
+    assert apart["kernels"] < 0.01 < apart["wrong"], apart  # bf16: a rounding is worth 0.002 to 0.004
+
+
+def test_texts_are_those_of_sdpa(model):
+    found = train.compare(model, TINY)
+    assert len(found) == len(TINY.prompts) * TINY.bytes and found["kernels"].nunique() > 1
+    assert (found["sdpa"] == found["kernels"]).all()
+    assert (found["apart"] < 0.05).all() and (found["margin"] > 0).all()
+    assert train.texts(found, TINY.prompts)[1].startswith("A")
+
+
+def test_where_texts_part_nothing_is_compared_any_more(model, monkeypatch):
+    """A cache of which the last key is forgotten: the texts part, and only up to that place are there margins."""
+    right = gpt.kernels()
+    wrong = replace(right, step=lambda q, k, v, lengths: -right.step(q, k, v, lengths))
+    monkeypatch.setattr(gpt, "kernels", lambda: wrong)
+    found = train.compare(model, TINY)
+    first = found[found["sdpa"] != found["kernels"]].groupby("prompt")["place"].min()
+    assert len(first), "a wrong step was not seen"
+    for prompt, place in first.items():
+        rows = found[found["prompt"] == prompt].set_index("place")
+        assert rows["margin"].notna().tolist() == [n <= place for n in rows.index]
+        assert rows["apart"][1] > 0.05
+
+
+def test_each_sequence_of_a_batch_writes_what_it_writes_alone(model):
+    model.attention = gpt.kernels()
+    together, _ = gpt.generate(model, TINY.prompts, TINY.bytes)
+    for prompt, tokens in zip(TINY.prompts, together):
+        alone, _ = gpt.generate(model, [prompt], TINY.bytes)
+        assert torch.equal(alone[0], tokens)
+
+
+def test_a_text_that_exceeds_the_context_is_refused(model):
+    with pytest.raises(ValueError, match="a context has 1 to 256"):
+        gpt.generate(model, [b"x" * 250], 10)
+    with pytest.raises(ValueError, match="of \\[1, 0\\] bytes"):
+        gpt.generate(model, [b"x", b""], 1)
+
+
+def test_runs_differ_by_their_attention_only():
+    losses = [train.train(gpt.sdpa(), replace(TINY, steps=1), DEVICE, seed).steps["loss"][0] for seed in (0, 0, 1)]
+    assert losses[0] == losses[1] != losses[2]
+    seen, unseen = train.split(train.manual())
+    assert 0.05 < len(unseen) / (len(seen) + len(unseen)) < 0.15
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    root = tmp_path_factory.mktemp("data")
+    found, extra = train.tables(TINY, DEVICE)
+    train.save(found, extra, known=CONDITIONS, root=root)
+    return root, found
+
+
+def test_a_record_reads_as_it_was_written(recorded):
+    root, found = recorded
+    for kind, frame in found.items():
+        loaded = record.load(train.STEM, kind, "nvidia-h200", root)
+        assert loaded.columns.tolist() == ["rung", "op", "device", "stale", *frame.columns]
+        assert len(loaded) == len(frame) and not loaded["stale"].any()
+        documented = (record.DATA / "README.md").read_text()
+        assert f"| `{kind}`" in documented and all(f"`{column}`" in documented for column in frame.columns)
+    about = record.about(train.STEM, "training", "nvidia-h200", root)
+    assert about["rungs"] == list(train.RUNGS) and about["source"]["bytes"] == len(train.manual())
+    assert about["plan"]["size"]["kv_heads"] == 1 and about["plan"]["dtype"] == "torch.bfloat16"
+
+
+def test_a_record_is_stale_when_one_of_its_rungs_has_changed(recorded):
+    root, _ = recorded
+    path = root / "nvidia-h200" / f"{train.STEM}.runs.json"
+    about = json.loads(path.read_text())
+    assert not record.is_stale(about)
+    assert record.is_stale(about | {"rungs": [*train.RUNGS[:2], "22_backward_fp32"]})
+    assert about["digest"] != rung("20_causal_gqa").digest
+
+
+def test_the_yardstick_and_the_speeds_are_those_of_a_made_up_record():
+    rows = [("SDPA FLASH", 0, 0, 2.0, 10.0), ("kernels", 0, 0, 2.1, 8.0), ("SDPA FLASH", 1, 0, 3.0, 10.0)]
+    steps = [(*row[:3], n, row[3], row[4] if n >= train.WARM_UP else 1e6) for row in rows for n in range(40)]
+    training = pd.DataFrame(steps, columns=["name", "seed", "round", "step", "loss", "ms"])
+    runs = pd.DataFrame([(*row[:3], 1000, 2**30, 2.5) for row in rows], columns=["name", "seed", "round", "tokens", "bytes", "held_out"])  # fmt: skip
+    assert train.yardstick(training)["mean"].round(6).to_dict() == {"kernels": 0.1, "SDPA FLASH, seed 1": 1.0}
+    speeds = train.speeds(training, runs)
+    assert speeds["kilotokens_per_s"].tolist() == [100.0, 125.0, 100.0] and speeds["peak_gib"].tolist() == [1.0] * 3
+
+
+def test_without_a_gpu_nothing_is_recorded(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert train.main() == 1 and "on a GPU only" in capsys.readouterr().out
