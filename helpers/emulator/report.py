@@ -23,16 +23,21 @@ HINTS = {
     "race": "a __syncthreads() has to stand between the two, on every way from the one to the other",
     "race between blocks": "blocks run in any order, and together: give each its own part of the output, or use atomics",
     "race in a warp": "lanes of a warp need a __syncwarp() between the two: they don't run in lock step",
-    "in flight": "wait for the copy (cp.async.wait_group or wait_all), then let a barrier tell the other threads",
+    "in flight": "wait for the copy (cp.async.wait_group or wait_all) or the product (wgmma.commit_group, then wgmma.wait_group), then "
+    "let a barrier tell the other threads",
     "divergent barrier": "every thread of a block must come to the same __syncthreads(): move it out of the branch, and let "
     "no thread return before it",
     "deadlock": "every lane that the mask names must come to the same instruction with the same mask",
     "mask": "the mask of a warp instruction must name every lane that executes it",
     "shuffle": "only lanes that execute the same shuffle can be read",
     "stack overflow": "a recursion without end, or local arrays that are too large",
+    "fence": "wgmma.fence has to stand between the last use of registers and the first wgmma.mma_async that they belong to",
+    "descriptor": 'compare start address, leading and stride byte offset and swizzle with the PTX ISA\'s "Matrix Descriptor Format"',
+    "warpgroup": "all four warps of a warpgroup, of which the first's number is a multiple of 4, must execute the same instruction",
+    "registers": "the registers of all warpgroups together can't be more than the block was launched with: 65,536 or less",
     "division by zero": "guard the divisor",
     "shared memory": "use smaller tiles, or dynamic shared memory with cudaFuncSetAttribute for more than 48 KB",
-    "unsupported": "the emulator interprets the PTX of attention kernels up to Ampere's: if it is spelt as in the PTX "
+    "unsupported": "the emulator interprets the PTX of attention kernels up to Hopper's: if it is spelt as in the PTX "
     "ISA, it needs a GPU",
     "inline PTX": "ptxas refuses it too, or it is wrong on a GPU: compare with the instruction's section in the PTX ISA",
     "stopped": "a loop without end, or a size that is too large for an emulator",

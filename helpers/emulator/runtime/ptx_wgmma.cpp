@@ -217,13 +217,16 @@ namespace ptx {
 
 namespace {
 
-// All four warps of the warpgroup have to be there.
-void check_whole(const Frame& f, const Instruction& i) {
+// All four warps of the warpgroup execute this: has_come(progress) of those that have done so, and may have returned.
+template <class HasCome>
+void check_whole(const Frame& f, const Instruction& i, HasCome has_come) {
   const Worker* w = worker;
   const unsigned warp = w->current->number / kWarp, number = warp / kWarpsOfGroup;
   unsigned gone = 0;
   for (unsigned k = 0; k < kWarpsOfGroup; ++k)
-    if ((number * 4 + k + 1) * kWarp > w->threads || w->warp[number * 4 + k].alive != ~0u) gone |= 1u << k;
+    if ((number * 4 + k + 1) * kWarp > w->threads ||
+        (w->warp[number * 4 + k].alive != ~0u && !has_come(w->warpgroups->group[number].warp[k])))
+      gone |= 1u << k;
   if (gone == 0) return;
   fail("warpgroup", 719, f.pc, i.site, "executes %s in warp %u, which needs all four warps of its warpgroup, %u to %u: %s %s", i.site.what,
        warp, number * 4, number * 4 + 3, warps_in_words(number, gone).c_str(),
@@ -402,7 +405,7 @@ void combine_product(void* const operand[32]) {
     if (lane_of(operand, l).instruction != &i || !(operands_of(*lane_of(operand, l).frame, i) == o))
       fail("warpgroup", 719, f.pc, i.site, "executes %s with other operands than lane %u of its warp: descriptors, scale-d and "
            "immediates must be the same in all lanes", i.site.what, l);
-  check_whole(f, i);
+  check_whole(f, i, [&](const Progress& o) { return o.issued > p.issued; });
   if (std::abs(o.scale_a) != 1 || std::abs(o.scale_b) != 1 || (o.trans_a | o.trans_b) >> 1 != 0)
     fail("inline PTX", 801, f.pc, i.site, "executes %s with scale-a %d, scale-b %d, trans-a %d, trans-b %d: 1 or -1, and 0 or 1, are allowed",
          i.site.what, int(o.scale_a), int(o.scale_b), int(o.trans_a), int(o.trans_b));
@@ -644,7 +647,7 @@ void combine_registers(void* const operand[32]) {
   Progress& p = progress_of(w);
   if (wanted < 24 || wanted > 256 || wanted % 8 != 0)
     fail("registers", 801, f.pc, i.site, "executes %s with %u registers: a multiple of 8 from 24 to 256 is allowed", i.site.what, wanted);
-  check_whole(f, i);
+  check_whole(f, i, [&](const Progress& o) { return o.changes > p.changes; });
   if (p.changes > 0 && (i.offset ? wanted < p.registers : wanted > p.registers))
     fail("registers", 801, f.pc, i.site, "executes %s with %u registers per thread and has %u", i.site.what, wanted, p.registers);
   if (p.changes == g.changes.size()) {
@@ -655,7 +658,12 @@ void combine_registers(void* const operand[32]) {
   if (first.registers != wanted || strcmp(first.site.what, i.site.what) != 0)
     fail("warpgroup", 719, f.pc, i.site, "executes %s with %u registers where another warp of its warpgroup has executed %s with %u, on %s",
          i.site.what, wanted, first.site.what, first.registers, line_of(first.site).c_str());
-  p.wanted = wanted;
+  if (wanted <= p.registers) {
+    w->warpgroups->registers_free += (p.registers - wanted) * kWarp;
+    p.registers = wanted;
+  } else {
+    p.wanted = wanted;
+  }
   share_registers(w);
 }
 
