@@ -29,18 +29,18 @@ template <int d> struct Tile {
   static constexpr int Br = d == 64 ? 96 : 64;    // queries per step of the loop
   static constexpr int Bc = 128;                  // keys per CTA: 64 for each of two warpgroups
   static constexpr int threads = 128 + 2 * 128;   // the producer's warpgroup and two consumers
-  static constexpr int stages = 2; // buffers for Q_i and for dO_i; dS has two
+  static constexpr int stages = 2;                // buffers for Q_i and for dO_i; dS has two
   static constexpr int dQ_columns = Br * d / 128; // queries of a warpgroup's half of dQ^T, with 64 columns of d
   static constexpr int dQ_half = 64 * dQ_columns; // floats
 
   // Shared memory, in bytes; what TMA and wgmma swizzle begins at multiples of 1024.
   static constexpr int kv_bytes = 2 * Bc * d, q_bytes = 2 * Br * d, dS_bytes = 2 * Br * Bc, stats_bytes = 4 * Br;
-  static constexpr int K = 0, V = K + kv_bytes;     // (Bc, d) both
-  static constexpr int Q = V + kv_bytes;            // stages x (Br, d)
-  static constexpr int dO = Q + stages * q_bytes;   // stages x (Br, d)
-  static constexpr int dS = dO + stages * q_bytes;  // 2 x (Br, Bc), in a panel of 64 keys for each warpgroup
-  static constexpr int dQ = dS + 2 * dS_bytes; // 2 x half of dQ^T, as the accumulators lie
-  static constexpr int LSE = dQ + 8 * dQ_half;      // stages x (Br)
+  static constexpr int K = 0, V = K + kv_bytes;            // (Bc, d) both
+  static constexpr int Q = V + kv_bytes;                   // stages x (Br, d)
+  static constexpr int dO = Q + stages * q_bytes;          // stages x (Br, d)
+  static constexpr int dS = dO + stages * q_bytes;         // 2 x (Br, Bc), in a panel of 64 keys for each warpgroup
+  static constexpr int dQ = dS + 2 * dS_bytes;             // 2 x half of dQ^T, as the accumulators lie
+  static constexpr int LSE = dQ + 8 * dQ_half;             // stages x (Br)
   static constexpr int delta = LSE + stages * stats_bytes; // stages x (Br)
   static constexpr int barriers = delta + stages * stats_bytes;
   static constexpr int Q_full = barriers, dO_full = Q_full + 8 * stages; // 8 bytes each
@@ -247,7 +247,9 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
   // [region: tile_loop]
   int h = hk * group, tile = first;
 #pragma unroll 1
-  for (int step = 0; step < steps; ++step) {    // The last step forms its scores again, for nothing: in a branch, S would be no accumulator for the compiler.
+  for (
+      int step = 0; step < steps;
+      ++step) { // The last step forms its scores again, for nothing: in a branch, S would be no accumulator for the compiler.
     const int ahead = min(step + 1, steps - 1);
     const int stage = step % stages, next = ahead % stages;
     const uint32_t Q_smem = smem + C::Q + stage * C::q_bytes, dO_smem = smem + C::dO + stage * C::q_bytes;

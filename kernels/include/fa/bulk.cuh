@@ -18,8 +18,8 @@ __device__ __forceinline__ void cp_async_bulk(uint32_t to, const void *from, uin
 // --- cp.reduce.async.bulk: the same chapter. Adds bytes / 4 floats in shared memory to as many in global memory, each in
 // one piece, in no order, as part of this thread's next group of copies (cp_async_bulk_commit_group of sm90.cuh).
 __device__ __forceinline__ void cp_reduce_async_bulk_add(float *to, uint32_t from, uint32_t bytes) {
-  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
-               "r"(from), "r"(bytes)
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to), "r"(from),
+               "r"(bytes)
                : "memory");
 }
 
