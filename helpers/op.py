@@ -32,6 +32,8 @@ def operator(stem: str) -> torch._ops.OpOverloadPacket:
     there is a backward rung of its dtype; a softmax rung takes s; a backward rung takes q, k, v, o, lse, do and the same
     options, and gives dq, dk, dv. O has the inputs' dtype, one of the rung's; LSE is float32.
 
+    Options are those of Kernel.__call__, by name, as far as the rung's features go: q_starts and k_starts for its cu_seqlens
+    (k_starts: those of the queries unless given), lengths, pages and splits for decode.
     Raises ValueError for a stem that is no rung; so does the operator, traced or run, for a dtype that the rung doesn't take.
     """
     if stem not in OPERATORS:
@@ -48,30 +50,43 @@ def _no_gradient(stem: str) -> None:
     torch.library.register_autograd(f"fa::{name(stem)}", backward)
 
 
-def backward_rung(dtype: torch.dtype, D: int) -> Rung:
-    """The rung that goes back from an attention of this dtype and head dimension. NotImplementedError names those there are."""
+def backward_rung(dtype: torch.dtype, D: int, stem: str = "2", needs: frozenset[str] = frozenset()) -> Rung:
+    """The rung that goes back from rung `stem`: the last one, in its decade or the twenties, for this dtype, with these
+    features, and with a head dimension of at least D. NotImplementedError names those there are."""
     ways = [r for r in rungs() if r.op == "attention_backward"]
-    for r in ways:
-        if str(dtype).removeprefix("torch.") in [TORCH_NAMES[name] for name in r.dtypes] and D in r.D:
+    for r in reversed(ways):
+        fits = dtype in [getattr(torch, TORCH_NAMES[name]) for name in r.dtypes] and D <= max(r.D)
+        if fits and needs <= {*r.features} and r.stem[0] <= max(stem[0], "2"):
             return r
     known = "; ".join(f"{r.stem}: {', '.join(r.dtypes)}, D in {', '.join(map(str, r.D))}" for r in ways)
     raise NotImplementedError(f"no backward kernel for {dtype} and D={D} ({known}); call it under torch.no_grad()")
 
 
 def _gradient(stem: str) -> None:
-    """An attention rung's gradient is the backward rung of its dtype, given O and LSE. LSE itself has no gradient."""
+    """An attention rung's gradient is the backward rung of its dtype, given O and LSE. LSE itself has no gradient. A head
+    dimension between those of the backward rung is filled up with zeros, which add nothing to any product."""
 
     def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-        q, k, v, scale, causal, window = inputs
-        ctx.save_for_backward(q, k, v, *output)
+        q, k, v, scale, causal, window, q_starts, k_starts, lengths, _, _ = inputs
+        ctx.save_for_backward(q, k, v, *output, q_starts, k_starts)
         ctx.options = {"scale": scale, "causal": causal, "window": window}
+        ctx.cache = lengths is not None
         ctx.mark_non_differentiable(output[1])
 
     def backward(ctx: Any, do: Tensor, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, v, o, lse = ctx.saved_tensors
-        rung = backward_rung(q.dtype, q.shape[-1])
-        grads = operator(rung.stem)(q, k, v, o, lse, _in_rows(do), **ctx.options)
-        return *grads, None, None, None
+        q, k, v, o, lse, *starts = ctx.saved_tensors
+        if ctx.cache:
+            raise NotImplementedError(f"{stem} has no backward for keys in a cache; call it under torch.no_grad()")
+        D, options = q.shape[-1], dict(ctx.options)
+        needs = {name for name in ("causal", "window") if options[name]} | (
+            {"gqa"} if q.shape[1] != k.shape[1] else set()
+        )
+        rung = backward_rung(q.dtype, D, stem, frozenset(needs))
+        options["scale"] = D**-0.5 if options["scale"] is None else options["scale"]
+        room = min(d for d in rung.D if d >= D) - D
+        q, k, v, o, do = (torch.nn.functional.pad(x, (0, room)) if room else x for x in (q, k, v, o, do))
+        grads = operator(rung.stem)(q, k, v, o, lse, _in_rows(do), **options, q_starts=starts[0], k_starts=starts[1])
+        return *(x[..., :D] if room else x for x in grads), *[None] * 8
 
     torch.library.register_autograd(f"fa::{name(stem)}", backward, setup_context=setup_context)
 
@@ -93,24 +108,43 @@ def _require_dtypes(rung: Rung, *tensors: Tensor) -> None:
         raise ValueError(f"the inputs have dtypes {', '.join(str(t.dtype) for t in tensors)}; they have to be the same")
 
 
-OPTIONS = "float? scale=None, bool causal=False, int? window=None"
+def _starts(q_starts: Tensor | None, k_starts: Tensor | None) -> tuple[Tensor, Tensor] | None:
+    """cu_seqlens of Kernel.__call__. ValueError for those of the keys alone."""
+    if q_starts is None:
+        if k_starts is not None:
+            raise ValueError("k_starts came without q_starts")
+        return None
+    return q_starts, q_starts if k_starts is None else k_starts
+
+
+OPTIONS = "float? scale=None, bool causal=False, int? window=None, Tensor? q_starts=None, Tensor? k_starts=None"
+CACHE_OPTIONS = "Tensor? lengths=None, Tensor? pages=None, int? splits=None"
 
 
 def _register_attention(rung: Rung) -> None:
     stem = rung.stem
 
     def attention(
-        q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, causal: bool = False, window: int | None = None
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float | None = None,
+        causal: bool = False,
+        window: int | None = None,
+        q_starts: Tensor | None = None,
+        k_starts: Tensor | None = None,
+        lengths: Tensor | None = None,
+        pages: Tensor | None = None,
+        splits: int | None = None,
     ) -> tuple[Tensor, Tensor]:
-        return _kernel(stem, q.device.type)(q, k, v, scale=scale, causal=causal, window=window)
+        masks = {"scale": scale, "causal": causal, "window": window, "cu_seqlens": _starts(q_starts, k_starts)}
+        return _kernel(stem, q.device.type)(q, k, v, **masks, lengths=lengths, pages=pages, splits=splits)
 
-    def fake(
-        q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, causal: bool = False, window: int | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def fake(q: Tensor, k: Tensor, v: Tensor, *options: Any, **named: Any) -> tuple[Tensor, Tensor]:
         _require_dtypes(rung, q, k, v)
         return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
 
-    schema = f"(Tensor q, Tensor k, Tensor v, {OPTIONS}) -> (Tensor, Tensor)"
+    schema = f"(Tensor q, Tensor k, Tensor v, {OPTIONS}, {CACHE_OPTIONS}) -> (Tensor, Tensor)"
     torch.library.custom_op(f"fa::{name(stem)}", attention, mutates_args=(), schema=schema).register_fake(fake)
     _gradient(stem)
 
@@ -128,19 +162,17 @@ def _register_backward(rung: Rung) -> None:
         scale: float | None = None,
         causal: bool = False,
         window: int | None = None,
+        q_starts: Tensor | None = None,
+        k_starts: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        return _kernel(stem, q.device.type)(q, k, v, o, lse, do, scale=scale, causal=causal, window=window)
+        kernel, options = _kernel(stem, q.device.type), {"scale": scale, "causal": causal, "window": window}
+        starts = _starts(q_starts, k_starts)
+        if starts is None or "varlen" in rung.features:
+            return kernel(q, k, v, o, lse, do, **options, cu_seqlens=starts)
+        return _one_by_one(kernel, (q, k, v, o, lse, do), starts, options)
 
     def fake(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        o: Tensor,
-        lse: Tensor,
-        do: Tensor,
-        scale: float | None = None,
-        causal: bool = False,
-        window: int | None = None,
+        q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, *options: Any, **named: Any
     ) -> tuple[Tensor, Tensor, Tensor]:
         _require_dtypes(rung, q, k, v, o, do)
         return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
@@ -148,6 +180,25 @@ def _register_backward(rung: Rung) -> None:
     schema = f"(Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor do, {OPTIONS}) -> (Tensor, Tensor, Tensor)"
     torch.library.custom_op(f"fa::{name(stem)}", backward, mutates_args=(), schema=schema).register_fake(fake)
     _no_gradient(stem)
+
+
+def _one_by_one(
+    kernel: Kernel, inputs: tuple[Tensor, ...], starts: tuple[Tensor, Tensor], options: dict[str, Any]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of a packed batch by a backward rung that takes one sequence at a time, and so on a GPU waits for the row
+    numbers. ValueError where they don't rise from 0 to the number of rows."""
+    q, k, v, o, lse, do = inputs
+    rows = [x.tolist() for x in starts]
+    for x, n in zip(rows, (q.shape[2], k.shape[2]), strict=True):
+        if q.shape[0] != 1 or x[0] != 0 or x[-1] != n or any(a > b for a, b in zip(x, x[1:])) or len(x) != len(rows[0]):
+            raise ValueError(f"q_starts or k_starts is {x}; it has to rise from 0 to {n}, in a batch of 1")
+    grads = tuple(x.new_zeros(x.shape) for x in (q, k, v))
+    for q0, q1, k0, k1 in zip(rows[0], rows[0][1:], rows[1], rows[1][1:]):
+        if q0 < q1 and k0 < k1:
+            of_q, of_k = ([x[:, :, a:b] for x in xs] for xs, a, b in (((q, o, lse, do), q0, q1), ((k, v), k0, k1)))
+            out = grads[0][:, :, q0:q1], grads[1][:, :, k0:k1], grads[2][:, :, k0:k1]
+            kernel(of_q[0], *of_k, of_q[1], of_q[2].contiguous(), of_q[3], **options, out=out)
+    return grads
 
 
 def _register_softmax(rung: Rung) -> None:
