@@ -115,13 +115,14 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void tma_wgmma(con
   // the mask -inf times 0 would be NaN.
   fa::mbarrier_wait(Q_full, 0);
   if (a.scale < 0.f) {
-    uint4 *Q = reinterpret_cast<uint4 *>(Q_KV_smem);
-    for (int i = threadIdx.x; i < Tile<d>::Q_bytes / 16; i += Tile<d>::threads) {
-      const uint4 q = Q[i];
-      Q[i] = {q.x ^ 0x80008000, q.y ^ 0x80008000, q.z ^ 0x80008000, q.w ^ 0x80008000};
+#pragma unroll
+    for (int panel = 0; panel < d / 64; ++panel) { // this warpgroup's rows of it
+      uint4 *Q = reinterpret_cast<uint4 *>(Q_KV_smem + 128 * (panel * Br + 64 * warpgroup));
+      for (int i = threadIdx.x % 128; i < 512; i += 128)
+        Q[i] = {Q[i].x ^ 0x80008000, Q[i].y ^ 0x80008000, Q[i].z ^ 0x80008000, Q[i].w ^ 0x80008000};
     }
     fa::fence_proxy_async();
-    __syncthreads(); // Q_i is turned before any wgmma reads it
+    fa::bar_sync(1 + warpgroup, 128); // they are turned before any wgmma reads them
   }
   const float scale_log2 = fmaxf(fabsf(a.scale), 1e-30f) * fa::log2_e; // S in units of log2, so that P = exp2(S - m)
   // [end: sign]
@@ -220,7 +221,6 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void tma_wgmma(con
       fa::mbarrier_wait(empty + 8 * before, stage == 0 ? parity ^ 1 : parity);
       fetch(next, before);
     }
-    __syncwarp(); // thread 0 is back before its warp goes on together
     // [end: refill]
     fa::wgmma_wait_group<0>();
     if (lane == 0) fa::mbarrier_arrive(empty + 8 * stage); // this warp has read K_j and V_j
