@@ -39,12 +39,14 @@ struct Product {                         // one wgmma.mma_async of the warpgroup
   int sign;                              // of the product: scale-a times scale-b
   bool added, trans_a, trans_b;          // added: to D
   Accumulators* d[kWarpsOfGroup];        // null: that warp has not come yet
+  uint32_t group;                        // as proxy_commit has named it
   uint32_t registers[kWarpsOfGroup][kWarp][4];  // A
 };
 
 // How far a warp has come in its warpgroup's sequence of products.
 struct Progress {
   uint64_t issued = 0, waited = 0;
+  uint32_t waited_group = 0;             // the group of the last product waited for
   std::vector<uint64_t> groups;          // of every committed group not waited for: the products up to here
   bool fenced = false;
   std::vector<std::unique_ptr<Accumulators>> accumulators;
@@ -86,7 +88,7 @@ void begin_warpgroups(Worker* w) {
     g.products.clear(), g.changes.clear();
     g.first = g.computed = 0;
     for (Progress& p : g.warp) {
-      p.issued = p.waited = 0;
+      p.issued = p.waited = p.waited_group = 0;
       p.groups.clear(), p.accumulators.clear();
       p.fenced = false;
       p.registers = registers_at_launch(w->threads);
@@ -301,6 +303,18 @@ void check_descriptor(uint64_t bits, char name, bool mn_major, unsigned extent, 
          kSwizzleWidth[d.mode], outside);
 }
 
+// From here until a wait the operand in shared memory belongs to wgmma.
+void begin_reading(uint64_t descriptor, bool mn_major, unsigned extent, unsigned per_chunk, unsigned agent, const Frame& f,
+                   const Instruction& i) {
+  uint32_t chunk[512], n = 0;
+  each_chunk(Descriptor(descriptor), mn_major, extent, per_chunk, [&](unsigned, unsigned, uint32_t at) { chunk[n++] = at; });
+  std::sort(chunk, chunk + n);
+  for (uint32_t k = 0, end; k < n; k = end) {
+    for (end = k + 1; end < n && chunk[end] - chunk[end - 1] <= 16;) ++end;
+    proxy_read(agent, worker->arena + chunk[k], chunk[end - 1] + 16 - chunk[k], f.pc, i.site);
+  }
+}
+
 // The accumulators that these operands name, found or made; C is in them.
 Accumulators& take_accumulators(Progress& p, void* const operand[32]) {
   Worker* w = worker;
@@ -424,7 +438,7 @@ void combine_product(void* const operand[32]) {
     if (!registers) check_descriptor(o.a, 'A', o.trans_a, 64, per_chunk, f, i);
     check_descriptor(o.b, 'B', o.trans_b, i.count, per_chunk, f, i);
     Critical critical;
-    g.products.push_back({&i, f.pc, o.a, o.b, int(o.scale_a * o.scale_b), o.scale_d != 0, o.trans_a != 0, o.trans_b != 0, {}, {}});
+    g.products.push_back({&i, f.pc, o.a, o.b, int(o.scale_a * o.scale_b), o.scale_d != 0, o.trans_a != 0, o.trans_b != 0, {}, 0, {}});
   }
   Accumulators& d = take_accumulators(p, operand);
   Product& q = g.products[at];
@@ -435,7 +449,12 @@ void combine_product(void* const operand[32]) {
   for (unsigned l = 0; l < kWarp; ++l)
     for (unsigned k = 0; k < d.words; ++k) *d.place[l][k] = marked(d.mark, l, k);
   ++p.issued;
-  for (unsigned k = 0; k < kWarpsOfGroup && came(q) == 15; ++k) wake(w, number * kWarpsOfGroup + k);
+  if (came(q) != 15) return;
+  const unsigned agent = proxy_agent(AgentKind::Wgmma, number * 128, number * 128);
+  if (!registers) begin_reading(o.a, o.trans_a, 64, per_chunk, agent, f, i);
+  begin_reading(o.b, o.trans_b, i.count, per_chunk, agent, f, i);
+  q.group = proxy_commit(agent);
+  for (unsigned k = 0; k < kWarpsOfGroup; ++k) wake(w, number * kWarpsOfGroup + k);
 }
 
 void multiply_async(Frame& f, const Instruction& i) {
@@ -552,8 +571,9 @@ void combine_wait(void* const operand[32]) {
   const uint64_t groups = get<uint32_t>(*lane.frame, lane.instruction->s[0]), until = covered(p, groups);
   for (; g.computed < until; ++g.computed) compute(w, g.products[size_t(g.computed - g.first)]);
   for (; p.waited < until; ++p.waited) {
-    Accumulators& d = *g.products[size_t(p.waited - g.first)].d[mine];
-    if (--d.under_way == 0) land(w, d, operand);
+    const Product& q = g.products[size_t(p.waited - g.first)];
+    p.waited_group = q.group;
+    if (--q.d[mine]->under_way == 0) land(w, *q.d[mine], operand);
   }
   Critical critical;
   if (p.groups.size() > groups) p.groups.erase(p.groups.begin(), p.groups.end() - long(groups));
@@ -570,6 +590,8 @@ void wait_products(Frame& f, const Instruction& i) {
   while (until > g.first && came(g.products[size_t(until - 1 - g.first)]) != 15) wait_in_group(i.site);
   MatrixLane me{&f, &i, nullptr};
   meet(me, combine_wait);
+  const unsigned first = w->current->number / 128 * 128;
+  if (progress_of(w).waited > 0) proxy_waited(proxy_agent(AgentKind::Wgmma, first, first), progress_of(w).waited_group);
 }
 
 bool decode_wgmma(Decoder& d) {
