@@ -1,0 +1,569 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 23 · Backward on tensor cores: P and dS are born as operands
+#
+# **After this notebook you can**
+# - say for each of ten operands whether it comes by `ldmatrix`, by `ldmatrix.trans` or not at all, and why;
+# - decide which way round to form a product by asking who needs its result next;
+# - draw up the budget of registers and shared memory of a kernel before it is compiled;
+# - judge what atomics do to a result: what differs from run to run, by how much, and when that matters;
+# - explain why training in fp16 scales its loss and training in bf16 does not.
+#
+# **Time** 75 minutes.
+#
+# **Needs** [22 · Backward: gradients without P](22_backward_fp32.ipynb) for the maths and [10 · Tensor cores](10_fa2_mma_fp16.ipynb) for fragments. No GPU: without one the kernel runs on the emulator and the timings shown are recorded ones.
+#
+# **The idea in one line**: form $S$ transposed, keys by queries; then a warp's results $P^\top$ and $dS^\top$ already *are* the operands of $dV$ and $dK$, and only $dS$ has to cross between warps.
+
+# %%
+import numpy as np
+import pandas as pd
+import torch
+
+from helpers import banks, check, draw_backward, draw_proof, exercise, fragments, load, plot, record, sass, show, xray
+from helpers.museum import for_d64
+from helpers.reference import Case
+
+torch.manual_seed(0)
+kernel = load("23_backward_mma")
+device = kernel.device
+
+# %% [markdown]
+# ## The problem
+#
+# Notebook 22's kernel does five matrix products per tile on CUDA cores. What those units can do, beside the ones next to them, as measured on the recorded device:
+
+# %%
+top = record.load("device", "ceilings").groupby(["name", "unit"]).value.median().rename("measured").reset_index()
+top[top.name.str.contains("matmul")].set_index("name").round(0)
+
+# %% [markdown]
+# Notebook 10 moved two products to tensor cores, and one lucky fact made it work: the accumulators of $S$ have the layout of an operand $A$, so $P$ went from one product to the next without leaving the registers. Now there are five, and results of two of them ($P$ from $S$, $dS$ from $dP$) are operands of the other three. Each wants them its own way round. Who can be served from registers?
+
+# %% [markdown]
+# ## 1 · Ten operands
+#
+# In $C \mathrel{+}= A B$ an `mma` sums over $k$. A register holds a *pair* of 16-bit numbers that are neighbours along $k$, in $A$ as in $B$. `ldmatrix` makes pairs of what is neighbours *in memory*, that is, along the rows of a tile; `ldmatrix.trans` makes pairs of what stands one above the other. So there is one question to ask of an operand: **does $k$ run along the rows of its tile, or across them?** Try all four cases on one 8 × 8 matrix:
+
+
+# %%
+def ldmatrix(tile, trans):
+    """The pair that each lane gets of one 8 x 8 matrix: (32, 2) (PTX ISA, "ldmatrix")."""
+    source = tile.T if trans else tile
+    return np.array([[source[lane // 4, lane % 4 * 2 + i] for i in range(2)] for lane in range(32)])
+
+
+# %%
+tile = np.arange(64).reshape(8, 8)  # as it lies in memory
+A, B = fragments.a_fragment, fragments.b_fragment  # (lane, element) -> (row, column) of the operand
+for name, operand, layout in [
+    ("A, k along the rows ", tile, A),
+    ("A, k across the rows", tile.T, A),
+    ("B, k along the rows ", tile.T, B),
+    ("B, k across the rows", tile, B),
+]:
+    wanted = [[operand[layout(lane, i)] for i in range(2)] for lane in range(32)]
+    print(name, "->", [f"trans={trans}" for trans in (False, True) if (ldmatrix(tile, trans) == wanted).all()][0])
+
+# %% [markdown]
+# Every tile lies as it came from HBM: $Q_i$, $dO_i$ with a row per query, $K_j$, $V_j$ with a row per key, and columns along $d$. The first two products sum over $d$: along the rows. The others sum over queries or keys: across them.
+#
+# And the two operands that are *results*, $P$ and $dS$? A result is in fragments $C$, and two fragments $C$ side by side are a fragment $A$ (notebook 10, section 4), with $C$'s columns in the place of $k$. Therefore:
+#
+# - $S = Q K^\top$, with a row per query and a column per key, is the operand $A$ of a product that sums over *keys*: $O = P V$ on the way there, $dQ = dS\, K$ on the way back.
+# - $S^\top = K Q^\top$, with a row per key and a column per query, is the operand $A$ of a product that sums over *queries*: $dV = P^\top dO$ and $dK = dS^\top Q$.
+#
+# One of three, or two of three. This kernel forms $S^\top$ and $dP^\top$, and nothing about them is transposed later: they are computed the other way round to begin with, $A$ and $B$ having changed places.
+
+# %%
+along, across, born = True, False, None
+products = {
+    "1  Sᵀ = K Qᵀ": (("K", "keys", "d", along), ("Qᵀ", "queries", "d", along)),
+    "2  dV += Pᵀ dO": (("Pᵀ", "keys", "queries", born), ("dO", "d", "queries", across)),
+    "3  dPᵀ = V dOᵀ": (("V", "keys", "d", along), ("dOᵀ", "queries", "d", along)),
+    "4  dK += dSᵀ Q": (("dSᵀ", "keys", "queries", born), ("Q", "d", "queries", across)),
+    "5  dQ += dS K": (("dS", "queries", "keys", across), ("K", "d", "keys", across)),
+}
+draw_backward.operands(products)
+
+# %% [markdown]
+# **What to see.** The stripes are rows in memory. Blue: they run the way $k$ runs, plain `ldmatrix`. Orange: they run across, `.trans`. Pale: nothing to load. The one operand that is a result and still has to be loaded is $dS$ of the fifth product; it lies in shared memory as $dS^\top$, a row per key, so it comes back with `.trans`.
+#
+# ## 2 · Who crosses
+#
+# There is a second reason to have keys along the rows. The CTA owns a tile of keys and its four (or eight) warps share it: 32 (16) keys for each. So a warp owns the rows of $dK$ and $dV$ that belong to its keys, and everything that they need, its own rows of $P^\top$ and $dS^\top$, it computes itself. Between warps nothing needs to pass for them.
+#
+# $dQ$ is different: it sums over *all* keys, those of other warps included. So all warps put their $dS^\top$ into shared memory, and after a barrier each computes a piece of $dQ_i$, 32 rows by 32 columns, over all 128 keys.
+
+# %%
+ways = dict.fromkeys(draw_backward.EDGES, "registers") | {("dS", "dQ"): "shared memory"}
+ends = {"dV": "registers, to the end", "dK": "registers, to the end", "dQ": "HBM, by atomics"}
+draw_backward.dataflow(ways, ends, "One step of 23_backward_mma (S, P, dP and dS transposed)")
+
+# %% [markdown]
+# **What to see.** Compare with the figure of notebook 22: five orange arrows have become one. What crosses per step is $B_r B_c$ numbers of 16 bits, written once. The other way round (queries along the rows) both $P$ and $dS$ would cross, for $dV$ and $dK$.
+
+# %% [markdown]
+# ## 3 · The budget
+#
+# What does a CTA need? In shared memory $K_j$ and $V_j$, which stay; two stages of $Q_i$ and $dO_i$ with LSE and delta of their rows; and $dS$. In registers, per lane: $dK$ and $dV$ of the warp's keys, which stay; $S$ and $dP$ for `Bq` queries at a time.
+
+
+# %%
+def budget(d, warps, Br=64, Bc=128, stages=2):
+    """Registers per lane for the big arrays, and KB of shared memory."""
+    keys = Bc // warps  # per warp
+    Bq = 1024 // keys  # queries at a time
+    registers = {"dK, dV": 2 * keys * d // 32, "S, dP": 2 * keys * Bq // 32}
+    smem = {"K, V": 2 * Bc * d * 2, "Q, dO": stages * 2 * Br * d * 2, "dS": Bc * Br * 2}
+    smem |= {"LSE, delta": stages * 2 * Br * 4}
+    return registers | {"registers": sum(registers.values())} | {k: v / 1024 for k, v in smem.items()}
+
+
+budgets = pd.DataFrame([budget(64, warps=4), budget(128, warps=8)], index=["d = 64", "d = 128"])
+budgets["KB in all"] = budgets[["K, V", "Q, dO", "dS", "LSE, delta"]].sum(axis=1)
+budgets
+
+# %% [markdown]
+# 192 of at most 255 registers are spoken for in both cases. What is left has to do for fragments on their way, addresses and the 32 accumulators of $dQ$, which take the place of $S$ and $dP$ when those are done. So the shapes are no accident: 32 keys of $d = 64$ or 16 keys of $d = 128$ per warp, not more. `Bq`, 32 or 64 queries at a time, is set so that $S$ and $dP$ take 32 registers each.
+#
+# By shared memory, two CTAs fit on an SM of 228 KB at $d = 64$, and one at $d = 128$. By registers, too: $2 \cdot 128$ or $1 \cdot 256$ threads of 255 registers are all that 65536 give. Did the compiler manage without spilling?
+
+# %%
+table = sass.table("23_backward_mma").set_index("kernel")
+table[table.index.str.startswith("backward")].drop(columns="rung")
+
+# %% [markdown]
+# ## 4 · Sixteen bits, and how small a gradient can be
+#
+# As in notebook 10, operands have 16 bits and all sums are fp32. Rounded are $P$ and $dS$, as operands, and the three results at the very end. $dQ$ is added up across CTAs in an fp32 tensor of its own and rounded only when it is complete; to add shares of 16 bits would round once per tile of keys. delta comes from the 16-bit $O$ and $dO$, in fp32.
+#
+# The error rule allows for just that: the yardstick, plain PyTorch at the same precision, rounds at the same places.
+#
+# $P$ lies between 0 and 1, where fp16 is at home. $dS$ has no such range. It is as large as the gradient that comes in, and gradients of a mean over many tokens are small: $10^{-5}$ and less is nothing special. The smallest normal number of fp16 is $6 \cdot 10^{-5}$. Predict: same inputs, but $dO$ multiplied by $2^{-6}$, $2^{-12}$, …: what becomes of the *relative* error of the gradients, in fp16 and in bf16?
+
+# %%
+torch.manual_seed(0)
+x = [torch.randn(1, 1, 128, 64).to(device) for _ in range(4)]
+rows = []
+for dtype in (torch.float16, torch.bfloat16):
+    q, k, v = (t.to(dtype) for t in x[:3])
+    for power in (0, -6, -12, -18, -24):
+        case = Case("", q, k, v, do=(x[3].to(dtype).double() * 2.0**power).to(dtype))
+        exact = case.exact()
+        errors = [((g - e).abs().max() / e.abs().max()).item() for g, e in zip(kernel(*case.inputs), exact)]
+        rows.append((str(dtype)[6:], f"2^{power}", *errors))
+table = pd.DataFrame(rows, columns=["dtype", "dO times", "dQ", "dK", "dV"]).set_index(["dtype", "dO times"])
+table.map("{:.1e}".format)
+
+# %% [markdown]
+# **What to see.** bf16 has the exponents of fp32, and its columns do not move: everything is scaled by a power of two and nothing else. In fp16 the errors begin to grow at $2^{-12}$, most in $dK$, hardly in $dV$, though $dO$ itself is still represented in full: it is $dS$ that has become too small, and $dV$ doesn't need it. At $2^{-18}$ all three are bad, and at $2^{-24}$ nothing is left. This is why training in fp16 multiplies the loss by a large number before going back and divides the gradients by it afterwards (*loss scaling*), and why training in bf16 can do without. It is no fault of the kernel: PyTorch's own has the same numbers to round.
+
+# %% [markdown]
+# ## 5 · Added up in any order
+#
+# Notebook 22 let CTAs add to $dQ$ in turn. Here they use atomic additions and nobody waits. What does that do to the result? On a GPU, run twice and look. The emulator's CTAs always run in the same order, but the kernel lets us choose another one: deal out the tiles of keys to the CTAs the other way round. For a GPU, which promises no order at all, the two are the same program.
+
+# %%
+source = for_d64("23_backward_mma")
+as_it_is = load(source=source.source, device=device, quiet=True)
+text = source.replace("j0 = blockIdx.x % key_tiles * Bc", "j0 = (key_tiles - 1 - blockIdx.x % key_tiles) * Bc")
+backwards = load(source=text, device=device, quiet=True)
+torch.manual_seed(0)
+q, k, v, do = (torch.randn(1, 1, 512, 64, device=device).half() for _ in range(4))
+case = Case("N = 512", q, k, v, do=do)
+one, other = as_it_is.tensors(*case.inputs), backwards.tensors(*case.inputs)
+rows = {name: (one[name] != other[name]).double().mean().item() for name in ("dQ_sum", "dQ", "dK", "dV")}
+pd.DataFrame({"share of elements that differ": rows}).map("{:.2%}".format)
+
+# %%
+largest = (one["dQ_sum"] - other["dQ_sum"]).abs().max().item()
+print(f"dQ_sum, fp32: differ by up to {largest:.1e}")
+print(f"dQ, fp16:     differ by up to {(one['dQ'].float() - other['dQ'].float()).abs().max().item():.1e}")
+for name, run in (("one order", as_it_is), ("the other", backwards)):
+    frame = check(run, [case]).frame.set_index("output")
+    print(f"{name}: {frame.used['dq']:.1%} of dQ's error budget")
+
+# %% [markdown]
+# **What to see.** $dK$ and $dV$, which no two CTAs share, are the same bit by bit. Of the fp32 sums of $dQ$ many differ, in the last bit or two. Rounding to fp16 hides nearly all of it: an element comes out different only where its sum lies next to the border between two fp16 numbers, and then it differs by a whole step of fp16. The error against float64 is the same.
+#
+# So neither result is better. But a long training run amplifies any difference, and two runs from the same seed drift apart. Whether that matters is for the user to say, and PyTorch has a switch for users to whom it does, `torch.use_deterministic_algorithms`. This rung says in its header block what it promises: `dK and dV are the same bit by bit every time, dQ is not`.
+#
+# ### Additions to neighbours
+#
+# An atomic addition of a warp goes to 32 addresses. Were $dQ$'s sum laid out as $dQ$ is, row by row, the accumulators of one register would lie in eight different rows. But nobody else needs to read the sum before it is complete! So it may lie in any order, and the kernel takes the order of the fragments: element $e$ of all 128 (256) threads side by side. A third CUDA kernel, `finish`, sorts it, multiplies by the scale and rounds.
+
+# %%
+show.region("23_backward_mma", "finish")
+
+# %% [markdown]
+# ## 6 · Masks and groups
+#
+# **Causal.** Query $i$ sees keys up to $i + N_k - N_q$. Seen from a tile of keys: the tiles of queries from the diagonal to the end. So the *first* keys have most work (on the way there it was the last queries), and since CTAs start roughly in the order of `blockIdx`, the tiles of a head are dealt out from the first.
+#
+# **Groups.** With grouped heads, $H / H_{kv}$ query heads share a $K$ and a $V$, and $dK$, $dV$ are sums over all of them. The CTA walks its tiles of queries for one query head after the other, and the sums stay where they are, in registers. Nothing is added up across CTAs, and $K_j$, $V_j$ are loaded once for the whole group. Both in one expression:
+
+
+# %%
+def steps(tile, Nq, Nk, group=1, causal=False, Br=64, Bc=128):
+    """The steps of the CTA of one tile of keys: (query head of the group, tile of queries), in order."""
+    first = max(0, tile * Bc - (Nk - Nq)) // Br if causal else 0
+    return [(h, i) for h in range(group) for i in range(first, -(-Nq // Br))]
+
+
+for causal in (False, True):
+    print(f"causal={causal}:", [len(steps(tile, 1024, 1024, causal=causal)) for tile in range(8)])
+
+# %%
+show.region("23_backward_mma", "steps")
+
+# %% [markdown]
+# ## The kernel
+
+# %%
+show.region("23_backward_mma", "tile")
+
+# %%
+show.region("23_backward_mma", "products")
+
+# %% [markdown]
+# `product` makes $S^\top$ and $dP^\top$: plain `ldmatrix` for both operands. `accumulate` adds to $dV$ and $dK$: operand $A$ comes from registers, $B$ with `.trans`. Then the softmax, which is but one exponential:
+
+# %%
+show.region("23_backward_mma", "scores")
+
+# %% [markdown]
+# In notebook 10 a lane had two rows, so two values of $m$. Here a *column* is a query: a lane has two columns of each fragment, and LSE comes in pairs, from shared memory, for each eight queries.
+
+# %%
+show.region("23_backward_mma", "dV")
+
+# %%
+show.region("23_backward_mma", "dK")
+
+# %% [markdown]
+# Packing $dS^\top$ once serves twice: as a fragment $A$ of $dK$, and as the 32-bit word that goes to shared memory. The fifth product:
+
+# %%
+show.region("23_backward_mma", "dQ")
+
+# %% [markdown]
+# ## Run and check
+
+# %%
+check(kernel)
+
+# %%
+plot.recorded("23_backward_mma", "error", plot.error)
+
+# %% [markdown]
+# ### Where it is wrong
+#
+# When a gradient is wrong, the *place* says a lot. Three bugs, and for each the error of the three gradients in units of what is allowed; causal, 192 queries and 256 keys. Before you look: which gradients break, and where, if
+#
+# 1. every query sees one key of the future;
+# 2. the 8 × 8 matrices of $dS^\top$ are read from shared memory in the order that would suit $dS$;
+# 3. LSE is taken by the rows of a fragment, not by its columns?
+
+# %%
+bugs = {
+    "one key of the future": ("(a.causal && key - query > ahead)", "(a.causal && key - query > ahead + 1)"),
+    "dSᵀ read as if it were dS": ("16 * k + row_B, (row_q + 16 * m) / 8 + chunk_B", "16 * k + row_A, (row_q + 16 * m) / 8 + chunk_A"),
+    "LSE by rows": ("(e % 2 ? LSE.y : LSE.x)", "(e / 2 ? LSE.y : LSE.x)"),
+}  # fmt: skip
+torch.manual_seed(0)
+q, do = (torch.randn(1, 1, 192, 64, device=device).half() for _ in range(2))
+k, v = (torch.randn(1, 1, 256, 64, device=device).half() for _ in range(2))
+case = Case("causal", q, k, v, do=do, causal=True)
+maps = {}
+for bug, (old, new) in bugs.items():
+    report = check(load(source=source.replace(old, new), device=device, quiet=True), [case])
+    maps |= {f"{bug}: d{c.output[1].upper()}": c for c in report.comparisons}
+draw_proof.gallery(maps, columns=3)
+
+# %% [markdown]
+# **What to see.** Rows of $dQ$ are queries, rows of $dK$ and $dV$ are keys.
+#
+# 1. Query $i$ may see the keys up to $i + 64$. The first 65 keys are seen by every query anyway, and their $dK$ and $dV$ are right; from then on each key has one query too many. Of $dQ$ all is wrong except the last row, which has no future.
+# 2. Only $dQ$: the other two had $dS$ from registers.
+# 3. $P$ itself is wrong, and with it everything.
+
+# %% [markdown]
+# ## Predict, then measure
+#
+# ### Products and loads
+#
+# One head, $N = 256$, $d = 64$: two tiles of keys, four of queries, eight steps. Per step there are five products of $64 \times 128 \times 64$ multiply-adds, and an `mma` does $16 \cdot 8 \cdot 16 = 2048$. And the `ldmatrix`? Per warp and step, with 32 keys and 32 queries at a time: a product needs 2 for $A$ and 2 for $B$ for each 16 of $d$; an accumulation needs one for each 16 columns of $d$ and 16 queries; $dQ$ needs 2 and 2 for each 16 keys.
+
+# %%
+products = 5 * 64 * 128 * 64 // 2048
+loads = 4 * (2 * 2 * (64 // 16) * (2 + 2) + 2 * 2 * (64 // 16) * (32 // 16) + (128 // 16) * (2 + 2))  # warps; halves
+torch.manual_seed(0)
+small = Case("small", *(torch.randn(1, 1, 256, 64).half() for _ in range(3)), do=torch.randn(1, 1, 256, 64).half())
+rays = xray(source, *small.inputs)
+counted = pd.Series(rays.trace.instructions)[["mma.sync", "ldmatrix"]]
+pd.DataFrame({"predicted": [8 * products, 8 * loads], "counted": counted})
+
+# %% [markdown]
+# 0.4 `ldmatrix` per `mma`. That is more than notebook 13's 0.31 on the way there, and the reason is the budget: there a warp kept 32 rows of $Q$ for the whole loop, here $K$ and $V$ are operands of the warp's own rows, too, but there are no registers to keep them in. They are read again in every step.
+#
+# ### Bank conflicts
+#
+# All tiles are swizzled as in notebook 11, $dS$ too. Eight accesses, four of them transposed, one written in pieces of 4 bytes: does one XOR serve them all? And what would it cost without?
+
+# %%
+text = source.replace("(chunk ^ row % 8) * 8", "chunk * 8").replace(
+    "(row * Br + g * 8 + 2 * t) ^ chunk * 8", "at<Br>(row, chunk) + 2 * t"
+)
+assert "^" not in text[text.index("place = d == 64") :].splitlines()[0]
+plain = load(source=text, device="cpu", quiet=True)
+both = {"swizzled": rays, "not swizzled": xray(plain, *small.inputs)}
+frames = []
+for name, ray in both.items():
+    frame = ray.to_frame().query("space == 'shared'")
+    frames.append(frame.groupby(["op", "target"])[["excess"]].sum().rename(columns={"excess": name}))
+pd.concat(frames, axis=1).query("`not swizzled` > 0")
+
+# %% [markdown]
+# **What to see.** The columns count wavefronts beyond the least possible: bank conflicts. Left, there is none.
+#
+# ### The additions
+#
+# And the atomics: 32 lanes, 128 bytes, four sectors.
+
+# %%
+rays.address_map("atomicAdd(dQ_sum")
+
+# %% [markdown]
+# ### Masks and groups, counted
+#
+# Predict with `steps`: how do the bytes read of $Q$, $K$ and $dQ$'s sum change with a causal mask, and with four query heads on one head of $K$ and $V$?
+
+# %%
+N, size = 256, 256 * 64 * 2  # bytes of one head of Q
+rows = []
+for causal in (False, True):
+    for H, Hkv in ((4, 4), (4, 1)):
+        q, do = (torch.randn(1, H, N, 64).half() for _ in range(2))
+        k, v = (torch.randn(1, Hkv, N, 64).half() for _ in range(2))
+        case = Case("", q, k, v, do=do, causal=causal)
+        ray = xray(source, *case.inputs, **case.options)
+        taken = Hkv * sum(len(steps(tile, N, N, H // Hkv, causal)) for tile in range(N // 128))
+        read = ray.tensors.bytes_read
+        rows.append((causal, H, Hkv, taken, taken * 64 * 64 * 2, *read[["Q", "K"]].astype(int)))
+pd.DataFrame(rows, columns=["causal", "H", "Hkv", "steps", "Q, predicted", "Q, counted", "K, counted"])
+
+# %% [markdown]
+# **What to see.** Steps, and with them all work and all additions, depend on the query heads and the mask alone. Grouping saves bytes of $K$ and $V$, and of $dK$ and $dV$; the FLOPs are the same. At $N = 256$ the mask skips two steps of eight; the longer the sequence, the nearer to half.
+
+# %% [markdown]
+# ## Beside its peers
+#
+# FLOPs are counted as $10 B H N^2 d$, half of it under a causal mask.
+
+# %%
+plot.recorded("23_backward_mma", "backward", lambda x: plot.throughput(x[x.causal == 0]))
+
+# %%
+plot.recorded(
+    "23_backward_mma",
+    "backward",
+    lambda x: plot.ratio(x[x.causal == 0], "23_backward_mma", ["SDPA FLASH", "SDPA CUDNN"]),
+)
+
+# %%
+plot.recorded(
+    "23_backward_mma",
+    "backward",
+    lambda x: plot.ratio(x[x.causal == 1], "23_backward_mma", ["SDPA FLASH", "SDPA CUDNN"]),
+)
+
+# %% [markdown]
+# What public kernels reach on an H200, from the project's earlier study of them (`data/README.md`, `h200_peers.csv`), TFLOP/s of the way back in fp16 at 16384 tokens and a width of 2048:
+
+# %%
+study = pd.concat([record.public_kernels("bwd", causal).assign(causal=causal) for causal in (False, True)])
+study = study[(study.dtype == "fp16") & study.tflops.notna()]
+study.pivot_table(index=["causal", "D", "name"], columns="Nk", values="tflops").round(0)
+
+# %% [markdown]
+# **How to read it.** SDPA FLASH, FlashAttention-2, is the peer with the same instructions, `mma.sync` and `ldmatrix`. The others have `wgmma`, which reads its operands from shared memory by itself: for them the 0.4 `ldmatrix` per product do not exist.
+
+# %% [markdown]
+# ## What still hurts
+#
+# 1. **Operands through registers.** Eight of ten come by `ldmatrix`, and $K$ and $V$ again in every step. `wgmma` takes both operands from shared memory, transposed if need be: notebook 33.
+# 2. **Two barriers per step**, and at $d = 128$ one CTA per SM: while its warps wait, nobody multiplies.
+# 3. **$dQ$ goes to HBM once per tile of keys**, in fp32, by way of single words. Hopper's copy engine can add a whole tile.
+# 4. **Results leave in pieces of 4 bytes** (the stores of $dK$, $dV$, $dQ$ touch twice the sectors that they fill). Once per CTA, so it hurts short sequences most; and so do the two small kernels before and after.
+
+# %% [markdown]
+# ## Exercises
+#
+# ### Exercise 23.1 · The other way round
+#
+# Suppose the kernel formed $S = Q K^\top$ and $dP = dO\, V^\top$, queries along the rows, as notebook 10 does. A warp that needs $P$ or $dS$ in another way than it has it finds it in shared memory, with a row per query. For the ten operands: `"plain"`, `"trans"`, or `"registers"`?
+
+# %%
+# Exercise 23.1
+comes = {
+    "S = Q K^T": ("plain", "plain"),
+    "dP = dO V^T": ("plain", "plain"),
+    "dV = P^T dO": ("registers", "trans"),
+    "dK = dS^T Q": ("registers", "trans"),
+    "dQ = dS K": ("trans", "trans"),
+}
+
+
+# %%
+def other_way():
+    rows = dict.fromkeys(("Q", "dO", "P", "dS"), "query") | {"K": "key", "V": "key"}  # a row of each tile
+    sums = {"S = Q K^T": "d", "dP = dO V^T": "d", "dV = P^T dO": "query", "dK = dS^T Q": "query", "dQ = dS K": "key"}
+    for product, k in sums.items():
+        names = [x.removesuffix("^T") for x in product.split(" = ")[1].split()]
+        for which, name, said in zip("AB", names, comes[product]):
+            fits = name in ("P", "dS") and k == "key" and which == "A"  # C's columns, the keys, in the place of k
+            right = "registers" if fits else "trans" if rows[name] == k else "plain"
+            assert said == right, f"{product}, operand {which} ({name}): not {said}"
+    return True
+
+
+exercise.verify("23.1", other_way, hint="does k run along the rows of the tile in memory, or across them?")
+
+# %% [markdown]
+# <details>
+# <summary>Hint</summary>
+#
+# $P$ with a row per query is the operand $A$ of a product that sums over keys. Which of the three is that? The others read it with queries as $k$, across its rows.
+#
+# </details>
+# <details>
+# <summary>Solution</summary>
+#
+# ```python
+# comes = {
+#     "S = Q K^T": ("plain", "plain"),
+#     "dP = dO V^T": ("plain", "plain"),
+#     "dV = P^T dO": ("trans", "trans"),
+#     "dK = dS^T Q": ("trans", "trans"),
+#     "dQ = dS K": ("registers", "trans"),
+# }
+# ```
+#
+# One operand from registers instead of two, and both $P$ and $dS$ cross shared memory.
+#
+# </details>
+
+# %% [markdown]
+# ### Exercise 23.2 · Smaller tiles
+#
+# At $d = 128$ one CTA of eight warps fills an SM. A colleague proposes tiles of 64 keys and four warps, 16 keys for each as before. How many KB of shared memory does a CTA need, how many CTAs fit on an SM (228 KB, of which each CTA takes 1 KB on top), and by what factor do the additions to $dQ$ in HBM grow?
+
+# %%
+# Exercise 23.2
+smem_kb, ctas, additions = 145, 1, 1
+
+
+# %%
+def smaller():
+    made = budget(128, warps=4, Bc=64)
+    kb = sum(made[name] for name in ("K, V", "Q, dO", "dS", "LSE, delta"))
+    assert smem_kb == kb, f"not {smem_kb} KB: which of the four parts depend on Bc?"
+    assert ctas == 228 // (kb + 1), f"not {ctas} CTAs"
+    return additions == 128 / 64
+
+
+exercise.verify("23.2", smaller, hint="K, V and dS halve, Q and dO do not; every tile of keys adds to every row of dQ")
+
+# %% [markdown]
+# <details>
+# <summary>Hint</summary>
+#
+# `budget(128, warps=4, Bc=64)` does the sum. Each tile of keys adds once to every row of $dQ$ that sees it.
+#
+# </details>
+# <details>
+# <summary>Solution</summary>
+#
+# ```python
+# smem_kb, ctas, additions = 105, 2, 2
+# ```
+#
+# Two CTAs of four warps: as many warps as before, and while one CTA waits at a barrier the other can work. In exchange $Q$ and $dO$ are read twice as often and $dQ$ is added to twice as often. Which weighs more has to be measured.
+#
+# </details>
+
+# %% [markdown]
+# ### Exercise 23.3 · Atomics in rows
+#
+# If $dQ$'s sum were laid out as $dQ$ is, row by row, $d = 64$ fp32 numbers each: how many 32-byte sectors would a warp's addition touch? (It adds element 0 of a fragment $C$, for all 32 lanes.)
+
+# %%
+# Exercise 23.3
+sectors = 4
+
+
+# %%
+def in_rows():
+    places = [fragments.c_fragment(lane, 0) for lane in range(32)]  # (row, column)
+    touched = banks.sectors([4 * (64 * row + column) for row, column in places], 4)
+    return sectors == len(touched)
+
+
+exercise.verify("23.3", in_rows, hint="in how many rows do the 32 elements lie, and how far apart within a row?")
+
+# %% [markdown]
+# <details>
+# <summary>Hint</summary>
+#
+# Lane $l$ has row $l / 4$ and column $2\,(l \bmod 4)$ of the fragment.
+#
+# </details>
+# <details>
+# <summary>Solution</summary>
+#
+# ```python
+# sectors = 8
+# ```
+#
+# Eight rows, and in each four numbers, every other one of a sector of eight. Twice as many sectors, each half used; and element 1 would come back to the same eight.
+#
+# </details>
+
+# %% [markdown]
+# ## Self-check
+#
+# You can now explain, do and judge:
+#
+# <details><summary>1. When does an operand need ldmatrix.trans?</summary>
+#
+# When k runs across the rows of its tile in shared memory. Whether it is operand A or B makes no difference.
+#
+# </details>
+# <details><summary>2. Why is S formed transposed?</summary>
+#
+# Then P and dS, keys along the rows, are fragments A of dV and dK, which sum over queries; and a warp that owns keys needs nothing of other warps for them.
+#
+# </details>
+# <details><summary>3. Why does dS cross shared memory all the same?</summary>
+#
+# dQ sums over all keys, and the keys are spread over the warps.
+#
+# </details>
+# <details><summary>4. Two runs differ in dQ and not in dK. What kind of kernel is that?</summary>
+#
+# One in which CTAs own keys and add their shares of dQ by atomics, in whatever order they come.
+#
+# </details>
+# <details><summary>5. A model trains in bf16 and not in fp16. Which number would you look at first?</summary>
+#
+# The size of dS (or of dO): below about 6e-5 fp16 loses digits, and below 6e-8 everything. Scale the loss.
+#
+# </details>
