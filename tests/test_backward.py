@@ -109,7 +109,7 @@ def test_gradcheck():
     assert torch.autograd.gradcheck(f, inputs, eps=1e-3, atol=2e-3, rtol=1e-3, nondet_tol=0.0)
     with pytest.raises(GradcheckError):  # and it can fail
         torch.autograd.gradcheck(
-            lambda q, k, v: f(q, k, v) + (0.05 * q).detach(), inputs, eps=1e-3, atol=2e-3, rtol=1e-3, fast_mode=True
+            lambda q, k, v: f(q, k, v) + (0.5 * q).detach(), inputs, eps=1e-3, atol=2e-3, rtol=1e-3, fast_mode=True
         )
 
 
@@ -278,6 +278,14 @@ def test_gradcheck_of_masks_and_groups_of_heads(causal, window):
     inputs = [torch.randn(1, H, n, 32, dtype=torch.float64, requires_grad=True) for H, n in ((2, 3), (1, 4), (1, 4))]
     apply = lambda *x: InDoubles.apply(*x, causal, window)  # noqa: E731
     assert torch.autograd.gradcheck(apply, inputs, atol=1e-5, rtol=1e-4, fast_mode=True)
+
+
+def test_a_gradient_that_is_off_fails_gradcheck():
+    torch.manual_seed(0)
+    inputs = [torch.randn(1, 1, 2, 32, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    off = lambda q, k, v: InDoubles.apply(q, k, v, True, None) + 0.1 * k.sum().detach()  # noqa: E731
+    with pytest.raises(GradcheckError):
+        torch.autograd.gradcheck(off, inputs, atol=1e-5, rtol=1e-4, fast_mode=True)
 
 
 def test_the_way_back_stays_in_the_forward_rungs_decade():
