@@ -75,6 +75,11 @@ def one_product(n: int, **options) -> str:
 """
 
 
+READS = "for (int i = 0; i < 8; ++i) out[t * 8 + i] = d[i];"
+ZERO = "float d[8]; for (int i = 0; i < 8; ++i) d[i] = 0;"
+W = wgmma(16)
+
+
 def source_of(cases: tuple[str, ...], threads: int = 128) -> str:
     """One kernel of several bodies, of which fa_args::H chooses one."""
     marked = (case.replace("// here", f"// here {i}.") for i, case in enumerate(cases))
@@ -304,6 +309,21 @@ def test_a_warpgroups_product_takes_well_under_a_millisecond():
     assert min(seconds) < 200 * 0.5e-3
 
 
+def test_a_descriptor_reaches_all_of_shared_memory():
+    """The last tile of 227 KB: its address has 18 bits, of which a descriptor holds 14."""
+    bytes_ = 227 << 10
+    body = f"""extern __shared__ __align__(1024) uint32_t smem[];
+    const int t = threadIdx.x, added = 0;
+    for (int i = t; i < {bytes_ // 4}; i += 128) smem[i] = i < {(bytes_ - 4096) // 4} ? 0xffffffff : 0x3c003c00;
+    const uint64_t at = static_cast<uint32_t>(__cvta_generic_to_shared(smem)) + {bytes_ - 4096};
+    const uint64_t da = (at & 0x3ffff) >> 4 | 8ull << 16 | 16ull << 32, db = da;
+    __syncthreads(); float d[8]; fence(); {W} commit(); wait<0>(); {READS}"""
+    start = f"""  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, {bytes_});
+    kernel<<<1, 128, {bytes_}>>>(a);"""
+    source = program(body, before=PRELUDE.replace("ISSUE", wgmma(16)), launch=start)
+    assert (launch(build(source), torch.zeros(64 * 16)) == 16).all()
+
+
 # ---- every field of a descriptor matters
 
 WHOLE = [one_product(128, tail="1, 1, 1, 1")]
@@ -335,9 +355,6 @@ def test_a_wrong_field_gives_other_numbers(field, which):
 
 # ---- misuse. Every case is a body that chooses what to do wrong; the finding is at the line with "// here"
 
-READS = "for (int i = 0; i < 8; ++i) out[t * 8 + i] = d[i];"
-ZERO = "float d[8]; for (int i = 0; i < 8; ++i) d[i] = 0;"
-W, E = wgmma(16), wgmma(16, d="e")
 
 # what is wrong: (body, threads, kind of finding, words of its sentence)
 WRONG = {

@@ -1,6 +1,7 @@
 // Runs one block: its threads as fibers, in a fixed order; barriers and warp instructions as rendezvous.
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstring>
 #include <new>
 
@@ -115,7 +116,8 @@ static void prepare(Worker* w, uint64_t block) {
   begin_ptx(w->ptx, w->threads);
   begin_warpgroups(w);
   w->dynamic_bytes = launch.dynamic_shared;
-  poison(w, kStaticArena, w->dynamic_bytes);
+  w->dynamic_base = std::min(kStaticArena, (kDescribed - std::min(kDescribed, w->dynamic_bytes)) & ~size_t(1023));
+  poison(w, w->dynamic_base, w->dynamic_bytes);
   for (unsigned i = 0; i < w->threads; ++i) {
     Thread& t = w->thread[i];
     const unsigned tx = i % launch.block[0], ty = i / launch.block[0] % launch.block[1];
@@ -278,9 +280,9 @@ void* static_shared(const void* key, size_t bytes, size_t alignment, const char*
          w->static_bytes, w->dynamic_bytes, kSharedOptIn);
   const size_t offset = (w->static_top + alignment - 1) / alignment * alignment;
   w->static_top = (offset + bytes + 2 * kGap - 1) / kGap * kGap;  // a gap, then the next array, in bank 0
-  if (w->static_top > kStaticArena)
+  if (w->static_top > w->dynamic_base)
     fail("shared memory", 1, pc, site, "comes to a shared array, its %uth, that doesn't fit the emulator's arena of %zu bytes",
-         w->arrays + 1, kStaticArena);
+         w->arrays + 1, w->dynamic_base);
   w->array[w->arrays++] = {key, name, offset, bytes, shape};
   poison(w, offset, bytes);
   return w->arena + offset;
@@ -295,7 +297,7 @@ void name_shared(const char* name, uint64_t address) {
   Worker* w = worker;
   if (w == nullptr || w->current == nullptr || w->tracer == nullptr) return;
   const uint64_t offset = address < kArena ? address : address - reinterpret_cast<uintptr_t>(w->arena);
-  if (offset >= kStaticArena && offset < kStaticArena + w->dynamic_bytes) trace_name(w, name, uint32_t(offset));
+  if (offset >= w->dynamic_base && offset < w->dynamic_base + w->dynamic_bytes) trace_name(w, name, uint32_t(offset));
 }
 
 uint32_t shared_address(const void* generic) {

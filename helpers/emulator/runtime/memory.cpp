@@ -12,7 +12,7 @@ constexpr size_t kNull = 64 << 10;  // addresses below are taken for null plus a
 
 // The shared array that the offset lies in, or behind.
 StaticArray shared_array(const Worker* w, size_t offset) {
-  if (offset >= kStaticArena) return {nullptr, "dynamic shared memory", kStaticArena, w->dynamic_bytes, {}};
+  if (offset >= w->dynamic_base) return {nullptr, "dynamic shared memory", w->dynamic_base, w->dynamic_bytes, {}};
   StaticArray nearest = {nullptr, "shared memory", 0, 0, {}};
   for (unsigned i = 0; i < w->arrays && w->array[i].offset <= offset; ++i) nearest = w->array[i];
   return nearest;
@@ -174,7 +174,7 @@ std::string shared_place(const Worker* w, unsigned warp, size_t offset) {
   const std::string name = shared_name(w, w->tracer->warp[warp].named_now, offset, &begin);
   const StaticArray array = shared_array(w, offset);
   size_t at = offset - begin;
-  if (offset >= kStaticArena || array.shape.dims == 0 || array.shape.item == 0)
+  if (offset >= w->dynamic_base || array.shape.dims == 0 || array.shape.item == 0)
     return at == 0 && array.shape.item == array.bytes ? name : name + " + " + std::to_string(at) + " B";
   size_t element = at / array.shape.item, span = 1;
   std::string indices;
@@ -210,7 +210,7 @@ void check_access(Op op, const void* p, size_t bytes, uintptr_t pc, Site site) {
 const char* shared_name(const Worker* w, const std::vector<NamedPlace>& named, size_t offset, size_t* begin) {
   const StaticArray array = shared_array(w, offset);
   *begin = array.offset;
-  if (offset < kStaticArena) return array.name;
+  if (offset < w->dynamic_base) return array.name;
   const char* name = w->dynamic_name != nullptr ? w->dynamic_name : array.name;
   for (const NamedPlace& n : named)
     if (n.offset <= offset && n.offset >= *begin) name = n.name, *begin = n.offset;

@@ -28,7 +28,8 @@ namespace emu {
 constexpr unsigned kMaxThreads = 1024, kWarp = 32, kMaxWarps = kMaxThreads / kWarp;
 constexpr size_t kStaticShared = 48 << 10, kSharedOptIn = 227 << 10, kSharedPerBlock = 48 << 10;
 constexpr size_t kGap = 128;                      // between static arrays, so that an overrun of one is seen
-constexpr size_t kStaticArena = 64 << 10;         // static arrays with their gaps; the dynamic array follows, 1024-aligned
+constexpr size_t kStaticArena = 64 << 10;         // static arrays with their gaps; the dynamic array follows, at dynamic_base
+constexpr size_t kDescribed = 256 << 10;          // how far the 14 bits of a wgmma descriptor's address reach
 constexpr size_t kArena = kStaticArena + (228 << 10);
 constexpr unsigned char kUnwritten = 0, kWritten = 1, kInFlight = 2;  // what has become of a byte of shared memory
 constexpr size_t kSignalStack = 64 << 10;
@@ -123,7 +124,7 @@ struct Worker {
   StaticArray array[64];
   unsigned arrays = 0;
   const char* dynamic_name = nullptr;  // of the extern array
-  size_t static_bytes = 0, static_top = 0, dynamic_bytes = 0;
+  size_t static_bytes = 0, static_top = 0, dynamic_bytes = 0, dynamic_base = 0;
   bool my_turn = false, abandoned = false;
   bool synchronised = false;           // with other blocks: it has executed an atomic, or looked at a volatile variable
   std::string output;
@@ -148,7 +149,7 @@ struct Worker {
 
   Worker();
   ~Worker();
-  char* dynamic() const { return arena + kStaticArena; }
+  char* dynamic() const { return arena + dynamic_base; }
   void ready(Thread* t) {
     if (tracer != nullptr && (t->state == State::Waiting || t->state == State::Held))
       ++tracer->warp[t->number / kWarp].running;

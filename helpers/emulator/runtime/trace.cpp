@@ -81,7 +81,7 @@ void add_request(Worker* w, unsigned warp, uint32_t pc, Op op, unsigned width, u
     const uint32_t first = offset[__builtin_ctz(lanes)];
     size_t begin;
     array = shared_name(w, w->tracer->warp[warp].named, first, &begin);
-    base = arena + (first >= kStaticArena ? kStaticArena : 0);
+    base = arena + (first >= w->dynamic_base ? w->dynamic_base : 0);
     cost = shared_cost(op, offset, lanes, width, source);
   } else {
     base = target == kAllocated ? 0 : reinterpret_cast<uintptr_t>(session.regions[target].base);
