@@ -11,8 +11,8 @@
 // dtypes:    fp16, bf16
 // D:         64, 128
 // workspace: dQ_sum (B,H,Nq192,D) fp32; stats (2,B,H,Nq192) fp32
-// tiles:     D=64:  Br=96 Bc=128 threads=384 smem=172 KB CTAs/SM=1
-//            D=128: Br=64 Bc=128 threads=384 smem=195 KB CTAs/SM=1
+// tiles:     D=64:  Br=96 Bc=128 threads=384 smem=154 KB CTAs/SM=1
+//            D=128: Br=64 Bc=128 threads=384 smem=194 KB CTAs/SM=1
 // arch:      sm_90a
 // paper:     FlashAttention-2, Algorithm 2 (arXiv 2307.08691); FlashAttention-3 (arXiv 2407.08608)
 // speed:     H200: not measured yet
@@ -301,8 +301,9 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     // [region: dQ]
     // dQ^T (d, Br) = K^T dS^T, half of it: 64 columns of d, or all of them for half of the queries
     if (elected) fa::cp_async_bulk_wait_group_read<0>(); // the last dQ has left shared memory
-    fa::fence_proxy_async();                             // dS, written with stmatrix, is read by wgmma
-    // All of dS is written before any warpgroup reads it; the elected threads have waited before the next dQ is written.
+    fa::fence_proxy_async();
+    // All of dS is written, and fenced by those who wrote it, before any warpgroup reads it; the elected threads have
+    // waited before any thread writes the next dQ.
     fa::bar_sync(both, 256);
     float dQ_reg[C::dQ_columns / 8][4];
     {
