@@ -1,19 +1,25 @@
-// A program around one kernel: calls its fa_launch as often as the command line says and waits for each to end. What
-// compute-sanitizer starts in place of Python: nothing here but the kernel and its tensors, each an allocation of its own.
+// A program around one kernel: calls its fa_launch as often as the command line
+// says and waits for each to end. What compute-sanitizer starts in place of
+// Python: nothing here but the kernel and its tensors, each an allocation of
+// its own.
 //
-//   program <12 integers> ...   op (0 attention, 1 softmax), dtype, B, H, Nq, Nk, D, bytes of an element, and the bytes of
-//                               four workspace tensors
-// Inputs are random; outputs and workspace are left as cudaMalloc gives them. Exit code: CUDA's first error, 0 if none.
+//   program <15 integers> ...   op (0 attention, 1 softmax, 2 the way back),
+//   dtype, B, H, Hkv, Nq, Nk, D, bytes of an
+//                               element, causal, splits, and the bytes of four
+//                               workspace tensors
+// Inputs are random, LSE of the way back too; outputs and workspace are left as
+// cudaMalloc gives them. Exit code: CUDA's first error, 0 if none.
 #include <cstdio>
 #include <cstdlib>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-#include <fa/args.cuh>
+#include <fa/model.cuh>
 #include <vector>
 
 namespace {
 
-constexpr size_t gap = 1 << 16; // unallocated bytes between tensors: beyond the end of one is not inside the next
+constexpr size_t gap = 1 << 16; // unallocated bytes between tensors: beyond the
+                                // end of one is not inside the next
 
 void require(cudaError_t error) {
   if (error == cudaSuccess) return;
@@ -58,31 +64,41 @@ void *random(Memory &memory, size_t n, int dtype) {
   return p;
 }
 
-void call(const long (&n)[12]) {
-  const bool softmax = n[0] == 1;
-  fa_args a = {};
-  a.dtype = int(n[1]), a.B = int(n[2]), a.H = int(n[3]), a.Nq = int(n[4]), a.Nk = int(n[5]), a.D = int(n[6]);
+constexpr int numbers = 15;
+
+void call(const long (&n)[numbers]) {
+  const bool softmax = n[0] == 1, back = n[0] == 2;
+  fa_backward_args a = {};
+  a.dtype = int(n[1]), a.B = int(n[2]), a.H = int(n[3]), a.Hkv = int(n[4]);
+  a.Nq = int(n[5]), a.Nk = int(n[6]), a.D = int(n[7]);
+  a.causal = int(n[9]), a.splits = int(n[10]), a.sequences = a.B;
   a.scale = 1.f / 8;
-  const size_t heads = size_t(a.B) * a.H, row = softmax ? a.Nk : a.D, queries = heads * a.Nq, keys = heads * a.Nk;
+  const size_t row = softmax ? a.Nk : a.D, item = size_t(n[8]);
+  const size_t queries = size_t(a.B) * a.H * a.Nq, keys = size_t(a.B) * a.Hkv * a.Nk;
 
   Memory memory;
   a.Q = random(memory, queries * row, a.dtype);
   a.K = softmax ? nullptr : random(memory, keys * row, a.dtype);
   a.V = softmax ? nullptr : random(memory, keys * row, a.dtype);
-  a.O = memory.allocate(queries * row * size_t(n[7]));
-  a.LSE = static_cast<float *>(memory.allocate(queries * sizeof(float)));
-  for (int i = 0; i < 4; ++i) a.workspace[i] = memory.allocate(size_t(n[8 + i]));
+  a.O = back ? random(memory, queries * row, a.dtype) : memory.allocate(queries * row * item);
+  a.LSE = static_cast<float *>(back ? random(memory, queries, FA_FP32) : memory.allocate(queries * sizeof(float)));
+  a.dO = back ? random(memory, queries * row, a.dtype) : nullptr;
+  a.dQ = back ? memory.allocate(queries * row * item) : nullptr;
+  a.dK = back ? memory.allocate(keys * row * item) : nullptr;
+  a.dV = back ? memory.allocate(keys * row * item) : nullptr;
+  for (int i = 0; i < 4; ++i) a.workspace[i] = memory.allocate(size_t(n[11 + i]));
   memory.free_gaps();
 
-  const auto strides = [&](int64_t (&stride)[3],
-                           int64_t rows) { // those of a contiguous tensor; 0
-                                           // along a dimension of 1
-    stride[0] = a.B > 1 ? a.H * rows * int64_t(row) : 0;
-    stride[1] = a.H > 1 ? rows * int64_t(row) : 0;
+  // Those of a contiguous tensor; 0 along a dimension of 1
+  const auto strides = [&](int64_t (&stride)[3], int heads, int64_t rows) {
+    stride[0] = a.B > 1 ? heads * rows * int64_t(row) : 0;
+    stride[1] = heads > 1 ? rows * int64_t(row) : 0;
     stride[2] = rows > 1 ? int64_t(row) : 0;
   };
-  strides(a.Q_stride, a.Nq), strides(a.O_stride, a.Nq);
-  if (!softmax) strides(a.K_stride, a.Nk), strides(a.V_stride, a.Nk);
+  for (auto *stride : {&a.Q_stride, &a.O_stride, &a.dO_stride, &a.dQ_stride}) strides(*stride, a.H, a.Nq);
+  if (!softmax) {
+    for (auto *stride : {&a.K_stride, &a.V_stride, &a.dK_stride, &a.dV_stride}) strides(*stride, a.Hkv, a.Nk);
+  }
 
   require(fa_launch(&a, nullptr));
   require(cudaDeviceSynchronize());
@@ -91,9 +107,9 @@ void call(const long (&n)[12]) {
 } // namespace
 
 int main(int count, char **words) {
-  for (int i = 1; i + 12 <= count; i += 12) {
-    long n[12];
-    for (int k = 0; k < 12; ++k) n[k] = std::atol(words[i + k]);
+  for (int i = 1; i + numbers <= count; i += numbers) {
+    long n[numbers];
+    for (int k = 0; k < numbers; ++k) n[k] = std::atol(words[i + k]);
     call(n);
   }
 }

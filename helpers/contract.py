@@ -389,10 +389,8 @@ def _require_rows(rung: Rung, letter: str, t: Tensor) -> None:
         )
 
 
-def _workspace(rung: Rung, args: FaBackwardArgs, like: Tensor) -> dict[str, Tensor]:
-    """The fp32 tensors the header block lists, allocated and pointed at."""
-    import torch
-
+def workspace_shapes(rung: Rung, args: FaBackwardArgs) -> dict[str, list[int]]:
+    """The shape of each workspace tensor that the header block lists."""
     sizes = {"rows": args.Nq, "N": args.Nk} if rung.op == "softmax" else {}
     sizes |= {word: getattr(args, word) for word in ("B", "H", "Hkv", "Nq", "Nk", "D", "splits")}
 
@@ -401,9 +399,14 @@ def _workspace(rung: Rung, args: FaBackwardArgs, like: Tensor) -> dict[str, Tens
             return -(-args.Nq // int(tile[1])) * int(tile[1])
         return int(word) if word.isdigit() else sizes[word]
 
-    tensors = {
-        name: torch.empty([size(word) for word in dims], dtype=torch.float32, device=like.device)
-        for name, dims in rung.workspace
-    }
+    return {name: [size(word) for word in dims] for name, dims in rung.workspace}
+
+
+def _workspace(rung: Rung, args: FaBackwardArgs, like: Tensor) -> dict[str, Tensor]:
+    """The fp32 tensors the header block lists, allocated and pointed at."""
+    import torch
+
+    shapes = workspace_shapes(rung, args)
+    tensors = {name: torch.empty(shape, dtype=torch.float32, device=like.device) for name, shape in shapes.items()}
     args.workspace[: len(tensors)] = [t.data_ptr() for t in tensors.values()]
     return tensors

@@ -14,11 +14,13 @@ from functools import cache
 
 from .ladder import code, includes, rung, rungs
 
-# (Nq, Nk, D), or (rows, N) of a softmax: tails in every dimension, several tiles of queries and of keys, two heads; and
-# for 02 one warp per row, a block per row, and a row in slices.
+# (Nq, Nk, D), or (rows, N) of a softmax: tails in every dimension, several tiles of queries and of keys, two heads (where
+# a rung knows groups, on one head of K and V; where it knows masks, causal); for 02 one warp per row, a block per row, and a
+# row in slices; for 21 two pieces of a few queries' keys.
 SHAPES = {
     "01": [(37, 50, 24)],
     "02": [(6, 101), (3, 1023), (2, 33001)],
+    "21": [(5, 700, 64)],
     "default": [(130, 150, 64)],
 }
 BATCH, HEADS = 1, 2
@@ -38,6 +40,17 @@ class Mutant:
     def shapes(self) -> list[tuple[int, ...]]:
         """The shapes it is run at."""
         return SHAPES.get(self.stem[:2], SHAPES["default"])
+
+    @property
+    def options(self) -> dict[str, int | bool]:
+        """What a call asks for beside its inputs."""
+        asked = {"causal": True, "splits": 2}
+        return {name: value for name, value in asked.items() if name in rung(self.stem).features}
+
+    @property
+    def heads(self) -> tuple[int, int]:
+        """Heads of Q, and of K and V."""
+        return HEADS, 1 if "gqa" in rung(self.stem).features else HEADS
 
     @property
     def digest(self) -> str:

@@ -318,11 +318,14 @@ def random_inputs(
     dtype: str | None = None,
     device: str | torch.device = "cpu",
     seed: int = 0,
+    Hkv: int | None = None,
+    **options,
 ) -> tuple[Tensor, ...]:
     """Random inputs of whatever a rung takes, the same on every machine for one kind of device.
 
     shape: (B, H, Nq, Nk, D). Attention: q, k, v; backward: q, k, v, o, lse, do, with O and LSE as plain PyTorch computes them;
-    softmax: s of B·H·Nq rows of Nk. dtype: one of the rung's, "fp16"; by default its first.
+    softmax: s of B·H·Nq rows of Nk. dtype: one of the rung's, "fp16"; by default its first. Hkv: heads of K and V, by default
+    H. options: those of the forward pass that O and LSE are of (causal, window, scale).
     """
     B, H, Nq, Nk, D = shape
     generator = torch.Generator(device).manual_seed(seed)
@@ -333,8 +336,9 @@ def random_inputs(
 
     if rung.op == "softmax":
         return (randn(B * H * Nq, Nk),)
-    q, k, v = (randn(B, H, n, D) for n in (Nq, Nk, Nk))
-    return Case("random", q, k, v, do=randn(B, H, Nq, D) if rung.op == "attention_backward" else None).inputs
+    q, k, v = (randn(B, heads, n, D) for heads, n in ((H, Nq), (Hkv or H, Nk), (Hkv or H, Nk)))
+    do = randn(B, H, Nq, D) if rung.op == "attention_backward" else None
+    return Case("random", q, k, v, do=do, **options).inputs
 
 
 def cases(rung=None, device: str | torch.device = "cpu", size: str = "small") -> Iterator[Case]:

@@ -8,6 +8,7 @@ it under each of compute-sanitizer's tools and records what they say; a mutant r
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import shutil
@@ -22,11 +23,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .contract import TORCH_NAMES
+from .contract import TORCH_NAMES, FaBackwardArgs, workspace_shapes
 from .errors import KernelError
 from .kernel import Kernel, load
 from .ladder import INCLUDE, rung, rungs
-from .mutants import BATCH, HEADS, Mutant, mutants, original
+from .mutants import BATCH, Mutant, mutants, original
 from .toolkit import architecture, find_toolkit, gencode
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 CLEAN, TIMEOUT, FAILED = "clean", "timeout", "failed"
 SECONDS = 15  # for one program under one tool; a clean one takes a few
+SAVE_SECONDS = 10  # between two writings of the record
 RETRY_SECONDS = 5  # once it has run out of time under another tool
 PADDING = 1 << 16  # bytes that no tensor owns behind each allocation, as between tensors of the emulator
 COLUMNS = ["mutant", "stem", "line", "bug", "digest", *TOOLS, "xray"]
@@ -52,26 +54,25 @@ def find_sanitizer() -> str:
 
 
 def calls(mutant: Mutant) -> list[int]:
-    """The 12 numbers per call that calls.cpp takes: one call for each of the mutant's shapes, in its first dtype."""
+    """The 15 numbers per call that calls.cpp takes: one call for each of the mutant's shapes, in its first dtype."""
     about = rung(mutant.stem)
     dtype, numbers = about.dtypes[0], []
-    for shape in mutant.shapes:
-        if about.op == "softmax":
-            B, H, (Nq, Nk), D = 1, 1, shape, 1
-        else:
-            B, H, (Nq, Nk, D) = BATCH, HEADS, shape
-        sizes = {"B": B, "H": H, "Nq": Nq, "Nk": Nk, "D": D, "rows": Nq, "N": Nk}
-        workspace = [4 * _product(sizes[word] for word in dims) for _, dims in about.workspace]
-        numbers += [int(about.op == "softmax"), list(TORCH_NAMES).index(dtype), B, H, Nq, Nk, D, ITEMSIZE[dtype]]
+    causal, splits = mutant.options.get("causal", False), mutant.options.get("splits", 1)
+    for B, H, Nq, Nk, D in _shapes(mutant):
+        Hkv = 1 if about.op == "softmax" else mutant.heads[1]
+        args = FaBackwardArgs(B=B, H=H, Hkv=Hkv, Nq=Nq, Nk=Nk, D=D, splits=splits)
+        workspace = [4 * math.prod(shape) for shape in workspace_shapes(about, args).values()]
+        numbers += [("attention", "softmax", "attention_backward").index(about.op), list(TORCH_NAMES).index(dtype)]
+        numbers += [B, H, Hkv, Nq, Nk, D, ITEMSIZE[dtype], int(causal), splits]
         numbers += workspace + [0] * (4 - len(workspace))
     return numbers
 
 
-def _product(numbers) -> int:
-    found = 1
-    for n in numbers:
-        found *= n
-    return found
+def _shapes(mutant: Mutant) -> list[tuple[int, int, int, int, int]]:
+    """(B, H, Nq, Nk, D) of every call; a softmax of Nq rows of Nk has B = H = D = 1."""
+    if rung(mutant.stem).op == "softmax":
+        return [(1, 1, rows, N, 1) for rows, N in mutant.shapes]
+    return [(BATCH, mutant.heads[0], *shape) for shape in mutant.shapes]
 
 
 @cache
@@ -84,11 +85,11 @@ def build_host(folder: Path) -> Path:
 
 @cache
 def _arch() -> str:
-    """This GPU's architecture; sm_80 without one: it compiles."""
+    """This GPU's architecture; empty without one."""
     from .record import query_gpu
 
     answer = query_gpu("compute_cap")
-    return architecture(*map(int, answer[0].split("."))) if answer else "sm_80"
+    return architecture(*map(int, answer[0].split("."))) if answer else ""
 
 
 def build(mutant: Mutant, folder: Path) -> Path:
@@ -100,7 +101,8 @@ def build(mutant: Mutant, folder: Path) -> Path:
     source = folder / f"{mutant.digest}.sources" / f"{mutant.stem}.cu"
     source.parent.mkdir(exist_ok=True)
     source.write_text(mutant.source)
-    command = [nvcc, "-std=c++17", "-O3", "-lineinfo", gencode(_arch()), f"-I{INCLUDE}", source, build_host(folder)]
+    arch = gencode(_arch() or rung(mutant.stem).arch)  # without a GPU it can be compiled all the same
+    command = [nvcc, "-std=c++17", "-O3", "-lineinfo", arch, f"-I{INCLUDE}", source, build_host(folder)]
     command += [f"-L{nvcc.parent.parent / 'lib'}"]  # where pip's toolkit has the runtime, which nvcc doesn't know
     _nvcc([*command, "-o", source.with_suffix("")])
     return source.with_suffix("").rename(program)
@@ -245,18 +247,29 @@ def record_on_gpu(patterns: list[str], workers: int, seconds: float, programs: P
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=True)
     build_host(programs)
-    start = time.monotonic()
+    start = saved = time.monotonic()
+    order = {m.id: n for n, m in enumerate(chosen([]))}
+    said = subprocess.run([find_sanitizer(), "--version"], capture_output=True, text=True).stdout
+    version = re.search(r"Version ([\d.]+)", said)
 
     def in_time(mutant: Mutant) -> dict | None:
         return look(mutant, programs, keep) if time.monotonic() - start < seconds else None
 
-    rows, wrong = in_parallel(in_time, wanted, workers)
-    frame = pd.concat([before, pd.DataFrame(rows, columns=COLUMNS)], ignore_index=True)
-    order = {m.id: n for n, m in enumerate(chosen([]))}
-    frame = frame.sort_values("mutant", key=lambda ids: ids.map(order)).reset_index(drop=True)
-    said = subprocess.run([find_sanitizer(), "--version"], capture_output=True, text=True).stdout
-    version = re.search(r"Version ([\d.]+)", said)
-    record.save("device", "sanitizer", frame, known=known, extra={"compute_sanitizer": version[1] if version else said})
+    def save(rows: list[dict]) -> pd.DataFrame:
+        frame = pd.concat([before, pd.DataFrame(rows, columns=COLUMNS)], ignore_index=True)
+        frame = frame.sort_values("mutant", key=lambda ids: ids.map(order)).reset_index(drop=True)
+        about = {"compute_sanitizer": version[1] if version else said}
+        record.save("device", "sanitizer", frame, known=known, extra=about)
+        return frame
+
+    def now_and_then(rows: list[dict]) -> None:  # what has been found is kept, however this ends
+        nonlocal saved
+        if time.monotonic() - saved > SAVE_SECONDS:
+            saved = time.monotonic()
+            save(rows)
+
+    rows, wrong = in_parallel(in_time, wanted, workers, now_and_then)
+    frame = save(rows)
     failed = [f"{row['mutant']} {t}: {row[t]}" for row in frame.to_dict("records") for t in TOOLS if FAILED in row[t]]
     print(*wrong, *failed, sep="\n")
     took = time.monotonic() - start
@@ -272,8 +285,11 @@ def build_all(patterns: list[str], workers: int, programs: Path) -> None:
     print(*wrong, f"{len(built)} programs built in {time.monotonic() - start:.0f} s", sep="\n")
 
 
-def in_parallel(do: Callable, mutants: list[Mutant], workers: int) -> tuple[list, list[str]]:
-    """What `do` gives of each mutant, None left out; and what nvcc said of those that it refused."""
+def in_parallel(
+    do: Callable, mutants: list[Mutant], workers: int, after_each: Callable[[list], None] = lambda done: None
+) -> tuple[list, list[str]]:
+    """What `do` gives of each mutant, None left out; and what nvcc said of those that it refused. after_each is called with
+    what there is so far."""
     done, wrong = [], []
     _arch(), find_toolkit()  # once, before there are threads
     with ThreadPoolExecutor(workers) as pool:
@@ -282,6 +298,7 @@ def in_parallel(do: Callable, mutants: list[Mutant], workers: int) -> tuple[list
             try:
                 if (result := future.result()) is not None:
                     done.append(result)
+                    after_each(done)
             except RuntimeError as error:
                 wrong.append(f"{futures[future].id}: {str(error)[:300]}")
     return done, wrong
@@ -298,7 +315,7 @@ def xrayed(mutant: Mutant) -> str:
     kernel.launcher.timeout = 60
     for inputs in emulator_inputs(kernel, mutant):
         try:
-            found = xray(kernel, *inputs).findings
+            found = xray(kernel, *inputs, **mutant.options).findings
         except KernelError as error:
             return f"{str(error).splitlines()[0]}"
         if found:
@@ -311,9 +328,8 @@ def emulator_inputs(kernel: Kernel, mutant: Mutant) -> list[tuple]:
     """Random inputs for each of the mutant's shapes."""
     from .reference import random_inputs
 
-    about = rung(mutant.stem)
-    heads = (1, 1) if about.op == "softmax" else (BATCH, HEADS)
-    return [random_inputs(about, (*heads, *shape[:2], shape[-1]), seed=i) for i, shape in enumerate(mutant.shapes)]
+    options = {"Hkv": mutant.heads[1], "causal": mutant.options.get("causal", False)}
+    return [random_inputs(rung(mutant.stem), shape, seed=i, **options) for i, shape in enumerate(_shapes(mutant))]
 
 
 def record_xray(patterns: list[str]) -> None:

@@ -11,6 +11,7 @@ import torch
 from helpers import load, reference, rungs
 from helpers.check import compare
 from helpers.emulator import traffic
+from helpers.kernel import cuda_refusal
 from helpers.reference import Case
 
 FP32 = [r.stem for r in rungs() if r.op == "attention" and "fp32" in r.dtypes]
@@ -49,19 +50,21 @@ def test_every_run_gives_the_same_bits_and_counts_on_any_number_of_threads(stem,
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("rung", "dtype"), [pytest.param(r, d, id=f"{r.stem}-{d}") for r in rungs() for d in DTYPES[r.stem]]
-)
+@pytest.mark.parametrize(("rung", "dtype"), [pytest.param(r, d, id=f"{r.stem}-{d}") for r in rungs() for d in r.dtypes])
 def test_the_gpu_gives_the_same_numbers(rung, dtype):
     """Up to rounding: nvcc contracts a multiply and an add into one FMA, its exp is not the C library's, and a tensor
-    core adds in an order of its own. Where that turns the rounding of P or O the other way, 16 bits show it as one ulp."""
+    core adds in an order of its own. Where that turns the rounding of P or O the other way, 16 bits show it as one ulp; on
+    the way back P and dS are rounded before they are multiplied, and a gradient is a sum of both signs: it may show more."""
+    if refusal := cuda_refusal(rung):
+        pytest.skip(refusal)
     both = [load(rung.stem, device=device, quiet=True) for device in ("cpu", "cuda")]
-    tensors = [torch.randn(70, 300)] if rung.op == "softmax" else inputs(1, 2, 77, 64, dtype)
+    tensors = reference.random_inputs(rung, (1, 1, 70, 300, 1) if rung.op == "softmax" else (1, 2, 77, 77, 64), dtype)
+    more = 4 if rung.op == "attention_backward" else 1
     here, there = ([t.cpu() for t in kernel(*(x.to(kernel.device) for x in tensors))] for kernel in both)
     for emulated, real in zip(here, there):
         ulp = torch.finfo(emulated.dtype).eps
         rtol, atol = (4e-6, 1e-6) if emulated.dtype == torch.float32 else (2 * ulp, ulp)
-        torch.testing.assert_close(emulated, real, rtol=rtol, atol=atol)
+        torch.testing.assert_close(emulated, real, rtol=more * rtol, atol=more * atol)
 
 
 def test_an_edit_is_running_within_five_seconds():

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from helpers import mutants as made
-from helpers import rung, rungs, sanitize
+from helpers import record, rung, rungs, sanitize
 
 ALL = made.mutants()
 
@@ -94,10 +94,52 @@ def test_every_barrier_wait_and_bounds_check_has_a_mutant(stem):
 
 def test_a_program_gets_the_rungs_sizes():
     numbers = sanitize.calls(ALL["03.barrier-removed.1"])
-    assert numbers == [0, 0, 1, 2, 130, 150, 64, 4, 4 * 260, 4 * 260, 0, 0]
-    assert sanitize.calls(ALL["02.barrier-removed.1"])[:9] == [1, 0, 1, 1, 6, 101, 1, 4, 0]
+    assert numbers == [0, 0, 1, 2, 2, 130, 150, 64, 4, 0, 1, 4 * 260, 4 * 260, 0, 0]
+    assert sanitize.calls(ALL["02.barrier-removed.1"])[:12] == [1, 0, 1, 1, 1, 6, 101, 1, 4, 0, 1, 0]
     with_workspace = sanitize.calls(ALL["01.before-the-start"])
-    assert with_workspace[8:] == [4 * 2 * 37 * 50, 4 * 2 * 37 * 50, 0, 0]
+    assert with_workspace[11:] == [4 * 2 * 37 * 50, 4 * 2 * 37 * 50, 0, 0]
+    causal, split, back = (
+        sanitize.calls(made.original(s)) for s in ("20_causal_gqa", "21_split_kv", "23_backward_mma")
+    )
+    assert causal[:11] == [0, 1, 1, 2, 1, 130, 150, 64, 2, 1, 1]
+    assert split[3:] == [2, 1, 5, 700, 64, 2, 1, 2, 4 * 2 * 2 * 5 * 64, 4 * 2 * 2 * 5, 0, 0]
+    assert back[0] == 2 and back[11:] == [4 * 2 * 256 * 64, 4 * 2 * 2 * 256, 0, 0]
+
+
+def test_the_xray_gets_what_the_program_gets():
+    """A rung that models need: the X-ray takes it, finds nothing, and a barrier less is found."""
+    assert sanitize.xrayed(made.original("21_split_kv")) == sanitize.CLEAN
+    assert sanitize.xrayed(ALL["21.barrier-removed.2"]).startswith("race")
+    q, k, *_ = sanitize.emulator_inputs(None, ALL["23.barrier-removed.1"])[0]
+    assert q.shape == (1, 2, 130, 64) and k.shape == (1, 1, 150, 64)
+
+
+def test_what_has_been_found_is_kept_when_a_run_is_cut_off(tmp_path, monkeypatch):
+    """Three mutants, the third kills the run: two are in the record, and are not run again."""
+    ids = ["04.original", "03.original", "02.original"]
+    known = {"device": "NVIDIA H200", "date": "2026-01-01"}
+    monkeypatch.setattr(record, "conditions", lambda: known)
+    monkeypatch.setattr(sanitize, "find_sanitizer", lambda: "true")
+    monkeypatch.setattr(sanitize, "build_host", lambda folder: None)
+    monkeypatch.setattr(sanitize, "SAVE_SECONDS", -1)
+    save, load = record.save, record.load
+    monkeypatch.setattr(record, "save", lambda *args, **options: save(*args, **options, root=tmp_path))
+    monkeypatch.setattr(record, "load", lambda stem, kind, device: load(stem, kind, device, tmp_path))
+    looked = []
+
+    def look(mutant, programs, keep):
+        looked.append(mutant.id)
+        if len(looked) == 3:
+            raise KeyboardInterrupt
+        named = {"mutant": mutant.id, "stem": mutant.stem, "line": 0, "bug": "none", "digest": mutant.digest}
+        return named | dict.fromkeys(sanitize.TOOLS, "clean")
+
+    monkeypatch.setattr(sanitize, "look", look)
+    with pytest.raises(KeyboardInterrupt):
+        sanitize.record_on_gpu(ids, 1, 100, tmp_path, None)
+    assert set(sanitize.recorded("NVIDIA H200")["mutant"]) == set(looked[:2])
+    sanitize.record_on_gpu(ids, 1, 100, tmp_path, None)
+    assert sorted(looked) == sorted([*ids, looked[2]]) and len(sanitize.recorded("NVIDIA H200")) == 3
 
 
 @pytest.fixture

@@ -14,25 +14,34 @@ ROOT = Path(__file__).parent.parent
 TOOLS = ["memcheck", "racecheck", "initcheck", "synccheck"]
 pytestmark = pytest.mark.gpu
 
-# Tails in every dimension, each D, one tile and several; a process per tool, since starting one is what takes long.
+# Tails in every dimension, each D, one tile and several, masks, groups of heads, packed and paged batches; a process per
+# tool, since starting one is what takes long.
 CALLS = """
 import sys
 import torch
-from helpers import load, reference, rung, rungs
+from helpers import load, rung, rungs
+from helpers.kernel import cuda_refusal
+from helpers.reference import cases, random_inputs
 torch.manual_seed(0)
 for r in rungs():
+    if cuda_refusal(r):
+        print(r.stem, "ran")  # nowhere on this GPU
+        continue
     kernel = load(r.stem, device="cuda", quiet=True)
+    features = []
     if r.op == "softmax":
         shapes = [(3, 1), (5, 1023), (2, 4096), (3, 33001), (1, 200003)]
         calls = [(torch.randn(shape, device="cuda"),) for shape in shapes]
     else:
         sizes = [(1, 1), (129, 70), (65, 130)]
         calls = [
-            tuple(torch.randn(1, 2, n, D, device="cuda").to(reference.DTYPES[dtype]) for n in (Nq, Nk, Nk))
+            random_inputs(r, (1, 2, Nq, Nk, D), dtype, "cuda")
             for dtype in r.dtypes for D in (r.D or (33, 64)) for Nq, Nk in sizes
         ]
-    for inputs in calls:
-        kernel(*inputs)
+        asked = ("causal, Nq=129", "window 65", "8 heads on 2", "packed", "pages of 48", "11 splits")
+        features = [c for c in cases(r, "cuda") if any(words in c.name for words in asked)]
+    for inputs, options in [*((x, {}) for x in calls), *((c.inputs, c.options) for c in features)]:
+        kernel(*inputs, **options)
         torch.cuda.synchronize()
     print(r.stem, "ran")
 if "wrong" in sys.argv:
