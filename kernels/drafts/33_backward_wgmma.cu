@@ -247,9 +247,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
   // [region: tile_loop]
   int h = hk * group, tile = first;
 #pragma unroll 1
-  for (
-      int step = 0; step < steps;
-      ++step) { // The last step forms its scores again, for nothing: in a branch, S would be no accumulator for the compiler.
+  for (int step = 0; step < steps; ++step) {
+    // The last step forms its scores again, for nothing: with S in a branch, ptxas would let no two products overlap.
     const int ahead = min(step + 1, steps - 1);
     const int stage = step % stages, next = ahead % stages;
     const uint32_t Q_smem = smem + C::Q + stage * C::q_bytes, dO_smem = smem + C::dO + stage * C::q_bytes;
