@@ -47,7 +47,8 @@ TRACE_FLAGS = {
     "clang": ["-fsanitize-coverage=bb,no-prune,trace-pc"],
     "gcc": ["-fsanitize-coverage=trace-pc", "-fno-shrink-wrap"],
 }
-OPS = ("load", "store", "ldmatrix", "stmatrix", "cp.async", "atomic")  # as enum Op of runtime.h counts them
+BULK = ("cp.async.bulk.tensor", "cp.async.bulk", "cp.reduce.async.bulk.tensor", "cp.reduce.async.bulk")
+OPS = ("load", "store", "ldmatrix", "stmatrix", "cp.async", "atomic", *BULK)  # as enum Op of runtime.h counts them
 # With the passes off that would split, merge or move accesses.
 COMPILER_FLAGS = {
     "clang": """
@@ -318,10 +319,12 @@ def _instructions(counts: dict[str, int], accesses: tuple[Access, ...]) -> dict[
     for what, count in counts.items():
         known = [ptx for prefix, ptx in PTX_NAMES.items() if what.startswith(prefix)]
         words = what.split(".")
-        name = known[0] if known else words[0] if words[0] in OPS else ".".join(words[:2])
-        if name not in OPS:
+        name = known[0] if known else words[0] if words[0] in OPS else what if "bulk" in words else ".".join(words[:2])
+        if name not in OPS or name in BULK:
             found[name] = found.get(name, 0) + count
     for access in accesses:
+        if access.op in BULK:  # both its ends are among the accesses
+            continue
         name = f"{ACCESS_NAMES[access.op]}.{access.space}" if access.op in ACCESS_NAMES else access.op
         found[name] = found.get(name, 0) + access.requests
     return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))

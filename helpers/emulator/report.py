@@ -28,6 +28,18 @@ HINTS = {
     "divergent barrier": "every thread of a block must come to the same __syncthreads(): move it out of the branch, and let "
     "no thread return before it",
     "deadlock": "every lane that the mask names must come to the same instruction with the same mask",
+    "barrier deadlock": "bar.sync and bar.arrive of one barrier must name the same number of threads, and as many must come: "
+    "count those of every branch",
+    "mbarrier deadlock": "each phase needs its arrivals and, where copies report to it, exactly their bytes by expect_tx; a wait "
+    "names the parity of the phase it waits for, 0 first",
+    "barrier": "bar.sync a, b: a is 0 to 15, b the number of threads of all warps that come, a multiple of 32",
+    "mbarrier": "mbarrier.init by one thread, a __syncthreads(), then as many arrivals per phase as it was initialised for",
+    "overwritten": "wait until it has been read: wgmma.wait_group or cp.async.bulk.wait_group.read by who started it, then a "
+    "barrier or an mbarrier that tells the writer",
+    "proxy fence": "ordinary stores reach TMA and wgmma by a fence.proxy.async after them, before the barrier; an mbarrier's "
+    "initialisation by fence.mbarrier_init",
+    "bulk copy": "wait for it before the block ends: on its mbarrier, or with cp.async.bulk.wait_group.read",
+    "tensor map": "make it with cuTensorMapEncodeTiled, and hand it over as a const __grid_constant__ parameter",
     "mask": "the mask of a warp instruction must name every lane that executes it",
     "shuffle": "only lanes that execute the same shuffle can be read",
     "stack overflow": "a recursion without end, or local arrays that are too large",

@@ -25,6 +25,7 @@
 #endif
 
 #include "emulator/runtime.h"
+#include "emulator/driver.h"
 #include "emulator/vector_types.h"
 #include "emulator/api.h"
 #include "emulator/launch.h"

@@ -1,6 +1,7 @@
 // cp.async (PTX ISA, "Data Movement and Conversion Instructions", "Non-bulk copy: cp.async"): a thread's copies, in groups.
 // A copy lands at the wait that covers it and not before: as late as the program allows, its source read then. One that
 // nobody waits for never lands.
+#include "async.h"
 #include "ptx_program.h"
 
 namespace emu {
@@ -12,6 +13,7 @@ struct Copy {
 };
 
 struct Copies {  // of one thread
+  uint64_t landed = 0;              // so many are through
   std::vector<Copy> waiting;        // oldest first
   std::vector<size_t> group_end;    // of every committed group, the copies up to here
 };
@@ -23,7 +25,7 @@ struct PtxState {
 PtxState* new_ptx_state() { return new PtxState; }
 void delete_ptx_state(PtxState* s) { delete s; }
 void begin_ptx(PtxState* s, unsigned threads) {
-  for (unsigned i = 0; i < threads; ++i) s->copies[i].waiting.clear(), s->copies[i].group_end.clear();
+  for (unsigned i = 0; i < threads; ++i) s->copies[i].landed = 0, s->copies[i].waiting.clear(), s->copies[i].group_end.clear();
 }
 
 namespace {
@@ -59,20 +61,36 @@ void commit_copies() {
   --w->critical;
 }
 
+// The oldest `count` copies.
+static void land(Copies& own, size_t count, unsigned actor) {
+  for (size_t i = 0; i < count; ++i) {
+    const Copy& c = own.waiting[i];
+    memcpy(c.to, c.from, c.source_bytes);
+    memset(c.to + c.source_bytes, 0, size_t(c.bytes - c.source_bytes));
+    async_landed(c.to, c.bytes, actor);
+  }
+  own.waiting.erase(own.waiting.begin(), own.waiting.begin() + long(count));
+  own.landed += count;
+  for (size_t& end : own.group_end) end -= std::min(end, count);
+}
+
 // Until at most `groups` of the committed groups are under way.
 void wait_copies(uint64_t groups) {
   Copies& own = mine();
   if (own.group_end.size() <= groups) return;
   const size_t ending = own.group_end.size() - size_t(groups), landing = own.group_end[ending - 1];
-  for (size_t i = 0; i < landing; ++i) {
-    const Copy& c = own.waiting[i];
-    memcpy(c.to, c.from, c.source_bytes);
-    memset(c.to + c.source_bytes, 0, size_t(c.bytes - c.source_bytes));
-    async_landed(c.to, c.bytes, worker->current->number);
-  }
-  own.waiting.erase(own.waiting.begin(), own.waiting.begin() + long(landing));
   own.group_end.erase(own.group_end.begin(), own.group_end.begin() + long(ending));
-  for (size_t& end : own.group_end) end -= landing;
+  land(own, landing, worker->current->number);
+}
+
+// cp.async.mbarrier.arrive: so many of a thread's copies, counted from its first, an mbarrier waits for.
+uint64_t copies_issued(Worker* w, unsigned thread) {
+  const Copies& c = w->ptx->copies[thread];
+  return c.landed + c.waiting.size();
+}
+void land_copies(Worker* w, unsigned thread, uint64_t issued, unsigned actor) {
+  Copies& c = w->ptx->copies[thread];
+  if (issued > c.landed) land(c, size_t(issued - c.landed), actor);
 }
 
 #define EMU_PC reinterpret_cast<uintptr_t>(__builtin_return_address(0))

@@ -18,6 +18,7 @@ Worker::Worker() {
   written = reinterpret_cast<unsigned char*>(arena + kArena);
   signal_stack = new char[kSignalStack];
   ptx = new_ptx_state();
+  async = new_async_state();
   warpgroups = new_warpgroups();
 }
 
@@ -25,6 +26,7 @@ Worker::~Worker() {
   munmap(arena, 2 * kArena);
   delete[] signal_stack;
   delete_ptx_state(ptx);
+  delete_async_state(async);
   delete_warpgroups(warpgroups);
 }
 
@@ -91,6 +93,7 @@ void wait() {
 void yield() {
   Worker* w = worker;
   if (w == nullptr || w->current == nullptr) return;
+  ++w->idle;
   w->ready(w->current);
   wait();
 }
@@ -112,8 +115,10 @@ static void prepare(Worker* w, uint64_t block) {
   w->random = session.schedule + block;
   w->static_bytes = w->static_top = 0;
   w->my_turn = w->abandoned = w->synchronised = false;
+  w->idle = 0;
   w->barrier = {};
   begin_ptx(w->ptx, w->threads);
+  begin_async(w->async);
   begin_warpgroups(w);
   w->dynamic_bytes = launch.dynamic_shared;
   w->dynamic_base = std::min(kStaticArena, (kDescribed - std::min(kDescribed, w->dynamic_bytes)) & ~size_t(1023));
@@ -125,6 +130,7 @@ static void prepare(Worker* w, uint64_t block) {
     t.index = tx | uint64_t(ty) << 16 | uint64_t(i / launch.block[0] / launch.block[1]) << 32;
     t.number = i;
     t.spins = 0;
+    t.at = At::Instruction;
     w->ready(&t);
     t.state = State::Fresh;
   }
@@ -154,7 +160,11 @@ void run_block(Worker* w, uint64_t block) {
     if (w->races != nullptr) races_end(w);
     return;
   }
-  while (w->queued > 0 && !w->abandoned) {
+  while (!w->abandoned && (w->queued > 0 || async_progress(w, true))) {
+    if (w->idle > 4 * w->threads) {  // all who can run may be waiting for something that a copy brings
+      w->idle = 0;
+      async_progress(w, false);
+    }
     if (session.stop.load(std::memory_order_relaxed)) {  // it came between two threads
       record(w, "stopped", 702, 0, {}, "stopped while " + block_name(w) + " was running");
       break;
@@ -172,6 +182,7 @@ void run_block(Worker* w, uint64_t block) {
     w->current = nullptr;
   }
   if (!w->abandoned && w->done < w->threads) record_deadlock(w);
+  if (!w->abandoned) end_async(w);
   if (w->races != nullptr) races_end(w);
 }
 

@@ -223,6 +223,8 @@ void launch(const Launch& l) {
     threads.emplace_back(work, w);
   }
   for (std::thread& t : threads) t.join();
+  for (const auto& [block, writes] : run.late)
+    for (const auto& write : writes) write();
   {
     std::lock_guard<std::mutex> hold(session.lock);
     session.run = nullptr;

@@ -2,7 +2,7 @@
 // functions stand in for ThreadSanitizer's library. An access that would go wrong is reported and never happens.
 #include <cstring>
 
-#include "runtime.h"
+#include "async.h"
 
 namespace emu {
 
@@ -108,6 +108,22 @@ bool allocated(uintptr_t address, size_t bytes) {
        nearest->name, size_t(address - base), size_t(distance), size_t(nearest->bytes));
 }
 
+}  // namespace
+
+// The tensor that these bytes belong to; -1: none.
+int region_at(uintptr_t address, size_t bytes) {
+  for (size_t i = 0; i < session.regions.size(); ++i) {
+    const Region& r = session.regions[i];
+    const uint64_t at = address - reinterpret_cast<uintptr_t>(r.base);
+    if (at >= r.bytes || at + bytes > r.bytes) continue;
+    if (!r.contiguous && (between_rows(r, at) || between_rows(r, at + bytes - 1))) continue;
+    return int(i);
+  }
+  return -1;
+}
+
+namespace {
+
 inline void access(uintptr_t address, size_t bytes, Op op, EventKind kind, uintptr_t pc, Site site, uintptr_t frame) {
   Worker* w = worker;
   const bool write = writes(op);
@@ -131,11 +147,10 @@ inline void access(uintptr_t address, size_t bytes, Op op, EventKind kind, uintp
   if (op == Op::LoadMatrix || op == Op::StoreMatrix || op == Op::AsyncCopy)
     fail("out of bounds", 700, pc, site, "%s %zu bytes outside of shared memory, where %s can't go", verb(write), bytes,
          site.what);
-  for (size_t i = 0; i < session.regions.size(); ++i) {
-    const Region& r = session.regions[i];
-    const uint64_t at = address - reinterpret_cast<uintptr_t>(r.base);
-    if (at >= r.bytes || at + bytes > r.bytes) continue;
-    if (!r.contiguous && (between_rows(r, at) || between_rows(r, at + bytes - 1))) continue;
+  const int found = region_at(address, bytes);
+  if (found >= 0) {
+    const size_t i = size_t(found);
+    const uint64_t at = address - reinterpret_cast<uintptr_t>(session.regions[i].base);
     if (!write) w->counter[i].read += bytes;
     if (write || op == Op::Atomic) w->counter[i].written += bytes;
     if (!session.written[i].empty()) element_access(w, i, at, bytes, op, pc);
@@ -151,13 +166,19 @@ inline void access(uintptr_t address, size_t bytes, Op op, EventKind kind, uintp
 
 }  // namespace
 
-void check_async_read(size_t offset, size_t bytes, uintptr_t pc, Site site) {
-  Worker* w = worker;
-  const StaticArray array = shared_array(w, offset);
+void check_bounds(size_t offset, size_t bytes, bool write, uintptr_t pc, Site site) {
+  const StaticArray array = shared_array(worker, offset);
   const size_t at = offset - array.offset;
   if (at + bytes > array.bytes)
-    fail("out of bounds", 700, pc, site, "lets %s read %zu bytes at %s + %zu bytes, %zu past its end (it has %zu bytes)", site.what,
-         bytes, array.name, at, at + bytes - array.bytes, array.bytes);
+    fail("out of bounds", 700, pc, site, "lets %s %s %zu bytes at %s + %zu bytes, %zu past its end (it has %zu bytes)", site.what,
+         write ? "write" : "read", bytes, array.name, at, at + bytes - array.bytes, array.bytes);
+}
+
+void check_async_read(size_t offset, size_t bytes, uintptr_t pc, Site site) {
+  Worker* w = worker;
+  check_bounds(offset, bytes, false, pc, site);
+  const StaticArray array = shared_array(w, offset);
+  const size_t at = offset - array.offset;
   const unsigned char* state = w->written + offset;
   const bool tracing = w->races != nullptr;
   if (!tracing && memchr(state, kInFlight, bytes) != nullptr)
@@ -171,7 +192,7 @@ void check_async_read(size_t offset, size_t bytes, uintptr_t pc, Site site) {
 
 std::string shared_place(const Worker* w, unsigned warp, size_t offset) {
   size_t begin;
-  const std::string name = shared_name(w, w->tracer->warp[warp].named_now, offset, &begin);
+  const std::string name = shared_name(w, w->tracer == nullptr ? std::vector<NamedPlace>() : w->tracer->warp[warp].named_now, offset, &begin);
   const StaticArray array = shared_array(w, offset);
   size_t at = offset - begin;
   if (offset >= w->dynamic_base || array.shape.dims == 0 || array.shape.item == 0)
@@ -205,6 +226,24 @@ void check_access(Op op, const void* p, size_t bytes, uintptr_t pc, Site site) {
   }
   Worker* w = worker;
   if (w->tracer != nullptr) trace_access(w, 0, kShared, 16, uint8_t(op), EventKind::Access, pc, site, 0);
+}
+
+void bulk_access(Op op, bool write, const void* p, size_t bytes, uintptr_t pc, Site site) {
+  Worker* w = worker;
+  const uintptr_t address = reinterpret_cast<uintptr_t>(p);
+  const bool sum = op == Op::ReduceTensor || op == Op::ReduceBulk;
+  const int found = region_at(address, bytes);
+  if (found < 0) {
+    if (!allocated(address, bytes)) out_of_bounds(w, address, bytes, write, pc, site);
+    return;
+  }
+  const size_t i = size_t(found);
+  if (!write || sum) w->counter[i].read += bytes;
+  if (write) w->counter[i].written += bytes;
+  if (session.written[i].empty()) return;
+  race_settle(w);
+  element_access(w, i, address - reinterpret_cast<uintptr_t>(session.regions[i].base), bytes, sum ? Op::Atomic : write ? Op::AsyncCopy : Op::Load,
+                 pc);
 }
 
 const char* shared_name(const Worker* w, const std::vector<NamedPlace>& named, size_t offset, size_t* begin) {

@@ -253,6 +253,7 @@ struct Statement {
       in_brackets = true;
       o = address();
       in_brackets = false;
+      if (accept(',')) o.elements.push_back(operand());  // of a tensor
       require(']');
     } else if (c == '{') {
       ++at;
@@ -643,7 +644,7 @@ static void sum_address(Frame& f, const Instruction& i) {
 
 void Decoder::address(size_t n, bool shared) {
   const Operand& o = operands[n];
-  if (o.kind != Operand::Address) refuse(o.text + " must be an address in [ ]");
+  if (o.kind != Operand::Address || !o.elements.empty()) refuse(o.text + " must be an address in [ ]");
   const Holds& h = statement.holds[size_t(o.ref)];
   if (h.kind == Holds::Float || h.kind == Holds::Predicate || (h.bytes != 8 && !(shared && h.bytes == 4)))
     refuse(o.text + (shared ? ": an address in shared memory has 32 or 64 bits" : ": an address has 64 bits here"));
@@ -695,7 +696,7 @@ void Statement::decode(Decoder& d) {
   if (name == "cp.async" && d.qualifiers.size() == 2) name += "." + d.qualifiers[1];  // .commit_group and its kin
   if (name == "bar.warp") name += ".sync";
   d.out.site = {strdup(name.c_str()), site.file, site.line};  // kept as long as the statement, which is for good
-  if (!(decode_control(d) || decode_matrix(d) || decode_warpgroup(d) || decode_memory(d) || decode_warp(d) || decode_arithmetic(d)))
+  if (!(decode_control(d) || decode_async(d) || decode_matrix(d) || decode_warpgroup(d) || decode_memory(d) || decode_warp(d) || decode_arithmetic(d)))
     throw Refusal{"unsupported", ""};
   if (!d.qualifiers.empty()) throw Refusal{"unsupported", ""};
 }

@@ -89,7 +89,7 @@ struct Operand {
   double real = 0;                // Float, or
   bool hexadecimal = false;       // its bits, in `integer`
   bool negated = false;           // !p
-  std::vector<Operand> elements;  // Vector; a pair d|p comes as two operands
+  std::vector<Operand> elements;  // Vector; Address: coordinates behind it; a pair d|p comes as two operands
   std::string text;
 };
 
@@ -132,6 +132,7 @@ struct Decoder {
 
 // The decoders know the instruction by its base name; false: not one of theirs.
 bool decode_arithmetic(Decoder&);
+bool decode_async(Decoder&);
 bool decode_memory(Decoder&);
 bool decode_matrix(Decoder&);
 bool decode_warpgroup(Decoder&);

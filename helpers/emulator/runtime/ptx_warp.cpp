@@ -158,15 +158,6 @@ void elect(Frame& f, const Instruction& i) {
 
 void sync_lanes(Frame& f, const Instruction& i) { sync_warp(get<uint32_t>(f, i.s[0]), i.site); }
 
-void sync_threads(Frame& f, const Instruction& i) {
-  const uint32_t barrier = get<uint32_t>(f, i.s[0]);
-  const uint32_t count = i.s.size() > 1 ? get<uint32_t>(f, i.s[1]) : worker->threads;
-  if (barrier != 0 || count != worker->threads)
-    fail("unsupported", 801, f.pc, i.site, "executes inline PTX: %s %u, %u, which the emulator doesn't know: its only barrier is 0, of "
-         "all threads of the block", i.opcode.c_str(), barrier, count);
-  sync_block(BarrierVote::None, 0, i.site);
-}
-
 void end_thread(Frame& f, const Instruction& i) { fail("trap", 719, f.pc, i.site, "executes %s", i.site.what); }
 void let_others_run(Frame&, const Instruction&) { yield(); }
 void lanes_here(Frame& f, const Instruction& i) { put(f, i.d[0], uint32_t(active_mask())); }
@@ -195,20 +186,11 @@ bool decode_warp(Decoder& d) {
     d.out.run = lanes_here;
     return true;
   }
-  if (b == "bar" || b == "barrier") {
-    if (d.take("warp")) {
-      if (!d.take("sync")) return false;
-      d.expect(1);
-      d.source(0, Type::b32);
-      d.out.run = sync_lanes;
-      return true;
-    }
-    d.take("cta");
-    if (!d.take("sync")) return false;
-    d.take("aligned");
-    d.expect(1, 2);
-    for (size_t k = 0; k < d.operands.size(); ++k) d.source(k, Type::u32);
-    d.out.run = sync_threads;
+  if (b == "bar" || b == "barrier") {  // of a warp
+    if (!d.take("warp") || !d.take("sync")) return false;
+    d.expect(1);
+    d.source(0, Type::b32);
+    d.out.run = sync_lanes;
     return true;
   }
   if (b == "trap" || b == "brkpt") {

@@ -10,7 +10,7 @@
 #include <cstring>
 #include <new>
 
-#include "runtime.h"
+#include "async.h"
 
 namespace emu {
 
@@ -42,7 +42,7 @@ void join(Worker* w, Clock& to, const Clock& from) {
   join(to.visible, from.visible, w->threads);
 }
 
-const char* const kKinds[] = {"race", "in flight", "uninitialised shared memory", "uninitialised memory", "overwritten", "proxy fence"};
+const char* const kKinds[] = {"race", "in flight", "uninitialised shared memory", "uninitialised memory", "overwritten", "proxy fence", "proxy fence"};
 
 std::string place_in_words(const Worker* w, const Sighting& s) {
   return s.region == kShared ? shared_place(w, s.thread / kWarp, s.offset)
@@ -73,6 +73,9 @@ std::string in_words(const Worker* w, const Sighting& s) {
     case Wrong::UnwrittenTensor:
       return who + " reads " + std::to_string(s.bytes) + " bytes at " + session.regions[s.region].name + " + " +
              std::to_string(s.offset) + " bytes, which no kernel has written";
+    case Wrong::UnfencedInit:
+      return who + " starts a copy that reports to the mbarrier " + place_in_words(w, s) + ", which " + other +
+             " initialised on {other} with no fence.mbarrier_init after it";
   }
   return "";
 }
@@ -163,7 +166,7 @@ void check_cells(Worker* w, const Memory& m, size_t offset, size_t bytes, Op op,
   Races& r = *w->races;
   const unsigned me = w->current->number, warp = me / kWarp, lane = me % kWarp;
   const bool atomic = op == Op::Atomic, write = op == Op::Store || op == Op::StoreMatrix || op == Op::AsyncCopy || atomic;
-  const bool between_blocks = m.region != kShared && !atomic && !w->synchronised;
+  const bool between_blocks = m.region != kShared && !atomic && op != Op::AsyncCopy && !w->synchronised;
   const uint32_t now = r.tick[me];
   const auto sighting = [&](Wrong wrong, uint32_t other_pc, unsigned other, bool other_writes) {
     return Sighting{wrong,        pc,    other_pc,     uint32_t(offset), uint32_t(bytes), uint16_t(me), uint16_t(other),
@@ -303,6 +306,11 @@ void race_unwritten_tensor(Worker* w, size_t region, uint64_t offset, size_t byt
   note(w, {Wrong::UnwrittenTensor, trace_pc(w, pc), 0, uint32_t(offset), uint32_t(bytes), me, me, false, false, uint16_t(region)});
 }
 
+void race_unfenced_init(Worker* w, size_t offset, uint32_t init_pc, unsigned by, uintptr_t pc) {
+  note(w, {Wrong::UnfencedInit, trace_pc(w, pc), init_pc, uint32_t(offset), 8, uint16_t(w->current->number), uint16_t(by), false,
+           true, kShared});
+}
+
 void race_settle(Worker* w) {
   Races& r = *w->races;
   if (r.overwrites.empty()) return;
@@ -412,6 +420,7 @@ void proxy_fence() {
   Races& r = *w->races;
   const unsigned me = w->current->number, warp = me / kWarp;
   race_settle(w);
+  mbarrier_fence();
   Clock& mine = r.clock[me];
   join(mine.visible, mine.known, w->threads);
   join(mine.visible, r.everybody.known, w->threads);

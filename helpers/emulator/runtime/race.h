@@ -64,7 +64,7 @@ struct Found {
   std::string text;                 // "{other}" stands for the line of the other instruction
   int32_t apart;                    // at most: 0 in one warp, 1 in one block, 2 in two blocks
 };
-enum class Wrong : uint8_t { Race, InFlight, Unwritten, UnwrittenTensor, Overwritten, Unfenced };
+enum class Wrong : uint8_t { Race, InFlight, Unwritten, UnwrittenTensor, Overwritten, Unfenced, UnfencedInit };
 
 struct Sighting {
   Wrong wrong;
@@ -132,6 +132,7 @@ void race_unwritten_tensor(Worker*, size_t region, uint64_t offset, size_t bytes
 void race_settle(Worker*);                           // the current thread's last store has happened
 void race_issued(Worker*, size_t offset, size_t bytes, unsigned actor, uintptr_t pc);
 void race_landed(Worker*, size_t offset, size_t bytes, unsigned actor);
+void race_unfenced_init(Worker*, size_t offset, uint32_t init_pc, unsigned by, uintptr_t pc);  // of an mbarrier
 void order_lanes(Worker*, unsigned warp, unsigned lanes);  // __syncwarp: what they did before, each of them sees
 void order_block(Worker*);                           // the same for all threads
 void release(Worker*, unsigned thread, Clock&);      // what it did before, and knew, goes into the clock of a barrier

@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <cstring>
 
-#include "runtime.h"
+#include "async.h"
 
 namespace emu {
 
@@ -88,21 +88,25 @@ void record_deadlock(Worker* w) {
   struct Group {
     Site site;
     unsigned mask;
+    At at;
+    unsigned place;
+    uint64_t phase;
   };
   std::vector<Group> groups;
   const auto in_group = [&](unsigned i, const Group& g) {
     const Thread& t = w->thread[i];
-    return t.state == State::Waiting && t.mask == g.mask && t.site.line == g.site.line &&
+    return t.state == State::Waiting && t.mask == g.mask && t.at == g.at &&
+           (t.at == At::Instruction || (t.place == g.place && t.phase == g.phase)) && t.site.line == g.site.line &&
            strcmp(t.site.what, g.site.what) == 0 && strcmp(t.site.file, g.site.file) == 0;
   };
-  bool at_barrier = false, at_warp = false;
+  bool at_barrier = false, at_warp = false, at_named = false, at_mbarrier = false;
   for (unsigned i = 0; i < w->threads; ++i) {
     const Thread& t = w->thread[i];
     if (t.state != State::Waiting) continue;
-    (t.mask == 0 ? at_barrier : at_warp) = true;
+    (t.at == At::NamedBarrier ? at_named : t.at == At::Mbarrier ? at_mbarrier : t.mask == 0 ? at_barrier : at_warp) = true;
     bool known = false;
     for (const Group& g : groups) known = known || in_group(i, g);
-    if (!known) groups.push_back({t.site, t.mask});
+    if (!known) groups.push_back({t.site, t.mask, t.at, t.place, t.phase});
   }
   std::string who;
   for (const Group& g : groups) {
@@ -113,12 +117,19 @@ void record_deadlock(Worker* w) {
       snprintf(mask, sizeof mask, " (mask 0x%08x)", g.mask);
       who += mask;
     }
+    if (g.at == At::Mbarrier) who += " " + mbarrier_state(w, g.place, g.phase);
+    if (g.at == At::NamedBarrier) {
+      const NamedBarrier& b = w->async->named[g.place];
+      who += ": of the " + std::to_string(b.count) + " threads of barrier " + std::to_string(g.place) + " " + std::to_string(b.arrived) + " have come";
+    }
   }
   if (w->done > 0)
     who += "\n  " + ranges(w->threads, [&](unsigned i) { return w->thread[i].state == State::Done; }) + " have returned";
-  const bool divergent = at_barrier && !at_warp;
-  const Site first = groups[0].site;
-  record(w, divergent ? "divergent barrier" : "deadlock", 702, 0, first,
+  const bool divergent = at_barrier && !at_warp && !at_named && !at_mbarrier;
+  const At where = at_mbarrier ? At::Mbarrier : at_named ? At::NamedBarrier : At::Instruction;
+  const auto told = std::find_if(groups.begin(), groups.end(), [&](const Group& g) { return g.at == where; });
+  const Site first = told->site;
+  record(w, divergent ? "divergent barrier" : at_mbarrier ? "mbarrier deadlock" : at_named ? "barrier deadlock" : "deadlock", 702, 0, first,
          std::string(divergent ? "the threads of " : "no thread of ") + block_name(w) +
              (divergent ? " don't all come to the same barrier:" : " can go on:") + who);
 }

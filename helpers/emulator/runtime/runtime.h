@@ -4,6 +4,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <csignal>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <set>
@@ -14,7 +15,7 @@
 
 namespace emu {
 // What a lane does in a memory instruction: see check_access.
-enum class Op : uint8_t { Load, Store, LoadMatrix, StoreMatrix, AsyncCopy, Atomic, NoAddress };
+enum class Op : uint8_t { Load, Store, LoadMatrix, StoreMatrix, AsyncCopy, Atomic, BulkTensor, Bulk, ReduceTensor, ReduceBulk, NoAddress, Instruction };
 // Who reads or writes shared memory beside the threads: see proxy_agent.
 enum class AgentKind : uint8_t { Mbarrier, BulkGroup, Wgmma };
 }  // namespace emu
@@ -63,6 +64,8 @@ struct Counter {
 // ---- a CUDA thread
 enum class State : uint8_t { Fresh, Ready, Waiting, Held, Done };  // Held: until its trace has been merged
 
+enum class At : uint8_t { Instruction, NamedBarrier, Mbarrier };  // Instruction: __syncthreads too
+
 struct Thread {
   void* resume;
   uintptr_t stack;
@@ -71,7 +74,12 @@ struct Thread {
   unsigned spins;
   State state;
   Site site;                      // where it waits
-  unsigned mask;
+  unsigned mask;                  // of lanes that it waits with; 0: at a barrier
+  At at;                          // which: with its `place`, the number or the offset in shared memory, and phase
+  unsigned place;
+  uint64_t phase;
+  int answer;                     // what it is told when it goes on
+  bool acquires;
   uintptr_t watched, watched_bytes;  // where on its stack accumulators of wgmma lie
 };
 
@@ -106,6 +114,7 @@ struct StaticArray {
 
 struct Run;
 struct PtxState;                  // what inline PTX has under way: async_copy.cpp
+struct AsyncState;                // barriers of part of the block, and bulk copies: async.h
 struct Warpgroups;                // and its warpgroups: ptx_wgmma.cpp
 
 // ---- an OS thread and the block it runs
@@ -137,6 +146,8 @@ struct Worker {
   std::unique_ptr<Races> races;      // with the tracer
   uint64_t gathered = 0;
   PtxState* ptx;
+  AsyncState* async;
+  unsigned idle = 0;                   // turns given away since mbarriers were looked at
   Warpgroups* warpgroups;
   // faults and stops
   sigjmp_buf escape;
@@ -174,6 +185,7 @@ struct Run {
   std::map<uint64_t, std::string> output;
   std::vector<Finding> findings;
   AcrossBlocks across;
+  std::map<uint64_t, std::vector<std::function<void()>>> late;  // by block: bulk copies to global memory that nobody waited for
 };
 
 // ---- from one call of fa_launch to its end
@@ -226,6 +238,10 @@ void check_access(Op, const void* address, size_t bytes, uintptr_t pc, Site);
 // lets it land. In between nobody may touch them. actor: the thread, or the agent whose copy it is.
 void async_issued(void* shared, size_t bytes, unsigned actor, uintptr_t pc, Site);
 void async_landed(void* shared, size_t bytes, unsigned actor);
+// The bytes at `offset` of shared memory lie in one array; fails otherwise.
+void check_bounds(size_t offset, size_t bytes, bool write, uintptr_t pc, Site);
+// A run of bytes in global memory that a bulk copy reads or writes.
+void bulk_access(Op, bool write, const void* address, size_t bytes, uintptr_t pc, Site);
 // The bytes at `offset` of shared memory exist, have been written and are not in flight; fails otherwise (while tracing,
 // all but the first is noted).
 void check_async_read(size_t offset, size_t bytes, uintptr_t pc, Site);
@@ -250,6 +266,13 @@ void begin_warpgroups(Worker*);                // of a block
 void touch_accumulator(Worker*, uintptr_t address, size_t bytes, bool write, uintptr_t pc);  // if it is one, by the current thread
 void warpgroup_returns(Worker*);               // the current thread has come to the kernel's end
 bool record_warpgroup_deadlock(Worker*);       // if nobody can go on for want of a warp of some warpgroup, or of registers
+// barrier.cpp
+AsyncState* new_async_state();
+void delete_async_state(AsyncState*);
+void begin_async(AsyncState*);
+bool async_progress(Worker*, bool stalled);    // stalled: nobody can run
+// bulk_copy.cpp
+void end_async(Worker*);                       // of a block whose threads have all returned
 // grid.cpp
 void wait_for_turn(Worker*);
 void install_signals();

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <new>
 
-#include "runtime.h"
+#include "async.h"
 
 namespace emu {
 
@@ -130,6 +130,7 @@ void add_accesses(Worker* w, unsigned warp, const Event* const* event, unsigned 
     }
   const Op op = Op(lead->op);
   if (op == Op::NoAddress) return;
+  if (op == Op::Instruction) return trace_count(w, reinterpret_cast<const char*>(lead->address), 1);
   uint64_t address[kWarp], source[kWarp] = {};
   if (op == Op::AsyncCopy)
     for (unsigned rest = lanes; rest != 0; rest &= rest - 1) {  // it has been read just before, if it isn't zeros
@@ -171,6 +172,7 @@ bool one_instruction(const Event& a, const Event& b) {
   if (a.kind == EventKind::Name || b.kind == EventKind::Name) return a.kind == b.kind && a.address == b.address;
   if (a.pc != b.pc) return false;
   if (a.op == uint8_t(Op::NoAddress) || b.op == uint8_t(Op::NoAddress)) return true;
+  if (a.op == uint8_t(Op::Instruction) && a.address != b.address) return false;
   return a.op == b.op && a.bytes == b.bytes && a.kind == b.kind;
 }
 
@@ -330,6 +332,54 @@ void trace_access(Worker* w, uint64_t address, uint16_t target, size_t bytes, ui
     address += piece;
     bytes -= piece;
   } while (bytes > 0);
+}
+
+void trace_instruction(Worker* w, uintptr_t pc, Site site) {
+  if (w->tracer != nullptr)
+    trace_access(w, reinterpret_cast<uintptr_t>(site.what), 0, 0, uint8_t(Op::Instruction), EventKind::Access, pc, site, 0);
+}
+
+// Both ends of a bulk copy: the sectors of its tensor that it touches, and the bytes in shared memory, whose wavefronts are
+// not known: no counter has shown yet in what portions TMA goes there.
+void trace_bulk(Worker* w, uintptr_t pc, Op op, const Box& b, Site site) {
+  if (w->tracer == nullptr) return;
+  const unsigned warp = w->current->number / kWarp, lane = w->current->number % kWarp;
+  const uint32_t at = trace_pc(w, pc);
+  ++w->critical;
+  if (site.line > 0) w->tracer->sites.emplace(at, site);
+  uint64_t bytes = 0, sectors = 0, first_byte = 0, last_sector = UINT64_MAX;
+  each_row(b, [&](uint32_t, const char* row, unsigned first, unsigned end) {
+    if (end == first) return;
+    const uint64_t begin = reinterpret_cast<uintptr_t>(row) + first * b.map.item, stop = begin + (end - first) * b.map.item;
+    if (bytes == 0) first_byte = begin;
+    bytes += stop - begin;
+    sectors += (stop - 1) / 32 - begin / 32 + (begin / 32 != last_sector);
+    last_sector = (stop - 1) / 32;
+  });
+  const auto add = [&](const RowKey& key, uint64_t moved, uint64_t cost, uint64_t ideal, uint64_t address) {
+    Row& row = row_of(*w->tracer, key);
+    const bool worse = row.requests++ == 0 || cost > row.worst ||
+                       (cost == row.worst && (w->block < row.block || (w->block == row.block && warp < row.warp)));
+    row.bytes += moved;
+    row.cost += cost;
+    row.ideal += ideal;
+    if (!worse) return;
+    row.worst = unsigned(cost);
+    row.worst_ideal = unsigned(ideal);
+    row.warp = warp;
+    row.block = w->block;
+    for (unsigned l = 0; l < kWarp; ++l) row.address[l] = l == lane ? int64_t(address) : -1;
+  };
+  const int region = bytes > 0 ? region_at(first_byte, 1) : -1;
+  if (bytes > 0) {
+    const uint64_t base = region < 0 ? 0 : reinterpret_cast<uintptr_t>(session.regions[size_t(region)].base);
+    add({at, region < 0 ? kAllocated : uint16_t(region), uint8_t(op), uint8_t(b.map.item), nullptr}, bytes, sectors, (bytes + 31) / 32,
+        first_byte - base);
+  }
+  size_t begin;
+  const char* array = shared_name(w, w->tracer->warp[warp].named_now, b.shared, &begin);
+  add({at, kShared, uint8_t(op), uint8_t(b.map.item), array}, b.bytes, 0, 0, b.shared - (b.shared >= w->dynamic_base ? w->dynamic_base : 0));
+  --w->critical;
 }
 
 void trace_name(Worker* w, const char* name, uint32_t offset) {

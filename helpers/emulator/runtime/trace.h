@@ -126,6 +126,8 @@ uint32_t trace_pc(const Worker*, uintptr_t pc);         // from the start of the
 void trace_begin(Worker*);                              // a block
 void trace_access(Worker*, uint64_t address, uint16_t target, size_t bytes, uint8_t op, EventKind, uintptr_t pc, Site,
                   uintptr_t frame);
+void trace_instruction(Worker*, uintptr_t pc, Site);    // one without a request, by the current lane: for trace_count
+void trace_bulk(Worker*, uintptr_t pc, Op, const struct Box&, Site);  // a bulk copy, issued by the current lane
 void trace_name(Worker*, const char* name, uint32_t offset);
 void trace_sync(Worker*, uint64_t number);              // the current lane comes to a rendezvous
 void trace_met(Worker*, unsigned warp, uint64_t number, unsigned members);

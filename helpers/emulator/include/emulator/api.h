@@ -64,6 +64,13 @@ enum cudaDeviceAttr {
   cudaDevAttrMaxSharedMemoryPerBlockOptin = 97,
 };
 
+enum cudaDriverEntryPointQueryResult {
+  cudaDriverEntryPointSuccess = 0,
+  cudaDriverEntryPointSymbolNotFound = 1,
+  cudaDriverEntryPointVersionNotSufficent = 2
+};
+constexpr unsigned long long cudaEnableDefault = 0, cudaEnableLegacyStream = 1, cudaEnablePerThreadDefaultStream = 2;
+
 inline const char* cudaGetErrorString(cudaError_t e) { return emu::error_text(e); }
 inline const char* cudaGetErrorName(cudaError_t e) { return emu::error_name(e); }
 inline cudaError_t cudaGetLastError() { return cudaError_t(emu::get_last_error(true)); }
@@ -168,3 +175,15 @@ inline cudaError_t cudaStreamCreate(cudaStream_t* stream) {
   return cudaSuccess;
 }
 inline cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
+
+// Of the driver API, what <cuda.h> declares here.
+inline cudaError_t cudaGetDriverEntryPoint(const char* symbol, void** function, unsigned long long,
+                                           cudaDriverEntryPointQueryResult* result = nullptr) {
+  *function = emu::driver_entry_point(symbol);
+  if (result != nullptr) *result = *function == nullptr ? cudaDriverEntryPointSymbolNotFound : cudaDriverEntryPointSuccess;
+  return cudaSuccess;
+}
+inline cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned, unsigned long long flags,
+                                                    cudaDriverEntryPointQueryResult* result = nullptr) {
+  return cudaGetDriverEntryPoint(symbol, function, flags, result);
+}

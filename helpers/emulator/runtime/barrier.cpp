@@ -1,0 +1,291 @@
+// Barriers of part of a block: named barriers, which count threads, and mbarriers, which count arrivals and bytes. PTX ISA,
+// "Parallel Synchronization and Communication Instructions": "bar" and "mbarrier".
+//
+// A copy that reports to an mbarrier lands when nobody can go on without it: when all other threads wait too. A thread
+// that looks at an mbarrier whose phase is not complete therefore waits, also in test_wait, which needn't: it is only slow
+// to answer. It is told "not yet" when the block can't go on otherwise; if that changes nothing, it is a deadlock.
+#include "async.h"
+
+namespace emu {
+
+AsyncState* new_async_state() { return new AsyncState; }
+void delete_async_state(AsyncState* s) { delete s; }
+
+void begin_async(AsyncState* s) {
+  s->mbarrier.clear();
+  s->bulk.clear();
+  for (NamedBarrier& b : s->named) b.count = b.arrived = b.yes = 0;
+  s->stalls = 0;
+}
+
+// ---- waiting
+
+// The current thread waits at a barrier, until someone makes it ready.
+static void wait_at(At at, unsigned place, uint64_t phase, Site site) {
+  Worker* w = worker;
+  Thread* t = w->current;
+  t->state = State::Waiting;
+  t->site = site;
+  t->mask = 0;
+  t->at = at;
+  t->place = place;
+  t->phase = phase;
+  t->answer = 0;
+  if (w->tracer != nullptr) trace_stopped(w, t->number / kWarp);
+  wait();
+  t->at = At::Instruction;
+}
+
+static bool waits_at(const Thread& t, At at, unsigned place) {
+  return t.state == State::Waiting && t.at == at && t.place == place;
+}
+
+static Clock& clock_of(Worker* w, std::unique_ptr<Clock>& c) {
+  if (c == nullptr) {
+    ++w->critical;
+    c.reset(new Clock);
+    --w->critical;
+    clear(w, *c);
+  }
+  return *c;
+}
+
+// ---- bar: threads of whole warps
+
+int named_barrier(unsigned id, unsigned threads, bool waits, BarrierVote vote, bool predicate, bool aligned, uintptr_t pc, Site site) {
+  Worker* w = worker;
+  Thread* t = w->current;
+  if (id >= std::size(w->async->named))
+    fail("barrier", 719, pc, site, "comes to barrier %u; a block has 0 to 15", id);
+  if (threads == 0 || threads % kWarp != 0 || threads > (w->threads + kWarp - 1) / kWarp * kWarp)
+    fail("barrier", 719, pc, site, "comes to barrier %u for %u threads; there must be a multiple of 32, of the block's %u at most", id,
+         threads, w->threads);
+  NamedBarrier& b = w->async->named[id];
+  if (b.arrived == 0) b.count = threads, b.yes = 0;
+  if (b.count != threads)
+    fail("barrier", 719, pc, site, "comes to barrier %u for %u threads, and others have come to it for %u", id, threads, b.count);
+  b.yes += predicate;
+  w->async->stalls = 0;
+  if (w->races != nullptr) {
+    race_settle(w);
+    release(w, t->number, clock_of(w, b.clock));
+    if (aligned && waits) trace_barrier(w);
+  }
+  const bool last = ++b.arrived == b.count;
+  if (!last) {
+    if (!waits) return 0;
+    wait_at(At::NamedBarrier, id, 0, site);
+    return t->answer;
+  }
+  const int answer = vote == BarrierVote::And ? b.yes == b.count : vote == BarrierVote::Or ? b.yes > 0 : int(b.yes);
+  for (unsigned i = 0; i < w->threads; ++i) {
+    if (!waits_at(w->thread[i], At::NamedBarrier, id)) continue;
+    w->thread[i].answer = answer;
+    if (w->races != nullptr) acquire(w, i, *b.clock);
+    w->ready(&w->thread[i]);
+  }
+  if (w->races != nullptr) {
+    if (waits) acquire(w, t->number, *b.clock);
+    clear(w, *b.clock);
+  }
+  b.arrived = 0;
+  return answer;
+}
+
+// ---- mbarrier
+
+// Stands in the mbarrier's 8 bytes, by which it is seen when something else has been written there.
+static uint64_t cookie(uint32_t at, uint64_t phase) { return 0x6d62617272696572 ^ (uint64_t(at) << 32) ^ phase; }
+
+static std::string mbarrier_name(const Worker* w, uint32_t at) { return shared_place(w, w->current == nullptr ? 0 : w->current->number / kWarp, at); }
+
+static void write_cookie(Worker* w, uint32_t at, const Mbarrier& b) {
+  const uint64_t bits = cookie(at, b.phase);
+  memcpy(w->arena + at, &bits, sizeof bits);
+}
+
+static Mbarrier& mbarrier_at(uint32_t at, uintptr_t pc, Site site) {
+  Worker* w = worker;
+  const auto found = w->async->mbarrier.find(at);
+  if (found == w->async->mbarrier.end())
+    fail("mbarrier", 719, pc, site, "comes with %s to %s, where no mbarrier has been initialised", site.what,
+         at + 8 <= kArena ? mbarrier_name(w, at).c_str() : "an address outside of shared memory");
+  uint64_t bits;
+  memcpy(&bits, w->arena + at, sizeof bits);
+  if (bits != cookie(at, found->second.phase))
+    fail("mbarrier", 719, pc, site, "comes with %s to the mbarrier %s, whose 8 bytes have been overwritten by something else", site.what,
+         mbarrier_name(w, at).c_str());
+  if (w->races != nullptr) {
+    race_settle(w);
+    race_access(w, at, 8, Op::Atomic, pc);
+  }
+  return found->second;
+}
+
+void mbarrier_init(uint32_t at, uint32_t count, uintptr_t pc, Site site) {
+  Worker* w = worker;
+  if (count == 0 || count >= 1u << 20)
+    fail("mbarrier", 719, pc, site, "initialises an mbarrier for %u arrivals; 1 to %u are allowed", count, (1u << 20) - 1);
+  check_access(Op::Store, w->arena + at, 8, pc, site);
+  const auto found = w->async->mbarrier.find(at);
+  if (found != w->async->mbarrier.end() && !found->second.landing.empty())
+    fail("mbarrier", 719, pc, site, "initialises the mbarrier %s while copies that report to it are under way", mbarrier_name(w, at).c_str());
+  ++w->critical;
+  Mbarrier& b = w->async->mbarrier[at];
+  b = {};
+  --w->critical;
+  b.count = b.pending = count;
+  b.initialised_by = w->current->number;
+  b.init_pc = trace_pc(w, pc);
+  write_cookie(w, at, b);
+}
+
+void mbarrier_inval(uint32_t at, uintptr_t pc, Site site) {
+  const Mbarrier& b = mbarrier_at(at, pc, site);
+  if (!b.landing.empty())
+    fail("mbarrier", 719, pc, site, "invalidates the mbarrier %s while copies that report to it are under way",
+         mbarrier_name(worker, at).c_str());
+  ++worker->critical;
+  worker->async->mbarrier.erase(at);
+  --worker->critical;
+}
+
+// A phase is over: whoever waits for it goes on, and the next begins.
+static void complete_phase(Worker* w, uint32_t at, Mbarrier& b) {
+  if (w->races != nullptr) {
+    Clock& done = clock_of(w, b.arrived);
+    for (Agent& a : w->races->agents)
+      if (a.kind == AgentKind::Mbarrier && a.owner == at) done.known[kThreads + unsigned(&a - w->races->agents.data())] = a.tick++;
+    std::swap(b.arrived, b.completed);
+    clear(w, clock_of(w, b.arrived));
+  }
+  for (unsigned i = 0; i < w->threads; ++i) {
+    Thread& t = w->thread[i];
+    if (!waits_at(t, At::Mbarrier, at) || t.phase != b.phase) continue;
+    t.answer = 1;
+    if (w->races != nullptr && t.acquires) acquire(w, i, *b.completed);
+    w->ready(&t);
+  }
+  ++b.phase;
+  b.pending = b.count;
+  w->async->stalls = 0;
+  write_cookie(w, at, b);
+}
+
+// How many of the landings, oldest first, it takes to complete the phase; SIZE_MAX: all don't.
+static size_t landings_to_complete(const Mbarrier& b) {
+  int64_t bytes = b.bytes, pending = b.pending;
+  for (size_t i = 0;; ++i) {
+    if (bytes == 0 && pending == 0) return i;
+    if (i == b.landing.size()) return SIZE_MAX;
+    b.landing[i].arrival ? pending -= 1 : bytes -= b.landing[i].box.bytes;
+  }
+}
+
+static bool land_and_complete(Worker* w, uint32_t at, Mbarrier& b) {
+  const size_t count = landings_to_complete(b);
+  if (count == SIZE_MAX) return false;
+  ++w->critical;
+  for (size_t i = 0; i < count; ++i) {
+    const Landing l = b.landing.front();
+    b.landing.pop_front();
+    const unsigned agent = proxy_agent(AgentKind::Mbarrier, at, l.thread);
+    if (l.arrival) {
+      land_copies(w, l.thread, l.copies, agent);
+      --b.pending;
+    } else {
+      b.bytes -= l.box.bytes;
+      bulk_land(l.box);
+      async_landed(w->arena + l.box.shared, l.box.bytes, agent);
+    }
+  }
+  complete_phase(w, at, b);
+  --w->critical;
+  return true;
+}
+
+uint64_t mbarrier_arrive(uint32_t at, uint32_t count, int64_t expect, bool drop, bool releases, uintptr_t pc, Site site) {
+  Worker* w = worker;
+  Mbarrier& b = mbarrier_at(at, pc, site);
+  if (b.pending == 0) land_and_complete(w, at, b);  // everything that this phase waits for must have come
+  if (count == 0 || count > b.pending)
+    fail("mbarrier", 719, pc, site, "arrives at the mbarrier %s for %u, and of the %u arrivals of phase %llu %u are missing",
+         mbarrier_name(w, at).c_str(), count, b.count, static_cast<unsigned long long>(b.phase), b.pending);
+  const uint64_t state = b.phase << 32 | b.pending;
+  b.bytes += expect;
+  b.pending -= count;
+  if (drop) b.count -= count;
+  w->async->stalls = 0;
+  if (w->races != nullptr && releases) release(w, w->current->number, clock_of(w, b.arrived));
+  if (b.pending == 0 && b.bytes == 0) complete_phase(w, at, b);
+  return state;
+}
+
+void mbarrier_expect(uint32_t at, int64_t bytes, uintptr_t pc, Site site) {
+  Mbarrier& b = mbarrier_at(at, pc, site);
+  b.bytes += bytes;
+  worker->async->stalls = 0;
+  if (b.pending == 0 && b.bytes == 0) complete_phase(worker, at, b);
+}
+
+bool mbarrier_wait(uint32_t at, Awaited how, uint64_t awaited, bool acquires, uintptr_t pc, Site site) {
+  Worker* w = worker;
+  Mbarrier& b = mbarrier_at(at, pc, site);
+  // The parity is that of the phase under way, or of the one before, which is complete.
+  const uint64_t phase = how == Awaited::State ? awaited >> 32 : (b.phase & 1) == awaited ? b.phase : b.phase - 1;
+  if (phase != b.phase) {
+    if (w->races != nullptr && acquires && b.completed != nullptr) acquire(w, w->current->number, *b.completed);
+    return true;
+  }
+  w->current->acquires = acquires;
+  wait_at(At::Mbarrier, at, phase, site);
+  return w->current->answer != 0;
+}
+
+void mbarrier_land(uint32_t at, Landing l, uintptr_t pc, Site site) {
+  Worker* w = worker;
+  Mbarrier& b = mbarrier_at(at, pc, site);
+  if (w->races != nullptr && !l.arrival && !b.fenced)
+    race_unfenced_init(w, at, b.init_pc, b.initialised_by, pc);
+  ++w->critical;
+  b.landing.push_back(std::move(l));
+  --w->critical;
+}
+
+void mbarrier_fence() {
+  for (auto& [at, b] : worker->async->mbarrier) b.fenced = b.fenced || b.initialised_by == worker->current->number;
+}
+
+// Nobody can run, or only those who look again and again: lets copies land that complete a phase for which somebody waits.
+// False: nothing can be done.
+bool async_progress(Worker* w, bool stalled) {
+  AsyncState& s = *w->async;
+  bool anybody = false;
+  for (unsigned i = 0; i < w->threads; ++i) {
+    const Thread& t = w->thread[i];
+    if (t.state != State::Waiting || t.at != At::Mbarrier) continue;
+    anybody = true;
+    Mbarrier& b = s.mbarrier[t.place];
+    if (b.phase == t.phase && land_and_complete(w, t.place, b)) return true;
+  }
+  constexpr unsigned kStalls = 64;  // rounds through loops that do nothing but wait
+  if (!stalled || !anybody || ++s.stalls > kStalls) return false;
+  for (unsigned i = 0; i < w->threads; ++i)
+    if (w->thread[i].state == State::Waiting && w->thread[i].at == At::Mbarrier) w->ready(&w->thread[i]);
+  return true;
+}
+
+std::string mbarrier_state(const Worker* w, uint32_t at, uint64_t phase) {
+  const Mbarrier& b = w->async->mbarrier.at(at);
+  std::string s = "for phase " + std::to_string(phase) + " (parity " + std::to_string(phase & 1) + ") of the mbarrier " + mbarrier_name(w, at) + ": ";
+  if (phase != b.phase) return s + "phase " + std::to_string(b.phase) + " is under way";
+  int64_t bytes = b.bytes, pending = b.pending;
+  for (const Landing& l : b.landing) l.arrival ? pending -= 1 : bytes -= l.box.bytes;
+  if (pending > 0) s += std::to_string(pending) + " of " + std::to_string(b.count) + (b.count == 1 ? " arrival" : " arrivals");
+  if (bytes > 0) s += std::string(pending > 0 ? " and " : "") + std::to_string(bytes) + " bytes";
+  if (pending > 0 || bytes > 0) s += " missing";
+  if (bytes < 0) s += std::string(pending > 0 ? ", " : "") + std::to_string(-bytes) + " bytes more than expected have come";
+  return s;
+}
+
+}  // namespace emu
