@@ -88,12 +88,13 @@ def rungs(device: str | None = None) -> pd.DataFrame:
 @cache
 def traced(stem: str) -> Trace:
     """The rung's trace at SIZE, in its first dtype."""
+    from .counters import options
     from .reference import random_inputs
     from .xray import xray
 
     rung = ladder.rung(stem)
     B, H, N, D = SIZE
-    return xray(rung, *random_inputs(rung, (B, H, N, N, D))).trace
+    return xray(rung, *random_inputs(rung, (B, H, N, N, D)), **options(rung)).trace
 
 
 def singles(kind: str, device: str | None = None) -> pd.DataFrame:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pandas as pd
 import pytest
 
-from helpers import agreement
+from helpers import agreement, record
 from helpers.emulator.trace import Access
 
 
@@ -41,6 +42,31 @@ def test_micro_kernels_have_the_counters_that_the_xray_predicts():
     frame = agreement.singles("microkernels")
     assert frame["name"].nunique() >= 60
     assert unexplained(frame).empty, unexplained(frame)
+
+
+@pytest.mark.parametrize("stem", ["21_split_kv", "22_backward_fp32"])
+def test_rungs_that_models_need_are_counted_kernel_by_kernel(stem, tmp_path, monkeypatch):
+    """With a record made up of the X-ray's own counts, and one of them off by one: every kernel and counter is beside its own."""
+    B, H, N, D = agreement.SIZE
+    names = {"21_split_kv": ["split_kv", "merge_splits"], "22_backward_fp32": ["prepare", "backward_fp32"]}[stem]
+    rows = []
+    for name in names:
+        accesses = [a for a in agreement.traced(stem).accesses if a.kernel.startswith(f"{name}<")]
+        rows.append(
+            {"dtype": "fp16", "B": B, "H": H, "N": N, "D": D, "kernel": f"void {name}<{D}>"}
+            | agreement.counters(accesses)
+        )
+    rows[1]["global_load_sectors"] += 1
+    known = {"device": "NVIDIA H200", "date": "2026-01-01"}
+    record.save(stem, "counters", pd.DataFrame(rows), known=known, root=tmp_path)
+    load = record.load
+    monkeypatch.setattr(record, "load", lambda stem, kind, device: load(stem, kind, "NVIDIA H200", tmp_path))
+    monkeypatch.setattr(agreement.ladder, "rungs", lambda: [agreement.ladder.rung(stem)])
+    frame = agreement.rungs()
+    assert set(frame["kernel"]) == set(names)
+    assert unexplained(frame)[["kernel", "metric", "difference"]].values.tolist() == [
+        [names[1], "global_load_sectors", 1]
+    ]
 
 
 def test_a_difference_is_seen_and_nothing_explains_it_away():

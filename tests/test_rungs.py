@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers import CompileError, KernelError, check, load, reference, rungs, sass
+from helpers import CompileError, KernelError, check, load, reference, rung, rungs, sass
 from helpers.contract import TORCH_NAMES, FaBackwardArgs
 from helpers.ladder import INCLUDE, KERNELS, Rung
+from helpers.ladder import code as bare
 from helpers.reference import Case
 
 STEMS = [r.stem for r in rungs()]
@@ -240,3 +241,27 @@ def test_a_rung_changes_little_of_the_one_before(record_property):
         assert changed < len(lines[1]), f"{after.stem} keeps nothing of {before.stem}"
         limit = 180 if after.stem == "13_tuned" else 90  # all that paid, at once: its guide takes the steps one by one
         assert changed <= limit or not same_decade or before.number[0] in "023", f"{after.stem}: {changed} new lines"
+
+
+# Rungs that aren't built on the one before: what they are built on, and how many lines of code may be new. 22 is an algorithm
+# of its own; of 04 it has the register tiles alone.
+BUILT_ON = {
+    "20_causal_gqa": ("13_tuned", 160),
+    "21_split_kv": ("12_double_buffered", 190),
+    "23_backward_mma": ("12_double_buffered", 250),
+    "31_warp_specialized": ("30_tma_wgmma", 200),
+    "32_ping_pong": ("31_warp_specialized", 150),
+}
+
+
+@pytest.mark.parametrize("stem", [stem for stem in STEMS if stem in BUILT_ON])
+def test_a_rung_keeps_code_of_what_it_is_built_on(stem):
+    base, most = BUILT_ON[stem]
+    lines = [[line.strip() for line in bare(rung(which).source).splitlines()] for which in (base, stem)]
+    new = sum(line[0] == "+" for line in difflib.ndiff(*lines))
+    assert new <= most, f"{stem}: {new} of {len(lines[1])} lines of code are not in {base}"
+
+
+@pytest.mark.parametrize("stem", [stem for stem in STEMS if stem >= "2"])
+def test_every_rung_of_the_twenties_and_thirties_is_built_on_something(stem):
+    assert stem in BUILT_ON or rung(stem).op == "attention_backward" or stem.startswith("30"), stem
