@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from .draw import BLUE, GREEN, INK, MUTED, ORANGE, SAND, SHADES, blank, canvas
-from .plot import CARD, Figure, styled
+from .plot import CARD, Figure, _device, styled
 
 
 @styled
@@ -73,7 +73,14 @@ def bandwidth(predicted: pd.DataFrame, chosen: int, title: str, measured: pd.Dat
         ax.plot(values.index, values, color=colour, linestyle=dash, linewidth=1.6, label=f"model: {name}")
     if measured is not None:
         points = measured.sort_values("splits")
-        ax.plot(points["splits"], points["of_copy"], "o-", color=ORANGE, linewidth=2.2, label="measured")
+        ax.plot(
+            points["splits"],
+            points["of_copy"],
+            "o-",
+            color=ORANGE,
+            linewidth=2.2,
+            label=f"measured · {_device(points)}",
+        )
     ax.axvline(chosen, color=INK, linewidth=1, linestyle=(0, (1, 2)))
     ax.text(chosen, 0.03, f" {chosen} by itself", fontsize=9, transform=ax.get_xaxis_transform())
     ax.axhline(1, color=INK, linewidth=1)

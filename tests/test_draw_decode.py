@@ -24,12 +24,12 @@ def test_pieces_lie_where_the_schedule_has_them():
 
 def test_measured_points_are_drawn_beside_the_model():
     predicted = pd.DataFrame({"132 CTAs are enough": [0.3, 0.6, 0.9]}, index=[1, 2, 4])
-    measured = pd.DataFrame({"splits": [4, 1], "of_copy": [0.8, 0.2]})
+    measured = pd.DataFrame({"splits": [4, 1], "of_copy": [0.8, 0.2], "device": "A GPU"})
     alone = draw_decode.bandwidth(predicted, 4, "title").axes[0]
     both = draw_decode.bandwidth(predicted, 4, "title", measured).axes[0]
     labels = [[t.get_text() for t in ax.get_legend().get_texts()] for ax in (alone, both)]
-    assert labels == [["model: 132 CTAs are enough"], ["model: 132 CTAs are enough", "measured"]]
-    (line,) = [line for line in both.lines if line.get_label() == "measured"]
+    assert labels == [["model: 132 CTAs are enough"], ["model: 132 CTAs are enough", "measured · A GPU"]]
+    (line,) = [line for line in both.lines if line.get_label() == "measured · A GPU"]
     assert line.get_xydata().tolist() == [[1, 0.2], [4, 0.8]]
 
 

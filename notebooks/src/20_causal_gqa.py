@@ -67,7 +67,7 @@ draw_masks.masks(
 )
 
 # %% [markdown]
-# Blue: the query sees the key. The third picture is the other way to lay it, and [PyTorch's `is_causal=True`](https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html) means that one. Both are the same when $N_q = N_k$, which is why code that mixes them up works in training and fails with a cache. Ask both:
+# Blue: the query sees the key. The third picture is the other way to lay it, and [PyTorch's `is_causal=True`](https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html) means that one. Both are the same when $N_q = N_k$, so that code which mixes them up works in training and fails with a cache. Ask both:
 
 # %%
 q, k, v = (torch.randn(1, 1, n, 64, device=device).half() for n in (3, 5, 5))
@@ -91,7 +91,7 @@ print("LSE:", lse.flatten().cpu().numpy().round(2), " rows of O that are 0:", (o
 #
 # $$ \max(i_0 + s - w + 1,\; 0) \;\ldots\; \min(i_0 + B_r + s,\; N_k) - 1 , $$
 #
-# from the first key of the first query to the last key of the last. Tiles outside are **skipped**: not read, not multiplied. That is the same sum as "half of $N^2$", in whole tiles.
+# from the first key of the first query to the last key of the last. Tiles outside are **skipped**: not read, not multiplied.
 #
 # Inside, a warp looks at its own 32 queries. Let the first of them be $i$; it sees keys up to $i + s$, and the last one up to $i + s + 31$. For a tile of keys from $j_0$ on:
 #
@@ -164,7 +164,7 @@ pd.DataFrame(rows).T.rename_axis("N").map("{:.1%}".format)
 # %% [markdown]
 # ## 3 · Long tiles first
 #
-# Without a mask all CTAs have the same work. Now the first queries see one or two tiles of keys, the last ones all of them. Why does that matter? Because of the **end**. A GPU takes up blocks in the order of their numbers, each as soon as a place is free. If one of the last blocks to be taken up is a long one, it runs on when all others are done, on a machine that is otherwise empty.
+# Without a mask all CTAs have the same work. Now the first queries see one or two tiles of keys, the last ones all of them. Why does that matter? Because of the **end**. A GPU takes up blocks in the order of their numbers, each as soon as a place is free (CUDA does not promise that, but it is what one observes). If one of the last blocks to be taken up is a long one, it runs on when all others are done, on a machine that is otherwise empty.
 #
 # That suggests an order: the long ones first. The short ones then fill the gaps at the end. (For a list of jobs on equal machines this is the LPT rule: [Graham, 1969](https://doi.org/10.1137/0117039) proved that it ends at most a third later than the best order of all.)
 #
@@ -216,11 +216,11 @@ for D in (64, 128):
 pd.DataFrame(rows, ["longest first", "head after head", "predicted gain"]).T.rename_axis(["D", "N"])
 
 # %% [markdown]
-# The gain is that of a machine that obeys the model. A real one is kinder to the bad order: when an SM has only one CTA left, that CTA has the SM to itself and runs faster, which the model leaves out. So take the numbers for an upper bound, the direction for certain.
+# The gain is that of a machine that obeys the model. A real one is kinder to the bad order: when an SM has only one CTA left, that CTA has the SM to itself and runs faster, which the model leaves out. And every CTA has a beginning and an end, the same for long and short ones, which the model leaves out as well; it makes the differences smaller. So take the numbers for upper bounds.
 #
 # ### But not all heads at once
 #
-# "Longest first" taken literally starts with the last tile of *every* head. Those are CTAs of as many heads as there are places, and each reads all keys of its head. The L2 cache, which all SMs share, has 50 MB on an H100 ([NVIDIA](https://developer.nvidia.com/blog/nvidia-hopper-architecture-in-depth/)), whose chip the H200 has, too. From the model: how many heads are at work at a time, and how large are their $K$ and $V$ together?
+# "Longest first" taken literally starts with the last tile of *every* head. The places then hold CTAs of all heads side by side, and each of them reads all keys of its head. The L2 cache, which all SMs share, has 50 MB on an H100 ([NVIDIA](https://developer.nvidia.com/blog/nvidia-hopper-architecture-in-depth/)), whose chip the H200 has, too. From the model: how many heads are at work at a time, and how large are their $K$ and $V$ together?
 
 
 # %%
@@ -263,7 +263,7 @@ cache = {Hkv: {"KB per token": n / 1e3, f"GB for {tokens} tokens": n * tokens / 
 pd.DataFrame(cache).T.rename_axis("Hkv").round(2)
 
 # %% [markdown]
-# (A model with 32 layers and 32 query heads of 128, its cache in 16 bits.) What the sharing does *not* change is the number of FLOPs: each query head still multiplies with all keys. And for the kernel it is one integer division. Copying the shared heads out to $H$ heads beforehand, as `repeat_interleave` does, would give the same numbers and lose what was saved.
+# (A model with 32 layers and 32 query heads of 128, its cache in 16 bits.) What the sharing does *not* change is the number of FLOPs: each query head still multiplies with all keys. And for the kernel it is one integer division. Copying the shared heads out to $H$ heads beforehand, as `repeat_interleave` does, would give the same numbers and lose what was saved. (One thing follows for section 3: the launcher counts heads of $K$ and $V$ when it asks how many fit in the L2, and takes all query heads that read them.)
 
 # %% [markdown]
 # ## 5 · Sequences that share a batch
@@ -305,6 +305,9 @@ show.region("20_causal_gqa", "schedule")
 # %%
 show.region("20_causal_gqa", "visible")
 
+# %% [markdown]
+# Section 2 in the kernel's words. (A CTA whose queries see nothing gets `j_last` = −64: its loop has no turn, and the result is the empty state.)
+
 # %%
 show.region("20_causal_gqa", "mask")
 
@@ -332,7 +335,7 @@ for D in (64, 96, 128):
 pd.DataFrame(rows).T.rename_axis("bank conflicts, D")
 
 # %% [markdown]
-# Reading is free of conflicts at all three. Writing at $d = 96$ is not: eight lanes of a `cp.async` fill two halves of rows, on different lines of 128 bytes, and the hardware takes two turns for what one could do (a rule found by measurement, see `device.copies` in `data/`). A tile is written once and read by four warps, so this was left as it is.
+# Reading is free of conflicts at all three. Writing at $d = 96$ takes twice the turns: of eight lanes that are served together four copy from one row and four from the next, that is, from two lines of 128 bytes, and a turn serves one line. (The rule was measured with `cp.async.ca`, see `device.patterns` in `data/`; for the variant used here, `.cg`, there is no counter.) A tile is written once and read by four warps, so it was left at that.
 
 # %% [markdown]
 # ## Run and check
@@ -436,29 +439,16 @@ plot.recorded("20_causal_gqa", "causal", plot.throughput)
 plot.recorded("20_causal_gqa", "causal", lambda s: plot.ratio(s, "20_causal_gqa", ["SDPA FLASH", "SDPA CUDNN"]))
 
 # %% [markdown]
-# 64 query heads on 8 heads of $K$ and $V$ beside 64 on 64, in TFLOP/s. The same FLOPs, an eighth of the keys:
-
+# 64 query heads on 8 heads of $K$ and $V$, and 64 on 64: the same FLOPs, an eighth of the keys. `ratio` is the speed with few heads over that with many, from the same rounds:
 
 # %%
-def by_groups(samples):
-    return record.medians(samples).pivot_table(
-        index=["dtype", "D", "Nk"], columns=["name", "Hkv"], values="tflops"
-    ).round(0)  # fmt: skip
-
-
-plot.recorded("20_causal_gqa", "groups", by_groups)
+plot.recorded("20_causal_gqa", "groups", lambda samples: record.grouped(samples, "20_causal_gqa").round(3))
 
 # %% [markdown]
-# Packed batches of random lengths. `of ideal` compares with every sequence running at the speed that the kernel reaches on a full batch of its length; below 1 is what the mixture costs. `padded / packed` is what packing saves:
-
+# Packed batches of random lengths. `ratio` compares with every sequence running at the speed that the kernel reaches on a full batch of its length; below 1 is what the mixture costs. `to_padded` is what packing saves, the time of the same sequences padded over that of the packed batch:
 
 # %%
-def by_batch(samples):
-    ratios = {"of ideal": samples.ideal_ms / samples.ms, "padded / packed": samples.padded_ms / samples.ms}
-    return samples.assign(**ratios).groupby(["dtype", "causal", "D", "batch"])[list(ratios)].median().round(2)
-
-
-plot.recorded("20_causal_gqa", "packed", by_batch)
+plot.recorded("20_causal_gqa", "packed", lambda samples: record.of_ideal(samples).round(2))
 
 # %% [markdown]
 # ## What still hurts

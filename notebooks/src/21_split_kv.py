@@ -81,7 +81,7 @@ for B, _, Hkv, Nk, D in CACHES[:3]:
 #
 # $$ (m_1, l_1, o_1) \oplus (m_2, l_2, o_2) = \bigl(m,\; l_1 e^{m_1-m} + l_2 e^{m_2-m},\; o_1 e^{m_1-m} + o_2 e^{m_2-m}\bigr), \quad m = \max(m_1, m_2), $$
 #
-# in any order. A CTA that is done with its piece has $O = o / l$ and $\mathrm{LSE} = m + \ln l$. That is a state again: $(\mathrm{LSE}, 1, O)$ describes the same part, since $e^{\mathrm{LSE}} = l\,e^m$ and $1 \cdot O \cdot e^{\mathrm{LSE}} = o\,e^m$. So two tensors per piece are enough, and *the operator is the very same*. At the end $O = o/l$ once more.
+# in any order. A CTA that is done with its piece has $O = o / l$ and $\mathrm{LSE} = m + \ln l$. That is a state again: $(\mathrm{LSE}, 1, O)$ describes the same part, since $e^{\mathrm{LSE}} = l\,e^m$ and $1 \cdot O \cdot e^{\mathrm{LSE}} = o\,e^m$. So two tensors per piece are enough, and *the operator is the very same*. At the end $O = o/l$ once more. (For decoding the idea is known as [Flash-Decoding](https://pytorch.org/blog/flash-decoding/): Dao, Haziza, Massa and Sizov, 2023.)
 
 
 # %%
@@ -117,7 +117,7 @@ print(
 )
 
 # %% [markdown]
-# Rounding of float64, whatever the order. Two such trees over the first four pieces, drawn as in notebook 02, with the LSE of a piece in the place of a score:
+# Rounding of float64, whatever the order and the tree. Two such trees over the first four pieces, drawn as in notebook 02, with the LSE of a piece in the place of a score:
 
 # %%
 trees = {"left to right": (((0, 1), 2), 3), "in pairs": ((0, 1), (2, 3))}
@@ -126,7 +126,7 @@ draw.bracketings([round(m, 2) for m, _, _ in states[:4]], trees)
 # %% [markdown]
 # ## 2 · How many pieces?
 #
-# Too few, and places stay empty. So as many as possible? Each piece leaves $O$ and the LSE in fp32, $4(d + 1)$ bytes for each row, which are written, and read again by the merge. And each CTA has a beginning and an end, in which it waits for its first keys, or merges. A small machine shows what else there is: 8 SMs with two places each, 6 heads of 960 keys.
+# Too few, and places stay empty. So as many as possible? Each piece leaves $O$ and the LSE in fp32, $4(d + 1)$ bytes for each row, which are written, and read again by the merge. And each CTA has a beginning and an end, in which it waits for its first keys, or merges. A small machine shows what else there is: 8 SMs with two places each, 6 heads of 960 keys. Before you look: are three pieces faster than two?
 
 # %%
 runs = {}
@@ -167,7 +167,7 @@ for microseconds in (0.5, 1, 2, 4):
     print(f"latency {microseconds} µs: {ctas:.0f} CTAs have {copy * microseconds:.1f} MB on their way")
 
 # %% [markdown]
-# So the model has one unknown, how many CTAs are *enough*. All that are at work get equal shares; if fewer than enough are at work, the bandwidth falls in proportion. The bytes of the partial results are added. Three guesses, for one shape:
+# So the model has one unknown, how many CTAs are *enough*. All that are at work get equal shares; if fewer than enough are at work, the bandwidth falls in proportion. The bytes of the partial results are added. Three guesses, for one shape. Predict where each curve reaches the top, and what happens right after 16 pieces:
 
 
 # %%
@@ -240,7 +240,7 @@ show.region("21_split_kv", "load_tile")
 show.region("21_split_kv", "tile_loop")
 
 # %% [markdown]
-# The loop is notebook 12's pipeline for one warp: `__syncwarp` stands where the barrier stood. The softmax is notebook 10's, with the maximum taken every time: this kernel waits for memory, so that the instructions saved in notebook 13 would save nothing.
+# The loop is notebook 12's pipeline for one warp: `__syncwarp` stands where the barrier stood. The softmax is notebook 10's, with the maximum taken every time: the kernel waits for memory in any case, and the instructions that notebook 13 saves are not what it lacks.
 
 # %%
 show.region("21_split_kv", "state")
@@ -249,7 +249,7 @@ show.region("21_split_kv", "state")
 show.region("21_split_kv", "merge_splits")
 
 # %% [markdown]
-# The second kernel: a CTA per row of $O$. Groups of threads take every so manieth piece and merge as they go, then the groups' states are merged. `merge` is the function of notebook 02, on $(m, l)$; `weight` carries $o$ along.
+# The second kernel: a CTA per row of $O$. Groups of threads take the pieces in turns and merge as they go; then the groups' states are merged. `merge` is the function of notebook 02, on $(m, l)$; `weight` carries $o$ along. (The region `merge_warps` does the same for the four warps of a CTA, through shared memory.)
 
 # %% [markdown]
 # ## Run and check
@@ -307,10 +307,10 @@ for splits in (1, 2, 4, 8, 16):
 pd.DataFrame(rows, ["K read", "V read", "partial bytes written", "predicted"]).T.rename_axis("splits")
 
 # %% [markdown]
-# Each key is read once, by one CTA, for all four query heads of its group. Rung 20 on the same inputs:
+# Each key is read once, by one CTA, for all four query heads of its group. Rung 20 with the same queries:
 
 # %%
-counted = xray("20_causal_gqa", q, k, v).tensors
+counted = xray("20_causal_gqa", q, k[:, :, :256], v[:, :, :256]).tensors  # 256 keys will do
 print(f"20_causal_gqa reads each byte of K {counted.reads_per_byte.K:.0f} times")
 
 # %% [markdown]
@@ -338,12 +338,12 @@ print(f"{steps} steps of a warp; {ray.trace.instructions['bar.sync']} times a wa
 print("bank conflicts of the reads in the loop:", ray.total(region="tile_loop", space="shared").excess)
 
 # %% [markdown]
-# The barriers are those of the merge at the end, and of the second kernel; with more keys there are as many. What bank conflicts the kernel has are in the stores of that merge, once per CTA.
+# The barriers are those of the two merges: two for each warp of the 8 CTAs of the first kernel, one for each warp of the 8 of the second. With more keys there are no more of them. The loop has no bank conflicts; what the X-ray finds elsewhere happens once per CTA.
 
 # %% [markdown]
 # ## Beside its peers
 #
-# First the figure of section 2, with what was measured:
+# What we expect: for large caches a bandwidth near that of a copy wherever the number of splits fills the machine, and with one split the share that the model says. First the figure of section 2, with what was measured:
 
 # %%
 plot.recorded(
@@ -366,7 +366,7 @@ def at_its_own_and_at_best(samples):
     keys = ["dtype", "B", "H", "Hkv", "Nk", "D"]
     own = found[found.chosen == 1].set_index(keys)[["splits", "of_copy", "to_flash"]]
     best = found.loc[found.groupby(keys).of_copy.idxmax()].set_index(keys)[["splits", "of_copy"]]
-    return own.join(best, rsuffix=", best").round(2)
+    return own.join(best.add_suffix(", best")).round(2)
 
 
 plot.recorded("21_split_kv", "decode", at_its_own_and_at_best)
@@ -375,7 +375,7 @@ plot.recorded("21_split_kv", "decode", at_its_own_and_at_best)
 # ## What still hurts
 #
 # 1. **Two launches.** The second kernel reads little, but it has to be launched and can begin only when the last piece is done. For short caches, of a few megabytes, that is a good part of the time.
-# 2. **One number of splits for all.** Every sequence of a batch is cut into as many pieces, whatever its length. One long text among short ones leaves most of the machine to it alone, in as many CTAs as it has pieces. A schedule made on the fly, from the lengths, would cut by keys instead.
+# 2. **One number of splits for all.** Every sequence of a batch is cut into as many pieces, whatever its length. With one long text among short ones, the short ones are soon done, and the few pieces of the long one are alone on the machine, too few to fill it. A schedule made from the lengths would cut into pieces of as many keys each instead.
 # 3. **16 rows.** With more queries times heads of a group than 16 there are more tiles, each of which reads the keys again. From some number of queries on, rung 20 is the better kernel.
 # 4. **The bytes themselves.** At full bandwidth nothing is left to gain but fewer bytes: fewer heads of $K$ and $V$, shorter windows, numbers of 8 bits.
 #
@@ -386,7 +386,7 @@ plot.recorded("21_split_kv", "decode", at_its_own_and_at_best)
 #
 # ### Exercise 21.1 · Merge with the LSE alone
 #
-# Write the merge of two finished pieces $(O, \mathrm{LSE})$, without $l$: the result has to be an output that is divided already, and its LSE. Either or both pieces may be empty, $(0, -\infty)$.
+# Exercise 2.1 merged finished outputs with the help of $m$ and $l$. Write the merge of two pieces $(O, \mathrm{LSE})$ that have neither: the result has to be an output that is divided already, and its LSE. Either or both pieces may be empty, $(0, -\infty)$.
 
 # %%
 # Exercise 21.1
@@ -580,9 +580,9 @@ exercise.verify("21.4", is_wrong, hint="which piece is empty, and what is -inf -
 # Each leaves a partial output that is written and read again, and each CTA has a beginning and an end in which it reads little.
 #
 # </details>
-# <details><summary>5. Grouped heads made no difference to the time of notebook 20's kernel. Why do they here?</summary>
+# <details><summary>5. Grouped heads leave the FLOPs as they are. Why do they make a decode step faster, and the kernel of notebook 20 hardly?</summary>
 #
-# There the products took the time, here the bytes. Fewer heads of K and V are fewer bytes, if all query heads of a group use them in one go.
+# There the products take the time, here the bytes. Fewer heads of K and V are fewer bytes, if all query heads of a group use them in one go.
 #
 # </details>
 # <details><summary>6. What does a block table cost, and what does it save?</summary>
