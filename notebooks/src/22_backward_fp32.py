@@ -70,7 +70,7 @@ names = ["N", "plain", "4 (3Nd + N²)", "fused", "4 (4Nd + N)"]
 pd.DataFrame(rows, columns=names).set_index("N")
 
 # %% [markdown]
-# Plain attention keeps $Q$, $K$, $V$ and all of $P$. The fused operation keeps $Q$, $K$, $V$, $O$ and LSE. The two columns beside them are formulas, and they fit to the byte. So the question is $N^2$ numbers of $P$ against $N$ numbers of LSE (and the $N d$ of $O$, which a model often keeps anyway). For a single layer of this series' workload, 16384 tokens and a width of 2048, with heads of $d = 64$:
+# Plain attention keeps $Q$, $K$, $V$ and all of $P$. The fused operation keeps $Q$, $K$, $V$, $O$ and LSE. The two columns beside them are formulas, and they fit to the byte. So the question is $N^2$ numbers of $P$ against $N$ numbers of LSE (and the $N d$ of $O$, which the linear layer after attention keeps anyway). For a single layer of this series' workload, 16384 tokens and a width of 2048, with heads of $d = 64$:
 
 # %%
 lengths = [1024 << i for i in range(5)]
@@ -109,9 +109,9 @@ def compare(**ours):
 # %% [markdown]
 # ### Through a product
 #
-# Let $C = A B$. A small change $\delta A$ of $A$ changes $C_{ij}$ by $\sum_k \delta A_{ik} B_{kj}$, and so the loss by
+# Let $C = A B$. A small change $\Delta A$ of $A$ changes $C_{ij}$ by $\sum_k \Delta A_{ik} B_{kj}$, and so the loss by
 #
-# $$ \sum_{ij} dC_{ij} \sum_k \delta A_{ik} B_{kj} = \sum_{ik} \delta A_{ik} \Big( \sum_j dC_{ij} B_{kj} \Big) . $$
+# $$ \sum_{ij} dC_{ij} \sum_k \Delta A_{ik} B_{kj} = \sum_{ik} \Delta A_{ik} \Big( \sum_j dC_{ij} B_{kj} \Big) . $$
 #
 # What stands in brackets is by definition $dA_{ik}$. In matrices, and for $B$ likewise:
 #
@@ -131,11 +131,11 @@ compare(dP=dP, dV=dV)
 #
 # Rows do not mix, so take one row, $p_k = e^{s_k} / \sum_l e^{s_l}$. How does $p_k$ change with $s_j$? From the numerator, only if $k = j$, comes $p_k$; from the denominator always $-p_k p_j$:
 #
-# $$ \frac{\partial p_k}{\partial s_j} = p_k (\delta_{kj} - p_j) \qquad (\delta_{kj} = 1 \text{ if } k = j, \text{ else } 0). $$
+# $$ \frac{\partial p_k}{\partial s_j} = p_k \big([k = j] - p_j\big), \qquad [k = j] \text{ being 1 if } k = j \text{ and 0 otherwise.} $$
 #
 # Sum over all $p_k$ through which $s_j$ acts on the loss:
 #
-# $$ ds_j = \sum_k dp_k\, p_k (\delta_{kj} - p_j) = p_j \Big( dp_j - \sum_k p_k\, dp_k \Big) . $$
+# $$ ds_j = \sum_k dp_k\, p_k \big([k = j] - p_j\big) = p_j \Big( dp_j - \sum_k p_k\, dp_k \Big) . $$
 #
 # The sum does not depend on $j$: it is one number per row. Call it $\mathrm{delta}_i = \sum_k P_{ik}\, dP_{ik}$. Then, with $\circ$ for the product element by element,
 #
@@ -184,7 +184,7 @@ compare(dQ=dQ, dK=dK)
 #
 # $$ P_{ij} = \frac{e^{S_{ij}}}{\sum_k e^{S_{ik}}} = e^{S_{ij} - \mathrm{LSE}_i} . $$
 #
-# No maximum, no sum, no rescaling. And there can be no overflow: $P \le 1$. Any tile can be formed alone, in any order, by anyone who has its rows of $Q$, its rows of $K$ and a number per query:
+# No maximum, no sum, no rescaling. And there can be no overflow: for every key that LSE has counted, $P \le 1$. Any tile can be formed alone, in any order, by anyone who has its rows of $Q$, its rows of $K$ and a number per query:
 
 # %%
 LSE = torch.logsumexp(S, 1, keepdim=True)
@@ -299,7 +299,7 @@ draw_backward.hand_over(steps, "Six tiles of keys hand on dQ, six tiles of queri
 #
 # ### A trap
 #
-# There is one more thing that can go wrong. A GPU runs as many CTAs as fit, and the others start when one ends. If those that run wait for one that has not started, they wait for ever. CUDA promises nothing about the order in which CTAs start. So a CTA does not take its work from `blockIdx`: it draws a number, a **ticket**, when it starts, and the number says what to do. Then whoever it has to wait for drew before it, and so is running or done. We will break this rule below.
+# There is one more thing that can go wrong. A GPU runs as many CTAs as fit, and the others start when one ends. If those that run wait for one that has not started, they wait for ever. CUDA promises nothing about the order in which CTAs start (CUDA C++ Programming Guide, "Thread Hierarchy": in any order, in parallel or in series). So a CTA does not take its work from `blockIdx`: it draws a number, a **ticket**, when it starts, and the number says what to do. Then whoever it has to wait for drew before it, and so is running or done. We will break this rule below.
 
 # %% [markdown]
 # ## 4 · Five products
@@ -343,7 +343,7 @@ show.region("22_backward_fp32", "delta")
 show.region("22_backward_fp32", "work")
 
 # %% [markdown]
-# Shared memory has room for neither all of $K_j$ and $V_j$ nor all of $Q_i$ and $dO_i$. They pass through in **slabs**, in the order in which the products need them, three under way while one is multiplied; notebook 12's pipeline with four stages. The three ways to multiply:
+# Shared memory has room for neither all of $K_j$ and $V_j$ nor all of $Q_i$ and $dO_i$. They pass through in **slabs**, in the order in which the products need them, three under way while one is multiplied; notebook 12's pipeline with four stages. In the listings below, `next_slab()` waits for the next one, orders another one and says where the first lies. The three ways to multiply:
 
 # %%
 show.region("22_backward_fp32", "multiply")
@@ -370,7 +370,7 @@ show.region("22_backward_fp32", "dS")
 show.region("22_backward_fp32", "dQ")
 
 # %% [markdown]
-# Thread 0 asks for the turn until it comes. The two `__threadfence` belong together: what this CTA has written to $dQ$ is visible to the whole GPU *before* the counter says so, and nothing is read before it did. `__ldcg` and `__stcg` pass by the L1 cache, which other SMs' writes do not reach.
+# Thread 0 asks for the turn until it comes (an atomic addition of 0 is a way to read that no cache answers from memory of its own). The two `__threadfence` belong together: what this CTA has written to $dQ$ is visible to the whole GPU *before* the counter says so, and nothing is read before it did. `__ldcg` and `__stcg` pass by the L1 cache, which other SMs' writes do not reach.
 #
 # The kernel also takes a causal mask, a sliding window and grouped heads, which notebooks [20](20_causal_gqa.ipynb) and [23](23_backward_mma.ipynb) are about.
 
@@ -468,7 +468,7 @@ beyond = {name: [ray.total(space="shared", op=op).excess for op in ops] for name
 pd.DataFrame.from_dict(beyond, orient="index", columns=ops).rename_axis("wavefronts beyond the least")
 
 # %% [markdown]
-# **What to see.** With both paddings, no load and no store has a conflict. What stays, whatever the padding, are the copies of slabs that are 16 columns wide: 64 bytes of each row. The eight lanes that are served together copy from two rows, and each row's bytes come by themselves (the rule is measured in notebook [92](92_xray_against_hardware.ipynb)):
+# **What to see.** With both paddings, no load and no store has a conflict. What stays, whatever the padding, are the copies of slabs that are 16 columns wide: 64 bytes of each row. The eight lanes that are served together copy from two rows, and by the X-ray's rule for copies each row's bytes come by themselves. (Notebook [92](92_xray_against_hardware.ipynb) says where that rule comes from, and that it is the one the X-ray is least sure of.)
 
 # %%
 rays.bank_map("fa::cp_async_16(X_smem + r * ld")
@@ -491,13 +491,25 @@ table[table.index.str.startswith("backward")].drop(columns="rung")
 # The work is counted as 2.5 times that of the way there, $10 B H N^2 d$ FLOPs, whatever a kernel really does. Peers are PyTorch's own backward passes in fp32, MATH (plain products with $P$ kept) and EFFICIENT (a fused kernel).
 
 # %%
-plot.recorded("22_backward_fp32", "backward", plot.throughput)
+plot.recorded("22_backward_fp32", "backward", lambda x: plot.throughput(x[x.causal == 0]))
+
 
 # %%
-plot.recorded("22_backward_fp32", "backward", lambda x: plot.ratio(x, "22_backward_fp32", "SDPA MATH"))
+def beside(causal):
+    def draw(samples):
+        peers = ["SDPA MATH", "SDPA EFFICIENT"]
+        return plot.ratio(samples[samples.causal == causal], "22_backward_fp32", peers)
+
+    return plot.recorded("22_backward_fp32", "backward", draw)
+
+
+beside(causal=0)
+
+# %%
+beside(causal=1)
 
 # %% [markdown]
-# **How to read it.** MATH has $P$ in memory and cuBLAS for its products; in section 2 we saw that in fp32 the fifth product costs about as much as keeping $P$. So a ratio of 1 to MATH is no small thing for a kernel that does five products where MATH does four, and the memory that it does *not* need is not in the figure.
+# **How to read it.** MATH has $P$ in memory and cuBLAS for its products; MATH does four of them where our kernel does five, and section 2 showed that in fp32 the fifth costs more than keeping $P$. So by this measure MATH has the easier task; what it needs in memory is not in the figure.
 
 # %% [markdown]
 # ## What still hurts

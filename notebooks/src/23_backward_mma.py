@@ -147,7 +147,7 @@ table[table.index.str.startswith("backward")].drop(columns="rung")
 #
 # The error rule allows for just that: the yardstick, plain PyTorch at the same precision, rounds at the same places.
 #
-# $P$ lies between 0 and 1, where fp16 is at home. $dS$ has no such range. It is as large as the gradient that comes in, and gradients of a mean over many tokens are small: $10^{-5}$ and less is nothing special. The smallest normal number of fp16 is $6 \cdot 10^{-5}$. Predict: same inputs, but $dO$ multiplied by $2^{-6}$, $2^{-12}$, …: what becomes of the *relative* error of the gradients, in fp16 and in bf16?
+# $P$ lies between 0 and 1, where fp16 is at home. $dS$ has no such range. It is as small as the gradient that comes in, and that of a loss which is a *mean* over 16384 tokens carries a factor of $1/16384 = 6 \cdot 10^{-5}$. This happens to be the smallest normal number of fp16. Predict: same inputs, but $dO$ multiplied by $2^{-6}$, $2^{-12}$, …: what becomes of the *relative* error of the gradients, in fp16 and in bf16?
 
 # %%
 torch.manual_seed(0)
@@ -192,7 +192,7 @@ for name, run in (("one order", as_it_is), ("the other", backwards)):
     print(f"{name}: {frame.used['dq']:.1%} of dQ's error budget")
 
 # %% [markdown]
-# **What to see.** $dK$ and $dV$, which no two CTAs share, are the same bit by bit. Of the fp32 sums of $dQ$ many differ, in the last bit or two. Rounding to fp16 hides nearly all of it: an element comes out different only where its sum lies next to the border between two fp16 numbers, and then it differs by a whole step of fp16. The error against float64 is the same.
+# **What to see.** $dK$ and $dV$, which no two CTAs share, are the same bit by bit. Of the fp32 sums of $dQ$ many differ, in their last bits. Rounding to fp16 hides nearly all of it: an element comes out different only where its sum lies next to the border between two fp16 numbers, and then it differs by a whole step of fp16. Against float64 one order is as good as the other.
 #
 # So neither result is better. But a long training run amplifies any difference, and two runs from the same seed drift apart. Whether that matters is for the user to say, and PyTorch has a switch for users to whom it does, `torch.use_deterministic_algorithms`. This rung says in its header block what it promises: `dK and dV are the same bit by bit every time, dQ is not`.
 #
@@ -312,18 +312,17 @@ counted = pd.Series(rays.trace.instructions)[["mma.sync", "ldmatrix"]]
 pd.DataFrame({"predicted": [8 * products, 8 * loads], "counted": counted})
 
 # %% [markdown]
-# 0.4 `ldmatrix` per `mma`. That is more than notebook 13's 0.31 on the way there, and the reason is the budget: there a warp kept 32 rows of $Q$ for the whole loop, here $K$ and $V$ are operands of the warp's own rows, too, but there are no registers to keep them in. They are read again in every step.
+# 0.4 `ldmatrix` per `mma`. Notebook 13 at $d = 64$ has 0.25: there a warp keeps its rows of $Q$ in registers for the whole loop, and only operands $B$ are loaded. Here $K$ and $V$ are operands $A$ of the warp's own rows, too, but there are no registers to keep them in, so they are read again in every step; and for $dQ$ nobody has anything, both operands are loaded.
 #
 # ### Bank conflicts
 #
 # All tiles are swizzled as in notebook 11, $dS$ too. Eight accesses, four of them transposed, one written in pieces of 4 bytes: does one XOR serve them all? And what would it cost without?
 
 # %%
-text = source.replace("(chunk ^ row % 8) * 8", "chunk * 8").replace(
-    "(row * Br + g * 8 + 2 * t) ^ chunk * 8", "at<Br>(row, chunk) + 2 * t"
-)
-assert "^" not in text[text.index("place = d == 64") :].splitlines()[0]
-plain = load(source=text, device="cpu", quiet=True)
+text = source.replace("(chunk ^ row % 8) * 8", "chunk * 8")
+place = "(row * Br + g * 8 + 2 * t) ^ chunk * 8"  # the same XOR, written for dS at d = 64
+assert place in text
+plain = load(source=text.replace(place, "at<Br>(row, chunk) + 2 * t"), device="cpu", quiet=True)
 both = {"swizzled": rays, "not swizzled": xray(plain, *small.inputs)}
 frames = []
 for name, ray in both.items():
@@ -371,19 +370,20 @@ pd.DataFrame(rows, columns=["causal", "H", "Hkv", "steps", "Q, predicted", "Q, c
 # %%
 plot.recorded("23_backward_mma", "backward", lambda x: plot.throughput(x[x.causal == 0]))
 
-# %%
-plot.recorded(
-    "23_backward_mma",
-    "backward",
-    lambda x: plot.ratio(x[x.causal == 0], "23_backward_mma", ["SDPA FLASH", "SDPA CUDNN"]),
-)
 
 # %%
-plot.recorded(
-    "23_backward_mma",
-    "backward",
-    lambda x: plot.ratio(x[x.causal == 1], "23_backward_mma", ["SDPA FLASH", "SDPA CUDNN"]),
-)
+def beside(causal):
+    def draw(samples):
+        peers = ["SDPA FLASH", "SDPA CUDNN"]
+        return plot.ratio(samples[samples.causal == causal], "23_backward_mma", peers)
+
+    return plot.recorded("23_backward_mma", "backward", draw)
+
+
+beside(causal=0)
+
+# %%
+beside(causal=1)
 
 # %% [markdown]
 # What public kernels reach on an H200, from the project's earlier study of them (`data/README.md`, `h200_peers.csv`), TFLOP/s of the way back in fp16 at 16384 tokens and a width of 2048:
@@ -394,7 +394,7 @@ study = study[(study.dtype == "fp16") & study.tflops.notna()]
 study.pivot_table(index=["causal", "D", "name"], columns="Nk", values="tflops").round(0)
 
 # %% [markdown]
-# **How to read it.** SDPA FLASH, FlashAttention-2, is the peer with the same instructions, `mma.sync` and `ldmatrix`. The others have `wgmma`, which reads its operands from shared memory by itself: for them the 0.4 `ldmatrix` per product do not exist.
+# **How to read it.** SDPA FLASH is FlashAttention-2, written for the same instructions as this kernel, `mma.sync` and `ldmatrix`. FlashAttention-3 is written for Hopper's `wgmma`, which reads operands from shared memory by itself: for it the 0.4 `ldmatrix` per product do not exist.
 
 # %% [markdown]
 # ## What still hurts
