@@ -3,36 +3,52 @@
 from __future__ import annotations
 
 import pandas as pd
+from matplotlib.axes import Axes
 
-from .draw import BLUE, ORANGE, canvas
+from .draw import BLUE, GREEN, ORANGE, canvas
 from .plot import INK, MUTED, PEERS, Figure, styled
-from .train import differences, label
+from .train import by_run, differences
 
-LOOKS = {"kernels": (BLUE, "-", 2.6), "kernels, again": (BLUE, ":", 1.6), "SDPA FLASH": (ORANGE, "--", 1.3)}
-LOOKS |= {"SDPA FLASH, again": (ORANGE, ":", 1.6), "SDPA FLASH, seed 1": (MUTED, "-", 1.0)}
+# colour, dash, width, and which lies on top: a thin dashed line on a thick one shows both
+LOOKS = {
+    "kernels": (BLUE, "-", 3.4, 2.0),
+    "causal": (BLUE, "-", 1.8, 2.0),
+    "kernels, again": (BLUE, ":", 1.6, 2.5),
+    "SDPA FLASH": (ORANGE, "--", 1.4, 3.0),
+    "SDPA FLASH, again": (ORANGE, ":", 1.6, 3.0),
+    "SDPA FLASH, seed 1": (MUTED, "-", 1.0, 1.9),
+}
 
 
 def _look(run: str) -> dict:
-    colour, dash, width = LOOKS.get(run) or (PEERS[run][0], "-.", 1.4)
-    return {"color": colour, "linestyle": dash, "linewidth": width, "label": run}
+    colour, dash, width, order = LOOKS.get(run) or (PEERS.get(run, (GREEN,))[0], "-.", 1.4, 2.5)
+    return {"color": colour, "linestyle": dash, "linewidth": width, "zorder": order, "label": run}
+
+
+def _curves(ax: Axes, frame: pd.DataFrame, ylabel: str) -> None:
+    for run in frame:
+        ax.plot(frame.index, frame[run], **_look(run))
+    ax.set(xlabel="step", ylabel=ylabel)
+    ax.legend(frameon=False, fontsize=8.5)
 
 
 @styled
 def losses(training: pd.DataFrame, title: str, smooth: int = 1) -> Figure:
-    """Left the loss of every run by step; right by how much each differs from the first SDPA FLASH, a running mean over `smooth`
+    """Left the loss of every run by step; right by how much each differs from the first SDPA FLASH; running means over `smooth`
     steps. training: name, seed, round, step, loss."""
     figure, (left, right) = canvas(10.4, 4.0, 2, title=title)
-    for of_run, run in training.groupby(["name", "seed", "round"], sort=False):
-        left.plot(run["step"], run["loss"], **_look(label(*of_run)))
+    _curves(left, by_run(training).rolling(smooth, min_periods=1).mean(), "loss, nats per byte")
     apart = differences(training).rolling(smooth, min_periods=1).mean()
-    for run in apart:
-        if (apart[run] > 0).any():
-            right.plot(apart.index, apart[run], **_look(run))
+    _curves(right, apart.loc[:, apart.max() > 0], "difference from SDPA FLASH, nats")
     right.set_yscale("log")
-    left.set(xlabel="step", ylabel="loss, nats per byte")
-    right.set(xlabel="step", ylabel="difference from SDPA FLASH, nats")
-    left.legend(frameon=False, fontsize=8.5)
-    right.legend(frameon=False, fontsize=8.5)
+    return figure
+
+
+@styled
+def curves(frame: pd.DataFrame, title: str) -> Figure:
+    """A curve for each column of losses, by step (index)."""
+    figure, (ax,) = canvas(6.2, 3.6, title=title)
+    _curves(ax, frame, "loss, nats per byte")
     return figure
 
 

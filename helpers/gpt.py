@@ -91,6 +91,8 @@ class Cache:
 
 @dataclass(frozen=True)
 class Size:
+    """Of a model: its width is heads * D."""
+
     layers: int
     heads: int
     kv_heads: int
@@ -102,6 +104,8 @@ class Size:
 
 
 class Block(nn.Module):
+    """Attention, then a perceptron, each of a normed x (B,N,width) and added to it."""
+
     def __init__(self, size: Size, layer: int) -> None:
         super().__init__()
         width, self.layer = size.width, layer
@@ -164,7 +168,7 @@ def generate(
     cache, logits = Cache(size, len(prompts), dtype, device), []
     with torch.autocast(device.type, dtype):
         # What stands behind a shorter prompt is seen by none of its bytes, and is overwritten by its own next ones.
-        logits.append(model(padded, cache)[torch.arange(len(prompts)), lengths.long() - 1])
+        logits.append(model(padded, cache)[cache.rows[:, 0], lengths.long() - 1])
         cache.lengths = lengths
         for _ in range(count - 1):
             logits.append(model(logits[-1].argmax(-1, keepdim=True), cache)[:, 0])

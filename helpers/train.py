@@ -252,12 +252,16 @@ def main() -> int:
 
 
 def recorded() -> dict[str, pd.DataFrame] | None:
-    """The record's samples by kind; None, and a sentence, where this model has not been recorded yet."""
+    """The record's samples by kind; None, and a sentence, where this model has not been recorded yet. A sentence, too, where the
+    kernels have changed since."""
     try:
-        return {kind: record.load(STEM, kind) for kind in ("training", "runs", "text")}
+        found = {kind: record.load(STEM, kind) for kind in ("training", "runs", "text")}
     except LookupError:
-        print("not recorded on a GPU yet: `python -m helpers.train` on a machine with one does it, in a minute or two")
+        print("not recorded on a GPU yet: `python -m helpers.train` on a machine with one does it")
         return None
+    if any(frame["stale"].any() for frame in found.values()):
+        print("stale: a kernel has changed since this was recorded")
+    return found
 
 
 def label(name: str, seed: int, round: int) -> str:
@@ -265,10 +269,15 @@ def label(name: str, seed: int, round: int) -> str:
     return name + (f", seed {seed}" if seed else "") + (", again" if round else "")
 
 
+def by_run(training: pd.DataFrame) -> pd.DataFrame:
+    """The losses side by side: index step, a column per run."""
+    names = [label(*of_run) for of_run in zip(training["name"], training["seed"], training["round"], strict=True)]
+    return training.assign(run=names).pivot(index="step", columns="run", values="loss")[list(dict.fromkeys(names))]
+
+
 def differences(training: pd.DataFrame) -> pd.DataFrame:
     """By how much each run's loss differs from that of the first SDPA FLASH, absolutely: index step, a column per other run."""
-    names = [label(*of_run) for of_run in zip(training["name"], training["seed"], training["round"], strict=True)]
-    wide = training.assign(run=names).pivot(index="step", columns="run", values="loss")[list(dict.fromkeys(names))]
+    wide = by_run(training)
     return wide.drop(columns="SDPA FLASH").sub(wide["SDPA FLASH"], axis=0).abs()
 
 

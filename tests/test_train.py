@@ -21,6 +21,15 @@ TINY = replace(
 )
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Matrices this small are multiplied before a second thread has woken up."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture
 def model():
     torch.manual_seed(0)

@@ -16,7 +16,7 @@
 #
 # **Time** 60 minutes.
 #
-# **Needs** 20 · Causal, 21 · Split KV and 23 · Backward for what the kernels do; here they are only called. No GPU: without one a toy model trains on the emulator for a few steps, through the same code.
+# **Needs** [20](20_causal_gqa.ipynb), [21](21_split_kv.ipynb) and [23](23_backward_mma.ipynb) for what the kernels do; here they are only called. No GPU: without one a toy model trains on the emulator for a few steps, through the same code.
 #
 # **The idea in one line**: a model doesn't know who computes its attention; so exchange it, keep everything else, and look.
 
@@ -34,8 +34,11 @@ from torch.utils.checkpoint import checkpoint
 
 from helpers import draw_training, exercise, gpt, load, rung, train
 
+torch.manual_seed(0)
 device = load("20_causal_gqa").device
 plan = train.plan(device)
+if device == "cpu":
+    torch.set_num_threads(1)  # a toy's matrices are multiplied before a second thread has woken up
 plan
 
 # %% [markdown]
@@ -87,7 +90,7 @@ print(f"{sum(p.numel() for p in model.parameters()):,} parameters")
 
 # %%
 seen, _ = train.split(text)
-piece = train.batches(seen, plan, seed=0)[0].to(device)
+piece = train.batches(seen, plan, seed=0)[0, :, :513].to(device)  # as much as SDPA MATH, which keeps P, can bear
 
 
 def gradient(attention):
@@ -117,28 +120,25 @@ losses, runs, trained = train.train_all(plan, device, rounds=1)
 
 # %%
 here = "on this GPU" if device == "cuda" else "on the emulator"
-draw_training.losses(losses, f"{plan.steps} steps {here}", smooth=1 + plan.steps // 40)
+draw_training.losses(losses, f"{plan.steps} steps {here}", 1 + plan.steps // 40)
 
 # %%
 train.yardstick(losses)
 
 # %% [markdown]
-# **What to see.** On the left, the curves of one seed can't be told apart. On the right, why: by how much each differs from SDPA FLASH, in nats, on a logarithmic scale. Ours stays beside the other kernel of PyTorch's, step for step, and both lie far below the other seed. (A loss that jumps belongs to a batch with an unusual piece of the manual, a table for instance: all runs jump.)
+# **What to see.** On the left, the curves of one seed can't be told apart. On the right, why: by how much each differs from SDPA FLASH, in nats, on a logarithmic scale. Ours stays beside the other kernel of PyTorch's, step for step, and both lie far below the other seed. (Where a loss jumps, the batch had an unusual piece of the manual in it, a table for instance; the same seed, the same jump.)
 #
 # That is what "the curves lie on each other" means: *what our kernels change is what changing nothing of importance changes*.
 #
 # ### The recorded run
 #
-# The same at the size of `train.SMALL`, with two rounds of each: even SDPA FLASH doesn't repeat itself to the last digit on a GPU, as its dQ is added up by atomics, and ours neither (notebook 23).
+# The same at the size of `train.SMALL`, and SDPA FLASH and ours a second time, with nothing changed at all: FlashAttention-2 adds up dQ with atomics ([Dao 2023](https://arxiv.org/abs/2307.08691), section 3.2), and so does rung 23, so that on a GPU neither repeats itself to the last digit.
 
 # %%
 record = train.recorded()
 if record:
-    display(
-        draw_training.losses(
-            record["training"], f"{train.SMALL.steps} steps, recorded on {record['training'].device[0]}", 10
-        )
-    )
+    on = record["training"]["device"][0]
+    display(draw_training.losses(record["training"], f"Recorded on an {on}, a running mean over 10 steps", 10))
     display(train.yardstick(record["training"]))
 
 # %% [markdown]
@@ -191,7 +191,16 @@ for N in (128, 256, 512):
 pd.DataFrame(table).rename_axis(columns="N").map(lambda b: f"{b / 2**20:.2f} MiB")
 
 # %% [markdown]
-# **What to see.** From one column to the next N doubles. What SDPA MATH keeps over our kernels, its P, grows about fourfold; everything else doubles at most. (The part that doesn't grow are the matrices, rounded to 16 bits for the products.) Checkpointing keeps the least and pays with a second forward pass: on the way back our forward kernel runs once more in every block, and its backward kernel takes the O and LSE of that.
+# **What to see.** From one column to the next N doubles. What SDPA MATH keeps over our kernels, its P above all, grows three- to fourfold; everything else doubles at most. (The part that doesn't grow are the matrices, rounded to 16 bits for the products.) Checkpointing keeps the least and pays with a second forward pass: on the way back our forward kernel runs once more in every block, and the backward kernel takes the O and LSE of that. The gradient is the same:
+
+# %%
+plain = gradient(gpt.kernels())
+for block in model.blocks:
+    block.forward = checkpointed(block)
+again = gradient(gpt.kernels())
+for block in model.blocks:
+    del block.forward  # the class's own is back
+print(f"relative difference: {((again - plain).norm() / plain.norm()).item():.1e}")
 
 # %% [markdown]
 # ## In a compiled model
@@ -201,11 +210,11 @@ pd.DataFrame(table).rename_axis(columns="N").map(lambda b: f"{b / 2**20:.2f} MiB
 # %%
 model.attention = gpt.kernels()
 model.zero_grad()
-plain = train.loss(model, piece, plan.dtype)
+eager = train.loss(model, piece, plan.dtype)
 compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
 traced = train.loss(compiled, piece, plan.dtype)
 traced.backward()
-print(f"loss {plain.item():.6f}, compiled {traced.item():.6f}")
+print(f"loss {eager.item():.6f}, compiled {traced.item():.6f}")
 
 # %% [markdown]
 # ## Writing
@@ -222,8 +231,8 @@ Code(inspect.getsource(gpt.generate), language="python")
 
 # %%
 short = replace(train.TOY, length=64, batch=4, steps=200)
-writer = trained if device == "cuda" else train.train(gpt.sdpa(), short, device).model
-written = train.compare(writer, plan)
+learned = train.train(gpt.sdpa(), short, device)
+written = train.compare(trained if device == "cuda" else learned.model, plan)
 print(*map(repr, train.texts(written, plan.prompts)), sep="\n\n")
 
 # %% [markdown]
@@ -237,7 +246,7 @@ print(f"bytes that could have flipped: {ties} of {written['margin'].notna().sum(
 draw_training.margins(written, "Every byte written: how sure, and how different the two ways")
 
 # %% [markdown]
-# **What to see.** Every dot above the line is a byte that no rounding could have changed. The model writes with fp16 rather than bf16 for that reason: three more bits of fraction make the two ways' difference eight times smaller. And the last matrix, from which the logits come, is in fp32: 16-bit logits would often tie exactly.
+# **What to see.** Every dot above the line is a byte that no rounding could have changed. That is why the model writes in fp16, although it was trained in bf16: with three more bits of fraction each rounding is eight times smaller, and nothing here comes near fp16's largest number. And the last matrix, from which the logits come, is in fp32: 16-bit logits would often tie exactly.
 #
 # The texts of the recorded model, and the same count for it:
 
@@ -271,21 +280,26 @@ torch.equal(o, paged)
 #
 # ### Exercise 24.1 · The curve that cheats
 #
-# A bug in attention's mask is the one bug that makes a loss curve look *better*. Let every row see one key too many, the very byte that is to be predicted (here in SDPA, where a mask is a tensor; small enough that a CPU trains it in seconds):
+# A bug in attention's mask is the one bug that makes a loss curve look *better*. Let every row see one key too many, the very byte that is to be predicted (here in SDPA, where a mask is a tensor, and on the toy, which a CPU trains in seconds):
 
 
 # %%
-def sees_too_much(q, k, v, more):
-    seen = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).tril(more)
+def leaky(q, k, v):
+    seen = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).tril(1)
     return scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
 
 
-for more in (0, 1):
-    run = train.train(replace(gpt.sdpa(), whole=partial(sees_too_much, more=more)), short, device)
-    print(f"{more} keys too many: {run.steps.loss.tail(20).mean():.2f} nats per byte, held out {run.held_out:.2f}")
+cheat = train.train(replace(gpt.sdpa(), whole=leaky), short, device)
+print(f"held out: {learned.held_out:.2f} nats per byte, {cheat.held_out:.2f} with one key too many")
+cheat.model.attention = gpt.sdpa()
+with torch.no_grad():
+    asked = train.loss(cheat.model, piece[:, :65], plan.dtype).item()
+print(f"{asked:.2f} where that key is taken away")
+both = pd.DataFrame({"causal": learned.steps["loss"], "one key too many": cheat.steps["loss"]})
+draw_training.curves(both.rolling(10, min_periods=1).mean(), "A mask that leaks (running mean over 10 steps)")
 
 # %% [markdown]
-# No error message, a wonderful curve, and the held-out loss is wonderful, too: the bug is in the way the model is *asked*. Only when it has to write, with no byte ahead to look at, is it lost.
+# No error message, a wonderful curve, and the held-out loss is wonderful, too: the bug is in the way the model is *asked*. Once it has to write, with no byte ahead to look at, it is lost, as the second line says.
 #
 # So don't look at the curve; test. Here is rung 20 with that bug. Write `leaks`, which says whether any prediction depends on a later byte.
 
