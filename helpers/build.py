@@ -168,7 +168,40 @@ def _linkers_words(ninja: str) -> str:
 def _tidy(words: str, private: Path) -> str:
     """Without the build folder, which is gone, the checkout's path, and nvcc's count of errors at the end."""
     words = words.replace(f"{private}/", "").replace(f"{ROOT}/", "")
-    return re.sub(r"^\d+ errors? detected in the compilation of .*$", "", words, flags=re.MULTILINE).strip()
+    words = re.sub(r"^\d+ errors? detected in the compilation of .*$", "", words, flags=re.MULTILINE).strip()
+    names = r"\b(?:fa_(?:model_|backward_)?args|cudaError_t|cudaStream_t|__global__)\b"
+    unknown = "undefined|not declared|does not name|not been declared"
+    missing = re.search(rf"{names}.*(?:{unknown})|(?:{unknown}).*{names}", words)
+    hint = (
+        "\nhint: `#include <fa/args.cuh>` declares fa_args and CUDA's own names, <fa/model.cuh> the larger structs"
+        if missing
+        else ""
+    )
+    return _each_once(words) + hint
+
+
+_DIAGNOSTIC = re.compile(r"^(?P<place>[^\s:(][^:(]*[:(]\d+)(?:\)|:\d+)?: (?P<words>(?:fatal )?(?:error|warning)\b.*)")
+_CONTEXT = re.compile(r"^(?:\S+: In |\S+:\d+:\d+:\s+(?:required|recursively required|in ‘constexpr’)|In file included)")
+
+
+def _each_once(words: str) -> str:
+    """A compiler's words with every error told once, not for each instance of its template."""
+    blocks: list[list[str]] = [[]]
+    known, keys, complete = set(), [""], False  # complete: the block has its error
+    for line in words.splitlines():
+        found = _DIAGNOSTIC.match(line)
+        if complete and (found or _CONTEXT.match(line)):
+            blocks.append([]), keys.append("")
+            complete = False
+        blocks[-1].append(line)
+        if found:
+            keys[-1], complete = f"{found['place']} {found['words']}", True
+    kept = []
+    for key, block in zip(keys, blocks, strict=True):
+        if not key or key not in known:
+            kept += block
+        known.add(key)
+    return "\n".join(kept)
 
 
 def _remove_abandoned(cache: Path) -> None:

@@ -125,10 +125,16 @@ class Report:
                 f"({top.output.upper()} of {top.case!r}: error {top.error:.1e}, budget {top.budget:.1e})"
             )
         lines = [f"{self.name}: WRONG in {len({c.case for c in bad})} of {len(cases)} cases"]
-        lines += [c.explain() for c in bad[:5]]
-        if len(bad) > 5:
-            others = list(dict.fromkeys(c.case for c in bad[5:]))
-            lines.append(f"... and {len(bad) - 5} more: " + ", ".join(others[:8]) + ", …" * (len(others) > 8))
+        first = {(c.problem if c.wrong is None else id(c)): c for c in reversed(bad)}  # one sentence is said once
+        told = [c for c in bad if first[c.problem if c.wrong is None else id(c)] is c][:5]
+        for c in told:
+            same = 0 if c.wrong is not None else sum(other.problem == c.problem for other in bad) - 1
+            lines.append(c.explain() + (f"\n  the same in {same} more cases" if same else ""))
+        problems = {c.problem for c in told if c.wrong is None}
+        left = [c for c in bad if c not in told and not (c.wrong is None and c.problem in problems)]
+        if left:
+            others = list(dict.fromkeys(c.case for c in left))
+            lines.append(f"... and {len(left)} more: " + ", ".join(others[:8]) + ", …" * (len(others) > 8))
         drawn = next((c for c in bad if c.wrong is not None), None)
         if drawn is not None:
             lines.append(draw(drawn))

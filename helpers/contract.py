@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .errors import CallError
 from .ladder import IN_TILES, MAX_WORKSPACE, Rung
 
 if TYPE_CHECKING:
@@ -103,12 +104,12 @@ def prepare(
     kind = {"softmax": _softmax, "attention_backward": _backward}.get(rung.op, _attention)
     count = 3 if rung.op == "attention_backward" else 2
     if out is not None and len(out) != count:
-        raise ValueError(f"out takes {'three' if count == 3 else 'two'} tensors, {len(out)} came")
+        raise CallError(f"out takes {'three' if count == 3 else 'two'} tensors, {len(out)} came")
     asked = {name: value for name, value in features.items() if value is not None and value is not False}
     for name in asked:
         feature = {"cu_seqlens": "varlen"}.get(name, name)
         if feature not in rung.features:
-            raise ValueError(
+            raise CallError(
                 f"{rung.stem} takes no {name}; it takes {', '.join(rung.features) or 'q, k, v and a scale only'}"
             )
     return kind(rung, device, inputs, scale, out, asked)
@@ -137,18 +138,18 @@ def _backward(rung: Rung, device: str, inputs: tuple, scale: float | None, out: 
     import torch
 
     if len(inputs) != 6:
-        raise ValueError(f"{rung.stem} takes q, k, v, o, lse, do; {len(inputs)} inputs came")
+        raise CallError(f"{rung.stem} takes q, k, v, o, lse, do; {len(inputs)} inputs came")
     q, k, v = _qkv(rung, device, inputs[:3], "q, k, v, o, lse, do")
     o, lse, do = inputs[3:]
     for letter, t in (("o", o), ("do", do)):
         _require_tensor(rung, device, letter, t)
         if t.shape != q.shape or t.dtype != q.dtype or t.device != q.device:
-            raise ValueError(
+            raise CallError(
                 f"{letter} is {t.dtype} {tuple(t.shape)} on {t.device}; it has to be as q: {q.dtype} {tuple(q.shape)} on {q.device}"
             )
         _require_rows(rung, letter, t)
     if tuple(lse.shape) != tuple(q.shape[:3]) or lse.dtype != torch.float32 or not lse.is_contiguous():
-        raise ValueError(f"lse is {lse.dtype} {tuple(lse.shape)}; it has to be contiguous float32 {tuple(q.shape[:3])}")
+        raise CallError(f"lse is {lse.dtype} {tuple(lse.shape)}; it has to be contiguous float32 {tuple(q.shape[:3])}")
     args, tensors = _arguments(rung, q, k, v, scale, asked)
     results = out or tuple(torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v))
     for letter, result, like in zip(("dq", "dk", "dv"), results, (q, k, v), strict=True):
@@ -166,21 +167,21 @@ def _softmax(rung: Rung, device: str, inputs: tuple, scale: float | None, out: A
 
     name = rung.stem
     if len(inputs) != 1:
-        raise ValueError(f"{name} takes one tensor of scores s; {len(inputs)} inputs came")
+        raise CallError(f"{name} takes one tensor of scores s; {len(inputs)} inputs came")
     if scale is not None:
-        raise ValueError(f"{name} takes no scale; scale the scores first")
+        raise CallError(f"{name} takes no scale; scale the scores first")
     (s,) = inputs
     _require_tensor(rung, device, "s", s)
     if s.dim() == 0 or s.numel() == 0:
-        raise ValueError(f"s has shape {tuple(s.shape)}; {name} takes (..., N) with every dimension at least 1")
+        raise CallError(f"s has shape {tuple(s.shape)}; {name} takes (..., N) with every dimension at least 1")
     if not s.is_contiguous():
-        raise ValueError(
+        raise CallError(
             f"s has shape {tuple(s.shape)} and strides {s.stride()}; it has to be contiguous: s.contiguous()"
         )
     N = s.shape[-1]
     rows = s.numel() // N
     if max(rows, N) >= 2**31:
-        raise ValueError(f"s has {rows} rows of {N}; both have to be below 2^31")
+        raise CallError(f"s has {rows} rows of {N}; both have to be below 2^31")
     p, lse = out or (torch.empty_like(s), s.new_empty(s.shape[:-1], dtype=torch.float32))
     _require_out("p", p, tuple(s.shape), s, contiguous=True)
     _require_out("lse", lse, tuple(s.shape[:-1]), s, torch.float32, contiguous=True)
@@ -194,24 +195,24 @@ def _softmax(rung: Rung, device: str, inputs: tuple, scale: float | None, out: A
 def _qkv(rung: Rung, device: str, inputs: tuple, names: str) -> tuple[Tensor, Tensor, Tensor]:
     """q, k, v that go together, apart from their lengths."""
     if len(inputs) != 3:
-        raise ValueError(f"{rung.stem} takes {names}; {len(inputs)} inputs came")
+        raise CallError(f"{rung.stem} takes {names}; {len(inputs)} inputs came")
     q, k, v = inputs
     for letter, t in zip("qkv", inputs, strict=True):
         _require_tensor(rung, device, letter, t)
         if t.dim() != 4:
-            raise ValueError(f"{letter} has shape {tuple(t.shape)}; {rung.stem} takes four dimensions (B, H, N, D)")
+            raise CallError(f"{letter} has shape {tuple(t.shape)}; {rung.stem} takes four dimensions (B, H, N, D)")
         if t.numel() == 0:
-            raise ValueError(
+            raise CallError(
                 f"{letter} has shape {tuple(t.shape)}, which is empty; every dimension has to be at least 1"
             )
     if not q.device == k.device == v.device:
-        raise ValueError(f"q, k, v are on {q.device}, {k.device}, {v.device}; they have to be on one device")
+        raise CallError(f"q, k, v are on {q.device}, {k.device}, {v.device}; they have to be on one device")
     if not q.dtype == k.dtype == v.dtype:
-        raise ValueError(f"q, k, v have dtypes {q.dtype}, {k.dtype}, {v.dtype}; they have to be the same")
+        raise CallError(f"q, k, v have dtypes {q.dtype}, {k.dtype}, {v.dtype}; they have to be the same")
     if k.shape != v.shape:
-        raise ValueError(f"k has shape {tuple(k.shape)} and v {tuple(v.shape)}; they have to be the same")
+        raise CallError(f"k has shape {tuple(k.shape)} and v {tuple(v.shape)}; they have to be the same")
     if rung.D and q.shape[3] not in rung.D:
-        raise ValueError(f"head dimension {q.shape[3]}: {rung.stem} takes D in {', '.join(map(str, rung.D))}")
+        raise CallError(f"head dimension {q.shape[3]}: {rung.stem} takes D in {', '.join(map(str, rung.D))}")
     for letter, t in zip("qkv", inputs, strict=True):
         _require_rows(rung, letter, t)
     return q, k, v
@@ -227,7 +228,7 @@ def _arguments(
     heads = Hkv == H or ("gqa" in rung.features and H % Hkv == 0)
     if not heads or k.shape[3] != D or (not paged and Bk != B):
         kv_heads = f"a divisor of {H}" if "gqa" in rung.features else str(H)
-        raise ValueError(
+        raise CallError(
             f"q has shape {tuple(q.shape)} and k {tuple(k.shape)}; batch, heads and head dimension have to agree "
             f"(k: ({'any' if paged else B}, {kv_heads}, any, {D}))"
         )
@@ -239,24 +240,24 @@ def _arguments(
     if "window" in asked:
         window = asked["window"]
         if not args.causal or not isinstance(window, int) or window < 1:
-            raise ValueError(
+            raise CallError(
                 f"window is {window!r} and causal {bool(args.causal)}; a window counts keys, at least 1, and needs causal=True"
             )
         args.window = min(window, 2**30)  # more than there are keys
     if "cu_seqlens" in asked:
         if B != 1 or paged or "lengths" in asked:
-            raise ValueError(
+            raise CallError(
                 "cu_seqlens goes with a batch dimension of 1, in which all sequences lie one behind the other"
             )
         starts = asked["cu_seqlens"]
         if not isinstance(starts, tuple | list) or len(starts) != 2 or starts[0].shape != starts[1].shape:
-            raise ValueError(
+            raise CallError(
                 "cu_seqlens takes two tensors of (sequences + 1) row numbers each, of the queries and of the keys"
             )
         for name, t, rows in zip(("q_starts", "k_starts"), starts, (Nq, Nk), strict=True):
             _require_integers(f"cu_seqlens, {name[0]}", t, q, (t.shape[0],) if t.dim() == 1 else (2,))
             if t.device.type == "cpu" and (t[0] != 0 or t[-1] != rows or (t.diff() < 0).any()):
-                raise ValueError(f"cu_seqlens is {t.tolist()}; it has to rise from 0 to {rows}, the number of rows")
+                raise CallError(f"cu_seqlens is {t.tolist()}; it has to rise from 0 to {rows}, the number of rows")
             tensors[name] = t
             setattr(args, name, t.data_ptr())
         args.sequences = starts[0].shape[0] - 1
@@ -267,16 +268,16 @@ def _arguments(
     if paged:
         pages = asked["pages"]
         if "lengths" not in asked:
-            raise ValueError("pages needs lengths, the number of keys in use of each sequence")
+            raise CallError("pages needs lengths, the number of keys in use of each sequence")
         _require_integers("pages", pages, q, (B, pages.shape[-1]))
         if pages.device.type == "cpu" and (pages.min() < 0 or pages.max() >= Bk):
-            raise ValueError(f"pages names page {int(pages.max())}; k and v have {Bk}")
+            raise CallError(f"pages names page {int(pages.max())}; k and v have {Bk}")
         tensors["pages"] = pages
         args.pages, args.max_pages, args.page = pages.data_ptr(), pages.shape[1], Nk
         args.Nk = pages.shape[1] * Nk
     args.splits = _splits(rung, args, q, asked)
     if "lengths" in asked and (t := asked["lengths"]).device.type == "cpu" and (t.min() < 0 or t.max() > args.Nk):
-        raise ValueError(f"lengths are {t.tolist()}; they have to be 0 to {args.Nk}")
+        raise CallError(f"lengths are {t.tolist()}; they have to be 0 to {args.Nk}")
     return args, tensors
 
 
@@ -287,7 +288,7 @@ def _splits(rung: Rung, args: FaBackwardArgs, q: Tensor, asked: dict) -> int:
 
     if "splits" in asked:
         if not isinstance(asked["splits"], int) or not 1 <= asked["splits"] <= 1024:
-            raise ValueError(f"splits is {asked['splits']!r}; it has to be 1 to 1024")
+            raise CallError(f"splits is {asked['splits']!r}; it has to be 1 to 1024")
         return asked["splits"]
     if "splits" not in rung.features:
         return 1
@@ -317,9 +318,9 @@ def _number(name: str, value: Any) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError):
-        raise ValueError(f"{name} is {value!r}; it has to be a number") from None
+        raise CallError(f"{name} is {value!r}; it has to be a number") from None
     if not math.isfinite(number):
-        raise ValueError(f"{name} is {number}; it has to be finite")
+        raise CallError(f"{name} is {number}; it has to be finite")
     return number
 
 
@@ -331,20 +332,20 @@ def _require_tensor(rung: Rung, device: str, letter: str, t: Any) -> None:
     import torch
 
     if not isinstance(t, torch.Tensor):
-        raise ValueError(f"{letter} is a {type(t).__name__}; {rung.stem} takes torch tensors")
+        raise CallError(f"{letter} is a {type(t).__name__}; {rung.stem} takes torch tensors")
     allowed = [TORCH_NAMES[name] for name in rung.dtypes]
     if str(t.dtype).removeprefix("torch.") not in allowed:
         told = re.search(r"^// dtypes:", rung.source, re.MULTILINE)
         why = "" if told else ": its header block has no line `// dtypes:`"
-        raise ValueError(f"{letter} is {t.dtype}; {rung.stem} takes {', '.join(allowed)}{why}")
+        raise CallError(f"{letter} is {t.dtype}; {rung.stem} takes {', '.join(allowed)}{why}")
     if t.requires_grad and torch.is_grad_enabled():
-        raise ValueError(
+        raise CallError(
             f"{letter} asks for a gradient, and {rung.stem} has no backward: pass {letter}.detach(), "
             "or call it under torch.no_grad()"
         )
     if t.device.type != device:
         mend = f"{letter}.{'cuda' if device == 'cuda' else 'cpu'}()"
-        raise ValueError(f"{letter} is on {t.device}, {rung.stem} was loaded for {device}: pass {mend}")
+        raise CallError(f"{letter} is on {t.device}, {rung.stem} was loaded for {device}: pass {mend}")
 
 
 def _require_integers(name: str, t: Any, like: Tensor, shape: tuple[int, ...]) -> None:
@@ -352,9 +353,9 @@ def _require_integers(name: str, t: Any, like: Tensor, shape: tuple[int, ...]) -
 
     if not isinstance(t, torch.Tensor) or t.dtype != torch.int32 or tuple(t.shape) != shape or not t.is_contiguous():
         what = f"{t.dtype} {tuple(t.shape)}" if isinstance(t, torch.Tensor) else type(t).__name__
-        raise ValueError(f"{name} is {what}; it has to be a contiguous int32 tensor {shape}")
+        raise CallError(f"{name} is {what}; it has to be a contiguous int32 tensor {shape}")
     if t.device != like.device:
-        raise ValueError(f"{name} is on {t.device}; it has to be on {like.device}")
+        raise CallError(f"{name} is on {t.device}; it has to be on {like.device}")
 
 
 def _require_out(
@@ -364,26 +365,26 @@ def _require_out(
 
     dtype = dtype or like.dtype
     if not isinstance(t, torch.Tensor):
-        raise ValueError(f"out: {letter} is a {type(t).__name__}; out takes tensors")
+        raise CallError(f"out: {letter} is a {type(t).__name__}; out takes tensors")
     if tuple(t.shape) != shape or t.dtype != dtype or t.device != like.device:
-        raise ValueError(
+        raise CallError(
             f"out: {letter} is {t.dtype} {tuple(t.shape)} on {t.device}; it has to be {dtype} {shape} on {like.device}"
         )
     if contiguous and not t.is_contiguous():
-        raise ValueError(f"out: {letter} has strides {t.stride()}; it has to be contiguous")
+        raise CallError(f"out: {letter} has strides {t.stride()}; it has to be contiguous")
     if any(n > 1 and s == 0 for n, s in zip(t.shape, t.stride())):
-        raise ValueError(f"out: {letter} has strides {t.stride()}; its elements have to have places of their own")
+        raise CallError(f"out: {letter} has strides {t.stride()}; its elements have to have places of their own")
 
 
 def _require_rows(rung: Rung, letter: str, t: Tensor) -> None:
     """Rows are contiguous; a rung with a list of D reads them 16 bytes at a time, so each has to start at a multiple."""
     if t.shape[-1] > 1 and t.stride(-1) != 1:
-        raise ValueError(f"{letter} has strides {t.stride()}; the last has to be 1: {letter}.contiguous()")
+        raise CallError(f"{letter} has strides {t.stride()}; the last has to be 1: {letter}.contiguous()")
     if not rung.D:
         return
     steps = [s * t.element_size() for n, s in zip(t.shape[:3], t.stride()[:3]) if n > 1]
     if t.data_ptr() % 16 or any(step % 16 for step in steps):
-        raise ValueError(
+        raise CallError(
             f"{letter} starts at address {t.data_ptr() % 16} modulo 16 and has strides of {steps} bytes; "
             f"{rung.stem} reads 16 bytes at a time, so all of them have to be multiples of 16: {letter}.clone()"
         )

@@ -150,3 +150,50 @@ def test_a_missing_compiler_is_one_sentence_that_names_the_mend(cache, monkeypat
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(toolkit.ToolkitError, match=r"^no C\+\+ compiler found: install one .*apt install g\+\+"):
         answer(1)
+
+
+# --- what a reader sees
+
+
+def test_a_call_that_breaks_the_contract_is_a_value_error_in_two_lines():
+    import torch
+
+    from helpers import load
+
+    with pytest.raises(ValueError) as caught:
+        load("04_fa2_fp32", device="cpu", quiet=True)(*torch.zeros(3, 1, 1, 4, 48))
+    said = caught.value._render_traceback_()
+    assert (
+        len(said) == 2
+        and "torch.zeros(3, 1, 1, 4, 48)" in said[0]
+        and said[1].startswith("ValueError: head dimension 48")
+    )
+
+
+GXX = """x.cu: In instantiation of ‘void k(fa_args) [with int d = {d}]’:
+x.cu:9:84:   required from here
+x.cu:2:84: error: ‘q’ was not declared in this scope
+    2 | template <int d> q
+x.cu:2:84: note: suggested alternative: ‘Q’"""
+NVCC = """x.cu(2): error: identifier "q" is undefined
+    q;
+          detected during instantiation of "void k<d>(fa_args) [with d={d}]" at line 9"""
+
+
+@pytest.mark.parametrize("said", [GXX, NVCC], ids=["g++", "nvcc"])
+def test_an_error_in_a_template_is_told_once(said):
+    other = said.replace(":2:", ":3:").replace("(2)", "(3)")
+    words = "\n".join([said.format(d=32), other.format(d=32), said.format(d=64), other.format(d=64)])
+    assert build._each_once(words) == "\n".join([said.format(d=32), other.format(d=32)])
+    assert build._each_once("no diagnostic\nat all") == "no diagnostic\nat all"
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["cell:3:12: error: ‘cudaError_t’ does not name a type", 'cell(2): error: identifier "fa_args" is undefined'],
+)
+def test_a_missing_include_is_named(words):
+    assert build._tidy(words, Path("/nowhere")).endswith("larger structs") and "<fa/args.cuh>" in build._tidy(
+        words, Path("/x")
+    )
+    assert "hint" not in build._tidy('cell(2): error: identifier "q" is undefined in fa_launch', Path("/nowhere"))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers import reference
+from helpers import KernelError, reference
 from helpers.check import check
 from helpers.reference import Case, same_precision
 
@@ -348,3 +348,12 @@ def test_a_report_reads_well():
     assert report.require() is report
     with pytest.raises(KeyError, match="no error map of 'o' for case 'nothing'"):
         report.error_map("nothing")
+
+
+def test_what_every_case_says_is_said_once():
+    def refuses(q, k, v, scale=None):
+        raise KernelError("out of bounds, line 7")
+
+    cases = [Case(f"case {i}", *torch.randn(3, 1, 1, 4, 32)) for i in range(9)]
+    said = str(check(refuses, cases))
+    assert said.count("out of bounds, line 7") == 1 and "the same in 8 more cases" in said and "WRONG in 9 of 9" in said
