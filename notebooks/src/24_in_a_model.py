@@ -289,12 +289,15 @@ def leaky(q, k, v):
     return scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
 
 
+# %%
 cheat = train.train(replace(gpt.sdpa(), whole=leaky), short, device)
 print(f"held out: {learned.held_out:.2f} nats per byte, {cheat.held_out:.2f} with one key too many")
 cheat.model.attention = gpt.sdpa()
 with torch.no_grad():
     asked = train.loss(cheat.model, piece[:, :65], plan.dtype).item()
 print(f"{asked:.2f} where that key is taken away")
+
+# %%
 both = pd.DataFrame({"causal": learned.steps["loss"], "one key too many": cheat.steps["loss"]})
 draw_training.curves(both.rolling(10, min_periods=1).mean(), "A mask that leaks (running mean over 10 steps)")
 
