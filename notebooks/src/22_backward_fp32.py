@@ -79,7 +79,7 @@ kept_bytes = pd.DataFrame({"P": [4 * 16384 * heads * N for N in lengths], "LSE":
 draw_backward.stored_bytes(kept_bytes, "Kept for the way back: one layer, 16384 tokens, 32 heads, fp32")
 
 # %% [markdown]
-# **What to see.** The axis is logarithmic. With 16384 tokens in all, LSE takes the same 2 MiB however they are cut into sequences. $P$ doubles with the length of a sequence, and at 16384 one layer's takes 32 GiB. A model has dozens of layers.
+# **What to see.** The axis is logarithmic. With 16384 tokens in all, LSE takes the same 2 MiB however they are cut into sequences. $P$ doubles with the length of a sequence, and at 16384 one layer's takes 32 GiB. And a model has many layers.
 
 # %% [markdown]
 # ## 1 · The gradients, line by line
