@@ -45,7 +45,7 @@ top = record.load("device", "ceilings").groupby(["name", "unit"]).value.median()
 top[top.name.str.contains("matmul")].set_index("name").round(0)
 
 # %% [markdown]
-# Notebook 10 moved two products to tensor cores, and one lucky fact made it work: the accumulators of $S$ have the layout of an operand $A$, so $P$ went from one product to the next without leaving the registers. Now there are five, and results of two of them ($P$ from $S$, $dS$ from $dP$) are operands of the other three. Each wants them its own way round. Who can be served from registers?
+# Notebook 10 moved two products to tensor cores, and one fact made it work: the accumulators of $S$ have the layout of an operand $A$, so $P$ went from one product to the next without leaving the registers. Now there are five, and results of two of them ($P$ from $S$, $dS$ from $dP$) are operands of the other three. Each wants them its own way round. Who can be served from registers?
 
 # %% [markdown]
 # ## 1 · Ten operands
@@ -108,7 +108,7 @@ ends = {"dV": "registers, to the end", "dK": "registers, to the end", "dQ": "HBM
 draw_backward.dataflow(ways, ends, "One step of 23_backward_mma (S, P, dP and dS transposed)")
 
 # %% [markdown]
-# **What to see.** Compare with the figure of notebook 22: five orange arrows have become one. What crosses per step is $B_r B_c$ numbers of 16 bits, written once. The other way round (queries along the rows) both $P$ and $dS$ would cross, for $dV$ and $dK$.
+# **What to see.** Compare with the figure of notebook 22: four orange arrows have become one. What crosses per step is $B_r B_c$ numbers of 16 bits, written once. The other way round (queries along the rows) both $P$ and $dS$ would cross, for $dV$ and $dK$.
 
 # %% [markdown]
 # ## 3 · The budget
@@ -164,7 +164,7 @@ table = pd.DataFrame(rows, columns=["dtype", "dO times", "dQ", "dK", "dV"]).set_
 table.map("{:.1e}".format)
 
 # %% [markdown]
-# **What to see.** bf16 has the exponents of fp32, and its columns do not move: everything is scaled by a power of two and nothing else. In fp16 the errors begin to grow at $2^{-12}$, most in $dK$, hardly in $dV$, though $dO$ itself is still represented in full: it is $dS$ that has become too small, and $dV$ doesn't need it. At $2^{-18}$ all three are bad, and at $2^{-24}$ nothing is left. This is why training in fp16 multiplies the loss by a large number before going back and divides the gradients by it afterwards (*loss scaling*), and why training in bf16 can do without. It is no fault of the kernel: PyTorch's own has the same numbers to round.
+# **What to see.** bf16 has the exponents of fp32, and its columns do not move: everything is scaled by a power of two and nothing else. In fp16 the errors begin to grow at $2^{-12}$, most in $dK$, hardly in $dV$. It is not $dO$: errors are held against the gradients of the $dO$ that was handed over, so its own rounding does not count. It is $dS$ that has become too small, and $dV$ doesn't need it. At $2^{-18}$ the results themselves are too small for their format, and at $2^{-24}$ nothing is left. This is why training in fp16 multiplies the loss by a large number before going back and divides the gradients by it afterwards (*loss scaling*), and why training in bf16 can do without. It is no fault of the kernel: PyTorch's own has the same numbers to round.
 
 # %% [markdown]
 # ## 5 · Added up in any order
