@@ -1,14 +1,16 @@
 """What can be said of timing without a GPU: shapes, counts and refusals; and with one, that the clock is right."""
 
+import itertools
 import os
 import random
 import time
 
+import pandas as pd
 import pytest
 import sixteen
 import torch
 
-from helpers import bench, ladder, record
+from helpers import bench, bench_model, ladder, record, reference
 
 gpu = pytest.mark.gpu
 
@@ -264,6 +266,30 @@ def test_a_sixteen_bit_rung_is_recorded_in_both_its_dtypes(stand_in, tmp_path, m
     memory = record.load(stem, "memory", "stand-in", stand_in)
     assert set(memory.loc[memory["name"] == stem, "dtype"]) == {"fp16", "bf16"}
     assert len(record.load(stem, "build", "stand-in", stand_in)) == 5
+
+
+@pytest.mark.parametrize(("stem", "kind"), [("21_split_kv", "decode"), ("22_backward_fp32", "backward")])
+def test_recording_a_rung_that_models_need(stand_in, stem, kind, monkeypatch, capsys):
+    """From end to end as above, with two of the cases and without the builds: every record there is, and the goals."""
+    cases = reference.cases
+    monkeypatch.setattr(reference, "cases", lambda *which: itertools.islice(cases(*which), 2))
+    monkeypatch.setattr(
+        bench, "builds", lambda which: pd.DataFrame({"phase": ["cold"], "round": [0], "seconds": [1.0]})
+    )
+    small = {"DEVICE": "cpu", "TOKENS": 128, "WIDTH": 128, "LENGTHS": (64,), "COPIED": 1 << 10, "SPLITS": (1, 2)}
+    for name, value in (small | {"CACHES": ((2, 4, 2, 300, 64),)}).items():
+        monkeypatch.setattr(bench_model, name, value)
+    bench.record_rung(stem)
+    assert {p.name for p in stand_in.glob("stand-in/*.csv")} == {f"{stem}.{k}.csv" for k in (kind, "error", "build")}
+    samples = record.load(stem, kind, "stand-in", stand_in)
+    assert samples["op"].eq("attention" if kind == "decode" else "attention_backward").all()
+    assert {stem, "SDPA FLASH" if kind == "decode" else "SDPA MATH"} <= set(samples["name"])
+    about = record.about(stem, kind, "stand-in", stand_in)
+    assert about["flops"] == (record.FORWARD_FLOPS if kind == "decode" else record.BACKWARD_FLOPS)
+    error = record.load(stem, "error", "stand-in", stand_in)
+    assert set(error["output"]) == ({"o", "lse"} if kind == "decode" else {"dq", "dk", "dv"})
+    assert (error["error"] <= error["budget"]).all()
+    assert f"{kind} × " in capsys.readouterr().out  # a goal
 
 
 def test_a_wrong_kernel_is_not_timed(stand_in, monkeypatch):
