@@ -476,14 +476,14 @@ def test_an_empty_group_counts():
 def test_a_copy_that_is_not_committed_is_not_waited_for():
     body = f"""{COPY} asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" :: "r"(to), "l"(from));
     asm volatile("cp.async.wait_group 0;");\no[t] = smem[4 * t]; // here"""
-    assert "thread 0 of block 0 reads 4 bytes at smem + 0 bytes, which a cp.async may still be writing" in failure(
+    assert "thread 0 of block 0 reads 4 bytes at smem + 0 bytes, which a copy may still be writing" in failure(
         body, Q=INPUT
     )
 
 
 def test_another_threads_wait_does_not_count():
     body = f"""{COPY} {copy(0)} if (t != 3) {WAIT} __syncthreads();\no[t] = smem[4 * (t ^ 1)]; // here"""
-    assert "thread 2 of block 0 reads 4 bytes at smem + 48 bytes, which a cp.async may still be writing" in failure(
+    assert "thread 2 of block 0 reads 4 bytes at smem + 48 bytes, which a copy may still be writing" in failure(
         body, Q=INPUT
     )
 

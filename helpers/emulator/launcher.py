@@ -318,8 +318,7 @@ def _instructions(counts: dict[str, int], accesses: tuple[Access, ...]) -> dict[
     found: dict[str, int] = {}
     for what, count in counts.items():
         known = [ptx for prefix, ptx in PTX_NAMES.items() if what.startswith(prefix)]
-        words = what.split(".")
-        name = known[0] if known else words[0] if words[0] in OPS else what if "bulk" in words else ".".join(words[:2])
+        name = known[0] if known else next((op for op in OPS if what.split(".")[0] == op), what)
         if name not in OPS or name in BULK:
             found[name] = found.get(name, 0) + count
     for access in accesses:

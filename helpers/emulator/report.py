@@ -23,8 +23,8 @@ HINTS = {
     "race": "a __syncthreads() has to stand between the two, on every way from the one to the other",
     "race between blocks": "blocks run in any order, and together: give each its own part of the output, or use atomics",
     "race in a warp": "lanes of a warp need a __syncwarp() between the two: they don't run in lock step",
-    "in flight": "wait for the copy (cp.async.wait_group or wait_all) or the product (wgmma.commit_group, then wgmma.wait_group), then "
-    "let a barrier tell the other threads",
+    "in flight": "wait for the copy (cp.async.wait_group or wait_all; a bulk copy: on its mbarrier) or the product "
+    "(wgmma.commit_group, then wgmma.wait_group), then let a barrier tell the other threads",
     "divergent barrier": "every thread of a block must come to the same __syncthreads(): move it out of the branch, and let "
     "no thread return before it",
     "deadlock": "every lane that the mask names must come to the same instruction with the same mask",
@@ -55,6 +55,7 @@ HINTS = {
     "stopped": "a loop without end, or a size that is too large for an emulator",
 }
 INCLUDE = str(Path(__file__).parent / "include")
+PLACE = re.compile(r"\{(\d+)\|([^}]*)\}")  # an offset in the library, and what to say if no line is known for it
 CHECKOUT = f"{Path(__file__).resolve().parent.parent.parent}/"
 
 
@@ -123,9 +124,16 @@ def report(finding: Finding, library: Path) -> str:
 def _in_words(finding: Finding, library: Path) -> tuple[str, str, str]:
     """Kind, sentence and place (``file:line``, or empty)."""
     kind, sentence, file = finding.kind.decode(), finding.text.decode(errors="replace"), finding.file.decode()
-    sentence = sentence.replace(f" {CHECKOUT}", " ")
     place = f"{file}:{finding.line}" if file else ""
+    at: dict[int, tuple[str, int]] = {}
     if Path(finding.module.decode()).name == library.name:  # its folder may have been renamed since it was loaded
-        reader, line = places(library, [finding.offset])[finding.offset]
+        at = places(library, [finding.offset, *(int(pc) for pc, _ in PLACE.findall(sentence))])
+        reader, line = at[finding.offset]
         place = f"{reader}:{line}" if line else ""
+
+    def named(found: re.Match[str]) -> str:
+        reader, line = at.get(int(found[1]), ("", 0))
+        return f"{reader}:{line}" if line else found[2]
+
+    sentence = PLACE.sub(named, sentence).replace(f" {CHECKOUT}", " ")
     return kind, sentence, place.removeprefix(CHECKOUT)

@@ -39,7 +39,7 @@ struct Mbarrier {
   std::deque<Landing> landing;      // what has been begun, oldest first
   std::unique_ptr<Clock> arrived, completed;  // tracing: what those who arrived know, in this phase and the one before
   unsigned initialised_by = 0;
-  uint32_t init_pc = 0;
+  uint32_t init_pc = 0, init_stamp = 0;
   bool fenced = false;              // so that TMA sees that it has been initialised
 };
 

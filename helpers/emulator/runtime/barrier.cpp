@@ -21,9 +21,10 @@ void begin_async(AsyncState* s) {
 // ---- waiting
 
 // The current thread waits at a barrier, until someone makes it ready.
-static void wait_at(At at, unsigned place, uint64_t phase, Site site) {
+static void wait_at(At at, unsigned place, uint64_t phase, uintptr_t pc, Site site) {
   Worker* w = worker;
   Thread* t = w->current;
+  t->pc = pc;
   t->state = State::Waiting;
   t->site = site;
   t->mask = 0;
@@ -74,7 +75,7 @@ int named_barrier(unsigned id, unsigned threads, bool waits, BarrierVote vote, b
   const bool last = ++b.arrived == b.count;
   if (!last) {
     if (!waits) return 0;
-    wait_at(At::NamedBarrier, id, 0, site);
+    wait_at(At::NamedBarrier, id, 0, pc, site);
     return t->answer;
   }
   const int answer = vote == BarrierVote::And ? b.yes == b.count : vote == BarrierVote::Or ? b.yes > 0 : int(b.yes);
@@ -115,9 +116,10 @@ static Mbarrier& mbarrier_at(uint32_t at, uintptr_t pc, Site site) {
   if (bits != cookie(at, found->second.phase))
     fail("mbarrier", 719, pc, site, "comes with %s to the mbarrier %s, whose 8 bytes have been overwritten by something else", site.what,
          mbarrier_name(w, at).c_str());
+  const Mbarrier& b = found->second;
   if (w->races != nullptr) {
     race_settle(w);
-    race_access(w, at, 8, Op::Atomic, pc);
+    race_after(w, at, 8, b.initialised_by, b.init_stamp, b.init_pc, pc);
   }
   return found->second;
 }
@@ -126,7 +128,12 @@ void mbarrier_init(uint32_t at, uint32_t count, uintptr_t pc, Site site) {
   Worker* w = worker;
   if (count == 0 || count >= 1u << 20)
     fail("mbarrier", 719, pc, site, "initialises an mbarrier for %u arrivals; 1 to %u are allowed", count, (1u << 20) - 1);
-  check_access(Op::Store, w->arena + at, 8, pc, site);
+  check_bounds(at, 8, true, pc, site);
+  if (w->races != nullptr) {
+    race_settle(w);
+    race_access(w, at, 8, Op::AsyncCopy, pc);  // a write that nothing excuses, as no two write the same
+  }
+  memset(w->written + at, kWritten, 8);
   const auto found = w->async->mbarrier.find(at);
   if (found != w->async->mbarrier.end() && !found->second.landing.empty())
     fail("mbarrier", 719, pc, site, "initialises the mbarrier %s while copies that report to it are under way", mbarrier_name(w, at).c_str());
@@ -137,6 +144,7 @@ void mbarrier_init(uint32_t at, uint32_t count, uintptr_t pc, Site site) {
   b.count = b.pending = count;
   b.initialised_by = w->current->number;
   b.init_pc = trace_pc(w, pc);
+  if (w->races != nullptr) b.init_stamp = w->races->tick[b.initialised_by];
   write_cookie(w, at, b);
 }
 
@@ -209,8 +217,8 @@ uint64_t mbarrier_arrive(uint32_t at, uint32_t count, int64_t expect, bool drop,
   Mbarrier& b = mbarrier_at(at, pc, site);
   if (b.pending == 0) land_and_complete(w, at, b);  // everything that this phase waits for must have come
   if (count == 0 || count > b.pending)
-    fail("mbarrier", 719, pc, site, "arrives at the mbarrier %s for %u, and of the %u arrivals of phase %llu %u are missing",
-         mbarrier_name(w, at).c_str(), count, b.count, static_cast<unsigned long long>(b.phase), b.pending);
+    fail("mbarrier", 719, pc, site, "arrives %u times at the mbarrier %s, and of the %u arrivals of phase %llu %u are missing", count,
+         mbarrier_name(w, at).c_str(), b.count, static_cast<unsigned long long>(b.phase), b.pending);
   const uint64_t state = b.phase << 32 | b.pending;
   b.bytes += expect;
   b.pending -= count;
@@ -238,7 +246,7 @@ bool mbarrier_wait(uint32_t at, Awaited how, uint64_t awaited, bool acquires, ui
     return true;
   }
   w->current->acquires = acquires;
-  wait_at(At::Mbarrier, at, phase, site);
+  wait_at(At::Mbarrier, at, phase, pc, site);
   return w->current->answer != 0;
 }
 

@@ -34,7 +34,7 @@ void shared_access(Worker* w, size_t offset, size_t bytes, Op op, uintptr_t pc, 
   if (tracing)
     race_access(w, offset, bytes, op, pc);
   else if (memchr(state, kInFlight, bytes) != nullptr)
-    fail("in flight", 719, pc, site, "%s %zu bytes at %s + %zu bytes, which a cp.async may still be writing", verb(write),
+    fail("in flight", 719, pc, site, "%s %zu bytes at %s + %zu bytes, which a copy may still be writing", verb(write),
          bytes, array.name, at);
   if (!write && memchr(state, kUnwritten, bytes) != nullptr) {
     if (tracing) return race_unwritten(w, offset, bytes, pc);

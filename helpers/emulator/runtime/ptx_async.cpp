@@ -86,7 +86,10 @@ uint32_t mbarrier_of(const Frame& f, const Instruction& i, size_t source = 0) {
   return at;
 }
 
-void init(Frame& f, const Instruction& i) { mbarrier_init(mbarrier_of(f, i), get<uint32_t>(f, i.s[1]), f.pc, i.site); }
+void init(Frame& f, const Instruction& i) {
+  trace_instruction(worker, f.pc, i.site);
+  mbarrier_init(mbarrier_of(f, i), get<uint32_t>(f, i.s[1]), f.pc, i.site);
+}
 void inval(Frame& f, const Instruction& i) { mbarrier_inval(mbarrier_of(f, i), f.pc, i.site); }
 
 void expect_tx(Frame& f, const Instruction& i) {

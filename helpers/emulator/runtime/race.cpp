@@ -306,6 +306,12 @@ void race_unwritten_tensor(Worker* w, size_t region, uint64_t offset, size_t byt
   note(w, {Wrong::UnwrittenTensor, trace_pc(w, pc), 0, uint32_t(offset), uint32_t(bytes), me, me, false, false, uint16_t(region)});
 }
 
+void race_after(Worker* w, size_t offset, size_t bytes, unsigned other, uint32_t stamp, uint32_t other_pc, uintptr_t pc) {
+  const unsigned me = w->current->number;
+  if (!ordered(*w->races, me, other, stamp))
+    note(w, {Wrong::Race, trace_pc(w, pc), other_pc, uint32_t(offset), uint32_t(bytes), uint16_t(me), uint16_t(other), false, true, kShared});
+}
+
 void race_unfenced_init(Worker* w, size_t offset, uint32_t init_pc, unsigned by, uintptr_t pc) {
   note(w, {Wrong::UnfencedInit, trace_pc(w, pc), init_pc, uint32_t(offset), 8, uint16_t(w->current->number), uint16_t(by), false,
            true, kShared});

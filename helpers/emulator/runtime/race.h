@@ -132,6 +132,8 @@ void race_unwritten_tensor(Worker*, size_t region, uint64_t offset, size_t bytes
 void race_settle(Worker*);                           // the current thread's last store has happened
 void race_issued(Worker*, size_t offset, size_t bytes, unsigned actor, uintptr_t pc);
 void race_landed(Worker*, size_t offset, size_t bytes, unsigned actor);
+// What the current thread does with these bytes has to come after what another did with them at the stamp.
+void race_after(Worker*, size_t offset, size_t bytes, unsigned other, uint32_t stamp, uint32_t other_pc, uintptr_t pc);
 void race_unfenced_init(Worker*, size_t offset, uint32_t init_pc, unsigned by, uintptr_t pc);  // of an mbarrier
 void order_lanes(Worker*, unsigned warp, unsigned lanes);  // __syncwarp: what they did before, each of them sees
 void order_block(Worker*);                           // the same for all threads

@@ -78,6 +78,7 @@ struct Thread {
   At at;                          // which: with its `place`, the number or the offset in shared memory, and phase
   unsigned place;
   uint64_t phase;
+  uintptr_t pc;                   // in the kernel
   int answer;                     // what it is told when it goes on
   bool acquires;
   uintptr_t watched, watched_bytes;  // where on its stack accumulators of wgmma lie
