@@ -125,7 +125,7 @@ def dataflow(ways: Mapping[tuple[str, str], str], ends: Mapping[str, str], title
     for (a, b), place in ways.items():
         colour, dash, wide = PLACES[place]
         (_, x, y), (_, u, v) = BOXES[a], BOXES[b]
-        begin, end = ((x + 0.25, y), (u - 0.27, v)) if x != u else ((x, y - 0.17), (u, v + 0.17))
+        begin, end = ((x + 0.26, y), (u - 0.3, v)) if x != u else ((x, y - 0.17), (u, v + 0.17))
         look = {"color": colour, "linestyle": dash, "linewidth": wide, "zorder": 2}
         ax.add_patch(FancyArrowPatch(begin, end, arrowstyle="-|>", mutation_scale=14, **look))
     shown = [p for p in PLACES if p in ways.values()]
