@@ -304,6 +304,7 @@ for splits in (1, 2, 4, 8, 16):
     counted = xray(kernel, q, k, v, splits=splits).tensors
     written = counted.bytes_written[["O_part", "LSE_part"]].sum()
     rows[splits] = counted.reads_per_byte.K, counted.reads_per_byte.V, written, splits * 8 * 4 * (64 + 1)
+    assert rows[splits][2] == rows[splits][3], "the prediction is off"
 pd.DataFrame(rows, ["K read", "V read", "partial bytes written", "predicted"]).T.rename_axis("splits")
 
 # %% [markdown]
@@ -357,7 +358,7 @@ plot.recorded(
 # %% [markdown]
 # Which of the model's curves do the points follow where they rise? That one's number of CTAs is enough, and by Little's law its latency is that of a read on the loaded machine. Where do they lie below all three? The model has no start of a grid, no second kernel, and no end of a CTA.
 #
-# All recorded caches, at the number of splits that the rung takes by itself and at the best of those tried. `of_copy` is the bandwidth over a copy's, `to_flash` the speed beside SDPA FLASH on the same tensors:
+# All recorded caches, at the number of splits that the rung takes by itself and at the best of those tried. Caches with many heads in the batch need no splitting: there FLASH should be as fast; the fewer heads, the more depends on how well each kernel divides the keys. `of_copy` is the bandwidth over a copy's, `to_flash` the speed beside SDPA FLASH on the same tensors:
 
 
 # %%
