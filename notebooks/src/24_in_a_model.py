@@ -34,6 +34,7 @@ from torch.utils.checkpoint import checkpoint
 
 from helpers import draw_training, exercise, gpt, load, rung, train
 
+# %%
 torch.manual_seed(0)
 device = load("20_causal_gqa").device
 plan = train.plan(device)
