@@ -88,6 +88,10 @@ def test_every_barrier_wait_and_bounds_check_has_a_mutant(stem):
         "syncwarp-removed": "__syncwarp();",
         "wait-removed": "fa::cp_async_wait<",
         "commit-removed": "fa::cp_async_commit();",
+        "mbarrier-wait-removed": "fa::mbarrier_wait(",
+        "named-barrier-removed": "fa::bar_sync(",
+        "proxy-fence-removed": "fa::fence_proxy_async();",
+        "wgmma-wait-removed": "fa::wgmma_wait_group<",
     }.items():
         assert sum(f".{rule}." in id for id in ids) == code.count(what), rule
 
