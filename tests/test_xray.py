@@ -380,7 +380,9 @@ def test_every_rung_shows_itself(rung):
     for a in ray.accesses:
         assert ray.code(a.line).strip(), "each cost has a line of the file"
         r = a.worst_request
-        if a.space == "shared":  # the rule in banks.py is the emulator's
+        if a.op.startswith("cp.async.bulk"):  # a copy by the engine: many lines of memory, one address
+            assert r.cost >= r.ideal > 0
+        elif a.space == "shared":  # the rule in banks.py is the emulator's
             assert len(banks.wavefronts(r.addresses, r.width, a.op)) == r.cost == a.worst
             assert len(banks.parts(r.addresses, r.width, a.op)) >= r.ideal
         else:
