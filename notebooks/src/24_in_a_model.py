@@ -87,7 +87,7 @@ print(f"{sum(p.numel() for p in model.parameters()):,} parameters")
 #
 # $$ \frac{\lVert g_{\text{ours}} - g_{\text{SDPA}} \rVert}{\lVert g_{\text{SDPA}} \rVert} . $$
 #
-# **Predict** its size. Products are in bf16, with 8 bits of fraction: one rounding is worth up to $2^{-9} = 0.002$. But how large would a *wrong* gradient's be, and how large may a right one's? The yardstick is another right answer: another of SDPA's own kernels.
+# **Predict** its size. bf16 keeps 8 significant bits, so that one rounding changes a number by up to $2^{-8} = 0.004$ of itself. But how large would a *wrong* gradient's be, and how large may a right one's? The yardstick is another right answer: another of SDPA's own kernels.
 
 # %%
 seen, _ = train.split(text)
@@ -192,7 +192,7 @@ for N in (128, 256, 512):
 pd.DataFrame(table).rename_axis(columns="N").map(lambda b: f"{b / 2**20:.2f} MiB")
 
 # %% [markdown]
-# **What to see.** From one column to the next N doubles. What SDPA MATH keeps over our kernels, its P above all, grows three- to fourfold; everything else doubles at most. (The part that doesn't grow are the matrices, rounded to 16 bits for the products.) Checkpointing keeps the least and pays with a second forward pass: on the way back our forward kernel runs once more in every block, and the backward kernel takes the O and LSE of that. The gradient is the same:
+# **What to see.** From one column to the next N doubles. What SDPA MATH keeps over our kernels, its P above all, grows three- to fourfold; everything else doubles at most. (The part that doesn't grow are the matrices, rounded to 16 bits for the products.) Checkpointing keeps the least and pays with a second forward pass: on the way back our forward kernel runs once more in every block, and the backward kernel takes the O and LSE of that. The gradient is the same (on a GPU up to the order in which dQ is added up):
 
 # %%
 plain = gradient(gpt.kernels())
@@ -223,6 +223,9 @@ print(f"loss {eager.item():.6f}, compiled {traced.item():.6f}")
 # A trained model writes by predicting a byte, appending it, and predicting again. K and V of old bytes don't change, so they are kept: the *KV cache*. The prompt is read once, by `whole`; from then on every new byte is one `step`: one query per sequence against all of its keys, which is rung 21's work.
 #
 # Several texts are written at once, and their prompts have different lengths. Each sequence fills its own rows of the cache and has its own entry in `lengths`; the kernel reads that many of its keys and no more.
+
+# %%
+Code(inspect.getsource(gpt.Cache), language="python")
 
 # %%
 Code(inspect.getsource(gpt.generate), language="python")
@@ -262,7 +265,7 @@ if record := train.recorded():
 # %% [markdown]
 # ### The same cache in pages
 #
-# A cache that reserves the longest possible text for every sequence wastes most of its memory. *Paged*, it is a heap of pages, and a table says which pages belong to whom, in which order ([vLLM](https://arxiv.org/abs/2309.06180)). Rung 21 follows the table while it loads; the result is the same to the last bit.
+# A cache that reserves the longest possible text for every sequence wastes what the short ones leave unused. *Paged*, it is a heap of pages, and a table says which pages belong to whom, in which order ([vLLM](https://arxiv.org/abs/2309.06180)). Rung 21 follows the table while it loads; the result is the same to the last bit.
 
 # %%
 split_kv = load("21_split_kv", device=device, quiet=True)
