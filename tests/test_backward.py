@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch.autograd.gradcheck import GradcheckError
 from torch.utils.checkpoint import checkpoint
 
-from helpers import check, load, op, reference, rung
+from helpers import check, load, op, reference
 from helpers.contract import prepare
+from helpers.museum import for_d64
 from helpers.reference import Case
 
 FP32, MMA = "22_backward_fp32", "23_backward_mma"
@@ -323,20 +326,25 @@ MUTANTS = [
 ]  # fmt: skip
 
 
+def is_plain(one: Case, bug: str) -> tuple[bool, bool]:
+    """Sorts cases so that those with masks and groups of heads come first, and windows before them where the bug has to do with one."""
+    return "window" in bug and one.window is None, not one.options and one.q.shape[1] == one.k.shape[1]
+
+
 @pytest.mark.parametrize(("stem", "bug", "old", "new"), MUTANTS, ids=[f"{m[0][:2]} {m[1]}" for m in MUTANTS])
 def test_a_seeded_bug_is_caught(stem, bug, old, new):
-    kernel = load(source=rung(stem).replace(old, new), device="cpu", quiet=True)
+    """At D = 64, the one instance that is compiled. What the X-ray sees at once is left to it: cases may be right by luck."""
+    kernel = load(source=for_d64(stem).replace(old, new), device="cpu", quiet=True)
     kernel.launcher.timeout = 60
-    cases = (c for c in reference.cases(kernel.rung, "cpu", "small"))
-    caught = next((report for c in cases if not (report := check(kernel, [c])).ok), None)
-    assert caught is not None or found(kernel), (
-        f"{stem} with this bug passes every case, and the X-ray finds nothing: {bug}"
-    )
+    if not (re.search("__sync|cp_async_wait", old) and found(kernel)):
+        cases = sorted(reference.cases(kernel.rung, "cpu", "small"), key=lambda c: is_plain(c, bug))
+        wrong = any(not check(kernel, [c]).ok for c in cases)
+        assert wrong or found(kernel), f"{stem} with this bug passes every case, and the X-ray finds nothing: {bug}"
 
 
 def found(kernel) -> bool:
     """Whether a traced call with tails and several tiles stops at an error, or its trace has a finding."""
-    one = case(1, 2, 2, 150, 300, 64, reference.DTYPES[kernel.rung.dtypes[0]])
+    one = case(1, 1, 1, 150, 200, 64, reference.DTYPES[kernel.rung.dtypes[0]])
     call = prepare(kernel.rung, "cpu", one.inputs, scale=None)
     return bool(kernel.launcher.trace(call.args, call.tensors).findings)
 
@@ -344,4 +352,4 @@ def found(kernel) -> bool:
 @pytest.mark.parametrize("stem", [FP32, MMA])
 def test_the_unmodified_rung_is_not(stem):
     """Nothing is found in the rung itself: a finding says something of a mutant."""
-    assert not found(load(stem, device="cpu", quiet=True))
+    assert not found(load(source=for_d64(stem).source, device="cpu", quiet=True))
