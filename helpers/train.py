@@ -52,7 +52,7 @@ def plan(device: str) -> Plan:
 
 
 def manual() -> bytes:
-    """The reference manual of the Python that runs, topic by topic in alphabetical order: 0.5 to 1 MB."""
+    """The reference manual of the Python that runs, topic by topic in alphabetical order: about half a megabyte."""
     from pydoc_data.topics import topics
 
     return "\n\n".join(topics[name].strip() for name in sorted(topics)).encode()

@@ -250,7 +250,7 @@ print(f"bytes that could have flipped: {ties} of {written['margin'].notna().sum(
 draw_training.margins(written, "Every byte written: how sure, and how different the two ways")
 
 # %% [markdown]
-# **What to see.** Every dot above the line is a byte that no rounding could have changed. That is why the model writes in fp16, although it was trained in bf16: with three more bits of fraction each rounding is eight times smaller, and nothing here comes near fp16's largest number. And the last matrix, from which the logits come, is in fp32: 16-bit logits would often tie exactly.
+# **What to see.** Every dot above the line is a byte that the difference between the two ways could not have changed. That is why the model writes in fp16, although it was trained in bf16: with three more bits of fraction each rounding is eight times smaller, and nothing here comes near fp16's largest number. And the last matrix, from which the logits come, is in fp32: 16-bit logits would often tie exactly.
 #
 # The texts of the recorded model, and the same count for it:
 
