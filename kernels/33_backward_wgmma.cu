@@ -1,7 +1,8 @@
 // 33_backward_wgmma: the five products on Hopper's tensor cores; the next tile's scores are formed under this one's gradients
 //
 // idea:      Two warpgroups own 64 keys each, hold P^T and dS^T as operands A in registers, and always leave the tensor
-//            cores a product to work at: S of the next tile runs under dS of this one, dQ and dK under the next exponentials.
+//            cores a product to work at: dV runs under dS, S of the next tile across the barrier that hands dS over, dQ and
+//            dK under the next exponentials.
 // changed:   23's transposed products as wgmma; tiles come by TMA from a warp of their own; dQ leaves through shared memory,
 //            where cp.reduce.async.bulk takes it and adds it up in the L2
 // op:        attention_backward
