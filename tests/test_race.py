@@ -36,6 +36,13 @@ RIGHT = {
       fa::cp_async_commit(); fa::cp_async_wait<0>(); __syncthreads(); x = s[63 - t];""",
     "one's own copy, waited for": """__shared__ __align__(16) float s[256]; fa::cp_async_16(s + 4 * t, in + 4 * (t % 16));
       fa::cp_async_commit(); fa::cp_async_wait<0>(); x = s[4 * t + 1];""",
+    "a barrier of the warps that share": "__shared__ float s[64]; s[t] = t; fa::bar_sync(1, 64); x = s[63 - t];",
+    "an arrival and a wait": """__shared__ float s[64]; if (t < 32) { s[t] = t; fa::bar_arrive(1, 64); }
+      else { fa::bar_sync(1, 64); x = s[63 - t]; }""",
+    "an mbarrier, passed on by one lane": """__shared__ float s[64]; __shared__ uint64_t b; start(b, 32);
+      if (t < 32) { s[t] = t; arrive(b); } else { if (t == 32) wait(b, 0); __syncwarp(); x = s[63 - t]; }""",
+    "knowledge passed on": """__shared__ float s[32]; __shared__ uint64_t b[2]; start(b[0], 32); start(b[1], 1);
+      if (t < 32) { s[t] = t; arrive(b[0]); if (t == 0) { wait(b[0], 0); arrive(b[1]); } } else { wait(b[1], 0); x = s[63 - t]; }""",
     "global memory, a barrier between": "more[t] = t; __syncthreads(); x = more[63 - t];",
     "global memory, an atomic": "atomicAdd(more, 1.0f); __syncthreads();",
     "blocks apart": "more[blockIdx.x * 64 + t] = t; __syncthreads(); x = more[blockIdx.x * 64 + 63 - t];",
@@ -120,6 +127,28 @@ WRONG = {
         "fa::cp_async_16(s + 4 * t, in + 4 * (t % 16)); // here\nfa::cp_async_commit(); fa::cp_async_wait<0>();",
         "race|in flight", "", "",
     ),
+    "a named barrier for some": (
+        "__shared__ float s[64]; s[t] = t; // there\nfa::bar_sync(1 + t / 32, 32);\nx = s[63 - t]; // here", "race", "which thread", SYNCTHREADS,
+    ),
+    "an arrival before the store": (
+        "__shared__ float s[64]; if (t < 32) {\nfa::bar_arrive(1, 64); s[t] = t; // there\n} else {\nfa::bar_sync(1, 64); x = s[63 - t]; // here\n}", "race", "which thread", SYNCTHREADS,
+    ),
+    "whoever arrives waits for nobody": (
+        "__shared__ float s[64]; if (t < 32) {\nfa::bar_arrive(1, 64); x = s[63 - t]; // here\n} else {\ns[t] = t; fa::bar_sync(1, 64); // there\n}", "race|uninitialised shared memory", "", "",
+    ),
+    "an mbarrier for one lane of the warp": (
+        "__shared__ float s[64]; __shared__ uint64_t b; start(b, 1); if (t < 32) {\ns[t] = t; // there\nif (t == 0) arrive(b); } else {\nwait(b, 0); x = s[63 - t]; // here\n}",
+        "race", "which thread", SYNCTHREADS,
+    ),
+    "an mbarrier that only one lane waits for": (
+        "__shared__ float s[64]; __shared__ uint64_t b; start(b, 32); if (t < 32) {\ns[t] = t; arrive(b); // there\n} else {\nif (t == 32) wait(b, 0);\nx = s[63 - t]; // here\n}",
+        "race", "which thread", SYNCTHREADS,
+    ),
+    "an arrival that is relaxed": (
+        "__shared__ float s[64]; __shared__ uint64_t b; start(b, 32); if (t < 32) {\ns[t] = t; // there\n"
+        'asm volatile("mbarrier.arrive.relaxed.cta.shared::cta.b64 _, [%0];" ::"r"(place(&b)) : "memory"); } else {\nwait(b, 0); x = s[63 - t]; // here\n}',
+        "race", "which thread", SYNCTHREADS,
+    ),
     "global memory within a block": (
         "more += 64 * blockIdx.x; more[t] = t; // there\nx = more[63 - t]; // here", "race", r"reads P \+ \d+ B, which thread \d+ writes on line", SYNCTHREADS,
     ),
@@ -131,7 +160,13 @@ WRONG = {
         "race", r"thread \d+ of block \d reads P \+ \d+ B, which thread \d+ of block \d writes on line", "blocks run in any order",
     ),
 }  # fmt: skip
-BEFORE = "#include <fa/sm80.cuh>"
+BEFORE = """#include <fa/sm80.cuh>
+#include <fa/sm90.cuh>
+__device__ inline uint32_t place(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
+#define start(b, n) do { if (threadIdx.x == 0) fa::mbarrier_init(place(&(b)), n); __syncthreads(); } while (0)
+#define arrive(b) fa::mbarrier_arrive(place(&(b)))
+#define wait(b, parity) fa::mbarrier_wait(place(&(b)), parity)
+"""
 
 
 def source(body: str) -> str:

@@ -155,13 +155,14 @@ static void write_box(const Box& b, BulkOp op, const std::vector<char>& data) {
   });
 }
 
-// Both ends of a copy that is being issued, and what it is for the X-ray.
+// Both ends of a copy that is being issued, `writes` to global memory or from it, and what it is for the X-ray.
 static void check_ends(const Box& b, Op op, bool writes, uintptr_t pc, Site site) {
   Worker* w = worker;
   const unsigned aligned = op == Op::BulkTensor || op == Op::ReduceTensor ? 128 : 16;
   if (b.shared % aligned != 0)
     fail("misaligned", 716, pc, site, "gives %s the address %s, which is no multiple of %u bytes", site.what,
          shared_place(w, w->current->number / kWarp, b.shared).c_str(), aligned);
+  check_bounds(b.shared, b.bytes, !writes, pc, site);
   each_row(b, [&](uint32_t, char* row, unsigned first, unsigned end) {
     if (end > first)
       bulk_access(op, writes, row + first * b.map.item, (end - first) * b.map.item, pc, site);
@@ -171,7 +172,6 @@ static void check_ends(const Box& b, Op op, bool writes, uintptr_t pc, Site site
 
 void bulk_load(const Box& b, uint32_t mbarrier, Op op, uintptr_t pc, Site site) {
   Worker* w = worker;
-  check_bounds(b.shared, b.bytes, true, pc, site);
   check_ends(b, op, false, pc, site);
   const unsigned agent = proxy_agent(AgentKind::Mbarrier, mbarrier, w->current->number);
   mbarrier_land(mbarrier, {b, 0, false, w->current->number, pc, site}, pc, site);
