@@ -5,8 +5,10 @@
 // variables on the kernel's stack, hold NaNs from the instruction on; the operands in shared memory are read when the first
 // warp waits for the product; the sum is written when a lane's own wait covers it. Those NaNs are the proof that a variable
 // is still there and still its own: where one of them has changed, nothing is written and the wgmma is reported. Whoever
-// touches an accumulator in between is reported by touch_accumulator. An operand A in registers is read when the product
-// starts: that it changes before the wait is not seen.
+// touches an accumulator in between is reported by touch_accumulator. Not seen: an operand A in registers that changes before
+// the wait (it is read when the product starts), and a missing wgmma.fence between what writes A, or accumulators that no
+// product has had before, and the product, if the warp has executed an earlier wgmma.fence. A descriptor's base offset is
+// taken for the number of the swizzle pattern's first 128-byte line, as the PTX ISA's formula for it says.
 //
 // Layouts are made from helpers/fragments.py: kC, kA16, kA8tf32, kOperandChunk, kSwizzleWidth. Sums are those of mma.sync
 // here (ptx_matrix.cpp): they start with D and take the products in the order of k, each rounded to fp32.
