@@ -451,25 +451,30 @@ def record_rung(stem: str, quick: bool = False) -> None:
     found, kernel = rung(stem), load(stem, device=DEVICE, quiet=True)
     stem = found.stem
     print(check(kernel, reference.cases(found, DEVICE, "small")).require(), flush=True)
-    tables, skipped = {}, []
-    with watch() as seen:
-        if "forward" in record.kinds(found):
-            headline = bool(found.features)  # the grid of the LeetCUDA log is for kernels of its kind
-            tables["forward"], skipped = forward(kernel, stem, found.op, quick, found.dtypes, headline)
-        tables |= bench_model.tables(kernel, found, quick)
+    for kind in record.kinds(found):
+        skipped: list[str] = []
+        with watch() as seen:
+            if kind == "forward":
+                headline = bool(found.features)  # the grid of the LeetCUDA log is for kernels of its kind
+                frame, skipped = forward(kernel, stem, found.op, quick, found.dtypes, headline)
+            else:
+                frame = bench_model.table(kind, kernel, found, quick)
+        if not quick:  # at once: what has been measured is kept, however the rest ends
+            extra = seen | ({"skipped": skipped} if kind == "forward" else {})
+            print("  wrote", record.save(stem, kind, frame, extra=extra).name, flush=True)
+        elif kind == "decode":
+            print(record.bandwidths(frame).query("chosen == 1").round(3).to_string(index=False), flush=True)
+        elif {stem, "SDPA FLASH"} <= set(frame["name"] if "name" in frame else ()):
+            print(kind, record.summary(frame, stem, "SDPA FLASH").round(3).to_string(index=False), flush=True)
     if quick:
-        for kind, frame in tables.items():
-            if {stem, "SDPA FLASH"} <= set(frame["name"]):
-                print(kind, record.summary(frame, stem, "SDPA FLASH").round(3).to_string(index=False), flush=True)
         return
-    watched = set(tables)
-    tables |= {"error": errors(kernel, found.op, dtypes=found.dtypes), "build": builds(str(found.path))}
-    if found.op == "attention" and "forward" in tables:
-        tables["memory"] = memories(kernel, stem, dtypes=found.dtypes)
-    for kind, frame in tables.items():
-        extra = seen | ({"skipped": skipped} if kind == "forward" else {}) if kind in watched else None
-        print("  wrote", record.save(stem, kind, frame, extra=extra).name, flush=True)
     print(goals.verdicts([stem]).to_string(index=False), flush=True)
+    rest: dict[str, Callable[[], pd.DataFrame]] = {"error": lambda: errors(kernel, found.op, dtypes=found.dtypes)}
+    if found.op == "attention" and "forward" in record.kinds(found):
+        rest["memory"] = lambda: memories(kernel, stem, dtypes=found.dtypes)
+    rest["build"] = lambda: builds(str(found.path))
+    for kind, made in rest.items():
+        print("  wrote", record.save(stem, kind, made()).name, flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,7 +1,7 @@
 """Timing of what models ask for: causal masks, groups of heads, packed batches, decode against a long cache, and the way back.
 
 Each function gives the samples of one kind of record (data/README.md), taken as helpers.bench takes its own: rungs and peers
-interleaved in random order, on a GPU only. `tables` gives every kind that a rung's features call for.
+interleaved in random order, on a GPU only. record.kinds says which a rung's features call for.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pandas as pd
 
 from .bench import BURST_MS, DEVICE, LENGTHS, MATH_MAX_N, TOKENS, WIDTH, _randn, _refusal, measure
 from .ladder import Rung
-from .record import CUBLAS, SHAPE, attention_flops, kinds, kv_bytes
+from .record import CUBLAS, SHAPE, attention_flops, kv_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,19 +51,11 @@ BACK_ENDS = {
 MOST_PIECES = 2500  # of all heads together: beyond it only the merge is timed
 
 
-def tables(kernel: Callable, rung: Rung, quick: bool = False) -> dict[str, pd.DataFrame]:
-    """The records that the rung's operation and features call for, by kind; `quick`: of fewer shapes, and without "packed"."""
-    found = {}
-    for kind in kinds(rung):
-        if kind == "groups":
-            found[kind] = groups(kernel, rung)
-        elif kind == "matmul":
-            found[kind] = matmul(kernel, rung)
-        elif kind == "packed" and not quick:
-            found[kind] = packed(kernel, rung)
-        elif kind in ("causal", "decode", "backward"):
-            found[kind] = {"causal": causal, "decode": decode, "backward": backward}[kind](kernel, rung, quick)
-    return found
+def table(kind: str, kernel: Callable, rung: Rung, quick: bool = False) -> pd.DataFrame:
+    """The samples of one kind; `quick`: of fewer shapes, where a kind has many."""
+    if kind in ("groups", "packed", "matmul"):
+        return {"groups": groups, "packed": packed, "matmul": matmul}[kind](kernel, rung)
+    return {"causal": causal, "decode": decode, "backward": backward}[kind](kernel, rung, quick)
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:

@@ -209,7 +209,7 @@ def stand_in(fake_gpu, monkeypatch, tmp_path):
     save = record.save
     monkeypatch.setattr(record, "save", lambda *args, **options: save(*args, **options, root=tmp_path))
     shapes = {"attention": [(1, 2, 64, 64, 64), (2, 1, 33, 33, 64)], "softmax": [(1, 1, 64, 40, 1)]}
-    monkeypatch.setattr(bench, "shapes", lambda op, quick=False: shapes[op])
+    monkeypatch.setattr(bench, "shapes", lambda op, quick=False, headline=False: shapes[op])
     for name in ("synchronize", "empty_cache", "reset_peak_memory_stats"):
         monkeypatch.setattr(torch.cuda, name, lambda: None)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 1000)
