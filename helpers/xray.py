@@ -375,6 +375,13 @@ class Xray:
                 f"{at}: counted as written, {each} per lane; nvcc may fuse a thread's neighbouring accesses of shared "
                 "memory into fewer, wider ones"
             )
+        engines = ["TMA"] if any(".bulk" in a.op for a in self.accesses) else []
+        engines += ["wgmma"] if any(name.startswith("wgmma") for name in self.trace.instructions) else []
+        if engines:
+            found.append(
+                f"wavefronts of shared memory are those of threads; in what portions {' and '.join(engines)} "
+                f"{'go' if len(engines) > 1 else 'goes'} there is not known, and no conflicts are counted there"
+            )
         if any(read > size for read, _, size in self.trace.tensors.values()):
             found.append(
                 "sectors and bytes are what threads request; what the caches L1 and L2 catch never reaches HBM"

@@ -32,13 +32,13 @@ class Access:
     kernel: str
     file: str
     line: int
-    op: str  # "load" "store" "ldmatrix" "stmatrix" "cp.async" "atomic"
+    op: str  # "load" "store" "ldmatrix" "stmatrix" "cp.async" "atomic"; of TMA "cp.async.bulk.tensor", "cp.reduce.async.bulk" …
     space: str  # "shared" "global"
     target: str  # tensor ("K") or shared array ("K_smem")
-    width: int  # bytes per lane
+    width: int  # bytes per lane; of TMA bytes of an element
     requests: int  # warp requests
     bytes: int  # bytes asked by all lanes
-    cost: int  # shared: wavefronts; global: 32-byte sectors
+    cost: int  # shared: wavefronts, of TMA 0: in what portions it goes there is not known; global: 32-byte sectors
     ideal: int  # the same for a conflict-free or fully coalesced request of as many bytes
     worst: int  # most wavefronts or sectors of one request
     worst_request: Request
