@@ -190,7 +190,9 @@ def build(variant: Variant, folder: Path, link: bool) -> Built:
     flags += [f"-I{work}", f"-I{ROOT / 'kernels' / 'include'}", f"-DONLY_D={variant.D}", "-ccbin", find_compiler()]
     flags += [f"-D{name}={value}" for name, value in variant.define.items()]
     flags += (
-        ["-shared", "-Xcompiler", "-fPIC", "-cudart", "shared", f"-L{_cudart_folder(toolkit)}"] if link else ["-cubin"]
+        ["-shared", "-Xcompiler", "-fPIC", "-cudart", "shared", "-cudadevrt", "none", f"-L{_cudart_folder(toolkit)}"]
+        if link
+        else ["-cubin"]
     )
     done = subprocess.run(
         [toolkit.nvcc, *flags, source, "-o", library], capture_output=True, text=True, timeout=170, check=False
