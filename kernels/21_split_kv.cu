@@ -200,8 +200,8 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void split_kv(cons
   float *O_smem = reinterpret_cast<float *>(smem);                           // (warps, Br, d)
   State *state_smem = reinterpret_cast<State *>(O_smem + C::warps * Br * d); // (warps, Br)
 
-  fa::cp_async_wait<0>();
-  __syncthreads(); // nothing lands in the stages any more and no warp reads them, before others write there
+  // Nothing is on its way any more: the loop has waited for every step, and the groups behind the last are empty.
+  __syncthreads(); // no warp reads its stages any more, before others write there
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float *O_row = O_smem + (warp * Br + g + 8 * r) * d;

@@ -144,7 +144,7 @@ MUTANTS = [
     Mutant(SPLIT, "no wait for a step", "fa::cp_async_wait<stages - 2>();", ""),
     Mutant(SPLIT, "lanes don't wait for one another", "    __syncwarp(); // every lane's part", "    // every lane's part"),
     Mutant(SPLIT, "copies into the stage that is being read", "(stage + stages - 1) % stages);", "stage);"),
-    Mutant(SPLIT, "warps merged before all are done", "  __syncthreads(); // nothing lands", "  // nothing lands"),
+    Mutant(SPLIT, "warps merged before all are done", "  __syncthreads(); // no warp reads its stages", "  // no warp reads its stages"),
     Mutant(SPLIT, "warps merged before all have written", "  __syncthreads(); // every warp's state", "  // every warp's state"),
     Mutant(SPLIT, "pieces merged before all have written", "  __syncthreads(); // every lane's state", "  // every lane's state"),
     Mutant(SPLIT, "LSE in units of log2", "(whole.m + log2f(whole.l)) * fa::ln_2", "whole.m + log2f(whole.l)"),

@@ -9,7 +9,7 @@ from test_trace import trace, traced
 
 from helpers import load, rung, rungs
 from helpers.contract import prepare
-from helpers.reference import Case
+from helpers.reference import random_inputs
 
 RIGHT = {
     "a barrier between": "__shared__ float s[64]; s[t] = t; __syncthreads(); x = s[63 - t]; __syncthreads(); s[t] = x;",
@@ -220,6 +220,11 @@ def test_a_kernel_with_a_race_runs_to_its_end():
     assert found.findings and not any(f.error for f in found.findings) and not out[:63].isnan().all()
 
 
+# Barriers that order a CTA among others, whose turns the X-ray doesn't follow, or its end.
+NOT_BETWEEN_THREADS = {
+    "22_backward_fp32": ("it is this CTA's turn", "before the turn passes on"),
+    "23_backward_mma": ("still on their way",),  # nobody reads K and V then: the CTA ends with nothing under way
+}
 BARRIER = re.compile(r"__sync(?:threads|warp)\(\)|fa::cp_async_wait<[^;]*>\(\)")
 
 
@@ -229,7 +234,7 @@ def barriers() -> list[tuple[str, int, str]]:
         (r.stem, number, line.strip())
         for r in rungs()
         for number, line in enumerate(r.source.split("\n"), 1)
-        if BARRIER.search(line.split("//")[0])
+        if BARRIER.search(line.split("//")[0]) and not any(why in line for why in NOT_BETWEEN_THREADS.get(r.stem, ()))
     ]
 
 
@@ -238,13 +243,9 @@ def test_a_rung_without_one_of_its_barriers_races(stem, number, line):
     lines = rung(stem).source.split("\n")
     lines[number - 1] = BARRIER.sub("", lines[number - 1], count=1)
     kernel = load(source="\n".join(lines), device="cpu", quiet=True)
-    torch.manual_seed(0)
+    shapes = [(1, 1, 256, 256, 64)]
     if kernel.rung.op == "softmax":
-        inputs = [(torch.randn(4, 4096),), (torch.randn(1, 40000),)]  # a block for a row; a row cut into slices
-    else:
-        dtype = torch.float32 if "fp32" in kernel.rung.dtypes else torch.float16
-        q, k, v, do = torch.randn(4, 1, 1, 256, 64).to(dtype)
-        inputs = [Case("", q, k, v, do=do if kernel.rung.op == "attention_backward" else None).inputs]
-    calls = [prepare(kernel.rung, "cpu", each) for each in inputs]
+        shapes = [(1, 1, 4, 4096, 1), (1, 1, 1, 40000, 1)]  # a block for a row; a row cut into slices
+    calls = [prepare(kernel.rung, "cpu", random_inputs(kernel.rung, shape)) for shape in shapes]
     findings = [f for call in calls for f in kernel.launcher.trace(call.args, call.tensors).findings]
     assert any(f.kind in ("race", "in flight") and f.other_line for f in findings)
