@@ -462,13 +462,14 @@ def record_rung(stem: str, quick: bool = False) -> None:
         if not quick:  # at once: what has been measured is kept, however the rest ends
             extra = seen | ({"skipped": skipped} if kind == "forward" else {})
             print("  wrote", record.save(stem, kind, frame, extra=extra).name, flush=True)
-        elif kind == "decode":
+        if kind == "decode":
             print(record.bandwidths(frame).query("chosen == 1").round(3).to_string(index=False), flush=True)
         elif {stem, "SDPA FLASH"} <= set(frame["name"] if "name" in frame else ()):
             print(kind, record.summary(frame, stem, "SDPA FLASH").round(3).to_string(index=False), flush=True)
     if quick:
         return
-    print(goals.verdicts([stem]).to_string(index=False), flush=True)
+    if len(verdicts := goals.verdicts([stem])):
+        print(verdicts.to_string(index=False), flush=True)
     rest: dict[str, Callable[[], pd.DataFrame]] = {"error": lambda: errors(kernel, found.op, dtypes=found.dtypes)}
     if found.op == "attention" and "forward" in record.kinds(found):
         rest["memory"] = lambda: memories(kernel, stem, dtypes=found.dtypes)
