@@ -1,9 +1,9 @@
-# make lab · test · mutants · notebooks · bench · readme
+# make lab · test · notebooks · bench · readme
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := lab
-.PHONY: lab test mutants notebooks bench readme
+.PHONY: lab test notebooks bench readme
 
 lab: $(VENV)/installed
 	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --ServerApp.root_dir=. \
@@ -12,10 +12,7 @@ lab: $(VENV)/installed
 test: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "not mutants"
-
-mutants: $(VENV)/installed-test
-	$(BIN)/python -m pytest -n auto --dist worksteal -m mutants
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 notebooks: $(VENV)/installed
 	$(BIN)/python -m helpers.execute

@@ -331,7 +331,6 @@ def is_plain(one: Case, bug: str) -> tuple[bool, bool]:
     return "window" in bug and one.window is None, not one.options and one.q.shape[1] == one.k.shape[1]
 
 
-@pytest.mark.mutants
 @pytest.mark.parametrize(("stem", "bug", "old", "new"), MUTANTS, ids=[f"{m[0][:2]} {m[1]}" for m in MUTANTS])
 def test_a_seeded_bug_is_caught(stem, bug, old, new):
     """At D = 64, the one instance that is compiled. What the X-ray sees at once is left to it: cases may be right by luck."""

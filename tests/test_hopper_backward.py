@@ -92,7 +92,6 @@ MUTANTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.mutants
 @pytest.mark.parametrize(("bug", "old", "new"), MUTANTS, ids=[m[0] for m in MUTANTS])
 def test_a_seeded_bug_is_caught(bug, old, new):
     kernel = load(source=rung(STEM).replace(old, new), device="cpu", quiet=True)

@@ -168,7 +168,6 @@ def first_finding(kernel: Kernel) -> str:
     return "".join(finding.text for finding in xray(kernel, *inputs).findings[:1])
 
 
-@pytest.mark.mutants
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: f"{m.rung[:2]} {m.bug}")
 def test_a_seeded_bug_is_caught(mutant):
     whole = rung(mutant.rung) if mutant.rung < "2" or "swizzled" in mutant.bug else for_d64(mutant.rung)

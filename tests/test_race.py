@@ -238,7 +238,6 @@ def barriers() -> list[tuple[str, int, str]]:
     ]
 
 
-@pytest.mark.mutants
 @pytest.mark.parametrize(("stem", "number", "line"), barriers(), ids=lambda x: str(x).partition("(")[0])
 def test_a_rung_without_one_of_its_barriers_races(stem, number, line):
     lines = rung(stem).source.split("\n")
