@@ -229,7 +229,8 @@ def _code(listing: str) -> dict[str, list[Line]]:
 
 def main_loop(lines: list[Line]) -> list[Line]:
     """The instructions of the loop that does the products: of all code between a backward branch and its target, the
-    shortest with the most HMMAs (with the most FFMAs where there are none). ValueError if there is no loop."""
+    shortest with the most HMMAs (with the most FFMAs where there are none). With HGMMAs, of which a kernel has some before
+    and behind its tile loop too, the shortest with at least half of the most. ValueError if there is no loop."""
     loops = []
     for address, opcode, operands in lines:
         target = re.search(r"\b0x([0-9a-f]+)\s*$", operands) if opcode.startswith("BRA") else None
@@ -238,11 +239,45 @@ def main_loop(lines: list[Line]) -> list[Line]:
     if not loops:
         raise ValueError("the kernel has no loop")
 
-    def products(loop: list[Line]) -> tuple[int, int, int]:
-        hmma, ffma = (sum(opcode.startswith(name) for _, opcode, _ in loop) for name in ("HMMA", "FFMA"))
-        return hmma, 0 if hmma else ffma, -len(loop)
+    def count(loop: list[Line], name: str) -> int:
+        return sum(opcode.startswith(name) for _, opcode, _ in loop)
 
+    def products(loop: list[Line]) -> tuple[int, int, int]:
+        hmma = count(loop, "HMMA")
+        return hmma, 0 if hmma else count(loop, "FFMA"), -len(loop)
+
+    if most := max(count(loop, "HGMMA") for loop in loops):
+        return min((loop for loop in loops if count(loop, "HGMMA") >= most / 2), key=len)
     return max(loops, key=products)
+
+
+WAIT = "WARPGROUP.DEPBAR"  # wgmma.wait_group
+BETWEEN = ("HGMMA", "MUFU.EX2", "FFMA", "FADD", "FMNMX", "FMUL", "F2FP")  # wgmma, and what a softmax is made of
+
+
+def between_waits(which: str | Rung, D: int = 128, dtype: str = "bf16", arch: str = "sm_90a") -> pd.DataFrame:
+    """The main loop of a rung with wgmma, cut at its waits for products, a row for each piece in the order of the code.
+
+    Index: what the piece begins with, "the loop begins", "all but 1 done", or "all done". Columns: how many of the instructions
+    BETWEEN are in it, and of `all`. ValueError if there is no such kernel, or no such loop.
+    """
+    rung = which if isinstance(which, Rung) else find(which)
+    code = _code(_disassembled(_compiled(rung, arch)))
+    return cut_at_waits(main_loop(code[instance(code, D, dtype)]))
+
+
+def cut_at_waits(lines: list[Line]) -> pd.DataFrame:
+    """`between_waits` of the lines of a loop."""
+    names, rows = ["the loop begins"], [dict.fromkeys([*BETWEEN, "all"], 0)]
+    for _, opcode, operands in lines:
+        if opcode.startswith(WAIT):
+            left = int(operands.rpartition(",")[2], 16)  # as many groups may still be under way
+            names.append(f"all but {left} done" if left else "all done")
+            rows.append(dict.fromkeys([*BETWEEN, "all"], 0))
+        for name in BETWEEN:
+            rows[-1][name] += re.match(rf"{re.escape(name)}(?![A-Z0-9])", opcode) is not None
+        rows[-1]["all"] += 1
+    return pd.DataFrame(rows, index=pd.Index(names, name="behind"))
 
 
 def _class(opcode: str) -> str:

@@ -86,6 +86,52 @@ def test_the_main_loop_is_the_shortest_with_all_products():
         sass.main_loop(code("MOV R1", "EXIT"))
 
 
+WGMMA = code(
+    "HGMMA.64x128x16.F32 R24",  # 0x0: before the loops
+    "SYNCS.PHASECHK.TRANS64.TRYWAIT P0",  # 0x10: the loop over query tiles
+    "HGMMA.64x128x16.F32 R24",
+    "WARPGROUP.DEPBAR.LE gsb0, 0x0",
+    "HGMMA.64x128x16.F32 R24",  # 0x40: the loop over tiles of keys
+    "HGMMA.64x128x16.F32 R88, gsb0",
+    "WARPGROUP.DEPBAR.LE gsb0, 0x1",
+    "FMNMX R1",
+    "FMNMX3 R1",
+    "MUFU.EX2 R1",
+    "MUFU.RCP R1",
+    "WARPGROUP.DEPBAR.LE gsb0, 0x0",
+    "MUFU.EX2 R1",
+    "MUFU.EX2 R1",
+    "F2FP.BF16.F32.PACK_AB R1",
+    "BRA 0x40",
+    "HGMMA.64x128x16.F32 R24",
+    "BRA 0x10",
+    "BRA 0x120",  # 0x120: a wait that isn't over
+    "EXIT",
+)
+
+
+def test_a_loop_of_wgmma_is_cut_at_its_waits():
+    loop = sass.main_loop(WGMMA)
+    assert [loop[0][0], loop[-1][0]] == [0x40, 0xF0]
+    frame = sass.cut_at_waits(loop)
+    assert frame.index.tolist() == ["the loop begins", "all but 1 done", "all done"]
+    assert frame["HGMMA"].tolist() == [2, 0, 0]
+    assert frame["MUFU.EX2"].tolist() == [0, 1, 2]
+    assert frame["FMNMX"].tolist() == [0, 1, 0] and frame["F2FP"].tolist() == [0, 0, 1]
+    assert frame["all"].tolist() == [2, 5, 5] and frame["all"].sum() == len(loop)
+
+
+def test_waits_of_a_real_kernel():
+    frame = sass.between_waits("31_warp_specialized", D=64)
+    assert frame.index[0] == "the loop begins" and len(frame) > 2
+    assert frame["HGMMA"].sum() == 64 // 16 + 128 // 16 and frame["MUFU.EX2"].sum() >= 64
+    edited = rung("31_warp_specialized").replace("fa::ex2_approx_ftz(__fmaf_rn(S_reg", "fabsf(__fmaf_rn(S_reg")
+    less = sass.between_waits(dataclasses.replace(rung("31_warp_specialized"), source=edited), D=64)
+    assert less["MUFU.EX2"].sum() == frame["MUFU.EX2"].sum() - 64
+    with pytest.raises(ValueError, match="no kernel for D = 96"):
+        sass.between_waits("31_warp_specialized", D=96)
+
+
 @pytest.mark.parametrize(
     ("opcode", "name"),
     [
