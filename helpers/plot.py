@@ -73,6 +73,8 @@ PEERS = {
     "Triton tutorial 06": ("#b05010", "4", (0, (3, 1))),
     "FlashAttention-3": ("#c01f4f", "|", (0, (6, 2))),
     "flash_attention_from_scratch 16": ("#00708a", "_", (0, (2, 1))),
+    "cuBLAS": ("#7a4d1d", "", (0, (8, 2, 2, 2))),
+    "datasheet": ("#1c1c1c", "", "-"),
 }
 
 
@@ -157,7 +159,7 @@ def _name_lines(ax: Axes, ends: dict[str, tuple[float, float]], looks: Mapping[s
             textcoords="axes fraction",
             color=looks[name][0],
             fontsize=9,
-            fontweight="bold" if name not in PEERS else "normal",
+            fontweight="normal" if looks[name] in PEERS.values() else "bold",
             va="center",
             arrowprops={
                 "arrowstyle": "-",
@@ -549,8 +551,8 @@ UNITS = {"tflops": "TFLOP/s", "to_flash": "speed beside SDPA FLASH\n(its time / 
 
 @styled
 def staircase(table: pd.DataFrame, unit: str = "tflops") -> Figure:
-    """Every rung a step, the peers lines across, a panel per D. table: scoreboard.speeds(), with rows of kind "yours" added
-    or not. unit: "tflops" (logarithmic where steps differ by more than 30) or "to_flash", the ratio to SDPA FLASH with bars
+    """Every rung a step, the peers and ceilings lines across, a panel per D. table: scoreboard.speeds(), with rows of kind
+    "yours" added or not. unit: "tflops" (logarithmic where steps differ by more than 30) or "to_flash", the ratio to SDPA FLASH with bars
     to its worst and best shape; rungs that FLASH can't run beside (fp32) are left out of it.
 
     A rung without records keeps its place, marked so. ValueError for another unit or where nothing was recorded.
@@ -563,12 +565,12 @@ def staircase(table: pd.DataFrame, unit: str = "tflops") -> Figure:
     names = list(dict.fromkeys(steps["name"]))
     if not names or steps[unit].isna().all():
         raise ValueError(f"no rung has {unit} recorded; there are {', '.join(names) or 'no rungs'}")
-    lines = table[table["kind"].isin(["peer", "published"]) & table[unit].notna()]
+    lines = table[table["kind"].isin(["peer", "published", "ceiling"]) & table[unit].notna()]
     dims = sorted(set(table["D"]))
     most = max(table[unit].max(), 1.0 if unit == "to_flash" else 0.0)
     log = unit == "tflops" and most > 30 * steps[unit].min()
     low = steps[unit].min() / 3 if log else 0.0
-    figure, axes = _figure(len(dims), width=max(3.2, 0.72 * len(names) + 2.2), height=4.0, sharey=True)
+    figure, axes = _panels(len(dims), len(names))
     for ax, D in zip(axes, dims, strict=True):
         if log:
             ax.set_yscale("log")
@@ -588,17 +590,27 @@ def staircase(table: pd.DataFrame, unit: str = "tflops") -> Figure:
             colour, _, dash = PEERS[line["name"]]
             ax.axhline(line[unit], color=CARD, linewidth=2.6, zorder=2.5)  # so that it reads on a step, too
             ax.axhline(line[unit], color=colour, linestyle=dash, linewidth=1.4, zorder=3)
-            ends[line["name"]] = (len(names) - 0.4, line[unit])
+            said = f"{line[unit]:.2f}" if unit == "to_flash" else f"{line[unit]:.3g}"
+            ends[f"{line['name']} {said}"] = (len(names) - 0.4, line[unit])
         ax.set_xticks(range(len(names)), ["\n".join(n.split("_")) for n in names], fontsize=8.5, color=INK)
         ax.grid(axis="x", visible=False)
         ax.set_title(f"D = {D}", color=MUTED)
         if log:
             ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
         figure.draw_without_rendering()
-        _name_lines(ax, ends, PEERS, gap=0.06)
-    axes[0].set_ylabel(UNITS[unit])
+        _name_lines(ax, ends, {name: PEERS[name.rpartition(" ")[0]] for name in ends}, gap=0.06)
+        if ax.get_subplotspec().is_first_col():
+            ax.set_ylabel(UNITS[unit])
     figure.suptitle(_staircase_title(table, steps, unit), x=0.01, ha="left", fontsize=11)
     return figure
+
+
+def _panels(panels: int, steps: int) -> tuple[Figure, list[Axes]]:
+    """Side by side; one above the other where there are so many steps that names and figures would grow too small to read."""
+    if steps <= 8:
+        return _figure(panels, width=max(3.2, 0.72 * steps + 2.2), height=4.0, sharey=True)
+    figure = Figure(figsize=(0.72 * steps + 2.2, 3.6 * panels + 0.6), layout="constrained")
+    return figure, list(figure.subplots(panels, 1, squeeze=False, sharex=True, sharey=True)[:, 0])
 
 
 def _step(ax: Axes, x: int, row: pd.Series, unit: str, low: float) -> None:

@@ -22,6 +22,10 @@ N = 4096  # where TFLOP/s are read
 FROM_N = 1024  # ratios are geometric means from here on
 BESIDE = ("SDPA FLASH", "SDPA CUDNN")
 PUBLISHED = ("Triton tutorial 06",)
+SUMMIT = ("FlashAttention-3", *PUBLISHED)
+DATASHEET = "datasheet"
+# TFLOP/s of dense 16-bit products: the NVIDIA H200 datasheet's 1,979 for the SXM card are with sparsity, which doubles them.
+LIMIT = {"nvidia-h200": 1979 / 2}
 COLUMNS = ["name", "kind", "dtype", "D", "tflops", "to_flash", "low", "high", "device", "stale"]
 
 
@@ -30,11 +34,14 @@ def _device(device: str | None, root: Path) -> str:
     return record._folder(None, "forward", device, root).name
 
 
-def speeds(dtype: str = "fp16", N: int = N, device: str | None = None, root: Path = record.DATA) -> pd.DataFrame:
+def speeds(
+    dtype: str = "fp16", N: int = N, device: str | None = None, root: Path = record.DATA, summit: bool = False
+) -> pd.DataFrame:
     """The staircase: a row for each attention rung and D, then the peers.
 
-    kind: "rung", "peer" (SDPA FLASH and CUDNN, from the records of the last rung that ran beside them) or "published"
-    (the study of public kernels on an H200, beside records of an H200 only). dtype: of the rungs that take it, the others
+    kind: "rung", "peer" (SDPA FLASH and CUDNN, from the records of the last rung that ran beside them), "published"
+    (the study of public kernels on an H200, beside records of an H200 only). summit: with FlashAttention-3 too, and rows of
+    kind "ceiling", which is no attention: cuBLAS's product of two square matrices and what the card's datasheet promises. dtype: of the rungs that take it, the others
     keep their own. tflops: at the headline workload and N. to_flash: SDPA FLASH's time over this one's, measured side by
     side in one process, geometric mean over N >= 1024, with `low` and `high`; it is missing for fp32, which FLASH doesn't
     take. A rung without records has one row for each D, with neither.
@@ -59,7 +66,9 @@ def speeds(dtype: str = "fp16", N: int = N, device: str | None = None, root: Pat
         }
     rows += [row for _, row in sorted(beside.items())]
     if folder == record.DEFAULT_DEVICE:
-        rows += _published(dtype, N, root, {name for name, _ in beside})
+        others = [name for name in (*(SUMMIT if summit else PUBLISHED), *BESIDE) if name not in {n for n, _ in beside}]
+        rows += _published(dtype, N, root, others)
+    rows += _ceilings(dtype, folder, root) if summit else []
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -80,9 +89,8 @@ def _of_session(samples: pd.DataFrame, N: int) -> list[dict]:
     return rows
 
 
-def _published(dtype: str, N: int, root: Path, recorded: set[str]) -> list[dict]:
+def _published(dtype: str, N: int, root: Path, wanted: list[str]) -> list[dict]:
     table = record.public_kernels(root=root)
-    wanted = [name for name in (*PUBLISHED, *BESIDE) if name not in recorded]
     table = record.headline(table[table["name"].isin(wanted) & (table["dtype"] == dtype)])
     rows = []
     for (name, D), part in table.groupby(["name", "D"], sort=False):
@@ -93,6 +101,30 @@ def _published(dtype: str, N: int, root: Path, recorded: set[str]) -> list[dict]
             row |= {"to_flash": _geometric(ratios), "low": ratios.min(), "high": ratios.max()}
         rows.append(row)
     return rows
+
+
+def _ceilings(dtype: str, folder: str, root: Path) -> list[dict]:
+    """cuBLAS in bf16 as it ran beside the last Hopper rung, in fp16 from the device's own record; and the datasheet."""
+    if dtype not in ("fp16", "bf16"):
+        return []
+    found = {}
+    try:
+        if dtype == "fp16":
+            measured = record.load("device", "ceilings", folder, root).query("name == 'fp16 matmul'")
+            found[record.CUBLAS] = measured["value"].median(), measured["device"].iloc[0]
+        else:
+            measured = record.load(None, "matmul", folder, root).query("name == @record.CUBLAS")
+            measured = measured[measured["rung"] == measured["rung"].max()]
+            found[record.CUBLAS] = (measured["flops"] / measured["ms"]).median() / 1e9, measured["device"].iloc[0]
+    except LookupError:
+        pass
+    if folder in LIMIT:
+        found[DATASHEET] = LIMIT[folder], "NVIDIA H200"
+    return [
+        {"name": name, "kind": "ceiling", "dtype": dtype, "D": D, "tflops": tflops, "device": device, "stale": False}
+        for name, (tflops, device) in found.items()
+        for D in (64, 128)
+    ]
 
 
 def _geometric(values: pd.Series) -> float:

@@ -197,11 +197,22 @@ def board(stale=False, yours=None):
 def test_the_staircase_has_a_step_for_every_rung_and_a_line_for_every_peer():
     figure = plot.staircase(board())
     text = words(figure)
-    assert {"1.5", "45", "80", "200", "SDPA FLASH", "Triton tutorial 06", "01\nnaive", "12\nwaits"} <= set(text)
+    assert {"1.5", "45", "80", "200", "SDPA FLASH 300", "Triton tutorial 06 450", "01\nnaive", "12\nwaits"} <= set(text)
     assert text.count("not recorded yet") == 2
     assert "hatched: fp32" in figure.get_suptitle() and "NVIDIA H200" in figure.get_suptitle()
     assert [len(ax.patches) for ax in figure.axes] == [4, 4]
     assert figure.axes[0].get_yscale() == "log"
+
+
+def test_a_long_staircase_has_its_panels_one_above_the_other_and_ceilings_have_no_ratio():
+    more = [{"name": f"3{i}_more", "kind": "rung", "dtype": "fp16", "D": d} for i in range(6) for d in (64, 128)]
+    top = [{"name": "cuBLAS", "kind": "ceiling", "dtype": "fp16", "D": d, "tflops": 745.0} for d in (64, 128)]
+    table = pd.concat([board(), pd.DataFrame([*more, *top])], ignore_index=True)
+    figure = plot.staircase(table)
+    assert [ax.get_subplotspec().rowspan.start for ax in figure.axes] == [0, 1]
+    assert words(figure).count("cuBLAS 745") == 2 and words(figure).count("not recorded yet") == 14
+    assert all(ax.get_ylim()[1] > 745 for ax in figure.axes)
+    assert not any("cuBLAS" in word for word in words(plot.staircase(table, "to_flash")))
 
 
 def test_the_staircase_of_ratios_leaves_fp32_out_and_shows_the_spread():

@@ -88,6 +88,28 @@ def test_published_figures_of_an_h200_stand_beside_records_of_an_h200_only(root)
     assert set(table["device"]) == {"NVIDIA A10"} and "published" not in set(table["kind"])
 
 
+def test_the_summit_has_flashattention_3_cublas_and_the_datasheet(root):
+    both(root)
+    rounds = [(record.CUBLAS if name else STEM, r, 2.0 + r, 3e12) for r in range(3) for name in (0, 1)]
+    frame = pd.DataFrame(rounds, columns=["name", "round", "ms", "flops"])
+    record.save(STEM, "matmul", frame, known=CONDITIONS, root=root)
+    plain = scoreboard.speeds("bf16", root=root)
+    assert not {"ceiling"} & set(plain["kind"]) and "FlashAttention-3" not in set(plain["name"])
+    table = scoreboard.speeds("bf16", root=root, summit=True).set_index(["name", "D"])
+    for D in (64, 128):
+        assert table.loc[(record.CUBLAS, D), ["kind", "tflops"]].tolist() == ["ceiling", pytest.approx(1000)]
+        assert table.loc[("datasheet", D), "tflops"] == 989.5
+    assert table.loc[("FlashAttention-3", 128), "tflops"] == pytest.approx(669, abs=1)  # bf16, N = 4096, published
+    half = scoreboard.speeds(root=root, summit=True).set_index("name")
+    assert "cuBLAS" not in half.index  # no record of the device's ceilings in this data/
+    ceilings = pd.DataFrame([("fp16 matmul", "TFLOP/s", 0, 745.0)], columns=["name", "unit", "round", "value"])
+    record.save("device", "ceilings", ceilings, known=CONDITIONS, root=root)
+    assert set(scoreboard.speeds(root=root, summit=True).query("name == 'cuBLAS'")["tflops"]) == {745.0}
+    elsewhere = CONDITIONS | {"device": "NVIDIA A10"}
+    save(root, STEM, {(STEM, "bf16"): 120.0}, **elsewhere)
+    assert "ceiling" not in set(scoreboard.speeds("bf16", device="nvidia-a10", root=root, summit=True)["kind"])
+
+
 def test_stale_records_stay_marked(root):
     both(root)
     path = root / "nvidia-h200" / f"{STEM}.forward.json"
