@@ -245,7 +245,14 @@ def watch() -> Iterator[dict]:
     """Watches the GPU's clock and power draw; the dict it yields holds what a record keeps of them after the block."""
     seen: dict = {}
     fields = "clocks.sm,power.draw,utilization.gpu"
-    command = [record.nvidia_smi(), "--id=0", f"--query-gpu={fields}", "--format=csv,noheader,nounits", "-lms", "100"]
+    command = [
+        record.nvidia_smi(),
+        f"--id={record.gpu_id()}",
+        f"--query-gpu={fields}",
+        "--format=csv,noheader,nounits",
+        "-lms",
+        "100",
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         yield seen

@@ -12,6 +12,7 @@ import functools
 import hashlib
 import json
 import math
+import os
 import platform
 import re
 import shutil
@@ -74,11 +75,16 @@ def nvidia_smi() -> str | None:
     return shutil.which("nvidia-smi") or shutil.which("nvidia-smi", path="/usr/local/nvidia/bin:/usr/bin")
 
 
+def gpu_id() -> str:
+    """The GPU that torch calls cuda:0, as nvidia-smi's option --id takes it: CUDA_VISIBLE_DEVICES may have chosen another than 0."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip() or "0"
+
+
 def query_gpu(*fields: str) -> list[str] | None:
-    """The first GPU's answer to `nvidia-smi --query-gpu=...`; None where there is no driver or GPU."""
+    """That GPU's answer to `nvidia-smi --query-gpu=...`; None where there is no driver or GPU."""
     if (tool := nvidia_smi()) is None:
         return None
-    command = [tool, "--id=0", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+    command = [tool, f"--id={gpu_id()}", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     answer = done.stdout.strip().splitlines()
     return [x.strip() for x in answer[0].split(",")] if done.returncode == 0 and answer else None
@@ -86,7 +92,7 @@ def query_gpu(*fields: str) -> list[str] | None:
 
 @functools.cache
 def this_device() -> str | None:
-    """The name of this machine's first GPU; None without one."""
+    """The name of the GPU that torch calls cuda:0; None without one."""
     answer = query_gpu("name")
     return answer[0] if answer else None
 
