@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
@@ -128,6 +129,31 @@ def descriptor(
 
 
 @styled
+def chunks(panels: Mapping[str, np.ndarray]) -> Figure:
+    """Which 16 bytes of a tile lie where: lines of 128 bytes, eight chunks in each, tinted by their number in their row.
+
+    panels: title -> (lines, 8) of 8 * row + chunk, -1 for a chunk of zeros.
+    """
+    lines = max(len(places) for places in panels.values())
+    figure, axes = canvas(4.9 * len(panels), 0.8 + 0.27 * lines, len(panels))
+    for ax, (title, places) in zip(axes, panels.items(), strict=True):
+        blank(ax).set(xlim=(-1.1, 8.05), ylim=(lines + 0.1, -0.7))
+        ax.set_title(title, color=MUTED)
+        for (line, box), number in np.ndenumerate(places):
+            zero = number < 0
+            look = {"facecolor": CARD if zero else TINTS[number % 8], "hatch": "///" if zero else ""}
+            ax.add_patch(Rectangle((box + 0.03, line + 0.05), 0.94, 0.9, edgecolor="#c4c4bf", linewidth=0.6, **look))
+            words = "0" if zero else f"{number // 8}·{number % 8}"
+            ax.text(box + 0.5, line + 0.5, words, ha="center", va="center", fontsize=8)
+        for line in range(len(places)):
+            ax.text(-0.12, line + 0.5, f"+{line * 128}", ha="right", va="center", fontsize=7.5, color=MUTED)
+        for box in range(8):
+            ax.text(box + 0.5, -0.1, f"{4 * box}–{4 * box + 3}", ha="center", va="bottom", fontsize=7.5, color=MUTED)
+        ax.text(-0.12, -0.1, "banks", ha="right", va="bottom", fontsize=7.5, color=MUTED)
+    return figure
+
+
+@styled
 def accumulator(thread: int = 37, columns: int = 64, step: int = 1) -> Figure:
     """S (64, columns) in a warpgroup's registers, and 16 columns of it as the operand A of the next product.
 
@@ -172,6 +198,10 @@ KINDS = {
     "scores": (GREEN, "", "S = Q Kᵀ"),
     "softmax": (SAND, "", "softmax"),
     "output": ("#7fc8ae", "", "O += P V"),
+    "dP, dV": ("#7fc8ae", "", "dP, dV: started"),
+    "dS": (ORANGE, "", "dS"),
+    "dQ, dK": ("#7fc8ae", "xxxx", "dQ, dK: started"),
+    "send dQ": (BLUE, "....", "dQ sent"),
 }
 
 

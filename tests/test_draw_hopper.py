@@ -1,5 +1,6 @@
 """The drawings of the Hopper rungs say what fragments.py says."""
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -45,6 +46,17 @@ def test_an_offset_that_is_used_has_its_arrow():
     assert "stride offset" in words(draw_hopper.descriptor(Descriptor(0, 16, 1024, 0, 128)).axes[2])
     both = words(draw_hopper.descriptor(Descriptor(0, 128, 256)).axes[2])
     assert {"stride offset", "leading offset"} <= set(both)
+
+
+def test_chunks_stand_where_they_lie_and_zeros_are_marked():
+    lines = np.arange(24).reshape(3, 8) ^ np.arange(3)[:, None]
+    lines[2] = -1
+    figure = draw_hopper.chunks({"row by row": np.arange(24).reshape(3, 8), "swizzled": lines})
+    for ax, places in zip(figure.axes, (np.arange(24).reshape(3, 8), lines), strict=True):
+        shown = {(t.get_position(), t.get_text()) for t in ax.texts}
+        for (line, box), number in np.ndenumerate(places):
+            assert ((box + 0.5, line + 0.5), f"{number // 8}·{number % 8}" if number >= 0 else "0") in shown
+    assert [p.get_hatch() for p in figure.axes[1].patches] == [""] * 16 + ["///"] * 8
 
 
 def test_a_thread_holds_the_same_cells_of_S_and_of_A():
