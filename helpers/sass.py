@@ -261,9 +261,14 @@ def between_waits(which: str | Rung, D: int = 128, dtype: str = "bf16", arch: st
     Index: what the piece begins with, "the loop begins", "all but 1 done", or "all done". Columns: how many of the instructions
     BETWEEN are in it, and of `all`. ValueError if there is no such kernel, or no such loop.
     """
+    return cut_at_waits(loop_lines(which, D, dtype, arch))
+
+
+def loop_lines(which: str | Rung, D: int, dtype: str = "fp16", arch: str = "sm_90a") -> list[Line]:
+    """The main loop's instructions in the order of the code: address, opcode with modifiers, operands."""
     rung = which if isinstance(which, Rung) else find(which)
     code = _code(_disassembled(_compiled(rung, arch)))
-    return cut_at_waits(main_loop(code[instance(code, D, dtype)]))
+    return main_loop(code[instance(code, D, dtype)])
 
 
 def cut_at_waits(lines: list[Line]) -> pd.DataFrame:
