@@ -1,10 +1,13 @@
-"""The drawings of notebooks 22 and 23: what is kept for the way back, who owns which sum, and how the five products meet.
+"""The drawings of notebooks 22, 23 and 33: what is kept for the way back, who owns which sum, how the five products meet, and
+what of a Hopper kernel they are drawn from: its constants and the machine code of its loop.
 
 The look is that of plot.py and draw.py: a light card on any page, colours that differ in lightness too.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -12,7 +15,11 @@ import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, Patch, Rectangle
 
+from . import sass
 from .draw import BLUE, GREEN, ORANGE, SAND, SHADES, blank, canvas
+from .draw_mma import TINTS
+from .ladder import Rung
+from .ladder import rung as find
 from .plot import CARD, INK, MUTED, Figure, styled
 
 UNITS = {2.0**10: "1 KiB", 2.0**20: "1 MiB", 2.0**30: "1 GiB", 2.0**40: "1 TiB"}
@@ -165,12 +172,19 @@ def hand_over(steps: pd.DataFrame, title: str) -> Figure:
 # 23_backward_mma
 
 
+LDMATRIX = ("rows run along k: ldmatrix", "rows run across k: ldmatrix.trans", "in registers already")
+WGMMA = ("rows run along k: K-major", "rows run across k: MN-major", "in registers already")
+
+
 @styled
-def operands(products: Mapping[str, Sequence[tuple[str, str, str, bool | None]]]) -> Figure:
+def operands(
+    products: Mapping[str, Sequence[tuple[str, str, str, bool | None]]], ways: Sequence[str] = LDMATRIX
+) -> Figure:
     """The operands A and B of each product, k running across A and down B. Stripes are rows of a tile in shared memory: where
     they run along k ldmatrix will do, where they run across it ldmatrix.trans has to. Plain: born in registers.
 
     products: title to operands A, B, each (name, what runs along the other side, what k is, stripes along k; None: registers).
+    ways: what the legend says of the three.
     """
     figure, axes = canvas(2.35 * len(products), 3.1, len(products))
     for ax, (title, (a, b)) in zip(axes, products.items(), strict=True):
@@ -193,10 +207,180 @@ def operands(products: Mapping[str, Sequence[tuple[str, str, str, bool | None]]]
                 ax.text(x + w / 2, y - 0.2, side, ha="center", va="center", fontsize=8, color=MUTED)
         ax.add_patch(Rectangle((1.7, 0), 1.3, 2.0, facecolor="none", edgecolor=MUTED, linestyle="--", linewidth=0.9))
         ax.text(2.35, 1.0, "+=" if "+=" in title else "=", ha="center", va="center", fontsize=10, color=MUTED)
-    handles = [
-        Patch(facecolor=SHADES[2], edgecolor=INK, label="rows run along k: ldmatrix"),
-        Patch(facecolor=SAND, edgecolor=INK, label="rows run across k: ldmatrix.trans"),
-        Patch(facecolor=SHADES[0], edgecolor=INK, label="in registers already"),
-    ]
+    faces = (SHADES[2], SAND, SHADES[0])
+    handles = [Patch(facecolor=face, edgecolor=INK, label=way) for face, way in zip(faces, ways, strict=True)]
     figure.legend(handles=handles, loc="outside lower left", ncols=3, frameon=False, fontsize=9)
+    return figure
+
+
+# 33_backward_wgmma
+
+
+def constants(source: str, d: int, **given: int) -> dict[str, int]:
+    """The numbers in `struct Tile` of a rung's text for head dimension d, in the order in which they stand there. given: those
+    of them that shall be something else, so that what depends on them changes too. ValueError where there is no such struct.
+    """
+    found = re.search(r"struct Tile \{\n(.*?)\n\};", source, re.DOTALL)
+    if not found:
+        raise ValueError("the text has no struct Tile")
+    values = {"d": d}
+    for declared in re.findall(r"static constexpr int ([^;]+);", re.sub(r"//.*", "", found[1])):
+        for each in declared.split(","):
+            name, expression = (part.strip() for part in each.split("=", 1))
+            values[name] = given.get(name, _evaluate(expression, values))
+    return values
+
+
+def _evaluate(expression: str, values: Mapping[str, int]) -> int:
+    """A C++ expression of whole numbers: + - * / %, comparisons, && || and ?:"""
+    python = re.sub(r"(?<!/)/(?!/)", "//", expression).replace("&&", " and ").replace("||", " or ")
+    while choice := re.fullmatch(r"(.*?)\?(.*?):(.*)", python):  # a ? b : c ? d : e
+        condition, yes, no = choice.groups()
+        if eval(condition, {"__builtins__": {}}, dict(values)):
+            return _evaluate(yes.replace("//", "/"), values)
+        python = no
+    return int(eval(python, {"__builtins__": {}}, dict(values)))
+
+
+PARTS = (
+    "K",
+    "V",
+    "Q",
+    "dO",
+    "dS",
+    "dQ",
+    "LSE",
+    "delta",
+    "barriers",
+)  # of shared memory, each a constant that says where
+SMEM_LIMIT = 227 * 1024  # bytes of a CTA (CUDA C++ Programming Guide, "Compute Capabilities", 9.0)
+
+
+def parts(values: Mapping[str, int]) -> dict[str, int]:
+    """Bytes of each part of shared memory, from where the next one begins; the last ends at `smem_bytes`."""
+    places = sorted((values[name], name) for name in PARTS if name in values)
+    ends = [begin for begin, _ in places[1:]] + [values["smem_bytes"]]
+    return {name: end - begin for (begin, name), end in zip(places, ends, strict=True)}
+
+
+@styled
+def shared_memory(bars: Mapping[str, Mapping[str, int]], title: str) -> Figure:
+    """Shared memory of a CTA as a bar of its parts, in the order in which they lie there. bars: name -> part -> bytes."""
+    figure, (ax,) = canvas(9.6, 1.35 + 0.62 * len(bars), title=title)
+    for y, sizes in enumerate(bars.values()):
+        left = 0.0
+        for (name, size), face in zip(sizes.items(), [*TINTS, SHADES[1]] * 2, strict=False):
+            ax.barh(y, size / 1024, 0.62, left=left, color=face, edgecolor=INK, linewidth=0.7)
+            if size >= 6 * 1024:
+                ax.text(left + size / 2048, y, f"{name}\n{size / 1024:.3g}", ha="center", va="center", fontsize=8.5)
+            left += size / 1024
+        ax.text(left + 1.5, y, f"{math.ceil(left)} KB", va="center", fontsize=9)
+    ax.axvline(SMEM_LIMIT / 1024, color=ORANGE, linewidth=1.6, linestyle="--")
+    ax.text(SMEM_LIMIT / 1024 + 1.5, -0.45, "227 KB: all that a CTA can have", va="bottom", fontsize=8.5, color=MUTED)
+    ax.set_yticks(range(len(bars)), list(bars), color=INK)
+    ax.invert_yaxis()
+    ax.grid(axis="y", visible=False)
+    ax.set(xlabel="KB", xlim=(0, 272))
+    return figure
+
+
+def main_loop(rung: str | Rung, D: int, dtype: str = "fp16", kernel: str = "backward_wgmma") -> list[sass.Line]:
+    """The machine instructions of a kernel's main loop, in the order of the code."""
+    rung = rung if isinstance(rung, Rung) else find(rung)
+    code = sass._code(sass._disassembled(sass._compiled(rung, "sm_90a")))
+    return sass.main_loop(code[sass.instance(code, D, dtype, kernel)])
+
+
+def accumulators(source: str, region: str = "tile_loop") -> list[str]:
+    """What the products in a region of a rung's text add to, in its order: "dP", "dV", "S" ..., each once where it stands."""
+    text = source.partition(f"// [region: {region}]")[2].partition(f"// [end: {region}]")[0]
+    return re.findall(r"\b(?:product|wgmma_mma_async<[^>]*>)\(\s*(\w+)_reg\b", text)
+
+
+def products(lines: Sequence[sass.Line], names: Sequence[str]) -> pd.DataFrame:
+    """The products in a loop of machine code, a row for each of `names`, in which order they have to come.
+
+    Columns: name; shape, of one instruction; instructions; A and B ("registers", "K-major", "MN-major"); begin and issued,
+    the numbers of its first and last instruction in the loop; done, that of the wait that covers it, beyond the loop's length
+    where that is in the next turn. ValueError where the loop has more or fewer products than there are names.
+    """
+    found: list[dict] = []
+    commits, into = [], ""
+    for at, (_, opcode, operands) in enumerate(lines):
+        if not opcode.startswith("HGMMA"):
+            continue
+        shape, fields = opcode.split(".")[1], [x.strip() for x in operands.split(",")]
+        if fields[0] != into:
+            majors = {side: "MN-major" if f"tnsp{side}" in operands else "K-major" for side in "AB"}
+            a = "registers" if fields[1].startswith("R") else majors["A"]
+            found.append({"shape": shape, "instructions": 0, "A": a, "B": majors["B"], "begin": at})
+            into = fields[0]
+        found[-1] |= {"instructions": found[-1]["instructions"] + 1, "issued": at}
+        if "gsb0" in operands:
+            commits.append(at)
+    if len(found) != len(names):
+        raise ValueError(f"the loop has {len(found)} products, not {len(names)}: {', '.join(names)}")
+    waits = [(at, int(o.rpartition(",")[2], 16)) for at, (_, code, o) in enumerate(lines) if code.startswith(sass.WAIT)]
+    n = len(lines)
+    for row in found:
+        turns = [(at + turn, left) for turn in (0, n) for at, left in waits if at + turn > row["issued"]]
+        all_commits = commits + [at + n for at in commits]
+        done = [at for at, left in turns if sum(row["issued"] < commit < at for commit in all_commits) >= left]
+        row["done"] = done[0] if done else 2 * n
+    frame = pd.DataFrame(found)
+    frame.insert(0, "name", list(names))
+    return frame
+
+
+WORK = {  # what threads do meanwhile: opcodes
+    "exponentials": r"MUFU\.EX2",
+    "multiply, add": r"FFMA|FMUL|FADD",
+    "round to 16 bits": r"F2FP",
+    "read shared memory": r"LDS",
+    "write shared memory": r"STSM|STS",
+    "wait for other threads": r"BAR\.|SYNCS\.PHASECHK",
+}
+
+
+def work(lines: Sequence[sass.Line], found: pd.DataFrame) -> pd.DataFrame:
+    """The instructions of WORK in a loop: at, its number; kind; and under_way, how many of the products `found` in the loop have
+    begun by then and are not yet waited for."""
+    rows, n = [], len(lines)
+    for at, (_, opcode, _) in enumerate(lines):
+        for kind, pattern in WORK.items():
+            if re.match(pattern, opcode):
+                spans = zip(found["begin"], found["done"], strict=True)
+                rows.append((at, kind, sum(begin < at < done or at + n < done for begin, done in spans)))
+    return pd.DataFrame(rows, columns=["at", "kind", "under_way"])
+
+
+@styled
+def program(found: pd.DataFrame, done: pd.DataFrame, end: int, title: str) -> Figure:
+    """One turn of a loop of `end` machine instructions, in the order of the code: above, from where each product is started until
+    where it is waited for; below, what the threads do in between. found, done: what `products` and `work` say of the loop."""
+    kinds = [kind for kind in WORK if kind in set(done["kind"])]
+    figure, (ax,) = canvas(10.6, 1.3 + 0.34 * (len(found) + len(kinds)), title=title)
+    for y, row in enumerate(found.itertuples()):
+        for left in (0, -end):  # what is still under way at the end is so at the beginning
+            begin, stop = max(row.begin + left, 0), min(row.done + left, end)
+            if stop > begin:
+                ax.barh(y, stop - begin, 0.6, left=begin, color=SHADES[1], edgecolor=INK, linewidth=0.5)
+        ax.barh(y, row.issued - row.begin + 1, 0.6, left=row.begin, color=BLUE, edgecolor=INK, linewidth=0.5)
+    for y, kind in enumerate(kinds, len(found)):
+        at = done[done["kind"] == kind]
+        for alone, colour in ((False, INK), (True, ORANGE)):
+            chosen = at[(at["under_way"] == 0) == alone]["at"]
+            ax.vlines(chosen, y - 0.36, y + 0.36, color=colour, linewidth=1.4)
+    ax.axhline(len(found) - 0.5, color=MUTED, linewidth=0.8)
+    ax.set_yticks(range(len(found) + len(kinds)), [*found["name"], *kinds], color=INK)
+    ax.invert_yaxis()
+    ax.grid(axis="y", visible=False)
+    ax.set(xlabel="instruction of the loop", xlim=(0, end))
+    handles = [
+        Patch(facecolor=BLUE, edgecolor=INK, label="a product is started"),
+        Patch(facecolor=SHADES[1], edgecolor=INK, label="under way, until it is waited for"),
+        Line2D([], [], color=INK, linewidth=1.6, label="work under a product"),
+        Line2D([], [], color=ORANGE, linewidth=1.6, label="under none"),
+    ]
+    figure.legend(handles=handles, loc="outside lower left", ncols=4, frameon=False, fontsize=9)
     return figure

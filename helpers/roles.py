@@ -40,8 +40,20 @@ CALLS = {
     r"^ *round_P\(": "softmax",
     r"^ *finish\(|^ *store\(": "",
 }
+# A backward pass: five products, each where a region starts it.
+BACKWARD = {
+    r"// \[region: producer\]": "copy",
+    r"// \[end: producer\]": "",
+    r"// \[region: dP\]": "dP, dV",
+    r"// \[region: dS\]": "dS",
+    r"// \[region: next_S\]": "scores",
+    r"// \[region: dQ\]": "dQ, dK",
+    r"// \[region: next_scores\]": "softmax",
+    r"// \[region: reduce\]": "send dQ",
+    r"// \[end: reduce\]|// \[end: tile_loop\]": "",
+}
 WAIT = re.compile(r"^( *)((?:fa::mbarrier_wait|fa::bar_sync|take_turn)\(.*\);)(.*)$")
-KINDS = ["", "wait", "copy", "scores", "softmax", "output"]
+KINDS = ["", "wait", "copy", "scores", "softmax", "output", "dP, dV", "dS", "dQ, dK", "send dQ"]
 WARPGROUPS, NOTES = 4, 1024  # of which notes are kept, each
 SIGN = 0x5A170000  # what a note's first word has besides its kind; what lies in memory anyway has not
 NOTE = """
@@ -57,10 +69,12 @@ NOTE = """
 def instrument(source: str, marks: Mapping[str, str] | None = None) -> str:
     """A rung's text whose warpgroups note times in a workspace tensor `notes` (4, 2048), with the rung's lines where they were.
 
-    marks: pattern of a line -> kind that begins there; by default REGIONS, or CALLS for a kernel with start_scores().
+    marks: pattern of a line -> kind that begins there; by default REGIONS, CALLS for a kernel with start_scores(), and BACKWARD for
+    a backward pass.
     ValueError if a pattern is nowhere to be found, or a kernel has no dynamic shared memory to begin behind.
     """
-    marks = marks or (CALLS if "start_scores(" in source else REGIONS)
+    backward = re.search(r"^// op: +attention_backward$", source, re.MULTILINE)
+    marks = marks or (BACKWARD if backward else CALLS if "start_scores(" in source else REGIONS)
     found = dict.fromkeys(marks, 0)
     lines, kind, started = [], "", False
     for line in source.splitlines():
@@ -91,8 +105,7 @@ def instrument(source: str, marks: Mapping[str, str] | None = None) -> str:
 def times(
     kernel: Kernel | str, *inputs: Tensor, marks: Mapping[str, str] | None = None, **options: object
 ) -> pd.DataFrame:
-    """A row per warpgroup and phase of one CTA in the middle of the grid: lane ("producer", "consumer 0", ...), kind ("copy",
-    "wait", "scores", "softmax", "output"), begin and end, counted from the CTA's first note: SM clocks on a GPU, places in the order of
+    """A row per warpgroup and phase of one CTA in the middle of the grid: lane ("producer", "consumer 0", ...), kind (of KINDS), begin and end, counted from the CTA's first note: SM clocks on a GPU, places in the order of
     events on the emulator. options go to the kernel's call. The first 1024 notes of a warpgroup are kept.
     """
     import torch

@@ -1,11 +1,12 @@
-"""The drawings of notebooks 22 and 23 say what the numbers they are given say."""
+"""The drawings of notebooks 22, 23 and 33 say what the numbers they are given say, and the numbers of 33 what its code says."""
 
 import pandas as pd
 import pytest
 from matplotlib.patches import FancyArrowPatch
 
-from helpers import draw_backward
+from helpers import draw_backward, sass
 from helpers.draw import BLUE, ORANGE
+from helpers.ladder import rung
 
 PNG = b"\x89PNG"
 
@@ -73,3 +74,104 @@ def test_stripes_run_along_k_or_across_it():
     assert across == [True] * len(across) and any(in_a) and not all(in_a)  # A along its k, B across its k: both lie
     assert all(line.get_xdata()[0] == line.get_xdata()[1] and line.get_xdata()[0] > 1.5 for line in second.lines)
     assert "+=" in words(first) and "=" in words(second)
+
+
+# 33_backward_wgmma
+
+TILE = """template <int d> struct Tile {
+  static constexpr int Br = d == 64 ? 96 : 64, half = Br / 2 - 1; // 3, 4
+  static constexpr int stages = d == 64 && Br > 64 ? 3 : d == 128 ? 2 : 1;
+  static constexpr int K = 0, Q = K + 2 * half * d;
+  static constexpr int LSE = Q + stages * Br, smem_bytes = LSE + 4 * Br;
+};
+"""
+
+
+def test_constants_are_what_cpp_would_make_of_them():
+    values = draw_backward.constants(TILE, 64)
+    assert [values[n] for n in ("Br", "half", "stages", "Q", "LSE", "smem_bytes")] == [96, 47, 3, 6016, 6304, 6688]
+    assert [draw_backward.constants(TILE, 128)[n] for n in ("Br", "half", "stages")] == [64, 31, 2]
+    assert draw_backward.constants(TILE, 32)["stages"] == 1
+    assert draw_backward.constants(TILE, 64, stages=5)["smem_bytes"] == 6016 + 5 * 96 + 4 * 96
+    assert draw_backward.parts(values) == {"K": 6016, "Q": 288, "LSE": 384}
+    with pytest.raises(ValueError, match="no struct Tile"):
+        draw_backward.constants("struct Other {", 64)
+
+
+@pytest.mark.parametrize("d", [64, 128])
+def test_parts_of_33_add_up_to_what_its_header_says(d):
+    whole = rung("33_backward_wgmma")
+    values = draw_backward.constants(whole.source, d)
+    parts = draw_backward.parts(values)
+    assert set(parts) >= {"K", "V", "Q", "dO"} and sum(parts.values()) == values["smem_bytes"]
+    said = sass.tile(whole, d)
+    assert (values["Br"], values["Bc"], values["threads"]) == (said["Br"], said["Bc"], said["threads"])
+    assert -(-values["smem_bytes"] // 1024) == said["smem_kb"]
+
+
+def test_shared_memory_is_as_long_as_its_parts():
+    (ax,) = draw_backward.shared_memory({"d = 64": {"K": 16384, "barriers": 64}}, "title").axes
+    assert [p.get_width() for p in ax.patches] == [16, 64 / 1024]
+    assert "17 KB" in words(ax) and "K\n16" in words(ax)  # a KB that has begun counts
+
+
+# Two products of three instructions and one of two, which is waited for in the next turn
+LOOP = [
+    "F2FP.F16.F32.PACK_AB R1",
+    "HGMMA.64x96x16.F32 R24, gdesc[UR36].tnspA, RZ, !UPT",
+    "HGMMA.64x96x16.F32 R24, gdesc[UR36].tnspA, R24, gsb0",
+    "HGMMA.64x64x16.F32 R120, R192, gdesc[UR20].tnspB, R120, gsb0",
+    "HGMMA.64x64x16.F32 R120, R196, gdesc[UR20].tnspB, R120, gsb0",
+    "WARPGROUP.DEPBAR.LE gsb0, 0x1",
+    "MUFU.EX2 R1, R1",
+    "WARPGROUP.DEPBAR.LE gsb0, 0x0",
+    "STSM.16.MT88.4 [R1], R4",
+    "HGMMA.64x48x16.F32 R24, gdesc[UR36], gdesc[UR40], R24, gsb0",
+    "BAR.SYNC.DEFER_BLOCKING 0x1, 0x100",
+]
+
+
+def lines(*instructions: str):
+    return [(16 * i, *text.split(" ", 1)) for i, text in enumerate(instructions)]
+
+
+def test_products_are_under_way_until_a_wait_covers_them():
+    found = draw_backward.products(lines(*LOOP), ["S", "dV", "dQ"])
+    assert found["instructions"].tolist() == [2, 2, 1] and found["shape"].tolist() == [
+        "64x96x16",
+        "64x64x16",
+        "64x48x16",
+    ]
+    assert found[["A", "B"]].values.tolist() == [["MN-major", "K-major"], ["registers", "MN-major"], ["K-major"] * 2]
+    assert found[["begin", "issued", "done"]].values.tolist() == [[1, 2, 5], [3, 4, 7], [9, 9, 11 + 5]]
+    done = draw_backward.work(lines(*LOOP), found)
+    assert done.values.tolist() == [
+        [0, "round to 16 bits", 1],  # under the one of the turn before
+        [6, "exponentials", 1],
+        [8, "write shared memory", 0],
+        [10, "wait for other threads", 1],
+    ]
+    with pytest.raises(ValueError, match="the loop has 3 products, not 2"):
+        draw_backward.products(lines(*LOOP), ["S", "dV"])
+
+
+def test_a_program_shows_its_products_and_the_work_under_none():
+    found = draw_backward.products(lines(*LOOP), ["S", "dV", "dQ"])
+    (ax,) = draw_backward.program(found, draw_backward.work(lines(*LOOP), found), len(LOOP), "title").axes
+    bars = [(p.get_x(), p.get_width()) for p in ax.patches]
+    assert (0, 5) in bars and (9, 2) in bars and (1, 4) in bars  # of dQ both ends, of S all
+    orange = [c for c in ax.collections if c.get_colors()[0][:3] == pytest.approx(_rgb(ORANGE))]
+    assert [len(c.get_segments()) for c in orange] == [1]  # the write alone
+    assert [t.get_text() for t in ax.get_yticklabels()][:3] == ["S", "dV", "dQ"]
+
+
+@pytest.mark.parametrize("d", [64, 128])
+def test_the_loop_of_33_has_its_five_products(d):
+    whole = rung("33_backward_wgmma")
+    names = draw_backward.accumulators(whole.source)
+    assert sorted(names) == ["S", "dK", "dP", "dQ", "dV"]
+    found = draw_backward.products(draw_backward.main_loop(whole, d), names).set_index("name")
+    assert (found.loc[["dV", "dK"], "A"] == "registers").all() and (found.loc[["S", "dP"], "A"] == "K-major").all()
+    values = draw_backward.constants(whole.source, d)
+    assert found.loc["S", "shape"] == f"64x{values['Br']}x16" and found.loc["dV", "shape"] == f"64x{d}x16"
+    assert found.loc["dV", "instructions"] == values["Br"] // 16 and found.loc["dP", "instructions"] == d // 16

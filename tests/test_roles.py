@@ -1,9 +1,13 @@
 """Warpgroups that note what they do: the same answer, phases one after the other, products only behind what they wait for."""
 
+import dataclasses
+import re
+
 import pytest
 import torch
 
-from helpers import load, roles
+from helpers import draw_backward, load, reference, roles, rung, sass
+from helpers.museum import for_d64
 
 # Warpgroup 0 writes a row of Q to shared memory, warpgroup 1 adds it to O; two named barriers lead to and fro.
 SOURCE = """// notes: a kernel of two roles
@@ -99,3 +103,29 @@ def test_clocks_that_wrap_around_and_notes_that_were_never_written():
         ["consumer 0", "wait", 5, 16],
         ["consumer 0", "scores", 16, 25],
     ]
+
+
+def test_a_backward_pass_notes_its_own_phases():
+    """In each step of each consumer: what is started, what is computed, what is sent; the answer stays what it was."""
+    source = for_d64("33_backward_wgmma").source
+    kernel = load(source=source, device="cpu", quiet=True)
+    torch.manual_seed(0)
+    q, k, v, do = (torch.randn(1, 1, n, 64).half() for n in (200, 128, 128, 200))
+    case = reference.Case("", q, k, v, do=do)
+    noted = load(source=roles.instrument(source), device="cpu", quiet=True)
+    assert all(torch.equal(x, y) for x, y in zip(kernel(*case.inputs), noted(*case.inputs), strict=True))
+    times = roles.times(kernel, *case.inputs)
+    assert set(times.lane) == {"producer", "consumer 0", "consumer 1"}
+    assert set(times[times.lane == "producer"].kind) == {"copy", "wait"}
+    consumer = times[times.lane == "consumer 1"]
+    assert set(consumer.kind) == {"wait", "scores", "softmax", "dP, dV", "dS", "dQ, dK", "send dQ"}
+    steps = -(-200 // draw_backward.constants(source, 64)["Br"])
+    assert list(consumer.kind).count("dS") == steps
+
+
+def test_notes_leave_the_products_of_33_asynchronous():
+    """nvcc says so where it serialises them, and a note that makes it spill would show other times than the kernel's own."""
+    noted = roles.instrument(rung("33_backward_wgmma").source)
+    whole = dataclasses.replace(rung("33_backward_wgmma"), source=noted)
+    assert not re.search(r"\(C75\d\d\)", (sass.cubin(whole).parent / "ptxas.log").read_text())
+    assert (sass.resources(whole)[["spill_store_bytes", "spill_load_bytes"]] == 0).all(axis=None)
