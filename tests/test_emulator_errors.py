@@ -63,7 +63,34 @@ MISTAKES = {
     ),
     "shared array overrun": (
         "__shared__ float x[8], y[8]; y[0] = 0; x[threadIdx.x] = 1; // here", "1, 32",
+        "thread 8 of block 0 takes element 8 of an array of type float [8]",
+    ),
+    "shared array overrun by a pointer": (
+        "__shared__ float x[8], y[8]; y[0] = 0; float* p = x; p[threadIdx.x] = 1; // here", "1, 32",
         "thread 8 of block 0 writes 4 bytes at x + 32 bytes, 4 past its end (it has 32 bytes)",
+    ),
+    "row of a shared array that is behind its end": (
+        "__shared__ float x[2][8]; x[1][threadIdx.x] = 1; // here", "1, 32",
+        "thread 8 of block 0 writes 4 bytes at x + 64 bytes, 4 past its end (it has 64 bytes)",
+    ),
+    "local array, one too far": (
+        "float r[4] = {};\nfor (int i = 0; i <= n / 8; ++i) r[i] += in[i]; // here\nout[0] = r[n % 3];", "1, 1",
+        "thread 0 of block 0 takes element 4 of an array of type float [4]",
+    ),
+    "local array, unrolled": (
+        "float r[4];\n_Pragma(\"unroll\") for (int i = 0; i < 5; ++i) r[i] = in[i]; // here\nout[0] = r[n % 3];", "1, 1",
+        "takes element 4 of an array of type float [4]",
+    ),
+    "local array, read far away": (
+        "int r[4] = {}; r[n % 4] = 1;\nout[0] = r[long(n) << 40]; // here", "1, 1", "takes element 35184372088832 of an array of type int [4]",
+    ),
+    "local array, before its start": (
+        "float r[2][4] = {}; r[n % 2][0] = 1;\nr[1][-int(threadIdx.x)] = 2; // here\nout[0] = r[n % 2][0];", "1, 32",
+        "thread 1 of block 0 takes element -1 of an array of type float [4]",
+    ),
+    "local array of a struct": (
+        "struct { __half x[4]; int n; } r = {}; r.n = n;\nr.x[unsigned(n) - 33] = in[0]; // here\nout[r.n] = r.x[n % 4];", "1, 1",
+        "takes element 4294967295 of an array of type __half [4]",
     ),
     "dynamic shared overrun": (
         "extern __shared__ float x[]; x[threadIdx.x] = 1; // here", "1, 32, 64",
@@ -124,6 +151,17 @@ def test_out_of_bounds_store_never_happens():
     x = torch.zeros(64)
     failure("out[threadIdx.x] = 1;", x[16:32])
     assert x[:16].eq(0).all() and x[32:].eq(0).all()
+
+
+def test_an_element_of_a_shared_array_may_be_counted_from_another_row():
+    """As on a GPU: C++ has no word for it, and the memory is the array's."""
+    body = "__shared__ float x[2][16]; x[0][threadIdx.x] = threadIdx.x; __syncthreads(); out[threadIdx.x] = x[1][int(threadIdx.x) - 16];"
+    assert run(body).tolist() == [float(t) for t in range(32)]
+
+
+def test_a_local_arrays_end_may_be_pointed_at():
+    body = "float r[4] = {1, 2, 3, 4}; for (const float *p = r; p != &r[n / 8]; ++p) out[threadIdx.x] = *p;"
+    assert run(body).tolist() == [4.0] * 32
 
 
 def test_a_store_past_one_tensor_does_not_land_in_its_neighbour():

@@ -36,7 +36,8 @@ GIVEN = ("Q", "K", "V", "dO", "q_starts", "k_starts", "lengths", "pages")
 MOST_THREADS = 16  # each takes up to 9 MB of stacks and shared memory
 OLDEST = {"clang": 14, "gcc": 12}  # whose -fsanitize=thread calls what the runtime has
 RUNTIME_FLAGS = ["-std=c++17", "-O2", "-g1", "-pthread"]
-# Instrumented, so that the runtime sees every load and store, and with integers, pointers and loops that behave as on a
+# Instrumented, so that the runtime sees every load and store (and, by -fsanitize=bounds, every index that leaves an array on
+# the stack, where it lets loads and stores pass), and with integers, pointers and loops that behave as on a
 # GPU where C++ leaves it open. (addr2line takes DWARF 5's first file for the temporary one that #line renames.)
 KERNEL_FLAGS = """
     -std=c++17 -O2 -g1 -gdwarf-4 -fsanitize=thread -fno-optimize-sibling-calls -fstack-clash-protection -fno-strict-aliasing -fwrapv
@@ -52,12 +53,12 @@ OPS = ("load", "store", "ldmatrix", "stmatrix", "cp.async", "atomic", *BULK)  # 
 # With the passes off that would split, merge or move accesses.
 COMPILER_FLAGS = {
     "clang": """
-    -fno-vectorize -fno-slp-vectorize -fno-finite-loops -mllvm -tsan-instrument-func-entry-exit=0
-    -mllvm -tsan-distinguish-volatile=1
+    -fsanitize=array-bounds -fno-vectorize -fno-slp-vectorize -fno-finite-loops
+    -mllvm -tsan-instrument-func-entry-exit=0 -mllvm -tsan-distinguish-volatile=1
     """.split(),
     "gcc": """
-    --param tsan-distinguish-volatile=1 --param tsan-instrument-func-entry-exit=0 -fno-gnu-unique -fno-finite-loops
-    -fno-tree-sra -fno-ipa-sra -fno-tree-vectorize -fno-tree-slp-vectorize -fno-store-merging
+    -fsanitize=bounds-strict --param tsan-distinguish-volatile=1 --param tsan-instrument-func-entry-exit=0
+    -fno-gnu-unique -fno-finite-loops -fno-tree-sra -fno-ipa-sra -fno-tree-vectorize -fno-tree-slp-vectorize -fno-store-merging
     -fno-tree-loop-distribute-patterns -fno-reorder-blocks -fno-reorder-blocks-and-partition -fno-thread-jumps
     -fno-split-paths -fno-tree-tail-merge -fno-crossjumping -fno-tree-dominator-opts -fno-tree-vrp -fno-tree-cselim
     -fno-tree-sink

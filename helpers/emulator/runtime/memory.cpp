@@ -341,6 +341,46 @@ void __tsan_func_exit() {}
 void __tsan_vptr_update(void**, void*) {}
 void __tsan_vptr_read(void**) {}
 
+// ---- -fsanitize=bounds: an index that leaves its array, above all one of a thread's own, whose place on the stack none of
+// the callbacks above would hold against anything. What the compilers hand over is laid out as in compiler-rt's
+// ubsan_handlers.h, "OutOfBoundsData".
+
+struct ArrayType {
+  uint16_t kind, info;              // of an index: its width is 1 << (info >> 1) bits, its lowest bit says signed
+  char name[];                      // 'float [8][4]'
+};
+struct IndexedArray {
+  const char* file;
+  uint32_t line, column;
+  const ArrayType *type, *index;
+};
+
+// Is it of the type of a row of some shared array? Beyond such a row lies the next one: that is held against the whole array
+// when it is accessed.
+static bool may_be_shared_row(const Worker* w, const char* type) {
+  for (unsigned i = 0; i < w->arrays; ++i) {
+    const ArrayShape& shape = w->array[i].shape;
+    std::string row;
+    for (unsigned d = shape.dims; d-- > 1;) {
+      row = "[" + std::to_string(shape.extent[d]) + "]" + row;
+      const char* extents = strchr(type, '[');
+      if (extents != nullptr && extents == row + "'") return true;
+    }
+  }
+  return false;
+}
+
+void __ubsan_handle_out_of_bounds(const IndexedArray* array, uint64_t index) {
+  Worker* w = worker;
+  if (w == nullptr || w->current == nullptr || may_be_shared_row(w, array->type->name)) return;
+  const unsigned unused = 64 - std::min(64u, 1u << (array->index->info >> 1));
+  const bool negative = array->index->info & 1;
+  const long long signed_index = static_cast<long long>(index << unused) >> unused;
+  const std::string type(array->type->name + 1, strlen(array->type->name) - 2);
+  fail("out of bounds", 700, EMU_PC, {"", array->file, int(array->line)}, "takes element %lld of an array of type %s",
+       negative ? signed_index : static_cast<long long>(index), type.c_str());
+}
+
 }  // extern "C"
 
 }  // namespace emu
