@@ -16,31 +16,32 @@ from .sass import WAIT, Line
 
 
 @styled
-def lanes(cases: Mapping[str, pd.DataFrame], unit: str, upto: float | None = None) -> Figure:
+def lanes(cases: Mapping[str, pd.DataFrame], unit: str, span: tuple[float, float] | None = None) -> Figure:
     """Swim lanes one case above the other on one axis of time. cases: title -> lane, kind (of draw_hopper.KINDS), begin, end.
 
-    upto: where the axis ends, by default with the last of all. Where a lane does softmax under a product of its own, the product
+    span: the part of the time that is shown, from 0 on in the figure; by default all of it. Where a lane does softmax under a product of its own, the product
     has the upper half and the softmax the lower one.
     """
     names = [sorted(frame["lane"].unique(), key=lambda lane: (lane != "producer", lane)) for frame in cases.values()]
-    upto = upto or max(frame["end"].max() for frame in cases.values())
+    first, last = span or (0, max(frame["end"].max() for frame in cases.values()))
     figure, _ = canvas(10.2, 0.9 + sum(0.55 + 0.34 * len(n) for n in names))
     figure.clear()
     axes = figure.subplots(len(cases), 1, sharex=True, squeeze=False, height_ratios=[len(n) for n in names])[:, 0]
     seen: dict[str, Patch] = {}
     for ax, lanes_here, (title, frame) in zip(axes, names, cases.items(), strict=True):
         for lane, kind, begin, end in frame[["lane", "kind", "begin", "end"]].itertuples(index=False):
-            if begin >= upto:
+            begin, end = max(begin, first) - first, min(end, last) - first
+            if begin >= end:
                 continue
             face, hatch, label = KINDS[kind]
             look = {"facecolor": face, "edgecolor": INK, "linewidth": 0.5, "hatch": hatch}
             place, high = lanes_here.index(lane), 0.8
             if _at_once(frame[frame["lane"] == lane]):
                 place, high = place + (0.2 if kind == "softmax" else -0.2), 0.4
-            ax.barh(place, min(end, upto) - begin, high, left=begin, **look)
+            ax.barh(place, end - begin, high, left=begin, **look)
             seen.setdefault(kind, Patch(label=label, **look))
         ax.set_yticks(range(len(lanes_here)), lanes_here, color=INK, fontsize=8.5)
-        ax.set(xlim=(0, upto), ylim=(len(lanes_here) - 0.45, -0.55))
+        ax.set(xlim=(0, last - first), ylim=(len(lanes_here) - 0.45, -0.55))
         ax.grid(axis="y", visible=False)
         ax.set_title(title, color=MUTED, fontsize=9.5)
     axes[-1].set_xlabel(unit)

@@ -23,12 +23,12 @@ def test_lanes_stand_above_each_other_and_what_overlaps_has_half_a_lane():
     assert figure.axes[1].get_xlabel() == "clocks" and figure.png().startswith(PNG)
 
 
-def test_what_begins_behind_the_axis_is_left_out():
+def test_a_part_of_the_time():
     frame = pd.DataFrame([("producer", "copy", 0, 4), ("consumer 0", "wait", 2, 9), ("consumer 0", "scores", 20, 30)],
                          columns=["lane", "kind", "begin", "end"])  # fmt: skip
-    figure = draw_pingpong.lanes({"all": frame}, "clocks", upto=8)
+    figure = draw_pingpong.lanes({"all": frame}, "clocks", span=(1, 8))
     ax = figure.axes[0]
-    assert len(ax.patches) == 2 and max(p.get_x() + p.get_width() for p in ax.patches) == 8
+    assert [(p.get_x(), p.get_x() + p.get_width()) for p in ax.patches] == [(0, 3), (1, 7)]
     assert [t.get_text() for t in ax.get_yticklabels()] == ["producer", "consumer 0"]
     assert [t.get_text() for t in figure.legends[0].get_texts()] == [KINDS["copy"][2], KINDS["wait"][2]]
 
