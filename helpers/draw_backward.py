@@ -292,9 +292,11 @@ def main_loop(rung: str | Rung, D: int, dtype: str = "fp16", kernel: str = "back
 
 
 def accumulators(source: str, region: str = "tile_loop") -> list[str]:
-    """What the products in a region of a rung's text add to, in its order: "dP", "dV", "S" ..., each once where it stands."""
+    """What the products in a region of a rung's text add to, in its order: "dP", "dV", "S" ..., each once where it stands; a call
+    of start_S(), a function of the kernel, stands for S."""
     text = source.partition(f"// [region: {region}]")[2].partition(f"// [end: {region}]")[0]
-    return re.findall(r"\b(?:product|wgmma_mma_async<[^>]*>)\(\s*(\w+)_reg\b", text)
+    found = re.findall(r"\b(?:product|wgmma_mma_async<[^>]*>)\(\s*(\w+)_reg\b|\bstart_(\w+)\(", text)
+    return [a or b for a, b in found]
 
 
 def products(lines: Sequence[sass.Line], names: Sequence[str]) -> pd.DataFrame:

@@ -198,10 +198,9 @@ KINDS = {
     "scores": (GREEN, "", "S = Q Kᵀ"),
     "softmax": (SAND, "", "softmax"),
     "output": ("#7fc8ae", "", "O += P V"),
-    "dP, dV": ("#7fc8ae", "", "dP, dV: started"),
+    "products": ("#7fc8ae", "xxxx", "starts products"),
     "dS": (ORANGE, "", "dS"),
-    "dQ, dK": ("#7fc8ae", "xxxx", "dQ, dK: started"),
-    "send dQ": (BLUE, "....", "dQ sent"),
+    "send dQ": (BLUE, "....", "sends dQ"),
 }
 
 

@@ -40,20 +40,18 @@ CALLS = {
     r"^ *round_P\(": "softmax",
     r"^ *finish\(|^ *store\(": "",
 }
-# A backward pass: five products, each where a region starts it.
+# A backward pass: regions of its loop that start products, and what the threads do between them.
 BACKWARD = {
     r"// \[region: producer\]": "copy",
     r"// \[end: producer\]": "",
-    r"// \[region: dP\]": "dP, dV",
+    r"// \[region: (tile_loop|dP|next_S|S_and_dV|dQ)\]": "products",
     r"// \[region: dS\]": "dS",
-    r"// \[region: next_S\]": "scores",
-    r"// \[region: dQ\]": "dQ, dK",
     r"// \[region: next_scores\]": "softmax",
     r"// \[region: reduce\]": "send dQ",
-    r"// \[end: reduce\]|// \[end: tile_loop\]": "",
+    r"// \[end: (reduce|tile_loop)\]": "",
 }
 WAIT = re.compile(r"^( *)((?:fa::mbarrier_wait|fa::bar_sync|take_turn)\(.*\);)(.*)$")
-KINDS = ["", "wait", "copy", "scores", "softmax", "output", "dP, dV", "dS", "dQ, dK", "send dQ"]
+KINDS = ["", "wait", "copy", "scores", "softmax", "output", "products", "dS", "send dQ"]
 WARPGROUPS, NOTES = 4, 1024  # of which notes are kept, each
 SIGN = 0x5A170000  # what a note's first word has besides its kind; what lies in memory anyway has not
 NOTE = """
@@ -139,7 +137,7 @@ def intervals(notes: Tensor, ordered: bool) -> pd.DataFrame:
     frame = frame[(frame["kind"] != frame["kind"].shift()) | (frame["group"] != frame["group"].shift())].copy()
     frame["end"] = frame.groupby("group")["begin"].shift(-1)
     kinds = frame.groupby("group")["kind"].agg(set)
-    fetching = [g for g, does in kinds.items() if "copy" in does and not does & {"scores", "output"}]
+    fetching = [g for g, does in kinds.items() if "copy" in does and not does & {"scores", "output", "products"}]
     others = [g for g in sorted(frame["group"].unique()) if g not in fetching]
     names = {g: "producer" for g in fetching} | {g: f"consumer {i}" for i, g in enumerate(others)}
     frame["lane"] = frame["group"].map(names)
