@@ -81,12 +81,13 @@ PEERS = {
 T = TypeVar("T")
 
 
-def recorded(stem: str, kind: str, draw: Callable[[pd.DataFrame], T]) -> T | None:
-    """What `draw` makes of a record, record.load(stem, kind); where there is none, a sentence that says so is printed instead."""
+def recorded(stem: str, kind: str, draw: Callable[[pd.DataFrame], T], by: str = "make bench") -> T | None:
+    """What `draw` makes of a record, record.load(stem, kind); where there is none, a sentence that says so is printed instead, with
+    what makes one."""
     try:
         samples = record.load(stem, kind)
     except LookupError:
-        print(f"{stem} has no {kind!r} record yet; `make bench` on a machine with a GPU makes one")
+        print(f"{stem} has no {kind!r} record yet; `{by}` on a machine with a GPU makes one")
         return None
     return draw(samples)
 

@@ -1,5 +1,7 @@
 """When each warpgroup of a Hopper kernel fetches, multiplies and waits, noted by the kernel itself.
 
+`python -m helpers.roles 32_ping_pong` records it on this machine's GPU, as data/<device>/32_ping_pong.roles.csv.
+
 `instrument` puts a note at every marker of a rung's text and around every wait: the first thread of each warpgroup of one
 CTA writes down the SM's clock and what begins. On a GPU these are clocks. On the emulator, which has no clock to speak of,
 only their order means something.
@@ -7,8 +9,10 @@ only their order means something.
 
 from __future__ import annotations
 
+import argparse
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from .kernel import Kernel, load
@@ -143,3 +147,43 @@ def intervals(notes: Tensor, ordered: bool) -> pd.DataFrame:
     frame["lane"] = frame["group"].map(names)
     frame = frame[(frame["kind"] != "") & frame["end"].notna() & (frame["end"] > frame["begin"])]
     return frame[["lane", "kind", "begin", "end"]].astype({"end": int}).reset_index(drop=True)
+
+
+def recording(stem: str, N: int = 4096, tokens: int = 16384, width: int = 2048, device: str = "cuda") -> pd.DataFrame:
+    """`times` of a rung at the headline workload (B·N tokens, H·D wide), not causal, in bf16, for every D: a column D besides."""
+    import pandas as pd
+
+    from .reference import random_inputs
+
+    found = rung(stem)
+    frames = []
+    for D in found.D:
+        inputs = random_inputs(found, (tokens // N, width // D, N, N, D), "bf16", device)
+        frames.append(times(stem, *inputs).assign(D=D))
+    return pd.concat(frames, ignore_index=True)[["D", "lane", "kind", "begin", "end"]]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`python -m helpers.roles STEM...`; 0, or 1 with one sentence where there is no GPU."""
+    import torch
+
+    from . import record
+    from .bench import NO_GPU
+
+    parser = argparse.ArgumentParser(prog="python -m helpers.roles", description="Record what warpgroups do when.")
+    parser.add_argument("stems", nargs="+", help="rungs of the Hopper kind, for example 32_ping_pong")
+    stems = parser.parse_args(argv).stems
+    if not torch.cuda.is_available():
+        print(NO_GPU)
+        return 1
+    method = (
+        "clock64 of the first thread of each warpgroup of the CTA in the middle of the grid, at every phase's beginning"
+    )
+    for stem in stems:
+        path = record.save(stem, "roles", recording(stem), extra={"method": method, "dtype": "bf16", "N": 4096})
+        print(f"wrote {path.name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

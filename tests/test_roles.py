@@ -129,3 +129,14 @@ def test_notes_leave_the_products_of_33_asynchronous():
     whole = dataclasses.replace(rung("33_backward_wgmma"), source=noted)
     assert not re.search(r"\(C75\d\d\)", (sass.cubin(whole).parent / "ptxas.log").read_text())
     assert (sass.resources(whole)[["spill_store_bytes", "spill_load_bytes"]] == 0).all(axis=None)
+
+
+def test_a_recording_has_every_head_dimension():
+    frame = roles.recording("32_ping_pong", N=256, tokens=256, width=128, device="cpu")
+    assert frame.columns.tolist() == ["D", "lane", "kind", "begin", "end"] and set(frame.D) == {64, 128}
+    assert set(frame[frame.D == 64].lane) == {"producer", "consumer 0", "consumer 1", "consumer 2"}
+
+
+def test_without_a_gpu_nothing_is_recorded(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert roles.main(["32_ping_pong"]) == 1 and "GPU" in capsys.readouterr().out
