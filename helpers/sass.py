@@ -230,7 +230,7 @@ def _code(listing: str) -> dict[str, list[Line]]:
 def main_loop(lines: list[Line]) -> list[Line]:
     """The instructions of the loop that does the products: of all code between a backward branch and its target, the
     shortest with the most HMMAs (with the most FFMAs where there are none). With HGMMAs, of which a kernel has some before
-    and behind its tile loop too, the shortest with at least half of the most. ValueError if there is no loop."""
+    and behind its tile loop too, the shortest that adds to two accumulators, S and O. ValueError if there is no loop."""
     loops = []
     for address, opcode, operands in lines:
         target = re.search(r"\b0x([0-9a-f]+)\s*$", operands) if opcode.startswith("BRA") else None
@@ -246,8 +246,11 @@ def main_loop(lines: list[Line]) -> list[Line]:
         hmma = count(loop, "HMMA")
         return hmma, 0 if hmma else count(loop, "FFMA"), -len(loop)
 
-    if most := max(count(loop, "HGMMA") for loop in loops):
-        return min((loop for loop in loops if count(loop, "HGMMA") >= most / 2), key=len)
+    def accumulators(loop: list[Line]) -> int:
+        return len({operands.split(",")[0] for _, opcode, operands in loop if opcode.startswith("HGMMA")})
+
+    if both := [loop for loop in loops if accumulators(loop) > 1]:
+        return min(both, key=len)
     return max(loops, key=products)
 
 

@@ -89,10 +89,10 @@ def test_the_main_loop_is_the_shortest_with_all_products():
 WGMMA = code(
     "HGMMA.64x128x16.F32 R24",  # 0x0: before the loops
     "SYNCS.PHASECHK.TRANS64.TRYWAIT P0",  # 0x10: the loop over query tiles
-    "HGMMA.64x128x16.F32 R24",
+    "HGMMA.64x128x16.F32 R24, gdesc[UR8]",
     "WARPGROUP.DEPBAR.LE gsb0, 0x0",
-    "HGMMA.64x128x16.F32 R24",  # 0x40: the loop over tiles of keys
-    "HGMMA.64x128x16.F32 R88, gsb0",
+    "HGMMA.64x128x16.F32 R24, gdesc[UR8]",  # 0x40: the loop over tiles of keys
+    "HGMMA.64x128x16.F32 R88, R180, gdesc[UR8].tnspB, R88, gsb0",
     "WARPGROUP.DEPBAR.LE gsb0, 0x1",
     "FMNMX R1",
     "FMNMX3 R1",
