@@ -1,0 +1,690 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 30 · TMA and wgmma: tiles move and multiply by themselves
+#
+# **After this notebook you can**
+# - describe a tile to Hopper's copy engine, and say where each of its 16-byte chunks lands, past the end of the tensor too;
+# - follow an mbarrier through its phases, and say what a thread at it is waiting for: arrivals, or bytes;
+# - take a wgmma descriptor apart bit by bit, write one by hand, and tell a wrong one from the numbers that it gives;
+# - name the six places at which asynchronous hardware has to be told what comes after what, and what happens where one is forgotten;
+# - read in the machine code what TMA and wgmma take off the threads, and what they don't.
+#
+# **Time** 90 minutes.
+#
+# **Needs** [13 · Tuned](13_tuned.ipynb) for the kernel that this one follows, [11 · Swizzled](11_swizzled.ipynb) for the swizzle, [20 · Causal masks](20_causal_gqa.ipynb) for the order of the tiles. No GPU: without one the kernel runs on the emulator and the timings shown are recorded ones. (Nor does any other GPU than a Hopper run it: these instructions belong to compute capability 9.0.)
+#
+# **The idea in one line**: one thread asks the copy engine for a whole tile, and one instruction of four warps multiplies 64 rows by a tile where it lies.
+
+# %%
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from helpers import KernelError, check, draw_hopper, exercise, fragments, load, plot, record, rung, sass, show, xray
+from helpers.fragments import Descriptor
+
+torch.manual_seed(0)
+kernel = load("30_tma_wgmma")
+device = kernel.device
+
+# %% [markdown]
+# ## The problem
+#
+# Notebook 13 ended at a wall. Its kernel reaches little more than half of what a large matrix product reaches on the same card, and `mma.sync`, the instruction that it is built on, falls short of that product even with nothing else to do:
+
+# %%
+matmul = record.load("device", "ceilings").query("name == 'fp16 matmul'").value.median()
+tuned = record.headline(record.medians(record.load("13_tuned"))).query("name == '13_tuned' and dtype == 'fp16'")
+print(record.about("device", "ceilings")["device"])
+print(f"a large fp16 matrix product: {matmul:.0f} TFLOP/s")
+print(f"13_tuned at its best, D = 128: {tuned[tuned.D == 128].tflops.max():.0f} TFLOP/s")
+print(record.about("13_tuned", "steps")["ceilings"])
+
+# %% [markdown]
+# Where does the work of a warp go? Here is the tile loop of rung 13 as machine code, at $d = 128$: what a warp executes for 32 queries and 64 keys. (The branch for tiles that have to be done again is taken out; it hardly ever runs, and counting it would double the products.)
+
+
+# %%
+def cut(stem, d):
+    """A rung for fp16 and this d alone, which is compiled in less time than all four instances."""
+    whole, both = rung(stem), "a.dtype == FA_FP16 ? launch<d, __half>(a, stream) : launch<d, __nv_bfloat16>(a, stream)"
+    other = f"  case {192 - d}:\n    return launch<{192 - d}>(a, stream);\n"
+    return replace(whole, source=whole.replace(both, "launch<d, __half>(a, stream)").replace(other, ""))
+
+
+tuned = cut("13_tuned", 128)
+tuned = replace(tuned, source=tuned.replace("if (!fits) { // S again", "if (false) { // S again"))
+loop = sass.opcodes(tuned, D=128, loop=True)
+pd.DataFrame(loop[loop > 0]).T
+
+# %% [markdown]
+# 256 products (`HMMA`), and 80 `LDSM` that fetch operands for them: shared memory → registers → tensor core. 16 `LDGSTS` (`cp.async`), each with an address per thread, copy the next tile. And all of these are *issued by the warps that also have a softmax to compute*. Every instruction takes an issue slot, every operand a register.
+#
+# Hopper moves both jobs out of the threads:
+#
+# | | Ampere's way (rungs 10 to 13) | Hopper's way (this rung) |
+# |---|---|---|
+# | HBM → shared memory | every thread, 16 bytes at a time, with its own address: `cp.async` | one thread, a whole tile in one instruction: **TMA** (*tensor memory accelerator*) |
+# | has it come? | each thread counts its own groups, then all meet at a barrier | an **mbarrier** in shared memory counts bytes |
+# | operands | `ldmatrix` into registers, for every product | the tensor cores read shared memory by themselves, by a **descriptor** |
+# | a product | a warp, 16 × 8 × 16, waits for it | four warps, 64 × N × 16, go on: **wgmma** |
+#
+# None of this is magic, and all of it has to be told exactly what lies where. The sections take one row of the table each.
+
+# %% [markdown]
+# ## 1 · A tile is one instruction
+#
+# What does one have to know to copy a tile? Where the tensor begins, how long it is in each dimension, how far apart neighbours lie in memory; how large the tile is; in which order it is to lie in shared memory. All of that is the same for every tile of a tensor. So it is written down once, on the host, in a **tensor map** of 128 bytes (`cuTensorMapEncodeTiled`, CUDA Driver API), and passed to the kernel as a parameter. What is left for the kernel is one instruction with the coordinates of the tile's first element.
+#
+# `fa::encode_tile` (in `fa/sm90.cuh`) writes ours. A tensor (B, H, N, d) of 16-bit elements becomes one of five dimensions, the innermost first:
+#
+# | dimension | size | step in memory | the box |
+# |---|---|---|---|
+# | column in a panel | 64 | 2 bytes | 64 |
+# | row | N | `stride[2]` | rows of the tile |
+# | panel | d / 64 | 128 bytes | all of them |
+# | head | H | `stride[1]` | 1 |
+# | batch | B | `stride[0]` | 1 |
+#
+# Why **panels** of 64 columns? The box is to be swizzled as in notebook 11, and TMA swizzles rows of 128 bytes: 64 elements. With $d = 128$ a tile is two panels, one behind the other, (2, rows, 64). Strides are those of the tensor, whatever its layout.
+#
+# Let us look at what arrives. A kernel that does nothing else: it fetches 64 rows of `Q` and writes out shared memory as it finds it.
+
+# %%
+box = """// box: 64 rows of Q, from row `scale` on, as TMA puts them into shared memory
+// dtypes: fp16
+#include <fa/launch.cuh>
+#include <fa/sm90.cuh>
+__global__ void box(const fa_args a, const __grid_constant__ CUtensorMap map, int row) {
+  extern __shared__ __align__(1024) uint4 tile[]; // 64 lines of 128 bytes, then an mbarrier
+  const uint32_t tile_at = fa::smem_address(tile), landed = tile_at + 8192;
+  if (threadIdx.x == 0) {
+    fa::mbarrier_init(landed, 1);
+    fa::fence_mbarrier_init();
+    fa::mbarrier_arrive_expect_tx(landed, 8192);
+    fa::cp_async_bulk_tensor_5d(tile_at, &map, landed, 0, row, 0, 0, 0);
+  }
+  __syncthreads();
+  fa::mbarrier_wait(landed, 0);
+  for (int i = threadIdx.x; i < 512; i += 32) static_cast<uint4 *>(a.O)[i] = tile[i];
+}"""
+
+# %%
+box += """
+extern "C" cudaError_t fa_launch(const fa_args *args, cudaStream_t stream) {
+  const fa_args &a = *args;
+  CUtensorMap map;
+  if (cudaError_t error = fa::encode_tile(&map, a.dtype, a.Q, a.Q_stride, a.B, a.H, a.Nq, 64, 64)) return error;
+  box<<<1, 32, 8200, stream>>>(a, map, int(a.scale));
+  return cudaGetLastError();
+}
+"""
+fetch_box = load(source=box, device=device)
+
+# %% [markdown]
+# Each chunk of 8 elements gets a number, 8 · row + chunk, so that one can see where it goes. **Predict**: a tensor of 64 rows, and a tile of 64 rows that begins at row 59. What is in the first line of shared memory, in the second, in the sixth?
+
+# %%
+numbers = 8 * torch.arange(64)[:, None] + torch.arange(64)[None] // 8  # (64, 64): the chunk that an element is in
+x = (numbers + 1).half().to(device)[None, None]
+
+
+def landed(row):
+    """What lies in each 16 bytes of shared memory: (64, 8), -1 for zeros."""
+    return fetch_box(x, x, x, scale=float(row))[0].reshape(64, 8, 8)[:, :, 0].cpu().int().numpy() - 1
+
+
+plain = np.arange(8 * 59, 8 * 64).reshape(5, 8)
+draw_hopper.chunks({"rows 59 to 63, were they copied row by row": plain, "as TMA puts them": landed(59)[:12]})
+
+# %% [markdown]
+# **What to see.** In each box, row · chunk. The chunks of a line have traded places by XOR with the *line's* number modulo 8, which is not the row's number: row 59 is line 0 and stays as it is. It is notebook 11's formula, only that no thread computes it: `chunk ^ line % 8`. And from the sixth line on there are zeros: rows outside of the tensor are not read, but filled in. That replaces all the bounds checks of the copies (try `landed(-3)`), though not the mask: a key of zeros has the score 0, not $-\infty$.
+#
+# For the swizzle to begin with line 0, a tile has to begin at a multiple of 1024 bytes.
+
+# %% [markdown]
+# ## 2 · A barrier that counts bytes
+#
+# `cp.async` is waited for by the thread that issued it. A TMA copy belongs to nobody: it is under way, and the thread that asked for it may be busy. So the copy itself reports to an **mbarrier**, 8 bytes in shared memory which count two things: arrivals of threads, and bytes. Its life goes in **phases**. A phase is complete when as many threads have arrived as it was initialised for *and* all bytes have come that were announced (`expect_tx`). Then the next phase begins by itself, with the same number of arrivals.
+#
+# A thread that waits names a phase by its **parity**, and it passes if the phase of this parity is complete, the current one being of the other. In Python:
+
+
+# %%
+class Mbarrier:
+    def __init__(self, count):
+        self.count, self.phase, self.arrivals, self.bytes = count, 0, count, 0  # arrivals and bytes missing
+
+    def arrive(self, expect_tx=0):
+        self.bytes += expect_tx
+        self.arrivals -= 1
+        self.turn()
+
+    def copied(self, n):
+        self.bytes -= n
+        self.turn()
+
+    def turn(self):
+        if self.arrivals == 0 and self.bytes == 0:
+            self.phase, self.arrivals = self.phase + 1, self.count
+
+    def passes(self, parity):
+        return self.phase % 2 != parity
+
+
+# %% [markdown]
+# The barrier `full` of one stage, at $d = 64$: one thread arrives and announces $K_j$ and $V_j$, 12288 bytes each. **Predict** the two columns on the right before you look at them: who gets through when, with parity 0 and with parity 1?
+
+# %%
+full, rows = Mbarrier(1), []
+asks, K_lands, V_lands = lambda: full.arrive(24576), lambda: full.copied(12288), lambda: full.copied(12288)
+story = [("initialised", lambda: None), ("thread 0 asks for tile 0", asks), ("K lands", K_lands), ("V lands", V_lands)]
+story += [("thread 0 asks for tile 3", asks), ("V lands", V_lands), ("K lands", K_lands)]
+for what, happens in story:
+    happens()
+    passes = full.passes(0), full.passes(1)
+    rows.append((what, full.phase, full.phase % 2, full.arrivals, full.bytes, *passes))
+columns = ["then", "phase", "its parity", "arrivals missing", "bytes missing", "wait(0) passes", "wait(1) passes"]
+pd.DataFrame(rows, columns=columns).set_index("then")
+
+# %% [markdown]
+# **What to see.** The stage's first tile is waited for with parity 0, its second with 1, and so on: whoever goes round the stages keeps one bit and turns it over at each lap. Of a fresh barrier, `wait(1)` passes at once: the phase before the first counts as complete. (Notebook 31 uses that.) And a barrier remembers only one bit: a thread that comes two phases late would take the wrong one for its own, so nobody may run ahead that far.
+#
+# The kernel has three stages with two barriers each. `full` is the one above. `empty` is its counterpart: each of the eight warps arrives when it has read the stage, and thread 0 waits for it before it asks for the next tile into that place.
+#
+# What if the bytes don't add up? Three ways to get it wrong, tried on the emulator (on a GPU they would hang or read rubbish). (There the mbarriers have no names of their own: they lie behind the tiles, at so many bytes from `K_smem` or `V_smem`.)
+
+# %%
+small = cut("30_tma_wgmma", 64)
+
+
+def finding(old, new, N=256, **options):
+    """What the X-ray finds in the kernel with `old` replaced by `new`; of several findings one about the moment it goes wrong."""
+    q, k, v = (torch.randn(1, 1, N, 64).half() for _ in range(3))
+    found = xray(replace(small, source=small.replace(old, new)), q, k, v, **options).trace.findings
+    first = min(found, key=lambda f: f.kind == "bulk copy")  # what is still under way when the block ends
+    return f"{first.kind}, line {first.line}: {first.text}"
+
+
+# %%
+expects = "fa::mbarrier_arrive_expect_tx(full + 8 * stage, 2 * tile_bytes)"
+for what, instead in {
+    "V is not announced": expects.replace("2 * tile_bytes", "tile_bytes"),
+    "twice as much is announced": expects.replace("2 * tile_bytes", "4 * tile_bytes"),
+    "nothing is announced": "fa::mbarrier_arrive(full + 8 * stage)",
+}.items():
+    print(f"{what}\n  {finding(expects, instead)}\n")
+
+# %% [markdown]
+# **What to see.** Too much is a deadlock, and it says for how many bytes the threads are waiting. Too little is worse: the phase completes too early, and a product reads a tile that is still on its way. On the card that may well give right numbers most of the time. The emulator lets every copy come as late as the program permits, so there it never does.
+#
+# Zeros count: a tile at the end of the tensor brings all of its bytes, filled in or not.
+
+# %% [markdown]
+# ## 3 · A descriptor is 64 bits
+#
+# `wgmma` computes $D \mathrel{+}= A B$ with $D$ of 64 × N (N up to 256), $A$ of 64 × 16 and $B$ of 16 × N. One instruction with N = 128 does as many multiply-adds as 64 `mma.sync`. $D$ lies in registers, spread over the 128 threads of four warps, a **warpgroup**. $B$ always lies in shared memory, $A$ there or in registers.
+#
+# How does it find an operand? The unit is the **core matrix**, 8 rows of 16 bytes, notebook 10's 8 × 8 matrix. A descriptor says where the first one begins, and how far it is to the others. In units of 16 bytes, so that 14 bits reach 256 KB:
+#
+# | bits | field | |
+# |---|---|---|
+# | 0–13 | start address | of the first row of the first core matrix |
+# | 16–29 | leading offset | to the next group of columns, where a row is wider than the swizzle |
+# | 32–45 | stride offset | to the next eight rows |
+# | 49–51 | base offset | where the swizzle's pattern begins, if not at a multiple of 1024 bytes |
+# | 62–63 | swizzle | 1: rows of 128 bytes, the chunks of which have traded places |
+#
+# With the 128-byte swizzle, eight rows are 8 · 128 bytes: the stride offset is 1024. The first step of $S = Q K_j^\top$, the operand $K_j$, if the tile begins at 0x4000; `fragments.Descriptor` knows the layout, and the emulator is built from the same functions:
+
+# %%
+K_tile = 0x4000
+K_desc = Descriptor(start=K_tile, leading=16, stride=1024, swizzle=128)
+print(f"{K_desc.encode():#018x}")
+draw_hopper.descriptor(K_desc, what="key", title="K, columns 0 to 15 of d: step 0")
+
+# %% [markdown]
+# **What to see.** Top: the 64 bits, the highest to the left. Left: the operand in core matrices. Right: shared memory; of each line one step needs 32 bytes, two chunks that belong to different core matrices, and the swizzle has moved them. The eight rows of a core matrix stand in eight different places of the banks, as in notebook 11.
+#
+# The next 16 columns lie 32 bytes further right. And with the swizzle? **Predict**: is adding 32 to the start address enough, though chunks have traded places?
+
+# %%
+next_step = replace(K_desc, start=K_tile + 32)
+draw_hopper.descriptor(next_step, what="key", lines=12, title="The same descriptor, 32 bytes further: step 1")
+
+# %% [markdown]
+# It is: the hardware forms the plain address first, start + offsets, and then XORs bits 4 to 6 with bits 7 to 9. As long as the tile begins at a multiple of 1024 bytes, any start inside of a row comes out right. So a step costs one addition to the descriptor.
+#
+# Does the descriptor find what TMA has put there? Both are claims about an address in shared memory; section 1 has shown one of them. All 64 · 64 elements, in four steps:
+
+# %%
+found, lies = 0, landed(0)  # (64, 8): which chunk lies in each 16 bytes
+for step in range(4):
+    desc = replace(K_desc, start=K_tile + 32 * step)
+    for row in range(64):
+        for k in range(16):
+            line, byte = divmod(desc.address(False, row, k) - K_tile, 128)
+            found += lies[line, byte // 16] == 8 * row + (16 * step + k) // 8 and byte % 16 == 2 * (k % 8)
+print(f"{found} of {64 * 64} elements are where the descriptor says")
+
+# %% [markdown]
+# ### The same tile, the other way round
+#
+# $O \mathrel{+}= P V_j$ sums over keys: for $V_j$ the summed dimension runs *down* the rows in memory, not along them. In notebook 10 that took `ldmatrix.trans`. Here it is a bit of the instruction (`transB`), and another way to read the same offsets. One step is now 16 whole rows:
+
+# %%
+V_desc = Descriptor(start=0x7000, leading=96 * 128, stride=1024, swizzle=128)
+draw_hopper.descriptor(V_desc, mn_major=True, what="column", title="V, keys 0 to 15, all 64 columns: step 0")
+
+# %% [markdown]
+# **What to see.** A core matrix is a *column* block of eight rows here, and all of 2048 bytes is used. The next step lies 2048 bytes further on. The leading offset, the way from one panel of 64 columns to the next, is only needed where there are two: with $d = 128$.
+#
+# ### Wrong descriptors
+#
+# A compiler doesn't look into these 64 bits, nor does the hardware complain. **Predict** for each of the following whether it gives wrong numbers, is reported, or passes unnoticed ($N = 128$, $d = 64$ unless it says otherwise):
+
+
+# %%
+def outcome(source, d=64):
+    """How far O is off, or what the emulator says."""
+    q, k, v = (torch.randn(1, 1, 128, d).half() for _ in range(3))
+    try:
+        o, _ = load(source=source, device="cpu", quiet=True)(q, k, v)
+    except KernelError as error:
+        return f"reported: {str(error).splitlines()[0].partition(': ')[2]}"
+    off = (o - scaled_dot_product_attention(*(x.float() for x in (q, k, v)))).abs().max()
+    return f"O off by {off:.2g}" if off > 0.01 else "right"
+
+
+# %%
+K_is, V_is = "K_desc = fa::k_major(K_smem)", "V_desc = fa::mn_major(V_smem, Bc)"
+step_is = "K_desc + fa::k_major_step(k, Bc)"
+for what, old, new in [
+    ("K: eight rows are 512 bytes", K_is, "K_desc = fa::matrix_descriptor(K_smem, 16, 512)"),
+    ("K: no swizzle", K_is, "K_desc = fa::k_major(K_smem) ^ 1ull << 62"),
+    ("K: 16 bytes per step", step_is, "K_desc + k"),
+    ("V: without the transposition", "wgmma_mma_async<T, 1>(O_reg", "wgmma_mma_async<T, 0>(O_reg"),
+    ("V: a leading offset of 16", V_is, "V_desc = fa::k_major(V_smem)"),
+]:
+    print(f"{what}\n  {outcome(small.replace(old, new))}")
+print(f"  and with d = 128: {outcome(cut('30_tma_wgmma', 128).replace(V_is, 'V_desc = fa::k_major(V_smem)'), 128)}")
+
+# %% [markdown]
+# **What to see.** Most give numbers, and the numbers look like any others: attention over the wrong keys is still an average of rows of $V$. Only a descriptor that leads out of all arrays is reported. The last one is the treacherous kind: right in every test at $d = 64$, where nobody looks at the field.
+
+# %% [markdown]
+# ## 4 · The accumulator is the next operand
+#
+# $P$ is made from $S$, and $S$ is in registers: 64 rows over 128 threads. Notebook 10 found that two accumulators of `mma.sync` side by side *are* an operand $A$. Is that so here, too?
+
+# %%
+draw_hopper.accumulator(thread=37, columns=96, step=1)
+
+# %% [markdown]
+# **What to see.** Each warp has 16 of the 64 rows. Within them everything is as with `mma.sync`: the lanes, the pairs of neighbours, the rows $g$ and $g + 8$. The two grids on the right carry the same lane numbers in the same cells. So columns 16 to 31 of $S$, rounded and packed in pairs, are the operand $A$ of step 1 of $P V$: no shuffle, no shared memory. For all threads and steps:
+
+# %%
+same = all(
+    fragments.wgmma_d(thread, 8 * step + i) == (row, 16 * step + column)
+    for thread in range(128)
+    for step in range(6)
+    for i, (row, column) in enumerate(fragments.wgmma_a(thread, i) for i in range(8))
+)
+print("a thread's elements 8k to 8k + 7 of S are its elements of A in step k:", same)
+
+# %% [markdown]
+# And because a warp has whole rows, the maximum and the sum of a row need the same two shuffles among four lanes as ever.
+
+# %% [markdown]
+# ## 5 · What comes after what
+#
+# TMA and `wgmma` are *asynchronous*: an instruction starts something and the thread goes on. And they reach shared memory by a way of their own, the **async proxy**, while ordinary loads and stores take the generic one; a store that a barrier has made visible to other *threads* is not yet visible over there. So whatever must come after something else has to be said. There are six such places in the kernel:
+#
+# | first | then | said by |
+# |---|---|---|
+# | an mbarrier is initialised | TMA reports to it | `fence.mbarrier_init`, then `__syncthreads` |
+# | TMA has written a tile | wgmma reads it | `mbarrier.try_wait` on `full` |
+# | threads store to shared memory | wgmma reads it | `fence.proxy.async`, then a barrier |
+# | threads write registers ($P$, $O$) | wgmma uses them | `wgmma.fence` |
+# | wgmma has written $S$ or $O$ | threads read it | `wgmma.commit_group`, `wgmma.wait_group` |
+# | wgmma has read a tile | TMA overwrites it | the same wait, then an arrival at `empty` |
+#
+# Take each of them away. **Predict** which ones a run would survive with the right result.
+
+# %%
+S_fence = "fa::wgmma_fence();\n#pragma unroll\n      for (int k = 0; k < d / 16"
+S_wait, O_wait = "fa::wgmma_wait_group<0>();\n      // [end: scores]", "fa::wgmma_wait_group<0>();\n    "
+arrives = "if (lane == 0) fa::mbarrier_arrive(empty + 8 * stage);"
+ways = {
+    "initialised → TMA reports": ("fa::fence_mbarrier_init();", ";"),
+    "TMA writes → wgmma reads": ("fa::mbarrier_wait(full + 8 * stage, parity);", ";"),
+    "threads store → wgmma reads": ("fa::fence_proxy_async();", ";", {"scale": -0.3}),
+    "registers written → wgmma": (S_fence, S_fence.replace("fa::wgmma_fence();", ";")),
+    "wgmma writes S → threads read": (S_wait, S_wait.replace("fa::wgmma_wait_group<0>();", ";")),
+    "wgmma reads → TMA overwrites": (O_wait + arrives, f"{arrives}\n    fa::wgmma_wait_group<0>();", {"N": 512}),
+}
+
+# %%
+for what, (old, new, *options) in ways.items():
+    print(f"{what}\n  {finding(old, new, **dict(*options))}\n")
+
+# %% [markdown]
+# **What to see.** Six findings, each with the line that came too early. (The third needs a negative scale: only then do threads store to shared memory at all, see `sign` below. The last one needs more tiles than stages.) Several of these mutants compute the right result on the emulator, and may do so on a card for years: a tile has usually arrived, a copy usually comes after the product has read. The X-ray follows who orders what with whom, not what happened to be there.
+
+# %% [markdown]
+# ## The kernel
+
+# %%
+show.region("30_tma_wgmma", "tile")
+
+# %% [markdown]
+# A CTA is two warpgroups with 64 queries each; they share the tiles of K and V. At $d = 128$ there is room for three stages of 128 keys and no second CTA. At $d = 64$ two CTAs share an SM, 96 keys to a tile.
+
+# %%
+show.region("30_tma_wgmma", "barriers")
+
+# %%
+show.region("30_tma_wgmma", "fetch")
+
+# %% [markdown]
+# `fetch` is all that is left of copying: rung 13's swizzled addresses, strides, bounds and `commit` are gone. `hk` and `b` are coordinates like the row.
+
+# %%
+show.region("30_tma_wgmma", "sign")
+
+# %% [markdown]
+# This is the one place where threads write what `wgmma` reads: section 5's third row.
+
+# %%
+show.region("30_tma_wgmma", "scores")
+
+# %% [markdown]
+# $S$ is 64 × Bc in one chain of d / 16 products, each on top of the last; `k > 0` tells the first to overwrite what is in the registers. Nothing is loaded, nothing set to zero. The warpgroup's part of $Q$ is 64 lines of 128 bytes further down.
+
+# %%
+show.region("30_tma_wgmma", "output")
+
+# %%
+show.region("30_tma_wgmma", "refill")
+
+# %% [markdown]
+# The second product is started and *not* waited for at once: meanwhile thread 0 sends for the next tile. It goes into the stage of the tile *before* this one, which the other warpgroup may still be reading, so it has to wait for `empty`. Mask, softmax and epilogue are those of rungs 13 and 20, with the true maximum in every tile.
+
+# %% [markdown]
+# ## Run and check
+
+# %%
+check(kernel)
+
+# %%
+plot.recorded("30_tma_wgmma", "error", plot.error)
+
+# %% [markdown]
+# ## Predict, then measure
+#
+# ### Instructions that are executed
+#
+# Two heads, $N = 384$, $d = 64$: three CTAs per head, and for each of them four tiles of 96 keys (six of 64 in rung 13). **Predict** for rung 30: copies by TMA; `wgmma`, counted for each of the four warps that execute it together; `ldmatrix`; barriers of the whole CTA.
+
+# %%
+q, k, v = (torch.randn(1, 2, 384, 64).half() for _ in range(3))
+rays = {"13_tuned": xray(cut("13_tuned", 64), q, k, v), "30_tma_wgmma": xray(small, q, k, v)}
+executed = pd.DataFrame({name: ray.trace.instructions for name, ray in rays.items()}).fillna(0).astype(int)
+predicted = {"cp.async.bulk.tensor": 6 * (1 + 2 * 4), "wgmma.mma_async": 6 * 4 * 8 * (4 + 6)}
+executed["predicted"] = pd.Series(predicted).reindex(executed.index).map("{:.0f}".format, na_action="ignore")
+executed.fillna("")
+
+# %% [markdown]
+# **What to see.** `cp.async` and `ldmatrix` are gone, and 54 copies and as many announcements as there are barriers to fill have taken their place. (`mbarrier.try_wait` counts looks at a barrier, of which a GPU may need more.) What is *read* from HBM is the same as ever, it is the same algorithm:
+
+# %%
+pd.DataFrame({name: ray.tensors.bytes_read for name, ray in rays.items()}).astype(int)
+
+# %% [markdown]
+# Wavefronts of shared memory can't be compared: in what portions TMA and `wgmma` go there is not documented, and the X-ray doesn't guess.
+#
+# ### Instructions in the loop
+#
+# Now the machine code, at $d = 128$. A warp of rung 13 has 32 queries by 64 keys at a time, one of this rung 16 by 128: 64 scores per thread in both, so the loops can be held side by side. Rung 13's without the branch for tiles done again, this one's without the mask, which whole tiles don't need. **Predict**, before you run it: which rows disappear, and by how much do those for addresses shrink (`MOV`, `IADD3`, `IMAD`, `LOP3`, `SHF`, `LEA`)?
+
+# %%
+sass.CLASSES |= {"HGMMA": "HGMMA", "R2UR": "R2UR", "UTMALDG": "UTMALDG", "SYNCS": "SYNCS"}  # wgmma, TMA, mbarrier
+masked = "if (j0 + Bc > (a.causal ? min(row0 + shift + 1, a.Nk) : a.Nk)) {"
+whole = cut("30_tma_wgmma", 128)
+whole = replace(whole, source=whole.replace(masked, "if (false) {"))
+pair = sass.compare(tuned, whole, D=128, loop=True)
+plot.opcodes(pair, "The tile loop at d = 128")
+
+# %%
+address = ["MOV", "IADD3", "IMAD", "LOP3", "SHF", "LEA"]
+classes = {"products": ["HMMA", "HGMMA"], "fetching operands": ["LDSM"], "copying": ["LDGSTS", "UTMALDG"]}
+classes |= {
+    "softmax": ["FFMA", "FMUL", "FADD", "FMNMX", "MUFU", "F2FP", "SHFL"],
+    "addresses": address,
+    "R2UR": ["R2UR"],
+}
+table = pd.DataFrame({name: pair.reindex(rows).sum() for name, rows in classes.items()}).T.astype(int)
+table.loc["all"] = pair.loc["all"]
+table
+
+# %% [markdown]
+# **What to see.** 336 instructions of products and their operands have become 16. That is the gain, and it is large. `LDGSTS` is gone; the two `UTMALDG`, with what belongs to them, stand in a branch that one warp takes.
+#
+# And the addresses? They have *not* shrunk. Copies hardly need any now, but every `HGMMA` wants its descriptors in **uniform registers**, which hold one value for a whole warp. The compiler computes them from `threadIdx.x / 128` in ordinary registers, 64 bits at a time, and moves each half over with an `R2UR`, since it can't know that all 32 lanes have the same value. A null result, and a repairable one: exercise 30.3 does it in a line, and rung 31 has it from the start. The softmax has grown, too: without rung 13's trick of section 2 (no maximum unless it is needed) each tile pays for a maximum and for rescaling $O$.
+#
+# So rung 30 leaves room where the tensor cores used to be fed. What it does *with* the room, nothing yet, is the subject of the next two notebooks.
+
+# %% [markdown]
+# ## Beside its peers
+#
+# SDPA FLASH is FlashAttention-2, written for `mma.sync`; SDPA CUDNN is NVIDIA's own kernel, written for Hopper.
+
+# %%
+plot.recorded("30_tma_wgmma", "forward", plot.throughput)
+
+# %%
+plot.recorded("30_tma_wgmma", "forward", lambda s: plot.ratio(s, "30_tma_wgmma", ["SDPA FLASH", "SDPA CUDNN"]))
+
+# %% [markdown]
+# Under a causal mask, where half of the FLOPs are counted:
+
+# %%
+plot.recorded("30_tma_wgmma", "causal", lambda s: plot.ratio(s, "30_tma_wgmma", ["SDPA FLASH", "SDPA CUDNN"]))
+
+# %% [markdown]
+# The columns below: the geometric mean over $N \ge 1024$ of the peer's time over ours, the lowest and the highest, and the worst of all shapes.
+
+# %%
+plot.recorded("30_tma_wgmma", "forward", lambda s: record.summary(s, "30_tma_wgmma", "SDPA CUDNN"))
+
+# %% [markdown]
+# ## What still hurts
+#
+# 1. **The thread that fetches also multiplies.** In `refill`, thread 0 waits until *both* warpgroups have read a stage. Until then its own warpgroup stands still, and the two can't drift apart by more than a tile.
+# 2. **Everybody has the same registers.** The thread that only sends for tiles would do with a few dozen; those that hold $S$, $P$ and $O$ could use more than 255. Registers are dealt out evenly at the launch.
+# 3. **A CTA begins and ends alone.** Until the first tiles have come nobody multiplies, and while $O$ is written, in pieces of 4 bytes, nobody does either. At $d = 128$ there is no second CTA on the SM to fill the gap.
+# 4. **S, then softmax, then O.** A warpgroup waits for each product before it goes on. Tensor cores and exponentials take turns, unless the other warpgroup happens to be elsewhere.
+#
+# Notebook 31 gives the first three to warps of their own. The fourth is notebook 32.
+
+# %% [markdown]
+# ## Exercises
+#
+# ### Exercise 30.1 · Step 6
+#
+# With $d = 128$ and $B_c = 128$ a tile of $K$ is two panels, (2, 128, 64). It begins at 0x8000. Write the descriptor of step 6 of $Q K_j^\top$: columns 96 to 111 of all 128 keys.
+
+# %%
+# Exercise 30.1
+step6 = Descriptor(start=0x8000, leading=16, stride=1024, swizzle=128)
+
+
+# %%
+def finds_all():
+    for key in range(128):
+        for k in range(16):
+            panel, column = divmod(96 + k, 64)
+            right = fragments.swizzled(0x8000 + panel * 128 * 128 + key * 128 + column * 2, 128)
+            at = step6.address(False, key, k)
+            assert at == right, f"key {key}, column {96 + k} lies at {right:#x}; your descriptor finds {at:#x}"
+    return True
+
+
+exercise.verify(
+    "30.1", finds_all, hint="in which panel is column 96, and how far is it from that panel's first column?"
+)
+
+# %% [markdown]
+# <details>
+# <summary>Hint</summary>
+#
+# Four steps of 32 bytes fill a row of a panel. The second panel begins 128 rows of 128 bytes after the first.
+#
+# </details>
+# <details>
+# <summary>Solution</summary>
+#
+# ```python
+# step6 = Descriptor(start=0x8000 + 128 * 128 + 2 * 32, leading=16, stride=1024, swizzle=128)
+# ```
+#
+# `fa::k_major_step(6, 128)` in bytes. The leading offset may be anything: with a swizzle as wide as the row it is not looked at.
+#
+# </details>
+
+# %% [markdown]
+# ### Exercise 30.2 · Green up to a point
+#
+# Somebody forgets to turn the parity over at the end of a lap. Their tests pass. What is the smallest $N_k$ at which the kernel below is caught?
+
+# %%
+laps = small.replace("if (++stage == stages) stage = 0, parity ^= 1;", "if (++stage == stages) stage = 0;")
+one_lap = load(source=laps, device="cpu", quiet=True)
+
+# %%
+# Exercise 30.2
+smallest = 97
+
+
+# %%
+def caught(Nk):
+    """Does the emulator stop it?"""
+    try:
+        one_lap(torch.randn(1, 1, 128, 64).half(), *(torch.randn(1, 1, Nk, 64).half() for _ in "kv"))
+    except KernelError:
+        return True
+    return False
+
+
+def smallest_is_right():
+    assert not caught(smallest - 1), f"it is caught at {smallest - 1} already"
+    return caught(smallest)
+
+
+exercise.verify("30.2", smallest_is_right, hint="a lap is three stages; how many keys are in a tile at d = 64?")
+
+# %% [markdown]
+# <details>
+# <summary>Hint</summary>
+#
+# The first lap is waited for with parity 0, rightly. Which tile is the first of the second lap?
+#
+# </details>
+# <details>
+# <summary>Solution</summary>
+#
+# ```python
+# smallest = 3 * 96 + 1
+# ```
+#
+# Three tiles of 96 keys fit in the three stages; the 289th key needs a fourth tile, into stage 0 again. Its wait for parity 0 passes at once, as phase 0 has long been complete, and the product reads a tile that is still on its way. A test suite for a pipeline needs more tiles than stages, and better more than twice as many.
+#
+# </details>
+
+# %% [markdown]
+# ### Exercise 30.3 · The same for all lanes
+#
+# Get rid of the `R2UR`. The compiler has to learn that all lanes of a warp have the same `warpgroup`. A vote over the warp does it: the result of `__reduce_max_sync(mask, value)` or `__shfl_sync(mask, value, lane)` is the same in all lanes, and the compiler knows that. Change the line that defines `warpgroup`; at $d = 128$ fewer than ten `R2UR` should be left in the loop.
+
+# %%
+# Exercise 30.3
+uniform = rung("30_tma_wgmma").source
+
+
+# %%
+def same_for_all():
+    counts = sass.opcodes(replace(rung("30_tma_wgmma"), source=uniform), D=128, loop=True)
+    assert counts["R2UR"] < 10, f"{counts['R2UR']} R2UR in the loop"
+    q, k, v = (torch.randn(1, 1, 200, 64, device=device).half() for _ in range(3))
+    changed = load(source=uniform, device=device, quiet=True)
+    assert torch.equal(changed(q, k, v)[0], kernel(q, k, v)[0]), "O is not the same any more"
+    print(f"{sass.opcodes('30_tma_wgmma', D=128, loop=True).sum()} instructions in the loop before, {counts.sum()} now")
+    return True
+
+
+exercise.verify(
+    "30.3", same_for_all, hint="threadIdx.x / 128 is the same for the 32 threads of a warp; ask lane 0 for it"
+)
+
+# %% [markdown]
+# <details>
+# <summary>Hint</summary>
+#
+# Look for `const int warpgroup = threadIdx.x / 128`.
+#
+# </details>
+# <details>
+# <summary>Solution</summary>
+#
+# ```python
+# uniform = rung("30_tma_wgmma").replace(
+#     "const int warpgroup = threadIdx.x / 128,", "const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0),"
+# )
+# ```
+#
+# Why is the rung not written this way? At $d = 64$, where two CTAs leave 128 registers to a thread, `sass.resources` shows that the changed kernel spills 16 bytes. On a Hopper GPU, time both at both $d$.
+#
+# </details>
+
+# %% [markdown]
+# ## Self-check
+#
+# You can now explain, do and judge:
+#
+# <details><summary>1. What is in a tensor map, and what is left for the kernel to say?</summary>
+#
+# Address, sizes, strides, box, swizzle and what to fill in outside. The kernel gives the coordinates of the box, the place in shared memory and the mbarrier.
+#
+# </details>
+# <details><summary>2. A thread waits for ever at an mbarrier with parity 1. What may be wrong?</summary>
+#
+# An arrival or bytes of that phase are missing: fewer arrivals than it was initialised for, more bytes announced than copied; or it waits for a phase that nobody will ever begin.
+#
+# </details>
+# <details><summary>3. Why does adding 32 bytes to a descriptor move it by a step, in spite of the swizzle?</summary>
+#
+# The swizzle is applied to the finished address: bits 4 to 6 are XORed with bits 7 to 9.
+#
+# </details>
+# <details><summary>4. Why is a stride offset of 1024 right for Q, K and V alike?</summary>
+#
+# It is the way from one group of eight rows to the next, and a row of a panel has 128 bytes in all three.
+#
+# </details>
+# <details><summary>5. Which of the six orders can be broken without a wrong number for a long time?</summary>
+#
+# Those with a copy on one side: usually the tile has come, or comes late enough. That is why they are looked for by rule, not by result.
+#
+# </details>
+#
+# **References**: [PTX ISA](https://docs.nvidia.com/cuda/parallel-thread-execution/), "Asynchronous Warpgroup Level Matrix Instructions" (descriptors, layouts, fences), "Data Movement and Conversion Instructions" (cp.async.bulk.tensor), "Parallel Synchronization and Communication Instructions" (mbarrier); [CUDA Driver API](https://docs.nvidia.com/cuda/cuda-driver-api/), "Tensor Map Object Management"; [FlashAttention-3](https://arxiv.org/abs/2407.08608), section 3.
