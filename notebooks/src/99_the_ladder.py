@@ -29,18 +29,20 @@ from IPython.display import display
 from helpers import check, exercise, load, plot, record, rung, rungs, scoreboard, show, xray
 
 torch.manual_seed(0)
-board = scoreboard.speeds()
+board = scoreboard.speeds(summit=True)
 missing = scoreboard.unrecorded()
 print("no timings recorded yet for:", ", ".join(missing) or "none, every rung is recorded")
 
 # %% [markdown]
 # ## The staircase
 #
-# Every rung of the series that computes attention, at the **headline workload**: 16384 tokens ($B N$), a model width of 2048 ($H D$), here at $N = 4096$. TFLOP/s count the two products, $4 B H N^2 D$ operations, and not the softmax. The lines across are other people's kernels:
+# Every rung of the series that computes attention, at the **headline workload**: 16384 tokens ($B N$), a model width of 2048 ($H D$), here at $N = 4096$. TFLOP/s count the two products, $4 B H N^2 D$ operations, and not the softmax. The lines across are other people's kernels, and two ceilings:
 #
 # - **SDPA FLASH**: FlashAttention-2 as PyTorch ships it, the mark that rungs 10 to 13 are built to reach;
-# - **SDPA CUDNN**: NVIDIA's own kernel, reached through the same PyTorch function;
-# - **Triton tutorial 06**: FlashAttention-2 written in Triton, tuned by its autotuner; from an earlier study on the same kind of card.
+# - **SDPA CUDNN**: NVIDIA's own kernel, reached through the same PyTorch function, the mark of rungs 30 to 32;
+# - **FlashAttention-3**, its authors' kernel for Hopper, and **Triton tutorial 06**, FlashAttention-2 written in Triton and tuned by its autotuner; both from an earlier study on the same kind of card;
+# - **cuBLAS**: no attention at all, but the product of two square matrices of 8192, as NVIDIA's library multiplies them: what a kernel of nothing but products reaches on this card;
+# - **datasheet**: what the card is said to do at most, with dense products of 16-bit numbers ([NVIDIA H200](https://www.nvidia.com/en-us/data-center/h200/); the 1,979 TFLOP/s given there are with half of a matrix zero, "with sparsity").
 #
 # Hatched steps are in fp32, on CUDA cores; from 10 on, inputs are 16-bit numbers and the products run on tensor cores.
 #
@@ -50,13 +52,14 @@ print("no timings recorded yet for:", ", ".join(missing) or "none, every rung is
 plot.staircase(board)
 
 # %%
-at128 = board[(board["D"] == 128) & board["tflops"].notna()].set_index("name")["tflops"]
+attention = board[(board["kind"] != "ceiling") & board["tflops"].notna()]
+at128 = attention[attention["D"] == 128].set_index("name")["tflops"]
 print(
     f"{at128.idxmax()} does {at128.max():.3g} TFLOP/s, 01_naive {at128['01_naive']:.3g}: {at128.max() / at128['01_naive']:.0f} times as much"
 )
 
 # %% [markdown]
-# **What to see.** The scale is logarithmic: each grid line is ten times the one below. Between 01 and 04 the arithmetic units are the same: a factor of thirty comes from the algorithm and from care with memory. A name with "not recorded yet" above it is a rung whose timings
+# **What to see.** The scale is logarithmic: each grid line is ten times the one below. Between 01 and 04 the arithmetic units are the same: a factor of thirty comes from the algorithm and from care with memory. From 10 on the steps look small and are not: from 10 to 11 it is a factor of four. And no product of matrices reaches the datasheet's line, with or without a softmax: cuBLAS has three quarters of it. A name with "not recorded yet" above it is a rung whose timings
 # nobody has recorded on this card; `make bench` does it.
 #
 # ### Beside FlashAttention-2
