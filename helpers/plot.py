@@ -575,7 +575,7 @@ def staircase(table: pd.DataFrame, unit: str = "tflops") -> Figure:
     for ax, D in zip(axes, dims, strict=True):
         if log:
             ax.set_yscale("log")
-        ax.set(xlim=(-0.6, len(names) - 0.4), ylim=(low, most * (2.2 if log else 1.12)))
+        ax.set(xlim=(-0.6, len(names) - 0.4), ylim=(low, most * (1.5 if log else 1.12)))
         at = steps[steps["D"] == D].drop_duplicates("name", keep="last").set_index("name")
         for x, name in enumerate(names):
             row = at.loc[name] if name in at.index else None
@@ -589,7 +589,7 @@ def staircase(table: pd.DataFrame, unit: str = "tflops") -> Figure:
         ends = {}
         for _, line in lines[lines["D"] == D].iterrows():
             colour, _, dash = PEERS[line["name"]]
-            ax.axhline(line[unit], color=CARD, linewidth=2.6, zorder=2.5)  # so that it reads on a step, too
+            ax.axhline(line[unit], color=CARD, linewidth=2.2, zorder=2.5)  # so that it reads on a step, too
             ax.axhline(line[unit], color=colour, linestyle=dash, linewidth=1.4, zorder=3)
             said = f"{line[unit]:.2f}" if unit == "to_flash" else f"{line[unit]:.3g}"
             ends[f"{line['name']} {said}"] = (len(names) - 0.4, line[unit])
@@ -610,7 +610,7 @@ def _panels(panels: int, steps: int) -> tuple[Figure, list[Axes]]:
     """Side by side; one above the other where there are so many steps that names and figures would grow too small to read."""
     if steps <= 8:
         return _figure(panels, width=max(3.2, 0.72 * steps + 2.2), height=4.0, sharey=True)
-    figure = Figure(figsize=(0.72 * steps + 2.2, 3.6 * panels + 0.6), layout="constrained")
+    figure = Figure(figsize=(0.72 * steps + 2.2, 4.2 * panels + 0.6), layout="constrained")
     return figure, list(figure.subplots(panels, 1, squeeze=False, sharex=True, sharey=True)[:, 0])
 
 
