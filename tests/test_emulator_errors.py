@@ -55,6 +55,9 @@ MISTAKES = {
         "*reinterpret_cast<float4*>(out) = reinterpret_cast<const float4*>(in)[7]; // here", "1, 1",
         "reads 16 bytes at Q + 112 bytes, 4 past its end (it has 124 bytes)",
     ),
+    "struct for a call, read past the end": (
+        "out[0] = called(reinterpret_cast<const float4*>(in)[n]); // here", "1, 1", "reads 16 bytes at Q + 512 bytes",
+    ),
     "wild address": ("*reinterpret_cast<float*>(0x123456789000) = 1; // here", "1, 1", "address 0x123456789000, which belongs to no tensor"),
     "null pointer": ("static_cast<float*>(a.workspace[2])[3] = 1; // here", "1, 1", "through a null pointer (address 0xc)"),
     "misaligned": (
@@ -131,7 +134,8 @@ def museum() -> tuple[str, Launcher]:
     for i, (mistake, shape, _) in enumerate(MISTAKES.values()):
         body += f"if (a.H == {i}) {{\n{mistake.replace('// here', f'// here {i}.')}\n}}\n"
         launches += f"  if (a.H == {i}) kernel<<<{shape}>>>(a);\n"
-    source = program(body, launch=launches)
+    called = "__device__ __noinline__ float called(float4 v) { return v.x; }"
+    source = program(body, before=called, launch=launches)
     return source, build(source)
 
 

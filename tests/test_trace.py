@@ -132,6 +132,39 @@ def test_what_stands_in_fa_is_charged_to_the_line_that_calls_it():
     assert access.file == str(FILE) and found.instructions["ldmatrix"] == 1
 
 
+def test_structs_that_calls_take_and_give_by_value_are_accesses():
+    before = """struct Row { float x[8]; };
+    __device__ __noinline__ float2 pair(float x) { return {x, x + 1}; }
+    __device__ __noinline__ float4 four(float x) { return {x, x, x, x}; }
+    __device__ __noinline__ Row row(float x) { return {{x, x}}; }
+    __device__ __noinline__ float of_pair(float2 v) { return v.x + v.y; }
+    __device__ __noinline__ float of_four(float4 v) { return v.x + v.y; }
+    __device__ __noinline__ float of_row(Row v, int i) { return v.x[i]; }
+    template <int n> __device__ void set(float *p) {
+      struct Local { float x[2 * n]; };
+      *reinterpret_cast<Local *>(p + 4 * threadIdx.x) = {1.0f}; // copy
+    }"""
+    body = """__shared__ __align__(16) float more[128]; __shared__ float2 p[32]; __shared__ float4 f[32]; __shared__ __align__(16) Row r[32];
+    const int t = threadIdx.x;
+    p[t] = pair(t); // store 8;
+    f[t] = four(t); // store 16;
+    r[t] = row(t); // store 32;
+    set<2>(more);
+    __syncthreads();
+    float x = of_pair(p[31 - t]); // load 8;
+    x += of_four(f[31 - t]); // load 16;
+    out[t] = x + of_row(r[31 - t], 1); // load 32;"""
+    source = program(body, before=before)
+    out = torch.zeros(32)
+    found = traced(build(source), out)
+    assert out.tolist() == [5.0 * (31 - t) + 1 for t in range(32)] and found.findings == ()
+    assert [(a.op, a.target, a.width) for a in on(found, line_of(source, "// copy"))] == [("store", "more", 16)]
+    for op in ("store", "load"):
+        for size in (8, 16, 32):
+            access = [a for a in on(found, line_of(source, f"// {op} {size};")) if a.space == "shared"]
+            assert [(a.op, a.width, a.bytes) for a in access] == [(op, min(size, 16), 32 * size)]
+
+
 def test_arrays_in_dynamic_shared_memory_have_the_names_of_their_pointers():
     body = """extern __shared__ __align__(1024) unsigned char smem[];
     float *A_smem = reinterpret_cast<float *>(smem), *B_smem = A_smem + 32;

@@ -38,10 +38,11 @@ OLDEST = {"clang": 14, "gcc": 12}  # whose -fsanitize=thread calls what the runt
 RUNTIME_FLAGS = ["-std=c++17", "-O2", "-g1", "-pthread"]
 # Instrumented, so that the runtime sees every load and store (and, by -fsanitize=bounds, every index that leaves an array on
 # the stack, where it lets loads and stores pass), and with integers, pointers and loops that behave as on a
-# GPU where C++ leaves it open. (addr2line takes DWARF 5's first file for the temporary one that #line renames.)
+# GPU where C++ leaves it open. A struct that a call takes or gives by value is copied by loads and stores of its own
+# (-fno-elide-constructors): none are seen in the call itself. (addr2line takes DWARF 5's first file for the temporary one that #line renames.)
 KERNEL_FLAGS = """
     -std=c++17 -O2 -g1 -gdwarf-4 -fsanitize=thread -fno-optimize-sibling-calls -fstack-clash-protection -fno-strict-aliasing -fwrapv
-    -fno-delete-null-pointer-checks -fno-math-errno -ffp-contract=off
+    -fno-delete-null-pointer-checks -fno-math-errno -ffp-contract=off -fno-elide-constructors
 """.split()
 # A second build marks basic blocks too. (A frame that isn't built at once would look like a call of another depth.)
 TRACE_FLAGS = {

@@ -57,26 +57,33 @@ HINTS = {
 }
 INCLUDE = str(Path(__file__).parent / "include")
 PLACE = re.compile(r"\{(\d+)\|([^}]*)\}")  # an offset in the library, and what to say if no line is known for it
+# The name of a struct's own copying: `State::State(State const&)`, `State::operator=(State&&)`.
+COPYING = re.compile(
+    r"(?:.*::)?(?P<name>[^:<]+)(?:<.*>)?::(?:operator=|(?P=name))\((?:.*::)?(?P=name)(?:<.*>)?(?: const)?&&?\)"
+)
 CHECKOUT = f"{Path(__file__).resolve().parent.parent.parent}/"
 
 
 def places(library: Path, offsets: Iterable[int]) -> dict[int, tuple[str, int]]:
     """For each offset of a return address in ``library`` the reader's file and line: of the calls that were inlined
-    there the innermost that is neither in the emulator's headers nor in ``fa/``. ("", 0) if nothing is known."""
+    there the innermost that is neither in the emulator's headers, nor in ``fa/``, nor a struct's own copying, which stands
+    where the struct is declared. ("", 0) if nothing is known."""
     offsets = sorted(offsets)
     found = dict.fromkeys(offsets, ("", 0))
     tool = shutil.which("addr2line")
     if tool is None or not offsets:
         return found
     asked = "".join(f"{offset - 1:#x}\n" for offset in offsets)
-    command = [tool, "-a", "-i", "-e", str(library)]
+    command = [tool, "-a", "-i", "-f", "-C", "-e", str(library)]
     said = subprocess.run(command, input=asked, capture_output=True, text=True, check=False).stdout
     for offset, lines in zip(offsets, re.split(r"^0x[0-9a-f]+\n", said, flags=re.MULTILINE)[1:]):
-        chain = [_place(line) for line in lines.splitlines() if re.search(r":[1-9]\d*( \(|$)", line)]
-        chain = [place for place in chain if not place.startswith(INCLUDE)]
-        readers = [place for place in chain if not place.startswith(f"{KERNEL_INCLUDE}/fa/")] or chain
-        if readers:
-            file, _, line = readers[0].rpartition(":")
+        names, at = lines.splitlines()[::2], lines.splitlines()[1::2]
+        chain = [(n, _place(line)) for n, line in zip(names, at) if re.search(r":[1-9]\d*( \(|$)", line)]
+        chain = [(name, place) for name, place in chain if not place.startswith(INCLUDE)]
+        chain = [(name, place) for name, place in chain if not COPYING.fullmatch(name)] or chain
+        readers = [place for _, place in chain if not place.startswith(f"{KERNEL_INCLUDE}/fa/")]
+        if chain:
+            file, _, line = [*readers, chain[0][1]][0].rpartition(":")
             found[offset] = (file.removeprefix(CHECKOUT), int(line))
     return found
 
