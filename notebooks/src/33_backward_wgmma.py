@@ -1,0 +1,741 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 33 · Backward on Hopper: five products, and something to do under each
+#
+# **After this notebook you can**
+# - say of each of ten operands whether `wgmma` finds it in registers or through a descriptor, K-major or MN-major, and read the answer off the machine code;
+# - choose which way round to form a product when one of its dimensions has to be 64;
+# - hand a tile from ordinary stores to `wgmma` and to the copy engine: what has to be fenced, by whom, before which barrier;
+# - follow a gradient that is added up in the L2, a tile at a time, and say what of it differs from run to run;
+# - read what runs under what off the loop of a kernel, and off the clocks of its warpgroups;
+# - tell from a report or from a map of errors what is wrong in an asynchronous kernel.
+#
+# **Time** 90 minutes.
+#
+# **Needs** [23 · Backward on tensor cores](23_backward_mma.ipynb) for the five products, and the notebooks of [30_tma_wgmma](../kernels/30_tma_wgmma.cu) and [31_warp_specialized](../kernels/31_warp_specialized.cu) for descriptors, mbarriers and roles. No GPU: without one the kernel runs on the emulator and the timings shown are recorded ones.
+#
+# **The idea in one line**: two warpgroups own 64 keys each and keep $P^\top$ and $dS^\top$ in registers as operands; whatever else the five products need, `wgmma` reads from shared memory by itself; and while one product runs, the threads prepare the next.
+
+# %%
+import re
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import torch
+
+from helpers import check, draw_backward, draw_hopper, exercise, fragments, load, plot, record, roles, sass, show, xray
+from helpers.fragments import Descriptor
+from helpers.museum import for_d64
+from helpers.reference import Case
+
+torch.set_num_threads(1)  # matrices this small are multiplied before a second thread has woken up
+kernel = load("33_backward_wgmma")
+device = kernel.device
+
+# %% [markdown]
+# ## The problem
+#
+# What public kernels reach on the way back on an H200, from the project's earlier study of them (`data/README.md`, `h200_peers.csv`), TFLOP/s in fp16 at 16384 tokens and a width of 2048:
+
+# %%
+study = record.public_kernels("bwd")
+study = study[(study.dtype == "fp16") & study.tflops.notna()]
+study.pivot_table(index=["D", "name"], columns="Nk", values="tflops").round(0)
+
+# %% [markdown]
+# SDPA FLASH is written for `mma.sync`, as notebook 23's kernel is. The other two are written for Hopper, and reach nearly twice as much at $d = 128$. Notebook 23 said why it would stay behind: for its products it loads operands. What stands in its loop, at $d = 128$:
+
+# %%
+mma = sass.opcodes("23_backward_mma", D=128, loop=True, kernel="backward_mma")
+mma[mma > 0].sort_values(ascending=False).head(8)
+
+# %% [markdown]
+# `HMMA` are the products, `LDSM` (`ldmatrix`) fetches their operands. Every fetched operand takes registers, an instruction, and a trip through shared memory's port, and the warp that asks for it waits for it. `wgmma` fetches by itself. The question of notebook 23 comes again, with other answers: *for each of ten operands, where does it lie, and which way round?*
+
+# %% [markdown]
+# ## 1 · Ten operands, again
+#
+# A warpgroup multiplies $A$ (64 × 16) by $B$ (16 × $N$) and adds to $C$ (64 × $N$). The rules (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions"):
+#
+# - $B$ comes from shared memory, always. $A$ comes from shared memory or from registers, where it lies as the operand of an `mma` does.
+# - An operand in shared memory is found through a descriptor. In 16 bits it may be **K-major**, $k$ running along the rows of the tile, or **MN-major**, $k$ running across them.
+# - $M$ is 64. $N$ is any multiple of 8 up to 256.
+#
+# In notebook 23 the question "does $k$ run along the rows?" decided between `ldmatrix` and `ldmatrix.trans`. Here is a tile as TMA leaves it in shared memory, 64 rows of 64 numbers, chunks of 16 bytes swapped within each eight rows. Read it through a descriptor, either way:
+
+# %%
+tile = np.arange(64 * 64).reshape(64, 64)
+memory = np.empty(64 * 64, int)
+for row, column in np.ndindex(64, 64):
+    memory[fragments.swizzled(128 * row + 2 * column, 128) // 2] = tile[row, column]
+
+bits = Descriptor(start=0, leading=16, stride=1024, swizzle=128)
+for name, wanted in (
+    ("along", tile[:, :16]),
+    ("across", tile[:16].T),
+):  # (mn, k): of 64 rows or columns, the first 16 k
+    for way, mn_major in (("K-major", False), ("MN-major", True)):
+        read = [[memory[bits.address(mn_major, mn, k) // 2] for k in range(16)] for mn in range(64)]
+        print(f"k {name} the rows, read {way}:", "right" if (read == wanted).all() else "wrong")
+
+# %% [markdown]
+# **What to see.** The same tile, and *the same 64 bits* of descriptor. Which way it is read is a bit of the instruction, the last template arguments of `wgmma_mma_async` (1: MN-major). Transposing costs no instruction at all. What differs is how one gets from 16 $k$ to the next, 32 bytes further along the rows, or 16 rows of 128 bytes down; and if the operand is wider than 64 columns, the *leading offset* says where the next panel begins. `fa/sm90.cuh` has a function for each:
+
+# %%
+dO = Descriptor(start=0x8000, leading=128 * 96, stride=1024, swizzle=128)
+draw_hopper.descriptor(
+    dO, mn_major=True, extent=64, what="d", title="dO as operand B of dV: 16 queries, 64 columns of d"
+)
+
+# %% [markdown]
+# **What to see.** Lines are queries, and $k$ is queries: the operand's rows are lines of memory, its core matrices lie side by side in a line, and the next eight $k$ are one `stride` further down.
+#
+# ### Which way round to form them
+#
+# $S$ and $dP$ are formed transposed, for notebook 23's reason: $C$'s columns take the place of $k$, so $P^\top$ and $dS^\top$, a row per key and a column per query, are operands $A$ of the two products that sum over queries. Here the reason weighs more. The other way round they would have to become operands in shared memory, and each such step costs a store, a fence, a barrier. In registers the layouts agree, element by element:
+
+# %%
+N = 96  # columns of an accumulator; step k of the next product takes columns 16 k to 16 k + 15
+for thread in range(128):
+    for k in range(N // 16):
+        held = [fragments.wgmma_d(thread, 8 * k + i) for i in range(8)]
+        wanted = [fragments.wgmma_a(thread, i) for i in range(8)]
+        assert held == [(row, column + 16 * k) for row, column in wanted]
+print("of every thread, 8 accumulators in a row are an operand A, in order")
+
+# %% [markdown]
+# That leaves $dQ = dS\, K$, which sums over keys. $dS^\top$ in registers is of no use for it, so $dS$ goes through shared memory, as in notebook 23. And it is formed transposed, too, $dQ^\top = K^\top dS^\top$. Look at the shapes: $M$ is 64, so what stands in the rows of $C$ has to come in sixty-fours. In $S^\top$, $dP^\top$, $dV$ and $dK$ these are keys, 64 for each warpgroup. In $dQ$ it would be queries, and in $dQ^\top$ it is $d$. So *no* product asks for queries in sixty-fours. How many there are in a step is free (a multiple of 16), and can be set by what fits.
+
+# %%
+along, across, born = True, False, None
+products = {
+    "Sᵀ = K Qᵀ": (("K", "keys", "d", along), ("Qᵀ", "queries", "d", along)),
+    "dPᵀ = V dOᵀ": (("V", "keys", "d", along), ("dOᵀ", "queries", "d", along)),
+    "dV += Pᵀ dO": (("Pᵀ", "keys", "queries", born), ("dO", "d", "queries", across)),
+    "dK += dSᵀ Q": (("dSᵀ", "keys", "queries", born), ("Q", "d", "queries", across)),
+    "dQᵀ = Kᵀ dSᵀ": (("Kᵀ", "d", "keys", across), ("dSᵀ", "queries", "keys", along)),
+}
+draw_backward.operands(products, draw_backward.WGMMA)
+
+# %% [markdown]
+# **What to see.** Each of $K$, $Q$ and $dO$ is read both ways, from one copy in shared memory. $dS$ is the only one that threads write, so they may choose how: with a row per query, $k$ (keys) along the rows.
+#
+# The machine code says the same. `HGMMA` is the instruction; an operand $A$ is a register or a descriptor (`gdesc`), `.tnspA` and `.tnspB` mark what is read transposed, MN-major:
+
+# %%
+names = draw_backward.accumulators(kernel.rung.source)  # the products of the loop, in the order of the file
+loops = {d: draw_backward.main_loop("33_backward_wgmma", d) for d in (64, 128)}
+found = {d: draw_backward.products(lines, names) for d, lines in loops.items()}
+pd.concat({f"d = {d}": f.set_index("name")[["shape", "instructions", "A", "B"]] for d, f in found.items()}, axis=1)
+
+# %% [markdown]
+# ## 2 · What dS still needs
+#
+# How each result gets to where it is needed:
+
+# %%
+ways = dict.fromkeys(draw_backward.EDGES, "registers") | {("dS", "dQ"): "shared memory"}
+ends = {"dV": "registers, to the end", "dK": "registers, to the end", "dQ": "the L2, a tile at once"}
+draw_backward.dataflow(ways, ends, "One step of 33_backward_wgmma (S, P, dP, dS and dQ transposed)")
+
+# %% [markdown]
+# $dQ$ sums over the keys of both warpgroups. So each writes its $dS^\top$, 64 keys, into a panel of its own, with `stmatrix.trans`, which stores fragments the other way round: a row per query. Then each computes half of $dQ^\top$, over all 128 keys.
+#
+# Threads write, `wgmma` reads. In notebook 23 a barrier was all it took. Here the two go to shared memory by different ways: ordinary stores through the *generic proxy*, `wgmma` (and the copy engine) through the *async proxy* (PTX ISA, "Async proxy"). A barrier orders threads. It doesn't order the two ways. For that there is `fence.proxy.async`:
+#
+# | who | does what |
+# |---|---|
+# | every thread | writes its part of $dS$ |
+# | every thread | `fence.proxy.async`: what I wrote can be seen on the other way |
+# | all 256 threads | `bar.sync`: everyone has come to here |
+# | each warpgroup | `wgmma`, which reads what both have written |
+
+# %%
+show.region("33_backward_wgmma", "dQ")
+
+# %% [markdown]
+# The other results that leave shared memory by the async proxy, $dQ$ in each step and $dK$, $dV$ at the end, follow the same pattern: write, fence, barrier, and then one thread starts the copy.
+#
+# The emulator keeps account of both ways. Predict: the fence left out, nothing else changed. Are the results wrong? Is anything reported?
+
+# %%
+source = for_d64("33_backward_wgmma")
+no_fence = source.replace("    fa::fence_proxy_async();\n    // All of dS", "    // All of dS")
+torch.manual_seed(0)
+q, do = (torch.randn(1, 1, 192, 64).half() for _ in range(2))
+k, v = (torch.randn(1, 1, 256, 64).half() for _ in range(2))
+case = Case("192 x 256", q, k, v, do=do)
+unfenced = load(source=no_fence, device="cpu", quiet=True)
+print(check(unfenced, [case]), "\n")
+for finding in (ray := xray(unfenced, *case.inputs)).findings:
+    print(ray.report(finding))
+
+# %% [markdown]
+# **What to see.** The numbers are right, and the report names both lines. It is the worst kind of bug: on a GPU too, such a kernel may be right a thousand times. A test of results can't be trusted to find it; a rule that is checked at every access can.
+
+# %% [markdown]
+# ## 3 · dQ, a tile at once
+#
+# In notebook 23 each warp added to $dQ$ with atomic additions, 32 numbers at a time. Here a warpgroup writes its half of the tile of $dQ^\top$ to shared memory, and *one thread* asks the copy engine to add it to HBM: `cp.reduce.async.bulk`, a copy that adds. The additions take place in the L2, which has the sum of the fp32 tensor `dQ_sum`. No thread waits for them; before the buffer is written again, the thread that asked has to know that it has been *read* (`cp.async.bulk.wait_group.read`).
+#
+# One head, $N = 256$, $d = 64$: the requests that add to `dQ_sum`, in both kernels.
+
+# %%
+torch.manual_seed(0)
+one_head = Case("", *(torch.randn(1, 1, 256, 64).half() for _ in range(3)), do=torch.randn(1, 1, 256, 64).half())
+rays = {stem: xray(for_d64(stem), *one_head.inputs) for stem in ("23_backward_mma", "33_backward_wgmma")}
+frames = {stem: ray.to_frame() for stem, ray in rays.items()}
+adds = {s: f[(f.target == "dQ_sum") & f.op.isin(["atomic", "cp.reduce.async.bulk"])] for s, f in frames.items()}
+pd.concat(adds)[["op", "requests", "bytes", "cost", "ideal"]].rename(columns={"cost": "sectors", "ideal": "least"})
+
+# %% [markdown]
+# **What to see.** The same kind of traffic in far fewer requests. The bytes are not fewer: each tile of keys adds to every row of $dQ$ once, in fp32 ($N_q$ is rounded up to whole tiles of queries; with more queries in a tile there is more of that here). The tile lies in HBM as the accumulators lie in the threads, each thread's four numbers side by side, for no one needs to read it before it is complete. When it is, a third kernel sorts it, multiplies by the scale and rounds:
+
+# %%
+show.region("33_backward_wgmma", "finish")
+
+# %% [markdown]
+# ### Different from run to run
+#
+# Who adds first is not decided. As in notebook 23, let us have another order: here without a change to the kernel. Attention does not know the order of its keys. So deal out the keys in tiles from the last to the first, with their values: $dQ$ is the same sum of the same shares, and $dK$, $dV$ are the same rows, in other places.
+
+# %%
+torch.manual_seed(0)
+q, k, v, do = (torch.randn(1, 1, 768, 64, device=device).half() for _ in range(4))
+_, _, _, o, lse, _ = Case("", q, k, v, do=do).inputs
+
+
+def other_way(x):
+    return x.unflatten(2, (-1, 128)).flip(2).flatten(2, 3)  # tiles of 128 keys, the last one first
+
+
+one, again = (kernel.tensors(q, k, v, o, lse, do) for _ in range(2))
+other = kernel.tensors(q, other_way(k), other_way(v), o, lse, do)
+rows = {}
+for name in ("dQ_sum", "dQ", "dK", "dV"):
+    turned = other_way(other[name]) if name in ("dK", "dV") else other[name]
+    rows[name] = [(one[name] != x).double().mean().item() for x in (again[name], turned)]
+pd.DataFrame(rows, index=["run again", "keys from the last tile on"]).T.map("{:.2%}".format)
+
+# %% [markdown]
+# **What to see.** Share of elements that differ. On the emulator, whose CTAs always come in the same order, a second run is the same throughout; on a GPU, `dQ_sum` differs in its last bits from run to run as it does here from order to order. $dK$ and $dV$, which one CTA sums up alone and in a fixed order, are the same bit by bit, whatever the rest of the GPU does. The header block says so: `dK and dV are the same bit by bit every time, dQ is not`. (Notebook 22 shows what it takes to have all three.)
+#
+# ### A reminder
+#
+# $dS$ is rounded to 16 bits on its way into the last two products, and it is as small as the gradient that comes in. [Notebook 23](23_backward_mma.ipynb), section 4, has the whole story. The same test here, $dO$ as it is and a quarter of a million times smaller; relative errors:
+
+# %%
+rows = []
+for dtype in (torch.float16, torch.bfloat16):
+    for power in (0, -18):
+        small = (x.to(dtype) for x in one_head.inputs[:3])
+        case = Case("", *small, do=(one_head.do.double() * 2.0**power).to(dtype))
+        got = kernel(*(x.to(device) for x in case.inputs))
+        errors = [((g.cpu() - e).abs().max() / e.abs().max()).item() for g, e in zip(got, case.exact())]
+        rows.append((str(dtype)[6:], f"2^{power}", *errors))
+table = pd.DataFrame(rows, columns=["dtype", "dO times", "dQ", "dK", "dV"]).set_index(["dtype", "dO times"])
+table.map("{:.1e}".format)
+
+# %% [markdown]
+# fp16 needs its loss scaled, bf16 does not.
+
+# %% [markdown]
+# ## 4 · Roles, and what they cost
+#
+# One warp of a warpgroup of its own, the **producer**, asks TMA for tiles; two warpgroups, the **consumers**, compute. As in rung 31 the producer gives registers back (`setmaxnreg`) so that the consumers may have more. What do they need? Per lane, for the arrays that live through a step:
+
+# %%
+per_lane = pd.DataFrame(index=["dK, dV", "S (then P)", "dP (then dS, then dQ)", "fragments of P or dS"])
+for d in (64, 128):
+    Br = draw_backward.constants(kernel.rung.source, d)["Br"]  # queries per step
+    per_lane[f"d = {d}, {Br} queries"] = [2 * 64 * d // 128, 64 * Br // 128, 64 * Br // 128, 64 * Br // 2 // 128]
+per_lane.loc["all"] = per_lane.sum()
+given, taken = (int(re.search(rf"setmaxnreg_{way}<(\d+)>", source.source)[1]) for way in ("dec", "inc"))
+print(
+    f"producer {given}, consumers {taken} each: {128 * (given + 2 * taken):,} of an SM's {draw_hopper.REGISTER_FILE:,}"
+)
+per_lane
+
+# %% [markdown]
+# $dK$ and $dV$ grow with $d$, so a step has fewer queries at $d = 128$. What is left has to do for addresses, LSE and delta on their way, and results that wait to be stored. Did the compiler manage?
+
+# %%
+table = sass.table("33_backward_wgmma").set_index("kernel")
+table[table.index.str.startswith("backward")].drop(columns="rung")
+
+# %% [markdown]
+# (`registers` is what all threads start with: a whole SM's registers, divided by the threads of a CTA. `setmaxnreg` redistributes them.)
+#
+# Shared memory, from the constants of the kernel:
+
+# %%
+bars = {f"d = {d}": draw_backward.parts(draw_backward.constants(kernel.rung.source, d)) for d in (64, 128)}
+draw_backward.shared_memory(bars, "Where shared memory goes, KB per CTA")
+
+# %% [markdown]
+# **What to see.** $K_j$ and $V_j$ stay for the whole loop. $Q_i$ and $dO_i$ have several buffers each, so that the producer can be ahead. $dS$ has two, so that nobody has to wait until the last one has been read. $dQ$ has one. Either way there is one CTA per SM: all overlap has to come from inside.
+#
+# Now the roles at work. The kernel notes what begins when: the SM's clock on a GPU; on the emulator, which has none, only the order of events. Under a product that has been started a thread goes on, so "starts products" is short; where it has to wait for its results before it can go on, that time is part of the phase.
+
+# %%
+N = 4096 if device == "cuda" else 480
+q, do = (torch.randn(1, 4, N, 64, device=device).half() for _ in range(2))
+k, v = (torch.randn(1, 4, 1024 if device == "cuda" else 256, 64, device=device).half() for _ in range(2))
+events = roles.times(load(source=source.source, device=device, quiet=True), *Case("", q, k, v, do=do).inputs)
+if device == "cuda":  # some steps from the middle of the loop
+    begin = events.end.max() // 2
+    events = events[(events.end > begin) & (events.begin < begin + 16000)]
+    events = events.assign(begin=(events.begin - begin).clip(lower=0), end=(events.end - begin).clip(upper=16000))
+registers = {"producer": given, "consumer 0": taken, "consumer 1": taken}
+where = "H200" if device == "cuda" else "the emulator's order of events"
+draw_hopper.roles(events, registers, f"One CTA, d = 64: {where}", "SM clocks" if device == "cuda" else "events")
+
+# %% [markdown]
+# **What to see.** The producer fills all buffers, then waits until one is free. Both consumers do the same in each step, and meet at the barrier that hands $dS$ over. They don't take turns as the two of rung 32 do: while a consumer computes $dS$ or exponentials, it is its *own* products that run.
+
+# %% [markdown]
+# ## 5 · Something to do under each product
+#
+# `wgmma` only starts a product. What the threads do between the start and the wait costs nothing, as long as it takes no longer than the product. So the order of the loop is everything, and the compiler may move things. What came out stands in the machine code: each product from its first `HGMMA` to the wait that covers it (`WARPGROUP.DEPBAR`), and between them what the threads do.
+
+# %%
+done = {d: draw_backward.work(lines, found[d]) for d, lines in loops.items()}
+draw_backward.program(
+    found[64], done[64], len(loops[64]), "One step of the loop in the order of its machine code, d = 64"
+)
+
+# %%
+draw_backward.program(found[128], done[128], len(loops[128]), "The same, d = 128")
+
+# %%
+under = pd.concat(
+    {f"d = {d}": w.groupby("kind").under_way.value_counts().unstack(fill_value=0) for d, w in done.items()}, axis=1
+)
+under.fillna(0).astype(int).rename_axis(columns=["", "products under way"])
+
+# %% [markdown]
+# **What to see.** Time is not to scale: an instruction is an instruction. What counts is the colour. Orange is work under which no product runs, and during which the tensor cores have nothing from this warpgroup. The exponentials, the arithmetic of $dS$ and the stores are under products; so are the barrier and most waits. Which product lies over which work is the kernel's plan, in its header block:
+
+# %%
+print(kernel.rung.idea)
+
+# %% [markdown]
+# The empty stretch before the exponentials is the mask, which runs only in tiles that need it. (What the picture can't say is *how long* a product runs. If it is done long before the wait, the tensor cores are idle in spite of it.)
+
+# %% [markdown]
+# ## The kernel
+#
+# The region `tile` has the tile's shape and the map of shared memory drawn above:
+
+# %%
+show.region("33_backward_wgmma", "tile")
+
+# %% [markdown]
+# The producer. $K_j$ and the first $Q_i$ report to the same mbarrier, $V_j$ and the first $dO_i$ to another: $S$ can begin while $V$ and $dO$ are still on their way. LSE and delta of the tile's rows come with them, as plain bulk copies.
+
+# %%
+show.region("33_backward_wgmma", "producer")
+
+# %%
+show.region("33_backward_wgmma", "products")
+
+# %%
+show.region("33_backward_wgmma", "scores")
+
+# %% [markdown]
+# And the loop, from one product to the next. Read it beside the figure of section 5:
+
+# %%
+show.region("33_backward_wgmma", "tile_loop")
+
+# %% [markdown]
+# The warpgroup's number comes from a vote, `__any_sync`, which looks odd. Descriptors live in *uniform* registers, one value for a whole warp. Of a number computed from `threadIdx` the compiler doesn't know that it is the same in all lanes; of the result of a vote it does. Predict, with `threadIdx.x / 256` instead: how many more instructions that move a value to a uniform register (`R2UR`)?
+
+# %%
+half = re.search(r"const int half = (.*?);", source.source)[1]
+by_index = replace(source, source=source.replace(half, "threadIdx.x / 256"))
+rungs = {"by vote": source, "from threadIdx": by_index}
+moves = {name: sass.histogram(r).filter(regex="backward_wgmma.*__half").iloc[:, 0] for name, r in rungs.items()}
+pd.DataFrame({name: pd.Series({"R2UR": counts.get("R2UR", 0), "all": counts.sum()}) for name, counts in moves.items()})
+
+# %% [markdown]
+# ## Run and check
+
+# %%
+check(kernel)
+
+# %%
+plot.recorded("33_backward_wgmma", "error", plot.error)
+
+# %% [markdown]
+# ### Where it is wrong
+#
+# Two wrong descriptors. Before you look: which gradients break, and in which rows, if
+#
+# 1. the second warpgroup's rows of $K$ and $V$ are looked for 4096 bytes into the tile, not 8192 (a start address that is wrong by half);
+# 2. $K$ as operand $A$ of $dQ^\top$ is read K-major?
+
+# %%
+from helpers import draw_proof
+
+bugs = {
+    "start address": ("half * 64 * 128)", "half * 64 * 64)"),
+    "major": ("fa::wgmma_mma_async<T, 1, 0>(dQ_reg", "fa::wgmma_mma_async<T, 0, 0>(dQ_reg"),
+}
+torch.manual_seed(0)
+q, do = (torch.randn(1, 1, 192, 64).half() for _ in range(2))
+k, v = (torch.randn(1, 1, 256, 64).half() for _ in range(2))
+case = Case("192 x 256", q, k, v, do=do)
+maps = {}
+for bug, (old, new) in bugs.items():
+    report = check(load(source=source.replace(old, new), device="cpu", quiet=True), [case])
+    maps |= {f"{bug}: d{c.output[1].upper()}": c for c in report.comparisons}
+draw_proof.gallery(maps, columns=3)
+
+# %% [markdown]
+# **What to see.** Rows of $dQ$ are queries, rows of $dK$ and $dV$ are keys.
+#
+# 1. The second warpgroup's $P$ and $dS$ belong to keys 32 to 95 of the tile, and it adds them to $dK$ and $dV$ of keys 64 to 127. Those rows are wrong, of both tiles, and the first warpgroup's are right. $dQ$ sums over all keys, so all of it is wrong.
+# 2. $dQ$ alone. A descriptor has no type and no bounds: it finds numbers wherever it points. Only the result can tell.
+#
+# ### A wait that never ends
+#
+# And a bug in the bookkeeping. The mbarrier `Q_full` is told how many bytes will come: $Q_i$, LSE, and with the first ones $K_j$. Suppose we forget "with the first ones", and expect $K_j$'s bytes every time. What does the kernel do?
+
+# %%
+expected = "expect_tx(Q_full, C::q_bytes + C::stats_bytes + (step == 0 ? C::kv_bytes : 0))"
+forgetful = source.replace(expected, "expect_tx(Q_full, C::q_bytes + C::stats_bytes + C::kv_bytes)")
+try:
+    load(source=forgetful, device="cpu", quiet=True)(*case.inputs)
+except Exception as error:
+    print(error)
+
+# %% [markdown]
+# **What to see.** Who waits, on which line, for which phase of which mbarrier, and how many bytes are missing: as many as $K_j$ has. On a GPU the kernel would hang, and say nothing.
+
+# %% [markdown]
+# ## Predict, then measure
+#
+# ### Products
+#
+# One head, $N = 256$, $d = 64$ again. How many `wgmma` instructions, counted by warps? Two tiles of keys; in each step and for each of two warpgroups $d / 16$ for $S$ and for $dP$, $B_r / 16$ for $dV$ and for $dK$, and 8 for its half of $dQ$.
+
+# %%
+Br = draw_backward.constants(source.source, 64)["Br"]
+steps = 2 * -(-256 // Br)
+predicted = steps * 2 * 4 * (2 * 64 // 16 + 2 * Br // 16 + 128 // 16)
+counted = {stem: pd.Series(ray.trace.instructions) for stem, ray in rays.items()}
+wgmma = counted["33_backward_wgmma"]["wgmma.mma_async"]
+print(f"{steps} steps; wgmma: predicted {predicted:,}, counted {wgmma:,}: {wgmma - predicted} more")
+print(f"of these more, S of a step is {2 * 4 * 64 // 16} for each tile of keys")
+
+# %% [markdown]
+# Where there are more than predicted: a loop that starts $S$ of the next step ahead either does so once too often, in its last step, or treats that step apart. The first is simpler and costs a product per tile of keys. The two lines say which one this kernel is.
+#
+# ### What is left to do for the threads
+#
+# Both kernels on the same head. What do warps do? Four numbers become 0. Which, and does any grow?
+
+# %%
+both = pd.DataFrame(counted).fillna(0).astype(int)
+both.loc[both.max(axis=1) > 60].sort_values("23_backward_mma", ascending=False)
+
+# %% [markdown]
+# Gone are `mma.sync` and `ldmatrix`, gone are copies of 16 bytes per thread (`cp.async`: here one thread asks for whole tiles), gone are atomic additions. What is left is what *has* to be done by threads: LSE and delta read, $dS$ written, $dQ$ on its way out. `ld.shared` has grown: a warp holds 16 keys here, 32 in rung 23, and each warp reads LSE and delta of all queries.
+#
+# ### Shared memory
+
+# %%
+print(rays["33_backward_wgmma"].summary())
+
+# %% [markdown]
+# Of what threads do there is no bank conflict. That is not all, for `wgmma` and TMA use the same memory, and the X-ray doesn't know in which portions. But *how much* an instruction reads is known: $16 N$ numbers of $B$ and, if $A$ lies in shared memory, $64 \cdot 16$ more. An SM's shared memory delivers 128 bytes per clock, and its tensor cores do 2048 multiply-adds of 16-bit numbers per clock (NVIDIA H100 Tensor Core GPU Architecture: four of them, 512 each). A model of one step, both warpgroups, in clocks. Predict which of the two is busier:
+
+# %%
+tables = {}
+for d, frame in found.items():
+    columns = frame["shape"].str.split("x").str[1].astype(int)
+    twice = 2 * frame["instructions"]  # of both warpgroups
+    read = twice * 2 * 16 * (columns + 64 * (frame["A"] != "registers"))  # bytes
+    table = pd.DataFrame({"tensor cores": twice * 64 * columns * 16 / 2048, "shared memory": read / 128})
+    table.index = frame["name"]
+    Br = draw_backward.constants(source.source, d)["Br"]
+    table.loc["Q, dO arrive"] = 0, 2 * 2 * Br * d / 128
+    table.loc["dS is written"] = 0, 2 * Br * 128 / 128
+    table.loc["dQ is written and fetched"] = 0, 2 * 4 * Br * d / 128 if bars[f"d = {d}"].get("dQ") else 0
+    table.loc["all"] = table.sum()
+    tables[f"d = {d}"] = table
+pd.concat(tables, axis=1).astype(int)
+
+# %% [markdown]
+# **What to see.** Products with $A$ from registers ask for half as many clocks of shared memory as of the tensor cores. Those with both operands in shared memory ask for more, the more the fewer columns they have: each number of $A$ is used once per column. Add what threads and copies do, and compare the last line: it is shared memory, not the tensor cores, that has more to do, and their quotient is the share of the tensor cores' rate that even a perfect order could not exceed. A kernel that keeps $P$ and $dS$ in registers saves two operands of five products; more queries per step would save more. (It is a model: it takes for granted that every byte moves at full width, once.)
+
+# %% [markdown]
+# ### Bytes by tensor
+#
+# How often is each byte of the inputs asked for in HBM or L2? Predict: $N / 128 = 2$ tiles of keys, each of which walks over all queries; and the kernel that forms delta.
+
+# %%
+reads = pd.DataFrame({stem: ray.tensors.bytes_read / ray.tensors.size_bytes for stem, ray in rays.items()})
+reads.loc[["Q", "K", "V", "O", "dO"]].round(2)
+
+# %% [markdown]
+# $K$ and $V$ once, $Q$ and $dO$ once per tile of keys, $O$ and $dO$ once for delta: as in rung 23. Nothing of what Hopper brings here saves bytes of HBM.
+
+# %% [markdown]
+# ## Beside its peers
+#
+# FLOPs are counted as $10 B H N^2 d$, half of it under a causal mask. SDPA FLASH is FlashAttention-2's own backward pass, SDPA CUDNN is cuDNN's, written for Hopper.
+
+# %%
+plot.recorded("33_backward_wgmma", "backward", lambda x: plot.throughput(x[x.causal == 0]))
+
+
+# %%
+def beside(causal):
+    def draw(samples):
+        peers = ["SDPA FLASH", "SDPA CUDNN"]
+        return plot.ratio(samples[samples.causal == causal], "33_backward_wgmma", peers)
+
+    return plot.recorded("33_backward_wgmma", "backward", draw)
+
+
+beside(causal=0)
+
+# %%
+beside(causal=1)
+
+
+# %%
+def summary(samples):
+    parts = {causal: samples[samples.causal == causal] for causal in (0, 1)}
+    return pd.concat({f"causal = {c}": record.summary(x, "33_backward_wgmma", "SDPA CUDNN") for c, x in parts.items()})
+
+
+plot.recorded("33_backward_wgmma", "backward", summary)
+
+# %% [markdown]
+# The columns: how many times as long as ours cuDNN takes, as the geometric mean over the shapes with $N \ge 1024$, the lowest and the highest of those, and the worst of *all* recorded shapes with its place.
+#
+# ### What helped, and what did not
+#
+# Drafts, each with one thing changed, and what it reached as a ratio to SDPA CUDNN; the ones that brought nothing stay in the list. Cover the column `ratio` and guess.
+
+# %%
+from helpers import draw_mma
+
+
+def drafts(steps):
+    with pd.option_context("display.max_colwidth", None):
+        display(steps.reindex(columns=["D", "step", "what", "reason", "kept", "ratio"]).set_index("step").round(3))
+    return draw_mma.steps(steps, "Times as fast as SDPA CUDNN, backward, geometric mean over N ≥ 1024")
+
+
+plot.recorded("33_backward_wgmma", "steps", drafts)
+
+# %% [markdown]
+# ## What still hurts
+#
+# 1. **One CTA per SM, and one barrier per step for both warpgroups.** Whoever is late makes the other wait, and no third warpgroup fills in.
+# 2. **Registers.** $dK$ and $dV$ take their share for the whole loop. More queries per step would mean fewer barriers and fewer bytes per product; there is no room for them.
+# 3. **Shared memory has more to do than the tensor cores** (the model above).
+# 4. **$dQ$ in fp32**: each tile of keys sends $4 d$ bytes per query to the L2. And two small kernels run before and after. Both weigh most where sequences are short.
+
+# %% [markdown]
+# ## Exercises
+#
+# ### Exercise 33.1 · A descriptor by hand
+#
+# $d = 128$: a tile of $K$ (128 keys) lies in shared memory from address 0, as TMA leaves it: two panels of 64 columns, one behind the other, 128 bytes to a row. Warpgroup 1 computes columns 64 to 127 of $d$ of $dQ^\top = K^\top dS^\top$. Give the descriptor of its operand $A$, (64, 16), for keys 48 to 63.
+
+# %%
+# Exercise 33.1
+mine = Descriptor(start=0, leading=16, stride=1024, swizzle=128)
+mine_is_mn_major = False
+
+
+# %%
+def lies_there():
+    for column in range(64):
+        for key in range(16):
+            panel, line = 16384, 48 + key  # bytes to the second panel; the key's row in it
+            place = fragments.swizzled(panel + 128 * line + 2 * column, 128)
+            said = mine.address(mine_is_mn_major, column, key)
+            assert said == place, f"key {48 + key}, column {64 + column} of d lies at {place}, not at {said}"
+    return True
+
+
+exercise.verify(
+    "33.1", lies_there, hint="k is keys: do they run along the rows of the tile? How many bytes are 48 rows?"
+)
+
+# %% [markdown]
+# <details>
+# <summary>Hint</summary>
+#
+# The first 16 keys of the second panel begin at $128 \cdot 128$ bytes. Each further 16 keys are 16 rows of 128 bytes.
+#
+# </details>
+# <details>
+# <summary>Solution</summary>
+#
+# ```python
+# mine = Descriptor(start=128 * 128 + 3 * 2048, leading=16, stride=1024, swizzle=128)
+# mine_is_mn_major = True
+# ```
+#
+# `leading` would only be used by an operand of more than 64 columns; any number does.
+#
+# </details>
+
+# %% [markdown]
+# ### Exercise 33.2 · How many queries
+#
+# A step of more queries needs fewer barriers, and uses each number of $K$ and $V$ more often. Suppose registers were no limit: how many queries per step (a multiple of 16) fit into shared memory at $d = 64$, and how many at $d = 128$? And how many registers per lane would $S$, $dP$ and their fragments then take?
+
+# %%
+# Exercise 33.2
+most_queries = {64: 112, 128: 112}
+registers_for_them = {64: 140, 128: 140}
+
+
+# %%
+def fits():
+    for d in (64, 128):
+        limit, Br = draw_backward.SMEM_LIMIT, most_queries[d]
+        need = [draw_backward.constants(kernel.rung.source, d, Br=n)["smem_bytes"] for n in (Br, Br + 16)]
+        assert Br % 16 == 0 and need[0] <= limit, f"d = {d}: {Br} queries need {need[0] / 1024:.0f} KB"
+        assert need[1] > limit, f"d = {d}: {Br + 16} queries would fit, too"
+        assert registers_for_them[d] == 64 * Br * 2 // 128 + 64 * Br // 2 // 128, f"d = {d}: registers"
+    return True
+
+
+exercise.verify("33.2", fits, hint="which parts of shared memory grow with Br, and by how many bytes per query?")
+
+# %% [markdown]
+# <details>
+# <summary>Hint</summary>
+#
+# `draw_backward.constants(kernel.rung.source, 64, Br=160)["smem_bytes"]` does the sum for 160. An accumulator of 64 × `Br` takes `Br` / 2 registers per lane, its fragments half of that.
+#
+# </details>
+# <details>
+# <summary>Solution</summary>
+#
+# ```python
+# def need(d, Br):
+#     return draw_backward.constants(kernel.rung.source, d, Br=Br)["smem_bytes"]
+#
+#
+# most_queries = {d: max(n for n in range(16, 257, 16) if need(d, n) <= 227 * 1024) for d in (64, 128)}
+# registers_for_them = {d: Br + Br // 4 for d, Br in most_queries.items()}
+# ```
+#
+# With $d$ more registers for $dK$ and $dV$: at $d = 128$ little is left, and what doesn't fit into the consumer's registers spills.
+#
+# </details>
+
+# %% [markdown]
+# ### Exercise 33.3 · Four ways to break it
+#
+# Each is one line. What does the emulator make of it: are the results `"wrong"`, is something `"reported"` although the results are right, or does the kernel `"stop"` with an error?
+
+# %%
+breaks = {
+    "dS stored as it is in registers": ("fa::stmatrix_x4_trans(dS_row", "fa::stmatrix_x4(dS_row"),
+    "no barrier between dS and dQ": ("    fa::bar_sync(both, 256);\n    float dQ_reg", "    float dQ_reg"),
+    "LSE's bytes not expected": (expected, expected.replace(" + C::stats_bytes", "")),
+    "dQ sent without a fence": (
+        "    fa::fence_proxy_async();\n    fa::bar_sync(own + half, 128); // all of this half is written before it is sent\n    if (elected) {\n      float",
+        "    fa::bar_sync(own + half, 128); // all of this half is written before it is sent\n    if (elected) {\n      float",
+    ),
+}
+
+# %%
+# Exercise 33.3
+outcome = dict.fromkeys(breaks, "wrong")
+
+
+# %%
+def found_out():
+    for bug, (old, new) in breaks.items():
+        run = load(source=source.replace(old, new), device="cpu", quiet=True)
+        report = check(run, [case]).comparisons
+        seen = "stop" if len(report) < 3 else "wrong" if not all(c.ok for c in report) else "right"
+        seen = "reported" if seen == "right" and xray(run, *case.inputs).findings else seen
+        assert outcome[bug] == seen, f"{bug}: not {outcome[bug]!r}"
+    return True
+
+
+exercise.verify(
+    "33.3",
+    found_out,
+    hint="late bytes and early reads are told at once; what happens to be right may still be unordered",
+)
+
+# %% [markdown]
+# <details>
+# <summary>Hint</summary>
+#
+# The emulator's copies are as late as their waits allow. Reads of bytes that a copy may still be writing stop the kernel; the order of threads and ways is checked by the X-ray.
+#
+# </details>
+# <details>
+# <summary>Solution</summary>
+#
+# ```python
+# outcome = {
+#     "dS stored as it is in registers": "wrong",
+#     "no barrier between dS and dQ": "reported",
+#     "LSE's bytes not expected": "stop",
+#     "dQ sent without a fence": "reported",
+# }
+# ```
+#
+# Two of four have right results here, and may have on a GPU.
+#
+# </details>
+
+# %% [markdown]
+# ## Self-check
+#
+# You can now explain, do and judge:
+#
+# <details><summary>1. Which operands of wgmma may lie in registers?</summary>
+#
+# A, in the layout of an accumulator that was rounded. B never.
+#
+# </details>
+# <details><summary>2. What does it cost to read a tile transposed?</summary>
+#
+# In 16 bits a bit of the instruction, and another step from 16 k to the next.
+#
+# </details>
+# <details><summary>3. Why is dQ formed transposed?</summary>
+#
+# M is 64, and then it is d, not queries, that comes in sixty-fours: the number of queries in a step is free.
+#
+# </details>
+# <details><summary>4. A thread writes shared memory, wgmma reads it. What has to stand between?</summary>
+#
+# A fence.proxy.async of the writer, then a barrier that the reader waits at.
+#
+# </details>
+# <details><summary>5. Two runs give different dQ, and the same dK and dV. Why?</summary>
+#
+# Shares of dQ are added up in the L2 in the order in which CTAs come. dK and dV are summed up by one CTA.
+#
+# </details>
+# <details><summary>6. How would you find out whether exponentials run under a product?</summary>
+#
+# Look where they stand in the machine code, between which product's start and its wait; then at the clocks.
+#
+# </details>
