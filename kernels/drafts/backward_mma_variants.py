@@ -20,13 +20,14 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
-DRAFT, RUNG = HERE / "backward_mma.cu", HERE.parent / "23_backward_mma.cu"
+DRAFT, CLEAN, RUNG = HERE / "backward_mma.cu", HERE / "backward_mma_pairs.cu", HERE.parent / "23_backward_mma.cu"
 POINTS = [(N, causal) for N in (4096, 1024, 16384, 512) for causal in (False, True)]
 
 # name, source, macros, for which D, what is expected beside the rung
 VARIANTS = [
     ("rung", RUNG, "", (64, 128), "D64 1.06, 1.09; D128 0.945, 0.94"),
     ("pairs", DRAFT, "", (64, 128), "D128 +15 % (1.08): 5120 instead of 6272 clocks of shared memory per step; D64 0"),
+    ("clean", CLEAN, "", (64, 128), "as pairs prepare: the candidate for the rung, without macros"),
     ("pairs prepare", DRAFT, "PREPARE=1", (64, 128), "+2 % at N = 1024, 0 at 16384"),
     ("pairs prepare v4", DRAFT, "PREPARE=1 RED_V4=1", (64, 128), "0 to +3 %"),
     ("pairs prepare rotated", DRAFT, "PREPARE=1 ROTATED=1", (64, 128), "0 to +3 % without mask, where N is large; causal 0"),

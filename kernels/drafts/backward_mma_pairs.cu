@@ -1,0 +1,430 @@
+// 23_backward_mma: the five products on tensor cores; P and dS are born as operands
+//
+// idea:      Form S and P transposed, keys by queries: then a warp's accumulator of P^T is its operand A of dV = P^T dO, and
+//            that of dS^T its operand A of dK. Only dS crosses between all warps, once per step, for dQ. At D = 128 two
+//            warps share 32 keys and exchange half of P and dS: twice the rows for each operand B that is read.
+// changed:   tensor cores instead of 22's register tiles, 16-bit tiles swizzled as in 11 and double buffered as in 12;
+//            dQ is added up by atomics in whatever order the CTAs come: its last digits differ from run to run
+// op:        attention_backward
+// features:  causal, window, gqa
+// inputs:    Q O dO (B,H,Nq,D), K V (B,Hkv,Nk,D) fp16 or bf16, LSE (B,H,Nq) fp32; rows and strides multiples of 16 bytes
+// outputs:   dQ (B,H,Nq,D), dK dV (B,Hkv,Nk,D) as Q; dK and dV are the same bit by bit every time, dQ is not
+// dtypes:    fp16, bf16
+// D:         64, 128
+// workspace: dQ_sum (B,H,Nq128,D) fp32; stats (2,B,H,Nq128) fp32
+// tiles:     D=64:  Br=64 Bc=128 threads=128 smem=81 KB CTAs/SM=2
+//            D=128: Br=64 Bc=128 threads=256 smem=161 KB CTAs/SM=1 (A100, H100 and later: others have 99 KB)
+// arch:      sm_80
+// paper:     FlashAttention-2, Algorithm 2 (arXiv 2307.08691)
+// speed:     H200: not measured yet
+#include <fa/half.cuh>
+#include <fa/launch.cuh>
+#include <fa/math.cuh>
+#include <fa/model.cuh>
+#include <fa/sm80.cuh>
+
+// [region: tile]
+template <int d> struct Tile {
+  static constexpr int Br = 64;                 // queries per step of the loop
+  static constexpr int Bc = 128;                // keys per CTA
+  static constexpr int Bq = 32;                 // queries at a time: S and dP take 32 registers each
+  static constexpr int keys = 32, columns = 64; // of dK and dV per warp, which take 128 registers per lane
+  static constexpr int share = d / columns;     // warps with the same keys: each forms S and dP of its own queries
+  static constexpr int warps = Bc / keys * share, threads = 32 * warps;
+  static constexpr int stages = 2; // buffers for Q_i and dO_i
+  static constexpr int ctas = d == 64 ? 2 : 1;
+  static constexpr int stage = 2 * Br * d; // elements
+  static constexpr int smem_bytes = 2 * (2 * Bc * d + stages * stage + share * Bc * Br) + 4 * stages * 2 * Br;
+};
+
+// Rows of the workspace per head: whole tiles.
+inline __host__ __device__ int64_t padded(int Nq) { return fa::ceil_div(Nq, 128) * 128; }
+// [end: tile]
+
+// [region: swizzle]
+// Where chunk `chunk` (16 bytes) of row `row` of a (rows, d) tile lies, in elements: as in 11_swizzled.
+template <int d> __device__ constexpr int at(int row, int chunk) { return row * d + (chunk ^ row % 8) * 8; }
+// [end: swizzle]
+
+// [region: load_tile]
+// Sends rows of X on their way to X_smem (rows, d), 16 bytes per thread at a time, neighbours along a row. Rows from
+// rows_left on become zero and are not read.
+template <int rows, int d, typename T>
+__device__ __forceinline__ void load_tile(T *X_smem, const T *X, int64_t stride, int rows_left) {
+  constexpr int step = Tile<d>::threads / (d / 8); // rows that all threads together copy at a time
+  static_assert(rows % step == 0, "a tile is a whole number of passes");
+  const int row = threadIdx.x / (d / 8), chunk = threadIdx.x % (d / 8);
+  X += row * stride + chunk * 8;
+#pragma unroll
+  for (int r = 0; r < rows; r += step)
+    fa::cp_async_16(X_smem + at<d>(row + r, chunk), X + r * stride, row + r < rows_left ? 16 : 0);
+}
+// [end: load_tile]
+
+// [region: delta]
+// Before everything else, 16 bytes of a row per lane: stats (2, B, H, padded Nq) = LSE in units of log2, and
+// delta = rowsum(dO o O); dQ_sum = 0. A row past the end, and one that sees no key (LSE = -inf), gets LSE = inf:
+// P = exp2(S - inf) = 0.
+template <int d, typename T> __global__ void prepare(const fa_backward_args a) {
+  constexpr int lanes = d / 8; // of a row
+  const int64_t row = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / lanes;
+  const int64_t Nq = padded(a.Nq), rows = a.B * a.H * Nq, head = row / Nq;
+  const int chunk = threadIdx.x % lanes, i = int(row % Nq), h = int(head % a.H), b = int(head / a.H);
+  float *dQ_sum = static_cast<float *>(a.workspace[0]) + row * d, *stats = static_cast<float *>(a.workspace[1]) + row;
+  float delta = 0.f;
+  if (i < a.Nq) {
+    const T *O = static_cast<const T *>(a.O) + b * a.O_stride[0] + h * a.O_stride[1] + i * a.O_stride[2];
+    const T *dO = static_cast<const T *>(a.dO) + b * a.dO_stride[0] + h * a.dO_stride[1] + i * a.dO_stride[2];
+    const uint4 O_bits = reinterpret_cast<const uint4 *>(O)[chunk],
+                dO_bits = reinterpret_cast<const uint4 *>(dO)[chunk];
+    const T *O_reg = reinterpret_cast<const T *>(&O_bits), *dO_reg = reinterpret_cast<const T *>(&dO_bits);
+#pragma unroll
+    for (int e = 0; e < 8; ++e) delta += float(O_reg[e]) * float(dO_reg[e]);
+  }
+#pragma unroll
+  for (int mask = lanes / 2; mask > 0; mask /= 2) delta += __shfl_xor_sync(0xffffffff, delta, mask);
+#pragma unroll
+  for (int e = 0; e < 2; ++e) reinterpret_cast<float4 *>(dQ_sum)[e * lanes + chunk] = make_float4(0.f, 0.f, 0.f, 0.f);
+  if (chunk == 0) {
+    const float LSE = i < a.Nq ? a.LSE[head * a.Nq + i] : -FA_INFINITY;
+    stats[0] = LSE == -FA_INFINITY ? FA_INFINITY : LSE * fa::log2_e;
+    stats[rows] = delta;
+  }
+}
+// [end: delta]
+
+template <int d, typename T>
+__global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void backward_mma(const fa_backward_args a) {
+  using C = Tile<d>;
+  constexpr int Br = C::Br, Bc = C::Bc, Bq = C::Bq, keys = C::keys, M = keys / 16;
+  constexpr bool shared = C::share > 1;
+
+  // This CTA's keys: rows j0 .. j0 + Bc of head (b, hk). Neighbouring CTAs share a head, and so Q and dO in the L2; with a
+  // causal mask the first tiles of a head, which most queries see, come first.
+  const int key_tiles = int(fa::ceil_div(a.Nk, Bc)), j0 = blockIdx.x % key_tiles * Bc, group = a.H / a.Hkv;
+  const int hk = blockIdx.x / key_tiles % a.Hkv, b = blockIdx.x / key_tiles / a.Hkv;
+  const T *K = static_cast<const T *>(a.K) + b * a.K_stride[0] + hk * a.K_stride[1] + j0 * a.K_stride[2];
+  const T *V = static_cast<const T *>(a.V) + b * a.V_stride[0] + hk * a.V_stride[1] + j0 * a.V_stride[2];
+
+  extern __shared__ __align__(1024) unsigned char smem[];
+  T *K_smem = reinterpret_cast<T *>(smem);                         // (Bc, d)
+  T *V_smem = K_smem + Bc * d;                                     // (Bc, d)
+  T *QdO_smem = V_smem + Bc * d;                                   // stages x {Q_i (Br, d), dO_i (Br, d)}
+  T *dS_smem = QdO_smem + C::stages * C::stage;                    // (Bc, Br) dS^T
+  T *P_smem = dS_smem + (C::share - 1) * Bc * Br;                  // (Bc, Br) P^T where warps share their keys
+  float *stats_smem = reinterpret_cast<float *>(P_smem + Bc * Br); // stages x {LSE (Br), delta (Br)}
+
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int part = warp % C::share, row_K = warp / C::share * keys; // which queries and columns; first key
+  const int g = lane / 4, t = lane % 4; // of a 16 x 8 accumulator a lane holds rows g, g + 8, columns 2t, 2t + 1
+  const int row_A = lane % 16, chunk_A = lane / 16; // ldmatrix as in 10
+  const int row_B = lane % 8 + lane / 16 * 8, chunk_B = lane / 8 % 2;
+
+  // [region: steps]
+  // A step: one query head of those that share this K and V, and a tile of queries that see one of these keys. Query i sees
+  // the keys up to i + shift, and of those the last `window`.
+  const int shift = a.Nk - a.Nq, all = int(fa::ceil_div(a.Nq, Br));
+  const int first = a.causal ? max(0, j0 - shift) / Br : 0;
+  const int last = a.window ? min(all, (max(-1, j0 + Bc - 2 - shift + a.window) + Br) / Br) : all; // and one more
+  const int head_end = first < last ? (hk + 1) * group : 0;
+  // [end: steps]
+
+  // [region: pipeline]
+  // Q_i, dO_i and their rows' LSE and delta on their way to a stage, as one group; empty after the last step.
+  const auto fetch = [&](int h, int tile, int stage) {
+    if (h < head_end) {
+      const int i0 = tile * Br;
+      const int64_t head = int64_t(b) * a.H + h, heads = int64_t(a.B) * a.H;
+      const T *Q = static_cast<const T *>(a.Q) + b * a.Q_stride[0] + h * a.Q_stride[1] + i0 * a.Q_stride[2];
+      const T *dO = static_cast<const T *>(a.dO) + b * a.dO_stride[0] + h * a.dO_stride[1] + i0 * a.dO_stride[2];
+      load_tile<Br, d>(QdO_smem + stage * C::stage, Q, a.Q_stride[2], a.Nq - i0);
+      load_tile<Br, d>(QdO_smem + stage * C::stage + Br * d, dO, a.dO_stride[2], a.Nq - i0);
+      if (threadIdx.x < 2 * Br / 4) { // 16 bytes each; the workspace has whole tiles
+        const int which = threadIdx.x / (Br / 4), i = threadIdx.x % (Br / 4) * 4;
+        const float *stats = static_cast<const float *>(a.workspace[1]);
+        fa::cp_async_16(stats_smem + (stage * 2 + which) * Br + i,
+                        stats + (which * heads + head) * padded(a.Nq) + i0 + i);
+      }
+    }
+    fa::cp_async_commit();
+  };
+  int h = hk * group, tile = first, stage = 0;
+  load_tile<Bc, d>(K_smem, K, a.K_stride[2], a.Nk - j0);
+  load_tile<Bc, d>(V_smem, V, a.V_stride[2], a.Nk - j0);
+  fetch(h, tile, 0);
+  // [end: pipeline]
+
+  const float scale_log2 = a.scale * fa::log2_e;
+  float dK_reg[M][C::columns / 8][4] = {}, dV_reg[M][C::columns / 8][4] = {}; // of this warp, dK without scale
+
+  // [region: tile_loop]
+  for (; h < head_end; stage ^= 1) {
+    const int i0 = tile * Br;
+    const T *Q_smem = QdO_smem + stage * C::stage, *dO_smem = Q_smem + Br * d;
+    fa::cp_async_wait<0>();
+    // This step's tiles have landed before any warp reads them; the other stage, which the next copies overwrite,
+    // dS_smem and P_smem have been read by all warps.
+    __syncthreads(); // as above
+    fetch(tile + 1 < last ? h : h + 1, tile + 1 < last ? tile + 1 : first, stage ^ 1);
+
+    // [region: products]
+    // acc (keys, Bq) = A B^T for this warp's keys and queries q0 .. + Bq: S^T of K_j and Q_i, dP^T of V_j and dO_i
+    const auto product = [&](float (&acc)[M][Bq / 8][4], const T *A_smem, const T *B_smem, int q0) {
+#pragma unroll
+      for (int k = 0; k < d / 16; ++k) {
+        uint32_t A_reg[M][4];
+#pragma unroll
+        for (int m = 0; m < M; ++m)
+          fa::ldmatrix_x4(A_reg[m], A_smem + (row_K + 16 * m) * d + at<d>(row_A, 2 * k + chunk_A));
+#pragma unroll
+        for (int n = 0; n < Bq / 16; ++n) {
+          uint32_t B_reg[4]; // two B fragments: 16 columns of d by queries 16n + {0..7} and 16n + {8..15}
+          fa::ldmatrix_x4(B_reg, B_smem + (q0 + 16 * n) * d + at<d>(row_B, 2 * k + chunk_B));
+#pragma unroll
+          for (int m = 0; m < M; ++m) {
+            fa::mma_m16n8k16<T>(acc[m][2 * n], A_reg[m], B_reg[0], B_reg[1]);
+            fa::mma_m16n8k16<T>(acc[m][2 * n + 1], A_reg[m], B_reg[2], B_reg[3]);
+          }
+        }
+      }
+    };
+    // acc (keys, columns) += X^T Y over queries q .. + 16: dV of P and dO_i, dK of dS and Q_i. Two neighbouring
+    // accumulators of X^T, rounded to 16 bits, are a fragment A: the same lane holds the same elements.
+    const auto accumulate = [&](float (&acc)[M][C::columns / 8][4], const uint32_t (&X_reg)[M][4], const T *Y_smem,
+                                int q) {
+#pragma unroll
+      for (int n = 0; n < C::columns / 16; ++n) {
+        uint32_t Y_reg[4]; // two B fragments: 16 queries by columns 16n + {0..7} and 16n + {8..15}
+        fa::ldmatrix_x4_trans(Y_reg, Y_smem + at<d>(q + row_A, part * 8 + 2 * n + chunk_A));
+#pragma unroll
+        for (int m = 0; m < M; ++m) {
+          fa::mma_m16n8k16<T>(acc[m][2 * n], X_reg[m], Y_reg[0], Y_reg[1]);
+          fa::mma_m16n8k16<T>(acc[m][2 * n + 1], X_reg[m], Y_reg[2], Y_reg[3]);
+        }
+      }
+    };
+    // [end: products]
+
+    // S and P, dP and dS of this warp's keys and queries i0 + q0 .. + Bq, and what they add to dV and dK
+    const auto pass = [&](int q0) {
+      // [region: scores]
+      // Where in P_smem and dS_smem elements 0 and 1 (pair 0), or 2 and 3 (1), of accumulator (m, n) lie: at<Br>(row,
+      // q0 / 8 + n) + 2t. Eight rows, eight places: no conflicts.
+      const auto place = [&](int m, int n, int pair) {
+        const int row = row_K + 16 * m + g + 8 * pair;
+        return (row * Br + g * 8 + 2 * t) ^ (q0 + 8 * n);
+      };
+
+      // P = exp2(S - LSE). A query is a column here, so LSE differs along a row.
+      const float *LSE_smem = stats_smem + stage * 2 * Br + q0, *delta_smem = LSE_smem + Br;
+      float S_reg[M][Bq / 8][4] = {};
+      product(S_reg, K_smem, Q_smem, q0);
+#pragma unroll
+      for (int n = 0; n < Bq / 8; ++n) {
+        const float2 LSE = *reinterpret_cast<const float2 *>(LSE_smem + 8 * n + 2 * t);
+#pragma unroll
+        for (int m = 0; m < M; ++m) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) S_reg[m][n][e] = S_reg[m][n][e] * scale_log2 - (e % 2 ? LSE.y : LSE.x);
+        }
+      }
+      if (j0 + Bc > a.Nk || (a.causal && j0 + Bc - 1 > i0 + shift) ||
+          (a.window && j0 <= i0 + Br - 1 + shift - a.window)) { // something here is out of sight
+        // Of element 0 of the first fragment: keys from its own on, and how many its query sees beyond its own.
+        const int j = j0 + row_K + g, left = a.Nk - j, ahead = i0 + q0 + 2 * t + shift - j;
+#pragma unroll
+        for (int n = 0; n < Bq / 8; ++n) {
+#pragma unroll
+          for (int m = 0; m < M; ++m) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+              const int key = 16 * m + e / 2 * 8, query = 8 * n + e % 2; // from element 0's on
+              if (key >= left || (a.causal && key - query > ahead) || (a.window && key - query <= ahead - a.window))
+                S_reg[m][n][e] = -FA_INFINITY;
+            }
+          }
+        }
+      }
+#pragma unroll
+      for (int n = 0; n < Bq / 8; ++n) {
+#pragma unroll
+        for (int m = 0; m < M; ++m) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) S_reg[m][n][e] = fa::ex2_approx_ftz(S_reg[m][n][e]);
+        }
+      }
+      // [end: scores]
+
+      // [region: dV]
+#pragma unroll
+      for (int k = 0; k < Bq / 16; ++k) {
+        uint32_t P_reg[M][4];
+#pragma unroll
+        for (int m = 0; m < M; ++m) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            const int n = 2 * k + e / 2, c = e % 2 * 2;
+            P_reg[m][e] = fa::pack2<T>(S_reg[m][n][c], S_reg[m][n][c + 1]);
+            if (shared) *reinterpret_cast<uint32_t *>(P_smem + place(m, n, e % 2)) = P_reg[m][e];
+          }
+        }
+        accumulate(dV_reg, P_reg, dO_smem, q0 + 16 * k);
+      }
+      // [end: dV]
+
+      // [region: dK]
+      // dS = P o (dP - delta): fragments A of dK, and to shared memory for dQ
+      float dP_reg[M][Bq / 8][4] = {};
+      product(dP_reg, V_smem, dO_smem, q0);
+#pragma unroll
+      for (int k = 0; k < Bq / 16; ++k) {
+        uint32_t dS_reg[M][4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int n = 2 * k + e / 2, c = e % 2 * 2;
+          const float2 delta = *reinterpret_cast<const float2 *>(delta_smem + 8 * n + 2 * t);
+#pragma unroll
+          for (int m = 0; m < M; ++m) {
+            dS_reg[m][e] = fa::pack2<T>(S_reg[m][n][c] * (dP_reg[m][n][c] - delta.x),
+                                        S_reg[m][n][c + 1] * (dP_reg[m][n][c + 1] - delta.y));
+            *reinterpret_cast<uint32_t *>(dS_smem + place(m, n, e % 2)) = dS_reg[m][e];
+          }
+        }
+        accumulate(dK_reg, dS_reg, Q_smem, q0 + 16 * k);
+      }
+      // [end: dK]
+    };
+    if constexpr (shared)
+      pass(part * Bq);
+    else
+#pragma unroll 1 // unrolled, it wants more registers than there are
+      for (int q0 = 0; q0 < Br; q0 += Bq) pass(q0);
+
+    __syncthreads(); // all of dS, and of P, is written before any warp reads it
+
+    // [region: share]
+    // The other half of the queries: of these P and dS of this warp's keys were formed by the warp that shares them.
+    if (shared) {
+      const int q0 = (part ^ 1) * Bq;
+#pragma unroll
+      for (int k = 0; k < Bq / 16; ++k) {
+        uint32_t P_reg[M][4], dS_reg[M][4];
+#pragma unroll
+        for (int m = 0; m < M; ++m) {
+          const int place = at<Br>(row_K + 16 * m + row_A, q0 / 8 + 2 * k + chunk_A);
+          fa::ldmatrix_x4(P_reg[m], P_smem + place);
+          fa::ldmatrix_x4(dS_reg[m], dS_smem + place);
+        }
+        accumulate(dV_reg, P_reg, dO_smem, q0 + 16 * k);
+        accumulate(dK_reg, dS_reg, Q_smem, q0 + 16 * k);
+      }
+    }
+    // [end: share]
+
+    // [region: dQ]
+    // dQ_i (Br, d) += dS K_j: 32 rows and 32 columns by each warp, over all keys
+    float dQ_reg[2][4][4] = {};
+    const int row_q = warp % 2 * 32, col_q = warp / 2 * 32;
+#pragma unroll
+    for (int k = 0; k < Bc / 16; ++k) {
+      uint32_t dS_reg[2][4];
+#pragma unroll
+      for (int m = 0; m < 2; ++m) // from dS^T, so transposed, and matrices 1 and 2 change places
+        fa::ldmatrix_x4_trans(dS_reg[m], dS_smem + at<Br>(16 * k + row_B, (row_q + 16 * m) / 8 + chunk_B));
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        uint32_t K_reg[4];
+        fa::ldmatrix_x4_trans(K_reg, K_smem + at<d>(16 * k + row_A, (col_q + 16 * n) / 8 + chunk_A));
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+          fa::mma_m16n8k16<T>(dQ_reg[m][2 * n], dS_reg[m], K_reg[0], K_reg[1]);
+          fa::mma_m16n8k16<T>(dQ_reg[m][2 * n + 1], dS_reg[m], K_reg[2], K_reg[3]);
+        }
+      }
+    }
+    // The sum lies in the order of the fragments, so that a warp's 32 additions are to neighbours; finish() sorts it.
+    float *dQ_sum = static_cast<float *>(a.workspace[0]);
+    dQ_sum += ((int64_t(b) * a.H + h) * padded(a.Nq) + i0) * d + threadIdx.x;
+#pragma unroll
+    for (int e = 0; e < 32; ++e) atomicAdd(dQ_sum + e * C::threads, dQ_reg[e / 16][e / 4 % 4][e % 4]);
+    // [end: dQ]
+    if (++tile == last) tile = first, ++h;
+  }
+  // [end: tile_loop]
+
+  // [region: epilogue]
+  fa::cp_async_wait<0>(); // where there was no step, K and V are still on their way
+#pragma unroll
+  for (int m = 0; m < M; ++m) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int j = j0 + row_K + 16 * m + g + 8 * r;
+      if (j < a.Nk) {
+        T *dK = static_cast<T *>(a.dK) + b * a.dK_stride[0] + hk * a.dK_stride[1] + j * a.dK_stride[2] +
+                part * C::columns + 2 * t;
+        T *dV = static_cast<T *>(a.dV) + b * a.dV_stride[0] + hk * a.dV_stride[1] + j * a.dV_stride[2] +
+                part * C::columns + 2 * t;
+#pragma unroll
+        for (int n = 0; n < C::columns / 8; ++n) {
+          const float *k = dK_reg[m][n] + 2 * r, *v = dV_reg[m][n] + 2 * r;
+          *reinterpret_cast<uint32_t *>(dK + 8 * n) = fa::pack2<T>(k[0] * a.scale, k[1] * a.scale);
+          *reinterpret_cast<uint32_t *>(dV + 8 * n) = fa::pack2<T>(v[0], v[1]);
+        }
+      }
+    }
+  }
+  // [end: epilogue]
+}
+
+// [region: finish]
+// After everything else: dQ (B, H, Nq, D) = scale * dQ_sum, a CTA per tile, each thread the elements that it had above.
+template <int d, typename T> __global__ __launch_bounds__(Tile<d>::threads) void finish(const fa_backward_args a) {
+  using C = Tile<d>;
+  const int tiles = int(padded(a.Nq) / C::Br), i0 = blockIdx.x % tiles * C::Br, head = blockIdx.x / tiles;
+  const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  const float *dQ_sum = static_cast<const float *>(a.workspace[0]) + int64_t(blockIdx.x) * C::Br * d + threadIdx.x;
+  T *dQ = static_cast<T *>(a.dQ) + head / a.H * a.dQ_stride[0] + head % a.H * a.dQ_stride[1];
+#pragma unroll
+  for (int e = 0; e < 32; e += 2) {
+    const int i = i0 + warp % 2 * 32 + e / 16 * 16 + g + e / 2 % 2 * 8, col = warp / 2 * 32 + e / 4 % 4 * 8 + 2 * t;
+    const float x = dQ_sum[e * C::threads], y = dQ_sum[(e + 1) * C::threads];
+    if (i < a.Nq) *reinterpret_cast<uint32_t *>(dQ + i * a.dQ_stride[2] + col) = fa::pack2<T>(x * a.scale, y * a.scale);
+  }
+}
+// [end: finish]
+
+// [region: launcher]
+template <int d, typename T> cudaError_t launch(const fa_backward_args &a, cudaStream_t stream) {
+  using C = Tile<d>;
+  const int64_t rows = int64_t(a.B) * a.H * padded(a.Nq), ctas = fa::ceil_div(a.Nk, C::Bc) * a.B * a.Hkv;
+  if (ctas > fa::max_grid_x || rows * d / 1024 > fa::max_grid_x) return cudaErrorInvalidValue;
+  if (cudaError_t error = fa::allow_smem(backward_mma<d, T>, C::smem_bytes)) return error;
+  prepare<d, T><<<unsigned(rows * d / 1024), 128, 0, stream>>>(a);
+  if (cudaError_t error = cudaGetLastError()) return error;
+  backward_mma<d, T><<<unsigned(ctas), C::threads, C::smem_bytes, stream>>>(a);
+  if (cudaError_t error = cudaGetLastError()) return error;
+  finish<d, T><<<unsigned(rows / C::Br), C::threads, 0, stream>>>(a);
+  return cudaGetLastError();
+}
+
+template <int d> cudaError_t launch(const fa_backward_args &a, cudaStream_t stream) {
+  return a.dtype == FA_FP16 ? launch<d, __half>(a, stream) : launch<d, __nv_bfloat16>(a, stream);
+}
+
+extern "C" cudaError_t fa_launch(const fa_args *args, cudaStream_t stream) {
+  const fa_backward_args &a = fa::backward(args);
+  const bool aligned = fa::half_rows_aligned16(a.O, a.O_stride) && fa::half_rows_aligned16(a.Q, a.Q_stride) &&
+                       fa::half_rows_aligned16(a.K, a.K_stride) && fa::half_rows_aligned16(a.V, a.V_stride) &&
+                       fa::half_rows_aligned16(a.dO, a.dO_stride) && fa::half_rows_aligned16(a.dQ, a.dQ_stride) &&
+                       fa::half_rows_aligned16(a.dK, a.dK_stride) && fa::half_rows_aligned16(a.dV, a.dV_stride);
+  if (!fa::is_half(a) || a.Hkv < 1 || a.H % a.Hkv || !aligned) return cudaErrorInvalidValue;
+  switch (a.D) {
+  case 64:
+    return launch<64>(a, stream);
+  case 128:
+    return launch<128>(a, stream);
+  default:
+    return cudaErrorInvalidValue;
+  }
+}
+// [end: launcher]
