@@ -1,0 +1,601 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 31 · Warp-specialised: one fetches, the others multiply
+#
+# **After this notebook you can**
+# - divide a kernel into roles, and say of each what it waits for, what it gives away and how many registers it needs;
+# - do the sums of `setmaxnreg`: what a launch deals out, what one warpgroup gives back and others may take;
+# - follow a ring of stages with one bit per lap, say how far the producer may run ahead, and read the report of a deadlock;
+# - choose how a persistent grid deals out its tiles, with a model that tells good from bad before anything is built;
+# - read swim lanes, and say what of them means something on an emulator and what only on a GPU.
+#
+# **Time** 75 minutes.
+#
+# **Needs** [30 · TMA and wgmma](30_tma_wgmma.ipynb). No GPU: without one the kernel runs on the emulator and the timings shown are recorded ones.
+#
+# **The idea in one line**: fetching takes hardly any registers or time, multiplying takes all; give them to different warps, and let a CTA stay for the whole kernel.
+
+# %%
+import re
+from dataclasses import replace
+
+import pandas as pd
+import torch
+
+from helpers import (
+    check,
+    draw_hopper,
+    draw_masks,
+    exercise,
+    load,
+    plot,
+    record,
+    roles,
+    rung,
+    sass,
+    schedule,
+    show,
+    xray,
+)
+
+torch.manual_seed(0)
+kernel = load("31_warp_specialized")
+device = kernel.device
+
+# %% [markdown]
+# ## The problem
+#
+# In rung 30 no thread copies bytes and none loads operands. Yet one of its threads has two jobs: it multiplies, and it sends for tiles. Look at the moment when it does:
+
+# %%
+show.region("30_tma_wgmma", "refill")
+
+# %% [markdown]
+# Before thread 0 may send for a tile, *all* warps must have read what lies in that place. If the other warpgroup is late, thread 0 waits, with it its warp, and with the warp its warpgroup, since `wgmma` takes all four. So two warpgroups that could work independently are tied to each other. And the sending comes when thread 0 gets there, not when the place is free.
+#
+# The rest of notebook 30's list: registers are the same for all, though the needs are not. And at the beginning and the end of every CTA the tensor cores have nothing to do.
+#
+# All of this has one cure: **roles**. One warpgroup, the *producer*, sends for tiles and does nothing else. The others, the *consumers*, multiply. They meet only at mbarriers. [FlashAttention-3](https://arxiv.org/abs/2407.08608) calls it warp specialisation and measured what it is worth by taking it out again (section 4.2 there): 570 TFLOP/s instead of 661.
+
+# %% [markdown]
+# ## 1 · Registers for those who need them
+#
+# A consumer's thread holds its share of $S$ (64 × Bc over 128 threads), of $P$, packed in pairs, and of $O$. The producer holds a few addresses. What does an even distribution give, and what do the roles want?
+
+# %%
+shapes = {64: {"Bc": 128, "consumers": 3, "producer": 32, "consumer": 160}}
+shapes[128] = {"Bc": 128, "consumers": 2, "producer": 24, "consumer": 240}
+rows = {}
+for d, shape in shapes.items():
+    threads = 128 * (1 + shape["consumers"])
+    even = 65536 // threads // 8 * 8  # of the SM's registers, in steps of 8
+    held = {"S": shape["Bc"] // 2, "P": shape["Bc"] // 4, "O": d // 2}
+    freed, taken = 128 * (even - shape["producer"]), 128 * shape["consumers"] * (shape["consumer"] - even)
+    rows[d] = held | {"evenly": even, "producer": shape["producer"], "consumer": shape["consumer"]}
+    rows[d] |= {"given back": freed, "taken": taken}
+pd.DataFrame(rows).T.rename_axis("d")
+
+# %% [markdown]
+# `setmaxnreg` moves registers while the kernel runs: the producer's warps go down to 32 or 24 per thread, the consumers' up to 160 or 240, in steps of 8. What is given back and what is taken must agree, and here it does to the last one. (The launch bounds must say `(threads, 1)`: without the `1` the compiler ignores `setmaxnreg`, with a warning.)
+#
+# **Predict**: without the two `setmaxnreg`, how many bytes per thread would be spilled into memory?
+
+
+# %%
+def cut(stem, d):
+    """A rung for fp16 and this d alone, which is compiled in less time than all four instances."""
+    whole, both = rung(stem), "a.dtype == FA_FP16 ? launch<d, __half>(a, stream) : launch<d, __nv_bfloat16>(a, stream)"
+    other = f"  case {192 - d}:\n    return launch<{192 - d}>(a, stream);\n"
+    return replace(whole, source=whole.replace(both, "launch<d, __half>(a, stream)").replace(other, ""))
+
+
+rows = {}
+for d in (64, 128):
+    rung_d = cut("31_warp_specialized", d)
+    even = replace(rung_d, source=re.sub(r"fa::setmaxnreg_\w+<.*>\(\);", "", rung_d.source))
+    for name, which in {"with setmaxnreg": rung_d, "without": even}.items():
+        rows[d, name] = sass.resources(which).iloc[0][["registers", "spill_store_bytes", "spill_load_bytes"]]
+pd.DataFrame(rows).T.rename_axis(["d", ""])
+
+# %% [markdown]
+# **What to see.** A handful of bytes. ($S$ dies while $P$ comes into being, so that the two need no more than $S$ and half of $P$ at a time.) `registers` is what the launch deals out; the compiler plans for what `setmaxnreg` says. So in this rung the roles hardly *need* the registers yet. What they make possible is a third consumer at $d = 64$ and, in notebook 32, a second $S$ beside the first. An honest small gain; the larger ones follow.
+
+# %% [markdown]
+# ## 2 · A ring of stages
+#
+# Producer and consumers share a ring of stages in shared memory. Each stage has a pair of barriers, **full** and **empty**, one pair for $K$ and one for $V$, so that $S$ can start before $V_j$ has come:
+#
+# | | waits for | then | and then tells |
+# |---|---|---|---|
+# | producer | `empty`: the place has been read | sends for the tile | `full` (the copy itself does, by its bytes) |
+# | each consumer | `full`: the tile is there | multiplies | `empty` (one lane of each warp) |
+#
+# Everybody goes round the ring at a pace of his own and counts for himself: stage, and parity of the lap.
+
+# %%
+show.region("31_warp_specialized", "ring")
+
+# %% [markdown]
+# One case is special. When the producer comes to a stage for the first time, nobody has read it, and nobody ever will have: its first wait has to pass at once. Notebook 30's table had the answer: of a fresh barrier the phase *before* the first counts as complete. So the producer waits with the opposite parity, 1 in the first lap, 0 in the second. Here is everything that is kept in order by these bits, for two stages and five tiles:
+
+# %%
+stages, rows = 2, []
+for tile in range(5):
+    lap, stage = divmod(tile, stages)
+    before = f"consumers: tile {tile - stages} read" if lap else "nothing (passes at once)"
+    rows.append((tile, stage, lap % 2, f"empty[{stage}], {lap % 2 ^ 1}", before, f"full[{stage}], {lap % 2}"))
+columns = ["tile", "stage", "parity of the lap", "producer waits for", "which means", "consumers wait for"]
+pd.DataFrame(rows, columns=columns).set_index("tile")
+
+# %% [markdown]
+# Nobody can be mistaken about the lap. To be one lap ahead of the consumers, the producer would have to pass an `empty` that isn't complete; so there are never two phases between them, and one bit is enough.
+#
+# ### A deadlock, and how to read it
+#
+# Let the consumers forget to say that $V_j$ has been read. **Predict**: at which tile does everything stop, and who waits where? (There are five stages at $d = 64$; 768 keys are six tiles.) The report gives a barrier by its address; `named` says which one lies there, in the order in which the kernel lays them out.
+
+# %%
+small = cut("31_warp_specialized", 64)
+stages = int(re.search(r"int stages = d == 64 \? (\d+)", small.source)[1])
+places = [
+    "Q_full",
+    "Q_empty",
+    *(f"{x}[{s}]" for x in ("K_full", "K_empty", "V_full", "V_empty") for s in range(stages)),
+]
+barriers_at = 2 * (192 * 64 * 2) + 2 * stages * (128 * 64 * 2)  # behind Q_smem, O_smem and the stages of K and V
+
+
+def named(report):
+    def name(found):
+        number = (int(found[1]) - barriers_at) // 8
+        return places[number] if 0 <= number < len(places) else found[0]
+
+    return re.sub(r"Q_smem \+ (\d+) B", name, report)
+
+
+def finding(*changes, N=768, **options):
+    """What the X-ray finds first in the kernel with these changes."""
+    text = small
+    for old, new in changes:
+        text = replace(text, source=text.replace(old, new))
+    found = xray(text, *(torch.randn(1, 1, N, 64).half() for _ in "qkv"), **options).trace.findings
+    return named(f"{found[0].kind}, line {found[0].line}: {found[0].text}") if found else "no finding"
+
+
+# %%
+V_read = "release(V_empty + barrier);\n      // [end: output]"
+print(finding((V_read, V_read.replace("release(V_empty + barrier);", ";"))))
+
+# %% [markdown]
+# **What to see.** Five tiles went through, as many as there are stages. For the sixth the producer waits for a place, `V_empty[0]`, where all twelve warps are missing; the consumers wait for a tile, `V_full[0]`, in its second phase (parity 1), where the one arrival that announces it is missing. Each waits for the other: the place is what to look at, since a tile can't come without it. With 640 keys or fewer the bug would never be seen.
+
+# %% [markdown]
+# ## 3 · A CTA that stays
+#
+# In rung 30 every query tile has a CTA of its own, which begins with an empty ring and ends with a lonely epilogue. Now there are as many CTAs as SMs (a **persistent grid**), and each works on one query tile after the other. The ring doesn't notice: the first $K$ of the next query tile is sent for as soon as there is a place, while the consumers are still at the last tiles of this one.
+#
+# But who gets which query tile? Before, the hardware dealt out CTAs to whoever was free. Now the kernel has to do it. Under a causal mask tiles differ in length, and three ways come to mind:
+#
+# - **in turns**: CTA $c$ of $n$ takes number $c$, then $n + c$, $2n + c$, …
+# - **turning round**: every second turn from the other end, so that whoever had the longest tile gets the shortest next;
+# - **a counter**: whoever is done takes the next number, by an atomic addition.
+#
+# All go through the same list: the longest tiles first, as many heads at a time as have their keys in 32 MB of the L2 (notebook 20). A model, as there: a tile takes as long as it has tiles of keys, nothing else takes time.
+
+
+# %%
+def lengths(N, D, causal=True, Bc=128):
+    """Tiles of keys of each query tile of the headline workload, in the order of the list."""
+    Br, heads = {64: 192, 128: 128}[D], 16384 // N * 2048 // D
+    tiles, at_once, found = -(-N // Br), max(1, (32 << 20) // (4 * N * D)), []
+    for first in range(0, heads, at_once):
+        group = len(range(first, min(first + at_once, heads)))
+        seen = [min((t + 1) * Br, N) if causal else N for t in reversed(range(tiles))]
+        found += [-(-keys // Bc) for keys in seen for _ in range(group)]
+    return found
+
+
+def dealt(work, ctas, turning):
+    """As schedule.run, for numbers that are dealt out beforehand."""
+    free, rows = [0] * ctas, []
+    for number, length in enumerate(work):
+        turn, c = divmod(number, ctas)
+        c = ctas - 1 - c if turning and turn % 2 else c
+        rows.append((c, free[c], free[c] + length))
+        free[c] += length
+    return pd.DataFrame(rows, columns=["place", "begin", "end"])
+
+
+# %% [markdown]
+# **Predict** which way is best, and whether turning round is better than not, for $d = 128$ and $N = 4096$:
+
+
+# %%
+def ways(work, ctas=132):
+    return {
+        "in turns": dealt(work, ctas, turning=False),
+        "turning round": dealt(work, ctas, turning=True),
+        "a counter": schedule.run(work, ctas),
+    }
+
+
+draw_masks.occupancy(ways(lengths(4096, 128)), 132)
+
+# %%
+rows = {}
+for D in (64, 128):
+    for N in (512, 1024, 2048, 4096, 8192, 16384):
+        work = lengths(N, D)
+        rows[D, N] = {way: run.end.max() / (sum(work) / 132) - 1 for way, run in ways(work).items()}
+        rows[D, N]["no mask, any way"] = max(run.end.max() for run in ways(lengths(N, D, False)).values())
+        rows[D, N]["no mask, any way"] /= sum(lengths(N, D, False)) / 132
+        rows[D, N]["no mask, any way"] -= 1
+pd.DataFrame(rows).T.rename_axis(["D", "N"]).map("{:.1%}".format)
+
+# %% [markdown]
+# **What to see.** Time beyond that of a machine that is never idle. Without a mask all tiles are equally long, and nothing can be done about the last, partly filled turn. Under the mask the counter is within a percent or two everywhere. The two that deal beforehand lose up to a third, and turning round, which sounds fairer, is at $d = 128$ the worst of all. Why? The list is not one long descent from the longest tile to the shortest; it is a saw, a descent for each group of heads. Turning round evens out two neighbouring turns on a slope; where a turn reaches over a tooth, or where the teeth beat against the turns, it doubles the difference instead.
+#
+# A counter costs an atomic addition per query tile, one number that has to reach all warps of the CTA, and somebody who sets it back to zero. What the rung does:
+
+# %%
+show.region("31_warp_specialized", "schedule")
+
+# %% [markdown]
+# ## 4 · O leaves by the tile
+#
+# Rung 30 writes $O$ from registers: four lanes make 16 bytes of a row, so that an instruction touches eight rows, half a sector each. TMA goes the other way, too: from shared memory to a box of a tensor, and what is outside of the tensor stays behind. So the warpgroup puts its 64 rows of $O$ into shared memory, swizzled as the map says, and one thread sends them off. It costs room ($O$ needs a place of its own, as $Q$'s is already being filled for the next query tile), and three things have to be kept in order:
+#
+# | first | then | said by |
+# |---|---|---|
+# | TMA has read the last $O$ | threads write this one | `cp.async.bulk.wait_group.read`, then a barrier of the warpgroup |
+# | threads have written all of $O$ | TMA reads it | `fence.proxy.async`, then the same barrier |
+# | TMA has read $O$ | the CTA ends, and its shared memory goes to another | `cp.async.bulk.wait_group.read` |
+#
+# The barrier is a *named* one, `bar.sync` with a number and 128 threads: `__syncthreads` would wait for the other warpgroups, too, and for the producer, most of whose threads have left long ago.
+
+# %% [markdown]
+# ## The kernel
+
+# %%
+show.region("31_warp_specialized", "tile")
+
+# %%
+show.region("31_warp_specialized", "barriers")
+
+# %% [markdown]
+# A barrier that is waited for by a producer counts the warps that have to report (`readers`), one that is waited for by consumers counts the one thread that announces bytes.
+
+# %%
+show.region("31_warp_specialized", "producer")
+
+# %% [markdown]
+# That is all a producer does. `fetch` is one line of section 2's table: wait until the place is empty, announce, copy. $Q$ goes through the same function; its "ring" has a single place.
+
+# %%
+show.region("31_warp_specialized", "scores")
+
+# %%
+show.region("31_warp_specialized", "output")
+
+# %% [markdown]
+# The products are those of rung 30, and each is followed by a wait and a `release`. Between the two, mask and softmax are unchanged.
+
+# %%
+show.region("31_warp_specialized", "epilogue")
+
+# %% [markdown]
+# ## Run and check
+
+# %%
+check(kernel)
+
+# %%
+plot.recorded("31_warp_specialized", "error", plot.error)
+
+# %% [markdown]
+# ## Predict, then measure
+#
+# ### Swim lanes
+#
+# Who does what when? `roles.times` puts a note at every region and every wait of the kernel: the first thread of each warpgroup of one CTA writes down what begins, and the SM's clock. On a GPU the axis below is time. **On the emulator only the order means something**: it runs one thread until that has to wait, then another, and knows no durations. So there the axis counts events, and how long a box is says how much else happened meanwhile, not how long it took.
+#
+# One head, 768 queries and keys, $d = 64$, on two CTAs, so that each has two query tiles of six tiles of keys. (On a GPU: 64 heads of 1024.) **Predict**, for the emulator: how many tiles has the producer sent for when the first product begins? And what stops it later on?
+
+# %%
+if device == "cuda":
+    watched, shape, unit = kernel, (1, 64, 1024, 64), "clocks of the SM"
+else:
+    two = replace(small, source=small.replace("int64_t(sms)", "int64_t(2)"))
+    watched, shape, unit = load(source=two.source, device="cpu", quiet=True), (1, 1, 768, 64), "events, in their order"
+q, k, v = (torch.randn(shape, device=device).half() for _ in range(3))
+events = roles.times(watched, q, k, v)
+registers = {"producer": 32, "consumer 0": 160, "consumer 1": 160, "consumer 2": 160}
+draw_hopper.roles(events, registers, "A CTA's four warpgroups, two query tiles one after the other", unit)
+
+# %% [markdown]
+# **What to see, in the order of events.**
+#
+# - The producer fills the ring before anyone multiplies, and from then on sends for a tile whenever a place is read.
+# - The three consumers do the same things and depend on each other only through the ring; nothing else keeps them in step.
+# - One long wait of the producer begins well before the end of the first query tile. By then it has sent for the first $K$ of the next one, and asks for the next $Q$. But there is one `Q_smem`, and it is being read until the last product of $S$. The producer sends in order, so all places that become free meanwhile stay empty.
+# - To the right: how the SM's registers are shared out. The bars add up to all of them.
+#
+# How long a lane waits can only be said in clocks:
+
+# %%
+if device == "cuda":
+    spent = (events.end - events.begin).groupby([events.lane, events.kind]).sum().unstack(fill_value=0)
+    display(spent.div(spent.sum(axis=1), axis=0).map("{:.0%}".format))
+else:
+    print("no GPU here: the share of waiting is a matter of clocks, and the emulator has none")
+
+# %% [markdown]
+# ### How far ahead
+#
+# The first of the two predictions, for rings of other sizes: copies that the producer has asked for when the first product begins, $Q$ among them.
+
+
+# %%
+def asked_before_the_first_product(stages):
+    text = re.sub(r"int stages = [^;]+;", f"int stages = {stages};", small.source, count=1)
+    inputs = [torch.randn(1, 1, 768, 64).half() for _ in "qkv"]
+    events = roles.times(load(source=text, device="cpu", quiet=True), *inputs)
+    copies = events[(events.lane == "producer") & (events.kind == "copy")].iloc[1:]  # the first box is before any copy
+    return int((copies.begin < events[events.kind == "scores"].begin.min()).sum())
+
+
+pd.Series({n: asked_before_the_first_product(n) for n in (1, 2, 3)}, name="copies").rename_axis("stages").to_frame()
+
+# %% [markdown]
+# Two per stage, and $Q$. One stage is enough for a right result, too: then every tile is waited for. (What a stage more is worth in time, the emulator can't say; bytes on their way have to cover what a copy takes from asking to landing.)
+#
+# ### Instructions
+#
+# Rung 30 spent 54 `R2UR` per tile to carry descriptors into uniform registers. Here the warpgroup's number comes from a vote over the warp (`__reduce_max_sync`), so that the compiler knows it to be the same in all lanes. Both loops without their masks, at $d = 128$, one tile of 128 keys. **Predict** what becomes of `R2UR`, `MOV`, and the total.
+
+# %%
+sass.CLASSES |= {"HGMMA": "HGMMA", "R2UR": "R2UR", "UTMALDG": "UTMALDG", "SYNCS": "SYNCS"}  # wgmma, TMA, mbarrier
+masked = "if (j0 + Bc > (a.causal ? min(row0 + shift + 1, a.Nk) : a.Nk)) {"
+loops = [cut(stem, 128) for stem in ("30_tma_wgmma", "31_warp_specialized")]
+loops = [replace(each, source=each.replace(masked, "if (false) {")) for each in loops]
+plot.opcodes(sass.compare(*loops, D=128, loop=True), "The tile loop at d = 128")
+
+# %% [markdown]
+# **What to see.** What is left are the softmax, 16 products, and little else. The `UTMALDG` have gone to the producer; there are more `SYNCS`, as $K$ and $V$ have barriers of their own.
+#
+# ### Sectors
+#
+# And the stores: sectors of 32 bytes that writing $O$ touches, against what its bytes need.
+
+# %%
+q, k, v = (torch.randn(1, 2, 384, 64).half() for _ in range(3))
+frames = {}
+for which in (cut("30_tma_wgmma", 64), small):
+    frame = xray(which, q, k, v).to_frame().query("space == 'global' and target == 'O'")
+    frames[which.stem] = frame[["op", "requests", "cost", "ideal"]].rename(columns={"cost": "sectors"})
+pd.concat(frames).droplevel(1)
+
+# %% [markdown]
+# ## Beside its peers
+
+# %%
+plot.recorded("31_warp_specialized", "forward", plot.throughput)
+
+# %%
+plot.recorded(
+    "31_warp_specialized", "forward", lambda s: plot.ratio(s, "31_warp_specialized", ["SDPA FLASH", "SDPA CUDNN"])
+)
+
+# %% [markdown]
+# Under a causal mask, where section 3 comes in:
+
+# %%
+plot.recorded(
+    "31_warp_specialized", "causal", lambda s: plot.ratio(s, "31_warp_specialized", ["SDPA FLASH", "SDPA CUDNN"])
+)
+
+
+# %%
+def beside(kind):
+    return lambda samples: record.summary(samples, "31_warp_specialized", "SDPA CUDNN").assign(kind=kind)
+
+
+for kind in ("forward", "causal"):
+    display(plot.recorded("31_warp_specialized", kind, beside(kind)))
+
+# %% [markdown]
+# ## What still hurts
+#
+# 1. **A consumer does one thing at a time.** It starts $S = QK^\top$ and waits; softmax; it starts $O \mathrel{+}= PV$ and waits. While it computes exponentials it has no product under way, and while it waits for a product it computes nothing. That the other consumers are elsewhere is chance: they start together and wait at the same barriers.
+# 2. **One Q_smem.** The long wait of the producer in the swim lanes: towards the end of each query tile the ring runs empty, and the next query tile starts with less than a full ring.
+# 3. **Room.** $O$ and $Q$ each take a place in shared memory that stages could have: at $d = 128$ two stages are left.
+# 4. **Short sequences.** With few query tiles per CTA there is nothing to overlap the first tile's way from HBM with.
+#
+# The first is by far the largest, and the subject of notebook 32: to start the next $S$ *before* this tile's softmax, and to let the warpgroups take turns at the tensor cores on purpose.
+
+# %% [markdown]
+# ## Exercises
+#
+# ### Exercise 31.1 · A more generous producer
+#
+# The producer gets 24, 32 or 40 registers. How many can each of two consumers have, how many each of three? (65536 registers; all numbers are multiples of 8, at the launch, too; at most 256.)
+
+# %%
+# Exercise 31.1
+two_consumers = {24: 240, 32: None, 40: None}
+three_consumers = {24: None, 32: 160, 40: None}
+
+
+# %%
+def most():
+    for consumers, said in ((2, two_consumers), (3, three_consumers)):
+        launch = 65536 // (128 * (1 + consumers)) // 8 * 8
+        for producer, mine in said.items():
+            right = (launch + (launch - producer) // consumers) // 8 * 8
+            assert mine == right, f"{consumers} consumers, a producer of {producer}: not {mine}"
+    return True
+
+
+exercise.verify(
+    "31.1", most, hint="what the launch deals out evenly, plus an equal share of what the producer gives back"
+)
+
+# %% [markdown]
+# <details>
+# <summary>Hint</summary>
+#
+# Three warpgroups get 168 each at the launch, four get 128.
+#
+# </details>
+# <details>
+# <summary>Solution</summary>
+#
+# ```python
+# two_consumers = {24: 240, 32: 232, 40: 232}
+# three_consumers = {24: 160, 32: 160, 40: 152}
+# ```
+#
+# With three consumers a producer of 24 leaves the consumers no more than one of 32 does: a third of the difference is less than 8. That is why the rung has 24 at $d = 128$ and 32 at $d = 64$.
+#
+# </details>
+
+# %% [markdown]
+# ### Exercise 31.2 · Three reports
+#
+# Three kernels, each with one bug, and what the X-ray says of them. Which report belongs to which bug?
+#
+# 1. the producer waits with the consumers' parity;
+# 2. nobody says that $Q$ has been read;
+# 3. $O$ is sent off without a fence.
+
+# %%
+one_cta, Q_read = ("int64_t(sms)", "int64_t(1)"), "release(Q_empty);"
+O_sent = "fa::fence_proxy_async();\n    fa::bar_sync(warpgroup, 128); // all of O"
+suspects = {
+    "A": [one_cta, (f"if (j0 == 0) {Q_read}", ";")],
+    "B": [(O_sent, O_sent.replace("fa::fence_proxy_async();", ";"))],
+    "C": [("fa::mbarrier_wait(empty, parity ^ 1);", "fa::mbarrier_wait(empty, parity);")],
+}
+reports = {letter: finding(*changes, N=384) for letter, changes in suspects.items()}
+reports = dict(zip("XYZ", sorted(reports.values())))
+for letter, report in reports.items():
+    print(f"{letter}: {report}\n")
+
+# %%
+# Exercise 31.2
+bug_of = {"X": 1, "Y": 2, "Z": 3}
+
+
+# %%
+def matched():
+    marks = {1: "threads 128-511 wait at", 2: "of the mbarrier Q_empty", 3: "proxy fence"}
+    for letter, bug in bug_of.items():
+        assert marks[bug] in reports[letter], f"{letter} isn't bug {bug}"
+    return sorted(bug_of.values()) == [1, 2, 3] and "Q_empty" not in reports[{b: x for x, b in bug_of.items()}[1]]
+
+
+exercise.verify("31.2", matched, hint="in which report does the producer wait for its very first place?")
+
+# %% [markdown]
+# <details>
+# <summary>Hint</summary>
+#
+# Thread 0 is the producer. For which barrier does it wait, and in which phase? Phase 0 of an `empty` barrier is complete when the place has been read for the first time.
+#
+# </details>
+# <details>
+# <summary>Solution</summary>
+#
+# ```python
+# bug_of = {"X": 2, "Y": 1, "Z": 3}
+# ```
+#
+# In both deadlocks everybody waits for somebody. With bug 1 the producer waits for the first place of all, `K_empty[0]`, and nothing was ever sent. With bug 2 a whole query tile went through, and the next $Q$ finds no place. Without a second query tile in the same CTA (hence the one CTA) bug 2 would not be seen.
+#
+# </details>
+
+# %% [markdown]
+# ### Exercise 31.3 · Dealt out well, beforehand
+#
+# A counter is a way to find out at run time who is free. In the model all speeds are known, so the host could work it out before the launch and hand each CTA its list. Write `deal(work, ctas)`: for each tile of the list, in order, the CTA that gets it. At most 2 % beyond the ideal under a causal mask, for $N \ge 1024$.
+
+# %%
+# Exercise 31.3
+
+
+def deal(work, ctas):
+    return [number % ctas for number in range(len(work))]
+
+
+# %%
+def good():
+    for D in (64, 128):
+        for N in (1024, 2048, 4096, 8192, 16384):
+            work, busy = lengths(N, D), [0] * 132
+            for length, cta in zip(work, deal(work, 132), strict=True):
+                busy[cta] += length
+            over = max(busy) / (sum(work) / 132) - 1
+            assert over <= 0.02, f"D = {D}, N = {N}: {over:.1%} beyond the ideal"
+    return True
+
+
+exercise.verify("31.3", good, hint="who would take the next number from a counter?")
+
+# %% [markdown]
+# <details>
+# <summary>Hint</summary>
+#
+# A heap of (load, CTA): each tile goes to the one with the least load so far. `schedule.run` does just that.
+#
+# </details>
+# <details>
+# <summary>Solution</summary>
+#
+# ```python
+# def deal(work, ctas):
+#     return list(schedule.run(work, ctas)["place"])
+# ```
+#
+# As good as the counter, in the model. On a card SMs don't run equally fast (some find their keys in the L2, some don't), and a list made beforehand can't know that. A counter can.
+#
+# </details>
+
+# %% [markdown]
+# ## Self-check
+#
+# You can now explain, do and judge:
+#
+# <details><summary>1. What do the two roles have in common?</summary>
+#
+# Two barriers per place, the order of the tiles, and the count of laps. No data in registers, and no `__syncthreads` after the first.
+#
+# </details>
+# <details><summary>2. Why does the producer wait with the opposite parity?</summary>
+#
+# Its first wait has to pass although nobody has read anything. Of a fresh barrier the phase before the first, of parity 1, counts as complete.
+#
+# </details>
+# <details><summary>3. What does a stage more buy, and what does it cost?</summary>
+#
+# The producer may be one tile further ahead, which hides a longer way from HBM or a longer hiccup. It costs a tile of K and one of V in shared memory.
+#
+# </details>
+# <details><summary>4. Why is a counter better than any fixed rule under a causal mask?</summary>
+#
+# Tiles differ in length and SMs in speed. Who is done first takes the next; no rule has to foresee who that will be.
+#
+# </details>
+# <details><summary>5. What must you not read off the swim lanes of the emulator?</summary>
+#
+# Any duration, and so any share of waiting. The order of what depends on one another is real.
+#
+# </details>
+#
+# **References**: [FlashAttention-3](https://arxiv.org/abs/2407.08608), section 3.1 and Algorithm 1; [PTX ISA](https://docs.nvidia.com/cuda/parallel-thread-execution/), "setmaxnreg", "mbarrier", "cp.async.bulk.tensor", "bar"; [CUDA C++ Programming Guide](https://docs.nvidia.com/cuda/cuda-c-programming-guide/), "Asynchronous Barrier".
