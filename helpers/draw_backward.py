@@ -232,14 +232,15 @@ def constants(source: str, d: int, **given: int) -> dict[str, int]:
 
 
 def _evaluate(expression: str, values: Mapping[str, int]) -> int:
-    """A C++ expression of whole numbers: + - * / %, comparisons, && || and ?:"""
-    python = re.sub(r"(?<!/)/(?!/)", "//", expression).replace("&&", " and ").replace("||", " or ")
-    while choice := re.fullmatch(r"(.*?)\?(.*?):(.*)", python):  # a ? b : c ? d : e
+    """A C++ expression of whole numbers: + - * / %, comparisons, ! && || and ?:"""
+    while inner := re.search(r"\(([^()]*)\)", expression):
+        expression = expression[: inner.start()] + f" {_evaluate(inner[1], values)} " + expression[inner.end() :]
+    while choice := re.fullmatch(r"([^?]*)\?(.*?):(.*)", expression):  # a ? b : c ? d : e
         condition, yes, no = choice.groups()
-        if eval(condition, {"__builtins__": {}}, dict(values)):
-            return _evaluate(yes.replace("//", "/"), values)
-        python = no
-    return int(eval(python, {"__builtins__": {}}, dict(values)))
+        expression = yes if _evaluate(condition, values) else no
+    for cpp, python in (("/", "//"), ("&&", " and "), ("||", " or "), (r"!(?!=)", " not ")):
+        expression = re.sub(cpp if cpp.startswith("!") else re.escape(cpp), python, expression)
+    return int(eval(expression.strip(), {"__builtins__": {}}, dict(values)))
 
 
 PARTS = (
@@ -288,7 +289,23 @@ def main_loop(rung: str | Rung, D: int, dtype: str = "fp16", kernel: str = "back
     """The machine instructions of a kernel's main loop, in the order of the code."""
     rung = rung if isinstance(rung, Rung) else find(rung)
     code = sass._code(sass._disassembled(sass._compiled(rung, "sm_90a")))
-    return sass.main_loop(code[sass.instance(code, D, dtype, kernel)])
+    return loop_of(code[sass.instance(code, D, dtype, kernel)])
+
+
+def loop_of(lines: Sequence[sass.Line]) -> list[sass.Line]:
+    """Of all code between a backward branch and its target the one with the most products, the shortest of these. Not what has the
+    kernel's end in it: waiting for an mbarrier goes on in a piece of code behind the end, which branches back to where it came
+    from. ValueError if no loop has products."""
+    loops = [[]]
+    for address, opcode, operands in lines:
+        target = re.search(r"\b0x([0-9a-f]+)\s*$", operands) if opcode.startswith("BRA") else None
+        if target and (start := int(target[1], 16)) < address:
+            inside = [line for line in lines if start <= line[0] <= address]
+            loops += [inside] if not any(code == "EXIT" for _, code, _ in inside) else []
+    most = max(loops, key=lambda loop: (sum(code.startswith("HGMMA") for _, code, _ in loop), -len(loop)))
+    if not any(code.startswith("HGMMA") for _, code, _ in most):
+        raise ValueError("the kernel has no loop with wgmma")
+    return most
 
 
 def accumulators(source: str, region: str = "tile_loop") -> list[str]:

@@ -81,7 +81,7 @@ def test_stripes_run_along_k_or_across_it():
 TILE = """template <int d> struct Tile {
   static constexpr int Br = d == 64 ? 96 : 64, half = Br / 2 - 1; // 3, 4
   static constexpr int stages = d == 64 && Br > 64 ? 3 : d == 128 ? 2 : 1;
-  static constexpr int K = 0, Q = K + 2 * half * d;
+  static constexpr int K = 0, Q = K + (stages != 1 && !(d < 0) ? (half + half) * d : 8 / 3);
   static constexpr int LSE = Q + stages * Br, smem_bytes = LSE + 4 * Br;
 };
 """
@@ -163,6 +163,23 @@ def test_a_program_shows_its_products_and_the_work_under_none():
     orange = [c for c in ax.collections if c.get_colors()[0][:3] == pytest.approx(_rgb(ORANGE))]
     assert sum(len(c.get_segments()) for c in orange) == 1  # the write alone
     assert [t.get_text() for t in ax.get_yticklabels()][:3] == ["S", "dV", "dQ"]
+
+
+def test_the_loop_is_where_most_products_are_and_no_end_of_the_kernel():
+    code = lines(
+        "HGMMA.64x96x16.F32 R24, gsb0",
+        "HGMMA.64x96x16.F32 R24, gsb0",  # 0x10: the loop
+        "HGMMA.64x96x16.F32 R24, gsb0",
+        "BRA 0x20",  # a small one in it
+        "BRA 0x10",
+        "HGMMA.64x96x16.F32 R24, gsb0",
+        "EXIT ",
+        "BRA 0x0",  # out of line
+    )
+    loop = draw_backward.loop_of(code)
+    assert [loop[0][0], loop[-1][0]] == [0x10, 0x40]
+    with pytest.raises(ValueError, match="no loop with wgmma"):
+        draw_backward.loop_of(code[:3])
 
 
 @pytest.mark.parametrize("d", [64, 128])
