@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 
 import numpy as np
 import pytest
 import torch
-from emulated import build
+from emulated import build, line_of
 from tma import box_of, launch, of_map, program, swizzled, trace
 
 from helpers import KernelError
@@ -283,6 +284,64 @@ def test_what_goes_wrong_is_named(name):
 
 
 # ---- the X-ray
+
+# What a copy overwrites has been written by threads, or read: a store wants a fence and an order, a read an order alone.
+OVERWRITTEN = {
+    "fenced by who wrote": ("s[t] = t; fa::fence_proxy_async(); __syncthreads();", ""),
+    "fenced by who copies": ("s[t] = t; __syncthreads(); if (t == 0) fa::fence_proxy_async();", ""),
+    "fenced by somebody between": (
+        "s[t] = t; fa::bar_sync(1, 64); if (t < 32) fa::fence_proxy_async(); fa::bar_sync(2, 64);",
+        "",
+    ),
+    "read": ("s[t] = t; fa::fence_proxy_async(); __syncthreads(); x += s[63 - t]; __syncthreads();", ""),
+    "not fenced": ("s[t] = t; // there\n__syncthreads();", "proxy fence"),
+    "fenced before": ("fa::fence_proxy_async(); s[t] = t; // there\n__syncthreads();", "proxy fence"),
+    "fenced by half of them": (
+        "s[t] = t; // there\nif (t < 32) fa::fence_proxy_async(); __syncthreads();",
+        "proxy fence",
+    ),
+    "not in order": ("s[t] = t; // there\nfa::fence_proxy_async();", "race"),
+}
+
+
+@cache
+def overwritten():
+    body = "".join(
+        f"  if (a.H == {i}) {{\n{text.replace('// there', f'// there {i};')}\n}}\n"
+        for i, (text, _) in enumerate(OVERWRITTEN.values())
+    )
+    source = program(
+        f"""  __shared__ __align__(128) float s[64]; __shared__ uint64_t full;
+  float x = 0;
+  if (t == 0) {{ fa::mbarrier_init(place(&full), 1); fa::fence_mbarrier_init(); }}
+  __syncthreads();
+{body}
+  if (t == 0) {{
+    fa::mbarrier_arrive_expect_tx(place(&full), 256);
+    bulk_load(place(s), in, 256, place(&full));
+  }}
+  fa::mbarrier_wait(place(&full), 0);
+  out[t] = x + s[t];
+""",
+        "1, 64",
+    )
+    return source, build(source)
+
+
+@pytest.mark.parametrize("name", OVERWRITTEN)
+def test_what_threads_wrote_is_fenced_before_a_copy_overwrites_it(name):
+    source, launcher = overwritten()
+    number, (_, kind) = list(OVERWRITTEN).index(name), OVERWRITTEN[name]
+    for launcher.schedule in (0, 3):
+        found = trace(launcher, torch.zeros(64), H=number, Q=torch.arange(64.0)).findings
+        if not kind:
+            assert found == ()
+            continue
+        (f,) = (f for f in found if f.kind == kind)
+        assert line_of(source, f"// there {number};") in (f.line, f.other_line)
+        assert kind == "race" or re.search(
+            r"thread 0 of block 0 writes s\[\d+\] through the async proxy, and thread \d+ wrote it on", f.text
+        )
 
 
 def test_a_trace_counts_both_ends_of_a_copy():

@@ -176,8 +176,7 @@ void bulk_load(const Box& b, uint32_t mbarrier, Op op, uintptr_t pc, Site site) 
   const unsigned agent = proxy_agent(AgentKind::Mbarrier, mbarrier, w->current->number);
   mbarrier_land(mbarrier, {b, 0, false, w->current->number, pc, site}, pc, site);
   if (w->races != nullptr) {
-    race_settle(w);
-    race_access(w, b.shared, b.bytes, Op::AsyncCopy, pc);
+    proxy_write(w->arena + b.shared, b.bytes, pc);
   } else if (memchr(w->written + b.shared, kInFlight, b.bytes) != nullptr) {
     fail("in flight", 719, pc, site, "lets %s write %u bytes at %s, where a copy is under way", site.what, b.bytes,
          shared_place(w, w->current->number / kWarp, b.shared).c_str());

@@ -493,6 +493,23 @@ void proxy_read(unsigned agent, const void* shared, size_t bytes, uintptr_t pc, 
   }
 }
 
+// What readers have left needs no fence: it is enough that they are done.
+void proxy_write(const void* shared, size_t bytes, uintptr_t pc) {
+  Worker* w = worker;
+  Races& r = *w->races;
+  const size_t offset = size_t(static_cast<const char*>(shared) - w->arena);
+  const unsigned me = w->current->number;
+  race_settle(w);
+  uint32_t told = 0;
+  for (size_t at = offset / 2; at <= (offset + bytes - 1) / 2; ++at) {
+    const Cell& c = r.cell[at];
+    if (c.stamp <= r.start || c.in_flight || c.thread >= kThreads || c.pc == told) continue;
+    if (ordered(r, me, c.thread, c.stamp) && !visible(r, me, c.thread, c.stamp))
+      note(w, {Wrong::Unfenced, trace_pc(w, pc), told = c.pc, uint32_t(2 * at), uint32_t(bytes), uint16_t(me), c.thread, true, true, kShared});
+  }
+  race_access(w, offset, bytes, Op::AsyncCopy, pc);
+}
+
 uint32_t proxy_commit(unsigned agent) {
   Worker* w = worker;
   return w->races == nullptr ? 0 : w->races->agents[agent - kThreads].tick++;

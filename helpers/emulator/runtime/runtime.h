@@ -251,8 +251,10 @@ void check_async_read(size_t offset, size_t bytes, uintptr_t pc, Site);
 // looks whether what is read has been written, in order, and with a fence.proxy.async if by ordinary stores (of a warpgroup:
 // for each of its warps). They last until a thread that has waited says proxy_waited with the group that proxy_commit
 // gave for them, and tell of any write that isn't ordered behind such a wait. Without a trace only check_async_read is done.
+// proxy_write, while tracing, is for a copy that the current thread starts: what threads have written there has to be fenced too.
 unsigned proxy_agent(AgentKind, unsigned owner, unsigned thread);  // the same one whenever asked within a block
 void proxy_read(unsigned agent, const void* shared, size_t bytes, uintptr_t pc, Site);  // multiples of 16 bytes
+void proxy_write(const void* shared, size_t bytes, uintptr_t pc);
 uint32_t proxy_commit(unsigned agent);                 // what has been begun is a group
 void proxy_waited(unsigned agent, uint32_t group);     // the current thread has waited for all groups up to this one
 void proxy_fence();                                    // fence.proxy.async by the current thread
