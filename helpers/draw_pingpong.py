@@ -70,7 +70,8 @@ INSTRUCTIONS = {
 def loop(code: Mapping[str, Sequence[Line]]) -> Figure:
     """Loops as strips, an instruction next to the other in the order of the code, with their waits for products.
 
-    code: name -> sass.loop_lines(...). Over each piece between waits stands its number of exponentials.
+    code: name -> sass.loop_lines(...). Over each piece between waits stands its number of exponentials, under a wait how many
+    groups of products may still be under way behind it, if any.
     """
     most = max(len(lines) for lines in code.values())
     figure, axes = canvas(10.2, 0.7 + 0.85 * len(code))
@@ -89,16 +90,20 @@ def loop(code: Mapping[str, Sequence[Line]]) -> Figure:
             )
         for i in waits:
             left = int(lines[i][2].rpartition(",")[2], 16)
-            ax.plot([i, i], [-0.62, 0.95], color=INK, linewidth=1.6, linestyle="--" if left else "-")
-        ax.set(xlim=(-1, most + 1), ylim=(-0.62, 1.25), yticks=[])
+            ax.plot([i, i], [-0.6, 0.95], color=INK, linewidth=1.6, linestyle="--" if left else "-")
+            if left:
+                ax.text(i, -0.66, left, ha="center", va="top", fontsize=8, color=INK)
+        ax.set(xlim=(-1, most + 1), ylim=(-1.0, 1.25), yticks=[])
         ax.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9, color=INK)
         ax.grid(False)
         ax.spines[:].set_visible(False)
     axes[-1].set_xlabel("instructions of the loop, in the order of the code")
     handles = [Patch(color=colour, label=label) for label, colour in INSTRUCTIONS.values()] + [
         Patch(color=GRID, label="others"),
-        Line2D([], [], color=INK, linewidth=1.6, linestyle="--", label="waits until one product is left"),
-        Line2D([], [], color=INK, linewidth=1.6, label="waits for all products"),
+        Line2D(
+            [], [], color=INK, linewidth=1.6, linestyle="--", label="waits until n of its groups of products are left"
+        ),
+        Line2D([], [], color=INK, linewidth=1.6, label="waits for all of them"),
     ]
     figure.legend(handles=handles, loc="outside upper left", ncols=4, frameon=False, fontsize=8.5)
     return figure

@@ -41,7 +41,15 @@ LINES = [(16 * i, *text.split(" ", 1)) for i, text in enumerate([
 
 def test_a_loop_is_cut_at_its_waits_and_counted():
     figure = draw_pingpong.loop({"a kernel": LINES, "another": LINES[:3]})
-    assert words(figure) == ["0", "2", "1", "0", "1"]
+    assert words(figure) == [
+        "0",
+        "2",
+        "1",
+        "1",
+        "0",
+        "1",
+        "1",
+    ]  # exponentials of the pieces, groups left behind the first wait
     first = figure.axes[0]
     assert len(first.patches) == 1 + 1 + 3 + 1  # the loop, a product, exponentials, a rounding
     assert [(line.get_linestyle(), line.get_xdata()[0]) for line in first.lines] == [("--", 1), ("-", 5)]
