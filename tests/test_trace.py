@@ -237,6 +237,23 @@ def test_instructions_are_counted_by_warp():
     }  # fmt: skip
 
 
+def test_what_a_cp_async_reads_is_no_load_instruction():
+    body = """__shared__ __align__(16) float s[128];
+    fa::cp_async_16(s + 4 * threadIdx.x, in + 4 * threadIdx.x); // here
+    fa::cp_async_commit();
+    fa::cp_async_wait<0>();
+    out[threadIdx.x] = s[4 * threadIdx.x] + in[threadIdx.x];"""
+    source = program(body, before="#include <fa/sm80.cuh>")
+    found = traced(build(source), torch.zeros(32), Q=torch.ones(128))
+    assert {name: found.instructions[name] for name in ("cp.async", "ld.global", "ld.shared")} == {
+        "cp.async": 1, "ld.global": 1, "ld.shared": 1,
+    }  # fmt: skip
+    assert {(a.op, a.space, a.bytes) for a in on(found, line_of(source))} == {
+        ("cp.async", "shared", 512),
+        ("load", "global", 512),
+    }
+
+
 # ---- kernels that go wrong while they are traced
 
 

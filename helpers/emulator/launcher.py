@@ -193,10 +193,11 @@ class Launcher:
                 if stopped:
                     raise KernelError(f"stopped after {self.timeout:g} s")
                 self._raise_error(code)
-            accesses = _accesses(self._rows(), library.path)
+            rows = self._rows()
+            accesses = _accesses(rows, library.path)
             findings = tuple(finding_of(f, library.path) for f in errors)
             findings += findings_of(self._found(), library.path)
-            instructions = _instructions(self._instructions(), accesses)
+            instructions = _instructions(self._instructions(), rows)
         counted = {name: (*self.counters[name], self.sizes[name]) for name in tensors}
         return Trace(accesses, findings, counted, instructions, time.monotonic() - start)
 
@@ -315,19 +316,21 @@ PTX_NAMES = {
 ACCESS_NAMES = {"load": "ld", "store": "st", "atomic": "atom"}
 
 
-def _instructions(counts: dict[str, int], accesses: tuple[Access, ...]) -> dict[str, int]:
+def _instructions(counts: dict[str, int], rows: list[TraceRow]) -> dict[str, int]:
     """Warp instructions by the PTX ISA's names; those that touch memory from their requests."""
+    copies = {row.pc for row in rows if OPS[row.op] == "cp.async"}  # where what is read is the instruction's other end
     found: dict[str, int] = {}
     for what, count in counts.items():
         known = [ptx for prefix, ptx in PTX_NAMES.items() if what.startswith(prefix)]
         name = known[0] if known else next((op for op in OPS if what.split(".")[0] == op), what)
         if name not in OPS or name in BULK:
             found[name] = found.get(name, 0) + count
-    for access in accesses:
-        if access.op in BULK:  # both its ends are among the accesses
+    for row in rows:
+        op, space = OPS[row.op], "shared" if row.shared else "global"
+        if op in BULK or (op == "load" and row.pc in copies):  # both its ends are among the requests
             continue
-        name = f"{ACCESS_NAMES[access.op]}.{access.space}" if access.op in ACCESS_NAMES else access.op
-        found[name] = found.get(name, 0) + access.requests
+        name = f"{ACCESS_NAMES[op]}.{space}" if op in ACCESS_NAMES else op
+        found[name] = found.get(name, 0) + row.requests
     return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
 
 
