@@ -40,7 +40,7 @@ CALLS = {
     r"// \[region: (turns|tile_loop)\]": "",
     r"^ *start_scores\(": "scores",
     r"^ *start_output\(": "output",
-    r"^ *softmax\(": "softmax",
+    r"^ *(softmax|exponentials)\(": "softmax",
     r"^ *round_P\(": "softmax",
     r"^ *finish\(|^ *store\(": "",
 }
