@@ -27,6 +27,8 @@ from hopper_variants import AHEAD, ROOT, Built, Library, Variant, build, run, sa
 FILE = "33_backward_wgmma"
 POINTS = [(4096, False), (4096, True), (1024, False), (1024, True), (16384, False), (16384, True), (512, False), (512, True)]  # fmt: skip
 
+AHEAD_FILE = "33_backward_ahead"  # the rung in another order, with its choices as macros
+
 # --- what is replaced in the rung. Each pair stands once in it.
 
 NEXT_S = """\
@@ -36,92 +38,42 @@ NEXT_S = """\
     fa::wgmma_commit_group();
 """
 WAIT_S = "    fa::wgmma_wait_group<2>(); // S of the next step is there, dV has been added\n"
-WAIT_DQ = "    fa::wgmma_wait_group<1>(); // dQ is there\n"
-SCORES = "    scores(next, (tile + 1 == last ? first : tile + 1) * Br);\n"
-DK = """\
-#pragma unroll
-    for (int k = 0; k < F; ++k)
-      fa::wgmma_mma_async<T, 1>(dK_reg, A_reg[(k + F) % (F + 1)], fa::mn_major(Q_smem, Br) + fa::mn_major_step(k),
-                                true);
-    fa::wgmma_commit_group();
-"""
-SEND = "      fa::cp_reduce_async_bulk_add(dQ_sum, smem + dQ_smem, 4 * C::dQ_half);\n"
-MAIN = "  backward_wgmma<d, T><<<unsigned(ctas), C::threads, C::smem_bytes, stream>>>(maps, a);\n"
-ORDER = (
-    ("j0 = blockIdx.x % key_tiles * Bc", "j0 = blockIdx.x / (a.B * a.Hkv) * Bc"),
-    (
-        "hk = blockIdx.x / key_tiles % a.Hkv, b = blockIdx.x / key_tiles / a.Hkv",
-        "hk = blockIdx.x % a.Hkv, b = blockIdx.x / a.Hkv % a.B",
-    ),
-)
-
-
-def registers_to_global(text: str) -> str:
-    """dQ added up by red.global.add.v4.f32, straight from the accumulators: no shared memory, no barrier, no bulk copy."""
-    start = text.index("    const uint32_t dQ_smem = C::dQ")
-    end = text.index("    fa::wgmma_wait_group<0>(); // dK has been added")
-    return (
-        text[:start]
-        + """\
-    float *dQ_sum = static_cast<float *>(a.workspace[0]) + threadIdx.x % 128 * 4;
-    dQ_sum += ((int64_t(b) * a.H + h) * padded<d>(a.Nq) + tile * Br) * d + half * C::dQ_half;
-#pragma unroll
-    for (int n = 0; n < C::dQ_columns / 8; ++n)
-      asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(dQ_sum + n * 512), "f"(dQ_reg[n][0]),
-                   "f"(dQ_reg[n][1]), "f"(dQ_reg[n][2]), "f"(dQ_reg[n][3])
-                   : "memory");
-"""
-        + text[end:]
-    )
+LEFT = "    if (elected) fa::cp_async_bulk_wait_group_read<0>(); // the last dQ has left shared memory\n"
+STORE = "    const uint32_t dQ_smem = C::dQ + half * 4 * C::dQ_half;\n"
+PADDED = "dQ_sum (B,H,Nq384,D) fp32; stats (2,B,H,Nq384)"
 
 
 def variants() -> list[Variant]:
     """All of them, the most important first: what does not fit into the time is left out at the end."""
-    source = source_of(Variant("rung", 128, "", file=FILE))
 
-    def of(D: int, name: str, expected: str, *replace: tuple[str, str], flash: bool = False) -> Variant:
+    def rung(D: int, name: str, expected: str, *replace: tuple[str, str], flash: bool = False) -> Variant:
         return Variant(f"back_{name}", D, expected, file=FILE, replace=(*replace, *one_size(D)), flash=flash)
 
-    start = source.index("    const uint32_t dQ_smem = C::dQ")
-    end = source.index("    fa::wgmma_wait_group<0>(); // dK has been added")
-    direct = registers_to_global(source)
-    direct = (source[start:end], direct[start : direct.index("    fa::wgmma_wait_group<0>(); // dK has been added")])
+    def ahead(D: int, name: str, expected: str, *replace: tuple[str, str], **define: int) -> Variant:
+        return Variant(f"ahead{name}", D, expected, define, AHEAD_FILE, (*replace, *one_size(D)))
+
+    stages = ("stages = 2;", "stages = 3;")
+    late_wait = ((LEFT, ""), (STORE, LEFT + "    fa::bar_sync(own + half, 128);\n" + STORE))
     late_S = ((NEXT_S, ""), (WAIT_S, NEXT_S + "    fa::wgmma_wait_group<0>(); // everything\n"))
-    rotated = (
-        ("scores(0, first * Br);", "scores(0, start * Br);"),
-        ("  int h = hk * group, tile = first;\n#pragma unroll 1", "  int h = hk * group, tile = start;\n#pragma unroll 1"),
-        ("      int h = hk * group, tile = first;\n", "      int h = hk * group, tile = start;\n"),
-        ("    if (++tile == last) tile = first, ++h;\n  }\n", "    if (++tile == last) tile = first;\n    if (tile == start) ++h;\n  }\n"),
-        ("        if (++tile == last) tile = first, ++h;\n", "        if (++tile == last) tile = first;\n        if (tile == start) ++h;\n"),
-        ("  extern __shared__", "  const int start = a.causal ? first : int(blockIdx.x) % key_tiles * last / key_tiles;\n\n  extern __shared__"),
-    )  # fmt: skip
-    both = [
-        lambda D: of(D, "base", "1.05 to 1.15 x CUDNN, 0.85 to 1.0 at N = 512", flash=True),
-        lambda D: Variant("back_persistent", D, "+8 % at N = 1024, +3 % at 4096; causal more, by its order", file="33_backward_persistent",
-                          replace=one_size(D)),
-        lambda D: of(D, "late_S", "S after dK, exponentials hidden by nothing of the same warpgroup: -10 %", *late_S),
-        lambda D: of(D, "red_v4", "dQ from registers to L2: +3 % (512 cycles less of shared memory per step) or -5 %", direct),
-        lambda D: of(D, "dK_early", "dK before the barrier: 0 to +2 %", (DK, ""), (NEXT_S, NEXT_S + DK), (WAIT_DQ, WAIT_DQ.replace("1", "0"))),
-        lambda D: of(D, "heavy_first", "causal, N <= 4096: +2 to +5 %; without mask 0", *ORDER),
-        lambda D: of(D, "rotated", "CTAs of a head add to different rows of dQ: 0 to +3 % without mask", *rotated),
-        lambda D: of(D, "no_dQ", "WRONG dQ; what adding it up in the L2 costs: +3 %", (SEND, "")),
-        lambda D: of(D, "no_vote", "descriptors moved for every product: -1 to -3 %",
-                     ("__any_sync(0xffffffff, threadIdx.x >= 256)", "threadIdx.x >= 256")),
-        lambda D: of(D, "around", "WRONG; prepare and finish alone: 100 us", (MAIN, "")),
-        lambda D: of(D, "dV_at_once", "dS waits for all of dV: -2 %", ("wgmma_wait_group<F - k>", "wgmma_wait_group<0>")),
-        lambda D: of(D, "3_stages", "0: two hide the latency of a copy", ("stages = 2;", "stages = 3;")),
-        lambda D: of(D, "registers_232", "0, or spills", ("dec<24>", "dec<40>"), ("inc<240>", "inc<232>")),
+    rows_112 = (PADDED, PADDED.replace("384", "448"))
+    return [
+        rung(128, "base", "reference: 0.88"),
+        rung(64, "base", "reference: 0.875"),
+        ahead(128, "", "tensor cores never idle: 1.12", EARLY_S=2),
+        ahead(64, "_96", "tensor cores never idle, exponentials under three products: 1.08", EARLY_S=1, BR64=96),
+        ahead(64, "_112", "fewer steps, exponentials under two products: 1.08, 1.0 at N = 1024", rows_112, EARLY_S=2, BR64=112),
+        rung(128, "3_stages_late_wait", "3_stages (1.0) + 4 % if dQ leaves slowly", stages, *late_wait),
+        rung(64, "3_stages_late_wait", "3_stages (0.92) + 4 % if dQ leaves slowly", stages, *late_wait),
+        ahead(128, "_profile", "where the cycles go", EARLY_S=2, PROFILE=1),
+        ahead(64, "_96_profile", "where the cycles go", EARLY_S=1, BR64=96, PROFILE=1),
+        ahead(128, "_rotated", "ahead + 2 % without mask", EARLY_S=2, ROTATED=1),
+        ahead(64, "_96_rotated", "ahead_96 + 3 % without mask", EARLY_S=1, BR64=96, ROTATED=1),
+        ahead(128, "_red", "dQ from registers to the L2, 512 cycles less of shared memory: ahead + 3 %, or - 3 %", EARLY_S=2, RED=1, DO_STAGES=3),
+        ahead(128, "_early_wait", "ahead - 4 % if dQ leaves slowly", EARLY_S=2, LATE_WAIT=0),
+        ahead(64, "_128", "fewest steps, exponentials under dK alone: 1.0", EARLY_S=0, HOLD=0, LATE_WAIT=0),
+        ahead(64, "_96_red", "as for D = 128", EARLY_S=1, BR64=96, RED=1, DO_STAGES=3),
+        rung(128, "3_stages_late_S", "3_stages - 5 %: exponentials under nothing", stages, *late_S),
     ]  # fmt: skip
-    D64 = [
-        of(64, "br_112", "+2 % at N >= 4096, -5 % at 1024 (1120 rows)", ("d == 64 ? 96", "d == 64 ? 112"),
-           ("dQ_sum (B,H,Nq192,D) fp32; stats (2,B,H,Nq192)", "dQ_sum (B,H,Nq448,D) fp32; stats (2,B,H,Nq448)")),
-        of(64, "br_80", "-4 %, better at N = 512", ("d == 64 ? 96", "d == 64 ? 80"),
-           ("dQ_sum (B,H,Nq192,D) fp32; stats (2,B,H,Nq192)", "dQ_sum (B,H,Nq320,D) fp32; stats (2,B,H,Nq320)")),
-        of(64, "br_64", "-10 %: shared memory is read more often", ("d == 64 ? 96", "d == 64 ? 64")),
-    ]  # fmt: skip
-    D128 = [of(128, "br_48", "-8 %", ("d == 64 ? 96 : 64", "d == 64 ? 96 : 48"))]
-    first, rest = both[:7], both[7:]
-    return [make(D) for make in first for D in (128, 64)] + D64[:1] + [make(D) for make in rest for D in (128, 64)] + D64[1:] + D128  # fmt: skip
 
 
 def one_size(D: int) -> tuple[tuple[str, str], ...]:
@@ -210,6 +162,8 @@ def work(variant: Variant, library: str) -> None:
                     out = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=causal)
                 calls[name] = functools.partial(torch.autograd.grad, out, leaves, do, retain_graph=True)
         samples = measure(calls, rounds=7, burst_ms=3.0, seed=N)
+        if variant.define.get("PROFILE") and (N, causal) == (4096, False):
+            profile(variant, library)
         ms = samples.groupby("name").ms.median()
         rounds = samples.pivot(index="round", columns="name", values="ms")
         ratios = rounds["CUDNN"] / rounds["kernel"]
@@ -222,6 +176,40 @@ def work(variant: Variant, library: str) -> None:
     say(done=True)
 
 
+PHASES = {0: "top", 1: "dP started", 2: "last dQ sent", 3: "dK done", 4: "dV, S started", 5: "dP done", 6: "dS stored", 7: "barrier",
+          8: "dQ, dK started", 9: "S done", 10: "exponentials", 11: "dO there", 12: "dQ done", 14: "last dQ has left", 13: "dQ stored"}  # fmt: skip
+
+
+def profile(variant: Variant, library: str) -> None:
+    """Of one CTA's steps 8 to 31, when each phase was over: mean and extremes of the cycles since the step began."""
+    import ctypes
+
+    import numpy as np
+    import pandas as pd
+    import torch
+
+    torch.cuda.synchronize()
+    stamps, ns, cycles = np.zeros((2, 64, 16), np.uint32), np.zeros((2, 2), np.uint64), np.zeros((2, 2), np.uint64)
+    if ctypes.CDLL(library).fa_stamps(*(ctypes.c_void_p(x.ctypes.data) for x in (stamps, ns, cycles))):
+        return
+    rows = []
+    for half in (0, 1):
+        since = (stamps[half, 8:32] - stamps[half, 8:32, :1]).astype(np.int64)
+        last = np.zeros(len(since), np.int64)
+        for k, phase in PHASES.items():
+            took = since[:, k] - last
+            last = since[:, k]
+            rows.append((half, phase, since[:, k].mean(), took.mean(), took.min(), took.max()))
+        step = np.diff(stamps[half, 8:32, 0]).astype(np.int64)
+        rows.append((half, "next top", step.mean(), step.mean() - last.mean(), step.min(), step.max()))
+        ghz = float(cycles[half, 1] - cycles[half, 0]) / max(1.0, float(ns[half, 1] - ns[half, 0]))
+        rows.append((half, f"loop at {ghz:.2f} GHz", *[float(cycles[half, 1] - cycles[half, 0])] * 4))
+    skew = (stamps[1, 8:32] - stamps[0, 8:32]).astype(np.int32)
+    rows.append((2, "half 1 behind half 0, top", *[skew[:, 0].mean()] * 2, skew[:, 0].min(), skew[:, 0].max()))
+    table = pd.DataFrame(rows, columns=["half", "phase", "since_top", "took", "least", "most"])
+    table.to_csv(Path(os.environ.get("OUT", ".")) / f"profile_{variant.name}_D{variant.D}.csv", index=False)
+
+
 # --- the parent
 
 
@@ -231,7 +219,7 @@ def main() -> None:
     parser.add_argument(
         "--only", default="", help="a regular expression that the variant's name and D match: 'base D64'"
     )
-    parser.add_argument("--seconds", type=float, default=165.0)
+    parser.add_argument("--seconds", type=float, default=100.0)
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -285,6 +273,8 @@ def main() -> None:
             print(f"{peer}, bf16, backward; c: causal")
             print(table.join(facts).sort_values(["D", "geomean"], ascending=[True, False]).round(3).to_string())
         print(frame[frame.status != "ok"].groupby(["D", "variant"]).status.first().to_string())
+    for table in sorted(out.parent.glob("profile_*.csv")):
+        print(table.name, pd.read_csv(table).round(0).to_string(), sep="\n")
     print(f"{time.monotonic() - begin:.0f} s; {out}")
 
 
