@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -401,5 +402,30 @@ def program(found: pd.DataFrame, done: pd.DataFrame, end: int, title: str) -> Fi
         Line2D([], [], color=INK, linewidth=1.6, label="work under a product"),
         Line2D([], [], color=ORANGE, linewidth=1.6, label="under none"),
     ]
+    figure.legend(handles=handles, loc="outside lower left", ncols=4, frameon=False, fontsize=9)
+    return figure
+
+
+@styled
+def drafts(frame: pd.DataFrame, title: str) -> Figure:
+    """What drafts of a kernel reached, as a ratio to a peer, a line for each and a mark for each D. frame: step, what, kept ("yes…",
+    "at D = …" or "no…"), D and ratio. Marks of what stayed are filled."""
+    order = frame.drop_duplicates("step").sort_values("step")
+    figure, (ax,) = canvas(9.6, 1.5 + 0.28 * len(order), title=title)
+    places = {step: y for y, step in enumerate(order["step"])}
+    looks = dict(zip(sorted(frame["D"].unique()), (("o", BLUE), ("s", ORANGE), ("D", GREEN)), strict=False))
+    for row in frame.itertuples():
+        marker, colour = looks[row.D]
+        stays = not row.kept.startswith("no") and ("D =" not in row.kept or f"D = {row.D}" in row.kept)
+        look = {"marker": marker, "markeredgecolor": colour, "markerfacecolor": colour if stays else CARD}
+        ax.plot(row.ratio, places[row.step], linestyle="", markersize=7, **look)
+    ax.axvline(1, color=MUTED, linewidth=1, linestyle="--")
+    labels = [f"{step} · {textwrap.shorten(what, 62)}" for step, what in zip(order["step"], order["what"], strict=True)]
+    ax.set_yticks(range(len(order)), labels, color=INK, fontsize=8)
+    ax.set(xlabel="times as fast as the peer", ylim=(len(order) - 0.4, -0.6))
+    handles = [
+        Line2D([], [], linestyle="", marker=m, color=c, markersize=7, label=f"D = {D}") for D, (m, c) in looks.items()
+    ]
+    handles.append(Line2D([], [], linestyle="", marker="o", color=MUTED, markerfacecolor=CARD, label="not kept"))
     figure.legend(handles=handles, loc="outside lower left", ncols=4, frameon=False, fontsize=9)
     return figure

@@ -192,3 +192,13 @@ def test_the_loop_of_33_has_its_five_products(d):
     values = draw_backward.constants(whole.source, d)
     assert found.loc["S", "shape"] == f"64x{values['Br']}x16" and found.loc["dV", "shape"] == f"64x{d}x16"
     assert found.loc["dV", "instructions"] == values["Br"] // 16 and found.loc["dP", "instructions"] == d // 16
+
+
+def test_a_draft_is_where_its_ratio_is_and_filled_if_it_stayed():
+    rows = [(1, "base", "yes", 64, 0.9), (1, "base", "yes", 128, 1.1), (2, "more", "at D = 64", 64, 1.0), (2, "more", "at D = 64", 128, 0.8)]  # fmt: skip
+    frame = pd.DataFrame(rows, columns=["step", "what", "kept", "D", "ratio"])
+    (ax,) = draw_backward.drafts(frame, "title").axes
+    marks = [(line.get_xdata()[0], line.get_ydata()[0], line.get_markerfacecolor()) for line in ax.lines[:4]]
+    assert [m[:2] for m in marks] == [(0.9, 0), (1.1, 0), (1.0, 1), (0.8, 1)]
+    assert [m[2] for m in marks] == [BLUE, ORANGE, BLUE, draw_backward.CARD]
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["1 · base", "2 · more"]

@@ -19,7 +19,7 @@
 #
 # **Time** 90 minutes.
 #
-# **Needs** [23 · Backward on tensor cores](23_backward_mma.ipynb) for the five products, and the notebooks of [30_tma_wgmma](../kernels/30_tma_wgmma.cu) and [31_warp_specialized](../kernels/31_warp_specialized.cu) for descriptors, mbarriers and roles. No GPU: without one the kernel runs on the emulator and the timings shown are recorded ones.
+# **Needs** [23 · Backward on tensor cores](23_backward_mma.ipynb) for the five products, [30 · TMA and wgmma](30_tma_wgmma.ipynb) for descriptors and mbarriers, and rung [31_warp_specialized](../kernels/31_warp_specialized.cu) for roles. No GPU: without one the kernel runs on the emulator and the timings shown are recorded ones.
 #
 # **The idea in one line**: two warpgroups own 64 keys each and keep $P^\top$ and $dS^\top$ in registers as operands; whatever else the five products need, `wgmma` reads from shared memory by itself; and while one product runs, the threads prepare the next.
 
@@ -62,6 +62,12 @@ mma[mma > 0].sort_values(ascending=False).head(8)
 
 # %% [markdown]
 # ## 1 · Ten operands, again
+#
+# A step, with queries as columns throughout ($B_r$ queries, $B_c = 128$ keys; $\circ$ is the product element by element):
+#
+# $$ S^\top = K_j Q_i^\top, \quad P^\top = 2^{\,c S^\top - \mathrm{LSE}}, \quad dP^\top = V_j\, dO_i^\top, \quad dS^\top = P^\top \circ (dP^\top - \mathrm{delta}), $$
+#
+# $$ dV_j \mathrel{+}= P^\top dO_i, \qquad dK_j \mathrel{+}= dS^\top Q_i, \qquad dQ_i^\top \mathrel{+}= K_j^\top dS^\top . $$
 #
 # A warpgroup multiplies $A$ (64 × 16) by $B$ (16 × $N$) and adds to $C$ (64 × $N$). The rules (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions"):
 #
@@ -513,14 +519,8 @@ beside(causal=0)
 # %%
 beside(causal=1)
 
-
 # %%
-def summary(samples):
-    parts = {causal: samples[samples.causal == causal] for causal in (0, 1)}
-    return pd.concat({f"causal = {c}": record.summary(x, "33_backward_wgmma", "SDPA CUDNN") for c, x in parts.items()})
-
-
-plot.recorded("33_backward_wgmma", "backward", summary)
+plot.recorded("33_backward_wgmma", "backward", lambda x: record.summary(x, "33_backward_wgmma", "SDPA CUDNN"))
 
 # %% [markdown]
 # The columns: how many times as long as ours cuDNN takes, as the geometric mean over the shapes with $N \ge 1024$, the lowest and the highest of those, and the worst of *all* recorded shapes with its place.
@@ -529,14 +529,12 @@ plot.recorded("33_backward_wgmma", "backward", summary)
 #
 # Drafts, each with one thing changed, and what it reached as a ratio to SDPA CUDNN; the ones that brought nothing stay in the list. Cover the column `ratio` and guess.
 
+
 # %%
-from helpers import draw_mma
-
-
 def drafts(steps):
     with pd.option_context("display.max_colwidth", None):
         display(steps.reindex(columns=["D", "step", "what", "reason", "kept", "ratio"]).set_index("step").round(3))
-    return draw_mma.steps(steps, "Times as fast as SDPA CUDNN, backward, geometric mean over N ≥ 1024")
+    return draw_backward.drafts(steps, "Times as fast as SDPA CUDNN, backward, geometric mean over N ≥ 1024")
 
 
 plot.recorded("33_backward_wgmma", "steps", drafts)
@@ -651,12 +649,9 @@ exercise.verify("33.2", fits, hint="which parts of shared memory grow with Br, a
 # %%
 breaks = {
     "dS stored as it is in registers": ("fa::stmatrix_x4_trans(dS_row", "fa::stmatrix_x4(dS_row"),
-    "no barrier between dS and dQ": ("    fa::bar_sync(both, 256);\n    float dQ_reg", "    float dQ_reg"),
+    "no barrier between dS and dQ": ("next dQ.\n    fa::bar_sync(both, 256);", "next dQ."),
     "LSE's bytes not expected": (expected, expected.replace(" + C::stats_bytes", "")),
-    "dQ sent without a fence": (
-        "    fa::fence_proxy_async();\n    fa::bar_sync(own + half, 128); // all of this half is written before it is sent\n    if (elected) {\n      float",
-        "    fa::bar_sync(own + half, 128); // all of this half is written before it is sent\n    if (elected) {\n      float",
-    ),
+    "dK and dV sent without a fence": ("  fa::fence_proxy_async();\n  fa::bar_sync(own", "  fa::bar_sync(own"),
 }
 
 # %%
@@ -696,7 +691,7 @@ exercise.verify(
 #     "dS stored as it is in registers": "wrong",
 #     "no barrier between dS and dQ": "reported",
 #     "LSE's bytes not expected": "stop",
-#     "dQ sent without a fence": "reported",
+#     "dK and dV sent without a fence": "reported",
 # }
 # ```
 #
@@ -739,3 +734,5 @@ exercise.verify(
 # Look where they stand in the machine code, between which product's start and its wait; then at the clocks.
 #
 # </details>
+#
+# **References**: [PTX ISA](https://docs.nvidia.com/cuda/parallel-thread-execution/), "Asynchronous Warpgroup Level Matrix Instructions", "Async proxy" and "Data Movement and Conversion Instructions" (cp.reduce.async.bulk); [FlashAttention-2](https://arxiv.org/abs/2307.08691), Algorithm 2; [FlashAttention-3](https://arxiv.org/abs/2407.08608); NVIDIA H100 Tensor Core GPU Architecture (white paper).
