@@ -235,6 +235,32 @@ def test_shuffle_that_one_lane_does_not_reach():
     )
 
 
+@pytest.mark.parametrize(
+    ("body", "what"),
+    [
+        ("if (t != 5) fa::ldmatrix_x4(r, s); // here\n__syncthreads();", "threads 0-4, 6-31 wait at {here} in ldmatrix"),
+        (
+            "float c[4] = {}; if (t % 32 < 16) fa::mma_m16n8k16<__half>(c, r, 1, 1); // here\n__syncthreads();",
+            "threads 0-15, 32-47 wait at {here} in mma",
+        ),
+        ("if (t < 32) fa::bar_sync(0, 64); // here", "threads 0-31 wait at {here} in bar.sync"),
+        ("if (t != 5) fa::fence_proxy_async();\nif (t < 32) fa::mbarrier_wait(b, 0); // here", "threads 0-31 wait at {here} in mbarrier"),
+    ],
+)  # fmt: skip
+def test_who_waits_inside_fa_waits_at_the_line_that_calls_it(body, what):
+    head = """__shared__ __align__(16) __half s[512]; __shared__ uint64_t bar; const int t = threadIdx.x;
+    [[maybe_unused]] const uint32_t b = uint32_t(__cvta_generic_to_shared(&bar)); uint32_t r[4] = {};
+    for (int i = t; i < 512; i += 64) s[i] = __half(1);
+    if (t == 0) fa::mbarrier_init(b, 64);
+    __syncthreads();
+    """
+    tail = "\nif (t >= 32) return;\nout[t] = r[t % 4];"
+    before = "#include <fa/sm80.cuh>\n#include <fa/sm90.cuh>"
+    source = program(head + body + tail, "1, 64", before)
+    report = failure(head + body + tail, shape="1, 64", before=before)
+    assert what.format(here=f"{FILE}:{line_of(source)}") in report and "fa/" not in report
+
+
 def test_two_shuffles_that_share_lanes():
     body = f"if (threadIdx.x < 16) out[0] = __shfl_sync({FULL}, 1, 0);\nelse out[1] = __shfl_sync({FULL}, 1, 16);"
     report = failure(body)

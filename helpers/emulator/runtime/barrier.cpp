@@ -24,9 +24,9 @@ void begin_async(AsyncState* s) {
 static void wait_at(At at, unsigned place, uint64_t phase, uintptr_t pc, Site site) {
   Worker* w = worker;
   Thread* t = w->current;
-  t->pc = pc;
   t->state = State::Waiting;
   t->site = site;
+  t->site.pc = pc;
   t->mask = 0;
   t->at = at;
   t->place = place;

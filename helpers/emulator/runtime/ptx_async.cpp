@@ -34,7 +34,7 @@ void come_to_barrier(Frame& f, const Instruction& i) {
   const bool yes = vote != BarrierVote::None && get(f, i.s.back()) != 0;
   int answer;
   if (id == 0 && count == worker->threads && (i.offset & kWaits)) {
-    answer = sync_block(vote, yes, i.site);
+    answer = sync_block(vote, yes, here(f, i));
   } else {
     trace_instruction(worker, f.pc, i.site);
     answer = named_barrier(id, count, i.offset & kWaits, vote, yes, i.offset & kAligned, f.pc, i.site);

@@ -30,7 +30,7 @@ bool complete_warp(void* const operand[32]) {
 
 void meet(MatrixLane& me, Combine combine) {
   const Instruction& i = *me.instruction;
-  rendezvous(~0u, &me, combine, i.site);
+  rendezvous(~0u, &me, combine, here(*me.frame, i));
   if (me.alone)
     fail("inline PTX", 719, me.frame->pc, i.site, "executes %s without all 32 lanes of its warp: some have returned, or don't exist",
          i.site.what);

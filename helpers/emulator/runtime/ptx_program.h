@@ -50,6 +50,8 @@ struct Frame {
   uintptr_t frame;           // of the interpreter: what lies above on the thread's stack is the kernel's
 };
 
+inline Site here(const Frame& f, const Instruction& i) { return {i.site.what, i.site.file, i.site.line, f.pc}; }
+
 // ---- values in registers: the low bytes, zeros above
 template <class T>
 inline T as(uint64_t bits) {

@@ -41,7 +41,7 @@ void combine_shfl(void* const operand[32]) {
 void shfl(Frame& f, const Instruction& i) {
   Shuffled me{Direction(i.offset), get<uint32_t>(f, i.s[0]), get<uint32_t>(f, i.s[1]), get<uint32_t>(f, i.s[2]), 0, false, -1};
   const unsigned mask = get<uint32_t>(f, i.s[3]);
-  rendezvous(mask, &me, combine_shfl, i.site);
+  rendezvous(mask, &me, combine_shfl, here(f, i));
   if (me.missing >= 0)
     fail("shuffle", 719, f.pc, i.site, "reads lane %d in %s, and that lane takes no part (mask 0x%08x)", me.missing, i.site.what,
          mask);
@@ -68,7 +68,7 @@ bool decode_shfl(Decoder& d) {
 // ---- votes, matches, sums
 
 void vote_lanes(Frame& f, const Instruction& i) {
-  put(f, i.d[0], uint32_t(vote(Vote(i.offset), get<uint32_t>(f, i.s[1]), get(f, i.s[0]) != 0, i.site)));
+  put(f, i.d[0], uint32_t(vote(Vote(i.offset), get<uint32_t>(f, i.s[1]), get(f, i.s[0]) != 0, here(f, i))));
 }
 
 bool decode_vote(Decoder& d) {
@@ -87,7 +87,7 @@ bool decode_vote(Decoder& d) {
 
 void match_lanes(Frame& f, const Instruction& i) {
   const uint64_t value = i.bytes == 8 ? get(f, i.s[0]) : get<uint32_t>(f, i.s[0]);
-  const unsigned lanes = match(get<uint32_t>(f, i.s[1]), value, i.offset != 0, i.site);
+  const unsigned lanes = match(get<uint32_t>(f, i.s[1]), value, i.offset != 0, here(f, i));
   put(f, i.d[0], uint32_t(lanes));
   if (i.d.size() > 1) put(f, i.d[1], lanes != 0);
 }
@@ -111,7 +111,7 @@ bool decode_match(Decoder& d) {
 }
 
 void reduce_lanes(Frame& f, const Instruction& i) {
-  put(f, i.d[0], uint32_t(reduce(Reduce(i.offset), get<uint32_t>(f, i.s[1]), get<uint32_t>(f, i.s[0]), i.site)));
+  put(f, i.d[0], uint32_t(reduce(Reduce(i.offset), get<uint32_t>(f, i.s[1]), get<uint32_t>(f, i.s[0]), here(f, i))));
 }
 
 bool decode_redux(Decoder& d) {
@@ -149,14 +149,14 @@ void combine_elect(void* const operand[32]) {
 }
 void elect(Frame& f, const Instruction& i) {
   Elected me{0};
-  rendezvous(get<uint32_t>(f, i.s[0]), &me, combine_elect, i.site);
+  rendezvous(get<uint32_t>(f, i.s[0]), &me, combine_elect, here(f, i));
   put(f, i.d[0], me.leader);
   put(f, i.d[1], me.leader == lane());
 }
 
 // ---- barriers
 
-void sync_lanes(Frame& f, const Instruction& i) { sync_warp(get<uint32_t>(f, i.s[0]), i.site); }
+void sync_lanes(Frame& f, const Instruction& i) { sync_warp(get<uint32_t>(f, i.s[0]), here(f, i)); }
 
 void end_thread(Frame& f, const Instruction& i) { fail("trap", 719, f.pc, i.site, "executes %s", i.site.what); }
 void let_others_run(Frame&, const Instruction&) { yield(); }

@@ -107,7 +107,10 @@ struct Critical {
   ~Critical() { --worker->critical; }
 };
 
-static std::string line_of(const Site& s) { return std::string(s.file) + ":" + std::to_string(s.line); }
+static std::string line_of(Site s, uintptr_t pc = 0) {
+  if (pc != 0) s.pc = pc;
+  return place_of(worker, s);
+}
 
 // "warps 1, 2" of those in the mask.
 static std::string warps_in_words(unsigned group, unsigned mask) {
@@ -158,7 +161,7 @@ void touch_accumulator(Worker* w, uintptr_t address, size_t bytes, bool write, u
       if (address >= at + 4 || address + bytes <= at) continue;
       if (d->under_way > 0)
         fail("in flight", 719, pc, {}, "%s an accumulator of the wgmma.mma_async on %s, which is under way: no "
-             "wgmma.wait_group has covered it", write ? "writes" : "reads", line_of(d->site).c_str());
+             "wgmma.wait_group has covered it", write ? "writes" : "reads", line_of(d->site, d->pc).c_str());
       d->touched = true;
       return;
     }
@@ -172,12 +175,12 @@ void warpgroup_returns(Worker* w) {
   if (p.waited < p.issued) {
     const Product& last = g.products[size_t(p.waited - g.first)];
     fail("in flight", 719, last.pc, last.instruction->site, "returns while the wgmma.mma_async on %s is under way: no "
-         "wgmma.wait_group has covered it", line_of(last.instruction->site).c_str());
+         "wgmma.wait_group has covered it", line_of(last.instruction->site, last.pc).c_str());
   }
   if (p.issued < g.first + g.products.size()) {
     const Product& next = g.products[size_t(p.issued - g.first)];
     fail("warpgroup", 719, next.pc, next.instruction->site, "returns, and its warp has not executed wgmma.mma_async on %s, which %s "
-         "of its warpgroup, warps %u to %u, has", line_of(next.instruction->site).c_str(),
+         "of its warpgroup, warps %u to %u, has", line_of(next.instruction->site, next.pc).c_str(),
          warps_in_words(warp / kWarpsOfGroup, came(next)).c_str(), warp / kWarpsOfGroup * 4, warp / kWarpsOfGroup * 4 + 3);
   }
   if (p.changes < g.changes.size()) {
@@ -201,7 +204,7 @@ bool record_warpgroup_deadlock(Worker* w) {
         if (here == 15) continue;
         record(w, "warpgroup", 702, p.pc, p.instruction->site,
                warps_in_words(number, here) + " of " + block_name(w) + " wait at " + line_of(t.site) +
-                   " for wgmma.mma_async on " + line_of(p.instruction->site) + ", which " +
+                   " for wgmma.mma_async on " + line_of(p.instruction->site, p.pc) + ", which " +
                    warps_in_words(number, 15 & ~here) + " of the same warpgroup doesn't execute");
         return true;
       }
@@ -352,7 +355,7 @@ Accumulators& take_accumulators(Progress& p, void* const operand[32]) {
     if (equal) same = &d;
     if (!equal && !apart && d.under_way > 0)
       fail("in flight", 719, first.pc, i.site, "starts wgmma.mma_async on registers of which some are accumulators of the one on %s, "
-           "of another shape and still under way: no wgmma.wait_group has covered it", line_of(d.site).c_str());
+           "of another shape and still under way: no wgmma.wait_group has covered it", line_of(d.site, d.pc).c_str());
     if (!equal && !apart) {
       Critical critical;
       p.accumulators.erase(p.accumulators.begin() + long(n));
@@ -432,7 +435,7 @@ void combine_product(void* const operand[32]) {
     const Product& q = g.products[at];
     if (q.instruction != &i)
       fail("warpgroup", 719, f.pc, i.site, "executes wgmma.mma_async in warp %u where %s of the same warpgroup has executed another, on %s",
-           warp, warps_in_words(number, came(q)).c_str(), line_of(q.instruction->site).c_str());
+           warp, warps_in_words(number, came(q)).c_str(), line_of(q.instruction->site, q.pc).c_str());
     if (q.b != o.b || q.a != o.a || q.added != (o.scale_d != 0))
       fail("warpgroup", 719, f.pc, i.site, "executes %s in warp %u with other descriptors or another scale-d than %s of the same warpgroup",
            i.site.what, warp, warps_in_words(number, came(q)).c_str());
@@ -549,7 +552,7 @@ void land(Worker* w, const Accumulators& d, void* const operand[32]) {
     for (unsigned k = 0; k < d.words && there; ++k) there = *d.place[l][k] == marked(d.mark, l, k);
     if (!there)
       fail("in flight", 719, f.pc, site, "waits for the wgmma.mma_async on %s, whose accumulators have been written to in between, or were "
-           "variables that are no longer there (lane %u)", line_of(d.site).c_str(), l);
+           "variables that are no longer there (lane %u)", line_of(d.site, d.pc).c_str(), l);
   }
   for (unsigned l = 0; l < kWarp; ++l)
     for (unsigned k = 0; k < d.words; ++k) {
@@ -589,7 +592,7 @@ void wait_products(Frame& f, const Instruction& i) {
   Worker* w = worker;
   const Warpgroup& g = w->warpgroups->group[w->current->number / kWarp / kWarpsOfGroup];
   const uint64_t until = covered(progress_of(w), get<uint32_t>(f, i.s[0]));
-  while (until > g.first && came(g.products[size_t(until - 1 - g.first)]) != 15) wait_in_group(i.site);
+  while (until > g.first && came(g.products[size_t(until - 1 - g.first)]) != 15) wait_in_group(here(f, i));
   MatrixLane me{&f, &i, nullptr};
   meet(me, combine_wait);
   const unsigned first = w->current->number / 128 * 128;
@@ -676,7 +679,7 @@ void combine_registers(void* const operand[32]) {
     fail("registers", 801, f.pc, i.site, "executes %s with %u registers per thread and has %u", i.site.what, wanted, p.registers);
   if (p.changes == g.changes.size()) {
     Critical critical;
-    g.changes.push_back({wanted, i.site});
+    g.changes.push_back({wanted, here(f, i)});
   }
   const Change& first = g.changes[p.changes++];
   if (first.registers != wanted || strcmp(first.site.what, i.site.what) != 0)
@@ -694,7 +697,7 @@ void combine_registers(void* const operand[32]) {
 void change_registers(Frame& f, const Instruction& i) {
   MatrixLane me{&f, &i, nullptr};
   meet(me, combine_registers);
-  while (progress_of(worker).wanted != 0) wait_in_group(i.site);
+  while (progress_of(worker).wanted != 0) wait_in_group(here(f, i));
 }
 
 bool decode_setmaxnreg(Decoder& d) {

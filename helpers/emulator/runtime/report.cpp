@@ -37,6 +37,7 @@ void record(Worker* w, const char* kind, int error, uintptr_t pc, Site site, con
   put(f.file, sizeof f.file, site.file);
   f.line = site.line;
   f.error = error;
+  pc = pc != 0 ? pc : site.pc;
   Dl_info where;
   if (pc != 0 && dladdr(reinterpret_cast<void*>(pc), &where) != 0) {
     put(f.module, sizeof f.module, where.dli_fname);
@@ -83,9 +84,10 @@ static std::string ranges(unsigned n, Has has) {
 }
 
 // "file:line" of the asm statement; where there is a pc, Python puts the line of the reader in its place.
-static std::string place_of(const Worker* w, uintptr_t pc, const Site& site) {
+std::string place_of(const Worker* w, const Site& site) {
   const std::string place = std::string(site.file) + ":" + std::to_string(site.line);
-  return trace_pc(w, pc) == 0 ? place : "{" + std::to_string(trace_pc(w, pc)) + "|" + place + "}";
+  const uint32_t pc = trace_pc(w, site.pc);
+  return pc == 0 ? place : "{" + std::to_string(pc) + "|" + place + "}";
 }
 
 // Nobody can run and not everybody has returned: who waits where?
@@ -97,13 +99,12 @@ void record_deadlock(Worker* w) {
     At at;
     unsigned place;
     uint64_t phase;
-    uintptr_t pc;                   // of a barrier that is waited for in inline PTX
   };
   std::vector<Group> groups;
   const auto in_group = [&](unsigned i, const Group& g) {
     const Thread& t = w->thread[i];
     return t.state == State::Waiting && t.mask == g.mask && t.at == g.at &&
-           (t.at == At::Instruction || (t.place == g.place && t.phase == g.phase && t.pc == g.pc)) && t.site.line == g.site.line &&
+           (t.at == At::Instruction || (t.place == g.place && t.phase == g.phase && t.site.pc == g.site.pc)) && t.site.line == g.site.line &&
            strcmp(t.site.what, g.site.what) == 0 && strcmp(t.site.file, g.site.file) == 0;
   };
   bool at_barrier = false, at_warp = false, at_named = false, at_mbarrier = false;
@@ -113,11 +114,11 @@ void record_deadlock(Worker* w) {
     (t.at == At::NamedBarrier ? at_named : t.at == At::Mbarrier ? at_mbarrier : t.mask == 0 ? at_barrier : at_warp) = true;
     bool known = false;
     for (const Group& g : groups) known = known || in_group(i, g);
-    if (!known) groups.push_back({t.site, t.mask, t.at, t.place, t.phase, t.at == At::Instruction ? 0 : t.pc});
+    if (!known) groups.push_back({t.site, t.mask, t.at, t.place, t.phase});
   }
   std::string who;
   for (const Group& g : groups) {
-    who += "\n  " + ranges(w->threads, [&](unsigned i) { return in_group(i, g); }) + " wait at " + place_of(w, g.pc, g.site) +
+    who += "\n  " + ranges(w->threads, [&](unsigned i) { return in_group(i, g); }) + " wait at " + place_of(w, g.site) +
            " in " + g.site.what;
     if (g.mask != 0) {
       char mask[32];
@@ -135,7 +136,7 @@ void record_deadlock(Worker* w) {
   const bool divergent = at_barrier && !at_warp && !at_named && !at_mbarrier;
   const At where = at_mbarrier ? At::Mbarrier : at_named ? At::NamedBarrier : At::Instruction;
   const auto told = std::find_if(groups.begin(), groups.end(), [&](const Group& g) { return g.at == where; });
-  record(w, divergent ? "divergent barrier" : at_mbarrier ? "mbarrier deadlock" : at_named ? "barrier deadlock" : "deadlock", 702, told->pc, told->site,
+  record(w, divergent ? "divergent barrier" : at_mbarrier ? "mbarrier deadlock" : at_named ? "barrier deadlock" : "deadlock", 702, 0, told->site,
          std::string(divergent ? "the threads of " : "no thread of ") + block_name(w) +
              (divergent ? " don't all come to the same barrier:" : " can go on:") + who);
 }

@@ -78,7 +78,6 @@ struct Thread {
   At at;                          // which: with its `place`, the number or the offset in shared memory, and phase
   unsigned place;
   uint64_t phase;
-  uintptr_t pc;                   // in the kernel
   int answer;                     // what it is told when it goes on
   bool acquires;
   uintptr_t watched, watched_bytes;  // where on its stack accumulators of wgmma lie
@@ -224,6 +223,7 @@ void record_deadlock(Worker*);
 std::string thread_name(const Worker*, const Thread*);  // "thread 5"
 std::string block_name(const Worker*);                   // "block (0, 1)"
 std::string describe(const Worker*, const Thread*);     // "thread 5 of block (0, 1)"
+std::string place_of(const Worker*, const Site&);        // "file:line", in a form in which Python can put the reader's line
 void record_fault(Worker*);
 // memory.cpp
 void add_counters(Worker*);

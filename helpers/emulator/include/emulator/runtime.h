@@ -18,6 +18,7 @@ struct Site {
   const char* what;  // the instruction's name, as the reader wrote it
   const char* file;
   int line;
+  uintptr_t pc = 0;  // of inline PTX: where the kernel comes to it, which may be a line that calls what stands in `file`
 };
 
 // ---- rendezvous of a warp: the last lane of `mask` to arrive computes for all of them
