@@ -23,6 +23,7 @@
 # **The idea in one line**: fetching takes hardly any registers or time, multiplying takes all; give them to different warps, and let a CTA stay for the whole kernel.
 
 # %%
+import random
 import re
 from dataclasses import replace
 
@@ -69,21 +70,24 @@ show.region("30_tma_wgmma", "refill")
 #
 # A consumer's thread holds its share of $S$ (64 × Bc over 128 threads), of $P$, packed in pairs, and of $O$. The producer holds a few addresses. What does an even distribution give, and what do the roles want?
 
+
 # %%
-shapes = {64: {"Bc": 128, "consumers": 3, "producer": 32, "consumer": 160}}
-shapes[128] = {"Bc": 128, "consumers": 2, "producer": 24, "consumer": 240}
-rows = {}
-for d, shape in shapes.items():
-    threads = 128 * (1 + shape["consumers"])
-    even = 65536 // threads // 8 * 8  # of the SM's registers, in steps of 8
-    held = {"S": shape["Bc"] // 2, "P": shape["Bc"] // 4, "O": d // 2}
-    freed, taken = 128 * (even - shape["producer"]), 128 * shape["consumers"] * (shape["consumer"] - even)
-    rows[d] = held | {"evenly": even, "producer": shape["producer"], "consumer": shape["consumer"]}
-    rows[d] |= {"given back": freed, "taken": taken}
+def constant(name):
+    """What the rung's Tile says for d = 64 and for d = 128."""
+    return [int(x) for x in re.search(rf"int {name} = d == 64 \? (\d+) : (\d+);", kernel.source).groups()]
+
+
+rows, Bc = {}, 128
+for i, d in enumerate((64, 128)):
+    consumers, producer, consumer = (constant(x)[i] for x in ("consumers", "producer_registers", "registers"))
+    even = 65536 // (128 * (1 + consumers)) // 8 * 8  # of the SM's registers, in steps of 8
+    rows[d] = {"consumers": consumers, "S": Bc // 2, "P": Bc // 4, "O": d // 2, "evenly": even}
+    rows[d] |= {"producer": producer, "consumer": consumer}
+    rows[d] |= {"given back": 128 * (even - producer), "taken": 128 * consumers * (consumer - even)}
 pd.DataFrame(rows).T.rename_axis("d")
 
 # %% [markdown]
-# `setmaxnreg` moves registers while the kernel runs: the producer's warps go down to 32 or 24 per thread, the consumers' up to 160 or 240, in steps of 8. What is given back and what is taken must agree, and here it does to the last one. (The launch bounds must say `(threads, 1)`: without the `1` the compiler ignores `setmaxnreg`, with a warning.)
+# `setmaxnreg` moves registers while the kernel runs: the producer's warps go down, the consumers' up, in steps of 8. What is given back and what is taken must agree, and here it does to the last one. (The launch bounds must say `(threads, 1)`: without the `1` the compiler ignores `setmaxnreg`, with a warning.)
 #
 # **Predict**: without the two `setmaxnreg`, how many bytes per thread would be spilled into memory?
 
@@ -105,7 +109,7 @@ for d in (64, 128):
 pd.DataFrame(rows).T.rename_axis(["d", ""])
 
 # %% [markdown]
-# **What to see.** A handful of bytes. ($S$ dies while $P$ comes into being, so that the two need no more than $S$ and half of $P$ at a time.) `registers` is what the launch deals out; the compiler plans for what `setmaxnreg` says. So in this rung the roles hardly *need* the registers yet. What they make possible is a third consumer at $d = 64$ and, in notebook 32, a second $S$ beside the first. An honest small gain; the larger ones follow.
+# **What to see.** A handful of bytes. ($S$ dies while $P$ comes into being, so that the two together need little more than $S$ alone.) `registers` is what the launch deals out; the compiler plans for what `setmaxnreg` says. So in this rung the roles hardly *need* the registers yet. What they make possible is a third consumer at $d = 64$ and, in notebook 32, a second $S$ beside the first. An honest small gain; the larger ones follow.
 
 # %% [markdown]
 # ## 2 · A ring of stages
@@ -143,7 +147,7 @@ pd.DataFrame(rows, columns=columns).set_index("tile")
 
 # %%
 small = cut("31_warp_specialized", 64)
-stages = int(re.search(r"int stages = d == 64 \? (\d+)", small.source)[1])
+stages = constant("stages")[0]
 places = [
     "Q_full",
     "Q_empty",
@@ -228,21 +232,22 @@ def ways(work, ctas=132):
 
 draw_masks.occupancy(ways(lengths(4096, 128)), 132)
 
+
 # %%
-rows = {}
-for D in (64, 128):
-    for N in (512, 1024, 2048, 4096, 8192, 16384):
-        work = lengths(N, D)
-        rows[D, N] = {way: run.end.max() / (sum(work) / 132) - 1 for way, run in ways(work).items()}
-        rows[D, N]["no mask, any way"] = max(run.end.max() for run in ways(lengths(N, D, False)).values())
-        rows[D, N]["no mask, any way"] /= sum(lengths(N, D, False)) / 132
-        rows[D, N]["no mask, any way"] -= 1
+def beyond(D, N, causal=True):
+    """Time beyond that of 132 SMs that are never idle."""
+    work = lengths(N, D, causal)
+    return {way: run.end.max() / (sum(work) / 132) - 1 for way, run in ways(work).items()}
+
+
+shapes = [(D, N) for D in (64, 128) for N in (512, 1024, 2048, 4096, 8192, 16384)]
+rows = {shape: beyond(*shape) | {"no mask, any way": max(beyond(*shape, False).values())} for shape in shapes}
 pd.DataFrame(rows).T.rename_axis(["D", "N"]).map("{:.1%}".format)
 
 # %% [markdown]
-# **What to see.** Time beyond that of a machine that is never idle. Without a mask all tiles are equally long, and nothing can be done about the last, partly filled turn. Under the mask the counter is within a percent or two everywhere. The two that deal beforehand lose up to a third, and turning round, which sounds fairer, is at $d = 128$ the worst of all. Why? The list is not one long descent from the longest tile to the shortest; it is a saw, a descent for each group of heads. Turning round evens out two neighbouring turns on a slope; where a turn reaches over a tooth, or where the teeth beat against the turns, it doubles the difference instead.
+# **What to see.** Time beyond that of a machine that is never idle. Without a mask all tiles are equally long, and nothing can be done about the last, partly filled turn. Under the mask the counter is within a percent or two everywhere. The two that deal beforehand lose up to a third, and turning round, which sounds fairer, is at $d = 128$ the worst of all. Why? The list is not one long descent from the longest tile to the shortest, but a saw: a descent for each group of heads. As long as a turn lies on a slope, turning round evens it out. But the turn that reaches over the end of a group has the *next* group's longest tiles in its last places, where the short ones should be; and if that is the same end every time, the same CTAs get them every time. In the figure these are the steps of 16, 32 and 48 CTAs: three teeth, 16 long tiles each.
 #
-# A counter costs an atomic addition per query tile, one number that has to reach all warps of the CTA, and somebody who sets it back to zero. What the rung does:
+# A counter costs an atomic addition per query tile, one number that has to reach all warps of the CTA, and somebody who sets it to zero. Which way the rung goes is said here:
 
 # %%
 show.region("31_warp_specialized", "schedule")
@@ -316,7 +321,8 @@ else:
     watched, shape, unit = load(source=two.source, device="cpu", quiet=True), (1, 1, 768, 64), "events, in their order"
 q, k, v = (torch.randn(shape, device=device).half() for _ in range(3))
 events = roles.times(watched, q, k, v)
-registers = {"producer": 32, "consumer 0": 160, "consumer 1": 160, "consumer 2": 160}
+registers = {"producer": constant("producer_registers")[0]}
+registers |= {f"consumer {i}": constant("registers")[0] for i in range(constant("consumers")[0])}
 draw_hopper.roles(events, registers, "A CTA's four warpgroups, two query tiles one after the other", unit)
 
 # %% [markdown]
@@ -325,6 +331,7 @@ draw_hopper.roles(events, registers, "A CTA's four warpgroups, two query tiles o
 # - The producer fills the ring before anyone multiplies, and from then on sends for a tile whenever a place is read.
 # - The three consumers do the same things and depend on each other only through the ring; nothing else keeps them in step.
 # - One long wait of the producer begins well before the end of the first query tile. By then it has sent for the first $K$ of the next one, and asks for the next $Q$. But there is one `Q_smem`, and it is being read until the last product of $S$. The producer sends in order, so all places that become free meanwhile stay empty.
+# - The broad boxes of softmax meanwhile are no slow softmax: when $Q$'s place is free at last, the producer sends for a whole ring of tiles at once, and each of these events widens what the others are doing. It is the order that is drawn.
 # - To the right: how the SM's registers are shared out. The bars add up to all of them.
 #
 # How long a lane waits can only be said in clocks:
@@ -343,12 +350,14 @@ else:
 
 
 # %%
+marks = {r"cp_async_bulk_tensor_5d\(to,": "copy", r"^    \};$": "", r"// \[region: scores\]": "scores"}  # what to note
+
+
 def asked_before_the_first_product(stages):
     text = re.sub(r"int stages = [^;]+;", f"int stages = {stages};", small.source, count=1)
     inputs = [torch.randn(1, 1, 768, 64).half() for _ in "qkv"]
-    events = roles.times(load(source=text, device="cpu", quiet=True), *inputs)
-    copies = events[(events.lane == "producer") & (events.kind == "copy")].iloc[1:]  # the first box is before any copy
-    return int((copies.begin < events[events.kind == "scores"].begin.min()).sum())
+    events = roles.times(load(source=text, device="cpu", quiet=True), *inputs, marks=marks)
+    return int((events[events.kind == "copy"].begin < events[events.kind == "scores"].begin.min()).sum())
 
 
 pd.Series({n: asked_before_the_first_product(n) for n in (1, 2, 3)}, name="copies").rename_axis("stages").to_frame()
@@ -364,7 +373,7 @@ pd.Series({n: asked_before_the_first_product(n) for n in (1, 2, 3)}, name="copie
 sass.CLASSES |= {"HGMMA": "HGMMA", "R2UR": "R2UR", "UTMALDG": "UTMALDG", "SYNCS": "SYNCS"}  # wgmma, TMA, mbarrier
 masked = "if (j0 + Bc > (a.causal ? min(row0 + shift + 1, a.Nk) : a.Nk)) {"
 loops = [cut(stem, 128) for stem in ("30_tma_wgmma", "31_warp_specialized")]
-loops = [replace(each, source=each.replace(masked, "if (false) {")) for each in loops]
+loops = [replace(each, source=each.source.replace(masked, "if (false) {")) for each in loops]
 plot.opcodes(sass.compare(*loops, D=128, loop=True), "The tile loop at d = 128")
 
 # %% [markdown]
@@ -403,12 +412,14 @@ plot.recorded(
 
 
 # %%
-def beside(kind):
-    return lambda samples: record.summary(samples, "31_warp_specialized", "SDPA CUDNN").assign(kind=kind)
+def summary(samples):
+    return record.summary(samples, "31_warp_specialized", "SDPA CUDNN")
 
 
-for kind in ("forward", "causal"):
-    display(plot.recorded("31_warp_specialized", kind, beside(kind)))
+plot.recorded("31_warp_specialized", "forward", summary)
+
+# %%
+plot.recorded("31_warp_specialized", "causal", summary)
 
 # %% [markdown]
 # ## What still hurts
@@ -462,46 +473,44 @@ exercise.verify(
 # three_consumers = {24: 160, 32: 160, 40: 152}
 # ```
 #
-# With three consumers a producer of 24 leaves the consumers no more than one of 32 does: a third of the difference is less than 8. That is why the rung has 24 at $d = 128$ and 32 at $d = 64$.
+# With three consumers a producer of 24 leaves the consumers no more than one of 32 does: a third of the difference is less than 8. With two, 40 costs no more than 32.
 #
 # </details>
 
 # %% [markdown]
 # ### Exercise 31.2 · Three reports
 #
-# Three kernels, each with one bug, and what the X-ray says of them. Which report belongs to which bug?
+# Three kernels, each with one bug, and what the X-ray says of them, in some order. Which report belongs to which bug?
 #
 # 1. the producer waits with the consumers' parity;
 # 2. nobody says that $Q$ has been read;
 # 3. $O$ is sent off without a fence.
 
 # %%
-one_cta, Q_read = ("int64_t(sms)", "int64_t(1)"), "release(Q_empty);"
 O_sent = "fa::fence_proxy_async();\n    fa::bar_sync(warpgroup, 128); // all of O"
-suspects = {
-    "A": [one_cta, (f"if (j0 == 0) {Q_read}", ";")],
-    "B": [(O_sent, O_sent.replace("fa::fence_proxy_async();", ";"))],
-    "C": [("fa::mbarrier_wait(empty, parity ^ 1);", "fa::mbarrier_wait(empty, parity);")],
+bugs = {
+    1: [("fa::mbarrier_wait(empty, parity ^ 1);", "fa::mbarrier_wait(empty, parity);")],
+    2: [("if (j0 == 0) release(Q_empty);", ";"), ("int64_t(sms)", "int64_t(1)")],
+    3: [(O_sent, O_sent.replace("fa::fence_proxy_async();", ";"))],
 }
-reports = {letter: finding(*changes, N=384) for letter, changes in suspects.items()}
-reports = dict(zip("XYZ", sorted(reports.values())))
+in_some_order = random.Random(6).sample(list(bugs), 3)
+reports = {letter: finding(*bugs[bug], N=384) for letter, bug in zip("XYZ", in_some_order)}
 for letter, report in reports.items():
     print(f"{letter}: {report}\n")
 
 # %%
 # Exercise 31.2
-bug_of = {"X": 1, "Y": 2, "Z": 3}
+bug_of = {"X": None, "Y": None, "Z": None}
 
 
 # %%
 def matched():
-    marks = {1: "threads 128-511 wait at", 2: "of the mbarrier Q_empty", 3: "proxy fence"}
-    for letter, bug in bug_of.items():
-        assert marks[bug] in reports[letter], f"{letter} isn't bug {bug}"
-    return sorted(bug_of.values()) == [1, 2, 3] and "Q_empty" not in reports[{b: x for x, b in bug_of.items()}[1]]
+    for letter, bug in zip("XYZ", in_some_order):
+        assert bug_of[letter] == bug, f"{letter} isn't bug {bug_of[letter]}"
+    return True
 
 
-exercise.verify("31.2", matched, hint="in which report does the producer wait for its very first place?")
+exercise.verify("31.2", matched, hint="for which place does the producer wait, thread 0? Was anything ever sent for?")
 
 # %% [markdown]
 # <details>
@@ -514,10 +523,10 @@ exercise.verify("31.2", matched, hint="in which report does the producer wait fo
 # <summary>Solution</summary>
 #
 # ```python
-# bug_of = {"X": 2, "Y": 1, "Z": 3}
+# bug_of = {"X": 3, "Y": 1, "Z": 2}
 # ```
 #
-# In both deadlocks everybody waits for somebody. With bug 1 the producer waits for the first place of all, `K_empty[0]`, and nothing was ever sent. With bug 2 a whole query tile went through, and the next $Q$ finds no place. Without a second query tile in the same CTA (hence the one CTA) bug 2 would not be seen.
+# In both deadlocks everybody waits for somebody. With bug 1 the producer waits for the first place of all, `K_empty[0]`, and nothing was ever sent. With bug 2 a whole query tile went through, and the next $Q$ finds no place. Had every CTA a single query tile (the cell sees to it that there is one CTA), bug 2 would not be seen.
 #
 # </details>
 
