@@ -251,6 +251,8 @@ class Xray:
         """
         import pandas as pd
 
+        from .xray_figures import Table
+
         if not isinstance(other, Xray):
             raise ValueError(f"diff takes another Xray; this is a {type(other).__name__}")
         if other.workload != self.workload:
@@ -264,7 +266,7 @@ class Xray:
         order = sorted(sums, key=lambda k: (-abs(sums[k][3] - sums[k][2]), -abs(sums[k][1] - sums[k][0]), k))
         index = pd.MultiIndex.from_tuples(order, names=["region", "target", "op", "space"]) if order else None
         columns = ["cost_before", "cost_after", "excess_before", "excess_after"]
-        return pd.DataFrame([sums[k] for k in order], index=index, columns=columns)
+        return Table([sums[k] for k in order], index=index, columns=columns)
 
     # The source
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
@@ -40,6 +41,17 @@ class Picture(Figure):
         return self.in_words
 
     __str__ = __repr__
+
+
+class Table(pd.DataFrame):
+    """A frame whose text has every row and column, however narrow the terminal."""
+
+    @property
+    def _constructor(self) -> type[Table]:
+        return Table
+
+    def __repr__(self) -> str:
+        return self.to_string()
 
 
 def _picture(text: str, width: float, height: float, title: str = "") -> tuple[Picture, Axes]:

@@ -183,6 +183,13 @@ def test_a_difference_is_by_region_and_target():
     assert gone.loc[("outer", "O", "store", "global"), "cost_after"] == 0
 
 
+def test_a_difference_is_shown_whole_in_a_narrow_terminal():
+    with pd.option_context("display.width", 80, "display.max_columns", 0, "display.max_rows", 2):
+        table = made().diff(made(READ))
+        for text in (repr(table), str(table.query("cost_before != cost_after"))):
+            assert "..." not in text and all(name in text for name in [*table.columns, "K_smem", "global"])
+
+
 def test_a_difference_wants_the_same_inputs():
     with pytest.raises(ValueError, match="take the same inputs"):
         made().diff(made(workload="B=1 H=1 N=16 D=32 fp32"))
