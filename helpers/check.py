@@ -25,6 +25,7 @@ if (
 
 TIMES = 2  # the error allowed, in errors of plain PyTorch
 ULPS = 4  # and in float32 ulps of what is summed on the way (reference.Case.magnitude)
+XRAY = "xray(kernel, …) looks for what results don't show: races, bank conflicts"
 POISON = {"torch.float32": 0x7FC5A5A5, "torch.float16": 0x7E5A, "torch.bfloat16": 0x7FDA}  # NaNs no arithmetic produces
 
 
@@ -74,6 +75,7 @@ class Report:
 
     name: str
     comparisons: tuple[Comparison, ...]
+    hint: str = ""  # what to look at once all is right
 
     @property
     def ok(self) -> bool:
@@ -123,7 +125,7 @@ class Report:
             return (
                 f"{self.name}: right in {len(cases)} cases; at worst {top.used:.0%} of the error budget "
                 f"({top.output.upper()} of {top.case!r}: error {top.error:.1e}, budget {top.budget:.1e})"
-            )
+            ) + (f"\n  {self.hint}" if self.hint else "")
         lines = [f"{self.name}: WRONG in {len({c.case for c in bad})} of {len(cases)} cases"]
         first = {(c.problem if c.wrong is None else id(c)): c for c in reversed(bad)}  # one sentence is said once
         told = [c for c in bad if first[c.problem if c.wrong is None else id(c)] is c][:5]
@@ -178,7 +180,7 @@ def check(kernel: Callable, cases: Iterable[Case] | None = None) -> Report:
     comparisons = tuple(c for case in cases for c in _one(kernel, case, poisons))
     if not comparisons:
         raise ValueError("check() was given no cases")
-    return Report(name, comparisons)
+    return Report(name, comparisons, XRAY if getattr(kernel, "backend", "") == "emulator" else "")
 
 
 def _one(kernel: Callable, case: Case, poisons: bool) -> list[Comparison]:

@@ -350,6 +350,18 @@ def test_a_report_reads_well():
         report.error_map("nothing")
 
 
+@pytest.mark.parametrize(
+    ("backend", "wrong", "told"), [("emulator", 0, True), ("emulator", 1, False), ("nvcc", 0, False)]
+)
+def test_a_right_kernel_on_the_emulator_is_told_of_the_xray(backend, wrong, told):
+    def kernel(q, k, v, scale=None):
+        o, lse = same_precision(q, k, v, scale)
+        return o + wrong, lse
+
+    kernel.backend = backend
+    assert ("xray(kernel" in str(check(kernel, [small_case("a case")]))) is told
+
+
 def test_what_every_case_says_is_said_once():
     def refuses(q, k, v, scale=None):
         raise KernelError("out of bounds, line 7")
