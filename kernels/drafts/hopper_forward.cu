@@ -62,8 +62,53 @@
 #ifndef VOLATILE_EX2 // 1: exponentials in the order in which they are written
 #define VOLATILE_EX2 0
 #endif
+#ifndef SPLIT // 1: S in two halves of keys, each a group of products of its own, in INNER
+#define SPLIT 0
+#endif
+#ifndef INNER // 1: FREE as a loop of its own, which leaves for whatever is rare
+#define INNER 0
+#endif
+#ifndef ORDER // of the query tiles: 0 heads of a group in turns, the longest tiles first; 1 head by head; 2 that if not causal
+#define ORDER 0
+#endif
+#ifndef PANELS // 1: a box per panel of 64 columns
+#define PANELS 0
+#endif
+#ifndef MASK // 0: WRONG where a tile is not seen whole; what stepping over the mask's instructions costs
+#define MASK 1
+#endif
 #ifndef DRAIN // 1: every query tile is finished before the next one's first product
 #define DRAIN 0
+#endif
+
+#if PANELS
+inline cudaError_t encode_panel(CUtensorMap *map, int32_t dtype, const void *base, const int64_t (&stride)[3], int B,
+                               int H, int N, int d, int rows) {
+  static decltype(&cuTensorMapEncodeTiled) encode = nullptr;
+  if (!encode) {
+    void *found = nullptr;
+    cudaDriverEntryPointQueryResult result;
+    cudaError_t error =
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
+    if (error) return error;
+    if (result != cudaDriverEntryPointSuccess) return cudaErrorNotSupported;
+    encode = reinterpret_cast<decltype(encode)>(found);
+  }
+  // In bytes, of all dimensions but the innermost. That of a dimension with one element is never used, but looked at.
+  using namespace fa;
+  const auto bytes = [d](int64_t elements, int n) { return cuuint64_t(n == 1 ? 2 * d : 2 * elements); };
+  const cuuint64_t sizes[] = {64, cuuint64_t(N), cuuint64_t(d / 64), cuuint64_t(H), cuuint64_t(B)};
+  const cuuint64_t strides[] = {bytes(stride[2], N), 128, bytes(stride[1], H), bytes(stride[0], B)};
+  const cuuint32_t box[] = {64, cuuint32_t(rows), 1, 1, 1}, steps[] = {1, 1, 1, 1, 1};
+  const CUresult result =
+      encode(map, dtype == FA_FP16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 5,
+             const_cast<void *>(base), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+#define ENCODE encode_panel
+#else
+#define ENCODE fa::encode_tile
 #endif
 
 template <int d> struct Tile {
@@ -94,7 +139,11 @@ template <int Br, int Bc>
 __device__ __forceinline__ Work find_work(int index, const fa_model_args &a, const Order &order) {
   const int group = index / (order.heads * order.tiles), in_group = index % (order.heads * order.tiles);
   const int heads = min(order.heads, a.B * a.H - group * order.heads); // the last group may have fewer
+#if ORDER == 1
+  const int head = group * order.heads + in_group / order.tiles, i0 = (order.tiles - 1 - in_group % order.tiles) * Br;
+#else
   const int head = group * order.heads + in_group % heads, i0 = (order.tiles - 1 - in_group / heads) * Br;
+#endif
   const int last_key = a.causal ? max(min(i0 + Br + a.Nk - a.Nq, a.Nk) - 1, 0) : a.Nk - 1;
   return {head / a.H, head % a.H, i0, last_key / Bc * Bc};
 }
@@ -110,8 +159,8 @@ template <int stages> struct Ring {
   }
 };
 
-__device__ __forceinline__ float exponential(float x, int n) {
-  if (n % 8 < POLY) { // 2^x = 2^i 2^f, f in [-1/2, 1/2]
+__device__ __forceinline__ float exponential(float x, int n, bool finite = false) {
+  if (finite && n % 8 < POLY) { // 2^x = 2^i 2^f, f in [-1/2, 1/2]
     x = fmaxf(x, -126.f);
     const float shifted = x + 12582912.f, f = x - (shifted - 12582912.f);
     float p = fmaf(0.0095701019f, f, 0.0559178639f); // off by 3e-6 of itself at most
@@ -181,10 +230,12 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
         const uint32_t at = ring.stage * tile_bytes, barrier = 8 * ring.stage;
         fa::mbarrier_wait(K_empty + barrier, ring.parity ^ 1);
         fa::mbarrier_arrive_expect_tx(K_full + barrier, tile_bytes);
-        fa::cp_async_bulk_tensor_5d(K_smem + at, &maps.K, K_full + barrier, 0, j0, 0, hk, work.b);
+        for (int p = 0; p < (PANELS ? d / 64 : 1); ++p)
+          fa::cp_async_bulk_tensor_5d(K_smem + at + p * 128 * Bc, &maps.K, K_full + barrier, 0, j0, p, hk, work.b);
         fa::mbarrier_wait(V_empty + barrier, ring.parity ^ 1);
         fa::mbarrier_arrive_expect_tx(V_full + barrier, tile_bytes);
-        fa::cp_async_bulk_tensor_5d(V_smem + at, &maps.V, V_full + barrier, 0, j0, 0, hk, work.b);
+        for (int p = 0; p < (PANELS ? d / 64 : 1); ++p)
+          fa::cp_async_bulk_tensor_5d(V_smem + at + p * 128 * Bc, &maps.V, V_full + barrier, 0, j0, p, hk, work.b);
       }
     }
     return;
@@ -233,6 +284,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
     return index;
   };
 
+#if !SPLIT
   const auto start_scores = [&](int Q_stage) {
     fa::wgmma_fence();
 #pragma unroll
@@ -247,6 +299,27 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
     }
     fa::wgmma_commit_group();
   };
+#else
+  const auto start_scores = [&](int Q_stage) {
+    fa::wgmma_fence();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int k = 0; k < d / 16; ++k) {
+        const uint64_t K_desc =
+            fa::k_major(K_smem + K_ring.stage * tile_bytes) + fa::k_major_step(k, Bc) + half * (Bc / 2 * 128 >> 4);
+        float(&S)[Bc / 16][4] = reinterpret_cast<float(&)[Bc / 16][4]>(S_reg[half * Bc / 16]);
+#if Q_REG
+        fa::wgmma_mma_async<T, 0>(S, Q_reg[k], K_desc, k > 0);
+#else
+        fa::wgmma_mma_async<T, 0, 0>(S, fa::k_major(Q_mine + Q_stage * Q_bytes) + fa::k_major_step(k, 64), K_desc,
+                                     k > 0);
+#endif
+      }
+      fa::wgmma_commit_group();
+    }
+  };
+#endif
   const auto start_output = [&](bool accumulate) {
     fa::wgmma_fence();
 #pragma unroll
@@ -258,7 +331,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
   };
   const auto mask = [&](int i0, int j0) {
     const int row0 = i0 + below;
-    if (j0 + Bc > (a.causal ? min(row0 + shift + 1, a.Nk) : a.Nk)) {
+    if (MASK && j0 + Bc > (a.causal ? min(row0 + shift + 1, a.Nk) : a.Nk)) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int seen = (a.causal ? min(row0 + 16 * warp + g + 8 * r + shift + 1, a.Nk) : a.Nk) - j0 - 2 * t;
@@ -291,12 +364,12 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
     }
   };
   // P of columns first to last of the accumulators, and its sums
-  const auto probabilities = [&](int first, int last, float (&sum)[2]) {
+  const auto probabilities = [&](int first, int last, float (&sum)[2], bool finite = false) {
 #pragma unroll
     for (int n = first; n < last; ++n) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        S_reg[n][e] = exponential(__fmaf_rn(S_reg[n][e], scale_log2, -m_log2[e / 2]), n);
+        S_reg[n][e] = exponential(__fmaf_rn(S_reg[n][e], scale_log2, -m_log2[e / 2]), n, finite);
         sum[e / 2] += S_reg[n][e];
       }
     }
@@ -389,7 +462,55 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
     float l_inv[2];
     int next = index;
     while (true) {
+#if INNER
+      bool again = false;
+#pragma unroll 1
+      while (tile.y > 0 && tile.y <= (a.causal ? min(tile.x + below + shift + 1, a.Nk) : a.Nk)) {
+        tile.y -= Bc;
+        const uint32_t K_barrier = 8 * K_ring.stage, V_barrier = 8 * V_ring.stage;
+        fa::mbarrier_wait(K_full + K_barrier, K_ring.parity);
+        take_turn();
+        start_scores(Q_stage);
+        fa::mbarrier_wait(V_full + V_barrier, V_ring.parity);
+        start_output(accumulate);
+        pass_turn();
+        float sum[2] = {};
+#if SPLIT
+        fa::wgmma_wait_group<2>();
+        probabilities(0, Bc / 16, sum, true);
+        fa::mbarrier_wait(K_full + K_barrier, K_ring.parity);
+        fa::wgmma_wait_group<1>();
+        probabilities(Bc / 16, Bc / 8, sum, true);
+#else
+        fa::wgmma_wait_group<1>();
+        probabilities(0, Bc / 8, sum, true);
+#endif
+        const int bad = !(fmaxf(sum[0], sum[1]) <= 32768.f) || m_reg[0] == -FA_INFINITY || m_reg[1] == -FA_INFINITY;
+        int any;
+        asm volatile("{\n.reg .pred p, q;\nsetp.ne.b32 p, %1, 0;\nbarrier.cta.red.or.pred q, %2, 128, p;\n"
+                     "selp.b32 %0, 1, 0, q;\n}"
+                     : "=r"(any)
+                     : "r"(bad), "r"(warpgroup)
+                     : "memory");
+        if (__any_sync(0xffffffff, any)) {
+          again = true;
+          break;
+        }
+        l_reg[0] += sum[0], l_reg[1] += sum[1];
+        release(K_empty + K_barrier);
+        if (tile.y == 0) release(Q_empty + 8 * Q_stage);
+        fa::wgmma_wait_group<0>();
+        release(V_empty + V_barrier);
+        K_ring.next(), V_ring.next();
+        convert(0, Bc / 16, P_reg);
+        accumulate = true;
+      }
+      const bool last = !again && tile.y == 0;
+      if (again) {
+      } else
+#else
       const bool last = tile.y == 0;
+#endif
       if (last) {
         next = next_index();
         if (DRAIN || next < 0) break;
@@ -400,6 +521,13 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
       }
       const uint32_t K_barrier = 8 * K_ring.stage, V_barrier = 8 * V_ring.stage;
 
+#if INNER
+      if (again) {
+        start_scores(Q_stage);
+        fa::wgmma_wait_group<0>();
+      } else
+#endif
+      {
       fa::mbarrier_wait(K_full + K_barrier, K_ring.parity);
       take_turn();
       start_scores(Q_stage);
@@ -410,6 +538,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
       start_output(accumulate);
       pass_turn();
       fa::wgmma_wait_group<1>();
+      }
 #if !FREE
       release(K_empty + K_barrier);
       if (tile.y == 0) release(Q_empty + 8 * Q_stage);
@@ -506,12 +635,12 @@ template <int d, typename T> cudaError_t launch(const fa_model_args &a, cudaStre
   const int64_t bytes = int64_t(4) * a.Nk * d, heads = max(int64_t(1), (int64_t(L2_MB) << 20) / bytes) * (a.H / a.Hkv);
   const int64_t tiles = fa::ceil_div(a.Nq, Tile<d>::Br), all = tiles * a.B * a.H;
   if (all > fa::max_grid_x / 2) return cudaErrorInvalidValue;
-  const Order order = {int(tiles), int(min(heads, int64_t(a.B) * a.H))};
+  const Order order = {int(tiles), ORDER == 2 && !a.causal ? 1 : int(min(heads, int64_t(a.B) * a.H))};
   Maps maps;
   constexpr int Bc = Tile<d>::Bc;
   if (cudaError_t error = fa::encode_tile(&maps.Q, a.dtype, a.Q, a.Q_stride, a.B, a.H, a.Nq, d, 64)) return error;
-  if (cudaError_t error = fa::encode_tile(&maps.K, a.dtype, a.K, a.K_stride, a.B, a.Hkv, a.Nk, d, Bc)) return error;
-  if (cudaError_t error = fa::encode_tile(&maps.V, a.dtype, a.V, a.V_stride, a.B, a.Hkv, a.Nk, d, Bc)) return error;
+  if (cudaError_t error = ENCODE(&maps.K, a.dtype, a.K, a.K_stride, a.B, a.Hkv, a.Nk, d, Bc)) return error;
+  if (cudaError_t error = ENCODE(&maps.V, a.dtype, a.V, a.V_stride, a.B, a.Hkv, a.Nk, d, Bc)) return error;
   if (cudaError_t error = fa::encode_tile(&maps.O, a.dtype, a.O, a.O_stride, a.B, a.H, a.Nq, d, 64)) return error;
   int device, sms;
   if (cudaError_t error = cudaGetDevice(&device)) return error;
