@@ -165,16 +165,9 @@ class Mbarrier:
     def __init__(self, count):
         self.count, self.phase, self.arrivals, self.bytes = count, 0, count, 0  # arrivals and bytes missing
 
-    def arrive(self, expect_tx=0):
-        self.bytes += expect_tx
-        self.arrivals -= 1
-        self.turn()
-
-    def copied(self, n):
-        self.bytes -= n
-        self.turn()
-
-    def turn(self):
+    def hears(self, arrivals=0, expect_tx=0, copied=0):
+        self.arrivals -= arrivals
+        self.bytes += expect_tx - copied
         if self.arrivals == 0 and self.bytes == 0:
             self.phase, self.arrivals = self.phase + 1, self.count
 
@@ -187,11 +180,11 @@ class Mbarrier:
 
 # %%
 full, rows = Mbarrier(1), []
-asks, K_lands, V_lands = lambda: full.arrive(24576), lambda: full.copied(12288), lambda: full.copied(12288)
-story = [("initialised", lambda: None), ("thread 0 asks for tile 0", asks), ("K lands", K_lands), ("V lands", V_lands)]
-story += [("thread 0 asks for tile 3", asks), ("V lands", V_lands), ("K lands", K_lands)]
-for what, happens in story:
-    happens()
+asks, lands = {"arrivals": 1, "expect_tx": 24576}, {"copied": 12288}
+story = [("initialised", {}), ("thread 0 asks for tile 0", asks), ("K lands", lands), ("V lands", lands)]
+story += [("thread 0 asks for tile 3", asks), ("V lands", lands), ("K lands", lands)]
+for what, heard in story:
+    full.hears(**heard)
     passes = full.passes(0), full.passes(1)
     rows.append((what, full.phase, full.phase % 2, full.arrivals, full.bytes, *passes))
 columns = ["then", "phase", "its parity", "arrivals missing", "bytes missing", "wait(0) passes", "wait(1) passes"]

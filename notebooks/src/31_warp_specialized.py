@@ -30,21 +30,7 @@ from dataclasses import replace
 import pandas as pd
 import torch
 
-from helpers import (
-    check,
-    draw_hopper,
-    draw_masks,
-    exercise,
-    load,
-    plot,
-    record,
-    roles,
-    rung,
-    sass,
-    schedule,
-    show,
-    xray,
-)
+from helpers import check, draw_hopper, exercise, load, plot, record, roles, rung, sass, show, xray
 
 torch.manual_seed(0)
 kernel = load("31_warp_specialized")
@@ -146,13 +132,9 @@ pd.DataFrame(rows, columns=columns).set_index("tile")
 # Let the consumers forget to say that $V_j$ has been read. **Predict**: at which tile does everything stop, and who waits where? (There are five stages at $d = 64$; 768 keys are six tiles.) The report gives a barrier by its address; `named` says which one lies there, in the order in which the kernel lays them out.
 
 # %%
-small = cut("31_warp_specialized", 64)
-stages = constant("stages")[0]
-places = [
-    "Q_full",
-    "Q_empty",
-    *(f"{x}[{s}]" for x in ("K_full", "K_empty", "V_full", "V_empty") for s in range(stages)),
-]
+small, stages = cut("31_warp_specialized", 64), constant("stages")[0]
+in_stages = [f"{name}[{s}]" for name in ("K_full", "K_empty", "V_full", "V_empty") for s in range(stages)]
+places = ["Q_full", "Q_empty", *in_stages]
 barriers_at = 2 * (192 * 64 * 2) + 2 * stages * (128 * 64 * 2)  # behind Q_smem, O_smem and the stages of K and V
 
 
@@ -164,6 +146,7 @@ def named(report):
     return re.sub(r"Q_smem \+ (\d+) B", name, report)
 
 
+# %%
 def finding(*changes, N=768, **options):
     """What the X-ray finds first in the kernel with these changes."""
     text = small
@@ -195,6 +178,9 @@ print(finding((V_read, V_read.replace("release(V_empty + barrier);", ";"))))
 
 
 # %%
+from helpers import draw_masks, schedule
+
+
 def lengths(N, D, causal=True, Bc=128):
     """Tiles of keys of each query tile of the headline workload, in the order of the list."""
     Br, heads = {64: 192, 128: 128}[D], 16384 // N * 2048 // D
@@ -206,6 +192,7 @@ def lengths(N, D, causal=True, Bc=128):
     return found
 
 
+# %%
 def dealt(work, ctas, turning):
     """As schedule.run, for numbers that are dealt out beforehand."""
     free, rows = [0] * ctas, []
