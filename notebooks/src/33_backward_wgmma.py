@@ -19,7 +19,7 @@
 #
 # **Time** 90 minutes.
 #
-# **Needs** [23 · Backward on tensor cores](23_backward_mma.ipynb) for the five products, [30 · TMA and wgmma](30_tma_wgmma.ipynb) for descriptors and mbarriers, and rung [31_warp_specialized](../kernels/31_warp_specialized.cu) for roles. No GPU: without one the kernel runs on the emulator and the timings shown are recorded ones.
+# **Needs** [23 · Backward on tensor cores](23_backward_mma.ipynb) for the five products, [30 · TMA and wgmma](30_tma_wgmma.ipynb) for descriptors and mbarriers, and [31 · Warp-specialised](31_warp_specialized.ipynb) for roles. No GPU: without one the kernel runs on the emulator and the timings shown are recorded ones.
 #
 # **The idea in one line**: two warpgroups own 64 keys each and keep $P^\top$ and $dS^\top$ in registers as operands; whatever else the five products need, `wgmma` reads from shared memory by itself; and while one product runs, the threads prepare the next.
 
@@ -63,7 +63,7 @@ mma[mma > 0].sort_values(ascending=False).head(8)
 # %% [markdown]
 # ## 1 · Ten operands, again
 #
-# A step, with queries as columns throughout ($B_r$ queries, $B_c = 128$ keys; $\circ$ is the product element by element):
+# A step, with queries as columns throughout ($B_r$ queries, $B_c = 128$ keys; $\circ$ is the product element by element, $c = \text{scale} \cdot \log_2 e$, and LSE is in units of $\log_2$, as in all rungs since 04):
 #
 # $$ S^\top = K_j Q_i^\top, \quad P^\top = 2^{\,c S^\top - \mathrm{LSE}}, \quad dP^\top = V_j\, dO_i^\top, \quad dS^\top = P^\top \circ (dP^\top - \mathrm{delta}), $$
 #
@@ -84,13 +84,11 @@ for row, column in np.ndindex(64, 64):
     memory[fragments.swizzled(128 * row + 2 * column, 128) // 2] = tile[row, column]
 
 bits = Descriptor(start=0, leading=16, stride=1024, swizzle=128)
-for name, wanted in (
-    ("along", tile[:, :16]),
-    ("across", tile[:16].T),
-):  # (mn, k): of 64 rows or columns, the first 16 k
+wanted = {"along": tile[:, :16], "across": tile[:16].T}  # (mn, k): 64 rows or columns, their first 16 k
+for name, operand in wanted.items():
     for way, mn_major in (("K-major", False), ("MN-major", True)):
         read = [[memory[bits.address(mn_major, mn, k) // 2] for k in range(16)] for mn in range(64)]
-        print(f"k {name} the rows, read {way}:", "right" if (read == wanted).all() else "wrong")
+        print(f"k {name} the rows, read {way}:", "right" if (read == operand).all() else "wrong")
 
 # %% [markdown]
 # **What to see.** The same tile, and *the same 64 bits* of descriptor. Which way it is read is a bit of the instruction, the last template arguments of `wgmma_mma_async` (1: MN-major). Transposing costs no instruction at all. What differs is how one gets from 16 $k$ to the next, 32 bytes further along the rows, or 16 rows of 128 bytes down; and if the operand is wider than 64 columns, the *leading offset* says where the next panel begins. `fa/sm90.cuh` has a function for each:
@@ -185,12 +183,12 @@ for finding in (ray := xray(unfenced, *case.inputs)).findings:
     print(ray.report(finding))
 
 # %% [markdown]
-# **What to see.** The numbers are right, and the report names both lines. It is the worst kind of bug: on a GPU too, such a kernel may be right a thousand times. A test of results can't be trusted to find it; a rule that is checked at every access can.
+# **What to see.** The numbers are right, and the report names both lines. This is the worst kind of bug: on a GPU, too, such a kernel may be right a thousand times. A test of results can't be trusted to find it; a rule that is checked at every access can.
 
 # %% [markdown]
 # ## 3 · dQ, a tile at once
 #
-# In notebook 23 each warp added to $dQ$ with atomic additions, 32 numbers at a time. Here a warpgroup writes its half of the tile of $dQ^\top$ to shared memory, and *one thread* asks the copy engine to add it to HBM: `cp.reduce.async.bulk`, a copy that adds. The additions take place in the L2, which has the sum of the fp32 tensor `dQ_sum`. No thread waits for them; before the buffer is written again, the thread that asked has to know that it has been *read* (`cp.async.bulk.wait_group.read`).
+# In notebook 23 each warp added to $dQ$ with atomic additions, 32 numbers at a time. Here a warpgroup writes its half of the tile of $dQ^\top$ to shared memory, and *one thread* asks the copy engine to add it to HBM: `cp.reduce.async.bulk`, a copy that adds. It adds to `dQ_sum`, a tensor of fp32 of which the L2 has the lines at hand, and there the additions take place. No thread waits for them; before the buffer is written again, the thread that asked has to know that it has been *read* (`cp.async.bulk.wait_group.read`).
 #
 # One head, $N = 256$, $d = 64$: the requests that add to `dQ_sum`, in both kernels.
 
@@ -232,7 +230,7 @@ for name in ("dQ_sum", "dQ", "dK", "dV"):
 pd.DataFrame(rows, index=["run again", "keys from the last tile on"]).T.map("{:.2%}".format)
 
 # %% [markdown]
-# **What to see.** Share of elements that differ. On the emulator, whose CTAs always come in the same order, a second run is the same throughout; on a GPU, `dQ_sum` differs in its last bits from run to run as it does here from order to order. $dK$ and $dV$, which one CTA sums up alone and in a fixed order, are the same bit by bit, whatever the rest of the GPU does. The header block says so: `dK and dV are the same bit by bit every time, dQ is not`. (Notebook 22 shows what it takes to have all three.)
+# **What to see.** Share of elements that differ. On the emulator, whose CTAs always come in the same order, a second run is the same throughout; on a GPU, `dQ_sum` differs in its last bits from run to run as it does here from order to order. $dK$ and $dV$, which one CTA sums up alone and in a fixed order, are the same bit by bit, whatever the rest of the GPU does. The line `outputs` of the header block says so. (Notebook 22 shows what it takes to have all three.)
 #
 # ### A reminder
 #
@@ -301,7 +299,7 @@ if device == "cuda":  # some steps from the middle of the loop
     events = events[(events.end > begin) & (events.begin < begin + 16000)]
     events = events.assign(begin=(events.begin - begin).clip(lower=0), end=(events.end - begin).clip(upper=16000))
 registers = {"producer": given, "consumer 0": taken, "consumer 1": taken}
-where = "H200" if device == "cuda" else "the emulator's order of events"
+where = torch.cuda.get_device_name() if device == "cuda" else "the emulator's order of events"
 draw_hopper.roles(events, registers, f"One CTA, d = 64: {where}", "SM clocks" if device == "cuda" else "events")
 
 # %% [markdown]
@@ -328,7 +326,7 @@ under = pd.concat(
 under.fillna(0).astype(int).rename_axis(columns=["", "products under way"])
 
 # %% [markdown]
-# **What to see.** Time is not to scale: an instruction is an instruction. What counts is the colour. Orange is work under which no product runs, and during which the tensor cores have nothing from this warpgroup. The exponentials, the arithmetic of $dS$ and the stores are under products; so are the barrier and most waits. Which product lies over which work is the kernel's plan, in its header block:
+# **What to see.** Time is not to scale: an instruction is an instruction. What counts is the colour. Orange is work under which no product runs, and during which the tensor cores have nothing from this warpgroup. The exponentials, the arithmetic of $dS$ and the stores are under products; so are the barrier and most waits. Column 0 of the table is what the order of the loop has left over. Which product lies over which work is the kernel's plan, in its header block:
 
 # %%
 print(kernel.rung.idea)
@@ -410,7 +408,7 @@ draw_proof.gallery(maps, columns=3)
 # **What to see.** Rows of $dQ$ are queries, rows of $dK$ and $dV$ are keys.
 #
 # 1. The second warpgroup's $P$ and $dS$ belong to keys 32 to 95 of the tile, and it adds them to $dK$ and $dV$ of keys 64 to 127. Those rows are wrong, of both tiles, and the first warpgroup's are right. $dQ$ sums over all keys, so all of it is wrong.
-# 2. $dQ$ alone. A descriptor has no type and no bounds: it finds numbers wherever it points. Only the result can tell.
+# 2. $dQ$ alone. A descriptor has no type and no bounds: it finds numbers wherever it points. As long as they have arrived there, only the result can tell.
 #
 # ### A wait that never ends
 #
