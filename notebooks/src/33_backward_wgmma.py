@@ -458,10 +458,11 @@ both.loc[both.max(axis=1) > 60].sort_values("23_backward_mma", ascending=False)
 # ### Shared memory
 
 # %%
-print(rays["33_backward_wgmma"].summary())
+shared = frames["33_backward_wgmma"].query("space == 'shared'").sort_values("cost", ascending=False)
+shared[["region", "op", "width", "requests", "cost", "ideal", "excess"]].head(8)
 
 # %% [markdown]
-# Of what threads do there is no bank conflict. That is not all, for `wgmma` and TMA use the same memory, and the X-ray doesn't know in which portions. But *how much* an instruction reads is known: $16 N$ numbers of $B$ and, if $A$ lies in shared memory, $64 \cdot 16$ more. An SM's shared memory delivers 128 bytes per clock, and its tensor cores do 2048 multiply-adds of 16-bit numbers per clock (NVIDIA H100 Tensor Core GPU Architecture: four of them, 512 each). A model of one step, both warpgroups, in clocks. Predict which of the two is busier:
+# `cost` are wavefronts, `ideal` those of the same requests without bank conflicts: there are none. That is not all, for `wgmma` and TMA use the same memory, and the X-ray doesn't know in which portions. But *how much* an instruction reads is known: $16 N$ numbers of $B$ and, if $A$ lies in shared memory, $64 \cdot 16$ more. An SM's shared memory delivers 128 bytes per clock, and its tensor cores do 2048 multiply-adds of 16-bit numbers per clock (NVIDIA H100 Tensor Core GPU Architecture: four of them, 512 each). A model of one step, both warpgroups, in clocks. Predict which of the two is busier:
 
 # %%
 tables = {}
