@@ -470,7 +470,8 @@ table = pd.DataFrame(
     ],
     columns=["exhibit", "kernel", "right on", "shows on", "caught by"],
 )
-table.set_index("exhibit")
+with pd.option_context("display.max_colwidth", None):
+    display(table.set_index("exhibit"))
 
 # %% [markdown]
 # One famous bug is missing because it doesn't fit into the building: an index computed in 32 bits, which overflows once a tensor has more than $2^{31}$ elements. FlashAttention-2 has met it more than once ([1500](https://github.com/Dao-AILab/flash-attention/pull/1500), [2260](https://github.com/Dao-AILab/flash-attention/pull/2260): "multiplication is done in `int` before index_t cast"). No small input shows it; a reader of the code does, or a view with an enormous stride.
