@@ -465,7 +465,8 @@ shared[["region", "op", "width", "requests", "cost", "ideal", "excess"]].head(8)
 # `cost` are wavefronts, `ideal` those of the same requests without bank conflicts: there are none. That is not all, for `wgmma` and TMA use the same memory, and the X-ray doesn't know in which portions. But *how much* an instruction reads is known: $16 N$ numbers of $B$ and, if $A$ lies in shared memory, $64 \cdot 16$ more. An SM's shared memory delivers 128 bytes per clock, and its tensor cores do 2048 multiply-adds of 16-bit numbers per clock (NVIDIA H100 Tensor Core GPU Architecture: four of them, 512 each). A model of one step, both warpgroups, in clocks. Predict which of the two is busier:
 
 # %%
-tables = {}
+loads = shared[(shared.op == "load") & shared.kernel.str.startswith("backward")].cost.sum()  # of LSE and delta
+per_query, tables = loads / steps / Br, {}
 for d, frame in found.items():
     columns = frame["shape"].str.split("x").str[1].astype(int)
     twice = 2 * frame["instructions"]  # of both warpgroups
@@ -474,6 +475,7 @@ for d, frame in found.items():
     table.index = frame["name"]
     Br = draw_backward.constants(source.source, d)["Br"]
     table.loc["Q, dO arrive"] = 0, 2 * 2 * Br * d / 128
+    table.loc["LSE, delta are read"] = 0, per_query * Br
     table.loc["dS is written"] = 0, 2 * Br * 128 / 128
     table.loc["dQ is written and fetched"] = 0, 2 * 4 * Br * d / 128 if bars[f"d = {d}"].get("dQ") else 0
     table.loc["all"] = table.sum()
@@ -481,7 +483,7 @@ for d, frame in found.items():
 pd.concat(tables, axis=1).astype(int)
 
 # %% [markdown]
-# **What to see.** Products with $A$ from registers ask for half as many clocks of shared memory as of the tensor cores. Those with both operands in shared memory ask for more, the more the fewer columns they have: each number of $A$ is used once per column. Add what threads and copies do, and compare the last line: it is shared memory, not the tensor cores, that has more to do, and their quotient is the share of the tensor cores' rate that even a perfect order could not exceed. A kernel that keeps $P$ and $dS$ in registers saves two operands of five products; more queries per step would save more. (It is a model: it takes for granted that every byte moves at full width, once.)
+# **What to see.** Products with $A$ from registers ask for half as many clocks of shared memory as of the tensor cores. Those with both operands in shared memory ask for more, the more the fewer columns they have: each number of $A$ is used once per column. Add what threads and copies do (LSE and delta as the X-ray has counted them at $d = 64$: transposed, a query is a column, and every warp reads all of them), and compare the last line: it is shared memory, not the tensor cores, that has more to do, and their quotient is the share of the tensor cores' rate that even a perfect order could not exceed. A kernel that keeps $P$ and $dS$ in registers saves two operands of five products; more queries per step would save more. (It is a model: it takes for granted that every byte moves at full width, once.)
 
 # %% [markdown]
 # ### Bytes by tensor
