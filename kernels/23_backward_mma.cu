@@ -1,7 +1,8 @@
 // 23_backward_mma: the five products on tensor cores; P and dS are born as operands
 //
 // idea:      Form S and P transposed, keys by queries: then a warp's accumulator of P^T is its operand A of dV = P^T dO, and
-//            that of dS^T its operand A of dK. Only dS crosses between warps, once per step, for dQ.
+//            that of dS^T its operand A of dK. Only dS crosses between all warps, once per step, for dQ. At D = 128 two
+//            warps share 32 keys and exchange half of P and dS: twice the rows for each operand B that is read.
 // changed:   tensor cores instead of 22's register tiles, 16-bit tiles swizzled as in 11 and double buffered as in 12;
 //            dQ is added up by atomics in whatever order the CTAs come: its last digits differ from run to run
 // op:        attention_backward
@@ -12,10 +13,10 @@
 // D:         64, 128
 // workspace: dQ_sum (B,H,Nq128,D) fp32; stats (2,B,H,Nq128) fp32
 // tiles:     D=64:  Br=64 Bc=128 threads=128 smem=81 KB CTAs/SM=2
-//            D=128: Br=64 Bc=128 threads=256 smem=145 KB CTAs/SM=1 (A100, H100 and later: others have 99 KB)
+//            D=128: Br=64 Bc=128 threads=256 smem=161 KB CTAs/SM=1 (A100, H100 and later: others have 99 KB)
 // arch:      sm_80
 // paper:     FlashAttention-2, Algorithm 2 (arXiv 2307.08691)
-// speed:     H200: not measured yet
+// speed:     H200: not recorded yet
 #include <fa/half.cuh>
 #include <fa/launch.cuh>
 #include <fa/math.cuh>
@@ -24,15 +25,16 @@
 
 // [region: tile]
 template <int d> struct Tile {
-  static constexpr int warps = d == 64 ? 4 : 8, threads = 32 * warps;
-  static constexpr int Br = 64;           // queries per step of the loop
-  static constexpr int Bc = 128;          // keys per CTA
-  static constexpr int keys = Bc / warps; // per warp: 32 or 16, whose dK and dV it holds in 128 registers per lane
-  static constexpr int Bq = 1024 / keys;  // queries at a time: S and dP take 32 registers each
-  static constexpr int stages = 2;        // buffers for Q_i and dO_i
+  static constexpr int Br = 64;                 // queries per step of the loop
+  static constexpr int Bc = 128;                // keys per CTA
+  static constexpr int Bq = 32;                 // queries at a time: S and dP take 32 registers each
+  static constexpr int keys = 32, columns = 64; // of dK and dV per warp, which take 128 registers per lane
+  static constexpr int share = d / columns;     // warps with the same keys: each forms S and dP of its own queries
+  static constexpr int warps = Bc / keys * share, threads = 32 * warps;
+  static constexpr int stages = 2; // buffers for Q_i and dO_i
   static constexpr int ctas = d == 64 ? 2 : 1;
   static constexpr int stage = 2 * Br * d; // elements
-  static constexpr int smem_bytes = 2 * (2 * Bc * d + stages * stage + Bc * Br) + 4 * stages * 2 * Br;
+  static constexpr int smem_bytes = 2 * (2 * Bc * d + stages * stage + share * Bc * Br) + 4 * stages * 2 * Br;
 };
 
 // Rows of the workspace per head: whole tiles.
@@ -60,25 +62,30 @@ __device__ __forceinline__ void load_tile(T *X_smem, const T *X, int64_t stride,
 // [end: load_tile]
 
 // [region: delta]
-// Before everything else, a warp per row: stats (2, B, H, padded Nq) = LSE in units of log2, and delta = rowsum(dO o O);
-// dQ_sum = 0. A row past the end, and one that sees no key (LSE = -inf), gets LSE = inf: P = exp2(S - inf) = 0.
+// Before everything else, 16 bytes of a row per lane: stats (2, B, H, padded Nq) = LSE in units of log2, and
+// delta = rowsum(dO o O); dQ_sum = 0. A row past the end, and one that sees no key (LSE = -inf), gets LSE = inf:
+// P = exp2(S - inf) = 0.
 template <int d, typename T> __global__ void prepare(const fa_backward_args a) {
-  const int64_t row = int64_t(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
+  constexpr int lanes = d / 8; // of a row
+  const int64_t row = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / lanes;
   const int64_t Nq = padded(a.Nq), rows = a.B * a.H * Nq, head = row / Nq;
-  const int lane = threadIdx.x % 32, i = int(row % Nq), h = int(head % a.H), b = int(head / a.H);
-  if (row >= rows) return; // the whole warp
+  const int chunk = threadIdx.x % lanes, i = int(row % Nq), h = int(head % a.H), b = int(head / a.H);
   float *dQ_sum = static_cast<float *>(a.workspace[0]) + row * d, *stats = static_cast<float *>(a.workspace[1]) + row;
-  const T *O = static_cast<const T *>(a.O) + b * a.O_stride[0] + h * a.O_stride[1] + i * a.O_stride[2];
-  const T *dO = static_cast<const T *>(a.dO) + b * a.dO_stride[0] + h * a.dO_stride[1] + i * a.dO_stride[2];
   float delta = 0.f;
+  if (i < a.Nq) {
+    const T *O = static_cast<const T *>(a.O) + b * a.O_stride[0] + h * a.O_stride[1] + i * a.O_stride[2];
+    const T *dO = static_cast<const T *>(a.dO) + b * a.dO_stride[0] + h * a.dO_stride[1] + i * a.dO_stride[2];
+    const uint4 O_bits = reinterpret_cast<const uint4 *>(O)[chunk],
+                dO_bits = reinterpret_cast<const uint4 *>(dO)[chunk];
+    const T *O_reg = reinterpret_cast<const T *>(&O_bits), *dO_reg = reinterpret_cast<const T *>(&dO_bits);
 #pragma unroll
-  for (int c = lane; c < d; c += 32) {
-    dQ_sum[c] = 0.f;
-    if (i < a.Nq) delta += float(O[c]) * float(dO[c]);
+    for (int e = 0; e < 8; ++e) delta += float(O_reg[e]) * float(dO_reg[e]);
   }
 #pragma unroll
-  for (int mask = 16; mask > 0; mask /= 2) delta += __shfl_xor_sync(0xffffffff, delta, mask);
-  if (lane == 0) {
+  for (int mask = lanes / 2; mask > 0; mask /= 2) delta += __shfl_xor_sync(0xffffffff, delta, mask);
+#pragma unroll
+  for (int e = 0; e < 2; ++e) reinterpret_cast<float4 *>(dQ_sum)[e * lanes + chunk] = make_float4(0.f, 0.f, 0.f, 0.f);
+  if (chunk == 0) {
     const float LSE = i < a.Nq ? a.LSE[head * a.Nq + i] : -FA_INFINITY;
     stats[0] = LSE == -FA_INFINITY ? FA_INFINITY : LSE * fa::log2_e;
     stats[rows] = delta;
@@ -90,6 +97,7 @@ template <int d, typename T>
 __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void backward_mma(const fa_backward_args a) {
   using C = Tile<d>;
   constexpr int Br = C::Br, Bc = C::Bc, Bq = C::Bq, keys = C::keys, M = keys / 16;
+  constexpr bool shared = C::share > 1;
 
   // This CTA's keys: rows j0 .. j0 + Bc of head (b, hk). Neighbouring CTAs share a head, and so Q and dO in the L2; with a
   // causal mask the first tiles of a head, which most queries see, come first.
@@ -99,13 +107,15 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void backward_mma(
   const T *V = static_cast<const T *>(a.V) + b * a.V_stride[0] + hk * a.V_stride[1] + j0 * a.V_stride[2];
 
   extern __shared__ __align__(1024) unsigned char smem[];
-  T *K_smem = reinterpret_cast<T *>(smem);                          // (Bc, d)
-  T *V_smem = K_smem + Bc * d;                                      // (Bc, d)
-  T *QdO_smem = V_smem + Bc * d;                                    // stages x {Q_i (Br, d), dO_i (Br, d)}
-  T *dS_smem = QdO_smem + C::stages * C::stage;                     // (Bc, Br) dS^T
-  float *stats_smem = reinterpret_cast<float *>(dS_smem + Bc * Br); // stages x {LSE (Br), delta (Br)}
+  T *K_smem = reinterpret_cast<T *>(smem);                         // (Bc, d)
+  T *V_smem = K_smem + Bc * d;                                     // (Bc, d)
+  T *QdO_smem = V_smem + Bc * d;                                   // stages x {Q_i (Br, d), dO_i (Br, d)}
+  T *dS_smem = QdO_smem + C::stages * C::stage;                    // (Bc, Br) dS^T
+  T *P_smem = dS_smem + (C::share - 1) * Bc * Br;                  // (Bc, Br) P^T where warps share their keys
+  float *stats_smem = reinterpret_cast<float *>(P_smem + Bc * Br); // stages x {LSE (Br), delta (Br)}
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int part = warp % C::share, row_K = warp / C::share * keys; // which queries and columns; first key
   const int g = lane / 4, t = lane % 4; // of a 16 x 8 accumulator a lane holds rows g, g + 8, columns 2t, 2t + 1
   const int row_A = lane % 16, chunk_A = lane / 16; // ldmatrix as in 10
   const int row_B = lane % 8 + lane / 16 * 8, chunk_B = lane / 8 % 2;
@@ -145,62 +155,70 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void backward_mma(
   // [end: pipeline]
 
   const float scale_log2 = a.scale * fa::log2_e;
-  float dK_reg[M][d / 8][4] = {}, dV_reg[M][d / 8][4] = {}; // (keys, d) of this warp, dK without scale
+  float dK_reg[M][C::columns / 8][4] = {}, dV_reg[M][C::columns / 8][4] = {}; // of this warp, dK without scale
 
   // [region: tile_loop]
   for (; h < head_end; stage ^= 1) {
     const int i0 = tile * Br;
     const T *Q_smem = QdO_smem + stage * C::stage, *dO_smem = Q_smem + Br * d;
     fa::cp_async_wait<0>();
-    // This step's tiles have landed before any warp reads them; the other stage, which the next copies overwrite, and
-    // dS_smem have been read by all warps.
+    // This step's tiles have landed before any warp reads them; the other stage, which the next copies overwrite,
+    // dS_smem and P_smem have been read by all warps.
     __syncthreads(); // as above
     fetch(tile + 1 < last ? h : h + 1, tile + 1 < last ? tile + 1 : first, stage ^ 1);
 
-#pragma unroll 1                          // unrolled, it wants more registers than there are
-    for (int q0 = 0; q0 < Br; q0 += Bq) { // queries i0 + q0 .. + Bq
-      // [region: products]
-      // acc (keys, Bq) = A B^T for this warp's keys: S^T of K_j and Q_i, dP^T of V_j and dO_i
-      const auto product = [&](float (&acc)[M][Bq / 8][4], const T *A_smem, const T *B_smem) {
+    // [region: products]
+    // acc (keys, Bq) = A B^T for this warp's keys and queries q0 .. + Bq: S^T of K_j and Q_i, dP^T of V_j and dO_i
+    const auto product = [&](float (&acc)[M][Bq / 8][4], const T *A_smem, const T *B_smem, int q0) {
 #pragma unroll
-        for (int k = 0; k < d / 16; ++k) {
-          uint32_t A_reg[M][4];
+      for (int k = 0; k < d / 16; ++k) {
+        uint32_t A_reg[M][4];
 #pragma unroll
-          for (int m = 0; m < M; ++m)
-            fa::ldmatrix_x4(A_reg[m], A_smem + at<d>(warp * keys + 16 * m + row_A, 2 * k + chunk_A));
+        for (int m = 0; m < M; ++m)
+          fa::ldmatrix_x4(A_reg[m], A_smem + (row_K + 16 * m) * d + at<d>(row_A, 2 * k + chunk_A));
 #pragma unroll
-          for (int n = 0; n < Bq / 16; ++n) {
-            uint32_t B_reg[4]; // two B fragments: 16 columns of d by queries 16n + {0..7} and 16n + {8..15}
-            fa::ldmatrix_x4(B_reg, B_smem + at<d>(q0 + 16 * n + row_B, 2 * k + chunk_B));
-#pragma unroll
-            for (int m = 0; m < M; ++m) {
-              fa::mma_m16n8k16<T>(acc[m][2 * n], A_reg[m], B_reg[0], B_reg[1]);
-              fa::mma_m16n8k16<T>(acc[m][2 * n + 1], A_reg[m], B_reg[2], B_reg[3]);
-            }
-          }
-        }
-      };
-      // acc (keys, d) += X^T Y: dV of P and dO_i, dK of dS and Q_i. Two neighbouring accumulators of X^T, rounded to 16
-      // bits, are a fragment A: the same lane holds the same elements.
-      const auto accumulate = [&](float (&acc)[M][d / 8][4], const uint32_t (&X_reg)[M][4], const T *Y_smem, int k) {
-#pragma unroll
-        for (int n = 0; n < d / 16; ++n) {
-          uint32_t Y_reg[4]; // two B fragments: queries 16k + {0..15} by columns 16n + {0..7} and 16n + {8..15}
-          fa::ldmatrix_x4_trans(Y_reg, Y_smem + at<d>(q0 + 16 * k + row_A, 2 * n + chunk_A));
+        for (int n = 0; n < Bq / 16; ++n) {
+          uint32_t B_reg[4]; // two B fragments: 16 columns of d by queries 16n + {0..7} and 16n + {8..15}
+          fa::ldmatrix_x4(B_reg, B_smem + (q0 + 16 * n) * d + at<d>(row_B, 2 * k + chunk_B));
 #pragma unroll
           for (int m = 0; m < M; ++m) {
-            fa::mma_m16n8k16<T>(acc[m][2 * n], X_reg[m], Y_reg[0], Y_reg[1]);
-            fa::mma_m16n8k16<T>(acc[m][2 * n + 1], X_reg[m], Y_reg[2], Y_reg[3]);
+            fa::mma_m16n8k16<T>(acc[m][2 * n], A_reg[m], B_reg[0], B_reg[1]);
+            fa::mma_m16n8k16<T>(acc[m][2 * n + 1], A_reg[m], B_reg[2], B_reg[3]);
           }
         }
-      };
-      // [end: products]
+      }
+    };
+    // acc (keys, columns) += X^T Y over queries q .. + 16: dV of P and dO_i, dK of dS and Q_i. Two neighbouring
+    // accumulators of X^T, rounded to 16 bits, are a fragment A: the same lane holds the same elements.
+    const auto accumulate = [&](float (&acc)[M][C::columns / 8][4], const uint32_t (&X_reg)[M][4], const T *Y_smem,
+                                int q) {
+#pragma unroll
+      for (int n = 0; n < C::columns / 16; ++n) {
+        uint32_t Y_reg[4]; // two B fragments: 16 queries by columns 16n + {0..7} and 16n + {8..15}
+        fa::ldmatrix_x4_trans(Y_reg, Y_smem + at<d>(q + row_A, part * 8 + 2 * n + chunk_A));
+#pragma unroll
+        for (int m = 0; m < M; ++m) {
+          fa::mma_m16n8k16<T>(acc[m][2 * n], X_reg[m], Y_reg[0], Y_reg[1]);
+          fa::mma_m16n8k16<T>(acc[m][2 * n + 1], X_reg[m], Y_reg[2], Y_reg[3]);
+        }
+      }
+    };
+    // [end: products]
 
+    // S and P, dP and dS of this warp's keys and queries i0 + q0 .. + Bq, and what they add to dV and dK
+    const auto pass = [&](int q0) {
       // [region: scores]
+      // Where in P_smem and dS_smem elements 0 and 1 (pair 0), or 2 and 3 (1), of accumulator (m, n) lie: at<Br>(row,
+      // q0 / 8 + n) + 2t. Eight rows, eight places: no conflicts.
+      const auto place = [&](int m, int n, int pair) {
+        const int row = row_K + 16 * m + g + 8 * pair;
+        return (row * Br + g * 8 + 2 * t) ^ (q0 + 8 * n);
+      };
+
       // P = exp2(S - LSE). A query is a column here, so LSE differs along a row.
       const float *LSE_smem = stats_smem + stage * 2 * Br + q0, *delta_smem = LSE_smem + Br;
       float S_reg[M][Bq / 8][4] = {};
-      product(S_reg, K_smem, Q_smem);
+      product(S_reg, K_smem, Q_smem, q0);
 #pragma unroll
       for (int n = 0; n < Bq / 8; ++n) {
         const float2 LSE = *reinterpret_cast<const float2 *>(LSE_smem + 8 * n + 2 * t);
@@ -213,7 +231,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void backward_mma(
       if (j0 + Bc > a.Nk || (a.causal && j0 + Bc - 1 > i0 + shift) ||
           (a.window && j0 <= i0 + Br - 1 + shift - a.window)) { // something here is out of sight
         // Of element 0 of the first fragment: keys from its own on, and how many its query sees beyond its own.
-        const int j = j0 + warp * keys + g, left = a.Nk - j, ahead = i0 + q0 + 2 * t + shift - j;
+        const int j = j0 + row_K + g, left = a.Nk - j, ahead = i0 + q0 + 2 * t + shift - j;
 #pragma unroll
         for (int n = 0; n < Bq / 8; ++n) {
 #pragma unroll
@@ -247,16 +265,17 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void backward_mma(
           for (int e = 0; e < 4; ++e) {
             const int n = 2 * k + e / 2, c = e % 2 * 2;
             P_reg[m][e] = fa::pack2<T>(S_reg[m][n][c], S_reg[m][n][c + 1]);
+            if (shared) *reinterpret_cast<uint32_t *>(P_smem + place(m, n, e % 2)) = P_reg[m][e];
           }
         }
-        accumulate(dV_reg, P_reg, dO_smem, k);
+        accumulate(dV_reg, P_reg, dO_smem, q0 + 16 * k);
       }
       // [end: dV]
 
       // [region: dK]
       // dS = P o (dP - delta): fragments A of dK, and to shared memory for dQ
       float dP_reg[M][Bq / 8][4] = {};
-      product(dP_reg, V_smem, dO_smem);
+      product(dP_reg, V_smem, dO_smem, q0);
 #pragma unroll
       for (int k = 0; k < Bq / 16; ++k) {
         uint32_t dS_reg[M][4];
@@ -268,21 +287,42 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void backward_mma(
           for (int m = 0; m < M; ++m) {
             dS_reg[m][e] = fa::pack2<T>(S_reg[m][n][c] * (dP_reg[m][n][c] - delta.x),
                                         S_reg[m][n][c + 1] * (dP_reg[m][n][c + 1] - delta.y));
-            const int row = warp * keys + 16 * m + g + e % 2 * 8; // eight rows, eight places: no conflicts
-            // at<Br>(row, chunk) + 2t, written so that at D = 64, where registers are scarcest, one place serves all chunks
-            const int chunk = q0 / 8 + n,
-                      place = d == 64 ? (row * Br + g * 8 + 2 * t) ^ chunk * 8 : at<Br>(row, chunk) + 2 * t;
-            *reinterpret_cast<uint32_t *>(dS_smem + place) = dS_reg[m][e];
+            *reinterpret_cast<uint32_t *>(dS_smem + place(m, n, e % 2)) = dS_reg[m][e];
           }
         }
-        accumulate(dK_reg, dS_reg, Q_smem, k);
+        accumulate(dK_reg, dS_reg, Q_smem, q0 + 16 * k);
       }
       // [end: dK]
+    };
+    if constexpr (shared)
+      pass(part * Bq);
+    else
+#pragma unroll 1 // unrolled, it wants more registers than there are
+      for (int q0 = 0; q0 < Br; q0 += Bq) pass(q0);
+
+    __syncthreads(); // all of dS, and of P, is written before any warp reads it
+
+    // [region: share]
+    // The other half of the queries: of these P and dS of this warp's keys were formed by the warp that shares them.
+    if (shared) {
+      const int q0 = (part ^ 1) * Bq;
+#pragma unroll
+      for (int k = 0; k < Bq / 16; ++k) {
+        uint32_t P_reg[M][4], dS_reg[M][4];
+#pragma unroll
+        for (int m = 0; m < M; ++m) {
+          const int place = at<Br>(row_K + 16 * m + row_A, q0 / 8 + 2 * k + chunk_A);
+          fa::ldmatrix_x4(P_reg[m], P_smem + place);
+          fa::ldmatrix_x4(dS_reg[m], dS_smem + place);
+        }
+        accumulate(dV_reg, P_reg, dO_smem, q0 + 16 * k);
+        accumulate(dK_reg, dS_reg, Q_smem, q0 + 16 * k);
+      }
     }
+    // [end: share]
 
     // [region: dQ]
     // dQ_i (Br, d) += dS K_j: 32 rows and 32 columns by each warp, over all keys
-    __syncthreads(); // all of dS is written before any warp reads it
     float dQ_reg[2][4][4] = {};
     const int row_q = warp % 2 * 32, col_q = warp / 2 * 32;
 #pragma unroll
@@ -318,12 +358,14 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void backward_mma(
   for (int m = 0; m < M; ++m) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int j = j0 + warp * keys + 16 * m + g + 8 * r;
+      const int j = j0 + row_K + 16 * m + g + 8 * r;
       if (j < a.Nk) {
-        T *dK = static_cast<T *>(a.dK) + b * a.dK_stride[0] + hk * a.dK_stride[1] + j * a.dK_stride[2] + 2 * t;
-        T *dV = static_cast<T *>(a.dV) + b * a.dV_stride[0] + hk * a.dV_stride[1] + j * a.dV_stride[2] + 2 * t;
+        T *dK = static_cast<T *>(a.dK) + b * a.dK_stride[0] + hk * a.dK_stride[1] + j * a.dK_stride[2] +
+                part * C::columns + 2 * t;
+        T *dV = static_cast<T *>(a.dV) + b * a.dV_stride[0] + hk * a.dV_stride[1] + j * a.dV_stride[2] +
+                part * C::columns + 2 * t;
 #pragma unroll
-        for (int n = 0; n < d / 8; ++n) {
+        for (int n = 0; n < C::columns / 8; ++n) {
           const float *k = dK_reg[m][n] + 2 * r, *v = dV_reg[m][n] + 2 * r;
           *reinterpret_cast<uint32_t *>(dK + 8 * n) = fa::pack2<T>(k[0] * a.scale, k[1] * a.scale);
           *reinterpret_cast<uint32_t *>(dV + 8 * n) = fa::pack2<T>(v[0], v[1]);
@@ -355,9 +397,9 @@ template <int d, typename T> __global__ __launch_bounds__(Tile<d>::threads) void
 template <int d, typename T> cudaError_t launch(const fa_backward_args &a, cudaStream_t stream) {
   using C = Tile<d>;
   const int64_t rows = int64_t(a.B) * a.H * padded(a.Nq), ctas = fa::ceil_div(a.Nk, C::Bc) * a.B * a.Hkv;
-  if (ctas > fa::max_grid_x || rows / 4 > fa::max_grid_x) return cudaErrorInvalidValue;
+  if (ctas > fa::max_grid_x || rows * d / 1024 > fa::max_grid_x) return cudaErrorInvalidValue;
   if (cudaError_t error = fa::allow_smem(backward_mma<d, T>, C::smem_bytes)) return error;
-  prepare<d, T><<<unsigned(rows / 4), 128, 0, stream>>>(a);
+  prepare<d, T><<<unsigned(rows * d / 1024), 128, 0, stream>>>(a);
   if (cudaError_t error = cudaGetLastError()) return error;
   backward_mma<d, T><<<unsigned(ctas), C::threads, C::smem_bytes, stream>>>(a);
   if (cudaError_t error = cudaGetLastError()) return error;
@@ -371,10 +413,10 @@ template <int d> cudaError_t launch(const fa_backward_args &a, cudaStream_t stre
 
 extern "C" cudaError_t fa_launch(const fa_args *args, cudaStream_t stream) {
   const fa_backward_args &a = fa::backward(args);
-  const bool aligned = fa::half_rows_aligned16(a.Q, a.Q_stride) && fa::half_rows_aligned16(a.K, a.K_stride) &&
-                       fa::half_rows_aligned16(a.V, a.V_stride) && fa::half_rows_aligned16(a.dO, a.dO_stride) &&
-                       fa::half_rows_aligned16(a.dQ, a.dQ_stride) && fa::half_rows_aligned16(a.dK, a.dK_stride) &&
-                       fa::half_rows_aligned16(a.dV, a.dV_stride);
+  const bool aligned = fa::half_rows_aligned16(a.O, a.O_stride) && fa::half_rows_aligned16(a.Q, a.Q_stride) &&
+                       fa::half_rows_aligned16(a.K, a.K_stride) && fa::half_rows_aligned16(a.V, a.V_stride) &&
+                       fa::half_rows_aligned16(a.dO, a.dO_stride) && fa::half_rows_aligned16(a.dQ, a.dQ_stride) &&
+                       fa::half_rows_aligned16(a.dK, a.dK_stride) && fa::half_rows_aligned16(a.dV, a.dV_stride);
   if (!fa::is_half(a) || a.Hkv < 1 || a.H % a.Hkv || !aligned) return cudaErrorInvalidValue;
   switch (a.D) {
   case 64:
