@@ -27,7 +27,7 @@ import pandas as pd
 import torch
 
 import helpers
-from helpers import agreement, banks, draw_proof, exercise, patterns, record, sanitize, show, xray
+from helpers import agreement, banks, draw_proof, exercise, load, patterns, record, rung, sanitize, show, xray
 from helpers.emulator import launcher
 from helpers.museum import EXHIBITS
 
@@ -78,7 +78,7 @@ for row in (128, 132):
 # **Races.** Two accesses to one place by different threads, one of them a write, and nothing that orders them. Each warp has a clock that ticks whenever it synchronises; every two bytes of shared memory remember who wrote them last and who read them since, with the clock's reading. What counts as order:
 
 # %%
-own("race.cpp", "// What orders", 5)
+own("race.cpp", "// What orders", 6)
 
 # %% [markdown]
 # **Copies in flight.** A `cp.async` is issued now and lands later; between the two its target belongs to nobody:
@@ -178,6 +178,18 @@ caches.set_index(["kernel", "N", "H"]).round(3)
 # Between one part in a hundred and nearly half: nobody reads that off the source. So the X-ray says *requested*, and leaves HBM to the profiler.
 #
 # **Registers.** A variable that finds no register is spilled to memory, and every access to it is a load that no line of the source contains. The compiler tells: `sass.resources` needs nvcc, no GPU.
+#
+# The same goes for a thread's own arrays: loads and stores of registers are held against nothing. What is held against the array's length is an *index* in brackets behind its name (the compiler puts that check in, by `-fsanitize=bounds`). One step too many in `04_fa2_fp32`, where O is rescaled:
+
+# %%
+too_far = rung("04_fa2_fp32").replace("c < 8; ++c) O_reg[r][c] *= alpha", "c <= 8; ++c) O_reg[r][c] *= alpha")
+kernel = load(source=too_far, device="cpu", quiet=True)
+print(xray(kernel, *(torch.randn(1, 1, 64, 64) for _ in range(3))).findings[0])
+
+# %% [markdown]
+# Through a pointer into the array, or by a reference to the element just behind its end (`f(O_reg[8])`), such an access is not seen: it goes to the thread's other variables, as it may on a GPU.
+#
+# **TMA and wgmma.** In what portions they go to shared memory is not known, so no bank conflicts are counted there. And that a register of $A$ changes while a `wgmma` may still be reading it is not noticed.
 #
 # **Time, occupancy.** How many blocks share an SM, which instruction waits for which: none of it is a property of the addresses. A wavefront is work; whether anybody waits for it is another question.
 #

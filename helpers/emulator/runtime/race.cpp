@@ -2,8 +2,8 @@
 // __syncwarp() for the lanes it names; and what the PTX ISA says does: named barriers, and mbarriers for whoever waits
 // after those who arrive. Shuffles, votes and other warp instructions order no memory.
 //
-// Blocks of a launch are ordered by nothing but atomics. Threads that write the same value to one place are left alone, as compute-sanitizer's racecheck does by default; and
-// atomics don't race with atomics.
+// Blocks of a launch are ordered by nothing but atomics. Threads that write the same value to one place are left alone, as
+// compute-sanitizer's racecheck does by default; and atomics don't race with atomics.
 #include <sys/mman.h>
 
 #include <algorithm>
