@@ -49,7 +49,7 @@ show.region("30_tma_wgmma", "refill")
 #
 # The rest of notebook 30's list: registers are the same for all, though the needs are not. And at the beginning and the end of every CTA the tensor cores have nothing to do.
 #
-# All of this has one cure: **roles**. One warpgroup, the *producer*, sends for tiles and does nothing else. The others, the *consumers*, multiply. They meet only at mbarriers. [FlashAttention-3](https://arxiv.org/abs/2407.08608) calls it warp specialisation and measured what it is worth by taking it out again (section 4.2 there): 570 TFLOP/s instead of 661.
+# All of this has one cure: **roles**. One warpgroup, the *producer*, sends for tiles and does nothing else. The others, the *consumers*, multiply. They meet only at mbarriers. [FlashAttention-3](https://arxiv.org/abs/2407.08608) calls it warp specialisation and measured what it is worth by taking it out again (section 4.2 there): 570 TFLOP/s instead of 661, on an H100 at $N = 8448$, $d = 128$.
 
 # %% [markdown]
 # ## 1 · Registers for those who need them
@@ -75,7 +75,7 @@ pd.DataFrame(rows).T.rename_axis("d")
 # %% [markdown]
 # `setmaxnreg` moves registers while the kernel runs: the producer's warps go down, the consumers' up, in steps of 8. What is given back and what is taken must agree, and here it does to the last one. (The launch bounds must say `(threads, 1)`: without the `1` the compiler ignores `setmaxnreg`, with a warning.)
 #
-# **Predict**: without the two `setmaxnreg`, how many bytes per thread would be spilled into memory?
+# **Predict**: without the two `setmaxnreg`, how many bytes per thread would be spilled into memory? The same for the next rung, which holds a second $S$ beside the first.
 
 
 # %%
@@ -83,19 +83,23 @@ def cut(stem, d):
     """A rung for fp16 and this d alone, which is compiled in less time than all four instances."""
     whole, both = rung(stem), "a.dtype == FA_FP16 ? launch<d, __half>(a, stream) : launch<d, __nv_bfloat16>(a, stream)"
     other = f"  case {192 - d}:\n    return launch<{192 - d}>(a, stream);\n"
-    return replace(whole, source=whole.replace(both, "launch<d, __half>(a, stream)").replace(other, ""))
+    return replace(whole, source=whole.source.replace(both, "launch<d, __half>(a, stream)").replace(other, ""))
+
+
+def spilled(which, d):
+    used = sass.resources(which)
+    return int(used.loc[sass.instance(used.index, d, "fp16"), ["spill_store_bytes", "spill_load_bytes"]].sum())
 
 
 rows = {}
-for d in (64, 128):
-    rung_d = cut("31_warp_specialized", d)
-    even = replace(rung_d, source=re.sub(r"fa::setmaxnreg_\w+<.*>\(\);", "", rung_d.source))
-    for name, which in {"with setmaxnreg": rung_d, "without": even}.items():
-        rows[d, name] = sass.resources(which).iloc[0][["registers", "spill_store_bytes", "spill_load_bytes"]]
-pd.DataFrame(rows).T.rename_axis(["d", ""])
+for stem in ("31_warp_specialized", "32_ping_pong"):
+    for d in (64, 128):
+        even = replace(cut(stem, d), source=re.sub(r"fa::setmaxnreg_\w+<.*>\(\);", "", cut(stem, d).source))
+        rows[stem, d] = {"with setmaxnreg": spilled(cut(stem, d), d), "without": spilled(even, d)}
+pd.DataFrame(rows).T.rename_axis(["bytes spilled (stores, loads)", "d"])
 
 # %% [markdown]
-# **What to see.** A handful of bytes. ($S$ dies while $P$ comes into being, so that the two together need little more than $S$ alone.) `registers` is what the launch deals out; the compiler plans for what `setmaxnreg` says. So in this rung the roles hardly *need* the registers yet. What they make possible is a third consumer at $d = 64$ and, in notebook 32, a second $S$ beside the first. An honest small gain; the larger ones follow.
+# **What to see.** In this rung little or nothing: $S$ dies while $P$ comes into being, so that the two together need little more than $S$ alone. Here the roles hardly *need* the registers yet. The next rung could not do without them.
 
 # %% [markdown]
 # ## 2 · A ring of stages
@@ -174,7 +178,7 @@ print(finding((V_read, V_read.replace("release(V_empty + barrier);", ";"))))
 # - **turning round**: every second turn from the other end, so that whoever had the longest tile gets the shortest next;
 # - **a counter**: whoever is done takes the next number, by an atomic addition.
 #
-# All go through the same list: the longest tiles first, as many heads at a time as have their keys in 32 MB of the L2 (notebook 20). A model, as there: a tile takes as long as it has tiles of keys, nothing else takes time.
+# All go through the same list: under a mask the longest tiles first, of as many heads at a time as have their keys in 32 MB of the L2 (notebook 20). A model, as there: a tile takes as long as it has tiles of keys, nothing else takes time.
 
 
 # %%
@@ -234,7 +238,7 @@ pd.DataFrame(rows).T.rename_axis(["D", "N"]).map("{:.1%}".format)
 # %% [markdown]
 # **What to see.** Time beyond that of a machine that is never idle. Without a mask all tiles are equally long, and nothing can be done about the last, partly filled turn. Under the mask the counter is within a percent or two everywhere. The two that deal beforehand lose up to a third, and turning round, which sounds fairer, is at $d = 128$ the worst of all. Why? The list is not one long descent from the longest tile to the shortest, but a saw: a descent for each group of heads. As long as a turn lies on a slope, turning round evens it out. But the turn that reaches over the end of a group has the *next* group's longest tiles in its last places, where the short ones should be; and if that is the same end every time, the same CTAs get them every time. In the figure these are the steps of 16, 32 and 48 CTAs: three teeth, 16 long tiles each.
 #
-# A counter costs an atomic addition per query tile, one number that has to reach all warps of the CTA, and somebody who sets it to zero. Which way the rung goes is said here:
+# So the rung counts. (An earlier version of it turned round.) A counter costs an atomic addition per query tile, somebody who sets it to zero before the launch, and one number that has to reach all warps of the CTA. What a number stands for, each of them works out for itself:
 
 # %%
 show.region("31_warp_specialized", "schedule")
@@ -268,7 +272,9 @@ show.region("31_warp_specialized", "barriers")
 show.region("31_warp_specialized", "producer")
 
 # %% [markdown]
-# That is all a producer does. `fetch` is one line of section 2's table: wait until the place is empty, announce, copy. $Q$ goes through the same function; its "ring" has a single place.
+# That is all a producer does. `fetch` is one line of section 2's table: wait until the place is empty, announce, copy. $Q$ goes through the same function; its ring has a single place.
+#
+# The counter: the first number is the CTA's own, and the next is asked for a whole query tile before it is needed, so that nobody waits for the atomic addition. The number travels as $Q$ does: it is written when $Q$'s place is empty, and whoever has waited for `Q_full` may read it. −1 says that there is nothing left.
 
 # %%
 show.region("31_warp_specialized", "scores")
@@ -277,7 +283,7 @@ show.region("31_warp_specialized", "scores")
 show.region("31_warp_specialized", "output")
 
 # %% [markdown]
-# The products are those of rung 30, and each is followed by a wait and a `release`. Between the two, mask and softmax are unchanged.
+# The products are those of rung 30, and each is followed by a wait and a `release`. Between the two, mask and softmax are unchanged; but tiles that all rows see have a loop to themselves, in which the mask is not compiled at all.
 
 # %%
 show.region("31_warp_specialized", "epilogue")
@@ -298,26 +304,27 @@ plot.recorded("31_warp_specialized", "error", plot.error)
 #
 # Who does what when? `roles.times` puts a note at every region and every wait of the kernel: the first thread of each warpgroup of one CTA writes down what begins, and the SM's clock. On a GPU the axis below is time. **On the emulator only the order means something**: it runs one thread until that has to wait, then another, and knows no durations. So there the axis counts events, and how long a box is says how much else happened meanwhile, not how long it took.
 #
-# One head, 768 queries and keys, $d = 64$, on two CTAs, so that each has two query tiles of six tiles of keys. (On a GPU: 64 heads of 1024.) **Predict**, for the emulator: how many tiles has the producer sent for when the first product begins? And what stops it later on?
+# One head, 384 queries and 768 keys, $d = 64$, on one CTA: two query tiles of six tiles of keys. (On a GPU: 64 heads of 1024, and one CTA of many.) **Predict**, for the emulator: how many tiles has the producer sent for when the first product begins? And what stops it later on?
 
 # %%
 if device == "cuda":
-    watched, shape, unit = kernel, (1, 64, 1024, 64), "clocks of the SM"
+    watched, shapes, unit = kernel, [(1, 64, 1024, 64)] * 3, "clocks of the SM"
 else:
-    two = replace(small, source=small.replace("int64_t(sms)", "int64_t(2)"))
-    watched, shape, unit = load(source=two.source, device="cpu", quiet=True), (1, 1, 768, 64), "events, in their order"
-q, k, v = (torch.randn(shape, device=device).half() for _ in range(3))
+    alone = small.replace("int64_t(sms)", "int64_t(1)")
+    watched, unit = load(source=alone, device="cpu", quiet=True), "events, in their order"
+    shapes = [(1, 1, n, 64) for n in (384, 768, 768)]
+q, k, v = (torch.randn(shape, device=device).half() for shape in shapes)
 events = roles.times(watched, q, k, v)
 registers = {"producer": constant("producer_registers")[0]}
 registers |= {f"consumer {i}": constant("registers")[0] for i in range(constant("consumers")[0])}
-draw_hopper.roles(events, registers, "A CTA's four warpgroups, two query tiles one after the other", unit)
+draw_hopper.roles(events, registers, "The four warpgroups of a CTA, one query tile after the other", unit)
 
 # %% [markdown]
 # **What to see, in the order of events.**
 #
 # - The producer fills the ring before anyone multiplies, and from then on sends for a tile whenever a place is read.
 # - The three consumers do the same things and depend on each other only through the ring; nothing else keeps them in step.
-# - One long wait of the producer begins well before the end of the first query tile. By then it has sent for the first $K$ of the next one, and asks for the next $Q$. But there is one `Q_smem`, and it is being read until the last product of $S$. The producer sends in order, so all places that become free meanwhile stay empty.
+# - One long wait of the producer begins well before the end of the first query tile. By then it has sent for the first $K$ of the next one, and asks for the next $Q$. But there is one `Q_smem`, and it is being read until the last product of $S$. The producer sends in order, so all places that become free meanwhile stay empty. (The last long wait is for the same place, to write there that nothing is left.)
 # - The broad boxes of softmax meanwhile are no slow softmax: when $Q$'s place is free at last, the producer sends for a whole ring of tiles at once, and each of these events widens what the others are doing. It is the order that is drawn.
 # - To the right: how the SM's registers are shared out. The bars add up to all of them.
 #
@@ -354,14 +361,18 @@ pd.Series({n: asked_before_the_first_product(n) for n in (1, 2, 3)}, name="copie
 #
 # ### Instructions
 #
-# Rung 30 spent 54 `R2UR` per tile to carry descriptors into uniform registers. Here the warpgroup's number comes from a vote over the warp (`__reduce_max_sync`), so that the compiler knows it to be the same in all lanes. Both loops without their masks, at $d = 128$, one tile of 128 keys. **Predict** what becomes of `R2UR`, `MOV`, and the total.
+# Rung 30 spent 54 `R2UR` per tile to carry descriptors into uniform registers. Here the warpgroup's number comes from a vote over the warp (`__reduce_max_sync`), so that the compiler knows it to be the same in all lanes. Rung 30's loop without its mask, and the loop that rung 31 has for whole tiles, at $d = 128$: one tile of 128 keys. **Predict** what becomes of `R2UR`, `MOV`, and the total.
 
 # %%
 sass.CLASSES |= {"HGMMA": "HGMMA", "R2UR": "R2UR", "UTMALDG": "UTMALDG", "SYNCS": "SYNCS"}  # wgmma, TMA, mbarrier
 masked = "if (j0 + Bc > (a.causal ? min(row0 + shift + 1, a.Nk) : a.Nk)) {"
-loops = [cut(stem, 128) for stem in ("30_tma_wgmma", "31_warp_specialized")]
-loops = [replace(each, source=each.source.replace(masked, "if (false) {")) for each in loops]
-plot.opcodes(sass.compare(*loops, D=128, loop=True), "The tile loop at d = 128")
+before, after = cut("30_tma_wgmma", 128), cut("31_warp_specialized", 128)
+before = replace(before, source=before.replace(masked, "if (false) {"))
+pair = sass.compare(before, after, D=128, loop=True)
+plot.opcodes(pair, "The loop of whole tiles at d = 128")
+
+# %%
+pair.loc[["all"]]
 
 # %% [markdown]
 # **What to see.** What is left are the softmax, 16 products, and little else. The `UTMALDG` have gone to the producer; there are more `SYNCS`, as $K$ and $V$ have barriers of their own.
@@ -416,7 +427,7 @@ plot.recorded("31_warp_specialized", "causal", summary)
 # 3. **Room.** $O$ and $Q$ each take a place in shared memory that stages could have: at $d = 128$ two stages are left.
 # 4. **Short sequences.** With few query tiles per CTA there is nothing to overlap the first tile's way from HBM with.
 #
-# The first is by far the largest, and the subject of notebook 32: to start the next $S$ *before* this tile's softmax, and to let the warpgroups take turns at the tensor cores on purpose.
+# The first is the subject of notebook 32: to start the next $S$ *before* this tile's softmax, and to let the warpgroups take turns at the tensor cores on purpose.
 
 # %% [markdown]
 # ## Exercises
