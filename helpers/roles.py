@@ -42,7 +42,7 @@ CALLS = {
     r"^ *start_output\(": "output",
     r"^ *(softmax|exponentials)\(": "softmax",
     r"^ *round_P\(": "softmax",
-    r"^ *finish\(|^ *store\(": "",
+    r"// \[region: epilogue\]": "",
 }
 # A backward pass: regions of its loop that start products, and what the threads do between them.
 BACKWARD = {
@@ -54,13 +54,14 @@ BACKWARD = {
     r"// \[region: reduce\]": "send dQ",
     r"// \[end: (reduce|tile_loop)\]": "",
 }
-WAIT = re.compile(r"^( *)((?:fa::mbarrier_wait|fa::bar_sync|take_turn)\(.*\);)(.*)$")
+WAIT = re.compile(r"^( *)((?:if \(!?\w+\) )?(?:fa::mbarrier_wait|fa::bar_sync|take_turn)\(.*\);)(.*)$")
 KINDS = ["", "wait", "copy", "scores", "softmax", "output", "products", "dS", "send dQ"]
 WARPGROUPS, NOTES = 4, 1024  # of which notes are kept, each
 SIGN = 0x5A170000  # what a note's first word has besides its kind; what lies in memory anyway has not
 NOTE = """
-  int noted = 0;
+  int noted = 0, doing = 0;
   [[maybe_unused]] const auto note = [&](int kind) {
+    doing = kind;
     if (blockIdx.x != gridDim.x / 2 || threadIdx.x %% 128 != 0 || noted >= %(notes)d - 1) return;
     int *at = static_cast<int *>(a.workspace[%(index)d]) + 2 * (threadIdx.x / 128 * %(notes)d + noted++);
     at[0] = %(sign)d | kind, at[1] = int(clock64()), at[2] = 0;
@@ -78,16 +79,15 @@ def instrument(source: str, marks: Mapping[str, str] | None = None) -> str:
     backward = re.search(r"^// op: +attention_backward$", source, re.MULTILINE)
     marks = marks or (BACKWARD if backward else CALLS if "start_scores(" in source else REGIONS)
     found = dict.fromkeys(marks, 0)
-    lines, kind, started = [], "", False
+    lines, started = [], False
     for line in source.splitlines():
         for pattern, begins in marks.items():
             if re.search(pattern, line):
                 found[pattern] += 1
-                kind = begins
-                line = f"{{ note({KINDS.index(kind)}); }} {line}" if started else line
+                line = f"{{ note({KINDS.index(begins)}); }} {line}" if started else line
         if (wait := WAIT.match(line)) and started:
             blanks, statement, rest = wait.groups()
-            line = f"{blanks}{{ note({KINDS.index('wait')}); {statement} note({KINDS.index(kind)}); }}{rest}"
+            line = f"{blanks}{{ const int was = doing; note({KINDS.index('wait')}); {statement} note(was); }}{rest}"
         if "extern __shared__" in line and not started:
             note = NOTE % {"notes": NOTES, "sign": SIGN, "index": len(rung_workspace(source))}
             line, started = line + note.replace("\n", ""), True

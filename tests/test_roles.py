@@ -78,7 +78,17 @@ def test_phases_come_in_order_and_the_answer_stays(q):
 def test_lines_stay_where_they_were():
     lines = roles.instrument(SOURCE).splitlines()
     assert lines[1].startswith("// workspace: notes") and len(lines) == len(SOURCE.splitlines()) + 1
-    assert "bar_sync(1, 256); note(2); }" in lines[15] and lines[16].strip() == "}"
+    assert "bar_sync(1, 256); note(was); }" in lines[15] and lines[16].strip() == "}"
+
+
+def test_a_wait_under_a_condition_is_one_and_what_was_going_on_goes_on_behind_it(q):
+    text = SOURCE.replace(
+        "    // [region: mask]\n    x += 1.f;",
+        "    // [region: mask]\n    const bool all = true;\n    if (all) fa::bar_sync(3, 128);\n    x += 1.f;",
+    )
+    times = roles.times(load(source=text, device="cpu", quiet=True), q, q, q)
+    kinds = list(times[times.lane == "consumer 0"].kind)
+    assert kinds[:6] == ["wait", "scores", "softmax", "wait", "softmax", "output"]
 
 
 @pytest.mark.parametrize("old, words", [
