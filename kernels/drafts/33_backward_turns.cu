@@ -1,0 +1,609 @@
+// 33_backward_turns: as 33_backward_ahead, but the two warpgroups take turns at the tensor cores
+//
+// idea:      A warpgroup that starts products is held until the tensor cores have taken them, so its own exponentials can't
+//            run under them: the other one's must. One forms dS or P while the other's products run.
+// changed:   order of the loop, a token that goes round; each step's dQ last
+// op:        attention_backward
+// features:  causal, gqa
+// inputs:    Q O dO (B,H,Nq,D), K V (B,Hkv,Nk,D) fp16 or bf16, LSE (B,H,Nq) fp32; rows and strides multiples of 16 bytes
+// outputs:   dQ (B,H,Nq,D), dK dV (B,Hkv,Nk,D) as Q; dK and dV are the same bit by bit every time, dQ is not
+// dtypes:    fp16, bf16
+// D:         64, 128
+// workspace: dQ_sum (B,H,Nq384,D) fp32; stats (2,B,H,Nq384) fp32
+// tiles:     D=64:  Br=96 Bc=128 threads=384 smem=154 KB CTAs/SM=1
+//            D=128: Br=64 Bc=128 threads=384 smem=194 KB CTAs/SM=1
+// arch:      sm_90a
+// paper:     FlashAttention-2, Algorithm 2 (arXiv 2307.08691); FlashAttention-3 (arXiv 2407.08608)
+// speed:     H200: not measured yet
+#ifndef BR64 // queries per step, D = 64
+#define BR64 128
+#endif
+#ifndef Q_STAGES // buffers of Q_i and LSE
+#define Q_STAGES 3
+#endif
+#ifndef DO_STAGES // of dO_i and delta
+#define DO_STAGES 2
+#endif
+#ifndef TURNS // 1: a token; 0: whoever comes first
+#define TURNS 1
+#endif
+#ifndef S_FIRST // S of the next step starts 1 before dK, 0 behind dV
+#define S_FIRST 1
+#endif
+#ifndef HOLD // 1: a wait for dO keeps the exponentials in front of the wait for dQ
+#define HOLD 1
+#endif
+#ifndef PACK // P is rounded 0 under dQ, 1 behind it
+#define PACK 1
+#endif
+#ifndef WAIT_DV // dV is waited for 0 with S of the next step, 1 before dK starts, 2 before dS
+#define WAIT_DV 1
+#endif
+#ifndef SEND // dQ is sent 0 at once, 1 behind the start of the next dV
+#define SEND 1
+#endif
+#ifndef RED // dQ is added up by 0 cp.reduce.async.bulk, 1 red.global.add.v4.f32
+#define RED 0
+#endif
+#ifndef ROTATED // without mask, CTAs of a head begin with different queries
+#define ROTATED 1
+#endif
+#ifndef PROFILE // 1: the clock at every phase of one CTA's first 64 steps; fa_stamps reads them
+#define PROFILE 0
+#endif
+#include <fa/bulk.cuh>
+#include <fa/half.cuh>
+#include <fa/launch.cuh>
+#include <fa/math.cuh>
+#include <fa/model.cuh>
+#include <fa/sm90.cuh>
+#include <fa/wgmma.cuh>
+
+// [region: tile]
+template <int d> struct Tile {
+  static constexpr int Br = d == 64 ? BR64 : 64;  // queries per step of the loop
+  static constexpr int Bc = 128;                  // keys per CTA: 64 for each of two warpgroups
+  static constexpr int threads = 128 + 2 * 128;   // the producer's warpgroup and two consumers
+  static constexpr int Q_stages = Q_STAGES;       // buffers for Q_i; dS has two
+  static constexpr int dO_stages = DO_STAGES;     // and for dO_i
+  static constexpr int dQ_columns = Br * d / 128; // queries of a warpgroup's half of dQ^T, with 64 columns of d
+  static constexpr int dQ_half = 64 * dQ_columns; // floats
+
+  // Shared memory, in bytes; what TMA and wgmma swizzle begins at multiples of 1024.
+  static constexpr int kv_bytes = 2 * Bc * d, q_bytes = 2 * Br * d, dS_bytes = 2 * Br * Bc, stats_bytes = 4 * Br;
+  static constexpr int K = 0, V = K + kv_bytes;              // (Bc, d) both
+  static constexpr int Q = V + kv_bytes;                     // Q_stages x (Br, d)
+  static constexpr int dO = Q + Q_stages * q_bytes;          // dO_stages x (Br, d)
+  static constexpr int dS = dO + dO_stages * q_bytes;        // 2 x (Br, Bc), in a panel of 64 keys for each warpgroup
+  static constexpr int dQ = dS + 2 * dS_bytes;               // 2 x half of dQ^T, as the accumulators lie
+  static constexpr int LSE = dQ + (RED ? 0 : 8 * dQ_half);   // Q_stages x (Br)
+  static constexpr int delta = LSE + Q_stages * stats_bytes; // dO_stages x (Br)
+  static constexpr int barriers = delta + dO_stages * stats_bytes;
+  static constexpr int Q_full = barriers, dO_full = Q_full + 8 * Q_stages; // 8 bytes each
+  static constexpr int Q_empty = dO_full + 8 * dO_stages, dO_empty = Q_empty + 8 * Q_stages;
+  static constexpr int smem_bytes = dO_empty + 8 * dO_stages;
+  static_assert(smem_bytes <= 232448);
+};
+
+// Rows of the workspace per head: whole tiles.
+template <int d> inline __host__ __device__ int64_t padded(int Nq) {
+  return fa::ceil_div(Nq, Tile<d>::Br) * Tile<d>::Br;
+}
+
+struct Maps {
+  CUtensorMap Q, dO;  // tiles of Br rows
+  CUtensorMap K, V;   // of Bc
+  CUtensorMap dK, dV; // of the 64 rows that a warpgroup writes
+};
+// [end: tile]
+
+// Two numbers of T in a register as floats, the lower half first.
+template <typename T> __device__ __forceinline__ float2 unpack2(uint32_t bits) {
+  if constexpr (std::is_same_v<T, __half>) {
+    __half2 xy;
+    memcpy(&xy, &bits, sizeof bits);
+    return __half22float2(xy);
+  } else {
+    __nv_bfloat162 xy;
+    memcpy(&xy, &bits, sizeof bits);
+    return __bfloat1622float2(xy);
+  }
+}
+
+// f(0) .. f(n - 1), each with its number as a constant.
+template <int n, typename Body> __device__ __forceinline__ void unrolled(const Body &f) {
+  if constexpr (n > 0) {
+    unrolled<n - 1>(f);
+    f(std::integral_constant<int, n - 1>());
+  }
+}
+
+// [region: delta]
+// Before everything else, d / 8 lanes per row: stats (2, B, H, padded Nq) = LSE in units of log2, and -delta = -rowsum(dO o O);
+// dQ_sum = 0. A row past the end, and one that sees no key (LSE = -inf), gets LSE = inf: P = exp2(S - inf) = 0.
+template <int d, typename T> __global__ void prepare(const fa_backward_args a) {
+  constexpr int lanes = d / 8;
+  const int64_t row = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / lanes;
+  const int64_t Nq = padded<d>(a.Nq), rows = a.B * a.H * Nq, head = row / Nq;
+  const int lane = threadIdx.x % lanes, i = int(row % Nq), h = int(head % a.H), b = int(head / a.H);
+  if (row >= rows) return; // whole warps: tiles are multiples of 32 rows
+  float *dQ_sum = static_cast<float *>(a.workspace[0]) + row * d, *stats = static_cast<float *>(a.workspace[1]) + row;
+  const T *O = static_cast<const T *>(a.O) + b * a.O_stride[0] + h * a.O_stride[1] + i * a.O_stride[2];
+  const T *dO = static_cast<const T *>(a.dO) + b * a.dO_stride[0] + h * a.dO_stride[1] + i * a.dO_stride[2];
+  float delta = 0.f;
+  if (i < a.Nq) {
+    const uint4 o = reinterpret_cast<const uint4 *>(O)[lane], g = reinterpret_cast<const uint4 *>(dO)[lane];
+    const uint32_t O_reg[4] = {o.x, o.y, o.z, o.w}, dO_reg[4] = {g.x, g.y, g.z, g.w};
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      const float2 x = unpack2<T>(O_reg[c]), y = unpack2<T>(dO_reg[c]);
+      delta += x.x * y.x + x.y * y.y;
+    }
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+    reinterpret_cast<float4 *>(dQ_sum)[half * lanes + lane] = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll
+  for (int mask = lanes / 2; mask > 0; mask /= 2) delta += __shfl_xor_sync(0xffffffff, delta, mask);
+  if (lane == 0) {
+    const float LSE = i < a.Nq ? a.LSE[head * a.Nq + i] : -FA_INFINITY;
+    stats[0] = LSE == -FA_INFINITY ? FA_INFINITY : LSE * fa::log2_e;
+    stats[rows] = -delta;
+  }
+}
+// [end: delta]
+
+// A buffer of several that are filled in turn, and the parity of its mbarriers' phase.
+template <int n> struct Turn {
+  int stage = 0, parity = 0;
+  __device__ __forceinline__ void advance() {
+    if (++stage == n) stage = 0, parity ^= 1;
+  }
+};
+
+// These registers have their values here: without, ptxas sets them while products are under way, and serialises those.
+template <int n> __device__ __forceinline__ void pin(float (&x)[n][4]) {
+#pragma unroll
+  for (int i = 0; i < n; ++i) asm volatile("" : "+f"(x[i][0]), "+f"(x[i][1]), "+f"(x[i][2]), "+f"(x[i][3]));
+}
+
+#if PROFILE
+__device__ uint32_t stamps[2][64][16];
+__device__ unsigned long long nanoseconds[2][2], cycles[2][2];
+#define STAMP(k)                                                                                                       \
+  asm volatile(                                                                                                        \
+      "{\n.reg .pred p;\n.reg .u32 t;\nsetp.ne.u64 p, %0, 0;\nmov.u32 t, %%clock;\n@p st.global.u32 [%0+%1], t;\n}" :: \
+          "l"(stamp),                                                                                                  \
+      "n"(4 * (k))                                                                                                     \
+      : "memory")
+#else
+#define STAMP(k)
+#endif
+
+template <int d, typename T>
+__global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __grid_constant__ Maps maps,
+                                                                      const fa_backward_args a) {
+  using C = Tile<d>;
+  constexpr int Br = C::Br, Bc = C::Bc, Q_stages = C::Q_stages, dO_stages = C::dO_stages;
+
+  // This CTA's keys: rows j0 .. j0 + Bc of head (b, hk). Neighbouring CTAs share a head, and so Q and dO in the L2; with a
+  // causal mask the first tiles of a head, which most queries see, come first.
+  const int key_tiles = int(fa::ceil_div(a.Nk, Bc)), j0 = blockIdx.x % key_tiles * Bc, group = a.H / a.Hkv;
+  const int hk = blockIdx.x / key_tiles % a.Hkv, b = blockIdx.x / key_tiles / a.Hkv;
+
+  // A step: one query head of those that share this K and V, and a tile of queries that see one of these keys. Query i sees
+  // the keys up to i + shift. There is always one: the last query sees every key.
+  const int shift = a.Nk - a.Nq, last = int(fa::ceil_div(a.Nq, Br)); // and one more
+  const int first = a.causal ? max(0, j0 - shift) / Br : 0, steps = group * (last - first);
+
+#if ROTATED
+  const int start = a.causal ? first : int(blockIdx.x) % key_tiles * last / key_tiles;
+#else
+  const int start = first;
+#endif
+  const auto advance = [&](int &tile, int &h) { // to the next step
+    if (++tile == last) tile = first;
+    if (tile == start) ++h;
+  };
+
+  extern __shared__ __align__(1024) unsigned char smem_base[];
+  const uint32_t smem = fa::smem_address(smem_base);
+  const int warpgroup = threadIdx.x / 128;
+
+  // [region: barriers]
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < Q_stages; ++stage)
+      fa::mbarrier_init(smem + C::Q_full + 8 * stage, 1), fa::mbarrier_init(smem + C::Q_empty + 8 * stage, 2);
+    for (int stage = 0; stage < dO_stages; ++stage)
+      fa::mbarrier_init(smem + C::dO_full + 8 * stage, 1), fa::mbarrier_init(smem + C::dO_empty + 8 * stage, 2);
+    fa::fence_mbarrier_init();
+  }
+  __syncthreads(); // the mbarriers are initialised before any thread uses them
+  // [end: barriers]
+
+  if (warpgroup == 0) {
+    // [region: producer]
+    fa::setmaxnreg_dec<24>();
+    if (threadIdx.x == 0) {
+      const float *stats = static_cast<const float *>(a.workspace[1]);
+      const int64_t rows = int64_t(a.B) * a.H * padded<d>(a.Nq);
+      int h = hk * group, tile = start;
+      Turn<Q_stages> Q;
+      Turn<dO_stages> dO;
+      for (int step = 0; step < steps; ++step, Q.advance(), dO.advance()) {
+        const float *LSE = stats + (int64_t(b) * a.H + h) * padded<d>(a.Nq) + tile * Br;
+        // Q_i, and with the first one K, once both warpgroups have read what was there
+        const uint32_t Q_full = smem + C::Q_full + 8 * Q.stage, dO_full = smem + C::dO_full + 8 * dO.stage;
+        fa::mbarrier_wait(smem + C::Q_empty + 8 * Q.stage, Q.parity ^ 1);
+        fa::mbarrier_arrive_expect_tx(Q_full, C::q_bytes + C::stats_bytes + (step == 0 ? C::kv_bytes : 0));
+        if (step == 0) fa::cp_async_bulk_tensor_5d(smem + C::K, &maps.K, Q_full, 0, j0, 0, hk, b);
+        fa::cp_async_bulk_tensor_5d(smem + C::Q + Q.stage * C::q_bytes, &maps.Q, Q_full, 0, tile * Br, 0, h, b);
+        fa::cp_async_bulk(smem + C::LSE + Q.stage * C::stats_bytes, LSE, C::stats_bytes, Q_full);
+        // dO_i, and with the first one V
+        fa::mbarrier_wait(smem + C::dO_empty + 8 * dO.stage, dO.parity ^ 1);
+        fa::mbarrier_arrive_expect_tx(dO_full, C::q_bytes + C::stats_bytes + (step == 0 ? C::kv_bytes : 0));
+        if (step == 0) fa::cp_async_bulk_tensor_5d(smem + C::V, &maps.V, dO_full, 0, j0, 0, hk, b);
+        fa::cp_async_bulk_tensor_5d(smem + C::dO + dO.stage * C::q_bytes, &maps.dO, dO_full, 0, tile * Br, 0, h, b);
+        fa::cp_async_bulk(smem + C::delta + dO.stage * C::stats_bytes, LSE + rows, C::stats_bytes, dO_full);
+        advance(tile, h);
+      }
+    }
+    return;
+    // [end: producer]
+  }
+
+  fa::setmaxnreg_inc<240>();
+  // Keys 64 half .. + 64 of the tile. By a vote, of whose result the compiler knows that it is the whole warp's: descriptors
+  // of wgmma are values of a warp, and one that depended on threadIdx would be moved there before every product.
+  const int half = __any_sync(0xffffffff, threadIdx.x >= 256);
+  const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+  const int g = lane / 4, t = lane % 4; // of an accumulator a lane holds rows 16 warp + g, + 8, columns 8n + 2t, + 1
+  const bool elected = threadIdx.x % 128 == 0;
+  constexpr int both = 1, own = 2, turn = 4, dS_full = 6; // named barriers: of both warpgroups, and + half of one
+
+  // [region: products]
+  // acc (64 keys, Br) = A B^T, or with `add` += : S^T of K_j and Q_i, dP^T of V_j and dO_i
+  const auto product = [&](float (&acc)[Br / 8][4], uint32_t A_smem, uint32_t B_smem, bool add) {
+    const uint64_t A = fa::k_major(A_smem + half * 64 * 128), B = fa::k_major(B_smem);
+#pragma unroll
+    for (int k = 0; k < d / 16; ++k)
+      fa::wgmma_mma_async<T, 0, 0>(acc, A + fa::k_major_step(k, Bc), B + fa::k_major_step(k, Br), add || k > 0);
+  };
+  // Fragment k of an operand A: two neighbouring accumulators, rounded to 16 bits. The same lane holds the same elements.
+  const auto pack = [](uint32_t (&A)[4], int k, const float (&acc)[Br / 8][4]) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) A[e] = fa::pack2<T>(acc[2 * k + e / 2][e % 2 * 2], acc[2 * k + e / 2][e % 2 * 2 + 1]);
+  };
+  // [end: products]
+
+  // [region: scores]
+  // P^T = exp2(S^T - LSE) in the place of S^T. A query is a column here.
+  float S_reg[Br / 8][4];
+  const float scale_log2 = a.scale * fa::log2_e;
+  const auto scores = [&](int stage, int i0) {
+    const float *LSE_smem = reinterpret_cast<const float *>(smem_base + C::LSE + stage * C::stats_bytes) + 2 * t;
+#pragma unroll
+    for (int n = 0; n < Br / 8; ++n) {
+      const float2 LSE = *reinterpret_cast<const float2 *>(LSE_smem + 8 * n);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) S_reg[n][e] = fa::ex2_approx_ftz(S_reg[n][e] * scale_log2 - (e % 2 ? LSE.y : LSE.x));
+    }
+    if (j0 + Bc > a.Nk || (a.causal && j0 + Bc - 1 > i0 + shift)) { // something here is out of sight
+      // Of element 0 of the first fragment: keys from its own on, and how many its query sees beyond its own.
+      const int j = j0 + 64 * half + 16 * warp + g, left = a.Nk - j, ahead = i0 + 2 * t + shift - j;
+#pragma unroll
+      for (int n = 0; n < Br / 8; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int key = e / 2 * 8, query = 8 * n + e % 2; // from element 0's on
+          if (key >= left || (a.causal && key - query > ahead)) S_reg[n][e] = 0.f;
+        }
+      }
+    }
+  };
+  // [end: scores]
+
+  constexpr int F = Br / 16; // fragments A of P^T or dS^T
+  uint32_t P_reg[F][4], dS_reg[F][4];
+  float dP_reg[Br / 8][4];
+  float dK_reg[d / 8][4] = {}, dV_reg[d / 8][4] = {}; // (64 keys, d) of this warpgroup, dK without scale
+
+  // dP - delta: the accumulators begin with -delta
+  Turn<Q_stages> Q, Q_next;
+  Turn<dO_stages> dO;
+  const auto take_turn = [&] {
+    if (TURNS) fa::bar_sync(turn + half, 256);
+  };
+  const auto pass_turn = [&] {
+    if (TURNS) fa::bar_arrive(turn + 1 - half, 256);
+  };
+  const auto start_S = [&](int stage) {
+    product(S_reg, smem + C::K, smem + C::Q + stage * C::q_bytes, false);
+    fa::wgmma_commit_group();
+  };
+  const auto pack_P = [&] {
+#pragma unroll
+    for (int k = 0; k < F; ++k) pack(P_reg[k], k, S_reg);
+  };
+
+  int h = hk * group, tile = start;
+  fa::mbarrier_wait(smem + C::Q_full, 0); // K_j and the first Q_i
+  fa::wgmma_fence();
+  start_S(0);
+  fa::wgmma_wait_group<0>();
+  scores(0, tile * Br);
+  pack_P();
+  pin(dK_reg), pin(dV_reg);
+  fa::mbarrier_wait(smem + C::dO_full, 0);
+  if (TURNS && half == 1) pass_turn(); // warpgroup 0 is first
+
+#if PROFILE
+  const bool mine = elected && blockIdx.x == gridDim.x / 2;
+  uint32_t *stamp = nullptr;
+  const auto now = [&](int end) {
+    if (mine) {
+      unsigned long long ns;
+      asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns));
+      nanoseconds[half][end] = ns, cycles[half][end] = clock64();
+    }
+  };
+  now(0);
+#endif
+
+  float *dQ_to = nullptr; // where dQ of the last step is added
+  const uint32_t dQ_smem = C::dQ + half * 4 * C::dQ_half;
+  const auto send = [&] {
+#if !RED
+    fa::fence_proxy_async();
+    fa::bar_sync(own + half, 128); // all of this half is written before it is sent
+    if (elected) {
+      fa::cp_reduce_async_bulk_add(dQ_to, smem + dQ_smem, 4 * C::dQ_half);
+      fa::cp_async_bulk_commit_group();
+    }
+#endif
+  };
+
+  // [region: tile_loop]
+  // dK of the last step is under way.
+  const auto one_step = [&](int step, auto more) {
+    constexpr bool next = decltype(more)::value; // another one follows
+    const uint32_t Q_smem = smem + C::Q + Q.stage * C::q_bytes, dO_smem = smem + C::dO + dO.stage * C::q_bytes;
+    const uint32_t dS_smem = smem + C::dS + step % 2 * C::dS_bytes;
+#if PROFILE
+    stamp = mine && step < 64 ? stamps[half][step] : nullptr;
+#endif
+    STAMP(0);
+    // [region: dP_and_dV]
+    const float *delta_smem = reinterpret_cast<const float *>(smem_base + C::delta + dO.stage * C::stats_bytes) + 2 * t;
+#pragma unroll
+    for (int n = 0; n < Br / 8; ++n) {
+      const float2 delta = *reinterpret_cast<const float2 *>(delta_smem + 8 * n);
+      dP_reg[n][0] = dP_reg[n][2] = delta.x, dP_reg[n][1] = dP_reg[n][3] = delta.y;
+    }
+    pin(dP_reg);
+    if (next) Q_next.advance();
+    if (next && !S_FIRST) fa::mbarrier_wait(smem + C::Q_full + 8 * Q_next.stage, Q_next.parity);
+    take_turn();
+    STAMP(1);
+    fa::wgmma_fence();
+    product(dP_reg, smem + C::V, dO_smem, true);
+    fa::wgmma_commit_group();
+#pragma unroll
+    for (int k = 0; k < F; ++k)
+      fa::wgmma_mma_async<T, 1>(dV_reg, P_reg[k], fa::mn_major(dO_smem, Br) + fa::mn_major_step(k), true);
+    fa::wgmma_commit_group();
+    if constexpr (next && !S_FIRST) start_S(Q_next.stage);
+    pass_turn();
+    STAMP(2);
+    if (SEND == 1 && step > 0) send();
+    STAMP(3);
+    // [end: dP_and_dV]
+
+    // [region: dS]
+    fa::wgmma_wait_group<(next && !S_FIRST) + (WAIT_DV != 2)>(); // dP is there
+    STAMP(4);
+    const uint32_t dS_row = dS_smem + half * Br * 128 + (lane % 8 + lane / 16 * 8) * 128 +
+                            ((2 * warp + lane / 8 % 2) ^ lane % 8) * 16; // stmatrix
+    unrolled<F>([&](auto fragment) {
+      constexpr int k = decltype(fragment)::value;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float *dP = dP_reg[2 * k + e / 2] + e % 2 * 2;
+        const float2 P = unpack2<T>(P_reg[k][e]);
+        dS_reg[k][e] = fa::pack2<T>(P.x * dP[0], P.y * dP[1]);
+      }
+      fa::stmatrix_x4_trans(dS_row + 16 * k * 128, dS_reg[k]); // queries by keys
+    });
+    fa::fence_proxy_async();
+    fa::bar_arrive(dS_full + 1 - half, 256); // the other one may read this half of dS
+    STAMP(5);
+    // [end: dS]
+
+    // [region: dQ]
+    if (next && S_FIRST) fa::mbarrier_wait(smem + C::Q_full + 8 * Q_next.stage, Q_next.parity);
+    if (WAIT_DV == 1) fa::wgmma_wait_group<next && !S_FIRST>(); // dV has been added
+    take_turn();
+    STAMP(6);
+    fa::wgmma_fence();
+    if constexpr (next && S_FIRST) start_S(Q_next.stage);
+#pragma unroll
+    for (int k = 0; k < F; ++k)
+      fa::wgmma_mma_async<T, 1>(dK_reg, dS_reg[k], fa::mn_major(Q_smem, Br) + fa::mn_major_step(k), true);
+    fa::wgmma_commit_group();
+    STAMP(7);
+    fa::bar_sync(dS_full + half, 256); // the other half of dS is written
+    STAMP(8);
+    // dQ^T (d, Br) = K^T dS^T, half of it: 64 columns of d, or all of them for half of the queries
+    float dQ_reg[C::dQ_columns / 8][4];
+    {
+      const uint64_t K = fa::mn_major(smem + C::K + (d == 128 ? half * Bc * 128 : 0), Bc);
+      const uint64_t dS = fa::k_major(dS_smem + (d == 128 ? 0 : half * C::dQ_columns * 128));
+#pragma unroll
+      for (int k = 0; k < Bc / 16; ++k)
+        fa::wgmma_mma_async<T, 1, 0>(dQ_reg, K + fa::mn_major_step(k), dS + fa::k_major_step(k, Br), k > 0);
+      fa::wgmma_commit_group();
+    }
+    if (next || half == 0) pass_turn();
+    STAMP(9);
+    // [end: dQ]
+
+    dQ_to = static_cast<float *>(a.workspace[0]) + half * C::dQ_half;
+    dQ_to += ((int64_t(b) * a.H + h) * padded<d>(a.Nq) + tile * Br) * d;
+    advance(tile, h);
+
+    // [region: next_scores]
+    if constexpr (next) {
+      fa::wgmma_wait_group<2>(); // S of the next step is there, and dV has been added
+      if (elected) fa::mbarrier_arrive(smem + C::dO_empty + 8 * dO.stage);
+      STAMP(10);
+      scores(Q_next.stage, tile * Br);
+      if (PACK == 0) pack_P();
+      STAMP(11);
+      dO.advance();
+      // Here rather than in front of dP: ptxas would move the wait for dQ above the exponentials.
+      if (HOLD) fa::mbarrier_wait(smem + C::dO_full + 8 * dO.stage, dO.parity);
+    }
+    // [end: next_scores]
+
+    // [region: reduce]
+    fa::wgmma_wait_group<0>(); // dQ is there, dK has been added
+    if (next && PACK == 1) pack_P();
+    STAMP(12);
+#if !RED
+    if (elected) fa::cp_async_bulk_wait_group_read<0>(); // the last dQ has left shared memory
+    fa::bar_sync(own + half, 128);                       // before any thread writes the next one
+#endif
+    if (next && elected) fa::mbarrier_arrive(smem + C::Q_empty + 8 * Q.stage);
+    STAMP(14);
+#pragma unroll
+    for (int n = 0; n < C::dQ_columns / 8; ++n)
+#if RED
+      asm volatile(
+          "red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(dQ_to + (n * 128 + threadIdx.x % 128) * 4),
+          "f"(dQ_reg[n][0]), "f"(dQ_reg[n][1]), "f"(dQ_reg[n][2]), "f"(dQ_reg[n][3])
+          : "memory");
+#else
+      fa::store4(reinterpret_cast<float *>(smem_base + dQ_smem) + (n * 128 + threadIdx.x % 128) * 4, dQ_reg[n]);
+#endif
+    STAMP(13);
+    if (SEND == 0) send();
+    // [end: reduce]
+    Q.stage = Q_next.stage;
+  };
+#pragma unroll 1
+  for (int step = 0; step + 1 < steps; ++step) one_step(step, std::true_type());
+  one_step(steps - 1, std::false_type());
+  if (SEND == 1) send();
+#if PROFILE
+  now(1);
+#endif
+  // [end: tile_loop]
+
+  // [region: epilogue]
+  // dK and dV to where K and V were, as panels of 64 rows and 64 columns, and from there to HBM
+  fa::bar_sync(both, 256); // both warpgroups have read K and V
+  const uint32_t dK_smem = smem + C::K + half * 64 * d * 2, dV_smem = smem + C::V + half * 64 * d * 2;
+#pragma unroll
+  for (int k = 0; k < d / 16; ++k) {
+    uint32_t dK_out[4], dV_out[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const float *dK = dK_reg[2 * k + e / 2] + e % 2 * 2, *dV = dV_reg[2 * k + e / 2] + e % 2 * 2;
+      dK_out[e] = fa::pack2<T>(dK[0] * a.scale, dK[1] * a.scale), dV_out[e] = fa::pack2<T>(dV[0], dV[1]);
+    }
+    const int row = 16 * warp + lane % 16, chunk = (k % 4 * 2 + lane / 16) ^ lane % 8;
+    fa::stmatrix_x4(dK_smem + k / 4 * 64 * 128 + row * 128 + chunk * 16, dK_out);
+    fa::stmatrix_x4(dV_smem + k / 4 * 64 * 128 + row * 128 + chunk * 16, dV_out);
+  }
+  fa::fence_proxy_async();
+  fa::bar_sync(own + half, 128); // all of this half is written before it is sent
+  if (elected) {
+    fa::cp_async_bulk_tensor_5d(&maps.dK, dK_smem, 0, j0 + 64 * half, 0, hk, b);
+    fa::cp_async_bulk_tensor_5d(&maps.dV, dV_smem, 0, j0 + 64 * half, 0, hk, b);
+    fa::cp_async_bulk_commit_group();
+    fa::cp_async_bulk_wait_group_read<0>(); // shared memory stays until it has been read
+  }
+  // [end: epilogue]
+}
+
+// [region: finish]
+// After everything else: dQ (B, H, Nq, D) = scale * dQ_sum, a CTA per tile. Each thread reads accumulators as it had them
+// above, and whole rows leave through shared memory.
+template <int d, typename T> __global__ __launch_bounds__(256) void finish(const fa_backward_args a) {
+  using C = Tile<d>;
+  constexpr int Br = C::Br, ld = d + 8; // row length in shared memory: pairs of rows begin in different banks
+  __shared__ __align__(16) T dQ_smem[Br * ld];
+  const int tiles = int(padded<d>(a.Nq) / Br), i0 = blockIdx.x % tiles * Br, head = blockIdx.x / tiles;
+  const int half = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  const float *dQ_sum = static_cast<const float *>(a.workspace[0]) + int64_t(blockIdx.x) * Br * d + half * C::dQ_half;
+  T *to = dQ_smem + ((d == 128 ? 0 : half * C::dQ_columns) + 2 * t) * ld + (d == 128 ? half * 64 : 0) + 16 * warp + g;
+#pragma unroll
+  for (int n = 0; n < C::dQ_columns / 8; ++n) {
+    float x[4];
+    fa::load4(x, dQ_sum + (n * 128 + threadIdx.x % 128) * 4);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) to[(8 * n + e % 2) * ld + e / 2 * 8] = T(x[e] * a.scale);
+  }
+  __syncthreads(); // all of the tile is written before any thread reads it
+  T *dQ = static_cast<T *>(a.dQ) + head / a.H * a.dQ_stride[0] + head % a.H * a.dQ_stride[1];
+#pragma unroll
+  for (int chunk = threadIdx.x; chunk < Br * d / 8; chunk += 256) {
+    const int row = chunk / (d / 8), col = chunk % (d / 8) * 8;
+    if (i0 + row < a.Nq)
+      *reinterpret_cast<uint4 *>(dQ + (i0 + row) * a.dQ_stride[2] + col) =
+          *reinterpret_cast<const uint4 *>(dQ_smem + row * ld + col);
+  }
+}
+// [end: finish]
+
+// [region: launcher]
+template <int d, typename T> cudaError_t launch(const fa_backward_args &a, cudaStream_t stream) {
+  using C = Tile<d>;
+  const int64_t rows = int64_t(a.B) * a.H * padded<d>(a.Nq), ctas = fa::ceil_div(a.Nk, C::Bc) * a.B * a.Hkv;
+  const int64_t prepare_ctas = fa::ceil_div(rows * (d / 8), 256);
+  if (ctas > fa::max_grid_x || prepare_ctas > fa::max_grid_x) return cudaErrorInvalidValue;
+  Maps maps;
+  if (cudaError_t error = fa::encode_tile(&maps.Q, a.dtype, a.Q, a.Q_stride, a.B, a.H, a.Nq, d, C::Br)) return error;
+  if (cudaError_t error = fa::encode_tile(&maps.dO, a.dtype, a.dO, a.dO_stride, a.B, a.H, a.Nq, d, C::Br)) return error;
+  if (cudaError_t error = fa::encode_tile(&maps.K, a.dtype, a.K, a.K_stride, a.B, a.Hkv, a.Nk, d, C::Bc)) return error;
+  if (cudaError_t error = fa::encode_tile(&maps.V, a.dtype, a.V, a.V_stride, a.B, a.Hkv, a.Nk, d, C::Bc)) return error;
+  if (cudaError_t error = fa::encode_tile(&maps.dK, a.dtype, a.dK, a.dK_stride, a.B, a.Hkv, a.Nk, d, 64)) return error;
+  if (cudaError_t error = fa::encode_tile(&maps.dV, a.dtype, a.dV, a.dV_stride, a.B, a.Hkv, a.Nk, d, 64)) return error;
+  if (cudaError_t error = fa::allow_smem(backward_wgmma<d, T>, C::smem_bytes)) return error;
+  prepare<d, T><<<unsigned(prepare_ctas), 256, 0, stream>>>(a);
+  if (cudaError_t error = cudaGetLastError()) return error;
+  backward_wgmma<d, T><<<unsigned(ctas), C::threads, C::smem_bytes, stream>>>(maps, a);
+  if (cudaError_t error = cudaGetLastError()) return error;
+  finish<d, T><<<unsigned(rows / C::Br), 256, 0, stream>>>(a);
+  return cudaGetLastError();
+}
+
+template <int d> cudaError_t launch(const fa_backward_args &a, cudaStream_t stream) {
+  return a.dtype == FA_FP16 ? launch<d, __half>(a, stream) : launch<d, __nv_bfloat16>(a, stream);
+}
+
+#if PROFILE
+extern "C" cudaError_t fa_stamps(void *steps, void *ns, void *clocks) {
+  if (cudaError_t error = cudaMemcpyFromSymbol(steps, stamps, sizeof stamps)) return error;
+  if (cudaError_t error = cudaMemcpyFromSymbol(ns, nanoseconds, sizeof nanoseconds)) return error;
+  return cudaMemcpyFromSymbol(clocks, cycles, sizeof cycles);
+}
+#endif
+
+extern "C" cudaError_t fa_launch(const fa_args *args, cudaStream_t stream) {
+  const fa_backward_args &a = fa::backward(args);
+  const bool aligned = fa::half_rows_aligned16(a.Q, a.Q_stride) && fa::half_rows_aligned16(a.K, a.K_stride) &&
+                       fa::half_rows_aligned16(a.V, a.V_stride) && fa::half_rows_aligned16(a.O, a.O_stride) &&
+                       fa::half_rows_aligned16(a.dO, a.dO_stride) && fa::half_rows_aligned16(a.dQ, a.dQ_stride) &&
+                       fa::half_rows_aligned16(a.dK, a.dK_stride) && fa::half_rows_aligned16(a.dV, a.dV_stride);
+  if (!fa::is_half(a) || a.Hkv < 1 || a.H % a.Hkv || !aligned) return cudaErrorInvalidValue;
+  switch (a.D) {
+  case 64:
+    return launch<64>(a, stream);
+  case 128:
+    return launch<128>(a, stream);
+  default:
+    return cudaErrorInvalidValue;
+  }
+}
+// [end: launcher]
