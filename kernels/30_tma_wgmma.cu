@@ -39,7 +39,7 @@ template <int d> struct Tile {
 // [end: tile]
 
 // [region: schedule]
-// A head has `tiles` tiles of queries; `heads` heads are worked on at a time: as many as have their keys in the L2.
+// A head has `tiles` tiles of queries; `heads` heads are worked on at a time.
 struct Order {
   int tiles, heads;
 };
@@ -251,11 +251,12 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void tma_wgmma(con
 
 // [region: launcher]
 template <int d, typename T> cudaError_t launch(const fa_model_args &a, cudaStream_t stream) {
-  // As many heads at a time as have their keys in 32 MB of the L2
+  // Without a mask head by head, so that CTAs side by side want the same keys at the same time. Under a causal mask as
+  // many heads at a time as have their keys in 32 MB of the L2, the longest tiles of all of them first.
   const int64_t bytes = int64_t(4) * a.Nk * d, heads = max(int64_t(1), (int64_t(32) << 20) / bytes) * (a.H / a.Hkv);
   const int64_t tiles = fa::ceil_div(a.Nq, Tile<d>::Br), ctas = tiles * a.B * a.H;
   if (ctas > fa::max_grid_x) return cudaErrorInvalidValue;
-  const Order order = {int(tiles), int(min(heads, int64_t(a.B) * a.H))};
+  const Order order = {int(tiles), a.causal ? int(min(heads, int64_t(a.B) * a.H)) : 1};
 
   Maps maps;
   constexpr int Br = Tile<d>::Br, Bc = Tile<d>::Bc;

@@ -3,17 +3,19 @@
 // idea:      Fetching takes hardly any registers or time, multiplying takes all: give them to different warps. The
 //            producer runs ahead as far as the stages reach, over the end of a query tile into the next one.
 // changed:   a warpgroup of its own asks for all tiles and gives its registers to the others (setmaxnreg), of which there
-//            are three with D = 64; K and V have barriers of their own, so that S starts before V_j has come; as many CTAs
-//            as SMs walk through the query tiles, turning round at every end of the row so that long and short ones
-//            even out; Q_smem is free after its last product, and O leaves by TMA from a place of its own
+//            are three with D = 64; K and V have barriers of their own, so that S starts before V_j has come; there are as
+//            many CTAs as SMs, and each takes the next query tile from a counter, under a causal mask the longest first,
+//            and fetches its Q_i while it works on the one before (two Q_smem); O leaves by TMA from a place of its own;
+//            tiles that all rows see have a loop to themselves, without the mask's instructions
 // op:        attention
 // features:  causal, gqa
+// workspace: counter (1)
 // inputs:    Q (B,H,Nq,D), K V (B,Hkv,Nk,D) fp16 or bf16; rows and strides multiples of 16 bytes
 // outputs:   O (B,H,Nq,D) as Q, LSE (B,H,Nq) fp32
 // dtypes:    fp16, bf16
 // D:         64, 128
-// tiles:     D=64:  Br=192 Bc=128 threads=512 smem=209 KB CTAs/SM=1
-//            D=128: Br=128 Bc=128 threads=384 smem=193 KB CTAs/SM=1
+// tiles:     D=64:  Br=192 Bc=128 threads=512 smem=201 KB CTAs/SM=1
+//            D=128: Br=128 Bc=128 threads=384 smem=225 KB CTAs/SM=1
 // arch:      sm_90a
 // paper:     FlashAttention-3, section 3.1 and Algorithm 1 (arXiv 2407.08608)
 // speed:     not measured yet
@@ -30,19 +32,19 @@ template <int d> struct Tile {
   static constexpr int threads = 128 * (1 + consumers); // the first warpgroup fetches
   static constexpr int Br = 64 * consumers;             // query rows per CTA, 64 per consumer: the rows of one wgmma
   static constexpr int Bc = 128;                        // keys per tile
-  static constexpr int stages = d == 64 ? 5 : 2;        // buffers for K_j and V_j
-  static constexpr int registers = d == 64 ? 160 : 240; // of a consumer's thread; of a producer's:
-  static constexpr int producer_registers = d == 64 ? 32 : 24;
-  static constexpr int Q_bytes = 2 * Br * d;    // Q_smem, and O_smem
+  static constexpr int stages = d == 64 ? 4 : 2;        // buffers for K_j and V_j
+  static constexpr int registers = d == 64 ? 160 : 232; // of a consumer's thread; of a producer's:
+  static constexpr int producer_registers = d == 64 ? 32 : 40;
+  static constexpr int Q_bytes = 2 * Br * d;    // of each of two Q_smem, and of O_smem
   static constexpr int tile_bytes = 2 * Bc * d; // of K_j, and of V_j
-  static constexpr int O_at = Q_bytes, K_at = 2 * Q_bytes, V_at = K_at + stages * tile_bytes;
-  static constexpr int barriers_at = V_at + stages * tile_bytes;
-  static constexpr int smem_bytes = barriers_at + 8 * (2 + 4 * stages);
+  static constexpr int O_at = 2 * Q_bytes, K_at = 3 * Q_bytes, V_at = K_at + stages * tile_bytes;
+  static constexpr int barriers_at = V_at + stages * tile_bytes, index_at = barriers_at + 8 * (4 + 4 * stages);
+  static constexpr int smem_bytes = index_at + 8;
 };
 // [end: tile]
 
 // [region: schedule]
-// A head has `tiles` tiles of queries; `heads` heads are worked on at a time: as many as have their keys in the L2.
+// A head has `tiles` tiles of queries; `heads` heads are worked on at a time.
 struct Order {
   int tiles, heads;
 };
@@ -52,19 +54,14 @@ struct Work {
   int b, h, i0, j_last;
 };
 
-// What a CTA does in its round-th turn. The longest tiles under a causal mask first: of each head the last queries. A
-// CTA that had the longest of one turn has the shortest of the next. False after the last.
+// Query tile `index` of all. The longest under a causal mask first: of each head the last queries.
 template <int Br, int Bc>
-__device__ __forceinline__ bool find_work(Work &work, int round, const fa_model_args &a, const Order &order) {
-  const int turned = round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x, index = round * gridDim.x + turned;
-  if (index >= a.B * a.H * order.tiles) return false;
+__device__ __forceinline__ Work find_work(int index, const fa_model_args &a, const Order &order) {
   const int group = index / (order.heads * order.tiles), in_group = index % (order.heads * order.tiles);
   const int heads = min(order.heads, a.B * a.H - group * order.heads); // the last group may have fewer
-  const int head = group * order.heads + in_group % heads, tile = order.tiles - 1 - in_group / heads;
-  work.b = head / a.H, work.h = head % a.H, work.i0 = tile * Br;
-  const int last_key = a.causal ? max(min(work.i0 + Br + a.Nk - a.Nq, a.Nk) - 1, 0) : a.Nk - 1; // that any row sees
-  work.j_last = last_key / Bc * Bc;
-  return true;
+  const int head = group * order.heads + in_group % heads, i0 = (order.tiles - 1 - in_group / heads) * Br;
+  const int last_key = a.causal ? max(min(i0 + Br + a.Nk - a.Nq, a.Nk) - 1, 0) : a.Nk - 1; // that any row sees
+  return {head / a.H, head % a.H, i0, last_key / Bc * Bc};
 }
 // [end: schedule]
 
@@ -87,17 +84,21 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void warp_specialized(const fa
                                                                         const __grid_constant__ Maps maps,
                                                                         Order order) {
   constexpr int Bc = Tile<d>::Bc, Br = Tile<d>::Br, stages = Tile<d>::stages, tile_bytes = Tile<d>::tile_bytes;
+  constexpr int consumers = Tile<d>::consumers, Q_bytes = Tile<d>::Q_bytes;
 
   extern __shared__ __align__(1024) unsigned char smem[];
   const uint32_t Q_smem = fa::smem_address(smem), K_smem = Q_smem + Tile<d>::K_at, V_smem = Q_smem + Tile<d>::V_at;
-  const uint32_t Q_full = Q_smem + Tile<d>::barriers_at, Q_empty = Q_full + 8; // has landed; has been read
-  const uint32_t K_full = Q_empty + 8, K_empty = K_full + 8 * stages;          // per stage
+  const uint32_t Q_full = Q_smem + Tile<d>::barriers_at;
+  const uint32_t Q_empty = Q_full + 16;                                // of two each: has landed; has been read
+  const uint32_t K_full = Q_empty + 16, K_empty = K_full + 8 * stages; // per stage
   const uint32_t V_full = K_empty + 8 * stages, V_empty = V_full + 8 * stages;
+  int *index_smem = reinterpret_cast<int *>(smem + Tile<d>::index_at); // of the query tiles in Q_smem; -1: no more
 
   // [region: barriers]
   if (threadIdx.x == 0) {
-    constexpr int readers = 4 * Tile<d>::consumers; // warps
-    fa::mbarrier_init(Q_full, 1), fa::mbarrier_init(Q_empty, readers);
+    constexpr int readers = 4 * consumers; // warps
+#pragma unroll
+    for (int s = 0; s < 2; ++s) fa::mbarrier_init(Q_full + 8 * s, 1), fa::mbarrier_init(Q_empty + 8 * s, readers);
 #pragma unroll
     for (int s = 0; s < stages; ++s) {
       fa::mbarrier_init(K_full + 8 * s, 1), fa::mbarrier_init(K_empty + 8 * s, readers);
@@ -108,7 +109,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void warp_specialized(const fa
   __syncthreads(); // the barriers are there before anyone uses one
   // [end: barriers]
 
-  Work work;
+  // The same for all lanes of a warp, and the compiler is told so: descriptors of wgmma then need no copy per product.
   const int warpgroup = __reduce_max_sync(0xffffffff, threadIdx.x) / 128;
   if (warpgroup == 0) {
     // [region: producer]
@@ -116,21 +117,43 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void warp_specialized(const fa
     if (threadIdx.x > 0) return; // one thread asks for all tiles
 
     // Asks for a tile once its place is free. Of a fresh barrier the phase before the first one counts as complete.
-    const auto fetch = [&](uint32_t to, const CUtensorMap *map, uint32_t full, uint32_t empty, int parity, int bytes,
-                           int row, int h, int b) {
+    const auto fetch = [&](uint32_t to, const CUtensorMap *map, uint32_t full, uint32_t empty, int parity, int row,
+                           int h, int b) {
       fa::mbarrier_wait(empty, parity ^ 1);
-      fa::mbarrier_arrive_expect_tx(full, bytes);
+      fa::mbarrier_arrive_expect_tx(full, tile_bytes);
       fa::cp_async_bulk_tensor_5d(to, map, full, 0, row, 0, h, b);
     };
+    int *counter = static_cast<int *>(a.workspace[0]); // 0 when the kernel starts
+    const int all = a.B * a.H * order.tiles;
     Ring<stages> ring;
-    for (int round = 0; find_work<Br, Bc>(work, round, a, order); ++round) {
+    Ring<2> Q_ring;
+    const auto fetch_Q = [&](int index) { // of query tile `index`, or the word that there is none
+      const uint32_t barrier = 8 * Q_ring.stage;
+      fa::mbarrier_wait(Q_empty + barrier, Q_ring.parity ^ 1);
+      index_smem[Q_ring.stage] = index < all ? index : -1;
+      if (index < all) {
+        const Work work = find_work<Br, Bc>(index, a, order);
+        fa::mbarrier_arrive_expect_tx(Q_full + barrier, Q_bytes);
+#pragma unroll
+        for (int w = 0; w < consumers; ++w) // 64 rows each
+          fa::cp_async_bulk_tensor_5d(Q_smem + Q_ring.stage * Q_bytes + w * 128 * d, &maps.Q, Q_full + barrier, 0,
+                                      work.i0 + 64 * w, 0, work.h, work.b);
+      } else {
+        fa::mbarrier_arrive(Q_full + barrier);
+      }
+      Q_ring.next();
+    };
+    int index = blockIdx.x;
+    fetch_Q(index);
+    while (index < all) {
+      const Work work = find_work<Br, Bc>(index, a, order);
       const int hk = work.h / (a.H / a.Hkv);
+      index = gridDim.x + atomicAdd(counter, 1);
       for (int j0 = work.j_last; j0 >= 0; j0 -= Bc, ring.next()) {
         const uint32_t at = ring.stage * tile_bytes, barrier = 8 * ring.stage;
-        fetch(K_smem + at, &maps.K, K_full + barrier, K_empty + barrier, ring.parity, tile_bytes, j0, hk, work.b);
-        if (j0 == work.j_last) // after the first K_j: Q_smem is the later one to become free
-          fetch(Q_smem, &maps.Q, Q_full, Q_empty, round % 2, Tile<d>::Q_bytes, work.i0, work.h, work.b);
-        fetch(V_smem + at, &maps.V, V_full + barrier, V_empty + barrier, ring.parity, tile_bytes, j0, hk, work.b);
+        fetch(K_smem + at, &maps.K, K_full + barrier, K_empty + barrier, ring.parity, j0, hk, work.b);
+        fetch(V_smem + at, &maps.V, V_full + barrier, V_empty + barrier, ring.parity, j0, hk, work.b);
+        if (j0 == work.j_last) fetch_Q(index); // the next one, so that it is there when this one is done
       }
     }
     return;
@@ -141,48 +164,47 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void warp_specialized(const fa
   fa::setmaxnreg_inc<Tile<d>::registers>();
   const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
   const int g = lane / 4, t = lane % 4; // of 8 columns of an accumulator a lane holds rows g, g + 8, columns 2t, 2t + 1
-  const int below = 64 * (warpgroup - 1);                              // this warpgroup's rows in the tile
-  const uint32_t Q_mine = Q_smem + 128 * below;                        // and in Q_smem's first panel
-  unsigned char *O_smem = smem + Tile<d>::O_at + 2 * d * below;        // (d / 64, 64, 64), this warpgroup's
+  const int below = 64 * (warpgroup - 1);         // this warpgroup's rows in the tile
+  const uint32_t Q_mine = Q_smem + 2 * d * below; // (d / 64, 64, 64), this warpgroup's; O_smem's too
+  unsigned char *O_smem = smem + Tile<d>::O_at + 2 * d * below;
   const float scale_log2 = fmaxf(fabsf(a.scale), 1e-30f) * fa::log2_e; // S in units of log2, so that P = exp2(S - m)
   const int shift = a.Nk - a.Nq;                                       // row i sees the keys up to i + shift
   const auto release = [&](uint32_t barrier) {
     if (lane == 0) fa::mbarrier_arrive(barrier); // this warp has read what the barrier stands for
   };
 
+  // [region: next_index]
+  // Waits for the next Q_i; gives its index, and -1 after the last. The maximum of S is sought before S is scaled, so
+  // the scale may not be negative: rather turn Q_i around.
+  Ring<2> Q_ring;
+  const auto next_index = [&] {
+    fa::mbarrier_wait(Q_full + 8 * Q_ring.stage, Q_ring.parity);
+    const int index = __reduce_max_sync(0xffffffff, index_smem[Q_ring.stage]); // uniform, as warpgroup is
+    if (index >= 0 && a.scale < 0.f) {
+      uint4 *Q = reinterpret_cast<uint4 *>(smem + Q_ring.stage * Q_bytes + 2 * d * below);
+      for (int i = threadIdx.x % 128; i < 8 * d; i += 128)
+        Q[i] = {Q[i].x ^ 0x80008000, Q[i].y ^ 0x80008000, Q[i].z ^ 0x80008000, Q[i].w ^ 0x80008000};
+      fa::fence_proxy_async();
+      fa::bar_sync(warpgroup, 128); // this warpgroup's rows are turned before any wgmma reads them
+    }
+    return index;
+  };
+  // [end: next_index]
+
   Ring<stages> ring;
-  for (int round = 0; find_work<Br, Bc>(work, round, a, order); ++round) {
+  for (int index = next_index(); index >= 0; Q_ring.next(), index = next_index()) {
+    const Work work = find_work<Br, Bc>(index, a, order);
     const int row0 = work.i0 + below, row = row0 + 16 * warp + g; // the warpgroup's first; mine
     float O_reg[d / 8][4] = {};                                   // (64, d) of this warpgroup, not yet divided by l
     float m_reg[2] = {-FA_INFINITY, -FA_INFINITY};                // of rows g and g + 8, before scaling
     float l_reg[2] = {0.f, 0.f};                                  // of this lane's columns, until the end
 
-    // [region: sign]
-    // The maximum of S is sought before S is scaled, so the scale may not be negative: rather turn Q_i around.
-    fa::mbarrier_wait(Q_full, round % 2);
-    if (a.scale < 0.f) {
-#pragma unroll
-      for (int panel = 0; panel < d / 64; ++panel) {
-        uint4 *Q = reinterpret_cast<uint4 *>(smem + 128 * (panel * Br + below));
-        for (int i = threadIdx.x % 128; i < 512; i += 128)
-          Q[i] = {Q[i].x ^ 0x80008000, Q[i].y ^ 0x80008000, Q[i].z ^ 0x80008000, Q[i].w ^ 0x80008000};
-      }
-      fa::fence_proxy_async();
-      fa::bar_sync(warpgroup, 128); // this warpgroup's rows are turned before any wgmma reads them
-    }
-    // [end: sign]
-
     // [region: tile_loop]
-    for (int j0 = work.j_last; j0 >= 0; j0 -= Bc, ring.next()) {
+    int j0 = work.j_last;
+    const auto step = [&](bool whole) { // with tile j0, which all rows see whole, or not
       const uint32_t K_j = K_smem + ring.stage * tile_bytes, V_j = V_smem + ring.stage * tile_bytes; // (Bc, d) each
       const uint32_t barrier = 8 * ring.stage;
       fa::mbarrier_wait(K_full + barrier, ring.parity);
-      if (a.causal && j0 > max(row0 + 63 + shift, 0)) { // not even the last row sees any of these keys
-        release(K_empty + barrier);
-        fa::mbarrier_wait(V_full + barrier, ring.parity);
-        release(V_empty + barrier);
-        continue;
-      }
 
       // [region: scores]
       // S (64, Bc) = Q_i K_j^T: d / 16 steps
@@ -190,24 +212,24 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void warp_specialized(const fa
       fa::wgmma_fence();
 #pragma unroll
       for (int k = 0; k < d / 16; ++k)
-        fa::wgmma_mma_async<T, 0, 0>(S_reg, fa::k_major(Q_mine) + fa::k_major_step(k, Br),
+        fa::wgmma_mma_async<T, 0, 0>(S_reg, fa::k_major(Q_mine + Q_ring.stage * Q_bytes) + fa::k_major_step(k, 64),
                                      fa::k_major(K_j) + fa::k_major_step(k, Bc), k > 0);
       fa::wgmma_commit_group();
       fa::wgmma_wait_group<0>();
       release(K_empty + barrier);
-      if (j0 == 0) release(Q_empty);
+      if (j0 == 0) release(Q_empty + 8 * Q_ring.stage);
       // [end: scores]
 
       // [region: mask]
-      if (j0 + Bc > (a.causal ? min(row0 + shift + 1, a.Nk) : a.Nk)) { // not all rows see all of these keys
+      if (!whole) { // not all rows see all of these keys
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          const int seen = (a.causal ? min(row + 8 * r + shift + 1, a.Nk) : a.Nk) - j0 - 2 * t; // keys from mine on
+          const int mine = (a.causal ? min(row + 8 * r + shift + 1, a.Nk) : a.Nk) - j0 - 2 * t; // keys from mine on
 #pragma unroll
           for (int n = 0; n < Bc / 8; ++n) {
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
-              if (8 * n + e >= seen) S_reg[n][2 * r + e] = -FA_INFINITY;
+              if (8 * n + e >= mine) S_reg[n][2 * r + e] = -FA_INFINITY;
             }
           }
         }
@@ -262,7 +284,22 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void warp_specialized(const fa
       fa::wgmma_wait_group<0>();
       release(V_empty + barrier);
       // [end: output]
+      ring.next(), j0 -= Bc;
+    };
+    const int seen = a.causal ? min(row0 + shift + 1, a.Nk) : a.Nk; // keys that all of this warpgroup's rows see
+    const int last_seen = row0 >= a.Nq ? 0 : a.causal ? max(row0 + 63 + shift, 0) : a.Nk - 1; // the last that any sees
+#pragma unroll 1
+    for (; j0 > last_seen; ring.next(), j0 -= Bc) {
+      const uint32_t barrier = 8 * ring.stage;
+      fa::mbarrier_wait(K_full + barrier, ring.parity);
+      release(K_empty + barrier);
+      fa::mbarrier_wait(V_full + barrier, ring.parity);
+      release(V_empty + barrier);
     }
+#pragma unroll 1
+    while (j0 >= 0 && j0 + Bc > seen) step(false);
+#pragma unroll 1
+    while (j0 >= 0) step(true);
     // [end: tile_loop]
 
     // [region: epilogue]
@@ -300,15 +337,16 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void warp_specialized(const fa
 
 // [region: launcher]
 template <int d, typename T> cudaError_t launch(const fa_model_args &a, cudaStream_t stream) {
-  // As many heads at a time as have their keys in 32 MB of the L2
+  // Without a mask head by head, so that CTAs side by side want the same keys at the same time. Under a causal mask as
+  // many heads at a time as have their keys in 32 MB of the L2, the longest tiles of all of them first.
   const int64_t bytes = int64_t(4) * a.Nk * d, heads = max(int64_t(1), (int64_t(32) << 20) / bytes) * (a.H / a.Hkv);
   const int64_t tiles = fa::ceil_div(a.Nq, Tile<d>::Br), all = tiles * a.B * a.H;
   if (all > fa::max_grid_x / 2) return cudaErrorInvalidValue; // an index past the last still fits into an int
-  const Order order = {int(tiles), int(min(heads, int64_t(a.B) * a.H))};
+  const Order order = {int(tiles), a.causal ? int(min(heads, int64_t(a.B) * a.H)) : 1};
 
   Maps maps;
-  constexpr int Br = Tile<d>::Br, Bc = Tile<d>::Bc;
-  if (cudaError_t error = fa::encode_tile(&maps.Q, a.dtype, a.Q, a.Q_stride, a.B, a.H, a.Nq, d, Br)) return error;
+  constexpr int Bc = Tile<d>::Bc;
+  if (cudaError_t error = fa::encode_tile(&maps.Q, a.dtype, a.Q, a.Q_stride, a.B, a.H, a.Nq, d, 64)) return error;
   if (cudaError_t error = fa::encode_tile(&maps.K, a.dtype, a.K, a.K_stride, a.B, a.Hkv, a.Nk, d, Bc)) return error;
   if (cudaError_t error = fa::encode_tile(&maps.V, a.dtype, a.V, a.V_stride, a.B, a.Hkv, a.Nk, d, Bc)) return error;
   if (cudaError_t error = fa::encode_tile(&maps.O, a.dtype, a.O, a.O_stride, a.B, a.H, a.Nq, d, 64)) return error;
@@ -317,6 +355,7 @@ template <int d, typename T> cudaError_t launch(const fa_model_args &a, cudaStre
   if (cudaError_t error = cudaGetDevice(&device)) return error;
   if (cudaError_t error = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device)) return error;
   if (cudaError_t error = fa::allow_smem(warp_specialized<d, T>, Tile<d>::smem_bytes)) return error;
+  if (cudaError_t error = cudaMemsetAsync(a.workspace[0], 0, sizeof(int), stream)) return error; // the counter
   const unsigned ctas = unsigned(min(all, int64_t(sms)));
   warp_specialized<d, T><<<ctas, Tile<d>::threads, Tile<d>::smem_bytes, stream>>>(a, maps, order);
   return cudaGetLastError();

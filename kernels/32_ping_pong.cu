@@ -1,19 +1,18 @@
-// 32_ping_pong: while one warpgroup multiplies another takes exponentials, and no warpgroup ever waits for its own product
+// 32_ping_pong: while one warpgroup multiplies another takes exponentials, and both run under each other's waits
 //
 // idea:      The next S = Q K^T is started before O += P V, so that the softmax of one tile runs under the products of two;
 //            and the warpgroups start their products in turn, so that one is at its exponentials while another has the
 //            tensor cores.
-// changed:   two products are under way at a time, and the tile loop runs on over the end of a query tile: the first S of
-//            the next one is computed under the last softmax and the epilogue of this one (two Q_smem); a warpgroup waits
-//            for its turn at a barrier of its own; the query tiles come from a counter, the longest first, so that whoever
-//            is done takes the next
+// changed:   two products are under way at a time; a warpgroup waits for its turn at a barrier of its own; P is taken with
+//            the maximum there is, as in 13_tuned, and a sum out of bounds is a vote to take it again, which is counted at
+//            the next turn's barrier
 // op:        attention
 // features:  causal, gqa
+// workspace: counter (1)
 // inputs:    Q (B,H,Nq,D), K V (B,Hkv,Nk,D) fp16 or bf16; rows and strides multiples of 16 bytes
 // outputs:   O (B,H,Nq,D) as Q, LSE (B,H,Nq) fp32
 // dtypes:    fp16, bf16
 // D:         64, 128
-// workspace: counter (1)
 // tiles:     D=64:  Br=192 Bc=128 threads=512 smem=201 KB CTAs/SM=1
 //            D=128: Br=128 Bc=128 threads=384 smem=225 KB CTAs/SM=1
 // arch:      sm_90a
@@ -39,12 +38,13 @@ template <int d> struct Tile {
   static constexpr int tile_bytes = 2 * Bc * d; // of K_j, and of V_j
   static constexpr int O_at = 2 * Q_bytes, K_at = 3 * Q_bytes, V_at = K_at + stages * tile_bytes;
   static constexpr int barriers_at = V_at + stages * tile_bytes, index_at = barriers_at + 8 * (4 + 4 * stages);
-  static constexpr int smem_bytes = index_at + 8;
+  static constexpr int votes_at = index_at + 8;
+  static constexpr int smem_bytes = votes_at + 8 * consumers;
 };
 // [end: tile]
 
 // [region: schedule]
-// A head has `tiles` tiles of queries; `heads` heads are worked on at a time: as many as have their keys in the L2.
+// A head has `tiles` tiles of queries; `heads` heads are worked on at a time.
 struct Order {
   int tiles, heads;
 };
@@ -87,11 +87,12 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
 
   extern __shared__ __align__(1024) unsigned char smem[];
   const uint32_t Q_smem = fa::smem_address(smem), K_smem = Q_smem + Tile<d>::K_at, V_smem = Q_smem + Tile<d>::V_at;
-  const uint32_t Q_full = Q_smem + Tile<d>::barriers_at,
-                 Q_empty = Q_full + 16;                                // of two each: has landed; has been read
+  const uint32_t Q_full = Q_smem + Tile<d>::barriers_at;
+  const uint32_t Q_empty = Q_full + 16;                                // of two each: has landed; has been read
   const uint32_t K_full = Q_empty + 16, K_empty = K_full + 8 * stages; // per stage
   const uint32_t V_full = K_empty + 8 * stages, V_empty = V_full + 8 * stages;
   int *index_smem = reinterpret_cast<int *>(smem + Tile<d>::index_at); // of the query tiles in Q_smem; -1: no more
+  int *votes_smem = reinterpret_cast<int *>(smem + Tile<d>::votes_at); // (consumers, 2)
 
   // [region: barriers]
   if (threadIdx.x == 0) {
@@ -105,6 +106,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
     }
     fa::fence_mbarrier_init();
   }
+  if (threadIdx.x < 2 * consumers) votes_smem[threadIdx.x] = 0;
   __syncthreads(); // the barriers are there before anyone uses one
   // [end: barriers]
 
@@ -115,7 +117,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
     fa::setmaxnreg_dec<Tile<d>::producer_registers>();
     if (threadIdx.x > 0) return; // one thread asks for all tiles
 
-    // Asks for a tile once its stage is free. Of a fresh barrier the phase before the first one counts as complete.
+    // Asks for a tile once its place is free. Of a fresh barrier the phase before the first one counts as complete.
     const auto fetch = [&](uint32_t to, const CUtensorMap *map, uint32_t full, uint32_t empty, int parity, int row,
                            int h, int b) {
       fa::mbarrier_wait(empty, parity ^ 1);
@@ -126,28 +128,36 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
     const int all = a.B * a.H * order.tiles;
     Ring<stages> ring;
     Ring<2> Q_ring;
-    for (int index = blockIdx.x;; Q_ring.next()) {
+    const auto fetch_Q = [&](int index) { // of query tile `index`, or the word that there is none
       const uint32_t barrier = 8 * Q_ring.stage;
       fa::mbarrier_wait(Q_empty + barrier, Q_ring.parity ^ 1);
       index_smem[Q_ring.stage] = index < all ? index : -1;
-      if (index >= all) {
-        fa::mbarrier_arrive(Q_full + barrier);
-        return;
-      }
-      const Work work = find_work<Br, Bc>(index, a, order);
-      index = gridDim.x + atomicAdd(counter, 1); // early: the answer is not needed before the next turn
-      fa::mbarrier_arrive_expect_tx(Q_full + barrier, Q_bytes);
+      if (index < all) {
+        const Work work = find_work<Br, Bc>(index, a, order);
+        fa::mbarrier_arrive_expect_tx(Q_full + barrier, Q_bytes);
 #pragma unroll
-      for (int w = 0; w < consumers; ++w) // 64 rows each
-        fa::cp_async_bulk_tensor_5d(Q_smem + Q_ring.stage * Q_bytes + w * 128 * d, &maps.Q, Q_full + barrier, 0,
-                                    work.i0 + 64 * w, 0, work.h, work.b);
+        for (int w = 0; w < consumers; ++w) // 64 rows each
+          fa::cp_async_bulk_tensor_5d(Q_smem + Q_ring.stage * Q_bytes + w * 128 * d, &maps.Q, Q_full + barrier, 0,
+                                      work.i0 + 64 * w, 0, work.h, work.b);
+      } else {
+        fa::mbarrier_arrive(Q_full + barrier);
+      }
+      Q_ring.next();
+    };
+    int index = blockIdx.x;
+    fetch_Q(index);
+    while (index < all) {
+      const Work work = find_work<Br, Bc>(index, a, order);
       const int hk = work.h / (a.H / a.Hkv);
+      index = gridDim.x + atomicAdd(counter, 1);
       for (int j0 = work.j_last; j0 >= 0; j0 -= Bc, ring.next()) {
-        const uint32_t at = ring.stage * tile_bytes, s = 8 * ring.stage;
-        fetch(K_smem + at, &maps.K, K_full + s, K_empty + s, ring.parity, j0, hk, work.b);
-        fetch(V_smem + at, &maps.V, V_full + s, V_empty + s, ring.parity, j0, hk, work.b);
+        const uint32_t at = ring.stage * tile_bytes, barrier = 8 * ring.stage;
+        fetch(K_smem + at, &maps.K, K_full + barrier, K_empty + barrier, ring.parity, j0, hk, work.b);
+        fetch(V_smem + at, &maps.V, V_full + barrier, V_empty + barrier, ring.parity, j0, hk, work.b);
+        if (j0 == work.j_last) fetch_Q(index); // the next one, so that it is there when this one is done
       }
     }
+    return;
     // [end: producer]
   }
 
@@ -164,9 +174,10 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
     if (lane == 0) fa::mbarrier_arrive(barrier); // this warp has read what the barrier stands for
   };
 
-  float S_reg[Bc / 8][4], O_reg[d / 8][4]; // (64, Bc) of this warpgroup, P in its place; (64, d), not yet divided by l
-  uint32_t P_reg[Bc / 16][4];              // the last tile's P, rounded
-  float m_reg[2], l_reg[2], alpha[2];      // of rows g and g + 8: m before scaling, l of this lane's columns
+  float S_reg[Bc / 8][4], O_reg[d / 8][4] = {};    // (64, Bc) of this warpgroup; (64, d), not yet divided by l
+  uint32_t P_reg[Bc / 16][4];                      // P of tile j0, rounded
+  float m_reg[2], m_log2[2], l_reg[2], sum_reg[2]; // of rows g and g + 8: m before scaling and after, l and the last
+                                                   // tile's share of it, of this lane's columns
 
   // [region: next_index]
   // Waits for the next Q_i; gives its index, and -1 after the last. The maximum of S is sought before S is scaled, so
@@ -187,18 +198,19 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
   // [end: next_index]
 
   // [region: products]
+  Ring<stages> K_ring, V_ring; // of the next tile; of this one, whose K_j is in the same stage
   // S (64, Bc) = Q_i K_j^T: d / 16 steps
-  Ring<stages> K_ring, V_ring; // V's is a tile behind
-  const auto start_scores = [&](int Q_stage) {
+  const auto start_scores = [&](int stage) {
     fa::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < d / 16; ++k)
-      fa::wgmma_mma_async<T, 0, 0>(S_reg, fa::k_major(Q_mine + Q_stage * Q_bytes) + fa::k_major_step(k, 64),
-                                   fa::k_major(K_smem + K_ring.stage * tile_bytes) + fa::k_major_step(k, Bc), k > 0);
+      fa::wgmma_mma_async<T, 0, 0>(S_reg, fa::k_major(Q_mine + Q_ring.stage * Q_bytes) + fa::k_major_step(k, 64),
+                                   fa::k_major(K_smem + stage * tile_bytes) + fa::k_major_step(k, Bc), k > 0);
     fa::wgmma_commit_group();
   };
   // O (64, d) += P V_j: Bc / 16 steps; O = P V_j for the first tile of a query tile
   const auto start_output = [&](bool accumulate) {
+    fa::mbarrier_wait(V_full + 8 * V_ring.stage, V_ring.parity);
     fa::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < Bc / 16; ++k)
@@ -209,45 +221,15 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
   };
   // [end: products]
 
-  // [region: online_update]
-  // S of keys j0 .. j0 + Bc becomes P: m_new = max(m, rowmax S); P = exp2(S - m_new); l = l * alpha + rowsum P. Where
-  // alpha = exp2(m - m_new) still has to be applied to O, which a product may be adding to.
-  const auto softmax = [&](int i0, int j0) {
-    const int row0 = i0 + below;                                     // the warpgroup's first
-    if (j0 + Bc > (a.causal ? min(row0 + shift + 1, a.Nk) : a.Nk)) { // not all rows see all of these keys
+  // [region: exponentials]
+  // S becomes P = exp2(S - m), whose sums over this lane's columns are added to `sum`.
+  const auto exponentials = [&](float (&sum)[2]) {
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int row = row0 + 16 * warp + g + 8 * r;
-        const int seen = (a.causal ? min(row + shift + 1, a.Nk) : a.Nk) - j0 - 2 * t; // keys from mine on
+    for (int n = 0; n < Bc / 8; ++n) {
 #pragma unroll
-        for (int n = 0; n < Bc / 8; ++n) {
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            if (8 * n + e >= seen) S_reg[n][2 * r + e] = -FA_INFINITY;
-          }
-        }
-      }
-    }
-#pragma unroll
-    for (int r = 0; r < 2; ++r) { // row g, elements 0 and 1 of the fragments; row g + 8, elements 2 and 3
-      float m_new = m_reg[r];
-#pragma unroll
-      for (int n = 0; n < Bc / 8; ++n) m_new = fmaxf(m_new, fmaxf(S_reg[n][2 * r], S_reg[n][2 * r + 1]));
-#pragma unroll
-      for (int mask = 1; mask < 4; mask *= 2) // over the four lanes that share the row
-        m_new = fmaxf(m_new, __shfl_xor_sync(0xffffffff, m_new, mask));
-
-      const float m_log2 = m_new == -FA_INFINITY ? 0.f : m_new * scale_log2; // all -inf so far: exp2(-inf - 0) = 0
-      alpha[r] = fa::ex2_approx_ftz(__fmaf_rn(m_reg[r], scale_log2, -m_log2));
-      m_reg[r] = m_new;
-      l_reg[r] *= alpha[r];
-#pragma unroll
-      for (int n = 0; n < Bc / 8; ++n) {
-#pragma unroll
-        for (int e = 2 * r; e < 2 * r + 2; ++e) {
-          S_reg[n][e] = fa::ex2_approx_ftz(__fmaf_rn(S_reg[n][e], scale_log2, -m_log2)); // P
-          l_reg[r] += S_reg[n][e];
-        }
+      for (int e = 0; e < 4; ++e) {
+        S_reg[n][e] = fa::ex2_approx_ftz(__fmaf_rn(S_reg[n][e], scale_log2, -m_log2[e / 2]));
+        sum[e / 2] += S_reg[n][e];
       }
     }
   };
@@ -261,46 +243,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
         P_reg[k][e] = fa::pack2<T>(S_reg[2 * k + e / 2][e % 2 * 2], S_reg[2 * k + e / 2][e % 2 * 2 + 1]);
     }
   };
-  // [end: online_update]
-
-  // [region: epilogue]
-  // LSE = ln(l * 2^m) of a query tile whose last softmax is done, and 1 / l. A row that sees no key has l = 0: O = 0,
-  // LSE = -inf.
-  const auto finish = [&](int index, float (&l_inv)[2]) {
-    const Work work = find_work<Br, Bc>(index, a, order);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float l = l_reg[r];
-#pragma unroll
-      for (int mask = 1; mask < 4; mask *= 2) l += __shfl_xor_sync(0xffffffff, l, mask);
-      l_inv[r] = l > 0.f ? __frcp_rn(l) : 0.f;
-      const int i = work.i0 + below + 16 * warp + g + 8 * r;
-      if (t == 0 && i < a.Nq)
-        a.LSE[int64_t(work.b * a.H + work.h) * a.Nq + i] = (m_reg[r] * scale_log2 + log2f(l)) * fa::ln_2;
-    }
-  };
-  // O (64, d) / l leaves by way of O_smem, swizzled as TMA expects it; what is past the last row stays behind.
-  const auto store = [&](int index, const float (&l_inv)[2]) {
-    if (threadIdx.x % 128 == 0) fa::cp_async_bulk_wait_group_read<0>();
-    fa::bar_sync(warpgroup, 128); // the last O has been read before any warp writes this one
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-#pragma unroll
-      for (int n = 0; n < d / 8; ++n) { // of each row chunk n % 8 of panel n / 8; four lanes write it
-        unsigned char *chunk = O_smem + n / 8 * 8192 + (16 * warp + g + 8 * r) * 128 + (n % 8 ^ g) * 16;
-        *reinterpret_cast<uint32_t *>(chunk + 4 * t) =
-            fa::pack2<T>(O_reg[n][2 * r] * l_inv[r], O_reg[n][2 * r + 1] * l_inv[r]);
-      }
-    }
-    fa::fence_proxy_async();
-    fa::bar_sync(warpgroup, 128); // all of O is in O_smem before TMA reads it
-    if (threadIdx.x % 128 == 0) {
-      const Work work = find_work<Br, Bc>(index, a, order);
-      fa::cp_async_bulk_tensor_5d(&maps.O, fa::smem_address(O_smem), 0, work.i0 + below, 0, work.h, work.b);
-      fa::cp_async_bulk_commit_group();
-    }
-  };
-  // [end: epilogue]
+  // [end: exponentials]
 
   // [region: turns]
   // Barrier `turns` + w is warpgroup w's turn to start its products: its own 128 threads wait there, and the 128 of the
@@ -310,93 +253,195 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
   const auto pass_turn = [&] { fa::bar_arrive(turns + 1 + warpgroup % consumers, 256); };
   // [end: turns]
 
-  // [region: first_tile]
-  const auto first_tile = [&](int index) -> int2 { // row i0, key j0
-    const Work work = find_work<Br, Bc>(index, a, order);
-    return {work.i0, work.j_last};
+  // [region: votes]
+  // A warp whose P may not stand leaves a vote. Whoever takes the next turn has come past a barrier, and sees the votes of
+  // all four warps. Tiles use two places in turn, so that no vote is cast where one is still being read.
+  bool has_turn = false;
+  const auto vote = [&] { return votes_smem + 2 * (warpgroup - 1) + V_ring.stage % 2; };
+  const auto stands = [&] { return !__any_sync(0xffffffff, *vote()); };
+  const auto next_turn = [&] { // waits for it and for the next K_j; does P stand?
+    fa::mbarrier_wait(K_full + 8 * K_ring.stage, K_ring.parity);
+    if (!has_turn) take_turn();
+    has_turn = true;
+    return stands();
   };
-  int index = next_index(); // this query tile: there is one for each CTA
-  int2 tile = first_tile(index);
-  int Q_stage = Q_ring.stage;
-  Q_ring.next();
+  const auto end_turn = [&] { pass_turn(), has_turn = false; };
+  // P stands: l = l + rowsum P, and K_j is not needed any more.
+  const auto accept = [&] {
+    l_reg[0] += sum_reg[0], l_reg[1] += sum_reg[1];
+    release(K_empty + 8 * V_ring.stage);
+  };
+  // [end: votes]
+
   if (warpgroup == consumers) pass_turn(); // the first turn is the first warpgroup's
+  for (int index = next_index(); index >= 0; Q_ring.next(), index = next_index()) {
+    const Work work = find_work<Br, Bc>(index, a, order);
+    const int row0 = work.i0 + below, row = row0 + 16 * warp + g;   // the warpgroup's first; mine
+    const int seen = a.causal ? min(row0 + shift + 1, a.Nk) : a.Nk; // keys that all of this warpgroup's rows see
+    const int last_seen = row0 >= a.Nq ? 0 : a.causal ? max(row0 + 63 + shift, 0) : a.Nk - 1; // the last that any sees
+    m_reg[0] = m_reg[1] = -FA_INFINITY, l_reg[0] = l_reg[1] = 0.f;
 
-  fa::mbarrier_wait(K_full, 0);
-  start_scores(Q_stage);
-  fa::wgmma_wait_group<0>();
-  release(K_empty), K_ring.next();
-  if (tile.y == 0) release(Q_empty + 8 * Q_stage);
-  m_reg[0] = m_reg[1] = -FA_INFINITY, l_reg[0] = l_reg[1] = 0.f;
-  softmax(tile.x, tile.y);
-  round_P();
-  // [end: first_tile]
-
-  // [region: tile_loop]
-  // Each turn: S of the next tile is started, then O of this one, whose P is in registers.
-  float l_inv[2];
-  bool accumulate = false; // is this tile not the first of its query tile
-  while (true) {
-    const bool last = tile.y == 0; // of this query tile: the next one is the first of the next query tile
-    int next = index;
-    if (last) {
-      next = next_index();
-      if (next < 0) break;
-      Q_stage = Q_ring.stage, Q_ring.next();
-      tile = first_tile(next);
-    } else {
-      tile.y -= Bc;
+    // [region: skip]
+    int j0 = work.j_last; // of this tile
+    fa::mbarrier_wait(K_full + 8 * K_ring.stage, K_ring.parity);
+#pragma unroll 1
+    for (; j0 > last_seen; j0 -= Bc) {
+      release(K_empty + 8 * K_ring.stage), K_ring.next();
+      fa::mbarrier_wait(V_full + 8 * V_ring.stage, V_ring.parity);
+      release(V_empty + 8 * V_ring.stage), V_ring.next();
+      take_turn(), pass_turn(); // all warpgroups have as many
+      fa::mbarrier_wait(K_full + 8 * K_ring.stage, K_ring.parity);
     }
-    const uint32_t K_barrier = 8 * K_ring.stage, V_barrier = 8 * V_ring.stage;
+    K_ring.next();
+    // [end: skip]
 
-    fa::mbarrier_wait(K_full + K_barrier, K_ring.parity);
-    take_turn();
-    start_scores(Q_stage);
-    fa::mbarrier_wait(V_full + V_barrier, V_ring.parity);
+    // [region: tile_loop]
+    bool accumulate = false; // is tile j0 not the first
+    while (true) {
+      // [region: scores]
+      // No product is under way, and P of tile j0 is to be exact: that of the first tile, of a tile that not all rows see
+      // whole, and of one that was voted down
+      start_scores(V_ring.stage);
+      fa::wgmma_wait_group<0>();
+      // [end: scores]
+
+      // [region: mask]
+      if (j0 + Bc > seen) { // not all rows see all of these keys
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const int mine = (a.causal ? min(row + 8 * r + shift + 1, a.Nk) : a.Nk) - j0 - 2 * t; // keys from mine on
+#pragma unroll
+          for (int n = 0; n < Bc / 8; ++n) {
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+              if (8 * n + e >= mine) S_reg[n][2 * r + e] = -FA_INFINITY;
+            }
+          }
+        }
+      }
+      // [end: mask]
+
+      // [region: online_update]
+      // m_new = max(m, rowmax S); P = exp2(S - m_new); l = l * alpha + rowsum P; O = O * alpha, alpha = exp2(m - m_new)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) { // row g, elements 0 and 1 of the fragments; row g + 8, elements 2 and 3
+        float m_new = m_reg[r];
+#pragma unroll
+        for (int n = 0; n < Bc / 8; ++n) m_new = fmaxf(m_new, fmaxf(S_reg[n][2 * r], S_reg[n][2 * r + 1]));
+#pragma unroll
+        for (int mask = 1; mask < 4; mask *= 2) // over the four lanes that share the row
+          m_new = fmaxf(m_new, __shfl_xor_sync(0xffffffff, m_new, mask));
+
+        m_log2[r] = m_new == -FA_INFINITY ? 0.f : m_new * scale_log2; // all -inf so far: exp2(-inf - 0) = 0
+        const float alpha = fa::ex2_approx_ftz(__fmaf_rn(m_reg[r], scale_log2, -m_log2[r]));
+        m_reg[r] = m_new;
+        l_reg[r] *= alpha;
+#pragma unroll
+        for (int n = 0; n < d / 8; ++n) O_reg[n][2 * r] *= alpha, O_reg[n][2 * r + 1] *= alpha;
+      }
+      exponentials(l_reg);
+      round_P();
+      sum_reg[0] = sum_reg[1] = 0.f;
+      // [end: online_update]
+
+      // [region: overlap]
+      // Turn by turn: S of the next tile is started, then O of this one. The next tile's exponentials run under this
+      // product and under the other warpgroups' products.
+      bool right = true;
+#pragma unroll 1
+      while (j0 > 0 && j0 <= seen && (right = next_turn())) {
+        accept();
+        start_scores(K_ring.stage);
+        start_output(accumulate);
+        end_turn();
+        const uint32_t V_barrier = V_empty + 8 * V_ring.stage;
+        K_ring.next(), V_ring.next(), j0 -= Bc;
+
+        fa::wgmma_wait_group<1>(); // S is there, O not yet
+        sum_reg[0] = sum_reg[1] = 0.f;
+        exponentials(sum_reg); // with the maximum of the tiles so far
+        const bool fits = fmaxf(sum_reg[0], sum_reg[1]) <= 32768.f && fminf(m_reg[0], m_reg[1]) > -FA_INFINITY;
+        if (!fits) *vote() = 1; // also keeps the exponentials before the wait: they have to be done by here
+
+        fa::wgmma_wait_group<0>(); // O is there too, and P_reg may be written
+        release(V_barrier);
+        round_P();
+        accumulate = true;
+      }
+      // [end: overlap]
+
+      // [region: settle]
+      if (right && j0 > 0 && (right = next_turn())) { // not all rows see all of the next tile
+        accept();
+        start_output(accumulate);
+        end_turn();
+        fa::wgmma_wait_group<0>();
+        release(V_empty + 8 * V_ring.stage);
+        K_ring.next(), V_ring.next(), j0 -= Bc;
+        accumulate = true;
+      } else if (right) {
+        fa::bar_sync(warpgroup, 128); // the last tile: no turn follows
+        if (stands()) break;
+        right = false;
+      }
+      if (!right) { // voted down
+        fa::bar_sync(warpgroup, 128);
+        if (threadIdx.x % 128 == 0) *vote() = 0;
+        fa::bar_sync(warpgroup, 128);
+      }
+      // [end: settle]
+    }
+    // [end: tile_loop]
+
+    // [region: last_output]
+    accept();
+    release(Q_empty + 8 * Q_ring.stage);
     start_output(accumulate);
-    pass_turn();
+    fa::wgmma_wait_group<0>();
+    release(V_empty + 8 * V_ring.stage), V_ring.next();
+    // [end: last_output]
 
-    fa::wgmma_wait_group<1>(); // S is there, O not yet
-    release(K_empty + K_barrier);
-    if (tile.y == 0) release(Q_empty + 8 * Q_stage);
-    if (last) {
-      finish(index, l_inv);
-      m_reg[0] = m_reg[1] = -FA_INFINITY, l_reg[0] = l_reg[1] = 0.f;
-    }
-    softmax(tile.x, tile.y);
-
-    fa::wgmma_wait_group<0>(); // O is there too, and P_reg may be written
-    release(V_empty + V_barrier);
+    // [region: epilogue]
+    // O (64, d) = O / l and LSE = ln(l * 2^m), once. A row that sees no key has l = 0: O = 0, LSE = -inf. O leaves by
+    // way of O_smem, swizzled as TMA expects it; what is past the last row stays behind.
+    if (threadIdx.x % 128 == 0) fa::cp_async_bulk_wait_group_read<0>();
+    fa::bar_sync(warpgroup, 128); // the last O has been read before any warp writes this one
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      if (last) alpha[r] = 1.f; // O is finished; the next product overwrites it
+      float l = l_reg[r];
 #pragma unroll
-      for (int n = 0; n < d / 8; ++n) O_reg[n][2 * r] *= alpha[r], O_reg[n][2 * r + 1] *= alpha[r];
-    }
-    round_P();
-    if (last) store(index, l_inv), index = next;
-    accumulate = !last;
-    K_ring.next(), V_ring.next();
-  }
-  // [end: tile_loop]
+      for (int mask = 1; mask < 4; mask *= 2) l += __shfl_xor_sync(0xffffffff, l, mask);
 
-  // [region: last_tile]
-  fa::mbarrier_wait(V_full + 8 * V_ring.stage, V_ring.parity);
-  start_output(accumulate);
-  finish(index, l_inv);
-  fa::wgmma_wait_group<0>();
-  store(index, l_inv);
+      const float l_inv = l > 0.f ? 1.f / l : 0.f;
+#pragma unroll
+      for (int n = 0; n < d / 8; ++n) { // of each row chunk n % 8 of panel n / 8; four lanes write it
+        unsigned char *chunk = O_smem + n / 8 * 8192 + (16 * warp + g + 8 * r) * 128 + (n % 8 ^ g) * 16;
+        *reinterpret_cast<uint32_t *>(chunk + 4 * t) =
+            fa::pack2<T>(O_reg[n][2 * r] * l_inv, O_reg[n][2 * r + 1] * l_inv);
+      }
+      if (t == 0 && row + 8 * r < a.Nq)
+        a.LSE[int64_t(work.b * a.H + work.h) * a.Nq + row + 8 * r] = (m_reg[r] * scale_log2 + log2f(l)) * fa::ln_2;
+    }
+    fa::fence_proxy_async();
+    fa::bar_sync(warpgroup, 128); // all of O is in O_smem before TMA reads it
+    if (threadIdx.x % 128 == 0) {
+      fa::cp_async_bulk_tensor_5d(&maps.O, fa::smem_address(O_smem), 0, row0, 0, work.h, work.b);
+      fa::cp_async_bulk_commit_group();
+    }
+    // [end: epilogue]
+  }
   if (threadIdx.x % 128 == 0) fa::cp_async_bulk_wait_group_read<0>(); // shared memory stays until TMA has read it
-  // [end: last_tile]
   // [end: consumer]
 }
 
 // [region: launcher]
 template <int d, typename T> cudaError_t launch(const fa_model_args &a, cudaStream_t stream) {
-  // As many heads at a time as have their keys in 32 MB of the L2
+  // Without a mask head by head, so that CTAs side by side want the same keys at the same time. Under a causal mask as
+  // many heads at a time as have their keys in 32 MB of the L2, the longest tiles of all of them first.
   const int64_t bytes = int64_t(4) * a.Nk * d, heads = max(int64_t(1), (int64_t(32) << 20) / bytes) * (a.H / a.Hkv);
   const int64_t tiles = fa::ceil_div(a.Nq, Tile<d>::Br), all = tiles * a.B * a.H;
   if (all > fa::max_grid_x / 2) return cudaErrorInvalidValue; // an index past the last still fits into an int
-  const Order order = {int(tiles), int(min(heads, int64_t(a.B) * a.H))};
+  const Order order = {int(tiles), a.causal ? int(min(heads, int64_t(a.B) * a.H)) : 1};
 
   Maps maps;
   constexpr int Bc = Tile<d>::Bc;

@@ -164,6 +164,13 @@ template <int n> __device__ __forceinline__ void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(n) : "memory");
 }
 
+// Sums that the program sets while another product is under way are in their registers from here on. Without it ptxas may
+// put that off until it finds the next product waiting for them, and then serialises products (C7515).
+template <int n> __device__ __forceinline__ void pin(float (&x)[n][4]) {
+#pragma unroll
+  for (int i = 0; i < n; ++i) asm volatile("" : "+f"(x[i][0]), "+f"(x[i][1]), "+f"(x[i][2]), "+f"(x[i][3])::"memory");
+}
+
 // --- "Matrix Descriptor Format": how wgmma finds an operand in shared memory. Of the panels that encode_tile
 // describes, eight rows of 128 bytes are what the swizzle permutes; they lie `stride` = 1024 bytes apart, and the operand's
 // next 64 columns `leading` bytes further on. Addresses count 16 bytes: adding n >> 4 to a descriptor moves it by n bytes.
