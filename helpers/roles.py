@@ -48,7 +48,7 @@ CALLS = {
 BACKWARD = {
     r"// \[region: producer\]": "copy",
     r"// \[end: producer\]": "",
-    r"// \[region: (tile_loop|dP|next_S|S_and_dV|dQ)\]": "products",
+    r"// \[region: (tile_loop|dP|next_S|S_and_dV|dP_and_dV|dQ)\]": "products",
     r"// \[region: dS\]": "dS",
     r"// \[region: next_scores\]": "softmax",
     r"// \[region: reduce\]": "send dQ",
