@@ -168,7 +168,7 @@ template <int n> __device__ __forceinline__ void wgmma_wait_group() {
 // put that off until it finds the next product waiting for them, and then serialises products (C7515).
 template <int n> __device__ __forceinline__ void pin(float (&x)[n][4]) {
 #pragma unroll
-  for (int i = 0; i < n; ++i) asm volatile("" : "+f"(x[i][0]), "+f"(x[i][1]), "+f"(x[i][2]), "+f"(x[i][3])::"memory");
+  for (int i = 0; i < n; ++i) asm volatile("" : "+f"(x[i][0]), "+f"(x[i][1]), "+f"(x[i][2]), "+f"(x[i][3]));
 }
 
 // --- "Matrix Descriptor Format": how wgmma finds an operand in shared memory. Of the panels that encode_tile
