@@ -60,8 +60,8 @@ def _at_once(frame: pd.DataFrame) -> bool:
 INSTRUCTIONS = {
     r"HGMMA": ("HGMMA, a product", "#1b9e77"),
     r"MUFU\.EX2": ("MUFU.EX2, an exponential", ORANGE),
-    r"FMNMX": ("FMNMX, the row maximum", "#5b5bd6"),
-    r"FMUL": ("FMUL, rescaling O", "#c2407a"),
+    r"FMNMX": ("FMNMX, a maximum", "#5b5bd6"),
+    r"FMUL": ("FMUL, mostly to rescale O", "#c2407a"),
     r"F2FP": ("F2FP, rounding P", SAND),
 }
 

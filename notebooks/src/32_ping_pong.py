@@ -351,7 +351,7 @@ unit = "SM clocks" if device == "cuda" else "order of events"
 draw_pingpong.lanes({"32_ping_pong, d = 128, five tiles of keys": events}, unit)
 
 # %% [markdown]
-# **What to see.** The two consumers are never inside their products together: one starts $S$ and $O$, passes the turn, and the other one does the same while the first is at its softmax. (What the lanes show is what a warpgroup's *threads* are doing. Starting a product is short; the product itself runs on behind them.)
+# **What to see.** From the second tile on, the two consumers are never at their products together: one starts $S$ and $O$ and passes the turn, and while it is at its softmax the other one does the same. (The first tile goes the long way and has no turn.) What the lanes show is what a warpgroup's *threads* are doing. To start a product takes a moment; the product itself runs on behind them, under the softmax that follows.
 #
 # The same with clocks, from the middle of a long sequence on the recorded device:
 
