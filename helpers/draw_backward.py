@@ -214,6 +214,29 @@ def operands(
     return figure
 
 
+@styled
+def owners(lines: Mapping[str, Mapping[tuple[str, str, str], np.ndarray]], share: Mapping[str, int]) -> Figure:
+    """Which warp has which block of what a CTA computes in a step. lines: title -> (what, its rows, its columns) -> the number
+    of the warp of each block of 32 x 32. share: title -> how many neighbouring warps have a hue in common."""
+    figure = Figure(figsize=(9.6, 2.6 * len(lines)), layout="constrained")
+    for ax, (title, panels) in zip(figure.subplots(len(lines), 1, squeeze=False)[:, 0], lines.items(), strict=True):
+        left = 0.0
+        for (what, down, along), blocks in panels.items():
+            for (i, j), warp in np.ndenumerate(blocks):
+                face = TINTS[warp // share[title] + 4 * (warp % share[title])]
+                ax.add_patch(Rectangle((left + j, i), 1, 1, facecolor=face, edgecolor=INK, linewidth=0.8))
+                ax.text(left + j + 0.5, i + 0.5, f"{warp}", ha="center", va="center", fontsize=10)
+            middle = left + blocks.shape[1] / 2
+            ax.text(middle, -0.15, what, ha="center", va="bottom", fontsize=10)
+            ax.text(middle, blocks.shape[0] + 0.12, along, ha="center", va="top", fontsize=8.5, color=MUTED)
+            middle = blocks.shape[0] / 2
+            ax.text(left - 0.15, middle, down, ha="right", va="center", rotation=90, fontsize=8.5, color=MUTED)
+            left += blocks.shape[1] + 1.6
+        blank(ax).set(xlim=(-0.6, 13.3), ylim=(4.6, -0.7), aspect="equal")
+        ax.set_title(title, fontsize=10)
+    return figure
+
+
 # 33_backward_wgmma
 
 

@@ -1,5 +1,6 @@
 """The drawings of notebooks 22, 23 and 33 say what the numbers they are given say, and the numbers of 33 what its code says."""
 
+import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.patches import FancyArrowPatch
@@ -53,6 +54,17 @@ def test_an_arrow_of_the_dataflow_says_where_it_goes():
         draw_backward.dataflow(ways | {("S", "P"): "the post"}, {}, "title")
     with pytest.raises(ValueError, match="ways has to name"):
         draw_backward.dataflow({("S", "P"): "registers"}, {}, "title")
+
+
+def test_a_block_bears_the_number_of_its_warp():
+    blocks = np.array([[0, 1], [2, 3], [4, 5]])
+    lines = {"d = 64": {("dS", "keys", "queries"): blocks}, "d = 128": {("dQ", "queries", "d"): blocks.T}}
+    figure = draw_backward.owners(lines, {"d = 64": 1, "d = 128": 2})
+    first, second = figure.axes
+    assert words(first) == ["0", "1", "2", "3", "4", "5", "dS", "queries", "keys"]
+    assert words(second) == ["0", "2", "4", "1", "3", "5", "dQ", "d", "queries"]
+    assert [len({patch.get_facecolor() for patch in ax.patches}) for ax in (first, second)] == [6, 6]
+    assert figure.png().startswith(PNG)
 
 
 def test_a_lane_of_a_hand_over_has_its_work_its_wait_and_its_turn():
