@@ -133,13 +133,16 @@ pd.DataFrame(rows, columns=columns).set_index("tile")
 #
 # ### A deadlock, and how to read it
 #
-# Let the consumers forget to say that $V_j$ has been read. **Predict**: at which tile does everything stop, and who waits where? (There are five stages at $d = 64$; 768 keys are six tiles.) The report gives a barrier by its address; `named` says which one lies there, in the order in which the kernel lays them out.
+# Let the consumers forget to say that $V_j$ has been read. **Predict**: at which tile does everything stop, and who waits where? (768 keys are six tiles.) The report gives a barrier by its address; `named` says which one lies there, in the order in which the kernel lays them out.
 
 # %%
 small, stages = cut("31_warp_specialized", 64), constant("stages")[0]
-in_stages = [f"{name}[{s}]" for name in ("K_full", "K_empty", "V_full", "V_empty") for s in range(stages)]
-places = ["Q_full", "Q_empty", *in_stages]
-barriers_at = 2 * (192 * 64 * 2) + 2 * stages * (128 * 64 * 2)  # behind Q_smem, O_smem and the stages of K and V
+layout = [int(re.search(x, small.source)[1]) for x in (r"K_at = (\d) \* Q_bytes", r"Q_empty = Q_full \+ (\d+)")]
+barriers_at = layout[0] * (192 * 64 * 2) + 2 * stages * (128 * 64 * 2)  # behind Q, O and the stages of K and V
+counts = {"Q_full": layout[1] // 8, "Q_empty": layout[1] // 8}
+counts |= dict.fromkeys(("K_full", "K_empty", "V_full", "V_empty"), stages)
+places = [f"{name}[{place}]" for name, count in counts.items() for place in range(count)]
+print(f"{stages} stages at d = 64")
 
 
 def named(report):
@@ -165,7 +168,7 @@ V_read = "release(V_empty + barrier);\n      // [end: output]"
 print(finding((V_read, V_read.replace("release(V_empty + barrier);", ";"))))
 
 # %% [markdown]
-# **What to see.** Five tiles went through, as many as there are stages. For the sixth the producer waits for a place, `V_empty[0]`, where all twelve warps are missing; the consumers wait for a tile, `V_full[0]`, in its second phase (parity 1), where the one arrival that announces it is missing. Each waits for the other: the place is what to look at, since a tile can't come without it. With 640 keys or fewer the bug would never be seen.
+# **What to see.** As many tiles went through as there are stages. For the next one the producer waits for a place, `V_empty[0]`, where all twelve warps are missing; the consumers wait for a tile, `V_full[0]`, in its second phase (parity 1), where the one arrival that announces it is missing. Each waits for the other: the place is what to look at, since a tile can't come without it. With no more tiles than stages, and one query tile per CTA, the bug would never be seen.
 
 # %% [markdown]
 # ## 3 · A CTA that stays
@@ -272,9 +275,12 @@ show.region("31_warp_specialized", "barriers")
 show.region("31_warp_specialized", "producer")
 
 # %% [markdown]
-# That is all a producer does. `fetch` is one line of section 2's table: wait until the place is empty, announce, copy. $Q$ goes through the same function; its ring has a single place.
+# That is all a producer does. `fetch` is one line of section 2's table: wait until the place is empty, announce, copy. `fetch_Q` does the same for $Q$, whose ring has two places, in boxes of 64 rows, so that each consumer finds its own in one piece.
 #
-# The counter: the first number is the CTA's own, and the next is asked for a whole query tile before it is needed, so that nobody waits for the atomic addition. The number travels as $Q$ does: it is written when $Q$'s place is empty, and whoever has waited for `Q_full` may read it. −1 says that there is nothing left.
+# And the counter: the first number is the CTA's own. The next one is asked for when a query tile begins, and its $Q$ is sent for long before this one is done. The number travels with $Q$: it is written when $Q$'s place is empty, and whoever has waited for `Q_full` may read it. −1 says that there is nothing left. On the consumers' side:
+
+# %%
+show.region("31_warp_specialized", "next_index")
 
 # %%
 show.region("31_warp_specialized", "scores")
@@ -304,44 +310,59 @@ plot.recorded("31_warp_specialized", "error", plot.error)
 #
 # Who does what when? `roles.times` puts a note at every region and every wait of the kernel: the first thread of each warpgroup of one CTA writes down what begins, and the SM's clock. On a GPU the axis below is time. **On the emulator only the order means something**: it runs one thread until that has to wait, then another, and knows no durations. So there the axis counts events, and how long a box is says how much else happened meanwhile, not how long it took.
 #
-# One head, 384 queries and 768 keys, $d = 64$, on one CTA: two query tiles of six tiles of keys. (On a GPU: 64 heads of 1024, and one CTA of many.) **Predict**, for the emulator: how many tiles has the producer sent for when the first product begins? And what stops it later on?
+# One head, 384 queries and 768 keys, $d = 64$, on one CTA: two query tiles of six tiles of keys. **Predict**: how many tiles has the producer sent for when the first product begins? And when does it send for the first tiles of the second query tile?
 
 # %%
-if device == "cuda":
-    watched, shapes, unit = kernel, [(1, 64, 1024, 64)] * 3, "clocks of the SM"
-else:
-    alone = small.replace("int64_t(sms)", "int64_t(1)")
-    watched, unit = load(source=alone, device="cpu", quiet=True), "events, in their order"
-    shapes = [(1, 1, n, 64) for n in (384, 768, 768)]
-q, k, v = (torch.randn(shape, device=device).half() for shape in shapes)
-events = roles.times(watched, q, k, v)
+alone = load(source=small.replace("int64_t(sms)", "int64_t(1)"), device="cpu", quiet=True)
+events = roles.times(alone, *(torch.randn(1, 1, n, 64).half() for n in (384, 768, 768)))
 registers = {"producer": constant("producer_registers")[0]}
 registers |= {f"consumer {i}": constant("registers")[0] for i in range(constant("consumers")[0])}
-draw_hopper.roles(events, registers, "The four warpgroups of a CTA, one query tile after the other", unit)
+draw_hopper.roles(
+    events, registers, "The four warpgroups of a CTA, two query tiles", "events on the emulator, in their order"
+)
 
 # %% [markdown]
 # **What to see, in the order of events.**
 #
-# - The producer fills the ring before anyone multiplies, and from then on sends for a tile whenever a place is read.
+# - The producer fills the ring before anyone multiplies, and from then on sends for a tile whenever a place has been read. Where it waits long, it wants a place that is being read for long: that of a $Q$, which the consumers keep to the last $S$ of a query tile. It sends in order, so whatever else is free has to wait with it.
+# - It knows no end of a query tile: the first $K$ and $V$ of the second one are sent for while the consumers are still at the first. The gap in the consumers' lanes is their epilogue.
+# - A broad box of softmax is no slow softmax: somebody else had much to do meanwhile, such as sending for a whole ring of tiles. It is the order that is drawn.
 # - The three consumers do the same things and depend on each other only through the ring; nothing else keeps them in step.
-# - One long wait of the producer begins well before the end of the first query tile. By then it has sent for the first $K$ of the next one, and asks for the next $Q$. But there is one `Q_smem`, and it is being read until the last product of $S$. The producer sends in order, so all places that become free meanwhile stay empty. (The last long wait is for the same place, to write there that nothing is left.)
-# - The broad boxes of softmax meanwhile are no slow softmax: when $Q$'s place is free at last, the producer sends for a whole ring of tiles at once, and each of these events widens what the others are doing. It is the order that is drawn.
 # - To the right: how the SM's registers are shared out. The bars add up to all of them.
 #
-# How long a lane waits can only be said in clocks:
+# The same on a GPU, where the axis is time: some tiles around the end of a query tile, of a CTA in the middle of a full grid.
+
 
 # %%
-if device == "cuda":
-    spent = (events.end - events.begin).groupby([events.lane, events.kind]).sum().unstack(fill_value=0)
-    display(spent.div(spent.sum(axis=1), axis=0).map("{:.0%}".format))
-else:
-    print("no GPU here: the share of waiting is a matter of clocks, and the emulator has none")
+def around_the_end(events, D=64, N=4096, before=4, after=5):
+    """The phases from some tiles before the end of the first query tile to some behind it."""
+    events = events[events.D == D]
+    starts = events[(events.lane == "consumer 0") & (events.kind == "scores")].begin.to_numpy()
+    first, last = starts[N // 128 - before], starts[N // 128 + after]
+    seen = events[(events.end > first) & (events.begin < last)]
+    seen = seen.assign(begin=seen.begin.clip(first) - first, end=seen.end.clip(upper=last) - first)
+    return draw_hopper.roles(
+        seen, registers, record.about("31_warp_specialized", "roles")["device"], "clocks of the SM"
+    )
+
+
+by = "python -m helpers.roles 31_warp_specialized"
+plot.recorded("31_warp_specialized", "roles", around_the_end, by=by)
+
+
+# %%
+def shares(events):
+    """What each lane does with its time."""
+    spent = (events.end - events.begin).groupby([events.D, events.lane, events.kind]).sum().unstack(fill_value=0)
+    return spent.div(spent.sum(axis=1), axis=0).map("{:.0%}".format)
+
+
+plot.recorded("31_warp_specialized", "roles", shares, by=by)
 
 # %% [markdown]
 # ### How far ahead
 #
-# The first of the two predictions, for rings of other sizes: copies that the producer has asked for when the first product begins, $Q$ among them.
-
+# The first prediction, for rings of other sizes: copies of $K$ and $V$ that the producer has asked for when the first product begins.
 
 # %%
 marks = {r"cp_async_bulk_tensor_5d\(to,": "copy", r"^    \};$": "", r"// \[region: scores\]": "scores"}  # what to note
@@ -357,7 +378,7 @@ def asked_before_the_first_product(stages):
 pd.Series({n: asked_before_the_first_product(n) for n in (1, 2, 3)}, name="copies").rename_axis("stages").to_frame()
 
 # %% [markdown]
-# Two per stage, and $Q$. One stage is enough for a right result, too: then every tile is waited for. (What a stage more is worth in time, the emulator can't say; bytes on their way have to cover what a copy takes from asking to landing.)
+# Two per stage. One stage is enough for a right result, too: then every tile is waited for. (What a stage more is worth in time, the emulator can't say; bytes on their way have to cover what a copy takes from asking to landing.)
 #
 # ### Instructions
 #
@@ -423,8 +444,8 @@ plot.recorded("31_warp_specialized", "causal", summary)
 # ## What still hurts
 #
 # 1. **A consumer does one thing at a time.** It starts $S = QK^\top$ and waits; softmax; it starts $O \mathrel{+}= PV$ and waits. While it computes exponentials it has no product under way, and while it waits for a product it computes nothing. That the other consumers are elsewhere is chance: they start together and wait at the same barriers.
-# 2. **One Q_smem.** The long wait of the producer in the swim lanes: towards the end of each query tile the ring runs empty, and the next query tile starts with less than a full ring.
-# 3. **Room.** $O$ and $Q$ each take a place in shared memory that stages could have: at $d = 128$ two stages are left.
+# 2. **Room.** Two places for $Q$ and one for $O$ take shared memory that stages could have: at $d = 128$ two stages are left.
+# 3. **The end of a query tile.** The producer runs over it, but the consumers stop there: last product, division, $O$ to shared memory, and only then the first product of the next.
 # 4. **Short sequences.** With few query tiles per CTA there is nothing to overlap the first tile's way from HBM with.
 #
 # The first is the subject of notebook 32: to start the next $S$ *before* this tile's softmax, and to let the warpgroups take turns at the tensor cores on purpose.
@@ -488,7 +509,7 @@ exercise.verify(
 O_sent = "fa::fence_proxy_async();\n    fa::bar_sync(warpgroup, 128); // all of O"
 bugs = {
     1: [("fa::mbarrier_wait(empty, parity ^ 1);", "fa::mbarrier_wait(empty, parity);")],
-    2: [("if (j0 == 0) release(Q_empty);", ";"), ("int64_t(sms)", "int64_t(1)")],
+    2: [("if (j0 == 0) release(Q_empty + 8 * Q_ring.stage);", ";"), ("int64_t(sms)", "int64_t(1)")],
     3: [(O_sent, O_sent.replace("fa::fence_proxy_async();", ";"))],
 }
 in_some_order = random.Random(6).sample(list(bugs), 3)
@@ -524,7 +545,7 @@ exercise.verify("31.2", matched, hint="for which place does the producer wait, t
 # bug_of = {"X": 3, "Y": 1, "Z": 2}
 # ```
 #
-# In both deadlocks everybody waits for somebody. With bug 1 the producer waits for the first place of all, `K_empty[0]`, and nothing was ever sent. With bug 2 a whole query tile went through, and the next $Q$ finds no place. Had every CTA a single query tile (the cell sees to it that there is one CTA), bug 2 would not be seen.
+# In both deadlocks everybody waits for somebody. With bug 1 the producer waits for the first place of all, `K_empty[0]`, and nothing was ever sent. With bug 2 whole query tiles went through, until $Q$ came to a place for the second time. Had every CTA a single query tile (the cell sees to it that there is one CTA), bug 2 would not be seen.
 #
 # </details>
 
