@@ -49,6 +49,7 @@ class Variant:
 
 
 def variants() -> list[Variant]:
+    keep = "backward_fp32_keep"
     stay, two_b = (
         "backward_fp32_stay",
         (
@@ -90,6 +91,17 @@ def variants() -> list[Variant]:
             define={"STAGGER": 1},
         ),
         V("stagger_walk", "stagger +1 %", define={"STAGGER": 1, "WALK": 1}),
+        V(
+            "keep",
+            "150 KB at D128, 81 at D64: K stays, V comes with dO; red",
+            file=keep,
+            define={"FAST": 0, "AGAIN": 0},
+        ),
+        V("keep_again", "keep, addresses formed again: no spills", file=keep, define={"FAST": 0, "AGAIN": 1}),
+        V("kept", "keep, addresses in shared memory", file="backward_fp32_kept", define={"FAST": 0}),
+        V("kept_add", "kept without red", file="backward_fp32_kept", define={"FAST": 0, "RED": 0}),
+        V("kept_16", "kept, a slab unrolled", file="backward_fp32_kept", define={"FAST": 0, "COLS_UNROLL": 16}),
+        V("kept_V", "216 KB: V stays too", file="backward_fp32_kept", define={"V_STAYS": 1, "FAST": 0}),
         V("no_wait", "diagnostic: what turns cost; 1 to 3 %, causal 10 %", define={"NO_WAIT": 1}, diagnostic=True),
         V("no_fetch", "diagnostic: what fetching costs; 5 to 8 %", define={"NO_FETCH": 1}, diagnostic=True),
     ]
@@ -273,7 +285,7 @@ def main() -> None:
     if options.build_only or not built:
         return None
     spec = json.dumps(
-        {"built": built, "end": begin + options.seconds, "best": ["rung", "stay", "transposed", "two_ctas"]}
+        {"built": built, "end": begin + options.seconds, "best": ["rung", "walk", "keep", "kept", "kept_V"]}
     )
     with subprocess.Popen([sys.executable, __file__, "--time", spec], stderr=subprocess.PIPE, text=True) as timer:
         try:
