@@ -107,12 +107,12 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void backward_mma(
   const T *V = static_cast<const T *>(a.V) + b * a.V_stride[0] + hk * a.V_stride[1] + j0 * a.V_stride[2];
 
   extern __shared__ __align__(1024) unsigned char smem[];
-  T *K_smem = reinterpret_cast<T *>(smem);                         // (Bc, d)
-  T *V_smem = K_smem + Bc * d;                                     // (Bc, d)
-  T *QdO_smem = V_smem + Bc * d;                                   // stages x {Q_i (Br, d), dO_i (Br, d)}
-  T *dS_smem = QdO_smem + C::stages * C::stage;                    // (Bc, Br) dS^T
-  T *P_smem = dS_smem + (C::share - 1) * Bc * Br;                  // (Bc, Br) P^T where warps share their keys
-  float *stats_smem = reinterpret_cast<float *>(P_smem + Bc * Br); // stages x {LSE (Br), delta (Br)}
+  T *K_smem = reinterpret_cast<T *>(smem);                          // (Bc, d)
+  T *V_smem = K_smem + Bc * d;                                      // (Bc, d)
+  T *QdO_smem = V_smem + Bc * d;                                    // stages x {Q_i (Br, d), dO_i (Br, d)}
+  T *P_smem = QdO_smem + C::stages * C::stage;                      // (Bc, Br) P^T where warps share their keys
+  T *dS_smem = P_smem + (C::share - 1) * Bc * Br;                   // (Bc, Br) dS^T
+  float *stats_smem = reinterpret_cast<float *>(dS_smem + Bc * Br); // stages x {LSE (Br), delta (Br)}
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int part = warp % C::share, row_K = warp / C::share * keys; // which queries and columns; first key
