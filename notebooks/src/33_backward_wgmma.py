@@ -289,28 +289,49 @@ draw_backward.shared_memory(bars, "Where shared memory goes, KB per CTA")
 # %% [markdown]
 # **What to see.** $K_j$ and $V_j$ stay for the whole loop. $Q_i$ and $dO_i$ have several buffers each, so that the producer can be ahead. $dS$ has two, so that nobody has to wait until the last one has been read. $dQ$ has one. Either way there is one CTA per SM: all overlap has to come from inside.
 #
-# Now the roles at work. The kernel notes what begins when: the SM's clock on a GPU; on the emulator, which has none, only the order of events. Under a product that has been started a thread goes on, so "starts products" is short; where it has to wait for its results before it can go on, that time is part of the phase.
+# Now the roles at work. The kernel notes what begins when: on a GPU by the SM's clock; on the emulator, which has none, only the order of events means something. A thread that has started a product goes on. Where it is held up, because the tensor cores have not yet taken what it wants to start, or because it needs a result, that time is part of the phase it is in. One tile of keys, 480 queries, $d = 64$:
 
 # %%
-N = 4096 if device == "cuda" else 480
-q, do = (torch.randn(1, 4, N, 64, device=device).half() for _ in range(2))
-k, v = (torch.randn(1, 4, 1024 if device == "cuda" else 256, 64, device=device).half() for _ in range(2))
-events = roles.times(load(source=source.source, device=device, quiet=True), *Case("", q, k, v, do=do).inputs)
-if device == "cuda":  # some steps from the middle of the loop
-    begin = events.end.max() // 2
-    events = events[(events.end > begin) & (events.begin < begin + 16000)]
-    events = events.assign(begin=(events.begin - begin).clip(lower=0), end=(events.end - begin).clip(upper=16000))
+q, do = (torch.randn(1, 1, 480, 64).half() for _ in range(2))
+k, v = (torch.randn(1, 1, 128, 64).half() for _ in range(2))
+alone = load(source=source.source, device="cpu", quiet=True)
+events = roles.times(alone, *Case("", q, k, v, do=do).inputs)
 registers = {"producer": given, "consumer 0": taken, "consumer 1": taken}
-where = torch.cuda.get_device_name() if device == "cuda" else "the emulator's order of events"
-draw_hopper.roles(events, registers, f"One CTA, d = 64: {where}", "SM clocks" if device == "cuda" else "events")
+draw_hopper.roles(events, registers, "The three warpgroups of a CTA", "events on the emulator, in their order")
 
 # %% [markdown]
-# **What to see.** The producer fills all buffers, then waits until one is free. Both consumers do the same in each step, and meet at the barrier that hands $dS$ over. They don't take turns as the two of rung 32 do: while a consumer computes $dS$ or exponentials, it is its *own* products that run.
+# **What to see.** The producer fills all buffers, then waits until one is free. Both consumers do the same in each step, and hand $dS$ to each other. The same on a GPU, where the axis is time: three steps in the middle of the loop, for a CTA in the middle of a full grid.
+
+
+# %%
+def in_the_middle(events, steps=3):
+    """The phases of three steps at half time, d = 128."""
+    events = events[events.D == 128]
+    starts = events[(events.lane == "consumer 0") & (events.kind == "dS")].begin.to_numpy()
+    first, last = (starts[len(starts) // 2 + n] for n in (0, steps))
+    seen = events[(events.end > first) & (events.begin < last)]
+    seen = seen.assign(begin=seen.begin.clip(first) - first, end=seen.end.clip(upper=last) - first)
+    where = record.about("33_backward_wgmma", "roles")["device"]
+    return draw_hopper.roles(seen, registers, f"{where}, d = 128, N = 4096", "clocks of the SM")
+
+
+by = "python -m helpers.roles 33_backward_wgmma"
+plot.recorded("33_backward_wgmma", "roles", in_the_middle, by=by)
+
+
+# %%
+def shares(events):
+    """What each lane does with its time."""
+    spent = (events.end - events.begin).groupby([events.D, events.lane, events.kind]).sum().unstack(fill_value=0)
+    return spent.div(spent.sum(axis=1), axis=0).map("{:.0%}".format)
+
+
+plot.recorded("33_backward_wgmma", "roles", shares, by=by)
 
 # %% [markdown]
 # ## 5 · Something to do under each product
 #
-# `wgmma` only starts a product. What the threads do between the start and the wait costs nothing, as long as it takes no longer than the product. So the order of the loop is everything, and the compiler may move things. What came out stands in the machine code: each product from its first `HGMMA` to the wait that covers it (`WARPGROUP.DEPBAR`), and between them what the threads do.
+# `wgmma` only starts a product. What threads do between the start and the wait costs nothing, as long as the tensor cores have products for at least that time, this warpgroup's or the other's. So the order of the loop is everything, and the compiler may move things. What came out stands in the machine code: each product from its first `HGMMA` to the wait that covers it (`WARPGROUP.DEPBAR`), and between them what the threads do.
 
 # %%
 done = {d: draw_backward.work(lines, found[d]) for d, lines in loops.items()}
@@ -334,7 +355,7 @@ under.fillna(0).astype(int).rename_axis(columns=["", "products under way"])
 print(kernel.rung.idea)
 
 # %% [markdown]
-# The empty stretch before the exponentials is the mask, which runs only in tiles that need it. (What the picture can't say is *how long* a product runs. If it is done long before the wait, the tensor cores are idle in spite of it.)
+# The empty stretch before the exponentials is the mask, which runs only in tiles that need it. What the picture can't say is *how long* anything takes. If a product is done long before its wait, the tensor cores are idle in spite of it; and if they are still at an earlier one, a warpgroup that starts the next is held up. That is what the clocks of section 4 are for: long boxes of "starts products" or of a wait mean that the tensor cores are the narrow place, and boxes of the threads' own work that they are not.
 
 # %% [markdown]
 # ## The kernel
