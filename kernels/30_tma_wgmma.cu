@@ -178,7 +178,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void tma_wgmma(con
           m_new = fmaxf(m_new, __shfl_xor_sync(0xffffffff, m_new, mask));
 
         const float m_log2 = m_new == -FA_INFINITY ? 0.f : m_new * scale_log2; // all -inf so far: exp2(-inf - 0) = 0
-        const float alpha = fa::ex2_approx_ftz(__fmaf_rn(m_reg[r], scale_log2, -m_log2));
+        const float alpha = fa::ex2_approx_ftz(__fmul_rn(m_reg[r], scale_log2) - m_log2); // 1 where m stays
         float row_sum = 0.f;
 #pragma unroll
         for (int n = 0; n < Bc / 8; ++n) {

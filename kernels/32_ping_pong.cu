@@ -154,7 +154,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
         const uint32_t at = ring.stage * tile_bytes, barrier = 8 * ring.stage;
         fetch(K_smem + at, &maps.K, K_full + barrier, K_empty + barrier, ring.parity, j0, hk, work.b);
         fetch(V_smem + at, &maps.V, V_full + barrier, V_empty + barrier, ring.parity, j0, hk, work.b);
-        if (j0 == work.j_last) fetch_Q(index); // the next one, so that it is there when this one is done
+        if (j0 == 0) fetch_Q(index); // the next one: there long before this one is done
       }
     }
     return;
@@ -185,7 +185,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
   Ring<2> Q_ring;
   const auto next_index = [&] {
     fa::mbarrier_wait(Q_full + 8 * Q_ring.stage, Q_ring.parity);
-    const int index = __reduce_max_sync(0xffffffff, index_smem[Q_ring.stage]); // uniform, as warpgroup is
+    // Read by the lane that gives the place back. The same for all lanes, and the compiler is told so.
+    const int index = __reduce_max_sync(0xffffffff, lane == 0 ? index_smem[Q_ring.stage] : -1);
     if (index >= 0 && a.scale < 0.f) {
       uint4 *Q = reinterpret_cast<uint4 *>(smem + Q_ring.stage * Q_bytes + 2 * d * below);
       for (int i = threadIdx.x % 128; i < 8 * d; i += 128)
@@ -333,7 +334,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
           m_new = fmaxf(m_new, __shfl_xor_sync(0xffffffff, m_new, mask));
 
         m_log2[r] = m_new == -FA_INFINITY ? 0.f : m_new * scale_log2; // all -inf so far: exp2(-inf - 0) = 0
-        const float alpha = fa::ex2_approx_ftz(__fmaf_rn(m_reg[r], scale_log2, -m_log2[r]));
+        const float alpha = fa::ex2_approx_ftz(__fmul_rn(m_reg[r], scale_log2) - m_log2[r]); // 1 where m stays
         m_reg[r] = m_new;
         l_reg[r] *= alpha;
 #pragma unroll
