@@ -496,10 +496,24 @@ plot.recorded("30_tma_wgmma", "forward", lambda s: plot.ratio(s, "30_tma_wgmma",
 plot.recorded("30_tma_wgmma", "causal", lambda s: plot.ratio(s, "30_tma_wgmma", ["SDPA FLASH", "SDPA CUDNN"]))
 
 # %% [markdown]
-# The columns below: the geometric mean over $N \ge 1024$ of the peer's time over ours, the lowest and the highest, and the worst of all shapes.
+# And rung 13 and this one in numbers: how many times as long as ours each peer takes, the geometric mean over $N \ge 1024$ in fp16, without a mask.
+
 
 # %%
-plot.recorded("30_tma_wgmma", "forward", lambda s: record.summary(s, "30_tma_wgmma", "SDPA CUDNN"))
+def beside(samples):
+    """The mean ratio of 13 and 30 to each peer, by D."""
+    rows = {}
+    for stem, frame in {"13_tuned": record.load("13_tuned"), "30_tma_wgmma": samples}.items():
+        for peer in ("SDPA FLASH", "SDPA CUDNN"):
+            means = record.summary(frame, stem, peer).query("dtype == 'fp16'").set_index("D")["mean"]
+            rows[stem, peer] = means.round(2)
+    return pd.DataFrame(rows).T
+
+
+plot.recorded("30_tma_wgmma", "forward", beside)
+
+# %% [markdown]
+# **What to see.** The wall of notebook 13 is behind us, with a simpler kernel: no pipeline of `cp.async` groups, no fragments, no tricks with the maximum. At $d = 64$ it is a match for cuDNN, except at short lengths. At $d = 128$ it is not, and least of all at short lengths, where the line climbs steeply with $N$. What fits with that: at $d = 64$ two CTAs share an SM, and while one of them waits for its first tiles, or writes its $O$, the other can multiply. At $d = 128$ there are only the two warpgroups of one CTA, which begin and end together. If that is the reason, notebook 31's roles must help most at $d = 128$ and short lengths: a prediction to come back to.
 
 # %% [markdown]
 # ## What still hurts

@@ -430,15 +430,36 @@ plot.recorded(
 )
 
 
-# %%
-def summary(samples):
-    return record.summary(samples, "31_warp_specialized", "SDPA CUDNN")
+# %% [markdown]
+# What did the roles bring? The speed beside SDPA CUDNN, length by length, of rung 30 and of this one (bf16):
 
-
-plot.recorded("31_warp_specialized", "forward", summary)
 
 # %%
-plot.recorded("31_warp_specialized", "causal", summary)
+def by_length(kind):
+    """A peer's time over ours, by D and N, for both rungs; each is held against the peer in its own session."""
+    rows = {}
+    for stem in ("30_tma_wgmma", "31_warp_specialized"):
+        ratios = record.ratio(record.headline(record.load(stem, kind)), stem, "SDPA CUDNN").query("dtype == 'bf16'")
+        rows |= {(f"D = {D}", stem): part.set_index("Nk")["ratio"] for D, part in ratios.groupby("D")}
+    return pd.DataFrame(rows).T.sort_index().round(2)
+
+
+plot.recorded("31_warp_specialized", "forward", lambda _: by_length("forward"))
+
+# %%
+plot.recorded("31_warp_specialized", "causal", lambda _: by_length("causal"))
+
+# %% [markdown]
+# **What to see.** Notebook 30's prediction holds. Most is gained at $d = 128$, where rung 30 had a single CTA per SM, and there most where a CTA's life is short: nobody waits for the first tiles any more, and nobody for $O$ to leave. Under a mask more than without one, as section 3 would have it. At $d = 64$, where two CTAs had covered for each other, there was less to gain.
+#
+# At $N = 1024$ and $d = 64$ the rung is weakest. Part of that is arithmetic: query tiles have 192 rows,
+
+# %%
+N = pd.Series([512, 1024, 2048, 4096, 8192, 16384], name="N")
+pd.DataFrame({"rows multiplied beyond N": (-(-N // 192) * 192 / N - 1).map("{:.1%}".format)}).set_index(N).T
+
+# %% [markdown]
+# and the last tile of a sequence is multiplied as if it were full. (At 512, too, where the gain is larger all the same.) Two consumers with 128 rows would waste nothing there, and have fewer rows to each tile of keys elsewhere.
 
 # %% [markdown]
 # ## What still hurts
