@@ -42,6 +42,15 @@
 #ifndef SEND // dQ is sent 0 at once, 1 behind the start of the next dV
 #define SEND 1
 #endif
+#ifndef WRITER // 1: a warp beside the producer sends dQ; 0: the warpgroup that formed it
+#define WRITER 1
+#endif
+#ifndef LSE_IN // 1: S begins with -LSE / scale in its accumulators, 0: LSE is subtracted afterwards
+#define LSE_IN 1
+#endif
+#ifndef EARLY_DELTA // 1: the next dP's accumulators are set before dQ is stored, 0: behind it
+#define EARLY_DELTA 1
+#endif
 #ifndef RED // dQ is added up by 0 cp.reduce.async.bulk, 1 red.global.add.v4.f32
 #define RED 0
 #endif
@@ -147,7 +156,13 @@ template <int d, typename T> __global__ void prepare(const fa_backward_args a) {
   for (int mask = lanes / 2; mask > 0; mask /= 2) delta += __shfl_xor_sync(0xffffffff, delta, mask);
   if (lane == 0) {
     const float LSE = i < a.Nq ? a.LSE[head * a.Nq + i] : -FA_INFINITY;
+#if LSE_IN
+    const float scale = fabsf(a.scale) < 1e-30f ? 1e-30f : a.scale;
+    stats[0] = (LSE == -FA_INFINITY ? -FA_INFINITY : -LSE) / scale; // scale (S + this) = scale S - LSE
+    if (LSE == -FA_INFINITY && scale < 0.f) stats[0] = FA_INFINITY;
+#else
     stats[0] = LSE == -FA_INFINITY ? FA_INFINITY : LSE * fa::log2_e;
+#endif
     stats[rows] = -delta;
   }
 }
@@ -160,12 +175,6 @@ template <int n> struct Turn {
     if (++stage == n) stage = 0, parity ^= 1;
   }
 };
-
-// These registers have their values here: without, ptxas sets them while products are under way, and serialises those.
-template <int n> __device__ __forceinline__ void pin(float (&x)[n][4]) {
-#pragma unroll
-  for (int i = 0; i < n; ++i) asm volatile("" : "+f"(x[i][0]), "+f"(x[i][1]), "+f"(x[i][2]), "+f"(x[i][3]));
-}
 
 #if PROFILE
 __device__ uint32_t stamps[2][64][16];
@@ -209,6 +218,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
   extern __shared__ __align__(1024) unsigned char smem_base[];
   const uint32_t smem = fa::smem_address(smem_base);
   const int warpgroup = threadIdx.x / 128;
+  constexpr int both = 1, own = 2, turn = 4, dS_full = 6, dQ_full = 8, dQ_empty = 10; // named barriers: of both warpgroups, and + half of one
 
   // [region: barriers]
   if (threadIdx.x == 0) {
@@ -224,6 +234,26 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
   if (warpgroup == 0) {
     // [region: producer]
     fa::setmaxnreg_dec<24>();
+#if WRITER
+    const int warp_of_cta = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
+    if (warp_of_cta == 1 || warp_of_cta == 2) {
+      const int half = warp_of_cta - 1, mine = half * C::dQ_half;
+      int tile = start;
+      float *head = static_cast<float *>(a.workspace[0]) + mine + (int64_t(b) * a.H + hk * group) * last * (Br * d);
+      for (int step = 0; step < steps; ++step) {
+        fa::bar_sync(dQ_full + half, 160); // dQ is written
+        if (threadIdx.x % 32 == 0) {
+          fa::cp_reduce_async_bulk_add(head + tile * (Br * d), smem + C::dQ + 4 * mine, 4 * C::dQ_half);
+          fa::cp_async_bulk_commit_group();
+          fa::cp_async_bulk_wait_group_read<0>();
+        }
+        __syncwarp();
+        if (step + 1 < steps) fa::bar_arrive(dQ_empty + half, 160); // and has left shared memory
+        if (++tile == last) tile = first;
+        if (tile == start) head += last * (Br * d);
+      }
+    }
+#endif
     if (threadIdx.x == 0) {
       const float *stats = static_cast<const float *>(a.workspace[1]);
       const int64_t rows = int64_t(a.B) * a.H * padded<d>(a.Nq);
@@ -259,7 +289,6 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
   const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   const int g = lane / 4, t = lane % 4; // of an accumulator a lane holds rows 16 warp + g, + 8, columns 8n + 2t, + 1
   const bool elected = threadIdx.x % 128 == 0;
-  constexpr int both = 1, own = 2, turn = 4, dS_full = 6; // named barriers: of both warpgroups, and + half of one
 
   // [region: products]
   // acc (64 keys, Br) = A B^T, or with `add` += : S^T of K_j and Q_i, dP^T of V_j and dO_i
@@ -279,14 +308,15 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
   // [region: scores]
   // P^T = exp2(S^T - LSE) in the place of S^T. A query is a column here.
   float S_reg[Br / 8][4];
-  const float scale_log2 = a.scale * fa::log2_e;
+  const float scale_log2 = (LSE_IN && fabsf(a.scale) < 1e-30f ? 1e-30f : a.scale) * fa::log2_e;
   const auto scores = [&](int stage, int i0) {
     const float *LSE_smem = reinterpret_cast<const float *>(smem_base + C::LSE + stage * C::stats_bytes) + 2 * t;
 #pragma unroll
     for (int n = 0; n < Br / 8; ++n) {
-      const float2 LSE = *reinterpret_cast<const float2 *>(LSE_smem + 8 * n);
+      float2 LSE = make_float2(0.f, 0.f);
+      if (!LSE_IN) LSE = *reinterpret_cast<const float2 *>(LSE_smem + 8 * n);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) S_reg[n][e] = fa::ex2_approx_ftz(S_reg[n][e] * scale_log2 - (e % 2 ? LSE.y : LSE.x));
+      for (int e = 0; e < 4; ++e) S_reg[n][e] = fa::ex2_approx_ftz(LSE_IN ? S_reg[n][e] * scale_log2 : S_reg[n][e] * scale_log2 - (e % 2 ? LSE.y : LSE.x));
     }
     if (j0 + Bc > a.Nk || (a.causal && j0 + Bc - 1 > i0 + shift)) { // something here is out of sight
       // Of element 0 of the first fragment: keys from its own on, and how many its query sees beyond its own.
@@ -317,8 +347,28 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
   const auto pass_turn = [&] {
     if (TURNS) fa::bar_arrive(turn + 1 - half, 256);
   };
+  const auto set_S = [&](int stage) {
+    if constexpr (LSE_IN) {
+      const float *LSE_smem = reinterpret_cast<const float *>(smem_base + C::LSE + stage * C::stats_bytes) + 2 * t;
+#pragma unroll
+      for (int n = 0; n < Br / 8; ++n) {
+        const float2 LSE = *reinterpret_cast<const float2 *>(LSE_smem + 8 * n);
+        S_reg[n][0] = S_reg[n][2] = LSE.x, S_reg[n][1] = S_reg[n][3] = LSE.y;
+      }
+      fa::pin(S_reg);
+    }
+  };
+  const auto set_dP = [&] {
+    const float *delta_smem = reinterpret_cast<const float *>(smem_base + C::delta + dO.stage * C::stats_bytes) + 2 * t;
+#pragma unroll
+    for (int n = 0; n < Br / 8; ++n) {
+      const float2 delta = *reinterpret_cast<const float2 *>(delta_smem + 8 * n);
+      dP_reg[n][0] = dP_reg[n][2] = delta.x, dP_reg[n][1] = dP_reg[n][3] = delta.y;
+    }
+    fa::pin(dP_reg);
+  };
   const auto start_S = [&](int stage) {
-    product(S_reg, smem + C::K, smem + C::Q + stage * C::q_bytes, false);
+    product(S_reg, smem + C::K, smem + C::Q + stage * C::q_bytes, LSE_IN);
     fa::wgmma_commit_group();
   };
   const auto pack_P = [&] {
@@ -328,13 +378,15 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
 
   int h = hk * group, tile = start;
   fa::mbarrier_wait(smem + C::Q_full, 0); // K_j and the first Q_i
+  set_S(0);
   fa::wgmma_fence();
   start_S(0);
   fa::wgmma_wait_group<0>();
   scores(0, tile * Br);
   pack_P();
-  pin(dK_reg), pin(dV_reg);
+  fa::pin(dK_reg), fa::pin(dV_reg);
   fa::mbarrier_wait(smem + C::dO_full, 0);
+  if (EARLY_DELTA) set_dP();
   if (TURNS && half == 1) pass_turn(); // warpgroup 0 is first
 
 #if PROFILE
@@ -374,13 +426,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
 #endif
     STAMP(0);
     // [region: dP_and_dV]
-    const float *delta_smem = reinterpret_cast<const float *>(smem_base + C::delta + dO.stage * C::stats_bytes) + 2 * t;
-#pragma unroll
-    for (int n = 0; n < Br / 8; ++n) {
-      const float2 delta = *reinterpret_cast<const float2 *>(delta_smem + 8 * n);
-      dP_reg[n][0] = dP_reg[n][2] = delta.x, dP_reg[n][1] = dP_reg[n][3] = delta.y;
-    }
-    pin(dP_reg);
+    if (!EARLY_DELTA) set_dP();
     if (next) Q_next.advance();
     if (next && !S_FIRST) fa::mbarrier_wait(smem + C::Q_full + 8 * Q_next.stage, Q_next.parity);
     take_turn();
@@ -395,7 +441,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     if constexpr (next && !S_FIRST) start_S(Q_next.stage);
     pass_turn();
     STAMP(2);
-    if (SEND == 1 && step > 0) send();
+    if (SEND == 1 && step > 0 && !WRITER) send();
     STAMP(3);
     // [end: dP_and_dV]
 
@@ -420,7 +466,10 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     // [end: dS]
 
     // [region: dQ]
-    if (next && S_FIRST) fa::mbarrier_wait(smem + C::Q_full + 8 * Q_next.stage, Q_next.parity);
+    if (next && S_FIRST) {
+      fa::mbarrier_wait(smem + C::Q_full + 8 * Q_next.stage, Q_next.parity);
+      set_S(Q_next.stage);
+    }
     if (WAIT_DV == 1) fa::wgmma_wait_group<next && !S_FIRST>(); // dV has been added
     take_turn();
     STAMP(6);
@@ -469,11 +518,14 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     fa::wgmma_wait_group<0>(); // dQ is there, dK has been added
     if (next && PACK == 1) pack_P();
     STAMP(12);
-#if !RED
+#if WRITER
+    if (step > 0) fa::bar_sync(dQ_empty + half, 160); // the last dQ has left shared memory
+#elif !RED
     if (elected) fa::cp_async_bulk_wait_group_read<0>(); // the last dQ has left shared memory
     fa::bar_sync(own + half, 128);                       // before any thread writes the next one
 #endif
     if (next && elected) fa::mbarrier_arrive(smem + C::Q_empty + 8 * Q.stage);
+    if (next && EARLY_DELTA) set_dP();
     STAMP(14);
 #pragma unroll
     for (int n = 0; n < C::dQ_columns / 8; ++n)
@@ -486,14 +538,18 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
       fa::store4(reinterpret_cast<float *>(smem_base + dQ_smem) + (n * 128 + threadIdx.x % 128) * 4, dQ_reg[n]);
 #endif
     STAMP(13);
-    if (SEND == 0) send();
+    if (SEND == 0 && !WRITER) send();
+#if WRITER
+    fa::fence_proxy_async();
+    fa::bar_arrive(dQ_full + half, 160); // all of this half is written before it is sent
+#endif
     // [end: reduce]
     Q.stage = Q_next.stage;
   };
 #pragma unroll 1
   for (int step = 0; step + 1 < steps; ++step) one_step(step, std::true_type());
   one_step(steps - 1, std::false_type());
-  if (SEND == 1) send();
+  if (SEND == 1 && !WRITER) send();
 #if PROFILE
   now(1);
 #endif

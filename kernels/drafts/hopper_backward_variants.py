@@ -43,18 +43,13 @@ def variants() -> list[Variant]:
 
     rows_112 = (PADDED, PADDED.replace("384", "448"))
     return [
-        turns(128, "", "one warpgroup's exponentials under the other one's products: 1.18"),
-        turns(64, "_128", "as for D = 128: 1.12", BR64=128, SEND=0),
-        ahead(128, "_rotated", "reference: 1.06", EARLY_S=2, ROTATED=1),
-        ahead(64, "_96_rotated", "reference: 1.0", EARLY_S=1, BR64=96, ROTATED=1),
-        turns(128, "_profile", "where the cycles go", PROFILE=1),
-        turns(64, "_112_profile", "where the cycles go", rows_112, BR64=112, PROFILE=1),
-        turns(64, "_112", "turns_128 - 3 %", rows_112, BR64=112),
-        turns(128, "_free", "no token: the warpgroups part by themselves, or not: turns - 5 %", TURNS=0),
-        turns(64, "_128_free", "no token: turns_128 - 5 %", BR64=128, SEND=0, TURNS=0),
-        turns(128, "_send", "dQ sent at once: - 1 %", SEND=0),
-        turns(64, "_96", "turns_112 - 3 %, + 3 % at N = 1024", BR64=96),
-        turns(128, "_pack", "P rounded under dQ: + 1 %", PACK=0),
+        turns(128, "_writer", "a warp that sends dQ, LSE and delta in accumulators: 1.14", WRITER=1),
+        turns(64, "_128_writer", "the same, 128 queries: 1.15", BR64=128, WRITER=1),
+        turns(128, "_plain", "1.08; dQ sent at once", WRITER=0, SEND=0, LSE_IN=0, EARLY_DELTA=0),
+        turns(64, "_128", "1.10", BR64=128, WRITER=0, SEND=0, LSE_IN=0, EARLY_DELTA=0),
+        turns(64, "_112_writer", "1.10", rows_112, BR64=112, WRITER=1),
+        turns(128, "_free", "no token: - 5 %", TURNS=0, WRITER=1),
+        turns(64, "_128_free", "no token: - 5 %", BR64=128, TURNS=0, WRITER=1),
     ]  # fmt: skip
 
 
