@@ -447,6 +447,25 @@ plot.recorded("32_ping_pong", "causal", summaries)
 # %% [markdown]
 # The columns as in notebook 13: geometric mean over the headline shapes with $N \ge 1024$, the lowest and highest of them, and the worst of all recorded shapes.
 #
+# **What to see.** The lead over cuDNN grows with the length, and is smallest where a tile of queries has few tiles of keys: at short lengths, and under the mask at the shortest one it is gone. That is the price of the long way, at the beginning of each tile of queries.
+#
+# And FlashAttention-3? It was measured in an earlier study, on a card of the same kind and beside the same cuDNN ([data/README.md](../data/README.md), "Published figures"). Times of two days can't be compared, but ratios to the same peer can. Geometric means over $N \ge 1024$ of cuDNN's time over theirs and over ours:
+
+
+# %%
+def beside_fa3(kind):
+    """SDPA CUDNN's time over FlashAttention-3's (published) and over this rung's."""
+    study = record.headline(record.public_kernels(causal=kind == "causal"))
+    study = study.query("name == 'FlashAttention-3' and Nk >= 1024").dropna(subset="to_cudnn")
+    theirs = np.exp(np.log(study.to_cudnn).groupby([study.dtype, study.D]).mean()).rename("FlashAttention-3")
+    ours = plot.recorded("32_ping_pong", kind, lambda s: record.summary(s, "32_ping_pong", "SDPA CUDNN"))
+    return theirs.to_frame() if ours is None else pd.concat([theirs, ours.set_index(["dtype", "D"])["mean"]], axis=1)
+
+
+found = pd.concat({kind: beside_fa3(kind) for kind in ("forward", "causal")})
+found.rename(columns={"mean": "32_ping_pong"}).rename_axis(["", "dtype", "D"]).round(3)
+
+# %% [markdown]
 # How far is that from a product without any softmax? cuBLAS multiplied two square bf16 matrices (8192) in turn with the kernel; `ratio` is our TFLOP/s over its:
 
 # %%
@@ -455,7 +474,7 @@ plot.recorded("32_ping_pong", "matmul", lambda samples: record.of_matmul(samples
 # %% [markdown]
 # ### The staircase, from 01 to 32
 #
-# At $N = 4096$, in fp16 where a rung takes it, on a logarithmic scale. The lines, from below: SDPA FLASH, which is FlashAttention-2; Triton's tutorial kernel and FlashAttention-3, each as measured on a card of this kind in an earlier study ([data/README.md](../data/README.md), "Published figures"); cuDNN; cuBLAS's product of two large fp16 matrices; and what the card's [datasheet](https://www.nvidia.com/en-us/data-center/h200/) promises for dense products of 16 bits.
+# At $N = 4096$, in fp16 where a rung takes it, on a logarithmic scale. The lines: SDPA FLASH, which is FlashAttention-2; Triton's tutorial kernel and FlashAttention-3, from the study above; cuDNN; cuBLAS's product of two large fp16 matrices; and what the card's [datasheet](https://www.nvidia.com/en-us/data-center/h200/) promises for dense products of 16 bits.
 
 # %%
 plot.staircase(speeds(summit=True))
@@ -465,7 +484,7 @@ plot.staircase(speeds(summit=True))
 #
 # 1. **Ends.** A tile of queries begins with a tile of keys that goes the long way and ends with a product under which nothing happens. While one warpgroup is at that, only the others keep the tensor cores busy. The shorter the sequence, the larger that part; under a causal mask the tiles on the diagonal go the long way, too.
 # 2. **Exponentials at $d = 64$.** There are as many clocks of them as of products, so both units would have to be busy all the time. Exercise 32.1 looks ahead.
-# 3. **What no kernel gets.** cuBLAS, with nothing but products to do, stays below the datasheet. While these samples were taken, the card ran at the following clocks (of at most 1980 MHz) and drew the following power (of at most 700 W):
+# 3. **What no kernel gets.** cuBLAS, with nothing but products to do, stays far below the datasheet. It isn't the clock: 4096 operations per clock on 132 SMs come to the datasheet's 990 TFLOP/s at 1830 MHz. While the samples above were taken, in short bursts with pauses, the card ran at these clocks and drew this power (of at most 700 W):
 
 
 # %%
