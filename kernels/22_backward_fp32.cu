@@ -2,21 +2,21 @@
 //
 // idea:      P is not kept for the way back but formed again, tile by tile, from Q, K and LSE. A CTA owns a tile of keys and
 //            keeps its dK and dV in registers while Q and dO stream past; its share of dQ goes to HBM when it is its turn.
-// changed:   three outputs instead of one, five products instead of two, all with 04's register tiles; the slabs arrive by
-//            cp.async, row-major: nothing is transposed on the way
+// changed:   three outputs instead of one, five products instead of two, all with 04's register tiles; K_j stays in shared
+//            memory, and what comes in slabs comes by cp.async, transposed on the way where the product wants it so
 // op:        attention_backward
 // features:  causal, window, gqa
 // inputs:    Q O dO (B,H,Nq,D), K V (B,Hkv,Nk,D), LSE (B,H,Nq) fp32; rows and strides multiples of 16 bytes
 // outputs:   dQ (B,H,Nq,D), dK dV (B,Hkv,Nk,D) fp32
 // dtypes:    fp32
 // D:         32, 64, 128
-// workspace: delta (B,H,Nq) fp32; turn (2,B,H,Nq) integers; ticket (1) integer
-// tiles:     D=32:  Br=64  Bc=128 threads=128 smem=95 KB CTAs/SM=2
-//            D=64:  Br=64  Bc=128 threads=128 smem=95 KB CTAs/SM=2
-//            D=128: Br=128 Bc=64  threads=128 smem=97 KB CTAs/SM=2
+// workspace: delta (B,H,Nq) fp32; turn (B,H,Nq) integers; ticket (1) integer
+// tiles:     D=32:  Br=64  Bc=128 threads=128 smem=63 KB  CTAs/SM=2
+//            D=64:  Br=64  Bc=128 threads=128 smem=79 KB  CTAs/SM=2
+//            D=128: Br=128 Bc=128 threads=256 smem=150 KB CTAs/SM=1 (A100, H100 and later: others have 99 KB)
 // arch:      sm_80
 // paper:     FlashAttention, Algorithm 4 (arXiv 2205.14135); FlashAttention-2, Algorithm 2 (arXiv 2307.08691)
-// speed:     H200: not measured yet
+// speed:     H200: not recorded yet
 //
 // With P = exp(scale Q K^T - LSE) and delta = rowsum(dO o O), all of it by rows of queries i and keys j:
 //   dV = P^T dO     dP = dO V^T     dS = P o (dP - delta)     dQ = scale dS K     dK = scale dS^T Q
@@ -32,29 +32,30 @@
 #include <fa/math.cuh>
 #include <fa/model.cuh>
 #include <fa/sm80.cuh>
+#include <fa/transposed.cuh>
 
 // [region: tile]
-// 128 threads, with 64 elements each of the tiles S, dP (Br, Bc) and dK, dV (Bc, d). dQ comes in passes of at most 64
-// columns, in the registers that S and dP had.
+// A thread has 8 x 8 elements of the tiles S, dP (Br, Bc), and as many or half of dK, dV (Bc, d) and dQ (Br, d).
 template <int d> struct Tile {
-  static constexpr int threads = 128;
-  static constexpr int Br = d == 128 ? 128 : 64; // queries per step of the loop
-  static constexpr int Bc = d == 128 ? 64 : 128; // keys per CTA
-  static constexpr int Ks = 16;                  // columns of a slab of Q and K, or dO and V: depth of S and dP
-  static constexpr int rows = 2048 / d;          // rows of a slab of dO or Q: depth of dV and dK
-  static constexpr int dq = d < 64 ? d : 64;     // columns of dQ per pass
-  static constexpr int rows_q = 2048 / dq;       // rows of a slab of K: depth of dQ
-  static constexpr int TX_s = Bc / 8, TX_kv = d / 8 < 8 ? 8 : d / 8, TX_q = 8; // threads along the columns of S, dK, dQ
-  // Row lengths in shared memory. Slabs are read 16 bytes at a time: 8 rows begin in 8 different places. P is written an
-  // element at a time, 4 rows by 8 columns per warp: rows begin 8 banks apart.
-  static constexpr int ld_s = Ks + 4, ld_p = Bc + 8;
-  static constexpr int stages = 4, slab = (Br + Bc) * ld_s;
-  static constexpr int smem_bytes = int(sizeof(float)) * (stages * slab + Br * ld_p + 2 * Br);
-  static_assert(2048 <= slab && Br <= threads, "each slab fits in a stage; a thread per row of a tile");
+  static constexpr int threads = d == 128 ? 256 : 128, ctas = d == 128 ? 1 : 2; // ctas: per SM
+  static constexpr int Br = d == 128 ? 128 : 64;                                // queries per step of the loop
+  static constexpr int Bc = 128;                                                // keys per CTA
+  static constexpr int Ks = 16;                                                 // columns of a slab of Q: depth of S
+  static constexpr int Kp = 8;                                   // columns of a slab of dO and V: depth of dP
+  static constexpr int rows = 8 * threads / d;                   // rows of a slab of dO or Q: depth of dV and dK
+  static constexpr int TX_s = Bc / 8, TX_d = d < 64 ? 8 : d / 8; // threads along the columns of S; of dK, dV and dQ
+  // Row lengths of what lies in shared memory transposed, 4 banks more than a multiple of 32: of the 8 columns by 4 rows
+  // that a warp copies no two elements meet in a bank, and 8 rows read 16 bytes at a time begin in 8 different places.
+  static constexpr int ld_r = Br + 4, ld_c = Bc + 4;
+  static constexpr int slab = Kp * (ld_r + ld_c);
+  static constexpr int smem_bytes = int(sizeof(float)) * (d * ld_c + 2 * slab + Br * ld_c + 2 * Br);
+  static_assert(Ks * ld_r <= slab && rows * d <= slab && Br <= threads,
+                "slabs fit in a stage; a thread per row of a tile");
+  static_assert(d / Ks % 2 == 0 && d / Kp % 2 == 0 && Br / rows % 2 == 0, "a product begins with the first stage");
 };
 
-// Thread (ty, tx) of the grid of 128 / TX by TX threads over a product's tile. A warp is 4 x 8 of them, and lanes that differ
-// in bit 0 share ty, in bit 1 tx: a 16-byte load of which pairs of lanes ask for the same takes half the time.
+// Thread (ty, tx) of the grid of threads / TX by TX over a product's tile. A warp is 4 x 8 of them, and lanes that differ in
+// bit 0 share ty, in bit 1 tx: a 16-byte load of which pairs of lanes ask for the same takes half the time.
 template <int TX> __device__ __forceinline__ int2 thread_in() {
   const int warp = threadIdx.x / 32, lane = threadIdx.x;
   const int ly = lane / 2 % 2 + lane / 8 % 2 * 2, lx = lane % 2 + lane / 4 % 2 * 2 + lane / 16 % 2 * 4;
@@ -78,52 +79,49 @@ template <int d> __global__ void prepare(const fa_backward_args a) {
   for (int mask = 16; mask > 0; mask /= 2) delta += __shfl_xor_sync(0xffffffff, delta, mask);
   if (lane == 0) static_cast<float *>(a.workspace[0])[row] = delta;
   unsigned *turn = static_cast<unsigned *>(a.workspace[1]), *ticket = static_cast<unsigned *>(a.workspace[2]);
-  if (lane < 2) turn[lane * rows + row] = 0;
+  if (lane == 0) turn[row] = 0;
   if (row == 0 && lane == 0) *ticket = 0;
 }
 // [end: delta]
 
 // [region: load_slab]
-// Sends n x cols elements of X on their way to X_smem (n, ld), 16 bytes per thread at a time, neighbours along a row. Rows
-// from rows_left on become zero and are not read.
-template <int n, int cols, int ld, int threads>
-__device__ __forceinline__ void load_slab(float *X_smem, const float *X, int64_t stride, int rows_left) {
+// Both send rows i .. i + n - 1 of X on their way to shared memory. Rows from N on become zero and are not read.
+
+// All of `cols` columns, to X_smem (n, cols): 16 bytes at a time, neighbours along a row.
+template <int n, int cols, int threads>
+__device__ __forceinline__ void load_rows(float *X_smem, const float *X, int64_t stride, int i, int N) {
   constexpr int step = threads / (cols / 4); // rows that all threads together copy at a time
   static_assert(n % step == 0, "a slab is a whole number of passes");
   const int row = threadIdx.x / (cols / 4), col = threadIdx.x % (cols / 4) * 4;
+  const float *from = X + (i + row) * stride + col;
 #pragma unroll
-  for (int r = row; r < n + row; r += step)
-    fa::cp_async_16(X_smem + r * ld + col, X + r * stride + col, r < rows_left ? 16 : 0);
+  for (int r = 0; r < n; r += step, from += step * stride)
+    fa::cp_async_16(X_smem + (row + r) * cols + col, from, i + row + r < N ? 16 : 0);
+}
+
+// The first `cols` columns, transposed, to X_smem (cols, ld): 4 bytes at a time. A warp copies 4 rows of 8 columns, and 8
+// neighbours in a row are the 32 bytes that memory gives at a time.
+template <int n, int cols, int ld, int threads>
+__device__ __forceinline__ void load_columns(float *X_smem, const float *X, int64_t stride, int i, int N) {
+  constexpr int step = threads / 8;
+  static_assert(n % step == 0 && cols % 8 == 0, "a slab is a whole number of passes");
+  const int row = threadIdx.x / 8, col = threadIdx.x % 8;
+  const float *from = X + (i + row) * stride + col;
+#pragma unroll
+  for (int r = 0; r < n; r += step, from += step * stride) {
+#pragma unroll
+    for (int c = 0; c < cols; c += 8)
+      fa::cp_async_4(X_smem + (col + c) * ld + row + r, from + c, i + row + r < N ? 4 : 0);
+  }
 }
 // [end: load_slab]
 
 // [region: multiply]
-// The three forms that a product takes, by what runs along the rows of its operands. Each loads 16 bytes at a time, and for
-// an 8 x 8 tile of accumulators as often: 4 loads for 64 FMAs.
+// The two forms that a product takes: its sum runs down the rows of both operands, or along them. Each loads 16 bytes at a
+// time, and for an 8 x 8 tile of accumulators as often: 4 loads for 64 FMAs.
 
-// acc (M, N) += A B^T, A (.., K) and B (.., K) row-major: S and dP. This thread's rows of A: one in TY, of B: one in TX.
-template <int K, int TY, int TX, int ld, int M, int N>
-__device__ __forceinline__ void multiply_rows(float (&acc)[M][N], const float *A_smem, const float *B_smem) {
-#pragma unroll 1 // more at once wants more registers than there are
-  for (int k = 0; k < K; k += 4) {
-    float a_reg[M][4];
-#pragma unroll
-    for (int r = 0; r < M; ++r) fa::load4(a_reg[r], A_smem + r * TY * ld + k);
-#pragma unroll
-    for (int c = 0; c < N; ++c) {
-      float b_reg[4];
-      fa::load4(b_reg, B_smem + c * TX * ld + k);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-#pragma unroll
-        for (int r = 0; r < M; ++r) acc[r][c] += a_reg[r][e] * b_reg[e];
-      }
-    }
-  }
-}
-
-// acc (M, N) += A^T B, A (K, ..) and B (K, ..) row-major: dV and dK. Rows and columns of this thread: {0..3}, and {0..3}
-// half a tile further.
+// acc (M, N) += A^T B, A (K, ..) and B (K, ..): S and dP with Q_i, dO_i, K_j and V_j transposed; dV and dK with P, dS, dO_i
+// and Q_i as they are. Rows and columns of this thread: {0..3}, and {0..3} half a tile of 4 TY, 4 TX further.
 template <int K, int TY, int TX, int ld_a, int ld_b, int M, int N>
 __device__ __forceinline__ void multiply_columns(float (&acc)[M][N], const float *A_smem, const float *B_smem) {
 #pragma unroll 8
@@ -144,46 +142,42 @@ __device__ __forceinline__ void multiply_columns(float (&acc)[M][N], const float
   }
 }
 
-// acc (M, N) += A B, A (.., K) and B (K, ..) row-major: dQ. Rows as in the first form, columns as in the second.
+// acc (M, N) += A B^T, A (.., K) and B (.., K): dQ, with dS as it is and K_j transposed. This thread's rows of A: one in TY,
+// of B: one in TX.
 template <int K, int TY, int TX, int ld_a, int ld_b, int M, int N>
-__device__ __forceinline__ void multiply_mixed(float (&acc)[M][N], const float *A_smem, const float *B_smem) {
-#pragma unroll 1
-  for (int k = 0; k < K; k += 2) {
-    float a_reg[M][2];
+__device__ __forceinline__ void multiply_rows(float (&acc)[M][N], const float *A_smem, const float *B_smem) {
+#pragma unroll 1 // more at once wants more registers than there are
+  for (int k = 0; k < K; k += 4) {
+    float a_reg[M][4], b_reg[2][4]; // B's next row comes while this one is multiplied
 #pragma unroll
-    for (int r = 0; r < M; ++r) { // two at a time: four would take 16 registers more
-      const float2 x = *reinterpret_cast<const float2 *>(A_smem + r * TY * ld_a + k);
-      a_reg[r][0] = x.x, a_reg[r][1] = x.y;
-    }
+    for (int r = 0; r < M; ++r) fa::load4(a_reg[r], A_smem + r * TY * ld_a + k);
+    fa::load4(b_reg[0], B_smem + k);
 #pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      float b_reg[N];
+    for (int c = 0; c < N; ++c) {
+      if (c + 1 < N) fa::load4(b_reg[(c + 1) % 2], B_smem + (c + 1) * TX * ld_b + k);
 #pragma unroll
-      for (int c = 0; c < N; c += 4) fa::load4(b_reg + c, B_smem + (k + e) * ld_b + c * TX);
+      for (int e = 0; e < 4; ++e) {
 #pragma unroll
-      for (int c = 0; c < N; ++c) {
-#pragma unroll
-        for (int n = 0; n < M; ++n) {
-          const int r = c % 2 ? M - 1 - n : n;
-          acc[r][c] += a_reg[r][e] * b_reg[c];
-        }
+        for (int r = 0; r < M; ++r) acc[r][c] += a_reg[r][e] * b_reg[c % 2][e];
       }
     }
   }
 }
 // [end: multiply]
 
-template <int d> __global__ __launch_bounds__(Tile<d>::threads, 2) void backward_fp32(const fa_backward_args a) {
+template <int d>
+__global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void backward_fp32(const fa_backward_args a) {
   using T = Tile<d>;
-  constexpr int Br = T::Br, Bc = T::Bc, Ks = T::Ks, ld_s = T::ld_s, ld_p = T::ld_p, threads = T::threads;
-  constexpr int TX_s = T::TX_s, TX_kv = T::TX_kv, TX_q = T::TX_q;
-  constexpr int TY_s = threads / TX_s, TY_kv = threads / TX_kv, TY_q = threads / TX_q;
+  constexpr int Br = T::Br, Bc = T::Bc, Ks = T::Ks, Kp = T::Kp, rows = T::rows, threads = T::threads;
+  constexpr int TX_s = T::TX_s, TY_s = threads / TX_s, TX_d = T::TX_d, TY_d = threads / TX_d;
+  constexpr int ld_r = T::ld_r, ld_c = T::ld_c;
 
   extern __shared__ float smem[];
-  float *slab_smem = smem;                         // stages x one slab
-  float *P_smem = slab_smem + T::stages * T::slab; // (Br, Bc)   P, then dS
-  float *LSE_smem = P_smem + Br * ld_p;            // (Br)       in units of log2
-  float *delta_smem = LSE_smem + Br;               // (Br)
+  float *K_smem = smem;                    // (d, Bc)    K_j transposed
+  float *slab_smem = K_smem + d * ld_c;    // (2, slab)
+  float *P_smem = slab_smem + 2 * T::slab; // (Br, Bc)   P, then dS
+  float *LSE_smem = P_smem + Br * ld_c;    // (Br)       in units of log2
+  float *delta_smem = LSE_smem + Br;       // (Br)
 
   // [region: work]
   // What this CTA does, in shared memory: registers are scarce. Keys `tile` of head (b, hk); and of each query head that
@@ -191,6 +185,7 @@ template <int d> __global__ __launch_bounds__(Tile<d>::threads, 2) void backward
   // those the last `window`.
   struct Work {
     int b, hk, tile, first, last;
+    const float *Q, *dO, *V; // of batch b; V of head hk
   };
   __shared__ Work work_smem;
   const int shift = a.Nk - a.Nq;
@@ -201,78 +196,68 @@ template <int d> __global__ __launch_bounds__(Tile<d>::threads, 2) void backward
     const int key_tiles = int(fa::ceil_div(a.Nk, Bc)), tile = ticket % key_tiles, j0 = tile * Bc;
     const int first = a.causal ? max(0, j0 - shift) / Br : 0, all = int(fa::ceil_div(a.Nq, Br));
     const int last = a.window ? min(all, (max(-1, j0 + Bc - 2 - shift + a.window) + Br) / Br) : all;
-    work_smem = {ticket / key_tiles / a.Hkv, ticket / key_tiles % a.Hkv, tile, first, last};
+    const int b = ticket / key_tiles / a.Hkv, hk = ticket / key_tiles % a.Hkv;
+    work_smem = {b, hk, tile, first, last};
+    work_smem.Q = static_cast<const float *>(a.Q) + b * a.Q_stride[0];
+    work_smem.dO = static_cast<const float *>(a.dO) + b * a.dO_stride[0];
+    work_smem.V = static_cast<const float *>(a.V) + b * a.V_stride[0] + hk * a.V_stride[1];
   }
   __syncthreads(); // work_smem is written before any thread reads it
   const Work &work = work_smem;
   // [end: work]
 
   // [region: pipeline]
-  // The slabs of a step, in the order in which its products need them. Three are on their way while one is multiplied.
-  constexpr int S_end = d / Ks, dV_end = S_end + Br / T::rows, dP_end = dV_end + d / Ks, dK_end = dP_end + Br / T::rows;
-  constexpr int per_pass = Bc / T::rows_q, dQ_end = dK_end + d / T::dq * per_pass;
+  // K_j stays: S and dQ want it in every step, and in the same arrangement. The rest comes in slabs, one on its way while
+  // the one before is multiplied.
   const int group = a.H / a.Hkv;
   // This step: query head and tile of queries, the last one first. Under a causal mask the CTAs of a head have their last
   // tile in common and their first one not: whoever began with that would wait there for all the CTAs before.
   int h = work.hk * group, tile_q = work.last - 1;
   if (work.first >= work.last) h += group; // no step at all
-  int slabs = 0; // slabs of this step that have been taken; the next is in stage slabs % stages
-  static_assert(dQ_end % T::stages == 0, "a step begins with the first stage");
-  const auto fetch = [&](int n) { // slab n of this step, or of the next one
-    float *X_smem = slab_smem + n % T::stages * T::slab;
-    int next_h = h, next_tile = tile_q;
-    if (n >= dQ_end) {
-      n -= dQ_end;
-      if (--next_tile < work.first) next_tile = work.last - 1, ++next_h;
-    }
-    if (next_h < (work.hk + 1) * group) {
-      const int b = work.b, hk = work.hk, j0 = work.tile * Bc, i0 = next_tile * Br;
-      const float *Q =
-          static_cast<const float *>(a.Q) + b * a.Q_stride[0] + next_h * a.Q_stride[1] + i0 * a.Q_stride[2];
-      const float *dO =
-          static_cast<const float *>(a.dO) + b * a.dO_stride[0] + next_h * a.dO_stride[1] + i0 * a.dO_stride[2];
-      const float *K = static_cast<const float *>(a.K) + b * a.K_stride[0] + hk * a.K_stride[1] + j0 * a.K_stride[2];
-      const float *V = static_cast<const float *>(a.V) + b * a.V_stride[0] + hk * a.V_stride[1] + j0 * a.V_stride[2];
-      const bool is_S = n < S_end, is_dP = n >= dV_end && n < dP_end;
-      if (is_S || is_dP) { // columns of Q and K, or of dO and V
-        const int col = (is_S ? n : n - dV_end) * Ks;
-        load_slab<Br, Ks, ld_s, threads>(X_smem, (is_S ? Q : dO) + col, is_S ? a.Q_stride[2] : a.dO_stride[2],
-                                         a.Nq - i0);
-        load_slab<Bc, Ks, ld_s, threads>(X_smem + Br * ld_s, (is_S ? K : V) + col, is_S ? a.K_stride[2] : a.V_stride[2],
-                                         a.Nk - j0);
-      } else if (n < dK_end) { // rows of dO or Q
-        const bool is_dV = n < dV_end;
-        const int row = (is_dV ? n - S_end : n - dP_end) * T::rows;
-        const int64_t stride = is_dV ? a.dO_stride[2] : a.Q_stride[2];
-        load_slab<T::rows, d, d, threads>(X_smem, (is_dV ? dO : Q) + row * stride, stride, a.Nq - i0 - row);
-      } else { // rows of K, some columns
-        const int row = (n - dK_end) % per_pass * T::rows_q, col = (n - dK_end) / per_pass * T::dq;
-        load_slab<T::rows_q, T::dq, T::dq, threads>(X_smem, K + row * a.K_stride[2] + col, a.K_stride[2],
-                                                    a.Nk - j0 - row);
-      }
-    }
-    fa::cp_async_commit(); // empty at the end, so that counting groups is counting slabs
+
+  const auto stage = [&](int n) { return slab_smem + n % 2 * T::slab; };
+  const auto fetch_S = [&](int n) { // slab n of S: columns of Q_i
+    load_columns<Br, Ks, ld_r, threads>(stage(n), work.Q + h * a.Q_stride[1] + n * Ks, a.Q_stride[2], tile_q * Br,
+                                        a.Nq);
+    fa::cp_async_commit();
   };
-  const auto next_slab = [&] {
-    fa::cp_async_wait<T::stages - 2>();
-    // This slab has landed before any warp reads it, and the one before it has been read before the next fetch overwrites
-    // it; what was written to P_smem, LSE_smem and delta_smem between two slabs likewise.
+  const auto fetch_dV = [&](int n) { // rows of dO_i
+    load_rows<rows, d, threads>(stage(n), work.dO + h * a.dO_stride[1], a.dO_stride[2], tile_q * Br + n * rows, a.Nq);
+    fa::cp_async_commit();
+  };
+  const auto fetch_dP = [&](int n) { // columns of dO_i, and the same of V_j
+    load_columns<Br, Kp, ld_r, threads>(stage(n), work.dO + h * a.dO_stride[1] + n * Kp, a.dO_stride[2], tile_q * Br,
+                                        a.Nq);
+    load_columns<Bc, Kp, ld_c, threads>(stage(n) + Kp * ld_r, work.V + n * Kp, a.V_stride[2], work.tile * Bc, a.Nk);
+    fa::cp_async_commit();
+  };
+  const auto fetch_dK = [&](int n) { // rows of Q_i
+    load_rows<rows, d, threads>(stage(n), work.Q + h * a.Q_stride[1], a.Q_stride[2], tile_q * Br + n * rows, a.Nq);
+    fa::cp_async_commit();
+  };
+  const auto arrived = [&](int n) {
+    fa::cp_async_wait<0>();
+    // Slab n has landed before any warp reads it, and the one before it has been read before the next fetch overwrites it;
+    // what was written to P_smem, LSE_smem and delta_smem between two slabs likewise.
     __syncthreads(); // as above
-    fetch(slabs + T::stages - 1);
-    return slab_smem + slabs++ % T::stages * T::slab;
+    return stage(n);
   };
+
+  const float *K = static_cast<const float *>(a.K) + work.b * a.K_stride[0] + work.hk * a.K_stride[1];
 #pragma unroll 1
-  for (int n = 0; n < T::stages - 1; ++n) fetch(n);
+  for (int c = 0; c < d; c += 8) // lands with the first slab
+    load_columns<Bc, 8, ld_c, threads>(K_smem + c * ld_c, K + c, a.K_stride[2], work.tile * Bc, a.Nk);
   // [end: pipeline]
 
-  const int2 at_s = thread_in<TX_s>(), at_kv = thread_in<TX_kv>(), at_q = thread_in<TX_q>();
+  const int2 at_s = thread_in<TX_s>(), at_d = thread_in<TX_d>();
   const float scale_log2 = a.scale * fa::log2_e;
-  float dK_reg[8][d / TX_kv] = {}, dV_reg[8][d / TX_kv] = {}; // (Bc, d), dK without scale
+  float dK_reg[8][d / TX_d] = {}, dV_reg[8][d / TX_d] = {}; // (Bc, d), dK without scale
 
   // [region: tile_loop]
 #pragma unroll 1
   while (h < (work.hk + 1) * group) {
     const int i0 = tile_q * Br;
+    fetch_S(0);
     if (threadIdx.x < Br) {
       const int64_t head = int64_t(work.b) * a.H + h;
       // A row past the end, and one that sees no key (LSE = -inf): P = exp2(S - inf) = 0.
@@ -285,37 +270,43 @@ template <int d> __global__ __launch_bounds__(Tile<d>::threads, 2) void backward
     // [region: scores]
     // S (Br, Bc) = Q_i K_j^T, and P = exp2(S - LSE) to shared memory
     {
+      constexpr int slabs = d / Ks;
       float S_reg[8][8] = {};
 #pragma unroll 1
-      while (slabs < S_end) {
-        const float *slab = next_slab();
-        multiply_rows<Ks, TY_s, TX_s, ld_s>(S_reg, slab + at_s.y * ld_s, slab + (Br + at_s.x) * ld_s);
+      for (int n = 0; n < slabs; ++n) {
+        const float *slab = arrived(n);
+        n + 1 < slabs ? fetch_S(n + 1) : fetch_dV(0);
+        multiply_columns<Ks, TY_s, TX_s, ld_r, ld_c>(S_reg, slab + 4 * at_s.y, K_smem + n * Ks * ld_c + 4 * at_s.x);
       }
 #pragma unroll
       for (int r = 0; r < 8; ++r) {
-        const float LSE = LSE_smem[at_s.y + r * TY_s];
+        const float LSE = LSE_smem[4 * at_s.y + r % 4 + r / 4 * 4 * TY_s];
 #pragma unroll
         for (int c = 0; c < 8; ++c) S_reg[r][c] = S_reg[r][c] * scale_log2 - LSE;
       }
       const int j0 = work.tile * Bc;
       if (j0 + Bc > a.Nk || (a.causal && j0 + Bc - 1 > i0 + shift) ||
           (a.window && j0 <= i0 + Br - 1 + shift - a.window)) { // something here is out of sight
-        const int end = a.Nk - j0 - at_s.x,
-                  diagonal = i0 + at_s.y + shift - j0 - at_s.x; // columns, from this thread's first
+        // columns, from this thread's first
+        const int end = a.Nk - j0 - 4 * at_s.x, diagonal = i0 + 4 * at_s.y + shift - j0 - 4 * at_s.x;
 #pragma unroll
         for (int r = 0; r < 8; ++r) {
-          const int seen = diagonal + r * TY_s;
+          const int seen = diagonal + r % 4 + r / 4 * 4 * TY_s;
 #pragma unroll
           for (int c = 0; c < 8; ++c) {
-            if (c * TX_s >= end || (a.causal && c * TX_s > seen) || (a.window && c * TX_s <= seen - a.window))
+            const int col = c % 4 + c / 4 * 4 * TX_s;
+            if (col >= end || (a.causal && col > seen) || (a.window && col <= seen - a.window))
               S_reg[r][c] = -FA_INFINITY;
           }
         }
       }
 #pragma unroll
       for (int r = 0; r < 8; ++r) {
+        float *P_row = P_smem + (4 * at_s.y + r % 4 + r / 4 * 4 * TY_s) * ld_c + 4 * at_s.x;
 #pragma unroll
-        for (int c = 0; c < 8; ++c) P_smem[(at_s.y + r * TY_s) * ld_p + at_s.x + c * TX_s] = exp2f(S_reg[r][c]);
+        for (int c = 0; c < 8; ++c) S_reg[r][c] = exp2f(S_reg[r][c]);
+#pragma unroll
+        for (int c = 0; c < 8; c += 4) fa::store4(P_row + c * TX_s, S_reg[r] + c);
       }
     }
     // [end: scores]
@@ -323,31 +314,35 @@ template <int d> __global__ __launch_bounds__(Tile<d>::threads, 2) void backward
     // [region: dV]
     // dV (Bc, d) += P^T dO_i
 #pragma unroll 1
-    while (slabs < dV_end) {
-      const int row = (slabs - S_end) * T::rows;
-      const float *slab = next_slab();
-      multiply_columns<T::rows, TY_kv, TX_kv, ld_p, d>(dV_reg, P_smem + row * ld_p + 4 * at_kv.y, slab + 4 * at_kv.x);
+    for (int n = 0; n < Br / rows; ++n) {
+      const float *slab = arrived(n);
+      n + 1 < Br / rows ? fetch_dV(n + 1) : fetch_dP(0);
+      multiply_columns<rows, TY_d, TX_d, ld_c, d>(dV_reg, P_smem + n * rows * ld_c + 4 * at_d.y, slab + 4 * at_d.x);
     }
     // [end: dV]
 
     // [region: dS]
     // dP (Br, Bc) = dO_i V_j^T, and dS = P o (dP - delta) in the place of P
     {
+      constexpr int slabs = d / Kp;
       float dP_reg[8][8] = {};
 #pragma unroll 1
-      while (slabs < dP_end) {
-        const float *slab = next_slab();
-        multiply_rows<Ks, TY_s, TX_s, ld_s>(dP_reg, slab + at_s.y * ld_s, slab + (Br + at_s.x) * ld_s);
+      for (int n = 0; n < slabs; ++n) {
+        const float *slab = arrived(n);
+        n + 1 < slabs ? fetch_dP(n + 1) : fetch_dK(0);
+        multiply_columns<Kp, TY_s, TX_s, ld_r, ld_c>(dP_reg, slab + 4 * at_s.y, slab + Kp * ld_r + 4 * at_s.x);
       }
 #pragma unroll
       for (int r = 0; r < 8; ++r) {
-        const int row = at_s.y + r * TY_s;
+        const int row = 4 * at_s.y + r % 4 + r / 4 * 4 * TY_s;
         const float delta = delta_smem[row];
 #pragma unroll
-        for (int c = 0; c < 8; ++c) {
-          float *p =
-              P_smem + row * ld_p + at_s.x + c * TX_s; // written by this thread, read by others before the last slab
-          *p *= dP_reg[r][c] - delta;
+        for (int c = 0; c < 8; c += 4) { // written by this thread, read by others before the last slab
+          float *p = P_smem + row * ld_c + 4 * at_s.x + c * TX_s, P_reg[4];
+          fa::load4(P_reg, p);
+#pragma unroll
+          for (int e = 0; e < 4; ++e) P_reg[e] *= dP_reg[r][c + e] - delta;
+          fa::store4(p, P_reg);
         }
       }
     }
@@ -356,57 +351,41 @@ template <int d> __global__ __launch_bounds__(Tile<d>::threads, 2) void backward
     // [region: dK]
     // dK (Bc, d) += dS^T Q_i
 #pragma unroll 1
-    while (slabs < dK_end) {
-      const int row = (slabs - dP_end) * T::rows;
-      const float *slab = next_slab();
-      multiply_columns<T::rows, TY_kv, TX_kv, ld_p, d>(dK_reg, P_smem + row * ld_p + 4 * at_kv.y, slab + 4 * at_kv.x);
+    for (int n = 0; n < Br / rows; ++n) {
+      const float *slab = arrived(n);
+      if (n + 1 < Br / rows) fetch_dK(n + 1);
+      multiply_columns<rows, TY_d, TX_d, ld_c, d>(dK_reg, P_smem + n * rows * ld_c + 4 * at_d.y, slab + 4 * at_d.x);
     }
     // [end: dK]
 
     // [region: dQ]
     // dQ_i (Br, d) += scale dS K_j, when the key tiles before this one have done so
-    const int first_tile = a.window ? max(0, i0 + shift - a.window + 1) / Bc : 0; // the first one that comes here
-#pragma unroll 1
-    for (int pass = 0; pass < d / T::dq; ++pass) {
-      float dQ_reg[Br / TY_q][T::dq / TX_q] = {};
-#pragma unroll 1
-      while (slabs < dK_end + (pass + 1) * per_pass) {
-        const int key = (slabs - dK_end) % per_pass * T::rows_q;
-        const float *slab = next_slab();
-        multiply_mixed<T::rows_q, TY_q, TX_q, ld_p, T::dq>(dQ_reg, P_smem + at_q.y * ld_p + key, slab + 4 * at_q.x);
-      }
-      unsigned *turn = static_cast<unsigned *>(a.workspace[1]);
-      turn += ((int64_t(pass) * a.B + work.b) * a.H + h) * a.Nq + i0;
+    {
+      float dQ_reg[Br / TY_d][d / TX_d] = {};
+      multiply_rows<Bc, TY_d, TX_d, ld_c, ld_c>(dQ_reg, P_smem + at_d.y * ld_c, K_smem + at_d.x * ld_c);
+      const int first_tile = a.window ? max(0, i0 + shift - a.window + 1) / Bc : 0; // the first one that comes here
+      unsigned *turn = static_cast<unsigned *>(a.workspace[1]) + (int64_t(work.b) * a.H + h) * a.Nq + i0;
       if (threadIdx.x == 0) {
         while (atomicAdd(turn, 0u) != unsigned(work.tile - first_tile)) {
         }
         __threadfence();
       }
-      __syncthreads(); // it is this CTA's turn before any thread reads dQ
-      const int rows_left = a.Nq - tile_q * Br - at_q.y;
-      float *dQ_row = static_cast<float *>(a.dQ) + work.b * a.dQ_stride[0] + h * a.dQ_stride[1] +
-                      (tile_q * Br + at_q.y) * a.dQ_stride[2] + pass * T::dq + 4 * at_q.x;
+      __syncthreads(); // it is this CTA's turn before any thread adds to dQ
+      float *dQ = static_cast<float *>(a.dQ) + work.b * a.dQ_stride[0] + h * a.dQ_stride[1] + at_d.x;
 #pragma unroll
-      for (int r = 0; r < Br / TY_q; ++r) {
+      for (int r = 0; r < Br / TY_d; ++r) {
+        const int i = i0 + at_d.y + r * TY_d;
 #pragma unroll
-        for (int c = 0; c < T::dq / TX_q; c += 4) {
-          float4 *p = reinterpret_cast<float4 *>(dQ_row + r * TY_q * a.dQ_stride[2] + c * TX_q);
-          if (r * TY_q < rows_left) { // from the L2: other SMs have written it
-            float4 x = __ldcg(p);
-            x.x += a.scale * dQ_reg[r][c], x.y += a.scale * dQ_reg[r][c + 1];
-            x.z += a.scale * dQ_reg[r][c + 2], x.w += a.scale * dQ_reg[r][c + 3];
-            __stcg(p, x);
-          }
-        }
+        for (int c = 0; c < d / TX_d; ++c) // in the L2: no thread waits for what stands there
+          if (i < a.Nq) atomicAdd(dQ + i * a.dQ_stride[2] + c * TX_d, a.scale * dQ_reg[r][c]);
       }
-      __syncthreads(); // all threads have written before the turn passes on
+      __syncthreads(); // all threads have added before the turn passes on
       if (threadIdx.x == 0) {
         __threadfence();
         atomicAdd(turn, 1u);
       }
     }
     // [end: dQ]
-    slabs = 0;
     if (--tile_q < work.first) tile_q = work.last - 1, ++h;
   }
   // [end: tile_loop]
@@ -414,16 +393,16 @@ template <int d> __global__ __launch_bounds__(Tile<d>::threads, 2) void backward
   // [region: epilogue]
 #pragma unroll
   for (int r = 0; r < 8; ++r) {
-    const int b = work.b, hk = work.hk, j = work.tile * Bc + 4 * at_kv.y + r % 4 + r / 4 * 4 * TY_kv;
+    const int b = work.b, hk = work.hk, j = work.tile * Bc + 4 * at_d.y + r % 4 + r / 4 * 4 * TY_d;
     float *dK = static_cast<float *>(a.dK) + b * a.dK_stride[0] + hk * a.dK_stride[1] + j * a.dK_stride[2];
     float *dV = static_cast<float *>(a.dV) + b * a.dV_stride[0] + hk * a.dV_stride[1] + j * a.dV_stride[2];
 #pragma unroll
-    for (int c = 0; c < d / TX_kv; c += 4) {
+    for (int c = 0; c < d / TX_d; c += 4) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) dK_reg[r][c + e] *= a.scale;
       if (j < a.Nk) {
-        fa::store4(dK + 4 * at_kv.x + c * TX_kv, dK_reg[r] + c);
-        fa::store4(dV + 4 * at_kv.x + c * TX_kv, dV_reg[r] + c);
+        fa::store4(dK + 4 * at_d.x + c * TX_d, dK_reg[r] + c);
+        fa::store4(dV + 4 * at_d.x + c * TX_d, dV_reg[r] + c);
       }
     }
   }

@@ -28,7 +28,10 @@ LIMITS = {
     "sm_80": 99,
     "sm_90a": 227,
 }  # KB of shared memory a block may have on every GPU from this architecture on
-LARGE = {"23_backward_mma": 163}  # KB, of rungs whose header block says that they need a data-centre GPU
+LARGE = {
+    "22_backward_fp32": 163,
+    "23_backward_mma": 163,
+}  # KB, of rungs whose header block says that they need a data-centre GPU
 
 
 def tile_table(rung: Rung) -> dict[int, dict[str, int]]:
