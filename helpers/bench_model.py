@@ -168,12 +168,13 @@ def backward(kernel: Callable, rung: Rung, quick: bool = False) -> pd.DataFrame:
 
 
 def _backward_peers(q: Tensor, k: Tensor, v: Tensor, do: Tensor, causal: bool, dtype: str) -> dict[str, Callable]:
-    """The backward pass alone of each of SDPA's back ends that takes these inputs; MATH in 16 bits up to MATH_MAX_N."""
+    """The backward pass alone of each of SDPA's back ends that takes these inputs; in 16 bits MATH and EFFICIENT, which would take
+    most of the time, up to MATH_MAX_N."""
     import torch
 
     calls = {}
     for name, backend in BACK_ENDS.items():
-        if name == "SDPA MATH" and dtype != "fp32" and q.shape[2] > MATH_MAX_N:
+        if name in ("SDPA MATH", "SDPA EFFICIENT") and dtype != "fp32" and q.shape[2] > MATH_MAX_N:
             continue
         leaves = [x.detach().requires_grad_() for x in (q, k, v)]
         try:
