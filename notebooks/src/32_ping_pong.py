@@ -274,7 +274,7 @@ pd.DataFrame(rows).T.rename_axis("spread of the SMs' speeds")
 # %% [markdown]
 # **What to see.** Time beyond that of 132 SMs which are all busy to the end. A list waits for its slowest SM, so it loses about as much as the slowest lags behind. The counter doesn't ask why somebody is late, and the last tiles are short, so little is left over at the end. Without a mask all tiles are equally long, and both lose the part of the last row that is empty: exercise 32.3.
 #
-# What does it cost? An atomic addition goes to the L2 and back. The only one to wait for it is the producer, which is ahead of the others in any case. The number reaches the consumers through shared memory, under the barrier that tells them that $Q_i$ has landed.
+# What does it cost? An atomic addition goes to the L2 and back. The producer asks for the next number when it begins with a tile of queries and needs it when it has sent for the last of its keys. The number reaches the consumers through shared memory, under the barrier that tells them that $Q_i$ has landed.
 
 # %%
 show.region("32_ping_pong", "schedule")
@@ -292,7 +292,7 @@ show.region("32_ping_pong", "tile")
 show.region("32_ping_pong", "producer")
 
 # %% [markdown]
-# The next $Q_i$ is fetched right at the beginning of this one's tiles, to a place of its own: it has landed long before it is wanted.
+# The next $Q_i$ is sent for when the last of this one's keys has been, to a place of its own: the consumers are still some tiles behind.
 #
 # The products of a consumer. They are functions because they are started from more than one place; the compiler puts each where it is called.
 
