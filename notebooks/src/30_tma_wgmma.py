@@ -424,6 +424,26 @@ check(kernel)
 plot.recorded("30_tma_wgmma", "error", plot.error)
 
 # %% [markdown]
+# ### A factor that has to be 1
+#
+# In most tiles the maximum stays, and $\alpha = 2^{c\,m - c\,m^{new}}$, with $c = \text{scale} \cdot \log_2 e$, should be 1. The kernel has $c\,m^{new}$ as `m_log2`, rounded to fp32. Everything else in that region is a fused multiply-add, so one is tempted to write $\alpha$ as another: `fma(m, c, -m_log2)`. **Predict** what that does to $O$ and to LSE, at 1024 keys and at 16384.
+
+# %%
+rounded, fused = "__fmul_rn(m_reg[r], scale_log2) - m_log2", "__fmaf_rn(m_reg[r], scale_log2, -m_log2)"
+q, k, v = (torch.randn(1, 1, n, 64).half() for n in (128, 16384, 16384))
+rows = {}
+for what, text in {"as it is": small.source, "fused": small.replace(rounded, fused)}.items():
+    for keys in (1024, 4096, 16384):
+        o, lse = load(source=text, device="cpu", quiet=True)(q, k[:, :, :keys], v[:, :, :keys])
+        S = q.double() @ k[:, :, :keys].double().mT / 8
+        right = (S.softmax(-1) @ v[:, :, :keys].double()), S.logsumexp(-1)
+        rows[what, keys] = {name: float((x - y).abs().max()) for name, x, y in zip(("O", "LSE"), (o, lse), right)}
+pd.DataFrame(rows).T.rename_axis(["alpha", "keys"]).map("{:.1e}".format)
+
+# %% [markdown]
+# **What to see.** A fused multiply-add doesn't round the product. So it subtracts the rounded $c\,m$ from the exact one, and what is left is the rounding error, some $10^{-7}$: $\alpha$ is not 1 but next to it, and the same in every tile. $l$ is multiplied by it once per tile, and LSE drifts away in proportion to $N$. $O$ notices nothing, as it is multiplied by the same factors and divided by $l$ in the end. A test that looks at $O$ alone, or at short sequences, can't find this; an error that is *recorded* against $N$ shows it at a glance, as a line that climbs.
+
+# %% [markdown]
 # ## Predict, then measure
 #
 # ### Instructions that are executed
