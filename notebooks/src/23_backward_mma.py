@@ -27,21 +27,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from helpers import (
-    banks,
-    check,
-    draw_backward,
-    draw_pingpong,
-    draw_proof,
-    exercise,
-    fragments,
-    load,
-    plot,
-    record,
-    sass,
-    show,
-    xray,
-)
+from helpers import banks, check, draw_backward, draw_proof, exercise, fragments, load, plot, record, sass, show, xray
 from helpers.museum import for_d64
 from helpers.reference import Case
 
@@ -485,6 +471,9 @@ study.pivot_table(index=["causal", "D", "name"], columns="Nk", values="tflops").
 
 
 # %%
+from helpers import draw_pingpong
+
+
 def drafts(steps, D=128):
     names = ["step", "what", "reason", "kept", "ratio", "ratio_causal"]
     with pd.option_context("display.max_colwidth", None):
