@@ -218,7 +218,7 @@ draw_pingpong.loop({name: sass.loop_lines(one, 128, "bf16") for name, one in mad
 #
 # Why? Nothing between the two waits needs to be done by the second one, and within a stretch of code without branches ptxas arranges instructions as it sees fit. (Behind the wait, exponentials and the rounding of $P$ are mixed: two kinds of units side by side. For that the order isn't bad.) A `__syncwarp` is no border to it. A branch is: the last strip has a second look at a barrier that is known to be open, which is a test and a jump back in case it weren't. And the vote is one: whether to store a 1 depends on the sums, the sums on all exponentials, and what comes behind the store in the source, the wait, stays behind it.
 #
-# So the vote does two things, and the second was found by looking. Is it *faster* that way? More exponentials run under a product; but rounding now stands alone behind the wait. Make a guess. The table of steps below has rows for exponentials that were kept in front of the wait, all or some of them, with what was measured.
+# So the vote does two things, and the second was found by looking. Is it *faster* that way? More exponentials run under a product; but rounding now stands alone behind the wait. Make a guess; steps 4 and 5 of the table below are such kernels.
 
 # %% [markdown]
 # ## 5 · Who is done takes the next one
@@ -372,7 +372,7 @@ plot.recorded("32_ping_pong", "roles", swim_lanes, by="python -m helpers.roles 3
 # %% [markdown]
 # ### Every step
 #
-# How this kernel was found: each row is a variant, with what was expected of it, what was measured, and whether it stayed. `ratio` is the time of SDPA CUDNN over its own, side by side, in bf16, and `ratio_causal` the same under a causal mask. `between_waits` are the exponentials in each piece of the loop between its waits. Cover the columns with ratios and guess before you look.
+# How this kernel was found: each row is a variant of an earlier one, with what was expected of it before it was run, whether it stayed, and what was measured. `ratio` is the time of SDPA CUDNN over its own, side by side, in bf16, and `ratio_causal` the same under a causal mask. `between_waits` are the exponentials in each piece of the loop between its waits. Cover the columns with ratios and guess before you look.
 
 
 # %%
@@ -385,9 +385,19 @@ def table(steps, D=128):
 plot.recorded("32_ping_pong", "steps", table)
 
 # %%
-plot.recorded("32_ping_pong", "steps", lambda s: draw_pingpong.steps(s, "Each variant of the kernel", "SDPA CUDNN"))
+plot.recorded("32_ping_pong", "steps", lambda s: draw_pingpong.steps(s, "Each variant, N ≥ 1024, bf16", "SDPA CUDNN"))
 
 # %% [markdown]
+# **What to see.** The predictions, first of all: they were written down before, and many are wrong.
+#
+# - **Turns** (2 and 15): nothing at $d = 128$, a few percent at $d = 64$. Section 1's model has the direction right, and is far off in size: left to themselves, warpgroups don't stay in step.
+# - **The wait that moves** (1, 4, 5; all with a row maximum, at $d = 128$). In 1, ptxas had put all exponentials behind both waits. To hold half of them in front brought a few percent, to hold all of them no more than that. At $d = 64$ the border didn't hold, `between_waits` says so, and yet the times differ by several percent: a warning how far these first ten rows can be trusted, each of which ran beside cuDNN in a process of its own.
+# - **Finishing a tile of queries before the next one begins** (11) should have *cost* something, as the tensor cores idle in between. It gained a tenth. A loop that can go on into another tile of queries has to be ready for it in every turn; without that it is half as long. What the tensor cores did wait for at that point was something else: $Q_i$. To send for it early (20) brought more than any overlap.
+# - **No maximum** (13): a few percent, less than expected at $d = 64$, more at 128. To take the mask out of the loop (17) brought as much; step 16 is how that was found: a kernel that is wrong, to learn what a few instructions cost that are only stepped over.
+# - **The vote at the next turn** (25) in place of a barrier of its own: one percent, for fewer instructions.
+# - **What didn't help**: $S$ in two halves, so that exponentials can begin under its second half (21, 26); a part of the exponentials by a polynomial (18, 27), which gains a percent at $d = 64$ and loses at 128; $Q_i$ in registers (10, 23); smaller tiles (9, 19); rescaling $O$ only where it is needed (6, 7).
+# - **The counter** (3 is without): at $d = 128$ under a causal mask the tiles dealt out beforehand cost a sixth; without a mask, nothing. Notebook 31's model says the same of that deal.
+#
 # ### The X-ray
 #
 # Two things can be predicted and counted. The first: under a causal mask, tiles of keys that no row of a CTA sees must not be fetched. The bytes of $K$ for two heads of $N = 768$ at $d = 64$, as the copy engine is asked for them:
