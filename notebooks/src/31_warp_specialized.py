@@ -324,11 +324,23 @@ draw_hopper.roles(
 # %% [markdown]
 # **What to see, in the order of events.**
 #
-# - The producer fills the ring before anyone multiplies, and from then on sends for a tile whenever a place has been read. Where it waits long, it wants a place that is being read for long: that of a $Q$, which the consumers keep to the last $S$ of a query tile. It sends in order, so whatever else is free has to wait with it.
-# - It knows no end of a query tile: the first $K$ and $V$ of the second one are sent for while the consumers are still at the first. The gap in the consumers' lanes is their epilogue.
-# - A broad box of softmax is no slow softmax: somebody else had much to do meanwhile, such as sending for a whole ring of tiles. It is the order that is drawn.
+# - The producer fills the ring before anyone multiplies, and from then on sends for a tile whenever a place has been read.
+# - It knows no end of a query tile: the next $Q$, $K$ and $V$ are sent for while the consumers are still at the last tiles of this one. The gap in the consumers' lanes is their epilogue.
 # - The three consumers do the same things and depend on each other only through the ring; nothing else keeps them in step.
 # - To the right: how the SM's registers are shared out. The bars add up to all of them.
+#
+# That the producer passes over the end without a pause is no matter of course. It sends *in order*, and where one place isn't free, everything behind it waits. The next $Q$ is sent for behind the last $K$ and $V$ of a query tile. An earlier version did it behind the *first*, to have it early. **Predict** what comes of that, and look at the longest wait of the producer, counted in events:
+
+# %%
+last, first = "if (j0 == 0) fetch_Q(index);", "if (j0 == work.j_last) fetch_Q(index);"
+for where, text in {"behind the last": small.source, "behind the first": small.replace(last, first)}.items():
+    one = load(source=text.replace("int64_t(sms)", "int64_t(1)"), device="cpu", quiet=True)
+    seen = roles.times(one, *(torch.randn(1, 1, n, 64).half() for n in (384, 768, 768)))
+    waits = seen[(seen.lane == "producer") & (seen.kind == "wait")]
+    print(f"the next Q {where} K and V: the longest wait {(waits.end - waits.begin).max()} events")
+
+# %% [markdown]
+# The place for the *second next* $Q$ is the one that is being read until the last $S$ of the query tile before. So long the producer stood there, and the ring ran empty over every end of a query tile. Swim lanes are good for such things: no result was wrong, and no single line looked it.
 #
 # The same on a GPU, where the axis is time: some tiles around the end of a query tile, of a CTA in the middle of a full grid.
 
