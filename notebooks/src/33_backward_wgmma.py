@@ -712,7 +712,7 @@ exercise.verify(
 # ```python
 # outcome = {
 #     "dS stored as it is in registers": "wrong",
-# #     "LSE's bytes not expected": "stop",
+#     "LSE's bytes not expected": "stop",
 #     "dK and dV sent without a fence": "reported",
 # }
 # ```
