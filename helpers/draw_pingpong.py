@@ -117,7 +117,7 @@ def steps(frame: pd.DataFrame, title: str, peer: str) -> Figure:
     rows = max(len(part) for _, part in parts)
     figure, axes = canvas(5.6 * len(parts) + 1.6, 1.3 + 0.3 * rows, len(parts), title=title, sharex=True)
     values = frame[[c for c in ("ratio", "ratio_causal") if c in frame]]
-    low, high = min(0.9, values.min().min()) - 0.04, values.max().max() + 0.07
+    low, high = min(0.9, values.min().min() - 0.08) - 0.04, values.max().max() + 0.07
     for ax, (D, part) in zip(axes, parts, strict=True):
         stays = part["kept"].astype(str).str.startswith("yes")
         faces = ["#1b9e77" if yes else CARD for yes in stays]

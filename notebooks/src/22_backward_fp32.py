@@ -26,7 +26,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from helpers import check, draw_backward, exercise, load, op, plot, record, reference, sass, show, xray
+from helpers import check, draw_backward, draw_pingpong, exercise, load, op, plot, record, reference, sass, show, xray
 from helpers.museum import for_d64
 
 torch.manual_seed(0)
@@ -295,7 +295,23 @@ steps = hand_over(6, lambda j: range(5, -1, -1))  # from the last tile to the fi
 draw_backward.hand_over(steps, "Six tiles of keys hand on dQ, six tiles of queries")
 
 # %% [markdown]
-# **What to see.** All begin with the same tile of queries, so all but the first wait, but only *once*: from then on each is just late enough to find its turn come. The wait is one product's time per CTA ahead. In the steady state nobody waits. (Why from the last tile to the first? Without a mask it makes no difference. Exercise 22.3 is about the case in which it does.)
+# **What to see.** All begin with the same tile of queries, so all but the first wait, but only *once*: from then on each is just late enough to find its turn come. The wait is one product's time per CTA ahead. In the steady state of the model nobody waits. (Why from the last tile to the first? Without a mask it makes no difference. Exercise 22.3 is about the case in which it does.)
+#
+# A GPU's CTAs don't keep step as those of a model do. What do turns cost there? A draft of this kernel in which nobody waits was timed beside one that is the same otherwise. Its $dQ$ is wrong where two CTAs add to a row at the same time, but it takes the time of a kernel without turns. How much faster is it, by sequence length?
+
+
+# %%
+def turns(steps):
+    """How much faster draft 17, without turns, is than draft 6, with turns and the same otherwise."""
+    ratios = steps.set_index(["step", "D"]).filter(regex=r"ratio.*\d").dropna(axis="columns")
+    gain = ratios.loc[17] / ratios.loc[6] - 1
+    return gain.map("{:+.1%}".format).rename(columns=lambda name: name.removeprefix("ratio_").replace("_", ", N = "))
+
+
+plot.recorded("22_backward_fp32", "steps", turns)
+
+# %% [markdown]
+# A few percent, and least where sequences are longest: a CTA waits once, and there are more steps over which the wait is spread.
 #
 # ### A trap
 #
@@ -314,7 +330,7 @@ draw_backward.dataflow(ways, ends, "One step of 22_backward_fp32")
 # %% [markdown]
 # **What to see.** $P$ is formed in registers, in the arrangement that suits $S$. $dV$ needs it transposed and by other threads, so it goes through shared memory; so does $dS$, for $dK$ and for $dQ$. One place serves both: $dS$ overwrites $P$.
 #
-# The five are register-tiled as in notebook 04, 64 elements of the result per thread. They differ in what the summation runs over:
+# The five are register-tiled as in notebook 04, 64 elements of the result per thread (or half of that, where $d$ is small). They differ in what the summation runs over:
 #
 # | product | sums over | operands, as they lie row-major |
 # |---|---|---|
@@ -322,7 +338,7 @@ draw_backward.dataflow(ways, ends, "One step of 22_backward_fp32")
 # | $dV_j \mathrel{+}= P^\top dO_i$, $dK_j \mathrel{+}= dS^\top Q_i$ | queries | down the rows of both |
 # | $dQ_i \mathrel{+}= dS\, K_j$ | keys | along the rows of $dS$, down those of $K$ |
 #
-# Notebook 04 transposed $K$ on its way into shared memory, so that all loads would go along the sum's direction or across it as one liked. Here everything comes by `cp.async`, which copies 16 bytes as they are, and the three cases are three functions instead.
+# One way to multiply is better than the others: *down* the rows of both. One load of 16 bytes then brings four elements that meet in one step of the sum, and loads can run far ahead. *Along* the rows, four elements belong to four steps, and a row has to be loaded before the first FMA with it can start. So what is multiplied for $S$ and $dP$ is transposed on its way into shared memory, as notebook 04 did with $K$: `cp.async` copies 16, 8 or 4 bytes as they are, and with 4 at a time each element can go to a place of its own. With $K_j$ transposed, $dQ$ has its operands along the rows of both. That leaves two functions for five products.
 
 # %% [markdown]
 # ## The kernel
@@ -331,7 +347,7 @@ draw_backward.dataflow(ways, ends, "One step of 22_backward_fp32")
 show.region("22_backward_fp32", "tile")
 
 # %% [markdown]
-# A CTA of 128 threads holds a tile of $dK$ and of $dV$: 64 elements of each per thread, 128 registers. That leaves room for one more 8 × 8 tile at a time, which $S$, $dP$ and $dQ$ use one after the other.
+# A CTA of 128 threads (of 256 at $d = 128$) holds a tile of $dK$ and of $dV$: 64 elements of each per thread, 128 registers. That leaves room for one more 8 × 8 tile at a time, which $S$, $dP$ and $dQ$ use one after the other.
 
 # %%
 show.region("22_backward_fp32", "delta")
@@ -343,7 +359,16 @@ show.region("22_backward_fp32", "delta")
 show.region("22_backward_fp32", "work")
 
 # %% [markdown]
-# Shared memory has room for neither all of $K_j$ and $V_j$ nor all of $Q_i$ and $dO_i$. They pass through in **slabs**, in the order in which the products need them, three under way while one is multiplied; notebook 12's pipeline with four stages. In the listings below, `next_slab()` waits for the next one, orders another one and says where the first lies. The three ways to multiply:
+# $K_j$ stays in shared memory as long as the CTA lives: $S$ and $dQ$ need it in every step, and both want it transposed. At $d = 128$ there is room for all of $V_j$ beside it on Hopper only. So $V_j$ passes through in **slabs**, as $Q_i$ and $dO_i$ do, one on its way while the one before is multiplied: notebook 12's pipeline with two stages. Every product has a `fetch` of its own, and the last slab of a product orders the first of the next one:
+
+# %%
+show.region("22_backward_fp32", "load_slab")
+
+# %%
+show.region("22_backward_fp32", "pipeline")
+
+# %% [markdown]
+# The two ways to multiply:
 
 # %%
 show.region("22_backward_fp32", "multiply")
@@ -370,7 +395,7 @@ show.region("22_backward_fp32", "dS")
 show.region("22_backward_fp32", "dQ")
 
 # %% [markdown]
-# Thread 0 asks for the turn until it comes (an atomic addition of 0 is a way to read that no cache answers from memory of its own). The two `__threadfence` belong together: what this CTA has written to $dQ$ is visible to the whole GPU *before* the counter says so, and nothing is read before it did. `__ldcg` and `__stcg` pass by the L1 cache, which other SMs' writes do not reach.
+# Thread 0 asks for the turn until it comes (an atomic addition of 0 is a way to read that no cache answers from memory of its own). The two `__threadfence` belong together: what this CTA has added to $dQ$ is visible to the whole GPU *before* the counter says so, and nothing is added before it did. The additions themselves are atomic, too, though nobody else is at these rows: the L2 does them where $dQ$ lies, and no thread has to wait for a value to add to. What makes the result the same every time is not how they add but that they add in turn.
 #
 # The kernel also takes a causal mask, a sliding window and grouped heads, which notebooks [20](20_causal_gqa.ipynb) and [23](23_backward_mma.ipynb) are about.
 
@@ -435,7 +460,7 @@ except Exception as error:
 #
 # ### Bytes by tensor
 #
-# How often is each tensor asked for? Predict from the loop. There are $N_k / B_c$ tiles of keys, each with $N_q / B_r$ steps. In a step, $Q_i$ is needed twice (for $S$ and for $dK$), $K_j$ twice ($S$, $dQ$), $dO_i$ twice ($dV$, $dP$), $V_j$ once. $dQ_i$ is read and written in each step; and the first kernel reads $O$ and $dO$ and writes zeros to $dQ$. Shared memory keeps none of them for the next step.
+# How often is each tensor asked for? Predict from the loop. There are $N_k / B_c$ tiles of keys, each with $N_q / B_r$ steps. In a step, $Q_i$ is needed twice (for $S$ and for $dK$), $dO_i$ twice ($dV$, $dP$), $V_j$ once, and none of them is kept for the next step. $K_j$ comes once and stays. $dQ_i$ is added to in each step, a read and a write; and the first kernel reads $O$ and $dO$ and writes zeros to $dQ$.
 
 # %%
 torch.manual_seed(0)
@@ -444,23 +469,23 @@ q, k, v, do = (torch.randn(1, 1, N, d) for _ in range(4))
 one_head = reference.Case("one head", q, k, v, do=do)
 rays = xray(source, *one_head.inputs)
 size, column, line = 4 * N * d, N // Bc, N // Br  # of a tensor; how often a row of queries, of keys is needed
-predicted = {"Q": 2 * column, "K": 2 * line, "V": line, "O": 1, "dO": 2 * column + 1}
+predicted = {"Q": 2 * column, "K": 1, "V": line, "O": 1, "dO": 2 * column + 1}
 predicted |= {"dQ": 2 * column + 1, "dK": 1, "dV": 1}
 predicted = {name: times * size for name, times in predicted.items()}
 counted = rays.tensors.loc[[*predicted, "LSE", "delta"]]
 plot.traffic(counted, predicted, f"One head, N = {N}")
 
 # %% [markdown]
-# **What to see.** Every bar meets its prediction. $K$ and $V$, though they belong to the CTA, come again with every step: what is really kept at home is $dK$ and $dV$, in registers. On a GPU the L2 cache answers most of it, since the CTA asks for the same rows of $K$ again and again, and neighbours for the same rows of $Q$.
+# **What to see.** Every bar meets its prediction. $K$, which stays in shared memory, comes once. $V$ belongs to the CTA as much and comes again with every step. On a GPU the L2 cache answers most of that, since the CTA asks for the same rows of $V$ again and again, and neighbours for the same rows of $Q$.
 
 # %% [markdown]
 # ### Shared memory
 #
-# Two of the three ways to multiply read *different rows* of a tile at the same time, so rows are padded, to begin in different banks: `ld_s` and `ld_p` in region `tile`. Predict: what is it worth? The same head, with either padding left out:
+# A warp copies four rows of eight columns at a time and puts them down transposed, so that its 32 elements go to eight rows of shared memory. Rows are padded by four elements, to begin in different banks: `ld_r` (rows of queries) and `ld_c` (of keys) in region `tile`. Predict: what is it worth? The same head, with either padding left out:
 
 # %%
 seen = {"as it is": rays}
-for name, padded in {"slabs not padded": "ld_s = Ks + 4", "P not padded": "ld_p = Bc + 8"}.items():
+for name, padded in {"queries not padded": "ld_r = Br + 4", "keys not padded": "ld_c = Bc + 4"}.items():
     text = source.replace(padded, padded[: padded.rindex(" + ")])
     seen[name] = xray(load(source=text, device="cpu", quiet=True), *one_head.inputs)
 ops = ["load", "store", "cp.async"]
@@ -468,22 +493,22 @@ beyond = {name: [ray.total(space="shared", op=op).excess for op in ops] for name
 pd.DataFrame.from_dict(beyond, orient="index", columns=ops).rename_axis("wavefronts beyond the least")
 
 # %% [markdown]
-# **What to see.** With both paddings, no load and no store has a conflict. What stays, whatever the padding, are the copies of slabs that are 16 columns wide: 64 bytes of each row. The eight lanes that are served together copy from two rows, and by the X-ray's rule for copies each row's bytes come by themselves. (Notebook [92](92_xray_against_hardware.ipynb) says where that rule comes from, and that it is the one the X-ray is least sure of.)
+# **What to see.** With both paddings, no load and no store has a conflict. Without the one for keys, all three have: $P$ and $dS$ lie with keys along their rows, too. What stays, whatever the padding, is the price of transposing. The four rows that a warp copies lie in four lines of the source, and a copy takes them one after the other: four wavefronts where the bytes would fit into one.
 
 # %%
-rays.bank_map("fa::cp_async_16(X_smem + r * ld")
+rays.bank_map("fa::cp_async_4(X_smem + (col + c)")
 
 # %% [markdown]
 # ### Registers
 #
-# Predict: two 8 × 8 tiles for $dK$ and $dV$, and one for $S$, $dP$ or $dQ$. What does the compiler make of it, when two CTAs of 128 threads are to share an SM's 65536 registers?
+# Predict: two 8 × 8 tiles for $dK$ and $dV$, and one for $S$, $dP$ or $dQ$. What does the compiler make of it, when two CTAs of 128 threads, or one of 256, are to share an SM's 65536 registers?
 
 # %%
 table = sass.table("22_backward_fp32").set_index("kernel")
 table[table.index.str.startswith("backward")].drop(columns="rung")
 
 # %% [markdown]
-# $65536 / 256 = 256$ for a thread, of which it may use 255. 192 are taken by the three tiles, and the loops that would need more are kept from unrolling (`#pragma unroll 1` in `multiply_rows`). The comment says why.
+# $65536 / 256 = 256$ for a thread, of which it may use 255. 192 are taken by the three tiles (fewer at $d = 32$, where those of $dK$ and $dV$ are half as wide), and the loop that would need more is kept from unrolling (`#pragma unroll 1` in `multiply_rows`). That is also why what a CTA has to do, and where its inputs begin, lies in shared memory.
 
 # %% [markdown]
 # ## Beside its peers
@@ -512,12 +537,54 @@ beside(causal=1)
 # **How to read it.** MATH has $P$ in memory and cuBLAS for its products; MATH does four of them where our kernel does five, and section 2 showed that in fp32 the fifth costs more than keeping $P$. So by this measure MATH has the easier task; what it needs in memory is not in the figure.
 
 # %% [markdown]
+# ## What was tried
+#
+# Each row is a draft on the way to this kernel, with what was expected of it before it ran, and how many times as long SDPA MATH took (`ratio`; `ratio_causal` under a causal mask). All ran side by side. Cover the last two columns and guess.
+
+
+# %%
+def drafts(steps, D=128):
+    names = ["step", "what", "reason", "kept", "ratio", "ratio_causal"]
+    with pd.option_context("display.max_colwidth", None):
+        display(steps.loc[steps["D"] == D, names].set_index("step").round(3))
+    return draw_pingpong.steps(steps, "Each draft of the kernel", "SDPA MATH")
+
+
+plot.recorded("22_backward_fp32", "steps", drafts)
+
+
+# %%
+def gains(steps):
+    at = steps.pivot(index="step", columns="D", values="ratio")
+    changes = {"B's next row early (1 → 2)": (1, 2), "K and V stay (1 → 3)": (1, 3), "down the rows (4 → 6)": (4, 6)}
+    changes |= {
+        "unrolled by 16 (6 → 8)": (6, 8),
+        "half the keys (6 → 12)": (6, 12),
+        "one of two later (6 → 15)": (6, 15),
+    }
+    changes |= {"no turns (6 → 17)": (6, 17), "no fetching (6 → 18)": (6, 18)}
+    found = {name: at.loc[b] / at.loc[a] - 1 for name, (a, b) in changes.items()}
+    return pd.DataFrame(found).T.map("{:+.1%}".format, na_action="ignore").rename(columns="d = {}".format).fillna("")
+
+
+plot.recorded("22_backward_fp32", "steps", gains)
+
+# %% [markdown]
+# **What to see.**
+#
+# - *Keeping $K$ and $V$* (3) brought half of what was expected at $d = 64$ and less at $d = 128$: fewer instructions for fetching were not all that was missing. *Going down the rows* in four of five products (6) brought twice what was expected. What a warp waits for is the load just before it multiplies.
+# - At $d = 128$, $K_j$, $V_j$ and $P$ in shared memory need a GPU with more than an A100 has. *Half the keys* per CTA (12) fit there, two CTAs per SM, and hide each other's waits; but $Q$ and $dO$ come twice as often. So the kernel lets $V_j$ go and keeps all of its keys. That costs copies of $V$ in every step; a `fetch` for each product, which knows what it is for when it is compiled, saves instructions for addresses in return. This last form is in no row of the table: what it reaches is in the figures above.
+# - *Unrolling a whole slab* (8) is best of all at $d = 128$ and by far the worst at $d = 64$, where two CTAs share an SM. One explanation is the instruction cache: two CTAs are at different places of a loop that has become longer, the warps of one CTA are not. We did not count misses. And edits take longer to compile.
+# - *One of two warps later* (15) was meant to let one warp of a scheduler multiply while the other one fetches. It costs more in instructions than it brings.
+# - *No turns* (17) and *no fetching* (18) are no kernels. They say how much is left to gain there at the most.
+
+# %% [markdown]
 # ## What still hurts
 #
 # 1. **fp32 on CUDA cores.** The five products are all that counts, and the units that do them fastest are not used. Notebook 23.
 # 2. **Shared memory.** $P$ and $dS$ cross it because the next product wants other threads to have them. Notebook 23 arranges for most of that not to be necessary.
-# 3. **$K_j$ and $V_j$ come again in every step**, from the L2 at best.
-# 4. **The turn.** It costs a barrier or two per step and, at the start, a wait; under a causal mask it can cost more, as exercise 22.3 shows.
+# 3. **Fetching.** Draft 18, which multiplies the same slabs again and again instead of fetching new ones, gains more than draft 17 without turns: addresses, predicates and copies are instructions, too, and the units wait meanwhile.
+# 4. **The turn.** It costs a barrier or two per step and, at the start, a wait. Section 3 says how much, exercise 22.3 how much it could be under a causal mask.
 
 # %% [markdown]
 # ## Exercises
@@ -528,10 +595,10 @@ beside(causal=1)
 
 # %%
 bugs = {
-    "delta left out": ("*p *= dP_reg[r][c] - delta;", "*p *= dP_reg[r][c];"),
+    "delta left out": ("P_reg[e] *= dP_reg[r][c + e] - delta;", "P_reg[e] *= dP_reg[r][c + e];"),
     "dK without the scale": ("dK_reg[r][c + e] *= a.scale;", ";"),
     "LSE taken for units of log2": ("LSE * fa::log2_e", "LSE"),
-    "keys past the end not masked": ("c * TX_s >= end ||", ""),
+    "keys past the end not masked": ("col >= end ||", ""),
 }
 
 # %%
