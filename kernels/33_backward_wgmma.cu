@@ -1,19 +1,19 @@
-// 33_backward_wgmma: the five products on Hopper's tensor cores; the next tile's scores are formed under this one's gradients
+// 33_backward_wgmma: the five products on Hopper's tensor cores, which two warpgroups use in turns
 //
-// idea:      Two warpgroups own 64 keys each, hold P^T and dS^T as operands A in registers, and always leave the tensor
-//            cores a product to work at: dV runs under dS, S of the next tile across the barrier that hands dS over, dQ and
-//            dK under the next exponentials.
-// changed:   23's transposed products as wgmma; tiles come by TMA from a warp of their own; dQ leaves through shared memory,
-//            where cp.reduce.async.bulk takes it and adds it up in the L2
+// idea:      Two warpgroups own 64 keys each and hold P^T and dS^T as operands A in registers. A warpgroup that starts
+//            products is held until the tensor cores have taken them, so it is the other one that they must run under: one
+//            forms dS while the other's dP and dV run, and P while the other's S, dK, and dQ do.
+// changed:   23's transposed products as wgmma; tiles come by TMA from a warp of their own; a token that goes round; dQ
+//            leaves through shared memory, where two more warps have cp.reduce.async.bulk take it and add it up in the L2
 // op:        attention_backward
 // features:  causal, gqa
 // inputs:    Q O dO (B,H,Nq,D), K V (B,Hkv,Nk,D) fp16 or bf16, LSE (B,H,Nq) fp32; rows and strides multiples of 16 bytes
 // outputs:   dQ (B,H,Nq,D), dK dV (B,Hkv,Nk,D) as Q; dK and dV are the same bit by bit every time, dQ is not
 // dtypes:    fp16, bf16
 // D:         64, 128
-// workspace: dQ_sum (B,H,Nq192,D) fp32; stats (2,B,H,Nq192) fp32
-// tiles:     D=64:  Br=96 Bc=128 threads=384 smem=154 KB CTAs/SM=1
-//            D=128: Br=64 Bc=128 threads=384 smem=194 KB CTAs/SM=1
+// workspace: dQ_sum (B,H,Nq128,D) fp32; stats (2,B,H,Nq128) fp32
+// tiles:     D=64:  Br=128 Bc=128 threads=384 smem=211 KB CTAs/SM=1
+//            D=128: Br=64  Bc=128 threads=384 smem=210 KB CTAs/SM=1
 // arch:      sm_90a
 // paper:     FlashAttention-2, Algorithm 2 (arXiv 2307.08691); FlashAttention-3 (arXiv 2407.08608)
 // speed:     H200: not measured yet
@@ -27,26 +27,27 @@
 
 // [region: tile]
 template <int d> struct Tile {
-  static constexpr int Br = d == 64 ? 96 : 64;    // queries per step of the loop
+  static constexpr int Br = d == 64 ? 128 : 64;   // queries per step of the loop
   static constexpr int Bc = 128;                  // keys per CTA: 64 for each of two warpgroups
-  static constexpr int threads = 128 + 2 * 128;   // the producer's warpgroup and two consumers
-  static constexpr int stages = 2;                // buffers for Q_i and for dO_i; dS has two
+  static constexpr int threads = 128 + 2 * 128;   // the producer's warpgroup, which sends dQ too, and two consumers
+  static constexpr int Q_stages = 3;              // buffers for Q_i and LSE
+  static constexpr int dO_stages = 2;             // for dO_i and delta; dS has two as well
   static constexpr int dQ_columns = Br * d / 128; // queries of a warpgroup's half of dQ^T, with 64 columns of d
   static constexpr int dQ_half = 64 * dQ_columns; // floats
 
   // Shared memory, in bytes; what TMA and wgmma swizzle begins at multiples of 1024.
   static constexpr int kv_bytes = 2 * Bc * d, q_bytes = 2 * Br * d, dS_bytes = 2 * Br * Bc, stats_bytes = 4 * Br;
-  static constexpr int K = 0, V = K + kv_bytes;            // (Bc, d) both
-  static constexpr int Q = V + kv_bytes;                   // stages x (Br, d)
-  static constexpr int dO = Q + stages * q_bytes;          // stages x (Br, d)
-  static constexpr int dS = dO + stages * q_bytes;         // 2 x (Br, Bc), in a panel of 64 keys for each warpgroup
-  static constexpr int dQ = dS + 2 * dS_bytes;             // 2 x half of dQ^T, as the accumulators lie
-  static constexpr int LSE = dQ + 8 * dQ_half;             // stages x (Br)
-  static constexpr int delta = LSE + stages * stats_bytes; // stages x (Br)
-  static constexpr int barriers = delta + stages * stats_bytes;
-  static constexpr int Q_full = barriers, dO_full = Q_full + 8 * stages; // 8 bytes each
-  static constexpr int Q_empty = dO_full + 8 * stages, dO_empty = Q_empty + 8 * stages;
-  static constexpr int smem_bytes = dO_empty + 8 * stages;
+  static constexpr int K = 0, V = K + kv_bytes;              // (Bc, d) both
+  static constexpr int Q = V + kv_bytes;                     // Q_stages x (Br, d)
+  static constexpr int dO = Q + Q_stages * q_bytes;          // dO_stages x (Br, d)
+  static constexpr int dS = dO + dO_stages * q_bytes;        // 2 x (Br, Bc), in a panel of 64 keys for each warpgroup
+  static constexpr int dQ = dS + 2 * dS_bytes;               // 2 x half of dQ^T, as the accumulators lie
+  static constexpr int LSE = dQ + 8 * dQ_half;               // Q_stages x (Br)
+  static constexpr int delta = LSE + Q_stages * stats_bytes; // dO_stages x (Br)
+  static constexpr int barriers = delta + dO_stages * stats_bytes;
+  static constexpr int Q_full = barriers, dO_full = Q_full + 8 * Q_stages; // 8 bytes each
+  static constexpr int Q_empty = dO_full + 8 * dO_stages, dO_empty = Q_empty + 8 * Q_stages;
+  static constexpr int smem_bytes = dO_empty + 8 * dO_stages;
 };
 
 // Rows of the workspace per head: whole tiles.
@@ -83,7 +84,7 @@ template <int n, typename Body> __device__ __forceinline__ void unrolled(const B
 }
 
 // [region: delta]
-// Before everything else, d / 8 lanes per row: stats (2, B, H, padded Nq) = LSE in units of log2, and delta = rowsum(dO o O);
+// Before everything else, d / 8 lanes per row: stats (2, B, H, padded Nq) = LSE in units of log2, and -delta = -rowsum(dO o O);
 // dQ_sum = 0. A row past the end, and one that sees no key (LSE = -inf), gets LSE = inf: P = exp2(S - inf) = 0.
 template <int d, typename T> __global__ void prepare(const fa_backward_args a) {
   constexpr int lanes = d / 8;
@@ -112,16 +113,24 @@ template <int d, typename T> __global__ void prepare(const fa_backward_args a) {
   if (lane == 0) {
     const float LSE = i < a.Nq ? a.LSE[head * a.Nq + i] : -FA_INFINITY;
     stats[0] = LSE == -FA_INFINITY ? FA_INFINITY : LSE * fa::log2_e;
-    stats[rows] = delta;
+    stats[rows] = -delta;
   }
 }
 // [end: delta]
+
+// A buffer of several that are filled in turn, and the parity of its mbarriers' phase.
+template <int n> struct Turn {
+  int stage = 0, parity = 0;
+  __device__ __forceinline__ void advance() {
+    if (++stage == n) stage = 0, parity ^= 1;
+  }
+};
 
 template <int d, typename T>
 __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __grid_constant__ Maps maps,
                                                                       const fa_backward_args a) {
   using C = Tile<d>;
-  constexpr int Br = C::Br, Bc = C::Bc, stages = C::stages;
+  constexpr int Br = C::Br, Bc = C::Bc, Q_stages = C::Q_stages, dO_stages = C::dO_stages;
 
   // This CTA's keys: rows j0 .. j0 + Bc of head (b, hk). Neighbouring CTAs share a head, and so Q and dO in the L2; with a
   // causal mask the first tiles of a head, which most queries see, come first.
@@ -133,49 +142,81 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
   const int shift = a.Nk - a.Nq, last = int(fa::ceil_div(a.Nq, Br)); // and one more
   const int first = a.causal ? max(0, j0 - shift) / Br : 0, steps = group * (last - first);
 
+  // Without mask the CTAs of a head begin with different queries: they don't all add to the same dQ at once.
+  const int start = a.causal ? first : int(blockIdx.x) % key_tiles * last / key_tiles;
+  const auto advance = [&](int &tile, int &h) { // to the next step
+    if (++tile == last) tile = first;
+    if (tile == start) ++h;
+  };
+
   extern __shared__ __align__(1024) unsigned char smem_base[];
   const uint32_t smem = fa::smem_address(smem_base);
   const int warpgroup = threadIdx.x / 128;
+  // Named barriers: one of both warpgroups, and two of each other kind, + half
+  constexpr int both = 1, own = 2, turn = 4, dS_full = 6, dQ_full = 8, dQ_empty = 10;
 
   // [region: barriers]
   if (threadIdx.x == 0) {
-    for (int stage = 0; stage < stages; ++stage) {
-      fa::mbarrier_init(smem + C::Q_full + 8 * stage, 1), fa::mbarrier_init(smem + C::dO_full + 8 * stage, 1);
-      fa::mbarrier_init(smem + C::Q_empty + 8 * stage, 2), fa::mbarrier_init(smem + C::dO_empty + 8 * stage, 2);
-    }
+    for (int stage = 0; stage < Q_stages; ++stage)
+      fa::mbarrier_init(smem + C::Q_full + 8 * stage, 1), fa::mbarrier_init(smem + C::Q_empty + 8 * stage, 2);
+    for (int stage = 0; stage < dO_stages; ++stage)
+      fa::mbarrier_init(smem + C::dO_full + 8 * stage, 1), fa::mbarrier_init(smem + C::dO_empty + 8 * stage, 2);
     fa::fence_mbarrier_init();
   }
   __syncthreads(); // the mbarriers are initialised before any thread uses them
   // [end: barriers]
 
   if (warpgroup == 0) {
-    // [region: producer]
     fa::setmaxnreg_dec<24>();
+
+    // [region: producer]
     if (threadIdx.x == 0) {
       const float *stats = static_cast<const float *>(a.workspace[1]);
       const int64_t rows = int64_t(a.B) * a.H * padded<d>(a.Nq);
-      int h = hk * group, tile = first;
-      for (int step = 0; step < steps; ++step) {
-        const int stage = step % stages, parity = step / stages % 2;
+      int h = hk * group, tile = start;
+      Turn<Q_stages> Q;
+      Turn<dO_stages> dO;
+      for (int step = 0; step < steps; ++step, Q.advance(), dO.advance()) {
         const float *LSE = stats + (int64_t(b) * a.H + h) * padded<d>(a.Nq) + tile * Br;
         // Q_i, and with the first one K, once both warpgroups have read what was there
-        const uint32_t Q_full = smem + C::Q_full + 8 * stage, dO_full = smem + C::dO_full + 8 * stage;
-        fa::mbarrier_wait(smem + C::Q_empty + 8 * stage, parity ^ 1);
+        const uint32_t Q_full = smem + C::Q_full + 8 * Q.stage, dO_full = smem + C::dO_full + 8 * dO.stage;
+        fa::mbarrier_wait(smem + C::Q_empty + 8 * Q.stage, Q.parity ^ 1);
         fa::mbarrier_arrive_expect_tx(Q_full, C::q_bytes + C::stats_bytes + (step == 0 ? C::kv_bytes : 0));
         if (step == 0) fa::cp_async_bulk_tensor_5d(smem + C::K, &maps.K, Q_full, 0, j0, 0, hk, b);
-        fa::cp_async_bulk_tensor_5d(smem + C::Q + stage * C::q_bytes, &maps.Q, Q_full, 0, tile * Br, 0, h, b);
-        fa::cp_async_bulk(smem + C::LSE + stage * C::stats_bytes, LSE, C::stats_bytes, Q_full);
+        fa::cp_async_bulk_tensor_5d(smem + C::Q + Q.stage * C::q_bytes, &maps.Q, Q_full, 0, tile * Br, 0, h, b);
+        fa::cp_async_bulk(smem + C::LSE + Q.stage * C::stats_bytes, LSE, C::stats_bytes, Q_full);
         // dO_i, and with the first one V
-        fa::mbarrier_wait(smem + C::dO_empty + 8 * stage, parity ^ 1);
+        fa::mbarrier_wait(smem + C::dO_empty + 8 * dO.stage, dO.parity ^ 1);
         fa::mbarrier_arrive_expect_tx(dO_full, C::q_bytes + C::stats_bytes + (step == 0 ? C::kv_bytes : 0));
         if (step == 0) fa::cp_async_bulk_tensor_5d(smem + C::V, &maps.V, dO_full, 0, j0, 0, hk, b);
-        fa::cp_async_bulk_tensor_5d(smem + C::dO + stage * C::q_bytes, &maps.dO, dO_full, 0, tile * Br, 0, h, b);
-        fa::cp_async_bulk(smem + C::delta + stage * C::stats_bytes, LSE + rows, C::stats_bytes, dO_full);
-        if (++tile == last) tile = first, ++h;
+        fa::cp_async_bulk_tensor_5d(smem + C::dO + dO.stage * C::q_bytes, &maps.dO, dO_full, 0, tile * Br, 0, h, b);
+        fa::cp_async_bulk(smem + C::delta + dO.stage * C::stats_bytes, LSE + rows, C::stats_bytes, dO_full);
+        advance(tile, h);
       }
     }
-    return;
     // [end: producer]
+
+    // [region: send_dQ]
+    const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0); // by a shuffle, as `half` below by a vote
+    if (warp == 1 || warp == 2) {
+      const int half = warp - 1, mine = half * C::dQ_half;
+      int tile = start;
+      float *dQ_sum = static_cast<float *>(a.workspace[0]) + (int64_t(b) * a.H + hk * group) * last * (Br * d) + mine;
+      for (int step = 0; step < steps; ++step) {
+        fa::bar_sync(dQ_full + half, 128 + 32); // this half of dQ is written
+        if (threadIdx.x % 32 == 0) {
+          fa::cp_reduce_async_bulk_add(dQ_sum + tile * (Br * d), smem + C::dQ + 4 * mine, 4 * C::dQ_half);
+          fa::cp_async_bulk_commit_group();
+          fa::cp_async_bulk_wait_group_read<0>();
+        }
+        __syncwarp();
+        if (step + 1 < steps) fa::bar_arrive(dQ_empty + half, 128 + 32); // and has left shared memory
+        if (++tile == last) tile = first;
+        if (tile == start) dQ_sum += last * (Br * d); // the next head
+      }
+    }
+    // [end: send_dQ]
+    return;
   }
 
   fa::setmaxnreg_inc<240>();
@@ -185,15 +226,15 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
   const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   const int g = lane / 4, t = lane % 4; // of an accumulator a lane holds rows 16 warp + g, + 8, columns 8n + 2t, + 1
   const bool elected = threadIdx.x % 128 == 0;
-  constexpr int both = 1, own = 2; // named barriers: of both warpgroups, and own + half of one
 
   // [region: products]
-  // acc (64 keys, Br) = A B^T: S^T of K_j and Q_i, dP^T of V_j and dO_i
-  const auto product = [&](float (&acc)[Br / 8][4], uint32_t A_smem, uint32_t B_smem) {
+  // acc (64 keys, Br) = A B^T, or with `add` += : S^T of K_j and Q_i, dP^T of V_j and dO_i
+  const auto product = [&](float (&acc)[Br / 8][4], uint32_t A_smem, uint32_t B_smem, bool add) {
     const uint64_t A = fa::k_major(A_smem + half * 64 * 128), B = fa::k_major(B_smem);
 #pragma unroll
     for (int k = 0; k < d / 16; ++k)
-      fa::wgmma_mma_async<T, 0, 0>(acc, A + fa::k_major_step(k, Bc), B + fa::k_major_step(k, Br), k > 0);
+      fa::wgmma_mma_async<T, 0, 0>(acc, A + fa::k_major_step(k, Bc), B + fa::k_major_step(k, Br), add || k > 0);
+    fa::wgmma_commit_group();
   };
   // Fragment k of an operand A: two neighbouring accumulators, rounded to 16 bits. The same lane holds the same elements.
   const auto pack = [](uint32_t (&A)[4], int k, const float (&acc)[Br / 8][4]) {
@@ -212,7 +253,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     for (int n = 0; n < Br / 8; ++n) {
       const float2 LSE = *reinterpret_cast<const float2 *>(LSE_smem + 8 * n);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) S_reg[n][e] = S_reg[n][e] * scale_log2 - (e % 2 ? LSE.y : LSE.x);
+      for (int e = 0; e < 4; ++e) S_reg[n][e] = fa::ex2_approx_ftz(S_reg[n][e] * scale_log2 - (e % 2 ? LSE.y : LSE.x));
     }
     if (j0 + Bc > a.Nk || (a.causal && j0 + Bc - 1 > i0 + shift)) { // something here is out of sight
       // Of element 0 of the first fragment: keys from its own on, and how many its query sees beyond its own.
@@ -222,134 +263,165 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const int key = e / 2 * 8, query = 8 * n + e % 2; // from element 0's on
-          if (key >= left || (a.causal && key - query > ahead)) S_reg[n][e] = -FA_INFINITY;
+          if (key >= left || (a.causal && key - query > ahead)) S_reg[n][e] = 0.f;
         }
       }
-    }
-#pragma unroll
-    for (int n = 0; n < Br / 8; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) S_reg[n][e] = fa::ex2_approx_ftz(S_reg[n][e]);
     }
   };
   // [end: scores]
 
   constexpr int F = Br / 16; // fragments A of P^T or dS^T
-  uint32_t A_reg[F + 1][4];
+  uint32_t P_reg[F][4], dS_reg[F][4];
+  float dP_reg[Br / 8][4];
   float dK_reg[d / 8][4] = {}, dV_reg[d / 8][4] = {}; // (64 keys, d) of this warpgroup, dK without scale
+  const auto pack_P = [&] {
+#pragma unroll
+    for (int k = 0; k < F; ++k) pack(P_reg[k], k, S_reg);
+  };
 
+  // [region: turns]
+  // A token goes round: who holds it starts products, and the other one computes. It is for speed alone: whoever needs what
+  // the other one has written waits for dS_full.
+  const auto take_turn = [&] { fa::bar_sync(turn + half, 256); };
+  const auto pass_turn = [&] { fa::bar_arrive(turn + 1 - half, 256); };
+  // [end: turns]
+
+  Turn<Q_stages> Q, Q_next;
+  Turn<dO_stages> dO;
+  // dP's sums begin with -delta: what comes out is dP - delta.
+  const auto begin_dP = [&] {
+    const float *delta_smem = reinterpret_cast<const float *>(smem_base + C::delta + dO.stage * C::stats_bytes) + 2 * t;
+#pragma unroll
+    for (int n = 0; n < Br / 8; ++n) {
+      const float2 delta = *reinterpret_cast<const float2 *>(delta_smem + 8 * n);
+      dP_reg[n][0] = dP_reg[n][2] = delta.x, dP_reg[n][1] = dP_reg[n][3] = delta.y;
+    }
+    fa::pin(dP_reg);
+  };
+
+  int h = hk * group, tile = start;
   fa::mbarrier_wait(smem + C::Q_full, 0); // K_j and the first Q_i
   fa::wgmma_fence();
-  product(S_reg, smem + C::K, smem + C::Q);
-  fa::wgmma_commit_group();
+  product(S_reg, smem + C::K, smem + C::Q, false);
   fa::wgmma_wait_group<0>();
-  scores(0, first * Br);
+  scores(0, tile * Br);
+  pack_P();
+  fa::pin(dK_reg), fa::pin(dV_reg);
+  fa::mbarrier_wait(smem + C::dO_full, 0); // V_j and the first dO_i
+  if (half == 1) pass_turn();              // warpgroup 0 is first
+
+  // This half of dQ goes to the warp that sends it.
+  const auto hand_over = [&] {
+    fa::fence_proxy_async();
+    fa::bar_arrive(dQ_full + half, 128 + 32);
+  };
 
   // [region: tile_loop]
-  int h = hk * group, tile = first;
-#pragma unroll 1
-  for (int step = 0; step < steps; ++step) {
-    // The last step forms its scores again, for nothing: with S in a branch, ptxas would let no two products overlap.
-    const int ahead = min(step + 1, steps - 1);
-    const int stage = step % stages, next = ahead % stages;
-    const uint32_t Q_smem = smem + C::Q + stage * C::q_bytes, dO_smem = smem + C::dO + stage * C::q_bytes;
+  // One step. P is there, and dO; no product is under way. The last step, behind which there is no S, stands apart: with S
+  // in a branch, ptxas would let no two products overlap.
+  const auto one_step = [&](int step, auto more) {
+    constexpr bool next = decltype(more)::value;
+    const uint32_t Q_smem = smem + C::Q + Q.stage * C::q_bytes, dO_smem = smem + C::dO + dO.stage * C::q_bytes;
     const uint32_t dS_smem = smem + C::dS + step % 2 * C::dS_bytes;
 
     // [region: dP]
-    // dP, and behind it dV += P^T dO, one fragment A of P^T after the other
-    float dP_reg[Br / 8][4];
-#pragma unroll
-    for (int k = 0; k < F; ++k) pack(A_reg[k], k, S_reg);
-    fa::mbarrier_wait(smem + C::dO_full + 8 * stage, step / stages % 2);
+    // dP - delta, and dV += P^T dO
+    begin_dP();
+    take_turn();
     fa::wgmma_fence();
-    product(dP_reg, smem + C::V, dO_smem);
-    fa::wgmma_commit_group();
+    product(dP_reg, smem + C::V, dO_smem, true);
 #pragma unroll
-    for (int k = 0; k < F; ++k) {
-      fa::wgmma_mma_async<T, 1>(dV_reg, A_reg[k], fa::mn_major(dO_smem, Br) + fa::mn_major_step(k), true);
-      fa::wgmma_commit_group();
-    }
+    for (int k = 0; k < F; ++k)
+      fa::wgmma_mma_async<T, 1>(dV_reg, P_reg[k], fa::mn_major(dO_smem, Br) + fa::mn_major_step(k), true);
+    fa::wgmma_commit_group();
+    pass_turn();
     // [end: dP]
 
+    if (step > 0) hand_over(); // the last step's, here, where its stores have long been done
+
     // [region: dS]
-    // dS = P o (dP - delta). Its fragment k takes the registers of P's fragment k - 1, as soon as dV has no more need of them.
-    const float *delta_smem = reinterpret_cast<const float *>(smem_base + C::delta + stage * C::stats_bytes) + 2 * t;
+    // dS = P o (dP - delta), for dK in registers, for dQ in shared memory
+    fa::wgmma_wait_group<1>(); // dP is there
     const uint32_t dS_row = dS_smem + half * Br * 128 + (lane % 8 + lane / 16 * 8) * 128 +
                             ((2 * warp + lane / 8 % 2) ^ lane % 8) * 16; // stmatrix
     unrolled<F>([&](auto fragment) {
       constexpr int k = decltype(fragment)::value;
-      fa::wgmma_wait_group<F - k>(); // dP is there, and fragments 0 .. k - 1 of P have been added to dV
 #pragma unroll
-      for (int n = 2 * k; n < 2 * k + 2; ++n) {
-        const float2 delta = *reinterpret_cast<const float2 *>(delta_smem + 8 * n);
-#pragma unroll
-        for (int e = 0; e < 4; ++e) dP_reg[n][e] = S_reg[n][e] * (dP_reg[n][e] - (e % 2 ? delta.y : delta.x));
+      for (int e = 0; e < 4; ++e) {
+        const float *dP = dP_reg[2 * k + e / 2] + e % 2 * 2;
+        const float2 P = unpack2<T>(P_reg[k][e]);
+        dS_reg[k][e] = fa::pack2<T>(P.x * dP[0], P.y * dP[1]);
       }
-      pack(A_reg[(k + F) % (F + 1)], k, dP_reg);
-      fa::stmatrix_x4_trans(dS_row + 16 * k * 128, A_reg[(k + F) % (F + 1)]); // queries by keys
+      fa::stmatrix_x4_trans(dS_row + 16 * k * 128, dS_reg[k]); // queries by keys
     });
+    fa::fence_proxy_async();
+    fa::bar_arrive(dS_full + 1 - half, 256); // the other one may read this half of dS
     // [end: dS]
 
     // [region: next_S]
-    // S of the next step
-    fa::mbarrier_wait(smem + C::Q_full + 8 * next, ahead / stages % 2);
+    // S of the next step comes first: its exponentials are the longest work
+    if constexpr (next) {
+      Q_next.advance();
+      fa::mbarrier_wait(smem + C::Q_full + 8 * Q_next.stage, Q_next.parity);
+    }
+    fa::wgmma_wait_group<0>(); // dV has been added
+    take_turn();
     fa::wgmma_fence();
-    product(S_reg, smem + C::K, smem + C::Q + next * C::q_bytes);
-    fa::wgmma_commit_group();
+    if constexpr (next) product(S_reg, smem + C::K, smem + C::Q + Q_next.stage * C::q_bytes, false);
     // [end: next_S]
+
+    // [region: dK]
+    // dK += dS^T Q
+#pragma unroll
+    for (int k = 0; k < F; ++k)
+      fa::wgmma_mma_async<T, 1>(dK_reg, dS_reg[k], fa::mn_major(Q_smem, Br) + fa::mn_major_step(k), true);
+    fa::wgmma_commit_group();
+    // [end: dK]
 
     // [region: dQ]
     // dQ^T (d, Br) = K^T dS^T, half of it: 64 columns of d, or all of them for half of the queries
-    if (elected) fa::cp_async_bulk_wait_group_read<0>(); // the last dQ has left shared memory
-    fa::fence_proxy_async();
-    // All of dS is written, and fenced by those who wrote it, before any warpgroup reads it; the elected threads have
-    // waited before any thread writes the next dQ.
-    fa::bar_sync(both, 256);
+    fa::bar_sync(dS_full + half, 256); // the other half of dS is written
     float dQ_reg[C::dQ_columns / 8][4];
     {
       const uint64_t K = fa::mn_major(smem + C::K + (d == 128 ? half * Bc * 128 : 0), Bc);
       const uint64_t dS = fa::k_major(dS_smem + (d == 128 ? 0 : half * C::dQ_columns * 128));
-      fa::wgmma_fence();
 #pragma unroll
       for (int k = 0; k < Bc / 16; ++k)
         fa::wgmma_mma_async<T, 1, 0>(dQ_reg, K + fa::mn_major_step(k), dS + fa::k_major_step(k, Br), k > 0);
       fa::wgmma_commit_group();
     }
+    if (next || half == 0) pass_turn(); // nobody waits for the last one
     // [end: dQ]
 
-    // [region: dK]
-#pragma unroll
-    for (int k = 0; k < F; ++k)
-      fa::wgmma_mma_async<T, 1>(dK_reg, A_reg[(k + F) % (F + 1)], fa::mn_major(Q_smem, Br) + fa::mn_major_step(k),
-                                true);
-    fa::wgmma_commit_group();
-    // [end: dK]
+    advance(tile, h);
 
     // [region: next_scores]
-    fa::wgmma_wait_group<2>(); // S of the next step is there, dV has been added
-    if (elected) fa::mbarrier_arrive(smem + C::dO_empty + 8 * stage);
-    if (step + 1 < steps) scores(next, (tile + 1 == last ? first : tile + 1) * Br);
+    if constexpr (next) {
+      // dV has been added, and every thread of the warpgroup, which has been through barriers since, has read delta
+      if (elected) fa::mbarrier_arrive(smem + C::dO_empty + 8 * dO.stage);
+      fa::wgmma_wait_group<2>(); // S is there
+      scores(Q_next.stage, tile * Br);
+      dO.advance();
+      // Here rather than in front of dP: it keeps ptxas from moving the wait for dQ above the exponentials.
+      fa::mbarrier_wait(smem + C::dO_full + 8 * dO.stage, dO.parity);
+    }
     // [end: next_scores]
 
     // [region: reduce]
-    fa::wgmma_wait_group<1>(); // dQ is there
-    const uint32_t dQ_smem = C::dQ + half * 4 * C::dQ_half;
+    fa::wgmma_wait_group<0>(); // dQ is there, dK has been added
+    if constexpr (next) pack_P();
+    if (step > 0) fa::bar_sync(dQ_empty + half, 128 + 32); // the last dQ has left shared memory
+    if (next && elected) fa::mbarrier_arrive(smem + C::Q_empty + 8 * Q.stage);
+    float *dQ_smem = reinterpret_cast<float *>(smem_base + C::dQ) + half * C::dQ_half + threadIdx.x % 128 * 4;
 #pragma unroll
-    for (int n = 0; n < C::dQ_columns / 8; ++n)
-      fa::store4(reinterpret_cast<float *>(smem_base + dQ_smem) + (n * 128 + threadIdx.x % 128) * 4, dQ_reg[n]);
-    fa::fence_proxy_async();
-    fa::bar_sync(own + half, 128); // all of this half is written before it is sent
-    if (elected) {
-      float *dQ_sum = static_cast<float *>(a.workspace[0]);
-      dQ_sum += ((int64_t(b) * a.H + h) * padded<d>(a.Nq) + tile * Br) * d + half * C::dQ_half;
-      fa::cp_reduce_async_bulk_add(dQ_sum, smem + dQ_smem, 4 * C::dQ_half);
-      fa::cp_async_bulk_commit_group();
-    }
-    fa::wgmma_wait_group<0>(); // dK has been added
-    if (elected) fa::mbarrier_arrive(smem + C::Q_empty + 8 * stage);
+    for (int n = 0; n < C::dQ_columns / 8; ++n) fa::store4(dQ_smem + n * 128 * 4, dQ_reg[n]);
     // [end: reduce]
-    if (++tile == last) tile = first, ++h;
-  }
+    Q.stage = Q_next.stage;
+  };
+#pragma unroll 1
+  for (int step = 0; step + 1 < steps; ++step) one_step(step, std::true_type());
+  one_step(steps - 1, std::false_type());
+  hand_over();
   // [end: tile_loop]
 
   // [region: epilogue]

@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 
-from helpers import check, load, reference, sass
+from helpers import check, draw_backward, load, reference, sass
 from helpers.contract import prepare
 from helpers.ladder import rung
 from helpers.reference import Case
@@ -45,18 +45,19 @@ def test_ptxas_keeps_the_products_asynchronous_and_spills_nothing():
 def test_a_sum_touched_before_its_product_is_complete_is_told_by_ptxas():
     """The test above can fail."""
     whole = rung(STEM)
-    end = "    // [end: next_S]\n"
-    early = dataclasses.replace(whole, source=whole.replace(end, "    S_reg[0][0] += 1.f;\n" + end))
+    end = "    // [end: dQ]\n"
+    early = dataclasses.replace(whole, source=whole.replace(end, "    dQ_reg[0][0] += 1.f;\n" + end))
     assert TOLD.search((sass.cubin(early).parent / "ptxas.log").read_text())
 
 
 def test_descriptors_are_formed_without_moves_to_uniform_registers():
-    """Because the warpgroup's number comes from a vote. One that comes from threadIdx costs moves at every product."""
+    """In the loop, because the warpgroup's number comes from a vote. One that comes from threadIdx costs moves at every product."""
     whole = rung(STEM)
     from_index = whole.replace("__any_sync(0xffffffff, threadIdx.x >= 256)", "threadIdx.x / 256")
-    voted, moved = (sass.histogram(r).loc["R2UR"] for r in (whole, dataclasses.replace(whole, source=from_index)))
-    main = [kernel for kernel in voted.index if "backward_wgmma" in kernel]
-    assert (voted[main] < 16).all() and (moved[main] > 3 * voted[main]).all()
+    for d in (64, 128):
+        loops = (draw_backward.main_loop(r, d) for r in (whole, dataclasses.replace(whole, source=from_index)))
+        voted, moved = (sum(opcode.startswith("R2UR") for _, opcode, _ in loop) for loop in loops)
+        assert voted == 0 and moved > 16, (voted, moved)
 
 
 # --- right on the emulator
@@ -84,11 +85,14 @@ def test_dk_and_dv_are_the_same_twice():
 # --- does the check bite?
 
 MUTANTS = [
-    ("dS without delta", "(dP_reg[n][e] - (e % 2 ? delta.y : delta.x))", "dP_reg[n][e]"),
+    ("dS without delta", "product(dP_reg, smem + C::V, dO_smem, true)", "product(dP_reg, smem + C::V, dO_smem, false)"),
     ("dS as keys by queries", "fa::stmatrix_x4_trans(dS_row", "fa::stmatrix_x4(dS_row"),
-    ("dS not fenced from the async proxy", "    fa::fence_proxy_async();\n    // All of dS", "    // All of dS"),
-    ("dS read before the other warpgroup has written it", "    fa::bar_sync(both, 256);\n    float dQ_reg", "    float dQ_reg"),
-    ("a stage waited for by the parity of another round", "step / stages % 2);\n    fa::wgmma_fence();\n    product(dP", "(step / stages + 1) % 2);\n    fa::wgmma_fence();\n    product(dP"),
+    ("dS not fenced from the async proxy", "    fa::fence_proxy_async();\n    fa::bar_arrive(dS_full", "    fa::bar_arrive(dS_full"),
+    ("dS read before the other warpgroup has written it", "    fa::bar_sync(dS_full + half, 256);", "    fa::bar_arrive(dS_full + half, 256);"),
+    ("a stage waited for by the parity of another round", "Q_next.stage, Q_next.parity);", "Q_next.stage, Q_next.parity ^ 1);"),
+    ("Q given back before dK has read it", "    fa::wgmma_wait_group<0>(); // dQ is there, dK has been added\n", ""),
+    ("dQ written over the one that is being sent", "          fa::cp_async_bulk_wait_group_read<0>();\n", ""),
+    ("a token too few", "  if (half == 1) pass_turn();", "  if (half == 2) pass_turn();"),
 ]  # fmt: skip
 
 
