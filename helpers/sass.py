@@ -37,8 +37,12 @@ _INSTRUCTION = re.compile(
 # explained in CUDA Binary Utilities, "Instruction Set Reference".
 CLASSES = {
     "HMMA": r"HMMA",  # mma.sync
+    "HGMMA": r"HGMMA",  # wgmma
     "LDSM": r"LDSM",  # ldmatrix
     "LDGSTS": r"LDGSTS",  # cp.async
+    "UTMALDG": r"UTMALDG",  # TMA
+    "SYNCS": r"SYNCS",  # mbarrier
+    "R2UR": r"R2UR",  # into a uniform register, which descriptors are read from
     "LDS": r"LDS",
     "STS": r"STS",
     "LDG": r"LDG",

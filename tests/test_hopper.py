@@ -8,9 +8,11 @@ import importlib.util
 import re
 
 import pytest
+import torch
 
-from helpers import reference, rungs, sass
+from helpers import check, load, reference, rungs, sass, xray
 from helpers.ladder import INCLUDE
+from helpers.reference import Case
 
 HOPPER = [r for r in rungs() if r.arch == "sm_90a" and r.op == "attention"]
 each = pytest.mark.parametrize("rung", HOPPER, ids=lambda r: r.stem)
@@ -49,6 +51,18 @@ def test_a_sum_touched_before_its_product_is_complete_is_told_by_ptxas():
     under_way = "        exponentials(sum_reg); // with the maximum of the tiles so far\n"
     early = dataclasses.replace(rung, source=rung.replace(under_way, "        O_reg[0][0] += 1.f;\n" + under_way))
     assert TOLD.search((sass.cubin(early).parent / "ptxas.log").read_text())
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("stem", ["31_warp_specialized", "32_ping_pong"])
+def test_a_cta_that_works_on_one_query_tile_after_another_is_right_and_races_nowhere(stem, causal):
+    """One CTA for all of them: what the cases are too small for where an SM is given one each."""
+    alone = next(r for r in HOPPER if r.stem == stem).replace("int64_t(sms)", "int64_t(1)")
+    kernel = load(source=alone, device="cpu", quiet=True)
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 1, n, 64).half() for n in (600, 768, 768))
+    check(kernel, [Case("one CTA", q, k, v, causal=causal)]).require()
+    assert not xray(kernel, q, k, v, causal=causal).findings
 
 
 @each

@@ -472,7 +472,6 @@ pd.DataFrame({name: ray.tensors.bytes_read for name, ray in rays.items()}).astyp
 # Now the machine code, at $d = 128$. A warp of rung 13 has 32 queries by 64 keys at a time, one of this rung 16 by 128: 64 scores per thread in both, so the loops can be held side by side. Rung 13's without the branch for tiles done again, this one's without the mask, which whole tiles don't need. **Predict**, before you run it: which rows disappear, and by how much do those for addresses shrink (`MOV`, `IADD3`, `IMAD`, `LOP3`, `SHF`, `LEA`)?
 
 # %%
-sass.CLASSES |= {"HGMMA": "HGMMA", "R2UR": "R2UR", "UTMALDG": "UTMALDG", "SYNCS": "SYNCS"}  # wgmma, TMA, mbarrier
 masked = "if (j0 + Bc > (a.causal ? min(row0 + shift + 1, a.Nk) : a.Nk)) {"
 whole = cut("30_tma_wgmma", 128)
 whole = replace(whole, source=whole.replace(masked, "if (false) {"))

@@ -397,7 +397,6 @@ pd.Series({n: asked_before_the_first_product(n) for n in (1, 2, 3)}, name="copie
 # Rung 30 spent 54 `R2UR` per tile to carry descriptors into uniform registers. Here the warpgroup's number comes from a vote over the warp (`__reduce_max_sync`), so that the compiler knows it to be the same in all lanes. Rung 30's loop without its mask, and the loop that rung 31 has for whole tiles, at $d = 128$: one tile of 128 keys. **Predict** what becomes of `R2UR`, `MOV`, and the total.
 
 # %%
-sass.CLASSES |= {"HGMMA": "HGMMA", "R2UR": "R2UR", "UTMALDG": "UTMALDG", "SYNCS": "SYNCS"}  # wgmma, TMA, mbarrier
 masked = "if (j0 + Bc > (a.causal ? min(row0 + shift + 1, a.Nk) : a.Nk)) {"
 before, after = cut("30_tma_wgmma", 128), cut("31_warp_specialized", 128)
 before = replace(before, source=before.replace(masked, "if (false) {"))
