@@ -200,7 +200,7 @@ KINDS = {
     "output": ("#7fc8ae", "", "O += P V"),
     "products": ("#7fc8ae", "xxxx", "starts products"),
     "dS": (ORANGE, "", "dS"),
-    "send dQ": (BLUE, "....", "sends dQ"),
+    "send dQ": (BLUE, "....", "writes dQ"),
 }
 
 

@@ -7,21 +7,21 @@
 # ---
 
 # %% [markdown]
-# # 33 · Backward on Hopper: five products, and something to do under each
+# # 33 · Backward on Hopper: five products, in turns
 #
 # **After this notebook you can**
 # - say of each of ten operands whether `wgmma` finds it in registers or through a descriptor, K-major or MN-major, and read the answer off the machine code;
 # - choose which way round to form a product when one of its dimensions has to be 64;
 # - hand a tile from ordinary stores to `wgmma` and to the copy engine: what has to be fenced, by whom, before which barrier;
 # - follow a gradient that is added up in the L2, a tile at a time, and say what of it differs from run to run;
-# - read what runs under what off the loop of a kernel, and off the clocks of its warpgroups;
+# - read what runs under what off the loop of a kernel and off the clocks of its warpgroups, and say why two of them take turns;
 # - tell from a report or from a map of errors what is wrong in an asynchronous kernel.
 #
 # **Time** 90 minutes.
 #
 # **Needs** [23 · Backward on tensor cores](23_backward_mma.ipynb) for the five products, [30 · TMA and wgmma](30_tma_wgmma.ipynb) for descriptors and mbarriers, and [31 · Warp-specialised](31_warp_specialized.ipynb) for roles. No GPU: without one the kernel runs on the emulator and the timings shown are recorded ones.
 #
-# **The idea in one line**: two warpgroups own 64 keys each and keep $P^\top$ and $dS^\top$ in registers as operands; whatever else the five products need, `wgmma` reads from shared memory by itself; and while one product runs, the threads prepare the next.
+# **The idea in one line**: two warpgroups own 64 keys each and keep $P^\top$ and $dS^\top$ in registers as operands; whatever else the five products need, `wgmma` reads from shared memory by itself; and while one warpgroup's products run, the other one computes.
 
 # %%
 import re
@@ -159,8 +159,11 @@ draw_backward.dataflow(ways, ends, "One step of 33_backward_wgmma (S, P, dP, dS 
 # |---|---|
 # | every thread | writes its part of $dS$ |
 # | every thread | `fence.proxy.async`: what I wrote can be seen on the other way |
-# | all 256 threads | `bar.sync`: everyone has come to here |
-# | each warpgroup | `wgmma`, which reads what both have written |
+# | every thread | `bar.arrive` at the other warpgroup's barrier: my half is written; it doesn't wait |
+# | each warpgroup | `bar.sync` at its own barrier, then `wgmma`, which reads both halves |
+
+# %%
+show.region("33_backward_wgmma", "dS")
 
 # %%
 show.region("33_backward_wgmma", "dQ")
@@ -190,7 +193,12 @@ for finding in (ray := xray(unfenced, *case.inputs)).findings:
 # %% [markdown]
 # ## 3 · dQ, a tile at once
 #
-# In notebook 23 each warp added to $dQ$ with atomic additions, 32 numbers at a time. Here a warpgroup writes its half of the tile of $dQ^\top$ to shared memory, and *one thread* asks the copy engine to add it to HBM: `cp.reduce.async.bulk`, a copy that adds. It adds to `dQ_sum`, a tensor of fp32 of which the L2 has the lines at hand, and there the additions take place. No thread waits for them; before the buffer is written again, the thread that asked has to know that it has been *read* (`cp.async.bulk.wait_group.read`).
+# In notebook 23 each warp added to $dQ$ with atomic additions, 32 numbers at a time. Here a warpgroup writes its half of the tile of $dQ^\top$ to shared memory, and *one thread*, of a warp that has nothing else to do, asks the copy engine to add it to HBM: `cp.reduce.async.bulk`, a copy that adds. It adds to `dQ_sum`, a tensor of fp32 of which the L2 has the lines at hand, and there the additions take place. No thread waits for them; before the buffer is written again, the thread that asked has to know that it has been *read* (`cp.async.bulk.wait_group.read`), and tells the warpgroup so.
+
+# %%
+show.region("33_backward_wgmma", "send_dQ")
+
+# %% [markdown]
 #
 # One head, $N = 256$, $d = 64$: the requests that add to `dQ_sum`, in both kernels.
 
@@ -211,7 +219,7 @@ show.region("33_backward_wgmma", "finish")
 # %% [markdown]
 # ### Different from run to run
 #
-# Who adds first is not decided. As in notebook 23, let us have another order: here without a change to the kernel. Attention does not know the order of its keys. So deal out the keys in tiles from the last to the first, with their values: $dQ$ is the same sum of the same shares, and $dK$, $dV$ are the same rows, in other places.
+# Who adds first is not decided. As in notebook 23, let us have another order: here without a change to the kernel. Attention does not know the order of its keys. So deal out the keys in tiles from the last to the first, with their values: $dQ$ is the same sum of the same shares, and rows of $dK$ and $dV$ are the same sums, in other places.
 
 # %%
 torch.manual_seed(0)
@@ -232,7 +240,7 @@ for name in ("dQ_sum", "dQ", "dK", "dV"):
 pd.DataFrame(rows, index=["run again", "keys from the last tile on"]).T.map("{:.2%}".format)
 
 # %% [markdown]
-# **What to see.** Share of elements that differ. On the emulator, whose CTAs always come in the same order, a second run is the same throughout; on a GPU, `dQ_sum` differs in its last bits from run to run as it does here from order to order. $dK$ and $dV$, which one CTA sums up alone and in a fixed order, are the same bit by bit, whatever the rest of the GPU does. The line `outputs` of the header block says so. (Notebook 22 shows what it takes to have all three.)
+# **What to see.** Share of elements that differ. On the emulator, whose CTAs always come in the same order, a second run is the same throughout; on a GPU, `dQ_sum` differs in its last bits from run to run as it does here from order to order. $dK$ and $dV$ are the same bit by bit in every run, whatever the rest of the GPU does: one CTA sums them up, alone and in a fixed order. The line `outputs` of the header block says so. (Why do a few of them differ in the right column? Without a mask a CTA begins with a tile of queries that depends on its place among the CTAs of its head, so that they don't all add to the same rows of $dQ$ at once. Another place, another order. Notebook 22 shows what it takes to have all three gradients the same in every run.)
 #
 # ### A reminder
 #
@@ -256,13 +264,14 @@ table.map("{:.1e}".format)
 # %% [markdown]
 # ## 4 · Roles, and what they cost
 #
-# One warp of a warpgroup of its own, the **producer**, asks TMA for tiles; two warpgroups, the **consumers**, compute. As in rung 31 the producer gives registers back (`setmaxnreg`) so that the consumers may have more. What do they need? Per lane, for the arrays that live through a step:
+# One warp of a warpgroup of its own, the **producer**, asks TMA for tiles, and two more warps of it send $dQ$; two warpgroups, the **consumers**, compute. As in rung 31 the producer gives registers back (`setmaxnreg`) so that the consumers may have more. What do they need? Per lane, for the arrays that are alive together when $dQ$ has been started:
 
 # %%
-per_lane = pd.DataFrame(index=["dK, dV", "S (then P)", "dP (then dS, then dQ)", "fragments of P or dS"])
+per_lane = pd.DataFrame(index=["dK, dV", "S of the next step", "dS, rounded", "dQ"])
 for d in (64, 128):
     Br = draw_backward.constants(kernel.rung.source, d)["Br"]  # queries per step
-    per_lane[f"d = {d}, {Br} queries"] = [2 * 64 * d // 128, 64 * Br // 128, 64 * Br // 128, 64 * Br // 2 // 128]
+    elements = [2 * 64 * d, 64 * Br, 64 * Br // 2, Br * d // 2]  # of a warpgroup, in registers
+    per_lane[f"d = {d}, {Br} queries"] = [n // 128 for n in elements]
 per_lane.loc["all"] = per_lane.sum()
 given, taken = (int(re.search(rf"setmaxnreg_{way}<(\d+)>", source.source)[1]) for way in ("dec", "inc"))
 print(
@@ -300,7 +309,7 @@ registers = {"producer": given, "consumer 0": taken, "consumer 1": taken}
 draw_hopper.roles(events, registers, "The three warpgroups of a CTA", "events on the emulator, in their order")
 
 # %% [markdown]
-# **What to see.** The producer fills all buffers, then waits until one is free. Both consumers do the same in each step, and hand $dS$ to each other. The same on a GPU, where the axis is time: three steps in the middle of the loop, for a CTA in the middle of a full grid.
+# **What to see.** The producer fills all buffers, then waits until one is free. Both consumers do the same in each step, but not at the same time: a token goes round, and only who has it starts products. The same on a GPU, where the axis is time: three steps in the middle of the loop, for a CTA in the middle of a full grid.
 
 
 # %%
@@ -329,9 +338,18 @@ def shares(events):
 plot.recorded("33_backward_wgmma", "roles", shares, by=by)
 
 # %% [markdown]
-# ## 5 · Something to do under each product
+# ## 5 · Under whose products?
 #
-# `wgmma` only starts a product. What threads do between the start and the wait costs nothing, as long as the tensor cores have products for at least that time, this warpgroup's or the other's. So the order of the loop is everything, and the compiler may move things. What came out stands in the machine code: each product from its first `HGMMA` to the wait that covers it (`WARPGROUP.DEPBAR`), and between them what the threads do.
+# `wgmma` only starts a product, and in principle a warpgroup can start several and compute under them, all by itself. The header block says what became of that on the card, and what the kernel does instead (the table of drafts further down has the numbers):
+
+# %%
+print(kernel.rung.idea)
+
+# %%
+show.region("33_backward_wgmma", "turns")
+
+# %% [markdown]
+# So the order of the loop is everything, and the compiler may move things. What came out stands in the machine code: each product from its first `HGMMA` to the wait that covers it (`WARPGROUP.DEPBAR`), and between them what the threads do.
 
 # %%
 done = {d: draw_backward.work(lines, found[d]) for d, lines in loops.items()}
@@ -349,13 +367,9 @@ under = pd.concat(
 under.fillna(0).astype(int).rename_axis(columns=["", "products under way"])
 
 # %% [markdown]
-# **What to see.** Time is not to scale: an instruction is an instruction. What counts is the colour. Orange is work under which no product runs, and during which the tensor cores have nothing from this warpgroup. The exponentials, the arithmetic of $dS$ and the stores are under products; so are the barrier and most waits. Column 0 of the table is what the order of the loop has left over. Which product lies over which work is the kernel's plan, in its header block:
-
-# %%
-print(kernel.rung.idea)
-
-# %% [markdown]
-# The empty stretch before the exponentials is the mask, which runs only in tiles that need it. What the picture can't say is *how long* anything takes. If a product is done long before its wait, the tensor cores are idle in spite of it; and if they are still at an earlier one, a warpgroup that starts the next is held up. That is what the clocks of section 4 are for: long boxes of "starts products" or of a wait mean that the tensor cores are the narrow place, and boxes of the threads' own work that they are not.
+# **What to see.** Time is not to scale: an instruction is an instruction. A step has two halves. In the first, $dP$ and $dV$ are started, and $dS$ is computed as soon as $dP$ is there, under $dV$. In the second, $S$ of the next step, $dK$ and $dQ$ are started, and the exponentials wait for $S$ alone. Orange is work under which no product *of this warpgroup* runs; column 0 of the table counts it. There the other one has the token, and its products keep the tensor cores busy: the two are half a step apart.
+#
+# The long empty stretch is the mask, which runs only in tiles that need it. What the picture can't say is *how long* anything takes. If a product is done long before its wait, the tensor cores are idle in spite of it; and if they are still at an earlier one, a warpgroup that starts the next is held up. That is what the clocks of section 4 are for: long boxes of "starts products" or of a wait mean that the tensor cores (or the other one's turn) are the narrow place, boxes of the threads' own work that they are not.
 
 # %% [markdown]
 # ## The kernel
@@ -462,10 +476,9 @@ predicted = steps * 2 * 4 * (2 * 64 // 16 + 2 * Br // 16 + 128 // 16)
 counted = {stem: pd.Series(ray.trace.instructions) for stem, ray in rays.items()}
 wgmma = counted["33_backward_wgmma"]["wgmma.mma_async"]
 print(f"{steps} steps; wgmma: predicted {predicted:,}, counted {wgmma:,}: {wgmma - predicted} more")
-print(f"of these more, S of a step is {2 * 4 * 64 // 16} for each tile of keys")
 
 # %% [markdown]
-# Where there are more than predicted: a loop that starts $S$ of the next step ahead either does so once too often, in its last step, or treats that step apart. The first is simpler and costs a product per tile of keys. The two lines say which one this kernel is.
+# $S$ is started a step ahead. In the last step there is none to be started; a loop that does so all the same costs one more product per tile of keys. This kernel's last step stands apart.
 #
 # ### What is left to do for the threads
 #
@@ -551,7 +564,7 @@ plot.recorded("33_backward_wgmma", "backward", lambda x: record.summary(x, "33_b
 #
 # ### What helped, and what did not
 #
-# Drafts, each with one thing changed, and what it reached as a ratio to SDPA CUDNN; the ones that brought nothing stay in the list. Cover the column `ratio` and guess.
+# Drafts, what is different in each, why it was tried or what came of it, and what it reached as a ratio to SDPA CUDNN; the ones that brought nothing stay in the list. Cover the column `ratio` and guess.
 
 
 # %%
@@ -566,7 +579,7 @@ plot.recorded("33_backward_wgmma", "steps", drafts)
 # %% [markdown]
 # ## What still hurts
 #
-# 1. **One CTA per SM, and one barrier per step for both warpgroups.** Whoever is late makes the other wait, and no third warpgroup fills in.
+# 1. **One CTA per SM, and two warpgroups that wait for each other** several times in a step. Whoever is late makes the other late, and no third one fills in.
 # 2. **Registers.** $dK$ and $dV$ take their share for the whole loop. More queries per step would mean fewer barriers and fewer bytes per product; there is no room for them.
 # 3. **Shared memory has more to do than the tensor cores** (the model above).
 # 4. **$dQ$ in fp32**: each tile of keys sends $4 d$ bytes per query to the L2. And two small kernels run before and after. Both weigh most where sequences are short.
