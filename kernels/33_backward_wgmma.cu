@@ -168,9 +168,9 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
 
   if (warpgroup == 0) {
     fa::setmaxnreg_dec<24>();
-
-    // [region: producer]
+    const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0); // by a shuffle, as `half` below by a vote
     if (threadIdx.x == 0) {
+      // [region: producer]
       const float *stats = static_cast<const float *>(a.workspace[1]);
       const int64_t rows = int64_t(a.B) * a.H * padded<d>(a.Nq);
       int h = hk * group, tile = start;
@@ -193,12 +193,9 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
         fa::cp_async_bulk(smem + C::delta + dO.stage * C::stats_bytes, LSE + rows, C::stats_bytes, dO_full);
         advance(tile, h);
       }
-    }
-    // [end: producer]
-
-    // [region: send_dQ]
-    const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0); // by a shuffle, as `half` below by a vote
-    if (warp == 1 || warp == 2) {
+      // [end: producer]
+    } else if (warp == 1 || warp == 2) {
+      // [region: send_dQ]
       const int half = warp - 1, mine = half * C::dQ_half;
       int tile = start;
       float *dQ_sum = static_cast<float *>(a.workspace[0]) + (int64_t(b) * a.H + hk * group) * last * (Br * d) + mine;
@@ -214,8 +211,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
         if (++tile == last) tile = first;
         if (tile == start) dQ_sum += last * (Br * d); // the next head
       }
+      // [end: send_dQ]
     }
-    // [end: send_dQ]
     return;
   }
 
@@ -280,8 +277,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
   };
 
   // [region: turns]
-  // A token goes round: who holds it starts products, and the other one computes. It is for speed alone: whoever needs what
-  // the other one has written waits for dS_full.
+  // A token goes round: who holds it starts products, and the other one computes. It keeps them together, too: nobody
+  // arrives at dS_full a second time before the other one has been there.
   const auto take_turn = [&] { fa::bar_sync(turn + half, 256); };
   const auto pass_turn = [&] { fa::bar_arrive(turn + 1 - half, 256); };
   // [end: turns]
@@ -383,6 +380,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     fa::bar_sync(dS_full + half, 256); // the other half of dS is written
     float dQ_reg[C::dQ_columns / 8][4];
     {
+      fa::wgmma_fence();
       const uint64_t K = fa::mn_major(smem + C::K + (d == 128 ? half * Bc * 128 : 0), Bc);
       const uint64_t dS = fa::k_major(dS_smem + (d == 128 ? 0 : half * C::dQ_columns * 128));
 #pragma unroll
