@@ -245,7 +245,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void backward_fp32
 
   const float *K = static_cast<const float *>(a.K) + work.b * a.K_stride[0] + work.hk * a.K_stride[1];
 #pragma unroll 1
-  for (int c = 0; c < d; c += 8) // lands with the first slab
+  for (int c = work.first < work.last ? 0 : d; c < d; c += 8) // lands with the first slab, if there is one
     load_columns<Bc, 8, ld_c, threads>(K_smem + c * ld_c, K + c, a.K_stride[2], work.tile * Bc, a.Nk);
   // [end: pipeline]
 
