@@ -206,8 +206,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
           fa::cp_async_bulk_commit_group();
           fa::cp_async_bulk_wait_group_read<0>();
         }
-        __syncwarp();
-        if (step + 1 < steps) fa::bar_arrive(dQ_empty + half, 128 + 32); // and has left shared memory
+        __syncwarp(); // all lanes are here before the warp arrives, as one
+        if (step + 1 < steps) fa::bar_arrive(dQ_empty + half, 128 + 32);
         if (++tile == last) tile = first;
         if (tile == start) dQ_sum += last * (Br * d); // the next head
       }

@@ -220,10 +220,11 @@ def test_a_kernel_with_a_race_runs_to_its_end():
     assert found.findings and not any(f.error for f in found.findings) and not out[:63].isnan().all()
 
 
-# Barriers that order a CTA among others, whose turns the X-ray doesn't follow, or its end.
+# Barriers that order a CTA among others, whose turns the X-ray doesn't follow, or its end, or make a warp one again.
 NOT_BETWEEN_THREADS = {
     "22_backward_fp32": ("it is this CTA's turn", "before the turn passes on"),
     "23_backward_mma": ("still on their way",),  # nobody reads K and V then: the CTA ends with nothing under way
+    "33_backward_wgmma": ("before the warp arrives",),  # bar.arrive is an instruction of a whole warp
 }
 BARRIER = re.compile(r"__sync(?:threads|warp)\(\)|fa::cp_async_wait<[^;]*>\(\)")
 
