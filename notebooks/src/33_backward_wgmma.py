@@ -367,7 +367,7 @@ under = pd.concat(
 under.fillna(0).astype(int).rename_axis(columns=["", "products under way"])
 
 # %% [markdown]
-# **What to see.** Time is not to scale: an instruction is an instruction. A step has two halves. In the first, $dP$ and $dV$ are started, and $dS$ is computed as soon as $dP$ is there, under $dV$. In the second, $S$ of the next step, $dK$ and $dQ$ are started, and the exponentials wait for $S$ alone. Orange is work under which no product *of this warpgroup* runs; column 0 of the table counts it. There the other one has the token, and its products keep the tensor cores busy: the two are half a step apart.
+# **What to see.** Time is not to scale: an instruction is an instruction. A step has two halves. In the first, $dP$ and $dV$ are started, and $dS$ is computed as soon as $dP$ is there, under $dV$. In the second, $S$ of the next step, $dK$ and $dQ$ are started, and the exponentials wait for $S$ alone. Orange is work under which no product *of this warpgroup* runs; column 0 of the table counts it. There the other one's products have to keep the tensor cores busy: it follows one turn of the token later, or is one ahead.
 #
 # The long empty stretch is the mask, which runs only in tiles that need it. What the picture can't say is *how long* anything takes. If a product is done long before its wait, the tensor cores are idle in spite of it; and if they are still at an earlier one, a warpgroup that starts the next is held up. That is what the clocks of section 4 are for: long boxes of "starts products" or of a wait mean that the tensor cores (or the other one's turn) are the narrow place, boxes of the threads' own work that they are not.
 
