@@ -50,6 +50,7 @@ def _no_gradient(stem: str) -> None:
     torch.library.register_autograd(f"fa::{name(stem)}", backward)
 
 
+@cache  # asked at every step of a training, of the files that were there at the first
 def backward_rung(dtype: torch.dtype, D: int, stem: str = "2", needs: frozenset[str] = frozenset()) -> Rung:
     """The rung that goes back from rung `stem`: the last one, in its decade or the twenties, for this dtype, with these
     features, and with a head dimension of at least D. NotImplementedError names those there are."""
