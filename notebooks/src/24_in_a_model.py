@@ -144,6 +144,8 @@ if record:
 
 # %% [markdown]
 # Speed and memory of the whole training, parameters and optimizer included: thousands of tokens (bytes of text) per second, by the median step and its quartiles; the peak allocated; and the loss on the last tenth of the manual, which no run has seen. Attention is only a part of a step, so a kernel that is a quarter faster doesn't make a model a quarter faster.
+#
+# **Predict** before you look: our kernels are faster than SDPA FLASH at the same shapes (notebooks 20 and 23). Is the training?
 
 # %%
 if record:
@@ -152,6 +154,12 @@ elif device == "cuda":
     display(train.speeds(losses, runs).round(3))
 else:
     print("no speed: the emulator counts, it does not time")
+
+# %% [markdown]
+# On the H200 it is not: as recorded, with our kernels a step takes about twice as long. Two causes are known, and neither is in the figures of a single kernel:
+#
+# - **The host.** A step of FLASH takes 15 ms, in which six layers go forward and back. When this was recorded, our operator's way back looked through the source files of all rungs for the right kernel each time, which takes 1.3 ms: 8 ms a step in which the GPU waits. The operator now remembers; the record is from before. A kernel's time between two events says nothing of what happens between two kernels.
+# - **Grouped queries on the way back.** Rung 23 gives a CTA a tile of keys and *all* query heads of its group, so that nothing has to be added up across CTAs. Here that makes 4 sequences × 2 heads × 32 tiles = 256 CTAs, all at work at once, and under the causal mask the first tile of keys has twice the average to do. SDPA repeats K and V for every query head and has four times as many CTAs to even things out. How much of the rest this is has not been measured.
 
 # %% [markdown]
 # ## What is kept for the way back
@@ -460,6 +468,6 @@ exercise.verify("24.3", counts, hint="two tensors (layers, Hkv, N, D)")
 # Look at byte 212: if the two likeliest bytes were closer than the difference of the logits, it was a tie, and both texts are right. After it they are different texts, and comparing them says nothing.
 # </details>
 #
-# <details><summary>Our kernel is faster than SDPA's, and tokens per second hardly change. Why?</summary>
-# Attention is one part of a step; the matrices, the norms, the optimizer and the loss take the rest. The share of attention grows with the length of the sequences.
+# <details><summary>A kernel becomes a quarter faster, and tokens per second hardly change. Why?</summary>
+# Attention is one part of a step; the matrices, the norms, the optimizer and the loss take the rest. The share of attention grows with the length of the sequences. And if the host is what a step waits for, no kernel makes it faster.
 # </details>
