@@ -235,7 +235,7 @@ else:
     display(draw_proof.who_flags(counts, f"Who flags a mutant · compute-sanitizer on {device}, the X-ray anywhere"))
 
 # %% [markdown]
-# *Both* is agreement, and so is *neither* for the rungs as they are. The columns in between are worth reading one by one:
+# *Both* is agreement, and so is *neither* for the rungs as they are, which went through both sides, too (the bars of one, from 22 on, are nothing else). What one side says alone is worth reading one by one:
 
 # %%
 if mutants is not None:
