@@ -351,7 +351,7 @@ unit = "SM clocks" if device == "cuda" else "order of events"
 draw_pingpong.lanes({"32_ping_pong, d = 128, five tiles of keys": events}, unit)
 
 # %% [markdown]
-# **What to see.** From the second tile on, the two consumers are never at their products together: one starts $S$ and $O$ and passes the turn, and while it is at its softmax the other one does the same. (The first tile goes the long way and has no turn.) What the lanes show is what a warpgroup's *threads* are doing. To start a product takes a moment; the product itself runs on behind them, under the softmax that follows.
+# **What to see.** Between the first $S$ and the last $O$, the two consumers are never at their products together: one starts $S$ and $O$ and passes the turn, and while it is at its softmax the other one does the same. (The first tile goes the long way and has no turn, and none follows the last one.) What the lanes show is what a warpgroup's *threads* are doing. To start a product takes a moment; the product itself runs on behind them, under the softmax that follows.
 #
 # The same with clocks, from the middle of a long sequence on the recorded device:
 
@@ -361,13 +361,36 @@ def swim_lanes(notes, length=12000):
     """Two stretches of `length` clocks, with d = 128 and d = 64, from the middle of a CTA's work."""
     cases = {}
     for D, frame in notes.groupby("D"):
-        middle = frame["end"].max() // 2
+        middle = (
+            frame.groupby("lane")["end"].max().min() // 2
+        )  # a lane that notes more often has notes left for less time
         frame = frame.assign(begin=frame["begin"] - middle, end=frame["end"] - middle)
         cases[f"32_ping_pong, D = {D}"] = frame[frame["end"] > 0].assign(begin=lambda f: f["begin"].clip(lower=0))
     return draw_pingpong.lanes(cases, f"SM clocks, {record.about('32_ping_pong', 'roles')['device']}", (0, length))
 
 
 plot.recorded("32_ping_pong", "roles", swim_lanes, by="python -m helpers.roles 32_ping_pong")
+
+
+# %%
+def clocks_per_tile(notes):
+    """From one S to the next of each consumer in the middle of its notes, beside what the tensor cores need for all consumers' tiles."""
+    rows = []
+    for (D, lane), frame in notes[notes["lane"] != "producer"].groupby(["D", "lane"]):
+        starts = frame.query("kind == 'scores' and end.max() * 0.3 < begin < end.max() * 0.7")["begin"]
+        rows.append((D, lane, int(starts.diff().median())))
+    found = pd.DataFrame(rows, columns=["D", "lane", "clocks per tile"]).pivot(
+        index="D", columns="lane", values="clocks per tile"
+    )
+    return found.assign(products=[found.loc[D].count() * budget.loc[D, "products"] for D in found.index]).astype(
+        "Int64"
+    )
+
+
+plot.recorded("32_ping_pong", "roles", clocks_per_tile, by="python -m helpers.roles 32_ping_pong")
+
+# %% [markdown]
+# **What to see.** One after the other the consumers start $S$ and $O$ (green), and under each green box the others are at their softmax, or wait. Three waits belong to a tile: for $K_j$, for the turn, and between $S$ and $O$ for $V_j$. At $d = 128$ each takes some 150 to 230 clocks; at $d = 64$ the one for the turn takes about 600: two others have to come by first. Waits for products have no box of their own: the one for $S$ is the end of $O$'s box, the one for $O$ is in the softmax's. Every note takes time itself, so the kernel without them is faster, above all at $d = 64$, where a tile is short.
 
 # %% [markdown]
 # ### Every step
@@ -390,13 +413,13 @@ plot.recorded("32_ping_pong", "steps", lambda s: draw_pingpong.steps(s, "Each va
 # %% [markdown]
 # **What to see.** The predictions, first of all: they were written down before, and many are wrong.
 #
-# - **Turns** (2 and 15): nothing at $d = 128$, a few percent at $d = 64$. Section 1's model has the direction right, and is far off in size: left to themselves, warpgroups don't stay in step.
+# - **Turns** (2 and 15): without them nothing was lost at $d = 128$, and at $d = 64$ two percent (15) or, under a mask, five (2). Section 1's model has the direction right, and is far off in size: left to themselves, warpgroups don't stay in step.
 # - **The wait that moves** (1, 4, 5; all with a row maximum, at $d = 128$). In 1, ptxas had put all exponentials behind both waits. To hold half of them in front brought a few percent, to hold all of them no more than that. At $d = 64$ the border didn't hold, `between_waits` says so, and yet the times differ by several percent: a warning how far these first ten rows can be trusted, each of which ran beside cuDNN in a process of its own.
-# - **Finishing a tile of queries before the next one begins** (11) should have *cost* something, as the tensor cores idle in between. It gained a tenth. A loop that can go on into another tile of queries has to be ready for it in every turn; without that it is half as long. What the tensor cores did wait for at that point was something else: $Q_i$. To send for it early (20) brought nearly as much again at $d = 128$.
+# - **Finishing a tile of queries before the next one begins** (11) should have *cost* something, as the tensor cores idle in between. It gained a tenth. A loop that can go on into another tile of queries has to be ready for it in every turn; without that it is half as long. What the tensor cores did wait for at that point was something else: $Q_i$. To send for it early (20) brought another seven percent at $d = 128$.
 # - **No maximum** (13): a few percent, less than expected at $d = 64$, more at 128. Step 16 is a kernel that is wrong, to learn what the mask's instructions cost where they are only stepped over: five percent. A loop without them (17) gave a part of it back.
 # - **The vote at the next turn** (25) in place of a barrier of its own: one percent, for nothing but another place.
-# - **One piece of code** for the first tile, those on the diagonal and those done again (28): half the instructions of 25, for a percent of its speed at $d = 128$ and some more under the mask. It stayed: this kernel is to be read.
-# - **What didn't help**: $S$ in two halves, so that exponentials can begin under its second half (21, 26); a part of the exponentials by a polynomial (18, 27), which gains one to three percent at $d = 64$ and loses three at 128; $Q_i$ in registers (10, 23); smaller tiles (9, 19); rescaling $O$ only where it is needed (6, 7).
+# - **One piece of code** for the first tile, those on the diagonal and those done again (28): half the instructions of 25, for a percent of its speed at $d = 128$ and four or five under the mask, measured in different runs. It stayed: this kernel is to be read.
+# - **What didn't help**: $S$ in two halves, so that exponentials can begin under its second half (21, 26); a part of the exponentials by a polynomial (18, 27), which without a mask gains one to three percent at $d = 64$ and, where it was tried, loses three at 128; $Q_i$ in registers (10, 23); smaller tiles (9, 19); rescaling $O$ only where it is needed (6, 7).
 # - **The counter** (3 is without): at $d = 128$ under a causal mask the tiles dealt out beforehand cost a sixth; without a mask, nothing. Notebook 31's model says the same of that deal.
 #
 # ### The X-ray
@@ -458,7 +481,9 @@ plot.recorded("32_ping_pong", "causal", summaries)
 # %% [markdown]
 # The columns as in notebook 13: geometric mean over the headline shapes with $N \ge 1024$, the lowest and highest of them, and the worst of all recorded shapes.
 #
-# **What to see.** The lead over cuDNN grows with the length, and is smallest where a tile of queries has few tiles of keys: at short lengths, and under the mask at the shortest one it is gone. That is the price of the long way, at the beginning of each tile of queries.
+# **What to see.** The lead over cuDNN is smallest at short lengths and by and large grows with them: at $d = 128$ it is two to four percent up to $N = 1024$ and more than a tenth from 4096 on. Under the mask, at $N = 512$ and $d = 128$, there is none. Where a tile of queries has few tiles of keys, its ends weigh most: at $N = 512$ one of four goes the long way.
+#
+# (The table of steps has this kernel at 1.13 for $d = 128$: from another run, over three of these five lengths.)
 #
 # And FlashAttention-3? It was measured in an earlier study, on a card of the same kind and beside the same cuDNN ([data/README.md](../data/README.md), "Published figures"). Times of two days can't be compared, but ratios to the same peer can. Geometric means over $N \ge 1024$ of cuDNN's time over theirs and over ours:
 
@@ -477,6 +502,8 @@ found = pd.concat({kind: beside_fa3(kind) for kind in ("forward", "causal")})
 found.rename(columns={"mean": "32_ping_pong"}).rename_axis(["", "dtype", "D"]).round(3)
 
 # %% [markdown]
+# Wherever both were measured, this rung's ratio is the higher one.
+#
 # How far is that from a product without any softmax? cuBLAS multiplied two square bf16 matrices (8192) in turn with the kernel; `ratio` is our TFLOP/s over its:
 
 # %%
@@ -493,9 +520,10 @@ plot.staircase(speeds(summit=True))
 # %% [markdown]
 # ## What still hurts
 #
-# 1. **Ends.** A tile of queries begins with a tile of keys that goes the long way and ends with a product under which nothing happens. While one warpgroup is at that, only the others keep the tensor cores busy. The shorter the sequence, the larger that part; under a causal mask the tiles on the diagonal go the long way, too.
-# 2. **Exponentials at $d = 64$.** There are as many clocks of them as of products, so both units would have to be busy all the time. Exercise 32.1 looks ahead.
-# 3. **What no kernel gets.** cuBLAS, with nothing but products to do, stays far below the datasheet. It isn't the clock: 4096 operations per clock on 132 SMs come to the datasheet's 990 TFLOP/s at 1830 MHz. While the samples above were taken, in short bursts with pauses, the card ran at these clocks and drew this power (of at most 700 W):
+# 1. **Idle tensor cores at $d = 128$.** The aim was 1.10 times cuDNN's speed without a mask; two recordings gave 1.092 and 1.097, and it is the short lengths that keep it below. Nsight Compute, on a variant of this rung, found the tensor cores at work for 78 % of the time at a clock of 1.68 GHz (which comes to some 710 TFLOP/s; the figure above has 705 at $N = 4096$), and warps that waited for their turn for 7 % of it and for $K_j$ for 3 %.
+# 2. **Ends.** A tile of queries begins with a tile of keys that goes the long way and ends with a product under which nothing happens. While one warpgroup is at that, only the others keep the tensor cores busy. The shorter the sequence, the larger that part; under a causal mask the tiles on the diagonal go the long way, too.
+# 3. **Exponentials at $d = 64$.** There are as many clocks of them as of products, so both units would have to be busy all the time. Exercise 32.1 looks ahead.
+# 4. **What no kernel gets.** cuBLAS, with nothing but products to do, stays far below the datasheet. 4096 operations per clock on 132 SMs come to the datasheet's 990 TFLOP/s at 1830 MHz. While the samples above were taken, in short bursts with pauses, the card was seen at these clocks and drew this power (of at most 700 W), the slower peers included; what the clock does within a burst they don't show:
 
 
 # %%
@@ -507,7 +535,7 @@ def conditions(samples):
 plot.recorded("32_ping_pong", "forward", conditions)
 
 # %% [markdown]
-# 4. **The other direction.** Training needs gradients, and in the backward pass five products want operands that other products have just made: [33 · Backward on Hopper](33_backward_wgmma.ipynb).
+# 5. **The other direction.** Training needs gradients, and in the backward pass five products want operands that other products have just made: [33 · Backward on Hopper](33_backward_wgmma.ipynb).
 
 # %% [markdown]
 # ## Exercises
