@@ -537,11 +537,11 @@ def budget(frame: pd.DataFrame) -> Figure:
         ax.xaxis.set_minor_locator(NullLocator())
         ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:.0%}"))
         ax.set_xlabel("largest error, share of its budget")
-        ax.set_title(" and ".join(OUTPUTS[x] for x in outputs), color=MUTED)
+        ax.set_title(", ".join(OUTPUTS[x] for x in outputs), color=MUTED)
     axes[0].set_yticks(range(len(rungs)), rungs, color=INK)
     axes[0].set_ylim(len(rungs) - 0.4, -0.9)
     handles = {label: h for ax in axes for h, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-    figure.legend([handles[d] for d in dtypes], dtypes, loc="outside upper right", ncols=3, frameon=False, fontsize=9)
+    figure.legend([handles[d] for d in dtypes], dtypes, loc="outside lower right", ncols=3, frameon=False, fontsize=9)
     figure.suptitle(f"Error of every rung · {_device(frame)}", x=0.01, ha="left", fontsize=11)
     return figure
 

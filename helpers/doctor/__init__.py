@@ -43,8 +43,8 @@ class Report:
 
     def __str__(self) -> str:
         lines = [f"{f.name:<20}{f.value}" + (f"\n{'':<20}-> {f.mend}" if f.mend else "") for f in self.findings]
-        lines += ["", f"{'notebook':<24}{'runs on':<12}why"]
-        lines += [f"{lane.notebook:<24}{lane.back_end:<12}{lane.why}" for lane in self.lanes]
+        lines += ["", f"{'notebook':<26}{'runs on':<12}why"]
+        lines += [f"{lane.notebook:<26}{lane.back_end:<12}{lane.why}" for lane in self.lanes]
         return "\n".join(lines)
 
     __repr__ = __str__
