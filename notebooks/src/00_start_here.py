@@ -18,7 +18,7 @@
 #
 # **Needs** nothing but this repository; no GPU. You know Python and a little PyTorch, and have met attention once. CUDA is explained as it comes.
 #
-# **The idea in one line**: a kernel is a text file that you can change, and two seconds later you know whether it is still right.
+# **The idea in one line**: a kernel is a text file that you can change, and seconds later you know whether it is still right.
 #
 # *Run a cell with Shift+Enter, from the top. Cells are meant to be changed.*
 
@@ -54,7 +54,7 @@ doctor()
 # | **an older one** | the kernels it can run, as above; the others on the emulator | live where the kernel runs |
 # | **no GPU** | the emulator: the same `.cu`, compiled by the C++ compiler and run thread by thread on the CPU | recorded on an NVIDIA H200, named in every title |
 #
-# How new is new enough? Each kernel file says so by a **compute capability**, the version number of a GPU's abilities: `sm_75` is 7.5 (Turing, 2018) or newer, `sm_80` 8.0 (Ampere, 2020), `sm_90a` 9.0 (Hopper, 2022). `doctor` above has looked.
+# How new is new enough? Each kernel file says so by a **compute capability**, the version number of a GPU's abilities: `sm_75` is 7.5 (Turing, 2018) or newer, `sm_80` 8.0 (Ampere, 2020) or newer, `sm_90a` 9.0 (Hopper, 2022) and no other. `doctor` above has looked.
 #
 # The **emulator** gives the right results, exact counts of the bytes that threads ask for, and a sentence with file and line for an access out of bounds, a deadlock, a barrier that only some threads reach, a read of shared memory that nobody wrote. (A barrier that is missing altogether stops no kernel; `check` may see it by its wrong result, and `xray`, below, names the two lines that race.) It does not model caches and it has no notion of time: it never says how fast a kernel is, and a time measured on a CPU is never shown beside one from a GPU.
 
@@ -141,7 +141,7 @@ plot.roofline(found, ceilings)
 # %% [markdown]
 # ## How to read a rung
 #
-# Each kernel file is a **rung** of a ladder: a whole kernel that reads from top to bottom by itself and adds one idea to the rung before. The ladder so far:
+# Each kernel file is a **rung** of a ladder: a whole kernel that reads from top to bottom by itself and adds one idea to an earlier rung. The ladder:
 
 # %%
 pd.set_option("display.max_colwidth", None)
@@ -361,6 +361,18 @@ draw.seconds(phases, f"Loading 01_naive · {built.device.iloc[0]}")
 # **Implement it.** Read a rung's `.cu` first and write down what each thread does; then its notebook, and all exercises. Before opening 03, try to write it from its header block. `show.diff("03_fa1_fp32", "04_fa2_fp32")` shows what an idea changes in the code.
 #
 # **Optimise it.** Start at [04](04_fa2_fp32.ipynb), go back where something is new. Predict every number before you measure it; keep what did not help. Then try to beat a rung: the check, the byte counts and, with a GPU, `bench.measure` beside the peers tell you where you are.
+#
+# Where each part lies:
+#
+# | notebooks | about |
+# |---|---|
+# | [01](01_naive.ipynb), [02](02_online_softmax.ipynb), [03](03_fa1_fp32.ipynb), [04](04_fa2_fp32.ipynb) | the algorithm in fp32: naive, online softmax, FlashAttention 1 and 2 |
+# | [10](10_fa2_mma_fp16.ipynb), [11](11_swizzled.ipynb), [12](12_double_buffered.ipynb), [13](13_tuned.ipynb) | tensor cores with 16-bit numbers, up to and past PyTorch's FlashAttention-2 |
+# | [20](20_causal_gqa.ipynb), [21](21_split_kv.ipynb) | what models ask for: causal masks, shared heads, packed sequences; decoding against a long cache |
+# | [22](22_backward_fp32.ipynb), [23](23_backward_mma.ipynb), [24](24_in_a_model.ipynb) | gradients, in fp32 and on tensor cores, and a small GPT trained with them |
+# | [30](30_tma_wgmma.ipynb), [31](31_warp_specialized.ipynb), [32](32_ping_pong.ipynb), [33](33_backward_wgmma.ipynb) | Hopper: tiles that are copied and multiplied asynchronously, warps with roles, turns; forward and backward |
+# | [90](90_proving_it_right.ipynb), [91](91_bug_museum.ipynb), [92](92_xray_against_hardware.ipynb) | how to test a kernel, bugs that kernels have had, and how far the X-ray can be trusted |
+# | [99](99_the_ladder.ipynb) | all rungs on one board, and a place for your own |
 
 # %% [markdown]
 # ## Exercises
