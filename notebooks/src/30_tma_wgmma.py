@@ -441,7 +441,7 @@ for what, text in {"as it is": small.source, "fused": small.replace(rounded, fus
 pd.DataFrame(rows).T.rename_axis(["alpha", "keys"]).map("{:.1e}".format)
 
 # %% [markdown]
-# **What to see.** A fused multiply-add doesn't round the product. So it subtracts the rounded $c\,m$ from the exact one, and what is left is the rounding error, some $10^{-7}$: $\alpha$ is not 1 but next to it, and the same in every tile. $l$ is multiplied by it once per tile, and LSE drifts away in proportion to $N$. $O$ notices nothing, as it is multiplied by the same factors and divided by $l$ in the end. A test that looks at $O$ alone, or at short sequences, can't find this; an error that is *recorded* against $N$ shows it at a glance, as a line that climbs.
+# **What to see.** A fused multiply-add doesn't round the product. So it subtracts the rounded $c\,m$ from the exact one, and what is left is the rounding error, some $10^{-7}$: $\alpha$ is not 1 but next to it, and the same in every tile. $l$ is multiplied by it once per tile, and LSE drifts away in proportion to $N$. $O$ notices nothing, as it is multiplied by the same factors and divided by $l$ in the end. A test that looks at $O$ alone, or at short sequences, can't find this; an error that is *recorded* against $N$ shows it at a glance, as a line that climbs as fast as $N$. In the figure above LSE's line is nearly flat: about twice the error at 256 times as many keys. The fused one would leave the budget before 16384.
 
 # %% [markdown]
 # ## Predict, then measure

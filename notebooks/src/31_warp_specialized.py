@@ -99,7 +99,7 @@ for stem in ("31_warp_specialized", "32_ping_pong"):
 pd.DataFrame(rows).T.rename_axis(["bytes spilled (stores, loads)", "d"])
 
 # %% [markdown]
-# **What to see.** In this rung little or nothing: $S$ dies while $P$ comes into being, so that the two together need little more than $S$ alone. Here the roles hardly *need* the registers yet. The next rung could not do without them.
+# **What to see.** In this rung nothing: $S$ dies while $P$ comes into being, so that the two together need little more than $S$ alone. Here the roles hardly *need* the registers yet. The next rung could not do without them.
 
 # %% [markdown]
 # ## 2 · A ring of stages
@@ -239,7 +239,7 @@ rows = {shape: beyond(*shape) | {"no mask, any way": max(beyond(*shape, False).v
 pd.DataFrame(rows).T.rename_axis(["D", "N"]).map("{:.1%}".format)
 
 # %% [markdown]
-# **What to see.** Time beyond that of a machine that is never idle. Without a mask all tiles are equally long, and nothing can be done about the last, partly filled turn. Under the mask the counter is within a percent or two everywhere. The two that deal beforehand lose up to a third, and turning round, which sounds fairer, is at $d = 128$ the worst of all. Why? The list is not one long descent from the longest tile to the shortest, but a saw: a descent for each group of heads. As long as a turn lies on a slope, turning round evens it out. But the turn that reaches over the end of a group has the *next* group's longest tiles in its last places, where the short ones should be; and if that is the same end every time, the same CTAs get them every time. In the figure these are the steps of 16, 32 and 48 CTAs: three teeth, 16 long tiles each.
+# **What to see.** Time beyond that of a machine that is never idle. Without a mask all tiles are equally long, and nothing can be done about the last, partly filled turn. Under the mask the counter is within a percent or two everywhere. The two that deal beforehand lose up to 16 % and up to 30 %, and turning round, which sounds fairer, is at $d = 128$ the worst of all. Why? The list is not one long descent from the longest tile to the shortest, but a saw: a descent for each group of heads. As long as a turn lies on a slope, turning round evens it out. But the turn that reaches over the end of a group has the *next* group's longest tiles in its last places, where the short ones should be; and if that is the same end every time, the same CTAs get them every time. In the figure these are the steps of 16, 32 and 48 CTAs: three teeth, 16 long tiles each.
 #
 # So the rung counts. (An earlier version of it turned round.) A counter costs an atomic addition per query tile, somebody who sets it to zero before the launch, and one number that has to reach all warps of the CTA. What a number stands for, each of them works out for itself:
 
@@ -342,20 +342,24 @@ for where, text in {"behind the last": small.source, "behind the first": small.r
 # %% [markdown]
 # The place for the *second next* $Q$ is the one that is being read until the last $S$ of the query tile before. So long the producer stood there, and the ring ran empty over every end of a query tile. Swim lanes are good for such things: no result was wrong, and no single line looked it.
 #
-# The same on a GPU, where the axis is time: some tiles around the end of a query tile, of a CTA in the middle of a full grid.
+# The same on a GPU, where the axis is time: some tiles around the end of a query tile, of a CTA in the middle of a full grid. (Writing the notes takes time, too. Shares mean more than durations.)
 
 
 # %%
-def around_the_end(events, D=64, N=4096, before=4, after=5):
-    """The phases from some tiles before the end of the first query tile to some behind it."""
+def between(events, D, first, last):
+    """The phases at this d from consumer 0's product `first` to its product `last`, counted as tiles of keys."""
     events = events[events.D == D]
     starts = events[(events.lane == "consumer 0") & (events.kind == "scores")].begin.to_numpy()
-    first, last = starts[N // 128 - before], starts[N // 128 + after]
+    first, last = starts[first], starts[last]
     seen = events[(events.end > first) & (events.begin < last)]
-    seen = seen.assign(begin=seen.begin.clip(first) - first, end=seen.end.clip(upper=last) - first)
-    return draw_hopper.roles(
-        seen, registers, record.about("31_warp_specialized", "roles")["device"], "clocks of the SM"
-    )
+    return seen.assign(begin=seen.begin.clip(first) - first, end=seen.end.clip(upper=last) - first)
+
+
+def around_the_end(events, D=64, N=4096, before=4, after=5):
+    """Some tiles of keys before the end of the second query tile, and some behind it."""
+    seen, end = between(events, D, 2 * N // 128 - before, 2 * N // 128 + after), "the end of a query tile"
+    where = record.about("31_warp_specialized", "roles")["device"]
+    return draw_hopper.roles(seen, registers, f"{where}, d = {D}, N = {N}: {end}", "clocks of the SM")
 
 
 by = "python -m helpers.roles 31_warp_specialized"
@@ -363,15 +367,24 @@ plot.recorded("31_warp_specialized", "roles", around_the_end, by=by)
 
 
 # %%
-def shares(events):
-    """What each lane does with its time."""
-    spent = (events.end - events.begin).groupby([events.D, events.lane, events.kind]).sum().unstack(fill_value=0)
-    return spent.div(spent.sum(axis=1), axis=0).map("{:.0%}".format)
+def shares(events, N=4096):
+    """What each lane does with its time in the second and the third query tile."""
+    seen = pd.concat(between(events, D, N // 128, 3 * N // 128) for D in (64, 128))
+    spent = (seen.end - seen.begin).groupby([seen.D, seen.lane, seen.kind]).sum().unstack(fill_value=0)
+    spent = spent.div(seen.groupby("D").end.max(), axis=0, level="D")
+    return spent.assign(other=1 - spent.sum(axis=1)).map("{:.0%}".format)
 
 
 plot.recorded("31_warp_specialized", "roles", shares, by=by)
 
 # %% [markdown]
+# **What to see.**
+#
+# - The producer has nothing to do for most of the time. Its one long box in the figure is the beginning of a query tile: it sends for $Q$, works out where the tile lies, and asks the counter.
+# - The consumers are not in step. Consumer 0 comes to the end of its query tile three tiles of keys after the other two, and four stages wouldn't let it be much later; the longest wait of the producer is for the places that consumer 0 has yet to read.
+# - Nobody multiplies in an epilogue, which takes about as long as a tile of keys (`other` in the table is what isn't drawn, most of it epilogues); but the other consumers do.
+# - A consumer's softmax takes more of its time than its two products together at $d = 64$, and nearly as much at $d = 128$. All that time it has no product under way.
+#
 # ### How far ahead
 #
 # The first prediction, for rings of other sizes: copies of $K$ and $V$ that the producer has asked for when the first product begins.
@@ -461,16 +474,16 @@ plot.recorded("31_warp_specialized", "forward", lambda _: by_length("forward"))
 plot.recorded("31_warp_specialized", "causal", lambda _: by_length("causal"))
 
 # %% [markdown]
-# **What to see.** Notebook 30's prediction holds. Most is gained at $d = 128$, where rung 30 had a single CTA per SM, and there most where a CTA's life is short: nobody waits for the first tiles any more, and nobody for $O$ to leave. Under a mask more than without one, as section 3 would have it. At $d = 64$, where two CTAs had covered for each other, there was less to gain.
+# **What to see.** Notebook 30's prediction holds. Most is gained at $d = 128$, where rung 30 had a single CTA per SM, and there most where its CTAs lived short: nobody waits for the first tiles any more, and nobody for $O$ to leave. A mask halves a CTA's life, and at $d = 128$ it brings about as much as half the length does. At $N = 16384$ without a mask nothing is gained there. At $d = 64$, where two CTAs had covered for each other, there was less to gain throughout.
 #
-# At $N = 1024$ and $d = 64$ the rung is weakest. Part of that is arithmetic: query tiles have 192 rows,
+# At $N = 1024$ and $d = 64$ it is least, and under a mask the rung is slower than the one before. Part of that may be arithmetic: query tiles have 192 rows,
 
 # %%
 N = pd.Series([512, 1024, 2048, 4096, 8192, 16384], name="N")
-pd.DataFrame({"rows multiplied beyond N": (-(-N // 192) * 192 / N - 1).map("{:.1%}".format)}).set_index(N).T
+pd.DataFrame({"rows of the tiles beyond N": (-(-N // 192) * 192 / N - 1).map("{:.1%}".format)}).set_index(N).T
 
 # %% [markdown]
-# and the last tile of a sequence is multiplied as if it were full. (At 512, too, where the gain is larger all the same.) Two consumers with 128 rows would waste nothing there, and have fewer rows to each tile of keys elsewhere.
+# and in the last one of a sequence a consumer without rows doesn't multiply, except with one tile of keys, but has nothing else to do either. (At 512, too, where the gain is larger all the same.) Two consumers with 128 rows would be idle nowhere here, and have fewer rows to each tile of keys elsewhere.
 
 # %% [markdown]
 # ## What still hurts

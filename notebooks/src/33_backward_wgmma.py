@@ -309,7 +309,7 @@ registers = {"producer": given, "consumer 0": taken, "consumer 1": taken}
 draw_hopper.roles(events, registers, "The three warpgroups of a CTA", "events on the emulator, in their order")
 
 # %% [markdown]
-# **What to see.** The producer fills all buffers, then waits until one is free. Both consumers do the same in each step, but not at the same time: a token goes round, and only who has it starts products. The same on a GPU, where the axis is time: three steps in the middle of the loop, for a CTA in the middle of a full grid.
+# **What to see.** The producer fills all buffers, then waits until one is free. Both consumers do the same in each step, but not at the same time: a token goes round, and only who has it starts products. The same on a GPU, where the axis is time: three steps in the middle of the loop, for a CTA in the middle of a full grid. (Writing the notes takes time, too. Shares mean more than durations.)
 
 
 # %%
@@ -338,6 +338,27 @@ def shares(events):
 plot.recorded("33_backward_wgmma", "roles", shares, by=by)
 
 # %% [markdown]
+# And what does the other consumer do during a consumer's own work? Shares of that work's clocks:
+
+
+# %%
+def meanwhile(events):
+    """For each consumer's dS, softmax and sending of dQ: the share of its clocks that each kind of the other's takes."""
+    rows = {}
+    own = events[events.lane.str.startswith("consumer") & events.kind.isin(["dS", "softmax", "send dQ"])]
+    for (D, lane, kind), mine in own.groupby(["D", "lane", "kind"]):
+        other = events[(events.D == D) & (events.lane == {"consumer 0": "consumer 1"}.get(lane, "consumer 0"))]
+        until = np.minimum.outer(mine.end.to_numpy(), other.end.to_numpy())
+        both = (until - np.maximum.outer(mine.begin.to_numpy(), other.begin.to_numpy())).clip(0).sum(axis=0)
+        rows[D, lane, kind] = pd.Series(both).groupby(other.kind.to_numpy()).sum() / (mine.end - mine.begin).sum()
+    return pd.DataFrame(rows).T.fillna(0).map("{:.0%}".format)
+
+
+plot.recorded("33_backward_wgmma", "roles", meanwhile, by=by)
+
+# %% [markdown]
+# **What to see.** To start products takes each consumer more than two fifths of its time: that is where it is held up. Consumer 1 forms its $dS$ behind consumer 0 by a quarter of a step at $d = 64$ and by a seventh at $d = 128$; so what one does is covered by the other unevenly. While either forms $dS$, the other one is starting products, or waits for its own. Consumer 0's exponentials lie for the most part under what consumer 1 starts. Most of consumer 1's don't: there consumer 0 has come to its $dQ$, and only what consumer 1 has started itself can still be running.
+#
 # ## 5 · Under whose products?
 #
 # `wgmma` only starts a product, and in principle a warpgroup can start several and compute under them, all by itself. The header block says what became of that on the card, and what the kernel does instead (the table of drafts further down has the numbers):
@@ -367,7 +388,7 @@ under = pd.concat(
 under.fillna(0).astype(int).rename_axis(columns=["", "products under way"])
 
 # %% [markdown]
-# **What to see.** Time is not to scale: an instruction is an instruction. A step has two halves. In the first, $dP$ and $dV$ are started, and $dS$ is computed as soon as $dP$ is there, under $dV$. In the second, $S$ of the next step, $dK$ and $dQ$ are started, and the exponentials wait for $S$ alone. Orange is work under which no product *of this warpgroup* runs; column 0 of the table counts it. There the other one's products have to keep the tensor cores busy: it follows one turn of the token later, or is one ahead.
+# **What to see.** Time is not to scale: an instruction is an instruction. A step has two halves. In the first, $dP$ and $dV$ are started, and $dS$ is computed as soon as $dP$ is there, under $dV$. In the second, $S$ of the next step, $dK$ and $dQ$ are started, and the exponentials wait for $S$ alone. Orange is work under which no product *of this warpgroup* runs; column 0 of the table counts it. There the other one's products would have to keep the tensor cores busy: it follows one turn of the token later, or is one ahead. The clocks of section 4 show how far that goes. While consumer 1 writes its $dQ$, consumer 0 starts the products of its next step, or waits for them. While consumer 0 writes its own, consumer 1 is at its exponentials, and starts nothing.
 #
 # The long empty stretch is the mask, which runs only in tiles that need it. What the picture can't say is *how long* anything takes. If a product is done long before its wait, the tensor cores are idle in spite of it; and if they are still at an earlier one, a warpgroup that starts the next is held up. That is what the clocks of section 4 are for: long boxes of "starts products" or of a wait mean that the tensor cores (or the other one's turn) are the narrow place, boxes of the threads' own work that they are not.
 
@@ -560,7 +581,9 @@ beside(causal=1)
 plot.recorded("33_backward_wgmma", "backward", lambda x: record.summary(x, "33_backward_wgmma", "SDPA CUDNN"))
 
 # %% [markdown]
-# The columns: how many times as long as ours cuDNN takes, as the geometric mean over the shapes with $N \ge 1024$, the lowest and the highest of those, and the worst of *all* recorded shapes with its place.
+# The columns: how many times as long as ours cuDNN takes, as the geometric mean over the shapes with $N \ge 1024$, the lowest and the highest of those, and the worst of *all* recorded shapes with its place. We are ahead at every one of them.
+#
+# One number is too good: 1.94, at $d = 128$ in bf16 under a mask. There, at $N = 1024$, cuDNN took longer than at 2048, which has twice the work; it lifts the mean of its row from 1.10 to 1.23. (And the long whiskers in the last figure are single rounds in which a peer took several times as long. The points are medians.)
 #
 # ### What helped, and what did not
 #
@@ -577,9 +600,11 @@ def drafts(steps):
 plot.recorded("33_backward_wgmma", "steps", drafts)
 
 # %% [markdown]
+# **What to see.** The largest steps at $d = 128$ are the first ones; at $d = 64$ another order and the turns bring the most. What the steps that stayed change is when a tile comes and when a product starts. The rung goes on from step 8, past the end of this table: with 128 queries per step at $d = 64$, and with warps of their own that send $dQ$. The table above it, measured in a run of its own, has what it reached; how much of the difference each of these two brought was not measured apart.
+#
 # ## What still hurts
 #
-# 1. **One CTA per SM, and two warpgroups that wait for each other** several times in a step. Whoever is late makes the other late, and no third one fills in.
+# 1. **One CTA per SM, and two warpgroups that wait for each other** several times in a step. Whoever is late makes the other late, and no third one fills in: consumer 1's exponentials lie mostly under nothing that consumer 0 starts (section 4).
 # 2. **Registers.** $dK$ and $dV$ take their share for the whole loop. More queries per step would mean fewer barriers and fewer bytes per product; there is no room for them.
 # 3. **Shared memory has more to do than the tensor cores** (the model above).
 # 4. **$dQ$ in fp32**: each tile of keys sends $4 d$ bytes per query to the L2. And two small kernels run before and after. Both weigh most where sequences are short.
