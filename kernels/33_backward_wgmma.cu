@@ -1,8 +1,8 @@
 // 33_backward_wgmma: the five products on Hopper's tensor cores, which two warpgroups use in turns
 //
 // idea:      Two warpgroups own 64 keys each and hold P^T and dS^T as operands A in registers. A warpgroup that starts
-//            products is held until the tensor cores have taken them, so it is the other one that they must run under: one
-//            forms dS while the other's dP and dV run, and P while the other's S, dK, and dQ do.
+//            products is held until the tensor cores have taken them, so they take turns: by plan one forms dS while the
+//            other's dP and dV run, and P while the other's S, dK and dQ do (the clocks show how far that holds).
 // changed:   23's transposed products as wgmma; tiles come by TMA from a warp of their own; a token that goes round; dQ
 //            leaves through shared memory, where two more warps have cp.reduce.async.bulk take it and add it up in the L2
 // op:        attention_backward
@@ -17,7 +17,7 @@
 // arch:      sm_90a
 // paper:     FlashAttention-2, Algorithm 2 (arXiv 2307.08691); FlashAttention-3 (arXiv 2407.08608)
 // speed:     H200, N >= 1024: 397 to 550 TFLOP/s at D=64, 462 to 635 at D=128: 1.16 x and 1.10 x SDPA CUDNN; causal
-//            1.21 x and 1.18 x
+//            1.21 x and 1.12 x, without one shape (bf16, D=128, N=1024) at which SDPA CUDNN took twice its usual time
 #include <fa/bulk.cuh>
 #include <fa/half.cuh>
 #include <fa/launch.cuh>
