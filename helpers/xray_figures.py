@@ -220,7 +220,8 @@ def bank_map(access: Access) -> Picture:
         else f"{_place(access)}: {many}, as few as can be"
     )
     if rows != cost:
-        head += f" (drawn: {rows})"
+        why = ", by shared memory's banks alone: its sources lie in more lines" if access.op == "cp.async" else ""
+        head += f" (drawn: {rows}{why})"
     figure, ax = _picture(_bank_text(served, late, head), 9.6, 1.2 + (0.27 if rows <= 16 else 0.21) * rows, head)
     blank(ax).set(xlim=(-0.2, 35.4), ylim=(rows + 0.1, -0.75))
     ax.text(-0.1, -0.35, "bank", ha="right", va="center", fontsize=8, color=MUTED, clip_on=False)

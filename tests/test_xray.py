@@ -389,7 +389,9 @@ def test_every_rung_shows_itself(rung):
         if "async.bulk" in a.op:  # the copy engine: one address for a box, and its banks are not modelled
             assert r.cost >= r.ideal and (r.cost > 0) == (a.space == "global")
         elif a.space == "shared":  # the rule in banks.py is the emulator's
-            assert len(banks.wavefronts(r.addresses, r.width, a.op)) == r.cost == a.worst
+            by_banks = len(banks.wavefronts(r.addresses, r.width, a.op))
+            # cp.async takes as many more as its sources' lines part it into (test_trace_counts works that rule out)
+            assert by_banks <= r.cost == a.worst if a.op == "cp.async" else by_banks == r.cost == a.worst
             assert len(banks.parts(r.addresses, r.width, a.op)) >= r.ideal
         else:
             assert len(banks.sectors(r.addresses, r.width)) in (r.cost, r.cost - 1)  # a tensor may start off a sector
