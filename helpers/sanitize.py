@@ -102,7 +102,7 @@ def build(mutant: Mutant, folder: Path) -> Path:
     source.parent.mkdir(exist_ok=True)
     source.write_text(mutant.source)
     arch = gencode(_arch() or rung(mutant.stem).arch)  # without a GPU it can be compiled all the same
-    command = [nvcc, "-std=c++17", "-O3", "-lineinfo", arch, f"-I{INCLUDE}", source, build_host(folder)]
+    command = [nvcc, "-std=c++17", "-lineinfo", arch, f"-I{INCLUDE}", source, build_host(folder)]
     command += [f"-L{nvcc.parent.parent / 'lib'}"]  # where pip's toolkit has the runtime, which nvcc doesn't know
     _nvcc([*command, "-o", source.with_suffix("")])
     return source.with_suffix("").rename(program)

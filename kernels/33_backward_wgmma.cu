@@ -159,9 +159,9 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
   // [region: barriers]
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Q_stages; ++stage)
-      fa::mbarrier_init(smem + C::Q_full + 8 * stage, 1), fa::mbarrier_init(smem + C::Q_empty + 8 * stage, 2);
+      fa::mbarrier_init(smem + C::Q_full + 8 * stage, 1), fa::mbarrier_init(smem + C::Q_empty + 8 * stage, 256);
     for (int stage = 0; stage < dO_stages; ++stage)
-      fa::mbarrier_init(smem + C::dO_full + 8 * stage, 1), fa::mbarrier_init(smem + C::dO_empty + 8 * stage, 2);
+      fa::mbarrier_init(smem + C::dO_full + 8 * stage, 1), fa::mbarrier_init(smem + C::dO_empty + 8 * stage, 256);
     fa::fence_mbarrier_init();
   }
   __syncthreads(); // the mbarriers are initialised before any thread uses them
@@ -397,7 +397,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     // [region: next_scores]
     if constexpr (next) {
       // dV has been added, and every thread of the warpgroup, which has been through barriers since, has read delta
-      if (elected) fa::mbarrier_arrive(smem + C::dO_empty + 8 * dO.stage);
+      fa::mbarrier_arrive(smem + C::dO_empty + 8 * dO.stage);
       fa::wgmma_wait_group<2>(); // S is there
       scores(Q_next.stage, tile * Br);
       dO.advance();
@@ -410,7 +410,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     fa::wgmma_wait_group<0>(); // dQ is there, dK has been added
     if constexpr (next) pack_P();
     if (step > 0) fa::bar_sync(dQ_empty + half, 128 + 32); // the last dQ has left shared memory
-    if (next && elected) fa::mbarrier_arrive(smem + C::Q_empty + 8 * Q.stage);
+    if (next) fa::mbarrier_arrive(smem + C::Q_empty + 8 * Q.stage);
     float *dQ_smem = reinterpret_cast<float *>(smem_base + C::dQ) + half * C::dQ_half + threadIdx.x % 128 * 4;
 #pragma unroll
     for (int n = 0; n < C::dQ_columns / 8; ++n) fa::store4(dQ_smem + n * 128 * 4, dQ_reg[n]);
