@@ -54,6 +54,12 @@ cudaErrorLaunchFailure
 =========     by thread (32,0,0) in block (0,0,0)
 ========= ERROR SUMMARY: 1 error
 """,
+    "warpgroup mma sequence: warp executing warpgroup instruction with a partial mask, sm90.cuh line 156": """
+========= Warpgroup MMA sequence error detected. Warp executing warpgroup instruction with a partial mask.
+=========     at fa::wgmma_fence()+0x2b10 in sm90.cuh:156
+=========     by thread (32,0,0) in block (0,0,0)
+========= ERROR SUMMARY: 1 error
+""",
     "CUDA error: cudaErrorIllegalAddress": """
 ========= Program hit cudaErrorIllegalAddress (error 700) due to "an illegal memory access was encountered" on CUDA API call to cudaDeviceSynchronize.
 ========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)
@@ -67,7 +73,22 @@ cudaErrorLaunchFailure
 @pytest.mark.parametrize(("short", "said"), SAID.items(), ids=[s.split(",")[0] for s in SAID])
 def test_a_tools_words_in_short(short, said):
     assert sanitize.read(said) == short
-    assert sanitize.flagged(short) == (short != "clean")
+    assert sanitize.flagged(short) == (short != "clean" and not short.startswith("failed"))
+
+
+@pytest.mark.parametrize(
+    ("said", "flagging"),
+    [
+        (("clean", "clean", "clean", "clean"), []),
+        (("clean", "race: write", "clean", "clean"), ["racecheck"]),
+        (("invalid: read; timeout", "timeout", "clean", "failed: no GPU"), ["memcheck"]),
+        (("clean", "timeout", "timeout", "clean"), []),  # slow under two tools, but it does end
+        (("timeout", "timeout", "timeout", "failed: no GPU"), []),  # there is no telling
+        (("timeout", "timeout", "timeout", "timeout"), list(sanitize.TOOLS)),  # it hangs
+    ],
+)
+def test_a_timeout_counts_where_no_tool_sees_the_end(said, flagging):
+    assert sanitize.flagging(dict(zip(sanitize.TOOLS, said))) == flagging
 
 
 def test_there_are_enough_mutants_and_each_is_one_change_of_a_rung():

@@ -1,4 +1,5 @@
-"""compute-sanitizer finds nothing in any rung: memory, races, uninitialised reads, barriers. On a GPU."""
+"""compute-sanitizer finds nothing in any rung, on a GPU: memory, races, uninitialised reads, barriers. And what racecheck
+does not follow."""
 
 import os
 import shutil
@@ -7,12 +8,17 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from emulated import build
 
-from helpers import rungs
+from helpers import rung, rungs
+from helpers import sanitize as sanitizing
+from helpers.contract import FaArgs
+from helpers.kernel import cuda_refusal
+from helpers.mutants import Mutant
 
 ROOT = Path(__file__).parent.parent
 TOOLS = ["memcheck", "racecheck", "initcheck", "synccheck"]
-pytestmark = pytest.mark.gpu
 
 # Tails in every dimension, each D, one tile and several, masks, groups of heads, packed and paged batches; a process per
 # tool, since starting one is what takes long.
@@ -61,6 +67,7 @@ def sanitize(tool: str, *arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("tool", TOOLS)
 def test_every_rung_is_clean(tool):
     done = sanitize(tool)
@@ -68,7 +75,41 @@ def test_every_rung_is_clean(tool):
     assert [line for line in done.stdout.splitlines() if line.endswith(" ran")] == [f"{r.stem} ran" for r in rungs()]
 
 
+@pytest.mark.gpu
 def test_a_missing_bounds_check_is_found():
     """The test above bites: a rung that writes one row too many is flagged."""
     done = sanitize("memcheck", "wrong")
     assert done.returncode == 9 and "Invalid __global__" in done.stdout
+
+
+# How the readers of a TMA pipeline give its place back (releases.cu): the number it is asked for by, whether that is right,
+# and whether racecheck reports it. One arrival behind a barrier of all who read orders them all: "mbarrier.arrive" releases,
+# and barriers are transitive. racecheck counts the reads of the thread that arrives, and no others.
+RELEASES = {
+    "every thread for itself": (1, True, False),
+    "a lane of each warp, behind a __syncwarp": (2, True, True),
+    "one thread, behind a barrier of all": (3, True, True),
+    "one thread, behind nothing": (4, False, True),
+}
+SOURCE = Path(__file__).with_name("releases.cu").read_text()
+Nq, D = 8, 128
+
+
+@pytest.mark.parametrize("how", RELEASES)
+def test_the_emulator_tells_right_releases_from_wrong_ones(how):
+    number, right, _ = RELEASES[how]
+    Q, O = torch.arange(float(Nq * D)).view(Nq, D), torch.empty(D)  # noqa: E741
+    args = FaArgs(B=1, H=number, Nq=Nq, Nk=1, D=D, scale=1.0, Q=Q.data_ptr(), O=O.data_ptr())
+    found = build(SOURCE).trace(args, {"Q": Q, "O": O}).findings
+    assert torch.equal(O, Q.sum(0).roll(-1)) and [f.kind for f in found] == ([] if right else ["race"])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(bool(cuda_refusal(rung("33_backward_wgmma"))), reason="cp.async.bulk needs a Hopper GPU")
+@pytest.mark.parametrize("how", RELEASES)
+def test_racecheck_takes_an_arrival_to_speak_for_one_thread(how, tmp_path):
+    number, _, reported = RELEASES[how]
+    program = sanitizing.build(Mutant(how, "33_backward_wgmma", "", 0, SOURCE), tmp_path)
+    numbers = [0, 0, 1, number, 1, Nq, 1, D, 4, 0, 1, 0, 0, 0, 0]  # as calls.cpp takes them
+    said = sanitizing.sanitize(program, numbers, "racecheck", seconds=60)
+    assert said.startswith("race") if reported else said == sanitizing.CLEAN
