@@ -8,9 +8,10 @@ accepts one that never looks at the last 8 keys.
 
 from __future__ import annotations
 
+import contextlib
 import html
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ if (
 
 TIMES = 2  # the error allowed, in errors of plain PyTorch
 ULPS = 4  # and in float32 ulps of what is summed on the way (reference.Case.magnitude)
+SMALL = 1 << 28  # multiply-adds of a product that one CPU thread does sooner than several agree to begin
 XRAY = "xray(kernel, …) looks for what results don't show: races, bank conflicts"
 POISON = {"torch.float32": 0x7FC5A5A5, "torch.float16": 0x7E5A, "torch.bfloat16": 0x7FDA}  # NaNs no arithmetic produces
 
@@ -184,6 +186,11 @@ def check(kernel: Callable, cases: Iterable[Case] | None = None) -> Report:
 
 
 def _one(kernel: Callable, case: Case, poisons: bool) -> list[Comparison]:
+    with _threads_for(case):
+        return _run(kernel, case, poisons)
+
+
+def _run(kernel: Callable, case: Case, poisons: bool) -> list[Comparison]:
     import torch
 
     inputs = case.inputs
@@ -206,8 +213,24 @@ def compare(case: Case, outputs: tuple[Tensor, ...]) -> list[Comparison]:
     if not isinstance(outputs, tuple | list) or len(outputs) != len(case.names):
         text = f"returned {type(outputs).__name__}, not ({', '.join(case.names)})"
         return [Comparison(case.name, case.names[0], *[float("nan")] * 3, problem=text)]
-    found = zip(case.names, outputs, case.exact(), case.baseline(), case.magnitude(), strict=True)
-    return [_compare(case.name, *f) for f in found]
+    with _threads_for(case):
+        found = zip(case.names, outputs, case.exact(), case.baseline(), case.magnitude(), strict=True)
+        return [_compare(case.name, *f) for f in found]
+
+
+@contextlib.contextmanager
+def _threads_for(case: Case) -> Iterator[None]:
+    """One CPU thread for a small case's tensors: where other programs want the cores too, a second one multiplies the time."""
+    import torch
+
+    before = torch.get_num_threads()
+    products = case.s.numel() if case.s is not None else case.q.numel() * case.k.shape[-2]
+    if products <= SMALL:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _compare(case: str, name: str, got: Tensor, exact: Tensor, plain: Tensor, magnitude: float) -> Comparison:

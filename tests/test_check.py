@@ -1,5 +1,6 @@
 """The error rule passes what is right, however it sums, and fails what is wrong, where a fixed tolerance doesn't."""
 
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -369,3 +370,21 @@ def test_what_every_case_says_is_said_once():
     cases = [Case(f"case {i}", *torch.randn(3, 1, 1, 4, 32)) for i in range(9)]
     said = str(check(refuses, cases))
     assert said.count("out of bounds, line 7") == 1 and "the same in 8 more cases" in said and "WRONG in 9 of 9" in said
+
+
+@pytest.mark.parametrize("small, expected", [(1 << 28, 1), (0, 2)])
+def test_small_cases_are_left_to_one_thread_and_the_threads_come_back(monkeypatch, small, expected):
+    monkeypatch.setattr(sys.modules[check.__module__], "SMALL", small)
+    seen, before = [], torch.get_num_threads()
+
+    def kernel(q, k, v, scale=None):
+        seen.append(torch.get_num_threads())
+        raise RuntimeError("no result")
+
+    try:
+        torch.set_num_threads(2)
+        check(kernel, [small_case()])
+        after = torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)
+    assert (seen, after) == ([expected], 2)
