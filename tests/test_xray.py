@@ -1,6 +1,7 @@
 """The X-ray as a reader meets it: tables, sentences, pictures and refusals, on traces made by hand and on real ones."""
 
 import sys
+import time
 import warnings
 from dataclasses import replace
 from types import SimpleNamespace
@@ -459,6 +460,17 @@ def test_a_large_input_is_warned_of_and_run(monkeypatch):
         xray("03_fa1_fp32", *qkv(N=256, D=64, H=2))
         xray("02_online_softmax", torch.randn(4, 4096))
     assert len(runs) == 3
+
+
+@pytest.mark.parametrize("rung", ladder.rungs(), ids=lambda rung: rung.stem)
+def test_a_trace_with_race_detection_takes_less_than_five_seconds(rung):
+    """On two threads, without the time to compile; of both together, so that what else the machine does counts little."""
+    kernel = load(rung.stem, device="cpu", quiet=True)
+    kernel.launcher.threads = 2
+    xray(kernel, *random_inputs(rung, (1, 1, 16, 16, 64)))  # the first one compiles
+    inputs, start = random_inputs(rung, (1, 2, 256, 256, 64)), time.process_time()
+    assert xray(kernel, *inputs).ok
+    assert time.process_time() - start < 5
 
 
 def test_a_kernel_that_is_stopped_still_has_its_table():
