@@ -338,6 +338,16 @@ def test_an_atomic_after_a_faulty_block_does_not_wait_for_ever():
         launch(launcher, torch.zeros(32))
 
 
+def test_a_block_does_not_wait_for_what_a_faulty_one_left_undone():
+    faulty = "if (blockIdx.x == 0) { for (volatile int i = 0; i < 100000000; ++i) {} __trap(); }"
+    launcher = build(program(f"{faulty} while (atomicAdd(out, 0.0f) == 0.0f) {{}}", "2, 1"))
+    launcher.threads, launcher.timeout = 2, 20
+    start = time.monotonic()
+    with pytest.raises(KernelError, match="block 0 executes __trap"):
+        launch(launcher, torch.zeros(32))
+    assert time.monotonic() - start < 10
+
+
 # ---- launches that CUDA refuses
 
 

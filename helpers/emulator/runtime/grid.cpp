@@ -107,6 +107,7 @@ void wait_for_turn(Worker* w) {
     }
     --w->critical;
   }
+  if (run.limit <= w->block) leave_block();  // or this one might wait for ever for what the other would have done
   w->my_turn = true;
 }
 
