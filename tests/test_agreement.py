@@ -5,8 +5,20 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from helpers import agreement, record
+from helpers import agreement, ladder, record
 from helpers.emulator.trace import Access
+
+# What a rung may be off, in percent of all that the hardware counts. What nvcc makes of the source is known to the digit; GOAL
+# is what may be left beside it, and also all that a rung may be off that isn't named here.
+GOAL = 2.0
+NVCC = {"04_fa2_fp32": 3.4, "21_split_kv": 7.5, "22_backward_fp32": 3.0, "32_ping_pong": 8.0}
+LEFT = {
+    "22_backward_fp32": 0.7,
+    "23_backward_mma": 0.7,
+    "31_warp_specialized": 1.7,
+    "32_ping_pong": 1.2,
+    "33_backward_wgmma": 1.1,
+}
 
 
 @pytest.fixture(scope="module")
@@ -14,15 +26,35 @@ def patterns():
     return agreement.singles("patterns")
 
 
+@pytest.fixture(scope="module")
+def rungs():
+    return agreement.rungs()
+
+
 def unexplained(frame):
     return frame[(frame["difference"] != 0) & (frame["why"] == "")]
 
 
-def test_rungs_have_the_counters_that_the_xray_predicts():
-    frame = agreement.rungs()
-    assert frame["name"].nunique() >= 4
-    assert unexplained(frame).empty, unexplained(frame)
-    assert (agreement.totals(frame)["unexplained_percent"] == 0).all()
+def test_rungs_have_the_counters_that_the_xray_predicts(rungs):
+    recorded = {path.name.partition(".")[0] for path in record.DATA.glob("*/*.counters.csv")}
+    assert set(rungs["name"]) == recorded >= {r.stem for r in ladder.rungs()[:14]}
+    assert unexplained(rungs).empty, unexplained(rungs)
+
+
+def test_every_rung_is_off_by_no_more_than_is_known(rungs):
+    for name, row in agreement.totals(rungs).iterrows():
+        assert row["percent"] <= NVCC.get(name, GOAL), name
+        assert row["rest_percent"] <= LEFT.get(name, 0.1), name
+        assert row["unexplained_percent"] == 0
+
+
+def test_what_timing_adds_are_wavefronts_that_are_called_conflicts(rungs):
+    """Both counters of a kernel differ by the same, beside what nvcc accounts for."""
+    varied = rungs[rungs["metric"].str.fullmatch("shared_(load|store)_(wavefronts|conflicts)")]
+    varied = varied.assign(what=varied["metric"].str.rpartition("_")[2], op=varied["metric"].str.rpartition("_")[0])
+    table = varied.pivot(index=["name", "D", "kernel", "op"], columns="what", values="rest").dropna()
+    assert len(table) > 50 and (table["conflicts"] > 0).any()
+    assert (table["conflicts"] == table["wavefronts"]).all(), table[table["conflicts"] != table["wavefronts"]]
 
 
 def test_every_pattern_of_addresses_costs_what_the_hardware_counts(patterns):
@@ -47,7 +79,7 @@ def test_micro_kernels_have_the_counters_that_the_xray_predicts():
 @pytest.mark.parametrize("stem", ["21_split_kv", "22_backward_fp32"])
 def test_rungs_that_models_need_are_counted_kernel_by_kernel(stem, tmp_path, monkeypatch):
     """With a record made up of the X-ray's own counts, and one of them off by one: every kernel and counter is beside its own."""
-    B, H, N, D = agreement.SIZE
+    B, H, N, D = agreement.SIZES[0]
     names = {"21_split_kv": ["split_kv", "merge_splits"], "22_backward_fp32": ["prepare", "backward_fp32"]}[stem]
     rows = []
     for name in names:
@@ -67,6 +99,34 @@ def test_rungs_that_models_need_are_counted_kernel_by_kernel(stem, tmp_path, mon
     assert unexplained(frame)[["kernel", "metric", "difference"]].values.tolist() == [
         [names[1], "global_load_sectors", 1]
     ]
+
+
+def test_a_number_that_is_off_by_one_is_not_explained(rungs):
+    known = [
+        (row, reason)
+        for row in rungs[rungs["difference"] != 0].itertuples(index=False)
+        if (reason := agreement.explain(row.name, row.kernel, row.metric, row.D, row.difference, row.hardware))
+    ]
+    exact = [row for row, reason in known if not any(reason.timing)]
+    assert len(exact) >= 25 and all(row.rest == 0 for row in exact)
+    for row in exact:
+        for other in (row.difference + 1, row.difference - 1, -row.difference):
+            assert agreement.explain(row.name, row.kernel, row.metric, row.D, other, row.hardware) is None, row
+
+
+def test_what_does_not_go_through_the_pipe_of_loads_and_stores_is_not_counted():
+    ours = agreement.counters(
+        [
+            Access("k", "k.cu", 1, "cp.async.bulk.tensor", "shared", "K_smem", 2, 7, 8192, 0, 0, 0, None),
+            Access("k", "k.cu", 1, "cp.async.bulk.tensor", "global", "K", 2, 7, 8192, 256, 256, 40, None),
+            Access("k", "k.cu", 2, "atomic", "global", "dQ", 4, 3, 384, 12, 12, 4, None),
+            Access("k", "k.cu", 3, "stmatrix", "shared", "O_smem", 16, 5, 2560, 25, 20, 5, None),
+        ]
+    )
+    assert {metric: count for metric, count in ours.items() if count} == {
+        "shared_store_wavefronts": 25,
+        "shared_store_conflicts": 5,
+    }
 
 
 def test_a_difference_is_seen_and_nothing_explains_it_away():
