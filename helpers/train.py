@@ -26,6 +26,12 @@ STEM = "24_in_a_model"
 RUNGS = ("20_causal_gqa", "21_split_kv", "23_backward_mma")  # whose code a record of this model depends on
 HELD_OUT = 0.1  # of the text, its end: never trained on
 WARM_UP = 20  # steps that no speed is taken from
+PROFILED = 20  # steps whose kernels are timed one by one
+# What a GPU's kernels are for, by a pattern of their names: ours, FlashAttention's and cuDNN's
+PARTS = {
+    "attention, forward": r"flash_fwd|fprop|causal_gqa",
+    "attention, backward": r"flash_bwd|bprop|dot_do_o|backward_mma|\b(?:prepare|finish)<",
+}
 
 
 @dataclass(frozen=True)
@@ -102,21 +108,14 @@ def train(attention: Attention, plan: Plan, device: str, seed: int = 0) -> Run:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated() if on_gpu else 0
-    torch.manual_seed(seed)
-    model = GPT(plan.size, attention).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=plan.rate, betas=(0.9, 0.95), fused=on_gpu)
+    model, optimizer = _new(attention, plan, device, seed)
     rates = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, plan.rate, plan.steps, pct_start=0.1, anneal_strategy="linear", cycle_momentum=False
     )
     losses, marks = [], [_mark(on_gpu)]
     for piece in pieces:
-        now = loss(model, piece, plan.dtype)
-        now.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+        losses.append(_step(model, optimizer, piece, plan.dtype))
         rates.step()
-        losses.append(now.detach())
         marks.append(_mark(on_gpu))
     steps = pd.DataFrame({"step": range(plan.steps), "loss": torch.stack(losses).cpu().numpy()})
     steps["ms"] = [a.elapsed_time(b) for a, b in zip(marks, marks[1:])] if on_gpu else None
@@ -125,6 +124,22 @@ def train(attention: Attention, plan: Plan, device: str, seed: int = 0) -> Run:
     with torch.no_grad():
         held_out = torch.stack([loss(model, p, plan.dtype) for p in batches(unseen, test, 0).to(device)]).mean()
     return Run(model, steps, peak, held_out.item())
+
+
+def _new(attention: Attention, plan: Plan, device: str, seed: int) -> tuple[GPT, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = GPT(plan.size, attention).to(device)
+    return model, torch.optim.AdamW(model.parameters(), lr=plan.rate, betas=(0.9, 0.95), fused=device == "cuda")
+
+
+def _step(model: GPT, optimizer: torch.optim.Optimizer, piece: Tensor, dtype: torch.dtype) -> Tensor:
+    """Learns from one batch; its loss before that."""
+    now = loss(model, piece, dtype)
+    now.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    return now.detach()
 
 
 def _mark(on_gpu: bool) -> torch.cuda.Event | None:
@@ -208,6 +223,32 @@ def train_all(plan: Plan, device: str, rounds: int = 2) -> tuple[pd.DataFrame, p
     return pd.concat(losses, ignore_index=True), runs, models[0]
 
 
+def profile(plan: Plan, steps: int = PROFILED) -> pd.DataFrame:
+    """The GPU's kernels in a training step of each way to attend, by torch.profiler: name, kernel, calls and ms, both per step. The
+    profiler slows the host down, and a kernel hardly."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as profiler
+
+    rows = []
+    for name, attention, seed, round in ways("cuda"):
+        if seed or round:
+            continue
+        model, optimizer = _new(attention, plan, "cuda", seed)
+        pieces = batches(split(manual())[0], plan, seed)[: 2 + steps].to("cuda")
+        for piece in pieces[:2]:  # the first call of everything
+            _step(model, optimizer, piece, plan.dtype)
+        with profiler(activities=[ProfilerActivity.CUDA]) as seen:
+            for piece in pieces[2:]:
+                _step(model, optimizer, piece, plan.dtype)
+            torch.cuda.synchronize()
+        rows += [
+            (name, event.key, event.count / steps, event.self_device_time_total / steps / 1e3)
+            for event in seen.key_averages()
+            if event.self_device_time_total
+        ]
+    return pd.DataFrame(rows, columns=["name", "kernel", "calls", "ms"])
+
+
 def tables(plan: Plan, device: str) -> tuple[dict[str, pd.DataFrame], dict]:
     """The samples of every kind of a record (data/README.md), and what to keep beside its conditions."""
     training, runs, model = train_all(plan, device)
@@ -222,7 +263,8 @@ def tables(plan: Plan, device: str) -> tuple[dict[str, pd.DataFrame], dict]:
         "method": "one run after the other; CUDA events around every step",
         "skipped": runs.attrs.pop("skipped"),
     }
-    return {"training": training, "runs": runs, "text": compare(model, plan)}, extra
+    found = {"training": training, "runs": runs, "text": compare(model, plan)}
+    return (found | {"profile": profile(plan)} if device == "cuda" else found), extra
 
 
 def save(found: dict[str, pd.DataFrame], extra: dict, **options: object) -> list[Path]:
@@ -244,6 +286,7 @@ def main() -> int:
         print("wrote", path.name)
     print(speeds(found["training"], found["runs"]).round(3).to_string())
     print(yardstick(found["training"]).round(4).to_string())
+    print(parts(found["profile"]).round(3).to_string())
     print(f"done in {time.perf_counter() - begun:.0f} s")
     return 0
 
@@ -255,7 +298,7 @@ def recorded() -> dict[str, pd.DataFrame] | None:
     """The record's samples by kind; None, and a sentence, where this model has not been recorded yet. A sentence, too, where the
     kernels have changed since."""
     try:
-        found = {kind: record.load(STEM, kind) for kind in ("training", "runs", "text")}
+        found = {kind: record.load(STEM, kind) for kind in ("training", "runs", "text", "profile")}
     except LookupError:
         print("not recorded on a GPU yet: `python -m helpers.train` on a machine with one does it")
         return None
@@ -301,6 +344,15 @@ def speeds(training: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     found = pd.DataFrame({name: frame["tokens"] / ms.quantile(at) for name, at in columns.items()})
     found = found.assign(peak_gib=frame["bytes"].astype("float64") / 2**30, held_out=frame["held_out"])
     return found.set_axis([label(*of_run) for of_run in found.index])
+
+
+def parts(profile: pd.DataFrame) -> pd.DataFrame:
+    """Of `profile`, the milliseconds of a step that the GPU spends in each of PARTS and in everything else; a row per way."""
+    part = pd.Series("everything else", index=profile.index)
+    for name, pattern in PARTS.items():
+        part[profile["kernel"].str.contains(pattern)] = name
+    found = profile.assign(part=part).pivot_table("ms", "name", "part", "sum", sort=False)[[*PARTS, "everything else"]]
+    return found.assign(all=found.sum(axis=1)).rename_axis(index=None, columns=None)
 
 
 if __name__ == "__main__":

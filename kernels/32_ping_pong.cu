@@ -175,10 +175,10 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
     if (lane == 0) fa::mbarrier_arrive(barrier); // this warp has read what the barrier stands for
   };
 
-  float S_reg[Bc / 8][4], O_reg[d / 8][4] = {};    // (64, Bc) of this warpgroup; (64, d), not yet divided by l
-  uint32_t P_reg[Bc / 16][4];                      // P of tile j0, rounded
-  float m_reg[2], m_log2[2], l_reg[2], sum_reg[2]; // of rows g and g + 8: m before scaling and after, l and the last
-                                                   // tile's share of it, of this lane's columns
+  float S_reg[Bc / 8][4], O_reg[d / 8][4] = {}; // (64, Bc) of this warpgroup; (64, d), not yet divided by l
+  uint32_t P_reg[Bc / 16][4];                   // P of tile j0, rounded
+  // Of rows g and g + 8: m before scaling and after; of this lane's columns of them l, and the last tile's share of it
+  float m_reg[2], m_log2[2], l_reg[2] = {}, sum_reg[2] = {};
 
   // [region: next_index]
   // Waits for the next Q_i; gives its index, and -1 after the last. The maximum of S is sought before S is scaled, so

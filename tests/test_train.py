@@ -150,6 +150,33 @@ def test_the_yardstick_and_the_speeds_are_those_of_a_made_up_record():
     assert speeds["kilotokens_per_s"].tolist() == [100.0, 125.0, 100.0] and speeds["peak_gib"].tolist() == [1.0] * 3
 
 
+def test_every_kernel_of_a_step_is_counted_to_the_part_that_its_name_says():
+    names = {
+        "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64>>(Flash_fwd_params)": "attention, forward",
+        "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x64": "attention, forward",
+        "void causal_gqa<64, __nv_bfloat16>(fa_model_args, Order)": "attention, forward",
+        "void pytorch_flash::flash_bwd_dot_do_o_kernel<true>(Flash_bwd_params)": "attention, backward",
+        "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_26_64x64x64": "attention, backward",
+        "void cudnn::fusion::compute_dot_do_o_specialized<true>(Params)": "attention, backward",
+        "void backward_mma<64, __nv_bfloat16>(fa_backward_args)": "attention, backward",
+        "void prepare<64, __nv_bfloat16>(fa_backward_args)": "attention, backward",
+        "void finish<64, __nv_bfloat16>(fa_backward_args)": "attention, backward",
+        "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT": "everything else",
+        "void at::native::vectorized_layer_norm_kernel<float, float, false>(int)": "everything else",
+    }
+    made = pd.DataFrame([("kernels", name, 1.0, 2.0**n) for n, name in enumerate(names)], columns=["name", "kernel", "calls", "ms"])  # fmt: skip
+    found = train.parts(made).loc["kernels"]
+    for part in ("attention, forward", "attention, backward", "everything else"):
+        assert found[part] == sum(2.0**n for n, which in enumerate(names.values()) if which == part)
+    assert found["all"] == 2.0 ** len(names) - 1
+
+
+@pytest.mark.gpu
+def test_a_profile_knows_both_ways_of_attention():
+    found = train.parts(train.profile(replace(train.SMALL, steps=4, length=512), steps=2))
+    assert {"SDPA FLASH", "kernels"} <= set(found.index) and (found > 0).all(axis=None)
+
+
 def test_without_a_gpu_nothing_is_recorded(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert train.main() == 1 and "on a GPU only" in capsys.readouterr().out

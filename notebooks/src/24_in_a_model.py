@@ -143,7 +143,7 @@ if record:
     display(train.yardstick(record["training"]))
 
 # %% [markdown]
-# **What to see.** Nothing changed at all changes as much: SDPA FLASH differs from itself, run again, by more on average than our kernels differ from it. cuDNN and our second run differ by less still, and all of them lie more than a hundred times below the other seed.
+# **What to see.** Nothing changed at all changes as much: SDPA FLASH, run again, differs from itself by more on average than our kernels' first run does, and by about as much as their second and cuDNN. All of them lie hundreds of times below the other seed.
 #
 # Speed and memory of the whole training, parameters and optimizer included: thousands of tokens (bytes of text) per second, by the median step and its quartiles; the peak allocated; and the loss on the last tenth of the manual, which no run has seen. Attention is only a part of a step, so a kernel that is a quarter faster doesn't make a model a quarter faster.
 #
@@ -158,10 +158,16 @@ else:
     print("no speed: the emulator counts, it does not time")
 
 # %% [markdown]
-# On the H200 it is not: as recorded, with our kernels a step takes about twice as long. Two causes are known, and neither is in the figures of a single kernel:
+# On the H200 it is not: as recorded, a step with our kernels takes nine percent longer. What a step's kernels take, one by one, a profiler can say (20 steps, milliseconds of a step):
+
+# %%
+if record:
+    display(train.parts(record["profile"]).round(2))
+
+# %% [markdown]
+# **What to see.** Forward our kernel takes two thirds of SDPA FLASH's time. On the way back it takes half as long again, and there it was by itself the faster one, too. The model has something that notebook 23's timings have not: **grouped queries**. Rung 23 gives a CTA a tile of keys and *all* query heads of its group, so that nothing has to be added up across CTAs. Here that makes 4 sequences × 2 heads × 32 tiles = 256 CTAs, all at work at once, and under the causal mask the first tile of keys has twice the average to do: while it is at work, most of the others are done. FlashAttention-2 gives every query head CTAs, and copies of dK and dV, of its own and adds the copies up afterwards ([`mha_bwd`](https://github.com/Dao-AILab/flash-attention/blob/main/csrc/flash_attn/flash_api.cpp)), so that it has the CTAs of all eight query heads to even things out.
 #
-# - **The host.** A step of FLASH takes 15 ms, in which six layers go forward and back. When this was recorded, our operator's way back looked through the source files of all rungs for the right kernel each time, which takes 1.3 ms (timed later, on another CPU): 8 ms a step in which the GPU gets nothing new to do, about half of what is missing. The operator now remembers; the record is from before. A kernel's time between two events says nothing of what happens between two kernels.
-# - **Grouped queries on the way back.** Rung 23 gives a CTA a tile of keys and *all* query heads of its group, so that nothing has to be added up across CTAs. Here that makes 4 sequences × 2 heads × 32 tiles = 256 CTAs, all at work at once, and under the causal mask the first tile of keys has twice the average to do. FlashAttention-2 gives every query head CTAs, and copies of dK and dV, of its own and adds the copies up afterwards ([`mha_bwd`](https://github.com/Dao-AILab/flash-attention/blob/main/csrc/flash_attn/flash_api.cpp)), so that it has the CTAs of all eight query heads to even things out. How much of the rest this is has not been measured.
+# And the **host** has to keep up. Before the operator remembered which kernel its way back calls, it looked through the source files of all rungs each time: 1.3 ms, six times a step, and a step took twice as long as SDPA FLASH's. A kernel's time between two events says nothing of what happens between two kernels.
 
 # %% [markdown]
 # ## What is kept for the way back
