@@ -13,10 +13,13 @@ from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from . import ladder, record
+from .banks import LINE, SECTOR
 from .emulator.trace import Access, Trace
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from .patterns import Pattern
 
 SIZES = [(1, 2, 256, 64), (1, 2, 256, 128)]  # B, H, N, D: the recorded sizes that the emulator counts in a second
 
@@ -112,29 +115,61 @@ def traced(stem: str, size: tuple[int, int, int, int] = SIZES[0]) -> Trace:
     return xray(rung, *random_inputs(rung, (B, H, N, N, D)), **options(rung)).trace
 
 
-def singles(kind: str, device: str | None = None) -> pd.DataFrame:
-    """Every recorded kernel of one access, of a kind ("patterns", "microkernels"): columns as of `rungs`."""
+@cache
+def _of_singles(kind: str) -> dict[str, tuple[str, dict[str, int]]]:
+    """Of every kernel of a kind the `__global__` function, and what ncu would count by the X-ray."""
     from . import emulator
     from .contract import prepare
     from .counters import singles as all_of
     from .kernel import Kernel
 
-    table, made = record.load("device", kind, device).set_index("name"), all_of(kind)
+    made = all_of(kind)
+    kernel = Kernel(made.rung, "cpu", emulator.load(made.rung, made.rung.source), 0.0)
+    found = {}
+    for name, function, (inputs, scale) in zip(made.names, made.kernels, made.calls, strict=True):
+        call = prepare(made.rung, "cpu", inputs, scale=scale)
+        found[name] = function, counters(kernel.launcher.trace(call.args, call.tensors).accesses)
+    return found
+
+
+def singles(kind: str, device: str | None = None) -> pd.DataFrame:
+    """Every recorded kernel of one access, of a kind ("patterns", "microkernels"): columns as of `rungs`."""
+    table = record.load("device", kind, device).set_index("name")
     if kind == "patterns":
-        # ncu has no counter for the wavefronts of cp.async: they are those of shared memory that nothing else accounts
-        # for. The kernel has four more: one at the start of every warp, and three loads that no lane executes.
+        # The counters of the data pipe have none for the wavefronts of cp.async: they are those of shared memory that nothing
+        # else accounts for. The kernel has four more: one at the start of every warp, and three loads that no lane executes.
         past_L1 = table.index.str.startswith("copy16g")
         table["async_copy_wavefronts"] = (table["shared_wavefronts"] - 4).where(
             table["kernel"].str.contains("copy") & ~past_L1
         )
-    kernel = Kernel(made.rung, "cpu", emulator.load(made.rung, made.rung.source), 0.0)
     rows = []
-    for name, function, (inputs, scale) in zip(made.names, made.kernels, made.calls, strict=True):
+    for name, (function, ours) in _of_singles(kind).items():
         if name in table.index:
-            call = prepare(made.rung, "cpu", inputs, scale=scale)
-            ours = counters(kernel.launcher.trace(call.args, call.tensors).accesses)
             rows += _beside(name, function, ours, table.loc[name])
     return _frame(rows)
+
+
+def copies(device: str | None = None) -> pd.DataFrame:
+    """Every recorded cp.async whose counters are those of its instruction, which see cp.async.cg too: columns as of `rungs`.
+
+    Wavefronts of cp.async.ca only: of cp.async.cg those count too in which what has come from the L2 is written."""
+    table, ours = record.load("device", "async", device), _of_singles("patterns")
+    rows = []
+    for row in table.to_dict("records"):
+        counted = ours[row["name"]][1]
+        kernel = "cp.async.cg" if row["name"].startswith("copy16g") else "cp.async.ca"
+        whats = ("conflicts",) if kernel == "cp.async.cg" else ("wavefronts", "conflicts")
+        rows += _beside(row["name"], kernel, {what: counted[f"async_copy_{what}"] for what in whats}, row)
+    return _frame(rows)
+
+
+def asked_of_L2(pattern: Pattern) -> int:
+    """How many sectors a cp.async.cg asks the L2 for: each 32 bytes of its destination, once for every line of 128 bytes that
+    they come from. What is filled with zeros, or overwritten by a later lane, is not asked for."""
+    source = pattern.source or tuple(lane * pattern.width for lane in range(32))
+    last = {to: lane for lane, to in enumerate(pattern.to) if to is not None}
+    reads = [lane for lane in last.values() if pattern.read is None or pattern.read[lane]]
+    return len({(source[lane] // LINE, pattern.to[lane] // SECTOR) for lane in reads})
 
 
 def totals(frame: pd.DataFrame) -> pd.DataFrame:

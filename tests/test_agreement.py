@@ -5,8 +5,11 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from helpers import agreement, ladder, record
+from helpers import agreement, ladder, record, sass
 from helpers.emulator.trace import Access
+from helpers.patterns import Pattern
+from helpers.patterns import patterns as every_pattern
+from helpers.toolkit import find_toolkit
 
 # What a rung may be off, in percent of all that the hardware counts. What nvcc makes of the source is known to the digit; GOAL
 # is what may be left beside it, and also all that a rung may be off that isn't named here.
@@ -68,6 +71,27 @@ def test_wavefronts_are_exact(patterns):
     assert (counted["difference"] == 0).all()
     copies = counted[(counted["metric"] == "async_copy_wavefronts") & counted["kernel"].eq("copy")]
     assert copies["name"].nunique() == 102 and copies["hardware"].nunique() > 10
+
+
+def test_every_cp_async_costs_what_the_hardware_counts_by_instruction():
+    """Wavefronts of cp.async.ca; conflicts of both, where no wavefront is allowed before one is called a conflict."""
+    frame = agreement.copies()
+    assert frame.groupby("kernel")["name"].nunique().to_dict() == {"cp.async.ca": 15, "cp.async.cg": 57}
+    assert (frame["difference"] == 0).all(), frame[frame["difference"] != 0]
+    assert frame["hardware"].nunique() > 10
+
+
+def test_cp_async_cg_asks_for_the_sectors_that_the_hardware_counts(patterns):
+    counted = patterns[patterns["metric"] == "global_load_sectors"].set_index("name")["hardware"]
+    copies = [p for p in every_pattern() if p.op == "copy16g"]
+    for (
+        pattern
+    ) in copies:  # the kernel also reads 16 bytes of each lane's row of Q, and twice more if the lane takes part
+        rows = 16 + 2 * len({lane // 2 for lane, to in enumerate(pattern.to) if to is not None})
+        assert agreement.asked_of_L2(pattern) == counted[pattern.name] - rows, pattern.name
+    assert len(copies) == 57
+    # 22_backward_fp32: shared memory begins with 48 bytes of something else
+    assert agreement.asked_of_L2(Pattern("", "copy16g", tuple(48 + 16 * lane for lane in range(32)))) == 4 * 5
 
 
 def test_micro_kernels_have_the_counters_that_the_xray_predicts():
@@ -144,3 +168,22 @@ def test_a_difference_is_seen_and_nothing_explains_it_away():
         ["shared_load_conflicts", 0, ""],
     ]
     assert agreement.totals(frame)["unexplained_percent"].item() == pytest.approx(100 / 51)
+
+
+@pytest.mark.parametrize(
+    ("stem", "kernel", "opcodes"),
+    [
+        ("20_causal_gqa", "causal_gqa<64, __half>", {"STS.128": 1, "STS.64": 1, "LDS.128": 1, "LDS": 13}),
+        ("21_split_kv", "split_kv<64, __half>", {"LDS.64": 4, "LDS.128": 4, "LDS": 12}),
+        ("21_split_kv", "merge_splits<64, __half>", {"LDS.64": 1, "LDS.128": 3 + 7, "STG.E": 2 + 1}),
+        ("21_split_kv", "merge_splits<128, __half>", {"LDS.64": 1, "LDS.128": 1 + 3, "STG.E": 2 + 1}),
+        ("22_backward_fp32", "backward_fp32<64>", {"STS.128": 34, "STS.64": 1, "STS": 3, "LDGSTS.E": 48}),
+        ("23_backward_mma", "backward_mma<64, __half>", {"LDS.64": 12, "LDS": 15}),
+    ],
+)
+def test_the_machine_code_is_what_the_reasons_say(stem, kernel, opcodes):
+    """Loads and stores that are wider or fewer than the source's, and LDS that are for no lane: by the nvcc of the record."""
+    if not find_toolkit().version.startswith(record.about(stem, "counters")["cuda"]):
+        pytest.skip("another nvcc than the record's")
+    found = sass.histogram(stem, modifiers=True)[kernel]
+    assert {opcode: int(found.get(opcode, 0)) for opcode in opcodes} == opcodes

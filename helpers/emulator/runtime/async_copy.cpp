@@ -32,7 +32,7 @@ namespace {
 Copies& mine() { return worker->ptx->copies[worker->current->number]; }
 }  // namespace
 
-void issue_copy(void* shared, const void* global, size_t bytes, size_t source_bytes, uintptr_t pc, Site site) {
+void issue_copy(void* shared, const void* global, size_t bytes, size_t source_bytes, bool past_L1, uintptr_t pc, Site site) {
   Worker* w = worker;
   if ((bytes != 4 && bytes != 8 && bytes != 16) || source_bytes > bytes)
     fail("inline PTX", 801, pc, site, "copies %zu bytes, %zu of them from memory, with %s: 4, 8 or 16, and no more from memory",
@@ -46,6 +46,7 @@ void issue_copy(void* shared, const void* global, size_t bytes, size_t source_by
     check_access(Op::Load, from, part, pc, site);
   }
   check_access(Op::AsyncCopy, shared, bytes, pc, site);
+  if (past_L1 && w->tracer != nullptr) trace_past_L1(w, pc);
   ++w->critical;
   mine().waiting.push_back(
       {static_cast<char*>(shared), static_cast<const char*>(global), uint8_t(bytes), uint8_t(source_bytes)});
@@ -95,7 +96,7 @@ void land_copies(Worker* w, unsigned thread, uint64_t issued, unsigned actor) {
 
 #define EMU_PC reinterpret_cast<uintptr_t>(__builtin_return_address(0))
 void async_copy(void* shared, const void* global, size_t bytes, size_t source_bytes, Site site) {
-  issue_copy(shared, global, bytes, source_bytes, EMU_PC, site);
+  issue_copy(shared, global, bytes, source_bytes, bytes == 16, EMU_PC, site);  // as CUDA has it
 }
 #undef EMU_PC
 void async_commit() { commit_copies(); }

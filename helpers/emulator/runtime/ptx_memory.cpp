@@ -103,7 +103,7 @@ void copy_async(Frame& f, const Instruction& i) {
   if (i.count == 16 && bytes != 16)
     fail("inline PTX", 801, f.pc, i.site, "copies %u bytes with cp.async.cg, which copies 16 at a time", bytes);
   char* to = shared_pointer(f, get(f, i.s[0]), bytes, i.site);
-  issue_copy(to, reinterpret_cast<const void*>(get(f, i.s[1])), bytes, from, f.pc, i.site);
+  issue_copy(to, reinterpret_cast<const void*>(get(f, i.s[1])), bytes, from, i.count == 16, f.pc, i.site);
 }
 void commit_async(Frame&, const Instruction&) { commit_copies(); }
 void wait_async(Frame& f, const Instruction& i) { wait_copies(get<uint32_t>(f, i.s[0])); }

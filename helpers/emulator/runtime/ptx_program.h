@@ -145,7 +145,7 @@ bool decode_warp(Decoder&);
 namespace emu {
 
 // async_copy.cpp: of the calling thread
-void issue_copy(void* shared, const void* global, size_t bytes, size_t source_bytes, uintptr_t pc, Site);
+void issue_copy(void* shared, const void* global, size_t bytes, size_t source_bytes, bool past_L1, uintptr_t pc, Site);
 void commit_copies();
 void wait_copies(uint64_t groups);  // until at most so many committed groups are under way
 

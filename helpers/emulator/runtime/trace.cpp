@@ -82,7 +82,7 @@ void add_request(Worker* w, unsigned warp, uint32_t pc, Op op, unsigned width, u
     size_t begin;
     array = shared_name(w, w->tracer->warp[warp].named, first, &begin);
     base = arena + (first >= w->dynamic_base ? w->dynamic_base : 0);
-    cost = shared_cost(op, offset, lanes, width, source);
+    cost = shared_cost(op, offset, lanes, width, source, op == Op::AsyncCopy && t.past_L1.count(pc) != 0);
   } else {
     base = target == kAllocated ? 0 : reinterpret_cast<uintptr_t>(session.regions[target].base);
     cost = global_cost(address, lanes, width);
@@ -379,6 +379,12 @@ void trace_bulk(Worker* w, uintptr_t pc, Op op, const Box& b, Site site) {
   size_t begin;
   const char* array = shared_name(w, w->tracer->warp[warp].named_now, b.shared, &begin);
   add({at, kShared, uint8_t(op), uint8_t(b.map.item), array}, b.bytes, 0, 0, b.shared - (b.shared >= w->dynamic_base ? w->dynamic_base : 0));
+  --w->critical;
+}
+
+void trace_past_L1(Worker* w, uintptr_t pc) {
+  ++w->critical;
+  w->tracer->past_L1.insert(trace_pc(w, pc));
   --w->critical;
 }
 

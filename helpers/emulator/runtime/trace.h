@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -92,6 +93,7 @@ struct Tracer {
   std::vector<uint32_t> slots;                  // a hash table of indices into rows, + 1
   std::map<const char*, uint64_t> instructions; // by Site::what: warps that have executed it
   std::map<uint32_t, Site> sites;               // of the pcs that came with one
+  std::set<uint32_t> past_L1;                   // pcs of cp.async.cg
   Tracer();
   ~Tracer();
 };
@@ -128,6 +130,7 @@ void trace_access(Worker*, uint64_t address, uint16_t target, size_t bytes, uint
                   uintptr_t frame);
 void trace_instruction(Worker*, uintptr_t pc, Site);    // one without a request, by the current lane: for trace_count
 void trace_bulk(Worker*, uintptr_t pc, Op, const struct Box&, Site);  // a bulk copy, issued by the current lane
+void trace_past_L1(Worker*, uintptr_t pc);              // the cp.async there is a cp.async.cg
 void trace_name(Worker*, const char* name, uint32_t offset);
 void trace_sync(Worker*, uint64_t number);              // the current lane comes to a rendezvous
 void trace_met(Worker*, unsigned warp, uint64_t number, unsigned members);
@@ -137,8 +140,8 @@ void trace_end(Worker*);                                // the current lane has 
 void trace_count(Worker*, const char* what, uint64_t warps);
 void trace_collect(Worker*, unsigned launch);
 // trace_cost.cpp
-// source: of an AsyncCopy, where each lane's bytes come from; 0: they are zeros.
-Cost shared_cost(Op, const uint32_t* offset, unsigned lanes, unsigned width, const uint64_t* source);
+// source: of an AsyncCopy, where each lane's bytes come from; 0: they are zeros. past_L1: it is a cp.async.cg.
+Cost shared_cost(Op, const uint32_t* offset, unsigned lanes, unsigned width, const uint64_t* source, bool past_L1);
 Cost global_cost(const uint64_t* address, unsigned lanes, unsigned width);
 
 }  // namespace emu

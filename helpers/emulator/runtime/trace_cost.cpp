@@ -94,14 +94,16 @@ unsigned busiest_bank(const uint32_t* offset, unsigned lanes, unsigned width) {
   return most;
 }
 
-// What a cp.async (LDGSTS in SASS) costs the data pipe, which moves bytes of a line of the L1 to shared memory. It is
+// What a cp.async.ca (LDGSTS in SASS) costs the data pipe, which moves bytes of a line of the L1 to shared memory. It is
 // served like a store, for the warp, each half or each quarter; of such a group a wavefront takes lanes whose sources lie
 // in one line of 128 bytes, each bank of it at most once, and fills each bank of shared memory at most once: lanes with
 // one address, at either end, take turns. Lanes that are filled with zeros go together, as if they had a line of their own.
-// Measured on an H200 (data/nvidia-h200/device.patterns.csv, device.copies.csv): exact for 102 of 102 patterns of
-// cp.async.ca, and for the zeros of cp.async.cg. The counters don't see what else cp.async.cg does, which goes past the
-// L1; it is quickest, 7 cycles for 512 bytes, where each line of the source goes to one line, in any order within it.
-Cost async_copy(const uint32_t* offset, unsigned lanes, unsigned width, const uint64_t* source) {
+// A cp.async.cg, which goes past the L1, is issued by quarters, and nothing of it by lines: each quarter takes as many
+// wavefronts as lanes want one bank, at the end where it is more; zeros have no source. What comes from the L2 afterwards
+// is written in further wavefronts, which are not conflicts and not counted here: 4 where each line goes to one line.
+// Measured on an H200 (data/nvidia-h200/device.patterns.csv, device.async.csv): all wavefronts of 102 patterns of
+// cp.async.ca, all conflicts of 57 of cp.async.cg.
+Cost async_copy(const uint32_t* offset, unsigned lanes, unsigned width, const uint64_t* source, bool past_L1) {
   const unsigned size = width <= 4 ? 32 : width == 8 ? 16 : 8;
   Cost sum = {0, 0};
   for (unsigned first = 0; first < 32; first += size) {
@@ -110,15 +112,16 @@ Cost async_copy(const uint32_t* offset, unsigned lanes, unsigned width, const ui
     while (left != 0) {
       const uint64_t line = source[__builtin_ctz(left)] / (4 * kBanks);
       uint32_t from[32];
-      unsigned here = 0;
+      unsigned here = 0, reads = 0;
       for (unsigned rest = left; rest != 0; rest &= rest - 1) {
         const unsigned l = __builtin_ctz(rest);
-        if (source[l] / (4 * kBanks) != line) continue;
+        if (!past_L1 && source[l] / (4 * kBanks) != line) continue;
         here |= 1u << l;
+        if (source[l] != 0) reads |= 1u << l;
         from[l] = uint32_t(source[l] % (4 * kBanks));
       }
       left &= ~here;
-      const unsigned read = line == 0 ? 0 : busiest_bank(from, here, width), written = busiest_bank(offset, here, width);
+      const unsigned read = busiest_bank(from, reads, width), written = busiest_bank(offset, here, width);
       sum.cost += read > written ? read : written;
     }
   }
@@ -138,11 +141,11 @@ Cost atomic(const uint32_t* offset, unsigned lanes, unsigned width) {
 
 }  // namespace
 
-Cost shared_cost(Op op, const uint32_t* offset, unsigned lanes, unsigned width, const uint64_t* source) {
+Cost shared_cost(Op op, const uint32_t* offset, unsigned lanes, unsigned width, const uint64_t* source, bool past_L1) {
   switch (op) {
     case Op::LoadMatrix:
     case Op::StoreMatrix: return matrix(offset, lanes);
-    case Op::AsyncCopy: return async_copy(offset, lanes, width, source);
+    case Op::AsyncCopy: return async_copy(offset, lanes, width, source, past_L1);
     case Op::Atomic: return atomic(offset, lanes, width);
     default: return in_groups(offset, lanes, width, op == Op::Load);
   }
