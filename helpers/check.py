@@ -120,22 +120,22 @@ class Report:
         raise KeyError(f"no error map of {output!r} for case {case!r}; there are {known}")
 
     def __str__(self) -> str:
-        cases = {c.case for c in self.comparisons}
-        bad = self.failures
+        cases, bad = {c.case for c in self.comparisons}, self.failures
+        told = "1 case" if len(cases) == 1 else f"{len(cases)} cases"
         if not bad:
             top = max(self.comparisons, key=lambda c: c.used)
             return (
-                f"{self.name}: right in {len(cases)} cases; at worst {top.used:.0%} of the error budget "
+                f"{self.name}: right in {told}; at worst {top.used:.0%} of the error budget "
                 f"({top.output.upper()} of {top.case!r}: error {top.error:.1e}, budget {top.budget:.1e})"
             ) + (f"\n  {self.hint}" if self.hint else "")
-        lines = [f"{self.name}: WRONG in {len({c.case for c in bad})} of {len(cases)} cases"]
+        lines = [f"{self.name}: WRONG in {len({c.case for c in bad})} of {told}"]
         first = {(c.problem if c.wrong is None else id(c)): c for c in reversed(bad)}  # one sentence is said once
-        told = [c for c in bad if first[c.problem if c.wrong is None else id(c)] is c][:5]
-        for c in told:
+        shown = [c for c in bad if first[c.problem if c.wrong is None else id(c)] is c][:5]
+        for c in shown:
             same = 0 if c.wrong is not None else sum(other.problem == c.problem for other in bad) - 1
             lines.append(c.explain() + (f"\n  the same in {same} more cases" if same else ""))
-        problems = {c.problem for c in told if c.wrong is None}
-        left = [c for c in bad if c not in told and not (c.wrong is None and c.problem in problems)]
+        problems = {c.problem for c in shown if c.wrong is None}
+        left = [c for c in bad if c not in shown and not (c.wrong is None and c.problem in problems)]
         if left:
             others = list(dict.fromkeys(c.case for c in left))
             lines.append(f"... and {len(left)} more: " + ", ".join(others[:8]) + ", …" * (len(others) > 8))

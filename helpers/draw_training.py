@@ -29,7 +29,7 @@ def _curves(ax: Axes, frame: pd.DataFrame, ylabel: str) -> None:
     for run in frame:
         ax.plot(frame.index, frame[run], **_look(run))
     ax.set(xlabel="step", ylabel=ylabel)
-    ax.legend(frameon=False, fontsize=8.5)
+    ax.legend(frameon=False, fontsize=8.5, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3)
 
 
 @styled
@@ -58,13 +58,23 @@ def margins(text: pd.DataFrame, title: str) -> Figure:
     and below the line could have come out differently. text: margin, apart."""
     figure, (ax,) = canvas(6.2, 4.2, title=title)
     known = text.dropna(subset=["margin"])
-    ax.scatter(known["apart"], known["margin"], s=14, color=BLUE, alpha=0.6, linewidths=0)
+    known = known[known["apart"] > 0]  # equal to the last bit: no place on a logarithmic axis, and no tie
     low, high = known["apart"].min() / 2, known["apart"].max() * 2
+    ax.scatter(known["apart"], known["margin"], s=14, color=BLUE, alpha=0.6, linewidths=0)
     ax.plot([low, high], [2 * low, 2 * high], color=INK, linewidth=1, linestyle="--")
-    ax.annotate("twice the difference: below, a tie", (high, 2 * high), ha="right", va="bottom", fontsize=9, color=INK)
+    ax.annotate(
+        "below: a tie, by twice the difference",
+        (0.98, 0.03),
+        xycoords="axes fraction",
+        ha="right",
+        fontsize=9,
+        color=INK,
+    )
     ax.set(
         xscale="log",
         yscale="log",
+        xlim=(low, high),
+        ylim=(low, known["margin"].max() * 2),
         xlabel="largest difference of a logit between the two ways",
         ylabel="lead of the likeliest byte",
     )

@@ -343,7 +343,7 @@ def test_poison_of_sixteen_bits_is_told_from_a_nan(dtype):
 
 def test_a_report_reads_well():
     report = check(same_precision, [small_case("a <case>")])
-    assert str(report).startswith("same_precision: right in 1 cases; at worst")
+    assert str(report).startswith("same_precision: right in 1 case; at worst")
     assert "a &lt;case&gt;" in report._repr_html_()
     assert list(report.frame.columns) == ["case", "output", "error", "pytorch_error", "budget", "used", "ok"]
     assert report.require() is report

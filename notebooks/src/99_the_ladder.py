@@ -10,7 +10,7 @@
 # # 99 · The ladder
 #
 # **After this notebook you can**
-# - read the whole series off one board: what each rung is worth, and what it costs in lines, seconds and memory;
+# - read the forward passes of the series off one board: what each rung is worth, and what it costs in lines, seconds and memory (decode and the backward passes have boards of their own, in 21, 22, 23 and 33);
 # - set a published figure beside your own, and say when that is fair;
 # - put a kernel of your own on the board: checked, X-rayed and, on a GPU, timed.
 #
@@ -21,6 +21,8 @@
 # **The idea in one line**: a speed means something beside another one, measured on the same card in the same minutes.
 
 # %%
+import hashlib
+
 import numpy as np
 import pandas as pd
 import torch
@@ -40,7 +42,7 @@ print("no timings recorded yet for:", ", ".join(missing) or "none, every rung is
 #
 # - **SDPA FLASH**: FlashAttention-2 as PyTorch ships it, the mark that rungs 10 to 13 are built to reach;
 # - **SDPA CUDNN**: NVIDIA's own kernel, reached through the same PyTorch function, the mark of rungs 30 to 32;
-# - **FlashAttention-3**, its authors' kernel for Hopper, and **Triton tutorial 06**, FlashAttention-2 written in Triton and tuned by its autotuner; both from an earlier study on the same kind of card;
+# - **FlashAttention-3**, its authors' kernel for Hopper, and **Triton tutorial 06**, FlashAttention-2 written in Triton and tuned by its autotuner; both from an earlier study on the same kind of card: lines of another day, good for a look and not for a percentage;
 # - **cuBLAS**: no attention at all, but the product of two square matrices of 8192, as NVIDIA's library multiplies them: what a kernel of nothing but products reaches on this card;
 # - **datasheet**: what the card is said to do at most, with dense products of 16-bit numbers ([NVIDIA H200](https://www.nvidia.com/en-us/data-center/h200/); the 1,979 TFLOP/s given there are with half of a matrix zero, "with sparsity").
 #
@@ -140,7 +142,7 @@ if steps.filter(like="times").notna().any(axis=None):
 # %% [markdown]
 # ## Published tables beside ours
 #
-# Other people have climbed the same stairs and written down what they saw. Each table was taken on another card or on another day, so *no time of theirs stands beside a time of ours*. What may be compared is a ratio: theirs to a reference on their card, ours to the same reference on ours.
+# Other people have climbed the same stairs and written down what they saw. Each table was taken on another card or on another day, so *in no table below does a time of theirs stand beside a time of ours*. What may be compared is a ratio: theirs to a reference on their card, ours to the same reference on ours.
 #
 # ### Sixteen steps to FlashAttention-2
 #
@@ -355,8 +357,10 @@ exercise.verify("99.2", half_the_bytes, hint="K and V are read once per query ti
 fair = {"a": None, "b": None, "c": None, "d": None}  # True or False
 
 # %%
-verdicts = {"a": True, "b": False, "c": False, "d": True}
-exercise.verify("99.3", fair == verdicts, hint="same card? same reference? the strongest peer? the worst shape told?")
+verdicts = hashlib.sha256(repr(fair).encode()).hexdigest()[:8]
+exercise.verify(
+    "99.3", verdicts == "6f646f45", hint="same card? same reference? the strongest peer? the worst shape told?"
+)
 
 # %% [markdown]
 # <details>

@@ -118,7 +118,8 @@ void record_deadlock(Worker* w) {
   }
   std::string who;
   for (const Group& g : groups) {
-    who += "\n  " + ranges(w->threads, [&](unsigned i) { return in_group(i, g); }) + " wait at " + place_of(w, g.site) +
+    const std::string threads = ranges(w->threads, [&](unsigned i) { return in_group(i, g); });
+    who += "\n  " + threads + (threads.rfind("threads ", 0) == 0 ? " wait at " : " waits at ") + place_of(w, g.site) +
            " in " + g.site.what;
     if (g.mask != 0) {
       char mask[32];
