@@ -1,5 +1,6 @@
 """The doctor reports whatever is missing, with its mend, and never raises."""
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +30,22 @@ def test_every_notebook_has_a_lane_and_a_reason():
     assert {"Python", "torch", "GPU", "nvcc", "C++ compiler", "ninja", "emulator"} <= {f.name for f in report.findings}
     (emulator,) = (f for f in report.findings if f.name == "emulator")
     assert emulator.value.startswith("runs 01_naive, error ") and float(emulator.value.split()[-1]) < 1e-5
-    assert str(report).count("\n") >= len(report.lanes) and "<table>" in report._repr_html_()
+    assert "<table>" in report._repr_html_()
+
+
+def test_neighbours_that_run_in_one_place_for_one_reason_are_one_line():
+    lanes = [
+        ("01_a", "GPU", "x"),
+        ("02_b", "GPU", "x"),
+        ("03_c", "GPU", "x"),
+        ("04_d", "emulator", "y"),
+        ("05_e", "GPU", "x"),
+    ]
+    doctor = importlib.import_module("helpers.doctor")
+    report = doctor.Report((), tuple(doctor.Lane(*lane) for lane in lanes))
+    assert [line.split()[:3] for line in str(report).splitlines()[2:]] == [
+        ["01", "to", "03_c"], ["04_d", "emulator", "y"], ["05_e", "GPU", "x"],
+    ]  # fmt: skip
 
 
 def test_as_a_command_it_prints_the_report_and_no_warning():

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import html
+import itertools
 import platform
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from .. import kernel
@@ -36,7 +37,8 @@ class Lane:
 
 @dataclass(frozen=True)
 class Report:
-    """`findings` about the machine, a `lane` for each notebook; prints as text, shows as tables in Jupyter."""
+    """`findings` about the machine, a `lane` for each notebook; prints as text, shows as tables in Jupyter, where neighbours that
+    run in the same place for the same reason are one line."""
 
     findings: tuple[Finding, ...]
     lanes: tuple[Lane, ...]
@@ -44,7 +46,7 @@ class Report:
     def __str__(self) -> str:
         lines = [f"{f.name:<20}{f.value}" + (f"\n{'':<20}-> {f.mend}" if f.mend else "") for f in self.findings]
         lines += ["", f"{'notebook':<26}{'runs on':<12}why"]
-        lines += [f"{lane.notebook:<26}{lane.back_end:<12}{lane.why}" for lane in self.lanes]
+        lines += [f"{notebooks:<26}{back_end:<12}{why}" for notebooks, back_end, why in self._rows()]
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -55,8 +57,12 @@ class Report:
             return "<table>" + "".join(f"<tr>{c}</tr>" for c in cells) + "</table>"
 
         about = [(f.name, f.value + (f" → {f.mend}" if f.mend else "")) for f in self.findings]
-        lanes = [("notebook", "runs on", "why")] + [(n.notebook, n.back_end, n.why) for n in self.lanes]
-        return table(about) + table(lanes)
+        return table(about) + table([("notebook", "runs on", "why"), *self._rows()])
+
+    def _rows(self) -> Iterator[tuple[str, str, str]]:
+        for (back_end, why), lanes in itertools.groupby(self.lanes, lambda lane: (lane.back_end, lane.why)):
+            first, *_, last = [lane.notebook for lane in lanes] * 2
+            yield first if first == last else f"{first[:2]} to {last}", back_end, why
 
 
 def doctor() -> Report:
