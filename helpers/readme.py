@@ -70,7 +70,9 @@ def _figures(rung: Rung, root: Path) -> tuple[str, str]:
         elif kind == "packed":
             ratios.append(_span(record.of_ideal(samples)["ratio"], "full batches, packed sequences of random lengths"))
         elif kind == "matmul":
-            ratios.append(_span(record.of_matmul(samples, rung.stem)["ratio"], "cuBLAS bf16, D = 128, N ≥ 4096"))
+            for words, part in _masks(kind, samples):
+                beside = record.of_matmul(part, rung.stem)["ratio"]
+                ratios.append(words + _span(beside, "cuBLAS bf16, D = 128, N ≥ 4096"))
         elif kind == "decode":
             speed, beside = _decode(samples)
             speeds.append(speed), ratios.extend(beside)
