@@ -230,10 +230,10 @@ def _merged(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, floa
 
 
 @styled
-def bracketings(scores: Sequence[float], trees: Mapping[str, tuple]) -> Figure:
+def bracketings(scores: Sequence[float], trees: Mapping[str, tuple], leaf: str = "one score each, l = 1") -> Figure:
     """Merging the states of single scores along different trees; every node shows its (m, l).
 
-    trees: title -> nested pairs of indices into scores, for example ((0, 1), (2, 3)).
+    trees: title -> nested pairs of indices into scores, for example ((0, 1), (2, 3)). leaf: what the bottom row is, in words.
     """
     figure, axes = canvas(3.55 * len(trees), 3.9, len(trees))
 
@@ -260,7 +260,7 @@ def bracketings(scores: Sequence[float], trees: Mapping[str, tuple]) -> Figure:
 
         _, height, _ = node(tree)
         ax.set(xlim=(-0.6, len(place) - 0.4), ylim=(-0.5, height + 0.5))
-    figure.supxlabel("each box: m above, l below; bottom row: one score each, l = 1", fontsize=9, color=MUTED)
+    figure.supxlabel(f"each box: m above, l below; bottom row: {leaf}", fontsize=9, color=MUTED)
     return figure
 
 

@@ -23,6 +23,7 @@ def roofline(intensities: Mapping[str, float], copy: float, matmul: float, devic
     figure, (ax,) = canvas(8.2, 3.9, title=f"What the memory allows · {device}, ceilings measured")
     x = np.geomspace(0.4, 4 * matmul / copy, 200)
     ax.plot(x, np.minimum(x * copy, matmul), color=INK, linewidth=1.8)
+    card = {"facecolor": CARD, "edgecolor": "none", "pad": 1}  # no line runs through a label
     for n, (name, intensity) in enumerate(intensities.items()):
         y = min(intensity * copy, matmul)
         colour, marker = (BLUE, ORANGE, GREEN)[n % 3], "osD"[n % 3]
@@ -30,8 +31,8 @@ def roofline(intensities: Mapping[str, float], copy: float, matmul: float, devic
         ax.plot(intensity, y, marker, color=colour, markersize=8, zorder=4)
         text = f"{name}: {y:.3g} TFLOP/s at most, {y / matmul:.1%}"
         right = intensity < matmul / copy / 4
-        where = {"xytext": (9, -13), "ha": "left"} if right else {"xytext": (-12, -2), "ha": "right"}
-        ax.annotate(text, (intensity, y), textcoords="offset points", fontsize=9, color=colour, **where)
+        where = {"xytext": (9, -13), "ha": "left"} if right else {"xytext": (-12, 3), "ha": "right"}
+        ax.annotate(text, (intensity, y), textcoords="offset points", fontsize=9, color=colour, bbox=card, **where)
     ax.set(xscale="log", yscale="log", xlim=(x[0], x[-1]), ylim=(1, matmul * 3))
     ax.set(xlabel="arithmetic intensity (FLOP per byte from HBM)", ylabel="TFLOP/s")
     ax.text(x[-1], matmul * 1.15, f"fp16 matrix product {matmul:.0f} TFLOP/s ", ha="right", fontsize=9)

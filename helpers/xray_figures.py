@@ -190,11 +190,17 @@ def _many(n: int, what: str) -> str:
 def _late(parts: list[list[banks.Wavefront]], access: Access) -> list[bool]:
     """Which wavefronts are bank conflicts: in each part of the warp all but the first."""
     late = [n > 0 for part in parts for n in range(len(part))]
-    needless = access.worst_request.cost - access.worst_request.ideal
+    needless = len(late) - access.worst_request.ideal  # what a cp.async costs beyond these, no bank is to blame for
     return late if sum(late) == needless else [n >= len(late) - needless for n in range(len(late))]
 
 
-def _bank_text(served: list[banks.Wavefront], late: list[bool], head: str) -> str:
+def _by_lines(rows: int, cost: int) -> str:
+    """Which wavefronts of a cp.async its sources cost beyond the `rows` that banks alone would."""
+    which = f"{rows + 1}" if cost == rows + 1 else f"{rows + 1} to {cost}"
+    return f"{which}: no conflicts; the sources lie in several lines of 128 bytes, which are copied one after the other"
+
+
+def _bank_text(served: list[banks.Wavefront], late: list[bool], head: str, cost: int) -> str:
     rows = [head, "wavefront   bank " + "".join(f"{b:<12}" for b in range(0, banks.BANKS, 4)).rstrip()]
     for n, wavefront in enumerate(served):
         cells = []
@@ -202,6 +208,8 @@ def _bank_text(served: list[banks.Wavefront], late: list[bool], head: str) -> st
             lanes = wavefront.get(bank)
             cells.append(" · " if not lanes else f"{lanes[0]:>2}{'+' if len(lanes) > 1 else ' '}")
         rows.append(f"{n + 1:>9}       {''.join(cells)}{' conflict' if late[n] else ''}".rstrip())
+    if cost > len(served):
+        rows.append(f"{'':>7} {_by_lines(len(served), cost)}")
     rows.append("cells: the lane that the bank serves; + and others that want the same word; · nothing to do")
     return "\n".join(rows)
 
@@ -219,11 +227,10 @@ def bank_map(access: Access) -> Picture:
         if cost > ideal
         else f"{_place(access)}: {many}, as few as can be"
     )
-    if rows != cost:
-        why = ", by shared memory's banks alone: its sources lie in more lines" if access.op == "cp.async" else ""
-        head += f" (drawn: {rows}{why})"
-    figure, ax = _picture(_bank_text(served, late, head), 9.6, 1.2 + (0.27 if rows <= 16 else 0.21) * rows, head)
-    blank(ax).set(xlim=(-0.2, 35.4), ylim=(rows + 0.1, -0.75))
+    unseen = cost > rows  # of a cp.async: its sources' lines
+    height = 1.2 + (0.27 if rows <= 16 else 0.21) * (rows + unseen)
+    figure, ax = _picture(_bank_text(served, late, head, cost), 9.6, height, head)
+    blank(ax).set(xlim=(-0.2, 35.4), ylim=(rows + unseen + 0.1, -0.75))
     ax.text(-0.1, -0.35, "bank", ha="right", va="center", fontsize=8, color=MUTED, clip_on=False)
     ax.text(32.2, -0.35, "wavefront", va="center", fontsize=8, color=MUTED)
     for bank in range(banks.BANKS):
@@ -240,6 +247,8 @@ def bank_map(access: Access) -> Picture:
                 ax.text(bank + span / 2, n + 0.52, text, ha="center", va="center", fontsize=8, color=INK)
         words = f"{n + 1} conflict" if late[n] else f"{n + 1}"
         ax.text(32.3, n + 0.52, words, va="center", fontsize=8, color=ORANGE if late[n] else MUTED)
+    if unseen:
+        ax.text(0.05, rows + 0.55, f"wavefronts {_by_lines(rows, cost)}", va="center", fontsize=8, color=ORANGE)
     top = 0
     for part in parts[:-1]:
         top += len(part)

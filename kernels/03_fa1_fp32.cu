@@ -16,7 +16,7 @@
 // arch:      sm_75
 // paper:     FlashAttention, Algorithm 1 (arXiv 2205.14135)
 // speed:     H200, N = 1024 / 4096 / 16384: 17.9 / 12.2 / 3.2 TFLOP/s at D=64, 16.7 / 5.8 / 1.5 at D=128. One CTA per
-//            head leaves most SMs idle once N is long: 0.96 of SDPA MATH where heads are many, 0.05 where they are few.
+//            head leaves most SMs idle once N is long: 0.95 of SDPA MATH where heads are many, 0.05 where they are few.
 #include <fa/args.cuh>
 #include <fa/launch.cuh>
 #include <fa/math.cuh>

@@ -318,6 +318,16 @@ def test_the_bank_map_puts_each_lane_into_its_bank():
     assert "as few as can be" in made().bank_map(8).get_suptitle()
 
 
+def test_what_a_copys_sources_cost_is_no_bank_conflict():
+    copied = access(7, "cp.async", "shared", "K_smem", ROW, 4, 1)  # 32 banks, from four lines
+    figure = made(copied).bank_map()
+    said = "2 to 4: no conflicts; the sources lie in several lines of 128 bytes"
+    assert any(said in text for text in shown(figure)) and said in str(figure)
+    assert not any(text.endswith(" conflict") for text in [*shown(figure), *str(figure).splitlines()])
+    both = made(access(7, "cp.async", "shared", "K_smem", [8 * i for i in range(32)], 3, 1)).bank_map()
+    assert sum(text == "2 conflict" for text in shown(both)) == 1 and "3: no conflicts" in str(both)
+
+
 def test_the_bank_map_of_a_line_that_has_none_names_those_that_have():
     with pytest.raises(ValueError, match="no request of shared memory on line 5; lines with one: 7, 8"):
         made().bank_map(5)
