@@ -66,10 +66,10 @@ def _emulated(which: Any) -> Kernel:
         raise ValueError(
             f"xray takes a kernel: a rung's stem, the path of a .cu or a loaded Kernel; this is a {type(which).__name__}"
         )
-    from . import emulator
+    from .emulator import Launcher
 
     rung = which.rung if isinstance(which, Kernel) else which if isinstance(which, Rung) else find_rung(which)
-    return Kernel(rung, "cpu", emulator.load(rung, rung.source), 0.0)
+    return Kernel(rung, "cpu", Launcher(rung, rung.source), 0.0)
 
 
 def _spilled(kernel: Any) -> int:

@@ -321,7 +321,7 @@ def test_the_bank_map_puts_each_lane_into_its_bank():
 def test_what_a_copys_sources_cost_is_no_bank_conflict():
     copied = access(7, "cp.async", "shared", "K_smem", ROW, 4, 1)  # 32 banks, from four lines
     figure = made(copied).bank_map()
-    said = "2 to 4: no conflicts; the sources lie in several lines of 128 bytes"
+    said = "2 to 4: no conflicts; lanes take turns whose sources lie in different lines of 128 bytes"
     assert any(said in text for text in shown(figure)) and said in str(figure)
     assert not any(text.endswith(" conflict") for text in [*shown(figure), *str(figure).splitlines()])
     both = made(access(7, "cp.async", "shared", "K_smem", [8 * i for i in range(32)], 3, 1)).bank_map()
@@ -481,6 +481,11 @@ def test_a_trace_with_race_detection_takes_less_than_five_seconds(rung):
     inputs, start = random_inputs(rung, (1, 2, 256, 256, 64)), time.process_time()
     assert xray(kernel, *inputs).ok
     assert time.process_time() - start < 5
+
+
+def test_the_x_ray_of_a_rung_compiles_nothing_but_what_it_runs(monkeypatch):
+    monkeypatch.setattr(Launcher, "compile", lambda _: pytest.fail("compiled what is not run"))
+    assert xray("03_fa1_fp32", *qkv()).ok
 
 
 def test_a_kernel_that_is_stopped_still_has_its_table():

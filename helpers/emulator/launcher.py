@@ -35,7 +35,7 @@ INCLUDE = HERE / "include"
 GIVEN = ("Q", "K", "V", "dO", "q_starts", "k_starts", "lengths", "pages")
 MOST_THREADS = 16  # each takes up to 9 MB of stacks and shared memory
 OLDEST = {"clang": 14, "gcc": 12}  # whose -fsanitize=thread calls what the runtime has
-RUNTIME_FLAGS = ["-std=c++17", "-O2", "-g1", "-pthread"]
+RUNTIME_FLAGS = ["-std=c++17", "-O2", "-g1", "-pthread", "-fno-semantic-interposition"]
 # Instrumented, so that the runtime sees every load and store (and, by -fsanitize=bounds, every index that leaves an array on
 # the stack, where it lets loads and stores pass), and with integers, pointers and loops that behave as on a
 # GPU where C++ leaves it open. A struct that a call takes or gives by value is copied by loads and stores of its own
@@ -51,7 +51,8 @@ TRACE_FLAGS = {
 }
 BULK = ("cp.async.bulk.tensor", "cp.async.bulk", "cp.reduce.async.bulk.tensor", "cp.reduce.async.bulk")
 OPS = ("load", "store", "ldmatrix", "stmatrix", "cp.async", "atomic", *BULK)  # as enum Op of runtime.h counts them
-# With the passes off that would split, merge or move accesses.
+# With the passes off that would split, merge or move accesses. (And, of gcc's, the one that follows variables for a debugger: a
+# fifth of its time, for nothing that the emulator asks of it.)
 COMPILER_FLAGS = {
     "clang": """
     -fsanitize=array-bounds -fno-vectorize -fno-slp-vectorize -fno-finite-loops
@@ -62,7 +63,7 @@ COMPILER_FLAGS = {
     -fno-gnu-unique -fno-finite-loops -fno-tree-sra -fno-ipa-sra -fno-tree-vectorize -fno-tree-slp-vectorize -fno-store-merging
     -fno-tree-loop-distribute-patterns -fno-reorder-blocks -fno-reorder-blocks-and-partition -fno-thread-jumps
     -fno-split-paths -fno-tree-tail-merge -fno-crossjumping -fno-tree-dominator-opts -fno-tree-vrp -fno-tree-cselim
-    -fno-tree-sink
+    -fno-tree-sink -fno-var-tracking-assignments
     """.split(),
 }
 
@@ -115,11 +116,13 @@ def load(rung: Any, source: str) -> Launcher:
 
     Raises CompileError with the compiler's words and the reader's own file and line.
     """
-    return Launcher(rung, source)
+    launcher = Launcher(rung, source)
+    launcher.compile()
+    return launcher
 
 
 class Launcher:
-    """A rung built for the emulator. ``launch`` runs it to its end, or raises KernelError.
+    """A rung for the emulator, compiled when it first runs. ``launch`` runs it to its end, or raises KernelError.
 
     After a launch, ``counters`` maps each tensor's name to the bytes that threads asked to (read, write), and
     ``output`` is what the kernel printed. ``timeout`` (seconds) bounds a launch; None lets it run. ``threads`` is how
@@ -132,10 +135,8 @@ class Launcher:
     def __init__(self, rung: Any, source: str) -> None:
         self._rung, self._source = rung, source
         _, self._runtime = _runtime()
-        built = self._build(tracing=False)
-        self._launch = built.fa_launch(rung.path.name)
+        self._launch: Callable[..., int] | None = None  # until it is compiled
         self._traced: Built | None = None
-        self.path, self.log, self.cached = built.path, built.log, built.cached
         self.resources = None  # registers and spills are the GPU compiler's to know
         self.threads = int(os.environ.get("FA_EMULATOR_THREADS", 0)) or min(os.cpu_count() or 1, MOST_THREADS)
         self.timeout: float | None = None
@@ -143,6 +144,12 @@ class Launcher:
         self.counters: dict[str, tuple[int, int]] = {}
         self.sizes: dict[str, int] = {}
         self.output = ""
+
+    def compile(self) -> None:
+        """What ``launch`` runs; ``trace`` runs a build of its own. Raises CompileError."""
+        built = self._build(tracing=False)
+        self._launch = built.fa_launch(self._rung.path.name)
+        self.path, self.log, self.cached = built.path, built.log, built.cached
 
     def _build(self, tracing: bool) -> Built:
         try:
@@ -166,9 +173,11 @@ class Launcher:
 
         Raises KernelError: what the emulator found (with source line and hint), or the CUDA error of the launch.
         """
+        if self._launch is None:
+            self.compile()
         with self._session(args, tensors, tracing=False) as args:
-            code = self._watch(lambda: self._launch(ctypes.byref(args), ctypes.c_void_p(stream)))
-            self._raise_finding()
+            code = self._watch(lambda: self._launch(ctypes.byref(args), ctypes.c_void_p(stream)), self.path)
+            self._raise_finding(self.path)
             self._raise_error(code)
 
     def trace(self, args: ctypes.Structure, tensors: dict[str, torch.Tensor]) -> Trace:
@@ -184,7 +193,7 @@ class Launcher:
         start = time.monotonic()
         with self._session(args, tensors, tracing=True) as args:
             try:
-                code = self._watch(lambda: launch(ctypes.byref(args), None))
+                code = self._watch(lambda: launch(ctypes.byref(args), None), library.path)
                 stopped = False
             except KernelError:  # a time-out, which is among the findings if it has stopped a kernel
                 stopped, code = True, 0
@@ -225,9 +234,9 @@ class Launcher:
         finding = Finding()
         return finding if self._runtime.emu_finding(ctypes.byref(finding)) else None
 
-    def _raise_finding(self) -> None:
+    def _raise_finding(self, library: Path) -> None:
         if (finding := self._finding()) is not None:
-            raise KernelError(report(finding, self.path))
+            raise KernelError(report(finding, library))
 
     def _raise_error(self, code: int) -> None:
         if code == 0:
@@ -249,8 +258,8 @@ class Launcher:
         found = range(self._runtime.emu_instructions(ctypes.byref(counts)))
         return {counts[i].name.decode(): counts[i].count for i in found}
 
-    def _watch(self, call: Callable[[], int]) -> int:
-        """``call()`` in a thread of its own, so that this one can show progress and hear Ctrl-C."""
+    def _watch(self, call: Callable[[], int], library: Path) -> int:
+        """``call()``, which runs a kernel of ``library``, in a thread of its own, so that this one can show progress and hear Ctrl-C."""
         result: list[int] = []
         done = threading.Event()  # Thread.join takes a thread for ended when Ctrl-C interrupts it
 
@@ -268,7 +277,7 @@ class Launcher:
             while not done.wait(0.1):
                 if self.timeout is not None and time.monotonic() - start > self.timeout:
                     self._stop(thread, done)
-                    self._raise_finding()
+                    self._raise_finding(library)
                     raise KernelError(f"stopped after {self.timeout:g} s")
                 progress.show()
         except BaseException:

@@ -22,7 +22,7 @@ const char* verb(bool write) { return write ? "writes" : "reads"; }
 
 bool writes(Op op) { return op == Op::Store || op == Op::StoreMatrix || op == Op::AsyncCopy; }
 
-void shared_access(Worker* w, size_t offset, size_t bytes, Op op, uintptr_t pc, Site site) {
+void shared_access(Worker* w, size_t offset, size_t bytes, Op op, uintptr_t pc, const Site& site) {
   const bool write = writes(op);
   const StaticArray array = shared_array(w, offset);
   const size_t at = offset - array.offset;
@@ -124,16 +124,10 @@ int region_at(uintptr_t address, size_t bytes) {
 
 namespace {
 
-inline void access(uintptr_t address, size_t bytes, Op op, EventKind kind, uintptr_t pc, Site site, uintptr_t frame) {
-  Worker* w = worker;
+// An access to anything but the thread's own stack.
+__attribute__((noinline)) void access_beyond_stack(Worker* w, uintptr_t address, size_t bytes, Op op, EventKind kind, uintptr_t pc,
+                                                   const Site& site, uintptr_t frame) {
   const bool write = writes(op);
-  if (w == nullptr) return;  // host code
-  Thread* t = w->current;
-  if (t == nullptr) return;
-  if (address - t->stack < kStackBytes) {
-    if (address - t->watched < t->watched_bytes) touch_accumulator(w, address, bytes, write, pc);
-    return;
-  }
   if (kind == EventKind::Access && (address & (bytes - 1)) != 0)
     fail("misaligned", 716, pc, site, "%s %zu bytes at address 0x%zx, which is no multiple of %zu", verb(write), bytes,
          size_t(address), bytes);
@@ -162,6 +156,19 @@ inline void access(uintptr_t address, size_t bytes, Op op, EventKind kind, uintp
     return;
   }
   if (!known_elsewhere(w, address)) out_of_bounds(w, address, bytes, write, pc, site);
+}
+
+const Site kNoSite = {};
+
+// Most accesses end here: what a GPU keeps in registers lies on a thread's stack.
+__attribute__((always_inline)) inline void access(uintptr_t address, size_t bytes, Op op, EventKind kind, uintptr_t pc, const Site& site,
+                                                  uintptr_t frame) {
+  Worker* w = worker;
+  if (w == nullptr) return;  // host code
+  Thread* t = w->current;
+  if (t == nullptr) return;
+  if (address - t->stack >= kStackBytes) return access_beyond_stack(w, address, bytes, op, kind, pc, site, frame);
+  if (address - t->watched < t->watched_bytes) touch_accumulator(w, address, bytes, writes(op), pc);
 }
 
 }  // namespace
@@ -216,7 +223,7 @@ static void host_wrote(const void* p, size_t bytes) {
 
 static void access_range(const void* p, size_t bytes, Op op, uintptr_t pc, uintptr_t frame) {
   if (worker == nullptr && bytes > 0 && op == Op::Store) host_wrote(p, bytes);
-  if (bytes > 0) access(reinterpret_cast<uintptr_t>(p), bytes, op, EventKind::Range, pc, {}, frame);
+  if (bytes > 0) access(reinterpret_cast<uintptr_t>(p), bytes, op, EventKind::Range, pc, kNoSite, frame);
 }
 
 void check_access(Op op, const void* p, size_t bytes, uintptr_t pc, Site site) {
@@ -296,7 +303,7 @@ void before_atomic(const void* p, unsigned bytes, uintptr_t pc, Site site) {
 
 #define EMU_PC reinterpret_cast<uintptr_t>(__builtin_return_address(0))
 #define EMU_FRAME reinterpret_cast<uintptr_t>(__builtin_frame_address(0))
-#define EMU_ACCESS(n, op, kind) access(reinterpret_cast<uintptr_t>(p), n, Op::op, EventKind::kind, EMU_PC, {}, EMU_FRAME)
+#define EMU_ACCESS(n, op, kind) access(reinterpret_cast<uintptr_t>(p), n, Op::op, EventKind::kind, EMU_PC, kNoSite, EMU_FRAME)
 
 extern "C" {
 

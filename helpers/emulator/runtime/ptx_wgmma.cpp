@@ -156,15 +156,19 @@ void touch_accumulator(Worker* w, uintptr_t address, size_t bytes, bool write, u
   const unsigned number = w->current->number, warp = number / kWarp, lane = number % kWarp;
   for (const auto& d : w->warpgroups->group[warp / kWarpsOfGroup].warp[warp % kWarpsOfGroup].accumulators) {
     if (address >= d->high[lane] || address + bytes <= d->low[lane]) continue;
-    for (unsigned i = 0; i < d->words; ++i) {
-      const uintptr_t at = reinterpret_cast<uintptr_t>(d->place[lane][i]);
-      if (address >= at + 4 || address + bytes <= at) continue;
-      if (d->under_way > 0)
-        fail("in flight", 719, pc, {}, "%s an accumulator of the wgmma.mma_async on %s, which is under way: no "
-             "wgmma.wait_group has covered it", write ? "writes" : "reads", line_of(d->site, d->pc).c_str());
-      d->touched = true;
-      return;
-    }
+    const auto meets = [&](const uint32_t* word) {
+      const uintptr_t at = reinterpret_cast<uintptr_t>(word);
+      return address < at + 4 && at < address + bytes;
+    };
+    uint32_t* const* const words = d->place[lane];
+    // Most kernels keep them in an array, in order.
+    const uintptr_t likely = (std::max(address, d->low[lane]) - d->low[lane]) / 4;
+    if (!(likely < d->words && meets(words[likely])) && std::none_of(words, words + d->words, meets)) continue;
+    if (d->under_way > 0)
+      fail("in flight", 719, pc, {}, "%s an accumulator of the wgmma.mma_async on %s, which is under way: no "
+           "wgmma.wait_group has covered it", write ? "writes" : "reads", line_of(d->site, d->pc).c_str());
+    d->touched = true;
+    return;
   }
 }
 

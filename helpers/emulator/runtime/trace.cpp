@@ -22,23 +22,30 @@ uint64_t block_key(const Stream& s, uintptr_t frame, uint32_t pc) {
 }
 uintptr_t frame_of(const Stream& s, uint64_t key) { return s.top - ((uint64_t(1) << 18) - 1 - (key >> 46)); }
 
-Event& push(Worker* w, Stream& s, const Event& e) {
-  if (s.size == s.capacity) {
-    ++w->critical;  // a stop must not throw us out of the allocator
-    const uint32_t capacity = s.capacity == 0 ? kStreamLimit + 64 : 2 * s.capacity;
-    Event* grown = new Event[capacity];
-    if (s.size > 0) memcpy(grown, s.event, s.size * sizeof(Event));
-    delete[] s.event;
-    s.event = grown;
-    s.capacity = capacity;
-    --w->critical;
-  }
-  s.event[s.size] = e;
-  return s.event[s.size++];
+__attribute__((noinline)) void grow(Worker* w, Stream& s) {
+  ++w->critical;  // a stop must not throw us out of the allocator
+  const uint32_t capacity = s.capacity == 0 ? kStreamLimit + 64 : 2 * s.capacity;
+  Event* grown = new Event[capacity];
+  if (s.size > 0) memcpy(grown, s.event, s.size * sizeof(Event));
+  delete[] s.event;
+  s.event = grown;
+  s.capacity = capacity;
+  --w->critical;
+}
+
+// Field by field, in its place: read as a whole right after it was written in parts, an event would keep the CPU waiting.
+void push(Worker* w, Stream& s, uint64_t address, uint32_t pc, uint16_t bytes, uint8_t op, EventKind kind) {
+  if (s.size == s.capacity) grow(w, s);
+  Event& e = s.event[s.size++];
+  e.address = address;
+  e.pc = pc;
+  e.bytes = bytes;
+  e.op = op;
+  e.kind = kind;
 }
 
 void push_block(Worker* w, Stream& s, uint64_t key, uint32_t pc) {
-  push(w, s, {key, pc, 0, 0, EventKind::Block});
+  push(w, s, key, pc, 0, 0, EventKind::Block);
   s.open = s.size - 1;
 }
 
@@ -315,7 +322,7 @@ void trace_begin(Worker* w) {
 }
 
 void trace_access(Worker* w, uint64_t address, uint16_t target, size_t bytes, uint8_t op, EventKind kind, uintptr_t pc,
-                  Site site, uintptr_t frame) {
+                  const Site& site, uintptr_t frame) {
   Stream& s = w->tracer->stream[w->current->number];
   const uint32_t at = trace_pc(w, pc);
   if (frame != 0 && frame > frame_of(s, s.event[s.open].address))  // back from a call
@@ -327,7 +334,7 @@ void trace_access(Worker* w, uint64_t address, uint16_t target, size_t bytes, ui
   }
   do {
     const uint16_t piece = uint16_t(bytes < 0xfff0 ? bytes : 0xfff0);
-    push(w, s, {address | uint64_t(target) << 48, at, piece, op, kind});
+    push(w, s, address | uint64_t(target) << 48, at, piece, op, kind);
     if (++s.event[s.open].bytes == 0xffff) push_block(w, s, s.event[s.open].address, s.event[s.open].pc);
     address += piece;
     bytes -= piece;
@@ -393,14 +400,14 @@ void trace_name(Worker* w, const char* name, uint32_t offset) {
   ++w->critical;
   set_name(w->tracer->warp[w->current->number / kWarp].named_now, name, offset);
   --w->critical;
-  push(w, s, {reinterpret_cast<uintptr_t>(name), offset, 0, 0, EventKind::Name});
+  push(w, s, reinterpret_cast<uintptr_t>(name), offset, 0, 0, EventKind::Name);
   if (++s.event[s.open].bytes == 0xffff) push_block(w, s, s.event[s.open].address, s.event[s.open].pc);
 }
 
 void trace_sync(Worker* w, uint64_t number) {
   Stream& s = w->tracer->stream[w->current->number];
   const Event open = s.event[s.open];
-  push(w, s, {number, open.pc, 0, 0, EventKind::Sync});
+  push(w, s, number, open.pc, 0, 0, EventKind::Sync);
   push_block(w, s, open.address + ((open.address & 0x3fff) < 0x3fff), open.pc);
 }
 

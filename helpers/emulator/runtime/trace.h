@@ -126,7 +126,7 @@ struct Trace {
 // trace.cpp: called while blocks run
 uint32_t trace_pc(const Worker*, uintptr_t pc);         // from the start of the kernel's library; 0: it is elsewhere
 void trace_begin(Worker*);                              // a block
-void trace_access(Worker*, uint64_t address, uint16_t target, size_t bytes, uint8_t op, EventKind, uintptr_t pc, Site,
+void trace_access(Worker*, uint64_t address, uint16_t target, size_t bytes, uint8_t op, EventKind, uintptr_t pc, const Site&,
                   uintptr_t frame);
 void trace_instruction(Worker*, uintptr_t pc, Site);    // one without a request, by the current lane: for trace_count
 void trace_bulk(Worker*, uintptr_t pc, Op, const struct Box&, Site);  // a bulk copy, issued by the current lane
