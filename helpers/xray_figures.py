@@ -197,7 +197,7 @@ def _late(parts: list[list[banks.Wavefront]], access: Access) -> list[bool]:
 def _by_lines(rows: int, cost: int) -> str:
     """Which wavefronts of a cp.async its sources cost beyond the `rows` that banks alone would."""
     which = f"{rows + 1}" if cost == rows + 1 else f"{rows + 1} to {cost}"
-    return f"{which}: no conflicts; the sources lie in several lines of 128 bytes, which are copied one after the other"
+    return f"{which}: no conflicts; lanes take turns whose sources lie in different lines of 128 bytes, or in one bank of a line"
 
 
 def _bank_text(served: list[banks.Wavefront], late: list[bool], head: str, cost: int) -> str:

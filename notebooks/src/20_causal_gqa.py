@@ -96,7 +96,7 @@ print("LSE:", lse.flatten().cpu().numpy().round(2), " rows of O that are 0:", (o
 # Inside, a warp looks at its own 32 queries. Let the first of them be $i$; it sees keys up to $i + s$, and the last one up to $i + s + 31$. For a tile of keys from $j_0$ on:
 #
 # - $j_0 > i + s + 31$: too late for all 32. The warp skips it, though the CTA has read it for other warps. Likewise if $j_0 + B_c \le i + s - w + 1$, too early for all.
-# - $j_0 + B_c \le i + s + 1$, and $j_0 > i + s + 31 - w$: all 32 see all 64 keys. **Whole**: no mask, the same instructions as in rung 13.
+# - $j_0 + B_c \le i + s + 1$, and $j_0 > i + s + 31 - w$: all 32 see all 64 keys. If the tile isn't the last one of the CTA besides, it is **whole**: no mask, the same instructions as in rung 13. (The keys are walked backwards. The last tile comes first, when no row has a maximum yet, and it is where keys past the end of $K$ would be.)
 # - otherwise the tile is **masked**: each score is compared with its row's last key, and with its first.
 #
 # The same in Python, for a whole problem:
@@ -221,7 +221,7 @@ predicted
 #
 # ### But not all heads at once
 #
-# "Longest first" taken literally starts with the last tile of *every* head. The places then hold CTAs of all heads side by side, and each of them reads all keys of its head. The L2 cache, which all SMs share, has 50 MB on an H100 ([NVIDIA](https://developer.nvidia.com/blog/nvidia-hopper-architecture-in-depth/)), whose chip the H200 has, too. From the model: how many heads are at work at a time, and how large are their $K$ and $V$ together?
+# "Longest first" taken literally starts with the last tile of *every* head. The places then hold CTAs of all heads side by side, and each of them reads all keys of its head. The L2 cache, which all SMs share, has 60 MiB on an H200, as the driver reports it ([notebook 00](00_start_here.ipynb)). From the model: how many heads are at work at a time, and how large are their $K$ and $V$ together?
 
 
 # %%
@@ -336,7 +336,7 @@ for D in (64, 96, 128):
 pd.DataFrame(rows).T.rename_axis("bank conflicts, D")
 
 # %% [markdown]
-# Reading with `ldmatrix` is free of conflicts at all three. Writing at $d = 96$ takes twice the turns: of eight lanes that are served together four copy from one row and four from the next, that is, from two lines of 128 bytes, and a turn serves one line. (The rule was measured with `cp.async.ca`, see `device.patterns` in `data/`; for the variant used here, `.cg`, there is no counter.) A tile is written once and read by four warps, so it was left at that.
+# None, at all three: neither `ldmatrix`, which reads, nor `cp.async`, which writes. (The rules by which the X-ray counts are those of an H200: [notebook 92](92_xray_against_hardware.ipynb) holds them against its counters.)
 
 # %% [markdown]
 # ## Run and check

@@ -121,7 +121,7 @@ print(
 
 # %%
 trees = {"left to right": (((0, 1), 2), 3), "in pairs": ((0, 1), (2, 3))}
-draw.bracketings([round(m, 2) for m, _, _ in states[:4]], trees)
+draw.bracketings([round(m, 2) for m, _, _ in states[:4]], trees, leaf="one piece each, m = its LSE, l = 1")
 
 # %% [markdown]
 # ## 2 · How many pieces?

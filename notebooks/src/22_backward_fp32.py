@@ -222,7 +222,7 @@ draw_backward.loop_orders()
 # %% [markdown]
 # **What to see.** Each square is a tile of $S$; arrows run over the tiles that contribute to one tile of a gradient.
 #
-# - **FlashAttention-1** (Algorithm 4 of [arXiv 2205.14135](https://arxiv.org/abs/2205.14135)), left: keys outside, queries inside. $K_j$, $V_j$ and the sums $dK_j$, $dV_j$ stay on the chip for a whole column; $dQ_i$ is fetched from HBM, added to and put back, once per tile. One CTA walks all of a head, so nothing crosses CTAs, and the sums have one order. But a GPU has more SMs than such a grid has CTAs: notebook 04's complaint.
+# - **FlashAttention-1** (Algorithm 4 of [arXiv 2205.14135](https://arxiv.org/abs/2205.14135)), left: keys outside, queries inside. $K_j$, $V_j$ and the sums $dK_j$, $dV_j$ stay on the chip for a whole column; $dQ_i$ is fetched from HBM, added to and put back, once per tile. One CTA walks all of a head, so nothing crosses CTAs, and the sums have one order. But with long sequences such a grid has fewer CTAs than a GPU has SMs: notebook 04's complaint.
 # - **FlashAttention-2** (Algorithm 2 of [arXiv 2307.08691](https://arxiv.org/abs/2307.08691)), middle: the *same* loop order, unlike on the way there. Each turn of the outer loop becomes a CTA. Now several CTAs add to the same $dQ_i$, which the paper has them do by atomic additions (section 3.2).
 # - **Queries outside**, right, as on the way there: $dQ_i$ stays at home, and *two* tensors, $dK$ and $dV$, have to be added up across CTAs.
 #
@@ -415,6 +415,8 @@ show.region("22_backward_fp32", "dQ")
 # %% [markdown]
 # Thread 0 asks for the turn until it comes (an atomic addition of 0 is a way to read that no cache answers from memory of its own). The two `__threadfence` belong together: what this CTA has added to $dQ$ is visible to the whole GPU *before* the counter says so, and nothing is added before it did. The additions themselves are atomic, too, though nobody else is at these rows: the L2 does them where $dQ$ lies, and no thread has to wait for a value to add to. What makes the result the same every time is not how they add but that they add in turn.
 #
+# The two `__syncthreads` here keep that promise and nothing else. Without the second, thread 0 passes the turn on while others still add; without the first, they add before it has come. The result stays right, only its last bits depend on who came first, and the X-ray has no finding: it looks for races, and additions that are atomic don't race. compute-sanitizer says nothing either (`device.sanitizer` in `data/`). What could see it is a comparison of two runs on a GPU, bit by bit, as below, and that only with luck.
+#
 # The kernel also takes a causal mask, a sliding window and grouped heads, which notebooks [20](20_causal_gqa.ipynb) and [23](23_backward_mma.ipynb) are about.
 
 # %% [markdown]
@@ -552,19 +554,22 @@ beside(causal=0)
 beside(causal=1)
 
 # %% [markdown]
-# **How to read it.** MATH has $P$ in memory and cuBLAS for its products; MATH does four of them where our kernel does five, and section 2 showed that in fp32 the fifth costs more than keeping $P$. So by this measure MATH has the easier task; what it needs in memory is not in the figure. As recorded on the H200 our kernel is 4 to 9 % ahead of it at $d = 64$ all the same, and reaches 0.80 to 0.86 of its speed at $d = 128$. Under a causal mask MATH multiplies the half that nobody sees as well, and takes 1.3 to 2.2 times as long as ours. EFFICIENT, which forms $P$ again as we do, takes 1.01 to 1.12 times as long at every shape.
+# **How to read it.** MATH has $P$ in memory and cuBLAS for its products; MATH does four of them where our kernel does five, and section 2 showed that in fp32 the fifth costs more than keeping $P$. So by this measure MATH has the easier task; what it needs in memory is not in the figure. As recorded on the H200 our kernel is 4 to 9 % ahead of it at $d = 64$ all the same, and reaches 0.81 to 0.86 of its speed at $d = 128$. Under a causal mask MATH multiplies the half that nobody sees as well, and takes 1.3 to 2.2 times as long as ours. EFFICIENT, which forms $P$ again as we do, takes 1.01 to 1.12 times as long at every shape.
 
 # %% [markdown]
 # ## What was tried
 #
-# Each row is a draft on the way to this kernel, with what was expected of it before it ran, and how many times as long SDPA MATH took (`ratio`; `ratio_causal` under a causal mask). All ran side by side. Cover the last two columns and guess.
+# Each row is a draft on the way to this kernel, with what was expected of it before it ran, and how many times as long SDPA MATH took (`ratio`; `ratio_causal` under a causal mask). `spill_bytes` is what a thread has in memory because registers ran out. All ran side by side. The rung itself is in no row. Nearest is draft 10; the rung does not keep $V_j$ and has a `fetch` for each product, as is told below. Cover the columns of numbers and guess.
 
 
 # %%
-def drafts(steps, D=128):
-    names = ["step", "what", "reason", "kept", "ratio", "ratio_causal"]
-    with pd.option_context("display.max_colwidth", None):
-        display(steps.loc[steps["D"] == D, names].set_index("step").round(3))
+def drafts(steps):
+    parts = {"ratio": "{:.2f}", "ratio_causal": "{:.2f}", "spill_bytes": "{:.0f}"}
+    table = steps.pivot(index=["step", "what", "reason", "kept"], columns="D", values=[*parts])
+    table = pd.DataFrame({f"{name}, D = {D}": table[name, D] for D in (64, 128) for name in parts})
+    left = {"subset": ["what", "reason", "kept"], "text-align": "left"}
+    shown = table.reset_index().style.hide(axis="index").set_properties(**left)
+    display(shown.format({c: parts[c.split(",")[0]] for c in table}, na_rep=""))
     return draw_pingpong.steps(steps, "Each draft of the kernel", "SDPA MATH")
 
 
@@ -591,9 +596,9 @@ plot.recorded("22_backward_fp32", "steps", gains)
 # **What to see.**
 #
 # - *Keeping $K$ and $V$* (3) brought half of what was expected at $d = 64$ and less at $d = 128$: fewer instructions for fetching were not all that was missing. *Going down the rows* in four of five products (6) brought twice what was expected; a warp seems to wait for the load just before it multiplies. After that, *loading B's next row early* (2), worth 5 % at the beginning, makes no difference any more: draft 7 does without it and is within 1 % of draft 6.
-# - At $d = 128$, $K_j$, $V_j$ and $P$ in shared memory need a GPU with more than an A100 has. *Half the keys* per CTA (12) would fit there, and on the H200 two such CTAs share an SM and could hide each other's waits; but $Q$ and $dO$ come twice as often, and it is slower. So the kernel lets $V_j$ go and keeps all of its keys. That costs copies of $V$ in every step; a `fetch` for each product, which knows what it is for when it is compiled, saves instructions for addresses in return. This last form is in no row of the table: what it reaches is in the figures above.
+# - At $d = 128$, $K_j$, $V_j$ and $P$ in shared memory need a GPU with more than an A100 has. *Half the keys* per CTA (12) would fit there, and on the H200 two such CTAs share an SM and could hide each other's waits; but $Q$ and $dO$ come twice as often, and it is slower. So the kernel lets $V_j$ go and keeps all of its keys. That costs copies of $V$ in every step; a `fetch` for each product, which knows what it is for when it is compiled, saves instructions for addresses in return. This last form, the rung, is in no row of the table: what it reaches is in the figures above.
 # - *Unrolling a whole slab* (8) is among the best at $d = 128$ and by far the worst at $d = 64$, where two CTAs share an SM. One explanation is the instruction cache: two CTAs are at different places of a loop that has become longer, the warps of one CTA are not. We did not count misses. And edits take longer to compile.
-# - *One of two warps later* (15) was meant to let one warp of a scheduler multiply while the other one fetches. It was expected to gain 3 % and loses 1 at $d = 128$ and 6 at $d = 64$, where it also spills.
+# - *One of two warps later* (15) was meant to let one warp of a scheduler multiply while the other one fetches. It was expected to gain 3 % and loses 1 at $d = 128$ and 6 at $d = 64$, where it also spills (56 bytes).
 # - *No turns* (17) and *no fetching* (18) are no kernels. They say how much is left to gain there at the most. Of turns 10 % were expected under a causal mask, as section 3's model has it; it is no more than without one.
 
 # %% [markdown]

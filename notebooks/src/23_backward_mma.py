@@ -359,9 +359,9 @@ draw_proof.gallery(maps, columns=3)
 # %% [markdown]
 # **What to see.** Rows of $dQ$ are queries, rows of $dK$ and $dV$ are keys.
 #
-# 1. Query $i$ may see the keys up to $i + 64$. The first 65 keys are seen by every query anyway, and their $dK$ and $dV$ are right; from then on each key has one query too many. Of $dQ$ all is wrong except the last row, which has no future.
+# 1. Query $i$ may see the keys up to $i + 64$. The first 65 keys are seen by every query anyway, and their $dK$ and $dV$ are right; from then on each key has one query too many. Every row of $dQ$ but the last, which has no future, gets a share too much. Where that share is small beside the budget, the map stays pale: more than two thirds of $dQ$, and of $dK$ from there on.
 # 2. Only $dQ$: the other two had $dS$ from registers.
-# 3. $P$ itself is wrong, and with it everything.
+# 3. $P$ itself is wrong: half of its elements are formed with the LSE of the query next door. All three gradients are made of $P$, and all three break. Pale are rows of $dQ$ whose neighbour has nearly the same LSE, and at the end of $dK$ and $dV$ the keys that few queries see.
 
 # %% [markdown]
 # ## Predict, then measure
@@ -462,22 +462,38 @@ study = study[(study.dtype == "fp16") & study.tflops.notna()]
 study.pivot_table(index=["causal", "D", "name"], columns="Nk", values="tflops").round(0)
 
 # %% [markdown]
-# **How to read it.** SDPA FLASH is FlashAttention-2, written for the same instructions as this kernel, `mma.sync` and `ldmatrix`. At $d = 64$ the kernel is ahead of it at every shape, by 8 to 23 %. At $d = 128$ it is level: 0 to 6 % ahead without a mask, and from 3 % behind to 6 % ahead with one, behind at long sequences. cuDNN takes half to four fifths of the time of ours. FlashAttention-3 is written for Hopper's `wgmma`, which reads operands from shared memory by itself: for it the 0.4 `ldmatrix` per product do not exist.
+# **How to read it.** SDPA FLASH is FlashAttention-2, written for the same instructions as this kernel, `mma.sync` and `ldmatrix`. At $d = 64$ the kernel is ahead of it at every shape, by 8 to 23 %. At $d = 128$ it is level: 0 to 6 % ahead without a mask, and from 3 % behind to 6 % ahead with one, behind at long sequences. cuDNN takes half to four fifths of the time of ours. (The long whiskers under a causal mask are single rounds in which a peer took about twice as long. The points are medians.) FlashAttention-3 is written for Hopper's `wgmma`, which reads operands from shared memory by itself: for it the 0.4 `ldmatrix` per product do not exist.
 
 # %% [markdown]
 # ## What was tried
 #
-# Each row is a draft of this kernel, with what was expected of it before it ran, and what it reached as a ratio to SDPA FLASH in bf16 (`ratio`; `ratio_causal` under a causal mask). All ran side by side. Compare them with each other only: draft 4 is the rung, and its ratios are higher here than in the figures above, which were recorded on another occasion. Cover the last two columns and guess.
+# Each row is a draft of this kernel, with what was expected of it before it ran, and what it reached as a ratio to SDPA FLASH in bf16 (`ratio`; `ratio_causal` under a causal mask). `spill_bytes` is what a thread has in memory because registers ran out. All ran side by side. Cover the columns of numbers and guess.
+#
+# Compare them with each other only. Draft 4 is the rung, at $d = 64$ down to the machine code, and without a mask it has 1.19 here at $d = 64$ and 1.09 at $d = 128$. The figures above are of another occasion; over the same three lengths they give 1.12 and 1.02. So 7 % lie between two runs, as much as all the steps that were kept have gained: those gains hold because the drafts ran side by side, and a comparison across runs would prove none of them. This record has ratios only, so it can't say which of the two kernels ran faster or slower in it. But FLASH by itself can differ that much: one and the same code, in ms, in the records of two rungs:
+
+
+# %%
+def flash_beside(stem):
+    found = record.load(stem, "backward", device="nvidia-h200")
+    found = found.query("name == 'SDPA FLASH' and dtype == 'bf16' and not causal and Nk in (1024, 4096, 16384)")
+    return found.groupby(["D", "Nk"]).ms.median()
+
+
+alone = pd.DataFrame({f"beside {stem[:2]}": flash_beside(stem) for stem in ("23_backward_mma", "33_backward_wgmma")})
+alone.assign(difference=(alone.iloc[:, 1] / alone.iloc[:, 0] - 1).map("{:+.1%}".format)).round(2)
 
 
 # %%
 from helpers import draw_pingpong
 
 
-def drafts(steps, D=128):
-    names = ["step", "what", "reason", "kept", "ratio", "ratio_causal"]
-    with pd.option_context("display.max_colwidth", None):
-        display(steps.loc[steps["D"] == D, names].set_index("step").round(3))
+def drafts(steps):
+    parts = {"ratio": "{:.2f}", "ratio_causal": "{:.2f}", "spill_bytes": "{:.0f}"}
+    table = steps.pivot(index=["step", "what", "reason", "kept"], columns="D", values=[*parts])
+    table = pd.DataFrame({f"{name}, D = {D}": table[name, D] for D in (64, 128) for name in parts})
+    left = {"subset": ["what", "reason", "kept"], "text-align": "left"}
+    shown = table.reset_index().style.hide(axis="index").set_properties(**left)
+    display(shown.format({c: parts[c.split(",")[0]] for c in table}, na_rep=""))
     return draw_pingpong.steps(steps, "Each draft of the kernel", "SDPA FLASH")
 
 
