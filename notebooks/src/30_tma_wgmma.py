@@ -77,7 +77,7 @@ pd.DataFrame(loop[loop > 0]).T
 # | HBM → shared memory | every thread, 16 bytes at a time, with its own address: `cp.async` | one thread, a whole tile in one instruction: **TMA** (*tensor memory accelerator*) |
 # | has it come? | each thread counts its own groups, then all meet at a barrier | an **mbarrier** in shared memory counts bytes |
 # | operands | `ldmatrix` into registers, for every product | the tensor cores read shared memory by themselves, by a **descriptor** |
-# | a product | a warp, 16 × 8 × 16, waits for it | four warps, 64 × N × 16, go on: **wgmma** |
+# | a product | a warp, 16 × 8 × 16; its operands and its result are registers | four warps, 64 × N × 16; started, and waited for in groups: **wgmma** |
 #
 # None of this is magic, and all of it has to be told exactly what lies where. The sections take one row of the table each.
 

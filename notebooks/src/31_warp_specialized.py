@@ -383,7 +383,7 @@ plot.recorded("31_warp_specialized", "roles", shares, by=by)
 # - The producer has nothing to do for most of the time. Its one long box in the figure is the beginning of a query tile: it sends for $Q$, works out where the tile lies, and asks the counter.
 # - The consumers are not in step. Consumer 0 comes to the end of its query tile three tiles of keys after the other two, and four stages wouldn't let it be much later; the longest wait of the producer is for the places that consumer 0 has yet to read.
 # - Nobody multiplies in an epilogue, which takes about as long as a tile of keys (`other` in the table is what isn't drawn, most of it epilogues); but the other consumers do.
-# - A consumer's softmax takes more of its time than its two products together at $d = 64$, and nearly as much at $d = 128$. All that time it has no product under way.
+# - A consumer's softmax takes more of its time than its two products together at $d = 64$, and four fifths as much at $d = 128$. All that time it has no product under way.
 #
 # ### How far ahead
 #

@@ -93,7 +93,7 @@ for name, under, turns in [
 draw_pingpong.lanes(cases, "clocks, d = 128, five tiles")
 
 # %% [markdown]
-# **What to see.** Above: the two get half of the tensor cores each, finish at the same time, then do their softmax at the same time, and so on for ever: at any moment either the tensor cores idle or everything else. In the middle, one rule has set them apart by half a beat: one is at its softmax while the other multiplies, like the two sides of a ping-pong table. (That is the name FlashAttention-3 gives it, [section 3.2](https://arxiv.org/abs/2407.08608).)
+# **What to see.** Above: the two get half of the tensor cores each, finish at the same time, then do their softmax at the same time, and so on for ever: at any moment either the tensor cores idle or everything else. In the middle, one rule has set them apart by half a beat: one is at its softmax while the other multiplies, like the two sides of a ping-pong table. (That is the name FlashAttention-3 gives it, [section 3.1](https://arxiv.org/abs/2407.08608).)
 #
 # The rule is all it takes. On the GPU it is two instructions. A *named barrier* opens when as many threads as it is told have come by, and of those some may go on without waiting:
 
@@ -105,7 +105,7 @@ show.region("32_ping_pong", "turns")
 #
 # ## 2 · Two products under way
 #
-# The lowest picture above has a second idea in it. A warpgroup that has finished $P_j$ can start *two* products: $O \mathrel{+}= P_j V_j$, and the next tile's $S_{j+1} = Q K_{j+1}^\top$, which does not depend on $P_j$ at all. Start $S_{j+1}$ first. Then, when it is complete, its softmax can begin while the tensor cores are still at $O$: in the figure a softmax stands *under* a product of its own warpgroup.
+# The lowest picture above has a second idea in it. A warpgroup that has finished $P_j$ can start *two* products: $O \mathrel{+}= P_j V_j$, and the next tile's $S_{j+1} = Q K_{j+1}^\top$, which does not depend on $P_j$ at all. Start $S_{j+1}$ first. Then, when it is complete, its softmax can begin while the tensor cores are still at $O$: in the figure a softmax stands *under* a product of its own warpgroup ([section 3.2](https://arxiv.org/abs/2407.08608) of FlashAttention-3).
 #
 # `wgmma` is made for that. Products are handed in as groups, and a warpgroup waits *until at most n of its groups are left*, the youngest ones. In the loop:
 #
@@ -390,19 +390,21 @@ def clocks_per_tile(notes):
 plot.recorded("32_ping_pong", "roles", clocks_per_tile, by="python -m helpers.roles 32_ping_pong")
 
 # %% [markdown]
-# **What to see.** One after the other the consumers start $S$ and $O$ (green), and under each green box the others are at their softmax, or wait. Three waits belong to a tile: for $K_j$, for the turn, and between $S$ and $O$ for $V_j$. At $d = 128$ each takes some 150 to 230 clocks; at $d = 64$ the one for the turn takes about 600: two others have to come by first. Waits for products have no box of their own: the one for $S$ is the end of $O$'s box, the one for $O$ is in the softmax's. Every note takes time itself, so the kernel without them is faster, above all at $d = 64$, where a tile is short.
+# **What to see.** One after the other the consumers start $S$ and $O$ (green), and under each green box the others are at their softmax, or wait. Three waits belong to a tile: for $K_j$, for the turn, and between $S$ and $O$ for $V_j$. At $d = 128$ each takes some 140 to 240 clocks; at $d = 64$ the one for the turn takes 500 to 750: two others have to come by first. Waits for products have no box of their own: the one for $S$ is the end of $O$'s box, the one for $O$ is in the softmax's. Every note takes time itself, so the kernel without them is faster, above all at $d = 64$, where a tile is short.
 
 # %% [markdown]
 # ### Every step
 #
-# How this kernel was found: each row is a variant of an earlier one, with what was expected of it before it was run, whether it stayed, and what was measured. `ratio` is the time of SDPA CUDNN over its own, side by side, in bf16, and `ratio_causal` the same under a causal mask. `between_waits` are the exponentials in each piece of the loop between its waits. Cover the columns with ratios and guess before you look.
+# How this kernel was found: each row is a variant of an earlier one, with what was expected of it before it was run, whether it stayed, and what was measured. `ratio` is the time of SDPA CUDNN over its own, side by side, in bf16, and `ratio_causal` the same under a causal mask. `between_waits` are the exponentials in each piece of the code between its waits. Cover the columns with ratios and guess before you look.
 
 
 # %%
-def table(steps, D=128):
-    names = ["step", "what", "reason", "kept", "ratio", "ratio_causal", "between_waits"]
-    shown = steps[steps["D"] == D]
-    return shown[[n for n in names if n in shown]].set_index("step").style.format(precision=2)
+def table(steps):
+    said = ["what", "reason", "kept"]
+    measured = steps.pivot(index="step", columns="D", values=["ratio", "ratio_causal", "between_waits"])
+    measured.columns = [f"{name}, d={D}" for name, D in measured]
+    shown = steps.drop_duplicates("step").set_index("step")[said].join(measured)
+    return shown.style.format(precision=2, na_rep="")
 
 
 plot.recorded("32_ping_pong", "steps", table)
@@ -420,6 +422,7 @@ plot.recorded("32_ping_pong", "steps", lambda s: draw_pingpong.steps(s, "Each va
 # - **The vote at the next turn** (25) in place of a barrier of its own: one percent, for nothing but another place.
 # - **One piece of code** for the first tile, those on the diagonal and those done again (28): half the instructions of 25, for a percent of its speed at $d = 128$ and four or five under the mask, measured in different runs. It stayed: this kernel is to be read.
 # - **What didn't help**: $S$ in two halves, so that exponentials can begin under its second half (21, 26); a part of the exponentials by a polynomial (18, 27), which without a mask gains one to three percent at $d = 64$ and, where it was tried, loses three at 128; $Q_i$ in registers (10, 23); smaller tiles (9, 19); rescaling $O$ only where it is needed (6, 7).
+# - **Tensor cores that idle at a tile's end** (30). Behind the last product of a query tile nothing is started until $O$ has been written. To start the next tile's $S$ before that saves clocks: with the notes of clocks above in it, a CTA is done in 8 % fewer at $N = 1024$ and $d = 128$. Without them it saves hardly any *time*: one percent at $d = 64$, nothing at 128. A third stage of $K_j$ (31), and keys asked for into the L2 ahead of time (32), cost a little. What waits for nothing draws more power, and this card's clock comes down to what its power allows: see "What still hurts".
 # - **The counter** (3 is without): at $d = 128$ under a causal mask the tiles dealt out beforehand cost a sixth; without a mask, nothing. Notebook 31's model says the same of that deal.
 #
 # ### The X-ray
@@ -483,7 +486,7 @@ plot.recorded("32_ping_pong", "causal", summaries)
 #
 # **What to see.** The lead over cuDNN is smallest at short lengths and by and large grows with them: at $d = 128$ it is two to four percent up to $N = 1024$ and more than a tenth from 4096 on. Under the mask, at $N = 512$ and $d = 128$, there is none. Where a tile of queries has few tiles of keys, its ends weigh most: at $N = 512$ one of four goes the long way.
 #
-# (The table of steps has this kernel at 1.13 for $d = 128$: from another run, over three of these five lengths.)
+# (The table of steps has this kernel at 1.13 and, as step 29, at 1.15 for $d = 128$: from other runs, over three of these five lengths, and without slower peers in between, during which the card cools.)
 #
 # And FlashAttention-3? It was measured in an earlier study, on a card of the same kind and beside the same cuDNN ([data/README.md](../data/README.md), "Published figures"). Times of two days can't be compared, but ratios to the same peer can. Geometric means over $N \ge 1024$ of cuDNN's time over theirs and over ours:
 
@@ -499,7 +502,9 @@ def beside_fa3(kind):
 
 
 found = pd.concat({kind: beside_fa3(kind) for kind in ("forward", "causal")})
-found.rename(columns={"mean": "32_ping_pong"}).rename_axis(["", "dtype", "D"]).round(3)
+found.rename(columns={"mean": "32_ping_pong"}).rename_axis(["", "dtype", "D"]).sort_index().round(3).fillna(
+    "not in the study"
+)
 
 # %% [markdown]
 # Wherever both were measured, this rung's ratio is the higher one.
@@ -520,7 +525,7 @@ plot.staircase(speeds(summit=True))
 # %% [markdown]
 # ## What still hurts
 #
-# 1. **Idle tensor cores at $d = 128$.** The aim was 1.10 times cuDNN's speed without a mask; two recordings gave 1.092 and 1.097, and it is the short lengths that keep it below. Nsight Compute, on step 26 of the table at $N = 4096$, found the tensor cores at work for 85 % of the time, at a clock of 1.64 GHz, and warps that waited for their turn for 7 % of it, for $K_j$ for 3 % and for $V_j$ for 2 % (the conditions of that record have it). A third stage of $K$ alone would fit into shared memory if $O$ left by way of $Q_i$'s place; what that would bring has not been tried.
+# 1. **Short lengths at $d = 128$.** The aim was 1.10 times cuDNN's speed without a mask, on average. The record above just has it; two earlier ones, of the same machine code, had 1.097 and 1.092. At $N = 1024$ it is two percent. Nsight Compute, on step 26 of the table at $N = 4096$, found the tensor cores at work for 85 % of the time, at a clock of 1.64 GHz of the 1.98 that the card can do, and warps that waited for their turn for 7 % of it, for $K_j$ for 3 % and for $V_j$ for 2 % (the conditions of that record have it). Steps 30 to 32 went after these waits, and gained nothing: the clock is what is short.
 # 2. **Ends.** A tile of queries begins with a tile of keys that goes the long way and ends with a product under which nothing happens. While one warpgroup is at that, only the others keep the tensor cores busy. The shorter the sequence, the larger that part; under a causal mask the tiles on the diagonal go the long way, too.
 # 3. **Exponentials at $d = 64$.** There are as many clocks of them as of products, so both units would have to be busy all the time. Exercise 32.1 looks ahead.
 # 4. **What no kernel gets.** cuBLAS, with nothing but products to do, stays far below the datasheet. 4096 operations per clock on 132 SMs come to the datasheet's 990 TFLOP/s at 1830 MHz. While the samples above were taken, in short bursts with pauses, the card was seen at these clocks and drew this power (of at most 700 W), the slower peers included; what the clock does within a burst they don't show:
@@ -614,7 +619,7 @@ exercise.verify("32.2", what_happens, hint="draw the three barriers in a ring, a
 # predicted = {"a": "hangs", "b": "right", "c": "right"}
 # ```
 #
-# There is one turn, and it must be somewhere at the beginning: without the first pass everybody waits. Who gets it first, and which way round it goes, makes no difference, as long as everybody's successor is somebody's only. On the emulator the hang is an error that names the barriers and who waits there; on a GPU it is a kernel that never ends.
+# There is one turn, and it must be somewhere at the beginning: without the first pass everybody waits. Who gets it first, and which way round it goes, makes no difference, as long as no two have the same successor and the ring takes in everybody. On the emulator the hang is an error that names the barriers and who waits there; on a GPU it is a kernel that never ends.
 # </details>
 
 # %% [markdown]

@@ -351,13 +351,27 @@ def meanwhile(events):
         until = np.minimum.outer(mine.end.to_numpy(), other.end.to_numpy())
         both = (until - np.maximum.outer(mine.begin.to_numpy(), other.begin.to_numpy())).clip(0).sum(axis=0)
         rows[D, lane, kind] = pd.Series(both).groupby(other.kind.to_numpy()).sum() / (mine.end - mine.begin).sum()
-    return pd.DataFrame(rows).T.fillna(0).map("{:.0%}".format)
+    shares = pd.DataFrame(rows).T.fillna(0)
+    return shares.assign(other=1 - shares.sum(axis=1)).map("{:.0%}".format)
+
+
+def lag(events):
+    """By how much of a step consumer 1 begins its dS behind consumer 0, the median."""
+    found = {}
+    for D, of_D in events[events.kind == "dS"].groupby("D"):
+        first, second = (of_D[of_D.lane == f"consumer {n}"].begin.to_numpy() for n in (0, 1))
+        behind = [now - first[first <= now].max() for now in second if first[0] <= now]
+        found[D] = np.median(behind) / np.median(np.diff(first))
+    return pd.Series(found, name="behind, of a step").rename_axis("D").map("{:.0%}".format).to_frame()
 
 
 plot.recorded("33_backward_wgmma", "roles", meanwhile, by=by)
 
+# %%
+plot.recorded("33_backward_wgmma", "roles", lag, by=by)
+
 # %% [markdown]
-# **What to see.** To start products takes each consumer more than two fifths of its time: that is where it is held up. Consumer 1 forms its $dS$ behind consumer 0 by a quarter of a step at $d = 64$ and by a seventh at $d = 128$; so what one does is covered by the other unevenly. While either forms $dS$, the other one is starting products, or waits for its own. Consumer 0's exponentials lie for the most part under what consumer 1 starts. Most of consumer 1's don't: there consumer 0 has come to its $dQ$, and only what consumer 1 has started itself can still be running.
+# **What to see.** To start products takes each consumer about two fifths of its time: that is where it is held up. Consumer 1 forms its $dS$ behind consumer 0 by less than a quarter of a step, not by half of one; so what one does is covered by the other unevenly. While consumer 1 forms its $dS$, consumer 0 is starting products for nine tenths of the time; the other way round it is two thirds at $d = 64$ and a third at $d = 128$ (`other` is what has no name in the notes: moving on to the next tile, packing $P$, handing over $dQ$). Consumer 0's exponentials lie for the most part under what consumer 1 starts. Half of consumer 1's or more don't: there consumer 0 has come to its $dQ$, and only what consumer 1 has started itself can still be running.
 #
 # ## 5 · Under whose products?
 #
@@ -583,8 +597,6 @@ plot.recorded("33_backward_wgmma", "backward", lambda x: record.summary(x, "33_b
 # %% [markdown]
 # The columns: how many times as long as ours cuDNN takes, as the geometric mean over the shapes with $N \ge 1024$, the lowest and the highest of those, and the worst of *all* recorded shapes with its place. We are ahead at every one of them.
 #
-# One number is too good: 1.94, at $d = 128$ in bf16 under a mask. There, at $N = 1024$, cuDNN took longer than at 2048, which has twice the work; it lifts the mean of its row from 1.10 to 1.23. (And the long whiskers in the last figure are single rounds in which a peer took several times as long. The points are medians.)
-#
 # ### What helped, and what did not
 #
 # Drafts, what is different in each, why it was tried or what came of it, and what it reached as a ratio to SDPA CUDNN; the ones that brought nothing stay in the list. Cover the column `ratio` and guess.
@@ -593,14 +605,16 @@ plot.recorded("33_backward_wgmma", "backward", lambda x: record.summary(x, "33_b
 # %%
 def drafts(steps):
     with pd.option_context("display.max_colwidth", None):
-        display(steps.reindex(columns=["D", "step", "what", "reason", "kept", "ratio"]).set_index("step").round(3))
+        measured = steps.pivot(index="step", columns="D", values=["kept", "ratio", "ratio_causal"])
+        measured.columns = [f"{name}, d={D}" for name, D in measured]
+        display(steps.drop_duplicates("step").set_index("step")[["what", "reason"]].join(measured).fillna(""))
     return draw_backward.drafts(steps, "Times as fast as SDPA CUDNN, backward, geometric mean over N ≥ 1024")
 
 
 plot.recorded("33_backward_wgmma", "steps", drafts)
 
 # %% [markdown]
-# **What to see.** The largest steps at $d = 128$ are the first ones; at $d = 64$ another order and the turns bring the most. What the steps that stayed change is when a tile comes and when a product starts. The rung goes on from step 8, past the end of this table: with 128 queries per step at $d = 64$, and with warps of their own that send $dQ$. The table above it, measured in a run of its own, has what it reached; how much of the difference each of these two brought was not measured apart.
+# **What to see.** The largest steps at $d = 128$ are the first ones; at $d = 64$ another order and the turns bring the most. What the steps that stayed change is when a tile comes and when a product starts. The rung goes on from step 8: with 128 queries per step at $d = 64$, and with warps of their own that send $dQ$ (10); how much of the difference each of these two brought was not measured apart. Step 11 is the rung. That every thread gives a place back, and not one for its warpgroup behind a barrier, costs a percent at $d = 128$ and buys that NVIDIA's own tool can follow: racecheck takes an arrival at an mbarrier to speak for the thread that arrives, and nobody else.
 #
 # ## What still hurts
 #
@@ -659,12 +673,12 @@ exercise.verify(
 # %% [markdown]
 # ### Exercise 33.2 · How many queries
 #
-# A step of more queries needs fewer barriers, and uses each number of $K$ and $V$ more often. Suppose registers were no limit: how many queries per step (a multiple of 16) fit into shared memory at $d = 64$, and how many at $d = 128$? And how many registers per lane would $S$, $dP$ and their fragments then take?
+# A step of more queries needs fewer barriers, and uses each number of $K$ and $V$ more often. Suppose registers were no limit: how many queries per step (a multiple of 16) fit into shared memory at $d = 64$, and how many at $d = 128$? And how many registers per lane would $S$, $dP$ and the fragments of $P$ and $dS$ then take?
 
 # %%
 # Exercise 33.2
 most_queries = {64: 112, 128: 112}
-registers_for_them = {64: 140, 128: 140}
+registers_for_them = {64: 168, 128: 168}
 
 
 # %%
@@ -674,7 +688,7 @@ def fits():
         need = [draw_backward.constants(kernel.rung.source, d, Br=n)["smem_bytes"] for n in (Br, Br + 16)]
         assert Br % 16 == 0 and need[0] <= limit, f"d = {d}: {Br} queries need {need[0] / 1024:.0f} KB"
         assert need[1] > limit, f"d = {d}: {Br + 16} queries would fit, too"
-        assert registers_for_them[d] == 64 * Br * 2 // 128 + 64 * Br // 2 // 128, f"d = {d}: registers"
+        assert registers_for_them[d] == 2 * (64 * Br // 128) + 2 * (64 * Br // 2 // 128), f"d = {d}: registers"
     return True
 
 
@@ -696,7 +710,7 @@ exercise.verify("33.2", fits, hint="which parts of shared memory grow with Br, a
 #
 #
 # most_queries = {d: max(n for n in range(16, 257, 16) if need(d, n) <= 227 * 1024) for d in (64, 128)}
-# registers_for_them = {d: Br + Br // 4 for d, Br in most_queries.items()}
+# registers_for_them = {d: Br + Br // 2 for d, Br in most_queries.items()}
 # ```
 #
 # With $d$ more registers for $dK$ and $dV$: at $d = 128$ little is left, and what doesn't fit into the consumer's registers spills.
