@@ -502,8 +502,8 @@ def beside_fa3(kind):
 
 
 found = pd.concat({kind: beside_fa3(kind) for kind in ("forward", "causal")})
-found.rename(columns={"mean": "32_ping_pong"}).rename_axis(["", "dtype", "D"]).sort_index().round(3).fillna(
-    "not in the study"
+found.rename(columns={"mean": "32_ping_pong"}).rename_axis(["", "dtype", "D"]).sort_index().style.format(
+    precision=3, na_rep="not in the study"
 )
 
 # %% [markdown]
