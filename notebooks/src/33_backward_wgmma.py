@@ -355,6 +355,10 @@ def meanwhile(events):
     return shares.assign(other=1 - shares.sum(axis=1)).map("{:.0%}".format)
 
 
+plot.recorded("33_backward_wgmma", "roles", meanwhile, by=by)
+
+
+# %%
 def lag(events):
     """By how much of a step consumer 1 begins its dS behind consumer 0, the median."""
     found = {}
@@ -365,9 +369,6 @@ def lag(events):
     return pd.Series(found, name="behind, of a step").rename_axis("D").map("{:.0%}".format).to_frame()
 
 
-plot.recorded("33_backward_wgmma", "roles", meanwhile, by=by)
-
-# %%
 plot.recorded("33_backward_wgmma", "roles", lag, by=by)
 
 # %% [markdown]
