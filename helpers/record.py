@@ -389,6 +389,18 @@ def of_matmul(samples: pd.DataFrame, ours: str) -> pd.DataFrame:
     return ratios.groupby(keys, sort=False)["ratio"].agg(ratio="median", low="min", high="max").reset_index()
 
 
+def of_steps(steps: pd.DataFrame, *measured: str) -> pd.DataFrame:
+    """Of `steps` samples, a row per step: what, reason, kept (all that is said, where heads of different size differ), and ratio,
+    ratio_causal and the columns `measured` for each D, as "ratio, D = 64"."""
+    said = steps.groupby("step")[["what", "reason", "kept"]].agg(lambda words: "; ".join(dict.fromkeys(words)))
+    columns = [name for name in ("ratio", "ratio_causal", *measured) if name in steps]
+    wide = steps.pivot(
+        index="step", columns="D", values=columns
+    ).convert_dtypes()  # integers stay integers beside a gap
+    names = [(name, D) for D in sorted(set(steps["D"])) for name in columns]
+    return said.join(pd.DataFrame({f"{name}, D = {D}": wide[name, D] for name, D in names}))
+
+
 def ratio(samples: pd.DataFrame, ours: str, peer: str) -> pd.DataFrame:
     """How many times faster `ours` is than `peer`, per shape: peer's ms / our ms within each round (they ran side by
     side), their median as `ratio`, the rounds' extremes as `low` and `high`.

@@ -211,6 +211,19 @@ def test_public_kernels_read_like_a_record():
     assert len(record.public_kernels(causal=True)) and set(record.public_kernels("bwd")["name"]) >= {"FlashAttention-3"}
 
 
+def test_steps_have_one_row_each_and_a_column_for_every_head_dimension():
+    rows = [
+        (1, "a", "why", "yes", 64, 1.5, 1.25, 0),
+        (1, "a", "why", "no", 128, 2.0, 1.0, 16),
+        (2, "b", "so", "no", 64, 3.0, 2.0, 8),
+    ]
+    names = ["step", "what", "reason", "kept", "D", "ratio", "ratio_causal", "spill_bytes"]
+    found = record.of_steps(pd.DataFrame(rows, columns=names), "spill_bytes")
+    assert found.index.tolist() == [1, 2] and found.loc[1, "kept"] == "yes; no"
+    assert found.loc[1, "ratio, D = 64"] == 1.5 and found.loc[1, "spill_bytes, D = 128"] == 16
+    assert found.loc[2, "ratio_causal, D = 64"] == 2.0 and pd.isna(found.loc[2, "ratio, D = 128"])
+
+
 def test_the_published_log_and_steps_are_read():
     log = record.leetcuda_log()
     assert len(log) == len(record.published("leetcuda_readme_ada")) / 2

@@ -61,8 +61,8 @@ class Report:
 
     def _rows(self) -> Iterator[tuple[str, str, str]]:
         for (back_end, why), lanes in itertools.groupby(self.lanes, lambda lane: (lane.back_end, lane.why)):
-            first, *_, last = [lane.notebook for lane in lanes] * 2
-            yield first if first == last else f"{first[:2]} to {last}", back_end, why
+            names = [lane.notebook for lane in lanes]
+            yield names[0] if len(names) == 1 else f"{names[0][:2]} to {names[-1]}", back_end, why
 
 
 def doctor() -> Report:

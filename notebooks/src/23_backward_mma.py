@@ -488,12 +488,7 @@ from helpers import draw_pingpong
 
 
 def drafts(steps):
-    parts = {"ratio": "{:.2f}", "ratio_causal": "{:.2f}", "spill_bytes": "{:.0f}"}
-    table = steps.pivot(index=["step", "what", "reason", "kept"], columns="D", values=[*parts])
-    table = pd.DataFrame({f"{name}, D = {D}": table[name, D] for D in (64, 128) for name in parts})
-    left = {"subset": ["what", "reason", "kept"], "text-align": "left"}
-    shown = table.reset_index().style.hide(axis="index").set_properties(**left)
-    display(shown.format({c: parts[c.split(",")[0]] for c in table}, na_rep=""))
+    display(record.of_steps(steps, "spill_bytes").style.format(precision=2, na_rep=""))
     return draw_pingpong.steps(steps, "Each draft of the kernel", "SDPA FLASH")
 
 

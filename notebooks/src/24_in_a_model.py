@@ -167,7 +167,7 @@ if record:
 # %% [markdown]
 # **What to see.** Forward our kernel takes two thirds of SDPA FLASH's time. On the way back it takes half as long again, and there it was by itself the faster one, too. The model has something that notebook 23's timings have not: **grouped queries**. Rung 23 gives a CTA a tile of keys and *all* query heads of its group, so that nothing has to be added up across CTAs. Here that makes 4 sequences × 2 heads × 32 tiles = 256 CTAs, all at work at once, and under the causal mask the first tile of keys has twice the average to do: while it is at work, most of the others are done. FlashAttention-2 gives every query head CTAs, and copies of dK and dV, of its own and adds the copies up afterwards ([`mha_bwd`](https://github.com/Dao-AILab/flash-attention/blob/main/csrc/flash_attn/flash_api.cpp)), so that it has the CTAs of all eight query heads to even things out.
 #
-# And the **host** has to keep up. Before the operator remembered which kernel its way back calls, it looked through the source files of all rungs each time: 1.3 ms, six times a step, and a step took twice as long as SDPA FLASH's. A kernel's time between two events says nothing of what happens between two kernels.
+# And the **host** has to keep up. An earlier version of our operator looked for the kernel of its way back in the source files of all rungs each time, six times a step; recorded on this GPU, a step then took twice as long as SDPA FLASH's. A kernel's time between two events says nothing of what happens between two kernels.
 
 # %% [markdown]
 # ## What is kept for the way back

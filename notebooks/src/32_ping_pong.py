@@ -400,11 +400,7 @@ plot.recorded("32_ping_pong", "roles", clocks_per_tile, by="python -m helpers.ro
 
 # %%
 def table(steps):
-    said = ["what", "reason", "kept"]
-    measured = steps.pivot(index="step", columns="D", values=["ratio", "ratio_causal", "between_waits"])
-    measured.columns = [f"{name}, d={D}" for name, D in measured]
-    shown = steps.drop_duplicates("step").set_index("step")[said].join(measured)
-    return shown.style.format(precision=2, na_rep="")
+    return record.of_steps(steps, "between_waits").style.format(precision=2, na_rep="")
 
 
 plot.recorded("32_ping_pong", "steps", table)

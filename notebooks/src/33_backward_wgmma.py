@@ -600,15 +600,12 @@ plot.recorded("33_backward_wgmma", "backward", lambda x: record.summary(x, "33_b
 #
 # ### What helped, and what did not
 #
-# Drafts, what is different in each, why it was tried or what came of it, and what it reached as a ratio to SDPA CUDNN; the ones that brought nothing stay in the list. Cover the column `ratio` and guess.
+# Drafts, what is different in each, why it was tried or what came of it, and what it reached as a ratio to SDPA CUDNN; the ones that brought nothing stay in the list. Cover the columns of numbers and guess.
 
 
 # %%
 def drafts(steps):
-    with pd.option_context("display.max_colwidth", None):
-        measured = steps.pivot(index="step", columns="D", values=["kept", "ratio", "ratio_causal"])
-        measured.columns = [f"{name}, d={D}" for name, D in measured]
-        display(steps.drop_duplicates("step").set_index("step")[["what", "reason"]].join(measured).fillna(""))
+    display(record.of_steps(steps).style.format(precision=2, na_rep=""))
     return draw_backward.drafts(steps, "Times as fast as SDPA CUDNN, backward, geometric mean over N ≥ 1024")
 
 
