@@ -394,9 +394,8 @@ def of_steps(steps: pd.DataFrame, *measured: str) -> pd.DataFrame:
     ratio_causal and the columns `measured` for each D, as "ratio, D = 64"."""
     said = steps.groupby("step")[["what", "reason", "kept"]].agg(lambda words: "; ".join(dict.fromkeys(words)))
     columns = [name for name in ("ratio", "ratio_causal", *measured) if name in steps]
-    wide = steps.pivot(
-        index="step", columns="D", values=columns
-    ).convert_dtypes()  # integers stay integers beside a gap
+    # convert_dtypes: integers stay integers beside a gap
+    wide = steps.pivot(index="step", columns="D", values=columns).convert_dtypes()
     names = [(name, D) for D in sorted(set(steps["D"])) for name in columns]
     return said.join(pd.DataFrame({f"{name}, D = {D}": wide[name, D] for name, D in names}))
 
