@@ -196,10 +196,10 @@ def compare(
 
 
 def instance(names: Iterable[str], D: int, dtype: str, kernel: str = "") -> str:
-    """The one kernel for this D and dtype among demangled names such as `fa2_mma<64, __half>`: D is the first number among
+    """The one kernel for this D and dtype among demangled names such as `fa2_mma<64, fa::fp16>`: D is the first number among
     its template arguments, the dtype a type; a kernel without such an argument serves them all. ValueError if it isn't one."""
     names = list(names)
-    types = {"fp16": "__half", "bf16": "__nv_bfloat16", "fp32": "float"}
+    types = {"fp16": "fa::fp16", "bf16": "fa::bf16", "fp32": "float"}
 
     def serves(name: str) -> bool:
         arguments = name.partition("<")[2]

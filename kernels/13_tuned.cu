@@ -35,9 +35,9 @@
 #endif
 constexpr int tile_shapes[4][5] = {FA_TILES}; // fp16 with d = 64 and 128, bf16 with d = 64 and 128
 template <typename T> constexpr int first_shape = 0;
-template <> constexpr int first_shape<__nv_bfloat16> = 2;
+template <> constexpr int first_shape<fa::bf16> = 2;
 
-template <int d, typename T = __half> struct Tile {
+template <int d, typename T = fa::fp16> struct Tile {
   static constexpr const int *shape = tile_shapes[first_shape<T> + d / 128];
   static constexpr int warps = shape[0], threads = 32 * warps;
   static constexpr int Br = 32 * warps;   // query rows per CTA, 32 per warp
@@ -297,7 +297,7 @@ template <int d, typename T> cudaError_t launch(const fa_args &a, cudaStream_t s
 }
 
 template <int d> cudaError_t launch(const fa_args &a, cudaStream_t stream) {
-  return a.dtype == FA_FP16 ? launch<d, __half>(a, stream) : launch<d, __nv_bfloat16>(a, stream);
+  return a.dtype == FA_FP16 ? launch<d, fa::fp16>(a, stream) : launch<d, fa::bf16>(a, stream);
 }
 
 extern "C" cudaError_t fa_launch(const fa_args *args, cudaStream_t stream) {

@@ -95,15 +95,17 @@ template <int d, typename T> __global__ void prepare(const fa_backward_args a) {
 // [end: delta]
 
 template <int d, typename T>
-__global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void backward_mma(const fa_backward_args a) {
+__global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void backward_mma(const fa_backward_args a, int heads) {
   using C = Tile<d>;
   constexpr int Br = C::Br, Bc = C::Bc, Bq = C::Bq, keys = C::keys, M = keys / 16;
   constexpr bool shared = C::share > 1;
 
-  // This CTA's keys: rows j0 .. j0 + Bc of head (b, hk). Neighbouring CTAs share a head, and so Q and dO in the L2; with a
-  // causal mask the first tiles of a head, which most queries see, come first.
-  const int key_tiles = int(fa::ceil_div(a.Nk, Bc)), j0 = blockIdx.x % key_tiles * Bc, group = a.H / a.Hkv;
-  const int hk = blockIdx.x / key_tiles % a.Hkv, b = blockIdx.x / key_tiles / a.Hkv;
+  // This CTA's keys: rows j0 .. j0 + Bc of head (b, hk). Of `heads` heads at a time the first tiles come first, which under
+  // a causal mask most queries see; the last of these sets of heads may have fewer.
+  const int key_tiles = int(fa::ceil_div(a.Nk, Bc)), group = a.H / a.Hkv;
+  const int set = blockIdx.x / (heads * key_tiles), in_set = blockIdx.x % (heads * key_tiles);
+  const int of = min(heads, a.B * a.Hkv - set * heads), head = set * heads + in_set % of, j0 = in_set / of * Bc;
+  const int hk = head % a.Hkv, b = head / a.Hkv;
   const T *K = static_cast<const T *>(a.K) + b * a.K_stride[0] + hk * a.K_stride[1] + j0 * a.K_stride[2];
   const T *V = static_cast<const T *>(a.V) + b * a.V_stride[0] + hk * a.V_stride[1] + j0 * a.V_stride[2];
 
@@ -398,18 +400,21 @@ template <int d, typename T> __global__ __launch_bounds__(Tile<d>::threads) void
 template <int d, typename T> cudaError_t launch(const fa_backward_args &a, cudaStream_t stream) {
   using C = Tile<d>;
   const int64_t rows = int64_t(a.B) * a.H * padded(a.Nq), ctas = fa::ceil_div(a.Nk, C::Bc) * a.B * a.Hkv;
+  // Without a mask all tiles are equal. With one: as many heads at a time as have Q and dO in the L2, as in 20.
+  const int64_t fit = (int64_t(32) << 20) / (int64_t(4) * a.Nq * d * (a.H / a.Hkv));
+  const int heads = a.causal ? int(min(max(fit, int64_t(1)), int64_t(a.B) * a.Hkv)) : 1;
   if (ctas > fa::max_grid_x || rows * d / 1024 > fa::max_grid_x) return cudaErrorInvalidValue;
   if (cudaError_t error = fa::allow_smem(backward_mma<d, T>, C::smem_bytes)) return error;
   prepare<d, T><<<unsigned(rows * d / 1024), 128, 0, stream>>>(a);
   if (cudaError_t error = cudaGetLastError()) return error;
-  backward_mma<d, T><<<unsigned(ctas), C::threads, C::smem_bytes, stream>>>(a);
+  backward_mma<d, T><<<unsigned(ctas), C::threads, C::smem_bytes, stream>>>(a, heads);
   if (cudaError_t error = cudaGetLastError()) return error;
   finish<d, T><<<unsigned(rows / C::Br), C::threads, 0, stream>>>(a);
   return cudaGetLastError();
 }
 
 template <int d> cudaError_t launch(const fa_backward_args &a, cudaStream_t stream) {
-  return a.dtype == FA_FP16 ? launch<d, __half>(a, stream) : launch<d, __nv_bfloat16>(a, stream);
+  return a.dtype == FA_FP16 ? launch<d, fa::fp16>(a, stream) : launch<d, fa::bf16>(a, stream);
 }
 
 extern "C" cudaError_t fa_launch(const fa_args *args, cudaStream_t stream) {

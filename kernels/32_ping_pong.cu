@@ -463,7 +463,7 @@ template <int d, typename T> cudaError_t launch(const fa_model_args &a, cudaStre
 }
 
 template <int d> cudaError_t launch(const fa_model_args &a, cudaStream_t stream) {
-  return a.dtype == FA_FP16 ? launch<d, __half>(a, stream) : launch<d, __nv_bfloat16>(a, stream);
+  return a.dtype == FA_FP16 ? launch<d, fa::fp16>(a, stream) : launch<d, fa::bf16>(a, stream);
 }
 
 extern "C" cudaError_t fa_launch(const fa_args *args, cudaStream_t stream) {

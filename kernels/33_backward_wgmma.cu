@@ -63,19 +63,6 @@ struct Maps {
 };
 // [end: tile]
 
-// Two numbers of T in a register as floats, the lower half first.
-template <typename T> __device__ __forceinline__ float2 unpack2(uint32_t bits) {
-  if constexpr (std::is_same_v<T, __half>) {
-    __half2 xy;
-    memcpy(&xy, &bits, sizeof bits);
-    return __half22float2(xy);
-  } else {
-    __nv_bfloat162 xy;
-    memcpy(&xy, &bits, sizeof bits);
-    return __bfloat1622float2(xy);
-  }
-}
-
 // f(0) .. f(n - 1), each with its number as a constant.
 template <int n, typename Body> __device__ __forceinline__ void unrolled(const Body &f) {
   if constexpr (n > 0) {
@@ -102,7 +89,7 @@ template <int d, typename T> __global__ void prepare(const fa_backward_args a) {
     const uint32_t O_reg[4] = {o.x, o.y, o.z, o.w}, dO_reg[4] = {g.x, g.y, g.z, g.w};
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
-      const float2 x = unpack2<T>(O_reg[c]), y = unpack2<T>(dO_reg[c]);
+      const float2 x = fa::unpack2<T>(O_reg[c]), y = fa::unpack2<T>(dO_reg[c]);
       delta += x.x * y.x + x.y * y.y;
     }
   }
@@ -129,14 +116,16 @@ template <int n> struct Turn {
 
 template <int d, typename T>
 __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __grid_constant__ Maps maps,
-                                                                      const fa_backward_args a) {
+                                                                      const fa_backward_args a, int heads) {
   using C = Tile<d>;
   constexpr int Br = C::Br, Bc = C::Bc, Q_stages = C::Q_stages, dO_stages = C::dO_stages;
 
-  // This CTA's keys: rows j0 .. j0 + Bc of head (b, hk). Neighbouring CTAs share a head, and so Q and dO in the L2; with a
-  // causal mask the first tiles of a head, which most queries see, come first.
-  const int key_tiles = int(fa::ceil_div(a.Nk, Bc)), j0 = blockIdx.x % key_tiles * Bc, group = a.H / a.Hkv;
-  const int hk = blockIdx.x / key_tiles % a.Hkv, b = blockIdx.x / key_tiles / a.Hkv;
+  // This CTA's keys: rows j0 .. j0 + Bc of head (b, hk). Of `heads` heads at a time the first tiles come first, which under
+  // a causal mask most queries see; the last of these sets of heads may have fewer.
+  const int key_tiles = int(fa::ceil_div(a.Nk, Bc)), group = a.H / a.Hkv;
+  const int set = blockIdx.x / (heads * key_tiles), in_set = blockIdx.x % (heads * key_tiles);
+  const int of = min(heads, a.B * a.Hkv - set * heads), head = set * heads + in_set % of, j0 = in_set / of * Bc;
+  const int hk = head % a.Hkv, b = head / a.Hkv;
 
   // A step: one query head of those that share this K and V, and a tile of queries that see one of these keys. Query i sees
   // the keys up to i + shift. There is always one: the last query sees every key.
@@ -144,7 +133,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
   const int first = a.causal ? max(0, j0 - shift) / Br : 0, steps = group * (last - first);
 
   // Without mask the CTAs of a head begin with different queries: they don't all add to the same dQ at once.
-  const int start = a.causal ? first : int(blockIdx.x) % key_tiles * last / key_tiles;
+  const int start = a.causal ? first : j0 / Bc * last / key_tiles;
   const auto advance = [&](int &tile, int &h) { // to the next step
     if (++tile == last) tile = first;
     if (tile == start) ++h;
@@ -347,7 +336,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const float *dP = dP_reg[2 * k + e / 2] + e % 2 * 2;
-        const float2 P = unpack2<T>(P_reg[k][e]);
+        const float2 P = fa::unpack2<T>(P_reg[k][e]);
         dS_reg[k][e] = fa::pack2<T>(P.x * dP[0], P.y * dP[1]);
       }
       fa::stmatrix_x4_trans(dS_row + 16 * k * 128, dS_reg[k]); // queries by keys
@@ -484,6 +473,9 @@ template <int d, typename T> __global__ __launch_bounds__(256) void finish(const
 template <int d, typename T> cudaError_t launch(const fa_backward_args &a, cudaStream_t stream) {
   using C = Tile<d>;
   const int64_t rows = int64_t(a.B) * a.H * padded<d>(a.Nq), ctas = fa::ceil_div(a.Nk, C::Bc) * a.B * a.Hkv;
+  // Without a mask all tiles are equal. With one: as many heads at a time as have Q and dO in the L2, as in 20.
+  const int64_t fit = (int64_t(32) << 20) / (int64_t(4) * a.Nq * d * (a.H / a.Hkv));
+  const int heads = a.causal ? int(min(max(fit, int64_t(1)), int64_t(a.B) * a.Hkv)) : 1;
   const int64_t prepare_ctas = fa::ceil_div(rows * (d / 8), 256);
   if (ctas > fa::max_grid_x || prepare_ctas > fa::max_grid_x) return cudaErrorInvalidValue;
   Maps maps;
@@ -496,14 +488,14 @@ template <int d, typename T> cudaError_t launch(const fa_backward_args &a, cudaS
   if (cudaError_t error = fa::allow_smem(backward_wgmma<d, T>, C::smem_bytes)) return error;
   prepare<d, T><<<unsigned(prepare_ctas), 256, 0, stream>>>(a);
   if (cudaError_t error = cudaGetLastError()) return error;
-  backward_wgmma<d, T><<<unsigned(ctas), C::threads, C::smem_bytes, stream>>>(maps, a);
+  backward_wgmma<d, T><<<unsigned(ctas), C::threads, C::smem_bytes, stream>>>(maps, a, heads);
   if (cudaError_t error = cudaGetLastError()) return error;
   finish<d, T><<<unsigned(rows / C::Br), 256, 0, stream>>>(a);
   return cudaGetLastError();
 }
 
 template <int d> cudaError_t launch(const fa_backward_args &a, cudaStream_t stream) {
-  return a.dtype == FA_FP16 ? launch<d, __half>(a, stream) : launch<d, __nv_bfloat16>(a, stream);
+  return a.dtype == FA_FP16 ? launch<d, fa::fp16>(a, stream) : launch<d, fa::bf16>(a, stream);
 }
 
 extern "C" cudaError_t fa_launch(const fa_args *args, cudaStream_t stream) {

@@ -173,12 +173,12 @@ def test_a_difference_is_seen_and_nothing_explains_it_away():
 @pytest.mark.parametrize(
     ("stem", "kernel", "opcodes"),
     [
-        ("20_causal_gqa", "causal_gqa<64, __half>", {"STS.128": 1, "STS.64": 1, "LDS.128": 1, "LDS": 13}),
-        ("21_split_kv", "split_kv<64, __half>", {"LDS.64": 4, "LDS.128": 4, "LDS": 12}),
-        ("21_split_kv", "merge_splits<64, __half>", {"LDS.64": 1, "LDS.128": 3 + 7, "STG.E": 2 + 1}),
-        ("21_split_kv", "merge_splits<128, __half>", {"LDS.64": 1, "LDS.128": 1 + 3, "STG.E": 2 + 1}),
+        ("20_causal_gqa", "causal_gqa<64, fa::fp16>", {"STS.128": 1, "STS.64": 1, "LDS.128": 1, "LDS": 13}),
+        ("21_split_kv", "split_kv<64, fa::fp16>", {"LDS.64": 4, "LDS.128": 4, "LDS": 12}),
+        ("21_split_kv", "merge_splits<64, fa::fp16>", {"LDS.64": 1, "LDS.128": 3 + 7, "STG.E": 2 + 1}),
+        ("21_split_kv", "merge_splits<128, fa::fp16>", {"LDS.64": 1, "LDS.128": 1 + 3, "STG.E": 2 + 1}),
         ("22_backward_fp32", "backward_fp32<64>", {"STS.128": 34, "STS.64": 1, "STS": 3, "LDGSTS.E": 48}),
-        ("23_backward_mma", "backward_mma<64, __half>", {"LDS.64": 12, "LDS": 15}),
+        ("23_backward_mma", "backward_mma<64, fa::fp16>", {"LDS.64": 12, "LDS": 15}),
     ],
 )
 def test_the_machine_code_is_what_the_reasons_say(stem, kernel, opcodes):

@@ -240,7 +240,7 @@ def test_shuffle_that_one_lane_does_not_reach():
     [
         ("if (t != 5) fa::ldmatrix_x4(r, s); // here\n__syncthreads();", "threads 0-4, 6-31 wait at {here} in ldmatrix"),
         (
-            "float c[4] = {}; if (t % 32 < 16) fa::mma_m16n8k16<__half>(c, r, 1, 1); // here\n__syncthreads();",
+            "float c[4] = {}; if (t % 32 < 16) fa::mma_m16n8k16<fa::fp16>(c, r, 1, 1); // here\n__syncthreads();",
             "threads 0-15, 32-47 wait at {here} in mma",
         ),
         ("if (t < 32) fa::bar_sync(0, 64); // here", "threads 0-31 wait at {here} in bar.sync"),

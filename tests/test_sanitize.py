@@ -50,7 +50,7 @@ cudaErrorLaunchFailure
 """,
     "barrier: divergent thread(s) in block, line 88": """
 ========= Barrier error detected. Divergent thread(s) in block
-=========     at void fa2_mma<(int)64, __half>(fa_args)+0x90 in 10_fa2_mma_fp16.cu:88
+=========     at void fa2_mma<(int)64, fa::fp16>(fa_args)+0x90 in 10_fa2_mma_fp16.cu:88
 =========     by thread (32,0,0) in block (0,0,0)
 ========= ERROR SUMMARY: 1 error
 """,

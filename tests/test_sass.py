@@ -156,14 +156,14 @@ def test_each_opcode_has_its_class(opcode, name):
 
 
 def test_a_kernel_is_found_by_head_dimension_and_dtype():
-    names = [f"fa2<{d}, {t}>" for d in (64, 128) for t in ("__half", "__nv_bfloat16")]
-    assert sass.instance(names, 128, "bf16") == "fa2<128, __nv_bfloat16>"
+    names = [f"fa2<{d}, {t}>" for d in (64, 128) for t in ("fa::fp16", "fa::bf16")]
+    assert sass.instance(names, 128, "bf16") == "fa2<128, fa::bf16>"
     assert sass.instance(["scores", "softmax"], 64, "fp32", "soft") == "softmax"
-    assert sass.instance(["k<__half, 64, 128>", "k<__half, 128, 64>"], 128, "fp16") == "k<__half, 128, 64>"
-    assert sass.instance(["fa2<Tile<64, 128>, __half>", "fa2<Tile<128, 64>, __half>"], 64, "fp16").startswith(
+    assert sass.instance(["k<fa::fp16, 64, 128>", "k<fa::fp16, 128, 64>"], 128, "fp16") == "k<fa::fp16, 128, 64>"
+    assert sass.instance(["fa2<Tile<64, 128>, fa::fp16>", "fa2<Tile<128, 64>, fa::fp16>"], 64, "fp16").startswith(
         "fa2<Tile<64"
     )
-    with pytest.raises(ValueError, match="no kernel for D = 32, fp16; there are fa2<64, __half>"):
+    with pytest.raises(ValueError, match="no kernel for D = 32, fp16; there are fa2<64, fa::fp16>"):
         sass.instance(names, 32, "fp16")
     with pytest.raises(ValueError, match="2 kernels for D = 64, fp32; there are scores, softmax"):
         sass.instance(["scores", "softmax"], 64, "fp32")

@@ -81,9 +81,9 @@ pd.DataFrame(rows).T.rename_axis("d")
 # %%
 def cut(stem, d):
     """A rung for fp16 and this d alone, which is compiled in less time than all four instances."""
-    whole, both = rung(stem), "a.dtype == FA_FP16 ? launch<d, __half>(a, stream) : launch<d, __nv_bfloat16>(a, stream)"
+    whole, both = rung(stem), "a.dtype == FA_FP16 ? launch<d, fa::fp16>(a, stream) : launch<d, fa::bf16>(a, stream)"
     other = f"  case {192 - d}:\n    return launch<{192 - d}>(a, stream);\n"
-    return replace(whole, source=whole.source.replace(both, "launch<d, __half>(a, stream)").replace(other, ""))
+    return replace(whole, source=whole.source.replace(both, "launch<d, fa::fp16>(a, stream)").replace(other, ""))
 
 
 def spilled(which, d):

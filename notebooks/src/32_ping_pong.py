@@ -194,8 +194,8 @@ loops["32_ping_pong"]
 # %%
 def edited(*changes):
     """The rung with these changes, for d = 128 and bf16 alone, which takes less time to compile."""
-    both = "a.dtype == FA_FP16 ? launch<d, __half>(a, stream) : launch<d, __nv_bfloat16>(a, stream)"
-    fewer = (both, "launch<d, __nv_bfloat16>(a, stream)"), ("  case 64:\n    return launch<64>(a, stream);\n", "")
+    both = "a.dtype == FA_FP16 ? launch<d, fa::fp16>(a, stream) : launch<d, fa::bf16>(a, stream)"
+    fewer = (both, "launch<d, fa::bf16>(a, stream)"), ("  case 64:\n    return launch<64>(a, stream);\n", "")
     text = rung("32_ping_pong")
     for old, new in (*changes, *fewer):
         text = dataclasses.replace(text, source=text.replace(old, new))

@@ -440,7 +440,7 @@ show.region("33_backward_wgmma", "tile_loop")
 text = source.replace("__any_sync(0xffffffff, threadIdx.x >= 256)", "threadIdx.x / 256")
 by_index = replace(source, source=text)
 rungs = {"by vote": source, "from threadIdx": by_index}
-moves = {name: sass.histogram(r).filter(regex="backward_wgmma.*__half").iloc[:, 0] for name, r in rungs.items()}
+moves = {name: sass.histogram(r).filter(regex="backward_wgmma.*fp16").iloc[:, 0] for name, r in rungs.items()}
 pd.DataFrame({name: pd.Series({"R2UR": counts.get("R2UR", 0), "all": counts.sum()}) for name, counts in moves.items()})
 
 # %% [markdown]

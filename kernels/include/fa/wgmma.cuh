@@ -6,8 +6,7 @@
 // registers of mma_m16n8k16's operand A. transA, transB = 1: the operand is MN-major, its summed dimension is not the
 // contiguous one. The product is only started: sm90.cuh has fence, commit and wait.
 #pragma once
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
+#include <fa/half.cuh>
 #include <cstdint>
 #include <type_traits>
 
@@ -16,7 +15,7 @@ namespace fa {
 // clang-format off
 template <typename T, int transA, int transB>
 __device__ __forceinline__ void wgmma_mma_async(float (&d)[6][4], uint64_t a, uint64_t b, bool accumulate) {
-  if constexpr (std::is_same_v<T, __half>)
+  if constexpr (std::is_same_v<T, fp16>)
     asm volatile("{\n"
                  ".reg .pred p;\n"
                  "setp.ne.b32 p, %26, 0;\n"
@@ -52,7 +51,7 @@ __device__ __forceinline__ void wgmma_mma_async(float (&d)[6][4], uint64_t a, ui
 
 template <typename T, int transB>
 __device__ __forceinline__ void wgmma_mma_async(float (&d)[6][4], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
-  if constexpr (std::is_same_v<T, __half>)
+  if constexpr (std::is_same_v<T, fp16>)
     asm volatile("{\n"
                  ".reg .pred p;\n"
                  "setp.ne.b32 p, %29, 0;\n"
@@ -88,7 +87,7 @@ __device__ __forceinline__ void wgmma_mma_async(float (&d)[6][4], const uint32_t
 
 template <typename T, int transA, int transB>
 __device__ __forceinline__ void wgmma_mma_async(float (&d)[8][4], uint64_t a, uint64_t b, bool accumulate) {
-  if constexpr (std::is_same_v<T, __half>)
+  if constexpr (std::is_same_v<T, fp16>)
     asm volatile("{\n"
                  ".reg .pred p;\n"
                  "setp.ne.b32 p, %34, 0;\n"
@@ -128,7 +127,7 @@ __device__ __forceinline__ void wgmma_mma_async(float (&d)[8][4], uint64_t a, ui
 
 template <typename T, int transB>
 __device__ __forceinline__ void wgmma_mma_async(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
-  if constexpr (std::is_same_v<T, __half>)
+  if constexpr (std::is_same_v<T, fp16>)
     asm volatile("{\n"
                  ".reg .pred p;\n"
                  "setp.ne.b32 p, %37, 0;\n"
@@ -168,7 +167,7 @@ __device__ __forceinline__ void wgmma_mma_async(float (&d)[8][4], const uint32_t
 
 template <typename T, int transA, int transB>
 __device__ __forceinline__ void wgmma_mma_async(float (&d)[12][4], uint64_t a, uint64_t b, bool accumulate) {
-  if constexpr (std::is_same_v<T, __half>)
+  if constexpr (std::is_same_v<T, fp16>)
     asm volatile("{\n"
                  ".reg .pred p;\n"
                  "setp.ne.b32 p, %50, 0;\n"
@@ -218,7 +217,7 @@ __device__ __forceinline__ void wgmma_mma_async(float (&d)[12][4], uint64_t a, u
 
 template <typename T, int transB>
 __device__ __forceinline__ void wgmma_mma_async(float (&d)[12][4], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
-  if constexpr (std::is_same_v<T, __half>)
+  if constexpr (std::is_same_v<T, fp16>)
     asm volatile("{\n"
                  ".reg .pred p;\n"
                  "setp.ne.b32 p, %53, 0;\n"
@@ -268,7 +267,7 @@ __device__ __forceinline__ void wgmma_mma_async(float (&d)[12][4], const uint32_
 
 template <typename T, int transA, int transB>
 __device__ __forceinline__ void wgmma_mma_async(float (&d)[16][4], uint64_t a, uint64_t b, bool accumulate) {
-  if constexpr (std::is_same_v<T, __half>)
+  if constexpr (std::is_same_v<T, fp16>)
     asm volatile("{\n"
                  ".reg .pred p;\n"
                  "setp.ne.b32 p, %66, 0;\n"
@@ -328,7 +327,7 @@ __device__ __forceinline__ void wgmma_mma_async(float (&d)[16][4], uint64_t a, u
 
 template <typename T, int transB>
 __device__ __forceinline__ void wgmma_mma_async(float (&d)[16][4], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
-  if constexpr (std::is_same_v<T, __half>)
+  if constexpr (std::is_same_v<T, fp16>)
     asm volatile("{\n"
                  ".reg .pred p;\n"
                  "setp.ne.b32 p, %69, 0;\n"

@@ -16,8 +16,7 @@ OPENING = """\
 // registers of mma_m16n8k16's operand A. transA, transB = 1: the operand is MN-major, its summed dimension is not the
 // contiguous one. The product is only started: sm90.cuh has fence, commit and wait.
 #pragma once
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
+#include <fa/half.cuh>
 #include <cstdint>
 #include <type_traits>
 
@@ -70,7 +69,7 @@ def function(columns: int, A_in_registers: bool) -> str:
     return (
         f"{template}\n"
         f"__device__ __forceinline__ void wgmma_mma_async(float (&d)[{columns // 8}][4], {A}, uint64_t b, bool accumulate) {{\n"
-        "  if constexpr (std::is_same_v<T, __half>)\n"
+        "  if constexpr (std::is_same_v<T, fp16>)\n"
         f"{statement(columns, 'f16', A_in_registers)}"
         "  else\n"
         f"{statement(columns, 'bf16', A_in_registers)}"
