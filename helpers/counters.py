@@ -2,7 +2,7 @@
 
 `python -m helpers.counters [stem ...]` starts this module again under `ncu` for each rung, profiles one call of the rung at
 each size after a warm-up, and hands the counters to record.py. `--singles` does so with kernels of one access each:
-patterns.py's and tests/microkernels.py's. Needs a GPU whose counters may be read.
+patterns.py's and tests/microkernels.py's; with `--new`, of patterns those that are not recorded yet. Needs a GPU whose counters may be read.
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import io
+import json
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -147,14 +150,15 @@ class Singles:
     calls: list[tuple]
 
 
-def singles(kind: str) -> Singles:
+def singles(kind: str, known: Collection[str] = ()) -> Singles:
     """Those of a kind: "patterns" (patterns.py), "async" (cp.async past the L1 among them, which the counters of the
     data pipe don't see: ncu counts it by instruction, which takes longer), "microkernels" (tests/microkernels.py, those
-    that nvcc compiles as written)."""
+    that nvcc compiles as written). known: names of patterns that are left out."""
     if kind in ("patterns", "async"):
         from . import patterns as made
 
         every = [p for p in made.patterns() if kind == "patterns" or p.op in ("copy16", "copy16g")]
+        every = [p for p in every if p.name not in known]
         calls = [made.call(p) for p in every]
         return Singles(made.kernel(), [p.name for p in every], [p.kernel for p in every], calls)
     spec = importlib.util.spec_from_file_location("microkernels", ROOT / "tests" / "microkernels.py")
@@ -167,29 +171,56 @@ def singles(kind: str) -> Singles:
     return Singles(parse(microkernels.source(), Path("microkernels")), [name for _, name in chosen], kernels, calls)
 
 
-def profile_singles(kind: str) -> pd.DataFrame:
-    """The counters of all kernels of a kind, a row for each: in one process, one launch after the other.
+def profile_singles(kind: str, known: pd.DataFrame | None = None) -> pd.DataFrame:
+    """The counters of all kernels of a kind, a row for each: in one process, one launch after the other. Of patterns that
+    `known` has a row of, that one.
 
     Raises RuntimeError if ncu saw other launches than those.
     """
-    made, metrics = singles(kind), ASYNC_METRICS if kind == "async" else SINGLE_METRICS
-    frame = _named(_ncu(_known(metrics), ["--call-singles", kind]), metrics)
+    import pandas as pd
+
+    names = [] if known is None else list(known["name"])
+    made, metrics = singles(kind, names), ASYNC_METRICS if kind == "async" else SINGLE_METRICS
+    if not made.names:
+        return known
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(names, file)
+        file.flush()
+        frame = _named(_ncu(_known(metrics), ["--call-singles", kind, "--known", file.name]), metrics)
     if [name.removeprefix("void ").split("<")[0] for name in frame["kernel"]] != made.kernels:
         raise RuntimeError(
             f"ncu profiled {len(frame)} launches, and they are not those of the {len(made.names)} {kind}"
         )
     frame.insert(0, "name", made.names)
-    return frame
+    if known is None:
+        return frame
+    order = {name: n for n, name in enumerate(singles(kind).names)}
+    both = pd.concat([known[known["name"].isin(order)], frame], ignore_index=True)
+    return both.sort_values("name", key=lambda names: names.map(order), ignore_index=True)
 
 
-def call_singles(kind: str) -> None:
-    """Runs all of a kind inside the profiled range, after one outside."""
+def recorded(kind: str) -> pd.DataFrame | None:
+    """What is recorded of a kind under the conditions of today, the date aside; None if nothing is."""
+    from . import record
+
+    now = record.conditions()
+    try:
+        before = record.about("device", kind, now["device"])
+    except LookupError:
+        return None
+    if any(before.get(what) != value for what, value in now.items() if what != "date"):
+        return None
+    return record.load("device", kind, now["device"]).drop(columns=["rung", "op", "device", "stale"])
+
+
+def call_singles(kind: str, known: Collection[str] = ()) -> None:
+    """Runs all of a kind but the known ones inside the profiled range, after one outside."""
     import torch
 
     from . import jit
     from .kernel import Kernel
 
-    made = singles(kind)
+    made = singles(kind, known)
     kernel = Kernel(made.rung, "cuda", jit.load(made.rung, made.rung.source), 0.0)
     calls = [(tuple(t.cuda() for t in inputs), scale) for inputs, scale in made.calls]
     kernel(*calls[0][0], scale=calls[0][1])
@@ -247,14 +278,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Record hardware counters of the rungs with Nsight Compute.")
     parser.add_argument("stems", nargs="*", help="rungs to profile; all of them by default")
     parser.add_argument("--singles", nargs="*", help=f"profile kernels of a single access instead: {', '.join(KINDS)}")
+    parser.add_argument("--new", action="store_true", help="of patterns: those that are not in the record yet")
     parser.add_argument("--call", metavar="STEM", help=argparse.SUPPRESS)
     parser.add_argument("--call-singles", metavar="KIND", help=argparse.SUPPRESS)
+    parser.add_argument("--known", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.call_singles:
-        return call_singles(arguments.call_singles)
+        known = json.loads(arguments.known.read_text()) if arguments.known else ()
+        return call_singles(arguments.call_singles, known)
     if arguments.singles is not None:
         for kind in arguments.singles or KINDS:
-            frame = time_copies() if kind == "copies" else profile_singles(kind)
+            known = recorded(kind) if arguments.new and kind in ("patterns", "async") else None
+            frame = time_copies() if kind == "copies" else profile_singles(kind, known)
             record.save("device", kind, frame)
             print(f"{len(frame)} {kind} recorded", flush=True)
         return

@@ -3,6 +3,7 @@
 // Q (.., 4): of lane l, in row l: the byte offset (-1: the lane takes no part), how many bytes a cp.async reads and from
 // which byte of K. a.scale: the operation, counted along patterns.WIDTHS. O gets what was loaded, so that nothing is dropped.
 #include <fa/args.cuh>
+#include <fa/bulk.cuh>
 #include <fa/sm80.cuh>
 
 constexpr int room = 16384;
@@ -78,6 +79,20 @@ template <int matrices, bool transposed> __global__ void matrix(const fa_args a)
   keep(a, float(all));
 }
 
+template <int matrices, bool transposed> __global__ void stmatrix(const fa_args a) {
+  extern __shared__ __align__(1024) unsigned char X_smem[];
+#if !defined __CUDA_ARCH__ || __CUDA_ARCH__ >= 900
+  const uint32_t row = fa::smem_address(X_smem + offset(a)), x[4] = {1, 2, 3, 4};
+  if constexpr (matrices == 1)
+    asm volatile("stmatrix.sync.aligned.m8n8.x1.shared.b16 [%0], {%1};" ::"r"(row), "r"(x[0]) : "memory");
+  if constexpr (matrices == 2)
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(row), "r"(x[0]), "r"(x[1])
+                 : "memory");
+  if constexpr (matrices == 4 && !transposed) fa::stmatrix_x4(row, x);
+  if constexpr (matrices == 4 && transposed) fa::stmatrix_x4_trans(row, x);
+#endif
+}
+
 __global__ void atomic(const fa_args a) {
   extern __shared__ __align__(1024) unsigned char X_smem[];
   fill(X_smem);
@@ -121,6 +136,10 @@ extern "C" cudaError_t fa_launch(const fa_args *args, cudaStream_t stream) {
       global_store<float>,
       global_store<float2>,
       global_store<float4>,
+      stmatrix<1, false>,
+      stmatrix<2, false>,
+      stmatrix<4, false>, // stmatrix1, ..: before Hopper empty kernels
+      stmatrix<4, true>,  // stmatrix4t
   };
   const int which = int(args->scale);
   if (which < 0 || which >= int(sizeof kernels / sizeof *kernels)) return cudaErrorInvalidValue;

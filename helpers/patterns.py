@@ -32,6 +32,8 @@ WIDTHS = {
     "atomic4": 4,
     **{f"global_load{n}": n for n in (4, 8, 16)},
     **{f"global_store{n}": n for n in (4, 8, 16)},
+    **{f"stmatrix{n}": 16 for n in (1, 2, 4)},  # Hopper (sm_90) has it
+    "stmatrix4t": 16,
 }
 Lanes = tuple[int | None, ...]
 
@@ -131,7 +133,7 @@ def _places(width: int) -> dict[str, Lanes]:
 
 
 def _matrix_places(matrices: int) -> dict[str, Lanes]:
-    """Row addresses for ldmatrix, of every lane (those beyond 8 per matrix are ignored)."""
+    """Row addresses for ldmatrix and stmatrix, of every lane (those beyond 8 per matrix are ignored)."""
     found = {
         name: lanes for name, lanes in _places(16).items() if None not in lanes and not name.startswith("permuted 1")
     }
@@ -161,16 +163,17 @@ FEW = (
     "pairs",
 )
 FEW += ("halves alike", "two rows", "odd lanes", "half a warp, stride 128", "random 1", "random 4")
-SHORT = ("copy4", "copy16", "atomic4", "ldmatrix4t", "global_load8", "global_store8")
+SHORT = ("copy4", "copy16", "atomic4", "ldmatrix4t", "stmatrix4t", "global_load8", "global_store8")
 
 
 def _all() -> Iterator[Pattern]:
     for op, width in WIDTHS.items():
-        places = _matrix_places(int(op[8])) if op.startswith("ldmatrix") else _places(width)
+        places = _matrix_places(int(op[8])) if "matrix" in op else _places(width)
         for name, to in places.items():
             if op not in SHORT or name in FEW:
                 yield Pattern(f"{op}: {name}", op, to)
     yield from _copies()
+    yield from _past_L1()
 
 
 def _copies() -> Iterator[Pattern]:
@@ -197,3 +200,87 @@ def _copies() -> Iterator[Pattern]:
         alternate = tuple(width if lane % 2 else 0 for lane in range(32))
         yield Pattern(f"{op}: alternate lanes of zeros", op, row, read=alternate)
         yield Pattern(f"{op}: half of the bytes", op, row, read=(width // 2,) * 32)
+
+
+def _past_L1() -> Iterator[Pattern]:
+    """cp.async.cg alone: in how many wavefronts is what comes from the L2 written, when do lanes share one?
+
+    Named by what differs from a copy of 512 bytes as they lie, in each quarter of the warp alike. "columns" and "rows": to
+    which 16 bytes of a row of 128, and to which of several rows, each of its eight lanes goes; "from": likewise where from.
+    """
+    row = _lanes(lambda l: 16 * l)
+
+    def pattern(name: str, to: Lanes, source: Lanes | None = None, read: tuple[int, ...] | None = None) -> Pattern:
+        return Pattern(f"copy16g: {name}", "copy16g", to, read, source)
+
+    def quarters(columns: str = "01234567", rows: str = "00000000") -> Lanes:
+        """`columns`: - for a lane that takes no part. Rows 1 and 2 of a quarter are 32 and 64 rows further down."""
+        chosen = [None if c == "-" else 16 * int(c) + 4096 * int(r) for c, r in zip(columns, rows, strict=True)]
+        return _lanes(lambda l: None if chosen[l % 8] is None else l // 8 * 128 + chosen[l % 8])
+
+    # Neighbours with something else between them: another row, another line, nothing, zeros.
+    for rows in ("01010101", "00110011", "00001111", "01100110", "00010000", "00100100", "01210121"):
+        yield pattern(f"rows {rows}", quarters(rows=rows))
+        if rows in ("01010101", "00110011", "00010000"):
+            yield pattern(f"from rows {rows}", row, quarters(rows=rows))
+    for columns in ("012-4567", "-123456-", "01--4567", "0-2-4-6-", "0--34--7"):
+        yield pattern(f"columns {columns}", quarters(columns))
+    yield pattern("columns 012-4567, rows 00000111", quarters("012-4567", "00000111"))
+    third, even = (tuple(0 if l % n == k else 16 for l in range(32)) for n, k in ((8, 3), (2, 0)))
+    yield pattern("lane 3 zeros", row, read=third)
+    yield pattern("lane 3 zeros, from rows 00010000", row, quarters(rows="00010000"), third)
+    yield pattern("lane 3 zeros, rows 00010000", quarters(rows="00010000"), read=third)
+    yield pattern("even lanes zeros, from rows 10101010", row, quarters(rows="10101010"), even)
+    yield pattern("all zeros from stride 128", row, _lanes(lambda l: 128 * l), (0,) * 32)
+
+    # Sectors that move whole, with their halves swapped, or each half elsewhere.
+    whole = ("23456701", "01452367", "23014567", "45016723", "67230145")
+    swapped = ("32761054", "01324567", "10235467")
+    apart = ("03254761", "07254361", "05274163", "41630527", "23674501", "05432761", "47032165")
+    for columns in (*whole, *swapped, *apart):
+        yield pattern(f"columns {columns}", quarters(columns))
+    for columns in ("01010101", "01014545", "03254761", "02134657", "00224466"):
+        yield pattern(f"from columns {columns}", row, quarters(columns))
+    yield pattern("columns 0123----, from 0347----", quarters("0123----"), quarters("0347----"))
+    yield pattern("columns 0347----, from 0123----", quarters("0347----"), quarters("0123----"))
+
+    # Lines and rows that don't end where a quarter of the warp does.
+    for to, source in ((64, 64), (16, 16), (64, 0), (0, 64), (32, 0), (0, 32), (16, 0), (0, 16), (48, 16)):
+        name = f"shifted by {to} bytes, from {source}"
+        yield pattern(name, _lanes(lambda l, s=to: s + 16 * l), _lanes(lambda l, s=source: s + 16 * l))
+    yield pattern("lanes 4 to 11", _lanes(lambda l: 16 * l if 4 <= l < 12 else None))
+    yield pattern(
+        "lanes 4 to 11, shifted by 64 bytes", _lanes(lambda l: 16 * l + 64 if 4 <= l < 12 else None), row[4:] + row[:4]
+    )
+
+    # Lanes that others overwrite: of the same quarter, of another.
+    for columns in ("01244567", "01254567", "01274567", "44234567"):
+        yield pattern(f"columns {columns}", quarters(columns))
+    yield pattern("columns 01274567, rows 00010001", quarters("01274567", "00010001"))
+    for lane, over in ((3, 11), (3, 19), (11, 3), (3, 12)):
+        name = f"lane {lane} where lane {over} goes"
+        yield pattern(name, _lanes(lambda l, a=lane, b=over: 16 * (b if l == a else l)))
+    again = _places(16)["random 1"]
+    for first, last in ((0, 8), (8, 16), (16, 24), (24, 32), (16, 32)):
+        name = f"random 1, lanes {first} to {last - 1}"
+        yield pattern(name, _lanes(lambda l, a=first, b=last: again[l] if a <= l < b else None))
+    yield pattern(
+        "random 1, overwritten lanes left out", _lanes(lambda l: None if again[l] in again[l + 1 :] else again[l])
+    )
+
+    # Anything, with and without lanes that overwrite each other, and runs of lanes that stay in one row.
+    for seed in range(6, 12):
+        yield pattern(f"random {seed}", _random(16, seed, 512 * (seed % 3 + 1), 1.0))
+    for seed in range(6):
+        yield pattern(f"random runs {seed}", _runs(seed), _shuffled(row, seed) if seed % 3 == 2 else None)
+
+
+def _runs(seed: int) -> Lanes:
+    """No two lanes in one place; seven in ten stay in their neighbour's row, any number of whole sectors further on."""
+    chance = random.Random(seed)
+    free, found = set(range(128)), [0]  # places of 16 bytes, in 16 rows
+    for _ in range(31):
+        free.discard(found[-1])
+        near = [p for p in sorted(free) if p // 8 == found[-1] // 8 and (p - found[-1]) % 2]
+        found.append(chance.choice(near if near and chance.random() < 0.7 else sorted(free)))
+    return tuple(16 * p for p in found)

@@ -2,10 +2,11 @@
 
 import stat
 
+import pandas as pd
 import pytest
 import sixteen
 
-from helpers import counters, ladder, patterns
+from helpers import counters, ladder, patterns, record
 
 
 def fake_ncu(tmp_path, output: str, code: int = 0):
@@ -102,6 +103,30 @@ def test_a_row_per_pattern(tmp_path, monkeypatch):
     assert frame["name"].tolist() == [p.name for p in patterns.patterns()]
     assert frame["kernel"][0] == "void load<float4>" and (frame["atomic_wavefronts"] == 7).all()
     assert "--call-singles patterns" in (tmp_path / "arguments").read_text()
+
+
+def test_rows_that_are_known_are_kept_and_only_the_others_profiled(tmp_path, monkeypatch):
+    monkeypatch.setattr(counters, "_known", lambda metrics: metrics)
+    every = counters.singles("patterns")
+    known = pd.DataFrame({"name": ["gone", *every.names[3:]], "kernel": "before", "shared_wavefronts": 1})
+    text = patterns_listing(every.kernels[:3])
+    monkeypatch.setattr(counters, "find_ncu", lambda: str(fake_ncu(tmp_path, text)))
+    frame = counters.profile_singles("patterns", known)
+    assert frame["name"].tolist() == every.names
+    assert frame["shared_wavefronts"].tolist() == [7] * 3 + [1] * (len(every.names) - 3)
+    assert "--known" in (tmp_path / "arguments").read_text()
+    again = counters.profile_singles("patterns", frame)
+    assert again is frame
+
+
+def test_rows_recorded_under_other_conditions_are_not_kept(monkeypatch):
+    about = record.about("device", "async", "nvidia-h200")
+    now = {what: about[what] for what in ("device", "driver", "torch", "cuda")} | {"date": "2030-01-01"}
+    monkeypatch.setattr(record, "conditions", lambda: now)
+    assert len(counters.recorded("async")) >= 72
+    assert list(counters.recorded("async").columns) == ["name", "kernel", "wavefronts", "conflicts", "sectors"]
+    monkeypatch.setattr(record, "conditions", lambda: now | {"driver": "1.0"})
+    assert counters.recorded("async") is None
 
 
 def test_a_row_per_microkernel(tmp_path, monkeypatch):
