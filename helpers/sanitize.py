@@ -17,10 +17,12 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from fnmatch import fnmatch
 from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from .contract import TORCH_NAMES, FaBackwardArgs, workspace_shapes
@@ -119,19 +121,26 @@ def _nvcc(command: list) -> None:
 
 
 def sanitize(
-    program: Path, numbers: list[int], tool: str, *, seconds: float = SECONDS, keep: Path | None = None
+    program: Path,
+    numbers: list[int],
+    tool: str,
+    *,
+    seconds: float = SECONDS,
+    keep: Path | None = None,
+    gpu: int | None = None,
 ) -> str:
     """What one tool says of a program: "clean", "timeout", or its first message in short.
 
-    keep: a folder for the tool's own words.
+    keep: a folder for the tool's own words. gpu: which one it runs on, if not on the first.
     """
     command = [find_sanitizer(), "--tool", tool, "--target-processes", "application-only", "--launch-timeout", "120"]
     command += ["--max-connections", "256", "--show-backtrace", "no", "--print-limit", "3"]
     if tool == "memcheck":
         command += ["--padding", str(PADDING)]
     command += [str(program), *map(str, numbers)]
+    there = None if gpu is None else os.environ | {"CUDA_VISIBLE_DEVICES": str(gpu)}
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True, env=there
     )
     late = False
     try:
@@ -217,14 +226,15 @@ def flagging(row: dict) -> list[str]:
     return [tool for tool in TOOLS if flagged(row[tool])]
 
 
-def look(mutant: Mutant, programs: Path, keep: Path | None = None) -> dict:
+def look(mutant: Mutant, programs: Path, keep: Path | None = None, gpu: int | None = None) -> dict:
     """A row of the record: the mutant built and run under every tool."""
     row = {"mutant": mutant.id, "stem": mutant.stem, "line": mutant.line, "bug": mutant.bug, "digest": mutant.digest}
     program = build(mutant, programs)
     for tool in TOOLS:
         late = any(TIMEOUT in row.get(t, "") for t in TOOLS)
         for _ in range(2):  # the tool itself may not have got its turn
-            row[tool] = sanitize(program, calls(mutant), tool, seconds=RETRY_SECONDS if late else SECONDS, keep=keep)
+            seconds = RETRY_SECONDS if late else SECONDS
+            row[tool] = sanitize(program, calls(mutant), tool, seconds=seconds, keep=keep, gpu=gpu)
             if not row[tool].startswith(FAILED):
                 break
     return row
@@ -247,8 +257,10 @@ def recorded(device: str | None = None) -> pd.DataFrame:
     return frame.astype({"xray": "object"}).fillna({"xray": ""})
 
 
-def record_on_gpu(patterns: list[str], workers: int, seconds: float, programs: Path, keep: Path | None) -> None:
-    """Runs what is not recorded yet, for at most `seconds` in all, and records it."""
+def record_on_gpu(
+    patterns: list[str], workers: int, seconds: float, programs: Path, keep: Path | None, gpus: int = 1
+) -> None:
+    """Runs what is not recorded yet, for at most `seconds` in all, and records it. gpus: so many of this machine's, alike."""
     import pandas as pd
 
     from . import record
@@ -269,8 +281,18 @@ def record_on_gpu(patterns: list[str], workers: int, seconds: float, programs: P
     said = subprocess.run([find_sanitizer(), "--version"], capture_output=True, text=True).stdout
     version = re.search(r"Version ([\d.]+)", said)
 
+    free = SimpleQueue()  # a GPU for each worker
+    for worker in range(workers):
+        free.put(worker % gpus if gpus > 1 else None)
+
     def in_time(mutant: Mutant) -> dict | None:
-        return look(mutant, programs, keep) if time.monotonic() - start < seconds else None
+        if time.monotonic() - start >= seconds:
+            return None
+        gpu = free.get()
+        try:
+            return look(mutant, programs, keep, gpu)
+        finally:
+            free.put(gpu)
 
     def save(rows: list[dict]) -> pd.DataFrame:
         frame = pd.concat([before, pd.DataFrame(rows, columns=COLUMNS)], ignore_index=True)
@@ -349,17 +371,26 @@ def emulator_inputs(kernel: Kernel, mutant: Mutant) -> list[tuple]:
     return [random_inputs(rung(mutant.stem), shape, seed=i, **options) for i, shape in enumerate(_shapes(mutant))]
 
 
-def record_xray(patterns: list[str]) -> None:
-    """Puts what the X-ray says now beside what the tools said on the GPU; it is saved as it goes."""
+def record_xray(patterns: list[str], workers: int = 1, missing: bool = False) -> None:
+    """Puts what the X-ray says now beside what the tools said on the GPU; it is saved as it goes. missing: only where it has
+    said nothing yet."""
     from . import record
 
     frame, known = recorded(), record.about("device", "sanitizer")
-    for mutant in chosen(patterns):
-        rows = frame["mutant"] == mutant.id
-        if rows.any():
-            frame.loc[rows, "xray"] = xrayed(mutant)
-            print(f"{mutant.id}: {frame.loc[rows, 'xray'].item()}", flush=True)
-            record.save("device", "sanitizer", frame, known=known)
+    rows = {id: row for row, id in enumerate(frame["mutant"]) if not (missing and frame["xray"][row])}
+    wanted = [mutant for mutant in chosen(patterns) if mutant.id in rows]
+    saved = time.monotonic()
+    # Processes, because each has an emulator of its own; started afresh, because torch has threads.
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        futures = {pool.submit(xrayed, mutant): mutant.id for mutant in wanted}
+        for future in as_completed(futures):
+            id = futures[future]
+            frame.loc[rows[id], "xray"] = future.result()
+            print(f"{id}: {frame['xray'][rows[id]]}", flush=True)
+            if time.monotonic() - saved > SAVE_SECONDS:
+                saved = time.monotonic()
+                record.save("device", "sanitizer", frame, known=known)
+    record.save("device", "sanitizer", frame, known=known)
 
 
 def agreement(device: str | None = None) -> pd.DataFrame:
@@ -423,16 +454,19 @@ def main() -> None:
     parser.add_argument("--programs", type=Path, help="a folder to build in and to look for what is built")
     parser.add_argument("--keep", type=Path, help="a folder for what the tools say, word for word")
     parser.add_argument("--build", action="store_true", help="build the programs, and no more")
+    parser.add_argument("--gpus", type=int, default=1, help="of how many GPUs, all alike, the programs may run on")
     parser.add_argument("--xray", action="store_true", help="run the X-ray instead, on this machine")
+    parser.add_argument("--missing", action="store_true", help="the X-ray where it has said nothing yet")
     arguments = parser.parse_args()
     if arguments.xray:
-        return record_xray(arguments.ids)
+        return record_xray(arguments.ids, arguments.workers, arguments.missing)
     with tempfile.TemporaryDirectory() as folder:
         programs = arguments.programs or Path(folder)
         programs.mkdir(parents=True, exist_ok=True)
         if arguments.build:
             return build_all(arguments.ids, arguments.workers, programs)
-        record_on_gpu(arguments.ids, arguments.workers, arguments.seconds, programs, arguments.keep)
+        limits = arguments.workers, arguments.seconds
+        record_on_gpu(arguments.ids, *limits, programs, arguments.keep, arguments.gpus)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import stat
 import subprocess
 
+import pandas as pd
 import pytest
 
 from helpers import mutants as made
@@ -152,7 +153,7 @@ def test_what_has_been_found_is_kept_when_a_run_is_cut_off(tmp_path, monkeypatch
     monkeypatch.setattr(record, "load", lambda stem, kind, device: load(stem, kind, device, tmp_path))
     looked = []
 
-    def look(mutant, programs, keep):
+    def look(mutant, programs, keep, gpu):
         looked.append(mutant.id)
         if len(looked) == 3:
             raise KeyboardInterrupt
@@ -165,6 +166,24 @@ def test_what_has_been_found_is_kept_when_a_run_is_cut_off(tmp_path, monkeypatch
     assert set(sanitize.recorded("NVIDIA H200")["mutant"]) == set(looked[:2])
     sanitize.record_on_gpu(ids, 1, 100, tmp_path, None)
     assert sorted(looked) == sorted([*ids, looked[2]]) and len(sanitize.recorded("NVIDIA H200")) == 3
+
+
+def test_programs_are_spread_over_the_gpus_there_are(tmp_path, tool, monkeypatch):
+    """Two at a time, and each GPU has one of them."""
+    tool(f'echo "$CUDA_VISIBLE_DEVICES" >> {tmp_path}/seen; sleep 0.3; echo "ERROR SUMMARY: 0 errors"')
+    known = {"device": "NVIDIA H200", "date": "2026-01-01"}
+    monkeypatch.setattr(record, "conditions", lambda: known)
+    monkeypatch.setattr(sanitize, "build_host", lambda folder: None)
+    monkeypatch.setattr(sanitize, "build", lambda mutant, folder: folder / mutant.digest)
+    save, load = record.save, record.load
+    monkeypatch.setattr(record, "save", lambda *args, **options: save(*args, **options, root=tmp_path))
+    monkeypatch.setattr(record, "load", lambda stem, kind, device: load(stem, kind, device, tmp_path))
+    ids = ["01.original", "02.original", "03.original", "04.original"]
+    sanitize.record_on_gpu(ids, 2, 100, tmp_path, None, gpus=2)
+    seen = (tmp_path / "seen").read_text().split()
+    assert len(sanitize.recorded("NVIDIA H200")) == 4
+    assert seen.count("0") == seen.count("1") == 2 * len(sanitize.TOOLS)
+    assert set(seen[:2]) == {"0", "1"}
 
 
 @pytest.fixture
@@ -188,6 +207,25 @@ def test_a_program_that_never_ends_is_stopped_and_so_is_what_it_started(tmp_path
     done = subprocess.run(["ps", "-o", "stat=", "-p", child], capture_output=True, text=True)
     assert done.stdout.strip()[:1] in ("", "Z")
     assert "COMPUTE-SANITIZER" in (tmp_path / "04.x.memcheck.txt").read_text()
+
+
+def test_the_xray_looks_where_it_has_not_looked_yet(tmp_path, monkeypatch):
+    known = {"device": "NVIDIA H200", "date": "2026-01-01", "driver": "1"}
+    rows = [
+        {"mutant": m.id, "stem": m.stem, "line": m.line, "bug": m.bug, "digest": m.digest, "xray": xray}
+        | dict.fromkeys(sanitize.TOOLS, "clean")
+        for m, xray in ((made.original("02_online_softmax"), ""), (ALL["03.barrier-removed.1"], "said before"))
+    ]
+    record.save("device", "sanitizer", pd.DataFrame(rows), known=known, root=tmp_path)
+    save, load, about = record.save, record.load, record.about
+    monkeypatch.setattr(record, "save", lambda *args, **options: save(*args, **options, root=tmp_path))
+    monkeypatch.setattr(record, "load", lambda stem, kind, device: load(stem, kind, "NVIDIA H200", tmp_path))
+    monkeypatch.setattr(record, "about", lambda stem, kind: about(stem, kind, "NVIDIA H200", tmp_path))
+    sanitize.record_xray([], workers=1, missing=True)
+    assert sanitize.recorded()["xray"].tolist() == ["clean", "said before"]
+    sanitize.record_xray(["03.*"], workers=1)
+    assert sanitize.recorded()["xray"].tolist()[1].startswith("uninitialised memory")
+    assert record.about("device", "sanitizer")["driver"] == "1"
 
 
 def test_what_was_found_before_the_timeout_counts(tmp_path, tool):
