@@ -6,14 +6,18 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from .draw import BLUE, GREEN, ORANGE, canvas
-from .plot import INK, MUTED, PEERS, Figure, styled
+from .plot import INK, MUTED, PEERS, RUNGS, Figure, styled
 from .train import by_run, differences
+
+PINK = RUNGS[3][0]
 
 # colour, dash, width, and which lies on top: a thin dashed line on a thick one shows both
 LOOKS = {
-    "kernels": (BLUE, "-", 3.4, 2.0),
+    "rungs 20 and 23": (BLUE, "-", 3.4, 2.0),
     "causal": (BLUE, "-", 1.8, 2.0),
-    "kernels, again": (BLUE, ":", 1.6, 2.5),
+    "rungs 20 and 23, again": (BLUE, ":", 1.6, 2.5),
+    "rungs 32 and 33": (PINK, "-", 2.2, 2.2),
+    "rungs 32 and 33, again": (PINK, ":", 1.6, 2.5),
     "SDPA FLASH": (ORANGE, "--", 1.4, 3.0),
     "SDPA FLASH, again": (ORANGE, ":", 1.6, 3.0),
     "SDPA FLASH, seed 1": (MUTED, "-", 1.0, 1.9),

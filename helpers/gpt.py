@@ -1,7 +1,7 @@
 """A small GPT over bytes, in plain PyTorch, whose attention can be exchanged; and text from it with a KV cache.
 
 Shapes: B sequences of N tokens; H query heads on Hkv heads of K and V, D numbers each. The layout is GPT-2's (Radford et al.
-2019) with grouped queries (Ainslie et al. 2023, arXiv 2305.13245).
+2019) with grouped queries (Ainslie et al. 2023, arXiv 2305.13245) and rotary positions (Su et al. 2021, arXiv 2104.09864).
 """
 
 from __future__ import annotations
@@ -50,9 +50,10 @@ def sdpa(backend: SDPBackend | None = None) -> Attention:
     return Attention(whole, step)
 
 
-def kernels() -> Attention:
-    """Ours: 20_causal_gqa there, 23_backward_mma back, 21_split_kv for a step. 16-bit tensors only."""
-    causal = operator("20_causal_gqa")
+def kernels(forward: str = "20_causal_gqa") -> Attention:
+    """Ours: rung `forward` there and the one that it goes back by, 23_backward_mma (for 32_ping_pong, which needs a Hopper GPU:
+    33_backward_wgmma); 21_split_kv for a step. 16-bit tensors only."""
+    causal = operator(forward)
 
     def whole(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return causal(q, k, v, causal=True)[0]
@@ -103,21 +104,35 @@ class Size:
         return self.heads * D
 
 
+def turns(positions: int) -> Tensor:
+    """(positions, D/2) complex: pair j of a row at position n is multiplied by e^(i n theta_j), theta_j = 10000^(-2j/D)."""
+    theta = 10_000 ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)
+    angles = torch.outer(torch.arange(positions, dtype=torch.float64), theta)
+    return torch.polar(torch.ones_like(angles), angles).to(torch.complex64)
+
+
+def rotate(x: Tensor, turns: Tensor) -> Tensor:
+    """x (...,N,heads,D), its pairs of numbers as complex ones multiplied by turns (...,N,D/2), in fp32; in x's dtype again."""
+    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * turns.unsqueeze(-2)).flatten(-2).to(x.dtype)
+
+
 class Block(nn.Module):
     """Attention, then a perceptron, each of a normed x (B,N,width) and added to it."""
 
     def __init__(self, size: Size, layer: int) -> None:
         super().__init__()
-        width, self.layer = size.width, layer
-        self.parts = [size.heads, size.kv_heads, size.kv_heads]
+        width, self.layer, self.kv_heads = size.width, layer, size.kv_heads
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, sum(self.parts) * D, bias=False)
+        self.qkv = nn.Linear(width, (size.heads + 2 * size.kv_heads) * D, bias=False)
         self.out = nn.Linear(width, width, bias=False)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
-    def forward(self, x: Tensor, attention: Attention, cache: Cache | None = None) -> Tensor:
-        heads = self.qkv(self.norm1(x)).unflatten(-1, (-1, D)).transpose(1, 2)  # (B, H + 2 Hkv, N, D), no copy
-        q, k, v = heads.split(self.parts, dim=1)
+    def forward(self, x: Tensor, turns: Tensor, attention: Attention, cache: Cache | None = None) -> Tensor:
+        heads = self.qkv(self.norm1(x)).unflatten(-1, (-1, D))  # (B, N, H + 2 Hkv, D)
+        qk, v = heads.tensor_split([-self.kv_heads], dim=2)
+        q, k = rotate(qk, turns).tensor_split([-self.kv_heads], dim=2)
+        q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))  # (B, H or Hkv, N, D), no copy
         if cache is not None:
             K, V = cache.write(self.layer, k, v)
         if cache is not None and x.shape[1] == 1:
@@ -134,19 +149,20 @@ class GPT(nn.Module):
     def __init__(self, size: Size, attention: Attention) -> None:
         super().__init__()
         self.size, self.attention = size, attention
-        self.token, self.position = nn.Embedding(BYTES, size.width), nn.Embedding(size.context, size.width)
+        self.token = nn.Embedding(BYTES, size.width)
         self.blocks = nn.ModuleList(Block(size, layer) for layer in range(size.layers))
         self.norm, self.head = nn.LayerNorm(size.width), nn.Linear(size.width, BYTES, bias=False)
         for p in self.parameters():
             if p.dim() == 2:
                 nn.init.normal_(p, std=0.02)
+        self.register_buffer("turns", turns(size.context), persistent=False)
 
     def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
         N = tokens.shape[1]
-        at = torch.arange(N, device=tokens.device) if cache is None else cache.positions(N)
-        x = self.token(tokens) + self.position(at)
+        turns = self.turns[:N] if cache is None else self.turns[cache.positions(N)]
+        x = self.token(tokens)
         for block in self.blocks:
-            x = block(x, self.attention, cache)
+            x = block(x, turns, self.attention, cache)
         with torch.autocast(x.device.type, enabled=False):  # 16-bit logits would tie
             return self.head(self.norm(x))
 

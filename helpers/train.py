@@ -21,16 +21,19 @@ from torch.nn.functional import cross_entropy
 
 from . import gpt, record
 from .gpt import GPT, Attention, Size
+from .kernel import cuda_refusal
+from .ladder import rung
 
 STEM = "24_in_a_model"
-RUNGS = ("20_causal_gqa", "21_split_kv", "23_backward_mma")  # whose code a record of this model depends on
+# whose code a record of this model depends on
+RUNGS = ("20_causal_gqa", "21_split_kv", "23_backward_mma", "32_ping_pong", "33_backward_wgmma")
 HELD_OUT = 0.1  # of the text, its end: never trained on
 WARM_UP = 20  # steps that no speed is taken from
 PROFILED = 20  # steps whose kernels are timed one by one
 # What a GPU's kernels are for, by a pattern of their names: ours, FlashAttention's and cuDNN's
 PARTS = {
-    "attention, forward": r"flash_fwd|fprop|causal_gqa",
-    "attention, backward": r"flash_bwd|bprop|dot_do_o|backward_mma|\b(?:prepare|finish)<",
+    "attention, forward": r"flash_fwd|fprop|causal_gqa|ping_pong",
+    "attention, backward": r"flash_bwd|bprop|dot_do_o|convert_dq|fmha_reduce|backward_w?g?mma|\b(?:prepare|finish)<",
 }
 
 
@@ -151,12 +154,12 @@ def _mark(on_gpu: bool) -> torch.cuda.Event | None:
     return mark
 
 
-def compare(model: GPT, plan: Plan) -> pd.DataFrame:
+def compare(model: GPT, plan: Plan, kernels: Attention) -> pd.DataFrame:
     """What one model writes with SDPA and with our kernels: prompt, place, the byte by `sdpa` and by `kernels`; margin, by how much
     SDPA's likeliest byte leads the next, and apart, the largest difference between logits. Where two texts have parted,
     their logits answer different questions: margin and apart are empty from the place after on."""
     found = {}
-    for name, attention in (("sdpa", gpt.sdpa()), ("kernels", gpt.kernels())):
+    for name, attention in (("sdpa", gpt.sdpa()), ("kernels", kernels)):
         model.attention = attention
         found[name] = gpt.generate(model, plan.prompts, plan.bytes)
     (sdpa, logits), (ours, others) = found["sdpa"], found["kernels"]
@@ -180,18 +183,24 @@ def texts(written: pd.DataFrame, prompts: Sequence[bytes]) -> list[str]:
 # Recording
 
 
+def ours(device: str) -> dict[str, Attention]:
+    """Our kernels by the numbers of their rungs, there and back: those for any GPU and the emulator; last, where `device` is a
+    Hopper GPU, those for Hopper."""
+    found = {"rungs 20 and 23": gpt.kernels()}
+    if device == "cuda" and not cuda_refusal(rung("32_ping_pong")):
+        found["rungs 32 and 33"] = gpt.kernels("32_ping_pong")
+    return found
+
+
 def ways(device: str) -> list[tuple[str, Attention, int, int]]:
     """The runs of a record, in the order in which they take turns: name, attention, seed, round. What our kernels change in a curve
     is judged by what else changes it: nothing at all (a second round), another kernel of PyTorch's, another seed."""
-    flash, ours = gpt.sdpa(SDPBackend.FLASH_ATTENTION), gpt.kernels()
-    other = "CUDNN" if device == "cuda" else "MATH"
+    both = {"SDPA FLASH": gpt.sdpa(SDPBackend.FLASH_ATTENTION)} | ours(device)
+    other = ("SDPA CUDNN", SDPBackend.CUDNN_ATTENTION) if device == "cuda" else ("SDPA MATH", SDPBackend.MATH)
     return [
-        ("SDPA FLASH", flash, 0, 0),
-        ("kernels", ours, 0, 0),
-        ("SDPA FLASH", flash, 0, 1),
-        ("kernels", ours, 0, 1),
-        (f"SDPA {other}", gpt.sdpa(getattr(SDPBackend, f"{other}_ATTENTION" if other == "CUDNN" else other)), 0, 0),
-        ("SDPA FLASH", flash, 1, 0),
+        *[(name, attention, 0, round) for round in (0, 1) for name, attention in both.items()],
+        (other[0], gpt.sdpa(other[1]), 0, 0),
+        ("SDPA FLASH", both["SDPA FLASH"], 1, 0),
     ]
 
 
@@ -199,28 +208,30 @@ def train_all(plan: Plan, device: str, rounds: int = 2) -> tuple[pd.DataFrame, p
     """Trains in all these ways; prints a line on each.
 
     The losses of all runs (name, seed, round, step, loss, ms), a row on each run (name, seed, round, tokens per step, bytes,
-    held_out), and the model trained with our kernels. What PyTorch refuses is left out; attrs["skipped"] of the second says why.
+    held_out), and the model trained with the last of `ours`. What PyTorch refuses is left out; attrs["skipped"] of the second
+    says why.
     """
-    losses, rows, skipped, models = [], [], [], []
+    mine, model = [*ours(device)], None
+    losses, rows, skipped = [], [], []
     for name, attention, seed, round in ways(device):
         if round >= rounds:
             continue
         try:
             run = train(attention, plan, device, seed)
         except RuntimeError as error:
-            if name in ("SDPA FLASH", "kernels"):
+            if name in ("SDPA FLASH", *mine):
                 raise
             skipped.append(f"{name}: {str(error).splitlines()[0]}")
             continue
         of_run = {"name": name, "seed": seed, "round": round}
         losses.append(run.steps.assign(**of_run)[[*of_run, "step", "loss", "ms"]])
         rows.append(of_run | {"tokens": plan.batch * plan.length, "bytes": run.bytes, "held_out": run.held_out})
-        models += [run.model] if name == "kernels" else []
+        model = run.model if name == mine[-1] else model
         last = run.steps["loss"].iloc[-1]
-        print(f"{name}, seed {seed}, round {round}: {last:.4f} nats per byte after {plan.steps} steps", flush=True)
+        print(f"{label(**of_run)}: {last:.4f} nats per byte after {plan.steps} steps", flush=True)
     runs = pd.DataFrame(rows)
     runs.attrs["skipped"] = skipped
-    return pd.concat(losses, ignore_index=True), runs, models[0]
+    return pd.concat(losses, ignore_index=True), runs, model
 
 
 def profile(plan: Plan, steps: int = PROFILED) -> pd.DataFrame:
@@ -263,7 +274,7 @@ def tables(plan: Plan, device: str) -> tuple[dict[str, pd.DataFrame], dict]:
         "method": "one run after the other; CUDA events around every step",
         "skipped": runs.attrs.pop("skipped"),
     }
-    found = {"training": training, "runs": runs, "text": compare(model, plan)}
+    found = {"training": training, "runs": runs, "text": compare(model, plan, [*ours(device).values()][-1])}
     return (found | {"profile": profile(plan)} if device == "cuda" else found), extra
 
 

@@ -1,4 +1,5 @@
-"""The GPT of notebook 24: our kernels and SDPA give it the same gradients and the same text; the record of its training."""
+"""The GPT of notebook 24: its positions, its cache; our kernels and SDPA give it the same gradients and the same text; the record of
+its training."""
 
 import json
 from dataclasses import replace
@@ -9,6 +10,8 @@ import torch
 from test_record import CONDITIONS
 
 from helpers import gpt, load, record, rung, train
+from helpers.kernel import default_device
+from helpers.op import backward_rung
 
 DEVICE = load("20_causal_gqa", quiet=True).device
 TINY = replace(
@@ -52,6 +55,94 @@ def gradient(model, attention):
     return torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
+def q_and_k(N=8):
+    torch.manual_seed(0)
+    return torch.randn(2, 1, N, 2, gpt.D, device=DEVICE)
+
+
+def scores(q, k, at_q, at_k):
+    """Q K^T (1,2,N,N) of heads whose queries stand at positions at_q.. and whose keys stand at at_k.."""
+    turns, N = gpt.turns(256).to(DEVICE), q.shape[1]
+    q, k = gpt.rotate(q, turns[at_q : at_q + N]), gpt.rotate(k, turns[at_k : at_k + N])
+    return torch.einsum("bnhd,bmhd->bhnm", q, k)
+
+
+def test_scores_depend_on_the_difference_of_positions_only():
+    q, k = q_and_k()
+    here = scores(q, k, 20, 7)
+    torch.testing.assert_close(scores(q, k, 220, 207), here, atol=1e-3, rtol=0)
+    assert (scores(q, k, 220, 206) - here).abs().max() > 0.1
+    # of row 3, 13 positions apart: Re of the sum over pairs j of q_j conj(k_j) e^(13 i theta_j)
+    q, k = torch.view_as_complex(torch.stack((q, k))[:, 0, 3].double().unflatten(-1, (-1, 2))).cpu()
+    theta = 10_000 ** (-torch.arange(gpt.D // 2, dtype=torch.float64) / (gpt.D // 2))
+    expected = (q * k.conj() * torch.polar(torch.ones_like(theta), 13 * theta)).sum(-1).real
+    torch.testing.assert_close(here[0, :, 3, 3].cpu().double(), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_a_turn_keeps_lengths_dtype_and_rows_that_a_kernel_can_read(dtype):
+    x = q_and_k()[0].to(dtype)
+    turned = gpt.rotate(x, gpt.turns(8).to(DEVICE))
+    assert turned.dtype == dtype and torch.equal(turned[:, 0], x[:, 0])
+    assert turned.stride(-1) == 1 and not any(step * x.element_size() % 16 for step in turned.stride()[:-1])
+    lengths = turned.float().norm(dim=-1) / x.float().norm(dim=-1)
+    assert (lengths - 1).abs().max() < 2 * torch.finfo(dtype).eps
+
+
+rotate = gpt.rotate
+
+
+def only_queries(x, turns):
+    """A rotation that leaves out the keys, the last of the heads."""
+    return torch.cat((rotate(x[:, :, :-1], turns), x[:, :, -1:]), 2)
+
+
+def moved_apart(model):
+    """By how much logits change when a text stands 100 positions further on."""
+    tokens = pieces()[:, :-1]
+    here = model(tokens)
+    model.turns = gpt.turns(TINY.size.context + 100)[100:].to(DEVICE)
+    return (model(tokens) - here).abs().max()
+
+
+@torch.no_grad()
+def test_a_text_means_the_same_wherever_it_stands(model, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(gpt, "rotate", only_queries)
+        wrong = moved_apart(model)
+    model.turns = gpt.turns(TINY.size.context).to(DEVICE)
+    assert moved_apart(model) < 1e-3 < 0.05 < wrong
+
+
+def cache_apart(model):
+    """By how much the logits of texts written with a cache, of several lengths at once, differ from those of each one whole."""
+    prompts = [b"The for statement", b"A", b"It is"]
+    tokens, logits = gpt.generate(model, prompts, 5, torch.float32)
+    far = []
+    for prompt, written, found in zip(prompts, tokens, logits, strict=True):
+        text = torch.cat((torch.tensor(list(prompt), device=DEVICE), written))
+        far.append((model(text[None])[0, len(prompt) - 1 : -1] - found).abs().max())
+    return max(far)
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore:In C")  # there is no autocast to float32
+def test_a_cache_gives_the_logits_of_the_whole_text(model, monkeypatch):
+    assert cache_apart(model) < 1e-3
+    wrong = {
+        "a new byte is not turned": (gpt, "rotate", lambda x, turns: x if x.shape[1] == 1 else rotate(x, turns)),
+        "every text counts from the longest prompt": (
+            gpt.Cache,
+            "positions",
+            lambda self, N: self.lengths.amax() + torch.arange(N, device=DEVICE)[None],
+        ),
+    }
+    for name, (owner, attribute, patched) in wrong.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, attribute, patched)
+            assert cache_apart(model) > 0.01, name
+
+
 def doubled(q, k, v):
     """A right forward pass with a wrong gradient: that of V is twice what it should be."""
     return gpt.kernels().whole(q, k, 2 * v - v.detach())
@@ -59,27 +150,53 @@ def doubled(q, k, v):
 
 def test_gradients_are_those_of_sdpa(model):
     expected = gradient(model, gpt.sdpa())
+    ways = {"kernels": gpt.kernels(), "wrong": replace(gpt.kernels(), whole=doubled)}
+    if default_device(rung("32_ping_pong"))[0] == DEVICE:
+        ways["for Hopper"] = gpt.kernels("32_ping_pong")
     apart = {
         name: ((gradient(model, attention) - expected).norm() / expected.norm()).item()
-        for name, attention in {"kernels": gpt.kernels(), "wrong": replace(gpt.kernels(), whole=doubled)}.items()
+        for name, attention in ways.items()
     }
-    assert apart["kernels"] < 0.01 < apart["wrong"], apart  # bf16: a rounding is worth 0.002 to 0.004
+    wrong = apart.pop("wrong")
+    assert max(apart.values()) < 0.01 < wrong, apart  # bf16: a rounding is worth 0.002 to 0.004
+
+
+def test_our_ways_are_named_by_the_rungs_that_run(monkeypatch):
+    assert [*train.ours("cpu")] == ["rungs 20 and 23"]
+    monkeypatch.setattr(train, "cuda_refusal", lambda rung: "" if rung.arch == "sm_90a" else "it is for Hopper")
+    assert [*train.ours("cuda")] == ["rungs 20 and 23", "rungs 32 and 33"]
+    monkeypatch.setattr(train, "cuda_refusal", lambda rung: "this GPU is no Hopper")
+    assert [*train.ours("cuda")] == ["rungs 20 and 23"]
+    for stem in ("20_causal_gqa", "32_ping_pong"):
+        back = backward_rung(TINY.dtype, gpt.D, stem, frozenset({"causal", "gqa"})).stem
+        assert {stem, back} <= {*train.RUNGS}
+        assert f"rungs {stem[:2]} and {back[:2]}" in ("rungs 20 and 23", "rungs 32 and 33")
+
+
+def test_a_record_takes_turns_twice_on_every_way_of_ours(monkeypatch):
+    monkeypatch.setattr(train, "cuda_refusal", lambda rung: "")
+    once = ["SDPA FLASH", "rungs 20 and 23", "rungs 32 and 33"]
+    assert [train.label(name, *run) for name, _, *run in train.ways("cuda")] == [
+        *once,
+        *(f"{name}, again" for name in once),
+        "SDPA CUDNN",
+        "SDPA FLASH, seed 1",
+    ]
 
 
 def test_texts_are_those_of_sdpa(model):
-    found = train.compare(model, TINY)
+    found = train.compare(model, TINY, gpt.kernels())
     assert len(found) == len(TINY.prompts) * TINY.bytes and found["kernels"].nunique() > 1
     assert (found["sdpa"] == found["kernels"]).all()
     assert (found["apart"] < 0.05).all() and (found["margin"] > 0).all()
     assert train.texts(found, TINY.prompts)[1].startswith("A")
 
 
-def test_where_texts_part_nothing_is_compared_any_more(model, monkeypatch):
-    """A cache of which the last key is forgotten: the texts part, and only up to that place are there margins."""
+def test_where_texts_part_nothing_is_compared_any_more(model):
+    """A step with the wrong sign: the texts part, and only up to that place are there margins."""
     right = gpt.kernels()
     wrong = replace(right, step=lambda q, k, v, lengths: -right.step(q, k, v, lengths))
-    monkeypatch.setattr(gpt, "kernels", lambda: wrong)
-    found = train.compare(model, TINY)
+    found = train.compare(model, TINY, wrong)
     first = found[found["sdpa"] != found["kernels"]].groupby("prompt")["place"].min()
     assert len(first), "a wrong step was not seen"
     for prompt, place in first.items():
@@ -141,11 +258,11 @@ def test_a_record_is_stale_when_one_of_its_rungs_has_changed(recorded):
 
 
 def test_the_yardstick_and_the_speeds_are_those_of_a_made_up_record():
-    rows = [("SDPA FLASH", 0, 0, 2.0, 10.0), ("kernels", 0, 0, 2.1, 8.0), ("SDPA FLASH", 1, 0, 3.0, 10.0)]
+    rows = [("SDPA FLASH", 0, 0, 2.0, 10.0), ("rungs 20 and 23", 0, 0, 2.1, 8.0), ("SDPA FLASH", 1, 0, 3.0, 10.0)]
     steps = [(*row[:3], n, row[3], row[4] if n >= train.WARM_UP else 1e6) for row in rows for n in range(40)]
     training = pd.DataFrame(steps, columns=["name", "seed", "round", "step", "loss", "ms"])
     runs = pd.DataFrame([(*row[:3], 1000, 2**30, 2.5) for row in rows], columns=["name", "seed", "round", "tokens", "bytes", "held_out"])  # fmt: skip
-    assert train.yardstick(training)["mean"].round(6).to_dict() == {"kernels": 0.1, "SDPA FLASH, seed 1": 1.0}
+    assert train.yardstick(training)["mean"].round(6).to_dict() == {"rungs 20 and 23": 0.1, "SDPA FLASH, seed 1": 1.0}
     speeds = train.speeds(training, runs)
     assert speeds["kilotokens_per_s"].tolist() == [100.0, 125.0, 100.0] and speeds["peak_gib"].tolist() == [1.0] * 3
 
@@ -154,15 +271,20 @@ def test_every_kernel_of_a_step_is_counted_to_the_part_that_its_name_says():
     names = {
         "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64>>(Flash_fwd_params)": "attention, forward",
         "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x64": "attention, forward",
-        "void causal_gqa<64, __nv_bfloat16>(fa_model_args, Order)": "attention, forward",
+        "void causal_gqa<64, fa::bf16>(fa_model_args, Order)": "attention, forward",
+        "void ping_pong<64, fa::bf16>(fa_model_args, Maps, Order)": "attention, forward",
         "void pytorch_flash::flash_bwd_dot_do_o_kernel<true>(Flash_bwd_params)": "attention, backward",
         "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_26_64x64x64": "attention, backward",
         "void cudnn::fusion::compute_dot_do_o_specialized<true>(Params)": "attention, backward",
-        "void backward_mma<64, __nv_bfloat16>(fa_backward_args)": "attention, backward",
-        "void prepare<64, __nv_bfloat16>(fa_backward_args)": "attention, backward",
-        "void finish<64, __nv_bfloat16>(fa_backward_args)": "attention, backward",
+        "void cudnn::fusion::convert_dq_to_16bits<true>(void const*, void*, unsigned int)": "attention, backward",
+        "void cudnn::fusion::fmha_reduce_head<true>(void const*, void*, unsigned int)": "attention, backward",
+        "void backward_mma<64, fa::bf16>(fa_backward_args)": "attention, backward",
+        "void backward_wgmma<64, fa::bf16>(Maps, fa_backward_args, int)": "attention, backward",
+        "void prepare<64, fa::bf16>(fa_backward_args)": "attention, backward",
+        "void finish<64, fa::bf16>(fa_backward_args)": "attention, backward",
         "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT": "everything else",
         "void at::native::vectorized_layer_norm_kernel<float, float, false>(int)": "everything else",
+        "void cublasLt::splitKreduce_kernel<32, 16, int, float>(cublasLt::cublasSplitKParams<float>)": "everything else",
     }
     made = pd.DataFrame([("kernels", name, 1.0, 2.0**n) for n, name in enumerate(names)], columns=["name", "kernel", "calls", "ms"])  # fmt: skip
     found = train.parts(made).loc["kernels"]
@@ -172,9 +294,9 @@ def test_every_kernel_of_a_step_is_counted_to_the_part_that_its_name_says():
 
 
 @pytest.mark.gpu
-def test_a_profile_knows_both_ways_of_attention():
+def test_a_profile_knows_every_way_of_attention():
     found = train.parts(train.profile(replace(train.SMALL, steps=4, length=512), steps=2))
-    assert {"SDPA FLASH", "kernels"} <= set(found.index) and (found > 0).all(axis=None)
+    assert {"SDPA FLASH", *train.ours("cuda")} <= set(found.index) and (found > 0).all(axis=None)
 
 
 def test_without_a_gpu_nothing_is_recorded(monkeypatch, capsys):
