@@ -3,6 +3,7 @@
 A library's name is the hash of all that goes into it, so an unchanged source is found at once, and a reverted edit too.
 Each build runs in a folder of its own, which becomes the cached one by a rename when the build has succeeded: a killed
 build leaves no lock that anyone waits for, a failed one leaves nothing to load, and two processes never share a folder.
+Builds of one process run side by side, those of the same library excepted.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +30,8 @@ ROOT = Path(__file__).resolve().parent.parent
 STALE_SECONDS = 3600  # a build folder this old belongs to a process that was killed
 TELL_AFTER = 1.0  # seconds of silence before a build says what it is doing
 
-_one_at_a_time = threading.Lock()  # load_inline keeps state by name and reads the environment
+_known = threading.Lock()
+_locks: dict[Path, threading.Lock] = {}  # one for each folder of the cache that this process has asked for
 
 
 @dataclass(frozen=True)
@@ -58,10 +60,20 @@ def cache_folder() -> Path:
     return Path(base) / "flashattention-notebooks"
 
 
+@contextlib.contextmanager
+def making(folder: Path, what: str = "") -> Iterator[None]:
+    """One thread at a time makes what `folder` of the cache holds, and says so if it takes long; others wait, and find it
+    there. Several folders are made side by side."""
+    with _known:
+        lock = _locks.setdefault(folder, threading.Lock())
+    with _telling(f"compiling {what}") if what else contextlib.nullcontext(), lock:
+        yield
+
+
 def build(
     stem: str,
     *,
-    cpp: str | None = None,
+    cpp: str | Sequence[str] | None = None,
     cuda: str | None = None,
     flags: Sequence[str] = (),
     include: Sequence[Path] = (),
@@ -70,7 +82,8 @@ def build(
     functions: Sequence[str] = (),
     toolkit: Toolkit | None = None,
 ) -> Built:
-    """Compiles `cpp` with the host compiler, or `cuda` with `toolkit`'s nvcc, into a shared library.
+    """Compiles `cpp` with the host compiler, or `cuda` with `toolkit`'s nvcc, into a shared library. `cpp` may be several
+    translation units, compiled side by side.
 
     `flags` go to the one compiler used; `libraries` are linked by path; `depends` are the texts of the headers that
     the source reaches. `functions` asks for load_inline's default form: torch's headers before the source, and a Python
@@ -81,17 +94,18 @@ def build(
 
     start = time.perf_counter()
     compiler = find_compiler()
-    key = [stem, cpp, cuda, *flags, *map(str, include), *map(str, libraries), *depends, *functions]
+    units = [cpp] if isinstance(cpp, str) else list(cpp or [])
+    key = [stem, units, cuda, *flags, *map(str, include), *map(str, libraries), *depends, *functions]
     key += [torch.__version__, compiler, compiler_version(compiler)]
     key += [str(toolkit.home), toolkit.version] if toolkit else []
     name = f"{stem}_{hashlib.sha256(repr(key).encode()).hexdigest()[:12]}"
     folder = cache_folder() / name
     cached = (folder / "done").exists()
     if not cached:
-        with _one_at_a_time, _telling(f"compiling {stem}"):
-            _compile(
-                name, folder, cpp, cuda, list(flags), list(include), list(libraries), list(functions), compiler, toolkit
-            )
+        with making(folder, stem):
+            if not (folder / "done").exists():  # else another thread was faster
+                rest = list(flags), list(include), list(libraries), list(functions), compiler, toolkit
+                _compile(name, folder, units, cuda, *rest)
     log = (folder / "compiler.log").read_text(errors="replace")
     return Built(folder / (folder / "done").read_text(), log, time.perf_counter() - start, cached)
 
@@ -99,7 +113,7 @@ def build(
 def _compile(
     name: str,
     folder: Path,
-    cpp: str | None,
+    units: list[str],
     cuda: str | None,
     flags: list[str],
     include: list[Path],
@@ -128,22 +142,33 @@ def _compile(
     if toolkit:
         ldflags.append(f"-L{_cudart_folder(toolkit)}")
     ldflags = [shlex.quote(flag) for flag in ldflags]
+    common = dict(
+        extra_cflags=redirected if units else [],
+        extra_cuda_cflags=redirected if cuda else [],
+        extra_ldflags=ldflags,
+        extra_include_paths=[str(path) for path in include],
+        build_directory=str(private),
+        with_cuda=cuda is not None,
+        is_python_module=False,
+    )
+    objects = ["cuda.cuda.o" if cuda else "main.o"]
     try:
         with _environment(compiler, toolkit):
-            cpp_extension.load_inline(
-                name,
-                cpp_sources=cpp or "",
-                cuda_sources=cuda,
-                extra_cflags=redirected if cpp else [],
-                extra_cuda_cflags=redirected if cuda else [],
-                extra_ldflags=ldflags,
-                extra_include_paths=[str(path) for path in include],
-                build_directory=str(private),
-                with_cuda=cuda is not None,
-                is_python_module=False,
-                functions=functions or None,
-                no_implicit_headers=not functions,
-            )
+            if len(units) < 2:
+                cpp_extension.load_inline(
+                    name,
+                    cpp_sources="".join(units),
+                    cuda_sources=cuda,
+                    functions=functions or None,
+                    no_implicit_headers=not functions,
+                    **common,
+                )
+            else:  # load_inline would make one of them
+                sources = [private / f"main_{i}.cpp" for i in range(len(units))]
+                objects = [source.with_suffix(".o").name for source in sources]
+                for source, text in zip(sources, units, strict=True):
+                    source.write_text(text)
+                cpp_extension.load(name, [str(source) for source in sources], **common)
         (library,) = private.glob("*.so")
         (private / "done").write_text(library.name)
         with contextlib.suppress(OSError):  # another process was faster: its library is as good
@@ -151,7 +176,7 @@ def _compile(
     except ToolkitError:
         raise
     except Exception as error:  # load_inline raises RuntimeError, and its cause is the whole ninja log
-        compiled = (private / ("cuda.cuda.o" if cuda else "main.o")).exists()
+        compiled = all((private / each).exists() for each in objects)
         words = _linkers_words(str(error)) if compiled else log.read_text(errors="replace") or str(error)
         raise CompileError(_tidy(words, private)) from None
     finally:
@@ -225,14 +250,15 @@ def _cudart_folder(toolkit: Toolkit) -> Path:
 
 
 @contextlib.contextmanager
-def _environment(compiler: str, toolkit: Toolkit | None) -> Iterator[None]:
-    """What torch takes from its surroundings, for one build: ninja on PATH (a kernel of an unactivated venv doesn't have
-    it), the host compiler, CUDA_HOME, and its own folder's name, which may have a blank in it."""
+def _set_environment(compiler: str, toolkit: Toolkit | None) -> Iterator[None]:
+    """What torch takes from its surroundings, for a build: ninja on PATH (a kernel of an unactivated venv doesn't have
+    it), the host compiler, CUDA_HOME, and its own folder's name, which may have a blank in it. When it loads a library it
+    changes Python's flags for dlopen, and threads that do so together wouldn't change them back."""
     from torch.utils import cpp_extension
 
     ours = {"PATH": f"{find_ninja()}{os.pathsep}{os.environ.get('PATH', '')}", "CXX": compiler}
     theirs, home = {name: os.environ.get(name) for name in ours}, cpp_extension.CUDA_HOME
-    torch_lib = cpp_extension.TORCH_LIB_PATH
+    torch_lib, dlopen = cpp_extension.TORCH_LIB_PATH, sys.getdlopenflags()
     os.environ.update(ours)
     cpp_extension.TORCH_LIB_PATH = shlex.quote(torch_lib)  # torch doesn't quote it for the shell
     if toolkit:
@@ -241,17 +267,50 @@ def _environment(compiler: str, toolkit: Toolkit | None) -> Iterator[None]:
         yield
     finally:
         cpp_extension.CUDA_HOME, cpp_extension.TORCH_LIB_PATH = home, torch_lib
+        sys.setdlopenflags(dlopen)
         for name, value in theirs.items():
+            if os.environ.get(name) != ours[name]:
+                continue  # somebody has changed it meanwhile
             if value is None:
                 del os.environ[name]
             else:
                 os.environ[name] = value
 
 
+class Shared:
+    """A context that several threads may be in together if they have asked for the same one; others wait until it is free."""
+
+    def __init__(self, context: Callable[..., contextlib.AbstractContextManager[None]]) -> None:
+        self._context, self._changed, self._users = context, threading.Condition(), 0
+
+    @contextlib.contextmanager
+    def __call__(self, *arguments: object) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._users or self._arguments == arguments)
+            if not self._users:
+                self._inside, self._arguments = self._context(*arguments), arguments
+                self._inside.__enter__()
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._users -= 1
+                if not self._users:
+                    self._inside.__exit__(None, None, None)
+                    self._changed.notify_all()
+
+
+_environment = Shared(_set_environment)
+
+
 @contextlib.contextmanager
 def _telling(what: str) -> Iterator[None]:
     """Says on stderr what takes long, and takes it back when it is over. In a notebook on stdout: there a stderr that was
-    taken back leaves a red bar."""
+    taken back leaves a red bar. Nobody waits for a build in the background, so it says nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     told = threading.Event()
     out = sys.stdout if type(sys.stdout).__module__.startswith("ipykernel") else sys.stderr
 

@@ -1,11 +1,14 @@
 """The content-addressed build: never an old binary, never a lock, never another's folder."""
 
+import contextlib
 import ctypes
 import os
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -137,6 +140,58 @@ def test_two_processes_building_the_same_kernel_do_not_harm_each_other(cache):
     processes = [subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE) for _ in range(3)]
     assert [p.communicate()[0].strip() for p in processes] == [b"7"] * 3
     assert len(list(cache.glob("answer_*"))) == 1
+
+
+def test_builds_run_side_by_side_and_the_same_one_once(cache, monkeypatch):
+    monkeypatch.delenv("CXX", raising=False)
+    before, at_once, compiles = (os.environ["PATH"], sys.getdlopenflags()), [], []
+    really = cpp_extension.load_inline
+
+    def watched(name, **how):
+        compiles.append(name)
+        both.wait(timeout=60)  # nobody compiles before two want to
+        at_once.append(len(list(cache.glob(".building-*"))))
+        return really(name, **how)
+
+    both = threading.Barrier(2)
+    monkeypatch.setattr(cpp_extension, "load_inline", watched)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(answer, [1, 2, 1, 2]))
+    assert [call(one) for one in found] == [1, 2, 1, 2]
+    assert len(compiles) == 2 and max(at_once) == 2
+    assert (os.environ["PATH"], sys.getdlopenflags()) == before and "CXX" not in os.environ
+
+
+def test_a_build_for_another_compiler_waits_for_those_under_way():
+    inside, most = [], []
+
+    @contextlib.contextmanager
+    def context(what):
+        assert not inside
+        inside.append(what)
+        yield
+        inside.remove(what)
+
+    shared = build.Shared(context)
+
+    def work(what):
+        with shared(what):
+            assert inside == [what]
+            most.append(shared._users)
+            time.sleep(0.02)
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(work, "aabbabab"))
+    assert not inside and len(most) == 8 and max(most) > 1
+
+
+def test_several_units_are_one_library_and_an_error_in_one_is_told(cache):
+    units = ["int half() { return 21; }\n", 'int half();\nextern "C" int answer() { return 2 * half(); }\n']
+    assert call(compile_("answer", cpp=units)) == 42
+    with pytest.raises(CompileError, match=r"mine\.cpp:1:\d+: error"):
+        compile_("answer", cpp=[units[0], '#line 1 "mine.cpp"\nint two = three;\n'])
+    with pytest.raises(CompileError, match="undefined"):
+        compile_("answer", cpp=[units[1], "int other;\n"])
 
 
 def test_ninja_is_found_without_an_activated_environment(cache, monkeypatch):

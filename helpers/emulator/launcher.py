@@ -102,9 +102,10 @@ def _quoting(words: str, path: Path, source: str) -> str:
 @cache
 def _runtime() -> tuple[Path, ctypes.CDLL]:
     """The runtime's library, built when its source has changed."""
+    halves = [HERE / "runtime" / name for name in ("emulator.cpp", "interpreter.cpp")]
     built = build(
         "emulator",
-        cpp=f'{fragments.tables()}#include "{HERE / "runtime" / "emulator.cpp"}"\n',
+        cpp=[f'{fragments.tables()}#include "{half}"\n' for half in halves],
         flags=RUNTIME_FLAGS,
         depends=[*_texts(HERE / "runtime"), *_texts(INCLUDE / "emulator")],
     )

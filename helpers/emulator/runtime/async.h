@@ -67,6 +67,7 @@ struct BulkGroups {                 // of one thread
 
 struct AsyncState {
   std::map<uint32_t, Mbarrier> mbarrier;           // by offset in shared memory
+  std::map<uint32_t, const char*> name;            // of those in dynamic shared memory, as they were initialised by
   NamedBarrier named[16];
   std::map<unsigned, BulkGroups> bulk;             // by thread
   unsigned stalls = 0;              // how often all threads were sent back to their loops since anything happened
@@ -108,6 +109,7 @@ enum class Awaited : uint8_t { State, Parity };
 bool mbarrier_wait(uint32_t at, Awaited, uint64_t phase, bool acquires, uintptr_t pc, Site);
 void mbarrier_land(uint32_t at, Landing, uintptr_t pc, Site);             // it will hear of this
 void mbarrier_fence();                                                    // fence.mbarrier_init, fence.proxy.async
+std::string mbarrier_name(const Worker*, uint32_t at);                    // "K_full[1]"
 std::string mbarrier_state(const Worker*, uint32_t at, uint64_t phase);   // for a report: what is missing
 // bulk_copy.cpp
 void bulk_load(const Box&, uint32_t mbarrier, Op, uintptr_t pc, Site);

@@ -13,6 +13,7 @@ void delete_async_state(AsyncState* s) { delete s; }
 
 void begin_async(AsyncState* s) {
   s->mbarrier.clear();
+  s->name.clear();
   s->bulk.clear();
   for (NamedBarrier& b : s->named) b.count = b.arrived = b.yes = 0;
   s->stalls = 0;
@@ -98,7 +99,29 @@ int named_barrier(unsigned id, unsigned threads, bool waits, BarrierVote vote, b
 // Stands in the mbarrier's 8 bytes, by which it is seen when something else has been written there.
 static uint64_t cookie(uint32_t at, uint64_t phase) { return 0x6d62617272696572 ^ (uint64_t(at) << 32) ^ phase; }
 
-static std::string mbarrier_name(const Worker* w, uint32_t at) { return shared_place(w, w->current == nullptr ? 0 : w->current->number / kWarp, at); }
+void name_mbarrier(const char* name, uint64_t address) {
+  Worker* w = worker;
+  if (w == nullptr || w->current == nullptr) return;
+  const uint64_t offset = address < kArena ? address : address - reinterpret_cast<uintptr_t>(w->arena);
+  if (offset < w->dynamic_base || offset >= w->dynamic_base + w->dynamic_bytes) return;  // an array of its own has a name
+  ++w->critical;
+  w->async->name[uint32_t(offset)] = name;
+  --w->critical;
+}
+
+// Those that the source calls alike are counted by their places.
+std::string mbarrier_name(const Worker* w, uint32_t at) {
+  const auto& names = w->async->name;
+  const auto found = names.find(at);
+  if (found == names.end()) return shared_place(w, w->current == nullptr ? 0 : w->current->number / kWarp, at);
+  unsigned before = 0, all = 0;
+  for (const auto& [place, name] : names) {
+    if (strcmp(name, found->second) != 0) continue;
+    before += place < at;
+    ++all;
+  }
+  return all == 1 ? found->second : found->second + ("[" + std::to_string(before) + "]");
+}
 
 static void write_cookie(Worker* w, uint32_t at, const Mbarrier& b) {
   const uint64_t bits = cookie(at, b.phase);

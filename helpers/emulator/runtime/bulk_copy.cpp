@@ -244,7 +244,7 @@ void end_async(Worker* w) {
       if (!l.arrival)
         return record(w, "bulk copy", 719, l.pc, l.site, block_name(w) + " ends while the " + l.site.what + " of " +
                       thread_name(w, &w->thread[l.thread]) + " still writes its shared memory: nobody has waited for the mbarrier " +
-                      shared_place(w, 0, at));
+                      mbarrier_name(w, at));
   for (auto& [thread, g] : w->async->bulk)
     for (BulkStore& s : g.store) {
       if (!s.read)

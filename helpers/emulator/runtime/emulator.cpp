@@ -1,4 +1,4 @@
-// The whole runtime, one translation unit.
+// The runtime but for its interpreter of PTX, which is compiled beside it.
 #include "fiber.cpp"
 #include "block.cpp"
 #include "warp.cpp"
@@ -6,13 +6,6 @@
 #include "trace.cpp"
 #include "trace_cost.cpp"
 #include "grid.cpp"
-#include "ptx.cpp"
-#include "ptx_arithmetic.cpp"
-#include "ptx_matrix.cpp"
-#include "ptx_wgmma.cpp"
-#include "ptx_memory.cpp"
-#include "ptx_warp.cpp"
-#include "ptx_async.cpp"
 #include "async_copy.cpp"
 #include "barrier.cpp"
 #include "bulk_copy.cpp"

@@ -6,17 +6,16 @@
 
 namespace emu {
 
-namespace {
-
-constexpr size_t kNull = 64 << 10;  // addresses below are taken for null plus an offset
-
-// The shared array that the offset lies in, or behind.
 StaticArray shared_array(const Worker* w, size_t offset) {
   if (offset >= w->dynamic_base) return {nullptr, "dynamic shared memory", w->dynamic_base, w->dynamic_bytes, {}};
   StaticArray nearest = {nullptr, "shared memory", 0, 0, {}};
   for (unsigned i = 0; i < w->arrays && w->array[i].offset <= offset; ++i) nearest = w->array[i];
   return nearest;
 }
+
+namespace {
+
+constexpr size_t kNull = 64 << 10;  // addresses below are taken for null plus an offset
 
 const char* verb(bool write) { return write ? "writes" : "reads"; }
 

@@ -45,6 +45,7 @@ void join(Worker* w, Clock& to, const Clock& from) {
 const char* const kKinds[] = {"race", "in flight", "uninitialised shared memory", "uninitialised memory", "overwritten", "proxy fence", "proxy fence"};
 
 std::string place_in_words(const Worker* w, const Sighting& s) {
+  if (s.region == kShared && w->async->mbarrier.count(uint32_t(s.offset)) != 0) return "the mbarrier " + mbarrier_name(w, uint32_t(s.offset));
   return s.region == kShared ? shared_place(w, s.thread / kWarp, s.offset)
                              : std::string(session.regions[s.region].name) + " + " + std::to_string(s.offset) + " B";
 }

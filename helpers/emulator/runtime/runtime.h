@@ -227,6 +227,7 @@ std::string place_of(const Worker*, const Site&);        // "file:line", in a fo
 void record_fault(Worker*);
 // memory.cpp
 void add_counters(Worker*);
+StaticArray shared_array(const Worker*, size_t offset);  // that the offset lies in, or behind
 const char* shared_name(const Worker*, const std::vector<NamedPlace>&, size_t offset, size_t* begin);  // of the array there
 std::string shared_place(const Worker*, unsigned warp, size_t offset);  // "K_smem[12][3]", "K_smem + 384 B"
 // One lane's part in a memory instruction, before it happens; instructions that the runtime executes itself call this,
