@@ -63,14 +63,6 @@ struct Maps {
 };
 // [end: tile]
 
-// f(0) .. f(n - 1), each with its number as a constant.
-template <int n, typename Body> __device__ __forceinline__ void unrolled(const Body &f) {
-  if constexpr (n > 0) {
-    unrolled<n - 1>(f);
-    f(std::integral_constant<int, n - 1>());
-  }
-}
-
 // [region: delta]
 // Before everything else, d / 8 lanes per row: stats (2, B, H, padded Nq) = LSE in units of log2, and -delta = -rowsum(dO o O);
 // dQ_sum = 0. A row past the end, and one that sees no key (LSE = -inf), gets LSE = inf: P = exp2(S - inf) = 0.
@@ -304,10 +296,11 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
   };
 
   // [region: tile_loop]
-  // One step. P is there, and dO; no product is under way. The last step, behind which there is no S, stands apart: with S
-  // in a branch, ptxas would let no two products overlap.
-  const auto one_step = [&](int step, auto more) {
-    constexpr bool next = decltype(more)::value;
+  // P is there, and dO; no product is under way. The last step, too, starts an S, of its own queries once more, that nobody
+  // reads: with S in a branch, ptxas would let no two products overlap.
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    const bool next = step + 1 < steps;
     const uint32_t Q_smem = smem + C::Q + Q.stage * C::q_bytes, dO_smem = smem + C::dO + dO.stage * C::q_bytes;
     const uint32_t dS_smem = smem + C::dS + step % 2 * C::dS_bytes;
 
@@ -331,8 +324,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     fa::wgmma_wait_group<1>(); // dP is there
     const uint32_t dS_row = dS_smem + half * Br * 128 + (lane % 8 + lane / 16 * 8) * 128 +
                             ((2 * warp + lane / 8 % 2) ^ lane % 8) * 16; // stmatrix
-    unrolled<F>([&](auto fragment) {
-      constexpr int k = decltype(fragment)::value;
+#pragma unroll
+    for (int k = 0; k < F; ++k) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const float *dP = dP_reg[2 * k + e / 2] + e % 2 * 2;
@@ -340,21 +333,21 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
         dS_reg[k][e] = fa::pack2<T>(P.x * dP[0], P.y * dP[1]);
       }
       fa::stmatrix_x4_trans(dS_row + 16 * k * 128, dS_reg[k]); // queries by keys
-    });
+    }
     fa::fence_proxy_async();
     fa::bar_arrive(dS_full + 1 - half, 256); // the other one may read this half of dS
     // [end: dS]
 
     // [region: next_S]
     // S of the next step comes first: its exponentials are the longest work
-    if constexpr (next) {
+    if (next) {
       Q_next.advance();
       fa::mbarrier_wait(smem + C::Q_full + 8 * Q_next.stage, Q_next.parity);
     }
     fa::wgmma_wait_group<0>(); // dV has been added
     take_turn();
     fa::wgmma_fence();
-    if constexpr (next) product(S_reg, smem + C::K, smem + C::Q + Q_next.stage * C::q_bytes, false);
+    product(S_reg, smem + C::K, smem + C::Q + Q_next.stage * C::q_bytes, false);
     // [end: next_S]
 
     // [region: dK]
@@ -384,10 +377,10 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     advance(tile, h);
 
     // [region: next_scores]
-    if constexpr (next) {
+    fa::wgmma_wait_group<2>(); // S is there
+    if (next) {
       // dV has been added and delta read. Every thread says so itself: that is what compute-sanitizer can follow.
       fa::mbarrier_arrive(smem + C::dO_empty + 8 * dO.stage);
-      fa::wgmma_wait_group<2>(); // S is there
       scores(Q_next.stage, tile * Br);
       dO.advance();
       // Here rather than in front of dP: it keeps ptxas from moving the wait for dQ above the exponentials.
@@ -397,7 +390,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
 
     // [region: reduce]
     fa::wgmma_wait_group<0>(); // dQ is there, dK has been added
-    if constexpr (next) pack_P();
+    pack_P();
     if (step > 0) fa::bar_sync(dQ_empty + half, 128 + 32); // the last dQ has left shared memory
     if (next) fa::mbarrier_arrive(smem + C::Q_empty + 8 * Q.stage);
     float *dQ_smem = reinterpret_cast<float *>(smem_base + C::dQ) + half * C::dQ_half + threadIdx.x % 128 * 4;
@@ -405,10 +398,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     for (int n = 0; n < C::dQ_columns / 8; ++n) fa::store4(dQ_smem + n * 128 * 4, dQ_reg[n]);
     // [end: reduce]
     Q.stage = Q_next.stage;
-  };
-#pragma unroll 1
-  for (int step = 0; step + 1 < steps; ++step) one_step(step, std::true_type());
-  one_step(steps - 1, std::false_type());
+  }
   hand_over();
   // [end: tile_loop]
 
@@ -473,9 +463,8 @@ template <int d, typename T> __global__ __launch_bounds__(256) void finish(const
 template <int d, typename T> cudaError_t launch(const fa_backward_args &a, cudaStream_t stream) {
   using C = Tile<d>;
   const int64_t rows = int64_t(a.B) * a.H * padded<d>(a.Nq), ctas = fa::ceil_div(a.Nk, C::Bc) * a.B * a.Hkv;
-  // Without a mask all tiles are equal. With one: as many heads at a time as have Q and dO in the L2, as in 20.
-  const int64_t fit = (int64_t(32) << 20) / (int64_t(4) * a.Nq * d * (a.H / a.Hkv));
-  const int heads = a.causal ? int(min(max(fit, int64_t(1)), int64_t(a.B) * a.Hkv)) : 1;
+  // Without a mask all tiles are equal. With one, by measurement: more heads at a time read Q and dO too often from HBM.
+  const int heads = a.causal ? min(16, a.B * a.Hkv) : 1;
   const int64_t prepare_ctas = fa::ceil_div(rows * (d / 8), 256);
   if (ctas > fa::max_grid_x || prepare_ctas > fa::max_grid_x) return cudaErrorInvalidValue;
   Maps maps;

@@ -514,7 +514,7 @@ wgmma = counted["33_backward_wgmma"]["wgmma.mma_async"]
 print(f"{steps} steps; wgmma: predicted {predicted:,}, counted {wgmma:,}: {wgmma - predicted} more")
 
 # %% [markdown]
-# $S$ is started a step ahead. In the last step there is none to be started; a loop that does so all the same costs one more product per tile of keys. This kernel's last step stands apart.
+# $S$ is started a step ahead: the first one before the loop, and the last step starts one that nobody reads. That is one product more per tile of keys: $2 \cdot 2 \cdot 4 \cdot d / 16 = 64$ instructions. A branch around it would cost more: `ptxas` then lets no two products overlap (its warning C7515). An earlier version had the last step stand apart, written by the compiler a second time behind the loop. It was no faster, and took a quarter longer to compile.
 #
 # ### What is left to do for the threads
 #
