@@ -312,7 +312,7 @@ def shared_memory(bars: Mapping[str, Mapping[str, int]], title: str) -> Figure:
 def main_loop(rung: str | Rung, D: int, dtype: str = "fp16", kernel: str = "backward_wgmma") -> list[sass.Line]:
     """The machine instructions of a kernel's main loop, in the order of the code."""
     rung = rung if isinstance(rung, Rung) else find(rung)
-    code = sass._code(sass._disassembled(sass._compiled(rung, "sm_90a")))
+    code = sass._code(sass.disassembly(rung))
     return loop_of(code[sass.instance(code, D, dtype, kernel)])
 
 

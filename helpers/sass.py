@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from .build import cache_folder
+from .build import cache_folder, making
 from .errors import CompileError
 from .ladder import INCLUDE, Rung
 from .ladder import rung as find
@@ -85,13 +85,18 @@ def _compiled(rung: str | Rung, arch: str) -> Path:
     flags = [*NVCC_FLAGS, gencode(arch)]
     key = hashlib.sha256(repr((rung.digest, flags, toolkit.version, str(toolkit.home))).encode()).hexdigest()[:12]
     folder = cache_folder() / f"{rung.stem}_{arch}_cubin_{key}"
-    if folder.exists():
-        return folder
+    with contextlib.nullcontext() if folder.exists() else making(folder, rung.stem):
+        if not folder.exists():
+            _compile(rung, toolkit.nvcc, flags, folder)
+    return folder
+
+
+def _compile(rung: Rung, nvcc: Path, flags: list[str], folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".cubin-", dir=folder.parent) as private:
         source = Path(private) / f"{rung.stem}.cu"
         source.write_text(f'#line 1 "{rung.path}"\n{rung.source}')
-        command = [toolkit.nvcc, "-cubin", *flags, f"-I{INCLUDE}", "-ccbin", find_compiler(), source]
+        command = [nvcc, "-cubin", *flags, f"-I{INCLUDE}", "-ccbin", find_compiler(), source]
         command += ["-o", Path(private) / "kernel.cubin"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -100,7 +105,6 @@ def _compiled(rung: str | Rung, arch: str) -> Path:
         with contextlib.suppress(OSError):  # another process was faster: its cubin is as good
             Path(private).rename(folder)
             Path(private).mkdir()  # for TemporaryDirectory to remove
-    return folder
 
 
 def resources(rung: str | Rung, arch: str = "sm_90a") -> pd.DataFrame:
@@ -133,7 +137,7 @@ def histogram(rung: str | Rung, arch: str = "sm_90a", modifiers: bool = False) -
 
     modifiers: keep them ("LDS.128", not "LDS"). The opcodes are explained in CUDA Binary Utilities, "Instruction Sets".
     """
-    listing = _disassembled(_compiled(rung, arch))
+    listing = disassembly(rung, arch)
     return count_opcodes(listing, modifiers)
 
 
@@ -162,7 +166,7 @@ def opcodes(
     ValueError names the kernels there are.
     """
     rung = which if isinstance(which, Rung) else find(which)
-    listing = _disassembled(_compiled(rung, arch))
+    listing = disassembly(rung, arch)
     code = _code(listing)
     name = instance(code, D, dtype, kernel)
     lines = main_loop(code[name]) if loop else code[name]
@@ -274,7 +278,7 @@ def between_waits(which: str | Rung, D: int = 128, dtype: str = "bf16", arch: st
 def loop_lines(which: str | Rung, D: int, dtype: str = "fp16", arch: str = "sm_90a") -> list[Line]:
     """The main loop's instructions in the order of the code: address, opcode with modifiers, operands."""
     rung = which if isinstance(which, Rung) else find(which)
-    code = _code(_disassembled(_compiled(rung, arch)))
+    code = _code(disassembly(rung, arch))
     return main_loop(code[instance(code, D, dtype)])
 
 
@@ -324,24 +328,30 @@ def tile(rung: Rung, D: int) -> dict[str, int]:
     return {name: int(found[key]) for key, name in TILE_KEYS.items() if key in found}
 
 
-def _disassembled(folder: Path) -> str:
+def disassembly(rung: str | Rung, arch: str = "sm_90a") -> str:
+    """The text of `cuobjdump -sass` for a rung's cubin, kept beside it."""
+    folder = _compiled(rung, arch)
     listing = folder / "kernel.sass"
-    if not listing.exists():
-        bin_folder = find_toolkit().home / "bin"
-        tool = shutil.which("cuobjdump", path=f"{bin_folder}{os.pathsep}{os.environ.get('PATH', '')}")
-        if tool is None:
-            raise ToolkitError(
-                "no cuobjdump beside nvcc or on PATH: `pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm`"
-            )
-        environment = os.environ | {"PATH": f"{bin_folder}{os.pathsep}{os.environ.get('PATH', '')}"}  # for nvdisasm
-        command = [tool, "-sass", folder / "kernel.cubin"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-        if done.returncode or "Function :" not in done.stdout:
-            raise ToolkitError(f"cuobjdump could not read the cubin: {(done.stderr or done.stdout).strip()[:300]}")
-        written = folder / f".{os.getpid()}.sass"
-        written.write_text(done.stdout)
-        written.rename(listing)
+    with contextlib.nullcontext() if listing.exists() else making(listing):
+        if not listing.exists():
+            _disassemble(folder / "kernel.cubin", listing)
     return listing.read_text()
+
+
+def _disassemble(cubin: Path, listing: Path) -> None:
+    bin_folder = find_toolkit().home / "bin"
+    tool = shutil.which("cuobjdump", path=f"{bin_folder}{os.pathsep}{os.environ.get('PATH', '')}")
+    if tool is None:
+        raise ToolkitError(
+            "no cuobjdump beside nvcc or on PATH: `pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm`"
+        )
+    environment = os.environ | {"PATH": f"{bin_folder}{os.pathsep}{os.environ.get('PATH', '')}"}  # for nvdisasm
+    done = subprocess.run([tool, "-sass", cubin], capture_output=True, text=True, check=False, env=environment)
+    if done.returncode or "Function :" not in done.stdout:
+        raise ToolkitError(f"cuobjdump could not read the cubin: {(done.stderr or done.stdout).strip()[:300]}")
+    written = listing.with_name(f".{os.getpid()}.sass")
+    written.write_text(done.stdout)
+    written.rename(listing)
 
 
 @functools.cache

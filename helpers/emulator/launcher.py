@@ -147,10 +147,15 @@ class Launcher:
         self.output = ""
 
     def compile(self) -> None:
-        """What ``launch`` runs; ``trace`` runs a build of its own. Raises CompileError."""
+        """Makes what ``launch`` runs. Raises CompileError."""
         built = self._build(tracing=False)
         self._launch = built.fa_launch(self._rung.path.name)
         self.path, self.log, self.cached = built.path, built.log, built.cached
+
+    def compile_traced(self) -> Built:
+        """Makes what ``trace`` runs, a build of its own. Raises CompileError."""
+        self._traced = self._traced or self._build(tracing=True)
+        return self._traced
 
     def _build(self, tracing: bool) -> Built:
         try:
@@ -187,9 +192,7 @@ class Launcher:
         What the emulator finds wrong is among the trace's findings; nothing of it raises. Raises KernelError if
         nothing could be launched, CompileError as ``load`` does: the first trace of a kernel builds it once more.
         """
-        if self._traced is None:
-            self._traced = self._build(tracing=True)
-        library = self._traced
+        library = self.compile_traced()
         launch = library.fa_launch(self._rung.path.name)
         start = time.monotonic()
         with self._session(args, tensors, tracing=True) as args:

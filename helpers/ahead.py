@@ -1,0 +1,54 @@
+"""Compiling ahead: what a notebook is about to need is built in the background, side by side, and not one after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from . import sass
+from .emulator import Launcher
+from .ladder import Rung, parse, rung
+
+_waiting: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
+_workers: list[threading.Thread] = []
+
+
+def compile_ahead(kernels: Iterable[Rung | str], *needs: str, arch: str = "sm_90a") -> None:
+    """Begins to compile kernels, as many at a time as there are cores, and comes back at once. Whoever needs one of them
+    meanwhile waits until it is there; an error is raised then, and not here.
+
+    kernels: as `load(device="cpu")`, `xray` and `sass` take them: rungs, stems, or texts (of more than one line).
+    needs: what for: "run" (on the emulator) or "xray"; "cubin" (its registers, for `arch`) or "sass" (its machine code).
+    """
+    make: dict[str, Callable[[Rung], Any]] = {
+        "run": lambda one: Launcher(one, one.source).compile(),
+        "xray": lambda one: Launcher(one, one.source).compile_traced(),
+        "cubin": lambda one: sass.cubin(one, arch),
+        "sass": lambda one: sass.disassembly(one, arch),
+    }
+    if unknown := set(needs) - set(make):
+        raise ValueError(f"nothing is compiled for {sorted(unknown)}: {', '.join(make)} are known")
+    for which in kernels:
+        one = which if isinstance(which, Rung) else parse(which, Path("cell")) if "\n" in which else rung(which)
+        for need in needs:
+            _begin(partial(make[need], one))
+
+
+def _begin(job: Callable[[], Any]) -> None:
+    _waiting.put(job)
+    if len(_workers) < (os.cpu_count() or 1):
+        _workers.append(threading.Thread(target=_work, name="compile ahead", daemon=True))
+        _workers[-1].start()
+
+
+def _work() -> None:
+    while True:
+        job = _waiting.get()
+        with contextlib.suppress(Exception):  # who needs it compiles it again, and is told
+            job()

@@ -1,0 +1,60 @@
+"""Compiling ahead: a hint, which changes when something is compiled and nothing else."""
+
+import time
+
+import pytest
+
+from helpers import CompileError, load, rung
+from helpers import ahead as module
+from helpers.ahead import compile_ahead
+from helpers.emulator import Launcher
+
+PLAIN = """#include <fa/args.cuh>
+extern "C" cudaError_t fa_launch(const fa_args *, cudaStream_t) { return cudaErrorInvalidValue; }
+"""
+
+
+def idle() -> None:
+    deadline = time.monotonic() + 120
+    while not module._waiting.empty() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def test_what_is_compiled_ahead_is_there_when_it_is_needed(cache):
+    texts = [PLAIN, PLAIN.replace("InvalidValue", "NotSupported")]
+    compile_ahead(texts, "run", "xray")
+    kernels = [load(source=text, device="cpu", quiet=True) for text in texts]
+    for kernel in kernels:
+        assert kernel.launcher.compile_traced().path != kernel.launcher.path
+    assert len(list(cache.glob("cell_*"))) == 4
+    assert Launcher(kernels[0].rung, PLAIN).compile_traced().cached
+    assert not list(cache.glob(".building-*"))
+
+
+def test_an_error_is_raised_where_the_kernel_is_loaded(cache):
+    wrong = PLAIN.replace("return", "return nothing +")
+    compile_ahead([wrong, PLAIN], "run")
+    with pytest.raises(CompileError, match=r"cell:2:\d+: error"):
+        load(source=wrong, device="cpu", quiet=True)
+    load(source=PLAIN, device="cpu", quiet=True)
+    idle()
+    assert not list(cache.glob(".building-*"))
+
+
+def test_rungs_are_compiled_for_their_machine_code_too(cache, monkeypatch):
+    made = []
+    monkeypatch.setattr(module.sass, "cubin", lambda *given: made.append(("cubin", *given)))
+    monkeypatch.setattr(module.sass, "disassembly", lambda *given: made.append(("sass", *given)))
+    compile_ahead(["01_naive", rung("04_fa2_fp32")], "cubin", "sass", arch="sm_80")
+    deadline = time.monotonic() + 60
+    while len(made) < 4 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    one, two = rung("01_naive"), rung("04_fa2_fp32")
+    assert sorted((what, r.stem, arch) for what, r, arch in made) == [
+        (what, r.stem, "sm_80") for what in ("cubin", "sass") for r in (one, two)
+    ]
+
+
+def test_an_unknown_need_is_named():
+    with pytest.raises(ValueError, match="'speed'"):
+        compile_ahead(["01_naive"], "speed")
