@@ -137,3 +137,27 @@ def test_headers_are_written_in_place_once_with_their_own_lines(tmp_path):
         line += 1
     assert places["int zero;"] == ("reader.cu", 1) and places["int three;"] == ("reader.cu", 4)
     assert places["int one;"] == ("one.cuh", 3) and places["int two;"] == ("two.cuh", 2)
+
+
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        ("K_full + 8 * s", "K_full"),
+        ("smem + C::Q_full + 8 * stage", "Q_full"),
+        ("Q_empty", "Q_empty"),
+        ("8 * s + full", "full"),
+        ("smem + 8 * s", None),
+        ("fa::smem_address(&full[s])", None),
+        ("Tile<d, 2>::Q_full + 8 * s", None),
+        ("a < b ? x : y", None),
+    ],
+)
+def test_an_mbarrier_gets_the_name_of_its_address(address, name):
+    call = f"fa::mbarrier_init({address}, 1);"
+    asked = f'fa::mbarrier_init(::emu::named_mbarrier("{name}", {address}), 1);'
+    assert translate(call) == (asked if name else call)
+
+
+def test_a_function_that_initialises_mbarriers_is_left_alone():
+    declaration = "__device__ void mbarrier_init(uint32_t barrier, uint32_t count) {}"
+    assert translate(declaration) == declaration

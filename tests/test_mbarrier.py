@@ -133,7 +133,7 @@ STOPPED = {
         "mbarrier deadlock", r"threads 0-63 wait at .* in mbarrier.test_wait .*: 1 of 2 arrivals and 128 bytes missing",
     ),
     "an arrival too many": ("start(b, 1); if (t == 0) { fa::mbarrier_arrive_expect_tx(b, 128);\nfa::mbarrier_arrive(b); // here\n}",
-        "mbarrier", r"arrives 1 times at the mbarrier bars\[0\], and of the 1 arrivals of phase 0 0 are missing"),
+        "mbarrier", r"arrives once at the mbarrier bars\[0\], and of the 1 arrival of phase 0 none is missing"),
     "no initialisation": ("fa::mbarrier_arrive(b); // here", "mbarrier", r"comes with mbarrier.arrive to bars\[0\], where no mbarrier has been initialised"),
     "overwritten": ("start(b, 64); if (t == 0) bars[0] = 0; __syncthreads();\nfa::mbarrier_arrive(b); // here",
         "mbarrier", r"the mbarrier bars\[0\], whose 8 bytes have been overwritten"),
@@ -171,6 +171,44 @@ def test_what_is_wrong_is_named(name):
         line = line_of(source, mark) if (mark := f"// {name}: here") in source else r"\d+"
         assert re.match(rf"{FILE}:{line}: {kind} in kernel", report), report
         assert re.search(words, report) and "hint:" in report, report
+
+
+# In dynamic shared memory an mbarrier is called what it was initialised by, and those that are called alike are counted.
+DYNAMIC = program(
+    """
+  extern __shared__ __align__(128) unsigned char X_smem[];
+  const uint32_t smem = place(X_smem), full = smem + 64, empty = full + 16;
+  if (t == 0) {
+    for (int s = 0; s < 2; ++s) fa::mbarrier_init(full + 8 * s, 1), fa::mbarrier_init(empty, 32);
+    fa::fence_mbarrier_init();
+  }
+  if (a.H != 3) __syncthreads();
+  if (a.H == 0) fa::mbarrier_wait(full + 8, 0);
+  if (a.H == 1) fa::mbarrier_wait(empty, 0);
+  if (a.H == 2 && t == 0) fa::mbarrier_arrive_expect_tx(full, 64), bulk_load(smem, in, 64, full);
+  if (a.H == 3) fa::mbarrier_wait(full, 1);
+  if (a.H == 4 && t == 0) fa::mbarrier_arrive(full + 256);
+  out[t] = 0;""",
+    "1, 64",
+    dynamic=1024,
+)
+CALLED = {
+    0: "for phase 0 (parity 0) of the mbarrier full[1]: 1 of 1 arrival missing",
+    1: "for phase 0 (parity 0) of the mbarrier empty: 32 of 32 arrivals missing",
+    2: "nobody has waited for the mbarrier full[0]",
+    3: "reads the mbarrier full[0], which thread 0 writes on line",
+    4: "where no mbarrier has been initialised",
+}
+
+
+@pytest.mark.parametrize("which", CALLED)
+def test_an_mbarrier_is_called_what_the_source_calls_it(which):
+    launcher = build(DYNAMIC)
+    try:
+        said = "; ".join(map(str, trace(launcher, torch.zeros(64), H=which, Q=torch.arange(64.0)).findings))
+    except KernelError as error:
+        said = str(error)
+    assert CALLED[which] in said, said
 
 
 # A producer warp, two consumer warps, two stages and the results through a third buffer. a.H: which line is left out.

@@ -141,6 +141,8 @@ class Translation:
                 self.note_template(k)
             elif text.endswith("_smem"):
                 self.named_array(k)
+            elif text == "mbarrier_init":
+                self.named_mbarrier(k)
             k += 1
         return "".join(t.out for t in self.tokens)
 
@@ -260,6 +262,27 @@ class Translation:
             end += 1
         self.put(k + 1, f'= ::emu::named("{self.text(k)}",')
         self.put(end, f"){self.text(end)}")
+
+    def named_mbarrier(self, k: int) -> None:
+        """``mbarrier_init(K_full + 8 * s, 1)`` tells the emulator what the source calls the mbarrier: by the first term of
+        its address that is a name, and not that of shared memory. Where there is none, it stays without one."""
+        if self.text(k + 1) != "(" or self.tokens[self.code[k - 1]].kind == "name":
+            return
+        terms, end = [[]], k + 2
+        while self.text(end) != ",":
+            text = self.text(end)
+            if end >= len(self.code) or text in ("<", *CLOSING):  # "<" may open a template's arguments, or compare
+                return
+            if text == "+":
+                terms.append([])
+            else:
+                terms[-1].append(text)
+            end = (self.closing(end) if text in BRACKETS else end) + 1
+        plain = [term[-1] for term in terms if term and all(re.fullmatch(r"[A-Za-z_]\w*|::", word) for word in term)]
+        name = next((name for name in plain if not name.endswith("smem")), None)
+        if name is not None:
+            self.put(k + 2, f'::emu::named_mbarrier("{name}", {self.text(k + 2)}')
+            self.put(end, "),")
 
     def declares(self, k: int) -> bool:
         """Does the statement around the name at ``k`` begin with a type, and is that name one of what it declares?"""

@@ -235,13 +235,16 @@ static bool land_and_complete(Worker* w, uint32_t at, Mbarrier& b) {
   return true;
 }
 
+static std::string times(uint32_t count) { return count == 1 ? "once" : std::to_string(count) + " times"; }
+
 uint64_t mbarrier_arrive(uint32_t at, uint32_t count, int64_t expect, bool drop, bool releases, uintptr_t pc, Site site) {
   Worker* w = worker;
   Mbarrier& b = mbarrier_at(at, pc, site);
   if (b.pending == 0) land_and_complete(w, at, b);  // everything that this phase waits for must have come
   if (count == 0 || count > b.pending)
-    fail("mbarrier", 719, pc, site, "arrives %u times at the mbarrier %s, and of the %u arrivals of phase %llu %u are missing", count,
-         mbarrier_name(w, at).c_str(), b.count, static_cast<unsigned long long>(b.phase), b.pending);
+    fail("mbarrier", 719, pc, site, "arrives %s at the mbarrier %s, and of the %u arrival%s of phase %llu %s", times(count).c_str(),
+         mbarrier_name(w, at).c_str(), b.count, b.count == 1 ? "" : "s", static_cast<unsigned long long>(b.phase),
+         b.pending == 0 ? "none is missing" : (std::to_string(b.pending) + (b.pending == 1 ? " is missing" : " are missing")).c_str());
   const uint64_t state = b.phase << 32 | b.pending;
   b.bytes += expect;
   b.pending -= count;

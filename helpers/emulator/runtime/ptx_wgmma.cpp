@@ -113,11 +113,13 @@ static std::string line_of(Site s, uintptr_t pc = 0) {
 }
 
 // "warps 1, 2" of those in the mask.
+static bool one(unsigned mask) { return (mask & (mask - 1)) == 0; }
+
 static std::string warps_in_words(unsigned group, unsigned mask) {
   std::string s;
   for (unsigned i = 0; i < kWarpsOfGroup; ++i)
     if (mask >> i & 1) s += (s.empty() ? "" : ", ") + std::to_string(group * kWarpsOfGroup + i);
-  return ((mask & (mask - 1)) == 0 ? "warp " : "warps ") + s;
+  return (one(mask) ? "warp " : "warps ") + s;
 }
 
 static unsigned came(const Product& p) {
@@ -207,9 +209,9 @@ bool record_warpgroup_deadlock(Worker* w) {
         const unsigned here = came(p);
         if (here == 15) continue;
         record(w, "warpgroup", 702, p.pc, p.instruction->site,
-               warps_in_words(number, here) + " of " + block_name(w) + " wait at " + line_of(t.site) +
+               warps_in_words(number, here) + " of " + block_name(w) + (one(here) ? " waits at " : " wait at ") + line_of(t.site) +
                    " for wgmma.mma_async on " + line_of(p.instruction->site, p.pc) + ", which " +
-                   warps_in_words(number, 15 & ~here) + " of the same warpgroup doesn't execute");
+                   warps_in_words(number, 15 & ~here) + " of the same warpgroup " + (one(15 & ~here) ? "doesn't" : "don't") + " execute");
         return true;
       }
     }

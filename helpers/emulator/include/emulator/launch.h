@@ -63,4 +63,14 @@ inline T named(const char* name, T place) {
   return place;
 }
 
+// `mbarrier_init(K_full + 8 * s, 1)` -> `mbarrier_init(::emu::named_mbarrier("K_full", K_full + 8 * s), 1)`
+template <class T>
+inline T named_mbarrier(const char* name, T place) {
+  if constexpr (std::is_pointer_v<T>)
+    name_mbarrier(name, reinterpret_cast<uint64_t>(place));
+  else if constexpr (std::is_integral_v<T>)
+    name_mbarrier(name, uint64_t(place));
+  return place;
+}
+
 }  // namespace emu

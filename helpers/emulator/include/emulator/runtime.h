@@ -48,6 +48,7 @@ struct ArrayShape {
 void* static_shared(const void* key, size_t bytes, size_t alignment, const char* name, ArrayShape);
 void* dynamic_shared(const char* name);
 void name_shared(const char* name, uint64_t address);  // an array in dynamic shared memory begins at the address
+void name_mbarrier(const char* name, uint64_t address);  // what the source calls it
 uint32_t shared_address(const void* generic);  // what ld.shared would take
 
 // ---- memory
