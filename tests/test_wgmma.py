@@ -416,6 +416,9 @@ WRONG = {
     "a warp waits elsewhere": (
         f"{ZERO} fence(); if (t >= 32) {{ {W} commit(); wait<0>(); }} __syncthreads(); {READS}", 128, "warpgroup",
         "which warp 0 of the same warpgroup doesn't execute"),
+    "three warps wait elsewhere": (
+        f"{ZERO} fence(); if (t < 32) {{ {W} commit(); wait<0>(); }} __syncthreads(); {READS}", 128, "warpgroup",
+        "which warps 1, 2, 3 of the same warpgroup don't execute"),
     "another wgmma": (
         f"{ZERO} fence(); if (t < 32) {{ {W} commit(); wait<0>(); }} else {{\n{W}\ncommit(); wait<0>(); }} {READS}", 128,
         "warpgroup", "has executed another"),
