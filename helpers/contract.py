@@ -394,6 +394,7 @@ def workspace_shapes(rung: Rung, args: FaBackwardArgs) -> dict[str, list[int]]:
     """The shape of each workspace tensor that the header block lists."""
     sizes = {"rows": args.Nq, "N": args.Nk} if rung.op == "softmax" else {}
     sizes |= {word: getattr(args, word) for word in ("B", "H", "Hkv", "Nq", "Nk", "D", "splits")}
+    sizes["Hshared"] = args.H if args.H > args.Hkv else 0
 
     def size(word: str) -> int:
         if tile := IN_TILES.fullmatch(word):

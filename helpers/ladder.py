@@ -39,7 +39,8 @@ FEATURES = (
     "splits",
 )  # what a call may ask for beyond q, k, v and a scale
 DTYPES = ("fp32", "fp16", "bf16")
-DIMENSIONS = ("B", "H", "Hkv", "Nq", "Nk", "D", "splits", "rows", "N")
+# Hshared: H where query heads share K and V, 0 where each has its own
+DIMENSIONS = ("B", "H", "Hkv", "Hshared", "Nq", "Nk", "D", "splits", "rows", "N")
 IN_TILES = re.compile(r"Nq(\d+)")  # Nq128: Nq in whole tiles of 128
 
 MAX_WORKSPACE = 4  # as many as fa_args has room for

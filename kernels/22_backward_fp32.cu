@@ -173,7 +173,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void backward_fp32
   constexpr int TX_s = T::TX_s, TY_s = threads / TX_s, TX_d = T::TX_d, TY_d = threads / TX_d;
   constexpr int ld_r = T::ld_r, ld_c = T::ld_c;
 
-  extern __shared__ __align__(128) float smem[]; // a row of 128 bytes is a line of global memory in four sectors
+  extern __shared__ __align__(128) float smem[]; // slabs begin with a sector of 32 bytes, as rows do in global memory
   float *K_smem = smem;                          // (d, Bc)    K_j transposed
   float *slab_smem = K_smem + d * ld_c;          // (2, slab)
   float *P_smem = slab_smem + 2 * T::slab;       // (Br, Bc)   P, then dS

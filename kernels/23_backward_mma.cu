@@ -11,7 +11,8 @@
 // outputs:   dQ (B,H,Nq,D), dK dV (B,Hkv,Nk,D) as Q; dK and dV are the same bit by bit every time, dQ is not
 // dtypes:    fp16, bf16
 // D:         64, 128
-// workspace: dQ_sum (B,H,Nq128,D) fp32; stats (2,B,H,Nq128) fp32
+// workspace: dQ_sum (B,H,Nq128,D) fp32; stats (2,B,H,Nq128) fp32; dK_dV (B,Hshared,Nk,D) fp32: where query heads share K
+//            and V, a row of dK and one of dV in 16 bits for each
 // tiles:     D=64:  Br=64 Bc=128 threads=128 smem=81 KB CTAs/SM=2
 //            D=128: Br=64 Bc=128 threads=256 smem=161 KB CTAs/SM=1 (A100, H100 and later: others have 99 KB)
 // arch:      sm_80
@@ -100,12 +101,13 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void backward_mma(
   constexpr int Br = C::Br, Bc = C::Bc, Bq = C::Bq, keys = C::keys, M = keys / 16;
   constexpr bool shared = C::share > 1;
 
-  // This CTA's keys: rows j0 .. j0 + Bc of head (b, hk). Of `heads` heads at a time the first tiles come first, which under
-  // a causal mask most queries see; the last of these sets of heads may have fewer.
-  const int key_tiles = int(fa::ceil_div(a.Nk, Bc)), group = a.H / a.Hkv;
+  // This CTA's keys: rows j0 .. j0 + Bc of head (b, hk), and of the queries those of head h: heads that share K and V have
+  // CTAs of their own. Of `heads` heads at a time the first tiles come first, which under a causal mask most queries see;
+  // the last of these sets of heads may have fewer.
+  const int key_tiles = int(fa::ceil_div(a.Nk, Bc));
   const int set = blockIdx.x / (heads * key_tiles), in_set = blockIdx.x % (heads * key_tiles);
-  const int of = min(heads, a.B * a.Hkv - set * heads), head = set * heads + in_set % of, j0 = in_set / of * Bc;
-  const int hk = head % a.Hkv, b = head / a.Hkv;
+  const int of = min(heads, a.B * a.H - set * heads), head = set * heads + in_set % of, j0 = in_set / of * Bc;
+  const int h = head % a.H, hk = h / (a.H / a.Hkv), b = head / a.H;
   const T *K = static_cast<const T *>(a.K) + b * a.K_stride[0] + hk * a.K_stride[1] + j0 * a.K_stride[2];
   const T *V = static_cast<const T *>(a.V) + b * a.V_stride[0] + hk * a.V_stride[1] + j0 * a.V_stride[2];
 
@@ -124,20 +126,18 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void backward_mma(
   const int row_B = lane % 8 + lane / 16 * 8, chunk_B = lane / 8 % 2;
 
   // [region: steps]
-  // A step: one query head of those that share this K and V, and a tile of queries that see one of these keys. Query i sees
-  // the keys up to i + shift, and of those the last `window`.
+  // A step: a tile of queries that see one of these keys. Query i sees the keys up to i + shift, and of those the last
+  // `window`.
   const int shift = a.Nk - a.Nq, all = int(fa::ceil_div(a.Nq, Br));
   const int first = a.causal ? max(0, j0 - shift) / Br : 0;
   const int last = a.window ? min(all, (max(-1, j0 + Bc - 2 - shift + a.window) + Br) / Br) : all; // and one more
-  const int head_end = first < last ? (hk + 1) * group : 0;
   // [end: steps]
 
   // [region: pipeline]
   // Q_i, dO_i and their rows' LSE and delta on their way to a stage, as one group; empty after the last step.
-  const auto fetch = [&](int h, int tile, int stage) {
-    if (h < head_end) {
+  const auto fetch = [&](int tile, int stage) {
+    if (tile < last) {
       const int i0 = tile * Br;
-      const int64_t head = int64_t(b) * a.H + h, heads = int64_t(a.B) * a.H;
       const T *Q = static_cast<const T *>(a.Q) + b * a.Q_stride[0] + h * a.Q_stride[1] + i0 * a.Q_stride[2];
       const T *dO = static_cast<const T *>(a.dO) + b * a.dO_stride[0] + h * a.dO_stride[1] + i0 * a.dO_stride[2];
       load_tile<Br, d>(QdO_smem + stage * C::stage, Q, a.Q_stride[2], a.Nq - i0);
@@ -146,29 +146,28 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void backward_mma(
         const int which = threadIdx.x / (Br / 4), i = threadIdx.x % (Br / 4) * 4;
         const float *stats = static_cast<const float *>(a.workspace[1]);
         fa::cp_async_16(stats_smem + (stage * 2 + which) * Br + i,
-                        stats + (which * heads + head) * padded(a.Nq) + i0 + i);
+                        stats + ((which * int64_t(a.B) + b) * a.H + h) * padded(a.Nq) + i0 + i);
       }
     }
     fa::cp_async_commit();
   };
-  int h = hk * group, tile = first, stage = 0;
   load_tile<Bc, d>(K_smem, K, a.K_stride[2], a.Nk - j0);
   load_tile<Bc, d>(V_smem, V, a.V_stride[2], a.Nk - j0);
-  fetch(h, tile, 0);
+  fetch(first, 0);
   // [end: pipeline]
 
   const float scale_log2 = a.scale * fa::log2_e;
   float dK_reg[M][C::columns / 8][4] = {}, dV_reg[M][C::columns / 8][4] = {}; // of this warp, dK without scale
 
   // [region: tile_loop]
-  for (; h < head_end; stage ^= 1) {
+  for (int tile = first, stage = 0; tile < last; ++tile, stage ^= 1) {
     const int i0 = tile * Br;
     const T *Q_smem = QdO_smem + stage * C::stage, *dO_smem = Q_smem + Br * d;
     fa::cp_async_wait<0>();
     // This step's tiles have landed before any warp reads them; the other stage, which the next copies overwrite,
     // dS_smem and P_smem have been read by all warps.
     __syncthreads(); // as above
-    fetch(tile + 1 < last ? h : h + 1, tile + 1 < last ? tile + 1 : first, stage ^ 1);
+    fetch(tile + 1, stage ^ 1);
 
     // [region: products]
     // acc (keys, Bq) = A B^T for this warp's keys and queries q0 .. + Bq: S^T of K_j and Q_i, dP^T of V_j and dO_i
@@ -351,7 +350,6 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void backward_mma(
 #pragma unroll
     for (int e = 0; e < 32; ++e) atomicAdd(dQ_sum + e * C::threads, dQ_reg[e / 16][e / 4 % 4][e % 4]);
     // [end: dQ]
-    if (++tile == last) tile = first, ++h;
   }
   // [end: tile_loop]
 
@@ -363,9 +361,9 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void backward_mma(
     for (int r = 0; r < 2; ++r) {
       const int j = j0 + row_K + 16 * m + g + 8 * r;
       if (j < a.Nk) {
-        T *dK = static_cast<T *>(a.dK) + b * a.dK_stride[0] + hk * a.dK_stride[1] + j * a.dK_stride[2] +
+        T *dK = static_cast<T *>(a.dK) + b * a.dK_stride[0] + h * a.dK_stride[1] + j * a.dK_stride[2] +
                 part * C::columns + 2 * t;
-        T *dV = static_cast<T *>(a.dV) + b * a.dV_stride[0] + hk * a.dV_stride[1] + j * a.dV_stride[2] +
+        T *dV = static_cast<T *>(a.dV) + b * a.dV_stride[0] + h * a.dV_stride[1] + j * a.dV_stride[2] +
                 part * C::columns + 2 * t;
 #pragma unroll
         for (int n = 0; n < C::columns / 8; ++n) {
@@ -396,19 +394,44 @@ template <int d, typename T> __global__ __launch_bounds__(Tile<d>::threads) void
 }
 // [end: finish]
 
+// [region: add_heads]
+// Where query heads share K and V, the last: dK and dV (B, Hkv, Nk, D) = the sum of theirs, in the order of the heads. A CTA
+// per row of both, two elements per thread.
+template <int d, typename T> __global__ __launch_bounds__(d) void add_heads(const fa_backward_args a) {
+  const int j = blockIdx.x % a.Nk, head = blockIdx.x / a.Nk, hk = head % a.Hkv, b = head / a.Hkv, group = a.H / a.Hkv;
+  const uint32_t *from = static_cast<const uint32_t *>(a.workspace[2]) + int64_t(j) * d + threadIdx.x;
+  float2 sum = make_float2(0.f, 0.f);
+  for (int64_t h = head * group; h < (head + 1) * group; ++h) {
+    const float2 x = fa::unpack2<T>(from[h * a.Nk * d]);
+    sum.x += x.x, sum.y += x.y;
+  }
+  T *to = threadIdx.x < d / 2 ? static_cast<T *>(a.dK) + b * a.dK_stride[0] + hk * a.dK_stride[1] + j * a.dK_stride[2]
+                              : static_cast<T *>(a.dV) + b * a.dV_stride[0] + hk * a.dV_stride[1] + j * a.dV_stride[2];
+  reinterpret_cast<uint32_t *>(to)[threadIdx.x % (d / 2)] = fa::pack2<T>(sum.x, sum.y);
+}
+// [end: add_heads]
+
 // [region: launcher]
 template <int d, typename T> cudaError_t launch(const fa_backward_args &a, cudaStream_t stream) {
   using C = Tile<d>;
-  const int64_t rows = int64_t(a.B) * a.H * padded(a.Nq), ctas = fa::ceil_div(a.Nk, C::Bc) * a.B * a.Hkv;
+  const int64_t rows = int64_t(a.B) * a.H * padded(a.Nq), ctas = fa::ceil_div(a.Nk, C::Bc) * a.B * a.H;
+  if (ctas * C::Bc > fa::max_grid_x || rows * d / 1024 > fa::max_grid_x) return cudaErrorInvalidValue;
   // Without a mask all tiles are equal. With one, by measurement: more heads at a time read Q and dO too often from HBM.
-  const int heads = a.causal ? min(16, a.B * a.Hkv) : 1;
-  if (ctas > fa::max_grid_x || rows * d / 1024 > fa::max_grid_x) return cudaErrorInvalidValue;
+  const int heads = a.causal ? min(16, a.B * a.H) : 1;
+  fa_backward_args own = a; // with a dK and dV for each query head: where they share K and V, in the workspace
+  if (a.H > a.Hkv) {
+    own.dK = a.workspace[2], own.dV = static_cast<T *>(own.dK) + d;
+    own.dK_stride[2] = own.dV_stride[2] = 2 * d;
+    own.dK_stride[1] = own.dV_stride[1] = a.Nk * own.dK_stride[2];
+    own.dK_stride[0] = own.dV_stride[0] = a.H * own.dK_stride[1];
+  }
   if (cudaError_t error = fa::allow_smem(backward_mma<d, T>, C::smem_bytes)) return error;
   prepare<d, T><<<unsigned(rows * d / 1024), 128, 0, stream>>>(a);
   if (cudaError_t error = cudaGetLastError()) return error;
-  backward_mma<d, T><<<unsigned(ctas), C::threads, C::smem_bytes, stream>>>(a, heads);
+  backward_mma<d, T><<<unsigned(ctas), C::threads, C::smem_bytes, stream>>>(own, heads);
   if (cudaError_t error = cudaGetLastError()) return error;
   finish<d, T><<<unsigned(rows / C::Br), C::threads, 0, stream>>>(a);
+  if (a.H > a.Hkv) add_heads<d, T><<<unsigned(a.B * a.Hkv * a.Nk), d, 0, stream>>>(a);
   return cudaGetLastError();
 }
 

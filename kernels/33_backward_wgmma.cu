@@ -11,7 +11,8 @@
 // outputs:   dQ (B,H,Nq,D), dK dV (B,Hkv,Nk,D) as Q; dK and dV are the same bit by bit every time, dQ is not
 // dtypes:    fp16, bf16
 // D:         64, 128
-// workspace: dQ_sum (B,H,Nq128,D) fp32; stats (2,B,H,Nq128) fp32
+// workspace: dQ_sum (B,H,Nq128,D) fp32; stats (2,B,H,Nq128) fp32; dK_dV (B,Hshared,Nk,D) fp32: where query heads share K
+//            and V, a row of dK and one of dV in 16 bits for each
 // tiles:     D=64:  Br=128 Bc=128 threads=384 smem=211 KB CTAs/SM=1
 //            D=128: Br=64  Bc=128 threads=384 smem=210 KB CTAs/SM=1
 // arch:      sm_90a
@@ -59,7 +60,7 @@ template <int d> inline __host__ __device__ int64_t padded(int Nq) {
 struct Maps {
   CUtensorMap Q, dO;  // tiles of Br rows
   CUtensorMap K, V;   // of Bc
-  CUtensorMap dK, dV; // of the 64 rows that a warpgroup writes
+  CUtensorMap dK, dV; // of the 64 rows that a warpgroup writes, of every query head
 };
 // [end: tile]
 
@@ -112,24 +113,22 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
   using C = Tile<d>;
   constexpr int Br = C::Br, Bc = C::Bc, Q_stages = C::Q_stages, dO_stages = C::dO_stages;
 
-  // This CTA's keys: rows j0 .. j0 + Bc of head (b, hk). Of `heads` heads at a time the first tiles come first, which under
-  // a causal mask most queries see; the last of these sets of heads may have fewer.
-  const int key_tiles = int(fa::ceil_div(a.Nk, Bc)), group = a.H / a.Hkv;
+  // This CTA's keys: rows j0 .. j0 + Bc of head (b, hk), and of the queries those of head h: heads that share K and V have
+  // CTAs of their own. Of `heads` heads at a time the first tiles come first, which under a causal mask most queries see;
+  // the last of these sets of heads may have fewer.
+  const int key_tiles = int(fa::ceil_div(a.Nk, Bc));
   const int set = blockIdx.x / (heads * key_tiles), in_set = blockIdx.x % (heads * key_tiles);
-  const int of = min(heads, a.B * a.Hkv - set * heads), head = set * heads + in_set % of, j0 = in_set / of * Bc;
-  const int hk = head % a.Hkv, b = head / a.Hkv;
+  const int of = min(heads, a.B * a.H - set * heads), head = set * heads + in_set % of, j0 = in_set / of * Bc;
+  const int h = head % a.H, hk = h / (a.H / a.Hkv), b = head / a.H;
 
-  // A step: one query head of those that share this K and V, and a tile of queries that see one of these keys. Query i sees
-  // the keys up to i + shift. There is always one: the last query sees every key.
+  // A step: a tile of queries that see one of these keys. Query i sees the keys up to i + shift. There is always one: the
+  // last query sees every key.
   const int shift = a.Nk - a.Nq, last = int(fa::ceil_div(a.Nq, Br)); // and one more
-  const int first = a.causal ? max(0, j0 - shift) / Br : 0, steps = group * (last - first);
+  const int first = a.causal ? max(0, j0 - shift) / Br : 0, steps = last - first;
 
   // Without mask the CTAs of a head begin with different queries: they don't all add to the same dQ at once.
   const int start = a.causal ? first : j0 / Bc * last / key_tiles;
-  const auto advance = [&](int &tile, int &h) { // to the next step
-    if (++tile == last) tile = first;
-    if (tile == start) ++h;
-  };
+  const auto next_of = [&](int tile) { return tile + 1 < last ? tile + 1 : first; };
 
   extern __shared__ __align__(1024) unsigned char smem_base[];
   const uint32_t smem = fa::smem_address(smem_base);
@@ -155,11 +154,11 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
       // [region: producer]
       const float *stats = static_cast<const float *>(a.workspace[1]);
       const int64_t rows = int64_t(a.B) * a.H * padded<d>(a.Nq);
-      int h = hk * group, tile = start;
+      int tile = start;
       Turn<Q_stages> Q;
       Turn<dO_stages> dO;
-      for (int step = 0; step < steps; ++step, Q.advance(), dO.advance()) {
-        const float *LSE = stats + (int64_t(b) * a.H + h) * padded<d>(a.Nq) + tile * Br;
+      for (int step = 0; step < steps; ++step, tile = next_of(tile), Q.advance(), dO.advance()) {
+        const float *LSE = stats + head * padded<d>(a.Nq) + tile * Br;
         // Q_i, and with the first one K, once both warpgroups have read what was there
         const uint32_t Q_full = smem + C::Q_full + 8 * Q.stage, dO_full = smem + C::dO_full + 8 * dO.stage;
         fa::mbarrier_wait(smem + C::Q_empty + 8 * Q.stage, Q.parity ^ 1);
@@ -173,15 +172,14 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
         if (step == 0) fa::cp_async_bulk_tensor_5d(smem + C::V, &maps.V, dO_full, 0, j0, 0, hk, b);
         fa::cp_async_bulk_tensor_5d(smem + C::dO + dO.stage * C::q_bytes, &maps.dO, dO_full, 0, tile * Br, 0, h, b);
         fa::cp_async_bulk(smem + C::delta + dO.stage * C::stats_bytes, LSE + rows, C::stats_bytes, dO_full);
-        advance(tile, h);
       }
       // [end: producer]
     } else if (warp == 1 || warp == 2) {
       // [region: send_dQ]
       const int half = warp - 1, mine = half * C::dQ_half;
       int tile = start;
-      float *dQ_sum = static_cast<float *>(a.workspace[0]) + (int64_t(b) * a.H + hk * group) * last * (Br * d) + mine;
-      for (int step = 0; step < steps; ++step) {
+      float *dQ_sum = static_cast<float *>(a.workspace[0]) + int64_t(head) * last * (Br * d) + mine;
+      for (int step = 0; step < steps; ++step, tile = next_of(tile)) {
         fa::bar_sync(dQ_full + half, 128 + 32); // this half of dQ is written
         if (threadIdx.x % 32 == 0) {
           fa::cp_reduce_async_bulk_add(dQ_sum + tile * (Br * d), smem + C::dQ + 4 * mine, 4 * C::dQ_half);
@@ -190,8 +188,6 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
         }
         __syncwarp(); // all lanes are here before the warp arrives, as one
         if (step + 1 < steps) fa::bar_arrive(dQ_empty + half, 128 + 32);
-        if (++tile == last) tile = first;
-        if (tile == start) dQ_sum += last * (Br * d); // the next head
       }
       // [end: send_dQ]
     }
@@ -278,7 +274,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     fa::pin(dP_reg);
   };
 
-  int h = hk * group, tile = start;
+  int tile = start;
   fa::mbarrier_wait(smem + C::Q_full, 0); // K_j and the first Q_i
   fa::wgmma_fence();
   product(S_reg, smem + C::K, smem + C::Q, false);
@@ -374,7 +370,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     if (next || half == 0) pass_turn(); // nobody waits for the last one
     // [end: dQ]
 
-    advance(tile, h);
+    tile = next_of(tile);
 
     // [region: next_scores]
     fa::wgmma_wait_group<2>(); // S is there
@@ -421,8 +417,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
   fa::fence_proxy_async();
   fa::bar_sync(own + half, 128); // all of this half is written before it is sent
   if (elected) {
-    fa::cp_async_bulk_tensor_5d(&maps.dK, dK_smem, 0, j0 + 64 * half, 0, hk, b);
-    fa::cp_async_bulk_tensor_5d(&maps.dV, dV_smem, 0, j0 + 64 * half, 0, hk, b);
+    fa::cp_async_bulk_tensor_5d(&maps.dK, dK_smem, 0, j0 + 64 * half, 0, h, b);
+    fa::cp_async_bulk_tensor_5d(&maps.dV, dV_smem, 0, j0 + 64 * half, 0, h, b);
     fa::cp_async_bulk_commit_group();
     fa::cp_async_bulk_wait_group_read<0>(); // shared memory stays until it has been read
   }
@@ -459,27 +455,55 @@ template <int d, typename T> __global__ __launch_bounds__(256) void finish(const
 }
 // [end: finish]
 
+// [region: add_heads]
+// Where query heads share K and V, the last: dK and dV (B, Hkv, Nk, D) = the sum of theirs, in the order of the heads. A CTA
+// per row of both, two elements per thread.
+template <int d, typename T> __global__ __launch_bounds__(d) void add_heads(const fa_backward_args a) {
+  const int j = blockIdx.x % a.Nk, head = blockIdx.x / a.Nk, hk = head % a.Hkv, b = head / a.Hkv, group = a.H / a.Hkv;
+  const uint32_t *from = static_cast<const uint32_t *>(a.workspace[2]) + int64_t(j) * d + threadIdx.x;
+  float2 sum = make_float2(0.f, 0.f);
+  for (int64_t h = head * group; h < (head + 1) * group; ++h) {
+    const float2 x = fa::unpack2<T>(from[h * a.Nk * d]);
+    sum.x += x.x, sum.y += x.y;
+  }
+  T *to = threadIdx.x < d / 2 ? static_cast<T *>(a.dK) + b * a.dK_stride[0] + hk * a.dK_stride[1] + j * a.dK_stride[2]
+                              : static_cast<T *>(a.dV) + b * a.dV_stride[0] + hk * a.dV_stride[1] + j * a.dV_stride[2];
+  reinterpret_cast<uint32_t *>(to)[threadIdx.x % (d / 2)] = fa::pack2<T>(sum.x, sum.y);
+}
+// [end: add_heads]
+
 // [region: launcher]
 template <int d, typename T> cudaError_t launch(const fa_backward_args &a, cudaStream_t stream) {
   using C = Tile<d>;
-  const int64_t rows = int64_t(a.B) * a.H * padded<d>(a.Nq), ctas = fa::ceil_div(a.Nk, C::Bc) * a.B * a.Hkv;
+  const int64_t rows = int64_t(a.B) * a.H * padded<d>(a.Nq), ctas = fa::ceil_div(a.Nk, C::Bc) * a.B * a.H;
   // Without a mask all tiles are equal. With one, by measurement: more heads at a time read Q and dO too often from HBM.
-  const int heads = a.causal ? min(16, a.B * a.Hkv) : 1;
+  const int heads = a.causal ? min(16, a.B * a.H) : 1;
   const int64_t prepare_ctas = fa::ceil_div(rows * (d / 8), 256);
-  if (ctas > fa::max_grid_x || prepare_ctas > fa::max_grid_x) return cudaErrorInvalidValue;
+  if (ctas * C::Bc > fa::max_grid_x || prepare_ctas > fa::max_grid_x) return cudaErrorInvalidValue;
+  fa_backward_args own = a; // with a dK and dV for each query head: where they share K and V, in the workspace
+  if (a.H > a.Hkv) {
+    own.dK = a.workspace[2], own.dV = static_cast<T *>(own.dK) + d;
+    own.dK_stride[2] = own.dV_stride[2] = 2 * d;
+    own.dK_stride[1] = own.dV_stride[1] = a.Nk * own.dK_stride[2];
+    own.dK_stride[0] = own.dV_stride[0] = a.H * own.dK_stride[1];
+  }
   Maps maps;
   if (cudaError_t error = fa::encode_tile(&maps.Q, a.dtype, a.Q, a.Q_stride, a.B, a.H, a.Nq, d, C::Br)) return error;
   if (cudaError_t error = fa::encode_tile(&maps.dO, a.dtype, a.dO, a.dO_stride, a.B, a.H, a.Nq, d, C::Br)) return error;
   if (cudaError_t error = fa::encode_tile(&maps.K, a.dtype, a.K, a.K_stride, a.B, a.Hkv, a.Nk, d, C::Bc)) return error;
   if (cudaError_t error = fa::encode_tile(&maps.V, a.dtype, a.V, a.V_stride, a.B, a.Hkv, a.Nk, d, C::Bc)) return error;
-  if (cudaError_t error = fa::encode_tile(&maps.dK, a.dtype, a.dK, a.dK_stride, a.B, a.Hkv, a.Nk, d, 64)) return error;
-  if (cudaError_t error = fa::encode_tile(&maps.dV, a.dtype, a.dV, a.dV_stride, a.B, a.Hkv, a.Nk, d, 64)) return error;
+  if (cudaError_t error = fa::encode_tile(&maps.dK, a.dtype, own.dK, own.dK_stride, a.B, a.H, a.Nk, d, 64))
+    return error;
+  if (cudaError_t error = fa::encode_tile(&maps.dV, a.dtype, own.dV, own.dV_stride, a.B, a.H, a.Nk, d, 64))
+    return error;
   if (cudaError_t error = fa::allow_smem(backward_wgmma<d, T>, C::smem_bytes)) return error;
   prepare<d, T><<<unsigned(prepare_ctas), 256, 0, stream>>>(a);
   if (cudaError_t error = cudaGetLastError()) return error;
   backward_wgmma<d, T><<<unsigned(ctas), C::threads, C::smem_bytes, stream>>>(maps, a, heads);
   if (cudaError_t error = cudaGetLastError()) return error;
   finish<d, T><<<unsigned(rows / C::Br), 256, 0, stream>>>(a);
+  if (cudaError_t error = cudaGetLastError()) return error;
+  if (a.H > a.Hkv) add_heads<d, T><<<unsigned(a.B * a.Hkv * a.Nk), d, 0, stream>>>(a);
   return cudaGetLastError();
 }
 

@@ -59,6 +59,24 @@ def test_on_tensor_cores_dk_and_dv_are_the_same_twice(d, device):
 
 
 @EMULATOR_AND_GPU
+@pytest.mark.parametrize(
+    "options", [{}, {"causal": True}, {"causal": True, "window": 100}], ids=["", "causal", "window"]
+)
+@pytest.mark.parametrize(
+    ("H", "Hkv", "Nq", "Nk", "d"),
+    [(2, 2, 150, 200, 64), (4, 2, 200, 150, 64), (4, 1, 130, 190, 128), (8, 1, 65, 129, 64)],
+)
+def test_heads_that_share_k_and_v_have_copies_which_are_added_in_order(H, Hkv, Nq, Nk, d, options, device):
+    """Within the budget although each head's dK and dV are rounded first, the same twice, and without sharing no memory."""
+    kernel = load(MMA, device=device, quiet=True)
+    cases = [case(2, H, Hkv, Nq, Nk, d, dtype, device, **options) for dtype in (torch.float16, torch.bfloat16)]
+    check(kernel, cases).require()
+    seen = [kernel.tensors(*cases[0].inputs, **cases[0].options) for _ in range(2)]
+    assert all(torch.equal(*(tensors[name] for tensors in seen)) for name in ("dK", "dV"))
+    assert seen[0]["dK_dV"].shape == (2, H if H > Hkv else 0, Nk, d)
+
+
+@EMULATOR_AND_GPU
 @pytest.mark.parametrize(("stem", "dtype"), [(FP32, torch.float32), (MMA, torch.float16), (MMA, torch.bfloat16)])
 @pytest.mark.parametrize("scale", [-0.3, 0.0, 2.0])
 def test_any_scale(stem, dtype, scale, device):

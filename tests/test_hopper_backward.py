@@ -33,7 +33,7 @@ def test_ptxas_keeps_the_products_asynchronous_and_spills_nothing():
     log = (sass.cubin(STEM).parent / "ptxas.log").read_text()
     assert not TOLD.search(log), TOLD.search(log)
     used = sass.resources(STEM)
-    assert len(used) == 12 and (used[["spill_store_bytes", "spill_load_bytes", "stack_bytes"]] == 0).all(axis=None)
+    assert len(used) == 16 and (used[["spill_store_bytes", "spill_load_bytes", "stack_bytes"]] == 0).all(axis=None)
     opcodes = sass.histogram(STEM)
     assert not {"LDL", "STL", "HMMA", "LDSM", "LDGSTS"} & set(opcodes.index)
     main = [kernel for kernel in opcodes if "backward_wgmma" in kernel]

@@ -129,7 +129,7 @@ def test_a_program_gets_the_rungs_sizes():
     )
     assert causal[:11] == [0, 1, 1, 2, 1, 130, 150, 64, 2, 1, 1]
     assert split[3:] == [2, 1, 5, 700, 64, 2, 1, 2, 4 * 2 * 2 * 5 * 64, 4 * 2 * 2 * 5, 0, 0]
-    assert back[0] == 2 and back[11:] == [4 * 2 * 256 * 64, 4 * 2 * 2 * 256, 0, 0]
+    assert back[0] == 2 and back[11:] == [4 * 2 * 256 * 64, 4 * 2 * 2 * 256, 4 * 2 * 150 * 64, 0]
 
 
 def test_the_xray_gets_what_the_program_gets():
