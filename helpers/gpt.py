@@ -154,7 +154,7 @@ class GPT(nn.Module):
         self.norm, self.head = nn.LayerNorm(size.width), nn.Linear(size.width, BYTES, bias=False)
         for p in self.parameters():
             if p.dim() == 2:
-                nn.init.normal_(p, std=0.02)
+                nn.init.normal_(p, std=p.shape[1] ** -0.5)  # a product is then as large as what goes in
         self.register_buffer("turns", turns(size.context), persistent=False)
 
     def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:

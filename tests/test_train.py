@@ -37,10 +37,8 @@ def one_thread():
 def model():
     torch.manual_seed(0)
     made = gpt.GPT(TINY.size, gpt.sdpa()).to(DEVICE)
-    with torch.no_grad():  # as far apart as after a training: a new model's logits are all but equal
-        made.head.weight *= 10
-        made.blocks[0].qkv.weight *= 5
-        made.blocks[0].out.weight *= 5
+    with torch.no_grad():
+        made.head.weight *= 3  # a new model's logits are closer to each other than those of a trained one
     return made
 
 

@@ -83,7 +83,7 @@ Code(inspect.getsource(gpt.turns) + "\n\n" + inspect.getsource(gpt.rotate), lang
 #
 # $$ \mathrm{Re} \sum_j \big(q_j e^{i n \theta_j}\big) \overline{\big(k_j e^{i m \theta_j}\big)} = \mathrm{Re} \sum_j q_j \overline{k_j} \, e^{i (n - m) \theta_j} . $$
 #
-# What the model has learned at one place of a text holds at every other. GPT-2 learns a vector for each position instead and adds it to that of the byte: 4096 vectors here, each of which a step sees only four times. With them this model stood at 2.23 nats per byte of held-out text after 300 steps on an H200; with turned rows, at TODO_RECORD. To the kernels it is all the same: they get Q and K as they are after it, and a cache keeps keys that are already turned.
+# What the model has learned at one place of a text holds at every other. GPT-2 learns a vector for each position instead and adds it to that of the byte: 4096 vectors here, each of which a step sees only four times. With them this model is at TODO_RECORD nats per byte of held-out text after 300 steps on an H200, with turned rows at TODO_RECORD. To the kernels it is all the same: they get Q and K as they are after it, and a cache keeps keys that are already turned.
 #
 # The rest of the model is an embedding in front, and a norm and a matrix behind:
 
