@@ -241,7 +241,7 @@ print(f"relative difference: {((again - plain).norm() / plain.norm()).item():.1e
 # %% [markdown]
 # ## In a compiled model
 #
-# `torch.compile` traces a model into a graph. A Python function it can't look into breaks the graph in two; `fullgraph=True` makes an error of that. To the compiler our kernels are operators with a known shape and a known gradient, so the trace goes through, there and back. (`aot_eager` traces both ways and then runs the graphs as they are. The default, `inductor`, would also fuse what stands *between* the attentions; leave the argument away to see it, it takes its time.)
+# `torch.compile` traces a model into a graph. A Python function it can't look into breaks the graph in two; `fullgraph=True` makes an error of that. To the compiler our kernels are operators with a known shape and a known gradient, so the trace goes through, there and back. (`aot_eager` traces both ways and then runs the graphs as they are. The default, `inductor`, would also fuse what stands *between* the attentions, but for the complex numbers that turn Q and K; leave the argument away to see it, it takes its time.)
 
 # %%
 model.attention = gpt.kernels()
