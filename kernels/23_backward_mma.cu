@@ -11,8 +11,7 @@
 // outputs:   dQ (B,H,Nq,D), dK dV (B,Hkv,Nk,D) as Q; dK and dV are the same bit by bit every time, dQ is not
 // dtypes:    fp16, bf16
 // D:         64, 128
-// workspace: dQ_sum (B,H,Nq128,D) fp32; stats (2,B,H,Nq128) fp32; dK_dV (B,Hshared,Nk,D) fp32: where query heads share K
-//            and V, a row of dK and one of dV in 16 bits for each
+// workspace: dQ_sum (B,H,Nq128,D) fp32; stats (2,B,H,Nq128) fp32; dK_dV (B,Hshared,Nk,D) fp32
 // tiles:     D=64:  Br=64 Bc=128 threads=128 smem=81 KB CTAs/SM=2
 //            D=128: Br=64 Bc=128 threads=256 smem=161 KB CTAs/SM=1 (A100, H100 and later: others have 99 KB)
 // arch:      sm_80
@@ -418,7 +417,9 @@ template <int d, typename T> cudaError_t launch(const fa_backward_args &a, cudaS
   if (ctas * C::Bc > fa::max_grid_x || rows * d / 1024 > fa::max_grid_x) return cudaErrorInvalidValue;
   // Without a mask all tiles are equal. With one, by measurement: more heads at a time read Q and dO too often from HBM.
   const int heads = a.causal ? min(16, a.B * a.H) : 1;
-  fa_backward_args own = a; // with a dK and dV for each query head: where they share K and V, in the workspace
+  // With a dK and a dV for each query head: where they share K and V, in the workspace, each row of dK (16 bits) before that
+  // of dV.
+  fa_backward_args own = a;
   if (a.H > a.Hkv) {
     own.dK = a.workspace[2], own.dV = static_cast<T *>(own.dK) + d;
     own.dK_stride[2] = own.dV_stride[2] = 2 * d;

@@ -11,8 +11,7 @@
 // outputs:   dQ (B,H,Nq,D), dK dV (B,Hkv,Nk,D) as Q; dK and dV are the same bit by bit every time, dQ is not
 // dtypes:    fp16, bf16
 // D:         64, 128
-// workspace: dQ_sum (B,H,Nq128,D) fp32; stats (2,B,H,Nq128) fp32; dK_dV (B,Hshared,Nk,D) fp32: where query heads share K
-//            and V, a row of dK and one of dV in 16 bits for each
+// workspace: dQ_sum (B,H,Nq128,D) fp32; stats (2,B,H,Nq128) fp32; dK_dV (B,Hshared,Nk,D) fp32
 // tiles:     D=64:  Br=128 Bc=128 threads=384 smem=211 KB CTAs/SM=1
 //            D=128: Br=64  Bc=128 threads=384 smem=210 KB CTAs/SM=1
 // arch:      sm_90a
@@ -148,7 +147,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
   // [end: barriers]
 
   if (warpgroup == 0) {
-    fa::setmaxnreg_dec<24>();
+    fa::setmaxnreg_dec<32>();
     const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0); // by a shuffle, as `half` below by a vote
     if (threadIdx.x == 0) {
       // [region: producer]
@@ -480,7 +479,9 @@ template <int d, typename T> cudaError_t launch(const fa_backward_args &a, cudaS
   const int heads = a.causal ? min(16, a.B * a.H) : 1;
   const int64_t prepare_ctas = fa::ceil_div(rows * (d / 8), 256);
   if (ctas * C::Bc > fa::max_grid_x || prepare_ctas > fa::max_grid_x) return cudaErrorInvalidValue;
-  fa_backward_args own = a; // with a dK and dV for each query head: where they share K and V, in the workspace
+  // With a dK and a dV for each query head: where they share K and V, in the workspace, each row of dK (16 bits) before that
+  // of dV.
+  fa_backward_args own = a;
   if (a.H > a.Hkv) {
     own.dK = a.workspace[2], own.dV = static_cast<T *>(own.dK) + d;
     own.dK_stride[2] = own.dV_stride[2] = 2 * d;
