@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from .kernel import Kernel, load
-from .ladder import rung
+from .ladder import Rung, rung
 from .timeline import rung_workspace
 
 if TYPE_CHECKING:
@@ -105,16 +105,17 @@ def instrument(source: str, marks: Mapping[str, str] | None = None) -> str:
 
 
 def times(
-    kernel: Kernel | str, *inputs: Tensor, marks: Mapping[str, str] | None = None, **options: object
+    kernel: Kernel | Rung | str, *inputs: Tensor, marks: Mapping[str, str] | None = None, **options: object
 ) -> pd.DataFrame:
     """A row per warpgroup and phase of one CTA in the middle of the grid: lane ("producer", "consumer 0", ...), kind (of KINDS), begin and end, counted from the CTA's first note: SM clocks on a GPU, places in the order of
     events on the emulator. options go to the kernel's call. The first 1024 notes of a warpgroup are kept.
     """
     import torch
 
-    source = kernel.source if isinstance(kernel, Kernel) else rung(kernel).source
+    source = rung(kernel).source if isinstance(kernel, str) else kernel.source
     run = load(source=instrument(source, marks), device=inputs[0].device.type, quiet=True)
-    run(*inputs, **options)  # the first call of a module is slow
+    if run.device == "cuda":
+        run(*inputs, **options)  # the first call of a module is slow
     notes = run.tensors(*inputs, **options)["notes"].view(torch.int32).cpu().reshape(WARPGROUPS, NOTES, 2)
     return intervals(notes, ordered=inputs[0].device.type != "cuda")
 

@@ -1,13 +1,15 @@
 """Compiling ahead: a hint, which changes when something is compiled and nothing else."""
 
 import time
+from pathlib import Path
 
 import pytest
 
 from helpers import CompileError, load, rung
 from helpers import ahead as module
-from helpers.ahead import compile_ahead
+from helpers.ahead import compile_ahead, single
 from helpers.emulator import Launcher
+from helpers.ladder import parse
 
 PLAIN = """#include <fa/args.cuh>
 extern "C" cudaError_t fa_launch(const fa_args *, cudaStream_t) { return cudaErrorInvalidValue; }
@@ -58,3 +60,23 @@ def test_rungs_are_compiled_for_their_machine_code_too(cache, monkeypatch):
 def test_an_unknown_need_is_named():
     with pytest.raises(ValueError, match="'speed'"):
         compile_ahead(["01_naive"], "speed")
+
+
+@pytest.mark.parametrize("stem", ["10_fa2_mma_fp16", "21_split_kv", "33_backward_wgmma"])
+def test_a_single_instance_of_a_rung(stem):
+    whole, one = rung(stem), single(stem, 64, "bf16")
+    assert (one.D, one.dtypes, one.stem, one.path) == ((64,), ("bf16",), stem, whole.path)
+    assert "launch<128>" not in one.source and "launch<d, fa::fp16>" not in one.source
+    assert "return launch<d, fa::bf16>(a, stream);" in one.source and "return launch<64>(a, stream);" in one.source
+    again = parse(one.source, Path("cell"))
+    assert (again.D, again.dtypes, again.stem) == (one.D, one.dtypes, stem)
+    places = [
+        next(n for n, line in enumerate(s.splitlines()) if "__global__" in line) for s in (whole.source, one.source)
+    ]
+    assert places[0] == places[1]
+
+
+def test_what_cannot_be_taken_alone_is_refused():
+    for stem, D, dtype in (("04_fa2_fp32", 64, "fp32"), ("13_tuned", 96, "fp16"), ("13_tuned", 64, "fp32")):
+        with pytest.raises(ValueError, match=f"{stem} has no instance for D = {D}, {dtype}"):
+            single(stem, D, dtype)

@@ -31,6 +31,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from helpers import KernelError, check, draw_hopper, exercise, fragments, load, plot, record, rung, sass, show, xray
+from helpers.ahead import compile_ahead, single
 from helpers.fragments import Descriptor
 
 torch.manual_seed(0)
@@ -52,17 +53,12 @@ print(record.about("13_tuned", "steps")["ceilings"])
 
 # %% [markdown]
 # Where does the work of a warp go? Here is the tile loop of rung 13 as machine code, at $d = 128$: what a warp executes for 32 queries and 64 keys. (The branch for tiles that have to be done again is taken out; it hardly ever runs, and counting it would double the products.)
-
+#
+#
+# (`single` is a rung with one of its four instances alone, here that for fp16, which takes less time to compile. `compile_ahead` begins with several kernels at a time.)
 
 # %%
-def cut(stem, d):
-    """A rung for fp16 and this d alone, which is compiled in less time than all four instances."""
-    whole, both = rung(stem), "a.dtype == FA_FP16 ? launch<d, fa::fp16>(a, stream) : launch<d, fa::bf16>(a, stream)"
-    other = f"  case {192 - d}:\n    return launch<{192 - d}>(a, stream);\n"
-    return replace(whole, source=whole.replace(both, "launch<d, fa::fp16>(a, stream)").replace(other, ""))
-
-
-tuned = cut("13_tuned", 128)
+tuned = single("13_tuned", 128)
 tuned = replace(tuned, source=tuned.replace("if (!fits) { // S again", "if (false) { // S again"))
 loop = sass.opcodes(tuned, D=128, loop=True)
 pd.DataFrame(loop[loop > 0]).T
@@ -198,7 +194,7 @@ pd.DataFrame(rows, columns=columns).set_index("then")
 # What if the bytes don't add up? Three ways to get it wrong, tried on the emulator, as on a GPU they would hang or read rubbish. In its reports the mbarriers have no names of their own: they lie behind the tiles, at so many bytes from `K_smem` or `V_smem`.
 
 # %%
-small = cut("30_tma_wgmma", 64)
+small = single("30_tma_wgmma", 64)
 
 
 def finding(old, new, N=256, **options):
@@ -211,11 +207,13 @@ def finding(old, new, N=256, **options):
 
 # %%
 expects = "fa::mbarrier_arrive_expect_tx(full + 8 * stage, 2 * tile_bytes)"
-for what, instead in {
+announced = {
     "V is not announced": expects.replace("2 * tile_bytes", "tile_bytes"),
     "twice as much is announced": expects.replace("2 * tile_bytes", "4 * tile_bytes"),
     "nothing is announced": "fa::mbarrier_arrive(full + 8 * stage)",
-}.items():
+}
+compile_ahead([replace(small, source=small.replace(expects, instead)) for instead in announced.values()], "xray")
+for what, instead in announced.items():
     print(f"{what}\n  {finding(expects, instead)}\n")
 
 # %% [markdown]
@@ -302,15 +300,19 @@ def outcome(source, d=64, N=128, scale=None):
 # %%
 K_is, V_is = "K_desc = fa::k_major(K_smem)", "V_desc = fa::mn_major(V_smem, Bc)"
 step_is = "K_desc + fa::k_major_step(k, Bc)"
-for what, old, new in [
-    ("K: eight rows are 512 bytes", K_is, "K_desc = fa::matrix_descriptor(K_smem, 16, 512)"),
-    ("K: no swizzle", K_is, "K_desc = fa::k_major(K_smem) ^ 1ull << 62"),
-    ("K: 16 bytes per step", step_is, "K_desc + k"),
-    ("V: without the transposition", "wgmma_mma_async<T, 1>(O_reg", "wgmma_mma_async<T, 0>(O_reg"),
-    ("V: a leading offset of 16", V_is, "V_desc = fa::k_major(V_smem)"),
-]:
-    print(f"{what}\n  {outcome(small.replace(old, new))}")
-print(f"  and with d = 128: {outcome(cut('30_tma_wgmma', 128).replace(V_is, 'V_desc = fa::k_major(V_smem)'), 128)}")
+wrong = {
+    "K: eight rows are 512 bytes": (K_is, "K_desc = fa::matrix_descriptor(K_smem, 16, 512)"),
+    "K: no swizzle": (K_is, "K_desc = fa::k_major(K_smem) ^ 1ull << 62"),
+    "K: 16 bytes per step": (step_is, "K_desc + k"),
+    "V: without the transposition": ("wgmma_mma_async<T, 1>(O_reg", "wgmma_mma_async<T, 0>(O_reg"),
+    "V: a leading offset of 16": (V_is, "V_desc = fa::k_major(V_smem)"),
+}
+wrong = {what: small.replace(*change) for what, change in wrong.items()}
+at_128 = single("30_tma_wgmma", 128).replace(V_is, "V_desc = fa::k_major(V_smem)")
+compile_ahead([*wrong.values(), at_128], "run")
+for what, source in wrong.items():
+    print(f"{what}\n  {outcome(source)}")
+print(f"  and with d = 128: {outcome(at_128, 128)}")
 
 # %% [markdown]
 # **What to see.** Most give numbers, and the numbers look like any others: attention over the wrong keys is still an average of rows of $V$. Only where one leads to a place at which nothing is, or nothing yet, is it reported. The last one is the treacherous kind: right in every test at $d = 64$, where nobody looks at the field.
@@ -368,6 +370,9 @@ ways = {
 }
 
 # %%
+broken = [small.replace(old, new) for old, new, *_ in ways.values()]
+compile_ahead(broken, "run")
+compile_ahead([replace(small, source=source) for source in broken], "xray")
 for what, (old, new, *options) in ways.items():
     run = outcome(small.replace(old, new), **dict(*options)).partition(":")[0]
     print(f"{what}\n  {finding(old, new, **dict(*options))}\n  a plain run: {run}\n")
@@ -431,8 +436,9 @@ plot.recorded("30_tma_wgmma", "error", plot.error)
 # %%
 rounded, fused = "__fmul_rn(m_reg[r], scale_log2) - m_log2", "__fmaf_rn(m_reg[r], scale_log2, -m_log2)"
 q, k, v = (torch.randn(1, 1, n, 64).half() for n in (128, 16384, 16384))
-rows = {}
-for what, text in {"as it is": small.source, "fused": small.replace(rounded, fused)}.items():
+rows, texts = {}, {"as it is": small.source, "fused": small.replace(rounded, fused)}
+compile_ahead(texts.values(), "run")
+for what, text in texts.items():
     for keys in (1024, 4096, 16384):
         o, lse = load(source=text, device="cpu", quiet=True)(q, k[:, :, :keys], v[:, :, :keys])
         S = q.double() @ k[:, :, :keys].double().mT / 8
@@ -452,7 +458,7 @@ pd.DataFrame(rows).T.rename_axis(["alpha", "keys"]).map("{:.1e}".format)
 
 # %%
 q, k, v = (torch.randn(1, 2, 384, 64).half() for _ in range(3))
-rays = {"13_tuned": xray(cut("13_tuned", 64), q, k, v), "30_tma_wgmma": xray(small, q, k, v)}
+rays = {"13_tuned": xray(single("13_tuned", 64), q, k, v), "30_tma_wgmma": xray(small, q, k, v)}
 executed = pd.DataFrame({name: ray.trace.instructions for name, ray in rays.items()}).fillna(0).astype(int)
 predicted = {"cp.async.bulk.tensor": 6 * (1 + 2 * 4), "wgmma.mma_async": 6 * 4 * 8 * (4 + 6)}
 executed["predicted"] = pd.Series(predicted).reindex(executed.index).map("{:.0f}".format, na_action="ignore")
@@ -473,7 +479,7 @@ pd.DataFrame({name: ray.tensors.bytes_read for name, ray in rays.items()}).astyp
 
 # %%
 masked = "if (j0 + Bc > (a.causal ? min(row0 + shift + 1, a.Nk) : a.Nk)) {"
-whole = cut("30_tma_wgmma", 128)
+whole = single("30_tma_wgmma", 128)
 whole = replace(whole, source=whole.replace(masked, "if (false) {"))
 pair = sass.compare(tuned, whole, D=128, loop=True)
 plot.opcodes(pair, "The tile loop at d = 128")

@@ -30,7 +30,8 @@ from dataclasses import replace
 import pandas as pd
 import torch
 
-from helpers import check, draw_hopper, exercise, load, plot, record, roles, rung, sass, show, xray
+from helpers import check, draw_hopper, exercise, load, plot, record, roles, sass, show, xray
+from helpers.ahead import compile_ahead, single
 
 torch.manual_seed(0)
 kernel = load("31_warp_specialized")
@@ -79,23 +80,21 @@ pd.DataFrame(rows).T.rename_axis("d")
 
 
 # %%
-def cut(stem, d):
-    """A rung for fp16 and this d alone, which is compiled in less time than all four instances."""
-    whole, both = rung(stem), "a.dtype == FA_FP16 ? launch<d, fa::fp16>(a, stream) : launch<d, fa::bf16>(a, stream)"
-    other = f"  case {192 - d}:\n    return launch<{192 - d}>(a, stream);\n"
-    return replace(whole, source=whole.source.replace(both, "launch<d, fa::fp16>(a, stream)").replace(other, ""))
-
-
 def spilled(which, d):
     used = sass.resources(which)
     return int(used.loc[sass.instance(used.index, d, "fp16"), ["spill_store_bytes", "spill_load_bytes"]].sum())
 
 
-rows = {}
-for stem in ("31_warp_specialized", "32_ping_pong"):
-    for d in (64, 128):
-        even = replace(cut(stem, d), source=re.sub(r"fa::setmaxnreg_\w+<.*>\(\);", "", cut(stem, d).source))
-        rows[stem, d] = {"with setmaxnreg": spilled(cut(stem, d), d), "without": spilled(even, d)}
+cases = [(stem, d) for stem in ("31_warp_specialized", "32_ping_pong") for d in (64, 128)]
+given = {case: single(*case) for case in cases}  # for fp16 alone
+even = {
+    case: replace(one, source=re.sub(r"fa::setmaxnreg_\w+<.*>\(\);", "", one.source)) for case, one in given.items()
+}
+compile_ahead([*given.values(), *even.values()], "cubin")
+rows = {
+    (stem, d): {"with setmaxnreg": spilled(given[stem, d], d), "without": spilled(even[stem, d], d)}
+    for stem, d in cases
+}
 pd.DataFrame(rows).T.rename_axis(["bytes spilled (stores, loads)", "d"])
 
 # %% [markdown]
@@ -136,7 +135,7 @@ pd.DataFrame(rows, columns=columns).set_index("tile")
 # Let the consumers forget to say that $V_j$ has been read. **Predict**: at which tile does everything stop, and who waits where? (768 keys are six tiles.) The report gives a barrier by its address; `named` says which one lies there, in the order in which the kernel lays them out.
 
 # %%
-small, stages = cut("31_warp_specialized", 64), constant("stages")[0]
+small, stages = single("31_warp_specialized", 64), constant("stages")[0]
 layout = [int(re.search(x, small.source)[1]) for x in (r"K_at = (\d) \* Q_bytes", r"Q_empty = Q_full \+ (\d+)")]
 barriers_at = layout[0] * (192 * 64 * 2) + 2 * stages * (128 * 64 * 2)  # behind Q, O and the stages of K and V
 counts = {"Q_full": layout[1] // 8, "Q_empty": layout[1] // 8}
@@ -313,7 +312,7 @@ plot.recorded("31_warp_specialized", "error", plot.error)
 # One head, 384 queries and 768 keys, $d = 64$, on one CTA: two query tiles of six tiles of keys. **Predict**: how many tiles has the producer sent for when the first product begins? And when does it send for the first tiles of the second query tile?
 
 # %%
-alone = load(source=small.replace("int64_t(sms)", "int64_t(1)"), device="cpu", quiet=True)
+alone = replace(small, source=small.replace("int64_t(sms)", "int64_t(1)"))
 events = roles.times(alone, *(torch.randn(1, 1, n, 64).half() for n in (384, 768, 768)))
 registers = {"producer": constant("producer_registers")[0]}
 registers |= {f"consumer {i}": constant("registers")[0] for i in range(constant("consumers")[0])}
@@ -333,8 +332,10 @@ draw_hopper.roles(
 
 # %%
 last, first = "if (j0 == 0) fetch_Q(index);", "if (j0 == work.j_last) fetch_Q(index);"
-for where, text in {"behind the last": small.source, "behind the first": small.replace(last, first)}.items():
-    one = load(source=text.replace("int64_t(sms)", "int64_t(1)"), device="cpu", quiet=True)
+for where, one in {
+    "behind the last": alone,
+    "behind the first": replace(alone, source=alone.replace(last, first)),
+}.items():
     seen = roles.times(one, *(torch.randn(1, 1, n, 64).half() for n in (384, 768, 768)))
     waits = seen[(seen.lane == "producer") & (seen.kind == "wait")]
     print(f"the next Q {where} K and V: the longest wait {(waits.end - waits.begin).max()} events")
@@ -396,7 +397,7 @@ marks = {r"cp_async_bulk_tensor_5d\(to,": "copy", r"^    \};$": "", r"// \[regio
 def asked_before_the_first_product(stages):
     text = re.sub(r"int stages = [^;]+;", f"int stages = {stages};", small.source, count=1)
     inputs = [torch.randn(1, 1, 768, 64).half() for _ in "qkv"]
-    events = roles.times(load(source=text, device="cpu", quiet=True), *inputs, marks=marks)
+    events = roles.times(replace(small, source=text), *inputs, marks=marks)
     return int((events[events.kind == "copy"].begin < events[events.kind == "scores"].begin.min()).sum())
 
 
@@ -411,7 +412,7 @@ pd.Series({n: asked_before_the_first_product(n) for n in (1, 2, 3)}, name="copie
 
 # %%
 masked = "if (j0 + Bc > (a.causal ? min(row0 + shift + 1, a.Nk) : a.Nk)) {"
-before, after = cut("30_tma_wgmma", 128), cut("31_warp_specialized", 128)
+before, after = single("30_tma_wgmma", 128), single("31_warp_specialized", 128)
 before = replace(before, source=before.replace(masked, "if (false) {"))
 pair = sass.compare(before, after, D=128, loop=True)
 plot.opcodes(pair, "The loop of whole tiles at d = 128")
@@ -429,7 +430,7 @@ pair.loc[["all"]]
 # %%
 q, k, v = (torch.randn(1, 2, 384, 64).half() for _ in range(3))
 frames = {}
-for which in (cut("30_tma_wgmma", 64), small):
+for which in (single("30_tma_wgmma", 64), small):
     frame = xray(which, q, k, v).to_frame().query("space == 'global' and target == 'O'")
     frames[which.stem] = frame[["op", "requests", "cost", "ideal"]].rename(columns={"cost": "sectors"})
 pd.concat(frames).droplevel(1)

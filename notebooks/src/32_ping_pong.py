@@ -30,12 +30,13 @@ import pandas as pd
 import torch
 
 from helpers import check, draw_pingpong, exercise, load, overlap, plot, record, roles, rung, sass, schedule, show, xray
+from helpers.ahead import compile_ahead, single
 from helpers.draw_masks import occupancy
-from helpers.museum import for_d64
 from helpers.reference import Case
 from helpers.scoreboard import speeds
 
 torch.manual_seed(0)
+compile_ahead(["31_warp_specialized", "32_ping_pong"], "sass")  # in the background, for later
 kernel = load("32_ping_pong")
 device = kernel.device
 
@@ -194,10 +195,8 @@ loops["32_ping_pong"]
 # %%
 def edited(*changes):
     """The rung with these changes, for d = 128 and bf16 alone, which takes less time to compile."""
-    both = "a.dtype == FA_FP16 ? launch<d, fa::fp16>(a, stream) : launch<d, fa::bf16>(a, stream)"
-    fewer = (both, "launch<d, fa::bf16>(a, stream)"), ("  case 64:\n    return launch<64>(a, stream);\n", "")
-    text = rung("32_ping_pong")
-    for old, new in (*changes, *fewer):
+    text = single("32_ping_pong", 128, "bf16")
+    for old, new in changes:
         text = dataclasses.replace(text, source=text.replace(old, new))
     return text
 
@@ -211,6 +210,7 @@ made = {
     "a __syncwarp": edited((VOTE, "__syncwarp();")),
     "a second look": edited((VOTE, ""), (WAIT, LOOK + WAIT)),
 }
+compile_ahead(made.values(), "sass")
 draw_pingpong.loop({name: sass.loop_lines(one, 128, "bf16") for name, one in made.items()})
 
 # %% [markdown]
@@ -346,7 +346,7 @@ plot.recorded("32_ping_pong", "error", plot.error)
 
 # %%
 x = [torch.randn(1, 1, 640, 128, device=device).bfloat16() for _ in range(3)]
-events = roles.times(kernel, *x)
+events = roles.times(single("32_ping_pong", 128, "bf16"), *x)
 unit = "SM clocks" if device == "cuda" else "order of events"
 draw_pingpong.lanes({"32_ping_pong, d = 128, five tiles of keys": events}, unit)
 
@@ -426,10 +426,11 @@ plot.recorded("32_ping_pong", "steps", lambda s: draw_pingpong.steps(s, "Each va
 # Two things can be predicted and counted. The first: under a causal mask, tiles of keys that no row of a CTA sees must not be fetched. The bytes of $K$ for two heads of $N = 768$ at $d = 64$, as the copy engine is asked for them:
 
 # %%
+small = single("32_ping_pong", 64, "bf16")
 q, k, v = (torch.randn(1, 2, 768, 64).bfloat16() for _ in range(3))
 rows = {}
 for causal in (False, True):
-    ray = xray(kernel, q, k, v, causal=causal)
+    ray = xray(small, q, k, v, causal=causal)
     tiles = [-(-min(i0 + 192, 768) // 128) if causal else 6 for i0 in range(0, 768, 192)]
     rows[f"causal={causal}"] = {"K bytes": ray.tensors.bytes_read.K, "predicted": 2 * sum(tiles) * 128 * 64 * 2}
     rows[f"causal={causal}"]["findings"] = len(ray.findings)
@@ -444,7 +445,7 @@ steep = q.clone(), torch.cat([torch.linspace(60, 0, 1024).reshape(1, 1, -1, 1), 
 steep[0][..., 0] = 8
 usual, counts = 12 * 8 * (4 + 8), {}  # warps, tiles, products of S and O
 for name, (q_in, k_in) in {"usual": (q, k), "large queries": (8 * q, k), "rising": steep}.items():
-    seen = xray(kernel, q_in.bfloat16(), k_in.bfloat16(), v.bfloat16()).trace.instructions["wgmma.mma_async"]
+    seen = xray(small, q_in.bfloat16(), k_in.bfloat16(), v.bfloat16()).trace.instructions["wgmma.mma_async"]
     counts[name] = {"wgmma": seen, "tiles done again, of 24": (seen - usual) // 16}
 pd.DataFrame(counts).T
 
@@ -598,8 +599,10 @@ predicted = {"a": "right", "b": "hangs", "c": "hangs"}  # "right" or "hangs"
 # %%
 def what_happens():
     x = [torch.randn(1, 1, 300, 64).half() for _ in range(3)]
-    for name, (old, new) in edits.items():
-        edited = load(source=for_d64("32_ping_pong").replace(old, new), device="cpu", quiet=True)
+    three = {name: single("32_ping_pong", 64).replace(old, new) for name, (old, new) in edits.items()}
+    compile_ahead(three.values(), "run")
+    for name, text in three.items():
+        edited = load(source=text, device="cpu", quiet=True)
         report = check(edited, [Case("three tiles of keys", *x)])
         happens = "right" if report.ok else "hangs" if "deadlock" in str(report) else "wrong"
         assert predicted[name] == happens, f"{name}: not {predicted[name]}"

@@ -32,11 +32,12 @@ import pandas as pd
 import torch
 
 from helpers import check, draw_backward, draw_hopper, exercise, fragments, load, plot, record, roles, sass, show, xray
+from helpers.ahead import compile_ahead, single
 from helpers.fragments import Descriptor
-from helpers.museum import for_d64
 from helpers.reference import Case
 
 torch.set_num_threads(1)  # matrices this small are multiplied before a second thread has woken up
+compile_ahead(["23_backward_mma", "33_backward_wgmma"], "sass")  # in the background, for later
 kernel = load("33_backward_wgmma")
 device = kernel.device
 
@@ -174,7 +175,7 @@ show.region("33_backward_wgmma", "dQ")
 # The emulator keeps account of both ways. Predict: the fence left out, nothing else changed. Are the results wrong? Is anything reported?
 
 # %%
-source = for_d64("33_backward_wgmma")
+source = single("33_backward_wgmma", 64)  # for fp16 alone, which takes a quarter of the time to compile
 first_fence = r"(stmatrix_x4_trans\(dS_row.*?)fa::fence_proxy_async\(\);"  # behind the stores of dS
 no_fence, times = re.subn(first_fence, r"\1", source.source, count=1, flags=re.DOTALL)
 assert times == 1
@@ -205,7 +206,7 @@ show.region("33_backward_wgmma", "send_dQ")
 # %%
 torch.manual_seed(0)
 one_head = Case("", *(torch.randn(1, 1, 256, 64).half() for _ in range(3)), do=torch.randn(1, 1, 256, 64).half())
-rays = {stem: xray(for_d64(stem), *one_head.inputs) for stem in ("23_backward_mma", "33_backward_wgmma")}
+rays = {stem: xray(single(stem, 64), *one_head.inputs) for stem in ("23_backward_mma", "33_backward_wgmma")}
 frames = {stem: ray.to_frame() for stem, ray in rays.items()}
 adds = {s: f[(f.target == "dQ_sum") & f.op.isin(["atomic", "cp.reduce.async.bulk"])] for s, f in frames.items()}
 pd.concat(adds)[["op", "requests", "bytes", "cost", "ideal"]].rename(columns={"cost": "sectors", "ideal": "least"})
@@ -303,8 +304,7 @@ draw_backward.shared_memory(bars, "Where shared memory goes, KB per CTA")
 # %%
 q, do = (torch.randn(1, 1, 480, 64).half() for _ in range(2))
 k, v = (torch.randn(1, 1, 128, 64).half() for _ in range(2))
-alone = load(source=source.source, device="cpu", quiet=True)
-events = roles.times(alone, *Case("", q, k, v, do=do).inputs)
+events = roles.times(source, *Case("", q, k, v, do=do).inputs)
 registers = {"producer": given, "consumer 0": taken, "consumer 1": taken}
 draw_hopper.roles(events, registers, "The three warpgroups of a CTA", "events on the emulator, in their order")
 
@@ -438,8 +438,8 @@ show.region("33_backward_wgmma", "tile_loop")
 
 # %%
 text = source.replace("__any_sync(0xffffffff, threadIdx.x >= 256)", "threadIdx.x / 256")
-by_index = replace(source, source=text)
-rungs = {"by vote": source, "from threadIdx": by_index}
+rungs = {"by vote": source, "from threadIdx": replace(source, source=text)}
+compile_ahead(rungs.values(), "sass")
 moves = {name: sass.histogram(r).filter(regex="backward_wgmma.*fp16").iloc[:, 0] for name, r in rungs.items()}
 pd.DataFrame({name: pd.Series({"R2UR": counts.get("R2UR", 0), "all": counts.sum()}) for name, counts in moves.items()})
 
@@ -471,9 +471,10 @@ torch.manual_seed(0)
 q, do = (torch.randn(1, 1, 192, 64).half() for _ in range(2))
 k, v = (torch.randn(1, 1, 256, 64).half() for _ in range(2))
 case = Case("192 x 256", q, k, v, do=do)
-maps = {}
-for bug, (old, new) in bugs.items():
-    report = check(load(source=source.replace(old, new), device="cpu", quiet=True), [case])
+maps, texts = {}, {bug: source.replace(old, new) for bug, (old, new) in bugs.items()}
+compile_ahead(texts.values(), "run")
+for bug, text in texts.items():
+    report = check(load(source=text, device="cpu", quiet=True), [case])
     maps |= {f"{bug}: d{c.output[1].upper()}": c for c in report.comparisons}
 draw_proof.gallery(maps, columns=3)
 
@@ -734,6 +735,7 @@ outcome = dict.fromkeys(breaks, "wrong")
 
 # %%
 def found_out():
+    compile_ahead([source.replace(old, new) for old, new in breaks.values()], "run")
     for bug, (old, new) in breaks.items():
         run = load(source=source.replace(old, new), device="cpu", quiet=True)
         report = check(run, [case]).comparisons
