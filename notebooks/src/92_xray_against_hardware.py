@@ -72,7 +72,7 @@ for row in (128, 132):
     addresses = [lane * row for lane in range(32)]
     used = sorted({address // 4 % 32 for address in addresses})
     turns = banks.wavefronts(addresses, width=4)
-    print(f"rows of {row} bytes: banks {banks.runs(used)}, {len(turns)} wavefronts")
+    print(f"rows of {row} bytes: banks {banks.runs(used)}, {len(turns)} wavefront{'s' if len(turns) > 1 else ''}")
 
 # %% [markdown]
 # **Races.** Two accesses to one place by different threads, one of them a write, and nothing that orders them. Each warp has a clock that ticks whenever it synchronises; every two bytes of shared memory remember who wrote them last and who read them since, with the clock's reading. What counts as order:
@@ -168,7 +168,7 @@ except Exception as problem:  # no nvcc on this machine
 #
 # ### What can be compared on Hopper
 #
-# The counters are those of the pipe that loads, stores, `ldmatrix` and `cp.async` go through. What TMA moves and what `wgmma` reads goes past it, and so do the barriers in shared memory. `30_tma_wgmma` has no counter left but the stores of $O$ and LSE. From `31` on $O$ leaves by TMA, too: what is left to compare are instructions, global requests and sectors, and conflicts. (`stmatrix`, in `33`, is not among the instructions.)
+# The counters are those of the pipe that loads, stores, `ldmatrix` and `cp.async` go through. What TMA moves and what `wgmma` reads goes past it, and so do the barriers in shared memory. `30_tma_wgmma` has no counter left but the stores of $O$ and LSE. From `31` on $O$ leaves by TMA, too: what is left to compare are instructions, global requests and sectors, and conflicts. (`stmatrix`, in `33`, is not among the instructions, but its wavefronts are among those of stores: of 56 patterns of it all are equal.)
 #
 # *Wavefronts* are not compared there. The counter has them, but beside TMA and `wgmma` it isn't one of addresses. The loads of `32_ping_pong` show it: all 32 lanes read one word, which can only be one wavefront.
 
@@ -231,7 +231,7 @@ print(xray(kernel, *(torch.randn(1, 1, 64, 64) for _ in range(3))).findings[0])
 own("trace_cost.cpp", "// What a cp.async", 9)
 
 # %% [markdown]
-# Of how many patterns it gives the hardware's count exactly. The counters of this table are those of the instruction (`smsp__sass_…`), which see both kinds of `cp.async`; those of the data pipe, in the figure above, miss `cp.async.cg`:
+# Of how many patterns it gives the hardware's count exactly (and of `cp.async.cg` the rule below). The counters of this table are those of the instruction (`smsp__sass_…`), which see both kinds of `cp.async`; those of the data pipe, in the figure above, miss `cp.async.cg`:
 
 # %%
 try:
@@ -240,13 +240,36 @@ try:
     table = equal.groupby(["kernel", "metric"]).agg({"equal": "sum", "name": "size", "different_counts": "nunique"})
     display(table.rename(columns={"equal": "patterns equal", "name": "of", "different_counts": "different counts"}))
 except LookupError:
+    copies = None
     print("Its measurement has not been recorded on this device yet.")
 
 # %% [markdown]
 # The data pipe's counters have 102 patterns of `cp.async.ca`, of 4, 8 and 16 bytes (`copy4`, `copy8`, `copy16`): all wavefronts are equal. Fewer of them are called *conflicts* there, because that counter allows a wavefront for every four lines of the source first.
 #
-# What the rule leaves out are the wavefronts in which a `cp.async.cg` writes what has come from the L2. Four for 512 bytes, if each line of the source goes to one line of shared memory, in any order within it, and up to one for every lane if not. No simple rule that was tried gives them all. The rungs' copies are of the first kind.
+# A `cp.async.cg` is served twice. It is issued, and that is what the rule above is of. Then what it asked for comes from the L2, and is written in *further* wavefronts, which are no conflicts. Number the eight times 16 bytes of a line of the source from 0 to 7, and so those of a row of the banks: a lane moves number $s$ to number $d$. One further wavefront writes
 #
+# - what comes from one line and goes to one row,
+# - if it fills the same halves of its sectors of 32 bytes: both, the lower ones or the upper ones,
+# - and if $s \oplus d$ is the same: in its two lower bits for all of it, in the third for the line's even sectors and for its odd ones.
+#
+# So an XOR swizzle is free, which is what the rungs' copies have, and a shift by 16 bytes or a line with a gap is not, though none of them meets a bank conflict. Of a warp that copies four lines, the wavefronts counted and those that the two rules give together:
+
+# %%
+TRIED = {
+    "contiguous": "as the lines lie",
+    "tile, swizzled": "swizzled by XOR",
+    "columns 23456701": "32 bytes on, in the same row",
+    "columns 01452367": "the two inner sectors exchanged",
+    "shifted by 16 bytes, from 0": "16 bytes on",
+    "columns 012-4567": "one lane in eight left out",
+    "stride 144": "each lane to a row of its own",
+}
+if copies is not None:
+    written = copies.query("kernel == 'cp.async.cg' and metric == 'wavefronts'").set_index("name")
+    written = written.loc[[f"copy16g: {name}" for name in TRIED], ["hardware", "xray"]]
+    display(written.set_axis(TRIED.values()).rename(columns={"hardware": "counted", "xray": "by the rules"}))
+
+# %% [markdown]
 # ## Beside compute-sanitizer
 #
 # NVIDIA's `compute-sanitizer` looks for the same kinds of faults on the GPU: *racecheck*, *memcheck*, *initcheck*, *synccheck*. For the comparison the rungs were broken by rule, one place at a time (`helpers/mutants.py`): every barrier removed or put into a branch, every bound widened, every wait for copies loosened, strides, masks, sizes. The same mutants went to both.
