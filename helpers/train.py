@@ -52,7 +52,7 @@ class Plan:
 
 
 TOY = Plan(Size(layers=2, heads=2, kv_heads=1, context=512), length=128, batch=2, steps=30, rate=1e-3, bytes=40)
-SMALL = Plan(Size(layers=6, heads=8, kv_heads=2, context=4096), length=4096, batch=4, steps=600, rate=2e-3)
+SMALL = Plan(Size(layers=6, heads=8, kv_heads=2, context=4096), length=4096, batch=4, steps=300, rate=1e-3)
 
 
 def plan(device: str) -> Plan:

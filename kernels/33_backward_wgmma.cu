@@ -147,17 +147,17 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
   // [end: barriers]
 
   if (warpgroup == 0) {
-    fa::setmaxnreg_dec<32>();
+    fa::setmaxnreg_dec<24>();
     const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0); // by a shuffle, as `half` below by a vote
     if (threadIdx.x == 0) {
       // [region: producer]
       const float *stats = static_cast<const float *>(a.workspace[1]);
-      const int64_t rows = int64_t(a.B) * a.H * padded<d>(a.Nq);
+      const int rows = a.B * a.H * last * Br; // the launcher has seen that it is an int
       int tile = start;
       Turn<Q_stages> Q;
       Turn<dO_stages> dO;
       for (int step = 0; step < steps; ++step, tile = next_of(tile), Q.advance(), dO.advance()) {
-        const float *LSE = stats + head * padded<d>(a.Nq) + tile * Br;
+        const float *LSE = stats + (head * last + tile) * Br;
         // Q_i, and with the first one K, once both warpgroups have read what was there
         const uint32_t Q_full = smem + C::Q_full + 8 * Q.stage, dO_full = smem + C::dO_full + 8 * dO.stage;
         fa::mbarrier_wait(smem + C::Q_empty + 8 * Q.stage, Q.parity ^ 1);
@@ -478,7 +478,7 @@ template <int d, typename T> cudaError_t launch(const fa_backward_args &a, cudaS
   // Without a mask all tiles are equal. With one, by measurement: more heads at a time read Q and dO too often from HBM.
   const int heads = a.causal ? min(16, a.B * a.H) : 1;
   const int64_t prepare_ctas = fa::ceil_div(rows * (d / 8), 256);
-  if (ctas * C::Bc > fa::max_grid_x || prepare_ctas > fa::max_grid_x) return cudaErrorInvalidValue;
+  if (ctas * C::Bc > fa::max_grid_x || rows > fa::max_grid_x) return cudaErrorInvalidValue;
   // With a dK and a dV for each query head: where they share K and V, in the workspace, each row of dK (16 bits) before that
   // of dV.
   fa_backward_args own = a;

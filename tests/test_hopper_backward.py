@@ -51,13 +51,14 @@ def test_a_sum_touched_before_its_product_is_complete_is_told_by_ptxas():
 
 
 def test_descriptors_are_formed_without_moves_to_uniform_registers():
-    """In the loop, because the warpgroup's number comes from a vote. One that comes from threadIdx costs moves at every product."""
+    """In the loop, because the warpgroup's number comes from a vote. One that comes from threadIdx costs moves at every product.
+    (One move is of the number of steps, with which a step is compared.)"""
     whole = rung(STEM)
     from_index = whole.replace("__any_sync(0xffffffff, threadIdx.x >= 256)", "threadIdx.x / 256")
     for d in (64, 128):
         loops = (draw_backward.main_loop(r, d) for r in (whole, dataclasses.replace(whole, source=from_index)))
         voted, moved = (sum(opcode.startswith("R2UR") for _, opcode, _ in loop) for loop in loops)
-        assert voted == 0 and moved > 16, (voted, moved)
+        assert voted <= 1 and moved > 16, (voted, moved)
 
 
 # --- right on the emulator
