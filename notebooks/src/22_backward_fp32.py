@@ -554,7 +554,7 @@ beside(causal=0)
 beside(causal=1)
 
 # %% [markdown]
-# **How to read it.** MATH has $P$ in memory and cuBLAS for its products; MATH does four of them where our kernel does five, and section 2 showed that in fp32 the fifth costs more than keeping $P$. So by this measure MATH has the easier task; what it needs in memory is not in the figure. As recorded on the H200 our kernel is 4 to 9 % ahead of it at $d = 64$ all the same, and reaches 0.81 to 0.86 of its speed at $d = 128$. Under a causal mask MATH multiplies the half that nobody sees as well, and takes 1.3 to 2.2 times as long as ours. EFFICIENT, which forms $P$ again as we do, takes 1.01 to 1.12 times as long at every shape.
+# **How to read it.** MATH has $P$ in memory and cuBLAS for its products; MATH does four of them where our kernel does five, and section 2 showed that in fp32 the fifth costs more than keeping $P$. So by this measure MATH has the easier task; what it needs in memory is not in the figure. As recorded on the H200 our kernel is 4 to 10 % ahead of it at $d = 64$ all the same, and reaches 0.81 to 0.87 of its speed at $d = 128$. Under a causal mask MATH multiplies the half that nobody sees as well, and takes 1.3 to 2.2 times as long as ours. EFFICIENT, which forms $P$ again as we do, takes 1.02 to 1.12 times as long at every shape.
 
 # %% [markdown]
 # ## What was tried
