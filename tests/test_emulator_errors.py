@@ -183,6 +183,16 @@ def test_columns_between_the_rows_of_a_view_are_not_the_views():
     assert "thread 8 of block 0 writes 4 bytes at O + 32 bytes, between two rows of that view" in report
 
 
+def test_a_dimension_of_1_may_have_any_stride():
+    """PyTorch gives it the stride of what it was cut from, which may be smaller than a row of what is left."""
+    packed = torch.zeros(4, 3 * 8)
+    view = packed.as_strided((1, 4, 1, 8), (8, 24, 1, 1), 8)
+    launch(build(program("for (int r = 0; r < 4; ++r) out[r * 24 + threadIdx.x] = r + 1;", "1, 8")), view)
+    assert packed[:, 8:16].sum() == 8 * 10 and packed.sum() == 8 * 10
+    report = failure("out[n / 4] = 0;", view)
+    assert "O + 32 bytes, between two rows of that view" in report
+
+
 def test_overlapping_views_are_told_apart():
     packed = torch.arange(24.0).view(4, 6)
     launcher = build(program("out[threadIdx.x] = in[threadIdx.x * 6] + static_cast<const float*>(a.K)[1];", "1, 4"))

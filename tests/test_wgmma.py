@@ -463,8 +463,20 @@ REGISTERS = {
     "no multiple of 8": ("if (t < 128) dec<28>();", "registers", "with 28 registers: a multiple of 8 from 24 to 256 is allowed"),
     "too few": ("if (t < 128) dec<16>();", "registers", "with 16 registers"),
     "too many": ("inc<264>();", "registers", "with 264 registers"),
-    "more than there are": ("if (t < 128) dec<80>(); else inc<224>();", "registers", "waits at"),
-    "nobody gives any": ("if (t < 128) inc<176>();", "registers", "256 more for its 32 threads, and of the 64512 that the block was launched with 0 are free"),
+    "more than there are": (
+        "if (t < 128) dec<80>(); else inc<224>();", "registers",
+        "1792 more for its 32 threads, and of the 64512 that the block was launched with (384 threads x 168) 64000 are taken "
+        "(per thread of warps 0-3: 80, warps 4-9: 224, warps 10-11: 168) and 512 are free\n"),
+    "nobody gives any": (
+        "if (t < 128) inc<176>();", "registers",
+        "256 more for its 32 threads, and of the 64512 that the block was launched with (384 threads x 168) 64512 are taken "
+        "(per thread of warps 0-11: 168) and 0 are free\n"),
+    "eight too many, before a product": (
+        f"if (t < 128) {{ dec<32>(); return; }}\nasm volatile(\"setmaxnreg.inc.sync.aligned.u32 240;\"); // here\nadded = 0; float d[8]; fence();\n{W} // product\ncommit(); wait<0>(); {READS}",
+        "registers",
+        "in setmaxnreg.inc for 240 registers per thread: 2304 more for its 32 threads, and of the 64512 that the block was launched with "
+        "(384 threads x 168) 63232 are taken (per thread of warps 0-3: 32, warps 4-10: 240, warp 11: 168) and 1280 are free; "
+        "warps 8, 9, 10 wait for it to execute wgmma.mma_async on {product}\n"),
     "three warps": ("if (t >= 32 && t < 128) dec<24>(); else if (t < 32) for (int i = 0; i < 9; ++i) asm volatile(\"nanosleep.u32 9;\");", "warpgroup", "has not executed setmaxnreg.dec"),
     "different numbers": ("if (t < 32) dec<24>(); else if (t < 128) dec<32>();", "warpgroup", "where another warp of its warpgroup has executed"),
     "down from less": ("if (t < 128) { dec<24>(); dec<32>(); }", "registers", "with 32 registers per thread and has 24"),
@@ -475,13 +487,19 @@ REGISTERS = {
 def test_registers_change_hands(what):
     body, kind, words = REGISTERS[what]
     cases, case = tuple(body for body, _, _ in REGISTERS.values()), list(REGISTERS).index(what)
-    options = {"image": np.zeros(BYTES, np.uint8), "threads": 384, "out": torch.zeros(384)}
+    given = (*(packed(at, 0, False, 64).encode() for at in (START, START + 16384)), 1)
+    options = {"image": np.zeros(BYTES, np.uint8), "given": given, "threads": 384, "out": torch.zeros(384 * 8)}
     if not kind:
-        assert (run(cases, case, **options) == 1).all()
+        assert (run(cases, case, **options)[:384] == 1).all()
         return
     with pytest.raises(KernelError) as caught:
         run(cases, case, **options)
-    assert f": {kind} in kernel: " in str(caught.value) and words in str(caught.value), caught.value
+    report, source = str(caught.value), source_of(cases, 384)
+    words = words.format(product=f"{FILE}:{line_of(source, '// product')}")
+    assert f": {kind} in kernel: " in report and words in report, report
+    if "// here" in cases[case]:
+        line = f"{FILE}:{line_of(source, f'// here {case}.')}"
+        assert report.startswith(f"{line}: ") and f"warp 11 of block 0 waits at {line} in " in report, report
 
 
 # ---- what only a trace follows: who orders ordinary stores with wgmma's reads

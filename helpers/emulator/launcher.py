@@ -421,7 +421,8 @@ class Arena:
     def regions(self) -> ctypes.Array[Region]:
         regions = (Region * len(self.copies))()
         for region, (name, t) in zip(regions, self.copies.items()):
-            order = sorted(range(t.dim()), key=lambda d: -t.stride(d))
+            # By stride, the largest first. One of size 1 may have any: last, where nothing is left of an offset into the view.
+            order = sorted(range(t.dim()), key=lambda d: (t.shape[d] == 1, -t.stride(d)))
             region.name, region.base, region.bytes = name.encode(), t.data_ptr(), _span(t)
             region.item, region.contiguous, region.dims = t.element_size(), t.is_contiguous(), t.dim()
             region.given = name in GIVEN or (name in ("O", "LSE") and "dO" in self.copies)

@@ -47,7 +47,8 @@ HINTS = {
     "fence": "wgmma.fence has to stand between the last use of registers and the first wgmma.mma_async that they belong to",
     "descriptor": 'compare start address, leading and stride byte offset and swizzle with the PTX ISA\'s "Matrix Descriptor Format"',
     "warpgroup": "all four warps of a warpgroup, of which the first's number is a multiple of 4, must execute the same instruction",
-    "registers": "the registers of all warpgroups together can't be more than the block was launched with: 65,536 or less",
+    "registers": "a multiple of 8 from 24 to 256, down by setmaxnreg.dec and up by setmaxnreg.inc; what all warps take together can't "
+    "be more than the block was launched with, so what some take, others must have given back",
     "division by zero": "guard the divisor",
     "shared memory": "use smaller tiles, or dynamic shared memory with cudaFuncSetAttribute for more than 48 KB",
     "unsupported": "the emulator interprets the PTX of attention kernels up to Hopper's: if it is spelt as in the PTX "

@@ -196,31 +196,63 @@ void warpgroup_returns(Worker* w) {
   }
 }
 
-bool record_warpgroup_deadlock(Worker* w) {
+// "warps 0-3: 24, warp 4: 240": the registers of each of their threads.
+static std::string registers_in_words(Worker* w) {
+  const unsigned warps = (w->threads + kWarp - 1) / kWarp;
+  std::string s;
+  for (unsigned i = 0, last; i < warps; i = last + 1) {
+    for (last = i; last + 1 < warps && progress_of(w, last + 1).registers == progress_of(w, i).registers;) ++last;
+    s += (s.empty() ? "" : ", ") + (last > i ? "warps " + std::to_string(i) + "-" + std::to_string(last) : "warp " + std::to_string(i)) +
+         ": " + std::to_string(progress_of(w, i).registers);
+  }
+  return s;
+}
+
+// Of `group`, the first product that some warps have executed and others have not; null if there is none.
+static const Product* unfinished(const Warpgroup& group) {
+  for (const Product& p : group.products)
+    if (came(p) != 15) return &p;
+  return nullptr;
+}
+
+// A thread that waits in wait_in_group for registers, or for other warps' products; null if there is none.
+static const Thread* waits_in_group(Worker* w, bool for_registers) {
   for (unsigned i = 0; i < w->threads; ++i) {
-    const Thread& t = w->thread[i];
-    if (t.state != State::Waiting) continue;
-    const unsigned number = i / kWarp / kWarpsOfGroup;
-    const Warpgroup& g = w->warpgroups->group[number];
-    const Progress& waiting = g.warp[i / kWarp % kWarpsOfGroup];
-    if (!(waiting.waiting >> i % kWarp & 1)) continue;
-    if (waiting.wanted == 0) {
-      for (const Product& p : g.products) {
-        const unsigned here = came(p);
-        if (here == 15) continue;
-        record(w, "warpgroup", 702, p.pc, p.instruction->site,
-               warps_in_words(number, here) + " of " + block_name(w) + (one(here) ? " waits at " : " wait at ") + line_of(t.site) +
-                   " for wgmma.mma_async on " + line_of(p.instruction->site, p.pc) + ", which " +
-                   warps_in_words(number, 15 & ~here) + " of the same warpgroup " + (one(15 & ~here) ? "doesn't" : "don't") + " execute");
-        return true;
-      }
+    const Progress& p = progress_of(w, i / kWarp);
+    if (w->thread[i].state == State::Waiting && p.waiting >> i % kWarp & 1 && (p.wanted != 0) == for_registers) return &w->thread[i];
+  }
+  return nullptr;
+}
+
+bool record_warpgroup_deadlock(Worker* w) {
+  // Who waits for registers comes first: a product that such a warp doesn't come to waits because of it.
+  if (const Thread* t = waits_in_group(w, true)) {
+    const unsigned warp = t->number / kWarp, number = warp / kWarpsOfGroup, launched = registers_at_launch(w->threads);
+    const int64_t all = int64_t(launched) * w->threads, free = w->warpgroups->registers_free;
+    const Progress& p = progress_of(w, warp);
+    std::string text = "warp " + std::to_string(warp) + " of " + block_name(w) + " waits at " + line_of(t->site) + " in " + t->site.what +
+                       " for " + std::to_string(p.wanted) + " registers per thread: " +
+                       std::to_string((p.wanted - p.registers) * kWarp) + " more for its 32 threads, and of the " + std::to_string(all) +
+                       " that the block was launched with (" + std::to_string(w->threads) + " threads x " + std::to_string(launched) + ") " +
+                       std::to_string(all - free) + " are taken (per thread of " + registers_in_words(w) + ") and " +
+                       std::to_string(free) + " are free";
+    if (const Product* product = unfinished(w->warpgroups->group[number])) {
+      const unsigned here = came(*product);
+      text += "; " + warps_in_words(number, here) + (one(here) ? " waits" : " wait") + " for it to execute wgmma.mma_async on " +
+              line_of(product->instruction->site, product->pc);
     }
-    record(w, "registers", 702, 0, t.site,
-           "warp " + std::to_string(i / kWarp) + " of " + block_name(w) + " waits at " + line_of(t.site) + " for " +
-               std::to_string(waiting.wanted) + " registers per thread: " +
-               std::to_string((waiting.wanted - waiting.registers) * kWarp) + " more for its 32 threads, and of the " +
-               std::to_string(registers_at_launch(w->threads) * w->threads) + " that the block was launched with " +
-               std::to_string(w->warpgroups->registers_free) + " are free");
+    record(w, "registers", 702, 0, t->site, text);
+    return true;
+  }
+  if (const Thread* t = waits_in_group(w, false)) {
+    const unsigned number = t->number / kWarp / kWarpsOfGroup;
+    const Product* p = unfinished(w->warpgroups->group[number]);
+    if (p == nullptr) return false;
+    const unsigned here = came(*p);
+    record(w, "warpgroup", 702, p->pc, p->instruction->site,
+           warps_in_words(number, here) + " of " + block_name(w) + (one(here) ? " waits at " : " wait at ") + line_of(t->site) +
+               " for wgmma.mma_async on " + line_of(p->instruction->site, p->pc) + ", which " + warps_in_words(number, 15 & ~here) +
+               " of the same warpgroup " + (one(15 & ~here) ? "doesn't" : "don't") + " execute");
     return true;
   }
   return false;
