@@ -1,13 +1,15 @@
-"""The drawings of notebook 24: loss curves laid on each other, and by how much two ways to write a text differ."""
+"""The drawings of notebook 24: loss curves laid on each other, steps beside what their kernels take, and by how much two ways to
+write a text differ."""
 
 from __future__ import annotations
 
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.ticker import NullFormatter
 
 from .draw import BLUE, GREEN, ORANGE, canvas
 from .plot import INK, MUTED, PEERS, RUNGS, Figure, styled
-from .train import by_run, differences
+from .train import WARM_UP, by_run, differences, label
 
 PINK = RUNGS[3][0]
 
@@ -49,6 +51,29 @@ def losses(training: pd.DataFrame, title: str, smooth: int = 1) -> Figure:
 
 
 @styled
+def waits(training: pd.DataFrame, kernels: pd.Series, title: str) -> Figure:
+    """A dot per step of every run with the first seed, at its time, the first step on top; a bar at what the kernels of a step take
+    together. training: name, seed, round, step, ms; kernels: ms by name. What lies past the right edge is counted there."""
+    timed = training[(training["step"] >= WARM_UP) & (training["seed"] == 0)].astype({"ms": "float64"})
+    runs = [*timed.groupby(["name", "seed", "round"], sort=False)]
+    runs.sort(key=lambda of_run: [*kernels.index].index(of_run[0][0]))
+    figure, (ax,) = canvas(9.6, 0.9 + 0.62 * len(runs), title=title)
+    right = timed["ms"].quantile(0.98) * 1.05
+    for y, (of_run, steps) in enumerate(runs):
+        look, at = _look(label(*of_run)), kernels[of_run[0]]
+        ax.scatter(
+            steps["ms"], y + 0.8 * (steps["step"] / steps["step"].max() - 0.5), s=5, color=look["color"], linewidths=0
+        )
+        ax.plot([at, at], [y - 0.42, y + 0.42], color=INK, linewidth=2.5, solid_capstyle="butt")
+        if beyond := (steps["ms"] > right).sum():
+            ax.text(1.01, y, f"+ {beyond}", transform=ax.get_yaxis_transform(), va="center", fontsize=8.5, color=INK)
+    ax.set(xlim=(kernels.min() - 1, right), ylim=(len(runs) - 0.5, -0.5), xlabel="a step, ms; the bar: its kernels")
+    ax.set_yticks(range(len(runs)), [label(*of_run) for of_run, _ in runs])
+    ax.grid(False, axis="y")
+    return figure
+
+
+@styled
 def curves(frame: pd.DataFrame, title: str) -> Figure:
     """A curve for each column of losses, by step (index)."""
     figure, (ax,) = canvas(6.2, 3.6, title=title)
@@ -82,4 +107,5 @@ def margins(text: pd.DataFrame, title: str) -> Figure:
         xlabel="largest difference of a logit between the two ways",
         ylabel="lead of the likeliest byte",
     )
+    ax.xaxis.set_minor_formatter(NullFormatter())  # the labels of less than a decade don't fit beside each other
     return figure

@@ -33,7 +33,8 @@ PROFILED = 20  # steps whose kernels are timed one by one
 # What a GPU's kernels are for, by a pattern of their names: ours, FlashAttention's and cuDNN's
 PARTS = {
     "attention, forward": r"flash_fwd|fprop|causal_gqa|ping_pong",
-    "attention, backward": r"flash_bwd|bprop|dot_do_o|convert_dq|fmha_reduce|backward_w?g?mma|\b(?:prepare|finish)<",
+    "attention, backward": r"flash_bwd|bprop|dot_do_o|convert_dq|fmha_reduce|backward_w?g?mma"
+    r"|\b(?:prepare|finish|add_heads)<",
 }
 
 

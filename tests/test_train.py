@@ -280,6 +280,7 @@ def test_every_kernel_of_a_step_is_counted_to_the_part_that_its_name_says():
         "void backward_wgmma<64, fa::bf16>(Maps, fa_backward_args, int)": "attention, backward",
         "void prepare<64, fa::bf16>(fa_backward_args)": "attention, backward",
         "void finish<64, fa::bf16>(fa_backward_args)": "attention, backward",
+        "void add_heads<64, fa::bf16>(fa_backward_args)": "attention, backward",
         "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT": "everything else",
         "void at::native::vectorized_layer_norm_kernel<float, float, false>(int)": "everything else",
         "void cublasLt::splitKreduce_kernel<32, 16, int, float>(cublasLt::cublasSplitKParams<float>)": "everything else",
