@@ -16,8 +16,8 @@
 //            D=128: Br=128 Bc=128 threads=256 smem=225 KB CTAs/SM=1
 // arch:      sm_90a
 // paper:     FlashAttention-3, section 3 (arXiv 2407.08608)
-// speed:     H200, N >= 1024: 407 to 479 TFLOP/s at D=64, 419 to 561 at D=128: 1.5 x SDPA FLASH, 0.98 x and 0.80 x SDPA
-//            CUDNN; causal 1.6 x, 1.03 x and 0.84 x
+// speed:     H200, N >= 1024: 399 to 476 TFLOP/s at D=64, 408 to 549 at D=128: 1.5 x SDPA FLASH, 0.99 x and 0.79 x SDPA
+//            CUDNN; causal 1.6 x, 1.04 x and 0.84 x
 #include <fa/half.cuh>
 #include <fa/launch.cuh>
 #include <fa/math.cuh>

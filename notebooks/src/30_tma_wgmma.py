@@ -191,7 +191,7 @@ pd.DataFrame(rows, columns=columns).set_index("then")
 #
 # The kernel has three stages with two barriers each. `full` is the one above. `empty` is its counterpart: each of the eight warps arrives when it has read the stage, and thread 0 waits for it before it asks for the next tile into that place.
 #
-# What if the bytes don't add up? Three ways to get it wrong, tried on the emulator, as on a GPU they would hang or read rubbish. In its reports the mbarriers have no names of their own: they lie behind the tiles, at so many bytes from `K_smem` or `V_smem`.
+# What if the bytes don't add up? Three ways to get it wrong, tried on the emulator, as on a GPU they would hang or read rubbish. Its reports call an mbarrier what the source does: `full[0]` is that of the first stage.
 
 # %%
 small = single("30_tma_wgmma", 64)

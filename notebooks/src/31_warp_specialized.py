@@ -132,24 +132,11 @@ pd.DataFrame(rows, columns=columns).set_index("tile")
 #
 # ### A deadlock, and how to read it
 #
-# Let the consumers forget to say that $V_j$ has been read. **Predict**: at which tile does everything stop, and who waits where? (768 keys are six tiles.) The report gives a barrier by its address; `named` says which one lies there, in the order in which the kernel lays them out.
+# Let the consumers forget to say that $V_j$ has been read. **Predict**: at which tile does everything stop, and who waits where? (768 keys are six tiles.)
 
 # %%
-small, stages = single("31_warp_specialized", 64), constant("stages")[0]
-layout = [int(re.search(x, small.source)[1]) for x in (r"K_at = (\d) \* Q_bytes", r"Q_empty = Q_full \+ (\d+)")]
-barriers_at = layout[0] * (192 * 64 * 2) + 2 * stages * (128 * 64 * 2)  # behind Q, O and the stages of K and V
-counts = {"Q_full": layout[1] // 8, "Q_empty": layout[1] // 8}
-counts |= dict.fromkeys(("K_full", "K_empty", "V_full", "V_empty"), stages)
-places = [f"{name}[{place}]" for name, count in counts.items() for place in range(count)]
-print(f"{stages} stages at d = 64")
-
-
-def named(report):
-    def name(found):
-        number = (int(found[1]) - barriers_at) // 8
-        return places[number] if 0 <= number < len(places) else found[0]
-
-    return re.sub(r"Q_smem \+ (\d+) B", name, report)
+small = single("31_warp_specialized", 64)
+print(f"{constant('stages')[0]} stages at d = 64")
 
 
 # %%
@@ -159,7 +146,7 @@ def finding(*changes, N=768, **options):
     for old, new in changes:
         text = replace(text, source=text.replace(old, new))
     found = xray(text, *(torch.randn(1, 1, N, 64).half() for _ in "qkv"), **options).trace.findings
-    return named(f"{found[0].kind}, line {found[0].line}: {found[0].text}") if found else "no finding"
+    return f"{found[0].kind}, line {found[0].line}: {found[0].text}" if found else "no finding"
 
 
 # %%
@@ -382,9 +369,9 @@ plot.recorded("31_warp_specialized", "roles", shares, by=by)
 # **What to see.**
 #
 # - The producer has nothing to do for most of the time. Its one long box in the figure is the beginning of a query tile: it sends for $Q$, works out where the tile lies, and asks the counter.
-# - The consumers are not in step. Consumer 0 comes to the end of its query tile three tiles of keys after the other two, and four stages wouldn't let it be much later; the longest wait of the producer is for the places that consumer 0 has yet to read.
+# - The consumers are not in step. Consumer 0 comes to the end of its query tile more than three tiles of keys after the other two, and four stages wouldn't let it be much later; the longest wait of the producer is for the places that consumer 0 has yet to read.
 # - Nobody multiplies in an epilogue, which takes about as long as a tile of keys (`other` in the table is what isn't drawn, most of it epilogues); but the other consumers do.
-# - A consumer's softmax takes more of its time than its two products together at $d = 64$, and four fifths as much at $d = 128$. All that time it has no product under way.
+# - A consumer's softmax takes more of its time than its two products together at $d = 64$, and three quarters as much at $d = 128$. All that time it has no product under way.
 #
 # ### How far ahead
 #
@@ -475,9 +462,9 @@ plot.recorded("31_warp_specialized", "forward", lambda _: by_length("forward"))
 plot.recorded("31_warp_specialized", "causal", lambda _: by_length("causal"))
 
 # %% [markdown]
-# **What to see.** Notebook 30's prediction holds. Most is gained at $d = 128$, where rung 30 had a single CTA per SM, and there most where its CTAs lived short: nobody waits for the first tiles any more, and nobody for $O$ to leave. A mask halves a CTA's life, and at $d = 128$ it brings about as much as half the length does. At $N = 16384$ without a mask nothing is gained there. At $d = 64$, where two CTAs had covered for each other, there was less to gain throughout.
+# **What to see.** Notebook 30's prediction holds. Most is gained at $d = 128$, where rung 30 had a single CTA per SM, and there most where its CTAs lived short: nobody waits for the first tiles any more, and nobody for $O$ to leave. A mask halves a CTA's life, and at $d = 128$ it brings about as much as half the length does. Without a mask, from $N = 2048$ on, it is about a tenth there, or less. At $d = 64$, where two CTAs had covered for each other, there was less to gain.
 #
-# At $N = 1024$ and $d = 64$ it is least, and under a mask the rung is slower than the one before. Part of that may be arithmetic: query tiles have 192 rows,
+# At $N = 1024$ and $d = 64$ it is least, and under a mask the rung is no faster than the one before. Part of that may be arithmetic: query tiles have 192 rows,
 
 # %%
 N = pd.Series([512, 1024, 2048, 4096, 8192, 16384], name="N")

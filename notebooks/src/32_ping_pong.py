@@ -481,7 +481,7 @@ plot.recorded("32_ping_pong", "causal", summaries)
 # %% [markdown]
 # The columns as in notebook 13: geometric mean over the headline shapes with $N \ge 1024$, the lowest and highest of them, and the worst of all recorded shapes.
 #
-# **What to see.** The lead over cuDNN is smallest at short lengths and by and large grows with them: at $d = 128$ it is two to four percent up to $N = 1024$ and more than a tenth from 4096 on. Under the mask, at $N = 512$ and $d = 128$, there is none. Where a tile of queries has few tiles of keys, its ends weigh most: at $N = 512$ one of four goes the long way.
+# **What to see.** The lead over cuDNN is smallest at short lengths and by and large grows with them: at $d = 128$ it is three to six percent up to $N = 1024$ and more than a tenth from 4096 on. Under the mask, at $N = 512$ and $d = 128$, there is hardly any. Where a tile of queries has few tiles of keys, its ends weigh most: at $N = 512$ one of four goes the long way.
 #
 # (The table of steps has this kernel at 1.13 and, as step 29, at 1.15 for $d = 128$: from other runs, over three of these five lengths, and without slower peers in between, during which the card cools.)
 #
@@ -522,7 +522,7 @@ plot.staircase(speeds(summit=True))
 # %% [markdown]
 # ## What still hurts
 #
-# 1. **Short lengths at $d = 128$.** The aim was 1.10 times cuDNN's speed without a mask, on average. The record above just has it; two earlier ones, of the same machine code, had 1.097 and 1.092. At $N = 1024$ it is two percent. Nsight Compute, on step 26 of the table at $N = 4096$, found the tensor cores at work for 85 % of the time, at a clock of 1.64 GHz of the 1.98 that the card can do, and warps that waited for their turn for 7 % of it, for $K_j$ for 3 % and for $V_j$ for 2 % (the conditions of that record have it). Steps 30 to 32 went after these waits, and gained nothing: the clock is what is short.
+# 1. **Short lengths at $d = 128$.** The aim was 1.10 times cuDNN's speed without a mask, on average. The record above has 1.099; three earlier ones, of the same machine code, had 1.097, 1.092 and 1.102. So it is there but for what differs from run to run, and not beyond. At $N = 1024$ it is three percent. Nsight Compute, on step 26 of the table at $N = 4096$, found the tensor cores at work for 85 % of the time, at a clock of 1.64 GHz of the 1.98 that the card can do, and warps that waited for their turn for 7 % of it, for $K_j$ for 3 % and for $V_j$ for 2 % (the conditions of that record have it). Steps 30 to 32 went after these waits, and gained nothing: the clock is what is short.
 # 2. **Ends.** A tile of queries begins with a tile of keys that goes the long way and ends with a product under which nothing happens. While one warpgroup is at that, only the others keep the tensor cores busy. The shorter the sequence, the larger that part; under a causal mask the tiles on the diagonal go the long way, too.
 # 3. **Exponentials at $d = 64$.** There are as many clocks of them as of products, so both units would have to be busy all the time. Exercise 32.1 looks ahead.
 # 4. **What no kernel gets.** cuBLAS, with nothing but products to do, stays far below the datasheet. 4096 operations per clock on 132 SMs come to the datasheet's 990 TFLOP/s at 1830 MHz. While the samples above were taken, in short bursts with pauses, the card was seen at these clocks and drew this power (of at most 700 W), the slower peers included; what the clock does within a burst they don't show:
