@@ -61,9 +61,8 @@ def waits(training: pd.DataFrame, kernels: pd.Series, title: str) -> Figure:
     right = timed["ms"].quantile(0.98) * 1.05
     for y, (of_run, steps) in enumerate(runs):
         look, at = _look(label(*of_run)), kernels[of_run[0]]
-        ax.scatter(
-            steps["ms"], y + 0.8 * (steps["step"] / steps["step"].max() - 0.5), s=5, color=look["color"], linewidths=0
-        )
+        heights = y + 0.8 * (steps["step"] / steps["step"].max() - 0.5)
+        ax.scatter(steps["ms"], heights, s=5, color=look["color"], linewidths=0)
         ax.plot([at, at], [y - 0.42, y + 0.42], color=INK, linewidth=2.5, solid_capstyle="butt")
         if beyond := (steps["ms"] > right).sum():
             ax.text(1.01, y, f"+ {beyond}", transform=ax.get_yaxis_transform(), va="center", fontsize=8.5, color=INK)
