@@ -23,6 +23,8 @@
 # **The idea in one line**: form $S$ transposed, keys by queries; then a warp's results $P^\top$ and $dS^\top$ already *are* the operands of $dV$ and $dK$, and only $dS$ has to cross between all of them.
 
 # %%
+import heapq
+
 import numpy as np
 import pandas as pd
 import torch
@@ -236,7 +238,7 @@ table.map("{:.1e}".format)
 # %%
 source = for_d64("23_backward_mma")
 as_it_is = load(source=source.source, device=device, quiet=True)
-text = source.replace("j0 = blockIdx.x % key_tiles * Bc", "j0 = (key_tiles - 1 - blockIdx.x % key_tiles) * Bc")
+text = source.replace("j0 = in_set / of * Bc", "j0 = (key_tiles - 1 - in_set / of) * Bc")
 backwards = load(source=text, device=device, quiet=True)
 torch.manual_seed(0)
 q, k, v, do = (torch.randn(1, 1, 512, 64, device=device).half() for _ in range(4))
@@ -268,23 +270,76 @@ show.region("23_backward_mma", "finish")
 # %% [markdown]
 # ## 6 · Masks and groups
 #
-# **Causal.** Query $i$ sees keys up to $i + N_k - N_q$. Seen from a tile of keys: the tiles of queries from the diagonal to the end. So the *first* keys have most work (on the way there it was the last queries), and since CTAs start roughly in the order of `blockIdx`, the tiles of a head are dealt out from the first.
-#
-# **Groups.** With grouped heads, $H / H_{kv}$ query heads share a $K$ and a $V$, and $dK$, $dV$ are sums over all of them. The CTA walks its tiles of queries for one query head after the other, and the sums stay where they are, in registers. Nothing is added up across CTAs, and $K_j$, $V_j$ are loaded once for the whole group. Both in one expression:
+# **Causal.** Query $i$ sees keys up to $i + N_k - N_q$. Seen from a tile of keys: the tiles of queries from the diagonal to the end. So the *first* keys have most work (on the way there it was the last queries).
 
 
 # %%
-def steps(tile, Nq, Nk, group=1, causal=False, Br=64, Bc=128):
-    """The steps of the CTA of one tile of keys: (query head of the group, tile of queries), in order."""
+def steps(tile, Nq, Nk, causal=False, Br=64, Bc=128):
+    """The steps of the CTA of one tile of keys: tiles of queries, in order."""
     first = max(0, tile * Bc - (Nk - Nq)) // Br if causal else 0
-    return [(h, i) for h in range(group) for i in range(first, -(-Nq // Br))]
+    return range(first, -(-Nq // Br))
 
 
 for causal in (False, True):
-    print(f"causal={causal}:", [len(steps(tile, 1024, 1024, causal=causal)) for tile in range(8)])
+    print(f"causal={causal}:", [len(steps(tile, 1024, 1024, causal)) for tile in range(8)])
 
 # %%
 show.region("23_backward_mma", "steps")
+
+# %% [markdown]
+# ### Who starts when
+#
+# CTAs start roughly in the order of `blockIdx`, the next one where one has ended. In which order should they come? Who packs boxes puts the large things in first and fills the gaps with the small ones. So: the first tiles of all heads, then all second ones, and so on. But the CTAs of one head read the same $Q$ and $dO$, which one of them fetches from HBM and the others find in the L2, if they run at the same time. The kernel takes 16 heads at a time.
+#
+# **Predict**: of 128 heads with 4096 keys each (the workload at $d = 64$), on 132 SMs with two places for CTAs each, what share of the time do CTAs take, if they come head by head, 16 heads at a time, or all at once? (Without a mask all tiles are equal, and the heads come one after the other.) A few lines simulate it:
+
+
+# %%
+def occupied(tiles, heads, at_a_time, places, work=1):
+    """The share of the places' time that CTAs take under a causal mask; tile 0 takes `tiles` times `work`, the last one `work`."""
+    sets = [min(at_a_time, heads - first) for first in range(0, heads, at_a_time)]
+    ends = [0] * places
+    for of in sets:
+        for tile in range(tiles):
+            for _ in range(of):  # the next CTA begins wherever one ends first
+                heapq.heapreplace(ends, ends[0] + (tiles - tile) * work)
+    return heads * work * tiles * (tiles + 1) / 2 / (places * max(ends))
+
+
+rows = {}
+for N in (1024, 4096, 16384):
+    heads = 16384 // N * 2048 // 64
+    rows[f"N = {N}, {heads} heads"] = [occupied(N // 128, heads, n, 264) for n in (1, 16, heads)]
+pd.DataFrame(rows, index=["head by head", "16 at a time", "all"]).T.map("{:.0%}".format)
+
+# %% [markdown]
+# **What to see.** Head by head, every head ends with its shortest tiles, and the last heads leave places empty while others have a long tile to finish. With 16 heads at a time that costs next to nothing but where sequences are short. Measured in two runs of one day, the new order gained 2 to 5 % at $N = 4096$ and 16384 and nothing certain at 1024 ([below](#What-was-tried), draft 15); more heads at a time gained less.
+#
+# ### Groups
+#
+# With grouped heads, $H / H_{kv}$ query heads share a $K$ and a $V$, and $dK$, $dV$ are sums over all of them. A CTA could walk its tiles of queries for one query head of the group after the other: the sums would stay where they are, in registers, $K_j$ and $V_j$ would be loaded once for the whole group, and nothing would have to be added up across CTAs. Notebook 22's kernel does so, and this one did. What can be wrong with that?
+#
+# **Predict** with the same simulation. Three shapes, causal; the first is that of the model of notebook 24.
+
+# %%
+rows = {}
+for B, H, Hkv, N, places in ((4, 8, 2, 4096, 264), (2, 16, 2, 2048, 264), (2, 64, 8, 2048, 132)):
+    for heads, work in ((B * Hkv, H // Hkv), (B * H, 1)):
+        shape = f"{B} sequences, {H} heads on {Hkv}, N = {N}, d = {64 if places == 264 else 128}"
+        share = occupied(N // 128, heads, min(16, heads), places, work)
+        rows[shape, "for a group" if work > 1 else "for a query head"] = (heads * N // 128, places, f"{share:.0%}")
+pd.DataFrame(rows, index=["CTAs", "places", "occupied"]).T.rename_axis(["", "a CTA"])
+
+# %% [markdown]
+# **What to see.** Groups make CTAs fewer and each of them longer. In the first shape all 256 have a place, and nothing is left to come after: the first tile takes twice the average, and for half of the time places are empty. In the second there aren't CTAs enough to begin with. Only the third is large enough.
+#
+# So every query head has CTAs of its own here, as in FlashAttention-2. Each writes its $dK$ and $dV$, rounded to 16 bits, into a workspace, and a last CUDA kernel adds them up, in the order of the heads, so that the result is the same bit by bit every time. With as many heads of $K$ and $V$ as of $Q$ there is no such workspace and no such kernel.
+
+# %%
+show.region("23_backward_mma", "add_heads")
+
+# %% [markdown]
+# Measured beside SDPA FLASH (H200, bf16; the record of draft 16), the first shape went from 0.93 to 1.32 of its speed, the second from 0.37 to 1.47, and the third from 1.18 to 1.11: where CTAs were enough, what has to be added up costs its time. The simulation promises more than that, a factor of 2 and of 7.5. In it a CTA that shares its SM is as fast as one that has it alone, and the additions cost nothing.
 
 # %% [markdown]
 # ## The kernel
@@ -411,7 +466,7 @@ rays.address_map("atomicAdd(dQ_sum")
 # %% [markdown]
 # ### Masks and groups, counted
 #
-# Predict with `steps`: how do the bytes read of $Q$, $K$ and $dQ$'s sum change with a causal mask, and with four query heads on one head of $K$ and $V$?
+# Predict with `steps`: how do the bytes that CTAs read of $Q$ and $K$ change with a causal mask, and with four query heads on one head of $K$ and $V$? How many bytes of $dK$ and $dV$ go through the workspace?
 
 # %%
 N, size = 256, 256 * 64 * 2  # bytes of one head of Q
@@ -422,13 +477,26 @@ for causal in (False, True):
         k, v = (torch.randn(1, Hkv, N, 64).half() for _ in range(2))
         case = Case("", q, k, v, do=do, causal=causal)
         ray = xray(source, *case.inputs, **case.options)
-        taken = Hkv * sum(len(steps(tile, N, N, H // Hkv, causal)) for tile in range(N // 128))
-        read = ray.tensors.bytes_read
-        rows.append((causal, H, Hkv, taken, taken * 64 * 64 * 2, *read[["Q", "K"]].astype(int)))
-pd.DataFrame(rows, columns=["causal", "H", "Hkv", "steps", "Q, predicted", "Q, counted", "K, counted"])
+        taken = H * sum(len(steps(tile, N, N, causal)) for tile in range(N // 128))
+        counted = ray.tensors.bytes_read[["Q", "K", "dK_dV"]].astype(int)
+        rows.append(
+            (causal, H, Hkv, taken, taken * 64 * 64 * 2, counted["Q"], counted["K"], Hkv * size, counted["dK_dV"])
+        )
+columns = [
+    "causal",
+    "H",
+    "Hkv",
+    "steps",
+    "Q, predicted",
+    "Q, counted",
+    "K, counted",
+    "K's size",
+    "dK and dV, workspace",
+]
+pd.DataFrame(rows, columns=columns)
 
 # %% [markdown]
-# **What to see.** Steps, and with them all work and all additions, depend on the query heads and the mask alone. Grouping saves bytes of $K$ and $V$, and of $dK$ and $dV$; the FLOPs are the same. At $N = 256$ the mask skips two steps of eight; the longer the sequence, the nearer to half.
+# **What to see.** Steps, and with them all work and all additions to $dQ$, depend on the query heads and the mask alone. So does what CTAs read of $K$ and $V$, since each query head's read them; but a group's read the same, and for those that run at the same time the L2 has it. What grouping saves is the tensors themselves: $K$, $V$, $dK$ and $dV$ are a quarter of what they were. What it costs is a way through the workspace and back, for $dK$ and $dV$ of every query head. At $N = 256$ the mask skips two steps of eight; the longer the sequence, the nearer to half.
 
 # %% [markdown]
 # ## Beside its peers
@@ -462,14 +530,14 @@ study = study[(study.dtype == "fp16") & study.tflops.notna()]
 study.pivot_table(index=["causal", "D", "name"], columns="Nk", values="tflops").round(0)
 
 # %% [markdown]
-# **How to read it.** SDPA FLASH is FlashAttention-2, written for the same instructions as this kernel, `mma.sync` and `ldmatrix`. At $d = 64$ the kernel is ahead of it at every shape, by 8 to 23 %. At $d = 128$ it is level: 0 to 6 % ahead without a mask, and from 3 % behind to 6 % ahead with one, behind at long sequences. cuDNN takes half to four fifths of the time of ours. (The long whiskers under a causal mask are single rounds in which a peer took about twice as long. The points are medians.) FlashAttention-3 is written for Hopper's `wgmma`, which reads operands from shared memory by itself: for it the 0.4 `ldmatrix` per product do not exist.
+# **How to read it.** SDPA FLASH is FlashAttention-2, written for the same instructions as this kernel, `mma.sync` and `ldmatrix`. At $d = 64$ the kernel is ahead of it at every shape, by 9 to 22 % without a mask and by 16 to 25 % with one. At $d = 128$ it is level without a mask, from 1 % behind to 6 % ahead, and 0 to 9 % ahead with one, least at the longest sequences. cuDNN takes half to four fifths of the time of ours. FlashAttention-3 is written for Hopper's `wgmma`, which reads operands from shared memory by itself: for it the 0.4 `ldmatrix` per product do not exist.
 
 # %% [markdown]
 # ## What was tried
 #
 # Each row is a draft of this kernel, with what was expected of it before it ran, and what it reached as a ratio to SDPA FLASH in bf16 (`ratio`; `ratio_causal` under a causal mask). `spill_bytes` is what a thread has in memory because registers ran out. All ran side by side. Cover the columns of numbers and guess.
 #
-# Compare them with each other only. Draft 4 is the rung, at $d = 64$ down to the machine code, and without a mask it has 1.19 here at $d = 64$ and 1.09 at $d = 128$. The figures above are of another occasion; over the same three lengths they give 1.12 and 1.02. So 7 % lie between two runs, as much as all the steps that were kept have gained: those gains hold because the drafts ran side by side, and a comparison across runs would prove none of them. This record has ratios only, so it can't say which of the two kernels ran faster or slower in it. But FLASH by itself can differ that much: one and the same code, in ms, in the records of two rungs:
+# Compare those of one run only: 1 to 14 ran together, 15 and 16 in another run on another machine. Draft 16 is the rung. Without a mask 4, 15 and 16 do the same, and have 1.19, 1.14 and 1.14 at $d = 64$, 1.09, 1.05 and 1.05 at $d = 128$; the figures above, of a third occasion, give 1.16 and 1.03 over the same three lengths. So 4 to 6 % lie between two runs, nearly as much as all the steps from 1 to 4 have gained: those gains hold because the drafts ran side by side, and a comparison across runs would prove none of them. This record has ratios only, so it can't say which of the two kernels ran faster or slower in it. But FLASH by itself can differ that much: one and the same code, in ms, in the records of two rungs:
 
 
 # %%
@@ -496,7 +564,7 @@ plot.recorded("23_backward_mma", "steps", drafts)
 
 # %%
 steps_taken = record.load("23_backward_mma", "steps").pivot(index="step", columns="D", values="ratio")
-changes = {"sharing 32 keys (1 → 2)": (1, 2), "16 bytes per lane (2 → 3)": (2, 3), "all that was kept (1 → 4)": (1, 4)}
+changes = {"sharing 32 keys (1 → 2)": (1, 2), "16 bytes per lane (2 → 3)": (2, 3), "all of these (1 → 4)": (1, 4)}
 changes |= {"other order of the code alone (3 → 4)": (3, 4), "no additions to dQ (3 → 14)": (3, 14)}
 gains = {name: steps_taken.loc[b] / steps_taken.loc[a] - 1 for name, (a, b) in changes.items()}
 pd.DataFrame(gains).T.map("{:+.1%}".format).rename(columns="d = {}".format)
@@ -508,6 +576,7 @@ pd.DataFrame(gains).T.map("{:+.1%}".format).rename(columns="d = {}".format)
 # - Drafts 3 and 4 are the same algorithm; one has switches, the other is written out. What lies between them at $d = 128$ is what the order of the code is worth, and smaller differences in this list prove nothing. Draft 5 lies that far above 3, and next to 4.
 # - *Half as many barriers* (9) were expected to help and did not: barriers are not what a step waits for, at least not at the price of registers that spill. *Two smaller CTAs per SM* (11) hide each other's waits and pay with twice the additions: slower without a mask, level with one.
 # - *Leaving out masked blocks* (7) saves products on the diagonal and costs branches and registers everywhere else: at $d = 64$ more than it saves, even under a mask.
+# - *The longest tiles first* (15) and *CTAs for each query head* (16) have no row beside them that is the same without. What they gained is said with them, from runs of one day; section 6 says why they should. In this table's shapes, without groups, 16 differs from 15 by no more than noise.
 # - *No additions* (14) is no kernel, since $dQ$ is missing. It says how much is left to gain there at the most, and that is more than from anything else in this list.
 
 # %% [markdown]
