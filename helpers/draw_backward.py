@@ -432,20 +432,24 @@ def program(found: pd.DataFrame, done: pd.DataFrame, end: int, title: str) -> Fi
 @styled
 def drafts(frame: pd.DataFrame, title: str) -> Figure:
     """What drafts of a kernel reached, as a ratio to a peer, a line for each and a mark for each D. frame: step, what, kept ("yes…",
-    "at D = …" or "no…"), D and ratio. Marks of what stayed are filled."""
+    "at D = …" or "no…"), D and ratio; with ratio_causal a second panel. Marks of what stayed are filled."""
     order = frame.drop_duplicates("step").sort_values("step")
-    figure, (ax,) = canvas(9.6, 1.5 + 0.28 * len(order), title=title)
+    panels = {"ratio": "without a mask", "ratio_causal": "causal"} if "ratio_causal" in frame else {"ratio": ""}
+    figure, axes = canvas(6.4 + 3.2 * len(panels), 1.5 + 0.28 * len(order), len(panels), title=title, sharey=True)
     places = {step: y for y, step in enumerate(order["step"])}
     looks = dict(zip(sorted(frame["D"].unique()), (("o", BLUE), ("s", ORANGE), ("D", GREEN)), strict=False))
     for row in frame.itertuples():
         marker, colour = looks[row.D]
         stays = not row.kept.startswith("no") and ("D =" not in row.kept or f"D = {row.D}" in row.kept)
         look = {"marker": marker, "markeredgecolor": colour, "markerfacecolor": colour if stays else CARD}
-        ax.plot(row.ratio, places[row.step], linestyle="", markersize=7, **look)
-    ax.axvline(1, color=MUTED, linewidth=1, linestyle="--")
+        for ax, name in zip(axes, panels, strict=True):
+            ax.plot(getattr(row, name), places[row.step], linestyle="", markersize=7, **look)
+    for ax, said in zip(axes, panels.values(), strict=True):
+        ax.axvline(1, color=MUTED, linewidth=1, linestyle="--")
+        ax.set_title(said, color=MUTED)
+        ax.set(xlabel="times as fast as the peer", ylim=(len(order) - 0.4, -0.6))
     labels = [f"{step} · {textwrap.shorten(what, 62)}" for step, what in zip(order["step"], order["what"], strict=True)]
-    ax.set_yticks(range(len(order)), labels, color=INK, fontsize=8)
-    ax.set(xlabel="times as fast as the peer", ylim=(len(order) - 0.4, -0.6))
+    axes[0].set_yticks(range(len(order)), labels, color=INK, fontsize=8)
     handles = [
         Line2D([], [], linestyle="", marker=m, color=c, markersize=7, label=f"D = {D}") for D, (m, c) in looks.items()
     ]

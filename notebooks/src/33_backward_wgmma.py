@@ -241,7 +241,7 @@ for name in ("dQ_sum", "dQ", "dK", "dV"):
 pd.DataFrame(rows, index=["run again", "keys from the last tile on"]).T.map("{:.2%}".format)
 
 # %% [markdown]
-# **What to see.** Share of elements that differ. On the emulator, whose CTAs always come in the same order, a second run is the same throughout; on a GPU, `dQ_sum` differs in its last bits from run to run as it does here from order to order. $dK$ and $dV$ are the same bit by bit in every run, whatever the rest of the GPU does: one CTA sums them up, alone and in a fixed order. The line `outputs` of the header block says so. (Why do a few of them differ in the right column? Without a mask a CTA begins with a tile of queries that depends on its place among the CTAs of its head, so that they don't all add to the same rows of $dQ$ at once. Another place, another order. Notebook 22 shows what it takes to have all three gradients the same in every run.)
+# **What to see.** Share of elements that differ. On the emulator, whose CTAs always come in the same order, a second run is the same throughout; on a GPU, `dQ_sum` differs in its last bits from run to run as it does here from order to order. $dK$ and $dV$ are the same bit by bit in every run, whatever the rest of the GPU does: one CTA sums up those of a query head, alone and in a fixed order. The line `outputs` of the header block says so. (Where query heads share $K$ and $V$, what belongs to one head of $K$ and $V$ is added up afterwards, in the order of the query heads: see "Who gets which tile" below.) (Why do a few of them differ in the right column? Without a mask a CTA begins with a tile of queries that depends on its place among the CTAs of its head, so that they don't all add to the same rows of $dQ$ at once. Another place, another order. Notebook 22 shows what it takes to have all three gradients the same in every run.)
 #
 # ### A reminder
 #
@@ -288,7 +288,17 @@ table = sass.table("33_backward_wgmma").set_index("kernel")
 table[table.index.str.startswith("backward")].drop(columns="rung")
 
 # %% [markdown]
-# (`registers` is what all threads start with: a whole SM's registers, divided by the threads of a CTA. `setmaxnreg` redistributes them.)
+# `registers` is what all threads start with: a whole SM's registers, divided by the threads of a CTA, in steps of 8. `setmaxnreg` redistributes these, $384 \cdot 168 = 64\,512$, and with 24 and 240 nothing is left over. 1024 registers of the SM belong to nobody. Just enough, it seems, to leave each of the producer's threads 8 more. **Predict** what the kernel does with 32 in place of 24:
+
+# %%
+generous = source.replace("setmaxnreg_dec<24>", "setmaxnreg_dec<32>")
+try:
+    load(source=generous, device="cpu", quiet=True)(*one_head.inputs)
+except Exception as error:
+    print(error)
+
+# %% [markdown]
+# **What to see.** It never ends. A CTA has what it was launched with, and no claim to the rest: the last warps ask for registers that nobody will give back, and the others of their warpgroup wait for them at the first product. On the H200 it hung without a word.
 #
 # Shared memory, from the constants of the kernel:
 
@@ -372,7 +382,7 @@ def lag(events):
 plot.recorded("33_backward_wgmma", "roles", lag, by=by)
 
 # %% [markdown]
-# **What to see.** To start products takes each consumer about two fifths of its time: that is where it is held up. Consumer 1 forms its $dS$ behind consumer 0 by less than a quarter of a step, not by half of one; so what one does is covered by the other unevenly. While consumer 1 forms its $dS$, consumer 0 is starting products for nine tenths of the time; the other way round it is two thirds at $d = 64$ and a third at $d = 128$ (`other` is what has no name in the notes: moving on to the next tile, packing $P$, handing over $dQ$). Consumer 0's exponentials lie for the most part under what consumer 1 starts. Half of consumer 1's or more don't: there consumer 0 has come to its $dQ$, and only what consumer 1 has started itself can still be running.
+# **What to see.** To start products takes each consumer about two fifths of its time: that is where it is held up. Consumer 1 forms its $dS$ about a quarter of a step behind consumer 0, not half of one; so what one does is covered by the other unevenly. While consumer 1 forms its $dS$, consumer 0 is starting products for nine tenths of the time. The other way round it is a quarter at $d = 64$ and less at $d = 128$: consumer 1 is still at the $dQ$ of the step before, which it waits for and writes, or on its way into the next step (`other`, which has no name in the notes). Consumer 0's exponentials lie for the most part under what consumer 1 starts. More than half of consumer 1's don't: there consumer 0 has come to its $dQ$, or waits, and only what consumer 1 has started itself can still be running.
 #
 # ## 5 · Under whose products?
 #
@@ -403,7 +413,7 @@ under = pd.concat(
 under.fillna(0).astype(int).rename_axis(columns=["", "products under way"])
 
 # %% [markdown]
-# **What to see.** Time is not to scale: an instruction is an instruction. A step has two halves. In the first, $dP$ and $dV$ are started, and $dS$ is computed as soon as $dP$ is there, under $dV$. In the second, $S$ of the next step, $dK$ and $dQ$ are started, and the exponentials wait for $S$ alone. Orange is work under which no product *of this warpgroup* runs; column 0 of the table counts it. There the other one's products would have to keep the tensor cores busy: it follows one turn of the token later, or is one ahead. The clocks of section 4 show how far that goes. While consumer 1 writes its $dQ$, consumer 0 starts the products of its next step, or waits for them. While consumer 0 writes its own, consumer 1 is at its exponentials, and starts nothing.
+# **What to see.** Time is not to scale: an instruction is an instruction. A step has two halves. In the first, $dP$ and $dV$ are started, and $dS$ is computed as soon as $dP$ is there, under $dV$. In the second, $S$ of the next step, $dK$ and $dQ$ are started, and the exponentials wait for $S$ alone. Orange is work under which no product *of this warpgroup* runs; column 0 of the table counts it. There the other one's products would have to keep the tensor cores busy: it follows one turn of the token later, or is one ahead. The clocks of section 4 show how far that goes. While consumer 1 writes its $dQ$, consumer 0 starts $dP$ and $dV$ of its next step, or forms $dS$ under $dV$. While consumer 0 writes its own, consumer 1 is at its exponentials and starts nothing: nearly all of that time at $d = 64$, a third of it at $d = 128$.
 #
 # The long empty stretch is the mask, which runs only in tiles that need it. What the picture can't say is *how long* anything takes. If a product is done long before its wait, the tensor cores are idle in spite of it; and if they are still at an earlier one, a warpgroup that starts the next is held up. That is what the clocks of section 4 are for: long boxes of "starts products" or of a wait mean that the tensor cores (or the other one's turn) are the narrow place, boxes of the threads' own work that they are not.
 
@@ -434,14 +444,60 @@ show.region("33_backward_wgmma", "scores")
 show.region("33_backward_wgmma", "tile_loop")
 
 # %% [markdown]
-# The warpgroup's number comes from a vote, `__any_sync`, which looks odd. Descriptors live in *uniform* registers, one value for a whole warp. Of a number computed from `threadIdx` the compiler doesn't know that it is the same in all lanes; of the result of a vote it does. Predict, with `threadIdx.x / 256` instead: how many more instructions that move a value to a uniform register (`R2UR`)?
+# The warpgroup's number comes from a vote, `__any_sync`, which looks odd. Descriptors live in *uniform* registers, one value for a whole warp. Of a number computed from `threadIdx` the compiler doesn't know that it is the same in all lanes; of the result of a vote it does. Predict, with `threadIdx.x / 256` instead: how many more instructions of a step move a value to a uniform register (`R2UR`)?
 
 # %%
-text = source.replace("__any_sync(0xffffffff, threadIdx.x >= 256)", "threadIdx.x / 256")
-rungs = {"by vote": source, "from threadIdx": replace(source, source=text)}
+vote, rows, rungs = "__any_sync(0xffffffff, threadIdx.x >= 256)", {}, {}
+for d in (64, 128):
+    one = single("33_backward_wgmma", d)
+    rungs |= {(d, "by vote"): one, (d, "from threadIdx"): replace(one, source=one.replace(vote, "threadIdx.x / 256"))}
 compile_ahead(rungs.values(), "sass")
-moves = {name: sass.histogram(r).filter(regex="backward_wgmma.*fp16").iloc[:, 0] for name, r in rungs.items()}
-pd.DataFrame({name: pd.Series({"R2UR": counts.get("R2UR", 0), "all": counts.sum()}) for name, counts in moves.items()})
+for (d, way), one in rungs.items():
+    counts = sass.opcodes(one, D=d, loop=True, kernel="backward_wgmma")
+    rows[d, way] = {"R2UR": counts["R2UR"], "all": counts.sum()}
+pd.DataFrame(rows).T.rename_axis(["d", "instructions of a step"])
+
+# %% [markdown]
+# By vote not one of them is for a descriptor: the one that is left at $d = 128$ moves the number of steps.
+#
+# ### Who gets which tile
+#
+# A CTA has 128 keys of one *query* head. Under a causal mask the first keys are seen by all queries and the last by few, so that tiles are of very different length. As in notebook 20 the longest come first, of 16 heads at a time: with more of them, $Q$ and $dO$ are read too often from HBM (step 15 of the table below).
+#
+# Several query heads may share $K$ and $V$. Then one CTA could go through the queries of all of them, and sum up their $dK$ and $dV$ in registers; an earlier version did. What is wrong with that? A model, as in notebook 31: an SM takes one tile after the other, and a tile takes as long as it has queries. The share of the time for which an average SM has work, under a causal mask:
+
+
+# %%
+from helpers import schedule
+
+
+def at_work(heads, in_a_tile, N, at_once, sms=132):
+    """`in_a_tile`: query heads that a CTA goes through; `at_once`: heads of which the longest tiles come first."""
+    tiles, work = N // 128, []
+    for first in range(0, heads, at_once):
+        work += [in_a_tile * (tiles - t) for t in range(tiles) for _ in range(min(at_once, heads - first))]
+    return f"{sum(work) / (sms * schedule.makespan(work, sms)):.0%}"
+
+
+# %%
+rows = {}
+for B, H, Hkv, N in ((2, 16, 2, 2048), (4, 8, 2, 4096), (1, 32, 4, 8192)):
+    shared = {"CTAs": B * Hkv * N // 128, "head by head": at_work(B * Hkv, H // Hkv, N, 1)}
+    shared["longest first"] = at_work(B * Hkv, H // Hkv, N, 16)
+    own = {"CTAs": B * H * N // 128, "longest first": at_work(B * H, 1, N, 16)}
+    rows[f"B = {B}, {H} heads on {Hkv}, N = {N}"] = pd.concat(
+        {"a CTA for all": pd.Series(shared), "own CTAs": pd.Series(own)}
+    )
+pd.DataFrame(rows).T
+
+# %% [markdown]
+# **What to see.** The order alone mends most of it where there are CTAs enough. In the first row there are 64, for 132 SMs, and no order helps. So each query head has CTAs of its own. They write $dK$ and $dV$ into the workspace, in 16 bits, and a last kernel adds them up, always in the order of the heads:
+
+# %%
+show.region("33_backward_wgmma", "add_heads")
+
+# %% [markdown]
+# On the H200, as a ratio to SDPA CUDNN under a causal mask: the first row went from 0.55 to 1.42 at $d = 64$. The second went from 1.01 to 1.5 by the order alone, 1.59 in another run, and *back* to 1.42: there the last kernel is all that was added. The third went from 1.11, by the order, to 1.23 at $d = 128$.
 
 # %% [markdown]
 # ## Run and check
@@ -515,7 +571,7 @@ wgmma = counted["33_backward_wgmma"]["wgmma.mma_async"]
 print(f"{steps} steps; wgmma: predicted {predicted:,}, counted {wgmma:,}: {wgmma - predicted} more")
 
 # %% [markdown]
-# $S$ is started a step ahead: the first one before the loop, and the last step starts one that nobody reads. That is one product more per tile of keys: $2 \cdot 2 \cdot 4 \cdot d / 16 = 64$ instructions. A branch around it would cost more: `ptxas` then lets no two products overlap (its warning C7515). An earlier version had the last step stand apart, written by the compiler a second time behind the loop. It was no faster, and took a quarter longer to compile.
+# $S$ is started a step ahead: the first one before the loop, and the last step starts one that nobody reads. That is one product more per tile of keys: $2 \cdot 2 \cdot 4 \cdot d / 16 = 64$ instructions. A branch around it would cost more: `ptxas` then lets no two products overlap (its warning C7515). An earlier version had the last step stand apart, which put the body of the loop into the code twice. It was no faster, and the one loop takes a quarter less to compile (step 13 of the table below).
 #
 # ### What is left to do for the threads
 #
@@ -613,7 +669,7 @@ def drafts(steps):
 plot.recorded("33_backward_wgmma", "steps", drafts)
 
 # %% [markdown]
-# **What to see.** The largest steps at $d = 128$ are the first ones; at $d = 64$ another order and the turns bring the most. What the steps that stayed change is when a tile comes and when a product starts. The rung goes on from step 8: with 128 queries per step at $d = 64$, and with warps of their own that send $dQ$ (10); how much of the difference each of these two brought was not measured apart. Step 11 is the rung. That every thread gives a place back, and not one for its warpgroup behind a barrier, costs a percent at $d = 128$ and buys that NVIDIA's own tool can follow: racecheck takes an arrival at an mbarrier to speak for the thread that arrives, and nobody else.
+# **What to see.** The largest steps at $d = 128$ are the first ones; at $d = 64$ another order and the turns bring the most. What the steps that stayed change is when a tile comes and when a product starts. The rung goes on from step 8: with 128 queries per step at $d = 64$, and with warps of their own that send $dQ$ (10); how much of the difference each of these two brought was not measured apart. That every thread gives a place back (11), and not one for its warpgroup behind a barrier, costs a percent at $d = 128$ and buys that NVIDIA's own tool can follow: racecheck takes an arrival at an mbarrier to speak for the thread that arrives, and nobody else. Step 12 is for a causal mask: the longest tiles first. With one it has 4 % more than step 11, and without one, where it changes nothing, 3 %: so far apart are two runs, and what the order is worth is seen better with grouped queries ("Who gets which tile"). Step 13 is a simpler loop, not a faster one. Step 14 is the rung; what it is for, grouped queries, the table's shapes don't have.
 #
 # ## What still hurts
 #
@@ -800,7 +856,7 @@ exercise.verify(
 # </details>
 # <details><summary>5. Two runs give different dQ, and the same dK and dV. Why?</summary>
 #
-# Shares of dQ are added up in the L2 in the order in which CTAs come. dK and dV are summed up by one CTA.
+# Shares of dQ are added up in the L2 in the order in which CTAs come. dK and dV of a query head are summed up by one CTA, and those of heads that share K and V in the order of the heads.
 #
 # </details>
 # <details><summary>6. How would you find out whether exponentials run under a product?</summary>
