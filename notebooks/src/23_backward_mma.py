@@ -470,7 +470,7 @@ rays.address_map("atomicAdd(dQ_sum")
 
 # %%
 N, size = 256, 256 * 64 * 2  # bytes of one head of Q
-rows = []
+rows = {}
 for causal in (False, True):
     for H, Hkv in ((4, 4), (4, 1)):
         q, do = (torch.randn(1, H, N, 64).half() for _ in range(2))
@@ -478,22 +478,10 @@ for causal in (False, True):
         case = Case("", q, k, v, do=do, causal=causal)
         ray = xray(source, *case.inputs, **case.options)
         taken = H * sum(len(steps(tile, N, N, causal)) for tile in range(N // 128))
-        counted = ray.tensors.bytes_read[["Q", "K", "dK_dV"]].astype(int)
-        rows.append(
-            (causal, H, Hkv, taken, taken * 64 * 64 * 2, counted["Q"], counted["K"], Hkv * size, counted["dK_dV"])
-        )
-columns = [
-    "causal",
-    "H",
-    "Hkv",
-    "steps",
-    "Q, predicted",
-    "Q, counted",
-    "K, counted",
-    "K's size",
-    "dK and dV, workspace",
-]
-pd.DataFrame(rows, columns=columns)
+        predicted = {"steps": taken, "Q, predicted": taken * 64 * 64 * 2, "K's size": Hkv * size}
+        read = ray.tensors.bytes_read[["Q", "K", "dK_dV"]].astype(int).add_suffix(", read")
+        rows[causal, H, Hkv] = predicted | read.to_dict()
+pd.DataFrame(rows).T.rename_axis(["causal", "H", "Hkv"])
 
 # %% [markdown]
 # **What to see.** Steps, and with them all work and all additions to $dQ$, depend on the query heads and the mask alone. So does what CTAs read of $K$ and $V$, since each query head's read them; but a group's read the same, and for those that run at the same time the L2 has it. What grouping saves is the tensors themselves: $K$, $V$, $dK$ and $dV$ are a quarter of what they were. What it costs is a way through the workspace and back, for $dK$ and $dV$ of every query head. At $N = 256$ the mask skips two steps of eight; the longer the sequence, the nearer to half.
@@ -537,7 +525,7 @@ study.pivot_table(index=["causal", "D", "name"], columns="Nk", values="tflops").
 #
 # Each row is a draft of this kernel, with what was expected of it before it ran, and what it reached as a ratio to SDPA FLASH in bf16 (`ratio`; `ratio_causal` under a causal mask). `spill_bytes` is what a thread has in memory because registers ran out. All ran side by side. Cover the columns of numbers and guess.
 #
-# Compare those of one run only: 1 to 14 ran together, 15 and 16 in another run on another machine. Draft 16 is the rung. Without a mask 4, 15 and 16 do the same, and have 1.19, 1.14 and 1.14 at $d = 64$, 1.09, 1.05 and 1.05 at $d = 128$; the figures above, of a third occasion, give 1.16 and 1.03 over the same three lengths. So 4 to 6 % lie between two runs, nearly as much as all the steps from 1 to 4 have gained: those gains hold because the drafts ran side by side, and a comparison across runs would prove none of them. This record has ratios only, so it can't say which of the two kernels ran faster or slower in it. But FLASH by itself can differ that much: one and the same code, in ms, in the records of two rungs:
+# Compare those of one run only: 1 to 14 ran together, 15 and 16 in another run on another machine. Draft 16 is the rung, as 4 was before it. Without a mask 4, 15 and 16 do the same, and have 1.19, 1.14 and 1.14 at $d = 64$, 1.09, 1.05 and 1.05 at $d = 128$; the figures above, of a third occasion, give 1.16 and 1.03 over the same three lengths. So 4 to 6 % lie between two runs, nearly as much as all the steps from 1 to 4 have gained: those gains hold because the drafts ran side by side, and a comparison across runs would prove none of them. This record has ratios only, so it can't say which of the two kernels ran faster or slower in it. But FLASH by itself can differ that much: one and the same code, in ms, in the records of two rungs:
 
 
 # %%
