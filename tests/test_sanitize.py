@@ -92,6 +92,18 @@ def test_a_timeout_counts_where_no_tool_sees_the_end(said, flagging):
     assert sanitize.flagging(dict(zip(sanitize.TOOLS, said))) == flagging
 
 
+def test_what_a_tool_says_of_the_rung_too_says_nothing_of_a_bug():
+    clean = dict.fromkeys(sanitize.TOOLS, "clean")
+    own = clean | {"initcheck": "uninitialised: global read of 4 bytes, line 465"}
+    assert sanitize.flagging(own) == ["initcheck"] and sanitize.flagging(own, own) == []
+    assert sanitize.flagging(own | {"initcheck": own["initcheck"] + "; timeout"}, own) == []
+    assert sanitize.flagging(own | {"memcheck": "misaligned: global read of 8 bytes, line 9"}, own) == ["memcheck"]
+    for other in (own["initcheck"].replace("465", "466"), own["initcheck"].replace("4 bytes", "8 bytes")):
+        assert sanitize.flagging(clean | {"initcheck": other}, own) == ["initcheck"]
+    assert sanitize.flagging(clean | {"racecheck": own["initcheck"]}, own) == ["racecheck"]
+    assert sanitize.flagging(dict.fromkeys(sanitize.TOOLS, "timeout"), own) == list(sanitize.TOOLS)
+
+
 def test_there_are_enough_mutants_and_each_is_one_change_of_a_rung():
     assert len(ALL) >= 100
     for mutant in ALL.values():
