@@ -268,17 +268,6 @@ def _past_L1() -> Iterator[Pattern]:
         "random 1, overwritten lanes left out", _lanes(lambda l: None if again[l] in again[l + 1 :] else again[l])
     )
 
-    # Columns that are wanted more than once at both ends: from as many lines as lanes, or one line for each quarter.
-    for seed in range(24):
-        chance = random.Random(seed)
-        to, source = ([chance.randrange(3 + seed % 6) for _ in range(8)] for _ in range(2))
-        columns, lines = ("".join(map(str, of)) for of in (to, source)), 32 if seed % 4 else 4
-        yield pattern(
-            "columns {} of 32 rows, from {} of {} lines".format(*columns, lines),
-            _lanes(lambda l, of=to: 128 * l + 16 * of[l % 8]),
-            _lanes(lambda l, of=source, each=32 // lines: 128 * (l // each) + 16 * of[l % 8]),
-        )
-
     # Anything, with and without lanes that overwrite each other, and runs of lanes that stay in one row.
     for seed in range(6, 12):
         yield pattern(f"random {seed}", _random(16, seed, 512 * (seed % 3 + 1), 1.0))

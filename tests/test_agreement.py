@@ -19,8 +19,8 @@ LEFT = {
     "22_backward_fp32": 0.7,
     "23_backward_mma": 0.7,
     "31_warp_specialized": 1.7,
-    "32_ping_pong": 1.2,
-    "33_backward_wgmma": 1.1,
+    "32_ping_pong": 1.3,
+    "33_backward_wgmma": 1.4,
 }
 
 
@@ -86,7 +86,8 @@ def test_every_cp_async_costs_what_the_hardware_counts_by_instruction():
     wavefronts = off[off["metric"] == "wavefronts"].set_index("name")["difference"]
     assert set(wavefronts.index) - set(conflicts.index) == {"copy16g: all zeros from stride 128"}
     assert (wavefronts[conflicts.index] == conflicts).all()  # what is written from the L2 is right there, too
-    assert len(set(conflicts.index) & {p.name for p in every_pattern() if "of 32 rows" not in p.name}) == 2
+    assert conflicts.to_dict() == {"copy16g: random runs 2": 3, "copy16g: random runs 5": 2}
+    assert set(frame["name"]) == {p.name for p in every_pattern() if p.op in ("copy16", "copy16g")}
     assert frame["hardware"].nunique() > 10
 
 
@@ -119,7 +120,7 @@ def test_cp_async_cg_asks_for_the_sectors_that_the_hardware_counts(patterns):
         rows = 16 + 2 * len({lane // 2 for lane, to in enumerate(pattern.to) if to is not None})
         assert agreement.asked_of_L2(pattern) == counted[pattern.name] - rows, pattern.name
     assert len(copies) >= 57
-    # 22_backward_fp32: shared memory begins with 48 bytes of something else
+    # As where shared memory begins with 48 bytes of something else
     assert agreement.asked_of_L2(Pattern("", "copy16g", tuple(48 + 16 * lane for lane in range(32)))) == 4 * 5
 
 
