@@ -15,7 +15,7 @@
 //            D=128: Br=64 Bc=64 threads=128 smem=48 KB CTAs/SM=3
 // arch:      sm_80
 // paper:     FlashAttention-2, Algorithm 1 and section 3.3 (arXiv 2307.08691)
-// speed:     H200, N >= 1024: 50 to 55 TFLOP/s in fp16 and bf16 alike, 0.18 x SDPA FLASH at D=64 and 0.15 x at D=128.
+// speed:     H200, N >= 1024: 48 to 55 TFLOP/s in fp16 and bf16 alike, 0.18 x SDPA FLASH at D=64 and 0.15 x at D=128.
 //            Every ldmatrix meets bank conflicts, eight rows in the same banks, and the tensor cores wait for them.
 #include <fa/args.cuh>
 #include <fa/half.cuh>

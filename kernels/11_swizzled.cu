@@ -13,7 +13,7 @@
 //            D=128: Br=64 Bc=64 threads=128 smem=48 KB CTAs/SM=3
 // arch:      sm_80
 // paper:     FlashAttention-2, Algorithm 1 and section 3.3 (arXiv 2307.08691)
-// speed:     H200, N >= 1024: 197 to 230 TFLOP/s in fp16 and bf16 alike, 0.74 x SDPA FLASH at D=64 and 0.63 x at D=128.
+// speed:     H200, N >= 1024: 194 to 226 TFLOP/s in fp16 and bf16 alike, 0.73 x SDPA FLASH at D=64 and 0.63 x at D=128.
 //            Between the two barriers of a tile's loading a CTA computes nothing; only the SM's other CTAs do.
 #include <fa/args.cuh>
 #include <fa/half.cuh>

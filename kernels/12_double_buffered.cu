@@ -14,7 +14,7 @@
 //            D=128: Br=64 Bc=64 threads=128 smem=64 KB CTAs/SM=2
 // arch:      sm_80
 // paper:     FlashAttention-2, Algorithm 1 and section 3.3 (arXiv 2307.08691)
-// speed:     H200, N >= 1024: 269 to 290 TFLOP/s at D=64, 273 to 301 at D=128 in fp16 and bf16 alike, 0.95 x and 0.89 x
+// speed:     H200, N >= 1024: 258 to 285 TFLOP/s at D=64, 270 to 306 at D=128 in fp16 and bf16 alike, 0.94 x and 0.88 x
 //            SDPA FLASH. What is left is ldmatrix: each fragment of K and V is read for 16 query rows only.
 #include <fa/args.cuh>
 #include <fa/half.cuh>

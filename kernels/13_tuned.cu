@@ -16,9 +16,9 @@
 //            D=128: Br=128 Bc=64 threads=128 smem=96 KB CTAs/SM=2
 // arch:      sm_80
 // paper:     FlashAttention-2, Algorithm 1 and section 3.3 (arXiv 2307.08691)
-// speed:     H200, N >= 1024: 342 to 390 TFLOP/s at D=64, 359 to 415 at D=128; 1.25 x SDPA FLASH at D=64 and 1.18 x at
-//            D=128, 60 and 64 % of what mma.sync alone gives. At N=512 1.17 x and 1.10 x; least 0.99 x, at D=128 B=8
-//            H=16 N=256. Three stages at D=64 there, as helpers/tune.py found.
+// speed:     H200, N >= 1024: 330 to 380 TFLOP/s at D=64, 345 to 401 at D=128; 1.24 x SDPA FLASH at D=64 and 1.17 x at
+//            D=128, 59 and 63 % of what mma.sync alone gives. At N=512 1.17 x and 1.07 x; least 0.96 x, at D=128 B=8
+//            H=8 N=256. Three stages at D=64 and 48 keys per tile at D=128 there, as helpers/tune.py found.
 #include <fa/args.cuh>
 #include <fa/half.cuh>
 #include <fa/launch.cuh>

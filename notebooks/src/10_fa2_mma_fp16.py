@@ -344,7 +344,7 @@ measured = headline.groupby(["dtype", "D"]).tflops.mean()
 pd.DataFrame({"TFLOP/s": measured.round(0), "share of a large matrix product": (measured / fp16).round(3)})
 
 # %% [markdown]
-# From the clocks: $92 / 1024$, or 9 %, if shared memory never paused. The kernel reaches four fifths of the rate that its bank conflicts allow: what else it does matters little yet. At $d = 128$ the shares are the same, twice as many clocks of each.
+# From the clocks: $92 / 1024$, or 9 %, if shared memory never paused. The kernel reaches more than three quarters of the rate that its bank conflicts allow: what else it does matters little yet. At $d = 128$ the shares are the same, twice as many clocks of each.
 
 # %% [markdown]
 # ## Beside its peers
@@ -356,7 +356,7 @@ plot.throughput(samples)
 plot.ratio(samples, "10_fa2_mma_fp16", ["SDPA FLASH", "SDPA CUDNN"])
 
 # %% [markdown]
-# **What to see.** Less than a fifth of FLASH, which uses the same instructions, and about a tenth of cuDNN. Beside `04_fa2_fp32` (43 and 46 TFLOP/s in fp32) the tensor cores have brought a quarter at $d = 64$ and an eighth at $d = 128$, and the factor of fifteen at the top of this notebook is still to be had.
+# **What to see.** Less than a fifth of FLASH, which uses the same instructions, and about a tenth of cuDNN. Beside `04_fa2_fp32` (43 and 46 TFLOP/s in fp32) the tensor cores have brought a quarter at $d = 64$ and a ninth at $d = 128$, and the factor of fifteen at the top of this notebook is still to be had.
 
 # %% [markdown]
 # ## What still hurts

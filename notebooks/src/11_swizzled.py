@@ -187,7 +187,7 @@ ms["times faster"] = ms["11_swizzled"] / ms["10_fa2_mma_fp16"]
 ms.round(2)
 
 # %% [markdown]
-# Four times faster, for one exclusive or. It is half of the eight times that would be the limit. At 215 TFLOP/s, 29 % of a large matrix product, a warp and tile take about $92 / 0.29 \approx 320$ clocks of the SM. Reading the fragments is 128 of them. The rest goes to what the conflicts used to hide: the stores of K and V, the softmax, and the waits for K and V.
+# Four times faster, for one exclusive or. It is half of the eight times that would be the limit. At 213 TFLOP/s, 29 % of a large matrix product, a warp and tile take about $92 / 0.29 \approx 320$ clocks of the SM. Reading the fragments is 128 of them. The rest goes to what the conflicts used to hide: the stores of K and V, the softmax, and the waits for K and V.
 
 # %% [markdown]
 # ## Beside its peers
@@ -200,7 +200,7 @@ plot.throughput(samples)
 plot.ratio(samples, "11_swizzled", ["SDPA FLASH", "SDPA CUDNN"])
 
 # %% [markdown]
-# **What to see.** Past PyTorch's EFFICIENT, at three quarters of FLASH at $d = 64$ and not quite two thirds at $d = 128$.
+# **What to see.** Past PyTorch's EFFICIENT, at not quite three quarters of FLASH at $d = 64$ and not quite two thirds at $d = 128$.
 
 # %% [markdown]
 # ## What still hurts

@@ -173,7 +173,7 @@ table["12 / 11"] = table["12_double_buffered"] / table["11_swizzled"]
 table.round(2)
 
 # %% [markdown]
-# 28 % at $d = 64$ and 36 to 38 % at $d = 128$, for a barrier less and a copy that travels early.
+# 25 to 29 % at $d = 64$ and 38 to 40 % at $d = 128$, for a barrier less and a copy that travels early.
 #
 # The staircase so far, beside three public kernels on the same card (FLASH and CUDNN timed in the same run, Triton's tutorial kernel from its recorded row):
 
@@ -219,7 +219,7 @@ plot.throughput(samples)
 plot.ratio(samples, "12_double_buffered", ["SDPA FLASH", "SDPA CUDNN"])
 
 # %% [markdown]
-# **What to see.** At $d = 64$ the line runs just below FLASH's, at $d = 128$ about a tenth below it. cuDNN, which has other instructions at its disposal (notebook 30), stays far away.
+# **What to see.** At $d = 64$ the line runs 5 to 9 % below FLASH's, at $d = 128$ an eighth below it. cuDNN, which has other instructions at its disposal (notebook 30), stays far away.
 
 # %% [markdown]
 # ## What still hurts

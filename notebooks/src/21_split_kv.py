@@ -374,7 +374,7 @@ def at_its_own_and_at_best(samples):
 plot.recorded("21_split_kv", "decode", at_its_own_and_at_best)
 
 # %% [markdown]
-# **What to see.** 0.86 to 1.02 of a copy, and the number of splits that the rung takes is at most 0.04 of a copy away from the best. Beside FLASH the prediction was the wrong way round. Where keys have to be divided, FLASH divides them nearly as well: it reads six of the ten caches at 0.83 to 0.99 of a copy, and no kernel can be half as fast again there, however good it is. The lead is large, 1.5 to 1.8, where there are enough heads for the machine and few keys for each: there FLASH reads at 0.5 to 0.6 of a copy. Why it does, we have not measured.
+# **What to see.** 0.86 to 1.01 of a copy, and the number of splits that the rung takes is at most 0.04 of a copy away from the best. Beside FLASH the prediction was the wrong way round. Where keys have to be divided, FLASH divides them nearly as well: it reads six of the ten caches at 0.83 to 1.00 of a copy, and no kernel can be half as fast again there, however good it is. The lead is large, 1.6 to 1.8, where there are enough heads for the machine and few keys for each: there FLASH reads at 0.5 to 0.6 of a copy. Why it does, we have not measured.
 
 # %% [markdown]
 # ## What still hurts
