@@ -75,7 +75,7 @@ std::string in_words(const Worker* w, const Sighting& s) {
       return who + " reads " + std::to_string(s.bytes) + " bytes at " + session.regions[s.region].name + " + " +
              std::to_string(s.offset) + " bytes, which no kernel has written";
     case Wrong::UnfencedInit:
-      return who + " starts a copy that reports to the mbarrier " + place_in_words(w, s) + ", which " + other +
+      return who + " starts a copy that reports to " + place_in_words(w, s) + ", which " + other +
              " initialised on {other} with no fence.mbarrier_init after it";
   }
   return "";
