@@ -303,6 +303,8 @@ def record_on_gpu(
         frame = pd.concat([before, pd.DataFrame(rows, columns=COLUMNS)], ignore_index=True)
         frame = frame.sort_values("mutant", key=lambda ids: ids.map(order)).reset_index(drop=True)
         about = {"compute_sanitizer": version[1] if version else said}
+        if any(before["ran_as"]):  # why those rows hold is still to be said
+            about["method"] = record.about("device", "sanitizer", known["device"])["method"]
         record.save("device", "sanitizer", frame, known=known, extra=about)
         return frame
 
@@ -399,8 +401,8 @@ def record_xray(patterns: list[str], workers: int = 1, missing: bool = False) ->
 
 
 def agreement(device: str | None = None) -> pd.DataFrame:
-    """Who flags which mutant or rung, of those that both have looked at: columns mutant, stem, line, bug, gpu (the tools that do), xray
-    (what it says), who ("both", "neither", "X-ray alone", "GPU alone") and why, for those that one of the two alone flags."""
+    """Who flags which mutant or rung, of those that both have looked at: columns mutant, stem, line, bug, gpu (the tools that
+    do), xray (what it says), who ("both", "neither", "X-ray alone", "GPU alone") and why, for those that one alone flags."""
     import pandas as pd
 
     frame = recorded(device)
