@@ -101,8 +101,8 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void backward_mma(
   constexpr bool shared = C::share > 1;
 
   // This CTA's keys: rows j0 .. j0 + Bc of head (b, hk), and of the queries those of head h: heads that share K and V have
-  // CTAs of their own. Of `heads` heads at a time the first tiles come first, which under a causal mask most queries see;
-  // the last of these sets of heads may have fewer.
+  // CTAs of their own. `heads` heads are a set, the last set may have fewer: tile 0 of all its heads, then tile 1 of all,
+  // and so on. Under a causal mask the first tiles are the longest.
   const int key_tiles = int(fa::ceil_div(a.Nk, Bc));
   const int set = blockIdx.x / (heads * key_tiles), in_set = blockIdx.x % (heads * key_tiles);
   const int of = min(heads, a.B * a.H - set * heads), head = set * heads + in_set % of, j0 = in_set / of * Bc;
@@ -394,8 +394,8 @@ template <int d, typename T> __global__ __launch_bounds__(Tile<d>::threads) void
 // [end: finish]
 
 // [region: add_heads]
-// Where query heads share K and V, the last: dK and dV (B, Hkv, Nk, D) = the sum of theirs, in the order of the heads. A CTA
-// per row of both, two elements per thread.
+// After finish, where query heads share K and V: dK and dV (B, Hkv, Nk, D) = the sum over the heads of a group, in their
+// order. A CTA per row, which has d elements of dK and d of dV: two per thread.
 template <int d, typename T> __global__ __launch_bounds__(d) void add_heads(const fa_backward_args a) {
   const int j = blockIdx.x % a.Nk, head = blockIdx.x / a.Nk, hk = head % a.Hkv, b = head / a.Hkv, group = a.H / a.Hkv;
   const uint32_t *from = static_cast<const uint32_t *>(a.workspace[2]) + int64_t(j) * d + threadIdx.x;
@@ -415,10 +415,10 @@ template <int d, typename T> cudaError_t launch(const fa_backward_args &a, cudaS
   using C = Tile<d>;
   const int64_t rows = int64_t(a.B) * a.H * padded(a.Nq), ctas = fa::ceil_div(a.Nk, C::Bc) * a.B * a.H;
   if (ctas * C::Bc > fa::max_grid_x || rows * d / 1024 > fa::max_grid_x) return cudaErrorInvalidValue;
-  // Without a mask all tiles are equal. With one, by measurement: more heads at a time read Q and dO too often from HBM.
+  // Without a mask all tiles are equal. With one, 16 heads at a time, as in 33: there more were slower where N is small.
   const int heads = a.causal ? min(16, a.B * a.H) : 1;
-  // With a dK and a dV for each query head: where they share K and V, in the workspace, each row of dK (16 bits) before that
-  // of dV.
+  // Each query head has a dK and a dV of its own. Where heads share K and V they are in the workspace, in 16 bits: a row is
+  // d elements of dK, then d of dV.
   fa_backward_args own = a;
   if (a.H > a.Hkv) {
     own.dK = a.workspace[2], own.dV = static_cast<T *>(own.dK) + d;

@@ -113,8 +113,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
   constexpr int Br = C::Br, Bc = C::Bc, Q_stages = C::Q_stages, dO_stages = C::dO_stages;
 
   // This CTA's keys: rows j0 .. j0 + Bc of head (b, hk), and of the queries those of head h: heads that share K and V have
-  // CTAs of their own. Of `heads` heads at a time the first tiles come first, which under a causal mask most queries see;
-  // the last of these sets of heads may have fewer.
+  // CTAs of their own. `heads` heads are a set, the last set may have fewer: tile 0 of all its heads, then tile 1 of all,
+  // and so on. Under a causal mask the first tiles are the longest.
   const int key_tiles = int(fa::ceil_div(a.Nk, Bc));
   const int set = blockIdx.x / (heads * key_tiles), in_set = blockIdx.x % (heads * key_tiles);
   const int of = min(heads, a.B * a.H - set * heads), head = set * heads + in_set % of, j0 = in_set / of * Bc;
@@ -122,7 +122,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
 
   // A step: a tile of queries that see one of these keys. Query i sees the keys up to i + shift. There is always one: the
   // last query sees every key.
-  const int shift = a.Nk - a.Nq, last = int(fa::ceil_div(a.Nq, Br)); // and one more
+  const int shift = a.Nk - a.Nq, last = int(fa::ceil_div(a.Nq, Br)); // one past the last tile
   const int first = a.causal ? max(0, j0 - shift) / Br : 0, steps = last - first;
 
   // Without mask the CTAs of a head begin with different queries: they don't all add to the same dQ at once.
@@ -291,8 +291,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
   };
 
   // [region: tile_loop]
-  // P is there, and dO; no product is under way. The last step, too, starts an S, of its own queries once more, that nobody
-  // reads: with S in a branch, ptxas would let no two products overlap.
+  // P is there, and dO; no product is under way. The final step starts an S, too, of its own queries once more (Q_next stays
+  // where it is), that nobody reads: with S in a branch, ptxas would let no two products overlap.
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     const bool next = step + 1 < steps;
@@ -312,7 +312,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     pass_turn();
     // [end: dP]
 
-    if (step > 0) hand_over(); // the last step's, here, where its stores have long been done
+    if (step > 0) hand_over(); // the previous step's, here, where its stores have long been done
 
     // [region: dS]
     // dS = P o (dP - delta), for dK in registers, for dQ in shared memory
@@ -366,7 +366,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
         fa::wgmma_mma_async<T, 1, 0>(dQ_reg, K + fa::mn_major_step(k), dS + fa::k_major_step(k, Br), k > 0);
       fa::wgmma_commit_group();
     }
-    if (next || half == 0) pass_turn(); // nobody waits for the last one
+    if (next || half == 0) pass_turn(); // nobody waits for the final one
     // [end: dQ]
 
     tile = next_of(tile);
@@ -386,7 +386,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     // [region: reduce]
     fa::wgmma_wait_group<0>(); // dQ is there, dK has been added
     pack_P();
-    if (step > 0) fa::bar_sync(dQ_empty + half, 128 + 32); // the last dQ has left shared memory
+    if (step > 0) fa::bar_sync(dQ_empty + half, 128 + 32); // the previous dQ has left shared memory
     if (next) fa::mbarrier_arrive(smem + C::Q_empty + 8 * Q.stage);
     float *dQ_smem = reinterpret_cast<float *>(smem_base + C::dQ) + half * C::dQ_half + threadIdx.x % 128 * 4;
 #pragma unroll
@@ -455,8 +455,8 @@ template <int d, typename T> __global__ __launch_bounds__(256) void finish(const
 // [end: finish]
 
 // [region: add_heads]
-// Where query heads share K and V, the last: dK and dV (B, Hkv, Nk, D) = the sum of theirs, in the order of the heads. A CTA
-// per row of both, two elements per thread.
+// After finish, where query heads share K and V: dK and dV (B, Hkv, Nk, D) = the sum over the heads of a group, in their
+// order. A CTA per row, which has d elements of dK and d of dV: two per thread.
 template <int d, typename T> __global__ __launch_bounds__(d) void add_heads(const fa_backward_args a) {
   const int j = blockIdx.x % a.Nk, head = blockIdx.x / a.Nk, hk = head % a.Hkv, b = head / a.Hkv, group = a.H / a.Hkv;
   const uint32_t *from = static_cast<const uint32_t *>(a.workspace[2]) + int64_t(j) * d + threadIdx.x;
@@ -475,12 +475,12 @@ template <int d, typename T> __global__ __launch_bounds__(d) void add_heads(cons
 template <int d, typename T> cudaError_t launch(const fa_backward_args &a, cudaStream_t stream) {
   using C = Tile<d>;
   const int64_t rows = int64_t(a.B) * a.H * padded<d>(a.Nq), ctas = fa::ceil_div(a.Nk, C::Bc) * a.B * a.H;
-  // Without a mask all tiles are equal. With one, by measurement: more heads at a time read Q and dO too often from HBM.
+  // Without a mask all tiles are equal. With one 16 heads, by measurement: more were slower where sequences are short.
   const int heads = a.causal ? min(16, a.B * a.H) : 1;
   const int64_t prepare_ctas = fa::ceil_div(rows * (d / 8), 256);
   if (ctas * C::Bc > fa::max_grid_x || rows > fa::max_grid_x) return cudaErrorInvalidValue;
-  // With a dK and a dV for each query head: where they share K and V, in the workspace, each row of dK (16 bits) before that
-  // of dV.
+  // Each query head has a dK and a dV of its own. Where heads share K and V they are in the workspace, in 16 bits: a row is
+  // d elements of dK, then d of dV.
   fa_backward_args own = a;
   if (a.H > a.Hkv) {
     own.dK = a.workspace[2], own.dV = static_cast<T *>(own.dK) + d;

@@ -462,9 +462,9 @@ plot.recorded("31_warp_specialized", "forward", lambda _: by_length("forward"))
 plot.recorded("31_warp_specialized", "causal", lambda _: by_length("causal"))
 
 # %% [markdown]
-# **What to see.** Notebook 30's prediction holds. Most is gained at $d = 128$, where rung 30 had a single CTA per SM, and there most where its CTAs lived short: nobody waits for the first tiles any more, and nobody for $O$ to leave. A mask halves a CTA's life, and at $d = 128$ it brings about as much as half the length does. Without a mask, from $N = 2048$ on, it is about a tenth there, or less. At $d = 64$, where two CTAs had covered for each other, there was less to gain.
+# **What to see.** Notebook 30's prediction holds. Most is gained at $d = 128$, where rung 30 had a single CTA per SM, and there most where its CTAs lived short: nobody waits for the first tiles any more, and nobody for $O$ to leave. A mask halves a CTA's life, and at $d = 128$ it brings about as much as half the length does (less so at $N = 2048$). Without a mask, from $N = 2048$ on, it is about a tenth there, or less. At $d = 64$, where two CTAs had covered for each other, there was less to gain.
 #
-# At $N = 1024$ and $d = 64$ it is least, and under a mask the rung is no faster than the one before. Part of that may be arithmetic: query tiles have 192 rows,
+# From $N = 1024$ on it is 4 to 8 % there without a mask; and at $N = 1024$ under a mask the rung is no faster than the one before. Part of that may be arithmetic: query tiles have 192 rows,
 
 # %%
 N = pd.Series([512, 1024, 2048, 4096, 8192, 16384], name="N")

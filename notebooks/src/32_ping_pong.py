@@ -223,7 +223,7 @@ draw_pingpong.loop({name: sass.loop_lines(one, 128, "bf16") for name, one in mad
 # %% [markdown]
 # ## 5 · Who is done takes the next one
 #
-# The grid is persistent: a CTA per SM, each works on one tile of queries after the other, and under a causal mask these are of very different length. Notebook 31 has compared ways to hand them out, with a model in which all SMs are equally fast: dealing out in rows loses up to a third, a *counter*, from which everybody takes the next number when done, next to nothing. Its exercise 31.3 asked a fair question, though: with all lengths known beforehand, can't the host make lists that are just as good?
+# The grid is persistent: a CTA per SM, each works on one tile of queries after the other, and under a causal mask these are of very different length. Notebook 31 has compared ways to hand them out, with a model in which all SMs are equally fast: dealing out in rows loses up to 30 %, a *counter*, from which everybody takes the next number when done, next to nothing. Its exercise 31.3 asked a fair question, though: with all lengths known beforehand, can't the host make lists that are just as good?
 #
 # In that model, yes. But SMs aren't equally fast. One finds its keys in the L2 and another has to wait for HBM; they share a power budget and a clock with all others. Let us add that to the model: each SM has a speed of its own, and the spread of the speeds is ours to choose.
 
@@ -481,7 +481,7 @@ plot.recorded("32_ping_pong", "causal", summaries)
 # %% [markdown]
 # The columns as in notebook 13: geometric mean over the headline shapes with $N \ge 1024$, the lowest and highest of them, and the worst of all recorded shapes.
 #
-# **What to see.** The lead over cuDNN is smallest at short lengths and by and large grows with them: at $d = 128$ it is three to six percent up to $N = 1024$ and more than a tenth from 4096 on. Under the mask, at $N = 512$ and $d = 128$, there is hardly any. Where a tile of queries has few tiles of keys, its ends weigh most: at $N = 512$ one of four goes the long way.
+# **What to see.** The lead over cuDNN is smallest at short lengths and by and large grows with them: at $d = 128$ it is three to six percent up to $N = 1024$ and a tenth or more from 4096 on. Under the mask, at $N = 512$ and $d = 128$, there is hardly any. Where a tile of queries has few tiles of keys, its ends weigh most: at $N = 512$ one of four goes the long way.
 #
 # (The table of steps has this kernel at 1.13 and, as step 29, at 1.15 for $d = 128$: from other runs, over three of these five lengths, and without slower peers in between, during which the card cools.)
 #

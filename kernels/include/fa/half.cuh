@@ -5,8 +5,8 @@
 
 namespace fa {
 
-// 16 bits that a rung moves, multiplies and rounds to; what it adds up is in float. The types of cuda_fp16.h and
-// cuda_bf16.h, __half and __nv_bfloat16, can do arithmetic, too: 17,000 lines, which every build would read twice.
+// 16 bits that are moved, multiplied by the tensor cores and rounded to; all else is done in float. __half and
+// __nv_bfloat16 can do arithmetic as well: 17,000 lines of cuda_fp16.h and cuda_bf16.h, which would cost every build time.
 struct fp16 {
   uint16_t bits;
   fp16() = default;
