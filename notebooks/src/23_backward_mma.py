@@ -194,7 +194,7 @@ clocks = (clocks.assign(dQ=64 * 128 * 4) // 128).assign(all=lambda t: t.sum(axis
 clocks.assign(share=lambda t: (t["all"] / t["all"].iloc[0]).map("{:.0%}".format))
 
 # %% [markdown]
-# A fifth less, where all products are the same. Were shared memory all that a step waits for, the kernel would be a fifth faster. Is it? [Below](#What-was-tried) stands what was measured. First, does the kernel do what the formula says? The X-ray counts:
+# A fifth less, where all products are the same. Were shared memory all that a step waits for, the kernel would be 22 % faster (6272 / 5120). [Below](#What-was-tried) stand what was expected of it, 15 %, and what was measured. First, does the kernel do what the formula says? The X-ray counts:
 
 # %%
 torch.manual_seed(0)
@@ -228,12 +228,12 @@ table = pd.DataFrame(rows, columns=["dtype", "dO times", "dQ", "dK", "dV"]).set_
 table.map("{:.1e}".format)
 
 # %% [markdown]
-# **What to see.** bf16 has the exponents of fp32, and its columns do not move: everything is scaled by a power of two and nothing else. In fp16 the errors begin to grow at $2^{-12}$, most in $dK$, hardly in $dV$. It is not $dO$: errors are held against the gradients of the $dO$ that was handed over, so its own rounding does not count. It is $dS$ that has become too small, and $dV$ doesn't need it. At $2^{-18}$ the results themselves are too small for their format, and at $2^{-24}$ nothing is left. This is why training in fp16 multiplies the loss by a large number before going back and divides the gradients by it afterwards (*loss scaling*), and why training in bf16 can do without. It is no fault of the kernel: PyTorch's own has the same numbers to round.
+# **What to see.** bf16 has the exponents of fp32, and its columns do not move: everything is scaled by a power of two and nothing else. In fp16 the errors begin to grow at $2^{-12}$: $dS$ and the results reach the subnormal numbers of fp16. (It is not $dO$: errors are held against the gradients of the $dO$ that was handed over, so its own rounding does not count.) At $2^{-18}$ it shows which matters more: $dQ$ and $dK$, made of $dS$, are five times as far off as $dV$, which suffers from its own rounding alone. At $2^{-24}$ next to nothing is left. This is why training in fp16 multiplies the loss by a large number before going back and divides the gradients by it afterwards (*loss scaling*), and why training in bf16 can do without. It is no fault of the kernel: PyTorch's own has the same numbers to round.
 
 # %% [markdown]
 # ## 5 · Added up in any order
 #
-# Notebook 22 let CTAs add to $dQ$ in turn. Here they use atomic additions and nobody waits. What does that do to the result? On a GPU, run twice and look. The emulator's CTAs always run in the same order, but the kernel lets us choose another one: deal out the tiles of keys to the CTAs the other way round. For a GPU, which promises no order at all, the two are the same program.
+# Notebook 22 let CTAs add to $dQ$ in turn. Here they use atomic additions and nobody waits. What does that do to the result? On a GPU, run twice and look. The emulator's CTAs always run in the same order, but the kernel lets us choose another one: deal out the tiles of keys to the CTAs the other way round. For a GPU, which promises no order at all, the two are the same program. (`for_d64` gives the rung's text with $d = 64$ only, which builds faster.)
 
 # %%
 source = for_d64("23_backward_mma")
@@ -270,7 +270,7 @@ show.region("23_backward_mma", "finish")
 # %% [markdown]
 # ## 6 · Masks and groups
 #
-# **Causal.** Query $i$ sees keys up to $i + N_k - N_q$. Seen from a tile of keys: the tiles of queries from the diagonal to the end. So the *first* keys have most work (on the way there it was the last queries).
+# **Causal.** Query $i$ sees keys up to $i + N_k - N_q$. Seen from a tile of keys: the tiles of queries from the diagonal to the end. So the *first* keys have most work (on the way there it was the last queries). The kernel's lines, below, know a `window` as well: notebook 20.
 
 
 # %%
@@ -291,7 +291,7 @@ show.region("23_backward_mma", "steps")
 #
 # CTAs start roughly in the order of `blockIdx`, the next one where one has ended. In which order should they come? Who packs boxes puts the large things in first and fills the gaps with the small ones. So: the first tiles of all heads, then all second ones, and so on. But the CTAs of one head read the same $Q$ and $dO$, which one of them fetches from HBM and the others find in the L2, if they run at the same time. The kernel takes 16 heads at a time.
 #
-# **Predict**: of 128 heads with 4096 keys each (the workload at $d = 64$), on 132 SMs with two places for CTAs each, what share of the time do CTAs take, if they come head by head, 16 heads at a time, or all at once? (Without a mask all tiles are equal, and the heads come one after the other.) A few lines simulate it:
+# **Predict**: of 128 heads with 4096 keys each (the workload of the measurements, $B N = 16384$ and $H d = 2048$, at $d = 64$), on 132 SMs with two places for CTAs each, what share of the time do CTAs take, if they come head by head, 16 heads at a time, or all at once? (Without a mask all tiles are equal, and the heads come one after the other.) A few lines simulate it:
 
 
 # %%
@@ -313,7 +313,7 @@ for N in (1024, 4096, 16384):
 pd.DataFrame(rows, index=["head by head", "16 at a time", "all"]).T.map("{:.0%}".format)
 
 # %% [markdown]
-# **What to see.** Head by head, every head ends with its shortest tiles, and the last heads leave places empty while others have a long tile to finish. With 16 heads at a time that costs next to nothing but where sequences are short. Measured in two runs of one day, the new order gained 2 to 5 % at $N = 4096$ and 16384 and nothing certain at 1024 ([below](#What-was-tried), draft 15); more heads at a time gained less.
+# **What to see.** Head by head, every head ends with its shortest tiles, and the last heads leave places empty while others have a long tile to finish. With 16 heads at a time that costs next to nothing but where sequences are short. Measured: in two runs of one day (draft 15's `reason`, [below](#What-was-tried), has the ratios of the earlier one) the new order came out between 1 % behind and 3 % ahead at $N = 1024$, and 2 to 5 % ahead at 4096 and 16384. No more than that lies between two runs. Interleaved with the old order in one run, with as many heads at a time as have $Q$ and $dO$ in 32 MB, it was 0 to 5 % ahead; with about 8 heads at a time it gained a little less (both noted, not recorded). That agrees with the simulation and doesn't prove it.
 #
 # ### Groups
 #
@@ -331,7 +331,7 @@ for B, H, Hkv, N, places in ((4, 8, 2, 4096, 264), (2, 16, 2, 2048, 264), (2, 64
 pd.DataFrame(rows, index=["CTAs", "places", "occupied"]).T.rename_axis(["", "a CTA"])
 
 # %% [markdown]
-# **What to see.** Groups make CTAs fewer and each of them longer. In the first shape all 256 have a place, and nothing is left to come after: the first tile takes twice the average, and for half of the time places are empty. In the second there aren't CTAs enough to begin with. Only the third is large enough.
+# **What to see.** Groups make CTAs fewer and each of them longer. In the first shape all 256 have a place, and nothing is left to come after: the first tile takes twice the average, and half of the places' time is empty. In the second there aren't CTAs enough to begin with. Only the third is large enough.
 #
 # So every query head has CTAs of its own here, as in FlashAttention-2. Each writes its $dK$ and $dV$, rounded to 16 bits, into a workspace, and a last CUDA kernel adds them up, in the order of the heads, so that the result is the same bit by bit every time. With as many heads of $K$ and $V$ as of $Q$ there is no such workspace and no such kernel.
 
@@ -339,7 +339,7 @@ pd.DataFrame(rows, index=["CTAs", "places", "occupied"]).T.rename_axis(["", "a C
 show.region("23_backward_mma", "add_heads")
 
 # %% [markdown]
-# Measured beside SDPA FLASH (H200, bf16; the record of draft 16), the first shape went from 0.93 to 1.32 of its speed, the second from 0.37 to 1.47, and the third from 1.18 to 1.11: where CTAs were enough, what has to be added up costs its time. The simulation promises more than that, a factor of 2 and of 7.5. In it a CTA that shares its SM is as fast as one that has it alone, and the additions cost nothing.
+# Measured beside SDPA FLASH (H200, bf16; noted in the `reason` of draft 16 [below](#What-was-tried)), the first shape went from 0.93 to 1.32 of its speed, the second from 0.37 to 1.47, and the third from 1.18 to 1.11: where CTAs were enough, what has to be added up costs its time. The simulation promises more than that, a factor of 2 and of 7.5. In it a CTA that shares its SM is as fast as one that has it alone, and the additions cost nothing.
 
 # %% [markdown]
 # ## The kernel
@@ -387,6 +387,8 @@ check(kernel)
 plot.recorded("23_backward_mma", "error", plot.error)
 
 # %% [markdown]
+# **What to see.** Our largest error and plain PyTorch's coincide here, at every $N$ and in all three gradients.
+#
 # ### Where it is wrong
 #
 # When a gradient is wrong, the *place* says a lot. Three bugs, and for each the error of the three gradients in units of what is allowed; causal, 192 queries and 256 keys. Before you look: which gradients break, and where, if
@@ -414,7 +416,7 @@ draw_proof.gallery(maps, columns=3)
 # %% [markdown]
 # **What to see.** Rows of $dQ$ are queries, rows of $dK$ and $dV$ are keys.
 #
-# 1. Query $i$ may see the keys up to $i + 64$. The first 65 keys are seen by every query anyway, and their $dK$ and $dV$ are right; from then on each key has one query too many. Every row of $dQ$ but the last, which has no future, gets a share too much. Where that share is small beside the budget, the map stays pale: more than two thirds of $dQ$, and of $dK$ from there on.
+# 1. The maps of $dQ$ and $dK$ are mostly pale, also where the gradients are wrong. Query $i$ may see the keys up to $i + 64$. The first 65 keys are seen by every query anyway, and their $dK$ and $dV$ are right; from then on each key has one query too many. Every row of $dQ$ but the last, which has no future, gets a share too much. Pale is where that share is small beside the budget: more than two thirds of $dQ$, and of $dK$ from there on.
 # 2. Only $dQ$: the other two had $dS$ from registers.
 # 3. $P$ itself is wrong: half of its elements are formed with the LSE of the query next door. All three gradients are made of $P$, and all three break. Pale are rows of $dQ$ whose neighbour has nearly the same LSE, and at the end of $dK$ and $dV$ the keys that few queries see.
 
@@ -439,7 +441,7 @@ pd.DataFrame({"predicted": [8 * products, 8 * loads], "counted": counted})
 #
 # ### Bank conflicts
 #
-# All tiles are swizzled as in notebook 11, $dS$ too. Eight accesses, four of them transposed, one written in pieces of 4 bytes: does one XOR serve them all? And what would it cost without?
+# All tiles are swizzled as in notebook 11, $dS$ too. Eight kinds of loads, four of them transposed, and a store in pieces of 4 bytes: does one XOR serve them all? And what would it cost without?
 
 # %%
 text = source.replace("(chunk ^ row % 8) * 8", "chunk * 8")
@@ -518,14 +520,14 @@ study = study[(study.dtype == "fp16") & study.tflops.notna()]
 study.pivot_table(index=["causal", "D", "name"], columns="Nk", values="tflops").round(0)
 
 # %% [markdown]
-# **How to read it.** SDPA FLASH is FlashAttention-2, written for the same instructions as this kernel, `mma.sync` and `ldmatrix`. At $d = 64$ the kernel is ahead of it at every shape, by 9 to 22 % without a mask and by 16 to 25 % with one. At $d = 128$ it is level without a mask, from 1 % behind to 6 % ahead, and 0 to 9 % ahead with one, least at the longest sequences. cuDNN takes half to four fifths of the time of ours. FlashAttention-3 is written for Hopper's `wgmma`, which reads operands from shared memory by itself: for it the 0.4 `ldmatrix` per product do not exist.
+# **How to read it.** SDPA FLASH is FlashAttention-2, written for the same instructions as this kernel, `mma.sync` and `ldmatrix`. In fp16, as drawn, the kernel is ahead of it at $d = 64$ by 9 to 20 % without a mask and by 16 to 25 % with one; at $d = 128$ it is from 1 % behind to 3 % ahead without a mask, and 1 to 10 % ahead with one, least at the longest sequences. In bf16 it is ahead by 12 to 22 %, 16 to 24 %, 1 to 8 % and 1 to 9 % (medians of the rounds, as in the figures). cuDNN takes half to four fifths of the time of ours. FlashAttention-3 is written for Hopper's `wgmma`, which reads operands from shared memory by itself: for it the 0.4 `ldmatrix` per product do not exist.
 
 # %% [markdown]
 # ## What was tried
 #
 # Each row is a draft of this kernel, with what was expected of it before it ran, and what it reached as a ratio to SDPA FLASH in bf16 (`ratio`; `ratio_causal` under a causal mask). `spill_bytes` is what a thread has in memory because registers ran out. All ran side by side. Cover the columns of numbers and guess.
 #
-# Compare those of one run only: 1 to 14 ran together, 15 and 16 in another run on another machine. Draft 16 is the rung, as 4 was before it. Without a mask 4, 15 and 16 do the same, and have 1.19, 1.14 and 1.14 at $d = 64$, 1.09, 1.05 and 1.05 at $d = 128$; the figures above, of a third occasion, give 1.16 and 1.03 over the same three lengths. So 4 to 6 % lie between two runs, nearly as much as all the steps from 1 to 4 have gained: those gains hold because the drafts ran side by side, and a comparison across runs would prove none of them. This record has ratios only, so it can't say which of the two kernels ran faster or slower in it. But FLASH by itself can differ that much: one and the same code, in ms, in the records of two rungs:
+# Compare those of one run only: 1 to 14 ran together, 15 and 16 in another run on another machine. Draft 16 is the rung, as 4 was before it. Without a mask 4, 15 and 16 do the same, and have 1.19, 1.14 and 1.14 at $d = 64$, 1.09, 1.05 and 1.05 at $d = 128$; the bf16 rows of the backward record (the figures above draw its fp16), of a third occasion, give 1.16 and 1.03 over the same three lengths. So 3 to 6 % lie between two runs, nearly as much as all the steps from 1 to 4 have gained: those gains hold because the drafts ran side by side, and a comparison across runs would prove none of them. This record has ratios only, so it can't say which of the two kernels ran faster or slower in it. But FLASH by itself can differ that much: one and the same code, in ms, in the records of two rungs:
 
 
 # %%
@@ -561,7 +563,7 @@ pd.DataFrame(gains).T.map("{:+.1%}".format).rename(columns="d = {}".format)
 # **What to see.**
 #
 # - *Sharing keys* (2) paid at $d = 128$, but far less than the count of section 3 promised. So shared memory was one thing that a step waits for, and not the only one. At $d = 64$, where nobody shares and products and loads are the same as before, nothing was expected, and yet there is a gain: the loop was written anew, and comes out of the compiler in another order. We know no better reason.
-# - Drafts 3 and 4 are the same algorithm; one has switches, the other is written out. What lies between them at $d = 128$ is what the order of the code is worth, and smaller differences in this list prove nothing. Draft 5 lies that far above 3, and next to 4.
+# - Drafts 3 and 4 are the same algorithm; one has switches, the other is written out. What lies between them at $d = 128$ is what the order of the code is worth, and differences below that, 2 %, prove nothing in this list. Draft 5 lies that far above 3, and next to 4.
 # - *Half as many barriers* (9) were expected to help and did not: barriers are not what a step waits for, at least not at the price of registers that spill. *Two smaller CTAs per SM* (11) hide each other's waits and pay with twice the additions: slower without a mask, level with one.
 # - *Leaving out masked blocks* (7) saves products on the diagonal and costs branches and registers everywhere else: at $d = 64$ more than it saves, even under a mask.
 # - *The longest tiles first* (15) and *CTAs for each query head* (16) have no row beside them that is the same without. What they gained is said with them, from runs of one day; section 6 says why they should. In this table's shapes, without groups, 16 differs from 15 by no more than noise.
@@ -736,6 +738,6 @@ exercise.verify("23.3", in_rows, hint="in how many rows do the 32 elements lie, 
 # </details>
 # <details><summary>5. A model trains in bf16 and not in fp16. Which number would you look at first?</summary>
 #
-# The size of dS (or of dO): below about 6e-5 fp16 loses digits, and below 6e-8 everything. Scale the loss.
+# The size of dS (or of dO): below about 6e-5 fp16 loses digits, and below 3e-8, half its smallest number, everything. Scale the loss.
 #
 # </details>
