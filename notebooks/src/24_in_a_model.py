@@ -48,7 +48,7 @@ plan
 #
 # ## The text
 #
-# Every Python carries the text that `help("for")` prints: its reference manual, as `pydoc_data.topics`. It was written by the Python Software Foundation and its contributors, and comes under the PSF licence. Half a megabyte is little for a language model, but it is real, and it is already on your disk. The model reads bytes; there is no tokenizer.
+# Every Python carries the text that `help("for")` prints: its reference manual, as `pydoc_data.topics`. It was written by the Python Software Foundation and its contributors, and comes under the PSF licence. Half a megabyte is little for a language model, but it is real, and it is already on your disk. (It differs from one Python to the next: that of the recorded runs has 499,608 bytes.) The model reads bytes; there is no tokenizer.
 
 # %%
 text = train.manual()
@@ -84,7 +84,7 @@ Code(inspect.getsource(gpt.turns) + "\n\n" + inspect.getsource(gpt.rotate), lang
 #
 # $$ \mathrm{Re} \sum_j \big(q_j e^{i n \theta_j}\big) \overline{\big(k_j e^{i m \theta_j}\big)} = \mathrm{Re} \sum_j q_j \overline{k_j} \, e^{i (n - m) \theta_j} . $$
 #
-# What the model has learned at one place of a text holds at every other. GPT-2 learns a vector for each position instead and adds it to that of the byte: 4096 vectors here, each of which a step sees only four times. With them this model is at 2.23 nats per byte of held-out text after 300 steps on an H200, with turned rows at 1.22 (both with SDPA FLASH, one beside the other). To the kernels it is all the same: they get Q and K as they are after it, and a cache keeps keys that are already turned.
+# What the model has learned at one place of a text holds at every other. GPT-2 learns a vector for each position instead and adds it to that of the byte: 4096 vectors here, each of which a step sees only four times. With them this model is at 2.23 nats per byte of held-out text after 300 steps on an H200, with turned rows at 1.22 (both with SDPA FLASH, one beside the other; noted, not recorded). *Nats* are the unit of the cross entropy by the natural logarithm; *held out* is text that the model was never trained on. To the kernels it is all the same: they get Q and K as they are after it, and a cache keeps keys that are already turned.
 #
 # The rest of the model is an embedding in front, and a norm and a matrix behind:
 
@@ -126,7 +126,7 @@ apart = {name: ((gradient(way) - flash).norm() / flash.norm()).item() for name, 
 pd.Series(apart, name="relative difference from SDPA FLASH")
 
 # %% [markdown]
-# **What to see.** Our gradients lie as far from SDPA FLASH's as that of PyTorch's other kernel does. With 16-bit numbers there is no closer.
+# **What to see.** Our gradients lie as far from SDPA FLASH's as that of PyTorch's other kernel does. Two right kernels in bf16 are as far apart as that: to ask for less would fail PyTorch's own.
 #
 # ## Training
 #
@@ -145,7 +145,7 @@ draw_training.losses(losses, f"{plan.steps} steps {here}", 1 + plan.steps // 40)
 train.yardstick(losses)
 
 # %% [markdown]
-# **What to see.** On the left, the curves of one seed can't be told apart. On the right, why: by how much each differs from SDPA FLASH, in nats, on a logarithmic scale. Ours stays beside the other kernel of PyTorch's, step for step, and both lie far below the other seed. (Where a loss jumps, the batch had an unusual piece of the manual in it, a table for instance; the same seed, the same jump.)
+# **What to see.** On the left, the curves of one seed can't be told apart. On the right, why: by how much each differs from SDPA FLASH, in nats, on a logarithmic scale. Ours stays in the same range as the other kernel of PyTorch's, and both lie far below the other seed. (Where a loss jumps, the batch had an unusual piece of the manual in it, a table for instance; the same seed, the same jump.)
 #
 # That is what "the curves lie on each other" means: *what our kernels change is what changing nothing of importance changes*.
 #
@@ -161,11 +161,11 @@ if record:
     display(train.yardstick(record["training"]))
 
 # %% [markdown]
-# **What to see.** Nothing changed at all changes as much: SDPA FLASH, run again, differs from itself by 0.005 nats on average, our kernels from it by 0.004 to 0.006 and cuDNN by 0.006. The other seed differs by 0.14, more than twenty times as much as any of them.
+# **What to see.** Nothing changed at all changes as much: SDPA FLASH, run again, differs from itself by 0.005 nats on average, our kernels from it by 0.004 to 0.006 and cuDNN by 0.006. The other seed differs by 0.14, on average over all steps more than twenty times as much as any of them.
 #
-# Speed and memory of the whole training, parameters and optimizer included: thousands of tokens (bytes of text) per second, by the median step and its quartiles; the peak allocated; and the loss on the last tenth of the manual, which no run has seen. Attention is only a part of a step, so a kernel that is a quarter faster doesn't make a model a quarter faster.
+# Speed and memory of the whole training, parameters and optimizer included: thousands of tokens (bytes of text) per second, by the median step (of those from the 21st on) and its quartiles; the peak allocated; and the loss on the last tenth of the manual, which no run has seen. Attention is only a part of a step, so a kernel that is a quarter faster doesn't make a model a quarter faster.
 #
-# **Predict** before you look. At $d = 64$ and $N = 4096$ under a causal mask, with as many heads of K and V as of Q, our kernels are faster than SDPA FLASH: rungs 20 and 23 by 23 % there and by 21 % back, rungs 32 and 33 by 82 to 84 % there and by 102 to 104 % back (their notebooks). Is the training, and by how much?
+# **Predict** before you look. At $d = 64$ and $N = 4096$ under a causal mask, with as many heads of K and V as of Q, our kernels are faster than SDPA FLASH: rungs 20 and 23 by 23 % there and by 21 % back, rungs 32 and 33 by 82 to 84 % there and by 102 to 104 % back (their notebooks). The model has 8 heads of Q on 2 of K and V. Is the training, and by how much?
 
 # %%
 if record:
@@ -184,7 +184,7 @@ if record:
     display(parts.round(2))
 
 # %% [markdown]
-# **What to see.** By the GPU's own account ours are the fast ones here, too. Forward, rung 20 takes 0.71 of SDPA FLASH's time and rung 32 0.48. On the way back rung 23 takes 0.87 of it and rung 33 0.51. Rungs 32 and 33 take 0.76 and 0.77 of cuDNN's time. And the kernels of a whole step take 14.5 and 12.5 ms with ours, 15.5 with SDPA FLASH, 13.3 with cuDNN. So where does the time go? Every step of every run, beside what its kernels take:
+# **What to see.** By the GPU's own account ours are the fast ones here, too. Forward, rung 20 takes 0.71 of SDPA FLASH's time and rung 32 0.48. On the way back rung 23 takes 0.87 of it and rung 33 0.51. (FLASH's sums over the query heads of a group, 0.16 ms, stand under "everything else", ours, 0.13 ms, in the column of the way back: like for like it is 0.84 and 0.49.) Rungs 32 and 33 take 0.76 and 0.77 of cuDNN's time. And the kernels of a whole step take 14.5 and 12.5 ms with ours, 15.5 with SDPA FLASH, 13.3 with cuDNN. So where does the time go? Every step from the 21st on, of every run with the first seed, beside what its kernels take (within a row the first step is on top; `+ 9`: so many lie further right):
 
 # %%
 if record:
@@ -193,15 +193,15 @@ if record:
 # %% [markdown]
 # **What to see.** Nearly all of SDPA's steps take the same time, 0.6 ms more than their kernels, of which a step has about five hundred. Ours scatter, up to 20 ms and more. But 94 steps of the second run with rungs 20 and 23, all from its later half, stand as still as SDPA's: at 15.1 ms, 0.6 more than their kernels, too, and less than any with SDPA FLASH. A GPU's kernels don't vary like that. What does is the **host**.
 #
-# PyTorch puts kernels into a queue and goes on without waiting; as long as the host is ahead, the GPU never stands still. From Python to a kernel of SDPA's the way is C++. To one of ours it is Python: six operators there and six back in a step, each of which checks shapes and strides, makes tensors and calls the launcher. On that machine other programs wanted the processor as well. Where the queue runs empty the GPU waits, and the less the kernels take, the sooner it does: rungs 32 and 33, whose kernels are done first, gain nothing from that. cuDNN's run says that the host can be through with all the rest of a step in less than 13.9 ms; with our twelve operators it often needs 17 to 22. So each of them costs it some 0.3 to 0.7 ms. The GPU takes (0.83 + 2.32) / 12 = 0.26 ms for one of rungs 32 and 33.
+# PyTorch puts kernels into a queue and goes on without waiting; as long as the host is ahead, the GPU never stands still. From Python to a kernel of SDPA's the way is C++. To one of ours it is Python: six operators there and six back in a step, each of which checks shapes and strides, makes tensors and calls the launcher. On that machine other programs wanted the processor as well. Where the queue runs empty the GPU waits, and the less the kernels take, the sooner it does: rungs 32 and 33, whose kernels are done first, gain nothing from that. cuDNN's run says that the host can be through with all the rest of a step in less than 13.9 ms; with our twelve operators it often needs 17 to 22. If it was as free then as in cuDNN's run, each of the twelve costs it at least 0.3 to 0.7 ms; how much of that is our Python and how much the other load, these runs can't tell. The 94 quiet steps say that a step with our Python can be done in 15.1 ms when the host is free. The GPU takes (0.83 + 2.32) / 12 = 0.26 ms for one of rungs 32 and 33.
 #
-# *A kernel's time between two events says nothing of what happens between two kernels.* What helps is less Python per kernel, or more kernel per call: larger batches, an operator registered in C++, CUDA graphs, which record a step once and then replay it without the host. (An earlier version of our operator looked for the kernel of its way back in the source files of all rungs each time, and a step took twice as long as with SDPA FLASH.)
+# *A kernel's time between two events says nothing of what happens between two kernels.* What helps is less Python per kernel, or more kernel per call: larger batches, an operator registered in C++, CUDA graphs, which record a step once and then replay it without the host. (An earlier version of our operator looked for the kernel of its way back in the source files of all rungs each time, and a step took twice as long as with SDPA FLASH; noted, not recorded.)
 #
 # ### Two things that only a model shows
 #
 # **Grouped queries.** On the way back, $dK$ and $dV$ are sums over all query heads of a group. FlashAttention-2 gives every query head CTAs, and a dK and a dV, of its own and adds these up afterwards ([`mha_bwd`](https://github.com/Dao-AILab/flash-attention/blob/main/csrc/flash_attn/flash_api.cpp); the sums are kernels of PyTorch's, 0.16 ms that the table has under "everything else"). Rungs 23 and 33 do the same, with a kernel `add_heads` that the table counts to the way back, 0.13 ms. It looks like a detour: a CTA that walks all query heads of its group has the sum in its registers, and both rungs began like that. But then this model has 4 sequences × 2 heads × 32 tiles of keys = 256 CTAs, all at work at once, and under the causal mask the first tile has twice the average to do: while it is at work, most of the others are done. With eight heads there are 1024 CTAs to even things out. Notebook 23, section 6, counts what that is worth.
 #
-# **Where O lies.** "Everything else" is alike for all: the matrices, the norms, the optimizer, and the turning of Q and K. But ours have one copy more in every layer. They write O with its heads one after the other, as its shape (B, H, N, D) says, and the next matrix wants the heads of a token side by side, so `flatten` copies. SDPA's O lies in memory as Q does, and nothing needs to be copied. That is 0.18 ms of a step, and 96 MiB kept for the way back, which are the 0.09 GiB that ours take more in the table above. Our kernels could write O like that as well, as they take strides; the operator doesn't ask them to.
+# **Where O lies.** "Everything else" is alike for all: the matrices, the norms, the optimizer, and the turning of Q and K. But ours have one copy more in every layer. They write O with its heads one after the other, as its shape (B, H, N, D) says, and the next matrix wants the heads of a token side by side, so `flatten` copies. SDPA's O lies in memory as Q does, and nothing needs to be copied. That is 0.18 ms of a step, and 96 MiB kept for the way back, which are the 0.09 GiB that ours take more in the table above than SDPA FLASH's later runs and cuDNN's. (SDPA FLASH's first run, the very first of all, has 0.06 more than its later ones.) Our kernels could write O like that as well, as they take strides; the operator doesn't ask them to.
 
 # %% [markdown]
 # ## What is kept for the way back
