@@ -16,7 +16,7 @@
 #
 # **Time** 45 minutes.
 #
-# **Needs** [00 · Start here](00_start_here.ipynb) for the emulator and [04 · FlashAttention-2](04_fa2_fp32.ipynb) for a kernel; [91 · The bug museum](91_bug_museum.ipynb) for what it finds. No GPU: the counters were recorded on one.
+# **Needs** [00 · Start here](00_start_here.ipynb) for the emulator and [04 · FlashAttention-2](04_fa2_fp32.ipynb) for a kernel; [91 · The bug museum](91_bug_museum.ipynb) for what it finds; [11](11_swizzled.ipynb) and [12](12_double_buffered.ipynb) for swizzles and `cp.async`, and [30](30_tma_wgmma.ipynb) to [33](33_backward_wgmma.ipynb) for what is said of Hopper. No GPU: the counters were recorded on one.
 #
 # **The idea in one line**: an instrument is worth as much as its calibration.
 
@@ -110,7 +110,7 @@ device = record.about("04_fa2_fp32", "counters", device=DEVICE)["device"]
 draw_proof.predicted_and_counted(panels, f"The X-ray's counts and ncu's · {device}")
 
 # %% [markdown]
-# **What to see.** One point per kernel and counter (a larger one where several coincide; counters that are zero on both sides are left out). On the line the X-ray's count *is* the hardware's, digit for digit, up to millions. Ringed are those that are not; at zero in the right panel stand instructions that no lane executes, and conflicts that are no matter of addresses. Per rung, in percent of all that the hardware counted: all differences (`percent`), what is left of them beside what the machine code accounts for to the digit (`rest_percent`), and what nobody has explained:
+# **What to see.** One point per kernel and counter (a larger one where several coincide; counters that are zero on both sides are left out). On the line the X-ray's count *is* the hardware's, digit for digit, up to millions. Ringed are those that are not. Zeros: at the lower edge stand conflicts of `cp.async` that this counter doesn't see (those of `cp.async.cg`, which copies past the L1; `cp.async.ca` goes through it) or doesn't call so, and in the middle panel those of atomics that `nvcc` has merged into one. At the left edge stand instructions that no lane executes, and in the right panel also conflicts that are no matter of addresses. Per rung, in percent of all that the hardware counted: all differences (`percent`), what is left of them beside what the machine code accounts for to the digit (`rest_percent`), and what nobody has explained:
 
 # %%
 agreement.totals(kernels).round(2)
@@ -163,7 +163,7 @@ except Exception as problem:  # no nvcc on this machine
 #
 # - **Read once.** In `21_split_kv` a `State` is two numbers, which the functions that merge states read one by one, and again each time. 15 loads of 4 bytes in the source are 4 of 8 bytes in the machine code. In numbers that is the largest difference of all rungs; the loads stand behind the loop, once per CTA.
 # - **Instructions for nobody.** Before a batch of `cp.async`, `nvcc` puts three loads that no lane executes (`@!PT LDS`). And a store by one thread of the CTA is an instruction in all its warps, if the condition became a predicate and not a branch. `ncu` counts such instructions. They make no request, so the X-ray has none of them.
-# - **Where a destination begins.** The copies past the L1 ask the L2 for each 32 bytes of their *destination*; the X-ray counts the source's sectors. In `22_backward_fp32` the two are the same, because the slabs that `cp.async` fills begin at a multiple of 128 bytes. They didn't always: 48 bytes of something else lay in front of them, and a line of four sectors was asked for as five. This table showed it, as 57,600 sectors instead of 53,504: 4 more for each of 1,024 copies.
+# - **Where a destination begins.** The copies past the L1 ask the L2 for each 32 bytes of their *destination*; the X-ray counts the source's sectors. In `22_backward_fp32` the two are the same, because the slabs that `cp.async` fills begin at a multiple of 128 bytes. They didn't always: 48 bytes of something else lay in front of them, and a line of four sectors was asked for as five. This table showed it, as 57,600 sectors instead of 53,504: 4 more for each of 1,024 copies (an earlier source; that record is not kept).
 # - **Time.** Some wavefronts more than the addresses ask for appear where many warps want shared memory at once: none at one $N$, one in a hundred at another, although the addresses are the same. The small kernels, in the two panels on the left, never show them. And the conflicts of `22_backward_fp32`'s 4-byte copies depend on when the lines arrive.
 #
 # ### What can be compared on Hopper
@@ -178,7 +178,7 @@ seen = seen.filter(regex="shared_load_(instructions|wavefronts|conflicts)")
 seen.assign(per_load=seen["shared_load_wavefronts"] / seen["shared_load_instructions"]).round(3)
 
 # %% [markdown]
-# Up to 1.27 wavefronts, hardly one of them called a conflict. In `33_backward_wgmma`, where the X-ray counts 4 wavefronts per store of 16 bytes and 2 per load of 8, the counters at $N = 256$ have 1.6 to 2.7 times as many, again with few conflicts. So for these rungs the X-ray's word on bank conflicts (none by loads and stores) is confirmed at $N = 256$ up to 4 in 100 wavefronts, and its wavefronts are no measure of what passes through shared memory. At $N = 4096$ the counter calls up to 32 in 100 of the stores' wavefronts conflicts (`32_ping_pong`, $d = 128$), by the same instructions, at the same places of shared memory: when they come has a part in it.
+# Up to 1.27 wavefronts, hardly one of them called a conflict. In `33_backward_wgmma`, where the X-ray counts 2 wavefronts per load of 8 bytes, the counter at $N = 256$ has 1.7 times as many loads' wavefronts at $d = 64$ and 2.7 times at $d = 128$, again with few conflicts. (Those of its stores include `stmatrix`.) So for these rungs the X-ray's word on bank conflicts (none by loads and stores) is confirmed at $N = 256$ up to 4 in 100 wavefronts, and its wavefronts are no measure of what passes through shared memory. At $N = 4096$ the counter calls up to 32 in 100 of the stores' wavefronts conflicts (`32_ping_pong`, $d = 128$), by the same instructions, at the same places of shared memory: when they come has a part in it.
 
 # %% [markdown]
 # ## Where it can't know
@@ -231,7 +231,7 @@ print(xray(kernel, *(torch.randn(1, 1, 64, 64) for _ in range(3))).findings[0])
 own("trace_cost.cpp", "// What a cp.async", 9)
 
 # %% [markdown]
-# Of how many patterns it gives the hardware's count exactly (and of `cp.async.cg` the rule below). The counters of this table are those of the instruction (`smsp__sass_…`), which see both kinds of `cp.async`; those of the data pipe, in the figure above, miss `cp.async.cg`:
+# Of how many patterns it gives the hardware's count exactly (and of `cp.async.cg` the rule below). It misses two patterns of random runs, where several lanes meet at both ends, and in wavefronts also one that copies nothing but zeros. The counters of this table are those of the instruction (`smsp__sass_…`), which see both kinds of `cp.async`; those of the data pipe, in the figure above, miss `cp.async.cg`:
 
 # %%
 try:
@@ -272,7 +272,7 @@ if copies is not None:
 # %% [markdown]
 # ## Beside compute-sanitizer
 #
-# NVIDIA's `compute-sanitizer` looks for the same kinds of faults on the GPU: *racecheck*, *memcheck*, *initcheck*, *synccheck*. For the comparison the rungs were broken by rule, one place at a time (`helpers/mutants.py`): every barrier removed or put into a branch, every bound widened, every wait for copies loosened, strides, masks, sizes. The same mutants went to both.
+# NVIDIA's `compute-sanitizer` looks for the same kinds of faults on the GPU: *racecheck*, *memcheck*, *initcheck*, *synccheck*. For the comparison the rungs were broken, one place at a time (`helpers/mutants.py`), mostly by rule and some by hand: barriers removed or put into a branch, bounds widened, waits for copies loosened, strides, masks, sizes. Not every place was, and the record has fewer than half of what that file can make: 341 broken programs, none of `11_swizzled`. The same went to both. Each bar counts the rung itself as well: 357 programs, 16 of them right.
 
 # %%
 try:
@@ -287,7 +287,7 @@ else:
     display(draw_proof.who_flags(counts, f"Who flags a mutant · compute-sanitizer on {device}, the X-ray anywhere"))
 
 # %% [markdown]
-# *Both* is agreement, and so is *neither* for the rungs as they are, which went through both sides, too. One of them, `33_backward_wgmma`, is flagged by *initcheck*, and isn't wrong: a kernel of it reads what another has sent to global memory by TMA, and this version of *initcheck* doesn't see such writes. What a tool says of the rung itself counts for none of its mutants.
+# *Both* is agreement, and so is *neither* for the rungs as they are, which went through both sides, too (*synccheck* ran out of time on `23_backward_mma`). The one *GPU alone* is such a rung, `33_backward_wgmma`: *initcheck* flags it, and it isn't wrong: a kernel of it reads what another has sent to global memory by TMA, and this version of *initcheck* doesn't see such writes. What a tool says of the rung itself counts for none of its mutants.
 #
 # A tool that runs out of time has said nothing, unless all four do: then the program hangs. What one side says alone is worth reading one by one:
 
@@ -305,7 +305,7 @@ if mutants is not None:
 #
 # ### Exercise 92.1 · Count wavefronts
 #
-# Write the rule for loads of 4 bytes per lane: how many wavefronts does a request take? `addresses` has 32 byte offsets, `None` where a lane takes no part. Your function is held against all patterns of the calibration.
+# Write the rule for loads of 4 bytes per lane: how many wavefronts does a request take? `addresses` has 32 byte offsets, `None` where a lane takes no part. Your function is held against all patterns of loads of 4 bytes, by the X-ray's rule.
 
 
 # %%
