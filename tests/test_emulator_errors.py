@@ -298,6 +298,7 @@ def test_timeout_stops_a_loop_without_end(loop):
 
 @pytest.mark.parametrize("loop", ["while (true) {}", "while (in[0] == 0) {}", "while (true) __syncwarp();"])
 def test_ctrl_c_stops_a_loop_without_end(loop):
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background job begins without
     launcher = build(program(loop, "4, 64"))
     timer = threading.Timer(0.3, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT))
     timer.start()

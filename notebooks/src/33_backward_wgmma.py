@@ -21,7 +21,7 @@
 #
 # **Needs** [23 · Backward on tensor cores](23_backward_mma.ipynb) for the five products, [30 · TMA and wgmma](30_tma_wgmma.ipynb) for descriptors and mbarriers, and [31 · Warp-specialised](31_warp_specialized.ipynb) for roles. No GPU: without one the kernel runs on the emulator and the timings shown are recorded ones.
 #
-# **The idea in one line**: two warpgroups own 64 keys each and keep $P^\top$ and $dS^\top$ in registers as operands; whatever else the five products need, `wgmma` reads from shared memory by itself; and while one warpgroup's products run, the other one computes.
+# **The idea in one line**: two warpgroups own 64 keys each and keep $P^\top$ and $dS^\top$ in registers as operands; whatever else the five products need, `wgmma` reads from shared memory by itself; and the two take turns, so that by plan one computes while the other's products run (section 4 shows how far that holds).
 
 # %%
 import re
@@ -95,7 +95,7 @@ for name, operand in wanted.items():
 # **What to see.** The same tile, and *the same 64 bits* of descriptor. Which way it is read is a bit of the instruction, the last template arguments of `wgmma_mma_async` (1: MN-major). Transposing costs no instruction at all. What differs is how one gets from 16 $k$ to the next, 32 bytes further along the rows, or 16 rows of 128 bytes down; and if the operand is wider than 64 columns, the *leading offset* says where the next panel begins. `fa/sm90.cuh` has a function for each:
 
 # %%
-dO = Descriptor(start=0x8000, leading=128 * 96, stride=1024, swizzle=128)
+dO = Descriptor(start=0x8000, leading=128 * 128, stride=1024, swizzle=128)
 draw_hopper.descriptor(
     dO, mn_major=True, extent=64, what="d", title="dO as operand B of dV: 16 queries, 64 columns of d"
 )
@@ -108,7 +108,7 @@ draw_hopper.descriptor(
 # $S$ and $dP$ are formed transposed, for notebook 23's reason: $C$'s columns take the place of $k$, so $P^\top$ and $dS^\top$, a row per key and a column per query, are operands $A$ of the two products that sum over queries. Here the reason weighs more. The other way round they would have to become operands in shared memory, and each such step costs a store, a fence, a barrier. In registers the layouts agree, element by element:
 
 # %%
-N = 96  # columns of an accumulator; step k of the next product takes columns 16 k to 16 k + 15
+N = 128  # columns of an accumulator; step k of the next product takes columns 16 k to 16 k + 15
 for thread in range(128):
     for k in range(N // 16):
         held = [fragments.wgmma_d(thread, 8 * k + i) for i in range(8)]
@@ -298,7 +298,7 @@ except Exception as error:
     print(error)
 
 # %% [markdown]
-# **What to see.** It never ends. A CTA has what it was launched with, and no claim to the rest: the last warps ask for registers that nobody will give back, and the others of their warpgroup wait for them at the first product. On the H200 it hung without a word.
+# **What to see.** It never ends. A CTA has what it was launched with, and no claim to the rest: the last warps ask for registers that nobody will give back, and the others of their warpgroup wait for them at the first product. On the H200 it hung, without a word, until it was stopped.
 #
 # Shared memory, from the constants of the kernel:
 
@@ -462,7 +462,7 @@ pd.DataFrame(rows).T.rename_axis(["d", "instructions of a step"])
 #
 # ### Who gets which tile
 #
-# A CTA has 128 keys of one *query* head. Under a causal mask the first keys are seen by all queries and the last by few, so that tiles are of very different length. As in notebook 20 the longest come first, of 16 heads at a time: with more of them, $Q$ and $dO$ are read too often from HBM (step 15 of the table below).
+# A CTA has 128 keys of one *query* head. Under a causal mask the first keys are seen by all queries and the last by few, so that tiles are of very different length. As in notebook 20 the longest come first, of 16 heads at a time. With as many heads as have $Q$ and $dO$ in 32 MB (step 15 of the table below) it was slower at $N = 1024$, by a tenth at $d = 64$, and not at longer ones; more bytes than the L2 holds would explain it.
 #
 # Several query heads may share $K$ and $V$. Then one CTA could go through the queries of all of them, and sum up their $dK$ and $dV$ in registers; an earlier version did. What is wrong with that? A model, as in notebook 31: an SM takes one tile after the other, and a tile takes as long as it has queries. The share of the time for which an average SM has work, under a causal mask:
 
@@ -497,7 +497,7 @@ pd.DataFrame(rows).T
 show.region("33_backward_wgmma", "add_heads")
 
 # %% [markdown]
-# On the H200, as a ratio to SDPA CUDNN under a causal mask: the first row went from 0.55 to 1.42 at $d = 64$. The second went from 1.01 to 1.5 by the order alone, 1.59 in another run, and *back* to 1.42: there the last kernel is all that was added. The third went from 1.11, by the order, to 1.23 at $d = 128$.
+# On the H200, as a ratio to SDPA CUDNN under a causal mask: the first row went from 0.55 to 1.42 at $d = 64$. The second, $d = 64$ too, went from 1.01 to 1.5 by the order alone, 1.59 in another run, and *back* to 1.42: its SMs had been busy already, and four times as many CTAs load $K$ and $V$ and write $dK$ and $dV$, which a last kernel reads again. The third went from 1.11, by the order, to 1.23 at $d = 128$. (Noted in the reasons of steps 12 and 14 of the table below.)
 
 # %% [markdown]
 # ## Run and check
@@ -669,14 +669,15 @@ def drafts(steps):
 plot.recorded("33_backward_wgmma", "steps", drafts)
 
 # %% [markdown]
-# **What to see.** The largest steps at $d = 128$ are the first ones; at $d = 64$ another order and the turns bring the most. What the steps that stayed change is when a tile comes and when a product starts. The rung goes on from step 8: with 128 queries per step at $d = 64$, and with warps of their own that send $dQ$ (10); how much of the difference each of these two brought was not measured apart. That every thread gives a place back (11), and not one for its warpgroup behind a barrier, costs a percent at $d = 128$ and buys that NVIDIA's own tool can follow: racecheck takes an arrival at an mbarrier to speak for the thread that arrives, and nobody else. Step 12 is for a causal mask: the longest tiles first. With one it has 4 % more than step 11, and without one, where it changes nothing, 3 %: so far apart are two runs, and what the order is worth is seen better with grouped queries ("Who gets which tile"). Step 13 is a simpler loop, not a faster one. Step 14 is the rung; what it is for, grouped queries, the table's shapes don't have.
+# **What to see.** The largest steps at $d = 128$ are the first ones; at $d = 64$ they are another order (3) and step 10, a tenth each, and then the turns (8), 7 %. What the steps that stayed change is when a tile comes and when a product starts. Step 10 goes on from step 8: with 128 queries per step at $d = 64$, and with warps of their own that send $dQ$ (10); how much of the difference each of these two brought was not measured apart. That every thread gives a place back (11), and not one for its warpgroup behind a barrier, costs a percent at $d = 128$ and buys that NVIDIA's own tool can follow: racecheck takes an arrival at an mbarrier to speak for the thread that arrives, and nobody else. (Its sister initcheck still reports what `add_heads` reads: the version we ran doesn't see what TMA writes, notebook 92.) Step 12 is for a causal mask: the longest tiles first. With one it has 4 % more than step 11, and without one, where it changes nothing, 3 %: so far apart are two runs, and what the order is worth is seen better with grouped queries ("Who gets which tile"). Step 13 is a simpler loop, not a faster one. Step 14 is the rung; what it is for, grouped queries, the table's shapes don't have. Step 15 starts from 12 again.
 #
 # ## What still hurts
 #
 # 1. **One CTA per SM, and two warpgroups that wait for each other** several times in a step. Whoever is late makes the other late, and no third one fills in: consumer 1's exponentials lie mostly under nothing that consumer 0 starts (section 4).
-# 2. **Registers.** $dK$ and $dV$ take their share for the whole loop. More queries per step would mean fewer barriers and fewer bytes per product; there is no room for them.
+# 2. **Registers.** $dK$ and $dV$ take their share for the whole loop. More queries per step would mean fewer barriers and fewer bytes per product; there is no room for them, in shared memory either (exercise 33.2).
 # 3. **Shared memory has more to do than the tensor cores** (the model above).
-# 4. **$dQ$ in fp32**: each tile of keys sends $4 d$ bytes per query to the L2. And two small kernels run before and after. Both weigh most where sequences are short.
+# 4. **$dQ$ in fp32**: each tile of keys sends $4 d$ bytes per query to the L2, the same share of the work at any length.
+# 5. **Small kernels**: one before and one after, and a third where heads share $K$ and $V$. They weigh most where sequences are short.
 
 # %% [markdown]
 # ## Exercises
@@ -768,7 +769,7 @@ exercise.verify("33.2", fits, hint="which parts of shared memory grow with Br, a
 # registers_for_them = {d: Br + Br // 2 for d, Br in most_queries.items()}
 # ```
 #
-# With $d$ more registers for $dK$ and $dV$: at $d = 128$ little is left, and what doesn't fit into the consumer's registers spills.
+# They are the kernel's own: shared memory is full with them. With $d$ more registers for $dK$ and $dV$ it is 224 at $d = 128$ and 256 at $d = 64$; a lane of a consumer has 240. At $d = 64$ they are enough because $S$ and $dP$ are never there at the same time.
 #
 # </details>
 
