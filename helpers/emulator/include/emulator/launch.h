@@ -53,24 +53,22 @@ inline Array& dynamic_array(const char* name) {
   return *static_cast<Array*>(dynamic_shared(name));
 }
 
-// `float *K_smem = smem + n;` in a kernel -> `float *K_smem = ::emu::named("K_smem", smem + n);`
-template <class T>
-inline T named(const char* name, T place) {
+// A place of shared memory, a pointer or an address of PTX, which `note` hears of under its name.
+template <void (*note)(const char*, uint64_t), class T>
+inline T noted(const char* name, T place) {
   if constexpr (std::is_pointer_v<T>)
-    name_shared(name, reinterpret_cast<uint64_t>(place));
+    note(name, reinterpret_cast<uint64_t>(place));
   else if constexpr (std::is_integral_v<T>)
-    name_shared(name, uint64_t(place));
+    note(name, uint64_t(place));
   return place;
 }
 
+// `float *K_smem = smem + n;` in a kernel -> `float *K_smem = ::emu::named("K_smem", smem + n);`
+template <class T>
+inline T named(const char* name, T place) { return noted<name_shared>(name, place); }
+
 // `mbarrier_init(K_full + 8 * s, 1)` -> `mbarrier_init(::emu::named_mbarrier("K_full", K_full + 8 * s), 1)`
 template <class T>
-inline T named_mbarrier(const char* name, T place) {
-  if constexpr (std::is_pointer_v<T>)
-    name_mbarrier(name, reinterpret_cast<uint64_t>(place));
-  else if constexpr (std::is_integral_v<T>)
-    name_mbarrier(name, uint64_t(place));
-  return place;
-}
+inline T named_mbarrier(const char* name, T place) { return noted<name_mbarrier>(name, place); }
 
 }  // namespace emu
