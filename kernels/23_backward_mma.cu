@@ -432,6 +432,7 @@ template <int d, typename T> cudaError_t launch(const fa_backward_args &a, cudaS
   backward_mma<d, T><<<unsigned(ctas), C::threads, C::smem_bytes, stream>>>(own, heads);
   if (cudaError_t error = cudaGetLastError()) return error;
   finish<d, T><<<unsigned(rows / C::Br), C::threads, 0, stream>>>(a);
+  if (cudaError_t error = cudaGetLastError()) return error;
   if (a.H > a.Hkv) add_heads<d, T><<<unsigned(a.B * a.Hkv * a.Nk), d, 0, stream>>>(a);
   return cudaGetLastError();
 }

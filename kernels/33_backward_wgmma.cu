@@ -98,11 +98,11 @@ template <int d, typename T> __global__ void prepare(const fa_backward_args a) {
 }
 // [end: delta]
 
-// A buffer of several that are filled in turn, and the parity of its mbarriers' phase.
-template <int n> struct Turn {
+// A stage of a ring of buffers, and the parity of the phase that its barriers are in.
+template <int stages> struct Ring {
   int stage = 0, parity = 0;
-  __device__ __forceinline__ void advance() {
-    if (++stage == n) stage = 0, parity ^= 1;
+  __device__ __forceinline__ void next() {
+    if (++stage == stages) stage = 0, parity ^= 1;
   }
 };
 
@@ -154,9 +154,9 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
       const float *stats = static_cast<const float *>(a.workspace[1]);
       const int rows = a.B * a.H * last * Br; // the launcher has seen that it is an int
       int tile = start;
-      Turn<Q_stages> Q;
-      Turn<dO_stages> dO;
-      for (int step = 0; step < steps; ++step, tile = next_of(tile), Q.advance(), dO.advance()) {
+      Ring<Q_stages> Q;
+      Ring<dO_stages> dO;
+      for (int step = 0; step < steps; ++step, tile = next_of(tile), Q.next(), dO.next()) {
         const float *LSE = stats + (head * last + tile) * Br;
         // Q_i, and with the first one K, once both warpgroups have read what was there
         const uint32_t Q_full = smem + C::Q_full + 8 * Q.stage, dO_full = smem + C::dO_full + 8 * dO.stage;
@@ -260,8 +260,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
   const auto pass_turn = [&] { fa::bar_arrive(turn + 1 - half, 256); };
   // [end: turns]
 
-  Turn<Q_stages> Q, Q_next;
-  Turn<dO_stages> dO;
+  Ring<Q_stages> Q, Q_next;
+  Ring<dO_stages> dO;
   // dP's sums begin with -delta: what comes out is dP - delta.
   const auto begin_dP = [&] {
     const float *delta_smem = reinterpret_cast<const float *>(smem_base + C::delta + dO.stage * C::stats_bytes) + 2 * t;
@@ -336,7 +336,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     // [region: next_S]
     // S of the next step comes first: its exponentials are the longest work
     if (next) {
-      Q_next.advance();
+      Q_next.next();
       fa::mbarrier_wait(smem + C::Q_full + 8 * Q_next.stage, Q_next.parity);
     }
     fa::wgmma_wait_group<0>(); // dV has been added
@@ -377,7 +377,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
       // dV has been added and delta read. Every thread says so itself: that is what compute-sanitizer can follow.
       fa::mbarrier_arrive(smem + C::dO_empty + 8 * dO.stage);
       scores(Q_next.stage, tile * Br);
-      dO.advance();
+      dO.next();
       // Here rather than in front of dP: it keeps ptxas from moving the wait for dQ above the exponentials.
       fa::mbarrier_wait(smem + C::dO_full + 8 * dO.stage, dO.parity);
     }
