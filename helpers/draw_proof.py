@@ -161,10 +161,10 @@ def _budget_legend(figure: Figure) -> None:
 
     words = [
         "within the budget",
-        "up to 10 ×",
-        "100 ×",
-        "1 000 ×",
-        "10 000 ×",
+        "up to 10 budgets",
+        "up to 100",
+        "up to 1 000",
+        "up to 10 000",
         "more",
         "NaN, infinite or never written",
     ]
