@@ -9,7 +9,7 @@ from matplotlib.ticker import NullFormatter
 
 from .draw import BLUE, GREEN, ORANGE, canvas
 from .plot import INK, MUTED, PEERS, RUNGS, Figure, styled
-from .train import WARM_UP, by_run, differences, label
+from .train import RUN, WARM_UP, by_run, differences, label
 
 PINK = RUNGS[3][0]
 
@@ -27,7 +27,8 @@ LOOKS = {
 
 
 def _look(run: str) -> dict:
-    colour, dash, width, order = LOOKS.get(run) or (PEERS.get(run, (GREEN,))[0], "-.", 1.4, 2.5)
+    way = run.split(",")[0]
+    colour, dash, width, order = LOOKS.get(run) or LOOKS.get(way) or (PEERS.get(way, (GREEN,))[0], "-.", 1.4, 2.5)
     return {"color": colour, "linestyle": dash, "linewidth": width, "zorder": order, "label": run}
 
 
@@ -41,7 +42,7 @@ def _curves(ax: Axes, frame: pd.DataFrame, ylabel: str) -> None:
 @styled
 def losses(training: pd.DataFrame, title: str, smooth: int = 1) -> Figure:
     """Left the loss of every run by step; right by how much each differs from the first SDPA FLASH; running means over `smooth`
-    steps. training: name, seed, round, step, loss."""
+    steps. training: name, seed, round, graph, step, loss."""
     figure, (left, right) = canvas(10.4, 4.0, 2, title=title)
     _curves(left, by_run(training).rolling(smooth, min_periods=1).mean(), "loss, nats per byte")
     apart = differences(training).rolling(smooth, min_periods=1).mean()
@@ -53,9 +54,9 @@ def losses(training: pd.DataFrame, title: str, smooth: int = 1) -> Figure:
 @styled
 def waits(training: pd.DataFrame, kernels: pd.Series, title: str) -> Figure:
     """A dot per step of every run with the first seed, at its time, the first step on top; a bar at what the kernels of a step take
-    together. training: name, seed, round, step, ms; kernels: ms by name. What lies past the right edge is counted there."""
+    together. training: name, seed, round, graph, step, ms; kernels: ms by name. What lies past the right edge is counted there."""
     timed = training[(training["step"] >= WARM_UP) & (training["seed"] == 0)].astype({"ms": "float64"})
-    runs = [*timed.groupby(["name", "seed", "round"], sort=False)]
+    runs = [*timed.groupby(RUN, sort=False)]
     runs.sort(key=lambda of_run: [*kernels.index].index(of_run[0][0]))
     figure, (ax,) = canvas(9.6, 0.9 + 0.62 * len(runs), title=title)
     right = timed["ms"].quantile(0.98) * 1.05

@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -28,8 +30,10 @@ STEM = "24_in_a_model"
 # whose code a record of this model depends on
 RUNGS = ("20_causal_gqa", "21_split_kv", "23_backward_mma", "32_ping_pong", "33_backward_wgmma")
 HELD_OUT = 0.1  # of the text, its end: never trained on
+AHEAD = 3  # steps before one is captured: then kernels are compiled, libraries have their workspaces, the optimizer its state
 WARM_UP = 20  # steps that no speed is taken from
 PROFILED = 20  # steps whose kernels are timed one by one
+RUN = ["name", "seed", "round", "graph"]  # what tells a run of a record from the others
 # What a GPU's kernels are for, by a pattern of their names: ours, FlashAttention's and cuDNN's
 PARTS = {
     "attention, forward": r"flash_fwd|fprop|causal_gqa|ping_pong",
@@ -100,10 +104,11 @@ class Run:
     held_out: float
 
 
-def train(attention: Attention, plan: Plan, device: str, seed: int = 0) -> Run:
+def train(attention: Attention, plan: Plan, device: str, seed: int = 0, graph: bool = False) -> Run:
     """Trains a new model. Parameters and batches depend on the seed alone, so that runs differ by their attention only.
 
     AdamW (Loshchilov and Hutter 2019) in float32, products in plan.dtype; the rate rises for a tenth of the steps, then falls to 0.
+    `graph`, on a GPU only: the steps after the first AHEAD are replays of one that was captured.
     """
     on_gpu = device == "cuda"
     seen, unseen = split(manual())
@@ -116,11 +121,15 @@ def train(attention: Attention, plan: Plan, device: str, seed: int = 0) -> Run:
     rates = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, plan.rate, plan.steps, pct_start=0.1, anneal_strategy="linear", cycle_momentum=False
     )
-    losses, marks = [], [_mark(on_gpu)]
-    for piece in pieces:
-        losses.append(_step(model, optimizer, piece, plan.dtype))
-        rates.step()
-        marks.append(_mark(on_gpu))
+    step = partial(_step, model, optimizer, plan.dtype)
+    with _own_stream(on_gpu):
+        losses, marks = [], [_mark(on_gpu)]
+        for n, piece in enumerate(pieces):
+            if graph and n == AHEAD:
+                step = captured(step, piece)
+            losses.append(step(piece))
+            rates.step()
+            marks.append(_mark(on_gpu))
     steps = pd.DataFrame({"step": range(plan.steps), "loss": torch.stack(losses).cpu().numpy()})
     steps["ms"] = [a.elapsed_time(b) for a, b in zip(marks, marks[1:])] if on_gpu else None
     peak = torch.cuda.max_memory_allocated() - before if on_gpu else None
@@ -131,19 +140,50 @@ def train(attention: Attention, plan: Plan, device: str, seed: int = 0) -> Run:
 
 
 def _new(attention: Attention, plan: Plan, device: str, seed: int) -> tuple[GPT, torch.optim.Optimizer]:
+    """The model and its optimizer. The rate is a tensor: a number would be captured with the step, as it was then."""
     torch.manual_seed(seed)
     model = GPT(plan.size, attention).to(device)
-    return model, torch.optim.AdamW(model.parameters(), lr=plan.rate, betas=(0.9, 0.95), fused=device == "cuda")
+    rate = torch.tensor(plan.rate, device=device)
+    return model, torch.optim.AdamW(model.parameters(), rate, betas=(0.9, 0.95), fused=True, capturable=True)
 
 
-def _step(model: GPT, optimizer: torch.optim.Optimizer, piece: Tensor, dtype: torch.dtype) -> Tensor:
-    """Learns from one batch; its loss before that."""
+def _step(model: GPT, optimizer: torch.optim.Optimizer, dtype: torch.dtype, piece: Tensor) -> Tensor:
+    """Learns from one batch; its loss before that. Nothing in it asks the GPU for a value, or a graph couldn't hold it."""
     now = loss(model, piece, dtype)
     now.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()
     return now.detach()
+
+
+def captured(step: Callable[[Tensor], Tensor], piece: Tensor) -> Callable[[Tensor], Tensor]:
+    """`step` as a CUDA graph. It is called once more, and its kernels are not run but noted, arguments and all; from then on one
+    call of the host launches every one of them. Addresses are among the arguments: each batch is copied to where the first one lay,
+    and its loss from where the first one's was to go."""
+    place, graph = piece.clone(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+        found = step(place)
+
+    def replay(piece: Tensor) -> Tensor:
+        place.copy_(piece)
+        graph.replay()
+        return found.clone()
+
+    return replay
+
+
+@contextmanager
+def _own_stream(on_gpu: bool) -> Iterator[None]:
+    """A stream beside the default one, from which nothing can be captured."""
+    if not on_gpu:
+        yield
+        return
+    before, own = torch.cuda.current_stream(), torch.cuda.Stream()
+    own.wait_stream(before)
+    with torch.cuda.stream(own):
+        yield
+    before.wait_stream(own)
 
 
 def _mark(on_gpu: bool) -> torch.cuda.Event | None:
@@ -193,38 +233,41 @@ def ours(device: str) -> dict[str, Attention]:
     return found
 
 
-def ways(device: str) -> list[tuple[str, Attention, int, int]]:
-    """The runs of a record, in the order in which they take turns: name, attention, seed, round. What our kernels change in a curve
-    is judged by what else changes it: nothing at all (a second round), another kernel of PyTorch's, another seed."""
+def ways(device: str) -> list[tuple[str, Attention, int, int, int]]:
+    """The runs of a record, in the order in which they take turns: name, attention, seed, round, graph. What our kernels change in a
+    curve is judged by what else changes it: nothing at all (a second round), another kernel of PyTorch's, another seed. On a
+    GPU every way trains once more with its step as a graph."""
     both = {"SDPA FLASH": gpt.sdpa(SDPBackend.FLASH_ATTENTION)} | ours(device)
     other = ("SDPA CUDNN", SDPBackend.CUDNN_ATTENTION) if device == "cuda" else ("SDPA MATH", SDPBackend.MATH)
+    every = both | {other[0]: gpt.sdpa(other[1])}
     return [
-        *[(name, attention, 0, round) for round in (0, 1) for name, attention in both.items()],
-        (other[0], gpt.sdpa(other[1]), 0, 0),
-        ("SDPA FLASH", both["SDPA FLASH"], 1, 0),
+        *[(name, attention, 0, round, 0) for round in (0, 1) for name, attention in both.items()],
+        (other[0], every[other[0]], 0, 0, 0),
+        ("SDPA FLASH", both["SDPA FLASH"], 1, 0, 0),
+        *[(name, attention, 0, 0, 1) for name, attention in every.items() if device == "cuda"],
     ]
 
 
 def train_all(plan: Plan, device: str, rounds: int = 2) -> tuple[pd.DataFrame, pd.DataFrame, GPT]:
     """Trains in all these ways; prints a line on each.
 
-    The losses of all runs (name, seed, round, step, loss, ms), a row on each run (name, seed, round, tokens per step, bytes,
-    held_out), and the model trained with the last of `ours`. What PyTorch refuses is left out; attrs["skipped"] of the second
-    says why.
+    The losses of all runs (name, seed, round, graph, step, loss, ms), a row on each run (name, seed, round, graph, tokens per
+    step, bytes, held_out), and the model trained with the last of `ours`. What PyTorch refuses is left out; attrs["skipped"] of
+    the second says why.
     """
     mine, model = [*ours(device)], None
     losses, rows, skipped = [], [], []
-    for name, attention, seed, round in ways(device):
-        if round >= rounds:
+    for name, attention, *variant in ways(device):
+        of_run = dict(zip(RUN, (name, *variant), strict=True))
+        if of_run["round"] >= rounds:
             continue
         try:
-            run = train(attention, plan, device, seed)
+            run = train(attention, plan, device, of_run["seed"], bool(of_run["graph"]))
         except RuntimeError as error:
             if name in ("SDPA FLASH", *mine):
                 raise
             skipped.append(f"{name}: {str(error).splitlines()[0]}")
             continue
-        of_run = {"name": name, "seed": seed, "round": round}
         losses.append(run.steps.assign(**of_run)[[*of_run, "step", "loss", "ms"]])
         rows.append(of_run | {"tokens": plan.batch * plan.length, "bytes": run.bytes, "held_out": run.held_out})
         model = run.model if name == mine[-1] else model
@@ -242,16 +285,16 @@ def profile(plan: Plan, steps: int = PROFILED) -> pd.DataFrame:
     from torch.profiler import profile as profiler
 
     rows = []
-    for name, attention, seed, round in ways("cuda"):
-        if seed or round:
+    for name, attention, *variant in ways("cuda"):
+        if any(variant):
             continue
-        model, optimizer = _new(attention, plan, "cuda", seed)
-        pieces = batches(split(manual())[0], plan, seed)[: 2 + steps].to("cuda")
+        model, optimizer = _new(attention, plan, "cuda", seed=0)
+        pieces = batches(split(manual())[0], plan, seed=0)[: 2 + steps].to("cuda")
         for piece in pieces[:2]:  # the first call of everything
-            _step(model, optimizer, piece, plan.dtype)
+            _step(model, optimizer, plan.dtype, piece)
         with profiler(activities=[ProfilerActivity.CUDA]) as seen:
             for piece in pieces[2:]:
-                _step(model, optimizer, piece, plan.dtype)
+                _step(model, optimizer, plan.dtype, piece)
             torch.cuda.synchronize()
         rows += [
             (name, event.key, event.count / steps, event.self_device_time_total / steps / 1e3)
@@ -272,7 +315,7 @@ def tables(plan: Plan, device: str) -> tuple[dict[str, pd.DataFrame], dict]:
             "bytes": len(source),
             "sha256": hashlib.sha256(source).hexdigest(),
         },
-        "method": "one run after the other; CUDA events around every step",
+        "method": "one run after the other; CUDA events around every step; graph 1: steps are replays of one that was captured",
         "skipped": runs.attrs.pop("skipped"),
     }
     found = {"training": training, "runs": runs, "text": compare(model, plan, [*ours(device).values()][-1])}
@@ -319,14 +362,14 @@ def recorded() -> dict[str, pd.DataFrame] | None:
     return found
 
 
-def label(name: str, seed: int, round: int) -> str:
+def label(name: str, seed: int, round: int, graph: int) -> str:
     """A run in words: "SDPA FLASH, again"."""
-    return name + (f", seed {seed}" if seed else "") + (", again" if round else "")
+    return name + (f", seed {seed}" if seed else "") + (", again" if round else "") + (", as a graph" if graph else "")
 
 
 def by_run(training: pd.DataFrame) -> pd.DataFrame:
     """The losses side by side: index step, a column per run."""
-    names = [label(*of_run) for of_run in zip(training["name"], training["seed"], training["round"], strict=True)]
+    names = [label(*of_run) for of_run in training[RUN].itertuples(index=False)]
     return training.assign(run=names).pivot(index="step", columns="run", values="loss")[list(dict.fromkeys(names))]
 
 
@@ -348,10 +391,9 @@ def speeds(training: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
 
     Empty are the speed and the memory of a run on the emulator.
     """
-    keys = ["name", "seed", "round"]
     timed = training[training["step"] >= WARM_UP].astype({"ms": "float64"})
-    ms = timed.groupby(keys, sort=False)["ms"]
-    frame = runs.set_index(keys)
+    ms = timed.groupby(RUN, sort=False)["ms"]
+    frame = runs.set_index(RUN)
     columns = {"kilotokens_per_s": 0.5, "low": 0.75, "high": 0.25}
     found = pd.DataFrame({name: frame["tokens"] / ms.quantile(at) for name, at in columns.items()})
     found = found.assign(peak_gib=frame["bytes"].astype("float64") / 2**30, held_out=frame["held_out"])

@@ -3,11 +3,14 @@ its training."""
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import pandas as pd
 import pytest
 import torch
 from test_record import CONDITIONS
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from helpers import gpt, load, record, rung, train
 from helpers.kernel import default_device
@@ -179,6 +182,7 @@ def test_a_record_takes_turns_twice_on_every_way_of_ours(monkeypatch):
         *(f"{name}, again" for name in once),
         "SDPA CUDNN",
         "SDPA FLASH, seed 1",
+        *(f"{name}, as a graph" for name in [*once, "SDPA CUDNN"]),
     ]
 
 
@@ -225,6 +229,70 @@ def test_runs_differ_by_their_attention_only():
     assert 0.05 < len(unseen) / (len(seen) + len(unseen)) < 0.15
 
 
+class Graph(TorchDispatchMode):
+    """torch.cuda.CUDAGraph and torch.cuda.graph on a CPU: notes PyTorch's operations with their tensors, takes back what they wrote,
+    and does the same again on a replay."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.before = [], []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        for argument, x in zip(func._schema.arguments, args):
+            if argument.is_write:
+                self.before += [(t, t.clone()) for t in tree_leaves(x)]
+        found = func(*args, **(kwargs or {}))
+        self.calls.append((func, args, kwargs or {}, tree_leaves(found)))
+        return found
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        with torch.no_grad():
+            for x, was in reversed(self.before):
+                x.copy_(was)
+
+    @torch.no_grad()
+    def replay(self):
+        for func, args, kwargs, found in self.calls:
+            for x, y in zip(found, tree_leaves(func(*args, **kwargs)), strict=True):
+                if isinstance(x, torch.Tensor):
+                    x.copy_(y)
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """Those of this file on a CPU, CUDA's on a GPU."""
+    if DEVICE == "cpu":
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+        monkeypatch.setattr(torch.cuda, "graph", lambda graph, stream: graph)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
+
+
+def test_replays_of_a_captured_step_train_as_steps_do(graphs, monkeypatch):
+    """Batches, the rate, the optimizer's count of steps: each replay has to see them as they are then."""
+    plan, new, captured = replace(TINY, steps=8), train._new, train.captured
+    losses = partial(train.train, gpt.kernels(), plan, DEVICE)
+    expected = losses().steps["loss"]
+
+    def apart():
+        return (losses(graph=True).steps["loss"] - expected).abs().max()
+
+    def rate_is_a_number(*args):
+        model, optimizer = new(*args)
+        optimizer.param_groups[0]["lr"] = plan.rate
+        return model, optimizer
+
+    def always_the_first_batch(step, piece):
+        replay = captured(step, piece)
+        return lambda other: replay(piece)
+
+    assert apart() <= (0 if DEVICE == "cpu" else 0.02)  # on a GPU dQ is added up in any order
+    for name, wrong in (("_new", rate_is_a_number), ("captured", always_the_first_batch)):
+        with monkeypatch.context() as patch:
+            patch.setattr(train, name, wrong)
+            assert apart() > 0.05, name
+
+
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
     root = tmp_path_factory.mktemp("data")
@@ -256,13 +324,21 @@ def test_a_record_is_stale_when_one_of_its_rungs_has_changed(recorded):
 
 
 def test_the_yardstick_and_the_speeds_are_those_of_a_made_up_record():
-    rows = [("SDPA FLASH", 0, 0, 2.0, 10.0), ("rungs 20 and 23", 0, 0, 2.1, 8.0), ("SDPA FLASH", 1, 0, 3.0, 10.0)]
-    steps = [(*row[:3], n, row[3], row[4] if n >= train.WARM_UP else 1e6) for row in rows for n in range(40)]
-    training = pd.DataFrame(steps, columns=["name", "seed", "round", "step", "loss", "ms"])
-    runs = pd.DataFrame([(*row[:3], 1000, 2**30, 2.5) for row in rows], columns=["name", "seed", "round", "tokens", "bytes", "held_out"])  # fmt: skip
-    assert train.yardstick(training)["mean"].round(6).to_dict() == {"rungs 20 and 23": 0.1, "SDPA FLASH, seed 1": 1.0}
+    rows = [
+        ("SDPA FLASH", 0, 0, 0, 2.0, 10.0),
+        ("rungs 20 and 23", 0, 0, 0, 2.1, 8.0),
+        ("SDPA FLASH", 1, 0, 0, 3.0, 10.0),
+        ("rungs 20 and 23", 0, 0, 1, 2.2, 5.0),
+    ]
+    steps = [(*row[:4], n, row[4], row[5] if n >= train.WARM_UP else 1e6) for row in rows for n in range(40)]
+    training = pd.DataFrame(steps, columns=[*train.RUN, "step", "loss", "ms"])
+    runs = pd.DataFrame([(*row[:4], 1000, 2**30, 2.5) for row in rows], columns=[*train.RUN, "tokens", "bytes", "held_out"])  # fmt: skip
+    names = ["rungs 20 and 23", "SDPA FLASH, seed 1", "rungs 20 and 23, as a graph"]
+    assert train.yardstick(training)["mean"].round(6).to_dict() == dict(zip(names, (0.1, 1.0, 0.2)))
     speeds = train.speeds(training, runs)
-    assert speeds["kilotokens_per_s"].tolist() == [100.0, 125.0, 100.0] and speeds["peak_gib"].tolist() == [1.0] * 3
+    assert speeds.index.tolist() == ["SDPA FLASH", *names]
+    assert speeds["kilotokens_per_s"].tolist() == [100.0, 125.0, 100.0, 200.0]
+    assert speeds["peak_gib"].tolist() == [1.0] * 4
 
 
 def test_every_kernel_of_a_step_is_counted_to_the_part_that_its_name_says():
