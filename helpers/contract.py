@@ -120,15 +120,13 @@ def _attention(rung: Rung, device: str, inputs: tuple, scale: float | None, out:
 
     q, k, v = _qkv(rung, device, inputs, "q, k, v")
     args, tensors = _arguments(rung, q, k, v, scale, asked)
-    B, H, Nq, D = q.shape
-    o, lse = out or (
-        torch.empty_like(q, memory_format=torch.contiguous_format),
-        q.new_empty(B, H, Nq, dtype=torch.float32),
-    )
-    _require_out("o", o, (B, H, Nq, D), q)
-    _require_out("lse", lse, (B, H, Nq), q, torch.float32, contiguous=True)
-    _require_rows(rung, "o", o)
-    _point(args, O=o)
+    if out is None:
+        o, lse = room(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+    else:
+        o, lse = out
+        _require_out("o", o, q.shape, q)
+        _require_out("lse", lse, q.shape[:3], q, torch.float32, contiguous=True)
+    _point(rung, args, O=o)
     args.LSE = lse.data_ptr()
     workspace = _workspace(rung, args, q)
     return Call(args, {**tensors, "O": o, "LSE": lse, **workspace}, (o, lse))
@@ -147,19 +145,21 @@ def _backward(rung: Rung, device: str, inputs: tuple, scale: float | None, out: 
             raise CallError(
                 f"{letter} is {t.dtype} {tuple(t.shape)} on {t.device}; it has to be as q: {q.dtype} {tuple(q.shape)} on {q.device}"
             )
-        _require_rows(rung, letter, t)
-    if tuple(lse.shape) != tuple(q.shape[:3]) or lse.dtype != torch.float32 or not lse.is_contiguous():
+    if lse.shape != q.shape[:3] or lse.dtype != torch.float32 or not lse.is_contiguous():
         raise CallError(f"lse is {lse.dtype} {tuple(lse.shape)}; it has to be contiguous float32 {tuple(q.shape[:3])}")
     args, tensors = _arguments(rung, q, k, v, scale, asked)
-    results = out or tuple(torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v))
-    for letter, result, like in zip(("dq", "dk", "dv"), results, (q, k, v), strict=True):
-        _require_out(letter, result, tuple(like.shape), like)
-        _require_rows(rung, letter, result)
-    dq, dk, dv = results
-    _point(args, O=o, dO=do, dQ=dq, dK=dk, dV=dv)
+    if out is None:
+        dq, dk, dv = room(q), room(k), room(v)
+    else:
+        dq, dk, dv = out
+        for letter, result, like in (("dq", dq, q), ("dk", dk, k), ("dv", dv, v)):
+            _require_out(letter, result, like.shape, like)
+    _point(rung, args, O=o, dO=do, dQ=dq, dK=dk, dV=dv)
     args.LSE = lse.data_ptr()
     workspace = _workspace(rung, args, q)
-    return Call(args, {**tensors, "O": o, "LSE": lse, "dO": do, "dQ": dq, "dK": dk, "dV": dv, **workspace}, results)
+    return Call(
+        args, {**tensors, "O": o, "LSE": lse, "dO": do, "dQ": dq, "dK": dk, "dV": dv, **workspace}, (dq, dk, dv)
+    )
 
 
 def _softmax(rung: Rung, device: str, inputs: tuple, scale: float | None, out: Any, asked: dict) -> Call:
@@ -183,8 +183,8 @@ def _softmax(rung: Rung, device: str, inputs: tuple, scale: float | None, out: A
     if max(rows, N) >= 2**31:
         raise CallError(f"s has {rows} rows of {N}; both have to be below 2^31")
     p, lse = out or (torch.empty_like(s), s.new_empty(s.shape[:-1], dtype=torch.float32))
-    _require_out("p", p, tuple(s.shape), s, contiguous=True)
-    _require_out("lse", lse, tuple(s.shape[:-1]), s, torch.float32, contiguous=True)
+    _require_out("p", p, s.shape, s, contiguous=True)
+    _require_out("lse", lse, s.shape[:-1], s, torch.float32, contiguous=True)
     args = FaBackwardArgs(Q=s.data_ptr(), O=p.data_ptr(), LSE=lse.data_ptr(), B=1, H=1, Nq=rows, Nk=N, D=1, scale=1.0)
     args.dtype, args.Hkv = _dtype_code(s), 1
     args.Q_stride[:] = args.O_stride[:] = [0, 0, N]
@@ -213,9 +213,13 @@ def _qkv(rung: Rung, device: str, inputs: tuple, names: str) -> tuple[Tensor, Te
         raise CallError(f"k has shape {tuple(k.shape)} and v {tuple(v.shape)}; they have to be the same")
     if rung.D and q.shape[3] not in rung.D:
         raise CallError(f"head dimension {q.shape[3]}: {rung.stem} takes D in {', '.join(map(str, rung.D))}")
-    for letter, t in zip("qkv", inputs, strict=True):
-        _require_rows(rung, letter, t)
     return q, k, v
+
+
+def room(t: Tensor) -> Tensor:
+    """For a result of t's shape (B,H,N,D), in t's order: where the heads of a token lie side by side in t, they do in it."""
+    B, H, N, D = t.shape
+    return t.new_empty(B, N, H, D).transpose(1, 2) if t.stride(1) < t.stride(2) else t.new_empty(t.shape)
 
 
 def _arguments(
@@ -234,7 +238,7 @@ def _arguments(
         )
     args = FaBackwardArgs(B=B, H=H, Hkv=Hkv, Nq=Nq, Nk=Nk, D=D, dtype=_dtype_code(q), sequences=B)
     args.scale = D**-0.5 if scale is None else _number("scale", scale)
-    _point(args, Q=q, K=k, V=v)
+    _point(rung, args, Q=q, K=k, V=v)
     tensors = {"Q": q, "K": k, "V": v}
     args.causal = int(bool(asked.get("causal", False)))
     if "window" in asked:
@@ -307,11 +311,23 @@ def fewest_pieces(ctas: int, places: int, most: int) -> int:
     return next((n for n in range(1, most + 1) if filled(n) >= 0.9), max(range(1, most + 1), key=filled))
 
 
-def _point(args: FaBackwardArgs, **tensors: Tensor) -> None:
-    """Pointer and strides of each tensor (dimension of one element: stride 0)."""
+def _point(rung: Rung, args: FaBackwardArgs, **tensors: Tensor) -> None:
+    """Pointer and strides of each tensor (dimension of one element: stride 0). Rows have to be contiguous; a rung with a list of D
+    reads them 16 bytes at a time, so each has to start at a multiple."""
     for letter, t in tensors.items():
-        setattr(args, letter, t.data_ptr())
-        getattr(args, f"{letter}_stride")[:] = [s if n > 1 else 0 for n, s in zip(t.shape[:3], t.stride()[:3])]
+        address, size, (*steps, last) = t.data_ptr(), t.element_size(), t.stride()
+        if last != 1 and t.shape[-1] > 1:
+            name = letter.lower()
+            raise CallError(f"{name} has strides {t.stride()}; the last has to be 1: {name}.contiguous()")
+        steps = [step if n > 1 else 0 for n, step in zip(t.shape, steps)]
+        if rung.D and (address % 16 or any([step * size % 16 for step in steps])):
+            raise CallError(
+                f"{letter.lower()} starts at address {address % 16} modulo 16 and has strides of "
+                f"{[step * size for step in steps if step]} bytes; {rung.stem} reads 16 bytes at a time, "
+                f"so all of them have to be multiples of 16: {letter.lower()}.clone()"
+            )
+        setattr(args, letter, address)
+        getattr(args, f"{letter}_stride")[:] = steps
 
 
 def _number(name: str, value: Any) -> float:
@@ -366,28 +382,14 @@ def _require_out(
     dtype = dtype or like.dtype
     if not isinstance(t, torch.Tensor):
         raise CallError(f"out: {letter} is a {type(t).__name__}; out takes tensors")
-    if tuple(t.shape) != shape or t.dtype != dtype or t.device != like.device:
+    if t.shape != shape or t.dtype != dtype or t.device != like.device:
         raise CallError(
-            f"out: {letter} is {t.dtype} {tuple(t.shape)} on {t.device}; it has to be {dtype} {shape} on {like.device}"
+            f"out: {letter} is {t.dtype} {tuple(t.shape)} on {t.device}; it has to be {dtype} {tuple(shape)} on {like.device}"
         )
     if contiguous and not t.is_contiguous():
         raise CallError(f"out: {letter} has strides {t.stride()}; it has to be contiguous")
     if any(n > 1 and s == 0 for n, s in zip(t.shape, t.stride())):
         raise CallError(f"out: {letter} has strides {t.stride()}; its elements have to have places of their own")
-
-
-def _require_rows(rung: Rung, letter: str, t: Tensor) -> None:
-    """Rows are contiguous; a rung with a list of D reads them 16 bytes at a time, so each has to start at a multiple."""
-    if t.shape[-1] > 1 and t.stride(-1) != 1:
-        raise CallError(f"{letter} has strides {t.stride()}; the last has to be 1: {letter}.contiguous()")
-    if not rung.D:
-        return
-    steps = [s * t.element_size() for n, s in zip(t.shape[:3], t.stride()[:3]) if n > 1]
-    if t.data_ptr() % 16 or any(step % 16 for step in steps):
-        raise CallError(
-            f"{letter} starts at address {t.data_ptr() % 16} modulo 16 and has strides of {steps} bytes; "
-            f"{rung.stem} reads 16 bytes at a time, so all of them have to be multiples of 16: {letter}.clone()"
-        )
 
 
 def workspace_shapes(rung: Rung, args: FaBackwardArgs) -> dict[str, list[int]]:
@@ -397,9 +399,10 @@ def workspace_shapes(rung: Rung, args: FaBackwardArgs) -> dict[str, list[int]]:
     sizes["Hshared"] = args.H if args.H > args.Hkv else 0
 
     def size(word: str) -> int:
-        if tile := IN_TILES.fullmatch(word):
-            return -(-args.Nq // int(tile[1])) * int(tile[1])
-        return int(word) if word.isdigit() else sizes[word]
+        if word in sizes:
+            return sizes[word]
+        tile = IN_TILES.fullmatch(word)
+        return -(-args.Nq // int(tile[1])) * int(tile[1]) if tile else int(word)
 
     return {name: [size(word) for word in dims] for name, dims in rung.workspace}
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .contract import TORCH_NAMES
+from .contract import TORCH_NAMES, room
 from .kernel import Kernel, load
 from .ladder import Rung, rungs
 
@@ -78,16 +78,16 @@ def _gradient(stem: str) -> None:
         q, k, v, o, lse, *starts = ctx.saved_tensors
         if ctx.cache:
             raise NotImplementedError(f"{stem} has no backward for keys in a cache; call it under torch.no_grad()")
-        D, options = q.shape[-1], dict(ctx.options)
+        D, options = int(q.shape[-1]), dict(ctx.options)
         needs = {name for name in ("causal", "window") if options[name]} | (
             {"gqa"} if q.shape[1] != k.shape[1] else set()
         )
         rung = backward_rung(q.dtype, D, stem, frozenset(needs))
         options["scale"] = D**-0.5 if options["scale"] is None else options["scale"]
-        room = min(d for d in rung.D if d >= D) - D
-        q, k, v, o, do = (torch.nn.functional.pad(x, (0, room)) if room else x for x in (q, k, v, o, do))
+        missing = min(d for d in rung.D if d >= D) - D
+        q, k, v, o, do = (torch.nn.functional.pad(x, (0, missing)) if missing else x for x in (q, k, v, o, do))
         grads = operator(rung.stem)(q, k, v, o, lse, _in_rows(do), **options, q_starts=starts[0], k_starts=starts[1])
-        return *(x[..., :D] if room else x for x in grads), *[None] * 8
+        return *(x[..., :D] if missing else x for x in grads), *[None] * 8
 
     torch.library.register_autograd(f"fa::{name(stem)}", backward, setup_context=setup_context)
 
@@ -143,7 +143,7 @@ def _register_attention(rung: Rung) -> None:
 
     def fake(q: Tensor, k: Tensor, v: Tensor, *options: Any, **named: Any) -> tuple[Tensor, Tensor]:
         _require_dtypes(rung, q, k, v)
-        return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
+        return room(q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
     schema = f"(Tensor q, Tensor k, Tensor v, {OPTIONS}, {CACHE_OPTIONS}) -> (Tensor, Tensor)"
     torch.library.custom_op(f"fa::{name(stem)}", attention, mutates_args=(), schema=schema).register_fake(fake)
@@ -176,7 +176,7 @@ def _register_backward(rung: Rung) -> None:
         q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, *options: Any, **named: Any
     ) -> tuple[Tensor, Tensor, Tensor]:
         _require_dtypes(rung, q, k, v, o, do)
-        return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+        return room(q), room(k), room(v)
 
     schema = f"(Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor do, {OPTIONS}) -> (Tensor, Tensor, Tensor)"
     torch.library.custom_op(f"fa::{name(stem)}", backward, mutates_args=(), schema=schema).register_fake(fake)
@@ -193,7 +193,7 @@ def _one_by_one(
     for x, n in zip(rows, (q.shape[2], k.shape[2]), strict=True):
         if q.shape[0] != 1 or x[0] != 0 or x[-1] != n or any(a > b for a, b in zip(x, x[1:])) or len(x) != len(rows[0]):
             raise ValueError(f"q_starts or k_starts is {x}; it has to rise from 0 to {n}, in a batch of 1")
-    grads = tuple(x.new_zeros(x.shape) for x in (q, k, v))
+    grads = tuple(room(x).zero_() for x in (q, k, v))
     for q0, q1, k0, k1 in zip(rows[0], rows[0][1:], rows[1], rows[1][1:]):
         if q0 < q1 and k0 < k1:
             of_q, of_k = ([x[:, :, a:b] for x in xs] for xs, a, b in (((q, o, lse, do), q0, q1), ((k, v), k0, k1)))

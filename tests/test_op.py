@@ -26,6 +26,13 @@ def test_opcheck(rung, dtype):
     assert set(results.values()) == {"SUCCESS"}
 
 
+def test_opcheck_of_a_gradient():
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, H, 33, 64, dtype=torch.float16, requires_grad=True) for H in (4, 2, 2))
+    results = torch.library.opcheck(op.operator("20_causal_gqa"), (q, k, v), {"causal": True})
+    assert set(results.values()) == {"SUCCESS"}
+
+
 @each
 def test_the_operator_is_the_kernel(rung, dtype):
     x = inputs(rung, dtype)
@@ -33,6 +40,25 @@ def test_the_operator_is_the_kernel(rung, dtype):
     assert [t.dtype for t in got] == ([dtype] * 3 if rung.op == "attention_backward" else [dtype, torch.float32])
     for a, b in zip(got, expected, strict=True):
         assert torch.equal(a, b)  # 23 too: on the emulator CTAs take turns
+
+
+@each
+def test_results_lie_as_the_inputs_do(rung, dtype):
+    """The heads of a token side by side, as a model's matrix leaves them: so does the next matrix want them."""
+    if rung.op == "softmax":
+        return
+    x, call = inputs(rung, dtype), op.operator(rung.stem)
+    packed = torch.cat([t.transpose(1, 2) for t in x if t.dim() == 4], 2).tensor_split(len(x) - (len(x) > 3), 2)
+    packed = [t.transpose(1, 2) for t in packed]
+    packed[4:4] = x[4:5]  # LSE
+    ways = [{}] if len(x) == 3 else [{}, {"q_starts": torch.tensor([0, 10, 33], dtype=torch.int32)}]
+    for options in ways:
+        got, expected = call(*packed, **options), call(*x, **options)
+        with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            traced = call(*map(mode.from_tensor, packed), **options)
+        for a, b, c in zip(got, expected, traced, strict=True):
+            assert torch.equal(a, b) and a.stride() == c.stride()
+            assert a.dim() == 3 or (a.transpose(1, 2).is_contiguous() and b.is_contiguous())
 
 
 class Attention(torch.nn.Module):
