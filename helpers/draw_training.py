@@ -41,8 +41,9 @@ def _curves(ax: Axes, frame: pd.DataFrame, ylabel: str) -> None:
 
 @styled
 def losses(training: pd.DataFrame, title: str, smooth: int = 1) -> Figure:
-    """Left the loss of every run by step; right by how much each differs from the first SDPA FLASH; running means over `smooth`
-    steps. training: name, seed, round, graph, step, loss."""
+    """Left the loss of every run without a graph by step; right by how much each differs from the first SDPA FLASH; running means
+    over `smooth` steps. training: name, seed, round, graph, step, loss."""
+    training = training[training["graph"] == 0]
     figure, (left, right) = canvas(10.4, 4.0, 2, title=title)
     _curves(left, by_run(training).rolling(smooth, min_periods=1).mean(), "loss, nats per byte")
     apart = differences(training).rolling(smooth, min_periods=1).mean()
