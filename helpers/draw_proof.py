@@ -213,7 +213,9 @@ def predicted_and_counted(panels: Mapping[str, pd.DataFrame], title: str) -> Fig
                 zorder=2,
             )
             off = x != y
-            ax.scatter(x[off], y[off], s=170, facecolor="none", edgecolor=INK, linewidth=1.3, zorder=3)
+            ax.scatter(
+                x[off], y[off], s=70 + 9 * np.sqrt(at[off]), facecolor="none", edgecolor=INK, linewidth=0.9, zorder=3
+            )
         for axis, which in ((ax.set_xscale, ax.xaxis), (ax.set_yscale, ax.yaxis)):
             axis("symlog", linthresh=1, linscale=0.6)
             which.set_major_locator(FixedLocator([0, *(10.0**e for e in range(0, 10))]))

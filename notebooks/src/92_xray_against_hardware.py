@@ -75,10 +75,13 @@ for row in (128, 132):
     print(f"rows of {row} bytes: banks {banks.runs(used)}, {len(turns)} wavefront{'s' if len(turns) > 1 else ''}")
 
 # %% [markdown]
-# **Races.** Two accesses to one place by different threads, one of them a write, and nothing that orders them. Each warp has a clock that ticks whenever it synchronises; every two bytes of shared memory remember who wrote them last and who read them since, with the clock's reading. What counts as order:
+# **Races.** Two accesses to one place by different threads, one of them a write, and nothing that orders them. Each thread has a clock that ticks whenever it synchronises, and keeps up to which time it *knows* each other thread: a barrier makes those that meet there know what the others know. Every two bytes of shared memory remember who wrote them last and who read them since, with a stamp of that thread's clock. Two accesses are in order if the later thread knows the earlier one's stamp (`all`: of a warp whose lanes met):
 
 # %%
-own("race.cpp", "// What orders", 6)
+own("race.cpp", "// Does what `other`", 5)
+
+# %% [markdown]
+# What makes threads know each other is what the CUDA C++ Programming Guide and the PTX ISA say does: `__syncthreads()`, `__syncwarp()` for the lanes it names, named barriers, mbarriers for those who wait after those who arrived. A shuffle orders no memory.
 
 # %% [markdown]
 # **Copies in flight.** A `cp.async` is issued now and lands later; between the two its target belongs to nobody:
@@ -110,19 +113,29 @@ device = record.about("04_fa2_fp32", "counters", device=DEVICE)["device"]
 draw_proof.predicted_and_counted(panels, f"The X-ray's counts and ncu's · {device}")
 
 # %% [markdown]
-# **What to see.** One point per kernel and counter (a larger one where several coincide; counters that are zero on both sides are left out). On the line the X-ray's count *is* the hardware's, digit for digit, up to millions. Ringed are those that are not. Zeros: at the lower edge stand conflicts of `cp.async` that this counter doesn't see (those of `cp.async.cg`, which copies past the L1; `cp.async.ca` goes through it) or doesn't call so, and in the middle panel those of atomics that `nvcc` has merged into one. At the left edge stand instructions that no lane executes, and in the right panel also conflicts that are no matter of addresses. Per rung, in percent of all that the hardware counted: all differences (`percent`), what is left of them beside what the machine code accounts for to the digit (`rest_percent`), and what nobody has explained:
+# **What to see.** One point per kernel and counter (a larger one where several coincide; counters that are zero on both sides are left out). On the line the X-ray's count *is* the hardware's, digit for digit, up to millions. Ringed are those that are not; each has its reason in a table below. At the lower edge stand conflicts of `cp.async` that this counter doesn't see (those of `cp.async.cg`, which copies past the L1; `cp.async.ca` goes through it) or doesn't call so, and in the middle panel those of atomics that `nvcc` has merged into one. At the left edge stand instructions that no lane executes, and in the right panel also conflicts that are no matter of addresses.
+#
+# Per rung, in percent of all that the hardware counted: all differences (`percent`), what is left of them beside what the machine code accounts for to the digit (`rest_percent`), and what nobody has explained. `nvcc`'s part can be several percent; the rest is at most 1.4:
 
 # %%
 agreement.totals(kernels).round(2)
 
 # %% [markdown]
-# Every difference, with its number at both head dimensions and its reason. A reason is good for its number only: were the X-ray's count one more or one less, the tests of this table would fail.
+# Every difference, hardware − X-ray, at both head dimensions (–: not recorded), by its reason. A reason is good for its number only: were the X-ray's count one more or one less, the tests of this table would fail.
+
 
 # %%
-off = kernels[kernels["difference"] != 0].assign(d="d = " + kernels["D"].astype(str))
-table = off.pivot(index=["name", "kernel", "metric", "why"], columns="d", values="difference").astype("Int64")
-with pd.option_context("display.max_colwidth", None, "display.max_rows", None):
-    display(table.reset_index("why")[["d = 64", "d = 128", "why"]].rename_axis(columns=None))
+def reasons(frame):
+    """A table whose first column is text to read."""
+    look = "text-align: left; vertical-align: top; max-width: 32em; white-space: normal"
+    return frame.style.format(precision=0, na_rep="–").set_table_styles([{"selector": "th.row_heading", "props": look}])
+
+
+keys = ["name", "kernel", "metric"]
+both = kernels.assign(d="d = " + kernels["D"].astype(str)).pivot(index=keys, columns="d", values="difference")
+why = kernels[kernels["why"] != ""].groupby(keys)["why"].first()
+table = both.loc[why.index].assign(why=why).set_index("why", append=True).reorder_levels(["why", *keys]).sort_index()
+reasons(table[["d = 64", "d = 128"]].rename_axis(columns=None))
 
 # %% [markdown]
 # And of the small kernels, every reason why a count is not the hardware's, with the number of counts it explains:
@@ -131,8 +144,8 @@ with pd.option_context("display.max_colwidth", None, "display.max_rows", None):
 small = [frame for title, frame in panels.items() if title != "whole kernels"]
 if small:
     differ = pd.concat(small).query("difference != 0")
-    with pd.option_context("display.max_colwidth", None):
-        display(differ.groupby("why").agg(counts=("why", "size"), example=("name", "first")).sort_values("counts"))
+    differ = differ.groupby("why").agg(counts=("difference", "size"), example=("name", "first"))
+    display(reasons(differ.sort_values("counts")))
 
 # %% [markdown]
 # ### A difference, explained
@@ -157,28 +170,35 @@ except Exception as problem:  # no nvcc on this machine
 # %% [markdown]
 # Eight of 16 bytes, and 40 of 4 bytes: 8 of these are LSE's, so 32 stand for the other eight stores of $O$, each cut into four. (Why `nvcc` did that only it knows. In `03_fa1_fp32` it cuts the zeros that $O$ starts with into two of 8 bytes.) A store that is cut in four makes 4 requests instead of 1, and each of them touches the same 16 sectors again. Exercise 92.2 asks whether the two counters agree with this story.
 #
-# This is what *width fusion* means in the X-ray's notes, here in the other direction: the compiler may merge neighbouring accesses into wider ones or cut them. The X-ray counts what the source says.
+# The X-ray's notes say that `nvcc` may *fuse* a thread's neighbouring accesses into wider ones; here it did the reverse. The X-ray counts what the source says.
 #
 # ### The others
 #
 # - **Read once.** In `21_split_kv` a `State` is two numbers, which the functions that merge states read one by one, and again each time. 15 loads of 4 bytes in the source are 4 of 8 bytes in the machine code. In numbers that is the largest difference of all rungs; the loads stand behind the loop, once per CTA.
 # - **Instructions for nobody.** Before a batch of `cp.async`, `nvcc` puts three loads that no lane executes (`@!PT LDS`). And a store by one thread of the CTA is an instruction in all its warps, if the condition became a predicate and not a branch. `ncu` counts such instructions. They make no request, so the X-ray has none of them.
-# - **Where a destination begins.** The copies past the L1 ask the L2 for each 32 bytes of their *destination*; the X-ray counts the source's sectors. In `22_backward_fp32` the two are the same, because the slabs that `cp.async` fills begin at a multiple of 128 bytes. They didn't always: 48 bytes of something else lay in front of them, and a line of four sectors was asked for as five. This table showed it, as 57,600 sectors instead of 53,504: 4 more for each of 1,024 copies (an earlier source; that record is not kept).
+# - **Where a destination begins.** The copies past the L1 ask the L2 for each 32 bytes of their *destination*; the X-ray counts the source's sectors. In `22_backward_fp32` the two are the same, because the slabs that `cp.async` fills begin at a multiple of 128 bytes: with 48 bytes of something else in front of them, a line of four sectors would be asked for as five.
 # - **Time.** Some wavefronts more than the addresses ask for appear where many warps want shared memory at once: none at one $N$, one in a hundred at another, although the addresses are the same. The small kernels, in the two panels on the left, never show them. And the conflicts of `22_backward_fp32`'s 4-byte copies depend on when the lines arrive.
 #
 # ### What can be compared on Hopper
 #
 # The counters are those of the pipe that loads, stores, `ldmatrix` and `cp.async` go through. What TMA moves and what `wgmma` reads goes past it, and so do the barriers in shared memory. `30_tma_wgmma` has no counter left but the stores of $O$ and LSE. From `31` on $O$ leaves by TMA, too: what is left to compare are instructions, global requests and sectors, and conflicts. (`stmatrix`, in `33`, is not among the instructions, but its wavefronts are among those of stores: of 56 patterns of it all are equal.)
 #
-# *Wavefronts* are not compared there. The counter has them, but beside TMA and `wgmma` it isn't one of addresses. The loads of `32_ping_pong` show it: all 32 lanes read one word, which can only be one wavefront.
+# *Wavefronts* are not compared there. The counter has them, but beside TMA and `wgmma` it isn't one of addresses. In `31` and `32` every load is of one word, by one lane or by all 32, which can only be one wavefront; in `33` it is of 8 bytes per lane, two wavefronts by the X-ray. The counters:
 
 # %%
-seen = record.load("32_ping_pong", "counters", device=DEVICE).rename(columns={"D": "d"}).set_index(["d", "H", "N"])
-seen = seen.filter(regex="shared_load_(instructions|wavefronts|conflicts)")
-seen.assign(per_load=seen["shared_load_wavefronts"] / seen["shared_load_instructions"]).round(3)
+rows = []
+for stem in ("31_warp_specialized", "32_ping_pong", "33_backward_wgmma"):
+    for seen in record.load(stem, "counters", device=DEVICE).to_dict("records"):
+        if stem[3:] in seen["kernel"]:  # the kernel with wgmma in it
+            per_load = seen["shared_load_wavefronts"] / seen["shared_load_instructions"]
+            of = {way: seen[f"shared_{way}_conflicts"] / seen[f"shared_{way}_wavefronts"] for way in ("load", "store")}
+            rows.append((stem, seen["D"], seen["N"], per_load, of["load"], of["store"]))
+columns = ["rung", "d", "N", "wavefronts per load", "conflicts / wavefronts, loads", "conflicts / wavefronts, stores"]
+beside_TMA = pd.DataFrame(rows, columns=columns).set_index(["rung", "d", "N"])
+beside_TMA.style.format({columns[3]: "{:.2f}", columns[4]: "{:.1%}", columns[5]: "{:.1%}"})
 
 # %% [markdown]
-# Up to 1.27 wavefronts, hardly one of them called a conflict. In `33_backward_wgmma`, where the X-ray counts 2 wavefronts per load of 8 bytes, the counter at $N = 256$ has 1.7 times as many loads' wavefronts at $d = 64$ and 2.7 times at $d = 128$, again with few conflicts. (Those of its stores include `stmatrix`.) So for these rungs the X-ray's word on bank conflicts (none by loads and stores) is confirmed at $N = 256$ up to 4 in 100 wavefronts, and its wavefronts are no measure of what passes through shared memory. At $N = 4096$ the counter calls up to 32 in 100 of the stores' wavefronts conflicts (`32_ping_pong`, $d = 128$), by the same instructions, at the same places of shared memory: when they come has a part in it.
+# More wavefronts than the addresses need, and hardly one of the loads' is called a conflict. The stores' share differs from size to size, though the instructions and their places in shared memory are the same: when they come has a part in it. So for these rungs the X-ray's word on bank conflicts (none by loads and stores) is confirmed at $N = 256$ but for a few percent, and its wavefronts are no measure of what passes through shared memory. (`stmatrix`, in `33`, is among the stores.)
 
 # %% [markdown]
 # ## Where it can't know
@@ -202,7 +222,7 @@ caches.set_index(["kernel", "N", "H"]).round(3)
 # %% [markdown]
 # Between one part in a hundred and nearly half: nobody reads that off the source. So the X-ray says *requested*, and leaves HBM to the profiler.
 #
-# **Registers.** A variable that finds no register is spilled to memory, and every access to it is a load that no line of the source contains. The compiler tells: `sass.resources` needs nvcc, no GPU.
+# **Registers.** A variable that finds no register is spilled to memory, and every access to it is a load or a store that no line of the source contains. The compiler tells: `sass.resources` needs nvcc, no GPU.
 #
 # The same goes for a thread's own arrays: loads and stores of registers are held against nothing. What is held against the array's length is an *index* in brackets behind its name (the compiler puts that check in, by `-fsanitize=bounds`). One step too many in `04_fa2_fp32`, where O is rescaled:
 
