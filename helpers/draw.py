@@ -358,23 +358,17 @@ def _tile_grid(ax: Axes, pairs: Sequence[tuple[int, int]], step: int, tiles: int
 def bytes_against(frame: pd.DataFrame, x: str, by: str, title: str) -> Figure:
     """Counted bytes (markers) on predicted ones (lines) against column `x`, both axes logarithmic, a line per `by`.
 
-    frame: columns x, by, counted (NaN where nothing was counted) and predicted, in bytes.
+    frame: columns x, by, counted (NaN where nothing was counted; dashed, a line without any) and predicted, in bytes.
     """
     figure, (ax,) = canvas(6.8, 4.6, title=title)
-    looks = [(BLUE, "o", "-"), (ORANGE, "s", "-"), (GREEN, "^", "-"), (MUTED, "", "--"), (INK, "D", "-")]
+    looks = iter([(BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (INK, "D"), (AMBER, "v")])
+    ring = {"linestyle": "", "markersize": 7, "markerfacecolor": "none", "markeredgewidth": 1.6}
     ends = []
-    for (label, part), (colour, marker, dash) in zip(frame.groupby(by, sort=False), looks, strict=False):
-        ax.plot(part[x], part["predicted"], color=colour, linestyle=dash)
-        ax.plot(
-            part[x],
-            part["counted"],
-            color=colour,
-            marker=marker or None,
-            linestyle="",
-            markersize=7,
-            markerfacecolor="none",
-            markeredgewidth=1.6,
-        )
+    for label, part in frame.groupby(by, sort=False):
+        counted = part["counted"].notna().any()
+        colour, marker = next(looks) if counted else (MUTED, "")
+        ax.plot(part[x], part["predicted"], color=colour, linestyle="-" if counted else "--")
+        ax.plot(part[x], part["counted"], color=colour, marker=marker, **ring)
         ends.append((part["predicted"].iloc[-1], label if isinstance(label, str) else f"{by} = {label}", colour))
     height, gap = 0.0, (frame["predicted"].max() / frame["predicted"].min()) ** 0.055
     for end, name, colour in sorted(ends):

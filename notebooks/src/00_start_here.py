@@ -20,7 +20,7 @@
 #
 # **The idea in one line**: a kernel is a text file that you can change, and seconds later you know whether it is still right.
 #
-# *Run a cell with Shift+Enter, from the top. Cells are meant to be changed.*
+# *Run a cell with Shift+Enter, from the top. Cells are meant to be changed. Without a GPU the first cell also compiles the emulator: up to half a minute, once.*
 
 # %%
 import ctypes
@@ -33,7 +33,7 @@ from helpers import bench, check, doctor, draw, exercise, load, plot, record, ru
 from helpers.build import build
 from helpers.toolkit import matching_toolkit
 
-device = load("01_naive", quiet=True).device  # "cuda", or "cpu" where the emulator runs the kernels
+device = load("01_naive").device  # "cuda", or "cpu" where the emulator runs the kernels
 
 # %% [markdown]
 # ## This machine
@@ -213,6 +213,8 @@ except RuntimeError as error:  # a KernelError
     print(error)
 
 # %% [markdown]
+# A loop that never ends shows itself by a line that counts blocks and stands still; the ■ button stops it and the notebook goes on. (On a GPU nothing short of restarting the notebook's kernel stops it. Try what may hang with `device="cpu"` first.)
+#
 # A kernel can also be right and wasteful. `xray` runs it on the emulator and lists its lines by what they cost. HBM is moved in **sectors**, aligned pieces of 32 bytes; what the 32 threads of a warp ask for together is a **request**. Beside the sectors of all requests stands the ideal, the fewest sectors that hold as many bytes.
 
 # %%
@@ -371,7 +373,7 @@ draw.seconds(phases, f"Loading 01_naive · {built.device.iloc[0]}")
 # | [20](20_causal_gqa.ipynb), [21](21_split_kv.ipynb) | what models ask for: causal masks, shared heads, packed sequences; decoding against a long cache |
 # | [22](22_backward_fp32.ipynb), [23](23_backward_mma.ipynb), [24](24_in_a_model.ipynb) | gradients, in fp32 and on tensor cores, and a small GPT trained with them |
 # | [30](30_tma_wgmma.ipynb), [31](31_warp_specialized.ipynb), [32](32_ping_pong.ipynb), [33](33_backward_wgmma.ipynb) | Hopper: tiles that are copied and multiplied asynchronously, warps with roles, turns; forward and backward |
-# | [90](90_proving_it_right.ipynb), [91](91_bug_museum.ipynb), [92](92_xray_against_hardware.ipynb) | how to test a kernel, bugs that kernels have had, and how far the X-ray can be trusted |
+# | [90](90_proving_it_right.ipynb), [91](91_bug_museum.ipynb), [92](92_xray_against_hardware.ipynb) | how to test a kernel, bugs that kernels have had or could have, and how far the X-ray can be trusted |
 # | [99](99_the_ladder.ipynb) | all rungs on one board, and a place for your own |
 
 # %% [markdown]

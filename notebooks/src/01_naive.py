@@ -150,8 +150,12 @@ both = counted.assign(total=total, predicted=pd.Series(predicted))
 print("every prediction exact" if (both.total == both.predicted).all() else "a prediction is off")
 both
 
+# %% [markdown]
+# The **X-ray** runs the kernel in the same way and looks at every request of a warp. One of its pictures sets the bytes beside the least that any attention has to move: inputs read once, outputs written once, $S$ and $P$ not at all.
+
 # %%
-plot.traffic(counted, predicted, f"Bytes by tensor · B{B} H{H} N{N} d{d}")
+ray = xray(kernel, q, k, v)
+ray.traffic()
 
 # %% [markdown]
 # Four tensors dominate, each with $4nd$ bytes: every byte of $Q$, $K$ and $V$ is asked for $N = 256$ times (`reads_per_byte`), every byte of $P$ $d = 64$ times. The three passes over $S$ hardly show.
@@ -180,17 +184,16 @@ dram.round(2)
 # %% [markdown]
 # The passes over $S$ and $P$ are as predicted, to within 2 %. The one surprise is that `scores` reads 0.27: $Q$ and $K$ together measure only 0.03, so parts of them come from HBM several times, presumably because the stream of $S$ pushes them out of the L2. The times are not what one might expect: the `softmax`, with four of the nine passes over a gigabyte, takes 2 % of the time. It moves 3.55 TB/s, not far from the 4.21 of a plain copy. The two products have little traffic per second, and `scores` takes nearly four times as long as `output`, for the same number of FLOPs and of requests. HBM does not explain that.
 #
-# ### What a request costs
+# ### The X-ray: what a request costs
 #
 # When a warp executes a load, its 32 threads name 32 addresses. The L1 cache serves them in **sectors** of 32 bytes, which lie in **lines** of 128 bytes. Neighbouring threads that ask for neighbouring addresses share sectors; such an access is called **coalesced**. Look at the two loops again, for one warp (two rows of 16 threads):
 #
 # - `scores`, `q[c]`: 2 queries, so 2 addresses, 2 sectors in 2 lines. `k[c]`: 16 keys, and rows of $K$ are $4d = 256$ bytes apart: **16 sectors in 16 lines**. On average 9 sectors per request.
 # - `output`, `P[j]`: 2 rows, 2 sectors in 2 lines. `V[j * stride + c]`: 16 neighbouring columns, 64 bytes: 2 sectors in 1 line. On average 2.
 #
-# `xray` runs the kernel on the emulator as `traffic` does, looks at every request of a warp, and can draw one:
+# The X-ray can draw one request:
 
 # %%
-ray = xray(kernel, q, k, v)
 ray.address_map("s += q[c] * k[c]", target="K")
 
 # %%
@@ -204,8 +207,10 @@ ray.address_map("o += P[j] * V[j", target="V")
 # %%
 sms, clock = 132, record.about("01_naive", device="nvidia-h200")["sm_clock_mhz"]["median"] * 1e6
 lines = pd.Series({"scores": 2 + 16, "output": 2 + 1})
-cost = pd.DataFrame({"predicted sectors per request": {"scores": (2 + 16) / 2, "output": (2 + 2) / 2}})
-cost["counted"] = at_4096.global_load_sectors / at_4096.global_load_requests
+cost = pd.DataFrame({"sectors per request, predicted": {"scores": (2 + 16) / 2, "output": (2 + 2) / 2}})
+loads = {name: ray.total(kernel=name, op="load") for name in cost.index}
+cost["X-ray"] = {name: load.cost / load.requests for name, load in loads.items()}
+cost["H200"] = at_4096.global_load_sectors / at_4096.global_load_requests
 cost["least ms"] = n_4096 * 64 / 32 * lines / (sms * clock) * 1e3
 cost["measured ms"] = at_4096.duration_ns / 1e6
 cost.round(2)

@@ -22,10 +22,11 @@
 
 # %%
 import numpy as np
+import pandas as pd
 import torch
 from IPython.display import display
 
-from helpers import bench, check, draw, exercise, load, plot, record, reference, rung, sass, show
+from helpers import bench, check, draw, exercise, load, plot, record, reference, rung, sass, show, xray
 from helpers.emulator import traffic
 
 kernel = load("02_online_softmax")
@@ -271,6 +272,29 @@ print(f"{counted.reads_per_byte['Q']:.0f}, a row of 65536 shared by several bloc
 # %% [markdown]
 # A row too long for one block is read twice, once for the states and once for $P$: that is the online softmax of the table above, with a whole slice of the row in place of each score.
 #
+# ### The X-ray
+#
+# Are these bytes asked for well? A warp's lanes load 16 bytes each, side by side: 512 bytes, which are 16 sectors of 32 bytes if the first begins with a sector. Rows of 4096 numbers do, at every row. Rows of 4097 begin anywhere. The kernel counts its groups of four from the last multiple of 16 bytes, so predict: how many sectors may such a request need?
+
+# %%
+rays = {n: xray(kernel, torch.randn(64, n)) for n in (1023, 1024, 4096, 4097)}
+rays[4097].address_map("fa::load4(x + 4 * v, p)")
+
+# %% [markdown]
+# *One more.* The 512 bytes begin in the middle of a sector and end in one. What that comes to over all requests, beside the recorded times:
+
+# %%
+ms = record.medians(record.load("02_online_softmax")).pivot(index="Nk", columns="name", values="ms")
+sectors = {n: ray.total(space="global") for n, ray in rays.items()}
+table = pd.DataFrame({"sectors": {n: s.cost for n, s in sectors.items()}}).rename_axis("N")
+table["beyond the ideal"] = [f"{s.excess / s.ideal:.1%}" for s in sectors.values()]
+table["shuffles per row"] = [ray.trace.instructions["shfl.sync"] // 64 for ray in rays.values()]
+table["time / a copy's"] = (ms["02_online_softmax"] / ms["copy"]).round(2)
+table
+
+# %% [markdown]
+# Rows of 1023 and 4097 take 3 % more sectors, and on the H200, measured in copies, 13 and 17 % more time than rows of 1024 and 4096: sectors are the lesser part of it. The shuffles point to what is probably the greater one. A row that may begin up to three numbers late misses the size that 1024 and 4096 just fit, so the launcher gives it twice the threads; half of them hold nothing, and merge all the same.
+#
 # ### The time its bytes must take
 #
 # A kernel that moves $b$ bytes cannot be faster than $b/\beta$ on a device that copies at $\beta$ bytes per second. A softmax has few FLOPs per byte, so this bound is the one that counts. For 16384 rows of 4096:
@@ -312,12 +336,12 @@ print("torch.softmax is faster at N =", ratio[ratio < 1].index.tolist())
 print("the ratio where N is no multiple of 4:", ratio[ratio.index % 4 > 0].to_dict())
 
 # %% [markdown]
-# *Above:* bytes that any softmax must move, divided by the time; the copy is the ceiling. The step down right of 32k is the second read of $S$: 3 bytes where 2 would do. *Below:* the same as a ratio; above 1 this kernel is the faster one. The figures hold the powers of two. The last line printed has lengths that are no multiple of 4: there rows start at any address instead of a multiple of 16 bytes, and their ends take extra instructions. At 1023, and on the shortest rows, `torch.softmax` wins by a few percent.
+# *Above:* bytes that any softmax must move, divided by the time; the copy is the ceiling. The step down right of 32k is the second read of $S$: 3 bytes where 2 would do. *Below:* the same as a ratio; above 1 this kernel is the faster one. The figures hold the powers of two. The last line printed has lengths that are no multiple of 4: there rows start at any address instead of a multiple of 16 bytes (the X-ray above). At 1023, and on the shortest rows, `torch.softmax` wins by a few percent.
 
 # %% [markdown]
 # ### Traps, live
 #
-# Three mistakes that are easy to make, made here on purpose in a copy of the real file. Before you run each cell, say which inputs it will get wrong.
+# Mistakes that are easy to make, made here on purpose in a copy of the real file. Before you run each cell, say which inputs it will get wrong.
 
 
 # %%
@@ -346,6 +370,18 @@ trap("a.l * expf(a.m - m_finite) + b.l * expf(b.m - m_finite)", "a.l + b.l")
 
 # %% [markdown]
 # **No rescaling of l.** The result is right only where all parts have the same maximum: rows of equal scores (the case "zeros"), or a row so short that one thread holds it ($N$ = 1 and 2). This is the one to remember for FlashAttention, where a kernel without the rescale is exact as long as all keys fit in one tile, and wrong from the second tile on.
+
+# %% [markdown]
+# The fourth is one that a test need not see. **No barrier** between the stores of the warps' states and the loads of all of them: whether a warp reads a state before it is there depends on who runs first. The X-ray does not wait for it to happen; it looks whether anything orders the two.
+
+# %%
+source = rung("02_online_softmax").replace("__syncthreads(); // every warp's", "// every warp's")
+found = xray(load(source=source, device="cpu", quiet=True), torch.randn(4, 4096))
+for finding in found.findings:
+    print(found.report(finding))
+
+# %% [markdown]
+# Both lines, both threads, the place, and what is missing. "Nobody has written" is what this order of the warps made of it; the race is there in every order.
 
 # %% [markdown]
 # ## What still hurts

@@ -50,12 +50,9 @@ pd.DataFrame({"N": N, "Q, K, V, O (MiB)": 4 * 4 * N * 64 / 2**20, "S and P (MiB)
 # %% [markdown]
 # One head, $d = 64$, fp32. The tensors we were given grow with $N$, the ones we invented grow with $N^2$.
 #
-# Two kinds of memory matter from here on:
-#
-# - **HBM** (high-bandwidth memory) is the GPU's large memory, where tensors live. Every multiprocessor (SM) reaches it.
-# - **SRAM** is the small memory inside each SM; CUDA calls the part a programmer controls **shared memory**. It is lent to one
-#   **CTA** (cooperative thread array, also called thread block: the group of threads that is placed on one SM together). On compute
-#   capability 9.0 a CTA can have up to 227 KB of it (CUDA C++ Programming Guide, compute capabilities). The paper's letter $M$ is the number of *elements* SRAM holds.
+# Two memories matter from here on: **HBM**, where tensors live, and the small memory inside each SM, which the paper calls **SRAM**. CUDA calls the part of it that
+# a programmer controls **shared memory** and lends it to one **CTA** (cooperative thread array, CUDA's other name for a block). On compute
+# capability 9.0 a CTA can have up to 227 KB of it (CUDA C++ Programming Guide, compute capabilities). The paper's letter $M$ is the number of *elements* SRAM holds.
 #
 # A tile of $S$, say 64 × 32, fits into SRAM with room to spare. If a tile could be made, used and thrown away on the chip, $S$
 # would never be seen in HBM. What stands in the way is the softmax: the first tile of a row cannot be normalised before the last
@@ -310,14 +307,14 @@ show.region("03_fa1_fp32", "scores")
 
 # %% [markdown]
 # `load4` moves four floats at once. For every four columns of $Q$ and $K$, a thread loads `rows + keys` such groups from shared memory and
-# does `rows × keys × 4` multiply-adds with them. `#pragma unroll` has the compiler write out the steps of a loop one after the other; then every `S_reg[r][c]` has fixed indices and can be a register.
+# does `rows × keys × 4` multiply-adds with them. With the loops written out (`#pragma unroll`) every `S_reg[r][c]` has fixed indices and can be a register.
 # Line 10:
 
 # %%
 show.region("03_fa1_fp32", "softmax")
 
 # %% [markdown]
-# `TX` neighbouring lanes of a **warp** (32 threads that execute together) share a row. `row_max` and `row_sum` exchange registers between them
+# `TX` neighbouring lanes of a warp share a row. `row_max` and `row_sum` exchange registers between them
 # with **shuffles** (`__shfl_xor_sync`, the butterfly of notebook 02), so no shared memory is needed. Columns past the last key are set to $-\infty$ before the maximum: they weigh $e^{-\infty} = 0$. A row whose
 # scores are all $-\infty$ would give $-\infty - (-\infty)$, which is NaN; `m_finite` stands in for the maximum there.
 # $\tilde P$ goes to shared memory, because the product $\tilde P V_j$ needs whole rows of it and each thread has only a few of its columns. That product (region `output`) is built like the
@@ -403,8 +400,7 @@ print(f"{seen.device}, B = 1, H = 16, N = 4096, d = 64, in MiB")
 # %% [markdown]
 # ### The X-ray
 #
-# `traffic` adds up bytes. `xray` runs the kernel on the emulator too and says what every *line* of it costs. What the 32 lanes of a warp ask for together is a **request**. Global memory
-# answers it in **sectors**, aligned pieces of 32 bytes that are moved as a whole. Shared memory answers in **wavefronts**: in one wavefront each of the 32 banks hands out one word of 4 bytes, to all lanes that want that word. Lanes that want
+# `xray` says what every *line* costs. Global memory answers a warp's request in sectors (notebook 01), shared memory in **wavefronts**: in one wavefront each of the 32 banks hands out one word of 4 bytes, to all lanes that want that word. Lanes that want
 # different words of one bank take turns, a wavefront each: a **bank conflict**. Beside each count stands the ideal, which the same bytes would need without conflicts, and in as few sectors as hold them.
 
 # %%
@@ -422,12 +418,26 @@ for op in ("load", "store"):
     print(f"{op}s of shared memory: {here.cost} wavefronts in the X-ray, {there} on the {gpu.device}")
 
 # %% [markdown]
-# That nothing is wasted is the work of four floats, those in `ld = d + 4`. Take them away and predict: what becomes of the scores, where lane `tx` reads row `tx` of $K_j$? The rows are now 64 floats apart.
+# No request is wasteful; that there are so many is another matter. The same run, bytes by tensor beside the least that any attention has to move:
+
+# %%
+ray.traffic()
+
+# %% [markdown]
+# **What to see.** With eight tiles of keys, $Q$ is read eight times, $O$ read eight times and written nine. (The table above is there as text, `print(ray)`, and with all lines for pandas, `ray.to_frame()`. `ray.step()` is a widget that steps through the worst request of every line; it needs `ipywidgets`.)
+#
+# That no request is wasteful is the work of four floats, those in `ld = d + 4`. Take them away and predict: what becomes of the scores, where lane `tx` reads row `tx` of $K_j$? The rows are now 64 floats apart.
 
 # %%
 source = rung("03_fa1_fp32").replace("ld = d + 4,", "ld = d,")
 bare = xray(load(source=source, device="cpu", quiet=True), q, k, v)
 bare.diff(ray).query("cost_before != cost_after")
+
+# %% [markdown]
+# `diff` has the totals, before (without padding) and after (with it). Beside the source, the kernel without padding:
+
+# %%
+bare.source("scores")
 
 # %%
 bare.bank_map("fa::load4(k_reg[c]")  # the worst request of the line with this text
@@ -436,13 +446,8 @@ bare.bank_map("fa::load4(k_reg[c]")  # the worst request of the line with this t
 ray.bank_map("fa::load4(k_reg[c]")
 
 # %% [markdown]
-# **What to see.** Above, without padding: 64 is a multiple of 32, so eight different rows begin in the same bank, eight lanes want different words of the same four banks, and each takes a wavefront of its own, 32 in place of 4. Below, with it: a row begins four banks further on than the row before, and eight rows fill all 32.
-# The results are the same; only a count like this one, or a stopwatch, shows the difference. `diff` has the totals: before is without padding, after with it.
-#
-# The same beside the source, for the kernel as it is: `bare.source("scores")` shows the other one.
-
-# %%
-ray.source("scores")
+# **What to see.** In the strip, blue is what the bytes need and orange the conflicts. In the first map, without padding: 64 is a multiple of 32, so eight different rows begin in the same bank, eight lanes want different words of the same four banks, and each takes a wavefront of its own, 32 in place of 4. In the second, with it: a row begins four banks further on than the row before, and eight rows fill all 32.
+# The results are the same; only a count like this one, or a stopwatch, shows the difference. (Padding by a single float, as for accesses of 4 bytes, is not to be had: rows would begin at addresses that are no multiple of 16, which a 16-byte access must not. The X-ray stops there and says `misaligned`.)
 
 # %% [markdown]
 # ### Three exponents
@@ -678,12 +683,6 @@ exercise.verify("3.1", all_hold, hint="for which inputs is the forgotten factor 
 
 # %% [markdown]
 # <details>
-# <summary>Hint</summary>
-#
-# The factor is $e^{m_i - m^{new}}$. For which inputs is it 1, or multiplied by something that is 0?
-#
-# </details>
-# <details>
 # <summary>Solution</summary>
 #
 # ```python
@@ -724,15 +723,13 @@ def sized():
     return len(tiles) == 3
 
 
-exercise.verify("3.2", sized, hint="one term for each array in shared memory; one for each tensor and direction")
+exercise.verify(
+    "3.2",
+    sized,
+    hint="the last line of the region `tile` has a term for each array; predicted_bytes has a row for each tensor",
+)
 
 # %% [markdown]
-# <details>
-# <summary>Hint</summary>
-#
-# The region `tile` has the shared memory in its last line. For the bytes, the prediction table of this notebook has one row per tensor.
-#
-# </details>
 # <details>
 # <summary>Solution</summary>
 #
@@ -777,15 +774,11 @@ def merged():
     return True
 
 
-exercise.verify("3.3", merged, hint="the weight of part A is exp(lse_a)")
+exercise.verify(
+    "3.3", merged, hint="the weight of part A is exp(lse_a); torch.logaddexp(a, b) is ln(e^a + e^b) without overflow"
+)
 
 # %% [markdown]
-# <details>
-# <summary>Hint</summary>
-#
-# $e^{\mathrm{LSE}_A} = e^{m_A} l_A$ is the unnormalised weight of part $A$. `torch.logaddexp` gives $\ln(e^a + e^b)$ without overflow.
-#
-# </details>
 # <details>
 # <summary>Solution</summary>
 #

@@ -25,17 +25,20 @@ import math
 import random
 import re
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import torch
 
 from helpers import bench, check, draw, exercise, load, plot, record, reference, rung, sass, show, xray
+from helpers.ahead import compile_ahead
 from helpers.emulator import traffic
 
 torch.manual_seed(0)
 kernel = load("04_fa2_fp32")
 device = kernel.device
+compile_ahead(["03_fa1_fp32", "04_fa2_fp32"], "sass", "xray")  # in the background, for later cells
 
 # %% [markdown]
 # ## The problem
@@ -371,6 +374,45 @@ draw.bytes_by_tensor(
 
 # %% [markdown]
 # **What to see.** The tall bars of FA1 are $O$, which it reads and writes at every tile, and $Q$. In FA2 they shrink to one pass each, and K and V grow instead. $m$ and $l$ are gone: they never leave the registers.
+#
+# Does the formula hold for other lengths and other tiles? A CTA's rows are 32 for each of its `warps`. Lengths that are no multiple of any tile put the rounding up in $\lceil N / B_r \rceil$ to the test, too.
+
+
+# %%
+def alone(source):
+    """A source with its kernel for d = 64 only, which has less to compile."""
+    return re.sub(r"  case (?!64)\d+:\n.*\n", "", source)
+
+
+def of_tile(Br):
+    """04_fa2_fp32 with query tiles of Br rows; slabs of 16 give each of 64 to 256 threads its groups of four."""
+    source = rung("04_fa2_fp32").replace("warps = 4", f"warps = {Br // 32}")
+    return alone(source.replace("d == 64 ? 32 : 16", "16"))
+
+
+def fa2_bytes(N, d, Br):
+    return 4 * (2 * N * d + N + math.ceil(N / Br) * 2 * N * d)
+
+
+# %%
+runs = {f"FA2, Br = {Br}": (Br, load(source=of_tile(Br), device="cpu", quiet=True)) for Br in (64, 128, 256)}
+rows = []
+for N in (100, 200, 400, 800):
+    inputs = [torch.randn(1, 1, N, 64) for _ in range(3)]
+    rows.append((N, "FA1, Bc = 32", traffic(fa1, *inputs), predicted("03_fa1_fp32", N, 64).to_numpy().sum()))
+    rows += [(N, name, traffic(run, *inputs), fa2_bytes(N, 64, Br)) for name, (Br, run) in runs.items()]
+    rows.append((N, "three passes", None, 4 * (4 * N * N + 4 * N * 64)))
+lines = pd.DataFrame(rows, columns=["N", "by", "counted", "predicted"])
+lines["counted"] = [None if c is None else (c.bytes_read + c.bytes_written).sum() for c in lines.counted]
+counts = lines.dropna()
+print(f"{(counts.counted == counts.predicted).sum()} of {len(counts)} counts agree with the formula to the byte")
+
+# %%
+draw.bytes_against(lines, x="N", by="by", title="Bytes requested from HBM, one head, d = 64")
+
+# %% [markdown]
+# **What to see.** Markers are counts, lines are the formulas of section 2. All have slope 2 in the end; twice the $B_r$ is half the bytes. (At $N = 100$ one tile of 128 rows holds everything, and 256 changes nothing.) With $B_r = 64$ FA2 is below the dashed line, the $4N^2 + 4Nd$ elements of three ideal passes: here tiling saves traffic, too.
+# FA1 needed $B_c > \frac34 d$ for that, FA2 needs $B_r > \frac12 d$ and has it to spare.
 
 # %% [markdown]
 # Does the machine code do what the derivation says? `sass.histogram` compiles the kernel with nvcc (no GPU needed) and counts the instructions in the result. `FFMA` is the fp32 multiply-add, `LDS.128` a 16-byte load from shared memory;
@@ -427,8 +469,30 @@ ray.bank_map("fa::store<T::stage>(K_smem")
 # **What to see.** Two lines have all the conflicts: those that store $K$ and $Q$ *transposed*. (On the card a count of loads can be off by a few.) The picture is of one store to `K_smem`. A lane holds four keys of one column and stores them side by side; the next lane's column lies four rows further down, and a row is `ld_k` = 68 floats long. $4 \cdot 68 = 272$, which is 16 modulo 32: so
 # the eight lanes that are served together meet in two groups of four banks, and take four turns instead of one.
 #
-# Would another padding do? A store of 16 bytes needs a row length that is a multiple of 4, and four such rows are a multiple of 16 floats: their columns begin in bank 0 or 16, whatever the padding. Try it: `rung("04_fa2_fp32").replace("ld_k = d + 4", "ld_k = d + 12")`. The cure is to permute the banks instead, a **swizzle**, and has a notebook of its own, 11.
-# Here it would save 6,912 of 118,016 wavefronts.
+# Would another padding do, and what does it do to the untransposed rows of `03_fa1_fp32`?
+
+# %%
+pads = {"03_fa1_fp32": "ld = d + {0}, ld_p = Bc + {0}", "04_fa2_fp32": "ld_q = Br + {0}, ld_k = d + {0}"}
+padded = {
+    (name, pad): replace(rung(name), source=alone(rung(name).replace(text.format(4), text.format(pad))))
+    for name, text in pads.items()
+    for pad in (0, 4, 8)
+}
+compile_ahead(padded.values(), "xray")  # side by side
+
+# %%
+rays = {at: xray(padded_rung, *small) for at, padded_rung in padded.items()}
+table = {}
+for op in ("load", "store"):
+    totals = {at: x.total(space="shared", op=op) for at, x in rays.items()}
+    table[f"{op}s: wavefronts"] = {at: total.cost for at, total in totals.items()}
+    table[f"{op}s: conflicts"] = {at: total.excess for at, total in totals.items()}
+pd.DataFrame(table).rename_axis(["kernel", "floats of padding"])
+
+# %% [markdown]
+# **What to see.** Rows as they come (03): conflicts, of loads above all, unless each row begins an odd multiple of four banks further on; padding by 4 cures all of it. Transposed (04): no load conflicts, whatever the padding. (That its loads are fewer is the register tiles' doing.) The stores pay for that; padding by 4 more than halves their conflicts, and no padding ends them:
+# a store of 16 bytes needs a row length that is a multiple of 4, and four such rows are a multiple of 16 floats, so that their columns begin in bank 0 or 16. The cure is to permute the banks instead, a **swizzle**, and has a notebook of its own, 11.
+# For the stores of $K$ it would save 6,912 of 118,016 wavefronts here.
 
 # %% [markdown]
 # ### Memory and error
@@ -676,7 +740,7 @@ pd.DataFrame(faster)
 # %% [markdown]
 # ### Against the machine
 #
-# The **roofline**: a kernel that does $I$ FLOPs per byte of HBM traffic can run no faster than $I$ times the memory's bandwidth, and no faster than the arithmetic units. The ceilings are measured on the device, not taken from a data sheet. The bytes are those that
+# The roofline of the notebooks before. The bytes are those that
 # threads request (section 2); what the L2 cache catches does not reach HBM, so the true points lie further to the right. The shape is $B = 4$, $H = 32$, $N = 4096$, $d = 64$.
 
 # %%
@@ -751,15 +815,13 @@ print(check(suspects["kernel 1"], [cases[1]]))
 answer = {"kernel 1": None, "kernel 2": None, "kernel 3": None}  # "scale", "rescale" or "tail"
 
 # %%
-exercise.verify("4.1", answer == lineup, hint="which fault cannot show with one tile, which not when N = 64 or 128?")
+exercise.verify(
+    "4.1",
+    answer == lineup,
+    hint="with one tile there is nothing to rescale; with equal scores every P is 1, whatever the scale",
+)
 
 # %% [markdown]
-# <details>
-# <summary>Hint</summary>
-#
-# With equal scores the maximum never changes after the first tile, and every $P$ is 1 whatever the scale. With one tile there is nothing to rescale.
-#
-# </details>
 # <details>
 # <summary>Solution</summary>
 #
@@ -792,15 +854,13 @@ def doubled():
     return True
 
 
-exercise.verify("4.2", doubled, hint="K and V are read once per query tile; the region `tile` has the rest")
+exercise.verify(
+    "4.2",
+    doubled,
+    hint="the region `tile`, from top to bottom: TX = 16, TY = 2, 16 rows per warp, so Br = 64 and 8 query tiles",
+)
 
 # %% [markdown]
-# <details>
-# <summary>Hint</summary>
-#
-# Follow the constants from top to bottom: $TX = 16$, $TY = 2$, 16 rows per warp, $B_r = 64$. So there are $512 / 64 = 8$ query tiles.
-#
-# </details>
 # <details>
 # <summary>Solution</summary>
 #
@@ -836,15 +896,9 @@ def costed():
     return better == (8, 8)
 
 
-exercise.verify("4.3", costed, hint="loads grow with the half perimeter of the tile, FLOPs with its area")
+exercise.verify("4.3", costed, hint="per k: TM + TN values of 4 bytes, TM TN multiply-adds of 2 FLOPs")
 
 # %% [markdown]
-# <details>
-# <summary>Hint</summary>
-#
-# Per $k$: $T_M + T_N$ values of 4 bytes, $T_M T_N$ multiply-adds of 2 FLOPs.
-#
-# </details>
 # <details>
 # <summary>Solution</summary>
 #
