@@ -14,14 +14,16 @@ def verify(number: str, passed: bool | Callable[[], bool], hint: str = "") -> No
     """Prints "Exercise 2.1: solved", or "not solved yet" with the reason, if there is one, and the hint.
 
     passed: the verdict, or a function that returns it. What the function raises (an AssertionError with a message, a
-    kernel that doesn't compile) is the reason, of which the first lines are printed; nothing is raised here.
+    kernel that doesn't compile) is the reason, of which the first lines are printed; nothing is raised here. Python's own
+    errors are named: of a KeyError the text alone would be a bare 'LSE'.
     """
     reasons: list[str] = []
     if callable(passed):
         try:
             passed = passed()
         except Exception as error:
-            passed, reasons = False, str(error).strip().splitlines()[:3] or [type(error).__name__]
+            own = isinstance(error, AssertionError | RuntimeError) and str(error).strip()
+            passed, reasons = False, (own or f"{type(error).__name__}: {error}").splitlines()[:3]
     if passed:
         print(f"Exercise {number}: solved")
         return

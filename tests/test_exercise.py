@@ -29,5 +29,9 @@ def test_what_a_check_raises_is_the_reason(capsys):
     assert verdict(capsys, check) == "Exercise 2.1: not solved yet\n  worst at O[0, 0, 3, 1]\n"
 
 
+def test_an_error_of_python_s_is_named(capsys):
+    assert verdict(capsys, lambda: {}["LSE"]) == "Exercise 2.1: not solved yet\n  KeyError: 'LSE'\n"
+
+
 def test_an_answer_left_out_is_not_solved(capsys):
     assert "not solved yet" in verdict(capsys, lambda: abs(... - 4) < 1)

@@ -413,8 +413,11 @@ def right_for_every_cut():
         return m, l, o / l
 
     empty, whole = (-np.inf, 0.0, np.zeros(64)), finished(0, 300)
-    pairs = [(finished(0, c), finished(c, 300)) for c in (1, 100, 299)] + [(whole, empty), (empty, whole)]
-    return all(np.allclose(x, y) for a, b in pairs for x, y in zip(merge_outputs(a, b), whole))
+    pairs = {f"cut after {c} of 300 keys": (finished(0, c), finished(c, 300)) for c in (1, 100, 299)}
+    for cut, (a, b) in (pairs | {"empty part first": (empty, whole), "empty part last": (whole, empty)}).items():
+        wrong = [name for name, x, y in zip("mlO", merge_outputs(a, b), whole) if not np.allclose(x, y)]
+        assert not wrong, f"{cut}: {', '.join(wrong)} wrong"
+    return True
 
 
 exercise.verify("2.1", right_for_every_cut, hint="O1 = o1 / l1, so o1 = l1 O1; merge o, then divide by the merged l")
