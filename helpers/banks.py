@@ -3,7 +3,7 @@
 A wavefront gives each bank's word once, to every lane that wants it. Lanes that want different words of one bank take
 turns: a bank conflict. Requests of 8 bytes per lane go by half warps, those of 16 (and ldmatrix) by quarters; loads whose
 neighbours ask for the same address go two parts at a time; atomics take turns even at one word. Pure Python, of one
-request; the emulator counts by the same rule, and for cp.async by the lines of its sources besides.
+request; the emulator counts by the same rule, and for cp.async by the banks of its sources besides.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ A pattern is data: the kernel below reads each lane's address from Q, so hundred
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .banks import LINE
 from .ladder import Rung, parse
 
 if TYPE_CHECKING:
@@ -200,6 +202,21 @@ def _copies() -> Iterator[Pattern]:
         alternate = tuple(width if lane % 2 else 0 for lane in range(32))
         yield Pattern(f"{op}: alternate lanes of zeros", op, row, read=alternate)
         yield Pattern(f"{op}: half of the bytes", op, row, read=(width // 2,) * 32)
+    # Banks that are wanted more than once at both ends, the sources in one to three lines, some lanes with zeros or none.
+    for op, seed in itertools.product(("copy4", "copy8", "copy16"), range(16)):
+        width, chance = WIDTHS[op], random.Random(f"{op} {seed}")
+        columns = min(3 + seed, LINE // width)
+        to, source = ([chance.randrange(columns) * width for _ in range(32)] for _ in range(2))
+        lines = [LINE * chance.randrange(1 + seed % 3) for _ in range(32)]
+        read = tuple(0 if seed % 4 == 3 and chance.random() < 0.3 else width for _ in range(32))
+        taking_part = [seed % 2 == 0 or chance.random() < 0.7 for _ in range(32)]
+        yield Pattern(
+            f"{op}: both ends {seed}",
+            op,
+            _lanes(lambda l, to=to, part=taking_part: LINE * l + to[l] if part[l] else None),
+            read,
+            _lanes(lambda l, source=source, lines=lines: lines[l] + source[l]),
+        )
 
 
 def _past_L1() -> Iterator[Pattern]:
@@ -267,6 +284,17 @@ def _past_L1() -> Iterator[Pattern]:
     yield pattern(
         "random 1, overwritten lanes left out", _lanes(lambda l: None if again[l] in again[l + 1 :] else again[l])
     )
+
+    # Columns that are wanted more than once at both ends: from as many lines as lanes, or one line for each quarter.
+    for seed in range(24):
+        chance = random.Random(seed)
+        to, source = ([chance.randrange(3 + seed % 6) for _ in range(8)] for _ in range(2))
+        columns, lines = ("".join(map(str, of)) for of in (to, source)), 32 if seed % 4 else 4
+        yield pattern(
+            "columns {} of 32 rows, from {} of {} lines".format(*columns, lines),
+            _lanes(lambda l, of=to: 128 * l + 16 * of[l % 8]),
+            _lanes(lambda l, of=source, each=32 // lines: 128 * (l // each) + 16 * of[l % 8]),
+        )
 
     # Anything, with and without lanes that overwrite each other, and runs of lanes that stay in one row.
     for seed in range(6, 12):

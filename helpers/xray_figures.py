@@ -190,14 +190,14 @@ def _many(n: int, what: str) -> str:
 def _late(parts: list[list[banks.Wavefront]], access: Access) -> list[bool]:
     """Which wavefronts are bank conflicts: in each part of the warp all but the first."""
     late = [n > 0 for part in parts for n in range(len(part))]
-    needless = len(late) - access.worst_request.ideal  # what a cp.async costs beyond these, no bank is to blame for
+    needless = len(late) - access.worst_request.ideal  # what a cp.async costs beyond these is not for the banks drawn
     return late if sum(late) == needless else [n >= len(late) - needless for n in range(len(late))]
 
 
-def _by_lines(rows: int, cost: int) -> str:
-    """Which wavefronts of a cp.async its sources cost beyond the `rows` that banks alone would."""
+def _by_sources(rows: int, cost: int) -> str:
+    """Which wavefronts of a cp.async its sources cost beyond the `rows` that the banks it writes would."""
     which = f"{rows + 1}" if cost == rows + 1 else f"{rows + 1} to {cost}"
-    return f"{which}: no conflicts; lanes take turns whose sources lie in different lines of 128 bytes, or in one bank of a line"
+    return f"{which}: not for these banks; lanes take turns whose sources lie in the same banks"
 
 
 def _bank_text(served: list[banks.Wavefront], late: list[bool], head: str, cost: int) -> str:
@@ -209,7 +209,7 @@ def _bank_text(served: list[banks.Wavefront], late: list[bool], head: str, cost:
             cells.append(" · " if not lanes else f"{lanes[0]:>2}{'+' if len(lanes) > 1 else ' '}")
         rows.append(f"{n + 1:>9}       {''.join(cells)}{' conflict' if late[n] else ''}".rstrip())
     if cost > len(served):
-        rows.append(f"{'':>7} {_by_lines(len(served), cost)}")
+        rows.append(f"{'':>7} {_by_sources(len(served), cost)}")
     rows.append("cells: the lane that the bank serves; + and others that want the same word; · nothing to do")
     return "\n".join(rows)
 
@@ -227,7 +227,7 @@ def bank_map(access: Access) -> Picture:
         if cost > ideal
         else f"{_place(access)}: {many}, as few as can be"
     )
-    unseen = cost > rows  # of a cp.async: its sources' lines
+    unseen = cost > rows  # of a cp.async: for the banks of its sources
     height = 1.2 + (0.27 if rows <= 16 else 0.21) * (rows + unseen)
     figure, ax = _picture(_bank_text(served, late, head, cost), 9.6, height, head)
     blank(ax).set(xlim=(-0.2, 35.4), ylim=(rows + unseen + 0.1, -0.75))
@@ -248,7 +248,7 @@ def bank_map(access: Access) -> Picture:
         words = f"{n + 1} conflict" if late[n] else f"{n + 1}"
         ax.text(32.3, n + 0.52, words, va="center", fontsize=8, color=ORANGE if late[n] else MUTED)
     if unseen:
-        ax.text(0.05, rows + 0.55, f"wavefronts {_by_lines(rows, cost)}", va="center", fontsize=8, color=ORANGE)
+        ax.text(0.05, rows + 0.55, f"wavefronts {_by_sources(rows, cost)}", va="center", fontsize=8, color=ORANGE)
     top = 0
     for part in parts[:-1]:
         top += len(part)

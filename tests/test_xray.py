@@ -319,13 +319,13 @@ def test_the_bank_map_puts_each_lane_into_its_bank():
 
 
 def test_what_a_copys_sources_cost_is_no_bank_conflict():
-    copied = access(7, "cp.async", "shared", "K_smem", ROW, 4, 1)  # 32 banks, from four lines
+    copied = access(7, "cp.async", "shared", "K_smem", ROW, 4, 1)  # 32 banks, from eight
     figure = made(copied).bank_map()
-    said = "2 to 4: no conflicts; lanes take turns whose sources lie in different lines of 128 bytes"
+    said = "2 to 4: not for these banks; lanes take turns whose sources lie in the same banks"
     assert any(said in text for text in shown(figure)) and said in str(figure)
     assert not any(text.endswith(" conflict") for text in [*shown(figure), *str(figure).splitlines()])
     both = made(access(7, "cp.async", "shared", "K_smem", [8 * i for i in range(32)], 3, 1)).bank_map()
-    assert sum(text == "2 conflict" for text in shown(both)) == 1 and "3: no conflicts" in str(both)
+    assert sum(text == "2 conflict" for text in shown(both)) == 1 and "3: not for these banks" in str(both)
 
 
 def test_the_bank_map_of_a_line_that_has_none_names_those_that_have():
@@ -401,7 +401,7 @@ def test_every_rung_shows_itself(rung):
             assert r.cost >= r.ideal and (r.cost > 0) == (a.space == "global")
         elif a.space == "shared":  # the rule in banks.py is the emulator's
             by_banks = len(banks.wavefronts(r.addresses, r.width, a.op))
-            # cp.async takes as many more as its sources' lines part it into (test_trace_counts works that rule out)
+            # cp.async takes more where sources share banks (test_trace_counts works that rule out)
             assert by_banks <= r.cost == a.worst if a.op == "cp.async" else by_banks == r.cost == a.worst
             assert len(banks.parts(r.addresses, r.width, a.op)) >= r.ideal
         else:

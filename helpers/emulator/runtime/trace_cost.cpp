@@ -83,47 +83,62 @@ Cost matrix(const uint32_t* offset, unsigned lanes) {
   return sum;
 }
 
-// The most lanes that want one bank, for their own bytes each: a cp.async merges none.
-unsigned busiest_bank(const uint32_t* offset, unsigned lanes, unsigned width) {
-  unsigned count[kBanks] = {}, most = 0;
-  for (unsigned rest = lanes; rest != 0; rest &= rest - 1)
-    for (unsigned i = 0; i < (width + 3) / 4; ++i) {
-      unsigned& n = count[(offset[__builtin_ctz(rest)] / 4 + i) % kBanks];
-      if (++n > most) most = n;
+// Of a cp.async: do two lanes want one bank, where they read or where they write? Even one address is read for each lane.
+// All move `width` bytes, aligned, so they share all of their banks or none. Source 0: zeros, for which none is read.
+bool share_bank(unsigned a, unsigned b, const uint32_t* offset, unsigned width, const uint64_t* source) {
+  const auto bank = [&](uint64_t address) { return address % (4 * kBanks) / width; };
+  const bool read = source[a] != 0 && source[b] != 0 && bank(source[a]) == bank(source[b]);
+  return read || bank(offset[a]) == bank(offset[b]);
+}
+
+// Wavefronts of one group of lanes that queue: each takes the first in which no lane before it wants a bank of its own.
+unsigned longest_queue(const uint32_t* offset, unsigned lanes, unsigned width, const uint64_t* source) {
+  unsigned turn[32], most = 0;
+  for (unsigned rest = lanes; rest != 0; rest &= rest - 1) {
+    const unsigned l = __builtin_ctz(rest);
+    turn[l] = 1;
+    for (unsigned before = lanes & ((1u << l) - 1); before != 0; before &= before - 1) {
+      const unsigned b = __builtin_ctz(before);
+      if (turn[b] >= turn[l] && share_bank(l, b, offset, width, source)) turn[l] = turn[b] + 1;
     }
+    if (turn[l] > most) most = turn[l];
+  }
   return most;
 }
 
-// What a cp.async.ca (LDGSTS in SASS) costs the data pipe, which moves bytes of a line of the L1 to shared memory. It is
-// served like a store, for the warp, each half or each quarter; of such a group a wavefront takes lanes whose sources lie
-// in one line of 128 bytes, each bank of it at most once, and fills each bank of shared memory at most once: lanes with
-// one address, at either end, take turns. Lanes that are filled with zeros go together, as if they had a line of their own.
-// A cp.async.cg, which goes past the L1, is issued by quarters, and nothing of it by lines: each quarter takes as many
-// wavefronts as lanes want one bank, at the end where it is more; zeros have no source. What comes from the L2 afterwards
-// is written in further wavefronts, which are not conflicts and not counted here (agreement.py knows how many).
-// Measured on an H200 (data/nvidia-h200/device.patterns.csv, device.async.csv): all wavefronts of 102 patterns of
-// cp.async.ca, all conflicts of 136 of 138 of cp.async.cg; where lanes meet at both ends it can be more.
+// The most lanes of a group that share a bank with one of them, that one included.
+unsigned most_neighbours(const uint32_t* offset, unsigned lanes, unsigned width, const uint64_t* source) {
+  unsigned most = 0;
+  for (unsigned rest = lanes; rest != 0; rest &= rest - 1) {
+    unsigned count = 0;
+    for (unsigned others = lanes; others != 0; others &= others - 1)
+      count += share_bank(__builtin_ctz(rest), __builtin_ctz(others), offset, width, source);
+    if (count > most) most = count;
+  }
+  return most;
+}
+
+// What a cp.async (LDGSTS in SASS) costs the data pipe, which moves bytes from a line of the L1 to shared memory. It is
+// served like a store, for the warp, each half or each quarter, and of such a group a lane waits for those before it that
+// share a bank with it, at either end. In a cp.async.ca, lanes that are filled with zeros have wavefronts of their own.
+// Of a cp.async.cg, which goes past the L1, only the counters of its instruction tell, and they don't count a queue but
+// neighbours. What comes from the L2 is written in further wavefronts, which are not counted here (agreement.py knows how
+// many). Measured on an H200 (data/nvidia-h200/device.patterns.csv, device.async.csv): all wavefronts of 150 patterns of
+// cp.async.ca, all conflicts of 162 of cp.async.cg.
 Cost async_copy(const uint32_t* offset, unsigned lanes, unsigned width, const uint64_t* source, bool past_L1) {
   const unsigned size = width <= 4 ? 32 : width == 8 ? 16 : 8;
+  unsigned zeros = 0;
+  for (unsigned rest = lanes; rest != 0; rest &= rest - 1)
+    if (source[__builtin_ctz(rest)] == 0) zeros |= rest & -rest;
   Cost sum = {0, 0};
   for (unsigned first = 0; first < 32; first += size) {
-    unsigned left = lanes & (size == 32 ? kAll : ((1u << size) - 1) << first);
-    if (left != 0) ++sum.ideal;
-    while (left != 0) {
-      const uint64_t line = source[__builtin_ctz(left)] / (4 * kBanks);
-      uint32_t from[32];
-      unsigned here = 0, reads = 0;
-      for (unsigned rest = left; rest != 0; rest &= rest - 1) {
-        const unsigned l = __builtin_ctz(rest);
-        if (!past_L1 && source[l] / (4 * kBanks) != line) continue;
-        here |= 1u << l;
-        if (source[l] != 0) reads |= 1u << l;
-        from[l] = uint32_t(source[l] % (4 * kBanks));
-      }
-      left &= ~here;
-      const unsigned read = busiest_bank(from, reads, width), written = busiest_bank(offset, here, width);
-      sum.cost += read > written ? read : written;
-    }
+    const unsigned here = lanes & (size == 32 ? kAll : ((1u << size) - 1) << first);
+    if (here == 0) continue;
+    ++sum.ideal;
+    if (past_L1)
+      sum.cost += most_neighbours(offset, here, width, source);
+    else
+      for (unsigned part : {here & ~zeros, here & zeros}) sum.cost += longest_queue(offset, part, width, source);
   }
   return sum;
 }
