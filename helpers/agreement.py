@@ -418,7 +418,7 @@ EXPLANATIONS = [
         "one in each turn whose P stands",
         {64: 60 + 32, 128: 44 + 32},
     ),
-    Reason("33_backward_wgmma", "backward_wgmma", "shared_store_conflicts", BESIDE_TMA, timing=(0.0, 0.04)),
+    Reason("33_backward_wgmma", "backward_wgmma", "shared_store_conflicts", BESIDE_TMA, timing=(0.0, 0.05)),
     Reason("3[0-9]_.*", ".*", "shared_(load|store)_conflicts", BESIDE_TMA, timing=(0.0, 0.03)),
     Reason(r"[012]\d_.*", ".*", "shared_(load|store)_(wavefronts|conflicts)", TIMING, timing=(0.0, 0.015)),
     Reason("copy.*", "copy|micro_copy.*", "shared_load_instructions", NO_LANE),

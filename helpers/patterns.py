@@ -189,6 +189,7 @@ def _copies() -> Iterator[Pattern]:
             "reversed": row[::-1],
             "permuted": _shuffled(row, 7),
             "8 rows of 256 bytes": _lanes(lambda l, w=width: l // 4 * 256 + l % 4 * w),
+            "a diagonal": _lanes(lambda l, w=width: l * LINE + l * w % LINE),
         }
         for name, source in sources.items():
             yield Pattern(f"{op}: contiguous from {name}", op, row, source=source)

@@ -426,6 +426,8 @@ RETURNED = (
     "threads that have returned no longer count at a barrier (since Volta), so that the GPU and its tools go on; the X-ray asks "
     "for every thread of the block, as the source reads"
 )
+LATE = "synccheck, whose matter it is, ran out of time, which says nothing"
+ENDED = "three tools run out of time, which counts if all four do: under memcheck the program ended"
 REGISTERS = "past an array in registers: nvcc has unrolled the loop, and no memory is touched"
 # (id, what the X-ray says, who, why), patterns as of file names: the first that fits explains why one side alone speaks.
 EXPLANATIONS = [
@@ -440,8 +442,8 @@ EXPLANATIONS = [
     ("21.barrier-in-a-branch.3", "divergent barrier*", "X-ray alone", RETURNED),
     ("*.shuffle-of-half.*", "mask*", "X-ray alone", "no tool of compute-sanitizer looks at a shuffle's mask"),
     ("0[12].shuffle-of-half.*", "shuffle*", "X-ray alone", "no tool of compute-sanitizer looks at a shuffle's mask"),
-    ("33.syncwarp-of-half.1", "mask*", "X-ray alone", "synccheck, whose matter it is, ran out of time, which says nothing"),
-    ("*.barrier-without-a-lane.1", "deadlock*", "X-ray alone", "three tools run out of time, which counts if all four do: under memcheck the program ended"),
+    ("33.syncwarp-of-half.1", "mask*", "X-ray alone", LATE),
+    ("*.barrier-without-a-lane.1", "deadlock*", "X-ray alone", ENDED),
     ("[23]0.grid.1", "division by zero*", "X-ray alone", "an integer division by zero doesn't stop a GPU: the block goes on with some number, and touches nothing it "
      "shouldn't"),
     ("22.bound-*.[56]", "out of bounds*", "X-ray alone", REGISTERS),

@@ -14,13 +14,13 @@ from helpers.toolkit import find_toolkit
 # What a rung may be off, in percent of all that the hardware counts. What nvcc makes of the source is known to the digit; GOAL
 # is what may be left beside it, and also all that a rung may be off that isn't named here.
 GOAL = 2.0
-NVCC = {"04_fa2_fp32": 3.4, "21_split_kv": 7.5, "22_backward_fp32": 3.0, "32_ping_pong": 8.0}
+NVCC = {"04_fa2_fp32": 3.4, "21_split_kv": 7.5, "22_backward_fp32": 2.1, "32_ping_pong": 8.0}
 LEFT = {
     "22_backward_fp32": 0.7,
     "23_backward_mma": 0.7,
     "31_warp_specialized": 1.7,
     "32_ping_pong": 1.3,
-    "33_backward_wgmma": 1.4,
+    "33_backward_wgmma": 1.5,
 }
 
 
@@ -70,7 +70,7 @@ def test_wavefronts_are_exact(patterns):
     counted = patterns[patterns["metric"].str.endswith("_wavefronts")]
     assert (counted["difference"] == 0).all()
     copies = counted[(counted["metric"] == "async_copy_wavefronts") & counted["kernel"].eq("copy")]
-    assert copies["name"].nunique() == 150 and copies["hardware"].nunique() > 10
+    assert copies["name"].nunique() == 152 and copies["hardware"].nunique() > 10
 
 
 def test_every_cp_async_costs_what_the_hardware_counts_by_instruction():
@@ -78,7 +78,7 @@ def test_every_cp_async_costs_what_the_hardware_counts_by_instruction():
     with those in which what comes from the L2 is written."""
     frame = agreement.copies()
     of = frame.groupby("kernel")["name"].nunique()
-    assert set(of.index) == {"cp.async.ca", "cp.async.cg"} and of["cp.async.ca"] == 31 and of["cp.async.cg"] >= 162
+    assert set(of.index) == {"cp.async.ca", "cp.async.cg"} and of["cp.async.ca"] == 31 and of["cp.async.cg"] >= 163
     assert unexplained(frame).empty, unexplained(frame)
     off = frame[frame["difference"] != 0]
     past_L1 = off[off["kernel"] == "cp.async.cg"]

@@ -91,19 +91,27 @@ bool share_bank(unsigned a, unsigned b, const uint32_t* offset, unsigned width, 
   return read || bank(offset[a]) == bank(offset[b]);
 }
 
-// Wavefronts of one group of lanes that queue: each takes the first in which no lane before it wants a bank of its own.
-unsigned longest_queue(const uint32_t* offset, unsigned lanes, unsigned width, const uint64_t* source) {
-  unsigned turn[32], most = 0;
-  for (unsigned rest = lanes; rest != 0; rest &= rest - 1) {
-    const unsigned l = __builtin_ctz(rest);
-    turn[l] = 1;
-    for (unsigned before = lanes & ((1u << l) - 1); before != 0; before &= before - 1) {
-      const unsigned b = __builtin_ctz(before);
-      if (turn[b] >= turn[l] && share_bank(l, b, offset, width, source)) turn[l] = turn[b] + 1;
+// Wavefronts of one group of lanes that queue: each takes, in order, lanes with no one before them that wants a bank of
+// theirs, from up to four lines of 128 bytes.
+unsigned queue(const uint32_t* offset, unsigned lanes, unsigned width, const uint64_t* source) {
+  unsigned wavefronts = 0;
+  for (unsigned left = lanes, taken; left != 0; left &= ~taken, ++wavefronts) {
+    uint64_t lines[4];
+    unsigned count = 0;
+    taken = 0;
+    for (unsigned rest = left; rest != 0; rest &= rest - 1) {
+      const unsigned l = __builtin_ctz(rest);
+      unsigned before = left & ((1u << l) - 1);
+      while (before != 0 && !share_bank(l, __builtin_ctz(before), offset, width, source)) before &= before - 1;
+      const uint64_t line = source[l] / (4 * kBanks);
+      unsigned k = 0;
+      while (k < count && lines[k] != line) ++k;
+      if (before != 0 || k == 4) continue;
+      if (k == count) lines[count++] = line;
+      taken |= 1u << l;
     }
-    if (turn[l] > most) most = turn[l];
   }
-  return most;
+  return wavefronts;
 }
 
 // The most lanes of a group that share a bank with one of them, that one included.
@@ -118,13 +126,13 @@ unsigned most_neighbours(const uint32_t* offset, unsigned lanes, unsigned width,
   return most;
 }
 
-// What a cp.async (LDGSTS in SASS) costs the data pipe, which moves bytes from a line of the L1 to shared memory. It is
+// What a cp.async (LDGSTS in SASS) costs the data pipe, which moves bytes from lines of the L1 to shared memory. It is
 // served like a store, for the warp, each half or each quarter, and of such a group a lane waits for those before it that
 // share a bank with it, at either end. In a cp.async.ca, lanes that are filled with zeros have wavefronts of their own.
 // Of a cp.async.cg, which goes past the L1, only the counters of its instruction tell, and they don't count a queue but
 // neighbours. What comes from the L2 is written in further wavefronts, which are not counted here (agreement.py knows how
-// many). Measured on an H200 (data/nvidia-h200/device.patterns.csv, device.async.csv): all wavefronts of 150 patterns of
-// cp.async.ca, all conflicts of 162 of cp.async.cg.
+// many). Measured on an H200 (data/nvidia-h200/device.patterns.csv, device.async.csv): all wavefronts of 152 patterns of
+// cp.async.ca, all conflicts of 163 of cp.async.cg.
 Cost async_copy(const uint32_t* offset, unsigned lanes, unsigned width, const uint64_t* source, bool past_L1) {
   const unsigned size = width <= 4 ? 32 : width == 8 ? 16 : 8;
   unsigned zeros = 0;
@@ -138,7 +146,7 @@ Cost async_copy(const uint32_t* offset, unsigned lanes, unsigned width, const ui
     if (past_L1)
       sum.cost += most_neighbours(offset, here, width, source);
     else
-      for (unsigned part : {here & ~zeros, here & zeros}) sum.cost += longest_queue(offset, part, width, source);
+      for (unsigned part : {here & ~zeros, here & zeros}) sum.cost += queue(offset, part, width, source);
   }
   return sum;
 }
