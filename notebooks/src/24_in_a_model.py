@@ -12,7 +12,7 @@
 # **After this notebook you can**
 # - put a kernel of your own under a PyTorch model, with gradients, `torch.compile` and checkpointing;
 # - say whether two loss curves are *the same*, with a yardstick instead of an eye;
-# - tell a slow kernel from a host that is too slow for it;
+# - tell a slow kernel from a host that is too slow for it, and take the host out with a CUDA graph;
 # - write text from a KV cache, for prompts of different lengths at once, and judge whether two ways to write it agree.
 #
 # **Time** 60 minutes.
@@ -132,7 +132,7 @@ pd.Series(apart, name="relative difference from SDPA FLASH")
 #
 # Each run below starts from the same parameters and sees the same bytes in the same order; only `attention` differs. Rounding differs, so the curves will part, a little; and training feeds a difference back into the next step. How much is too much? Again other right answers say: another kernel of PyTorch's with the same seed, and, as the other end of the scale, the same kernel with another seed.
 #
-# **Predict** where ours will lie, here "rungs 20 and 23" and, on a Hopper GPU, "rungs 32 and 33": nearer to the other kernel, or to the other seed?
+# **Predict** where ours will lie, here "rungs 20 and 23" and, on a Hopper GPU, "rungs 32 and 33": nearer to the other kernel, or to the other seed? (On a GPU every way trains once more *as a graph*: the same kernels, launched in another way, of which [below](#A-step-as-a-graph).)
 
 # %%
 losses, runs, trained = train.train_all(plan, device, rounds=1)
@@ -161,22 +161,27 @@ if record:
     display(train.yardstick(record["training"]))
 
 # %% [markdown]
-# **What to see.** Nothing changed at all changes as much: SDPA FLASH, run again, differs from itself by 0.005 nats on average, our kernels from it by 0.004 to 0.006 and cuDNN by 0.006. The other seed differs by 0.14, on average over all steps more than twenty times as much as any of them.
+# **What to see.** Nothing changed at all changes as much: SDPA FLASH, run again, differs from itself by 0.004 nats on average, our kernels from it by 0.004, too, cuDNN by 0.003, and those trained as graphs by 0.004 to 0.006. The other seed differs by 0.14, on average over all steps more than twenty times as much as any of them.
+#
+# ### How fast
 #
 # Speed and memory of the whole training, parameters and optimizer included: thousands of tokens (bytes of text) per second, by the median step (of those from the 21st on) and its quartiles; the peak allocated; and the loss on the last tenth of the manual, which no run has seen. Attention is only a part of a step, so a kernel that is a quarter faster doesn't make a model a quarter faster.
 #
-# **Predict** before you look. At $d = 64$ and $N = 4096$ under a causal mask, with as many heads of K and V as of Q, our kernels are faster than SDPA FLASH: rungs 20 and 23 by 23 % there and by 21 % back, rungs 32 and 33 by 82 to 84 % there and by 102 to 104 % back (their notebooks). The model has 8 heads of Q on 2 of K and V. Is the training, and by how much?
+# **Predict** before you look. At $d = 64$ and $N = 4096$ under a causal mask, with as many heads of K and V as of Q, rungs 20 and 23 are 1.2 times as fast as SDPA FLASH there and back, rungs 32 and 33 are 1.8 times as fast there and 2.0 times back (their notebooks). The model has 8 heads of Q on 2 of K and V. Is the training faster, and by how much?
 
 # %%
 if record:
-    display(train.speeds(record["training"], record["runs"]).round(3))
+    launched, as_graphs = (
+        [record[kind][record[kind]["graph"] == way] for kind in ("training", "runs")] for way in (0, 1)
+    )
+    display(train.speeds(*launched).round(3))
 elif device == "cuda":
     display(train.speeds(losses, runs).round(3))
 else:
     print("no speed: the emulator counts, it does not time")
 
 # %% [markdown]
-# It isn't. On the H200, as recorded, SDPA FLASH trains on 1.01 million tokens per second and cuDNN's kernels on 1.18 million; ours in no run on more than 0.93 million, and the fastest kernels on no more than the others. (The model is as good with all of them: 1.22 to 1.23 nats per byte, held out.) Are our kernels slow in a model? A profiler says what the GPU's kernels take, one by one (20 steps, milliseconds of a step):
+# It isn't. On the H200, as recorded, SDPA FLASH trains on 1.01 million tokens per second and cuDNN's kernels on 1.17 million. Rungs 20 and 23 reach 1.09 million in one run and 0.80 million in the next, and rungs 32 and 33, the fastest kernels of all, 0.84 and 0.87 million. (The memory is the same, 2.13 GiB, and so is the model: 1.22 to 1.23 nats per byte, held out.) Are our kernels slow in a model? A profiler says what the GPU's kernels take, one by one (20 steps, milliseconds of a step):
 
 # %%
 if record:
@@ -184,24 +189,53 @@ if record:
     display(parts.round(2))
 
 # %% [markdown]
-# **What to see.** By the GPU's own account ours are the fast ones here, too. Forward, rung 20 takes 0.71 of SDPA FLASH's time and rung 32 0.48. On the way back rung 23 takes 0.87 of it and rung 33 0.51. (FLASH's sums over the query heads of a group, 0.16 ms, stand under "everything else", ours, 0.13 ms, in the column of the way back: like for like it is 0.84 and 0.49.) Rungs 32 and 33 take 0.76 and 0.77 of cuDNN's time. And the kernels of a whole step take 14.5 and 12.5 ms with ours, 15.5 with SDPA FLASH, 13.3 with cuDNN. So where does the time go? Every step from the 21st on, of every run with the first seed, beside what its kernels take (within a row the first step is on top; `+ 9`: so many lie further right):
+# **What to see.** By the GPU's own account ours are the fast ones here, too. Forward, rung 20 takes 0.70 of SDPA FLASH's time and rung 32 0.48; on the way back rung 23 takes 0.87 of it and rung 33 0.51. Rungs 32 and 33 take 0.78 and 0.76 of cuDNN's time. And the kernels of a whole step take 14.3 and 12.3 ms with ours, 15.6 with SDPA FLASH, 13.2 with cuDNN. So where does the time go? Every step from the 21st on, of every run with the first seed, beside what its kernels take (within a row the first step is on top; `+ 6`: so many lie further right):
 
 # %%
 if record:
-    display(draw_training.waits(record["training"], parts["all"], f"Steps of the recorded runs, {on}"))
+    display(draw_training.waits(launched[0], parts["all"], f"Steps of the recorded runs, {on}"))
 
 # %% [markdown]
-# **What to see.** Nearly all of SDPA's steps take the same time, 0.6 ms more than their kernels, of which a step has about five hundred. Ours scatter, up to 20 ms and more. But 94 steps of the second run with rungs 20 and 23, all from its later half, stand as still as SDPA's: at 15.1 ms, 0.6 more than their kernels, too, and less than any with SDPA FLASH. A GPU's kernels don't vary like that. What does is the **host**.
+# **What to see.** Nearly all of SDPA's steps take the same time, 0.6 to 0.8 ms more than their kernels. So do 181 steps of the first run with rungs 20 and 23, at 15.0 ms. All others of ours scatter, up to 25 ms and more, and not one with rungs 32 and 33 comes within 2 ms of its kernels. A GPU's kernels don't vary like that. What does is the **host**.
 #
-# PyTorch puts kernels into a queue and goes on without waiting; as long as the host is ahead, the GPU never stands still. From Python to a kernel of SDPA's the way is C++. To one of ours it is Python: six operators there and six back in a step, each of which checks shapes and strides, makes tensors and calls the launcher. On that machine other programs wanted the processor as well. Where the queue runs empty the GPU waits, and the less the kernels take, the sooner it does: rungs 32 and 33, whose kernels are done first, gain nothing from that. cuDNN's run says that the host can be through with all the rest of a step in less than 13.9 ms; with our twelve operators it often needs 17 to 22. If it was as free then as in cuDNN's run, each of the twelve costs it at least 0.3 to 0.7 ms; how much of that is our Python and how much the other load, these runs can't tell. The 94 quiet steps say that a step with our Python can be done in 15.1 ms when the host is free. The GPU takes (0.83 + 2.32) / 12 = 0.26 ms for one of rungs 32 and 33.
+# PyTorch puts kernels into a queue and goes on without waiting; as long as the host is ahead, the GPU never stands still. From Python to a kernel of SDPA's the way is C++. To one of ours it is Python: six operators there and six back in a step, each of which checks shapes and strides, makes tensors and calls the launcher. Where the queue runs empty the GPU waits, and the less the kernels take, the sooner it does: rungs 32 and 33, whose kernels are done first, gain nothing from that. (No other program was started on that machine. Why its host was quicker in some steps than in others, these runs can't tell.)
 #
-# *A kernel's time between two events says nothing of what happens between two kernels.* What helps is less Python per kernel, or more kernel per call: larger batches, an operator registered in C++, CUDA graphs, which record a step once and then replay it without the host. (An earlier version of our operator looked for the kernel of its way back in the source files of all rungs each time, and a step took twice as long as with SDPA FLASH; noted, not recorded.)
+# *A kernel's time between two events says nothing of what happens between two kernels.* Less Python per kernel would help, more kernel per call (larger batches), or an operator registered in C++. Or the host is taken out altogether.
+#
+# ### A step as a graph
+#
+# Every step launches the same kernels, of the same shapes, in the same order. So let the host say it once. While a stream (any but the default one) is *captured*, a launch doesn't run: kernel, grid and arguments are noted in a [CUDA graph](https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs). One call then launches the whole graph, more than five hundred kernels, there, back and through the optimizer:
+
+# %%
+Code(inspect.getsource(train.captured), language="python")
+
+# %% [markdown]
+# What is noted has to hold for every step:
+#
+# - *Arguments are addresses and numbers.* The batch has to lie where the captured one lay, so it is copied there. The learning rate changes from step to step, so it has to be read from memory, too: a tensor, which the schedule writes between two replays. As a Python number it would stay what it was.
+# - *The host sees no value.* `loss.item()`, or a launch that depends on a number on the GPU, needs an answer in the middle of the step; under capture it is an error. Our operators ask for nothing but addresses, shapes and strides, which the host knows. (Rungs 32 and 33 put them into tensor maps for the copy engine, which are arguments of the kernel like others.)
+# - *What happens only once has to have happened*: kernels are compiled, libraries take their workspaces, the optimizer makes its state. So the first three steps are ordinary ones.
+# - *Memory stays.* What the captured step allocates comes from a pool of the graph's own, and lies at the same place in every replay.
+#
+# **Predict**: how many tokens per second with SDPA FLASH, cuDNN, rungs 20 and 23, rungs 32 and 33? You have seen what their kernels take.
+
+# %%
+if record:
+    display(train.speeds(*as_graphs).round(3))
+    display(draw_training.waits(as_graphs[0], parts["all"], f"The same as graphs (mind the axis), {on}"))
+
+# %% [markdown]
+# **What to see.** No step waits for the host any more, and *the order of the kernels is the order of the steps*. In million tokens per second: SDPA FLASH 1.05, rungs 20 and 23 1.14, cuDNN 1.23, rungs 32 and 33 1.32. So rungs 20 and 23 train 1.08 times as fast as SDPA FLASH; rungs 32 and 33 1.26 times, and 1.08 times as fast as cuDNN. More than that the rest of the step doesn't let through: attention is 6.3 of the 15.6 ms of SDPA FLASH's kernels, and rungs 32 and 33 halve it.
+#
+# Every step is 0.1 ms behind its kernels, SDPA's too, where it was 0.6 to 0.8. Spread over the kernels of a step, that was 1.2 to 1.4 µs from one to the next, even with the host ahead; in a graph it is 0.2 µs.
+#
+# So a graph gains a little where the host is ahead anyway (SDPA FLASH and cuDNN 3 to 5 %), and much where it is not (rungs 32 and 33 train 1.5 to 1.6 times as fast as before): with fast kernels, small models, short sequences, one token at a time. It has its price: every shape needs a graph of its own, and none of the step's Python runs any more: no `print`, no branch.
 #
 # ### Two things that only a model shows
 #
-# **Grouped queries.** On the way back, $dK$ and $dV$ are sums over all query heads of a group. FlashAttention-2 gives every query head CTAs, and a dK and a dV, of its own and adds these up afterwards ([`mha_bwd`](https://github.com/Dao-AILab/flash-attention/blob/main/csrc/flash_attn/flash_api.cpp); the sums are kernels of PyTorch's, 0.16 ms that the table has under "everything else"). Rungs 23 and 33 do the same, with a kernel `add_heads` that the table counts to the way back, 0.13 ms. It looks like a detour: a CTA that walks all query heads of its group has the sum in its registers, and both rungs began like that. But then this model has 4 sequences × 2 heads × 32 tiles of keys = 256 CTAs, all at work at once, and under the causal mask the first tile has twice the average to do: while it is at work, most of the others are done. With eight heads there are 1024 CTAs to even things out. Notebook 23, section 6, counts what that is worth.
+# **Grouped queries.** On the way back, $dK$ and $dV$ are sums over all query heads of a group. FlashAttention-2 gives every query head CTAs, and a dK and a dV, of its own and adds these up afterwards ([`mha_bwd`](https://github.com/Dao-AILab/flash-attention/blob/main/csrc/flash_attn/flash_api.cpp); the sums are kernels of PyTorch's, 0.15 ms that the profile has under "everything else"). Rungs 23 and 33 do the same, with a kernel `add_heads` that it counts to the way back, 0.13 ms; like for like they take 0.84 and 0.49 of SDPA FLASH's time. It looks like a detour: a CTA that walks all query heads of its group has the sum in its registers, and both rungs began like that. But then this model has 4 sequences × 2 heads × 32 tiles of keys = 256 CTAs, all at work at once, and under the causal mask the first tile has twice the average to do: while it is at work, most of the others are done. With eight heads there are 1024 CTAs to even things out. Notebook 23, section 6, counts what that is worth.
 #
-# **Where O lies.** "Everything else" is alike for all: the matrices, the norms, the optimizer, and the turning of Q and K. But in these runs ours have one copy more in every layer. The next matrix wants the heads of a token side by side. SDPA's O lies in memory as Q does, so `transpose` and `flatten` are views; our operator wrote O with its heads one after the other, as the shape (B, H, N, D) says, and `flatten` had to copy. That is 0.18 ms of a step, and 96 MiB kept for the way back, which are the 0.09 GiB that ours take more in the table above than SDPA FLASH's later runs and cuDNN's. (SDPA FLASH's first run, the very first of all, has 0.06 more than its later ones.) A kernel that takes strides can write O anywhere; since then the operator asks for the order of Q.
+# **Where O lies.** The next matrix wants the heads of a token side by side. SDPA's O lies in memory as Q does, so that `transpose` and `flatten` are views, and so does ours. A kernel that takes strides can write O anywhere; with its heads one after the other, as the shape (B, H, N, D) suggests, `flatten` would have to copy it. An earlier version of our operator wrote it so, and every step took 0.18 ms more on the H200 and kept 96 MiB more for the way back (noted, not recorded).
 
 # %% [markdown]
 # ## What is kept for the way back
@@ -315,7 +349,7 @@ if record := train.recorded():
     display(draw_training.margins(texts, "Every byte written by the recorded model"))
 
 # %% [markdown]
-# The model has the manual's words and the length of its lines, and little of its sense; and whoever always takes the likeliest byte ends up going round in circles, in the second text among blanks. In its 300 steps the model has read every byte of what it trains on eleven times; the last batches cost it 1.0 nats per byte, and text that it has never read costs it 1.2. As a test: the likeliest byte mostly leads by a thousand times what the two ways differ by, and in the closest call by 2.3 times that. Below 2 it could have flipped.
+# The model has the manual's words and the length of its lines, and little of its sense; and whoever always takes the likeliest byte ends up going round in circles, in the second text among blanks. In its 300 steps the model has read every byte of what it trains on eleven times; the last batches cost it 1.0 nats per byte, and text that it has never read costs it 1.2. As a test: the likeliest byte mostly leads by several hundred times what the two ways differ by, and in the closest call by 3.7 times that. Below 2 it could have flipped.
 
 # %% [markdown]
 # ### The same cache in pages
@@ -516,5 +550,5 @@ exercise.verify("24.3", counts, hint="two tensors (layers, Hkv, N, D)")
 # </details>
 #
 # <details><summary>A kernel becomes a quarter faster, and tokens per second hardly change. Why?</summary>
-# Attention is one part of a step; the matrices, the norms, the optimizer and the loss take the rest. The share of attention grows with the length of the sequences. And if the host is what a step waits for, no kernel makes it faster.
+# Attention is one part of a step; the matrices, the norms, the optimizer and the loss take the rest. The share of attention grows with the length of the sequences. And if the host is what a step waits for, no kernel makes it faster: then capture the step as a CUDA graph.
 # </details>
