@@ -115,7 +115,7 @@ draw_proof.predicted_and_counted(panels, f"The X-ray's counts and ncu's · {devi
 # %% [markdown]
 # **What to see.** One point per kernel and counter (a larger one where several coincide; counters that are zero on both sides are left out). On the line the X-ray's count *is* the hardware's, digit for digit, up to millions. Ringed are those that are not; each has its reason in a table below. At the lower edge stand conflicts of `cp.async` that this counter doesn't see (those of `cp.async.cg`, which copies past the L1; `cp.async.ca` goes through it) or doesn't call so, and in the middle panel those of atomics that `nvcc` has merged into one. At the left edge stand instructions that no lane executes, and in the right panel also conflicts that are no matter of addresses.
 #
-# Per rung, in percent of all that the hardware counted: all differences (`percent`), what is left of them beside what the machine code accounts for to the digit (`rest_percent`), and what nobody has explained. `nvcc`'s part can be several percent; the rest is at most 1.4:
+# Per rung, in percent of all that the hardware counted: all differences (`percent`), what is left of them beside what the machine code accounts for to the digit (`rest_percent`), and what nobody has explained. `nvcc`'s part can be several percent; the rest is at most 1.5:
 
 # %%
 agreement.totals(kernels).round(2)
@@ -245,13 +245,16 @@ print(xray(kernel, *(torch.randn(1, 1, 64, 64) for _ in range(3))).findings[0])
 # %% [markdown]
 # ## The rule for cp.async
 #
-# A `cp.async` (`LDGSTS` in machine code) reads global memory and writes shared memory, and the write can meet bank conflicts like any store. How it is parted into wavefronts is not documented. The rule that the X-ray uses was found by measuring:
+# A `cp.async` (`LDGSTS` in machine code) reads global memory and writes shared memory, and banks are wanted at both ends: of a line in the L1 as of a row of shared memory. How it is parted into wavefronts is not documented. The rule that the X-ray uses was found by measuring:
 
 # %%
-own("trace_cost.cpp", "// What a cp.async", 9)
+own("trace_cost.cpp", "// What a cp.async", 7)
+
+# %%
+own("trace_cost.cpp", "// Wavefronts of one group of lanes that queue", 22)
 
 # %% [markdown]
-# Of how many patterns it gives the hardware's count exactly (and of `cp.async.cg` the rule below). It misses two patterns of random runs, where several lanes meet at both ends, and in wavefronts also one that copies nothing but zeros. The counters of this table are those of the instruction (`smsp__sass_…`), which see both kinds of `cp.async`; those of the data pipe, in the figure above, miss `cp.async.cg`:
+# There are two sets of counters. Those of the data pipe, in the figure above, see what goes through the L1: of `cp.async.ca`, 4, 8 and 16 bytes wide (`copy4`, `copy8`, `copy16`), all wavefronts of all patterns are the X-ray's. Fewer of them are called *conflicts* there, because that counter allows a wavefront for every four lines of the source first. Those of the instruction (`smsp__sass_…`) see both kinds. How many patterns have the hardware's count exactly (of `cp.async.cg`, by this rule and the one below together):
 
 # %%
 try:
@@ -264,58 +267,76 @@ except LookupError:
     print("Its measurement has not been recorded on this device yet.")
 
 # %% [markdown]
-# The data pipe's counters have 102 patterns of `cp.async.ca`, of 4, 8 and 16 bytes (`copy4`, `copy8`, `copy16`): all wavefronts are equal. Fewer of them are called *conflicts* there, because that counter allows a wavefront for every four lines of the source first.
+# For `cp.async.ca` the two sets contradict each other where lanes meet at both ends, in patterns made for the purpose. Three lanes, $a$ and $b$ read one bank, $b$ and $c$ write one: $c$ waits for $b$ and $b$ for $a$. But if $b$ is the first of them, $a$ and $c$ can go together, two wavefronts instead of three. The data pipe counts so; the instruction's counter says three both times, because $b$ has two neighbours. For `cp.async.cg` it is the only one there is, and the X-ray gives its figure. The one pattern that it misses copies nothing but zeros.
 #
-# A `cp.async.cg` is served twice. It is issued, and that is what the rule above is of. Then what it asked for comes from the L2, and is written in *further* wavefronts, which are no conflicts. Number the eight times 16 bytes of a line of the source from 0 to 7, and so those of a row of the banks: a lane moves number $s$ to number $d$. One further wavefront writes
+# What a `cp.async.cg` asked for comes from the L2 later, and is written in *further* wavefronts, which are no conflicts. Number the eight times 16 bytes of a line of the source from 0 to 7, and so those of a row of the banks: a lane moves number $s$ to number $d$. One further wavefront writes
 #
 # - what comes from one line and goes to one row,
 # - if it fills the same halves of its sectors of 32 bytes: both, the lower ones or the upper ones,
 # - and if $s \oplus d$ is the same: in its two lower bits for all of it, in the third for the line's even sectors and for its odd ones.
 #
-# So an XOR swizzle is free, which is what the rungs' copies have, and a shift by 16 bytes or a line with a gap is not, though none of them meets a bank conflict. Of a warp that copies four lines, the wavefronts counted and those that the two rules give together:
+# So an XOR swizzle, which is what the rungs' copies have, is free. Of a warp that copies four lines: conflicts, all wavefronts, and the cycles that one instruction takes when eight warps of an SM issue nothing else (`helpers/patterns_timed.cu`):
 
 # %%
 TRIED = {
     "contiguous": "as the lines lie",
     "tile, swizzled": "swizzled by XOR",
-    "columns 23456701": "32 bytes on, in the same row",
     "columns 01452367": "the two inner sectors exchanged",
-    "shifted by 16 bytes, from 0": "16 bytes on",
     "columns 012-4567": "one lane in eight left out",
+    "contiguous from the same place": "16 bytes of one line, to all of the four rows",
+    "shifted by 16 bytes, from 0": "16 bytes on, into the next row",
     "stride 144": "each lane to a row of its own",
 }
 if copies is not None:
-    written = copies.query("kernel == 'cp.async.cg' and metric == 'wavefronts'").set_index("name")
-    written = written.loc[[f"copy16g: {name}" for name in TRIED], ["hardware", "xray"]]
-    display(written.set_axis(TRIED.values()).rename(columns={"hardware": "counted", "xray": "by the rules"}))
+    of = copies[copies["kernel"] == "cp.async.cg"].pivot(index="name", columns="metric", values=["hardware", "xray"])
+    told = {"conflicts": of["hardware", "conflicts"], "wavefronts": of["hardware", "wavefronts"]}
+    told["wavefronts by the rules"] = of["xray", "wavefronts"]
+    told["cycles"] = record.load("device", "copies", DEVICE).set_index("name")["cycles"]
+    told = pd.DataFrame(told).loc[[f"copy16g: {name}" for name in TRIED]].set_axis(TRIED.values())
+    display(told.style.format(precision=0).format("{:.1f}", subset="cycles"))
+
+# %% [markdown]
+# **What to see.** In the first five, each quarter of the warp writes one row of 128 bytes: seven cycles, in whatever order, whatever the counters say. In the last two it writes several: forty and more. (One row is not enough: with the two halves of the warp 4 KB apart it takes 45.) A count is exact, and still not time.
 
 # %% [markdown]
 # ## Beside compute-sanitizer
 #
-# NVIDIA's `compute-sanitizer` looks for the same kinds of faults on the GPU: *racecheck*, *memcheck*, *initcheck*, *synccheck*. For the comparison the rungs were broken, one place at a time (`helpers/mutants.py`), mostly by rule and some by hand: barriers removed or put into a branch, bounds widened, waits for copies loosened, strides, masks, sizes. Not every place was, and the record has fewer than half of what that file can make: 341 broken programs, none of `11_swizzled`. The same went to both. Each bar counts the rung itself as well: 357 programs, 16 of them right.
+# NVIDIA's `compute-sanitizer` looks for the same kinds of faults on the GPU: *racecheck*, *memcheck*, *initcheck*, *synccheck*. For the comparison the rungs were broken, one place at a time (`helpers/mutants.py`), mostly by rule and some by hand: barriers removed or put into a branch, bounds widened, waits for copies loosened, strides, masks, sizes. The same programs went to both, and so did the rungs as they are.
 
 # %%
 try:
-    mutants = sanitize.agreement(DEVICE).dropna(subset=["xray"])  # those that both have looked at
-    mutants = None if mutants.empty else mutants
-except LookupError:
-    mutants = None
-if mutants is None:
-    print("The two sides have not been recorded on this device yet.")
-else:
+    both = sanitize.agreement(DEVICE).dropna(subset=["xray"])  # what the two sides have looked at
+    as_they_are = both["mutant"].str.endswith(".original")
+    mutants = both[~as_they_are]
     counts = pd.crosstab(mutants["stem"], mutants["who"])
     display(draw_proof.who_flags(counts, f"Who flags a mutant · compute-sanitizer on {device}, the X-ray anywhere"))
+    print(
+        f"{len(mutants)} broken programs:", ", ".join(f"{n} {who}" for who, n in mutants["who"].value_counts().items())
+    )
+    print(f"{as_they_are.sum()} rungs as they are:", both[as_they_are]["who"].value_counts().to_dict())
+except LookupError:
+    both = None
+    print("The two sides have not been recorded on this device yet.")
 
 # %% [markdown]
-# *Both* is agreement, and so is *neither* for the rungs as they are, which went through both sides, too (*synccheck* ran out of time on `23_backward_mma`). The one *GPU alone* is such a rung, `33_backward_wgmma`: *initcheck* flags it, and it isn't wrong: a kernel of it reads what another has sent to global memory by TMA, and this version of *initcheck* doesn't see such writes. What a tool says of the rung itself counts for none of its mutants.
-#
-# A tool that runs out of time has said nothing, unless all four do: then the program hangs. What one side says alone is worth reading one by one:
+# *Neither* is agreement, too: at the record's few shapes those mutants do no harm. (For ten of them a test shows that they do at others, and that the X-ray says so.) A tool that runs out of time has said nothing, unless all four do: then the program hangs. What one side says alone is worth reading one by one:
 
 # %%
-if mutants is not None:
-    one_sided = mutants[mutants["who"].isin(["X-ray alone", "GPU alone"])]
+if both is not None:
+    one_sided = both[both["who"].isin(["X-ray alone", "GPU alone"])]
     with pd.option_context("display.max_colwidth", None, "display.max_rows", None):
-        display(one_sided.groupby(["who", "why"]).agg(mutants=("mutant", "size"), first=("mutant", "first")))
+        display(one_sided.groupby(["who", "why"]).agg(programs=("mutant", "size"), first=("mutant", "first")))
+
+# %% [markdown]
+# One of the two that *GPU alone* flags is the rung `33_backward_wgmma`, which isn't wrong; what a tool says of a rung counts for none of its mutants. The other, of `02_online_softmax`, can be put to the test. Write the FMA that `nvcc` makes into the source, and the X-ray flags the same line:
+
+# %%
+lanes_write = next(m for m in sanitize.chosen(["02.every-lane-writes"]))
+products = "a.l * expf(a.m - m_finite) + b.l * expf(b.m - m_finite)"
+fused = lanes_write.source.replace(products, "fmaf(a.l, expf(a.m - m_finite), b.l * expf(b.m - m_finite))")
+for text in (lanes_write.source, fused):
+    found = xray(load(source=text, device="cpu", quiet=True), torch.randn(3, 1023)).findings
+    print("fused:" if text == fused else "as written:", found[0] if found else "no finding")
 
 # %% [markdown]
 # Neither of the two is the truth. The sanitizer watches real threads in the order in which they ran, through the machine code that nvcc made; the X-ray watches the source's accesses in an order of its own and asks what *could* have happened. What only one of them says is where to look.
