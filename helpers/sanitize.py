@@ -477,7 +477,9 @@ def explain(id: str, xray: str, who: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Hold compute-sanitizer and the X-ray against the same mutants.")
     parser.add_argument("ids", nargs="*", help='mutants, like "04.*"; all of them by default')
-    parser.add_argument("--workers", type=int, default=WORKERS, help=f"programs at a time (default: {WORKERS})")
+    parser.add_argument(
+        "--workers", type=int, help=f"programs at a time (default: {WORKERS}; as many as cores to build or X-ray)"
+    )
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no mutant after so many seconds")
     parser.add_argument("--programs", type=Path, help="a folder to build in and to look for what is built")
     parser.add_argument("--keep", type=Path, help="a folder for what the tools say, word for word")
@@ -486,15 +488,15 @@ def main() -> None:
     parser.add_argument("--xray", action="store_true", help="run the X-ray instead, on this machine")
     parser.add_argument("--missing", action="store_true", help="the X-ray where it has said nothing yet")
     arguments = parser.parse_args()
+    workers = arguments.workers or (os.cpu_count() or 1 if arguments.build or arguments.xray else WORKERS)
     if arguments.xray:
-        return record_xray(arguments.ids, arguments.workers, arguments.missing)
+        return record_xray(arguments.ids, workers, arguments.missing)
     with tempfile.TemporaryDirectory() as folder:
         programs = arguments.programs or Path(folder)
         programs.mkdir(parents=True, exist_ok=True)
         if arguments.build:
-            return build_all(arguments.ids, arguments.workers, programs)
-        limits = arguments.workers, arguments.seconds
-        record_on_gpu(arguments.ids, *limits, programs, arguments.keep, arguments.gpus)
+            return build_all(arguments.ids, workers, programs)
+        record_on_gpu(arguments.ids, workers, arguments.seconds, programs, arguments.keep, arguments.gpus)
 
 
 if __name__ == "__main__":
