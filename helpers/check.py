@@ -312,10 +312,10 @@ def _ranges(indices: np.ndarray, size: int) -> str:
 
 
 def _axes(wrong: np.ndarray, output: str) -> tuple[str, ...]:
-    names = ("batch", "head", "row", "column") if output in ("o", "dq", "dk", "dv") else ("batch", "head", "row")
-    if output == "p" or len(names) != wrong.ndim:
-        names = tuple(f"dim {i}" for i in range(wrong.ndim - (output == "p"))) + (("column",) if output == "p" else ())
-    return names
+    names = ("row",) if output == "lse" else ("row", "column")
+    lead = wrong.ndim - len(names)
+    before = ("batch", "head") if lead == 2 else tuple(f"dim {i}" for i in range(lead))
+    return (before + names)[-wrong.ndim :] if wrong.ndim else ()
 
 
 def _pattern(wrong: np.ndarray, output: str) -> str:

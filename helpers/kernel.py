@@ -15,19 +15,24 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+def described(which: str | Path) -> Rung:
+    """The rung that `which` names (a stem, or the path of a `.cu`) or is: a string of more than one line is the text of one."""
+    return parse(which, Path("cell")) if isinstance(which, str) and "\n" in which else find_rung(which)
+
+
 def load(
     which: str | Path | None = None, *, source: str | None = None, device: str | None = None, quiet: bool = False
 ) -> Kernel:
     """Compiles a kernel and gives it back ready to call.
 
-    `which` is a rung's stem ("03_fa1_fp32") or the path of a `.cu`; or `source` is the text of one. `device` is "cuda"
-    (nvcc) or "cpu" (the emulator); by default "cuda" where this machine can, else "cpu". Prints one line unless `quiet`.
+    `which` is a rung's stem ("03_fa1_fp32"), the path of a `.cu` or the text of one, which `source=` names as such. `device` is
+    "cuda" (nvcc) or "cpu" (the emulator); by default "cuda" where this machine can, else "cpu". Prints one line unless `quiet`.
     Raises ValueError for an unknown rung, CompileError with the reader's file and line, ToolkitError if a compiler is
     missing.
     """
     if (which is None) == (source is None):
-        raise ValueError("load takes either a rung (a stem or the path of a .cu) or source=..., one of the two")
-    rung = find_rung(which) if which is not None else parse(source, Path("cell"))
+        raise ValueError("load takes either a rung (a stem, a .cu's path or text) or source=..., one of the two")
+    rung = described(which) if which is not None else parse(source, Path("cell"))
     chosen, why_not = (device, "") if device else default_device(rung)
     if chosen not in ("cuda", "cpu"):
         raise ValueError(f"device {device!r}: allowed are 'cuda' (nvcc) and 'cpu' (the emulator)")

@@ -228,7 +228,8 @@ class Case:
         if self.do is not None:
             return tuple(torch.full(x.shape, fill, dtype=x.dtype, device=x.device) for x in (self.q, self.k, self.v))
         first = self.q if self.s is None else self.s
-        o = torch.full(first.shape, fill, dtype=first.dtype, device=first.device)
+        skip = 0 if self.s is None else self.s.storage_offset()  # P starts where S does in its memory
+        o = torch.full((skip + first.numel(),), fill, dtype=first.dtype, device=first.device)[skip:].view(first.shape)
         return o, torch.full(first.shape[:-1], fill, dtype=torch.float32, device=first.device)
 
     def exact(self) -> tuple[Tensor, ...]:
@@ -375,12 +376,14 @@ def cases(rung=None, device: str | torch.device = "cpu", size: str = "small") ->
 
 
 def _move(x: Tensor, dtype: torch.dtype, device: str | torch.device) -> Tensor:
-    """x in another dtype and place with the strides it has (a plain .to() would drop the gaps of a packed layout)."""
+    """x in another dtype and place with the strides and the first element it has (a plain .to() would drop the gaps of a
+    packed layout)."""
     if x.dtype == dtype and x.device == torch.device(device):
         return x
-    length = 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
-    flat = x.as_strided((length,), (1,)).to(device=device, dtype=dtype)
-    return flat.as_strided(x.shape, x.stride(), 0)
+    first = x.storage_offset()
+    length = first + 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
+    flat = x.as_strided((length,), (1,), 0).to(device=device, dtype=dtype)
+    return flat.as_strided(x.shape, x.stride(), first)
 
 
 def _attention_cases(D: tuple[int, ...], size: str, dtype: torch.dtype) -> Iterator[Case]:
@@ -571,4 +574,6 @@ def _softmax_cases(size: str) -> Iterator[Case]:
     if full:
         yield Case("many rows", s=randn(70001, 33))
         yield Case("16384 x 4096", s=randn(16384, 4096))
-        yield Case("long rows", s=randn(5, 1 << 20))
+    yield Case("long rows", s=randn(5, 1 << 20) if full else randn(2, 32771))  # more than a block of 1024 threads holds
+    yield Case("more rows than columns", s=randn(1030, 9))  # and than a block has threads
+    yield Case("starts at an odd element", s=randn(rows * N + 1)[1:].view(rows, N))

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 from . import banks
 from .contract import TORCH_NAMES, prepare
 from .emulator.trace import Access, Finding, Trace
-from .kernel import Kernel
+from .kernel import Kernel, described
 from .ladder import Rung
-from .ladder import rung as find_rung
 from .show import regions
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ COLUMNS += ("mean", "worst", "ways", "bytes", "kernel", "code")
 def xray(kernel: Kernel | Rung | str | Path, *inputs: Tensor, **options: Any) -> Xray:
     """Runs a kernel once on the emulator, traced, and shows what it did to memory.
 
-    kernel: a rung's stem, the path of a `.cu` or a loaded Kernel; one loaded for the GPU is compiled for the emulator.
+    kernel: a rung's stem, the path or the text of a `.cu`, or a loaded Kernel; one loaded for the GPU is compiled for the emulator.
     inputs, options: those of the kernel, on any device: q, k, v, or s for a softmax. Small ones do: B = 1, H = 2, N = 256 shows
     every line at work. Raises ValueError as a call of the kernel does. A kernel that the emulator stops gives an Xray too,
     with the reason as its first finding.
@@ -68,7 +67,7 @@ def _emulated(which: Any) -> Kernel:
         )
     from .emulator import Launcher
 
-    rung = which.rung if isinstance(which, Kernel) else which if isinstance(which, Rung) else find_rung(which)
+    rung = which.rung if isinstance(which, Kernel) else which if isinstance(which, Rung) else described(which)
     return Kernel(rung, "cpu", Launcher(rung, rung.source), 0.0)
 
 

@@ -88,8 +88,9 @@ class HeatListing:
         cost, excess = self.costs.get(line, {}).get(space, (0, 0))
         if not cost:
             return "", "", ""
-        full = max(1, round(BAR * cost / self.most[space]))
-        over = min(full, max(1, round(full * excess / cost))) if excess else 0
+        both = 0 < excess < cost  # each part is seen
+        full = max(1 + both, round(BAR * cost / self.most[space]))
+        over = min(full - both, max(1, round(full * excess / cost))) if excess else 0
         return "█" * (full - over), "░" * over, _count(cost)
 
     @property

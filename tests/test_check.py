@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers import KernelError, reference
+from helpers import KernelError, load, reference
 from helpers.check import check
 from helpers.reference import Case, same_precision
 
@@ -212,6 +212,66 @@ def test_infinities_must_be_where_the_reference_has_them():
         return p, lse.clamp(min=-1e30)
 
     assert "1 of 4 elements finite where the answer is [-inf]" in str(check(finite, [case]))
+
+
+def test_the_dimensions_of_a_softmax_have_names():
+    def one_wrong(s):
+        p, lse = reference.same_precision_softmax(s)
+        p[..., -1, 4] += 1
+        lse[..., -1] += 1
+        return p, lse
+
+    for shape, named in (
+        ((5, 9), "row 4"),
+        ((2, 5, 9), "dim 0 all; row 4"),
+        ((2, 3, 5, 9), "batch all; head all; row 4"),
+    ):
+        report = str(check(one_wrong, [Case("random", s=randn(*shape))]))
+        assert f"elements wrong: {named}; column 4\n" in report and f"elements wrong: {named}\n" in report
+
+    def off(s):
+        p, lse = reference.same_precision_softmax(s)
+        return p + 1, lse + 1
+
+    report = str(check(off, [Case("random", s=randn(9))]))  # one row, and its LSE a number
+    assert "9 of 9 elements wrong: column all\n" in report and "1 of 1 elements wrong" in report
+
+
+ROW_PER_THREAD = """// row_per_thread: a CTA for 256 rows
+// op: softmax
+#include <fa/args.cuh>
+#include <fa/math.cuh>
+__global__ void softmax(const fa_args a) {
+  const int64_t row = int64_t(blockIdx.x) * 256 + threadIdx.x;
+  if (row >= a.Nq) return;
+  const float *S = static_cast<const float *>(a.Q) + row * a.Nk;
+  float *P = static_cast<float *>(a.O) + row * a.Nk, m = -FA_INFINITY;
+  double l = 0;
+  for (int j = 0; j < a.Nk; ++j) m = fmaxf(m, S[j]);
+  for (int j = 0; j < a.Nk; ++j) l += P[j] = expf(S[j] - (m == -FA_INFINITY ? 0.f : m));
+  for (int j = 0; j < a.Nk; ++j) P[j] = l > 0 ? P[j] / l : 0.f;
+  a.LSE[row] = m + logf(l);
+}
+extern "C" cudaError_t fa_launch(const fa_args *a, cudaStream_t stream) {
+  return softmax<<<(a->Nq + 255) / 256, 256, 0, stream>>>(*a), cudaGetLastError();
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("which", "right", "wrong", "found"),
+    [
+        (ROW_PER_THREAD, "(a->Nq + 255)", "(a->Nk + 255)", "more rows than columns"),
+        ("02_online_softmax", "e + 4 <= slice.last && aligned16(S)", "e + 4 <= slice.last", "starts at an odd element"),
+        ("02_online_softmax", "e + 4 <= slice.last && aligned16(P)", "e + 4 <= slice.last", "starts at an odd element"),
+        ("02_online_softmax", "merge_slices<<<dim3(a.Nq)", "merge_slices<<<dim3(1)", "long rows"),
+    ],
+)
+def test_a_softmax_kernels_fault_is_seen_by_the_case_that_looks_for_it(which, right, wrong, found):
+    kernel = load(which, device="cpu", quiet=True)
+    check(kernel).require()
+    broken = load(kernel.rung.replace(right, wrong), device="cpu", quiet=True)
+    assert {c.case for c in check(broken).failures} == {found}
 
 
 def test_exceptions_shapes_and_changed_inputs_fail_the_case():

@@ -5,7 +5,7 @@ import ctypes
 import pytest
 import torch
 
-from helpers import Kernel, KernelError, load, rung
+from helpers import Kernel, KernelError, load, rung, xray
 from helpers.build import build
 from helpers.contract import FaArgs, _dtype_code
 from helpers.ladder import INCLUDE
@@ -172,6 +172,7 @@ def test_load_takes_one_of_stem_path_and_source(tmp_path):
     for kernel in (
         load(tmp_path / "mine.cu", device="cpu", quiet=True),
         load(source=naive.source, device="cpu", quiet=True),
+        load(naive.source, device="cpu", quiet=True),
     ):
         assert torch.equal(kernel(q, k, v)[0], expected)
     with pytest.raises(ValueError, match="either a rung .* or source="):
@@ -180,6 +181,11 @@ def test_load_takes_one_of_stem_path_and_source(tmp_path):
         load("01_naive", source=naive.source)
     with pytest.raises(ValueError, match="device 'tpu': allowed are 'cuda' .* and 'cpu'"):
         load("01_naive", device="tpu")
+
+
+def test_the_xray_takes_a_text_as_load_does():
+    naive, inputs = rung("01_naive"), qkv()
+    assert xray(naive.source, *inputs).to_frame().equals(xray("01_naive", *inputs).to_frame())
 
 
 def test_a_source_without_a_launcher_is_refused_by_name():

@@ -167,6 +167,16 @@ def test_packed_strides_survive_the_change_of_dtype():
     assert packed.k.stride() == (N * 3 * H * D, D, 3 * H * D, 1)
 
 
+def test_the_first_element_stays_where_it_is():
+    for device in ("cpu", "meta"):  # a move to another device makes a new tensor
+        made = {c.name: c.s for c in reference.cases(SimpleNamespace(op="softmax"), device)}
+        odd = made["starts at an odd element"]
+        assert (odd.device.type, odd.storage_offset(), odd.is_contiguous()) == (device, 1, True)
+    s = torch.arange(7.0)[1:].view(2, 3)
+    moved = reference._move(s, torch.float16, "cpu")
+    assert torch.equal(moved, s.half()) and moved.storage_offset() == 1
+
+
 def test_full_has_what_only_a_gpu_can_do():
     names = [c.name for c in reference._attention_cases((64, 128), "full", torch.float32)]
     assert {"B*H=66049", "N=16384", "Nq=64, Nk=65537", "N=129"} <= set(names)
