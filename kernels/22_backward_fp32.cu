@@ -46,7 +46,7 @@ template <int d> struct Tile {
   static constexpr int rows = 8 * threads / d;                   // rows of a slab of dO or Q: depth of dV and dK
   static constexpr int TX_s = Bc / 8, TX_d = d < 64 ? 8 : d / 8; // threads along the columns of S; of dK, dV and dQ
   // Row lengths of what lies in shared memory transposed, 4 banks more than a multiple of 32: of the 8 columns by 4 rows
-  // that a warp copies no two elements meet in a bank, and 8 rows read 16 bytes at a time begin in 8 different places.
+  // that a warp copies no two elements go to one bank, and 8 rows read 16 bytes at a time begin in 8 different places.
   static constexpr int ld_r = Br + 4, ld_c = Bc + 4;
   static constexpr int slab = Kp * (ld_r + ld_c);
   static constexpr int smem_bytes = int(sizeof(float)) * (d * ld_c + 2 * slab + Br * ld_c + 2 * Br);

@@ -16,8 +16,8 @@
 //            D=128: Br=64 Bc=128 threads=256 smem=161 KB CTAs/SM=1 (A100, H100 and later: others have 99 KB)
 // arch:      sm_80
 // paper:     FlashAttention-2, Algorithm 2 (arXiv 2307.08691)
-// speed:     H200, N >= 1024: 237 to 306 TFLOP/s at D=64, 220 to 304 at D=128: 1.13 x and 1.02 x SDPA FLASH; causal 1.20 x
-//            and 1.06 x
+// speed:     H200, N >= 1024: 243 to 308 TFLOP/s at D=64, 227 to 303 at D=128: 1.14 x and 1.03 x SDPA FLASH; causal 1.20 x
+//            and 1.05 x
 #include <fa/half.cuh>
 #include <fa/launch.cuh>
 #include <fa/math.cuh>

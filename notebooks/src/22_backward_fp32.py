@@ -501,19 +501,22 @@ plot.traffic(counted, predicted, f"One head, N = {N}")
 # %% [markdown]
 # ### Shared memory
 #
-# A warp copies four rows of eight columns at a time and puts them down transposed, so that its 32 elements go to eight rows of shared memory. Rows are padded by four elements, to begin in different banks: `ld_r` (rows of queries) and `ld_c` (of keys) in region `tile`. Predict: what is it worth? The same head, with either padding left out:
+# A warp copies four rows of eight columns at a time and puts them down transposed, so that its 32 elements go to eight rows of shared memory. Rows are padded by four elements, to begin in different banks: `ld_r` (rows of queries) and `ld_c` (of keys) in region `tile`. Predict: what is it worth? The same head, with either padding left out; and in the last row with the paddings, but with the *tensors* padded in HBM:
 
 # %%
 seen = {"as it is": rays}
 for name, padded in {"queries not padded": "ld_r = Br + 4", "keys not padded": "ld_c = Bc + 4"}.items():
     text = source.replace(padded, padded[: padded.rindex(" + ")])
     seen[name] = xray(load(source=text, device="cpu", quiet=True), *one_head.inputs)
+# the same numbers; in HBM a row begins 72 numbers behind the one before, not 64, and so eight banks further
+apart = [torch.nn.functional.pad(x, (0, 8))[..., :d] if x.ndim == 4 else x for x in one_head.inputs]
+seen["sources 72 apart"] = xray(source, *apart)
 ops = ["load", "store", "cp.async"]
 beyond = {name: [ray.total(space="shared", op=op).excess for op in ops] for name, ray in seen.items()}
 pd.DataFrame.from_dict(beyond, orient="index", columns=ops).rename_axis("wavefronts beyond the least")
 
 # %% [markdown]
-# **What to see.** With both paddings, no load and no store has a conflict. Without the one for keys, all three have: $P$ and $dS$ lie with keys along their rows, too. What stays, whatever the padding, is the price of transposing. The four rows that a warp copies lie in four lines of the source, and a copy takes them one after the other: four wavefronts where the bytes would fit into one.
+# **What to see.** With both paddings, no load and no store has a conflict. Without the one for keys, all three have: $P$ and $dS$ lie with keys along their rows, too. What stays, whatever the padding, is the price of transposing: four wavefronts where the bytes would fit into one. A copy meets banks at both ends. A line of the source has 128 bytes, as a row of the 32 banks has, and lanes that read from the same bank wait for each other as lanes do that write to one ([notebook 92](92_xray_against_hardware.ipynb) has the measurements). The rows of these tensors begin at multiples of 128 bytes, so that the four rows that a warp copies, eight columns of each, have their bytes in the same eight banks. The last row of the table shows it: there each row begins eight banks further than the one before, four lines are read as before, and nobody waits.
 
 # %%
 rays.bank_map("fa::cp_async_4(X_smem + (col + c)")

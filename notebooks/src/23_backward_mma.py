@@ -511,7 +511,23 @@ beside(causal=0)
 # %%
 beside(causal=1)
 
+
+# %%
+def beside_both(samples):
+    """How many times as long as ours each peer takes: the mean for N >= 1024, and the least and the most of all shapes."""
+    found = {}
+    for peer in ("SDPA FLASH", "SDPA CUDNN"):
+        by_shape = record.ratio(samples, "23_backward_mma", peer).groupby(["dtype", "causal", "D"])["ratio"]
+        mean = record.summary(samples, "23_backward_mma", peer).set_index(["dtype", "causal", "D"])["mean"]
+        found[peer] = pd.DataFrame({"mean": mean, "least": by_shape.min(), "most": by_shape.max()})
+    return pd.concat(found, axis=1).round(2)
+
+
+plot.recorded("23_backward_mma", "backward", beside_both)
+
 # %% [markdown]
+# The table has bf16 as well: how many times as long as ours a peer takes, as the geometric mean over the lengths from 1024 on, and the least and the most of all lengths.
+#
 # What public kernels reach on an H200, from the project's earlier study of them (`data/README.md`, `h200_peers.csv`), TFLOP/s of the way back in fp16 at 16384 tokens and a width of 2048:
 
 # %%
@@ -520,14 +536,32 @@ study = study[(study.dtype == "fp16") & study.tflops.notna()]
 study.pivot_table(index=["causal", "D", "name"], columns="Nk", values="tflops").round(0)
 
 # %% [markdown]
-# **How to read it.** SDPA FLASH is FlashAttention-2, written for the same instructions as this kernel, `mma.sync` and `ldmatrix`. In fp16, as drawn, the kernel is ahead of it at $d = 64$ by 9 to 20 % without a mask and by 16 to 25 % with one; at $d = 128$ it is from 1 % behind to 3 % ahead without a mask, and 1 to 10 % ahead with one, least at the longest sequences. In bf16 it is ahead by 12 to 22 %, 16 to 24 %, 1 to 8 % and 1 to 9 % (medians of the rounds, as in the figures). cuDNN takes half to four fifths of the time of ours. FlashAttention-3 is written for Hopper's `wgmma`, which reads operands from shared memory by itself: for it the 0.4 `ldmatrix` per product do not exist.
+# **How to read it.** SDPA FLASH is FlashAttention-2, written for the same instructions as this kernel, `mma.sync` and `ldmatrix`. At $d = 64$ the kernel is ahead of it at every length, by 11 % at the least. At $d = 128$ it is ahead by a few percent on average, from 1 % behind at one length to 11 % ahead at another; under a mask least at the longest sequences. cuDNN takes half to four fifths of the time of ours. FlashAttention-3 is written for Hopper's `wgmma`, which reads operands from shared memory by itself: for it the 0.4 `ldmatrix` per product do not exist.
 
 # %% [markdown]
 # ## What was tried
 #
-# Each row is a draft of this kernel, with what was expected of it before it ran, and what it reached as a ratio to SDPA FLASH in bf16 (`ratio`; `ratio_causal` under a causal mask). `spill_bytes` is what a thread has in memory because registers ran out. All ran side by side. Cover the columns of numbers and guess.
+# Each row is a draft of this kernel, with what was expected of it before it ran, and what it reached as a ratio to SDPA FLASH in bf16 (`ratio`; `ratio_causal` under a causal mask). `spill_bytes` is what a thread has in memory because registers ran out. Cover the columns of numbers and guess.
 #
-# Compare those of one run only: 1 to 14 ran together, 15 and 16 in another run on another machine. Draft 16 is the rung, as 4 was before it. Without a mask 4, 15 and 16 do the same, and have 1.19, 1.14 and 1.14 at $d = 64$, 1.09, 1.05 and 1.05 at $d = 128$; the bf16 rows of the backward record (the figures above draw its fp16), of a third occasion, give 1.16 and 1.03 over the same three lengths. So 3 to 6 % lie between two runs, nearly as much as all the steps from 1 to 4 have gained: those gains hold because the drafts ran side by side, and a comparison across runs would prove none of them. This record has ratios only, so it can't say which of the two kernels ran faster or slower in it. But FLASH by itself can differ that much: one and the same code, in ms, in the records of two rungs:
+# Compare those of one run only: 1 to 14 ran together, 15 and 16 in another run on another machine. Draft 16 is the rung, as 4 was before it. Without a mask 4, 15 and 16 do the same; and the backward record (its bf16 rows, and the same three lengths) is of a third occasion. All four:
+
+# %%
+steps_taken = record.load("23_backward_mma", "steps", device="nvidia-h200")
+steps_taken = steps_taken.pivot(index="step", columns="D", values="ratio")
+same = {"draft 4": steps_taken.loc[4]} | {f"draft {n}, the other run": steps_taken.loc[n] for n in (15, 16)}
+found = record.load("23_backward_mma", "backward", device="nvidia-h200")
+found = record.headline(record.ratio(found, "23_backward_mma", "SDPA FLASH"))
+found = found.query("dtype == 'bf16' and not causal and Nk in (1024, 4096, 16384)")
+same["the rung, as recorded"] = np.exp(np.log(found["ratio"]).groupby(found["D"]).mean())
+same = pd.DataFrame(same).T
+more = {
+    "the highest over the lowest": same.max() / same.min(),
+    "draft 4 over draft 1": steps_taken.loc[4] / steps_taken.loc[1],
+}
+pd.concat([same.round(2), (pd.DataFrame(more).T - 1).map("{:+.1%}".format)]).rename(columns="d = {}".format)
+
+# %% [markdown]
+# **What to see.** Two occasions lie nearly as far apart as all the steps from 1 to 4 have gained. Those gains hold because the drafts ran side by side; a comparison across runs would prove none of them. The record of drafts has ratios only, so it can't say which of the two kernels ran faster or slower in it. But FLASH by itself can differ that much: one and the same code, in ms, in the records of two rungs:
 
 
 # %%
@@ -553,7 +587,6 @@ def drafts(steps):
 plot.recorded("23_backward_mma", "steps", drafts)
 
 # %%
-steps_taken = record.load("23_backward_mma", "steps").pivot(index="step", columns="D", values="ratio")
 changes = {"sharing 32 keys (1 → 2)": (1, 2), "16 bytes per lane (2 → 3)": (2, 3), "all of these (1 → 4)": (1, 4)}
 changes |= {"other order of the code alone (3 → 4)": (3, 4), "no additions to dQ (3 → 14)": (3, 14)}
 gains = {name: steps_taken.loc[b] / steps_taken.loc[a] - 1 for name, (a, b) in changes.items()}
