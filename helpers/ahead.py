@@ -11,12 +11,12 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from . import sass
 from .emulator import Launcher
-from .ladder import Rung, parse, rung
+from .kernel import described
+from .ladder import Rung, rung
 
 _waiting: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
 _workers: list[threading.Thread] = []
@@ -38,7 +38,7 @@ def compile_ahead(kernels: Iterable[Rung | str], *needs: str, arch: str = "sm_90
     if unknown := set(needs) - set(make):
         raise ValueError(f"nothing is compiled for {sorted(unknown)}: {', '.join(make)} are known")
     for which in kernels:
-        one = which if isinstance(which, Rung) else parse(which, Path("cell")) if "\n" in which else rung(which)
+        one = which if isinstance(which, Rung) else described(which)
         for need in needs:
             _begin(partial(make[need], one))
 
