@@ -251,7 +251,7 @@ print(xray(kernel, *(torch.randn(1, 1, 64, 64) for _ in range(3))).findings[0])
 own("trace_cost.cpp", "// What a cp.async", 7)
 
 # %%
-own("trace_cost.cpp", "// Wavefronts of one group of lanes that queue", 22)
+own("trace_cost.cpp", "// Wavefronts of one group of lanes that queue", 24)
 
 # %% [markdown]
 # There are two sets of counters. Those of the data pipe, in the figure above, see what goes through the L1: of `cp.async.ca`, 4, 8 and 16 bytes wide (`copy4`, `copy8`, `copy16`), all wavefronts of all patterns are the X-ray's. Fewer of them are called *conflicts* there, because that counter allows a wavefront for every four lines of the source first. Those of the instruction (`smsp__sass_…`) see both kinds. How many patterns have the hardware's count exactly (of `cp.async.cg`, by this rule and the one below together):

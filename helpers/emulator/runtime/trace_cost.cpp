@@ -83,31 +83,29 @@ Cost matrix(const uint32_t* offset, unsigned lanes) {
   return sum;
 }
 
-// Of a cp.async: do two lanes want one bank, where they read or where they write? Even one address is read for each lane.
-// All move `width` bytes, aligned, so they share all of their banks or none. Source 0: zeros, for which none is read.
-bool share_bank(unsigned a, unsigned b, const uint32_t* offset, unsigned width, const uint64_t* source) {
-  const auto bank = [&](uint64_t address) { return address % (4 * kBanks) / width; };
-  const bool read = source[a] != 0 && source[b] != 0 && bank(source[a]) == bank(source[b]);
-  return read || bank(offset[a]) == bank(offset[b]);
-}
+// The banks that a cp.async wants at an address, as a bit. All lanes move `width` bytes, aligned, so two of them share all of
+// their banks or none; even one address is read for each lane. Address 0: zeros, for which nothing is read.
+uint32_t banks_at(uint64_t address, unsigned width) { return address == 0 ? 0 : 1u << address % (4 * kBanks) / width; }
 
 // Wavefronts of one group of lanes that queue: each takes, in order, lanes with no one before them that wants a bank of
-// theirs, from up to four lines of 128 bytes.
+// theirs, where they read or where they write, from up to four lines of 128 bytes.
 unsigned queue(const uint32_t* offset, unsigned lanes, unsigned width, const uint64_t* source) {
   unsigned wavefronts = 0;
   for (unsigned left = lanes, taken; left != 0; left &= ~taken, ++wavefronts) {
+    uint32_t read = 0, written = 0;
     uint64_t lines[4];
     unsigned count = 0;
     taken = 0;
     for (unsigned rest = left; rest != 0; rest &= rest - 1) {
       const unsigned l = __builtin_ctz(rest);
-      unsigned before = left & ((1u << l) - 1);
-      while (before != 0 && !share_bank(l, __builtin_ctz(before), offset, width, source)) before &= before - 1;
-      const uint64_t line = source[l] / (4 * kBanks);
+      const uint32_t from = banks_at(source[l], width), to = 1u << offset[l] % (4 * kBanks) / width;
+      const bool waits = (read & from) != 0 || (written & to) != 0;
+      read |= from;
+      written |= to;
       unsigned k = 0;
-      while (k < count && lines[k] != line) ++k;
-      if (before != 0 || k == 4) continue;
-      if (k == count) lines[count++] = line;
+      while (k < count && lines[k] != source[l] / (4 * kBanks)) ++k;
+      if (waits || k == 4) continue;
+      if (k == count) lines[count++] = source[l] / (4 * kBanks);
       taken |= 1u << l;
     }
   }
@@ -118,9 +116,13 @@ unsigned queue(const uint32_t* offset, unsigned lanes, unsigned width, const uin
 unsigned most_neighbours(const uint32_t* offset, unsigned lanes, unsigned width, const uint64_t* source) {
   unsigned most = 0;
   for (unsigned rest = lanes; rest != 0; rest &= rest - 1) {
+    const unsigned l = __builtin_ctz(rest);
     unsigned count = 0;
-    for (unsigned others = lanes; others != 0; others &= others - 1)
-      count += share_bank(__builtin_ctz(rest), __builtin_ctz(others), offset, width, source);
+    for (unsigned others = lanes; others != 0; others &= others - 1) {
+      const unsigned o = __builtin_ctz(others);
+      const bool read = (banks_at(source[l], width) & banks_at(source[o], width)) != 0;
+      count += read || (offset[l] ^ offset[o]) % (4 * kBanks) / width == 0;
+    }
     if (count > most) most = count;
   }
   return most;
