@@ -387,6 +387,11 @@ class Xray:
             found.append(
                 "sectors and bytes are what threads request; what the caches L1 and L2 catch never reaches HBM"
             )
+        if any(a.target == "cudaMalloc" for a in self.accesses):
+            found.append(
+                "memory that the launcher takes by cudaMalloc is held against its bounds only: races there, and reads of what "
+                "nobody has written, are looked for in outputs and in tensors of the header's `workspace`"
+            )
         if self.spilled:
             found.append(f"nvcc spills registers, {self.spilled} bytes per thread: that traffic is not in these counts")
         return tuple(found)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from emulated import FILE, build, launch, line_of, program, run
 
+from helpers.contract import FaArgs
 from helpers.emulator import Launcher
 from helpers.errors import CompileError, KernelError
 
@@ -309,6 +310,17 @@ def test_ctrl_c_stops_a_loop_without_end(loop):
     assert run("out[threadIdx.x] = 7;").tolist() == [7.0] * 32
 
 
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "while (true) {} // here", "while (in[0] == 0) {} // here", "for (;;) __syncthreads(); // here",
+        "while (atomicAdd(out, 0.0f) == 0) {} // here", "__shared__ volatile int flag; flag = 0;\nwhile (flag == 0) {} // here",
+    ],
+)  # fmt: skip
+def test_a_loop_that_is_stopped_is_named_by_its_line(loop):
+    assert "stopped while" in failure(loop, torch.zeros(32), "2, 64", timeout=0.4, Q=torch.zeros(4))
+
+
 def test_progress_is_shown_after_two_seconds(monkeypatch, capsys):
     launcher = build(program("if (blockIdx.x == 3) { while (in[0] == 0) {} }", "100, 32"))
     launcher.timeout = 2.8
@@ -423,6 +435,74 @@ def test_the_api_of_the_launcher():
         launch(build(program("out[0] = static_cast<const float*>(a.K)[1];", launch=past)), torch.ones(6))
 
 
+@pytest.mark.parametrize(
+    "host",
+    ["kernel<<<1, 1025>>>(a);", "cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 1 << 20);"],
+)
+def test_an_error_that_the_launcher_keeps_to_itself_is_in_the_way_of_a_trace(host):
+    launcher = build(program("out[0] = 1;", launch=f"{host} return cudaSuccess;"))
+    launch(launcher, torch.zeros(1))  # as silent as on a GPU
+    out = torch.zeros(1)
+    with pytest.raises(KernelError, match=r"CUDA error: invalid .*fa_launch said cudaSuccess: .* cudaGetLastError\(\)"):
+        launcher.trace(FaArgs(O=out.data_ptr()), {"O": out})
+
+
+def test_an_error_that_the_launcher_has_looked_at_is_its_own_affair():
+    host = "kernel<<<1, 1025>>>(a); if (cudaGetLastError() != cudaSuccess) kernel<<<1, 1>>>(a);"
+    assert launch(build(program("out[0] = 1;", launch=host)), torch.zeros(1))[0] == 1
+
+
+# ---- the launcher's own code
+
+
+HOST = {
+    # name: (launcher, words of the report)
+    "division by zero": ("kernel<<<a.Nq / (a.D - 1), 32>>>(a); // here", "division by zero in the launcher: fa_launch divides an integer by zero"),
+    "null pointer": ("kernel<<<*static_cast<const int*>(a.K), 32>>>(a); // here", "illegal address in the launcher: fa_launch touches the address 0x0"),
+    "in the C library": ("memset(reinterpret_cast<void*>(64), 1, a.Nq);", "illegal address in the launcher"),
+    "exception": ("throw 3;", "abort in the launcher: fa_launch calls abort(), or throws an exception"),
+    "assertion": ("assert(a.Nq == 0); // here", "abort in the launcher"),
+    "recursion": ("kernel<<<deep(1), 32>>>(a);", "stack overflow in the launcher: fa_launch has used up its stack"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOST)
+def test_a_fault_of_the_launcher_is_a_finding(name):
+    host, words = HOST[name]
+    source = program(
+        "out[0] = 1;", before="int deep(volatile int n) { return n < 0 ? 0 : deep(n + 1) + n; }", launch=host
+    )
+    with pytest.raises(KernelError) as caught:
+        launch(build(source), torch.zeros(32))
+    assert words in str(caught.value)
+    assert "// here" not in source or f"{FILE}:{line_of(source)}: " in str(caught.value)
+    assert run("out[threadIdx.x] = 7;").tolist() == [7.0] * 32
+
+
+ENDLESS = "for (volatile int i = 1; i < a.Nq; i = i * a.D) {} // here"
+
+
+def test_a_launcher_without_end_is_stopped():
+    source = program("out[0] = 1;", launch=f"kernel<<<1, 1>>>(a);\n{ENDLESS}")
+    launcher = build(source)
+    launcher.timeout = 0.3
+    with pytest.raises(
+        KernelError, match=f"{FILE}:{line_of(source)}: stopped in the launcher: stopped while fa_launch"
+    ):
+        launch(launcher, torch.zeros(32))
+
+
+def test_ctrl_c_stops_a_launcher_without_end():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    launcher = build(program("out[0] = 1;", launch=ENDLESS))
+    threading.Timer(0.3, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)).start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        launch(launcher, torch.zeros(32))
+    assert time.monotonic() - start < 3
+    assert run("out[threadIdx.x] = 7;").tolist() == [7.0] * 32
+
+
 # ---- printing, compiling
 
 
@@ -431,6 +511,16 @@ def test_printf_comes_out_in_the_order_of_the_blocks(capfd):
     launch(launcher, torch.zeros(1))
     wanted = "".join(f"block {b}: 0.5\n" for b in range(100))
     assert launcher.output == wanted and capfd.readouterr().out == wanted
+
+
+def test_what_is_printed_beyond_a_megabyte_is_lost():
+    launcher = build(program('for (int i = 0; i < 2500; ++i) printf("%03d %d\\n", blockIdx.x, i);', "400, 4"))
+    first = None
+    for launcher.threads in (1, 3):
+        launch(launcher, torch.zeros(1))
+        assert 900_000 < len(launcher.output) <= 1 << 20
+        assert launcher.output.startswith("000 0\n") and first in (None, launcher.output)
+        first = launcher.output
 
 
 def test_what_was_printed_before_a_fault_is_shown(capfd):
@@ -442,6 +532,14 @@ def test_compile_error_names_the_readers_line():
     source = program("out[0] = 1;\nflaot x = 2; // here")
     with pytest.raises(CompileError, match=rf"{FILE}:{line_of(source)}:\d+: error: .*flaot"):
         build(source)
+
+
+def test_a_header_that_is_not_there_is_told_from_those_that_are():
+    with pytest.raises(
+        CompileError,
+        match=r"reader.cu:4:10: fatal error: .*cub/cub.cuh.*\n(.*\n)*of CUDA's own headers the emulator has .*<cuda_fp16.h>",
+    ):
+        build(program("out[0] = 1;", before="#include <cub/cub.cuh>"))
 
 
 def test_untranslatable_source_is_a_compile_error_with_its_line():

@@ -31,6 +31,7 @@ def test_nested_template_arguments_are_no_launch():
     [
         ("__shared__ float x;", "x"),
         ("__shared__ float a[32][33], b[4], c;", "a b c"),
+        ("__shared__ int a, b[4], c;", "a b c"),
         ("static __shared__ alignas(16) half a[D];", "a"),
         ("__align__(128) __shared__ Pair<int, (1 > 2)> p[2];", "p"),
         ("__shared__ typename T::Storage storage;", "storage"),
@@ -86,6 +87,14 @@ def test_what_cannot_be_rewritten_is_refused_in_words(text, words):
 def test_strings_comments_and_directives_are_left_alone():
     text = '#pragma unroll\nauto s = "k<<<1, 2>>>(x)"; // __shared__ int x;\n/* asm("") */ char c = \'"\'; auto r = R"(asm())";\n'
     assert translate(text) == text
+
+
+def test_shared_in_a_macro_that_stands_in_a_function():
+    text = translate("#define ROW(n) __shared__ float s[n]\nvoid f() { __shared__ int a; ROW(4); }")
+    assert "struct emu_shared_ROW1 { float s[n]; }; auto& s" in text and "struct emu_shared_1 { int a; }" in text
+    with pytest.raises(TranslationError, match="initialised") as caught:
+        translate("int x;\n#define ROW __shared__ int s = 3\n")
+    assert caught.value.line == 2
 
 
 def test_macro_bodies_are_translated():

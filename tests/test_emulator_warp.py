@@ -81,6 +81,25 @@ def test_active_mask_of_a_whole_warp():
     assert run("__syncwarp(); out[threadIdx.x] = __activemask() == 0xffffffffu; __syncwarp();").tolist() == [1.0] * 32
 
 
+def test_the_active_mask_has_the_lanes_that_come_to_it_together():
+    """Lanes that a branch or a loop keeps away take no part, so that the mask is good for what comes next."""
+    branch = (
+        "unsigned m = 0; if (threadIdx.x % 3 == 0) { m = __activemask(); __syncwarp(m); } out[threadIdx.x] = __popc(m);"
+    )
+    assert run(branch).int().tolist() == [11, 0, 0] * 10 + [11, 0]
+    loop = "int sum = 0; for (int i = threadIdx.x % 4; i > 0; --i) sum += __popc(__ballot_sync(__activemask(), 1)); out[threadIdx.x] = sum;"
+    assert run(loop).int().tolist() == [0, 24, 24 + 16, 24 + 16 + 8] * 8
+    ptx = 'unsigned m = 0; if (threadIdx.x < 5) asm volatile("activemask.b32 %0;" : "=r"(m)); out[threadIdx.x] = m;'
+    assert run(ptx).int().tolist() == [31] * 5 + [0] * 27
+
+
+def test_the_active_mask_while_others_wait_for_its_lanes():
+    body = """__shared__ volatile int flag; const int t = threadIdx.x; if (t == 0) flag = 0; __syncthreads();
+    if (t == 5) { const unsigned m = __activemask(); __threadfence_block(); flag = m; } else while (flag == 0) {}
+    out[t] = flag;"""
+    assert run(body, 64, shape="1, 64").int().tolist() == [32] * 64
+
+
 def test_a_last_warp_that_is_not_full():
     body = f"const unsigned b = __ballot_sync({FULL}, 1); out[threadIdx.x] = __popc(b);"
     assert run(body, 40, shape="1, 40").int().tolist() == [32] * 32 + [8] * 8

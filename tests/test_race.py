@@ -51,6 +51,26 @@ RIGHT = {
       if (t == 0) last = atomicAdd(reinterpret_cast<int *>(more) + 512, 1) == 2;
       __syncthreads();
       if (last) for (int i = 0; i < 3; ++i) x += more[i * 64 + t];""",
+    "an atomic as a flag": """FLAG(int) if (t < 32) { s[t] = t; __syncwarp(); if (t == 0) { __threadfence_block(); atomicExch(&flag, 1); } }
+      else { if (t == 32) { while (atomicAdd(&flag, 0) == 0) {} __threadfence_block(); } __syncwarp(); x = s[63 - t]; }""",
+    "a volatile flag": """FLAG(volatile int) if (t == 0) { s[0] = 7; __threadfence_block(); flag = 1; }
+      if (t == 32) { while (flag == 0) {} __threadfence_block(); x = s[0]; }""",
+    "release and acquire": """FLAG(int) s[t] = t; __syncwarp(); int seen;
+      if (t % 32 == 0) asm volatile("red.release.cta.shared.add.u32 [%0], 1;" ::"r"(place(&flag)) : "memory");
+      do asm volatile("ld.acquire.cta.shared.u32 %0, [%1];" : "=r"(seen) : "r"(place(&flag)) : "memory"); while (seen < 2); x = s[63 - t];""",
+    "a store that releases": """FLAG(int) if (t == 0) { s[0] = 7; asm volatile("st.release.cta.shared.u32 [%0], 1;" ::"r"(place(&flag)) : "memory"); }
+      if (t == 32) { int seen; do asm volatile("ld.relaxed.cta.shared.u32 %0, [%1];" : "=r"(seen) : "r"(place(&flag)) : "memory"); while (seen == 0);
+        asm volatile("fence.acq_rel.cta;" ::: "memory"); x = s[0]; }""",
+    "a lock": """FLAG(int) for (bool done = false; !done;) if (atomicCAS(&flag, 0, 1) == 0) {
+        __threadfence_block(); s[0] += t; __threadfence_block(); atomicExch(&flag, 0); done = true; }""",
+    "a flag between blocks": """int seen = blockIdx.x == 0; if (blockIdx.x == 0) more[t] = t; __syncthreads();
+      if (t == 0 && blockIdx.x == 0) asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(more + 99) : "memory");
+      while (seen == 0) asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(more + 99) : "memory");
+      x = more[63 - t];""",
+    "atomics of 16 bits": "__shared__ __half s; if (t == 0) s = __half(0); __syncthreads(); atomicAdd(&s, __half(1)); __syncthreads(); x = float(s);",
+    "blocks that write halves of one word": "if (blockIdx.x < 2) reinterpret_cast<__half *>(more)[2 * t + blockIdx.x] = __half(int(t));",
+    "a sum over blocks that the last one clears": """__shared__ bool last; if (t == 0) last = atomicAdd(reinterpret_cast<int *>(more), 1) == 2;
+      __syncthreads(); if (last && t == 0) more[0] = 0;""",
 }  # fmt: skip
 
 SYNCTHREADS, SYNCWARP = "a __syncthreads() has to stand between", "lanes of a warp need a __syncwarp()"
@@ -159,10 +179,43 @@ WRONG = {
         "more[blockIdx.x * 64 + t] = t; // there\n__syncthreads();\nx = more[(blockIdx.x + 1) % 3 * 64 + t]; // here",
         "race", r"thread \d+ of block \d reads P \+ \d+ B, which thread \d+ of block \d writes on line", "blocks run in any order",
     ),
+    "one block clears what all add to": (
+        "if (blockIdx.x == 0 && t == 0) more[0] = 0; // there\n__syncthreads(); atomicAdd(more, 1.0f); // here",
+        "race", r"thread \d+ of block 2 changes P \+ 0 B by an atomic, which thread 0 of block 0 writes on line", "blocks run in any order",
+    ),
+    "an atomic within a block orders no blocks": (
+        "__shared__ int s; s = 0; __syncthreads(); atomicAdd(&s, 1); __syncthreads();\nmore[t] = t + blockIdx.x; // here there",
+        "race", "of block 2 writes P", "blocks run in any order",
+    ),
+    "a flag within a block orders no blocks": (
+        "__shared__ volatile int s; s = 0; __syncthreads(); x = s;\nmore[t] = t + blockIdx.x; // here there",
+        "race", "of block 2 writes P", "blocks run in any order",
+    ),
+    "a flag set without a fence": (
+        "FLAG(int) if (t == 0) {\ns[0] = 7; // there\natomicExch(&flag, 1); }\nif (t == 32) { while (atomicAdd(&flag, 0) == 0) {} __threadfence_block();\nx = s[0]; // here\n}",
+        "race", r"thread 32 of block 0 reads s\[0\], which thread 0 writes on line", "a __threadfence() before it is set",
+    ),
+    "a flag seen without a fence": (
+        "FLAG(int) if (t == 0) {\ns[0] = 7; // there\n__threadfence_block(); atomicExch(&flag, 1); }\nif (t == 32) { while (atomicAdd(&flag, 0) == 0) {}\nx = s[0]; // here\n}",
+        "race", r"thread 32 of block 0 reads s\[0\], which thread 0 writes on line", "another after it has been seen",
+    ),
+    "a flag set too early": (
+        "FLAG(int) if (t == 0) { __threadfence_block(); atomicExch(&flag, 1);\ns[0] = 7; // there\n}\nif (t == 32) { while (atomicAdd(&flag, 0) == 0) {} __threadfence_block();\nx = s[0]; // here\n}",
+        "race", r"s\[0\], which thread", SYNCTHREADS,
+    ),
+    "a lock without fences": (
+        "FLAG(int) for (bool done = false; !done;) if (atomicCAS(&flag, 0, 1) == 0) {\ns[0] += t; // here there\natomicExch(&flag, 0); done = true; }",
+        "race", r"s\[0\], which thread", "a flag",
+    ),
+    "volatile is no barrier": (
+        "__shared__ volatile float s[64]; s[t] = t; __syncthreads(); if (t < 32) {\nx = s[t] + s[t ^ 16]; // there\ns[t] = x; // here\n}",
+        "race", r"reads s\[\d+\], which thread \d+ writes on line", SYNCWARP,
+    ),
 }  # fmt: skip
 BEFORE = """#include <fa/sm80.cuh>
 #include <fa/sm90.cuh>
 __device__ inline uint32_t place(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
+#define FLAG(type) __shared__ type flag; __shared__ float s[64]; if (t == 0) flag = 0; s[t] = 0; __syncthreads();
 #define start(b, n) do { if (threadIdx.x == 0) fa::mbarrier_init(place(&(b)), n); __syncthreads(); } while (0)
 #define arrive(b) fa::mbarrier_arrive(place(&(b)))
 #define wait(b, parity) fa::mbarrier_wait(place(&(b)), parity)

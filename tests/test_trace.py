@@ -228,6 +228,14 @@ def test_sectors_are_counted_from_where_a_view_begins():
         assert [(a.cost, a.ideal) for a in found if a.op == "load"] == [(sectors, 4)]
 
 
+def test_an_atomic_is_one_step_however_long_the_streams():
+    body = "__shared__ int sum; if (threadIdx.x == 0) sum = 0; __syncthreads(); for (int i = 0; i < 700; ++i) atomicAdd(&sum, 1); __syncthreads(); out[threadIdx.x] = sum;"
+    launcher = build(program(body, "1, 64"))
+    for launcher.schedule in range(4):
+        out = torch.zeros(64)
+        assert traced(launcher, out).findings == () and out.tolist() == [700.0 * 64] * 64
+
+
 def test_instructions_are_counted_by_warp():
     body = """out[threadIdx.x] = __shfl_xor_sync(0xffffffffu, in[0], 1) + __any_sync(0xffffffffu, 1);
     __syncwarp(); __syncthreads(); __syncthreads();"""

@@ -276,6 +276,8 @@ def test_what_cannot_be_known_is_said_where_it_matters():
     assert "never reaches HBM" in notes  # Q is read twice
     wide = access(8, "ldmatrix", "shared", "K_smem", [16 * i for i in range(32)], 4, 4, width=16)
     assert made(wide, tensors={"Q": (1024, 0, 1024)}).notes == ()
+    (note,) = made(replace(WRITTEN, target="cudaMalloc"), tensors={"Q": (1024, 0, 1024)}).notes
+    assert "cudaMalloc is held against its bounds only" in note
 
 
 # Pictures

@@ -89,6 +89,14 @@ def _texts(folder: Path) -> list[str]:
     return [f.read_text() for f in sorted(folder.rglob("*")) if f.suffix in (".h", ".cpp")]
 
 
+def _headers(words: str) -> str:
+    """The compiler's words, with what there is where a header of CUDA's is missing."""
+    if re.search(r"fatal error: '?[^'\n]*'?(: No such file| file not found)", words) is None:
+        return words
+    there = ", ".join(f"<{path.name}>" for path in sorted(INCLUDE.glob("*.h")))
+    return f"{words.rstrip()}\nof CUDA's own headers the emulator has {there}; what needs another one needs a GPU"
+
+
 def _quoting(words: str, path: Path, source: str) -> str:
     """The compiler's words, with the lines that it couldn't quote because their source is in no file."""
     if path.exists():
@@ -175,7 +183,7 @@ class Launcher:
                 depends=_texts(INCLUDE),
             )
         except CompileError as error:
-            raise CompileError(_quoting(str(error), self._rung.path, self._source)) from None
+            raise CompileError(_quoting(_headers(str(error)), self._rung.path, self._source)) from None
 
     def launch(self, args: ctypes.Structure, tensors: dict[str, torch.Tensor], stream: int = 0) -> None:
         """Runs ``fa_launch(args, stream)``; ``tensors`` are those that ``args`` points at, by name, workspace last.
@@ -185,7 +193,7 @@ class Launcher:
         if self._launch is None:
             self.compile()
         with self._session(args, tensors, tracing=False) as args:
-            code = self._watch(lambda: self._launch(ctypes.byref(args), ctypes.c_void_p(stream)), self.path)
+            code = self._watch(lambda: self._call(self._launch, args, stream), self.path)
             self._raise_finding(self.path)
             self._raise_error(code)
 
@@ -200,7 +208,7 @@ class Launcher:
         start = time.monotonic()
         with self._session(args, tensors, tracing=True) as args:
             try:
-                code = self._watch(lambda: launch(ctypes.byref(args), None), library.path)
+                code = self._watch(lambda: self._call(launch, args), library.path)
                 stopped = False
             except KernelError:  # a time-out, which is among the findings if it has stopped a kernel
                 stopped, code = True, 0
@@ -236,6 +244,9 @@ class Launcher:
                 arena.copy_back(name for name, (_, written) in self.counters.items() if written)
                 if self.output:
                     print(self.output, end="")
+
+    def _call(self, launch: ctypes._CFuncPtr, args: ctypes.Structure, stream: int = 0) -> int:
+        return self._runtime.emu_call(ctypes.cast(launch, ctypes.c_void_p), ctypes.byref(args), stream)
 
     def _finding(self) -> Finding | None:
         finding = Finding()

@@ -33,6 +33,7 @@ class Finding(ctypes.Structure):
         ("file", c_char * 1024),
         ("module", c_char * 1024),
         ("offset", c_uint64),
+        ("outer", c_uint64 * 4),
         ("line", c_int32),
         ("error", c_int32),
         ("block", c_uint64),
@@ -99,6 +100,7 @@ def open_runtime(path: str) -> ctypes.CDLL:
     library.emu_begin.restype = None
     library.emu_end.restype = None
     library.emu_stop.restype = None
+    library.emu_call.argtypes = [ctypes.c_void_p] * 3
     library.emu_progress.argtypes = [ctypes.POINTER(c_uint64), ctypes.POINTER(c_uint64), ctypes.c_char_p, c_int]
     library.emu_finding.argtypes = [ctypes.POINTER(Finding)]
     library.emu_counters.argtypes = [ctypes.POINTER(Counter)]

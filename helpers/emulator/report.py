@@ -21,8 +21,10 @@ HINTS = {
     "zero-filled",
     "uninitialised memory": "outputs and workspace hold nothing until a kernel writes them: check that every element is written, "
     "and by whom",
-    "race": "a __syncthreads() has to stand between the two, on every way from the one to the other",
-    "race between blocks": "blocks run in any order, and together: give each its own part of the output, or use atomics",
+    "race": "a __syncthreads() has to stand between the two, on every way from the one to the other; or a flag, with a __threadfence() "
+    "before it is set and another after it has been seen",
+    "race between blocks": "blocks run in any order, and together: give each its own part of the output, or use atomics, "
+    "and clear what these add to before the launch",
     "race in a warp": "lanes of a warp need a __syncwarp() between the two: they don't run in lock step",
     "in flight": "wait for the copy (cp.async.wait_group or wait_all; a bulk copy: on its mbarrier) or the product "
     "(wgmma.commit_group, then wgmma.wait_group), then let a barrier tell the other threads",
@@ -54,7 +56,8 @@ HINTS = {
     "unsupported": "the emulator interprets the PTX of attention kernels up to Hopper's: if it is spelt as in the PTX "
     "ISA, it needs a GPU",
     "inline PTX": "ptxas refuses it too, or it is wrong on a GPU: compare with the instruction's section in the PTX ISA",
-    "stopped": "a loop without end, or a size that is too large for an emulator",
+    "stopped": "a loop without end, or a size that is too large for an emulator; or a block that waits for one with a higher number, "
+    "which may run only after it here",
 }
 INCLUDE = str(Path(__file__).parent / "include")
 PLACE = re.compile(r"\{(\d+)\|([^}]*)\}")  # an offset in the library, and what to say if no line is known for it
@@ -136,8 +139,9 @@ def _in_words(finding: Finding, library: Path) -> tuple[str, str, str]:
     place = f"{file}:{finding.line}" if file else ""
     at: dict[int, tuple[str, int]] = {}
     if Path(finding.module.decode()).name == library.name:  # its folder may have been renamed since it was loaded
-        at = places(library, [finding.offset, *(int(pc) for pc, _ in PLACE.findall(sentence))])
-        reader, line = at[finding.offset]
+        calls = [pc for pc in (finding.offset, *finding.outer) if pc]
+        at = places(library, {*calls, *(int(pc) for pc, _ in PLACE.findall(sentence))})
+        reader, line = next((at[pc] for pc in calls if at[pc][1]), ("", 0))
         place = f"{reader}:{line}" if line else ""
 
     def named(found: re.Match[str]) -> str:

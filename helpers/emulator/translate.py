@@ -21,7 +21,7 @@ TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 BRACKETS, CLOSING = ("(", "[", "{"), (")", "]", "}")
-DEFINE = re.compile(r"([ \t]*#[ \t]*define[ \t]+\w+)(.*)", re.DOTALL)
+DEFINE = re.compile(r"([ \t]*#[ \t]*define[ \t]+(\w+))(.*)", re.DOTALL)
 # Names that stand for something else, except after '.', '->' and '::'; the C library's also as std::name.
 SIMPLE = {
     "__noinline__": "__attribute__((noinline))",
@@ -65,7 +65,8 @@ def tokens(text: str) -> list[Token]:
 class Translation:
     """One pass over the tokens of a file; the pieces it can't leave alone are replaced in place."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, macro: str = "") -> None:
+        self.macro = macro  # whose replacement the text is: it may stand in a function
         self.tokens = tokens(text)
         self.code = [i for i, t in enumerate(self.tokens) if t.kind not in ("space", "comment", "directive")]
         self.declared = 0
@@ -125,7 +126,10 @@ class Translation:
     def run(self) -> str:
         for token in self.tokens:
             if token.kind == "directive" and (macro := DEFINE.match(token.text)):
-                token.out = macro.group(1) + translate(macro.group(2))
+                try:
+                    token.out = macro[1] + Translation(macro[3], macro[2]).run()
+                except TranslationError as error:
+                    raise TranslationError(str(error), token.line + error.line - 1) from None
         k = 0
         while k < len(self.code):
             text = self.text(k)
@@ -235,6 +239,8 @@ class Translation:
             begin = self.aligned_before(begin) or begin - 1
         end = k
         while self.text(end) != ";":
+            if end >= len(self.code) and self.macro:  # the ';' stands behind its name
+                break
             if end >= len(self.code):
                 raise self.error(k, "this __shared__ declaration has no ';'")
             end = self.closing(end) if self.text(end) in BRACKETS else end
@@ -335,7 +341,7 @@ class Translation:
                 linkage = head[-1:] == ["extern"] and len(head) == 2
                 if not linkage and (")" in head or not set(head) & {"namespace", "struct", "class", "union"}):
                     return True
-        return False
+        return self.macro != ""
 
     def static_variables(self, begin: int, end: int, words: list[int]) -> None:
         """Each variable becomes the one member of a struct, which C++ lets us declare with the reader's own words."""
@@ -347,7 +353,7 @@ class Translation:
             elif text == "=":
                 raise self.error(words[i], "__shared__ variables can't be initialised")
             elif text in BRACKETS or (text == "<" and not commas):
-                if text == "[" and name is None:
+                if text == "[" and name is None and not commas:
                     name = i - 1  # of the first variable: what stands before it is the type of all
                 stop = self.closing(words[i]) if text in BRACKETS else self.closing_angle(words[i])
                 while words[i] != stop:
@@ -359,7 +365,7 @@ class Translation:
         for first, last in zip([name, *(c + 1 for c in commas)], [*commas, len(words)], strict=True):
             declarator, variable = self.joined(words[first:last]), self.text(words[first])
             self.declared += 1
-            holder = f"emu_shared_{self.declared}"
+            holder = f"emu_shared_{self.macro}{self.declared}"
             out.append(
                 f"struct {holder} {{ {specifiers} {declarator}; }};"
                 f' auto& {variable} = ::emu::shared<{holder}, decltype({holder}::{variable})>("{variable}").{variable}'

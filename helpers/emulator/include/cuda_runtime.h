@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <ctime>  // clock()
 
 #define __host__
 #define __device__
@@ -44,9 +45,9 @@ inline uint3 unpack_block(uint64_t i) { return {unsigned(i), unsigned(i >> 32 & 
 #define gridDim (::dim3(::emu::unpack_block(::emu::grid_extent())))
 constexpr int warpSize = 32;
 
-inline void __threadfence() {}
-inline void __threadfence_block() {}
-inline void __threadfence_system() {}
+inline void __threadfence() { emu::memory_fence(); }
+inline void __threadfence_block() { emu::memory_fence(); }
+inline void __threadfence_system() { emu::memory_fence(); }
 inline void __nanosleep(unsigned) { emu::yield(); }
 inline long long clock64() { return (long long)emu::clock(); }
 inline unsigned long long globaltimer() { return emu::clock(); }
@@ -62,7 +63,7 @@ inline unsigned long long globaltimer() { return emu::clock(); }
   }
 #define EMU_STORE(name)                  \
   template <class T>                     \
-  inline void name(T* p, T v) {          \
+  inline void name(T* p, std::decay_t<T> v) { \
     *p = v;                              \
   }
 EMU_LOAD(__ldg) EMU_LOAD(__ldca) EMU_LOAD(__ldcg) EMU_LOAD(__ldcs) EMU_LOAD(__ldlu) EMU_LOAD(__ldcv)

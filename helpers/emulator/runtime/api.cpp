@@ -131,11 +131,10 @@ int print(const char* format, ...) {
   if (w == nullptr || w->current == nullptr) {
     length = vprintf(format, arguments);
   } else {
-    constexpr size_t kBuffer = 1 << 20;  // as CUDA's default: what goes beyond is lost
     ++w->critical;
     char text[4096];
     length = vsnprintf(text, sizeof text, format, arguments);
-    if (w->output.size() < kBuffer) w->output += text;
+    if (w->output.size() < kPrinted) w->output += text;
     --w->critical;
   }
   va_end(arguments);

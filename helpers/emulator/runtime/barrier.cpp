@@ -42,16 +42,6 @@ static bool waits_at(const Thread& t, At at, unsigned place) {
   return t.state == State::Waiting && t.at == at && t.place == place;
 }
 
-static Clock& clock_of(Worker* w, std::unique_ptr<Clock>& c) {
-  if (c == nullptr) {
-    ++w->critical;
-    c.reset(new Clock);
-    --w->critical;
-    clear(w, *c);
-  }
-  return *c;
-}
-
 // ---- bar: threads of whole warps
 
 int named_barrier(unsigned id, unsigned threads, bool waits, BarrierVote vote, bool predicate, bool aligned, uintptr_t pc, Site site) {

@@ -115,6 +115,7 @@ static void prepare(Worker* w, uint64_t block) {
   w->random = session.schedule + block;
   w->static_bytes = w->static_top = 0;
   w->my_turn = w->abandoned = w->synchronised = false;
+  w->only_atomic = 0;
   w->idle = 0;
   w->barrier = {};
   begin_ptx(w->ptx, w->threads);
@@ -130,6 +131,7 @@ static void prepare(Worker* w, uint64_t block) {
     t.index = tx | uint64_t(ty) << 16 | uint64_t(i / launch.block[0] / launch.block[1]) << 32;
     t.number = i;
     t.spins = 0;
+    t.undisturbed = false;
     t.at = At::Instruction;
     w->ready(&t);
     t.state = State::Fresh;
@@ -151,6 +153,8 @@ static void shuffle_queue(Worker* w) {
   std::swap(w->queue[w->head], w->queue[(w->head + (w->random >> 33) % w->queued) % kMaxThreads]);
 }
 
+static bool answer_active_masks(Worker*);
+
 void run_block(Worker* w, uint64_t block) {
   prepare(w, block);
   if (sigsetjmp(w->escape, 1) != 0) {  // a fault or a stop threw us out of a fiber
@@ -160,13 +164,14 @@ void run_block(Worker* w, uint64_t block) {
     if (w->races != nullptr) races_end(w);
     return;
   }
-  while (!w->abandoned && (w->queued > 0 || async_progress(w, true))) {
-    if (w->idle > 4 * w->threads) {  // all who can run may be waiting for something that a copy brings
+  while (!w->abandoned && (w->queued > 0 || answer_active_masks(w) || async_progress(w, true))) {
+    if (w->idle > 4 * w->threads) {  // all who can run may be waiting for something that a copy brings, or a lane that asks
       w->idle = 0;
+      answer_active_masks(w);
       async_progress(w, false);
     }
-    if (session.stop.load(std::memory_order_relaxed)) {  // it came between two threads
-      record(w, "stopped", 702, 0, {}, "stopped while " + block_name(w) + " was running");
+    if (session.stop.load(std::memory_order_relaxed)) {
+      record_stop(w);
       break;
     }
     if (session.schedule != 0) shuffle_queue(w);
@@ -235,6 +240,42 @@ void rendezvous(unsigned mask, void* operand, Combine combine, Site site) {
     return;
   }
   complete(w, t->number / kWarp, *g, g->arrived & ~bit);
+}
+
+// Which lanes run together is the hardware's choice. Here it is all that come to the same __activemask before the block can't
+// go on without an answer: those that a branch or a loop keeps away take no part.
+unsigned active_mask(Site site) {
+  Worker* w = worker;
+  Thread* t = w->current;
+  t->state = State::Waiting;
+  t->site = site;
+  t->mask = 0;
+  t->at = At::ActiveMask;
+  if (w->tracer != nullptr) {
+    race_settle(w);
+    trace_stopped(w, t->number / kWarp);
+  }
+  wait();
+  t->at = At::Instruction;
+  return unsigned(t->answer);
+}
+
+static bool answer_active_masks(Worker* w) {
+  bool any = false;
+  for (unsigned first = 0; first < w->threads; ++first) {
+    const auto asks = [&](unsigned i) { return w->thread[i].state == State::Waiting && w->thread[i].at == At::ActiveMask; };
+    if (!asks(first)) continue;
+    unsigned lanes = 0;
+    for (unsigned i = first; i < w->threads && i / kWarp == first / kWarp; ++i)
+      if (asks(i) && same(w->thread[i].site, w->thread[first].site)) lanes |= 1u << i % kWarp;
+    for (unsigned rest = lanes; rest != 0; rest &= rest - 1) {
+      Thread& t = w->thread[first / kWarp * kWarp + unsigned(__builtin_ctz(rest))];
+      t.answer = int(lanes);
+      w->ready(&t);
+    }
+    any = true;
+  }
+  return any;
 }
 
 int sync_block(BarrierVote kind, int predicate, Site site) {

@@ -22,27 +22,35 @@ namespace {
 const int kSignals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGURG};
 struct sigaction previous[std::size(kSignals)];
 
-uintptr_t program_counter(const void* context) {
+thread_local Host* host __attribute__((tls_model("initial-exec"))) = nullptr;  // of the OS thread that executes fa_launch
+
+Stop stop_of(int signal, const siginfo_t* info, const void* context) {
   const ucontext_t* c = static_cast<const ucontext_t*>(context);
+  Stop s;
+  s.signal = signal;
+  s.address = info->si_addr;
 #if defined(__linux__) && defined(__x86_64__)
-  return uintptr_t(c->uc_mcontext.gregs[REG_RIP]);
+  s.pc = uintptr_t(c->uc_mcontext.gregs[REG_RIP]), s.stack = uintptr_t(c->uc_mcontext.gregs[REG_RSP]);
 #elif defined(__linux__) && defined(__aarch64__)
-  return uintptr_t(c->uc_mcontext.pc);
+  s.pc = uintptr_t(c->uc_mcontext.pc), s.stack = uintptr_t(c->uc_mcontext.sp);
 #elif defined(__APPLE__) && defined(__aarch64__)
-  return uintptr_t(c->uc_mcontext->__ss.__pc);
-#else
-  return 0;
+  s.pc = uintptr_t(c->uc_mcontext->__ss.__pc), s.stack = uintptr_t(c->uc_mcontext->__ss.__sp);
 #endif
+  return s;
 }
 
 void on_signal(int signal, siginfo_t* info, void* context) {
   Worker* w = worker;
   if (w != nullptr && w->current != nullptr && !(signal == SIGURG && w->critical != 0)) {
-    w->fault_signal = signal;
-    w->fault_address = info->si_addr;
-    w->fault_pc = program_counter(context);
+    w->fault = stop_of(signal, info, context);
     w->faulted = w->current;
     siglongjmp(w->escape, 1);
+  }
+  if (Host* h = host) {
+    h->stop = stop_of(signal, info, context);
+    // Asked to stop elsewhere than in the reader's own code it may hold a lock; another signal comes soon.
+    if (signal == SIGURG ? h->module.executes(h->stop.pc) : session.run == nullptr) siglongjmp(h->escape, 1);
+    h->stop = {};
   }
   if (signal == SIGURG) return;
   // Not ours: whoever was there before us decides.
@@ -81,13 +89,18 @@ void restore_signals() {
 // ---- the grid
 
 static std::vector<std::unique_ptr<Worker>> workers;  // kept from launch to launch with their stacks
-static std::set<pthread_t> running;                   // OS threads that a stop may signal; guarded by session.lock
+static std::set<pthread_t> running;                   // OS threads that a stop signals; guarded by session.lock
 
 static void finish(Worker* w) {
   Run& run = *w->run;
   std::lock_guard<std::mutex> hold(run.lock);
-  if (!w->output.empty()) run.output[w->block] = std::move(w->output);
+  if (!w->output.empty()) {
+    run.printed += w->output.size();
+    run.output[w->block] = std::move(w->output);
+  }
   w->output.clear();
+  for (; run.printed > kPrinted && run.output.size() > 1; run.output.erase(--run.output.end()))  // the same, whatever the timing
+    run.printed -= run.output.rbegin()->second.size();
   run.early.insert(w->block);
   uint64_t turn = run.turn;
   while (run.early.erase(turn) > 0) ++turn;
@@ -136,27 +149,29 @@ static void work(Worker* w) {
   worker = nullptr;
 }
 
-static void find_module(Run& run, const void* code) {
+static Module find_module(const void* code) {
   struct Search {
     uintptr_t inside;
-    Run* run;
-  } search{reinterpret_cast<uintptr_t>(code), &run};
+    Module found;
+  } search{reinterpret_cast<uintptr_t>(code), {}};
   dl_iterate_phdr(
       [](dl_phdr_info* info, size_t, void* data) {
         Search& s = *static_cast<Search*>(data);
-        uintptr_t low = UINTPTR_MAX, high = 0;
+        Module m{UINTPTR_MAX, 0, 0, 0};
         for (int i = 0; i < info->dlpi_phnum; ++i) {
-          if (info->dlpi_phdr[i].p_type != PT_LOAD) continue;
-          const uintptr_t begin = info->dlpi_addr + info->dlpi_phdr[i].p_vaddr;
-          low = std::min(low, begin);
-          high = std::max(high, begin + info->dlpi_phdr[i].p_memsz);
+          const auto& part = info->dlpi_phdr[i];
+          if (part.p_type != PT_LOAD) continue;
+          const uintptr_t begin = info->dlpi_addr + part.p_vaddr, end = begin + part.p_memsz;
+          m.begin = std::min(m.begin, begin);
+          m.end = std::max(m.end, end);
+          if (part.p_flags & PF_X) m.code_begin = begin, m.code_end = end;
         }
-        if (s.inside < low || s.inside >= high) return 0;
-        s.run->module_begin = low;
-        s.run->module_end = high;
+        if (m.begin > m.end || !m.holds(s.inside)) return 0;
+        s.found = m;
         return 1;
       },
       &search);
+  return search.found;
 }
 
 static int check_launch(const Launch& l) {
@@ -194,7 +209,7 @@ void launch(const Launch& l) {
   run.blocks = uint64_t(l.grid[0]) * l.grid[1] * l.grid[2];
   run.threads = l.block[0] * l.block[1] * l.block[2];
   run.limit = run.blocks;
-  find_module(run, reinterpret_cast<const void*>(l.call));
+  run.module = find_module(reinterpret_cast<const void*>(l.call));
 
   const size_t count = size_t(std::min<uint64_t>(session.os_threads, run.blocks));
   try {
@@ -273,6 +288,45 @@ void emu_end() {
   restore_signals();
   for (const auto& [p, bytes] : session.allocations) free(p);
   session.allocations.clear();
+}
+
+// Calls fa_launch. Whatever its own code does, as that of a kernel, becomes a finding.
+int emu_call(int (*launcher)(const void*, void*), const void* arguments, void* stream) {
+  Host h;
+  h.module = find_module(reinterpret_cast<const void*>(launcher));
+  h.stack_top = reinterpret_cast<uintptr_t>(__builtin_frame_address(0));
+  const std::unique_ptr<char[]> stack(new char[kSignalStack]);
+  stack_t alternate = {}, before;
+  alternate.ss_sp = stack.get();
+  alternate.ss_size = kSignalStack;
+  sigaltstack(&alternate, &before);
+  {
+    std::lock_guard<std::mutex> hold(session.lock);
+    running.insert(pthread_self());
+  }
+  volatile int code = 0;
+  host = &h;
+  if (sigsetjmp(h.escape, 1) == 0) {
+    try {
+      code = launcher(arguments, stream);
+    } catch (...) {
+      h.stop.signal = SIGABRT;
+      h.stop.pc = reinterpret_cast<uintptr_t>(launcher), h.stop.stack = h.stack_top;
+    }
+  }
+  host = nullptr;
+  {
+    std::lock_guard<std::mutex> hold(session.lock);
+    running.erase(pthread_self());
+  }
+  sigaltstack(&before, nullptr);
+  if (h.stop.signal != 0) record_host_fault(h);
+  // A launch then says nothing, as on a GPU; an X-ray mustn't show a kernel that never ran without a fault.
+  if (code == 0 && session.tracing && session.sticky == 0 && session.last_error != 0) {
+    session.hint += std::string(session.hint.empty() ? "" : "; ") + "fa_launch said cudaSuccess: after a launch it has to return cudaGetLastError()";
+    code = session.last_error;
+  }
+  return code;
 }
 
 void emu_stop() {

@@ -66,7 +66,7 @@ void element_access(Worker* w, size_t region, uint64_t at, size_t bytes, Op op, 
 // The kernel's constants and __device__ variables, and its parameters.
 bool known_elsewhere(const Worker* w, uintptr_t address) {
   const Run& run = *w->run;
-  return address - run.module_begin < run.module_end - run.module_begin ||
+  return run.module.holds(address) ||
          address - reinterpret_cast<uintptr_t>(run.launch->arguments) < run.launch->argument_bytes;
 }
 
@@ -283,26 +283,68 @@ void add_counters(Worker* w) {
   }
 }
 
-// Other threads of the block run after some turns of a loop that does nothing but look at a variable.
-static void spin() {
+static bool in_global(const Worker* w, const void* p) {
+  const uintptr_t address = reinterpret_cast<uintptr_t>(p);
+  return address - reinterpret_cast<uintptr_t>(w->arena) >= kArena && address - w->current->stack >= kStackBytes;
+}
+
+// Other threads of the block run after some turns of a loop that does nothing but look at a flag.
+void spin(const void* flag, uintptr_t atomic) {
   Worker* w = worker;
-  if (w == nullptr || w->current == nullptr) return;
-  w->synchronised = true;
+  if (in_global(w, flag)) {
+    w->only_atomic = !w->synchronised || w->only_atomic == atomic ? atomic : 0;
+    w->synchronised = true;
+  }
   if (++w->current->spins % 16 == 0) yield();
 }
 
-void before_atomic(const void* p, unsigned bytes, uintptr_t pc, Site site) {
+void strong_access(Op op, const void* p, size_t bytes, unsigned order, uintptr_t pc, Site site) {
+  Worker* w = worker;
+  if (w->races != nullptr) w->races->strong = (order & kStrong) != 0;
+  check_access(op, p, bytes, pc, site);
+  if (w->races == nullptr) return;
+  w->races->strong = false;
+  race_flag(w, p, order);
+}
+
+void before_atomic(const void* p, unsigned bytes, uintptr_t pc, Site site, unsigned order) {
   Worker* w = worker;
   if (w == nullptr || w->current == nullptr) return;
-  spin();
-  check_access(Op::Atomic, p, bytes, pc, site);
-  const uintptr_t offset = reinterpret_cast<uintptr_t>(p) - reinterpret_cast<uintptr_t>(w->arena);
-  if (offset >= kArena && !w->my_turn) wait_for_turn(w);
+  spin(p, pc);
+  strong_access(Op::Atomic, p, bytes, order | kStrong | kReads | kWrites, pc, site);
+  if (in_global(w, p) && !w->my_turn) wait_for_turn(w);
+}
+
+void undisturbed(bool on) {
+  if (worker != nullptr && worker->current != nullptr) worker->current->undisturbed = on;
+}
+
+// Of a volatile variable. What lies on the thread's own stack is nobody's flag.
+static bool is_flag(const void* p) {
+  Worker* w = worker;
+  return w != nullptr && w->current != nullptr && reinterpret_cast<uintptr_t>(p) - w->current->stack >= kStackBytes;
+}
+static void begin_volatile(const void* p, bool write) {
+  Worker* w = worker;
+  if (!write) spin(p, 0);
+  if (w->races != nullptr) w->races->strong = !write || w->races->flags.fenced.count(w->current->number) != 0;
+}
+static void end_volatile(const void* p, bool write) {
+  Worker* w = worker;
+  if (w->races == nullptr) return;
+  w->races->strong = false;
+  race_flag(w, p, write ? kWrites : kReads);
 }
 
 #define EMU_PC reinterpret_cast<uintptr_t>(__builtin_return_address(0))
 #define EMU_FRAME reinterpret_cast<uintptr_t>(__builtin_frame_address(0))
 #define EMU_ACCESS(n, op, kind) access(reinterpret_cast<uintptr_t>(p), n, Op::op, EventKind::kind, EMU_PC, kNoSite, EMU_FRAME)
+
+#define EMU_VOLATILE(n, op, write)    \
+  const bool flag = is_flag(p);       \
+  if (flag) begin_volatile(p, write); \
+  EMU_ACCESS(n, op, Access);          \
+  if (flag) end_volatile(p, write)
 
 extern "C" {
 
@@ -311,11 +353,8 @@ extern "C" {
   void __tsan_write##n(void* p) { EMU_ACCESS(n, Store, Access); }                    \
   void __tsan_unaligned_read##n(void* p) { EMU_ACCESS(n, Load, Loose); }             \
   void __tsan_unaligned_write##n(void* p) { EMU_ACCESS(n, Store, Loose); }           \
-  void __tsan_volatile_read##n(void* p) {                                            \
-    spin();                                                                          \
-    EMU_ACCESS(n, Load, Access);                                                     \
-  }                                                                                  \
-  void __tsan_volatile_write##n(void* p) { EMU_ACCESS(n, Store, Access); }           \
+  void __tsan_volatile_read##n(void* p) { EMU_VOLATILE(n, Load, false); }            \
+  void __tsan_volatile_write##n(void* p) { EMU_VOLATILE(n, Store, true); }           \
   void __tsan_unaligned_volatile_read##n(void* p) { EMU_ACCESS(n, Load, Loose); }    \
   void __tsan_unaligned_volatile_write##n(void* p) { EMU_ACCESS(n, Store, Loose); }
 EMU_CALLBACKS(1)
@@ -394,24 +433,24 @@ void __ubsan_handle_out_of_bounds(const IndexedArray* array, uint64_t index) {
 // C++ atomics (host code's static variables use them too). Kernels' own go through before_atomic.
 #define EMU_ATOMIC_OP(n, T, op)                                                                      \
   extern "C" T __tsan_atomic##n##_fetch_##op(volatile T* p, T v, int) {                              \
-    emu::before_atomic(const_cast<T*>(p), sizeof(T), EMU_PC, {"atomic", "", 0});                             \
+    emu::before_atomic(const_cast<T*>(p), sizeof(T), EMU_PC, {"atomic", "", 0}, 0);                          \
     return __atomic_fetch_##op(p, v, __ATOMIC_SEQ_CST);                                              \
   }
 #define EMU_ATOMICS(n, T)                                                                            \
   extern "C" T __tsan_atomic##n##_load(const volatile T* p, int) {                                   \
-    emu::before_atomic(const_cast<T*>(p), sizeof(T), EMU_PC, {"atomic", "", 0});                             \
+    emu::before_atomic(const_cast<T*>(p), sizeof(T), EMU_PC, {"atomic", "", 0}, 0);                          \
     return __atomic_load_n(p, __ATOMIC_SEQ_CST);                                                     \
   }                                                                                                  \
   extern "C" void __tsan_atomic##n##_store(volatile T* p, T v, int) {                                \
-    emu::before_atomic(const_cast<T*>(p), sizeof(T), EMU_PC, {"atomic", "", 0});                             \
+    emu::before_atomic(const_cast<T*>(p), sizeof(T), EMU_PC, {"atomic", "", 0}, 0);                          \
     __atomic_store_n(p, v, __ATOMIC_SEQ_CST);                                                        \
   }                                                                                                  \
   extern "C" T __tsan_atomic##n##_exchange(volatile T* p, T v, int) {                                \
-    emu::before_atomic(const_cast<T*>(p), sizeof(T), EMU_PC, {"atomic", "", 0});                             \
+    emu::before_atomic(const_cast<T*>(p), sizeof(T), EMU_PC, {"atomic", "", 0}, 0);                          \
     return __atomic_exchange_n(p, v, __ATOMIC_SEQ_CST);                                              \
   }                                                                                                  \
   extern "C" int __tsan_atomic##n##_compare_exchange_strong(volatile T* p, T* old, T v, int, int) {  \
-    emu::before_atomic(const_cast<T*>(p), sizeof(T), EMU_PC, {"atomic", "", 0});                             \
+    emu::before_atomic(const_cast<T*>(p), sizeof(T), EMU_PC, {"atomic", "", 0}, 0);                          \
     return __atomic_compare_exchange_n(p, old, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);        \
   }                                                                                                  \
   extern "C" int __tsan_atomic##n##_compare_exchange_weak(volatile T* p, T* old, T v, int a, int b) { \

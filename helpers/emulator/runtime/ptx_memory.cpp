@@ -26,14 +26,20 @@ char* pointer(const Frame& f, const Instruction& i, size_t source, size_t bytes)
   return p;
 }
 
-constexpr int64_t kWatched = 1 << 8;  // with Space in Instruction::offset: a load that may wait for another thread's store
-constexpr int64_t kSigned = 1 << 9;
+constexpr int64_t kSigned = 1 << 8, kVolatile = 1 << 9;  // with Space in Instruction::offset
+constexpr int kOrder = 10;                               // and, from this bit on, an Order
+
+unsigned order_of(const Instruction& i) { return unsigned(i.offset >> kOrder); }
 
 // count elements of `bytes` each; the registers that take them may be larger.
 void load(Frame& f, const Instruction& i) {
   const char* p = pointer(f, i, 0, size_t(i.bytes) * i.count);
-  if ((i.offset & kWatched) && ++worker->current->spins % 16 == 0) yield();
-  check_access(Op::Load, p, size_t(i.bytes) * i.count, f.pc, i.site);
+  if (const unsigned order = order_of(i)) {  // it may wait for another thread's store
+    spin(p, 0);
+    strong_access(Op::Load, p, size_t(i.bytes) * i.count, order | kStrong | kReads, f.pc, i.site);
+  } else {
+    check_access(Op::Load, p, size_t(i.bytes) * i.count, f.pc, i.site);
+  }
   for (unsigned k = 0; k < i.count; ++k) {
     uint64_t bits = 0;
     memcpy(&bits, p + k * i.bytes, i.bytes);
@@ -44,7 +50,13 @@ void load(Frame& f, const Instruction& i) {
 
 void store(Frame& f, const Instruction& i) {
   char* p = pointer(f, i, 0, size_t(i.bytes) * i.count);
-  check_access(Op::Store, p, size_t(i.bytes) * i.count, f.pc, i.site);
+  if (const unsigned order = order_of(i)) {
+    if (order & kReleases) memory_fence();
+    const bool fenced = worker->races != nullptr && worker->races->flags.fenced.count(worker->current->number) != 0;
+    strong_access(Op::Store, p, size_t(i.bytes) * i.count, ((i.offset & kVolatile) && !fenced ? kWeak : kStrong) | kWrites, f.pc, i.site);
+  } else {
+    check_access(Op::Store, p, size_t(i.bytes) * i.count, f.pc, i.site);
+  }
   for (unsigned k = 0; k < i.count; ++k) memcpy(p + k * i.bytes, &f.reg[i.s[1 + k]], i.bytes);
 }
 
@@ -54,20 +66,23 @@ Space take_space(Decoder& d) {
   return Space::Generic;
 }
 
-// Orders and hints: blocks' threads take turns here, so every order of memory holds, and caches are not modelled.
-bool drop_hints(Decoder& d, bool& policy) {
-  const bool watched = d.take_any({"volatile", "relaxed", "acquire", "release", "acq_rel"});
+// Orders, as bits of Instruction::offset, and hints: caches are not modelled.
+int64_t take_order(Decoder& d, bool& policy) {
+  const bool plain_volatile = d.take("volatile"), both = d.take("acq_rel");
+  unsigned order = plain_volatile || d.take("relaxed") ? kStrong : kWeak;
+  if (d.take("acquire") || both) order |= kStrong | kAcquires;
+  if (d.take("release") || both) order |= kStrong | kReleases;
   d.take_any({"weak", "cta", "cluster", "gpu", "sys", "mmio"});
   d.take_any({"ca", "cg", "cs", "lu", "cv", "nc", "wb", "wt"});
   policy = d.take("L2::cache_hint");
   d.drop_prefix("L1::");
   d.drop_prefix("L2::");
-  return watched;
+  return int64_t(order) << kOrder | (plain_volatile ? kVolatile : 0);
 }
 
 void decode_access(Decoder& d, bool storing) {
   bool policy;
-  const bool watched = drop_hints(d, policy);
+  const int64_t order = take_order(d, policy);
   const Space space = take_space(d);
   const unsigned vector = d.take("v2") ? 2 : d.take("v4") ? 4 : 1;
   const Type t = d.take_type();
@@ -76,7 +91,7 @@ void decode_access(Decoder& d, bool storing) {
       t == Type::tf32 || bytes * vector > 16)
     d.unknown();
   d.expect(policy ? 3 : 2);
-  d.out.offset = int64_t(space) | (watched && !storing ? kWatched : 0) | (is_signed(t) ? kSigned : 0);
+  d.out.offset = int64_t(space) | order | (is_signed(t) ? kSigned : 0);
   d.out.bytes = bytes;
   if (storing) {
     d.address(0, space == Space::Shared);
@@ -187,7 +202,7 @@ T changed(Atomic op, T old, T b, T c) {
 template <class T>
 void atomic(Frame& f, const Instruction& i) {
   char* p = pointer(f, i, 0, sizeof(T));
-  before_atomic(p, sizeof(T), f.pc, i.site);
+  before_atomic(p, sizeof(T), f.pc, i.site, order_of(i));
   T old;
   memcpy(&old, p, sizeof old);
   const T now = changed(Atomic(i.bytes), old, get<T>(f, i.s[1]), i.s.size() > 2 ? get<T>(f, i.s[2]) : T());
@@ -197,7 +212,7 @@ void atomic(Frame& f, const Instruction& i) {
 
 void decode_atomic(Decoder& d, bool returns) {
   bool policy;
-  drop_hints(d, policy);
+  const int64_t order = take_order(d, policy);
   d.take("noftz");
   const Space space = take_space(d);
   const struct {
@@ -227,7 +242,7 @@ void decode_atomic(Decoder& d, bool returns) {
   d.address(first, space == Space::Shared);
   d.source(first + 1, t);
   if (op == Atomic::Cas) d.source(first + 2, t);
-  d.out.offset = int64_t(space);
+  d.out.offset = int64_t(space) | order;
   d.out.bytes = unsigned(op);
 }
 
@@ -241,6 +256,7 @@ void from_shared(Frame& f, const Instruction& i) {
 }
 void copy_register(Frame& f, const Instruction& i) { f.reg[i.d[0]] = get(f, i.s[0]); }
 void nothing(Frame&, const Instruction&) {}
+void fence(Frame&, const Instruction&) { memory_fence(); }
 
 bool decode_cvta(Decoder& d) {
   const bool to = d.take("to"), shared = d.take("shared");
@@ -266,11 +282,11 @@ bool decode_memory(Decoder& d) {
     d.out.run = nothing;
     return true;
   }
-  if (b == "membar" || b == "fence") {  // threads take turns: every order of memory holds
+  if (b == "membar" || b == "fence") {
     if (d.take("proxy")) return false;
     d.take_any({"cta", "cluster", "gl", "gpu", "sys", "sc", "acq_rel", "acquire", "release"});
     d.expect(0);
-    d.out.run = nothing;
+    d.out.run = fence;
     return true;
   }
   if (b == "createpolicy") {

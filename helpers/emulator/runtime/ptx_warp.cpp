@@ -160,7 +160,7 @@ void sync_lanes(Frame& f, const Instruction& i) { sync_warp(get<uint32_t>(f, i.s
 
 void end_thread(Frame& f, const Instruction& i) { fail("trap", 719, f.pc, i.site, "executes %s", i.site.what); }
 void let_others_run(Frame&, const Instruction&) { yield(); }
-void lanes_here(Frame& f, const Instruction& i) { put(f, i.d[0], uint32_t(active_mask())); }
+void lanes_here(Frame& f, const Instruction& i) { put(f, i.d[0], uint32_t(active_mask(here(f, i)))); }
 
 }  // namespace
 

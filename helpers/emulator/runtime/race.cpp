@@ -1,8 +1,9 @@
 // What orders two accesses is what the CUDA C++ Programming Guide says does: __syncthreads() for the threads of a block,
 // __syncwarp() for the lanes it names; and what the PTX ISA says does: named barriers, and mbarriers for whoever waits
-// after those who arrive. Shuffles, votes and other warp instructions order no memory.
+// after those who arrive; and flags, with the fences around them (race.h). Shuffles, votes and other warp instructions order
+// no memory.
 //
-// Blocks of a launch are ordered by nothing but atomics. Threads that write the same value to one place are left alone, as
+// Blocks of a launch are ordered by nothing but atomics and flags. Threads that write the same value to one place are left alone, as
 // compute-sanitizer's racecheck does by default; and atomics don't race with atomics.
 #include <sys/mman.h>
 
@@ -110,11 +111,10 @@ void raise(std::atomic<uint64_t>& most, uint64_t value) {
   }
 }
 
-void note_across(Worker* w, size_t element, bool write, uint32_t pc, unsigned thread) {
-  Across& a = w->run->across.all[element];
+void note_across(Worker* w, Across::Blocks& blocks, uint32_t pc, unsigned thread) {
   const uint64_t me = across(w->block, pc, thread);
-  raise(write ? a.not_first_write : a.not_first_read, ~me);
-  raise(write ? a.last_write : a.last_read, me);
+  raise(blocks.not_first, ~me);
+  raise(blocks.last, me);
 }
 
 // ---- in a block
@@ -135,7 +135,8 @@ void write_across(Worker* w, const Overwrite& o, const char* base) {
   for (size_t at = o.offset >> shift; at <= (o.offset + o.bytes - 1) >> shift; ++at) {
     const size_t element = w->run->across.begin[o.region] + at;
     Across& a = w->run->across.all[element];
-    note_across(w, element, true, o.pc, o.thread);
+    note_across(w, a.writes, o.pc, o.thread);
+    if (o.offset > at << shift || o.offset + o.bytes < (at + 1) << shift) a.parts = true;
     uint64_t value = uint64_t(1) << 32, none = 0;
     memcpy(&value, base + (at << shift), size_t(1) << shift);
     if (!a.value.compare_exchange_strong(none, value) && none != value) a.differ = true;
@@ -166,8 +167,9 @@ void check_agents(Worker* w, size_t offset, size_t bytes, const Sight& sighting)
 void check_cells(Worker* w, const Memory& m, size_t offset, size_t bytes, Op op, uint32_t pc) {
   Races& r = *w->races;
   const unsigned me = w->current->number, warp = me / kWarp, lane = me % kWarp;
-  const bool atomic = op == Op::Atomic, write = op == Op::Store || op == Op::StoreMatrix || op == Op::AsyncCopy || atomic;
-  const bool between_blocks = m.region != kShared && !atomic && op != Op::AsyncCopy && !w->synchronised;
+  const bool atomic = op == Op::Atomic, strong = atomic || r.strong, write = op == Op::Store || op == Op::StoreMatrix || op == Op::AsyncCopy || atomic;
+  const bool between_blocks = m.region != kShared && !strong && op != Op::AsyncCopy && !w->synchronised;
+  const bool first_atomic = atomic && m.region != kShared && (!w->synchronised || w->only_atomic != 0);
   const uint32_t now = r.tick[me];
   const auto sighting = [&](Wrong wrong, uint32_t other_pc, unsigned other, bool other_writes) {
     return Sighting{wrong,        pc,    other_pc,     uint32_t(offset), uint32_t(bytes), uint16_t(me), uint16_t(other),
@@ -186,9 +188,9 @@ void check_cells(Worker* w, const Memory& m, size_t offset, size_t bytes, Op op,
       if (told_flight != c.pc) note(w, sighting(Wrong::InFlight, told_flight = c.pc, c.thread, true));
       continue;
     }
-    if (written && !(atomic && c.atomic) && told_write != c.pc && !ordered(r, me, c.thread, c.stamp)) {
+    if (written && !(strong && c.strong) && told_write != c.pc && !ordered(r, me, c.thread, c.stamp)) {
       told_write = c.pc;
-      if (write && !atomic && !c.atomic && op != Op::AsyncCopy)
+      if (write && !strong && !c.strong && op != Op::AsyncCopy)
         remember(w, {uint16_t(me), c.thread, m.region, false, pc, c.pc, uint32_t(offset), uint32_t(bytes), {}}, m.base);
       else
         note(w, sighting(Wrong::Race, c.pc, c.thread, true));
@@ -204,11 +206,14 @@ void check_cells(Worker* w, const Memory& m, size_t offset, size_t bytes, Op op,
                             : over(c.reader[1])          ? &c.reader[1]
                             : c.reader[0].warp == warp   ? &c.reader[0]
                                                          : &c.reader[1];
-      if (between_blocks && !written && c.reader[0].stamp <= r.start) note_across(w, m.element + at, false, pc, me);
-      if (mine->warp == warp && mine->stamp == now && mine->bytes == mask)
+      if (between_blocks && !written && c.reader[0].stamp <= r.start) note_across(w, w->run->across.all[m.element + at].reads, pc, me);
+      const uint8_t how = strong ? mask | kStrongly : mask;
+      if (mine->warp == warp && mine->stamp == now && mine->bytes == how)
         mine->lanes |= 1u << lane;
+      else if (strong && is(*mine))
+        continue;  // what isn't strong says more
       else
-        *mine = {now, 1u << lane, pc, uint16_t(warp), mask, uint8_t(lane)};
+        *mine = {now, 1u << lane, pc, uint16_t(warp), how, uint8_t(lane)};
       mine->pc = pc;
       mine->lane = uint8_t(lane);
       continue;
@@ -221,7 +226,7 @@ void check_cells(Worker* w, const Memory& m, size_t offset, size_t bytes, Op op,
           const unsigned l = reader.warp * kWarp + unsigned(__builtin_ctz(rest));
           if (!ordered(r, me, l, reader.stamp)) other = l;
         }
-      if (other != kMaxThreads && told_read != reader.pc)
+      if (other != kMaxThreads && told_read != reader.pc && !(strong && (reader.bytes & kStrongly)))
         note(w, sighting(Wrong::Race, told_read = reader.pc, other, false));
       reader.stamp = 0;
     }
@@ -229,8 +234,9 @@ void check_cells(Worker* w, const Memory& m, size_t offset, size_t bytes, Op op,
     c.pc = pc;
     c.thread = uint16_t(me);
     c.bytes = mask;
-    c.atomic = atomic;
+    c.strong = strong;
     c.in_flight = false;
+    if (first_atomic) note_across(w, w->run->across.all[m.element + at].atomics, pc, me);
   }
   if (write && between_blocks) remember(w, {uint16_t(me), 0, m.region, true, pc, 0, uint32_t(offset), uint32_t(bytes), {}}, m.base);
 }
@@ -284,6 +290,8 @@ void races_begin(Worker* w) {
   r.fenced = false;
   r.agents.clear();
   r.overwrites.clear();
+  r.flags = {};
+  r.strong = false;
 }
 
 void race_access(Worker* w, size_t offset, size_t bytes, Op op, uintptr_t pc) {
@@ -348,7 +356,7 @@ static void race_writes(Worker* w, size_t offset, size_t bytes, unsigned actor, 
     if (pc != 0) c.pc = pc;
     c.thread = uint16_t(actor);
     c.bytes = 3;
-    c.atomic = false;
+    c.strong = false;
     c.in_flight = in_flight;
   }
 }
@@ -364,6 +372,16 @@ void clear(Worker* w, Clock& c) {
   memset(c.known, 0, w->threads * sizeof c.known[0]);
   memset(c.known + kThreads, 0, kAgents * sizeof c.known[0]);
   memset(c.visible, 0, w->threads * sizeof c.visible[0]);
+}
+
+Clock& clock_of(Worker* w, std::unique_ptr<Clock>& c) {
+  if (c == nullptr) {
+    ++w->critical;
+    c.reset(new Clock);
+    --w->critical;
+    clear(w, *c);
+  }
+  return *c;
 }
 
 void release(Worker* w, unsigned thread, Clock& into) {
@@ -417,6 +435,45 @@ void order_block(Worker* w) {
     one_clock(r, first, end, &r.all[first / kWarp]);
     for (unsigned i = first; i < end; ++i) r.everybody.known[i] = r.all[first / kWarp];
   }
+}
+
+// ---- flags
+
+void memory_fence() {
+  Worker* w = worker;
+  if (w == nullptr || w->current == nullptr || w->races == nullptr) return;
+  Flags& flags = w->races->flags;
+  const unsigned me = w->current->number;
+  race_settle(w);
+  ++w->critical;
+  std::unique_ptr<Clock>& seen = flags.seen[me];
+  if (seen != nullptr) acquire(w, me, *seen);
+  seen.reset();
+  Clock& now = clock_of(w, flags.fenced[me]);
+  clear(w, now);
+  release(w, me, now);
+  --w->critical;
+}
+
+void race_flag(Worker* w, const void* flag, unsigned order) {
+  Flags& flags = w->races->flags;
+  if ((order & kReleases) != 0) memory_fence();
+  if (flags.fenced.empty()) return;
+  const unsigned me = w->current->number;
+  ++w->critical;
+  auto told = flags.told.find(reinterpret_cast<uintptr_t>(flag));
+  if (told == flags.told.end() && flags.told.size() >= kFlags) told = flags.told.find(0);
+  if ((order & kReads) != 0 && told != flags.told.end()) {
+    if ((order & kAcquires) != 0) acquire(w, me, *told->second);
+    else join(w, clock_of(w, flags.seen[me]), *told->second);
+  }
+  const auto mine = flags.fenced.find(me);
+  if ((order & kWrites) != 0 && mine != flags.fenced.end()) {
+    if (told == flags.told.end())
+      told = flags.told.emplace(flags.told.size() + 1 < kFlags ? reinterpret_cast<uintptr_t>(flag) : 0, nullptr).first;
+    join(w, clock_of(w, told->second), *mine->second);
+  }
+  --w->critical;
 }
 
 // ---- the async proxy
@@ -569,21 +626,21 @@ void across_end(AcrossBlocks& a, unsigned launch, const Run& run) {
     const Region& r = session.regions[i];
     for (size_t at = 0; at <= (r.bytes - 1) >> cell_shift(r); ++at) {
       const Across& e = a.all[a.begin[i] + at];
-      if (e.last_write == 0) continue;
-      const uint64_t write = ~e.not_first_write, last = e.last_write;
-      const uint64_t reads[] = {e.last_read == 0 ? write : ~e.not_first_read, e.last_read == 0 ? write : e.last_read.load()};
-      const auto same = [](uint64_t x, uint64_t y) { return x >> 32 == y >> 32; };
-      uint64_t one = last, other = write;
-      const char* verb = "writes ";
-      if (same(last, write) || !e.differ) {
-        one = !same(reads[0], write) ? reads[0] : reads[1];
-        verb = "reads ";
-        if (same(one, write)) continue;
-      }
+      if (e.writes.last == 0 || e.parts) continue;
+      const uint64_t other = ~e.writes.not_first;
+      const auto elsewhere = [&](const Across::Blocks& blocks) {  // what another block has done; 0: nothing
+        const auto apart = [&](uint64_t x) { return x >> 32 != other >> 32; };
+        return blocks.last == 0 ? 0 : apart(~blocks.not_first) ? ~blocks.not_first : apart(blocks.last) ? blocks.last.load() : 0;
+      };
+      uint64_t one = e.differ ? elsewhere(e.writes) : 0;
+      const char *verb = "writes ", *how = "";
+      if (one == 0) one = elsewhere(e.reads), verb = "reads ";
+      if (one == 0) one = elsewhere(e.atomics), verb = "changes ", how = " by an atomic";
+      if (one == 0) continue;
       Found& f = found[{pc(one), pc(other)}];
       if (f.count++ > 0) continue;
       f.block = (one >> 32) - 1;
-      f.text = who(one) + " " + verb + r.name + " + " + std::to_string(at << cell_shift(r)) + " B, which " + who(other) +
+      f.text = who(one) + " " + verb + r.name + " + " + std::to_string(at << cell_shift(r)) + " B" + how + ", which " + who(other) +
                " writes on {other}, and nothing orders the two";
     }
   }

@@ -47,14 +47,15 @@ struct AgentReads {
 struct Readers {
   uint32_t stamp, lanes, pc;        // stamp 0: none
   uint16_t warp;
-  uint8_t bytes, lane;              // which of its bytes; the lane that read last
+  uint8_t bytes, lane;              // which of its bytes, and kStrongly; the lane that read last
 };
+constexpr uint8_t kStrongly = 0x80; // see Flags
 
 struct Cell {
   uint32_t stamp, pc;
   uint16_t thread;
   uint8_t bytes;
-  bool atomic : 1, in_flight : 1;
+  bool strong : 1, in_flight : 1;
   Readers reader[2];
 };
 
@@ -82,11 +83,15 @@ struct Overwrite {                  // of what somebody else has written: no rac
 };
 
 // Which blocks have written and read an element of global memory in this launch: the first and the last of each. A block
-// that has taken part in an atomic is ordered with others in ways not followed here: what it does from then on is left out.
+// that has taken part in an atomic, or looked at a flag, is ordered with others in ways not followed here: what it does from
+// then on is left out, but for more atomics by the same instruction. Of these each has an entry, too: they clash with stores.
 struct Across {
-  std::atomic<uint64_t> not_first_write, last_write, not_first_read, last_read;  // as across() packs them; 0: nobody
+  struct Blocks {
+    std::atomic<uint64_t> not_first, last;           // as across() packs them; 0: nobody
+  } writes, reads, atomics;
   std::atomic<uint64_t> value;      // that the first to come has written, and a bit above it
   std::atomic<bool> differ;         // other values have been written too
+  std::atomic<bool> parts;          // somebody has written a part of it: whose part is whose isn't followed
 };
 struct AcrossBlocks {                                // of one launch
   Across* all = nullptr;
@@ -97,6 +102,18 @@ void across_begin(AcrossBlocks&);
 void across_end(AcrossBlocks&, unsigned launch, const struct Run&);
 
 using FoundKey = std::tuple<Wrong, uint32_t, uint32_t>;
+
+// Flags: a thread that reads what another has written there, and then executes a fence, comes after all that the other had
+// done before the fence that stood before its write. (PTX ISA, "Memory Consistency Model", "Release and Acquire Patterns".)
+// Such reads and writes are strong: atomics, accesses with .relaxed, .acquire or .release, and volatile ones, of these a
+// write only if its thread has executed a fence. Two strong accesses don't race.
+constexpr size_t kFlags = 1024;                      // any more of them count as one
+struct Flags {
+  std::map<unsigned, std::unique_ptr<Clock>> fenced; // by thread: what it knew at its last fence
+  std::map<unsigned, std::unique_ptr<Clock>> seen;   // by thread: what flags have told it since; null: nothing
+  std::map<uintptr_t, std::unique_ptr<Clock>> told;  // by the flag's address: what those knew who have written there
+};
+enum Order : uint8_t { kWeak = 0, kStrong = 1, kReads = 2, kWrites = 4, kAcquires = 8, kReleases = 16 };
 
 struct Races {
   Cell *cell, *element = nullptr;                    // of shared memory; of the regions that AcrossBlocks follows
@@ -111,6 +128,8 @@ struct Races {
   std::vector<Agent> agents;
   std::vector<Overwrite> overwrites;
   std::map<FoundKey, Found> found;
+  Flags flags;
+  bool strong = false;                               // so is the access under way
   Races();
   ~Races();
 };
@@ -135,11 +154,13 @@ void race_landed(Worker*, size_t offset, size_t bytes, unsigned actor);
 // What the current thread does with these bytes has to come after what another did with them at the stamp.
 void race_after(Worker*, size_t offset, size_t bytes, unsigned other, uint32_t stamp, uint32_t other_pc, uintptr_t pc);
 void race_unfenced_init(Worker*, size_t offset, uint32_t init_pc, unsigned by, uintptr_t pc);  // of an mbarrier
+void race_flag(Worker*, const void* flag, unsigned order);  // a strong access of the current thread
 void order_lanes(Worker*, unsigned warp, unsigned lanes);  // __syncwarp: what they did before, each of them sees
 void order_block(Worker*);                           // the same for all threads
 void release(Worker*, unsigned thread, Clock&);      // what it did before, and knew, goes into the clock of a barrier
 void acquire(Worker*, unsigned thread, const Clock&);
 void clear(Worker*, Clock&);
+Clock& clock_of(Worker*, std::unique_ptr<Clock>&);   // made when it is first asked for
 void races_collect(Worker*, unsigned launch);
 
 }  // namespace emu

@@ -30,7 +30,22 @@ std::string thread_name(const Worker* w, const Thread* t) {
 
 std::string describe(const Worker* w, const Thread* t) { return thread_name(w, t) + " of " + block_name(w); }
 
-void record(Worker* w, const char* kind, int error, uintptr_t pc, Site site, const std::string& text) {
+// Where in the module a thread is, and the calls that it is in, innermost first: their return addresses, which are what the
+// stack holds of addresses of the module's code.
+struct Calls {
+  uintptr_t pc, outer[4];
+};
+static Calls calls_of(const Module& module, uintptr_t pc, uintptr_t stack, uintptr_t top) {
+  Calls c = {module.executes(pc) ? pc + 1 : 0, {}};  // return addresses point behind their instruction
+  unsigned count = 0;
+  for (stack = (stack + 7) & ~uintptr_t(7); stack + sizeof pc <= top && count < std::size(c.outer); stack += sizeof pc) {
+    const uintptr_t found = *reinterpret_cast<const uintptr_t*>(stack);
+    if (module.executes(found)) (c.pc == 0 ? c.pc : c.outer[count++]) = found;
+  }
+  return c;
+}
+
+static Finding finding(const char* kind, int error, uintptr_t pc, const Site& site, const std::string& text, const Calls* calls) {
   Finding f = {};
   put(f.kind, sizeof f.kind, kind);
   put(f.text, sizeof f.text, text.c_str());
@@ -42,7 +57,14 @@ void record(Worker* w, const char* kind, int error, uintptr_t pc, Site site, con
   if (pc != 0 && dladdr(reinterpret_cast<void*>(pc), &where) != 0) {
     put(f.module, sizeof f.module, where.dli_fname);
     f.offset = pc - reinterpret_cast<uintptr_t>(where.dli_fbase);
+    for (size_t i = 0; calls != nullptr && i < std::size(f.outer); ++i)
+      f.outer[i] = calls->outer[i] == 0 ? 0 : calls->outer[i] - reinterpret_cast<uintptr_t>(where.dli_fbase);
   }
+  return f;
+}
+
+void record(Worker* w, const char* kind, int error, uintptr_t pc, Site site, const std::string& text, const Calls* calls) {
+  Finding f = finding(kind, error, pc, site, text, calls);
   Run& run = *w->run;
   f.block = w->block;
   put(f.kernel, sizeof f.kernel, run.launch->name);
@@ -142,45 +164,58 @@ void record_deadlock(Worker* w) {
              (divergent ? " don't all come to the same barrier:" : " can go on:") + who);
 }
 
+struct Fault {
+  const char* kind;
+  int error;
+  std::string text;
+};
+
+static Fault fault_of(const Stop& stop, const std::string& who, bool overflow) {
+  char address[32];
+  snprintf(address, sizeof address, "0x%zx", reinterpret_cast<size_t>(stop.address));
+  switch (stop.signal) {
+    case SIGFPE: return {"division by zero", 719, who + " divides an integer by zero (on a GPU: an arbitrary quotient)"};
+    case SIGILL:
+    case SIGTRAP: return {"trap", 719, who + " reaches code that can't be reached, or a trap"};
+    case SIGABRT: return {"abort", 719, who + " calls abort(), or throws an exception"};
+    case SIGURG: return {"stopped", 702, "stopped while " + who + " was running"};
+    default:
+      if (overflow) return {"stack overflow", 719, who + " has used up its stack"};
+      return {"illegal address", 700, who + " touches the address " + address + ", where there is nothing"};
+  }
+}
+
 // A signal threw us out of a fiber; the handler has left what it knew in the worker.
 void record_fault(Worker* w) {
-  const int signal = w->fault_signal;
-  w->fault_signal = 0;
-  const std::string who = describe(w, w->faulted);
-  char text[256];
-  const char* kind = "fault";
-  int error = 719;
-  switch (signal) {
-    case SIGFPE:
-      kind = "division by zero";
-      snprintf(text, sizeof text, "%s divides an integer by zero (on a GPU: an arbitrary quotient)", who.c_str());
-      break;
-    case SIGILL:
-    case SIGTRAP:
-      kind = "trap";
-      snprintf(text, sizeof text, "%s reaches code that can't be reached, or a trap", who.c_str());
-      break;
-    case SIGABRT:
-      kind = "abort";
-      snprintf(text, sizeof text, "%s calls abort(), or throws an exception", who.c_str());
-      break;
-    case SIGURG:
-      kind = "stopped";
-      error = 702;
-      snprintf(text, sizeof text, "stopped while %s was running", who.c_str());
-      break;
-    default:
-      if (w->stacks.guards(w->fault_address)) {
-        kind = "stack overflow";
-        snprintf(text, sizeof text, "%s has used up its stack of %zu KB", who.c_str(), kStackBytes >> 10);
-      } else {
-        kind = "illegal address";
-        error = 700;
-        snprintf(text, sizeof text, "%s touches the address 0x%zx, where there is nothing", who.c_str(),
-                 reinterpret_cast<size_t>(w->fault_address));
-      }
-  }
-  record(w, kind, error, w->fault_pc + 1, {}, text);  // +1: return addresses point behind their instruction
+  const Stop stop = w->fault;
+  w->fault = {};
+  const Thread& t = *w->faulted;
+  Fault f = fault_of(stop, describe(w, &t), w->stacks.guards(stop.address));
+  if (!strcmp(f.kind, "stack overflow")) f.text += " of " + std::to_string(kStackBytes >> 10) + " KB";
+  const Calls c = calls_of(w->run->module, stop.pc, std::max(stop.stack, t.stack), stack_top(t));
+  record(w, f.kind, f.error, c.pc == 0 ? stop.pc + 1 : c.pc, {}, f.text, &c);
+}
+
+void record_stop(Worker* w) {
+  const Thread& next = w->thread[w->queue[w->head]];
+  Calls c = {};
+  if (w->queued > 0 && next.state == State::Ready)
+    c = calls_of(w->run->module, 0, reinterpret_cast<uintptr_t>(next.resume), stack_top(next));
+  record(w, "stopped", 702, c.pc, {}, "stopped while " + block_name(w) + " was running", &c);
+}
+
+// The same of the launcher, which nothing else can go wrong behind.
+void record_host_fault(const Host& h) {
+  if (!session.findings.empty()) return;
+  const uintptr_t address = reinterpret_cast<uintptr_t>(h.stop.address), page = guard_bytes();
+  const bool overflow = h.stop.signal == SIGSEGV && h.stop.stack - address + page < 16 * page;  // a little below the stack
+  Fault f = fault_of(h.stop, "fa_launch", overflow);
+  if (h.stop.signal == SIGFPE) f.text = "fa_launch divides an integer by zero";
+  const Calls c = calls_of(h.module, h.stop.pc, overflow ? (address | (page - 1)) + 1 : h.stop.stack, h.stack_top);
+  Finding found = finding(f.kind, f.error, c.pc, {}, f.text, &c);
+  put(found.kernel, sizeof found.kernel, "the launcher");
+  session.findings.push_back(found);
+  session.sticky = f.error;
 }
 
 }  // namespace emu

@@ -34,6 +34,7 @@ constexpr size_t kDescribed = 256 << 10;          // how far the 14 bits of a wg
 constexpr size_t kArena = kStaticArena + (228 << 10);
 constexpr unsigned char kUnwritten = 0, kWritten = 1, kInFlight = 2;  // what has become of a byte of shared memory
 constexpr size_t kSignalStack = 64 << 10;
+constexpr size_t kPrinted = 1 << 20;              // bytes, as CUDA's default: what goes beyond is lost
 
 // ---- what Python hands over and reads back (mirrored with ctypes in native.py)
 struct Region {
@@ -51,7 +52,7 @@ struct Finding {
   char text[4096];                // one sentence
   char file[1024];                // where, if known without a pc
   char module[1024];              // else the library and the offset in it
-  uint64_t offset;
+  uint64_t offset, outer[4];      // outer: calls around it, innermost first, if what is at `offset` is the emulator's own
   int32_t line, error;            // error: a cudaError_t
   uint64_t block;
   char kernel[256];
@@ -61,10 +62,30 @@ struct Counter {
   uint64_t read, written;
 };
 
+// A kernel's library: its constants and __device__ variables, and its code.
+struct Module {
+  uintptr_t begin = 0, end = 0, code_begin = 0, code_end = 0;
+  bool holds(uintptr_t address) const { return address - begin < end - begin; }
+  bool executes(uintptr_t pc) const { return pc - code_begin < code_end - code_begin; }
+};
+
+// Where the OS threads of blocks, and the one that executes fa_launch itself, are thrown out of the reader's code.
+struct Stop {
+  volatile int signal = 0;          // 0: none came
+  void* address = nullptr;
+  uintptr_t pc = 0, stack = 0;      // what was being executed, and its stack pointer
+};
+struct Host {                       // fa_launch, on its way
+  sigjmp_buf escape;
+  Module module;
+  Stop stop;
+  uintptr_t stack_top = 0;
+};
+
 // ---- a CUDA thread
 enum class State : uint8_t { Fresh, Ready, Waiting, Held, Done };  // Held: until its trace has been merged
 
-enum class At : uint8_t { Instruction, NamedBarrier, Mbarrier };  // Instruction: __syncthreads too
+enum class At : uint8_t { Instruction, ActiveMask, NamedBarrier, Mbarrier };  // Instruction: __syncthreads too
 
 struct Thread {
   void* resume;
@@ -79,7 +100,7 @@ struct Thread {
   unsigned place;
   uint64_t phase;
   int answer;                     // what it is told when it goes on
-  bool acquires;
+  bool acquires, undisturbed;
   uintptr_t watched, watched_bytes;  // where on its stack accumulators of wgmma lie
 };
 
@@ -135,7 +156,8 @@ struct Worker {
   const char* dynamic_name = nullptr;  // of the extern array
   size_t static_bytes = 0, static_top = 0, dynamic_bytes = 0, dynamic_base = 0;
   bool my_turn = false, abandoned = false;
-  bool synchronised = false;           // with other blocks: it has executed an atomic, or looked at a volatile variable
+  bool synchronised = false;           // with other blocks: it has executed an atomic, or looked at a flag, in global memory
+  uintptr_t only_atomic = 0;           // the one atomic instruction that made it so; 0: there was none, or more than it
   std::string output;
   // memory
   Stacks stacks;
@@ -152,10 +174,8 @@ struct Worker {
   // faults and stops
   sigjmp_buf escape;
   volatile sig_atomic_t critical = 0;  // in code that a stop must not throw out: it may hold a lock
-  int fault_signal = 0;
+  Stop fault;
   Thread* faulted = nullptr;
-  void* fault_address = nullptr;
-  uintptr_t fault_pc = 0;
   char* signal_stack = nullptr;
 
   Worker();
@@ -176,13 +196,14 @@ struct Run {
   const Launch* launch;
   uint64_t blocks;
   unsigned threads;
-  uintptr_t module_begin = 0, module_end = 0;  // the kernel's own library: constants and __device__ variables
+  Module module;
   std::atomic<uint64_t> next{0}, finished{0}, limit{0};  // blocks at or beyond `limit` are not begun
   std::mutex lock;
   std::condition_variable turned;
   std::atomic<uint64_t> turn{0};               // every block below it has finished
   std::set<uint64_t> early;                    // finished blocks beyond it
   std::map<uint64_t, std::string> output;
+  size_t printed = 0;                          // bytes of it
   std::vector<Finding> findings;
   AcrossBlocks across;
   std::map<uint64_t, std::vector<std::function<void()>>> late;  // by block: bulk copies to global memory that nobody waited for
@@ -218,13 +239,15 @@ void wait();                                   // from inside a fiber: until som
 // From inside a fiber: "thread 5 of block 0 " and the rest of the sentence; the block ends here.
 [[noreturn]] void fail(const char* kind, int error, uintptr_t pc, Site, const char* format, ...)
     __attribute__((format(printf, 5, 6)));
-void record(Worker*, const char* kind, int error, uintptr_t pc, Site, const std::string& text);
+void record(Worker*, const char* kind, int error, uintptr_t pc, Site, const std::string& text, const struct Calls* = nullptr);
+void record_stop(Worker*);                              // it came between two threads
 void record_deadlock(Worker*);
 std::string thread_name(const Worker*, const Thread*);  // "thread 5"
 std::string block_name(const Worker*);                   // "block (0, 1)"
 std::string describe(const Worker*, const Thread*);     // "thread 5 of block (0, 1)"
 std::string place_of(const Worker*, const Site&);        // "file:line", in a form in which Python can put the reader's line
 void record_fault(Worker*);
+void record_host_fault(const Host&);
 // memory.cpp
 void add_counters(Worker*);
 StaticArray shared_array(const Worker*, size_t offset);  // that the offset lies in, or behind
@@ -236,6 +259,9 @@ std::string shared_place(const Worker*, unsigned warp, size_t offset);  // "K_sm
 // ignores says NoAddress. AsyncCopy: the destination in shared memory; its global source is a Load with the same pc.
 // pc: the return address of the call in the kernel.
 void check_access(Op, const void* address, size_t bytes, uintptr_t pc, Site);
+// The same of an access that may be one of a flag, with an Order; before it, of one that reads, `spin`. atomic: its pc, if it is one.
+void strong_access(Op, const void* address, size_t bytes, unsigned order, uintptr_t pc, Site);
+void spin(const void* flag, uintptr_t atomic);
 // A cp.async or a bulk copy to shared memory has been issued, its bytes not yet written; and later the wait that covers it
 // lets it land. In between nobody may touch them. actor: the thread, or the agent whose copy it is.
 void async_issued(void* shared, size_t bytes, unsigned actor, uintptr_t pc, Site);

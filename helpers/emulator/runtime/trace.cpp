@@ -296,8 +296,8 @@ Tracer::~Tracer() {
 }
 
 uint32_t trace_pc(const Worker* w, uintptr_t pc) {
-  const uintptr_t offset = pc - w->run->module_begin;
-  return offset < w->run->module_end - w->run->module_begin ? uint32_t(offset) : 0;
+  const Module& module = w->run->module;
+  return module.holds(pc) ? uint32_t(pc - module.begin) : 0;
 }
 
 void trace_begin(Worker* w) {
@@ -490,7 +490,7 @@ extern "C" void __sanitizer_cov_trace_pc() {
   race_settle(w);
   const uint32_t pc = trace_pc(w, reinterpret_cast<uintptr_t>(__builtin_return_address(0)));
   push_block(w, s, block_key(s, reinterpret_cast<uintptr_t>(__builtin_frame_address(0)), pc), pc);
-  if (s.size < kStreamLimit) return;
+  if (s.size < kStreamLimit || t->undisturbed) return;
   t->state = State::Held;
   trace_stopped(w, t->number / kWarp);
   wait();

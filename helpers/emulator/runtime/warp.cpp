@@ -157,7 +157,4 @@ void sync_warp(unsigned mask, Site site) {
   rendezvous(mask, &nothing, combine_order, site);
 }
 
-// Which lanes run together is the hardware's choice; that every living lane of the warp does is the usual case.
-unsigned active_mask() { return worker->warp[worker->current->number / kWarp].alive; }
-
 }  // namespace emu

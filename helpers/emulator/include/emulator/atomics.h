@@ -7,8 +7,12 @@ namespace emu {
 template <class T, class F>
 __attribute__((no_sanitize("thread"), noinline)) T atomic_update(T* p, Site site, F change) {
   before_atomic(p, sizeof(T), reinterpret_cast<uintptr_t>(__builtin_return_address(0)), site);
-  const T old = *p;
-  *p = change(old);
+  undisturbed(true);  // `change` is traced
+  T old;
+  __builtin_memcpy(&old, p, sizeof old);
+  const T now = change(old);
+  __builtin_memcpy(p, &now, sizeof now);  // no assignment, which a class has as a function that is traced, too
+  undisturbed(false);
   return old;
 }
 }  // namespace emu
@@ -42,7 +46,7 @@ EMU_ATOMIC(atomicDec, unsigned, old == 0 || old > v ? v : old - 1)
 #undef EMU_ATOMIC_INTEGER
 
 template <class T>
-inline T atomicCAS(T* p, T compare, T v, EMU_HERE) {
+inline T atomicCAS(T* p, std::decay_t<T> compare, std::decay_t<T> v, EMU_HERE) {  // the pointer says the type
   static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8, "atomicCAS takes 2, 4 or 8 bytes");
   return emu::atomic_update(p, EMU_SITE("atomicCAS"), [=](T old) { return old == compare ? v : old; });
 }

@@ -7,6 +7,7 @@
 #undef _GLIBCXX_USE_STD_SPEC_FUNCS
 #define _GLIBCXX_USE_STD_SPEC_FUNCS 0
 #include <cmath>
+using std::isfinite, std::isinf, std::isnan, std::signbit;  // CUDA has them without std:: too
 
 namespace emu {
 template <class To, class From>

@@ -30,7 +30,7 @@ unsigned vote(Vote kind, unsigned mask, int predicate, Site);
 unsigned match(unsigned mask, uint64_t value, bool all, Site);  // the lanes with my value; for `all`: the mask, or 0
 unsigned reduce(Reduce kind, unsigned mask, unsigned value, Site);
 void sync_warp(unsigned mask, Site);
-unsigned active_mask();
+unsigned active_mask(Site);
 
 // The general form, for instructions with wider operands: `operand[l]` is what lane l passed, null if it takes no part.
 using Combine = void (*)(void* const operand[32]);
@@ -54,7 +54,9 @@ uint32_t shared_address(const void* generic);  // what ld.shared would take
 // ---- memory
 // Before an atomic: checks the access, and holds the block back until every lower block has finished, so that
 // sums in global memory come out in one order, and the same to the last bit, on any number of cores.
-void before_atomic(const void* address, unsigned bytes, uintptr_t pc, Site);
+void before_atomic(const void* address, unsigned bytes, uintptr_t pc, Site, unsigned order = 0);
+void undisturbed(bool);  // from now on, or no longer: no other thread runs, whatever is traced
+void memory_fence();  // __threadfence and its kin: orders what the thread does with flags, and all else
 extern "C" void* __tsan_memcpy(void* to, const void* from, size_t bytes);
 extern "C" void* __tsan_memmove(void* to, const void* from, size_t bytes);
 extern "C" void* __tsan_memset(void* to, int byte, size_t bytes);

@@ -16,7 +16,7 @@ inline int __syncthreads_count(int p, EMU_HERE) {
   return emu::sync_block(emu::BarrierVote::Count, p, EMU_SITE("__syncthreads_count"));
 }
 inline void __syncwarp(unsigned mask = 0xffffffffu, EMU_HERE) { emu::sync_warp(mask, EMU_SITE("__syncwarp")); }
-inline unsigned __activemask() { return emu::active_mask(); }
+inline unsigned __activemask(EMU_HERE) { return emu::active_mask(EMU_SITE("__activemask")); }
 
 namespace emu {
 template <class T>
