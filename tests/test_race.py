@@ -193,11 +193,11 @@ WRONG = {
     ),
     "a flag set without a fence": (
         "FLAG(int) if (t == 0) {\ns[0] = 7; // there\natomicExch(&flag, 1); }\nif (t == 32) { while (atomicAdd(&flag, 0) == 0) {} __threadfence_block();\nx = s[0]; // here\n}",
-        "race", r"thread 32 of block 0 reads s\[0\], which thread 0 writes on line", "a __threadfence() before it is set",
+        "race", r"thread 32 of block 0 reads s\[0\], which thread 0 writes on line", SYNCTHREADS,
     ),
     "a flag seen without a fence": (
         "FLAG(int) if (t == 0) {\ns[0] = 7; // there\n__threadfence_block(); atomicExch(&flag, 1); }\nif (t == 32) { while (atomicAdd(&flag, 0) == 0) {}\nx = s[0]; // here\n}",
-        "race", r"thread 32 of block 0 reads s\[0\], which thread 0 writes on line", "another after it has been seen",
+        "race", r"thread 32 of block 0 reads s\[0\], which thread 0 writes on line", SYNCTHREADS,
     ),
     "a flag set too early": (
         "FLAG(int) if (t == 0) { __threadfence_block(); atomicExch(&flag, 1);\ns[0] = 7; // there\n}\nif (t == 32) { while (atomicAdd(&flag, 0) == 0) {} __threadfence_block();\nx = s[0]; // here\n}",
@@ -205,7 +205,7 @@ WRONG = {
     ),
     "a lock without fences": (
         "FLAG(int) for (bool done = false; !done;) if (atomicCAS(&flag, 0, 1) == 0) {\ns[0] += t; // here there\natomicExch(&flag, 0); done = true; }",
-        "race", r"s\[0\], which thread", "a flag",
+        "race", r"s\[0\], which thread", SYNCTHREADS,
     ),
     "volatile is no barrier": (
         "__shared__ volatile float s[64]; s[t] = t; __syncthreads(); if (t < 32) {\nx = s[t] + s[t ^ 16]; // there\ns[t] = x; // here\n}",

@@ -21,8 +21,7 @@ HINTS = {
     "zero-filled",
     "uninitialised memory": "outputs and workspace hold nothing until a kernel writes them: check that every element is written, "
     "and by whom",
-    "race": "a __syncthreads() has to stand between the two, on every way from the one to the other; or a flag, with a __threadfence() "
-    "before it is set and another after it has been seen",
+    "race": "a __syncthreads() has to stand between the two, on every way from the one to the other",
     "race between blocks": "blocks run in any order, and together: give each its own part of the output, or use atomics, "
     "and clear what these add to before the launch",
     "race in a warp": "lanes of a warp need a __syncwarp() between the two: they don't run in lock step",
