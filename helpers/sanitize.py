@@ -447,7 +447,7 @@ EXPLANATIONS = [
     ("[23]0.grid.1", "division by zero*", "X-ray alone", "an integer division by zero doesn't stop a GPU: the block goes on with some number, and touches nothing it "
      "shouldn't"),
     ("22.bound-*.[56]", "out of bounds*", "X-ray alone", REGISTERS),
-    ("22.bound-too-wide.4", "abort*", "X-ray alone", REGISTERS),
+    ("22.bound-too-wide.4", "local array overrun*", "X-ray alone", REGISTERS),
     ("2[02].thread-index.[29]", "out of bounds*", "X-ray alone", "what a block is to do is never written to shared memory, which no tool of compute-sanitizer knows; what a GPU has "
      "there leads to no wrong access"),
     ("21.thread-index.4", "out of bounds*", "X-ray alone", "one row past an array in shared memory: memcheck knows where a block's shared memory ends, not "

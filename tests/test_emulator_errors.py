@@ -169,6 +169,24 @@ def test_a_local_arrays_end_may_be_pointed_at():
     assert run(body).tolist() == [4.0] * 32
 
 
+@pytest.mark.parametrize("count", [8, 100])
+def test_a_local_array_overrun_by_a_pointer(count):
+    """No index says how far it goes: told at the end of the function whose array it is, before it returns to nowhere."""
+    loop = "for (int i = 0; i < COUNT; ++i) p[i] = in[i % n];".replace("COUNT", str(count))
+    before = f"""
+__device__ void fill(float* p, const float* in, int n) {{ {loop} }}
+__device__ __noinline__ float third(const float* in, int n) {{
+  float r[4];
+  fill(r, in, n);
+  return r[n % 4];
+}} // here
+"""
+    report = failure("out[0] = third(in, n);", before=before, Q=torch.zeros(32))
+    assert "local array overrun in kernel: thread 0 of block 0 has written past the end of a local array" in report
+    right = before.replace(f"< {count}", "< 4")
+    assert run("out[0] = third(in, n);", before=right, Q=torch.ones(32))[0] == 1
+
+
 def test_a_store_past_one_tensor_does_not_land_in_its_neighbour():
     both = torch.zeros(2, 64)
     assert "O + 256 bytes" in failure("out[64 + threadIdx.x] = 1;", both[0], Q=both[1])
@@ -462,6 +480,10 @@ HOST = {
     "in the C library": ("memset(reinterpret_cast<void*>(64), 1, a.Nq);", "illegal address in the launcher"),
     "exception": ("throw 3;", "abort in the launcher: fa_launch calls abort(), or throws an exception"),
     "assertion": ("assert(a.Nq == 0); // here", "abort in the launcher"),
+    "array": ("int grid[2] = {}; grid[a.Nq / 16] = 1; kernel<<<grid[1], 32>>>(a); // here",
+              "out of bounds in the launcher: fa_launch takes element 2 of an array of type int [2]"),
+    "array, by a pointer": ("kernel<<<eight(), 32>>>(a);",
+                            "local array overrun in the launcher: fa_launch has written past the end of a local array"),
     "recursion": ("kernel<<<deep(1), 32>>>(a);", "stack overflow in the launcher: fa_launch has used up its stack"),
 }  # fmt: skip
 
@@ -469,9 +491,11 @@ HOST = {
 @pytest.mark.parametrize("name", HOST)
 def test_a_fault_of_the_launcher_is_a_finding(name):
     host, words = HOST[name]
-    source = program(
-        "out[0] = 1;", before="int deep(volatile int n) { return n < 0 ? 0 : deep(n + 1) + n; }", launch=host
-    )
+    before = """
+    int deep(volatile int n) { return n < 0 ? 0 : deep(n + 1) + n; }
+    __attribute__((noinline)) int eight() { volatile int x[4], *p = x; while (p != x + 8) *p++ = 1; return x[0]; }
+    """
+    source = program("out[0] = 1;", before=before, launch=host)
     with pytest.raises(KernelError) as caught:
         launch(build(source), torch.zeros(32))
     assert words in str(caught.value)

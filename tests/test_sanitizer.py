@@ -63,7 +63,11 @@ def sanitize(tool: str, *arguments: str) -> subprocess.CompletedProcess:
     assert sanitizer, "compute-sanitizer is not on PATH; it comes with the CUDA toolkit"
     # Without torch's caching allocator each tensor is an allocation of its own, with bounds the tools know.
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    command = [sanitizer, "--tool", tool, "--error-exitcode", "9", sys.executable, "-c", CALLS, *arguments]
+    command = [sanitizer, "--tool", tool, "--error-exitcode", "9"]
+    if tool == "initcheck":
+        # add_heads of 33 reads what TMA has written, and initcheck doesn't see that (helpers/sanitize.py).
+        command += ["--kernel-name-exclude", "kernel_substring=add_heads"]
+    command += [sys.executable, "-c", CALLS, *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
 
 

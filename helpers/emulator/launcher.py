@@ -41,7 +41,8 @@ RUNTIME_FLAGS = ["-std=c++17", "-O2", "-g1", "-pthread", "-fno-semantic-interpos
 # GPU where C++ leaves it open. A struct that a call takes or gives by value is copied by loads and stores of its own
 # (-fno-elide-constructors): none are seen in the call itself. (addr2line takes DWARF 5's first file for the temporary one that #line renames.)
 KERNEL_FLAGS = """
-    -std=c++17 -O2 -g1 -gdwarf-4 -fsanitize=thread -fno-optimize-sibling-calls -fstack-clash-protection -fno-strict-aliasing -fwrapv
+    -std=c++17 -O2 -g1 -gdwarf-4 -fsanitize=thread -fno-optimize-sibling-calls -fstack-clash-protection -fstack-protector-strong
+    -fno-strict-aliasing -fwrapv
     -fno-delete-null-pointer-checks -fno-math-errno -ffp-contract=off -fno-elide-constructors
 """.split()
 # A second build marks basic blocks too. (A frame that isn't built at once would look like a call of another depth.)

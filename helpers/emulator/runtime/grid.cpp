@@ -70,6 +70,14 @@ void on_signal(int signal, siginfo_t* info, void* context) {
 
 }  // namespace
 
+void fail_launcher(const char* kind, const std::string& text, uintptr_t pc) {
+  Host* h = host;
+  if (h == nullptr) return;
+  h->kind = kind, h->text = text;
+  h->stop.signal = SIGABRT, h->stop.pc = pc, h->stop.stack = reinterpret_cast<uintptr_t>(__builtin_frame_address(0));
+  siglongjmp(h->escape, 1);
+}
+
 void install_signals() {
   struct sigaction action = {};
   action.sa_sigaction = on_signal;

@@ -417,16 +417,28 @@ static bool may_be_shared_row(const Worker* w, const char* type) {
 
 void __ubsan_handle_out_of_bounds(const IndexedArray* array, uint64_t index) {
   Worker* w = worker;
-  if (w == nullptr || w->current == nullptr || may_be_shared_row(w, array->type->name)) return;
+  const bool in_kernel = w != nullptr && w->current != nullptr;
+  if (in_kernel && may_be_shared_row(w, array->type->name)) return;
   const unsigned unused = 64 - std::min(64u, 1u << (array->index->info >> 1));
   const bool negative = array->index->info & 1;
   const long long signed_index = static_cast<long long>(index << unused) >> unused;
   const std::string type(array->type->name + 1, strlen(array->type->name) - 2);
-  fail("out of bounds", 700, EMU_PC, {"", array->file, int(array->line)}, "takes element %lld of an array of type %s",
-       negative ? signed_index : static_cast<long long>(index), type.c_str());
+  const std::string element = negative ? std::to_string(signed_index) : std::to_string(index);
+  const std::string text = "takes element " + element + " of an array of type " + type;
+  if (!in_kernel) return fail_launcher("out of bounds", text, EMU_PC);
+  fail("out of bounds", 700, EMU_PC, {"", array->file, int(array->line)}, "%s", text.c_str());
 }
 
 }  // extern "C"
+
+// What goes by a pointer into a local array is no index, and seen late: when its function returns.
+void local_array_overrun(uintptr_t pc) {
+  static const char* const kind = "local array overrun";
+  static const char* const text = "has written past the end of a local array of the function that ends here";
+  if (worker != nullptr && worker->current != nullptr) fail(kind, 700, pc, {}, "%s", text);
+  fail_launcher(kind, text, pc);
+  abort();
+}
 
 }  // namespace emu
 

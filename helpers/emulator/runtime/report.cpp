@@ -211,6 +211,7 @@ void record_host_fault(const Host& h) {
   const bool overflow = h.stop.signal == SIGSEGV && h.stop.stack - address + page < 16 * page;  // a little below the stack
   Fault f = fault_of(h.stop, "fa_launch", overflow);
   if (h.stop.signal == SIGFPE) f.text = "fa_launch divides an integer by zero";
+  if (!h.kind.empty()) f.kind = h.kind.c_str(), f.text = "fa_launch " + h.text;
   const Calls c = calls_of(h.module, h.stop.pc, overflow ? (address | (page - 1)) + 1 : h.stop.stack, h.stack_top);
   Finding found = finding(f.kind, f.error, c.pc, {}, f.text, &c);
   put(found.kernel, sizeof found.kernel, "the launcher");

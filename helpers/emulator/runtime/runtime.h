@@ -79,6 +79,7 @@ struct Host {                       // fa_launch, on its way
   sigjmp_buf escape;
   Module module;
   Stop stop;
+  std::string kind, text;           // what it did, where no signal says so
   uintptr_t stack_top = 0;
 };
 
@@ -233,6 +234,7 @@ extern Session session;
 // block.cpp
 void run_block(Worker*, uint64_t block);
 [[noreturn]] void leave_block();               // from inside a fiber: the block is abandoned
+void fail_launcher(const char* kind, const std::string& text, uintptr_t pc);  // "fa_launch " and the text: it ends here, if it runs
 uintptr_t stack_top(const Thread&);
 void wait();                                   // from inside a fiber: until someone makes it ready
 // report.cpp

@@ -72,3 +72,9 @@ template <class T>
 inline T named_mbarrier(const char* name, T place) { return noted<name_mbarrier>(name, place); }
 
 }  // namespace emu
+
+// -fstack-protector-strong: a function with an array in its frame comes here instead of returning if what lies behind its
+// arrays has changed. The library's own, so that the C library's, which ends the process, isn't taken.
+extern "C" __attribute__((used, noinline, visibility("hidden"))) void __stack_chk_fail() {
+  emu::local_array_overrun(reinterpret_cast<uintptr_t>(__builtin_return_address(0)));
+}

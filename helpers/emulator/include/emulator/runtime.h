@@ -63,6 +63,7 @@ extern "C" void* __tsan_memset(void* to, int byte, size_t bytes);
 
 // ---- ends
 [[noreturn]] void trap(Site);
+[[noreturn]] void local_array_overrun(uintptr_t pc);
 [[noreturn]] void assertion_failed(const char* expression, Site);
 [[noreturn]] void unsupported(Site);  // Site::what names it
 void yield();                         // let the block's other threads run
