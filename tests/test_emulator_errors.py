@@ -63,7 +63,11 @@ MISTAKES = {
     "null pointer": ("static_cast<float*>(a.workspace[2])[3] = 1; // here", "1, 1", "through a null pointer (address 0xc)"),
     "misaligned": (
         "reinterpret_cast<float4*>(out + 1)[0] = {}; // here", "1, 1",
-        "misaligned in kernel: thread 0 of block 0 writes 16 bytes at address",
+        "misaligned in kernel: thread 0 of block 0 writes 16 bytes at O + 4 bytes, which is no multiple of 16\n",
+    ),
+    "misaligned in shared memory": (
+        "__shared__ float x[8]; reinterpret_cast<float2*>(x + 1)[threadIdx.x] = {}; // here", "1, 2",
+        "misaligned in kernel: thread 0 of block 0 writes 8 bytes at x[1], which is no multiple of 8\n",
     ),
     "shared array overrun": (
         "__shared__ float x[8], y[8]; y[0] = 0; x[threadIdx.x] = 1; // here", "1, 32",
@@ -167,6 +171,12 @@ def test_an_element_of_a_shared_array_may_be_counted_from_another_row():
 def test_a_local_arrays_end_may_be_pointed_at():
     body = "float r[4] = {1, 2, 3, 4}; for (const float *p = r; p != &r[n / 8]; ++p) out[threadIdx.x] = *p;"
     assert run(body).tolist() == [4.0] * 32
+
+
+def test_a_tensor_that_begins_at_no_multiple_says_so():
+    copy = "*reinterpret_cast<float4*>(out) = reinterpret_cast<const float4*>(in)[1]; // here"
+    report = failure(copy, Q=torch.zeros(32)[1:])
+    assert "reads 16 bytes at Q + 16 bytes, which is no multiple of 16 (Q itself begins 4 bytes past one)" in report
 
 
 @pytest.mark.parametrize("count", [8, 100])

@@ -200,7 +200,7 @@ def test_ldmatrix_takes_64_bit_addresses_and_offsets(device):
 
 
 BAD_ROWS = {
-    "base + 16 * lane + 2 * (lane == 9)": "misaligned in kernel: thread 9 of block 0 reads 16 bytes at address",
+    "base + 16 * lane + 2 * (lane == 9)": "misaligned in kernel: thread 9 of block 0 reads 16 bytes at smem + 146 B, which",
     "base + (lane == 31 ? 1024 : 16 * lane)": "thread 31 of block 0 reads 16 bytes at smem + 1024 bytes, 16 past its end",
     "lane == 3 ? 0xfffffff0u : base": "thread 3 of block 0 gives ldmatrix the row address 0xfffffff0, which lies outside of",
 }  # fmt: skip
@@ -507,7 +507,7 @@ BAD_COPIES = {
     '"cp.async.cg.shared.global [%0], [%1], 8;" :: "r"(to), "l"(from)': "copies 8 bytes with cp.async.cg",
     '"cp.async.ca.shared.global [%0], [%1], 8, 9;" :: "r"(to), "l"(from)': "copies 8 bytes, 9 of them from memory",
     '"cp.async.ca.shared.global [%0], [%1], 8;" :: "r"(to + 4), "l"(from)': "misaligned in kernel: thread 0 of block 0 writes 8 bytes",
-    '"cp.async.ca.shared.global [%0], [%1], 8;" :: "r"(to), "l"(from + 1)': "misaligned in kernel: thread 0 of block 0 copies 8 bytes",
+    '"cp.async.ca.shared.global [%0], [%1], 8;" :: "r"(to), "l"(from + 1)': "thread 0 of block 0 copies 8 bytes at Q + 4 bytes, which is no multiple of 8",
     '"cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"(from + 4)': "thread 31 of block 0 reads 16 bytes at Q + 512 bytes, 16 past",
     '"cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to + 16), "l"(from)': "thread 31 of block 0 writes 16 bytes at smem + 512 bytes, 16 past",
     '"cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(1 << 30), "l"(from)': "gives cp.async the address 0x40000000, which lies outside of",

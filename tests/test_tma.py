@@ -249,6 +249,7 @@ WRONG = {
     "a tensor that the map has too large": ("load(place(s), 0, 36);", "out of bounds", "reads 128 bytes at Q .*past its end"),
     "no mbarrier": ("asm volatile(\"cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], 16, [%2];\" ::\"r\"(place(s)), \"l\"(in), \"r\"(place(s + 8)));", "mbarrier", "where no mbarrier has been initialised"),
     "15 bytes": ("bulk_load(place(s), in, 15, place(&full));", "misaligned", "copies 15 bytes with cp.async.bulk"),
+    "from the second element": ("bulk_load(place(s), in + 1, 16, place(&full));", "misaligned", r"from or to Q \+ 4 bytes; both must be multiples of 16"),
     "twice to one place": ("fa::mbarrier_arrive_expect_tx(place(&full), 128); bulk_load(place(s), in, 64, place(&full)); bulk_load(place(s), in, 64, place(&full));", "in flight", "where a copy is under way"),
     "what nobody has written": ("bulk_store(out, place(s), 64);", "uninitialised shared memory", r"lets cp.async.bulk read 64 bytes at s \+ 0 bytes"),
     "unknown": ("asm volatile(\"cp.async.bulk.tensor.2d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%2, %2}], [%3];\" ::\"r\"(place(s)), \"l\"(&map), \"r\"(0), \"r\"(place(&full)));", "unsupported", "im2col"),

@@ -38,8 +38,7 @@ void issue_copy(void* shared, const void* global, size_t bytes, size_t source_by
     fail("inline PTX", 801, pc, site, "copies %zu bytes, %zu of them from memory, with %s: 4, 8 or 16, and no more from memory",
          bytes, source_bytes, site.what);
   if (reinterpret_cast<uintptr_t>(global) % bytes != 0 && source_bytes > 0)
-    fail("misaligned", 716, pc, site, "copies %zu bytes from address 0x%zx, which is no multiple of %zu", bytes,
-         reinterpret_cast<size_t>(global), bytes);
+    misaligned("copies", reinterpret_cast<uintptr_t>(global), bytes, pc, site);
   const char* from = static_cast<const char*>(global);
   for (size_t left = source_bytes, part; left > 0; left -= part, from += part) {  // 12 bytes are read as 8 and 4
     for (part = 16; part > left;) part /= 2;

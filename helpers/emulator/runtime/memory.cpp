@@ -121,6 +121,32 @@ int region_at(uintptr_t address, size_t bytes) {
   return -1;
 }
 
+std::string address_in_words(const Worker* w, uintptr_t address) {
+  const uintptr_t offset = address - reinterpret_cast<uintptr_t>(w->arena);
+  if (offset < kArena) return shared_place(w, w->current->number / kWarp, offset);
+  if (const int region = region_at(address, 1); region >= 0) {
+    const Region& r = session.regions[region];
+    return r.name + (" + " + std::to_string(address - reinterpret_cast<uintptr_t>(r.base))) + " bytes";
+  }
+  char words[32];
+  snprintf(words, sizeof words, "address 0x%zx", size_t(address));
+  return words;
+}
+
+void misaligned(const char* does, uintptr_t address, size_t bytes, uintptr_t pc, Site site) {
+  Worker* w = worker;
+  ++w->critical;
+  const std::string place = address_in_words(w, address);
+  std::string base;
+  if (const int region = region_at(address, 1); region >= 0) {
+    const Region& r = session.regions[region];
+    if (const uintptr_t past = reinterpret_cast<uintptr_t>(r.base) % bytes; past != 0)
+      base = " (" + std::string(r.name) + " itself begins " + std::to_string(past) + " bytes past one)";
+  }
+  --w->critical;
+  fail("misaligned", 716, pc, site, "%s %zu bytes at %s, which is no multiple of %zu%s", does, bytes, place.c_str(), bytes, base.c_str());
+}
+
 namespace {
 
 // An access to anything but the thread's own stack.
@@ -128,8 +154,7 @@ __attribute__((noinline)) void access_beyond_stack(Worker* w, uintptr_t address,
                                                    const Site& site, uintptr_t frame) {
   const bool write = writes(op);
   if (kind == EventKind::Access && (address & (bytes - 1)) != 0)
-    fail("misaligned", 716, pc, site, "%s %zu bytes at address 0x%zx, which is no multiple of %zu", verb(write), bytes,
-         size_t(address), bytes);
+    misaligned(verb(write), address, bytes, pc, site);
   if (w->races != nullptr) race_settle(w);
   const uintptr_t offset = address - reinterpret_cast<uintptr_t>(w->arena);
   if (offset < kArena) {
@@ -201,7 +226,7 @@ std::string shared_place(const Worker* w, unsigned warp, size_t offset) {
   const std::string name = shared_name(w, w->tracer == nullptr ? std::vector<NamedPlace>() : w->tracer->warp[warp].named_now, offset, &begin);
   const StaticArray array = shared_array(w, offset);
   size_t at = offset - begin;
-  if (offset >= w->dynamic_base || array.shape.dims == 0 || array.shape.item == 0)
+  if (offset >= w->dynamic_base || array.shape.dims == 0 || array.shape.item == 0 || at % array.shape.item != 0)
     return at == 0 && array.shape.item == array.bytes ? name : name + " + " + std::to_string(at) + " B";
   size_t element = at / array.shape.item, span = 1;
   std::string indices;

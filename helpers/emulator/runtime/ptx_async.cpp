@@ -247,8 +247,8 @@ Box box_of(const Frame& f, const Instruction& i) {
     const uint32_t bytes = get<uint32_t>(f, i.s[2]);
     const uint64_t global = get(f, i.s[1]);
     if (bytes % 16 != 0 || global % 16 != 0 || bytes == 0)
-      fail("misaligned", 716, f.pc, i.site, "copies %u bytes with %s, from or to the address 0x%llx; both must be multiples of 16", bytes,
-           i.site.what, static_cast<unsigned long long>(global));
+      fail("misaligned", 716, f.pc, i.site, "copies %u bytes with %s, from or to %s; both must be multiples of 16", bytes, i.site.what,
+           address_in_words(worker, global).c_str());
     const unsigned item = i.bytes;
     b.map = {kTensorMap, reinterpret_cast<char*>(global), {bytes / item, 1, 1, 1, 1}, {}, bytes / item, {1, 1, 1, 1}, {1, 1, 1, 1}, 1,
              uint8_t(item), uint8_t(i.offset >> 16), 0};

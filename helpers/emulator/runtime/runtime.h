@@ -255,6 +255,8 @@ void add_counters(Worker*);
 StaticArray shared_array(const Worker*, size_t offset);  // that the offset lies in, or behind
 const char* shared_name(const Worker*, const std::vector<NamedPlace>&, size_t offset, size_t* begin);  // of the array there
 std::string shared_place(const Worker*, unsigned warp, size_t offset);  // "K_smem[12][3]", "K_smem + 384 B"
+std::string address_in_words(const Worker*, uintptr_t);  // the same, "O + 128 bytes", or the address
+[[noreturn]] void misaligned(const char* does, uintptr_t address, size_t bytes, uintptr_t pc, Site);  // to a multiple of bytes
 // One lane's part in a memory instruction, before it happens; instructions that the runtime executes itself call this,
 // lane by lane, each in its own fiber. Fails if the access can't happen: bounds, alignment (to `bytes`), initialisation.
 // LoadMatrix and StoreMatrix: the 16-byte row whose address this lane gives; a lane whose address the instruction
