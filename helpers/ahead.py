@@ -26,7 +26,7 @@ def compile_ahead(kernels: Iterable[Rung | str], *needs: str, arch: str = "sm_90
     """Begins to compile kernels, as many at a time as there are cores, and comes back at once. Whoever needs one of them
     meanwhile waits until it is there; an error is raised then, and not here.
 
-    kernels: as `load(device="cpu")`, `xray` and `sass` take them: rungs, stems, or texts (of more than one line).
+    kernels: rungs, stems, or texts (of more than one line), as `load(device="cpu")` takes them.
     needs: what for: "run" (on the emulator) or "xray"; "cubin" (its registers, for `arch`) or "sass" (its machine code).
     """
     make: dict[str, Callable[[Rung], Any]] = {

@@ -526,14 +526,16 @@ def test_a_launcher_without_end_is_stopped():
         launch(launcher, torch.zeros(32))
 
 
-def test_ctrl_c_stops_a_launcher_without_end():
+def test_ctrl_c_stops_a_launcher_without_end(capsys):
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    launcher = build(program("out[0] = 1;", launch=ENDLESS))
+    source = program("out[0] = 1;", launch=ENDLESS)
+    launcher = build(source)
     threading.Timer(0.3, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)).start()
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         launch(launcher, torch.zeros(32))
     assert time.monotonic() - start < 3
+    assert f"{FILE}:{line_of(source)}: stopped in the launcher" in capsys.readouterr().out
     assert run("out[threadIdx.x] = 7;").tolist() == [7.0] * 32
 
 

@@ -299,8 +299,11 @@ class Launcher:
                     self._raise_finding(library)
                     raise KernelError(f"stopped after {self.timeout:g} s")
                 progress.show()
-        except BaseException:
+        except BaseException as error:
             self._stop(thread, done)
+            if isinstance(error, KeyboardInterrupt) and (finding := self._finding()) is not None:
+                progress.close()
+                print(report(finding, library))  # which line it was that took so long
             raise
         finally:
             progress.close()
