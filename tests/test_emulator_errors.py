@@ -503,7 +503,7 @@ def test_a_fault_of_the_launcher_is_a_finding(name):
     host, words = HOST[name]
     before = """
     int deep(volatile int n) { return n < 0 ? 0 : deep(n + 1) + n; }
-    __attribute__((noinline)) int eight() { volatile int x[4], *p = x; while (p != x + 8) *p++ = 1; return x[0]; }
+    __noinline__ int eight() { volatile int x[4], *p = x; while (p != x + 8) *p++ = 1; return x[0]; }
     """
     source = program("out[0] = 1;", before=before, launch=host)
     with pytest.raises(KernelError) as caught:

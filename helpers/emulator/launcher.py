@@ -41,8 +41,7 @@ RUNTIME_FLAGS = ["-std=c++17", "-O2", "-g1", "-pthread", "-fno-semantic-interpos
 # GPU where C++ leaves it open. A struct that a call takes or gives by value is copied by loads and stores of its own
 # (-fno-elide-constructors): none are seen in the call itself. (addr2line takes DWARF 5's first file for the temporary one that #line renames.)
 KERNEL_FLAGS = """
-    -std=c++17 -O2 -g1 -gdwarf-4 -fsanitize=thread -fno-optimize-sibling-calls -fstack-clash-protection -fstack-protector-strong
-    -fno-strict-aliasing -fwrapv
+    -std=c++17 -O2 -g1 -gdwarf-4 -fsanitize=thread -fno-optimize-sibling-calls -fstack-clash-protection -fno-strict-aliasing -fwrapv
     -fno-delete-null-pointer-checks -fno-math-errno -ffp-contract=off -fno-elide-constructors
 """.split()
 # A second build marks basic blocks too. (A frame that isn't built at once would look like a call of another depth.)
@@ -53,14 +52,16 @@ TRACE_FLAGS = {
 BULK = ("cp.async.bulk.tensor", "cp.async.bulk", "cp.reduce.async.bulk.tensor", "cp.reduce.async.bulk")
 OPS = ("load", "store", "ldmatrix", "stmatrix", "cp.async", "atomic", *BULK)  # as enum Op of runtime.h counts them
 # With the passes off that would split, merge or move accesses. (And, of gcc's, the one that follows variables for a debugger: a
-# fifth of its time, for nothing that the emulator asks of it.)
+# fifth of its time, for nothing that the emulator asks of it.) gcc guards the ends of local arrays in kernels and in what is
+# __noinline__; guarding all functions would take a tenth more of its time.
 COMPILER_FLAGS = {
     "clang": """
-    -fsanitize=array-bounds -fno-vectorize -fno-slp-vectorize -fno-finite-loops
+    -fsanitize=array-bounds -fstack-protector-strong -fno-vectorize -fno-slp-vectorize -fno-finite-loops
     -mllvm -tsan-instrument-func-entry-exit=0 -mllvm -tsan-distinguish-volatile=1
     """.split(),
     "gcc": """
-    -fsanitize=bounds-strict --param tsan-distinguish-volatile=1 --param tsan-instrument-func-entry-exit=0
+    -fsanitize=bounds-strict -fstack-protector-explicit
+    --param tsan-distinguish-volatile=1 --param tsan-instrument-func-entry-exit=0
     -fno-gnu-unique -fno-finite-loops -fno-tree-sra -fno-ipa-sra -fno-tree-vectorize -fno-tree-slp-vectorize -fno-store-merging
     -fno-tree-loop-distribute-patterns -fno-reorder-blocks -fno-reorder-blocks-and-partition -fno-thread-jumps
     -fno-split-paths -fno-tree-tail-merge -fno-crossjumping -fno-tree-dominator-opts -fno-tree-vrp -fno-tree-cselim

@@ -61,6 +61,7 @@ HINTS = {
     "which may run only after it here",
 }
 INCLUDE = str(Path(__file__).parent / "include")
+STANDARD = "/include/c++/"  # the standard library's headers, wherever they are
 PLACE = re.compile(r"\{(\d+)\|([^}]*)\}")  # an offset in the library, and what to say if no line is known for it
 # The name of a struct's own copying: `State::State(State const&)`, `State::operator=(State&&)`.
 COPYING = re.compile(
@@ -71,8 +72,8 @@ CHECKOUT = f"{Path(__file__).resolve().parent.parent.parent}/"
 
 def places(library: Path, offsets: Iterable[int]) -> dict[int, tuple[str, int]]:
     """For each offset of a return address in ``library`` the reader's file and line: of the calls that were inlined
-    there the innermost that is neither in the emulator's headers, nor in ``fa/``, nor a struct's own copying, which stands
-    where the struct is declared. ("", 0) if nothing is known."""
+    there the innermost that is neither in the emulator's or C++'s headers, nor in ``fa/``, nor a struct's own copying, which
+    stands where the struct is declared. ("", 0) if nothing is known."""
     offsets = sorted(offsets)
     found = dict.fromkeys(offsets, ("", 0))
     tool = shutil.which("addr2line")
@@ -84,7 +85,7 @@ def places(library: Path, offsets: Iterable[int]) -> dict[int, tuple[str, int]]:
     for offset, lines in zip(offsets, re.split(r"^0x[0-9a-f]+\n", said, flags=re.MULTILINE)[1:]):
         names, at = lines.splitlines()[::2], lines.splitlines()[1::2]
         chain = [(n, _place(line)) for n, line in zip(names, at) if re.search(r":[1-9]\d*( \(|$)", line)]
-        chain = [(name, place) for name, place in chain if not place.startswith(INCLUDE)]
+        chain = [(name, place) for name, place in chain if not place.startswith(INCLUDE) and STANDARD not in place]
         chain = [(name, place) for name, place in chain if not COPYING.fullmatch(name)] or chain
         readers = [place for _, place in chain if not place.startswith(f"{KERNEL_INCLUDE}/fa/")]
         if chain:

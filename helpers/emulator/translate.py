@@ -24,7 +24,7 @@ BRACKETS, CLOSING = ("(", "[", "{"), (")", "]", "}")
 DEFINE = re.compile(r"([ \t]*#[ \t]*define[ \t]+(\w+))(.*)", re.DOTALL)
 # Names that stand for something else, except after '.', '->' and '::'; the C library's also as std::name.
 SIMPLE = {
-    "__noinline__": "__attribute__((noinline))",
+    "__noinline__": "EMU_GUARDED __attribute__((noinline))",
     "printf": "::emu::print",
     "memcpy": "::emu::__tsan_memcpy",
     "memmove": "::emu::__tsan_memmove",

@@ -20,9 +20,11 @@
 #define __launch_bounds__(...)
 #define __maxnreg__(...)
 #if defined(__clang__)
+#define EMU_GUARDED  // all functions are
 #define __global__ __attribute__((noinline))
 #else
-#define __global__ __attribute__((noipa))  // a kernel is compiled by itself, as on a GPU
+#define EMU_GUARDED __attribute__((stack_protect))
+#define __global__ EMU_GUARDED __attribute__((noipa))  // a kernel is compiled by itself, as on a GPU
 #endif
 
 #include "emulator/runtime.h"

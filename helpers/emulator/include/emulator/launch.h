@@ -73,8 +73,8 @@ inline T named_mbarrier(const char* name, T place) { return noted<name_mbarrier>
 
 }  // namespace emu
 
-// -fstack-protector-strong: a function with an array in its frame comes here instead of returning if what lies behind its
-// arrays has changed. The library's own, so that the C library's, which ends the process, isn't taken.
+// -fstack-protector: a function that is guarded comes here instead of returning if what lies behind its arrays has changed.
+// The kernel's own, so that the C library's, which ends the process, isn't taken.
 extern "C" __attribute__((used, noinline, visibility("hidden"))) void __stack_chk_fail() {
   emu::local_array_overrun(reinterpret_cast<uintptr_t>(__builtin_return_address(0)));
 }
