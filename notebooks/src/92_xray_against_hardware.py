@@ -232,8 +232,15 @@ kernel = load(source=too_far, device="cpu", quiet=True)
 print(xray(kernel, *(torch.randn(1, 1, 64, 64) for _ in range(3))).findings[0])
 
 # %% [markdown]
-# Through a pointer into the array, or by a reference to the element just behind its end (`f(O_reg[8])`), such an access is not seen: it goes to the thread's other variables, as it may on a GPU. Behind the arrays of a kernel the compiler keeps a mark (`-fstack-protector`): a store that goes far enough to change it is reported when the kernel ends, as a `local array overrun` with the line of the closing brace.
-#
+# Through a pointer into the array, or by a reference to the element just behind its end (`f(O_reg[8])`), such an access is not seen: it goes to the thread's other variables, as it may on a GPU. Behind the arrays of a kernel the compiler keeps a mark (`-fstack-protector`): a store that goes far enough to change it is reported when the kernel ends, as a `local array overrun` with the line of the closing brace. One of the broken variants of `22_backward_fp32` (below) loads 64 numbers too many into a row of registers, by `fa::load4(b_reg + c, …)`:
+
+# %%
+[too_wide] = sanitize.chosen(["22.bound-too-wide.4"])
+kernel = load(source=too_wide.source, device="cpu", quiet=True)
+[inputs] = sanitize.emulator_inputs(kernel, too_wide)
+print(xray(kernel, *inputs, **too_wide.options).findings[0])
+
+# %% [markdown]
 # **TMA and wgmma.** In what portions they go to shared memory is not known, and no counter tells: no wavefronts and no bank conflicts are counted there. And that a register of $A$ changes while a `wgmma` may still be reading it is not noticed.
 #
 # **Time, occupancy.** How many blocks share an SM, which instruction waits for which: none of it is a property of the addresses. A wavefront is work; whether anybody waits for it is another question.

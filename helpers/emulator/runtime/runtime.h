@@ -234,7 +234,6 @@ extern Session session;
 // block.cpp
 void run_block(Worker*, uint64_t block);
 [[noreturn]] void leave_block();               // from inside a fiber: the block is abandoned
-void fail_launcher(const char* kind, const std::string& text, uintptr_t pc);  // "fa_launch " and the text: it ends here, if it runs
 uintptr_t stack_top(const Thread&);
 void wait();                                   // from inside a fiber: until someone makes it ready
 // report.cpp
@@ -308,6 +307,7 @@ bool async_progress(Worker*, bool stalled);    // stalled: nobody can run
 // bulk_copy.cpp
 void end_async(Worker*);                       // of a block whose threads have all returned
 // grid.cpp
+void fail_launcher(const char* kind, const std::string& text, uintptr_t pc);  // "fa_launch " and the text: it ends here, if it runs
 void wait_for_turn(Worker*);
 void install_signals();
 void restore_signals();
