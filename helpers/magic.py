@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from .check import check
-from .errors import CompileError, KernelError
-from .kernel import Kernel, load, summary
-from .ladder import Rung
-from .toolkit import ToolkitError
+from .ladder.errors import CompileError, KernelError
+from .ladder.rung import Rung
+from .run.check import check
+from .run.kernel import Kernel, load, summary
+from .toolchain.toolkit import ToolkitError
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -50,8 +50,8 @@ def run_cell(shell: InteractiveShell, line: str, cell: str) -> None:
 
 def _time(kernel: Kernel) -> str:
     """The median time of one call, on a GPU; the emulator's time says nothing about a GPU's."""
-    from . import bench
-    from .reference import random_inputs
+    from .measure import bench
+    from .run.reference import random_inputs
 
     if kernel.backend != "nvcc":
         return ""

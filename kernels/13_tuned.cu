@@ -18,7 +18,7 @@
 // paper:     FlashAttention-2, Algorithm 1 and section 3.3 (arXiv 2307.08691)
 // speed:     H200, N >= 1024: 330 to 380 TFLOP/s at D=64, 345 to 401 at D=128; 1.24 x SDPA FLASH at D=64 and 1.17 x at
 //            D=128, 59 and 63 % of what mma.sync alone gives. At N=512 1.17 x and 1.07 x; least 0.96 x, at D=128 B=8
-//            H=8 N=256. Three stages at D=64 and 48 keys per tile at D=128 there, as helpers/tune.py found.
+//            H=8 N=256. Three stages at D=64 and 48 keys per tile at D=128 there, as helpers/measure/tune.py found.
 #include <fa/args.cuh>
 #include <fa/half.cuh>
 #include <fa/launch.cuh>

@@ -14,18 +14,17 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import fragments
-from ..build import Built, build
-from ..errors import CompileError, KernelError
-from ..ladder import INCLUDE as KERNEL_INCLUDE
-from ..toolkit import ToolkitError, compiler_version, find_compiler
+from ..ladder.errors import CompileError, KernelError
+from ..ladder.paths import INCLUDE as KERNEL_INCLUDE
+from ..toolchain.compile import Built, build
+from ..toolchain.toolkit import ToolkitError, compiler_version, find_compiler
+from . import fragments
 from .native import Counter, Finding, FoundRow, Region, TraceCount, TraceRow, open_runtime
 from .report import finding_of, findings_of, places, report
 from .trace import Access, Request, Trace
 from .translate import TranslationError, unit
 
 if TYPE_CHECKING:
-    import pandas
     import torch
 
 HERE = Path(__file__).parent
@@ -461,29 +460,3 @@ def _copy(to: torch.Tensor, source: torch.Tensor) -> None:
         if to.stride(d) == 0:  # an expanded dimension is one element in memory
             to, source = to.narrow(d, 0, 1), source.narrow(d, 0, 1)
     to.copy_(source)
-
-
-def traffic(kernel: Any, *inputs: torch.Tensor) -> pandas.DataFrame:
-    """Bytes that the kernel's threads ask of each tensor, counted exactly by running it on the emulator.
-
-    ``inputs`` are those of ``kernel(...)``, on any device. Index: tensor; columns: ``bytes_read``, ``bytes_written``,
-    ``size_bytes`` and ``reads_per_byte`` (how often each byte is read). Caches are not modelled: these are requests.
-    """
-    import pandas
-
-    if kernel.backend != "emulator":
-        from ..kernel import load as load_kernel
-
-        kernel = load_kernel(source=kernel.source, device="cpu", quiet=True)
-    kernel(*(t.detach().cpu() for t in inputs))
-    launcher = kernel.launcher
-    rows = {
-        name: {
-            "bytes_read": read,
-            "bytes_written": written,
-            "size_bytes": launcher.sizes[name],
-            "reads_per_byte": read / launcher.sizes[name],
-        }
-        for name, (read, written) in launcher.counters.items()
-    }
-    return pandas.DataFrame.from_dict(rows, orient="index").rename_axis("tensor")

@@ -8,7 +8,8 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..ladder import INCLUDE as KERNEL_INCLUDE
+from ..ladder.paths import INCLUDE as KERNEL_INCLUDE
+from ..ladder.paths import ROOT
 from . import trace
 from .native import Finding, FoundRow
 
@@ -67,7 +68,7 @@ PLACE = re.compile(r"\{(\d+)\|([^}]*)\}")  # an offset in the library, and what 
 COPYING = re.compile(
     r"(?:.*::)?(?P<name>[^:<]+)(?:<.*>)?::(?:operator=|(?P=name))\((?:.*::)?(?P=name)(?:<.*>)?(?: const)?&&?\)"
 )
-CHECKOUT = f"{Path(__file__).resolve().parent.parent.parent}/"
+CHECKOUT = f"{ROOT}/"
 
 
 def places(library: Path, offsets: Iterable[int]) -> dict[int, tuple[str, int]]:

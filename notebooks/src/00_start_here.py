@@ -30,8 +30,7 @@ import pandas as pd
 import torch
 
 from helpers import bench, check, doctor, draw, exercise, load, plot, record, rung, rungs, show, xray
-from helpers.build import build
-from helpers.toolkit import matching_toolkit
+from helpers.toolchain import build, matching_toolkit
 
 device = load("01_naive").device  # "cuda", or "cpu" where the emulator runs the kernels
 

@@ -27,8 +27,7 @@ import pandas as pd
 import torch
 from IPython.display import display
 
-from helpers import bench, check, draw, exercise, load, plot, record, reference, rung, show, xray
-from helpers.emulator import traffic
+from helpers import bench, check, draw, exercise, load, plot, record, reference, rung, show, traffic, xray
 
 torch.manual_seed(0)
 kernel = load("01_naive")

@@ -26,8 +26,7 @@ import pandas as pd
 import torch
 from IPython.display import display
 
-from helpers import bench, check, draw, exercise, load, plot, record, reference, rung, sass, show, xray
-from helpers.emulator import traffic
+from helpers import bench, check, draw, exercise, load, plot, record, reference, rung, sass, show, traffic, xray
 
 kernel = load("02_online_softmax")
 device = kernel.device

@@ -29,8 +29,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from helpers import check, draw, exercise, load, plot, record, reference, rung, show, xray
-from helpers.emulator import traffic
+from helpers import check, draw, exercise, load, plot, record, reference, rung, show, traffic, xray
 
 torch.manual_seed(0)
 kernel = load("03_fa1_fp32")

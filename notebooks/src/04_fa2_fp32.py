@@ -31,9 +31,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from helpers import bench, check, draw, exercise, load, plot, record, reference, rung, sass, show, xray
-from helpers.ahead import compile_ahead
-from helpers.emulator import traffic
+from helpers import check, compile_ahead, load, rung, traffic, xray
+from helpers import bench, draw, exercise, plot, record, reference, sass, show
 
 torch.manual_seed(0)
 kernel = load("04_fa2_fp32")

@@ -91,7 +91,7 @@ print(f"4096 ones, added one by one in fp16: {sum16.item():.0f}; in fp32: {ones.
 # `mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32`
 #
 # It computes $C \mathrel{+}= A B$ with $A$ of $m \times k = 16 \times 16$, $B$ of $16 \times 8$ and $C$ of $16 \times 8$. That is 2048 multiply-adds, where an `FFMA` of a whole warp does 32.
-# The part of a matrix that one lane holds is its **fragment**: 8 elements of $A$, 4 of $B$, 4 of $C$. Which ones is laid down in the PTX ISA ("Matrix Fragments for mma.m16n8k16"), and in this project in `helpers/fragments.py`, from which the emulator's interpreter has them, too:
+# The part of a matrix that one lane holds is its **fragment**: 8 elements of $A$, 4 of $B$, 4 of $C$. Which ones is laid down in the PTX ISA ("Matrix Fragments for mma.m16n8k16"), and in this project in `helpers/emulator/fragments.py`, from which the emulator's interpreter has them, too:
 
 # %%
 A, B, C = fragments.a_fragment, fragments.b_fragment, fragments.c_fragment  # (lane, element) -> (row, column)

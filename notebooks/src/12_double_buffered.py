@@ -34,7 +34,7 @@ device = kernel.device
 # %% [markdown]
 # ## The problem
 #
-# Here is the day of a warp of notebook 11's kernel. A copy of its text, with one more line at each stage of the tile loop, notes the SM's clock (`helpers/timeline.py`). On a GPU the bars are clocks. The emulator has no clock worth the name: there they are places in the *order* of events, those of the other warps counted, and a bar's length says nothing about time.
+# Here is the day of a warp of notebook 11's kernel. A copy of its text, with one more line at each stage of the tile loop, notes the SM's clock (`helpers/measure/timeline.py`). On a GPU the bars are clocks. The emulator has no clock worth the name: there they are places in the *order* of events, those of the other warps counted, and a bar's length says nothing about time.
 
 # %%
 B, H, N = (8, 16, 2048) if device == "cuda" else (1, 1, 384)

@@ -26,8 +26,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from helpers import check, draw_masks, exercise, load, plot, record, reference, schedule, show, xray
-from helpers.museum import for_d64
+from helpers import check, draw_masks, exercise, for_d64, load, plot, record, reference, schedule, show, xray
 
 torch.manual_seed(0)
 kernel = load("20_causal_gqa")

@@ -28,9 +28,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from helpers import check, draw, draw_decode, exercise, load, plot, record, reference, schedule, show, xray
-from helpers.bench_model import CACHES
-from helpers.contract import fewest_pieces
+from helpers import check, fewest_pieces, load, xray
+from helpers import draw, draw_decode, exercise, plot, record, reference, schedule, show, workloads
 
 torch.manual_seed(0)
 kernel = load("21_split_kv")
@@ -43,7 +42,7 @@ device = kernel.device
 
 # %%
 rows = []
-for B, H, Hkv, Nk, D in CACHES[:6]:
+for B, H, Hkv, Nk, D in workloads.CACHES[:6]:
     rows.append((B, H, Hkv, Nk, D, record.kv_bytes(B, Hkv, Nk, D) / 1e9, B * H, B * H / (132 * 2), 1 / 128))
 columns = ["B", "H", "Hkv", "Nk", "D", "cache, GB", "CTAs", "of 264 places", "of their rows in use"]
 pd.DataFrame(rows, columns=columns).style.format({c: "{:.1%}" for c in columns[-2:]} | {"cache, GB": "{:.2f}"})
@@ -67,7 +66,7 @@ draw_decode.roofline(intensities, copy, matmul, record.about("device", "ceilings
 # **What to see.** One query per head can use less than a hundredth of what the tensor cores offer. Whether 15 of 16 rows of an `mma` are wasted is of no interest. A decode step is a **read of the cache**, and its unavoidable time is bytes divided by bandwidth. The yardstick is a copy on the same card (which writes as much as it reads; a kernel that only reads may come out a little above it).
 
 # %%
-for B, _, Hkv, Nk, D in CACHES[:3]:
+for B, _, Hkv, Nk, D in workloads.CACHES[:3]:
     size = record.kv_bytes(B, Hkv, Nk, D)
     print(f"B = {B}, Hkv = {Hkv}, Nk = {Nk}: {size / 1e6:.0f} MB take at least {size / copy / 1e9:.3f} ms per layer")
 
@@ -146,7 +145,7 @@ print(inspect.getsource(fewest_pieces))
 
 # %%
 rows = []
-for B, H, Hkv, Nk, D in CACHES[:8]:
+for B, H, Hkv, Nk, D in workloads.CACHES[:8]:
     alone, places = B * Hkv, 132 * kernel.rung.ctas(D)
     n = fewest_pieces(alone, places, max(1, min(Nk // 256, 1024)))
     waves = -(-n * alone // places)
@@ -190,7 +189,7 @@ def of_shape(samples, shape, dtype="fp16"):
 
 
 # %%
-shape = CACHES[4]
+shape = workloads.CACHES[4]
 B, H, Hkv, Nk, D = shape
 tried = [1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64, 96, 128]
 guesses = {f"{enough} CTAs are enough": enough for enough in (66, 132, 264)}

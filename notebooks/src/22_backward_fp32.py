@@ -26,8 +26,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from helpers import check, draw_backward, draw_pingpong, exercise, load, op, plot, record, reference, sass, show, xray
-from helpers.museum import for_d64
+from helpers import check, for_d64, load, xray
+from helpers import draw_backward, draw_pingpong, exercise, op, plot, record, reference, sass, show
 
 torch.manual_seed(0)
 kernel = load("22_backward_fp32")

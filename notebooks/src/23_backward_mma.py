@@ -29,9 +29,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from helpers import banks, check, draw_backward, draw_proof, exercise, fragments, load, plot, record, sass, show, xray
-from helpers.museum import for_d64
-from helpers.reference import Case
+from helpers import Case, check, for_d64, load, xray
+from helpers import banks, draw_backward, draw_proof, exercise, fragments, plot, record, sass, show
 
 torch.manual_seed(0)
 kernel = load("23_backward_mma")

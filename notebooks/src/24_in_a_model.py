@@ -58,7 +58,7 @@ print(text[text.index(b'The "for" statement') :][:400].decode())
 # %% [markdown]
 # ## The model
 #
-# A GPT of about a hundred lines ([helpers/gpt.py](../helpers/gpt.py)) in plain PyTorch. All that it knows of attention is a pair of functions: `whole`, for a whole sequence under a causal mask, and `step`, for one new token of each sequence against a cache. PyTorch's own and ours:
+# A GPT of about a hundred lines ([helpers/lessons/gpt.py](../helpers/lessons/gpt.py)) in plain PyTorch. All that it knows of attention is a pair of functions: `whole`, for a whole sequence under a causal mask, and `step`, for one new token of each sequence against a cache. PyTorch's own and ours:
 
 # %%
 Code(inspect.getsource(gpt.sdpa) + "\n\n" + inspect.getsource(gpt.kernels), language="python")

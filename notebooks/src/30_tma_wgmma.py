@@ -30,9 +30,8 @@ import pandas as pd
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from helpers import KernelError, check, draw_hopper, exercise, fragments, load, plot, record, rung, sass, show, xray
-from helpers.ahead import compile_ahead, single
-from helpers.fragments import Descriptor
+from helpers import KernelError, check, compile_ahead, load, rung, single, xray
+from helpers import draw_hopper, exercise, fragments, plot, record, sass, show
 
 torch.manual_seed(0)
 kernel = load("30_tma_wgmma")
@@ -240,7 +239,7 @@ for what, instead in announced.items():
 
 # %%
 K_tile = 0x4000
-K_desc = Descriptor(start=K_tile, leading=16, stride=1024, swizzle=128)
+K_desc = fragments.Descriptor(start=K_tile, leading=16, stride=1024, swizzle=128)
 print(f"{K_desc.encode():#018x}")
 draw_hopper.descriptor(K_desc, what="key", title="K, columns 0 to 15 of d: step 0")
 
@@ -274,7 +273,7 @@ print(f"{found} of {64 * 64} elements are where the descriptor says")
 # $O \mathrel{+}= P V_j$ sums over keys: for $V_j$ the summed dimension runs *down* the rows in memory, not along them. In notebook 10 that took `ldmatrix.trans`. Here it is a bit of the instruction (`transB`), and another way to read the same offsets. One step is now 16 whole rows:
 
 # %%
-V_desc = Descriptor(start=0x7000, leading=96 * 128, stride=1024, swizzle=128)
+V_desc = fragments.Descriptor(start=0x7000, leading=96 * 128, stride=1024, swizzle=128)
 draw_hopper.descriptor(V_desc, mn_major=True, what="column", title="V, keys 0 to 15, all 64 columns: step 0")
 
 # %% [markdown]
@@ -559,7 +558,7 @@ plot.recorded("30_tma_wgmma", "forward", beside)
 
 # %%
 # Exercise 30.1
-step6 = Descriptor(start=0x8000, leading=16, stride=1024, swizzle=128)
+step6 = fragments.Descriptor(start=0x8000, leading=16, stride=1024, swizzle=128)
 
 
 # %%
@@ -588,7 +587,7 @@ exercise.verify(
 # <summary>Solution</summary>
 #
 # ```python
-# step6 = Descriptor(start=0x8000 + 128 * 128 + 2 * 32, leading=16, stride=1024, swizzle=128)
+# step6 = fragments.Descriptor(start=0x8000 + 128 * 128 + 2 * 32, leading=16, stride=1024, swizzle=128)
 # ```
 #
 # `fa::k_major_step(6, 128)` in bytes. The leading offset may be anything: with a swizzle as wide as the row it is not looked at.

@@ -30,8 +30,7 @@ from dataclasses import replace
 import pandas as pd
 import torch
 
-from helpers import check, draw_hopper, exercise, load, plot, record, roles, sass, show, xray
-from helpers.ahead import compile_ahead, single
+from helpers import check, compile_ahead, draw_hopper, exercise, load, plot, record, roles, sass, show, single, xray
 
 torch.manual_seed(0)
 kernel = load("31_warp_specialized")

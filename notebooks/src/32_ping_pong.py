@@ -29,11 +29,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from helpers import check, draw_pingpong, exercise, load, overlap, plot, record, roles, rung, sass, schedule, show, xray
-from helpers.ahead import compile_ahead, single
-from helpers.draw_masks import occupancy
-from helpers.reference import Case
-from helpers.scoreboard import speeds
+from helpers import Case, check, compile_ahead, load, rung, single, xray
+from helpers import draw_masks, draw_pingpong, exercise, overlap, plot, record, roles, sass, schedule, scoreboard, show
 
 torch.manual_seed(0)
 compile_ahead(["31_warp_specialized", "32_ping_pong"], "sass")  # in the background, for later
@@ -260,7 +257,7 @@ def from_a_counter(work, speed):
 work = query_tiles(4096, 128, heads=64)
 speed = 1 + 0.03 * np.random.default_rng(0).standard_normal(132)
 runs = {"from a counter": from_a_counter(work, speed), "from lists": from_lists(work, speed)}
-occupancy(runs, 132)
+draw_masks.occupancy(runs, 132)
 
 # %%
 rows = {}
@@ -517,7 +514,7 @@ plot.recorded("32_ping_pong", "matmul", lambda samples: record.of_matmul(samples
 # At $N = 4096$, in fp16 where a rung takes it, on a logarithmic scale. The lines: SDPA FLASH, which is FlashAttention-2; Triton's tutorial kernel and FlashAttention-3, from the study above; cuDNN; cuBLAS's product of two large fp16 matrices; and what the card's [datasheet](https://www.nvidia.com/en-us/data-center/h200/) promises for dense products of 16 bits.
 
 # %%
-plot.staircase(speeds(summit=True))
+plot.staircase(scoreboard.speeds(summit=True))
 
 # %% [markdown]
 # ## What still hurts

@@ -31,10 +31,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from helpers import check, draw_backward, draw_hopper, exercise, fragments, load, plot, record, roles, sass, show, xray
-from helpers.ahead import compile_ahead, single
-from helpers.fragments import Descriptor
-from helpers.reference import Case
+from helpers import Case, check, compile_ahead, load, single, xray
+from helpers import draw_backward, draw_hopper, exercise, fragments, plot, record, roles, sass, show
 
 torch.set_num_threads(1)  # matrices this small are multiplied before a second thread has woken up
 compile_ahead(["23_backward_mma", "33_backward_wgmma"], "sass")  # in the background, for later
@@ -84,7 +82,7 @@ memory = np.empty(64 * 64, int)
 for row, column in np.ndindex(64, 64):
     memory[fragments.swizzled(128 * row + 2 * column, 128) // 2] = tile[row, column]
 
-bits = Descriptor(start=0, leading=16, stride=1024, swizzle=128)
+bits = fragments.Descriptor(start=0, leading=16, stride=1024, swizzle=128)
 wanted = {"along": tile[:, :16], "across": tile[:16].T}  # (mn, k): 64 rows or columns, their first 16 k
 for name, operand in wanted.items():
     for way, mn_major in (("K-major", False), ("MN-major", True)):
@@ -95,7 +93,7 @@ for name, operand in wanted.items():
 # **What to see.** The same tile, and *the same 64 bits* of descriptor. Which way it is read is a bit of the instruction, the last template arguments of `wgmma_mma_async` (1: MN-major). Transposing costs no instruction at all. What differs is how one gets from 16 $k$ to the next, 32 bytes further along the rows, or 16 rows of 128 bytes down; and if the operand is wider than 64 columns, the *leading offset* says where the next panel begins. `fa/sm90.cuh` has a function for each:
 
 # %%
-dO = Descriptor(start=0x8000, leading=128 * 128, stride=1024, swizzle=128)
+dO = fragments.Descriptor(start=0x8000, leading=128 * 128, stride=1024, swizzle=128)
 draw_hopper.descriptor(
     dO, mn_major=True, extent=64, what="d", title="dO as operand B of dV: 16 queries, 64 columns of d"
 )
@@ -688,7 +686,7 @@ plot.recorded("33_backward_wgmma", "steps", drafts)
 
 # %%
 # Exercise 33.1
-mine = Descriptor(start=0, leading=16, stride=1024, swizzle=128)
+mine = fragments.Descriptor(start=0, leading=16, stride=1024, swizzle=128)
 mine_is_mn_major = False
 
 
@@ -718,7 +716,7 @@ exercise.verify(
 # <summary>Solution</summary>
 #
 # ```python
-# mine = Descriptor(start=128 * 128 + 3 * 2048, leading=16, stride=1024, swizzle=128)
+# mine = fragments.Descriptor(start=128 * 128 + 3 * 2048, leading=16, stride=1024, swizzle=128)
 # mine_is_mn_major = True
 # ```
 #

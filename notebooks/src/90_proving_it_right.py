@@ -26,10 +26,7 @@ import math
 import pandas as pd
 import torch
 
-from helpers import check, draw_proof, exercise, load, reference
-from helpers.check import compare
-from helpers.museum import for_d64
-from helpers.reference import Case
+from helpers import Case, check, compare, draw_proof, exercise, for_d64, load, reference
 
 torch.manual_seed(0)
 FA2 = for_d64("04_fa2_fp32")  # only what is needed for d = 64: compiles in half the time

@@ -25,8 +25,7 @@
 # %%
 import pandas as pd
 
-from helpers import check, draw_proof, exercise, show, xray
-from helpers.museum import EXHIBITS, UNLABELLED
+from helpers import check, draw_proof, exercise, museum, show, xray
 
 # %% [markdown]
 # ## How to visit
@@ -47,7 +46,7 @@ from helpers.museum import EXHIBITS, UNLABELLED
 # *Known*: [FlashInfer 4267](https://github.com/flashinfer-ai/flashinfer/issues/4267): the maximum began at −50000; a row of a real model had all its scores below that, and its output was zero.
 
 # %%
-exhibit = EXHIBITS["max_from_zero"]
+exhibit = museum.EXHIBITS["max_from_zero"]
 exhibit.diff()
 
 # %%
@@ -76,10 +75,10 @@ exhibit.fix("m_reg[r] = 0.f", "m_reg[r] = -5e4f")
 # When a tile brings a larger maximum, everything summed so far belongs to the old one and has to be multiplied by $\alpha = e^{m - m^{new}}$. Here $O$ is, and $l$ is not. **Predict**: at which $N$ does it begin to show ($B_c = 64$)? In all rows?
 
 # %%
-EXHIBITS["l_not_rescaled"].diff()
+museum.EXHIBITS["l_not_rescaled"].diff()
 
 # %%
-EXHIBITS["l_not_rescaled"].visit()
+museum.EXHIBITS["l_not_rescaled"].visit()
 
 # %% [markdown]
 # **What to see.** One tile: exact. More: whole rows are wrong, all columns alike, and some rows are right: those whose largest score lies in the first tile, so that $\alpha = 1$ ever after. About a quarter of the rows should be right here, four tiles having equal chances; count the light ones. Stripes across all columns are the mark of anything that is *one number per row*: $m$, $l$, $\alpha$.
@@ -87,7 +86,7 @@ EXHIBITS["l_not_rescaled"].visit()
 # **Fix.** `l = l * alpha + row_sum`. $O$ and $l$ are the same sum, with and without $V$, so whatever is done to one has to be done to the other.
 
 # %%
-EXHIBITS["l_not_rescaled"].fix()
+museum.EXHIBITS["l_not_rescaled"].fix()
 
 # %% [markdown]
 # ### Zero is not nothing
@@ -97,10 +96,10 @@ EXHIBITS["l_not_rescaled"].fix()
 # *Known*: FlashInfer's block-sparse kernel, [pull request 5090](https://github.com/flashinfer-ai/flashinfer/pull/5090): out-of-bounds keys zero-filled by the copy engine "produced score=0, giving exp(0)=1 softmax weight".
 
 # %%
-EXHIBITS["tail_not_masked"].diff()
+museum.EXHIBITS["tail_not_masked"].diff()
 
 # %%
-EXHIBITS["tail_not_masked"].visit()
+museum.EXHIBITS["tail_not_masked"].visit()
 
 # %% [markdown]
 # **What to see.** Every row and column, by about the same factor: with $N = 100$ there are 28 intruders beside 100 keys, so the denominator is too large and $O$ too small, and LSE too large everywhere. Any test whose $N$ is a multiple of the tile passes. That is why the case list has lengths one off every tile edge.
@@ -108,7 +107,7 @@ EXHIBITS["tail_not_masked"].visit()
 # **Fix.** Scores past the last key become $-\infty$ before the maximum is taken. Filling $K$ and $V$ with zeros is still needed: zero times garbage is not zero (room 2).
 
 # %%
-EXHIBITS["tail_not_masked"].fix()
+museum.EXHIBITS["tail_not_masked"].fix()
 
 # %% [markdown]
 # ### Infinity minus infinity
@@ -118,10 +117,10 @@ EXHIBITS["tail_not_masked"].fix()
 # *Known*: [PyTorch 103963](https://github.com/pytorch/pytorch/issues/103963), NaN from `scaled_dot_product_attention` for rows that a mask hides, settled by a [safe softmax](https://github.com/pytorch/pytorch/pull/131060); [Burn 4697](https://github.com/tracel-ai/burn/pull/4697) and others since.
 
 # %%
-EXHIBITS["inf_minus_inf"].diff()
+museum.EXHIBITS["inf_minus_inf"].diff()
 
 # %%
-EXHIBITS["inf_minus_inf"].visit()
+museum.EXHIBITS["inf_minus_inf"].visit()
 
 # %% [markdown]
 # **What to see.** Rows 5, 9 and 13, which are masked; and nothing else. In this kernel the guard protects not only masked rows: a *thread* none of whose elements exists ($N = 100$, 32 lanes, four elements each: seven lanes get nothing) has an empty part of a healthy row, and without the guard its NaN spreads to the whole row in the merge.
@@ -129,7 +128,7 @@ EXHIBITS["inf_minus_inf"].visit()
 # **Fix.** Subtract 0 instead of $m$ where $m$ is $-\infty$: $e^{-\infty - 0} = 0$. And guard the division by $l = 0$ as well.
 
 # %%
-EXHIBITS["inf_minus_inf"].fix()
+museum.EXHIBITS["inf_minus_inf"].fix()
 
 # %% [markdown]
 # ### The output nobody looks at
@@ -139,10 +138,10 @@ EXHIBITS["inf_minus_inf"].fix()
 # *Known*: [PyTorch 181645](https://github.com/pytorch/pytorch/issues/181645): flex attention returned LSE off by a factor of $\ln 2$ with one of its back ends; a conversion was applied twice.
 
 # %%
-EXHIBITS["lse_in_log2"].diff()
+museum.EXHIBITS["lse_in_log2"].diff()
 
 # %%
-EXHIBITS["lse_in_log2"].visit()
+museum.EXHIBITS["lse_in_log2"].visit()
 
 # %% [markdown]
 # **What to see.** $O$ untouched, LSE wrong throughout. The ratio *got / expected* is the diagnosis: $8.2506 / 5.71888 = 1.4427 = \log_2 e$. Ratios that are $\ln 2$, $\log_2 e$, $\sqrt d$, 2 or $B_c / N$ are signatures; divide before you debug.
@@ -150,7 +149,7 @@ EXHIBITS["lse_in_log2"].visit()
 # **Fix.** Multiply by $\ln 2$ once. And check LSE wherever $O$ is checked.
 
 # %%
-EXHIBITS["lse_in_log2"].fix()
+museum.EXHIBITS["lse_in_log2"].fix()
 
 # %% [markdown]
 # ## Room 2 · Stopped at the door
@@ -164,10 +163,10 @@ EXHIBITS["lse_in_log2"].fix()
 # *Known*: [flash-attention-minimal](https://github.com/tspeterkim/flash-attention-minimal/blob/main/flash.cu) asks for $3 \cdot 32 \cdot d \cdot 4 + 4096$ bytes and neither opts in nor looks at the error: at $d = 128$ that is 52 KB, and its output is a tensor of zeros that the kernel would have filled. (Read, not run. To its credit it prints both sizes.)
 
 # %%
-EXHIBITS["no_opt_in"].diff()
+museum.EXHIBITS["no_opt_in"].diff()
 
 # %%
-EXHIBITS["no_opt_in"].visit()
+museum.EXHIBITS["no_opt_in"].visit()
 
 # %% [markdown]
 # **What to see.** Nothing was written, in no time at all. With outputs from `torch.empty` the reader of a benchmark sees a wonderful speed-up. The poison (notebook 90) is what makes "never written" a certainty.
@@ -175,8 +174,8 @@ EXHIBITS["no_opt_in"].visit()
 # **Fix.** Ask for the memory, return every error, and raise it where Python calls. The second line does half of it: it looks at the error, and still doesn't ask.
 
 # %%
-EXHIBITS["no_opt_in"].fix()
-EXHIBITS["no_opt_in"].fix("cudaSuccess", "cudaGetLastError()")
+museum.EXHIBITS["no_opt_in"].fix()
+museum.EXHIBITS["no_opt_in"].fix("cudaSuccess", "cudaGetLastError()")
 
 # %% [markdown]
 # ### A thread that goes home early
@@ -186,10 +185,10 @@ EXHIBITS["no_opt_in"].fix("cudaSuccess", "cudaGetLastError()")
 # *Known*: threads of one block that don't come to the same barrier were [reported by synccheck](https://github.com/ggml-org/llama.cpp/issues/27678) in llama.cpp's tensor-core attention, in a configuration whose ordinary tests pass. (The language leaves open what happens; on today's GPUs a returned thread often doesn't hang the others, and the bug lives on.)
 
 # %%
-EXHIBITS["early_return"].diff()
+museum.EXHIBITS["early_return"].diff()
 
 # %%
-EXHIBITS["early_return"].visit()
+museum.EXHIBITS["early_return"].visit()
 
 # %% [markdown]
 # **What to see.** No map, as there is no output; but who waits where, and who is gone: 144 threads wait, 112 have returned. Those are the threads of rows 36 to 63 of the second query tile, $64 + 36 = 100 = N$.
@@ -197,7 +196,7 @@ EXHIBITS["early_return"].visit()
 # **Fix.** Every thread lives to the end; what is guarded is what it reads and writes.
 
 # %%
-EXHIBITS["early_return"].fix()
+museum.EXHIBITS["early_return"].fix()
 
 # %% [markdown]
 # ### Zero times garbage
@@ -205,10 +204,10 @@ EXHIBITS["early_return"].fix()
 # The weights of keys past the end are 0. So why fill $K$ and $V$ at all? Shared memory holds what the last kernel left there, and if that happens to be the bits of a NaN or an infinity, $0 \cdot \mathrm{NaN} = \mathrm{NaN}$. **Predict**: $N = 100$ is no multiple of the tile, $B_c = 32$. Is it caught there?
 
 # %%
-EXHIBITS["tail_not_filled"].diff()
+museum.EXHIBITS["tail_not_filled"].diff()
 
 # %%
-EXHIBITS["tail_not_filled"].visit()
+museum.EXHIBITS["tail_not_filled"].visit()
 
 # %% [markdown]
 # **What to see.** $N = 100$ passes, and by good right: the last tile's missing rows still hold the keys of the tile before it, finite numbers that get the weight 0. Only where the *first* tile is not full, $N < 32$, memory is read that nobody ever wrote. On a GPU even that passes on most days. The emulator marks every byte of shared memory as unwritten when a block starts.
@@ -216,7 +215,7 @@ EXHIBITS["tail_not_filled"].visit()
 # **Fix.** Store zeros where there is no row.
 
 # %%
-EXHIBITS["tail_not_filled"].fix()
+museum.EXHIBITS["tail_not_filled"].fix()
 
 # %% [markdown]
 # ### Reading a little further
@@ -224,10 +223,10 @@ EXHIBITS["tail_not_filled"].fix()
 # The rows past the end are masked anyway, so why guard the load? The memory behind $K$ usually belongs to somebody: the next head, another tensor, PyTorch's cache.
 
 # %%
-EXHIBITS["past_the_end"].diff()
+museum.EXHIBITS["past_the_end"].diff()
 
 # %%
-EXHIBITS["past_the_end"].visit()
+museum.EXHIBITS["past_the_end"].visit()
 
 # %% [markdown]
 # **What to see.** How far past its end, and in which tensor. On a GPU this goes well until the tensor lies at the end of its allocation, or a NaN lies behind it. (With $0 \cdot \mathrm{NaN}$ again: *nobody* masks $V$.) The same can be read in flash-attention-minimal's loads, which have no bound: the lengths it takes are multiples of 32.
@@ -235,7 +234,7 @@ EXHIBITS["past_the_end"].visit()
 # **Fix.** A predicate per row, and zeros where it is false. Where most tiles are full, test once per tile whether it is.
 
 # %%
-EXHIBITS["past_the_end"].fix()
+museum.EXHIBITS["past_the_end"].fix()
 
 # %% [markdown]
 # ## Room 3 · Right, for the moment
@@ -247,10 +246,10 @@ EXHIBITS["past_the_end"].fix()
 # *Known*: two missing barriers in llama.cpp's attention kernels, found by [racecheck](https://github.com/ggml-org/llama.cpp/pull/13438); two more later, "masked only by codegen/scheduling luck" ([28358](https://github.com/ggml-org/llama.cpp/pull/28358), open when this was written). Missing synchronisation that did give wrong results for some shapes: [FlashMLA-ETAP 3](https://github.com/pengcuo/FlashMLA-ETAP/pull/3).
 
 # %%
-EXHIBITS["no_last_barrier"].diff()
+museum.EXHIBITS["no_last_barrier"].diff()
 
 # %%
-EXHIBITS["no_last_barrier"].visit()
+museum.EXHIBITS["no_last_barrier"].visit()
 
 # %% [markdown]
 # **What to see.** Right at every length. The emulator runs the threads of a block in one of many possible orders, a GPU in another, and in this one nobody happens to be overtaken. The X-ray doesn't ask who won. It keeps, for every piece of shared memory, who wrote and who read it, and reports two accesses that *no barrier orders*: which lines, which threads, which place. (It names the first pair it meets; there are thousands, and the count stands beside it.)
@@ -258,7 +257,7 @@ EXHIBITS["no_last_barrier"].visit()
 # **Fix.** The barrier back in. Notebook 12 gets by with one, by writing to a buffer that nobody reads.
 
 # %%
-EXHIBITS["no_last_barrier"].fix()
+museum.EXHIBITS["no_last_barrier"].fix()
 
 # %% [markdown]
 # ### In lock step
@@ -266,10 +265,10 @@ EXHIBITS["no_last_barrier"].fix()
 # The lanes of a warp execute together, don't they? They did until 2017. Since Volta each has a program counter of its own, and the order of two lanes' accesses is only what `__syncwarp()` makes it.
 
 # %%
-EXHIBITS["no_syncwarp"].diff()
+museum.EXHIBITS["no_syncwarp"].diff()
 
 # %%
-EXHIBITS["no_syncwarp"].visit()
+museum.EXHIBITS["no_syncwarp"].visit()
 
 # %% [markdown]
 # **What to see.** Right again, and three races: a lane reads what its neighbour wrote to `P_smem` a few lines before, and overwrites $m$ and $l$ that the neighbour reads, with nothing between. Today's compilers keep the lanes together here; the next version may not, and no test will say so.
@@ -277,7 +276,7 @@ EXHIBITS["no_syncwarp"].visit()
 # **Fix.** `__syncwarp()`, which costs next to nothing. A shuffle between the two (with a full mask) brings lanes together too, but makes no promise about memory.
 
 # %%
-EXHIBITS["no_syncwarp"].fix()
+museum.EXHIBITS["no_syncwarp"].fix()
 
 # %% [markdown]
 # ## Room 4 · Tensor cores
@@ -289,10 +288,10 @@ EXHIBITS["no_syncwarp"].fix()
 # $V_j$ lies in memory with keys as rows, and $P V$ wants it by columns: `ldmatrix` has a variant that transposes on the way, `.trans`. **Predict**: is LSE right? Are all elements of $O$ wrong, or some?
 
 # %%
-EXHIBITS["no_trans"].diff()
+museum.EXHIBITS["no_trans"].diff()
 
 # %%
-EXHIBITS["no_trans"].visit()
+museum.EXHIBITS["no_trans"].visit()
 
 # %% [markdown]
 # **What to see.** LSE right, $O$ wrong from corner to corner: each 8 × 8 piece of $V$ was transposed in place. The numbers have the right size and look like attention; what they are is a weighted sum of the wrong elements. With $V = 1$ this bug is invisible, as the transpose of a matrix of ones is itself.
@@ -300,7 +299,7 @@ EXHIBITS["no_trans"].visit()
 # **Fix.** `ldmatrix_x4_trans`. And a test with $V$ that isn't constant.
 
 # %%
-EXHIBITS["no_trans"].fix()
+museum.EXHIBITS["no_trans"].fix()
 
 # %% [markdown]
 # ### A swizzle on one side
@@ -308,10 +307,10 @@ EXHIBITS["no_trans"].fix()
 # The swizzle of notebook 11 lets the chunks of a row trade places: chunk $c$ of row $r$ lies at $c \oplus (r \bmod 8)$. Writing and reading have to agree. Here $Q$ is written swizzled and read plainly. **Predict** which rows are right.
 
 # %%
-EXHIBITS["one_sided_swizzle"].diff()
+museum.EXHIBITS["one_sided_swizzle"].diff()
 
 # %%
-EXHIBITS["one_sided_swizzle"].visit()
+museum.EXHIBITS["one_sided_swizzle"].visit()
 
 # %% [markdown]
 # **What to see.** A comb: rows 0, 8, 16, … are right, since $c \oplus 0 = c$; all others were computed from their own row of $Q$ with its chunks out of order. The period of a comb is a number of your code: 8 is the swizzle's, 16 a fragment's, 64 the tile's.
@@ -319,7 +318,7 @@ EXHIBITS["one_sided_swizzle"].visit()
 # **Fix.** One function for the address, used by every reader and every writer. That is what `at()` is for.
 
 # %%
-EXHIBITS["one_sided_swizzle"].fix()
+museum.EXHIBITS["one_sided_swizzle"].fix()
 
 # %% [markdown]
 # ### Waiting for one less
@@ -327,10 +326,10 @@ EXHIBITS["one_sided_swizzle"].fix()
 # `cp.async.wait_group n` waits until *at most n* groups of copies are still on their way. With two stages the tile that is needed now is the newest group: $n = 0$. Here it is 1.
 
 # %%
-EXHIBITS["waits_for_one_less"].diff()
+museum.EXHIBITS["waits_for_one_less"].diff()
 
 # %%
-EXHIBITS["waits_for_one_less"].visit()
+museum.EXHIBITS["waits_for_one_less"].visit()
 
 # %% [markdown]
 # **What to see.** On a GPU this is right whenever the copy has arrived by chance, which at small sizes and with data in the L2 is nearly always. The emulator lets a copy land as late as the program allows, at the wait that covers it, and knows which bytes are *in flight* until then.
@@ -338,7 +337,7 @@ EXHIBITS["waits_for_one_less"].visit()
 # **Fix.** `stages − 2`. Say it aloud: of the groups sent so far, how many may be unfinished when I start to read?
 
 # %%
-EXHIBITS["waits_for_one_less"].fix()
+museum.EXHIBITS["waits_for_one_less"].fix()
 
 # %% [markdown]
 # ### 65504
@@ -348,13 +347,13 @@ EXHIBITS["waits_for_one_less"].fix()
 # *Known*: [metal-flash-attention 8](https://github.com/philipturner/metal-flash-attention/issues/8): scores accumulated in half precision and scaled only afterwards, NaN on a real model's data.
 
 # %%
-EXHIBITS["rounded_scores"].diff()
+museum.EXHIBITS["rounded_scores"].diff()
 
 # %%
-EXHIBITS["rounded_scores"].visit()
+museum.EXHIBITS["rounded_scores"].visit()
 
 # %%
-print(EXHIBITS["rounded_scores"].report("random"))
+print(museum.EXHIBITS["rounded_scores"].report("random"))
 
 # %% [markdown]
 # **What to see.** Overflow: infinity, then infinity minus infinity. And on random inputs, where nothing overflows, $O$ is within its budget and LSE is not: rounding a score to 11 bits is an error of $10^{-3}$, which $O$'s own rounding hides and LSE, an fp32 number, does not. In bf16 nothing would overflow, and the error would be eight times larger.
@@ -362,8 +361,8 @@ print(EXHIBITS["rounded_scores"].report("random"))
 # **Fix.** Keep $S$ in fp32, which is how the tensor cores deliver it. The second line multiplies first and rounds then. **Predict**: does that do?
 
 # %%
-EXHIBITS["rounded_scores"].fix()
-EXHIBITS["rounded_scores"].fix("float(T(S_reg[n][e])) * scale_log2", "float(T(S_reg[n][e] * scale_log2))")
+museum.EXHIBITS["rounded_scores"].fix()
+museum.EXHIBITS["rounded_scores"].fix("float(T(S_reg[n][e])) * scale_log2", "float(T(S_reg[n][e] * scale_log2))")
 
 # %% [markdown]
 # No infinity now, and wrong all the same: in units of log2 these scores are about 14427, where fp16 numbers are 8 apart.
@@ -373,7 +372,7 @@ EXHIBITS["rounded_scores"].fix("float(T(S_reg[n][e])) * scale_log2", "float(T(S_
 # The maps of $O$ (or $P$) side by side. If you remember one picture of this notebook, let it be this one: irregular stripes of rows mean a number per row, $m$, $l$ or $\alpha$; regular ones, a comb, an address computed from the row; one shade everywhere means arithmetic common to all rows, a scale, a tail, an operand; black means infinity or nothing; and an empty map can belong to a wrong kernel too, if its LSE is what is wrong.
 
 # %%
-drawn = [e for e in EXHIBITS.values() if e.caught_by == "check"]
+drawn = [e for e in museum.EXHIBITS.values() if e.caught_by == "check"]
 draw_proof.gallery({e.title: e.report().comparisons[0] for e in drawn}, columns=3)
 
 # %% [markdown]
@@ -384,7 +383,7 @@ by = {"check": "check", "xray": "X-ray: race"}
 rows = [
     (e.title, e.rung, "; ".join(e.case(n).name for n in e.hides) or "–", e.case().name)
     + (by.get(e.caught_by, f"emulator: {e.sign}"),)
-    for e in EXHIBITS.values()
+    for e in museum.EXHIBITS.values()
 ]
 with pd.option_context("display.max_colwidth", None):
     display(
@@ -415,10 +414,10 @@ def mended(exhibit, mend):
 # `04_fa2_fp32` with one line changed.
 
 # %%
-UNLABELLED["A"].visit()
+museum.UNLABELLED["A"].visit()
 
 # %%
-show.region(UNLABELLED["A"].broken, "online_update")
+show.region(museum.UNLABELLED["A"].broken, "online_update")
 
 # %%
 # Exercise 91.1: which columns are wrong, and in which rows?
@@ -427,7 +426,7 @@ mend = ("", "")
 # %%
 exercise.verify(
     "91.1",
-    lambda: mended(UNLABELLED["A"], mend) is not None,
+    lambda: mended(museum.UNLABELLED["A"], mend) is not None,
     hint="half of the columns, in rows whose maximum moved: which loop over columns runs once per tile? See region online_update",
 )
 
@@ -447,7 +446,7 @@ exercise.verify(
 # `04_fa2_fp32` again.
 
 # %%
-UNLABELLED["B"].visit()
+museum.UNLABELLED["B"].visit()
 
 # %%
 # Exercise 91.2: divide got by expected, and look at LSE too
@@ -456,7 +455,7 @@ mend = ("", "")
 # %%
 exercise.verify(
     "91.2",
-    lambda: mended(UNLABELLED["B"], mend) is not None,
+    lambda: mended(museum.UNLABELLED["B"], mend) is not None,
     hint="O is too large and LSE too small, everywhere: which sum has lost a part? See region epilogue",
 )
 
@@ -476,7 +475,7 @@ exercise.verify(
 # `03_fa1_fp32`, and the outputs are right. Mend it so that no wavefront is lost.
 
 # %%
-UNLABELLED["C"].visit()
+museum.UNLABELLED["C"].visit()
 
 # %%
 # Exercise 91.3: which distance between rows puts eight of them into eight different places?
@@ -485,7 +484,7 @@ mend = ("", "")
 
 # %%
 def third_mended():
-    exhibit = UNLABELLED["C"]
+    exhibit = museum.UNLABELLED["C"]
     ray = xray(mended(exhibit, mend), *exhibit.case().inputs)
     assert ray.conflicts == 0, f"{ray.conflicts:,} wavefronts are still lost"
     return True

@@ -27,9 +27,8 @@ import pandas as pd
 import torch
 
 import helpers
-from helpers import agreement, banks, draw_proof, exercise, load, patterns, record, rung, sanitize, show, xray
+from helpers import agreement, banks, draw_proof, exercise, load, museum, patterns, record, rung, sanitize, show, xray
 from helpers.emulator import launcher
-from helpers.museum import EXHIBITS
 
 DEVICE = "nvidia-h200"  # whose records this notebook reads
 
@@ -95,7 +94,7 @@ own("async_copy.cpp", "// A copy lands", 2)
 # %% [markdown]
 # ## Against the counters
 #
-# NVIDIA's profiler `ncu` reads counters in the hardware: sectors, requests, wavefronts, bank conflicts. Three comparisons. **Single accesses**: one warp, one instruction, and hundreds of patterns of addresses, chosen to bring out every rule (strides, broadcasts, pairs, permutations, half-empty warps, swizzles, random ones). **Micro-kernels**: a few lines each, with loops, divergence and function calls, whose counts were also worked out by hand (`tests/microkernels.py`). And **whole kernels**: every rung at $B = 1$, $H = 2$, $N = 256$, $d = 64$, and those for 16-bit inputs at $d = 128$ too.
+# NVIDIA's profiler `ncu` reads counters in the hardware: sectors, requests, wavefronts, bank conflicts. Three comparisons. **Single accesses**: one warp, one instruction, and hundreds of patterns of addresses, chosen to bring out every rule (strides, broadcasts, pairs, permutations, half-empty warps, swizzles, random ones). **Micro-kernels**: a few lines each, with loops, divergence and function calls, whose counts were also worked out by hand (`helpers/evidence/microkernels.py`). And **whole kernels**: every rung at $B = 1$, $H = 2$, $N = 256$, $d = 64$, and those for 16-bit inputs at $d = 128$ too.
 #
 # **Predict**: what share of the points will lie exactly on the diagonal? Which kind of count do you trust least?
 
@@ -282,7 +281,7 @@ except LookupError:
 # - if it fills the same halves of its sectors of 32 bytes: both, the lower ones or the upper ones,
 # - and if $s \oplus d$ is the same: in its two lower bits for all of it, in the third for the line's even sectors and for its odd ones.
 #
-# So an XOR swizzle, which is what the rungs' copies have, is free. Of a warp that copies four lines: conflicts, all wavefronts, and the cycles that one instruction takes when eight warps of an SM issue nothing else (`helpers/patterns_timed.cu`):
+# So an XOR swizzle, which is what the rungs' copies have, is free. Of a warp that copies four lines: conflicts, all wavefronts, and the cycles that one instruction takes when eight warps of an SM issue nothing else (`helpers/evidence/patterns_timed.cu`):
 
 # %%
 TRIED = {
@@ -308,7 +307,7 @@ if copies is not None:
 # %% [markdown]
 # ## Beside compute-sanitizer
 #
-# NVIDIA's `compute-sanitizer` looks for the same kinds of faults on the GPU: *racecheck*, *memcheck*, *initcheck*, *synccheck*. For the comparison the rungs were broken, one place at a time (`helpers/mutants.py`), mostly by rule and some by hand: barriers removed or put into a branch, bounds widened, waits for copies loosened, strides, masks, sizes. The same programs went to both, and so did the rungs as they are.
+# NVIDIA's `compute-sanitizer` looks for the same kinds of faults on the GPU: *racecheck*, *memcheck*, *initcheck*, *synccheck*. For the comparison the rungs were broken, one place at a time (`helpers/evidence/mutants.py`), mostly by rule and some by hand: barriers removed or put into a branch, bounds widened, waits for copies loosened, strides, masks, sizes. The same programs went to both, and so did the rungs as they are.
 
 # %%
 try:
@@ -431,7 +430,7 @@ exercise.verify(
 # The barrier at the end of the loop is missing in this exhibit of notebook 91, and at $N = 256$ the X-ray says so. Find an $N$ at which the same wrong kernel gets a clean X-ray.
 
 # %%
-exhibit = EXHIBITS["no_last_barrier"]
+exhibit = museum.EXHIBITS["no_last_barrier"]
 
 
 def findings(N):

@@ -1,5 +1,5 @@
 // Matrix instructions of a warp. PTX ISA, "Warp Level Matrix Instructions"; which lane holds what is in the tables that
-// are made from helpers/fragments.py. The last lane to come computes for all 32.
+// are made from helpers/emulator/fragments.py. The last lane to come computes for all 32.
 //
 // mma.sync: products are exact in fp32, and a sum starts with C and takes the products in the order of k, each sum rounded
 // to fp32 (an fp16 D is rounded once more, at the end). Tensor cores add several products at a time, in an order

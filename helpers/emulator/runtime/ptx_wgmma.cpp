@@ -10,7 +10,7 @@
 // product has had before, and the product, if the warp has executed an earlier wgmma.fence. A descriptor's base offset is
 // taken for the number of the swizzle pattern's first 128-byte line, as the PTX ISA's formula for it says.
 //
-// Layouts are made from helpers/fragments.py: kC, kA16, kA8tf32, kOperandChunk, kSwizzleWidth. Sums are those of mma.sync
+// Layouts are made from helpers/emulator/fragments.py: kC, kA16, kA8tf32, kOperandChunk, kSwizzleWidth. Sums are those of mma.sync
 // here (ptx_matrix.cpp): they start with D and take the products in the order of k, each rounded to fp32.
 #include <algorithm>
 #include <deque>

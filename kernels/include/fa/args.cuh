@@ -1,5 +1,5 @@
 // The one C interface of every rung: a plain struct of arguments and one launcher.
-// helpers/kernel.py mirrors the struct field by field with ctypes.
+// helpers/ladder/contract.py mirrors the struct field by field with ctypes.
 #pragma once
 #include <cstdint>
 #include <cuda_runtime.h>

@@ -1,5 +1,0 @@
-"""`python -m helpers.doctor`"""
-
-from . import doctor
-
-print(doctor())

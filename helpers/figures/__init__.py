@@ -1,0 +1,1 @@
+"""One style, and the figures that every notebook uses."""

@@ -1,0 +1,120 @@
+"""The look of every figure: a light card that reads on any page, in print and without colour.
+
+Colours are those of Okabe and Ito, told apart by colour-blind readers; lines differ in marker and dash as well.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections.abc import Callable
+
+import matplotlib
+import matplotlib.figure
+from matplotlib.axes import Axes
+
+CARD, INK, MUTED, GRID = "#fbfbfa", "#1c1c1c", "#5c5c5c", "#dcdcd8"
+STYLE = {
+    "figure.facecolor": CARD,
+    "axes.facecolor": CARD,
+    "savefig.facecolor": CARD,
+    "font.size": 10,
+    "font.family": "DejaVu Sans",
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": MUTED,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 10.5,
+    "axes.titlelocation": "left",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.7,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+    "lines.linewidth": 1.7,
+    "lines.markersize": 5.5,
+    "hatch.linewidth": 0.8,
+}
+# colour, marker, dash: every pair differs in at least two of them and in lightness
+RUNGS = [
+    ("#0072b2", "o", "-"),
+    ("#d55e00", "s", "-"),
+    ("#1b9e77", "^", "-"),
+    ("#c2407a", "D", "-"),
+    ("#7a5c00", "v", "-"),
+    ("#000000", "P", "-"),
+    ("#5b5bd6", "X", "-"),
+    ("#00788a", "<", "-"),
+    ("#b3261e", ">", "-"),
+    ("#4d7c0f", "h", "-"),
+    ("#8e24aa", "*", "-"),
+    ("#6d4c41", "p", "-"),
+]
+PEERS = {
+    "SDPA MATH": ("#666666", "x", "--"),
+    "SDPA EFFICIENT": ("#7b3fa0", "+", "-."),
+    "SDPA FLASH": ("#8a6d00", "1", ":"),
+    "SDPA CUDNN": ("#3d8f3d", "2", (0, (5, 1, 1, 1, 1, 1))),
+    "flash_attn": ("#4a4ab0", "3", (0, (1, 1))),
+    "torch.softmax": ("#666666", "x", "--"),
+    "copy": ("#333333", "", (0, (1, 1.5))),
+    "Triton tutorial 06": ("#b05010", "4", (0, (3, 1))),
+    "FlashAttention-3": ("#c01f4f", "|", (0, (6, 2))),
+    "flash_attention_from_scratch 16": ("#00708a", "_", (0, (2, 1))),
+    "cuBLAS": ("#7a4d1d", "", (0, (8, 2, 2, 2))),
+    "datasheet": ("#1c1c1c", "", "-"),
+}
+
+BLUE, ORANGE, GREEN, SAND = "#0072b2", "#d55e00", "#1b9e77", "#f0b060"
+SHADES = ["#dcebf5", "#b5d5ea", "#8bbcdd", "#5fa1cd"]  # light enough for black text, a step of grey apart
+
+
+class Figure(matplotlib.figure.Figure):
+    """A matplotlib figure that shows itself in a notebook once, whatever back end is active."""
+
+    def png(self, dpi: int = 144) -> bytes:
+        """The figure as a PNG file's bytes."""
+        buffer = io.BytesIO()
+        with matplotlib.rc_context(STYLE):
+            self.savefig(buffer, format="png", dpi=dpi, bbox_inches="tight", pad_inches=0.15)
+        return buffer.getvalue()
+
+    def _repr_png_(self) -> tuple[bytes, dict]:
+        data = self.png()
+        width, height = (int.from_bytes(data[i : i + 4], "big") // 2 for i in (16, 20))  # the PNG's IHDR
+        return data, {"width": width, "height": height}
+
+
+def styled(function: Callable[..., Figure]) -> Callable[..., Figure]:
+    """Runs `function` with this module's style and leaves matplotlib's own settings alone."""
+
+    @functools.wraps(function)
+    def wrapper(*args: object, **kwargs: object) -> Figure:
+        with matplotlib.rc_context(STYLE):
+            return function(*args, **kwargs)
+
+    return wrapper
+
+
+def canvas(
+    width: float, height: float, columns: int = 1, title: str = "", **options: object
+) -> tuple[Figure, list[Axes]]:
+    """A figure of `columns` axes side by side, inches; options go to `subplots`."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = list(figure.subplots(1, columns, squeeze=False, **options)[0])
+    if title:
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+    return figure, axes
+
+
+def blank(ax: Axes) -> Axes:
+    """An axes without ticks, grid or frame."""
+    ax.grid(False)
+    ax.set(xticks=[], yticks=[])
+    ax.spines[:].set_visible(False)
+    return ax

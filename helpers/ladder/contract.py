@@ -1,0 +1,417 @@
+"""What a call of a kernel takes: shapes, dtypes, strides and features, checked before the launch with words that say what
+came and what is allowed; and the structs of kernels/include/fa that carry it, mirrored with ctypes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .errors import CallError
+from .rung import IN_TILES, MAX_WORKSPACE, Rung
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TORCH_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}  # in the order of fa_dtype in fa/args.cuh
+
+
+class FaArgs(ctypes.Structure):
+    """`fa_args` of kernels/include/fa/args.cuh, field by field."""
+
+    _fields_ = [
+        ("Q", ctypes.c_void_p),
+        ("K", ctypes.c_void_p),
+        ("V", ctypes.c_void_p),
+        ("O", ctypes.c_void_p),
+        ("LSE", ctypes.c_void_p),
+        ("workspace", ctypes.c_void_p * MAX_WORKSPACE),
+        ("Q_stride", ctypes.c_int64 * 3),
+        ("K_stride", ctypes.c_int64 * 3),
+        ("V_stride", ctypes.c_int64 * 3),
+        ("O_stride", ctypes.c_int64 * 3),
+        ("B", ctypes.c_int32),
+        ("H", ctypes.c_int32),
+        ("Nq", ctypes.c_int32),
+        ("Nk", ctypes.c_int32),
+        ("D", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+    ]
+
+
+class FaModelArgs(FaArgs):
+    """`fa_model_args` of kernels/include/fa/model.cuh, field by field."""
+
+    _fields_ = [
+        ("q_starts", ctypes.c_void_p),
+        ("k_starts", ctypes.c_void_p),
+        ("lengths", ctypes.c_void_p),
+        ("pages", ctypes.c_void_p),
+        ("sequences", ctypes.c_int32),
+        ("max_pages", ctypes.c_int32),
+        ("page", ctypes.c_int32),
+        ("splits", ctypes.c_int32),
+        ("Hkv", ctypes.c_int32),
+        ("causal", ctypes.c_int32),
+        ("window", ctypes.c_int32),
+    ]
+
+
+class FaBackwardArgs(FaModelArgs):
+    """`fa_backward_args` of kernels/include/fa/model.cuh, field by field."""
+
+    _fields_ = [
+        ("dO", ctypes.c_void_p),
+        ("dQ", ctypes.c_void_p),
+        ("dK", ctypes.c_void_p),
+        ("dV", ctypes.c_void_p),
+        ("dO_stride", ctypes.c_int64 * 3),
+        ("dQ_stride", ctypes.c_int64 * 3),
+        ("dK_stride", ctypes.c_int64 * 3),
+        ("dV_stride", ctypes.c_int64 * 3),
+    ]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call, checked and ready to launch: `args` for fa_launch, every tensor it points at by name (workspace last), and
+    the outputs in the order in which a caller gets them."""
+
+    args: FaBackwardArgs
+    tensors: dict[str, Tensor]
+    results: tuple[Tensor, ...]
+
+
+def prepare(
+    rung: Rung,
+    device: str,
+    inputs: tuple[Tensor, ...],
+    *,
+    scale: float | None = None,
+    out: tuple[Tensor, ...] | None = None,
+    **features: Any,
+) -> Call:
+    """Checks one call of `rung` on `device` ("cuda" or "cpu"), allocates what it writes, and fills the arguments in.
+
+    Attention: q (B,H,Nq,D), k and v (B,Hkv,Nk,D) -> o (B,H,Nq,D), lse (B,H,Nq) fp32. Softmax: s (..., N) -> p, lse (...).
+    Backward: q, k, v, o, lse, do -> dq, dk, dv. Each in the rung's dtypes; `features` (FEATURES of ladder.py) as
+    Kernel.__call__ describes them. ValueError names what came and what is allowed.
+    """
+    kind = {"softmax": _softmax, "attention_backward": _backward}.get(rung.op, _attention)
+    count = 3 if rung.op == "attention_backward" else 2
+    if out is not None and len(out) != count:
+        raise CallError(f"out takes {'three' if count == 3 else 'two'} tensors, {len(out)} came")
+    asked = {name: value for name, value in features.items() if value is not None and value is not False}
+    for name in asked:
+        feature = {"cu_seqlens": "varlen"}.get(name, name)
+        if feature not in rung.features:
+            raise CallError(
+                f"{rung.stem} takes no {name}; it takes {', '.join(rung.features) or 'q, k, v and a scale only'}"
+            )
+    return kind(rung, device, inputs, scale, out, asked)
+
+
+def _attention(rung: Rung, device: str, inputs: tuple, scale: float | None, out: Any, asked: dict) -> Call:
+    import torch
+
+    q, k, v = _qkv(rung, device, inputs, "q, k, v")
+    args, tensors = _arguments(rung, q, k, v, scale, asked)
+    if out is None:
+        o, lse = room(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+    else:
+        o, lse = out
+        _require_out("o", o, q.shape, q)
+        _require_out("lse", lse, q.shape[:3], q, torch.float32, contiguous=True)
+    _point(rung, args, O=o)
+    args.LSE = lse.data_ptr()
+    workspace = _workspace(rung, args, q)
+    return Call(args, {**tensors, "O": o, "LSE": lse, **workspace}, (o, lse))
+
+
+def _backward(rung: Rung, device: str, inputs: tuple, scale: float | None, out: Any, asked: dict) -> Call:
+    import torch
+
+    if len(inputs) != 6:
+        raise CallError(f"{rung.stem} takes q, k, v, o, lse, do; {len(inputs)} inputs came")
+    q, k, v = _qkv(rung, device, inputs[:3], "q, k, v, o, lse, do")
+    o, lse, do = inputs[3:]
+    for letter, t in (("o", o), ("do", do)):
+        _require_tensor(rung, device, letter, t)
+        if t.shape != q.shape or t.dtype != q.dtype or t.device != q.device:
+            raise CallError(
+                f"{letter} is {t.dtype} {tuple(t.shape)} on {t.device}; it has to be as q: {q.dtype} {tuple(q.shape)} on {q.device}"
+            )
+    if lse.shape != q.shape[:3] or lse.dtype != torch.float32 or not lse.is_contiguous():
+        raise CallError(f"lse is {lse.dtype} {tuple(lse.shape)}; it has to be contiguous float32 {tuple(q.shape[:3])}")
+    args, tensors = _arguments(rung, q, k, v, scale, asked)
+    if out is None:
+        dq, dk, dv = room(q), room(k), room(v)
+    else:
+        dq, dk, dv = out
+        for letter, result, like in (("dq", dq, q), ("dk", dk, k), ("dv", dv, v)):
+            _require_out(letter, result, like.shape, like)
+    _point(rung, args, O=o, dO=do, dQ=dq, dK=dk, dV=dv)
+    args.LSE = lse.data_ptr()
+    workspace = _workspace(rung, args, q)
+    return Call(
+        args, {**tensors, "O": o, "LSE": lse, "dO": do, "dQ": dq, "dK": dk, "dV": dv, **workspace}, (dq, dk, dv)
+    )
+
+
+def _softmax(rung: Rung, device: str, inputs: tuple, scale: float | None, out: Any, asked: dict) -> Call:
+    import torch
+
+    name = rung.stem
+    if len(inputs) != 1:
+        raise CallError(f"{name} takes one tensor of scores s; {len(inputs)} inputs came")
+    if scale is not None:
+        raise CallError(f"{name} takes no scale; scale the scores first")
+    (s,) = inputs
+    _require_tensor(rung, device, "s", s)
+    if s.dim() == 0 or s.numel() == 0:
+        raise CallError(f"s has shape {tuple(s.shape)}; {name} takes (..., N) with every dimension at least 1")
+    if not s.is_contiguous():
+        raise CallError(
+            f"s has shape {tuple(s.shape)} and strides {s.stride()}; it has to be contiguous: s.contiguous()"
+        )
+    N = s.shape[-1]
+    rows = s.numel() // N
+    if max(rows, N) >= 2**31:
+        raise CallError(f"s has {rows} rows of {N}; both have to be below 2^31")
+    p, lse = out or (torch.empty_like(s), s.new_empty(s.shape[:-1], dtype=torch.float32))
+    _require_out("p", p, s.shape, s, contiguous=True)
+    _require_out("lse", lse, s.shape[:-1], s, torch.float32, contiguous=True)
+    args = FaBackwardArgs(Q=s.data_ptr(), O=p.data_ptr(), LSE=lse.data_ptr(), B=1, H=1, Nq=rows, Nk=N, D=1, scale=1.0)
+    args.dtype, args.Hkv = _dtype_code(s), 1
+    args.Q_stride[:] = args.O_stride[:] = [0, 0, N]
+    workspace = _workspace(rung, args, s)
+    return Call(args, {"Q": s, "O": p, "LSE": lse, **workspace}, (p, lse))
+
+
+def _qkv(rung: Rung, device: str, inputs: tuple, names: str) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v that go together, apart from their lengths."""
+    if len(inputs) != 3:
+        raise CallError(f"{rung.stem} takes {names}; {len(inputs)} inputs came")
+    q, k, v = inputs
+    for letter, t in zip("qkv", inputs, strict=True):
+        _require_tensor(rung, device, letter, t)
+        if t.dim() != 4:
+            raise CallError(f"{letter} has shape {tuple(t.shape)}; {rung.stem} takes four dimensions (B, H, N, D)")
+        if t.numel() == 0:
+            raise CallError(
+                f"{letter} has shape {tuple(t.shape)}, which is empty; every dimension has to be at least 1"
+            )
+    if not q.device == k.device == v.device:
+        raise CallError(f"q, k, v are on {q.device}, {k.device}, {v.device}; they have to be on one device")
+    if not q.dtype == k.dtype == v.dtype:
+        raise CallError(f"q, k, v have dtypes {q.dtype}, {k.dtype}, {v.dtype}; they have to be the same")
+    if k.shape != v.shape:
+        raise CallError(f"k has shape {tuple(k.shape)} and v {tuple(v.shape)}; they have to be the same")
+    if rung.D and q.shape[3] not in rung.D:
+        raise CallError(f"head dimension {q.shape[3]}: {rung.stem} takes D in {', '.join(map(str, rung.D))}")
+    return q, k, v
+
+
+def room(t: Tensor) -> Tensor:
+    """For a result of t's shape (B,H,N,D), in t's order: where the heads of a token lie side by side in t, they do in it."""
+    B, H, N, D = t.shape
+    return t.new_empty(B, N, H, D).transpose(1, 2) if t.stride(1) < t.stride(2) else t.new_empty(t.shape)
+
+
+def _arguments(
+    rung: Rung, q: Tensor, k: Tensor, v: Tensor, scale: float | None, asked: dict
+) -> tuple[FaBackwardArgs, dict]:
+    """The struct with everything about the inputs, and the input tensors by name."""
+    B, H, Nq, D = q.shape
+    Bk, Hkv, Nk, _ = k.shape
+    paged = "pages" in asked
+    heads = Hkv == H or ("gqa" in rung.features and H % Hkv == 0)
+    if not heads or k.shape[3] != D or (not paged and Bk != B):
+        kv_heads = f"a divisor of {H}" if "gqa" in rung.features else str(H)
+        raise CallError(
+            f"q has shape {tuple(q.shape)} and k {tuple(k.shape)}; batch, heads and head dimension have to agree "
+            f"(k: ({'any' if paged else B}, {kv_heads}, any, {D}))"
+        )
+    args = FaBackwardArgs(B=B, H=H, Hkv=Hkv, Nq=Nq, Nk=Nk, D=D, dtype=_dtype_code(q), sequences=B)
+    args.scale = D**-0.5 if scale is None else _number("scale", scale)
+    _point(rung, args, Q=q, K=k, V=v)
+    tensors = {"Q": q, "K": k, "V": v}
+    args.causal = int(bool(asked.get("causal", False)))
+    if "window" in asked:
+        window = asked["window"]
+        if not args.causal or not isinstance(window, int) or window < 1:
+            raise CallError(
+                f"window is {window!r} and causal {bool(args.causal)}; a window counts keys, at least 1, and needs causal=True"
+            )
+        args.window = min(window, 2**30)  # more than there are keys
+    if "cu_seqlens" in asked:
+        if B != 1 or paged or "lengths" in asked:
+            raise CallError(
+                "cu_seqlens goes with a batch dimension of 1, in which all sequences lie one behind the other"
+            )
+        starts = asked["cu_seqlens"]
+        if not isinstance(starts, tuple | list) or len(starts) != 2 or starts[0].shape != starts[1].shape:
+            raise CallError(
+                "cu_seqlens takes two tensors of (sequences + 1) row numbers each, of the queries and of the keys"
+            )
+        for name, t, rows in zip(("q_starts", "k_starts"), starts, (Nq, Nk), strict=True):
+            _require_integers(f"cu_seqlens, {name[0]}", t, q, (t.shape[0],) if t.dim() == 1 else (2,))
+            if t.device.type == "cpu" and (t[0] != 0 or t[-1] != rows or (t.diff() < 0).any()):
+                raise CallError(f"cu_seqlens is {t.tolist()}; it has to rise from 0 to {rows}, the number of rows")
+            tensors[name] = t
+            setattr(args, name, t.data_ptr())
+        args.sequences = starts[0].shape[0] - 1
+    if "lengths" in asked:
+        _require_integers("lengths", asked["lengths"], q, (B,))
+        tensors["lengths"] = asked["lengths"]
+        args.lengths = asked["lengths"].data_ptr()
+    if paged:
+        pages = asked["pages"]
+        if "lengths" not in asked:
+            raise CallError("pages needs lengths, the number of keys in use of each sequence")
+        _require_integers("pages", pages, q, (B, pages.shape[-1]))
+        if pages.device.type == "cpu" and (pages.min() < 0 or pages.max() >= Bk):
+            raise CallError(f"pages names page {int(pages.max())}; k and v have {Bk}")
+        tensors["pages"] = pages
+        args.pages, args.max_pages, args.page = pages.data_ptr(), pages.shape[1], Nk
+        args.Nk = pages.shape[1] * Nk
+    args.splits = _splits(rung, args, q, asked)
+    if "lengths" in asked and (t := asked["lengths"]).device.type == "cpu" and (t.min() < 0 or t.max() > args.Nk):
+        raise CallError(f"lengths are {t.tolist()}; they have to be 0 to {args.Nk}")
+    return args, tensors
+
+
+def _splits(rung: Rung, args: FaBackwardArgs, q: Tensor, asked: dict) -> int:
+    """Pieces to cut the keys into: as asked, or the fewest, of at least 256 keys each, that leave no more than a tenth of the
+    places for CTAs empty in the last wave; if there is no such number, the one that leaves fewest empty."""
+    import torch
+
+    if "splits" in asked:
+        if not isinstance(asked["splits"], int) or not 1 <= asked["splits"] <= 1024:
+            raise CallError(f"splits is {asked['splits']!r}; it has to be 1 to 1024")
+        return asked["splits"]
+    if "splits" not in rung.features:
+        return 1
+    sms = torch.cuda.get_device_properties(q.device).multi_processor_count if q.is_cuda else 4
+    places = sms * rung.ctas(args.D)
+    alone = args.B * args.Hkv * -(-args.Nq * (args.H // args.Hkv) // 16)
+    return fewest_pieces(alone, places, max(1, min(args.Nk // 256, 1024)))
+
+
+def fewest_pieces(ctas: int, places: int, most: int) -> int:
+    """The smallest n up to `most` with which n * ctas CTAs fill nine tenths of the places of every wave, or the best n."""
+
+    def filled(n: int) -> float:
+        return n * ctas / (-(-n * ctas // places) * places)
+
+    return next((n for n in range(1, most + 1) if filled(n) >= 0.9), max(range(1, most + 1), key=filled))
+
+
+def _point(rung: Rung, args: FaBackwardArgs, **tensors: Tensor) -> None:
+    """Pointer and strides of each tensor (dimension of one element: stride 0). Rows have to be contiguous; a rung with a list of D
+    reads them 16 bytes at a time, so each has to start at a multiple."""
+    for letter, t in tensors.items():
+        address, size, (*steps, last) = t.data_ptr(), t.element_size(), t.stride()
+        if last != 1 and t.shape[-1] > 1:
+            name = letter.lower()
+            raise CallError(f"{name} has strides {t.stride()}; the last has to be 1: {name}.contiguous()")
+        steps = [step if n > 1 else 0 for n, step in zip(t.shape, steps)]
+        if rung.D and (address % 16 or any([step * size % 16 for step in steps])):
+            raise CallError(
+                f"{letter.lower()} starts at address {address % 16} modulo 16 and has strides of "
+                f"{[step * size for step in steps if step]} bytes; {rung.stem} reads 16 bytes at a time, "
+                f"so all of them have to be multiples of 16: {letter.lower()}.clone()"
+            )
+        setattr(args, letter, address)
+        getattr(args, f"{letter}_stride")[:] = steps
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise CallError(f"{name} is {value!r}; it has to be a number") from None
+    if not math.isfinite(number):
+        raise CallError(f"{name} is {number}; it has to be finite")
+    return number
+
+
+def _dtype_code(t: Tensor) -> int:
+    return list(TORCH_NAMES.values()).index(str(t.dtype).removeprefix("torch."))
+
+
+def _require_tensor(rung: Rung, device: str, letter: str, t: Any) -> None:
+    import torch
+
+    if not isinstance(t, torch.Tensor):
+        raise CallError(f"{letter} is a {type(t).__name__}; {rung.stem} takes torch tensors")
+    allowed = [TORCH_NAMES[name] for name in rung.dtypes]
+    if str(t.dtype).removeprefix("torch.") not in allowed:
+        told = re.search(r"^// dtypes:", rung.source, re.MULTILINE)
+        why = "" if told else ": its header block has no line `// dtypes:`"
+        raise CallError(f"{letter} is {t.dtype}; {rung.stem} takes {', '.join(allowed)}{why}")
+    if t.requires_grad and torch.is_grad_enabled():
+        raise CallError(
+            f"{letter} asks for a gradient, and {rung.stem} has no backward: pass {letter}.detach(), "
+            "or call it under torch.no_grad()"
+        )
+    if t.device.type != device:
+        mend = f"{letter}.{'cuda' if device == 'cuda' else 'cpu'}()"
+        raise CallError(f"{letter} is on {t.device}, {rung.stem} was loaded for {device}: pass {mend}")
+
+
+def _require_integers(name: str, t: Any, like: Tensor, shape: tuple[int, ...]) -> None:
+    import torch
+
+    if not isinstance(t, torch.Tensor) or t.dtype != torch.int32 or tuple(t.shape) != shape or not t.is_contiguous():
+        what = f"{t.dtype} {tuple(t.shape)}" if isinstance(t, torch.Tensor) else type(t).__name__
+        raise CallError(f"{name} is {what}; it has to be a contiguous int32 tensor {shape}")
+    if t.device != like.device:
+        raise CallError(f"{name} is on {t.device}; it has to be on {like.device}")
+
+
+def _require_out(
+    letter: str, t: Tensor, shape: tuple[int, ...], like: Tensor, dtype: Any = None, contiguous: bool = False
+) -> None:
+    import torch
+
+    dtype = dtype or like.dtype
+    if not isinstance(t, torch.Tensor):
+        raise CallError(f"out: {letter} is a {type(t).__name__}; out takes tensors")
+    if t.shape != shape or t.dtype != dtype or t.device != like.device:
+        raise CallError(
+            f"out: {letter} is {t.dtype} {tuple(t.shape)} on {t.device}; it has to be {dtype} {tuple(shape)} on {like.device}"
+        )
+    if contiguous and not t.is_contiguous():
+        raise CallError(f"out: {letter} has strides {t.stride()}; it has to be contiguous")
+    if any(n > 1 and s == 0 for n, s in zip(t.shape, t.stride())):
+        raise CallError(f"out: {letter} has strides {t.stride()}; its elements have to have places of their own")
+
+
+def workspace_shapes(rung: Rung, args: FaBackwardArgs) -> dict[str, list[int]]:
+    """The shape of each workspace tensor that the header block lists."""
+    sizes = {"rows": args.Nq, "N": args.Nk} if rung.op == "softmax" else {}
+    sizes |= {word: getattr(args, word) for word in ("B", "H", "Hkv", "Nq", "Nk", "D", "splits")}
+    sizes["Hshared"] = args.H if args.H > args.Hkv else 0
+
+    def size(word: str) -> int:
+        if word in sizes:
+            return sizes[word]
+        tile = IN_TILES.fullmatch(word)
+        return -(-args.Nq // int(tile[1])) * int(tile[1]) if tile else int(word)
+
+    return {name: [size(word) for word in dims] for name, dims in rung.workspace}
+
+
+def _workspace(rung: Rung, args: FaBackwardArgs, like: Tensor) -> dict[str, Tensor]:
+    """The fp32 tensors the header block lists, allocated and pointed at."""
+    import torch
+
+    shapes = workspace_shapes(rung, args)
+    tensors = {name: torch.empty(shape, dtype=torch.float32, device=like.device) for name, shape in shapes.items()}
+    args.workspace[: len(tensors)] = [t.data_ptr() for t in tensors.values()]
+    return tensors

@@ -1,0 +1,38 @@
+"""What can go wrong with a kernel, as exceptions that a notebook shows in a few lines."""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+
+from .paths import HELPERS
+
+
+class CompileError(RuntimeError):
+    """The compiler refused the source. The text is the compiler's own, with the reader's file and line."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Jupyter shows this in place of a stack of build machinery."""
+        return [f"CompileError: {self}"]
+
+
+class KernelError(RuntimeError):
+    """A launch failed: CUDA's error with its name and text, or what the emulator found."""
+
+    def _render_traceback_(self) -> list[str]:
+        return _in_short(self, "KernelError")
+
+
+class CallError(ValueError):
+    """A call that a kernel's contract doesn't allow: what came, and what is allowed. It is a ValueError, and says so."""
+
+    def _render_traceback_(self) -> list[str]:
+        return _in_short(self, "ValueError")
+
+
+def _in_short(error: Exception, name: str) -> list[str]:
+    """What Jupyter shows: the reader's own line that called the kernel, and the sentence."""
+    libraries = (str(HELPERS), sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"))
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [frame.line for frame in frames if frame.line and not frame.filename.startswith(libraries)]
+    return [*(f"----> {line}" for line in theirs[-1:]), f"{name}: {error}"]

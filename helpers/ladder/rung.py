@@ -1,0 +1,208 @@
+"""The rungs of the ladder: found by glob in kernels/, described by the header block of each `.cu`."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from .paths import INCLUDE, KERNELS
+
+KEYS = (
+    "idea",
+    "changed",
+    "op",
+    "features",
+    "inputs",
+    "outputs",
+    "dtypes",
+    "D",
+    "workspace",
+    "tiles",
+    "arch",
+    "paper",
+    "speed",
+)
+REQUIRED = ("idea", "op", "dtypes", "arch")
+OPS = ("attention", "softmax", "attention_backward")
+FEATURES = (
+    "causal",
+    "window",
+    "gqa",
+    "varlen",
+    "lengths",
+    "pages",
+    "splits",
+)  # what a call may ask for beyond q, k, v and a scale
+DTYPES = ("fp32", "fp16", "bf16")
+# Hshared: H where query heads share K and V, 0 where each has its own
+DIMENSIONS = ("B", "H", "Hkv", "Hshared", "Nq", "Nk", "D", "splits", "rows", "N")
+IN_TILES = re.compile(r"Nq(\d+)")  # Nq128: Nq in whole tiles of 128
+
+MAX_WORKSPACE = 4  # as many as fa_args has room for
+
+_TITLE = re.compile(r"// (?P<stem>\w+): (?P<title>\S.*)")
+_KEY = re.compile(r"// (?P<key>\w+):\s*(?P<value>.*)")
+_ARCH = re.compile(r"sm_\d{2,3}a?")
+_COMMENT_OR_STRING = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
+_INCLUDE = re.compile(r'^\s*#\s*include\s*[<"](fa/[\w./]+)[>"]', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One kernel file and what its header block says of it.
+
+    `workspace` lists (name, dimension words or numbers), for example ("m", ("B", "H", "Nq")); every workspace tensor is
+    fp32. `features` are those of FEATURES that its launcher takes.
+    """
+
+    stem: str
+    path: Path
+    source: str = field(repr=False)
+    title: str = ""
+    idea: str = ""
+    changed: str = ""
+    op: str = "attention"
+    features: tuple[str, ...] = ()
+    inputs: str = ""
+    outputs: str = ""
+    dtypes: tuple[str, ...] = ("fp32",)
+    D: tuple[int, ...] = ()  # empty: any
+    workspace: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    tiles: str = ""
+    arch: str = "sm_75"
+    paper: str = ""
+    speed: str = ""
+
+    @property
+    def number(self) -> str:
+        """The two digits the stem opens with; empty for a reader's own kernel."""
+        return self.stem[:2] if self.stem[:2].isdigit() else ""
+
+    def ctas(self, D: int) -> int:
+        """CTAs that an SM has place for at once with this head dimension, by the header block's table of tiles; else 1."""
+        found = re.search(rf"D={D}:.*\bCTAs/SM=(\d+)", self.tiles)
+        return int(found[1]) if found else 1
+
+    @cached_property
+    def includes(self) -> list[Path]:
+        """The fa/ headers this file reaches, directly or through another, in order of first sight."""
+        return includes(self.source)
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 of the code, without comments and blank lines, of the source and of every fa/ header it reaches: what
+        a recorded figure belongs to. A comment may say what was measured without making the measurement stale."""
+        sha = hashlib.sha256()
+        for text in (self.source, *(header.read_text() for header in self.includes)):
+            sha.update(code(text).encode())
+        return sha.hexdigest()
+
+    def replace(self, old: str, new: str) -> str:
+        """The source with the one occurrence of `old` replaced; ValueError if there is none, or more than one."""
+        count = self.source.count(old)
+        if count != 1:
+            raise ValueError(f"{self.stem}: {old!r} occurs {count} times in the source; it has to occur once")
+        return self.source.replace(old, new)
+
+
+def code(text: str) -> str:
+    """CUDA text without comments, blank lines and trailing blanks; strings keep what looks like a comment in them."""
+    bare = _COMMENT_OR_STRING.sub(lambda found: found[0] if found[0][0] == '"' else " ", text)
+    return "\n".join(line.rstrip() for line in bare.splitlines() if line.strip())
+
+
+def includes(source: str) -> list[Path]:
+    """The fa/ headers reached from `source`, each once."""
+    found: list[Path] = []
+    waiting = [source]
+    while waiting:
+        for name in _INCLUDE.findall(waiting.pop(0)):
+            header = INCLUDE / name
+            if header not in found and header.exists():
+                found.append(header)
+                waiting.append(header.read_text())
+    return found
+
+
+def rungs() -> list[Rung]:
+    """Every rung, in order. The glob kernels/NN_*.cu is the only list there is."""
+    return [rung(path) for path in sorted(KERNELS.glob("[0-9][0-9]_*.cu"))]
+
+
+def rung(which: str | Path) -> Rung:
+    """The rung with this stem ("03_fa1_fp32"), or of this file.
+
+    Raises ValueError that names the rungs there are, or what is wrong with the file's header block.
+    """
+    path = KERNELS / f"{which}.cu" if "/" not in str(which) and Path(which).suffix != ".cu" else Path(which)
+    if not path.is_file():
+        known = ", ".join(p.stem for p in sorted(KERNELS.glob("[0-9][0-9]_*.cu")))
+        raise ValueError(f"no kernel {str(which)!r}; the rungs are {known}; a path has to name a .cu file")
+    path = path.resolve()
+    return parse(path.read_text(), path, strict=path.parent == KERNELS)
+
+
+def parse(source: str, path: Path, strict: bool = False) -> Rung:
+    """The Rung that the header block of `source` describes. A reader's own file may leave keys out, a rung may not.
+
+    Raises ValueError with file and line for an unknown key or a value outside what is allowed.
+    """
+    values: dict[str, str] = {}
+    stem, title, key = path.stem, "", ""
+    for number, line in enumerate(source.splitlines(), 1):
+        if not line.strip() and not title:
+            continue  # a string in a cell often opens with an empty line
+        if not title:
+            match = _TITLE.fullmatch(line)
+            if match is None:
+                break  # no header block
+            stem, title = match["stem"], match["title"]
+        elif not line.startswith("//"):
+            break
+        elif match := _KEY.fullmatch(line):
+            key = match["key"]
+            if key not in KEYS:
+                raise ValueError(f"{path.name}:{number}: unknown key {key!r}; the header block has {', '.join(KEYS)}")
+            values[key] = match["value"].strip()
+        elif key and line[2:].strip():
+            values[key] += "\n" + line[2:].strip()
+    missing = [k for k in REQUIRED if not values.get(k)] if title else ["its title line"]
+    if strict and missing:
+        raise ValueError(f"{path.name}: the header block lacks {', '.join(missing)}")
+    if strict and stem != path.stem:
+        raise ValueError(f"{path.name}: the header block's title names {stem!r}, the file {path.stem!r}")
+    fields: dict[str, object] = dict(values)
+    if "idea" in values:
+        fields["idea"] = " ".join(values["idea"].split())  # one sentence; the other keys' lines may be a list
+    if "dtypes" in values:
+        fields["dtypes"] = tuple(re.split(r"[,\s]+", values["dtypes"]))
+    if "features" in values:
+        fields["features"] = tuple(re.split(r"[,\s]+", values["features"]))
+    if "D" in values:
+        fields["D"] = tuple(int(d) for d in re.findall(r"\d+", values["D"]))
+    if "workspace" in values:
+        fields["workspace"] = tuple(
+            (name, tuple(re.split(r"[,\s]+", dims.strip())))
+            for name, dims in re.findall(r"(\w+)\s*\(([^)]*)\)", values["workspace"])
+        )
+    _require(path, "op", [values.get("op", OPS[0])], OPS)
+    _require(path, "feature", fields.get("features", ()), FEATURES)
+    _require(path, "dtype", fields.get("dtypes", ()), DTYPES)
+    if not _ARCH.fullmatch(values.get("arch", "sm_75")):
+        raise ValueError(f"{path.name}: arch {values['arch']!r} in the header block; it reads like sm_80 or sm_90a")
+    if len(fields.get("workspace", ())) > MAX_WORKSPACE:
+        raise ValueError(f"{path.name}: the header block has more than {MAX_WORKSPACE} workspace tensors")
+    for name, dims in fields.get("workspace", ()):
+        words = [d for d in dims if not d.isdigit() and not IN_TILES.fullmatch(d)]
+        _require(path, f"workspace {name}: dimension", words, DIMENSIONS)
+    return Rung(stem=stem, path=path, source=source, title=title, **fields)  # type: ignore[arg-type]
+
+
+def _require(path: Path, what: str, values: Iterable[str], allowed: tuple[str, ...]) -> None:
+    for value in values:
+        if value not in allowed:
+            raise ValueError(f"{path.name}: {what} {value!r} in the header block; allowed are {', '.join(allowed)}")

@@ -1,0 +1,1 @@
+"""The matter of one notebook: its drawings, models and exhibits."""

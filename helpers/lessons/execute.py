@@ -1,0 +1,109 @@
+"""`make notebooks`: executes the series on this machine; executed copies and HTML go to build/notebooks/."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+
+from ..ladder.paths import NOTEBOOKS, ROOT
+
+CELL_TIMEOUT = 600  # seconds
+KERNEL = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
+
+
+def execute(path: Path) -> nbformat.NotebookNode:
+    """Runs every cell of a notebook in a fresh kernel, in the notebook's folder, and gives back the executed copy.
+
+    Raises nbclient's CellExecutionError if a cell raises, with what the notebook held by then in `error.notebook`.
+    """
+    notebook = nbformat.read(path, as_version=4)
+    notebook.metadata.setdefault("kernelspec", KERNEL)  # without one JupyterLab asks for it, or marks the file changed
+    client = NotebookClient(
+        notebook,
+        timeout=CELL_TIMEOUT,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(path.parent)}},
+        record_timing=False,
+        extra_arguments=["--log-level=ERROR"],  # ipykernel's warning on how it talks to us
+    )
+    # The kernel imports helpers and finds the tools of this very Python, whatever environment is active.
+    client.create_kernel_manager()
+    client.km.kernel_cmd = []
+    client.km.kernel_spec.argv[0] = sys.executable
+    try:
+        client.execute(env={**os.environ, "PYTHONPATH": str(ROOT) + os.pathsep + os.environ.get("PYTHONPATH", "")})
+    except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
+        error.notebook = notebook
+        raise
+    return settle(notebook)
+
+
+def settle(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """Printed text as a screen shows it in the end: what a carriage return has overwritten is left out (progress)."""
+    for cell in notebook.cells:
+        kept: list[nbformat.NotebookNode] = []
+        for output in cell.get("outputs", []):
+            if kept and output.output_type == kept[-1].output_type == "stream" and output.name == kept[-1].name:
+                kept[-1].text += output.text
+            else:
+                kept.append(output)
+        for output in kept:
+            if output.output_type == "stream" and "\r" in output.text:
+                output.text = "".join(line.rsplit("\r", 1)[-1] for line in output.text.splitlines(keepends=True))
+        if "outputs" in cell:
+            cell.outputs = [o for o in kept if o.output_type != "stream" or o.text.strip()]
+    return notebook
+
+
+def save(notebook: nbformat.NotebookNode, name: str, folder: Path) -> None:
+    """Writes the executed copy and its HTML into `folder`."""
+    from nbconvert import HTMLExporter
+
+    folder.mkdir(parents=True, exist_ok=True)
+    nbformat.write(notebook, folder / f"{name}.ipynb")
+    (folder / f"{name}.html").write_text(HTMLExporter().from_notebook_node(notebook)[0])
+
+
+def main() -> int:
+    """Executes the notebooks named on the command line, or all of them; 1 if any failed."""
+    import torch
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("stems", nargs="*", help="notebooks to run, for example 03_fa1_fp32; all by default")
+    parser.add_argument("--inplace", action="store_true", help="keep the outputs in notebooks/ as well")
+    arguments = parser.parse_args()
+    paths = sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
+    if unknown := set(arguments.stems) - {path.stem for path in paths}:
+        parser.error(f"no notebook {', '.join(sorted(unknown))}; there are {', '.join(path.stem for path in paths)}")
+    if arguments.stems:
+        paths = [path for path in paths if path.stem in arguments.stems]
+    back_end = torch.cuda.get_device_name() if torch.cuda.is_available() else "emulator"
+    rows = []
+    for i, path in enumerate(paths, 1):
+        print(f"[{i}/{len(paths)}] {path.stem} …", end=" ", flush=True)
+        start, result = time.perf_counter(), "passed"
+        try:
+            notebook = execute(path)
+            if arguments.inplace:
+                nbformat.write(notebook, path)
+        except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
+            notebook, result = error.notebook, "failed"
+            print(f"\n{error}")
+        save(notebook, path.stem, ROOT / "build" / "notebooks")
+        rows.append((path.stem, time.perf_counter() - start, result))
+        print(f"{rows[-1][1]:.0f} s, {result}", flush=True)
+    print(f"\n{'notebook':<28}{'seconds':>8}  {'back end':<16}result")
+    for stem, seconds, result in rows:
+        print(f"{stem:<28}{seconds:>8.0f}  {back_end:<16}{result}")
+    return int(any(result == "failed" for *_, result in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

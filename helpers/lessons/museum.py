@@ -1,0 +1,253 @@
+"""The exhibits of notebook 91: bugs of one line that attention kernels have had, or could have.
+
+Each is a rung with one place changed, what it hides behind and what catches it; tests/test_museum.py holds all three
+against runs. Exhibits always run on the emulator: on a GPU several would hang, or ruin what runs after them.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..ladder import show
+from ..ladder.rung import Rung, parse, rung
+from ..run.check import Report, check
+from ..run.kernel import Kernel
+from ..run.reference import DTYPES, Case
+from ..run.xray import Xray, xray
+from . import draw_proof
+
+if TYPE_CHECKING:
+    from ..figures.style import Figure
+    from ..ladder.show import Listing
+
+
+# Inputs, each with one thing about it. dtype: that of the tensors; every one is the same on every machine.
+
+
+def _qkv(N: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Random q, k and v (1,1,N,64)."""
+    random = torch.Generator().manual_seed(0)
+    return [torch.randn(1, 1, N, 64, generator=random).to(dtype) for _ in range(3)]
+
+
+def _shifted(by: float, dtype: torch.dtype) -> Case:
+    """Random inputs with every score larger by `by`, which changes neither P nor O."""
+    q, k, v = _qkv(128, dtype)
+    q[..., 0], k[..., 0] = 32.0, by / 4  # scale 1/8
+    return Case(f"all scores shifted by {by:g}", q, k, v)
+
+
+def _softmax(masked: bool) -> Case:
+    s = torch.randn(16, 128, generator=torch.Generator().manual_seed(0))
+    if masked:
+        s[5::4] = -torch.inf
+    return Case("rows fully masked" if masked else "random rows", s=s)
+
+
+INPUTS: dict[str, Callable[[torch.dtype], Case]] = {
+    "one tile": lambda t: Case("one tile, N = 64", *_qkv(64, t)),
+    "short": lambda t: Case("N = 20", *_qkv(20, t)),
+    "random": lambda t: Case("random, N = 128", *_qkv(128, t)),
+    "several tiles": lambda t: Case("random, N = 256", *_qkv(256, t)),
+    "not a multiple": lambda t: Case("N = 100", *_qkv(100, t)),
+    "very negative": lambda t: _shifted(-1e4, t),
+    "very large": lambda t: _shifted(1e4, t),
+    "softmax": lambda t: _softmax(False),
+    "masked rows": lambda t: _softmax(True),
+}
+
+
+def for_d64(stem: str) -> Rung:
+    """A rung without its instances for other head dimensions than 64, which would only be compiled."""
+    whole = rung(stem)
+    text = re.sub(r"^  case (?!64:)\d+:\n    return launch<\d+>\(a, stream\);\n", "", whole.source, flags=re.MULTILINE)
+    return replace(
+        whole, source=re.sub(r"^// D: .*", "// D:         64", text, flags=re.MULTILINE), D=(64,) if whole.D else ()
+    )
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """`rung` with its one occurrence of `old` replaced by `new`.
+
+    hides: inputs (names in INPUTS) whose every output is right all the same. shows: the input to look at. caught_by:
+    "check", a wrong output; "emulator", which stops the kernel; "xray", a finding; "conflicts", the X-ray's count of those.
+    sign: a pattern (re.search) in what the check, the emulator or the X-ray says. tile: query rows per CTA, for the lines of the map.
+    """
+
+    name: str
+    title: str
+    rung: str
+    old: str
+    new: str
+    hides: tuple[str, ...]
+    shows: str
+    caught_by: str
+    sign: str
+    dtype: str = "fp32"
+    tile: int = 0
+
+    @cached_property
+    def source(self) -> str:
+        """The file for D = 64, with the bug."""
+        return for_d64(self.rung).replace(self.old, self.new)
+
+    @cached_property
+    def kernel(self) -> Kernel:
+        """Built for the emulator; a launch that takes a minute is stopped."""
+        return _build(self.rung, self.source)
+
+    def build(self, source: str) -> Kernel:
+        """Another text of the same rung, built as the exhibit is."""
+        return _build(self.rung, source)
+
+    @cached_property
+    def broken(self) -> Rung:
+        """The rung as the exhibit has it; `show.region(exhibit.broken, "scores")` shows a part of it."""
+        return parse(self.source, Path(f"{self.rung}.cu"))
+
+    def diff(self) -> Listing:
+        """From the rung to the exhibit."""
+        return show.Listing(
+            f"{self.rung}.cu · {self.title}", show.diff(for_d64(self.rung), self.broken, context=3).lines
+        )
+
+    def case(self, name: str = "") -> Case:
+        """An input by its name; the one that shows the bug if none is given."""
+        return INPUTS[name or self.shows](DTYPES[self.dtype])
+
+    def report(self, name: str = "") -> Report:
+        """The check of one input."""
+        return check(self.kernel, [self.case(name)])
+
+    def xray(self, name: str = "") -> Xray:
+        """The X-ray of one input."""
+        return xray(self.kernel, *self.case(name).inputs)
+
+    def visit(self) -> Figure | None:
+        """Prints what the check says of inputs that hide the bug and of the one that shows it, and what the X-ray finds if
+        that is what catches it; gives back the error map if there is an output to draw."""
+        for name in self.hides:
+            print(f"{self.case(name).name}: {'right' if self.report(name).ok else 'WRONG'}")
+        report, name = self.report(), self.case().name
+        if self.caught_by == "emulator":
+            print(f"{name}: stopped")
+            for line in report.failures[0].problem.partition(": ")[2].splitlines():
+                print(textwrap.fill(line, 116, initial_indent="  ", subsequent_indent="    "))
+            return None
+        if self.caught_by == "check":
+            print("\n".join(c.explain() for c in report.failures))
+            return self.map()
+        print(f"{name}: {'right' if report.ok else 'WRONG'}\n\n{self.evidence()}")
+        return None if report.ok else self.map()
+
+    def fix(self, was: str = "", becomes: str = "") -> None:
+        """Puts the rung's own text back or, where given, `becomes` for `was` in the text that has the bug; then looks again
+        at all inputs of `visit`, and prints "mended" or what is still wrong. ValueError if the bug's text has no `was`."""
+        if was not in self.new:
+            raise ValueError(f"{was!r} isn't in the text that has the bug, {self.new!r}")
+        mended = replace(self, new=self.new.replace(was, becomes) if was else self.old)
+        names = dict.fromkeys((*self.hides, self.shows))
+        wrong = [c.explain() for name in names for c in mended.report(name).failures] or [mended.evidence()]
+        if any(wrong):
+            print("not mended\n" + "\n".join(wrong))
+            return
+        print("mended: right on " + "; ".join(self.case(name).name for name in names))
+        if self.caught_by in ("xray", "conflicts"):
+            print("the X-ray finds nothing")
+
+    def map(self) -> Figure:
+        """Where the outputs are wrong, on the input that shows it."""
+        o, *lse = self.report().comparisons
+        return draw_proof.error_map(o, lse[0] if lse else None, self.tile, f"{self.title} · {o.case}")
+
+    def evidence(self) -> str:
+        """What its catcher says of the input that shows the bug; empty if that says nothing."""
+        if self.caught_by == "xray":
+            ray = self.xray()
+            return "\n".join(ray.report(f) for f in ray.findings)
+        if self.caught_by == "conflicts":
+            ray, whole = self.xray(), xray(_build(self.rung, for_d64(self.rung).source), *self.case().inputs)
+            words = f"{ray.conflicts:,} wavefronts lost to bank conflicts; {whole.conflicts:,} in the rung"
+            return f"{words}\n{ray.line(ray.worst('shared').line)}" if ray.conflicts > 2 * whole.conflicts else ""
+        return "\n".join(c.explain() for c in self.report().failures)
+
+    @property
+    def caught(self) -> bool:
+        """Caught by what is said to catch it, with the sign that is stated."""
+        return re.search(self.sign, self.evidence()) is not None
+
+
+def _build(stem: str, source: str) -> Kernel:
+    """A rung's text, changed, for the emulator, which names it by the rung's file."""
+    from .. import emulator
+
+    changed = parse(source, Path(f"{stem}.cu"))
+    built = Kernel(changed, "cpu", emulator.load(changed, source), 0.0)
+    built.launcher.timeout = 60
+    return built
+
+
+SOFTMAX, FA1, FA2 = "02_online_softmax", "03_fa1_fp32", "04_fa2_fp32"
+MMA, SWIZZLED, BUFFERED = "10_fa2_mma_fp16", "11_swizzled", "12_double_buffered"
+
+_EXHIBITS = [
+    Exhibit("max_from_zero", "A maximum that starts at zero", FA2, "m_reg[r] = -FA_INFINITY,", "m_reg[r] = 0.f,",
+            ("random", "not a multiple"), "very negative", "check", "got 0, expected", tile=128),
+    Exhibit("l_not_rescaled", "A sum that is not rescaled", FA2, "l_reg[r] = l_reg[r] * alpha + row_sum;",
+            "l_reg[r] += row_sum;", ("one tile",), "several tiles", "check", "runs; column all", tile=128),
+    Exhibit("tail_not_masked", "Zero is not nothing", FA2, "if (j0 + Bc > a.Nk) { // columns past",
+            "if (false) { // columns past", ("one tile", "random", "several tiles"), "not a multiple", "check",
+            "row all; column all", tile=128),
+    Exhibit("inf_minus_inf", "Infinity minus infinity", SOFTMAX, "const float m_finite = s.m == -FA_INFINITY ? 0.f : s.m;",
+            "const float m_finite = s.m;", ("softmax",), "masked rows", "check", "elements NaN"),
+    Exhibit("lse_in_log2", "The output nobody looks at", FA2, "(m_reg[r] + log2f(l)) * fa::ln_2", "m_reg[r] + log2f(l)",
+            (), "random", "check", r"\A.*\n.*worst at LSE", tile=128),
+    Exhibit("no_opt_in", "The launch that never happened", FA2,
+            "  if (cudaError_t error = fa::allow_smem(fa2_fp32<d>, T::smem_bytes)) return error;\n"
+            "  fa2_fp32<d><<<unsigned(ctas), T::threads, T::smem_bytes, stream>>>(a);\n  return cudaGetLastError();",
+            "  fa2_fp32<d><<<unsigned(ctas), T::threads, T::smem_bytes, stream>>>(a);\n  return cudaSuccess;",
+            (), "random", "check", "elements never written", tile=128),
+    Exhibit("early_return", "A thread that goes home early", FA1, "      load_tile<d>(Q_smem",
+            "      if (i0 + row0 >= a.Nq) return;\n      load_tile<d>(Q_smem", ("random", "several tiles"), "not a multiple",
+            "emulator", "divergent barrier", tile=64),
+    Exhibit("tail_not_filled", "Zero times garbage", FA1,
+            "if (r0 + r < N) fa::load4(x, X + (r0 + r) * stride + c);",
+            "if (r0 + r >= N) continue;\n    fa::load4(x, X + (r0 + r) * stride + c);",
+            ("random", "not a multiple"), "short", "emulator", "uninitialised shared memory", tile=64),
+    Exhibit("past_the_end", "Reading a little further", FA2, "if (row + n < rows_left)", "if (true)",
+            (), "not a multiple", "emulator", "out of bounds", tile=128),
+    Exhibit("no_last_barrier", "The barrier that nobody missed", MMA, "    __syncthreads(); // all warps have read K_smem",
+            "    // all warps have read K_smem", ("random", "not a multiple"), "several tiles", "xray", "race.*(\n.*)*__sync",
+            dtype="fp16", tile=64),
+    Exhibit("no_syncwarp", "In lock step", FA1, "      __syncwarp(); // P_smem is written", "      // P_smem is written",
+            ("not a multiple",), "random", "xray", "race.*(\n.*)*__syncwarp", tile=64),
+    Exhibit("no_trans", "Five letters", MMA, "fa::ldmatrix_x4_trans(V_reg,", "fa::ldmatrix_x4(V_reg,", (), "random", "check",
+            r"\A.*\n.*\n.*row all; column all\Z", dtype="fp16", tile=64),
+    Exhibit("one_sided_swizzle", "A swizzle on one side", SWIZZLED, "Q_smem + at<d>(16 * warp + row_A, 2 * k + chunk_A)",
+            "Q_smem + (16 * warp + row_A) * d + (2 * k + chunk_A) * 8", (), "random", "check",
+            "row 1–7, 9–15, 17–23, 25–31", dtype="fp16", tile=64),
+    Exhibit("waits_for_one_less", "Waiting for one less", BUFFERED, "fa::cp_async_wait<stages - 2>(); // this tile's",
+            "fa::cp_async_wait<stages - 1>(); // this tile's", (), "random", "emulator", "in flight", dtype="fp16", tile=64),
+    Exhibit("rounded_scores", "65504", MMA, "S_reg[n][e] *= scale_log2;", "S_reg[n][e] = float(T(S_reg[n][e])) * scale_log2;",
+            (), "very large", "check", "elements NaN", dtype="fp16", tile=64),
+]  # fmt: skip
+EXHIBITS = {e.name: e for e in _EXHIBITS}
+
+_UNLABELLED = [
+    Exhibit("A", "Exhibit A", FA2, "for (int c = 0; c < 8; ++c) O_reg[r][c] *= alpha;",
+            "for (int c = 0; c < 4; ++c) O_reg[r][c] *= alpha;", ("one tile",), "random", "check", "column 32–63", tile=128),
+    Exhibit("B", "Exhibit B", FA2, "for (int mask = T::TY; mask < 32; mask *= 2) l +=",
+            "for (int mask = 2 * T::TY; mask < 32; mask *= 2) l +=", (), "random", "check", "row all; column all", tile=128),
+    Exhibit("C", "Exhibit C", FA1, "ld = d + 4,", "ld = d + 8,", ("not a multiple",), "random", "conflicts",
+            "16,384 wavefronts lost to bank conflicts; 0 in the rung", tile=64),
+]  # fmt: skip
+UNLABELLED = {e.name: e for e in _UNLABELLED}

@@ -1,0 +1,198 @@
+"""data/: the runs recorded on real devices, each with its conditions, and the arithmetic of reading them.
+
+A record is two files, data/<device>/<stem>.<kind>.csv (the samples) and the same name with .json (the conditions they
+were taken under). data/README.md documents every kind and column. Nothing else writes to data/, and nothing here needs
+torch or a GPU.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from ..ladder.paths import DATA
+from ..ladder.rung import rung
+from .workload import BACKWARD_FLOPS, FORWARD_FLOPS
+
+DEFAULT_DEVICE = "nvidia-h200"  # shown where this machine's own GPU has no records
+
+
+def slug(device: str) -> str:
+    """The folder of a device: "NVIDIA H200" is "nvidia-h200"."""
+    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+
+
+def nvidia_smi() -> str | None:
+    """Path of nvidia-smi: on PATH, or where NVIDIA's container images keep it; None without a driver."""
+    return shutil.which("nvidia-smi") or shutil.which("nvidia-smi", path="/usr/local/nvidia/bin:/usr/bin")
+
+
+def gpu_id() -> str:
+    """The GPU that torch calls cuda:0, as nvidia-smi's option --id takes it: CUDA_VISIBLE_DEVICES may have chosen another than 0."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip() or "0"
+
+
+def query_gpu(*fields: str) -> list[str] | None:
+    """That GPU's answer to `nvidia-smi --query-gpu=...`; None where there is no driver or GPU."""
+    if (tool := nvidia_smi()) is None:
+        return None
+    command = [tool, f"--id={gpu_id()}", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    answer = done.stdout.strip().splitlines()
+    return [x.strip() for x in answer[0].split(",")] if done.returncode == 0 and answer else None
+
+
+@functools.cache
+def this_device() -> str | None:
+    """The name of the GPU that torch calls cuda:0; None without one."""
+    answer = query_gpu("name")
+    return answer[0] if answer else None
+
+
+def conditions() -> dict:
+    """What a figure taken now on this machine depends on: device, clocks, power limit, driver, CUDA, torch, date.
+
+    Raises RuntimeError where there is no NVIDIA GPU: timings are recorded on a GPU only.
+    """
+    fields = {
+        "driver": "driver_version",
+        "memory_mib": "memory.total",
+        "power_limit_w": "power.limit",
+        "sm_clock_max_mhz": "clocks.max.sm",
+        "memory_clock_mhz": "clocks.mem",
+    }
+    answer = query_gpu("name", *fields.values())
+    if answer is None:
+        raise RuntimeError("timings are recorded on a GPU only, and nvidia-smi finds none on this machine")
+    found = {"device": answer[0], **{k: _number(v) for k, v in zip(fields, answer[1:], strict=True)}}
+    try:
+        import torch
+
+        found |= {"torch": torch.__version__, "cuda": torch.version.cuda}
+    except ImportError:
+        found |= {"torch": None, "cuda": None}
+    found |= {"python": platform.python_version(), "date": datetime.date.today().isoformat()}
+    return found
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def save(
+    stem: str,
+    kind: str,
+    frame: pd.DataFrame,
+    *,
+    extra: dict | None = None,
+    known: dict | None = None,
+    root: Path = DATA,
+    rungs: Sequence[str] = (),
+) -> Path:
+    """Writes `frame` as the record (stem, kind) of this device, replacing an older one, and returns the .csv's path.
+
+    extra: what to keep beside the conditions (how it was measured, clocks seen, what was skipped). known: the conditions,
+    by default `conditions()` of this machine. The source digest of the rung is added; stem "device" has none. rungs: those
+    that ran, where the stem is no rung but a notebook about several; the digest is that of all their sources.
+    """
+    known = dict(conditions() if known is None else known)
+    folder = root / slug(known["device"])
+    folder.mkdir(parents=True, exist_ok=True)
+    of_rungs = {"rungs": list(rungs), "digest": _digest(rungs)} if rungs else _of_rung(stem)
+    about = {"rung": stem, "kind": kind} | of_rungs | known | dict(frame.attrs) | (extra or {})
+    path = folder / f"{stem}.{kind}.csv"
+    frame.to_csv(path, index=False, float_format="%.6g", lineterminator="\n")
+    path.with_suffix(".json").write_text(json.dumps(about, indent=2) + "\n")
+    return path
+
+
+def _of_rung(stem: str) -> dict:
+    if stem == "device":
+        return {}
+    found = rung(stem)
+    flops = {"attention": FORWARD_FLOPS, "attention_backward": BACKWARD_FLOPS}
+    work = {"flops": flops[found.op]} if found.op in flops else {"bytes": "4*(2*Nq*Nk+Nq)"}
+    return {"op": found.op, "digest": found.digest, **work}
+
+
+def _digest(rungs: Sequence[str]) -> str:
+    """Of one rung its own, of several one of all together."""
+    found = [rung(stem).digest for stem in rungs]
+    return found[0] if len(found) == 1 else hashlib.sha256("".join(found).encode()).hexdigest()
+
+
+def devices(root: Path = DATA) -> list[str]:
+    """The folders of data/ that hold records, the default device first."""
+    found = sorted({p.parent.name for p in root.glob("*/*.json")})
+    return sorted(found, key=lambda name: name != DEFAULT_DEVICE)
+
+
+def folder_of(stem: str | None, kind: str, device: str | None, root: Path) -> Path:
+    if device is not None:
+        return root / slug(device)
+    here = slug(this_device() or "")
+    found = here and any((root / here).glob(f"{stem or '*'}.{kind}.csv"))
+    return root / (here if found else DEFAULT_DEVICE)
+
+
+def about(stem: str, kind: str = "forward", device: str | None = None, root: Path = DATA) -> dict:
+    """The conditions of one record. LookupError if there is none."""
+    path = folder_of(stem, kind, device, root) / f"{stem}.{kind}.json"
+    if not path.exists():
+        raise LookupError(_missing(stem, kind, path.parent.name, root))
+    return json.loads(path.read_text())
+
+
+def load(stem: str | None = None, kind: str = "forward", device: str | None = None, root: Path = DATA) -> pd.DataFrame:
+    """The samples of one rung, or of all (stem None), with the columns rung, op, device and stale in front.
+
+    stale is True where the rung has changed since. device: a name or folder of data/; by default this machine's GPU if it
+    has this record, and "nvidia-h200" otherwise. LookupError names what is recorded if this is not.
+    """
+    folder = folder_of(stem, kind, device, root)
+    paths = sorted(folder.glob(f"{stem or '*'}.{kind}.csv"))
+    if not paths:
+        raise LookupError(_missing(stem, kind, folder.name, root))
+    return pd.concat([_read(p) for p in paths], ignore_index=True)
+
+
+def _read(path: Path) -> pd.DataFrame:
+    known = json.loads(path.with_suffix(".json").read_text())
+    frame = pd.read_csv(path)
+    if known["kind"] in ("error", "memory", "counters") and "dtype" not in frame:
+        frame.insert(0, "dtype", "fp32")  # recorded when there were fp32 rungs alone
+    for column, value in reversed(
+        {"rung": known["rung"], "op": known.get("op"), "device": known["device"], "stale": is_stale(known)}.items()
+    ):
+        frame.insert(0, column, value)
+    return frame
+
+
+def is_stale(known: dict) -> bool:
+    """Whether the rung whose conditions these are has changed, or gone, since it was recorded."""
+    if "digest" not in known:
+        return False
+    try:
+        return _digest(known.get("rungs", [known["rung"]])) != known["digest"]
+    except (LookupError, ValueError, OSError):
+        return True
+
+
+def _missing(stem: str | None, kind: str, device: str, root: Path) -> str:
+    there = ", ".join(sorted(p.name.removesuffix(".csv") for p in (root / device).glob("*.csv"))) or "nothing"
+    what = f"{kind!r} record of {stem}" if stem else f"{kind!r} record"
+    return f"no {what} on {device} (recorded there: {there}); `make bench` on a machine with that GPU makes it"

@@ -1,0 +1,64 @@
+"""What is measured: the headline workload, the kinds of record a rung calls for, and the FLOPs and bytes of a call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+if TYPE_CHECKING:
+    from ..ladder.rung import Rung
+
+FORWARD_FLOPS = "4*B*H*Nq*Nk*D"  # two products of 2*Nq*Nk*D each; the softmax is not counted
+BACKWARD_FLOPS = "10*B*H*Nq*Nk*D"  # five products
+SHAPE = ["B", "H", "Nq", "Nk", "D"]
+CACHE = ["Hkv", "splits", "chosen", "bytes"]  # what a decode step has besides
+CUBLAS = "cuBLAS"
+
+
+def forward_flops(B: int, H: int, Nq: int, Nk: int, D: int) -> int:
+    """Floating-point operations of attention's forward pass: 4·B·H·Nq·Nk·D, softmax not counted. Arrays work too."""
+    return 4 * B * H * Nq * Nk * D
+
+
+def attention_flops(B: int, H: int, Nq: int, Nk: int, D: int, causal: bool = False) -> float:
+    """As forward_flops, and half of it under a causal mask. Arrays work too."""
+    return forward_flops(B, H, Nq, Nk, D) / (1 + causal)
+
+
+def backward_flops(B: int, H: int, Nq: int, Nk: int, D: int, causal: bool = False) -> float:
+    """Floating-point operations of attention's backward pass: 2.5 times those of the forward pass. Arrays work too."""
+    return 2.5 * attention_flops(B, H, Nq, Nk, D, causal)
+
+
+def kv_bytes(B: int, Hkv: int, Nk: int, D: int, itemsize: int = 2) -> int:
+    """Bytes of a cache's K and V, which a decode step has to read once."""
+    return 2 * itemsize * B * Hkv * Nk * D
+
+
+def forward_bytes(B: int, H: int, Nq: int, Nk: int, D: int, itemsize: int = 4) -> int:
+    """Bytes no forward pass can avoid: Q, K, V read and O written once (`itemsize` each), LSE written in float32."""
+    return B * H * (itemsize * D * (2 * Nq + 2 * Nk) + 4 * Nq)
+
+
+def softmax_bytes(rows: int, N: int) -> int:
+    """Bytes no float32 row softmax can avoid: S read, P written, LSE written."""
+    return 4 * (2 * rows * N + rows)
+
+
+def headline(samples: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the headline workload: B·N = 16384 tokens, H·D = 2048; for softmax the same N, 512 to 16384 by twos."""
+    tokens = (samples["B"] * samples["Nq"] == 16384) & (samples["H"] * samples["D"] == 2048)
+    softmax = (samples["D"] == 1) & samples["Nk"].isin([512 << i for i in range(6)])
+    return samples[tokens | softmax]
+
+
+def kinds(rung: Rung) -> tuple[str, ...]:
+    """The kinds of timings that a rung's operation and features call for, the one it is judged by first."""
+    if rung.op == "attention_backward":
+        return ("backward",)
+    if "splits" in rung.features:
+        return ("decode",)
+    hopper = rung.arch == "sm_90a"
+    asked = {"causal": "causal" in rung.features, "groups": "gqa" in rung.features, "packed": "varlen" in rung.features}
+    return "forward", *(kind for kind, yes in asked.items() if yes), *(("matmul",) if hopper else ())

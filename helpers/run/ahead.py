@@ -1,0 +1,74 @@
+"""Compiling less, and ahead: one instance of a rung instead of all, and what a notebook is about to need in the background,
+side by side."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import re
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from ..emulator import Launcher
+from ..ladder.rung import Rung, rung
+from ..toolchain import sass
+from .kernel import described
+
+_waiting: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
+_workers: list[threading.Thread] = []
+
+
+def compile_ahead(kernels: Iterable[Rung | str], *needs: str, arch: str = "sm_90a") -> None:
+    """Begins to compile kernels, as many at a time as there are cores, and comes back at once. Whoever needs one of them
+    meanwhile waits until it is there; an error is raised then, and not here.
+
+    kernels: rungs, stems, or texts (of more than one line), as `load(device="cpu")` takes them.
+    needs: what for: "run" (on the emulator) or "xray"; "cubin" (its registers, for `arch`) or "sass" (its machine code).
+    """
+    make: dict[str, Callable[[Rung], Any]] = {
+        "run": lambda one: Launcher(one, one.source).compile(),
+        "xray": lambda one: Launcher(one, one.source).compile_traced(),
+        "cubin": lambda one: sass.cubin(one, arch),
+        "sass": lambda one: sass.disassembly(one, arch),
+    }
+    if unknown := set(needs) - set(make):
+        raise ValueError(f"nothing is compiled for {sorted(unknown)}: {', '.join(make)} are known")
+    for which in kernels:
+        one = which if isinstance(which, Rung) else described(which)
+        for need in needs:
+            _begin(partial(make[need], one))
+
+
+def single(which: Rung | str, D: int, dtype: str = "fp16") -> Rung:
+    """A rung of tensor cores with one of its four instances alone, which takes a fraction of the time to compile.
+
+    ValueError if its launcher doesn't choose among instances as those of the ladder do."""
+    whole = which if isinstance(which, Rung) else rung(which)
+    text = re.sub(
+        rf"^  case (?!{D}:)\d+:\n    return launch<\d+>\(a, stream\);\n", "", whole.source, flags=re.MULTILINE
+    )
+    one = f"launch<d, fa::{dtype}>(a, stream)"
+    text, times = re.subn(r"a\.dtype == FA_FP16 \? launch<d, fa::fp16>.*?: launch<d, fa::bf16>\(a, stream\)", one, text)
+    if times != 1 or D not in whole.D or dtype not in whole.dtypes:
+        raise ValueError(f"{whole.stem} has no instance for D = {D}, {dtype} to be taken alone")
+    for key, value in {"D": D, "dtypes": dtype}.items():
+        text = re.sub(rf"^(// {key}: +).*", rf"\g<1>{value}", text, count=1, flags=re.MULTILINE)
+    return replace(whole, source=text, D=(D,), dtypes=(dtype,))
+
+
+def _begin(job: Callable[[], Any]) -> None:
+    _waiting.put(job)
+    if len(_workers) < (os.cpu_count() or 1):
+        _workers.append(threading.Thread(target=_work, name="compile ahead", daemon=True))
+        _workers[-1].start()
+
+
+def _work() -> None:
+    while True:
+        job = _waiting.get()
+        with contextlib.suppress(Exception):  # who needs it compiles it again, and is told
+            job()

@@ -1,0 +1,151 @@
+"""What this machine can run, and how to mend what it can't. Reports whatever is missing; never raises for it."""
+
+from __future__ import annotations
+
+import html
+import itertools
+import platform
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ..ladder.errors import CompileError, KernelError
+from ..ladder.paths import KERNELS, NOTEBOOKS
+from ..ladder.rung import Rung, rungs
+from ..toolchain.toolkit import ToolkitError, compiler_version, find_compiler, find_ninja, matching_toolkit
+from . import kernel
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report: what was looked at, what was found, and how to mend it if it is missing."""
+
+    name: str
+    value: str
+    mend: str = ""
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Where one notebook runs on this machine, and why there."""
+
+    notebook: str
+    back_end: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """`findings` about the machine, a `lane` for each notebook; prints as text, shows as tables in Jupyter, where neighbours that
+    run in the same place for the same reason are one line."""
+
+    findings: tuple[Finding, ...]
+    lanes: tuple[Lane, ...]
+
+    def __str__(self) -> str:
+        lines = [f"{f.name:<20}{f.value}" + (f"\n{'':<20}-> {f.mend}" if f.mend else "") for f in self.findings]
+        lines += ["", f"{'notebook':<26}{'runs on':<12}why"]
+        lines += [f"{notebooks:<26}{back_end:<12}{why}" for notebooks, back_end, why in self._rows()]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        def table(rows: list[tuple[str, ...]]) -> str:
+            cells = ("".join(f'<td style="text-align:left">{html.escape(c)}</td>' for c in row) for row in rows)
+            return "<table>" + "".join(f"<tr>{c}</tr>" for c in cells) + "</table>"
+
+        about = [(f.name, f.value + (f" → {f.mend}" if f.mend else "")) for f in self.findings]
+        return table(about) + table([("notebook", "runs on", "why"), *self._rows()])
+
+    def _rows(self) -> Iterator[tuple[str, str, str]]:
+        for (back_end, why), lanes in itertools.groupby(self.lanes, lambda lane: (lane.back_end, lane.why)):
+            names = [lane.notebook for lane in lanes]
+            yield names[0] if len(names) == 1 else f"{names[0][:2]} to {names[-1]}", back_end, why
+
+
+def doctor() -> Report:
+    """Looks at GPU, driver, compilers and packages, and says which notebooks run here, on which back end, and why."""
+    findings = [
+        Finding("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
+        *_gpu(),
+        _attempt("nvcc", _nvcc),
+        _attempt("C++ compiler", lambda: compiler_version(find_compiler())),
+        _attempt("ninja", _ninja),
+        _attempt("emulator", _emulator),
+    ]
+    return Report(tuple(findings), tuple(_lane(path.stem) for path in sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))))
+
+
+def _attempt(name: str, look: Callable[[], str]) -> Finding:
+    try:
+        return Finding(name, look())
+    except (ToolkitError, CompileError, KernelError) as error:
+        return Finding(name, "missing or unusable", str(error))
+
+
+def _gpu() -> list[Finding]:
+    import torch
+
+    version = Finding("torch", f"{torch.__version__} (CUDA {torch.version.cuda or 'none: CPU build'})")
+    if not torch.cuda.is_available():
+        mend = "none needed: the emulator runs every notebook; with an NVIDIA GPU, check that `nvidia-smi` works"
+        return [version, Finding("GPU", "none found", mend)]
+    device = torch.cuda.get_device_properties(0)
+    per_block = getattr(device, "shared_memory_per_block_optin", 0)
+    return [
+        version,
+        Finding("GPU", f"{device.name}, {device.multi_processor_count} SMs, {device.total_memory / 2**30:.0f} GiB"),
+        Finding("compute capability", f"{device.major}.{device.minor}"),
+        Finding("shared memory", f"{per_block / 1024:g} KB per block at most"),
+        Finding("driver", _driver()),
+    ]
+
+
+def _driver() -> str:
+    from ..record import query_gpu
+
+    answer = query_gpu("driver_version")
+    return answer[0] if answer else "unknown: nvidia-smi gives no version"
+
+
+def _nvcc() -> str:
+    import torch
+
+    toolkit = matching_toolkit(torch.version.cuda)
+    return f"{toolkit.version}, found by {toolkit.found_by}"
+
+
+def _ninja() -> str:
+    said = subprocess.run([find_ninja() / "ninja", "--version"], capture_output=True, text=True, check=False)
+    return said.stdout.strip()
+
+
+def _emulator() -> str:
+    """The proof is a run: the first rung, on 8 queries and keys."""
+    import torch
+
+    from . import reference
+
+    q, k, v = torch.randn(3, 1, 1, 8, 32)
+    error = (
+        (kernel.load("01_naive", device="cpu", quiet=True)(q, k, v)[0] - reference.attention(q, k, v)[0]).abs().max()
+    )
+    return f"runs 01_naive, error {error:.1g}"
+
+
+def _lane(stem: str) -> Lane:
+    import torch
+
+    rung = next((r for r in rungs() if r.stem == stem), None)
+    if rung is None:
+        rung = Rung(stem=stem, path=KERNELS / f"{stem}.cu", source="")  # a notebook without a rung loads any of them
+    try:
+        find_compiler()
+        find_ninja()
+    except ToolkitError as error:
+        return Lane(stem, "nowhere", str(error))
+    reason = kernel.cuda_refusal(rung)
+    if not reason:
+        return Lane(stem, "GPU", f"nvcc compiles for {torch.cuda.get_device_name(0)}")
+    return Lane(stem, "emulator", reason)

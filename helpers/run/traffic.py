@@ -1,0 +1,35 @@
+"""Bytes that a kernel asks of each tensor, counted by the emulator."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .kernel import Kernel, load
+
+if TYPE_CHECKING:
+    import pandas
+    import torch
+
+
+def traffic(kernel: Kernel, *inputs: torch.Tensor) -> pandas.DataFrame:
+    """Bytes that the kernel's threads ask of each tensor, counted exactly by running it on the emulator.
+
+    ``inputs`` are those of ``kernel(...)``, on any device. Index: tensor; columns: ``bytes_read``, ``bytes_written``,
+    ``size_bytes`` and ``reads_per_byte`` (how often each byte is read). Caches are not modelled: these are requests.
+    """
+    import pandas
+
+    if kernel.backend != "emulator":
+        kernel = load(source=kernel.source, device="cpu", quiet=True)
+    kernel(*(t.detach().cpu() for t in inputs))
+    launcher = kernel.launcher
+    rows = {
+        name: {
+            "bytes_read": read,
+            "bytes_written": written,
+            "size_bytes": launcher.sizes[name],
+            "reads_per_byte": read / launcher.sizes[name],
+        }
+        for name, (read, written) in launcher.counters.items()
+    }
+    return pandas.DataFrame.from_dict(rows, orient="index").rename_axis("tensor")

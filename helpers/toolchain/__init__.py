@@ -1,0 +1,6 @@
+"""From a kernel's text to machine code: toolchains, compilation with nvcc or the host compiler, and the SASS that came of it."""
+
+from .compile import build
+from .toolkit import matching_toolkit
+
+__all__ = ["build", "matching_toolkit"]

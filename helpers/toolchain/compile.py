@@ -1,0 +1,331 @@
+"""One build for both back ends: source text in, shared library out, through `torch.utils.cpp_extension.load_inline`.
+
+A library's name is the hash of all that goes into it, so an unchanged source is found at once, and a reverted edit too.
+Each build runs in a folder of its own, which becomes the cached one by a rename when the build has succeeded: a killed
+build leaves no lock that anyone waits for, a failed one leaves nothing to load, and two processes never share a folder.
+Builds of one process run side by side, those of the same library excepted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..ladder.errors import CompileError, KernelError
+from ..ladder.paths import ROOT
+from .toolkit import Toolkit, ToolkitError, compiler_version, find_compiler, find_ninja
+
+STALE_SECONDS = 3600  # a build folder this old belongs to a process that was killed
+TELL_AFTER = 1.0  # seconds of silence before a build says what it is doing
+
+_known = threading.Lock()
+_locks: dict[Path, threading.Lock] = {}  # one for each folder of the cache that this process has asked for
+
+
+@dataclass(frozen=True)
+class Built:
+    """A shared library: its path, what the compiler said, how long it took, and whether it was there already."""
+
+    path: Path
+    log: str
+    seconds: float
+    cached: bool
+
+    def fa_launch(self, file: str) -> ctypes._CFuncPtr:
+        """The launcher that every rung exports. KernelError that names `file` if the library has none."""
+        library = ctypes.CDLL(str(self.path))
+        if not hasattr(library, "fa_launch"):
+            raise KernelError(f'{file} has no `extern "C" cudaError_t fa_launch(const fa_args *, cudaStream_t)`')
+        library.fa_launch.restype = ctypes.c_int
+        return library.fa_launch
+
+
+def cache_folder() -> Path:
+    """Where built libraries live: FA_CACHE, else flashattention-notebooks in the user's cache folder."""
+    if chosen := os.environ.get("FA_CACHE"):
+        return Path(chosen).resolve()
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "flashattention-notebooks"
+
+
+@contextlib.contextmanager
+def making(folder: Path, what: str = "") -> Iterator[None]:
+    """One thread at a time makes what `folder` of the cache holds, and says so if it takes long; others wait, and find it
+    there. Several folders are made side by side."""
+    with _known:
+        lock = _locks.setdefault(folder, threading.Lock())
+    with _telling(f"compiling {what}") if what else contextlib.nullcontext(), lock:
+        yield
+
+
+def build(
+    stem: str,
+    *,
+    cpp: str | Sequence[str] | None = None,
+    cuda: str | None = None,
+    flags: Sequence[str] = (),
+    include: Sequence[Path] = (),
+    libraries: Sequence[Path] = (),
+    depends: Sequence[str] = (),
+    functions: Sequence[str] = (),
+    toolkit: Toolkit | None = None,
+) -> Built:
+    """Compiles `cpp` with the host compiler, or `cuda` with `toolkit`'s nvcc, into a shared library. `cpp` may be several
+    translation units, compiled side by side.
+
+    `flags` go to the one compiler used; `libraries` are linked by path; `depends` are the texts of the headers that
+    the source reaches. `functions` asks for load_inline's default form: torch's headers before the source, and a Python
+    module that binds these functions with pybind11 (`cpp` then declares what `cuda` defines).
+    Raises CompileError with the compiler's words, ToolkitError if there is no compiler or the cache can't be written.
+    """
+    import torch
+
+    start = time.perf_counter()
+    compiler = find_compiler()
+    units = [cpp] if isinstance(cpp, str) else list(cpp or [])
+    key = [stem, units, cuda, *flags, *map(str, include), *map(str, libraries), *depends, *functions]
+    key += [torch.__version__, compiler, compiler_version(compiler)]
+    key += [str(toolkit.home), toolkit.version] if toolkit else []
+    name = f"{stem}_{hashlib.sha256(repr(key).encode()).hexdigest()[:12]}"
+    folder = cache_folder() / name
+    cached = (folder / "done").exists()
+    if not cached:
+        with making(folder, stem):
+            if not (folder / "done").exists():  # else another thread was faster
+                rest = list(flags), list(include), list(libraries), list(functions), compiler, toolkit
+                _compile(name, folder, units, cuda, *rest)
+    log = (folder / "compiler.log").read_text(errors="replace")
+    return Built(folder / (folder / "done").read_text(), log, time.perf_counter() - start, cached)
+
+
+def _compile(
+    name: str,
+    folder: Path,
+    units: list[str],
+    cuda: str | None,
+    flags: list[str],
+    include: list[Path],
+    libraries: list[Path],
+    functions: list[str],
+    compiler: str,
+    toolkit: Toolkit | None,
+) -> None:
+    from torch.utils import cpp_extension
+
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        private = Path(tempfile.mkdtemp(prefix=f".building-{os.getpid()}-", dir=folder.parent))
+    except OSError as error:
+        why = f"can't write to {folder.parent}, where built kernels are kept: {error.strerror}"
+        raise ToolkitError(f"{why}; name another folder in FA_CACHE") from None
+    _remove_abandoned(folder.parent)
+    log = private / "compiler.log"
+    log.touch()
+    # The compiler's own words, without ninja's around them: flags reach a shell, so they can redirect.
+    redirected = [*flags, f"2>>{log.name}"]
+    # No rung needs libtorch, and loading it is not free; a function nobody defines is the linker's to name, not dlopen's.
+    ldflags = ["-Wl,--as-needed"] if functions else ["-Wl,--as-needed", "-Wl,-z,defs"]  # Python defines a module's
+    for library in libraries:
+        ldflags += [str(library), f"-Wl,-rpath,{library.parent}"]
+    if toolkit:
+        ldflags.append(f"-L{_cudart_folder(toolkit)}")
+    ldflags = [shlex.quote(flag) for flag in ldflags]
+    common = dict(
+        extra_cflags=redirected if units else [],
+        extra_cuda_cflags=redirected if cuda else [],
+        extra_ldflags=ldflags,
+        extra_include_paths=[str(path) for path in include],
+        build_directory=str(private),
+        with_cuda=cuda is not None,
+        is_python_module=False,
+    )
+    objects = ["cuda.cuda.o" if cuda else "main.o"]
+    try:
+        with _environment(compiler, toolkit):
+            if len(units) < 2:
+                cpp_extension.load_inline(
+                    name,
+                    cpp_sources="".join(units),
+                    cuda_sources=cuda,
+                    functions=functions or None,
+                    no_implicit_headers=not functions,
+                    **common,
+                )
+            else:  # load_inline would make one of them
+                sources = [private / f"main_{i}.cpp" for i in range(len(units))]
+                objects = [source.with_suffix(".o").name for source in sources]
+                for source, text in zip(sources, units, strict=True):
+                    source.write_text(text)
+                cpp_extension.load(name, [str(source) for source in sources], **common)
+        (library,) = private.glob("*.so")
+        (private / "done").write_text(library.name)
+        with contextlib.suppress(OSError):  # another process was faster: its library is as good
+            private.rename(folder)
+    except ToolkitError:
+        raise
+    except Exception as error:  # load_inline raises RuntimeError, and its cause is the whole ninja log
+        compiled = all((private / each).exists() for each in objects)
+        words = _linkers_words(str(error)) if compiled else log.read_text(errors="replace") or str(error)
+        raise CompileError(_tidy(words, private)) from None
+    finally:
+        shutil.rmtree(private, ignore_errors=True)
+
+
+def _linkers_words(ninja: str) -> str:
+    """What follows the failed command in ninja's output: the compiler had nothing to say against the source."""
+    ninja = re.sub(r"\x1b\[[0-9;]*m", "", ninja)  # in a notebook it writes in colour
+    match = re.search(r"^FAILED:.*\n.*\n(?P<said>[\s\S]*?)(?:^ninja: |\Z)", ninja, re.MULTILINE)
+    return match["said"] if match else ninja
+
+
+def _tidy(words: str, private: Path) -> str:
+    """Without the build folder, which is gone, the checkout's path, and nvcc's count of errors at the end."""
+    words = words.replace(f"{private}/", "").replace(f"{ROOT}/", "")
+    words = re.sub(r"^\d+ errors? detected in the compilation of .*$", "", words, flags=re.MULTILINE).strip()
+    names = r"\b(?:fa_(?:model_|backward_)?args|cudaError_t|cudaStream_t|__global__)\b"
+    unknown = "undefined|not declared|does not name|not been declared"
+    missing = re.search(rf"{names}.*(?:{unknown})|(?:{unknown}).*{names}", words)
+    hint = (
+        "\nhint: `#include <fa/args.cuh>` declares fa_args and CUDA's own names, <fa/model.cuh> the larger structs"
+        if missing
+        else ""
+    )
+    return _each_once(words) + hint
+
+
+_DIAGNOSTIC = re.compile(r"^(?P<place>[^\s:(][^:(]*[:(]\d+)(?:\)|:\d+)?: (?P<words>(?:fatal )?(?:error|warning)\b.*)")
+_CONTEXT = re.compile(r"^(?:\S+: In |\S+:\d+:\d+:\s+(?:required|recursively required|in ‘constexpr’)|In file included)")
+
+
+def _each_once(words: str) -> str:
+    """A compiler's words with every error told once, not for each instance of its template."""
+    blocks: list[list[str]] = [[]]
+    known, keys, complete = set(), [""], False  # complete: the block has its error
+    for line in words.splitlines():
+        found = _DIAGNOSTIC.match(line)
+        if complete and (found or _CONTEXT.match(line)):
+            blocks.append([]), keys.append("")
+            complete = False
+        blocks[-1].append(line)
+        if found:
+            keys[-1], complete = f"{found['place']} {found['words']}", True
+    kept = []
+    for key, block in zip(keys, blocks, strict=True):
+        if not key or key not in known:
+            kept += block
+        known.add(key)
+    return "\n".join(kept)
+
+
+def _remove_abandoned(cache: Path) -> None:
+    for folder in cache.glob(".building-*"):
+        with contextlib.suppress(OSError):
+            if time.time() - folder.stat().st_mtime > STALE_SECONDS:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _cudart_folder(toolkit: Toolkit) -> Path:
+    """A folder with libcudart.so. The wheels have only libcudart.so.13, so the cache gets a link to it."""
+    for sub in ("lib64", "lib"):
+        if (toolkit.home / sub / "libcudart.so").exists():
+            return toolkit.home / sub
+    (library,) = (toolkit.home / "lib").glob("libcudart.so.*")
+    folder = cache_folder() / f"cudart-{toolkit.version}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        (folder / "libcudart.so").symlink_to(library)
+    return folder
+
+
+@contextlib.contextmanager
+def _set_environment(compiler: str, toolkit: Toolkit | None) -> Iterator[None]:
+    """What torch takes from its surroundings, for a build: ninja on PATH (a kernel of an unactivated venv doesn't have
+    it), the host compiler, CUDA_HOME, and its own folder's name, which may have a blank in it. When it loads a library it
+    changes Python's flags for dlopen, and threads that do so together wouldn't change them back."""
+    from torch.utils import cpp_extension
+
+    ours = {"PATH": f"{find_ninja()}{os.pathsep}{os.environ.get('PATH', '')}", "CXX": compiler}
+    theirs, home = {name: os.environ.get(name) for name in ours}, cpp_extension.CUDA_HOME
+    torch_lib, dlopen = cpp_extension.TORCH_LIB_PATH, sys.getdlopenflags()
+    os.environ.update(ours)
+    cpp_extension.TORCH_LIB_PATH = shlex.quote(torch_lib)  # torch doesn't quote it for the shell
+    if toolkit:
+        cpp_extension.CUDA_HOME = str(toolkit.home)
+    try:
+        yield
+    finally:
+        cpp_extension.CUDA_HOME, cpp_extension.TORCH_LIB_PATH = home, torch_lib
+        sys.setdlopenflags(dlopen)
+        for name, value in theirs.items():
+            if os.environ.get(name) != ours[name]:
+                continue  # somebody has changed it meanwhile
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+class Shared:
+    """A context that several threads may be in together if they have asked for the same one; others wait until it is free."""
+
+    def __init__(self, context: Callable[..., contextlib.AbstractContextManager[None]]) -> None:
+        self._context, self._changed, self._users = context, threading.Condition(), 0
+
+    @contextlib.contextmanager
+    def __call__(self, *arguments: object) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._users or self._arguments == arguments)
+            if not self._users:
+                self._inside, self._arguments = self._context(*arguments), arguments
+                self._inside.__enter__()
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._users -= 1
+                if not self._users:
+                    self._inside.__exit__(None, None, None)
+                    self._changed.notify_all()
+
+
+_environment = Shared(_set_environment)
+
+
+@contextlib.contextmanager
+def _telling(what: str) -> Iterator[None]:
+    """Says on stderr what takes long, and takes it back when it is over. In a notebook on stdout: there a stderr that was
+    taken back leaves a red bar. Nobody waits for a build in the background, so it says nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    told = threading.Event()
+    out = sys.stdout if type(sys.stdout).__module__.startswith("ipykernel") else sys.stderr
+
+    def tell() -> None:
+        told.set()
+        out.write(f"\r{what} …")
+        out.flush()
+
+    timer = threading.Timer(TELL_AFTER, tell)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        if told.is_set():
+            out.write("\r" + " " * (len(what) + 2) + "\r")
+            out.flush()

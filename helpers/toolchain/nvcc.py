@@ -1,0 +1,83 @@
+"""The nvcc back end: a rung's CUDA source, compiled for this GPU and launched through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+from ..ladder.errors import KernelError
+from ..ladder.rung import INCLUDE, Rung, includes
+from .compile import build
+from .sass import parse_ptxas
+from .toolkit import NVCC_FLAGS, architecture, gencode, matching_toolkit
+
+if TYPE_CHECKING:
+    import torch
+
+# torch switches these conveniences of the CUDA headers off; a teaching kernel wants them.
+UNDEFINED = [f"-U__CUDA_NO_{name}__" for name in ("HALF_OPERATORS", "HALF_CONVERSIONS", "HALF2_OPERATORS")]
+UNDEFINED.append("-U__CUDA_NO_BFLOAT16_CONVERSIONS__")
+
+# These leave the CUDA context unusable (CUDA Runtime API, "Error handling": sticky errors).
+STICKY = {700, 702, 709, 710, 714, 715, 716, 717, 718, 719}
+
+
+def load(rung: Rung, source: str) -> Launcher:
+    """Compiles `source` for the current CUDA device. Raises CompileError with the reader's own file and line, or
+    ToolkitError if nvcc is missing or doesn't go with torch."""
+    return Launcher(rung, source)
+
+
+class Launcher:
+    """A rung compiled for one GPU architecture. `launch` starts it on a stream and doesn't wait.
+
+    `resources` is sass.py's table of registers, spills and shared memory; `cached` is True if nothing was compiled.
+    """
+
+    backend = "nvcc"
+
+    def __init__(self, rung: Rung, source: str) -> None:
+        import torch
+
+        from ..record.tiles import definition
+
+        toolkit = matching_toolkit(torch.version.cuda)
+        self.arch = architecture(*torch.cuda.get_device_capability())
+        built = build(
+            rung.stem,
+            cuda=f'{definition(rung, source)}#line 1 "{rung.path}"\n{source}',
+            flags=[*NVCC_FLAGS, gencode(self.arch), *UNDEFINED],
+            include=[INCLUDE],
+            depends=[self.arch, *(header.read_text() for header in includes(source))],
+            toolkit=toolkit,
+        )
+        self._launch = built.fa_launch(rung.path.name)
+        self._cudart = _cudart()
+        self.cached = built.cached
+        self.resources = parse_ptxas(built.log)
+
+    def launch(self, args: ctypes.Structure, tensors: dict[str, torch.Tensor], stream: int = 0) -> None:
+        """Calls `fa_launch(args, stream)`. Raises KernelError with CUDA's name and text; the error is taken back, so
+        that the next call starts afresh, unless CUDA can't go on in this process, which the text then says."""
+        code = self._launch(ctypes.byref(args), ctypes.c_void_p(stream))
+        if code:
+            self._cudart.cudaGetLastError()
+            raise KernelError(cuda_error(code))
+
+
+def cuda_error(code: int) -> str:
+    """CUDA's words for an error code."""
+    cudart = _cudart()
+    name, text = cudart.cudaGetErrorName(code).decode(), cudart.cudaGetErrorString(code).decode()
+    end = "; the CUDA context is lost: restart the kernel (the process) to go on" if code in STICKY else ""
+    return f"CUDA error: {text} ({name}){end}"
+
+
+def _cudart() -> ctypes.CDLL:
+    """The CUDA runtime that torch has already loaded."""
+    import torch
+
+    torch.cuda.init()
+    cudart = ctypes.CDLL(f"libcudart.so.{torch.version.cuda.split('.')[0]}")
+    cudart.cudaGetErrorName.restype = cudart.cudaGetErrorString.restype = ctypes.c_char_p
+    return cudart

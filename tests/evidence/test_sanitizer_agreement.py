@@ -1,0 +1,177 @@
+"""What compute-sanitizer flagged on a GPU, the X-ray flags: the record against the X-ray as it is now.
+
+The whole record takes half an hour: every fortieth mutant is run, and all with FA_ALL_MUTANTS=1.
+"""
+
+import math
+import os
+from fnmatch import fnmatch
+
+import pandas as pd
+import pytest
+import torch
+
+from helpers import load, record, rung, sanitize, xray
+from helpers.ladder.contract import prepare
+from helpers.run.reference import random_inputs
+
+RECORD = sanitize.agreement()
+MUTANTS = {mutant.id: mutant for mutant in sanitize.chosen([]) if mutant.id in set(RECORD["mutant"])}
+WRONG = [id for id in MUTANTS if not id.endswith(".original")]
+SOME = WRONG if os.environ.get("FA_ALL_MUTANTS") else WRONG[::40]
+
+
+def require_what_tools_flag(agreed: pd.DataFrame) -> None:
+    missed = agreed[agreed["who"] == "GPU alone"]
+    assert missed["why"].all() and set(missed["mutant"]) <= {"02.every-lane-writes", "33.original"}, missed
+    both = agreed[agreed["who"] == "both"]
+    assert len(both) >= 450 and both["stem"].nunique() >= 15
+    assert set(" ".join(both["gpu"]).split()) == set(sanitize.TOOLS)
+
+
+# What a tool says of a rung, and the line: the workspace dK_dV of 33, which backward_wgmma has written by TMA.
+OF_A_RUNG = {("33.original", "initcheck"): "uninitialised: global read of 4 bytes, line 465"}
+READS_DK_DV = "    const float2 x = fa::unpack2<T>(from[h * a.Nk * d]);"
+
+
+def require_clean_rungs(agreed: pd.DataFrame) -> None:
+    rungs = agreed[agreed["mutant"].str.endswith(".original")]
+    assert len(rungs) >= 14 and set(rungs["xray"]) == {sanitize.CLEAN}
+    said = sanitize.recorded().set_index("mutant")
+    found = {
+        (id, tool): said.loc[id, tool] for id, tools in zip(rungs["mutant"], rungs["gpu"]) for tool in tools.split()
+    }
+    assert found == OF_A_RUNG
+
+
+def require_explanations(agreed: pd.DataFrame) -> None:
+    alone = agreed[agreed["who"].str.contains("alone")]
+    assert alone["why"].all(), alone[alone["why"] == ""][["mutant", "gpu", "xray"]]
+    said = sanitize.recorded().set_index("mutant")
+    late, ended = (said.loc[alone["mutant"][alone["why"] == why]] for why in (sanitize.LATE, sanitize.ENDED))
+    assert set(late["synccheck"]) == {sanitize.TIMEOUT} and set(ended["memcheck"]) == {sanitize.CLEAN}
+    assert set(ended[["racecheck", "initcheck", "synccheck"]].stack()) == {sanitize.TIMEOUT}
+
+
+def test_the_record_is_of_the_rungs_as_they_are():
+    assert len(WRONG) >= 700, "rungs have changed: run `python -m helpers.sanitize` on a GPU, then with --xray"
+    assert len(RECORD) == len(sanitize.recorded()), "the X-ray has yet to look: `python -m helpers.sanitize --xray`"
+    assert f"{len(WRONG)} broken variants" in " ".join((record.DATA.parent / "README.md").read_text().split())
+
+
+def test_every_mutant_that_a_tool_flags_is_flagged():
+    require_what_tools_flag(RECORD)
+
+
+def test_no_rung_is_flagged_but_33_by_initcheck():
+    require_clean_rungs(RECORD)
+    line = rung("33_backward_wgmma").source.splitlines().index(READS_DK_DV) + 1
+    assert all(
+        abs(line - int(said.rpartition(" ")[2])) <= 3 for said in OF_A_RUNG.values()
+    )  # comments may have moved it
+
+
+def test_what_initcheck_says_of_33_says_nothing_of_its_mutants():
+    said = sanitize.recorded().set_index("mutant")["initcheck"]
+    same = said[said.str.startswith(*OF_A_RUNG.values()) & said.index.str.startswith("33.")]
+    tools = RECORD.set_index("mutant")["gpu"]
+    assert len(same) >= 10 and [id for id in same.index if "initcheck" in tools[id]] == ["33.original"]
+
+
+def test_what_33_adds_up_has_been_written():
+    """At the record's shape, with NaN in all of the workspace that initcheck speaks of, or zeros: the same dK and dV."""
+    kernel, found = load("33_backward_wgmma", device="cpu", quiet=True), []
+    [inputs] = sanitize.emulator_inputs(kernel, MUTANTS["33.original"])
+    for fill in (math.nan, 0.0):
+        call = prepare(kernel.rung, "cpu", inputs, causal=True)
+        assert call.tensors["dK_dV"].fill_(fill).shape == (1, 2, 150, 64)
+        kernel.launcher.launch(call.args, call.tensors)
+        found.append(call.results[1:])
+    for with_nan, with_zeros in zip(*found):
+        assert with_nan.isfinite().all() and torch.equal(with_nan, with_zeros)
+
+
+def test_what_one_of_the_two_alone_flags_is_explained():
+    require_explanations(RECORD)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_lanes_with_one_sum_race_where_the_sum_is_an_fma(fused):
+    """Writes of one value are no race. nvcc makes an FMA of one of the sum's two products; with it, the lanes' sums differ."""
+    mutant = MUTANTS["02.every-lane-writes"]
+    of_products = "a.l * expf(a.m - m_finite) + b.l * expf(b.m - m_finite)"
+    assert mutant.source.count(of_products) == 1
+    fma = "fmaf(a.l, expf(a.m - m_finite), b.l * expf(b.m - m_finite))"
+    kernel = load(source=mutant.source.replace(of_products, fma if fused else of_products), device="cpu", quiet=True)
+    inputs = random_inputs(kernel.rung, (1, 1, 3, 1023, 1))
+    lines = [(f.kind, f.line, f.other_line) for f in xray(kernel, *inputs).findings]
+    assert lines == ([("race", mutant.line, mutant.line)] if fused else [])
+
+
+def test_every_explanation_is_of_something():
+    alone = [row for row in RECORD.itertuples() if "alone" in row.who]
+    gone = {
+        m.id for m in sanitize.chosen([]) if m.id[:2] not in set(RECORD["mutant"].str[:2])
+    }  # of rungs that have changed
+    for id, said, side, why in sanitize.EXPLANATIONS:
+        fits = [a for a in alone if a.who == side and fnmatch(a.mutant, id) and fnmatch(a.xray, said)]
+        assert fits or any(fnmatch(other, id) for other in gone), why
+
+
+# (of which kind, column, what it says instead) -> the requirement that fails
+BITES = {
+    "the X-ray misses one": ("both", "xray", "clean", require_what_tools_flag),
+    "the X-ray flags a rung": ("original", "xray", "race, line 1", require_clean_rungs),
+    "a tool flags a rung": ("original", "racecheck", "race: write, line 1 and read, line 2", require_clean_rungs),
+    "the X-ray says what nobody explained": ("neither", "xray", "race, line 1", require_explanations),
+    "a tool says what nobody explained": ("neither", "memcheck", "out of bounds: read, line 1", require_explanations),
+}
+
+
+@pytest.mark.parametrize("bite", BITES)
+def test_these_tests_bite(bite, monkeypatch):
+    which, column, said, require = BITES[bite]
+    rows = record.load("device", "sanitizer").fillna({"xray": ""})
+    of_rungs = RECORD["mutant"].str.endswith(".original")
+    chosen = RECORD[of_rungs if which == "original" else ~of_rungs & (RECORD["who"] == which)]
+    rows.loc[rows["mutant"] == chosen["mutant"].iloc[-1], column] = said
+    monkeypatch.setattr(record, "load", lambda *_: rows)
+    with pytest.raises(AssertionError):
+        require(sanitize.agreement())
+
+
+@pytest.mark.parametrize("id", SOME)
+def test_the_xray_still_says_so(id):
+    said = RECORD.set_index("mutant").loc[id, "xray"]
+    assert sanitize.xrayed(MUTANTS[id]).split(",")[0] == said.split(",")[0]
+
+
+# What neither of the two flags does no harm at the record's shapes. Elsewhere it does, and the X-ray says so: where the keys
+# are more tiles than there are places for, where one CTA works on several tiles of queries, where the scale is negative.
+LONG, ALONE, NEGATIVE = (130, 900), (500, 150), (130, 150)
+ELSEWHERE = {
+    "30.thread-index.7": LONG,
+    "30.arrays-overlap.3": LONG,
+    "31.mbarrier-wait-removed.1": LONG,
+    "31.mbarrier-wait-removed.6": LONG,
+    "31.mbarrier-wait-removed.2": ALONE,
+    "31.named-barrier-removed.2": ALONE,
+    "31.thread-index.7": ALONE,
+    "30.named-barrier-removed.1": NEGATIVE,
+    "30.proxy-fence-removed.1": NEGATIVE,
+    "31.named-barrier-removed.1": NEGATIVE,
+}
+
+
+@pytest.mark.parametrize("id", [*ELSEWHERE, "30.original", "31.original"])
+def test_the_xray_flags_at_other_shapes_what_is_harmless_at_the_records(id):
+    right = id.endswith("original")
+    everything = {mutant.id: mutant for mutant in sanitize.chosen([id])}
+    for where in {LONG, ALONE, NEGATIVE} if right else {ELSEWHERE[id]}:
+        source = everything[id].source
+        kernel = load(
+            source=source.replace("int64_t(sms)", "int64_t(1)") if where == ALONE else source, device="cpu", quiet=True
+        )
+        inputs = random_inputs(kernel.rung, (1, 2, *where, 64), Hkv=1, causal=True)
+        found = xray(kernel, *inputs, causal=True, scale=-0.125 if where == NEGATIVE else 0.125).findings
+        assert bool(found) != right

@@ -1,0 +1,77 @@
+"""One list of dependencies: environment.yml says the same as pyproject.toml, by conda's names."""
+
+import re
+import sys
+from pathlib import Path
+
+import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[2]
+CONDA_NAMES = {
+    "torch": "pytorch",
+    "matplotlib": "matplotlib-base",
+    "nvidia-cuda-cuobjdump": "cuda-cuobjdump",
+    "nvidia-cuda-nvdisasm": "cuda-nvdisasm",
+}
+CONDA_TOOLKIT = {"nvcc": "cuda-nvcc", "crt": "cuda-crt", "nvvm": "cuda-nvvm", "cudart": "cuda-cudart-dev"}
+CONDA_TOOLKIT["cccl"] = "cuda-cccl"
+CONDA_ONLY = {"python", "pip", "gxx"}  # what pip takes from the machine
+
+
+def pip_side() -> dict[str, SpecifierSet]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = {}
+    for requirement in map(Requirement, project["dependencies"]):
+        if requirement.name == "cuda-toolkit":
+            wanted |= {CONDA_TOOLKIT[extra]: requirement.specifier for extra in requirement.extras}
+        else:
+            wanted[CONDA_NAMES.get(requirement.name, requirement.name)] = requirement.specifier
+    return wanted
+
+
+def conda_side() -> dict[str, str]:
+    specs = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
+    parsed = {}
+    for spec in specs:
+        match = re.fullmatch(
+            r"([a-z0-9][a-z0-9._-]*?)\s*((?:==?|>=|<=|<|>|!=)[0-9][0-9.*]*(?:,(?:>=|<|<=|!=)[0-9.*]+)*)?", spec
+        )
+        assert match, f"environment.yml: {spec!r} is no conda spec"
+        parsed[match[1]] = match[2] or ""
+    return parsed
+
+
+def test_the_names_agree():
+    assert set(conda_side()) - CONDA_ONLY == set(pip_side())
+
+
+def test_the_pins_agree():
+    """What pip pins, conda pins to the same; conda's `=13.0` is pip's `==13.0.*`."""
+    conda = conda_side()
+    for name, specifier in pip_side().items():
+        pinned = [s.version.removesuffix(".*") for s in specifier if s.operator == "=="]
+        if pinned:
+            assert conda[name] == f"={pinned[0]}", name
+
+
+def test_torch_and_toolkit_are_pinned():
+    assert str(pip_side()["pytorch"]) == "==2.13.0"
+    assert str(pip_side()["cuda-nvcc"]) == "==13.0.*"
+
+
+def test_ci_runs_the_readmes_test_command_and_nothing_else():
+    lines = [line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line and not line.startswith("#")]
+    assert lines[-1] == "make test" and "make test" in (ROOT / "README.md").read_text()
+    assert all(line.startswith(("set ", "cd ", "make test")) for line in lines)
+
+
+def test_the_readmes_commands_are_targets():
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"`?make (\w+)", (ROOT / "README.md").read_text())) <= targets

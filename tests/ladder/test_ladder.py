@@ -1,0 +1,92 @@
+"""The rungs: found by glob, described by their header blocks."""
+
+from pathlib import Path
+
+import pytest
+
+from helpers import rung, rungs
+from helpers.ladder import rung as ladder
+
+BLOCK = "// mine: a title\n//\n// idea:      one\n//            two\n// op:        softmax\n// dtypes:    fp16, bf16\n"
+BLOCK += "// D:         64, 128\n// workspace: m (B,H,Nq) fp32; S (rows,N) fp32\n// arch:      sm_80\n"
+
+
+def test_the_glob_is_the_list():
+    files = sorted(Path(__file__).parents[2].glob("kernels/[0-9][0-9]_*.cu"))
+    assert [r.path for r in rungs()] == files
+    assert [r.stem for r in rungs()][:4] == ["01_naive", "02_online_softmax", "03_fa1_fp32", "04_fa2_fp32"]
+
+
+def test_every_key_is_parsed():
+    made = ladder.parse(BLOCK, Path("mine.cu"), strict=True)
+    assert (made.stem, made.title, made.idea, made.op) == ("mine", "a title", "one two", "softmax")
+    assert (made.dtypes, made.D, made.arch) == (("fp16", "bf16"), (64, 128), "sm_80")
+    assert made.workspace == (("m", ("B", "H", "Nq")), ("S", ("rows", "N")))
+
+
+def test_a_cell_may_leave_the_block_out():
+    made = ladder.parse("#include <fa/args.cuh>\n", Path("cell"))
+    assert (made.stem, made.op, made.dtypes, made.D, made.arch) == ("cell", "attention", ("fp32",), (), "sm_75")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("// op: ", "// opp:", "mine.cu:5: unknown key 'opp'"),
+        ("softmax", "convolution", "'convolution'.*allowed are attention, softmax"),
+        ("// arch:      sm_80\n", "", "lacks arch"),
+        ("// mine: a title", "// a title", "lacks its title"),
+        ("// mine:", "// other:", "names 'other', the file 'mine'"),
+        ("fp16, bf16", "fp8", "dtype 'fp8'.*allowed are fp32, fp16, bf16"),
+        ("sm_80", "hopper", "arch 'hopper'.*reads like sm_80 or sm_90a"),
+        ("(rows,N) fp32", "(N) fp32; a (N) fp32; b (N) fp32; c (N) fp32", "more than 4 workspace tensors"),
+        ("(rows,N)", "(rows,M)", "workspace S.*'M'.*allowed are"),
+    ],
+)
+def test_a_wrong_block_is_refused_by_name(old, new, words):
+    with pytest.raises(ValueError, match=words):
+        ladder.parse(BLOCK.replace(old, new), Path("mine.cu"), strict=True)
+
+
+def test_an_unknown_rung_names_the_rungs():
+    with pytest.raises(ValueError, match="no kernel '99_none'; the rungs are 01_naive, "):
+        rung("99_none")
+
+
+def test_a_path_is_as_good_as_a_stem(tmp_path):
+    copy = tmp_path / "mine.cu"
+    copy.write_text(BLOCK)
+    assert rung(copy).title == rung(str(copy)).title == "a title"
+
+
+def test_replace_wants_exactly_one_place():
+    naive = rung("01_naive")
+    assert naive.replace("extern", "/**/extern").count("/**/extern") == 1
+    with pytest.raises(ValueError, match="occurs 0 times"):
+        naive.replace("no such text", "")
+    with pytest.raises(ValueError, match="occurs [0-9]+ times"):
+        naive.replace("float", "double")
+
+
+def test_the_digest_covers_the_headers(tmp_path, monkeypatch):
+    (tmp_path / "fa").mkdir()
+    (tmp_path / "fa" / "a.cuh").write_text("#include <fa/b.cuh>\n")
+    (tmp_path / "fa" / "b.cuh").write_text("int one;\n")
+    monkeypatch.setattr(ladder, "INCLUDE", tmp_path)
+    source = "#include <fa/a.cuh>\n"
+    before = ladder.parse(source, Path("cell"))
+    assert [h.name for h in before.includes] == ["a.cuh", "b.cuh"]
+    digest = before.digest
+    (tmp_path / "fa" / "b.cuh").write_text("int two;\n")
+    assert ladder.parse(source, Path("cell")).digest != digest
+
+
+def test_a_comment_is_not_part_of_the_digest_and_everything_else_is():
+    def digest(source: str) -> str:
+        return ladder.parse(source, Path("cell")).digest
+
+    source = 'int x = 1; // one\n\n/* two\n lines */\nconst char *s = "// no comment";\n'
+    assert digest(source) == digest('int x = 1;\nconst char *s = "// no comment"; // three\n')
+    assert digest(source) != digest(source.replace("x = 1", "x = 2"))
+    assert digest(source) != digest(source.replace("// no comment", "// another"))
+    assert digest("// title: speed 1\n" + source) == digest("// title: speed 2\n" + source)

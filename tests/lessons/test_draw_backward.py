@@ -1,0 +1,216 @@
+"""The drawings of notebooks 22, 23 and 33 say what the numbers they are given say, and the numbers of 33 what its code says."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.patches import FancyArrowPatch
+
+from helpers import draw_backward, sass
+from helpers.figures.style import BLUE, ORANGE
+from helpers.ladder.rung import rung
+
+PNG = b"\x89PNG"
+
+
+def words(ax) -> list[str]:
+    return [t.get_text() for t in ax.texts]
+
+
+def arrows(ax) -> list[FancyArrowPatch]:
+    return [p for p in ax.patches if isinstance(p, FancyArrowPatch)]
+
+
+def test_bars_carry_their_bytes():
+    frame = pd.DataFrame({"P": [2.0**31, 2.0**32], "LSE": [2.0**21, 1536.0]}, index=[1024, 2048])
+    figure = draw_backward.stored_bytes(frame, "title")
+    assert words(figure.axes[0]) == ["2\nGiB", "4\nGiB", "2\nMiB", "1.5\nKiB"]
+    assert figure.png().startswith(PNG)
+
+
+@pytest.mark.parametrize(("panel", "across", "last"), [(0, 0, 12), (1, 3, 3), (2, 3, 3)])
+def test_an_order_marks_the_sums_that_cross_ctas(panel, across, last):
+    """3 x 3 tiles: none cross in one CTA; a CTA per column lets the three of dQ cross, one per row those of dK and dV."""
+    ax = draw_backward.loop_orders(3).axes[panel]
+    crossing = [a for a in arrows(ax) if a.get_edgecolor()[:3] == pytest.approx(_rgb(ORANGE))]
+    assert len(arrows(ax)) == 6 and len(crossing) == across
+    numbers = [int(w) for w in words(ax) if w.isdigit()]
+    assert len(numbers) == 9 and max(numbers) == (9 if panel == 0 else 3)
+    for arrow in crossing:  # across: the two ends differ in j for dQ, in i for dK and dV
+        (x, y), (u, v) = arrow._posA_posB
+        assert (y == v and x != u) if panel == 1 else (x == u and y != v)
+
+
+def _rgb(colour: str) -> tuple[float, ...]:
+    return tuple(int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+
+
+def test_an_arrow_of_the_dataflow_says_where_it_goes():
+    ways = dict.fromkeys(draw_backward.EDGES, "registers") | {("dS", "dQ"): "shared memory"}
+    figure = draw_backward.dataflow(ways, {"dV": "here", "dK": "here", "dQ": "in HBM"}, "title")
+    looks = [(a.get_edgecolor()[:3], a.get_linestyle()) for a in arrows(figure.axes[0])]
+    assert looks.count((pytest.approx(_rgb(ORANGE)), "--")) == 1 and looks.count((pytest.approx(_rgb(BLUE)), "-")) == 5
+    assert words(figure.axes[0]).count("here") == 2
+    with pytest.raises(ValueError, match="ways has to name one of registers"):
+        draw_backward.dataflow(ways | {("S", "P"): "the post"}, {}, "title")
+    with pytest.raises(ValueError, match="ways has to name"):
+        draw_backward.dataflow({("S", "P"): "registers"}, {}, "title")
+
+
+def test_a_block_bears_the_number_of_its_warp():
+    blocks = np.array([[0, 1], [2, 3], [4, 5]])
+    lines = {"d = 64": {("dS", "keys", "queries"): blocks}, "d = 128": {("dQ", "queries", "d"): blocks.T}}
+    figure = draw_backward.owners(lines, {"d = 64": 1, "d = 128": 2})
+    first, second = figure.axes
+    assert words(first) == ["0", "1", "2", "3", "4", "5", "dS", "queries", "keys"]
+    assert words(second) == ["0", "2", "4", "1", "3", "5", "dQ", "d", "queries"]
+    assert [len({patch.get_facecolor() for patch in ax.patches}) for ax in (first, second)] == [6, 6]
+    assert figure.png().startswith(PNG)
+
+
+def test_a_lane_of_a_hand_over_has_its_work_its_wait_and_its_turn():
+    steps = pd.DataFrame([(0, 3, 0, 4, 4, 5), (1, 3, 0, 4, 5, 6)], columns="cta tile begin ready turn end".split())
+    (ax,) = draw_backward.hand_over(steps, "title").axes
+    assert [p.get_width() for p in ax.patches] == [4, 0, 1, 4, 1, 1]
+    assert words(ax) == ["3", "3"]
+
+
+def test_stripes_run_along_k_or_across_it():
+    """A's k runs across the page and B's down it: rows along k are lines across in A and lines down in B."""
+    products = {
+        "C += A B": (("A", "m", "k", True), ("B", "n", "k", False)),
+        "C = A B": (("A", "m", "k", None), ("B", "n", "k", True)),
+    }
+    first, second = draw_backward.operands(products).axes
+    across = [line.get_ydata()[0] == line.get_ydata()[1] for line in first.lines]
+    in_a = [line.get_xdata()[0] < 1.5 for line in first.lines]
+    assert across == [True] * len(across) and any(in_a) and not all(in_a)  # A along its k, B across its k: both lie
+    assert all(line.get_xdata()[0] == line.get_xdata()[1] and line.get_xdata()[0] > 1.5 for line in second.lines)
+    assert "+=" in words(first) and "=" in words(second)
+
+
+# 33_backward_wgmma
+
+TILE = """template <int d> struct Tile {
+  static constexpr int Br = d == 64 ? 96 : 64, half = Br / 2 - 1; // 3, 4
+  static constexpr int stages = d == 64 && Br > 64 ? 3 : d == 128 ? 2 : 1;
+  static constexpr int K = 0, Q = K + (stages != 1 && !(d < 0) ? (half + half) * d : 8 / 3);
+  static constexpr int LSE = Q + stages * Br, smem_bytes = LSE + 4 * Br;
+};
+"""
+
+
+def test_constants_are_what_cpp_would_make_of_them():
+    values = draw_backward.constants(TILE, 64)
+    assert [values[n] for n in ("Br", "half", "stages", "Q", "LSE", "smem_bytes")] == [96, 47, 3, 6016, 6304, 6688]
+    assert [draw_backward.constants(TILE, 128)[n] for n in ("Br", "half", "stages")] == [64, 31, 2]
+    assert draw_backward.constants(TILE, 32)["stages"] == 1
+    assert draw_backward.constants(TILE, 64, stages=5)["smem_bytes"] == 6016 + 5 * 96 + 4 * 96
+    assert draw_backward.parts(values) == {"K": 6016, "Q": 288, "LSE": 384}
+    with pytest.raises(ValueError, match="no struct Tile"):
+        draw_backward.constants("struct Other {", 64)
+
+
+@pytest.mark.parametrize("d", [64, 128])
+def test_parts_of_33_add_up_to_what_its_header_says(d):
+    whole = rung("33_backward_wgmma")
+    values = draw_backward.constants(whole.source, d)
+    parts = draw_backward.parts(values)
+    assert set(parts) >= {"K", "V", "Q", "dO"} and sum(parts.values()) == values["smem_bytes"]
+    said = sass.tile(whole, d)
+    assert (values["Br"], values["Bc"], values["threads"]) == (said["Br"], said["Bc"], said["threads"])
+    assert -(-values["smem_bytes"] // 1024) == said["smem_kb"]
+
+
+def test_shared_memory_is_as_long_as_its_parts():
+    (ax,) = draw_backward.shared_memory({"d = 64": {"K": 16384, "barriers": 64}}, "title").axes
+    assert [p.get_width() for p in ax.patches] == [16, 64 / 1024]
+    assert "17 KB" in words(ax) and "K\n16" in words(ax)  # a KB that has begun counts
+
+
+# Two products of three instructions and one of two, which is waited for in the next turn
+LOOP = [
+    "F2FP.F16.F32.PACK_AB R1",
+    "HGMMA.64x96x16.F32 R24, gdesc[UR36].tnspA, RZ, !UPT",
+    "HGMMA.64x96x16.F32 R24, gdesc[UR36].tnspA, R24, gsb0",
+    "HGMMA.64x64x16.F32 R120, R192, gdesc[UR20].tnspB, R120, gsb0",
+    "HGMMA.64x64x16.F32 R120, R196, gdesc[UR20].tnspB, R120, gsb0",
+    "WARPGROUP.DEPBAR.LE gsb0, 0x1",
+    "MUFU.EX2 R1, R1",
+    "WARPGROUP.DEPBAR.LE gsb0, 0x0",
+    "STSM.16.MT88.4 [R1], R4",
+    "HGMMA.64x48x16.F32 R24, gdesc[UR36], gdesc[UR40], R24, gsb0",
+    "BAR.SYNC.DEFER_BLOCKING 0x1, 0x100",
+]
+
+
+def lines(*instructions: str):
+    return [(16 * i, *text.split(" ", 1)) for i, text in enumerate(instructions)]
+
+
+def test_products_are_under_way_until_a_wait_covers_them():
+    found = draw_backward.products(lines(*LOOP), ["S", "dV", "dQ"])
+    assert found["instructions"].tolist() == [2, 2, 1] and found["shape"].tolist() == [
+        "64x96x16",
+        "64x64x16",
+        "64x48x16",
+    ]
+    assert found[["A", "B"]].values.tolist() == [["MN-major", "K-major"], ["registers", "MN-major"], ["K-major"] * 2]
+    assert found[["begin", "issued", "done"]].values.tolist() == [[1, 2, 5], [3, 4, 7], [9, 9, 11 + 5]]
+    done = draw_backward.work(lines(*LOOP), found)
+    assert done.values.tolist() == [
+        [0, "round to 16 bits", 1],  # under the one of the turn before
+        [6, "exponentials", 1],
+        [8, "write shared memory", 0],
+        [10, "wait for other threads", 1],
+    ]
+    with pytest.raises(ValueError, match="the loop has 3 products, not 2"):
+        draw_backward.products(lines(*LOOP), ["S", "dV"])
+
+
+def test_a_program_shows_its_products_and_the_work_under_none():
+    found = draw_backward.products(lines(*LOOP), ["S", "dV", "dQ"])
+    (ax,) = draw_backward.program(found, draw_backward.work(lines(*LOOP), found), len(LOOP), "title").axes
+    bars = [(p.get_x(), p.get_width()) for p in ax.patches]
+    assert (0, 5) in bars and (9, 2) in bars and (1, 4) in bars  # of dQ both ends, of S all
+    orange = [c for c in ax.collections if c.get_colors()[0][:3] == pytest.approx(_rgb(ORANGE))]
+    assert sum(len(c.get_segments()) for c in orange) == 1  # the write alone
+    assert [t.get_text() for t in ax.get_yticklabels()][:3] == ["S", "dV", "dQ"]
+
+
+def test_the_loop_is_where_most_products_are_and_no_end_of_the_kernel():
+    code = lines(
+        "HGMMA.64x96x16.F32 R24, gsb0",
+        "HGMMA.64x96x16.F32 R24, gsb0",  # 0x10: the loop
+        "HGMMA.64x96x16.F32 R24, gsb0",
+        "BRA 0x20",  # a small one in it
+        "BRA 0x10",
+        "HGMMA.64x96x16.F32 R24, gsb0",
+        "EXIT ",
+        "BRA 0x0",  # out of line
+    )
+    loop = draw_backward.loop_of(code)
+    assert [loop[0][0], loop[-1][0]] == [0x10, 0x40]
+    with pytest.raises(ValueError, match="no loop with wgmma"):
+        draw_backward.loop_of(code[:3])
+
+
+@pytest.mark.parametrize("d", [64, 128])
+def test_the_loop_of_33_has_its_five_products(d):
+    whole = rung("33_backward_wgmma")
+    names = draw_backward.accumulators(whole.source)
+    assert sorted(names) == ["S", "dK", "dP", "dQ", "dV"]
+    found = draw_backward.products(draw_backward.main_loop(whole, d), names).set_index("name")
+    assert (found.loc[["dV", "dK"], "A"] == "registers").all() and (found.loc[["S", "dP"], "A"] == "K-major").all()
+    values = draw_backward.constants(whole.source, d)
+    assert found.loc["S", "shape"] == f"64x{values['Br']}x16" and found.loc["dV", "shape"] == f"64x{d}x16"
+    assert found.loc["dV", "instructions"] == values["Br"] // 16 and found.loc["dP", "instructions"] == d // 16
+
+
+def test_a_draft_is_where_its_ratio_is_and_filled_if_it_stayed():
+    rows = [(1, "base", "yes", 64, 0.9), (1, "base", "yes", 128, 1.1), (2, "more", "at D = 64", 64, 1.0), (2, "more", "at D = 64", 128, 0.8)]  # fmt: skip
+    frame = pd.DataFrame(rows, columns=["step", "what", "kept", "D", "ratio"])
+    (ax,) = draw_backward.drafts(frame, "title").axes
+    marks = [(line.get_xdata()[0], line.get_ydata()[0], line.get_markerfacecolor()) for line in ax.lines[:4]]
+    assert [m[:2] for m in marks] == [(0.9, 0), (1.1, 0), (1.0, 1), (0.8, 1)]
+    assert [m[2] for m in marks] == [BLUE, ORANGE, BLUE, draw_backward.CARD]
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["1 · base", "2 · more"]

@@ -1,0 +1,65 @@
+"""The drawings of what runs under what say what they are given."""
+
+import pandas as pd
+
+from helpers import draw_pingpong, overlap
+from helpers.lessons.draw_hopper import KINDS
+
+PNG = b"\x89PNG"
+
+
+def words(figure) -> list[str]:
+    return [t.get_text() for ax in figure.axes for t in ax.texts]
+
+
+def test_lanes_stand_above_each_other_and_what_overlaps_has_half_a_lane():
+    one = overlap.run(overlap.jobs(2, 3, 10, 6), turns=True)
+    both = overlap.run(overlap.jobs(2, 3, 10, 6, "next"), turns=True)
+    figure = draw_pingpong.lanes({"one after the other": one, "under each other": both}, "clocks")
+    assert [ax.get_title(loc="left") for ax in figure.axes] == ["one after the other", "under each other"]
+    assert [len(ax.patches) for ax in figure.axes] == [18, 18]
+    assert {round(p.get_height(), 6) for p in figure.axes[0].patches} == {0.8}
+    assert {round(p.get_height(), 6) for p in figure.axes[1].patches} == {0.4}
+    assert figure.axes[1].get_xlabel() == "clocks" and figure.png().startswith(PNG)
+
+
+def test_a_part_of_the_time():
+    frame = pd.DataFrame([("producer", "copy", 0, 4), ("consumer 0", "wait", 2, 9), ("consumer 0", "scores", 20, 30)],
+                         columns=["lane", "kind", "begin", "end"])  # fmt: skip
+    figure = draw_pingpong.lanes({"all": frame}, "clocks", span=(1, 8))
+    ax = figure.axes[0]
+    assert [(p.get_x(), p.get_x() + p.get_width()) for p in ax.patches] == [(0, 3), (1, 7)]
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["producer", "consumer 0"]
+    assert [t.get_text() for t in figure.legends[0].get_texts()] == [KINDS["copy"][2], KINDS["wait"][2]]
+
+
+LINES = [(16 * i, *text.split(" ", 1)) for i, text in enumerate([
+    "HGMMA.64x128x16.F32 R24", "WARPGROUP.DEPBAR.LE gsb0, 0x1", "MUFU.EX2 R1", "MUFU.EX2 R2", "MUFU.RCP R2",
+    "WARPGROUP.DEPBAR.LE gsb0, 0x0", "MUFU.EX2 R1", "F2FP.BF16 R1", "BRA 0x0",
+])]  # fmt: skip
+
+
+def test_a_loop_is_cut_at_its_waits_and_counted():
+    figure = draw_pingpong.loop({"a kernel": LINES, "another": LINES[:3]})
+    assert words(figure) == [
+        "0",
+        "2",
+        "1",
+        "1",
+        "0",
+        "1",
+        "1",
+    ]  # exponentials of the pieces, groups left behind the first wait
+    first = figure.axes[0]
+    assert len(first.patches) == 1 + 1 + 3 + 1  # the loop, a product, exponentials, a rounding
+    assert [(line.get_linestyle(), line.get_xdata()[0]) for line in first.lines] == [("--", 1), ("-", 5)]
+    assert figure.png().startswith(PNG)
+
+
+def test_steps_beside_a_peer():
+    rows = [(i, f"step {i}", "yes" if i < 2 else "no, slower", D, 0.9 + 0.05 * i) for D in (64, 128) for i in range(3)]
+    frame = pd.DataFrame(rows, columns=["step", "what", "kept", "D", "ratio"])
+    figure = draw_pingpong.steps(frame.assign(ratio_causal=1.0), "all of them", "SDPA CUDNN")
+    assert [len(ax.patches) for ax in figure.axes] == [3, 3] and "0.95" in words(figure)
+    assert figure.axes[0].get_xlabel() == "times as fast as SDPA CUDNN"
+    assert draw_pingpong.steps(frame, "without a mask", "SDPA CUDNN").png().startswith(PNG)

@@ -1,0 +1,71 @@
+"""Notebook 91's exhibits: each hides, shows and is caught as its notebook says, and the rung it was made from is not."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from helpers import check, museum, rung
+from helpers.lessons import execute
+
+ALL = [*museum.EXHIBITS.values(), *museum.UNLABELLED.values()]
+every = pytest.mark.parametrize("exhibit", ALL, ids=lambda e: e.name)
+TEXT = (execute.NOTEBOOKS / "src" / "91_bug_museum.py").read_text()
+
+
+@every
+def test_hides_where_it_is_said_to(exhibit):
+    for name in exhibit.hides:
+        exhibit.report(name).require()
+
+
+@every
+def test_is_caught_as_stated(exhibit):
+    assert exhibit.caught, exhibit.evidence() or "nothing was said"
+    problem = exhibit.report().comparisons[0].problem
+    assert problem.startswith("raised KernelError") == (exhibit.caught_by == "emulator"), problem
+
+
+@every
+def test_its_fix_passes_and_the_bug_itself_is_no_fix(exhibit, capsys):
+    """The fix of every exhibit is the rung's own text."""
+    exhibit.fix()
+    assert capsys.readouterr().out.startswith("mended: right on ")
+    exhibit.fix(exhibit.new, exhibit.new)
+    assert capsys.readouterr().out.startswith("not mended\n")
+    with pytest.raises(ValueError, match="isn't in the text that has the bug"):
+        exhibit.fix("no such text", "")
+
+
+@pytest.mark.parametrize("exhibit", [e for e in ALL if e.caught_by in ("xray", "conflicts")], ids=lambda e: e.name)
+def test_what_only_the_xray_sees_passes_every_check(exhibit):
+    check(exhibit.kernel).require()
+
+
+def test_the_notebook_shows_every_exhibit_under_its_title():
+    for name, exhibit in museum.EXHIBITS.items():
+        assert f"### {exhibit.title}\n" in TEXT and f'EXHIBITS["{name}"]' in TEXT, name
+    assert set(re.findall(r'EXHIBITS\["(\w+)"\]', TEXT)) == set(museum.EXHIBITS)
+    assert 10 <= len(museum.EXHIBITS) <= 15
+
+
+@pytest.mark.parametrize("stem", sorted({e.rung for e in ALL}))
+def test_for_d64_only_leaves_instances_out(stem):
+    whole, cut = rung(stem), museum.for_d64(stem)
+    left_out = [line for line in whole.source.splitlines() if line not in cut.source.splitlines()]
+    assert all(re.fullmatch(r"// D:.*|  case (32|128):|    return launch<(32|128)>\(a, stream\);", x) for x in left_out)
+    assert cut.D == ((64,) if whole.D else ()) and (left_out or not whole.D)
+
+
+def test_an_exhibit_that_is_right_is_not_called_caught():
+    """A catcher that fires at everything would pass the tests above."""
+    harmless = museum.Exhibit(
+        "none", "No bug", museum.FA1, "ld = d + 4,", "ld = d + 12,", (), "random", "check", "", tile=64
+    )
+    assert not harmless.evidence()
+    for catcher in ("check", "emulator", "xray", "conflicts"):
+        same = museum.Exhibit(
+            "none", "No bug", museum.FA1, "ld = d + 4,", "ld = d + 12,", (), "random", catcher, "wrong|race|lost"
+        )
+        assert not same.caught

@@ -1,0 +1,282 @@
+"""The notebooks: in step with their texts, built as promised, and executed from the first cell to the last.
+
+Executing is the slow part; it is marked `notebooks`, so `pytest -m notebooks` runs it alone and `-m "not notebooks"`
+leaves it out. Two notebooks run at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import jupytext
+import nbformat
+import pandas as pd
+import pytest
+import sixteen
+from nbclient.exceptions import CellExecutionError
+
+from helpers import record, show
+from helpers.ladder import rung as ladder
+from helpers.lessons import execute
+
+FOLDER = execute.NOTEBOOKS
+STEMS = sorted(path.stem for path in FOLDER.glob("[0-9][0-9]_*.ipynb"))
+RUNGS = [stem for stem in STEMS if (ladder.KERNELS / f"{stem}.cu").exists()]
+OTHERS = {"00_start_here", "24_in_a_model"} | {stem for stem in STEMS if stem.startswith("9")}  # about no one rung
+LONGEST_CELL = 18  # lines
+
+OPENING = ("**After this notebook you can**", "**Time**", "**Needs**", "**The idea in one line**")
+SECTIONS = [  # in this order; a notebook may have others between them
+    "The problem",
+    "The kernel",
+    "Run and check",
+    "Predict, then measure",
+    "Beside its peers",
+    "What still hurts",
+    "Exercises",
+    "Self-check",
+]
+EXERCISE = re.compile(r"^### Exercise (\d+\.\d+)", re.MULTILINE)
+SOLUTION = re.compile(r"<details>\s*<summary>Solution.*?</summary>(.*?)</details>", re.DOTALL)
+FENCED = re.compile(r"^```\w*\n(.*?)^```", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+# A folder of somebody's machine. Paths of the project itself are written from its root: kernels/01_naive.cu.
+MACHINE_PATH = re.compile(r"(?:/home/|/root/|/tmp/|/Users/|/opt/|site-packages|" + re.escape(str(execute.ROOT)) + ")")
+
+every = pytest.mark.parametrize("stem", STEMS)
+
+
+def read(stem: str) -> nbformat.NotebookNode:
+    return nbformat.read(FOLDER / f"{stem}.ipynb", as_version=4)
+
+
+def texts(notebook: nbformat.NotebookNode, kind: str) -> list[str]:
+    return [cell.source for cell in notebook.cells if cell.cell_type == kind]
+
+
+def exercises(notebook: nbformat.NotebookNode) -> dict[str, dict[str, str]]:
+    """number -> the sources of its `start` and `check` cells and of its `solution`; what is missing has no entry."""
+    found: dict[str, dict[str, str]] = {}
+    number = ""
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            before, *parts = EXERCISE.split(cell.source)  # text, then a number and its text for each heading
+            for heading, text in [(number, before), *zip(parts[::2], parts[1::2])]:
+                number = heading
+                if number:
+                    found.setdefault(number, {})
+                if folded := SOLUTION.search(text):
+                    found[number]["solution"] = "\n".join(FENCED.findall(folded[1]))
+        elif re.match(rf"(%%kernel.*\n//|#) Exercise {re.escape(number or '?')}\b", cell.source):
+            found[number]["start"] = cell.source
+        elif number and re.search(rf'exercise\.verify\(\s*"{re.escape(number)}"', cell.source):
+            found[number]["check"] = cell.source
+    return found
+
+
+def with_solutions(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """The notebook with each exercise's solution and its check appended at the end."""
+    for parts in exercises(notebook).values():
+        notebook.cells += [nbformat.v4.new_code_cell(parts[p]) for p in ("solution", "check")]
+    return notebook
+
+
+def printed(cell: nbformat.NotebookNode) -> str:
+    """All text among a cell's outputs."""
+    parts = []
+    for output in cell.get("outputs", []):
+        parts.append(output.get("text", ""))
+        parts += [v for kind, v in output.get("data", {}).items() if kind.startswith("text/")]
+    return "\n".join(parts)
+
+
+def run(notebook: nbformat.NotebookNode, path: Path) -> nbformat.NotebookNode:
+    nbformat.write(notebook, path)
+    return execute.execute(path)
+
+
+def solve_and_run(stem: str, folder: Path) -> nbformat.NotebookNode:
+    return run(with_solutions(read(stem)), folder / f"{stem}.ipynb")
+
+
+# In step
+
+
+@every
+def test_text_and_notebook_hold_the_same_cells(stem):
+    text = jupytext.read(FOLDER / "src" / f"{stem}.py")
+    pairs = [[(cell.cell_type, cell.source) for cell in notebook.cells] for notebook in (text, read(stem))]
+    assert pairs[0] == pairs[1], f"run: jupytext --sync notebooks/src/{stem}.py"
+
+
+def test_each_text_has_its_notebook():
+    assert STEMS == sorted(path.stem for path in (FOLDER / "src").glob("*.py"))
+
+
+# Built as promised
+
+
+@every
+def test_opens_with_what_it_offers_and_asks(stem):
+    first = read(stem).cells[0]
+    assert first.cell_type == "markdown" and first.source.startswith(f"# {stem[:2]} · ")
+    places = [first.source.find(words) for words in OPENING]
+    assert -1 not in places and places == sorted(places), f"the opening block has to hold, in order, {OPENING}"
+
+
+def test_a_notebook_is_a_rung_s_or_looks_across_them():
+    """So that a notebook whose kernel was renamed isn't taken for one without a kernel, and let off its sections."""
+    assert set(STEMS) - set(RUNGS) <= OTHERS
+    assert not OTHERS & set(RUNGS)
+
+
+@every
+def test_has_its_sections_in_order(stem):
+    headings = re.findall(r"^## (.+)$", "\n".join(texts(read(stem), "markdown")), re.MULTILINE)
+    wanted = SECTIONS if stem in RUNGS else SECTIONS[-2:]
+    assert [h for h in headings if h in wanted] == wanted
+
+
+@every
+def test_cells_are_short(stem):
+    for source in texts(read(stem), "code"):
+        assert len(source.splitlines()) <= LONGEST_CELL, source
+
+
+@every
+def test_two_exercises_or_more_each_complete(stem):
+    found = exercises(read(stem))
+    assert len(found) >= 2
+    for number, parts in found.items():
+        assert parts.keys() == {"start", "check", "solution"}, f"exercise {number} has only {sorted(parts)}"
+        assert "hint=" in parts["check"] and parts["solution"].strip() != parts["start"].strip()
+
+
+@every
+def test_links_lead_somewhere(stem):
+    for target in LINK.findall("\n".join(texts(read(stem), "markdown"))):
+        if not re.match(r"https?://|#", target):
+            assert (FOLDER / target.split("#")[0]).exists(), target
+
+
+@every
+def test_regions_are_there(stem):
+    calls = re.findall(r'show\.region\(\s*"([^"]+)",\s*"([^"]+)"\s*\)', "\n".join(texts(read(stem), "code")))
+    assert calls or stem not in RUNGS
+    for rung, name in calls:
+        show.region(rung, name)
+
+
+@every
+def test_no_path_of_a_machine(stem):
+    notebook = read(stem)
+    for cell in notebook.cells:
+        assert not MACHINE_PATH.search(cell.source), cell.source
+        assert not MACHINE_PATH.search(printed(cell)), printed(cell)
+
+
+# Executed
+
+
+@pytest.fixture(scope="module")
+def executions(request, tmp_path_factory):
+    """The notebooks that are asked for, each with its solutions appended, executing two at a time: stem -> future."""
+    folder = tmp_path_factory.mktemp("notebooks")
+    asked = [i.callspec.params["stem"] for i in request.session.items if getattr(i, "originalname", "") == EXECUTES]
+    pool = ThreadPoolExecutor(2)
+    yield {stem: pool.submit(solve_and_run, stem, folder) for stem in asked}
+    pool.shutdown(cancel_futures=True)
+
+
+EXECUTES = "test_executes_and_its_solutions_solve"
+
+
+@pytest.mark.notebooks
+@every
+def test_executes_and_its_solutions_solve(stem, executions):
+    executed = executions[stem].result()
+    outputs = [printed(cell) for cell in executed.cells if cell.cell_type == "code"]
+    for output in outputs:
+        assert not MACHINE_PATH.search(output), output
+    for number in exercises(read(stem)):
+        verdicts = re.findall(rf"Exercise {re.escape(number)}: (solved|not solved yet)", "\n".join(outputs))
+        assert verdicts == ["not solved yet", "solved"], f"exercise {number}: {verdicts}"
+
+
+@pytest.mark.notebooks
+def test_a_new_rung_stands_in_the_last_notebook_by_itself(tmp_path):
+    """A copy of the series with one kernel file and its record more, and nothing else changed."""
+    for folder in ("helpers", "kernels", "data"):
+        shutil.copytree(execute.ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "notebooks").mkdir()
+    stem = sixteen.make_rung(tmp_path / "kernels", "77_sixteen")
+    shape = [(16384 // n, 2048 // d, n, n, d) for d in (64, 128) for n in (1024, 4096)]
+    speeds = {stem: 123.0, "SDPA FLASH": 300.0, "SDPA CUDNN": 500.0, "SDPA MATH": 30.0}
+    rows = [(n, "fp16", *s, 0, record.forward_flops(*s) / t / 1e9) for s in shape for n, t in speeds.items()]
+    frame = pd.DataFrame(rows, columns=["name", "dtype", *record.SHAPE, "round", "ms"])
+    frame.to_csv(tmp_path / "data" / "nvidia-h200" / f"{stem}.forward.csv", index=False)
+    known = {"rung": stem, "kind": "forward", "op": "attention", "device": "NVIDIA H200", "digest": "0"}
+    (tmp_path / "data" / "nvidia-h200" / f"{stem}.forward.json").write_text(json.dumps(known))
+    cells = [c for c in read("99_the_ladder").cells if c.cell_type == "code" or c.source.startswith("## Your kernel")]
+    upto = next(i for i, c in enumerate(cells) if c.cell_type == "markdown")  # the rest is about the reader's own
+    cells[0].source += f"\nassert scoreboard.__file__.startswith({str(tmp_path)!r})"
+    nbformat.write(nbformat.v4.new_notebook(cells=cells[:upto]), tmp_path / "notebooks" / "99_the_ladder.ipynb")
+    done = subprocess.run(
+        [sys.executable, "-m", "helpers.lessons.execute", "99_the_ladder"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-2000:]
+    executed = nbformat.read(tmp_path / "build" / "notebooks" / "99_the_ladder.ipynb", as_version=4)
+    shown = [text for cell in executed.cells if stem in (text := printed(cell))]
+    assert len(shown) >= 5  # the ratios by dtype, the costs, the steps, the public kernels, the log
+    assert any("0.41" in text for text in shown)  # 123 / 300
+
+
+# The tests above bite
+
+
+def small(*cells: tuple[str, str]) -> nbformat.NotebookNode:
+    make = {"markdown": nbformat.v4.new_markdown_cell, "code": nbformat.v4.new_code_cell}
+    return nbformat.v4.new_notebook(cells=[make[kind](source) for kind, source in cells])
+
+
+def answer(solution: str) -> nbformat.NotebookNode:
+    folded = f"### Exercise 9.1\n<details><summary>Solution</summary>\n\n```python\n{solution}\n```\n</details>"
+    check = 'from helpers import exercise\nexercise.verify("9.1", x == 42, hint="six by seven")'
+    return small(("markdown", folded), ("code", "# Exercise 9.1\nx = ..."), ("code", check))
+
+
+@pytest.mark.parametrize("solution, verdict", [("x = 42", "solved"), ("x = 54", "not solved yet")])
+def test_a_wrong_solution_is_seen(solution, verdict, tmp_path):
+    executed = run(with_solutions(answer(solution)), tmp_path / "small.ipynb")
+    assert printed(executed.cells[2]).startswith("Exercise 9.1: not solved yet")
+    assert printed(executed.cells[-1]).startswith(f"Exercise 9.1: {verdict}")
+
+
+def test_a_cell_that_raises_is_seen(tmp_path):
+    with pytest.raises(CellExecutionError, match="1 / 0"):
+        run(small(("code", "1 / 0")), tmp_path / "small.ipynb")
+
+
+@pytest.mark.parametrize("place", ["/home/anna/kernels/01_naive.cu", "/usr/lib/python3/site-packages/torch"])
+def test_a_path_of_a_machine_is_seen(place):
+    assert MACHINE_PATH.search(place) and not MACHINE_PATH.search("kernels/01_naive.cu")
+
+
+def test_a_folded_solution_stays_folded_in_html(tmp_path):
+    execute.save(answer("x = 42"), "small", tmp_path)
+    html = (tmp_path / "small.html").read_text()
+    folded = html[html.index("<details>") : html.index("</details>")]
+    assert "<pre>" in folded and "42" in folded
+
+
+def test_a_notebook_that_is_not_there_is_refused_by_name(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["execute", "01_naive", "77_none"])
+    with pytest.raises(SystemExit, match="2"):
+        execute.main()
+    assert "no notebook 77_none; there are 00_start_here, 01_naive, " in capsys.readouterr().err

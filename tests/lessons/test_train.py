@@ -1,0 +1,423 @@
+"""The GPT of notebook 24: its positions, its cache; our kernels and SDPA give it the same gradients and the same text; the record of
+its training."""
+
+import json
+from dataclasses import replace
+from functools import partial
+
+import pandas as pd
+import pytest
+import torch
+from conditions import CONDITIONS
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from helpers import gpt, load, record, rung, train
+from helpers.run.kernel import default_device
+from helpers.run.op import backward_rung
+
+DEVICE = load("20_causal_gqa", quiet=True).device
+TINY = replace(
+    train.TOY,
+    size=gpt.Size(layers=1, heads=2, kv_heads=1, context=256),
+    length=40,
+    steps=2,
+    prompts=(b"The for statement", b"A"),
+    bytes=6,
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Matrices this small are multiplied before a second thread has woken up."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    made = gpt.GPT(TINY.size, gpt.sdpa()).to(DEVICE)
+    with torch.no_grad():
+        made.head.weight *= 3  # a new model's logits are closer to each other than those of a trained one
+    return made
+
+
+def pieces(seed=0):
+    return train.batches(train.split(train.manual())[0], TINY, seed)[0].to(DEVICE)
+
+
+def gradient(model, attention):
+    model.attention = attention
+    model.zero_grad()
+    train.loss(model, pieces(), TINY.dtype).backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+def q_and_k(N=8):
+    torch.manual_seed(0)
+    return torch.randn(2, 1, N, 2, gpt.D, device=DEVICE)
+
+
+def scores(q, k, at_q, at_k):
+    """Q K^T (1,2,N,N) of heads whose queries stand at positions at_q.. and whose keys stand at at_k.."""
+    turns, N = gpt.turns(256).to(DEVICE), q.shape[1]
+    q, k = gpt.rotate(q, turns[at_q : at_q + N]), gpt.rotate(k, turns[at_k : at_k + N])
+    return torch.einsum("bnhd,bmhd->bhnm", q, k)
+
+
+def test_scores_depend_on_the_difference_of_positions_only():
+    q, k = q_and_k()
+    here = scores(q, k, 20, 7)
+    torch.testing.assert_close(scores(q, k, 220, 207), here, atol=1e-3, rtol=0)
+    assert (scores(q, k, 220, 206) - here).abs().max() > 0.1
+    # of row 3, 13 positions apart: Re of the sum over pairs j of q_j conj(k_j) e^(13 i theta_j)
+    q, k = torch.view_as_complex(torch.stack((q, k))[:, 0, 3].double().unflatten(-1, (-1, 2))).cpu()
+    theta = 10_000 ** (-torch.arange(gpt.D // 2, dtype=torch.float64) / (gpt.D // 2))
+    expected = (q * k.conj() * torch.polar(torch.ones_like(theta), 13 * theta)).sum(-1).real
+    torch.testing.assert_close(here[0, :, 3, 3].cpu().double(), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_a_turn_keeps_lengths_dtype_and_rows_that_a_kernel_can_read(dtype):
+    x = q_and_k()[0].to(dtype)
+    turned = gpt.rotate(x, gpt.turns(8).to(DEVICE))
+    assert turned.dtype == dtype and torch.equal(turned[:, 0], x[:, 0])
+    assert turned.stride(-1) == 1 and not any(step * x.element_size() % 16 for step in turned.stride()[:-1])
+    lengths = turned.float().norm(dim=-1) / x.float().norm(dim=-1)
+    assert (lengths - 1).abs().max() < 2 * torch.finfo(dtype).eps
+
+
+rotate = gpt.rotate
+
+
+def only_queries(x, turns):
+    """A rotation that leaves out the keys, the last of the heads."""
+    return torch.cat((rotate(x[:, :, :-1], turns), x[:, :, -1:]), 2)
+
+
+def moved_apart(model):
+    """By how much logits change when a text stands 100 positions further on."""
+    tokens = pieces()[:, :-1]
+    here = model(tokens)
+    model.turns = gpt.turns(TINY.size.context + 100)[100:].to(DEVICE)
+    return (model(tokens) - here).abs().max()
+
+
+@torch.no_grad()
+def test_a_text_means_the_same_wherever_it_stands(model, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(gpt, "rotate", only_queries)
+        wrong = moved_apart(model)
+    model.turns = gpt.turns(TINY.size.context).to(DEVICE)
+    assert moved_apart(model) < 1e-3 < 0.05 < wrong
+
+
+def cache_apart(model):
+    """By how much the logits of texts written with a cache, of several lengths at once, differ from those of each one whole."""
+    prompts = [b"The for statement", b"A", b"It is"]
+    tokens, logits = gpt.generate(model, prompts, 5, torch.float32)
+    far = []
+    for prompt, written, found in zip(prompts, tokens, logits, strict=True):
+        text = torch.cat((torch.tensor(list(prompt), device=DEVICE), written))
+        far.append((model(text[None])[0, len(prompt) - 1 : -1] - found).abs().max())
+    return max(far)
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore:In C")  # there is no autocast to float32
+def test_a_cache_gives_the_logits_of_the_whole_text(model, monkeypatch):
+    assert cache_apart(model) < 1e-3
+    wrong = {
+        "a new byte is not turned": (gpt, "rotate", lambda x, turns: x if x.shape[1] == 1 else rotate(x, turns)),
+        "every text counts from the longest prompt": (
+            gpt.Cache,
+            "positions",
+            lambda self, N: self.lengths.amax() + torch.arange(N, device=DEVICE)[None],
+        ),
+    }
+    for name, (owner, attribute, patched) in wrong.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, attribute, patched)
+            assert cache_apart(model) > 0.01, name
+
+
+def doubled(q, k, v):
+    """A right forward pass with a wrong gradient: that of V is twice what it should be."""
+    return gpt.kernels().whole(q, k, 2 * v - v.detach())
+
+
+def test_gradients_are_those_of_sdpa(model):
+    expected = gradient(model, gpt.sdpa())
+    ways = {"kernels": gpt.kernels(), "wrong": replace(gpt.kernels(), whole=doubled)}
+    if default_device(rung("32_ping_pong"))[0] == DEVICE:
+        ways["for Hopper"] = gpt.kernels("32_ping_pong")
+    apart = {
+        name: ((gradient(model, attention) - expected).norm() / expected.norm()).item()
+        for name, attention in ways.items()
+    }
+    wrong = apart.pop("wrong")
+    assert max(apart.values()) < 0.01 < wrong, apart  # bf16: a rounding is worth 0.002 to 0.004
+
+
+def test_our_ways_are_named_by_the_rungs_that_run(monkeypatch):
+    assert [*train.ours("cpu")] == ["rungs 20 and 23"]
+    monkeypatch.setattr(train, "cuda_refusal", lambda rung: "" if rung.arch == "sm_90a" else "it is for Hopper")
+    assert [*train.ours("cuda")] == ["rungs 20 and 23", "rungs 32 and 33"]
+    monkeypatch.setattr(train, "cuda_refusal", lambda rung: "this GPU is no Hopper")
+    assert [*train.ours("cuda")] == ["rungs 20 and 23"]
+    for stem in ("20_causal_gqa", "32_ping_pong"):
+        back = backward_rung(TINY.dtype, gpt.D, stem, frozenset({"causal", "gqa"})).stem
+        assert {stem, back} <= {*train.RUNGS}
+        assert f"rungs {stem[:2]} and {back[:2]}" in ("rungs 20 and 23", "rungs 32 and 33")
+
+
+def test_a_record_takes_turns_twice_on_every_way_of_ours(monkeypatch):
+    monkeypatch.setattr(train, "cuda_refusal", lambda rung: "")
+    once = ["SDPA FLASH", "rungs 20 and 23", "rungs 32 and 33"]
+    assert [train.label(name, *run) for name, _, *run in train.ways("cuda")] == [
+        *once,
+        *(f"{name}, again" for name in once),
+        "SDPA CUDNN",
+        "SDPA FLASH, seed 1",
+        *(f"{name}, as a graph" for name in [*once, "SDPA CUDNN"]),
+    ]
+
+
+def test_texts_are_those_of_sdpa(model):
+    found = train.compare(model, TINY, gpt.kernels())
+    assert len(found) == len(TINY.prompts) * TINY.bytes and found["kernels"].nunique() > 1
+    assert (found["sdpa"] == found["kernels"]).all()
+    assert (found["apart"] < 0.05).all() and (found["margin"] > 0).all()
+    assert train.texts(found, TINY.prompts)[1].startswith("A")
+
+
+def test_where_texts_part_nothing_is_compared_any_more(model):
+    """A step with the wrong sign: the texts part, and only up to that place are there margins."""
+    right = gpt.kernels()
+    wrong = replace(right, step=lambda q, k, v, lengths: -right.step(q, k, v, lengths))
+    found = train.compare(model, TINY, wrong)
+    first = found[found["sdpa"] != found["kernels"]].groupby("prompt")["place"].min()
+    assert len(first), "a wrong step was not seen"
+    for prompt, place in first.items():
+        rows = found[found["prompt"] == prompt].set_index("place")
+        assert rows["margin"].notna().tolist() == [n <= place for n in rows.index]
+        assert rows["apart"][1] > 0.05
+
+
+def test_each_sequence_of_a_batch_writes_what_it_writes_alone(model):
+    model.attention = gpt.kernels()
+    together, _ = gpt.generate(model, TINY.prompts, TINY.bytes)
+    for prompt, tokens in zip(TINY.prompts, together):
+        alone, _ = gpt.generate(model, [prompt], TINY.bytes)
+        assert torch.equal(alone[0], tokens)
+
+
+def test_a_text_that_exceeds_the_context_is_refused(model):
+    with pytest.raises(ValueError, match="a context has 1 to 256"):
+        gpt.generate(model, [b"x" * 250], 10)
+    with pytest.raises(ValueError, match="of \\[1, 0\\] bytes"):
+        gpt.generate(model, [b"x", b""], 1)
+
+
+def test_runs_differ_by_their_attention_only():
+    losses = [train.train(gpt.sdpa(), replace(TINY, steps=1), DEVICE, seed).steps["loss"][0] for seed in (0, 0, 1)]
+    assert losses[0] == losses[1] != losses[2]
+    seen, unseen = train.split(train.manual())
+    assert 0.05 < len(unseen) / (len(seen) + len(unseen)) < 0.15
+
+
+class Graph(TorchDispatchMode):
+    """torch.cuda.CUDAGraph and torch.cuda.graph on a CPU: notes PyTorch's operations with their tensors, takes back what they wrote,
+    and does the same again on a replay."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.before = [], []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        for argument, x in zip(func._schema.arguments, args):
+            if argument.is_write:
+                self.before += [(t, t.clone()) for t in tree_leaves(x)]
+        found = func(*args, **(kwargs or {}))
+        self.calls.append((func, args, kwargs or {}, tree_leaves(found)))
+        return found
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        with torch.no_grad():
+            for x, was in reversed(self.before):
+                x.copy_(was)
+
+    @torch.no_grad()
+    def replay(self):
+        for func, args, kwargs, found in self.calls:
+            for x, y in zip(found, tree_leaves(func(*args, **kwargs)), strict=True):
+                if isinstance(x, torch.Tensor):
+                    x.copy_(y)
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """Those of this file on a CPU, CUDA's on a GPU."""
+    if DEVICE == "cpu":
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+        monkeypatch.setattr(torch.cuda, "graph", lambda graph, stream: graph)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
+
+
+def test_replays_of_a_captured_step_train_as_steps_do(graphs, monkeypatch):
+    """Batches, the rate, the optimizer's count of steps: each replay has to see them as they are then."""
+    plan, new, captured = replace(TINY, steps=8), train._new, train.captured
+    losses = partial(train.train, gpt.kernels(), plan, DEVICE)
+    expected = losses().steps["loss"]
+
+    def apart():
+        return (losses(graph=True).steps["loss"] - expected).abs().max()
+
+    def rate_is_a_number(*args):
+        model, optimizer = new(*args)
+        optimizer.param_groups[0]["lr"] = plan.rate
+        return model, optimizer
+
+    def always_the_first_batch(step, piece):
+        replay = captured(step, piece)
+        return lambda other: replay(piece)
+
+    assert apart() <= (0 if DEVICE == "cpu" else 0.005)  # on a GPU dQ is added up in any order
+    for name, wrong in (("_new", rate_is_a_number), ("captured", always_the_first_batch)):
+        with monkeypatch.context() as patch:
+            patch.setattr(train, name, wrong)
+            assert apart() > 0.05, name
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    root = tmp_path_factory.mktemp("data")
+    found, extra = train.tables(TINY, DEVICE)
+    train.save(found, extra, known=CONDITIONS, root=root)
+    return root, found
+
+
+def test_a_record_reads_as_it_was_written(recorded):
+    root, found = recorded
+    for kind, frame in found.items():
+        loaded = record.load(train.STEM, kind, "nvidia-h200", root)
+        assert loaded.columns.tolist() == ["rung", "op", "device", "stale", *frame.columns]
+        assert len(loaded) == len(frame) and not loaded["stale"].any()
+        documented = (record.DATA / "README.md").read_text()
+        assert f"| `{kind}`" in documented and all(f"`{column}`" in documented for column in frame.columns)
+    about = record.about(train.STEM, "training", "nvidia-h200", root)
+    assert about["rungs"] == list(train.RUNGS) and about["source"]["bytes"] == len(train.manual())
+    assert about["plan"]["size"]["kv_heads"] == 1 and about["plan"]["dtype"] == "torch.bfloat16"
+
+
+def test_a_record_is_stale_when_one_of_its_rungs_has_changed(recorded):
+    root, _ = recorded
+    path = root / "nvidia-h200" / f"{train.STEM}.runs.json"
+    about = json.loads(path.read_text())
+    assert not record.is_stale(about)
+    assert record.is_stale(about | {"rungs": [*train.RUNGS[:2], "22_backward_fp32"]})
+    assert about["digest"] != rung("20_causal_gqa").digest
+
+
+def test_the_yardstick_and_the_speeds_are_those_of_a_made_up_record():
+    rows = [
+        ("SDPA FLASH", 0, 0, 0, 2.0, 10.0),
+        ("rungs 20 and 23", 0, 0, 0, 2.1, 8.0),
+        ("SDPA FLASH", 1, 0, 0, 3.0, 10.0),
+        ("rungs 20 and 23", 0, 0, 1, 2.2, 5.0),
+    ]
+    steps = [(*row[:4], n, row[4], row[5] if n >= train.WARM_UP else 1e6) for row in rows for n in range(40)]
+    training = pd.DataFrame(steps, columns=[*train.RUN, "step", "loss", "ms"])
+    runs = pd.DataFrame([(*row[:4], 1000, 2**30, 2.5) for row in rows], columns=[*train.RUN, "tokens", "bytes", "held_out"])  # fmt: skip
+    names = ["rungs 20 and 23", "SDPA FLASH, seed 1", "rungs 20 and 23, as a graph"]
+    assert train.yardstick(training)["mean"].round(6).to_dict() == dict(zip(names, (0.1, 1.0, 0.2)))
+    speeds = train.speeds(training, runs)
+    assert speeds.index.tolist() == ["SDPA FLASH", *names]
+    assert speeds["kilotokens_per_s"].tolist() == [100.0, 125.0, 100.0, 200.0]
+    assert speeds["peak_gib"].tolist() == [1.0] * 4
+
+
+def test_every_kernel_of_a_step_is_counted_to_the_part_that_its_name_says():
+    names = {
+        "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64>>(Flash_fwd_params)": "attention, forward",
+        "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x64": "attention, forward",
+        "void causal_gqa<64, fa::bf16>(fa_model_args, Order)": "attention, forward",
+        "void ping_pong<64, fa::bf16>(fa_model_args, Maps, Order)": "attention, forward",
+        "void pytorch_flash::flash_bwd_dot_do_o_kernel<true>(Flash_bwd_params)": "attention, backward",
+        "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_26_64x64x64": "attention, backward",
+        "void cudnn::fusion::compute_dot_do_o_specialized<true>(Params)": "attention, backward",
+        "void cudnn::fusion::convert_dq_to_16bits<true>(void const*, void*, unsigned int)": "attention, backward",
+        "void cudnn::fusion::fmha_reduce_head<true>(void const*, void*, unsigned int)": "attention, backward",
+        "void backward_mma<64, fa::bf16>(fa_backward_args)": "attention, backward",
+        "void backward_wgmma<64, fa::bf16>(Maps, fa_backward_args, int)": "attention, backward",
+        "void prepare<64, fa::bf16>(fa_backward_args)": "attention, backward",
+        "void finish<64, fa::bf16>(fa_backward_args)": "attention, backward",
+        "void add_heads<64, fa::bf16>(fa_backward_args)": "attention, backward",
+        "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT": "everything else",
+        "void at::native::vectorized_layer_norm_kernel<float, float, false>(int)": "everything else",
+        "void cublasLt::splitKreduce_kernel<32, 16, int, float>(cublasLt::cublasSplitKParams<float>)": "everything else",
+    }
+    made = pd.DataFrame([("kernels", name, 1.0, 2.0**n) for n, name in enumerate(names)], columns=["name", "kernel", "calls", "ms"])  # fmt: skip
+    found = train.parts(made).loc["kernels"]
+    for part in ("attention, forward", "attention, backward", "everything else"):
+        assert found[part] == sum(2.0**n for n, which in enumerate(names.values()) if which == part)
+    assert found["all"] == 2.0 ** len(names) - 1
+
+
+def test_the_notebook_says_what_the_record_does():
+    """Its figures of speed, of the parts of a step and of differences, each formed again from the H200's record."""
+    training, runs, profile = (record.load(train.STEM, kind, "nvidia-h200") for kind in ("training", "runs", "profile"))
+    ways = flash, ours, hopper, cudnn = "SDPA FLASH", "rungs 20 and 23", "rungs 32 and 33", "SDPA CUDNN"
+    again, graph = ({way: f"{way}, {how}" for way in ways} for how in ("again", "as a graph"))
+    speed, apart = train.speeds(training, runs)["kilotokens_per_s"] / 1000, train.yardstick(training)["mean"]
+    there, back, rest, kernels = (part for _, part in train.parts(profile).items())
+    way, calls = {run: run.split(",")[0] for run in speed.index}, profile.groupby("name")["calls"].sum()
+    behind = {run: runs["tokens"][0] / 1000 / speed[run] - kernels[way[run]] for run in way}
+    gaps = {run: 1000 * ms / calls[way[run]] for run, ms in behind.items()}
+    still = training.query("name == @ours and graph == 0 and round == 0 and step >= @train.WARM_UP and ms < 15.2")["ms"]
+
+    def span(values, digits):
+        return " to ".join(f"{end:.{digits}f}" for end in (min(values), max(values)))
+
+    sdpa, graphs = [flash, again[flash], cudnn], [*graph.values()]
+    said = [
+        f"differs from itself by {apart[again[flash]]:.3f} nats on average, our kernels from it by {apart[ours]:.3f}, too",
+        f"cuDNN by {apart[cudnn]:.3f}, and those trained as graphs by {span(apart[graphs], 3)}.",
+        f"SDPA FLASH trains on {speed[flash]:.2f} million tokens per second and cuDNN's kernels on {speed[cudnn]:.2f} million",
+        f"reach {speed[ours]:.2f} million in one run and {speed[again[ours]]:.2f} million in the next",
+        f"the fastest kernels of all, {speed[hopper]:.2f} and {speed[again[hopper]]:.2f} million",
+        f"rung 20 takes {there[ours] / there[flash]:.2f} of SDPA FLASH's time and rung 32 {there[hopper] / there[flash]:.2f}",
+        f"rung 23 takes {back[ours] / back[flash]:.2f} of it and rung 33 {back[hopper] / back[flash]:.2f}",
+        f"take {there[hopper] / there[cudnn]:.2f} and {back[hopper] / back[cudnn]:.2f} of cuDNN's time",
+        f"take {kernels[ours]:.1f} and {kernels[hopper]:.1f} ms with ours, {kernels[flash]:.1f} with SDPA FLASH, {kernels[cudnn]:.1f}",
+        f"{span([behind[run] for run in sdpa], 1)} ms more than their kernels",
+        f"So do {len(still)} steps of the first run with rungs 20 and 23, at {still.median():.1f} ms",
+        f"SDPA FLASH {speed[graph[flash]]:.2f}, rungs 20 and 23 {speed[graph[ours]]:.2f}, cuDNN {speed[graph[cudnn]]:.2f}, "
+        f"rungs 32 and 33 {speed[graph[hopper]]:.2f}.",
+        f"rungs 20 and 23 train {speed[graph[ours]] / speed[graph[flash]]:.2f} times as fast as SDPA FLASH",
+        f"33 {speed[graph[hopper]] / speed[graph[flash]]:.2f} times, and {speed[graph[hopper]] / speed[graph[cudnn]]:.2f} times",
+        f"attention is {there[flash] + back[flash]:.1f} of the {kernels[flash]:.1f} ms",
+        *{f"Every step is {behind[run]:.1f} ms behind its kernels" for run in graphs},
+        f"that was {span([gaps[run] for run in sdpa], 1)} µs from one to the next",
+        *{f"in a graph it is {gaps[run]:.1f} µs" for run in graphs},
+        f"SDPA FLASH and cuDNN {span([100 * (speed[graph[way[run]]] / speed[run] - 1) for run in sdpa], 0)} %",
+        f"train {span([speed[graph[hopper]] / speed[run] for run in (hopper, again[hopper])], 1)} times as fast as before",
+        f"{rest[flash] - rest[ours]:.2f} ms that the profile has",
+    ]
+    notebook = (record.DATA.parent / f"notebooks/src/{train.STEM}.py").read_text()
+    assert [sentence for sentence in said if sentence not in notebook] == []
+
+
+@pytest.mark.gpu
+def test_a_profile_knows_every_way_of_attention():
+    found = train.parts(train.profile(replace(train.SMALL, steps=4, length=512), steps=2))
+    assert {"SDPA FLASH", *train.ours("cuda")} <= set(found.index) and (found > 0).all(axis=None)
+
+
+def test_without_a_gpu_nothing_is_recorded(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert train.main() == 1 and "on a GPU only" in capsys.readouterr().out

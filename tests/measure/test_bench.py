@@ -1,0 +1,321 @@
+"""What can be said of timing without a GPU: shapes, counts and refusals; and with one, that the clock is right."""
+
+import itertools
+import os
+import random
+import time
+
+import pandas as pd
+import pytest
+import sixteen
+import torch
+
+from helpers import bench, record, reference
+from helpers.ladder import rung as ladder
+from helpers.measure import workloads as bench_model
+
+gpu = pytest.mark.gpu
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+@pytest.mark.parametrize(
+    "call", [lambda: bench.measure({"f": lambda: None}), bench.ceilings, lambda: bench.memory(len, [])]
+)
+def test_without_a_gpu_nothing_is_timed(call):
+    with pytest.raises(RuntimeError, match="on a GPU only"):
+        call()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_make_bench_says_so_in_one_sentence(capsys):
+    assert bench.main([]) == 1
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    assert "on a GPU only" in out
+
+
+def test_the_recorded_shapes_are_the_workloads():
+    shapes = bench.shapes("attention")
+    assert len(shapes) == len(set(shapes))
+    headline = [s for s in shapes if s[0] * s[2] == 16384 and s[1] * s[4] == 2048]
+    assert {(n, d) for _, _, n, _, d in headline} == {(512 << i, d) for i in range(6) for d in (64, 128)}
+    seeds = {(b, h, n, d) for b in (8, 16) for h in (8, 16) for n in (256, 512, 1024) for d in (64, 128)}
+    assert seeds <= {(b, h, n, d) for b, h, n, _, d in shapes}
+    rows = bench.shapes("softmax")
+    assert any(n % 4 for _, _, _, n, _ in rows)
+    assert all(b == h == d == 1 and 2**25 < m * n <= 2**26 for b, h, m, n, d in rows)
+    assert set(bench.shapes("attention", quick=True)) < set(shapes)
+
+
+def test_clocks_are_summarised_over_the_busy_moments():
+    log = "345, 80.5, 0\n1500, 600.0, 100\n1800, 650.0, 98\n1600, 640.0, 100\n18"
+    assert bench.summarise(log) == {
+        "sm_clock_mhz": {"min": 1500, "median": 1600, "max": 1800},
+        "power_w": {"min": 600, "median": 640, "max": 650},
+    }
+    assert bench.summarise("345, 80.5, 0\n") == {}
+
+
+class FakeEvent:
+    """A CUDA event on a clock that only the callables advance."""
+
+    now = 0.0
+
+    def __init__(self, enable_timing):
+        self.at = 0.0
+
+    def record(self):
+        self.at = FakeEvent.now
+
+    def synchronize(self):
+        pass
+
+    def elapsed_time(self, end):
+        return end.at - self.at
+
+
+@pytest.fixture
+def fake_gpu(monkeypatch):
+    """torch.cuda with a made-up clock: what measure() does with it is then exact."""
+
+    class Properties:
+        L2_cache_size = 1000
+
+    held = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: Properties)
+    monkeypatch.setattr(torch.cuda, "_sleep", held.append, raising=False)
+    return held
+
+
+def spending(ms, log=None, name=""):
+    def call(*inputs):
+        FakeEvent.now += ms
+        if log is not None:
+            log.append((name, *inputs))
+
+    return call
+
+
+def test_a_time_is_that_of_one_call(fake_gpu):
+    frame = bench.measure({"slow": spending(50.0), "quick": spending(0.5)}, rounds=9)
+    assert frame.groupby("name")["ms"].median().to_dict() == {"slow": 50.0, "quick": 0.5}
+    assert frame.groupby("name").size().to_dict() == {"slow": 9, "quick": 9}
+    assert "9 rounds" in frame.attrs["method"]
+
+
+def test_the_callables_take_turns_in_random_order(fake_gpu):
+    log = []
+    names = "abcd"
+    frame = bench.measure({n: spending(100.0, log, n) for n in names}, rounds=20)
+    timed = [entry[0] for entry in log[-4 * 20 :]]
+    orders = ["".join(timed[i : i + 4]) for i in range(0, 80, 4)]
+    assert all(sorted(order) == list(names) for order in orders)  # once each in every round
+    assert len(set(orders)) > 8
+    assert frame["name"].tolist() == timed
+
+
+def test_small_inputs_rotate_past_the_cache_and_large_ones_stay(fake_gpu):
+    for numel, copies in ((50, 11), (10, 51), (600, 1)):  # of 4 bytes, and a cache of 1000
+        log = []
+        bench.measure({"f": spending(0.2, log)}, [torch.zeros(numel)])
+        assert len({x.data_ptr() for _, x in log}) == min(copies, 50)
+
+
+def test_the_gpu_is_held_only_where_the_host_is_the_slower(fake_gpu):
+    bench.measure({"long": spending(100.0)}, rounds=2)
+    assert not fake_gpu
+    bench.measure({"short": spending(1e-4)}, rounds=2)  # 100 ns on the GPU: any Python call takes longer
+    assert len(fake_gpu) == 2
+    assert min(fake_gpu) > 0
+
+
+def test_measure_wants_callables_and_rounds(fake_gpu):
+    with pytest.raises(ValueError, match="at least one round"):
+        bench.measure({"f": spending(1)}, rounds=0)
+    with pytest.raises(ValueError, match="callables"):
+        bench.measure({})
+
+
+@gpu
+def test_events_measure_what_the_gpu_spends():
+    """Twice the work takes twice the time, however much the host spends on issuing it."""
+    a, b = (torch.randn(n, 4096, device="cuda") for n in (4096, 8192))
+    frame = bench.measure({"one": lambda: a @ a, "two": lambda: b @ a})
+    median = frame.groupby("name")["ms"].median()
+    assert 1.7 < median["two"] / median["one"] < 2.3
+
+    def dawdles():
+        sum(random.random() for _ in range(2000))  # about 0.1 ms of the host's
+        return x + 1
+
+    x = torch.zeros(1 << 20, device="cuda")
+    frame = bench.measure({"dawdles": dawdles, "quick": lambda: x + 1})
+    median = frame.groupby("name")["ms"].median()
+    assert median["dawdles"] < 1.5 * median["quick"]
+
+
+@gpu
+def test_peers_answer_as_the_reference_does():
+    from helpers import reference
+
+    q, k, v = (torch.randn(2, 3, 128, 64, device="cuda") for _ in range(3))
+    o, _ = reference.attention(q, k, v)
+    found = bench.peers(q, k, v)
+    assert {"SDPA MATH", "SDPA EFFICIENT"} <= set(found)
+    assert "SDPA FLASH" not in found  # 16-bit only
+    for name, call in found.items():
+        assert (call(q, k, v) - o).abs().max() < 1e-5, name
+
+
+@gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_peers_in_sixteen_bits(dtype):
+    from helpers import reference
+
+    q, k, v = (torch.randn(2, 3, 128, 64, device="cuda", dtype=dtype) for _ in range(3))
+    o, _ = reference.attention(q, k, v)
+    found = bench.peers(q, k, v)
+    assert {"SDPA MATH", "SDPA EFFICIENT", "SDPA FLASH"} <= set(found)
+    assert "SDPA MATH" not in bench.peers(q, k, v, without=["SDPA MATH"])
+    for name, call in found.items():
+        assert (call(q, k, v) - o).abs().max() < 4 * torch.finfo(dtype).eps, name
+
+
+@gpu
+def test_memory_is_the_peak_of_one_call():
+    x = torch.zeros(1 << 20, device="cuda")
+    assert bench.memory(lambda x: (x + 1) * 2, [x]) == 2 * 4 << 20
+    assert bench.memory(lambda x: x.expand(1 << 20, -1).contiguous(), [x]) is None  # 4 TB
+
+
+@gpu
+def test_ceilings_are_those_of_a_gpu():
+    frame = bench.ceilings(rounds=3, idle_ms=0)
+    top = frame.groupby("name")["value"].median()
+    assert top["copy"] > 0.1
+    assert top["fp16 matmul"] > top["fp32 matmul"] > 1
+
+
+@pytest.fixture
+def stand_in(fake_gpu, monkeypatch, tmp_path):
+    """The emulator in the GPU's place, with small shapes, so that recording runs from end to end, into tmp_path."""
+    script = tmp_path / "nvidia-smi"
+    script.write_text(
+        '#!/bin/sh\ncase "$*" in *lms*) echo "1500, 600, 90"; exec sleep 60;; *) echo "Stand-in, 1, 2, 3, 4, 5";; esac\n'
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(bench, "DEVICE", "cpu")
+    save = record.save
+    monkeypatch.setattr(record, "save", lambda *args, **options: save(*args, **options, root=tmp_path))
+    shapes = {"attention": [(1, 2, 64, 64, 64), (2, 1, 33, 33, 64)], "softmax": [(1, 1, 64, 40, 1)]}
+    monkeypatch.setattr(bench, "shapes", lambda op, quick=False, headline=False: shapes[op])
+    for name in ("synchronize", "empty_cache", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 1000)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 5000)
+    monkeypatch.setattr(FakeEvent, "record", lambda self: setattr(self, "at", time.perf_counter() * 1e3))
+    monkeypatch.setattr(bench, "errors", lambda *args, **kw: errors(*args, lengths=(64, 128), **kw))
+    monkeypatch.setattr(bench, "memories", lambda *args, **kw: memories(*args, lengths=(64,), **kw))
+    monkeypatch.setattr(bench, "builds", lambda stem: builds(stem, times=1))
+    return tmp_path
+
+
+errors, memories, builds = bench.errors, bench.memories, bench.builds
+
+
+@pytest.mark.parametrize("stem", ["02_online_softmax", "04_fa2_fp32"])
+def test_recording_runs_from_end_to_end(stand_in, stem):
+    bench.record_rung(stem)
+    kinds = {"forward", "error", "build"} | ({"memory"} if stem.startswith("04") else set())
+    assert {p.name for p in stand_in.glob("stand-in/*.csv")} == {f"{stem}.{kind}.csv" for kind in kinds}
+    forward = record.load(stem, device="stand-in", root=stand_in)
+    assert stem in set(forward["name"])
+    assert ("torch.softmax" if stem.startswith("02") else "SDPA MATH") in set(forward["name"])
+    assert forward.groupby(["name", "B", "Nk"]).size().eq(7).all()
+    about = record.about(stem, device="stand-in", root=stand_in)
+    assert about["power_w"]["median"] == 600
+    assert about["skipped"] == []
+    assert "random order" in about["method"]
+    error = record.load(stem, "error", "stand-in", stand_in)
+    assert (error["error"] <= error["budget"]).all()
+    build = record.load(stem, "build", "stand-in", stand_in).set_index("phase")["seconds"]
+    assert build["unchanged"] < 0.5 * build["cold"]
+    assert build["reverted"] < 0.5 * build["edit"]
+
+
+def test_a_sixteen_bit_rung_is_recorded_in_both_its_dtypes(stand_in, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(ladder, "KERNELS", tmp_path / "kernels")
+    monkeypatch.setattr(bench, "MATH_MAX_N", 40)
+    stem = sixteen.make_rung(ladder.KERNELS, "77_sixteen")
+    bench.record_rung(stem)
+    said = capsys.readouterr().out  # the CPU's SDPA FLASH stands in for the GPU's
+    assert "worst" in said and ("B2 H1 N33" in said or "B1 H2 N64" in said)
+    forward = record.load(stem, device="stand-in", root=stand_in)
+    for dtype in ("fp16", "bf16"):
+        here = forward[forward["dtype"] == dtype]
+        assert here[here["name"] == stem].groupby("Nk").size().to_dict() == {33: 7, 64: 7}
+        assert set(here.loc[here["name"] == "SDPA MATH", "Nk"]) == {33}  # costly beyond MATH_MAX_N
+    (note,) = record.about(stem, device="stand-in", root=stand_in)["skipped"]
+    assert "SDPA MATH beyond N = 40 in 16 bits" in note
+    error = record.load(stem, "error", "stand-in", stand_in)
+    assert error.groupby(["dtype", "D", "output"]).size().eq(2).all() and set(error["dtype"]) == {"fp16", "bf16"}
+    assert (error["error"] <= error["budget"]).all()
+    o = error[error["output"] == "o"].set_index(["dtype", "Nk", "D"])["pytorch_error"]
+    assert (o["bf16"] > 2 * o["fp16"]).all()  # three bits fewer
+    memory = record.load(stem, "memory", "stand-in", stand_in)
+    assert set(memory.loc[memory["name"] == stem, "dtype"]) == {"fp16", "bf16"}
+    assert len(record.load(stem, "build", "stand-in", stand_in)) == 5
+
+
+@pytest.mark.parametrize(("stem", "kind"), [("21_split_kv", "decode"), ("22_backward_fp32", "backward")])
+def test_recording_a_rung_that_models_need(stand_in, stem, kind, monkeypatch, capsys):
+    """From end to end as above, with two of the cases and without the builds: every record there is, and the goals."""
+    cases = reference.cases
+    monkeypatch.setattr(reference, "cases", lambda *which: itertools.islice(cases(*which), 2))
+    monkeypatch.setattr(
+        bench, "builds", lambda which: pd.DataFrame({"phase": ["cold"], "round": [0], "seconds": [1.0]})
+    )
+    small = {"DEVICE": "cpu", "TOKENS": 128, "WIDTH": 128, "LENGTHS": (64,), "COPIED": 1 << 10, "SPLITS": (1, 2)}
+    for name, value in (small | {"CACHES": ((2, 4, 2, 300, 64),)}).items():
+        monkeypatch.setattr(bench_model, name, value)
+    bench.record_rung(stem)
+    assert {p.name for p in stand_in.glob("stand-in/*.csv")} == {f"{stem}.{k}.csv" for k in (kind, "error", "build")}
+    samples = record.load(stem, kind, "stand-in", stand_in)
+    assert samples["op"].eq("attention" if kind == "decode" else "attention_backward").all()
+    assert {stem, "SDPA FLASH" if kind == "decode" else "SDPA MATH"} <= set(samples["name"])
+    about = record.about(stem, kind, "stand-in", stand_in)
+    assert about["flops"] == (record.FORWARD_FLOPS if kind == "decode" else record.BACKWARD_FLOPS)
+    error = record.load(stem, "error", "stand-in", stand_in)
+    assert set(error["output"]) == ({"o", "lse"} if kind == "decode" else {"dq", "dk", "dv"})
+    assert (error["error"] <= error["budget"]).all()
+    assert f"{kind} × " in capsys.readouterr().out  # a goal
+
+
+def test_a_wrong_kernel_is_not_timed(stand_in, monkeypatch):
+    from helpers import reference
+    from helpers.run import kernel
+
+    class Wrong:
+        rung = ladder.rung("04_fa2_fp32")
+
+        def __call__(self, q, k, v, scale=None):
+            return reference.same_precision(q, k, v)  # ignores the scale
+
+    monkeypatch.setattr(kernel, "load", lambda *_, **__: Wrong())
+    with pytest.raises(AssertionError, match="scale 0.3"):
+        bench.record_rung("04_fa2_fp32")
+    assert not list(stand_in.glob("stand-in/*"))
+
+
+def test_what_a_kernel_refuses_is_skipped_and_said(stand_in):
+    def refuses(q, k, v):
+        if q.shape[2] == 33:
+            raise ValueError("N = 33 is not a multiple of 64")
+        return q
+
+    frame, skipped = bench.forward(refuses, "mine", "attention")
+    assert skipped == ["mine at (B,H,Nq,Nk,D) = (2, 1, 33, 33, 64), fp32: N = 33 is not a multiple of 64"]
+    assert set(frame.loc[frame["name"] == "mine", "Nq"]) == {64}

@@ -1,0 +1,144 @@
+"""The README's table is what data/ says."""
+
+import pandas as pd
+import pytest
+import sixteen
+
+from helpers import record
+from helpers.ladder import rung as ladder
+from helpers.ladder.rung import rungs
+from helpers.record import goals, readme
+
+CONDITIONS = {"device": "NVIDIA H200", "date": "2026-01-01"}
+
+
+def save(root, stem, ratio):
+    rows = []
+    for D in (64, 128):
+        for N in (512, 1024, 4096):
+            B, H = 16384 // N, 2048 // D
+            for name, tflops in ((stem, 10.0 * ratio), ("SDPA MATH", 10.0)):
+                rows.append((name, "fp32", B, H, N, N, D, 0, 4 * B * H * N * N * D / tflops / 1e9))
+    frame = pd.DataFrame(rows, columns=["name", "dtype", "B", "H", "Nq", "Nk", "D", "round", "ms"])
+    record.save(stem, "forward", frame, known=CONDITIONS, root=root)
+
+
+def test_the_readme_is_up_to_date_with_data():
+    text = (readme.ROOT / "README.md").read_text()
+    assert readme.rewritten(text) == text, "run `make readme`"
+
+
+def test_a_row_says_speed_and_ratio(tmp_path):
+    save(tmp_path, "04_fa2_fp32", 1.5)
+    row = next(line for line in readme.table(tmp_path).splitlines() if "04_fa2_fp32" in line)
+    assert "15 · 15 TFLOP/s" in row
+    assert "1.50 × SDPA MATH (1.50–1.50)" in row
+    assert "(kernels/04_fa2_fp32.cu)" in row
+
+
+def test_a_sixteen_bit_rung_says_both_dtypes_against_flash(tmp_path, monkeypatch):
+    monkeypatch.setattr(ladder, "KERNELS", tmp_path / "kernels")
+    stem = sixteen.make_rung(ladder.KERNELS, "77_sixteen")
+    rows = []
+    for dtype, D, ratio in (("fp16", 64, 0.5), ("fp16", 128, 0.6), ("bf16", 64, 0.7), ("bf16", 128, 0.8)):
+        for N, lower in ((512, 0.1), (1024, 0.0), (4096, 0.0)):
+            B, H, flash = 16384 // N, 2048 // D, 300.0
+            for name, tflops in ((stem, flash * (ratio - lower)), ("SDPA FLASH", flash), ("SDPA EFFICIENT", 200.0)):
+                rows.append((name, dtype, B, H, N, N, D, 0, 4 * B * H * N * N * D / tflops / 1e9))
+    frame = pd.DataFrame(rows, columns=["name", "dtype", "B", "H", "Nq", "Nk", "D", "round", "ms"])
+    record.save(stem, "forward", frame, known=CONDITIONS, root=tmp_path)
+    row = next(line for line in readme.table(tmp_path).splitlines() if stem in line)
+    assert "fp16 150 · 180, bf16 210 · 240 TFLOP/s" in row
+    assert "fp16 0.50 · 0.60, bf16 0.70 · 0.80 × SDPA FLASH (0.50–0.80)" in row  # N = 512 is not in the mean
+    assert "EFFICIENT" not in row
+
+
+def save_model(root):
+    """Records of what models ask for, in which every rung takes 1 ms, FLASH 1.2, a copy as long as the copied bytes need."""
+    shape = {"dtype": "fp16", "B": 4, "H": 16, "Nq": 4096, "Nk": 4096, "D": 128, "round": 0}
+    decode = shape | {"B": 1, "Nq": 1, "Hkv": 2, "bytes": 3.0e9}
+
+    def of(rows):
+        return pd.DataFrame(rows)
+
+    def timed(stem, causal):
+        return [
+            shape | {"name": n, "causal": causal, "ms": ms} for n, ms in ((stem, 1.0), ("SDPA FLASH", 1.2 + causal))
+        ]
+
+    heads = [shape | {"name": "20_causal_gqa", "causal": 1, "Hkv": h, "ms": ms} for h, ms in ((8, 1.0), (64, 0.98))]
+    batch = {"dtype": "fp16", "causal": 1, "H": 16, "D": 128, "batch": 0, "sequences": 2, "tokens": 9, "round": 0}
+    split = [
+        decode | {"name": "21_split_kv", "splits": n, "chosen": n == 2, "ms": ms} for n, ms in ((1, 2.0), (2, 1.0))
+    ]
+    other = [
+        decode | {"name": n, "splits": 0, "chosen": 0, "ms": ms} for n, ms in (("copy", 0.75), ("SDPA FLASH", 1.6))
+    ]
+    for stem, kind, frame in (
+        ("20_causal_gqa", "causal", of(timed("20_causal_gqa", 1))),
+        ("20_causal_gqa", "groups", of(heads)),
+        ("20_causal_gqa", "packed", of([batch | {"ms": 1.0, "padded_ms": 2.0, "ideal_ms": 0.95}])),
+        ("21_split_kv", "decode", of(split + other)),
+        ("23_backward_mma", "backward", of(timed("23_backward_mma", 0) + timed("23_backward_mma", 1))),
+    ):
+        record.save(stem, kind, frame, known=CONDITIONS, root=root)
+
+
+def test_a_row_says_what_models_ask_for(tmp_path):
+    save_model(tmp_path)
+    rows = {line[3:5]: line for line in readme.table(tmp_path).splitlines() if line.startswith("| [")}
+    flops = 4 * 4 * 16 * 4096 * 4096 * 128 / 1e9  # TFLOP/s at 1 ms
+    assert f"causal: fp16 {flops / 2:.3g} TFLOP/s" in rows["20"] and "causal: fp16 2.20 × SDPA FLASH" in rows["20"]
+    assert "0.98 × itself with 64 heads of K and V instead of 8" in rows["20"] and "0.95 × full batches" in rows["20"]
+    assert "3.00–3.00 TB/s" in rows["21"] and "0.75 × copy" in rows["21"] and "1.60 × SDPA FLASH" in rows["21"]
+    assert f"backward: fp16 {2.5 * flops:.3g} TFLOP/s<br>backward, causal: fp16 {1.25 * flops:.3g}" in rows["23"]
+    assert "backward: fp16 1.20 × SDPA FLASH" in rows["23"] and "backward, causal: fp16 2.20 ×" in rows["23"]
+
+
+def test_goals_are_held_against_the_records(tmp_path):
+    save_model(tmp_path)
+    table = goals.verdicts(["20_causal_gqa", "21_split_kv", "22_backward_fp32", "23_backward_mma"], tmp_path)
+    said = table.set_index("what")[["rung", "mean", "verdict"]]
+    assert said.loc["causal × SDPA FLASH"].tolist() == ["20_causal_gqa", 2.2, "reached"]
+    assert said.loc["groups × as many heads"].tolist() == ["20_causal_gqa", 0.98, "reached"]
+    assert said.loc["decode × copy"].tolist() == ["21_split_kv", 0.75, "above the floor"]
+    assert said.loc["backward × SDPA MATH"].tolist()[2] == "not recorded"
+    assert said.loc["backward × SDPA FLASH causal == 1"].tolist() == ["23_backward_mma", 2.2, "reached"]
+
+
+def test_every_rung_but_the_first_has_a_goal():
+    assert {r.stem for r in rungs()} - {"01_naive"} <= {g.rung for g in goals.GOALS}
+
+
+def test_every_rung_has_a_row_recorded_or_not(tmp_path):
+    rows = [line for line in readme.table(tmp_path).splitlines() if line.startswith("| [")]
+    assert len(rows) == len(rungs())
+    assert all("not recorded yet" in row for row in rows)
+
+
+def test_a_stale_record_says_so(tmp_path):
+    save(tmp_path, "04_fa2_fp32", 1.5)
+    path = tmp_path / "nvidia-h200" / "04_fa2_fp32.forward.json"
+    path.write_text(path.read_text().replace('"digest": "', '"digest": "x'))
+    assert "stale" in readme.table(tmp_path)
+
+
+def test_only_the_part_between_the_markers_changes(tmp_path):
+    text = f"before\n{readme.BEGIN}\nold\n{readme.END}\nafter\n"
+    new = readme.rewritten(text, tmp_path)
+    assert new.startswith(f"before\n{readme.BEGIN}\n| rung ")
+    assert new.endswith(f"\n{readme.END}\nafter\n")
+    assert readme.rewritten(new, tmp_path) == new
+    for broken in ("no markers", text + text, f"{readme.END} {readme.BEGIN}"):
+        with pytest.raises(ValueError, match="needs one"):
+            readme.rewritten(broken, tmp_path)
+
+
+def test_check_changes_nothing_and_fails_on_an_old_table(tmp_path, capsys):
+    path = tmp_path / "README.md"
+    path.write_text(f"{readme.BEGIN}\nold\n{readme.END}\n")
+    assert readme.main(["--check"], path) == 1
+    assert "-old" in capsys.readouterr().out
+    assert "old" in path.read_text()
+    assert readme.main([], path) == 0
+    assert readme.main(["--check"], path) == 0

@@ -1,0 +1,450 @@
+"""The error rule passes what is right, however it sums, and fails what is wrong, where a fixed tolerance doesn't."""
+
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from helpers import KernelError, load, reference
+from helpers.run.check import check
+from helpers.run.reference import Case, same_precision
+
+
+def randn(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def small_case(name="random", N=40, D=32):
+    return Case(name, *(randn(2, 3, N, D, seed=i) for i in range(3)))
+
+
+def in_tiles(q, k, v, scale=None, Bc=32):
+    """FlashAttention's recurrence, tile by tile, with every sum taken in order: right, and rounded differently."""
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    m = torch.full(q.shape[:-1], -torch.inf)
+    l, O = torch.zeros_like(m), torch.zeros_like(q)
+    for j in range(0, k.shape[2], Bc):
+        S = torch.zeros(*q.shape[:-1], k[:, :, j : j + Bc].shape[2])
+        for d in range(q.shape[-1]):
+            S = S + q[..., d, None] * k[:, :, None, j : j + Bc, d]
+        S = S * scale
+        m_new = torch.maximum(m, S.amax(-1))
+        P = torch.exp(S - m_new[..., None])
+        a = torch.exp(m - m_new)
+        l, O = a * l + P.sum(-1), a[..., None] * O + P @ v[:, :, j : j + Bc]
+        m = m_new
+    return O / l[..., None], m + l.log()
+
+
+def test_right_kernels_pass_whatever_their_order_of_summation():
+    report = check(in_tiles)
+    assert report.ok, str(report)
+    assert 0.02 < report.worst <= 1  # the rule measures something, and has no order of magnitude to spare
+    assert check(same_precision).worst <= 0.51  # PyTorch itself uses half of twice its own error
+
+
+def test_a_fixed_tolerance_passes_a_kernel_that_drops_keys_and_the_rule_does_not():
+    q, k, v = randn(1, 1, 64, 64), randn(1, 1, 16384, 64, seed=1), randn(1, 1, 16384, 64, seed=2)
+
+    def drops_the_last_8_keys(q, k, v, scale=None):
+        return same_precision(q, k[:, :, :-8], v[:, :, :-8], scale)
+
+    o, lse = drops_the_last_8_keys(q, k, v)
+    exact_o, exact_lse = reference.attention(q, k, v)
+    assert torch.allclose(o, exact_o.float(), atol=1e-2)
+    assert torch.allclose(lse, exact_lse.float(), atol=1e-2)
+
+    report = check(drops_the_last_8_keys, [Case("N=16384", q, k, v)])
+    assert not report.ok
+    assert report.worst > 100
+    assert {c.output for c in report.failures} == {"o", "lse"}
+
+
+def no_rescale(q, k, v, scale=None):
+    """l is not rescaled when the maximum moves: exact with one tile, wrong with more."""
+    scale = q.shape[-1] ** -0.5
+    S = (q @ k.mT) * scale
+    m = S.amax(-1, keepdim=True)
+    P = torch.exp(S - m)
+    m_tile = torch.stack([t.amax(-1, keepdim=True) for t in S.split(32, -1)])
+    l = sum(torch.exp(t - m_t).sum(-1, keepdim=True) for t, m_t in zip(S.split(32, -1), m_tile, strict=True))
+    return P @ v / l, (m + l.log())[..., 0]
+
+
+def max_from_zero(q, k, v, scale=None):
+    S = (q @ k.mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    m = S.amax(-1, keepdim=True).clamp(min=0)
+    P = torch.exp(S - m)
+    return P @ v / P.sum(-1, keepdim=True), (m + P.sum(-1, keepdim=True).log())[..., 0]
+
+
+def wrong_lse_base(q, k, v, scale=None):
+    o, lse = same_precision(q, k, v, scale)
+    return o, lse / np.log(2)
+
+
+def swapped_heads(q, k, v, scale=None):
+    return same_precision(q, k.flip(1), v.flip(1), scale)
+
+
+def ignores_strides(q, k, v, scale=None):
+    q, k, v = (x.as_strided(x.shape, torch.empty(x.shape).stride()) for x in (q, k, v))
+    return same_precision(q, k, v, scale)
+
+
+def ignores_scale(q, k, v, scale=None):
+    return same_precision(q, k, v)
+
+
+def tail_not_masked(q, k, v, scale=None):
+    """Rows zero-filled up to the tile, and left to score 0."""
+    pad = -k.shape[2] % 32
+    return same_precision(q, *(torch.nn.functional.pad(x, (0, 0, 0, pad)) for x in (k, v)), scale)
+
+
+def fp16_inside(q, k, v, scale=None):
+    o, lse = same_precision(q.half(), k.half(), v.half(), scale)
+    return o.float(), lse
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        no_rescale,
+        max_from_zero,
+        wrong_lse_base,
+        swapped_heads,
+        ignores_strides,
+        ignores_scale,
+        tail_not_masked,
+        fp16_inside,
+    ],
+)
+def test_wrong_kernels_fail(wrong):
+    report = check(wrong)
+    assert not report.ok
+    with pytest.raises(AssertionError, match="WRONG"):
+        report.require()
+
+
+def test_each_fault_fails_in_the_cases_that_look_for_it():
+    def failing(kernel):
+        return {c.case for c in check(kernel).failures}
+
+    assert all(name.startswith("strided") for name in failing(ignores_strides))
+    assert failing(ignores_scale) == {"scale 0.3"}
+    assert "N=31" not in failing(no_rescale)
+    assert "N=63" in failing(no_rescale)
+    assert "all scores about -1e4" in failing(max_from_zero)
+    assert "random, D=64" not in failing(max_from_zero)  # what a test with random inputs alone would miss
+
+
+def test_elements_never_written_are_told_from_wrong_ones():
+    def skips_the_last_rows(q, k, v, scale=None, out=None):
+        o, lse = same_precision(q, k, v, scale)
+        out[0][:, :, :-3] = o[:, :, :-3]
+        out[1][:] = lse
+        return out
+
+    report = check(skips_the_last_rows, [small_case(N=40, D=32)])
+    failure = report.failures[0]
+    assert f"{2 * 3 * 3 * 32} of {2 * 3 * 40 * 32} elements never written" in failure.problem
+    assert "row 37–39" in str(report)
+    assert [c.output for c in report.failures] == ["o"]
+
+
+def test_one_wrong_element_is_found_named_and_never_averaged_away():
+    case = small_case()
+
+    def off_by_a_thousandth(q, k, v, scale=None):
+        o, lse = same_precision(q, k, v, scale)
+        o[1, 2, 17, 30] += 1e-3
+        return o, lse
+
+    report = check(off_by_a_thousandth, [case])
+    assert report.failures[0].worst == (1, 2, 17, 30)
+    assert "O[1, 2, 17, 30]" in str(report)
+    assert "1 of 7680 elements wrong: batch 1; head 2; row 17; column 30" in str(report)
+    error = report.error_map("random")
+    assert error.shape == (2, 3, 40, 32)
+    assert np.unravel_index(error.argmax(), error.shape) == (1, 2, 17, 30)
+    assert error.max() == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_the_picture_shows_the_wrong_tile():
+    case = small_case(N=64, D=32)
+
+    def one_tile_wrong(q, k, v, scale=None):
+        o, lse = same_precision(q, k, v, scale)
+        o[0, 1, 16:32, 8:16] = 7
+        return o, lse
+
+    text = str(check(one_tile_wrong, [case]))
+    rows = [line for line in text.splitlines() if "·" in line and "right" not in line]
+    assert [("█" * 8 in row) for row in rows] == [4 <= i < 8 for i in range(16)]
+    assert rows[4].endswith("·" * 8 + "█" * 8 + "·" * 16)
+    assert "row 16–31; column 8–15" in text
+
+
+def test_infinities_must_be_where_the_reference_has_them():
+    s = randn(4, 9)
+    s[2] = -torch.inf
+    case = Case("masked", s=s)
+    assert check(lambda s: reference.same_precision_softmax(s), [case]).ok
+
+    def nan_row(s):
+        return torch.softmax(s, -1), torch.logsumexp(s, -1)
+
+    report = check(nan_row, [case])
+    assert [c.output for c in report.failures] == ["p"]
+    assert "9 of 36 elements NaN" in str(report)
+
+    def plus_infinity(s):
+        p, lse = reference.same_precision_softmax(s)
+        return p, lse.abs()
+
+    assert "1 of 4 elements infinite" in str(check(plus_infinity, [case]))
+
+    def finite(s):
+        p, lse = reference.same_precision_softmax(s)
+        return p, lse.clamp(min=-1e30)
+
+    assert "1 of 4 elements finite where the answer is [-inf]" in str(check(finite, [case]))
+
+
+def test_the_dimensions_of_a_softmax_have_names():
+    def one_wrong(s):
+        p, lse = reference.same_precision_softmax(s)
+        p[..., -1, 4] += 1
+        lse[..., -1] += 1
+        return p, lse
+
+    for shape, named in (
+        ((5, 9), "row 4"),
+        ((2, 5, 9), "dim 0 all; row 4"),
+        ((2, 3, 5, 9), "batch all; head all; row 4"),
+    ):
+        report = str(check(one_wrong, [Case("random", s=randn(*shape))]))
+        assert f"elements wrong: {named}; column 4\n" in report and f"elements wrong: {named}\n" in report
+
+    def off(s):
+        p, lse = reference.same_precision_softmax(s)
+        return p + 1, lse + 1
+
+    report = str(check(off, [Case("random", s=randn(9))]))  # one row, and its LSE a number
+    assert "9 of 9 elements wrong: column all\n" in report and "1 of 1 elements wrong" in report
+
+
+ROW_PER_THREAD = """// row_per_thread: a CTA for 256 rows
+// op: softmax
+#include <fa/args.cuh>
+#include <fa/math.cuh>
+__global__ void softmax(const fa_args a) {
+  const int64_t row = int64_t(blockIdx.x) * 256 + threadIdx.x;
+  if (row >= a.Nq) return;
+  const float *S = static_cast<const float *>(a.Q) + row * a.Nk;
+  float *P = static_cast<float *>(a.O) + row * a.Nk, m = -FA_INFINITY;
+  double l = 0;
+  for (int j = 0; j < a.Nk; ++j) m = fmaxf(m, S[j]);
+  for (int j = 0; j < a.Nk; ++j) l += P[j] = expf(S[j] - (m == -FA_INFINITY ? 0.f : m));
+  for (int j = 0; j < a.Nk; ++j) P[j] = l > 0 ? P[j] / l : 0.f;
+  a.LSE[row] = m + logf(l);
+}
+extern "C" cudaError_t fa_launch(const fa_args *a, cudaStream_t stream) {
+  return softmax<<<(a->Nq + 255) / 256, 256, 0, stream>>>(*a), cudaGetLastError();
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("which", "right", "wrong", "found"),
+    [
+        (ROW_PER_THREAD, "(a->Nq + 255)", "(a->Nk + 255)", "more rows than columns"),
+        ("02_online_softmax", "e + 4 <= slice.last && aligned16(S)", "e + 4 <= slice.last", "starts at an odd element"),
+        ("02_online_softmax", "e + 4 <= slice.last && aligned16(P)", "e + 4 <= slice.last", "starts at an odd element"),
+        ("02_online_softmax", "merge_slices<<<dim3(a.Nq)", "merge_slices<<<dim3(1)", "long rows"),
+    ],
+)
+def test_a_softmax_kernels_fault_is_seen_by_the_case_that_looks_for_it(which, right, wrong, found):
+    kernel = load(which, device="cpu", quiet=True)
+    check(kernel).require()
+    broken = load(kernel.rung.replace(right, wrong), device="cpu", quiet=True)
+    assert {c.case for c in check(broken).failures} == {found}
+
+
+def test_exceptions_shapes_and_changed_inputs_fail_the_case():
+    case = small_case()
+
+    def raises(q, k, v, scale=None):
+        raise ValueError("D=32 is not among 64, 128")
+
+    def wrong_shape(q, k, v, scale=None):
+        o, lse = same_precision(q, k, v, scale)
+        return o, lse[..., None]
+
+    def no_lse(q, k, v, scale=None):
+        return same_precision(q, k, v, scale)[0]
+
+    def changes_q(q, k, v, scale=None):
+        result = same_precision(q, k, v, scale)
+        q.mul_(2)
+        return result
+
+    assert "raised ValueError: D=32 is not among 64, 128" in str(check(raises, [case]))
+    assert "LSE is torch.float32 (2, 3, 40, 1), not torch.float32 (2, 3, 40)" in str(check(wrong_shape, [case]))
+    assert "O is torch.float64 (2, 3, 40, 32), not torch.float32" in str(check(reference.attention, [case]))
+    assert "returned Tensor, not (o, lse)" in str(check(no_lse, [case]))
+    assert "changed its inputs" in str(check(changes_q, [case]))
+    with pytest.raises(ValueError, match="no cases"):
+        check(same_precision, [])
+
+
+SIXTEEN = [torch.float16, torch.bfloat16]
+sixteen = pytest.mark.parametrize("dtype", SIXTEEN, ids=["fp16", "bf16"])
+
+
+def sixteen_cases(dtype, D=(32, 64, 128)):
+    return reference.cases(SimpleNamespace(op="attention", dtypes=("fp16" if dtype == torch.float16 else "bf16",), D=D))
+
+
+def on_tensor_cores(q, k, v, scale=None, Bc=64):
+    """What a 16-bit rung does: products of 16-bit numbers summed in float32, P rounded before the sum over l divides it."""
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    m = torch.full(q.shape[:-1], -torch.inf)
+    l, O = torch.zeros_like(m), torch.zeros(q.shape)
+    for j in range(0, k.shape[2], Bc):
+        S = (q.float() @ k[:, :, j : j + Bc].float().mT) * scale
+        m_new = torch.maximum(m, S.amax(-1))
+        P, a = torch.exp(S - m_new[..., None]), torch.exp(m - m_new)
+        l, O = a * l + P.sum(-1), a[..., None] * O + P.to(q.dtype).float() @ v[:, :, j : j + Bc].float()
+        m = m_new
+    return (O / l[..., None]).to(q.dtype), m + l.log()
+
+
+@sixteen
+def test_right_sixteen_bit_kernels_pass(dtype):
+    report = check(on_tensor_cores, sixteen_cases(dtype))
+    assert report.ok, str(report)
+    assert 0.2 < report.worst <= 1
+    assert check(same_precision, sixteen_cases(dtype)).worst <= 0.51
+
+
+@sixteen
+@pytest.mark.parametrize(
+    "wrong",
+    [no_rescale, max_from_zero, wrong_lse_base, swapped_heads, ignores_strides, ignores_scale, tail_not_masked],
+)
+def test_wrong_kernels_fail_in_sixteen_bits_too(wrong, dtype):
+    def kernel(q, k, v, scale=None):
+        if wrong is ignores_strides:
+            q, k, v = (x.as_strided(x.shape, torch.empty(x.shape).stride()) for x in (q, k, v))
+            return on_tensor_cores(q, k, v, scale)
+        o, lse = wrong(q.float(), k.float(), v.float(), scale)
+        return o.to(dtype), lse
+
+    report = check(kernel, sixteen_cases(dtype, D=(64,)))
+    assert "o" in {c.output for c in report.failures} or wrong is wrong_lse_base
+    assert not report.ok
+
+
+@sixteen
+def test_dropped_keys_show_in_sixteen_bits_in_O_as_in_LSE(dtype):
+    q, k, v = (randn(1, 1, n, 64, seed=i).to(dtype) for i, n in enumerate((64, 16384, 16384)))
+    report = check(lambda q, k, v: same_precision(q, k[:, :, :-8], v[:, :, :-8]), [Case("N=16384", q, k, v)])
+    assert {c.output for c in report.failures} == {"o", "lse"}
+
+
+@sixteen
+def test_rounding_that_a_fused_kernel_avoids_is_not_excused(dtype):
+    """S, the sum of P V or the LSE at 16 bits: each is seen."""
+
+    def rounded_scores(q, k, v, scale=None):
+        s = ((q.float() @ k.float().mT) * q.shape[-1] ** -0.5).to(dtype).float()
+        p = torch.softmax(s, -1)
+        return (p.to(dtype).float() @ v.float()).to(dtype), same_precision(q, k, v)[1]
+
+    def rounded_sums(q, k, v, scale=None):
+        p = torch.softmax(q.float() @ k.float().mT / 8, -1).to(dtype)
+        o = torch.zeros_like(q)
+        for j in range(k.shape[2]):
+            o = o + p[..., j : j + 1] * v[:, :, j : j + 1]
+        return o, same_precision(q, k, v)[1]
+
+    def rounded_lse(q, k, v, scale=None):
+        o, lse = same_precision(q, k, v)
+        return o, lse.to(dtype).float()
+
+    def sixteen_bit_lse(q, k, v, scale=None):
+        o, lse = same_precision(q, k, v)
+        return o, lse.to(dtype)
+
+    flat, peaked = (Case("", *(a * randn(1, 2, 200, 64, seed=i).to(dtype) for i in range(3))) for a in (1, 2))
+    for case, kernel in ((peaked, rounded_scores), (flat, rounded_sums), (flat, rounded_lse)):
+        assert check(same_precision, [case]).worst <= 0.51
+        assert not check(kernel, [case]).ok, kernel.__name__
+    assert "not torch.float32" in str(check(sixteen_bit_lse, [flat]))
+
+
+@sixteen
+def test_poison_of_sixteen_bits_is_told_from_a_nan(dtype):
+    def skips_the_last_row(q, k, v, scale=None, out=None):
+        o, lse = same_precision(q, k, v, scale)
+        out[0][:, :, :-1], out[1][:] = o[:, :, :-1], lse
+        out[0][0, 0, 0, 0] = torch.nan
+        return out
+
+    q, k, v = (randn(1, 2, 33, 64, seed=i).to(dtype) for i in range(3))
+    problem = check(skips_the_last_row, [Case("random", q, k, v)]).failures[0].problem
+    assert f"{2 * 64} of {2 * 33 * 64} elements never written" in problem
+    assert f"1 of {2 * 33 * 64} elements NaN" in problem
+
+
+def test_a_report_reads_well():
+    report = check(same_precision, [small_case("a <case>")])
+    assert str(report).startswith("same_precision: right in 1 case; at worst")
+    assert "a &lt;case&gt;" in report._repr_html_()
+    assert list(report.frame.columns) == ["case", "output", "error", "pytorch_error", "budget", "used", "ok"]
+    assert report.require() is report
+    with pytest.raises(KeyError, match="no error map of 'o' for case 'nothing'"):
+        report.error_map("nothing")
+
+
+@pytest.mark.parametrize(
+    ("backend", "wrong", "told"), [("emulator", 0, True), ("emulator", 1, False), ("nvcc", 0, False)]
+)
+def test_a_right_kernel_on_the_emulator_is_told_of_the_xray(backend, wrong, told):
+    def kernel(q, k, v, scale=None):
+        o, lse = same_precision(q, k, v, scale)
+        return o + wrong, lse
+
+    kernel.backend = backend
+    assert ("xray(kernel" in str(check(kernel, [small_case("a case")]))) is told
+
+
+def test_what_every_case_says_is_said_once():
+    def refuses(q, k, v, scale=None):
+        raise KernelError("out of bounds, line 7")
+
+    cases = [Case(f"case {i}", *torch.randn(3, 1, 1, 4, 32)) for i in range(9)]
+    said = str(check(refuses, cases))
+    assert said.count("out of bounds, line 7") == 1 and "the same in 8 more cases" in said and "WRONG in 9 of 9" in said
+
+
+@pytest.mark.parametrize("small, expected", [(1 << 28, 1), (0, 2)])
+def test_small_cases_are_left_to_one_thread_and_the_threads_come_back(monkeypatch, small, expected):
+    monkeypatch.setattr(sys.modules[check.__module__], "SMALL", small)
+    seen, before = [], torch.get_num_threads()
+
+    def kernel(q, k, v, scale=None):
+        seen.append(torch.get_num_threads())
+        raise RuntimeError("no result")
+
+    try:
+        torch.set_num_threads(2)
+        check(kernel, [small_case()])
+        after = torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)
+    assert (seen, after) == ([expected], 2)

@@ -1,0 +1,83 @@
+"""The doctor reports whatever is missing, with its mend, and never raises."""
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import helpers
+from helpers import doctor as module  # the function: modules of the same name don't hide it
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_doctor_and_check_are_functions_whatever_was_imported_first():
+    code = "import helpers.doctor, helpers.check, sys; from helpers.check import Report; import helpers; "
+    code += "assert callable(helpers.doctor) and callable(helpers.check); print('torch' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert (said.stdout.strip(), said.stderr) == ("False", "")
+    assert callable(module)
+
+
+def test_every_notebook_has_a_lane_and_a_reason():
+    report = helpers.doctor()
+    notebooks = sorted(path.stem for path in (ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+    assert [lane.notebook for lane in report.lanes] == notebooks
+    assert all(lane.back_end in ("GPU", "emulator") and lane.why for lane in report.lanes)
+    assert {"Python", "torch", "GPU", "nvcc", "C++ compiler", "ninja", "emulator"} <= {f.name for f in report.findings}
+    (emulator,) = (f for f in report.findings if f.name == "emulator")
+    assert emulator.value.startswith("runs 01_naive, error ") and float(emulator.value.split()[-1]) < 1e-5
+    assert "<table>" in report._repr_html_()
+
+
+def test_neighbours_that_run_in_one_place_for_one_reason_are_one_line():
+    lanes = [
+        ("01_a", "GPU", "x"),
+        ("02_b", "GPU", "x"),
+        ("03_c", "GPU", "x"),
+        ("04_d", "emulator", "y"),
+        ("05_e", "GPU", "x"),
+    ]
+    doctor = importlib.import_module("helpers.doctor")
+    report = doctor.Report((), tuple(doctor.Lane(*lane) for lane in lanes))
+    assert [line.split()[:3] for line in str(report).splitlines()[2:]] == [
+        ["01", "to", "03_c"], ["04_d", "emulator", "y"], ["05_e", "GPU", "x"],
+    ]  # fmt: skip
+
+
+def test_as_a_command_it_prints_the_report_and_no_warning():
+    said = subprocess.run([sys.executable, "-m", "helpers.doctor"], capture_output=True, text=True, cwd=ROOT)
+    assert said.returncode == 0 and said.stderr == "" and "C++ compiler" in said.stdout
+
+
+def test_without_a_compiler_nothing_runs_and_the_mend_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.setattr(sys, "path", [])
+    report = helpers.doctor()
+    mends = {f.name: f.mend for f in report.findings}
+    assert "apt install g++" in mends["C++ compiler"] and "make lab" in mends["nvcc"]
+    assert "apt install g++" in mends["emulator"]
+    assert all(lane.back_end == "nowhere" and "apt install g++" in lane.why for lane in report.lanes)
+
+
+@pytest.mark.parametrize(
+    ("capability", "arch", "words"),
+    [
+        ((7, 0), "sm_75", "needs compute capability 7.5, this GPU has 7.0: it takes the emulator lane"),
+        ((7, 5), "sm_80", "needs compute capability 8.0, this GPU has 7.5: it takes the emulator lane"),
+        ((12, 0), "sm_90a", "needs compute capability 9.0 exactly, this GPU has 12.0"),
+    ],
+)
+def test_a_gpu_that_is_too_old_or_too_new_takes_the_emulator(monkeypatch, capability, arch, words):
+    from helpers.run.kernel import cuda_refusal, default_device
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    rung = helpers.Rung(stem="mine", path=Path("mine.cu"), source="", arch=arch)
+    assert words in cuda_refusal(rung)
+    assert default_device(rung)[0] == "cpu" and words in default_device(rung)[1]

@@ -1,0 +1,124 @@
+"""Every rung as a PyTorch operator, in each of its dtypes."""
+
+import pytest
+import torch
+
+from helpers import load, op, rungs
+from helpers.run.reference import DTYPES, Case
+
+each = pytest.mark.parametrize(
+    ("rung", "dtype"),
+    [(r, DTYPES[d]) for r in rungs() for d in r.dtypes],
+    ids=[f"{r.stem}-{d}" for r in rungs() for d in r.dtypes],
+)
+
+
+def inputs(rung, dtype) -> tuple:
+    torch.manual_seed(0)
+    shapes = [(3, 40)] if rung.op == "softmax" else [(1, 2, 33, 64)] * 3
+    x = tuple(torch.randn(shape).to(dtype) for shape in shapes)
+    return Case("", *x, do=torch.randn(shapes[0]).to(dtype)).inputs if rung.op == "attention_backward" else x
+
+
+@each
+def test_opcheck(rung, dtype):
+    results = torch.library.opcheck(op.operator(rung.stem), inputs(rung, dtype))
+    assert set(results.values()) == {"SUCCESS"}
+
+
+def test_opcheck_of_a_gradient():
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, H, 33, 64, dtype=torch.float16, requires_grad=True) for H in (4, 2, 2))
+    results = torch.library.opcheck(op.operator("20_causal_gqa"), (q, k, v), {"causal": True})
+    assert set(results.values()) == {"SUCCESS"}
+
+
+@each
+def test_the_operator_is_the_kernel(rung, dtype):
+    x = inputs(rung, dtype)
+    got, expected = op.operator(rung.stem)(*x), load(rung.stem, device="cpu", quiet=True)(*x)
+    assert [t.dtype for t in got] == ([dtype] * 3 if rung.op == "attention_backward" else [dtype, torch.float32])
+    for a, b in zip(got, expected, strict=True):
+        assert torch.equal(a, b)  # 23 too: on the emulator CTAs take turns
+
+
+@each
+def test_results_lie_as_the_inputs_do(rung, dtype):
+    """The heads of a token side by side, as a model's matrix leaves them: so does the next matrix want them."""
+    if rung.op == "softmax":
+        return
+    x, call = inputs(rung, dtype), op.operator(rung.stem)
+    packed = torch.cat([t.transpose(1, 2) for t in x if t.dim() == 4], 2).tensor_split(len(x) - (len(x) > 3), 2)
+    packed = [t.transpose(1, 2) for t in packed]
+    packed[4:4] = x[4:5]  # LSE
+    ways = [{}] if len(x) == 3 else [{}, {"q_starts": torch.tensor([0, 10, 33], dtype=torch.int32)}]
+    for options in ways:
+        got, expected = call(*packed, **options), call(*x, **options)
+        with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            traced = call(*map(mode.from_tensor, packed), **options)
+        for a, b, c in zip(got, expected, traced, strict=True):
+            assert torch.equal(a, b) and a.stride() == c.stride()
+            assert a.dim() == 3 or (a.transpose(1, 2).is_contiguous() and b.is_contiguous())
+
+
+class Attention(torch.nn.Module):
+    def __init__(self, stem: str, heads: int = 2, d: int = 32) -> None:
+        super().__init__()
+        self.project, self.heads, self.attend = torch.nn.Linear(heads * d, 3 * heads * d), heads, op.operator(stem)
+
+    def forward(self, x):
+        q, k, v = self.project(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return self.attend(q, k, v)[0].transpose(1, 2).flatten(2)
+
+
+@each
+def test_a_module_compiles_without_a_graph_break(rung, dtype):
+    if rung.op != "attention":
+        return
+    d = 64 if not rung.D or 64 in rung.D else rung.D[0]
+    torch._dynamo.reset()  # it counts how often one function is compiled anew, and gives up
+    torch.manual_seed(0)
+    module, x = Attention(rung.stem, d=d).to(dtype), torch.randn(2, 37, 2 * d).to(dtype)
+    with torch.no_grad():
+        expected = module(x)
+        compiled = torch.compile(module, fullgraph=True, backend="aot_eager")(x)
+    torch.testing.assert_close(compiled, expected)
+
+
+def test_a_gradient_that_no_rung_has_is_refused_by_name():
+    q, k, v = (torch.randn(1, 2, 3, 136, requires_grad=True) for _ in range(3))
+    with pytest.raises(NotImplementedError, match="no backward kernel for torch.float32 and D=136"):
+        op.operator("01_naive")(q, k, v)[0].sum().backward()
+    with pytest.raises(NotImplementedError, match="02_online_softmax has no backward kernel; call it on q.detach"):
+        op.operator("02_online_softmax")(torch.randn(3, 40, requires_grad=True))[0].sum().backward()
+
+
+def test_an_unknown_rung_names_the_rungs():
+    with pytest.raises(ValueError, match="no rung 'flash'; the rungs are 01_naive"):
+        op.operator("flash")
+
+
+def test_wrong_shapes_are_the_contracts_to_refuse():
+    with pytest.raises(ValueError, match="head dimension 48"):
+        op.operator("03_fa1_fp32")(*(torch.randn(1, 1, 8, 48) for _ in range(3)))
+
+
+@each
+def test_a_dtype_the_rung_does_not_take_is_refused_when_run_and_when_traced(rung, dtype):
+    other = torch.float64 if dtype == torch.float32 else torch.float32
+    call, wrong = op.operator(rung.stem), [x.to(other) for x in inputs(rung, dtype)]
+    allowed = f"{rung.stem} takes {str(DTYPES[rung.dtypes[0]]).removeprefix('torch.')}"
+    with pytest.raises(ValueError, match=allowed):
+        call(*wrong)
+    with torch._subclasses.FakeTensorMode(), pytest.raises(ValueError, match=allowed):
+        call(*(torch.empty(x.shape, dtype=other) for x in wrong))
+
+
+def test_mixed_dtypes_are_refused_while_traced():
+    q, k = (torch.empty(1, 2, 33, 64, dtype=dtype) for dtype in (torch.float16, torch.bfloat16))
+    for rung in rungs():
+        if len(rung.dtypes) > 1:
+            with torch._subclasses.FakeTensorMode() as fake, pytest.raises(ValueError, match="have to be the same"):
+                x = [fake.from_tensor(x) for x in (q, k, k)]
+                back = [x[0], x[0][..., 0].float(), x[0]]
+                op.operator(rung.stem)(*x, *(back if rung.op == "attention_backward" else []))

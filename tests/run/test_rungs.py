@@ -1,0 +1,270 @@
+"""Every rung against every case, on the emulator and on a GPU; what nvcc makes of it; and the rules of the ladder."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers import CompileError, KernelError, check, load, reference, rung, rungs, sass
+from helpers.ladder.contract import TORCH_NAMES, FaBackwardArgs
+from helpers.ladder.rung import INCLUDE, KERNELS, Rung
+from helpers.ladder.rung import code as bare
+from helpers.run.reference import Case
+
+STEMS = [r.stem for r in rungs()]
+EMULATOR_AND_GPU = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+BUILDS = [(r.stem, arch) for r in rungs() for arch in ("sm_80", "sm_90a") if arch >= r.arch]
+TABLE = re.compile(r"D=(?P<D>\d+):(?P<row>.*)")
+SPILLS = {"13_tuned": 8}  # bytes; its variants without any that were measured are slower
+LIMITS = {
+    "sm_75": 64,
+    "sm_80": 99,
+    "sm_90a": 227,
+}  # KB of shared memory a block may have on every GPU from this architecture on
+LARGE = {
+    "22_backward_fp32": 163,
+    "23_backward_mma": 163,
+}  # KB, of rungs whose header block says that they need a data-centre GPU
+
+
+def tile_table(rung: Rung) -> dict[int, dict[str, int]]:
+    """The header block's tile table: {64: {"Br": 128, "Bc": 64, "threads": 128, "smem": 84, "CTAs/SM": 2}, ...}."""
+    rows = {int(m["D"]): m["row"] for m in TABLE.finditer(rung.tiles)}
+    return {D: {k: int(n) for k, n in re.findall(r"([\w/]+)=(\d+)", row)} for D, row in rows.items()}
+
+
+# --- right
+
+
+@pytest.mark.parametrize(
+    ("device", "size"),  # the full cases would take the emulator hours
+    [("cpu", "small"), *(pytest.param("cuda", size, marks=pytest.mark.gpu) for size in ("small", "full"))],
+)
+@pytest.mark.parametrize("stem", STEMS)
+def test_every_case_is_within_the_error_budget(stem, device, size):
+    kernel = load(stem, device=device, quiet=True)
+    check(kernel, reference.cases(kernel.rung, device, size)).require()
+
+
+def tiled() -> list[tuple[str, int, int, int]]:
+    """(stem, D, Br, Bc) for every row of a tile table."""
+    return [(r.stem, D, row["Br"], row["Bc"]) for r in rungs() for D, row in tile_table(r).items() if "Br" in row]
+
+
+@EMULATOR_AND_GPU
+@pytest.mark.parametrize(("stem", "D", "Br", "Bc"), tiled())
+def test_the_edges_of_its_own_tiles(stem, D, Br, Bc, device):
+    """One row and one key short of a tile, a whole one, one more: every branch of the tail."""
+    torch.manual_seed(D)
+    kernel = load(stem, device=device, quiet=True)
+
+    def case(Nq: int, Nk: int, dtype: str) -> Case:
+        q, k, v, do = (torch.randn(1, 2, n, D, device=device).to(reference.DTYPES[dtype]) for n in (Nq, Nk, Nk, Nq))
+        back = {"do": do} if kernel.rung.op == "attention_backward" else {}
+        return Case(f"Nq={Nq}, Nk={Nk}, {dtype}", q, k, v, **back)
+
+    steps = [(-1, 1), (0, 0), (1, -1)]
+    check(kernel, [case(Br + i, 2 * Bc + j, dtype) for i, j in steps for dtype in kernel.rung.dtypes]).require()
+
+
+# What readers are invited to play with.
+EDITS = {
+    "10_fa2_mma_fp16": ["warps = 2", "warps = 8", "Bc = 32", "Bc = 128"],
+    "11_swizzled": ["warps = 2", "warps = 8", "Bc = 32", "Bc = 128", "warps = 8; Bc = 32"],
+    "12_double_buffered": ["warps = 2", "warps = 8", "Bc = 32", "Bc = 128", "stages = 3", "stages = 4"],
+}
+
+
+@EMULATOR_AND_GPU
+@pytest.mark.parametrize(("stem", "edit"), [(stem, edit) for stem, edits in EDITS.items() for edit in edits])
+def test_another_tile_is_right_or_refused(stem, edit, device):
+    """A constant of the first rungs on tensor cores changed: right for every D, or an assertion says why it can't be."""
+    rung = next(r for r in rungs() if r.stem == stem)
+    source = rung.source
+    for one in edit.split("; "):
+        source, edits = re.subn(rf"(\bstatic constexpr int ){one.split()[0]} = \d+", rf"\g<1>{one}", source)
+        assert edits == 1
+    if ";" in edit:  # at D = 32 all threads together copy more rows than the tile has
+        with pytest.raises(CompileError, match="a tile is a whole number of passes"):
+            load(source=source, device=device, quiet=True)
+        return
+    kernel = load(source=source, device=device, quiet=True)
+
+    def case(D: int, dtype: str) -> Case:
+        q, k, v = (torch.randn(1, 2, n, D, device=device).to(reference.DTYPES[dtype]) for n in (130, 300, 300))
+        return Case(f"D={D}, {dtype}", q, k, v)
+
+    torch.manual_seed(0)
+    check(kernel, [case(D, dtype) for D in rung.D for dtype in rung.dtypes]).require()
+
+
+@EMULATOR_AND_GPU
+@pytest.mark.parametrize("N", [16384, 32767, 32768, 32769, 49152, 65539])
+def test_softmax_of_rows_too_long_for_one_block(N, device):
+    torch.manual_seed(N)
+    s = torch.randn(2, N, device=device) + torch.linspace(0, 40, N, device=device)
+    s[1, N // 3 :] = -torch.inf  # whole slices without a finite score
+    check(load("02_online_softmax", device=device, quiet=True), [Case(f"N={N}", s=s)]).require()
+
+
+@EMULATOR_AND_GPU
+@pytest.mark.parametrize("skip", [1, 2, 3])
+def test_softmax_of_rows_that_start_anywhere(skip, device):
+    """A view whose first element is at no multiple of 16 bytes, read and written."""
+    torch.manual_seed(skip)
+    s = torch.randn(3 * 131 + skip, device=device)[skip:].view(3, 131)
+    p = torch.full((3 * 131 + 2,), torch.nan, device=device)[2:].view(3, 131)
+    lse = torch.empty(3, device=device)
+    kernel = load("02_online_softmax", device=device, quiet=True)
+    kernel(s, out=(p, lse))
+    check(lambda s: (p, lse), [Case("anywhere", s=s)]).require()
+
+
+@EMULATOR_AND_GPU
+@pytest.mark.parametrize("stem", STEMS)
+def test_what_a_launcher_can_not_do_it_refuses(stem, device):
+    """The last line of defence, below the shape contract of helpers.kernel: an error, never a wrong answer."""
+    kernel = load(stem, device=device, quiet=True)
+    codes = {name: code for code, name in enumerate(TORCH_NAMES)}  # fa_dtype
+    own = kernel.rung.dtypes[0]
+
+    def launch(shift: int = 0, row: int = 64, **wrong: int) -> None:
+        names = [*"QKVO", *(("dO", "dQ", "dK", "dV") if kernel.rung.op == "attention_backward" else ())]
+        sizes = dict.fromkeys(names, 4 * 68) | {"LSE": 4} | {name: 128 * 64 for name, _ in kernel.rung.workspace}
+        dtypes = dict.fromkeys(names, reference.DTYPES[own])
+        memory = {x: torch.zeros(n + shift, dtype=dtypes.get(x), device=device)[shift:] for x, n in sizes.items()}
+        right = {"B": 1, "H": 1, "Nq": 4, "Nk": 4, "D": 64, "scale": 1.0, "dtype": codes[own]}
+        right |= {"Hkv": 1, "sequences": 1, "splits": 1}
+        args = FaBackwardArgs(LSE=memory["LSE"].data_ptr(), **right | wrong)
+        for name in names:
+            setattr(args, name, memory[name].data_ptr())
+            getattr(args, f"{name}_stride")[:] = [4 * row, 4 * row, row]
+        args.workspace[: len(memory) - len(names) - 1] = [memory[name].data_ptr() for name, _ in kernel.rung.workspace]
+        kernel.launcher.launch(args, memory, torch.cuda.current_stream().cuda_stream if device == "cuda" else 0)
+
+    launch()
+    wrong = [{"dtype": code} for name, code in codes.items() if name not in kernel.rung.dtypes]
+    wrong += [{"B": 0}, {"H": 0}, {"Nq": 0}, {"Nk": 0}, {"D": 0}]
+    if kernel.rung.D:  # a fixed list of D goes with 16-byte accesses
+        wrong += [{"D": 48}, {"D": 256}, {"shift": 1}, {"row": 65}]
+    for case in wrong:
+        with pytest.raises(KernelError, match="invalid argument"):
+            launch(**case)
+    launch()  # a refusal leaves nothing behind
+
+
+# --- what nvcc makes of it
+
+
+def with_its_table_asserted(rung: Rung) -> Rung:
+    """The rung with a static_assert for every number in its tile table, so that the header block can't drift."""
+    asserts = [
+        f"static_assert(Tile<{D}>::{name} == {value});"
+        if name != "smem"
+        else f"static_assert((Tile<{D}>::smem_bytes + 1023) / 1024 == {value});"
+        for D, row in tile_table(rung).items()
+        for name, value in row.items()
+        if name in ("Br", "Bc", "threads", "smem")
+    ]
+    return dataclasses.replace(rung, source="\n".join([rung.source, *asserts, ""]))
+
+
+@pytest.mark.parametrize(("stem", "arch"), BUILDS)
+def test_nvcc_compiles_it_within_its_budget(stem, arch):
+    """No spills; registers and shared memory leave room for the blocks per SM that the header block promises."""
+    rung = next(r for r in rungs() if r.stem == stem)
+    used = sass.resources(with_its_table_asserted(rung) if arch == "sm_90a" else stem, arch)  # one table for all
+    spills = used[["spill_store_bytes", "spill_load_bytes", "stack_bytes"]]
+    assert (spills <= SPILLS.get(stem, 0)).all(axis=None), used.to_string()
+
+    table = tile_table(rung)
+    threads = max(map(int, re.findall(r"threads=(\d+)", rung.tiles)))
+    for kernel, row in used.iterrows():
+        tile = next((t for D, t in table.items() if re.search(rf"<{D}[,>]", kernel)), {})
+        assert tile or not table, f"{kernel} has no row in the tile table"
+        ctas = tile.get("CTAs/SM", 1)
+        registers = -(-row.registers // 8) * 8  # allocated by eights
+        assert registers * tile.get("threads", threads) * ctas <= 65536, f"{kernel}: {row.registers} registers"
+    for D, tile in table.items():
+        assert tile["smem"] <= LARGE.get(stem, LIMITS[rung.arch]), f"D={D}: more shared memory than {rung.arch} has"
+        assert (tile["smem"] + 1) * tile.get("CTAs/SM", 1) <= 228
+
+
+# --- the rules of the ladder
+
+SOURCES = [*sorted(KERNELS.glob("*.cu")), *sorted(INCLUDE.rglob("*.cuh"))]
+
+
+def code(path: Path) -> str:
+    """The text without comments."""
+    return re.sub(r"//.*|/\*[\s\S]*?\*/", "", path.read_text())
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: p.name)
+def test_clang_format_has_nothing_to_say(path):
+    formatter = Path(sys.executable).with_name("clang-format")
+    done = subprocess.run([formatter, "--dry-run", "-Werror", path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_a_rung_reads_alone(stem):
+    """It includes fa/ and CUDA headers only, leaves inline PTX to fa/, and names what it changed and where it is from."""
+    rung = next(r for r in rungs() if r.stem == stem)
+    text = code(rung.path)
+    for header in re.findall(r"^\s*#\s*include\s*(\S+)", text, re.MULTILINE):
+        assert re.fullmatch(r"<fa/\w+\.cuh>|<cuda\w*\.h>", header), f"{stem} includes {header}"
+    assert not re.search(r"\basm\b", text), f"{stem} has inline PTX outside fa/"
+    assert rung.tiles and rung.paper and rung.speed
+    assert bool(rung.changed) == (stem != STEMS[0])
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: p.name)
+def test_every_barrier_says_what_it_separates(path):
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if re.search(r"__sync(threads|warp)\(", line.split("//")[0]):
+            assert re.search(r"//.*\b(before|as above)\b", line), f"{path.name}:{number}: {line.strip()}"
+
+
+def test_a_rung_changes_little_of_the_one_before(record_property):
+    """Neighbours of one decade are one idea apart. The first rungs (0x) are algorithms of their own: only reported."""
+    for before, after in zip(rungs(), rungs()[1:]):
+        lines = [[line for line in r.source.splitlines() if line.strip()] for r in (before, after)]
+        changed = sum(line[0] == "+" for line in difflib.ndiff(*lines))
+        record_property(f"{before.stem} -> {after.stem}", changed)
+        print(f"{before.stem} -> {after.stem}: {changed} of {len(lines[1])} lines are new")
+        same_decade = before.number[0] == after.number[0]
+        assert changed < len(lines[1]), f"{after.stem} keeps nothing of {before.stem}"
+        limit = 180 if after.stem == "13_tuned" else 90  # all that paid, at once: its guide takes the steps one by one
+        assert changed <= limit or not same_decade or before.number[0] in "023", f"{after.stem}: {changed} new lines"
+
+
+# Rungs that aren't built on the one before: what they are built on, and how many lines of code may be new. 22 is an algorithm
+# of its own; of 04 it has the register tiles alone.
+BUILT_ON = {
+    "20_causal_gqa": ("13_tuned", 160),
+    "21_split_kv": ("12_double_buffered", 190),
+    "23_backward_mma": ("12_double_buffered", 295),
+    "31_warp_specialized": ("30_tma_wgmma", 200),
+    "32_ping_pong": ("31_warp_specialized", 150),
+}
+
+
+@pytest.mark.parametrize("stem", [stem for stem in STEMS if stem in BUILT_ON])
+def test_a_rung_keeps_code_of_what_it_is_built_on(stem):
+    base, most = BUILT_ON[stem]
+    lines = [[line.strip() for line in bare(rung(which).source).splitlines()] for which in (base, stem)]
+    new = sum(line[0] == "+" for line in difflib.ndiff(*lines))
+    assert new <= most, f"{stem}: {new} of {len(lines[1])} lines of code are not in {base}"
+
+
+@pytest.mark.parametrize("stem", [stem for stem in STEMS if stem >= "2"])
+def test_every_rung_of_the_twenties_and_thirties_is_built_on_something(stem):
+    assert stem in BUILT_ON or rung(stem).op == "attention_backward" or stem.startswith("30"), stem

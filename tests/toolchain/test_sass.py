@@ -1,0 +1,269 @@
+"""Registers, spills and opcodes of real cubins, and of ptxas's and cuobjdump's own words."""
+
+import dataclasses
+import textwrap
+
+import pytest
+
+from helpers import sass
+from helpers.ladder.errors import CompileError
+from helpers.ladder.rung import rung, rungs
+
+LOG = """\
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function '_Z8fa2_fp32ILi64EEv7fa_args' for 'sm_90a'
+ptxas info    : Function properties for _Z8fa2_fp32ILi64EEv7fa_args
+    8 bytes stack frame, 12 bytes spill stores, 16 bytes spill loads
+ptxas info    : Used 168 registers, used 1 barriers, 4096 bytes smem
+ptxas info    : Compiling entry function '_Z7softmaxPKfPf' for 'sm_90a'
+ptxas info    : Function properties for _Z7softmaxPKfPf
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 32 registers
+"""
+LISTING = """\
+\t\tFunction : _Z7softmaxPKfPf
+\t.headerflags\t@"EF_CUDA_SM90"
+        /*0000*/                   LDC R1, c[0x0][0x28] ;              /* 0x00000a00ff017b82 */
+                                                                       /* 0x000fe20000000800 */
+        /*0010*/              @!P0 LDS.128 R4, [R2] ;                  /* 0x0000000002047984 */
+        /*0020*/             @UP1  UMOV UR4, 0x1 ;                     /* 0x0000000100047882 */
+        /*0030*/                   LDS R8, [R2+0x10] ;                 /* 0x0000100002087984 */
+        /*0040*/                   FFMA.FTZ R0, R4, R5, R0 ;           /* 0x0000000504007223 */
+        /*0050*/                   EXIT ;                              /* 0x000000000000794d */
+        /*0060*/                   NOP ;                               /* 0x0000000000007918 */
+"""
+
+
+def test_ptxas_is_read_kernel_by_kernel():
+    frame = sass.parse_ptxas(LOG)
+    assert frame.loc["fa2_fp32<64>"].to_dict() == {
+        "registers": 168,
+        "stack_bytes": 8,
+        "spill_store_bytes": 12,
+        "spill_load_bytes": 16,
+        "smem_bytes": 4096,
+        "barriers": 1,
+    }
+    assert frame.loc["softmax"].to_dict() == dict.fromkeys(sass.COLUMNS, 0) | {"registers": 32}
+    with pytest.raises(ValueError, match="no kernel"):
+        sass.parse_ptxas("ptxas info    : 0 bytes gmem\n")
+
+
+def test_opcodes_are_counted_with_predicates_and_without_padding():
+    counted = sass.count_opcodes(LISTING)["softmax"]
+    assert counted.to_dict() == {"LDS": 2, "LDC": 1, "UMOV": 1, "FFMA": 1, "EXIT": 1}
+    assert counted.index[0] == "LDS"  # the most frequent first
+    full = sass.count_opcodes(LISTING, modifiers=True)["softmax"]
+    assert full["LDS.128"] == full["LDS"] == full["FFMA.FTZ"] == 1
+
+
+def code(*instructions):
+    """Lines as `_code` gives them: one every 16 bytes."""
+    return [(16 * i, *(text.partition(" ")[::2])) for i, text in enumerate(instructions)]
+
+
+LOOPS = code(
+    "MOV R1",
+    "FFMA R0",  # 0x10: a loop without products
+    "@P0",
+    "BRA 0x10",
+    "LDSM.16.M88.4 R4",  # 0x40: the outer loop
+    "HMMA.16816.F32 R8",  # 0x50: the inner one, with both products
+    "HMMA.16816.F32.BF16 R8",
+    "BRA 0x50",
+    "FADD R1",
+    "BRA 0x40",
+    "BRA 0xb0",  # forward
+    "EXIT",
+)
+
+
+def test_the_main_loop_is_the_shortest_with_all_products():
+    assert [opcode for _, opcode, _ in sass.main_loop(LOOPS)] == ["HMMA.16816.F32", "HMMA.16816.F32.BF16", "BRA"]
+    without = [line for line in LOOPS if "HMMA" not in line[1]]
+    assert sass.main_loop(without)[0][1] == "FFMA"
+    with pytest.raises(ValueError, match="no loop"):
+        sass.main_loop(code("MOV R1", "EXIT"))
+
+
+WGMMA = code(
+    "HGMMA.64x128x16.F32 R24",  # 0x0: before the loops
+    "SYNCS.PHASECHK.TRANS64.TRYWAIT P0",  # 0x10: the loop over query tiles
+    "HGMMA.64x128x16.F32 R24, gdesc[UR8]",
+    "WARPGROUP.DEPBAR.LE gsb0, 0x0",
+    "HGMMA.64x128x16.F32 R24, gdesc[UR8]",  # 0x40: the loop over tiles of keys
+    "HGMMA.64x128x16.F32 R88, R180, gdesc[UR8].tnspB, R88, gsb0",
+    "WARPGROUP.DEPBAR.LE gsb0, 0x1",
+    "FMNMX R1",
+    "FMNMX3 R1",
+    "MUFU.EX2 R1",
+    "MUFU.RCP R1",
+    "WARPGROUP.DEPBAR.LE gsb0, 0x0",
+    "MUFU.EX2 R1",
+    "MUFU.EX2 R1",
+    "F2FP.BF16.F32.PACK_AB R1",
+    "BRA 0x40",
+    "HGMMA.64x128x16.F32 R24",
+    "BRA 0x10",
+    "BRA 0x120",  # 0x120: a wait that isn't over
+    "EXIT",
+)
+
+
+def test_a_loop_of_wgmma_is_cut_at_its_waits():
+    loop = sass.main_loop(WGMMA)
+    assert [loop[0][0], loop[-1][0]] == [0x40, 0xF0]
+    frame = sass.cut_at_waits(loop)
+    assert frame.index.tolist() == ["the loop begins", "all but 1 done", "all done"]
+    assert frame["HGMMA"].tolist() == [2, 0, 0]
+    assert frame["MUFU.EX2"].tolist() == [0, 1, 2]
+    assert frame["FMNMX"].tolist() == [0, 1, 0] and frame["F2FP"].tolist() == [0, 0, 1]
+    assert frame["all"].tolist() == [2, 5, 5] and frame["all"].sum() == len(loop)
+
+
+def test_waits_of_a_real_kernel():
+    frame = sass.between_waits("31_warp_specialized", D=64)
+    assert frame.index[0] == "the loop begins" and len(frame) > 2
+    assert frame["HGMMA"].sum() == 64 // 16 + 128 // 16 and frame["MUFU.EX2"].sum() >= 64
+    edited = rung("31_warp_specialized").replace("fa::ex2_approx_ftz(__fmaf_rn(S_reg", "fabsf(__fmaf_rn(S_reg")
+    less = sass.between_waits(dataclasses.replace(rung("31_warp_specialized"), source=edited), D=64)
+    assert less["MUFU.EX2"].sum() == frame["MUFU.EX2"].sum() - 64
+    with pytest.raises(ValueError, match="no kernel for D = 96"):
+        sass.between_waits("31_warp_specialized", D=96)
+
+
+@pytest.mark.parametrize(
+    ("opcode", "name"),
+    [
+        ("HMMA.16816.F32.BF16", "HMMA"),
+        ("LDSM.16.MT88.4", "LDSM"),
+        ("LDS.128", "LDS"),
+        ("LDGSTS.E.BYPASS.LTC128B.128", "LDGSTS"),
+        ("IMAD.MOV.U32", "MOV"),
+        ("UMOV", "MOV"),
+        ("IMAD.IADD", "IADD3"),
+        ("VIADD", "IADD3"),
+        ("IMAD.WIDE.U32", "IMAD"),
+        ("MUFU.EX2", "MUFU"),
+        ("BAR.SYNC.DEFER_BLOCKING", "BAR"),
+        ("FSETP.GEU.AND", "SEL, SETP"),
+        ("LDGDEPBAR", "other"),
+        ("FMNMX3", "other"),
+    ],
+)
+def test_each_opcode_has_its_class(opcode, name):
+    assert sass._class(opcode) == name
+
+
+def test_a_kernel_is_found_by_head_dimension_and_dtype():
+    names = [f"fa2<{d}, {t}>" for d in (64, 128) for t in ("fa::fp16", "fa::bf16")]
+    assert sass.instance(names, 128, "bf16") == "fa2<128, fa::bf16>"
+    assert sass.instance(["scores", "softmax"], 64, "fp32", "soft") == "softmax"
+    assert sass.instance(["k<fa::fp16, 64, 128>", "k<fa::fp16, 128, 64>"], 128, "fp16") == "k<fa::fp16, 128, 64>"
+    assert sass.instance(["fa2<Tile<64, 128>, fa::fp16>", "fa2<Tile<128, 64>, fa::fp16>"], 64, "fp16").startswith(
+        "fa2<Tile<64"
+    )
+    with pytest.raises(ValueError, match="no kernel for D = 32, fp16; there are fa2<64, fa::fp16>"):
+        sass.instance(names, 32, "fp16")
+    with pytest.raises(ValueError, match="2 kernels for D = 64, fp32; there are scores, softmax"):
+        sass.instance(["scores", "softmax"], 64, "fp32")
+
+
+def test_opcodes_of_an_edited_kernel_beside_the_kernel_s_own():
+    original = rung("04_fa2_fp32")
+    edited = dataclasses.replace(original, source=original.replace("#pragma unroll 16 ", "#pragma unroll 1 "))
+    frame = sass.compare(original, edited, dtype="fp32")
+    assert frame.columns.tolist() == ["04_fa2_fp32", "04_fa2_fp32 (2)", "change"]
+    assert (frame["change"] == frame.iloc[:, 1] - frame.iloc[:, 0]).all()
+    assert frame.loc["FFMA", "change"] < -500
+    whole = sass.histogram("04_fa2_fp32")["fa2_fp32<64>"]
+    assert frame.loc["FFMA", "04_fa2_fp32"] == whole["FFMA"]
+    assert frame.loc["all", "04_fa2_fp32"] == whole.sum()
+    inside = sass.compare("04_fa2_fp32", dtype="fp32", loop=True)
+    assert 0.9 * whole["FFMA"] < inside.loc["FFMA", "04_fa2_fp32"] <= whole["FFMA"]
+    assert inside.loc["all", "04_fa2_fp32"] < frame.loc["all", "04_fa2_fp32"]
+    assert "BAR" in inside.index and "STG" not in inside.index  # the output is written behind the loop
+
+
+def test_the_table_joins_the_cubin_and_the_header_block():
+    frame = sass.table("03_fa1_fp32", "04_fa2_fp32").set_index("kernel")
+    row = frame.loc["fa2_fp32<128>"]
+    assert row["rung"] == "04_fa2_fp32" and row["spilled_bytes"] == 0
+    assert row[["Br", "Bc", "threads", "smem_kb", "ctas"]].tolist() == [64, 128, 128, 84, 2]
+    assert row["registers"] == sass.resources("04_fa2_fp32").loc["fa2_fp32<128>", "registers"]
+    assert sass.tile(rung("04_fa2_fp32"), 48) == {}
+    assert list(frame.index[-3:]) == ["fa2_fp32<32>", "fa2_fp32<64>", "fa2_fp32<128>"]
+
+
+def test_names_are_as_in_the_source():
+    assert sass.demangle("_Z8fa2_fp32ILi64EEv7fa_args") == "fa2_fp32<64>"
+    assert sass.demangle("_Z7softmaxPKfPf") == "softmax"
+    assert sass.demangle("_ZN12_GLOBAL__N_17softmaxEPKf") == "softmax"
+    assert sass.demangle("_Z1fILb1ELi32EEvPfPFviE") == "f<true, 32>"
+    assert sass.demangle("plain_c") == "plain_c"
+
+
+@pytest.mark.parametrize(
+    ("stem", "arch"), [(r.stem, arch) for r in rungs() for arch in ("sm_80", "sm_90a") if arch >= r.arch]
+)
+def test_every_rung_compiles_without_a_gpu(stem, arch):
+    frame = sass.resources(stem, arch)
+    assert len(frame) >= 1
+    assert frame["registers"].between(8, 255).all()
+    opcodes = sass.histogram(stem, arch)
+    assert set(opcodes.columns) == set(frame.index)
+    assert (opcodes.loc["EXIT"] >= 1).all()
+    assert any(name.startswith(("FFMA", "FADD", "FMUL")) for name in opcodes.index)
+
+
+def made(body, stem="made"):
+    return dataclasses.replace(rung("01_naive"), stem=stem, source=textwrap.dedent(body))
+
+
+def test_shared_memory_and_spills_are_those_of_the_source():
+    kernel = made(
+        """
+        __global__ void shares(float *x) {
+          __shared__ float X_smem[256];
+          X_smem[threadIdx.x] = x[threadIdx.x];
+          __syncthreads();
+          x[threadIdx.x] = X_smem[255 - threadIdx.x];
+        }
+        __global__ __launch_bounds__(1024, 2) void spills(float *x) {  // 32 registers at most
+          float r[64];
+        #pragma unroll
+          for (int i = 0; i < 64; ++i) r[i] = x[i * blockDim.x + threadIdx.x];
+          __syncthreads();
+        #pragma unroll
+          for (int i = 0; i < 64; ++i) x[(i + 1) * blockDim.x + threadIdx.x] = r[63 - i] * r[i];
+        }
+        """
+    )
+    frame = sass.resources(kernel, "sm_80")
+    assert frame.loc["shares", "smem_bytes"] == 1024
+    assert frame.loc["shares", "barriers"] == 1
+    assert frame.loc["spills", "registers"] == 32
+    assert frame.loc["spills", "spill_store_bytes"] > 0
+    opcodes = sass.histogram(kernel, "sm_80")
+    assert opcodes.loc["BAR", "shares"] == 1
+    assert opcodes.loc["STL", "spills"] > 0
+    assert opcodes.loc["STL", "shares"] == 0
+
+
+def test_an_unchanged_source_is_not_compiled_again(monkeypatch):
+    sass.histogram("01_naive", "sm_80")
+
+    def refuse(*_, **__):
+        raise AssertionError("compiled again")
+
+    monkeypatch.setattr(sass.subprocess, "run", refuse)
+    sass.histogram("01_naive", "sm_80")
+    with pytest.raises(AssertionError, match="compiled again"):
+        sass.resources(made("__global__ void other() {}"), "sm_80")
+
+
+def test_an_error_is_the_compiler_s_and_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("FA_CACHE", str(tmp_path))
+    with pytest.raises(CompileError, match=r'01_naive.cu\(2\): error: identifier "Q_smem" is undefined'):
+        sass.resources(made("__global__ void k() {\n  Q_smem[0] = 1;\n}"), "sm_80")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,64 @@
+"""Small kernels for the emulator's tests: a body of CUDA, the tensors it touches, and what came of it."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+
+from helpers.emulator import Launcher, load
+from helpers.ladder.contract import FaArgs
+
+FILE = Path("somewhere/reader.cu")
+
+
+def program(body: str, shape: str = "1, 32", before: str = "", launch: str = "") -> str:
+    """A whole rung around a kernel body. It sees `out` (float), `in` (float), `n` (elements of out) and `a` (fa_args)."""
+    return (
+        f"#include <fa/args.cuh>\n#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n{textwrap.dedent(before)}\n"
+        "__global__ void kernel(const fa_args a) {\n"
+        "  [[maybe_unused]] float* out = static_cast<float*>(a.O);\n"
+        "  [[maybe_unused]] const float* in = static_cast<const float*>(a.Q);\n"
+        "  [[maybe_unused]] const int n = a.Nq;\n"
+        f"{textwrap.dedent(body)}\n}}\n"
+        'extern "C" cudaError_t fa_launch(const fa_args* args, cudaStream_t stream) {\n'
+        "  const fa_args a = *args;\n"
+        f"{launch or f'  kernel<<<{shape}>>>(a);'}\n"
+        "  return cudaGetLastError();\n}\n"
+    )
+
+
+def build(source: str) -> Launcher:
+    launcher = load(SimpleNamespace(stem="test", path=FILE), source)
+    launcher.timeout = 60
+    return launcher
+
+
+def launch(launcher: Launcher, out: torch.Tensor, H: int = 1, **tensors: torch.Tensor) -> torch.Tensor:
+    """Runs the kernel on `out` (O) and the other tensors by name, with fa_args::H to choose by; gives back `out`."""
+    named = {"O": out, **tensors}
+    args = FaArgs(B=1, H=H, Nq=out.numel(), Nk=1, D=1, scale=1.0)
+    workspace = 0
+    for name, tensor in named.items():
+        if hasattr(args, name):
+            setattr(args, name, tensor.data_ptr())
+        else:
+            args.workspace[workspace] = tensor.data_ptr()
+            workspace += 1
+    launcher.launch(args, named, 0)
+    return out
+
+
+def run(body: str, out: int | torch.Tensor = 32, *, shape: str = "1, 32", before: str = "", **tensors) -> torch.Tensor:
+    """The output of a kernel with this body; unwritten elements stay NaN."""
+    out = torch.full((out,), float("nan")) if isinstance(out, int) else out
+    return launch(build(program(body, shape, before)), out, **tensors)
+
+
+def line_of(source: str, mark: str = "// here") -> int:
+    """The line of `source`, counted from 1, that holds `mark`."""
+    lines = [i for i, line in enumerate(source.split("\n"), 1) if mark in line]
+    assert len(lines) == 1, f"{mark!r} stands on lines {lines}"
+    return lines[0]
