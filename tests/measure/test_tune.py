@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from helpers import Kernel, check, load, record, reference, rung, tune
-from helpers.record import tiles
 from helpers.ladder.rung import parse
+from helpers.record import tiles
 from helpers.run.reference import Case
 
 ROOT = Path(__file__).parents[2]
@@ -102,7 +102,9 @@ def test_other_shapes_are_right_too(shapes):
 def test_without_a_gpu_it_says_so():
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    done = subprocess.run([sys.executable, "-m", "helpers.measure.tune"], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "helpers.measure.tune"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 1 and "GPU" in done.stdout
 
 
