@@ -55,7 +55,9 @@ _INCLUDE = re.compile(r'^\s*#\s*include\s*[<"](fa/[\w./]+)[>"]', re.MULTILINE)
 
 @dataclass(frozen=True)
 class Rung:
-    """One kernel file and what its header block says of it.
+    """One kernel's text and what its header block says of it. `rung` makes one.
+
+        rung("04").tiles
 
     `workspace` lists (name, dimension words or numbers), for example ("m", ("B", "H", "Nq")); every workspace tensor is
     fp32. `features` are those of FEATURES that its launcher takes.

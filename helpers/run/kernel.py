@@ -132,9 +132,12 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 
 class Kernel:
-    """A compiled kernel: `o, lse = kernel(q, k, v)`, or `p, lse = kernel(s)` for a softmax.
+    """A compiled kernel. `load` makes one.
 
-    `load` makes one. `rung` and `source` are what it was compiled from: the text of `file`, or one of its own (`file` is None);
+        o, lse = kernel(q, k, v)
+        p, lse = kernel(s)
+
+    The second is a softmax's call. `rung` and `source` are what it was compiled from: the text of `file`, or one of its own (`file` is None);
     `digest` is that of the code, headers included, as recorded figures have it. `device` is "cuda" or "cpu", `backend` "nvcc" or
     "emulator", `seconds` the time that compiling took. If the file or a header changes, the next call, check, X-ray or timing
     compiles the kernel again, and says so.
