@@ -84,7 +84,7 @@ def test_a_whole_stem_is_no_part_of_another(tmp_path, monkeypatch):
         ("99_none", "no kernel '99_none'; rungs() lists those of the ladder"),
         ("", "no kernel ''; rungs() lists those of the ladder"),
         ("minr.cu", "there is no file 'minr.cu'; did you mean mine.cu?"),
-        (Path("other/03_fa1_fp32"), "there is no file 'other/03_fa1_fp32'; did you mean 03_fa1_fp32?"),
+        (Path("other/03_fa1_fp32"), "there is no file 'other/03_fa1_fp32'; did you mean 03_fa1_fp32 or 04_fa2_fp32?"),
         (4, "a kernel is a stem, the path or the text of a .cu, a Rung or a Kernel; this is a int"),
     ],
 )
