@@ -29,7 +29,8 @@ QKV = tuple(torch.zeros(3, 1, 1, 4, 8))
 
 
 def write(path, old="", new=""):
-    """The file with `old` replaced, at another time than before."""
+    """The file with `old` replaced, at another time than before, and after a call of the kernel may look again."""
+    time.sleep(2 * module.LOOK_AGAIN)
     path.write_text(SOURCE.replace(old, new))
     later = time.time_ns() + write.calls * 1_000_000
     write.calls += 1
@@ -133,9 +134,25 @@ def test_a_text_that_does_not_compile_is_an_error_at_every_use_until_it_is_mende
 
 
 def test_a_file_that_is_gone_is_an_error(mine, kernel):
+    time.sleep(2 * module.LOOK_AGAIN)
     mine.unlink()
-    with pytest.raises(ValueError, match=r"there is no file '.*mine\.cu'"):
+    for _ in range(3):  # soon after each other
+        with pytest.raises(ValueError, match=r"there is no file '.*mine\.cu'"):
+            kernel(*QKV)
+
+
+def test_calls_that_follow_each_other_fast_look_only_once(kernel, monkeypatch):
+    clock, stats, stamp = [time.monotonic()], [], module._stamp
+    monkeypatch.setattr(module, "_stamp", lambda path: stats.append(path) or stamp(path))
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(module.Kernel, "_run", lambda *_: None)
+    for seconds in (1, 0.004, 0.004, 0.004, 0.02, 0):
+        clock[0] += seconds
         kernel(*QKV)
+    files = 1 + len(kernel.rung.includes)
+    assert len(stats) == 3 * files  # at 1 s, 1.012 s and 1.032 s
+    check(kernel, [Case("zeros", *QKV)])
+    assert len(stats) == 4 * files  # whatever the time
 
 
 def test_a_file_saved_without_a_change_is_not_compiled(mine, kernel, capsys):
