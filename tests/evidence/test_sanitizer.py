@@ -26,8 +26,8 @@ CALLS = """
 import sys
 import torch
 from helpers import load, rung, rungs
-from helpers.kernel import cuda_refusal
-from helpers.reference import cases, random_inputs
+from helpers.run.kernel import cuda_refusal
+from helpers.run.reference import cases, random_inputs
 torch.manual_seed(0)
 for r in rungs():
     if cuda_refusal(r):
