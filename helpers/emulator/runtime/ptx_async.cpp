@@ -1,11 +1,23 @@
 // Barriers of part of a block, mbarriers and bulk copies. PTX ISA, "Parallel Synchronization and Communication Instructions"
 // and "Data Movement and Conversion Instructions" (cp.async.bulk and its kin).
-#include "async.h"
-#include "ptx_program.h"
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "async_copy.h"
+#include "barrier.h"
+#include "bulk_copy.h"
+#include "memory.h"
+#include "ptx_families.h"
+#include "report.h"
+#include "tensor_map.h"
+#include "worker.h"
 
 namespace emu::ptx {
 
 namespace {
+
+void hint(Frame&, const Instruction&) {}
 
 // Shared memory by the address of a register: 32 bits of its window, or a generic pointer.
 uint32_t shared_offset(const Frame& f, const Instruction& i, Ref r, bool generic) {
@@ -36,7 +48,7 @@ void come_to_barrier(Frame& f, const Instruction& i) {
   if (id == 0 && count == worker->threads && (i.offset & kWaits)) {
     answer = sync_block(vote, yes, here(f, i));
   } else {
-    trace_instruction(worker, f.pc, i.site);
+    count_instruction(worker, f.pc, i.site);
     answer = named_barrier(id, count, i.offset & kWaits, vote, yes, i.offset & kAligned, f.pc, i.site);
   }
   if (!i.d.empty()) put(f, i.d[0], uint32_t(answer));
@@ -87,19 +99,19 @@ uint32_t mbarrier_of(const Frame& f, const Instruction& i, size_t source = 0) {
 }
 
 void init(Frame& f, const Instruction& i) {
-  trace_instruction(worker, f.pc, i.site);
+  count_instruction(worker, f.pc, i.site);
   mbarrier_init(mbarrier_of(f, i), get<uint32_t>(f, i.s[1]), f.pc, i.site);
 }
 void inval(Frame& f, const Instruction& i) { mbarrier_inval(mbarrier_of(f, i), f.pc, i.site); }
 
 void expect_tx(Frame& f, const Instruction& i) {
-  trace_instruction(worker, f.pc, i.site);
+  count_instruction(worker, f.pc, i.site);
   const int64_t bytes = get<uint32_t>(f, i.s[1]);
   mbarrier_expect(mbarrier_of(f, i), i.offset & kComes ? -bytes : bytes, f.pc, i.site);
 }
 
 void arrive(Frame& f, const Instruction& i) {
-  trace_instruction(worker, f.pc, i.site);
+  count_instruction(worker, f.pc, i.site);
   const uint32_t operand = i.s.size() > 1 ? get<uint32_t>(f, i.s[1]) : 1;
   const bool expects = i.offset & kExpect;
   const uint64_t state = mbarrier_arrive(mbarrier_of(f, i), expects ? 1 : operand, expects ? operand : 0, i.offset & kDrop,
@@ -108,7 +120,7 @@ void arrive(Frame& f, const Instruction& i) {
 }
 
 void wait_for_phase(Frame& f, const Instruction& i) {
-  trace_instruction(worker, f.pc, i.site);
+  count_instruction(worker, f.pc, i.site);
   const bool parity = i.offset & kParity;
   const uint64_t phase = parity ? get<uint32_t>(f, i.s[1]) : get(f, i.s[1]);
   if (parity && phase > 1)
@@ -120,10 +132,10 @@ void pending_count(Frame& f, const Instruction& i) { put(f, i.d[0], get<uint32_t
 
 void land_with_copies(Frame& f, const Instruction& i) {
   Worker* w = worker;
-  trace_instruction(w, f.pc, i.site);
+  count_instruction(w, f.pc, i.site);
   const uint32_t at = mbarrier_of(f, i);
   mbarrier_land(at, {{}, copies_issued(w, w->current->number), true, w->current->number, f.pc, i.site}, f.pc, i.site);
-  if (i.count == 0) ++w->async->mbarrier[at].pending;  // without .noinc
+  if (i.count == 0) ++w->barriers->mbarrier[at].pending;  // without .noinc
 }
 
 void take_sem(Decoder& d) {
@@ -203,12 +215,12 @@ bool decode_mbarrier(Decoder& d) {
 // ---- fences
 
 void fence_init(Frame& f, const Instruction& i) {
-  trace_instruction(worker, f.pc, i.site);
-  mbarrier_fence();
+  count_instruction(worker, f.pc, i.site);
+  fence_mbarrier_init();
 }
 void fence_async(Frame& f, const Instruction& i) {
-  trace_instruction(worker, f.pc, i.site);
-  proxy_fence();
+  count_instruction(worker, f.pc, i.site);
+  fence_proxy_async();
 }
 
 bool decode_fence(Decoder& d) {
@@ -223,12 +235,12 @@ bool decode_fence(Decoder& d) {
   d.take("proxy");
   if (d.take("alias") || has(d, "tensormap::generic")) {  // neither can matter here: one address per variable, maps are read at once
     d.qualifiers.clear();
-    d.out.run = nothing;
+    d.out.run = hint;
     return true;
   }
   if (!d.take("async")) return false;
   d.expect(0);
-  d.out.run = d.take("global") ? nothing : fence_async;  // of global memory nothing is known here
+  d.out.run = d.take("global") ? hint : fence_async;  // of global memory nothing is known here
   d.take("shared");
   d.take("shared::cluster");
   call_it(d, "fence.proxy.async");
@@ -269,7 +281,7 @@ Box box_of(const Frame& f, const Instruction& i) {
 }
 
 void copy_bulk(Frame& f, const Instruction& i) {
-  trace_instruction(worker, f.pc, i.site);
+  count_instruction(worker, f.pc, i.site);
   const Box b = box_of(f, i);
   const BulkOp what = BulkOp(i.offset & 0xff);
   const bool tensor = i.offset & kTensor;
@@ -279,11 +291,11 @@ void copy_bulk(Frame& f, const Instruction& i) {
 }
 
 void commit_bulk(Frame& f, const Instruction& i) {
-  trace_instruction(worker, f.pc, i.site);
+  count_instruction(worker, f.pc, i.site);
   bulk_commit();
 }
 void wait_bulk(Frame& f, const Instruction& i) {
-  trace_instruction(worker, f.pc, i.site);
+  count_instruction(worker, f.pc, i.site);
   bulk_wait(get<uint32_t>(f, i.s[0]), i.offset != 0);
 }
 
@@ -335,7 +347,7 @@ bool decode_bulk(Decoder& d) {
   }
   if (d.take("prefetch")) {  // caches are not modelled
     d.qualifiers.clear();
-    d.out.run = nothing;
+    d.out.run = hint;
     return true;
   }
   const auto at = [&](const char* q) { return std::find(d.qualifiers.begin(), d.qualifiers.end(), q); };

@@ -13,9 +13,22 @@
 // Layouts are made from helpers/fragments.py: kC, kA16, kA8tf32, kOperandChunk, kSwizzleWidth. Sums are those of mma.sync
 // here (ptx_matrix.cpp): they start with D and take the products in the order of k, each rounded to fp32.
 #include <algorithm>
+#include <cstdio>
+#include <cstring>
 #include <deque>
+#include <memory>
+#include <string>
+#include <vector>
 
-#include "ptx_program.h"
+#include "../include/emulator/rounding.h"
+#include "block.h"
+#include "memory.h"
+#include "ptx_families.h"
+#include "ptx_matrix.h"
+#include "report.h"
+#include "tool.h"
+#include "warpgroup.h"
+#include "worker.h"
 
 namespace emu {
 
@@ -41,14 +54,12 @@ struct Product {                         // one wgmma.mma_async of the warpgroup
   int sign;                              // of the product: scale-a times scale-b
   bool added, trans_a, trans_b;          // added: to D
   Accumulators* d[kWarpsOfGroup];        // null: that warp has not come yet
-  uint32_t group;                        // as proxy_commit has named it
   uint32_t registers[kWarpsOfGroup][kWarp][4];  // A
 };
 
 // How far a warp has come in its warpgroup's sequence of products.
 struct Progress {
   uint64_t issued = 0, waited = 0;
-  uint32_t waited_group = 0;             // the group of the last product waited for
   std::vector<uint64_t> groups;          // of every committed group not waited for: the products up to here
   bool fenced = false;
   std::vector<std::unique_ptr<Accumulators>> accumulators;
@@ -90,7 +101,7 @@ void begin_warpgroups(Worker* w) {
     g.products.clear(), g.changes.clear();
     g.first = g.computed = 0;
     for (Progress& p : g.warp) {
-      p.issued = p.waited = p.waited_group = 0;
+      p.issued = p.waited = 0;
       p.groups.clear(), p.accumulators.clear();
       p.fenced = false;
       p.registers = registers_at_launch(w->threads);
@@ -140,10 +151,7 @@ static void wait_in_group(Site site) {
   t->state = State::Waiting;
   t->site = site;
   t->mask = ~0u;
-  if (w->tracer != nullptr) {
-    race_settle(w);
-    trace_stopped(w, t->number / kWarp);
-  }
+  stop(w);
   wait();
 }
 
@@ -152,7 +160,7 @@ static void wake(Worker* w, unsigned warp) {
   for (; waiting != 0; waiting &= waiting - 1) w->ready(&w->thread[warp * kWarp + unsigned(__builtin_ctz(waiting))]);
 }
 
-// ---- what others ask: see runtime.h
+// ---- what others ask: see warpgroup.h
 
 void touch_accumulator(Worker* w, uintptr_t address, size_t bytes, bool write, uintptr_t pc) {
   const unsigned number = w->current->number, warp = number / kWarp, lane = number % kWarp;
@@ -347,14 +355,14 @@ void check_descriptor(uint64_t bits, char name, bool mn_major, unsigned extent, 
 }
 
 // From here until a wait the operand in shared memory belongs to wgmma.
-void begin_reading(uint64_t descriptor, bool mn_major, unsigned extent, unsigned per_chunk, unsigned agent, const Frame& f,
+void begin_reading(uint64_t descriptor, bool mn_major, unsigned extent, unsigned per_chunk, const Actor& agent, const Frame& f,
                    const Instruction& i) {
   uint32_t chunk[512], n = 0;
   each_chunk(Descriptor(descriptor), mn_major, extent, per_chunk, [&](unsigned, unsigned, uint32_t at) { chunk[n++] = at; });
   std::sort(chunk, chunk + n);
   for (uint32_t k = 0, end; k < n; k = end) {
     for (end = k + 1; end < n && chunk[end] - chunk[end - 1] <= 16;) ++end;
-    proxy_read(agent, worker->arena + chunk[k], chunk[end - 1] + 16 - chunk[k], f.pc, i.site);
+    begin_async_read(chunk[k], chunk[end - 1] + 16 - chunk[k], agent, f.pc, i.site);
   }
 }
 
@@ -481,7 +489,7 @@ void combine_product(void* const operand[32]) {
     if (!registers) check_descriptor(o.a, 'A', o.trans_a, 64, per_chunk, f, i);
     check_descriptor(o.b, 'B', o.trans_b, i.count, per_chunk, f, i);
     Critical critical;
-    g.products.push_back({&i, f.pc, o.a, o.b, int(o.scale_a * o.scale_b), o.scale_d != 0, o.trans_a != 0, o.trans_b != 0, {}, 0, {}});
+    g.products.push_back({&i, f.pc, o.a, o.b, int(o.scale_a * o.scale_b), o.scale_d != 0, o.trans_a != 0, o.trans_b != 0, {}, {}});
   }
   Accumulators& d = take_accumulators(p, operand);
   Product& q = g.products[at];
@@ -493,10 +501,10 @@ void combine_product(void* const operand[32]) {
     for (unsigned k = 0; k < d.words; ++k) *d.place[l][k] = marked(d.mark, l, k);
   ++p.issued;
   if (came(q) != 15) return;
-  const unsigned agent = proxy_agent(AgentKind::Wgmma, number * 128, number * 128);
+  const Actor agent{ActorKind::Wgmma, number * 128, number * 128};
   if (!registers) begin_reading(o.a, o.trans_a, 64, per_chunk, agent, f, i);
   begin_reading(o.b, o.trans_b, i.count, per_chunk, agent, f, i);
-  q.group = proxy_commit(agent);
+  for (Watcher* t : w->on_execution) t->async_committed(agent);  // the group has the product's number
   for (unsigned k = 0; k < kWarpsOfGroup; ++k) wake(w, number * kWarpsOfGroup + k);
 }
 
@@ -615,7 +623,6 @@ void combine_wait(void* const operand[32]) {
   for (; g.computed < until; ++g.computed) compute(w, g.products[size_t(g.computed - g.first)]);
   for (; p.waited < until; ++p.waited) {
     const Product& q = g.products[size_t(p.waited - g.first)];
-    p.waited_group = q.group;
     if (--q.d[mine]->under_way == 0) land(w, *q.d[mine], operand);
   }
   Critical critical;
@@ -634,7 +641,8 @@ void wait_products(Frame& f, const Instruction& i) {
   MatrixLane me{&f, &i, nullptr};
   meet(me, combine_wait);
   const unsigned first = w->current->number / 128 * 128;
-  if (progress_of(w).waited > 0) proxy_waited(proxy_agent(AgentKind::Wgmma, first, first), progress_of(w).waited_group);
+  if (const uint64_t waited = progress_of(w).waited; waited > 0)
+    for (Watcher* t : w->on_execution) t->async_waited({ActorKind::Wgmma, first, first}, waited - 1);
 }
 
 bool decode_wgmma(Decoder& d) {

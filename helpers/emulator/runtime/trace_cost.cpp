@@ -6,7 +6,7 @@
 // lane's l ^ 2, has its address or takes no part.
 #include <cstdint>
 
-#include "runtime.h"
+#include "trace_cost.h"
 
 namespace emu {
 
