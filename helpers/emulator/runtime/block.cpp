@@ -104,6 +104,7 @@ void yield() {
   Worker* w = worker;
   if (w == nullptr || w->current == nullptr) return;
   ++w->idle;
+  for (Watcher* t : w->on_execution) t->yields();
   w->ready(w->current);
   wait();
 }
@@ -126,6 +127,7 @@ static void prepare(Worker* w, uint64_t block) {
   w->static_bytes = w->static_top = 0;
   w->my_turn = w->abandoned = false;
   w->order = 0;
+  w->hold = false;
   w->idle = 0;
   w->barrier = {};
   begin_copies(w->copies, w->threads);
@@ -205,17 +207,22 @@ void run_block(Worker* w, uint64_t block) {
   end_block(w);
 }
 
+// A tool has asked for it; it makes the thread ready again.
+__attribute__((noinline)) static void hold(Worker* w) {
+  w->hold = false;
+  if (w->current->undisturbed) return;
+  w->current->state = State::Held;
+  stop(w);
+  wait();
+}
+
 // Where a basic block begins: gcc and clang put the calls in for -fsanitize-coverage=trace-pc.
 extern "C" void __sanitizer_cov_trace_pc() {
   Worker* w = worker;
   if (w == nullptr || w->current == nullptr) return;
-  const uintptr_t pc = reinterpret_cast<uintptr_t>(__builtin_return_address(0)), frame = reinterpret_cast<uintptr_t>(__builtin_frame_address(0));
-  bool hold = false;
-  for (Watcher* t : w->on_execution) hold |= t->basic_block(pc, frame);
-  if (!hold || w->current->undisturbed) return;
-  w->current->state = State::Held;
-  stop(w);
-  wait();
+  for (Watcher* t : w->on_basic_blocks)
+    t->basic_block(reinterpret_cast<uintptr_t>(__builtin_return_address(0)), reinterpret_cast<uintptr_t>(__builtin_frame_address(0)));
+  if (w->hold) hold(w);
 }
 
 // ---- who am I

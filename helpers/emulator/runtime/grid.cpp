@@ -222,7 +222,7 @@ static int check_launch(const Launch& l) {
 // by the next plain launch.
 static void attach_tools(Worker* w) {
   w->watchers.resize(tools().size());
-  w->on_memory.clear(), w->on_execution.clear();
+  w->on_memory.clear(), w->on_execution.clear(), w->on_basic_blocks.clear();
   for (size_t i = 0; i < tools().size(); ++i) {
     std::unique_ptr<Watcher>& watcher = w->watchers[i];
     if (!session.tracing && !tools()[i]->always()) {
@@ -230,8 +230,10 @@ static void attach_tools(Worker* w) {
       continue;
     }
     if (watcher == nullptr) watcher = tools()[i]->watch(w);
-    w->on_memory.push_back(watcher.get());
-    if (session.tracing) w->on_execution.push_back(watcher.get());
+    if (watcher->hears & kMemory) w->on_memory.push_back(watcher.get());
+    if (!session.tracing) continue;
+    if (watcher->hears & kExecution) w->on_execution.push_back(watcher.get());
+    if (watcher->hears & kBasicBlocks) w->on_basic_blocks.push_back(watcher.get());
   }
 }
 

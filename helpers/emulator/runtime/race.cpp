@@ -105,7 +105,7 @@ struct RaceWatcher final : Watcher {
   bool synchronised = false;
   uintptr_t only_atomic = 0;        // the one atomic instruction that made it so; 0: there was none, or more than it
 
-  RaceWatcher(Worker* worker, AcrossBlocks& of_launch) : Watcher(worker), across(of_launch) {
+  RaceWatcher(Worker* worker, AcrossBlocks& of_launch) : Watcher(worker, kMemory | kExecution), across(of_launch) {
     cell = static_cast<Cell*>(lazily(kCells * sizeof(Cell)));
     reads = static_cast<AgentReads*>(lazily(kReads16 * sizeof(AgentReads)));
   }
@@ -147,8 +147,8 @@ struct RaceWatcher final : Watcher {
     --w->critical;
   }
 
-  bool basic_block(uintptr_t, uintptr_t) override { return settle(), false; }
   void stopped(unsigned) override { settle(); }
+  void yields() override { settle(); }
   void returned() override { settle(); }
   void comes(uint64_t) override { settle(); }
 
@@ -158,7 +158,7 @@ struct RaceWatcher final : Watcher {
   void check(const Memory&, size_t offset, size_t bytes, Op, uintptr_t pc, bool strong);
   void check_cells(const Memory&, size_t offset, size_t bytes, const Touch&);
   void check_agents(size_t offset, size_t bytes, const Touch&);
-  void add_reader(const Memory&, size_t at, uint8_t mask, bool written, const Touch&);
+  void add_reader(Cell&, uint8_t mask, uint32_t now, const Touch&);
   Memory shared() { return {cell, 1, w->arena, kShared, 0}; }
   void polls(const void*, uintptr_t atomic) override;
   void strong_access(const void*, unsigned order) override;
@@ -300,14 +300,41 @@ void RaceWatcher::check_agents(size_t offset, size_t bytes, const Touch& t) {
     }
 }
 
-void RaceWatcher::check_cells(const Memory& m, size_t offset, size_t bytes, const Touch& t) {
+// A cell has room for the readers of two warps: one that says nothing any more gives way.
+__attribute__((always_inline)) inline void RaceWatcher::add_reader(Cell& c, uint8_t mask, uint32_t now, const Touch& t) {
+  const unsigned warp = t.me / kWarp, lane = t.me % kWarp;
+  const auto is = [&](const Readers& reader) { return reader.warp == warp && reader.stamp == now; };
+  const auto over = [&](const Readers& reader) {
+    return reader.stamp <= r.start || ordered(r, t.me, reader.warp * kWarp + reader.lane, reader.stamp);
+  };
+  Readers* const mine = is(c.reader[0])              ? &c.reader[0]
+                        : is(c.reader[1])            ? &c.reader[1]
+                        : over(c.reader[0])          ? &c.reader[0]
+                        : over(c.reader[1])          ? &c.reader[1]
+                        : c.reader[0].warp == warp   ? &c.reader[0]
+                                                     : &c.reader[1];
+  const uint8_t how = t.strong ? mask | kStrongly : mask;
+  if (mine->warp == warp && mine->stamp == now && mine->bytes == how)
+    mine->lanes |= 1u << lane;
+  else if (t.strong && is(*mine))
+    return;  // what isn't strong says more
+  else
+    *mine = {now, 1u << lane, t.pc, uint16_t(warp), how, uint8_t(lane)};
+  mine->pc = t.pc;
+  mine->lane = uint8_t(lane);
+}
+
+void RaceWatcher::check_cells(const Memory& memory, size_t offset, size_t bytes, const Touch& touch) {
+  const Memory m = memory;  // copies, which no store to a cell can change
+  const Touch t = touch;
+  const uint32_t now = r.tick[t.me];
   const unsigned warp = t.me / kWarp;
   const auto sighting = [&](Wrong wrong, uint32_t other_pc, unsigned other, bool other_writes) {
     return Sighting{wrong,        t.pc,    other_pc,     uint32_t(offset), uint32_t(bytes), uint16_t(t.me), uint16_t(other),
                     t.write,      other_writes, m.region};
   };
   uint32_t told_flight = 0, told_write = 0, told_read = 0;  // pcs that this access has already been found to clash with
-  if (t.write && m.region == kShared) check_agents(offset, bytes, t);
+  if (t.write && m.region == kShared) check_agents(offset, bytes, touch);
   for (size_t at = offset >> m.shift; at <= (offset + bytes - 1) >> m.shift; ++at) {
     Cell& c = m.cell[at];
     const size_t begin = at << m.shift, end = begin + (1u << m.shift);
@@ -327,7 +354,8 @@ void RaceWatcher::check_cells(const Memory& m, size_t offset, size_t bytes, cons
         tell(sighting(Wrong::Race, c.pc, c.thread, true));
     }
     if (!t.write) {
-      add_reader(m, at, mask, written, t);
+      if (t.between_blocks && !written && c.reader[0].stamp <= r.start) across.all[m.element + at].reads.add(w->block, t.pc, t.me);
+      add_reader(c, mask, now, t);
       continue;
     }
     for (Readers& reader : c.reader) {
@@ -342,7 +370,7 @@ void RaceWatcher::check_cells(const Memory& m, size_t offset, size_t bytes, cons
         tell(sighting(Wrong::Race, told_read = reader.pc, other, false));
       reader.stamp = 0;
     }
-    c.stamp = r.tick[t.me];
+    c.stamp = now;
     c.pc = t.pc;
     c.thread = uint16_t(t.me);
     c.bytes = mask;
@@ -351,33 +379,6 @@ void RaceWatcher::check_cells(const Memory& m, size_t offset, size_t bytes, cons
     if (t.first_atomic) across.all[m.element + at].atomics.add(w->block, t.pc, t.me);
   }
   if (t.write && t.between_blocks) remember({uint16_t(t.me), 0, m.region, true, t.pc, 0, uint32_t(offset), uint32_t(bytes), {}}, m.base);
-}
-
-// A cell has room for the readers of two warps: one that says nothing any more gives way.
-void RaceWatcher::add_reader(const Memory& m, size_t at, uint8_t mask, bool written, const Touch& t) {
-  Cell& c = m.cell[at];
-  const unsigned warp = t.me / kWarp, lane = t.me % kWarp;
-  const uint32_t now = r.tick[t.me];
-  const auto is = [&](const Readers& reader) { return reader.warp == warp && reader.stamp == now; };
-  const auto over = [&](const Readers& reader) {
-    return reader.stamp <= r.start || ordered(r, t.me, reader.warp * kWarp + reader.lane, reader.stamp);
-  };
-  Readers* const mine = is(c.reader[0])              ? &c.reader[0]
-                        : is(c.reader[1])            ? &c.reader[1]
-                        : over(c.reader[0])          ? &c.reader[0]
-                        : over(c.reader[1])          ? &c.reader[1]
-                        : c.reader[0].warp == warp   ? &c.reader[0]
-                                                     : &c.reader[1];
-  if (t.between_blocks && !written && c.reader[0].stamp <= r.start) across.all[m.element + at].reads.add(w->block, t.pc, t.me);
-  const uint8_t how = t.strong ? mask | kStrongly : mask;
-  if (mine->warp == warp && mine->stamp == now && mine->bytes == how)
-    mine->lanes |= 1u << lane;
-  else if (t.strong && is(*mine))
-    return;  // what isn't strong says more
-  else
-    *mine = {now, 1u << lane, t.pc, uint16_t(warp), how, uint8_t(lane)};
-  mine->pc = t.pc;
-  mine->lane = uint8_t(lane);
 }
 
 void RaceWatcher::polls(const void* flag, uintptr_t atomic) {

@@ -72,9 +72,11 @@ struct BarrierPoint {
 enum class Fence : uint8_t { Memory, Proxy, MbarrierInit };
 
 // ---- who listens: one for each tool and OS thread
+enum Hears : unsigned { kMemory = 1, kExecution = 2, kBasicBlocks = 4 };
 struct Watcher {
   Worker* const w;
-  explicit Watcher(Worker* worker) : w(worker) {}
+  const unsigned hears;                                        // the kinds of events that it is told of: there are millions
+  Watcher(Worker* worker, unsigned kinds) : w(worker), hears(kinds) {}
   virtual ~Watcher() = default;
 
   // Memory. The current thread is the one that acts, unless the event says otherwise.
@@ -85,12 +87,12 @@ struct Watcher {
   virtual void copy_landed(size_t /*offset*/, size_t /*bytes*/, const Actor&) {}
   virtual void async_read(size_t /*offset*/, size_t /*bytes*/, const Actor&, uintptr_t /*pc*/, const Site&) {}  // begins: see async_waited
 
-  // Execution: told while a trace is being taken.
+  // Execution, and basic blocks: told while a trace is being taken.
   virtual void begin_launch() {}
   virtual void begin_block() {}
   virtual void end_block() {}                                  // there is no current thread; also of one that was stopped
   virtual void end_launch() {}
-  virtual bool basic_block(uintptr_t /*pc*/, uintptr_t /*frame*/) { return false; }  // true: hold the thread, until Worker::ready
+  virtual void basic_block(uintptr_t /*pc*/, uintptr_t /*frame*/) {}  // begins; may set Worker::hold
   virtual void instruction(uintptr_t /*pc*/, const Site&) {}   // that makes no request and meets nobody
   virtual void no_address(uintptr_t /*pc*/, const Site&) {}    // a lane takes part in ldmatrix or stmatrix, its address is ignored
   virtual void bulk_copy(Op, const Box&, uintptr_t /*pc*/, const Site&) {}
@@ -99,6 +101,7 @@ struct Watcher {
   virtual void strong_access(const void*, unsigned /*order*/) {}  // has been made, by this Order
   virtual void fence(Fence) {}
   virtual void stopped(unsigned /*warp*/) {}                   // the current thread begins to wait, is held or has returned
+  virtual void yields() {}                                     // the current thread gives its turn away
   virtual void returned() {}                                   // the current thread, from the kernel
   // A rendezvous of lanes (shuffles, votes, mma): the current lane comes to it; all have come.
   virtual void comes(uint64_t /*rendezvous*/) {}

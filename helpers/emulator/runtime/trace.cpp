@@ -81,7 +81,7 @@ struct Tracer final : Watcher {
   std::map<uint32_t, Site> sites;               // of the pcs that came with one
   std::set<uint32_t> past_L1;                   // pcs of cp.async.cg
 
-  using Watcher::Watcher;
+  explicit Tracer(Worker* worker) : Watcher(worker, kMemory | kExecution | kBasicBlocks) {}
   ~Tracer() override {
     for (unsigned i = 0; i < kMaxThreads; ++i) delete[] stream[i].event;
   }
@@ -89,7 +89,7 @@ struct Tracer final : Watcher {
   // ---- events
   void begin_block() override;
   void end_launch() override;
-  bool basic_block(uintptr_t pc, uintptr_t frame) override;
+  void basic_block(uintptr_t pc, uintptr_t frame) override;
   void access(const Access&) override;
   void instruction(uintptr_t pc, const Site& site) override {
     push_access(reinterpret_cast<uintptr_t>(site.what), 0, Op::Instruction, EventKind::Access, pc, 0, site);
@@ -400,11 +400,11 @@ void Tracer::begin_block() {
   }
 }
 
-bool Tracer::basic_block(uintptr_t pc, uintptr_t frame) {
+void Tracer::basic_block(uintptr_t pc, uintptr_t frame) {
   Stream& s = mine();
   const uint32_t at = w->offset(pc);
   push_block(s, block_key(s, frame, at), at);
-  return s.size >= kStreamLimit;
+  if (s.size >= kStreamLimit) w->hold = true;
 }
 
 void Tracer::add_site(uint32_t pc, const Site& site) {

@@ -22,7 +22,7 @@ struct Unwritten final : Watcher {
   Elements& elements;                          // of every tensor; empty if it is not followed
   std::unique_ptr<unsigned char[]> state{new unsigned char[kArena]()};  // of every byte of shared memory
 
-  Unwritten(Worker* worker, Elements& of_tensors) : Watcher(worker), elements(of_tensors) {}
+  Unwritten(Worker* worker, Elements& of_tensors) : Watcher(worker, kMemory), elements(of_tensors) {}
 
   void array_begins(size_t offset, size_t bytes) override { memset(&state[offset], kUnwritten, bytes); }
   void mbarrier_init(uint32_t at, uintptr_t) override { memset(&state[at], kWritten, 8); }

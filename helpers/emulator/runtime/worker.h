@@ -108,6 +108,7 @@ struct Worker {
   char* arena = nullptr;
   std::vector<Counter> counter;
   unsigned order = 0;                  // of the access under way: see Order in tool.h
+  bool hold = false;                   // set by a tool at a basic block: the current thread goes on when the tool makes it ready
   uint64_t gathered = 0;
   unsigned idle = 0;                   // turns given away since mbarriers were looked at
   CopyState* copies;
@@ -116,7 +117,7 @@ struct Worker {
   Warpgroups* warpgroups;
   // tools
   std::vector<std::unique_ptr<Watcher>> watchers;
-  std::vector<Watcher*> on_memory, on_execution;  // who is told of the one and of the other kind of events
+  std::vector<Watcher*> on_memory, on_execution, on_basic_blocks;  // who is told of each kind of events
   std::unique_ptr<Notes> notes;
   // faults and stops
   sigjmp_buf escape;
