@@ -34,11 +34,29 @@ namespace emu {
 
 constexpr unsigned kWarpsOfGroup = 4, kGroups = kMaxWarps / kWarpsOfGroup;
 
-// A warp's accumulators, 16 rows of D: the variables of its 32 lanes.
-struct Accumulators {
-  unsigned columns = 0, words = 0;       // words: 32-bit registers of a lane
+// The variables of a warp's 32 lanes that hold accumulators.
+struct Variables {
+  unsigned words = 0;                    // 32-bit registers of a lane
   uint32_t* place[kWarp][128];
   uintptr_t low[kWarp], high[kWarp];     // where a lane's lie
+
+  bool same(const Variables& o) const {
+    for (unsigned l = 0; l < kWarp; ++l)
+      if (memcmp(place[l], o.place[l], words * sizeof place[l][0]) != 0) return false;
+    return words == o.words;
+  }
+  bool apart(const Variables& o) const {
+    for (unsigned l = 0; l < kWarp; ++l)
+      if (low[l] < o.high[l] && o.low[l] < high[l])
+        for (unsigned k = 0; k < words; ++k)
+          if (std::find(o.place[l], o.place[l] + o.words, place[l][k]) != o.place[l] + o.words) return false;
+    return true;
+  }
+};
+
+// A warp's accumulators, 16 rows of D.
+struct Accumulators : Variables {
+  unsigned columns = 0;
   float sum[16 * 256];                   // by row
   uint32_t mark = 0;                     // tells the NaNs of one product from all others
   unsigned under_way = 0;                // products that this warp has not waited for
@@ -366,87 +384,91 @@ void begin_reading(uint64_t descriptor, bool mn_major, unsigned extent, unsigned
   }
 }
 
-// The accumulators that these operands name, found or made; C is in them.
-Accumulators& take_accumulators(Progress& p, void* const operand[32]) {
-  Worker* w = worker;
-  const Frame& first = *lane_of(operand, 0).frame;
+Variables variables_of(void* const operand[32]) {
+  Variables v;
   const Instruction& i = *lane_of(operand, 0).instruction;
-  const unsigned words = unsigned(i.d.size());
-  uint32_t* place[kWarp][128];
-  uintptr_t low[kWarp], high[kWarp];
+  v.words = unsigned(i.d.size());
   for (unsigned l = 0; l < kWarp; ++l) {
-    low[l] = ~uintptr_t(0), high[l] = 0;
-    for (unsigned k = 0; k < words; ++k) {
+    v.low[l] = ~uintptr_t(0), v.high[l] = 0;
+    for (unsigned k = 0; k < v.words; ++k) {
       const uintptr_t at = get(*lane_of(operand, l).frame, i.d[k]);
-      place[l][k] = reinterpret_cast<uint32_t*>(at);
-      low[l] = std::min(low[l], at);
-      high[l] = std::max(high[l], at + 4);
+      v.place[l][k] = reinterpret_cast<uint32_t*>(at);
+      v.low[l] = std::min(v.low[l], at);
+      v.high[l] = std::max(v.high[l], at + 4);
     }
   }
-  Accumulators* same = nullptr;
+  return v;
+}
+
+// Those that the warp has in these variables; null: none yet. Others that overlap them are no accumulators any more.
+Accumulators* find_accumulators(Progress& p, const Variables& v, const Frame& f, const Instruction& i) {
+  Accumulators* found = nullptr;
   for (size_t n = 0; n < p.accumulators.size();) {
     Accumulators& d = *p.accumulators[n];
-    const bool equal = d.words == words && d.columns == i.count && [&] {
-      for (unsigned l = 0; l < kWarp; ++l)
-        if (memcmp(d.place[l], place[l], words * sizeof place[l][0]) != 0) return false;
-      return true;
-    }();
-    const bool apart = [&] {
-      for (unsigned l = 0; l < kWarp; ++l)
-        if (low[l] < d.high[l] && d.low[l] < high[l])
-          for (unsigned k = 0; k < words; ++k)
-            if (std::find(d.place[l], d.place[l] + d.words, place[l][k]) != d.place[l] + d.words) return false;
-      return true;
-    }();
-    if (equal) same = &d;
-    if (!equal && !apart && d.under_way > 0)
-      fail("in flight", 719, first.pc, i.site, "starts wgmma.mma_async on registers of which some are accumulators of the one on %s, "
-           "of another shape and still under way: no wgmma.wait_group has covered it", line_of(d.site, d.pc).c_str());
-    if (!equal && !apart) {
-      Critical critical;
-      p.accumulators.erase(p.accumulators.begin() + long(n));
-    } else {
+    const bool same = d.columns == i.count && d.words == v.words && d.same(v);
+    if (same) found = &d;
+    if (same || v.apart(d)) {
       ++n;
+      continue;
     }
-  }
-  if (!p.fenced)
-    fail("fence", 719, first.pc, i.site, "starts wgmma.mma_async before its warp has executed wgmma.fence: what was written to its "
-         "registers may not have got there");
-  if (same == nullptr) {
+    if (d.under_way > 0)
+      fail("in flight", 719, f.pc, i.site, "starts wgmma.mma_async on registers of which some are accumulators of the one on %s, "
+           "of another shape and still under way: no wgmma.wait_group has covered it", line_of(d.site, d.pc).c_str());
     Critical critical;
-    p.accumulators.push_back(std::make_unique<Accumulators>());
-    same = p.accumulators.back().get();
-    same->words = words, same->columns = i.count;
-    memcpy(same->place, place, sizeof place);
-    memcpy(same->low, low, sizeof low);
-    memcpy(same->high, high, sizeof high);
-    for (unsigned l = 0; l < kWarp; ++l) {
-      Thread& t = w->thread[w->current->number / kWarp * kWarp + l];
-      const uintptr_t end = t.watched_bytes == 0 ? high[l] : std::max(high[l], t.watched + t.watched_bytes);
-      t.watched = t.watched_bytes == 0 ? low[l] : std::min(low[l], t.watched);
-      t.watched_bytes = end - t.watched;
-    }
-  } else if (same->touched) {
-    fail("fence", 719, first.pc, i.site, "starts wgmma.mma_async on accumulators that the kernel has used since its last wgmma.fence: "
-         "without one in between, wgmma may come before that use");
+    p.accumulators.erase(p.accumulators.begin() + long(n));
   }
-  same->pc = first.pc;
-  same->site = i.site;
-  if (same->under_way++ > 0) return *same;  // the sum goes on
-  // C: what the registers hold now, which are wgmma's from here on.
-  const bool halves = i.offset & kHalves;
-  same->mark = ++w->warpgroups->marks;
+  return found;
+}
+
+Accumulators* make_accumulators(Progress& p, const Variables& v, unsigned columns) {
+  Critical critical;
+  p.accumulators.push_back(std::make_unique<Accumulators>());
+  Accumulators* d = p.accumulators.back().get();
+  static_cast<Variables&>(*d) = v;
+  d->columns = columns;
+  for (unsigned l = 0; l < kWarp; ++l) {
+    Thread& t = worker->thread[worker->current->number / kWarp * kWarp + l];
+    const uintptr_t end = t.watched_bytes == 0 ? v.high[l] : std::max(v.high[l], t.watched + t.watched_bytes);
+    t.watched = t.watched_bytes == 0 ? v.low[l] : std::min(v.low[l], t.watched);
+    t.watched_bytes = end - t.watched;
+  }
+  return d;
+}
+
+// C: what the registers hold now, which are wgmma's from here on.
+void read_accumulators(Accumulators& d, bool halves) {
   for (unsigned l = 0; l < kWarp; ++l)
-    for (unsigned k = 0; k < words; ++k) {
+    for (unsigned k = 0; k < d.words; ++k) {
       uint32_t bits;
-      memcpy(&bits, place[l][k], 4);
-      const auto at = [&](unsigned e) -> float& { return same->sum[kC[l][e % 4] / 8 * i.count + e / 4 * 8 + kC[l][e % 4] % 8]; };
+      memcpy(&bits, d.place[l][k], 4);
+      const auto at = [&](unsigned e) -> float& { return d.sum[kC[l][e % 4] / 8 * d.columns + e / 4 * 8 + kC[l][e % 4] % 8]; };
       if (halves)
         at(2 * k) = half_to_float(bits & 0xffff), at(2 * k + 1) = half_to_float(bits >> 16);
       else
         at(k) = as<float>(uint64_t(bits));
     }
-  return *same;
+}
+
+// The accumulators that these operands name, found or made; C is in them.
+Accumulators& take_accumulators(Progress& p, void* const operand[32]) {
+  const Frame& first = *lane_of(operand, 0).frame;
+  const Instruction& i = *lane_of(operand, 0).instruction;
+  const Variables variables = variables_of(operand);
+  Accumulators* d = find_accumulators(p, variables, first, i);
+  if (!p.fenced)
+    fail("fence", 719, first.pc, i.site, "starts wgmma.mma_async before its warp has executed wgmma.fence: what was written to its "
+         "registers may not have got there");
+  if (d == nullptr)
+    d = make_accumulators(p, variables, i.count);
+  else if (d->touched)
+    fail("fence", 719, first.pc, i.site, "starts wgmma.mma_async on accumulators that the kernel has used since its last wgmma.fence: "
+         "without one in between, wgmma may come before that use");
+  d->pc = first.pc;
+  d->site = i.site;
+  if (d->under_way++ > 0) return *d;  // the sum goes on
+  d->mark = ++worker->warpgroups->marks;
+  read_accumulators(*d, i.offset & kHalves);
+  return *d;
 }
 
 // A NaN, as fp32 and as two halves, that no other register and no other product has.
