@@ -1,3 +1,4 @@
+// Fibers: the switch, and stacks.
 #include "fiber.h"
 
 #include <sys/mman.h>
