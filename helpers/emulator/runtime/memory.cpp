@@ -24,12 +24,19 @@ namespace {
 
 constexpr size_t kNull = 64 << 10;  // addresses below are taken for null plus an offset
 
-void check_shared(Worker* w, size_t offset, size_t bytes, bool write, uintptr_t pc, const Site& site) {
+bool in_one_array(const Worker* w, size_t offset, size_t bytes) {
+  if (offset >= w->dynamic_base) return offset + bytes <= w->dynamic_base + w->dynamic_bytes;
+  for (unsigned i = 0; i < w->arrays && w->array[i].offset <= offset; ++i)
+    if (offset + bytes <= w->array[i].offset + w->array[i].bytes) return true;
+  return false;
+}
+
+void check_shared(const Worker* w, size_t offset, size_t bytes, bool write, uintptr_t pc, const Site& site) {
+  if (in_one_array(w, offset, bytes)) return;
   const StaticArray array = shared_array(w, offset);
   const size_t at = offset - array.offset;
-  if (at + bytes > array.bytes)
-    fail("out of bounds", 700, pc, site, "%s %zu bytes at %s + %zu bytes, %zu past its end (it has %zu bytes)",
-         verb(write), bytes, array.name, at, at + bytes - array.bytes, array.bytes);
+  fail("out of bounds", 700, pc, site, "%s %zu bytes at %s + %zu bytes, %zu past its end (it has %zu bytes)",
+       verb(write), bytes, array.name, at, at + bytes - array.bytes, array.bytes);
 }
 
 // A strided view owns only the rows it strides over; what lies between them is its neighbour's.

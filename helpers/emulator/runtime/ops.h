@@ -22,6 +22,9 @@ namespace emu {
 enum class Op : uint8_t { EMU_OPS(EMU_ENUMERATOR) NoAddress, Instruction };
 #undef EMU_ENUMERATOR
 
-inline bool writes(Op op) { return op == Op::Store || op == Op::StoreMatrix || op == Op::AsyncCopy; }
+inline bool writes(Op op) {
+  constexpr unsigned writing = 1u << unsigned(Op::Store) | 1u << unsigned(Op::StoreMatrix) | 1u << unsigned(Op::AsyncCopy);
+  return writing >> unsigned(op) & 1;
+}
 
 }  // namespace emu

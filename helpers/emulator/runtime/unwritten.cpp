@@ -17,6 +17,24 @@ constexpr unsigned char kUnwritten = 0, kWritten = 1, kInFlight = 2;
 
 bool any(const unsigned char* state, unsigned char value, size_t bytes) { return memchr(state, value, bytes) != nullptr; }
 
+bool all_written(const unsigned char* state, size_t bytes) {
+  static_assert(kWritten == 1);
+  for (; bytes >= 8; bytes -= 8, state += 8) {
+    uint64_t eight;
+    memcpy(&eight, state, sizeof eight);
+    if (eight != 0x0101010101010101) return false;
+  }
+  if (bytes >= 4) {
+    uint32_t four;
+    memcpy(&four, state, sizeof four);
+    if (four != 0x01010101) return false;
+    bytes -= 4, state += 4;
+  }
+  for (; bytes > 0; --bytes, ++state)
+    if (*state != kWritten) return false;
+  return true;
+}
+
 struct Unwritten final : Watcher {
   using Elements = std::vector<std::vector<unsigned char>>;
   Elements& elements;                          // of every tensor; empty if it is not followed
@@ -36,6 +54,7 @@ struct Unwritten final : Watcher {
 
   void shared_access(const Access& a) {
     unsigned char* const at = &state[a.offset];
+    if (all_written(at, a.bytes)) return;  // as most are, and nothing changes
     const bool write = writes(a.op);
     if (!session.tracing && any(at, kInFlight, a.bytes)) {
       const StaticArray array = shared_array(w, a.offset);
