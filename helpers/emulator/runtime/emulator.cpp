@@ -12,3 +12,4 @@
 #include "report.cpp"
 #include "race.cpp"
 #include "api.cpp"
+#include "ends.cpp"
