@@ -42,6 +42,8 @@ WAYS = {
     "exit in a handler": ("try { throw 3; } catch (int e) { exit(e); }", EXIT + "exit(3)"),
     "exit while unwinding": ("struct D { ~D() { exit(6); } } d; throw 3;", EXIT + "exit(6)"),
     "exit in a static's initialiser": ("static int x = (way > 0 ? exit(7) : void(), 7); return cudaError_t(x);", EXIT + "exit(7)"),
+    "exit after a static's initialiser": ("static int n = 0; static int x = ++n; return n == 1 && x == 1 ? (exit(9), cudaSuccess) : cudaErrorUnknown;", EXIT + "exit(9)"),
+    "exit after an initialiser that threw": ("static int n = 0; for (int i = 0; i < 2; ++i) try { [[maybe_unused]] static int x = n++ == 0 ? throw 3 : way; } catch (int) {} return n == 2 ? (exit(10), cudaSuccess) : cudaErrorUnknown;", EXIT + "exit(10)"),
     "exit of a child": ("if (fork() == 0) _exit(8); int how; wait(&how); return WEXITSTATUS(how) == 8 ? cudaSuccess : cudaErrorUnknown;", ""),
     "a static initialised": ("static int x = way; return x > 0 ? cudaSuccess : cudaErrorUnknown;", ""),
     "an exception caught": ("try { throw 3; } catch (int) {} return cudaSuccess;", ""),
