@@ -13,7 +13,8 @@ from pathlib import Path
 import endings
 import pytest
 import torch
-from endings import FILE, IN_A_KERNEL, NOT_HERE, WAYS, line_of
+from emulated import FILE
+from endings import IN_A_KERNEL, NOT_HERE, WAYS, line_of
 
 from helpers import KernelError, load
 

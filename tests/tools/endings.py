@@ -14,12 +14,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from emulated import build
+from hopper import pretend
 
-from helpers.ladder.contract import FaArgs
+from helpers.emulator import Launcher
+from helpers.ladder.contract import Call, FaArgs
 from helpers.ladder.errors import KernelError
-from helpers.ladder.rung import parse
+from helpers.toolchain import nvcc
 
-FILE = Path("somewhere/reader.cu")
 EXIT = "exit in the launcher: fa_launch calls "
 WHAT = "exception in the launcher: fa_launch throws "
 CALL = "terminate in the launcher: fa_launch calls std::terminate()"
@@ -98,23 +100,14 @@ def line_of(name: str) -> int:
     return 1 + [line.endswith(f"// {name}") for line in SOURCE.splitlines()].index(True)
 
 
-def launcher(back_end: str):
+def launcher(back_end: str) -> Launcher | nvcc.Launcher:
     """What SOURCE is built to; on "nvcc" without a GPU."""
     if back_end == "emulator":
-        from helpers import emulator
-
-        return emulator.load(SimpleNamespace(stem="endings", path=FILE), SOURCE)
-    from hopper import pretend
-
-    from helpers.toolchain import nvcc
-
+        return build(SOURCE)
     pretend(pytest.MonkeyPatch(), Path(tempfile.mkdtemp()))
-    nvcc._cudart = lambda: SimpleNamespace(
-        cudaGetLastError=lambda: 0,
-        cudaGetErrorName=lambda code: b"code %d" % code,
-        cudaGetErrorString=lambda code: b"?",
-    )
-    return nvcc.load(parse(SOURCE, FILE), SOURCE)
+    nvcc._cudart = lambda: SimpleNamespace(cudaGetLastError=lambda: 0)
+    nvcc.cuda_error = "CUDA error {}".format
+    return build(SOURCE, "cuda")
 
 
 def write(**record: object) -> None:
@@ -125,12 +118,14 @@ def main(back_end: str) -> None:
     libc = ctypes.CDLL(None)
     libc.__cxa_atexit(libc.puts, b"handlers of the process ran", None)
     built = launcher(back_end)
-    tensors = {"Q": torch.zeros(1), "O": torch.zeros(1)}
+
+    def call(way: int) -> Call:
+        return Call(FaArgs(B=1, H=1, Nq=way, Nk=1, D=1, scale=1.0), {"Q": torch.zeros(1)}, {"O": torch.zeros(1)})
 
     def said(way: int) -> str:
         """The text of the KernelError that a launch raises; "" if it returns."""
         try:
-            built.launch(FaArgs(B=1, H=1, Nq=way, Nk=1, D=1, scale=1.0), tensors)
+            built.launch(call(way))
         except KernelError as error:
             return str(error)
         return ""
@@ -145,7 +140,7 @@ def main(back_end: str) -> None:
     if back_end == "emulator":
         for way, name in enumerate(IN_A_KERNEL, 1):
             write(name=name, first=said(-way), next=said(0))
-        (finding,) = built.trace(FaArgs(Nq=1), tensors).findings
+        (finding,) = built.trace(call(1)).findings
         write(name="traced", kind=finding.kind, line=finding.line)
     write(name="done")
 
