@@ -195,7 +195,7 @@ class Kernel:
         return self
 
     def _look(self) -> None:
-        """`current`, for calls: a look costs about a microsecond per file, more than a launch can spare each time."""
+        """`current`, for calls: a look costs 1 to 20 microseconds per file, more than a launch can spare each time."""
         if time.monotonic() - self._files.looked > LOOK_AGAIN:
             self.current()
 
