@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..ladder.paths import INCLUDE as KERNEL_INCLUDE
-from ..ladder.paths import ROOT
+from ..ladder.paths import from_root
 from . import trace
 from .native import Finding, FoundRow
 
@@ -61,14 +61,15 @@ HINTS = {
     "stopped": "a loop without end, or a size that is too large for an emulator; or a block that waits for one with a higher number, "
     "which may run only after it here",
 }
-INCLUDE = str(Path(__file__).parent / "include")
+# As they stand in a library, where the checkout's files are named from its root.
+INCLUDE = from_root(Path(__file__).parent / "include")
+HEADERS = from_root(KERNEL_INCLUDE / "fa") + "/"
 STANDARD = "/include/c++/"  # the standard library's headers, wherever they are
 PLACE = re.compile(r"\{(\d+)\|([^}]*)\}")  # an offset in the library, and what to say if no line is known for it
 # The name of a struct's own copying: `State::State(State const&)`, `State::operator=(State&&)`.
 COPYING = re.compile(
     r"(?:.*::)?(?P<name>[^:<]+)(?:<.*>)?::(?:operator=|(?P=name))\((?:.*::)?(?P=name)(?:<.*>)?(?: const)?&&?\)"
 )
-CHECKOUT = f"{ROOT}/"
 
 
 def places(library: Path, offsets: Iterable[int]) -> dict[int, tuple[str, int]]:
@@ -88,16 +89,16 @@ def places(library: Path, offsets: Iterable[int]) -> dict[int, tuple[str, int]]:
         chain = [(n, _place(line)) for n, line in zip(names, at) if re.search(r":[1-9]\d*( \(|$)", line)]
         chain = [(name, place) for name, place in chain if not place.startswith(INCLUDE) and STANDARD not in place]
         chain = [(name, place) for name, place in chain if not COPYING.fullmatch(name)] or chain
-        readers = [place for _, place in chain if not place.startswith(f"{KERNEL_INCLUDE}/fa/")]
+        readers = [place for _, place in chain if not place.startswith(HEADERS)]
         if chain:
             file, _, line = [*readers, chain[0][1]][0].rpartition(":")
-            found[offset] = (file.removeprefix(CHECKOUT), int(line))
+            found[offset] = (file, int(line))
     return found
 
 
 def _place(line: str) -> str:
-    """``file:line`` as addr2line says it. A name that is no absolute path (a notebook's cell) comes with the folder of
-    the build before it."""
+    """``file:line`` as addr2line says it. A name that is no absolute path (of the checkout's files, of a notebook's cell)
+    comes with the folder of the build before it."""
     return re.sub(r".*/\.building-[^/]*/| \(.*", "", line)
 
 
@@ -151,5 +152,5 @@ def _in_words(finding: Finding, library: Path) -> tuple[str, str, str]:
         reader, line = at.get(int(found[1]), ("", 0))
         return f"{reader}:{line}" if line else found[2]
 
-    sentence = PLACE.sub(named, sentence).replace(f" {CHECKOUT}", " ")
-    return kind, sentence, place.removeprefix(CHECKOUT)
+    sentence = PLACE.sub(named, sentence)
+    return kind, sentence, place

@@ -6,6 +6,7 @@ import ctypes
 from typing import TYPE_CHECKING
 
 from ..ladder.errors import KernelError
+from ..ladder.paths import from_root
 from ..ladder.rung import INCLUDE, Rung, includes
 from .compile import build
 from .sass import parse_ptxas
@@ -45,7 +46,7 @@ class Launcher:
         self.arch = architecture(*torch.cuda.get_device_capability())
         built = build(
             rung.stem,
-            cuda=f'{definition(rung, source)}#line 1 "{rung.path}"\n{source}',
+            cuda=f'{definition(rung, source)}#line 1 "{from_root(rung.path)}"\n{source}',
             flags=[*NVCC_FLAGS, gencode(self.arch), *UNDEFINED],
             include=[INCLUDE],
             depends=[self.arch, *(header.read_text() for header in includes(source))],

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import torch
 
-from helpers.emulator import Launcher, load
+from helpers.emulator import Launcher
 from helpers.ladder.contract import FaArgs
 
 FILE = Path("somewhere/reader.cu")
@@ -31,7 +31,8 @@ def program(body: str, shape: str = "1, 32", before: str = "", launch: str = "")
 
 
 def build(source: str) -> Launcher:
-    launcher = load(SimpleNamespace(stem="test", path=FILE), source)
+    """The kernel, compiled for what is done with it first: a launch, a trace, or `compile` alone."""
+    launcher = Launcher(SimpleNamespace(stem="test", path=FILE), source)
     launcher.timeout = 60
     return launcher
 
