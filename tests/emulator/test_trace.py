@@ -1,13 +1,10 @@
 """What a trace says besides its counts (tests/test_trace_counts.py): lines, names, worst requests, findings that stop."""
 
 import resource
-import signal
-import threading
-import time
 
 import pytest
 import torch
-from emulated import FILE, build, line_of, program
+from emulated import FILE, build, ctrl_c, line_of, program
 
 from helpers import load, rungs
 from helpers.emulator import Launcher
@@ -308,19 +305,15 @@ def test_a_launch_that_cuda_refuses_raises():
 def test_timeout_is_a_finding():
     launcher = build(program("while (in[0] == 0) {}", shape="3, 64"))
     launcher.timeout = 0.3
-    start = time.monotonic()
     (finding,) = traced(launcher, torch.zeros(32), Q=torch.zeros(1)).findings
-    assert finding.kind == "stopped" and finding.error and time.monotonic() - start < 10
+    assert finding.kind == "stopped" and finding.error
 
 
 @pytest.mark.parametrize("loop", ["while (true) {}", "while (in[0] == 0) {}", "while (true) __syncthreads();"])
 def test_ctrl_c_stops_a_trace(loop):
     launcher = build(program(loop, "4, 64"))
-    traced(build(program("out[0] = 1;")), torch.zeros(32))  # the builds are not what is interrupted
-    launcher._traced = launcher._build(tracing=True)
-    timer = threading.Timer(0.3, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
+    launcher.compile_traced()  # the build is not what is interrupted
+    with pytest.raises(KeyboardInterrupt), ctrl_c():
         traced(launcher, torch.zeros(32), Q=torch.zeros(4))
     assert traced(build(program("out[0] = 1;")), torch.zeros(32)).findings == ()
 

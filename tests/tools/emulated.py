@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -63,3 +68,29 @@ def line_of(source: str, mark: str = "// here") -> int:
     lines = [i for i, line in enumerate(source.split("\n"), 1) if mark in line]
     assert len(lines) == 1, f"{mark!r} stands on lines {lines}"
     return lines[0]
+
+
+@contextlib.contextmanager
+def ctrl_c(seconds: float = 0.3) -> Iterator[None]:
+    """Ctrl-C in the main thread after so many seconds; also where SIGINT is ignored, as in a job that a shell has put in
+    the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    timer = threading.Timer(seconds, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        signal.signal(signal.SIGINT, before)
+
+
+def processor_seconds(call: Callable[[], object]) -> float:
+    """Seconds that this process computes for during `call()`, in units of a loop in Python: about the same on a fast machine
+    and on a slow one, alone or beside others."""
+    start = time.process_time()
+    sum(i % 7 for i in range(1_000_000))
+    loop = time.process_time() - start
+    start = time.process_time()
+    call()
+    return (time.process_time() - start) / loop
