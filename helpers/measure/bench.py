@@ -27,6 +27,7 @@ import pandas as pd
 
 from .. import record
 from ..ladder.paths import ROOT
+from ..ladder.rung import Which
 from ..record import SHAPE, forward_bytes, forward_flops, ratio, softmax_bytes
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def _ring(inputs: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
 
 
 def measure(
-    callables: dict[str, Callable],
+    callables: dict[str, Callable | Which],
     inputs: Sequence[Tensor] = (),
     rounds: int = 7,
     *,
@@ -82,6 +83,9 @@ def measure(
 ) -> pd.DataFrame:
     """Times each callable on `inputs`; returns a row per name and round: name, round, ms (milliseconds per call).
 
+        bench.measure({"ours": "04", "SDPA": scaled_dot_product_attention}, (q, k, v))
+
+    callables: functions of the inputs, or what `load` takes. A kernel whose file has changed is compiled again before it is timed.
     A burst is as many calls as take about `burst_ms` (1 to 100) between two CUDA events. In each round every callable
     has one burst, in an order shuffled anew; `idle_ms` of rest may go before each (60 keeps a power-capped card cool).
     Where the host needs longer to issue calls than the GPU to run them, the GPU is held till the burst is queued.
@@ -89,11 +93,13 @@ def measure(
     """
     import torch
 
+    from ..run.kernel import as_loaded, load
     from ..run.reference import full_fp32
 
     _require_gpu()
     if rounds < 1 or not callables:
         raise ValueError(f"measure() needs callables and at least one round, got {len(callables)} and {rounds}")
+    callables = {name: c if callable(c) else load(c, device=DEVICE, quiet=True) for name, c in callables.items()}
     ring = _ring(inputs)
     names, rows = list(callables), []
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -113,9 +119,11 @@ def measure(
         return start.elapsed_time(end) / calls, host / calls
 
     with full_fp32():
-        plan = {}
-        for name, call in callables.items():  # the common warm-up, and how long each takes
+        for call in callables.values():  # the common warm-up, in which kernels notice that their files have changed
             burst(call, 1, 0)
+    with full_fp32(), as_loaded():
+        plan = {}
+        for name, call in callables.items():  # how long each takes
             gpu, host = burst(call, 1, 0)
             calls = max(1, min(100, round(burst_ms / gpu)))
             if calls > 1:

@@ -200,7 +200,9 @@ def _compile(
                 cpp_extension.load(name, [str(source) for source in sources], **common)
         (library,) = private.glob("*.so")
         (private / "done").write_text(library.name)
-        with contextlib.suppress(OSError):  # where nothing was locked, another process was faster: its library is as good
+        with contextlib.suppress(
+            OSError
+        ):  # where nothing was locked, another process was faster: its library is as good
             private.rename(folder)
     except ToolkitError:
         raise

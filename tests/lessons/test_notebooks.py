@@ -1,19 +1,18 @@
 """The notebooks: in step with their texts, built as promised, and executed from the first cell to the last.
 
 Executing is the slow part; it is marked `notebooks`, so `pytest -m notebooks` runs it alone and `-m "not notebooks"`
-leaves it out. A notebook is executed if something that it reads has changed since it last was (tools/executed.py), and
-once in seven days; FA_TESTS=all executes all of them, FA_TESTS=record those that have changed, and keeps a record of it.
+leaves it out. A notebook is executed if something that it reads has changed since it last was (tools/executed.py), and so
+are a few of the others; `--all` executes all, `--record` those that have changed, and keeps a record of it.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
-from datetime import date
+from functools import cache
 from pathlib import Path
 
 import executed
@@ -183,15 +182,18 @@ def test_no_path_of_a_machine(stem):
 # Executed
 
 
+@cache
+def unchanged() -> list[str]:
+    """The notebooks of which nothing that they read has changed since they were executed."""
+    return [stem for stem in STEMS if executed.unchanged(stem, with_solutions(read(stem)))]
+
+
 @pytest.mark.notebooks
 @every
-def test_executes_and_its_solutions_solve(stem, tmp_path):
-    asked, whole = os.environ.get("FA_TESTS", ""), with_solutions(read(stem))
-    if (
-        executed.unchanged(stem, whole)
-        and asked != "all"
-        and (asked == "record" or not executed.in_turn(STEMS.index(stem)))
-    ):
+def test_executes_and_its_solutions_solve(stem, tmp_path, request):
+    asked, whole = request.config.option, with_solutions(read(stem))
+    again = [] if asked.record else executed.drawn(unchanged(), asked.seed)
+    if stem in unchanged() and stem not in again and not asked.all:
         pytest.skip("nothing that it reads has changed since it was executed")
     done = run(executed.watched(whole), tmp_path / f"{stem}.ipynb")
     reads = executed.told(done)
@@ -201,7 +203,7 @@ def test_executes_and_its_solutions_solve(stem, tmp_path):
     for number in exercises(read(stem)):
         verdicts = re.findall(rf"Exercise {re.escape(number)}: (solved|not solved yet)", "\n".join(outputs))
         assert verdicts == ["not solved yet", "solved"], f"exercise {number}: {verdicts}"
-    if asked == "record":
+    if asked.record:
         executed.keep(stem, whole, reads)
 
 
@@ -296,10 +298,10 @@ def test_a_notebook_runs_again_when_what_it_reads_has_changed(changed, runs, tmp
     assert not executed.unchanged("small", answer("x = 43"), tmp_path, tmp_path)  # its own cells
 
 
-def test_every_notebook_has_its_day_of_the_week():
-    days = [date.fromordinal(800000 + day) for day in range(7)]
-    turns = [[executed.in_turn(number, today=day) for number in range(len(STEMS))] for day in days]
-    assert all(map(any, zip(*turns))) and max(map(sum, turns)) == -(-len(STEMS) // 7)
+def test_every_commit_draws_its_own_share():
+    shares = [executed.drawn(STEMS, f"commit {n}", 3) for n in range(100)]
+    assert all(len(share) == 3 for share in shares) and {stem for share in shares for stem in share} == set(STEMS)
+    assert executed.drawn(STEMS, "commit 5", 3) == shares[5] != shares[6]
 
 
 @pytest.mark.parametrize("solution, verdict", [("x = 42", "solved"), ("x = 54", "not solved yet")])
