@@ -226,7 +226,7 @@ def test_a_new_rung_stands_in_the_last_notebook_by_itself(tmp_path):
     cells[0].source += f"\nassert scoreboard.__file__.startswith({str(tmp_path)!r})"
     nbformat.write(nbformat.v4.new_notebook(cells=cells[:upto]), tmp_path / "notebooks" / "99_the_ladder.ipynb")
     done = subprocess.run(
-        [sys.executable, "-m", "helpers.lessons.execute", "99_the_ladder"], cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, "-m", "helpers", "notebooks", "99_the_ladder"], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout[-2000:]
     last = nbformat.read(tmp_path / "build" / "notebooks" / "99_the_ladder.ipynb", as_version=4)

@@ -87,12 +87,15 @@ EDITS = {
 @EMULATOR_AND_GPU
 @pytest.mark.parametrize(("stem", "edit"), [(stem, edit) for stem, edits in EDITS.items() for edit in edits])
 def test_another_tile_is_right_or_refused(stem, edit, device):
-    """A constant of the first rungs on tensor cores changed: right for every D, or an assertion says why it can't be."""
+    """A constant of the first rungs on tensor cores changed: right for every D, or an assertion says why it can't be. (The
+    tiles are the same for both types.)"""
     rung = next(r for r in rungs() if r.stem == stem)
     source = rung.source
     for one in edit.split("; "):
         source, edits = re.subn(rf"(\bstatic constexpr int ){one.split()[0]} = \d+", rf"\g<1>{one}", source)
         assert edits == 1
+    source, edits = re.subn(r"a\.dtype == FA_FP16 \? (launch<d, fa::fp16>.*?): launch<d, fa::bf16>.*;", r"\1;", source)
+    assert edits == 1
     if ";" in edit:  # at D = 32 all threads together copy more rows than the tile has
         with pytest.raises(CompileError, match="a tile is a whole number of passes"):
             load(source=source, device=device, quiet=True)
@@ -104,7 +107,7 @@ def test_another_tile_is_right_or_refused(stem, edit, device):
         return Case(f"D={D}, {dtype}", q, k, v)
 
     torch.manual_seed(0)
-    check(kernel, [case(D, dtype) for D in rung.D for dtype in rung.dtypes]).require()
+    check(kernel, [case(D, "fp16") for D in rung.D]).require()
 
 
 @EMULATOR_AND_GPU
