@@ -7,7 +7,7 @@ import signal
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -35,6 +35,21 @@ def program(body: str, shape: str = "1, 32", before: str = "", launch: str = "")
         f"{launch or f'  kernel<<<{shape}>>>(a);'}\n"
         "  return cudaGetLastError();\n}\n"
     )
+
+
+def programs(kernels: Sequence[tuple[str, str]]) -> str:
+    """One rung around many kernels, each a body as in `program` and a shape, of which fa_args::H says the number."""
+    declared = """
+  [[maybe_unused]] float* out = static_cast<float*>(a.O);
+  [[maybe_unused]] const float* in = static_cast<const float*>(a.Q);
+  [[maybe_unused]] const int n = a.Nq;
+"""
+    each = "\n".join(
+        f"__global__ void kernel_{i}(const fa_args a) {{{declared}{textwrap.dedent(body)}\n}}"
+        for i, (body, _) in enumerate(kernels)
+    )
+    launches = [f"  if (a.H == {i}) kernel_{i}<<<{shape}>>>(a);" for i, (_, shape) in enumerate(kernels)]
+    return program("", before=each, launch="\n".join(launches))
 
 
 def build(source: str, device: str = "cpu") -> Launcher | nvcc.Launcher:
