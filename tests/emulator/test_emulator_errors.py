@@ -587,4 +587,4 @@ ctypes.string_at(8)
 """
     for when in ("after", "during"):
         command = [sys.executable, "-c", program, when]
-        assert subprocess.run(command, timeout=60, cwd=FOLDER.parents[1]).returncode == -signal.SIGSEGV
+        assert subprocess.run(command, timeout=600, cwd=FOLDER.parents[1]).returncode == -signal.SIGSEGV
