@@ -14,10 +14,9 @@ import sixteen
 import torch
 
 from helpers import bench, record, reference, workloads
-from helpers.emulator import Launcher
+from helpers.emulator import launcher
 from helpers.ladder import rung as ladder
 from helpers.measure import recording
-from helpers.toolchain.compile import cache_folder
 
 gpu = pytest.mark.gpu
 
@@ -221,13 +220,19 @@ def stand_in(fake_gpu, monkeypatch, tmp_path):
     return tmp_path
 
 
+@pytest.fixture
+def few_cases(monkeypatch):
+    """Two of a rung's cases for the check before it is timed: that they all pass, tests/run/test_rungs.py says."""
+    cases = reference.cases
+    monkeypatch.setattr(reference, "cases", lambda *which: itertools.islice(cases(*which), 2))
+
+
 def empty_but_for_the_emulator(prefix="", **where):
     """A new folder; as a build cache it has the emulator itself, which takes half a minute to compile and isn't timed."""
     folder = mkdtemp(prefix=prefix, **where)
     if prefix == "fa-bench-":
-        Launcher(ladder.rung("01_naive"))
-        for built in cache_folder().glob("emulator_*"):
-            Path(folder, built.name).symlink_to(built)
+        built = launcher._runtime()[0].parent
+        Path(folder, built.name).symlink_to(built)
     return folder
 
 
@@ -235,7 +240,7 @@ errors, memories, builds, mkdtemp = recording.errors, recording.memories, record
 
 
 @pytest.mark.parametrize("stem", ["02_online_softmax", "04_fa2_fp32"])
-def test_recording_runs_from_end_to_end(stand_in, stem):
+def test_recording_runs_from_end_to_end(stand_in, few_cases, stem):
     recording.record_rung(stem)
     kinds = {"forward", "error", "build"} | ({"memory"} if stem.startswith("04") else set())
     assert {p.name for p in stand_in.glob("stand-in/*.csv")} == {f"{stem}.{kind}.csv" for kind in kinds}
@@ -254,7 +259,7 @@ def test_recording_runs_from_end_to_end(stand_in, stem):
     assert build["reverted"] < 0.5 * build["edit"]
 
 
-def test_a_sixteen_bit_rung_is_recorded_in_both_its_dtypes(stand_in, tmp_path, monkeypatch, capsys):
+def test_a_sixteen_bit_rung_is_recorded_in_both_its_dtypes(stand_in, few_cases, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(ladder, "KERNELS", tmp_path / "kernels")
     monkeypatch.setattr(workloads, "MATH_MAX_N", 40)
     stem = sixteen.make_rung(ladder.KERNELS, "77_sixteen")
@@ -279,10 +284,8 @@ def test_a_sixteen_bit_rung_is_recorded_in_both_its_dtypes(stand_in, tmp_path, m
 
 
 @pytest.mark.parametrize(("stem", "kind"), [("21_split_kv", "decode"), ("22_backward_fp32", "backward")])
-def test_recording_a_rung_that_models_need(stand_in, stem, kind, monkeypatch, capsys):
-    """From end to end as above, with two of the cases and without the builds: every record there is, and the goals."""
-    cases = reference.cases
-    monkeypatch.setattr(reference, "cases", lambda *which: itertools.islice(cases(*which), 2))
+def test_recording_a_rung_that_models_need(stand_in, few_cases, stem, kind, monkeypatch, capsys):
+    """From end to end as above, without the builds: every record there is, and the goals."""
     monkeypatch.setattr(
         recording, "builds", lambda which: pd.DataFrame({"phase": ["cold"], "round": [0], "seconds": [1.0]})
     )
