@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..ladder.contract import Call, prepare
 from ..ladder.errors import ToolkitError
-from ..ladder.paths import ROOT
+from ..ladder.paths import from_root
 from ..ladder.rung import Rung, Which, digest_of, parse
 from ..ladder.rung import rung as find_rung
 from ..toolchain.toolkit import OLDEST_ARCH, matching_toolkit
@@ -205,7 +205,7 @@ class Kernel:
             if hasattr(self.launcher, name):
                 setattr(fresh.launcher, name, getattr(self.launcher, name))
         fresh.compile()
-        names = " and ".join(str(path.relative_to(ROOT)) if ROOT in path.parents else str(path) for path in changed)
+        names = " and ".join(from_root(path) for path in changed)
         verb = "has" if len(changed) == 1 else "have"
         since = "it was" if changed == [self.file] else f"{self.rung.stem} was"
         done = "loaded" if fresh.launcher.cached else "compiled"
