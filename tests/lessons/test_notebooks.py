@@ -14,7 +14,6 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import jupytext
 import nbformat
 import pandas as pd
 import pytest
@@ -23,7 +22,7 @@ from nbclient.exceptions import CellExecutionError
 
 from helpers import record, show
 from helpers.ladder import rung as ladder
-from helpers.lessons import execute
+from helpers.lessons import execute, pairs
 
 FOLDER = execute.NOTEBOOKS
 STEMS = sorted(path.stem for path in FOLDER.glob("[0-9][0-9]_*.ipynb"))
@@ -110,9 +109,9 @@ def solve_and_run(stem: str, folder: Path) -> nbformat.NotebookNode:
 
 @every
 def test_text_and_notebook_hold_the_same_cells(stem):
-    text = jupytext.read(FOLDER / "src" / f"{stem}.py")
-    pairs = [[(cell.cell_type, cell.source) for cell in notebook.cells] for notebook in (text, read(stem))]
-    assert pairs[0] == pairs[1], f"run: jupytext --sync notebooks/src/{stem}.py"
+    text = pairs.cells((FOLDER / "src" / f"{stem}.py").read_text())
+    written, saved = ([(cell.cell_type, cell.source) for cell in cells] for cells in (text, read(stem).cells))
+    assert written == saved, f"run: python -m helpers.lessons.pairs {stem}"
 
 
 def test_each_text_has_its_notebook():
