@@ -6,11 +6,8 @@ A cell starts at a line `# %%`, a Markdown cell at `# %% [markdown]`; `tags=["â€
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import nbformat
@@ -90,21 +87,3 @@ def to_text(stem: str, folder: Path = NOTEBOOKS) -> None:
     """Writes the cells of <stem>.ipynb into src/<stem>.py. `ruff format` then sets its blank lines."""
     notebook = nbformat.read(folder / f"{stem}.ipynb", as_version=4)
     (folder / "src" / f"{stem}.py").write_text(text_of(notebook))
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Writes the texts named on the command line into their notebooks; with --back the notebooks into their texts."""
-    parser = argparse.ArgumentParser(prog="python -m helpers.lessons.pairs", description=main.__doc__)
-    parser.add_argument("stems", nargs="+", help="for example 03_fa1_fp32")
-    parser.add_argument("--back", action="store_true", help="from the notebook to its text")
-    options = parser.parse_args(argv)
-    for stem in options.stems:
-        if options.back:
-            to_text(stem)
-        else:
-            print(f"{stem}: {to_notebook(stem)} new cells")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import pandas as pd
@@ -47,7 +46,7 @@ def _computing(samples: pd.DataFrame, rung: Rung) -> dict:
     here = record.medians(record.headline(samples)).query("name == @rung.stem and Nk == @N")
     unit = "TB/s" if rung.op == "softmax" else "TFLOP/s"
     found = {"unit": unit, "speed": here["tb_per_s" if unit == "TB/s" else "tflops"].squeeze()}
-    for column, peer in (("flash", "SDPA FLASH"), ("cudnn", "SDPA CUDNN")):
+    for column, peer in (("flash", record.FLASH), ("cudnn", record.CUDNN)):
         try:
             found[column] = record.overall(samples, rung.stem, peer)[0]
         except LookupError:  # fp32, which they don't take
@@ -57,7 +56,7 @@ def _computing(samples: pd.DataFrame, rung: Rung) -> dict:
 
 def _decoding(samples: pd.DataFrame) -> dict:
     best = _best_splits(samples)
-    return {"unit": "TB/s", "speed": best["tb_per_s"].min(), "flash": _mean(best["to_flash"])}
+    return {"unit": "TB/s", "speed": best["tb_per_s"].min(), "flash": record.geometric_mean(best["to_flash"])}
 
 
 def peers(root: Path = record.DATA) -> pd.DataFrame:
@@ -66,17 +65,19 @@ def peers(root: Path = record.DATA) -> pd.DataFrame:
     rows = []
     for group, direction in (("forward", "fwd"), ("backward", "bwd")):
         try:
-            beside = record.load(None, group, DEVICE, root).query("dtype == 'fp16' and name == 'SDPA CUDNN'")
+            beside = record.load(None, group, DEVICE, root).query("dtype == 'fp16' and name == @record.CUDNN")
             samples = record.load(beside["rung"].max(), group, DEVICE, root).query("dtype == 'fp16'")
         except LookupError:
             continue
         samples = samples[samples["causal"] == 0] if "causal" in samples else samples
         for D, part in samples.groupby("D"):
-            rows.append(("cuDNN", group, D, record.overall(part, "SDPA CUDNN", "SDPA FLASH")[0]))
-        table = record.headline(record.public_kernels(direction, root=root)).query("dtype == 'fp16' and Nk >= 1024")
+            rows.append(("cuDNN", group, D, record.overall(part, record.CUDNN, record.FLASH)[0]))
+        table = record.headline(record.public_kernels(direction, root=root)).query(
+            "dtype == 'fp16' and Nk >= @record.FROM_N"
+        )
         for name, short in PUBLISHED.items():
             for D, part in table[table["name"] == name].groupby("D"):
-                rows.append((short, group, D, _mean(part["to_flash"])))
+                rows.append((short, group, D, record.geometric_mean(part["to_flash"])))
     return pd.DataFrame(rows, columns=["name", "group", "D", "flash"])
 
 
@@ -90,14 +91,14 @@ def across_sessions(root: Path = record.DATA) -> pd.DataFrame:
         except LookupError:
             continue
         samples = samples[samples["causal"] == 0] if "causal" in samples else samples
-        times = record.medians(record.headline(samples)).query("Nk >= 1024")
-        flash = times.query("name == 'SDPA FLASH' and dtype == 'fp16'")
+        times = record.medians(record.headline(samples)).query("Nk >= @record.FROM_N")
+        flash = times.query("name == @record.FLASH and dtype == 'fp16'")
         flash = flash[flash["rung"] == flash["rung"].max()].set_index(["D", "Nk"])["ms"]
         own = times[(times["dtype"] == "fp32") & (times["name"] == times["rung"])]
         for (stem, D), part in own.groupby(["rung", "D"]):
             ratios = (flash[D] / part.set_index("Nk")["ms"]).dropna() if len(flash) else part["ms"].iloc[:0]
             if len(ratios):
-                rows.append((stem, group, D, _mean(ratios)))
+                rows.append((stem, group, D, record.geometric_mean(ratios)))
     return pd.DataFrame(rows, columns=["rung", "group", "D", "flash"])
 
 
@@ -173,10 +174,12 @@ def _figures(rung: Rung, root: Path) -> tuple[str, str]:
                 )
             )
         elif kind == "packed":
-            ratios.append(_span(record.of_ideal(samples)["ratio"], "full batches, packed sequences of random lengths"))
+            ratios.append(
+                _span(record.ratio_to_ideal(samples)["ratio"], "full batches, packed sequences of random lengths")
+            )
         elif kind == "matmul":
             for words, part in _masks(kind, samples):
-                beside = record.of_matmul(part, rung.stem)["ratio"]
+                beside = record.ratio_to_cublas(part, rung.stem)["ratio"]
                 ratios.append(words + _span(beside, "cuBLAS bf16, D = 128, N ≥ 4096"))
         elif kind == "decode":
             speed, beside = _decode(samples)
@@ -197,12 +200,8 @@ def _masks(kind: str, samples: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     return [(words[causal], part) for causal, part in samples.groupby("causal")]
 
 
-def _mean(ratios: pd.Series) -> float:
-    return math.exp(ratios.map(math.log).mean())
-
-
 def _span(ratios: pd.Series, peer: str) -> str:
-    return f"{_mean(ratios):.2f} × {peer} ({ratios.min():.2f}–{ratios.max():.2f})"
+    return f"{record.geometric_mean(ratios):.2f} × {peer} ({ratios.min():.2f}–{ratios.max():.2f})"
 
 
 def _best_splits(samples: pd.DataFrame) -> pd.DataFrame:

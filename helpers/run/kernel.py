@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 def described(which: str | Path) -> Rung:
     """The rung that `which` names (a stem, or the path of a `.cu`) or is: a string of more than one line is the text of one."""
+    if isinstance(which, Rung):
+        return which
     return parse(which, Path("cell")) if isinstance(which, str) and "\n" in which else find_rung(which)
 
 

@@ -111,7 +111,7 @@ def solve_and_run(stem: str, folder: Path) -> nbformat.NotebookNode:
 def test_text_and_notebook_hold_the_same_cells(stem):
     text = pairs.cells((FOLDER / "src" / f"{stem}.py").read_text())
     written, saved = ([(cell.cell_type, cell.source) for cell in cells] for cells in (text, read(stem).cells))
-    assert written == saved, f"run: python -m helpers.lessons.pairs {stem}"
+    assert written == saved, f"run: python -m helpers notebooks {stem} --from-text"
 
 
 def test_each_text_has_its_notebook():
@@ -274,8 +274,6 @@ def test_a_folded_solution_stays_folded_in_html(tmp_path):
     assert "<pre>" in folded and "42" in folded
 
 
-def test_a_notebook_that_is_not_there_is_refused_by_name(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["execute", "01_naive", "77_none"])
-    with pytest.raises(SystemExit, match="2"):
-        execute.main()
-    assert "no notebook 77_none; there are 00_start_here, 01_naive, " in capsys.readouterr().err
+def test_a_notebook_that_is_not_there_is_refused_by_name():
+    with pytest.raises(ValueError, match="no notebook 77_none; there are 00_start_here, 01_naive, "):
+        execute.execute_all(["01_naive", "77_none"])
