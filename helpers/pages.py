@@ -41,18 +41,19 @@ def made() -> dict[Path, str]:
     return files | {ROOT / path: rewritten((ROOT / path).read_text(), texts) for path, texts in pages.items()}
 
 
-def update(files: Mapping[Path, str] | None = None, check: bool = False) -> str:
-    """Writes `files`, by default all of `made`, and returns what changes as a diff, empty if nothing does. check: writes nothing."""
-    changes = []
+def update(files: Mapping[Path, str] | None = None, check: bool = False) -> dict[Path, str]:
+    """Writes those of `files`, by default all of `made`, that change; each with its change as a diff. check: writes nothing."""
+    changes = {}
     for path, new in (made() if files is None else files).items():
         old = path.read_text() if path.exists() else ""
         if old == new:
             continue
-        changes += difflib.unified_diff(old.splitlines(), new.splitlines(), path.name, "as it should be", "", "", 0, "")
+        lines = difflib.unified_diff(old.splitlines(), new.splitlines(), path.name, "as it should be", lineterm="", n=0)
+        changes[path] = "\n".join(lines)
         if not check:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(new)
-    return "\n".join(changes)
+    return changes
 
 
 def rewritten(text: str, parts: Mapping[str, str]) -> str:
@@ -117,7 +118,8 @@ def heat_strip() -> Drawn:
     title = f"X-ray of rung {kernel.number}: {total.excess / total.cost:.0%} of its shared memory wavefronts are bank conflicts"
     caption = (
         f"<sub>Wavefronts per source line of [{kernel.stem}.cu](kernels/{kernel.stem}.cu), counted on the emulator: "
-        f"{total.cost:,} for {total.requests:,} warp requests. [Rung 11](notebooks/11_swizzled.ipynb) removes the conflicts.</sub>"
+        f"{total.cost:,} for {total.requests:,} warp requests. [Rung 11](notebooks/11_swizzled.ipynb) removes the conflicts.</sub>\n\n"
+        f"The counts are compared with an H200's hardware counters for every kernel of the series. {readme.seeded()}"
     )
     words = f"{title}. Wavefronts by {counts}."
     return lambda theme: svg.heat(listing, title, words, theme), words, caption

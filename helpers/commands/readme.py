@@ -18,5 +18,8 @@ def run(arguments: argparse.Namespace) -> int:
     from .. import pages
 
     changes = pages.update(check=arguments.check)
-    print(changes or "all pages are up to date")
+    for path, difference in changes.items():
+        print(difference if arguments.check else f"wrote {path.relative_to(pages.ROOT)}")
+    if not changes:
+        print("all pages are up to date")
     return int(arguments.check and bool(changes))

@@ -96,6 +96,7 @@ def execute_all(stems: Sequence[str] = (), inplace: bool = False) -> bool:
 
 
 def chosen(stems: Sequence[str]) -> list[Path]:
+    """These notebooks, all of them if none is named. ValueError for one that is not there."""
     paths = sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
     if unknown := set(stems) - {path.stem for path in paths}:
         known = ", ".join(path.stem for path in paths)

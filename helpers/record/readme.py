@@ -117,7 +117,7 @@ def table(root: Path = record.DATA) -> str:
         "fp32 (–). 22, 23 and 33 are backward passes, beside theirs. bf16, causal masks, other peers and the spread are in "
         "[data/README.md](data/README.md#every-rung-beside-its-peers)."
     )
-    return "\n".join([*head, *rows, foot])
+    return "\n".join([*head, *rows, foot, "", training(root)]).rstrip()
 
 
 def _short_row(rung: Rung, found: pd.DataFrame) -> str:
@@ -131,6 +131,31 @@ def _short_row(rung: Rung, found: pd.DataFrame) -> str:
     speed = " · ".join(f"{x:#.3g}".rstrip(".") for x in found["speed"]) + unit
     ratios = [" · ".join(f"{x:.2f}" for x in found[c].dropna()) or "–" for c in ("flash", "cudnn")]
     return f"| {name} | {rung.title} | {speed}{STALE if found['stale'].any() else ''} | {' | '.join(ratios)} |"
+
+
+def training(root: Path = record.DATA) -> str:
+    """How much faster notebook 24's model trains with our kernels, as a sentence; empty where that isn't recorded."""
+    try:
+        steps = record.load("24_in_a_model", "training", DEVICE, root).query("graph == 1")
+    except LookupError:
+        return ""
+    ms = steps.groupby("name")["ms"].median()
+    return (
+        f"A small GPT trains {ms[record.FLASH] / ms['rungs 32 and 33']:.2f} times as fast with 32 and 33 as with FlashAttention-2, "
+        "each step a CUDA graph ([notebook 24](notebooks/24_in_a_model.ipynb))."
+    )
+
+
+def seeded(root: Path = record.DATA) -> str:
+    """How many kernels with a seeded bug compute-sanitizer and the X-ray both looked at, as a sentence."""
+    try:
+        mutants = record.load("device", "sanitizer", DEVICE, root)["mutant"]
+    except LookupError:
+        return ""
+    return (
+        f"Its findings are compared with those of NVIDIA's compute-sanitizer for {(~mutants.str.endswith('.original')).sum()} "
+        "kernels with a seeded bug ([notebook 92](notebooks/92_xray_against_hardware.ipynb))."
+    )
 
 
 def details(root: Path = record.DATA) -> str:
