@@ -34,7 +34,12 @@ def made() -> dict[Path, str]:
             files[ROOT / IMAGES / f"{name}-{theme.name}.svg"] = drawing(theme)
         parts[name] = picture(name, description) + (f"\n\n{caption}" if caption else "")
     pages = {
-        "README.md": {"staircase": parts["staircase"], "xray": parts["xray"], "ladder": readme.table()},
+        "README.md": {
+            "staircase": parts["staircase"],
+            "xray": parts["xray"],
+            "ladder": readme.table(),
+            "rooms": rooms(),
+        },
         "data/README.md": {"details": readme.details()},
         "CONTRIBUTING.md": {"house": parts["house"]},
     }
@@ -127,12 +132,22 @@ def heat_strip() -> Drawn:
 
 def house() -> Drawn:
     """The rooms of helpers/, from the order in pyproject.toml, their docstrings and their imports."""
-    order = re.findall(r'^  "helpers\.(\w+)",$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    sentences = {room: sentence(room) for room in order}
+    sentences = {room: sentence(room) for room in order()}
     arrows = imports(HELPERS)
     title = "The rooms of helpers/: each imports only rooms below it"
-    words = f"{title}. From the top: {', '.join(order)}."
+    words = f"{title}. From the top: {', '.join(sentences)}."
     return lambda theme: svg.rooms(sentences, arrows, title, theme), words, ""
+
+
+def rooms() -> str:
+    """The rooms as a Markdown table, the lowest first."""
+    rows = [f"| `{room}/` | {sentence(room)} |" for room in reversed(order())]
+    return "\n".join(["| room of `helpers/` | |", "|---|---|", *rows])
+
+
+def order() -> list[str]:
+    """The rooms from top to bottom, as pyproject.toml has them for import-linter."""
+    return re.findall(r'^  "helpers\.(\w+)",$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
 
 
 def sentence(room: str) -> str:

@@ -34,29 +34,29 @@ def figures(root: Path = record.DATA) -> pd.DataFrame:
         dtype = "fp16" if "fp16" in set(samples["dtype"]) else samples["dtype"].iloc[0]
         samples = samples[samples["dtype"] == dtype]
         samples = samples[samples["causal"] == 0] if "causal" in samples else samples
+        found = _decoding(samples) if group == "decode" else _computing(samples, rung)
         every = {"rung": rung.stem, "group": group, "op": rung.op, "dtype": dtype, "stale": samples["stale"].any()}
-        for D, part in samples.groupby("D"):
-            reached = _decoding(part) if group == "decode" else _computing(part, rung)
-            rows.append(every | {"D": D} | reached)
+        rows += [every | row for row in found.reset_index().to_dict("records")]
     columns = ["rung", "group", "op", "dtype", "D", "speed", "unit", "flash", "cudnn", "stale"]
     return pd.DataFrame(rows, columns=columns)
 
 
-def _computing(samples: pd.DataFrame, rung: Rung) -> dict:
-    here = record.medians(record.headline(samples)).query("name == @rung.stem and Nk == @N")
+def _computing(samples: pd.DataFrame, rung: Rung) -> pd.DataFrame:
+    here = record.medians(record.headline(samples)).query("name == @rung.stem and Nk == @N").set_index("D")
     unit = "TB/s" if rung.op == "softmax" else "TFLOP/s"
-    found = {"unit": unit, "speed": here["tb_per_s" if unit == "TB/s" else "tflops"].squeeze()}
+    found = pd.DataFrame({"speed": here["tb_per_s" if unit == "TB/s" else "tflops"], "unit": unit})
     for column, peer in (("flash", record.FLASH), ("cudnn", record.CUDNN)):
         try:
-            found[column] = record.overall(samples, rung.stem, peer)[0]
+            found[column] = record.summary(samples, rung.stem, peer).set_index("D")["mean"]
         except LookupError:  # fp32, which they don't take
             pass
     return found
 
 
-def _decoding(samples: pd.DataFrame) -> dict:
-    best = _best_splits(samples)
-    return {"unit": "TB/s", "speed": best["tb_per_s"].min(), "flash": record.geometric_mean(best["to_flash"])}
+def _decoding(samples: pd.DataFrame) -> pd.DataFrame:
+    best = _best_splits(samples).groupby("D")
+    flash = best["to_flash"].agg(record.geometric_mean)
+    return pd.DataFrame({"speed": best["tb_per_s"].min(), "unit": "TB/s", "flash": flash})
 
 
 def peers(root: Path = record.DATA) -> pd.DataFrame:
@@ -70,8 +70,8 @@ def peers(root: Path = record.DATA) -> pd.DataFrame:
         except LookupError:
             continue
         samples = samples[samples["causal"] == 0] if "causal" in samples else samples
-        for D, part in samples.groupby("D"):
-            rows.append(("cuDNN", group, D, record.overall(part, record.CUDNN, record.FLASH)[0]))
+        found = record.summary(samples, record.CUDNN, record.FLASH)
+        rows += [("cuDNN", group, D, mean) for D, mean in zip(found["D"], found["mean"], strict=True)]
         table = record.headline(record.public_kernels(direction, root=root)).query(
             "dtype == 'fp16' and Nk >= @record.FROM_N"
         )
