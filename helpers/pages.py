@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import html
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -77,7 +78,7 @@ def picture(name: str, description: str) -> str:
     return (
         "<picture>\n"
         f'  <source media="(prefers-color-scheme: dark)" srcset="{IMAGES}/{name}-dark.svg">\n'
-        f'  <img alt="{description}" src="{IMAGES}/{name}-light.svg" width="100%">\n'
+        f'  <img alt="{html.escape(description)}" src="{IMAGES}/{name}-light.svg" width="100%">\n'
         "</picture>"
     )
 
