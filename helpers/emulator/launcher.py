@@ -48,8 +48,8 @@ TRACE_FLAGS = {
     "clang": ["-fsanitize-coverage=bb,no-prune,trace-pc"],
     "gcc": ["-fsanitize-coverage=trace-pc", "-fno-shrink-wrap"],
 }
-BULK = ("cp.async.bulk.tensor", "cp.async.bulk", "cp.reduce.async.bulk.tensor", "cp.reduce.async.bulk")
-OPS = ("load", "store", "ldmatrix", "stmatrix", "cp.async", "atomic", *BULK)  # as enum Op of runtime.h counts them
+OPS = tuple(re.findall(r"x\(\w+, \"(.+)\"\)", (HERE / "runtime" / "ops.h").read_text()))  # in the order of enum Op
+BULK = tuple(op for op in OPS if ".bulk" in op)
 # With the passes off that would split, merge or move accesses. (And, of gcc's, the one that follows variables for a debugger: a
 # fifth of its time, for nothing that the emulator asks of it.) gcc guards the ends of local arrays in kernels and in what is
 # __noinline__; guarding all functions would take a tenth more of its time.

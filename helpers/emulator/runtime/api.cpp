@@ -4,8 +4,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <chrono>
+#include <map>
 
-#include "runtime.h"
+#include "device.h"
+#include "report.h"
+#include "session.h"
+#include "tool.h"
+#include "worker.h"
 
 namespace emu {
 
@@ -117,6 +122,11 @@ void assertion_failed(const char* expression, Site site) {
 
 void unsupported(Site site) {
   fail("unsupported", 801, 0, site, "executes %s, which the emulator doesn't know", site.what);
+}
+
+void memory_fence() {
+  if (worker == nullptr || worker->current == nullptr) return;
+  for (Watcher* t : worker->on_execution) t->fence(Fence::Memory);
 }
 
 uint64_t clock() {
