@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 STEMS = ("02_online_softmax", "04_fa2_fp32")
-STARTS_WITHIN = 60  # seconds
+STARTS_WITHIN = 300  # seconds: takes 5 to 25; only a server that hangs needs it
 
 
 class Server:
