@@ -17,3 +17,4 @@
 #include "bulk_copy.cpp"
 #include "report.cpp"
 #include "api.cpp"
+#include "ends.cpp"

@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "../../toolchain/guard.h"
 #include "block.h"
 #include "memory.h"
 #include "notes.h"
@@ -345,13 +346,18 @@ int emu_call(int (*launcher)(const void*, void*), const void* arguments, void* s
     running.insert(pthread_self());
   }
   volatile int code = 0;
+  guard::begin();
   host = &h;
   if (sigsetjmp(h.escape, 1) == 0) {
     try {
       code = launcher(arguments, stream);
     } catch (...) {
+      char text[1024];
+      const void* thrown = guard::describe_exception(text, sizeof text);
+      h.kind = "exception", h.text = text;
       h.stop.signal = SIGABRT;
-      h.stop.pc = reinterpret_cast<uintptr_t>(launcher), h.stop.stack = h.stack_top;
+      h.stop.pc = thrown != nullptr ? reinterpret_cast<uintptr_t>(thrown) - 1 : reinterpret_cast<uintptr_t>(launcher);
+      h.stop.stack = h.stack_top;
     }
   }
   host = nullptr;
@@ -360,7 +366,10 @@ int emu_call(int (*launcher)(const void*, void*), const void* arguments, void* s
     running.erase(pthread_self());
   }
   sigaltstack(&before, nullptr);
-  if (h.stop.signal != 0) record_host_fault(h);
+  if (h.stop.signal != 0) {
+    record_host_fault(h);
+    guard::clean_up();
+  }
   // A launch then says nothing, as on a GPU; an X-ray mustn't show a kernel that never ran without a fault.
   if (code == 0 && session.tracing && session.sticky == 0 && session.last_error != 0) {
     session.hint += std::string(session.hint.empty() ? "" : "; ") + "fa_launch said cudaSuccess: after a launch it has to return cudaGetLastError()";

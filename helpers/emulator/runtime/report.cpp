@@ -183,7 +183,7 @@ static Fault fault_of(const Stop& stop, const std::string& who, bool overflow) {
     case SIGFPE: return {"division by zero", 719, who + " divides an integer by zero (on a GPU: an arbitrary quotient)"};
     case SIGILL:
     case SIGTRAP: return {"trap", 719, who + " reaches code that can't be reached, or a trap"};
-    case SIGABRT: return {"abort", 719, who + " calls abort(), or throws an exception"};
+    case SIGABRT: return {"abort", 719, who + " comes to an abort() of the C or C++ library"};
     case SIGURG: return {"stopped", 702, "stopped while " + who + " was running"};
     default:
       if (overflow) return {"stack overflow", 719, who + " has used up its stack"};
