@@ -6,6 +6,7 @@
 // don't race with atomics.
 #include <algorithm>
 #include <cstring>
+#include <string>
 
 #include "barrier.h"
 #include "memory.h"
