@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from ..figures.style import CARD, GRID, INK, MUTED, ORANGE, SAND, Figure, canvas, styled
-from ..toolchain.sass import WAIT, Line
+from ..figures import lanes as swim
+from ..figures.steps import beside as steps
+from ..figures.style import GREEN, GRID, INK, MAGENTA, MUTED, ORANGE, SAND, VIOLET, Figure, canvas, styled
+from ..toolchain.loops import Line, is_named, waits
 from .draw_hopper import KINDS
+
+__all__ = [
+    "lanes",
+    "loop",
+    "steps",
+]
 
 
 @styled
@@ -26,25 +33,23 @@ def lanes(cases: Mapping[str, pd.DataFrame], unit: str, span: tuple[float, float
     figure, _ = canvas(10.2, 0.9 + sum(0.55 + 0.34 * len(n) for n in names))
     figure.clear()
     axes = figure.subplots(len(cases), 1, sharex=True, squeeze=False, height_ratios=[len(n) for n in names])[:, 0]
-    seen: dict[str, Patch] = {}
+    shown: dict[str, Patch] = {}  # by what the legend says
     for ax, lanes_here, (title, frame) in zip(axes, names, cases.items(), strict=True):
-        for lane, kind, begin, end in frame[["lane", "kind", "begin", "end"]].itertuples(index=False):
-            begin, end = max(begin, first) - first, min(end, last) - first
-            if begin >= end:
-                continue
-            face, hatch, label = KINDS[kind]
-            look = {"facecolor": face, "edgecolor": INK, "linewidth": 0.5, "hatch": hatch}
-            place, high = lanes_here.index(lane), 0.8
-            if _at_once(frame[frame["lane"] == lane]):
-                place, high = place + (0.2 if kind == "softmax" else -0.2), 0.4
-            ax.barh(place, end - begin, high, left=begin, **look)
-            seen.setdefault(kind, Patch(label=label, **look))
-        ax.set_yticks(range(len(lanes_here)), lanes_here, color=INK, fontsize=8.5)
+        at_once = {lane for lane, events in frame.groupby("lane") if _at_once(events)}
+
+        def where(lane: str, kind: str, lanes_here=lanes_here, at_once=at_once) -> tuple[float, float]:
+            if lane not in at_once:
+                return lanes_here.index(lane), 0.8
+            return lanes_here.index(lane) + (0.2 if kind == "softmax" else -0.2), 0.4
+
+        seen = frame.assign(begin=frame["begin"].clip(lower=first) - first, end=frame["end"].clip(upper=last) - first)
+        handles = swim.draw(ax, seen[seen["begin"] < seen["end"]], lanes_here, KINDS, where)
+        shown |= {handle.get_label(): handle for handle in handles}
+        ax.tick_params(axis="y", labelsize=8.5, labelcolor=INK)
         ax.set(xlim=(0, last - first), ylim=(len(lanes_here) - 0.45, -0.55))
-        ax.grid(axis="y", visible=False)
         ax.set_title(title, color=MUTED, fontsize=9.5)
     axes[-1].set_xlabel(unit)
-    handles = [seen[kind] for kind in KINDS if kind in seen]
+    handles = [shown[label] for _, _, label in KINDS.values() if label in shown]
     figure.legend(handles=handles, loc="outside upper right", ncols=5, frameon=False, fontsize=9)
     return figure
 
@@ -57,10 +62,10 @@ def _at_once(frame: pd.DataFrame) -> bool:
 
 # What is drawn of a loop's code: pattern of the opcode -> name, colour; the first that matches counts.
 INSTRUCTIONS = {
-    r"HGMMA": ("HGMMA, a product", "#1b9e77"),
+    r"HGMMA": ("HGMMA, a product", GREEN),
     r"MUFU\.EX2": ("MUFU.EX2, an exponential", ORANGE),
-    r"FMNMX": ("FMNMX, a maximum", "#5b5bd6"),
-    r"FMUL": ("FMUL, mostly to rescale O", "#c2407a"),
+    r"FMNMX": ("FMNMX, a maximum", VIOLET),
+    r"FMUL": ("FMUL, mostly to rescale O", MAGENTA),
     r"F2FP": ("F2FP, rounding P", SAND),
 }
 
@@ -79,16 +84,15 @@ def loop(code: Mapping[str, Sequence[Line]]) -> Figure:
     for ax, (name, lines) in zip(axes, code.items(), strict=True):
         ax.barh(0, len(lines), 1.0, left=0, color=GRID)
         for pattern, (_, colour) in INSTRUCTIONS.items():
-            at = [i for i, (_, opcode, _) in enumerate(lines) if re.match(rf"{pattern}(?![A-Z0-9])", opcode)]
+            at = [i for i, (_, opcode, _) in enumerate(lines) if is_named(opcode, pattern)]
             ax.bar(at, 1.0, 1.0, bottom=-0.5, align="edge", color=colour)
-        waits = [i for i, (_, opcode, _) in enumerate(lines) if opcode.startswith(WAIT)]
-        for begin, end in zip([0, *waits], [*waits, len(lines)], strict=True):
+        left_at = dict(waits(lines))
+        for begin, end in zip([0, *left_at], [*left_at, len(lines)], strict=True):
             count = sum(opcode.startswith("MUFU.EX2") for _, opcode, _ in lines[begin:end])
             ax.text(
                 (begin + end) / 2, 0.68, count, ha="center", va="bottom", fontsize=8.5, color=INK if count else MUTED
             )
-        for i in waits:
-            left = int(lines[i][2].rpartition(",")[2], 16)
+        for i, left in left_at.items():
             ax.plot([i, i], [-0.6, 0.95], color=INK, linewidth=1.6, linestyle="--" if left else "-")
             if left:
                 ax.text(i, -0.66, left, ha="center", va="top", fontsize=8, color=INK)
@@ -105,42 +109,4 @@ def loop(code: Mapping[str, Sequence[Line]]) -> Figure:
         Line2D([], [], color=INK, linewidth=1.6, label="waits for all of them"),
     ]
     figure.legend(handles=handles, loc="outside upper left", ncols=4, frameon=False, fontsize=8.5)
-    return figure
-
-
-@styled
-def steps(frame: pd.DataFrame, title: str, peer: str) -> Figure:
-    """What variants of a kernel reached beside a peer, a panel per D. frame: step, what, kept ("yes" or why not), D, and
-    ratio (peer's time / its time), with ratio_causal where there is one: a dot. Variants that stayed are filled."""
-    parts = list(frame.groupby("D"))
-    rows = max(len(part) for _, part in parts)
-    figure, axes = canvas(5.6 * len(parts) + 1.6, 1.3 + 0.3 * rows, len(parts), title=title, sharex=True)
-    values = frame[[c for c in ("ratio", "ratio_causal") if c in frame]]
-    low, high = min(0.9, values.min().min() - 0.08) - 0.04, values.max().max() + 0.07
-    for ax, (D, part) in zip(axes, parts, strict=True):
-        stays = part["kept"].astype(str).str.startswith("yes")
-        faces = ["#1b9e77" if yes else CARD for yes in stays]
-        ax.barh(range(len(part)), part["ratio"] - low, 0.66, left=low, color=faces, edgecolor=INK, linewidth=0.7)
-        if "ratio_causal" in part:
-            ax.plot(part["ratio_causal"], range(len(part)), "D", color=ORANGE, markersize=4.5, label="causal", zorder=4)
-        for at, (ratio, yes) in enumerate(zip(part["ratio"], stays, strict=True)):
-            ax.text(low + 0.005, at, f"{ratio:.2f}", va="center", fontsize=8, color=CARD if yes else INK)
-        ax.axvline(1, color=INK, linewidth=1, linestyle="--", zorder=3)
-        labels = [
-            f"{step} · {what if len(what) < 46 else what[:44] + '…'}"
-            for step, what in zip(part["step"], part["what"], strict=True)
-        ]
-        ax.set_yticks(range(len(part)), labels, color=INK, fontsize=8)
-        ax.set(xlim=(low, high), xlabel=f"times as fast as {peer}", ylim=(rows - 0.4, -0.6))
-        ax.set_title(f"D = {D}", color=MUTED)
-        ax.grid(axis="y", visible=False)
-    handles = [
-        Patch(facecolor="#1b9e77", edgecolor=INK, label="stayed"),
-        Patch(facecolor=CARD, edgecolor=INK, label="did not"),
-    ]
-    if "ratio_causal" in frame:
-        handles.append(
-            Line2D([], [], marker="D", linestyle="", color=ORANGE, markersize=4.5, label="under a causal mask")
-        )
-    figure.legend(handles=handles, loc="outside lower right", ncols=3, frameon=False, fontsize=9)
     return figure

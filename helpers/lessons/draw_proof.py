@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from ..figures.style import BLUE, CARD, GREEN, INK, MUTED, ORANGE, SHADES, Figure, blank, canvas, styled
+from ..figures.style import BLUE, CARD, GREEN, INK, MAGENTA, MUTED, ORANGE, OVER, SHADES, Figure, blank, canvas, styled
 
 if TYPE_CHECKING:
     from ..run.check import Comparison
@@ -95,8 +95,6 @@ def _times(value: float) -> str:
 
 # 91_bug_museum
 
-MAGENTA = "#c2407a"
-OVER = ["#fee08b", "#fdae61", "#f46d43", MAGENTA, "#6a1b6a"]  # above the budget, darker with every factor of ten
 LIMITS = [1, 10, 100, 1e3, 1e4]
 
 
