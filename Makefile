@@ -15,13 +15,13 @@ test: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
 notebooks: $(VENV)/installed
-	$(BIN)/python -m helpers.lessons.execute
+	$(BIN)/python -m helpers notebooks
 
 bench: $(VENV)/installed
-	$(BIN)/python -m helpers.measure.bench
+	$(BIN)/python -m helpers record rungs
 
 readme: $(VENV)/installed
-	$(BIN)/python -m helpers.record.readme
+	$(BIN)/python -m helpers readme
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \

@@ -19,7 +19,7 @@ from ..figures.bars import grouped
 from ..figures.steps import marks as drafts
 from ..figures.style import BLUE, CARD, GREEN, INK, MUTED, ORANGE, SAND, SHADES, TINTS, Figure, blank, canvas, styled
 from ..ladder.constants import SMEM_LIMIT, accumulators, constants, parts
-from ..ladder.rung import Rung
+from ..ladder.rung import Which
 from ..toolchain import sass
 from ..toolchain.loops import WORK, Line, products, work
 
@@ -271,9 +271,9 @@ def shared_memory(bars: Mapping[str, Mapping[str, int]], title: str) -> Figure:
     return figure
 
 
-def main_loop(rung: str | Rung, D: int, dtype: str = "fp16", kernel: str = "backward_wgmma") -> list[Line]:
-    """The machine instructions of a kernel's main loop, in the order of the code (`sass.loop_lines`)."""
-    return sass.loop_lines(rung, D, dtype, kernel=kernel)
+def main_loop(which: Which, D: int, dtype: str = "fp16", kernel: str = "backward_wgmma") -> list[Line]:
+    """The machine instructions of a backward kernel's main loop, in the order of the code (`sass.loop_lines`)."""
+    return sass.loop_lines(which, D, dtype, kernel=kernel)
 
 
 @styled

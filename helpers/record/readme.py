@@ -1,12 +1,8 @@
-"""Writes the README's ladder table from data/: `python -m helpers.readme` (make readme); `--check` only compares."""
+"""The README's ladder table, written from data/: `python -m helpers readme`."""
 
 from __future__ import annotations
 
-import argparse
 import difflib
-import math
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -15,6 +11,7 @@ from .. import record
 from ..ladder.paths import NOTEBOOKS, ROOT
 from ..ladder.rung import Rung, rungs
 
+README = ROOT / "README.md"
 BEGIN, END = "<!-- ladder -->", "<!-- /ladder -->"
 DEVICE = record.DEFAULT_DEVICE
 N = 4096  # where the table reads TFLOP/s
@@ -68,10 +65,12 @@ def _figures(rung: Rung, root: Path) -> tuple[str, str]:
                 )
             )
         elif kind == "packed":
-            ratios.append(_span(record.of_ideal(samples)["ratio"], "full batches, packed sequences of random lengths"))
+            ratios.append(
+                _span(record.ratio_to_ideal(samples)["ratio"], "full batches, packed sequences of random lengths")
+            )
         elif kind == "matmul":
             for words, part in _masks(kind, samples):
-                beside = record.of_matmul(part, rung.stem)["ratio"]
+                beside = record.ratio_to_cublas(part, rung.stem)["ratio"]
                 ratios.append(words + _span(beside, "cuBLAS bf16, D = 128, N ≥ 4096"))
         elif kind == "decode":
             speed, beside = _decode(samples)
@@ -93,8 +92,7 @@ def _masks(kind: str, samples: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 
 
 def _span(ratios: pd.Series, peer: str) -> str:
-    mean = math.exp(ratios.map(math.log).mean())
-    return f"{mean:.2f} × {peer} ({ratios.min():.2f}–{ratios.max():.2f})"
+    return f"{record.geometric_mean(ratios):.2f} × {peer} ({ratios.min():.2f}–{ratios.max():.2f})"
 
 
 def _decode(samples: pd.DataFrame) -> tuple[str, list[str]]:
@@ -147,22 +145,11 @@ def rewritten(text: str, root: Path = record.DATA) -> str:
     return f"{before}{BEGIN}\n{table(root)}\n{END}{rest.split(END)[1]}"
 
 
-def main(argv: Sequence[str] | None = None, path: Path = ROOT / "README.md") -> int:
-    """Rewrites the README; with --check prints the difference instead and returns 1 if there is one."""
-    parser = argparse.ArgumentParser(prog="python -m helpers.readme", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing; fail if the table is out of date")
-    options = parser.parse_args(argv)
+def update(path: Path = README, check: bool = False) -> str:
+    """Renews a README's table and returns the lines that change, as a diff; `check`: changes nothing. Empty if it is up to date."""
     old = path.read_text()
     new = rewritten(old)
-    if options.check:
-        difference = difflib.unified_diff(
-            old.splitlines(), new.splitlines(), "README.md", "from data/", lineterm="", n=0
-        )
-        print("\n".join(difference) or "README.md is up to date")
-        return int(old != new)
-    path.write_text(new)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    if not check:
+        path.write_text(new)
+    lines = difflib.unified_diff(old.splitlines(), new.splitlines(), path.name, "from data/", lineterm="", n=0)
+    return "\n".join(lines)

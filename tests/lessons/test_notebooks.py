@@ -275,8 +275,6 @@ def test_a_folded_solution_stays_folded_in_html(tmp_path):
     assert "<pre>" in folded and "42" in folded
 
 
-def test_a_notebook_that_is_not_there_is_refused_by_name(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["execute", "01_naive", "77_none"])
-    with pytest.raises(SystemExit, match="2"):
-        execute.main()
-    assert "no notebook 77_none; there are 00_start_here, 01_naive, " in capsys.readouterr().err
+def test_a_notebook_that_is_not_there_is_refused_by_name():
+    with pytest.raises(ValueError, match="no notebook 77_none; there are 00_start_here, 01_naive, "):
+        execute.execute_all(["01_naive", "77_none"])

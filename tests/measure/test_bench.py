@@ -1,18 +1,19 @@
-"""What can be said of timing without a GPU: shapes, counts and refusals; and with one, that the clock is right."""
+"""The stopwatch, and the recording of a rung with the emulator in the GPU's place; on a GPU, that the clock is right."""
 
 import itertools
 import os
 import random
 import time
+from dataclasses import replace
 
 import pandas as pd
 import pytest
 import sixteen
 import torch
 
-from helpers import bench, record, reference
+from helpers import bench, record, reference, workloads
 from helpers.ladder import rung as ladder
-from helpers.measure import workloads as bench_model
+from helpers.measure import recording
 
 gpu = pytest.mark.gpu
 
@@ -26,25 +27,17 @@ def test_without_a_gpu_nothing_is_timed(call):
         call()
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_make_bench_says_so_in_one_sentence(capsys):
-    assert bench.main([]) == 1
-    out = capsys.readouterr().out
-    assert out.count("\n") == 1
-    assert "on a GPU only" in out
-
-
 def test_the_recorded_shapes_are_the_workloads():
-    shapes = bench.shapes("attention")
+    shapes = workloads.shapes("attention")
     assert len(shapes) == len(set(shapes))
     headline = [s for s in shapes if s[0] * s[2] == 16384 and s[1] * s[4] == 2048]
     assert {(n, d) for _, _, n, _, d in headline} == {(512 << i, d) for i in range(6) for d in (64, 128)}
     seeds = {(b, h, n, d) for b in (8, 16) for h in (8, 16) for n in (256, 512, 1024) for d in (64, 128)}
     assert seeds <= {(b, h, n, d) for b, h, n, _, d in shapes}
-    rows = bench.shapes("softmax")
+    rows = workloads.shapes("softmax")
     assert any(n % 4 for _, _, _, n, _ in rows)
     assert all(b == h == d == 1 and 2**25 < m * n <= 2**26 for b, h, m, n, d in rows)
-    assert set(bench.shapes("attention", quick=True)) < set(shapes)
+    assert set(workloads.shapes("attention", quick=True)) < set(shapes)
 
 
 def test_clocks_are_summarised_over_the_busy_moments():
@@ -211,24 +204,24 @@ def stand_in(fake_gpu, monkeypatch, tmp_path):
     save = record.save
     monkeypatch.setattr(record, "save", lambda *args, **options: save(*args, **options, root=tmp_path))
     shapes = {"attention": [(1, 2, 64, 64, 64), (2, 1, 33, 33, 64)], "softmax": [(1, 1, 64, 40, 1)]}
-    monkeypatch.setattr(bench, "shapes", lambda op, quick=False, headline=False: shapes[op])
+    monkeypatch.setattr(workloads, "shapes", lambda op, quick=False, headline=False: shapes[op])
     for name in ("synchronize", "empty_cache", "reset_peak_memory_stats"):
         monkeypatch.setattr(torch.cuda, name, lambda: None)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 1000)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 5000)
     monkeypatch.setattr(FakeEvent, "record", lambda self: setattr(self, "at", time.perf_counter() * 1e3))
-    monkeypatch.setattr(bench, "errors", lambda *args, **kw: errors(*args, lengths=(64, 128), **kw))
-    monkeypatch.setattr(bench, "memories", lambda *args, **kw: memories(*args, lengths=(64,), **kw))
-    monkeypatch.setattr(bench, "builds", lambda stem: builds(stem, times=1))
+    monkeypatch.setattr(recording, "errors", lambda *args, **kw: errors(*args, lengths=(64, 128), **kw))
+    monkeypatch.setattr(recording, "memories", lambda *args, **kw: memories(*args, lengths=(64,), **kw))
+    monkeypatch.setattr(recording, "builds", lambda stem: builds(stem, times=1))
     return tmp_path
 
 
-errors, memories, builds = bench.errors, bench.memories, bench.builds
+errors, memories, builds = recording.errors, recording.memories, recording.builds
 
 
 @pytest.mark.parametrize("stem", ["02_online_softmax", "04_fa2_fp32"])
 def test_recording_runs_from_end_to_end(stand_in, stem):
-    bench.record_rung(stem)
+    recording.record_rung(stem)
     kinds = {"forward", "error", "build"} | ({"memory"} if stem.startswith("04") else set())
     assert {p.name for p in stand_in.glob("stand-in/*.csv")} == {f"{stem}.{kind}.csv" for kind in kinds}
     forward = record.load(stem, device="stand-in", root=stand_in)
@@ -248,9 +241,9 @@ def test_recording_runs_from_end_to_end(stand_in, stem):
 
 def test_a_sixteen_bit_rung_is_recorded_in_both_its_dtypes(stand_in, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(ladder, "KERNELS", tmp_path / "kernels")
-    monkeypatch.setattr(bench, "MATH_MAX_N", 40)
+    monkeypatch.setattr(workloads, "MATH_MAX_N", 40)
     stem = sixteen.make_rung(ladder.KERNELS, "77_sixteen")
-    bench.record_rung(stem)
+    recording.record_rung(stem)
     said = capsys.readouterr().out  # the CPU's SDPA FLASH stands in for the GPU's
     assert "worst" in said and ("B2 H1 N33" in said or "B1 H2 N64" in said)
     forward = record.load(stem, device="stand-in", root=stand_in)
@@ -276,12 +269,12 @@ def test_recording_a_rung_that_models_need(stand_in, stem, kind, monkeypatch, ca
     cases = reference.cases
     monkeypatch.setattr(reference, "cases", lambda *which: itertools.islice(cases(*which), 2))
     monkeypatch.setattr(
-        bench, "builds", lambda which: pd.DataFrame({"phase": ["cold"], "round": [0], "seconds": [1.0]})
+        recording, "builds", lambda which: pd.DataFrame({"phase": ["cold"], "round": [0], "seconds": [1.0]})
     )
-    small = {"DEVICE": "cpu", "TOKENS": 128, "WIDTH": 128, "LENGTHS": (64,), "COPIED": 1 << 10, "SPLITS": (1, 2)}
+    small = {"TOKENS": 128, "WIDTH": 128, "LENGTHS": (64,), "COPIED": 1 << 10, "SPLITS": (1, 2)}
     for name, value in (small | {"CACHES": ((2, 4, 2, 300, 64),)}).items():
-        monkeypatch.setattr(bench_model, name, value)
-    bench.record_rung(stem)
+        monkeypatch.setattr(workloads, name, value)
+    recording.record_rung(stem)
     assert {p.name for p in stand_in.glob("stand-in/*.csv")} == {f"{stem}.{k}.csv" for k in (kind, "error", "build")}
     samples = record.load(stem, kind, "stand-in", stand_in)
     assert samples["op"].eq("attention" if kind == "decode" else "attention_backward").all()
@@ -306,7 +299,7 @@ def test_a_wrong_kernel_is_not_timed(stand_in, monkeypatch):
 
     monkeypatch.setattr(kernel, "load", lambda *_, **__: Wrong())
     with pytest.raises(AssertionError, match="scale 0.3"):
-        bench.record_rung("04_fa2_fp32")
+        recording.record_rung("04_fa2_fp32")
     assert not list(stand_in.glob("stand-in/*"))
 
 
@@ -316,6 +309,17 @@ def test_what_a_kernel_refuses_is_skipped_and_said(stand_in):
             raise ValueError("N = 33 is not a multiple of 64")
         return q
 
-    frame, skipped = bench.forward(refuses, "mine", "attention")
-    assert skipped == ["mine at (B,H,Nq,Nk,D) = (2, 1, 33, 33, 64), fp32: N = 33 is not a multiple of 64"]
+    frame = workloads.forward(refuses, replace(ladder.rung("04_fa2_fp32"), stem="mine"))
+    assert frame.attrs["skipped"] == [
+        "mine at (B,H,Nq,Nk,D) = (2, 1, 33, 33, 64), fp32: N = 33 is not a multiple of 64"
+    ]
     assert set(frame.loc[frame["name"] == "mine", "Nq"]) == {64}
+
+
+def test_a_quick_timing_is_printed_and_not_recorded(stand_in, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(ladder, "KERNELS", tmp_path / "kernels")
+    recording.time_quickly(sixteen.make_rung(ladder.KERNELS, "77_sixteen"))
+    said = capsys.readouterr()
+    assert "77_sixteen: right" in said.out and "worst" in said.out  # the CPU's SDPA FLASH stands in for the GPU's
+    assert "77_sixteen" in said.err  # every shape as it is timed
+    assert not list(stand_in.glob("stand-in/*"))

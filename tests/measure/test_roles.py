@@ -147,6 +147,7 @@ def test_a_recording_has_every_head_dimension():
     assert set(frame[frame.D == 64].lane) == {"producer", "consumer 0", "consumer 1", "consumer 2"}
 
 
-def test_without_a_gpu_nothing_is_recorded(monkeypatch, capsys):
+def test_without_a_gpu_nothing_is_recorded(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert roles.main(["32_ping_pong"]) == 1 and "GPU" in capsys.readouterr().out
+    with pytest.raises(RuntimeError, match="on a GPU only"):
+        roles.record_roles("32_ping_pong")

@@ -134,11 +134,10 @@ def test_only_the_part_between_the_markers_changes(tmp_path):
             readme.rewritten(broken, tmp_path)
 
 
-def test_check_changes_nothing_and_fails_on_an_old_table(tmp_path, capsys):
+def test_a_check_changes_nothing_and_shows_what_would_change(tmp_path):
     path = tmp_path / "README.md"
     path.write_text(f"{readme.BEGIN}\nold\n{readme.END}\n")
-    assert readme.main(["--check"], path) == 1
-    assert "-old" in capsys.readouterr().out
+    assert "-old" in readme.update(path, check=True)
     assert "old" in path.read_text()
-    assert readme.main([], path) == 0
-    assert readme.main(["--check"], path) == 0
+    assert "-old" in readme.update(path)
+    assert readme.update(path, check=True) == ""

@@ -7,8 +7,7 @@ import pandas as pd
 import pytest
 import torch
 
-from helpers import bench, record, rung
-from helpers.measure import workloads as bench_model
+from helpers import bench, record, rung, workloads
 
 SPEED = {"copy": 2.0, "SDPA FLASH": 3.0}  # ms of each name; the rung takes 1
 
@@ -26,16 +25,18 @@ def small(monkeypatch):
         return frame
 
     for name, value in dict(TOKENS=128, WIDTH=128, LENGTHS=(32, 64), GROUPS=(4, 2), GROUPED=((1, 16),)).items():
-        monkeypatch.setattr(bench_model, name, value)
-    monkeypatch.setattr(bench_model, "COPIED", 1 << 10)
-    monkeypatch.setattr(bench_model, "CACHES", ((2, 4, 2, 512, 64),))
+        monkeypatch.setattr(workloads, name, value)
+    monkeypatch.setattr(workloads, "COPIED", 1 << 10)
+    monkeypatch.setattr(workloads, "CACHES", ((2, 4, 2, 512, 64),))
     for name, value in dict(SHORTEST=16, LONGEST=64, SEQUENCES=3, BATCHES=1).items():
-        monkeypatch.setattr(bench_model, name, value)
-    for module in (bench, bench_model):
-        monkeypatch.setattr(module, "DEVICE", "cpu")
-    monkeypatch.setattr(bench_model, "_peers", lambda *x, causal: {"SDPA FLASH": lambda q, k, v: q})
-    monkeypatch.setattr(bench_model, "flash", lambda q, k, v, causal=False: q)
-    monkeypatch.setattr(bench_model, "measure", measure)
+        monkeypatch.setattr(workloads, name, value)
+    monkeypatch.setattr(bench, "DEVICE", "cpu")
+    monkeypatch.setattr(workloads, "_causal_peers", lambda *x: {"SDPA FLASH": lambda q, k, v: q})
+    sdpa = workloads.sdpa
+    monkeypatch.setattr(
+        workloads, "sdpa", lambda name, q, *x, **o: q if name == record.FLASH else sdpa(name, q, *x, **o)
+    )
+    monkeypatch.setattr(workloads, "measure", measure)
     for name in ("synchronize", "empty_cache"):
         monkeypatch.setattr(torch.cuda, name, lambda: None)
     return SimpleNamespace(calls=[])
@@ -50,7 +51,7 @@ def kernel(calls):
 
 
 def test_causal_rows_count_half_of_the_flops(small):
-    samples = bench_model.causal(kernel(small.calls), rung("20_causal_gqa"))
+    samples = workloads.causal(kernel(small.calls), rung("20_causal_gqa"))
     assert list(samples) == ["name", "dtype", "causal", *record.SHAPE, "round", "ms"]
     assert all(causal for *_, causal, _, _ in small.calls)
     made = record.medians(samples).query("name == '20_causal_gqa'")
@@ -59,22 +60,22 @@ def test_causal_rows_count_half_of_the_flops(small):
 
 
 def test_groups_are_timed_beside_as_many_heads(small):
-    samples = bench_model.groups(kernel(small.calls), rung("20_causal_gqa"))
+    samples = workloads.groups(kernel(small.calls), rung("20_causal_gqa"))
     assert set(zip(samples["name"], samples["Hkv"])) == {("20_causal_gqa", 2), ("20_causal_gqa", 4), ("SDPA FLASH", 2)}
     assert {k[1] for _, k, *_ in small.calls} == {2, 4}
 
 
 def test_packed_batches_have_an_ideal(small):
-    samples = bench_model.packed(kernel(small.calls), rung("20_causal_gqa"))
+    samples = workloads.packed(kernel(small.calls), rung("20_causal_gqa"))
     assert (samples["tokens"] < samples["sequences"] * 64).all()
     assert any(starts is not None for *_, starts, _ in small.calls)
     rates = {16: pd.Series([1.0]), 32: pd.Series([4.0]), 64: pd.Series([4.0])}
-    assert [bench_model._rate(rates, n)[0] for n in (16, 32, 50, 64)] == [1, 4, 4, 4]
-    assert bench_model._rate(rates, 23)[0] == pytest.approx(4**0.5236, rel=1e-3)  # log2(23 / 16) = 0.5236
+    assert [workloads._rate(rates, n)[0] for n in (16, 32, 50, 64)] == [1, 4, 4, 4]
+    assert workloads._rate(rates, 23)[0] == pytest.approx(4**0.5236, rel=1e-3)  # log2(23 / 16) = 0.5236
 
 
 def test_decode_rows_say_their_bytes_and_splits(small):
-    samples = bench_model.decode(kernel(small.calls), rung("21_split_kv"))
+    samples = workloads.decode(kernel(small.calls), rung("21_split_kv"))
     table = record.bandwidths(samples)
     assert set(table["splits"]) >= {1, 2} and set(table["bytes"]) == {2 * 2 * 2 * 2 * 512 * 64}
     assert samples.groupby(["dtype", "round"])["chosen"].sum().eq(1).all()
@@ -84,7 +85,7 @@ def test_decode_rows_say_their_bytes_and_splits(small):
 
 
 @pytest.mark.parametrize(("stem", "dtypes"), [("22_backward_fp32", ["fp32"]), ("23_backward_mma", ["fp16", "bf16"])])
-def test_the_way_back_is_timed_beside_autograds(small, stem, dtypes):
+def test_the_backward_pass_is_timed_beside_autograds(small, stem, dtypes):
     """With PyTorch's own back ends in between: those that the CPU has."""
     given = []
 
@@ -94,23 +95,23 @@ def test_the_way_back_is_timed_beside_autograds(small, stem, dtypes):
         torch.testing.assert_close(o, expected, rtol=0.02, atol=0.02)
         return q, k, v
 
-    samples = bench_model.backward(kernel, rung(stem))
+    samples = workloads.backward(kernel, rung(stem))
     assert list(samples) == ["name", "dtype", "causal", *record.SHAPE, "round", "ms"]
     assert set(given) == {False, True} and list(samples["dtype"].unique()) == dtypes
     assert {stem, "SDPA MATH"} <= set(samples["name"]) and set(samples["causal"]) == {0, 1}
     made = record.medians(samples.assign(op="attention_backward"))
-    flops = record.backward_flops(*(made[c] for c in record.SHAPE), made["causal"])
+    flops = 2.5 * record.attention_flops(*(made[c] for c in record.SHAPE), made["causal"])
     assert (made["tflops"] * made["ms"] * 1e9).tolist() == pytest.approx(flops.tolist())
     assert "causal" in record.summary(samples, stem, "SDPA MATH")
 
 
 def test_a_hopper_rung_is_held_against_cublas(small, monkeypatch):
-    monkeypatch.setattr(bench_model, "LENGTHS", (2048, 4096))
-    monkeypatch.setattr(bench_model, "TOKENS", 4096)
-    monkeypatch.setattr(bench_model, "SQUARE", 16)
+    monkeypatch.setattr(workloads, "LENGTHS", (2048, 4096))
+    monkeypatch.setattr(workloads, "TOKENS", 4096)
+    monkeypatch.setattr(workloads, "SQUARE", 16)
     monkeypatch.setitem(SPEED, record.CUBLAS, 4.0)
-    samples = bench_model.matmul(kernel(small.calls), replace(rung("20_causal_gqa"), arch="sm_90a"))
-    points = record.of_matmul(samples, "20_causal_gqa")
+    samples = workloads.matmul(kernel(small.calls), replace(rung("20_causal_gqa"), arch="sm_90a"))
+    points = record.ratio_to_cublas(samples, "20_causal_gqa")
     ours = points["causal"].map(lambda c: record.attention_flops(1, 1, 4096, 4096, 128, c) / 1.0)
     assert points["ratio"].tolist() == pytest.approx((ours / (2 * 16**3 / 4.0)).tolist())
 
@@ -122,12 +123,15 @@ def test_a_rung_has_the_records_its_features_call_for(small):
     assert record.kinds(replace(rung("13_tuned"), arch="sm_90a")) == ("forward", "matmul")
     assert record.kinds(rung("12_double_buffered")) == ("forward",)
     for kind in record.kinds(rung("20_causal_gqa"))[1:]:
-        columns = bench_model.table(kind, kernel([]), rung("20_causal_gqa")).columns
+        columns = workloads.samples(kind, kernel([]), rung("20_causal_gqa")).columns
         assert ("Hkv" in columns) == (kind == "groups") and ("ideal_ms" in columns) == (kind == "packed")
 
 
 def test_groups_and_packed_batches_become_ratios(small):
-    few = record.grouped(bench_model.groups(kernel([]), rung("20_causal_gqa")), "20_causal_gqa")
+    few = record.grouped(workloads.groups(kernel([]), rung("20_causal_gqa")), "20_causal_gqa")
     assert few["ratio"].eq(1).all() and (few["few"][0], few["many"][0]) == (2, 4)
-    samples = bench_model.packed(kernel([]), rung("20_causal_gqa")).assign(ms=2.0, padded_ms=5.0, ideal_ms=1.5)
-    assert record.of_ideal(samples)["ratio"].eq(0.75).all() and record.of_ideal(samples)["to_padded"].eq(2.5).all()
+    samples = workloads.packed(kernel([]), rung("20_causal_gqa")).assign(ms=2.0, padded_ms=5.0, ideal_ms=1.5)
+    assert (
+        record.ratio_to_ideal(samples)["ratio"].eq(0.75).all()
+        and record.ratio_to_ideal(samples)["to_padded"].eq(2.5).all()
+    )
