@@ -7,19 +7,19 @@ import html
 from collections.abc import Iterable
 from typing import Any
 
-from .style import CARD, INK, MUTED, Picture
+from .style import CARD, DARK_INK, DARK_PAGE, GRID, INK, MUTED, Picture
 
-DARK_PAGE, DARK_INK = "#16181c", "#d6d9de"
 STYLE = f"""
 :root {{ color-scheme: light dark; }}
 body {{ margin: 0 auto; padding: 16px; max-width: 1100px; background: {CARD}; color: {INK};
        font: 14px/1.45 system-ui, sans-serif; }}
 pre, td, th {{ font-size: 12.5px; }}
 section {{ margin: 0 0 24px; overflow-x: auto; }}
-td, th {{ border-bottom: 1px solid rgba(128, 136, 144, 0.35); }}
+td, th {{ border-bottom: 1px solid {GRID}; }}
 img {{ max-width: 100%; height: auto; }}
 summary {{ cursor: pointer; color: {MUTED}; }}
-@media (prefers-color-scheme: dark) {{ body {{ background: {DARK_PAGE}; color: {DARK_INK}; }} summary {{ color: {DARK_INK}; }} }}
+@media (prefers-color-scheme: dark) {{ body {{ background: {DARK_PAGE}; color: {DARK_INK}; }}
+  summary {{ color: {DARK_INK}; }} td, th {{ border-color: {MUTED}; }} }}
 @media print {{ body {{ max-width: none; padding: 0; }} section {{ overflow: visible; }} }}
 """
 

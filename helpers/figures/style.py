@@ -89,6 +89,8 @@ OVER = ["#fee08b", "#fdae61", "#f46d43", MAGENTA, "#6a1b6a"]  # above a limit, d
 # Of HTML, which has no card of its own: both read on a light page and on a dark one.
 HEAT = {"shared": "#2f80c8", "global": "#3d8a3d"}
 EXCESS = "#d5672a"
+COOL, HOT = "rgba(47,128,200,{:.2f})", "rgba(213,103,42,{:.2f})"  # behind a cell's number; format with their strength
+DARK_PAGE, DARK_INK = "#16181c", "#d6d9de"  # a page of its own, where the reader prefers a dark one
 
 
 class Figure(matplotlib.figure.Figure):

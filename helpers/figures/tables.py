@@ -12,16 +12,17 @@ from collections.abc import Callable, Sequence
 import pandas as pd
 
 from ..emulator.trace import Access
+from .style import COOL, HOT
 from .words import UNIT, cut, statement
 
 UNFOLDED = 8  # rows
-COOL, HOT = "rgba(47,128,200,{:.2f})", "rgba(213,103,42,{:.2f})"
 # The counts stand first, in cells that keep their width; the code comes last, and is what gives way on a narrow page.
 TABLE = "table-layout:auto;width:100%;margin:0;border-collapse:collapse"
 COUNT = "padding:3px 8px;text-align:right;white-space:nowrap"
 NAME = "padding:3px 8px;text-align:left;white-space:nowrap"
 CODE = "padding:3px 8px;text-align:left;white-space:pre;font-family:monospace"
-CODE += ";width:100%;max-width:0;overflow:hidden;text-overflow:ellipsis"
+CODE += ";width:100%;min-width:10em;max-width:0;overflow:hidden;text-overflow:ellipsis"
+HEADS = {COUNT: "padding:3px 8px;text-align:right;white-space:normal"}  # in two lines where that is narrower
 WHAT = {"shared": "Shared memory, by line", "global": "Global memory, by line (a sector is 32 bytes)"}
 
 
@@ -45,12 +46,13 @@ def access_html(rows: Sequence[Access], space: str, code: Callable[[int], str]) 
     """The accesses of one space, the costliest first; beyond the first UNFOLDED, folded. code: the text of a line."""
     most = max(a.cost for a in rows) or 1
     heads = [("line", COUNT), (UNIT[space], COUNT), ("ideal", COUNT), ("beyond ideal", COUNT), ("requests", COUNT)]
-    heads += [("worst request", COUNT), ("operation", NAME), ("bytes/lane", COUNT), ("code", CODE)]
-    head = "".join(f'<th style="{style}">{name}</th>' for name, style in heads)
+    heads += [("worst request", COUNT), ("operation", NAME), ("bytes per lane", COUNT), ("code", CODE)]
+    head = "".join(f'<th style="{HEADS.get(style, style)}">{name}</th>' for name, style in heads)
     cells = [_row(a, most, code(a.line)) for a in rows]
 
     def table(part: list[str]) -> str:
-        return f'<table style="{TABLE}"><thead><tr>{head}</tr></thead><tbody>{"".join(part)}</tbody></table>'
+        inner = f"<thead><tr>{head}</tr></thead><tbody>{''.join(part)}</tbody>"
+        return f'<div style="overflow-x:auto"><table style="{TABLE}">{inner}</table></div>'
 
     shown = f"<div style='margin-top:8px'><b>{WHAT[space]}</b></div>{table(cells[:UNFOLDED])}"
     if len(cells) > UNFOLDED:

@@ -27,17 +27,15 @@ def contrast(a, b):
 
 def literals(path):
     """Colours that are written out in a module: "#0072b2", or the names that matplotlib knows."""
-    return re.findall(
-        r"""["'](?:#[0-9a-fA-F]{6}|tab:\w+|C\d|red|green|blue|black|white|gray|grey|orange)["']""", path.read_text()
-    )
+    named = r"""["'](?:#[0-9a-fA-F]{6}|tab:\w+|C\d|red|green|blue|black|white|gray|grey|orange)["']"""
+    return re.findall(rf"{named}|rgba?\(", path.read_text())
 
 
 def test_no_other_module_of_figures_defines_a_colour():
     modules = [*(HELPERS / "figures").glob("*.py"), *(HELPERS / "lessons").rglob("*.py")]
     found = {path.name: literals(path) for path in modules}
     assert len(found.pop("style.py")) > 40
-    own = {"page.py"}  # the dark page behind the cards
-    assert {name: colours for name, colours in found.items() if colours and name not in own} == {}
+    assert {name: colours for name, colours in found.items() if colours} == {}
 
 
 @pytest.mark.parametrize("page", ["#ffffff", "#111111"])

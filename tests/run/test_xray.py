@@ -17,7 +17,7 @@ from matplotlib.colors import to_rgb
 from helpers import Kernel, banks, check, load, plot, traffic
 from helpers.emulator import Launcher
 from helpers.emulator.trace import Access, Finding, Request, Trace
-from helpers.figures import access_maps
+from helpers.figures import access_maps, style
 from helpers.figures.words import words
 from helpers.ladder import rung as ladder
 from helpers.ladder.contract import TORCH_NAMES
@@ -326,9 +326,7 @@ def test_a_page_of_a_kernel_that_does_nothing(tmp_path):
 
 
 def test_a_page_reads_in_either_theme():
-    from helpers.figures import page, style
-
-    assert contrast(style.INK, style.CARD) > 7 and contrast(page.DARK_INK, page.DARK_PAGE) > 7
+    assert contrast(style.INK, style.CARD) > 7 and contrast(style.DARK_INK, style.DARK_PAGE) > 7
     assert contrast(style.MUTED, style.CARD) > 4.5
 
 
