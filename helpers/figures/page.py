@@ -1,4 +1,4 @@
-"""What a notebook would show, as a page of its own: one file, no request, readable in a light theme and in a dark one."""
+"""A standalone page: one file that makes no request, readable in a light theme and in a dark one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ summary {{ cursor: pointer; color: {MUTED}; }}
 
 
 def page(title: str, parts: Iterable[Any]) -> str:
-    """An HTML document of what is shown in a notebook by `_repr_html_`, or is a Picture, whose words are its alternative text."""
+    """An HTML document. parts: objects with a `_repr_html_`, as a notebook shows them, or Pictures, whose text form becomes the
+    alternative text."""
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
     sections = "\n".join(f"<section>{_shown(part)}</section>" for part in parts)
     return (

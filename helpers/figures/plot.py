@@ -1,4 +1,4 @@
-"""Figures from records. Each function takes a DataFrame of record.py's and returns a Figure; none needs torch or a GPU.
+"""Figures from records. Each function takes a DataFrame of `record` and returns a Figure; none needs torch or a GPU.
 
 Figures are drawn on a light card of their own, so that they read the same on a white page, a dark one and in print;
 lines differ in colour (Okabe and Ito's, told apart by colour-blind readers), marker and dash, and carry their name.
@@ -40,8 +40,8 @@ OUTPUTS = {"o": "O", "lse": "LSE", "p": "P", "dq": "dQ", "dk": "dK", "dv": "dV"}
 
 
 def recorded(stem: str, kind: str, draw: Callable[[pd.DataFrame], T], by: str = "make bench") -> T | None:
-    """What `draw` makes of a record, record.load(stem, kind); where there is none, a sentence that says so is printed instead, with
-    what makes one."""
+    """What `draw` makes of a record, record.load(stem, kind). Where there is none it prints a sentence that says so, with the
+    command that makes one, and returns None."""
     try:
         samples = record.load(stem, kind)
     except LookupError:
@@ -341,8 +341,10 @@ def error(frame: pd.DataFrame, D: int | None = None, dtype: str | None = None) -
 
 @styled
 def budget(frame: pd.DataFrame) -> Figure:
-    """Each rung's largest error as a share of what the error rule allows, over every recorded N and D: a dot for each dtype and
-    output. frame: record.load(kind="error")."""
+    """Each rung's largest error as a share of what the error rule allows, over every recorded N and D.
+
+    A dot for each dtype and output. frame: record.load(kind="error").
+    """
     shares = (
         (frame["error"] / frame["budget"]).groupby([frame[c] for c in ("rung", "dtype", "output")], sort=False).max()
     )

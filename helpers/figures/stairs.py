@@ -17,9 +17,11 @@ UNITS = {"tflops": "TFLOP/s", "to_flash": "speed beside SDPA FLASH\n(its time / 
 
 @styled
 def staircase(table: pd.DataFrame, unit: str = "tflops") -> Figure:
-    """Every rung a step, the peers and ceilings lines across, a panel per D. table: scoreboard.speeds(), with rows of kind
-    "yours" added or not. unit: "tflops" (logarithmic where steps differ by more than 30) or "to_flash", the ratio to SDPA FLASH with bars
-    to its worst and best shape; rungs that FLASH can't run beside (fp32) are left out of it.
+    """Every rung a step, the peers and ceilings lines across, a panel per D.
+
+    table: scoreboard.speeds(), with rows of kind "yours" added or not. unit: "tflops" (logarithmic where the largest is more
+    than 30 times the smallest) or "to_flash", the ratio to SDPA FLASH with bars to its worst and best shape; rungs that FLASH
+    can't run beside (fp32) are left out of it.
 
     A rung without records keeps its place, marked so. ValueError for another unit or where nothing was recorded.
     """

@@ -1,4 +1,4 @@
-"""An access, a line of code and a number in words: what text, HTML and figures say alike. Needs neither matplotlib nor pandas."""
+"""An access, a line of code and a number in words, the same in text, HTML and figures. Needs neither matplotlib nor pandas."""
 
 from __future__ import annotations
 

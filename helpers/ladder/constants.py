@@ -1,4 +1,4 @@
-"""The constants of a kernel's text: `struct Tile` as C++ would evaluate it for a head dimension, and what they say of shared memory."""
+"""The constants of a kernel's text: `struct Tile` evaluated as in C++ for a head dimension, and the parts of shared memory."""
 
 from __future__ import annotations
 

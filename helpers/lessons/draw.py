@@ -1,6 +1,6 @@
 """The notebooks' drawings: pictures of an idea, drawn from the numbers of the cell that asks for them.
 
-Measurements are plot.py's affair; the look (a light card, Okabe and Ito's colours, readable in grey) is the same.
+Measurements are drawn by figures/plot.py; the look, defined in figures/style.py, is the same.
 """
 
 from __future__ import annotations

@@ -51,8 +51,8 @@ __all__ = [
 
 @styled
 def stored_bytes(frame: pd.DataFrame, title: str) -> Figure:
-    """What stays in memory between the forward and the backward pass. frame: index N, a column of bytes for each thing that could
-    be kept."""
+    """What stays in memory between the forward and the backward pass. frame: index N, a column of bytes for each thing that
+    could be kept."""
     figure, (ax,) = canvas(7.8, 3.9, title=title)
     looks = [(ORANGE, "//"), (BLUE, ""), (GREEN, ".."), (MUTED, "xx")]
     for name, bars in grouped(ax, frame, looks, 0.82).items():

@@ -25,8 +25,8 @@ __all__ = [
 def lanes(cases: Mapping[str, pd.DataFrame], unit: str, span: tuple[float, float] | None = None) -> Figure:
     """Swim lanes one case above the other on one axis of time. cases: title -> lane, kind (of draw_hopper.KINDS), begin, end.
 
-    span: the part of the time that is shown, from 0 on in the figure; by default all of it. Where a lane does softmax under a product of its own, the product
-    has the upper half and the softmax the lower one.
+    span: the part of the time that is shown, from 0 on in the figure; by default all of it. Where a lane does softmax under a
+    product of its own, the product has the upper half and the softmax the lower one.
     """
     names = [sorted(frame["lane"].unique(), key=lambda lane: (lane != "producer", lane)) for frame in cases.values()]
     first, last = span or (0, max(frame["end"].max() for frame in cases.values()))
