@@ -1,5 +1,4 @@
-"""The drawings of notebook 24: loss curves laid on each other, steps beside what their kernels take, and by how much two ways to
-write a text differ."""
+"""The drawings of notebook 24: loss curves, steps beside what their kernels take, and how far two ways to write a text differ."""
 
 from __future__ import annotations
 
@@ -7,8 +6,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter
 
-from ..figures.style import BLUE, GREEN, INK, MAGENTA, MUTED, ORANGE, PEERS, Figure, canvas, styled
-from .train import RUN, WARM_UP, by_run, differences, label
+from ...figures.style import BLUE, GREEN, INK, MAGENTA, MUTED, ORANGE, PEERS, Figure, canvas, styled
+from ..train import RUN, WARM_UP, by_run, differences, label
 
 # colour, dash, width, and which lies on top: a thin dashed line on a thick one shows both
 LOOKS = {

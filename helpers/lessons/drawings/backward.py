@@ -1,7 +1,5 @@
 """The drawings of notebooks 22, 23 and 33: what is kept for the backward pass, who owns which sum, how the five products meet,
 and how the main loop of a Hopper kernel proceeds.
-
-The look is that of plot.py and draw.py: a light card on any page, colours that differ in lightness too.
 """
 
 from __future__ import annotations
@@ -14,14 +12,14 @@ import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, Patch, Rectangle
 
-from ..figures import words
-from ..figures.bars import grouped
-from ..figures.steps import marks as drafts
-from ..figures.style import BLUE, CARD, GREEN, INK, MUTED, ORANGE, SAND, SHADES, TINTS, Figure, blank, canvas, styled
-from ..ladder.constants import SMEM_LIMIT, accumulators, constants, parts
-from ..ladder.rung import Which
-from ..toolchain import sass
-from ..toolchain.loops import WORK, Line, products, work
+from ...figures import words
+from ...figures.bars import grouped
+from ...figures.steps import marks as drafts
+from ...figures.style import BLUE, CARD, GREEN, INK, MUTED, ORANGE, SAND, SHADES, TINTS, Figure, blank, canvas, styled
+from ...ladder.constants import SMEM_LIMIT, accumulators, constants, parts
+from ...ladder.rung import Which
+from ...toolchain import sass
+from ...toolchain.loops import WORK, Line, products, work
 
 __all__ = [
     "EDGES",

@@ -8,11 +8,11 @@ import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from ..figures import lanes as swim
-from ..figures.steps import beside as steps
-from ..figures.style import GREEN, GRID, INK, MAGENTA, MUTED, ORANGE, SAND, VIOLET, Figure, canvas, styled
-from ..toolchain.loops import Line, is_named, waits
-from .draw_hopper import KINDS
+from ...figures import lanes as swim
+from ...figures.steps import beside as steps
+from ...figures.style import GREEN, GRID, INK, MAGENTA, MUTED, ORANGE, SAND, VIOLET, Figure, canvas, styled
+from ...toolchain.loops import Line, is_named, waits
+from .hopper import KINDS
 
 __all__ = [
     "lanes",
@@ -23,7 +23,7 @@ __all__ = [
 
 @styled
 def lanes(cases: Mapping[str, pd.DataFrame], unit: str, span: tuple[float, float] | None = None) -> Figure:
-    """Swim lanes one case above the other on one axis of time. cases: title -> lane, kind (of draw_hopper.KINDS), begin, end.
+    """Swim lanes one case above the other on one axis of time. cases: title -> lane, kind (of hopper.KINDS), begin, end.
 
     span: the part of the time that is shown, from 0 on in the figure; by default all of it. Where a lane does softmax under a
     product of its own, the product has the upper half and the softmax the lower one.

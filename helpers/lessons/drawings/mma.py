@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 import pandas as pd
 from matplotlib.patches import Rectangle
 
-from ..figures import lanes
-from ..figures.steps import bars as steps
-from ..figures.style import BLUE, CARD, GREEN, INK, MUTED, ORANGE, SAND, SHADES, TINTS, Figure, blank, canvas, styled
+from ...figures import lanes
+from ...figures.steps import bars as steps
+from ...figures.style import BLUE, CARD, GREEN, INK, MUTED, ORANGE, SAND, SHADES, TINTS, Figure, blank, canvas, styled
 
 __all__ = [
     "fragments",

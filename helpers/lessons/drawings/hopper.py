@@ -12,10 +12,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from ..emulator import fragments
-from ..emulator.fragments import Descriptor
-from ..figures import lanes as swim
-from ..figures.style import (
+from ...emulator import fragments
+from ...emulator.fragments import Descriptor
+from ...figures import lanes as swim
+from ...figures.style import (
     BLUE,
     CARD,
     GREEN,

@@ -1,7 +1,4 @@
-"""The notebooks' drawings: pictures of an idea, drawn from the numbers of the cell that asks for them.
-
-Measurements are drawn by figures/plot.py; the look, defined in figures/style.py, is the same.
-"""
+"""The drawings of notebooks 00 to 04: memories, threads, tiles, the online softmax, and bytes against predictions."""
 
 from __future__ import annotations
 
@@ -13,9 +10,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Polygon, Rectangle
 
-from ..figures import words
-from ..figures.bars import bytes_by_tensor
-from ..figures.style import AMBER, BLUE, CARD, GREEN, INK, MUTED, ORANGE, SAND, SHADES, Figure, blank, canvas, styled
+from ...figures import words
+from ...figures.bars import bytes_by_tensor
+from ...figures.style import AMBER, BLUE, CARD, GREEN, INK, MUTED, ORANGE, SAND, SHADES, Figure, blank, canvas, styled
 
 __all__ = [
     "bracketings",

@@ -1,7 +1,4 @@
-"""The drawings of notebook 21: what a decode step is bound by, its pieces on the machine, its bandwidth, and a paged cache.
-
-The look is that of plot.py and draw.py: a light card on any page, colours that differ in lightness too.
-"""
+"""The drawings of notebook 21: what a decode step is bound by, its pieces on the machine, its bandwidth, and a paged cache."""
 
 from __future__ import annotations
 
@@ -12,8 +9,8 @@ import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from ..figures.lines import device as device_of
-from ..figures.style import BLUE, CARD, FAINT, GREEN, INK, MUTED, ORANGE, SAND, SHADES, Figure, blank, canvas, styled
+from ...figures.lines import device as device_of
+from ...figures.style import BLUE, CARD, FAINT, GREEN, INK, MUTED, ORANGE, SAND, SHADES, Figure, blank, canvas, styled
 
 
 @styled
