@@ -28,7 +28,7 @@ def contrast(a, b):
 def literals(path):
     """Colours that are written out in a module: "#0072b2", or the names that matplotlib knows."""
     named = r"""["'](?:#[0-9a-fA-F]{6}|tab:\w+|C\d|red|green|blue|black|white|gray|grey|orange)["']"""
-    return re.findall(rf"{named}|rgba?\(", path.read_text())
+    return re.findall(rf"{named}|\brgba?\(", path.read_text())
 
 
 def test_no_other_module_of_figures_defines_a_colour():
