@@ -1,9 +1,9 @@
-# make lab · test · notebooks · bench · readme
+# make lab · test · test-all · executed · notebooks · bench · readme
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := lab
-.PHONY: lab test notebooks bench readme
+.PHONY: lab test test-all executed notebooks bench readme
 
 lab: $(VENV)/installed
 	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --ServerApp.root_dir=. \
@@ -12,7 +12,13 @@ lab: $(VENV)/installed
 test: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist worksteal
+
+test-all: $(VENV)/installed-test
+	$(BIN)/python -m pytest -n auto --dist worksteal --all
+
+executed: $(VENV)/installed-test
+	$(BIN)/python -m pytest -n auto --dist worksteal -m notebooks --record tests/lessons/test_notebooks.py
 
 notebooks: $(VENV)/installed
 	$(BIN)/python -m helpers notebooks

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import hashlib
 import os
 import re
 import shutil
@@ -20,9 +19,10 @@ from pathlib import Path
 import pandas as pd
 
 from ..ladder.errors import CompileError, ToolkitError
+from ..ladder.paths import from_root
 from ..ladder.rung import INCLUDE, Rung, Which
 from ..ladder.rung import rung as find
-from .compile import cache_folder, making
+from .compile import cache_folder, digest, making
 from .loops import Line, cut_at_waits, is_named, main_loop
 from .toolkit import NVCC_FLAGS, find_compiler, find_toolkit, gencode
 
@@ -87,7 +87,7 @@ def _compiled(which: Which, arch: str) -> Path:
     rung = find(which)
     toolkit = find_toolkit()
     flags = [*NVCC_FLAGS, gencode(arch)]
-    key = hashlib.sha256(repr((rung.digest, flags, toolkit.version, str(toolkit.home))).encode()).hexdigest()[:12]
+    key = digest(rung.digest, flags, toolkit.version, str(toolkit.home))
     folder = cache_folder() / f"{rung.stem}_{arch}_cubin_{key}"
     with contextlib.nullcontext() if folder.exists() else making(folder, rung.stem):
         if not folder.exists():
@@ -99,7 +99,7 @@ def _compile(rung: Rung, nvcc: Path, flags: list[str], folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".cubin-", dir=folder.parent) as private:
         source = Path(private) / f"{rung.stem}.cu"
-        source.write_text(f'#line 1 "{rung.path}"\n{rung.source}')
+        source.write_text(f'#line 1 "{from_root(rung.path)}"\n{rung.source}')
         command = [nvcc, "-cubin", *flags, f"-I{INCLUDE}", "-ccbin", find_compiler(), source]
         command += ["-o", Path(private) / "kernel.cubin"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -270,7 +270,7 @@ def table(*which: Which, arch: str = "sm_90a") -> pd.DataFrame:
 
         sass.table("10", "11", "12")
 
-    which: each what `rung` takes. Registers per thread, bytes spilled (stores and loads) and shared memory per CTA of every kernel of some rungs: rung,
+    which: each what `rung` takes. Columns: registers per thread, bytes spilled (stores and loads) and shared memory per CTA of every kernel of some rungs: rung,
     kernel, registers, spilled_bytes, and from the line of the header block's `tiles` for its D: Br, Bc, threads, smem_kb, ctas.
     """
     rows = []

@@ -3,17 +3,21 @@
 import itertools
 import os
 import random
+import tempfile
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pandas as pd
 import pytest
 import sixteen
 import torch
 
-from helpers import bench, record, reference, workloads
+from helpers import Kernel, bench, record, reference, rung, workloads
+from helpers.emulator import launcher
 from helpers.ladder import rung as ladder
 from helpers.measure import recording
+from helpers.run import kernel as module
 
 gpu = pytest.mark.gpu
 
@@ -107,6 +111,40 @@ def test_the_callables_take_turns_in_random_order(fake_gpu):
     assert all(sorted(order) == list(names) for order in orders)  # once each in every round
     assert len(set(orders)) > 8
     assert frame["name"].tolist() == timed
+
+
+def test_a_kernel_is_timed_by_its_name(fake_gpu, monkeypatch):
+    monkeypatch.setattr(bench, "DEVICE", "cpu")
+    seen = []
+    monkeypatch.setattr(Kernel, "__call__", lambda kernel, *inputs: seen.append(kernel.rung.stem) or spending(50.0)())
+    monkeypatch.setattr(Kernel, "compile", lambda kernel: None)
+    frame = bench.measure({"by name": "naive", "a rung": rung("04"), "a function": spending(70.0)}, rounds=2)
+    assert frame.groupby("name")["ms"].median().to_dict() == {"a function": 70.0, "a rung": 50.0, "by name": 50.0}
+    assert set(seen) == {"01_naive", "04_fa2_fp32"}
+    with pytest.raises(ValueError, match="no kernel 'nave'; did you mean 01_naive"):
+        bench.measure({"x": "nave"})
+
+
+def test_a_changed_file_is_noticed_before_the_clock_runs_and_not_while_it_does(fake_gpu, monkeypatch, tmp_path, capsys):
+    mine, stats, timed = tmp_path / "mine.cu", [], []
+    mine.write_text(rung("01").source.replace("// 01_naive:", "// mine:"))
+    kernel = Kernel(rung(mine), "cpu")
+    monkeypatch.setattr(Kernel, "compile", lambda kernel: setattr(kernel.launcher, "cached", False))
+    monkeypatch.setattr(Kernel, "_run", lambda kernel, call: timed.append(kernel.source) or spending(20.0)())
+    stamp = module._stamp
+    monkeypatch.setattr(module, "_stamp", lambda path: stats.append(path) or stamp(path))
+    mine.write_text(edited := mine.read_text() + "// edited\n")
+
+    def call(*inputs):
+        kernel(*inputs)
+        if len(timed) == 5:
+            mine.write_text(edited + "// and edited again\n")
+            stats.clear()
+
+    bench.measure({"call": call}, [torch.zeros(1, 1, 8, 32)] * 3, rounds=9)
+    assert set(timed) == {edited} and len(timed) > 9
+    assert stats == []
+    assert capsys.readouterr().out.count("has changed since it was loaded") == 1
 
 
 def test_small_inputs_rotate_past_the_cache_and_large_ones_stay(fake_gpu):
@@ -213,14 +251,31 @@ def stand_in(fake_gpu, monkeypatch, tmp_path):
     monkeypatch.setattr(recording, "errors", lambda *args, **kw: errors(*args, lengths=(64, 128), **kw))
     monkeypatch.setattr(recording, "memories", lambda *args, **kw: memories(*args, lengths=(64,), **kw))
     monkeypatch.setattr(recording, "builds", lambda stem: builds(stem, times=1))
+    monkeypatch.setattr(recording.tempfile, "mkdtemp", empty_but_for_the_emulator)
     return tmp_path
 
 
-errors, memories, builds = recording.errors, recording.memories, recording.builds
+@pytest.fixture
+def few_cases(monkeypatch):
+    """Two of a rung's cases for the check before it is timed: that they all pass, tests/run/test_rungs.py says."""
+    cases = reference.cases
+    monkeypatch.setattr(reference, "cases", lambda *which: itertools.islice(cases(*which), 2))
+
+
+def empty_but_for_the_emulator(prefix="", **where):
+    """A new folder; as a build cache it has the emulator itself, which takes half a minute to compile and isn't timed."""
+    folder = mkdtemp(prefix=prefix, **where)
+    if prefix == "fa-bench-":
+        built = launcher._runtime()[0].parent
+        Path(folder, built.name).symlink_to(built)
+    return folder
+
+
+errors, memories, builds, mkdtemp = recording.errors, recording.memories, recording.builds, tempfile.mkdtemp
 
 
 @pytest.mark.parametrize("stem", ["02_online_softmax", "04_fa2_fp32"])
-def test_recording_runs_from_end_to_end(stand_in, stem):
+def test_recording_runs_from_end_to_end(stand_in, few_cases, stem):
     recording.record_rung(stem)
     kinds = {"forward", "error", "build"} | ({"memory"} if stem.startswith("04") else set())
     assert {p.name for p in stand_in.glob("stand-in/*.csv")} == {f"{stem}.{kind}.csv" for kind in kinds}
@@ -239,7 +294,7 @@ def test_recording_runs_from_end_to_end(stand_in, stem):
     assert build["reverted"] < 0.5 * build["edit"]
 
 
-def test_a_sixteen_bit_rung_is_recorded_in_both_its_dtypes(stand_in, tmp_path, monkeypatch, capsys):
+def test_a_sixteen_bit_rung_is_recorded_in_both_its_dtypes(stand_in, few_cases, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(ladder, "KERNELS", tmp_path / "kernels")
     monkeypatch.setattr(workloads, "MATH_MAX_N", 40)
     stem = sixteen.make_rung(ladder.KERNELS, "77_sixteen")
@@ -264,10 +319,8 @@ def test_a_sixteen_bit_rung_is_recorded_in_both_its_dtypes(stand_in, tmp_path, m
 
 
 @pytest.mark.parametrize(("stem", "kind"), [("21_split_kv", "decode"), ("22_backward_fp32", "backward")])
-def test_recording_a_rung_that_models_need(stand_in, stem, kind, monkeypatch, capsys):
-    """From end to end as above, with two of the cases and without the builds: every record there is, and the goals."""
-    cases = reference.cases
-    monkeypatch.setattr(reference, "cases", lambda *which: itertools.islice(cases(*which), 2))
+def test_recording_a_rung_that_models_need(stand_in, few_cases, stem, kind, monkeypatch, capsys):
+    """From end to end as above, without the builds: every record there is, and the goals."""
     monkeypatch.setattr(
         recording, "builds", lambda which: pd.DataFrame({"phase": ["cold"], "round": [0], "seconds": [1.0]})
     )

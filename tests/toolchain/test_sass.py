@@ -7,7 +7,8 @@ import pytest
 
 from helpers import sass
 from helpers.ladder.errors import CompileError
-from helpers.ladder.rung import rung, rungs
+from helpers.ladder.rung import rung
+from helpers.run.ahead import single
 
 LOG = """\
 ptxas info    : 0 bytes gmem
@@ -61,8 +62,9 @@ def test_waits_of_a_real_kernel():
     frame = sass.between_waits("31_warp_specialized", D=64)
     assert frame.index[0] == "the loop begins" and len(frame) > 2
     assert frame["HGMMA"].sum() == 64 // 16 + 128 // 16 and frame["MUFU.EX2"].sum() >= 64
-    edited = rung("31_warp_specialized").replace("fa::ex2_approx_ftz(__fmaf_rn(S_reg", "fabsf(__fmaf_rn(S_reg")
-    less = sass.between_waits(dataclasses.replace(rung("31_warp_specialized"), source=edited), D=64)
+    one = single("31_warp_specialized", 64, "bf16")
+    edited = one.replace("fa::ex2_approx_ftz(__fmaf_rn(S_reg", "fabsf(__fmaf_rn(S_reg")
+    less = sass.between_waits(dataclasses.replace(one, source=edited), D=64)
     assert less["MUFU.EX2"].sum() == frame["MUFU.EX2"].sum() - 64
     with pytest.raises(ValueError, match="no kernel for D = 96"):
         sass.between_waits("31_warp_specialized", D=96)
@@ -140,14 +142,12 @@ def test_names_are_as_in_the_source():
 
 
 @pytest.mark.parametrize(
-    ("stem", "arch"), [(r.stem, arch) for r in rungs() for arch in ("sm_80", "sm_90a") if arch >= r.arch]
+    ("stem", "arch"),
+    [("02_online_softmax", "sm_80"), ("23_backward_mma", "sm_90a"), ("32_ping_pong", "sm_90a")],
 )
-def test_every_rung_compiles_without_a_gpu(stem, arch):
-    frame = sass.resources(stem, arch)
-    assert len(frame) >= 1
-    assert frame["registers"].between(8, 255).all()
+def test_the_listing_has_the_kernels_that_ptxas_names(stem, arch):
     opcodes = sass.histogram(stem, arch)
-    assert set(opcodes.columns) == set(frame.index)
+    assert set(opcodes.columns) == set(sass.resources(stem, arch).index)
     assert (opcodes.loc["EXIT"] >= 1).all()
     assert any(name.startswith(("FFMA", "FADD", "FMUL")) for name in opcodes.index)
 
