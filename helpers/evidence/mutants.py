@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -101,7 +101,7 @@ class Mutant:
         """Heads of Q, and of K and V."""
         return HEADS, 1 if "gqa" in rung(self.stem).features else HEADS
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """12 digits of the SHA-256 of the code, without comments, and of the headers it includes."""
         headers = _of_headers(tuple(line for line in self.source.splitlines() if line.startswith("#include")))

@@ -251,7 +251,10 @@ def record(workers: int | None = None, every: bool = False) -> list[str]:
     write(verdicts)
     missed = [id for id, mutant in all_mutants.items() if not re.search(mutant.must, verdicts[id].noticed)]
     print(f"{len(wanted)} verdicts renewed in {time.monotonic() - start:.0f} s, {len(all_mutants)} recorded")
-    print(*(f"not noticed as it must be: {id} at {verdicts[id].input!r} · {verdicts[id].noticed}" for id in missed), sep="\n")
+    print(
+        *(f"not noticed as it must be: {id} at {verdicts[id].input!r} · {verdicts[id].noticed}" for id in missed),
+        sep="\n",
+    )
     return missed
 
 
