@@ -28,7 +28,7 @@ _PUBLIC = {
     "rungs": "ladder.rung:rungs",
     "traffic": "run.traffic:traffic",
     "compile_ahead": "run.ahead:compile_ahead",
-    "single": "run.ahead:single",
+    "single": "ladder.instances:single",
     "op": "run.op",
     "doctor": "run.doctor:doctor",
     # what it is compared with
@@ -48,7 +48,7 @@ _PUBLIC = {
 }
 # What single notebooks use. It is imported like the rest, and left out of `dir(helpers)`.
 _LESSONS = {
-    "for_d64": "lessons.museum:for_d64",
+    "for_d64": "ladder.instances:for_d64",
     "fewest_pieces": "ladder.contract:fewest_pieces",
     "banks": "emulator.banks",
     "fragments": "emulator.fragments",

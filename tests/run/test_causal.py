@@ -5,7 +5,7 @@ import torch
 
 from helpers import KernelError, check, load, reference, rung
 from helpers.ladder.contract import fewest_pieces
-from helpers.run.ahead import single
+from helpers import single
 from helpers.run.reference import Case
 
 EMULATOR_AND_GPU = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

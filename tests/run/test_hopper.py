@@ -12,7 +12,7 @@ import torch
 
 from helpers import check, load, reference, rungs, sass, xray
 from helpers.ladder.rung import INCLUDE
-from helpers.run.ahead import single
+from helpers import single
 from helpers.run.reference import Case
 
 HOPPER = [r for r in rungs() if r.arch == "sm_90a" and r.op == "attention"]

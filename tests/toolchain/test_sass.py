@@ -8,7 +8,7 @@ import pytest
 from helpers import sass
 from helpers.ladder.errors import CompileError
 from helpers.ladder.rung import rung
-from helpers.run.ahead import single
+from helpers import single
 
 LOG = """\
 ptxas info    : 0 bytes gmem
