@@ -214,11 +214,10 @@ def call_singles(kind: str, known: str) -> None:
     """Runs all of a kind inside the profiled range, after one outside, but those whose names are in the JSON file `known`."""
     import torch
 
-    from ..run.kernel import Kernel
-    from ..toolchain import nvcc as jit
+    from ..run.kernel import load
 
     made = singles(kind, json.loads(Path(known).read_text()))
-    kernel = Kernel(made.rung, "cuda", jit.load(made.rung, made.rung.source), 0.0)
+    kernel = load(made.rung, device="cuda", quiet=True)
     calls = [(tuple(t.cuda() for t in inputs), scale) for inputs, scale in made.calls]
     kernel(*calls[0][0], scale=calls[0][1])
     torch.cuda.synchronize()
@@ -233,13 +232,10 @@ def time_copies() -> pd.DataFrame:
     """How many cycles every pattern's cp.async takes, one after the other from eight warps of an SM: name, cycles."""
     import pandas as pd
 
-    from ..run.kernel import Kernel
-    from ..toolchain import nvcc as jit
+    from ..run.kernel import load
     from . import patterns
 
-    path = patterns.PATH.with_name("patterns_timed.cu")
-    timed = parse(path.read_text(), path)
-    kernel = Kernel(timed, "cuda", jit.load(timed, timed.source), 0.0)
+    kernel = load(patterns.PATH.with_name("patterns_timed.cu"), device="cuda", quiet=True)
     rows = []
     for pattern in patterns.patterns():
         if pattern.op.startswith("copy"):

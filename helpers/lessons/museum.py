@@ -19,7 +19,7 @@ import torch
 from ..ladder import show
 from ..ladder.rung import Rung, parse, rung
 from ..run.check import Report, check
-from ..run.kernel import Kernel
+from ..run.kernel import Kernel, load
 from ..run.reference import DTYPES, Case
 from ..run.xray import Xray, xray
 from . import draw_proof
@@ -188,10 +188,7 @@ class Exhibit:
 
 def _build(stem: str, source: str) -> Kernel:
     """A rung's text, changed, for the emulator, which names it by the rung's file."""
-    from .. import emulator
-
-    changed = parse(source, Path(f"{stem}.cu"))
-    built = Kernel(changed, "cpu", emulator.load(changed, source), 0.0)
+    built = load(parse(source, Path(f"{stem}.cu")), device="cpu", quiet=True)
     built.launcher.timeout = 60
     return built
 

@@ -189,18 +189,17 @@ def place(kernel: Kernel, name: str = "yours") -> pd.DataFrame:
 def xrays(kernels: Mapping[str, Kernel | str], B: int = 1, H: int = 2, N: int = 256, D: int = 64) -> pd.DataFrame:
     """What kernels do to memory, counted on the emulator, a row each: exact, the same on every machine, and no time.
 
-    kernels: a name for each stem or loaded Kernel; inputs are random, of each kernel's first dtype. Columns: times_least, bytes requested
+    kernels: name -> what `rung` takes; inputs are random, of each kernel's first dtype. Columns: times_least, bytes requested
     from global memory over the least possible; wavefronts and conflicts (those beyond the ideal) of shared memory; sectors
     of global memory and excess_sectors; products, warp instructions mma.sync; findings, what is wrong.
     """
     from ..ladder.rung import rung
-    from ..run.kernel import Kernel
     from ..run.reference import random_inputs
     from ..run.xray import xray
 
     rows = {}
     for name, kernel in kernels.items():
-        found = kernel.rung if isinstance(kernel, Kernel) else rung(kernel)
+        found = rung(kernel)
         ray = xray(kernel, *random_inputs(found, (B, H, N, N, D)))
         shared, sectors, tensors = ray.total(space="shared"), ray.total(space="global"), ray.tensors
         rows[name] = {

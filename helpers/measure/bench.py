@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from .. import record
+from ..ladder.rung import Which
 from ..record import BACK_ENDS, NO_GPU, forward_bytes, forward_flops, ratio, softmax_bytes
 
 if TYPE_CHECKING:
@@ -77,8 +78,7 @@ class _Stopwatch:
         return self.start.elapsed_time(self.end) / calls, host / calls
 
     def plan(self, call: Callable, burst_ms: float) -> tuple[int, float]:
-        """How many calls take about `burst_ms`, and how long the GPU has to be held while the host issues them. Warms up."""
-        self.burst(call)
+        """How many calls take about `burst_ms`, and how long the GPU has to be held while the host issues them."""
         gpu, host = self.burst(call)
         calls = _calls(burst_ms, gpu)
         if calls > 1:
@@ -104,7 +104,7 @@ def _ring(inputs: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
 
 
 def measure(
-    callables: dict[str, Callable],
+    callables: dict[str, Callable | Which],
     inputs: Sequence[Tensor] = (),
     rounds: int = 7,
     *,
@@ -114,19 +114,27 @@ def measure(
 ) -> pd.DataFrame:
     """Times each callable on `inputs`; returns a row per name and round: name, round, ms (milliseconds per call).
 
+        bench.measure({"ours": "04", "SDPA": scaled_dot_product_attention}, (q, k, v))
+
+    callables: functions of the inputs, or what `load` takes. A kernel whose file has changed is compiled again before it is timed.
     A burst is as many calls as take about `burst_ms` (1 to 100) between two CUDA events. In each round every callable
     has one burst, in an order shuffled anew; `idle_ms` of rest may go before each (60 keeps a power-capped card cool).
     Where the host needs longer to issue calls than the GPU to run them, the GPU is held until the burst is queued.
     The frame's attrs["method"] says which of this was done. RuntimeError without a GPU; ValueError for no rounds.
     """
+    from ..run.kernel import as_loaded, load
     from ..run.reference import full_fp32
 
     require_gpu()
     if rounds < 1 or not callables:
         raise ValueError(f"measure() needs callables and at least one round, got {len(callables)} and {rounds}")
+    callables = {name: c if callable(c) else load(c, device=DEVICE, quiet=True) for name, c in callables.items()}
     stopwatch, names, rows = _Stopwatch(inputs), list(callables), []
     with full_fp32():
-        plans = {name: stopwatch.plan(call, burst_ms) for name, call in callables.items()}  # the warm-up, common to all
+        for call in callables.values():  # the common warm-up, in which kernels notice that their files have changed
+            stopwatch.burst(call)
+    with full_fp32(), as_loaded():
+        plans = {name: stopwatch.plan(call, burst_ms) for name, call in callables.items()}
         shuffle = random.Random(seed)
         for r in range(rounds):
             shuffle.shuffle(names)

@@ -13,9 +13,9 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ..ladder.rung import Rung, rung
+from ..ladder.rung import Which, rung
 from ..record import TOKENS, WIDTH
-from ..run.kernel import Kernel, load
+from ..run.kernel import load
 from .timeline import rung_workspace
 
 if TYPE_CHECKING:
@@ -104,16 +104,13 @@ def instrument(source: str, marks: Mapping[str, str] | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def times(
-    kernel: Kernel | Rung | str, *inputs: Tensor, marks: Mapping[str, str] | None = None, **options: object
-) -> pd.DataFrame:
+def times(kernel: Which, *inputs: Tensor, marks: Mapping[str, str] | None = None, **options: object) -> pd.DataFrame:
     """A row per warpgroup and phase of one CTA in the middle of the grid: lane ("producer", "consumer 0", ...), kind (of KINDS), begin and end, counted from the CTA's first note: SM clocks on a GPU, places in the order of
     events on the emulator. options go to the kernel's call. The first 1024 notes of a warpgroup are kept.
     """
     import torch
 
-    source = rung(kernel).source if isinstance(kernel, str) else kernel.source
-    run = load(source=instrument(source, marks), device=inputs[0].device.type, quiet=True)
+    run = load(source=instrument(rung(kernel).source, marks), device=inputs[0].device.type, quiet=True)
     if run.device == "cuda":
         run(*inputs, **options)  # the first call of a module is slow
     notes = run.tensors(*inputs, **options)["notes"].view(torch.int32).cpu().reshape(WARPGROUPS, NOTES, 2)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from ..ladder.rung import rung
-from ..run.kernel import Kernel, load
+from ..ladder.rung import Which, rung
+from ..run.kernel import load
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,7 +61,7 @@ def rung_workspace(source: str) -> list[str]:
     return [part for part in line.partition(":")[2].split(";") if part.strip()]
 
 
-def times(kernel: Kernel | str, q: Tensor, k: Tensor, v: Tensor) -> pd.DataFrame:
+def times(kernel: Which, q: Tensor, k: Tensor, v: Tensor) -> pd.DataFrame:
     """A row per warp, tile and phase of one CTA in the middle of the grid: warp, tile, kind ("wait", "mma", "softmax"), begin
     and end, counted from the CTA's first note: SM clocks on a GPU, places in the order of events on the emulator. "load" is
     the time a tile's copy has: from its order to its use (when it lands in between, no thread can see).
@@ -71,7 +71,7 @@ def times(kernel: Kernel | str, q: Tensor, k: Tensor, v: Tensor) -> pd.DataFrame
     import pandas as pd
     import torch
 
-    source = kernel.source if isinstance(kernel, Kernel) else rung(kernel).source
+    source = rung(kernel).source
     run = load(source=instrument(source), device=q.device.type, quiet=True)
     run(q, k, v)  # the first call of a module is slow
     raw = run.tensors(q, k, v)["times"].flatten()

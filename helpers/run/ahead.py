@@ -14,40 +14,42 @@ from functools import partial
 from typing import Any
 
 from ..emulator import Launcher
-from ..ladder.rung import Rung, rung
+from ..ladder.rung import Rung, Which, rung
 from ..toolchain import sass
-from .kernel import described
 
 _waiting: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
 _workers: list[threading.Thread] = []
 
 
-def compile_ahead(kernels: Iterable[Rung | str], *needs: str, arch: str = "sm_90a") -> None:
-    """Begins to compile kernels, as many at a time as there are cores, and comes back at once. Whoever needs one of them
-    meanwhile waits until it is there; an error is raised then, and not here.
+def compile_ahead(kernels: Iterable[Which], *needs: str, arch: str = "sm_90a") -> None:
+    """Begins to compile kernels in the background, as many at a time as there are cores.
 
-    kernels: rungs, stems, or texts (of more than one line), as `load(device="cpu")` takes them.
-    needs: what for: "run" (on the emulator) or "xray"; "cubin" (its registers, for `arch`) or "sass" (its machine code).
+        compile_ahead(["03", "04"], "run", "xray")
+
+    Comes back at once. Whoever needs one of them meanwhile waits until it is there; an error is raised then, and not here.
+    kernels: each what `rung` takes. needs: what for: "run" (on the emulator) or "xray"; "cubin" (its registers, for `arch`) or "sass" (its machine code).
     """
     make: dict[str, Callable[[Rung], Any]] = {
-        "run": lambda one: Launcher(one, one.source).compile(),
-        "xray": lambda one: Launcher(one, one.source).compile_traced(),
+        "run": lambda one: Launcher(one).compile(),
+        "xray": lambda one: Launcher(one).compile_traced(),
         "cubin": lambda one: sass.cubin(one, arch),
         "sass": lambda one: sass.disassembly(one, arch),
     }
     if unknown := set(needs) - set(make):
         raise ValueError(f"nothing is compiled for {sorted(unknown)}: {', '.join(make)} are known")
     for which in kernels:
-        one = which if isinstance(which, Rung) else described(which)
+        one = rung(which)
         for need in needs:
             _begin(partial(make[need], one))
 
 
-def single(which: Rung | str, D: int, dtype: str = "fp16") -> Rung:
+def single(which: Which, D: int, dtype: str = "fp16") -> Rung:
     """A rung of tensor cores with one of its four instances alone, which takes a fraction of the time to compile.
 
-    ValueError if its launcher doesn't choose among instances as those of the ladder do."""
-    whole = which if isinstance(which, Rung) else rung(which)
+        load(single("10", D=64, dtype="bf16"), device="cpu")
+
+    which: what `rung` takes. ValueError if its launcher doesn't choose among instances as those of the ladder do."""
+    whole = rung(which)
     text = re.sub(
         rf"^  case (?!{D}:)\d+:\n    return launch<\d+>\(a, stream\);\n", "", whole.source, flags=re.MULTILINE
     )

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 from ..emulator import banks
 from ..emulator.trace import Access, Finding, Trace
 from ..ladder.contract import TORCH_NAMES, prepare
-from ..ladder.rung import Rung
+from ..ladder.rung import Rung, Which
+from ..ladder.rung import rung as find_rung
 from ..ladder.show import regions
-from .kernel import Kernel, described
+from .kernel import Kernel
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,39 +42,29 @@ COLUMNS = ("line", "region", "op", "space", "target", "width", "requests", "cost
 COLUMNS += ("mean", "worst", "ways", "bytes", "kernel", "code")
 
 
-def xray(kernel: Kernel | Rung | str | Path, *inputs: Tensor, **options: Any) -> Xray:
+def xray(kernel: Which, *inputs: Tensor, **options: Any) -> Xray:
     """Runs a kernel once on the emulator, traced, and shows what it did to memory.
 
-    kernel: a rung's stem, the path or the text of a `.cu`, or a loaded Kernel; one loaded for the GPU is compiled for the emulator.
+        xray("04", q, k, v)
+
+    kernel: what `load` takes; a Kernel that is loaded for the GPU is compiled for the emulator.
     inputs, options: those of the kernel, on any device: q, k, v, or s for a softmax. Small ones do: B = 1, H = 2, N = 256 shows
     every line at work. Raises ValueError as a call of the kernel does. A kernel that the emulator stops gives an Xray too,
     with the reason as its first finding.
     """
-    spilled = _spilled(kernel)
-    kernel = _emulated(kernel)
+    rung = find_rung(kernel)
+    launcher = kernel.launcher if isinstance(kernel, Kernel) else None
+    traced = kernel if launcher and kernel.device == "cpu" else Kernel(rung, "cpu")
     inputs = tuple(t.detach().cpu() if hasattr(t, "detach") else t for t in inputs)
-    call = prepare(kernel.rung, "cpu", inputs, **options)
-    if (warning := _too_large(kernel.rung, call.args)) is not None:
+    call = prepare(rung, "cpu", inputs, **options)
+    if (warning := _too_large(rung, call.args)) is not None:
         warnings.warn(warning, stacklevel=2)
-    return Xray(kernel.rung, _workload(kernel.rung, call.args), kernel.launcher.trace(call.args, call.tensors), spilled)
+    return Xray(rung, _workload(rung, call.args), traced.launcher.trace(call), _spilled(launcher))
 
 
-def _emulated(which: Any) -> Kernel:
-    if isinstance(which, Kernel) and which.backend == "emulator":
-        return which
-    if not isinstance(which, Kernel | Rung | str | Path):
-        raise ValueError(
-            f"xray takes a kernel: a rung's stem, the path of a .cu or a loaded Kernel; this is a {type(which).__name__}"
-        )
-    from ..emulator import Launcher
-
-    rung = which.rung if isinstance(which, Kernel) else which if isinstance(which, Rung) else described(which)
-    return Kernel(rung, "cpu", Launcher(rung, rung.source), 0.0)
-
-
-def _spilled(kernel: Any) -> int:
+def _spilled(launcher: Any) -> int:
     """Bytes per thread that nvcc stores and loads because registers ran out; 0 where it has not been asked."""
-    resources = kernel.launcher.resources if isinstance(kernel, Kernel) and kernel.backend == "nvcc" else None
+    resources = None if launcher is None else launcher.resources
     return 0 if resources is None else int(resources[["spill_store_bytes", "spill_load_bytes"]].max().sum())
 
 

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from emulated import FILE, build, launch, line_of, program, run
+from emulated import FILE, build, launch, line_of, program, run, trace
 
 from helpers.emulator import Launcher
-from helpers.ladder.contract import FaArgs
 from helpers.ladder.errors import CompileError, KernelError
 
 FULL = "0xffffffffu"
@@ -472,7 +471,7 @@ def test_an_error_that_the_launcher_keeps_to_itself_is_in_the_way_of_a_trace(hos
     launch(launcher, torch.zeros(1))  # as silent as on a GPU
     out = torch.zeros(1)
     with pytest.raises(KernelError, match=r"CUDA error: invalid .*fa_launch said cudaSuccess: .* cudaGetLastError\(\)"):
-        launcher.trace(FaArgs(O=out.data_ptr()), {"O": out})
+        trace(launcher, out)
 
 
 def test_an_error_that_the_launcher_has_looked_at_is_its_own_affair():

@@ -141,7 +141,7 @@ def play(seed: int, seconds: float) -> None:
     from emulated import build, run
 
     from helpers.emulator.trace import Trace
-    from helpers.ladder.contract import FaArgs
+    from helpers.ladder.contract import Call, FaArgs
     from helpers.ladder.errors import KernelError
 
     draw = random.Random(seed)
@@ -169,7 +169,7 @@ def play(seed: int, seconds: float) -> None:
         args = FaArgs(Q=q.data_ptr(), O=o.data_ptr(), scale=1.0, **shape)
         try:
             if tracing:
-                found = launcher.trace(args, {"O": o, "Q": q})
+                found = launcher.trace(Call(args, {"Q": q}, {"O": o}))
                 assert isinstance(found, Trace)
                 assert all(a.cost >= a.ideal > 0 and a.requests > 0 for a in found.accesses), found.accesses
                 assert all(f.text and f.kind for f in found.findings)
@@ -177,12 +177,12 @@ def play(seed: int, seconds: float) -> None:
                     assert found.findings == (), found.findings
                     launcher.timeout = 20
                     launcher.threads, launcher.schedule = draw.choice([1, 2]), number + 1000
-                    again = launcher.trace(args, {"O": torch.zeros(64), "Q": q})
+                    again = launcher.trace(Call(args, {"Q": q}, {"O": torch.zeros(64)}))
                     assert (again.accesses, again.findings) == (found.accesses, ())
                     outcomes["same"] += 1
                 outcomes["stopped" if any(f.error for f in found.findings) else "ran"] += 1
             else:
-                launcher.launch(args, {"O": o, "Q": q})
+                launcher.launch(Call(args, {"Q": q}, {"O": o}))
                 outcomes["ran"] += 1
         except KernelError as error:
             assert str(error)

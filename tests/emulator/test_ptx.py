@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import itertools
 from functools import cache
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -29,13 +28,7 @@ USUAL = """
 """
 
 
-@cache
-def built(source: str, device: str):
-    if device == "cpu":
-        return build(source)
-    from helpers.toolchain import nvcc as jit
-
-    return jit.load(SimpleNamespace(stem="ptx", path=FILE), source)
+built = cache(build)
 
 
 def launch_on(device: str, source: str, words: int, H: int = 1, **arrays: np.ndarray) -> np.ndarray:

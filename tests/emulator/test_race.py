@@ -305,5 +305,5 @@ def test_a_rung_without_one_of_its_barriers_races(stem, number, line):
         lines[number - 1] = BARRIER.sub("", lines[number - 1], count=1)
         kernel = load(source="\n".join(lines), device="cpu", quiet=True)
         calls = [prepare(kernel.rung, "cpu", random_inputs(kernel.rung, shape)) for shape in either]
-        findings = [f for call in calls for f in kernel.launcher.trace(call.args, call.tensors).findings]
+        findings = [f for call in calls for f in kernel.launcher.trace(call).findings]
         assert any(f.kind in ("race", "in flight") and f.other_line for f in findings), either

@@ -7,28 +7,15 @@ import time
 
 import pytest
 import torch
-from emulated import FILE, build, line_of, program
+from emulated import FILE, build, launch, line_of, program
+from emulated import trace as traced
 
 from helpers import load, rungs
-from helpers.emulator import Launcher
 from helpers.emulator.trace import Access, Trace
-from helpers.ladder.contract import FaArgs, prepare
+from helpers.ladder.contract import prepare
 from helpers.ladder.errors import KernelError
 from helpers.run.kernel import Kernel
 from helpers.run.reference import random_inputs
-
-
-def traced(launcher: Launcher, out: torch.Tensor, **tensors: torch.Tensor) -> Trace:
-    named = {"O": out, **tensors}
-    args = FaArgs(B=1, H=1, Nq=out.numel(), Nk=1, D=1, scale=1.0)
-    workspace = 0
-    for name, tensor in named.items():
-        if hasattr(args, name):
-            setattr(args, name, tensor.data_ptr())
-        else:
-            args.workspace[workspace] = tensor.data_ptr()
-            workspace += 1
-    return launcher.trace(args, named)
 
 
 def trace(body: str, out: int | torch.Tensor = 32, *, shape: str = "1, 32", before: str = "", **tensors) -> Trace:
@@ -38,8 +25,7 @@ def trace(body: str, out: int | torch.Tensor = 32, *, shape: str = "1, 32", befo
 
 def rung_trace(kernel: Kernel, N: int = 77, D: int = 64) -> Trace:
     shape = (1, 1, 7, 13 * N, D) if kernel.rung.op == "softmax" else (1, 2, N, N, D)
-    call = prepare(kernel.rung, "cpu", random_inputs(kernel.rung, shape))
-    return kernel.launcher.trace(call.args, call.tensors)
+    return kernel.launcher.trace(prepare(kernel.rung, "cpu", random_inputs(kernel.rung, shape)))
 
 
 def on(found: Trace, line: int) -> list[Access]:
@@ -85,8 +71,7 @@ def test_tracing_leaves_results_and_later_launches_alone():
     q = torch.arange(32.0)
     first, second = torch.zeros(32), torch.zeros(32)
     found = traced(launcher, first, Q=q)
-    args = FaArgs(Q=q.data_ptr(), O=second.data_ptr())
-    launcher.launch(args, {"O": second, "Q": q})
+    launch(launcher, second, Q=q)
     assert torch.equal(first, q * 2) and torch.equal(second, q * 2)
     assert (
         found.tensors

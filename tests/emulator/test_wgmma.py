@@ -6,16 +6,14 @@ from __future__ import annotations
 import itertools
 import time
 from functools import cache
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from emulated import FILE, build, launch, line_of, program
+from emulated import FILE, build, launch, line_of, program, trace
 
 from helpers import KernelError, fragments
 from helpers.emulator.fragments import Descriptor
-from helpers.ladder.contract import FaArgs
 
 BOTH = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 RANDOM = np.random.default_rng(0)
@@ -101,12 +99,7 @@ def source_of(cases: tuple[str, ...], threads: int = 128) -> str:
 
 @cache
 def built(cases: tuple[str, ...], threads: int = 128, device: str = "cpu"):
-    source = source_of(cases, threads)
-    if device == "cpu":
-        return build(source)
-    from helpers.toolchain import nvcc as jit
-
-    return jit.load(SimpleNamespace(stem="wgmma", path=FILE), source)
+    return build(source_of(cases, threads), device)
 
 
 def run(
@@ -524,15 +517,13 @@ TRACED = {
 def test_what_a_trace_finds(what):
     body, kind, words = TRACED[what]
     cases, case = tuple(body for body, _, _ in TRACED.values()), list(TRACED).index(what)
-    launcher = built(cases)
+    launcher, out = built(cases), torch.zeros(64 * 16)
     tensors = {
-        "O": torch.zeros(64 * 16),
         "Q": torch.zeros(BYTES // 4, dtype=torch.int32),
         "K": torch.tensor([packed(at, 0, False, 64).encode() for at in (START, START + 16384)] + [0]),
         "V": torch.zeros(512, dtype=torch.int32),
     }
-    args = FaArgs(B=1, H=case, Nq=64 * 16, Nk=1, D=1, scale=1.0, **{n: x.data_ptr() for n, x in tensors.items()})
-    findings = launcher.trace(args, tensors).findings
+    findings = trace(launcher, out, H=case, **tensors).findings
     if not kind:
         assert findings == ()
         return

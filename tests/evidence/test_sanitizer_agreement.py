@@ -84,8 +84,8 @@ def test_what_33_adds_up_has_been_written():
     [inputs] = sanitize.emulator_inputs(kernel, MUTANTS["33.original"])
     for fill in (math.nan, 0.0):
         call = prepare(kernel.rung, "cpu", inputs, causal=True)
-        assert call.tensors["dK_dV"].fill_(fill).shape == (1, 2, 150, 64)
-        kernel.launcher.launch(call.args, call.tensors)
+        assert call.workspace["dK_dV"].fill_(fill).shape == (1, 2, 150, 64)
+        kernel.launcher.launch(call)
         found.append(call.results[1:])
     for with_nan, with_zeros in zip(*found):
         assert with_nan.isfinite().all() and torch.equal(with_nan, with_zeros)

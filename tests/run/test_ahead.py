@@ -31,7 +31,7 @@ def test_what_is_compiled_ahead_is_there_when_it_is_needed(cache):
     for kernel in kernels:
         assert kernel.launcher.compile_traced().path != kernel.launcher.path
     assert len(list(cache.glob("cell_*"))) == 4
-    assert Launcher(kernels[0].rung, PLAIN).compile_traced().cached
+    assert Launcher(kernels[0].rung).compile_traced().cached
     assert not list(cache.glob(".building-*"))
 
 

@@ -366,7 +366,7 @@ def found(kernel) -> bool:
     """Whether a traced call with tails and several tiles stops at an error, or its trace has a finding."""
     one = case(1, 1, 1, 150, 200, 64, reference.DTYPES[kernel.rung.dtypes[0]])
     call = prepare(kernel.rung, "cpu", one.inputs, scale=None)
-    return bool(kernel.launcher.trace(call.args, call.tensors).findings)
+    return bool(kernel.launcher.trace(call).findings)
 
 
 @pytest.mark.parametrize("stem", [FP32, MMA])

@@ -109,7 +109,7 @@ def found(kernel) -> bool:
     """Whether a traced call stops at an error, or its trace has a finding."""
     one = case(1, 1, 1, 200, 150, 64, reference.DTYPES[kernel.rung.dtypes[0]])
     call = prepare(kernel.rung, "cpu", one.inputs, scale=None)
-    return bool(kernel.launcher.trace(call.args, call.tensors).findings)
+    return bool(kernel.launcher.trace(call).findings)
 
 
 def test_the_unmodified_rung_is_not():

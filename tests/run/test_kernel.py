@@ -174,9 +174,9 @@ def test_load_takes_one_of_stem_path_and_source(tmp_path):
         load(naive.source, device="cpu", quiet=True),
     ):
         assert torch.equal(kernel(q, k, v)[0], expected)
-    with pytest.raises(ValueError, match="either a rung .* or source="):
+    with pytest.raises(ValueError, match="either a kernel .* or source="):
         load()
-    with pytest.raises(ValueError, match="either a rung .* or source="):
+    with pytest.raises(ValueError, match="either a kernel .* or source="):
         load("01_naive", source=naive.source)
     with pytest.raises(ValueError, match="device 'tpu': allowed are 'cuda' .* and 'cpu'"):
         load("01_naive", device="tpu")

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from helpers import CompileError, KernelError, check, load, reference, rung, rungs, sass
-from helpers.ladder.contract import TORCH_NAMES, FaBackwardArgs
+from helpers.ladder.contract import TORCH_NAMES, Call, FaBackwardArgs
 from helpers.ladder.rung import INCLUDE, KERNELS, Rung
 from helpers.ladder.rung import code as bare
 from helpers.run.reference import Case
@@ -147,7 +147,9 @@ def test_what_a_launcher_can_not_do_it_refuses(stem, device):
             setattr(args, name, memory[name].data_ptr())
             getattr(args, f"{name}_stride")[:] = [4 * row, 4 * row, row]
         args.workspace[: len(memory) - len(names) - 1] = [memory[name].data_ptr() for name, _ in kernel.rung.workspace]
-        kernel.launcher.launch(args, memory, torch.cuda.current_stream().cuda_stream if device == "cuda" else 0)
+        workspace = {name: memory.pop(name) for name, _ in kernel.rung.workspace}
+        call = Call(args, {}, memory, workspace)
+        kernel.launcher.launch(call, torch.cuda.current_stream().cuda_stream if device == "cuda" else 0)
 
     launch()
     wrong = [{"dtype": code} for name, code in codes.items() if name not in kernel.rung.dtypes]

@@ -429,7 +429,7 @@ def test_bytes_are_those_that_traffic_counts():
 
 def test_a_stem_a_path_a_rung_and_a_kernel_of_either_back_end_are_the_same():
     rung = ladder.rung("03_fa1_fp32")
-    on_gpu = Kernel(rung, "cuda", SimpleNamespace(backend="nvcc", resources=None), 0.0)
+    on_gpu = Kernel(rung, "cuda", SimpleNamespace(backend="nvcc", resources=None))
     rays = [xray(which, *qkv()) for which in (rung.stem, str(rung.path), rung.path, rung, on_gpu)]
     assert len({tuple(map(tuple, ray.to_frame().itertuples(index=False))) for ray in rays}) == 1
 
@@ -437,7 +437,7 @@ def test_a_stem_a_path_a_rung_and_a_kernel_of_either_back_end_are_the_same():
 def test_spills_that_nvcc_has_told_of_are_noted():
     resources = pd.DataFrame({"registers": [255, 40], "spill_store_bytes": [16, 0], "spill_load_bytes": [24, 0]})
     launcher = SimpleNamespace(backend="nvcc", resources=resources)
-    ray = xray(Kernel(ladder.rung("03_fa1_fp32"), "cuda", launcher, 0.0), *qkv())
+    ray = xray(Kernel(ladder.rung("03_fa1_fp32"), "cuda", launcher), *qkv())
     assert "nvcc spills registers, 40 bytes per thread" in str(ray)
     assert "spills" not in str(xray("03_fa1_fp32", *qkv()))
 
@@ -449,8 +449,8 @@ def test_spills_that_nvcc_has_told_of_are_noted():
         ("03_fa1_fp32", [[1.0]] * 3, "q is a list; 03_fa1_fp32 takes torch tensors"),
         ("03_fa1_fp32", qkv(D=48), "head dimension 48: 03_fa1_fp32 takes D in 32, 64, 128"),
         ("03_fa1_fp32", qkv(dtype="fp16"), "q is torch.float16; 03_fa1_fp32 takes float32"),
-        ("03_fa9", qkv(), "no kernel '03_fa9'; the rungs are 01_naive"),
-        (check, qkv(), "xray takes a kernel: a rung's stem, the path of a .cu or a loaded Kernel; this is a function"),
+        ("03_fa9", qkv(), "no kernel '03_fa9'; did you mean 03_fa1_fp32"),
+        (check, qkv(), "a kernel is a stem, the path or the text of a .cu, a Rung or a Kernel; this is a function"),
     ],
 )
 def test_what_a_kernel_refuses_the_x_ray_refuses(which, inputs, complaint):

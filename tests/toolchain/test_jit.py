@@ -17,6 +17,12 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.gpu
 
 
+def built(rung) -> jit.Launcher:
+    launcher = jit.Launcher(rung)
+    launcher.compile()
+    return launcher
+
+
 def seconds(call) -> float:
     start = time.perf_counter()
     call()
@@ -54,9 +60,9 @@ def test_the_edit_loop(cache, stem):
 
 def test_another_architecture_is_another_build(cache, monkeypatch):
     naive = rung("01_naive")
-    here = jit.load(naive, naive.source)
+    here = built(naive)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
-    there = jit.load(naive, naive.source)
+    there = built(naive)
     assert (here.cached, there.cached, there.arch) == (False, False, "sm_80")
 
 
@@ -76,10 +82,10 @@ def test_an_edited_header_is_another_build(cache, monkeypatch, tmp_path):
     monkeypatch.setattr(ladder, "INCLUDE", copy)
     monkeypatch.setattr(jit, "INCLUDE", copy)
     naive = rung("01_naive")
-    assert not jit.load(naive, naive.source).cached and jit.load(naive, naive.source).cached
+    assert not built(naive).cached and built(naive).cached
     with (copy / "fa" / "args.cuh").open("a") as header:
         header.write("// edited\n")
-    assert not jit.load(naive, naive.source).cached
+    assert not built(naive).cached
 
 
 def test_a_compile_error_names_the_cells_line_once(cache):

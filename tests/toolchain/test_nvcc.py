@@ -26,8 +26,10 @@ def hopper(cache, monkeypatch, tmp_path):
     monkeypatch.setattr(jit, "_cudart", lambda: None)
 
 
-def load(source: str) -> jit.Launcher:
-    return jit.load(ladder.parse(source, Path("cell")), source)
+def load(source: str, path: Path = Path("cell")) -> jit.Launcher:
+    launcher = jit.Launcher(ladder.parse(source, path))
+    launcher.compile()
+    return launcher
 
 
 def naive(old: str = "", new: str = "") -> str:
@@ -78,7 +80,7 @@ def test_a_compile_error_names_the_cells_line_once(cache):
 def test_a_rungs_own_error_names_its_file_in_the_checkout(cache):
     broken = rung("01_naive")
     with pytest.raises(CompileError, match=r"^kernels/01_naive\.cu\(\d+\): error: expected a \";\""):
-        jit.load(broken, broken.replace("float s = 0.f;", "float s = 0.f"))
+        load(broken.replace("float s = 0.f;", "float s = 0.f"), broken.path)
 
 
 def test_a_function_nobody_defines_is_named_and_ptxas_is_silent(cache):

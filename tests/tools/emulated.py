@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 
-from helpers.emulator import Launcher, load
-from helpers.ladder.contract import FaArgs
+from helpers.emulator import Launcher
+from helpers.emulator.trace import Trace
+from helpers.ladder.contract import Call, FaArgs
+from helpers.ladder.rung import Rung
+from helpers.toolchain import nvcc
 
 FILE = Path("somewhere/reader.cu")
 
@@ -30,25 +32,35 @@ def program(body: str, shape: str = "1, 32", before: str = "", launch: str = "")
     )
 
 
-def build(source: str) -> Launcher:
-    launcher = load(SimpleNamespace(stem="test", path=FILE), source)
+def build(source: str, device: str = "cpu") -> Launcher | nvcc.Launcher:
+    """The launcher of a source, compiled for the emulator (where it is stopped after a minute) or, for "cuda", by nvcc."""
+    launcher = (Launcher if device == "cpu" else nvcc.Launcher)(Rung("test", FILE, source))
+    launcher.compile()
     launcher.timeout = 60
     return launcher
 
 
+def call(out: torch.Tensor, H: int = 1, **tensors: torch.Tensor) -> Call:
+    """A call that writes `out` (O) and is given the other tensors by name, with fa_args::H to choose by. What fa_args has no
+    field for is workspace."""
+    args = FaArgs(B=1, H=H, Nq=out.numel(), Nk=1, D=1, scale=1.0, O=out.data_ptr())
+    inputs = {name: t for name, t in tensors.items() if hasattr(args, name)}
+    workspace = {name: t for name, t in tensors.items() if name not in inputs}
+    for name, t in inputs.items():
+        setattr(args, name, t.data_ptr())
+    args.workspace[: len(workspace)] = [t.data_ptr() for t in workspace.values()]
+    return Call(args, inputs, {"O": out}, workspace)
+
+
 def launch(launcher: Launcher, out: torch.Tensor, H: int = 1, **tensors: torch.Tensor) -> torch.Tensor:
-    """Runs the kernel on `out` (O) and the other tensors by name, with fa_args::H to choose by; gives back `out`."""
-    named = {"O": out, **tensors}
-    args = FaArgs(B=1, H=H, Nq=out.numel(), Nk=1, D=1, scale=1.0)
-    workspace = 0
-    for name, tensor in named.items():
-        if hasattr(args, name):
-            setattr(args, name, tensor.data_ptr())
-        else:
-            args.workspace[workspace] = tensor.data_ptr()
-            workspace += 1
-    launcher.launch(args, named, 0)
+    """Runs the kernel by `call`; gives back `out`."""
+    launcher.launch(call(out, H, **tensors))
     return out
+
+
+def trace(launcher: Launcher, out: torch.Tensor, H: int = 1, **tensors: torch.Tensor) -> Trace:
+    """Traces the kernel by `call`."""
+    return launcher.trace(call(out, H, **tensors))
 
 
 def run(body: str, out: int | torch.Tensor = 32, *, shape: str = "1, 32", before: str = "", **tensors) -> torch.Tensor:
