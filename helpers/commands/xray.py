@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from ..run.xray import Xray
 
 EXAMPLES = (
-    "xray 04_fa2_fp32",
+    "xray 04",
     "xray mine.cu --dtype fp16 --N 130 --D 128",
-    "xray 20_causal_gqa --causal --html xray.html",
+    "xray 20 --causal --html xray.html",
 )
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
