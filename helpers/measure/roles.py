@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..ladder.rung import Which, rung
-from ..record import TOKENS, WIDTH
+from ..record.workload import TOKENS, WIDTH, N
 from ..run.kernel import load
 from .clocks import declare, since_first, workspace_index
 
@@ -54,7 +54,6 @@ BACKWARD = {
 }
 WAIT = re.compile(r"^( *)((?:if \(!?\w+\) )?(?:fa::mbarrier_wait|fa::bar_sync|take_turn)\(.*\);)(.*)$")
 KINDS = ["", "wait", "copy", "scores", "softmax", "output", "products", "dS", "send dQ"]
-N = 4096  # of a recording
 WARPGROUPS, NOTES = 4, 1024  # of which notes are kept, each
 SIGN = 0x5A170000  # what a note's first word has besides its kind; what lies in memory anyway has not
 NOTE = """

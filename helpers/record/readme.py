@@ -10,11 +10,11 @@ import pandas as pd
 from .. import record
 from ..ladder.paths import NOTEBOOKS, ROOT
 from ..ladder.rung import Rung, rungs
+from .workload import N
 
 README = ROOT / "README.md"
 BEGIN, END = "<!-- ladder -->", "<!-- /ladder -->"
 DEVICE = record.DEFAULT_DEVICE
-N = 4096  # where the table reads TFLOP/s
 STALE = " (stale: the kernel has changed since)"
 
 
