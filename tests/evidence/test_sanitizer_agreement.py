@@ -54,8 +54,12 @@ def require_explanations(agreed: pd.DataFrame) -> None:
 
 
 def test_the_record_is_of_the_rungs_as_they_are():
-    assert len(WRONG) >= 700, "rungs have changed: run `python -m helpers record sanitizer` on a GPU, then `record xray-of-mutants`"
-    assert len(RECORD) == len(sanitize.recorded()), "the X-ray has yet to look: `python -m helpers record xray-of-mutants`"
+    assert len(WRONG) >= 700, (
+        "rungs have changed: run `python -m helpers record sanitizer` on a GPU, then `record xray-of-mutants`"
+    )
+    assert len(RECORD) == len(sanitize.recorded()), (
+        "the X-ray has yet to look: `python -m helpers record xray-of-mutants`"
+    )
     assert f"{len(WRONG)} broken variants" in " ".join((record.DATA.parent / "README.md").read_text().split())
 
 
