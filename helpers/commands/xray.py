@@ -12,9 +12,9 @@ from pathlib import Path
 from .arguments import add_inputs, add_kernel, described, inputs
 
 EXAMPLES = (
-    "xray 04_fa2_fp32",
+    "xray 04",
     "xray mine.cu --dtype fp16 --N 130 --D 128",
-    "xray 20_causal_gqa --causal --html xray.html",
+    "xray 20 --causal --html xray.html",
 )
 
 

@@ -9,9 +9,9 @@ import pandas as pd
 from .. import record
 from ..ladder.paths import NOTEBOOKS
 from ..ladder.rung import Rung, rungs
+from .workload import N
 
 DEVICE = record.DEFAULT_DEVICE
-N = 4096  # where the table reads TFLOP/s
 PUBLISHED = {"FlashAttention-3": "FA-3", "Triton tutorial 06": "Triton"}  # of the study of public kernels
 STALE = " (stale: the kernel has changed since)"
 
