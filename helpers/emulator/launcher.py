@@ -19,10 +19,12 @@ from ..ladder.errors import CompileError, KernelError, ToolkitError
 from ..ladder.paths import INCLUDE as KERNEL_INCLUDE
 from ..ladder.rung import Rung
 from ..toolchain.compile import Built, build
+from ..toolchain.guard import HEADER, WRAPPED
+from ..toolchain.lines import places
 from ..toolchain.toolkit import compiler_version, find_compiler
 from . import fragments
 from .native import Counter, Finding, FoundRow, Region, TraceCount, TraceRow, open_runtime
-from .report import finding_of, findings_of, places, report
+from .report import finding_of, findings_of, report
 from .trace import Access, Request, Trace
 from .translate import TranslationError, unit
 
@@ -48,8 +50,8 @@ TRACE_FLAGS = {
     "clang": ["-fsanitize-coverage=bb,no-prune,trace-pc"],
     "gcc": ["-fsanitize-coverage=trace-pc", "-fno-shrink-wrap"],
 }
-BULK = ("cp.async.bulk.tensor", "cp.async.bulk", "cp.reduce.async.bulk.tensor", "cp.reduce.async.bulk")
-OPS = ("load", "store", "ldmatrix", "stmatrix", "cp.async", "atomic", *BULK)  # as enum Op of runtime.h counts them
+OPS = tuple(re.findall(r"x\(\w+, \"(.+)\"\)", (HERE / "runtime" / "ops.h").read_text()))  # in the order of enum Op
+BULK = tuple(op for op in OPS if ".bulk" in op)
 # With the passes off that would split, merge or move accesses. (And, of gcc's, the one that follows variables for a debugger: a
 # fifth of its time, for nothing that the emulator asks of it.) gcc guards the ends of local arrays in kernels and in what is
 # __noinline__; guarding all functions would take a tenth more of its time.
@@ -119,7 +121,7 @@ def _runtime() -> tuple[Path, ctypes.CDLL]:
         "emulator",
         cpp=[f'{fragments.tables()}#include "{half}"\n' for half in halves],
         flags=[*RUNTIME_FLAGS, *RUNTIME_COMPILER_FLAGS[_compiler()]],
-        depends=[*_texts(HERE / "runtime"), *_texts(INCLUDE / "emulator")],
+        depends=[*_texts(HERE / "runtime"), *_texts(INCLUDE / "emulator"), HEADER.read_text()],
     )
     return built.path, open_runtime(str(built.path))
 
@@ -171,6 +173,7 @@ class Launcher:
                 flags=[*KERNEL_FLAGS, *COMPILER_FLAGS[_compiler()], *(TRACE_FLAGS[_compiler()] if tracing else [])],
                 include=[INCLUDE],
                 libraries=[_runtime()[0]],
+                link=WRAPPED,
                 depends=_texts(INCLUDE),
             )
         except CompileError as error:

@@ -55,7 +55,9 @@ _INCLUDE = re.compile(r'^\s*#\s*include\s*[<"](fa/[\w./]+)[>"]', re.MULTILINE)
 
 @dataclass(frozen=True)
 class Rung:
-    """One kernel file and what its header block says of it.
+    """One kernel's text and what its header block says of it. `rung` makes one.
+
+        rung("04").tiles
 
     `workspace` lists (name, dimension words or numbers), for example ("m", ("B", "H", "Nq")); every workspace tensor is
     fp32. `features` are those of FEATURES that its launcher takes.
@@ -103,10 +105,7 @@ class Rung:
     def digest(self) -> str:
         """sha256 of the code, without comments and blank lines, of the source and of every fa/ header it reaches: what
         a recorded figure belongs to. A comment may say what was measured without making the measurement stale."""
-        sha = hashlib.sha256()
-        for text in (self.source, *(header.read_text() for header in self.includes)):
-            sha.update(code(text).encode())
-        return sha.hexdigest()
+        return digest_of([self.source, *(header.read_text() for header in self.includes)])
 
     def replace(self, old: str, new: str) -> str:
         """The source with the one occurrence of `old` replaced; ValueError if there is none, or more than one."""
@@ -120,6 +119,14 @@ def code(text: str) -> str:
     """CUDA text without comments, blank lines and trailing blanks; strings keep what looks like a comment in them."""
     bare = _COMMENT_OR_STRING.sub(lambda found: found[0] if found[0][0] == '"' else " ", text)
     return "\n".join(line.rstrip() for line in bare.splitlines() if line.strip())
+
+
+def digest_of(texts: Iterable[str]) -> str:
+    """sha256 of the code of several texts, one after the other."""
+    sha = hashlib.sha256()
+    for text in texts:
+        sha.update(code(text).encode())
+    return sha.hexdigest()
 
 
 def includes(source: str) -> list[Path]:

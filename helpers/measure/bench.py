@@ -103,6 +103,15 @@ def _ring(inputs: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
     return [tuple(inputs)] + [tuple(x.clone() for x in inputs) for _ in range(copies - 1)]
 
 
+def _callable(which: Callable | Which) -> Callable:
+    """A function as it is; a kernel by its name, compiled and up to date."""
+    from ..run.kernel import Kernel, load
+
+    if isinstance(which, Kernel):
+        return which.current()
+    return which if callable(which) else load(which, device=DEVICE, quiet=True)
+
+
 def measure(
     callables: dict[str, Callable | Which],
     inputs: Sequence[Tensor] = (),
@@ -122,16 +131,18 @@ def measure(
     Where the host needs longer to issue calls than the GPU to run them, the GPU is held until the burst is queued.
     The frame's attrs["method"] says which of this was done. RuntimeError without a GPU; ValueError for no rounds.
     """
-    from ..run.kernel import as_loaded, load
+    from ..run.kernel import as_loaded
     from ..run.reference import full_fp32
 
     require_gpu()
     if rounds < 1 or not callables:
         raise ValueError(f"measure() needs callables and at least one round, got {len(callables)} and {rounds}")
-    callables = {name: c if callable(c) else load(c, device=DEVICE, quiet=True) for name, c in callables.items()}
+    callables = {name: _callable(c) for name, c in callables.items()}
     stopwatch, names, rows = _Stopwatch(inputs), list(callables), []
     with full_fp32():
-        for call in callables.values():  # the common warm-up, in which kernels notice that their files have changed
+        for (
+            call
+        ) in callables.values():  # the common warm-up, in which a kernel within a function notices a changed file
             stopwatch.burst(call)
     with full_fp32(), as_loaded():
         plans = {name: stopwatch.plan(call, burst_ms) for name, call in callables.items()}

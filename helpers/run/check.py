@@ -218,7 +218,10 @@ def _run(kernel: Callable, case: Case, poisons: bool) -> list[Comparison]:
 
 
 def compare(case: Case, outputs: tuple[Tensor, ...]) -> list[Comparison]:
-    """Holds outputs (O, LSE), (P, LSE) or (dQ, dK, dV), however computed, against float64 on `case`; one entry per output."""
+    """Compares outputs (O, LSE), (P, LSE) or (dQ, dK, dV), however computed, with float64 on `case`; one entry per output.
+
+    compare(Case("mine", q, k, v), kernel(q, k, v))
+    """
     if not isinstance(outputs, tuple | list) or len(outputs) != len(case.names):
         text = f"returned {type(outputs).__name__}, not ({', '.join(case.names)})"
         return [Comparison(case.name, case.names[0], *[float("nan")] * 3, problem=text)]

@@ -72,7 +72,10 @@ class Report:
 
 
 def doctor() -> Report:
-    """Looks at GPU, driver, compilers and packages, and says which notebooks run here, on which back end, and why."""
+    """Looks at GPU, driver, compilers and packages, and says which notebooks run here, on which back end, and why.
+
+    doctor()
+    """
     findings = [
         Finding("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
         *_gpu(),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..ladder.contract import Call, prepare
 from ..ladder.errors import ToolkitError
 from ..ladder.paths import ROOT
-from ..ladder.rung import Rung, Which, parse
+from ..ladder.rung import Rung, Which, digest_of, parse
 from ..ladder.rung import rung as find_rung
 from ..toolchain.toolkit import OLDEST_ARCH, matching_toolkit
 
@@ -90,6 +90,7 @@ def summary(kernel: Kernel) -> str:
     return line
 
 
+LOOK_AGAIN = 0.01  # seconds: calls that follow each other faster look for changed files no more often
 _frozen: ContextVar[bool] = ContextVar("_frozen", default=False)
 
 
@@ -109,6 +110,11 @@ class _Files:
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._seen = {path: (_stamp(path), path.read_text()) for path in paths}
+        self.looked = time.monotonic()  # and found nothing changed
+
+    def text(self, path: Path) -> str:
+        """What was compiled of this file."""
+        return self._seen[path][1]
 
     def changed(self) -> list[Path]:
         """Those whose text is another one now, or gone. A text is read only where size or time of change differ."""
@@ -123,6 +129,8 @@ class _Files:
             except FileNotFoundError:
                 pass
             found.append(path)
+        if not found:
+            self.looked = time.monotonic()
         return found
 
 
@@ -132,12 +140,15 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 
 class Kernel:
-    """A compiled kernel: `o, lse = kernel(q, k, v)`, or `p, lse = kernel(s)` for a softmax.
+    """A compiled kernel. `load` makes one.
 
-    `load` makes one. `rung` and `source` are what it was compiled from: the text of `file`, or one of its own (`file` is None);
+        o, lse = kernel(q, k, v)
+        p, lse = kernel(s)
+
+    The second is a softmax's call. `rung` and `source` are what it was compiled from: the text of `file`, or one of its own (`file` is None);
     `digest` is that of the code, headers included, as recorded figures have it. `device` is "cuda" or "cpu", `backend` "nvcc" or
-    "emulator", `seconds` the time that compiling took. If the file or a header changes, the next call, check, X-ray or timing
-    compiles the kernel again, and says so.
+    "emulator", `seconds` the time that compiling took. If the file or a header changes, the next check, X-ray or timing, or a
+    call from a hundredth of a second later on, compiles the kernel again and says so.
     """
 
     def __init__(self, rung: Rung, device: str, launcher: Any = None) -> None:
@@ -146,13 +157,18 @@ class Kernel:
             raise ValueError(f"device {device!r}: allowed are 'cuda' (nvcc) and 'cpu' (the emulator)")
         self.file = rung.file
         self._files = _Files([*([self.file] if self.file else []), *rung.includes])
-        self.rung, self.device, self.digest, self.seconds = rung, device, rung.digest, 0.0
+        self.rung, self.device, self.seconds = rung, device, 0.0
         self.launcher = launcher or _launcher(rung, device)
 
     @property
     def source(self) -> str:
         """The text it was compiled from."""
         return self.rung.source
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the code it was compiled from, headers included, as Rung.digest has it."""
+        return digest_of([self.source, *map(self._files.text, self.rung.includes)])
 
     @property
     def backend(self) -> str:
@@ -177,6 +193,11 @@ class Kernel:
         if not _frozen.get() and (changed := self._files.changed()):
             self._renew(changed)
         return self
+
+    def _look(self) -> None:
+        """`current`, for calls: a look costs about a microsecond per file, more than a launch can spare each time."""
+        if time.monotonic() - self._files.looked > LOOK_AGAIN:
+            self.current()
 
     def _renew(self, changed: list[Path]) -> None:
         fresh = Kernel(find_rung(self.file) if self.file else replace(self.rung), self.device)
@@ -218,19 +239,20 @@ class Kernel:
         causal: query i sees keys up to i + Nk − Nq; window: and of those the last `window`. cu_seqlens: int32 (S+1) row
         numbers of q and of k, a packed batch of S sequences (B = 1). lengths: int32 (B) keys in use. pages: int32
         (B,max_pages) with k and v (pages,Hkv,page,D): sequence b's keys are those of its pages, one after the other. splits: pieces
-        that the keys are cut into. Raises CallError, a ValueError, that names what came and what is allowed, KernelError for CUDA's errors and the emulator's findings.
+        that the keys are cut into. Raises CallError, a ValueError, that names what came and what is allowed, KernelError for
+        CUDA's errors and the emulator's findings.
         """
         features = dict(
             causal=causal, window=window, cu_seqlens=cu_seqlens, lengths=lengths, pages=pages, splits=splits
         )
-        self.current()
+        self._look()
         call = prepare(self.rung, self.device, inputs, scale=scale, out=out, **features)
         self._run(call)
         return call.results
 
     def tensors(self, *inputs: Tensor, **options: Any) -> dict[str, Tensor]:
         """Runs the kernel like a call, and gives all the tensors it saw by name: inputs, outputs and workspace."""
-        self.current()
+        self._look()
         call = prepare(self.rung, self.device, inputs, **options)
         self._run(call)
         return call.tensors
@@ -253,6 +275,8 @@ class BrokenKernel(Kernel):
     def current(self) -> Kernel:
         """Raises the error."""
         raise self._error
+
+    _look = current
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # what Python and Jupyter look for in any object

@@ -41,6 +41,8 @@ def operator(which: Which) -> torch._ops.OpOverloadPacket:
     (k_starts: those of the queries unless given), lengths, pages and splits for decode.
     Raises ValueError for a kernel that is no rung; so does the operator, traced or run, for a dtype that the rung doesn't take.
     """
+    if isinstance(which, str) and which in OPERATORS:  # a whole stem, which torch.compile can trace: it opens no file
+        return OPERATORS[which]
     found = rung(which)
     if found.file is None or found.file.parent != KERNELS or found.stem not in OPERATORS:
         raise ValueError(f"{found.path.name} is no rung of the ladder, and only those are operators")

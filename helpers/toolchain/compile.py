@@ -105,6 +105,7 @@ def build(
     flags: Sequence[str] = (),
     include: Sequence[Path] = (),
     libraries: Sequence[Path] = (),
+    link: Sequence[str] = (),
     depends: Sequence[str] = (),
     functions: Sequence[str] = (),
     toolkit: Toolkit | None = None,
@@ -112,7 +113,7 @@ def build(
     """Compiles `cpp` with the host compiler, or `cuda` with `toolkit`'s nvcc, into a shared library. `cpp` may be several
     translation units, compiled side by side.
 
-    `flags` go to the one compiler used; `libraries` are linked by path; `depends` are the texts of the headers that
+    `flags` go to the one compiler used; `libraries` are linked by path, and `link` are flags of that; `depends` are the texts of the headers that
     the source reaches. `functions` asks for load_inline's default form: torch's headers before the source, and a Python
     module that binds these functions with pybind11 (`cpp` then declares what `cuda` defines).
     Raises CompileError with the compiler's words, ToolkitError if there is no compiler or the cache can't be written.
@@ -122,7 +123,7 @@ def build(
     start = time.perf_counter()
     compiler = find_compiler()
     units = [cpp] if isinstance(cpp, str) else list(cpp or [])
-    key = [stem, units, cuda, *flags, *map(str, include), *map(str, libraries), *depends, *functions]
+    key = [stem, units, cuda, *flags, *map(str, include), *map(str, libraries), *link, *depends, *functions]
     key += [torch.__version__, compiler, compiler_version(compiler)]
     key += [str(toolkit.home), toolkit.version] if toolkit else []
     name = f"{stem}_{digest(*key)}"
@@ -131,7 +132,7 @@ def build(
     if not cached:
         with making(folder, stem):
             if not (folder / "done").exists():  # else another thread or process was faster
-                rest = list(flags), list(include), list(libraries), list(functions), compiler, toolkit
+                rest = list(flags), list(include), list(libraries), list(link), list(functions), compiler, toolkit
                 _compile(name, folder, units, cuda, *rest)
     log = (folder / "compiler.log").read_text(errors="replace")
     return Built(folder / (folder / "done").read_text(), log, time.perf_counter() - start, cached)
@@ -145,6 +146,7 @@ def _compile(
     flags: list[str],
     include: list[Path],
     libraries: list[Path],
+    link: list[str],
     functions: list[str],
     compiler: str,
     toolkit: Toolkit | None,
@@ -166,6 +168,7 @@ def _compile(
     redirected = [*flags, *places, f"2>>{log.name}"]
     # No rung needs libtorch, and loading it is not free; a function nobody defines is the linker's to name, not dlopen's.
     ldflags = ["-Wl,--as-needed"] if functions else ["-Wl,--as-needed", "-Wl,-z,defs"]  # Python defines a module's
+    ldflags += link
     for library in libraries:
         ldflags += [str(library), f"-Wl,-rpath,{library.parent}"]
     if toolkit:

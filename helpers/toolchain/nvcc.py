@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..ladder.contract import Call
@@ -11,6 +10,7 @@ from ..ladder.errors import KernelError
 from ..ladder.paths import from_root
 from ..ladder.rung import INCLUDE, Rung
 from .compile import build
+from .guard import WRAPPED, guard
 from .sass import parse_ptxas
 from .toolkit import NVCC_FLAGS, architecture, gencode, matching_toolkit
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 # torch switches these conveniences of the CUDA headers off; a teaching kernel wants them.
 UNDEFINED = [f"-U__CUDA_NO_{name}__" for name in ("HALF_OPERATORS", "HALF_CONVERSIONS", "HALF2_OPERATORS")]
 UNDEFINED.append("-U__CUDA_NO_BFLOAT16_CONVERSIONS__")
+
+# So that an exit() in host code has a line. (addr2line takes DWARF 5's first file for the temporary one that #line renames.)
+HOST_LINES = ["-Xcompiler=-g1,-gdwarf-4"]
 
 # These leave the CUDA context unusable (CUDA Runtime API, "Error handling": sticky errors).
 STICKY = {700, 702, 709, 710, 714, 715, 716, 717, 718, 719}
@@ -36,7 +39,7 @@ class Launcher:
 
     def __init__(self, rung: Rung, definitions: str = "") -> None:
         self._rung, self._definitions = rung, definitions
-        self._launch: Callable[..., int] | None = None  # until it is compiled
+        self._launch: ctypes.c_void_p | None = None  # until it is compiled
         self.resources: pandas.DataFrame | None = None
 
     def compile(self) -> None:
@@ -45,29 +48,36 @@ class Launcher:
         import torch
 
         toolkit = matching_toolkit(torch.version.cuda)
+        guard_library, self._guard = guard()
         self.arch = architecture(*torch.cuda.get_device_capability())
         built = build(
             self._rung.stem,
             cuda=f'{self._definitions}#line 1 "{from_root(self._rung.path)}"\n{self._rung.source}',
-            flags=[*NVCC_FLAGS, gencode(self.arch), *UNDEFINED],
+            flags=[*NVCC_FLAGS, *HOST_LINES, gencode(self.arch), *UNDEFINED],
             include=[INCLUDE],
+            libraries=[guard_library],
+            link=WRAPPED,
             depends=[self.arch, *(header.read_text() for header in self._rung.includes)],
             toolkit=toolkit,
         )
         self._cudart = _cudart()
         self.cached = built.cached
         self.resources = parse_ptxas(built.log)
-        self._launch = built.fa_launch(self._rung.path.name)
+        self._path = built.path
+        self._launch = ctypes.cast(built.fa_launch(self._rung.path.name), ctypes.c_void_p)
 
     def launch(self, call: Call, stream: int = 0) -> None:
-        """Calls `fa_launch(&call.args, stream)`. Raises KernelError with CUDA's name and text; the error is taken back, so
-        that the next call starts afresh, unless CUDA can't go on in this process, which the text then says."""
+        """Calls `fa_launch(&call.args, stream)`. Raises KernelError with CUDA's name and text, or with what the host code did
+        to end the process; the error is taken back, so that the next call starts afresh, unless CUDA can't go on in this
+        process, which the text then says."""
         if self._launch is None:
             self.compile()
-        code = self._launch(ctypes.byref(call.args), ctypes.c_void_p(stream))
-        if code:
-            self._cudart.cudaGetLastError()
-            raise KernelError(cuda_error(code))
+        end = self._guard.fa_guarded(self._launch, ctypes.byref(call.args), stream)
+        if end:
+            last = self._cudart.cudaGetLastError()
+            if not (ended := end.contents.sentence(self._path)):
+                raise KernelError(cuda_error(end.contents.code))
+            raise KernelError(ended + (f"\n  {cuda_error(last)}" if last else ""))
 
 
 def cuda_error(code: int) -> str:

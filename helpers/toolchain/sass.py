@@ -316,7 +316,7 @@ def table(*which: Which, arch: str = "sm_90a") -> pd.DataFrame:
 
         sass.table("10", "11", "12")
 
-    which: each what `rung` takes. Registers per thread, bytes spilled (stores and loads) and shared memory per CTA of every kernel of some rungs: rung,
+    which: each what `rung` takes. Columns: registers per thread, bytes spilled (stores and loads) and shared memory per CTA of every kernel of some rungs: rung,
     kernel, registers, spilled_bytes, and from the line of the header block's `tiles` for its D: Br, Bc, threads, smem_kb, ctas.
     """
     rows = []

@@ -117,7 +117,7 @@ MISTAKES = {
         "assertion in kernel: thread 3 of block 0 fails the assertion `threadIdx.x < 3`",
     ),
     "division by zero": ("out[0] = 5 / a.D % (a.B - 1); // here", "1, 1", "thread 0 of block 0 divides an integer by zero"),
-    "abort": ("if (n > 3) abort(); // (the line is the C library's)", "1, 1", "abort"),
+    "abort": ("if (n > 3) abort(); // here", "1, 1", "thread 0 of block 0 calls abort(), which only host code can"),
     "illegal instruction": ("if (n > 3) __builtin_trap(); // here", "1, 1", "trap"),
     "inline PTX": ('asm volatile("mma.sync %0;" : "=f"(out[0])); // here', "1, 1", "executes inline PTX: mma.sync %0;"),
     "shuffle from an absent lane": (
@@ -479,8 +479,7 @@ HOST = {
     "division by zero": ("kernel<<<a.Nq / (a.D - 1), 32>>>(a); // here", "division by zero in the launcher: fa_launch divides an integer by zero"),
     "null pointer": ("kernel<<<*static_cast<const int*>(a.K), 32>>>(a); // here", "illegal address in the launcher: fa_launch touches the address 0x0"),
     "in the C library": ("memset(reinterpret_cast<void*>(64), 1, a.Nq);", "illegal address in the launcher"),
-    "exception": ("throw 3;", "abort in the launcher: fa_launch calls abort(), or throws an exception"),
-    "assertion": ("assert(a.Nq == 0); // here", "abort in the launcher"),
+    "abort by a signal": ("raise(SIGABRT);", "abort in the launcher: fa_launch comes to an abort() of the C or C++ library"),
     "array": ("int grid[2] = {}; grid[a.Nq / 16] = 1; kernel<<<grid[1], 32>>>(a); // here",
               "out of bounds in the launcher: fa_launch takes element 2 of an array of type int [2]"),
     "array, by a pointer": ("kernel<<<eight(), 32>>>(a);",
@@ -493,6 +492,7 @@ HOST = {
 def test_a_fault_of_the_launcher_is_a_finding(name):
     host, words = HOST[name]
     before = """
+    #include <signal.h>
     int deep(volatile int n) { return n < 0 ? 0 : deep(n + 1) + n; }
     __noinline__ int eight() { volatile int x[4], *p = x; while (p != x + 8) *p++ = 1; return x[0]; }
     """

@@ -13,10 +13,11 @@ import pytest
 import sixteen
 import torch
 
-from helpers import bench, record, reference, workloads
+from helpers import Kernel, bench, record, reference, rung, workloads
 from helpers.emulator import launcher
 from helpers.ladder import rung as ladder
 from helpers.measure import recording
+from helpers.run import kernel as module
 
 gpu = pytest.mark.gpu
 
@@ -110,6 +111,40 @@ def test_the_callables_take_turns_in_random_order(fake_gpu):
     assert all(sorted(order) == list(names) for order in orders)  # once each in every round
     assert len(set(orders)) > 8
     assert frame["name"].tolist() == timed
+
+
+def test_a_kernel_is_timed_by_its_name(fake_gpu, monkeypatch):
+    monkeypatch.setattr(bench, "DEVICE", "cpu")
+    seen = []
+    monkeypatch.setattr(Kernel, "__call__", lambda kernel, *inputs: seen.append(kernel.rung.stem) or spending(50.0)())
+    monkeypatch.setattr(Kernel, "compile", lambda kernel: None)
+    frame = bench.measure({"by name": "naive", "a rung": rung("04"), "a function": spending(70.0)}, rounds=2)
+    assert frame.groupby("name")["ms"].median().to_dict() == {"a function": 70.0, "a rung": 50.0, "by name": 50.0}
+    assert set(seen) == {"01_naive", "04_fa2_fp32"}
+    with pytest.raises(ValueError, match="no kernel 'nave'; did you mean 01_naive"):
+        bench.measure({"x": "nave"})
+
+
+def test_a_changed_file_is_noticed_before_the_clock_runs_and_not_while_it_does(fake_gpu, monkeypatch, tmp_path, capsys):
+    mine, stats, timed = tmp_path / "mine.cu", [], []
+    mine.write_text(rung("01").source.replace("// 01_naive:", "// mine:"))
+    kernel = Kernel(rung(mine), "cpu")
+    monkeypatch.setattr(Kernel, "compile", lambda kernel: setattr(kernel.launcher, "cached", False))
+    monkeypatch.setattr(Kernel, "_run", lambda kernel, call: timed.append(kernel.source) or spending(20.0)())
+    stamp = module._stamp
+    monkeypatch.setattr(module, "_stamp", lambda path: stats.append(path) or stamp(path))
+    mine.write_text(edited := mine.read_text() + "// edited\n")
+
+    def call(*inputs):
+        kernel(*inputs)
+        if len(timed) == 5:
+            mine.write_text(edited + "// and edited again\n")
+            stats.clear()
+
+    bench.measure({"call": call}, [torch.zeros(1, 1, 8, 32)] * 3, rounds=9)
+    assert set(timed) == {edited} and len(timed) > 9
+    assert stats == []
+    assert capsys.readouterr().out.count("has changed since it was loaded") == 1
 
 
 def test_small_inputs_rotate_past_the_cache_and_large_ones_stay(fake_gpu):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hopper import pretend
 from torch.utils import cpp_extension
 
 from helpers import CompileError, rung
@@ -16,13 +17,7 @@ from helpers.toolchain import toolkit
 
 @pytest.fixture(autouse=True)
 def hopper(cache, monkeypatch, tmp_path):
-    """A torch that says it sees an H200, and empty files in place of the CUDA libraries that a CPU build of torch lacks:
-    load_inline names them to the linker, though no rung needs them."""
-    for name in ("c10_cuda", "torch_cuda"):
-        (tmp_path / f"lib{name}.so").write_text("/* nothing */")
-    monkeypatch.setenv("LIBRARY_PATH", str(tmp_path))
-    monkeypatch.setattr(torch.version, "cuda", ".".join(toolkit.find_toolkit().version.split(".")[:2]))
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    pretend(monkeypatch, tmp_path)
     monkeypatch.setattr(jit, "_cudart", lambda: None)
 
 

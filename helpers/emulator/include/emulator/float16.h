@@ -1,6 +1,34 @@
-// Arithmetic of a 16-bit float type T and its pair T2: included once for half, once for bfloat16.
+// A 16-bit float and its pair: included once for half, once for bfloat16, with
+//   T, T2, T_RAW   the type, its pair, and the struct of its bits
+//   T_NAME(a, b)   a function's name, with the type's between a and b: __float2half_rn
+//   T_BITS, T_VALUE   float to bits, rounded to nearest even, and back
 // Sums, products, quotients and roots are computed in float and rounded once more, which gives the correctly rounded
 // result because float has more than twice their digits; multiply-adds go through rounding to odd.
+
+struct T_RAW {
+  unsigned short x;
+};
+struct T {
+  unsigned short emu_bits;
+  T() = default;
+  T(float x) : emu_bits(T_BITS(x)) {}
+  T(double x) : emu_bits(T_BITS(emu::to_odd(x))) {}
+  T(int x) : T(double(x)) {}
+  T(unsigned x) : T(double(x)) {}
+  T(long long x) : T(double(x)) {}
+  T(short x) : T(double(x)) {}
+  T(unsigned short x) : T(double(x)) {}
+  T(T_RAW x) : emu_bits(x.x) {}
+  operator float() const { return T_VALUE(emu_bits); }
+  operator T_RAW() const { return {emu_bits}; }
+};
+struct __attribute__((aligned(4))) T2 {
+  T x, y;
+  T2() = default;
+  constexpr T2(T x, T y) : x(x), y(y) {}
+};
+
+// ---- arithmetic
 
 inline bool operator==(T a, T b) { return float(a) == float(b); }
 inline bool operator!=(T a, T b) { return float(a) != float(b); }
@@ -123,3 +151,37 @@ inline T atomicAdd(T* p, T v, EMU_HERE) {
 inline T2 atomicAdd(T2* p, T2 v, EMU_HERE) {
   return emu::atomic_update(p, EMU_SITE("atomicAdd"), [v](T2 old) { return old + v; });
 }
+
+// ---- conversions
+
+inline T T_NAME(__float2, )(float x) { return T(x); }
+inline T T_NAME(__float2, _rn)(float x) { return T(x); }
+inline T T_NAME(__double2, )(double x) { return T(x); }
+inline float T_NAME(__, 2float)(T x) { return float(x); }
+inline T2 T_NAME(make_, 2)(T x, T y) { return {x, y}; }
+inline T2 T_NAME(__halves2, 2)(T x, T y) { return {x, y}; }
+inline T2 T_NAME(__float2, 2_rn)(float x) { return {T(x), T(x)}; }
+inline T2 T_NAME(__floats2, 2_rn)(float x, float y) { return {T(x), T(y)}; }
+inline T2 T_NAME(__float22, 2_rn)(float2 x) { return {T(x.x), T(x.y)}; }
+inline float2 T_NAME(__, 22float2)(T2 x) { return {float(x.x), float(x.y)}; }
+inline T T_NAME(__low2, )(T2 x) { return x.x; }
+inline T T_NAME(__high2, )(T2 x) { return x.y; }
+inline T2 T_NAME(__low2, 2)(T2 x) { return {x.x, x.x}; }
+inline T2 T_NAME(__high2, 2)(T2 x) { return {x.y, x.y}; }
+inline T2 T_NAME(__lows2, 2)(T2 x, T2 y) { return {x.x, y.x}; }
+inline T2 T_NAME(__highs2, 2)(T2 x, T2 y) { return {x.y, y.y}; }
+inline T2 __lowhigh2highlow(T2 x) { return {x.y, x.x}; }
+inline unsigned short T_NAME(__, _as_ushort)(T x) { return x.emu_bits; }
+inline short T_NAME(__, _as_short)(T x) { return short(x.emu_bits); }
+inline T T_NAME(__ushort_as_, )(unsigned short x) { return T(T_RAW{x}); }
+inline T T_NAME(__short_as_, )(short x) { return T(T_RAW{(unsigned short)x}); }
+inline T T_NAME(__int2, _rn)(int x) { return T(x); }
+inline int T_NAME(__, 2int_rn)(T x) { return __float2int_rn(float(x)); }
+inline int T_NAME(__, 2int_rz)(T x) { return __float2int_rz(float(x)); }
+
+#undef T
+#undef T2
+#undef T_RAW
+#undef T_NAME
+#undef T_BITS
+#undef T_VALUE
