@@ -6,9 +6,9 @@ relative to the checkout. `make executed` writes it. Of the unchanged ones a few
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -30,8 +30,10 @@ def _watch(event, arguments):
     elif event == "subprocess.Popen" and "helpers" in str(arguments[1]):
         _opened.add("helpers")  # a program of ours, which may read any of it
 _sys.addaudithook(_watch)"""
-TELL = """import json as _json
-_json.dumps(sorted(_opened | {m.__file__ for m in list(_sys.modules.values()) if getattr(m, "__file__", None)}))"""
+TELL = f"""import json as _json, os as _os
+_files = [vars(m).get("__file__") for m in list(_sys.modules.values()) if hasattr(m, "__dict__")]
+_paths = {{_os.path.abspath(f) for f in [*_opened, *_files] if isinstance(f, str) and f != "helpers"}}
+_json.dumps([sorted(p for p in _paths if p.startswith({str(ROOT)!r})), "helpers" in _opened])"""
 
 
 def watched(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
@@ -44,10 +46,8 @@ def told(executed: nbformat.NotebookNode) -> list[str]:
     """The files of the checkout that an executed `watched` notebook has read; takes the two cells out of it."""
     (output,) = executed.cells.pop().outputs
     executed.cells.pop(0)
-    found = json.loads(eval(output.data["text/plain"]))
-    if "helpers" in found:
-        found += map(str, (ROOT / "helpers").rglob("*.py"))
-    paths = [Path(os.path.abspath(path)) for path in found]
+    found, all_of_ours = json.loads(ast.literal_eval(output.data["text/plain"]))
+    paths = [*map(Path, found), *((ROOT / "helpers").rglob("*.py") if all_of_ours else [])]
     inside = {path.relative_to(ROOT) for path in paths if path.is_relative_to(ROOT) and path.is_file()}
     return sorted(str(p) for p in inside if p.parts[0] in PARTS and "__pycache__" not in p.parts)
 

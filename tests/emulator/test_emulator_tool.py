@@ -6,14 +6,14 @@ import emulated
 import pytest
 import torch
 from emulated import program
-from helpers.build import build
-from helpers.contract import prepare
-from helpers.reference import random_inputs
 from test_trace import traced
 
 from helpers import fragments, load
 from helpers.emulator import launcher
 from helpers.emulator.native import open_runtime
+from helpers.ladder.contract import prepare
+from helpers.run.reference import random_inputs
+from helpers.toolchain import build
 
 TOOL = """
 #include <atomic>
