@@ -4,6 +4,7 @@ import itertools
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pandas as pd
@@ -221,6 +222,15 @@ def test_a_file_that_does_not_compile_gives_1_and_its_line(capsys, tmp_path, mon
         capsys, "run", foreign(tmp_path, "int x = nonsense;"), *SMALL, "--dtype", "fp16", "--device", "cpu"
     )
     assert code == 1 and ".cu:16:" in err and "nonsense" in err
+
+
+def test_a_warning_is_its_sentence(monkeypatch, capsys):
+    def warns(_):
+        warnings.warn("this may take minutes", stacklevel=1)
+        return 0
+
+    monkeypatch.setattr(commands.goals, "run", warns)
+    assert run(capsys, "goals") == (0, "", "this may take minutes\n")
 
 
 def test_ctrl_c_gives_130(monkeypatch, capsys):
