@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..ladder.paths import ROOT
 from ..toolchain.guard import HINTS as ENDS
 from ..toolchain.lines import places
 from . import trace
@@ -62,7 +61,6 @@ HINTS = {
     "which may run only after it here",
 }
 PLACE = re.compile(r"\{(\d+)\|([^}]*)\}")  # an offset in the library, and what to say if no line is known for it
-CHECKOUT = f"{ROOT}/"
 
 
 def finding_of(finding: Finding, library: Path) -> trace.Finding:
@@ -115,5 +113,5 @@ def _in_words(finding: Finding, library: Path) -> tuple[str, str, str]:
         reader, line = at.get(int(found[1]), ("", 0))
         return f"{reader}:{line}" if line else found[2]
 
-    sentence = PLACE.sub(named, sentence).replace(f" {CHECKOUT}", " ")
-    return kind, sentence, place.removeprefix(CHECKOUT)
+    sentence = PLACE.sub(named, sentence)
+    return kind, sentence, place

@@ -8,16 +8,18 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..ladder.paths import HELPERS, ROOT
+from ..ladder.paths import HELPERS, ROOT, from_root
 from ..ladder.paths import INCLUDE as KERNEL_INCLUDE
 
-EMULATOR = str(HELPERS / "emulator" / "include")
+CHECKOUT = f"{ROOT}/"
+# As places name them: the checkout's files from its root.
+EMULATOR = from_root(HELPERS / "emulator" / "include") + "/"
+SHARED = from_root(KERNEL_INCLUDE / "fa") + "/"
 STANDARD = re.compile(r"/include/([^/]+/)?c\+\+/")  # the standard library's headers, wherever they are
 # The name of a struct's own copying: `State::State(State const&)`, `State::operator=(State&&)`.
 COPYING = re.compile(
     r"(?:.*::)?(?P<name>[^:<]+)(?:<.*>)?::(?:operator=|(?P=name))\((?:.*::)?(?P=name)(?:<.*>)?(?: const)?&&?\)"
 )
-CHECKOUT = f"{ROOT}/"
 
 
 def places(library: Path, offsets: Iterable[int]) -> dict[int, tuple[str, int]]:
@@ -39,14 +41,14 @@ def places(library: Path, offsets: Iterable[int]) -> dict[int, tuple[str, int]]:
             (name, place) for name, place in chain if not place.startswith(EMULATOR) and not STANDARD.search(place)
         ]
         chain = [(name, place) for name, place in chain if not COPYING.fullmatch(name)] or chain
-        readers = [place for _, place in chain if not place.startswith(f"{KERNEL_INCLUDE}/fa/")]
+        readers = [place for _, place in chain if not place.startswith(SHARED)]
         if chain:
             file, _, line = [*readers, chain[0][1]][0].rpartition(":")
-            found[offset] = (file.removeprefix(CHECKOUT), int(line))
+            found[offset] = (file, int(line))
     return found
 
 
 def _place(line: str) -> str:
-    """``file:line`` as addr2line says it. A name that is no absolute path (a notebook's cell) comes with the folder of
-    the build before it."""
-    return re.sub(r".*/\.building-[^/]*/| \(.*", "", line)
+    """``file:line`` as addr2line says it, the checkout's files from its root. A name that is no absolute path (a notebook's cell)
+    comes with the folder of the build before it."""
+    return re.sub(r".*/\.building-[^/]*/| \(.*", "", line).removeprefix(CHECKOUT)

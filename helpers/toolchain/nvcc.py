@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..ladder.contract import Call
 from ..ladder.errors import KernelError
+from ..ladder.paths import from_root
 from ..ladder.rung import INCLUDE, Rung
 from .compile import build
 from .guard import WRAPPED, guard
@@ -51,7 +52,7 @@ class Launcher:
         self.arch = architecture(*torch.cuda.get_device_capability())
         built = build(
             self._rung.stem,
-            cuda=f'{self._definitions}#line 1 "{self._rung.path}"\n{self._rung.source}',
+            cuda=f'{self._definitions}#line 1 "{from_root(self._rung.path)}"\n{self._rung.source}',
             flags=[*NVCC_FLAGS, *HOST_LINES, gencode(self.arch), *UNDEFINED],
             include=[INCLUDE],
             libraries=[guard_library],

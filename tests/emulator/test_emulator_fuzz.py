@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-KERNELS, RUNS, SECONDS = 24, 150, 14
+KERNELS, RUNS = 24, 80
 
 MASKS = ("0xffffffffu", "0x0000ffffu", "0x0000000fu", "0xaaaaaaaau", "__activemask()")
 BEFORE = """#include <fa/sm80.cuh>
@@ -133,10 +133,8 @@ def source(seed: int) -> str:
     }}"""
 
 
-def play(seed: int, seconds: float) -> None:
+def play(seed: int) -> None:
     """Launches and traces kernels of `source(seed)` in random shapes, saying what comes next; then one that is right."""
-    import time
-
     import torch
     from emulated import build, run
 
@@ -146,11 +144,8 @@ def play(seed: int, seconds: float) -> None:
 
     draw = random.Random(seed)
     launcher = build(source(seed))
-    launcher._traced = launcher._build(tracing=True)
-    end, outcomes = time.monotonic() + seconds, {"ran": 0, "stopped": 0, "refused": 0, "same": 0}
+    outcomes = {"ran": 0, "stopped": 0, "refused": 0, "same": 0}
     for number in range(RUNS):
-        if time.monotonic() > end:
-            break
         q, o = torch.arange(64.0), torch.zeros(64)
         shape = {
             "B": draw.choice([1] * 9 + [2] * 5 + [5, 5, 5, 40, 40, 0]),
@@ -197,10 +192,10 @@ def test_no_kernel_takes_the_process_down(seed):
     command = [
         sys.executable,
         "-c",
-        f"import sys; sys.path.append('../tools'); import test_emulator_fuzz as f; f.play({seed}, {SECONDS / 2})",
+        f"import sys; sys.path.append('../tools'); import test_emulator_fuzz as f; f.play({seed})",
     ]
     done = subprocess.run(
-        command, capture_output=True, text=True, errors="replace", cwd=Path(__file__).parent, timeout=180
+        command, capture_output=True, text=True, errors="replace", cwd=Path(__file__).parent, timeout=1800
     )
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     last = done.stdout.rstrip().rpartition("\n")[2]

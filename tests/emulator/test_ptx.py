@@ -1149,7 +1149,7 @@ def test_what_is_no_ptx_is_refused_in_words(text):
 def test_operands_of_the_wrong_type_do_not_compile(statement, words):
     source = program(f"{USUAL} uint32_t r = 0;\n{statement}\no[t] = r;")
     with pytest.raises(CompileError, match=words) as caught:
-        build(source)
+        build(source).compile()
     assert f"{FILE}:{line_of(source)}" in str(caught.value)
 
 

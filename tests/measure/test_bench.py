@@ -3,8 +3,10 @@
 import itertools
 import os
 import random
+import tempfile
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -12,6 +14,7 @@ import sixteen
 import torch
 
 from helpers import Kernel, bench, record, reference, rung, workloads
+from helpers.emulator import launcher
 from helpers.ladder import rung as ladder
 from helpers.measure import recording
 from helpers.run import kernel as module
@@ -248,14 +251,31 @@ def stand_in(fake_gpu, monkeypatch, tmp_path):
     monkeypatch.setattr(recording, "errors", lambda *args, **kw: errors(*args, lengths=(64, 128), **kw))
     monkeypatch.setattr(recording, "memories", lambda *args, **kw: memories(*args, lengths=(64,), **kw))
     monkeypatch.setattr(recording, "builds", lambda stem: builds(stem, times=1))
+    monkeypatch.setattr(recording.tempfile, "mkdtemp", empty_but_for_the_emulator)
     return tmp_path
 
 
-errors, memories, builds = recording.errors, recording.memories, recording.builds
+@pytest.fixture
+def few_cases(monkeypatch):
+    """Two of a rung's cases for the check before it is timed: that they all pass, tests/run/test_rungs.py says."""
+    cases = reference.cases
+    monkeypatch.setattr(reference, "cases", lambda *which: itertools.islice(cases(*which), 2))
+
+
+def empty_but_for_the_emulator(prefix="", **where):
+    """A new folder; as a build cache it has the emulator itself, which takes half a minute to compile and isn't timed."""
+    folder = mkdtemp(prefix=prefix, **where)
+    if prefix == "fa-bench-":
+        built = launcher._runtime()[0].parent
+        Path(folder, built.name).symlink_to(built)
+    return folder
+
+
+errors, memories, builds, mkdtemp = recording.errors, recording.memories, recording.builds, tempfile.mkdtemp
 
 
 @pytest.mark.parametrize("stem", ["02_online_softmax", "04_fa2_fp32"])
-def test_recording_runs_from_end_to_end(stand_in, stem):
+def test_recording_runs_from_end_to_end(stand_in, few_cases, stem):
     recording.record_rung(stem)
     kinds = {"forward", "error", "build"} | ({"memory"} if stem.startswith("04") else set())
     assert {p.name for p in stand_in.glob("stand-in/*.csv")} == {f"{stem}.{kind}.csv" for kind in kinds}
@@ -274,7 +294,7 @@ def test_recording_runs_from_end_to_end(stand_in, stem):
     assert build["reverted"] < 0.5 * build["edit"]
 
 
-def test_a_sixteen_bit_rung_is_recorded_in_both_its_dtypes(stand_in, tmp_path, monkeypatch, capsys):
+def test_a_sixteen_bit_rung_is_recorded_in_both_its_dtypes(stand_in, few_cases, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(ladder, "KERNELS", tmp_path / "kernels")
     monkeypatch.setattr(workloads, "MATH_MAX_N", 40)
     stem = sixteen.make_rung(ladder.KERNELS, "77_sixteen")
@@ -299,10 +319,8 @@ def test_a_sixteen_bit_rung_is_recorded_in_both_its_dtypes(stand_in, tmp_path, m
 
 
 @pytest.mark.parametrize(("stem", "kind"), [("21_split_kv", "decode"), ("22_backward_fp32", "backward")])
-def test_recording_a_rung_that_models_need(stand_in, stem, kind, monkeypatch, capsys):
-    """From end to end as above, with two of the cases and without the builds: every record there is, and the goals."""
-    cases = reference.cases
-    monkeypatch.setattr(reference, "cases", lambda *which: itertools.islice(cases(*which), 2))
+def test_recording_a_rung_that_models_need(stand_in, few_cases, stem, kind, monkeypatch, capsys):
+    """From end to end as above, without the builds: every record there is, and the goals."""
     monkeypatch.setattr(
         recording, "builds", lambda which: pd.DataFrame({"phase": ["cold"], "round": [0], "seconds": [1.0]})
     )

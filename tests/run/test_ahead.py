@@ -7,9 +7,8 @@ import pytest
 
 from helpers import CompileError, load, rung
 from helpers.emulator import Launcher
-from helpers.ladder.rung import parse
 from helpers.run import ahead as module
-from helpers.run.ahead import compile_ahead, single
+from helpers.run.ahead import compile_ahead
 
 PLAIN = """#include <fa/args.cuh>
 extern "C" cudaError_t fa_launch(const fa_args *, cudaStream_t) { return cudaErrorInvalidValue; }
@@ -17,8 +16,8 @@ extern "C" cudaError_t fa_launch(const fa_args *, cudaStream_t) { return cudaErr
 
 
 def settled(cache: Path) -> bool:
-    """Is nothing being built any more, after two minutes at most?"""
-    deadline = time.monotonic() + 120
+    """Is nothing being built any more, after ten minutes at most?"""
+    deadline = time.monotonic() + 600
     while (busy := not module._waiting.empty() or any(cache.glob(".building-*"))) and time.monotonic() < deadline:
         time.sleep(0.05)
     return not busy
@@ -49,7 +48,7 @@ def test_rungs_are_compiled_for_their_machine_code_too(cache, monkeypatch):
     monkeypatch.setattr(module.sass, "cubin", lambda *given: made.append(("cubin", *given)))
     monkeypatch.setattr(module.sass, "disassembly", lambda *given: made.append(("sass", *given)))
     compile_ahead(["01_naive", rung("04_fa2_fp32")], "cubin", "sass", arch="sm_80")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while len(made) < 4 and time.monotonic() < deadline:
         time.sleep(0.01)
     one, two = rung("01_naive"), rung("04_fa2_fp32")
@@ -61,23 +60,3 @@ def test_rungs_are_compiled_for_their_machine_code_too(cache, monkeypatch):
 def test_an_unknown_need_is_named():
     with pytest.raises(ValueError, match="'speed'"):
         compile_ahead(["01_naive"], "speed")
-
-
-@pytest.mark.parametrize("stem", ["10_fa2_mma_fp16", "21_split_kv", "33_backward_wgmma"])
-def test_a_single_instance_of_a_rung(stem):
-    whole, one = rung(stem), single(stem, 64, "bf16")
-    assert (one.D, one.dtypes, one.stem, one.path) == ((64,), ("bf16",), stem, whole.path)
-    assert "launch<128>" not in one.source and "launch<d, fa::fp16>" not in one.source
-    assert "return launch<d, fa::bf16>(a, stream);" in one.source and "return launch<64>(a, stream);" in one.source
-    again = parse(one.source, Path("cell"))
-    assert (again.D, again.dtypes, again.stem) == (one.D, one.dtypes, stem)
-    places = [
-        next(n for n, line in enumerate(s.splitlines()) if "__global__" in line) for s in (whole.source, one.source)
-    ]
-    assert places[0] == places[1]
-
-
-def test_what_cannot_be_taken_alone_is_refused():
-    for stem, D, dtype in (("04_fa2_fp32", 64, "fp32"), ("13_tuned", 96, "fp16"), ("13_tuned", 64, "fp32")):
-        with pytest.raises(ValueError, match=f"{stem} has no instance for D = {D}, {dtype}"):
-            single(stem, D, dtype)

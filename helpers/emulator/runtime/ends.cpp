@@ -1,7 +1,9 @@
 // exit(), abort() and their like in what the emulator runs: they end the kernel or fa_launch, as a finding.
 #include "../../toolchain/guard.h"
 
-#include "runtime.h"
+#include "grid.h"
+#include "report.h"
+#include "worker.h"
 
 void guard::end(const char* kind, const char* text, const void* pc, const char*, int) {
   const uintptr_t at = reinterpret_cast<uintptr_t>(pc);

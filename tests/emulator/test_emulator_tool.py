@@ -9,11 +9,11 @@ from emulated import program
 from test_trace import traced
 
 from helpers import fragments, load
-from helpers.build import build
-from helpers.contract import prepare
 from helpers.emulator import launcher
 from helpers.emulator.native import open_runtime
-from helpers.reference import random_inputs
+from helpers.ladder.contract import prepare
+from helpers.run.reference import random_inputs
+from helpers.toolchain import build
 
 TOOL = """
 #include <atomic>
