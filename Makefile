@@ -1,27 +1,38 @@
-# make lab · test · notebooks · bench · readme
+# make lab · test · test-all · executed · notebooks · bench · readme
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := lab
-.PHONY: lab test notebooks bench readme
+.PHONY: lab test test-all executed notebooks bench readme
+
+# JupyterLab's defaults for this environment: no news, README as a page, line numbers in cells. A reader's own settings win.
+LAB_DEFAULTS := $(VENV)/share/jupyter/lab/settings/overrides.d/flashattention-notebooks.json
 
 lab: $(VENV)/installed
+	@install -D -m 644 .jupyterlab.json $(LAB_DEFAULTS)
 	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --ServerApp.root_dir=. \
 	  --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb
 
 test: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m pytest -n auto --dist worksteal
+
+test-all: $(VENV)/installed-test
+	$(BIN)/python -m pytest -n auto --dist worksteal --all
+
+executed: $(VENV)/installed-test
+	$(BIN)/python -m pytest -n auto --dist worksteal -m notebooks --record tests/lessons/test_notebooks.py
 
 notebooks: $(VENV)/installed
-	$(BIN)/python -m helpers.lessons.execute
+	$(BIN)/python -m helpers notebooks
 
 bench: $(VENV)/installed
-	$(BIN)/python -m helpers.measure.bench
+	$(BIN)/python -m helpers record rungs
 
 readme: $(VENV)/installed
-	$(BIN)/python -m helpers.record.readme
+	$(BIN)/python -m helpers readme
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \

@@ -1,18 +1,19 @@
 """FlashAttention, one kernel at a time: load a kernel, check it, look at what it does to memory, time it.
 
     from helpers import check, load, xray
-    kernel = load("04_fa2_fp32")
+    kernel = load("04")
     check(kernel)
     xray(kernel, q, k, v)
 
-Importing this package is quick and imports neither torch nor pandas; a name is imported when it is first used. In Jupyter,
-`%load_ext helpers` adds the cell magic `%%kernel`.
+Whatever takes a kernel takes its stem or a part of it ("04", "ping_pong"), the path or the text of a `.cu`, a Rung, or a loaded
+Kernel. Importing this package is quick and imports neither torch nor pandas; a name is imported when it is first used. In
+Jupyter, `%load_ext helpers` adds the cell magic `%%kernel`.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import Any
+import typing
 
 # Public name -> where it is: "module" or "module:attribute". `record` is a package of its own.
 _PUBLIC = {
@@ -20,46 +21,51 @@ _PUBLIC = {
     "load": "run.kernel:load",
     "check": "run.check:check",
     "xray": "run.xray:xray",
-    "doctor": "run.doctor:doctor",
-    "rung": "ladder.rung:rung",
-    "rungs": "ladder.rung:rungs",
-    "compile_ahead": "run.ahead:compile_ahead",
-    "single": "ladder.instances:single",
-    "for_d64": "ladder.instances:for_d64",
-    "fewest_pieces": "ladder.contract:fewest_pieces",
-    "compare": "run.check:compare",
-    "traffic": "run.traffic:traffic",
-    "Case": "run.reference:Case",
-    "Kernel": "run.kernel:Kernel",
-    "Rung": "ladder.rung:Rung",
-    "Xray": "run.xray:Xray",
-    "CompileError": "ladder.errors:CompileError",
-    "KernelError": "ladder.errors:KernelError",
-    # what is in it, and how fast it is
     "show": "ladder.show",
     "sass": "toolchain.sass",
+    "bench": "measure.bench",
+    "rung": "ladder.rung:rung",
+    "rungs": "ladder.rung:rungs",
+    "traffic": "run.traffic:traffic",
+    "compile_ahead": "run.ahead:compile_ahead",
+    "single": "ladder.instances:single",
     "op": "run.op",
+    "doctor": "run.doctor:doctor",
+    # what it is compared with
     "reference": "run.reference",
+    "compare": "run.check:compare",
+    "record": "record",
+    "plot": "figures.plot",
+    # what these give and raise
+    "Kernel": "run.kernel:Kernel",
+    "Rung": "ladder.rung:Rung",
+    "Case": "run.reference:Case",
+    "Xray": "run.xray:Xray",
+    "CallError": "ladder.errors:CallError",
+    "CompileError": "ladder.errors:CompileError",
+    "KernelError": "ladder.errors:KernelError",
+    "ToolkitError": "ladder.errors:ToolkitError",
+}
+# What single notebooks use. It is imported like the rest, and left out of `dir(helpers)`.
+_LESSONS = {
+    "for_d64": "ladder.instances:for_d64",
+    "fewest_pieces": "ladder.contract:fewest_pieces",
     "banks": "emulator.banks",
     "fragments": "emulator.fragments",
-    "bench": "measure.bench",
     "tune": "measure.tune",
     "workloads": "measure.workloads",
     "roles": "measure.roles",
     "timeline": "measure.timeline",
-    "record": "record",
-    "plot": "figures.plot",
-    # of the notebooks
     "exercise": "lessons.exercise",
-    "draw": "lessons.draw",
-    "draw_backward": "lessons.draw_backward",
-    "draw_decode": "lessons.draw_decode",
-    "draw_hopper": "lessons.draw_hopper",
-    "draw_masks": "lessons.draw_masks",
-    "draw_mma": "lessons.draw_mma",
-    "draw_pingpong": "lessons.draw_pingpong",
-    "draw_proof": "lessons.draw_proof",
-    "draw_training": "lessons.draw_training",
+    "draw": "lessons.drawings.basics",
+    "draw_backward": "lessons.drawings.backward",
+    "draw_decode": "lessons.drawings.decode",
+    "draw_hopper": "lessons.drawings.hopper",
+    "draw_masks": "lessons.drawings.masks",
+    "draw_mma": "lessons.drawings.mma",
+    "draw_pingpong": "lessons.drawings.pingpong",
+    "draw_proof": "lessons.drawings.proof",
+    "draw_training": "lessons.drawings.training",
     "gpt": "lessons.gpt",
     "museum": "lessons.museum",
     "overlap": "lessons.overlap",
@@ -73,10 +79,11 @@ _PUBLIC = {
 __all__ = list(_PUBLIC)
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
+def __getattr__(name: str) -> typing.Any:
+    where = _PUBLIC.get(name) or _LESSONS.get(name)
+    if where is None:
         raise AttributeError(f"module 'helpers' has no attribute {name!r}; it has {', '.join(sorted(_PUBLIC))}")
-    module, _, attribute = _PUBLIC[name].partition(":")
+    module, _, attribute = where.partition(":")
     found = importlib.import_module(f".{module}", __name__)
     value = getattr(found, attribute) if attribute else found
     globals()[name] = value
@@ -87,7 +94,7 @@ def __dir__() -> list[str]:
     return sorted(_PUBLIC)
 
 
-def load_ipython_extension(shell: Any) -> None:
+def load_ipython_extension(shell: typing.Any) -> None:
     """What `%load_ext helpers` calls: registers `%%kernel`."""
     from .magic import register
 

@@ -1,15 +1,19 @@
-"""`%%kernel [name]`: compiles the CUDA in the cell, checks it against the reference, times it, and prints one line."""
+"""`%%kernel [name]`: compiles the CUDA in the cell, checks it against the reference, times it, and prints one line.
+
+%%kernel mine
+#include <fa/args.cuh>
+...
+"""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
 
-from .ladder.errors import CompileError, KernelError
+from .ladder.errors import CompileError, KernelError, ToolkitError
 from .ladder.rung import Rung
 from .run.check import check
-from .run.kernel import Kernel, load, summary
-from .toolchain.toolkit import ToolkitError
+from .run.kernel import BrokenKernel, Kernel, load, summary
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -30,14 +34,17 @@ def register(shell: InteractiveShell) -> None:
 def run_cell(shell: InteractiveShell, line: str, cell: str) -> None:
     """Builds the cell and binds the Kernel to the name on the magic's line (`kernel` if there is none).
 
-    What goes wrong is printed and never raised, and the name keeps what it was bound to when the cell doesn't compile.
+    What goes wrong is printed and not raised. If the cell can't be loaded, the name is bound to something that raises the same
+    error when it is used: never to the kernel that an earlier run of the cell has made.
     """
     name = line.strip() or "kernel"
     if not re.fullmatch(r"[A-Za-z_]\w*", name):
         return print(f"%%kernel takes one name for the kernel, {name!r} came")
+    shell.user_ns[name] = BrokenKernel(KernelError(f"%%kernel {name} was stopped before it had compiled; run it again"))
     try:
         built = load(source="\n" + cell, quiet=True)  # lines as the notebook counts them: the magic's is the first
     except (CompileError, KernelError, ToolkitError, ValueError) as error:
+        shell.user_ns[name] = BrokenKernel(error)
         return print(error)
     shell.user_ns[name] = built
     report = check(built)

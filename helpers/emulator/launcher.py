@@ -12,15 +12,19 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..ladder.errors import CompileError, KernelError
+from ..ladder.contract import Call, FaArgs
+from ..ladder.errors import CompileError, KernelError, ToolkitError
 from ..ladder.paths import INCLUDE as KERNEL_INCLUDE
+from ..ladder.rung import Rung
 from ..toolchain.compile import Built, build
-from ..toolchain.toolkit import ToolkitError, compiler_version, find_compiler
+from ..toolchain.guard import HEADER, WRAPPED
+from ..toolchain.lines import places
+from ..toolchain.toolkit import compiler_version, find_compiler
 from . import fragments
 from .native import Counter, Finding, FoundRow, Region, TraceCount, TraceRow, open_runtime
-from .report import finding_of, findings_of, places, report
+from .report import finding_of, findings_of, report
 from .trace import Access, Request, Trace
 from .translate import TranslationError, unit
 
@@ -30,8 +34,6 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 INCLUDE = HERE / "include"
 
-# Inputs; outputs and workspace come as torch.empty gives them, and hold nothing yet. A backward pass is given O and LSE.
-GIVEN = ("Q", "K", "V", "dO", "q_starts", "k_starts", "lengths", "pages")
 MOST_THREADS = 16  # each takes up to 9 MB of stacks and shared memory
 OLDEST = {"clang": 14, "gcc": 12}  # whose -fsanitize=thread calls what the runtime has
 RUNTIME_FLAGS = ["-std=c++17", "-O2", "-g1", "-pthread", "-fno-semantic-interposition"]
@@ -48,8 +50,8 @@ TRACE_FLAGS = {
     "clang": ["-fsanitize-coverage=bb,no-prune,trace-pc"],
     "gcc": ["-fsanitize-coverage=trace-pc", "-fno-shrink-wrap"],
 }
-BULK = ("cp.async.bulk.tensor", "cp.async.bulk", "cp.reduce.async.bulk.tensor", "cp.reduce.async.bulk")
-OPS = ("load", "store", "ldmatrix", "stmatrix", "cp.async", "atomic", *BULK)  # as enum Op of runtime.h counts them
+OPS = tuple(re.findall(r"x\(\w+, \"(.+)\"\)", (HERE / "runtime" / "ops.h").read_text()))  # in the order of enum Op
+BULK = tuple(op for op in OPS if ".bulk" in op)
 # With the passes off that would split, merge or move accesses. (And, of gcc's, the one that follows variables for a debugger: a
 # fifth of its time, for nothing that the emulator asks of it.) gcc guards the ends of local arrays in kernels and in what is
 # __noinline__; guarding all functions would take a tenth more of its time.
@@ -119,23 +121,13 @@ def _runtime() -> tuple[Path, ctypes.CDLL]:
         "emulator",
         cpp=[f'{fragments.tables()}#include "{half}"\n' for half in halves],
         flags=[*RUNTIME_FLAGS, *RUNTIME_COMPILER_FLAGS[_compiler()]],
-        depends=[*_texts(HERE / "runtime"), *_texts(INCLUDE / "emulator")],
+        depends=[*_texts(HERE / "runtime"), *_texts(INCLUDE / "emulator"), HEADER.read_text()],
     )
     return built.path, open_runtime(str(built.path))
 
 
-def load(rung: Any, source: str) -> Launcher:
-    """Compiles ``source`` (CUDA C++; ``rung`` says its name and path) for the CPU.
-
-    Raises CompileError with the compiler's words and the reader's own file and line.
-    """
-    launcher = Launcher(rung, source)
-    launcher.compile()
-    return launcher
-
-
 class Launcher:
-    """A rung for the emulator, compiled when it first runs. ``launch`` runs it to its end, or raises KernelError.
+    """A kernel for the emulator, compiled when it first runs. ``launch`` runs it to its end, or raises KernelError.
 
     After a launch, ``counters`` maps each tensor's name to the bytes that threads asked to (read, write), and
     ``output`` is what the kernel printed. ``timeout`` (seconds) bounds a launch; None lets it run. ``threads`` is how
@@ -145,8 +137,8 @@ class Launcher:
 
     backend = "emulator"
 
-    def __init__(self, rung: Any, source: str) -> None:
-        self._rung, self._source = rung, source
+    def __init__(self, rung: Rung) -> None:
+        self._rung = rung
         _, self._runtime = _runtime()
         self._launch: Callable[..., int] | None = None  # until it is compiled
         self._traced: Built | None = None
@@ -159,7 +151,7 @@ class Launcher:
         self.output = ""
 
     def compile(self) -> None:
-        """Makes what ``launch`` runs. Raises CompileError."""
+        """Makes what ``launch`` runs. Raises CompileError with the compiler's words and the reader's own file and line."""
         built = self._build(tracing=False)
         self._launch = built.fa_launch(self._rung.path.name)
         self.path, self.log, self.cached = built.path, built.log, built.cached
@@ -171,7 +163,7 @@ class Launcher:
 
     def _build(self, tracing: bool) -> Built:
         try:
-            text = unit(self._source, str(self._rung.path), KERNEL_INCLUDE)
+            text = unit(self._rung.source, str(self._rung.path), KERNEL_INCLUDE)
         except TranslationError as error:
             raise CompileError(str(error)) from None
         try:
@@ -181,33 +173,34 @@ class Launcher:
                 flags=[*KERNEL_FLAGS, *COMPILER_FLAGS[_compiler()], *(TRACE_FLAGS[_compiler()] if tracing else [])],
                 include=[INCLUDE],
                 libraries=[_runtime()[0]],
+                link=WRAPPED,
                 depends=_texts(INCLUDE),
             )
         except CompileError as error:
-            raise CompileError(_quoting(_headers(str(error)), self._rung.path, self._source)) from None
+            raise CompileError(_quoting(_headers(str(error)), self._rung.path, self._rung.source)) from None
 
-    def launch(self, args: ctypes.Structure, tensors: dict[str, torch.Tensor], stream: int = 0) -> None:
-        """Runs ``fa_launch(args, stream)``; ``tensors`` are those that ``args`` points at, by name, workspace last.
+    def launch(self, call: Call, stream: int = 0) -> None:
+        """Runs ``fa_launch(&call.args, stream)`` on copies of the call's tensors, and copies back what it has written.
 
         Raises KernelError: what the emulator found (with source line and hint), or the CUDA error of the launch.
         """
         if self._launch is None:
             self.compile()
-        with self._session(args, tensors, tracing=False) as args:
+        with self._session(call, tracing=False) as args:
             code = self._watch(lambda: self._call(self._launch, args, stream), self.path)
             self._raise_finding(self.path)
             self._raise_error(code)
 
-    def trace(self, args: ctypes.Structure, tensors: dict[str, torch.Tensor]) -> Trace:
+    def trace(self, call: Call) -> Trace:
         """Runs the kernel as ``launch`` does, and counts every request that its warps make of memory.
 
         What the emulator finds wrong is among the trace's findings; nothing of it raises. Raises KernelError if
-        nothing could be launched, CompileError as ``load`` does: the first trace of a kernel builds it once more.
+        nothing could be launched, CompileError as ``compile`` does: the first trace of a kernel builds it once more.
         """
         library = self.compile_traced()
         launch = library.fa_launch(self._rung.path.name)
         start = time.monotonic()
-        with self._session(args, tensors, tracing=True) as args:
+        with self._session(call, tracing=True) as args:
             try:
                 code = self._watch(lambda: self._call(launch, args), library.path)
                 stopped = False
@@ -223,18 +216,18 @@ class Launcher:
             findings = tuple(finding_of(f, library.path) for f in errors)
             findings += findings_of(self._found(), library.path)
             instructions = _instructions(self._instructions(), rows)
-        counted = {name: (*self.counters[name], self.sizes[name]) for name in tensors}
+        counted = {name: (*self.counters[name], self.sizes[name]) for name in call.tensors}
         return Trace(accesses, findings, counted, instructions, time.monotonic() - start)
 
     @contextlib.contextmanager
-    def _session(self, args: ctypes.Structure, tensors: dict[str, torch.Tensor], tracing: bool) -> Iterator[Any]:
-        """The runtime, with the tensors in places of their own: gives ``args`` that point there."""
+    def _session(self, call: Call, tracing: bool) -> Iterator[FaArgs]:
+        """The runtime, with the tensors in places of their own: gives arguments that point there."""
         with _one_at_a_time:
-            arena = Arena(tensors)
+            arena, tensors = Arena(call), call.tensors
             regions = arena.regions()
             self._runtime.emu_begin(regions, len(regions), self.threads, tracing, self.schedule)
             try:
-                yield arena.redirect(args)
+                yield arena.redirect()
             finally:
                 counters = (Counter * len(regions))()
                 self._runtime.emu_counters(counters)
@@ -400,10 +393,10 @@ class Arena:
 
     GAP = 1 << 16
 
-    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+    def __init__(self, call: Call) -> None:
         import torch
 
-        self.originals = tensors
+        self.call, tensors = call, call.tensors
         spans = {name: _span(t) for name, t in tensors.items()}
         total = self.GAP + sum(-(-span // 256) * 256 + 256 + self.GAP for span in spans.values())
         self.memory = torch.empty(total + 256, dtype=torch.uint8)
@@ -423,13 +416,12 @@ class Arena:
         offset = t.storage_offset() * t.element_size() % 256
         return offset - offset % 16 + t.data_ptr() % 16
 
-    def redirect(self, args: ctypes.Structure) -> ctypes.Structure:
-        """A copy of ``args`` that points at the copies."""
-        moved = type(args).from_buffer_copy(args)
-        extra = [name for name in self.copies if not hasattr(args, name)]
-        for name in self.copies.keys() - set(extra):
+    def redirect(self) -> FaArgs:
+        """A copy of the call's arguments that points at the copies."""
+        moved = type(self.call.args).from_buffer_copy(self.call.args)
+        for name in (*self.call.inputs, *self.call.outputs):
             setattr(moved, name, self.copies[name].data_ptr())
-        for i, name in enumerate(extra):
+        for i, name in enumerate(self.call.workspace):
             moved.workspace[i] = self.copies[name].data_ptr()
         return moved
 
@@ -440,14 +432,14 @@ class Arena:
             order = sorted(range(t.dim()), key=lambda d: (t.shape[d] == 1, -t.stride(d)))
             region.name, region.base, region.bytes = name.encode(), t.data_ptr(), _span(t)
             region.item, region.contiguous, region.dims = t.element_size(), t.is_contiguous(), t.dim()
-            region.given = name in GIVEN or (name in ("O", "LSE") and "dO" in self.copies)
+            region.given = name in self.call.inputs  # outputs and workspace come as torch.empty gives them
             region.size[: t.dim()] = [t.shape[d] for d in order]
             region.stride[: t.dim()] = [t.stride(d) for d in order]
         return regions
 
     def copy_back(self, names: Iterable[str]) -> None:
         for name in names:
-            _copy(self.originals[name], self.copies[name])
+            _copy(self.call.tensors[name], self.copies[name])
 
 
 def _span(t: torch.Tensor) -> int:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..ladder.paths import INCLUDE as KERNEL_INCLUDE
-from ..ladder.paths import ROOT
+from ..toolchain.guard import HINTS as ENDS
+from ..toolchain.lines import places
 from . import trace
 from .native import Finding, FoundRow
 
 HINTS = {
+    **ENDS,
     "out of bounds": "the access was stopped before it happened; check the index against the tensor's shape and strides, "
     "or the array's length",
     "null pointer": "the tensor this pointer should name was not passed, or the pointer was never set",
@@ -61,44 +60,7 @@ HINTS = {
     "stopped": "a loop without end, or a size that is too large for an emulator; or a block that waits for one with a higher number, "
     "which may run only after it here",
 }
-INCLUDE = str(Path(__file__).parent / "include")
-STANDARD = "/include/c++/"  # the standard library's headers, wherever they are
 PLACE = re.compile(r"\{(\d+)\|([^}]*)\}")  # an offset in the library, and what to say if no line is known for it
-# The name of a struct's own copying: `State::State(State const&)`, `State::operator=(State&&)`.
-COPYING = re.compile(
-    r"(?:.*::)?(?P<name>[^:<]+)(?:<.*>)?::(?:operator=|(?P=name))\((?:.*::)?(?P=name)(?:<.*>)?(?: const)?&&?\)"
-)
-CHECKOUT = f"{ROOT}/"
-
-
-def places(library: Path, offsets: Iterable[int]) -> dict[int, tuple[str, int]]:
-    """For each offset of a return address in ``library`` the reader's file and line: of the calls that were inlined
-    there the innermost that is neither in the emulator's or C++'s headers, nor in ``fa/``, nor a struct's own copying, which
-    stands where the struct is declared. ("", 0) if nothing is known."""
-    offsets = sorted(offsets)
-    found = dict.fromkeys(offsets, ("", 0))
-    tool = shutil.which("addr2line")
-    if tool is None or not offsets:
-        return found
-    asked = "".join(f"{offset - 1:#x}\n" for offset in offsets)
-    command = [tool, "-a", "-i", "-f", "-C", "-e", str(library)]
-    said = subprocess.run(command, input=asked, capture_output=True, text=True, check=False).stdout
-    for offset, lines in zip(offsets, re.split(r"^0x[0-9a-f]+\n", said, flags=re.MULTILINE)[1:]):
-        names, at = lines.splitlines()[::2], lines.splitlines()[1::2]
-        chain = [(n, _place(line)) for n, line in zip(names, at) if re.search(r":[1-9]\d*( \(|$)", line)]
-        chain = [(name, place) for name, place in chain if not place.startswith(INCLUDE) and STANDARD not in place]
-        chain = [(name, place) for name, place in chain if not COPYING.fullmatch(name)] or chain
-        readers = [place for _, place in chain if not place.startswith(f"{KERNEL_INCLUDE}/fa/")]
-        if chain:
-            file, _, line = [*readers, chain[0][1]][0].rpartition(":")
-            found[offset] = (file.removeprefix(CHECKOUT), int(line))
-    return found
-
-
-def _place(line: str) -> str:
-    """``file:line`` as addr2line says it. A name that is no absolute path (a notebook's cell) comes with the folder of
-    the build before it."""
-    return re.sub(r".*/\.building-[^/]*/| \(.*", "", line)
 
 
 def finding_of(finding: Finding, library: Path) -> trace.Finding:
@@ -151,5 +113,5 @@ def _in_words(finding: Finding, library: Path) -> tuple[str, str, str]:
         reader, line = at.get(int(found[1]), ("", 0))
         return f"{reader}:{line}" if line else found[2]
 
-    sentence = PLACE.sub(named, sentence).replace(f" {CHECKOUT}", " ")
-    return kind, sentence, place.removeprefix(CHECKOUT)
+    sentence = PLACE.sub(named, sentence)
+    return kind, sentence, place

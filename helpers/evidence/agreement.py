@@ -122,17 +122,16 @@ def traced(stem: str, size: tuple[int, int, int, int] = SIZES[0]) -> Trace:
 @cache
 def _of_singles(kind: str) -> dict[str, tuple[str, dict[str, int]]]:
     """Of every kernel of a kind the `__global__` function, and what ncu would count by the X-ray."""
-    from .. import emulator
     from ..ladder.contract import prepare
     from ..run.kernel import Kernel
     from .counters import singles as all_of
 
     made = all_of(kind)
-    kernel = Kernel(made.rung, "cpu", emulator.load(made.rung, made.rung.source), 0.0)
+    kernel = Kernel(made.rung, "cpu")
     found = {}
     for name, function, (inputs, scale) in zip(made.names, made.kernels, made.calls, strict=True):
         call = prepare(made.rung, "cpu", inputs, scale=scale)
-        found[name] = function, counters(kernel.launcher.trace(call.args, call.tensors).accesses)
+        found[name] = function, counters(kernel.launcher.trace(call).accesses)
     return found
 
 

@@ -1,13 +1,12 @@
 """Hardware counters of every rung, read once with Nsight Compute and recorded.
 
-`python -m helpers.counters [stem ...]` starts this module again under `ncu` for each rung, profiles one call of the rung at
-each size after a warm-up, and hands the counters to record.py. `--singles` does so with kernels of one access each:
-patterns.py's and microkernels.py's; with `--new`, of patterns those that are not recorded yet. Needs a GPU whose counters may be read.
+`python -m helpers record counters [KERNEL...]` starts a Python of its own under `ncu` for each rung, profiles one call of the rung
+at each size after a warm-up, and records the counters. `--singles` does so with kernels of one access each: patterns.py's and
+microkernels.py's; with `--new`, of patterns those that are not recorded yet. Needs a GPU whose counters may be read.
 """
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import os
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..ladder.paths import ROOT
-from ..ladder.rung import Rung, parse, rung, rungs
+from ..ladder.rung import Rung, parse, rung
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -94,7 +93,7 @@ def profile(stem: str) -> pd.DataFrame:
     Raises RuntimeError with ncu's own words if the counters can't be read.
     """
     found = rung(stem)
-    table = _ncu(METRICS, ["--call", stem])
+    table = _ncu(METRICS, f"call_once({stem!r})", stem)
     between = table["Kernel Name"].str.contains(BETWEEN, regex=False)
     if between.sum() != len(sizes(found)):
         raise RuntimeError(f"ncu profiled {between.sum()} of the {len(sizes(found))} sizes of {stem}")
@@ -106,17 +105,17 @@ def profile(stem: str) -> pd.DataFrame:
     return frame[~between].reset_index(drop=True)
 
 
-def _ncu(metrics: dict[str, str], call: list[str]) -> pd.DataFrame:
-    """What ncu counts while this module runs with the arguments `call`: its raw table, a row per launch."""
+def _ncu(metrics: dict[str, str], call: str, what: str) -> pd.DataFrame:
+    """What ncu counts while a Python of its own runs `call`, an expression with this module's names: its raw table, a row per launch."""
     import pandas as pd
 
     command = [find_ncu(), "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none"]
     command += ["--profile-from-start", "off", "--metrics", ",".join(metrics.values())]
-    command += [sys.executable, "-m", "helpers.evidence.counters", *call]
+    command += [sys.executable, "-c", f"from {__name__} import *; {call}"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     start = done.stdout.find('"ID"')
     if done.returncode or start < 0:
-        raise RuntimeError(f"ncu could not profile {call[-1]}: {(done.stdout + done.stderr).strip()[-800:]}")
+        raise RuntimeError(f"ncu could not profile {what}: {(done.stdout + done.stderr).strip()[-800:]}")
     return pd.read_csv(io.StringIO(done.stdout[start:]), skiprows=[1], thousands=",")
 
 
@@ -184,7 +183,7 @@ def profile_singles(kind: str, known: pd.DataFrame | None = None) -> pd.DataFram
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(names, file)
         file.flush()
-        frame = _named(_ncu(_known(metrics), ["--call-singles", kind, "--known", file.name]), metrics)
+        frame = _named(_ncu(_known(metrics), f"call_singles({kind!r}, {file.name!r})", kind), metrics)
     if [name.removeprefix("void ").split("<")[0] for name in frame["kernel"]] != made.kernels:
         raise RuntimeError(
             f"ncu profiled {len(frame)} launches, and they are not those of the {len(made.names)} {kind}"
@@ -211,15 +210,14 @@ def recorded(kind: str) -> pd.DataFrame | None:
     return record.load("device", kind, now["device"]).drop(columns=["rung", "op", "device", "stale"])
 
 
-def call_singles(kind: str, known: Collection[str] = ()) -> None:
-    """Runs all of a kind but the known ones inside the profiled range, after one outside."""
+def call_singles(kind: str, known: str) -> None:
+    """Runs all of a kind inside the profiled range, after one outside, but those whose names are in the JSON file `known`."""
     import torch
 
-    from ..run.kernel import Kernel
-    from ..toolchain import nvcc as jit
+    from ..run.kernel import load
 
-    made = singles(kind, known)
-    kernel = Kernel(made.rung, "cuda", jit.load(made.rung, made.rung.source), 0.0)
+    made = singles(kind, json.loads(Path(known).read_text()))
+    kernel = load(made.rung, device="cuda", quiet=True)
     calls = [(tuple(t.cuda() for t in inputs), scale) for inputs, scale in made.calls]
     kernel(*calls[0][0], scale=calls[0][1])
     torch.cuda.synchronize()
@@ -234,13 +232,10 @@ def time_copies() -> pd.DataFrame:
     """How many cycles every pattern's cp.async takes, one after the other from eight warps of an SM: name, cycles."""
     import pandas as pd
 
-    from ..run.kernel import Kernel
-    from ..toolchain import nvcc as jit
+    from ..run.kernel import load
     from . import patterns
 
-    path = patterns.PATH.with_name("patterns_timed.cu")
-    timed = parse(path.read_text(), path)
-    kernel = Kernel(timed, "cuda", jit.load(timed, timed.source), 0.0)
+    kernel = load(patterns.PATH.with_name("patterns_timed.cu"), device="cuda", quiet=True)
     rows = []
     for pattern in patterns.patterns():
         if pattern.op.startswith("copy"):
@@ -271,34 +266,20 @@ def call_once(stem: str) -> None:
         torch.cuda.cudart().cudaProfilerStop()
 
 
-def main() -> None:
+def record_counters(stem: str) -> None:
+    """Profiles a rung and records the counters; RuntimeError with ncu's own words if it can't."""
     from .. import record
 
-    parser = argparse.ArgumentParser(description="Record hardware counters of the rungs with Nsight Compute.")
-    parser.add_argument("stems", nargs="*", help="rungs to profile; all of them by default")
-    parser.add_argument("--singles", nargs="*", help=f"profile kernels of a single access instead: {', '.join(KINDS)}")
-    parser.add_argument("--new", action="store_true", help="of patterns: those that are not in the record yet")
-    parser.add_argument("--call", metavar="STEM", help=argparse.SUPPRESS)
-    parser.add_argument("--call-singles", metavar="KIND", help=argparse.SUPPRESS)
-    parser.add_argument("--known", type=Path, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.call_singles:
-        known = json.loads(arguments.known.read_text()) if arguments.known else ()
-        return call_singles(arguments.call_singles, known)
-    if arguments.singles is not None:
-        for kind in arguments.singles or KINDS:
-            known = recorded(kind) if arguments.new and kind in ("patterns", "async") else None
-            frame = time_copies() if kind == "copies" else profile_singles(kind, known)
-            record.save("device", kind, frame)
-            print(f"{len(frame)} {kind} recorded", flush=True)
-        return
-    if arguments.call:
-        return call_once(arguments.call)
-    for stem in arguments.stems or [r.stem for r in rungs()]:
-        frame = profile(stem)
-        record.save(stem, "counters", frame)
-        print(f"{stem}: {len(frame)} kernel launches profiled", flush=True)
+    frame = profile(stem)
+    record.save(stem, "counters", frame)
+    print(f"{stem}: {len(frame)} kernel launches profiled", flush=True)
 
 
-if __name__ == "__main__":
-    main()
+def record_singles(kind: str, new: bool = False) -> None:
+    """Profiles the kernels of a kind (of KINDS) and records the counters; `new`: of patterns and async, those not recorded yet."""
+    from .. import record
+
+    known = recorded(kind) if new and kind in ("patterns", "async") else None
+    frame = time_copies() if kind == "copies" else profile_singles(kind, known)
+    record.save("device", kind, frame)
+    print(f"{len(frame)} {kind} recorded", flush=True)

@@ -1,7 +1,7 @@
 """One warp, one access, any pattern of addresses: what the X-ray's counts are held against, pattern by pattern.
 
 A pattern is data: the kernel below reads each lane's address from Q, so hundreds of patterns are one compilation.
-`python -m helpers.counters --singles patterns` records what a GPU counts for each; agreement.py puts the X-ray's counts beside it.
+`python -m helpers record counters --singles patterns` records what a GPU counts for each; agreement.py puts the X-ray's counts beside it.
 """
 
 from __future__ import annotations

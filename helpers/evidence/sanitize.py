@@ -1,20 +1,18 @@
 """compute-sanitizer and the X-ray on the same wrong kernels: who finds what.
 
-`python -m helpers.sanitize [id ...]` builds every mutant of mutants.py (and every rung as it is) into a small program, runs
+`python -m helpers record sanitizer [ID...]` builds every mutant of mutants.py (and every rung as it is) into a small program, runs
 it under each of compute-sanitizer's tools and records what they say; a mutant recorded already is left out. Needs a GPU.
-`python -m helpers.sanitize --xray` does the same with the X-ray, on any machine, and records both side by side.
+`python -m helpers record xray-of-mutants` does the same with the X-ray, on any machine, and records both side by side.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import re
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
@@ -328,32 +326,3 @@ def compared(device: str | None = None) -> pd.DataFrame:
     why = [explain(row.mutant, row.xray, who) if " " in who else "" for row, who in zip(frame.itertuples(), who)]
     columns = {"gpu": tools, "xray": frame["xray"], "who": who, "why": why}
     return pd.concat([frame[["mutant", "stem", "line", "bug"]], pd.DataFrame(columns)], axis=1)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Hold compute-sanitizer and the X-ray against the same mutants.")
-    parser.add_argument("ids", nargs="*", help='mutants, like "04.*"; all of them by default')
-    parser.add_argument(
-        "--workers", type=int, help=f"programs at a time (default: {WORKERS}; as many as cores to build or X-ray)"
-    )
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no mutant after so many seconds")
-    parser.add_argument("--programs", type=Path, help="a folder to build in and to look for what is built")
-    parser.add_argument("--keep", type=Path, help="a folder for what the tools say, word for word")
-    parser.add_argument("--build", action="store_true", help="build the programs, and no more")
-    parser.add_argument("--gpus", type=int, default=1, help="of how many GPUs, all alike, the programs may run on")
-    parser.add_argument("--xray", action="store_true", help="run the X-ray instead, on this machine")
-    parser.add_argument("--missing", action="store_true", help="the X-ray where it has said nothing yet")
-    arguments = parser.parse_args()
-    workers = arguments.workers or (os.cpu_count() or 1 if arguments.build or arguments.xray else WORKERS)
-    if arguments.xray:
-        return record_xray(arguments.ids, workers, arguments.missing)
-    with tempfile.TemporaryDirectory() as folder:
-        programs = arguments.programs or Path(folder)
-        programs.mkdir(parents=True, exist_ok=True)
-        if arguments.build:
-            return build_all(arguments.ids, workers, programs)
-        record_on_gpu(arguments.ids, workers, arguments.seconds, programs, arguments.keep, arguments.gpus)
-
-
-if __name__ == "__main__":
-    main()

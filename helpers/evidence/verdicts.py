@@ -114,10 +114,9 @@ def _conflicts(mutant: Mutant) -> int:
 
 def _kernel(rung: Rung) -> Kernel:
     """For the emulator; nothing is compiled before it is run or traced."""
-    from ..emulator import Launcher
     from ..run.kernel import Kernel
 
-    kernel = Kernel(rung, "cpu", Launcher(rung, rung.source), 0.0)
+    kernel = Kernel(rung, "cpu")
     kernel.launcher.timeout = SECONDS
     return kernel
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import ctypes
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .errors import CallError
@@ -78,12 +78,26 @@ class FaBackwardArgs(FaModelArgs):
 
 @dataclass(frozen=True)
 class Call:
-    """One call, checked and ready to launch: `args` for fa_launch, every tensor it points at by name (workspace last), and
-    the outputs in the order in which a caller gets them."""
+    """One call, checked and ready to launch: `args` for fa_launch, and every tensor it points at by its name there.
 
-    args: FaBackwardArgs
-    tensors: dict[str, Tensor]
-    results: tuple[Tensor, ...]
+    `inputs` hold what the caller gave, `outputs` are what the kernel writes, in the order in which a caller gets them, and
+    `workspace` is fp32 scratch memory in the order of the header block. Outputs and workspace are not initialised.
+    """
+
+    args: FaArgs
+    inputs: dict[str, Tensor]
+    outputs: dict[str, Tensor]
+    workspace: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """All of them: inputs, outputs, workspace."""
+        return {**self.inputs, **self.outputs, **self.workspace}
+
+    @property
+    def results(self) -> tuple[Tensor, ...]:
+        """What the caller gets."""
+        return tuple(self.outputs.values())
 
 
 def prepare(
@@ -98,8 +112,8 @@ def prepare(
     """Checks one call of `rung` on `device` ("cuda" or "cpu"), allocates what it writes, and fills the arguments in.
 
     Attention: q (B,H,Nq,D), k and v (B,Hkv,Nk,D) -> o (B,H,Nq,D), lse (B,H,Nq) fp32. Softmax: s (..., N) -> p, lse (...).
-    Backward: q, k, v, o, lse, do -> dq, dk, dv. Each in the rung's dtypes; `features` (FEATURES of ladder.py) as
-    Kernel.__call__ describes them. ValueError names what came and what is allowed.
+    Backward: q, k, v, o, lse, do -> dq, dk, dv. Each in the rung's dtypes; `features` (FEATURES of rung.py) as
+    Kernel.__call__ describes them. CallError names what came and what is allowed.
     """
     kind = {"softmax": _softmax, "attention_backward": _backward}.get(rung.op, _attention)
     count = 3 if rung.op == "attention_backward" else 2
@@ -119,7 +133,7 @@ def _attention(rung: Rung, device: str, inputs: tuple, scale: float | None, out:
     import torch
 
     q, k, v = _qkv(rung, device, inputs, "q, k, v")
-    args, tensors = _arguments(rung, q, k, v, scale, asked)
+    args, given = _arguments(rung, q, k, v, scale, asked)
     if out is None:
         o, lse = room(q), q.new_empty(q.shape[:3], dtype=torch.float32)
     else:
@@ -128,8 +142,7 @@ def _attention(rung: Rung, device: str, inputs: tuple, scale: float | None, out:
         _require_out("lse", lse, q.shape[:3], q, torch.float32, contiguous=True)
     _point(rung, args, O=o)
     args.LSE = lse.data_ptr()
-    workspace = _workspace(rung, args, q)
-    return Call(args, {**tensors, "O": o, "LSE": lse, **workspace}, (o, lse))
+    return Call(args, given, {"O": o, "LSE": lse}, _workspace(rung, args, q))
 
 
 def _backward(rung: Rung, device: str, inputs: tuple, scale: float | None, out: Any, asked: dict) -> Call:
@@ -147,7 +160,7 @@ def _backward(rung: Rung, device: str, inputs: tuple, scale: float | None, out: 
             )
     if lse.shape != q.shape[:3] or lse.dtype != torch.float32 or not lse.is_contiguous():
         raise CallError(f"lse is {lse.dtype} {tuple(lse.shape)}; it has to be contiguous float32 {tuple(q.shape[:3])}")
-    args, tensors = _arguments(rung, q, k, v, scale, asked)
+    args, given = _arguments(rung, q, k, v, scale, asked)
     if out is None:
         dq, dk, dv = room(q), room(k), room(v)
     else:
@@ -156,10 +169,8 @@ def _backward(rung: Rung, device: str, inputs: tuple, scale: float | None, out: 
             _require_out(letter, result, like.shape, like)
     _point(rung, args, O=o, dO=do, dQ=dq, dK=dk, dV=dv)
     args.LSE = lse.data_ptr()
-    workspace = _workspace(rung, args, q)
-    return Call(
-        args, {**tensors, "O": o, "LSE": lse, "dO": do, "dQ": dq, "dK": dk, "dV": dv, **workspace}, (dq, dk, dv)
-    )
+    given |= {"O": o, "LSE": lse, "dO": do}
+    return Call(args, given, {"dQ": dq, "dK": dk, "dV": dv}, _workspace(rung, args, q))
 
 
 def _softmax(rung: Rung, device: str, inputs: tuple, scale: float | None, out: Any, asked: dict) -> Call:
@@ -188,8 +199,7 @@ def _softmax(rung: Rung, device: str, inputs: tuple, scale: float | None, out: A
     args = FaBackwardArgs(Q=s.data_ptr(), O=p.data_ptr(), LSE=lse.data_ptr(), B=1, H=1, Nq=rows, Nk=N, D=1, scale=1.0)
     args.dtype, args.Hkv = _dtype_code(s), 1
     args.Q_stride[:] = args.O_stride[:] = [0, 0, N]
-    workspace = _workspace(rung, args, s)
-    return Call(args, {"Q": s, "O": p, "LSE": lse, **workspace}, (p, lse))
+    return Call(args, {"Q": s}, {"O": p, "LSE": lse}, _workspace(rung, args, s))
 
 
 def _qkv(rung: Rung, device: str, inputs: tuple, names: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -224,22 +234,34 @@ def room(t: Tensor) -> Tensor:
 
 def _arguments(
     rung: Rung, q: Tensor, k: Tensor, v: Tensor, scale: float | None, asked: dict
-) -> tuple[FaBackwardArgs, dict]:
+) -> tuple[FaBackwardArgs, dict[str, Tensor]]:
     """The struct with everything about the inputs, and the input tensors by name."""
+    _require_matching(rung, q, k, paged="pages" in asked)
     B, H, Nq, D = q.shape
-    Bk, Hkv, Nk, _ = k.shape
-    paged = "pages" in asked
+    args = FaBackwardArgs(B=B, H=H, Hkv=k.shape[1], Nq=Nq, Nk=k.shape[2], D=D, dtype=_dtype_code(q), sequences=B)
+    args.scale = D**-0.5 if scale is None else _number("scale", scale)
+    _point(rung, args, Q=q, K=k, V=v)
+    _mask(args, asked)
+    given = {"Q": q, "K": k, "V": v, **_packed(args, q, asked), **_cached(args, q, k, asked)}
+    args.splits = _splits(rung, args, q, asked)
+    return args, given
+
+
+def _require_matching(rung: Rung, q: Tensor, k: Tensor, paged: bool) -> None:
+    """Batch, heads and head dimension of q and k agree; pages are of no batch, and with gqa heads share keys."""
+    B, H, _, D = q.shape
+    Bk, Hkv, _, Dk = k.shape
     heads = Hkv == H or ("gqa" in rung.features and H % Hkv == 0)
-    if not heads or k.shape[3] != D or (not paged and Bk != B):
+    if not heads or Dk != D or (not paged and Bk != B):
         kv_heads = f"a divisor of {H}" if "gqa" in rung.features else str(H)
         raise CallError(
             f"q has shape {tuple(q.shape)} and k {tuple(k.shape)}; batch, heads and head dimension have to agree "
             f"(k: ({'any' if paged else B}, {kv_heads}, any, {D}))"
         )
-    args = FaBackwardArgs(B=B, H=H, Hkv=Hkv, Nq=Nq, Nk=Nk, D=D, dtype=_dtype_code(q), sequences=B)
-    args.scale = D**-0.5 if scale is None else _number("scale", scale)
-    _point(rung, args, Q=q, K=k, V=v)
-    tensors = {"Q": q, "K": k, "V": v}
+
+
+def _mask(args: FaBackwardArgs, asked: dict) -> None:
+    """Which keys a query sees: `causal`, and `window` of those."""
     args.causal = int(bool(asked.get("causal", False)))
     if "window" in asked:
         window = asked["window"]
@@ -248,41 +270,49 @@ def _arguments(
                 f"window is {window!r} and causal {bool(args.causal)}; a window counts keys, at least 1, and needs causal=True"
             )
         args.window = min(window, 2**30)  # more than there are keys
-    if "cu_seqlens" in asked:
-        if B != 1 or paged or "lengths" in asked:
-            raise CallError(
-                "cu_seqlens goes with a batch dimension of 1, in which all sequences lie one behind the other"
-            )
-        starts = asked["cu_seqlens"]
-        if not isinstance(starts, tuple | list) or len(starts) != 2 or starts[0].shape != starts[1].shape:
-            raise CallError(
-                "cu_seqlens takes two tensors of (sequences + 1) row numbers each, of the queries and of the keys"
-            )
-        for name, t, rows in zip(("q_starts", "k_starts"), starts, (Nq, Nk), strict=True):
-            _require_integers(f"cu_seqlens, {name[0]}", t, q, (t.shape[0],) if t.dim() == 1 else (2,))
-            if t.device.type == "cpu" and (t[0] != 0 or t[-1] != rows or (t.diff() < 0).any()):
-                raise CallError(f"cu_seqlens is {t.tolist()}; it has to rise from 0 to {rows}, the number of rows")
-            tensors[name] = t
-            setattr(args, name, t.data_ptr())
-        args.sequences = starts[0].shape[0] - 1
-    if "lengths" in asked:
-        _require_integers("lengths", asked["lengths"], q, (B,))
-        tensors["lengths"] = asked["lengths"]
-        args.lengths = asked["lengths"].data_ptr()
-    if paged:
-        pages = asked["pages"]
-        if "lengths" not in asked:
+
+
+def _packed(args: FaBackwardArgs, q: Tensor, asked: dict) -> dict[str, Tensor]:
+    """Of a packed batch (`cu_seqlens`), the row numbers at which sequences begin in q and in k."""
+    if "cu_seqlens" not in asked:
+        return {}
+    starts = asked["cu_seqlens"]
+    if args.B != 1 or "pages" in asked or "lengths" in asked:
+        raise CallError("cu_seqlens goes with a batch dimension of 1, in which all sequences lie one behind the other")
+    if not isinstance(starts, tuple | list) or len(starts) != 2 or starts[0].shape != starts[1].shape:
+        raise CallError(
+            "cu_seqlens takes two tensors of (sequences + 1) row numbers each, of the queries and of the keys"
+        )
+    given = dict(zip(("q_starts", "k_starts"), starts, strict=True))
+    for (name, t), rows in zip(given.items(), (args.Nq, args.Nk), strict=True):
+        _require_integers(f"cu_seqlens, {name[0]}", t, q, (t.shape[0],) if t.dim() == 1 else (2,))
+        if t.device.type == "cpu" and (t[0] != 0 or t[-1] != rows or (t.diff() < 0).any()):
+            raise CallError(f"cu_seqlens is {t.tolist()}; it has to rise from 0 to {rows}, the number of rows")
+        setattr(args, name, t.data_ptr())
+    args.sequences = starts[0].shape[0] - 1
+    return given
+
+
+def _cached(args: FaBackwardArgs, q: Tensor, k: Tensor, asked: dict) -> dict[str, Tensor]:
+    """Of keys in a cache, how many are in use (`lengths`) and in which pages they lie (`pages`); with pages, Nk becomes that of
+    a sequence's pages together."""
+    given = {name: asked[name] for name in ("lengths", "pages") if name in asked}
+    if "lengths" in given:
+        _require_integers("lengths", given["lengths"], q, (args.B,))
+    if "pages" in given:
+        pages = given["pages"]
+        if "lengths" not in given:
             raise CallError("pages needs lengths, the number of keys in use of each sequence")
-        _require_integers("pages", pages, q, (B, pages.shape[-1]))
-        if pages.device.type == "cpu" and (pages.min() < 0 or pages.max() >= Bk):
-            raise CallError(f"pages names page {int(pages.max())}; k and v have {Bk}")
-        tensors["pages"] = pages
-        args.pages, args.max_pages, args.page = pages.data_ptr(), pages.shape[1], Nk
-        args.Nk = pages.shape[1] * Nk
-    args.splits = _splits(rung, args, q, asked)
-    if "lengths" in asked and (t := asked["lengths"]).device.type == "cpu" and (t.min() < 0 or t.max() > args.Nk):
+        _require_integers("pages", pages, q, (args.B, pages.shape[-1]))
+        if pages.device.type == "cpu" and (pages.min() < 0 or pages.max() >= k.shape[0]):
+            raise CallError(f"pages names page {int(pages.max())}; k and v have {k.shape[0]}")
+        args.max_pages, args.page = pages.shape[1], k.shape[2]
+        args.Nk = args.max_pages * args.page
+    if "lengths" in given and (t := given["lengths"]).device.type == "cpu" and (t.min() < 0 or t.max() > args.Nk):
         raise CallError(f"lengths are {t.tolist()}; they have to be 0 to {args.Nk}")
-    return args, tensors
+    for name, t in given.items():
+        setattr(args, name, t.data_ptr())
+    return given
 
 
 def _splits(rung: Rung, args: FaBackwardArgs, q: Tensor, asked: dict) -> int:

@@ -23,6 +23,13 @@ class KernelError(RuntimeError):
         return _in_short(self, "KernelError")
 
 
+class ToolkitError(RuntimeError):
+    """nvcc or a host compiler is missing or unusable. The text is one sentence and names the mend."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"ToolkitError: {self}"]
+
+
 class CallError(ValueError):
     """A call that a kernel's contract doesn't allow: what came, and what is allowed. It is a ValueError, and says so."""
 

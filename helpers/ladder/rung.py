@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from .paths import INCLUDE, KERNELS
 
@@ -53,7 +55,9 @@ _INCLUDE = re.compile(r'^\s*#\s*include\s*[<"](fa/[\w./]+)[>"]', re.MULTILINE)
 
 @dataclass(frozen=True)
 class Rung:
-    """One kernel file and what its header block says of it.
+    """One kernel's text and what its header block says of it. `rung` makes one.
+
+        rung("04").tiles
 
     `workspace` lists (name, dimension words or numbers), for example ("m", ("B", "H", "Nq")); every workspace tensor is
     fp32. `features` are those of FEATURES that its launcher takes.
@@ -87,6 +91,11 @@ class Rung:
         found = re.search(rf"D={D}:.*\bCTAs/SM=(\d+)", self.tiles)
         return int(found[1]) if found else 1
 
+    @property
+    def file(self) -> Path | None:
+        """The file whose text this is, as it stands now; None for a text of one's own and for an edited one."""
+        return self.path if self.path.is_file() and self.path.read_text() == self.source else None
+
     @cached_property
     def includes(self) -> list[Path]:
         """The fa/ headers this file reaches, directly or through another, in order of first sight."""
@@ -96,10 +105,7 @@ class Rung:
     def digest(self) -> str:
         """sha256 of the code, without comments and blank lines, of the source and of every fa/ header it reaches: what
         a recorded figure belongs to. A comment may say what was measured without making the measurement stale."""
-        sha = hashlib.sha256()
-        for text in (self.source, *(header.read_text() for header in self.includes)):
-            sha.update(code(text).encode())
-        return sha.hexdigest()
+        return digest_of([self.source, *(header.read_text() for header in self.includes)])
 
     def replace(self, old: str, new: str) -> str:
         """The source with the one occurrence of `old` replaced; ValueError if there is none, or more than one."""
@@ -113,6 +119,14 @@ def code(text: str) -> str:
     """CUDA text without comments, blank lines and trailing blanks; strings keep what looks like a comment in them."""
     bare = _COMMENT_OR_STRING.sub(lambda found: found[0] if found[0][0] == '"' else " ", text)
     return "\n".join(line.rstrip() for line in bare.splitlines() if line.strip())
+
+
+def digest_of(texts: Iterable[str]) -> str:
+    """sha256 of the code of several texts, one after the other."""
+    sha = hashlib.sha256()
+    for text in texts:
+        sha.update(code(text).encode())
+    return sha.hexdigest()
 
 
 def includes(source: str) -> list[Path]:
@@ -129,21 +143,73 @@ def includes(source: str) -> list[Path]:
 
 
 def rungs() -> list[Rung]:
-    """Every rung, in order. The glob kernels/NN_*.cu is the only list there is."""
-    return [rung(path) for path in sorted(KERNELS.glob("[0-9][0-9]_*.cu"))]
+    """Every rung of the ladder, in order.
 
+        [r.stem for r in rungs()]
 
-def rung(which: str | Path) -> Rung:
-    """The rung with this stem ("03_fa1_fp32"), or of this file.
-
-    Raises ValueError that names the rungs there are, or what is wrong with the file's header block.
+    The files kernels/NN_*.cu are the only list there is.
     """
-    path = KERNELS / f"{which}.cu" if "/" not in str(which) and Path(which).suffix != ".cu" else Path(which)
+    return [_read(path) for path in _files()]
+
+
+Which = Any  # what `rung` takes, and with it everything that takes a kernel
+
+
+def rung(which: Which) -> Rung:
+    """The kernel's text and what its header block says: `rung("04")`, `rung("ping_pong")`, `rung("mine.cu")`.
+
+        rung("04").idea
+        rung("04").replace("Bc = 32", "Bc = 64")
+
+    which: a rung's stem ("04_fa2_fp32") or a part of one that fits no other, the path of a `.cu`, a text of more than one
+    line, a Rung, or a loaded Kernel, which is brought up to date first (`Kernel.current`). Whatever takes a kernel takes these.
+    ValueError names the rungs that come nearest, or what is wrong with the file's header block.
+    """
+    if isinstance(which, Rung):
+        return which
+    if hasattr(which, "current"):  # a Kernel, of which this room knows nothing
+        return which.current().rung
+    if isinstance(which, str) and "\n" in which:
+        return parse(which, Path("cell"))
+    if isinstance(which, Path) or (isinstance(which, str) and ("/" in which or which.endswith(".cu"))):
+        return _read(Path(which))
+    if isinstance(which, str):
+        return _read(_named(which))
+    raise ValueError(
+        f"a kernel is a stem, the path or the text of a .cu, a Rung or a Kernel; this is a {type(which).__name__}"
+    )
+
+
+def _files() -> list[Path]:
+    return sorted(KERNELS.glob("[0-9][0-9]_*.cu"))
+
+
+def _read(path: Path) -> Rung:
     if not path.is_file():
-        known = ", ".join(p.stem for p in sorted(KERNELS.glob("[0-9][0-9]_*.cu")))
-        raise ValueError(f"no kernel {str(which)!r}; the rungs are {known}; a path has to name a .cu file")
+        beside = [p.name for p in sorted(path.parent.glob("*.cu"))] or [p.stem for p in _files()]
+        raise ValueError(f"there is no file {str(path)!r}{_nearest(path.name, beside)}")
     path = path.resolve()
     return parse(path.read_text(), path, strict=path.parent == KERNELS)
+
+
+def _named(name: str) -> Path:
+    """The file of the one rung whose stem is `name`, begins with it, or else has it in it."""
+    files = {path.stem: path for path in _files()}
+    part = name.strip().lower()
+    fits = [stem for stem in files if stem == part] or [stem for stem in files if part and stem.startswith(part)]
+    fits = fits or [stem for stem in files if part and part in stem]
+    if not fits:
+        raise ValueError(f"no kernel {name!r}{_nearest(part, list(files))}")
+    if len(fits) > 1:
+        raise ValueError(f"{name!r} fits {', '.join(fits[:-1])} and {fits[-1]}: name one of them")
+    return files[fits[0]]
+
+
+def _nearest(name: str, there: list[str]) -> str:
+    """The end of a sentence about a name that is not there: what was probably meant."""
+    keys = {key: full for full in there for key in (full, full.partition("_")[2] or full)}  # with its number or without
+    near = list(dict.fromkeys(keys[key] for key in difflib.get_close_matches(name, keys, n=3, cutoff=0.5)))
+    return f"; did you mean {' or '.join(near)}?" if near else "; rungs() lists those of the ladder"
 
 
 def parse(source: str, path: Path, strict: bool = False) -> Rung:

@@ -12,7 +12,7 @@ import html
 import re
 from dataclasses import dataclass
 
-from .rung import Rung
+from .rung import Rung, Which
 from .rung import rung as find
 
 MARKER = re.compile(r"^\s*//\s*\[(region|end):\s*([^\]]+?)\s*\]\s*$")
@@ -72,14 +72,14 @@ def _coloured(line: str) -> str:
     return "".join(parts)
 
 
-def _rung(rung: str | Rung) -> Rung:
-    return rung if isinstance(rung, Rung) else find(rung)
+def regions(which: Which) -> dict[str, tuple[int, int]]:
+    """The regions of a kernel's file: name -> first and last line number, markers left out.
 
+        show.regions("04")
 
-def regions(rung: str | Rung) -> dict[str, tuple[int, int]]:
-    """The regions of a rung: name -> first and last line number, markers left out. ValueError names a marker that is
-    opened twice, left open or closed without being open."""
-    rung = _rung(rung)
+    which: what `rung` takes. ValueError names a marker that is opened twice, left open or closed without being open.
+    """
+    rung = find(which)
     found: dict[str, tuple[int, int]] = {}
     opened: dict[str, int] = {}
     for number, line in enumerate(rung.source.splitlines(), 1):
@@ -101,10 +101,14 @@ def regions(rung: str | Rung) -> dict[str, tuple[int, int]]:
     return dict(sorted(found.items(), key=lambda item: item[1]))
 
 
-def region(rung: str | Rung, name: str) -> Listing:
-    """The lines of a rung's file in the region `name`, with the file's line numbers; markers of inner regions are left
-    out. KeyError names the regions there are."""
-    rung = _rung(rung)
+def region(which: Which, name: str) -> Listing:
+    """The lines of a kernel's file in the region `name`, with the file's line numbers; markers of inner regions are left out.
+
+        show.region("04", "scores")
+
+    which: what `rung` takes. KeyError names the regions there are.
+    """
+    rung = find(which)
     found = regions(rung)
     if name not in found:
         raise KeyError(f"{rung.stem} has no region {name!r}; it has {', '.join(found) or 'none'}")
@@ -112,9 +116,14 @@ def region(rung: str | Rung, name: str) -> Listing:
     return _listing(rung, f"{rung.stem}.cu · {name} · lines {first}–{last}", first, last)
 
 
-def source(rung: str | Rung) -> Listing:
-    """A rung's whole file, markers left out."""
-    rung = _rung(rung)
+def source(which: Which) -> Listing:
+    """A kernel's whole file, markers left out.
+
+        show.source("04")
+
+    which: what `rung` takes.
+    """
+    rung = find(which)
     length = len(rung.source.splitlines())
     return _listing(rung, f"{rung.stem}.cu · {length} lines", 1, length)
 
@@ -137,34 +146,41 @@ def _opcodes(before: list[tuple[int, str]], after: list[tuple[int, str]]) -> lis
     return difflib.SequenceMatcher(None, *words, autojunk=False).get_opcodes()
 
 
-def diff(rung_a: str | Rung, rung_b: str | Rung, context: int = 2) -> Listing:
-    """What changed from one rung to the next, `context` unchanged lines around it; header blocks and indentation aside.
+def diff(before: Which, after: Which, context: int = 2) -> Listing:
+    """What changed from one kernel to the next, with `context` unchanged lines around it.
 
-    Line numbers are those of `rung_b`, of `rung_a` for removed lines.
+        show.diff("03", "04")
+
+    before, after: what `rung` takes. Header blocks and indentation are not compared. Line numbers are those of `after`, of
+    `before` for removed lines.
     """
-    a, b = _rung(rung_a), _rung(rung_b)
-    before, after = _code(a), _code(b)
-    codes = _opcodes(before, after)
+    a, b = find(before), find(after)
+    old, new = _code(a), _code(b)
+    codes = _opcodes(old, new)
     lines: list[tuple[int | None, str, str]] = []
     for kind, i1, i2, j1, j2 in codes:
         if kind == "equal":
             head = 0 if not lines else context
-            tail = 0 if j2 == len(after) else context
+            tail = 0 if j2 == len(new) else context
             if j2 - j1 > head + tail:
-                lines += [(n, " ", t) for n, t in after[j1 : j1 + head]]
+                lines += [(n, " ", t) for n, t in new[j1 : j1 + head]]
                 lines.append((None, "@", f"⋯ {j2 - j1 - head - tail} unchanged lines"))
-                lines += [(n, " ", t) for n, t in after[j2 - tail : j2]]
+                lines += [(n, " ", t) for n, t in new[j2 - tail : j2]]
             else:
-                lines += [(n, " ", t) for n, t in after[j1:j2]]
+                lines += [(n, " ", t) for n, t in new[j1:j2]]
             continue
-        lines += [(n, "-", t) for n, t in before[i1:i2]]
-        lines += [(n, "+", t) for n, t in after[j1:j2]]
+        lines += [(n, "-", t) for n, t in old[i1:i2]]
+        lines += [(n, "+", t) for n, t in new[j1:j2]]
     return Listing(f"{a.stem}.cu → {b.stem}.cu · {changed(a, b)} lines changed", tuple(lines))
 
 
-def changed(rung_a: str | Rung, rung_b: str | Rung) -> int:
-    """How many lines of code of `rung_b` are new or different: blank lines, comments, header block and indentation don't
-    count."""
-    before, after = _code(_rung(rung_a)), _code(_rung(rung_b))
-    new = (after[j] for kind, _, _, j1, j2 in _opcodes(before, after) if kind != "equal" for j in range(j1, j2))
+def changed(before: Which, after: Which) -> int:
+    """How many lines of code of `after` are new or different: blank lines, comments, header block and indentation don't count.
+
+        show.changed("03", "04")
+
+    before, after: what `rung` takes.
+    """
+    old, code = _code(find(before)), _code(find(after))
+    new = (code[j] for kind, _, _, j1, j2 in _opcodes(old, code) if kind != "equal" for j in range(j1, j2))
     return sum(1 for _, line in new if line.strip() and not line.strip().startswith("//"))

@@ -1,11 +1,11 @@
-"""`make notebooks`: executes the series on this machine; executed copies and HTML go to build/notebooks/."""
+"""Executes the series on this machine (`python -m helpers notebooks`); executed copies and HTML go to build/notebooks/."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import nbformat
@@ -71,27 +71,19 @@ def save(notebook: nbformat.NotebookNode, name: str, folder: Path) -> None:
     (folder / f"{name}.html").write_text(HTMLExporter().from_notebook_node(notebook)[0])
 
 
-def main() -> int:
-    """Executes the notebooks named on the command line, or all of them; 1 if any failed."""
-    import torch
+def execute_all(stems: Sequence[str] = (), inplace: bool = False) -> bool:
+    """Executes these notebooks, or all of them, and reports on each; True if none failed.
 
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("stems", nargs="*", help="notebooks to run, for example 03_fa1_fp32; all by default")
-    parser.add_argument("--inplace", action="store_true", help="keep the outputs in notebooks/ as well")
-    arguments = parser.parse_args()
-    paths = sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
-    if unknown := set(arguments.stems) - {path.stem for path in paths}:
-        parser.error(f"no notebook {', '.join(sorted(unknown))}; there are {', '.join(path.stem for path in paths)}")
-    if arguments.stems:
-        paths = [path for path in paths if path.stem in arguments.stems]
-    back_end = torch.cuda.get_device_name() if torch.cuda.is_available() else "emulator"
+    inplace: keeps the outputs in notebooks/ as well. ValueError names the notebooks there are if one is unknown.
+    """
+    paths = chosen(stems)
     rows = []
     for i, path in enumerate(paths, 1):
         print(f"[{i}/{len(paths)}] {path.stem} …", end=" ", flush=True)
         start, result = time.perf_counter(), "passed"
         try:
             notebook = execute(path)
-            if arguments.inplace:
+            if inplace:
                 nbformat.write(notebook, path)
         except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
             notebook, result = error.notebook, "failed"
@@ -99,11 +91,23 @@ def main() -> int:
         save(notebook, path.stem, ROOT / "build" / "notebooks")
         rows.append((path.stem, time.perf_counter() - start, result))
         print(f"{rows[-1][1]:.0f} s, {result}", flush=True)
+    _report(rows)
+    return all(result == "passed" for *_, result in rows)
+
+
+def chosen(stems: Sequence[str]) -> list[Path]:
+    """These notebooks, all of them if none is named. ValueError for one that is not there."""
+    paths = sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
+    if unknown := set(stems) - {path.stem for path in paths}:
+        known = ", ".join(path.stem for path in paths)
+        raise ValueError(f"no notebook {', '.join(sorted(unknown))}; there are {known}")
+    return [path for path in paths if not stems or path.stem in stems]
+
+
+def _report(rows: list[tuple[str, float, str]]) -> None:
+    import torch
+
+    back_end = torch.cuda.get_device_name() if torch.cuda.is_available() else "emulator"
     print(f"\n{'notebook':<28}{'seconds':>8}  {'back end':<16}result")
     for stem, seconds, result in rows:
         print(f"{stem:<28}{seconds:>8.0f}  {back_end:<16}{result}")
-    return int(any(result == "failed" for *_, result in rows))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

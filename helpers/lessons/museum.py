@@ -21,7 +21,7 @@ from ..ladder import show
 from ..ladder.instances import for_d64
 from ..ladder.rung import Rung, parse
 from ..run.check import Report, check
-from ..run.kernel import Kernel
+from ..run.kernel import Kernel, load
 from ..run.reference import DTYPES, Case
 from ..run.xray import Xray, xray
 from . import draw_proof
@@ -181,10 +181,7 @@ class Exhibit:
 
 def _build(stem: str, source: str) -> Kernel:
     """A rung's text, changed, for the emulator, which names it by the rung's file."""
-    from .. import emulator
-
-    changed = parse(source, Path(f"{stem}.cu"))
-    built = Kernel(changed, "cpu", emulator.load(changed, source), 0.0)
+    built = load(parse(source, Path(f"{stem}.cu")), device="cpu", quiet=True)
     built.launcher.timeout = 60
     return built
 

@@ -14,12 +14,11 @@ import pandas as pd
 
 from .. import record
 from ..ladder.rung import Rung, code, rungs
+from ..record.workload import FROM_N, N
 
 if TYPE_CHECKING:
     from ..run.kernel import Kernel
 
-N = 4096  # where TFLOP/s are read
-FROM_N = 1024  # ratios are geometric means from here on
 BESIDE = ("SDPA FLASH", "SDPA CUDNN")
 PUBLISHED = ("Triton tutorial 06",)
 SUMMIT = ("FlashAttention-3", *PUBLISHED)
@@ -98,7 +97,7 @@ def _published(dtype: str, N: int, root: Path, wanted: list[str]) -> list[dict]:
         row = {"name": name, "kind": "published", "dtype": dtype, "D": D, "device": "NVIDIA H200", "stale": False}
         row["tflops"] = part.loc[part["Nk"] == N, "tflops"].squeeze()
         if len(ratios):
-            row |= {"to_flash": _geometric(ratios), "low": ratios.min(), "high": ratios.max()}
+            row |= {"to_flash": record.geometric_mean(ratios), "low": ratios.min(), "high": ratios.max()}
         rows.append(row)
     return rows
 
@@ -125,10 +124,6 @@ def _ceilings(dtype: str, folder: str, root: Path) -> list[dict]:
         for name, (tflops, device) in found.items()
         for D in (64, 128)
     ]
-
-
-def _geometric(values: pd.Series) -> float:
-    return math.exp(values.map(math.log).mean())
 
 
 def lines(rung: Rung) -> int:
@@ -182,9 +177,9 @@ def place(kernel: Kernel, name: str = "yours") -> pd.DataFrame:
 
     RuntimeError without a GPU or where it refuses every shape of the headline workload.
     """
-    from ..measure import bench
+    from ..measure import workloads
 
-    frame = bench.beside_flash(kernel, name, kernel.rung.dtypes[0])
+    frame = workloads.beside_flash(kernel, name, kernel.rung.dtypes[0])
     frame = frame.assign(op="attention", device=record.this_device() or "this GPU", stale=False)
     rows = [row | {"kind": "yours"} for row in _of_session(frame, N) if row["name"] == name]
     return pd.DataFrame(rows, columns=COLUMNS)
@@ -193,18 +188,17 @@ def place(kernel: Kernel, name: str = "yours") -> pd.DataFrame:
 def xrays(kernels: Mapping[str, Kernel | str], B: int = 1, H: int = 2, N: int = 256, D: int = 64) -> pd.DataFrame:
     """What kernels do to memory, counted on the emulator, a row each: exact, the same on every machine, and no time.
 
-    kernels: a name for each stem or loaded Kernel; inputs are random, of each kernel's first dtype. Columns: times_least, bytes requested
+    kernels: name -> what `rung` takes; inputs are random, of each kernel's first dtype. Columns: times_least, bytes requested
     from global memory over the least possible; wavefronts and conflicts (those beyond the ideal) of shared memory; sectors
     of global memory and excess_sectors; products, warp instructions mma.sync; findings, what is wrong.
     """
     from ..ladder.rung import rung
-    from ..run.kernel import Kernel
     from ..run.reference import random_inputs
     from ..run.xray import xray
 
     rows = {}
     for name, kernel in kernels.items():
-        found = kernel.rung if isinstance(kernel, Kernel) else rung(kernel)
+        found = rung(kernel)
         ray = xray(kernel, *random_inputs(found, (B, H, N, N, D)))
         shared, sectors, tensors = ray.total(space="shared"), ray.total(space="global"), ray.tensors
         rows[name] = {
@@ -236,7 +230,7 @@ def steps(dtype: str = "fp16", device: str | None = None, root: Path = record.DA
     for before, after in zip(ladder, ladder[1:], strict=False):
         row = {"rung": after.stem, "over": before.stem, "changed_lines": changed(before, after)}
         if before.stem in times and after.stem in times:
-            gains = (times[before.stem] / times[after.stem]).dropna().groupby("D").agg(_geometric)
+            gains = (times[before.stem] / times[after.stem]).dropna().groupby("D").agg(record.geometric_mean)
             row |= {f"times_faster_D{D}": gain for D, gain in gains.items()}
         rows.append(row)
     columns = ["rung", "over", "changed_lines", "times_faster_D64", "times_faster_D128"]

@@ -1,4 +1,4 @@
-"""Training of a small GPT on the manual of Python, once for each way to attend; `python -m helpers.train` records it on a GPU.
+"""Training of a small GPT on the manual of Python, once for each way to attend; `python -m helpers record training` records it.
 
 The text is that of `pydoc_data.topics`, which every Python carries for `help("for")`: the reference manual, by the Python
 Software Foundation, under the PSF licence. Its length and SHA-256 are part of a record: it differs from version to version.
@@ -7,7 +7,6 @@ Software Foundation, under the PSF licence. Its length and SHA-256 are part of a
 from __future__ import annotations
 
 import hashlib
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -328,13 +327,11 @@ def save(found: dict[str, pd.DataFrame], extra: dict, **options: object) -> list
     return [record.save(STEM, kind, frame, extra=extra, rungs=RUNGS, **options) for kind, frame in found.items()]
 
 
-def main() -> int:
-    """`python -m helpers.train`; 0, or 1 with one sentence where there is no GPU."""
-    from ..measure.bench import NO_GPU, watch
+def record_training() -> None:
+    """Trains in every way on this machine's GPU, records it and prints what it says. RuntimeError without a GPU."""
+    from ..measure.bench import require_gpu, watch
 
-    if not torch.cuda.is_available():
-        print(NO_GPU)
-        return 1
+    require_gpu()
     begun = time.perf_counter()
     with watch() as seen:
         found, extra = tables(SMALL, "cuda")
@@ -344,7 +341,6 @@ def main() -> int:
     print(yardstick(found["training"]).round(4).to_string())
     print(parts(found["profile"]).round(3).to_string())
     print(f"done in {time.perf_counter() - begun:.0f} s")
-    return 0
 
 
 # Reading
@@ -356,7 +352,7 @@ def recorded() -> dict[str, pd.DataFrame] | None:
     try:
         found = {kind: record.load(STEM, kind) for kind in ("training", "runs", "text", "profile")}
     except LookupError:
-        print("not recorded on a GPU yet: `python -m helpers.train` on a machine with one does it")
+        print("not recorded on a GPU yet: `python -m helpers record training` on a machine with one does it")
         return None
     if any(frame["stale"].any() for frame in found.values()):
         print("stale: a kernel has changed since this was recorded")
@@ -408,7 +404,3 @@ def parts(profile: pd.DataFrame) -> pd.DataFrame:
         part[profile["kernel"].str.contains(pattern)] = name
     found = profile.assign(part=part).pivot_table("ms", "name", "part", "sum", sort=False)[[*PARTS, "everything else"]]
     return found.assign(all=found.sum(axis=1)).rename_axis(index=None, columns=None)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

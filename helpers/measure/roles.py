@@ -1,23 +1,21 @@
-"""When each warpgroup of a Hopper kernel fetches, multiplies and waits, noted by the kernel itself.
+"""When each warpgroup of a Hopper kernel fetches, multiplies and waits, noted by the kernel itself (clocks.py).
 
-`python -m helpers.roles 32_ping_pong` records it on this machine's GPU, as data/<device>/32_ping_pong.roles.csv.
+`python -m helpers record roles 32_ping_pong` records it on this machine's GPU, as data/<device>/32_ping_pong.roles.csv.
 
 `instrument` puts a note at every marker of a rung's text and around every wait: the first thread of each warpgroup of one
-CTA writes down the SM's clock and what begins. On a GPU these are clocks. On the emulator, which has no clock to speak of,
-only their order means something.
+CTA writes down the SM's clock and what begins.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ..ladder.rung import Rung, rung
-from ..run.kernel import Kernel, load
-from .timeline import rung_workspace
+from ..ladder.rung import Which, rung
+from ..record.workload import TOKENS, WIDTH, N
+from ..run.kernel import load
+from .clocks import declare, since_first, workspace_index
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -89,31 +87,24 @@ def instrument(source: str, marks: Mapping[str, str] | None = None) -> str:
             blanks, statement, rest = wait.groups()
             line = f"{blanks}{{ const int was = doing; note({KINDS.index('wait')}); {statement} note(was); }}{rest}"
         if "extern __shared__" in line and not started:
-            note = NOTE % {"notes": NOTES, "sign": SIGN, "index": len(rung_workspace(source))}
+            note = NOTE % {"notes": NOTES, "sign": SIGN, "index": workspace_index(source)}
             line, started = line + note.replace("\n", ""), True
         lines.append(line)
     if not started:
         raise ValueError("the kernel has no line with extern __shared__, behind which its notes begin")
     if missing := [pattern for pattern, times in found.items() if times == 0]:
         raise ValueError(f"the marker {missing[0]!r} is nowhere to be found")
-    head = next((i for i, line in enumerate(lines) if line.startswith("// workspace:")), None)
-    if head is None:
-        lines[0] += f"\n// workspace: notes ({WARPGROUPS},{2 * NOTES}) fp32"
-    else:
-        lines[head] += f"; notes ({WARPGROUPS},{2 * NOTES}) fp32"
+    declare(lines, f"notes ({WARPGROUPS},{2 * NOTES}) fp32")
     return "\n".join(lines) + "\n"
 
 
-def times(
-    kernel: Kernel | Rung | str, *inputs: Tensor, marks: Mapping[str, str] | None = None, **options: object
-) -> pd.DataFrame:
+def times(kernel: Which, *inputs: Tensor, marks: Mapping[str, str] | None = None, **options: object) -> pd.DataFrame:
     """A row per warpgroup and phase of one CTA in the middle of the grid: lane ("producer", "consumer 0", ...), kind (of KINDS), begin and end, counted from the CTA's first note: SM clocks on a GPU, places in the order of
     events on the emulator. options go to the kernel's call. The first 1024 notes of a warpgroup are kept.
     """
     import torch
 
-    source = rung(kernel).source if isinstance(kernel, str) else kernel.source
-    run = load(source=instrument(source, marks), device=inputs[0].device.type, quiet=True)
+    run = load(source=instrument(rung(kernel).source, marks), device=inputs[0].device.type, quiet=True)
     if run.device == "cuda":
         run(*inputs, **options)  # the first call of a module is slow
     notes = run.tensors(*inputs, **options)["notes"].view(torch.int32).cpu().reshape(WARPGROUPS, NOTES, 2)
@@ -134,9 +125,7 @@ def intervals(notes: Tensor, ordered: bool) -> pd.DataFrame:
     frame = pd.DataFrame(said, columns=["group", "kind", "begin"])
     if frame.empty:
         return pd.DataFrame(columns=["lane", "kind", "begin", "end"])
-    first = frame["begin"].iloc[0]
-    frame["begin"] = (frame["begin"] - first + 2**31) % 2**32  # the counter's 32 bits may wrap around in between
-    frame["begin"] -= frame["begin"].min()
+    frame["begin"] = since_first(frame["begin"], frame["begin"].iloc[0])
     if ordered:
         frame["begin"] = frame["begin"].rank(method="first").astype(int) - 1
     frame = frame[(frame["kind"] != frame["kind"].shift()) | (frame["group"] != frame["group"].shift())].copy()
@@ -150,7 +139,7 @@ def intervals(notes: Tensor, ordered: bool) -> pd.DataFrame:
     return frame[["lane", "kind", "begin", "end"]].astype({"end": int}).reset_index(drop=True)
 
 
-def recording(stem: str, N: int = 4096, tokens: int = 16384, width: int = 2048, device: str = "cuda") -> pd.DataFrame:
+def recording(stem: str, N: int = N, tokens: int = TOKENS, width: int = WIDTH, device: str = "cuda") -> pd.DataFrame:
     """`times` of a rung at the headline workload (B·N tokens, H·D wide), not causal, in bf16, for every D: a column D besides."""
     import pandas as pd
 
@@ -164,27 +153,15 @@ def recording(stem: str, N: int = 4096, tokens: int = 16384, width: int = 2048, 
     return pd.concat(frames, ignore_index=True)[["D", "lane", "kind", "begin", "end"]]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """`python -m helpers.roles STEM...`; 0, or 1 with one sentence where there is no GPU."""
-    import torch
-
+def record_roles(which: str) -> None:
+    """Records `recording` of a rung on this machine's GPU. RuntimeError without one."""
     from .. import record
-    from .bench import NO_GPU
+    from .bench import require_gpu
 
-    parser = argparse.ArgumentParser(prog="python -m helpers.roles", description="Record what warpgroups do when.")
-    parser.add_argument("stems", nargs="+", help="rungs of the Hopper kind, for example 32_ping_pong")
-    stems = parser.parse_args(argv).stems
-    if not torch.cuda.is_available():
-        print(NO_GPU)
-        return 1
+    require_gpu()
+    stem = rung(which).stem
     method = (
         "clock64 of the first thread of each warpgroup of the CTA in the middle of the grid, at every phase's beginning"
     )
-    for stem in stems:
-        path = record.save(stem, "roles", recording(stem), extra={"method": method, "dtype": "bf16", "N": 4096})
-        print(f"wrote {path.name}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    path = record.save(stem, "roles", recording(stem), extra={"method": method, "dtype": "bf16", "N": N})
+    print(f"wrote {path.name}", flush=True)

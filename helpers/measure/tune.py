@@ -1,6 +1,6 @@
 """Tile shapes by measurement: which of a declared grid are fastest on this GPU, per dtype and head dimension.
 
-`python -m helpers.tune 13_tuned` measures the grid and records it as data/<device>/13_tuned.tiles.csv; from then on the
+`python -m helpers record tiles 13_tuned` measures the grid and records it as data/<device>/13_tuned.tiles.csv; from then on the
 loader compiles the rung with the winners. A rung that can be tuned has its shapes in one macro, FA_TILES: a row of whole
 numbers, in the order of COLUMNS, for each of its dtypes and head dimensions. Without a record of this very code on this very
 GPU (and on the emulator) the rung's own rows count, and so they do for a source that a reader has edited.
@@ -8,10 +8,7 @@ GPU (and on the emulator) the rung's own rows count, and so they do for a source
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .. import record
@@ -22,6 +19,9 @@ from ..record.tiles import COLUMNS, Shape, best, with_shapes
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from ..run.kernel import Kernel
+
 LENGTHS = (1024, 4096, 16384)  # headline shapes that decide
 # What is tried for each head dimension. A shape that doesn't compile or asks for too much shared memory drops out.
 GRID = {
@@ -45,15 +45,19 @@ def measure(rung: Rung, rounds: int = 7, grid: dict[int, list[Shape]] = GRID) ->
 
     One build serves one shape of every D. Needs a GPU.
     """
-    import pandas as pd
+    kernels, skipped = _right(rung, grid)
+    return _samples(rung, kernels, rounds), skipped
+
+
+def _right(rung: Rung, grid: dict[int, list[Shape]]) -> tuple[dict[int, dict[Shape, Kernel]], list[str]]:
+    """Kernels by D and shape that compile, run and are right; and the others, with the reason."""
     import torch
 
     from ..run.check import check
     from ..run.kernel import load
     from ..run.reference import DTYPES, Case
-    from . import bench
 
-    kernels: dict[int, dict[Shape, object]] = {D: {} for D in rung.D}
+    kernels: dict[int, dict[Shape, Kernel]] = {D: {} for D in rung.D}
     skipped = []
     for i in range(max(len(grid[D]) for D in rung.D)):
         shapes = {D: grid[D][i] for D in rung.D if i < len(grid[D])}
@@ -70,42 +74,37 @@ def measure(rung: Rung, rounds: int = 7, grid: dict[int, list[Shape]] = GRID) ->
                 kernels[D][shape] = kernel
             except (AssertionError, KernelError) as error:
                 skipped.append(f"D={D} {shape}: {str(error).splitlines()[0]}")
+    return kernels, skipped
+
+
+def _samples(rung: Rung, kernels: dict[int, dict[Shape, Kernel]], rounds: int) -> pd.DataFrame:
+    import pandas as pd
+    import torch
+
+    from ..run.reference import DTYPES
+    from . import bench
+
     frames = []
     for dtype, D, N in itertools.product(rung.dtypes, rung.D, LENGTHS):
-        B, H = bench.TOKENS // N, bench.WIDTH // D
+        B, H = record.TOKENS // N, record.WIDTH // D
         inputs = [torch.randn(B, H, N, D, device="cuda").to(DTYPES[dtype]) for _ in range(3)]
         frame = bench.measure(kernels[D], inputs, rounds, burst_ms=3, idle_ms=10)
         tiles = pd.DataFrame(frame.pop("name").tolist(), columns=list(COLUMNS))
         frames.append(pd.concat([tiles, frame], axis=1).assign(dtype=dtype, B=B, H=H, Nq=N, Nk=N, D=D))
     samples = pd.concat(frames, ignore_index=True)[["dtype", *record.SHAPE, *COLUMNS, "round", "ms"]]
     samples.attrs = frame.attrs
-    return samples, skipped
+    return samples
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """`python -m helpers.tune [stem]`; 0, or 1 with one sentence where there is no GPU."""
-    import torch
+def record_tiles(which: str, rounds: int = 7) -> None:
+    """Measures the grid of a rung, records the samples and prints the winners. RuntimeError without a GPU."""
+    from . import bench
 
-    from .bench import NO_GPU, watch
-
-    parser = argparse.ArgumentParser(
-        prog="python -m helpers.tune", description="Find a rung's tile shapes for this GPU."
-    )
-    parser.add_argument("stem", nargs="?", default="13_tuned", help="the rung (default: 13_tuned)")
-    parser.add_argument("--rounds", type=int, default=7, help="rounds per shape (default: 7)")
-    options = parser.parse_args(argv)
-    if not torch.cuda.is_available():
-        print(NO_GPU)
-        return 1
-    rung = find(options.stem)
-    with watch() as seen:
-        samples, skipped = measure(rung, options.rounds)
+    bench.require_gpu()
+    rung = find(which)
+    with bench.watch() as seen:
+        samples, skipped = measure(rung, rounds)
     path = record.save(rung.stem, "tiles", samples, extra=seen | {"skipped": skipped})
     for (dtype, D), shape in best(samples).items():
         print(f"{dtype} D={D}: " + ", ".join(f"{n}={x}" for n, x in zip(COLUMNS, shape, strict=True)))
     print(f"wrote {path.name}; {len(skipped)} shapes dropped out")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

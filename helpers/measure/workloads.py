@@ -1,13 +1,15 @@
-"""Timing of what models ask for: causal masks, groups of heads, packed batches, decode against a long cache, and the way back.
+"""What is timed: the shapes, the inputs, and the samples of each kind of record.
 
-Each function gives the samples of one kind of record (data/README.md), taken as helpers.bench takes its own: rungs and peers
-interleaved in random order, on a GPU only. record.kinds says which a rung's features call for.
+The headline workload, causal masks, groups of heads, packed batches, decode steps against a long cache, and the backward
+pass. Each function returns the samples of one kind (data/README.md has the columns): a rung and its peers, interleaved in
+random order, on a GPU only. record.kinds says which kinds a rung's features call for.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -15,12 +17,30 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from ..ladder.rung import Rung
-from ..record import CUBLAS, SHAPE, attention_flops, kv_bytes
-from .bench import BURST_MS, DEVICE, LENGTHS, MATH_MAX_N, TOKENS, WIDTH, _randn, _refusal, measure
+from ..record import (
+    BACK_ENDS,
+    CUBLAS,
+    EFFICIENT,
+    FLASH,
+    FROM_N,
+    LENGTHS,
+    MATH,
+    SHAPE,
+    TOKENS,
+    WIDTH,
+    attention_flops,
+    kv_bytes,
+)
+from . import bench
+from .bench import measure, peers, random_numbers, refusal, sdpa, softmax_peers
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+Shape = tuple[int, int, int, int, int]  # B, H, Nq, Nk, D
+
+BURST_MS = {"fp32": 10.0, "fp16": 5.0, "bf16": 5.0}  # two dtypes in the time of one
+MATH_MAX_N = 2048  # in 16 bits SDPA MATH forms S in float32: beyond this it costs more time than all others together
 GROUPS = (64, 8)  # query heads, heads of K and V
 GROUPED = ((2, 2048), (1, 4096), (1, 8192))  # (B, N)
 BATCHES = 3  # of packed sequences, by seed
@@ -42,35 +62,94 @@ CACHES = (
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 COPIED = 1 << 28  # floats: 1 GiB
 SQUARE = 8192  # of cuBLAS's matrices
-BACK_ENDS = {
-    "SDPA MATH": "MATH",
-    "SDPA EFFICIENT": "EFFICIENT_ATTENTION",
-    "SDPA FLASH": "FLASH_ATTENTION",
-    "SDPA CUDNN": "CUDNN_ATTENTION",
-}
 MOST_PIECES = 2500  # of all heads together: beyond it only the merge is timed
 
 
-def table(kind: str, kernel: Callable, rung: Rung, quick: bool = False) -> pd.DataFrame:
-    """The samples of one kind; `quick`: of fewer shapes, where a kind has many."""
+def samples(kind: str, kernel: Callable, rung: Rung, quick: bool = False) -> pd.DataFrame:
+    """The samples of one kind of record.kinds; `quick`: of fewer shapes, where a kind has many."""
     if kind in ("groups", "packed", "matmul"):
         return {"groups": groups, "packed": packed, "matmul": matmul}[kind](kernel, rung)
-    return {"causal": causal, "decode": decode, "backward": backward}[kind](kernel, rung, quick)
+    return {"forward": forward, "causal": causal, "decode": decode, "backward": backward}[kind](kernel, rung, quick)
 
 
-def flash(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
-    """PyTorch's FlashAttention-2; k and v may have fewer heads than q."""
-    return _sdpa("FLASH_ATTENTION", q, k, v, causal)
+def shapes(op: str, quick: bool = False, headline: bool = False) -> list[Shape]:
+    """(B, H, Nq, Nk, D) of every recorded shape: the headline workload and, unless `headline`, the grid of the LeetCUDA log;
+    for softmax (B = H = D = 1) 2^26 elements in rows of 256 to 1 M, and three lengths that are no multiple of 4."""
+    if op == "softmax":
+        even = [256 << i for i in range(0, 13, 2 if quick else 1)]
+        return [(1, 1, (1 << 26) // n, n, 1) for n in [*even, *([] if quick else [1023, 4097, 50257])]]
+    found = [_headline(N, D) for D in (64, 128) for N in _lengths(quick)]
+    if not quick and not headline:
+        found += [(b, h, n, n, d) for d in (64, 128) for b in (8, 16) for h in (8, 16) for n in (256, 512, 1024)]
+    return list(dict.fromkeys(found))
 
 
-def _sdpa(backend: str, q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
+def _headline(N: int, D: int) -> Shape:
+    return TOKENS // N, WIDTH // D, N, N, D
+
+
+def _lengths(quick: bool) -> Sequence[int]:
+    return LENGTHS[1:4] if quick else LENGTHS
+
+
+def random_tensors(dtype: str, shape: tuple[int, ...], count: int) -> tuple[Tensor, ...]:
+    """`count` tensors of normal random numbers on the GPU, the same for the same shape and count."""
+    from ..run.reference import DTYPES
+
+    make = random_numbers(sum(shape) + count)
+    return tuple(make(*shape).to(DTYPES[dtype]) for _ in range(count))
+
+
+def inputs(op: str, shape: Shape, dtype: str = "fp32") -> tuple[Tensor, ...]:
+    """q, k and v of a shape, or s of a softmax."""
+    from ..run.reference import DTYPES
+
+    B, H, Nq, Nk, D = shape
+    sizes = [(Nq, Nk)] if op == "softmax" else [(B, H, Nq, D), (B, H, Nk, D), (B, H, Nk, D)]
+    make = random_numbers(0)
+    return tuple(make(*size).to(DTYPES[dtype]) for size in sizes)
+
+
+def forward(kernel: Callable, rung: Rung, quick: bool = False) -> pd.DataFrame:
+    """The forward pass at every shape and dtype of a rung, beside every peer that takes them: name, dtype, B H Nq Nk D, round,
+    ms. attrs["skipped"]: what was not measured, and why."""
     import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    with sdpa_kernel(getattr(SDPBackend, backend)):
-        return torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1]
-        )
+    frames, skipped = [], []
+    headline = bool(rung.features)  # the grid of the LeetCUDA log is for kernels of its kind
+    for dtype, shape in ((d, s) for d in rung.dtypes for s in shapes(rung.op, quick, headline)):
+        given = inputs(rung.op, shape, dtype)
+        costly = (MATH,) if dtype != "fp32" and shape[3] > MATH_MAX_N else ()
+        others = softmax_peers(*given) if rung.op == "softmax" else peers(*given, without=costly)
+        if why := refusal(kernel, *given):
+            skipped.append(f"{rung.stem} at (B,H,Nq,Nk,D) = {shape}, {dtype}: {why}")
+        frames.append(_timed(({} if why else {rung.stem: kernel}) | others, given, dtype, shape))
+        del given
+        torch.cuda.empty_cache()
+    result = _joined(frames, ["name", "dtype", *SHAPE, "round", "ms"])
+    if not quick and rung.op == "attention" and any(d != "fp32" for d in rung.dtypes):
+        skipped.append(f"SDPA MATH beyond N = {MATH_MAX_N} in 16 bits, where it would take most of the time")
+    result.attrs["skipped"] = skipped
+    return result
+
+
+def beside_flash(kernel: Callable, name: str, dtype: str, dims: Sequence[int] = (64, 128)) -> pd.DataFrame:
+    """Samples of a kernel and of SDPA FLASH (in fp32, of SDPA EFFICIENT) at the headline workload from N = 1024 on.
+
+    RuntimeError with the kernel's own words if it takes none of these shapes.
+    """
+    beside = EFFICIENT if dtype == "fp32" else FLASH
+    without = [*(name for name in BACK_ENDS if name != beside), "flash_attn"]
+    frames, refusals = [], []
+    for shape in (_headline(N, D) for D in (64, 128) for N in LENGTHS if N >= FROM_N and D in dims):
+        given = inputs("attention", shape, dtype)
+        if why := refusal(kernel, *given):
+            refusals.append(why)
+            continue
+        frames.append(_timed({name: kernel} | peers(*given, without=without), given, dtype, shape))
+    if not frames:
+        raise RuntimeError(f"{name} takes no shape of the headline workload: {refusals[0]}")
+    return pd.concat(frames, ignore_index=True)
 
 
 def causal(kernel: Callable, rung: Rung, quick: bool = False) -> pd.DataFrame:
@@ -78,13 +157,16 @@ def causal(kernel: Callable, rung: Rung, quick: bool = False) -> pd.DataFrame:
     round, ms."""
     frames = []
     for dtype in rung.dtypes[: 1 if quick else None]:
-        for D in (64, 128):
-            for N in LENGTHS[1:4] if quick else LENGTHS:
-                shape = (TOKENS // N, WIDTH // D, N, N, D)
-                inputs = _made(dtype, (shape[0], shape[1], N, D), 3)
-                calls = {rung.stem: functools.partial(kernel, causal=True)} | _peers(*inputs, causal=True)
-                frames.append(_samples(calls, inputs, dtype, shape).assign(causal=1))
+        for shape in (_headline(N, D) for D in (64, 128) for N in _lengths(quick)):
+            B, H, N, _, D = shape
+            given = random_tensors(dtype, (B, H, N, D), 3)
+            calls = {rung.stem: functools.partial(kernel, causal=True)} | _causal_peers(*given)
+            frames.append(_timed(calls, given, dtype, shape).assign(causal=1))
     return _joined(frames, ["name", "dtype", "causal", *SHAPE, "round", "ms"])
+
+
+def _causal_peers(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Callable]:
+    return peers(q, k, v, without=(MATH, "flash_attn"), causal=True)
 
 
 def groups(kernel: Callable, rung: Rung) -> pd.DataFrame:
@@ -95,15 +177,15 @@ def groups(kernel: Callable, rung: Rung) -> pd.DataFrame:
     for dtype in rung.dtypes:
         for D in (64, 128):
             for B, N in GROUPED:
-                q, k, v = (*_made(dtype, (B, H, N, D), 1), *_made(dtype, (B, few, N, D), 2))
-                K, V = _made(dtype, (B, H, N, D), 2)
+                q, k, v = (*random_tensors(dtype, (B, H, N, D), 1), *random_tensors(dtype, (B, few, N, D), 2))
+                K, V = random_tensors(dtype, (B, H, N, D), 2)
                 ours = functools.partial(kernel, causal=True)
                 calls = {
                     (rung.stem, few): functools.partial(ours, q, k, v),
                     (rung.stem, H): functools.partial(ours, q, K, V),
-                    ("SDPA FLASH", few): functools.partial(flash, q, k, v, causal=True),
+                    (FLASH, few): functools.partial(sdpa, FLASH, q, k, v, causal=True),
                 }
-                frame = _samples(calls, (), dtype, (B, H, N, N, D)).assign(causal=1)
+                frame = _timed(calls, (), dtype, (B, H, N, N, D)).assign(causal=1)
                 names = frame["name"]
                 frames.append(frame.assign(name=[n for n, _ in names], Hkv=[h for _, h in names]))
     return _joined(frames, ["name", "dtype", "causal", *SHAPE, "Hkv", "round", "ms"])
@@ -113,35 +195,52 @@ def packed(kernel: Callable, rung: Rung) -> pd.DataFrame:
     """Packed batches of random lengths, a row per round: dtype, causal, H, D, batch (its seed), sequences, tokens, round, and ms of
     the packed call, `padded_ms` of the same sequences padded to the longest, and `ideal_ms`: every sequence at the
     TFLOP/s that the kernel reaches in that round on a full batch of such sequences."""
-    import torch
-
     frames = []
     lengths = [SHORTEST << i for i in range(int(math.log2(LONGEST // SHORTEST)) + 1)]
     for dtype in rung.dtypes:
         for D in (64, 128):
-            H = WIDTH // D
             for is_causal in (True, False):
-                dense = {N: _made(dtype, (TOKENS // N, H, N, D), 3) for N in lengths}
+                call = functools.partial(kernel, causal=is_causal)
+                dense = {N: random_tensors(dtype, (TOKENS // N, WIDTH // D, N, D), 3) for N in lengths}
+                full = {f"N={N}": functools.partial(call, *x) for N, x in dense.items()}
                 for seed in range(BATCHES):
-                    own = torch.randint(
-                        SHORTEST, LONGEST + 1, (SEQUENCES,), generator=torch.Generator().manual_seed(seed)
-                    ).tolist()
-                    starts = torch.tensor([0, *own]).cumsum(0).to(torch.int32).to(DEVICE)
-                    x = _made(dtype, (1, H, sum(own), D), 3)
-                    y = _made(dtype, (SEQUENCES, H, max(own), D), 3)
-                    calls = {f"N={N}": functools.partial(kernel, *x, causal=is_causal) for N, x in dense.items()}
-                    calls["packed"] = functools.partial(kernel, *x, causal=is_causal, cu_seqlens=(starts, starts))
-                    calls["padded"] = functools.partial(kernel, *y, causal=is_causal)
-                    samples = measure(calls, burst_ms=BURST_MS[dtype] / 2)
-                    wide = samples.pivot(index="round", columns="name", values="ms")
-                    rates = {N: attention_flops(TOKENS // N, H, N, N, D, is_causal) / wide[f"N={N}"] for N in lengths}
-                    ideal = sum(attention_flops(1, H, n, n, D, is_causal) / _rate(rates, n) for n in own)
+                    own, calls = _packed_and_padded(call, dtype, D, seed)
+                    timed = measure(full | calls, burst_ms=BURST_MS[dtype] / 2)
+                    wide = timed.pivot(index="round", columns="name", values="ms")
+                    flops = functools.partial(attention_flops, H=WIDTH // D, D=D, causal=is_causal)
+                    rates = {N: flops(TOKENS // N, Nq=N, Nk=N) / wide[f"N={N}"] for N in lengths}
+                    ideal = sum(flops(1, Nq=n, Nk=n) / _rate(rates, n) for n in own)
                     made = pd.DataFrame({"ms": wide["packed"], "padded_ms": wide["padded"], "ideal_ms": ideal})
-                    about = dict(dtype=dtype, causal=int(is_causal), H=H, D=D, batch=seed)
+                    about = dict(dtype=dtype, causal=int(is_causal), H=WIDTH // D, D=D, batch=seed)
                     frames.append(made.reset_index().assign(**about, sequences=SEQUENCES, tokens=sum(own)))
-                    frames[-1].attrs = samples.attrs
+                    frames[-1].attrs = timed.attrs
     keys = ["dtype", "causal", "H", "D", "batch", "sequences", "tokens", "round"]
     return _joined(frames, [*keys, "ms", "padded_ms", "ideal_ms"])
+
+
+def _packed_and_padded(call: Callable, dtype: str, D: int, seed: int) -> tuple[list[int], dict[str, Callable]]:
+    """The lengths of one batch's sequences, and the calls that take them packed and padded to the longest."""
+    import torch
+
+    H = WIDTH // D
+    generator = torch.Generator().manual_seed(seed)
+    own = torch.randint(SHORTEST, LONGEST + 1, (SEQUENCES,), generator=generator).tolist()
+    starts = torch.tensor([0, *own]).cumsum(0).to(torch.int32).to(bench.DEVICE)
+    x = random_tensors(dtype, (1, H, sum(own), D), 3)
+    y = random_tensors(dtype, (SEQUENCES, H, max(own), D), 3)
+    return own, {
+        "packed": functools.partial(call, *x, cu_seqlens=(starts, starts)),
+        "padded": functools.partial(call, *y),
+    }
+
+
+def _rate(rates: dict[int, pd.Series], n: int) -> pd.Series:
+    """The rate at length n, between those at the powers of two next to it."""
+    low = max(N for N in rates if N <= n)
+    if low == n or 2 * low not in rates:
+        return rates[low]
+    share = math.log2(n / low)
+    return rates[low] ** (1 - share) * rates[2 * low] ** share
 
 
 def backward(kernel: Callable, rung: Rung, quick: bool = False) -> pd.DataFrame:
@@ -154,16 +253,15 @@ def backward(kernel: Callable, rung: Rung, quick: bool = False) -> pd.DataFrame:
     frames = []
     for dtype in rung.dtypes[: 1 if quick else None]:
         for is_causal in (False, True):
-            for D in (64, 128):
-                for N in LENGTHS[1:4] if quick else LENGTHS:
-                    shape = (TOKENS // N, WIDTH // D, N, N, D)
-                    q, k, v, do = _made(dtype, (shape[0], shape[1], N, D), 4)
-                    o, lse = same_precision(q, k, v, causal=is_causal)
-                    calls = {rung.stem: functools.partial(kernel, q, k, v, o, lse, do, causal=is_causal)}
-                    calls |= _backward_peers(q, k, v, do, is_causal, dtype)
-                    frames.append(_samples(calls, (), dtype, shape).assign(causal=int(is_causal)))
-                    del calls, q, k, v, o, lse, do  # what MATH has kept is most of a GPU's memory
-                    torch.cuda.empty_cache()
+            for shape in (_headline(N, D) for D in (64, 128) for N in _lengths(quick)):
+                B, H, N, _, D = shape
+                q, k, v, do = random_tensors(dtype, (B, H, N, D), 4)
+                o, lse = same_precision(q, k, v, causal=is_causal)
+                calls = {rung.stem: functools.partial(kernel, q, k, v, o, lse, do, causal=is_causal)}
+                calls |= _backward_peers(q, k, v, do, is_causal, dtype)
+                frames.append(_timed(calls, (), dtype, shape).assign(causal=int(is_causal)))
+                del calls, q, k, v, o, lse, do  # what MATH has kept is most of a GPU's memory
+                torch.cuda.empty_cache()
     return _joined(frames, ["name", "dtype", "causal", *SHAPE, "round", "ms"])
 
 
@@ -173,18 +271,18 @@ def _backward_peers(q: Tensor, k: Tensor, v: Tensor, do: Tensor, causal: bool, d
     import torch
 
     calls = {}
-    for name, backend in BACK_ENDS.items():
-        if name in ("SDPA MATH", "SDPA EFFICIENT") and dtype != "fp32" and q.shape[2] > MATH_MAX_N:
+    for name in BACK_ENDS:
+        if name in (MATH, EFFICIENT) and dtype != "fp32" and q.shape[2] > MATH_MAX_N:
             continue
         leaves = [x.detach().requires_grad_() for x in (q, k, v)]
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # SDPA explains each refusal in warnings
-                o = _sdpa(backend, *leaves, causal)
+                o = sdpa(name, *leaves, causal)
         except RuntimeError:  # out of memory is one too
             continue
         call = functools.partial(torch.autograd.grad, o, leaves, do, retain_graph=True)
-        if _refusal(call) is None:
+        if refusal(call) is None:
             calls[name] = call
     return calls
 
@@ -194,27 +292,18 @@ def matmul(kernel: Callable, rung: Rung) -> pd.DataFrame:
     B H Nq Nk D, flops (per call), round, ms."""
     import torch
 
-    a, b = _made("bf16", (SQUARE, SQUARE), 2)
+    a, b = random_tensors("bf16", (SQUARE, SQUARE), 2)
     frames = []
     for is_causal in (False, True) if "causal" in rung.features else (False,):
-        for N in (N for N in LENGTHS if N >= 4096):
-            shape = (TOKENS // N, WIDTH // 128, N, N, 128)
-            inputs = _made("bf16", (shape[0], shape[1], N, 128), 3)
+        for shape in (_headline(N, 128) for N in LENGTHS if N >= 4096):
+            B, H, N, _, D = shape
+            given = random_tensors("bf16", (B, H, N, D), 3)
             options = {"causal": True} if is_causal else {}
-            calls = {rung.stem: functools.partial(kernel, *inputs, **options), CUBLAS: lambda: torch.mm(a, b)}
-            frame = _samples(calls, (), "bf16", shape).assign(causal=int(is_causal))
+            calls = {rung.stem: functools.partial(kernel, *given, **options), CUBLAS: lambda: torch.mm(a, b)}
+            frame = _timed(calls, (), "bf16", shape).assign(causal=int(is_causal))
             flops = {rung.stem: attention_flops(*shape, is_causal), CUBLAS: 2 * SQUARE**3}
             frames.append(frame.assign(flops=frame["name"].map(flops)))
     return _joined(frames, ["name", "dtype", "causal", *SHAPE, "flops", "round", "ms"])
-
-
-def _rate(rates: dict[int, pd.Series], n: int) -> pd.Series:
-    """The rate at length n, between those at the powers of two next to it."""
-    low = max(N for N in rates if N <= n)
-    if low == n or 2 * low not in rates:
-        return rates[low]
-    share = math.log2(n / low)
-    return rates[low] ** (1 - share) * rates[2 * low] ** share
 
 
 def decode(kernel: Callable, rung: Rung, quick: bool = False) -> pd.DataFrame:
@@ -227,53 +316,41 @@ def decode(kernel: Callable, rung: Rung, quick: bool = False) -> pd.DataFrame:
 
     from ..ladder.contract import prepare
 
-    source = torch.randn(COPIED, device=DEVICE)
+    source = torch.randn(COPIED, device=bench.DEVICE)
     target = torch.empty_like(source)
     frames = []
     for dtype in rung.dtypes[: 1 if quick else None]:
         for B, H, Hkv, Nk, D in CACHES[: 3 if quick else None]:
-            (q,) = _made(dtype, (B, H, 1, D), 1)
-            k, v = _made(dtype, (B, Hkv, Nk, D), 2)
-            own = prepare(rung, DEVICE, (q, k, v)).args.splits
+            (q,) = random_tensors(dtype, (B, H, 1, D), 1)
+            k, v = random_tensors(dtype, (B, Hkv, Nk, D), 2)
+            own = prepare(rung, bench.DEVICE, (q, k, v)).args.splits
             tried = [s for s in SPLITS if s == 1 or (s * B * Hkv <= MOST_PIECES and s <= Nk // 128)]
             calls = {s: functools.partial(kernel, q, k, v, splits=s) for s in sorted({own, *tried})}
             calls["copy"] = lambda: target.copy_(source)
-            calls["SDPA FLASH"] = functools.partial(flash, q, k, v)
-            frame = _samples(calls, (), dtype, (B, H, 1, Nk, D))
+            calls[FLASH] = functools.partial(sdpa, FLASH, q, k, v)
+            frame = _timed(calls, (), dtype, (B, H, 1, Nk, D))
             splits = [name if isinstance(name, int) else 0 for name in frame["name"]]
             size = {"copy": 2 * source.numel() * source.element_size()}
             frame["bytes"] = [size.get(name, kv_bytes(B, Hkv, Nk, D)) for name in frame["name"]]
             frame["name"] = [rung.stem if s else name for s, name in zip(splits, frame["name"], strict=True)]
             frames.append(frame.assign(Hkv=Hkv, splits=splits, chosen=[int(s == own) for s in splits]))
-            print(f"  decode {dtype} {(B, H, Hkv, Nk, D)}: {own} splits by itself", flush=True)
+            progress(f"  decode {dtype} {(B, H, Hkv, Nk, D)}: {own} splits by itself")
     return _joined(frames, ["name", "dtype", *SHAPE, "Hkv", "splits", "chosen", "bytes", "round", "ms"])
 
 
-def _made(dtype: str, shape: tuple[int, ...], count: int) -> tuple[Tensor, ...]:
-    from ..run.reference import DTYPES
-
-    make = _randn(sum(shape) + count)
-    return tuple(make(*shape).to(DTYPES[dtype]) for _ in range(count))
+def progress(line: str) -> None:
+    """A line for whoever waits, on stderr."""
+    print(line, file=sys.stderr, flush=True)
 
 
-def _peers(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> dict[str, Callable]:
-    """SDPA's back ends but MATH as far as they take these inputs."""
-    calls = {
-        name: functools.partial(_sdpa, backend, causal=causal)
-        for name, backend in BACK_ENDS.items()
-        if name != "SDPA MATH"
-    }
-    return {name: call for name, call in calls.items() if _refusal(call, q, k, v) is None}
-
-
-def _samples(calls: dict, inputs: Sequence[Tensor], dtype: str, shape: tuple[int, ...]) -> pd.DataFrame:
-    frame = measure(calls, inputs, burst_ms=BURST_MS[dtype])
+def _timed(calls: dict, given: Sequence[Tensor], dtype: str, shape: Shape) -> pd.DataFrame:
+    frame = measure(calls, given, burst_ms=BURST_MS[dtype])
     best = frame.groupby("name", sort=False)["ms"].median()
-    print(f"  {dtype} {shape}: " + ", ".join(f"{n} {x:.3f} ms" for n, x in best.items()), flush=True)
+    progress(f"  {dtype} {shape}: " + ", ".join(f"{n} {x:.3f} ms" for n, x in best.items()))
     return frame.assign(dtype=dtype, **dict(zip(SHAPE, shape, strict=True)))
 
 
 def _joined(frames: list[pd.DataFrame], columns: list[str]) -> pd.DataFrame:
     result = pd.concat(frames, ignore_index=True)[columns]
-    result.attrs = frames[0].attrs
+    result.attrs = dict(frames[0].attrs)
     return result

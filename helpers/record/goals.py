@@ -1,4 +1,4 @@
-"""What each rung is meant to reach on an H200, beside what its records say: `python -m helpers.goals [stem ...]`.
+"""What each rung is meant to reach on an H200, beside what its records say; `python -m helpers goals` prints both.
 
 A goal is a ratio, a peer's time over the rung's unless said otherwise: a geometric mean over the headline shapes with
 N >= 1024, every dtype and both head dimensions, with the worst shape beside it. No torch and no GPU is needed.
@@ -6,8 +6,6 @@ N >= 1024, every dtype and both head dimensions, with the worst shape beside it.
 
 from __future__ import annotations
 
-import argparse
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +13,7 @@ from pathlib import Path
 import pandas as pd
 
 from .. import record
-
-FROM_N = 1024
+from .workload import CUDNN, EFFICIENT, FLASH, FROM_N, MATH
 
 
 @dataclass(frozen=True)
@@ -39,18 +36,17 @@ class Goal:
         if self.kind == "groups":
             return record.grouped(samples, self.rung)["ratio"]
         if self.kind == "packed":
-            return record.of_ideal(samples)["ratio"]
+            return record.ratio_to_ideal(samples)["ratio"]
         if self.kind == "matmul":
-            return record.of_matmul(samples, self.rung)["ratio"]
+            return record.ratio_to_cublas(samples, self.rung)["ratio"]
         if self.kind == "decode":
             table = record.bandwidths(samples)
-            column = {"copy": "of_copy", "SDPA FLASH": "to_flash"}[self.peer]
+            column = {"copy": "of_copy", FLASH: "to_flash"}[self.peer]
             return table.groupby(["dtype", *record.SHAPE, "Hkv"])[column].max()  # at the best number of splits
         ratios = record.ratio(record.headline(samples), self.rung, self.peer)
         return ratios.loc[ratios["Nk"].eq(self.N) if self.N else ratios["Nk"] >= FROM_N, "ratio"]
 
 
-FLASH, CUDNN, MATH, EFFICIENT = "SDPA FLASH", "SDPA CUDNN", "SDPA MATH", "SDPA EFFICIENT"
 GOALS = [
     Goal("02_online_softmax", "forward", "torch.softmax", 1.0, 0.95),
     Goal("02_online_softmax", "forward", "copy", 0.85, 0.85),
@@ -102,18 +98,8 @@ def verdicts(stems: Sequence[str] = (), root: Path = record.DATA) -> pd.DataFram
         except LookupError:
             points = pd.Series(dtype=float)
         if len(points):
-            mean = math.exp(points.map(math.log).mean())
+            mean = record.geometric_mean(points)
             reached = "reached" if mean >= goal.goal else "above the floor" if mean >= goal.floor else "missed"
             row |= {"mean": round(mean, 3), "worst": round(points.min(), 3), "verdict": reached}
         rows.append(row)
     return pd.DataFrame(rows, columns=["rung", "what", "goal", "floor", "mean", "worst", "verdict"])
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="What the records of data/ say of each rung's goals.")
-    parser.add_argument("stems", nargs="*", help="rungs; all of them by default")
-    print(verdicts(parser.parse_args().stems).to_string(index=False, na_rep=""))
-
-
-if __name__ == "__main__":
-    main()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from ..ladder.contract import TORCH_NAMES
 from .store import DATA
 from .workload import SHAPE, forward_flops
 
@@ -19,7 +20,7 @@ def published(name: str, root: Path = DATA) -> pd.DataFrame:
     return pd.read_csv(path)
 
 
-DTYPE_NAMES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+_DTYPES = {long: short for short, long in TORCH_NAMES.items()}
 SHORT_NAMES = {
     "Triton tutorial 06 (autotuned)": "Triton tutorial 06",
     "flash_attention_from_scratch kernel 16": "flash_attention_from_scratch 16",
@@ -37,7 +38,7 @@ def public_kernels(direction: str = "fwd", causal: bool = False, root: Path = DA
     table = table[(table["direction"] == direction) & (table["causal"] == int(causal)) & (table["correct"] == 1)]
     table = table.rename(columns={"peer": "name", "N": "Nk", "ratio_to_sdpa_flash": "to_flash"})
     table = table.rename(columns={"ratio_to_sdpa_cudnn": "to_cudnn"})
-    table = table.assign(Nq=table["Nk"], dtype=table["dtype"].map(DTYPE_NAMES), name=table["name"].replace(SHORT_NAMES))
+    table = table.assign(Nq=table["Nk"], dtype=table["dtype"].map(_DTYPES), name=table["name"].replace(SHORT_NAMES))
     keys, flash, cudnn = ["dtype", *SHAPE], "sdpa_flash_tflops", "sdpa_cudnn_tflops"
     both = table.dropna(subset=[flash, cudnn]).groupby(keys, sort=False)[[flash, cudnn]].median().reset_index()
     parts = [table]

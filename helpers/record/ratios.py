@@ -6,11 +6,16 @@ import math
 
 import pandas as pd
 
-from .workload import CACHE, CUBLAS, SHAPE, attention_flops, headline, softmax_bytes
+from .workload import CACHE, CUBLAS, FLASH, FROM_N, SHAPE, attention_flops, headline, softmax_bytes
 
 
 def _keys(samples: pd.DataFrame) -> list[str]:
     return [c for c in ("rung", "op", "device", "stale", "dtype", "causal", *SHAPE, *CACHE, "flops") if c in samples]
+
+
+def geometric_mean(values: pd.Series) -> float:
+    """The geometric mean of positive numbers; NaN of none."""
+    return math.exp(values.map(math.log).mean()) if len(values) else math.nan
 
 
 def medians(samples: pd.DataFrame) -> pd.DataFrame:
@@ -37,11 +42,11 @@ def bandwidths(samples: pd.DataFrame) -> pd.DataFrame:
     bandwidth over that of the copy beside it), and to_flash (the time of SDPA FLASH over its own), within rounds."""
     place = [c for c in ("rung", "device", "stale", "dtype", *SHAPE, "Hkv") if c in samples]
     frame = samples.assign(rate=samples["bytes"] / samples["ms"] / 1e9)
-    for name, column in (("copy", "rate"), ("SDPA FLASH", "ms")):
+    for name, column in (("copy", "rate"), (FLASH, "ms")):
         other = frame.loc[frame["name"] == name, [*place, "round", column]].rename(columns={column: name})
         frame = frame.merge(other, on=[*place, "round"], how="left")
     frame = frame[frame["splits"] > 0]
-    frame = frame.assign(of_copy=frame["rate"] / frame["copy"], to_flash=frame["SDPA FLASH"] / frame["ms"])
+    frame = frame.assign(of_copy=frame["rate"] / frame["copy"], to_flash=frame[FLASH] / frame["ms"])
     grouped = frame.groupby([*place, "splits", "chosen", "bytes"], sort=False, dropna=False)
     values = grouped[["ms", "rate", "of_copy", "to_flash"]].median().rename(columns={"rate": "tb_per_s"})
     return values.reset_index()
@@ -59,7 +64,7 @@ def grouped(samples: pd.DataFrame, ours: str) -> pd.DataFrame:
     return found.assign(few=few, many=many)
 
 
-def of_ideal(samples: pd.DataFrame) -> pd.DataFrame:
+def ratio_to_ideal(samples: pd.DataFrame) -> pd.DataFrame:
     """Of `packed` samples, a row per batch: `ratio`, the time its sequences would take at the rate of full batches over its
     own, median of the rounds with `low` and `high`, and `to_padded`, the time of the same sequences padded over its own."""
     keys = ["dtype", "causal", "H", "D", "batch", "sequences", "tokens"]
@@ -70,7 +75,7 @@ def of_ideal(samples: pd.DataFrame) -> pd.DataFrame:
     return found.reset_index()
 
 
-def of_matmul(samples: pd.DataFrame, ours: str) -> pd.DataFrame:
+def ratio_to_cublas(samples: pd.DataFrame, ours: str) -> pd.DataFrame:
     """Of `matmul` samples, a row per shape: `ratio`, the rung's TFLOP/s over cuBLAS's beside it, median of the rounds, `low`, `high`."""
     keys = [c for c in ("rung", "device", "stale", "dtype", "causal", *SHAPE) if c in samples]
     frame = samples.assign(rate=samples["flops"] / samples["ms"])
@@ -79,7 +84,7 @@ def of_matmul(samples: pd.DataFrame, ours: str) -> pd.DataFrame:
     return ratios.groupby(keys, sort=False)["ratio"].agg(ratio="median", low="min", high="max").reset_index()
 
 
-def of_steps(steps: pd.DataFrame, *measured: str) -> pd.DataFrame:
+def step_table(steps: pd.DataFrame, *measured: str) -> pd.DataFrame:
     """Of `steps` samples, a row per step: what, reason, kept (all that is said, where heads of different size differ), and ratio,
     ratio_causal and the columns `measured` for each D, as "ratio, D = 64"."""
     said = steps.groupby("step")[["what", "reason", "kept"]].agg(lambda words: "; ".join(dict.fromkeys(words)))
@@ -106,7 +111,7 @@ def ratio(samples: pd.DataFrame, ours: str, peer: str) -> pd.DataFrame:
     return found.reset_index()
 
 
-def summary(samples: pd.DataFrame, ours: str, peer: str, from_n: int = 1024) -> pd.DataFrame:
+def summary(samples: pd.DataFrame, ours: str, peer: str, from_n: int = FROM_N) -> pd.DataFrame:
     """`ours` against `peer` for each dtype and D (and for causal or not, where the samples say): `mean`, the geometric mean of
     the ratio over the headline shapes with N >= from_n, with `low` and `high` among them; and `worst`, the lowest of every
     recorded shape, which is `at`.
@@ -120,16 +125,15 @@ def summary(samples: pd.DataFrame, ours: str, peer: str, from_n: int = 1024) -> 
         long = headline(points).query("Nk >= @from_n")["ratio"]
         worst = points.loc[points["ratio"].idxmin()]
         shape = f"B{worst['B']} H{worst['H']} N{worst['Nk']}"
-        mean = math.exp(long.map(math.log).mean()) if len(long) else math.nan
-        rows.append((*key, mean, long.min(), long.max(), worst["ratio"], shape))
+        rows.append((*key, geometric_mean(long), long.min(), long.max(), worst["ratio"], shape))
     return pd.DataFrame(rows, columns=[*by, "mean", "low", "high", "worst", "at"])
 
 
-def overall(samples: pd.DataFrame, ours: str, peer: str, from_n: int = 1024) -> tuple[float, float, float]:
+def overall(samples: pd.DataFrame, ours: str, peer: str, from_n: int = FROM_N) -> tuple[float, float, float]:
     """`ours` against `peer` in three numbers: the geometric mean of the ratio over the headline shapes with N >= from_n,
     and the worst and best shape. LookupError where nothing was measured."""
     points = ratio(headline(samples), ours, peer)
     points = points.loc[points["Nk"] >= from_n, "ratio"]
     if points.empty:
         raise LookupError(f"no samples of {ours} beside {peer} with N >= {from_n}")
-    return math.exp(points.map(math.log).mean()), points.min(), points.max()
+    return geometric_mean(points), points.min(), points.max()

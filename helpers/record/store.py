@@ -7,15 +7,8 @@ torch or a GPU.
 
 from __future__ import annotations
 
-import datetime
-import functools
 import hashlib
 import json
-import os
-import platform
-import re
-import shutil
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,74 +16,10 @@ import pandas as pd
 
 from ..ladder.paths import DATA
 from ..ladder.rung import rung
+from .device import conditions, slug, this_device
 from .workload import BACKWARD_FLOPS, FORWARD_FLOPS
 
 DEFAULT_DEVICE = "nvidia-h200"  # shown where this machine's own GPU has no records
-
-
-def slug(device: str) -> str:
-    """The folder of a device: "NVIDIA H200" is "nvidia-h200"."""
-    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
-
-
-def nvidia_smi() -> str | None:
-    """Path of nvidia-smi: on PATH, or where NVIDIA's container images keep it; None without a driver."""
-    return shutil.which("nvidia-smi") or shutil.which("nvidia-smi", path="/usr/local/nvidia/bin:/usr/bin")
-
-
-def gpu_id() -> str:
-    """The GPU that torch calls cuda:0, as nvidia-smi's option --id takes it: CUDA_VISIBLE_DEVICES may have chosen another than 0."""
-    return os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip() or "0"
-
-
-def query_gpu(*fields: str) -> list[str] | None:
-    """That GPU's answer to `nvidia-smi --query-gpu=...`; None where there is no driver or GPU."""
-    if (tool := nvidia_smi()) is None:
-        return None
-    command = [tool, f"--id={gpu_id()}", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    answer = done.stdout.strip().splitlines()
-    return [x.strip() for x in answer[0].split(",")] if done.returncode == 0 and answer else None
-
-
-@functools.cache
-def this_device() -> str | None:
-    """The name of the GPU that torch calls cuda:0; None without one."""
-    answer = query_gpu("name")
-    return answer[0] if answer else None
-
-
-def conditions() -> dict:
-    """What a figure taken now on this machine depends on: device, clocks, power limit, driver, CUDA, torch, date.
-
-    Raises RuntimeError where there is no NVIDIA GPU: timings are recorded on a GPU only.
-    """
-    fields = {
-        "driver": "driver_version",
-        "memory_mib": "memory.total",
-        "power_limit_w": "power.limit",
-        "sm_clock_max_mhz": "clocks.max.sm",
-        "memory_clock_mhz": "clocks.mem",
-    }
-    answer = query_gpu("name", *fields.values())
-    if answer is None:
-        raise RuntimeError("timings are recorded on a GPU only, and nvidia-smi finds none on this machine")
-    found = {"device": answer[0], **{k: _number(v) for k, v in zip(fields, answer[1:], strict=True)}}
-    try:
-        import torch
-
-        found |= {"torch": torch.__version__, "cuda": torch.version.cuda}
-    except ImportError:
-        found |= {"torch": None, "cuda": None}
-    found |= {"python": platform.python_version(), "date": datetime.date.today().isoformat()}
-    return found
-
-
-def _number(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def save(
@@ -133,12 +62,6 @@ def _digest(rungs: Sequence[str]) -> str:
     """Of one rung its own, of several one of all together."""
     found = [rung(stem).digest for stem in rungs]
     return found[0] if len(found) == 1 else hashlib.sha256("".join(found).encode()).hexdigest()
-
-
-def devices(root: Path = DATA) -> list[str]:
-    """The folders of data/ that hold records, the default device first."""
-    found = sorted({p.parent.name for p in root.glob("*/*.json")})
-    return sorted(found, key=lambda name: name != DEFAULT_DEVICE)
 
 
 def folder_of(stem: str | None, kind: str, device: str | None, root: Path) -> Path:

@@ -18,10 +18,10 @@ COLUMNS = ("warps", "Bc", "stages", "ctas", "Q_steps")  # of a row of FA_TILES
 Shape = tuple[int, ...]
 
 
-def definition(rung: Rung, source: str, root: Path = store.DATA) -> str:
-    """The line that makes `source` use the shapes recorded as best on this machine's GPU; empty where the source's own
+def definition(rung: Rung, root: Path = store.DATA) -> str:
+    """The line that makes a rung use the shapes recorded as best on this machine's GPU; empty where the source's own
     count: it can't be tuned, is not the rung as it stands, or was never tuned on this GPU as it stands."""
-    if f"#ifndef {MACRO}" not in source or rung.path.parent != KERNELS or rung.source != source:
+    if f"#ifndef {MACRO}" not in rung.source or rung.path.parent != KERNELS or rung.file is None:
         return ""
     device = store.this_device()
     if device is None or not (root / store.slug(device) / f"{rung.stem}.tiles.csv").exists():

@@ -13,7 +13,19 @@ FORWARD_FLOPS = "4*B*H*Nq*Nk*D"  # two products of 2*Nq*Nk*D each; the softmax i
 BACKWARD_FLOPS = "10*B*H*Nq*Nk*D"  # five products
 SHAPE = ["B", "H", "Nq", "Nk", "D"]
 CACHE = ["Hkv", "splits", "chosen", "bytes"]  # what a decode step has besides
+TOKENS, WIDTH = 16384, 2048  # B*N and H*D of the headline workload
+LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)  # its N
+N = 4096  # where one length stands for all
+FROM_N = 1024  # mean ratios are over N >= FROM_N
 CUBLAS = "cuBLAS"
+# PyTorch's back ends of scaled_dot_product_attention by their names in records -> members of torch.nn.attention.SDPBackend.
+MATH, EFFICIENT, FLASH, CUDNN = "SDPA MATH", "SDPA EFFICIENT", "SDPA FLASH", "SDPA CUDNN"
+BACK_ENDS = {
+    MATH: "MATH",
+    EFFICIENT: "EFFICIENT_ATTENTION",
+    FLASH: "FLASH_ATTENTION",
+    CUDNN: "CUDNN_ATTENTION",
+}
 
 
 def forward_flops(B: int, H: int, Nq: int, Nk: int, D: int) -> int:
@@ -24,11 +36,6 @@ def forward_flops(B: int, H: int, Nq: int, Nk: int, D: int) -> int:
 def attention_flops(B: int, H: int, Nq: int, Nk: int, D: int, causal: bool = False) -> float:
     """As forward_flops, and half of it under a causal mask. Arrays work too."""
     return forward_flops(B, H, Nq, Nk, D) / (1 + causal)
-
-
-def backward_flops(B: int, H: int, Nq: int, Nk: int, D: int, causal: bool = False) -> float:
-    """Floating-point operations of attention's backward pass: 2.5 times those of the forward pass. Arrays work too."""
-    return 2.5 * attention_flops(B, H, Nq, Nk, D, causal)
 
 
 def kv_bytes(B: int, Hkv: int, Nk: int, D: int, itemsize: int = 2) -> int:
@@ -48,9 +55,9 @@ def softmax_bytes(rows: int, N: int) -> int:
 
 def headline(samples: pd.DataFrame) -> pd.DataFrame:
     """The rows of the headline workload: B·N = 16384 tokens, H·D = 2048; for softmax the same N, 512 to 16384 by twos."""
-    tokens = (samples["B"] * samples["Nq"] == 16384) & (samples["H"] * samples["D"] == 2048)
-    softmax = (samples["D"] == 1) & samples["Nk"].isin([512 << i for i in range(6)])
-    return samples[tokens | softmax]
+    attention = (samples["B"] * samples["Nq"] == TOKENS) & (samples["H"] * samples["D"] == WIDTH)
+    softmax = (samples["D"] == 1) & samples["Nk"].isin(LENGTHS)
+    return samples[attention | softmax]
 
 
 def kinds(rung: Rung) -> tuple[str, ...]:

@@ -11,31 +11,31 @@ from functools import partial
 from typing import Any
 
 from ..emulator import Launcher
-from ..ladder.rung import Rung
+from ..ladder.rung import Rung, Which, rung
 from ..toolchain import sass
-from .kernel import described
 
 _waiting: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
 _workers: list[threading.Thread] = []
 
 
-def compile_ahead(kernels: Iterable[Rung | str], *needs: str, arch: str = "sm_90a") -> None:
-    """Begins to compile kernels, as many at a time as there are cores, and comes back at once. Whoever needs one of them
-    meanwhile waits until it is there; an error is raised then, and not here.
+def compile_ahead(kernels: Iterable[Which], *needs: str, arch: str = "sm_90a") -> None:
+    """Begins to compile kernels in the background, as many at a time as there are cores.
 
-    kernels: rungs, stems, or texts (of more than one line), as `load(device="cpu")` takes them.
-    needs: what for: "run" (on the emulator) or "xray"; "cubin" (its registers, for `arch`) or "sass" (its machine code).
+        compile_ahead(["03", "04"], "run", "xray")
+
+    Comes back at once. Whoever needs one of them meanwhile waits until it is there; an error is raised then, and not here.
+    kernels: each what `rung` takes. needs: what for: "run" (on the emulator) or "xray"; "cubin" (its registers, for `arch`) or "sass" (its machine code).
     """
     make: dict[str, Callable[[Rung], Any]] = {
-        "run": lambda one: Launcher(one, one.source).compile(),
-        "xray": lambda one: Launcher(one, one.source).compile_traced(),
+        "run": lambda one: Launcher(one).compile(),
+        "xray": lambda one: Launcher(one).compile_traced(),
         "cubin": lambda one: sass.cubin(one, arch),
         "sass": lambda one: sass.disassembly(one, arch),
     }
     if unknown := set(needs) - set(make):
         raise ValueError(f"nothing is compiled for {sorted(unknown)}: {', '.join(make)} are known")
     for which in kernels:
-        one = which if isinstance(which, Rung) else described(which)
+        one = rung(which)
         for need in needs:
             _begin(partial(make[need], one))
 

@@ -15,6 +15,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ..ladder.rung import Which
+from .kernel import Kernel, as_loaded, load
+
 if (
     TYPE_CHECKING
 ):  # torch, numpy and pandas are imported where they are needed: `import helpers` is quick and needs none
@@ -159,17 +162,22 @@ class Report:
         )
 
 
-def check(kernel: Callable, cases: Iterable[Case] | None = None) -> Report:
-    """Runs `kernel` on every case and holds O (or P) and LSE against float64 by the 2x rule.
+def check(kernel: Which | Callable, cases: Iterable[Case] | None = None) -> Report:
+    """Runs a kernel on every case and compares O (or P) and LSE with float64 by the 2x rule.
 
-    kernel: a Kernel, or any function `(q, k, v, scale=None) -> (o, lse)` (softmax: `(s) -> (p, lse)`); one that takes
+        check("04")
+
+    kernel: what `load` takes, or any function `(q, k, v, scale=None) -> (o, lse)` (softmax: `(s) -> (p, lse)`); one that takes
     `out=(o, lse)` is handed outputs full of NaN. cases: `reference.cases` of the kernel's rung by default, the full set
-    on a GPU and the small one otherwise. A kernel that raises fails the case with the error's text.
+    on a GPU and the small one otherwise. A kernel that raises fails the case with the error's text; one that can't be loaded
+    raises as `load` does.
     """
     import torch
 
     from . import reference
 
+    if isinstance(kernel, Kernel) or not callable(kernel):
+        kernel = load(kernel, quiet=True)
     name = kernel.rung.stem if hasattr(kernel, "rung") else getattr(kernel, "__name__", type(kernel).__name__)
     if cases is None:
         device = getattr(kernel, "device", "cpu")
@@ -179,7 +187,8 @@ def check(kernel: Callable, cases: Iterable[Case] | None = None) -> Report:
         poisons = "out" in inspect.signature(kernel).parameters
     except ValueError:  # a built-in function that doesn't tell
         poisons = False
-    comparisons = tuple(c for case in cases for c in _one(kernel, case, poisons))
+    with as_loaded():  # all cases are of one build
+        comparisons = tuple(c for case in cases for c in _one(kernel, case, poisons))
     if not comparisons:
         raise ValueError("check() was given no cases")
     return Report(name, comparisons, XRAY if getattr(kernel, "backend", "") == "emulator" else "")
@@ -209,7 +218,10 @@ def _run(kernel: Callable, case: Case, poisons: bool) -> list[Comparison]:
 
 
 def compare(case: Case, outputs: tuple[Tensor, ...]) -> list[Comparison]:
-    """Holds outputs (O, LSE), (P, LSE) or (dQ, dK, dV), however computed, against float64 on `case`; one entry per output."""
+    """Compares outputs (O, LSE), (P, LSE) or (dQ, dK, dV), however computed, with float64 on `case`; one entry per output.
+
+    compare(Case("mine", q, k, v), kernel(q, k, v))
+    """
     if not isinstance(outputs, tuple | list) or len(outputs) != len(case.names):
         text = f"returned {type(outputs).__name__}, not ({', '.join(case.names)})"
         return [Comparison(case.name, case.names[0], *[float("nan")] * 3, problem=text)]

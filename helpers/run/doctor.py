@@ -42,6 +42,13 @@ class Report:
     findings: tuple[Finding, ...]
     lanes: tuple[Lane, ...]
 
+    @property
+    def ok(self) -> bool:
+        """Every notebook can run somewhere, on a GPU or on the emulator."""
+        emulator = next((f for f in self.findings if f.name == "emulator"), None)
+        broken = emulator is not None and bool(emulator.mend)
+        return not any(lane.back_end == "nowhere" or (broken and lane.back_end == "emulator") for lane in self.lanes)
+
     def __str__(self) -> str:
         lines = [f"{f.name:<20}{f.value}" + (f"\n{'':<20}-> {f.mend}" if f.mend else "") for f in self.findings]
         lines += ["", f"{'notebook':<26}{'runs on':<12}why"]
@@ -65,7 +72,10 @@ class Report:
 
 
 def doctor() -> Report:
-    """Looks at GPU, driver, compilers and packages, and says which notebooks run here, on which back end, and why."""
+    """Looks at GPU, driver, compilers and packages, and says which notebooks run here, on which back end, and why.
+
+    doctor()
+    """
     findings = [
         Finding("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
         *_gpu(),

@@ -1,51 +1,47 @@
-"""A loaded kernel: the shape and dtype contract, allocation and one call, the same on both back ends."""
+"""A loaded kernel: compiling and calling it, the same on both back ends, and noticing that its file has changed."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..ladder.contract import Call, prepare
-from ..ladder.rung import Rung, parse
+from ..ladder.errors import ToolkitError
+from ..ladder.paths import ROOT
+from ..ladder.rung import Rung, Which, digest_of, parse
 from ..ladder.rung import rung as find_rung
-from ..toolchain.toolkit import OLDEST_ARCH, ToolkitError, matching_toolkit
+from ..toolchain.toolkit import OLDEST_ARCH, matching_toolkit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def described(which: str | Path) -> Rung:
-    """The rung that `which` names (a stem, or the path of a `.cu`) or is: a string of more than one line is the text of one."""
-    return parse(which, Path("cell")) if isinstance(which, str) and "\n" in which else find_rung(which)
-
-
-def load(
-    which: str | Path | None = None, *, source: str | None = None, device: str | None = None, quiet: bool = False
-) -> Kernel:
+def load(which: Which = None, *, source: str | None = None, device: str | None = None, quiet: bool = False) -> Kernel:
     """Compiles a kernel and gives it back ready to call.
 
-    `which` is a rung's stem ("03_fa1_fp32"), the path of a `.cu` or the text of one, which `source=` names as such. `device` is
-    "cuda" (nvcc) or "cpu" (the emulator); by default "cuda" where this machine can, else "cpu". Prints one line unless `quiet`.
-    Raises ValueError for an unknown rung, CompileError with the reader's file and line, ToolkitError if a compiler is
-    missing.
+        kernel = load("04")
+        o, lse = kernel(q, k, v)
+
+    which: a rung's stem ("04_fa2_fp32") or a part of one that fits no other, the path of a `.cu`, a text of more than one line,
+    a Rung, or a Kernel, which comes back itself if it is for this device (see Kernel.current). source: a text, named as such.
+    device: "cuda" (nvcc) or "cpu" (the emulator); by default "cuda" where this machine can, else "cpu". Prints one line unless
+    `quiet`. Raises ValueError for a name that no kernel has, CompileError with the reader's file and line, ToolkitError if a
+    compiler is missing.
     """
     if (which is None) == (source is None):
-        raise ValueError("load takes either a rung (a stem, a .cu's path or text) or source=..., one of the two")
-    rung = described(which) if which is not None else parse(source, Path("cell"))
+        raise ValueError("load takes either a kernel (a stem, a .cu's path or text, ...) or source=..., one of the two")
+    if isinstance(which, Kernel) and device in (None, which.device):
+        return which.current()
+    rung = find_rung(which) if which is not None else parse(source, Path("cell"))
     chosen, why_not = (device, "") if device else default_device(rung)
-    if chosen not in ("cuda", "cpu"):
-        raise ValueError(f"device {device!r}: allowed are 'cuda' (nvcc) and 'cpu' (the emulator)")
-    if chosen == "cuda":
-        from ..toolchain import nvcc as back_end
-
-        if reason := cuda_refusal(rung):
-            raise ToolkitError(reason)
-    else:
-        from .. import emulator as back_end
-    start = time.perf_counter()
-    launcher = back_end.load(rung, rung.source)
-    kernel = Kernel(rung, chosen, launcher, time.perf_counter() - start)
+    kernel = Kernel(rung, chosen)
+    kernel.compile()
     if not quiet:
         print(summary(kernel) + (f" ({why_not})" if why_not else ""))
     return kernel
@@ -94,21 +90,127 @@ def summary(kernel: Kernel) -> str:
     return line
 
 
-class Kernel:
-    """A compiled rung. `o, lse = kernel(q, k, v)`, or `p, lse = kernel(s)` for a softmax rung.
+LOOK_AGAIN = 0.01  # seconds: calls that follow each other faster look for changed files no more often
+_frozen: ContextVar[bool] = ContextVar("_frozen", default=False)
 
-    `rung`, `source`, `device` ("cuda" or "cpu"), `backend` ("nvcc" or "emulator"), `launcher`, and the `seconds` its
-    loading took.
+
+@contextlib.contextmanager
+def as_loaded() -> Iterator[None]:
+    """Inside, kernels run as they were loaded and no call looks for changed files: for whoever calls a kernel many times, times
+    it or not, and has brought it up to date before (`Kernel.current`)."""
+    token = _frozen.set(True)
+    try:
+        yield
+    finally:
+        _frozen.reset(token)
+
+
+class _Files:
+    """The files that a kernel is compiled from, its own and the headers it includes, as they were when it was."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._seen = {path: (_stamp(path), path.read_text()) for path in paths}
+        self.looked = time.monotonic()  # and found nothing changed
+
+    def text(self, path: Path) -> str:
+        """What was compiled of this file."""
+        return self._seen[path][1]
+
+    def changed(self) -> list[Path]:
+        """Those whose text is another one now, or gone. A text is read only where size or time of change differ."""
+        found = []
+        for path, (stamp, text) in self._seen.items():
+            try:
+                if (now := _stamp(path)) == stamp:
+                    continue
+                if path.read_text() == text:
+                    self._seen[path] = now, text
+                    continue
+            except FileNotFoundError:
+                pass
+            found.append(path)
+        if not found:
+            self.looked = time.monotonic()
+        return found
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    found = os.stat(path)
+    return found.st_mtime_ns, found.st_size
+
+
+class Kernel:
+    """A compiled kernel. `load` makes one.
+
+        o, lse = kernel(q, k, v)
+        p, lse = kernel(s)
+
+    The second is a softmax's call. `rung` and `source` are what it was compiled from: the text of `file`, or one of its own (`file` is None);
+    `digest` is that of the code, headers included, as recorded figures have it. `device` is "cuda" or "cpu", `backend` "nvcc" or
+    "emulator", `seconds` the time that compiling took. If the file or a header changes, the next check, X-ray or timing, or a
+    call from a hundredth of a second later on, compiles the kernel again and says so.
     """
 
-    def __init__(self, rung: Rung, device: str, launcher: Any, seconds: float) -> None:
-        self.rung, self.source, self.device, self.launcher = rung, rung.source, device, launcher
-        self.seconds = seconds
+    def __init__(self, rung: Rung, device: str, launcher: Any = None) -> None:
+        """Not compiled yet: that comes with the first call, or with `compile`. launcher: in place of the device's own."""
+        if device not in ("cuda", "cpu"):
+            raise ValueError(f"device {device!r}: allowed are 'cuda' (nvcc) and 'cpu' (the emulator)")
+        self.file = rung.file
+        self._files = _Files([*([self.file] if self.file else []), *rung.includes])
+        self.rung, self.device, self.seconds = rung, device, 0.0
+        self.launcher = launcher or _launcher(rung, device)
+
+    @property
+    def source(self) -> str:
+        """The text it was compiled from."""
+        return self.rung.source
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the code it was compiled from, headers included, as Rung.digest has it."""
+        return digest_of([self.source, *map(self._files.text, self.rung.includes)])
 
     @property
     def backend(self) -> str:
         """ "nvcc" or "emulator"."""
         return self.launcher.backend
+
+    def compile(self) -> None:
+        """Compiles it now. Raises CompileError, KernelError if it has no launcher, ToolkitError if a compiler is missing or
+        this machine's GPU can't run it."""
+        if self.device == "cuda" and (reason := cuda_refusal(self.rung)):
+            raise ToolkitError(reason)
+        start = time.perf_counter()
+        self.launcher.compile()
+        self.seconds = time.perf_counter() - start
+
+    def current(self) -> Kernel:
+        """This kernel, compiled again if its file or a header that it includes has changed since it was loaded.
+
+        It says so in one line. Raises CompileError if the new text doesn't compile, ValueError if the file is gone: then
+        every use of the kernel does, until the file is mended.
+        """
+        if not _frozen.get() and (changed := self._files.changed()):
+            self._renew(changed)
+        return self
+
+    def _look(self) -> None:
+        """`current`, for calls: a look costs about a microsecond per file, more than a launch can spare each time."""
+        if time.monotonic() - self._files.looked > LOOK_AGAIN:
+            self.current()
+
+    def _renew(self, changed: list[Path]) -> None:
+        fresh = Kernel(find_rung(self.file) if self.file else replace(self.rung), self.device)
+        for name in ("timeout", "threads", "schedule"):  # what may have been set on the emulator's
+            if hasattr(self.launcher, name):
+                setattr(fresh.launcher, name, getattr(self.launcher, name))
+        fresh.compile()
+        names = " and ".join(str(path.relative_to(ROOT)) if ROOT in path.parents else str(path) for path in changed)
+        verb = "has" if len(changed) == 1 else "have"
+        since = "it was" if changed == [self.file] else f"{self.rung.stem} was"
+        done = "loaded" if fresh.launcher.cached else "compiled"
+        print(f"{names} {verb} changed since {since} loaded: {done} again, {fresh.seconds:.1f} s")
+        vars(self).update(vars(fresh))
 
     def __repr__(self) -> str:
         return f"Kernel({self.rung.stem!r}, backend={self.backend!r})"
@@ -127,6 +229,8 @@ class Kernel:
     ) -> tuple[Tensor, ...]:
         """Runs the kernel; on CUDA it is queued on the current stream and not waited for.
 
+            o, lse = kernel(q, k, v, causal=True)
+
         Attention: q (B,H,Nq,D), k and v (B,H,Nk,D), last dimension contiguous; scale defaults to 1/√D; gives
         o (B,H,Nq,D) and lse (B,H,Nq) in fp32. Softmax: s (…,N) contiguous fp32; gives p (…,N) and lse (…).
         Backward: q, k, v, o, lse, do; gives dq, dk, dv. `out` are tensors to write into.
@@ -134,18 +238,21 @@ class Kernel:
         The rest is for rungs whose header block lists it under `features`. gqa: k and v have Hkv heads, a divisor of H.
         causal: query i sees keys up to i + Nk − Nq; window: and of those the last `window`. cu_seqlens: int32 (S+1) row
         numbers of q and of k, a packed batch of S sequences (B = 1). lengths: int32 (B) keys in use. pages: int32
-        (B,max_pages) with k and v (pages,Hkv,page,D): sequence b's keys are those of its pages, one after the other. splits: pieces that the keys are cut into.
-        Raises ValueError that names what came and what is allowed, KernelError for CUDA's errors and the emulator's findings.
+        (B,max_pages) with k and v (pages,Hkv,page,D): sequence b's keys are those of its pages, one after the other. splits: pieces
+        that the keys are cut into. Raises CallError, a ValueError, that names what came and what is allowed, KernelError for
+        CUDA's errors and the emulator's findings.
         """
         features = dict(
             causal=causal, window=window, cu_seqlens=cu_seqlens, lengths=lengths, pages=pages, splits=splits
         )
+        self._look()
         call = prepare(self.rung, self.device, inputs, scale=scale, out=out, **features)
         self._run(call)
         return call.results
 
     def tensors(self, *inputs: Tensor, **options: Any) -> dict[str, Tensor]:
         """Runs the kernel like a call, and gives all the tensors it saw by name: inputs, outputs and workspace."""
+        self._look()
         call = prepare(self.rung, self.device, inputs, **options)
         self._run(call)
         return call.tensors
@@ -154,6 +261,38 @@ class Kernel:
         import torch
 
         if self.device == "cpu":
-            return self.launcher.launch(call.args, call.tensors)
-        with torch.cuda.device(call.tensors["Q"].device):
-            self.launcher.launch(call.args, call.tensors, torch.cuda.current_stream().cuda_stream)
+            return self.launcher.launch(call)
+        with torch.cuda.device(call.inputs["Q"].device):
+            self.launcher.launch(call, torch.cuda.current_stream().cuda_stream)
+
+
+class BrokenKernel(Kernel):
+    """What a name stands for whose kernel could not be loaded: any use of it raises the error that loading it raised."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error.with_traceback(None)
+
+    def current(self) -> Kernel:
+        """Raises the error."""
+        raise self._error
+
+    _look = current
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # what Python and Jupyter look for in any object
+            raise AttributeError(name)
+        raise self._error
+
+    def __repr__(self) -> str:
+        return f"a kernel that was not loaded: using it raises\n{type(self._error).__name__}: {self._error}"
+
+
+def _launcher(rung: Rung, device: str) -> Any:
+    if device == "cpu":
+        from .. import emulator
+
+        return emulator.Launcher(rung)
+    from ..record import tiles
+    from ..toolchain import nvcc
+
+    return nvcc.Launcher(rung, tiles.definition(rung))

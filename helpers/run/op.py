@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from ..ladder.contract import TORCH_NAMES, room
-from ..ladder.rung import Rung, rungs
+from ..ladder.paths import KERNELS
+from ..ladder.rung import Rung, Which, rung, rungs
 from .kernel import Kernel, load
 
 
@@ -27,18 +28,25 @@ def name(stem: str) -> str:
     return f"_{stem}" if stem[:1].isdigit() else stem
 
 
-def operator(stem: str) -> torch._ops.OpOverloadPacket:
-    """The operator of a rung: `operator("04_fa2_fp32")(q, k, v, scale, causal, window)` gives (o, lse), and o has a gradient where
-    there is a backward rung of its dtype; a softmax rung takes s; a backward rung takes q, k, v, o, lse, do and the same
-    options, and gives dq, dk, dv. O has the inputs' dtype, one of the rung's; LSE is float32.
+def operator(which: Which) -> torch._ops.OpOverloadPacket:
+    """The operator of a rung, as torch.compile and nn.Module take it.
+
+        o, lse = op.operator("04")(q, k, v, scale, causal, window)
+
+    which: what `rung` takes; it has to be one of the ladder. An attention rung gives (o, lse), and o has a
+    gradient where there is a backward rung of its dtype; a softmax rung takes s; a backward rung takes q, k, v, o, lse, do and
+    the same options, and gives dq, dk, dv. O has the inputs' dtype, one of the rung's; LSE is float32.
 
     Options are those of Kernel.__call__, by name, as far as the rung's features go: q_starts and k_starts for its cu_seqlens
     (k_starts: those of the queries unless given), lengths, pages and splits for decode.
-    Raises ValueError for a stem that is no rung; so does the operator, traced or run, for a dtype that the rung doesn't take.
+    Raises ValueError for a kernel that is no rung; so does the operator, traced or run, for a dtype that the rung doesn't take.
     """
-    if stem not in OPERATORS:
-        raise ValueError(f"no rung {stem!r}; the rungs are {', '.join(OPERATORS)}")
-    return OPERATORS[stem]
+    if isinstance(which, str) and which in OPERATORS:  # a whole stem, which torch.compile can trace: it opens no file
+        return OPERATORS[which]
+    found = rung(which)
+    if found.file is None or found.file.parent != KERNELS or found.stem not in OPERATORS:
+        raise ValueError(f"{found.path.name} is no rung of the ladder, and only those are operators")
+    return OPERATORS[found.stem]
 
 
 def _no_gradient(stem: str) -> None:
@@ -86,7 +94,7 @@ def _gradient(stem: str) -> None:
         options["scale"] = D**-0.5 if options["scale"] is None else options["scale"]
         missing = min(d for d in rung.D if d >= D) - D
         q, k, v, o, do = (torch.nn.functional.pad(x, (0, missing)) if missing else x for x in (q, k, v, o, do))
-        grads = operator(rung.stem)(q, k, v, o, lse, _in_rows(do), **options, q_starts=starts[0], k_starts=starts[1])
+        grads = OPERATORS[rung.stem](q, k, v, o, lse, _in_rows(do), **options, q_starts=starts[0], k_starts=starts[1])
         return *(x[..., :D] if missing else x for x in grads), *[None] * 8
 
     torch.library.register_autograd(f"fa::{name(stem)}", backward, setup_context=setup_context)

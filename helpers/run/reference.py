@@ -14,8 +14,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ..ladder.contract import TORCH_NAMES
+
 CHUNK = 1 << 25  # elements of S held at a time: 256 MB in float64
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+DTYPES = {name: getattr(torch, long) for name, long in TORCH_NAMES.items()}
+OUTPUTS = {"softmax": ("p", "lse"), "attention": ("o", "lse"), "attention_backward": ("dq", "dk", "dv")}  # in order
 EDGES = (31, 32, 33, 63, 64, 65, 127, 128, 129)  # tile edges, and one off them
 
 
@@ -205,7 +208,7 @@ class Case:
     @property
     def names(self) -> tuple[str, ...]:
         """What a kernel gives back, in order."""
-        return {"softmax": ("p", "lse"), "attention": ("o", "lse"), "attention_backward": ("dq", "dk", "dv")}[self.op]
+        return OUTPUTS[self.op]
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:

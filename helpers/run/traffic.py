@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .kernel import Kernel, load
+from ..ladder.rung import Which
+from .kernel import load
 
 if TYPE_CHECKING:
     import pandas
     import torch
 
 
-def traffic(kernel: Kernel, *inputs: torch.Tensor) -> pandas.DataFrame:
+def traffic(kernel: Which, *inputs: torch.Tensor) -> pandas.DataFrame:
     """Bytes that the kernel's threads ask of each tensor, counted exactly by running it on the emulator.
 
-    ``inputs`` are those of ``kernel(...)``, on any device. Index: tensor; columns: ``bytes_read``, ``bytes_written``,
+        traffic("04", q, k, v)
+
+    kernel: what `load` takes. inputs: those of a call, on any device. Index: tensor; columns: ``bytes_read``, ``bytes_written``,
     ``size_bytes`` and ``reads_per_byte`` (how often each byte is read). Caches are not modelled: these are requests.
     """
     import pandas
 
-    if kernel.backend != "emulator":
-        kernel = load(source=kernel.source, device="cpu", quiet=True)
+    kernel = load(kernel, device="cpu", quiet=True)
     kernel(*(t.detach().cpu() for t in inputs))
     launcher = kernel.launcher
     rows = {

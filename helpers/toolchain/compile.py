@@ -1,15 +1,17 @@
 """One build for both back ends: source text in, shared library out, through `torch.utils.cpp_extension.load_inline`.
 
 A library's name is the hash of all that goes into it, so an unchanged source is found at once, and a reverted edit too.
-Each build runs in a folder of its own, which becomes the cached one by a rename when the build has succeeded: a killed
-build leaves no lock that anyone waits for, a failed one leaves nothing to load, and two processes never share a folder.
-Builds of one process run side by side, those of the same library excepted.
+The checkout's own path is left out of the hash: clones of the project share a cache.
+Each build runs in a folder of its own, which becomes the cached one by a rename when the build has succeeded: a failed
+build leaves nothing to load. Builds run side by side, in one process or in several; a library that is being built is
+waited for, and the lock that says so is the operating system's, which releases it when its process ends.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import hashlib
 import os
 import re
@@ -60,14 +62,39 @@ def cache_folder() -> Path:
     return Path(base) / "flashattention-notebooks"
 
 
+def digest(*parts: object) -> str:
+    """A name for what goes into a build: the same for every checkout of the same files."""
+    return hashlib.sha256(repr(parts).replace(str(ROOT), "<checkout>").encode()).hexdigest()[:12]
+
+
 @contextlib.contextmanager
 def making(folder: Path, what: str = "") -> Iterator[None]:
-    """One thread at a time makes what `folder` of the cache holds, and says so if it takes long; others wait, and find it
-    there. Several folders are made side by side."""
+    """One thread of one process at a time makes what `folder` of the cache holds, and says so if it takes long; others
+    wait, and find it there. Several folders are made side by side."""
     with _known:
         lock = _locks.setdefault(folder, threading.Lock())
-    with _telling(f"compiling {what}") if what else contextlib.nullcontext(), lock:
+    with _telling(f"compiling {what}") if what else contextlib.nullcontext(), lock, _alone(folder):
         yield
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """No other process is making `folder`. Where the file system has no locks, or the cache can't be written, one may."""
+    path, file = folder.parent / f".lock-{folder.name}", None
+    with contextlib.suppress(OSError):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            file = path.open("w")
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if path.exists() and path.stat().st_ino == os.fstat(file.fileno()).st_ino:
+                break  # else the process that had it has removed it since
+            file.close()
+    try:
+        yield
+    finally:
+        if file is not None and not file.closed:
+            path.unlink(missing_ok=True)
+            file.close()
 
 
 def build(
@@ -78,6 +105,7 @@ def build(
     flags: Sequence[str] = (),
     include: Sequence[Path] = (),
     libraries: Sequence[Path] = (),
+    link: Sequence[str] = (),
     depends: Sequence[str] = (),
     functions: Sequence[str] = (),
     toolkit: Toolkit | None = None,
@@ -85,7 +113,7 @@ def build(
     """Compiles `cpp` with the host compiler, or `cuda` with `toolkit`'s nvcc, into a shared library. `cpp` may be several
     translation units, compiled side by side.
 
-    `flags` go to the one compiler used; `libraries` are linked by path; `depends` are the texts of the headers that
+    `flags` go to the one compiler used; `libraries` are linked by path, and `link` are flags of that; `depends` are the texts of the headers that
     the source reaches. `functions` asks for load_inline's default form: torch's headers before the source, and a Python
     module that binds these functions with pybind11 (`cpp` then declares what `cuda` defines).
     Raises CompileError with the compiler's words, ToolkitError if there is no compiler or the cache can't be written.
@@ -95,16 +123,16 @@ def build(
     start = time.perf_counter()
     compiler = find_compiler()
     units = [cpp] if isinstance(cpp, str) else list(cpp or [])
-    key = [stem, units, cuda, *flags, *map(str, include), *map(str, libraries), *depends, *functions]
+    key = [stem, units, cuda, *flags, *map(str, include), *map(str, libraries), *link, *depends, *functions]
     key += [torch.__version__, compiler, compiler_version(compiler)]
     key += [str(toolkit.home), toolkit.version] if toolkit else []
-    name = f"{stem}_{hashlib.sha256(repr(key).encode()).hexdigest()[:12]}"
+    name = f"{stem}_{digest(*key)}"
     folder = cache_folder() / name
     cached = (folder / "done").exists()
     if not cached:
         with making(folder, stem):
-            if not (folder / "done").exists():  # else another thread was faster
-                rest = list(flags), list(include), list(libraries), list(functions), compiler, toolkit
+            if not (folder / "done").exists():  # else another thread or process was faster
+                rest = list(flags), list(include), list(libraries), list(link), list(functions), compiler, toolkit
                 _compile(name, folder, units, cuda, *rest)
     log = (folder / "compiler.log").read_text(errors="replace")
     return Built(folder / (folder / "done").read_text(), log, time.perf_counter() - start, cached)
@@ -118,6 +146,7 @@ def _compile(
     flags: list[str],
     include: list[Path],
     libraries: list[Path],
+    link: list[str],
     functions: list[str],
     compiler: str,
     toolkit: Toolkit | None,
@@ -133,10 +162,13 @@ def _compile(
     _remove_abandoned(folder.parent)
     log = private / "compiler.log"
     log.touch()
+    # What the library says of source files (__FILE__, debug information) is from the checkout's root: it serves every clone.
+    places = [] if cuda else [shlex.quote(f"-ffile-prefix-map={ROOT}/=")]
     # The compiler's own words, without ninja's around them: flags reach a shell, so they can redirect.
-    redirected = [*flags, f"2>>{log.name}"]
+    redirected = [*flags, *places, f"2>>{log.name}"]
     # No rung needs libtorch, and loading it is not free; a function nobody defines is the linker's to name, not dlopen's.
     ldflags = ["-Wl,--as-needed"] if functions else ["-Wl,--as-needed", "-Wl,-z,defs"]  # Python defines a module's
+    ldflags += link
     for library in libraries:
         ldflags += [str(library), f"-Wl,-rpath,{library.parent}"]
     if toolkit:
@@ -171,7 +203,9 @@ def _compile(
                 cpp_extension.load(name, [str(source) for source in sources], **common)
         (library,) = private.glob("*.so")
         (private / "done").write_text(library.name)
-        with contextlib.suppress(OSError):  # another process was faster: its library is as good
+        with contextlib.suppress(
+            OSError
+        ):  # where nothing was locked, another process was faster: its library is as good
             private.rename(folder)
     except ToolkitError:
         raise

@@ -5,64 +5,79 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING
 
+from ..ladder.contract import Call
 from ..ladder.errors import KernelError
-from ..ladder.rung import INCLUDE, Rung, includes
+from ..ladder.paths import from_root
+from ..ladder.rung import INCLUDE, Rung
 from .compile import build
+from .guard import WRAPPED, guard
 from .sass import parse_ptxas
 from .toolkit import NVCC_FLAGS, architecture, gencode, matching_toolkit
 
 if TYPE_CHECKING:
-    import torch
+    import pandas
 
 # torch switches these conveniences of the CUDA headers off; a teaching kernel wants them.
 UNDEFINED = [f"-U__CUDA_NO_{name}__" for name in ("HALF_OPERATORS", "HALF_CONVERSIONS", "HALF2_OPERATORS")]
 UNDEFINED.append("-U__CUDA_NO_BFLOAT16_CONVERSIONS__")
 
+# So that an exit() in host code has a line. (addr2line takes DWARF 5's first file for the temporary one that #line renames.)
+HOST_LINES = ["-Xcompiler=-g1,-gdwarf-4"]
+
 # These leave the CUDA context unusable (CUDA Runtime API, "Error handling": sticky errors).
 STICKY = {700, 702, 709, 710, 714, 715, 716, 717, 718, 719}
 
 
-def load(rung: Rung, source: str) -> Launcher:
-    """Compiles `source` for the current CUDA device. Raises CompileError with the reader's own file and line, or
-    ToolkitError if nvcc is missing or doesn't go with torch."""
-    return Launcher(rung, source)
-
-
 class Launcher:
-    """A rung compiled for one GPU architecture. `launch` starts it on a stream and doesn't wait.
+    """A kernel for the current GPU's architecture, compiled when it first runs. `launch` starts it on a stream and doesn't wait.
 
-    `resources` is sass.py's table of registers, spills and shared memory; `cached` is True if nothing was compiled.
+    definitions: lines before the source, `#define`s as a rule. After `compile`, `resources` is sass.py's table of registers,
+    spills and shared memory, `arch` the architecture, and `cached` is True if nothing had to be compiled.
     """
 
     backend = "nvcc"
 
-    def __init__(self, rung: Rung, source: str) -> None:
+    def __init__(self, rung: Rung, definitions: str = "") -> None:
+        self._rung, self._definitions = rung, definitions
+        self._launch: ctypes.c_void_p | None = None  # until it is compiled
+        self.resources: pandas.DataFrame | None = None
+
+    def compile(self) -> None:
+        """Makes what `launch` runs, for the current CUDA device. Raises CompileError with the reader's own file and line,
+        ToolkitError if nvcc is missing or doesn't go with torch."""
         import torch
 
-        from ..record.tiles import definition
-
         toolkit = matching_toolkit(torch.version.cuda)
+        guard_library, self._guard = guard()
         self.arch = architecture(*torch.cuda.get_device_capability())
         built = build(
-            rung.stem,
-            cuda=f'{definition(rung, source)}#line 1 "{rung.path}"\n{source}',
-            flags=[*NVCC_FLAGS, gencode(self.arch), *UNDEFINED],
+            self._rung.stem,
+            cuda=f'{self._definitions}#line 1 "{from_root(self._rung.path)}"\n{self._rung.source}',
+            flags=[*NVCC_FLAGS, *HOST_LINES, gencode(self.arch), *UNDEFINED],
             include=[INCLUDE],
-            depends=[self.arch, *(header.read_text() for header in includes(source))],
+            libraries=[guard_library],
+            link=WRAPPED,
+            depends=[self.arch, *(header.read_text() for header in self._rung.includes)],
             toolkit=toolkit,
         )
-        self._launch = built.fa_launch(rung.path.name)
         self._cudart = _cudart()
         self.cached = built.cached
         self.resources = parse_ptxas(built.log)
+        self._path = built.path
+        self._launch = ctypes.cast(built.fa_launch(self._rung.path.name), ctypes.c_void_p)
 
-    def launch(self, args: ctypes.Structure, tensors: dict[str, torch.Tensor], stream: int = 0) -> None:
-        """Calls `fa_launch(args, stream)`. Raises KernelError with CUDA's name and text; the error is taken back, so
-        that the next call starts afresh, unless CUDA can't go on in this process, which the text then says."""
-        code = self._launch(ctypes.byref(args), ctypes.c_void_p(stream))
-        if code:
-            self._cudart.cudaGetLastError()
-            raise KernelError(cuda_error(code))
+    def launch(self, call: Call, stream: int = 0) -> None:
+        """Calls `fa_launch(&call.args, stream)`. Raises KernelError with CUDA's name and text, or with what the host code did
+        to end the process; the error is taken back, so that the next call starts afresh, unless CUDA can't go on in this
+        process, which the text then says."""
+        if self._launch is None:
+            self.compile()
+        end = self._guard.fa_guarded(self._launch, ctypes.byref(call.args), stream)
+        if end:
+            last = self._cudart.cudaGetLastError()
+            if not (ended := end.contents.sentence(self._path)):
+                raise KernelError(cuda_error(end.contents.code))
+            raise KernelError(ended + (f"\n  {cuda_error(last)}" if last else ""))
 
 
 def cuda_error(code: int) -> str:

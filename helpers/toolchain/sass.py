@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import hashlib
 import os
 import re
 import shutil
@@ -19,11 +18,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from ..ladder.errors import CompileError
-from ..ladder.rung import INCLUDE, Rung
+from ..ladder.errors import CompileError, ToolkitError
+from ..ladder.paths import from_root
+from ..ladder.rung import INCLUDE, Rung, Which
 from ..ladder.rung import rung as find
-from .compile import cache_folder, making
-from .toolkit import NVCC_FLAGS, ToolkitError, find_compiler, find_toolkit, gencode
+from .compile import cache_folder, digest, making
+from .loops import Line, cut_at_waits, is_named, main_loop
+from .toolkit import NVCC_FLAGS, find_compiler, find_toolkit, gencode
 
 COLUMNS = ("registers", "stack_bytes", "spill_store_bytes", "spill_load_bytes", "smem_bytes", "barriers")
 # One entry function in ptxas's -v report (NVIDIA CUDA Compiler Driver, "--resource-usage").
@@ -70,20 +71,23 @@ CLASSES = {
 }
 
 
-def cubin(rung: str | Rung, arch: str = "sm_90a") -> Path:
-    """The rung compiled for `arch`; built once per source, headers, flags and nvcc, and kept in the build cache.
+def cubin(which: Which, arch: str = "sm_90a") -> Path:
+    """A kernel compiled for `arch`; built once per source, headers, flags and nvcc, and kept in the build cache.
 
+        sass.cubin("04", "sm_80")
+
+    which: what `rung` takes.
     CompileError with nvcc's words if it can't be compiled, ToolkitError if there is no nvcc.
     """
-    return _compiled(rung, arch) / "kernel.cubin"
+    return _compiled(which, arch) / "kernel.cubin"
 
 
-def _compiled(rung: str | Rung, arch: str) -> Path:
-    """The folder with a rung's kernel.cubin and what ptxas said of it, ptxas.log."""
-    rung = rung if isinstance(rung, Rung) else find(rung)
+def _compiled(which: Which, arch: str) -> Path:
+    """The folder with a kernel's kernel.cubin and what ptxas said of it, ptxas.log."""
+    rung = find(which)
     toolkit = find_toolkit()
     flags = [*NVCC_FLAGS, gencode(arch)]
-    key = hashlib.sha256(repr((rung.digest, flags, toolkit.version, str(toolkit.home))).encode()).hexdigest()[:12]
+    key = digest(rung.digest, flags, toolkit.version, str(toolkit.home))
     folder = cache_folder() / f"{rung.stem}_{arch}_cubin_{key}"
     with contextlib.nullcontext() if folder.exists() else making(folder, rung.stem):
         if not folder.exists():
@@ -95,7 +99,7 @@ def _compile(rung: Rung, nvcc: Path, flags: list[str], folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".cubin-", dir=folder.parent) as private:
         source = Path(private) / f"{rung.stem}.cu"
-        source.write_text(f'#line 1 "{rung.path}"\n{rung.source}')
+        source.write_text(f'#line 1 "{from_root(rung.path)}"\n{rung.source}')
         command = [nvcc, "-cubin", *flags, f"-I{INCLUDE}", "-ccbin", find_compiler(), source]
         command += ["-o", Path(private) / "kernel.cubin"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -107,10 +111,15 @@ def _compile(rung: Rung, nvcc: Path, flags: list[str], folder: Path) -> None:
             Path(private).mkdir()  # for TemporaryDirectory to remove
 
 
-def resources(rung: str | Rung, arch: str = "sm_90a") -> pd.DataFrame:
-    """Per kernel of a rung (index: its name): registers per thread, stack_bytes, spill_store_bytes and spill_load_bytes
-    per thread, smem_bytes (static shared memory per block; dynamic is asked for at the launch) and barriers."""
-    return parse_ptxas((_compiled(rung, arch) / "ptxas.log").read_text())
+def resources(which: Which, arch: str = "sm_90a") -> pd.DataFrame:
+    """Registers, spills and shared memory of each `__global__` function, as ptxas reports them.
+
+        sass.resources("04")
+
+    which: what `rung` takes. Index: the function's name. Columns: registers per thread, stack_bytes, spill_store_bytes and
+    spill_load_bytes per thread, smem_bytes (static shared memory per block; dynamic is asked for at the launch) and barriers.
+    """
+    return parse_ptxas((_compiled(which, arch) / "ptxas.log").read_text())
 
 
 def parse_ptxas(log: str) -> pd.DataFrame:
@@ -131,14 +140,15 @@ def parse_ptxas(log: str) -> pd.DataFrame:
     return pd.DataFrame.from_dict(rows, orient="index", columns=list(COLUMNS)).rename_axis("kernel")
 
 
-def histogram(rung: str | Rung, arch: str = "sm_90a", modifiers: bool = False) -> pd.DataFrame:
-    """How often each machine instruction is in the code of each kernel: index opcode, a column per kernel, most frequent
-    first. Instructions in the code, not executed. NOPs, which pad it, are left out.
+def histogram(which: Which, arch: str = "sm_90a", modifiers: bool = False) -> pd.DataFrame:
+    """How often each machine instruction is in the code of each `__global__` function.
 
-    modifiers: keep them ("LDS.128", not "LDS"). The opcodes are explained in CUDA Binary Utilities, "Instruction Sets".
+        sass.histogram("04").head()
+
+    which: what `rung` takes. Index: opcode, most frequent first; a column per function. Counted are instructions in the code,
+    not those executed; NOPs, which pad it, are left out. modifiers: keep them ("LDS.128", not "LDS"). The opcodes are explained in CUDA Binary Utilities, "Instruction Sets".
     """
-    listing = disassembly(rung, arch)
-    return count_opcodes(listing, modifiers)
+    return count_opcodes(disassembly(which, arch), modifiers)
 
 
 def count_opcodes(listing: str, modifiers: bool = False) -> pd.DataFrame:
@@ -158,16 +168,17 @@ def count_opcodes(listing: str, modifiers: bool = False) -> pd.DataFrame:
 
 
 def opcodes(
-    which: str | Rung, D: int = 64, dtype: str = "fp16", arch: str = "sm_90a", loop: bool = False, kernel: str = ""
+    which: Which, D: int = 64, dtype: str = "fp16", arch: str = "sm_90a", loop: bool = False, kernel: str = ""
 ) -> pd.Series:
-    """How many instructions of each class of CLASSES, and "other", are in the code of a rung's kernel for D and dtype.
+    """How many instructions of each class of CLASSES, and "other", are in the code of a kernel's instance for D and dtype.
 
-    loop: only in the loop that does the products. kernel: a piece of the kernel's name, where D and dtype don't decide.
+        sass.opcodes("10", D=128, dtype="fp16")
+
+    which: what `rung` takes. loop: only in the loop that does the products. kernel: a piece of the kernel's name, where D and dtype don't decide.
     ValueError names the kernels there are.
     """
-    rung = which if isinstance(which, Rung) else find(which)
-    listing = disassembly(rung, arch)
-    code = _code(listing)
+    rung = find(which)
+    code = _code(disassembly(rung, arch))
     name = instance(code, D, dtype, kernel)
     lines = main_loop(code[name]) if loop else code[name]
     counts = dict.fromkeys([*CLASSES, "other"], 0)
@@ -177,11 +188,13 @@ def opcodes(
 
 
 def compare(
-    *which: str | Rung, D: int = 64, dtype: str = "fp16", arch: str = "sm_90a", loop: bool = False, kernel: str = ""
+    *which: Which, D: int = 64, dtype: str = "fp16", arch: str = "sm_90a", loop: bool = False, kernel: str = ""
 ) -> pd.DataFrame:
     """`opcodes` of several kernels side by side, classes that none has left out; of two also the `change`.
 
-    which: stems, or Rungs such as `dataclasses.replace(rung("11_swizzled"), source=edited)` or a loaded kernel's `.rung`.
+        sass.compare("10", "11")
+
+    which: each what `rung` takes.
     """
     columns: dict[str, pd.Series] = {}
     for one in which:
@@ -220,9 +233,6 @@ def instance(names: Iterable[str], D: int, dtype: str, kernel: str = "") -> str:
     return found[0]
 
 
-Line = tuple[int, str, str]  # address, opcode with modifiers, operands
-
-
 def _code(listing: str) -> dict[str, list[Line]]:
     """The instructions of each kernel in the text of `cuobjdump -sass`, NOPs left out."""
     code: dict[str, list[Line]] = {}
@@ -235,38 +245,7 @@ def _code(listing: str) -> dict[str, list[Line]]:
     return code
 
 
-def main_loop(lines: list[Line]) -> list[Line]:
-    """The instructions of the loop that does the products: of all code between a backward branch and its target, the
-    shortest with the most HMMAs (with the most FFMAs where there are none). With HGMMAs, of which a kernel has some before
-    and behind its tile loop too, the shortest that adds to two accumulators, S and O. ValueError if there is no loop."""
-    loops = []
-    for address, opcode, operands in lines:
-        target = re.search(r"\b0x([0-9a-f]+)\s*$", operands) if opcode.startswith("BRA") else None
-        if target and (start := int(target[1], 16)) < address:
-            loops.append([line for line in lines if start <= line[0] <= address])
-    if not loops:
-        raise ValueError("the kernel has no loop")
-
-    def count(loop: list[Line], name: str) -> int:
-        return sum(opcode.startswith(name) for _, opcode, _ in loop)
-
-    def products(loop: list[Line]) -> tuple[int, int, int]:
-        hmma = count(loop, "HMMA")
-        return hmma, 0 if hmma else count(loop, "FFMA"), -len(loop)
-
-    def accumulators(loop: list[Line]) -> int:
-        return len({operands.split(",")[0] for _, opcode, operands in loop if opcode.startswith("HGMMA")})
-
-    if both := [loop for loop in loops if accumulators(loop) > 1]:
-        return min(both, key=len)
-    return max(loops, key=products)
-
-
-WAIT = "WARPGROUP.DEPBAR"  # wgmma.wait_group
-BETWEEN = ("HGMMA", "MUFU.EX2", "FFMA", "FADD", "FMNMX", "FMUL", "F2FP")  # wgmma, and what a softmax is made of
-
-
-def between_waits(which: str | Rung, D: int = 128, dtype: str = "bf16", arch: str = "sm_90a") -> pd.DataFrame:
+def between_waits(which: Which, D: int = 128, dtype: str = "bf16", arch: str = "sm_90a") -> pd.DataFrame:
     """The main loop of a rung with wgmma, cut at its waits for products, a row for each piece in the order of the code.
 
     Index: what the piece begins with, "the loop begins", "all but 1 done", or "all done". Columns: how many of the instructions
@@ -275,38 +254,28 @@ def between_waits(which: str | Rung, D: int = 128, dtype: str = "bf16", arch: st
     return cut_at_waits(loop_lines(which, D, dtype, arch))
 
 
-def loop_lines(which: str | Rung, D: int, dtype: str = "fp16", arch: str = "sm_90a") -> list[Line]:
-    """The main loop's instructions in the order of the code: address, opcode with modifiers, operands."""
-    rung = which if isinstance(which, Rung) else find(which)
-    code = _code(disassembly(rung, arch))
-    return main_loop(code[instance(code, D, dtype)])
-
-
-def cut_at_waits(lines: list[Line]) -> pd.DataFrame:
-    """`between_waits` of the lines of a loop."""
-    names, rows = ["the loop begins"], [dict.fromkeys([*BETWEEN, "all"], 0)]
-    for _, opcode, operands in lines:
-        if opcode.startswith(WAIT):
-            left = int(operands.rpartition(",")[2], 16)  # as many groups may still be under way
-            names.append(f"all but {left} done" if left else "all done")
-            rows.append(dict.fromkeys([*BETWEEN, "all"], 0))
-        for name in BETWEEN:
-            rows[-1][name] += re.match(rf"{re.escape(name)}(?![A-Z0-9])", opcode) is not None
-        rows[-1]["all"] += 1
-    return pd.DataFrame(rows, index=pd.Index(names, name="behind"))
+def loop_lines(which: Which, D: int, dtype: str = "fp16", arch: str = "sm_90a", kernel: str = "") -> list[Line]:
+    """The main loop's instructions in the order of the code: address, opcode with modifiers, operands. kernel: a piece of the
+    kernel's name, where D and dtype don't decide."""
+    code = _code(disassembly(which, arch))
+    return main_loop(code[instance(code, D, dtype, kernel)])
 
 
 def _class(opcode: str) -> str:
-    return next((name for name, pattern in CLASSES.items() if re.match(rf"(?:{pattern})(?![A-Z0-9])", opcode)), "other")
+    return next((name for name, pattern in CLASSES.items() if is_named(opcode, pattern)), "other")
 
 
-def table(*which: str | Rung, arch: str = "sm_90a") -> pd.DataFrame:
-    """Registers per thread, bytes spilled (stores and loads) and shared memory per CTA of every kernel of some rungs: rung,
+def table(*which: Which, arch: str = "sm_90a") -> pd.DataFrame:
+    """Registers, spills, shared memory and tiles of every instance of some kernels.
+
+        sass.table("10", "11", "12")
+
+    which: each what `rung` takes. Columns: registers per thread, bytes spilled (stores and loads) and shared memory per CTA of every kernel of some rungs: rung,
     kernel, registers, spilled_bytes, and from the line of the header block's `tiles` for its D: Br, Bc, threads, smem_kb, ctas.
     """
     rows = []
     for one in which:
-        rung = one if isinstance(one, Rung) else find(one)
+        rung = find(one)
         for name, row in resources(rung, arch).iterrows():
             numbers = re.findall(r"(?<![\w.])\d+", str(name).partition("<")[2])
             said = tile(rung, int(numbers[0])) if numbers else {}
@@ -328,9 +297,14 @@ def tile(rung: Rung, D: int) -> dict[str, int]:
     return {name: int(found[key]) for key, name in TILE_KEYS.items() if key in found}
 
 
-def disassembly(rung: str | Rung, arch: str = "sm_90a") -> str:
-    """The text of `cuobjdump -sass` for a rung's cubin, kept beside it."""
-    folder = _compiled(rung, arch)
+def disassembly(which: Which, arch: str = "sm_90a") -> str:
+    """The text of `cuobjdump -sass` for a kernel's cubin, kept beside it.
+
+        print(sass.disassembly("04"))
+
+    which: what `rung` takes.
+    """
+    folder = _compiled(which, arch)
     listing = folder / "kernel.sass"
     with contextlib.nullcontext() if listing.exists() else making(listing):
         if not listing.exists():

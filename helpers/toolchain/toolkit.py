@@ -12,19 +12,14 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-# What every kernel is compiled with, by jit.py and by sass.py alike.
+from ..ladder.errors import ToolkitError
+
+# What every kernel is compiled with, by nvcc.py and by sass.py alike.
 # --split-compile=0: a rung's instances (one per D) are optimised side by side, which takes a third off 04's build.
 # --threads=2: the host's half of a source is compiled beside the GPU's. No -O3: it would speak of the host's half alone, and
 # costs a tenth of the time; GPU code is optimised anyway.
 NVCC_FLAGS = ["-std=c++17", "-lineinfo", "--split-compile=0", "--threads=2", "-Xptxas", "-v"]
 OLDEST_ARCH = 75  # nvcc 13 compiles for nothing older
-
-
-class ToolkitError(RuntimeError):
-    """nvcc or a host compiler is missing or unusable. The text is one sentence and names the mend."""
-
-    def _render_traceback_(self) -> list[str]:
-        return [f"ToolkitError: {self}"]
 
 
 @dataclass(frozen=True)

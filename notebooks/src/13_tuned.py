@@ -214,7 +214,7 @@ steps.query("D == 128 and step <= 8").set_index("step")[[*opcodes, "IADD3", "LOP
 # %% [markdown]
 # ## Tile shapes by measurement
 #
-# Rows per CTA, keys per tile, stages, CTAs per SM, and how much of Q stays in registers: five numbers, each with a handful of sensible values, and no formula that would predict the best combination. So they are *measured*: `python -m helpers.tune 13_tuned` compiles a declared grid of shapes, times each at three lengths, and records the result in `data/`. The loader then compiles the rung with the winners for the GPU at hand.
+# Rows per CTA, keys per tile, stages, CTAs per SM, and how much of Q stays in registers: five numbers, each with a handful of sensible values, and no formula that would predict the best combination. So they are *measured*: `python -m helpers record tiles 13_tuned` compiles a declared grid of shapes, times each at three lengths, and records the result in `data/`. The loader then compiles the rung with the winners for the GPU at hand.
 
 # %%
 tiles = record.load("13_tuned", "tiles").query("dtype == 'fp16'")

@@ -474,7 +474,7 @@ plot.recorded("20_causal_gqa", "groups", lambda samples: record.grouped(samples,
 # Packed batches of random lengths. `ratio` compares with every sequence running at the speed that the kernel reaches on a full batch of its length; below 1 is what the mixture costs. `to_padded` is what packing saves, the time of the same sequences padded over that of the packed batch:
 
 # %%
-plot.recorded("20_causal_gqa", "packed", lambda samples: record.of_ideal(samples).round(2))
+plot.recorded("20_causal_gqa", "packed", lambda samples: record.ratio_to_ideal(samples).round(2))
 
 # %% [markdown]
 # ## What still hurts

@@ -567,7 +567,7 @@ beside(causal=1)
 
 # %%
 def drafts(steps):
-    display(record.of_steps(steps, "spill_bytes").style.format(precision=2, na_rep=""))
+    display(record.step_table(steps, "spill_bytes").style.format(precision=2, na_rep=""))
     return draw_pingpong.steps(steps, "Each draft of the kernel", "SDPA MATH")
 
 

@@ -579,7 +579,7 @@ from helpers import draw_pingpong
 
 
 def drafts(steps):
-    display(record.of_steps(steps, "spill_bytes").style.format(precision=2, na_rep=""))
+    display(record.step_table(steps, "spill_bytes").style.format(precision=2, na_rep=""))
     return draw_pingpong.steps(steps, "Each draft of the kernel", "SDPA FLASH")
 
 

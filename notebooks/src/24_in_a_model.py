@@ -475,9 +475,9 @@ exercise.verify("24.2", looks_back, hint="a layer looks back 31 bytes; what it f
 # <details><summary>Solution</summary>
 #
 # ```python
-# from helpers.op import operator
+# from helpers import op
 #
-# windowed = gpt.Attention(lambda q, k, v: operator("20_causal_gqa")(q, k, v, causal=True, window=32)[0], None)
+# windowed = gpt.Attention(lambda q, k, v: op.operator("20_causal_gqa")(q, k, v, causal=True, window=32)[0], None)
 # reach = 2 * 31
 # ```
 #

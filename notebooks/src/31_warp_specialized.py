@@ -349,7 +349,7 @@ def around_the_end(events, D=64, N=4096, before=4, after=5):
     return draw_hopper.roles(seen, registers, f"{where}, d = {D}, N = {N}: {end}", "clocks of the SM")
 
 
-by = "python -m helpers.roles 31_warp_specialized"
+by = "python -m helpers record roles 31_warp_specialized"
 plot.recorded("31_warp_specialized", "roles", around_the_end, by=by)
 
 

@@ -366,7 +366,7 @@ def swim_lanes(notes, length=12000):
     return draw_pingpong.lanes(cases, f"SM clocks, {record.about('32_ping_pong', 'roles')['device']}", (0, length))
 
 
-plot.recorded("32_ping_pong", "roles", swim_lanes, by="python -m helpers.roles 32_ping_pong")
+plot.recorded("32_ping_pong", "roles", swim_lanes, by="python -m helpers record roles 32_ping_pong")
 
 
 # %%
@@ -384,7 +384,7 @@ def clocks_per_tile(notes):
     )
 
 
-plot.recorded("32_ping_pong", "roles", clocks_per_tile, by="python -m helpers.roles 32_ping_pong")
+plot.recorded("32_ping_pong", "roles", clocks_per_tile, by="python -m helpers record roles 32_ping_pong")
 
 # %% [markdown]
 # **What to see.** One after the other the consumers start $S$ and $O$ (green), and under each green box the others are at their softmax, or wait. Three waits belong to a tile: for $K_j$, for the turn, and between $S$ and $O$ for $V_j$. At $d = 128$ each takes some 140 to 240 clocks; at $d = 64$ the one for the turn takes 500 to 750: two others have to come by first. Waits for products have no box of their own: the one for $S$ is the end of $O$'s box, the one for $O$ is in the softmax's. Every note takes time itself, so the kernel without them is faster, above all at $d = 64$, where a tile is short.
@@ -397,7 +397,7 @@ plot.recorded("32_ping_pong", "roles", clocks_per_tile, by="python -m helpers.ro
 
 # %%
 def table(steps):
-    return record.of_steps(steps, "between_waits").style.format(precision=2, na_rep="")
+    return record.step_table(steps, "between_waits").style.format(precision=2, na_rep="")
 
 
 plot.recorded("32_ping_pong", "steps", table)
@@ -506,7 +506,7 @@ found.rename(columns={"mean": "32_ping_pong"}).rename_axis(["", "dtype", "D"]).s
 # How far is that from a product without any softmax? cuBLAS multiplied two square bf16 matrices (8192) in turn with the kernel; `ratio` is our TFLOP/s over its:
 
 # %%
-plot.recorded("32_ping_pong", "matmul", lambda samples: record.of_matmul(samples, "32_ping_pong").round(3))
+plot.recorded("32_ping_pong", "matmul", lambda samples: record.ratio_to_cublas(samples, "32_ping_pong").round(3))
 
 # %% [markdown]
 # ### The staircase, from 01 to 32

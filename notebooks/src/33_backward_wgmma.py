@@ -332,7 +332,7 @@ def in_the_middle(events, steps=3):
     return draw_hopper.roles(seen, registers, f"{where}, d = 128, N = 4096", "clocks of the SM")
 
 
-by = "python -m helpers.roles 33_backward_wgmma"
+by = "python -m helpers record roles 33_backward_wgmma"
 plot.recorded("33_backward_wgmma", "roles", in_the_middle, by=by)
 
 
@@ -660,7 +660,7 @@ plot.recorded("33_backward_wgmma", "backward", lambda x: record.summary(x, "33_b
 
 # %%
 def drafts(steps):
-    display(record.of_steps(steps).style.format(precision=2, na_rep=""))
+    display(record.step_table(steps).style.format(precision=2, na_rep=""))
     return draw_backward.drafts(steps, "Times as fast as SDPA CUDNN, backward, geometric mean over N ≥ 1024")
 
 

@@ -4,16 +4,14 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from emulated import FILE, build, launch, line_of, program, run
+from emulated import FILE, build, ctrl_c, launch, line_of, program, run, trace
 
 from helpers.emulator import Launcher
-from helpers.ladder.contract import FaArgs
 from helpers.ladder.errors import CompileError, KernelError
 
 FULL = "0xffffffffu"
@@ -119,7 +117,7 @@ MISTAKES = {
         "assertion in kernel: thread 3 of block 0 fails the assertion `threadIdx.x < 3`",
     ),
     "division by zero": ("out[0] = 5 / a.D % (a.B - 1); // here", "1, 1", "thread 0 of block 0 divides an integer by zero"),
-    "abort": ("if (n > 3) abort(); // (the line is the C library's)", "1, 1", "abort"),
+    "abort": ("if (n > 3) abort(); // here", "1, 1", "thread 0 of block 0 calls abort(), which only host code can"),
     "illegal instruction": ("if (n > 3) __builtin_trap(); // here", "1, 1", "trap"),
     "inline PTX": ('asm volatile("mma.sync %0;" : "=f"(out[0])); // here', "1, 1", "executes inline PTX: mma.sync %0;"),
     "shuffle from an absent lane": (
@@ -320,21 +318,15 @@ def test_the_barrier_of_a_device_function_and_template_is_one_barrier():
     "loop", ["while (true) {}", "for (unsigned i = n; i; i = i * 3 | 1) out[0] = i;", "for (;;) __syncthreads();"]
 )
 def test_timeout_stops_a_loop_without_end(loop):
-    start = time.monotonic()
-    report = failure(f"{loop}", timeout=0.3, shape="3, 64")
-    assert "stopped" in report and time.monotonic() - start < 5
+    assert "stopped" in failure(f"{loop}", timeout=0.3, shape="3, 64")
 
 
 @pytest.mark.parametrize("loop", ["while (true) {}", "while (in[0] == 0) {}", "while (true) __syncwarp();"])
 def test_ctrl_c_stops_a_loop_without_end(loop):
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background job begins without
     launcher = build(program(loop, "4, 64"))
-    timer = threading.Timer(0.3, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT))
-    timer.start()
-    start = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
+    launcher.compile()
+    with pytest.raises(KeyboardInterrupt), ctrl_c():
         launch(launcher, torch.zeros(32), Q=torch.zeros(4))
-    assert time.monotonic() - start < 3
     assert run("out[threadIdx.x] = 7;").tolist() == [7.0] * 32
 
 
@@ -375,11 +367,10 @@ def test_the_lowest_faulty_block_is_the_one_reported():
 
 def test_blocks_after_a_faulty_one_are_not_begun():
     launcher = build(program("if (blockIdx.x == 3) __trap();", "1 << 30, 1"))
-    launcher.timeout = 20
     start = time.monotonic()
     with pytest.raises(KernelError, match="block 3 executes __trap"):
         launch(launcher, torch.zeros(32))
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < launcher.timeout  # a thousand million blocks would be stopped by it
 
 
 def test_an_atomic_after_a_faulty_block_does_not_wait_for_ever():
@@ -392,11 +383,11 @@ def test_an_atomic_after_a_faulty_block_does_not_wait_for_ever():
 def test_a_block_does_not_wait_for_what_a_faulty_one_left_undone():
     faulty = "if (blockIdx.x == 0) { for (volatile int i = 0; i < 100000000; ++i) {} __trap(); }"
     launcher = build(program(f"{faulty} while (atomicAdd(out, 0.0f) == 0.0f) {{}}", "2, 1"))
-    launcher.threads, launcher.timeout = 2, 20
+    launcher.threads = 2
     start = time.monotonic()
     with pytest.raises(KernelError, match="block 0 executes __trap"):
         launch(launcher, torch.zeros(32))
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < launcher.timeout  # which would stop one that waits
 
 
 # ---- launches that CUDA refuses
@@ -472,7 +463,7 @@ def test_an_error_that_the_launcher_keeps_to_itself_is_in_the_way_of_a_trace(hos
     launch(launcher, torch.zeros(1))  # as silent as on a GPU
     out = torch.zeros(1)
     with pytest.raises(KernelError, match=r"CUDA error: invalid .*fa_launch said cudaSuccess: .* cudaGetLastError\(\)"):
-        launcher.trace(FaArgs(O=out.data_ptr()), {"O": out})
+        trace(launcher, out)
 
 
 def test_an_error_that_the_launcher_has_looked_at_is_its_own_affair():
@@ -488,8 +479,7 @@ HOST = {
     "division by zero": ("kernel<<<a.Nq / (a.D - 1), 32>>>(a); // here", "division by zero in the launcher: fa_launch divides an integer by zero"),
     "null pointer": ("kernel<<<*static_cast<const int*>(a.K), 32>>>(a); // here", "illegal address in the launcher: fa_launch touches the address 0x0"),
     "in the C library": ("memset(reinterpret_cast<void*>(64), 1, a.Nq);", "illegal address in the launcher"),
-    "exception": ("throw 3;", "abort in the launcher: fa_launch calls abort(), or throws an exception"),
-    "assertion": ("assert(a.Nq == 0); // here", "abort in the launcher"),
+    "abort by a signal": ("raise(SIGABRT);", "abort in the launcher: fa_launch comes to an abort() of the C or C++ library"),
     "array": ("int grid[2] = {}; grid[a.Nq / 16] = 1; kernel<<<grid[1], 32>>>(a); // here",
               "out of bounds in the launcher: fa_launch takes element 2 of an array of type int [2]"),
     "array, by a pointer": ("kernel<<<eight(), 32>>>(a);",
@@ -502,6 +492,7 @@ HOST = {
 def test_a_fault_of_the_launcher_is_a_finding(name):
     host, words = HOST[name]
     before = """
+    #include <signal.h>
     int deep(volatile int n) { return n < 0 ? 0 : deep(n + 1) + n; }
     __noinline__ int eight() { volatile int x[4], *p = x; while (p != x + 8) *p++ = 1; return x[0]; }
     """
@@ -527,14 +518,11 @@ def test_a_launcher_without_end_is_stopped():
 
 
 def test_ctrl_c_stops_a_launcher_without_end(capsys):
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     source = program("out[0] = 1;", launch=ENDLESS)
     launcher = build(source)
-    threading.Timer(0.3, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)).start()
-    start = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
+    launcher.compile()
+    with pytest.raises(KeyboardInterrupt), ctrl_c():
         launch(launcher, torch.zeros(32))
-    assert time.monotonic() - start < 3
     assert f"{FILE}:{line_of(source)}: stopped in the launcher" in capsys.readouterr().out
     assert run("out[threadIdx.x] = 7;").tolist() == [7.0] * 32
 
@@ -567,7 +555,7 @@ def test_what_was_printed_before_a_fault_is_shown(capfd):
 def test_compile_error_names_the_readers_line():
     source = program("out[0] = 1;\nflaot x = 2; // here")
     with pytest.raises(CompileError, match=rf"{FILE}:{line_of(source)}:\d+: error: .*flaot"):
-        build(source)
+        build(source).compile()
 
 
 def test_a_header_that_is_not_there_is_told_from_those_that_are():
@@ -575,13 +563,13 @@ def test_a_header_that_is_not_there_is_told_from_those_that_are():
         CompileError,
         match=r"reader.cu:4:10: fatal error: .*cub/cub.cuh.*\n(.*\n)*of CUDA's own headers the emulator has .*<cuda_fp16.h>",
     ):
-        build(program("out[0] = 1;", before="#include <cub/cub.cuh>"))
+        build(program("out[0] = 1;", before="#include <cub/cub.cuh>")).compile()
 
 
 def test_untranslatable_source_is_a_compile_error_with_its_line():
     source = program("__shared__ float x = 3; // here")
     with pytest.raises(CompileError, match=f"{FILE}:{line_of(source)}: __shared__ variables can't be initialised"):
-        build(source)
+        build(source).compile()
 
 
 def test_a_fault_outside_of_kernels_is_left_to_others():
@@ -591,6 +579,7 @@ sys.path += [{str(FOLDER)!r}, {str(FOLDER.parent / "tools")!r}]
 import emulated
 good, endless = (emulated.build(emulated.program(body)) for body in ("out[0] = 1;", "while (true) {{}}"))
 emulated.launch(good, torch.zeros(1))
+endless.compile()
 if sys.argv[1] == "during":
     threading.Thread(target=emulated.launch, args=(endless, torch.zeros(1)), daemon=True).start()
     import time; time.sleep(0.5)
@@ -598,4 +587,4 @@ ctypes.string_at(8)
 """
     for when in ("after", "during"):
         command = [sys.executable, "-c", program, when]
-        assert subprocess.run(command, timeout=60, cwd=FOLDER.parents[1]).returncode == -signal.SIGSEGV
+        assert subprocess.run(command, timeout=600, cwd=FOLDER.parents[1]).returncode == -signal.SIGSEGV

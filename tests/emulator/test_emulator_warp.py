@@ -1,10 +1,114 @@
 """Warp instructions, barriers, shared memory and atomics: what each thread gets, worked out by hand."""
 
+from functools import cache
+
+import pytest
 import torch
-from emulated import build, launch, program, run
+from emulated import build, launch, program, programs, run
+
+from helpers.emulator import Launcher
 
 LANE = torch.arange(32)
 FULL = "0xffffffffu"
+
+
+# Of each a body, the launch, and what the kernel writes. All stand in one program.
+CASES = {
+    "shuffle index wraps around": (
+        f"out[threadIdx.x] = __shfl_sync({FULL}, threadIdx.x, 35) + 100 * __shfl_sync({FULL}, threadIdx.x, -1);",
+        "1, 32", [3103] * 32,
+    ),
+    "butterfly sum of a warp": (
+        f"float s = threadIdx.x; for (int d = 16; d; d /= 2) s += __shfl_xor_sync({FULL}, s, d); out[threadIdx.x] = s;",
+        "1, 32", [31 * 16] * 32,
+    ),
+    "shuffles move up to eight bytes": (
+        f"""const int t = threadIdx.x;
+    out[t] = __shfl_down_sync({FULL}, double(t), 1) + __shfl_down_sync({FULL}, (long long)t << 33, 1) / (1ll << 33)
+        + __high2float(__shfl_down_sync({FULL}, __floats2half2_rn(0, t), 1));""",
+        "1, 32", [*range(3, 96, 3), 93],
+    ),
+    "votes": (
+        f"""const bool odd = threadIdx.x % 2;
+    out[threadIdx.x] = (__ballot_sync({FULL}, odd) == 0xaaaaaaaau) + 10 * __any_sync({FULL}, odd) + 100 * __all_sync({FULL}, odd)
+        + 1000 * __all_sync({FULL}, threadIdx.x < 32) + 10000 * __any_sync({FULL}, 0) + 100000 * __uni_sync({FULL}, 0);""",
+        "1, 32", [101011] * 32,
+    ),
+    "match and reduce": (
+        f"""const int t = threadIdx.x; int all;
+    bool ok = __match_any_sync({FULL}, t / 8) == 0xffu << t / 8 * 8;
+    ok &= __match_all_sync({FULL}, 5, &all) == {FULL} && all;
+    ok &= __match_all_sync({FULL}, t, &all) == 0 && !all;
+    ok &= __reduce_add_sync({FULL}, t) == 496 && __reduce_add_sync({FULL}, unsigned(t)) == 496u;
+    ok &= __reduce_min_sync({FULL}, t - 5) == -5 && __reduce_max_sync({FULL}, t - 5) == 26;
+    ok &= __reduce_min_sync({FULL}, unsigned(t - 5)) == 0u && __reduce_max_sync({FULL}, unsigned(t - 5)) == 0xffffffffu;
+    ok &= __reduce_and_sync({FULL}, t | 64u) == 64u && __reduce_or_sync({FULL}, unsigned(t)) == 31u;
+    ok &= __reduce_xor_sync({FULL}, 1u << t) == {FULL};
+    out[t] = ok;""",
+        "1, 32", [1.0] * 32,
+    ),
+    "halves of a diverged warp shuffle by themselves": (
+        """const int t = threadIdx.x; int v;
+    if (t < 16) v = __shfl_sync(0x0000ffffu, t, 3); else v = __shfl_sync(0xffff0000u, t, 20);
+    out[t] = v;""",
+        "1, 32", [3] * 16 + [20] * 16,
+    ),
+    "lanes that returned are not waited for": (
+        f"if (threadIdx.x >= 8) return; out[threadIdx.x] = __reduce_add_sync({FULL}, 1u);",
+        "1, 32", [8.0] * 8,
+    ),
+    "the active mask while others wait for its lanes": (
+        """__shared__ volatile int flag; const int t = threadIdx.x; if (t == 0) flag = 0; __syncthreads();
+    if (t == 5) { const unsigned m = __activemask(); __threadfence_block(); flag = m; } else while (flag == 0) {}
+    out[t] = flag;""",
+        "1, 64", [32] * 64,
+    ),
+    "a last warp that is not full": (
+        f"const unsigned b = __ballot_sync({FULL}, 1); out[threadIdx.x] = __popc(b);",
+        "1, 40", [32] * 32 + [8] * 8,
+    ),
+    "syncwarp separates a store from a load": (
+        """__shared__ int x[32]; x[threadIdx.x] = threadIdx.x; __syncwarp(); out[threadIdx.x] = x[31 - threadIdx.x];""",
+        "1, 32", list(range(31, -1, -1)),
+    ),
+    "barriers that vote": (
+        """const int t = threadIdx.x;
+    out[t] = __syncthreads_count(t % 3 == 0 ? 7 : 0) + 1000 * __syncthreads_and(t < 96) + 10000 * __syncthreads_and(t > 0)
+        + 100000 * __syncthreads_or(t == 5) + 1000000 * __syncthreads_or(t == 500);""",
+        "1, 96", [101032] * 96,
+    ),
+    "dynamic shared memory is aligned and the blocks own": (
+        """extern __shared__ __align__(1024) unsigned char smem[];
+    float* x = reinterpret_cast<float*>(smem);
+    x[threadIdx.x] = blockIdx.x; __syncthreads();
+    if (threadIdx.x == 0) out[blockIdx.x] = x[63] + 100 * (__cvta_generic_to_shared(smem) % 1024 == 0);""",
+        "50, 64, 256", [100 + b for b in range(50)],
+    ),
+    "a spinning thread lets the others run": (
+        """__shared__ volatile int flag; if (threadIdx.x == 0) flag = 0; __syncthreads();
+    if (threadIdx.x == 0) { while (flag == 0) {} out[0] = flag; } else if (threadIdx.x == 40) flag = 3;""",
+        "1, 64", [3],
+    ),
+    "a lock made of atomics": (
+        """__shared__ int lock, count; if (threadIdx.x == 0) lock = count = 0; __syncthreads();
+    while (atomicCAS(&lock, 0, 1) != 0) {}
+    count = count + 1; __threadfence(); atomicExch(&lock, 0);
+    __syncthreads(); if (threadIdx.x == 0) out[0] = count;""",
+        "1, 128", [128],
+    ),
+}  # fmt: skip
+
+
+@cache
+def all_cases() -> Launcher:
+    return build(programs([(body, shape) for body, shape, _ in CASES.values()]))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_thread_gets(name):
+    wanted = CASES[name][2]
+    out = torch.full((len(wanted),), float("nan"))
+    assert launch(all_cases(), out, H=list(CASES).index(name)).tolist() == wanted
 
 
 def test_shuffles_of_every_width():
@@ -25,58 +129,6 @@ def test_shuffles_of_every_width():
     assert torch.equal(run(body, 32 * len(calls)).int().view(-1, 32), torch.stack(wanted).int() + 100)
 
 
-def test_shuffle_index_wraps_around():
-    body = f"out[threadIdx.x] = __shfl_sync({FULL}, threadIdx.x, 35) + 100 * __shfl_sync({FULL}, threadIdx.x, -1);"
-    assert run(body).int().tolist() == [3103] * 32
-
-
-def test_butterfly_sum_of_a_warp():
-    body = (
-        f"float s = threadIdx.x; for (int d = 16; d; d /= 2) s += __shfl_xor_sync({FULL}, s, d); out[threadIdx.x] = s;"
-    )
-    assert run(body).tolist() == [31 * 16] * 32
-
-
-def test_shuffles_move_up_to_eight_bytes():
-    body = f"""const int t = threadIdx.x;
-    out[t] = __shfl_down_sync({FULL}, double(t), 1) + __shfl_down_sync({FULL}, (long long)t << 33, 1) / (1ll << 33)
-        + __high2float(__shfl_down_sync({FULL}, __floats2half2_rn(0, t), 1));"""
-    assert run(body).int().tolist() == [*range(3, 96, 3), 93]
-
-
-def test_votes():
-    body = f"""const bool odd = threadIdx.x % 2;
-    out[threadIdx.x] = (__ballot_sync({FULL}, odd) == 0xaaaaaaaau) + 10 * __any_sync({FULL}, odd) + 100 * __all_sync({FULL}, odd)
-        + 1000 * __all_sync({FULL}, threadIdx.x < 32) + 10000 * __any_sync({FULL}, 0) + 100000 * __uni_sync({FULL}, 0);"""
-    assert run(body).int().tolist() == [101011] * 32
-
-
-def test_match_and_reduce():
-    body = f"""const int t = threadIdx.x; int all;
-    bool ok = __match_any_sync({FULL}, t / 8) == 0xffu << t / 8 * 8;
-    ok &= __match_all_sync({FULL}, 5, &all) == {FULL} && all;
-    ok &= __match_all_sync({FULL}, t, &all) == 0 && !all;
-    ok &= __reduce_add_sync({FULL}, t) == 496 && __reduce_add_sync({FULL}, unsigned(t)) == 496u;
-    ok &= __reduce_min_sync({FULL}, t - 5) == -5 && __reduce_max_sync({FULL}, t - 5) == 26;
-    ok &= __reduce_min_sync({FULL}, unsigned(t - 5)) == 0u && __reduce_max_sync({FULL}, unsigned(t - 5)) == 0xffffffffu;
-    ok &= __reduce_and_sync({FULL}, t | 64u) == 64u && __reduce_or_sync({FULL}, unsigned(t)) == 31u;
-    ok &= __reduce_xor_sync({FULL}, 1u << t) == {FULL};
-    out[t] = ok;"""
-    assert run(body).tolist() == [1.0] * 32
-
-
-def test_halves_of_a_diverged_warp_shuffle_by_themselves():
-    body = """const int t = threadIdx.x; int v;
-    if (t < 16) v = __shfl_sync(0x0000ffffu, t, 3); else v = __shfl_sync(0xffff0000u, t, 20);
-    out[t] = v;"""
-    assert run(body).int().tolist() == [3] * 16 + [20] * 16
-
-
-def test_lanes_that_returned_are_not_waited_for():
-    body = f"if (threadIdx.x >= 8) return; out[threadIdx.x] = __reduce_add_sync({FULL}, 1u);"
-    assert run(body, 8).tolist() == [8.0] * 8
-
-
 def test_active_mask_of_a_whole_warp():
     assert run("__syncwarp(); out[threadIdx.x] = __activemask() == 0xffffffffu; __syncwarp();").tolist() == [1.0] * 32
 
@@ -91,25 +143,6 @@ def test_the_active_mask_has_the_lanes_that_come_to_it_together():
     assert run(loop).int().tolist() == [0, 24, 24 + 16, 24 + 16 + 8] * 8
     ptx = 'unsigned m = 0; if (threadIdx.x < 5) asm volatile("activemask.b32 %0;" : "=r"(m)); out[threadIdx.x] = m;'
     assert run(ptx).int().tolist() == [31] * 5 + [0] * 27
-
-
-def test_the_active_mask_while_others_wait_for_its_lanes():
-    body = """__shared__ volatile int flag; const int t = threadIdx.x; if (t == 0) flag = 0; __syncthreads();
-    if (t == 5) { const unsigned m = __activemask(); __threadfence_block(); flag = m; } else while (flag == 0) {}
-    out[t] = flag;"""
-    assert run(body, 64, shape="1, 64").int().tolist() == [32] * 64
-
-
-def test_a_last_warp_that_is_not_full():
-    body = f"const unsigned b = __ballot_sync({FULL}, 1); out[threadIdx.x] = __popc(b);"
-    assert run(body, 40, shape="1, 40").int().tolist() == [32] * 32 + [8] * 8
-
-
-def test_syncwarp_separates_a_store_from_a_load():
-    body = (
-        """__shared__ int x[32]; x[threadIdx.x] = threadIdx.x; __syncwarp(); out[threadIdx.x] = x[31 - threadIdx.x];"""
-    )
-    assert run(body).int().tolist() == list(range(31, -1, -1))
 
 
 def test_barrier_separates_stores_from_loads_of_the_whole_block():
@@ -127,41 +160,12 @@ def test_barrier_separates_stores_from_loads_of_the_whole_block():
     assert torch.equal(run(body, 1024, shape="1, 1024"), (1023 - t + 4 + (t + 512) % 1024 + 4).float())
 
 
-def test_barriers_that_vote():
-    body = """const int t = threadIdx.x;
-    out[t] = __syncthreads_count(t % 3 == 0 ? 7 : 0) + 1000 * __syncthreads_and(t < 96) + 10000 * __syncthreads_and(t > 0)
-        + 100000 * __syncthreads_or(t == 5) + 1000000 * __syncthreads_or(t == 500);"""
-    assert run(body, 96, shape="1, 96").int().tolist() == [101032] * 96
-
-
-def test_dynamic_shared_memory_is_aligned_and_the_blocks_own():
-    body = """extern __shared__ __align__(1024) unsigned char smem[];
-    float* x = reinterpret_cast<float*>(smem);
-    x[threadIdx.x] = blockIdx.x; __syncthreads();
-    if (threadIdx.x == 0) out[blockIdx.x] = x[63] + 100 * (__cvta_generic_to_shared(smem) % 1024 == 0);"""
-    assert run(body, 50, shape="50, 64, 256").int().tolist() == [100 + b for b in range(50)]
-
-
 def test_shared_declarations_of_template_instances_and_scopes_are_distinct():
     before = """template <int i> __device__ float* scratch() { __shared__ float x[4]; return x; }"""
     body = """{ __shared__ int y; if (threadIdx.x == 0) y = 1; } { __shared__ int y; if (threadIdx.x == 0) y = 2; }
     scratch<1>()[0] = 5; scratch<2>()[0] = 7;
     out[threadIdx.x] = scratch<1>()[0] + 10 * scratch<2>()[0];"""
     assert run(body, 1, shape="1, 1", before=before).tolist() == [75]
-
-
-def test_a_spinning_thread_lets_the_others_run():
-    body = """__shared__ volatile int flag; if (threadIdx.x == 0) flag = 0; __syncthreads();
-    if (threadIdx.x == 0) { while (flag == 0) {} out[0] = flag; } else if (threadIdx.x == 40) flag = 3;"""
-    assert run(body, 1, shape="1, 64").tolist() == [3]
-
-
-def test_a_lock_made_of_atomics():
-    body = """__shared__ int lock, count; if (threadIdx.x == 0) lock = count = 0; __syncthreads();
-    while (atomicCAS(&lock, 0, 1) != 0) {}
-    count = count + 1; __threadfence(); atomicExch(&lock, 0);
-    __syncthreads(); if (threadIdx.x == 0) out[0] = count;"""
-    assert run(body, 1, shape="1, 128").tolist() == [128]
 
 
 ATOMICS = {

@@ -7,8 +7,8 @@ from functools import cache
 
 import pytest
 import torch
-from emulated import FILE, build, line_of
-from tma import launch, program, trace
+from emulated import FILE, build, launch, line_of, trace
+from tma import program
 
 from helpers import KernelError
 

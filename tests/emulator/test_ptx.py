@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import itertools
 from functools import cache
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -29,13 +28,7 @@ USUAL = """
 """
 
 
-@cache
-def built(source: str, device: str):
-    if device == "cpu":
-        return build(source)
-    from helpers.toolchain import nvcc as jit
-
-    return jit.load(SimpleNamespace(stem="ptx", path=FILE), source)
+built = cache(build)
 
 
 def launch_on(device: str, source: str, words: int, H: int = 1, **arrays: np.ndarray) -> np.ndarray:
@@ -1156,7 +1149,7 @@ def test_what_is_no_ptx_is_refused_in_words(text):
 def test_operands_of_the_wrong_type_do_not_compile(statement, words):
     source = program(f"{USUAL} uint32_t r = 0;\n{statement}\no[t] = r;")
     with pytest.raises(CompileError, match=words) as caught:
-        build(source)
+        build(source).compile()
     assert f"{FILE}:{line_of(source)}" in str(caught.value)
 
 

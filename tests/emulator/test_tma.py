@@ -8,8 +8,8 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from emulated import build, line_of
-from tma import box_of, launch, of_map, program, swizzled, trace
+from emulated import build, launch, line_of, trace
+from tma import box_of, of_map, program, swizzled
 
 from helpers import KernelError
 

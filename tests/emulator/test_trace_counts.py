@@ -19,8 +19,7 @@ def kernel() -> Kernel:
 
 
 def trace(kernel: Kernel, micro: Micro) -> Trace:
-    call = prepare(kernel.rung, "cpu", inputs(), scale=float(MICROS.index(micro)))
-    return kernel.launcher.trace(call.args, call.tensors)
+    return kernel.launcher.trace(prepare(kernel.rung, "cpu", inputs(), scale=float(MICROS.index(micro))))
 
 
 def found(traced: Trace, marks: dict[int, int]) -> list[Count]:

@@ -15,7 +15,7 @@ from helpers import rung, rungs
 from helpers import sanitize as sanitizing
 from helpers.evidence.mutants import Mutant
 from helpers.evidence.sanitizer_words import CLEAN
-from helpers.ladder.contract import FaArgs
+from helpers.ladder.contract import Call, FaArgs
 from helpers.run.kernel import cuda_refusal
 
 ROOT = Path(__file__).parents[2]
@@ -27,8 +27,8 @@ CALLS = """
 import sys
 import torch
 from helpers import load, rung, rungs
-from helpers.kernel import cuda_refusal
-from helpers.reference import cases, random_inputs
+from helpers.run.kernel import cuda_refusal
+from helpers.run.reference import cases, random_inputs
 torch.manual_seed(0)
 for r in rungs():
     if cuda_refusal(r):
@@ -105,7 +105,7 @@ def test_the_emulator_tells_right_releases_from_wrong_ones(how):
     number, right, _ = RELEASES[how]
     Q, O = torch.arange(float(Nq * D)).view(Nq, D), torch.empty(D)  # noqa: E741
     args = FaArgs(B=1, H=number, Nq=Nq, Nk=1, D=D, scale=1.0, Q=Q.data_ptr(), O=O.data_ptr())
-    found = build(SOURCE).trace(args, {"Q": Q, "O": O}).findings
+    found = build(SOURCE).trace(Call(args, {"Q": Q}, {"O": O})).findings
     assert torch.equal(O, Q.sum(0).roll(-1)) and [f.kind for f in found] == ([] if right else ["race"])
 
 

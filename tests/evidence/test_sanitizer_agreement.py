@@ -53,8 +53,12 @@ def require_explanations(agreed: pd.DataFrame) -> None:
 
 
 def test_the_record_is_of_the_rungs_as_they_are():
-    assert len(WRONG) >= 700, "rungs have changed: run `python -m helpers.sanitize` on a GPU, then with --xray"
-    assert len(RECORD) == len(sanitize.recorded()), "the X-ray has yet to look: `python -m helpers.sanitize --xray`"
+    assert len(WRONG) >= 700, (
+        "rungs have changed: run `python -m helpers record sanitizer` on a GPU, then `record xray-of-mutants`"
+    )
+    assert len(RECORD) == len(sanitize.recorded()), (
+        "the X-ray has yet to look: `python -m helpers record xray-of-mutants`"
+    )
     assert f"{len(WRONG)} broken variants" in " ".join((record.DATA.parent / "README.md").read_text().split())
 
 
@@ -83,8 +87,8 @@ def test_what_33_adds_up_has_been_written():
     [inputs] = MUTANTS["33.original"].inputs()
     for fill in (math.nan, 0.0):
         call = prepare(kernel.rung, "cpu", inputs, causal=True)
-        assert call.tensors["dK_dV"].fill_(fill).shape == (1, 2, 150, 64)
-        kernel.launcher.launch(call.args, call.tensors)
+        assert call.workspace["dK_dV"].fill_(fill).shape == (1, 2, 150, 64)
+        kernel.launcher.launch(call)
         found.append(call.results[1:])
     for with_nan, with_zeros in zip(*found):
         assert with_nan.isfinite().all() and torch.equal(with_nan, with_zeros)

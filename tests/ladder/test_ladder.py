@@ -1,11 +1,13 @@
 """The rungs: found by glob, described by their header blocks."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from helpers import rung, rungs
 from helpers.ladder import rung as ladder
+from helpers.ladder.paths import KERNELS
 
 BLOCK = "// mine: a title\n//\n// idea:      one\n//            two\n// op:        softmax\n// dtypes:    fp16, bf16\n"
 BLOCK += "// D:         64, 128\n// workspace: m (B,H,Nq) fp32; S (rows,N) fp32\n// arch:      sm_80\n"
@@ -48,9 +50,64 @@ def test_a_wrong_block_is_refused_by_name(old, new, words):
         ladder.parse(BLOCK.replace(old, new), Path("mine.cu"), strict=True)
 
 
-def test_an_unknown_rung_names_the_rungs():
-    with pytest.raises(ValueError, match="no kernel '99_none'; the rungs are 01_naive, "):
-        rung("99_none")
+@pytest.mark.parametrize(
+    ("which", "stem"),
+    [
+        ("04_fa2_fp32", "04_fa2_fp32"),
+        ("04", "04_fa2_fp32"),
+        ("fa2_fp32", "04_fa2_fp32"),
+        ("ping_pong", "32_ping_pong"),
+        ("swizzled", "11_swizzled"),
+        ("32", "32_ping_pong"),  # and not 03_fa1_fp32: what it begins with comes first
+        ("Swizzled", "11_swizzled"),
+    ],
+)
+def test_a_part_that_fits_one_rung_names_it(which, stem):
+    assert rung(which) == rung(rung(which)) == rung(KERNELS / f"{stem}.cu")
+
+
+def test_a_whole_stem_is_no_part_of_another(tmp_path, monkeypatch):
+    for stem in ("40_mine", "40_mine_too"):
+        (tmp_path / f"{stem}.cu").write_text(BLOCK.replace("mine", stem))
+    monkeypatch.setattr(ladder, "KERNELS", tmp_path)
+    assert rung("40_mine").stem == "40_mine"
+
+
+@pytest.mark.parametrize(
+    ("which", "words"),
+    [
+        ("fa2", "'fa2' fits 04_fa2_fp32 and 10_fa2_mma_fp16: name one of them"),
+        ("3", "'3' fits 30_tma_wgmma, 31_warp_specialized, 32_ping_pong and 33_backward_wgmma: name one of them"),
+        ("04_fa2_f32", "no kernel '04_fa2_f32'; did you mean 04_fa2_fp32 or 03_fa1_fp32?"),
+        ("pingpong", "no kernel 'pingpong'; did you mean 32_ping_pong?"),
+        ("warp_specialised", "no kernel 'warp_specialised'; did you mean 31_warp_specialized?"),
+        ("99_none", "no kernel '99_none'; rungs() lists those of the ladder"),
+        ("", "no kernel ''; rungs() lists those of the ladder"),
+        ("minr.cu", "there is no file 'minr.cu'; did you mean mine.cu?"),
+        (Path("other/03_fa1_fp32"), "there is no file 'other/03_fa1_fp32'; did you mean 03_fa1_fp32 or 04_fa2_fp32?"),
+        (4, "a kernel is a stem, the path or the text of a .cu, a Rung or a Kernel; this is a int"),
+    ],
+)
+def test_a_name_that_fits_none_or_several_is_one_short_sentence(which, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.cu").write_text(BLOCK)
+    with pytest.raises(ValueError) as caught:
+        rung(which)
+    assert str(caught.value) == words
+
+
+def test_a_text_is_one_of_more_than_one_line():
+    assert (rung(BLOCK).title, rung(BLOCK).path, rung(BLOCK).file) == ("a title", Path("cell"), None)
+
+
+def test_a_rung_knows_whether_it_is_its_files_text(tmp_path):
+    path = tmp_path / "mine.cu"
+    path.write_text(BLOCK)
+    made = rung(path)
+    assert made.file == path
+    assert replace(made, source=BLOCK + "int x;\n").file is None
+    path.write_text(BLOCK + "int x;\n")
+    assert made.file is None and rung(path).file == path
 
 
 def test_a_path_is_as_good_as_a_stem(tmp_path):

@@ -1,7 +1,8 @@
 """The notebooks: in step with their texts, built as promised, and executed from the first cell to the last.
 
 Executing is the slow part; it is marked `notebooks`, so `pytest -m notebooks` runs it alone and `-m "not notebooks"`
-leaves it out. Two notebooks run at a time.
+leaves it out. A notebook is executed if something that it reads has changed since it last was (tools/executed.py), and so
+are a few of the others; `--all` executes all, `--record` those that have changed, and keeps a record of it.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ import re
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
-import jupytext
+import executed
 import nbformat
 import pandas as pd
 import pytest
@@ -23,7 +24,7 @@ from nbclient.exceptions import CellExecutionError
 
 from helpers import record, show
 from helpers.ladder import rung as ladder
-from helpers.lessons import execute
+from helpers.lessons import execute, pairs
 
 FOLDER = execute.NOTEBOOKS
 STEMS = sorted(path.stem for path in FOLDER.glob("[0-9][0-9]_*.ipynb"))
@@ -101,18 +102,14 @@ def run(notebook: nbformat.NotebookNode, path: Path) -> nbformat.NotebookNode:
     return execute.execute(path)
 
 
-def solve_and_run(stem: str, folder: Path) -> nbformat.NotebookNode:
-    return run(with_solutions(read(stem)), folder / f"{stem}.ipynb")
-
-
 # In step
 
 
 @every
 def test_text_and_notebook_hold_the_same_cells(stem):
-    text = jupytext.read(FOLDER / "src" / f"{stem}.py")
-    pairs = [[(cell.cell_type, cell.source) for cell in notebook.cells] for notebook in (text, read(stem))]
-    assert pairs[0] == pairs[1], f"run: jupytext --sync notebooks/src/{stem}.py"
+    text = pairs.cells((FOLDER / "src" / f"{stem}.py").read_text())
+    written, saved = ([(cell.cell_type, cell.source) for cell in cells] for cells in (text, read(stem).cells))
+    assert written == saved, f"run: python -m helpers notebooks {stem} --from-text"
 
 
 def test_each_text_has_its_notebook():
@@ -184,29 +181,29 @@ def test_no_path_of_a_machine(stem):
 # Executed
 
 
-@pytest.fixture(scope="module")
-def executions(request, tmp_path_factory):
-    """The notebooks that are asked for, each with its solutions appended, executing two at a time: stem -> future."""
-    folder = tmp_path_factory.mktemp("notebooks")
-    asked = [i.callspec.params["stem"] for i in request.session.items if getattr(i, "originalname", "") == EXECUTES]
-    pool = ThreadPoolExecutor(2)
-    yield {stem: pool.submit(solve_and_run, stem, folder) for stem in asked}
-    pool.shutdown(cancel_futures=True)
-
-
-EXECUTES = "test_executes_and_its_solutions_solve"
+@cache
+def unchanged() -> list[str]:
+    """The notebooks of which nothing that they read has changed since they were executed."""
+    return [stem for stem in STEMS if executed.unchanged(stem, with_solutions(read(stem)))]
 
 
 @pytest.mark.notebooks
 @every
-def test_executes_and_its_solutions_solve(stem, executions):
-    executed = executions[stem].result()
-    outputs = [printed(cell) for cell in executed.cells if cell.cell_type == "code"]
+def test_executes_and_its_solutions_solve(stem, tmp_path, request):
+    asked, whole = request.config.option, with_solutions(read(stem))
+    again = [] if asked.record else executed.drawn(unchanged(), asked.seed)
+    if stem in unchanged() and stem not in again and not asked.all:
+        pytest.skip("nothing that it reads has changed since it was executed")
+    done = run(executed.watched(whole), tmp_path / f"{stem}.ipynb")
+    reads = executed.told(done)
+    outputs = [printed(cell) for cell in done.cells if cell.cell_type == "code"]
     for output in outputs:
         assert not MACHINE_PATH.search(output), output
     for number in exercises(read(stem)):
         verdicts = re.findall(rf"Exercise {re.escape(number)}: (solved|not solved yet)", "\n".join(outputs))
         assert verdicts == ["not solved yet", "solved"], f"exercise {number}: {verdicts}"
+    if asked.record:
+        executed.keep(stem, whole, reads)
 
 
 @pytest.mark.notebooks
@@ -228,11 +225,11 @@ def test_a_new_rung_stands_in_the_last_notebook_by_itself(tmp_path):
     cells[0].source += f"\nassert scoreboard.__file__.startswith({str(tmp_path)!r})"
     nbformat.write(nbformat.v4.new_notebook(cells=cells[:upto]), tmp_path / "notebooks" / "99_the_ladder.ipynb")
     done = subprocess.run(
-        [sys.executable, "-m", "helpers.lessons.execute", "99_the_ladder"], cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, "-m", "helpers", "notebooks", "99_the_ladder"], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout[-2000:]
-    executed = nbformat.read(tmp_path / "build" / "notebooks" / "99_the_ladder.ipynb", as_version=4)
-    shown = [text for cell in executed.cells if stem in (text := printed(cell))]
+    last = nbformat.read(tmp_path / "build" / "notebooks" / "99_the_ladder.ipynb", as_version=4)
+    shown = [text for cell in last.cells if stem in (text := printed(cell))]
     assert len(shown) >= 5  # the ratios by dtype, the costs, the steps, the public kernels, the log
     assert any("0.41" in text for text in shown)  # 123 / 300
 
@@ -251,11 +248,66 @@ def answer(solution: str) -> nbformat.NotebookNode:
     return small(("markdown", folded), ("code", "# Exercise 9.1\nx = ..."), ("code", check))
 
 
+def test_what_a_notebook_reads_is_known(tmp_path):
+    """Modules, kernels, headers, the emulator's sources, records; and all of helpers/ of a program that it starts."""
+    cells = [
+        "from helpers import load, record\nload('01_naive', device='cpu', quiet=True)\nx = record.load('01_naive', device='nvidia-h200')",
+        "len(open('/etc/hostname').read())",
+    ]
+    notebook = small(*(("code", cell) for cell in cells))
+    done = run(executed.watched(notebook), tmp_path / "small.ipynb")
+    reads = executed.told(done)
+    assert [cell.source for cell in done.cells] == cells
+    assert {
+        "helpers/__init__.py",
+        "helpers/run/kernel.py",
+        "helpers/emulator/runtime/emulator.cpp",
+        "helpers/emulator/include/cuda_fp16.h",
+        "kernels/01_naive.cu",
+        "kernels/include/fa/args.cuh",
+        "data/nvidia-h200/01_naive.forward.csv",
+    } <= set(reads)
+    assert not {"helpers/lessons/museum.py", "kernels/13_tuned.cu"} & set(reads)
+    starts = small(("code", "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import helpers'])"))
+    assert "helpers/lessons/museum.py" in executed.told(run(executed.watched(starts), tmp_path / "small.ipynb"))
+
+
+@pytest.mark.parametrize(
+    ("changed", "runs"),
+    [
+        ("", False),
+        ("helpers/read.py", True),
+        ("helpers/other.py", False),
+        ("data/new.csv", True),
+        ("kernels/gone.cu", True),
+    ],
+)
+def test_a_notebook_runs_again_when_what_it_reads_has_changed(changed, runs, tmp_path):
+    notebook, reads = answer("x = 42"), ["helpers/read.py"]
+    for path in ("helpers/read.py", "helpers/other.py", "kernels/gone.cu", "data/there.csv"):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(path)
+    assert not executed.unchanged("small", notebook, tmp_path, tmp_path)  # never executed
+    (tmp_path / "small.txt").write_text("\n".join([executed.digest(notebook, reads, tmp_path), *reads, ""]))
+    if changed == "kernels/gone.cu":
+        (tmp_path / changed).unlink()
+    elif changed:
+        (tmp_path / changed).write_text("changed")
+    assert executed.unchanged("small", notebook, tmp_path, tmp_path) is not runs
+    assert not executed.unchanged("small", answer("x = 43"), tmp_path, tmp_path)  # its own cells
+
+
+def test_every_commit_draws_its_own_share():
+    shares = [executed.drawn(STEMS, f"commit {n}", 3) for n in range(100)]
+    assert all(len(share) == 3 for share in shares) and {stem for share in shares for stem in share} == set(STEMS)
+    assert executed.drawn(STEMS, "commit 5", 3) == shares[5] != shares[6]
+
+
 @pytest.mark.parametrize("solution, verdict", [("x = 42", "solved"), ("x = 54", "not solved yet")])
 def test_a_wrong_solution_is_seen(solution, verdict, tmp_path):
-    executed = run(with_solutions(answer(solution)), tmp_path / "small.ipynb")
-    assert printed(executed.cells[2]).startswith("Exercise 9.1: not solved yet")
-    assert printed(executed.cells[-1]).startswith(f"Exercise 9.1: {verdict}")
+    done = run(with_solutions(answer(solution)), tmp_path / "small.ipynb")
+    assert printed(done.cells[2]).startswith("Exercise 9.1: not solved yet")
+    assert printed(done.cells[-1]).startswith(f"Exercise 9.1: {verdict}")
 
 
 def test_a_cell_that_raises_is_seen(tmp_path):
@@ -275,8 +327,6 @@ def test_a_folded_solution_stays_folded_in_html(tmp_path):
     assert "<pre>" in folded and "42" in folded
 
 
-def test_a_notebook_that_is_not_there_is_refused_by_name(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["execute", "01_naive", "77_none"])
-    with pytest.raises(SystemExit, match="2"):
-        execute.main()
-    assert "no notebook 77_none; there are 00_start_here, 01_naive, " in capsys.readouterr().err
+def test_a_notebook_that_is_not_there_is_refused_by_name():
+    with pytest.raises(ValueError, match="no notebook 77_none; there are 00_start_here, 01_naive, "):
+        execute.execute_all(["01_naive", "77_none"])

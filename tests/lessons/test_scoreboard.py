@@ -9,7 +9,7 @@ import pytest
 import sixteen
 import torch
 
-from helpers import bench, load, plot, record, scoreboard
+from helpers import load, plot, record, scoreboard, workloads
 from helpers.ladder import rung as ladder
 from helpers.record import SHAPE
 
@@ -150,13 +150,11 @@ def test_the_reader_s_kernel_is_timed_beside_flash(root, monkeypatch):
         ms = {"yours": 4.0, "SDPA FLASH": 1.0}
         return pd.DataFrame([(n, r, ms[n]) for n in callables for r in range(3)], columns=["name", "round", "ms"])
 
-    monkeypatch.setattr(bench, "measure", measure)
-    monkeypatch.setattr(bench, "DEVICE", "cpu")
-    monkeypatch.setattr(bench, "TOKENS", 16384)
-    monkeypatch.setattr(bench, "_refusal", lambda call, *x: "D = 128 is too much" if x[0].shape[-1] == 128 else None)
-    monkeypatch.setattr(bench, "peers", lambda *x, without: {"SDPA FLASH": len} if "SDPA CUDNN" in without else {})
+    monkeypatch.setattr(workloads, "measure", measure)
+    monkeypatch.setattr(workloads, "refusal", lambda call, *x: "D = 128 is too much" if x[0].shape[-1] == 128 else None)
+    monkeypatch.setattr(workloads, "peers", lambda *x, without: {"SDPA FLASH": len} if "SDPA CUDNN" in without else {})
     monkeypatch.setattr(
-        bench, "_inputs", lambda op, shape, dtype: [torch.empty(*shape[:2], shape[2], shape[4]).half()] * 3
+        workloads, "inputs", lambda op, shape, dtype: [torch.empty(*shape[:2], shape[2], shape[4]).half()] * 3
     )
 
     class Mine:
@@ -167,7 +165,7 @@ def test_the_reader_s_kernel_is_timed_beside_flash(root, monkeypatch):
     assert {shape[2] for _, _, shape in asked} == {1024, 2048, 4096, 8192, 16384}
     assert table[["name", "kind", "dtype", "D"]].values.tolist() == [["yours", "yours", "fp16", 64]]
     assert table["to_flash"].item() == pytest.approx(0.25)
-    monkeypatch.setattr(bench, "_refusal", lambda *_: "no GPU like this")
+    monkeypatch.setattr(workloads, "refusal", lambda *_: "no GPU like this")
     with pytest.raises(RuntimeError, match="yours takes no shape of the headline workload: no GPU like this"):
         scoreboard.place(Mine())
 
@@ -193,7 +191,7 @@ def test_x_rays_side_by_side(root):
 
 @pytest.mark.gpu
 def test_a_kernel_is_placed_on_this_gpu(monkeypatch):
-    monkeypatch.setattr(bench, "LENGTHS", (512, 4096))
+    monkeypatch.setattr(workloads, "LENGTHS", (512, 4096))
     table = scoreboard.place(load("04_fa2_fp32", device="cuda", quiet=True)).set_index("D")
     assert table.index.tolist() == [64, 128] and table["tflops"].gt(1).all()
     table = scoreboard.place(load(source=sixteen.SOURCE, device="cuda", quiet=True)).set_index("D")

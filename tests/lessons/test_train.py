@@ -418,6 +418,7 @@ def test_a_profile_knows_every_way_of_attention():
     assert {"SDPA FLASH", *train.ours("cuda")} <= set(found.index) and (found > 0).all(axis=None)
 
 
-def test_without_a_gpu_nothing_is_recorded(monkeypatch, capsys):
+def test_without_a_gpu_nothing_is_recorded(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert train.main() == 1 and "on a GPU only" in capsys.readouterr().out
+    with pytest.raises(RuntimeError, match="on a GPU only"):
+        train.record_training()

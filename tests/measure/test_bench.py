@@ -1,18 +1,23 @@
-"""What can be said of timing without a GPU: shapes, counts and refusals; and with one, that the clock is right."""
+"""The stopwatch, and the recording of a rung with the emulator in the GPU's place; on a GPU, that the clock is right."""
 
 import itertools
 import os
 import random
+import tempfile
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import pandas as pd
 import pytest
 import sixteen
 import torch
 
-from helpers import bench, record, reference
+from helpers import Kernel, bench, record, reference, rung, workloads
+from helpers.emulator import launcher
 from helpers.ladder import rung as ladder
-from helpers.measure import workloads as bench_model
+from helpers.measure import recording
+from helpers.run import kernel as module
 
 gpu = pytest.mark.gpu
 
@@ -26,25 +31,17 @@ def test_without_a_gpu_nothing_is_timed(call):
         call()
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_make_bench_says_so_in_one_sentence(capsys):
-    assert bench.main([]) == 1
-    out = capsys.readouterr().out
-    assert out.count("\n") == 1
-    assert "on a GPU only" in out
-
-
 def test_the_recorded_shapes_are_the_workloads():
-    shapes = bench.shapes("attention")
+    shapes = workloads.shapes("attention")
     assert len(shapes) == len(set(shapes))
     headline = [s for s in shapes if s[0] * s[2] == 16384 and s[1] * s[4] == 2048]
     assert {(n, d) for _, _, n, _, d in headline} == {(512 << i, d) for i in range(6) for d in (64, 128)}
     seeds = {(b, h, n, d) for b in (8, 16) for h in (8, 16) for n in (256, 512, 1024) for d in (64, 128)}
     assert seeds <= {(b, h, n, d) for b, h, n, _, d in shapes}
-    rows = bench.shapes("softmax")
+    rows = workloads.shapes("softmax")
     assert any(n % 4 for _, _, _, n, _ in rows)
     assert all(b == h == d == 1 and 2**25 < m * n <= 2**26 for b, h, m, n, d in rows)
-    assert set(bench.shapes("attention", quick=True)) < set(shapes)
+    assert set(workloads.shapes("attention", quick=True)) < set(shapes)
 
 
 def test_clocks_are_summarised_over_the_busy_moments():
@@ -114,6 +111,40 @@ def test_the_callables_take_turns_in_random_order(fake_gpu):
     assert all(sorted(order) == list(names) for order in orders)  # once each in every round
     assert len(set(orders)) > 8
     assert frame["name"].tolist() == timed
+
+
+def test_a_kernel_is_timed_by_its_name(fake_gpu, monkeypatch):
+    monkeypatch.setattr(bench, "DEVICE", "cpu")
+    seen = []
+    monkeypatch.setattr(Kernel, "__call__", lambda kernel, *inputs: seen.append(kernel.rung.stem) or spending(50.0)())
+    monkeypatch.setattr(Kernel, "compile", lambda kernel: None)
+    frame = bench.measure({"by name": "naive", "a rung": rung("04"), "a function": spending(70.0)}, rounds=2)
+    assert frame.groupby("name")["ms"].median().to_dict() == {"a function": 70.0, "a rung": 50.0, "by name": 50.0}
+    assert set(seen) == {"01_naive", "04_fa2_fp32"}
+    with pytest.raises(ValueError, match="no kernel 'nave'; did you mean 01_naive"):
+        bench.measure({"x": "nave"})
+
+
+def test_a_changed_file_is_noticed_before_the_clock_runs_and_not_while_it_does(fake_gpu, monkeypatch, tmp_path, capsys):
+    mine, stats, timed = tmp_path / "mine.cu", [], []
+    mine.write_text(rung("01").source.replace("// 01_naive:", "// mine:"))
+    kernel = Kernel(rung(mine), "cpu")
+    monkeypatch.setattr(Kernel, "compile", lambda kernel: setattr(kernel.launcher, "cached", False))
+    monkeypatch.setattr(Kernel, "_run", lambda kernel, call: timed.append(kernel.source) or spending(20.0)())
+    stamp = module._stamp
+    monkeypatch.setattr(module, "_stamp", lambda path: stats.append(path) or stamp(path))
+    mine.write_text(edited := mine.read_text() + "// edited\n")
+
+    def call(*inputs):
+        kernel(*inputs)
+        if len(timed) == 5:
+            mine.write_text(edited + "// and edited again\n")
+            stats.clear()
+
+    bench.measure({"call": call}, [torch.zeros(1, 1, 8, 32)] * 3, rounds=9)
+    assert set(timed) == {edited} and len(timed) > 9
+    assert stats == []
+    assert capsys.readouterr().out.count("has changed since it was loaded") == 1
 
 
 def test_small_inputs_rotate_past_the_cache_and_large_ones_stay(fake_gpu):
@@ -211,24 +242,42 @@ def stand_in(fake_gpu, monkeypatch, tmp_path):
     save = record.save
     monkeypatch.setattr(record, "save", lambda *args, **options: save(*args, **options, root=tmp_path))
     shapes = {"attention": [(1, 2, 64, 64, 64), (2, 1, 33, 33, 64)], "softmax": [(1, 1, 64, 40, 1)]}
-    monkeypatch.setattr(bench, "shapes", lambda op, quick=False, headline=False: shapes[op])
+    monkeypatch.setattr(workloads, "shapes", lambda op, quick=False, headline=False: shapes[op])
     for name in ("synchronize", "empty_cache", "reset_peak_memory_stats"):
         monkeypatch.setattr(torch.cuda, name, lambda: None)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 1000)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 5000)
     monkeypatch.setattr(FakeEvent, "record", lambda self: setattr(self, "at", time.perf_counter() * 1e3))
-    monkeypatch.setattr(bench, "errors", lambda *args, **kw: errors(*args, lengths=(64, 128), **kw))
-    monkeypatch.setattr(bench, "memories", lambda *args, **kw: memories(*args, lengths=(64,), **kw))
-    monkeypatch.setattr(bench, "builds", lambda stem: builds(stem, times=1))
+    monkeypatch.setattr(recording, "errors", lambda *args, **kw: errors(*args, lengths=(64, 128), **kw))
+    monkeypatch.setattr(recording, "memories", lambda *args, **kw: memories(*args, lengths=(64,), **kw))
+    phases = ["import", "cold", "edit", "unchanged", "reverted"]
+    made_up = pd.DataFrame({"phase": phases, "round": 0, "seconds": 1.0})
+    monkeypatch.setattr(recording, "builds", lambda stem: made_up)
     return tmp_path
 
 
-errors, memories, builds = bench.errors, bench.memories, bench.builds
+@pytest.fixture
+def few_cases(monkeypatch):
+    """Two of a rung's cases for the check before it is timed: that they all pass, tests/run/test_rungs.py says."""
+    cases = reference.cases
+    monkeypatch.setattr(reference, "cases", lambda *which: itertools.islice(cases(*which), 2))
+
+
+def empty_but_for_the_emulator(prefix="", **where):
+    """A new folder; as a build cache it has the emulator itself, which takes half a minute to compile and isn't timed."""
+    folder = mkdtemp(prefix=prefix, **where)
+    if prefix == "fa-bench-":
+        built = launcher._runtime()[0].parent
+        Path(folder, built.name).symlink_to(built)
+    return folder
+
+
+errors, memories, mkdtemp = recording.errors, recording.memories, tempfile.mkdtemp
 
 
 @pytest.mark.parametrize("stem", ["02_online_softmax", "04_fa2_fp32"])
-def test_recording_runs_from_end_to_end(stand_in, stem):
-    bench.record_rung(stem)
+def test_recording_runs_from_end_to_end(stand_in, few_cases, stem):
+    recording.record_rung(stem)
     kinds = {"forward", "error", "build"} | ({"memory"} if stem.startswith("04") else set())
     assert {p.name for p in stand_in.glob("stand-in/*.csv")} == {f"{stem}.{kind}.csv" for kind in kinds}
     forward = record.load(stem, device="stand-in", root=stand_in)
@@ -241,16 +290,25 @@ def test_recording_runs_from_end_to_end(stand_in, stem):
     assert "random order" in about["method"]
     error = record.load(stem, "error", "stand-in", stand_in)
     assert (error["error"] <= error["budget"]).all()
-    build = record.load(stem, "build", "stand-in", stand_in).set_index("phase")["seconds"]
+    assert set(record.load(stem, "build", "stand-in", stand_in)["seconds"]) == {1.0}
+
+
+def test_builds_are_timed_in_a_process_of_their_own(monkeypatch):
+    """A small kernel shows what is compiled and what is found: cold and edited, unchanged and reverted."""
+    monkeypatch.setattr(bench, "DEVICE", "cpu")
+    monkeypatch.setattr(recording.tempfile, "mkdtemp", empty_but_for_the_emulator)
+    frame = recording.builds("01_naive", times=1)
+    assert frame["phase"].tolist() == ["import", "cold", "edit", "unchanged", "reverted"]
+    build = frame.set_index("phase")["seconds"]
     assert build["unchanged"] < 0.5 * build["cold"]
     assert build["reverted"] < 0.5 * build["edit"]
 
 
-def test_a_sixteen_bit_rung_is_recorded_in_both_its_dtypes(stand_in, tmp_path, monkeypatch, capsys):
+def test_a_sixteen_bit_rung_is_recorded_in_both_its_dtypes(stand_in, few_cases, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(ladder, "KERNELS", tmp_path / "kernels")
-    monkeypatch.setattr(bench, "MATH_MAX_N", 40)
+    monkeypatch.setattr(workloads, "MATH_MAX_N", 40)
     stem = sixteen.make_rung(ladder.KERNELS, "77_sixteen")
-    bench.record_rung(stem)
+    recording.record_rung(stem)
     said = capsys.readouterr().out  # the CPU's SDPA FLASH stands in for the GPU's
     assert "worst" in said and ("B2 H1 N33" in said or "B1 H2 N64" in said)
     forward = record.load(stem, device="stand-in", root=stand_in)
@@ -271,17 +329,12 @@ def test_a_sixteen_bit_rung_is_recorded_in_both_its_dtypes(stand_in, tmp_path, m
 
 
 @pytest.mark.parametrize(("stem", "kind"), [("21_split_kv", "decode"), ("22_backward_fp32", "backward")])
-def test_recording_a_rung_that_models_need(stand_in, stem, kind, monkeypatch, capsys):
-    """From end to end as above, with two of the cases and without the builds: every record there is, and the goals."""
-    cases = reference.cases
-    monkeypatch.setattr(reference, "cases", lambda *which: itertools.islice(cases(*which), 2))
-    monkeypatch.setattr(
-        bench, "builds", lambda which: pd.DataFrame({"phase": ["cold"], "round": [0], "seconds": [1.0]})
-    )
-    small = {"DEVICE": "cpu", "TOKENS": 128, "WIDTH": 128, "LENGTHS": (64,), "COPIED": 1 << 10, "SPLITS": (1, 2)}
+def test_recording_a_rung_that_models_need(stand_in, few_cases, stem, kind, monkeypatch, capsys):
+    """From end to end as above: every record there is, and the goals."""
+    small = {"TOKENS": 128, "WIDTH": 128, "LENGTHS": (64,), "COPIED": 1 << 10, "SPLITS": (1, 2)}
     for name, value in (small | {"CACHES": ((2, 4, 2, 300, 64),)}).items():
-        monkeypatch.setattr(bench_model, name, value)
-    bench.record_rung(stem)
+        monkeypatch.setattr(workloads, name, value)
+    recording.record_rung(stem)
     assert {p.name for p in stand_in.glob("stand-in/*.csv")} == {f"{stem}.{k}.csv" for k in (kind, "error", "build")}
     samples = record.load(stem, kind, "stand-in", stand_in)
     assert samples["op"].eq("attention" if kind == "decode" else "attention_backward").all()
@@ -295,18 +348,15 @@ def test_recording_a_rung_that_models_need(stand_in, stem, kind, monkeypatch, ca
 
 
 def test_a_wrong_kernel_is_not_timed(stand_in, monkeypatch):
-    from helpers import reference
-    from helpers.run import kernel
-
     class Wrong:
         rung = ladder.rung("04_fa2_fp32")
 
         def __call__(self, q, k, v, scale=None):
             return reference.same_precision(q, k, v)  # ignores the scale
 
-    monkeypatch.setattr(kernel, "load", lambda *_, **__: Wrong())
+    monkeypatch.setattr(recording, "load", lambda *_, **__: Wrong())
     with pytest.raises(AssertionError, match="scale 0.3"):
-        bench.record_rung("04_fa2_fp32")
+        recording.record_rung("04_fa2_fp32")
     assert not list(stand_in.glob("stand-in/*"))
 
 
@@ -316,6 +366,17 @@ def test_what_a_kernel_refuses_is_skipped_and_said(stand_in):
             raise ValueError("N = 33 is not a multiple of 64")
         return q
 
-    frame, skipped = bench.forward(refuses, "mine", "attention")
-    assert skipped == ["mine at (B,H,Nq,Nk,D) = (2, 1, 33, 33, 64), fp32: N = 33 is not a multiple of 64"]
+    frame = workloads.forward(refuses, replace(ladder.rung("04_fa2_fp32"), stem="mine"))
+    assert frame.attrs["skipped"] == [
+        "mine at (B,H,Nq,Nk,D) = (2, 1, 33, 33, 64), fp32: N = 33 is not a multiple of 64"
+    ]
     assert set(frame.loc[frame["name"] == "mine", "Nq"]) == {64}
+
+
+def test_a_quick_timing_is_printed_and_not_recorded(stand_in, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(ladder, "KERNELS", tmp_path / "kernels")
+    recording.time_quickly(sixteen.make_rung(ladder.KERNELS, "77_sixteen"))
+    said = capsys.readouterr()
+    assert "77_sixteen: right" in said.out and "worst" in said.out  # the CPU's SDPA FLASH stands in for the GPU's
+    assert "77_sixteen" in said.err  # every shape as it is timed
+    assert not list(stand_in.glob("stand-in/*"))

@@ -6,8 +6,7 @@ import re
 import pytest
 import torch
 
-from helpers import draw_backward, load, reference, roles, rung, sass
-from helpers.lessons.museum import for_d64
+from helpers import draw_backward, for_d64, load, reference, roles, rung, sass
 
 # Warpgroup 0 writes a row of Q to shared memory, warpgroup 1 adds it to O; two named barriers lead to and fro.
 SOURCE = """// notes: a kernel of two roles
@@ -147,6 +146,7 @@ def test_a_recording_has_every_head_dimension():
     assert set(frame[frame.D == 64].lane) == {"producer", "consumer 0", "consumer 1", "consumer 2"}
 
 
-def test_without_a_gpu_nothing_is_recorded(monkeypatch, capsys):
+def test_without_a_gpu_nothing_is_recorded(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert roles.main(["32_ping_pong"]) == 1 and "GPU" in capsys.readouterr().out
+    with pytest.raises(RuntimeError, match="on a GPU only"):
+        roles.record_roles("32_ping_pong")

@@ -1,8 +1,7 @@
 """Tile shapes by measurement: the arithmetic of the winners, who gets them, and the grid itself."""
 
+import dataclasses
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -14,7 +13,6 @@ from helpers.ladder.rung import parse
 from helpers.record import tiles
 from helpers.run.reference import Case
 
-ROOT = Path(__file__).parents[2]
 STEM = "13_tuned"
 GPU = "Some GPU"
 FAST, SLOW = (4, 64, 2, 2, 4), (4, 32, 2, 3, 4)
@@ -58,25 +56,25 @@ def test_a_shape_that_lacks_a_length_is_out():
 def test_the_loader_passes_the_winners_to_the_rung_as_it_stands(recorded):
     found = rung(STEM)
     row = "{4, 64, 2, 2, 4}"
-    assert tiles.definition(found, found.source, recorded) == f"#define FA_TILES {row}, {row}, {row}, {row}\n"
+    assert tiles.definition(found, recorded) == f"#define FA_TILES {row}, {row}, {row}, {row}\n"
 
 
 def test_nothing_else_gets_them(recorded, monkeypatch):
     found, other = rung(STEM), rung("04_fa2_fp32")
-    edited = found.source.replace("-3e38f", "-2e38f")
-    assert tiles.definition(found, edited, recorded) == ""
-    assert tiles.definition(parse(found.source, Path("cell")), found.source, recorded) == ""
-    assert tiles.definition(other, other.source, recorded) == ""
+    edited = dataclasses.replace(found, source=found.source.replace("-3e38f", "-2e38f"))
+    assert tiles.definition(edited, recorded) == ""
+    assert tiles.definition(parse(found.source, Path("cell")), recorded) == ""
+    assert tiles.definition(other, recorded) == ""
     monkeypatch.setattr("helpers.record.store.this_device", lambda: "Another GPU")
-    assert tiles.definition(found, found.source, recorded) == ""
+    assert tiles.definition(found, recorded) == ""
     monkeypatch.setattr("helpers.record.store.this_device", lambda: None)
-    assert tiles.definition(found, found.source, recorded) == ""
+    assert tiles.definition(found, recorded) == ""
 
 
 def test_a_record_of_other_code_counts_no_more(recorded):
     about = recorded / record.slug(GPU) / f"{STEM}.tiles.json"
     about.write_text(about.read_text().replace(rung(STEM).digest, "0" * 64))
-    assert tiles.definition(rung(STEM), rung(STEM).source, recorded) == ""
+    assert tiles.definition(rung(STEM), recorded) == ""
 
 
 def test_the_grid_has_the_rungs_own_shapes():
@@ -99,13 +97,10 @@ def test_other_shapes_are_right_too(shapes):
     check(kernel, [case(D, dtype) for D in (64, 128) for dtype in ("fp16", "bf16")]).require()
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_without_a_gpu_it_says_so():
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    done = subprocess.run(
-        [sys.executable, "-m", "helpers.measure.tune"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1 and "GPU" in done.stdout
+    with pytest.raises(RuntimeError, match="on a GPU only"):
+        tune.record_tiles(STEM)
 
 
 @pytest.mark.gpu

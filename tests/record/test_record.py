@@ -80,7 +80,6 @@ def test_all_rungs_load_as_one_frame(tmp_path):
 def test_the_device_shown_is_this_machines_if_recorded_and_the_h200_otherwise(tmp_path, monkeypatch):
     save(tmp_path, samples({"04_fa2_fp32": [1.0]}))
     save(tmp_path, samples({"04_fa2_fp32": [9.0]}), device="NVIDIA A10")
-    assert record.devices(tmp_path) == ["nvidia-h200", "nvidia-a10"]
     for here, ms in ((None, 1.0), ("NVIDIA A10", 9.0), ("NVIDIA GeForce RTX 4090", 1.0)):
         monkeypatch.setattr("helpers.record.store.this_device", lambda here=here: here)
         assert record.load("04_fa2_fp32", root=tmp_path)["ms"].tolist() == [ms]
@@ -102,7 +101,7 @@ def test_a_missing_record_says_what_there_is(tmp_path):
 
 
 def test_nothing_is_recorded_without_a_gpu(tmp_path, monkeypatch):
-    monkeypatch.setattr("helpers.record.store.query_gpu", lambda *_: None)
+    monkeypatch.setattr("helpers.record.device.query_gpu", lambda *_: None)
     with pytest.raises(RuntimeError, match="on a GPU only"):
         record.save("04_fa2_fp32", "forward", samples({"04_fa2_fp32": [1.0]}), root=tmp_path)
     assert not list(tmp_path.iterdir())
@@ -218,7 +217,7 @@ def test_steps_have_one_row_each_and_a_column_for_every_head_dimension():
         (2, "b", "so", "no", 64, 3.0, 2.0, 8),
     ]
     names = ["step", "what", "reason", "kept", "D", "ratio", "ratio_causal", "spill_bytes"]
-    found = record.of_steps(pd.DataFrame(rows, columns=names), "spill_bytes")
+    found = record.step_table(pd.DataFrame(rows, columns=names), "spill_bytes")
     assert found.index.tolist() == [1, 2] and found.loc[1, "kept"] == "yes; no"
     assert found.loc[1, "ratio, D = 64"] == 1.5 and found.loc[1, "spill_bytes, D = 128"] == 16
     assert found.loc[2, "ratio_causal, D = 64"] == 2.0 and pd.isna(found.loc[2, "ratio, D = 128"])

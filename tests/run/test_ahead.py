@@ -16,8 +16,8 @@ extern "C" cudaError_t fa_launch(const fa_args *, cudaStream_t) { return cudaErr
 
 
 def settled(cache: Path) -> bool:
-    """Is nothing being built any more, after two minutes at most?"""
-    deadline = time.monotonic() + 120
+    """Is nothing being built any more, after ten minutes at most?"""
+    deadline = time.monotonic() + 600
     while (busy := not module._waiting.empty() or any(cache.glob(".building-*"))) and time.monotonic() < deadline:
         time.sleep(0.05)
     return not busy
@@ -30,7 +30,7 @@ def test_what_is_compiled_ahead_is_there_when_it_is_needed(cache):
     for kernel in kernels:
         assert kernel.launcher.compile_traced().path != kernel.launcher.path
     assert len(list(cache.glob("cell_*"))) == 4
-    assert Launcher(kernels[0].rung, PLAIN).compile_traced().cached
+    assert Launcher(kernels[0].rung).compile_traced().cached
     assert not list(cache.glob(".building-*"))
 
 
@@ -48,7 +48,7 @@ def test_rungs_are_compiled_for_their_machine_code_too(cache, monkeypatch):
     monkeypatch.setattr(module.sass, "cubin", lambda *given: made.append(("cubin", *given)))
     monkeypatch.setattr(module.sass, "disassembly", lambda *given: made.append(("sass", *given)))
     compile_ahead(["01_naive", rung("04_fa2_fp32")], "cubin", "sass", arch="sm_80")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while len(made) < 4 and time.monotonic() < deadline:
         time.sleep(0.01)
     one, two = rung("01_naive"), rung("04_fa2_fp32")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from helpers import KernelError, check, load, reference, rung
+from helpers import KernelError, check, load, reference, rung, single
 from helpers.ladder.contract import fewest_pieces
 from helpers.run.reference import Case
 
@@ -15,7 +15,7 @@ EMULATOR_AND_GPU = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda"
 def test_heads_that_come_in_turns(heads, device):
     """The L2 made so small that it holds the keys of one head, or two: the last group has fewer heads than the others."""
     old = "(a.causal ? 32 : 12) << 20"
-    source = rung("20_causal_gqa").replace(old, f"{heads} * 4 * 150 * 64")
+    source = single("20_causal_gqa", 64, "fp16").replace(old, f"{heads} * 4 * 150 * 64")
     kernel = load(source=source, device=device, quiet=True)
     torch.manual_seed(heads)
     q, k, v = (torch.randn(1, H, 150, 64, device=device).half() for H in (10, 5, 5))

@@ -1,17 +1,14 @@
-"""The rungs on the emulator: fast enough to learn with, the same bits every time, and their traffic counted."""
+"""The rungs on the emulator: the same bits every time, little memory, and their traffic counted."""
 
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 import torch
 
 from helpers import load, reference, rungs, traffic
-from helpers.run.check import compare
 from helpers.run.kernel import cuda_refusal
-from helpers.run.reference import Case
 
 FP32 = [r.stem for r in rungs() if r.op == "attention" and "fp32" in r.dtypes]
 DTYPES = {r.stem: [reference.DTYPES[name] for name in r.dtypes] for r in rungs()}
@@ -24,17 +21,6 @@ ATTENTION = pytest.mark.parametrize(
 def inputs(B: int, H: int, N: int, D: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
     torch.manual_seed(0)
     return [torch.randn(B, H, N, D).to(dtype) for _ in range(3)]
-
-
-@ATTENTION
-def test_a_call_takes_seconds(stem, dtype):
-    kernel = load(stem, device="cpu", quiet=True)
-    kernel.launcher.threads = 2
-    q, k, v = inputs(1, 2, 256, 64, dtype)
-    start = time.perf_counter()
-    outputs = kernel(q, k, v)
-    assert time.perf_counter() - start < (3 if stem in FP32 else 5)
-    assert all(c.ok for c in compare(Case("random", q, k, v), outputs))
 
 
 @ATTENTION
@@ -64,13 +50,6 @@ def test_the_gpu_gives_the_same_numbers(rung, dtype):
         ulp = torch.finfo(emulated.dtype).eps
         rtol, atol = (4e-6, 1e-6) if emulated.dtype == torch.float32 else (2 * ulp, ulp)
         torch.testing.assert_close(emulated, real, rtol=more * rtol, atol=more * atol)
-
-
-def test_an_edit_is_running_within_five_seconds():
-    start = time.perf_counter()
-    source = f"{load(FP32[-1], device='cpu', quiet=True).source}\n// {time.time_ns()}\n"
-    load(source=source, device="cpu", quiet=True)(*inputs(1, 1, 64, 64))
-    assert time.perf_counter() - start < 5
 
 
 def test_memory_stays_below_a_gigabyte():

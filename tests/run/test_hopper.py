@@ -10,7 +10,7 @@ import re
 import pytest
 import torch
 
-from helpers import check, load, reference, rungs, sass, xray
+from helpers import check, load, reference, rungs, sass, single, xray
 from helpers.ladder.rung import INCLUDE
 from helpers.run.reference import Case
 
@@ -47,7 +47,7 @@ def test_ptxas_keeps_the_products_asynchronous_and_spills_nothing(rung):
 
 def test_a_sum_touched_before_its_product_is_complete_is_told_by_ptxas():
     """The test above can fail."""
-    rung = next(r for r in HOPPER if r.stem == "32_ping_pong")
+    rung = single("32_ping_pong", 64, "bf16")
     under_way = "        exponentials(sum_reg); // with the maximum of the tiles so far\n"
     early = dataclasses.replace(rung, source=rung.replace(under_way, "        O_reg[0][0] += 1.f;\n" + under_way))
     assert TOLD.search((sass.cubin(early).parent / "ptxas.log").read_text())
@@ -57,7 +57,7 @@ def test_a_sum_touched_before_its_product_is_complete_is_told_by_ptxas():
 @pytest.mark.parametrize("stem", ["31_warp_specialized", "32_ping_pong"])
 def test_a_cta_that_works_on_one_query_tile_after_another_is_right_and_races_nowhere(stem, causal):
     """One CTA for all of them: what the cases are too small for where an SM is given one each."""
-    alone = next(r for r in HOPPER if r.stem == stem).replace("int64_t(sms)", "int64_t(1)")
+    alone = single(stem, 64, "fp16").replace("int64_t(sms)", "int64_t(1)")
     kernel = load(source=alone, device="cpu", quiet=True)
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 1, n, 64).half() for n in (600, 768, 768))

@@ -35,7 +35,9 @@ def test_struct_and_dtypes_are_those_the_kernels_see():
 extern "C" const size_t layout[] = {{{numbers}, sizeof(fa_args)}};
 extern "C" const int dtypes[] = {{FA_FP32, FA_FP16, FA_BF16}};
 {launcher}"""
-    library = ctypes.CDLL(str(build(source).path))
+    launcher = build(source)
+    launcher.compile()
+    library = ctypes.CDLL(str(launcher.path))
     layout = list((ctypes.c_size_t * (2 * len(fields) + 1)).in_dll(library, "layout"))
     ours = [n for f in fields for n in (getattr(FaArgs, f).offset, getattr(FaArgs, f).size)]
     assert layout == [*ours, ctypes.sizeof(FaArgs)]
@@ -174,9 +176,9 @@ def test_load_takes_one_of_stem_path_and_source(tmp_path):
         load(naive.source, device="cpu", quiet=True),
     ):
         assert torch.equal(kernel(q, k, v)[0], expected)
-    with pytest.raises(ValueError, match="either a rung .* or source="):
+    with pytest.raises(ValueError, match="either a kernel .* or source="):
         load()
-    with pytest.raises(ValueError, match="either a rung .* or source="):
+    with pytest.raises(ValueError, match="either a kernel .* or source="):
         load("01_naive", source=naive.source)
     with pytest.raises(ValueError, match="device 'tpu': allowed are 'cuda' .* and 'cpu'"):
         load("01_naive", device="tpu")

@@ -1,11 +1,27 @@
 """%%kernel: one line when all is well, a short text when not, and never an exception."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+import torch
 from IPython.core.interactiveshell import InteractiveShell
 
-from helpers import Kernel, Rung, magic, rung
+from helpers import (
+    CompileError,
+    Kernel,
+    KernelError,
+    Rung,
+    bench,
+    check,
+    load,
+    magic,
+    rung,
+    sass,
+    show,
+    traffic,
+    xray,
+)
 
 
 @pytest.fixture
@@ -36,13 +52,76 @@ def test_a_wrong_kernel_is_bound_too_and_the_report_says_where_it_is_wrong(shell
     assert isinstance(shell.user_ns["kernel"], Kernel)
 
 
-def test_a_compile_error_names_the_cells_line_and_keeps_what_was_bound(shell, capsys):
-    shell.user_ns["kernel"] = "the last one that worked"
-    shell.run_cell_magic("kernel", "", "#include <fa/args.cuh>\nint one = two;\n")
+WRONG = "#include <fa/args.cuh>\nint one = two;\n"
+
+
+def test_a_compile_error_names_the_cells_line(shell, capsys):
+    shell.run_cell_magic("kernel", "", WRONG)
     said = capsys.readouterr().out
     assert "cell:3:11: error" in said and "3 | int one = two;" in said  # line 1 is the magic's
     assert "Traceback" not in said and "ninja" not in said
-    assert shell.user_ns["kernel"] == "the last one that worked"
+
+
+USES = {
+    "called": lambda kernel: kernel(*torch.zeros(3, 1, 1, 8, 32)),
+    "asked for its tensors": lambda kernel: kernel.tensors(*torch.zeros(3, 1, 1, 8, 32)),
+    "checked": check,
+    "X-rayed": lambda kernel: xray(kernel, *torch.zeros(3, 1, 1, 8, 32)),
+    "counted": lambda kernel: traffic(kernel, *torch.zeros(3, 1, 1, 8, 32)),
+    "timed": lambda kernel: bench.measure({"kernel": kernel}),
+    "loaded": load,
+    "loaded for another device": lambda kernel: load(kernel, device="cpu"),
+    "disassembled": sass.resources,
+    "shown": show.source,
+    "read": lambda kernel: kernel.source,
+}
+
+
+def test_a_cell_that_does_not_compile_leaves_no_kernel_behind(shell, capsys, monkeypatch):
+    shell.run_cell_magic("kernel", "mine", rung("03_fa1_fp32").source)
+    capsys.readouterr()
+    shell.run_cell_magic("kernel", "mine", WRONG)
+    broken = shell.user_ns["mine"]
+    for name, stand_in in {"Event": Mock, "get_device_properties": Mock}.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    monkeypatch.setattr(bench, "_require_gpu", lambda: None)
+    for use in USES.values():
+        with pytest.raises(CompileError, match="cell:3:11: error"):
+            use(broken)
+    shown, _ = shell.display_formatter.format(broken)
+    assert shown["text/plain"].startswith(
+        "a kernel that was not loaded: using it raises\nCompileError: cell:3:11: error"
+    )
+    shell.run_cell_magic("kernel", "mine", rung("03_fa1_fp32").source)
+    assert shell.user_ns["mine"](*torch.zeros(3, 1, 1, 8, 32))[0].eq(0).all()
+
+
+@pytest.mark.parametrize(
+    ("cell", "error", "words"),
+    [
+        ("#include <fa/args.cuh>\n", KernelError, "has no `extern"),
+        ("// mine: x\n// colour: red\n", ValueError, "unknown key 'colour'"),
+    ],
+)
+def test_a_cell_that_can_not_be_loaded_does_not_either(shell, capsys, cell, error, words):
+    shell.user_ns["kernel"] = "yesterday's"
+    shell.run_cell_magic("kernel", "", cell)
+    assert words in capsys.readouterr().out
+    with pytest.raises(error, match=words):
+        shell.user_ns["kernel"](torch.zeros(1))
+
+
+def test_nor_does_one_that_is_interrupted(shell, monkeypatch):
+    shell.user_ns["mine"] = "yesterday's"
+
+    def interrupted(**options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(magic, "load", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        magic.run_cell(shell, "mine", rung("01_naive").source)
+    with pytest.raises(KernelError, match="%%kernel mine was stopped before it had compiled"):
+        shell.user_ns["mine"](torch.zeros(1))
 
 
 def test_a_wrong_name_is_refused(shell, capsys):

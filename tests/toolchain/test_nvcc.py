@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hopper import pretend
 from torch.utils import cpp_extension
 
 from helpers import CompileError, rung
@@ -16,18 +17,14 @@ from helpers.toolchain import toolkit
 
 @pytest.fixture(autouse=True)
 def hopper(cache, monkeypatch, tmp_path):
-    """A torch that says it sees an H200, and empty files in place of the CUDA libraries that a CPU build of torch lacks:
-    load_inline names them to the linker, though no rung needs them."""
-    for name in ("c10_cuda", "torch_cuda"):
-        (tmp_path / f"lib{name}.so").write_text("/* nothing */")
-    monkeypatch.setenv("LIBRARY_PATH", str(tmp_path))
-    monkeypatch.setattr(torch.version, "cuda", ".".join(toolkit.find_toolkit().version.split(".")[:2]))
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    pretend(monkeypatch, tmp_path)
     monkeypatch.setattr(jit, "_cudart", lambda: None)
 
 
-def load(source: str) -> jit.Launcher:
-    return jit.load(ladder.parse(source, Path("cell")), source)
+def load(source: str, path: Path = Path("cell")) -> jit.Launcher:
+    launcher = jit.Launcher(ladder.parse(source, path))
+    launcher.compile()
+    return launcher
 
 
 def naive(old: str = "", new: str = "") -> str:
@@ -78,7 +75,7 @@ def test_a_compile_error_names_the_cells_line_once(cache):
 def test_a_rungs_own_error_names_its_file_in_the_checkout(cache):
     broken = rung("01_naive")
     with pytest.raises(CompileError, match=r"^kernels/01_naive\.cu\(\d+\): error: expected a \";\""):
-        jit.load(broken, broken.replace("float s = 0.f;", "float s = 0.f"))
+        load(broken.replace("float s = 0.f;", "float s = 0.f"), broken.path)
 
 
 def test_a_function_nobody_defines_is_named_and_ptxas_is_silent(cache):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from emulated import build
-
-from helpers.ladder.contract import FaArgs
+from emulated import build, launch
 
 PTX = r"""
 #include <fa/args.cuh>
@@ -63,24 +61,6 @@ extern "C" cudaError_t fa_launch(const fa_args *args, cudaStream_t stream) {{
   return cudaGetLastError();
 }}
 """
-
-
-def arguments(out: torch.Tensor, H: int = 1, **tensors: torch.Tensor):
-    named = {"O": out, **tensors}
-    args = FaArgs(B=1, H=H, Nq=out.numel(), Nk=1, D=1, scale=1.0)
-    for name, tensor in named.items():
-        setattr(args, name, tensor.data_ptr())
-    return args, named
-
-
-def launch(launcher, out: torch.Tensor, H: int = 1, **tensors: torch.Tensor) -> torch.Tensor:
-    args, named = arguments(out, H, **tensors)
-    launcher.launch(args, named, 0)
-    return out
-
-
-def trace(launcher, out: torch.Tensor, H: int = 1, **tensors: torch.Tensor):
-    return launcher.trace(*arguments(out, H, **tensors))
 
 
 def run(body: str, out: torch.Tensor, shape: str = "1, 32", before: str = "", **tensors: torch.Tensor) -> torch.Tensor:

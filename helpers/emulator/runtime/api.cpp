@@ -4,8 +4,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <chrono>
+#include <map>
 
-#include "runtime.h"
+#include "device.h"
+#include "report.h"
+#include "session.h"
+#include "tool.h"
+#include "worker.h"
 
 namespace emu {
 
@@ -108,15 +113,19 @@ int release(void* pointer) {
 void trap(Site site) { fail("trap", 719, 0, site, "executes __trap()"); }
 
 void assertion_failed(const char* expression, Site site) {
-  if (worker == nullptr || worker->current == nullptr) {
-    fprintf(stderr, "%s:%d: assertion `%s' failed\n", site.file, site.line, expression);
-    abort();
-  }
-  fail("assertion", 710, 0, site, "fails the assertion `%s`", expression);
+  if (worker != nullptr && worker->current != nullptr) fail("assertion", 710, 0, site, "fails the assertion `%s`", expression);
+  fail_launcher("assertion", std::string("fails the assertion `") + expression + "`", uintptr_t(__builtin_return_address(0)) - 1);
+  fprintf(stderr, "%s:%d: assertion `%s' failed\n", site.file, site.line, expression);
+  abort();
 }
 
 void unsupported(Site site) {
   fail("unsupported", 801, 0, site, "executes %s, which the emulator doesn't know", site.what);
+}
+
+void memory_fence() {
+  if (worker == nullptr || worker->current == nullptr) return;
+  for (Watcher* t : worker->on_execution) t->fence(Fence::Memory);
 }
 
 uint64_t clock() {

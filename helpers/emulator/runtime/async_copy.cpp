@@ -1,8 +1,16 @@
 // cp.async (PTX ISA, "Data Movement and Conversion Instructions", "Non-bulk copy: cp.async"): a thread's copies, in groups.
 // A copy lands at the wait that covers it and not before: as late as the program allows, its source read then. One that
 // nobody waits for never lands.
-#include "async.h"
-#include "ptx_program.h"
+#include "async_copy.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "../include/emulator/ptx.h"
+#include "memory.h"
+#include "report.h"
+#include "tool.h"
 
 namespace emu {
 
@@ -18,18 +26,20 @@ struct Copies {  // of one thread
   std::vector<size_t> group_end;    // of every committed group, the copies up to here
 };
 
-// What the PTX of the running block has under way.
-struct PtxState {
-  Copies copies[kMaxThreads];
+struct CopyState {
+  Copies of_thread[kMaxThreads];
 };
-PtxState* new_ptx_state() { return new PtxState; }
-void delete_ptx_state(PtxState* s) { delete s; }
-void begin_ptx(PtxState* s, unsigned threads) {
-  for (unsigned i = 0; i < threads; ++i) s->copies[i].landed = 0, s->copies[i].waiting.clear(), s->copies[i].group_end.clear();
+CopyState* new_copy_state() { return new CopyState; }
+void delete_copy_state(CopyState* s) { delete s; }
+void begin_copies(CopyState* s, unsigned threads) {
+  for (unsigned i = 0; i < threads; ++i) {
+    Copies& c = s->of_thread[i];
+    c.landed = 0, c.waiting.clear(), c.group_end.clear();
+  }
 }
 
 namespace {
-Copies& mine() { return worker->ptx->copies[worker->current->number]; }
+Copies& mine() { return worker->copies->of_thread[worker->current->number]; }
 }  // namespace
 
 void issue_copy(void* shared, const void* global, size_t bytes, size_t source_bytes, bool past_L1, uintptr_t pc, Site site) {
@@ -45,12 +55,13 @@ void issue_copy(void* shared, const void* global, size_t bytes, size_t source_by
     check_access(Op::Load, from, part, pc, site);
   }
   check_access(Op::AsyncCopy, shared, bytes, pc, site);
-  if (past_L1 && w->tracer != nullptr) trace_past_L1(w, pc);
   ++w->critical;
   mine().waiting.push_back(
       {static_cast<char*>(shared), static_cast<const char*>(global), uint8_t(bytes), uint8_t(source_bytes)});
   --w->critical;
-  async_issued(shared, bytes, w->current->number, pc, site);
+  const unsigned me = w->current->number;
+  const IssuedCopy copy{size_t(static_cast<char*>(shared) - w->arena), bytes, {ActorKind::Thread, me, me}, past_L1, pc, site};
+  for (Watcher* t : w->on_memory) t->copy_issued(copy);
 }
 
 void commit_copies() {
@@ -62,12 +73,12 @@ void commit_copies() {
 }
 
 // The oldest `count` copies.
-static void land(Copies& own, size_t count, unsigned actor) {
+static void land(Worker* w, Copies& own, size_t count, const Actor& actor) {
   for (size_t i = 0; i < count; ++i) {
     const Copy& c = own.waiting[i];
     memcpy(c.to, c.from, c.source_bytes);
     memset(c.to + c.source_bytes, 0, size_t(c.bytes - c.source_bytes));
-    async_landed(c.to, c.bytes, actor);
+    for (Watcher* t : w->on_memory) t->copy_landed(size_t(c.to - w->arena), c.bytes, actor);
   }
   own.waiting.erase(own.waiting.begin(), own.waiting.begin() + long(count));
   own.landed += count;
@@ -80,17 +91,17 @@ void wait_copies(uint64_t groups) {
   if (own.group_end.size() <= groups) return;
   const size_t ending = own.group_end.size() - size_t(groups), landing = own.group_end[ending - 1];
   own.group_end.erase(own.group_end.begin(), own.group_end.begin() + long(ending));
-  land(own, landing, worker->current->number);
+  const unsigned me = worker->current->number;
+  land(worker, own, landing, {ActorKind::Thread, me, me});
 }
 
-// cp.async.mbarrier.arrive: so many of a thread's copies, counted from its first, an mbarrier waits for.
 uint64_t copies_issued(Worker* w, unsigned thread) {
-  const Copies& c = w->ptx->copies[thread];
+  const Copies& c = w->copies->of_thread[thread];
   return c.landed + c.waiting.size();
 }
-void land_copies(Worker* w, unsigned thread, uint64_t issued, unsigned actor) {
-  Copies& c = w->ptx->copies[thread];
-  if (issued > c.landed) land(c, size_t(issued - c.landed), actor);
+void land_copies(Worker* w, unsigned thread, uint64_t issued, const Actor& actor) {
+  Copies& c = w->copies->of_thread[thread];
+  if (issued > c.landed) land(w, c, size_t(issued - c.landed), actor);
 }
 
 #define EMU_PC reinterpret_cast<uintptr_t>(__builtin_return_address(0))

@@ -4,17 +4,24 @@
 // A copy that reports to an mbarrier lands when nobody can go on without it: when all other threads wait too. A thread
 // that looks at an mbarrier whose phase is not complete therefore waits, also in test_wait, which needn't: it is only slow
 // to answer. It is told "not yet" when the block can't go on otherwise; if that changes nothing, it is a deadlock.
-#include "async.h"
+#include "barrier.h"
+
+#include <cstring>
+
+#include "async_copy.h"
+#include "block.h"
+#include "memory.h"
+#include "report.h"
+#include "tool.h"
 
 namespace emu {
 
-AsyncState* new_async_state() { return new AsyncState; }
-void delete_async_state(AsyncState* s) { delete s; }
+BarrierState* new_barrier_state() { return new BarrierState; }
+void delete_barrier_state(BarrierState* s) { delete s; }
 
-void begin_async(AsyncState* s) {
+void begin_barriers(BarrierState* s) {
   s->mbarrier.clear();
   s->name.clear();
-  s->bulk.clear();
   for (NamedBarrier& b : s->named) b.count = b.arrived = b.yes = 0;
   s->stalls = 0;
 }
@@ -33,7 +40,7 @@ static void wait_at(At at, unsigned place, uint64_t phase, uintptr_t pc, Site si
   t->place = place;
   t->phase = phase;
   t->answer = 0;
-  if (w->tracer != nullptr) trace_stopped(w, t->number / kWarp);
+  stop(w);
   wait();
   t->at = At::Instruction;
 }
@@ -46,40 +53,35 @@ static bool waits_at(const Thread& t, At at, unsigned place) {
 
 int named_barrier(unsigned id, unsigned threads, bool waits, BarrierVote vote, bool predicate, bool aligned, uintptr_t pc, Site site) {
   Worker* w = worker;
-  Thread* t = w->current;
-  if (id >= std::size(w->async->named))
+  if (id >= std::size(w->barriers->named))
     fail("barrier", 719, pc, site, "comes to barrier %u; a block has 0 to 15", id);
   if (threads == 0 || threads % kWarp != 0 || threads > (w->threads + kWarp - 1) / kWarp * kWarp)
     fail("barrier", 719, pc, site, "comes to barrier %u for %u threads; there must be a multiple of 32, of the block's %u at most", id,
          threads, w->threads);
-  NamedBarrier& b = w->async->named[id];
+  NamedBarrier& b = w->barriers->named[id];
   if (b.arrived == 0) b.count = threads, b.yes = 0;
   if (b.count != threads)
     fail("barrier", 719, pc, site, "comes to barrier %u for %u threads, and others have come to it for %u", id, threads, b.count);
   b.yes += predicate;
-  w->async->stalls = 0;
-  if (w->races != nullptr) {
-    race_settle(w);
-    release(w, t->number, clock_of(w, b.clock));
-    if (aligned && waits) trace_barrier(w);
-  }
+  w->barriers->stalls = 0;
+  const BarrierPoint point{BarrierPoint::Named, id, aligned && waits, site.what};
+  for (Watcher* watcher : w->on_execution) watcher->arrives(point);
   const bool last = ++b.arrived == b.count;
   if (!last) {
     if (!waits) return 0;
     wait_at(At::NamedBarrier, id, 0, pc, site);
-    return t->answer;
+    return w->current->answer;
   }
   const int answer = vote == BarrierVote::And ? b.yes == b.count : vote == BarrierVote::Or ? b.yes > 0 : int(b.yes);
+  for (Watcher* watcher : w->on_execution) watcher->completed(point);
   for (unsigned i = 0; i < w->threads; ++i) {
     if (!waits_at(w->thread[i], At::NamedBarrier, id)) continue;
     w->thread[i].answer = answer;
-    if (w->races != nullptr) acquire(w, i, *b.clock);
+    for (Watcher* watcher : w->on_execution) watcher->passes(point, i);
     w->ready(&w->thread[i]);
   }
-  if (w->races != nullptr) {
-    if (waits) acquire(w, t->number, *b.clock);
-    clear(w, *b.clock);
-  }
+  if (waits)
+    for (Watcher* watcher : w->on_execution) watcher->passes(point, w->current->number);
   b.arrived = 0;
   return answer;
 }
@@ -95,13 +97,13 @@ void name_mbarrier(const char* name, uint64_t address) {
   const uint64_t offset = address < kArena ? address : address - reinterpret_cast<uintptr_t>(w->arena);
   if (offset < w->dynamic_base || offset >= w->dynamic_base + w->dynamic_bytes) return;  // an array of its own has a name
   ++w->critical;
-  w->async->name[uint32_t(offset)] = name;
+  w->barriers->name[uint32_t(offset)] = name;
   --w->critical;
 }
 
 // Those that the source calls alike are counted by their places.
 std::string mbarrier_name(const Worker* w, uint32_t at) {
-  const auto& names = w->async->name;
+  const auto& names = w->barriers->name;
   const auto found = names.find(at);
   if (found == names.end()) return shared_place(w, w->current == nullptr ? 0 : w->current->number / kWarp, at);
   unsigned before = 0, all = 0;
@@ -113,6 +115,11 @@ std::string mbarrier_name(const Worker* w, uint32_t at) {
   return all == 1 ? found->second : found->second + ("[" + std::to_string(before) + "]");
 }
 
+std::string shared_or_mbarrier(const Worker* w, unsigned warp, size_t offset) {
+  if (w->barriers->mbarrier.count(uint32_t(offset)) != 0) return "the mbarrier " + mbarrier_name(w, uint32_t(offset));
+  return shared_place(w, warp, offset);
+}
+
 static void write_cookie(Worker* w, uint32_t at, const Mbarrier& b) {
   const uint64_t bits = cookie(at, b.phase);
   memcpy(w->arena + at, &bits, sizeof bits);
@@ -120,8 +127,8 @@ static void write_cookie(Worker* w, uint32_t at, const Mbarrier& b) {
 
 static Mbarrier& mbarrier_at(uint32_t at, uintptr_t pc, Site site) {
   Worker* w = worker;
-  const auto found = w->async->mbarrier.find(at);
-  if (found == w->async->mbarrier.end())
+  const auto found = w->barriers->mbarrier.find(at);
+  if (found == w->barriers->mbarrier.end())
     fail("mbarrier", 719, pc, site, "comes with %s to %s, where no mbarrier has been initialised", site.what,
          at + 8 <= kArena ? mbarrier_name(w, at).c_str() : "an address outside of shared memory");
   uint64_t bits;
@@ -129,11 +136,7 @@ static Mbarrier& mbarrier_at(uint32_t at, uintptr_t pc, Site site) {
   if (bits != cookie(at, found->second.phase))
     fail("mbarrier", 719, pc, site, "comes with %s to the mbarrier %s, whose 8 bytes have been overwritten by something else", site.what,
          mbarrier_name(w, at).c_str());
-  const Mbarrier& b = found->second;
-  if (w->races != nullptr) {
-    race_settle(w);
-    race_after(w, at, 8, b.initialised_by, b.init_stamp, b.init_pc, pc);
-  }
+  for (Watcher* t : w->on_execution) t->mbarrier_used(at, pc);
   return found->second;
 }
 
@@ -142,22 +145,15 @@ void mbarrier_init(uint32_t at, uint32_t count, uintptr_t pc, Site site) {
   if (count == 0 || count >= 1u << 20)
     fail("mbarrier", 719, pc, site, "initialises an mbarrier for %u arrivals; 1 to %u are allowed", count, (1u << 20) - 1);
   check_bounds(at, 8, true, pc, site);
-  if (w->races != nullptr) {
-    race_settle(w);
-    race_access(w, at, 8, Op::AsyncCopy, pc);  // a write that nothing excuses, as no two write the same
-  }
-  memset(w->written + at, kWritten, 8);
-  const auto found = w->async->mbarrier.find(at);
-  if (found != w->async->mbarrier.end() && !found->second.landing.empty())
+  for (Watcher* t : w->on_memory) t->mbarrier_init(at, pc);
+  const auto found = w->barriers->mbarrier.find(at);
+  if (found != w->barriers->mbarrier.end() && !found->second.landing.empty())
     fail("mbarrier", 719, pc, site, "initialises the mbarrier %s while copies that report to it are under way", mbarrier_name(w, at).c_str());
   ++w->critical;
-  Mbarrier& b = w->async->mbarrier[at];
+  Mbarrier& b = w->barriers->mbarrier[at];
   b = {};
   --w->critical;
   b.count = b.pending = count;
-  b.initialised_by = w->current->number;
-  b.init_pc = trace_pc(w, pc);
-  if (w->races != nullptr) b.init_stamp = w->races->tick[b.initialised_by];
   write_cookie(w, at, b);
 }
 
@@ -167,29 +163,26 @@ void mbarrier_inval(uint32_t at, uintptr_t pc, Site site) {
     fail("mbarrier", 719, pc, site, "invalidates the mbarrier %s while copies that report to it are under way",
          mbarrier_name(worker, at).c_str());
   ++worker->critical;
-  worker->async->mbarrier.erase(at);
+  worker->barriers->mbarrier.erase(at);
   --worker->critical;
 }
 
+static BarrierPoint point_of(uint32_t at) { return {BarrierPoint::Mbarrier, at, false, "mbarrier"}; }
+
 // A phase is over: whoever waits for it goes on, and the next begins.
 static void complete_phase(Worker* w, uint32_t at, Mbarrier& b) {
-  if (w->races != nullptr) {
-    Clock& done = clock_of(w, b.arrived);
-    for (Agent& a : w->races->agents)
-      if (a.kind == AgentKind::Mbarrier && a.owner == at) done.known[kThreads + unsigned(&a - w->races->agents.data())] = a.tick++;
-    std::swap(b.arrived, b.completed);
-    clear(w, clock_of(w, b.arrived));
-  }
+  for (Watcher* watcher : w->on_execution) watcher->completed(point_of(at));
   for (unsigned i = 0; i < w->threads; ++i) {
     Thread& t = w->thread[i];
     if (!waits_at(t, At::Mbarrier, at) || t.phase != b.phase) continue;
     t.answer = 1;
-    if (w->races != nullptr && t.acquires) acquire(w, i, *b.completed);
+    if (t.acquires)
+      for (Watcher* watcher : w->on_execution) watcher->passes(point_of(at), i);
     w->ready(&t);
   }
   ++b.phase;
   b.pending = b.count;
-  w->async->stalls = 0;
+  w->barriers->stalls = 0;
   write_cookie(w, at, b);
 }
 
@@ -210,14 +203,14 @@ static bool land_and_complete(Worker* w, uint32_t at, Mbarrier& b) {
   for (size_t i = 0; i < count; ++i) {
     const Landing l = b.landing.front();
     b.landing.pop_front();
-    const unsigned agent = proxy_agent(AgentKind::Mbarrier, at, l.thread);
+    const Actor agent{ActorKind::Mbarrier, at, l.thread};
     if (l.arrival) {
       land_copies(w, l.thread, l.copies, agent);
       --b.pending;
     } else {
       b.bytes -= l.box.bytes;
-      bulk_land(l.box);
-      async_landed(w->arena + l.box.shared, l.box.bytes, agent);
+      load_box(w, l.box);
+      for (Watcher* t : w->on_memory) t->copy_landed(l.box.shared, l.box.bytes, agent);
     }
   }
   complete_phase(w, at, b);
@@ -239,8 +232,9 @@ uint64_t mbarrier_arrive(uint32_t at, uint32_t count, int64_t expect, bool drop,
   b.bytes += expect;
   b.pending -= count;
   if (drop) b.count -= count;
-  w->async->stalls = 0;
-  if (w->races != nullptr && releases) release(w, w->current->number, clock_of(w, b.arrived));
+  w->barriers->stalls = 0;
+  if (releases)
+    for (Watcher* t : w->on_execution) t->arrives(point_of(at));
   if (b.pending == 0 && b.bytes == 0) complete_phase(w, at, b);
   return state;
 }
@@ -248,7 +242,7 @@ uint64_t mbarrier_arrive(uint32_t at, uint32_t count, int64_t expect, bool drop,
 void mbarrier_expect(uint32_t at, int64_t bytes, uintptr_t pc, Site site) {
   Mbarrier& b = mbarrier_at(at, pc, site);
   b.bytes += bytes;
-  worker->async->stalls = 0;
+  worker->barriers->stalls = 0;
   if (b.pending == 0 && b.bytes == 0) complete_phase(worker, at, b);
 }
 
@@ -258,7 +252,8 @@ bool mbarrier_wait(uint32_t at, Awaited how, uint64_t awaited, bool acquires, ui
   // The parity is that of the phase under way, or of the one before, which is complete.
   const uint64_t phase = how == Awaited::State ? awaited >> 32 : (b.phase & 1) == awaited ? b.phase : b.phase - 1;
   if (phase != b.phase) {
-    if (w->races != nullptr && acquires && b.completed != nullptr) acquire(w, w->current->number, *b.completed);
+    if (acquires)
+      for (Watcher* t : w->on_execution) t->passes(point_of(at), w->current->number);
     return true;
   }
   w->current->acquires = acquires;
@@ -269,21 +264,23 @@ bool mbarrier_wait(uint32_t at, Awaited how, uint64_t awaited, bool acquires, ui
 void mbarrier_land(uint32_t at, Landing l, uintptr_t pc, Site site) {
   Worker* w = worker;
   Mbarrier& b = mbarrier_at(at, pc, site);
-  if (w->races != nullptr && !l.arrival && !b.fenced)
-    race_unfenced_init(w, at, b.init_pc, b.initialised_by, pc);
   ++w->critical;
   b.landing.push_back(std::move(l));
   --w->critical;
 }
 
-void mbarrier_fence() {
-  for (auto& [at, b] : worker->async->mbarrier) b.fenced = b.fenced || b.initialised_by == worker->current->number;
+void fence_mbarrier_init() {
+  for (Watcher* t : worker->on_execution) t->fence(Fence::MbarrierInit);
+}
+
+void fence_proxy_async() {
+  for (Watcher* t : worker->on_execution) t->fence(Fence::Proxy);
 }
 
 // Nobody can run, or only those who look again and again: lets copies land that complete a phase for which somebody waits.
 // False: nothing can be done.
-bool async_progress(Worker* w, bool stalled) {
-  AsyncState& s = *w->async;
+bool barrier_progress(Worker* w, bool stalled) {
+  BarrierState& s = *w->barriers;
   bool anybody = false;
   for (unsigned i = 0; i < w->threads; ++i) {
     const Thread& t = w->thread[i];
@@ -300,7 +297,7 @@ bool async_progress(Worker* w, bool stalled) {
 }
 
 std::string mbarrier_state(const Worker* w, uint32_t at, uint64_t phase) {
-  const Mbarrier& b = w->async->mbarrier.at(at);
+  const Mbarrier& b = w->barriers->mbarrier.at(at);
   std::string s = "for phase " + std::to_string(phase) + " (parity " + std::to_string(phase & 1) + ") of the mbarrier " + mbarrier_name(w, at) + ": ";
   if (phase != b.phase) return s + "phase " + std::to_string(b.phase) + " is under way";
   int64_t bytes = b.bytes, pending = b.pending;

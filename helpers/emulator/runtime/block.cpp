@@ -1,36 +1,45 @@
 // Runs one block: its threads as fibers, in a fixed order; barriers and warp instructions as rendezvous.
+#include "block.h"
+
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <cstring>
 #include <new>
 
-#include "runtime.h"
+#include "async_copy.h"
+#include "barrier.h"
+#include "bulk_copy.h"
+#include "memory.h"
+#include "notes.h"
+#include "report.h"
+#include "tool.h"
+#include "warpgroup.h"
 
 namespace emu {
 
 thread_local Worker* worker __attribute__((tls_model("initial-exec"))) = nullptr;
 
-Worker::Worker() {
-  void* p = mmap(nullptr, 2 * kArena, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANON, -1, 0);
+Worker::Worker() : notes(new Notes) {
+  void* p = mmap(nullptr, kArena, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANON, -1, 0);
   if (p == MAP_FAILED) throw std::bad_alloc();
   arena = static_cast<char*>(p);  // page aligned, as swizzles that use absolute addresses need
-  written = reinterpret_cast<unsigned char*>(arena + kArena);
   signal_stack = new char[kSignalStack];
-  ptx = new_ptx_state();
-  async = new_async_state();
+  copies = new_copy_state();
+  barriers = new_barrier_state();
+  bulk = new_bulk_state();
   warpgroups = new_warpgroups();
 }
 
 Worker::~Worker() {
-  munmap(arena, 2 * kArena);
+  munmap(arena, kArena);
   delete[] signal_stack;
-  delete_ptx_state(ptx);
-  delete_async_state(async);
+  delete_copy_state(copies);
+  delete_barrier_state(barriers);
+  delete_bulk_state(bulk);
   delete_warpgroups(warpgroups);
 }
 
-// The body of every fiber.
 uintptr_t stack_top(const Thread& t) {
   // Staggered: at one address modulo the page, all stacks would fight for a few lines of the L1 cache.
   return t.stack + kStackBytes - t.number % 16 * 256;
@@ -45,12 +54,16 @@ static void complete(Worker* w, unsigned warp, Gathering& g, unsigned waiting) {
   const char* what = g.site.what;
   Warp& owner = w->warp[warp];
   if (&g != &owner.gathering[--owner.gatherings]) g = owner.gathering[owner.gatherings];
-  if (w->tracer != nullptr) {
-    trace_count(w, what, 1);
-    trace_met(w, warp, number, members);
-  }
+  for (Watcher* t : w->on_execution) t->met(warp, number, members, what);
 }
 
+void stop(Worker* w) {
+  const unsigned warp = w->current->number / kWarp;
+  --w->warp[warp].running;
+  for (Watcher* t : w->on_execution) t->stopped(warp);
+}
+
+// The body of every fiber.
 static void thread_main() {
   Worker* w = worker;
   Thread* t = w->current;
@@ -60,10 +73,7 @@ static void thread_main() {
   ++w->done;
   Warp& warp = w->warp[t->number / kWarp];
   warp.alive &= ~(1u << t->number % kWarp);
-  if (w->tracer != nullptr) {
-    race_settle(w);
-    trace_end(w);
-  }
+  for (Watcher* watcher : w->on_execution) watcher->returned();
   // Lanes that have returned are no longer waited for (CUDA C++ Programming Guide, "Warp Shuffle Functions").
   for (unsigned i = 0; i < warp.gatherings;) {
     Gathering& g = warp.gathering[i];
@@ -73,7 +83,7 @@ static void thread_main() {
     }
     complete(w, t->number / kWarp, g, g.arrived);
   }
-  if (w->tracer != nullptr) trace_stopped(w, t->number / kWarp);
+  stop(w);
   void* never;
   emu_switch(&never, w->scheduler);
 }
@@ -94,6 +104,7 @@ void yield() {
   Worker* w = worker;
   if (w == nullptr || w->current == nullptr) return;
   ++w->idle;
+  for (Watcher* t : w->on_execution) t->yields();
   w->ready(w->current);
   wait();
 }
@@ -101,7 +112,7 @@ void yield() {
 // Shared memory starts as NaNs of every float format, so that a kernel can't be right by the luck of zeros.
 static void poison(Worker* w, size_t offset, size_t bytes) {
   memset(w->arena + offset, 0xff, bytes);
-  memset(w->written + offset, 0, bytes);
+  for (Watcher* t : w->on_memory) t->array_begins(offset, bytes);
 }
 
 static void prepare(Worker* w, uint64_t block) {
@@ -114,12 +125,14 @@ static void prepare(Worker* w, uint64_t block) {
   w->dynamic_name = nullptr;
   w->random = session.schedule + block;
   w->static_bytes = w->static_top = 0;
-  w->my_turn = w->abandoned = w->synchronised = false;
-  w->only_atomic = 0;
+  w->my_turn = w->abandoned = false;
+  w->order = 0;
+  w->hold = false;
   w->idle = 0;
   w->barrier = {};
-  begin_ptx(w->ptx, w->threads);
-  begin_async(w->async);
+  begin_copies(w->copies, w->threads);
+  begin_barriers(w->barriers);
+  begin_bulk(w->bulk);
   begin_warpgroups(w);
   w->dynamic_bytes = launch.dynamic_shared;
   w->dynamic_base = std::min(kStaticArena, (kDescribed - std::min(kDescribed, w->dynamic_bytes)) & ~size_t(1023));
@@ -139,12 +152,11 @@ static void prepare(Worker* w, uint64_t block) {
   for (unsigned i = 0; i < w->threads; i += kWarp) {
     Warp& warp = w->warp[i / kWarp];
     warp.gatherings = 0;
-    warp.alive = w->threads - i >= kWarp ? ~0u : (1u << (w->threads - i)) - 1;
+    warp.alive = w->lanes(i / kWarp);
+    warp.running = unsigned(__builtin_popcount(warp.alive));
+    w->named[i / kWarp].clear();
   }
-  if (w->tracer != nullptr) {
-    trace_begin(w);
-    races_begin(w);
-  }
+  for (Watcher* t : w->on_execution) t->begin_block();
 }
 
 // Any of the threads that can run goes next: results and traces must be the same.
@@ -155,20 +167,24 @@ static void shuffle_queue(Worker* w) {
 
 static bool answer_active_masks(Worker*);
 
+static void end_block(Worker* w) {
+  for (Watcher* t : w->on_execution) t->end_block();
+}
+
 void run_block(Worker* w, uint64_t block) {
   prepare(w, block);
   if (sigsetjmp(w->escape, 1) != 0) {  // a fault or a stop threw us out of a fiber
     w->current = nullptr;
     w->critical = 0;
     record_fault(w);
-    if (w->races != nullptr) races_end(w);
+    end_block(w);
     return;
   }
-  while (!w->abandoned && (w->queued > 0 || answer_active_masks(w) || async_progress(w, true))) {
+  while (!w->abandoned && (w->queued > 0 || answer_active_masks(w) || barrier_progress(w, true))) {
     if (w->idle > 4 * w->threads) {  // all who can run may be waiting for something that a copy brings, or a lane that asks
       w->idle = 0;
       answer_active_masks(w);
-      async_progress(w, false);
+      barrier_progress(w, false);
     }
     if (session.stop.load(std::memory_order_relaxed)) {
       record_stop(w);
@@ -187,8 +203,26 @@ void run_block(Worker* w, uint64_t block) {
     w->current = nullptr;
   }
   if (!w->abandoned && w->done < w->threads) record_deadlock(w);
-  if (!w->abandoned) end_async(w);
-  if (w->races != nullptr) races_end(w);
+  if (!w->abandoned) end_bulk(w);
+  end_block(w);
+}
+
+// A tool has asked for it; it makes the thread ready again.
+__attribute__((noinline)) static void hold(Worker* w) {
+  w->hold = false;
+  if (w->current->undisturbed) return;
+  w->current->state = State::Held;
+  stop(w);
+  wait();
+}
+
+// Where a basic block begins: gcc and clang put the calls in for -fsanitize-coverage=trace-pc.
+extern "C" void __sanitizer_cov_trace_pc() {
+  Worker* w = worker;
+  if (w == nullptr || w->current == nullptr) return;
+  for (Watcher* t : w->on_basic_blocks)
+    t->basic_block(reinterpret_cast<uintptr_t>(__builtin_return_address(0)), reinterpret_cast<uintptr_t>(__builtin_frame_address(0)));
+  if (w->hold) hold(w);
 }
 
 // ---- who am I
@@ -220,22 +254,19 @@ void rendezvous(unsigned mask, void* operand, Combine combine, Site site) {
     ++warp.gatherings;
     g->mask = mask;
     g->arrived = 0;
-    g->number = 2 * w->gathered++ + 1;
+    g->number = w->gathered++;
     g->combine = combine;
     g->site = site;
     memset(g->operand, 0, sizeof g->operand);
   }
   g->arrived |= bit;
   g->operand[t->number % kWarp] = operand;
-  if (w->tracer != nullptr) {
-    race_settle(w);
-    trace_sync(w, g->number);
-  }
+  for (Watcher* watcher : w->on_execution) watcher->comes(g->number);
   if (g->arrived != (mask & warp.alive)) {
     t->state = State::Waiting;
     t->site = site;
     t->mask = mask;
-    if (w->tracer != nullptr) trace_stopped(w, t->number / kWarp);
+    stop(w);
     wait();
     return;
   }
@@ -251,10 +282,7 @@ unsigned active_mask(Site site) {
   t->site = site;
   t->mask = 0;
   t->at = At::ActiveMask;
-  if (w->tracer != nullptr) {
-    race_settle(w);
-    trace_stopped(w, t->number / kWarp);
-  }
+  stop(w);
   wait();
   t->at = At::Instruction;
   return unsigned(t->answer);
@@ -296,19 +324,16 @@ int sync_block(BarrierVote kind, int predicate, Site site) {
     return 0;
   }
   b.count += predicate != 0;
-  if (w->tracer != nullptr) {
-    race_settle(w);
-    trace_barrier(w);
-  }
+  const BarrierPoint point{BarrierPoint::Block, 0, true, site.what};
+  for (Watcher* watcher : w->on_execution) watcher->arrives(point);
   if (++b.arrived < w->threads) {
-    if (w->tracer != nullptr) trace_stopped(w, t->number / kWarp);
+    stop(w);
     wait();
     return b.result;
   }
-  if (w->tracer != nullptr) trace_count(w, site.what, (w->threads + kWarp - 1) / kWarp);
+  for (Watcher* watcher : w->on_execution) watcher->completed(point);
   b.result = kind == BarrierVote::And ? b.count == w->threads : kind == BarrierVote::Or ? b.count > 0 : int(b.count);
   b.arrived = 0;
-  order_block(w);
   for (unsigned i = 0; i < w->threads; ++i)
     if (&w->thread[i] != t) w->ready(&w->thread[i]);
   t->state = State::Ready;
@@ -347,9 +372,13 @@ void* dynamic_shared(const char* name) {
 
 void name_shared(const char* name, uint64_t address) {
   Worker* w = worker;
-  if (w == nullptr || w->current == nullptr || w->tracer == nullptr) return;
+  if (w == nullptr || w->current == nullptr || !session.tracing) return;
   const uint64_t offset = address < kArena ? address : address - reinterpret_cast<uintptr_t>(w->arena);
-  if (offset >= w->dynamic_base && offset < w->dynamic_base + w->dynamic_bytes) trace_name(w, name, uint32_t(offset));
+  if (offset < w->dynamic_base || offset >= w->dynamic_base + w->dynamic_bytes) return;
+  ++w->critical;
+  add_named_place(w->named[w->current->number / kWarp], name, uint32_t(offset));
+  --w->critical;
+  for (Watcher* t : w->on_execution) t->named(name, uint32_t(offset));
 }
 
 uint32_t shared_address(const void* generic) {

@@ -1,159 +1,43 @@
-// TMA: tensor maps and bulk copies. PTX ISA, "Data Movement and Conversion Instructions", "Bulk copy" and "Tensor copy", and
-// "Tensors" for boxes, traversal strides and swizzles; CUDA Driver API, "Tensor Map Object Management".
+// Bulk copies of TMA. PTX ISA, "Data Movement and Conversion Instructions", "Bulk copy" and "Tensor copy".
 //
 // A copy to shared memory is made when the mbarrier that it reports to has to know of it (barrier.cpp). A copy from shared
 // memory reads when its thread waits for that, and writes when its thread waits for that; if it never does, when the
 // kernel ends.
-#include <cmath>
+#include "bulk_copy.h"
 
-#include "../include/emulator/rounding.h"
-#include "async.h"
+#include <map>
+#include <vector>
+
+#include "barrier.h"
+#include "grid.h"
+#include "memory.h"
+#include "report.h"
+#include "tool.h"
 
 namespace emu {
 
-// ---- tensor maps
+// A bulk copy from shared memory.
+struct BulkStore {
+  Box box;
+  BulkOp op;
+  bool read;
+  std::vector<char> data;           // what has been read
+  uintptr_t pc;
+  Site site;
+};
 
-static unsigned item_bytes(unsigned type) {
-  static const unsigned bytes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4};
-  return type < std::size(bytes) ? bytes[type] : 0;
-}
+struct BulkGroups {                 // of one thread
+  std::vector<BulkStore> store;     // oldest first
+  std::vector<size_t> group_end;    // of every committed group not waited for: the stores up to here
+  uint64_t waited = 0;              // so many groups have been waited for
+};
 
-static CUresult refuse(CUresult error, const char* why) {
-  session.hint = std::string("cuTensorMapEncodeTiled: ") + why;
-  return error;
-}
-
-CUresult encode_tiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* base, const cuuint64_t* size,
-                      const cuuint64_t* stride, const cuuint32_t* box, const cuuint32_t* step, CUtensorMapInterleave interleave,
-                      CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
-  const auto invalid = [](const char* why) { return refuse(CUDA_ERROR_INVALID_VALUE, why); };
-  const unsigned item = item_bytes(unsigned(type));
-  if (map == nullptr || reinterpret_cast<uintptr_t>(map) % 64 != 0) return invalid("the map must lie at a multiple of 64 bytes");
-  if (item == 0) return invalid("no such data type");
-  if (rank < 1 || rank > 5) return invalid("the rank must be 1 to 5");
-  if (base == nullptr || reinterpret_cast<uintptr_t>(base) % 16 != 0) return invalid("the address must be a multiple of 16 bytes");
-  if (size == nullptr || box == nullptr || step == nullptr || (rank > 1 && stride == nullptr)) return invalid("an array is missing");
-  if (unsigned(swizzle) > CU_TENSOR_MAP_SWIZZLE_128B || unsigned(promotion) > CU_TENSOR_MAP_L2_PROMOTION_L2_256B)
-    return invalid("no such swizzle or promotion");
-  if (interleave != CU_TENSOR_MAP_INTERLEAVE_NONE || fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)
-    return refuse(CUDA_ERROR_NOT_SUPPORTED, "the emulator knows neither interleaved layouts nor a fill of NaNs");
-  for (unsigned d = 0; d < rank; ++d) {
-    if (size[d] == 0 || size[d] > uint64_t(1) << 32) return invalid("a size must be 1 to 2^32");
-    if (box[d] == 0 || box[d] > 256) return invalid("a box has 1 to 256 elements in each dimension");
-    if (step[d] == 0 || step[d] > 8) return invalid("an element stride must be 1 to 8");
-    if (d > 0 && (stride[d - 1] % 16 != 0 || stride[d - 1] >= uint64_t(1) << 40))
-      return invalid("a stride must be a multiple of 16 bytes, less than 2^40");
-  }
-  if (box[0] * item % 16 != 0) return invalid("the box's innermost dimension must be a multiple of 16 bytes");
-  if (swizzle != CU_TENSOR_MAP_SWIZZLE_NONE && box[0] * item > 16u << unsigned(swizzle))
-    return invalid("the box's innermost dimension must not be longer than the swizzle's 32, 64 or 128 bytes");
-  TensorMap m = {};
-  m.magic = kTensorMap;
-  m.base = static_cast<char*>(base);
-  m.rank = uint8_t(rank), m.item = uint8_t(item), m.type = uint8_t(type), m.swizzle = uint8_t(swizzle);
-  m.box = box[0];
-  for (unsigned d = 0; d < 5; ++d) {
-    m.size[d] = d < rank ? size[d] : 1;
-    if (d == 0) continue;
-    m.stride[d - 1] = d < rank ? stride[d - 1] : 0;
-    m.step[d - 1] = d < rank ? uint8_t(step[d]) : 1;
-    m.rows[d - 1] = d < rank ? uint16_t((box[d] + step[d] - 1) / step[d]) : 1;
-  }
-  memset(map, 0, sizeof *map);
-  memcpy(map, &m, sizeof m);
-  return CUDA_SUCCESS;
-}
-
-void* driver_entry_point(const char* symbol) {
-  return strcmp(symbol, "cuTensorMapEncodeTiled") == 0 ? reinterpret_cast<void*>(encode_tiled) : nullptr;
-}
-
-// ---- boxes
-
-// Within 256, 512 or 1024 bytes of shared memory, 16-byte chunks trade places: the address's bits 4 to 6 or fewer of them
-// are combined with bits 7 to 9.
-static uint32_t swizzled(const TensorMap& m, uint32_t address) {
-  const uint32_t bits = ((1u << m.swizzle) - 1) << 4;
-  return address ^ (address >> 3 & bits);
-}
-
-void bulk_land(const Box& b) {
-  const uint32_t row = b.map.box * b.map.item;
-  std::vector<char> data(row);
-  each_row(b, [&](uint32_t place, const char* from, unsigned first, unsigned end) {
-    memset(data.data(), 0, row);
-    memcpy(data.data() + first * b.map.item, from + first * b.map.item, (end - first) * b.map.item);
-    for (uint32_t k = 0; k < row; k += 16) memcpy(worker->arena + swizzled(b.map, b.shared + place + k), data.data() + k, 16);
-  });
-}
-
-static std::vector<char> read_box(const Worker* w, const Box& b) {
-  std::vector<char> data(b.bytes);
-  for (uint32_t k = 0; k < b.bytes; k += 16) memcpy(data.data() + k, w->arena + swizzled(b.map, b.shared + k), 16);
-  return data;
-}
-
-template <class T>
-static void combine(BulkOp op, char* to, const char* from, unsigned count) {
-  for (unsigned i = 0; i < count; ++i) {
-    T a, b;
-    memcpy(&a, to + i * sizeof(T), sizeof(T));
-    memcpy(&b, from + i * sizeof(T), sizeof(T));
-    switch (op) {
-      case BulkOp::Add:
-        if constexpr (std::is_floating_point<T>::value) a += b;
-        else a = T(uint64_t(a) + uint64_t(b));
-        break;
-      case BulkOp::Min: a = b < a ? b : a; break;
-      case BulkOp::Max: a = a < b ? b : a; break;
-      default:
-        if constexpr (!std::is_floating_point<T>::value) {
-          if (op == BulkOp::Inc) a = a >= b ? T(0) : T(a + 1);
-          if (op == BulkOp::Dec) a = a == 0 || a > b ? b : T(a - 1);
-          if (op == BulkOp::And) a &= b;
-          if (op == BulkOp::Or) a |= b;
-          if (op == BulkOp::Xor) a ^= b;
-        }
-    }
-    memcpy(to + i * sizeof(T), &a, sizeof(T));
-  }
-}
-
-static void combine_halves(BulkOp op, bool brain, char* to, const char* from, unsigned count) {
-  for (unsigned i = 0; i < count; ++i) {
-    uint16_t a, b;
-    memcpy(&a, to + 2 * i, 2);
-    memcpy(&b, from + 2 * i, 2);
-    const float x = brain ? bfloat16_value(a) : half_value(a), y = brain ? bfloat16_value(b) : half_value(b);
-    const float z = op == BulkOp::Add ? x + y : op == BulkOp::Min ? std::fmin(x, y) : std::fmax(x, y);
-    a = brain ? bfloat16_bits(z) : half_bits(z);
-    memcpy(to + 2 * i, &a, 2);
-  }
-}
-
-static void combine_elements(const TensorMap& m, BulkOp op, char* to, const char* from, unsigned count) {
-  switch (m.type) {
-    case CU_TENSOR_MAP_DATA_TYPE_UINT32: return combine<uint32_t>(op, to, from, count);
-    case CU_TENSOR_MAP_DATA_TYPE_INT32: return combine<int32_t>(op, to, from, count);
-    case CU_TENSOR_MAP_DATA_TYPE_UINT64: return combine<uint64_t>(op, to, from, count);
-    case CU_TENSOR_MAP_DATA_TYPE_INT64: return combine<int64_t>(op, to, from, count);
-    case CU_TENSOR_MAP_DATA_TYPE_FLOAT16: return combine_halves(op, false, to, from, count);
-    case CU_TENSOR_MAP_DATA_TYPE_BFLOAT16: return combine_halves(op, true, to, from, count);
-    case CU_TENSOR_MAP_DATA_TYPE_FLOAT64: return combine<double>(op, to, from, count);
-    default: return combine<float>(op, to, from, count);
-  }
-}
-
-static void write_box(const Box& b, BulkOp op, const std::vector<char>& data) {
-  const unsigned item = b.map.item;
-  each_row(b, [&](uint32_t place, char* to, unsigned first, unsigned end) {
-    const char* from = data.data() + place + first * item;
-    if (op == BulkOp::Copy)
-      memcpy(to + first * item, from, (end - first) * item);
-    else
-      combine_elements(b.map, op, to + first * item, from, end - first);
-  });
-}
+struct BulkState {
+  std::map<unsigned, BulkGroups> of_thread;
+};
+BulkState* new_bulk_state() { return new BulkState; }
+void delete_bulk_state(BulkState* s) { delete s; }
+void begin_bulk(BulkState* s) { s->of_thread.clear(); }
 
 // Both ends of a copy that is being issued, `writes` to global memory or from it, and what it is for the X-ray.
 static void check_ends(const Box& b, Op op, bool writes, uintptr_t pc, Site site) {
@@ -167,45 +51,45 @@ static void check_ends(const Box& b, Op op, bool writes, uintptr_t pc, Site site
     if (end > first)
       bulk_access(op, writes, row + first * b.map.item, (end - first) * b.map.item, pc, site);
   });
-  trace_bulk(w, pc, op, b, site);
+  for (Watcher* t : w->on_execution) t->bulk_copy(op, b, pc, site);
 }
 
 void bulk_load(const Box& b, uint32_t mbarrier, Op op, uintptr_t pc, Site site) {
   Worker* w = worker;
+  const unsigned me = w->current->number;
   check_ends(b, op, false, pc, site);
-  const unsigned agent = proxy_agent(AgentKind::Mbarrier, mbarrier, w->current->number);
-  mbarrier_land(mbarrier, {b, 0, false, w->current->number, pc, site}, pc, site);
-  if (w->races != nullptr) {
-    proxy_write(w->arena + b.shared, b.bytes, pc);
-  } else if (memchr(w->written + b.shared, kInFlight, b.bytes) != nullptr) {
-    fail("in flight", 719, pc, site, "lets %s write %u bytes at %s, where a copy is under way", site.what, b.bytes,
-         shared_place(w, w->current->number / kWarp, b.shared).c_str());
-  }
-  async_issued(w->arena + b.shared, b.bytes, agent, pc, site);
+  mbarrier_land(mbarrier, {b, 0, false, me, pc, site}, pc, site);
+  const IssuedCopy copy{b.shared, b.bytes, {ActorKind::Mbarrier, mbarrier, me}, false, pc, site};
+  for (Watcher* t : w->on_memory) t->copy_issued(copy);
 }
 
 // ---- bulk groups
 
-static BulkGroups& groups_of(Worker* w, unsigned thread) { return w->async->bulk[thread]; }
+static BulkGroups& my_groups(Worker* w) {
+  ++w->critical;
+  BulkGroups& groups = w->bulk->of_thread[w->current->number];
+  --w->critical;
+  return groups;
+}
+static Actor my_agent(const Worker* w) { return {ActorKind::BulkGroup, w->current->number, w->current->number}; }
 
 void bulk_store(const Box& b, BulkOp what, Op op, uintptr_t pc, Site site) {
   Worker* w = worker;
-  const unsigned me = w->current->number;
   check_ends(b, op, true, pc, site);
-  proxy_read(proxy_agent(AgentKind::BulkGroup, me, me), w->arena + b.shared, b.bytes, pc, site);
+  begin_async_read(b.shared, b.bytes, my_agent(w), pc, site);
+  BulkGroups& g = my_groups(w);
   ++w->critical;
-  groups_of(w, me).store.push_back({b, what, false, {}, me, pc, site});
+  g.store.push_back({b, what, false, {}, pc, site});
   --w->critical;
 }
 
 void bulk_commit() {
   Worker* w = worker;
-  const unsigned me = w->current->number;
-  const uint32_t stamp = proxy_commit(proxy_agent(AgentKind::BulkGroup, me, me));
+  BulkGroups& g = my_groups(w);
   ++w->critical;
-  BulkGroups& g = groups_of(w, me);
-  g.group.push_back({g.store.size(), stamp});
+  g.group_end.push_back(g.store.size());
   --w->critical;
+  for (Watcher* t : w->on_execution) t->async_committed(my_agent(w));
 }
 
 static void read_store(Worker* w, BulkStore& s) {
@@ -216,10 +100,9 @@ static void read_store(Worker* w, BulkStore& s) {
 
 void bulk_wait(uint32_t left, bool reads_only) {
   Worker* w = worker;
-  const unsigned me = w->current->number;
-  BulkGroups& g = groups_of(w, me);
-  if (g.group.size() <= left) return;
-  const size_t groups = g.group.size() - left, stores = g.group[groups - 1].first;
+  BulkGroups& g = my_groups(w);
+  if (g.group_end.size() <= left) return;
+  const size_t groups = g.group_end.size() - left, stores = g.group_end[groups - 1];
   ++w->critical;
   bool sums = false;
   for (size_t i = 0; i < stores; ++i) {
@@ -227,25 +110,26 @@ void bulk_wait(uint32_t left, bool reads_only) {
     sums = sums || g.store[i].op != BulkOp::Copy;
   }
   --w->critical;
-  proxy_waited(proxy_agent(AgentKind::BulkGroup, me, me), g.group[groups - 1].second);
+  for (Watcher* t : w->on_execution) t->async_waited(my_agent(w), g.waited + groups - 1);
   if (reads_only) return;
   if (sums && !w->my_turn) wait_for_turn(w);  // sums are made in the order of the blocks, as those of atomics
   for (size_t i = 0; i < stores; ++i) write_box(g.store[i].box, g.store[i].op, g.store[i].data);
   ++w->critical;
   g.store.erase(g.store.begin(), g.store.begin() + long(stores));
-  g.group.erase(g.group.begin(), g.group.begin() + long(groups));
-  for (auto& [end, stamp] : g.group) end -= stores;
+  g.group_end.erase(g.group_end.begin(), g.group_end.begin() + long(groups));
+  for (size_t& end : g.group_end) end -= stores;
+  g.waited += groups;
   --w->critical;
 }
 
-void end_async(Worker* w) {
-  for (const auto& [at, b] : w->async->mbarrier)
+void end_bulk(Worker* w) {
+  for (const auto& [at, b] : w->barriers->mbarrier)
     for (const Landing& l : b.landing)
       if (!l.arrival)
         return record(w, "bulk copy", 719, l.pc, l.site, block_name(w) + " ends while the " + l.site.what + " of " +
                       thread_name(w, &w->thread[l.thread]) + " still writes its shared memory: nobody has waited for the mbarrier " +
                       mbarrier_name(w, at));
-  for (auto& [thread, g] : w->async->bulk)
+  for (auto& [thread, g] : w->bulk->of_thread)
     for (BulkStore& s : g.store) {
       if (!s.read)
         return record(w, "bulk copy", 719, s.pc, s.site, block_name(w) + " ends while the " + s.site.what + " of " +

@@ -1,3 +1,4 @@
+// Fibers: the switch, and stacks.
 #include "fiber.h"
 
 #include <sys/mman.h>
@@ -59,7 +60,7 @@ void* fiber_at(char* top, void (*entry)()) {
   return sp;
 }
 
-static size_t guard_bytes() {
+size_t guard_bytes() {
   static const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   return page;
 }

@@ -12,6 +12,8 @@ extern "C" void emu_switch(void** stopped, void* resume);
 // A fresh fiber that will call entry(); entry must never return.
 void* fiber_at(char* stack_top, void (*entry)());
 
+size_t guard_bytes();                        // of the page below a stack
+
 // Lazily mapped stacks, each above a guard page, so that endless recursion faults instead of eating its neighbour.
 class Stacks {
  public:

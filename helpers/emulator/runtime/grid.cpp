@@ -1,4 +1,6 @@
 // Launches: checks them as CUDA does, and runs the grid's blocks on a few OS threads.
+#include "grid.h"
+
 #include <link.h>
 #include <pthread.h>
 #include <unistd.h>
@@ -7,9 +9,16 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <set>
 #include <thread>
+#include <vector>
 
-#include "runtime.h"
+#include "../../toolchain/guard.h"
+#include "block.h"
+#include "memory.h"
+#include "notes.h"
+#include "report.h"
+#include "tool.h"
 
 namespace emu {
 
@@ -210,10 +219,43 @@ static int check_launch(const Launch& l) {
   return 0;
 }
 
+// The tools that watch this launch. A worker keeps its watchers from launch to launch; what only a trace needs is given back
+// by the next plain launch.
+static void attach_tools(Worker* w) {
+  w->watchers.resize(tools().size());
+  w->on_memory.clear(), w->on_execution.clear(), w->on_basic_blocks.clear();
+  for (size_t i = 0; i < tools().size(); ++i) {
+    std::unique_ptr<Watcher>& watcher = w->watchers[i];
+    if (!session.tracing && !tools()[i]->always()) {
+      watcher.reset();
+      continue;
+    }
+    if (watcher == nullptr) watcher = tools()[i]->watch(w);
+    if (watcher->hears & kMemory) w->on_memory.push_back(watcher.get());
+    if (!session.tracing) continue;
+    if (watcher->hears & kExecution) w->on_execution.push_back(watcher.get());
+    if (watcher->hears & kBasicBlocks) w->on_basic_blocks.push_back(watcher.get());
+  }
+}
+
+// What the workers have counted and noted goes to the session.
+static void collect(const Run& run, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    Worker* w = workers[i].get();
+    add_counters(w);
+    for (Watcher* t : w->on_execution) t->end_launch();
+    add_notes(*w->notes, run.number);
+    w->notes->clear();
+  }
+  if (session.tracing)
+    for (Tool* t : tools()) t->end_launch(run);
+}
+
 void launch(const Launch& l) {
   if (session.sticky != 0 || check_launch(l) != 0) return;
   Run run;
   run.launch = &l;
+  run.number = session.launches;
   run.blocks = uint64_t(l.grid[0]) * l.grid[1] * l.grid[2];
   run.threads = l.block[0] * l.block[1] * l.block[2];
   run.limit = run.blocks;
@@ -222,28 +264,26 @@ void launch(const Launch& l) {
   const size_t count = size_t(std::min<uint64_t>(session.os_threads, run.blocks));
   try {
     while (workers.size() < count) workers.push_back(std::make_unique<Worker>());
-    for (size_t i = 0; i < count; ++i) workers[i]->stacks.reserve(run.threads);
+    if (session.tracing)
+      for (Tool* t : tools()) t->begin_launch(run);
+    for (size_t i = 0; i < count; ++i) {
+      Worker* w = workers[i].get();
+      w->stacks.reserve(run.threads);
+      w->run = &run;
+      attach_tools(w);
+      for (Watcher* t : w->on_execution) t->begin_launch();
+    }
   } catch (const std::bad_alloc&) {
     set_error(2, "no memory for the stacks of the emulated threads; FA_EMULATOR_THREADS=1 takes the least");
     return;
   }
-  if (session.tracing) across_begin(run.across);
   session.run = &run;
   std::vector<std::thread> threads;
   for (size_t i = 0; i < count; ++i) {
     Worker* w = workers[i].get();
-    w->run = &run;
     w->extent_packed = l.block[0] | uint64_t(l.block[1]) << 16 | uint64_t(l.block[2]) << 32;
     w->grid_packed = l.grid[0] | uint64_t(l.grid[1]) << 32 | uint64_t(l.grid[2]) << 48;
     w->counter.assign(session.regions.size(), {});
-    if (!session.tracing) {
-      w->tracer.reset();
-      w->races.reset();
-    } else if (w->tracer == nullptr) {
-      w->tracer = std::make_unique<Tracer>();
-      w->races = std::make_unique<Races>();
-    }
-    if (session.tracing) races_begin_launch(w, run.across.count);
     threads.emplace_back(work, w);
   }
   for (std::thread& t : threads) t.join();
@@ -253,13 +293,7 @@ void launch(const Launch& l) {
     std::lock_guard<std::mutex> hold(session.lock);
     session.run = nullptr;
   }
-  for (size_t i = 0; i < count; ++i) {
-    add_counters(workers[i].get());
-    if (!session.tracing) continue;
-    trace_collect(workers[i].get(), session.launches);
-    races_collect(workers[i].get(), session.launches);
-  }
-  if (session.tracing) across_end(run.across, session.launches, run);
+  collect(run, count);
   ++session.launches;
   for (const Finding& f : run.findings)
     if (session.findings.empty() || f.block < session.findings[0].block) session.findings.assign(1, f);
@@ -276,9 +310,6 @@ extern "C" {
 void emu_begin(const Region* regions, int count, int os_threads, int tracing, uint64_t schedule) {
   session.regions.assign(regions, regions + count);
   session.counter.assign(size_t(count), {});
-  session.written.assign(size_t(count), {});
-  for (int i = 0; tracing != 0 && i < count; ++i)
-    if (!regions[i].given) session.written[size_t(i)].assign((regions[i].bytes + regions[i].item - 1) / regions[i].item, kUnwritten);
   session.findings.clear();
   session.output.clear();
   session.hint.clear();
@@ -286,9 +317,11 @@ void emu_begin(const Region* regions, int count, int os_threads, int tracing, ui
   session.sticky = session.last_error = 0;
   session.tracing = tracing != 0;
   session.schedule = schedule;
-  session.trace = {};
+  session.texts.clear();
   session.launches = 0;
   session.os_threads = os_threads > 0 ? unsigned(os_threads) : 1;
+  clear_notes();
+  for (Tool* t : tools()) t->begin_session();
   install_signals();
 }
 
@@ -313,13 +346,18 @@ int emu_call(int (*launcher)(const void*, void*), const void* arguments, void* s
     running.insert(pthread_self());
   }
   volatile int code = 0;
+  guard::begin();
   host = &h;
   if (sigsetjmp(h.escape, 1) == 0) {
     try {
       code = launcher(arguments, stream);
     } catch (...) {
+      char text[1024];
+      const void* thrown = guard::describe_exception(text, sizeof text);
+      h.kind = "exception", h.text = text;
       h.stop.signal = SIGABRT;
-      h.stop.pc = reinterpret_cast<uintptr_t>(launcher), h.stop.stack = h.stack_top;
+      h.stop.pc = thrown != nullptr ? reinterpret_cast<uintptr_t>(thrown) - 1 : reinterpret_cast<uintptr_t>(launcher);
+      h.stop.stack = h.stack_top;
     }
   }
   host = nullptr;
@@ -328,7 +366,10 @@ int emu_call(int (*launcher)(const void*, void*), const void* arguments, void* s
     running.erase(pthread_self());
   }
   sigaltstack(&before, nullptr);
-  if (h.stop.signal != 0) record_host_fault(h);
+  if (h.stop.signal != 0) {
+    record_host_fault(h);
+    guard::clean_up();
+  }
   // A launch then says nothing, as on a GPU; an X-ray mustn't show a kernel that never ran without a fault.
   if (code == 0 && session.tracing && session.sticky == 0 && session.last_error != 0) {
     session.hint += std::string(session.hint.empty() ? "" : "; ") + "fa_launch said cudaSuccess: after a launch it has to return cudaGetLastError()";
@@ -361,25 +402,6 @@ int emu_finding(Finding* f) {
 }
 
 void emu_counters(Counter* c) { memcpy(c, session.counter.data(), session.counter.size() * sizeof(Counter)); }
-
-// What a trace has counted; the arrays are valid until the next emu_begin.
-int emu_trace_rows(const TraceRow** rows) {
-  *rows = session.trace.rows.data();
-  return int(session.trace.rows.size());
-}
-
-int emu_found(const FoundRow** found) {
-  *found = session.trace.found.data();
-  return int(session.trace.found.size());
-}
-
-int emu_instructions(const TraceCount** counts) {
-  Trace& t = session.trace;
-  t.instructions.clear();
-  for (const auto& [what, count] : t.counts) t.instructions.push_back({what.c_str(), count});
-  *counts = t.instructions.data();
-  return int(t.instructions.size());
-}
 
 const char* emu_output() { return session.output.c_str(); }
 const char* emu_hint() { return session.hint.c_str(); }

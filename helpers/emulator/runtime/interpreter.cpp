@@ -1,9 +1,12 @@
-// The runtime's interpreter of PTX: the other half of emulator.cpp.
-#include "async.h"
-#include "ptx.cpp"
+// The runtime's interpreter of PTX: the other half of emulator.cpp. A file needs only those above it.
+#include "ptx_decoder.cpp"
 #include "ptx_arithmetic.cpp"
+#include "ptx_control.cpp"
 #include "ptx_matrix.cpp"
 #include "ptx_wgmma.cpp"
 #include "ptx_memory.cpp"
 #include "ptx_warp.cpp"
 #include "ptx_async.cpp"
+#include "ptx_special.cpp"
+#include "ptx_parser.cpp"
+#include "ptx.cpp"

@@ -1,46 +1,43 @@
 // Every load and store of a kernel calls here first: gcc and clang put the calls in for -fsanitize=thread, and these
-// functions stand in for ThreadSanitizer's library. An access that would go wrong is reported and never happens.
+// functions stand in for ThreadSanitizer's library. An access out of bounds is reported and never happens; of all others the
+// tools are told.
+#include "memory.h"
+
 #include <cstring>
 
-#include "async.h"
+#include "barrier.h"
+#include "block.h"
+#include "grid.h"
+#include "report.h"
+#include "tool.h"
+#include "warpgroup.h"
 
 namespace emu {
 
 StaticArray shared_array(const Worker* w, size_t offset) {
   if (offset >= w->dynamic_base) return {nullptr, "dynamic shared memory", w->dynamic_base, w->dynamic_bytes, {}};
-  StaticArray nearest = {nullptr, "shared memory", 0, 0, {}};
-  for (unsigned i = 0; i < w->arrays && w->array[i].offset <= offset; ++i) nearest = w->array[i];
-  return nearest;
+  unsigned up_to = 0;
+  while (up_to < w->arrays && w->array[up_to].offset <= offset) ++up_to;
+  return up_to == 0 ? StaticArray{nullptr, "shared memory", 0, 0, {}} : w->array[up_to - 1];
 }
 
 namespace {
 
 constexpr size_t kNull = 64 << 10;  // addresses below are taken for null plus an offset
 
-const char* verb(bool write) { return write ? "writes" : "reads"; }
+bool in_one_array(const Worker* w, size_t offset, size_t bytes) {
+  if (offset >= w->dynamic_base) return offset + bytes <= w->dynamic_base + w->dynamic_bytes;
+  for (unsigned i = 0; i < w->arrays && w->array[i].offset <= offset; ++i)
+    if (offset + bytes <= w->array[i].offset + w->array[i].bytes) return true;
+  return false;
+}
 
-bool writes(Op op) { return op == Op::Store || op == Op::StoreMatrix || op == Op::AsyncCopy; }
-
-void shared_access(Worker* w, size_t offset, size_t bytes, Op op, uintptr_t pc, const Site& site) {
-  const bool write = writes(op);
+void check_shared(const Worker* w, size_t offset, size_t bytes, bool write, uintptr_t pc, const Site& site) {
+  if (in_one_array(w, offset, bytes)) return;
   const StaticArray array = shared_array(w, offset);
   const size_t at = offset - array.offset;
-  if (at + bytes > array.bytes)
-    fail("out of bounds", 700, pc, site, "%s %zu bytes at %s + %zu bytes, %zu past its end (it has %zu bytes)",
-         verb(write), bytes, array.name, at, at + bytes - array.bytes, array.bytes);
-  unsigned char* state = w->written + offset;
-  const bool tracing = w->races != nullptr;  // then what is wrong is noted, and the kernel goes on
-  if (tracing)
-    race_access(w, offset, bytes, op, pc);
-  else if (memchr(state, kInFlight, bytes) != nullptr)
-    fail("in flight", 719, pc, site, "%s %zu bytes at %s + %zu bytes, which a copy may still be writing", verb(write),
-         bytes, array.name, at);
-  if (!write && memchr(state, kUnwritten, bytes) != nullptr) {
-    if (tracing) return race_unwritten(w, offset, bytes, pc);
-    fail("uninitialised shared memory", 719, pc, site, "reads %zu bytes at %s + %zu bytes, which nobody has written", bytes,
-         array.name, at);
-  }
-  if (op == Op::Store || op == Op::StoreMatrix) memset(state, kWritten, bytes);
+  fail("out of bounds", 700, pc, site, "%s %zu bytes at %s + %zu bytes, %zu past its end (it has %zu bytes)",
+       verb(write), bytes, array.name, at, at + bytes - array.bytes, array.bytes);
 }
 
 // A strided view owns only the rows it strides over; what lies between them is its neighbour's.
@@ -52,15 +49,6 @@ bool between_rows(const Region& r, uint64_t offset) {
     offset %= stride;
   }
   return offset >= r.item;
-}
-
-// An output or a workspace that a trace follows: what has been written to it?
-void element_access(Worker* w, size_t region, uint64_t at, size_t bytes, Op op, uintptr_t pc) {
-  const uint64_t item = session.regions[region].item, first = at / item, count = (at + bytes - 1) / item - first + 1;
-  race_global(w, region, at, bytes, op, pc);
-  unsigned char* state = session.written[region].data() + first;
-  if (!writes(op) && memchr(state, kUnwritten, count) != nullptr) race_unwritten_tensor(w, region, at, bytes, pc);
-  if (writes(op) || op == Op::Atomic) memset(state, kWritten, count);
 }
 
 // The kernel's constants and __device__ variables, and its parameters.
@@ -150,42 +138,34 @@ void misaligned(const char* does, uintptr_t address, size_t bytes, uintptr_t pc,
 namespace {
 
 // An access to anything but the thread's own stack.
-__attribute__((noinline)) void access_beyond_stack(Worker* w, uintptr_t address, size_t bytes, Op op, EventKind kind, uintptr_t pc,
+__attribute__((noinline)) void access_beyond_stack(Worker* w, uintptr_t address, size_t bytes, Op op, Access::Kind kind, uintptr_t pc,
                                                    const Site& site, uintptr_t frame) {
   const bool write = writes(op);
-  if (kind == EventKind::Access && (address & (bytes - 1)) != 0)
-    misaligned(verb(write), address, bytes, pc, site);
-  if (w->races != nullptr) race_settle(w);
-  const uintptr_t offset = address - reinterpret_cast<uintptr_t>(w->arena);
-  if (offset < kArena) {
-    shared_access(w, offset, bytes, op, pc, site);
-    if (w->tracer != nullptr) trace_access(w, address, kShared, bytes, uint8_t(op), kind, pc, site, frame);
+  if (kind == Access::Element && (address & (bytes - 1)) != 0) misaligned(verb(write), address, bytes, pc, site);
+  Access a{kind, op, kShared, w->order, address, address - reinterpret_cast<uintptr_t>(w->arena), bytes, pc, frame, site};
+  if (a.offset < kArena) {
+    check_shared(w, a.offset, bytes, write, pc, site);
+  } else if (op == Op::LoadMatrix || op == Op::StoreMatrix || op == Op::AsyncCopy) {
+    fail("out of bounds", 700, pc, site, "%s %zu bytes outside of shared memory, where %s can't go", verb(write), bytes, site.what);
+  } else if (const int found = region_at(address, bytes); found >= 0) {
+    a.target = uint16_t(found);
+    a.offset = address - reinterpret_cast<uintptr_t>(session.regions[a.target].base);
+    if (!write) w->counter[a.target].read += bytes;
+    if (write || op == Op::Atomic) w->counter[a.target].written += bytes;
+  } else if (allocated(address, bytes)) {
+    a.target = kAllocated;
+    a.offset = 0;
+  } else {
+    if (!known_elsewhere(w, address)) out_of_bounds(w, address, bytes, write, pc, site);
     return;
   }
-  if (op == Op::LoadMatrix || op == Op::StoreMatrix || op == Op::AsyncCopy)
-    fail("out of bounds", 700, pc, site, "%s %zu bytes outside of shared memory, where %s can't go", verb(write), bytes,
-         site.what);
-  const int found = region_at(address, bytes);
-  if (found >= 0) {
-    const size_t i = size_t(found);
-    const uint64_t at = address - reinterpret_cast<uintptr_t>(session.regions[i].base);
-    if (!write) w->counter[i].read += bytes;
-    if (write || op == Op::Atomic) w->counter[i].written += bytes;
-    if (!session.written[i].empty()) element_access(w, i, at, bytes, op, pc);
-    if (w->tracer != nullptr) trace_access(w, address, uint16_t(i), bytes, uint8_t(op), kind, pc, site, frame);
-    return;
-  }
-  if (allocated(address, bytes)) {
-    if (w->tracer != nullptr) trace_access(w, address, kAllocated, bytes, uint8_t(op), kind, pc, site, frame);
-    return;
-  }
-  if (!known_elsewhere(w, address)) out_of_bounds(w, address, bytes, write, pc, site);
+  for (Watcher* t : w->on_memory) t->access(a);
 }
 
 const Site kNoSite = {};
 
 // Most accesses end here: what a GPU keeps in registers lies on a thread's stack.
-__attribute__((always_inline)) inline void access(uintptr_t address, size_t bytes, Op op, EventKind kind, uintptr_t pc, const Site& site,
+__attribute__((always_inline)) inline void access(uintptr_t address, size_t bytes, Op op, Access::Kind kind, uintptr_t pc, const Site& site,
                                                   uintptr_t frame) {
   Worker* w = worker;
   if (w == nullptr) return;  // host code
@@ -205,25 +185,14 @@ void check_bounds(size_t offset, size_t bytes, bool write, uintptr_t pc, Site si
          write ? "write" : "read", bytes, array.name, at, at + bytes - array.bytes, array.bytes);
 }
 
-void check_async_read(size_t offset, size_t bytes, uintptr_t pc, Site site) {
-  Worker* w = worker;
+void begin_async_read(size_t offset, size_t bytes, const Actor& actor, uintptr_t pc, Site site) {
   check_bounds(offset, bytes, false, pc, site);
-  const StaticArray array = shared_array(w, offset);
-  const size_t at = offset - array.offset;
-  const unsigned char* state = w->written + offset;
-  const bool tracing = w->races != nullptr;
-  if (!tracing && memchr(state, kInFlight, bytes) != nullptr)
-    fail("in flight", 719, pc, site, "lets %s read %zu bytes at %s + %zu bytes, which a copy may still be writing", site.what, bytes,
-         array.name, at);
-  if (memchr(state, kUnwritten, bytes) == nullptr) return;
-  if (tracing) return race_unwritten(w, offset, bytes, pc);
-  fail("uninitialised shared memory", 719, pc, site, "lets %s read %zu bytes at %s + %zu bytes, which nobody has written", site.what,
-       bytes, array.name, at);
+  for (Watcher* t : worker->on_memory) t->async_read(offset, bytes, actor, pc, site);
 }
 
 std::string shared_place(const Worker* w, unsigned warp, size_t offset) {
   size_t begin;
-  const std::string name = shared_name(w, w->tracer == nullptr ? std::vector<NamedPlace>() : w->tracer->warp[warp].named_now, offset, &begin);
+  const std::string name = shared_name(w, w->named[warp], offset, &begin);
   const StaticArray array = shared_array(w, offset);
   size_t at = offset - begin;
   if (offset >= w->dynamic_base || array.shape.dims == 0 || array.shape.item == 0 || at % array.shape.item != 0)
@@ -235,28 +204,22 @@ std::string shared_place(const Worker* w, unsigned warp, size_t offset) {
   return name + indices;
 }
 
-// cudaMemset and cudaMemcpy in the launcher's own code.
-static void host_wrote(const void* p, size_t bytes) {
-  for (size_t i = 0; i < session.written.size(); ++i) {
-    const Region& r = session.regions[i];
-    const uint64_t at = reinterpret_cast<uintptr_t>(p) - reinterpret_cast<uintptr_t>(r.base);
-    if (session.written[i].empty() || at >= r.bytes || at + bytes > r.bytes) continue;
-    memset(session.written[i].data() + at / r.item, kWritten, (at + bytes - 1) / r.item - at / r.item + 1);
-  }
-}
-
 static void access_range(const void* p, size_t bytes, Op op, uintptr_t pc, uintptr_t frame) {
-  if (worker == nullptr && bytes > 0 && op == Op::Store) host_wrote(p, bytes);
-  if (bytes > 0) access(reinterpret_cast<uintptr_t>(p), bytes, op, EventKind::Range, pc, kNoSite, frame);
+  if (bytes == 0) return;
+  if (worker == nullptr && op == Op::Store)
+    for (Tool* t : tools()) t->host_wrote(p, bytes);
+  access(reinterpret_cast<uintptr_t>(p), bytes, op, Access::Range, pc, kNoSite, frame);
 }
 
 void check_access(Op op, const void* p, size_t bytes, uintptr_t pc, Site site) {
-  if (op != Op::NoAddress) {
-    if (bytes > 0) access(reinterpret_cast<uintptr_t>(p), bytes, op, EventKind::Access, pc, site, 0);
-    return;
-  }
-  Worker* w = worker;
-  if (w->tracer != nullptr) trace_access(w, 0, kShared, 16, uint8_t(op), EventKind::Access, pc, site, 0);
+  if (op == Op::NoAddress)
+    for (Watcher* t : worker->on_execution) t->no_address(pc, site);
+  else if (bytes > 0)
+    access(reinterpret_cast<uintptr_t>(p), bytes, op, Access::Element, pc, site, 0);
+}
+
+void count_instruction(Worker* w, uintptr_t pc, const Site& site) {
+  for (Watcher* t : w->on_execution) t->instruction(pc, site);
 }
 
 void bulk_access(Op op, bool write, const void* p, size_t bytes, uintptr_t pc, Site site) {
@@ -271,10 +234,9 @@ void bulk_access(Op op, bool write, const void* p, size_t bytes, uintptr_t pc, S
   const size_t i = size_t(found);
   if (!write || sum) w->counter[i].read += bytes;
   if (write) w->counter[i].written += bytes;
-  if (session.written[i].empty()) return;
-  race_settle(w);
-  element_access(w, i, address - reinterpret_cast<uintptr_t>(session.regions[i].base), bytes, sum ? Op::Atomic : write ? Op::AsyncCopy : Op::Load,
-                 pc);
+  const Access a{Access::BulkRow, sum ? Op::Atomic : write ? Op::AsyncCopy : Op::Load, uint16_t(i), kWeak, address,
+                 address - reinterpret_cast<uintptr_t>(session.regions[i].base), bytes, pc, 0, site};
+  for (Watcher* t : w->on_memory) t->access(a);
 }
 
 const char* shared_name(const Worker* w, const std::vector<NamedPlace>& named, size_t offset, size_t* begin) {
@@ -287,18 +249,13 @@ const char* shared_name(const Worker* w, const std::vector<NamedPlace>& named, s
   return name;
 }
 
-void async_issued(void* shared, size_t bytes, unsigned actor, uintptr_t pc, Site) {
-  Worker* w = worker;
-  const size_t offset = size_t(static_cast<char*>(shared) - w->arena);
-  memset(w->written + offset, kInFlight, bytes);
-  if (w->races != nullptr) race_issued(w, offset, bytes, actor, pc);
-}
-
-void async_landed(void* shared, size_t bytes, unsigned actor) {
-  Worker* w = worker;
-  const size_t offset = size_t(static_cast<char*>(shared) - w->arena);
-  memset(w->written + offset, kWritten, bytes);
-  if (w->races != nullptr) race_landed(w, offset, bytes, actor);
+void add_named_place(std::vector<NamedPlace>& named, const char* name, uint32_t offset) {
+  for (NamedPlace& n : named) {
+    if (n.offset != offset) continue;
+    n.name = name;
+    return;
+  }
+  if (named.size() < 64) named.push_back({name, offset});
 }
 
 void add_counters(Worker* w) {
@@ -308,7 +265,7 @@ void add_counters(Worker* w) {
   }
 }
 
-static bool in_global(const Worker* w, const void* p) {
+bool in_global(const Worker* w, const void* p) {
   const uintptr_t address = reinterpret_cast<uintptr_t>(p);
   return address - reinterpret_cast<uintptr_t>(w->arena) >= kArena && address - w->current->stack >= kStackBytes;
 }
@@ -316,20 +273,16 @@ static bool in_global(const Worker* w, const void* p) {
 // Other threads of the block run after some turns of a loop that does nothing but look at a flag.
 void spin(const void* flag, uintptr_t atomic) {
   Worker* w = worker;
-  if (in_global(w, flag)) {
-    w->only_atomic = !w->synchronised || w->only_atomic == atomic ? atomic : 0;
-    w->synchronised = true;
-  }
+  for (Watcher* t : w->on_execution) t->polls(flag, atomic);
   if (++w->current->spins % 16 == 0) yield();
 }
 
 void strong_access(Op op, const void* p, size_t bytes, unsigned order, uintptr_t pc, Site site) {
   Worker* w = worker;
-  if (w->races != nullptr) w->races->strong = (order & kStrong) != 0;
+  w->order = order;
   check_access(op, p, bytes, pc, site);
-  if (w->races == nullptr) return;
-  w->races->strong = false;
-  race_flag(w, p, order);
+  w->order = kWeak;
+  for (Watcher* t : w->on_execution) t->strong_access(p, order);
 }
 
 void before_atomic(const void* p, unsigned bytes, uintptr_t pc, Site site, unsigned order) {
@@ -350,32 +303,30 @@ static bool is_flag(const void* p) {
   return w != nullptr && w->current != nullptr && reinterpret_cast<uintptr_t>(p) - w->current->stack >= kStackBytes;
 }
 static void begin_volatile(const void* p, bool write) {
-  Worker* w = worker;
   if (!write) spin(p, 0);
-  if (w->races != nullptr) w->races->strong = !write || w->races->flags.fenced.count(w->current->number) != 0;
+  worker->order = write ? kVolatile | kWrites : kStrong | kReads;
 }
 static void end_volatile(const void* p, bool write) {
   Worker* w = worker;
-  if (w->races == nullptr) return;
-  w->races->strong = false;
-  race_flag(w, p, write ? kWrites : kReads);
+  w->order = kWeak;
+  for (Watcher* t : w->on_execution) t->strong_access(p, write ? kWrites : kReads);
 }
 
 #define EMU_PC reinterpret_cast<uintptr_t>(__builtin_return_address(0))
 #define EMU_FRAME reinterpret_cast<uintptr_t>(__builtin_frame_address(0))
-#define EMU_ACCESS(n, op, kind) access(reinterpret_cast<uintptr_t>(p), n, Op::op, EventKind::kind, EMU_PC, kNoSite, EMU_FRAME)
+#define EMU_ACCESS(n, op, kind) access(reinterpret_cast<uintptr_t>(p), n, Op::op, Access::kind, EMU_PC, kNoSite, EMU_FRAME)
 
 #define EMU_VOLATILE(n, op, write)    \
   const bool flag = is_flag(p);       \
   if (flag) begin_volatile(p, write); \
-  EMU_ACCESS(n, op, Access);          \
+  EMU_ACCESS(n, op, Element);          \
   if (flag) end_volatile(p, write)
 
 extern "C" {
 
 #define EMU_CALLBACKS(n)                                                             \
-  void __tsan_read##n(void* p) { EMU_ACCESS(n, Load, Access); }                      \
-  void __tsan_write##n(void* p) { EMU_ACCESS(n, Store, Access); }                    \
+  void __tsan_read##n(void* p) { EMU_ACCESS(n, Load, Element); }                     \
+  void __tsan_write##n(void* p) { EMU_ACCESS(n, Store, Element); }                   \
   void __tsan_unaligned_read##n(void* p) { EMU_ACCESS(n, Load, Loose); }             \
   void __tsan_unaligned_write##n(void* p) { EMU_ACCESS(n, Store, Loose); }           \
   void __tsan_volatile_read##n(void* p) { EMU_VOLATILE(n, Load, false); }            \

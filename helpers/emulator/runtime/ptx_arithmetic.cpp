@@ -4,7 +4,8 @@
 #include <cmath>
 #include <type_traits>
 
-#include "ptx_program.h"
+#include "../include/emulator/rounding.h"
+#include "ptx_families.h"
 
 namespace emu::ptx {
 
@@ -283,7 +284,7 @@ void decode_simple(Decoder& d, Run (*choose)(Type, bool, bool, bool), size_t sou
   for (size_t i = 1; i <= sources; ++i) d.source(i, t);
   if (!saturated) return;
   Instruction then = d.out;  // computed here, saturated by what follows
-  d.statement.emit(std::move(d.out));
+  d.assembly.emit(std::move(d.out));
   d.out = std::move(then);
   d.out.run = saturate<float>;
 }

@@ -1,11 +1,23 @@
 // Barriers of part of a block, mbarriers and bulk copies. PTX ISA, "Parallel Synchronization and Communication Instructions"
 // and "Data Movement and Conversion Instructions" (cp.async.bulk and its kin).
-#include "async.h"
-#include "ptx_program.h"
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "async_copy.h"
+#include "barrier.h"
+#include "bulk_copy.h"
+#include "memory.h"
+#include "ptx_families.h"
+#include "report.h"
+#include "tensor_map.h"
+#include "worker.h"
 
 namespace emu::ptx {
 
 namespace {
+
+void hint(Frame&, const Instruction&) {}
 
 // Shared memory by the address of a register: 32 bits of its window, or a generic pointer.
 uint32_t shared_offset(const Frame& f, const Instruction& i, Ref r, bool generic) {
@@ -36,7 +48,7 @@ void come_to_barrier(Frame& f, const Instruction& i) {
   if (id == 0 && count == worker->threads && (i.offset & kWaits)) {
     answer = sync_block(vote, yes, here(f, i));
   } else {
-    trace_instruction(worker, f.pc, i.site);
+    count_instruction(worker, f.pc, i.site);
     answer = named_barrier(id, count, i.offset & kWaits, vote, yes, i.offset & kAligned, f.pc, i.site);
   }
   if (!i.d.empty()) put(f, i.d[0], uint32_t(answer));
@@ -87,19 +99,19 @@ uint32_t mbarrier_of(const Frame& f, const Instruction& i, size_t source = 0) {
 }
 
 void init(Frame& f, const Instruction& i) {
-  trace_instruction(worker, f.pc, i.site);
+  count_instruction(worker, f.pc, i.site);
   mbarrier_init(mbarrier_of(f, i), get<uint32_t>(f, i.s[1]), f.pc, i.site);
 }
 void inval(Frame& f, const Instruction& i) { mbarrier_inval(mbarrier_of(f, i), f.pc, i.site); }
 
 void expect_tx(Frame& f, const Instruction& i) {
-  trace_instruction(worker, f.pc, i.site);
+  count_instruction(worker, f.pc, i.site);
   const int64_t bytes = get<uint32_t>(f, i.s[1]);
   mbarrier_expect(mbarrier_of(f, i), i.offset & kComes ? -bytes : bytes, f.pc, i.site);
 }
 
 void arrive(Frame& f, const Instruction& i) {
-  trace_instruction(worker, f.pc, i.site);
+  count_instruction(worker, f.pc, i.site);
   const uint32_t operand = i.s.size() > 1 ? get<uint32_t>(f, i.s[1]) : 1;
   const bool expects = i.offset & kExpect;
   const uint64_t state = mbarrier_arrive(mbarrier_of(f, i), expects ? 1 : operand, expects ? operand : 0, i.offset & kDrop,
@@ -108,7 +120,7 @@ void arrive(Frame& f, const Instruction& i) {
 }
 
 void wait_for_phase(Frame& f, const Instruction& i) {
-  trace_instruction(worker, f.pc, i.site);
+  count_instruction(worker, f.pc, i.site);
   const bool parity = i.offset & kParity;
   const uint64_t phase = parity ? get<uint32_t>(f, i.s[1]) : get(f, i.s[1]);
   if (parity && phase > 1)
@@ -120,10 +132,10 @@ void pending_count(Frame& f, const Instruction& i) { put(f, i.d[0], get<uint32_t
 
 void land_with_copies(Frame& f, const Instruction& i) {
   Worker* w = worker;
-  trace_instruction(w, f.pc, i.site);
+  count_instruction(w, f.pc, i.site);
   const uint32_t at = mbarrier_of(f, i);
   mbarrier_land(at, {{}, copies_issued(w, w->current->number), true, w->current->number, f.pc, i.site}, f.pc, i.site);
-  if (i.count == 0) ++w->async->mbarrier[at].pending;  // without .noinc
+  if (i.count == 0) ++w->barriers->mbarrier[at].pending;  // without .noinc
 }
 
 void take_sem(Decoder& d) {
@@ -133,82 +145,94 @@ void take_sem(Decoder& d) {
   if (!d.take("shared") && !d.take("shared::cluster")) d.out.offset |= kGeneric;
 }
 
+void mbarrier_address(Decoder& d, size_t n) { d.address(n, !(d.out.offset & kGeneric)); }
+
+bool decode_init(Decoder& d, bool inval) {
+  take_sem(d);
+  d.take("b64");
+  d.expect(inval ? 1 : 2);
+  mbarrier_address(d, 0);
+  if (!inval) d.source(1, Type::u32);
+  d.out.run = inval ? ptx::inval : init;
+  call_it(d, inval ? "mbarrier.inval" : "mbarrier.init");
+  return true;
+}
+
+bool decode_pending_count(Decoder& d) {
+  d.take("b64");
+  d.expect(2);
+  d.destination(0, Type::u32);
+  d.source(1, Type::b64);
+  d.out.run = pending_count;
+  return true;
+}
+
+bool decode_wait(Decoder& d, bool tries) {
+  if (d.take("parity")) d.out.offset |= kParity;
+  take_sem(d);
+  d.take("b64");
+  d.expect(3, tries ? 4 : 3);
+  d.destination(0, Type::pred);
+  mbarrier_address(d, 1);
+  d.source(2, d.out.offset & kParity ? Type::u32 : Type::b64);
+  d.out.run = wait_for_phase;
+  call_it(d, tries ? "mbarrier.try_wait" : "mbarrier.test_wait");
+  return true;
+}
+
+bool decode_arrive(Decoder& d, bool drop) {
+  if (drop) d.out.offset |= kDrop;
+  d.take("arrive");
+  if (d.take("expect_tx")) d.out.offset |= kExpect;
+  if (d.take("noComplete")) d.out.offset |= kNoComplete;
+  take_sem(d);
+  d.take("b64");
+  const bool expects = d.out.offset & kExpect, counts = d.out.offset & kNoComplete;
+  // The state may be left out where it would mean nothing: [addr], or _, [addr].
+  const size_t first = d.operands[0].kind == Operand::Address ? 0 : 1;
+  d.expect(first + (expects || counts ? 2 : 1), first + 2);
+  if (first == 1 && d.operands[0].kind != Operand::Sink) d.destination(0, Type::b64);
+  mbarrier_address(d, first);
+  if (d.operands.size() > first + 1) d.source(first + 1, Type::u32);
+  d.out.run = arrive;
+  call_it(d, std::string("mbarrier.arrive") + (drop ? "_drop" : "") + (expects ? ".expect_tx" : ""));
+  return true;
+}
+
+bool decode_tx(Decoder& d, bool comes) {
+  if (comes) d.out.offset |= kComes;
+  take_sem(d);
+  d.take("b64");
+  d.expect(2);
+  mbarrier_address(d, 0);
+  d.source(1, Type::u32);
+  d.out.run = expect_tx;
+  call_it(d, comes ? "mbarrier.complete_tx" : "mbarrier.expect_tx");
+  return true;
+}
+
 bool decode_mbarrier(Decoder& d) {
-  const auto address = [&](size_t n) { d.address(n, !(d.out.offset & kGeneric)); };
-  if (d.take("init") || has(d, "inval")) {
-    const bool inval = d.take("inval");
-    take_sem(d);
-    d.take("b64");
-    d.expect(inval ? 1 : 2);
-    address(0);
-    if (!inval) d.source(1, Type::u32);
-    d.out.run = inval ? ptx::inval : init;
-    call_it(d, inval ? "mbarrier.inval" : "mbarrier.init");
-    return true;
-  }
-  if (d.take("pending_count")) {
-    d.take("b64");
-    d.expect(2);
-    d.destination(0, Type::u32);
-    d.source(1, Type::b64);
-    d.out.run = pending_count;
-    return true;
-  }
-  const bool tries = has(d, "try_wait");
-  if (d.take("test_wait") || d.take("try_wait")) {
-    if (d.take("parity")) d.out.offset |= kParity;
-    take_sem(d);
-    d.take("b64");
-    d.expect(3, tries ? 4 : 3);
-    d.destination(0, Type::pred);
-    address(1);
-    d.source(2, d.out.offset & kParity ? Type::u32 : Type::b64);
-    d.out.run = wait_for_phase;
-    call_it(d, tries ? "mbarrier.try_wait" : "mbarrier.test_wait");
-    return true;
-  }
-  if (has(d, "arrive") || has(d, "arrive_drop")) {
-    if (d.take("arrive_drop")) d.out.offset |= kDrop;
-    d.take("arrive");
-    if (d.take("expect_tx")) d.out.offset |= kExpect;
-    if (d.take("noComplete")) d.out.offset |= kNoComplete;
-    take_sem(d);
-    d.take("b64");
-    const bool expects = d.out.offset & kExpect, counts = d.out.offset & kNoComplete;
-    // The state may be left out where it would mean nothing: [addr], or _, [addr].
-    const size_t first = d.operands[0].kind == Operand::Address ? 0 : 1;
-    d.expect(first + (expects || counts ? 2 : 1), first + 2);
-    if (first == 1 && d.operands[0].kind != Operand::Sink) d.destination(0, Type::b64);
-    address(first);
-    if (d.operands.size() > first + 1) d.source(first + 1, Type::u32);
-    d.out.run = arrive;
-    call_it(d, std::string("mbarrier.arrive") + (d.out.offset & kDrop ? "_drop" : "") + (expects ? ".expect_tx" : ""));
-    return true;
-  }
-  const bool comes = has(d, "complete_tx");
-  if (d.take("expect_tx") || d.take("complete_tx")) {
-    if (comes) d.out.offset |= kComes;
-    take_sem(d);
-    d.take("b64");
-    d.expect(2);
-    address(0);
-    d.source(1, Type::u32);
-    d.out.run = expect_tx;
-    call_it(d, comes ? "mbarrier.complete_tx" : "mbarrier.expect_tx");
-    return true;
-  }
+  if (d.take("init")) return decode_init(d, false);
+  if (d.take("inval")) return decode_init(d, true);
+  if (d.take("pending_count")) return decode_pending_count(d);
+  if (d.take("test_wait")) return decode_wait(d, false);
+  if (d.take("try_wait")) return decode_wait(d, true);
+  if (d.take("arrive_drop")) return decode_arrive(d, true);
+  if (d.take("arrive")) return decode_arrive(d, false);
+  if (d.take("complete_tx")) return decode_tx(d, true);
+  if (d.take("expect_tx")) return decode_tx(d, false);
   return false;
 }
 
 // ---- fences
 
 void fence_init(Frame& f, const Instruction& i) {
-  trace_instruction(worker, f.pc, i.site);
-  mbarrier_fence();
+  count_instruction(worker, f.pc, i.site);
+  fence_mbarrier_init();
 }
 void fence_async(Frame& f, const Instruction& i) {
-  trace_instruction(worker, f.pc, i.site);
-  proxy_fence();
+  count_instruction(worker, f.pc, i.site);
+  fence_proxy_async();
 }
 
 bool decode_fence(Decoder& d) {
@@ -223,12 +247,12 @@ bool decode_fence(Decoder& d) {
   d.take("proxy");
   if (d.take("alias") || has(d, "tensormap::generic")) {  // neither can matter here: one address per variable, maps are read at once
     d.qualifiers.clear();
-    d.out.run = nothing;
+    d.out.run = hint;
     return true;
   }
   if (!d.take("async")) return false;
   d.expect(0);
-  d.out.run = d.take("global") ? nothing : fence_async;  // of global memory nothing is known here
+  d.out.run = d.take("global") ? hint : fence_async;  // of global memory nothing is known here
   d.take("shared");
   d.take("shared::cluster");
   call_it(d, "fence.proxy.async");
@@ -269,7 +293,7 @@ Box box_of(const Frame& f, const Instruction& i) {
 }
 
 void copy_bulk(Frame& f, const Instruction& i) {
-  trace_instruction(worker, f.pc, i.site);
+  count_instruction(worker, f.pc, i.site);
   const Box b = box_of(f, i);
   const BulkOp what = BulkOp(i.offset & 0xff);
   const bool tensor = i.offset & kTensor;
@@ -279,11 +303,11 @@ void copy_bulk(Frame& f, const Instruction& i) {
 }
 
 void commit_bulk(Frame& f, const Instruction& i) {
-  trace_instruction(worker, f.pc, i.site);
+  count_instruction(worker, f.pc, i.site);
   bulk_commit();
 }
 void wait_bulk(Frame& f, const Instruction& i) {
-  trace_instruction(worker, f.pc, i.site);
+  count_instruction(worker, f.pc, i.site);
   bulk_wait(get<uint32_t>(f, i.s[0]), i.offset != 0);
 }
 
@@ -315,62 +339,37 @@ void tensor_operand(Decoder& d, size_t n, unsigned rank) {
   for (const Operand& c : coordinates.elements) d.source(c, Type::s32);
 }
 
-bool decode_bulk(Decoder& d) {
-  if (!has(d, "bulk")) return false;
-  const bool reduces = d.take("reduce");
-  if (!d.take("async") || !d.take("bulk")) return false;
-  if (d.take("commit_group")) {
-    d.expect(0);
-    d.out.run = commit_bulk;
-    call_it(d, "cp.async.bulk.commit_group");
-    return true;
-  }
-  if (d.take("wait_group")) {
-    d.out.offset = d.take("read");
-    d.expect(1);
-    d.source(0, Type::u32);
-    d.out.run = wait_bulk;
-    call_it(d, "cp.async.bulk.wait_group");
-    return true;
-  }
-  if (d.take("prefetch")) {  // caches are not modelled
-    d.qualifiers.clear();
-    d.out.run = nothing;
-    return true;
-  }
-  const auto at = [&](const char* q) { return std::find(d.qualifiers.begin(), d.qualifiers.end(), q); };
-  const auto global = at("global"), cta = at("shared::cta"), cluster = at("shared::cluster");
-  if (global == d.qualifiers.end()) return false;
-  const bool to_shared = cluster != d.qualifiers.end() ? cluster < global : cta < global;
-  if (to_shared && reduces) return false;
-  d.take("global");
-  if (!d.take("shared::cta") && !(to_shared && d.take("shared::cluster"))) return false;
-  const bool tensor = d.take("tensor"), policy = d.take("L2::cache_hint");
-  unsigned rank = 0;
-  for (unsigned n = 1; tensor && n <= 5; ++n)
-    if (d.take(std::to_string(n) + "d")) rank = n;
-  if (tensor) d.take("tile");
-  if (tensor != (rank > 0)) return false;
-  if (!d.take(to_shared ? "mbarrier::complete_tx::bytes" : "bulk_group")) return false;
-  BulkOp op = BulkOp::Copy;
+bool decode_bulk_group(Decoder& d, bool waits) {
+  d.out.offset = waits && d.take("read");
+  d.expect(waits ? 1 : 0);
+  if (waits) d.source(0, Type::u32);
+  d.out.run = waits ? wait_bulk : commit_bulk;
+  call_it(d, waits ? "cp.async.bulk.wait_group" : "cp.async.bulk.commit_group");
+  return true;
+}
+
+BulkOp take_bulk_op(Decoder& d) {
   const struct {
     const char* name;
     BulkOp op;
   } ops[] = {{"add", BulkOp::Add}, {"min", BulkOp::Min}, {"max", BulkOp::Max}, {"inc", BulkOp::Inc},
              {"dec", BulkOp::Dec}, {"and", BulkOp::And}, {"or", BulkOp::Or}, {"xor", BulkOp::Xor}};
+  BulkOp op = BulkOp::Copy;
   for (const auto& o : ops)
-    if (reduces && d.take(o.name)) op = o.op;
-  if (reduces != (op != BulkOp::Copy)) return false;
-  d.out.offset = int64_t(op) | (to_shared ? kToShared : 0) | (tensor ? kTensor : 0);
-  d.out.bytes = 1;
-  if (reduces && !tensor) {
-    const bool halves_rounded = d.take("noftz");
-    const Type t = d.take_type();
-    const bool halves = t == Type::f16 || t == Type::bf16;
-    if (map_type(t) < 0 || (halves && op == BulkOp::Add) != halves_rounded) return false;
-    d.out.offset |= int64_t(map_type(t)) << 16;
-    d.out.bytes = bytes_of(t);
-  }
+    if (d.take(o.name)) op = o.op;
+  return op;
+}
+
+// To shared memory? .global stands where the source is.
+bool goes_to_shared(const Decoder& d) {
+  const auto at = [&](const char* q) { return std::find(d.qualifiers.begin(), d.qualifiers.end(), q); };
+  const auto cluster = at("shared::cluster");
+  return (cluster != d.qualifiers.end() ? cluster : at("shared::cta")) < at("global");
+}
+
+// The operands of a copy or a reduction: the shared end, the other one, the size if no tensor map says it, the mbarrier.
+void bulk_operands(Decoder& d, bool to_shared, unsigned rank, bool policy) {
+  const bool tensor = rank > 0;
   d.expect((tensor ? 2 : 3) + to_shared + policy);
   d.address(to_shared ? 0 : 1, true);
   const size_t other = to_shared ? 1 : 0;
@@ -382,6 +381,44 @@ bool decode_bulk(Decoder& d) {
     d.source(2, Type::u32);
   }
   if (to_shared) d.address(tensor ? 2 : 3, true);
+}
+
+bool decode_bulk(Decoder& d) {
+  if (!has(d, "bulk")) return false;
+  const bool reduces = d.take("reduce");
+  if (!d.take("async") || !d.take("bulk")) return false;
+  if (d.take("commit_group")) return decode_bulk_group(d, false);
+  if (d.take("wait_group")) return decode_bulk_group(d, true);
+  if (d.take("prefetch")) {  // caches are not modelled
+    d.qualifiers.clear();
+    d.out.run = hint;
+    return true;
+  }
+  if (!has(d, "global")) return false;
+  const bool to_shared = goes_to_shared(d);
+  if (to_shared && reduces) return false;
+  d.take("global");
+  if (!d.take("shared::cta") && !(to_shared && d.take("shared::cluster"))) return false;
+  const bool tensor = d.take("tensor"), policy = d.take("L2::cache_hint");
+  unsigned rank = 0;
+  for (unsigned n = 1; tensor && n <= 5; ++n)
+    if (d.take(std::to_string(n) + "d")) rank = n;
+  if (tensor) d.take("tile");
+  if (tensor != (rank > 0)) return false;
+  if (!d.take(to_shared ? "mbarrier::complete_tx::bytes" : "bulk_group")) return false;
+  const BulkOp op = reduces ? take_bulk_op(d) : BulkOp::Copy;
+  if (reduces != (op != BulkOp::Copy)) return false;
+  d.out.offset = int64_t(op) | (to_shared ? kToShared : 0) | (tensor ? kTensor : 0);
+  d.out.bytes = 1;
+  if (reduces && !tensor) {
+    const bool halves_rounded = d.take("noftz");
+    const Type t = d.take_type();
+    const bool halves = t == Type::f16 || t == Type::bf16;
+    if (map_type(t) < 0 || (halves && op == BulkOp::Add) != halves_rounded) return false;
+    d.out.offset |= int64_t(map_type(t)) << 16;
+    d.out.bytes = bytes_of(t);
+  }
+  bulk_operands(d, to_shared, rank, policy);
   d.out.run = copy_bulk;
   call_it(d, std::string(reduces ? "cp.reduce.async.bulk" : "cp.async.bulk") + (tensor ? ".tensor" : ""));
   return true;

@@ -4,37 +4,17 @@
 // mma.sync: products are exact in fp32, and a sum starts with C and takes the products in the order of k, each sum rounded
 // to fp32 (an fp16 D is rounded once more, at the end). Tensor cores add several products at a time, in an order
 // and with a precision that NVIDIA doesn't document: their last bits differ.
-#include "ptx_program.h"
+#include "ptx_matrix.h"
+
+#include <cstring>
+
+#include "../include/emulator/rounding.h"
+#include "memory.h"
+#include "ptx_families.h"
 
 namespace emu::ptx {
 
 namespace {
-
-struct MatrixLane {
-  Frame* frame;
-  const Instruction* instruction;
-  const char* row;     // ldmatrix and its kin: the address that this lane gives
-  bool alone = false;  // set where not all 32 lanes have come
-};
-
-MatrixLane& lane_of(void* const operand[32], unsigned l) { return *static_cast<MatrixLane*>(operand[l]); }
-
-bool complete_warp(void* const operand[32]) {
-  bool whole = true;
-  for (unsigned l = 0; l < kWarp; ++l) whole = whole && operand[l] != nullptr;
-  if (!whole)
-    for (unsigned l = 0; l < kWarp; ++l)
-      if (operand[l] != nullptr) lane_of(operand, l).alone = true;
-  return whole;
-}
-
-void meet(MatrixLane& me, Combine combine) {
-  const Instruction& i = *me.instruction;
-  rendezvous(~0u, &me, combine, here(*me.frame, i));
-  if (me.alone)
-    fail("inline PTX", 719, me.frame->pc, i.site, "executes %s without all 32 lanes of its warp: some have returned, or don't exist",
-         i.site.what);
-}
 
 // ---- ldmatrix, stmatrix, movmatrix. Instruction::count: matrices; offset: transposed
 
@@ -122,18 +102,6 @@ bool decode_matrix_access(Decoder& d, bool storing) {
 // ---- mma
 
 enum class Factor : uint8_t { Half, Brain, Tf32 };
-
-float half_to_float(uint32_t h) {  // without branches: a compiler does several at a time
-  const uint32_t magnitude = (h & 0x7fff) << 13, sign = (h & 0x8000) << 16;
-  float x = as<float>(uint64_t(magnitude)) * 0x1p112f;
-  uint32_t bits;
-  memcpy(&bits, &x, 4);
-  bits |= (h & 0x7c00) == 0x7c00 ? 0x7f800000 : 0;
-  bits |= sign;
-  memcpy(&x, &bits, 4);
-  return x;
-}
-float brain_to_float(uint32_t b) { return as<float>(uint64_t(b << 16)); }
 
 // Every lane's registers of an operand, spread over the matrix: `elements` of them, two to a register if halves.
 template <Factor factor, size_t elements>

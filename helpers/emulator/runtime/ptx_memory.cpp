@@ -1,6 +1,14 @@
 // Loads, stores, atomics and asynchronous copies. PTX ISA, "Data Movement and Conversion Instructions" and "Parallel
 // Synchronization and Communication Instructions". Every lane's part goes through check_access, in the lane's own fiber.
-#include "ptx_program.h"
+#include <cstring>
+#include <type_traits>
+
+#include "async_copy.h"
+#include "memory.h"
+#include "ptx_families.h"
+#include "report.h"
+#include "tool.h"
+#include "worker.h"
 
 namespace emu::ptx {
 
@@ -26,7 +34,7 @@ char* pointer(const Frame& f, const Instruction& i, size_t source, size_t bytes)
   return p;
 }
 
-constexpr int64_t kSigned = 1 << 8, kVolatile = 1 << 9;  // with Space in Instruction::offset
+constexpr int64_t kSigned = 1 << 8;                      // with Space in Instruction::offset
 constexpr int kOrder = 10;                               // and, from this bit on, an Order
 
 unsigned order_of(const Instruction& i) { return unsigned(i.offset >> kOrder); }
@@ -52,8 +60,7 @@ void store(Frame& f, const Instruction& i) {
   char* p = pointer(f, i, 0, size_t(i.bytes) * i.count);
   if (const unsigned order = order_of(i)) {
     if (order & kReleases) memory_fence();
-    const bool fenced = worker->races != nullptr && worker->races->flags.fenced.count(worker->current->number) != 0;
-    strong_access(Op::Store, p, size_t(i.bytes) * i.count, ((i.offset & kVolatile) && !fenced ? kWeak : kStrong) | kWrites, f.pc, i.site);
+    strong_access(Op::Store, p, size_t(i.bytes) * i.count, (order & kVolatile ? kVolatile : kStrong) | kWrites, f.pc, i.site);
   } else {
     check_access(Op::Store, p, size_t(i.bytes) * i.count, f.pc, i.site);
   }
@@ -69,7 +76,7 @@ Space take_space(Decoder& d) {
 // Orders, as bits of Instruction::offset, and hints: caches are not modelled.
 int64_t take_order(Decoder& d, bool& policy) {
   const bool plain_volatile = d.take("volatile"), both = d.take("acq_rel");
-  unsigned order = plain_volatile || d.take("relaxed") ? kStrong : kWeak;
+  unsigned order = plain_volatile ? kVolatile : d.take("relaxed") ? kStrong : kWeak;
   if (d.take("acquire") || both) order |= kStrong | kAcquires;
   if (d.take("release") || both) order |= kStrong | kReleases;
   d.take_any({"weak", "cta", "cluster", "gpu", "sys", "mmio"});
@@ -77,7 +84,7 @@ int64_t take_order(Decoder& d, bool& policy) {
   policy = d.take("L2::cache_hint");
   d.drop_prefix("L1::");
   d.drop_prefix("L2::");
-  return int64_t(order) << kOrder | (plain_volatile ? kVolatile : 0);
+  return int64_t(order) << kOrder;
 }
 
 void decode_access(Decoder& d, bool storing) {

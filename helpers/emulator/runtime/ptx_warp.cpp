@@ -1,6 +1,9 @@
 // Barriers, shuffles and votes. PTX ISA, "Data Movement and Conversion Instructions" (shfl.sync) and "Parallel
 // Synchronization and Communication Instructions".
-#include "ptx_program.h"
+#include "../include/emulator/runtime.h"
+#include "device.h"
+#include "ptx_families.h"
+#include "report.h"
 
 namespace emu::ptx {
 

@@ -13,19 +13,50 @@
 // Layouts are made from helpers/emulator/fragments.py: kC, kA16, kA8tf32, kOperandChunk, kSwizzleWidth. Sums are those of mma.sync
 // here (ptx_matrix.cpp): they start with D and take the products in the order of k, each rounded to fp32.
 #include <algorithm>
+#include <cstdio>
+#include <cstring>
 #include <deque>
+#include <memory>
+#include <string>
+#include <vector>
 
-#include "ptx_program.h"
+#include "../include/emulator/rounding.h"
+#include "block.h"
+#include "memory.h"
+#include "ptx_families.h"
+#include "ptx_matrix.h"
+#include "report.h"
+#include "tool.h"
+#include "warpgroup.h"
+#include "worker.h"
 
 namespace emu {
 
 constexpr unsigned kWarpsOfGroup = 4, kGroups = kMaxWarps / kWarpsOfGroup;
 
-// A warp's accumulators, 16 rows of D: the variables of its 32 lanes.
-struct Accumulators {
-  unsigned columns = 0, words = 0;       // words: 32-bit registers of a lane
+// The variables of a warp's 32 lanes that hold accumulators.
+struct Variables {
+  unsigned words = 0;                    // 32-bit registers of a lane
   uint32_t* place[kWarp][128];
   uintptr_t low[kWarp], high[kWarp];     // where a lane's lie
+
+  bool same(const Variables& o) const {
+    for (unsigned l = 0; l < kWarp; ++l)
+      if (memcmp(place[l], o.place[l], words * sizeof place[l][0]) != 0) return false;
+    return words == o.words;
+  }
+  bool apart(const Variables& o) const {
+    for (unsigned l = 0; l < kWarp; ++l)
+      if (low[l] < o.high[l] && o.low[l] < high[l])
+        for (unsigned k = 0; k < words; ++k)
+          if (std::find(o.place[l], o.place[l] + o.words, place[l][k]) != o.place[l] + o.words) return false;
+    return true;
+  }
+};
+
+// A warp's accumulators, 16 rows of D.
+struct Accumulators : Variables {
+  unsigned columns = 0;
   float sum[16 * 256];                   // by row
   uint32_t mark = 0;                     // tells the NaNs of one product from all others
   unsigned under_way = 0;                // products that this warp has not waited for
@@ -41,14 +72,12 @@ struct Product {                         // one wgmma.mma_async of the warpgroup
   int sign;                              // of the product: scale-a times scale-b
   bool added, trans_a, trans_b;          // added: to D
   Accumulators* d[kWarpsOfGroup];        // null: that warp has not come yet
-  uint32_t group;                        // as proxy_commit has named it
   uint32_t registers[kWarpsOfGroup][kWarp][4];  // A
 };
 
 // How far a warp has come in its warpgroup's sequence of products.
 struct Progress {
   uint64_t issued = 0, waited = 0;
-  uint32_t waited_group = 0;             // the group of the last product waited for
   std::vector<uint64_t> groups;          // of every committed group not waited for: the products up to here
   bool fenced = false;
   std::vector<std::unique_ptr<Accumulators>> accumulators;
@@ -90,7 +119,7 @@ void begin_warpgroups(Worker* w) {
     g.products.clear(), g.changes.clear();
     g.first = g.computed = 0;
     for (Progress& p : g.warp) {
-      p.issued = p.waited = p.waited_group = 0;
+      p.issued = p.waited = 0;
       p.groups.clear(), p.accumulators.clear();
       p.fenced = false;
       p.registers = registers_at_launch(w->threads);
@@ -140,10 +169,7 @@ static void wait_in_group(Site site) {
   t->state = State::Waiting;
   t->site = site;
   t->mask = ~0u;
-  if (w->tracer != nullptr) {
-    race_settle(w);
-    trace_stopped(w, t->number / kWarp);
-  }
+  stop(w);
   wait();
 }
 
@@ -152,7 +178,7 @@ static void wake(Worker* w, unsigned warp) {
   for (; waiting != 0; waiting &= waiting - 1) w->ready(&w->thread[warp * kWarp + unsigned(__builtin_ctz(waiting))]);
 }
 
-// ---- what others ask: see runtime.h
+// ---- what others ask: see warpgroup.h
 
 void touch_accumulator(Worker* w, uintptr_t address, size_t bytes, bool write, uintptr_t pc) {
   const unsigned number = w->current->number, warp = number / kWarp, lane = number % kWarp;
@@ -347,98 +373,102 @@ void check_descriptor(uint64_t bits, char name, bool mn_major, unsigned extent, 
 }
 
 // From here until a wait the operand in shared memory belongs to wgmma.
-void begin_reading(uint64_t descriptor, bool mn_major, unsigned extent, unsigned per_chunk, unsigned agent, const Frame& f,
+void begin_reading(uint64_t descriptor, bool mn_major, unsigned extent, unsigned per_chunk, const Actor& agent, const Frame& f,
                    const Instruction& i) {
   uint32_t chunk[512], n = 0;
   each_chunk(Descriptor(descriptor), mn_major, extent, per_chunk, [&](unsigned, unsigned, uint32_t at) { chunk[n++] = at; });
   std::sort(chunk, chunk + n);
   for (uint32_t k = 0, end; k < n; k = end) {
     for (end = k + 1; end < n && chunk[end] - chunk[end - 1] <= 16;) ++end;
-    proxy_read(agent, worker->arena + chunk[k], chunk[end - 1] + 16 - chunk[k], f.pc, i.site);
+    begin_async_read(chunk[k], chunk[end - 1] + 16 - chunk[k], agent, f.pc, i.site);
   }
 }
 
-// The accumulators that these operands name, found or made; C is in them.
-Accumulators& take_accumulators(Progress& p, void* const operand[32]) {
-  Worker* w = worker;
-  const Frame& first = *lane_of(operand, 0).frame;
+Variables variables_of(void* const operand[32]) {
+  Variables v;
   const Instruction& i = *lane_of(operand, 0).instruction;
-  const unsigned words = unsigned(i.d.size());
-  uint32_t* place[kWarp][128];
-  uintptr_t low[kWarp], high[kWarp];
+  v.words = unsigned(i.d.size());
   for (unsigned l = 0; l < kWarp; ++l) {
-    low[l] = ~uintptr_t(0), high[l] = 0;
-    for (unsigned k = 0; k < words; ++k) {
+    v.low[l] = ~uintptr_t(0), v.high[l] = 0;
+    for (unsigned k = 0; k < v.words; ++k) {
       const uintptr_t at = get(*lane_of(operand, l).frame, i.d[k]);
-      place[l][k] = reinterpret_cast<uint32_t*>(at);
-      low[l] = std::min(low[l], at);
-      high[l] = std::max(high[l], at + 4);
+      v.place[l][k] = reinterpret_cast<uint32_t*>(at);
+      v.low[l] = std::min(v.low[l], at);
+      v.high[l] = std::max(v.high[l], at + 4);
     }
   }
-  Accumulators* same = nullptr;
+  return v;
+}
+
+// Those that the warp has in these variables; null: none yet. Others that overlap them are no accumulators any more.
+Accumulators* find_accumulators(Progress& p, const Variables& v, const Frame& f, const Instruction& i) {
+  Accumulators* found = nullptr;
   for (size_t n = 0; n < p.accumulators.size();) {
     Accumulators& d = *p.accumulators[n];
-    const bool equal = d.words == words && d.columns == i.count && [&] {
-      for (unsigned l = 0; l < kWarp; ++l)
-        if (memcmp(d.place[l], place[l], words * sizeof place[l][0]) != 0) return false;
-      return true;
-    }();
-    const bool apart = [&] {
-      for (unsigned l = 0; l < kWarp; ++l)
-        if (low[l] < d.high[l] && d.low[l] < high[l])
-          for (unsigned k = 0; k < words; ++k)
-            if (std::find(d.place[l], d.place[l] + d.words, place[l][k]) != d.place[l] + d.words) return false;
-      return true;
-    }();
-    if (equal) same = &d;
-    if (!equal && !apart && d.under_way > 0)
-      fail("in flight", 719, first.pc, i.site, "starts wgmma.mma_async on registers of which some are accumulators of the one on %s, "
-           "of another shape and still under way: no wgmma.wait_group has covered it", line_of(d.site, d.pc).c_str());
-    if (!equal && !apart) {
-      Critical critical;
-      p.accumulators.erase(p.accumulators.begin() + long(n));
-    } else {
+    const bool same = d.columns == i.count && d.words == v.words && d.same(v);
+    if (same) found = &d;
+    if (same || v.apart(d)) {
       ++n;
+      continue;
     }
-  }
-  if (!p.fenced)
-    fail("fence", 719, first.pc, i.site, "starts wgmma.mma_async before its warp has executed wgmma.fence: what was written to its "
-         "registers may not have got there");
-  if (same == nullptr) {
+    if (d.under_way > 0)
+      fail("in flight", 719, f.pc, i.site, "starts wgmma.mma_async on registers of which some are accumulators of the one on %s, "
+           "of another shape and still under way: no wgmma.wait_group has covered it", line_of(d.site, d.pc).c_str());
     Critical critical;
-    p.accumulators.push_back(std::make_unique<Accumulators>());
-    same = p.accumulators.back().get();
-    same->words = words, same->columns = i.count;
-    memcpy(same->place, place, sizeof place);
-    memcpy(same->low, low, sizeof low);
-    memcpy(same->high, high, sizeof high);
-    for (unsigned l = 0; l < kWarp; ++l) {
-      Thread& t = w->thread[w->current->number / kWarp * kWarp + l];
-      const uintptr_t end = t.watched_bytes == 0 ? high[l] : std::max(high[l], t.watched + t.watched_bytes);
-      t.watched = t.watched_bytes == 0 ? low[l] : std::min(low[l], t.watched);
-      t.watched_bytes = end - t.watched;
-    }
-  } else if (same->touched) {
-    fail("fence", 719, first.pc, i.site, "starts wgmma.mma_async on accumulators that the kernel has used since its last wgmma.fence: "
-         "without one in between, wgmma may come before that use");
+    p.accumulators.erase(p.accumulators.begin() + long(n));
   }
-  same->pc = first.pc;
-  same->site = i.site;
-  if (same->under_way++ > 0) return *same;  // the sum goes on
-  // C: what the registers hold now, which are wgmma's from here on.
-  const bool halves = i.offset & kHalves;
-  same->mark = ++w->warpgroups->marks;
+  return found;
+}
+
+Accumulators* make_accumulators(Progress& p, const Variables& v, unsigned columns) {
+  Critical critical;
+  p.accumulators.push_back(std::make_unique<Accumulators>());
+  Accumulators* d = p.accumulators.back().get();
+  static_cast<Variables&>(*d) = v;
+  d->columns = columns;
+  for (unsigned l = 0; l < kWarp; ++l) {
+    Thread& t = worker->thread[worker->current->number / kWarp * kWarp + l];
+    const uintptr_t end = t.watched_bytes == 0 ? v.high[l] : std::max(v.high[l], t.watched + t.watched_bytes);
+    t.watched = t.watched_bytes == 0 ? v.low[l] : std::min(v.low[l], t.watched);
+    t.watched_bytes = end - t.watched;
+  }
+  return d;
+}
+
+// C: what the registers hold now, which are wgmma's from here on.
+void read_accumulators(Accumulators& d, bool halves) {
   for (unsigned l = 0; l < kWarp; ++l)
-    for (unsigned k = 0; k < words; ++k) {
+    for (unsigned k = 0; k < d.words; ++k) {
       uint32_t bits;
-      memcpy(&bits, place[l][k], 4);
-      const auto at = [&](unsigned e) -> float& { return same->sum[kC[l][e % 4] / 8 * i.count + e / 4 * 8 + kC[l][e % 4] % 8]; };
+      memcpy(&bits, d.place[l][k], 4);
+      const auto at = [&](unsigned e) -> float& { return d.sum[kC[l][e % 4] / 8 * d.columns + e / 4 * 8 + kC[l][e % 4] % 8]; };
       if (halves)
         at(2 * k) = half_to_float(bits & 0xffff), at(2 * k + 1) = half_to_float(bits >> 16);
       else
         at(k) = as<float>(uint64_t(bits));
     }
-  return *same;
+}
+
+// The accumulators that these operands name, found or made; C is in them.
+Accumulators& take_accumulators(Progress& p, void* const operand[32]) {
+  const Frame& first = *lane_of(operand, 0).frame;
+  const Instruction& i = *lane_of(operand, 0).instruction;
+  const Variables variables = variables_of(operand);
+  Accumulators* d = find_accumulators(p, variables, first, i);
+  if (!p.fenced)
+    fail("fence", 719, first.pc, i.site, "starts wgmma.mma_async before its warp has executed wgmma.fence: what was written to its "
+         "registers may not have got there");
+  if (d == nullptr)
+    d = make_accumulators(p, variables, i.count);
+  else if (d->touched)
+    fail("fence", 719, first.pc, i.site, "starts wgmma.mma_async on accumulators that the kernel has used since its last wgmma.fence: "
+         "without one in between, wgmma may come before that use");
+  d->pc = first.pc;
+  d->site = i.site;
+  if (d->under_way++ > 0) return *d;  // the sum goes on
+  d->mark = ++worker->warpgroups->marks;
+  read_accumulators(*d, i.offset & kHalves);
+  return *d;
 }
 
 // A NaN, as fp32 and as two halves, that no other register and no other product has.
@@ -481,7 +511,7 @@ void combine_product(void* const operand[32]) {
     if (!registers) check_descriptor(o.a, 'A', o.trans_a, 64, per_chunk, f, i);
     check_descriptor(o.b, 'B', o.trans_b, i.count, per_chunk, f, i);
     Critical critical;
-    g.products.push_back({&i, f.pc, o.a, o.b, int(o.scale_a * o.scale_b), o.scale_d != 0, o.trans_a != 0, o.trans_b != 0, {}, 0, {}});
+    g.products.push_back({&i, f.pc, o.a, o.b, int(o.scale_a * o.scale_b), o.scale_d != 0, o.trans_a != 0, o.trans_b != 0, {}, {}});
   }
   Accumulators& d = take_accumulators(p, operand);
   Product& q = g.products[at];
@@ -493,10 +523,10 @@ void combine_product(void* const operand[32]) {
     for (unsigned k = 0; k < d.words; ++k) *d.place[l][k] = marked(d.mark, l, k);
   ++p.issued;
   if (came(q) != 15) return;
-  const unsigned agent = proxy_agent(AgentKind::Wgmma, number * 128, number * 128);
+  const Actor agent{ActorKind::Wgmma, number * 128, number * 128};
   if (!registers) begin_reading(o.a, o.trans_a, 64, per_chunk, agent, f, i);
   begin_reading(o.b, o.trans_b, i.count, per_chunk, agent, f, i);
-  q.group = proxy_commit(agent);
+  for (Watcher* t : w->on_execution) t->async_committed(agent);  // the group has the product's number
   for (unsigned k = 0; k < kWarpsOfGroup; ++k) wake(w, number * kWarpsOfGroup + k);
 }
 
@@ -615,7 +645,6 @@ void combine_wait(void* const operand[32]) {
   for (; g.computed < until; ++g.computed) compute(w, g.products[size_t(g.computed - g.first)]);
   for (; p.waited < until; ++p.waited) {
     const Product& q = g.products[size_t(p.waited - g.first)];
-    p.waited_group = q.group;
     if (--q.d[mine]->under_way == 0) land(w, *q.d[mine], operand);
   }
   Critical critical;
@@ -634,7 +663,8 @@ void wait_products(Frame& f, const Instruction& i) {
   MatrixLane me{&f, &i, nullptr};
   meet(me, combine_wait);
   const unsigned first = w->current->number / 128 * 128;
-  if (progress_of(w).waited > 0) proxy_waited(proxy_agent(AgentKind::Wgmma, first, first), progress_of(w).waited_group);
+  if (const uint64_t waited = progress_of(w).waited; waited > 0)
+    for (Watcher* t : w->on_execution) t->async_waited({ActorKind::Wgmma, first, first}, waited - 1);
 }
 
 bool decode_wgmma(Decoder& d) {

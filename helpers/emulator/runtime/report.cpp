@@ -1,18 +1,24 @@
 // Findings, in words: one sentence each, naming thread and block. Python adds the source line and a hint.
+#include "report.h"
+
 #include <cxxabi.h>
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
+#include <vector>
 
-#include "async.h"
+#include "barrier.h"
+#include "block.h"
+#include "warpgroup.h"
 
 namespace emu {
 
 static void put(char* to, size_t size, const char* text) { snprintf(to, size, "%s", text == nullptr ? "" : text); }
 
-static std::string coordinates(unsigned x, unsigned y, unsigned z, const uint32_t* extent) {
+std::string coordinates(unsigned x, unsigned y, unsigned z, const uint32_t* extent) {
   if (extent[1] == 1 && extent[2] == 1) return std::to_string(x);
   std::string s = "(" + std::to_string(x) + ", " + std::to_string(y);
   return extent[2] == 1 ? s + ")" : s + ", " + std::to_string(z) + ")";
@@ -108,7 +114,7 @@ static std::string ranges(unsigned n, Has has) {
 // "file:line" of the asm statement; where there is a pc, Python puts the line of the reader in its place.
 std::string place_of(const Worker* w, const Site& site) {
   const std::string place = std::string(site.file) + ":" + std::to_string(site.line);
-  const uint32_t pc = trace_pc(w, site.pc);
+  const uint32_t pc = w->offset(site.pc);
   return pc == 0 ? place : "{" + std::to_string(pc) + "|" + place + "}";
 }
 
@@ -150,7 +156,7 @@ void record_deadlock(Worker* w) {
     }
     if (g.at == At::Mbarrier) who += " " + mbarrier_state(w, g.place, g.phase);
     if (g.at == At::NamedBarrier) {
-      const NamedBarrier& b = w->async->named[g.place];
+      const NamedBarrier& b = w->barriers->named[g.place];
       who += ": of the " + std::to_string(b.count) + " threads of barrier " + std::to_string(g.place) + " " + std::to_string(b.arrived) + " have come";
     }
   }
@@ -177,7 +183,7 @@ static Fault fault_of(const Stop& stop, const std::string& who, bool overflow) {
     case SIGFPE: return {"division by zero", 719, who + " divides an integer by zero (on a GPU: an arbitrary quotient)"};
     case SIGILL:
     case SIGTRAP: return {"trap", 719, who + " reaches code that can't be reached, or a trap"};
-    case SIGABRT: return {"abort", 719, who + " calls abort(), or throws an exception"};
+    case SIGABRT: return {"abort", 719, who + " comes to an abort() of the C or C++ library"};
     case SIGURG: return {"stopped", 702, "stopped while " + who + " was running"};
     default:
       if (overflow) return {"stack overflow", 719, who + " has used up its stack"};

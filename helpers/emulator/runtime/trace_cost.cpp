@@ -4,9 +4,10 @@
 // A request of up to 4 bytes a lane is served for the whole warp, of 8 bytes for each half of it, of 16 bytes for each
 // quarter; of loads, two halves (or the two quarters of a half) go together when every lane's neighbour l ^ 1, or every
 // lane's l ^ 2, has its address or takes no part.
-#include <cstdint>
+#include "trace_cost.h"
 
-#include "runtime.h"
+#include <cstdint>
+#include <initializer_list>
 
 namespace emu {
 

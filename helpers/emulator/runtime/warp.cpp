@@ -1,6 +1,9 @@
 // Warp instructions: what the last lane to arrive computes for all of them.
 // Semantics: CUDA C++ Programming Guide, "Warp Shuffle", "Warp Vote", "Warp Match" and "Warp Reduce Functions".
-#include "runtime.h"
+#include "../include/emulator/runtime.h"
+#include "report.h"
+#include "tool.h"
+#include "worker.h"
 
 namespace emu {
 
@@ -117,7 +120,7 @@ void combine_reduce(void* const operand[32]) {
 void combine_order(void* const operand[32]) {
   unsigned lanes = 0;
   for (unsigned l = 0; l < kWarp; ++l) lanes |= unsigned(operand[l] != nullptr) << l;
-  order_lanes(worker, worker->current->number / kWarp, lanes);
+  for (Watcher* t : worker->on_execution) t->lanes_ordered(worker->current->number / kWarp, lanes);
 }
 
 }  // namespace

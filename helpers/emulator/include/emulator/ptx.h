@@ -14,6 +14,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "runtime.h"
+
 namespace emu {
 
 // An asm statement; the runtime parses it when a thread first comes to it.

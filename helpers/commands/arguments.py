@@ -1,0 +1,154 @@
+"""What the commands share: a kernel's name, random inputs that suit it, and progress."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ..ladder.rung import DTYPES, OPS, rung, rungs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..ladder.rung import Rung
+    from ..run.kernel import Kernel
+
+
+def command(commands: Any, name: str, about: str, do: Callable, examples: tuple[str, ...]) -> argparse.ArgumentParser:
+    """A subcommand with its help: `about`, whose first line stands in the list of commands, and the examples."""
+    about = about.strip()
+    lines = "".join(f"\n  python -m helpers {example}" for example in examples)
+    parser = commands.add_parser(
+        name,
+        help=about.splitlines()[0],
+        description=about,
+        epilog=f"examples:{lines}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(do=do)
+    return parser
+
+
+def add_kernel(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("kernel", metavar="KERNEL", help="a rung, like 04 or ping_pong, or the path of a .cu")
+
+
+def add_kernels(parser: argparse.ArgumentParser, default: str, count: str = "*") -> None:
+    parser.add_argument(
+        "kernels", nargs=count, metavar="KERNEL", help=f"a rung, like 04, or the path of a .cu; {default}"
+    )
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    words = "default: cuda if this machine's GPU can run the kernel, else cpu, the emulator"
+    parser.add_argument("--device", choices=("cuda", "cpu"), help=words)
+
+
+def add_header(parser: argparse.ArgumentParser) -> None:
+    """What a header block says; of a file without one, the command line may say it."""
+    group = parser.add_argument_group("of a file without a header block")
+    group.add_argument("--op", choices=OPS, help="default: attention")
+    group.add_argument("--dtype", choices=DTYPES, help="default: fp32")
+
+
+def add_inputs(parser: argparse.ArgumentParser) -> None:
+    """Shape, dtype, masks and seed of one call."""
+    group = parser.add_argument_group(
+        "inputs", "Q is (B, H, Nq, D), K and V (B, Hkv, Nk, D); a softmax has Nq rows of Nk"
+    )
+    for name, words in (
+        ("B", "batch"),
+        ("H", "query heads"),
+        ("Hkv", "heads of K and V"),
+        ("N", "queries and keys"),
+        ("Nq", "queries"),
+        ("Nk", "keys"),
+        ("D", "head dimension"),
+    ):
+        group.add_argument(f"--{name}", type=_positive, metavar="n", help=words)
+    group.add_argument("--dtype", choices=DTYPES, help="default: the first that the kernel takes")
+    group.add_argument("--causal", action="store_true", help="under a causal mask")
+    group.add_argument("--window", type=_positive, metavar="n", help="each query sees the last n keys (with --causal)")
+    group.add_argument("--splits", type=_positive, metavar="n", help="cut the keys into n pieces")
+    group.add_argument("--scale", type=float, help="default: 1/sqrt(D)")
+    group.add_argument("--seed", type=int, default=0, help="of the random numbers (default: 0)")
+    group.add_argument("--op", choices=OPS, help="of a file without a header block (default: attention)")
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not positive")
+    return number
+
+
+def found(kernels: list[str]) -> list[Rung]:
+    """These kernels; all rungs if none is named. ValueError for an unknown one, before anything runs."""
+    return [rung(name) for name in kernels] or rungs()
+
+
+def described(arguments: argparse.Namespace) -> Rung:
+    """The kernel that was named. What a header block says, the command line says of a file that has none."""
+    own = rung(arguments.kernel)
+    if own.title:
+        _require("operation", arguments.op, own.stem, (own.op,))
+        _require("dtype", arguments.dtype, own.stem, own.dtypes)
+        return own
+    asked = {
+        "causal": getattr(arguments, "causal", False),
+        "window": getattr(arguments, "window", None),
+        "gqa": getattr(arguments, "Hkv", None),
+        "splits": getattr(arguments, "splits", None),
+    }
+    features = tuple(name for name, value in asked.items() if value)
+    return replace(own, op=arguments.op or own.op, dtypes=(arguments.dtype or own.dtypes[0],), features=features)
+
+
+def _require(what: str, asked: str | None, stem: str, allowed: tuple[str, ...]) -> None:
+    if asked not in (None, *allowed):
+        raise ValueError(f"{what} {asked}: the header block of {stem} allows {', '.join(allowed)}")
+
+
+def loaded(which: Rung, device: str | None) -> Kernel:
+    """The kernel, compiled; how long that took goes to stderr."""
+    from ..run.kernel import load, summary
+
+    kernel = load(which, device=device, quiet=True)
+    print(summary(kernel), file=sys.stderr)
+    return kernel
+
+
+def inputs(rung: Rung, arguments: argparse.Namespace, device: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    """Random inputs of the shape that was asked for, else a small one that suits the kernel, and the call's options."""
+    from ..run.reference import random_inputs
+
+    asked = {name: getattr(arguments, name) for name in ("causal", "window", "splits", "scale")}
+    asked = {name: value for name, value in asked.items() if value is not None and value is not False}
+    masks = {name: value for name, value in asked.items() if name != "splits"}  # O and LSE of a backward pass need them
+    shape = _shape(rung, arguments)
+    Hkv = arguments.Hkv or (1 if "gqa" in rung.features and rung.title else shape[1])
+    made = random_inputs(rung, shape, arguments.dtype, device, seed=arguments.seed, Hkv=Hkv, **masks)
+    return made, asked
+
+
+def _shape(rung: Rung, arguments: argparse.Namespace) -> tuple[int, int, int, int, int]:
+    """(B, H, Nq, Nk, D). By default 64 rows of 1024 for a softmax, 1 query on 1024 keys for a kernel that splits them, else
+    N = 256, which shows every line at work."""
+    if rung.op == "softmax":
+        B, H, Nq, Nk, D = 1, 1, 64, 1024, 1
+    else:
+        decode = "splits" in rung.features and rung.title
+        B, H, Nq, Nk = (1, 2, 1, 1024) if decode else (1, 2, 256, 256)
+        D = 64 if not rung.D or 64 in rung.D else rung.D[0]
+    n = arguments.N
+    chosen = (arguments.B, arguments.H, arguments.Nq or n, arguments.Nk or n, arguments.D)
+    return tuple(own or default for own, default in zip(chosen, (B, H, Nq, Nk, D), strict=True))
+
+
+def progress(line: str) -> None:
+    """Shows a line on stderr in place of the one before; an empty one clears it. Nothing where stderr is no terminal."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{line}{' …' if line else ''}", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,139 @@
+"""Records in data/ what this machine measures: for maintainers.
+
+data/README.md describes every kind of record. All but xray-of-mutants need a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ..evidence.counters import KINDS
+from .arguments import add_kernels, command, found
+
+EXAMPLES = ("record rungs", "record rungs 04", "record counters 04", "record tiles 13")
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    kinds = parser.add_subparsers(title="records", metavar="WHAT", required=True)
+
+    def add(name: str, do: Callable, *examples: str) -> argparse.ArgumentParser:
+        return command(kinds, name, do.__doc__, do, tuple(f"record {name} {example}".rstrip() for example in examples))
+
+    add_kernels(add("rungs", rungs, "", "04"), "all rungs, and the GPU's ceilings, by default")
+    counted = add("counters", counters, "", "04", "--singles patterns async --new")
+    add_kernels(counted, "all rungs by default")
+    counted.add_argument(
+        "--singles",
+        nargs="*",
+        choices=KINDS,
+        metavar="KIND",
+        help=f"kernels of one access instead: {', '.join(KINDS)}",
+    )
+    counted.add_argument("--new", action="store_true", help="of patterns and async, those that the record lacks")
+    _mutants(add("sanitizer", sanitizer, "", '"04.*" --seconds 600', "--build --programs build/mutants"), gpu=True)
+    _mutants(add("xray-of-mutants", xray_of_mutants, "", '--missing "04.*"'), gpu=False)
+    add_kernels(add("roles", roles, "ping_pong"), "rungs of the Hopper kind", count="+")
+    tiled = add("tiles", tiles, "", "13 --rounds 9")
+    tiled.add_argument("kernel", nargs="?", default="13_tuned", metavar="KERNEL", help="default: 13_tuned")
+    tiled.add_argument("--rounds", type=int, default=7, help="rounds per shape (default: 7)")
+    add("training", training, "")
+
+
+def _mutants(parser: argparse.ArgumentParser, gpu: bool) -> None:
+    parser.add_argument("ids", nargs="*", metavar="ID", help='mutants, like "04.*"; all by default')
+    parser.add_argument("--workers", type=int, help="how many at a time")
+    if not gpu:
+        parser.add_argument("--missing", action="store_true", help="only mutants that have no entry yet")
+        return
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no mutant after so many seconds")
+    parser.add_argument("--programs", type=Path, metavar="DIR", help="build here, and use what is built here already")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the tools' whole output here")
+    parser.add_argument("--build", action="store_true", help="build the programs and run none; needs no GPU")
+    parser.add_argument("--gpus", type=int, default=1, help="how many GPUs, all alike, to run on (default: 1)")
+
+
+def rungs(arguments: argparse.Namespace) -> int:
+    """Records timings, errors, memory and build times of rungs, and without KERNEL this GPU's ceilings."""
+    from .. import record
+    from ..measure import bench, recording
+
+    bench.require_gpu()
+    chosen, begun = found(arguments.kernels), time.perf_counter()
+    with bench.watch() as seen:
+        frame = bench.ceilings()
+    print(frame.groupby(["name", "unit"])["value"].median().to_string(), flush=True)
+    if not arguments.kernels:
+        record.save("device", "ceilings", frame, extra=seen)
+    for rung in chosen:
+        before = time.perf_counter()
+        print(rung.stem, flush=True)
+        recording.record_rung(rung.stem)
+        print(f"  {time.perf_counter() - before:.0f} s", flush=True)
+    print(f"done in {time.perf_counter() - begun:.0f} s")
+    return 0
+
+
+def counters(arguments: argparse.Namespace) -> int:
+    """Records hardware counters of rungs, or of kernels of one access, with Nsight Compute (ncu)."""
+    from ..evidence import counters
+
+    if arguments.singles is not None:
+        for kind in arguments.singles or KINDS:
+            counters.record_singles(kind, arguments.new)
+        return 0
+    for rung in found(arguments.kernels):
+        counters.record_counters(rung.stem)
+    return 0
+
+
+def sanitizer(arguments: argparse.Namespace) -> int:
+    """Records what compute-sanitizer's tools say of every seeded bug, one that is recorded already left out."""
+    from ..evidence import sanitize
+
+    with tempfile.TemporaryDirectory() as folder:
+        programs = arguments.programs or Path(folder)
+        programs.mkdir(parents=True, exist_ok=True)
+        if arguments.build:
+            sanitize.build_all(arguments.ids, arguments.workers or os.cpu_count() or 1, programs)
+        else:
+            workers = arguments.workers or sanitize.WORKERS
+            sanitize.record_on_gpu(arguments.ids, workers, arguments.seconds, programs, arguments.keep, arguments.gpus)
+    return 0
+
+
+def xray_of_mutants(arguments: argparse.Namespace) -> int:
+    """Records what the X-ray says of the same seeded bugs, on any machine, in the sanitizer's record."""
+    from ..evidence import sanitize
+
+    sanitize.record_xray(arguments.ids, arguments.workers or os.cpu_count() or 1, arguments.missing)
+    return 0
+
+
+def roles(arguments: argparse.Namespace) -> int:
+    """Records when each warpgroup of a Hopper kernel copies, multiplies and waits."""
+    from ..measure.roles import record_roles
+
+    for rung in found(arguments.kernels):
+        record_roles(rung.stem)
+    return 0
+
+
+def tiles(arguments: argparse.Namespace) -> int:
+    """Times a rung's grid of tile shapes; from then on it is compiled with the fastest on this GPU."""
+    from ..measure.tune import record_tiles
+
+    record_tiles(arguments.kernel, arguments.rounds)
+    return 0
+
+
+def training(arguments: argparse.Namespace) -> int:
+    """Records notebook 24's training runs, with our kernels and with PyTorch's."""
+    from ..lessons.train import record_training
+
+    record_training()
+    return 0

@@ -1,0 +1,248 @@
+"""The drawings of notebooks 90 to 92: tolerances, what each test catches, and where a wrong kernel is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, NullLocator
+
+from ...figures.style import BLUE, CARD, GREEN, INK, MAGENTA, MUTED, ORANGE, OVER, SHADES, Figure, blank, canvas, styled
+
+if TYPE_CHECKING:
+    from ...run.check import Comparison
+
+# 90_proving_it_right
+
+
+@styled
+def tolerances(frame: pd.DataFrame, fixed: float, title: str) -> Figure:
+    """Errors and limits against N, a panel per dtype, both axes logarithmic.
+
+    frame: columns dtype, N, `budget`, `right kernel` and `wrong kernel` (largest absolute errors). fixed: the tolerance
+    that doesn't change with N or dtype.
+    """
+    groups = list(frame.groupby("dtype", sort=False))
+    figure, axes = canvas(3.5 * len(groups), 3.9, len(groups), title, sharey=True)
+    looks = {
+        "wrong kernel": (ORANGE, "s", "-", "wrong kernel: the last 8 keys dropped"),
+        "budget": (INK, "", "--", "error budget: 2 × plain PyTorch + a few ulps"),
+        "right kernel": (BLUE, "o", "-", "right kernel"),
+    }
+    for ax, (dtype, part) in zip(axes, groups, strict=True):
+        ax.axhline(fixed, color=MUTED, linestyle=":", linewidth=2, label=f"fixed tolerance, atol = {fixed:g}")
+        for column, (colour, marker, dash, label) in looks.items():
+            ax.plot(part["N"], part[column], color=colour, marker=marker or None, linestyle=dash, label=label)
+        ax.set_xscale("log", base=2)
+        ax.set_yscale("log")
+        ticks = sorted(set(part["N"]))[::2]
+        ax.set_xticks(ticks, [f"{n // 1024}k" if n >= 1024 else f"{n}" for n in ticks])
+        ax.set(xlabel="keys N")
+        ax.set_title(dtype, color=MUTED)
+    axes[0].set_ylabel("largest |error| of O")
+    handles, labels = axes[0].get_legend_handles_labels()
+    order = [1, 0, 2, 3]
+    figure.legend(
+        [handles[i] for i in order], [labels[i] for i in order], loc="outside lower left", ncols=2, frameon=False
+    )
+    return figure
+
+
+@styled
+def catches(used: pd.DataFrame, title: str) -> Figure:
+    """Which test (column) catches which bug (row). used: error / budget; above 1 is caught, infinite where a NaN or an
+    infinity is misplaced or the kernel raised."""
+    rows, columns = used.shape
+    longest = max(len(str(name)) for name in used.index)
+    figure, (ax,) = canvas(0.085 * longest + 0.62 * columns, 1.75 + 0.34 * rows, title=title)
+    blank(ax)
+    for y, x in np.ndindex(rows, columns):
+        value = used.iat[y, x]
+        caught = value > 1
+        ax.add_patch(
+            _cell(x, y, facecolor=BLUE if caught else "none", edgecolor=MUTED if not caught else CARD, linewidth=0.6)
+        )
+        text = "·" if not caught else "NaN" if not np.isfinite(value) else _times(value)
+        ax.text(x + 0.5, y + 0.5, text, ha="center", va="center", fontsize=8, color=CARD if caught else MUTED)
+    ax.set_yticks(np.arange(rows) + 0.5, list(used.index), color=INK)
+    ax.set_xticks(
+        np.arange(columns) + 0.5, list(used.columns), rotation=40, ha="left", rotation_mode="anchor", color=INK
+    )
+    ax.xaxis.tick_top()
+    ax.tick_params(length=0)
+    ax.set(xlim=(0, columns), ylim=(rows, 0))
+    return figure
+
+
+def _cell(x: float, y: float, **look: object):
+    from matplotlib.patches import Rectangle
+
+    return Rectangle((x + 0.04, y + 0.06), 0.92, 0.88, **look)
+
+
+def _times(value: float) -> str:
+    """×12, ×3k, ×1e9: how many budgets."""
+    if value >= 1e6:
+        return f"×1e{int(np.log10(value))}"
+    return f"×{value / 1000:.0f}k" if value >= 1000 else f"×{value:.2g}" if value < 10 else f"×{value:.0f}"
+
+
+# 91_bug_museum
+
+LIMITS = [1, 10, 100, 1e3, 1e4]
+
+
+@styled
+def error_map(o: Comparison, lse: Comparison | None = None, tile: int = 0, title: str = "") -> Figure:
+    """Where an output is wrong: |error| of O (or P) in budgets, rows down and columns across, LSE as a strip beside it.
+
+    o, lse: comparisons of one case; of several heads the one with the worst element is drawn. tile: rows per tile, drawn
+    as lines; 0: none.
+    """
+    figure, axes = canvas(5.6, 3.9, 2 if lse else 1, title, width_ratios=(11, 1) if lse else (1,), sharey=True)
+    _paint(axes[0], o, tile)
+    axes[0].set(xlabel=f"column of {o.output.upper()}", ylabel="row")
+    if lse:
+        _paint(axes[1], lse, tile)
+        axes[1].set(xticks=[], xlabel="LSE")
+    _budget_legend(figure)
+    return figure
+
+
+@styled
+def gallery(maps: Mapping[str, Comparison], columns: int = 4) -> Figure:
+    """Many error maps side by side: name to a comparison of O."""
+    rows = -(-len(maps) // columns)
+    figure = Figure(figsize=(2.35 * columns, 1.95 * rows + 0.5), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    for ax in axes:
+        blank(ax)
+    for ax, (name, found) in zip(axes, maps.items()):
+        _paint(ax, found, 0)
+        ax.set_title(name, fontsize=8.5)
+    _budget_legend(figure)
+    return figure
+
+
+def _paint(ax: Axes, found: Comparison, tile: int) -> None:
+    from matplotlib.colors import BoundaryNorm, ListedColormap
+
+    lead = found.worst[: found.error_map.ndim - (1 if found.output == "lse" else 2)]
+    picture = found.error_map[lead]
+    picture = picture[:, None] if found.output == "lse" else picture
+    used = np.where(np.isnan(picture), np.nan, picture / found.budget if found.budget else np.where(picture, np.inf, 0))
+    colours = ListedColormap([SHADES[0], *OVER])
+    colours.set_bad(INK)
+    rows, across = used.shape
+    ax.imshow(
+        np.ma.masked_invalid(used),
+        cmap=colours,
+        norm=BoundaryNorm([0, *LIMITS, np.inf], len(OVER) + 1),
+        aspect="auto",
+        interpolation="nearest",
+        extent=(0, across, rows, 0),
+    )
+    ax.grid(False)
+    for y in range(tile, rows, tile) if tile else ():
+        ax.axhline(y, color=INK, linewidth=1, linestyle="--")
+
+
+def _budget_legend(figure: Figure) -> None:
+    from matplotlib.patches import Patch
+
+    words = [
+        "within the budget",
+        "up to 10 budgets",
+        "up to 100",
+        "up to 1 000",
+        "up to 10 000",
+        "more",
+        "NaN, infinite or never written",
+    ]
+    patches = [Patch(facecolor=c, edgecolor=MUTED, linewidth=0.5) for c in (SHADES[0], *OVER, INK)]
+    figure.legend(patches, words, loc="outside lower left", ncols=4, frameon=False, fontsize=8)
+
+
+# 92_xray_against_hardware
+
+FAMILIES = {  # ending of a counter's name -> how it is drawn
+    "sectors": (BLUE, "o"),
+    "requests": (GREEN, "^"),
+    "instructions": (GREEN, "^"),
+    "wavefronts": (ORANGE, "s"),
+    "conflicts": (MAGENTA, "D"),
+}
+
+
+@styled
+def predicted_and_counted(panels: Mapping[str, pd.DataFrame], title: str) -> Figure:
+    """Hardware counters against the X-ray's counts, a panel per frame; on the dashed line both are the same.
+
+    panels: title to a frame with columns metric, xray, hardware. Points at one place are drawn as one, the larger the more
+    there are; those off the line have a ring. What is zero on both sides is left out.
+    """
+    figure, axes = canvas(5.0 * len(panels), 4.9, len(panels), title)
+    drawn = {}
+    for ax, (name, everything) in zip(axes, panels.items(), strict=True):
+        frame = everything[(everything["xray"] > 0) | (everything["hardware"] > 0)]
+        top = 2 * max(frame[["xray", "hardware"]].max().max(), 1)
+        ax.plot([0, top], [0, top], color=MUTED, linestyle="--", linewidth=1, zorder=1)
+        family = frame["metric"].str.extract(f"({'|'.join(FAMILIES)})")[0].replace("requests", "instructions")
+        for ending, part in frame.groupby(family, sort=False):
+            colour, marker = FAMILIES[ending]
+            at = part.groupby(["xray", "hardware"]).size()
+            x, y = at.index.get_level_values(0), at.index.get_level_values(1)
+            drawn[ending] = ax.scatter(
+                x,
+                y,
+                s=26 + 9 * np.sqrt(at),
+                c=colour,
+                marker=marker,
+                alpha=0.75,
+                edgecolor=CARD,
+                linewidth=0.6,
+                zorder=2,
+            )
+            off = x != y
+            ax.scatter(
+                x[off], y[off], s=70 + 9 * np.sqrt(at[off]), facecolor="none", edgecolor=INK, linewidth=0.9, zorder=3
+            )
+        for axis, which in ((ax.set_xscale, ax.xaxis), (ax.set_yscale, ax.yaxis)):
+            axis("symlog", linthresh=1, linscale=0.6)
+            which.set_major_locator(FixedLocator([0, *(10.0**e for e in range(0, 10))]))
+            which.set_minor_locator(NullLocator())
+        ax.set(xlim=(-0.4, top), ylim=(-0.4, top), xlabel="counted by the X-ray", aspect="equal")
+        equal = (frame["xray"] == frame["hardware"]).sum()
+        ax.set_title(f"{name}: {equal} of {len(frame)} equal", color=MUTED)
+    axes[0].set_ylabel("counted by the GPU")
+    words = {"instructions": "requests (instructions)"}
+    labels = [words.get(ending, ending) for ending in drawn]
+    figure.legend(drawn.values(), labels, loc="outside lower left", ncols=4, frameon=False)
+    return figure
+
+
+@styled
+def who_flags(counts: pd.DataFrame, title: str) -> Figure:
+    """Mutants by who flags them: stacked bars, a row per rung. counts: index rung, columns "both", "X-ray alone",
+    "GPU alone", "neither"."""
+    looks = {"both": (BLUE, ""), "X-ray alone": (SHADES[1], "//"), "GPU alone": (ORANGE, "\\\\"), "neither": (CARD, "")}
+    figure, (ax,) = canvas(7.4, 1.5 + 0.36 * len(counts), title=title)
+    left = np.zeros(len(counts))
+    for name, (colour, hatch) in looks.items():
+        n = counts.get(name, pd.Series(0, counts.index)).to_numpy()
+        bars = ax.barh(
+            range(len(counts)), n, 0.66, left, color=colour, hatch=hatch, edgecolor=INK, linewidth=0.7, label=name
+        )
+        ax.bar_label(bars, [f"{k}" if k else "" for k in n], label_type="center", fontsize=8.5,
+                     color=CARD if name in ("both", "GPU alone") else INK,
+                     bbox={"facecolor": colour, "edgecolor": "none", "pad": 1.5})  # fmt: skip
+        left = left + n
+    ax.set_yticks(range(len(counts)), list(counts.index), color=INK)
+    ax.invert_yaxis()
+    ax.grid(axis="y", visible=False)
+    ax.set(xlabel="mutants")
+    figure.legend(loc="outside lower left", ncols=4, frameon=False)
+    return figure

@@ -1,0 +1,85 @@
+"""Which notebooks have to be executed: those of which a file that they read has changed since they last were.
+
+A record, executed/<stem>.txt beside the notebooks' tests, has the digest of all that a notebook read and the paths of it,
+relative to the checkout. `make executed` writes it. Of the unchanged ones a few are executed nevertheless, drawn by a seed.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import nbformat
+
+from helpers.ladder.paths import ROOT
+
+RECORDS = ROOT / "tests" / "lessons" / "executed"
+PARTS = ("helpers", "kernels", "data", "notebooks")  # of the checkout: what notebooks read
+ALWAYS = ("pyproject.toml", "helpers/lessons/execute.py")  # read, or obeyed, by whoever executes them
+SHARE = 3  # of the notebooks that have not changed, so many are executed each time
+
+# In the notebook's own process. An import opens the compiled file, so modules are asked for their source at the end.
+WATCH = """import sys as _sys
+_opened = set()
+def _watch(event, arguments):
+    if event == "open" and isinstance(arguments[0], str):
+        _opened.add(arguments[0])
+    elif event == "subprocess.Popen" and "helpers" in str(arguments[1]):
+        _opened.add("helpers")  # a program of ours, which may read any of it
+_sys.addaudithook(_watch)"""
+TELL = f"""import json as _json, os as _os
+_files = [vars(m).get("__file__") for m in list(_sys.modules.values()) if hasattr(m, "__dict__")]
+_paths = {{_os.path.abspath(f) for f in [*_opened, *_files] if isinstance(f, str) and f != "helpers"}}
+_json.dumps([sorted(p for p in _paths if p.startswith({str(ROOT)!r})), "helpers" in _opened])"""
+
+
+def watched(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """The notebook, with a cell before the others and one behind them that say what was read between."""
+    cells = [nbformat.v4.new_code_cell(WATCH), *notebook.cells, nbformat.v4.new_code_cell(TELL)]
+    return nbformat.v4.new_notebook(cells=cells, metadata=notebook.metadata)
+
+
+def told(executed: nbformat.NotebookNode) -> list[str]:
+    """The files of the checkout that an executed `watched` notebook has read; takes the two cells out of it."""
+    (output,) = executed.cells.pop().outputs
+    executed.cells.pop(0)
+    found, all_of_ours = json.loads(ast.literal_eval(output.data["text/plain"]))
+    paths = [*map(Path, found), *((ROOT / "helpers").rglob("*.py") if all_of_ours else [])]
+    inside = {path.relative_to(ROOT) for path in paths if path.is_relative_to(ROOT) and path.is_file()}
+    return sorted(str(p) for p in inside if p.parts[0] in PARTS and "__pycache__" not in p.parts)
+
+
+def digest(notebook: nbformat.NotebookNode, reads: list[str], root: Path = ROOT) -> str:
+    """Of the notebook's cells, of every file among `reads`, and of the names of all kernels and records, which are looked for."""
+    total = hashlib.sha256(repr([(cell.cell_type, cell.source) for cell in notebook.cells]).encode())
+    for path in sorted({*reads, *ALWAYS}):
+        text = (root / path).read_bytes() if (root / path).is_file() else b"gone"
+        total.update(f"\n{path} {hashlib.sha256(text).hexdigest()}".encode())
+    names = [
+        p.relative_to(root) for part in ("kernels", "data") for p in sorted((root / part).rglob("*")) if p.is_file()
+    ]
+    total.update("\n".join(map(str, names)).encode())
+    return total.hexdigest()[:16]
+
+
+def unchanged(stem: str, notebook: nbformat.NotebookNode, root: Path = ROOT, records: Path = RECORDS) -> bool:
+    """Is there nothing that the notebook read at its recorded execution and that is different now?"""
+    record = records / f"{stem}.txt"
+    if not record.is_file():
+        return False
+    was, *reads = record.read_text().splitlines()
+    return was == digest(notebook, reads, root)
+
+
+def keep(stem: str, notebook: nbformat.NotebookNode, reads: list[str], records: Path = RECORDS) -> None:
+    """Records a successful execution of `notebook`, which read `reads`."""
+    records.mkdir(exist_ok=True)
+    (records / f"{stem}.txt").write_text("\n".join([digest(notebook, reads), *reads, ""]))
+
+
+def drawn(stems: Iterable[str], seed: str, share: int = SHARE) -> list[str]:
+    """So many of the stems as `share` says: the same for the same seed, others for another."""
+    return sorted(stems, key=lambda stem: hashlib.sha256(f"{seed} {stem}".encode()).digest())[:share]
