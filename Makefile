@@ -5,13 +5,18 @@ BIN := $(VENV)/bin
 .DEFAULT_GOAL := lab
 .PHONY: lab test test-all executed notebooks bench readme
 
+# JupyterLab's defaults for this environment: no news, README as a page, line numbers in cells. A reader's own settings win.
+LAB_DEFAULTS := $(VENV)/share/jupyter/lab/settings/overrides.d/flashattention-notebooks.json
+
 lab: $(VENV)/installed
+	@install -D -m 644 .jupyterlab.json $(LAB_DEFAULTS)
 	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --ServerApp.root_dir=. \
 	  --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb
 
 test: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
 test-all: $(VENV)/installed-test

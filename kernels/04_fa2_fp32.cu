@@ -1,4 +1,4 @@
-// 04_fa2_fp32: FlashAttention-2, query tiles outside and O in registers
+// 04_fa2_fp32: FlashAttention-2: one CTA per query tile, O stays in registers
 //
 // idea:      A CTA keeps one query tile and its O, m, l in registers while K and V stream past; O is divided by l once.
 // changed:   the loop over query tiles becomes the grid, so O, m and l never travel to HBM and back;

@@ -1,4 +1,4 @@
-// 10_fa2_mma_fp16: FlashAttention-2 on tensor cores, ldmatrix and mma.sync
+// 10_fa2_mma_fp16: FlashAttention-2 on tensor cores with ldmatrix and mma.sync
 //
 // idea:      A warp multiplies 16 x 16 by 16 x 8 in one instruction, and the layout in which it leaves S is the one in
 //            which it takes P.

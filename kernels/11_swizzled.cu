@@ -1,4 +1,4 @@
-// 11_swizzled: tiles in shared memory swizzled, so that ldmatrix meets no bank conflict
+// 11_swizzled: tiles swizzled by XOR in shared memory: ldmatrix without bank conflicts
 //
 // idea:      The 16-byte chunks of a row trade places by XOR with the row's number: eight rows of one column, which
 //            ldmatrix reads at once, lie in eight different places of the banks.

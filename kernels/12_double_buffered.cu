@@ -1,4 +1,4 @@
-// 12_double_buffered: the next K and V arrive by cp.async while these are multiplied
+// 12_double_buffered: cp.async copies the next K and V during the products
 //
 // idea:      cp.async copies from HBM to shared memory without passing through registers and without anybody waiting:
 //            with two buffers, tile j + 1 travels while tile j is multiplied.

@@ -1,4 +1,4 @@
-// 13_tuned: every known trick tried, those that paid kept: past FlashAttention-2's own kernel
+// 13_tuned: less shared memory traffic, softmax and address work per product
 //
 // idea:      The tensor cores wait for shared memory, for the softmax and for addresses: give each of these less to do.
 // changed:   a warp takes 32 query rows: each fragment of K and V that is read from shared memory serves twice;

@@ -1,4 +1,4 @@
-// 20_causal_gqa: what a query may not see is not computed; heads share keys, sequences share a batch
+// 20_causal_gqa: causal mask, grouped heads, packed sequences: masked tiles are skipped
 //
 // idea:      Half of S is masked under a causal mask: skip those tiles, and let only the tiles on the diagonal pay for
 //            the mask. Then tiles of queries differ in length: the longest start first, so that no SM is left with one

@@ -1,4 +1,4 @@
-// 21_split_kv: decode: the keys are split over the machine, the partial results merged
+// 21_split_kv: decode: keys split across the GPU, partial results merged
 //
 // idea:      A few queries against a long cache fill no machine by themselves. Cut the keys into pieces, give each to
 //            CTAs of its own, and merge their (O, LSE) with the operator of notebook 02.

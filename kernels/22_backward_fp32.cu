@@ -1,4 +1,4 @@
-// 22_backward_fp32: the gradients of Q, K and V, in one pass of five products, and always the same
+// 22_backward_fp32: deterministic backward pass: P recomputed tile by tile from LSE
 //
 // idea:      P is not kept for the way back but formed again, tile by tile, from Q, K and LSE. A CTA owns a tile of keys and
 //            keeps its dK and dV in registers while Q and dO stream past; its share of dQ goes to HBM when it is its turn.

@@ -1,4 +1,4 @@
-// 23_backward_mma: the five products on tensor cores; P and dS are born as operands
+// 23_backward_mma: backward pass on tensor cores: S and P transposed in registers
 //
 // idea:      Form S and P transposed, keys by queries: then a warp's accumulator of P^T is its operand A of dV = P^T dO, and
 //            that of dS^T its operand A of dK. Only dS crosses between all warps, once per step, for dQ. At D = 128 two

@@ -1,4 +1,4 @@
-// 30_tma_wgmma: Hopper moves tiles by itself and multiplies them where they land
+// 30_tma_wgmma: Hopper: TMA copies tiles, wgmma reads them from shared memory
 //
 // idea:      One thread asks the copy engine (TMA) for a whole tile, and a barrier in shared memory hears when it has
 //            come; one instruction of four warps (wgmma) multiplies 64 rows by a tile in shared memory, without ldmatrix.

@@ -1,4 +1,4 @@
-// 31_warp_specialized: one warp fetches, two or three warpgroups multiply, and a CTA stays for the whole kernel
+// 31_warp_specialized: producer and consumer warps in a persistent kernel
 //
 // idea:      Fetching takes hardly any registers or time, multiplying takes all: give them to different warps. The
 //            producer runs ahead as far as the stages reach, over the end of a query tile into the next one.

@@ -1,4 +1,4 @@
-// 32_ping_pong: while one warpgroup multiplies, another takes exponentials
+// 32_ping_pong: one warpgroup's softmax overlaps another's products
 //
 // idea:      The next S = Q K^T is started before O += P V, so that the softmax of one tile runs under the products of two;
 //            and the warpgroups start their products in turn, so that one is at its exponentials while another has the

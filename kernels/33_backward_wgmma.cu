@@ -1,4 +1,4 @@
-// 33_backward_wgmma: the five products on Hopper's tensor cores, which two warpgroups use in turns
+// 33_backward_wgmma: backward pass with wgmma: two warpgroups take turns
 //
 // idea:      Two warpgroups own 64 keys each and hold P^T and dS^T as operands A in registers. A warpgroup that starts
 //            products is held until the tensor cores have taken them, so they take turns: by plan one forms dS while the

@@ -45,6 +45,15 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"--seed={config.option.seed}" + " --all" * config.option.all
 
 
+def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
+    """Which of the seeded bugs were run, so that the same can be run again, and whether their record is stale."""
+    seen = [report.nodeid for kind in ("passed", "failed") for report in terminalreporter.getreports(kind)]
+    if any("test_a_seeded_bug_is_noticed" in nodeid for nodeid in seen):
+        from helpers.evidence import verdicts
+
+        terminalreporter.write_line(str(verdicts.choose(config.option.all, config.option.seed)))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         without, needing = [], []

@@ -17,7 +17,8 @@ from .arguments import command
 COMMANDS = (doctor, check, xray, run, bench, record, goals, readme, notebooks)
 ABOUT = "FlashAttention, one kernel at a time: check, X-ray, run and time CUDA kernels, with a GPU or without."
 NOTES = """\
-KERNEL is a rung of the ladder, like 04_fa2_fp32, or the path of any .cu file that defines fa_launch.
+KERNEL is a rung of the ladder by its stem or a part of it, like 04, fa2_fp32 or ping_pong, or the path of any .cu file that
+defines fa_launch.
 `python -m helpers COMMAND --help` has the options of a command and examples.
 
 exit codes: 0 all is well; 1 the answer is no (a wrong kernel, findings, no GPU); 2 the command line is wrong

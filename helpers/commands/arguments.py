@@ -33,11 +33,13 @@ def command(commands: Any, name: str, about: str, do: Callable, examples: tuple[
 
 
 def add_kernel(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("kernel", metavar="KERNEL", help="a rung's stem, like 04_fa2_fp32, or the path of a .cu")
+    parser.add_argument("kernel", metavar="KERNEL", help="a rung, like 04 or ping_pong, or the path of a .cu")
 
 
 def add_kernels(parser: argparse.ArgumentParser, default: str, count: str = "*") -> None:
-    parser.add_argument("kernels", nargs=count, metavar="KERNEL", help=f"a rung's stem or the path of a .cu; {default}")
+    parser.add_argument(
+        "kernels", nargs=count, metavar="KERNEL", help=f"a rung, like 04, or the path of a .cu; {default}"
+    )
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
@@ -123,16 +125,12 @@ def inputs(rung: Rung, arguments: argparse.Namespace, device: str) -> tuple[tupl
     """Random inputs of the shape that was asked for, else a small one that suits the kernel, and the call's options."""
     from ..run.reference import random_inputs
 
-    names = ("causal", "window", "splits", "scale")
-    asked = {name: value for name in names if (value := getattr(arguments, name))}
-    about = {
-        name: value for name, value in asked.items() if name != "splits"
-    }  # what O and LSE of a backward pass depend on
-    shape = B, H, Nq, Nk, D = _shape(rung, arguments)
-    shared = 1 if "gqa" in rung.features and rung.title else H
-    made = random_inputs(
-        rung, shape, arguments.dtype, device, seed=arguments.seed, Hkv=arguments.Hkv or shared, **about
-    )
+    asked = {name: getattr(arguments, name) for name in ("causal", "window", "splits", "scale")}
+    asked = {name: value for name, value in asked.items() if value is not None and value is not False}
+    masks = {name: value for name, value in asked.items() if name != "splits"}  # O and LSE of a backward pass need them
+    shape = _shape(rung, arguments)
+    Hkv = arguments.Hkv or (1 if "gqa" in rung.features and rung.title else shape[1])
+    made = random_inputs(rung, shape, arguments.dtype, device, seed=arguments.seed, Hkv=Hkv, **masks)
     return made, asked
 
 

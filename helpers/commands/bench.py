@@ -10,7 +10,7 @@ import argparse
 
 from .arguments import add_kernels, found
 
-EXAMPLES = ("bench 04_fa2_fp32", "bench mine.cu", "bench")
+EXAMPLES = ("bench 04", "bench mine.cu", "bench")
 
 
 def options(parser: argparse.ArgumentParser) -> None:

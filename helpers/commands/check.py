@@ -15,7 +15,7 @@ from .arguments import add_device, add_header, add_kernel, described, loaded, pr
 if TYPE_CHECKING:
     from ..run.reference import Case
 
-EXAMPLES = ("check 04_fa2_fp32", "check mine.cu --dtype fp16", "check 32_ping_pong --device cpu --cases small")
+EXAMPLES = ("check 04", "check mine.cu --dtype fp16", "check ping_pong --device cpu --cases small")
 
 
 def options(parser: argparse.ArgumentParser) -> None:

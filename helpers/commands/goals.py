@@ -6,7 +6,7 @@ import argparse
 
 from .arguments import add_kernels, found
 
-EXAMPLES = ("goals", "goals 32_ping_pong")
+EXAMPLES = ("goals", "goals ping_pong")
 
 
 def options(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,7 @@
-"""Rewrites the README's ladder table from data/; with --check, exits with 1 if it is out of date."""
+"""Writes the tables and pictures of README.md, data/README.md and CONTRIBUTING.md anew, from data/, the code and an X-ray.
+
+With --check it writes nothing, and exits with 1 if something is out of date.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,11 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ..record import readme
+    from .. import pages
 
-    changes = readme.update(check=arguments.check)
-    print(changes or "README.md is up to date")
+    changes = pages.update(check=arguments.check)
+    for path, difference in changes.items():
+        print(difference if arguments.check else f"wrote {path.relative_to(pages.ROOT)}")
+    if not changes:
+        print("all pages are up to date")
     return int(arguments.check and bool(changes))

@@ -15,10 +15,7 @@ from pathlib import Path
 from ..evidence.counters import KINDS
 from .arguments import add_kernels, command, found
 
-EXAMPLES = ("record rungs", "record rungs 04_fa2_fp32", "record counters 04_fa2_fp32", "record tiles 13_tuned")
-WORKERS = (
-    8  # programs under compute-sanitizer at a time: more only wait for the driver, which starts some three a second
-)
+EXAMPLES = ("record rungs", "record rungs 04", "record counters 04", "record tiles 13")
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -27,8 +24,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     def add(name: str, do: Callable, *examples: str) -> argparse.ArgumentParser:
         return command(kinds, name, do.__doc__, do, tuple(f"record {name} {example}".rstrip() for example in examples))
 
-    add_kernels(add("rungs", rungs, "", "04_fa2_fp32"), "all rungs, and the GPU's ceilings, by default")
-    counted = add("counters", counters, "", "04_fa2_fp32", "--singles patterns async --new")
+    add_kernels(add("rungs", rungs, "", "04"), "all rungs, and the GPU's ceilings, by default")
+    counted = add("counters", counters, "", "04", "--singles patterns async --new")
     add_kernels(counted, "all rungs by default")
     counted.add_argument(
         "--singles",
@@ -40,8 +37,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     counted.add_argument("--new", action="store_true", help="of patterns and async, those that the record lacks")
     _mutants(add("sanitizer", sanitizer, "", '"04.*" --seconds 600', "--build --programs build/mutants"), gpu=True)
     _mutants(add("xray-of-mutants", xray_of_mutants, "", '--missing "04.*"'), gpu=False)
-    add_kernels(add("roles", roles, "32_ping_pong"), "rungs of the Hopper kind", count="+")
-    tiled = add("tiles", tiles, "", "13_tuned --rounds 9")
+    add_kernels(add("roles", roles, "ping_pong"), "rungs of the Hopper kind", count="+")
+    tiled = add("tiles", tiles, "", "13 --rounds 9")
     tiled.add_argument("kernel", nargs="?", default="13_tuned", metavar="KERNEL", help="default: 13_tuned")
     tiled.add_argument("--rounds", type=int, default=7, help="rounds per shape (default: 7)")
     add("training", training, "")

@@ -16,7 +16,7 @@ from .arguments import add_device, add_inputs, add_kernel, described, inputs, lo
 if TYPE_CHECKING:
     from torch import Tensor
 
-EXAMPLES = ("run 04_fa2_fp32", "run mine.cu --B 2 --H 8 --N 1024 --D 128 --dtype bf16 --causal")
+EXAMPLES = ("run 04", "run mine.cu --B 2 --H 8 --N 1024 --D 128 --dtype bf16 --causal")
 
 
 def options(parser: argparse.ArgumentParser) -> None:

@@ -7,27 +7,15 @@ options change them. A file without a header block is taken for fp32 attention u
 from __future__ import annotations
 
 import argparse
-import html
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .arguments import add_inputs, add_kernel, described, inputs
 
-if TYPE_CHECKING:
-    from ..run.xray import Xray
-
 EXAMPLES = (
-    "xray 04_fa2_fp32",
+    "xray 04",
     "xray mine.cu --dtype fp16 --N 130 --D 128",
-    "xray 20_causal_gqa --causal --html xray.html",
+    "xray 20 --causal --html xray.html",
 )
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
-<style>body {{ font: 15px/1.5 sans-serif; margin: 2em auto; max-width: 75em; background: white; color: black }}</style></head>
-<body><h1>{title}</h1>
-{body}
-</body></html>
-"""
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -47,11 +35,5 @@ def run(arguments: argparse.Namespace) -> int:
     ray = xray(rung, *tensors, **asked)
     print(ray)
     if page:
-        page.write_text(_page(ray), encoding="utf-8")
-        print(f"wrote {page}")
+        print(f"wrote {ray.to_html(page)}")
     return 0 if ray.ok else 1
-
-
-def _page(ray: Xray) -> str:
-    parts = [ray._repr_html_(), "<h2>The source</h2>", ray.source()._repr_html_()]
-    return PAGE.format(title=html.escape(f"X-ray of {ray.rung.stem}"), body="\n".join(parts))

@@ -1,4 +1,4 @@
-"""Runs a rung's `.cu` on the CPU: the same file, compiled by the host's C++ compiler and executed thread by thread."""
+"""The CPU back end: compiles the same `.cu` with the host's C++ compiler and runs it thread by thread."""
 
 from .launcher import Launcher
 

@@ -1,4 +1,4 @@
-"""The emulator's runtime library: what Python and C++ say to each other (mirrors ``runtime/runtime.h``)."""
+"""The emulator's runtime library: what Python and C++ say to each other (mirrors ``runtime/exchange.h``)."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Whether the X-ray is true: access patterns, seeded bugs, and what hardware counters and compute-sanitizer say of them."""
+"""Whether the X-ray is true: access patterns and seeded bugs, compared with hardware counters and compute-sanitizer."""

@@ -26,20 +26,15 @@ from typing import TYPE_CHECKING
 from ..ladder.contract import TORCH_NAMES, FaBackwardArgs, workspace_shapes
 from ..ladder.errors import KernelError
 from ..ladder.rung import INCLUDE, rung, rungs
-from ..run.kernel import Kernel, load
 from ..toolchain.toolkit import architecture, find_toolkit, gencode
-from .mutants import BATCH, Mutant, mutants, original
+from . import verdicts
+from .mutants import Mutant, mutants, original
+from .one_sided import explain
+from .sanitizer_words import CLEAN, FAILED, TIMEOUT, TOOLS, flagged, flagging, read
 
 if TYPE_CHECKING:
     import pandas as pd
 
-# memcheck: accesses out of bounds and misaligned ones. racecheck: unordered accesses to shared memory; an arrival on an
-# mbarrier speaks, to it, for the thread that arrives and for no other, even behind a barrier of all, so that a TMA pipeline
-# whose place one thread gives back for its readers is reported though it is right (tests/releases.cu; compute-sanitizer 13.0).
-# initcheck: reads of global memory that nobody has written; it knows cp.async.bulk since 2025.4 (its release notes:
-# https://docs.nvidia.com/compute-sanitizer/ReleaseNotes/). synccheck: barriers that some of their threads miss.
-TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
-CLEAN, TIMEOUT, FAILED = "clean", "timeout", "failed"
 SECONDS = 15  # for one program under one tool; a clean one takes a few
 WORKERS = 8  # programs at a time: more only wait for the driver, which starts some three a second whatever the GPUs
 SAVE_SECONDS = 10  # between two writings of the record
@@ -64,7 +59,7 @@ def calls(mutant: Mutant) -> list[int]:
     about = rung(mutant.stem)
     dtype, numbers = about.dtypes[0], []
     causal, splits = mutant.options.get("causal", False), mutant.options.get("splits", 1)
-    for B, H, Nq, Nk, D in _shapes(mutant):
+    for B, H, Nq, Nk, D in mutant.calls:
         Hkv = 1 if about.op == "softmax" else mutant.heads[1]
         args = FaBackwardArgs(B=B, H=H, Hkv=Hkv, Nq=Nq, Nk=Nk, D=D, splits=splits)
         workspace = [4 * math.prod(shape) for shape in workspace_shapes(about, args).values()]
@@ -72,13 +67,6 @@ def calls(mutant: Mutant) -> list[int]:
         numbers += [B, H, Hkv, Nq, Nk, D, ITEMSIZE[dtype], int(causal), splits]
         numbers += workspace + [0] * (4 - len(workspace))
     return numbers
-
-
-def _shapes(mutant: Mutant) -> list[tuple[int, int, int, int, int]]:
-    """(B, H, Nq, Nk, D) of every call; a softmax of Nq rows of Nk has B = H = D = 1."""
-    if rung(mutant.stem).op == "softmax":
-        return [(1, 1, rows, N, 1) for rows, N in mutant.shapes]
-    return [(BATCH, mutant.heads[0], *shape) for shape in mutant.shapes]
 
 
 @cache
@@ -155,81 +143,6 @@ def sanitize(
     return found if not late else TIMEOUT if found == CLEAN or found.startswith(FAILED) else f"{found}; {TIMEOUT}"
 
 
-_PLACE = r"[^\n]* in (?P<{0}file>[\w.]+):(?P<{0}line>\d+)"
-_ACCESS = re.compile(
-    r"Invalid __(?P<space>\w+)__ (?P<verb>\w+) of size (?P<bytes>\d+) bytes\n(?:\s+at" + _PLACE.format("") + ")?"
-)
-_WHY = re.compile(r"\bis (?P<why>misaligned|out of bounds|accessed with a partial warp)|(?P<null>null pointer)")
-_RACE = re.compile(
-    r"(?P<level>Error|Warning): Race reported between (?P<verb>\w+) access at(?:" + _PLACE.format("") + r")?[^\n]*\n"
-    r"\s*and (?P<other>\w+) access at(?:" + _PLACE.format("other") + r")?"
-)
-_UNWRITTEN = re.compile(
-    r"Uninitialized __(?P<space>\w+)__ memory (?P<verb>\w+) of size (?P<bytes>\d+) bytes\n(?:\s+at"
-    + _PLACE.format("")
-    + ")?"
-)
-_BARRIER = re.compile(
-    r"(?P<what>Barrier|Warpgroup MMA sequence) error detected\. (?P<why>[^\n]*?)\.?\n(?:\s+at"
-    + _PLACE.format("")
-    + ")?"
-)
-_CUDA = re.compile(r"\b(?P<error>cudaError[A-Z]\w+|CUDA_ERROR_[A-Z_]+)\b")
-_SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (?P<count>\d+)")
-
-
-def read(said: str) -> str:
-    """The first message of a tool's output, in short and without paths: "out of bounds: global read of 16 bytes, line 84".
-
-    "clean" if its summary counts nothing and the program ended well; "failed: …" if the tool itself did not get that far.
-    """
-    text = re.sub(r"^=+ ?", "", said, flags=re.MULTILINE)
-    if found := _ACCESS.search(text):
-        why = _WHY.search(text, found.end())
-        why = "null pointer" if why and why["null"] else why["why"] if why else "invalid"
-        return f"{why}: {found['space']} {found['verb']} of {found['bytes']} bytes{_at(found)}"
-    if found := _RACE.search(text):
-        places = f"{found['verb'].lower()}{_at(found)} and {found['other'].lower()}{_at(found, 'other')}"
-        return f"race{' (warning)' if found['level'] == 'Warning' else ''}: {places}"
-    if found := _UNWRITTEN.search(text):
-        return f"uninitialised: {found['space']} {found['verb']} of {found['bytes']} bytes{_at(found)}"
-    if found := _BARRIER.search(text):
-        return f"{found['what'].lower()}: {found['why'].lower()}{_at(found)}"
-    if found := _CUDA.search(text):
-        return f"CUDA error: {found['error']}"
-    summary = _SUMMARY.search(text)
-    if summary and int(summary["count"]) == 0:
-        return CLEAN
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("COMPUTE-SANITIZER")]
-    return f"{FAILED}: {' '.join(lines)[:120]}"
-
-
-def _at(found: re.Match[str], which: str = "") -> str:
-    """ ", line 84" of the kernel's file, or ", math.cuh line 14"."""
-    if not found[f"{which}line"]:
-        return ""
-    header = "" if found[f"{which}file"].endswith(".cu") else f" {found[f'{which}file']}"
-    return f",{header} line {found[f'{which}line']}"
-
-
-def flagged(message: str) -> bool:
-    """Whether a tool's message, or the X-ray's, says that something is wrong. That a tool ran out of time, or could not do its
-    work, says nothing of the program: each slows it down, racecheck and initcheck most."""
-    return message not in (CLEAN, TIMEOUT) and not message.startswith(FAILED)
-
-
-def flagging(row: dict, of_rung: dict | None = None) -> list[str]:
-    """The tools that flag a mutant, of a row of the record: those that say something, and all of them where none has seen
-    the program's end. That one hangs, whoever watches.
-
-    of_rung: the row of the rung itself, whose lines have the same numbers. What a tool says of that, too, in the same words,
-    is none of the mutant's bug."""
-    if all(row[tool] == TIMEOUT for tool in TOOLS):
-        return list(TOOLS)
-    found = {tool: row[tool].removesuffix(f"; {TIMEOUT}") for tool in TOOLS}
-    return [tool for tool in TOOLS if flagged(found[tool]) and not (of_rung and found[tool] == of_rung[tool])]
-
-
 def look(mutant: Mutant, programs: Path, keep: Path | None = None, gpu: int | None = None) -> dict:
     """A row of the record: the mutant built and run under every tool."""
     row = {"mutant": mutant.id, "stem": mutant.stem, "line": mutant.line, "bug": mutant.bug, "digest": mutant.digest}
@@ -261,30 +174,56 @@ def recorded(device: str | None = None) -> pd.DataFrame:
     return frame.astype({"xray": "object"}).fillna({"xray": ""})
 
 
+class _Record:
+    """The record of this machine's GPU while it grows: what was in it before, and rows to be added. What is recorded as
+    failed is left out, to be run again. LookupError from record.conditions() without a GPU."""
+
+    def __init__(self) -> None:
+        import pandas as pd
+
+        from .. import record
+
+        self.known = record.conditions()
+        try:
+            before = recorded(self.known["device"])
+        except LookupError:
+            before = pd.DataFrame(columns=COLUMNS)
+        self.before = before[~before[list(TOOLS)].apply(lambda said: said.str.startswith(FAILED)).any(axis=1)]
+        said = subprocess.run([find_sanitizer(), "--version"], capture_output=True, text=True).stdout
+        version = re.search(r"Version ([\d.]+)", said)
+        self.about = {"compute_sanitizer": version[1] if version else said}
+        self.order = {m.id: n for n, m in enumerate(chosen([]))}
+        self.saved = time.monotonic()
+
+    def save(self, rows: list[dict]) -> pd.DataFrame:
+        """Writes what was there and `rows`, in the order of the rungs, and gives it back."""
+        import pandas as pd
+
+        from .. import record
+
+        self.saved = time.monotonic()
+        frame = pd.concat([self.before, pd.DataFrame(rows, columns=COLUMNS)], ignore_index=True)
+        frame = frame.sort_values("mutant", key=lambda ids: ids.map(self.order)).reset_index(drop=True)
+        record.save("device", "sanitizer", frame, known=self.known, extra=self.about)
+        return frame
+
+    def now_and_then(self, rows: list[dict]) -> None:
+        """Saves every SAVE_SECONDS: what has been found is kept, however the run ends."""
+        if time.monotonic() - self.saved > SAVE_SECONDS:
+            self.save(rows)
+
+
 def record_on_gpu(
     patterns: list[str], workers: int, seconds: float, programs: Path, keep: Path | None, gpus: int = 1
 ) -> None:
     """Runs what is not recorded yet, for at most `seconds` in all, and records it. gpus: so many of this machine's, alike."""
-    import pandas as pd
-
-    from .. import record
-
-    known = record.conditions()
-    try:
-        before = recorded(known["device"])
-    except LookupError:
-        before = pd.DataFrame(columns=COLUMNS)
-    before = before[~before[list(TOOLS)].apply(lambda said: said.str.startswith(FAILED)).any(axis=1)]
-    wanted = [m for m in chosen(patterns) if m.id not in set(before["mutant"])]
+    kept = _Record()
+    wanted = [m for m in chosen(patterns) if m.id not in set(kept.before["mutant"])]
     wanted.sort(key=lambda m: m.digest)  # in any order: what there is no time for is missing everywhere alike
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=True)
     build_host(programs)
-    start = saved = time.monotonic()
-    order = {m.id: n for n, m in enumerate(chosen([]))}
-    said = subprocess.run([find_sanitizer(), "--version"], capture_output=True, text=True).stdout
-    version = re.search(r"Version ([\d.]+)", said)
-
+    start = time.monotonic()
     free = SimpleQueue()  # a GPU for each worker
     for worker in range(workers):
         free.put(worker % gpus if gpus > 1 else None)
@@ -298,21 +237,8 @@ def record_on_gpu(
         finally:
             free.put(gpu)
 
-    def save(rows: list[dict]) -> pd.DataFrame:
-        frame = pd.concat([before, pd.DataFrame(rows, columns=COLUMNS)], ignore_index=True)
-        frame = frame.sort_values("mutant", key=lambda ids: ids.map(order)).reset_index(drop=True)
-        about = {"compute_sanitizer": version[1] if version else said}
-        record.save("device", "sanitizer", frame, known=known, extra=about)
-        return frame
-
-    def now_and_then(rows: list[dict]) -> None:  # what has been found is kept, however this ends
-        nonlocal saved
-        if time.monotonic() - saved > SAVE_SECONDS:
-            saved = time.monotonic()
-            save(rows)
-
-    rows, wrong = in_parallel(in_time, wanted, workers, now_and_then)
-    frame = save(rows)
+    rows, wrong = in_parallel(in_time, wanted, workers, kept.now_and_then)
+    frame = kept.save(rows)
     failed = [f"{row['mutant']} {t}: {row[t]}" for row in frame.to_dict("records") for t in TOOLS if FAILED in row[t]]
     print(*wrong, *failed, sep="\n")
     took = time.monotonic() - start
@@ -352,27 +278,14 @@ def in_parallel(
 
 def xrayed(mutant: Mutant) -> str:
     """What the X-ray says of a mutant at its shapes: "clean", or its first finding in short."""
-    from ..run.xray import xray
-
-    kernel = load(source=mutant.source, device="cpu", quiet=True)
-    kernel.launcher.timeout = 60
-    for inputs in emulator_inputs(kernel, mutant):
-        try:
-            found = xray(kernel, *inputs, **mutant.options).findings
-        except KernelError as error:
-            return f"{str(error).splitlines()[0]}"
-        if found:
-            other = f" and line {found[0].other_line}" if found[0].other_line else ""
-            return f"{found[0].kind}, line {found[0].line}{other}"
-    return CLEAN
-
-
-def emulator_inputs(kernel: Kernel, mutant: Mutant) -> list[tuple]:
-    """Random inputs for each of the mutant's shapes."""
-    from ..run.reference import random_inputs
-
-    options = {"Hkv": mutant.heads[1], "causal": mutant.options.get("causal", False)}
-    return [random_inputs(rung(mutant.stem), shape, seed=i, **options) for i, shape in enumerate(_shapes(mutant))]
+    try:
+        found = verdicts.findings(mutant)
+    except KernelError as error:
+        return f"{str(error).splitlines()[0]}"
+    if not found:
+        return CLEAN
+    kind, line, other_line = found[0]
+    return f"{kind}, line {line}" + (f" and line {other_line}" if other_line else "")
 
 
 def record_xray(patterns: list[str], workers: int = 1, missing: bool = False) -> None:
@@ -397,7 +310,7 @@ def record_xray(patterns: list[str], workers: int = 1, missing: bool = False) ->
     record.save("device", "sanitizer", frame, known=known)
 
 
-def agreement(device: str | None = None) -> pd.DataFrame:
+def compared(device: str | None = None) -> pd.DataFrame:
     """Who flags which mutant or rung, of those that both have looked at: columns mutant, stem, line, bug, gpu (the tools that
     do), xray (what it says), who ("both", "neither", "X-ray alone", "GPU alone") and why, for those that one alone flags."""
     import pandas as pd
@@ -413,60 +326,3 @@ def agreement(device: str | None = None) -> pd.DataFrame:
     why = [explain(row.mutant, row.xray, who) if " " in who else "" for row, who in zip(frame.itertuples(), who)]
     columns = {"gpu": tools, "xray": frame["xray"], "who": who, "why": why}
     return pd.concat([frame[["mutant", "stem", "line", "bug"]], pd.DataFrame(columns)], axis=1)
-
-
-ASYNC = (
-    "one of the two accesses is TMA's or wgmma's, made after their instruction: racecheck follows what cp.async.bulk writes, which "
-    "it flags elsewhere in 33, but no tensor's copy and nothing that either of them reads"
-)
-GLOBAL = "a race in global memory: racecheck looks at shared memory alone"
-RETURNED = (
-    "threads that have returned no longer count at a barrier (since Volta), so that the GPU and its tools go on; the X-ray asks "
-    "for every thread of the block, as the source reads"
-)
-LATE = "synccheck, whose matter it is, ran out of time, which says nothing"
-ENDED = "three tools run out of time, which counts if all four do: under memcheck the program ended"
-REGISTERS = "past an array in registers: nvcc has unrolled the loop, and no memory is touched"
-# (id, what the X-ray says, who, why), patterns as of file names: the first that fits explains why one side alone speaks.
-EXPLANATIONS = [
-    ("*", "uninitialised shared memory*", "X-ray alone", "no tool of compute-sanitizer knows what of shared memory has been written"),
-    ("02.barrier-*.2", "race*", "X-ray alone", GLOBAL),
-    ("02.thread-index.[89]", "race*", "X-ray alone", GLOBAL),
-    ("21.bound-off-by-one.2", "race*", "X-ray alone", GLOBAL),
-    ("23.thread-index.1[16]", "race*", "X-ray alone", GLOBAL),
-    ("33.thread-index.20", "race*", "X-ray alone", GLOBAL),
-    ("*-returns.*", "divergent barrier*", "X-ray alone", RETURNED),
-    ("02.barrier-in-a-branch.2", "divergent barrier*", "X-ray alone", RETURNED),
-    ("21.barrier-in-a-branch.3", "divergent barrier*", "X-ray alone", RETURNED),
-    ("*.shuffle-of-half.*", "mask*", "X-ray alone", "no tool of compute-sanitizer looks at a shuffle's mask"),
-    ("0[12].shuffle-of-half.*", "shuffle*", "X-ray alone", "no tool of compute-sanitizer looks at a shuffle's mask"),
-    ("33.syncwarp-of-half.1", "mask*", "X-ray alone", LATE),
-    ("*.barrier-without-a-lane.1", "deadlock*", "X-ray alone", ENDED),
-    ("[23]0.grid.1", "division by zero*", "X-ray alone", "an integer division by zero doesn't stop a GPU: the block goes on with some number, and touches nothing it "
-     "shouldn't"),
-    ("22.bound-*.[56]", "out of bounds*", "X-ray alone", REGISTERS),
-    ("22.bound-too-wide.4", "local array overrun*", "X-ray alone", REGISTERS),
-    ("2[02].thread-index.[29]", "out of bounds*", "X-ray alone", "what a block is to do is never written to shared memory, which no tool of compute-sanitizer knows; what a GPU has "
-     "there leads to no wrong access"),
-    ("21.thread-index.4", "out of bounds*", "X-ray alone", "one row past an array in shared memory: memcheck knows where a block's shared memory ends, not "
-     "where an array in it does"),
-    ("23.thread-index.14", "out of bounds*", "X-ray alone", "the last thread reads past the workspace, for a row that dQ doesn't have: nvcc reads only where the row exists"),
-    ("3?.barrier-*.1", "race*", "X-ray alone", "the place of an mbarrier, used before it is initialised: no tool of compute-sanitizer looks there"),
-    ("3?.*", "proxy fence*", "X-ray alone", "no tool of compute-sanitizer asks for the fence between ordinary accesses and those of TMA and wgmma"),
-    ("3?.wgmma-wait-removed.*", "in flight*", "X-ray alone", "the accumulators of a product under way are used: those are registers, at which no tool of compute-sanitizer "
-     "looks"),
-    ("3?.*", "in flight*", "X-ray alone", ASYNC),
-    ("3?.*", "overwritten*", "X-ray alone", ASYNC),
-    ("3?.*", "bulk copy*", "X-ray alone", "a block ends and has not waited for its copies: no tool of compute-sanitizer asks for that"),
-    ("33.named-barrier-removed.*", "race*", "X-ray alone", ASYNC),
-    ("02.every-lane-writes", CLEAN, "GPU alone", "the lanes write one sum, and writes of one value are no race to either side; but nvcc makes an FMA of the sum's products, which "
-     "rounds one of them and not the other, so that on the GPU the lanes' sums differ in their last digit"),
-    ("33.original", CLEAN, "GPU alone", "not a bug: where heads share K and V, add_heads reads from the workspace what backward_wgmma sent there by TMA, and "
-     "initcheck doesn't see TMA's writes. It knows cp.async.bulk since 2025.4, say its release notes; recorded was 2025.3.1"),
-]  # fmt: skip
-
-
-def explain(id: str, xray: str, who: str) -> str:
-    """Why only the GPU's tools, or only the X-ray, flag a mutant; empty if nobody has said."""
-    fits = (why for *two, side, why in EXPLANATIONS if side == who and all(map(fnmatch, (id, xray), two)))
-    return next(fits, "")

@@ -1,1 +1,1 @@
-"""One style, and the figures that every notebook uses."""
+"""One style, and the figures that notebooks share."""

@@ -1,6 +1,7 @@
 """The look of every figure: a light card that reads on any page, in print and without colour.
 
-Colours are those of Okabe and Ito, told apart by colour-blind readers; lines differ in marker and dash as well.
+Every colour of a figure is defined here and has a name. The main ones are Okabe and Ito's, which colour-blind readers tell
+apart; lines differ in marker and dash as well.
 """
 
 from __future__ import annotations
@@ -14,6 +15,14 @@ import matplotlib.figure
 from matplotlib.axes import Axes
 
 CARD, INK, MUTED, GRID = "#fbfbfa", "#1c1c1c", "#5c5c5c", "#dcdcd8"
+WHITE, DARK = "#ffffff", "#333333"
+PALE, PALER, PALEST, OUTLINE, FAINT = (
+    "#e4e4e0",
+    "#e6e6e3",
+    "#efefec",
+    "#c4c4bf",
+    "#b0b0aa",
+)  # greys, for what is not in use
 STYLE = {
     "figure.facecolor": CARD,
     "axes.facecolor": CARD,
@@ -71,7 +80,17 @@ PEERS = {
 }
 
 BLUE, ORANGE, GREEN, SAND = "#0072b2", "#d55e00", "#1b9e77", "#f0b060"
+AMBER, BROWN, MAGENTA, VIOLET, MINT = "#b86a00", "#8a4b00", "#c2407a", "#5b5bd6", "#7fc8ae"
 SHADES = ["#dcebf5", "#b5d5ea", "#8bbcdd", "#5fa1cd"]  # light enough for black text, a step of grey apart
+TINTS = ["#dcebf5", "#fbe6cf", "#d9efe6", "#f3dbe6", "#c4dcec", "#f5d3ac", "#bfe3d5", "#e8c3d5"]  # one per register
+QUARTERS = ["#a9cfe8", "#f6cd9c", "#a9dcc6", "#e5bcd3"]  # one per quarter of a warp, light enough for black text
+WASTED = "#f7ddc8"  # moved, and not asked for
+OVER = ["#fee08b", "#fdae61", "#f46d43", MAGENTA, "#6a1b6a"]  # above a limit, darker with every factor of ten
+# Of HTML, which has no card of its own: both read on a light page and on a dark one.
+HEAT = {"shared": "#2f80c8", "global": "#3d8a3d"}
+EXCESS = "#d5672a"
+COOL, HOT = "rgba(47,128,200,{:.2f})", "rgba(213,103,42,{:.2f})"  # behind a cell's number; format with their strength
+DARK_PAGE, DARK_INK = "#16181c", "#d6d9de"  # a page of its own, where the reader prefers a dark one
 
 
 class Figure(matplotlib.figure.Figure):
@@ -88,6 +107,17 @@ class Figure(matplotlib.figure.Figure):
         data = self.png()
         width, height = (int.from_bytes(data[i : i + 4], "big") // 2 for i in (16, 20))  # the PNG's IHDR
         return data, {"width": width, "height": height}
+
+
+class Picture(Figure):
+    """A figure with a text form: a PNG in a notebook, `in_words` in a terminal."""
+
+    in_words: str = ""
+
+    def __repr__(self) -> str:
+        return self.in_words
+
+    __str__ = __repr__
 
 
 def styled(function: Callable[..., Figure]) -> Callable[..., Figure]:
@@ -110,6 +140,15 @@ def canvas(
     if title:
         figure.suptitle(title, x=0.01, ha="left", fontsize=11)
     return figure, axes
+
+
+def picture(text: str, width: float, height: float, title: str = "") -> tuple[Picture, Axes]:
+    """A Picture of one axes, in inches, with its text form."""
+    figure = Picture(figsize=(width, height), layout="constrained")
+    figure.in_words = text
+    if title:
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+    return figure, figure.subplots()
 
 
 def blank(ax: Axes) -> Axes:

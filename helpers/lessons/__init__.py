@@ -1,1 +1,1 @@
-"""The matter of one notebook: its drawings, models and exhibits."""
+"""What single notebooks need: their drawings, models and exhibits."""

@@ -76,7 +76,7 @@ def execute_all(stems: Sequence[str] = (), inplace: bool = False) -> bool:
 
     inplace: keeps the outputs in notebooks/ as well. ValueError names the notebooks there are if one is unknown.
     """
-    paths = _chosen(stems)
+    paths = chosen(stems)
     rows = []
     for i, path in enumerate(paths, 1):
         print(f"[{i}/{len(paths)}] {path.stem} …", end=" ", flush=True)
@@ -95,7 +95,8 @@ def execute_all(stems: Sequence[str] = (), inplace: bool = False) -> bool:
     return all(result == "passed" for *_, result in rows)
 
 
-def _chosen(stems: Sequence[str]) -> list[Path]:
+def chosen(stems: Sequence[str]) -> list[Path]:
+    """These notebooks, all of them if none is named. ValueError for one that is not there."""
     paths = sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
     if unknown := set(stems) - {path.stem for path in paths}:
         known = ", ".join(path.stem for path in paths)

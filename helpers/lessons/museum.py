@@ -12,12 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..evidence.mutants import change
 from ..ladder import show
-from ..ladder.rung import Rung, parse, rung
+from ..ladder.instances import for_d64
+from ..ladder.rung import Rung, parse
 from ..run.check import Report, check
 from ..run.kernel import Kernel, load
 from ..run.reference import DTYPES, Case
@@ -63,15 +65,6 @@ INPUTS: dict[str, Callable[[torch.dtype], Case]] = {
     "softmax": lambda t: _softmax(False),
     "masked rows": lambda t: _softmax(True),
 }
-
-
-def for_d64(stem: str) -> Rung:
-    """A rung without its instances for other head dimensions than 64, which would only be compiled."""
-    whole = rung(stem)
-    text = re.sub(r"^  case (?!64:)\d+:\n    return launch<\d+>\(a, stream\);\n", "", whole.source, flags=re.MULTILINE)
-    return replace(
-        whole, source=re.sub(r"^// D: .*", "// D:         64", text, flags=re.MULTILINE), D=(64,) if whole.D else ()
-    )
 
 
 @dataclass(frozen=True)
@@ -193,58 +186,51 @@ def _build(stem: str, source: str) -> Kernel:
     return built
 
 
-SOFTMAX, FA1, FA2 = "02_online_softmax", "03_fa1_fp32", "04_fa2_fp32"
-MMA, SWIZZLED, BUFFERED = "10_fa2_mma_fp16", "11_swizzled", "12_double_buffered"
+def _exhibit(name: str, title: str, mutant: str, *rest: Any, **options: Any) -> Exhibit:
+    """An exhibit of a bug in the catalogue, by its id there."""
+    return Exhibit(name, title, *change(mutant), *rest, **options)
+
 
 _EXHIBITS = [
-    Exhibit("max_from_zero", "A maximum that starts at zero", FA2, "m_reg[r] = -FA_INFINITY,", "m_reg[r] = 0.f,",
-            ("random", "not a multiple"), "very negative", "check", "got 0, expected", tile=128),
-    Exhibit("l_not_rescaled", "A sum that is not rescaled", FA2, "l_reg[r] = l_reg[r] * alpha + row_sum;",
-            "l_reg[r] += row_sum;", ("one tile",), "several tiles", "check", "runs; column all", tile=128),
-    Exhibit("tail_not_masked", "Zero is not nothing", FA2, "if (j0 + Bc > a.Nk) { // columns past",
-            "if (false) { // columns past", ("one tile", "random", "several tiles"), "not a multiple", "check",
-            "row all; column all", tile=128),
-    Exhibit("inf_minus_inf", "Infinity minus infinity", SOFTMAX, "const float m_finite = s.m == -FA_INFINITY ? 0.f : s.m;",
-            "const float m_finite = s.m;", ("softmax",), "masked rows", "check", "elements NaN"),
-    Exhibit("lse_in_log2", "The output nobody looks at", FA2, "(m_reg[r] + log2f(l)) * fa::ln_2", "m_reg[r] + log2f(l)",
-            (), "random", "check", r"\A.*\n.*worst at LSE", tile=128),
-    Exhibit("no_opt_in", "The launch that never happened", FA2,
-            "  if (cudaError_t error = fa::allow_smem(fa2_fp32<d>, T::smem_bytes)) return error;\n"
-            "  fa2_fp32<d><<<unsigned(ctas), T::threads, T::smem_bytes, stream>>>(a);\n  return cudaGetLastError();",
-            "  fa2_fp32<d><<<unsigned(ctas), T::threads, T::smem_bytes, stream>>>(a);\n  return cudaSuccess;",
-            (), "random", "check", "elements never written", tile=128),
-    Exhibit("early_return", "A thread that goes home early", FA1, "      load_tile<d>(Q_smem",
-            "      if (i0 + row0 >= a.Nq) return;\n      load_tile<d>(Q_smem", ("random", "several tiles"), "not a multiple",
-            "emulator", "divergent barrier", tile=64),
-    Exhibit("tail_not_filled", "Zero times garbage", FA1,
-            "if (r0 + r < N) fa::load4(x, X + (r0 + r) * stride + c);",
-            "if (r0 + r >= N) continue;\n    fa::load4(x, X + (r0 + r) * stride + c);",
-            ("random", "not a multiple"), "short", "emulator", "uninitialised shared memory", tile=64),
-    Exhibit("past_the_end", "Reading a little further", FA2, "if (row + n < rows_left)", "if (true)",
-            (), "not a multiple", "emulator", "out of bounds", tile=128),
-    Exhibit("no_last_barrier", "The barrier that nobody missed", MMA, "    __syncthreads(); // all warps have read K_smem",
-            "    // all warps have read K_smem", ("random", "not a multiple"), "several tiles", "xray", "race.*(\n.*)*__sync",
-            dtype="fp16", tile=64),
-    Exhibit("no_syncwarp", "In lock step", FA1, "      __syncwarp(); // P_smem is written", "      // P_smem is written",
-            ("not a multiple",), "random", "xray", "race.*(\n.*)*__syncwarp", tile=64),
-    Exhibit("no_trans", "Five letters", MMA, "fa::ldmatrix_x4_trans(V_reg,", "fa::ldmatrix_x4(V_reg,", (), "random", "check",
-            r"\A.*\n.*\n.*row all; column all\Z", dtype="fp16", tile=64),
-    Exhibit("one_sided_swizzle", "A swizzle on one side", SWIZZLED, "Q_smem + at<d>(16 * warp + row_A, 2 * k + chunk_A)",
-            "Q_smem + (16 * warp + row_A) * d + (2 * k + chunk_A) * 8", (), "random", "check",
-            "row 1–7, 9–15, 17–23, 25–31", dtype="fp16", tile=64),
-    Exhibit("waits_for_one_less", "Waiting for one less", BUFFERED, "fa::cp_async_wait<stages - 2>(); // this tile's",
-            "fa::cp_async_wait<stages - 1>(); // this tile's", (), "random", "emulator", "in flight", dtype="fp16", tile=64),
-    Exhibit("rounded_scores", "65504", MMA, "S_reg[n][e] *= scale_log2;", "S_reg[n][e] = float(T(S_reg[n][e])) * scale_log2;",
-            (), "very large", "check", "elements NaN", dtype="fp16", tile=64),
+    _exhibit("max_from_zero", "A maximum that starts at zero", "04.max-from-zero",
+             ("random", "not a multiple"), "very negative", "check", "got 0, expected", tile=128),
+    _exhibit("l_not_rescaled", "A sum that is not rescaled", "04.l-not-rescaled",
+             ("one tile",), "several tiles", "check", "runs; column all", tile=128),
+    _exhibit("tail_not_masked", "Zero is not nothing", "04.tail-not-masked",
+             ("one tile", "random", "several tiles"), "not a multiple", "check", "row all; column all", tile=128),
+    _exhibit("inf_minus_inf", "Infinity minus infinity", "02.inf-minus-inf",
+             ("softmax",), "masked rows", "check", "elements NaN"),
+    _exhibit("lse_in_log2", "The output nobody looks at", "04.lse-in-log2",
+             (), "random", "check", r"\A.*\n.*worst at LSE", tile=128),
+    _exhibit("no_opt_in", "The launch that never happened", "04.no-opt-in",
+             (), "random", "check", "elements never written", tile=128),
+    _exhibit("early_return", "A thread that goes home early", "03.early-return",
+             ("random", "several tiles"), "not a multiple", "emulator", "divergent barrier", tile=64),
+    _exhibit("tail_not_filled", "Zero times garbage", "03.tail-not-filled",
+             ("random", "not a multiple"), "short", "emulator", "uninitialised shared memory", tile=64),
+    _exhibit("past_the_end", "Reading a little further", "04.past-the-end",
+             (), "not a multiple", "emulator", "out of bounds", tile=128),
+    _exhibit("no_last_barrier", "The barrier that nobody missed", "10.no-last-barrier",
+             ("random", "not a multiple"), "several tiles", "xray", "race.*(\n.*)*__sync", dtype="fp16", tile=64),
+    _exhibit("no_syncwarp", "In lock step", "03.no-syncwarp",
+             ("not a multiple",), "random", "xray", "race.*(\n.*)*__syncwarp", tile=64),
+    _exhibit("no_trans", "Five letters", "10.no-trans",
+             (), "random", "check", r"\A.*\n.*\n.*row all; column all\Z", dtype="fp16", tile=64),
+    _exhibit("one_sided_swizzle", "A swizzle on one side", "11.one-sided-swizzle",
+             (), "random", "check", "row 1–7, 9–15, 17–23, 25–31", dtype="fp16", tile=64),
+    _exhibit("waits_for_one_less", "Waiting for one less", "12.waits-for-one-less",
+             (), "random", "emulator", "in flight", dtype="fp16", tile=64),
+    _exhibit("rounded_scores", "65504", "10.rounded-scores",
+             (), "very large", "check", "elements NaN", dtype="fp16", tile=64),
 ]  # fmt: skip
 EXHIBITS = {e.name: e for e in _EXHIBITS}
 
 _UNLABELLED = [
-    Exhibit("A", "Exhibit A", FA2, "for (int c = 0; c < 8; ++c) O_reg[r][c] *= alpha;",
-            "for (int c = 0; c < 4; ++c) O_reg[r][c] *= alpha;", ("one tile",), "random", "check", "column 32–63", tile=128),
-    Exhibit("B", "Exhibit B", FA2, "for (int mask = T::TY; mask < 32; mask *= 2) l +=",
-            "for (int mask = 2 * T::TY; mask < 32; mask *= 2) l +=", (), "random", "check", "row all; column all", tile=128),
-    Exhibit("C", "Exhibit C", FA1, "ld = d + 4,", "ld = d + 8,", ("not a multiple",), "random", "conflicts",
-            "16,384 wavefronts lost to bank conflicts; 0 in the rung", tile=64),
+    _exhibit("A", "Exhibit A", "04.half-of-O-rescaled",
+             ("one tile",), "random", "check", "column 32–63", tile=128),
+    _exhibit("B", "Exhibit B", "04.half-row-sum",
+             (), "random", "check", "row all; column all", tile=128),
+    _exhibit("C", "Exhibit C", "03.pitch-of-8",
+             ("not a multiple",), "random", "conflicts", "16,384 wavefronts lost to bank conflicts; 0 in the rung", tile=64),
 ]  # fmt: skip
 UNLABELLED = {e.name: e for e in _UNLABELLED}

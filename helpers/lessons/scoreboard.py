@@ -14,12 +14,11 @@ import pandas as pd
 
 from .. import record
 from ..ladder.rung import Rung, code, rungs
-from ..record import FROM_N
+from ..record.workload import FROM_N, N
 
 if TYPE_CHECKING:
     from ..run.kernel import Kernel
 
-N = 4096  # where TFLOP/s are read
 BESIDE = ("SDPA FLASH", "SDPA CUDNN")
 PUBLISHED = ("Triton tutorial 06",)
 SUMMIT = ("FlashAttention-3", *PUBLISHED)

@@ -8,17 +8,16 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from .. import record
 from ..ladder.paths import ROOT
+from ..ladder.rung import Which
 from ..record import FLASH, SHAPE
+from ..run.check import check, compare
+from ..run.kernel import Kernel, load
 from . import bench, workloads
-
-if TYPE_CHECKING:
-    from ..run.kernel import Kernel
 
 BUILD = """
 import sys, time
@@ -39,7 +38,7 @@ for phase, text in (("cold", source), ("edit", edited), ("unchanged", edited), (
 """
 
 
-def record_rung(which: str) -> None:
+def record_rung(which: Which) -> None:
     """Checks a rung, then measures and records it and its peers; prints what it wrote and how it stands to its goals.
 
     AssertionError if the rung is wrong: a wrong kernel has no speed.
@@ -59,7 +58,7 @@ def record_rung(which: str) -> None:
     _wrote(record.save(rung.stem, "build", builds(str(rung.path))))
 
 
-def time_quickly(which: str) -> None:
+def time_quickly(which: Which) -> None:
     """Checks a kernel, times it at a few shapes beside its peers and prints the ratios; records nothing.
 
     AssertionError if the kernel is wrong.
@@ -71,11 +70,9 @@ def time_quickly(which: str) -> None:
         show(kind, frame, kernel.rung.stem)
 
 
-def right(which: str) -> Kernel:
+def right(which: Which) -> Kernel:
     """The kernel, loaded for the GPU and checked on the small cases. AssertionError if it is wrong."""
     from ..run import reference
-    from ..run.check import check
-    from ..run.kernel import load
 
     kernel = load(which, device=bench.DEVICE, quiet=True)
     print(check(kernel, reference.cases(kernel.rung, bench.DEVICE, "small")).require(), flush=True)
@@ -112,7 +109,6 @@ def errors(
 ) -> pd.DataFrame:
     """Error, PyTorch's error at the same precision and the budget against N, for each dtype: two heads of Nq = 256
     queries over N keys (softmax: 64 rows; backward: N up to 16384, the reference forms S whole)."""
-    from ..run.check import compare
     from ..run.reference import DTYPES, Case
 
     rows, back = [], op == "attention_backward"

@@ -1,10 +1,9 @@
-"""When each warpgroup of a Hopper kernel fetches, multiplies and waits, noted by the kernel itself.
+"""When each warpgroup of a Hopper kernel fetches, multiplies and waits, noted by the kernel itself (clocks.py).
 
 `python -m helpers record roles 32_ping_pong` records it on this machine's GPU, as data/<device>/32_ping_pong.roles.csv.
 
 `instrument` puts a note at every marker of a rung's text and around every wait: the first thread of each warpgroup of one
-CTA writes down the SM's clock and what begins. On a GPU these are clocks. On the emulator, which has no clock to speak of,
-only their order means something.
+CTA writes down the SM's clock and what begins.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..ladder.rung import Which, rung
-from ..record import TOKENS, WIDTH
+from ..record.workload import TOKENS, WIDTH, N
 from ..run.kernel import load
-from .timeline import rung_workspace
+from .clocks import declare, since_first, workspace_index
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,7 +54,6 @@ BACKWARD = {
 }
 WAIT = re.compile(r"^( *)((?:if \(!?\w+\) )?(?:fa::mbarrier_wait|fa::bar_sync|take_turn)\(.*\);)(.*)$")
 KINDS = ["", "wait", "copy", "scores", "softmax", "output", "products", "dS", "send dQ"]
-N = 4096  # of a recording
 WARPGROUPS, NOTES = 4, 1024  # of which notes are kept, each
 SIGN = 0x5A170000  # what a note's first word has besides its kind; what lies in memory anyway has not
 NOTE = """
@@ -89,18 +87,14 @@ def instrument(source: str, marks: Mapping[str, str] | None = None) -> str:
             blanks, statement, rest = wait.groups()
             line = f"{blanks}{{ const int was = doing; note({KINDS.index('wait')}); {statement} note(was); }}{rest}"
         if "extern __shared__" in line and not started:
-            note = NOTE % {"notes": NOTES, "sign": SIGN, "index": len(rung_workspace(source))}
+            note = NOTE % {"notes": NOTES, "sign": SIGN, "index": workspace_index(source)}
             line, started = line + note.replace("\n", ""), True
         lines.append(line)
     if not started:
         raise ValueError("the kernel has no line with extern __shared__, behind which its notes begin")
     if missing := [pattern for pattern, times in found.items() if times == 0]:
         raise ValueError(f"the marker {missing[0]!r} is nowhere to be found")
-    head = next((i for i, line in enumerate(lines) if line.startswith("// workspace:")), None)
-    if head is None:
-        lines[0] += f"\n// workspace: notes ({WARPGROUPS},{2 * NOTES}) fp32"
-    else:
-        lines[head] += f"; notes ({WARPGROUPS},{2 * NOTES}) fp32"
+    declare(lines, f"notes ({WARPGROUPS},{2 * NOTES}) fp32")
     return "\n".join(lines) + "\n"
 
 
@@ -131,9 +125,7 @@ def intervals(notes: Tensor, ordered: bool) -> pd.DataFrame:
     frame = pd.DataFrame(said, columns=["group", "kind", "begin"])
     if frame.empty:
         return pd.DataFrame(columns=["lane", "kind", "begin", "end"])
-    first = frame["begin"].iloc[0]
-    frame["begin"] = (frame["begin"] - first + 2**31) % 2**32  # the counter's 32 bits may wrap around in between
-    frame["begin"] -= frame["begin"].min()
+    frame["begin"] = since_first(frame["begin"], frame["begin"].iloc[0])
     if ordered:
         frame["begin"] = frame["begin"].rank(method="first").astype(int) - 1
     frame = frame[(frame["kind"] != frame["kind"].shift()) | (frame["group"] != frame["group"].shift())].copy()

@@ -1,7 +1,7 @@
-"""When a kernel's warps wait and when they compute, read by the kernel itself.
+"""When a kernel's warps wait and when they compute, noted by the kernel itself (clocks.py).
 
 `instrument` puts a line into a rung's text at each marker of its tile loop: one thread of every warp of one CTA notes the
-SM's clock. On a GPU these are clocks. On the emulator, which has no clock to speak of, only their order means something.
+SM's clock.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..ladder.rung import Which, rung
 from ..run.kernel import load
+from .clocks import declare, since_first, workspace_index
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,25 +41,15 @@ def instrument(source: str) -> str:
     isn't there once."""
     lines = source.splitlines()
     include = max(i for i, line in enumerate(lines) if line.startswith("#include"))
-    index = len(rung_workspace(source))
+    index = workspace_index(source)
     for mark, pattern in enumerate(MARKS):
         found = [i for i, line in enumerate(lines) if re.search(pattern, line)]
         if len(found) != 1:
             raise ValueError(f"the marker {pattern!r} has to be there once; it is there {len(found)} times")
         lines.insert(found[0] + 1, f"note_time(a, j0 / Bc, {mark});")
     lines[include] += NOTE % {"tiles": TILES, "marks": len(MARKS), "index": index}
-    head = next((i for i, line in enumerate(lines) if line.startswith("// workspace:")), None)
-    if head is None:
-        lines.insert(1, "// workspace: times (Nq,D) fp32")
-    else:
-        lines[head] += "; times (Nq,D) fp32"
+    declare(lines, "times (Nq,D) fp32")
     return "\n".join(lines) + "\n"
-
-
-def rung_workspace(source: str) -> list[str]:
-    """The workspace tensors a rung's header block names."""
-    line = next((line for line in source.splitlines() if line.startswith("// workspace:")), "")
-    return [part for part in line.partition(":")[2].split(";") if part.strip()]
 
 
 def times(kernel: Which, q: Tensor, k: Tensor, v: Tensor) -> pd.DataFrame:
@@ -80,10 +71,9 @@ def times(kernel: Which, q: Tensor, k: Tensor, v: Tensor) -> pd.DataFrame:
     tiles = min(TILES, -(-k.shape[2] // tile))
     clock = raw[: warps * TILES * marks].view(torch.int32).cpu().to(torch.int64) & 0xFFFFFFFF
     clock = clock.reshape(warps, TILES, marks)[:, :tiles].contiguous()
-    clock = (clock - clock[0, 0, 0] + 2**31) & 0xFFFFFFFF  # the counter's 32 bits may wrap around in between
-    clock = (
-        (clock - clock.min()) if q.device.type == "cuda" else clock.flatten().argsort().argsort().reshape(clock.shape)
-    )
+    clock = since_first(clock, clock[0, 0, 0])
+    if q.device.type != "cuda":
+        clock = clock.flatten().argsort().argsort().reshape(clock.shape)
     rows = []
     for w in range(warps):
         for j in range(tiles):

@@ -1,30 +1,166 @@
-"""The README's ladder table, written from data/: `python -m helpers readme`."""
+"""What data/ says of the ladder, as tables for README.md and data/README.md and as figures for the staircase."""
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 
 import pandas as pd
 
 from .. import record
-from ..ladder.paths import NOTEBOOKS, ROOT
+from ..ladder.paths import NOTEBOOKS
 from ..ladder.rung import Rung, rungs
+from .workload import N
 
-README = ROOT / "README.md"
-BEGIN, END = "<!-- ladder -->", "<!-- /ladder -->"
 DEVICE = record.DEFAULT_DEVICE
-N = 4096  # where the table reads TFLOP/s
+PUBLISHED = {"FlashAttention-3": "FA-3", "Triton tutorial 06": "Triton"}  # of the study of public kernels
 STALE = " (stale: the kernel has changed since)"
 
 
+def figures(root: Path = record.DATA) -> pd.DataFrame:
+    """What a rung reaches without a causal mask, in fp16 where it takes it: a row for each rung and D.
+
+    Columns: rung, group ("forward", "decode" or "backward"), op, dtype, D; speed at the headline workload and N = 4096 (of
+    decode the least) in `unit`; flash and cudnn, the time of SDPA FLASH and of SDPA CUDNN over the rung's, side by side,
+    geometric mean over N >= 1024, NaN where they did not run; stale. A rung without records has one row, with neither.
+    """
+    rows = []
+    for rung in rungs():
+        group = record.kinds(rung)[0]
+        try:
+            samples = record.load(rung.stem, group, DEVICE, root)
+        except LookupError:
+            rows.append({"rung": rung.stem, "group": group, "op": rung.op})
+            continue
+        dtype = "fp16" if "fp16" in set(samples["dtype"]) else samples["dtype"].iloc[0]
+        samples = samples[samples["dtype"] == dtype]
+        samples = samples[samples["causal"] == 0] if "causal" in samples else samples
+        found = _decoding(samples) if group == "decode" else _computing(samples, rung)
+        every = {"rung": rung.stem, "group": group, "op": rung.op, "dtype": dtype, "stale": samples["stale"].any()}
+        rows += [every | row for row in found.reset_index().to_dict("records")]
+    columns = ["rung", "group", "op", "dtype", "D", "speed", "unit", "flash", "cudnn", "stale"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _computing(samples: pd.DataFrame, rung: Rung) -> pd.DataFrame:
+    here = record.medians(record.headline(samples)).query("name == @rung.stem and Nk == @N").set_index("D")
+    unit = "TB/s" if rung.op == "softmax" else "TFLOP/s"
+    found = pd.DataFrame({"speed": here["tb_per_s" if unit == "TB/s" else "tflops"], "unit": unit})
+    for column, peer in (("flash", record.FLASH), ("cudnn", record.CUDNN)):
+        try:
+            found[column] = record.summary(samples, rung.stem, peer).set_index("D")["mean"]
+        except LookupError:  # fp32, which they don't take
+            pass
+    return found
+
+
+def _decoding(samples: pd.DataFrame) -> pd.DataFrame:
+    best = _best_splits(samples).groupby("D")
+    flash = best["to_flash"].agg(record.geometric_mean)
+    return pd.DataFrame({"speed": best["tb_per_s"].min(), "unit": "TB/s", "flash": flash})
+
+
+def peers(root: Path = record.DATA) -> pd.DataFrame:
+    """Public kernels beside SDPA FLASH in fp16 without a causal mask: name, group ("forward", "backward"), D, flash as in
+    `figures`. cuDNN as it ran beside the last rung of the group, the others from published/h200_peers.csv."""
+    rows = []
+    for group, direction in (("forward", "fwd"), ("backward", "bwd")):
+        try:
+            beside = record.load(None, group, DEVICE, root).query("dtype == 'fp16' and name == @record.CUDNN")
+            samples = record.load(beside["rung"].max(), group, DEVICE, root).query("dtype == 'fp16'")
+        except LookupError:
+            continue
+        samples = samples[samples["causal"] == 0] if "causal" in samples else samples
+        found = record.summary(samples, record.CUDNN, record.FLASH)
+        rows += [("cuDNN", group, D, mean) for D, mean in zip(found["D"], found["mean"], strict=True)]
+        table = record.headline(record.public_kernels(direction, root=root)).query(
+            "dtype == 'fp16' and Nk >= @record.FROM_N"
+        )
+        for name, short in PUBLISHED.items():
+            for D, part in table[table["name"] == name].groupby("D"):
+                rows.append((short, group, D, record.geometric_mean(part["to_flash"])))
+    return pd.DataFrame(rows, columns=["name", "group", "D", "flash"])
+
+
+def across_sessions(root: Path = record.DATA) -> pd.DataFrame:
+    """fp32 rungs beside SDPA FLASH in fp16, which takes no fp32: rung, group, D, flash, the geometric mean over N >= 1024 of
+    FLASH's median time, of the last rung it ran beside, over the fp32 rung's. Two sessions on one GPU, and two precisions."""
+    rows = []
+    for group in ("forward", "backward"):
+        try:
+            samples = record.load(None, group, DEVICE, root).query("op != 'softmax'")
+        except LookupError:
+            continue
+        samples = samples[samples["causal"] == 0] if "causal" in samples else samples
+        times = record.medians(record.headline(samples)).query("Nk >= @record.FROM_N")
+        flash = times.query("name == @record.FLASH and dtype == 'fp16'")
+        flash = flash[flash["rung"] == flash["rung"].max()].set_index(["D", "Nk"])["ms"]
+        own = times[(times["dtype"] == "fp32") & (times["name"] == times["rung"])]
+        for (stem, D), part in own.groupby(["rung", "D"]):
+            ratios = (flash[D] / part.set_index("Nk")["ms"]).dropna() if len(flash) else part["ms"].iloc[:0]
+            if len(ratios):
+                rows.append((stem, group, D, record.geometric_mean(ratios)))
+    return pd.DataFrame(rows, columns=["rung", "group", "D", "flash"])
+
+
 def table(root: Path = record.DATA) -> str:
-    """The ladder as a Markdown table: rung, idea, speed at the headline workload, ratio to each peer."""
-    device = _device_name(root)
+    """The ladder as a Markdown table: rung, idea, speed, ratio to FlashAttention-2 and cuDNN, for D = 64 · 128."""
+    found = figures(root)
     head = [
-        f"| rung | the one idea | {device} | against its peers |",
-        "|---|---|---|---|",
+        f"| rung | the idea | TFLOP/s, {device_name(root)} | × FlashAttention-2 | × cuDNN |",
+        "|---|---|--:|--:|--:|",
     ]
+    rows = [_short_row(r, found[found["rung"] == r.stem]) for r in rungs()]
+    foot = (
+        f"\nAt D = 64 · 128, in fp16 from 10 on except for 22, without a causal mask. TFLOP/s at B·N = 16384, H·D = 2048, N = {N}; "
+        "of 02 and 21 TB/s (21, which decodes: the lowest of all shapes). × is how many times as fast: geometric mean over N ≥ 1024, measured "
+        "side by side in one process. FlashAttention-2 and cuDNN are PyTorch's SDPA FLASH and SDPA CUDNN; they don't take "
+        "fp32 (–). 22, 23 and 33 are backward passes, beside theirs. bf16, causal masks, other peers and the spread are in "
+        "[data/README.md](data/README.md#every-rung-beside-its-peers)."
+    )
+    return "\n".join([*head, *rows, foot, "", training(root)]).rstrip()
+
+
+def _short_row(rung: Rung, found: pd.DataFrame) -> str:
+    name = rung.stem
+    if (NOTEBOOKS / f"{rung.stem}.ipynb").exists():
+        name = f"[{name}](notebooks/{name}.ipynb)"
+    name += f" ([.cu](kernels/{rung.stem}.cu))"
+    if found["speed"].isna().all():
+        return f"| {name} | {rung.title} | not recorded yet | – | – |"
+    unit = " TB/s" if found["unit"].iloc[0] == "TB/s" else ""
+    speed = " · ".join(f"{x:#.3g}".rstrip(".") for x in found["speed"]) + unit
+    ratios = [" · ".join(f"{x:.2f}" for x in found[c].dropna()) or "–" for c in ("flash", "cudnn")]
+    return f"| {name} | {rung.title} | {speed}{STALE if found['stale'].any() else ''} | {' | '.join(ratios)} |"
+
+
+def training(root: Path = record.DATA) -> str:
+    """How much faster notebook 24's model trains with our kernels, as a sentence; empty where that isn't recorded."""
+    try:
+        steps = record.load("24_in_a_model", "training", DEVICE, root).query("graph == 1")
+    except LookupError:
+        return ""
+    ms = steps.groupby("name")["ms"].median()
+    return (
+        f"A small GPT trains {ms[record.FLASH] / ms['rungs 32 and 33']:.2f} times as fast with 32 and 33 as with FlashAttention-2, "
+        "each step a CUDA graph ([notebook 24](notebooks/24_in_a_model.ipynb))."
+    )
+
+
+def seeded(root: Path = record.DATA) -> str:
+    """How many kernels with a seeded bug compute-sanitizer and the X-ray both looked at, as a sentence."""
+    try:
+        mutants = record.load("device", "sanitizer", DEVICE, root)["mutant"]
+    except LookupError:
+        return ""
+    return (
+        f"Its findings are compared with those of NVIDIA's compute-sanitizer for {(~mutants.str.endswith('.original')).sum()} "
+        "kernels with a seeded bug ([notebook 92](notebooks/92_xray_against_hardware.ipynb))."
+    )
+
+
+def details(root: Path = record.DATA) -> str:
+    """Every recorded speed and ratio of every rung as a Markdown table: each dtype and mask, with the spread."""
+    head = [f"| rung | {device_name(root)} | beside its peers |", "|---|---|---|"]
     foot = (
         f"\nTFLOP/s at B·N = 16384, H·D = 2048, N = {N}, for D = 64 and 128 (softmax: TB/s of S read and P written, at the "
         "same N). A ratio is the peer's time over the kernel's, so above 1 is faster than the peer: geometric mean over "
@@ -35,7 +171,8 @@ def table(root: Path = record.DATA) -> str:
     return "\n".join([*head, *(_row(r, root) for r in rungs()), foot])
 
 
-def _device_name(root: Path) -> str:
+def device_name(root: Path = record.DATA) -> str:
+    """The name of the GPU whose records the tables show."""
     try:
         return record.load(None, "forward", DEVICE, root)["device"].iloc[0]
     except LookupError:
@@ -43,10 +180,7 @@ def _device_name(root: Path) -> str:
 
 
 def _row(rung: Rung, root: Path) -> str:
-    name = f"[{rung.stem}](kernels/{rung.stem}.cu)"
-    if (NOTEBOOKS / f"{rung.stem}.ipynb").exists():
-        name += f" · [notebook](notebooks/{rung.stem}.ipynb)"
-    return f"| {name} | {rung.idea} | {' | '.join(_figures(rung, root))} |"
+    return f"| [{rung.stem}](../kernels/{rung.stem}.cu) | {' | '.join(_figures(rung, root))} |"
 
 
 def _figures(rung: Rung, root: Path) -> tuple[str, str]:
@@ -95,9 +229,13 @@ def _span(ratios: pd.Series, peer: str) -> str:
     return f"{record.geometric_mean(ratios):.2f} × {peer} ({ratios.min():.2f}–{ratios.max():.2f})"
 
 
-def _decode(samples: pd.DataFrame) -> tuple[str, list[str]]:
+def _best_splits(samples: pd.DataFrame) -> pd.DataFrame:
     table = record.bandwidths(samples)
-    best = table.loc[table.groupby(["dtype", *record.SHAPE, "Hkv"])["tb_per_s"].idxmax()]
+    return table.loc[table.groupby(["dtype", *record.SHAPE, "Hkv"])["tb_per_s"].idxmax()]
+
+
+def _decode(samples: pd.DataFrame) -> tuple[str, list[str]]:
+    best = _best_splits(samples)
     speed = f"{best['tb_per_s'].min():.2f}–{best['tb_per_s'].max():.2f} TB/s"
     stale = STALE if samples["stale"].any() else ""
     return speed + stale, [_span(best["of_copy"], "copy"), _span(best["to_flash"], "SDPA FLASH")]
@@ -135,21 +273,3 @@ def _ratio(samples: pd.DataFrame, stem: str, peer: str, dtypes: list[str]) -> st
     found = record.summary(samples, stem, peer).sort_values("D")
     means = {t: " · ".join(f"{x:.2f}" for x in found.loc[found["dtype"] == t, "mean"]) for t in dtypes}
     return f"{_by_dtype(means)} × {peer} ({low:.2f}–{high:.2f})"
-
-
-def rewritten(text: str, root: Path = record.DATA) -> str:
-    """A README's text with the table between its markers renewed. ValueError if the markers aren't there once each."""
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise ValueError(f"the README needs one {BEGIN} and after it one {END}")
-    before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n{table(root)}\n{END}{rest.split(END)[1]}"
-
-
-def update(path: Path = README, check: bool = False) -> str:
-    """Renews a README's table and returns the lines that change, as a diff; `check`: changes nothing. Empty if it is up to date."""
-    old = path.read_text()
-    new = rewritten(old)
-    if not check:
-        path.write_text(new)
-    lines = difflib.unified_diff(old.splitlines(), new.splitlines(), path.name, "from data/", lineterm="", n=0)
-    return "\n".join(lines)

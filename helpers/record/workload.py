@@ -15,6 +15,7 @@ SHAPE = ["B", "H", "Nq", "Nk", "D"]
 CACHE = ["Hkv", "splits", "chosen", "bytes"]  # what a decode step has besides
 TOKENS, WIDTH = 16384, 2048  # B*N and H*D of the headline workload
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)  # its N
+N = 4096  # where one length stands for all
 FROM_N = 1024  # mean ratios are over N >= FROM_N
 CUBLAS = "cuBLAS"
 # PyTorch's back ends of scaled_dot_product_attention by their names in records -> members of torch.nn.attention.SDPBackend.

@@ -1,15 +1,12 @@
-"""Compiling less, and ahead: one instance of a rung instead of all, and what a notebook is about to need in the background,
-side by side."""
+"""Compiling ahead: what a notebook is about to need, in the background and side by side."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import queue
-import re
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -41,25 +38,6 @@ def compile_ahead(kernels: Iterable[Which], *needs: str, arch: str = "sm_90a") -
         one = rung(which)
         for need in needs:
             _begin(partial(make[need], one))
-
-
-def single(which: Which, D: int, dtype: str = "fp16") -> Rung:
-    """A rung of tensor cores with one of its four instances alone, which takes a fraction of the time to compile.
-
-        load(single("10", D=64, dtype="bf16"), device="cpu")
-
-    which: what `rung` takes. ValueError if its launcher doesn't choose among instances as those of the ladder do."""
-    whole = rung(which)
-    text = re.sub(
-        rf"^  case (?!{D}:)\d+:\n    return launch<\d+>\(a, stream\);\n", "", whole.source, flags=re.MULTILINE
-    )
-    one = f"launch<d, fa::{dtype}>(a, stream)"
-    text, times = re.subn(r"a\.dtype == FA_FP16 \? launch<d, fa::fp16>.*?: launch<d, fa::bf16>\(a, stream\)", one, text)
-    if times != 1 or D not in whole.D or dtype not in whole.dtypes:
-        raise ValueError(f"{whole.stem} has no instance for D = {D}, {dtype} to be taken alone")
-    for key, value in {"D": D, "dtypes": dtype}.items():
-        text = re.sub(rf"^(// {key}: +).*", rf"\g<1>{value}", text, count=1, flags=re.MULTILINE)
-    return replace(whole, source=text, D=(D,), dtypes=(dtype,))
 
 
 def _begin(job: Callable[[], Any]) -> None:

@@ -1,4 +1,4 @@
-"""From a kernel's text to machine code: toolchains, compilation with nvcc or the host compiler, and the SASS that came of it."""
+"""From a kernel's text to machine code: toolchains, compilation with nvcc or the host compiler, and the resulting SASS."""
 
 from .compile import build
 from .toolkit import matching_toolkit

@@ -23,6 +23,7 @@ from ..ladder.paths import from_root
 from ..ladder.rung import INCLUDE, Rung, Which
 from ..ladder.rung import rung as find
 from .compile import cache_folder, digest, making
+from .loops import Line, cut_at_waits, is_named, main_loop
 from .toolkit import NVCC_FLAGS, find_compiler, find_toolkit, gencode
 
 COLUMNS = ("registers", "stack_bytes", "spill_store_bytes", "spill_load_bytes", "smem_bytes", "barriers")
@@ -232,9 +233,6 @@ def instance(names: Iterable[str], D: int, dtype: str, kernel: str = "") -> str:
     return found[0]
 
 
-Line = tuple[int, str, str]  # address, opcode with modifiers, operands
-
-
 def _code(listing: str) -> dict[str, list[Line]]:
     """The instructions of each kernel in the text of `cuobjdump -sass`, NOPs left out."""
     code: dict[str, list[Line]] = {}
@@ -247,37 +245,6 @@ def _code(listing: str) -> dict[str, list[Line]]:
     return code
 
 
-def main_loop(lines: list[Line]) -> list[Line]:
-    """The instructions of the loop that does the products: of all code between a backward branch and its target, the
-    shortest with the most HMMAs (with the most FFMAs where there are none). With HGMMAs, of which a kernel has some before
-    and behind its tile loop too, the shortest that adds to two accumulators, S and O. ValueError if there is no loop."""
-    loops = []
-    for address, opcode, operands in lines:
-        target = re.search(r"\b0x([0-9a-f]+)\s*$", operands) if opcode.startswith("BRA") else None
-        if target and (start := int(target[1], 16)) < address:
-            loops.append([line for line in lines if start <= line[0] <= address])
-    if not loops:
-        raise ValueError("the kernel has no loop")
-
-    def count(loop: list[Line], name: str) -> int:
-        return sum(opcode.startswith(name) for _, opcode, _ in loop)
-
-    def products(loop: list[Line]) -> tuple[int, int, int]:
-        hmma = count(loop, "HMMA")
-        return hmma, 0 if hmma else count(loop, "FFMA"), -len(loop)
-
-    def accumulators(loop: list[Line]) -> int:
-        return len({operands.split(",")[0] for _, opcode, operands in loop if opcode.startswith("HGMMA")})
-
-    if both := [loop for loop in loops if accumulators(loop) > 1]:
-        return min(both, key=len)
-    return max(loops, key=products)
-
-
-WAIT = "WARPGROUP.DEPBAR"  # wgmma.wait_group
-BETWEEN = ("HGMMA", "MUFU.EX2", "FFMA", "FADD", "FMNMX", "FMUL", "F2FP")  # wgmma, and what a softmax is made of
-
-
 def between_waits(which: Which, D: int = 128, dtype: str = "bf16", arch: str = "sm_90a") -> pd.DataFrame:
     """The main loop of a rung with wgmma, cut at its waits for products, a row for each piece in the order of the code.
 
@@ -287,28 +254,15 @@ def between_waits(which: Which, D: int = 128, dtype: str = "bf16", arch: str = "
     return cut_at_waits(loop_lines(which, D, dtype, arch))
 
 
-def loop_lines(which: Which, D: int, dtype: str = "fp16", arch: str = "sm_90a") -> list[Line]:
-    """The main loop's instructions in the order of the code: address, opcode with modifiers, operands."""
+def loop_lines(which: Which, D: int, dtype: str = "fp16", arch: str = "sm_90a", kernel: str = "") -> list[Line]:
+    """The main loop's instructions in the order of the code: address, opcode with modifiers, operands. kernel: a piece of the
+    kernel's name, where D and dtype don't decide."""
     code = _code(disassembly(which, arch))
-    return main_loop(code[instance(code, D, dtype)])
-
-
-def cut_at_waits(lines: list[Line]) -> pd.DataFrame:
-    """`between_waits` of the lines of a loop."""
-    names, rows = ["the loop begins"], [dict.fromkeys([*BETWEEN, "all"], 0)]
-    for _, opcode, operands in lines:
-        if opcode.startswith(WAIT):
-            left = int(operands.rpartition(",")[2], 16)  # as many groups may still be under way
-            names.append(f"all but {left} done" if left else "all done")
-            rows.append(dict.fromkeys([*BETWEEN, "all"], 0))
-        for name in BETWEEN:
-            rows[-1][name] += re.match(rf"{re.escape(name)}(?![A-Z0-9])", opcode) is not None
-        rows[-1]["all"] += 1
-    return pd.DataFrame(rows, index=pd.Index(names, name="behind"))
+    return main_loop(code[instance(code, D, dtype, kernel)])
 
 
 def _class(opcode: str) -> str:
-    return next((name for name, pattern in CLASSES.items() if re.match(rf"(?:{pattern})(?![A-Z0-9])", opcode)), "other")
+    return next((name for name, pattern in CLASSES.items() if is_named(opcode, pattern)), "other")
 
 
 def table(*which: Which, arch: str = "sm_90a") -> pd.DataFrame:

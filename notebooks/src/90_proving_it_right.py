@@ -404,7 +404,7 @@ print(check(lazy, [Case("N = 100", q, k, v)]))
 #
 # A barrier can be missing and every output right: if the threads happened to run in a lucky order, here, today. Inputs, budgets and properties look at *results*; a race is a fault of *order*. The X-ray looks at that: [91 · The bug museum](91_bug_museum.ipynb) has exhibits that only it catches, and [92 · The X-ray against hardware](92_xray_against_hardware.ipynb) shows how far it can be trusted.
 #
-# Nor does any test prove the absence of bugs. What can be measured is whether the tests bite: seed bugs, one at a time, and count those that get away. The table of ten bugs above was such a count. The project keeps a longer list (`tests/test_mutants.py`), and a bug that passes is a reason for a new input.
+# Nor does any test prove the absence of bugs. What can be measured is whether the tests bite: seed bugs, one at a time, and count those that get away. The table of ten bugs above was such a count. The project keeps a longer list (`helpers/evidence/catalogue.py`), and a bug that passes is a reason for a new input.
 
 # %% [markdown]
 # ## Exercises

@@ -236,7 +236,7 @@ print(xray(kernel, *(torch.randn(1, 1, 64, 64) for _ in range(3))).findings[0])
 # %%
 [too_wide] = sanitize.chosen(["22.bound-too-wide.4"])
 kernel = load(source=too_wide.source, device="cpu", quiet=True)
-[inputs] = sanitize.emulator_inputs(kernel, too_wide)
+[inputs] = too_wide.inputs()
 print(xray(kernel, *inputs, **too_wide.options).findings[0])
 
 # %% [markdown]
@@ -307,11 +307,11 @@ if copies is not None:
 # %% [markdown]
 # ## Beside compute-sanitizer
 #
-# NVIDIA's `compute-sanitizer` looks for the same kinds of faults on the GPU: *racecheck*, *memcheck*, *initcheck*, *synccheck*. For the comparison the rungs were broken, one place at a time (`helpers/evidence/mutants.py`), mostly by rule and some by hand: barriers removed or put into a branch, bounds widened, waits for copies loosened, strides, masks, sizes. The same programs went to both, and so did the rungs as they are.
+# NVIDIA's `compute-sanitizer` looks for the same kinds of faults on the GPU: *racecheck*, *memcheck*, *initcheck*, *synccheck*. For the comparison the rungs were broken, one place at a time (`helpers/evidence/catalogue.py`), mostly by rule and some by hand: barriers removed or put into a branch, bounds widened, waits for copies loosened, strides, masks, sizes. The same programs went to both, and so did the rungs as they are.
 
 # %%
 try:
-    both = sanitize.agreement(DEVICE).dropna(subset=["xray"])  # what the two sides have looked at
+    both = sanitize.compared(DEVICE).dropna(subset=["xray"])  # what the two sides have looked at
     as_they_are = both["mutant"].str.endswith(".original")
     mutants = both[~as_they_are]
     counts = pd.crosstab(mutants["stem"], mutants["who"])

@@ -1,16 +1,16 @@
 """Races and their kin: what a trace finds without stopping the kernel, and what it must leave alone."""
 
 import re
+from functools import cache
 
 import pytest
 import torch
 from emulated import build, program
-from test_trace import trace, traced
+from test_trace import trace
 
-from helpers import load, rung, rungs
-from helpers.ladder.contract import prepare
-from helpers.run.ahead import single
-from helpers.run.reference import random_inputs
+from helpers.emulator import Launcher
+from helpers.emulator.trace import Trace
+from helpers.ladder.contract import FaArgs
 
 RIGHT = {
     "a barrier between": "__shared__ float s[64]; s[t] = t; __syncthreads(); x = s[63 - t]; __syncthreads(); s[t] = x;",
@@ -223,36 +223,51 @@ __device__ inline uint32_t place(const void* p) { return uint32_t(__cvta_generic
 """
 
 
-def source(body: str) -> str:
-    return program(
-        f"const int t = threadIdx.x; float x = 0;\n[[maybe_unused]] float* more = static_cast<float*>(a.workspace[0]);\n{body}\n"
-        "out[blockIdx.x * 64 + t] = x;",
-        shape="3, 64, 1024",
-        before=BEFORE,
-    )
+BODIES = RIGHT | {name: body for name, (body, *_) in WRONG.items()}
 
 
-def run(text: str, threads: int = 1, schedule: int = 0):
-    launcher = build(text)
+@cache
+def every() -> tuple[Launcher, dict[str, set[int]]]:
+    """All of BODIES as kernels of one file, which is compiled once, chosen by fa_args::H; and of each the marked lines."""
+    text, marked = BEFORE, {}
+    for i, (name, body) in enumerate(BODIES.items()):
+        text += f"__global__ void kernel_{i}(const fa_args a) {{ // {name}\nconst int t = threadIdx.x; float x = 0;\n"
+        text += (
+            "[[maybe_unused]] float *out = static_cast<float *>(a.O), *more = static_cast<float *>(a.workspace[0]);\n"
+        )
+        text += f"[[maybe_unused]] const float *in = static_cast<const float *>(a.Q);\n{body}\n"
+        text += "out[blockIdx.x * 64 + t] = x;\n}\n"
+    chosen = "\n".join(f"if (a.H == {i}) kernel_{i}<<<3, 64, 1024>>>(a);" for i in range(len(BODIES)))
+    text = program("", before=text, launch=chosen)
+    kernel = ""
+    for number, line in enumerate(text.split("\n"), 1):
+        kernel = line.partition(" // ")[2] if line.startswith("__global__ void kernel_") else kernel
+        marked.setdefault(kernel, set()).update({number} if re.search(r"// (here|there)", line) else ())
+    return build(text), marked
+
+
+def run(name: str, threads: int = 1, schedule: int = 0) -> Trace:
+    launcher, _ = every()
     launcher.threads, launcher.schedule = threads, schedule
-    return traced(launcher, torch.zeros(192), Q=torch.arange(64.0), P=torch.zeros(1024))
+    tensors = {"O": torch.zeros(192), "Q": torch.arange(64.0), "P": torch.zeros(1024)}
+    args = FaArgs(B=1, H=list(BODIES).index(name), Nq=192, Nk=1, D=1, scale=1.0)
+    args.O, args.Q, args.workspace[0] = (tensor.data_ptr() for tensor in tensors.values())
+    return launcher.trace(args, tensors)
 
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_what_is_right_is_left_alone(name):
-    text = source(RIGHT[name])
     for threads, schedule in ((1, 0), (2, 3)):
-        findings = [f for f in run(text, threads, schedule).findings if f.kind != "uninitialised memory"]
+        findings = [f for f in run(name, threads, schedule).findings if f.kind != "uninitialised memory"]
         assert findings == []
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_is_found(name):
-    body, kind, words, hint = WRONG[name]
-    text = source(body)
-    lines = {i for i, code in enumerate(text.split("\n"), 1) if re.search(r"// (here|there)", code)}
+    _, kind, words, hint = WRONG[name]
+    lines = every()[1][name]
     for threads, schedule in ((1, 0), (2, 0), (2, 3)):
-        found = [f for f in run(text, threads, schedule).findings if re.fullmatch(kind, f.kind)]
+        found = [f for f in run(name, threads, schedule).findings if re.fullmatch(kind, f.kind)]
         pairs = [f for f in found if {f.line, f.other_line} == lines]
         assert len(pairs) == 1, found
         (finding,) = pairs
@@ -261,9 +276,8 @@ def test_what_is_wrong_is_found(name):
 
 
 def test_findings_are_the_same_on_any_number_of_os_threads():
-    text = source(WRONG["written, then read"][0])
-    first = run(text).findings
-    assert first == run(text, threads=2).findings == run(text, threads=3).findings
+    first = run("written, then read").findings
+    assert first == run("written, then read", threads=2).findings == run("written, then read", threads=3).findings
     assert first[0].count % 3 == 0  # of three blocks
 
 
@@ -272,38 +286,3 @@ def test_a_kernel_with_a_race_runs_to_its_end():
     out = torch.full((64,), float("nan"))
     found = trace(body, out, shape="1, 64")
     assert found.findings and not any(f.error for f in found.findings) and not out[:63].isnan().all()
-
-
-# Barriers that order a CTA among others, whose turns the X-ray doesn't follow, or its end, or make a warp one again.
-NOT_BETWEEN_THREADS = {
-    "22_backward_fp32": ("it is this CTA's turn", "before the turn passes on"),
-    "23_backward_mma": ("still on their way",),  # nobody reads K and V then: the CTA ends with nothing under way
-    "33_backward_wgmma": ("before the warp arrives",),  # bar.arrive is an instruction of a whole warp
-}
-BARRIER = re.compile(r"__sync(?:threads|warp)\(\)|fa::cp_async_wait<[^;]*>\(\)")
-
-
-def barriers() -> list[tuple[str, int, str]]:
-    """Every line of a rung that waits for others, or for its copies."""
-    return [
-        (r.stem, number, line.strip())
-        for r in rungs()
-        for number, line in enumerate(r.source.split("\n"), 1)
-        if BARRIER.search(line.split("//")[0]) and not any(why in line for why in NOT_BETWEEN_THREADS.get(r.stem, ()))
-    ]
-
-
-@pytest.mark.parametrize(("stem", "number", "line"), barriers(), ids=lambda x: str(x).partition("(")[0])
-def test_a_rung_without_one_of_its_barriers_races(stem, number, line):
-    shapes = [[(1, 1, 256, 256, 64)]]  # of each list one call at least has to show it
-    if rung(stem).op == "softmax":
-        shapes = [[(1, 1, 4, 4096, 1), (1, 1, 1, 40000, 1)]]  # a block for a row; a row cut into slices
-    if stem == "23_backward_mma":
-        shapes.append([(1, 1, 256, 256, 128)])  # two warps share their keys
-    for either in shapes:
-        lines = (single(stem, either[0][-1]) if "fp16" in rung(stem).dtypes else rung(stem)).source.split("\n")
-        lines[number - 1] = BARRIER.sub("", lines[number - 1], count=1)
-        kernel = load(source="\n".join(lines), device="cpu", quiet=True)
-        calls = [prepare(kernel.rung, "cpu", random_inputs(kernel.rung, shape)) for shape in either]
-        findings = [f for call in calls for f in kernel.launcher.trace(call).findings]
-        assert any(f.kind in ("race", "in flight") and f.other_line for f in findings), either

@@ -6,7 +6,9 @@ import pandas as pd
 import pytest
 
 from helpers import agreement, record, sass
+from helpers.emulator.banks import LINE, SECTOR
 from helpers.emulator.trace import Access
+from helpers.evidence import reasons
 from helpers.evidence.patterns import Pattern
 from helpers.evidence.patterns import patterns as every_pattern
 from helpers.ladder import rung as ladder
@@ -134,16 +136,25 @@ def test_what_comes_from_the_L2_is_written_by_xor(what, to, source, written):
     assert agreement.written_from_L2(Pattern(what, "copy16g", to, source=source)) == written
 
 
+def asked_of_L2(pattern: Pattern) -> int:
+    """How many sectors a cp.async.cg asks the L2 for: each 32 bytes of its destination, once for every line of 128 bytes that
+    they come from. What is filled with zeros, or overwritten by a later lane, is not asked for."""
+    source = pattern.source or tuple(lane * pattern.width for lane in range(32))
+    last = {to: lane for lane, to in enumerate(pattern.to) if to is not None}
+    reads = [lane for lane in last.values() if pattern.read is None or pattern.read[lane]]
+    return len({(source[lane] // LINE, pattern.to[lane] // SECTOR) for lane in reads})
+
+
 def test_cp_async_cg_asks_for_the_sectors_that_the_hardware_counts(patterns):
     counted = patterns[patterns["metric"] == "global_load_sectors"].set_index("name")["hardware"]
     copies = [p for p in every_pattern() if p.op == "copy16g" and p.name in counted]
     # The kernel also reads 16 bytes of each lane's row of Q, and twice more if the lane takes part.
     for pattern in copies:
         rows = 16 + 2 * len({lane // 2 for lane, to in enumerate(pattern.to) if to is not None})
-        assert agreement.asked_of_L2(pattern) == counted[pattern.name] - rows, pattern.name
+        assert asked_of_L2(pattern) == counted[pattern.name] - rows, pattern.name
     assert len(copies) >= 57
     # As where shared memory begins with 48 bytes of something else
-    assert agreement.asked_of_L2(Pattern("", "copy16g", tuple(48 + 16 * lane for lane in range(32)))) == 4 * 5
+    assert asked_of_L2(Pattern("", "copy16g", tuple(48 + 16 * lane for lane in range(32)))) == 4 * 5
 
 
 def test_micro_kernels_have_the_counters_that_the_xray_predicts():
@@ -181,13 +192,13 @@ def test_a_number_that_is_off_by_one_is_not_explained(rungs):
     known = [
         (row, reason)
         for row in rungs[rungs["difference"] != 0].itertuples(index=False)
-        if (reason := agreement.explain(row.name, row.kernel, row.metric, row.D, row.difference, row.hardware))
+        if (reason := reasons.explain(row.name, row.kernel, row.metric, row.D, row.difference, row.hardware))
     ]
     exact = [row for row, reason in known if not any(reason.timing)]
     assert len(exact) >= 25 and all(row.rest == 0 for row in exact)
     for row in exact:
         for other in (row.difference + 1, row.difference - 1, -row.difference):
-            assert agreement.explain(row.name, row.kernel, row.metric, row.D, other, row.hardware) is None, row
+            assert reasons.explain(row.name, row.kernel, row.metric, row.D, other, row.hardware) is None, row
 
 
 def test_what_does_not_go_through_the_pipe_of_loads_and_stores_is_not_counted():

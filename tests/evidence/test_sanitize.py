@@ -8,6 +8,7 @@ import pytest
 
 from helpers import record, rung, rungs, sanitize
 from helpers.evidence import mutants as made
+from helpers.evidence import sanitizer_words as words
 
 ALL = made.mutants()
 
@@ -73,8 +74,8 @@ cudaErrorLaunchFailure
 
 @pytest.mark.parametrize(("short", "said"), SAID.items(), ids=[s.split(",")[0] for s in SAID])
 def test_a_tools_words_in_short(short, said):
-    assert sanitize.read(said) == short
-    assert sanitize.flagged(short) == (short != "clean" and not short.startswith("failed"))
+    assert words.read(said) == short
+    assert words.flagged(short) == (short != "clean" and not short.startswith("failed"))
 
 
 @pytest.mark.parametrize(
@@ -85,23 +86,23 @@ def test_a_tools_words_in_short(short, said):
         (("invalid: read; timeout", "timeout", "clean", "failed: no GPU"), ["memcheck"]),
         (("clean", "timeout", "timeout", "clean"), []),  # slow under two tools, but it does end
         (("timeout", "timeout", "timeout", "failed: no GPU"), []),  # there is no telling
-        (("timeout", "timeout", "timeout", "timeout"), list(sanitize.TOOLS)),  # it hangs
+        (("timeout", "timeout", "timeout", "timeout"), list(words.TOOLS)),  # it hangs
     ],
 )
 def test_a_timeout_counts_where_no_tool_sees_the_end(said, flagging):
-    assert sanitize.flagging(dict(zip(sanitize.TOOLS, said))) == flagging
+    assert words.flagging(dict(zip(words.TOOLS, said))) == flagging
 
 
 def test_what_a_tool_says_of_the_rung_too_says_nothing_of_a_bug():
-    clean = dict.fromkeys(sanitize.TOOLS, "clean")
+    clean = dict.fromkeys(words.TOOLS, "clean")
     own = clean | {"initcheck": "uninitialised: global read of 4 bytes, line 465"}
-    assert sanitize.flagging(own) == ["initcheck"] and sanitize.flagging(own, own) == []
-    assert sanitize.flagging(own | {"initcheck": own["initcheck"] + "; timeout"}, own) == []
-    assert sanitize.flagging(own | {"memcheck": "misaligned: global read of 8 bytes, line 9"}, own) == ["memcheck"]
+    assert words.flagging(own) == ["initcheck"] and words.flagging(own, own) == []
+    assert words.flagging(own | {"initcheck": own["initcheck"] + "; timeout"}, own) == []
+    assert words.flagging(own | {"memcheck": "misaligned: global read of 8 bytes, line 9"}, own) == ["memcheck"]
     for other in (own["initcheck"].replace("465", "466"), own["initcheck"].replace("4 bytes", "8 bytes")):
-        assert sanitize.flagging(clean | {"initcheck": other}, own) == ["initcheck"]
-    assert sanitize.flagging(clean | {"racecheck": own["initcheck"]}, own) == ["racecheck"]
-    assert sanitize.flagging(dict.fromkeys(sanitize.TOOLS, "timeout"), own) == list(sanitize.TOOLS)
+        assert words.flagging(clean | {"initcheck": other}, own) == ["initcheck"]
+    assert words.flagging(clean | {"racecheck": own["initcheck"]}, own) == ["racecheck"]
+    assert words.flagging(dict.fromkeys(words.TOOLS, "timeout"), own) == list(words.TOOLS)
 
 
 def test_there_are_enough_mutants_and_each_is_one_change_of_a_rung():
@@ -146,9 +147,9 @@ def test_a_program_gets_the_rungs_sizes():
 
 def test_the_xray_gets_what_the_program_gets():
     """A rung that models need: the X-ray takes it, finds nothing, and a barrier less is found."""
-    assert sanitize.xrayed(made.original("21_split_kv")) == sanitize.CLEAN
+    assert sanitize.xrayed(made.original("21_split_kv")) == words.CLEAN
     assert sanitize.xrayed(ALL["21.barrier-removed.2"]).startswith("race")
-    q, k, *_ = sanitize.emulator_inputs(None, ALL["23.barrier-removed.1"])[0]
+    q, k, *_ = ALL["23.barrier-removed.1"].inputs()[0]
     assert q.shape == (1, 2, 130, 64) and k.shape == (1, 1, 150, 64)
 
 
@@ -170,7 +171,7 @@ def test_what_has_been_found_is_kept_when_a_run_is_cut_off(tmp_path, monkeypatch
         if len(looked) == 3:
             raise KeyboardInterrupt
         named = {"mutant": mutant.id, "stem": mutant.stem, "line": 0, "bug": "none", "digest": mutant.digest}
-        return named | dict.fromkeys(sanitize.TOOLS, "clean")
+        return named | dict.fromkeys(words.TOOLS, "clean")
 
     monkeypatch.setattr(sanitize, "look", look)
     with pytest.raises(KeyboardInterrupt):
@@ -194,7 +195,7 @@ def test_programs_are_spread_over_the_gpus_there_are(tmp_path, tool, monkeypatch
     sanitize.record_on_gpu(ids, 2, 100, tmp_path, None, gpus=2)
     seen = (tmp_path / "seen").read_text().split()
     assert len(sanitize.recorded("NVIDIA H200")) == 4
-    assert seen.count("0") == seen.count("1") == 2 * len(sanitize.TOOLS)
+    assert seen.count("0") == seen.count("1") == 2 * len(words.TOOLS)
     assert set(seen[:2]) == {"0", "1"}
 
 
@@ -225,7 +226,7 @@ def test_the_xray_looks_where_it_has_not_looked_yet(tmp_path, monkeypatch):
     known = {"device": "NVIDIA H200", "date": "2026-01-01", "driver": "1"}
     rows = [
         {"mutant": m.id, "stem": m.stem, "line": m.line, "bug": m.bug, "digest": m.digest, "xray": xray}
-        | dict.fromkeys(sanitize.TOOLS, "clean")
+        | dict.fromkeys(words.TOOLS, "clean")
         for m, xray in ((made.original("02_online_softmax"), ""), (ALL["03.barrier-removed.1"], "said before"))
     ]
     record.save("device", "sanitizer", pd.DataFrame(rows), known=known, root=tmp_path)

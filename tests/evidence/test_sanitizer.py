@@ -14,6 +14,7 @@ from emulated import build
 from helpers import rung, rungs
 from helpers import sanitize as sanitizing
 from helpers.evidence.mutants import Mutant
+from helpers.evidence.sanitizer_words import CLEAN
 from helpers.ladder.contract import Call, FaArgs
 from helpers.run.kernel import cuda_refusal
 
@@ -116,4 +117,4 @@ def test_racecheck_takes_an_arrival_to_speak_for_one_thread(how, tmp_path):
     program = sanitizing.build(Mutant(how, "33_backward_wgmma", "", 0, SOURCE), tmp_path)
     numbers = [0, 0, 1, number, 1, Nq, 1, D, 4, 0, 1, 0, 0, 0, 0]  # as calls.cpp takes them
     said = sanitizing.sanitize(program, numbers, "racecheck", seconds=60)
-    assert said.startswith("race") if reported else said == sanitizing.CLEAN
+    assert said.startswith("race") if reported else said == CLEAN

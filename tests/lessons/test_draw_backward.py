@@ -90,25 +90,6 @@ def test_stripes_run_along_k_or_across_it():
 
 # 33_backward_wgmma
 
-TILE = """template <int d> struct Tile {
-  static constexpr int Br = d == 64 ? 96 : 64, half = Br / 2 - 1; // 3, 4
-  static constexpr int stages = d == 64 && Br > 64 ? 3 : d == 128 ? 2 : 1;
-  static constexpr int K = 0, Q = K + (stages != 1 && !(d < 0) ? (half + half) * d : 8 / 3);
-  static constexpr int LSE = Q + stages * Br, smem_bytes = LSE + 4 * Br;
-};
-"""
-
-
-def test_constants_are_what_cpp_would_make_of_them():
-    values = draw_backward.constants(TILE, 64)
-    assert [values[n] for n in ("Br", "half", "stages", "Q", "LSE", "smem_bytes")] == [96, 47, 3, 6016, 6304, 6688]
-    assert [draw_backward.constants(TILE, 128)[n] for n in ("Br", "half", "stages")] == [64, 31, 2]
-    assert draw_backward.constants(TILE, 32)["stages"] == 1
-    assert draw_backward.constants(TILE, 64, stages=5)["smem_bytes"] == 6016 + 5 * 96 + 4 * 96
-    assert draw_backward.parts(values) == {"K": 6016, "Q": 288, "LSE": 384}
-    with pytest.raises(ValueError, match="no struct Tile"):
-        draw_backward.constants("struct Other {", 64)
-
 
 @pytest.mark.parametrize("d", [64, 128])
 def test_parts_of_33_add_up_to_what_its_header_says(d):
@@ -147,26 +128,6 @@ def lines(*instructions: str):
     return [(16 * i, *text.split(" ", 1)) for i, text in enumerate(instructions)]
 
 
-def test_products_are_under_way_until_a_wait_covers_them():
-    found = draw_backward.products(lines(*LOOP), ["S", "dV", "dQ"])
-    assert found["instructions"].tolist() == [2, 2, 1] and found["shape"].tolist() == [
-        "64x96x16",
-        "64x64x16",
-        "64x48x16",
-    ]
-    assert found[["A", "B"]].values.tolist() == [["MN-major", "K-major"], ["registers", "MN-major"], ["K-major"] * 2]
-    assert found[["begin", "issued", "done"]].values.tolist() == [[1, 2, 5], [3, 4, 7], [9, 9, 11 + 5]]
-    done = draw_backward.work(lines(*LOOP), found)
-    assert done.values.tolist() == [
-        [0, "round to 16 bits", 1],  # under the one of the turn before
-        [6, "exponentials", 1],
-        [8, "write shared memory", 0],
-        [10, "wait for other threads", 1],
-    ]
-    with pytest.raises(ValueError, match="the loop has 3 products, not 2"):
-        draw_backward.products(lines(*LOOP), ["S", "dV"])
-
-
 def test_a_program_shows_its_products_and_the_work_under_none():
     found = draw_backward.products(lines(*LOOP), ["S", "dV", "dQ"])
     (ax,) = draw_backward.program(found, draw_backward.work(lines(*LOOP), found), len(LOOP), "title").axes
@@ -175,23 +136,6 @@ def test_a_program_shows_its_products_and_the_work_under_none():
     orange = [c for c in ax.collections if c.get_colors()[0][:3] == pytest.approx(_rgb(ORANGE))]
     assert sum(len(c.get_segments()) for c in orange) == 1  # the write alone
     assert [t.get_text() for t in ax.get_yticklabels()][:3] == ["S", "dV", "dQ"]
-
-
-def test_the_loop_is_where_most_products_are_and_no_end_of_the_kernel():
-    code = lines(
-        "HGMMA.64x96x16.F32 R24, gsb0",
-        "HGMMA.64x96x16.F32 R24, gsb0",  # 0x10: the loop
-        "HGMMA.64x96x16.F32 R24, gsb0",
-        "BRA 0x20",  # a small one in it
-        "BRA 0x10",
-        "HGMMA.64x96x16.F32 R24, gsb0",
-        "EXIT ",
-        "BRA 0x0",  # out of line
-    )
-    loop = draw_backward.loop_of(code)
-    assert [loop[0][0], loop[-1][0]] == [0x10, 0x40]
-    with pytest.raises(ValueError, match="no loop with wgmma"):
-        draw_backward.loop_of(code[:3])
 
 
 @pytest.mark.parametrize("d", [64, 128])

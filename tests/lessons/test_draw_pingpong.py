@@ -3,7 +3,7 @@
 import pandas as pd
 
 from helpers import draw_pingpong, overlap
-from helpers.lessons.draw_hopper import KINDS
+from helpers.lessons.drawings.hopper import KINDS
 
 PNG = b"\x89PNG"
 

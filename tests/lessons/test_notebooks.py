@@ -16,7 +16,6 @@ from functools import cache
 from pathlib import Path
 
 import executed
-import jupytext
 import nbformat
 import pandas as pd
 import pytest
@@ -25,7 +24,7 @@ from nbclient.exceptions import CellExecutionError
 
 from helpers import record, show
 from helpers.ladder import rung as ladder
-from helpers.lessons import execute
+from helpers.lessons import execute, pairs
 
 FOLDER = execute.NOTEBOOKS
 STEMS = sorted(path.stem for path in FOLDER.glob("[0-9][0-9]_*.ipynb"))
@@ -108,9 +107,9 @@ def run(notebook: nbformat.NotebookNode, path: Path) -> nbformat.NotebookNode:
 
 @every
 def test_text_and_notebook_hold_the_same_cells(stem):
-    text = jupytext.read(FOLDER / "src" / f"{stem}.py")
-    pairs = [[(cell.cell_type, cell.source) for cell in notebook.cells] for notebook in (text, read(stem))]
-    assert pairs[0] == pairs[1], f"run: jupytext --sync notebooks/src/{stem}.py"
+    text = pairs.cells((FOLDER / "src" / f"{stem}.py").read_text())
+    written, saved = ([(cell.cell_type, cell.source) for cell in cells] for cells in (text, read(stem).cells))
+    assert written == saved, f"run: python -m helpers notebooks {stem} --from-text"
 
 
 def test_each_text_has_its_notebook():

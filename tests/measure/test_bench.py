@@ -348,16 +348,13 @@ def test_recording_a_rung_that_models_need(stand_in, few_cases, stem, kind, monk
 
 
 def test_a_wrong_kernel_is_not_timed(stand_in, monkeypatch):
-    from helpers import reference
-    from helpers.run import kernel
-
     class Wrong:
         rung = ladder.rung("04_fa2_fp32")
 
         def __call__(self, q, k, v, scale=None):
             return reference.same_precision(q, k, v)  # ignores the scale
 
-    monkeypatch.setattr(kernel, "load", lambda *_, **__: Wrong())
+    monkeypatch.setattr(recording, "load", lambda *_, **__: Wrong())
     with pytest.raises(AssertionError, match="scale 0.3"):
         recording.record_rung("04_fa2_fp32")
     assert not list(stand_in.glob("stand-in/*"))

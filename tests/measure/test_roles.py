@@ -6,8 +6,7 @@ import re
 import pytest
 import torch
 
-from helpers import draw_backward, load, reference, roles, rung, sass
-from helpers.lessons.museum import for_d64
+from helpers import draw_backward, for_d64, load, reference, roles, rung, sass
 
 # Warpgroup 0 writes a row of Q to shared memory, warpgroup 1 adds it to O; two named barriers lead to and fro.
 SOURCE = """// notes: a kernel of two roles

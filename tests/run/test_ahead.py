@@ -7,9 +7,8 @@ import pytest
 
 from helpers import CompileError, load, rung
 from helpers.emulator import Launcher
-from helpers.ladder.rung import parse
 from helpers.run import ahead as module
-from helpers.run.ahead import compile_ahead, single
+from helpers.run.ahead import compile_ahead
 
 PLAIN = """#include <fa/args.cuh>
 extern "C" cudaError_t fa_launch(const fa_args *, cudaStream_t) { return cudaErrorInvalidValue; }
@@ -61,23 +60,3 @@ def test_rungs_are_compiled_for_their_machine_code_too(cache, monkeypatch):
 def test_an_unknown_need_is_named():
     with pytest.raises(ValueError, match="'speed'"):
         compile_ahead(["01_naive"], "speed")
-
-
-@pytest.mark.parametrize("stem", ["10_fa2_mma_fp16", "21_split_kv", "33_backward_wgmma"])
-def test_a_single_instance_of_a_rung(stem):
-    whole, one = rung(stem), single(stem, 64, "bf16")
-    assert (one.D, one.dtypes, one.stem, one.path) == ((64,), ("bf16",), stem, whole.path)
-    assert "launch<128>" not in one.source and "launch<d, fa::fp16>" not in one.source
-    assert "return launch<d, fa::bf16>(a, stream);" in one.source and "return launch<64>(a, stream);" in one.source
-    again = parse(one.source, Path("cell"))
-    assert (again.D, again.dtypes, again.stem) == (one.D, one.dtypes, stem)
-    places = [
-        next(n for n, line in enumerate(s.splitlines()) if "__global__" in line) for s in (whole.source, one.source)
-    ]
-    assert places[0] == places[1]
-
-
-def test_what_cannot_be_taken_alone_is_refused():
-    for stem, D, dtype in (("04_fa2_fp32", 64, "fp32"), ("13_tuned", 96, "fp16"), ("13_tuned", 64, "fp32")):
-        with pytest.raises(ValueError, match=f"{stem} has no instance for D = {D}, {dtype}"):
-            single(stem, D, dtype)

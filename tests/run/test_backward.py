@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 import torch
 from torch.autograd.gradcheck import GradcheckError
 from torch.utils.checkpoint import checkpoint
 
 from helpers import check, load, op, reference
-from helpers.ladder.contract import prepare
-from helpers.lessons.museum import for_d64
 from helpers.run.reference import Case
 
 FP32, MMA = "22_backward_fp32", "23_backward_mma"
@@ -314,62 +310,3 @@ def test_the_way_back_stays_in_the_forward_rungs_decade():
     assert op.backward_rung(torch.float32, 64, "04_fa2_fp32", frozenset({"gqa"})).stem == FP32
     with pytest.raises(NotImplementedError, match="D=256 .22_backward_fp32: fp32, D in 32, 64, 128; 23_backward_mma"):
         op.backward_rung(torch.float16, 256)
-
-
-# --- does the check bite? (That nobody waits for a turn shows on a GPU only: the emulator's CTAs add in turn anyway.)
-
-MUTANTS = [
-    (FP32, "P without the LSE", "* scale_log2 - LSE;", "* scale_log2;"),
-    (FP32, "dS without delta", "P_reg[e] *= dP_reg[r][c + e] - delta;", "P_reg[e] *= dP_reg[r][c + e];"),
-    (FP32, "dK without the scale", "dK_reg[r][c + e] *= a.scale;", ";"),
-    (FP32, "a query sees one key of the future", "(a.causal && col > seen)", "(a.causal && col > seen + 1)"),
-    (FP32, "one key too many in a window", "col <= seen - a.window", "col < seen - a.window"),
-    (FP32, "the first tile of queries is one too late", "max(0, j0 - shift) / Br", "(max(0, j0 - shift) + Br - 1) / Br"),
-    (FP32, "keys past the end have a P", "col >= end ||", ""),
-    (FP32, "a row that sees nothing divides by nothing", "LSE == -FA_INFINITY ? FA_INFINITY : LSE", "false ? FA_INFINITY : LSE"),
-    (FP32, "each query head overwrites its group's dK", "int h = work.hk * group", "int h = work.hk * group + group - 1"),
-    (FP32, "one slab fewer waited for", "fa::cp_async_wait<0>();", "fa::cp_async_wait<1>();"),
-    (FP32, "V from the first tile of keys on", "work.tile * Bc, a.Nk);\n    fa::cp_async_commit", "0, a.Nk);\n    fa::cp_async_commit"),
-    (FP32, "rows of Q for dK one slab late", "(n + 1 < Br / rows) fetch_dK(n + 1)", "(n + 1 < Br / rows) fetch_dK(n)"),
-    (MMA, "P without the LSE", "* scale_log2 - (e % 2 ? LSE.y : LSE.x);", "* scale_log2;"),
-    (MMA, "LSE by rows, not by columns", "(e % 2 ? LSE.y : LSE.x)", "(e / 2 ? LSE.y : LSE.x)"),
-    (MMA, "dS without delta", "(dP_reg[m][n][c + 1] - delta.y)", "(dP_reg[m][n][c + 1])"),
-    (MMA, "dS^T's matrices in the order of dS", "at<Br>(16 * k + row_B, (row_q + 16 * m) / 8 + chunk_B)", "at<Br>(16 * k + row_A, (row_q + 16 * m) / 8 + chunk_A)"),
-    (MMA, "dS read before it is written", "    __syncthreads(); // all of dS", "    // all of dS"),
-    (MMA, "dS overwritten before it is read", "    __syncthreads(); // as above", "    if (warp < 2) __syncwarp(); // as above"),
-    (MMA, "a query sees one key of the future", "(a.causal && key - query > ahead)", "(a.causal && key - query > ahead + 1)"),
-    (MMA, "keys past the end have a P", "key >= left ||", ""),
-    (MMA, "masked before it is scaled", "? LSE.y : LSE.x);\n", "? LSE.y : LSE.x), S_reg[m][n][e] = a.scale < 0.f && a.causal ? -S_reg[m][n][e] : S_reg[m][n][e];\n"),
-    (MMA, "dQ without the scale", "fa::pack2<T>(x * a.scale, y * a.scale)", "fa::pack2<T>(x, y)"),
-    (MMA, "dQ's rows out of order", "g + e / 2 % 2 * 8,", "g + e % 2 * 8,"),
-    (MMA, "no wait for a step", "    fa::cp_async_wait<0>();\n    //", "    //"),
-]  # fmt: skip
-
-
-def is_plain(one: Case, bug: str) -> tuple[bool, bool]:
-    """Sorts cases so that those with masks and groups of heads come first, and windows before them where the bug has to do with one."""
-    return "window" in bug and one.window is None, not one.options and one.q.shape[1] == one.k.shape[1]
-
-
-@pytest.mark.parametrize(("stem", "bug", "old", "new"), MUTANTS, ids=[f"{m[0][:2]} {m[1]}" for m in MUTANTS])
-def test_a_seeded_bug_is_caught(stem, bug, old, new):
-    """At D = 64, the one instance that is compiled. What the X-ray sees at once is left to it: cases may be right by luck."""
-    kernel = load(source=for_d64(stem).replace(old, new), device="cpu", quiet=True)
-    kernel.launcher.timeout = 60
-    if not (re.search("__sync|cp_async_wait", old) and found(kernel)):
-        cases = sorted(reference.cases(kernel.rung, "cpu", "small"), key=lambda c: is_plain(c, bug))
-        wrong = any(not check(kernel, [c]).ok for c in cases)
-        assert wrong or found(kernel), f"{stem} with this bug passes every case, and the X-ray finds nothing: {bug}"
-
-
-def found(kernel) -> bool:
-    """Whether a traced call with tails and several tiles stops at an error, or its trace has a finding."""
-    one = case(1, 1, 1, 150, 200, 64, reference.DTYPES[kernel.rung.dtypes[0]])
-    call = prepare(kernel.rung, "cpu", one.inputs, scale=None)
-    return bool(kernel.launcher.trace(call).findings)
-
-
-@pytest.mark.parametrize("stem", [FP32, MMA])
-def test_the_unmodified_rung_is_not(stem):
-    """Nothing is found in the rung itself: a finding says something of a mutant."""
-    assert not found(load(source=for_d64(stem).source, device="cpu", quiet=True))

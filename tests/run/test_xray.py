@@ -1,8 +1,10 @@
 """The X-ray as a reader meets it: tables, sentences, pictures and refusals, on traces made by hand and on real ones."""
 
+import re
 import sys
 import warnings
 from dataclasses import replace
+from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,11 +17,12 @@ from matplotlib.colors import to_rgb
 from helpers import Kernel, banks, check, load, plot, traffic
 from helpers.emulator import Launcher
 from helpers.emulator.trace import Access, Finding, Request, Trace
-from helpers.figures import xray_figures
+from helpers.figures import access_maps, style
+from helpers.figures.words import words
 from helpers.ladder import rung as ladder
 from helpers.ladder.contract import TORCH_NAMES
 from helpers.run.reference import random_inputs
-from helpers.run.xray import Xray, _statement, words, xray
+from helpers.run.xray import Xray, xray
 
 SOURCE = """// mine: a kernel
 // workspace: m (B,H,Nq) fp32
@@ -227,19 +230,6 @@ def test_a_kernel_without_fault_says_so():
     assert not made(findings=[RACE]).ok and not made(findings=[RACE]).stopped and made(findings=[STOP]).stopped
 
 
-@pytest.mark.parametrize(
-    ("code", "shown"),
-    [
-        ("  for (int i = f(0); i < n; ++i) x[i] = y[i]; // all", "for (…) x[i] = y[i]; // all"),
-        ("for (int i = 0; i < n; ++i) {", "for (int i = 0; i < n; ++i) {"),
-        ("for (int i = 0;", "for (int i = 0;"),
-        ("if (i < n) x = y;", "if (i < n) x = y;"),
-    ],
-)
-def test_a_table_shows_a_loop_s_body(code, shown):
-    assert _statement(code) == shown
-
-
 def test_only_the_first_findings_are_written_out():
     text = str(made(findings=[replace(RACE, line=n) for n in (5, 7, 8, 10) * 2] + [STOP]))
     assert text.count("✗") == 6 and "… and 3 more in `findings`" in text and "✗ out of bounds" in text
@@ -269,6 +259,75 @@ def test_html_is_escaped_whole_and_without_style_sheets():
     assert page.count("<tr>") == 4 + 2  # each access, two heads
     many = made(*(replace(LOADED, line=n % 10 + 1, width=w) for n in range(5) for w in (4, 8)))
     assert "2 more lines</summary>" in many._repr_html_()
+
+
+def cells(page, tag="td"):
+    """The rows of a page's tables: style and text of each cell."""
+    rows = re.findall(r"<tr>(.*?)</tr>", page)
+    return [found for row in rows if (found := re.findall(rf'<{tag} style="([^"]*)"[^>]*>(.*?)</{tag}>', row))]
+
+
+def test_a_narrow_page_takes_from_the_code_and_not_from_the_counts():
+    page = made()._repr_html_()
+    for head in cells(page, "th"):
+        assert [text for _, text in head][1:4] in (
+            ["wavefronts", "ideal", "beyond ideal"],
+            ["sectors", "ideal", "beyond ideal"],
+        )
+        assert head[-1][1] == "code"
+    for row in cells(page):
+        assert all("white-space:nowrap" in style and "max-width" not in style for style, _ in row[:-1])
+        assert "max-width:0" in row[-1][0] and "text-overflow:ellipsis" in row[-1][0]
+    stored = next(row for row in cells(page) if row[0][1] == "7")
+    assert [text for _, text in stored[:6]] == ["7", "80", "10", "70", "10", "8 for 1"]
+    assert stored[6][1] == "store K_smem" and stored[8][1].startswith("K_smem[threadIdx.x * 8] = x;")
+
+
+class Page(HTMLParser):
+    """What a page is made of: tags, addresses that it names, and whether every tag is closed."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.open, self.addresses, self.pictures = [], [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.open += [tag] if tag not in ("meta", "img") else []
+        self.addresses += [value for name, value in attrs if name in ("src", "href", "srcset", "action", "data")]
+        self.pictures += [dict(attrs)] if tag == "img" else []
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_a_page_of_its_own_needs_nothing_else(tmp_path):
+    path = made(findings=[RACE]).to_html(tmp_path / "ray.html")
+    assert path == tmp_path / "ray.html"
+    text = path.read_text(encoding="utf-8")
+    page = Page(text)
+    assert not page.open and text.startswith("<!DOCTYPE html>") and '<meta charset="utf-8">' in text
+    assert page.addresses and all(address.startswith("data:image/png;base64,") for address in page.addresses)
+    assert not {"script", "link", "iframe", "base"} & set(page.tags) and "url(" not in text and "@import" not in text
+    assert "prefers-color-scheme: dark" in text and "color-scheme: light dark" in text
+    assert page.tags.count("table") == 2 and "✗ race" in text and "mine.cu · lines 1–11" in text
+    said = [picture["alt"] for picture in page.pictures]
+    assert [words.split(",")[0].split(":")[0] for words in said] == [
+        "mine",
+        "line 7",
+        "line 5",
+    ]  # bytes, banks, sectors
+
+
+def test_a_page_of_a_kernel_that_does_nothing(tmp_path):
+    ray = Xray(made().rung, "nothing", Trace((), (), {}, {}, 0.0))
+    page = Page(ray.to_html(str(tmp_path / "none.html")).read_text(encoding="utf-8"))
+    assert not page.pictures and "table" not in page.tags
+
+
+def test_a_page_reads_in_either_theme():
+    assert contrast(style.INK, style.CARD) > 7 and contrast(style.DARK_INK, style.DARK_PAGE) > 7
+    assert contrast(style.MUTED, style.CARD) > 4.5
 
 
 def test_what_cannot_be_known_is_said_where_it_matters():
@@ -537,14 +596,8 @@ def contrast(a, b):
     return (lighter + 0.05) / (darker + 0.05)
 
 
-@pytest.mark.parametrize("page", ["#ffffff", "#111111"])
-def test_bars_stand_out_on_a_light_page_and_on_a_dark_one(page):
-    for colour in (*xray_figures.HEAT.values(), xray_figures.EXCESS):
-        assert contrast(colour, page) >= 3, colour  # WCAG's for graphics
-
-
 def test_lanes_numbers_read_on_their_colours_and_quarters_differ():
     for lane in range(32):
-        assert contrast(plot.INK, xray_figures._colour(lane)) >= 7, lane
-    firsts = [xray_figures._colour(lane) for lane in (0, 8, 16, 24)]
+        assert contrast(plot.INK, access_maps.colour(lane)) >= 7, lane
+    firsts = [access_maps.colour(lane) for lane in (0, 8, 16, 24)]
     assert all(abs(np.subtract(a, b)).max() > 0.1 for i, a in enumerate(firsts) for b in firsts[:i])

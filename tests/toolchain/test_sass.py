@@ -5,10 +5,9 @@ import textwrap
 
 import pytest
 
-from helpers import sass
+from helpers import sass, single
 from helpers.ladder.errors import CompileError
 from helpers.ladder.rung import rung
-from helpers.run.ahead import single
 
 LOG = """\
 ptxas info    : 0 bytes gmem
@@ -56,70 +55,6 @@ def test_opcodes_are_counted_with_predicates_and_without_padding():
     assert counted.index[0] == "LDS"  # the most frequent first
     full = sass.count_opcodes(LISTING, modifiers=True)["softmax"]
     assert full["LDS.128"] == full["LDS"] == full["FFMA.FTZ"] == 1
-
-
-def code(*instructions):
-    """Lines as `_code` gives them: one every 16 bytes."""
-    return [(16 * i, *(text.partition(" ")[::2])) for i, text in enumerate(instructions)]
-
-
-LOOPS = code(
-    "MOV R1",
-    "FFMA R0",  # 0x10: a loop without products
-    "@P0",
-    "BRA 0x10",
-    "LDSM.16.M88.4 R4",  # 0x40: the outer loop
-    "HMMA.16816.F32 R8",  # 0x50: the inner one, with both products
-    "HMMA.16816.F32.BF16 R8",
-    "BRA 0x50",
-    "FADD R1",
-    "BRA 0x40",
-    "BRA 0xb0",  # forward
-    "EXIT",
-)
-
-
-def test_the_main_loop_is_the_shortest_with_all_products():
-    assert [opcode for _, opcode, _ in sass.main_loop(LOOPS)] == ["HMMA.16816.F32", "HMMA.16816.F32.BF16", "BRA"]
-    without = [line for line in LOOPS if "HMMA" not in line[1]]
-    assert sass.main_loop(without)[0][1] == "FFMA"
-    with pytest.raises(ValueError, match="no loop"):
-        sass.main_loop(code("MOV R1", "EXIT"))
-
-
-WGMMA = code(
-    "HGMMA.64x128x16.F32 R24",  # 0x0: before the loops
-    "SYNCS.PHASECHK.TRANS64.TRYWAIT P0",  # 0x10: the loop over query tiles
-    "HGMMA.64x128x16.F32 R24, gdesc[UR8]",
-    "WARPGROUP.DEPBAR.LE gsb0, 0x0",
-    "HGMMA.64x128x16.F32 R24, gdesc[UR8]",  # 0x40: the loop over tiles of keys
-    "HGMMA.64x128x16.F32 R88, R180, gdesc[UR8].tnspB, R88, gsb0",
-    "WARPGROUP.DEPBAR.LE gsb0, 0x1",
-    "FMNMX R1",
-    "FMNMX3 R1",
-    "MUFU.EX2 R1",
-    "MUFU.RCP R1",
-    "WARPGROUP.DEPBAR.LE gsb0, 0x0",
-    "MUFU.EX2 R1",
-    "MUFU.EX2 R1",
-    "F2FP.BF16.F32.PACK_AB R1",
-    "BRA 0x40",
-    "HGMMA.64x128x16.F32 R24",
-    "BRA 0x10",
-    "BRA 0x120",  # 0x120: a wait that isn't over
-    "EXIT",
-)
-
-
-def test_a_loop_of_wgmma_is_cut_at_its_waits():
-    loop = sass.main_loop(WGMMA)
-    assert [loop[0][0], loop[-1][0]] == [0x40, 0xF0]
-    frame = sass.cut_at_waits(loop)
-    assert frame.index.tolist() == ["the loop begins", "all but 1 done", "all done"]
-    assert frame["HGMMA"].tolist() == [2, 0, 0]
-    assert frame["MUFU.EX2"].tolist() == [0, 1, 2]
-    assert frame["FMNMX"].tolist() == [0, 1, 0] and frame["F2FP"].tolist() == [0, 0, 1]
-    assert frame["all"].tolist() == [2, 5, 5] and frame["all"].sum() == len(loop)
 
 
 def test_waits_of_a_real_kernel():

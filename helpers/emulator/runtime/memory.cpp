@@ -1,5 +1,6 @@
 // Every load and store of a kernel calls here first: gcc and clang put the calls in for -fsanitize=thread, and these
-// functions stand in for ThreadSanitizer's library. An access that would go wrong is reported and never happens.
+// functions stand in for ThreadSanitizer's library. An access out of bounds is reported and never happens; of all others the
+// tools are told.
 #include "memory.h"
 
 #include <cstring>

@@ -2,10 +2,11 @@
 // and in the outputs and workspace in global memory, there between blocks too. What orders threads is in race_order.cpp, what
 // blocks do to each other in race_blocks.cpp.
 //
-// Threads that write the same value to one place are left alone, as compute-sanitizer's racecheck does by default; and atomics
+// Threads that write the same value to one place are not reported, as by compute-sanitizer's racecheck by default; and atomics
 // don't race with atomics.
 #include <algorithm>
 #include <cstring>
+#include <string>
 
 #include "barrier.h"
 #include "memory.h"

@@ -1,5 +1,5 @@
-// Blocks of a launch are ordered by nothing but atomics and flags. Blocks that write the same value to one place are left
-// alone, and atomics don't race with atomics.
+// Races between blocks of a launch, which nothing but atomics and flags orders. Blocks that write the same value to one place
+// are not reported, and atomics don't race with atomics.
 #include "race_blocks.h"
 
 #include <cstring>

@@ -1,7 +1,6 @@
-// What orders the accesses of two threads is what the CUDA C++ Programming Guide says does: __syncthreads() for the threads of
-// a block, __syncwarp() for the lanes it names; and what the PTX ISA says does: named barriers, and mbarriers for whoever
-// waits after those who arrive; and flags, with the fences around them. Shuffles, votes and other warp instructions order no
-// memory.
+// What orders the accesses of two threads. By the CUDA C++ Programming Guide: __syncthreads() those of a block, __syncwarp()
+// those of the lanes it names. By the PTX ISA: named barriers, mbarriers (whoever waits comes after those who arrived), and
+// flags with the fences around them. Shuffles, votes and other warp instructions order no memory.
 #include "race_order.h"
 
 #include <sys/mman.h>

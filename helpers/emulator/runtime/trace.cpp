@@ -540,6 +540,7 @@ void Tracer::end_launch() {
   past_L1.clear();
 }
 
+// The tool: see tool.h.
 struct TraceTool final : Tool {
   std::unique_ptr<Watcher> watch(Worker* w) override { return std::make_unique<Tracer>(w); }
   void begin_session() override { clear_rows(); }

@@ -1,5 +1,4 @@
-"""The drawings of notebook 24: loss curves laid on each other, steps beside what their kernels take, and by how much two ways to
-write a text differ."""
+"""The drawings of notebook 24: loss curves, steps beside what their kernels take, and how far two ways to write a text differ."""
 
 from __future__ import annotations
 
@@ -7,18 +6,16 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter
 
-from ..figures.style import BLUE, GREEN, INK, MUTED, ORANGE, PEERS, RUNGS, Figure, canvas, styled
-from .train import RUN, WARM_UP, by_run, differences, label
-
-PINK = RUNGS[3][0]
+from ...figures.style import BLUE, GREEN, INK, MAGENTA, MUTED, ORANGE, PEERS, Figure, canvas, styled
+from ..train import RUN, WARM_UP, by_run, differences, label
 
 # colour, dash, width, and which lies on top: a thin dashed line on a thick one shows both
 LOOKS = {
     "rungs 20 and 23": (BLUE, "-", 3.4, 2.0),
     "causal": (BLUE, "-", 1.8, 2.0),
     "rungs 20 and 23, again": (BLUE, ":", 1.6, 2.5),
-    "rungs 32 and 33": (PINK, "-", 2.2, 2.2),
-    "rungs 32 and 33, again": (PINK, ":", 1.6, 2.5),
+    "rungs 32 and 33": (MAGENTA, "-", 2.2, 2.2),
+    "rungs 32 and 33, again": (MAGENTA, ":", 1.6, 2.5),
     "SDPA FLASH": (ORANGE, "--", 1.4, 3.0),
     "SDPA FLASH, again": (ORANGE, ":", 1.6, 3.0),
     "SDPA FLASH, seed 1": (MUTED, "-", 1.0, 1.9),

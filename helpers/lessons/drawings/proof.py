@@ -1,7 +1,4 @@
-"""The drawings of notebooks 90 to 92: tolerances, what each test catches, and where a wrong kernel is wrong.
-
-The look is that of plot.py and draw.py: a light card on any page, colours that differ in lightness too.
-"""
+"""The drawings of notebooks 90 to 92: tolerances, what each test catches, and where a wrong kernel is wrong."""
 
 from __future__ import annotations
 
@@ -13,10 +10,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from ..figures.style import BLUE, CARD, GREEN, INK, MUTED, ORANGE, SHADES, Figure, blank, canvas, styled
+from ...figures.style import BLUE, CARD, GREEN, INK, MAGENTA, MUTED, ORANGE, OVER, SHADES, Figure, blank, canvas, styled
 
 if TYPE_CHECKING:
-    from ..run.check import Comparison
+    from ...run.check import Comparison
 
 # 90_proving_it_right
 
@@ -95,8 +92,6 @@ def _times(value: float) -> str:
 
 # 91_bug_museum
 
-MAGENTA = "#c2407a"
-OVER = ["#fee08b", "#fdae61", "#f46d43", MAGENTA, "#6a1b6a"]  # above the budget, darker with every factor of ten
 LIMITS = [1, 10, 100, 1e3, 1e4]
 
 

@@ -1,14 +1,10 @@
-"""The drawings of notebooks 22, 23 and 33: what is kept for the way back, who owns which sum, how the five products meet, and
-what of a Hopper kernel they are drawn from: its constants and the machine code of its loop.
-
-The look is that of plot.py and draw.py: a light card on any page, colours that differ in lightness too.
+"""The drawings of notebooks 22, 23 and 33: what is kept for the backward pass, who owns which sum, how the five products meet,
+and how the main loop of a Hopper kernel proceeds.
 """
 
 from __future__ import annotations
 
 import math
-import re
-import textwrap
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -16,13 +12,36 @@ import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, Patch, Rectangle
 
-from ..figures.style import BLUE, CARD, GREEN, INK, MUTED, ORANGE, SAND, SHADES, Figure, blank, canvas, styled
-from ..ladder.rung import Rung
-from ..ladder.rung import rung as find
-from ..toolchain import sass
-from .draw_mma import TINTS
+from ...figures import words
+from ...figures.bars import grouped
+from ...figures.steps import marks as drafts
+from ...figures.style import BLUE, CARD, GREEN, INK, MUTED, ORANGE, SAND, SHADES, TINTS, Figure, blank, canvas, styled
+from ...ladder.constants import SMEM_LIMIT, accumulators, constants, parts
+from ...ladder.rung import Which
+from ...toolchain import sass
+from ...toolchain.loops import WORK, Line, products, work
 
-UNITS = {2.0**10: "1 KiB", 2.0**20: "1 MiB", 2.0**30: "1 GiB", 2.0**40: "1 TiB"}
+__all__ = [
+    "EDGES",
+    "LDMATRIX",
+    "SMEM_LIMIT",
+    "WGMMA",
+    "accumulators",
+    "constants",
+    "dataflow",
+    "drafts",
+    "hand_over",
+    "loop_orders",
+    "main_loop",
+    "operands",
+    "owners",
+    "parts",
+    "products",
+    "program",
+    "shared_memory",
+    "stored_bytes",
+    "work",
+]
 
 
 # 22_backward_fp32
@@ -30,32 +49,22 @@ UNITS = {2.0**10: "1 KiB", 2.0**20: "1 MiB", 2.0**30: "1 GiB", 2.0**40: "1 TiB"}
 
 @styled
 def stored_bytes(frame: pd.DataFrame, title: str) -> Figure:
-    """What stays in memory between the way there and the way back. frame: index N, a column of bytes for each thing that could
-    be kept."""
+    """What stays in memory between the forward and the backward pass. frame: index N, a column of bytes for each thing that
+    could be kept."""
     figure, (ax,) = canvas(7.8, 3.9, title=title)
-    width = 0.82 / frame.shape[1]
-    looks = zip((ORANGE, BLUE, GREEN, MUTED), ("//", "", "..", "xx"), strict=True)
-    for n, ((name, values), (colour, hatch)) in enumerate(zip(frame.items(), looks, strict=False)):
-        x = np.arange(len(frame)) + (n - (frame.shape[1] - 1) / 2) * width
-        bars = ax.bar(x, values, width * 0.94, color=colour, hatch=hatch, edgecolor=CARD, label=name)
-        ax.bar_label(bars, [_size(v) for v in values], fontsize=8, color=INK, padding=2)
+    looks = [(ORANGE, "//"), (BLUE, ""), (GREEN, ".."), (MUTED, "xx")]
+    for name, bars in grouped(ax, frame, looks, 0.82).items():
+        ax.bar_label(bars, [words.size(v, gap="\n") for v in frame[name]], fontsize=8, color=INK, padding=2)
     ax.set_yscale("log", base=2)
     low, high = frame.min(axis=None), frame.max(axis=None)
-    ax.set_yticks(list(UNITS), list(UNITS.values()))
+    ticks = [2.0**e for e in (10, 20, 30, 40)]
+    ax.set_yticks(ticks, [words.size(n) for n in ticks])
     ax.set_xticks(range(len(frame)), [f"{n:,}" for n in frame.index])
     ax.set(xlabel="sequence length N", ylabel="bytes", ylim=(low / 8, high * 16))
     ax.grid(axis="x", visible=False)
     ax.minorticks_off()
     figure.legend(loc="outside upper right", ncols=frame.shape[1], frameon=False, fontsize=9)
     return figure
-
-
-def _size(n: float) -> str:
-    """3.5 MiB: three digits at most."""
-    for unit, name in ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB")):
-        if n >= unit:
-            return f"{n / unit:.3g}\n{name}"
-    return f"{n:.0f}\nB"
 
 
 # Ways through the tiles of S, and which gradients' sums then run across CTAs.
@@ -239,54 +248,6 @@ def owners(lines: Mapping[str, Mapping[tuple[str, str, str], np.ndarray]], share
 # 33_backward_wgmma
 
 
-def constants(source: str, d: int, **given: int) -> dict[str, int]:
-    """The numbers in `struct Tile` of a rung's text for head dimension d, in the order in which they stand there. given: those
-    of them that shall be something else, so that what depends on them changes too. ValueError where there is no such struct.
-    """
-    found = re.search(r"struct Tile \{\n(.*?)\n\};", source, re.DOTALL)
-    if not found:
-        raise ValueError("the text has no struct Tile")
-    values = {"d": d}
-    for declared in re.findall(r"static constexpr int ([^;]+);", re.sub(r"//.*", "", found[1])):
-        for each in declared.split(","):
-            name, expression = (part.strip() for part in each.split("=", 1))
-            values[name] = given.get(name, _evaluate(expression, values))
-    return values
-
-
-def _evaluate(expression: str, values: Mapping[str, int]) -> int:
-    """A C++ expression of whole numbers: + - * / %, comparisons, ! && || and ?:"""
-    while inner := re.search(r"\(([^()]*)\)", expression):
-        expression = expression[: inner.start()] + f" {_evaluate(inner[1], values)} " + expression[inner.end() :]
-    while choice := re.fullmatch(r"([^?]*)\?(.*?):(.*)", expression):  # a ? b : c ? d : e
-        condition, yes, no = choice.groups()
-        expression = yes if _evaluate(condition, values) else no
-    for cpp, python in (("/", "//"), ("&&", " and "), ("||", " or "), (r"!(?!=)", " not ")):
-        expression = re.sub(cpp if cpp.startswith("!") else re.escape(cpp), python, expression)
-    return int(eval(expression.strip(), {"__builtins__": {}}, dict(values)))
-
-
-PARTS = (
-    "K",
-    "V",
-    "Q",
-    "dO",
-    "dS",
-    "dQ",
-    "LSE",
-    "delta",
-    "barriers",
-)  # of shared memory, each a constant that says where
-SMEM_LIMIT = 227 * 1024  # bytes of a CTA (CUDA C++ Programming Guide, "Compute Capabilities", 9.0)
-
-
-def parts(values: Mapping[str, int]) -> dict[str, int]:
-    """Bytes of each part of shared memory, from where the next one begins; the last ends at `smem_bytes`."""
-    places = sorted((values[name], name) for name in PARTS if name in values)
-    ends = [begin for begin, _ in places[1:]] + [values["smem_bytes"]]
-    return {name: end - begin for (begin, name), end in zip(places, ends, strict=True)}
-
-
 @styled
 def shared_memory(bars: Mapping[str, Mapping[str, int]], title: str) -> Figure:
     """Shared memory of a CTA as a bar of its parts, in the order in which they lie there. bars: name -> part -> bytes."""
@@ -308,92 +269,9 @@ def shared_memory(bars: Mapping[str, Mapping[str, int]], title: str) -> Figure:
     return figure
 
 
-def main_loop(rung: str | Rung, D: int, dtype: str = "fp16", kernel: str = "backward_wgmma") -> list[sass.Line]:
-    """The machine instructions of a kernel's main loop, in the order of the code."""
-    rung = rung if isinstance(rung, Rung) else find(rung)
-    code = sass._code(sass.disassembly(rung))
-    return loop_of(code[sass.instance(code, D, dtype, kernel)])
-
-
-def loop_of(lines: Sequence[sass.Line]) -> list[sass.Line]:
-    """Of all code between a backward branch and its target the one with the most products, the shortest of these. Not what has the
-    kernel's end in it: waiting for an mbarrier goes on in a piece of code behind the end, which branches back to where it came
-    from. ValueError if no loop has products."""
-    loops = [[]]
-    for address, opcode, operands in lines:
-        target = re.search(r"\b0x([0-9a-f]+)\s*$", operands) if opcode.startswith("BRA") else None
-        if target and (start := int(target[1], 16)) < address:
-            inside = [line for line in lines if start <= line[0] <= address]
-            loops += [inside] if not any(code == "EXIT" for _, code, _ in inside) else []
-    most = max(loops, key=lambda loop: (sum(code.startswith("HGMMA") for _, code, _ in loop), -len(loop)))
-    if not any(code.startswith("HGMMA") for _, code, _ in most):
-        raise ValueError("the kernel has no loop with wgmma")
-    return most
-
-
-def accumulators(source: str, region: str = "tile_loop") -> list[str]:
-    """What the products in a region of a rung's text add to, in its order: "dP", "dV", "S" ..., each once where it stands; a call
-    of start_S(), a function of the kernel, stands for S."""
-    text = source.partition(f"// [region: {region}]")[2].partition(f"// [end: {region}]")[0]
-    found = re.findall(r"\b(?:product|wgmma_mma_async<[^>]*>)\(\s*(\w+)_reg\b|\bstart_(\w+)\(", text)
-    return [a or b for a, b in found]
-
-
-def products(lines: Sequence[sass.Line], names: Sequence[str]) -> pd.DataFrame:
-    """The products in a loop of machine code, a row for each of `names`, in which order they have to come.
-
-    Columns: name; shape, of one instruction; instructions; A and B ("registers", "K-major", "MN-major"); begin and issued,
-    the numbers of its first and last instruction in the loop; done, that of the wait that covers it, beyond the loop's length
-    where that is in the next turn. ValueError where the loop has more or fewer products than there are names.
-    """
-    found: list[dict] = []
-    commits, into = [], ""
-    for at, (_, opcode, operands) in enumerate(lines):
-        if not opcode.startswith("HGMMA"):
-            continue
-        shape, fields = opcode.split(".")[1], [x.strip() for x in operands.split(",")]
-        if fields[0] != into:
-            majors = {side: "MN-major" if f"tnsp{side}" in operands else "K-major" for side in "AB"}
-            a = "registers" if fields[1].startswith("R") else majors["A"]
-            found.append({"shape": shape, "instructions": 0, "A": a, "B": majors["B"], "begin": at})
-            into = fields[0]
-        found[-1] |= {"instructions": found[-1]["instructions"] + 1, "issued": at}
-        if "gsb0" in operands:
-            commits.append(at)
-    if len(found) != len(names):
-        raise ValueError(f"the loop has {len(found)} products, not {len(names)}: {', '.join(names)}")
-    waits = [(at, int(o.rpartition(",")[2], 16)) for at, (_, code, o) in enumerate(lines) if code.startswith(sass.WAIT)]
-    n = len(lines)
-    for row in found:
-        turns = [(at + turn, left) for turn in (0, n) for at, left in waits if at + turn > row["issued"]]
-        all_commits = commits + [at + n for at in commits]
-        done = [at for at, left in turns if sum(row["issued"] < commit < at for commit in all_commits) >= left]
-        row["done"] = done[0] if done else 2 * n
-    frame = pd.DataFrame(found)
-    frame.insert(0, "name", list(names))
-    return frame
-
-
-WORK = {  # what threads do meanwhile: opcodes
-    "exponentials": r"MUFU\.EX2",
-    "multiply, add": r"FFMA|FMUL|FADD",
-    "round to 16 bits": r"F2FP",
-    "read shared memory": r"LDS",
-    "write shared memory": r"STSM|STS",
-    "wait for other threads": r"BAR\.|SYNCS\.PHASECHK",
-}
-
-
-def work(lines: Sequence[sass.Line], found: pd.DataFrame) -> pd.DataFrame:
-    """The instructions of WORK in a loop: at, its number; kind; and under_way, how many of the products `found` in the loop have
-    begun by then and are not yet waited for."""
-    rows, n = [], len(lines)
-    for at, (_, opcode, _) in enumerate(lines):
-        for kind, pattern in WORK.items():
-            if re.match(pattern, opcode):
-                spans = zip(found["begin"], found["done"], strict=True)
-                rows.append((at, kind, sum(begin < at < done or at + n < done for begin, done in spans)))
-    return pd.DataFrame(rows, columns=["at", "kind", "under_way"])
+def main_loop(which: Which, D: int, dtype: str = "fp16", kernel: str = "backward_wgmma") -> list[Line]:
+    """The machine instructions of a backward kernel's main loop, in the order of the code (`sass.loop_lines`)."""
+    return sass.loop_lines(which, D, dtype, kernel=kernel)
 
 
 @styled
@@ -424,34 +302,5 @@ def program(found: pd.DataFrame, done: pd.DataFrame, end: int, title: str) -> Fi
         Line2D([], [], color=INK, linewidth=1.6, label="work under a product"),
         Line2D([], [], color=ORANGE, linewidth=1.6, label="under none"),
     ]
-    figure.legend(handles=handles, loc="outside lower left", ncols=4, frameon=False, fontsize=9)
-    return figure
-
-
-@styled
-def drafts(frame: pd.DataFrame, title: str) -> Figure:
-    """What drafts of a kernel reached, as a ratio to a peer, a line for each and a mark for each D. frame: step, what, kept ("yes…",
-    "at D = …" or "no…"), D and ratio; with ratio_causal a second panel. Marks of what stayed are filled."""
-    order = frame.drop_duplicates("step").sort_values("step")
-    panels = {"ratio": "without a mask", "ratio_causal": "causal"} if "ratio_causal" in frame else {"ratio": ""}
-    figure, axes = canvas(6.4 + 3.2 * len(panels), 1.5 + 0.28 * len(order), len(panels), title=title, sharey=True)
-    places = {step: y for y, step in enumerate(order["step"])}
-    looks = dict(zip(sorted(frame["D"].unique()), (("o", BLUE), ("s", ORANGE), ("D", GREEN)), strict=False))
-    for row in frame.itertuples():
-        marker, colour = looks[row.D]
-        stays = not row.kept.startswith("no") and ("D =" not in row.kept or f"D = {row.D}" in row.kept)
-        look = {"marker": marker, "markeredgecolor": colour, "markerfacecolor": colour if stays else CARD}
-        for ax, name in zip(axes, panels, strict=True):
-            ax.plot(getattr(row, name), places[row.step], linestyle="", markersize=7, **look)
-    for ax, said in zip(axes, panels.values(), strict=True):
-        ax.axvline(1, color=MUTED, linewidth=1, linestyle="--")
-        ax.set_title(said, color=MUTED)
-        ax.set(xlabel="times as fast as the peer", ylim=(len(order) - 0.4, -0.6))
-    labels = [f"{step} · {textwrap.shorten(what, 62)}" for step, what in zip(order["step"], order["what"], strict=True)]
-    axes[0].set_yticks(range(len(order)), labels, color=INK, fontsize=8)
-    handles = [
-        Line2D([], [], linestyle="", marker=m, color=c, markersize=7, label=f"D = {D}") for D, (m, c) in looks.items()
-    ]
-    handles.append(Line2D([], [], linestyle="", marker="o", color=MUTED, markerfacecolor=CARD, label="not kept"))
     figure.legend(handles=handles, loc="outside lower left", ncols=4, frameon=False, fontsize=9)
     return figure

@@ -10,10 +10,19 @@ from collections.abc import Callable, Mapping
 import pandas as pd
 from matplotlib.patches import Rectangle
 
-from ..figures.style import BLUE, CARD, GREEN, INK, MUTED, ORANGE, SAND, SHADES, Figure, blank, canvas, styled
+from ...figures import lanes
+from ...figures.steps import bars as steps
+from ...figures.style import BLUE, CARD, GREEN, INK, MUTED, ORANGE, SAND, SHADES, TINTS, Figure, blank, canvas, styled
+
+__all__ = [
+    "fragments",
+    "ldmatrix",
+    "steps",
+    "swizzled_tile",
+    "timeline",
+]
 
 Layout = Callable[[int, int], tuple[int, int]]  # lane, element -> row, column
-TINTS = ["#dcebf5", "#fbe6cf", "#d9efe6", "#f3dbe6", "#c4dcec", "#f5d3ac", "#bfe3d5", "#e8c3d5"]  # one per register
 
 
 @styled
@@ -106,55 +115,20 @@ def swizzled_tile(
     return figure
 
 
-LANES = {
-    "load": (BLUE, "a tile of K, V may be on its way"),
-    "wait": (CARD, "waits"),
-    "mma": (GREEN, "products"),
-    "softmax": (SAND, "softmax"),
+LANES = {  # kinds of events of a timeline
+    "load": (BLUE, "", "a tile of K, V may be on its way"),
+    "wait": (CARD, "////", "waits"),
+    "mma": (GREEN, "", "products"),
+    "softmax": (SAND, "", "softmax"),
 }
 
 
 @styled
 def timeline(events: pd.DataFrame, title: str, unit: str) -> Figure:
-    """Swim lanes of one warp. events: columns lane (a name), kind ("load", "wait", "mma", "softmax"), begin and end."""
+    """Swim lanes of one warp. events: columns lane (a name), kind (of LANES), begin and end, in `unit`."""
     names = list(dict.fromkeys(events["lane"]))
     figure, (ax,) = canvas(10.0, 0.9 + 0.62 * len(names), title=title)
-    seen = set()
-    for lane, kind, begin, end in events[["lane", "kind", "begin", "end"]].itertuples(index=False):
-        colour, label = LANES[kind]
-        ax.barh(names.index(lane), end - begin, 0.62, left=begin, color=colour, edgecolor=INK, linewidth=0.5,
-                hatch="////" if kind == "wait" else "", label=None if kind in seen else label)  # fmt: skip
-        seen.add(kind)
-    ax.set_yticks(range(len(names)), names)
-    ax.invert_yaxis()
-    ax.grid(axis="y", visible=False)
+    handles = lanes.draw(ax, events, names, LANES)
     ax.set(xlabel=unit, xlim=(0, events["end"].max() * 1.01))
-    ax.legend(frameon=False, fontsize=9, ncols=4, loc="lower left", bbox_to_anchor=(0, 1.0))
-    return figure
-
-
-@styled
-def steps(frame: pd.DataFrame, title: str) -> Figure:
-    """What the steps of an optimisation reached, as a ratio to a peer, a panel for each D. frame: step, what, kept ("yes…",
-    "in part…", "at D = …" or "no…"), D and ratio. Steps that stayed are filled."""
-    parts = list(frame.groupby("D"))
-    figure, axes = canvas(6.2 * len(parts), 1.2 + 0.27 * max(len(p) for _, p in parts), len(parts), title=title)
-    for ax, (D, part) in zip(axes, parts, strict=True):
-        kept = [not word.startswith("no") and ("D =" not in word or f"D = {D}" in word) for word in part["kept"]]
-        faces = [GREEN if stays else CARD for stays in kept]
-        ax.barh(range(len(part)), part["ratio"], 0.68, color=faces, edgecolor=INK, linewidth=0.7)
-        for at, (stays, ratio) in enumerate(zip(kept, part["ratio"], strict=True)):
-            ax.text(
-                ratio + 0.006, at, f"{ratio:.2f}", va="center", fontsize=8, fontweight="bold" if stays else "normal"
-            )
-        ax.axvline(1, color=MUTED, linewidth=1, linestyle="--")
-        labels = [
-            f"{step} · {what if len(what) < 52 else what[:50] + '…'}"
-            for step, what in zip(part["step"], part["what"], strict=True)
-        ]
-        ax.set_yticks(range(len(part)), labels, color=INK, fontsize=7.5)
-        ax.set(xlim=(0.95, frame["ratio"].max() + 0.06), xlabel="times as fast as the peer")
-        ax.set_title(f"D = {D}", color=MUTED)
-        ax.grid(axis="y", visible=False)
-        ax.invert_yaxis()
+    ax.legend(handles=handles, frameon=False, fontsize=9, ncols=4, loc="lower left", bbox_to_anchor=(0, 1.0))
     return figure

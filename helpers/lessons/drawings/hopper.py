@@ -12,10 +12,27 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from ..emulator import fragments
-from ..emulator.fragments import Descriptor
-from ..figures.style import BLUE, CARD, GREEN, INK, MUTED, ORANGE, SAND, SHADES, Figure, blank, canvas, styled
-from .draw_mma import TINTS
+from ...emulator import fragments
+from ...emulator.fragments import Descriptor
+from ...figures import lanes as swim
+from ...figures.style import (
+    BLUE,
+    CARD,
+    GREEN,
+    INK,
+    MINT,
+    MUTED,
+    ORANGE,
+    OUTLINE,
+    PALER,
+    SAND,
+    SHADES,
+    TINTS,
+    Figure,
+    blank,
+    canvas,
+    styled,
+)
 
 FIELD_NAMES = {
     "start": "start address",
@@ -37,7 +54,7 @@ def _used(d: Descriptor, mn_major: bool, extent: int) -> set[str]:
 def _bits(ax: Axes, d: Descriptor, used: set[str]) -> None:
     """The 64 bits, the highest to the left, each field with the number in it and what that stands for."""
     blank(ax).set(xlim=(-0.5, 64.5), ylim=(-1.0, 2.3))
-    ax.add_patch(Rectangle((0, 0), 64, 1, facecolor="#e6e6e3", edgecolor=MUTED, linewidth=0.7))
+    ax.add_patch(Rectangle((0, 0), 64, 1, facecolor=PALER, edgecolor=MUTED, linewidth=0.7))
     encoded = d.encode()
     for (field, (low, bits)), face in zip(Descriptor.FIELDS.items(), TINTS, strict=False):
         left, number = 64 - low - bits, encoded >> low & (1 << bits) - 1
@@ -111,7 +128,7 @@ def descriptor(
             found = places.get((first + line) * 128 + 16 * box)
             face = CARD if found is None else TINTS[found[0] % len(TINTS)]
             right.add_patch(
-                Rectangle((box + 0.03, line + 0.05), 0.94, 0.9, facecolor=face, edgecolor="#c4c4bf", linewidth=0.6)
+                Rectangle((box + 0.03, line + 0.05), 0.94, 0.9, facecolor=face, edgecolor=OUTLINE, linewidth=0.6)
             )
             if found is not None:
                 core, row = found
@@ -141,7 +158,7 @@ def chunks(panels: Mapping[str, np.ndarray]) -> Figure:
         for (line, box), number in np.ndenumerate(places):
             zero = number < 0
             look = {"facecolor": CARD if zero else TINTS[number % 8], "hatch": "///" if zero else ""}
-            ax.add_patch(Rectangle((box + 0.03, line + 0.05), 0.94, 0.9, edgecolor="#c4c4bf", linewidth=0.6, **look))
+            ax.add_patch(Rectangle((box + 0.03, line + 0.05), 0.94, 0.9, edgecolor=OUTLINE, linewidth=0.6, **look))
             words = "0" if zero else f"{number // 8}·{number % 8}"
             ax.text(box + 0.5, line + 0.5, words, ha="center", va="center", fontsize=8)
         for line in range(len(places)):
@@ -196,8 +213,8 @@ KINDS = {
     "wait": (CARD, "////", "waits"),
     "scores": (GREEN, "", "S = Q Kᵀ"),
     "softmax": (SAND, "", "softmax"),
-    "output": ("#7fc8ae", "", "O += P V"),
-    "products": ("#7fc8ae", "xxxx", "starts products"),
+    "output": (MINT, "", "O += P V"),
+    "products": (MINT, "xxxx", "starts products"),
     "dS": (ORANGE, "", "dS"),
     "send dQ": (BLUE, "....", "writes dQ"),
 }
@@ -215,17 +232,9 @@ def roles(events: pd.DataFrame, registers: Mapping[str, int], title: str, unit: 
         raise ValueError(f"{total:,} registers, and an SM has {REGISTER_FILE:,}")
     names = list(registers)
     figure, (lanes, file) = canvas(10.6, 1.3 + 0.62 * len(names), 2, title, width_ratios=[4.2, 1])
-    seen = set()
-    for lane, kind, begin, end in events[["lane", "kind", "begin", "end"]].itertuples(index=False):
-        face, hatch, label = KINDS[kind]
-        lanes.barh(names.index(lane), end - begin, 0.62, left=begin, color=face, edgecolor=INK, linewidth=0.5, hatch=hatch,
-                   label=None if kind in seen else label)  # fmt: skip
-        seen.add(kind)
-    lanes.set_yticks(range(len(names)), names)
-    lanes.invert_yaxis()
-    lanes.grid(axis="y", visible=False)
+    handles = swim.draw(lanes, events, names, KINDS)
     lanes.set(xlabel=unit, xlim=(0, events["end"].max() * 1.01))
-    lanes.legend(frameon=False, fontsize=9, ncols=5, loc="lower left", bbox_to_anchor=(0, 1.0))
+    lanes.legend(handles=handles, frameon=False, fontsize=9, ncols=5, loc="lower left", bbox_to_anchor=(0, 1.0))
     for at, each in enumerate(registers.values()):
         share = 128 * each / REGISTER_FILE
         file.barh(at, 100 * share, 0.62, color=SHADES[1], edgecolor=INK, linewidth=0.5)

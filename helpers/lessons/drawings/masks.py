@@ -1,7 +1,4 @@
-"""The drawings of notebook 20: who sees what, which tiles that leaves, which heads share keys, and how full the GPU is meanwhile.
-
-The look is that of plot.py and draw.py: a light card on any page, colours that differ in lightness too.
-"""
+"""The drawings of notebook 20: masks, the tiles they leave, heads that share keys, and how full the GPU is meanwhile."""
 
 from __future__ import annotations
 
@@ -12,12 +9,27 @@ import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
-from ..figures.style import BLUE, CARD, GREEN, INK, MUTED, ORANGE, SAND, SHADES, Figure, blank, canvas, styled
-from . import schedule
+from ...figures.style import (
+    BLUE,
+    CARD,
+    GREEN,
+    INK,
+    MUTED,
+    ORANGE,
+    PALE,
+    SAND,
+    SHADES,
+    WHITE,
+    Figure,
+    blank,
+    canvas,
+    styled,
+)
+from .. import schedule
 
 # What becomes of the scores of 32 queries, a warp's, with a tile of keys; an index of these is what tile maps are made of.
 KINDS = ("never read", "read for other warps only", "multiplied and masked", "multiplied as it is")
-LOOKS = (("#ffffff", ""), ("#e4e4e0", "///"), (SAND, ""), (SHADES[3], ""))
+LOOKS = ((WHITE, ""), (PALE, "///"), (SAND, ""), (SHADES[3], ""))
 
 
 @styled

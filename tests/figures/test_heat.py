@@ -1,8 +1,8 @@
-"""The bars beside a source: a part of a cost that there is has a cell, and none that there isn't."""
+"""The bars beside a source: each part of a cost that is not zero has a cell."""
 
 import pytest
 
-from helpers.figures.xray_figures import HeatListing
+from helpers.figures.heat import HeatListing
 
 
 @pytest.mark.parametrize(
@@ -22,5 +22,5 @@ from helpers.figures.xray_figures import HeatListing
 )
 def test_a_bar_has_a_cell_for_either_part_of_a_cost(cost, excess, bar):
     listing = HeatListing("", ((7, "x = y;"),), {7: {"shared": (cost, excess)}}, {"shared": 800}, {})
-    must, needless, _ = listing._bar(7, "shared")
+    must, needless, _ = listing.bar(7, "shared")
     assert must + needless == bar

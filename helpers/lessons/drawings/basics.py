@@ -1,7 +1,4 @@
-"""The notebooks' drawings: pictures of an idea, drawn from the numbers of the cell that asks for them.
-
-Measurements are plot.py's affair; the look (a light card, Okabe and Ito's colours, readable in grey) is the same.
-"""
+"""The drawings of notebooks 00 to 04: memories, threads, tiles, the online softmax, and bytes against predictions."""
 
 from __future__ import annotations
 
@@ -13,7 +10,26 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Polygon, Rectangle
 
-from ..figures.style import BLUE, CARD, GREEN, INK, MUTED, ORANGE, SAND, SHADES, Figure, blank, canvas, styled
+from ...figures import words
+from ...figures.bars import bytes_by_tensor
+from ...figures.style import AMBER, BLUE, CARD, GREEN, INK, MUTED, ORANGE, SAND, SHADES, Figure, blank, canvas, styled
+
+__all__ = [
+    "bracketings",
+    "butterfly",
+    "bytes_against",
+    "bytes_by_tensor",
+    "exp_ranges",
+    "machine_fill",
+    "memory_hierarchy",
+    "register_tiling",
+    "running_state",
+    "seconds",
+    "threads",
+    "tile_walk",
+    "warp_tile",
+    "wedge",
+]
 
 # 00_start_here
 
@@ -136,8 +152,8 @@ def wedge(d: int = 64, N: int = 512, lengths: Sequence[int] = tuple(2**k for k i
     right.text(lengths[-1] * 1.15, large[-1], "S and P\n8 N²", color=ORANGE, va="center", fontsize=9)
     ticks = lengths[::2]
     right.set_xticks(ticks, [f"{n / 1024:g}k" if n >= 1024 else f"{n:g}" for n in ticks])
-    units = {2.0**15: "32 KiB", 2.0**20: "1 MiB", 2.0**25: "32 MiB", 2.0**30: "1 GiB", 2.0**35: "32 GiB"}
-    right.set_yticks(list(units), list(units.values()))
+    ticks = [2.0**e for e in (15, 20, 25, 30, 35)]
+    right.set_yticks(ticks, [words.size(n) for n in ticks])
     right.minorticks_off()
     right.set(xlabel="sequence length N", xlim=(lengths[0] / 1.3, lengths[-1] * 8))
     right.set_title("bytes against N", color=MUTED)
@@ -270,8 +286,6 @@ def butterfly(scores: Sequence[float]) -> Figure:
 
 # 03_fa1_fp32
 
-AMBER = "#b86a00"
-
 
 @styled
 def tile_walk(order: str = "fa1", tiles: int = 4, steps: Sequence[int] = (1, 2, 3, 4, 5, 16)) -> Figure:
@@ -356,7 +370,7 @@ def bytes_against(frame: pd.DataFrame, x: str, by: str, title: str) -> Figure:
     ax.set_xscale("log", base=2)
     ax.set_yscale("log", base=2)
     ax.set_xticks(sorted(set(frame[x])), [f"{v:g}" for v in sorted(set(frame[x]))])
-    ax.yaxis.set_major_formatter(lambda v, _: f"{v / 2**20:g} MiB" if v >= 2**20 else f"{v / 2**10:g} KiB")
+    ax.yaxis.set_major_formatter(lambda v, _: words.size(v, digits="g"))
     ax.set(xlabel=x, ylabel="bytes read + written")
     ax.margins(x=0.18)
     return figure
@@ -386,26 +400,6 @@ def machine_fill(fill: pd.DataFrame, title: str) -> Figure:
 
 
 # 04_fa2_fp32
-
-
-@styled
-def bytes_by_tensor(kernels: Mapping[str, Mapping[str, float]], title: str) -> Figure:
-    """Bytes of each tensor, side by side for several kernels. kernels: name to bytes by tensor."""
-    table = pd.DataFrame({name: dict(bytes_) for name, bytes_ in kernels.items()}) / 2**20
-    figure, (ax,) = canvas(6.8, 3.2, title=title)
-    width = 0.8 / table.shape[1]
-    for n, ((name, column), colour, hatch) in enumerate(
-        zip(table.items(), (BLUE, AMBER, GREEN), ("", "//", ".."), strict=False)
-    ):
-        x = np.arange(len(table)) + (n - (table.shape[1] - 1) / 2) * width
-        bars = ax.bar(x, column, width * 0.94, color=colour, hatch=hatch, edgecolor=CARD, label=name)
-        most = table.max(axis=None)
-        ax.bar_label(bars, [f"{v:.3g}" if v > most / 50 else "" for v in column], fontsize=8, color=MUTED, padding=1)
-    ax.set_xticks(range(len(table)), table.index)
-    ax.set(ylabel="MiB read + written", ylim=(0, 1.12 * table.max(axis=None)))
-    ax.grid(axis="x", visible=False)
-    ax.legend(facecolor=CARD, edgecolor="none", framealpha=1)
-    return figure
 
 
 @styled

@@ -1,7 +1,4 @@
-"""The drawings of notebook 21: what a decode step is bound by, its pieces on the machine, its bandwidth, and a paged cache.
-
-The look is that of plot.py and draw.py: a light card on any page, colours that differ in lightness too.
-"""
+"""The drawings of notebook 21: what a decode step is bound by, its pieces on the machine, its bandwidth, and a paged cache."""
 
 from __future__ import annotations
 
@@ -12,8 +9,8 @@ import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from ..figures.plot import _device
-from ..figures.style import BLUE, CARD, GREEN, INK, MUTED, ORANGE, SAND, SHADES, Figure, blank, canvas, styled
+from ...figures.lines import device as device_of
+from ...figures.style import BLUE, CARD, FAINT, GREEN, INK, MUTED, ORANGE, SAND, SHADES, Figure, blank, canvas, styled
 
 
 @styled
@@ -80,7 +77,7 @@ def bandwidth(predicted: pd.DataFrame, chosen: int, title: str, measured: pd.Dat
             "o-",
             color=ORANGE,
             linewidth=2.2,
-            label=f"measured · {_device(points)}",
+            label=f"measured · {device_of(points)}",
         )
     ax.axvline(chosen, color=INK, linewidth=1, linestyle=(0, (1, 2)))
     ax.text(chosen, 0.03, f" {chosen} by itself", fontsize=9, transform=ax.get_xaxis_transform())
@@ -131,7 +128,7 @@ def block_table(table: np.ndarray, lengths: Sequence[int], page: int, pages: int
                 Rectangle((order + 0.04, s + 0.1), 0.92, 0.8, facecolor=face, edgecolor=MUTED, linewidth=0.7)
             )
             right.text(order + 0.5, s + 0.5, int(table[s][order]), ha="center", va="center", fontsize=9,
-                       color=INK if used else "#b0b0aa")  # fmt: skip
+                       color=INK if used else FAINT)  # fmt: skip
     for order in range(most):
         right.text(order + 0.5, -0.3, f"{order * page}…", ha="center", va="center", fontsize=8, color=MUTED)
     right.set_title("the block table: which page holds keys …", color=MUTED)

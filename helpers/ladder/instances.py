@@ -1,0 +1,51 @@
+"""A rung with some of its instances only: compiling one head dimension and one dtype takes a fraction of the time.
+
+Only the last lines, where the launcher chooses an instance, are fewer: a finding in a kernel names the same line as in the
+whole rung.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from .rung import Rung, Which, rung
+
+_CASE = re.compile(r"^  case (?P<D>\d+):\n    return launch<\d+>\(a, stream\);\n", re.MULTILINE)
+_BOTH_DTYPES = re.compile(r"a\.dtype == FA_FP16 \? launch<d, fa::fp16>.*?: launch<d, fa::bf16>\(a, stream\)")
+
+
+def of_head_dimension(which: Which, D: int) -> Rung:
+    """A rung (or the one with this stem) without its instances for other head dimensions than `D`. One that takes any head
+    dimension is given back as it is. ValueError if it has no such instance."""
+    whole = rung(which)
+    if not whole.D:
+        return whole
+    if D not in whole.D:
+        raise ValueError(f"{whole.stem} has no instance for D = {D}; it has {', '.join(map(str, whole.D))}")
+    text = _CASE.sub(lambda found: found[0] if int(found["D"]) == D else "", whole.source)
+    return replace(whole, source=_header(text, "D", D), D=(D,))
+
+
+def for_d64(which: Which) -> Rung:
+    """A rung without its instances for other head dimensions than 64."""
+    return of_head_dimension(which, 64)
+
+
+def single(which: Which, D: int, dtype: str = "fp16") -> Rung:
+    """A rung of tensor cores with one of its instances only, for one head dimension and one dtype.
+
+        load(single("10", D=64, dtype="bf16"), device="cpu")
+
+    ValueError if its launcher doesn't choose among instances as those of the ladder do."""
+    whole = rung(which)
+    chosen = f"launch<d, fa::{dtype}>(a, stream)"
+    text, times = _BOTH_DTYPES.subn(chosen, whole.source)
+    if times != 1 or D not in whole.D or dtype not in whole.dtypes:
+        raise ValueError(f"{whole.stem} has no instance for D = {D}, {dtype} to be taken alone")
+    one = replace(whole, source=_header(text, "dtypes", dtype), dtypes=(dtype,))
+    return of_head_dimension(one, D)
+
+
+def _header(text: str, key: str, value: object) -> str:
+    return re.sub(rf"^(// {key}: +).*", rf"\g<1>{value}", text, count=1, flags=re.MULTILINE)

@@ -1,0 +1,395 @@
+"""The command line: every command does its work and says by its exit code how it went; an error is a sentence, not a traceback."""
+
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import sixteen
+import torch
+
+from helpers import commands, record, reference
+from helpers.ladder.errors import CompileError, KernelError
+
+ROOT = Path(__file__).parents[2]
+STEM = "01_naive"
+SMALL = ["--B", "1", "--H", "1", "--N", "8", "--D", "8"]
+COMMANDS = ["doctor", "check", "xray", "run", "bench", "record", "goals", "readme", "notebooks"]
+RECORDS = ["rungs", "counters", "sanitizer", "xray-of-mutants", "roles", "tiles", "training"]
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="says what a machine without a GPU says")
+
+
+def foreign(folder, extra=""):
+    """mine.cu in `folder`: a kernel for 16-bit inputs without a header block, with `extra` at the start of each thread's work."""
+    body = sixteen.SOURCE[sixteen.SOURCE.index("#include") :]
+    start = "  const int i = row % a.Nq"
+    assert start in body
+    (folder / "mine.cu").write_text("#include <cstdio>\n" + body.replace(start, f"  {extra}\n{start}"))
+    return "mine.cu"
+
+
+def run(capsys, *line):
+    """Exit code, stdout and stderr of one command line."""
+    code = commands.main([str(word) for word in line])
+    said = capsys.readouterr()
+    assert "Traceback" not in said.err
+    return code, said.out, said.err
+
+
+def refused(capsys, *line):
+    """stderr of a command line that argparse refuses."""
+    with pytest.raises(SystemExit) as refusal:
+        commands.main(list(line))
+    assert refusal.value.code == 2
+    return capsys.readouterr().err
+
+
+# Help
+
+
+@pytest.mark.parametrize(
+    "line", [[], *([name] for name in COMMANDS), *(["record", name] for name in RECORDS)], ids=" ".join
+)
+def test_help_has_an_example(line, capsys):
+    with pytest.raises(SystemExit) as done:
+        commands.main([*line, "--help"])
+    text = capsys.readouterr().out
+    assert done.value.code == 0
+    assert (
+        f"\n  python -m helpers {' '.join(line)}" in text if line else all(f"    {name}" in text for name in COMMANDS)
+    )
+    assert "exit codes" in text or line
+
+
+def test_the_module_runs_from_any_folder_and_its_help_needs_no_torch(tmp_path):
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-X", "importtime", "-m", "helpers", "--help"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert "python -m helpers COMMAND --help" in done.stdout
+    assert not {"torch", "pandas"} & {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+
+
+@pytest.mark.parametrize(
+    "line", [[], ["nothing"], ["run", STEM, "--N", "0"], ["record"], ["record", "nothing"], ["xray"]]
+)
+def test_a_wrong_command_line_is_refused_with_2(line, capsys):
+    assert "usage: python -m helpers" in refused(capsys, *line)
+
+
+# A kernel
+
+
+def test_a_call_is_summarised(capsys):
+    code, out, err = run(capsys, "run", STEM, *SMALL, "--device", "cpu")
+    first, second, last = out.splitlines()
+    assert code == 0 and first.startswith("o   (1, 1, 8, 8) float32  -") and second.startswith("lse (1, 1, 8) float32")
+    assert last.endswith("s on the emulator") and f"{STEM} · emulator" in err
+
+
+def test_shapes_and_seed_are_those_asked_for(capsys):
+    line = ["run", STEM, "--device", "cpu", "--B", "2", "--H", "3", "--Nq", "5", "--Nk", "7", "--D", "16"]
+    first, other, again = (run(capsys, *line, "--seed", seed)[1].splitlines()[0] for seed in (0, 1, 0))
+    assert first.startswith("o   (2, 3, 5, 16) float32") and first == again != other
+
+
+def test_what_a_kernel_prints_is_shown_before_its_outputs(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name = foreign(tmp_path, 'if (row == 0) printf("hello from row %d\\n", int(row));')
+    code, out, _ = run(capsys, "run", name, *SMALL, "--dtype", "bf16", "--device", "cpu")
+    hello, o, lse, _ = out.splitlines()
+    assert code == 0 and hello == "hello from row 0"
+    assert o.startswith("o   (1, 1, 8, 8) bfloat16  ") and lse.startswith("lse (1, 1, 8) float32  ")
+
+
+def test_what_is_not_finite_is_counted():
+    from helpers.commands.run import _summary
+
+    output = torch.tensor([1.0, 3.0, torch.nan, torch.inf, -torch.inf])
+    assert _summary("lse", output) == "lse (5,) float32  1 … 3, mean 2, 1 NaN, 2 infinite"
+    assert _summary("o", output[2:3]) == "o   (1,) float32, 1 NaN"
+
+
+def test_a_foreign_file_is_checked_from_another_folder(capsys, tmp_path, monkeypatch):
+    """Without a header block; the command line says the dtype. A wrong kernel gives 1."""
+    cases = reference.cases
+    monkeypatch.setattr(reference, "cases", lambda *which: itertools.islice(cases(*which), 2))
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    line = ["check", f"../{foreign(tmp_path)}", "--dtype", "fp16", "--device", "cpu"]
+    code, out, _ = run(capsys, *line)
+    assert code == 0 and "mine: right in 2 cases" in out
+    foreign(tmp_path, "if (row == 3) return;")
+    code, out, _ = run(capsys, *line)
+    assert code == 1 and "mine: WRONG in" in out
+
+
+def test_an_xray_of_a_foreign_file_with_a_page(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = run(capsys, "xray", foreign(tmp_path), *SMALL, "--dtype", "fp16", "--html", "x.html")
+    assert code == 0 and "X-ray of mine · B=1 H=1 N=8 D=8 fp16" in out and "wrote x.html" in out
+    page = (tmp_path / "x.html").read_text()
+    assert page.startswith("<!doctype html>") and "<title>X-ray of mine</title>" in page and "fa_launch" in page
+
+
+def test_an_xray_with_findings_gives_1(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name = foreign(tmp_path, "a.LSE[0] = float(row);")  # eight threads write one word
+    code, out, _ = run(capsys, "xray", name, *SMALL, "--dtype", "fp16")
+    assert code == 1 and "✗ race" in out
+
+
+def test_inputs_suit_the_header_block():
+    """Dtype, head dimension, heads of K and V, and the single query of a decode step; options change them."""
+    from helpers.commands import _parser
+    from helpers.commands.arguments import described, inputs
+
+    def shapes(*line):
+        arguments = _parser().parse_args(["xray", *line])
+        tensors, options = inputs(described(arguments), arguments, "cpu")
+        return [tuple(t.shape) for t in tensors], tensors[0].dtype, options
+
+    assert shapes("02_online_softmax") == ([(64, 1024)], torch.float32, {})
+    assert shapes("03_fa1_fp32") == ([(1, 2, 256, 64)] * 3, torch.float32, {})
+    assert shapes("13_tuned", "--dtype", "bf16", "--D", "128", "--N", "40")[:2] == (
+        [(1, 2, 40, 128)] * 3,
+        torch.bfloat16,
+    )
+    q, kv = (1, 2, 256, 64), (1, 1, 256, 64)
+    assert shapes("20_causal_gqa", "--causal") == ([q, kv, kv], torch.float16, {"causal": True})
+    assert shapes("21_split_kv", "--splits", "3") == (
+        [(1, 2, 1, 64), (1, 1, 1024, 64), (1, 1, 1024, 64)],
+        torch.float16,
+        {"splits": 3},
+    )
+    found, dtype, options = shapes("22_backward_fp32", "--causal", "--window", "9", "--N", "32", "--Hkv", "2")
+    assert found == [(1, 2, 32, 64)] * 4 + [(1, 2, 32), (1, 2, 32, 64)] and options == {"causal": True, "window": 9}
+
+
+def test_a_file_without_a_header_block_takes_what_the_command_line_says(tmp_path):
+    from helpers.commands import _parser
+    from helpers.commands.arguments import described
+
+    path = tmp_path / foreign(tmp_path)
+    arguments = _parser().parse_args(
+        ["run", str(path), "--op", "softmax", "--dtype", "bf16", "--causal", "--splits", "2"]
+    )
+    rung = described(arguments)
+    assert (rung.op, rung.dtypes, rung.features) == ("softmax", ("bf16",), ("causal", "splits"))
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (["run", "77_none"], "77_none"),
+        (["xray", "no/such/file.cu"], "file.cu"),
+        (["run", STEM, "--causal"], f"{STEM} takes no causal"),
+        (["run", STEM, "--dtype", "fp16"], "allows fp32"),
+        (["check", STEM, "--op", "softmax"], "allows attention"),
+        (["xray", STEM, "--html", "no/such/folder/x.html"], "there is no folder"),
+        (["goals", "77_none"], "77_none"),
+        (["notebooks", "77_none"], "no notebook 77_none; there are 00_start_here, 01_naive"),
+    ],
+)
+def test_bad_usage_is_one_sentence_and_2(line, words, capsys):
+    code, out, err = run(capsys, *line, *(["--device", "cpu"] if line[0] in ("run", "check") else []))
+    assert code == 2 and out == "" and words in err.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [CompileError("line 3: error"), KernelError("CUDA error"), FileNotFoundError("no ncu"), KeyError("a thing")],
+)
+def test_an_error_is_its_sentence_and_1(error, monkeypatch, capsys):
+    def fails(*_):
+        raise error
+
+    monkeypatch.setattr("helpers.run.doctor.doctor", fails)
+    assert run(capsys, "doctor") == (1, "", f"{error.args[0]}\n")
+    with pytest.raises(type(error)):
+        commands.main(["--traceback", "doctor"])
+
+
+def test_a_file_that_does_not_compile_gives_1_and_its_line(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run(
+        capsys, "run", foreign(tmp_path, "int x = nonsense;"), *SMALL, "--dtype", "fp16", "--device", "cpu"
+    )
+    assert code == 1 and ".cu:16:" in err and "nonsense" in err
+
+
+def test_ctrl_c_gives_130(monkeypatch, capsys):
+    def stopped():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("helpers.run.doctor.doctor", stopped)
+    assert run(capsys, "doctor") == (130, "", "stopped\n")
+
+
+def test_a_closed_pipe_is_no_traceback():
+    program = "from helpers import commands; commands.goals.run = lambda _: print('line\\n' * 100000); commands.main(['goals'])"
+    command = f'{sys.executable} -c "{program}" | head -1'
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, shell=True, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("line\n", "")
+
+
+# The machine
+
+
+def test_the_doctor_says_what_runs_here(capsys):
+    code, out, _ = run(capsys, "doctor")
+    assert code == 0 and "01_naive" in out and "C++ compiler" in out
+
+
+def test_a_machine_on_which_nothing_runs_gives_1(monkeypatch, capsys):
+    from helpers.run import doctor
+
+    lanes = (doctor.Lane("01_naive", "nowhere", "no C++ compiler"),)
+    monkeypatch.setattr(doctor, "doctor", lambda: doctor.Report((), lanes))
+    assert run(capsys, "doctor")[0] == 1
+    broken = doctor.Finding("emulator", "missing or unusable", "a reason")
+    assert not doctor.Report((broken,), (doctor.Lane("01_naive", "emulator", ""),)).ok
+    assert doctor.Report((broken,), (doctor.Lane("01_naive", "GPU", ""),)).ok
+
+
+@without_gpu
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["bench"],
+        ["bench", STEM],
+        ["record", "rungs"],
+        ["record", "sanitizer"],
+        ["record", "roles", "32_ping_pong"],
+        ["record", "tiles"],
+        ["record", "training"],
+    ],
+    ids=" ".join,
+)
+def test_without_a_gpu_timing_is_one_sentence_and_1(line, capsys):
+    code, out, err = run(capsys, *line)
+    assert code == 1 and out == "" and err.count("\n") == 1 and "on a GPU only" in err
+
+
+def test_counters_without_ncu_name_the_mend(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    code, out, err = run(capsys, "record", "counters", STEM)
+    assert code == 1 and out == "" and "install NVIDIA Nsight Compute" in err
+
+
+# For maintainers: what is recorded is tested where it is made; here, that the command asks for it
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The recording functions replaced by a list of their calls."""
+    calls = []
+    for place in (
+        "measure.recording.record_rung",
+        "measure.recording.time_quickly",
+        "evidence.counters.record_counters",
+        "evidence.counters.record_singles",
+        "evidence.sanitize.record_on_gpu",
+        "evidence.sanitize.build_all",
+        "evidence.sanitize.record_xray",
+        "measure.roles.record_roles",
+        "measure.tune.record_tiles",
+        "lessons.train.record_training",
+    ):
+        name = place.rpartition(".")[2]
+        monkeypatch.setattr(f"helpers.{place}", lambda *given, name=name: calls.append((name, *given)))
+    monkeypatch.setattr("helpers.measure.bench.require_gpu", lambda: None)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("line", "calls"),
+    [
+        (["counters", STEM, "04_fa2_fp32"], [("record_counters", STEM), ("record_counters", "04_fa2_fp32")]),
+        (["counters", "--singles", "async", "copies", "--new"], [("record_singles", "async", True), ("record_singles", "copies", True)]),
+        (["xray-of-mutants", "04.*", "--workers", "3", "--missing"], [("record_xray", ["04.*"], 3, True)]),
+        (["roles", "31_warp_specialized", "32_ping_pong"], [("record_roles", "31_warp_specialized"), ("record_roles", "32_ping_pong")]),
+        (["tiles", "--rounds", "9"], [("record_tiles", "13_tuned", 9)]),
+        (["training"], [("record_training",)]),
+    ],
+)  # fmt: skip
+def test_a_record_is_asked_for(line, calls, asked, capsys):
+    assert run(capsys, "record", *line)[0] == 0
+    assert asked == calls
+
+
+def test_the_sanitizer_records_or_only_builds(asked, capsys, tmp_path):
+    line = ["record", "sanitizer", "04.*", "--programs", str(tmp_path / "built")]
+    assert run(capsys, *line, "--seconds", "600", "--gpus", "2")[0] == 0
+    assert run(capsys, *line, "--build", "--workers", "1")[0] == 0
+    programs = tmp_path / "built"
+    assert asked == [("record_on_gpu", ["04.*"], 8, 600.0, programs, None, 2), ("build_all", ["04.*"], 1, programs)]
+
+
+def test_rungs_are_recorded_one_by_one_and_the_ceilings_with_all(asked, monkeypatch, capsys):
+    from contextlib import nullcontext
+
+    frame = pd.DataFrame({"name": ["copy"], "unit": ["TB/s"], "round": [0], "value": [4.0]})
+    monkeypatch.setattr("helpers.measure.bench.watch", lambda: nullcontext({}))
+    monkeypatch.setattr("helpers.measure.bench.ceilings", lambda: frame)
+    saved = []
+    monkeypatch.setattr(record, "save", lambda *given, **options: saved.append(given[:2]))
+    assert run(capsys, "record", "rungs", STEM)[0] == 0
+    assert asked == [("record_rung", STEM)] and not saved
+    assert run(capsys, "record", "rungs")[0] == 0
+    assert len(asked) >= 10 and saved == [("device", "ceilings")]
+
+
+def test_bench_takes_a_foreign_file(asked, capsys, tmp_path):
+    path = tmp_path / foreign(tmp_path)
+    code, out, _ = run(capsys, "bench", path)
+    ((name, rung),) = asked
+    assert code == 0 and name == "time_quickly" and rung.path == path and out == "mine\n"
+
+
+def test_goals_give_1_where_one_is_missed(monkeypatch, capsys):
+    code, out, _ = run(capsys, "goals", "04_fa2_fp32")
+    assert code == 0 and out.count("04_fa2_fp32") == 2
+    missed = pd.DataFrame([("04_fa2_fp32", "missed")], columns=["rung", "verdict"])
+    monkeypatch.setattr("helpers.record.goals.verdicts", lambda stems: missed)
+    assert run(capsys, "goals")[0] == 1
+
+
+def test_the_readme_is_compared_or_written(monkeypatch, capsys, tmp_path):
+    from helpers.record import readme
+
+    path = tmp_path / "README.md"
+    path.write_text(f"{readme.BEGIN}\nold\n{readme.END}\n")
+    monkeypatch.setattr(readme, "table", lambda root: "new")
+    update = readme.update
+    monkeypatch.setattr(readme, "update", lambda check: update(path, check))
+    code, out, _ = run(capsys, "readme", "--check")
+    assert code == 1 and "-old" in out and "old" in path.read_text()
+    assert run(capsys, "readme")[0] == 0
+    assert run(capsys, "readme", "--check") == (0, "README.md is up to date\n", "")
+
+
+def test_notebooks_that_fail_give_1(monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr("helpers.lessons.execute.execute_all", lambda *given: asked.append(given) or len(asked) == 1)
+    assert [run(capsys, "notebooks", STEM, "--inplace")[0] for _ in range(2)] == [0, 1]
+    assert asked == [([STEM], True)] * 2
+
+
+def test_the_makefile_and_readme_name_commands_that_there_are():
+    import re
+
+    text = "".join((ROOT / name).read_text() for name in ("Makefile", "README.md", "data/README.md"))
+    lines = re.findall(r"python -m helpers([ .]\S*(?: \S+)?)", text)
+    assert len(lines) >= 6
+    for line in lines:
+        name, _, what = line.strip("`").strip().partition(" ")
+        assert name.strip("`,") in (*COMMANDS, "--help"), line
+        assert name != "record" or what.strip("`),.…;") in (*RECORDS, "--help", ""), line
