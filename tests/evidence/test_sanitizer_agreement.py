@@ -59,7 +59,7 @@ def test_the_record_is_of_the_rungs_as_they_are():
     assert len(RECORD) == len(sanitize.recorded()), (
         "the X-ray has yet to look: `python -m helpers record xray-of-mutants`"
     )
-    assert f"{len(WRONG)} broken variants" in " ".join((record.DATA.parent / "README.md").read_text().split())
+    assert f"{len(WRONG)} kernels with a seeded bug" in " ".join((record.DATA.parent / "README.md").read_text().split())
 
 
 def test_every_mutant_that_a_tool_flags_is_flagged():
