@@ -1,9 +1,9 @@
-# make lab · test · test-all · executed · notebooks · bench · readme
+# make lab · test · test-all · executed · verdicts · notebooks · bench · readme
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := lab
-.PHONY: lab test test-all executed notebooks bench readme
+.PHONY: lab test test-all executed verdicts notebooks bench readme
 
 # JupyterLab's defaults for this environment: no news, README as a page, line numbers in cells. A reader's own settings win.
 LAB_DEFAULTS := $(VENV)/share/jupyter/lab/settings/overrides.d/flashattention-notebooks.json
@@ -23,7 +23,10 @@ test-all: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n auto --dist worksteal --all
 
 executed: $(VENV)/installed-test
-	$(BIN)/python -m pytest -n auto --dist worksteal -m notebooks --record tests/lessons/test_notebooks.py
+	$(BIN)/python -m pytest -n auto --dist worksteal --record tests/lessons/test_notebooks.py tests/run/test_rungs.py -k "solutions_solve or its_budget"
+
+verdicts: $(VENV)/installed
+	$(BIN)/python -m helpers record verdicts
 
 notebooks: $(VENV)/installed
 	$(BIN)/python -m helpers notebooks

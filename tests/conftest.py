@@ -51,7 +51,7 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
     if any("test_a_seeded_bug_is_noticed" in nodeid for nodeid in seen):
         from helpers.evidence import verdicts
 
-        terminalreporter.write_line(str(verdicts.choose(config.option.all, config.option.seed)))
+        terminalreporter.write_line(str(verdicts.choose(config.option.seed, config.option.all)))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

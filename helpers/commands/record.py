@@ -1,6 +1,6 @@
 """Records in data/ what this machine measures: for maintainers.
 
-data/README.md describes every kind of record. All but xray-of-mutants need a GPU.
+data/README.md describes every kind of record. All but verdicts and xray-of-mutants need a GPU.
 """
 
 from __future__ import annotations
@@ -37,6 +37,11 @@ def options(parser: argparse.ArgumentParser) -> None:
     counted.add_argument("--new", action="store_true", help="of patterns and async, those that the record lacks")
     _mutants(add("sanitizer", sanitizer, "", '"04.*" --seconds 600', "--build --programs build/mutants"), gpu=True)
     _mutants(add("xray-of-mutants", xray_of_mutants, "", '--missing "04.*"'), gpu=False)
+    judged = add("verdicts", verdicts, "", "--workers 2")
+    judged.add_argument("--workers", type=int, help="how many at a time (default: as many as there are cores)")
+    judged.add_argument(
+        "--every", action="store_true", help="run every seeded bug, not only those whose verdict is stale"
+    )
     add_kernels(add("roles", roles, "ping_pong"), "rungs of the Hopper kind", count="+")
     tiled = add("tiles", tiles, "", "13 --rounds 9")
     tiled.add_argument("kernel", nargs="?", default="13_tuned", metavar="KERNEL", help="default: 13_tuned")
@@ -112,6 +117,13 @@ def xray_of_mutants(arguments: argparse.Namespace) -> int:
 
     sanitize.record_xray(arguments.ids, arguments.workers or os.cpu_count() or 1, arguments.missing)
     return 0
+
+
+def verdicts(arguments: argparse.Namespace) -> int:
+    """Records who notices which seeded bug on the emulator, where the record is stale; stopped, it goes on from there."""
+    from ..evidence import verdicts
+
+    return 1 if verdicts.record(arguments.workers, arguments.every) else 0
 
 
 def roles(arguments: argparse.Namespace) -> int:

@@ -14,18 +14,16 @@ import hashlib
 import io
 import os
 import re
-import subprocess
 import time
 import tokenize
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, fields
-from functools import cache
 from multiprocessing import get_context
 from typing import TYPE_CHECKING
 
 from ..ladder.errors import KernelError
-from ..ladder.paths import DATA, HELPERS, ROOT
+from ..ladder.paths import DATA, HELPERS
 from ..ladder.rung import Rung, code
 from . import catalogue as tables
 from .mutants import Mutant, catalogue, original
@@ -289,15 +287,14 @@ class Choice:
         return text
 
 
-def choose(everything: bool = False, seed: str = "") -> Choice:
+def choose(seed: str, everything: bool = False) -> Choice:
     """The stale mutants and SHARE of the others; if more than MOST are stale, of each rule in each decade of rungs one, and of
     each rung one whose result is wrong.
 
-    The share is drawn by the digest of the commit: the same commit always runs the same tests, so that what fails can be
-    run again and bisected, and every commit runs others. seed: draws as another commit did.
+    The share is drawn by `seed`, for which the tests take the digest of the commit: the same commit always runs the same
+    tests, so that what fails can be run again and bisected, and every commit runs others.
     """
-    all_mutants, seed = catalogue(), seed or _commit()
-    old = set(stale(read()))
+    all_mutants, old = catalogue(), set(stale(read()))
     if everything:
         chosen = set(all_mutants)
     elif len(old) > MOST:
@@ -317,12 +314,3 @@ def _kind(mutant: Mutant) -> tuple[str, str]:
         return mutant.stem, "wrong result"
     written = mutant.rule not in {*tables.RULES, *tables.LAUNCH_RULES, "original"}
     return mutant.stem[0], "elsewhere" if mutant.place else "written" if written else mutant.rule
-
-
-@cache
-def _commit() -> str:
-    """The digest of the commit checked out, 12 digits; "none" outside a git checkout."""
-    done = subprocess.run(
-        ["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip() or "none"

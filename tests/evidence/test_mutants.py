@@ -24,7 +24,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """The seeded bugs that this run looks at: see verdicts.choose."""
     if "id" in metafunc.fixturenames:
         options = metafunc.config.option
-        metafunc.parametrize("id", verdicts.choose(options.all, options.seed).ids)
+        metafunc.parametrize("id", verdicts.choose(options.seed, options.all).ids)
 
 
 def require_as_recorded(mutant: Mutant) -> None:
@@ -127,13 +127,13 @@ def kernels(tmp_path, monkeypatch):
 
 
 def test_changing_a_kernel_runs_exactly_its_mutants(fresh, kernels):
-    before = verdicts.choose(seed="a")
+    before = verdicts.choose("a")
     assert before.stale == 0 and len(before.ids) == verdicts.SHARE
     kernels("12_double_buffered.cu", "    __syncthreads(); // as above", "    __syncthreads(); // once more")
-    assert verdicts.choose(seed="a") == before, "a comment is no change"
+    assert verdicts.choose("a") == before, "a comment is no change"
     kernels("12_double_buffered.cu", "float m_reg[2] = {-FA_INFINITY", "float m_reg[2] = {-1.f * FA_INFINITY")
     its = {id for id in catalogue() if id.startswith("12.")}
-    after = verdicts.choose(seed="a")
+    after = verdicts.choose("a")
     assert after.stale == len(its) >= 40 and its <= set(after.ids)
     assert len(set(after.ids) - its) == verdicts.SHARE and f"{len(its)} recorded verdicts were stale" in str(after)
 
@@ -173,9 +173,9 @@ def test_changing_the_emulator_or_the_checker_makes_every_verdict_stale(what, ol
     change_in(monkeypatch, tmp_path, what, old, new)
     assert verdicts.stale(fresh) == list(catalogue())
     some, other, every = (
-        verdicts.choose(seed="a"),
-        verdicts.choose(seed="b"),
-        verdicts.choose(everything=True, seed="a"),
+        verdicts.choose("a"),
+        verdicts.choose("b"),
+        verdicts.choose("a", everything=True),
     )
     assert every.ids == tuple(catalogue())
     assert len(some.ids) <= 160 and some.ids != other.ids and "`make verdicts` renews them" in str(some)
@@ -208,8 +208,8 @@ def test_a_compiler_flag_makes_every_verdict_stale(fresh, monkeypatch):
 
 
 def test_the_share_is_the_same_for_a_commit_and_every_mutants_turn_comes(fresh):
-    assert verdicts.choose().ids == verdicts.choose().ids
-    assert verdicts.choose(seed="a").ids != verdicts.choose(seed="b").ids
+    assert verdicts.choose("a").ids == verdicts.choose("a").ids
+    assert verdicts.choose("a").ids != verdicts.choose("b").ids
     ids = list(catalogue())
     seen = {id for seed in range(400) for id in verdicts._drawn(ids, str(seed))[: verdicts.SHARE]}
     assert seen == set(ids)

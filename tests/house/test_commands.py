@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 STEM = "01_naive"
 SMALL = ["--B", "1", "--H", "1", "--N", "8", "--D", "8"]
 COMMANDS = ["doctor", "check", "xray", "run", "bench", "record", "goals", "readme", "notebooks"]
-RECORDS = ["rungs", "counters", "sanitizer", "xray-of-mutants", "roles", "tiles", "training"]
+RECORDS = ["rungs", "counters", "sanitizer", "xray-of-mutants", "verdicts", "roles", "tiles", "training"]
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="says what a machine without a GPU says")
 
 

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from helpers import KernelError, check, load, reference, rung
+from helpers import KernelError, check, load, reference, rung, single
 from helpers.ladder.contract import fewest_pieces
-from helpers import single
 from helpers.run.reference import Case
 
 EMULATOR_AND_GPU = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -10,9 +10,8 @@ import re
 import pytest
 import torch
 
-from helpers import check, load, reference, rungs, sass, xray
+from helpers import check, load, reference, rungs, sass, single, xray
 from helpers.ladder.rung import INCLUDE
-from helpers import single
 from helpers.run.reference import Case
 
 HOPPER = [r for r in rungs() if r.arch == "sm_90a" and r.op == "attention"]

@@ -5,10 +5,9 @@ import textwrap
 
 import pytest
 
-from helpers import sass
+from helpers import sass, single
 from helpers.ladder.errors import CompileError
 from helpers.ladder.rung import rung
-from helpers import single
 
 LOG = """\
 ptxas info    : 0 bytes gmem

@@ -1,14 +1,14 @@
 """Which notebooks have to be executed: those of which a file that they read has changed since they last were.
 
 A record, executed/<stem>.txt beside the notebooks' tests, has the digest of all that a notebook read and the paths of it,
-relative to the checkout. `make executed` writes it. Of the unchanged ones a few are executed nevertheless, drawn by a seed.
+relative to the checkout. `make executed` writes it. One of the unchanged is executed nevertheless, drawn by a seed.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from helpers.ladder.paths import ROOT
 RECORDS = ROOT / "tests" / "lessons" / "executed"
 PARTS = ("helpers", "kernels", "data", "notebooks")  # of the checkout: what notebooks read
 ALWAYS = ("pyproject.toml", "helpers/lessons/execute.py")  # read, or obeyed, by whoever executes them
-SHARE = 3  # of the notebooks that have not changed, so many are executed each time
+SHARE = 1  # of what has not changed, so many run each time
 
 # In the notebook's own process. An import opens the compiled file, so modules are asked for their source at the end.
 WATCH = """import sys as _sys
@@ -30,8 +30,10 @@ def _watch(event, arguments):
     elif event == "subprocess.Popen" and "helpers" in str(arguments[1]):
         _opened.add("helpers")  # a program of ours, which may read any of it
 _sys.addaudithook(_watch)"""
-TELL = """import json as _json
-_json.dumps(sorted(_opened | {m.__file__ for m in list(_sys.modules.values()) if getattr(m, "__file__", None)}))"""
+TELL = f"""import json as _json, os as _os
+_files = [vars(m).get("__file__") for m in list(_sys.modules.values()) if hasattr(m, "__dict__")]
+_paths = {{_os.path.abspath(f) for f in [*_opened, *_files] if isinstance(f, str) and f != "helpers"}}
+_json.dumps([sorted(p for p in _paths if p.startswith({str(ROOT)!r})), "helpers" in _opened])"""
 
 
 def watched(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
@@ -44,10 +46,8 @@ def told(executed: nbformat.NotebookNode) -> list[str]:
     """The files of the checkout that an executed `watched` notebook has read; takes the two cells out of it."""
     (output,) = executed.cells.pop().outputs
     executed.cells.pop(0)
-    found = json.loads(eval(output.data["text/plain"]))
-    if "helpers" in found:
-        found += map(str, (ROOT / "helpers").rglob("*.py"))
-    paths = [Path(os.path.abspath(path)) for path in found]
+    found, all_of_ours = json.loads(ast.literal_eval(output.data["text/plain"]))
+    paths = [*map(Path, found), *((ROOT / "helpers").rglob("*.py") if all_of_ours else [])]
     inside = {path.relative_to(ROOT) for path in paths if path.is_relative_to(ROOT) and path.is_file()}
     return sorted(str(p) for p in inside if p.parts[0] in PARTS and "__pycache__" not in p.parts)
 
@@ -80,6 +80,6 @@ def keep(stem: str, notebook: nbformat.NotebookNode, reads: list[str], records: 
     (records / f"{stem}.txt").write_text("\n".join([digest(notebook, reads), *reads, ""]))
 
 
-def drawn(stems: Iterable[str], seed: str, share: int = SHARE) -> list[str]:
-    """So many of the stems as `share` says: the same for the same seed, others for another."""
-    return sorted(stems, key=lambda stem: hashlib.sha256(f"{seed} {stem}".encode()).digest())[:share]
+def drawn(names: Iterable[str], seed: str, share: int = SHARE) -> list[str]:
+    """So many of the names as `share` says: the same for the same seed, others for another."""
+    return sorted(names, key=lambda name: hashlib.sha256(f"{seed} {name}".encode()).digest())[:share]
