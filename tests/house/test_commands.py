@@ -133,7 +133,7 @@ def test_an_xray_of_a_foreign_file_with_a_page(capsys, tmp_path, monkeypatch):
     code, out, _ = run(capsys, "xray", foreign(tmp_path), *SMALL, "--dtype", "fp16", "--html", "x.html")
     assert code == 0 and "X-ray of mine · B=1 H=1 N=8 D=8 fp16" in out and "wrote x.html" in out
     page = (tmp_path / "x.html").read_text()
-    assert page.startswith("<!doctype html>") and "<title>X-ray of mine</title>" in page and "fa_launch" in page
+    assert page.startswith("<!DOCTYPE html>") and "<title>X-ray of mine</title>" in page and "fa_launch" in page
 
 
 def test_an_xray_with_findings_gives_1(capsys, tmp_path, monkeypatch):
@@ -393,7 +393,7 @@ def test_notebooks_that_fail_give_1(monkeypatch, capsys):
 
 def test_the_makefile_and_the_pages_name_commands_that_there_are():
     text = "".join((ROOT / name).read_text() for name in ("Makefile", "README.md", "CONTRIBUTING.md", "data/README.md"))
-    named = re.findall(r"python -m helpers ([a-z]+)(?: ([a-z-]+))?", text)
+    named = re.findall(r"python -m helpers ([a-z]+)(?: ([a-z][a-z-]*))?", text)
     assert len(named) >= 5
     for name, what in named:
         assert name in COMMANDS and (name != "record" or what in RECORDS or not what), (name, what)
