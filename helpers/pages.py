@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from .figures import svg
+from .figures import style, svg
 from .ladder.paths import ROOT
 from .ladder.rung import rung
 from .record import readme
@@ -31,7 +31,7 @@ def made() -> dict[Path, str]:
     files, parts = {}, {}
     for name, draw in (("staircase", staircase), ("xray", heat_strip), ("house", house)):
         drawing, description, caption = draw()
-        for theme in svg.THEMES:
+        for theme in style.THEMES:
             files[ROOT / IMAGES / f"{name}-{theme.name}.svg"] = drawing(theme)
         parts[name] = picture(name, description) + (f"\n\n{caption}" if caption else "")
     pages = {

@@ -85,7 +85,7 @@ def findings_of(rows: Iterable[FoundRow], library: Path) -> tuple[trace.Finding,
         place = f"line {other_line}" if other_file == file else f"{other_file}:{other_line}"
         text = group[0].text.decode(errors="replace").replace("{other}", place if other_line else "a line unknown")
         apart = max(row.apart for row in group)
-        hint = HINTS[("race in a warp", "race", "race between blocks")[apart] if kind == "race" else kind]
+        hint = HINTS.get(("race in a warp", "race", "race between blocks")[apart] if kind == "race" else kind, "")
         count = sum(row.count for row in group)
         found.append(trace.Finding(kind, text, file, line, hint, count, other_line or None, False))
     return tuple(sorted(found, key=lambda f: (f.file, f.line, f.other_line or 0, f.kind)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import io
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import matplotlib
 import matplotlib.figure
@@ -157,3 +158,26 @@ def blank(ax: Axes) -> Axes:
     ax.set(xticks=[], yticks=[])
     ax.spines[:].set_visible(False)
     return ax
+
+
+@dataclass(frozen=True)
+class Theme:
+    """Colours on a page's own background. Text has a contrast of 4.5 or more, marks of 3."""
+
+    name: str
+    ink: str
+    muted: str
+    grid: str
+    halo: str  # the page, behind text that crosses lines
+    strong: str  # bars, D = 128
+    soft: str  # bars, D = 64
+    peer: str
+    excess: str
+    card: str
+
+
+LIGHT = Theme(
+    "light", "#1f2328", "#59636e", "#d1d9e0", "#ffffff", "#0072b2", "#7fb8d8", "#b34700", "#d55e00", "#f6f8fa"
+)
+DARK = Theme("dark", "#f0f6fc", "#9198a1", "#3d444d", "#0d1117", "#4aa8e0", "#2d6f9f", "#ffb077", "#ff8c42", "#151b23")
+THEMES = (LIGHT, DARK)

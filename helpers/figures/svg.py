@@ -4,40 +4,18 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
 import pandas as pd
+
+from .style import Theme
 
 if TYPE_CHECKING:
     from .heat import HeatListing
 
 SANS = "-apple-system, 'Segoe UI', 'Noto Sans', Helvetica, Arial, sans-serif"
 MONO = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
-
-
-@dataclass(frozen=True)
-class Theme:
-    """Colours on a page's own background. Text has a contrast of 4.5 or more, marks of 3."""
-
-    name: str
-    ink: str
-    muted: str
-    grid: str
-    halo: str  # the page, behind text that crosses lines
-    strong: str  # bars, D = 128
-    soft: str  # bars, D = 64
-    peer: str
-    excess: str
-    card: str
-
-
-LIGHT = Theme(
-    "light", "#1f2328", "#59636e", "#d1d9e0", "#ffffff", "#0072b2", "#7fb8d8", "#b34700", "#d55e00", "#f6f8fa"
-)
-DARK = Theme("dark", "#f0f6fc", "#9198a1", "#3d444d", "#0d1117", "#4aa8e0", "#2d6f9f", "#ffb077", "#ff8c42", "#151b23")
-THEMES = (LIGHT, DARK)
 
 
 class _Svg:

@@ -60,11 +60,12 @@ class Launcher:
             depends=[self.arch, *(header.read_text() for header in self._rung.includes)],
             toolkit=toolkit,
         )
+        launch = built.fa_launch(self._rung.path.name)
         self._cudart = _cudart()
         self.cached = built.cached
         self.resources = parse_ptxas(built.log)
         self._path = built.path
-        self._launch = ctypes.cast(built.fa_launch(self._rung.path.name), ctypes.c_void_p)
+        self._launch = ctypes.cast(launch, ctypes.c_void_p)
 
     def launch(self, call: Call, stream: int = 0) -> None:
         """Calls `fa_launch(&call.args, stream)`. Raises KernelError with CUDA's name and text, or with what the host code did

@@ -10,7 +10,7 @@ from test_trace import trace
 
 from helpers.emulator import Launcher
 from helpers.emulator.trace import Trace
-from helpers.ladder.contract import FaArgs
+from helpers.ladder.contract import Call, FaArgs
 
 RIGHT = {
     "a barrier between": "__shared__ float s[64]; s[t] = t; __syncthreads(); x = s[63 - t]; __syncthreads(); s[t] = x;",
@@ -252,7 +252,7 @@ def run(name: str, threads: int = 1, schedule: int = 0) -> Trace:
     tensors = {"O": torch.zeros(192), "Q": torch.arange(64.0), "P": torch.zeros(1024)}
     args = FaArgs(B=1, H=list(BODIES).index(name), Nq=192, Nk=1, D=1, scale=1.0)
     args.O, args.Q, args.workspace[0] = (tensor.data_ptr() for tensor in tensors.values())
-    return launcher.trace(args, tensors)
+    return launcher.trace(Call(args, {"Q": tensors["Q"]}, {"O": tensors["O"]}, {"P": tensors["P"]}))
 
 
 @pytest.mark.parametrize("name", RIGHT)

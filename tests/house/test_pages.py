@@ -10,7 +10,7 @@ import pytest
 
 from helpers import pages
 from helpers.commands import COMMANDS
-from helpers.figures import svg
+from helpers.figures import style, svg
 
 ROOT = pages.ROOT
 WRITTEN = ("README.md", "data/README.md", "CONTRIBUTING.md")
@@ -31,8 +31,8 @@ def test_pages_and_pictures_are_up_to_date(made):
 
 def test_a_picture_is_the_same_each_time_it_is_drawn(made):
     drawing, _, _ = pages.staircase()
-    assert drawing(svg.LIGHT) == made[ROOT / pages.IMAGES / "staircase-light.svg"]
-    assert drawing(svg.DARK) != drawing(svg.LIGHT)
+    assert drawing(style.LIGHT) == made[ROOT / pages.IMAGES / "staircase-light.svg"]
+    assert drawing(style.DARK) != drawing(style.LIGHT)
 
 
 @pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.stem)
@@ -53,7 +53,7 @@ def luminance(colour: str) -> float:
     return sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
-@pytest.mark.parametrize("theme", svg.THEMES, ids=lambda theme: theme.name)
+@pytest.mark.parametrize("theme", style.THEMES, ids=lambda theme: theme.name)
 def test_text_and_marks_stand_out(theme):
     def contrast(colour: str, ground: str) -> float:
         low, high = sorted((luminance(colour), luminance(ground)))
@@ -111,8 +111,8 @@ def test_an_import_upwards_is_drawn_in_orange(tmp_path):
         file.write("\n\ndef late():\n    from .. import record\n    return record\n")
     both = pages.imports(tmp_path)
     assert both == {("record", "ladder"), ("ladder", "record")}
-    drawn = svg.rooms({"record": "Data.", "ladder": "Kernels."}, both, "two rooms", svg.LIGHT)
-    assert drawn.count(svg.LIGHT.excess) == 2  # the wire and its arrowhead
+    drawn = svg.rooms({"record": "Data.", "ladder": "Kernels."}, both, "two rooms", style.LIGHT)
+    assert drawn.count(style.LIGHT.excess) == 2  # the wire and its arrowhead
 
 
 @pytest.mark.parametrize("page", WRITTEN)

@@ -60,11 +60,11 @@ def test_every_exhibit_is_in_the_catalogue_of_seeded_bugs():
 def test_an_exhibit_that_is_right_is_not_called_caught():
     """A catcher that fires at everything would pass the tests above."""
     harmless = museum.Exhibit(
-        "none", "No bug", museum.FA1, "ld = d + 4,", "ld = d + 12,", (), "random", "check", "", tile=64
+        "none", "No bug", "03_fa1_fp32", "ld = d + 4,", "ld = d + 12,", (), "random", "check", "", tile=64
     )
     assert not harmless.evidence()
     for catcher in ("check", "emulator", "xray", "conflicts"):
         same = museum.Exhibit(
-            "none", "No bug", museum.FA1, "ld = d + 4,", "ld = d + 12,", (), "random", catcher, "wrong|race|lost"
+            "none", "No bug", "03_fa1_fp32", "ld = d + 4,", "ld = d + 12,", (), "random", catcher, "wrong|race|lost"
         )
         assert not same.caught

@@ -1,5 +1,6 @@
 """%%kernel: one line when all is well, a short text when not, and never an exception."""
 
+import re
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -53,12 +54,13 @@ def test_a_wrong_kernel_is_bound_too_and_the_report_says_where_it_is_wrong(shell
 
 
 WRONG = "#include <fa/args.cuh>\nint one = two;\n"
+WHERE = r"cell(:3:11|\(3\)): error"  # as g++ and as nvcc write it
 
 
 def test_a_compile_error_names_the_cells_line(shell, capsys):
     shell.run_cell_magic("kernel", "", WRONG)
     said = capsys.readouterr().out
-    assert "cell:3:11: error" in said and "3 | int one = two;" in said  # line 1 is the magic's
+    assert re.search(WHERE, said) and "3 | int one = two;" in said  # line 1 is the magic's
     assert "Traceback" not in said and "ninja" not in said
 
 
@@ -84,14 +86,12 @@ def test_a_cell_that_does_not_compile_leaves_no_kernel_behind(shell, capsys, mon
     broken = shell.user_ns["mine"]
     for name, stand_in in {"Event": Mock, "get_device_properties": Mock}.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
-    monkeypatch.setattr(bench, "_require_gpu", lambda: None)
+    monkeypatch.setattr(bench, "require_gpu", lambda: None)
     for use in USES.values():
-        with pytest.raises(CompileError, match="cell:3:11: error"):
+        with pytest.raises(CompileError, match=WHERE):
             use(broken)
     shown, _ = shell.display_formatter.format(broken)
-    assert shown["text/plain"].startswith(
-        "a kernel that was not loaded: using it raises\nCompileError: cell:3:11: error"
-    )
+    assert re.match("a kernel that was not loaded: using it raises\nCompileError: " + WHERE, shown["text/plain"])
     shell.run_cell_magic("kernel", "mine", rung("03_fa1_fp32").source)
     assert shell.user_ns["mine"](*torch.zeros(3, 1, 1, 8, 32))[0].eq(0).all()
 
