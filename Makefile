@@ -23,7 +23,7 @@ test-all: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n auto --dist worksteal --all
 
 executed: $(VENV)/installed-test
-	$(BIN)/python -m pytest -n auto --dist worksteal -m notebooks --record tests/lessons/test_notebooks.py
+	$(BIN)/python -m pytest -n auto --dist worksteal --record tests/lessons/test_notebooks.py tests/run/test_rungs.py -k "solutions_solve or its_budget"
 
 verdicts: $(VENV)/installed
 	$(BIN)/python -m helpers record verdicts

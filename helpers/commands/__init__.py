@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 
 from . import bench, check, doctor, goals, notebooks, readme, record, run, xray
@@ -29,7 +30,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line, by default that of this process, and returns its exit code. argparse's own refusals exit with 2."""
     arguments = _parser().parse_args(argv)
     try:
-        code = arguments.do(arguments)
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: print(message, file=sys.stderr, flush=True)
+            code = arguments.do(arguments)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:

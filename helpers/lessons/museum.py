@@ -24,7 +24,7 @@ from ..run.check import Report, check
 from ..run.kernel import Kernel, load
 from ..run.reference import DTYPES, Case
 from ..run.xray import Xray, xray
-from . import draw_proof
+from .drawings import proof as draw_proof
 
 if TYPE_CHECKING:
     from ..figures.style import Figure

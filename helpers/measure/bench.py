@@ -139,10 +139,8 @@ def measure(
         raise ValueError(f"measure() needs callables and at least one round, got {len(callables)} and {rounds}")
     callables = {name: _callable(c) for name, c in callables.items()}
     stopwatch, names, rows = _Stopwatch(inputs), list(callables), []
-    with full_fp32():
-        for (
-            call
-        ) in callables.values():  # the common warm-up, in which a kernel within a function notices a changed file
+    with full_fp32():  # the common warm-up, in which a kernel within a function notices that its file has changed
+        for call in callables.values():
             stopwatch.burst(call)
     with full_fp32(), as_loaded():
         plans = {name: stopwatch.plan(call, burst_ms) for name, call in callables.items()}

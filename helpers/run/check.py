@@ -220,7 +220,9 @@ def _run(kernel: Callable, case: Case, poisons: bool) -> list[Comparison]:
 def compare(case: Case, outputs: tuple[Tensor, ...]) -> list[Comparison]:
     """Compares outputs (O, LSE), (P, LSE) or (dQ, dK, dV), however computed, with float64 on `case`; one entry per output.
 
-    compare(Case("mine", q, k, v), kernel(q, k, v))
+        compare(Case("mine", q, k, v), kernel(q, k, v))
+
+    Outputs come in the order of `case.names`. What has another shape or dtype, or is no tuple of so many, is an entry with a problem.
     """
     if not isinstance(outputs, tuple | list) or len(outputs) != len(case.names):
         text = f"returned {type(outputs).__name__}, not ({', '.join(case.names)})"

@@ -74,7 +74,9 @@ class Report:
 def doctor() -> Report:
     """Looks at GPU, driver, compilers and packages, and says which notebooks run here, on which back end, and why.
 
-    doctor()
+        doctor()
+
+    What is missing stands in the report with its mend; nothing is raised for it.
     """
     findings = [
         Finding("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..ladder.contract import Call, prepare
 from ..ladder.errors import ToolkitError
-from ..ladder.paths import ROOT
+from ..ladder.paths import from_root
 from ..ladder.rung import Rung, Which, digest_of, parse
 from ..ladder.rung import rung as find_rung
 from ..toolchain.toolkit import OLDEST_ARCH, matching_toolkit
@@ -195,7 +195,7 @@ class Kernel:
         return self
 
     def _look(self) -> None:
-        """`current`, for calls: a look costs about a microsecond per file, more than a launch can spare each time."""
+        """`current`, for calls: a look costs 1 to 20 microseconds per file, more than a launch can spare each time."""
         if time.monotonic() - self._files.looked > LOOK_AGAIN:
             self.current()
 
@@ -205,7 +205,7 @@ class Kernel:
             if hasattr(self.launcher, name):
                 setattr(fresh.launcher, name, getattr(self.launcher, name))
         fresh.compile()
-        names = " and ".join(str(path.relative_to(ROOT)) if ROOT in path.parents else str(path) for path in changed)
+        names = " and ".join(from_root(path) for path in changed)
         verb = "has" if len(changed) == 1 else "have"
         since = "it was" if changed == [self.file] else f"{self.rung.stem} was"
         done = "loaded" if fresh.launcher.cached else "compiled"

@@ -77,7 +77,7 @@ def test_a_tool_is_told_of_what_a_kernel_does(runtime):
 def test_a_tool_sees_every_access_that_a_trace_counts(runtime):
     kernel = load("31_warp_specialized", device="cpu", quiet=True)
     call = prepare(kernel.rung, "cpu", random_inputs(kernel.rung, (1, 1, 64, 64, 64)))
-    found = kernel.launcher.trace(call.args, call.tensors)
+    found = kernel.launcher.trace(call)
     tensors = sum(a.bytes for a in found.accesses if a.space == "global")
     by_threads = sum(a.bytes for a in found.accesses if a.space == "shared" and a.op not in launcher.BULK)
     assert counted(runtime)[:2] == [by_threads, tensors]

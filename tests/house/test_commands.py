@@ -2,8 +2,10 @@
 
 import itertools
 import os
+import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pandas as pd
@@ -131,7 +133,7 @@ def test_an_xray_of_a_foreign_file_with_a_page(capsys, tmp_path, monkeypatch):
     code, out, _ = run(capsys, "xray", foreign(tmp_path), *SMALL, "--dtype", "fp16", "--html", "x.html")
     assert code == 0 and "X-ray of mine · B=1 H=1 N=8 D=8 fp16" in out and "wrote x.html" in out
     page = (tmp_path / "x.html").read_text()
-    assert page.startswith("<!doctype html>") and "<title>X-ray of mine</title>" in page and "fa_launch" in page
+    assert page.startswith("<!DOCTYPE html>") and "<title>X-ray of mine</title>" in page and "fa_launch" in page
 
 
 def test_an_xray_with_findings_gives_1(capsys, tmp_path, monkeypatch):
@@ -221,6 +223,15 @@ def test_a_file_that_does_not_compile_gives_1_and_its_line(capsys, tmp_path, mon
         capsys, "run", foreign(tmp_path, "int x = nonsense;"), *SMALL, "--dtype", "fp16", "--device", "cpu"
     )
     assert code == 1 and ".cu:16:" in err and "nonsense" in err
+
+
+def test_a_warning_is_its_sentence(monkeypatch, capsys):
+    def warns(_):
+        warnings.warn("this may take minutes", stacklevel=1)
+        return 0
+
+    monkeypatch.setattr(commands.goals, "run", warns)
+    assert run(capsys, "goals") == (0, "", "this may take minutes\n")
 
 
 def test_ctrl_c_gives_130(monkeypatch, capsys):
@@ -362,18 +373,15 @@ def test_goals_give_1_where_one_is_missed(monkeypatch, capsys):
     assert run(capsys, "goals")[0] == 1
 
 
-def test_the_readme_is_compared_or_written(monkeypatch, capsys, tmp_path):
-    from helpers.record import readme
+def test_the_pages_are_compared_or_written(monkeypatch, capsys):
+    from helpers import pages
 
-    path = tmp_path / "README.md"
-    path.write_text(f"{readme.BEGIN}\nold\n{readme.END}\n")
-    monkeypatch.setattr(readme, "table", lambda root: "new")
-    update = readme.update
-    monkeypatch.setattr(readme, "update", lambda check: update(path, check))
-    code, out, _ = run(capsys, "readme", "--check")
-    assert code == 1 and "-old" in out and "old" in path.read_text()
-    assert run(capsys, "readme")[0] == 0
-    assert run(capsys, "readme", "--check") == (0, "README.md is up to date\n", "")
+    changes = {ROOT / "README.md": "-old\n+new"}
+    monkeypatch.setattr(pages, "update", lambda check: changes)
+    assert run(capsys, "readme", "--check") == (1, "-old\n+new\n", "")
+    assert run(capsys, "readme") == (0, "wrote README.md\n", "")
+    changes.clear()
+    assert run(capsys, "readme", "--check") == (0, "all pages are up to date\n", "")
 
 
 def test_notebooks_that_fail_give_1(monkeypatch, capsys):
@@ -383,13 +391,10 @@ def test_notebooks_that_fail_give_1(monkeypatch, capsys):
     assert asked == [([STEM], True)] * 2
 
 
-def test_the_makefile_and_readme_name_commands_that_there_are():
-    import re
-
-    text = "".join((ROOT / name).read_text() for name in ("Makefile", "README.md", "data/README.md"))
-    lines = re.findall(r"python -m helpers([ .]\S*(?: \S+)?)", text)
-    assert len(lines) >= 6
-    for line in lines:
-        name, _, what = line.strip("`").strip().partition(" ")
-        assert name.strip("`,") in (*COMMANDS, "--help"), line
-        assert name != "record" or what.strip("`),.…;") in (*RECORDS, "--help", ""), line
+def test_the_makefile_and_the_pages_name_commands_that_there_are():
+    text = "".join((ROOT / name).read_text() for name in ("Makefile", "README.md", "CONTRIBUTING.md", "data/README.md"))
+    named = re.findall(r"python -m helpers ([a-z]+)(?: ([a-z][a-z-]*))?", text)
+    assert len(named) >= 5
+    for name, what in named:
+        assert name in COMMANDS and (name != "record" or what in RECORDS or not what), (name, what)
+    assert not re.search(r"python -m helpers\.", text)

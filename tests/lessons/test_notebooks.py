@@ -2,7 +2,7 @@
 
 Executing is the slow part; it is marked `notebooks`, so `pytest -m notebooks` runs it alone and `-m "not notebooks"`
 leaves it out. A notebook is executed if something that it reads has changed since it last was (tools/executed.py), and so
-are a few of the others; `--all` executes all, `--record` those that have changed, and keeps a record of it.
+is one of the others; `--all` executes all, `--record` those that have changed, and keeps a record of it.
 """
 
 from __future__ import annotations

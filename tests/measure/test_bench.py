@@ -134,6 +134,7 @@ def test_a_changed_file_is_noticed_before_the_clock_runs_and_not_while_it_does(f
     stamp = module._stamp
     monkeypatch.setattr(module, "_stamp", lambda path: stats.append(path) or stamp(path))
     mine.write_text(edited := mine.read_text() + "// edited\n")
+    time.sleep(2 * module.LOOK_AGAIN)
 
     def call(*inputs):
         kernel(*inputs)

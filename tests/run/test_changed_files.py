@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from helpers import Case, CompileError, check, load, reference, rung, show, traffic, xray
+from helpers.ladder import paths
 from helpers.ladder.paths import INCLUDE
 from helpers.run import kernel as module
 
@@ -68,7 +69,7 @@ def test_a_call_takes_the_new_text_and_says_so_once(mine, kernel, capsys):
 
 
 def test_a_rung_of_the_ladder_is_named_by_its_place_in_the_checkout(mine, kernel, capsys, monkeypatch):
-    monkeypatch.setattr(module, "ROOT", mine.parent)
+    monkeypatch.setattr(paths, "ROOT", mine.parent)
     write(mine, "1.f", "3.f")
     kernel.current()
     assert capsys.readouterr().out.startswith("mine.cu has changed since it was loaded: ")

@@ -1,7 +1,7 @@
 """Which notebooks have to be executed: those of which a file that they read has changed since they last were.
 
 A record, executed/<stem>.txt beside the notebooks' tests, has the digest of all that a notebook read and the paths of it,
-relative to the checkout. `make executed` writes it. Of the unchanged ones a few are executed nevertheless, drawn by a seed.
+relative to the checkout. `make executed` writes it. One of the unchanged is executed nevertheless, drawn by a seed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from helpers.ladder.paths import ROOT
 RECORDS = ROOT / "tests" / "lessons" / "executed"
 PARTS = ("helpers", "kernels", "data", "notebooks")  # of the checkout: what notebooks read
 ALWAYS = ("pyproject.toml", "helpers/lessons/execute.py")  # read, or obeyed, by whoever executes them
-SHARE = 3  # of the notebooks that have not changed, so many are executed each time
+SHARE = 1  # of what has not changed, so many run each time
 
 # In the notebook's own process. An import opens the compiled file, so modules are asked for their source at the end.
 WATCH = """import sys as _sys
@@ -80,6 +80,6 @@ def keep(stem: str, notebook: nbformat.NotebookNode, reads: list[str], records: 
     (records / f"{stem}.txt").write_text("\n".join([digest(notebook, reads), *reads, ""]))
 
 
-def drawn(stems: Iterable[str], seed: str, share: int = SHARE) -> list[str]:
-    """So many of the stems as `share` says: the same for the same seed, others for another."""
-    return sorted(stems, key=lambda stem: hashlib.sha256(f"{seed} {stem}".encode()).digest())[:share]
+def drawn(names: Iterable[str], seed: str, share: int = SHARE) -> list[str]:
+    """So many of the names as `share` says: the same for the same seed, others for another."""
+    return sorted(names, key=lambda name: hashlib.sha256(f"{seed} {name}".encode()).digest())[:share]
