@@ -84,7 +84,7 @@ def test_a_cell_that_does_not_compile_leaves_no_kernel_behind(shell, capsys, mon
     broken = shell.user_ns["mine"]
     for name, stand_in in {"Event": Mock, "get_device_properties": Mock}.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
-    monkeypatch.setattr(bench, "_require_gpu", lambda: None)
+    monkeypatch.setattr(bench, "require_gpu", lambda: None)
     for use in USES.values():
         with pytest.raises(CompileError, match="cell:3:11: error"):
             use(broken)
