@@ -28,7 +28,7 @@
 
 // [region: tile]
 // Warps; keys per tile; stages; CTAs per SM at once; and how many of Q_i's d / 16 steps stay in registers. Where
-// `python -m helpers.tune` has measured a GPU (data/<device>/13_tuned.tiles.csv), the loader defines FA_TILES with the
+// `python -m helpers record tiles` has measured a GPU (data/<device>/13_tuned.tiles.csv), the loader defines FA_TILES with the
 // best it found; these rows are for all others.
 #ifndef FA_TILES
 #define FA_TILES {4, 64, 2, 2, 4}, {4, 64, 2, 2, 0}, {4, 64, 2, 2, 4}, {4, 64, 2, 2, 0}
