@@ -23,7 +23,7 @@ from ..toolchain.guard import HEADER, WRAPPED
 from ..toolchain.lines import places
 from ..toolchain.toolkit import compiler_version, find_compiler
 from . import fragments
-from .native import Counter, Finding, FoundRow, Region, TraceCount, TraceRow, open_runtime
+from .native import Counter, Fault, FoundRow, Region, TraceCount, TraceRow, open_runtime
 from .report import finding_of, findings_of, report
 from .trace import Access, Request, Trace
 from .translate import TranslationError, unit
@@ -242,8 +242,8 @@ class Launcher:
     def _call(self, launch: ctypes._CFuncPtr, args: ctypes.Structure, stream: int = 0) -> int:
         return self._runtime.emu_call(ctypes.cast(launch, ctypes.c_void_p), ctypes.byref(args), stream)
 
-    def _finding(self) -> Finding | None:
-        finding = Finding()
+    def _finding(self) -> Fault | None:
+        finding = Fault()
         return finding if self._runtime.emu_finding(ctypes.byref(finding)) else None
 
     def _raise_finding(self, library: Path) -> None:

@@ -24,7 +24,7 @@ class Region(ctypes.Structure):
     ]
 
 
-class Finding(ctypes.Structure):
+class Fault(ctypes.Structure):
     """What stopped a kernel."""
 
     _fields_ = [
@@ -102,7 +102,7 @@ def open_runtime(path: str) -> ctypes.CDLL:
     library.emu_stop.restype = None
     library.emu_call.argtypes = [ctypes.c_void_p] * 3
     library.emu_progress.argtypes = [ctypes.POINTER(c_uint64), ctypes.POINTER(c_uint64), ctypes.c_char_p, c_int]
-    library.emu_finding.argtypes = [ctypes.POINTER(Finding)]
+    library.emu_finding.argtypes = [ctypes.POINTER(Fault)]
     library.emu_counters.argtypes = [ctypes.POINTER(Counter)]
     library.emu_counters.restype = None
     library.emu_trace_rows.argtypes = [ctypes.POINTER(ctypes.POINTER(TraceRow))]

@@ -9,7 +9,7 @@ from pathlib import Path
 from ..toolchain.guard import HINTS as ENDS
 from ..toolchain.lines import places
 from . import trace
-from .native import Finding, FoundRow
+from .native import Fault, FoundRow
 
 HINTS = {
     **ENDS,
@@ -63,7 +63,7 @@ HINTS = {
 PLACE = re.compile(r"\{(\d+)\|([^}]*)\}")  # an offset in the library, and what to say if no line is known for it
 
 
-def finding_of(finding: Finding, library: Path) -> trace.Finding:
+def finding_of(finding: Fault, library: Path) -> trace.Finding:
     """What stopped a kernel, as one of a trace's findings."""
     kind, sentence, place = _in_words(finding, library)
     file, _, line = place.rpartition(":")
@@ -91,14 +91,14 @@ def findings_of(rows: Iterable[FoundRow], library: Path) -> tuple[trace.Finding,
     return tuple(sorted(found, key=lambda f: (f.file, f.line, f.other_line or 0, f.kind)))
 
 
-def report(finding: Finding, library: Path) -> str:
+def report(finding: Fault, library: Path) -> str:
     """The text of the KernelError that a finding in a kernel of ``library`` becomes."""
     kind, sentence, place = _in_words(finding, library)
     head = (f"{place}: " if place else "") + f"{kind} in {finding.kernel.decode()}: {sentence}"
     return head + (f"\n  hint: {HINTS[kind]}" if kind in HINTS else "")
 
 
-def _in_words(finding: Finding, library: Path) -> tuple[str, str, str]:
+def _in_words(finding: Fault, library: Path) -> tuple[str, str, str]:
     """Kind, sentence and place (``file:line``, or empty)."""
     kind, sentence, file = finding.kind.decode(), finding.text.decode(errors="replace"), finding.file.decode()
     place = f"{file}:{finding.line}" if file else ""

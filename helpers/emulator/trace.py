@@ -46,7 +46,7 @@ class Access:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something wrong: a race, a read of nothing, an access out of bounds. ``error``: it stopped the kernel."""
+    """Something wrong: a race, an uninitialised read, an access out of bounds. ``error``: it stopped the kernel."""
 
     kind: str
     text: str

@@ -3,11 +3,11 @@
 // Python: nothing here but the kernel and its tensors, each an allocation of
 // its own.
 //
-//   program <15 integers> ...   op (0 attention, 1 softmax, 2 the way back),
+//   program <15 integers> ...   op (0 attention, 1 softmax, 2 the backward pass),
 //   dtype, B, H, Hkv, Nq, Nk, D, bytes of an
 //                               element, causal, splits, and the bytes of four
 //                               workspace tensors
-// Inputs are random, LSE of the way back too; outputs and workspace are left as
+// Inputs are random, LSE of the backward pass too; outputs and workspace are left as
 // cudaMalloc gives them. Exit code: CUDA's first error, 0 if none.
 #include <cstdio>
 #include <cstdlib>

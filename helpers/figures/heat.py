@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..emulator.trace import Access, Finding
-from ..ladder.show import ASIDE, MARKER, PAGE, _coloured
+from ..ladder.show import ASIDE, MARKER, PAGE, coloured
 from .style import EXCESS, HEAT
 from .words import SPACES, count
 
@@ -85,7 +85,7 @@ class HeatListing:
                 strip += " " * (BAR + 1 - len(must + needless))
             mark = f'<span style="color:{EXCESS}">✗</span>' if number in self.marked else " "
             gutter = f'<span style="{ASIDE}">{number:>5} {strip}</span>{mark}'
-            rows.append(f"{gutter} {_coloured(text)}")
+            rows.append(f"{gutter} {coloured(text)}")
         keys = f'<span style="color:{HEAT["shared"]}">█</span> <span style="color:{HEAT["global"]}">█</span> '
         keys += _aside("as many as the bytes need") + f'  <span style="color:{EXCESS}">█</span> '
         keys += _aside("beyond that: bank conflicts, or sectors not coalesced. Numbers: wavefronts, sectors")

@@ -48,7 +48,7 @@ class Listing:
         signed = any(sign != " " for _, sign, _ in self.lines)
         rows = [f'<span style="{ASIDE}">{html.escape(self.title)}</span>']
         for no, sign, line in self.lines:
-            shown = f'<span style="{ASIDE}">{html.escape(line)}</span>' if sign == "@" else _coloured(line)
+            shown = f'<span style="{ASIDE}">{html.escape(line)}</span>' if sign == "@" else coloured(line)
             mark = f"{sign.replace('@', ' ')} " if signed else ""
             row = f'<span style="{ASIDE}">{no or "":>5}</span> {mark}{shown}'
             rows.append(f'<span style="background-color:{MARKS[sign]}">{row}</span>' if sign in MARKS else row)
@@ -56,7 +56,7 @@ class Listing:
 
 
 @functools.cache
-def _coloured(line: str) -> str:
+def coloured(line: str) -> str:
     """One line of CUDA as HTML; lines are coloured one by one, so a block comment must close on its line."""
     try:
         from pygments.lexers import CudaLexer

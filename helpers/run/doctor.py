@@ -17,7 +17,7 @@ from . import kernel
 
 
 @dataclass(frozen=True)
-class Finding:
+class Fact:
     """One line of the report: what was looked at, what was found, and how to mend it if it is missing."""
 
     name: str
@@ -35,22 +35,22 @@ class Lane:
 
 
 @dataclass(frozen=True)
-class Report:
-    """`findings` about the machine, a `lane` for each notebook; prints as text, shows as tables in Jupyter, where neighbours that
+class Machine:
+    """`facts` about the machine, a `lane` for each notebook; prints as text, shows as tables in Jupyter, where neighbours that
     run in the same place for the same reason are one line."""
 
-    findings: tuple[Finding, ...]
+    facts: tuple[Fact, ...]
     lanes: tuple[Lane, ...]
 
     @property
     def ok(self) -> bool:
         """Every notebook can run somewhere, on a GPU or on the emulator."""
-        emulator = next((f for f in self.findings if f.name == "emulator"), None)
+        emulator = next((f for f in self.facts if f.name == "emulator"), None)
         broken = emulator is not None and bool(emulator.mend)
         return not any(lane.back_end == "nowhere" or (broken and lane.back_end == "emulator") for lane in self.lanes)
 
     def __str__(self) -> str:
-        lines = [f"{f.name:<20}{f.value}" + (f"\n{'':<20}-> {f.mend}" if f.mend else "") for f in self.findings]
+        lines = [f"{f.name:<20}{f.value}" + (f"\n{'':<20}-> {f.mend}" if f.mend else "") for f in self.facts]
         lines += ["", f"{'notebook':<26}{'runs on':<12}why"]
         lines += [f"{notebooks:<26}{back_end:<12}{why}" for notebooks, back_end, why in self._rows()]
         return "\n".join(lines)
@@ -62,7 +62,7 @@ class Report:
             cells = ("".join(f'<td style="text-align:left">{html.escape(c)}</td>' for c in row) for row in rows)
             return "<table>" + "".join(f"<tr>{c}</tr>" for c in cells) + "</table>"
 
-        about = [(f.name, f.value + (f" → {f.mend}" if f.mend else "")) for f in self.findings]
+        about = [(f.name, f.value + (f" → {f.mend}" if f.mend else "")) for f in self.facts]
         return table(about) + table([("notebook", "runs on", "why"), *self._rows()])
 
     def _rows(self) -> Iterator[tuple[str, str, str]]:
@@ -71,46 +71,46 @@ class Report:
             yield names[0] if len(names) == 1 else f"{names[0][:2]} to {names[-1]}", back_end, why
 
 
-def doctor() -> Report:
+def doctor() -> Machine:
     """Looks at GPU, driver, compilers and packages, and says which notebooks run here, on which back end, and why.
 
         doctor()
 
     What is missing stands in the report with its mend; nothing is raised for it.
     """
-    findings = [
-        Finding("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
+    facts = [
+        Fact("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
         *_gpu(),
         _attempt("nvcc", _nvcc),
         _attempt("C++ compiler", lambda: compiler_version(find_compiler())),
         _attempt("ninja", _ninja),
         _attempt("emulator", _emulator),
     ]
-    return Report(tuple(findings), tuple(_lane(path.stem) for path in sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))))
+    return Machine(tuple(facts), tuple(_lane(path.stem) for path in sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))))
 
 
-def _attempt(name: str, look: Callable[[], str]) -> Finding:
+def _attempt(name: str, look: Callable[[], str]) -> Fact:
     try:
-        return Finding(name, look())
+        return Fact(name, look())
     except (ToolkitError, CompileError, KernelError) as error:
-        return Finding(name, "missing or unusable", str(error))
+        return Fact(name, "missing or unusable", str(error))
 
 
-def _gpu() -> list[Finding]:
+def _gpu() -> list[Fact]:
     import torch
 
-    version = Finding("torch", f"{torch.__version__} (CUDA {torch.version.cuda or 'none: CPU build'})")
+    version = Fact("torch", f"{torch.__version__} (CUDA {torch.version.cuda or 'none: CPU build'})")
     if not torch.cuda.is_available():
         mend = "none needed: the emulator runs every notebook; with an NVIDIA GPU, check that `nvidia-smi` works"
-        return [version, Finding("GPU", "none found", mend)]
+        return [version, Fact("GPU", "none found", mend)]
     device = torch.cuda.get_device_properties(0)
     per_block = getattr(device, "shared_memory_per_block_optin", 0)
     return [
         version,
-        Finding("GPU", f"{device.name}, {device.multi_processor_count} SMs, {device.total_memory / 2**30:.0f} GiB"),
-        Finding("compute capability", f"{device.major}.{device.minor}"),
-        Finding("shared memory", f"{per_block / 1024:g} KB per block at most"),
-        Finding("driver", _driver()),
+        Fact("GPU", f"{device.name}, {device.multi_processor_count} SMs, {device.total_memory / 2**30:.0f} GiB"),
+        Fact("compute capability", f"{device.major}.{device.minor}"),
+        Fact("shared memory", f"{per_block / 1024:g} KB per block at most"),
+        Fact("driver", _driver()),
     ]
 
 

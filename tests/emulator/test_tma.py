@@ -116,7 +116,7 @@ def test_swizzles_follow_their_formula(mode, columns):
     assert (loaded(memory.view(np.uint16), ints, (0, 5), expected.nbytes) == swizzled(expected.reshape(-1), mode)).all()
 
 
-# ---- the way back
+# ---- from shared memory to global
 
 
 @pytest.mark.parametrize("name", BOXES)

@@ -262,11 +262,11 @@ def test_a_machine_on_which_nothing_runs_gives_1(monkeypatch, capsys):
     from helpers.run import doctor
 
     lanes = (doctor.Lane("01_naive", "nowhere", "no C++ compiler"),)
-    monkeypatch.setattr(doctor, "doctor", lambda: doctor.Report((), lanes))
+    monkeypatch.setattr(doctor, "doctor", lambda: doctor.Machine((), lanes))
     assert run(capsys, "doctor")[0] == 1
-    broken = doctor.Finding("emulator", "missing or unusable", "a reason")
-    assert not doctor.Report((broken,), (doctor.Lane("01_naive", "emulator", ""),)).ok
-    assert doctor.Report((broken,), (doctor.Lane("01_naive", "GPU", ""),)).ok
+    broken = doctor.Fact("emulator", "missing or unusable", "a reason")
+    assert not doctor.Machine((broken,), (doctor.Lane("01_naive", "emulator", ""),)).ok
+    assert doctor.Machine((broken,), (doctor.Lane("01_naive", "GPU", ""),)).ok
 
 
 @without_gpu

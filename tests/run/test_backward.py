@@ -1,4 +1,4 @@
-"""The way back: rungs 22 and 23 give the same twice where they say so, are what autograd calls, and work where a model trains."""
+"""The backward pass: rungs 22 and 23 give the same twice where they say so, are what autograd calls, and work where a model trains."""
 
 from __future__ import annotations
 
@@ -274,7 +274,7 @@ def test_heads_side_by_side_are_not_copied(monkeypatch):
 
 
 class InDoubles(torch.autograd.Function):
-    """Attention in float64, whose way back is rung 22's in float32."""
+    """Attention in float64, whose backward pass is rung 22's in float32."""
 
     @staticmethod
     def forward(ctx, q, k, v, causal, window):

@@ -25,8 +25,8 @@ def test_every_notebook_has_a_lane_and_a_reason():
     notebooks = sorted(path.stem for path in (ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
     assert [lane.notebook for lane in report.lanes] == notebooks
     assert all(lane.back_end in ("GPU", "emulator") and lane.why for lane in report.lanes)
-    assert {"Python", "torch", "GPU", "nvcc", "C++ compiler", "ninja", "emulator"} <= {f.name for f in report.findings}
-    (emulator,) = (f for f in report.findings if f.name == "emulator")
+    assert {"Python", "torch", "GPU", "nvcc", "C++ compiler", "ninja", "emulator"} <= {f.name for f in report.facts}
+    (emulator,) = (f for f in report.facts if f.name == "emulator")
     assert emulator.value.startswith("runs 01_naive, error ") and float(emulator.value.split()[-1]) < 1e-5
     assert "<table>" in report._repr_html_()
 
@@ -40,7 +40,7 @@ def test_neighbours_that_run_in_one_place_for_one_reason_are_one_line():
         ("05_e", "GPU", "x"),
     ]
     doctor = importlib.import_module("helpers.run.doctor")
-    report = doctor.Report((), tuple(doctor.Lane(*lane) for lane in lanes))
+    report = doctor.Machine((), tuple(doctor.Lane(*lane) for lane in lanes))
     assert [line.split()[:3] for line in str(report).splitlines()[2:]] == [
         ["01", "to", "03_c"], ["04_d", "emulator", "y"], ["05_e", "GPU", "x"],
     ]  # fmt: skip
@@ -57,7 +57,7 @@ def test_without_a_compiler_nothing_runs_and_the_mend_is_named(monkeypatch, tmp_
     monkeypatch.delenv("CUDA_HOME", raising=False)
     monkeypatch.setattr(sys, "path", [])
     report = helpers.doctor()
-    mends = {f.name: f.mend for f in report.findings}
+    mends = {f.name: f.mend for f in report.facts}
     assert "apt install g++" in mends["C++ compiler"] and "make lab" in mends["nvcc"]
     assert "apt install g++" in mends["emulator"]
     assert all(lane.back_end == "nowhere" and "apt install g++" in lane.why for lane in report.lanes)

@@ -39,7 +39,7 @@ def test_every_run_gives_the_same_bits_and_counts_on_any_number_of_threads(stem,
 def test_the_gpu_gives_the_same_numbers(rung, dtype):
     """Up to rounding: nvcc contracts a multiply and an add into one FMA, its exp is not the C library's, and a tensor
     core adds in an order of its own. Where that turns the rounding of P or O the other way, 16 bits show it as one ulp; on
-    the way back P and dS are rounded before they are multiplied, and a gradient is a sum of both signs: it may show more."""
+    the backward pass P and dS are rounded before they are multiplied, and a gradient is a sum of both signs: it may show more."""
     if refusal := cuda_refusal(rung):
         pytest.skip(refusal)
     both = [load(rung.stem, device=device, quiet=True) for device in ("cpu", "cuda")]

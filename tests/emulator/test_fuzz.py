@@ -192,7 +192,7 @@ def test_no_kernel_takes_the_process_down(seed):
     command = [
         sys.executable,
         "-c",
-        f"import sys; sys.path.append('../tools'); import test_emulator_fuzz as f; f.play({seed})",
+        f"import sys; sys.path.append('../tools'); import test_fuzz as f; f.play({seed})",
     ]
     done = subprocess.run(
         command, capture_output=True, text=True, errors="replace", cwd=Path(__file__).parent, timeout=1800
