@@ -176,8 +176,10 @@ class Theme:
     card: str
 
 
-LIGHT = Theme(
+LIGHT_PAGE = Theme(
     "light", "#1f2328", "#59636e", "#d1d9e0", "#ffffff", "#0072b2", "#7fb8d8", "#b34700", "#d55e00", "#f6f8fa"
 )
-DARK = Theme("dark", "#f0f6fc", "#9198a1", "#3d444d", "#0d1117", "#4aa8e0", "#2d6f9f", "#ffb077", "#ff8c42", "#151b23")
-THEMES = (LIGHT, DARK)
+DARK_PAGE = Theme(
+    "dark", "#f0f6fc", "#9198a1", "#3d444d", "#0d1117", "#4aa8e0", "#2d6f9f", "#ffb077", "#ff8c42", "#151b23"
+)
+THEMES = (LIGHT_PAGE, DARK_PAGE)
