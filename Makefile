@@ -20,7 +20,7 @@ test: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
 test-all: $(VENV)/installed-test
-	$(BIN)/python -m pytest -n auto --dist worksteal --all
+	$(BIN)/python -m pytest -n auto --dist worksteal --all --record
 
 executed: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n auto --dist worksteal --record tests/lessons/test_notebooks.py tests/run/test_rungs.py -k "solutions_solve or its_budget"

@@ -17,6 +17,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
+import unchanged  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 
@@ -61,8 +62,35 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             (needing if item.get_closest_marker("gpu") else without).append(item)
         items[:] = without
         config.hook.pytest_deselected(items=needing)
+        whole = [ROOT / arg for arg in config.args] == [ROOT / "tests"]  # what is named is run
+        if whole and not config.option.all and not config.option.record:
+            _leave_a_share(config, items)
     # Notebooks take the longest: they begin first, so that no worker is left with one at the end.
     items.sort(key=lambda item: item.get_closest_marker("notebooks") is None)
+
+
+def _leave_a_share(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out most tests of files in which, and below which, nothing has changed: see tools/unchanged.py."""
+    recorded = unchanged.read()
+    share = {file: unchanged.sampled(file, recorded) for file in {_file(item.nodeid) for item in items}}
+    out = [item for item in items if share[_file(item.nodeid)] and not unchanged.drawn(item.nodeid, config.option.seed)]
+    left_out = set(out)
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=out)
+
+
+def _file(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """`--all --record`: keeps which files' tests have all passed."""
+    option = session.config.option
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if option.all and option.record and reporter and "PYTEST_XDIST_WORKER" not in os.environ:
+        passed = {_file(report.nodeid) for report in reporter.getreports("passed")}
+        failed = {_file(report.nodeid) for kind in ("failed", "error") for report in reporter.getreports(kind)}
+        unchanged.keep(passed - failed)
 
 
 @pytest.fixture

@@ -182,18 +182,20 @@ def test_no_path_of_a_machine(stem):
 
 
 @cache
-def unchanged() -> list[str]:
-    """The notebooks of which nothing that they read has changed since they were executed."""
-    return [stem for stem in STEMS if executed.unchanged(stem, with_solutions(read(stem)))]
+def changes() -> dict[str, str]:
+    """What has changed of each notebook since it was executed: see executed.changed."""
+    return {stem: executed.changed(stem, with_solutions(read(stem))) for stem in STEMS}
 
 
 @pytest.mark.notebooks
 @every
 def test_executes_and_its_solutions_solve(stem, tmp_path, request):
     asked, whole = request.config.option, with_solutions(read(stem))
-    again = [] if asked.record else executed.drawn(unchanged(), asked.seed)
-    if stem in unchanged() and stem not in again and not asked.all:
-        pytest.skip("nothing that it reads has changed since it was executed")
+    stale = {other for other, what in changes().items() if what}
+    if not asked.all and stem not in (stale if asked.record else executed.chosen(changes(), asked.seed)):
+        pytest.skip(
+            "`make executed` is due" if stem in stale else "nothing that it reads has changed since it was executed"
+        )
     done = run(executed.watched(whole), tmp_path / f"{stem}.ipynb")
     reads = executed.told(done)
     outputs = [printed(cell) for cell in done.cells if cell.cell_type == "code"]
@@ -273,28 +275,38 @@ def test_what_a_notebook_reads_is_known(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changed", "runs"),
+    ("changed", "what"),
     [
-        ("", False),
-        ("helpers/read.py", True),
-        ("helpers/other.py", False),
-        ("data/new.csv", True),
-        ("kernels/gone.cu", True),
+        ("", ""),
+        ("helpers/read.py", "others"),
+        ("helpers/other.py", ""),
+        ("data/new.csv", "others"),
+        ("kernels/gone.cu", "own"),
+        ("kernels/read.cuh", "own"),
     ],
 )
-def test_a_notebook_runs_again_when_what_it_reads_has_changed(changed, runs, tmp_path):
-    notebook, reads = answer("x = 42"), ["helpers/read.py"]
-    for path in ("helpers/read.py", "helpers/other.py", "kernels/gone.cu", "data/there.csv"):
+def test_a_notebook_runs_again_when_what_it_reads_has_changed(changed, what, tmp_path):
+    notebook, reads = answer("x = 42"), ["helpers/read.py", "kernels/gone.cu", "kernels/read.cuh"]
+    for path in (*reads, "helpers/other.py", "data/there.csv"):
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text(path)
-    assert not executed.unchanged("small", notebook, tmp_path, tmp_path)  # never executed
-    (tmp_path / "small.txt").write_text("\n".join([executed.digest(notebook, reads, tmp_path), *reads, ""]))
+    assert executed.changed("small", notebook, tmp_path, tmp_path) == "own"  # never executed
+    digests = [make(notebook, reads, tmp_path) for make in (executed.digest, executed.own_digest)]
+    (tmp_path / "small.txt").write_text("\n".join([*digests, *reads, ""]))
     if changed == "kernels/gone.cu":
         (tmp_path / changed).unlink()
     elif changed:
         (tmp_path / changed).write_text("changed")
-    assert executed.unchanged("small", notebook, tmp_path, tmp_path) is not runs
-    assert not executed.unchanged("small", answer("x = 43"), tmp_path, tmp_path)  # its own cells
+    assert executed.changed("small", notebook, tmp_path, tmp_path) == what
+    assert executed.changed("small", answer("x = 43"), tmp_path, tmp_path) == "own"  # its cells
+
+
+def test_what_is_a_notebook_s_own_always_runs_and_of_the_rest_a_share():
+    states = {"01": "own", "02": "own"} | {f"1{i}": "others" for i in range(9)} | {f"2{i}": "" for i in range(9)}
+    chosen = executed.chosen(states, "a commit")
+    assert chosen == executed.chosen(states, "a commit") != executed.chosen(states, "another commit")
+    count = {what: sum(states[stem] == what for stem in chosen) for what in ("own", "others", "")}
+    assert count == {"own": 2, "others": executed.MOST, "": executed.SHARE}
 
 
 def test_every_commit_draws_its_own_share():

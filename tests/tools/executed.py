@@ -1,7 +1,9 @@
 """Which notebooks have to be executed: those of which a file that they read has changed since they last were.
 
-A record, executed/<stem>.txt beside the notebooks' tests, has the digest of all that a notebook read and the paths of it,
-relative to the checkout. `make executed` writes it. One of the unchanged is executed nevertheless, drawn by a seed.
+A record, executed/<stem>.txt beside the notebooks' tests, has the digest of all that a notebook read, the digest of its own
+part of that (its cells and its kernels), and the paths, relative to the checkout. `make executed` writes it. Where a notebook's
+own part has changed, it is executed. Where only helpers or data have, which many notebooks read, MOST of those are; and SHARE of
+the unchanged: drawn by a seed.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import nbformat
@@ -20,6 +22,7 @@ RECORDS = ROOT / "tests" / "lessons" / "executed"
 PARTS = ("helpers", "kernels", "data", "notebooks")  # of the checkout: what notebooks read
 ALWAYS = ("pyproject.toml", "helpers/lessons/execute.py")  # read, or obeyed, by whoever executes them
 SHARE = 1  # of what has not changed, so many run each time
+MOST = 4  # of those that read something changed which is not their own
 
 # In the notebook's own process. An import opens the compiled file, so modules are asked for their source at the end.
 WATCH = """import sys as _sys
@@ -65,19 +68,36 @@ def digest(notebook: nbformat.NotebookNode, reads: list[str], root: Path = ROOT)
     return total.hexdigest()[:16]
 
 
-def unchanged(stem: str, notebook: nbformat.NotebookNode, root: Path = ROOT, records: Path = RECORDS) -> bool:
-    """Is there nothing that the notebook read at its recorded execution and that is different now?"""
+def own_digest(notebook: nbformat.NotebookNode, reads: list[str], root: Path = ROOT) -> str:
+    """Of the notebook's cells, and of the kernels and headers among `reads`."""
+    total = hashlib.sha256(repr([(cell.cell_type, cell.source) for cell in notebook.cells]).encode())
+    for path in sorted(path for path in reads if path.startswith("kernels/")):
+        total.update((root / path).read_bytes() if (root / path).is_file() else b"gone")
+    return total.hexdigest()[:16]
+
+
+def changed(stem: str, notebook: nbformat.NotebookNode, root: Path = ROOT, records: Path = RECORDS) -> str:
+    """What is different since the notebook's recorded execution: "" (nothing that it read), "others" or "own"."""
     record = records / f"{stem}.txt"
     if not record.is_file():
-        return False
-    was, *reads = record.read_text().splitlines()
-    return was == digest(notebook, reads, root)
+        return "own"
+    was, own, *reads = record.read_text().splitlines()
+    if was == digest(notebook, reads, root):
+        return ""
+    return "others" if own == own_digest(notebook, reads, root) else "own"
+
+
+def chosen(states: Mapping[str, str], seed: str) -> set[str]:
+    """The notebooks to execute, of all by what has changed in each."""
+    of = {state: [stem for stem, what in states.items() if what == state] for state in ("", "others", "own")}
+    return {*of["own"], *drawn(of["others"], seed, MOST), *drawn(of[""], seed)}
 
 
 def keep(stem: str, notebook: nbformat.NotebookNode, reads: list[str], records: Path = RECORDS) -> None:
     """Records a successful execution of `notebook`, which read `reads`."""
     records.mkdir(exist_ok=True)
-    (records / f"{stem}.txt").write_text("\n".join([digest(notebook, reads), *reads, ""]))
+    lines = [digest(notebook, reads), own_digest(notebook, reads), *reads, ""]
+    (records / f"{stem}.txt").write_text("\n".join(lines))
 
 
 def drawn(names: Iterable[str], seed: str, share: int = SHARE) -> list[str]:

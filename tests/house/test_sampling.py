@@ -1,0 +1,82 @@
+"""What `make test` leaves out has not changed: the files whose tests are sampled, and what they depend on."""
+
+import shutil
+
+import pytest
+import unchanged
+
+from helpers.ladder.paths import ROOT
+
+OF_LADDER = "from helpers.ladder.rung import rung\n"
+FILES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").glob("*/test_*.py"))
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A small checkout with one file in every place that counts; gives its path, and a test file's digest there."""
+    for part in ("helpers/ladder", "helpers/run", "helpers/measure", "kernels", "data", "tests/tools", "tests/run"):
+        (tmp_path / part).mkdir(parents=True)
+        (tmp_path / part / "file.py").write_text("one = 1\n")
+    for file in ("pyproject.toml", "helpers/__init__.py", "tests/conftest.py"):
+        shutil.copy(ROOT / file, tmp_path / file)
+    return tmp_path
+
+
+def digest(checkout, text: str = OF_LADDER) -> str:
+    unchanged._of_folder.cache_clear()
+    path = checkout / "tests" / "run" / "test_it.py"
+    path.write_text(text)
+    return unchanged.digest(path, checkout)
+
+
+@pytest.mark.parametrize("place", ["helpers/ladder", "helpers/run", "kernels", "data", "tests/tools"])
+def test_a_change_of_what_a_test_depends_on_runs_it_whole(checkout, place):
+    before = digest(checkout)
+    assert digest(checkout) == before
+    (checkout / place / "file.py").write_text("one = 2\n")
+    assert digest(checkout) != before
+
+
+def test_a_change_of_a_room_above_does_not(checkout):
+    before = digest(checkout)
+    (checkout / "helpers" / "measure" / "file.py").write_text("one = 2\n")
+    assert digest(checkout) == before
+    assert digest(checkout, "from helpers import bench\n") != digest(checkout, "from helpers import bench  # \n")
+
+
+@pytest.mark.parametrize(
+    ("text", "highest"),
+    [
+        (OF_LADDER, "run"),  # tests/tools use rooms up to run
+        ("from helpers import bench, rung\n", "measure"),
+        ("def test():\n    from helpers.evidence import verdicts\n", "evidence"),
+        ("from helpers import museum\n", "lessons"),
+        ("from helpers import magic\n", "commands"),
+        ("import helpers\n", "commands"),
+        ("import subprocess\n", "commands"),
+    ],
+)
+def test_a_test_depends_on_the_highest_room_that_it_imports_from_and_all_below(text, highest):
+    assert unchanged.depends(text)[-1] == highest
+    assert unchanged.depends(text)[0] == "ladder"
+
+
+def test_a_file_without_a_record_or_with_an_old_one_runs_whole():
+    file = "tests/ladder/test_ladder.py"
+    assert not unchanged.sampled(file, {})
+    assert not unchanged.sampled(file, {file: "0" * 16})
+    assert unchanged.sampled(file, {file: unchanged.digest(ROOT / file)})
+
+
+def test_tests_that_read_everything_or_choose_by_themselves_are_never_sampled():
+    here = {file: unchanged.digest(ROOT / file) for file in FILES}
+    whole = {file for file in FILES if not unchanged.sampled(file, here)}
+    assert whole == {*unchanged.OWN_WAYS, *(file for file in FILES if file.startswith("tests/house/"))}
+
+
+def test_the_share_is_the_same_for_a_commit_and_in_time_every_test_is_in_it():
+    nodes = [f"{file}::test_{i}" for file in FILES for i in range(10)]
+    shares = [{node for node in nodes if unchanged.drawn(node, str(seed))} for seed in range(60)]
+    assert shares[0] == {node for node in nodes if unchanged.drawn(node, "0")} != shares[1]
+    assert set.union(*shares) == set(nodes)
+    assert all(0.5 < unchanged.SHARE * len(share) / len(nodes) < 1.5 for share in shares)

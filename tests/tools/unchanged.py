@@ -1,0 +1,89 @@
+"""Which tests are sampled: those of files in which, and below which, nothing has changed since all of their tests passed.
+
+A test file depends on itself, on tests/tools, on kernels/ and data/, and on the rooms of helpers/ up to the highest that it
+imports from: a room imports only rooms below it (import-linter holds that). tests/passed.txt has the digest of all of that for
+each file whose tests passed in `pytest --all --record`. Of a file whose digest is the recorded one, one test in SHARE runs.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+
+import helpers
+from helpers.ladder.paths import ROOT
+from helpers.pages import order
+
+RECORD = ROOT / "tests" / "passed.txt"
+SHARE = 4
+OWN_WAYS = (
+    "tests/evidence/test_mutants.py",
+    "tests/lessons/test_notebooks.py",
+)  # chosen one by one, by records of their own
+ALWAYS = "tests/house/"  # tests of pages, commands and the house itself read everything
+
+
+def depends(text: str) -> list[str]:
+    """The rooms of helpers/ that a test file's text depends on, the lowest first; all of them if it starts programs."""
+    rooms = [*reversed(order())]
+    if "subprocess" in text or "helpers.magic" in text or "import magic" in text:
+        return rooms
+    used = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and node.module == "helpers":
+            public = helpers._PUBLIC | helpers._LESSONS
+            used |= {public.get(alias.name, alias.name).partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("helpers."):
+            used.add(node.module.split(".")[1])
+        elif isinstance(node, ast.Import) and any(alias.name.startswith("helpers") for alias in node.names):
+            return rooms
+    highest = max((rooms.index(room) if room in rooms else len(rooms) for room in used), default=0)
+    return rooms[: max(highest, rooms.index("run")) + 1]  # tests/tools use rooms up to run
+
+
+def digest(path: Path, root: Path = ROOT) -> str:
+    """Of all that the tests of a file depend on."""
+    text = path.read_text()
+    parts = [f"helpers/{room}" for room in depends(text)]
+    sha = hashlib.sha256(text.encode())
+    for part in (*parts, "kernels", "data", "tests/tools"):
+        sha.update(_of_folder(root / part).encode())
+    for file in ("pyproject.toml", "helpers/__init__.py", "tests/conftest.py"):
+        sha.update((root / file).read_bytes())
+    return sha.hexdigest()[:16]
+
+
+@cache
+def _of_folder(folder: Path) -> str:
+    sha = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            sha.update(f"\n{path.relative_to(folder)} {hashlib.sha256(path.read_bytes()).hexdigest()}".encode())
+    return sha.hexdigest()
+
+
+def read() -> dict[str, str]:
+    """File -> digest at which all of its tests passed."""
+    lines = RECORD.read_text().splitlines() if RECORD.is_file() else []
+    return dict(line.split() for line in lines)
+
+
+def keep(files: Iterable[str]) -> None:
+    """Records that all tests of these files have passed, and drops files that are gone."""
+    found = read() | {file: digest(ROOT / file) for file in files}
+    RECORD.write_text("".join(f"{file} {was}\n" for file, was in sorted(found.items()) if (ROOT / file).is_file()))
+
+
+def sampled(file: str, recorded: Mapping[str, str]) -> bool:
+    """Is a share of this file's tests enough?"""
+    if file.startswith(ALWAYS) or file in OWN_WAYS or file not in recorded:
+        return False
+    return recorded[file] == digest(ROOT / file)
+
+
+def drawn(nodeid: str, seed: str) -> bool:
+    """Is this test in the share? The same for the same seed; over the seeds every test is."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {nodeid}".encode()).digest()[:4], "big") % SHARE == 0
