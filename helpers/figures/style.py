@@ -176,10 +176,10 @@ class Theme:
     card: str
 
 
-LIGHT_PAGE = Theme(
+LIGHT_THEME = Theme(
     "light", "#1f2328", "#59636e", "#d1d9e0", "#ffffff", "#0072b2", "#7fb8d8", "#b34700", "#d55e00", "#f6f8fa"
 )
-DARK_PAGE = Theme(
+DARK_THEME = Theme(
     "dark", "#f0f6fc", "#9198a1", "#3d444d", "#0d1117", "#4aa8e0", "#2d6f9f", "#ffb077", "#ff8c42", "#151b23"
 )
-THEMES = (LIGHT_PAGE, DARK_PAGE)
+THEMES = (LIGHT_THEME, DARK_THEME)

@@ -31,8 +31,8 @@ def test_pages_and_pictures_are_up_to_date(made):
 
 def test_a_picture_is_the_same_each_time_it_is_drawn(made):
     drawing, _, _ = pages.staircase()
-    assert drawing(style.LIGHT_PAGE) == made[ROOT / pages.IMAGES / "staircase-light.svg"]
-    assert drawing(style.DARK_PAGE) != drawing(style.LIGHT_PAGE)
+    assert drawing(style.LIGHT_THEME) == made[ROOT / pages.IMAGES / "staircase-light.svg"]
+    assert drawing(style.DARK_THEME) != drawing(style.LIGHT_THEME)
 
 
 @pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.stem)
@@ -111,8 +111,8 @@ def test_an_import_upwards_is_drawn_in_orange(tmp_path):
         file.write("\n\ndef late():\n    from .. import record\n    return record\n")
     both = pages.imports(tmp_path)
     assert both == {("record", "ladder"), ("ladder", "record")}
-    drawn = svg.rooms({"record": "Data.", "ladder": "Kernels."}, both, "two rooms", style.LIGHT_PAGE)
-    assert drawn.count(style.LIGHT_PAGE.excess) == 2  # the wire and its arrowhead
+    drawn = svg.rooms({"record": "Data.", "ladder": "Kernels."}, both, "two rooms", style.LIGHT_THEME)
+    assert drawn.count(style.LIGHT_THEME.excess) == 2  # the wire and its arrowhead
 
 
 @pytest.mark.parametrize("page", WRITTEN)
