@@ -33,6 +33,7 @@ _PUBLIC = {
     "doctor": "run.doctor:doctor",
     # what it is compared with
     "reference": "run.reference",
+    "families": "run.families",
     "compare": "run.check:compare",
     "record": "record",
     "plot": "figures.plot",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 import random
 import statistics
 import subprocess
@@ -21,12 +20,14 @@ import pandas as pd
 
 from .. import record
 from ..ladder.rung import Which
-from ..record import BACK_ENDS, NO_GPU, forward_bytes, forward_flops, ratio, softmax_bytes
+from ..record import BACK_ENDS, CUDNN, NO_GPU, forward_bytes, forward_flops, ratio, softmax_bytes
+from . import libraries
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
+    "attentions",
     "ceilings",
     "forward_bytes",
     "forward_flops",
@@ -38,6 +39,7 @@ __all__ = [
     "sdpa",
     "softmax_bytes",
     "softmax_peers",
+    "versions",
     "watch",
 ]
 
@@ -170,24 +172,32 @@ def sdpa(backend: str, q: Tensor, k: Tensor, v: Tensor, causal: bool = False) ->
         )
 
 
-def peers(q: Tensor, k: Tensor, v: Tensor, without: Sequence[str] = (), *, causal: bool = False) -> dict[str, Callable]:
-    """The public kernels that accept these inputs (B,H,N,D), by name; each is called as f(q, k, v) and returns O.
+def attentions(without: Sequence[str] = (), *, causal: bool = False) -> dict[str, Callable]:
+    """The public kernels by name, each called as f(q, k, v) on (B,H,N,D): PyTorch's scaled_dot_product_attention with each back end
+    by itself, and FlashAttention-2, -3 and -4 where they can be imported (`libraries`). Nothing of `without` is touched."""
+    found: dict[str, Callable] = {
+        name: functools.partial(sdpa, name, causal=causal) for name in BACK_ENDS if name not in without
+    }
+    return found | libraries.found(without, causal=causal)
 
-    PyTorch's scaled_dot_product_attention with each back end by itself, and flash_attn where it can be imported (it
-    wants (B,N,H,D): the transposes are views). One that raises on these inputs is left out, out of memory included, and
-    so are the names in `without`, untried. FLASH and CUDNN take 16-bit inputs only.
+
+def peers(q: Tensor, k: Tensor, v: Tensor, without: Sequence[str] = (), *, causal: bool = False) -> dict[str, Callable]:
+    """The `attentions` that accept these inputs (B,H,N,D), by name; each is called as f(q, k, v) and returns O.
+
+    One that raises on these inputs is left out, out of memory included, and so are the names in `without`, untried. FLASH,
+    CUDNN and FlashAttention take 16-bit inputs only. What a peer compiles at its first call it compiles here.
     """
     require_gpu()
-    found: dict[str, Callable] = {name: functools.partial(sdpa, name, causal=causal) for name in BACK_ENDS}
-    if importlib.util.find_spec("flash_attn"):
-        from flash_attn import flash_attn_func
+    found = attentions(without, causal=causal)
+    return {name: call for name, call in found.items() if refusal(call, q, k, v) is None}
 
-        def flash_attn(q, k, v):
-            o = flash_attn_func(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), causal=causal)
-            return o.transpose(1, 2)
 
-        found["flash_attn"] = flash_attn
-    return {name: call for name, call in found.items() if name not in without and refusal(call, q, k, v) is None}
+def versions(names: Sequence[str]) -> dict[str, str]:
+    """Of the peers with these names, the versions of those that are no part of PyTorch's own version: cuDNN and `libraries`."""
+    import torch
+
+    cudnn = torch.backends.cudnn.version() if CUDNN in names else None
+    return ({CUDNN: f"cuDNN {cudnn}"} if cudnn else {}) | libraries.versions(names)
 
 
 def softmax_peers(s: Tensor) -> dict[str, Callable]:
@@ -210,8 +220,8 @@ def refusal(call: Callable, *inputs: Tensor) -> str | None:
     except torch.cuda.OutOfMemoryError:
         torch.cuda.empty_cache()
         return "out of memory"
-    except (RuntimeError, ValueError) as error:
-        return str(error).splitlines()[0]
+    except Exception as error:  # every package has exceptions of its own
+        return (str(error).splitlines() or [type(error).__name__])[0]
     return None
 
 

@@ -80,11 +80,18 @@ def right(which: Which) -> Kernel:
 
 
 def timings(kernel: Kernel, quick: bool = False) -> Iterator[tuple[str, pd.DataFrame, dict]]:
-    """Each kind of timing that the kernel's rung calls for: the kind, the samples, and clocks and power seen meanwhile."""
+    """Each kind of timing that the kernel's rung calls for: the kind, the samples, and clocks and power seen meanwhile with the
+    versions of the peers."""
     for kind in record.kinds(kernel.rung):
         with bench.watch() as seen:
             frame = workloads.samples(kind, kernel, kernel.rung, quick)
-        yield kind, frame, seen
+        yield kind, frame, seen | _versions(frame)
+
+
+def _versions(frame: pd.DataFrame) -> dict:
+    """Of samples, what a record says of its peers' versions: nothing, where all are PyTorch's."""
+    found = bench.versions(frame["name"].unique()) if "name" in frame else {}
+    return {"peers": found} if found else {}
 
 
 def show(kind: str, frame: pd.DataFrame, stem: str) -> None:

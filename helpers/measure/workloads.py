@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import math
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -21,6 +20,9 @@ from ..record import (
     BACK_ENDS,
     CUBLAS,
     EFFICIENT,
+    FA2,
+    FA3,
+    FA4,
     FLASH,
     FROM_N,
     LENGTHS,
@@ -32,7 +34,7 @@ from ..record import (
     kv_bytes,
 )
 from . import bench
-from .bench import measure, peers, random_numbers, refusal, sdpa, softmax_peers
+from .bench import attentions, measure, peers, random_numbers, refusal, sdpa, softmax_peers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -139,7 +141,7 @@ def beside_flash(kernel: Callable, name: str, dtype: str, dims: Sequence[int] = 
     RuntimeError with the kernel's own words if it takes none of these shapes.
     """
     beside = EFFICIENT if dtype == "fp32" else FLASH
-    without = [*(name for name in BACK_ENDS if name != beside), "flash_attn"]
+    without = [*(name for name in BACK_ENDS if name != beside), FA2, FA3, FA4]
     frames, refusals = [], []
     for shape in (_headline(N, D) for D in (64, 128) for N in LENGTHS if N >= FROM_N and D in dims):
         given = inputs("attention", shape, dtype)
@@ -153,8 +155,8 @@ def beside_flash(kernel: Callable, name: str, dtype: str, dims: Sequence[int] = 
 
 
 def causal(kernel: Callable, rung: Rung, quick: bool = False) -> pd.DataFrame:
-    """The headline workload under a causal mask, beside SDPA FLASH, CUDNN and EFFICIENT: name, dtype, causal (1), B H Nq Nk D,
-    round, ms."""
+    """The headline workload under a causal mask, beside SDPA FLASH, CUDNN and EFFICIENT and FlashAttention-3 and -4: name, dtype,
+    causal (1), B H Nq Nk D, round, ms."""
     frames = []
     for dtype in rung.dtypes[: 1 if quick else None]:
         for shape in (_headline(N, D) for D in (64, 128) for N in _lengths(quick)):
@@ -166,12 +168,12 @@ def causal(kernel: Callable, rung: Rung, quick: bool = False) -> pd.DataFrame:
 
 
 def _causal_peers(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Callable]:
-    return peers(q, k, v, without=(MATH, "flash_attn"), causal=True)
+    return peers(q, k, v, without=(MATH, FA2), causal=True)
 
 
 def groups(kernel: Callable, rung: Rung) -> pd.DataFrame:
-    """Causal attention with 64 query heads on 8 heads of K and V, and on 64: the same FLOPs. name, dtype, causal, B H Hkv Nq Nk D,
-    round, ms."""
+    """Causal attention with 64 query heads on 8 heads of K and V, and on 64: the same FLOPs; beside SDPA FLASH and CUDNN and
+    FlashAttention-3 and -4 on 8. name, dtype, causal, B H Hkv Nq Nk D, round, ms."""
     H, few = GROUPS
     frames = []
     for dtype in rung.dtypes:
@@ -183,7 +185,9 @@ def groups(kernel: Callable, rung: Rung) -> pd.DataFrame:
                 calls = {
                     (rung.stem, few): functools.partial(ours, q, k, v),
                     (rung.stem, H): functools.partial(ours, q, K, V),
-                    (FLASH, few): functools.partial(sdpa, FLASH, q, k, v, causal=True),
+                }
+                calls |= {
+                    (name, few): functools.partial(call, q, k, v) for name, call in _causal_peers(q, k, v).items()
                 }
                 frame = _timed(calls, (), dtype, (B, H, N, N, D)).assign(causal=1)
                 names = frame["name"]
@@ -266,24 +270,19 @@ def backward(kernel: Callable, rung: Rung, quick: bool = False) -> pd.DataFrame:
 
 
 def _backward_peers(q: Tensor, k: Tensor, v: Tensor, do: Tensor, causal: bool, dtype: str) -> dict[str, Callable]:
-    """The backward pass alone of each of SDPA's back ends that takes these inputs; in 16 bits MATH and EFFICIENT, which would take
-    most of the time, up to MATH_MAX_N."""
+    """The backward pass alone, by autograd, of each of SDPA's back ends and of FlashAttention-3 and -4 that takes these inputs; in 16
+    bits MATH and EFFICIENT, which would take most of the time, up to MATH_MAX_N."""
     import torch
 
+    costly = (MATH, EFFICIENT) if dtype != "fp32" and q.shape[2] > MATH_MAX_N else ()
     calls = {}
-    for name in BACK_ENDS:
-        if name in (MATH, EFFICIENT) and dtype != "fp32" and q.shape[2] > MATH_MAX_N:
-            continue
+    for name, attend in attentions((*costly, FA2), causal=causal).items():
         leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # SDPA explains each refusal in warnings
-                o = sdpa(name, *leaves, causal)
-        except RuntimeError:  # out of memory is one too
-            continue
-        call = functools.partial(torch.autograd.grad, o, leaves, do, retain_graph=True)
-        if refusal(call) is None:
-            calls[name] = call
+        if refusal(attend, *leaves) is None:
+            o = attend(*leaves)
+            call = functools.partial(torch.autograd.grad, o, leaves, do, retain_graph=True)
+            if refusal(call) is None:
+                calls[name] = call
     return calls
 
 

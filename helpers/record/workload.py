@@ -26,6 +26,7 @@ BACK_ENDS = {
     FLASH: "FLASH_ATTENTION",
     CUDNN: "CUDNN_ATTENTION",
 }
+FA2, FA3, FA4 = "flash_attn", "FA3", "FA4"  # FlashAttention-2, -3 and -4 of their own packages
 
 
 def forward_flops(B: int, H: int, Nq: int, Nk: int, D: int) -> int:
