@@ -1,6 +1,7 @@
 """data/: the runs recorded on real devices, and the ratios formed from them. Needs neither torch nor a GPU."""
 
 from .device import NO_GPU, conditions, gpu_id, nvidia_smi, query_gpu, slug, this_device
+from .heads import load_heads, models, save_heads
 from .published import leetcuda_log, public_kernels, published, sixteen_steps
 from .ratios import (
     bandwidths,
@@ -11,6 +12,7 @@ from .ratios import (
     ratio,
     ratio_to_cublas,
     ratio_to_ideal,
+    spread,
     step_table,
     summary,
 )
@@ -33,11 +35,13 @@ from .workload import (
     TOKENS,
     WIDTH,
     attention_flops,
+    by_family,
     forward_bytes,
     forward_flops,
     headline,
     kinds,
     kv_bytes,
+    rung_before,
     softmax_bytes,
 )
 
@@ -64,6 +68,7 @@ __all__ = [
     "about",
     "attention_flops",
     "bandwidths",
+    "by_family",
     "conditions",
     "folder_of",
     "forward_bytes",
@@ -77,7 +82,9 @@ __all__ = [
     "kv_bytes",
     "leetcuda_log",
     "load",
+    "load_heads",
     "medians",
+    "models",
     "nvidia_smi",
     "overall",
     "public_kernels",
@@ -86,10 +93,13 @@ __all__ = [
     "ratio",
     "ratio_to_cublas",
     "ratio_to_ideal",
+    "rung_before",
     "save",
+    "save_heads",
     "sixteen_steps",
     "slug",
     "softmax_bytes",
+    "spread",
     "step_table",
     "summary",
     "this_device",
