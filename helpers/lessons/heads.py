@@ -22,6 +22,7 @@ from .. import record
 from ..run.families import peakedness
 from . import gpt, train
 
+BOUNDS = (4.0, 8.0, 15.0, 30.0)  # log2 units by which a maximum has to rise
 STORED = 4  # heads of a model: the most peaked, the least, and two between
 LENGTH = {"gpt": 1024, "rxnmapper": 512}  # tokens; the second is as many as the model has positions for
 
@@ -106,7 +107,7 @@ def rxnmapper() -> tuple[list, dict]:
     right = (logits.argmax(-1) == ids).float().mean().item()
     return layers, {
         "model": "RXNMapper's ALBERT: 12 layers that share their weights, 8 heads, D = 32, not causal",
-        "source": f"the PyPI package rxnmapper {version}, MIT licence; Schwaller et al. 2021, doi 10.1126/sciadv.abe4166",
+        "source": f"the Python package rxnmapper {version}, MIT licence; Schwaller et al. 2021, doi 10.1126/sciadv.abe4166",
         "input": f"{ids.shape[1]} tokens: {len(REACTIONS)} textbook reactions read at once",
         "reproduced": round(right, 3),  # share of its input's tokens that the model gives back: one has to be near 1
         "causal": False,
@@ -146,7 +147,7 @@ def table(layers: Sequence[tuple[Tensor, Tensor, Tensor]], causal: bool) -> pd.D
     for layer, (q, k, _) in enumerate(layers):
         group = q.shape[1] // k.shape[1]
         for head in range(q.shape[1]):
-            own = peakedness(q[:, head : head + 1], k[:, head // group : head // group + 1], causal)
+            own = peakedness(q[:, head : head + 1], k[:, head // group : head // group + 1], causal, bounds=BOUNDS)
             rows += [(layer, head, own.keys, own.top, *key, share) for key, share in own.rises.items()]
     return pd.DataFrame(rows, columns=["layer", "head", "keys", "top", "R", "Bc", "bound", "share"])
 

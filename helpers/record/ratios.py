@@ -116,6 +116,16 @@ def ratio(samples: pd.DataFrame, ours: str, peer: str) -> pd.DataFrame:
     return found.reset_index()
 
 
+def ratio_of_errors(errors: pd.DataFrame, ours: str, peer: str) -> pd.DataFrame:
+    """Of an `accuracy` record, a row per input and output: `ratio`, the peer's error over that of `ours`, above 1 where `ours` is closer
+    to float64. LookupError if they have none in common."""
+    keys = [*_keys(errors), "output"]
+    wide = errors.pivot_table(index=keys, columns="name", values="error", sort=False, dropna=False)
+    if ours not in wide or peer not in wide:
+        raise LookupError(f"no errors of {ours} beside {peer}; there are those of {', '.join(errors['name'].unique())}")
+    return (wide[peer] / wide[ours]).dropna().rename("ratio").reset_index()
+
+
 def spread(samples: pd.DataFrame, ours: str) -> pd.DataFrame:
     """Of `families` samples, a row per family, mask and D, and a column per peer: the ratio of its time to that of `ours`, geometric
     mean over lengths and dtypes. NaN where they did not run side by side."""
