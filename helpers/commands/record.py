@@ -26,6 +26,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
     add_kernels(add("rungs", rungs, "", "04"), "all rungs, and the GPU's ceilings, by default")
     add_kernels(add("families", families, "", "13 32"), "all rungs for 16-bit inputs but the decode step by default")
+    add_kernels(add("layouts", layouts, "", "32 33"), "all rungs for Hopper by default")
     counted = add("counters", counters, "", "04", "--singles patterns async --new")
     add_kernels(counted, "all rungs by default")
     counted.add_argument(
@@ -99,6 +100,18 @@ def families(arguments: argparse.Namespace) -> int:
         print(rung.stem, flush=True)
         recording.record_families(rung.stem)
         print(f"  {time.perf_counter() - before:.0f} s", flush=True)
+    return 0
+
+
+def layouts(arguments: argparse.Namespace) -> int:
+    """Records rungs beside FlashAttention-3 and -4 in both layouts of memory, with grouped heads and at odd lengths."""
+    from ..measure import bench, recording
+
+    bench.require_gpu()
+    for rung in found(arguments.kernels):
+        if arguments.kernels or rung.arch == "sm_90a":
+            print(rung.stem, flush=True)
+            recording.record_layouts(rung.stem)
     return 0
 
 

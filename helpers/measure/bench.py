@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "attentions",
     "ceilings",
+    "energy",
     "forward_bytes",
     "forward_flops",
     "measure",
@@ -169,6 +170,43 @@ def measure(
         "inputs rotated past the L2; TF32 off"
     )
     return frame
+
+
+def energy(
+    callables: dict[str, Callable | Which],
+    inputs: Sequence[Tensor] = (),
+    seconds: float = 0.5,
+    rounds: int = 3,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Energy of a call, each callable running alone for `seconds`: name, round, ms (per call), joules (per call), watts.
+
+    The names take turns in random order. RuntimeError without a GPU, or where NVML doesn't tell the energy.
+    """
+    require_gpu()
+    if (used := sensors.energy()) is None:
+        raise RuntimeError("this GPU's energy can't be read: it takes `pip install nvidia-ml-py` and a data-centre GPU")
+    from ..run.kernel import as_loaded
+    from ..run.reference import full_fp32
+
+    callables = {name: _callable(c) for name, c in callables.items()}
+    stopwatch, names, rows = _Stopwatch(inputs), list(callables), []
+    with full_fp32():
+        plans = {}
+        for name, call in callables.items():
+            stopwatch.burst(call)
+            plans[name] = max(1, round(1e3 * seconds / stopwatch.burst(call, 3)[0]))
+    with full_fp32(), as_loaded():
+        shuffle = random.Random(seed)
+        for r in range(rounds):
+            shuffle.shuffle(names)
+            for name in names:
+                stopwatch.burst(callables[name], max(1, plans[name] // 10))  # the power settles
+                before = used()
+                ms, _ = stopwatch.burst(callables[name], plans[name])
+                joules = (used() - before) / plans[name]
+                rows.append((name, r, ms, joules, 1e3 * joules / ms))
+    return pd.DataFrame(rows, columns=["name", "round", "ms", "joules", "watts"])
 
 
 def sdpa(backend: str, q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:

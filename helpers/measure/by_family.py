@@ -7,7 +7,7 @@ longest length in fp16, whose range is the narrower; heads of a trained model at
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -59,29 +59,36 @@ def cells(rung: Rung, lengths: tuple[int, ...] = LENGTHS) -> Iterator[Cell]:
         for N in lengths if family.N is None else (family.N,):
             for dtype in rung.dtypes if family.N or N == IN_BOTH_DTYPES else rung.dtypes[:1]:
                 for D in rung.D or (64, 128):
-                    for causal in _masks(rung):
+                    for causal in masks(rung):
                         if family.causal in (None, causal):
                             yield Cell(family, dtype, causal, (TOKENS // N, WIDTH // D, N, N, D))
 
 
-def _masks(rung: Rung) -> tuple[bool, ...]:
+def masks(rung: Rung) -> tuple[bool, ...]:
+    """Without a causal mask, and with one where the rung takes it."""
     return (False, True) if "causal" in rung.features or rung.op == "attention_backward" else (False,)
 
 
-def _calls(kernels: dict[str, Callable], cell: Cell, tensors: tuple[Tensor, ...]) -> dict[str, Callable]:
-    """What is called without arguments: kernels by their rungs' stems and the fast peers that take these tensors."""
-    options = {"causal": True} if cell.causal else {}
+def calls(
+    kernels: dict[str, Callable], tensors: tuple[Tensor, ...], causal: bool, without: Sequence[str]
+) -> dict[str, Callable]:
+    """Kernels, by their rungs' stems, and the peers but for those in `without`, as far as they take these tensors: q, k, v and, for the
+    backward pass, dO. They are called without arguments. A kernel gets the O of a backward pass in the layout that dO has."""
+    options = {"causal": True} if causal else {}
     if len(tensors) == 3:
         own = {name: functools.partial(kernel, *tensors, **options) for name, kernel in kernels.items()}
-        others = bench.peers(*tensors, without=WITHOUT, causal=cell.causal)
+        others = bench.peers(*tensors, without=without, causal=causal)
         others = {name: functools.partial(call, *tensors) for name, call in others.items()}
     else:
+        import torch
+
         from ..run.reference import same_precision
 
         q, k, v, do = tensors
-        o, lse = same_precision(q, k, v, causal=cell.causal)
+        o, lse = same_precision(q, k, v, causal=causal)
+        o = torch.empty_like(do).copy_(o)
         own = {name: functools.partial(kernel, q, k, v, o, lse, do, **options) for name, kernel in kernels.items()}
-        others = workloads.backward_peers(q, k, v, do, cell.causal, without=WITHOUT)
+        others = workloads.backward_peers(q, k, v, do, causal, without)
     return {name: call for name, call in own.items() if refusal(call) is None} | others
 
 
@@ -100,12 +107,12 @@ def timings(own: dict[str, Callable], rung: Rung) -> pd.DataFrame:
 
     frames = []
     for cell in cells(rung):
-        calls = _calls(own, cell, cell.tensors(rung.op == "attention_backward"))
-        frame = measure(calls, (), ROUNDS, burst_ms=BURST_MS).assign(**cell.about)
+        timed = calls(own, cell.tensors(rung.op == "attention_backward"), cell.causal, WITHOUT)
+        frame = measure(timed, (), ROUNDS, burst_ms=BURST_MS).assign(**cell.about)
         frames.append(frame)
         best = frame.groupby("name", sort=False)["ms"].median()
         workloads.progress(f"  {cell.about}: " + ", ".join(f"{n} {x:.3f} ms" for n, x in best.items()))
-        del calls
+        del timed
         torch.cuda.empty_cache()
     columns = ["family", "name", "dtype", "causal", *SHAPE, "round", "ms"]
     return workloads.joined(frames, columns)
@@ -122,7 +129,7 @@ def errors(own: dict[str, Callable], rung: Rung) -> pd.DataFrame:
         tensors = cell.tensors(rung.op == "attention_backward")
         case = Case(cell.family.name, *tensors[:3], do=tensors[3] if tensors[3:] else None, causal=cell.causal)
         exact = case.exact()
-        for name, call in _calls(own, cell, tensors).items():
+        for name, call in calls(own, tensors, cell.causal, WITHOUT).items():
             found = call()
             found = (found,) if not isinstance(found, tuple) else found
             for output, x, right in zip(case.names, found, exact, strict=False):

@@ -17,7 +17,7 @@ from ..ladder.rung import Which
 from ..record import FLASH, SHAPE
 from ..run.check import check, compare
 from ..run.kernel import Kernel, load
-from . import bench, by_family, workloads
+from . import bench, by_family, layouts, workloads
 
 BUILD = """
 import sys, time
@@ -73,6 +73,21 @@ def record_families(which: Which) -> None:
     _wrote(record.save(rung.stem, "families", frame, extra=seen | extra))
     print(record.spread(frame, rung.stem).round(3).to_string(index=False), flush=True)
     _wrote(record.save(rung.stem, "accuracy", by_family.errors(own, rung), extra=extra))
+
+
+def record_layouts(which: Which) -> None:
+    """Checks a rung, then measures and records it beside the fast peers in every layout, and prints how it stands to its goals.
+
+    AssertionError if the rung is wrong.
+    """
+    from ..record import goals
+
+    kernel = right(which)
+    rung = kernel.rung
+    with bench.watch() as seen:
+        frame = layouts.timings(kernel, rung)
+    _wrote(record.save(rung.stem, "layouts", frame, extra=seen | _versions(frame)))
+    print(goals.verdicts([rung.stem]).to_string(index=False), flush=True)
 
 
 def time_quickly(which: Which) -> None:

@@ -25,18 +25,25 @@ REASONS = {
 NONE = "none"
 
 
-def reader() -> Callable[[], tuple[float, float, str]] | None:
-    """A function that reads COLUMNS of the GPU that torch calls cuda:0: MHz, W, and the reasons joined by "+" or "none". None where
-    NVML can't be used. The power is the sensor's latest reading, and takes some ten milliseconds to follow a change."""
+def _open() -> tuple | None:
+    """NVML's module and the GPU that torch calls cuda:0; None where there is no module, no driver, or no such GPU."""
     try:
         import pynvml
 
         pynvml.nvmlInit()
         place = record.gpu_id()
         by = pynvml.nvmlDeviceGetHandleByIndex if place.isdigit() else pynvml.nvmlDeviceGetHandleByUUID
-        gpu = by(int(place) if place.isdigit() else place)
-    except Exception:  # no module, no driver, or no such GPU
+        return pynvml, by(int(place) if place.isdigit() else place)
+    except Exception:  # NVML's own error can't be named where its module is missing
         return None
+
+
+def reader() -> Callable[[], tuple[float, float, str]] | None:
+    """A function that reads COLUMNS of the GPU that torch calls cuda:0: MHz, W, and the reasons joined by "+" or "none". None where
+    NVML can't be used. The power is the sensor's latest reading, and takes some ten milliseconds to follow a change."""
+    if (found := _open()) is None:
+        return None
+    pynvml, gpu = found
     reasons_of = getattr(pynvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
     reasons_of = reasons_of or pynvml.nvmlDeviceGetCurrentClocksThrottleReasons
 
@@ -47,6 +54,23 @@ def reader() -> Callable[[], tuple[float, float, str]] | None:
     try:
         read()
     except pynvml.NVMLError:  # a GPU, or a driver, that doesn't tell
+        return None
+    return read
+
+
+def energy() -> Callable[[], float] | None:
+    """A function that reads the joules which that GPU has used since its driver was loaded, a counter that moves on every some ten
+    milliseconds. None where NVML can't tell."""
+    if (found := _open()) is None:
+        return None
+    pynvml, gpu = found
+
+    def read() -> float:
+        return pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1e3
+
+    try:
+        read()
+    except pynvml.NVMLError:
         return None
     return read
 

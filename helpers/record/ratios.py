@@ -10,7 +10,7 @@ from .workload import CACHE, CUBLAS, FLASH, FROM_N, SHAPE, attention_flops, head
 
 
 def _keys(samples: pd.DataFrame) -> list[str]:
-    known = ("rung", "op", "device", "stale", "family", "dtype", "causal", *SHAPE, *CACHE, "flops")
+    known = ("rung", "op", "device", "stale", "family", "layout", "dtype", "causal", *SHAPE, *CACHE, "flops")
     return [c for c in known if c in samples]
 
 

@@ -292,6 +292,7 @@ def test_a_machine_on_which_nothing_runs_gives_1(monkeypatch, capsys):
         ["record", "tiles"],
         ["record", "training"],
         ["record", "families", "13"],
+        ["record", "layouts"],
         ["record", "heads", "gpt"],
     ],
     ids=" ".join,

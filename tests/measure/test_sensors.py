@@ -91,6 +91,29 @@ def test_without_nvml_there_is_no_reader(nvml, monkeypatch, missing):
     assert sensors.reader() is None
 
 
+def test_energy_is_that_of_the_calls_alone(nvml, monkeypatch):
+    """1 kW while f runs, 0.5 kW while g does, and nothing in between."""
+    made = nvml()
+    used = {"mJ": 7.0}
+    made.nvmlDeviceGetTotalEnergyConsumption = lambda gpu: used["mJ"]
+    on_made_up_gpu(monkeypatch)
+
+    def spending(ms, watts):
+        def call():
+            Event.now += ms
+            used["mJ"] += ms * watts
+
+        return call
+
+    frame = bench.energy({"f": spending(2.0, 1000.0), "g": spending(5.0, 500.0)}, rounds=2)
+    mean = frame.groupby("name")[["ms", "joules", "watts"]].mean()
+    assert mean.loc["f"].tolist() == pytest.approx([2.0, 2.0, 1000.0])
+    assert mean.loc["g"].tolist() == pytest.approx([5.0, 2.5, 500.0])
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with pytest.raises(RuntimeError, match="energy can't be read"):
+        bench.energy({"f": spending(2.0, 1.0)})
+
+
 class Event:
     """A CUDA event on a clock that only the callables advance."""
 
@@ -109,12 +132,16 @@ class Event:
         return end.at - self.at
 
 
-def test_a_sample_has_what_was_read_while_it_ran(monkeypatch):
+def on_made_up_gpu(monkeypatch):
     Event.log = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: SimpleNamespace(L2_cache_size=1000))
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None, raising=False)
+
+
+def test_a_sample_has_what_was_read_while_it_ran(monkeypatch):
+    on_made_up_gpu(monkeypatch)
 
     def call():
         Event.now += 20.0
