@@ -19,7 +19,7 @@ def small(monkeypatch):
             call()
         return pd.DataFrame(rows, columns=["name", "round", "ms"])
 
-    for name, value in dict(TOKENS=80, WIDTH=256, LENGTHS=(40, 33)).items():
+    for name, value in dict(TOKENS=80, WIDTH=512, LENGTHS=(40, 33)).items():
         monkeypatch.setattr(layouts, name, value)
     monkeypatch.setattr(layouts, "WITHOUT", ())
     monkeypatch.setattr(layouts, "measure", measure)
@@ -40,7 +40,7 @@ def test_the_grid_has_everything_and_headline_shapes():
 @pytest.mark.parametrize("layout", layouts.LAYOUTS)
 def test_tensors_lie_as_the_layout_says(small, layout):
     q, k, v, do = layouts.Cell(layout, "bf16", True, 40, 64, 4).tensors(gradient=True)
-    assert q.shape == do.shape == (2, 4, 40, 64) and k.shape == v.shape == (2, 1, 40, 64)
+    assert q.shape == do.shape == (2, 8, 40, 64) and k.shape == v.shape == (2, 2, 40, 64)
     assert q.dtype == torch.bfloat16 and len({x.data_ptr() for x in (q, k, v, do)}) == 4
     assert not torch.equal(k, v)
     assert all(x.transpose(1, 2).is_contiguous() == (layout == "BNHD") for x in (q, do))
