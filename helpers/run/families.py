@@ -122,7 +122,8 @@ def _one_key(draw: Draw) -> tuple[Tensor, Tensor, Tensor]:
     k, v = draw.randn(draw.Hkv, draw.Nk), draw.randn(draw.Hkv, draw.Nk)
     random = torch.rand(draw.B, draw.H, max(draw.Nq, draw.Nk), generator=draw.generator, device=draw.device)
     if draw.causal:
-        chosen = (random[..., : draw.Nq] * (draw.last_seen() + 1).clamp(min=1)).long()
+        last = draw.last_seen().clamp(min=0)
+        chosen = (random[..., : draw.Nq] * (last + 1)).long().minimum(last)  # the product may round up
     else:
         chosen = random.argsort(-1)[..., : draw.Nq] % draw.Nk
     own = k.repeat_interleave(draw.H // draw.Hkv, 1)
