@@ -184,7 +184,8 @@ def record_heads(names: Sequence[str] = ("gpt", "rxnmapper")) -> None:
             about |= {"held_out": round(run.held_out, 4), "torch": torch.__version__}
         else:
             layers, about = rxnmapper()
-        for path in save(name, layers, about):
+        paths = save(name, layers, about)
+        for path in paths:
             print("wrote", path.name, f"({path.stat().st_size >> 10} KB)")
-        heads = table(layers, about["causal"]).drop_duplicates(["layer", "head"])
+        heads = pd.read_csv(paths[1]).drop_duplicates(["layer", "head"])
         print(heads.pivot(index="layer", columns="head", values="keys").round(1).to_string())
