@@ -101,11 +101,14 @@ def staircase(root: Path = readme.record.DATA) -> Drawn:
         for group, part in at128.groupby("group", sort=False)
         for points in [zip(part["name"], part["flash"], strict=True)]
     ]
+    there = set(steps.loc[steps["kind"] == "peer", "name"])
+    flash = [f"{short} (FlashAttention-{short[-1]})" for short in ("FA-3", "FA-4") if short in there]
+    side_by_side = f"{' and '.join(['cuDNN', *flash])} ran beside the last rung; " if "cuDNN" in there else ""
     caption = (
         "<sub>Higher is faster. Bars: the rungs; diamonds: public kernels. No causal mask, fp16; geometric mean over "
         "N = 1024 … 16384. FlashAttention-2 is PyTorch's SDPA FLASH, timed side by side with each rung. It takes no fp32, so the "
-        "hatched fp32 rungs are set beside its fp16 time from another session on the same GPU. FA-3 (FlashAttention-3) and "
-        "Triton (tutorial 06) come from an earlier study on an H200. 02 is a softmax and has no bar.</sub>"
+        f"hatched fp32 rungs are set beside its fp16 time from another session on the same GPU. {side_by_side}"
+        "Triton (tutorial 06) comes from an earlier study on an H200. 02 is a softmax and has no bar.</sub>"
     )
     words = f"{title}, D = 128. {'. '.join(said)}."
     return lambda theme: svg.staircase(steps, title, words, theme), words, caption

@@ -25,6 +25,8 @@ def options(parser: argparse.ArgumentParser) -> None:
         return command(kinds, name, do.__doc__, do, tuple(f"record {name} {example}".rstrip() for example in examples))
 
     add_kernels(add("rungs", rungs, "", "04"), "all rungs, and the GPU's ceilings, by default")
+    add_kernels(add("families", families, "", "13 32"), "all rungs for 16-bit inputs but the decode step by default")
+    add_kernels(add("layouts", layouts, "", "32 33"), "all rungs for Hopper by default")
     counted = add("counters", counters, "", "04", "--singles patterns async --new")
     add_kernels(counted, "all rungs by default")
     counted.add_argument(
@@ -47,6 +49,9 @@ def options(parser: argparse.ArgumentParser) -> None:
     tiled.add_argument("kernel", nargs="?", default="13_tuned", metavar="KERNEL", help="default: 13_tuned")
     tiled.add_argument("--rounds", type=int, default=7, help="rounds per shape (default: 7)")
     add("training", training, "")
+    headed = add("heads", heads, "", "rxnmapper")
+    models = "gpt (needs a GPU), rxnmapper (needs that package); both by default"
+    headed.add_argument("models", nargs="*", metavar="MODEL", help=models)
 
 
 def _mutants(parser: argparse.ArgumentParser, gpu: bool) -> None:
@@ -80,6 +85,33 @@ def rungs(arguments: argparse.Namespace) -> int:
         recording.record_rung(rung.stem)
         print(f"  {time.perf_counter() - before:.0f} s", flush=True)
     print(f"done in {time.perf_counter() - begun:.0f} s")
+    return 0
+
+
+def families(arguments: argparse.Namespace) -> int:
+    """Records speed and error of rungs by family of inputs, from random numbers to heads of trained models."""
+    from .. import record
+    from ..measure import bench, recording
+
+    bench.require_gpu()
+    chosen = found(arguments.kernels)
+    for rung in chosen if arguments.kernels else filter(record.by_family, chosen):
+        before = time.perf_counter()
+        print(rung.stem, flush=True)
+        recording.record_families(rung.stem)
+        print(f"  {time.perf_counter() - before:.0f} s", flush=True)
+    return 0
+
+
+def layouts(arguments: argparse.Namespace) -> int:
+    """Records rungs beside FlashAttention-3 and -4 in both layouts of memory, with grouped heads and at odd lengths."""
+    from ..measure import bench, recording
+
+    bench.require_gpu()
+    for rung in found(arguments.kernels):
+        if arguments.kernels or rung.arch == "sm_90a":
+            print(rung.stem, flush=True)
+            recording.record_layouts(rung.stem)
     return 0
 
 
@@ -148,4 +180,14 @@ def training(arguments: argparse.Namespace) -> int:
     from ..lessons.train import record_training
 
     record_training()
+    return 0
+
+
+def heads(arguments: argparse.Namespace) -> int:
+    """Records Q, K and V of a few heads of trained models, and how peaked every head is."""
+    from ..lessons.heads import LENGTH, record_heads
+
+    if unknown := set(arguments.models) - set(LENGTH):
+        raise ValueError(f"no model {', '.join(sorted(unknown))}; there are {', '.join(LENGTH)}")
+    record_heads(arguments.models or list(LENGTH))
     return 0

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 BESIDE = ("SDPA FLASH", "SDPA CUDNN")
 PUBLISHED = ("Triton tutorial 06",)
-SUMMIT = ("FlashAttention-3", *PUBLISHED)
+SUMMIT = (record.FA3, record.FA4)
 DATASHEET = "datasheet"
 # TFLOP/s of dense 16-bit products: the NVIDIA H200 datasheet's 1,979 for the SXM card are with sparsity, which doubles them.
 LIMIT = {"nvidia-h200": 1979 / 2}
@@ -39,13 +39,14 @@ def speeds(
     """The staircase: a row for each attention rung and D, then the peers.
 
     kind: "rung", "peer" (SDPA FLASH and CUDNN, from the records of the last rung that ran beside them), "published"
-    (the study of public kernels on an H200, beside records of an H200 only). summit: with FlashAttention-3 too, and rows of
-    kind "ceiling", which is no attention: cuBLAS's product of two square matrices and what the card's datasheet promises. dtype: of the rungs that take it, the others
+    (the study of public kernels on an H200, beside records of an H200 only). summit: with the peers FlashAttention-3 and -4 too, where
+    they ran beside a rung, and rows of kind "ceiling", which is no attention: cuBLAS's product of two square matrices and what the card's datasheet promises. dtype: of the rungs that take it, the others
     keep their own. tflops: at the headline workload and N. to_flash: SDPA FLASH's time over this one's, measured side by
     side in one process, geometric mean over N >= 1024, with `low` and `high`; it is missing for fp32, which FLASH doesn't
     take. A rung without records has one row for each D, with neither.
     """
     folder = _device(device, root)
+    wanted = (*BESIDE, *SUMMIT) if summit else BESIDE
     rows: list[dict] = []
     beside: dict[tuple[str, int], dict] = {}
     for rung in rungs():
@@ -61,11 +62,11 @@ def speeds(
         found = _of_session(here, N)
         rows += [row | {"kind": "rung"} for row in found if row["name"] == rung.stem]
         beside |= {
-            (r["name"], r["D"]): r | {"kind": "peer"} for r in found if r["name"] in BESIDE and r["dtype"] == dtype
+            (r["name"], r["D"]): r | {"kind": "peer"} for r in found if r["name"] in wanted and r["dtype"] == dtype
         }
     rows += [row for _, row in sorted(beside.items())]
     if folder == record.DEFAULT_DEVICE:
-        others = [name for name in (*(SUMMIT if summit else PUBLISHED), *BESIDE) if name not in {n for n, _ in beside}]
+        others = [name for name in (*PUBLISHED, *BESIDE) if name not in {n for n, _ in beside}]
         rows += _published(dtype, N, root, others)
     rows += _ceilings(dtype, folder, root) if summit else []
     return pd.DataFrame(rows, columns=COLUMNS)

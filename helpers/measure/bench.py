@@ -21,7 +21,7 @@ import pandas as pd
 from .. import record
 from ..ladder.rung import Which
 from ..record import BACK_ENDS, CUDNN, NO_GPU, forward_bytes, forward_flops, ratio, softmax_bytes
-from . import libraries
+from . import libraries, sensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "attentions",
     "ceilings",
+    "energy",
     "forward_bytes",
     "forward_flops",
     "measure",
@@ -64,8 +65,11 @@ class _Stopwatch:
         self.start, self.end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self.kilohertz = getattr(torch.cuda.get_device_properties(0), "clock_rate", 2_000_000)
 
-    def burst(self, call: Callable, calls: int = 1, hold_ms: float = 0.0) -> tuple[float, float]:
-        """Milliseconds per call on the GPU and on the host; the GPU starts after `hold_ms`."""
+    def burst(
+        self, call: Callable, calls: int = 1, hold_ms: float = 0.0, meanwhile: Callable | None = None
+    ) -> tuple[float, float]:
+        """Milliseconds per call on the GPU and on the host; the GPU starts after `hold_ms`. `meanwhile` is called when all is queued,
+        while the GPU runs."""
         import torch
 
         if hold_ms:
@@ -76,6 +80,8 @@ class _Stopwatch:
             call(*self.ring[i % len(self.ring)])
         host = (time.perf_counter() - before) * 1e3
         self.end.record()
+        if meanwhile:
+            meanwhile()
         self.end.synchronize()
         return self.start.elapsed_time(self.end) / calls, host / calls
 
@@ -123,7 +129,8 @@ def measure(
     idle_ms: float = 0.0,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Times each callable on `inputs`; returns a row per name and round: name, round, ms (milliseconds per call).
+    """Times each callable on `inputs`; returns a row per name and round: name, round, ms (milliseconds per call), and where NVML can be
+    read sm_mhz, watts and throttle (`sensors`), as they were during the burst.
 
         bench.measure({"ours": "04", "SDPA": scaled_dot_product_attention}, (q, k, v))
 
@@ -140,7 +147,9 @@ def measure(
     if rounds < 1 or not callables:
         raise ValueError(f"measure() needs callables and at least one round, got {len(callables)} and {rounds}")
     callables = {name: _callable(c) for name, c in callables.items()}
-    stopwatch, names, rows = _Stopwatch(inputs), list(callables), []
+    stopwatch, names, rows, seen = _Stopwatch(inputs), list(callables), [], []
+    read = sensors.reader()
+    look = (lambda: seen.append(read())) if read else None
     with full_fp32():  # the common warm-up, in which a kernel within a function notices that its file has changed
         for call in callables.values():
             stopwatch.burst(call)
@@ -151,14 +160,53 @@ def measure(
             shuffle.shuffle(names)
             for name in names:
                 time.sleep(idle_ms / 1e3)
-                rows.append((name, r, stopwatch.burst(callables[name], *plans[name])[0]))
+                rows.append((name, r, stopwatch.burst(callables[name], *plans[name], look)[0]))
     frame = pd.DataFrame(rows, columns=["name", "round", "ms"])
+    if seen:
+        frame[list(sensors.COLUMNS)] = seen
     rest = f", {idle_ms:g} ms idle before each" if idle_ms else ""
     frame.attrs["method"] = (
         f"CUDA events, bursts of about {burst_ms:g} ms interleaved in random order, {rounds} rounds{rest}; "
         "inputs rotated past the L2; TF32 off"
     )
     return frame
+
+
+def energy(
+    callables: dict[str, Callable | Which],
+    inputs: Sequence[Tensor] = (),
+    seconds: float = 0.5,
+    rounds: int = 3,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Energy of a call, each callable running alone for `seconds`: name, round, ms (per call), joules (per call), watts.
+
+    The names take turns in random order. RuntimeError without a GPU, or where NVML doesn't tell the energy.
+    """
+    require_gpu()
+    if (used := sensors.energy()) is None:
+        raise RuntimeError("this GPU's energy can't be read: it takes `pip install nvidia-ml-py` and a data-centre GPU")
+    from ..run.kernel import as_loaded
+    from ..run.reference import full_fp32
+
+    callables = {name: _callable(c) for name, c in callables.items()}
+    stopwatch, names, rows = _Stopwatch(inputs), list(callables), []
+    with full_fp32():
+        plans = {}
+        for name, call in callables.items():
+            stopwatch.burst(call)
+            plans[name] = max(1, round(1e3 * seconds / stopwatch.burst(call, 3)[0]))
+    with full_fp32(), as_loaded():
+        shuffle = random.Random(seed)
+        for r in range(rounds):
+            shuffle.shuffle(names)
+            for name in names:
+                stopwatch.burst(callables[name], max(1, plans[name] // 10))  # the power settles
+                before = used()
+                ms, _ = stopwatch.burst(callables[name], plans[name])
+                joules = (used() - before) / plans[name]
+                rows.append((name, r, ms, joules, 1e3 * joules / ms))
+    return pd.DataFrame(rows, columns=["name", "round", "ms", "joules", "watts"])
 
 
 def sdpa(backend: str, q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:

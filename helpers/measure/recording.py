@@ -17,7 +17,7 @@ from ..ladder.rung import Which
 from ..record import FLASH, SHAPE
 from ..run.check import check, compare
 from ..run.kernel import Kernel, load
-from . import bench, workloads
+from . import bench, by_family, layouts, workloads
 
 BUILD = """
 import sys, time
@@ -56,6 +56,38 @@ def record_rung(which: Which) -> None:
     if rung.op == "attention" and "forward" in record.kinds(rung):
         _wrote(record.save(rung.stem, "memory", memories(kernel, rung.stem, dtypes=rung.dtypes)))
     _wrote(record.save(rung.stem, "build", builds(str(rung.path))))
+
+
+def record_families(which: Which) -> None:
+    """Checks a rung, then measures and records its speed and its error by family of inputs, beside the rung before it and the fast peers.
+
+    AssertionError if the rung is wrong.
+    """
+    kernel = right(which)
+    rung = kernel.rung
+    own = by_family.kernels(kernel, rung)
+    before = {"before": [stem for stem in own if stem != rung.stem]}
+    with bench.watch() as seen:
+        frame = by_family.timings(own, rung)
+    extra = before | _versions(frame)
+    _wrote(record.save(rung.stem, "families", frame, extra=seen | extra))
+    print(record.spread(frame, rung.stem).round(3).to_string(index=False), flush=True)
+    _wrote(record.save(rung.stem, "accuracy", by_family.errors(own, rung), extra=extra))
+
+
+def record_layouts(which: Which) -> None:
+    """Checks a rung, then measures and records it beside the fast peers in every layout, and prints how it stands to its goals.
+
+    AssertionError if the rung is wrong.
+    """
+    from ..record import goals
+
+    kernel = right(which)
+    rung = kernel.rung
+    with bench.watch() as seen:
+        frame = layouts.timings(kernel, rung)
+    _wrote(record.save(rung.stem, "layouts", frame, extra=seen | _versions(frame)))
+    print(goals.verdicts([rung.stem]).to_string(index=False), flush=True)
 
 
 def time_quickly(which: Which) -> None:

@@ -33,7 +33,7 @@ from ..record import (
     attention_flops,
     kv_bytes,
 )
-from . import bench
+from . import bench, sensors
 from .bench import attentions, measure, peers, random_numbers, refusal, sdpa, softmax_peers
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def forward(kernel: Callable, rung: Rung, quick: bool = False) -> pd.DataFrame:
         frames.append(_timed(({} if why else {rung.stem: kernel}) | others, given, dtype, shape))
         del given
         torch.cuda.empty_cache()
-    result = _joined(frames, ["name", "dtype", *SHAPE, "round", "ms"])
+    result = joined(frames, ["name", "dtype", *SHAPE, "round", "ms"])
     if not quick and rung.op == "attention" and any(d != "fp32" for d in rung.dtypes):
         skipped.append(f"SDPA MATH beyond N = {MATH_MAX_N} in 16 bits, where it would take most of the time")
     result.attrs["skipped"] = skipped
@@ -164,7 +164,7 @@ def causal(kernel: Callable, rung: Rung, quick: bool = False) -> pd.DataFrame:
             given = random_tensors(dtype, (B, H, N, D), 3)
             calls = {rung.stem: functools.partial(kernel, causal=True)} | _causal_peers(*given)
             frames.append(_timed(calls, given, dtype, shape).assign(causal=1))
-    return _joined(frames, ["name", "dtype", "causal", *SHAPE, "round", "ms"])
+    return joined(frames, ["name", "dtype", "causal", *SHAPE, "round", "ms"])
 
 
 def _causal_peers(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Callable]:
@@ -192,7 +192,7 @@ def groups(kernel: Callable, rung: Rung) -> pd.DataFrame:
                 frame = _timed(calls, (), dtype, (B, H, N, N, D)).assign(causal=1)
                 names = frame["name"]
                 frames.append(frame.assign(name=[n for n, _ in names], Hkv=[h for _, h in names]))
-    return _joined(frames, ["name", "dtype", "causal", *SHAPE, "Hkv", "round", "ms"])
+    return joined(frames, ["name", "dtype", "causal", *SHAPE, "Hkv", "round", "ms"])
 
 
 def packed(kernel: Callable, rung: Rung) -> pd.DataFrame:
@@ -219,7 +219,7 @@ def packed(kernel: Callable, rung: Rung) -> pd.DataFrame:
                     frames.append(made.reset_index().assign(**about, sequences=SEQUENCES, tokens=sum(own)))
                     frames[-1].attrs = timed.attrs
     keys = ["dtype", "causal", "H", "D", "batch", "sequences", "tokens", "round"]
-    return _joined(frames, [*keys, "ms", "padded_ms", "ideal_ms"])
+    return joined(frames, [*keys, "ms", "padded_ms", "ideal_ms"])
 
 
 def _packed_and_padded(call: Callable, dtype: str, D: int, seed: int) -> tuple[list[int], dict[str, Callable]]:
@@ -248,8 +248,9 @@ def _rate(rates: dict[int, pd.Series], n: int) -> pd.Series:
 
 
 def backward(kernel: Callable, rung: Rung, quick: bool = False) -> pd.DataFrame:
-    """The headline workload's backward pass with and without a causal mask, beside that of SDPA's back ends: name, dtype,
-    causal, B H Nq Nk D, round, ms. The kernel gets O and LSE, autograd what each forward pass has kept for it."""
+    """The headline workload's backward pass with and without a causal mask, beside that of SDPA's back ends and of FlashAttention-3
+    and -4: name, dtype, causal, B H Nq Nk D, round, ms. The kernel gets O and LSE, autograd what each forward pass has kept
+    for it. In 16 bits MATH and EFFICIENT, which would take most of the time, run up to MATH_MAX_N."""
     import torch
 
     from ..run.reference import same_precision
@@ -262,21 +263,23 @@ def backward(kernel: Callable, rung: Rung, quick: bool = False) -> pd.DataFrame:
                 q, k, v, do = random_tensors(dtype, (B, H, N, D), 4)
                 o, lse = same_precision(q, k, v, causal=is_causal)
                 calls = {rung.stem: functools.partial(kernel, q, k, v, o, lse, do, causal=is_causal)}
-                calls |= _backward_peers(q, k, v, do, is_causal, dtype)
+                costly = (MATH, EFFICIENT) if dtype != "fp32" and N > MATH_MAX_N else ()
+                calls |= backward_peers(q, k, v, do, is_causal, (*costly, FA2))
                 frames.append(_timed(calls, (), dtype, shape).assign(causal=int(is_causal)))
                 del calls, q, k, v, o, lse, do  # what MATH has kept is most of a GPU's memory
                 torch.cuda.empty_cache()
-    return _joined(frames, ["name", "dtype", "causal", *SHAPE, "round", "ms"])
+    return joined(frames, ["name", "dtype", "causal", *SHAPE, "round", "ms"])
 
 
-def _backward_peers(q: Tensor, k: Tensor, v: Tensor, do: Tensor, causal: bool, dtype: str) -> dict[str, Callable]:
-    """The backward pass alone, by autograd, of each of SDPA's back ends and of FlashAttention-3 and -4 that takes these inputs; in 16
-    bits MATH and EFFICIENT, which would take most of the time, up to MATH_MAX_N."""
+def backward_peers(
+    q: Tensor, k: Tensor, v: Tensor, do: Tensor, causal: bool, without: Sequence[str] = (FA2,)
+) -> dict[str, Callable]:
+    """The backward pass alone, by autograd, of each of `bench.attentions` that takes these inputs, but for those in `without`. Each is
+    called without arguments and returns dQ, dK, dV."""
     import torch
 
-    costly = (MATH, EFFICIENT) if dtype != "fp32" and q.shape[2] > MATH_MAX_N else ()
     calls = {}
-    for name, attend in attentions((*costly, FA2), causal=causal).items():
+    for name, attend in attentions(without, causal=causal).items():
         leaves = [x.detach().requires_grad_() for x in (q, k, v)]
         if refusal(attend, *leaves) is None:
             o = attend(*leaves)
@@ -302,7 +305,7 @@ def matmul(kernel: Callable, rung: Rung) -> pd.DataFrame:
             frame = _timed(calls, (), "bf16", shape).assign(causal=int(is_causal))
             flops = {rung.stem: attention_flops(*shape, is_causal), CUBLAS: 2 * SQUARE**3}
             frames.append(frame.assign(flops=frame["name"].map(flops)))
-    return _joined(frames, ["name", "dtype", "causal", *SHAPE, "flops", "round", "ms"])
+    return joined(frames, ["name", "dtype", "causal", *SHAPE, "flops", "round", "ms"])
 
 
 def decode(kernel: Callable, rung: Rung, quick: bool = False) -> pd.DataFrame:
@@ -334,7 +337,7 @@ def decode(kernel: Callable, rung: Rung, quick: bool = False) -> pd.DataFrame:
             frame["name"] = [rung.stem if s else name for s, name in zip(splits, frame["name"], strict=True)]
             frames.append(frame.assign(Hkv=Hkv, splits=splits, chosen=[int(s == own) for s in splits]))
             progress(f"  decode {dtype} {(B, H, Hkv, Nk, D)}: {own} splits by itself")
-    return _joined(frames, ["name", "dtype", *SHAPE, "Hkv", "splits", "chosen", "bytes", "round", "ms"])
+    return joined(frames, ["name", "dtype", *SHAPE, "Hkv", "splits", "chosen", "bytes", "round", "ms"])
 
 
 def progress(line: str) -> None:
@@ -349,7 +352,9 @@ def _timed(calls: dict, given: Sequence[Tensor], dtype: str, shape: Shape) -> pd
     return frame.assign(dtype=dtype, **dict(zip(SHAPE, shape, strict=True)))
 
 
-def _joined(frames: list[pd.DataFrame], columns: list[str]) -> pd.DataFrame:
+def joined(frames: list[pd.DataFrame], columns: list[str]) -> pd.DataFrame:
+    """One frame of these columns and of those that the sensors have filled."""
+    columns = [*columns, *(c for c in sensors.COLUMNS if c in frames[0] and c not in columns)]
     result = pd.concat(frames, ignore_index=True)[columns]
     result.attrs = dict(frames[0].attrs)
     return result

@@ -1,6 +1,7 @@
 """data/: the runs recorded on real devices, and the ratios formed from them. Needs neither torch nor a GPU."""
 
 from .device import NO_GPU, conditions, gpu_id, nvidia_smi, query_gpu, slug, this_device
+from .heads import load_heads, models, save_heads
 from .published import leetcuda_log, public_kernels, published, sixteen_steps
 from .ratios import (
     bandwidths,
@@ -9,8 +10,10 @@ from .ratios import (
     medians,
     overall,
     ratio,
+    ratio_of_errors,
     ratio_to_cublas,
     ratio_to_ideal,
+    spread,
     step_table,
     summary,
 )
@@ -33,11 +36,13 @@ from .workload import (
     TOKENS,
     WIDTH,
     attention_flops,
+    by_family,
     forward_bytes,
     forward_flops,
     headline,
     kinds,
     kv_bytes,
+    rung_before,
     softmax_bytes,
 )
 
@@ -64,6 +69,7 @@ __all__ = [
     "about",
     "attention_flops",
     "bandwidths",
+    "by_family",
     "conditions",
     "folder_of",
     "forward_bytes",
@@ -77,19 +83,25 @@ __all__ = [
     "kv_bytes",
     "leetcuda_log",
     "load",
+    "load_heads",
     "medians",
+    "models",
     "nvidia_smi",
     "overall",
     "public_kernels",
     "published",
     "query_gpu",
     "ratio",
+    "ratio_of_errors",
     "ratio_to_cublas",
     "ratio_to_ideal",
+    "rung_before",
     "save",
+    "save_heads",
     "sixteen_steps",
     "slug",
     "softmax_bytes",
+    "spread",
     "step_table",
     "summary",
     "this_device",

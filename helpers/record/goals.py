@@ -1,7 +1,10 @@
 """What each rung is meant to reach on an H200, beside what its records say; `python -m helpers goals` prints both.
 
 A goal is a ratio, a peer's time over the rung's unless said otherwise: a geometric mean over the headline shapes with
-N >= 1024, every dtype and both head dimensions, with the worst shape beside it. No torch and no GPU is needed.
+N >= 1024, every dtype and both head dimensions, with the worst shape beside it. In `layouts` (both layouts of memory, as many heads
+of K and V or a quarter) N = 1000 counts, too. By family (kinds `families`, and `accuracy`, where
+the ratio is that of the errors) the mean of each family, head dimension, mask and output has to reach the goal: the least of them is
+shown. A peer that isn't in the record leaves its goals not recorded. No torch and no GPU is needed.
 """
 
 from __future__ import annotations
@@ -13,7 +16,14 @@ from pathlib import Path
 import pandas as pd
 
 from .. import record
-from .workload import CUDNN, EFFICIENT, FLASH, FROM_N, MATH
+from .workload import CUDNN, EFFICIENT, FA3, FA4, FLASH, FROM_N, MATH
+
+BY = ["family", "D", "causal"]
+FOUR = [f"D == {D} and causal == {causal}" for D in (64, 128) for causal in (0, 1)]
+ERROR, GRADIENTS = (
+    round(1 / 1.1, 3),
+    round(1 / 1.05, 3),
+)  # an error may be 1.1, of a gradient 1.05 times as large as SDPA FLASH's
 
 
 @dataclass(frozen=True)
@@ -29,6 +39,12 @@ class Goal:
     only: str = ""
     N: int | None = None
 
+    def mean(self, points: pd.Series) -> float:
+        """The geometric mean of `points`; by family the least of the families, head dimensions, masks and outputs."""
+        by_family = self.kind in ("families", "accuracy")
+        groups = points.groupby(level=points.index.names) if by_family else [("", points)]
+        return min(record.geometric_mean(part) for _, part in groups)
+
     def points(self, root: Path = record.DATA) -> pd.Series:
         """The ratio at each shape that counts. LookupError where nothing of the kind is recorded."""
         samples = record.load(self.rung, self.kind, record.DEFAULT_DEVICE, root)
@@ -43,8 +59,14 @@ class Goal:
             table = record.bandwidths(samples)
             column = {"copy": "of_copy", FLASH: "to_flash"}[self.peer]
             return table.groupby(["dtype", *record.SHAPE, "Hkv"])[column].max()  # at the best number of splits
-        ratios = record.ratio(record.headline(samples), self.rung, self.peer)
-        return ratios.loc[ratios["Nk"].eq(self.N) if self.N else ratios["Nk"] >= FROM_N, "ratio"]
+        if self.kind == "families":
+            return record.ratio(samples, self.rung, self.peer).set_index(BY)["ratio"]
+        if self.kind == "accuracy":
+            return record.ratio_of_errors(samples, self.rung, self.peer).set_index([*BY, "output"])["ratio"]
+        samples = samples if self.kind == "layouts" else record.headline(samples)
+        ratios = record.ratio(samples, self.rung, self.peer)
+        long = ratios["Nk"] >= (1000 if self.kind == "layouts" else FROM_N)
+        return ratios.loc[ratios["Nk"].eq(self.N) if self.N else long, "ratio"]
 
 
 GOALS = [
@@ -76,11 +98,29 @@ GOALS = [
     Goal("32_ping_pong", "forward", CUDNN, 1.10, 1.05, "D == 128"),
     Goal("32_ping_pong", "causal", CUDNN, 1.15, 1.05, "D == 64"),
     Goal("32_ping_pong", "causal", CUDNN, 1.10, 1.05, "D == 128"),
-    Goal("32_ping_pong", "forward", CUDNN, 0.90, 0.90, N=512),
-    Goal("32_ping_pong", "causal", CUDNN, 0.90, 0.90, N=512),
-    Goal("32_ping_pong", "matmul", record.CUBLAS, 0.85, 0.85, "causal == 0"),
+    *(Goal("32_ping_pong", "layouts", FA3, 1.05, 1.0, four) for four in FOUR),
+    *(Goal("32_ping_pong", "layouts", FA4, 1.08, 1.05, four) for four in FOUR),
+    *(
+        Goal("32_ping_pong", "layouts", peer, 1.0, 1.0, f"causal == {c}", 512)
+        for c in (0, 1)
+        for peer in (CUDNN, FA3, FA4)
+    ),
+    Goal("32_ping_pong", "matmul", record.CUBLAS, 0.95, 0.85, "causal == 0"),
     Goal("33_backward_wgmma", "backward", CUDNN, 1.10, 0.95, "causal == 0"),
     Goal("33_backward_wgmma", "backward", CUDNN, 1.10, 0.95, "causal == 1"),
+    *(Goal("33_backward_wgmma", "layouts", peer, 1.03, 0.98, four) for peer in (FA3, FA4) for four in FOUR),
+    *(Goal("33_backward_wgmma", "layouts", peer, 1.0, 1.0, N=512) for peer in (CUDNN, FA3, FA4)),
+    Goal("13_tuned", "families", FLASH, 1.0, 1.0),
+    Goal("13_tuned", "families", "12_double_buffered", 1.0, 1.0),
+    Goal("20_causal_gqa", "families", FLASH, 1.0, 1.0),
+    Goal("20_causal_gqa", "families", "13_tuned", 1.0, 1.0),
+    Goal("23_backward_mma", "families", FLASH, 1.0, 1.0),
+    Goal("32_ping_pong", "families", CUDNN, 1.0, 1.0),
+    Goal("32_ping_pong", "families", FA3, 0.97, 0.97),
+    Goal("33_backward_wgmma", "families", CUDNN, 1.0, 1.0),
+    Goal("33_backward_wgmma", "families", FA3, 0.97, 0.97),
+    *(Goal(rung, "accuracy", FLASH, ERROR, ERROR) for rung in ("13_tuned", "20_causal_gqa", "32_ping_pong")),
+    *(Goal(rung, "accuracy", FLASH, GRADIENTS, GRADIENTS) for rung in ("23_backward_mma", "33_backward_wgmma")),
 ]
 
 
@@ -98,7 +138,7 @@ def verdicts(stems: Sequence[str] = (), root: Path = record.DATA) -> pd.DataFram
         except LookupError:
             points = pd.Series(dtype=float)
         if len(points):
-            mean = record.geometric_mean(points)
+            mean = goal.mean(points)
             reached = "reached" if mean >= goal.goal else "above the floor" if mean >= goal.floor else "missed"
             row |= {"mean": round(mean, 3), "worst": round(points.min(), 3), "verdict": reached}
         rows.append(row)

@@ -30,22 +30,20 @@ SHORT_NAMES = {
 
 def public_kernels(direction: str = "fwd", causal: bool = False, root: Path = DATA) -> pd.DataFrame:
     """The study of public kernels on one H200 (published/h200_peers.csv), columns named as in a record: name, variant, dtype,
-    B, H, Nq, Nk, D, ms, tflops, and to_flash, to_cudnn: the time of SDPA FLASH and SDPA CUDNN over the kernel's, side by side.
+    B, H, Nq, Nk, D, ms, tflops, and to_flash: the time of SDPA FLASH over the kernel's, side by side.
 
     SDPA FLASH and SDPA CUDNN have rows of their own, the median over the sessions they ran in beside the others; they have no ms.
     """
     table = published("h200_peers", root)
     table = table[(table["direction"] == direction) & (table["causal"] == int(causal)) & (table["correct"] == 1)]
     table = table.rename(columns={"peer": "name", "N": "Nk", "ratio_to_sdpa_flash": "to_flash"})
-    table = table.rename(columns={"ratio_to_sdpa_cudnn": "to_cudnn"})
     table = table.assign(Nq=table["Nk"], dtype=table["dtype"].map(_DTYPES), name=table["name"].replace(SHORT_NAMES))
     keys, flash, cudnn = ["dtype", *SHAPE], "sdpa_flash_tflops", "sdpa_cudnn_tflops"
     both = table.dropna(subset=[flash, cudnn]).groupby(keys, sort=False)[[flash, cudnn]].median().reset_index()
     parts = [table]
     for name, own in (("SDPA FLASH", flash), ("SDPA CUDNN", cudnn)):
-        ratios = {"to_flash": both[own] / both[flash], "to_cudnn": both[own] / both[cudnn]}
-        parts.append(both[keys].assign(name=name, tflops=both[own], **ratios))
-    columns = ["name", "variant", *keys, "ms", "tflops", "to_flash", "to_cudnn"]
+        parts.append(both[keys].assign(name=name, tflops=both[own], to_flash=both[own] / both[flash]))
+    columns = ["name", "variant", *keys, "ms", "tflops", "to_flash"]
     return pd.concat(parts, ignore_index=True)[columns]
 
 

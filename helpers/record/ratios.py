@@ -10,7 +10,8 @@ from .workload import CACHE, CUBLAS, FLASH, FROM_N, SHAPE, attention_flops, head
 
 
 def _keys(samples: pd.DataFrame) -> list[str]:
-    return [c for c in ("rung", "op", "device", "stale", "dtype", "causal", *SHAPE, *CACHE, "flops") if c in samples]
+    known = ("rung", "op", "device", "stale", "family", "layout", "dtype", "causal", *SHAPE, *CACHE, "flops")
+    return [c for c in known if c in samples]
 
 
 def geometric_mean(values: pd.Series) -> float:
@@ -21,9 +22,13 @@ def geometric_mean(values: pd.Series) -> float:
 def medians(samples: pd.DataFrame) -> pd.DataFrame:
     """One row per name and shape of samples of timings: ms (median), ms_low and ms_high (the rounds' extremes), and with
     them tflops (attention, by 4·B·H·Nq·Nk·D, backward 2.5 times it, half of it if `causal`; by `flops` where there is such a
-    column) or tb_per_s (softmax and copy, by the bytes no softmax can avoid; decode, by `bytes`)."""
-    grouped = samples.groupby([*_keys(samples), "name"], sort=False, dropna=False)["ms"]
-    frame = grouped.agg(ms="median", ms_low="min", ms_high="max").reset_index()
+    column) or tb_per_s (softmax and copy, by the bytes no softmax can avoid; decode, by `bytes`). Where the sensors were read also
+    the medians sm_mhz and watts, and joules, the energy of a call: watts · ms."""
+    columns = {"ms": ("ms", "median"), "ms_low": ("ms", "min"), "ms_high": ("ms", "max")}
+    if "watts" in samples:
+        samples = samples.assign(joules=samples["watts"] * samples["ms"] / 1e3)
+        columns |= {name: (name, "median") for name in ("sm_mhz", "watts", "joules")}
+    frame = samples.groupby([*_keys(samples), "name"], sort=False, dropna=False).agg(**columns).reset_index()
     softmax = frame["op"].eq("softmax") if "op" in frame else pd.Series(False, index=frame.index)
     causal = frame["causal"] if "causal" in frame else 0
     flops = attention_flops(*(frame[c].astype("float64") for c in SHAPE), causal)
@@ -109,6 +114,25 @@ def ratio(samples: pd.DataFrame, ours: str, peer: str) -> pd.DataFrame:
     ratios = (wide[peer] / wide[ours]).dropna().rename("ratio").reset_index()
     found = ratios.groupby(keys, sort=False, dropna=False)["ratio"].agg(ratio="median", low="min", high="max")
     return found.reset_index()
+
+
+def ratio_of_errors(errors: pd.DataFrame, ours: str, peer: str) -> pd.DataFrame:
+    """Of an `accuracy` record, a row per input and output: `ratio`, the peer's error over that of `ours`, above 1 where `ours` is closer
+    to float64. LookupError if they have none in common."""
+    keys = [*_keys(errors), "output"]
+    wide = errors.pivot_table(index=keys, columns="name", values="error", sort=False, dropna=False)
+    if ours not in wide or peer not in wide:
+        raise LookupError(f"no errors of {ours} beside {peer}; there are those of {', '.join(errors['name'].unique())}")
+    return (wide[peer] / wide[ours]).dropna().rename("ratio").reset_index()
+
+
+def spread(samples: pd.DataFrame, ours: str) -> pd.DataFrame:
+    """Of `families` samples, a row per family, mask and D, and a column per peer: the ratio of its time to that of `ours`, geometric
+    mean over lengths and dtypes. NaN where they did not run side by side."""
+    by = ["family", "causal", "D"]
+    peers = [name for name in samples["name"].unique() if name != ours]
+    columns = {p: ratio(samples, ours, p).groupby(by, sort=False)["ratio"].agg(geometric_mean) for p in peers}
+    return pd.DataFrame(columns).reset_index()
 
 
 def summary(samples: pd.DataFrame, ours: str, peer: str, from_n: int = FROM_N) -> pd.DataFrame:

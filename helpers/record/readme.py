@@ -9,10 +9,12 @@ import pandas as pd
 from .. import record
 from ..ladder.paths import NOTEBOOKS
 from ..ladder.rung import Rung, rungs
+from .goals import GOALS
 from .workload import N
 
 DEVICE = record.DEFAULT_DEVICE
-PUBLISHED = {"FlashAttention-3": "FA-3", "Triton tutorial 06": "Triton"}  # of the study of public kernels
+BESIDE = {record.CUDNN: "cuDNN", record.FA3: "FA-3", record.FA4: "FA-4"}  # as they ran beside a rung
+PUBLISHED = {"Triton tutorial 06": "Triton"}  # of the study of public kernels
 STALE = " (stale: the kernel has changed since)"
 
 
@@ -61,17 +63,20 @@ def _decoding(samples: pd.DataFrame) -> pd.DataFrame:
 
 def peers(root: Path = record.DATA) -> pd.DataFrame:
     """Public kernels beside SDPA FLASH in fp16 without a causal mask: name, group ("forward", "backward"), D, flash as in
-    `figures`. cuDNN as it ran beside the last rung of the group, the others from published/h200_peers.csv."""
+    `figures`. cuDNN, FlashAttention-3 and -4 as they ran beside the last rung of the group that they ran beside, if any; the
+    others from published/h200_peers.csv."""
     rows = []
     for group, direction in (("forward", "fwd"), ("backward", "bwd")):
         try:
-            beside = record.load(None, group, DEVICE, root).query("dtype == 'fp16' and name == @record.CUDNN")
-            samples = record.load(beside["rung"].max(), group, DEVICE, root).query("dtype == 'fp16'")
+            every = record.load(None, group, DEVICE, root).query("dtype == 'fp16'")
         except LookupError:
             continue
-        samples = samples[samples["causal"] == 0] if "causal" in samples else samples
-        found = record.summary(samples, record.CUDNN, record.FLASH)
-        rows += [("cuDNN", group, D, mean) for D, mean in zip(found["D"], found["mean"], strict=True)]
+        every = every[every["causal"] == 0] if "causal" in every else every
+        for peer, short in BESIDE.items():
+            beside = every.loc[every["name"] == peer, "rung"]
+            if len(beside):
+                found = record.summary(every[every["rung"] == beside.max()], peer, record.FLASH)
+                rows += [(short, group, D, mean) for D, mean in zip(found["D"], found["mean"], strict=True)]
         table = record.headline(record.public_kernels(direction, root=root)).query(
             "dtype == 'fp16' and Nk >= @record.FROM_N"
         )
@@ -117,7 +122,7 @@ def table(root: Path = record.DATA) -> str:
         "fp32 (–). 22, 23 and 33 are backward passes, beside theirs. bf16, causal masks, other peers and the spread are in "
         "[data/README.md](data/README.md#every-rung-beside-its-peers)."
     )
-    return "\n".join([*head, *rows, foot, "", training(root)]).rstrip()
+    return "\n\n".join(filter(None, ["\n".join([*head, *rows, foot]), families(root), training(root)]))
 
 
 def _short_row(rung: Rung, found: pd.DataFrame) -> str:
@@ -131,6 +136,30 @@ def _short_row(rung: Rung, found: pd.DataFrame) -> str:
     speed = " · ".join(f"{x:#.3g}".rstrip(".") for x in found["speed"]) + unit
     ratios = [" · ".join(f"{x:.2f}" for x in found[c].dropna()) or "–" for c in ("flash", "cudnn")]
     return f"| {name} | {rung.title} | {speed}{STALE if found['stale'].any() else ''} | {' | '.join(ratios)} |"
+
+
+def families(root: Path = record.DATA) -> str:
+    """How the speed of the rungs that have goals by family spreads over the families of inputs, as a sentence; empty where none is
+    recorded."""
+    parts, names = [], set()
+    for rung in rungs():
+        peer = record.CUDNN if rung.arch == "sm_90a" else record.FLASH
+        if not any(goal.rung == rung.stem and goal.kind == "families" for goal in GOALS):
+            continue
+        try:
+            found = record.spread(samples := record.load(rung.stem, "families", DEVICE, root), rung.stem)[peer]
+        except LookupError:  # a KeyError, where the peer did not run, is one too
+            continue
+        names |= set(samples["family"])
+        short = {record.FLASH: "FlashAttention-2", record.CUDNN: "cuDNN"}[peer]
+        stale = STALE if samples["stale"].any() else ""
+        parts.append(f"{rung.number} {found.min():.2f} to {found.max():.2f} × {short}{stale}")
+    if not parts:
+        return ""
+    return (
+        f"These are normal random inputs. Over {len(names)} families of inputs, up to one key that takes all of a row and heads of trained models, "
+        f"the slowest and the fastest are: {', '.join(parts)} ([families](data/README.md#families-of-inputs))."
+    )
 
 
 def training(root: Path = record.DATA) -> str:
@@ -260,9 +289,9 @@ def _by_dtype(values: dict[str, str]) -> str:
 
 
 def _peers(samples: pd.DataFrame, stem: str) -> list[str]:
-    """The peers a row names: all of an fp32 rung; of a 16-bit one the two fast ones, with FLASH in front."""
+    """The peers a row names: all of an fp32 rung; of a 16-bit one the fast ones, with FLASH in front."""
     peers = [p for p in samples["name"].unique() if p != stem]
-    fast = [p for p in ("SDPA FLASH", "SDPA CUDNN") if p in peers]
+    fast = [p for p in (record.FLASH, *BESIDE) if p in peers]
     return peers if "fp32" in set(samples["dtype"]) or not fast else fast
 
 

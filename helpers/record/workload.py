@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pandas as pd
 
-if TYPE_CHECKING:
-    from ..ladder.rung import Rung
+from ..ladder.rung import Rung, rungs
 
 FORWARD_FLOPS = "4*B*H*Nq*Nk*D"  # two products of 2*Nq*Nk*D each; the softmax is not counted
 BACKWARD_FLOPS = "10*B*H*Nq*Nk*D"  # five products
@@ -70,3 +67,14 @@ def kinds(rung: Rung) -> tuple[str, ...]:
     hopper = rung.arch == "sm_90a"
     asked = {"causal": "causal" in rung.features, "groups": "gqa" in rung.features, "packed": "varlen" in rung.features}
     return "forward", *(kind for kind, yes in asked.items() if yes), *(("matmul",) if hopper else ())
+
+
+def by_family(rung: Rung) -> bool:
+    """Whether a rung is timed by family of inputs: attention on 16-bit inputs, but for a decode step."""
+    return "fp16" in rung.dtypes and rung.op != "softmax" and "splits" not in rung.features
+
+
+def rung_before(rung: Rung) -> Rung | None:
+    """The rung before this one among those that are timed by family and do the same operation; None before the first."""
+    found = [r for r in rungs() if by_family(r) and r.op == rung.op and r.number < rung.number]
+    return found[-1] if found else None

@@ -2,6 +2,8 @@
 
 A kernel may need more time, or lose digits, where one key takes all of a row, or where a row's maximum keeps rising. So
 every family is checked (`reference.cases`), timed and its error recorded (`record families`).
+
+FAMILIES are made of random numbers, `real` ones of heads of trained models that are stored in data/heads/ (`record heads`).
 """
 
 from __future__ import annotations
@@ -9,11 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from .. import record
 from ..ladder.contract import TORCH_NAMES
 
 SLOPES = 8  # of ALiBi, taken by the heads in turn
@@ -63,12 +68,17 @@ def _last_seen(Nq: int, Nk: int, causal: bool, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True)
 class Family:
-    """A kind of input: why it is tried, where it occurs, and `make`, which draws q (B,H,Nq,D), k and v (B,Hkv,Nk,D) in fp32."""
+    """A kind of input: why it is tried, where it occurs, and `make`, which draws q (B,H,Nq,D), k and v (B,Hkv,Nk,D) in fp32.
+
+    N: the length it has, and causal: the mask it was made under; None: any.
+    """
 
     name: str
     why: str
     source: str
     make: Callable[[Draw], tuple[Tensor, Tensor, Tensor]]
+    N: int | None = None
+    causal: bool | None = None
 
     def inputs(
         self,
@@ -112,7 +122,8 @@ def _one_key(draw: Draw) -> tuple[Tensor, Tensor, Tensor]:
     k, v = draw.randn(draw.Hkv, draw.Nk), draw.randn(draw.Hkv, draw.Nk)
     random = torch.rand(draw.B, draw.H, max(draw.Nq, draw.Nk), generator=draw.generator, device=draw.device)
     if draw.causal:
-        chosen = (random[..., : draw.Nq] * (draw.last_seen() + 1).clamp(min=1)).long()
+        last = draw.last_seen().clamp(min=0)
+        chosen = (random[..., : draw.Nq] * (last + 1)).long().minimum(last)  # the product may round up
     else:
         chosen = random.argsort(-1)[..., : draw.Nq] % draw.Nk
     own = k.repeat_interleave(draw.H // draw.Hkv, 1)
@@ -168,6 +179,47 @@ _RANDOM = (
     ),
 )
 FAMILIES = {family.name: family for family in _RANDOM}
+
+
+# Heads of trained models
+
+
+def real(root: Path = record.DATA) -> dict[str, Family]:
+    """The families made of the heads that are recorded, by name: each model's at the length and under the mask that it had there."""
+    found = {}
+    for model in record.models(root):
+        stored, about = record.load_heads(model, root)
+        tensors = tuple(torch.from_numpy(stored[part]) for part in ("q", "k", "v"))
+        name, N = f"heads of {model}", tensors[0].shape[1]
+        found[name] = Family(name, about["model"], about["source"], partial(_heads, tensors), N, about["causal"])
+    return found
+
+
+def every(root: Path = record.DATA) -> dict[str, Family]:
+    """FAMILIES and the real ones."""
+    return FAMILIES | real(root)
+
+
+def _heads(stored: tuple[Tensor, Tensor, Tensor], draw: Draw) -> tuple[Tensor, Tensor, Tensor]:
+    """The stored heads (heads, N, d) in turn, the same for each of B; rows beyond N begin again with the first.
+
+    Where D is a multiple of d, q and k get zeros for the other numbers and are turned by a random rotation of D dimensions, the
+    scores what they were: q is √(D/d) times as large, since they are divided by √D instead of √d. v are D/d heads side by side.
+    """
+    q, k, v = (x.float().to(draw.device) for x in stored)
+    count, d = q.shape[0], q.shape[2]
+    if draw.D % d:
+        raise ValueError(f"heads of D = {d} can't be those of D = {draw.D}")
+    group = draw.H // draw.Hkv
+    kv = torch.arange(draw.Hkv, device=draw.device) % count
+    q, k = q[kv.repeat_interleave(group)], k[kv]
+    v = torch.cat([v[(kv + i) % count] for i in range(draw.D // d)], -1)
+    if draw.D > d:
+        turn = torch.linalg.qr(torch.randn(draw.D, draw.D, generator=draw.generator, device=draw.device)).Q[:d]
+        q, k = math.sqrt(draw.D / d) * q @ turn, k @ turn
+    rows = [(draw.Nq, q), (draw.Nk, k), (draw.Nk, v)]
+    made = (x[:, torch.arange(n, device=draw.device) % x.shape[1]] for n, x in rows)
+    return tuple(x.expand(draw.B, -1, -1, -1).contiguous() for x in made)
 
 
 # How peaked inputs are

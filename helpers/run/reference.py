@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..ladder.contract import TORCH_NAMES
+from .families import FAMILIES
 
 CHUNK = 1 << 25  # elements of S held at a time: 256 MB in float64
 DTYPES = {name: getattr(torch, long) for name, long in TORCH_NAMES.items()}
@@ -367,6 +368,8 @@ def cases(rung=None, device: str | torch.device = "cpu", size: str = "small") ->
             made = _softmax_cases(size)
         else:
             forward = itertools.chain(_attention_cases(D, size, DTYPES[name]), _model_cases(D, size, features))
+            if name != "fp32":
+                forward = itertools.chain(forward, _family_cases(D, size, features, name))
             made = forward if op == "attention" else _with_gradient(forward)
         suffix = "" if len(dtypes) == 1 else f", {name}"
         for case in made:
@@ -540,6 +543,20 @@ def _model_cases(D: tuple[int, ...], size: str, features: tuple[str, ...]) -> It
         if "lengths" in features:
             lengths = torch.tensor([300, 1, 129, 0], dtype=torch.int32)
             yield Case("3 splits of keys cut short", *qkv(2, 300, B=4), lengths=lengths, splits=3)
+
+
+def _family_cases(D: tuple[int, ...], size: str, features: tuple[str, ...], dtype: str) -> Iterator[Case]:
+    """The families of inputs that are made of random numbers, over several tiles of keys; under a mask and at every D those in which a
+    row's maximum rises late."""
+    H, Nq, Nk = (8, 1000, 1000) if size == "full" else (2, 70, 300)
+    d = 64 if 64 in D else D[0]
+    for seed, (name, family) in enumerate(FAMILIES.items(), 2000):
+        late = name in ("sink", "one key", "falling")
+        for own in D if late else (d,):
+            for causal in (False, True) if late and own == d and "causal" in features else (False,):
+                q, k, v = family.inputs((1, H, Nq, Nk, own), dtype, seed=seed, causal=causal)
+                words = f"family {name}" + f", D={own}" * (own != d) + ", causal" * causal
+                yield Case(words, q, k, v, causal=causal)
 
 
 def _softmax_cases(size: str) -> Iterator[Case]:

@@ -20,7 +20,18 @@ ROOT = Path(__file__).parents[2]
 STEM = "01_naive"
 SMALL = ["--B", "1", "--H", "1", "--N", "8", "--D", "8"]
 COMMANDS = ["doctor", "check", "xray", "run", "bench", "record", "goals", "readme", "notebooks"]
-RECORDS = ["rungs", "counters", "sanitizer", "xray-of-mutants", "verdicts", "roles", "tiles", "training"]
+RECORDS = [
+    "rungs",
+    "counters",
+    "sanitizer",
+    "xray-of-mutants",
+    "verdicts",
+    "roles",
+    "tiles",
+    "training",
+    "families",
+    "heads",
+]
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="says what a machine without a GPU says")
 
 
@@ -280,6 +291,9 @@ def test_a_machine_on_which_nothing_runs_gives_1(monkeypatch, capsys):
         ["record", "roles", "32_ping_pong"],
         ["record", "tiles"],
         ["record", "training"],
+        ["record", "families", "13"],
+        ["record", "layouts"],
+        ["record", "heads", "gpt"],
     ],
     ids=" ".join,
 )

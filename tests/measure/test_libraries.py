@@ -106,7 +106,7 @@ def test_a_record_tells_the_versions_of_its_peers(fakes, monkeypatch):
 @pytest.mark.parametrize("causal", [False, True])
 def test_their_backward_pass_is_timed_alone(fakes, causal):
     q, k, v, do = (randn(1, 2, 40, 64, seed=i) for i in range(4))
-    calls = workloads._backward_peers(q, k, v, do, causal, "fp16")
+    calls = workloads.backward_peers(q, k, v, do, causal)
     expected = reference.attention_backward(q, k, v, do, causal=causal)
     for name in ("FA3", "FA4"):
         forward = len(fakes[0].calls)

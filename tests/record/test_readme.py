@@ -101,6 +101,36 @@ def test_goals_are_held_against_the_records(tmp_path):
     assert said.loc["backward × SDPA FLASH causal == 1"].tolist() == ["23_backward_mma", 2.2, "reached"]
 
 
+def test_a_goal_by_family_is_held_by_the_slowest_family(tmp_path):
+    shape = {"dtype": "fp16", "causal": 0, "B": 4, "H": 16, "Nq": 4096, "Nk": 4096, "D": 128}
+    rows = [
+        shape | {"family": family, "name": name, "round": 0, "ms": ms, "Nk": N, "Nq": N}
+        for family, peer in (("randn", 2.0), ("one key", 0.5))
+        for N, more in ((1024, 1.1), (4096, 1 / 1.1))
+        for name, ms in (("13_tuned", 1.0), ("SDPA FLASH", peer * more))
+    ]
+    record.save("13_tuned", "families", pd.DataFrame(rows), known=CONDITIONS, root=tmp_path)
+    table = goals.verdicts(["13_tuned"], tmp_path).set_index("what")
+    row = table.loc["families × SDPA FLASH"]
+    assert (row["mean"], row["worst"], row["verdict"]) == (0.5, pytest.approx(0.455, abs=1e-3), "missed")
+    assert table.loc["families × 12_double_buffered", "verdict"] == "not recorded"
+    errors = [
+        shape | {"family": "randn", "name": name, "output": "o", "error": error}
+        for name, error in (("13_tuned", 2e-3), ("SDPA FLASH", 1.9e-3), ("FA3", 1.8e-3))
+    ]
+    record.save("13_tuned", "accuracy", pd.DataFrame(errors), known=CONDITIONS, root=tmp_path)
+    row = goals.verdicts(["13_tuned"], tmp_path).set_index("what").loc["accuracy × SDPA FLASH"]
+    assert (row["mean"], row["verdict"]) == (0.95, "reached")
+    with pytest.raises(LookupError, match="no errors of 13_tuned beside x; there are those of 13_tuned, SDPA FLASH"):
+        record.ratio_of_errors(record.load("13_tuned", "accuracy", record.DEFAULT_DEVICE, tmp_path), "13_tuned", "x")
+
+
+def test_a_goal_against_a_peer_that_did_not_run_is_not_recorded(tmp_path):
+    save(tmp_path, "32_ping_pong", 1.5)
+    table = goals.verdicts(["32_ping_pong"], tmp_path)
+    assert table.loc[table["what"].str.contains("FA3|FA4"), "verdict"].eq("not recorded").all()
+
+
 def test_every_rung_but_the_first_has_a_goal():
     assert {r.stem for r in rungs()} - {"01_naive"} <= {g.rung for g in goals.GOALS}
 
@@ -138,17 +168,23 @@ def test_public_kernels_and_fp32_rungs_stand_beside_flash(tmp_path):
     for stem, dtype, times in (
         ("04_fa2_fp32", "fp32", {"04_fa2_fp32": 8.0, "SDPA MATH": 9.0}),
         ("10_fa2_mma_fp16", "fp16", {"10_fa2_mma_fp16": 2.0, "SDPA FLASH": 3.0, "SDPA CUDNN": 0.1}),
-        ("11_swizzled", "fp16", {"11_swizzled": 2.0, "SDPA FLASH": 1.0, "SDPA CUDNN": 0.5}),
+        ("11_swizzled", "fp16", {"11_swizzled": 2.0, "SDPA FLASH": 1.0, "SDPA CUDNN": 0.5, "FA4": 0.4}),
     ):
         frame = pd.DataFrame([shape | {"name": name, "dtype": dtype, "ms": ms} for name, ms in times.items()])
         record.save(stem, "forward", frame, known=CONDITIONS, root=tmp_path)
     (tmp_path / "published").mkdir()
     study = "peer,variant,direction,dtype,B,H,N,D,causal,ms,tflops,correct,ratio_to_sdpa_flash,ratio_to_sdpa_cudnn"
     study += ",sdpa_flash_tflops,sdpa_cudnn_tflops\nFlashAttention-3,fa3,fwd,float16,4,16,4096,128,0,1,1,1,1.75,,,\n"
+    study += "Triton tutorial 06 (autotuned),t,fwd,float16,4,16,4096,128,0,1,1,1,1.5,,,\n"
     (tmp_path / "published" / "h200_peers.csv").write_text(study)
     (found,) = readme.across_sessions(tmp_path).values.tolist()
     assert found == ["04_fa2_fp32", "forward", 128, pytest.approx(1 / 8)]
-    assert readme.peers(tmp_path).values.tolist() == [["cuDNN", "forward", 128, 2.0], ["FA-3", "forward", 128, 1.75]]
+    found = readme.peers(tmp_path).values.tolist()  # FlashAttention-3 of another day isn't among them
+    assert found == [
+        ["cuDNN", "forward", 128, 2.0],
+        ["FA-4", "forward", 128, 2.5],
+        ["Triton", "forward", 128, 1.5],
+    ]
 
 
 def test_a_stale_record_says_so(tmp_path):
@@ -156,3 +192,25 @@ def test_a_stale_record_says_so(tmp_path):
     path = tmp_path / "nvidia-h200" / "04_fa2_fp32.forward.json"
     path.write_text(path.read_text().replace('"digest": "', '"digest": "x'))
     assert "stale" in readme.details(tmp_path) and "stale" in readme.table(tmp_path)
+
+
+def test_the_spread_over_families_is_a_sentence_once_it_is_recorded(tmp_path):
+    assert readme.families(tmp_path) == "" and "families" not in readme.table(tmp_path)
+    shape = {"dtype": "fp16", "causal": 0, "B": 4, "H": 16, "Nq": 4096, "Nk": 4096, "D": 128, "round": 0}
+    for stem, peer in (
+        ("13_tuned", "SDPA FLASH"),
+        ("32_ping_pong", "SDPA CUDNN"),
+        ("12_double_buffered", "SDPA FLASH"),
+    ):
+        times = {"randn": 1.25, "one key": 0.5, "heads of x": 1.0}
+        rows = [
+            shape | {"family": f, "name": n, "ms": ms} for f, x in times.items() for n, ms in ((stem, 1.0), (peer, x))
+        ]
+        record.save(stem, "families", pd.DataFrame(rows), known=CONDITIONS, root=tmp_path)
+    said = readme.families(tmp_path)
+    assert "Over 3 families" in said and "13 0.50 to 1.25 × FlashAttention-2, 32 0.50 to 1.25 × cuDNN" in said
+    assert said in readme.table(tmp_path)
+    record.save(
+        "33_backward_wgmma", "families", pd.DataFrame(rows), known=CONDITIONS, root=tmp_path
+    )  # not beside itself
+    assert readme.families(tmp_path) == said

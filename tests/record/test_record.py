@@ -182,6 +182,9 @@ def test_the_documentation_names_every_kind_and_file_there_is():
     for path in record.DATA.glob("*/*.csv"):
         if path.parent.name == "published":
             assert f"`{path.name}`" in text
+        elif path.parent.name == "heads":
+            assert f"| `{path.stem}` |" in text and f"`heads of {path.stem}`" in text
+            assert all(f"`{c}`" in text for c in path.read_text().split("\n", 1)[0].split(","))
         else:
             stem, kind, _ = path.name.split(".")
             assert f"| `{kind}`" in text, path

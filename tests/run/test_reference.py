@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from helpers import reference
+from helpers import check, reference
+from helpers.run.families import FAMILIES
 
 
 def randn(*shape, seed=0):
@@ -187,3 +188,35 @@ def test_bad_requests_are_refused_by_name():
         list(reference.cases(size="medium"))
     with pytest.raises(ValueError, match="'dropout'"):
         list(reference.cases(SimpleNamespace(op="dropout")))
+
+
+def test_sixteen_bit_kernels_meet_every_family_and_the_late_ones_under_a_mask():
+    rung = SimpleNamespace(op="attention", dtypes=("bf16",), D=(64, 128), features=("causal",))
+    made = [c for c in reference.cases(rung) if c.name.startswith("family")]
+    assert {f"family {name}" for name in FAMILIES} <= {c.name for c in made}
+    late = {c.name for c in made if c.causal}
+    assert late == {f"family {name}, causal" for name in ("sink", "one key", "falling")}
+    assert "family one key, D=128" in {c.name for c in made}
+    assert all(
+        c.k.shape[2] > 2 * 128 and c.q.dtype == torch.bfloat16 for c in made
+    )  # more than two of the largest tiles
+    names = [c.name for c in reference.cases(SimpleNamespace(op="attention", dtypes=("fp32",), D=(64,)))]
+    assert not any(name.startswith("family") for name in names)
+    backward = SimpleNamespace(op="attention_backward", dtypes=("fp16",), D=(64,))
+    assert sum(c.name.startswith("family") for c in reference.cases(backward)) == len(FAMILIES)
+
+
+def test_a_kernel_that_keeps_an_old_maximum_is_wrong_on_the_families():
+    """P in fp16 with the maximum of the first 128 keys, whatever comes later: it overflows where a row rises late."""
+
+    def stale(q, k, v, scale=None, causal=False):
+        s = (q.float() @ k.float().mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
+        first = s[..., -(s.shape[-1] % 128 or 128) :].amax(-1, keepdim=True)
+        p = torch.exp(s - first).half().float()
+        l = torch.exp(s - first).sum(-1, keepdim=True)
+        return (p @ v.float() / l).to(q.dtype), (first + torch.log(l)).squeeze(-1)
+
+    rung = SimpleNamespace(op="attention", dtypes=("fp16",), D=(64,))
+    wrong = {c.case for c in check(stale, reference.cases(rung)).failures}
+    assert {"family one key", "family falling", "family sink"} <= wrong
+    assert not {"family randn", "family Q × 2", "family growing"} & wrong
