@@ -168,8 +168,9 @@ __global__ __launch_bounds__(Tile<d, T>::threads, Tile<d, T>::ctas) void fa2_mma
   // [end: scores]
 
   // [region: online_update]
-  // P = exp2(S - m) with the m there is. True if that was good enough for this warp: a row may have passed its m, as
-  // long as P stays far below 65504, the largest number of fp16. The division by l takes out what m was.
+  // P = exp2(S - m) with the m there is. True if that was good enough for this warp: a row may have passed its m, the
+  // division by l takes out what m was. But few keys take most of a row that has passed it by far, and rounding their P
+  // to 16 bits costs nothing only where P is 1. Nor may P come near 65504, the largest number of fp16.
   const auto probabilities = [&] {
     bool fits = true;
 #pragma unroll
@@ -183,7 +184,7 @@ __global__ __launch_bounds__(Tile<d, T>::threads, Tile<d, T>::ctas) void fa2_mma
           row_sum[r] += S_reg[n][e];
         }
       }
-      fits &= row_sum[r] <= 32768.f;
+      fits &= row_sum[r] <= 32.f;
     }
     // Two accumulators of S side by side, rounded to 16 bits, are one fragment A of P: the same lane holds the same
     // elements.
@@ -200,19 +201,26 @@ __global__ __launch_bounds__(Tile<d, T>::threads, Tile<d, T>::ctas) void fa2_mma
 
   // m_new = max(m, rowmax S); l = l * alpha, O = O * alpha, with alpha = exp2(m - m_new). S is as mma.sync left it.
   const auto raise_maximum = [&](int keys_left) {
+    if (keys_left < Bc) {
 #pragma unroll
-    for (int n = 0; n < Bc / 8; ++n) {
+      for (int n = 0; n < Bc / 8; ++n) {
 #pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        if (8 * n + 2 * t + e % 2 >= keys_left) S_reg[n][e] = -FA_INFINITY; // columns past the last key
+        for (int e = 0; e < 8; ++e) {
+          if (8 * n + 2 * t + e % 2 >= keys_left) S_reg[n][e] = -FA_INFINITY; // columns past the last key
+        }
       }
     }
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
-      float m_new = m_reg[r];
+      float most = S_reg[0][2 * r];
+      if (scale_log2 < 0.f) {
 #pragma unroll
-      for (int n = 0; n < Bc / 8; ++n)
-        m_new = fmaxf(m_new, fmaxf(S_reg[n][2 * r] * scale_log2, S_reg[n][2 * r + 1] * scale_log2));
+        for (int n = 0; n < Bc / 8; ++n) most = fminf(most, fminf(S_reg[n][2 * r], S_reg[n][2 * r + 1]));
+      } else {
+#pragma unroll
+        for (int n = 0; n < Bc / 8; ++n) most = fmaxf(most, fmaxf(S_reg[n][2 * r], S_reg[n][2 * r + 1]));
+      }
+      float m_new = fmaxf(m_reg[r], most * scale_log2);
 #pragma unroll
       for (int mask = 1; mask < 4; mask *= 2) // over the four lanes that share the row
         m_new = fmaxf(m_new, __shfl_xor_sync(0xffffffff, m_new, mask));
@@ -227,6 +235,7 @@ __global__ __launch_bounds__(Tile<d, T>::threads, Tile<d, T>::ctas) void fa2_mma
   // [end: online_update]
 
   // [region: tile_loop]
+  bool track = false; // does this warp form the maximum of every tile from here on, or take what there is?
   int stage_at = 0, free_at = (stages - 1) * stage_bytes;
   for (int j0 = j_last; j0 >= 0; j0 -= Bc) {
     fa::cp_async_wait<stages - 2>(); // this tile's group; later ones may still be on their way
@@ -234,15 +243,17 @@ __global__ __launch_bounds__(Tile<d, T>::threads, Tile<d, T>::ctas) void fa2_mma
     // whose stage the next copies overwrite.
     __syncthreads(); // as above
 
-    bool fits = j0 < j_last; // the first tile, the ragged one, has no maximum yet
-    if (fits) {
+    const bool take = !track && j0 + 2 * Bc <= a.Nk; // below the first whole tile
+    bool fits = take;
+    if (take) {
       scores(stage_at);
       fits = probabilities();
     }
-    if (!fits) { // S again, P has taken its place
+    if (!fits) { // where P has taken the place of S, S again
       scores(stage_at);
       raise_maximum(a.Nk - j0);
       probabilities();
+      track |= take;
     }
 #pragma unroll
     for (int r = 0; r < 4; ++r) l_reg[r] += row_sum[r];

@@ -227,8 +227,9 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
   // [end: scores]
 
   // [region: online_update]
-  // P = exp2(S - m) with the m there is. True if that was good enough for this warp: a row may have passed its m, as
-  // long as P stays far below 65504, the largest number of fp16. The division by l takes out what m was.
+  // P = exp2(S - m) with the m there is. True if that was good enough for this warp: a row may have passed its m, the
+  // division by l takes out what m was. But few keys take most of a row that has passed it by far, and rounding their P
+  // to 16 bits costs nothing only where P is 1. Nor may P come near 65504, the largest number of fp16.
   const auto probabilities = [&] {
     bool fits = true;
 #pragma unroll
@@ -242,7 +243,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
           row_sum[r] += S_reg[n][e];
         }
       }
-      fits &= row_sum[r] <= 32768.f;
+      fits &= row_sum[r] <= 32.f;
     }
     // Two accumulators of S side by side, rounded to 16 bits, are one fragment A of P: the same lane holds the same
     // elements.
@@ -261,10 +262,15 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
   const auto raise_maximum = [&] {
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
-      float m_new = m_reg[r];
+      float most = S_reg[0][2 * r];
+      if (scale_log2 < 0.f) {
 #pragma unroll
-      for (int n = 0; n < Bc / 8; ++n)
-        m_new = fmaxf(m_new, fmaxf(S_reg[n][2 * r] * scale_log2, S_reg[n][2 * r + 1] * scale_log2));
+        for (int n = 0; n < Bc / 8; ++n) most = fminf(most, fminf(S_reg[n][2 * r], S_reg[n][2 * r + 1]));
+      } else {
+#pragma unroll
+        for (int n = 0; n < Bc / 8; ++n) most = fmaxf(most, fmaxf(S_reg[n][2 * r], S_reg[n][2 * r + 1]));
+      }
+      float m_new = fmaxf(m_reg[r], most * scale_log2);
 #pragma unroll
       for (int mask = 1; mask < 4; mask *= 2) // over the four lanes that share the row
         m_new = fmaxf(m_new, __shfl_xor_sync(0xffffffff, m_new, mask));
@@ -281,7 +287,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
   // [region: mask]
   // The last key that this warp's first row sees; each of its 32 rows sees one more than the row before.
   const int sees = a.causal ? i0 + 32 * warp + shift : Nk - 1;
-  const int whole_to = min(sees + 1, j_last);
+  const int whole = min(sees + 1, Nk) / Bc * Bc; // tiles below are seen whole by each row, but for the window
   // Scores of keys that a row doesn't see become -inf, which times a negative scale is inf.
   const auto mask = [&](int j0) {
     const float masked = scale_log2 < 0.f ? FA_INFINITY : -FA_INFINITY;
@@ -301,6 +307,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
   // [end: mask]
 
   // [region: tile_loop]
+  bool track = false; // as in 13_tuned
   int stage_at = 0, free_at = (stages - 1) * stage_bytes;
   for (int j0 = j_last; j0 >= j_first; j0 -= Bc) {
     fa::cp_async_wait<stages - 2>(); // this tile's group; later ones may still be on their way
@@ -319,18 +326,19 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
       continue;
     }
 
-    // Does the first row see them all, and the last row too? The first tile has no maximum yet.
-    const bool whole = j0 + Bc <= whole_to && j0 > sees + 31 - window;
-    bool fits = whole;
-    if (fits) {
+    // Below the first tile that all rows see whole, P is taken with the maximum there is.
+    const bool take = !track && j0 < whole - Bc && j0 > sees + 31 - window;
+    bool fits = take;
+    if (take) {
       scores(stage_at);
       fits = probabilities();
     }
-    if (!fits) { // S again, P has taken its place
+    if (!fits) { // where P has taken the place of S, S again
       scores(stage_at);
-      if (!whole) mask(j0);
+      if (j0 >= whole || j0 <= sees + 31 - window) mask(j0);
       raise_maximum();
       probabilities();
+      track |= take;
     }
 #pragma unroll
     for (int r = 0; r < 4; ++r) l_reg[r] += row_sum[r];

@@ -66,6 +66,13 @@ __device__ __forceinline__ Work find_work(int index, const fa_model_args &a, con
 }
 // [end: schedule]
 
+struct tracked {
+  static constexpr bool value = true;
+};
+struct taken {
+  static constexpr bool value = false;
+};
+
 struct Maps {
   CUtensorMap Q, K, V, O; // how TMA finds their tiles
 };
@@ -178,7 +185,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
   float S_reg[Bc / 8][4], O_reg[d / 8][4] = {}; // (64, Bc) of this warpgroup; (64, d), not yet divided by l
   uint32_t P_reg[Bc / 16][4];                   // P of tile j0, rounded
   // Of rows g and g + 8: m before scaling and after; of this lane's columns of them l, and the last tile's share of it
-  float m_reg[2], m_log2[2], l_reg[2] = {}, sum_reg[2] = {};
+  float m_reg[2], m_log2[2], l_reg[2] = {}, sum_reg[2] = {}, alpha[2];
 
   // [region: next_index]
   // Waits for the next Q_i; gives its index, and -1 after the last. The maximum of S is sought before S is scaled, so
@@ -223,6 +230,34 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
   };
   // [end: products]
 
+  // [region: maximum]
+  // m_new = max(m, rowmax S), and alpha = exp2(m - m_new)
+  const auto raise_maximum = [&] {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) { // row g, elements 0 and 1 of the fragments; row g + 8, elements 2 and 3
+      float m_new = m_reg[r];
+#pragma unroll
+      for (int n = 0; n < Bc / 8; ++n) m_new = fmaxf(m_new, fmaxf(S_reg[n][2 * r], S_reg[n][2 * r + 1]));
+#pragma unroll
+      for (int mask = 1; mask < 4; mask *= 2) // over the four lanes that share the row
+        m_new = fmaxf(m_new, __shfl_xor_sync(0xffffffff, m_new, mask));
+
+      m_log2[r] = m_new == -FA_INFINITY ? 0.f : m_new * scale_log2;               // all -inf so far: exp2(-inf - 0) = 0
+      alpha[r] = fa::ex2_approx_ftz(__fmul_rn(m_reg[r], scale_log2) - m_log2[r]); // 1 where m stays
+      m_reg[r] = m_new;
+    }
+  };
+  // l = l * alpha, O = O * alpha. Not while a product writes O.
+  const auto rescale = [&] {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      l_reg[r] *= alpha[r];
+#pragma unroll
+      for (int n = 0; n < d / 8; ++n) O_reg[n][2 * r] *= alpha[r], O_reg[n][2 * r + 1] *= alpha[r];
+    }
+  };
+  // [end: maximum]
+
   // [region: exponentials]
   // S becomes P = exp2(S - m), whose sums over this lane's columns are added to `sum`.
   const auto exponentials = [&](float (&sum)[2]) {
@@ -261,10 +296,13 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
   bool has_turn = false;
   const auto vote = [&] { return votes_smem + 2 * (warpgroup - 1) + V_ring.stage % 2; };
   const auto stands = [&] { return !__any_sync(0xffffffff, *vote()); };
-  const auto next_turn = [&] { // waits for it and for the next K_j; does P stand?
+  const auto wait_turn = [&] { // and for the next K_j
     fa::mbarrier_wait(K_full + 8 * K_ring.stage, K_ring.parity);
     if (!has_turn) take_turn();
     has_turn = true;
+  };
+  const auto next_turn = [&] { // does P stand?
+    wait_turn();
     return stands();
   };
   const auto end_turn = [&] { pass_turn(), has_turn = false; };
@@ -299,6 +337,9 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
 
     // [region: tile_loop]
     bool accumulate = false; // is tile j0 not the first
+    // As in 13_tuned, the maximum is tracked down to the first tile that all rows see whole, and to the end from where it
+    // was missed.
+    int track_to = max(seen / Bc * Bc - Bc, 0);
     while (true) {
       // [region: scores]
       // No product is under way, and P of tile j0 is to be exact: that of the first tile, of a tile that not all rows see
@@ -324,23 +365,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
       // [end: mask]
 
       // [region: online_update]
-      // m_new = max(m, rowmax S); P = exp2(S - m_new); l = l * alpha + rowsum P; O = O * alpha, alpha = exp2(m - m_new)
-#pragma unroll
-      for (int r = 0; r < 2; ++r) { // row g, elements 0 and 1 of the fragments; row g + 8, elements 2 and 3
-        float m_new = m_reg[r];
-#pragma unroll
-        for (int n = 0; n < Bc / 8; ++n) m_new = fmaxf(m_new, fmaxf(S_reg[n][2 * r], S_reg[n][2 * r + 1]));
-#pragma unroll
-        for (int mask = 1; mask < 4; mask *= 2) // over the four lanes that share the row
-          m_new = fmaxf(m_new, __shfl_xor_sync(0xffffffff, m_new, mask));
-
-        m_log2[r] = m_new == -FA_INFINITY ? 0.f : m_new * scale_log2; // all -inf so far: exp2(-inf - 0) = 0
-        const float alpha = fa::ex2_approx_ftz(__fmul_rn(m_reg[r], scale_log2) - m_log2[r]); // 1 where m stays
-        m_reg[r] = m_new;
-        l_reg[r] *= alpha;
-#pragma unroll
-        for (int n = 0; n < d / 8; ++n) O_reg[n][2 * r] *= alpha, O_reg[n][2 * r + 1] *= alpha;
-      }
+      raise_maximum();
+      rescale();
       exponentials(l_reg);
       round_P();
       sum_reg[0] = sum_reg[1] = 0.f;
@@ -349,27 +375,41 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
       // [region: overlap]
       // Turn by turn: S of the next tile is started, then O of this one. The next tile's exponentials run under this
       // product and under the other warpgroups' products.
+      const auto overlap = [&](auto tracks, int end) { // true unless P of tile j0 was voted down
+        constexpr bool track = decltype(tracks)::value;
+#pragma unroll 1
+        while (j0 > end && j0 <= seen) {
+          if constexpr (track)
+            wait_turn();
+          else if (!next_turn())
+            return false;
+          accept();
+          start_scores(K_ring.stage);
+          start_output(accumulate);
+          end_turn();
+          const uint32_t V_barrier = V_empty + 8 * V_ring.stage;
+          K_ring.next(), V_ring.next(), j0 -= Bc;
+
+          fa::wgmma_wait_group<1>(); // S is there, O not yet
+          if constexpr (track) raise_maximum();
+          sum_reg[0] = sum_reg[1] = 0.f;
+          exponentials(sum_reg);
+          if constexpr (!track) { // with the maximum of the tiles so far: is that good enough?
+            const bool fits = fmaxf(sum_reg[0], sum_reg[1]) <= 32.f && fminf(m_reg[0], m_reg[1]) > -FA_INFINITY;
+            if (!fits) *vote() = 1; // also keeps the exponentials before the wait: they have to be done by here
+          }
+
+          fa::wgmma_wait_group<0>(); // O is there too, and P_reg may be written
+          if constexpr (track) rescale();
+          release(V_barrier);
+          round_P();
+          accumulate = true;
+        }
+        return true;
+      };
       bool right = true;
 #pragma unroll 1
-      while (j0 > 0 && j0 <= seen && (right = next_turn())) {
-        accept();
-        start_scores(K_ring.stage);
-        start_output(accumulate);
-        end_turn();
-        const uint32_t V_barrier = V_empty + 8 * V_ring.stage;
-        K_ring.next(), V_ring.next(), j0 -= Bc;
-
-        fa::wgmma_wait_group<1>(); // S is there, O not yet
-        sum_reg[0] = sum_reg[1] = 0.f;
-        exponentials(sum_reg); // with the maximum of the tiles so far
-        const bool fits = fmaxf(sum_reg[0], sum_reg[1]) <= 32768.f && fminf(m_reg[0], m_reg[1]) > -FA_INFINITY;
-        if (!fits) *vote() = 1; // also keeps the exponentials before the wait: they have to be done by here
-
-        fa::wgmma_wait_group<0>(); // O is there too, and P_reg may be written
-        release(V_barrier);
-        round_P();
-        accumulate = true;
-      }
+      while (right && j0 > 0 && j0 <= seen) right = j0 <= track_to ? overlap(taken(), 0) : overlap(tracked(), track_to);
       // [end: overlap]
 
       // [region: settle]
@@ -387,6 +427,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
         right = false;
       }
       if (!right) { // voted down
+        track_to = 0;
         fa::bar_sync(warpgroup, 128);
         if (threadIdx.x % 128 == 0) *vote() = 0;
         fa::bar_sync(warpgroup, 128);
