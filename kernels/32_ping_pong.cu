@@ -4,8 +4,8 @@
 //            and the warpgroups start their products in turn, so that one is at its exponentials while another has the
 //            tensor cores.
 // changed:   two products are under way at a time; a warpgroup waits for its turn at a barrier of its own; P is taken with
-//            the maximum there is, as in 13_tuned, and a sum out of bounds is a vote to take it again, which is counted at
-//            the next turn's barrier
+//            the maximum there is, as in 13_tuned, and a sum out of bounds is a vote to do it again, which is counted at the
+//            next turn's barrier; from there on the warpgroup tracks the maximum, in a loop of its own
 // op:        attention
 // features:  causal, gqa
 // workspace: counter (1)
@@ -66,6 +66,7 @@ __device__ __forceinline__ Work find_work(int index, const fa_model_args &a, con
 }
 // [end: schedule]
 
+// What becomes of the maximum: it is formed before each tile's exponentials, or they are taken with what there is.
 struct tracked {
   static constexpr bool value = true;
 };
@@ -337,8 +338,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
 
     // [region: tile_loop]
     bool accumulate = false; // is tile j0 not the first
-    // As in 13_tuned, the maximum is tracked down to the first tile that all rows see whole, and to the end from where it
-    // was missed.
+    // The last tile whose maximum is tracked: the first that all rows see whole, as in 13_tuned, and once one was missed
+    // the last of all.
     int track_to = max(seen / Bc * Bc - Bc, 0);
     while (true) {
       // [region: scores]
@@ -374,8 +375,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
 
       // [region: overlap]
       // Turn by turn: S of the next tile is started, then O of this one. The next tile's exponentials run under this
-      // product and under the other warpgroups' products.
-      const auto overlap = [&](auto tracks, int end) { // true unless P of tile j0 was voted down
+      // product and under the other warpgroups' products. Compiled twice: a branch inside one loop costs more.
+      const auto overlap = [&](auto tracks, int end) { // to tile `end`; false where P was voted down
         constexpr bool track = decltype(tracks)::value;
 #pragma unroll 1
         while (j0 > end && j0 <= seen) {
