@@ -126,7 +126,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
   const int first = a.causal ? max(0, j0 - shift) / Br : 0, steps = last - first;
 
   // Without mask the CTAs of a head begin with different queries: they don't all add to the same dQ at once.
-  const int start = a.causal ? first : j0 / Bc * last / key_tiles;
+  const int start = a.causal ? first : int(int64_t(j0 / Bc) * last / key_tiles);
   const auto next_of = [&](int tile) { return tile + 1 < last ? tile + 1 : first; };
 
   extern __shared__ __align__(1024) unsigned char smem_base[];
@@ -181,7 +181,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
       for (int step = 0; step < steps; ++step, tile = next_of(tile)) {
         fa::bar_sync(dQ_full + half, 128 + 32); // this half of dQ is written
         if (threadIdx.x % 32 == 0) {
-          fa::cp_reduce_async_bulk_add(dQ_sum + tile * (Br * d), smem + C::dQ + 4 * mine, 4 * C::dQ_half);
+          fa::cp_reduce_async_bulk_add(dQ_sum + int64_t(tile) * (Br * d), smem + C::dQ + 4 * mine, 4 * C::dQ_half);
           fa::cp_async_bulk_commit_group();
           fa::cp_async_bulk_wait_group_read<0>();
         }
