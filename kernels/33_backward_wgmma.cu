@@ -49,6 +49,13 @@ template <int d> struct Tile {
   static constexpr int Q_full = barriers, dO_full = Q_full + 8 * Q_stages; // 8 bytes each
   static constexpr int Q_empty = dO_full + 8 * dO_stages, dO_empty = Q_empty + 8 * Q_stages;
   static constexpr int smem_bytes = dO_empty + 8 * dO_stages;
+  static_assert(Q_stages >= 2, "Q_i is read until the next one's S has been started: there have to be two stages");
+  static_assert(Bc == 128, "each of two warpgroups has 64 keys: Bc has to be 128");
+  static_assert(128 % Br == 0 && Br % 32 == 0,
+                "the workspace has rows for whole tiles of 128: Br has to be a part of that");
+  static_assert(fa::whole_swizzles(V, Q, q_bytes, dO, dS, dS_bytes),
+                "TMA and wgmma swizzle 1024 bytes at a time: tiles have to begin at multiples of 1024");
+  static_assert(smem_bytes <= fa::smem_of_cta, "a CTA has 227 KB of shared memory: too few for these tiles");
 };
 
 // Rows of the workspace per head: whole tiles.
