@@ -227,8 +227,8 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
   // [end: scores]
 
   // [region: online_update]
-  // P = exp2(S - m) with the m there is. True if that was good enough for this warp: a row may have passed its m, as
-  // long as P stays far below 65504, the largest number of fp16. The division by l takes out what m was.
+  // P = exp2(S - m) with the m there is. True if that is accurate in this warp: dividing by l takes out m, but not the
+  // rounding of P to 16 bits. A key far above m may take most of its row, and its P is exact only where it is 1.
   const auto probabilities = [&] {
     bool fits = true;
 #pragma unroll
@@ -242,7 +242,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
           row_sum[r] += S_reg[n][e];
         }
       }
-      fits &= row_sum[r] <= 32768.f;
+      fits &= row_sum[r] <= 32.f;
     }
     // Two accumulators of S side by side, rounded to 16 bits, are one fragment A of P: the same lane holds the same
     // elements.
@@ -281,7 +281,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
   // [region: mask]
   // The last key that this warp's first row sees; each of its 32 rows sees one more than the row before.
   const int sees = a.causal ? i0 + 32 * warp + shift : Nk - 1;
-  const int whole_to = min(sees + 1, j_last);
+  const int whole = min(sees + 1, Nk) / Bc * Bc; // each row sees the tiles below it to their ends, but for the window
   // Scores of keys that a row doesn't see become -inf, which times a negative scale is inf.
   const auto mask = [&](int j0) {
     const float masked = scale_log2 < 0.f ? FA_INFINITY : -FA_INFINITY;
@@ -301,6 +301,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
   // [end: mask]
 
   // [region: tile_loop]
+  bool track = false; // does this warp form the maximum of every tile to the end, or take what there is?
   int stage_at = 0, free_at = (stages - 1) * stage_bytes;
   for (int j0 = j_last; j0 >= j_first; j0 -= Bc) {
     fa::cp_async_wait<stages - 2>(); // this tile's group; later ones may still be on their way
@@ -319,18 +320,19 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
       continue;
     }
 
-    // Does the first row see them all, and the last row too? The first tile has no maximum yet.
-    const bool whole = j0 + Bc <= whole_to && j0 > sees + 31 - window;
-    bool fits = whole;
-    if (fits) {
+    // The maximum there is may be taken once it is that of a tile which all of the warp's rows have seen whole.
+    const bool take = !track && j0 < whole - Bc && j0 > sees + 31 - window;
+    bool fits = take;
+    if (take) {
       scores(stage_at);
       fits = probabilities();
     }
-    if (!fits) { // S again, P has taken its place
+    if (!fits) { // S again where P has taken its place
       scores(stage_at);
-      if (!whole) mask(j0);
+      if (j0 >= whole || j0 <= sees + 31 - window) mask(j0);
       raise_maximum();
       probabilities();
+      track |= take;
     }
 #pragma unroll
     for (int r = 0; r < 4; ++r) l_reg[r] += row_sum[r];
