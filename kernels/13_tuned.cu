@@ -2,11 +2,10 @@
 //
 // idea:      The tensor cores wait for shared memory, for the softmax and for addresses: give each of these less to do.
 // changed:   a warp takes 32 query rows: each fragment of K and V that is read from shared memory serves twice;
-//            no row maximum in the loop: P is formed with the last one, and only where a row's sum shows that it is out
-//            of date, the tile is done again; so O is hardly ever rescaled, and scale and maximum are one FMA;
+//            no row maximum while the last one will do: where a row's sum says that it doesn't, the warp does that tile
+//            again and tracks the maximum from there on; so O is rarely rescaled, and scale and maximum are one FMA;
 //            K and V come backwards, the ragged tile first: no mask in the loop, and no row is counted;
-//            addresses have 32 bits and move by one XOR; the next copies leave after the softmax; Q_i keeps its memory;
-//            the tile shapes are those that measured best
+//            32-bit addresses that move by one XOR; copies that leave after the softmax; tile shapes that measured best
 // op:        attention
 // inputs:    Q (B,H,Nq,D), K V (B,H,Nk,D) fp16 or bf16; rows and strides multiples of 16 bytes
 // outputs:   O (B,H,Nq,D) as Q, LSE (B,H,Nq) fp32
@@ -100,7 +99,7 @@ __global__ __launch_bounds__(Tile<d, T>::threads, Tile<d, T>::ctas) void fa2_mma
 
   // [region: fragments]
   // ldmatrix.x4 loads four 8 x 8 matrices; lanes 8m .. 8m + 7 give the addresses of matrix m's rows. For the operand A
-  // (Q), and for V with .trans, matrices 0, 1 lie one below the other and 2 and 3 right of them; for K the other way.
+  // (Q), and for V with .trans, matrices 0 and 1 lie one below the other and 2 and 3 right of them; for K the other way.
   const uint32_t at_A = smem + at<d>(lane % 16, lane / 16);
   const uint32_t Q_lane = at_A + Q_at + 32 * warp * 2 * d, V_lane = at_A + stage_bytes / 2;
   const uint32_t K_lane = smem + at<d>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
@@ -129,17 +128,18 @@ __global__ __launch_bounds__(Tile<d, T>::threads, Tile<d, T>::ctas) void fa2_mma
 
   // Q_i's A fragments of this warp, (32, 16) each: those that stay for the whole loop, and a place for the others
   fa::cp_async_wait<stages - 1>(); // Q_i's group is the oldest
-  __syncthreads();                 // every thread's part of Q_i has landed before any warp reads it
+  __syncthreads();                 // every thread's part of Q_smem has landed before any warp reads it
   uint32_t Q_reg[Q_steps < d / 16 ? Q_steps + 1 : Q_steps][8];
 #pragma unroll
   for (int k = 0; k < Q_steps; ++k) fa::ldmatrix_x4_twice(Q_reg[k], right(Q_lane, k), 16 * 2 * d);
   // [end: fragments]
 
-  const float scale_log2 = a.scale * fa::log2_e; // S in units of log2, so that P = exp2(S - m)
-  float S_reg[Bc / 8][8];                        // (32, Bc) of this warp; P in its place
-  uint32_t P_reg[Bc / 16][8];                    // the same, rounded
-  float O_reg[d / 8][8] = {};                    // (32, d) of this warp, not yet divided by l
-  float m_reg[4], l_reg[4], row_sum[4];          // of rows g + 8r; l and row_sum of this lane's columns, until the end
+  // S in units of log2, so that P = exp2(S - m). A scale of 0 would make a NaN of a masked score.
+  const float scale_log2 = a.scale == 0.f ? 1e-30f : a.scale * fa::log2_e;
+  float S_reg[Bc / 8][8];               // (32, Bc) of this warp; P in its place
+  uint32_t P_reg[Bc / 16][8];           // the same, rounded
+  float O_reg[d / 8][8] = {};           // (32, d) of this warp, not yet divided by l
+  float m_reg[4], l_reg[4], row_sum[4]; // of rows g + 8r; l and row_sum of this lane's columns, until the end
 #pragma unroll
   for (int r = 0; r < 4; ++r) m_reg[r] = -3e38f, l_reg[r] = 0.f; // below every score, but finite: -inf - m is -inf
 
@@ -168,9 +168,8 @@ __global__ __launch_bounds__(Tile<d, T>::threads, Tile<d, T>::ctas) void fa2_mma
   // [end: scores]
 
   // [region: online_update]
-  // P = exp2(S - m) with the m there is. True if that was good enough for this warp: a row may have passed its m, the
-  // division by l takes out what m was. But few keys take most of a row that has passed it by far, and rounding their P
-  // to 16 bits costs nothing only where P is 1. Nor may P come near 65504, the largest number of fp16.
+  // P = exp2(S - m) with the m there is. True if that is accurate in this warp: dividing by l takes out m, but not the
+  // rounding of P to 16 bits. A key far above m may take most of its row, and its P is exact only where it is 1.
   const auto probabilities = [&] {
     bool fits = true;
 #pragma unroll
@@ -186,8 +185,7 @@ __global__ __launch_bounds__(Tile<d, T>::threads, Tile<d, T>::ctas) void fa2_mma
       }
       fits &= row_sum[r] <= 32.f;
     }
-    // Two accumulators of S side by side, rounded to 16 bits, are one fragment A of P: the same lane holds the same
-    // elements.
+    // Two accumulators of S, rounded to 16 bits, are one fragment A of P: the same lane holds the same elements.
 #pragma unroll
     for (int k = 0; k < Bc / 16; ++k) {
 #pragma unroll
@@ -201,26 +199,22 @@ __global__ __launch_bounds__(Tile<d, T>::threads, Tile<d, T>::ctas) void fa2_mma
 
   // m_new = max(m, rowmax S); l = l * alpha, O = O * alpha, with alpha = exp2(m - m_new). S is as mma.sync left it.
   const auto raise_maximum = [&](int keys_left) {
-    if (keys_left < Bc) {
+    if (keys_left < Bc) { // columns past the last key: -inf once they are scaled
+      const float masked = scale_log2 < 0.f ? FA_INFINITY : -FA_INFINITY;
 #pragma unroll
       for (int n = 0; n < Bc / 8; ++n) {
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
-          if (8 * n + 2 * t + e % 2 >= keys_left) S_reg[n][e] = -FA_INFINITY; // columns past the last key
+          if (8 * n + 2 * t + e % 2 >= keys_left) S_reg[n][e] = masked;
         }
       }
     }
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
-      float most = S_reg[0][2 * r];
-      if (scale_log2 < 0.f) {
+      float m_new = m_reg[r];
 #pragma unroll
-        for (int n = 0; n < Bc / 8; ++n) most = fminf(most, fminf(S_reg[n][2 * r], S_reg[n][2 * r + 1]));
-      } else {
-#pragma unroll
-        for (int n = 0; n < Bc / 8; ++n) most = fmaxf(most, fmaxf(S_reg[n][2 * r], S_reg[n][2 * r + 1]));
-      }
-      float m_new = fmaxf(m_reg[r], most * scale_log2);
+      for (int n = 0; n < Bc / 8; ++n)
+        m_new = fmaxf(m_new, fmaxf(S_reg[n][2 * r] * scale_log2, S_reg[n][2 * r + 1] * scale_log2));
 #pragma unroll
       for (int mask = 1; mask < 4; mask *= 2) // over the four lanes that share the row
         m_new = fmaxf(m_new, __shfl_xor_sync(0xffffffff, m_new, mask));
@@ -235,7 +229,7 @@ __global__ __launch_bounds__(Tile<d, T>::threads, Tile<d, T>::ctas) void fa2_mma
   // [end: online_update]
 
   // [region: tile_loop]
-  bool track = false; // does this warp form the maximum of every tile from here on, or take what there is?
+  bool track = false; // does this warp form the maximum of every tile to the end, or take what there is?
   int stage_at = 0, free_at = (stages - 1) * stage_bytes;
   for (int j0 = j_last; j0 >= 0; j0 -= Bc) {
     fa::cp_async_wait<stages - 2>(); // this tile's group; later ones may still be on their way
@@ -243,13 +237,13 @@ __global__ __launch_bounds__(Tile<d, T>::threads, Tile<d, T>::ctas) void fa2_mma
     // whose stage the next copies overwrite.
     __syncthreads(); // as above
 
-    const bool take = !track && j0 + 2 * Bc <= a.Nk; // below the first whole tile
+    const bool take = !track && j0 + 2 * Bc <= a.Nk; // the maximum of a ragged tile alone would be poor
     bool fits = take;
     if (take) {
       scores(stage_at);
       fits = probabilities();
     }
-    if (!fits) { // where P has taken the place of S, S again
+    if (!fits) { // S again where P has taken its place
       scores(stage_at);
       raise_maximum(a.Nk - j0);
       probabilities();

@@ -227,9 +227,8 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
   // [end: scores]
 
   // [region: online_update]
-  // P = exp2(S - m) with the m there is. True if that was good enough for this warp: a row may have passed its m, the
-  // division by l takes out what m was. But few keys take most of a row that has passed it by far, and rounding their P
-  // to 16 bits costs nothing only where P is 1. Nor may P come near 65504, the largest number of fp16.
+  // P = exp2(S - m) with the m there is. True if that is accurate in this warp: dividing by l takes out m, but not the
+  // rounding of P to 16 bits. A key far above m may take most of its row, and its P is exact only where it is 1.
   const auto probabilities = [&] {
     bool fits = true;
 #pragma unroll
@@ -262,15 +261,10 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
   const auto raise_maximum = [&] {
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
-      float most = S_reg[0][2 * r];
-      if (scale_log2 < 0.f) {
+      float m_new = m_reg[r];
 #pragma unroll
-        for (int n = 0; n < Bc / 8; ++n) most = fminf(most, fminf(S_reg[n][2 * r], S_reg[n][2 * r + 1]));
-      } else {
-#pragma unroll
-        for (int n = 0; n < Bc / 8; ++n) most = fmaxf(most, fmaxf(S_reg[n][2 * r], S_reg[n][2 * r + 1]));
-      }
-      float m_new = fmaxf(m_reg[r], most * scale_log2);
+      for (int n = 0; n < Bc / 8; ++n)
+        m_new = fmaxf(m_new, fmaxf(S_reg[n][2 * r] * scale_log2, S_reg[n][2 * r + 1] * scale_log2));
 #pragma unroll
       for (int mask = 1; mask < 4; mask *= 2) // over the four lanes that share the row
         m_new = fmaxf(m_new, __shfl_xor_sync(0xffffffff, m_new, mask));
@@ -287,7 +281,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
   // [region: mask]
   // The last key that this warp's first row sees; each of its 32 rows sees one more than the row before.
   const int sees = a.causal ? i0 + 32 * warp + shift : Nk - 1;
-  const int whole = min(sees + 1, Nk) / Bc * Bc; // tiles below are seen whole by each row, but for the window
+  const int whole = min(sees + 1, Nk) / Bc * Bc; // each row sees the tiles below it to their ends, but for the window
   // Scores of keys that a row doesn't see become -inf, which times a negative scale is inf.
   const auto mask = [&](int j0) {
     const float masked = scale_log2 < 0.f ? FA_INFINITY : -FA_INFINITY;
@@ -307,7 +301,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
   // [end: mask]
 
   // [region: tile_loop]
-  bool track = false; // as in 13_tuned
+  bool track = false; // does this warp form the maximum of every tile to the end, or take what there is?
   int stage_at = 0, free_at = (stages - 1) * stage_bytes;
   for (int j0 = j_last; j0 >= j_first; j0 -= Bc) {
     fa::cp_async_wait<stages - 2>(); // this tile's group; later ones may still be on their way
@@ -326,14 +320,14 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
       continue;
     }
 
-    // Below the first tile that all rows see whole, P is taken with the maximum there is.
+    // The maximum there is may be taken once it is that of a tile which all of the warp's rows have seen whole.
     const bool take = !track && j0 < whole - Bc && j0 > sees + 31 - window;
     bool fits = take;
     if (take) {
       scores(stage_at);
       fits = probabilities();
     }
-    if (!fits) { // where P has taken the place of S, S again
+    if (!fits) { // S again where P has taken its place
       scores(stage_at);
       if (j0 >= whole || j0 <= sees + 31 - window) mask(j0);
       raise_maximum();
