@@ -134,11 +134,12 @@ __global__ __launch_bounds__(Tile<d, T>::threads, Tile<d, T>::ctas) void fa2_mma
   for (int k = 0; k < Q_steps; ++k) fa::ldmatrix_x4_twice(Q_reg[k], right(Q_lane, k), 16 * 2 * d);
   // [end: fragments]
 
-  const float scale_log2 = a.scale * fa::log2_e; // S in units of log2, so that P = exp2(S - m)
-  float S_reg[Bc / 8][8];                        // (32, Bc) of this warp; P in its place
-  uint32_t P_reg[Bc / 16][8];                    // the same, rounded
-  float O_reg[d / 8][8] = {};                    // (32, d) of this warp, not yet divided by l
-  float m_reg[4], l_reg[4], row_sum[4];          // of rows g + 8r; l and row_sum of this lane's columns, until the end
+  // S in units of log2, so that P = exp2(S - m). A scale of 0 would make a NaN of a masked score.
+  const float scale_log2 = a.scale == 0.f ? 1e-30f : a.scale * fa::log2_e;
+  float S_reg[Bc / 8][8];               // (32, Bc) of this warp; P in its place
+  uint32_t P_reg[Bc / 16][8];           // the same, rounded
+  float O_reg[d / 8][8] = {};           // (32, d) of this warp, not yet divided by l
+  float m_reg[4], l_reg[4], row_sum[4]; // of rows g + 8r; l and row_sum of this lane's columns, until the end
 #pragma unroll
   for (int r = 0; r < 4; ++r) m_reg[r] = -3e38f, l_reg[r] = 0.f; // below every score, but finite: -inf - m is -inf
 
@@ -198,26 +199,22 @@ __global__ __launch_bounds__(Tile<d, T>::threads, Tile<d, T>::ctas) void fa2_mma
 
   // m_new = max(m, rowmax S); l = l * alpha, O = O * alpha, with alpha = exp2(m - m_new). S is as mma.sync left it.
   const auto raise_maximum = [&](int keys_left) {
-    if (keys_left < Bc) {
+    if (keys_left < Bc) { // columns past the last key: -inf once they are scaled
+      const float masked = scale_log2 < 0.f ? FA_INFINITY : -FA_INFINITY;
 #pragma unroll
       for (int n = 0; n < Bc / 8; ++n) {
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
-          if (8 * n + 2 * t + e % 2 >= keys_left) S_reg[n][e] = -FA_INFINITY; // columns past the last key
+          if (8 * n + 2 * t + e % 2 >= keys_left) S_reg[n][e] = masked;
         }
       }
     }
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
-      float most = S_reg[0][2 * r];
-      if (scale_log2 < 0.f) { // the least S is the largest score
+      float m_new = m_reg[r];
 #pragma unroll
-        for (int n = 0; n < Bc / 8; ++n) most = fminf(most, fminf(S_reg[n][2 * r], S_reg[n][2 * r + 1]));
-      } else {
-#pragma unroll
-        for (int n = 0; n < Bc / 8; ++n) most = fmaxf(most, fmaxf(S_reg[n][2 * r], S_reg[n][2 * r + 1]));
-      }
-      float m_new = fmaxf(m_reg[r], most * scale_log2);
+      for (int n = 0; n < Bc / 8; ++n)
+        m_new = fmaxf(m_new, fmaxf(S_reg[n][2 * r] * scale_log2, S_reg[n][2 * r + 1] * scale_log2));
 #pragma unroll
       for (int mask = 1; mask < 4; mask *= 2) // over the four lanes that share the row
         m_new = fmaxf(m_new, __shfl_xor_sync(0xffffffff, m_new, mask));

@@ -261,15 +261,10 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
   const auto raise_maximum = [&] {
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
-      float most = S_reg[0][2 * r];
-      if (scale_log2 < 0.f) { // the least S is the largest score
+      float m_new = m_reg[r];
 #pragma unroll
-        for (int n = 0; n < Bc / 8; ++n) most = fminf(most, fminf(S_reg[n][2 * r], S_reg[n][2 * r + 1]));
-      } else {
-#pragma unroll
-        for (int n = 0; n < Bc / 8; ++n) most = fmaxf(most, fmaxf(S_reg[n][2 * r], S_reg[n][2 * r + 1]));
-      }
-      float m_new = fmaxf(m_reg[r], most * scale_log2);
+      for (int n = 0; n < Bc / 8; ++n)
+        m_new = fmaxf(m_new, fmaxf(S_reg[n][2 * r] * scale_log2, S_reg[n][2 * r + 1] * scale_log2));
 #pragma unroll
       for (int mask = 1; mask < 4; mask *= 2) // over the four lanes that share the row
         m_new = fmaxf(m_new, __shfl_xor_sync(0xffffffff, m_new, mask));

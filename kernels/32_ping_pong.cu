@@ -67,13 +67,6 @@ __device__ __forceinline__ Work find_work(int index, const fa_model_args &a, con
 // [end: schedule]
 
 // What becomes of the maximum: it is formed before each tile's exponentials, or they are taken with what there is.
-struct tracked {
-  static constexpr bool value = true;
-};
-struct taken {
-  static constexpr bool value = false;
-};
-
 struct Maps {
   CUtensorMap Q, K, V, O; // how TMA finds their tiles
 };
@@ -185,8 +178,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
 
   float S_reg[Bc / 8][4], O_reg[d / 8][4] = {}; // (64, Bc) of this warpgroup; (64, d), not yet divided by l
   uint32_t P_reg[Bc / 16][4];                   // P of tile j0, rounded
-  // Of rows g and g + 8: m before scaling and after; of this lane's columns of them l, and the last tile's share of it
-  float m_reg[2], m_log2[2], l_reg[2] = {}, sum_reg[2] = {}, alpha[2];
+  // Of rows g and g + 8: m, and how it changed; of this lane's columns of them l, and the last tile's share of it
+  float m_reg[2], alpha[2], l_reg[2] = {}, sum_reg[2] = {};
 
   // [region: next_index]
   // Waits for the next Q_i; gives its index, and -1 after the last. The maximum of S is sought before S is scaled, so
@@ -236,15 +229,14 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
   const auto raise_maximum = [&] {
 #pragma unroll
     for (int r = 0; r < 2; ++r) { // row g, elements 0 and 1 of the fragments; row g + 8, elements 2 and 3
-      float m_new = m_reg[r];
+      float S_max = -FA_INFINITY;
 #pragma unroll
-      for (int n = 0; n < Bc / 8; ++n) m_new = fmaxf(m_new, fmaxf(S_reg[n][2 * r], S_reg[n][2 * r + 1]));
+      for (int n = 0; n < Bc / 8; ++n) S_max = fmaxf(S_max, fmaxf(S_reg[n][2 * r], S_reg[n][2 * r + 1]));
 #pragma unroll
       for (int mask = 1; mask < 4; mask *= 2) // over the four lanes that share the row
-        m_new = fmaxf(m_new, __shfl_xor_sync(0xffffffff, m_new, mask));
-
-      m_log2[r] = m_new == -FA_INFINITY ? 0.f : m_new * scale_log2;               // all -inf so far: exp2(-inf - 0) = 0
-      alpha[r] = fa::ex2_approx_ftz(__fmul_rn(m_reg[r], scale_log2) - m_log2[r]); // 1 where m stays
+        S_max = fmaxf(S_max, __shfl_xor_sync(0xffffffff, S_max, mask));
+      const float m_new = fmaxf(m_reg[r], S_max * scale_log2);
+      alpha[r] = fa::ex2_approx_ftz(m_reg[r] - m_new); // 1 where m stays
       m_reg[r] = m_new;
     }
   };
@@ -260,14 +252,15 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
   // [end: maximum]
 
   // [region: exponentials]
-  // S becomes P = exp2(S - m), whose sums over this lane's columns are added to `sum`.
-  const auto exponentials = [&](float (&sum)[2]) {
+  // S becomes P = exp2(S - m), with its sums over this lane's columns.
+  const auto exponentials = [&] {
+    sum_reg[0] = sum_reg[1] = 0.f;
 #pragma unroll
     for (int n = 0; n < Bc / 8; ++n) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        S_reg[n][e] = fa::ex2_approx_ftz(__fmaf_rn(S_reg[n][e], scale_log2, -m_log2[e / 2]));
-        sum[e / 2] += S_reg[n][e];
+        S_reg[n][e] = fa::ex2_approx_ftz(__fmaf_rn(S_reg[n][e], scale_log2, -m_reg[e / 2]));
+        sum_reg[e / 2] += S_reg[n][e];
       }
     }
   };
@@ -297,14 +290,11 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
   bool has_turn = false;
   const auto vote = [&] { return votes_smem + 2 * (warpgroup - 1) + V_ring.stage % 2; };
   const auto stands = [&] { return !__any_sync(0xffffffff, *vote()); };
-  const auto wait_turn = [&] { // and for the next K_j
+  const auto next_turn = [&](bool stands_anyway = false) { // waits for it and for the next K_j; does P stand?
     fa::mbarrier_wait(K_full + 8 * K_ring.stage, K_ring.parity);
     if (!has_turn) take_turn();
     has_turn = true;
-  };
-  const auto next_turn = [&] { // does P stand?
-    wait_turn();
-    return stands();
+    return stands_anyway || stands();
   };
   const auto end_turn = [&] { pass_turn(), has_turn = false; };
   // P stands: l = l + rowsum P, and K_j is not needed any more.
@@ -320,7 +310,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
     const int row0 = work.i0 + below, row = row0 + 16 * warp + g;   // the warpgroup's first; mine
     const int seen = a.causal ? min(row0 + shift + 1, a.Nk) : a.Nk; // keys that all of this warpgroup's rows see
     const int last_seen = row0 >= a.Nq ? 0 : a.causal ? max(row0 + 63 + shift, 0) : a.Nk - 1; // the last that any sees
-    m_reg[0] = m_reg[1] = -FA_INFINITY, l_reg[0] = l_reg[1] = 0.f;
+    m_reg[0] = m_reg[1] = -3e38f, l_reg[0] = l_reg[1] = 0.f; // below every score, but finite: -inf - m is -inf
 
     // [region: skip]
     int j0 = work.j_last; // of this tile
@@ -368,22 +358,18 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
       // [region: online_update]
       raise_maximum();
       rescale();
-      exponentials(l_reg);
+      exponentials();
       round_P();
-      sum_reg[0] = sum_reg[1] = 0.f;
       // [end: online_update]
 
       // [region: overlap]
       // Turn by turn: S of the next tile is started, then O of this one. The next tile's exponentials run under this
       // product and under the other warpgroups' products. Compiled twice: a branch inside one loop costs more.
-      const auto overlap = [&](auto tracks, int end) { // to tile `end`; false where P was voted down
-        constexpr bool track = decltype(tracks)::value;
+      const auto overlap = [&](auto is, int end) { // to tile `end`; false where P was voted down
+        constexpr bool track = decltype(is)::value;
 #pragma unroll 1
         while (j0 > end && j0 <= seen) {
-          if constexpr (track)
-            wait_turn();
-          else if (!next_turn())
-            return false;
+          if (!next_turn(track)) return false;
           accept();
           start_scores(K_ring.stage);
           start_output(accumulate);
@@ -393,12 +379,9 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
 
           fa::wgmma_wait_group<1>(); // S is there, O not yet
           if constexpr (track) raise_maximum();
-          sum_reg[0] = sum_reg[1] = 0.f;
-          exponentials(sum_reg);
-          if constexpr (!track) { // with the maximum of the tiles so far: is that good enough?
-            const bool fits = fmaxf(sum_reg[0], sum_reg[1]) <= 32.f && fminf(m_reg[0], m_reg[1]) > -FA_INFINITY;
-            if (!fits) *vote() = 1; // also keeps the exponentials before the wait: they have to be done by here
-          }
+          exponentials();
+          // Is the maximum of the tiles so far good enough? The vote also keeps the exponentials before the wait.
+          if (!track && fmaxf(sum_reg[0], sum_reg[1]) > 32.f) *vote() = 1;
 
           fa::wgmma_wait_group<0>(); // O is there too, and P_reg may be written
           if constexpr (track) rescale();
@@ -410,7 +393,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
       };
       bool right = true;
 #pragma unroll 1
-      while (right && j0 > 0 && j0 <= seen) right = j0 <= track_to ? overlap(taken(), 0) : overlap(tracked(), track_to);
+      while (right && j0 > 0 && j0 <= seen)
+        right = j0 <= track_to ? overlap(std::false_type(), 0) : overlap(std::true_type(), track_to);
       // [end: overlap]
 
       // [region: settle]
@@ -464,7 +448,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
             fa::pack2<T>(O_reg[n][2 * r] * l_inv, O_reg[n][2 * r + 1] * l_inv);
       }
       if (t == 0 && row + 8 * r < a.Nq)
-        a.LSE[int64_t(work.b * a.H + work.h) * a.Nq + row + 8 * r] = (m_reg[r] * scale_log2 + log2f(l)) * fa::ln_2;
+        a.LSE[int64_t(work.b * a.H + work.h) * a.Nq + row + 8 * r] = (m_reg[r] + log2f(l)) * fa::ln_2;
     }
     fa::fence_proxy_async();
     fa::bar_sync(warpgroup, 128); // all of O is in O_smem before TMA reads it

@@ -435,7 +435,8 @@ def _attention_cases(D: tuple[int, ...], size: str, dtype: torch.dtype) -> Itera
 
     yield Case("zeros", torch.zeros(B, H, n, d), torch.zeros(B, H, n, d), torch.zeros(B, H, n, d))
     yield Case("equal scores", torch.zeros(B, H, n, d), randn(B, H, n, d), randn(B, H, n, d))  # O is the mean of V
-    yield Case("scale 0.3", *qkv(n, n, d), scale=0.3)
+    for scale in (0.3, -0.3, 0.0):  # n is no multiple of a tile: what is masked must stay masked when it is scaled
+        yield Case(f"scale {scale:g}", *qkv(n, n, d), scale=scale)
 
     for N in (1, 2, *EDGES):
         yield Case(f"N={N}", *qkv(N, N, d, B=1, H=4 if N < 3 or full else 1))
