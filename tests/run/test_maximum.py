@@ -17,7 +17,10 @@ PRODUCTS = {  # the instruction, and how many of them S and O of one tile take, 
     "20_causal_gqa": ("mma.sync", 64, 64),
     "32_ping_pong": ("wgmma.mma_async", 16, 32),
 }
-BOUND = ("<= 32.f", "<= 32768.f")  # keeps P in fp16's range, and its digits not
+BOUND = {  # keeps P in fp16's range, and its digits not
+    "13_tuned": ("<= 32.f", "<= 32768.f"),
+    "32_ping_pong": ("> 32.f", "> 32768.f"),
+}
 NEVER_TRACKS = {
     "13_tuned": ("track |= take;", ""),
     "20_causal_gqa": ("track |= take;", ""),
@@ -71,9 +74,9 @@ def test_on_every_family_the_error_is_that_of_a_true_maximum(stem, dtype):
 @pytest.mark.parametrize("stem", ["13_tuned", "32_ping_pong"])
 def test_a_bound_that_only_keeps_P_from_overflowing_loses_digits(stem, dtype):
     """The test above can fail. The check, whose budget is twice PyTorch's error, doesn't see this bug."""
-    found = {name: beside_the_rung_before(stem, dtype, name, LONG, *BOUND) for name in ("Q × 2", "Q × 4")}
+    found = {name: beside_the_rung_before(stem, dtype, name, LONG, *BOUND[stem]) for name in ("Q × 2", "Q × 4")}
     assert min(found.values()) > 1.15, found
-    check(kernel(stem, dtype, *BOUND), [Case(name, *family(name, dtype)) for name in found]).require()
+    check(kernel(stem, dtype, *BOUND[stem]), [Case(name, *family(name, dtype)) for name in found]).require()
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
