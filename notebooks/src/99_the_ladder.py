@@ -42,7 +42,8 @@ print("no timings recorded yet for:", ", ".join(missing) or "none, every rung is
 #
 # - **SDPA FLASH**: FlashAttention-2 as PyTorch ships it, the mark that rungs 10 to 13 are built to reach;
 # - **SDPA CUDNN**: NVIDIA's own kernel, reached through the same PyTorch function, the mark of rungs 30 to 32;
-# - **FlashAttention-3**, its authors' kernel for Hopper, and **Triton tutorial 06**, FlashAttention-2 written in Triton and tuned by its autotuner; both from an earlier study on the same kind of card: lines of another day, good for a look and not for a percentage;
+# - **FA3** and **FA4**, FlashAttention-3 and -4, their authors' kernels for Hopper and later: drawn where they ran beside a rung, in one process;
+# - **Triton tutorial 06**, FlashAttention-2 written in Triton and tuned by its autotuner; from an earlier study on the same kind of card: a line of another day, good for a look and not for a percentage;
 # - **cuBLAS**: no attention at all, but the product of two square matrices of 8192, as NVIDIA's library multiplies them: what a kernel of nothing but products reaches on this card;
 # - **datasheet**: what the card is said to do at most, with dense products of 16-bit numbers ([NVIDIA H200](https://www.nvidia.com/en-us/data-center/h200/); the 1,979 TFLOP/s given there are with half of a matrix zero, "with sparsity").
 #
@@ -171,7 +172,7 @@ table.sort_values(128, ascending=False).round(2).astype(object).where(lambda t: 
 
 # %% [markdown]
 # SDPA FLASH, flash_attention_from_scratch and LeetCUDA multiply with `mma.sync`, as our rungs 10 to 13 and 20 do. Of the public ones, 1.1 is as far as any has come; 13 has 1.25 at $D = 64$ and 1.18 at 128. FlashAttention-3 uses what Hopper alone has: `wgmma`, a product of a whole group of four warps that reads shared memory by itself, and TMA,
-# a copy engine (Shah et al. 2024, [arXiv 2407.08608](https://arxiv.org/abs/2407.08608)). That is where the rungs from 30 on go, and 32 stands above it in both columns.
+# a copy engine (Shah et al. 2024, [arXiv 2407.08608](https://arxiv.org/abs/2407.08608)). That is where the rungs from 30 on go. Whether 32 is faster is for a run of both in one process to say: the records of 32 that have FA3, in [notebook 32](32_ping_pong.ipynb).
 #
 # ### LeetCUDA's log
 #
