@@ -163,7 +163,7 @@ plot.percent_steps(record.sixteen_steps(), ours.to_dict(), board["device"].dropn
 # In an earlier study each of these ran interleaved with SDPA FLASH on one H200. Same card, same reference, same method, other day: the ratios can stand beside ours.
 
 # %%
-study = record.headline(record.public_kernels()).query("Nk >= 1024 and dtype == 'fp16'")
+study = record.headline(record.public_kernels()).query("Nk >= 1024 and dtype == 'fp16' and name != 'FlashAttention-3'")
 public = study.groupby(["name", "D"])["to_flash"].agg(lambda r: np.exp(np.log(r).mean())).dropna().reset_index()
 here = board[(board["kind"] == "rung") & board["to_flash"].notna()][["name", "D", "to_flash"]]
 table = pd.concat([public.assign(source="study"), here.assign(source="this series")])
@@ -171,8 +171,8 @@ table = table.pivot(index=["name", "source"], columns="D", values="to_flash")
 table.sort_values(128, ascending=False).round(2).astype(object).where(lambda t: t.notna(), "–")
 
 # %% [markdown]
-# SDPA FLASH, flash_attention_from_scratch and LeetCUDA multiply with `mma.sync`, as our rungs 10 to 13 and 20 do. Of the public ones, 1.1 is as far as any has come; 13 has 1.25 at $D = 64$ and 1.18 at 128. FlashAttention-3 uses what Hopper alone has: `wgmma`, a product of a whole group of four warps that reads shared memory by itself, and TMA,
-# a copy engine (Shah et al. 2024, [arXiv 2407.08608](https://arxiv.org/abs/2407.08608)). That is where the rungs from 30 on go. Whether 32 is faster is for a run of both in one process to say: the records of 32 that have FA3, in [notebook 32](32_ping_pong.ipynb).
+# SDPA FLASH, flash_attention_from_scratch and LeetCUDA multiply with `mma.sync`, as our rungs 10 to 13 and 20 do. Of the public ones, 1.1 is as far as any has come; 13 has 1.25 at $D = 64$ and 1.18 at 128. FlashAttention-3, which is not in the table, uses what Hopper alone has: `wgmma`, a product of a whole group of four warps that reads shared memory by itself, and TMA,
+# a copy engine (Shah et al. 2024, [arXiv 2407.08608](https://arxiv.org/abs/2407.08608)). That is where the rungs from 30 on go. Which is faster, a run of both in one process says: [notebook 32](32_ping_pong.ipynb).
 #
 # ### LeetCUDA's log
 #
