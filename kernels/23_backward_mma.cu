@@ -447,7 +447,9 @@ extern "C" cudaError_t fa_launch(const fa_args *args, cudaStream_t stream) {
                        fa::half_rows_aligned16(a.K, a.K_stride) && fa::half_rows_aligned16(a.V, a.V_stride) &&
                        fa::half_rows_aligned16(a.dO, a.dO_stride) && fa::half_rows_aligned16(a.dQ, a.dQ_stride) &&
                        fa::half_rows_aligned16(a.dK, a.dK_stride) && fa::half_rows_aligned16(a.dV, a.dV_stride);
-  if (!fa::is_half(a) || a.Hkv < 1 || a.H % a.Hkv || !aligned) return cudaErrorInvalidValue;
+  if (!fa::is_half(a) || a.Hkv < 1 || a.H % a.Hkv || a.window < 0 || (a.window && !a.causal) || a.lengths || a.pages ||
+      a.q_starts || !aligned)
+    return cudaErrorInvalidValue;
   switch (a.D) {
   case 64:
     return launch<64>(a, stream);

@@ -36,6 +36,12 @@ template <int d> struct Tile {
   static constexpr int tile_bytes = 2 * Bc * d; // of K_j, and of V_j
   static constexpr int barriers_at = Q_bytes + stages * 2 * tile_bytes;
   static constexpr int smem_bytes = barriers_at + 8 * (1 + 2 * stages);
+  static_assert(stages >= 2, "a stage is filled again while another one is read: there have to be two");
+  static_assert(Bc % 16 == 0, "O += P V goes in steps of 16 keys: Bc has to be a multiple of 16");
+  static_assert(fa::whole_swizzles(Q_bytes, tile_bytes),
+                "TMA and wgmma swizzle 1024 bytes at a time: tiles have to begin at multiples of 1024");
+  static_assert(ctas * (smem_bytes + 1024) <= fa::smem_of_sm,
+                "an SM has 228 KB of shared memory, and each CTA takes 1 KB more: too few for these tiles");
 };
 // [end: tile]
 

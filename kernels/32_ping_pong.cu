@@ -41,6 +41,13 @@ template <int d> struct Tile {
   static constexpr int barriers_at = V_at + stages * tile_bytes, index_at = barriers_at + 8 * (4 + 4 * stages);
   static constexpr int votes_at = index_at + 8;
   static constexpr int smem_bytes = votes_at + 8 * consumers;
+  static_assert(stages % 2 == 0, "neighbouring tiles vote at places stage % 2: the number of stages has to be even");
+  static_assert(Bc % 16 == 0, "O += P V goes in steps of 16 keys: Bc has to be a multiple of 16");
+  static_assert(fa::whole_swizzles(Q_bytes, O_at, K_at, tile_bytes),
+                "TMA and wgmma swizzle 1024 bytes at a time: tiles have to begin at multiples of 1024");
+  static_assert(smem_bytes <= fa::smem_of_cta, "a CTA has 227 KB of shared memory: too few for these tiles");
+  static_assert(128 * (producer_registers + consumers * registers) <= threads * fa::registers_at_launch(threads),
+                "the consumers take more registers than the producer gives back: they would wait for ever");
 };
 // [end: tile]
 

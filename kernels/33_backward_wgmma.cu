@@ -49,6 +49,13 @@ template <int d> struct Tile {
   static constexpr int Q_full = barriers, dO_full = Q_full + 8 * Q_stages; // 8 bytes each
   static constexpr int Q_empty = dO_full + 8 * dO_stages, dO_empty = Q_empty + 8 * Q_stages;
   static constexpr int smem_bytes = dO_empty + 8 * dO_stages;
+  static_assert(Q_stages >= 2, "Q_i is read until the next one's S has been started: there have to be two stages");
+  static_assert(Bc == 128, "each of two warpgroups has 64 keys: Bc has to be 128");
+  static_assert(128 % Br == 0 && Br % 32 == 0,
+                "the workspace has rows for whole tiles of 128: Br has to be a part of that");
+  static_assert(fa::whole_swizzles(V, Q, q_bytes, dO, dS, dS_bytes),
+                "TMA and wgmma swizzle 1024 bytes at a time: tiles have to begin at multiples of 1024");
+  static_assert(smem_bytes <= fa::smem_of_cta, "a CTA has 227 KB of shared memory: too few for these tiles");
 };
 
 // Rows of the workspace per head: whole tiles.
@@ -63,9 +70,13 @@ struct Maps {
 };
 // [end: tile]
 
+// Not 0, by which LSE is divided.
+inline __device__ float scale_of(const fa_backward_args &a) { return a.scale == 0.f ? 1e-30f : a.scale; }
+
 // [region: delta]
-// Before everything else, d / 8 lanes per row: stats (2, B, H, padded Nq) = LSE in units of log2, and -delta = -rowsum(dO o O);
-// dQ_sum = 0. A row past the end, and one that sees no key (LSE = -inf), gets LSE = inf: P = exp2(S - inf) = 0.
+// Before everything else, d / 8 lanes per row: stats (2, B, H, padded Nq) = -LSE / scale and -delta = -rowsum(dO o O), where
+// the sums of Q K^T and of dO V^T begin; dQ_sum = 0. A row past the end, and one that sees no key (LSE = -inf), begins where
+// P = exp(scale * S) is 0, whatever is added.
 template <int d, typename T> __global__ void prepare(const fa_backward_args a) {
   constexpr int lanes = d / 8;
   const int64_t row = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / lanes;
@@ -92,7 +103,7 @@ template <int d, typename T> __global__ void prepare(const fa_backward_args a) {
   for (int mask = lanes / 2; mask > 0; mask /= 2) delta += __shfl_xor_sync(0xffffffff, delta, mask);
   if (lane == 0) {
     const float LSE = i < a.Nq ? a.LSE[head * a.Nq + i] : -FA_INFINITY;
-    stats[0] = LSE == -FA_INFINITY ? FA_INFINITY : LSE * fa::log2_e;
+    stats[0] = LSE == -FA_INFINITY ? copysignf(FA_INFINITY, -a.scale) : -LSE / scale_of(a);
     stats[rows] = -delta;
   }
 }
@@ -126,7 +137,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
   const int first = a.causal ? max(0, j0 - shift) / Br : 0, steps = last - first;
 
   // Without mask the CTAs of a head begin with different queries: they don't all add to the same dQ at once.
-  const int start = a.causal ? first : j0 / Bc * last / key_tiles;
+  const int start = a.causal ? first : int(int64_t(j0 / Bc) * last / key_tiles);
   const auto next_of = [&](int tile) { return tile + 1 < last ? tile + 1 : first; };
 
   extern __shared__ __align__(1024) unsigned char smem_base[];
@@ -181,7 +192,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
       for (int step = 0; step < steps; ++step, tile = next_of(tile)) {
         fa::bar_sync(dQ_full + half, 128 + 32); // this half of dQ is written
         if (threadIdx.x % 32 == 0) {
-          fa::cp_reduce_async_bulk_add(dQ_sum + tile * (Br * d), smem + C::dQ + 4 * mine, 4 * C::dQ_half);
+          fa::cp_reduce_async_bulk_add(dQ_sum + int64_t(tile) * (Br * d), smem + C::dQ + 4 * mine, 4 * C::dQ_half);
           fa::cp_async_bulk_commit_group();
           fa::cp_async_bulk_wait_group_read<0>();
         }
@@ -193,7 +204,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     return;
   }
 
-  fa::setmaxnreg_inc<240>();
+  fa::setmaxnreg_inc<240>(); // 128 x 24 + 256 x 240 registers: the 384 x 168 of the launch, there are no more
   // Keys 64 half .. + 64 of the tile. By a vote, of whose result the compiler knows that it is the whole warp's: descriptors
   // of wgmma are values of a warp, and one that depended on threadIdx would be moved there before every product.
   const int half = __any_sync(0xffffffff, threadIdx.x >= 256);
@@ -202,12 +213,12 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
   const bool elected = threadIdx.x % 128 == 0;
 
   // [region: products]
-  // acc (64 keys, Br) = A B^T, or with `add` += : S^T of K_j and Q_i, dP^T of V_j and dO_i
-  const auto product = [&](float (&acc)[Br / 8][4], uint32_t A_smem, uint32_t B_smem, bool add) {
+  // acc (64 keys, Br) += A B^T: S^T of K_j and Q_i, dP^T of V_j and dO_i
+  const auto product = [&](float (&acc)[Br / 8][4], uint32_t A_smem, uint32_t B_smem) {
     const uint64_t A = fa::k_major(A_smem + half * 64 * 128), B = fa::k_major(B_smem);
 #pragma unroll
     for (int k = 0; k < d / 16; ++k)
-      fa::wgmma_mma_async<T, 0, 0>(acc, A + fa::k_major_step(k, Bc), B + fa::k_major_step(k, Br), add || k > 0);
+      fa::wgmma_mma_async<T, 0, 0>(acc, A + fa::k_major_step(k, Bc), B + fa::k_major_step(k, Br), true);
     fa::wgmma_commit_group();
   };
   // Fragment k of an operand A: two neighbouring accumulators, rounded to 16 bits. The same lane holds the same elements.
@@ -218,16 +229,14 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
   // [end: products]
 
   // [region: scores]
-  // P^T = exp2(S^T - LSE) in the place of S^T. A query is a column here.
+  // P^T = exp2(scale_log2 (S^T - LSE / scale)) in the place of S^T - LSE / scale. A query is a column here.
   float S_reg[Br / 8][4];
-  const float scale_log2 = a.scale * fa::log2_e;
-  const auto scores = [&](int stage, int i0) {
-    const float *LSE_smem = reinterpret_cast<const float *>(smem_base + C::LSE + stage * C::stats_bytes) + 2 * t;
+  const float scale_log2 = scale_of(a) * fa::log2_e;
+  const auto scores = [&](int i0) {
 #pragma unroll
     for (int n = 0; n < Br / 8; ++n) {
-      const float2 LSE = *reinterpret_cast<const float2 *>(LSE_smem + 8 * n);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) S_reg[n][e] = fa::ex2_approx_ftz(S_reg[n][e] * scale_log2 - (e % 2 ? LSE.y : LSE.x));
+      for (int e = 0; e < 4; ++e) S_reg[n][e] = fa::ex2_approx_ftz(S_reg[n][e] * scale_log2);
     }
     if (j0 + Bc > a.Nk || (a.causal && j0 + Bc - 1 > i0 + shift)) { // something here is out of sight
       // Of element 0 of the first fragment: keys from its own on, and how many its query sees beyond its own.
@@ -262,23 +271,24 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
 
   Ring<Q_stages> Q, Q_next;
   Ring<dO_stages> dO;
-  // dP's sums begin with -delta: what comes out is dP - delta.
-  const auto begin_dP = [&] {
-    const float *delta_smem = reinterpret_cast<const float *>(smem_base + C::delta + dO.stage * C::stats_bytes) + 2 * t;
+  // The sums of S begin with -LSE / scale, those of dP with -delta: one number per query, which lies in shared memory.
+  const auto begin = [&](float (&acc)[Br / 8][4], int stats) {
+    const float *stats_smem = reinterpret_cast<const float *>(smem_base + stats) + 2 * t;
 #pragma unroll
     for (int n = 0; n < Br / 8; ++n) {
-      const float2 delta = *reinterpret_cast<const float2 *>(delta_smem + 8 * n);
-      dP_reg[n][0] = dP_reg[n][2] = delta.x, dP_reg[n][1] = dP_reg[n][3] = delta.y;
+      const float2 x = *reinterpret_cast<const float2 *>(stats_smem + 8 * n);
+      acc[n][0] = acc[n][2] = x.x, acc[n][1] = acc[n][3] = x.y;
     }
-    fa::pin(dP_reg);
+    fa::pin(acc);
   };
 
   int tile = start;
   fa::mbarrier_wait(smem + C::Q_full, 0); // K_j and the first Q_i
+  begin(S_reg, C::LSE);
   fa::wgmma_fence();
-  product(S_reg, smem + C::K, smem + C::Q, false);
+  product(S_reg, smem + C::K, smem + C::Q);
   fa::wgmma_wait_group<0>();
-  scores(0, tile * Br);
+  scores(tile * Br);
   pack_P();
   fa::pin(dK_reg), fa::pin(dV_reg);
   fa::mbarrier_wait(smem + C::dO_full, 0); // V_j and the first dO_i
@@ -291,20 +301,19 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
   };
 
   // [region: tile_loop]
-  // P is there, and dO; no product is under way. The final step starts an S, too, of its own queries once more (Q_next stays
-  // where it is), that nobody reads: with S in a branch, ptxas would let no two products overlap.
-#pragma unroll 1
-  for (int step = 0; step < steps; ++step) {
-    const bool next = step + 1 < steps;
+  // P is there, and dO; no product is under way. Without a next step there is no next S: compiled twice, as with S in a
+  // branch ptxas would let no two products overlap.
+  const auto advance = [&](int step, auto has_next) {
+    constexpr bool next = decltype(has_next)::value;
     const uint32_t Q_smem = smem + C::Q + Q.stage * C::q_bytes, dO_smem = smem + C::dO + dO.stage * C::q_bytes;
     const uint32_t dS_smem = smem + C::dS + step % 2 * C::dS_bytes;
 
     // [region: dP]
     // dP - delta, and dV += P^T dO
-    begin_dP();
+    begin(dP_reg, C::delta + dO.stage * C::stats_bytes);
     take_turn();
     fa::wgmma_fence();
-    product(dP_reg, smem + C::V, dO_smem, true);
+    product(dP_reg, smem + C::V, dO_smem);
 #pragma unroll
     for (int k = 0; k < F; ++k)
       fa::wgmma_mma_async<T, 1>(dV_reg, P_reg[k], fa::mn_major(dO_smem, Br) + fa::mn_major_step(k), true);
@@ -324,7 +333,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const float *dP = dP_reg[2 * k + e / 2] + e % 2 * 2;
-        const float2 P = fa::unpack2<T>(P_reg[k][e]);
+        float2 P = fa::unpack2<T>(P_reg[k][e]); // with d = 64 there are no registers to keep it unrounded
+        if constexpr (d == 128) P = {S_reg[2 * k + e / 2][e % 2 * 2], S_reg[2 * k + e / 2][e % 2 * 2 + 1]};
         dS_reg[k][e] = fa::pack2<T>(P.x * dP[0], P.y * dP[1]);
       }
       fa::stmatrix_x4_trans(dS_row + 16 * k * 128, dS_reg[k]); // queries by keys
@@ -335,14 +345,15 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
 
     // [region: next_S]
     // S of the next step comes first: its exponentials are the longest work
-    if (next) {
+    if constexpr (next) {
       Q_next.next();
       fa::mbarrier_wait(smem + C::Q_full + 8 * Q_next.stage, Q_next.parity);
     }
     fa::wgmma_wait_group<0>(); // dV has been added
+    if constexpr (next) begin(S_reg, C::LSE + Q_next.stage * C::stats_bytes);
     take_turn();
     fa::wgmma_fence();
-    product(S_reg, smem + C::K, smem + C::Q + Q_next.stage * C::q_bytes, false);
+    if constexpr (next) product(S_reg, smem + C::K, smem + C::Q + Q_next.stage * C::q_bytes);
     // [end: next_S]
 
     // [region: dK]
@@ -372,11 +383,11 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     tile = next_of(tile);
 
     // [region: next_scores]
-    fa::wgmma_wait_group<2>(); // S is there
-    if (next) {
+    if constexpr (next) {
+      fa::wgmma_wait_group<2>(); // S is there
       // dV has been added and delta read. Every thread says so itself: that is what compute-sanitizer can follow.
       fa::mbarrier_arrive(smem + C::dO_empty + 8 * dO.stage);
-      scores(Q_next.stage, tile * Br);
+      scores(tile * Br);
       dO.next();
       // Here rather than in front of dP: it keeps ptxas from moving the wait for dQ above the exponentials.
       fa::mbarrier_wait(smem + C::dO_full + 8 * dO.stage, dO.parity);
@@ -385,7 +396,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
 
     // [region: reduce]
     fa::wgmma_wait_group<0>(); // dQ is there, dK has been added
-    pack_P();
+    if constexpr (next) pack_P();
     if (step > 0) fa::bar_sync(dQ_empty + half, 128 + 32); // the previous dQ has left shared memory
     if (next) fa::mbarrier_arrive(smem + C::Q_empty + 8 * Q.stage);
     float *dQ_smem = reinterpret_cast<float *>(smem_base + C::dQ) + half * C::dQ_half + threadIdx.x % 128 * 4;
@@ -393,7 +404,10 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     for (int n = 0; n < C::dQ_columns / 8; ++n) fa::store4(dQ_smem + n * 128 * 4, dQ_reg[n]);
     // [end: reduce]
     Q.stage = Q_next.stage;
-  }
+  };
+#pragma unroll 1
+  for (int step = 0; step + 1 < steps; ++step) advance(step, std::true_type());
+  advance(steps - 1, std::false_type());
   hand_over();
   // [end: tile_loop]
 
@@ -518,7 +532,8 @@ extern "C" cudaError_t fa_launch(const fa_args *args, cudaStream_t stream) {
                        fa::half_rows_aligned16(a.V, a.V_stride) && fa::half_rows_aligned16(a.O, a.O_stride) &&
                        fa::half_rows_aligned16(a.dO, a.dO_stride) && fa::half_rows_aligned16(a.dQ, a.dQ_stride) &&
                        fa::half_rows_aligned16(a.dK, a.dK_stride) && fa::half_rows_aligned16(a.dV, a.dV_stride);
-  if (!fa::is_half(a) || a.Hkv < 1 || a.H % a.Hkv || !aligned) return cudaErrorInvalidValue;
+  if (!fa::is_half(a) || a.Hkv < 1 || a.H % a.Hkv || a.window || a.lengths || a.pages || a.q_starts || !aligned)
+    return cudaErrorInvalidValue;
   switch (a.D) {
   case 64:
     return launch<64>(a, stream);

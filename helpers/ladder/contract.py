@@ -16,6 +16,7 @@ from .rung import IN_TILES, MAX_WORKSPACE, Rung
 if TYPE_CHECKING:
     from torch import Tensor
 
+MOST = 2**30  # of any dimension: kernels add up a few positions in 32 bits
 TORCH_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}  # in the order of fa_dtype in fa/args.cuh
 
 
@@ -215,6 +216,8 @@ def _qkv(rung: Rung, device: str, inputs: tuple, names: str) -> tuple[Tensor, Te
             raise CallError(
                 f"{letter} has shape {tuple(t.shape)}, which is empty; every dimension has to be at least 1"
             )
+        if max(t.shape) > MOST:
+            raise CallError(f"{letter} has shape {tuple(t.shape)}; every dimension has to be at most 2^30")
     if not q.device == k.device == v.device:
         raise CallError(f"q, k, v are on {q.device}, {k.device}, {v.device}; they have to be on one device")
     if not q.dtype == k.dtype == v.dtype:
@@ -269,7 +272,7 @@ def _mask(args: FaBackwardArgs, asked: dict) -> None:
             raise CallError(
                 f"window is {window!r} and causal {bool(args.causal)}; a window counts keys, at least 1, and needs causal=True"
             )
-        args.window = min(window, 2**30)  # more than there are keys
+        args.window = min(window, MOST)  # no more keys than that
 
 
 def _packed(args: FaBackwardArgs, q: Tensor, asked: dict) -> dict[str, Tensor]:
@@ -306,6 +309,8 @@ def _cached(args: FaBackwardArgs, q: Tensor, k: Tensor, asked: dict) -> dict[str
         _require_integers("pages", pages, q, (args.B, pages.shape[-1]))
         if pages.device.type == "cpu" and (pages.min() < 0 or pages.max() >= k.shape[0]):
             raise CallError(f"pages names page {int(pages.max())}; k and v have {k.shape[0]}")
+        if pages.shape[1] * k.shape[2] > MOST:
+            raise CallError(f"pages has room for {pages.shape[1]} pages of {k.shape[2]} keys; 2^30 keys are the most")
         args.max_pages, args.page = pages.shape[1], k.shape[2]
         args.Nk = args.max_pages * args.page
     if "lengths" in given and (t := given["lengths"]).device.type == "cpu" and (t.min() < 0 or t.max() > args.Nk):

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from helpers import rung
+from helpers import rung, rungs
 from helpers.ladder.contract import prepare
+from helpers.ladder.errors import CallError
 
 X = torch.zeros(1, 2, 40, 64)
 
@@ -49,3 +50,35 @@ def test_pages_make_the_keys_that_a_sequence_has_room_for():
     assert (args.Nk, args.page, args.max_pages, args.sequences) == (48, 16, 3, 1)
     with pytest.raises(ValueError, match=r"lengths are \[49\]; they have to be 0 to 48"):
         prepare(rung("21"), "cpu", (X.half()[:, :, :1], keys, keys), lengths=lengths + 1, pages=pages)
+
+
+NUMBERS = torch.tensor([0, 40], dtype=torch.int32)
+ASKED = {  # feature -> how a call asks for it
+    "window": {"causal": True, "window": 8},
+    "varlen": {"cu_seqlens": (NUMBERS, NUMBERS)},
+    "lengths": {"lengths": NUMBERS[1:]},
+    "pages": {"lengths": NUMBERS[1:], "pages": NUMBERS[:1, None]},
+}
+OF_A_MODEL = [r for r in rungs() if r.features]
+
+
+@pytest.mark.parametrize(("one", "feature"), [(r, f) for r in OF_A_MODEL for f in ASKED if f not in r.features])
+def test_what_a_rung_does_not_take_is_refused_by_name(one, feature):
+    """Before its launcher, which refuses it too (test_rungs)."""
+    x = X.to(torch.float32 if "fp32" in one.dtypes else torch.float16)
+    inputs = (x, x, x) + ((x, X[..., 0].contiguous(), x) if one.op == "attention_backward" else ())
+    prepare(one, "cpu", inputs)
+    with pytest.raises(CallError, match=f"{one.stem} takes no (window|cu_seqlens|lengths|pages); it takes causal, "):
+        prepare(one, "cpu", inputs, **ASKED[feature])
+
+
+@pytest.mark.parametrize("keys", [2**30 + 1, 2**32 + 5])
+def test_more_than_an_int_can_count_is_refused(keys):
+    """The struct has 32 bits for each dimension: of 2^32 + 5 keys it would say that they are 5."""
+    many = X[:, :, :1].expand(1, 2, keys, 64)
+    with pytest.raises(CallError, match=r"k has shape \(1, 2, .*every dimension has to be at most 2\^30"):
+        prepare(rung("04"), "cpu", (X, many, many))
+    pages = torch.zeros(1, 2, dtype=torch.int32)
+    many = X[:, :, :1].half().expand(1, 2, 2**30, 64)
+    with pytest.raises(CallError, match=r"pages has room for 2 pages of 1073741824 keys; 2\^30 keys are the most"):
+        prepare(rung("21"), "cpu", (X.half(), many, many), lengths=NUMBERS[1:], pages=pages)

@@ -1,5 +1,5 @@
-"""Rungs 30 to 32 and the headers they are written with: generated code in step with its generator, and what nvcc makes
-of the kernels."""
+"""Rungs 30 to 33 and the headers they are written with: generated code in step with its generator, what nvcc makes
+of the kernels, and what their tiles may not be."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import re
 import pytest
 import torch
 
-from helpers import check, load, reference, rungs, sass, single, xray
+from helpers import CompileError, check, load, reference, rung, rungs, sass, single, xray
 from helpers.ladder.rung import INCLUDE
 from helpers.run.reference import Case
 
@@ -70,3 +70,75 @@ def test_the_cases_cover_what_hopper_adds(rung):
     names = [case.name for case in reference.cases(rung)]
     for words in ("Nq=129, Nk=63", "causal, Nq=129, Nk=127", "6 heads on 3", "scale -0.3", "strided, three layouts"):
         assert any(words in name for name in names), words
+
+
+# Edits of a Tile, and words of the assertion that says why it can't be
+SWIZZLED = "tiles have to begin at multiples of 1024"
+SIXTEEN = "Bc has to be a multiple of 16"
+CTA = "a CTA has 227 KB of shared memory"
+TAKEN = "the consumers take more registers than the producer gives back"
+REFUSED = {
+    "30_tma_wgmma": [
+        ("int stages = 3;", "int stages = 1;", "there have to be two"),
+        ("int Bc = d == 64 ? 96 :", "int Bc = d == 64 ? 56 :", SIXTEEN),
+        ("int Q_bytes = 2 * Br * d;", "int Q_bytes = 2 * Br * d + 512;", SWIZZLED),
+        ("int stages = 3;", "int stages = 5;", "an SM has 228 KB of shared memory"),
+    ],
+    "31_warp_specialized": [
+        ("int Bc = 128;", "int Bc = 120;", SIXTEEN),
+        ("K_at = 3 * Q_bytes,", "K_at = 3 * Q_bytes + 8,", SWIZZLED),
+        ("int stages = d == 64 ? 4 :", "int stages = d == 64 ? 5 :", CTA),
+        ("int registers = d == 64 ? 160 :", "int registers = d == 64 ? 168 :", TAKEN),
+    ],
+    "32_ping_pong": [
+        ("int stages = d == 64 ? 4 :", "int stages = d == 64 ? 3 :", "the number of stages has to be even"),
+        ("int Bc = 128;", "int Bc = 120;", SIXTEEN),
+        ("O_at = 2 * Q_bytes,", "O_at = 2 * Q_bytes + 16,", SWIZZLED),
+        ("int stages = d == 64 ? 4 :", "int stages = d == 64 ? 6 :", CTA),
+        ("int producer_registers = d == 64 ? 32 :", "int producer_registers = d == 64 ? 40 :", TAKEN),
+    ],
+    "33_backward_wgmma": [
+        ("int Q_stages = 3;", "int Q_stages = 1;", "there have to be two stages"),
+        ("int Bc = 128;", "int Bc = 192;", "Bc has to be 128"),
+        ("int Br = d == 64 ? 128 :", "int Br = d == 64 ? 96 :", "Br has to be a part of that"),
+        ("V = K + kv_bytes;", "V = K + kv_bytes + 16;", SWIZZLED),
+        ("int Q_stages = 3;", "int Q_stages = 5;", CTA),
+    ],
+}
+
+
+@pytest.mark.parametrize(("stem", "old", "new", "words"), [(stem, *edit) for stem in REFUSED for edit in REFUSED[stem]])
+def test_a_tile_that_would_hang_or_be_wrong_does_not_compile(stem, old, new, words):
+    with pytest.raises(CompileError, match=rf"static assertion failed.*{re.escape(words)}"):
+        load(source=single(stem, 64, "fp16").replace(old, new), device="cpu", quiet=True)
+
+
+@pytest.mark.parametrize("stem", REFUSED)
+def test_every_assertion_of_a_tile_can_fail(stem):
+    """The test above has an edit for each."""
+    tile = rung(stem).source.partition("// [region: tile]")[2].partition("// [end: tile]")[0]
+    messages = re.findall(r'static_assert\([^;"]*"([^"]*)"\);', tile)
+    assert len(messages) == tile.count("static_assert") == len(REFUSED[stem])
+    assert all(any(words in message for *_, words in REFUSED[stem]) for message in messages)
+
+
+@pytest.mark.parametrize(("stem", "stages"), [("30_tma_wgmma", 2), ("31_warp_specialized", 1), ("32_ping_pong", 2)])
+def test_the_fewest_stages_that_a_tile_may_have_are_enough(stem, stages):
+    source, edits = re.subn(r"int stages = [^;]+;", f"int stages = {stages};", single(stem, 64, "fp16").source, count=1)
+    assert edits == 1
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, n, 64).half() for n in (200, 900, 900))
+    check(load(source=source, device="cpu", quiet=True), [Case(f"{stages} stages", q, k, v, causal=True)]).require()
+
+
+def test_with_an_odd_number_of_stages_votes_would_race():
+    """Why 32 refuses it: the last stage's tile and the first's would vote at one place. Of even ones the X-ray finds nothing."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 1, n, 64).half() for n in (200, 2000, 2000))
+    k[0, 0, torch.randperm(2000)[:200]] = 3 * q[0, 0]  # a key for each query that passes its maximum
+    one = re.sub(r"  static_assert\([^;]*\);\n", "", single("32_ping_pong", 64, "fp16").source)
+    for stages, races in ((2, False), (3, True)):
+        source, edits = re.subn(r"int stages = [^;]+;", f"int stages = {stages};", one, count=1)
+        assert edits == 1
+        found = xray(load(source=source, device="cpu", quiet=True), q, k, v).findings
+        assert any("race" in str(each) and "votes_smem" in str(each) for each in found) == races, found

@@ -7,8 +7,10 @@ import re
 
 import pytest
 import torch
+from emulated import build, program
 
-from helpers import check, draw_backward, load, sass
+from helpers import CompileError, KernelError, check, draw_backward, load, sass, single
+from helpers.ladder.contract import prepare
 from helpers.ladder.rung import rung
 from helpers.run.reference import Case
 
@@ -80,3 +82,52 @@ def test_dk_and_dv_are_the_same_twice():
     first, second = (kernel(*one.inputs) for _ in range(2))
     assert all(torch.equal(x, y) for x, y in zip(first[1:], second[1:], strict=True))
     assert "dQ is not" in kernel.rung.outputs
+
+
+# --- right where products of sizes leave 32 bits
+
+
+def dq_of_the_last_queries(Nq: int, *edit: str) -> torch.Tensor:
+    """dQ_sum of the last 128 of Nq queries, which alone see one of 128 keys, by the rung's products alone, with an edit of its
+    text. dQ_sum has room for those 128: what comes before it is never touched. All queries are the same."""
+    one = single(STEM, 128, "fp16")
+    one = dataclasses.replace(one, source=one.replace(*edit)) if edit else one
+    source, edits = re.subn(r"(prepare|finish)<d, T><<<.*?>>>\(a\);", ";", one.source)
+    assert edits == 2
+    begin = "own.workspace[0] = static_cast<float *>(a.workspace[0]) - int64_t(a.Nq - 128) * d;"
+    source, edits = re.subn(
+        r"backward_wgmma<d, T>(<<<.*?>>>)\(maps, a,", rf"{begin} backward_wgmma<d, T>\1(maps, own,", source
+    )
+    assert edits == 1
+    kernel = load(source=source, device="cpu", quiet=True)
+
+    torch.manual_seed(0)
+    q, k, v, do = (torch.randn(1, 1, 128, 128).half() for _ in range(4))
+    call = prepare(kernel.rung, "cpu", (q, k, v, q, torch.zeros(1, 1, 128), do), causal=True)
+    call.args.Nq, call.args.Q_stride[2], call.args.dO_stride[2] = Nq, 0, 0
+    call.workspace["stats"] = torch.ones(2, 1, 1, Nq)  # LSE and -delta
+    call.workspace["dQ_sum"].zero_()
+    kernel.launcher.launch(call)
+    return call.workspace["dQ_sum"]
+
+
+def test_more_than_an_int_of_elements_in_dq():
+    """2^24 queries of 128 elements are 2^31."""
+    near, far = dq_of_the_last_queries(128), dq_of_the_last_queries(2**24 + 128)
+    assert near.abs().max() > 1 and torch.equal(near, far)
+    with pytest.raises(KernelError, match="out of bounds in backward_wgmma.* writes 16384 bytes"):
+        dq_of_the_last_queries(2**24 + 128, "int64_t(tile) * (Br * d)", "tile * (Br * d)")
+
+
+def test_the_first_step_of_many_tiles_is_one_of_them():
+    """The formula as a constant expression, which has to stay within its types: of 2^17 tiles of keys the last, of 2^17 of queries."""
+    (formula,) = re.findall(r"const int start = a\.causal \? first : (.*);", rung(STEM).source)
+
+    def compile(formula: str) -> None:
+        function = f"constexpr int start(int j0, int Bc, int last, int key_tiles) {{ return {formula}; }}"
+        holds = "static_assert(start((1 << 24) - 128, 128, 1 << 17, 1 << 17) == (1 << 17) - 1);"
+        build(program("", before=f"{function}\n{holds}")).compile()
+
+    compile(formula)
+    with pytest.raises(CompileError, match="overflow"):
+        compile(formula.replace("int64_t", ""))

@@ -165,6 +165,17 @@ def test_what_a_launcher_can_not_do_it_refuses(stem, device):
     wrong += [{"B": 0}, {"H": 0}, {"Nq": 0}, {"Nk": 0}, {"D": 0}]
     if kernel.rung.D:  # a fixed list of D goes with 16-byte accesses
         wrong += [{"D": 48}, {"D": 256}, {"shift": 1}, {"row": 65}]
+    if kernel.rung.features:  # its launcher reads fa_model_args
+        numbers = torch.tensor([0, 4], dtype=torch.int32, device=device)
+        at = {name: numbers.data_ptr() for name in ("q_starts", "k_starts", "lengths", "pages")}
+        asked = {
+            "window": {"causal": 1, "window": 2},
+            "varlen": {"q_starts": at["q_starts"], "k_starts": at["k_starts"]},
+            "lengths": {"lengths": at["lengths"]},
+            "pages": {"pages": at["pages"], "max_pages": 1, "page": 4},
+        }
+        wrong += [fields for feature, fields in asked.items() if feature not in kernel.rung.features]
+        wrong += [{"window": 2}, {"causal": 1, "window": -1}, {"Hkv": 0}, {"H": 3, "Hkv": 2}]
     for case in wrong:
         with pytest.raises(KernelError, match="invalid argument"):
             launch(**case)

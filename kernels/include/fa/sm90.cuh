@@ -1,6 +1,7 @@
 // PTX instructions of Hopper (sm_90a), one function each, named after the instruction, and the two descriptions that they
 // read: the tensor map of a tile's copy and the descriptor of a tile in shared memory. The sections named here are those
-// of NVIDIA's "PTX ISA"; wgmma.mma_async itself, with its long lists of operands, is generated: wgmma.cuh.
+// of NVIDIA's "PTX ISA"; wgmma.mma_async itself, with its long lists of operands, is generated: wgmma.cuh. mbarrier and
+// TMA are there from sm_90 on; setmaxnreg needs the `a`, and wgmma is on no other architecture than sm_90a.
 //
 // Addresses of shared memory are those of PTX, 32-bit offsets in the CTA's window: smem_address of a pointer.
 #pragma once
@@ -9,6 +10,10 @@
 #include <fa/sm80.cuh>
 
 namespace fa {
+
+// --- what an SM has: "CUDA C++ Programming Guide", "Compute Capabilities", 9.0. CUDA takes 1 KB of shared memory per CTA.
+constexpr int smem_of_sm = 228 * 1024, smem_of_cta = smem_of_sm - 1024; // bytes
+constexpr int registers_of_sm = 65536;
 
 // --- mbarrier: "Parallel Synchronization and Communication Instructions", "mbarrier"
 // A counter of 8 bytes in shared memory. Its phase completes when `count` threads have arrived and as many bytes as
@@ -73,6 +78,10 @@ __device__ __forceinline__ void bar_arrive(int barrier, int threads) {
 // --- setmaxnreg: "Miscellaneous Instructions", "setmaxnreg". All warps of a warpgroup give registers back or take some, up
 // to `n` per thread; taking waits until they are free. The kernel needs __launch_bounds__(threads, 1).
 
+// Registers that each thread of such a CTA begins with: an equal share of the SM's, a multiple of 8. The CTA never gets
+// more: who takes what nobody has given back waits for ever.
+constexpr int registers_at_launch(int threads) { return registers_of_sm / threads / 8 * 8; }
+
 template <int n> __device__ __forceinline__ void setmaxnreg_dec() {
   static_assert(n % 8 == 0 && n >= 24 && n <= 256, "a multiple of 8 from 24 to 256");
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(n));
@@ -86,10 +95,12 @@ template <int n> __device__ __forceinline__ void setmaxnreg_inc() {
 // --- TMA: "Data Movement and Conversion Instructions", "cp.async.bulk.tensor". One thread moves a box of a tensor of up to
 // five dimensions. The map describes the tensor, the box and its place in shared memory; c0 to c4 are the coordinates
 // of the box's first element, innermost first. What lies outside of the tensor is read as 0 and not written.
-
-__device__ __forceinline__ void prefetch_tensormap(const CUtensorMap *map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
+//
+// A kernel takes its maps as a parameter, `const __grid_constant__ Maps maps`. A launch copies the parameters: the launcher's
+// own maps may go when it returns, the copy lasts as long as the grid. TMA is given the address of a map in parameter,
+// constant or global memory. Without __grid_constant__, a kernel that takes the address of a parameter has a copy of it in
+// each thread's local memory, which TMA can't read. A map holds its tensor's address, sizes and strides, so every launch
+// makes its own.
 
 // To shared memory; `barrier` hears of the bytes, those outside of the tensor included.
 __device__ __forceinline__ void cp_async_bulk_tensor_5d(uint32_t to, const CUtensorMap *map, uint32_t barrier, int c0,
@@ -123,6 +134,12 @@ template <int n> __device__ __forceinline__ void cp_async_bulk_wait_group_read()
 // panels of 64 columns, (d / 64, rows, 64), one behind the other, 128 bytes to a row. Within eight rows the 16-byte chunks
 // trade places, chunk ^ row % 8 (CU_TENSOR_MAP_SWIZZLE_128B), which wgmma undoes as it reads: 1024-byte aligned.
 // Coordinates are (0, row, 0, h, b). cudaErrorInvalidValue for strides that TMA can't walk.
+//
+// The strides {row, 128, head, batch} don't increase: panels are 128 bytes apart, rows more, and heads may be closer together
+// than rows. cuda.h describes each stride as a multiple of the one before it, as in a dense tensor, but the conditions that
+// it names are multiples of 16 below 2^40. An address is the sum of coordinate times stride, and whether an element is
+// outside is decided by each coordinate and its own size: neither depends on the order of the strides.
+//
 // "Tensor Map Object Management" of the CUDA Driver API, cuTensorMapEncodeTiled; found at run time, without -lcuda.
 inline cudaError_t encode_tile(CUtensorMap *map, int32_t dtype, const void *base, const int64_t (&stride)[3], int B,
                                int H, int N, int d, int rows) {
@@ -158,7 +175,12 @@ __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.a
 // The products since the last commit become a group.
 __device__ __forceinline__ void wgmma_commit_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// Waits until at most the n youngest groups of this warpgroup are under way.
+// Waits until at most the n youngest groups of this warpgroup are under way. PTX leaves undefined what a thread reads that
+// looks at a product's sums earlier. The statement names no sums, and "memory" orders accesses to memory, not arithmetic on
+// registers. It is ptxas that keeps the order: it knows the registers of each product under way, and where one is read
+// early, it moves the wait up without a message, adds a wait (C7517), or runs the products one after the other (C7514).
+// So too early a read costs the overlap, not the result. (pin() after the wait would tie the sums to it. It changes no
+// instruction of 30 and 31, and doesn't keep the wait from moving up.)
 template <int n> __device__ __forceinline__ void wgmma_wait_group() {
   static_assert(n >= 0 && n < 8, "a number of groups");
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(n) : "memory");
@@ -174,6 +196,9 @@ template <int n> __device__ __forceinline__ void pin(float (&x)[n][4]) {
 // --- "Matrix Descriptor Format": how wgmma finds an operand in shared memory. Of the panels that encode_tile
 // describes, eight rows of 128 bytes are what the swizzle permutes; they lie `stride` = 1024 bytes apart, and the operand's
 // next 64 columns `leading` bytes further on. Addresses count 16 bytes: adding n >> 4 to a descriptor moves it by n bytes.
+
+// Are these, bytes of tiles or places where they begin, whole numbers of what the swizzle permutes?
+template <typename... Bytes> constexpr bool whole_swizzles(Bytes... bytes) { return ((bytes % 1024 == 0) && ...); }
 
 __device__ constexpr uint64_t matrix_descriptor(uint32_t smem, uint32_t leading, uint32_t stride) {
   constexpr uint64_t swizzle_128B = 1;
