@@ -42,7 +42,8 @@ def families(samples: pd.DataFrame, names: Sequence[str] = (), causal: bool = Fa
         ax.set_xlim(left=0)
         ax.set_xlabel("TFLOP/s")
         ax.set_title(f"D = {D}", color=MUTED)
-    handles = {label: h for ax in axes for h, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    drawn = {label: h for ax in axes for h, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    handles = {name: drawn[name] for name in looks if name in drawn}
     figure.legend(handles.values(), handles, loc="outside lower left", ncols=4, frameon=False, fontsize=9)
     words = f"Speed by family of inputs, {dtype}{', causal' * causal}, N = {N}"
     figure.suptitle(f"{words} · {device(samples)}", x=0.01, ha="left", fontsize=11)

@@ -266,7 +266,7 @@ draw = lambda samples: plot.families(samples, three)  # noqa: E731
 plot.recorded("13_tuned", "families", draw, by="python -m helpers record families 13")
 
 # %% [markdown]
-# **What to see.** A warp that tracks runs the softmax of rung 12, on fragments that serve 32 rows. So do nearly all where one key leads each query and where $Q$ is large. Where maxima rise by little, at $Q \times 2$ and in the sawtooth, a larger bound would be faster; there speed is paid for digits.
+# **What to see.** With a sink, nothing is missed before the last tile; when scores grow along the keys, the first tile has the maximum. Nearly everywhere else warps track: the softmax of rung 12, on fragments that serve 32 rows, still ahead of it. $Q \times 2$ and the sawtooth would be faster with a larger bound; there speed is paid for digits.
 
 # %% [markdown]
 # ## What still hurts

@@ -19,7 +19,7 @@ PRODUCTS = {  # the instruction, and how many of them S and O of one tile take, 
 }
 BOUND = {  # keeps P in fp16's range, and its digits not
     "13_tuned": ("<= 32.f", "<= 32768.f"),
-    "32_ping_pong": ("> 32.f", "> 32768.f"),
+    "32_ping_pong": (": 32.f)) *vote", ": 32768.f)) *vote"),
 }
 NEVER_TRACKS = {
     "13_tuned": ("track |= take;", ""),
