@@ -36,7 +36,7 @@ RULES = {
     "syncwarp-removed": ("a __syncwarp less", r"__syncwarp\(\);", ";"),
     "syncwarp-of-half": ("half of the lanes in the mask", r"__syncwarp\(\);", "__syncwarp(0x0000ffffu);"),
     "syncwarp-in-a-branch": ("half of the lanes wait for all", r"__syncwarp\(\);", "if (threadIdx.x % 32 < 16) __syncwarp();"),
-    "shuffle-of-half": ("half of the lanes in a shuffle's mask", r"__shfl_xor_sync\(0xffffffff(?=, (?:m|x|s\.m|m_new),)", "__shfl_xor_sync(0x0000ffffu"),
+    "shuffle-of-half": ("half of the lanes in a shuffle's mask", r"__shfl_xor_sync\(0xffffffff(?=, (?:m|x|s\.m|m_new|S_max),)", "__shfl_xor_sync(0x0000ffffu"),
     "wait-removed": ("a wait for copies less", r"fa::cp_async_wait<[^;]*>\(\);", ";"),
     "wait-loosened": ("waits for one group fewer", r"fa::cp_async_wait<(?P<n>[^;]*)>\(\);", r"fa::cp_async_wait<\g<n> + 1>();"),
     "commit-removed": ("copies join the next group", r"fa::cp_async_commit\(\);", ";"),
