@@ -120,7 +120,7 @@ pd.DataFrame(found).T.unstack().rename_axis("bound").round(2)
 # %% [markdown]
 # **What to see.** Normal random scores never break a bound of 32, and soon break one below. Where scores lie further apart it is broken, and rightly: at 32768 the error is 15 to 25 % larger, at 32 it is that of a true maximum. (Not always: where a peak in the first tile is later passed by little, as in a sawtooth, nothing is missed and an eighth is lost.)
 #
-# **Track, or take what there is.** What was missed once is likely missed again: scores that rise along the way do it at every tile, and of 32 queries that look at one key each, some find theirs in most tiles. So a warp that has missed *tracks*: from there on it forms the maximum before the exponentials, as rung 12 does, to the end of its query tile. $S$ is multiplied twice for one tile at most. The first whole tile is always tracked: the maximum of a ragged one, perhaps a single key, would be poor.
+# **Track, or take what there is.** What was missed once is likely missed again, as where scores rise along the way. So a warp that has missed *tracks*: from there on it forms the maximum before the exponentials, as rung 12 does, to the end of its query tile. $S$ is multiplied twice for one tile at most. The first whole tile is always tracked: the maximum of a ragged one, perhaps a single key, would be poor.
 
 # %% [markdown]
 # ## 3 · Fewer instructions for addresses
@@ -179,7 +179,7 @@ per_mma = (pair[["12_double_buffered", "13_tuned"]] / pair.loc["HMMA", ["12_doub
 pd.concat({"in the code": pair, "per HMMA": per_mma}, axis=1)
 
 # %% [markdown]
-# The loop of 13 holds the products of $S$ twice, and with them a softmax of the old kind: the way of a tile whose maximum is tracked. All of its `FMNMX` and `FMUL` belong to that branch, which random inputs hardly ever take. What does run for a tile are 256 `HMMA` and 80 `LDSM`, of which 16 read Q: 0.31 for each `HMMA` instead of 0.5. Of the arithmetic of addresses, `IMAD` and `LEA` are all but gone, and `IADD3` is down to a quarter per `HMMA`; the `LOP3` are the XORs.
+# The loop of 13 holds the products of $S$ twice, and with them a softmax of the old kind: the way of a tile whose maximum is tracked. All of its `FMNMX` and `FMUL` belong to that branch, which random inputs hardly ever take. What does run for a tile are 256 `HMMA` and 80 `LDSM`, of which 16 read Q: 0.31 for each `HMMA` instead of 0.5. Of the addresses' `IMAD`, `LEA` and `IADD3` little is left; the `LOP3` are the XORs.
 #
 # ### The X-ray
 
@@ -210,9 +210,7 @@ draw_mma.steps(steps, "Times as fast as SDPA FLASH after each step, fp16, geomet
 # - The big gain is the first step, more rows per warp. It halves what each product asks of shared memory.
 # - Steps 2 to 4 are three answers to what to do about the maximum. Rescaling only when a vote asks for it (2) *lost* at $d = 64$ and $N = 1024$: of 32 maxima, one nearly always rises. Tolerating a stale one (3) pays, and not looking for it at all (4) pays again.
 # - Many plausible steps cost time: bigger tiles (14), other divisions of the warps (17, 19), smaller tiles with more CTAs (13, 15). Registers decide.
-# - Steps 20 to 22 are *better* at $d = 64$ and worse at $d = 128$: the softmax of one tile under the products of another, within a warp, for which $d = 128$ lacks the registers. One kernel was kept, to be read.
-# - Step 25 is the fastest at $d = 128$. It needs the loop's code twice, and then an edit takes three seconds to compile; this series allows two.
-# - Steps 7 and 8 cost 3 % together at $d = 64$ and 1 % at $d = 128$, and stayed: 7 for a third less code and a build within two seconds, 8 for row sums in the order of the rung before.
+# - Some speed was left for a kernel that can be read and compiled fast: steps 20 to 22 (the softmax of one tile under another's products, better at $d = 64$, too many registers at 128), 25 (the fastest at 128, with the loop's code twice), and what 7 and 8 cost, 3 % at $d = 64$.
 # - For the bound of 32, two more were tried. To scale $P$ in registers instead of a second product costs 5 % on random inputs and 20 to 40 % where every tile asks for it. Nor did a bound that grows with the row sum $l$ pay.
 
 # %% [markdown]
@@ -229,7 +227,7 @@ ms["slower than the best"] = ms["geometric mean"] / ms.groupby("D")["geometric m
 ms.sort_values(["D", "geometric mean"]).groupby("D").head(4).round(3)
 
 # %% [markdown]
-# The four best shapes for each $d$, in milliseconds at three lengths. At $d = 64$ a third stage wins by 2 %, at $d = 128$ there is no shared memory for one at two CTAs per SM. There tiles of 48 keys and of 64 are level: 64 are faster by 1 % at $N = 1024$, 48 by 1 % at 16384, and by the mean the loader takes 48. (The instructions counted further up are those of the shape in the kernel file, with 64.) How flat it is near the top, and how steep further down, is the reason to measure rather than to argue.
+# The four best shapes for each $d$, in milliseconds at three lengths. At $d = 64$ a third stage wins by 2 %, at $d = 128$ there is no shared memory for one at two CTAs per SM. There tiles of 48 keys and of 64 are level: 64 are faster by 1 % at $N = 1024$, 48 by 1 % at 16384, and by the mean the loader takes 48. (The instructions counted further up are those of the shape in the kernel file, with 64.)
 # A winner wins at the lengths that were timed: at $N = 256$ and $d = 128$, which is five and a third tiles of 48 keys, it is weakest.
 
 # %% [markdown]
@@ -336,7 +334,7 @@ exercise.verify("13.1", overflows, hint="P is fp16: which score, above the m of 
 # q_mine[..., 0], k_mine[:, :, 0, 0] = 8, 12.5
 # ```
 #
-# The score of key 0 is $8 \cdot 12.5 / 8 \cdot \log_2 e = 18$ above the others: $P = 2^{18}$ is infinite in fp16, and below $2^{20}$. With $2^{15}$ nothing overflows: such a tile is done again. Digits are lost with that bound, too: see section 2.
+# The score of key 0 is $8 \cdot 12.5 / 8 \cdot \log_2 e = 18$ above the others: $P = 2^{18}$ is infinite in fp16, and below $2^{20}$. With $2^{15}$ such a tile is done again; digits are lost with that bound, too (section 2).
 #
 # </details>
 
