@@ -73,7 +73,6 @@ __device__ __forceinline__ Work find_work(int index, const fa_model_args &a, con
 }
 // [end: schedule]
 
-// What becomes of the maximum: it is formed before each tile's exponentials, or they are taken with what there is.
 struct Maps {
   CUtensorMap Q, K, V, O; // how TMA finds their tiles
 };
@@ -372,8 +371,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
       // [region: overlap]
       // Turn by turn: S of the next tile is started, then O of this one. The next tile's exponentials run under this
       // product and under the other warpgroups' products. Compiled twice: a branch inside one loop costs more.
-      const auto overlap = [&](auto is, int end) { // to tile `end`; false where P was voted down
-        constexpr bool track = decltype(is)::value;
+      const auto overlap = [&](auto tracks, int end) { // to tile `end`; false where P was voted down
+        constexpr bool track = decltype(tracks)::value;
 #pragma unroll 1
         while (j0 > end && j0 <= seen) {
           if (!next_turn(track)) return false;

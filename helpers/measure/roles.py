@@ -38,7 +38,7 @@ CALLS = {
     r"// \[region: (turns|tile_loop)\]": "",
     r"^ *start_scores\(": "scores",
     r"^ *start_output\(": "output",
-    r"^ *(softmax|exponentials)\(": "softmax",
+    r"^ *(if constexpr \(track\) )?(softmax|raise_maximum|exponentials)\(": "softmax",
     r"^ *round_P\(": "softmax",
     r"// \[region: epilogue\]": "",
 }

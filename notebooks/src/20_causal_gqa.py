@@ -95,7 +95,7 @@ print("LSE:", lse.flatten().cpu().numpy().round(2), " rows of O that are 0:", (o
 # Inside, a warp looks at its own 32 queries. Let the first of them be $i$; it sees keys up to $i + s$, and the last one up to $i + s + 31$. For a tile of keys from $j_0$ on:
 #
 # - $j_0 > i + s + 31$: too late for all 32. The warp skips it, though the CTA has read it for other warps. Likewise if $j_0 + B_c \le i + s - w + 1$, too early for all.
-# - $j_0 + B_c \le i + s + 1$, and $j_0 > i + s + 31 - w$: all 32 see all 64 keys. If the tile isn't the last one of the CTA besides, it is **whole**: no mask, the same instructions as in rung 13. (The keys are walked backwards. The last tile comes first, when no row has a maximum yet, and it is where keys past the end of $K$ would be.)
+# - $j_0 + B_c \le i + s + 1$, and $j_0 > i + s + 31 - w$: all 32 see all 64 keys, if there are so many. The tile is **whole**: no mask, the same instructions as in rung 13.
 # - otherwise the tile is **masked**: each score is compared with its row's last key, and with its first.
 #
 # The same in Python, for a whole problem:
@@ -116,7 +116,7 @@ def kinds(Nq, Nk, window=None, Br=128, Bc=64, strip=32):
         j0, sees = column * Bc, row * strip + shift
         first, last = tiles(row * strip // Br * Br, Nq, Nk, window)
         skipped = j0 > sees + strip - 1 or j0 + Bc <= sees - w + 1
-        whole = j0 + Bc <= min(sees + 1, last) and j0 > sees + strip - 1 - w
+        whole = j0 + Bc <= min(sees + 1, Nk) and j0 > sees + strip - 1 - w
         found[row, column] = 0 if not first <= j0 <= last else 1 if skipped else 3 if whole else 2
     return found
 
@@ -318,7 +318,7 @@ show.region("20_causal_gqa", "mask")
 show.region("20_causal_gqa", "tile_loop")
 
 # %% [markdown]
-# Keys are walked backwards, as in rung 13. There the first tile was the ragged one; here it is the one on the diagonal as well. And the first tile of a warp takes the long way in any case, as it has no maximum yet: the mask costs no second version of the loop.
+# Keys are walked backwards, as in rung 13. There the first tile was the ragged one; here it is the one on the diagonal as well. The warp tracks the maximum down to the first tile that all of its rows see whole, and from there on takes what there is: so the mask costs no second version of the loop.
 #
 # `continue` for a warp that sees nothing of a tile skips no barrier: the one of this turn stands above it.
 #

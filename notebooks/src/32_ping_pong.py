@@ -149,11 +149,16 @@ pd.DataFrame(rows).T.rename_axis("d").map("{:.0%}".format)
 # %% [markdown]
 # ## 3 · Less softmax, and a vote
 #
-# Better than to hide an instruction is not to have it. Rung 13 found that the row maximum can go: form $P$ with the maximum of *earlier* tiles and add up the row. As long as that sum stays within its bounds all is well, with no maximum to look for and no $O$ to rescale; where it doesn't, the tile has to be done again, the long way. (Its section 2 has the argument why the result is the same, and its limits.) For a warpgroup, two things are different.
+# Better than to hide an instruction is not to have it. Rung 13 found that the row maximum can go: take $P$ with the maximum of *earlier* tiles and add up the row. As long as that sum stays below 32 the result is as accurate. Where it doesn't, the tile is done again, and from there on the maximum is tracked, tile by tile. (Section 2 there has the reasons, and the limits.) For a warpgroup, three things are different.
 #
 # **128 threads decide together.** A `wgmma` is one instruction of four warps: all of them do $S$ again, or none. So a warp whose $P$ may not stand has to tell the other three, and all have to hear it before anybody goes on. That asks for a barrier. But there is one on the way already: the turn! A warp that isn't content leaves a 1 in shared memory; the warpgroup's next turn begins at a barrier for all of its warps, and behind it everybody reads.
 #
 # **$S$ is gone, $K_j$ is not.** $P$ has taken the place of $S$, so doing a tile again takes the product again. Until the votes are read, $K_j$ has to stay; only then is its place given back to the producer, and the tile's sums are added to $l$.
+#
+# **Two loops.** With `if (track)` inside one loop, random inputs lost 5 %. So the loop is a function that is compiled twice: one copy forms the maximum before the exponentials and rescales $O$ behind its product, the other one does neither, and its sums decide on a vote. As in rung 13, a row's bits depend on those it goes with, here the 64 of its warpgroup.
+
+# %%
+draw_pingpong.states()
 
 # %%
 show.region("32_ping_pong", "votes")
@@ -162,7 +167,7 @@ show.region("32_ping_pong", "votes")
 show.region("32_ping_pong", "overlap")
 
 # %% [markdown]
-# (`next_turn` stands in the loop's condition: a tile that is voted down leaves the loop, and so do tiles that the mask cuts. They go the long way, with nothing under way.) What it saves, per tile, in the loops of both rungs:
+# (The loop runs to tile `end`. It is left early where a tile was voted down, which is then done alone.) What it saves, per tile, in the loops of both rungs, of this one the copy that votes:
 
 # %%
 loops = {stem: sass.between_waits(stem, 128) for stem in ("31_warp_specialized", "32_ping_pong")}
@@ -199,13 +204,17 @@ def edited(*changes):
 
 
 # %%
-VOTE, WAIT = "if (!fits) *vote() = 1;", "fa::wgmma_wait_group<0>(); // O is there too"
+VOTE = "if (fmaxf(sum_reg[0], sum_reg[1]) > (track ? 0x1p100f : 32.f)) *vote() = 1;"
+WAIT = "fa::wgmma_wait_group<0>(); // O is there too"
+BOTH = "j0 <= track_to ? overlap(std::false_type(), 0) : overlap(std::true_type(), track_to)"
 LOOK = "fa::mbarrier_wait(K_full + 8 * V_ring.stage, V_ring.parity);"
 made = {
     "with the vote": rung("32_ping_pong"),
     "without": edited((VOTE, "")),
     "a __syncwarp": edited((VOTE, "__syncwarp();")),
     "a second look": edited((VOTE, ""), (WAIT, LOOK + WAIT)),
+    "tracking": edited((BOTH, "overlap(std::true_type(), 0)")),
+    "tracking, without": edited((BOTH, "overlap(std::true_type(), 0)"), (VOTE, "")),
 }
 compile_ahead(made.values(), "sass")
 draw_pingpong.loop({name: sass.loop_lines(one, 128, "bf16") for name, one in made.items()})
@@ -213,9 +222,9 @@ draw_pingpong.loop({name: sass.loop_lines(one, 128, "bf16") for name, one in mad
 # %% [markdown]
 # **What to see.** Without the vote, ptxas moves the wait *up*, over most of the exponentials: they stand behind the solid line, and no product of their own runs under them any more. Nothing in the result gives a hint of it, nor in the source; the disassembly does.
 #
-# Why? Nothing between the two waits needs to be done by the second one, and within a stretch of code without branches ptxas arranges instructions as it sees fit. (Behind the wait, exponentials and the rounding of $P$ are mixed: two kinds of units side by side. For that the order isn't bad.) A `__syncwarp` is no border to it. A branch is: the last strip has a second look at a barrier that is known to be open, which is a test and a jump back in case it weren't. And the vote is one: whether to store a 1 depends on the sums, the sums on all exponentials, and what comes behind the store in the source, the wait, stays behind it.
+# Why? Nothing between the two waits needs to be done by the second one, and within a stretch of code without branches ptxas arranges instructions as it sees fit. (Behind the wait, exponentials and the rounding of $P$ are mixed: two kinds of units side by side. For that the order isn't bad.) A `__syncwarp` is no border to it. A branch is, for most of them: the fourth strip has a second look at a barrier that is known to be open, which is a test and a jump back in case it weren't. And the vote is one: whether to store a 1 depends on the sums, the sums on all exponentials, and what comes behind the store in the source, the wait, stays behind it.
 #
-# So the vote does two things, and the second was found by looking. Is it *faster* that way? More exponentials run under a product; but rounding now stands alone behind the wait. Make a guess; steps 4 and 5 of the table below are such kernels.
+# So the vote does two things, and the second was found by looking. Is it *faster* that way? More exponentials run under a product; but rounding now stands alone behind the wait. Make a guess; steps 4 and 5 of the table below are such kernels. The copy of the loop that tracks has nothing to vote on. Without the question the wait moves up over all of its exponentials (the last strip), so it asks, too, with a bound that no sum reaches (the one above).
 
 # %% [markdown]
 # ## 5 · Who is done takes the next one
@@ -300,13 +309,19 @@ show.region("32_ping_pong", "products")
 show.region("32_ping_pong", "exponentials")
 
 # %% [markdown]
-# The first tile of each tile of queries, those on the diagonal and those voted down go the long way, which is rung 31's: product, wait, mask, maximum, exponentials.
+# The maximum, in two parts: $O$ may not be rescaled while a product writes it.
+
+# %%
+show.region("32_ping_pong", "maximum")
+
+# %% [markdown]
+# The first tile of each tile of queries, those on the diagonal and those voted down are done alone, as in rung 31: product, wait, mask, maximum, exponentials.
 
 # %%
 show.region("32_ping_pong", "online_update")
 
 # %% [markdown]
-# Then the loop of section 3, as long as whole tiles follow and $P$ stands. What is left is to find out why it ended:
+# Then the loops of section 3, as long as whole tiles follow and $P$ stands. What is left is to find out why they ended:
 
 # %%
 show.region("32_ping_pong", "settle")
@@ -434,7 +449,7 @@ for causal in (False, True):
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# The second: how often is a tile voted down? A tile that is done again costs its product of $S$ once more, four `wgmma` at $d = 64$ for each of four warps. Three warpgroups and eight tiles of keys, for inputs of the usual size, for queries eight times as large, and for scores that rise all the way along the keys as the kernel meets them:
+# The second: how often is a tile voted down? It costs its product of $S$ once more, four `wgmma` at $d = 64$ for each of four warps. **Predict** how many of three warpgroups' eight tiles of keys it is, for inputs of the usual size, for queries eight times as large, and for scores that rise all the way along the keys as the kernel meets them:
 
 # %%
 q, k, v = (torch.randn(1, 1, n, 64) for n in (192, 1024, 1024))
@@ -447,7 +462,7 @@ for name, (q_in, k_in) in {"usual": (q, k), "large queries": (8 * q, k), "rising
 pd.DataFrame(counts).T
 
 # %% [markdown]
-# As in rung 13, usual inputs are the best case, and no input gives a wrong result: the check above has the worst of them, scores of $\pm 10^4$, one-hot rows, and more.
+# None, and one for each warpgroup: from there on it tracks.
 
 # %% [markdown]
 # ## Beside its peers
@@ -455,8 +470,14 @@ pd.DataFrame(counts).T
 # %%
 plot.recorded("32_ping_pong", "forward", plot.throughput)
 
+
 # %%
-plot.recorded("32_ping_pong", "forward", lambda s: plot.ratio(s, "32_ping_pong", ["SDPA FLASH", "SDPA CUDNN"]))
+def fast(samples):
+    """The peers that a ratio is formed to: those that ran beside this rung in one process."""
+    return [peer for peer in ("SDPA FLASH", "SDPA CUDNN", "FA3", "FA4") if peer in set(samples["name"])]
+
+
+plot.recorded("32_ping_pong", "forward", lambda s: plot.ratio(s, "32_ping_pong", fast(s)))
 
 # %% [markdown]
 # Under a causal mask:
@@ -467,7 +488,8 @@ plot.recorded("32_ping_pong", "causal", plot.throughput)
 
 # %%
 def summaries(samples):
-    return record.summary(samples, "32_ping_pong", "SDPA CUDNN").round(3)
+    tables = {peer: record.summary(samples, "32_ping_pong", peer) for peer in fast(samples)[1:]}
+    return pd.concat(tables, names=["peer"]).droplevel(1).round(3)
 
 
 plot.recorded("32_ping_pong", "forward", summaries)
@@ -476,34 +498,28 @@ plot.recorded("32_ping_pong", "forward", summaries)
 plot.recorded("32_ping_pong", "causal", summaries)
 
 # %% [markdown]
-# The columns as in notebook 13: geometric mean over the headline shapes with $N \ge 1024$, the lowest and highest of them, and the worst of all recorded shapes.
+# The columns as in notebook 13: geometric mean over the headline shapes with $N \ge 1024$, the lowest and highest of them, and the worst of all recorded shapes. FA3 and FA4, FlashAttention-3 and -4, are in these tables and figures where they could be imported and ran in the same process. A ratio by way of a third kernel, on another day, would be none.
 #
-# **What to see.** The lead over cuDNN is smallest at short lengths and by and large grows with them: at $d = 128$ it is three to six percent up to $N = 1024$ and a tenth or more from 4096 on. Under the mask, at $N = 512$ and $d = 128$, there is hardly any. Where a tile of queries has few tiles of keys, its ends weigh most: at $N = 512$ one of four goes the long way.
+# **What to see.** The lead over cuDNN is smallest at short lengths and by and large grows with them. Where a tile of queries has few tiles of keys, its ends weigh most: at $N = 512$ one of four is done alone.
 #
-# (The table of steps has this kernel at 1.13 and, as step 29, at 1.15 for $d = 128$: from other runs, over three of these five lengths, and without slower peers in between, during which the card cools.)
+# (The table of steps has this kernel, and step 29, at ratios of other runs, over three of these five lengths, and without slower peers in between, during which the card cools.)
 #
-# And FlashAttention-3? It was measured in an earlier study, on a card of the same kind and beside the same cuDNN ([data/README.md](../data/README.md), "Published figures"). Times of two days can't be compared, but ratios to the same peer can. Geometric means over $N \ge 1024$ of cuDNN's time over theirs and over ours:
-
+# ### The price, by family
+#
+# These were random inputs. The other families are described in [data/README.md](../data/README.md#families-of-inputs).
 
 # %%
-def beside_fa3(kind):
-    """SDPA CUDNN's time over FlashAttention-3's (published) and over this rung's."""
-    study = record.headline(record.public_kernels(causal=kind == "causal"))
-    study = study.query("name == 'FlashAttention-3' and Nk >= 1024").dropna(subset="to_cudnn")
-    theirs = np.exp(np.log(study.to_cudnn).groupby([study.dtype, study.D]).mean()).rename("FlashAttention-3")
-    ours = plot.recorded("32_ping_pong", kind, lambda s: record.summary(s, "32_ping_pong", "SDPA CUDNN"))
-    return theirs.to_frame() if ours is None else pd.concat([theirs, ours.set_index(["dtype", "D"])["mean"]], axis=1)
+five = ["32_ping_pong", "31_warp_specialized", "SDPA CUDNN", "FA3", "FA4"]
+FAMILIES = {"kind": "families", "by": "python -m helpers record families 32"}
+plot.recorded("32_ping_pong", draw=lambda samples: plot.families(samples, five), **FAMILIES)
 
-
-found = pd.concat({kind: beside_fa3(kind) for kind in ("forward", "causal")})
-found.rename(columns={"mean": "32_ping_pong"}).rename_axis(["", "dtype", "D"]).sort_index().style.format(
-    precision=3, na_rep="not in the study"
-)
+# %%
+plot.recorded("32_ping_pong", draw=lambda samples: plot.families(samples, five, causal=True), **FAMILIES)
 
 # %% [markdown]
-# Wherever both were measured, this rung's ratio is the higher one.
+# **What to see.** The other kernels form every maximum on any input, so their points move less. Ours is ahead where little is missed. Elsewhere the copy that tracks runs, with the instructions of rung 31's softmax; the early start of $S$ and the turns keep it ahead of rung 31 on long sequences. $Q \times 2$ and the sawtooth pay for accuracy alone, as in rung 13.
 #
-# How far is that from a product without any softmax? cuBLAS multiplied two square bf16 matrices (8192) in turn with the kernel; `ratio` is our TFLOP/s over its:
+# How far is the kernel, on random inputs, from a product without any softmax? cuBLAS multiplied two square bf16 matrices (8192) in turn with the kernel; `ratio` is our TFLOP/s over its:
 
 # %%
 plot.recorded("32_ping_pong", "matmul", lambda samples: record.ratio_to_cublas(samples, "32_ping_pong").round(3))
@@ -511,7 +527,7 @@ plot.recorded("32_ping_pong", "matmul", lambda samples: record.ratio_to_cublas(s
 # %% [markdown]
 # ### The staircase, from 01 to 32
 #
-# At $N = 4096$, in fp16 where a rung takes it, on a logarithmic scale. The lines: SDPA FLASH, which is FlashAttention-2; Triton's tutorial kernel and FlashAttention-3, from the study above; cuDNN; cuBLAS's product of two large fp16 matrices; and what the card's [datasheet](https://www.nvidia.com/en-us/data-center/h200/) promises for dense products of 16 bits.
+# At $N = 4096$, in fp16 where a rung takes it, on a logarithmic scale. The lines: SDPA FLASH, which is FlashAttention-2; cuDNN; FlashAttention-3 and -4, where they ran beside a rung; Triton's tutorial kernel, from an [earlier study](../data/README.md) on a card of the same kind; cuBLAS's product of two large fp16 matrices; and what the card's [datasheet](https://www.nvidia.com/en-us/data-center/h200/) promises for dense products of 16 bits.
 
 # %%
 plot.staircase(scoreboard.speeds(summit=True))
@@ -519,8 +535,8 @@ plot.staircase(scoreboard.speeds(summit=True))
 # %% [markdown]
 # ## What still hurts
 #
-# 1. **Short lengths at $d = 128$.** The aim was 1.10 times cuDNN's speed without a mask, on average. The record above has 1.099; three earlier ones, of the same machine code, had 1.097, 1.092 and 1.102. So it is there but for what differs from run to run, and not beyond. At $N = 1024$ it is three percent. Nsight Compute, on step 26 of the table at $N = 4096$, found the tensor cores at work for 85 % of the time, at a clock of 1.64 GHz of the 1.98 that the card can do, and warps that waited for their turn for 7 % of it, for $K_j$ for 3 % and for $V_j$ for 2 % (the conditions of that record have it). Steps 30 to 32 went after these waits, and gained nothing: the clock is what is short.
-# 2. **Ends.** A tile of queries begins with a tile of keys that goes the long way and ends with a product under which nothing happens. While one warpgroup is at that, only the others keep the tensor cores busy. The shorter the sequence, the larger that part; under a causal mask the tiles on the diagonal go the long way, too.
+# 1. **Short lengths at $d = 128$.** There the lead over cuDNN is least. Nsight Compute, on step 26 of the table at $N = 4096$, found the tensor cores at work for 85 % of the time, at a clock of 1.64 GHz of the 1.98 that the card can do, and warps that waited for their turn for 7 % of it, for $K_j$ for 3 % and for $V_j$ for 2 % (the conditions of that record have it). Steps 30 to 32 went after these waits, and gained nothing: the clock is what is short.
+# 2. **Ends.** A tile of queries begins with a tile of keys that is done alone and ends with a product under which nothing happens. While one warpgroup is at that, only the others keep the tensor cores busy. The shorter the sequence, the larger that part; under a causal mask the tiles on the diagonal are done alone, too.
 # 3. **Exponentials at $d = 64$.** There are as many clocks of them as of products, so both units would have to be busy all the time. Exercise 32.1 looks ahead.
 # 4. **What no kernel gets.** cuBLAS, with nothing but products to do, stays far below the datasheet. 4096 operations per clock on 132 SMs come to the datasheet's 990 TFLOP/s at 1830 MHz. While the samples above were taken, in short bursts with pauses, the card was seen at these clocks and drew this power (of at most 700 W), the slower peers included; what the clock does within a burst they don't show:
 

@@ -42,7 +42,8 @@ print("no timings recorded yet for:", ", ".join(missing) or "none, every rung is
 #
 # - **SDPA FLASH**: FlashAttention-2 as PyTorch ships it, the mark that rungs 10 to 13 are built to reach;
 # - **SDPA CUDNN**: NVIDIA's own kernel, reached through the same PyTorch function, the mark of rungs 30 to 32;
-# - **FlashAttention-3**, its authors' kernel for Hopper, and **Triton tutorial 06**, FlashAttention-2 written in Triton and tuned by its autotuner; both from an earlier study on the same kind of card: lines of another day, good for a look and not for a percentage;
+# - **FA3** and **FA4**, FlashAttention-3 and -4, their authors' kernels for Hopper and later: drawn where they ran beside a rung, in one process;
+# - **Triton tutorial 06**, FlashAttention-2 written in Triton and tuned by its autotuner; from an earlier study on the same kind of card: a line of another day, good for a look and not for a percentage;
 # - **cuBLAS**: no attention at all, but the product of two square matrices of 8192, as NVIDIA's library multiplies them: what a kernel of nothing but products reaches on this card;
 # - **datasheet**: what the card is said to do at most, with dense products of 16-bit numbers ([NVIDIA H200](https://www.nvidia.com/en-us/data-center/h200/); the 1,979 TFLOP/s given there are with half of a matrix zero, "with sparsity").
 #
@@ -162,7 +163,7 @@ plot.percent_steps(record.sixteen_steps(), ours.to_dict(), board["device"].dropn
 # In an earlier study each of these ran interleaved with SDPA FLASH on one H200. Same card, same reference, same method, other day: the ratios can stand beside ours.
 
 # %%
-study = record.headline(record.public_kernels()).query("Nk >= 1024 and dtype == 'fp16'")
+study = record.headline(record.public_kernels()).query("Nk >= 1024 and dtype == 'fp16' and name != 'FlashAttention-3'")
 public = study.groupby(["name", "D"])["to_flash"].agg(lambda r: np.exp(np.log(r).mean())).dropna().reset_index()
 here = board[(board["kind"] == "rung") & board["to_flash"].notna()][["name", "D", "to_flash"]]
 table = pd.concat([public.assign(source="study"), here.assign(source="this series")])
@@ -170,8 +171,8 @@ table = table.pivot(index=["name", "source"], columns="D", values="to_flash")
 table.sort_values(128, ascending=False).round(2).astype(object).where(lambda t: t.notna(), "–")
 
 # %% [markdown]
-# SDPA FLASH, flash_attention_from_scratch and LeetCUDA multiply with `mma.sync`, as our rungs 10 to 13 and 20 do. Of the public ones, 1.1 is as far as any has come; 13 has 1.25 at $D = 64$ and 1.18 at 128. FlashAttention-3 uses what Hopper alone has: `wgmma`, a product of a whole group of four warps that reads shared memory by itself, and TMA,
-# a copy engine (Shah et al. 2024, [arXiv 2407.08608](https://arxiv.org/abs/2407.08608)). That is where the rungs from 30 on go, and 32 stands above it in both columns.
+# SDPA FLASH, flash_attention_from_scratch and LeetCUDA multiply with `mma.sync`, as our rungs 10 to 13 and 20 do. Of the public ones, 1.1 is as far as any has come; 13 has 1.25 at $D = 64$ and 1.18 at 128. FlashAttention-3, which is not in the table, uses what Hopper alone has: `wgmma`, a product of a whole group of four warps that reads shared memory by itself, and TMA,
+# a copy engine (Shah et al. 2024, [arXiv 2407.08608](https://arxiv.org/abs/2407.08608)). That is where the rungs from 30 on go. Which is faster, a run of both in one process says: [notebook 32](32_ping_pong.ipynb).
 #
 # ### LeetCUDA's log
 #

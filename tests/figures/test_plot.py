@@ -244,6 +244,70 @@ def test_every_rung_s_error_is_a_share_of_its_budget():
     assert drawn == pytest.approx([0.25, 0.5])
 
 
+def by_family(causal=0):
+    """Two families at two lengths, and heads of a model at theirs: a rung, the one before it and a peer that is missing once."""
+    speeds = {"13_tuned": 400.0, "12_double_buffered": 300.0, "SDPA FLASH": 350.0}
+    rows = [
+        (
+            "13_tuned",
+            "attention",
+            "NVIDIA H200",
+            False,
+            family,
+            name,
+            "bf16",
+            causal,
+            1,
+            1,
+            n,
+            n,
+            D,
+            r,
+            4e-9 * n * n * D / tflops,
+        )
+        for family, lengths in (("randn", (1024, 4096)), ("one key", (1024, 4096)), ("heads of x", (512,)))
+        for n in lengths
+        for D in (64, 128)
+        for name, tflops in speeds.items()
+        if (family, name) != ("one key", "SDPA FLASH")
+        for r in range(3)
+    ]
+    columns = [
+        "rung",
+        "op",
+        "device",
+        "stale",
+        "family",
+        "name",
+        "dtype",
+        "causal",
+        "B",
+        "H",
+        "Nq",
+        "Nk",
+        "D",
+        "round",
+        "ms",
+    ]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def test_a_family_is_a_row_at_one_length_and_a_missing_peer_a_missing_point():
+    figure = plot.families(by_family(), ["13_tuned", "SDPA FLASH", "FA3"])
+    left, right = figure.axes
+    assert [tick.get_text() for tick in left.get_yticklabels()] == ["randn", "one key", "heads of x, N = 512"]
+    points = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in right.lines}
+    assert points == {
+        "13_tuned": ([pytest.approx(400)] * 3, [0, 1, 2]),
+        "SDPA FLASH": ([pytest.approx(350)] * 2, [0, 2]),
+    }
+    assert {t.get_text() for t in figure.legends[0].get_texts()} == set(points)
+    assert "bf16, N = 4096 · NVIDIA H200" in figure.get_suptitle() and right.get_xlabel() == "TFLOP/s"
+    assert {line.get_label() for line in plot.families(by_family()).axes[0].lines} == {*points, "12_double_buffered"}
+    with pytest.raises(ValueError, match="nothing recorded in bf16 under a causal mask"):
+        plot.families(by_family(), causal=True)
+
+
 def test_published_steps_and_ours_share_no_axis_but_percent():
     figure = plot.percent_steps(record.sixteen_steps(), {"11_swizzled": 66.0, "12_waits": float("nan")}, "NVIDIA H200")
     text = words(figure)

@@ -63,3 +63,11 @@ def test_steps_beside_a_peer():
     assert [len(ax.patches) for ax in figure.axes] == [3, 3] and "0.95" in words(figure)
     assert figure.axes[0].get_xlabel() == "times as fast as SDPA CUDNN"
     assert draw_pingpong.steps(frame, "without a mask", "SDPA CUDNN").png().startswith(PNG)
+
+
+def test_every_state_has_a_box_and_every_way_an_arrow_between_two():
+    figure = draw_pingpong.states()
+    texts = [text.get_text() for text in figure.axes[0].texts]
+    assert [text.split("\n")[0] for text in texts[:3]] == ["alone", "tracked", "taken"]
+    assert len(figure.axes[0].patches) == 4 == len(texts) - 3 and any("voted down" in text for text in texts)
+    assert figure.png().startswith(PNG)

@@ -6,17 +6,32 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
+from matplotlib.patches import FancyArrowPatch, Patch
 
 from ...figures import lanes as swim
 from ...figures.steps import beside as steps
-from ...figures.style import GREEN, GRID, INK, MAGENTA, MUTED, ORANGE, SAND, VIOLET, Figure, canvas, styled
+from ...figures.style import (
+    GREEN,
+    GRID,
+    INK,
+    MAGENTA,
+    MUTED,
+    ORANGE,
+    PALEST,
+    SAND,
+    VIOLET,
+    Figure,
+    blank,
+    canvas,
+    styled,
+)
 from ...toolchain.loops import Line, is_named, waits
 from .hopper import KINDS
 
 __all__ = [
     "lanes",
     "loop",
+    "states",
     "steps",
 ]
 
@@ -109,4 +124,40 @@ def loop(code: Mapping[str, Sequence[Line]]) -> Figure:
         Line2D([], [], color=INK, linewidth=1.6, label="waits for all of them"),
     ]
     figure.legend(handles=handles, loc="outside upper left", ncols=4, frameon=False, fontsize=8.5)
+    return figure
+
+
+STATES = {  # name -> where, and what is done with a tile of keys
+    "alone": (0.0, "S, mask, maximum, P:\nno other product under way"),
+    "tracked": (4.4, "S, maximum, exponentials;\nO is complete, and rescaled"),
+    "taken": (8.8, "S, exponentials with\nthe maximum there is"),
+}
+WAYS = [  # from, to, bend, when, where that is written
+    ("alone", "tracked", 0.0, "the next is the first\nwhole tile, or one\nwas missed before", (2.2, 0.1)),
+    ("tracked", "taken", 0.0, "that was the first\nwhole tile, and\nnone was missed", (6.6, 0.1)),
+    ("alone", "taken", -0.16, "the first tile is whole", (4.4, 1.42)),
+    (
+        "taken",
+        "alone",
+        -0.2,
+        "a sum above 32: voted down. The same tile again; from there on all are tracked",
+        (4.4, -1.75),
+    ),
+]
+
+
+@styled
+def states() -> Figure:
+    """What a warpgroup of 32_ping_pong does with a tile of keys, and what leads from one way of doing it to another."""
+    figure, (ax,) = canvas(10.2, 3.1)
+    blank(ax).set(xlim=(-1.5, 10.3), ylim=(-1.85, 1.75))
+    for name, (x, does) in STATES.items():
+        box = {"boxstyle": "round,pad=0.5", "facecolor": PALEST, "edgecolor": INK}
+        ax.text(x, 0, f"{name}\n{does}", ha="center", va="center", fontsize=9, bbox=box, linespacing=1.4)
+    for begin, end, bend, when, (x, y) in WAYS:
+        a, b = STATES[begin][0], STATES[end][0]
+        ends = ((a + 1.4, 0), (b - 1.4, 0)) if not bend else ((a, 0.5), (b, 0.5)) if a < b else ((a, -0.5), (b, -0.5))
+        look = {"arrowstyle": "-|>", "mutation_scale": 14, "color": INK, "connectionstyle": f"arc3,rad={bend}"}
+        ax.add_patch(FancyArrowPatch(*ends, **look))
+        ax.text(x, y, when, ha="center", va="bottom", fontsize=8.5, color=MUTED)
     return figure
