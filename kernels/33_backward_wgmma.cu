@@ -204,7 +204,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     return;
   }
 
-  fa::setmaxnreg_inc<240>();
+  fa::setmaxnreg_inc<240>(); // 128 x 24 + 256 x 240 registers: the 384 x 168 of the launch, there are no more
   // Keys 64 half .. + 64 of the tile. By a vote, of whose result the compiler knows that it is the whole warp's: descriptors
   // of wgmma are values of a warp, and one that depended on threadIdx would be moved there before every product.
   const int half = __any_sync(0xffffffff, threadIdx.x >= 256);

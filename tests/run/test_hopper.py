@@ -129,3 +129,16 @@ def test_the_fewest_stages_that_a_tile_may_have_are_enough(stem, stages):
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 2, n, 64).half() for n in (200, 900, 900))
     check(load(source=source, device="cpu", quiet=True), [Case(f"{stages} stages", q, k, v, causal=True)]).require()
+
+
+def test_with_an_odd_number_of_stages_votes_would_race():
+    """Why 32 refuses it: the last stage's tile and the first's would vote at one place. Of even ones the X-ray finds nothing."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 1, n, 64).half() for n in (200, 2000, 2000))
+    k[0, 0, torch.randperm(2000)[:200]] = 3 * q[0, 0]  # a key for each query that passes its maximum
+    one = re.sub(r"  static_assert\([^;]*\);\n", "", single("32_ping_pong", 64, "fp16").source)
+    for stages, races in ((2, False), (3, True)):
+        source, edits = re.subn(r"int stages = [^;]+;", f"int stages = {stages};", one, count=1)
+        assert edits == 1
+        found = xray(load(source=source, device="cpu", quiet=True), q, k, v).findings
+        assert any("race" in str(each) and "votes_smem" in str(each) for each in found) == races, found
