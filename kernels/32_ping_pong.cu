@@ -387,8 +387,9 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
           fa::wgmma_wait_group<1>(); // S is there, O not yet
           if constexpr (track) raise_maximum();
           exponentials();
-          // Is the maximum of the tiles so far good enough? The vote also keeps the exponentials before the wait.
-          if (!track && fmaxf(sum_reg[0], sum_reg[1]) > 32.f) *vote() = 1;
+          // Is the maximum of the tiles so far good enough? A tracked one always is; but without the question ptxas would wait
+          // for O before the exponentials.
+          if (fmaxf(sum_reg[0], sum_reg[1]) > (track ? 0x1p100f : 32.f)) *vote() = 1;
 
           fa::wgmma_wait_group<0>(); // O is there too, and P_reg may be written
           if constexpr (track) rescale();

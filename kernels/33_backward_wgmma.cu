@@ -71,7 +71,7 @@ struct Maps {
 // [end: tile]
 
 // Not 0, by which LSE is divided.
-inline __device__ float scale_of(const fa_backward_args &a) { return a.scale == 0.f ? 1e-30f : a.scale; }
+inline __device__ float scale_of(const fa_backward_args &a) { return fabsf(a.scale) < 1e-30f ? 1e-30f : a.scale; }
 
 // [region: delta]
 // Before everything else, d / 8 lanes per row: stats (2, B, H, padded Nq) = -LSE / scale and -delta = -rowsum(dO o O), where
@@ -103,7 +103,7 @@ template <int d, typename T> __global__ void prepare(const fa_backward_args a) {
   for (int mask = lanes / 2; mask > 0; mask /= 2) delta += __shfl_xor_sync(0xffffffff, delta, mask);
   if (lane == 0) {
     const float LSE = i < a.Nq ? a.LSE[head * a.Nq + i] : -FA_INFINITY;
-    stats[0] = LSE == -FA_INFINITY ? copysignf(FA_INFINITY, -a.scale) : -LSE / scale_of(a);
+    stats[0] = LSE == -FA_INFINITY ? copysignf(FA_INFINITY, -scale_of(a)) : -LSE / scale_of(a);
     stats[rows] = -delta;
   }
 }
