@@ -53,7 +53,7 @@ def test_a_sum_touched_before_its_product_is_complete_is_told_by_ptxas():
 
 def test_descriptors_are_formed_without_moves_to_uniform_registers():
     """In the loop, because the warpgroup's number comes from a vote. One that comes from threadIdx costs moves at every product.
-    (One move is of the number of steps, with which a step is compared.)"""
+    (One move is of the place of an mbarrier.)"""
     whole = rung(STEM)
     from_index = whole.replace("__any_sync(0xffffffff, threadIdx.x >= 256)", "threadIdx.x / 256")
     for d in (64, 128):
