@@ -371,8 +371,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
       // [region: overlap]
       // Turn by turn: S of the next tile is started, then O of this one. The next tile's exponentials run under this
       // product and under the other warpgroups' products. Compiled twice: a branch inside one loop costs more.
-      const auto overlap = [&](auto tracks, int end) { // to tile `end`; false where P was voted down
-        constexpr bool track = decltype(tracks)::value;
+      const auto overlap = [&](auto is, int end) { // to tile `end`; false where P was voted down
+        constexpr bool track = decltype(is)::value;
 #pragma unroll 1
         while (j0 > end && j0 <= seen) {
           if (!next_turn(track)) return false;

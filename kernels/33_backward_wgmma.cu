@@ -3,8 +3,8 @@
 // idea:      Two warpgroups own 64 keys each and hold P^T and dS^T as operands A in registers. A warpgroup that starts
 //            products is held until the tensor cores have taken them, so they take turns: by plan one forms dS while the
 //            other's dP and dV run, and P while the other's S, dK and dQ do (the clocks show how far that holds).
-// changed:   23's transposed products as wgmma; tiles come by TMA from a warp of their own; a token that goes round; dQ
-//            leaves through shared memory, where two more warps have cp.reduce.async.bulk take it and add it up in the L2
+// changed:   23's transposed products as wgmma; their sums begin with -LSE / scale and -delta; tiles come by TMA from a warp
+//            of its own; a token goes round; two more warps send dQ, which the L2 adds up (cp.reduce.async.bulk)
 // op:        attention_backward
 // features:  causal, gqa
 // inputs:    Q O dO (B,H,Nq,D), K V (B,Hkv,Nk,D) fp16 or bf16, LSE (B,H,Nq) fp32; rows and strides multiples of 16 bytes
@@ -70,13 +70,13 @@ struct Maps {
 };
 // [end: tile]
 
-// Not 0, by which LSE is divided.
+// LSE is divided by it: never 0. With 1e-30 every score is 0, too.
 inline __device__ float scale_of(const fa_backward_args &a) { return fabsf(a.scale) < 1e-30f ? 1e-30f : a.scale; }
 
 // [region: delta]
 // Before everything else, d / 8 lanes per row: stats (2, B, H, padded Nq) = -LSE / scale and -delta = -rowsum(dO o O), where
-// the sums of Q K^T and of dO V^T begin; dQ_sum = 0. A row past the end, and one that sees no key (LSE = -inf), begins where
-// P = exp(scale * S) is 0, whatever is added.
+// the sums of Q K^T and of dO V^T begin; dQ_sum = 0. A row past the end, and one that sees no key (LSE = -inf), begins with
+// the infinity by which P = exp(scale * S) is 0, whatever is added.
 template <int d, typename T> __global__ void prepare(const fa_backward_args a) {
   constexpr int lanes = d / 8;
   const int64_t row = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / lanes;
@@ -301,7 +301,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
   };
 
   // [region: tile_loop]
-  // P is there, and dO; no product is under way. Without a next step there is no next S: compiled twice, as with S in a
+  // A step. P and dO are there, no product is under way. The last step has no next S, and is compiled apart: with S in a
   // branch ptxas would let no two products overlap.
   const auto advance = [&](int step, auto has_next) {
     constexpr bool next = decltype(has_next)::value;
@@ -324,7 +324,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     if (step > 0) hand_over(); // the previous step's, here, where its stores have long been done
 
     // [region: dS]
-    // dS = P o (dP - delta), for dK in registers, for dQ in shared memory
+    // dS = P o (dP - delta), for dK in registers, for dQ in shared memory. With d = 128 P is S_reg's, which isn't rounded; with
+    // d = 64 there are no registers to keep that.
     fa::wgmma_wait_group<1>(); // dP is there
     const uint32_t dS_row = dS_smem + half * Br * 128 + (lane % 8 + lane / 16 * 8) * 128 +
                             ((2 * warp + lane / 8 % 2) ^ lane % 8) * 16; // stmatrix
@@ -333,7 +334,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const float *dP = dP_reg[2 * k + e / 2] + e % 2 * 2;
-        float2 P = fa::unpack2<T>(P_reg[k][e]); // with d = 64 there are no registers to keep it unrounded
+        float2 P = fa::unpack2<T>(P_reg[k][e]);
         if constexpr (d == 128) P = {S_reg[2 * k + e / 2][e % 2 * 2], S_reg[2 * k + e / 2][e % 2 * 2 + 1]};
         dS_reg[k][e] = fa::pack2<T>(P.x * dP[0], P.y * dP[1]);
       }
@@ -344,7 +345,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     // [end: dS]
 
     // [region: next_S]
-    // S of the next step comes first: its exponentials are the longest work
+    // S of the next step comes first: its exponentials are the longest work. LSE is read in front of the turn, for which the
+    // warpgroup waits anyway.
     if constexpr (next) {
       Q_next.next();
       fa::mbarrier_wait(smem + C::Q_full + 8 * Q_next.stage, Q_next.parity);

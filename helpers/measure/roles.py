@@ -56,12 +56,16 @@ WAIT = re.compile(r"^( *)((?:if \(!?\w+\) )?(?:fa::mbarrier_wait|fa::bar_sync|ta
 KINDS = ["", "wait", "copy", "scores", "softmax", "output", "products", "dS", "send dQ"]
 WARPGROUPS, NOTES = 4, 1024  # of which notes are kept, each
 SIGN = 0x5A170000  # what a note's first word has besides its kind; what lies in memory anyway has not
+# Every thread counts notes, and the warpgroup's number comes from a shuffle: where a note is written is then one value for a
+# warp, in uniform registers. 33 has no others to spare.
 NOTE = """
   int noted = 0, doing = 0;
+  const int noting = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
   [[maybe_unused]] const auto note = [&](int kind) {
     doing = kind;
-    if (blockIdx.x != gridDim.x / 2 || threadIdx.x %% 128 != 0 || noted >= %(notes)d - 1) return;
-    int *at = static_cast<int *>(a.workspace[%(index)d]) + 2 * (threadIdx.x / 128 * %(notes)d + noted++);
+    if (noted == %(notes)d - 1) return;
+    int *at = static_cast<int *>(a.workspace[%(index)d]) + 2 * (noting * %(notes)d + noted++);
+    if (blockIdx.x != gridDim.x / 2 || threadIdx.x %% 128 != 0) return;
     at[0] = %(sign)d | kind, at[1] = int(clock64()), at[2] = 0;
   };
 """
@@ -100,7 +104,7 @@ def instrument(source: str, marks: Mapping[str, str] | None = None) -> str:
 
 def times(kernel: Which, *inputs: Tensor, marks: Mapping[str, str] | None = None, **options: object) -> pd.DataFrame:
     """A row per warpgroup and phase of one CTA in the middle of the grid: lane ("producer", "consumer 0", ...), kind (of KINDS), begin and end, counted from the CTA's first note: SM clocks on a GPU, places in the order of
-    events on the emulator. options go to the kernel's call. The first 1024 notes of a warpgroup are kept.
+    events on the emulator. options go to the kernel's call. The first 1023 notes of a warpgroup are kept.
     """
     import torch
 

@@ -62,11 +62,13 @@ mma[mma > 0].sort_values(ascending=False).head(8)
 # %% [markdown]
 # ## 1 · Ten operands, again
 #
-# A step, with queries as columns throughout ($B_r$ queries, $B_c = 128$ keys; $\circ$ is the product element by element, $c = \text{scale} \cdot \log_2 e$, and LSE is in units of $\log_2$, as in all rungs since 04):
+# A step, with queries as columns throughout ($B_r$ queries, $B_c = 128$ keys; $\circ$ is the product element by element, $c = \text{scale} \cdot \log_2 e$):
 #
-# $$ S^\top = K_j Q_i^\top, \quad P^\top = 2^{\,c S^\top - \mathrm{LSE}}, \quad dP^\top = V_j\, dO_i^\top, \quad dS^\top = P^\top \circ (dP^\top - \mathrm{delta}), $$
+# $$ S^\top = K_j Q_i^\top, \quad P^\top = 2^{\,c\,(S^\top - \mathrm{LSE} / \text{scale})}, \quad dP^\top = V_j\, dO_i^\top, \quad dS^\top = P^\top \circ (dP^\top - \mathrm{delta}), $$
 #
 # $$ dV_j \mathrel{+}= P^\top dO_i, \qquad dK_j \mathrel{+}= dS^\top Q_i, \qquad dQ_i^\top \mathrel{+}= K_j^\top dS^\top . $$
+#
+# The sums of $S$ begin with $-\mathrm{LSE} / \text{scale}$, not with 0, and those of $dP$ with $-\mathrm{delta}$. So both are read before a product is started, and nobody waits for them behind it.
 #
 # A warpgroup multiplies $A$ (64 × 16) by $B$ (16 × $N$) and adds to $C$ (64 × $N$). The rules (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions"):
 #
@@ -263,13 +265,14 @@ table.map("{:.1e}".format)
 # %% [markdown]
 # ## 4 · Roles, and what they cost
 #
-# One warp of a warpgroup of its own, the **producer**, asks TMA for tiles, and two more warps of it send $dQ$; two warpgroups, the **consumers**, compute. As in rung 31 the producer gives registers back (`setmaxnreg`) so that the consumers may have more. What do they need? Per lane, for the arrays that are alive together when $dQ$ has been started:
+# One warp of a warpgroup of its own, the **producer**, asks TMA for tiles, and two more warps of it send $dQ$; two warpgroups, the **consumers**, compute. As in rung 31 the producer gives registers back (`setmaxnreg`) so that the consumers may have more. What do they need? Per lane, for the arrays that are alive together when $dS$ is formed:
 
 # %%
-per_lane = pd.DataFrame(index=["dK, dV", "S of the next step", "dS, rounded", "dQ"])
+per_lane = pd.DataFrame(index=["dK, dV", "dP", "P, rounded", "dS, rounded", "P in fp32"])
 for d in (64, 128):
     Br = draw_backward.constants(kernel.rung.source, d)["Br"]  # queries per step
-    elements = [2 * 64 * d, 64 * Br, 64 * Br // 2, Br * d // 2]  # of a warpgroup, in registers
+    pairs = 64 * Br // 2  # two rounded numbers share a register
+    elements = [2 * 64 * d, 64 * Br, pairs, pairs, 64 * Br * (d == 128)]  # of a warpgroup, in registers
     per_lane[f"d = {d}, {Br} queries"] = [n // 128 for n in elements]
 per_lane.loc["all"] = per_lane.sum()
 given, taken = (int(re.search(rf"setmaxnreg_{way}<(\d+)>", source.source)[1]) for way in ("dec", "inc"))
@@ -279,7 +282,7 @@ print(
 per_lane
 
 # %% [markdown]
-# $dK$ and $dV$ grow with $d$, so a step has fewer queries at $d = 128$. What is left has to do for addresses, LSE and delta on their way, and results that wait to be stored. Did the compiler manage?
+# $dK$ and $dV$ grow with $d$, so a step has fewer queries at $d = 128$. There $P$ stays in fp32, where $S$ was, until $dS$ is formed from it. At $d = 64$ that would take 64 registers more, 256 of 240 (with it, nvcc 13.0 spills 1 KB per thread): there $dS$ is formed from the $P$ that was rounded for $dV$. One rounding more shows: compared with rung 23, the errors of $dQ$ and $dK$ are the same at $d = 128$, and at $d = 64$ 1.2 times as large in fp16, 1.3 times in bf16 (random inputs, on the emulator). What is left has to do for addresses. Did the compiler manage?
 
 # %%
 table = sass.table("33_backward_wgmma").set_index("kernel")
@@ -436,7 +439,7 @@ show.region("33_backward_wgmma", "products")
 show.region("33_backward_wgmma", "scores")
 
 # %% [markdown]
-# And the loop, from one product to the next. Read it beside the figure of section 5:
+# And the loop, from one product to the next: a function of a step, compiled once for steps that have a next one and once for the last. Read it beside the figure of section 5:
 
 # %%
 show.region("33_backward_wgmma", "tile_loop")
@@ -456,7 +459,7 @@ for (d, way), one in rungs.items():
 pd.DataFrame(rows).T.rename_axis(["d", "instructions of a step"])
 
 # %% [markdown]
-# By vote not one of them is for a descriptor: the one that is left at $d = 128$ moves the number of steps.
+# By vote not one of them is for a descriptor: the one that is left at $d = 64$ moves the place of an mbarrier.
 #
 # ### Who gets which tile
 #
@@ -566,10 +569,10 @@ steps = 2 * -(-256 // Br)
 predicted = steps * 2 * 4 * (2 * 64 // 16 + 2 * Br // 16 + 128 // 16)
 counted = {stem: pd.Series(ray.trace.instructions) for stem, ray in rays.items()}
 wgmma = counted["33_backward_wgmma"]["wgmma.mma_async"]
-print(f"{steps} steps; wgmma: predicted {predicted:,}, counted {wgmma:,}: {wgmma - predicted} more")
+print(f"{steps} steps; wgmma: predicted {predicted:,}, counted {wgmma:,}")
 
 # %% [markdown]
-# $S$ is started a step ahead: the first one before the loop, and the last step starts one that nobody reads. That is one product more per tile of keys: $2 \cdot 2 \cdot 4 \cdot d / 16 = 64$ instructions. A branch around it would cost more: `ptxas` then lets no two products overlap (its warning C7515). An earlier version had the last step stand apart, which put the body of the loop into the code twice. It was no faster, and the one loop takes a quarter less to compile (step 13 of the table below).
+# $S$ is started a step ahead: the first one before the loop, and the last step starts none. A branch around it in the loop would cost more than one $S$ too many: `ptxas` then lets no two products overlap (its warning C7515). So the body is in the code twice. (Steps 13 to 15 of the table below have one loop, whose last step starts an $S$ that nobody reads: a quarter less to compile, and one product of $5 \cdot \text{steps} + 1$ for nothing.)
 #
 # ### What is left to do for the threads
 #
@@ -627,7 +630,7 @@ reads.loc[["Q", "K", "V", "O", "dO"]].round(2)
 # %% [markdown]
 # ## Beside its peers
 #
-# FLOPs are counted as $10 B H N^2 d$, half of it under a causal mask. SDPA FLASH is FlashAttention-2's own backward pass, SDPA CUDNN is cuDNN's, written for Hopper.
+# FLOPs are counted as $10 B H N^2 d$, half of it under a causal mask. SDPA FLASH is FlashAttention-2's own backward pass, SDPA CUDNN is cuDNN's, written for Hopper. FA3 and FA4, FlashAttention-3 and -4, ran in the same process.
 
 # %%
 plot.recorded("33_backward_wgmma", "backward", lambda x: plot.throughput(x[x.causal == 0]))
@@ -636,7 +639,8 @@ plot.recorded("33_backward_wgmma", "backward", lambda x: plot.throughput(x[x.cau
 # %%
 def beside(causal):
     def draw(samples):
-        peers = ["SDPA FLASH", "SDPA CUDNN"]
+        names = set(samples["name"])
+        peers = [peer for peer in ("SDPA FLASH", "SDPA CUDNN", "FA3", "FA4") if peer in names]
         return plot.ratio(samples[samples.causal == causal], "33_backward_wgmma", peers)
 
     return plot.recorded("33_backward_wgmma", "backward", draw)
@@ -647,11 +651,17 @@ beside(causal=0)
 # %%
 beside(causal=1)
 
+
 # %%
-plot.recorded("33_backward_wgmma", "backward", lambda x: record.summary(x, "33_backward_wgmma", "SDPA CUDNN"))
+def summaries(samples):
+    peers = [peer for peer in ("SDPA CUDNN", "FA3", "FA4") if peer in set(samples["name"])]
+    return pd.concat({peer: record.summary(samples, "33_backward_wgmma", peer) for peer in peers})
+
+
+plot.recorded("33_backward_wgmma", "backward", summaries)
 
 # %% [markdown]
-# The columns: how many times as long as ours cuDNN takes, as the geometric mean over the shapes with $N \ge 1024$, the lowest and the highest of those, and the worst of *all* recorded shapes with its place. We are ahead at every one of them.
+# The columns: how many times as long as ours each peer takes, as the geometric mean over the shapes with $N \ge 1024$, the lowest and the highest of those, and the worst of *all* recorded shapes with its place. We are ahead of cuDNN at every one of them. With FlashAttention-3 and -4 it is a draw where sequences are long, from 4 % behind to 3 % ahead as a mean; at $N = 512$ they are ahead, FA4 by up to 14 %.
 #
 # ### What helped, and what did not
 #
@@ -667,7 +677,11 @@ def drafts(steps):
 plot.recorded("33_backward_wgmma", "steps", drafts)
 
 # %% [markdown]
-# **What to see.** The largest steps at $d = 128$ are the first ones; at $d = 64$ they are another order (3) and step 10, a tenth each, and then the turns (8), 7 %. What the steps that stayed change is when a tile comes and when a product starts. Step 10 goes on from step 8: with 128 queries per step at $d = 64$, and with warps of their own that send $dQ$ (10); how much of the difference each of these two brought was not measured apart. That every thread gives a place back (11), and not one for its warpgroup behind a barrier, costs a percent at $d = 128$ and buys that NVIDIA's own tool can follow: racecheck takes an arrival at an mbarrier to speak for the thread that arrives, and nobody else. (Its sister initcheck still reports what `add_heads` reads: the version we ran doesn't see what TMA writes, notebook 92.) Step 12 is for a causal mask: the longest tiles first. With one it has 4 % more than step 11, and without one, where it changes nothing, 3 %: so far apart are two runs, and what the order is worth is seen better with grouped queries ("Who gets which tile"). Step 13 is a simpler loop, not a faster one. Step 14 is the rung; what it is for, grouped queries, the table's shapes don't have. Step 15 starts from 12 again.
+# **What to see.** The largest steps at $d = 128$ are the first ones; at $d = 64$ they are another order (3) and step 10, a tenth each, and then the turns (8), 7 %. What the steps that stayed change is when a tile comes and when a product starts. Step 10 goes on from step 8: with 128 queries per step at $d = 64$, and with warps of their own that send $dQ$ (10); how much of the difference each of these two brought was not measured apart. That every thread gives a place back (11), and not one for its warpgroup behind a barrier, costs a percent at $d = 128$ and buys that NVIDIA's own tool can follow: racecheck takes an arrival at an mbarrier to speak for the thread that arrives, and nobody else. (Its sister initcheck still reports what `add_heads` reads: the version we ran doesn't see what TMA writes, notebook 92.) Step 12 is for a causal mask: the longest tiles first. With one it has 4 % more than step 11, and without one, where it changes nothing, 3 %: so far apart are two runs, and what the order is worth is seen better with grouped queries ("Who gets which tile"). Step 13 is a simpler loop, not a faster one. What step 14 is for, grouped queries, the table's shapes don't have. Step 15 starts from 12 again.
+#
+# The rung is step 14 with three changes, measured beside FlashAttention-3 in one process (bf16, geometric means over $N \ge 1024$ of its time over ours; $d = 64$, causal, $d = 128$, causal). The sums of $S$ begin with $-\mathrm{LSE} / \text{scale}$, the last step starts no $S$, and at $d = 128$ $dS$ is formed from $P$ in fp32. Together: from 0.955, 0.935, 0.97, 0.96 to 0.975, 0.954, 1.01, 0.99. Reading LSE has moved from behind the wait for $S$ to in front of a turn, where a warpgroup waits anyway.
+#
+# What brought nothing: one arrival per warp at the mbarriers, heads from the last to the first, sets of 4 to 64 heads instead of 16, $P$ rounded before the wait for $dQ$. FlashAttention-3's order ($S$, $dP$, then $dV$, $dQ$ and $dK$ of the same step, no next $S$, no turns) was slower: 0.93, 0.91, 0.91, 0.90. And **no turns at all**: 0.98, 0.95, 1.02, 1.00. That is as fast as the rung, or faster by a percent. They gained 7 % at $d = 64$ when they came (step 8); by now they gain nothing, and the rung keeps them only because this notebook's figures show them. All of these ran at the power limit of 700 W, FlashAttention-3 at 1755 MHz and the rung at 1815.
 #
 # ## What still hurts
 #
@@ -767,7 +781,7 @@ exercise.verify("33.2", fits, hint="which parts of shared memory grow with Br, a
 # registers_for_them = {d: Br + Br // 2 for d, Br in most_queries.items()}
 # ```
 #
-# They are the kernel's own: shared memory is full with them. With $d$ more registers for $dK$ and $dV$ it is 224 at $d = 128$ and 256 at $d = 64$; a lane of a consumer has 240. At $d = 64$ they are enough because $S$ and $dP$ are never there at the same time.
+# They are the kernel's own: shared memory is full with them. With $d$ more registers for $dK$ and $dV$ it is 224 at $d = 128$ and 256 at $d = 64$; a lane of a consumer has 240. At $d = 64$ they are enough because $P$ isn't kept in fp32 while $dP$ is there (section 4).
 #
 # </details>
 
