@@ -500,7 +500,7 @@ plot.recorded("32_ping_pong", "causal", summaries)
 # %% [markdown]
 # The columns as in notebook 13: geometric mean over the headline shapes with $N \ge 1024$, the lowest and highest of them, and the worst of all recorded shapes. FA3 and FA4, FlashAttention-3 and -4, are in these tables and figures where they could be imported and ran in the same process. A ratio by way of a third kernel, on another day, would be none.
 #
-# **What to see.** The lead over cuDNN is smallest at short lengths and by and large grows with them. Where a tile of queries has few tiles of keys, its ends weigh most: at $N = 512$ one of four is done alone.
+# **What to see.** The lead over cuDNN is smallest at short lengths and by and large grows with them. Where a tile of queries has few tiles of keys, its ends weigh most: at $N = 512$ one of four is done alone. At $d = 128$ it is level there, and behind under the mask. FlashAttention-3 is passed at most lengths; at $d = 64$ it is ahead on the longest sequences, and at $d = 128$ under the mask the two are level.
 #
 # (The table of steps has this kernel, and step 29, at ratios of other runs, over three of these five lengths, and without slower peers in between, during which the card cools.)
 #
