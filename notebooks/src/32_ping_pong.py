@@ -224,7 +224,7 @@ draw_pingpong.loop({name: sass.loop_lines(one, 128, "bf16") for name, one in mad
 #
 # Why? Nothing between the two waits needs to be done by the second one, and within a stretch of code without branches ptxas arranges instructions as it sees fit. (Behind the wait, exponentials and the rounding of $P$ are mixed: two kinds of units side by side. For that the order isn't bad.) A `__syncwarp` is no border to it. A branch is, for most of them: the fourth strip has a second look at a barrier that is known to be open, which is a test and a jump back in case it weren't. And the vote is one: whether to store a 1 depends on the sums, the sums on all exponentials, and what comes behind the store in the source, the wait, stays behind it.
 #
-# So the vote does two things, and the second was found by looking. Is it *faster* that way? More exponentials run under a product; but rounding now stands alone behind the wait. Make a guess; steps 4 and 5 of the table below are such kernels. The copy of the loop that tracks has nothing to vote on. Without the question the wait moves up over all of its exponentials (the last strip), so it asks, too, with a bound that no sum reaches (the one above).
+# So the vote does two things, and the second was found by looking. Is it *faster* that way? More exponentials run under a product; but rounding now stands alone behind the wait. Make a guess; steps 4 and 5 of the table below are such kernels. The copy of the loop that tracks has nothing to vote on. Without the question the wait moves up over all of its exponentials (the last strip), so it asks, too, with a bound that no sum reaches (the one above). That was a guess, and a wrong one: beside rung 31, inputs that are tracked lose 4 to 5 % by it at $d = 64$, and gain nothing on average at 128.
 
 # %% [markdown]
 # ## 5 · Who is done takes the next one
@@ -500,7 +500,7 @@ plot.recorded("32_ping_pong", "causal", summaries)
 # %% [markdown]
 # The columns as in notebook 13: geometric mean over the headline shapes with $N \ge 1024$, the lowest and highest of them, and the worst of all recorded shapes. FA3 and FA4, FlashAttention-3 and -4, are in these tables and figures where they could be imported and ran in the same process. A ratio by way of a third kernel, on another day, would be none.
 #
-# **What to see.** The lead over cuDNN is smallest at short lengths and by and large grows with them. Where a tile of queries has few tiles of keys, its ends weigh most: at $N = 512$ one of four is done alone.
+# **What to see.** The lead over cuDNN is smallest at short lengths and by and large grows with them. Where a tile of queries has few tiles of keys, its ends weigh most: at $N = 512$ one of four is done alone. At $d = 128$ it is level there, and behind under the mask. FlashAttention-3 is passed at most lengths; at $d = 64$ it is ahead on the longest sequences, and at $d = 128$ under the mask the two are level.
 #
 # (The table of steps has this kernel, and step 29, at ratios of other runs, over three of these five lengths, and without slower peers in between, during which the card cools.)
 #
@@ -517,7 +517,7 @@ plot.recorded("32_ping_pong", draw=lambda samples: plot.families(samples, five),
 plot.recorded("32_ping_pong", draw=lambda samples: plot.families(samples, five, causal=True), **FAMILIES)
 
 # %% [markdown]
-# **What to see.** The other kernels form every maximum on any input, so their points move less. Ours is ahead where little is missed. Elsewhere the copy that tracks runs, with the instructions of rung 31's softmax; the early start of $S$ and the turns keep it ahead of rung 31 on long sequences. $Q \times 2$ and the sawtooth pay for accuracy alone, as in rung 13.
+# **What to see.** The other kernels form every maximum on any input, so their points move less. Ours is ahead where little is missed. Elsewhere the copy that tracks runs, with the instructions of rung 31's softmax; the early start of $S$ and the turns keep it ahead of rung 31 on long sequences at $d = 128$; at 64 they are about level. $Q \times 2$ and the sawtooth pay for accuracy alone, as in rung 13.
 #
 # How far is the kernel, on random inputs, from a product without any softmax? cuBLAS multiplied two square bf16 matrices (8192) in turn with the kernel; `ratio` is our TFLOP/s over its:
 

@@ -28,7 +28,9 @@ STEMS = [r.stem for r in rungs()]
 EMULATOR_AND_GPU = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 BUILDS = [(r.stem, arch) for r in rungs() for arch in ("sm_80", "sm_90a") if arch >= r.arch]
 TABLE = re.compile(r"D=(?P<D>\d+):(?P<row>.*)")
-SPILLS = {"13_tuned": 8}  # bytes; its variants without any that were measured are slower
+# Bytes, of the instances for D = 128, which fill the registers: `track` takes one more. Variants of 13 without any spills that
+# were measured are slower.
+SPILLS = {("13_tuned", "sm_80"): 8, ("13_tuned", "sm_90a"): 12, ("20_causal_gqa", "sm_80"): 4}
 LIMITS = {
     "sm_75": 64,
     "sm_80": 99,
@@ -245,8 +247,8 @@ def test_nvcc_compiles_it_within_its_budget(stem, arch, request):
         pytest.skip("it was within its budget, and neither it nor nvcc has changed since")
     used = sass.resources(rung, arch)
     assert used["registers"].between(8, 255).all()
-    spills = used[["spill_store_bytes", "spill_load_bytes", "stack_bytes"]]
-    assert (spills <= SPILLS.get(stem, 0)).all(axis=None), used.to_string()
+    spills, most = used[["spill_store_bytes", "spill_load_bytes"]], SPILLS.get((stem, arch), 0)
+    assert (spills <= most).all(axis=None) and (used["stack_bytes"] <= -(-most // 8) * 8).all(), used.to_string()
 
     table = tile_table(rung)
     threads = max(map(int, re.findall(r"threads=(\d+)", rung.tiles)))
