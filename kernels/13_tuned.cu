@@ -229,7 +229,7 @@ __global__ __launch_bounds__(Tile<d, T>::threads, Tile<d, T>::ctas) void fa2_mma
   // [end: online_update]
 
   // [region: tile_loop]
-  bool track = false; // does this warp form the maximum of every tile to the end, or take what there is?
+  int take_to = a.Nk - 2 * Bc; // the last tile, of those to come, whose P is taken; -1: this warp tracks the maximum
   int stage_at = 0, free_at = (stages - 1) * stage_bytes;
   for (int j0 = j_last; j0 >= 0; j0 -= Bc) {
     fa::cp_async_wait<stages - 2>(); // this tile's group; later ones may still be on their way
@@ -237,7 +237,7 @@ __global__ __launch_bounds__(Tile<d, T>::threads, Tile<d, T>::ctas) void fa2_mma
     // whose stage the next copies overwrite.
     __syncthreads(); // as above
 
-    const bool take = !track && j0 + 2 * Bc <= a.Nk; // the maximum of a ragged tile alone would be poor
+    const bool take = j0 <= take_to; // not of the last whole tile: the maximum of a ragged tile alone would be poor
     bool fits = take;
     if (take) {
       scores(stage_at);
@@ -247,7 +247,7 @@ __global__ __launch_bounds__(Tile<d, T>::threads, Tile<d, T>::ctas) void fa2_mma
       scores(stage_at);
       raise_maximum(a.Nk - j0);
       probabilities();
-      track |= take;
+      if (take) take_to = -1;
     }
 #pragma unroll
     for (int r = 0; r < 4; ++r) l_reg[r] += row_sum[r];

@@ -321,7 +321,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
     }
 
     // The maximum there is may be taken once it is that of a tile which all of the warp's rows have seen whole.
-    const bool take = !track && j0 < whole - Bc && j0 > sees + 31 - window;
+    const bool edge = j0 <= sees + 31 - window, take = !track && j0 < whole - Bc && !edge;
     bool fits = take;
     if (take) {
       scores(stage_at);
@@ -329,7 +329,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
     }
     if (!fits) { // S again where P has taken its place
       scores(stage_at);
-      if (j0 >= whole || j0 <= sees + 31 - window) mask(j0);
+      if (j0 >= whole || edge) mask(j0);
       raise_maximum();
       probabilities();
       track |= take;

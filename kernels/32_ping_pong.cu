@@ -89,7 +89,8 @@ template <int stages> struct Ring {
 
 template <int d, typename T>
 __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_args a,
-                                                                 const __grid_constant__ Maps maps, Order order) {
+                                                                 const __grid_constant__ Maps maps, Order order,
+                                                                 float scale_log2) {
   constexpr int Bc = Tile<d>::Bc, Br = Tile<d>::Br, stages = Tile<d>::stages, tile_bytes = Tile<d>::tile_bytes;
   constexpr int consumers = Tile<d>::consumers, Q_bytes = Tile<d>::Q_bytes;
 
@@ -176,7 +177,6 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
   const int below = 64 * (warpgroup - 1);         // this warpgroup's rows in the tile
   const uint32_t Q_mine = Q_smem + 2 * d * below; // (d / 64, 64, 64), this warpgroup's; O_smem's too
   unsigned char *O_smem = smem + Tile<d>::O_at + 2 * d * below;
-  const float scale_log2 = fmaxf(fabsf(a.scale), 1e-30f) * fa::log2_e; // S in units of log2, so that P = exp2(S - m)
   const int shift = a.Nk - a.Nq;                                       // row i sees the keys up to i + shift
   const auto release = [&](uint32_t barrier) {
     if (lane == 0) fa::mbarrier_arrive(barrier); // this warp has read what the barrier stands for
@@ -386,9 +386,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
           fa::wgmma_wait_group<1>(); // S is there, O not yet
           if constexpr (track) raise_maximum();
           exponentials();
-          // Is the maximum of the tiles so far good enough? A tracked one always is; but without the question ptxas would wait
-          // for O before the exponentials.
-          if (fmaxf(sum_reg[0], sum_reg[1]) > (track ? 0x1p100f : 32.f)) *vote() = 1;
+          // Is the maximum of the tiles so far good enough? A tracked one always is.
+          if (!track && fmaxf(sum_reg[0], sum_reg[1]) > 32.f) *vote() = 1;
 
           fa::wgmma_wait_group<0>(); // O is there too, and P_reg may be written
           if constexpr (track) rescale();
@@ -477,6 +476,9 @@ template <int d, typename T> cudaError_t launch(const fa_model_args &a, cudaStre
   const int64_t tiles = fa::ceil_div(a.Nq, Tile<d>::Br), all = tiles * a.B * a.H;
   if (all > fa::max_grid_x / 2) return cudaErrorInvalidValue; // an index past the last still fits into an int
   const Order order = {int(tiles), a.causal ? int(min(heads, int64_t(a.B) * a.H)) : 1};
+  // S in units of log2, so that P = exp2(S - m). Formed here, it is an argument, which the exponentials' FMA reads without a
+  // register: with a third one it would often read two of a bank.
+  const float scale_log2 = fmaxf(fabsf(a.scale), 1e-30f) * fa::log2_e;
 
   Maps maps;
   constexpr int Bc = Tile<d>::Bc;
@@ -491,7 +493,7 @@ template <int d, typename T> cudaError_t launch(const fa_model_args &a, cudaStre
   if (cudaError_t error = fa::allow_smem(ping_pong<d, T>, Tile<d>::smem_bytes)) return error;
   if (cudaError_t error = cudaMemsetAsync(a.workspace[0], 0, sizeof(int), stream)) return error; // the counter
   const unsigned ctas = unsigned(min(all, int64_t(sms)));
-  ping_pong<d, T><<<ctas, Tile<d>::threads, Tile<d>::smem_bytes, stream>>>(a, maps, order);
+  ping_pong<d, T><<<ctas, Tile<d>::threads, Tile<d>::smem_bytes, stream>>>(a, maps, order, scale_log2);
   return cudaGetLastError();
 }
 

@@ -274,7 +274,7 @@ RESULTS = [
     ("23", "masked-before-scaled", "masked before it is scaled", "? LSE.y : LSE.x);\n", "? LSE.y : LSE.x), S_reg[m][n][e] = a.scale < 0.f && a.causal ? -S_reg[m][n][e] : S_reg[m][n][e];\n"),
     ("23", "dQ-without-scale", "dQ without the scale", "fa::pack2<T>(x * a.scale, y * a.scale)", "fa::pack2<T>(x, y)"),
     ("23", "dQ-rows-out-of-order", "dQ's rows out of order", "g + e / 2 % 2 * 8,", "g + e % 2 * 8,"),
-    ("32", "P-always-trusted", "no vote is cast", "if (fmaxf(sum_reg[0], sum_reg[1]) > (track ? 0x1p100f : 32.f)) *vote() = 1;", ""),
+    ("32", "P-always-trusted", "no vote is cast", "if (!track && fmaxf(sum_reg[0], sum_reg[1]) > 32.f) *vote() = 1;", ""),
     ("32", "maximum-not-tracked", "m stays, its alpha is used again", "if constexpr (track) raise_maximum();", ""),
     ("32", "nothing-rescaled", "a tracked maximum rises, O and l stay", "if constexpr (track) rescale();", ""),
     ("32", "O-not-rescaled", "O not rescaled when the maximum rises", "O_reg[n][2 * r] *= alpha[r], O_reg[n][2 * r + 1] *= alpha[r];", ";"),

@@ -204,7 +204,7 @@ def edited(*changes):
 
 
 # %%
-VOTE = "if (fmaxf(sum_reg[0], sum_reg[1]) > (track ? 0x1p100f : 32.f)) *vote() = 1;"
+VOTE = "if (!track && fmaxf(sum_reg[0], sum_reg[1]) > 32.f) *vote() = 1;"
 WAIT = "fa::wgmma_wait_group<0>(); // O is there too"
 BOTH = "j0 <= track_to ? overlap(std::false_type(), 0) : overlap(std::true_type(), track_to)"
 LOOK = "fa::mbarrier_wait(K_full + 8 * V_ring.stage, V_ring.parity);"

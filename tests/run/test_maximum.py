@@ -19,15 +19,15 @@ PRODUCTS = {  # the instruction, and how many of them S and O of one tile take, 
 }
 BOUND = {  # keeps P in fp16's range, and its digits not
     "13_tuned": ("<= 32.f", "<= 32768.f"),
-    "32_ping_pong": (": 32.f)) *vote", ": 32768.f)) *vote"),
+    "32_ping_pong": ("> 32.f) *vote", "> 32768.f) *vote"),
 }
 NEVER_TRACKS = {
-    "13_tuned": ("track |= take;", ""),
+    "13_tuned": ("if (take) take_to = -1;", ""),
     "20_causal_gqa": ("track |= take;", ""),
     "32_ping_pong": ("track_to = 0;", ""),
 }
 RAGGED_TILE_ALONE = {  # no whole tile is tracked before P is taken
-    "13_tuned": ("j0 + 2 * Bc <= a.Nk;", "j0 + Bc <= a.Nk;"),
+    "13_tuned": ("a.Nk - 2 * Bc;", "a.Nk - Bc;"),
     "20_causal_gqa": ("j0 < whole - Bc &&", "j0 < whole &&"),
     "32_ping_pong": ("max(seen / Bc * Bc - Bc, 0)", "max(seen / Bc * Bc, 0)"),
 }
