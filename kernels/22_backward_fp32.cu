@@ -5,7 +5,7 @@
 // changed:   three outputs instead of one, five products instead of two, all with 04's register tiles; K_j stays in shared
 //            memory, and what comes in slabs comes by cp.async, transposed on the way where the product wants it so
 // op:        attention_backward
-// features:  causal, window, gqa
+// features:  causal, window, gqa, deterministic
 // inputs:    Q O dO (B,H,Nq,D), K V (B,Hkv,Nk,D), LSE (B,H,Nq) fp32; rows and strides multiples of 16 bytes
 // outputs:   dQ (B,H,Nq,D), dK dV (B,Hkv,Nk,D) fp32
 // dtypes:    fp32

@@ -6,12 +6,12 @@
 // changed:   23's transposed products as wgmma; their sums begin with -LSE / scale and -delta; tiles come by TMA from a warp
 //            of its own; a token goes round; two more warps send dQ, which the L2 adds up (cp.reduce.async.bulk)
 // op:        attention_backward
-// features:  causal, gqa
+// features:  causal, gqa, deterministic
 // inputs:    Q O dO (B,H,Nq,D), K V (B,Hkv,Nk,D) fp16 or bf16, LSE (B,H,Nq) fp32; rows and strides multiples of 16 bytes
-// outputs:   dQ (B,H,Nq,D), dK dV (B,Hkv,Nk,D) as Q; dK and dV are the same bit by bit every time, dQ is not
+// outputs:   dQ (B,H,Nq,D), dK dV (B,Hkv,Nk,D) as Q; dK and dV are the same bit by bit every time, dQ if deterministic
 // dtypes:    fp16, bf16
 // D:         64, 128
-// workspace: dQ_sum (B,H,Nq128,D) fp32; stats (2,B,H,Nq128) fp32; dK_dV (B,Hshared,Nk,D) fp32
+// workspace: dQ_sum (B,H,Nq128,D) fp32; stats (2,B,H,Nq128) fp32; dK_dV (B,Hshared,Nk,D) fp32; turns (B,H,Nq128)
 // tiles:     D=64:  Br=128 Bc=128 threads=384 smem=211 KB CTAs/SM=1
 //            D=128: Br=64  Bc=128 threads=384 smem=210 KB CTAs/SM=1
 // arch:      sm_90a
@@ -75,7 +75,7 @@ inline __device__ float scale_of(const fa_backward_args &a) { return fabsf(a.sca
 
 // [region: delta]
 // Before everything else, d / 8 lanes per row: stats (2, B, H, padded Nq) = -LSE / scale and -delta = -rowsum(dO o O), where
-// the sums of Q K^T and of dO V^T begin; dQ_sum = 0. A row past the end, and one that sees no key (LSE = -inf), begins with
+// the sums of Q K^T and of dO V^T begin; dQ_sum = 0; turns = 0. A row past the end, and one that sees no key (LSE = -inf), begins with
 // the infinity by which P = exp(scale * S) is 0, whatever is added.
 template <int d, typename T> __global__ void prepare(const fa_backward_args a) {
   constexpr int lanes = d / 8;
@@ -105,6 +105,7 @@ template <int d, typename T> __global__ void prepare(const fa_backward_args a) {
     const float LSE = i < a.Nq ? a.LSE[head * a.Nq + i] : -FA_INFINITY;
     stats[0] = LSE == -FA_INFINITY ? copysignf(FA_INFINITY, -scale_of(a)) : -LSE / scale_of(a);
     stats[rows] = -delta;
+    static_cast<unsigned *>(a.workspace[3])[row] = 0;
   }
 }
 // [end: delta]
@@ -125,10 +126,12 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
 
   // This CTA's keys: rows j0 .. j0 + Bc of head (b, hk), and of the queries those of head h: heads that share K and V have
   // CTAs of their own. `heads` heads are a set, the last set may have fewer: tile 0 of all its heads, then tile 1 of all,
-  // and so on. Under a causal mask the first tiles are the longest.
+  // and so on. Under a causal mask the first tiles are the longest. If dQ is to be the same every time, the last tile comes
+  // first: a CTA waits for those that have later keys of its head, and they have been started before it.
   const int key_tiles = int(fa::ceil_div(a.Nk, Bc));
   const int set = blockIdx.x / (heads * key_tiles), in_set = blockIdx.x % (heads * key_tiles);
-  const int of = min(heads, a.B * a.H - set * heads), head = set * heads + in_set % of, j0 = in_set / of * Bc;
+  const int of = min(heads, a.B * a.H - set * heads), head = set * heads + in_set % of;
+  const int tile_k = a.deterministic ? key_tiles - 1 - in_set / of : in_set / of, j0 = tile_k * Bc;
   const int h = head % a.H, hk = h / (a.H / a.Hkv), b = head / a.H;
 
   // A step: a tile of queries that see one of these keys. Query i sees the keys up to i + shift. There is always one: the
@@ -137,7 +140,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
   const int first = a.causal ? max(0, j0 - shift) / Br : 0, steps = last - first;
 
   // Without mask the CTAs of a head begin with different queries: they don't all add to the same dQ at once.
-  const int start = a.causal ? first : int(int64_t(j0 / Bc) * last / key_tiles);
+  const int start = a.causal || a.deterministic ? first : int(int64_t(tile_k) * last / key_tiles);
   const auto next_of = [&](int tile) { return tile + 1 < last ? tile + 1 : first; };
 
   extern __shared__ __align__(1024) unsigned char smem_base[];
@@ -189,15 +192,28 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
       const int half = warp - 1, mine = half * C::dQ_half;
       int tile = start;
       float *dQ_sum = static_cast<float *>(a.workspace[0]) + int64_t(head) * last * (Br * d) + mine;
-      for (int step = 0; step < steps; ++step, tile = next_of(tile)) {
+      // Before this CTA's turn at a tile of queries come those with later keys that these queries see.
+      const int later = key_tiles - 1 - tile_k, ahead = a.causal ? Br - 1 + shift - j0 : 1 << 30;
+      for (int left = steps; left > 0; --left, tile = next_of(tile)) {
         fa::bar_sync(dQ_full + half, 128 + 32); // this half of dQ is written
+        const auto turn = [&] { return static_cast<unsigned *>(a.workspace[3]) + (head * last + tile) * 2 + half; };
         if (threadIdx.x % 32 == 0) {
+          if (a.deterministic) { // when they have added theirs
+            while (atomicAdd(turn(), 0u) != unsigned(min((tile * Br + ahead) / Bc, later))) {
+            }
+            __threadfence();
+          }
           fa::cp_reduce_async_bulk_add(dQ_sum + int64_t(tile) * (Br * d), smem + C::dQ + 4 * mine, 4 * C::dQ_half);
           fa::cp_async_bulk_commit_group();
           fa::cp_async_bulk_wait_group_read<0>();
         }
         __syncwarp(); // all lanes are here before the warp arrives, as one
-        if (step + 1 < steps) fa::bar_arrive(dQ_empty + half, 128 + 32);
+        if (left > 1) fa::bar_arrive(dQ_empty + half, 128 + 32);
+        if (a.deterministic && threadIdx.x % 32 == 0) {
+          fa::cp_async_bulk_wait_group<0>(); // it is added
+          __threadfence();
+          atomicAdd(turn(), 1u);
+        }
       }
       // [end: send_dQ]
     }

@@ -74,6 +74,7 @@ class FaBackwardArgs(FaModelArgs):
         ("dQ_stride", ctypes.c_int64 * 3),
         ("dK_stride", ctypes.c_int64 * 3),
         ("dV_stride", ctypes.c_int64 * 3),
+        ("deterministic", ctypes.c_int32),
     ]
 
 
@@ -245,6 +246,7 @@ def _arguments(
     args.scale = D**-0.5 if scale is None else _number("scale", scale)
     _point(rung, args, Q=q, K=k, V=v)
     _mask(args, asked)
+    args.deterministic = int(bool(asked.get("deterministic", False)))
     given = {"Q": q, "K": k, "V": v, **_packed(args, q, asked), **_cached(args, q, k, asked)}
     args.splits = _splits(rung, args, q, asked)
     return args, given

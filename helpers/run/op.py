@@ -67,8 +67,13 @@ def backward_rung(dtype: torch.dtype, D: int, stem: str = "2", needs: frozenset[
         fits = dtype in [getattr(torch, TORCH_NAMES[name]) for name in r.dtypes] and D <= max(r.D)
         if fits and needs <= {*r.features} and r.stem[0] <= max(stem[0], "2"):
             return r
-    known = "; ".join(f"{r.stem}: {', '.join(r.dtypes)}, D in {', '.join(map(str, r.D))}" for r in ways)
-    raise NotImplementedError(f"no backward kernel for {dtype} and D={D} ({known}); call it under torch.no_grad()")
+    known = "; ".join(
+        f"{r.stem}: {', '.join(r.dtypes)}, D in {', '.join(map(str, r.D))}, {', '.join(r.features)}" for r in ways
+    )
+    asked = "".join(f", {name}" for name in sorted(needs))
+    raise NotImplementedError(
+        f"no backward kernel for {dtype} and D={D}{asked} ({known}); call it under torch.no_grad()"
+    )
 
 
 def _gradient(stem: str) -> None:
@@ -90,6 +95,8 @@ def _gradient(stem: str) -> None:
         needs = {name for name in ("causal", "window") if options[name]} | (
             {"gqa"} if q.shape[1] != k.shape[1] else set()
         )
+        options["deterministic"] = torch.are_deterministic_algorithms_enabled()
+        needs |= {"deterministic"} if options["deterministic"] else set()
         rung = backward_rung(q.dtype, D, stem, frozenset(needs))
         options["scale"] = D**-0.5 if options["scale"] is None else options["scale"]
         missing = min(d for d in rung.D if d >= D) - D
@@ -126,6 +133,7 @@ def _starts(q_starts: Tensor | None, k_starts: Tensor | None) -> tuple[Tensor, T
     return q_starts, q_starts if k_starts is None else k_starts
 
 
+BACKWARD_OPTIONS = "bool deterministic=False"
 OPTIONS = "float? scale=None, bool causal=False, int? window=None, Tensor? q_starts=None, Tensor? k_starts=None"
 CACHE_OPTIONS = "Tensor? lengths=None, Tensor? pages=None, int? splits=None"
 
@@ -173,8 +181,10 @@ def _register_backward(rung: Rung) -> None:
         window: int | None = None,
         q_starts: Tensor | None = None,
         k_starts: Tensor | None = None,
+        deterministic: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor]:
         kernel, options = _kernel(stem, q.device.type), {"scale": scale, "causal": causal, "window": window}
+        options["deterministic"] = deterministic
         starts = _starts(q_starts, k_starts)
         if starts is None or "varlen" in rung.features:
             return kernel(q, k, v, o, lse, do, **options, cu_seqlens=starts)
@@ -186,7 +196,7 @@ def _register_backward(rung: Rung) -> None:
         _require_dtypes(rung, q, k, v, o, do)
         return room(q), room(k), room(v)
 
-    schema = f"(Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor do, {OPTIONS}) -> (Tensor, Tensor, Tensor)"
+    schema = f"(Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor do, {OPTIONS}, {BACKWARD_OPTIONS}) -> (Tensor, Tensor, Tensor)"
     torch.library.custom_op(f"fa::{name(stem)}", backward, mutates_args=(), schema=schema).register_fake(fake)
     _no_gradient(stem)
 

@@ -184,7 +184,7 @@ def same_precision_softmax(s: Tensor) -> tuple[Tensor, Tensor]:
 @dataclass(frozen=True)
 class Case:
     """One input to try. Attention: q (B,H,Nq,D), k, v (B,Hkv,Nk,D), scale (None: 1/√D), and what a rung's `features` allow:
-    causal, window, cu_seqlens, lengths, pages, splits, as Kernel.__call__ takes them. With do (B,H,Nq,D), the backward pass of
+    causal, window, cu_seqlens, lengths, pages, splits, deterministic, as Kernel.__call__ takes them. With do (B,H,Nq,D), the backward pass of
     the same. Softmax: s (..., N)."""
 
     name: str
@@ -199,7 +199,8 @@ class Case:
     cu_seqlens: tuple[Tensor, Tensor] | None = None
     lengths: Tensor | None = None
     pages: Tensor | None = None
-    splits: int | None = None  # makes no difference to the answer
+    splits: int | None = None  # makes no difference to the answer, nor does
+    deterministic: bool = False
 
     @property
     def op(self) -> str:
@@ -224,7 +225,7 @@ class Case:
     @property
     def options(self) -> dict:
         """The keyword arguments a kernel is called with."""
-        names = ("scale", "causal", "window", "cu_seqlens", "lengths", "pages", "splits")
+        names = ("scale", "causal", "window", "cu_seqlens", "lengths", "pages", "splits", "deterministic")
         return {name: value for name in names if (value := getattr(self, name)) is not None and value is not False}
 
     def empty_outputs(self, fill: float = torch.nan) -> tuple[Tensor, ...]:
@@ -515,6 +516,11 @@ def _model_cases(D: tuple[int, ...], size: str, features: tuple[str, ...]) -> It
             yield Case(f"6 heads on {Hkv}", *qkv(70, 90, B=2, H=6, Hkv=Hkv))
         if "causal" in features:
             yield Case("8 heads on 2, causal", *qkv(130, 130, B=2, H=8, Hkv=2), causal=True)
+    if "deterministic" in features:
+        for Nq, Nk in ((300, 300), (130, 400), (400, 130)):
+            for causal in (False, True):
+                name = f"deterministic, Nq={Nq}, Nk={Nk}" + ", causal" * causal
+                yield Case(name, *qkv(Nq, Nk), causal=causal, deterministic=True)
     if "varlen" in features:
         lens = [(5, 5), (0, 3), (70, 130), (1, 64), (64, 1), (129, 65), (3, 0)] + (
             [(777, 1000), (4, 2049)] if full else []

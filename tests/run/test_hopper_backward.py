@@ -138,12 +138,52 @@ def test_unrounded_p_leaves_the_registers_at_d_64():
 
 
 def test_dk_and_dv_are_the_same_twice():
-    """dQ is added up in no order, and the rung says so."""
+    """dQ is added up in no order, unless that is asked for, and the rung says so."""
     kernel = load(STEM, device="cpu", quiet=True)
     one = case(1, 1, 1, 130, 200, 64, torch.float16)
     first, second = (kernel(*one.inputs) for _ in range(2))
     assert all(torch.equal(x, y) for x, y in zip(first[1:], second[1:], strict=True))
-    assert "dQ is not" in kernel.rung.outputs
+    assert "dQ if deterministic" in kernel.rung.outputs
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("causal", [False, True])
+def test_deterministic_is_the_same_every_time(d, causal, device):
+    """On any number of the emulator's threads, and on a GPU where hundreds of CTAs add to dQ."""
+    kernel = load(STEM, device=device, quiet=True)
+    B, H, Hkv, Nq, Nk = (1, 2, 1, 300, 520) if device == "cpu" else (4, 16, 4, 2048, 2500)
+    inputs = [x.to(device) for x in case(B, H, Hkv, Nq, Nk, d, torch.bfloat16).inputs]
+    first = kernel(*inputs, causal=causal, deterministic=True)
+    for threads in (1, 2, 3, 5):
+        if device == "cpu":
+            kernel.launcher.threads = threads
+        again = kernel(*inputs, causal=causal, deterministic=True)
+        assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True)), threads
+
+
+@pytest.mark.gpu
+def test_dq_differs_where_it_may():
+    """The test above can fail on a GPU."""
+    kernel = load(STEM, device="cuda", quiet=True)
+    inputs = [x.cuda() for x in case(4, 16, 4, 2048, 2500, 64, torch.bfloat16).inputs]
+    first, *others = (kernel(*inputs)[0] for _ in range(10))
+    assert not all(torch.equal(first, dq) for dq in others)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_later_keys_are_added_first(causal):
+    """Their share of dQ is far below one unit in the last place of what the first keys add, and of what the second ones take away
+    again: added to these it is gone, and so is dQ; added to nothing in between it would remain."""
+    kernel = load(STEM, device="cpu", quiet=True)
+    q, k, v, do = (torch.zeros(1, 1, 384, 64, dtype=torch.bfloat16) for _ in range(4))
+    q[..., 383, 0], do[..., 383, 0] = 1.0, 1.0
+    k[..., :128, 1], k[..., 128:256, 1], k[..., 256:, 1] = 2.0**100, -(2.0**100), 1.0
+    v[..., ::2, 0] = 1.0
+    v[..., 256::2, 0] = 2.0
+    o, lse = torch.zeros_like(q), torch.full((1, 1, 384), 6.0)
+    dq = kernel(q, k, v, o, lse, do, causal=causal, deterministic=True)[0]
+    assert dq[0, 0, 383, 1] == 0
 
 
 # --- right where products of sizes leave 32 bits
@@ -183,11 +223,11 @@ def test_more_than_an_int_of_elements_in_dq():
 
 def test_the_first_step_of_many_tiles_is_one_of_them():
     """The formula as a constant expression, which has to stay within its types: of 2^17 tiles of keys the last, of 2^17 of queries."""
-    (formula,) = re.findall(r"const int start = a\.causal \? first : (.*);", rung(STEM).source)
+    (formula,) = re.findall(r"const int start = a\.causal \|\| a\.deterministic \? first : (.*);", rung(STEM).source)
 
     def compile(formula: str) -> None:
-        function = f"constexpr int start(int j0, int Bc, int last, int key_tiles) {{ return {formula}; }}"
-        holds = "static_assert(start((1 << 24) - 128, 128, 1 << 17, 1 << 17) == (1 << 17) - 1);"
+        function = f"constexpr int start(int tile_k, int last, int key_tiles) {{ return {formula}; }}"
+        holds = "static_assert(start((1 << 17) - 1, 1 << 17, 1 << 17) == (1 << 17) - 1);"
         build(program("", before=f"{function}\n{holds}")).compile()
 
     compile(formula)

@@ -26,6 +26,26 @@ def test_opcheck(rung, dtype):
     assert set(results.values()) == {"SUCCESS"}
 
 
+@pytest.fixture
+def deterministic():
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def test_pytorchs_switch_asks_for_the_same_bits(deterministic, monkeypatch):
+    """Where a backward rung can give them, and for an error where none can."""
+    asked, of = [], op._kernel
+    monkeypatch.setattr(op, "_kernel", lambda *which: lambda *x, **given: asked.append(given) or of(*which)(*x, **given))
+    q, k, v = (torch.randn(1, 2, 33, 64, dtype=torch.float16, requires_grad=True) for _ in range(3))
+    op.operator("32_ping_pong")(q, k, v)[0].sum().backward()
+    assert asked[-1]["deterministic"] is True
+    with pytest.raises(NotImplementedError, match="D=64, deterministic"):
+        op.operator("12_double_buffered")(q, k, v)[0].sum().backward()
+    q, k, v = (x.detach().float().requires_grad_() for x in (q, k, v))
+    op.operator("04_fa2_fp32")(q, k, v)[0].sum().backward()
+
+
 def test_opcheck_of_a_gradient():
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, H, 33, 64, dtype=torch.float16, requires_grad=True) for H in (4, 2, 2))

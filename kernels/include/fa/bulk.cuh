@@ -23,6 +23,12 @@ __device__ __forceinline__ void cp_reduce_async_bulk_add(float *to, uint32_t fro
                : "memory");
 }
 
+// Waits until at most the n youngest groups of this thread are under way: what the others moved is where it was to go.
+template <int n> __device__ __forceinline__ void cp_async_bulk_wait_group() {
+  static_assert(n >= 0, "a number of groups");
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(n) : "memory");
+}
+
 // --- stmatrix: "Warp Level Matrix Instructions", "Warp-level matrix store instruction: stmatrix". ldmatrix_x4 the other way:
 // lane l gives the address of row l % 8 of matrix l / 8, and of every matrix the elements (row l / 4, columns 2 (l % 4)
 // and + 1); with .trans (rows 2 (l % 4) and + 1, column l / 4).

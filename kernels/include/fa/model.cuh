@@ -21,6 +21,7 @@ struct fa_backward_args : fa_model_args {
   const void *dO;                                                 // (B, H, Nq, D)
   void *dQ, *dK, *dV;                                             // (B, H, Nq, D), (B, Hkv, Nk, D) twice
   int64_t dO_stride[3], dQ_stride[3], dK_stride[3], dV_stride[3]; // in elements: batch, head, row
+  int32_t deterministic; // dQ's parts are added in one order: the same bits every time
 };
 
 namespace fa {
