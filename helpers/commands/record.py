@@ -95,7 +95,7 @@ def families(arguments: argparse.Namespace) -> int:
 
     bench.require_gpu()
     chosen = found(arguments.kernels)
-    for rung in chosen if arguments.kernels else filter(record.by_family, chosen):
+    for rung in chosen if arguments.kernels else filter(record.timed_by_family, chosen):
         before = time.perf_counter()
         print(rung.stem, flush=True)
         recording.record_families(rung.stem)

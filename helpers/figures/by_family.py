@@ -34,7 +34,9 @@ def families(samples: pd.DataFrame, names: Sequence[str] = (), causal: bool = Fa
             ax.hlines(rows[family], line["tflops"].min(), line["tflops"].max(), color=GRID, linewidth=3, zorder=1)
         for name, line in part.groupby("name", sort=False):
             y = line["family"].map(rows)
-            draw_line(ax, line["tflops"], y, looks[name][:2] + ("",), name in samples["rung"].values, markersize=7)
+            ours = name in samples["rung"].values  # its points lie on top of the others'
+            look, zorder = looks[name][:2] + ("",), 4 if ours else 3
+            draw_line(ax, line["tflops"], y, look, ours, markersize=7, zorder=zorder)
             ax.lines[-1].set_label(name)
         ax.set_yticks(list(rows.values()), [f"{f}, N = {n}" if n != N else f for f, n in lengths.items()])
         ax.set_ylim(len(rows) - 0.5, -0.5)

@@ -7,7 +7,7 @@ longest length in fp16, whose range is the narrower; heads of a trained model at
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -103,19 +103,28 @@ def kernels(kernel: Callable, rung: Rung) -> dict[str, Callable]:
 def timings(own: dict[str, Callable], rung: Rung) -> pd.DataFrame:
     """Samples of `own`, a kernel of this rung first, and of the fast peers: family, name, dtype, causal, B H Nq Nk D, round, ms, and what
     the sensors show."""
+    return at_each(cells(rung), own, rung, WITHOUT, BURST_MS)
+
+
+def at_each(
+    cells: Iterable, own: dict[str, Callable], rung: Rung, without: Sequence[str], burst_ms: float
+) -> pd.DataFrame:
+    """Samples of `own`, kernels of this rung's operation, and of the peers but for those in `without`, at every cell, this module's or
+    one of layouts: the columns of its `about` with the name behind the first, round, ms, and what the sensors show."""
     import torch
 
     frames = []
-    for cell in cells(rung):
-        timed = calls(own, cell.tensors(rung.op == "attention_backward"), cell.causal, WITHOUT)
-        frame = measure(timed, (), ROUNDS, burst_ms=BURST_MS).assign(**cell.about)
+    for cell in cells:
+        tensors = cell.tensors(rung.op == "attention_backward")
+        timed = calls(own, tensors, cell.causal, without)
+        frame = measure(timed, (), ROUNDS, burst_ms=burst_ms).assign(**cell.about)
         frames.append(frame)
         best = frame.groupby("name", sort=False)["ms"].median()
         workloads.progress(f"  {cell.about}: " + ", ".join(f"{n} {x:.3f} ms" for n, x in best.items()))
-        del timed
+        del timed, tensors
         torch.cuda.empty_cache()
-    columns = ["family", "name", "dtype", "causal", *SHAPE, "round", "ms"]
-    return workloads.joined(frames, columns)
+    first, *others = cell.about
+    return workloads.joined(frames, [first, "name", *others, "round", "ms"])
 
 
 def errors(own: dict[str, Callable], rung: Rung) -> pd.DataFrame:

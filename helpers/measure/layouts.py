@@ -15,8 +15,7 @@ import pandas as pd
 from ..ladder.contract import TORCH_NAMES
 from ..ladder.rung import Rung
 from ..record import EFFICIENT, FA2, FLASH, MATH, SHAPE, TOKENS, WIDTH
-from . import bench, by_family, workloads
-from .bench import measure
+from . import bench, by_family
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 LAYOUTS = ("BHND", "BNHD")
 LENGTHS = (512, 1000, 1024, 4096, 4097, 16384)
 GROUP = 4  # query heads on one of K and V
-BURST_MS, ROUNDS = 3.0, 5
+BURST_MS = 3.0
 WITHOUT = (MATH, EFFICIENT, FLASH, FA2)
 
 
@@ -77,16 +76,4 @@ def cells(rung: Rung) -> Iterator[Cell]:
 
 def timings(kernel: Callable, rung: Rung) -> pd.DataFrame:
     """Samples of the rung and of the fast peers: layout, name, dtype, causal, B H Nq Nk D, Hkv, round, ms, and what the sensors show."""
-    import torch
-
-    frames = []
-    for cell in cells(rung):
-        tensors = cell.tensors(rung.op == "attention_backward")
-        calls = by_family.calls({rung.stem: kernel}, tensors, cell.causal, WITHOUT)
-        frame = measure(calls, (), ROUNDS, burst_ms=BURST_MS).assign(**cell.about)
-        frames.append(frame)
-        best = frame.groupby("name", sort=False)["ms"].median()
-        workloads.progress(f"  {cell.about}: " + ", ".join(f"{n} {x:.3f} ms" for n, x in best.items()))
-        del calls, tensors
-        torch.cuda.empty_cache()
-    return workloads.joined(frames, ["layout", "name", "dtype", "causal", *SHAPE, "Hkv", "round", "ms"])
+    return by_family.at_each(cells(rung), {rung.stem: kernel}, rung, WITHOUT, BURST_MS)

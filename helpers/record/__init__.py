@@ -36,7 +36,6 @@ from .workload import (
     TOKENS,
     WIDTH,
     attention_flops,
-    by_family,
     forward_bytes,
     forward_flops,
     headline,
@@ -44,6 +43,7 @@ from .workload import (
     kv_bytes,
     rung_before,
     softmax_bytes,
+    timed_by_family,
 )
 
 __all__ = [
@@ -69,7 +69,6 @@ __all__ = [
     "about",
     "attention_flops",
     "bandwidths",
-    "by_family",
     "conditions",
     "folder_of",
     "forward_bytes",
@@ -105,4 +104,5 @@ __all__ = [
     "step_table",
     "summary",
     "this_device",
+    "timed_by_family",
 ]

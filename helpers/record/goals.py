@@ -20,10 +20,9 @@ from .workload import CUDNN, EFFICIENT, FA3, FA4, FLASH, FROM_N, MATH
 
 BY = ["family", "D", "causal"]
 FOUR = [f"D == {D} and causal == {causal}" for D in (64, 128) for causal in (0, 1)]
-ERROR, GRADIENTS = (
-    round(1 / 1.1, 3),
-    round(1 / 1.05, 3),
-)  # an error may be 1.1, of a gradient 1.05 times as large as SDPA FLASH's
+# An error may be 1.1 times as large as SDPA FLASH's, that of a gradient 1.05 times.
+ERROR = round(1 / 1.1, 3)
+GRADIENTS = round(1 / 1.05, 3)
 
 
 @dataclass(frozen=True)

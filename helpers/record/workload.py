@@ -69,12 +69,12 @@ def kinds(rung: Rung) -> tuple[str, ...]:
     return "forward", *(kind for kind, yes in asked.items() if yes), *(("matmul",) if hopper else ())
 
 
-def by_family(rung: Rung) -> bool:
+def timed_by_family(rung: Rung) -> bool:
     """Whether a rung is timed by family of inputs: attention on 16-bit inputs, but for a decode step."""
     return "fp16" in rung.dtypes and rung.op != "softmax" and "splits" not in rung.features
 
 
 def rung_before(rung: Rung) -> Rung | None:
     """The rung before this one among those that are timed by family and do the same operation; None before the first."""
-    found = [r for r in rungs() if by_family(r) and r.op == rung.op and r.number < rung.number]
+    found = [r for r in rungs() if timed_by_family(r) and r.op == rung.op and r.number < rung.number]
     return found[-1] if found else None

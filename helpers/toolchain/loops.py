@@ -75,6 +75,18 @@ def waits(lines: Sequence[Line]) -> list[tuple[int, int]]:
     ]
 
 
+def from_one_bank(lines: Sequence[Line], opcode: str = "FFMA") -> int:
+    """How many of the instructions `opcode` fetch two registers or more from one bank of the register file, of which there are two:
+    registers with even numbers, and with odd ones (Jia et al., arXiv 1804.06826). An operand marked .reuse isn't counted, it
+    is kept at hand; nor is a uniform register, which lies elsewhere."""
+    fetched = [
+        set(re.findall(r"(?<!U)R(\d+)(?!\d|\.reuse)", operands.partition(",")[2]))
+        for _, name, operands in lines
+        if is_named(name, opcode)
+    ]
+    return sum(len({int(number) % 2 for number in numbers}) < len(numbers) for numbers in fetched)
+
+
 def is_named(opcode: str, pattern: str) -> bool:
     """Whether an opcode with its modifiers begins with `pattern` (a regular expression) as a whole name."""
     return re.match(rf"(?:{pattern})(?![A-Z0-9])", opcode) is not None

@@ -301,6 +301,8 @@ def test_a_family_is_a_row_at_one_length_and_a_missing_peer_a_missing_point():
         "13_tuned": ([pytest.approx(400)] * 3, [0, 1, 2]),
         "SDPA FLASH": ([pytest.approx(350)] * 2, [0, 2]),
     }
+    above = {line.get_label(): line.get_zorder() for line in right.lines}
+    assert above["13_tuned"] > above["SDPA FLASH"]
     assert {t.get_text() for t in figure.legends[0].get_texts()} == set(points)
     assert "bf16, N = 4096 · NVIDIA H200" in figure.get_suptitle() and right.get_xlabel() == "TFLOP/s"
     assert {line.get_label() for line in plot.families(by_family()).axes[0].lines} == {*points, "12_double_buffered"}

@@ -22,7 +22,7 @@ def small(monkeypatch):
     for name, value in dict(TOKENS=80, WIDTH=512, LENGTHS=(40, 33)).items():
         monkeypatch.setattr(layouts, name, value)
     monkeypatch.setattr(layouts, "WITHOUT", ())
-    monkeypatch.setattr(layouts, "measure", measure)
+    monkeypatch.setattr(by_family, "measure", measure)
     monkeypatch.setattr(bench, "DEVICE", "cpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for name in ("synchronize", "empty_cache"):
@@ -71,7 +71,7 @@ def test_the_backward_pass_gets_o_in_the_layout_of_its_gradient(small, monkeypat
     few = replace(rung("33_backward_wgmma"), dtypes=("fp16",), D=(64,))
     frame = layouts.timings(kernel, few)
     assert (
-        frame.loc[frame["name"] == few.stem].groupby("layout").size().eq(4 * layouts.ROUNDS).all()
+        frame.loc[frame["name"] == few.stem].groupby("layout").size().eq(4 * by_family.ROUNDS).all()
     )  # none was refused
 
 

@@ -120,3 +120,16 @@ def test_the_loop_is_where_most_products_are_and_no_end_of_the_kernel():
     assert [loop[0][0], loop[-1][0]] == [0x10, 0x40]
     with pytest.raises(ValueError, match="the kernel has no loop"):
         loops.main_loop(lines[:3])
+
+
+def test_two_registers_of_one_bank():
+    """Even and odd numbers are a bank each. What is written, what .reuse has kept and uniform registers aren't fetched."""
+    two = code("FFMA R1, R24, R9.reuse, -R16", "FFMA.FTZ R3, R7, R5, R2")
+    one = code(
+        "FFMA R2, R24, R9, UR16",
+        "FFMA R0, R0, R0, R1",
+        "FFMA R24, R24, UR8, -R13",
+        "FFMA R0, R24.reuse, R9, -R16",
+        "FMUL R0, R2, R4",
+    )
+    assert loops.from_one_bank(two) == 2 and loops.from_one_bank(one) == 0 and loops.from_one_bank(one, "FMUL") == 1

@@ -69,6 +69,16 @@ def test_waits_of_a_real_kernel():
         sass.between_waits("31_warp_specialized", D=96)
 
 
+def test_the_scale_of_32_takes_no_register_that_the_exponentials_would_wait_for():
+    """Formed by the kernel itself it does at D = 64, with the same instructions."""
+    one = single("32_ping_pong", 64, "bf16")
+    inside = "float) {\n  const float scale_log2 = fmaxf(fabsf(a.scale), 1e-30f) * fa::log2_e;"
+    formed = dataclasses.replace(one, source=one.replace("float scale_log2) {", inside))
+    now, before = sass.same_bank(one, 64), sass.same_bank(formed, 64)
+    assert now["FFMA"] == before["FFMA"] == 64 and now["instructions"] == before["instructions"]
+    assert now["FFMA, two of one bank"] <= 8 and before["FFMA, two of one bank"] >= 24
+
+
 @pytest.mark.parametrize(
     ("opcode", "name"),
     [
