@@ -147,7 +147,7 @@ def budget(d, **given):
     tile = draw_backward.constants(kernel.rung.source, d, **given)
     keys, Br, Bc = tile["keys"], tile["Br"], tile["Bc"]
     registers = {"dK, dV": 2 * keys * tile["columns"] // 32, "S, dP": 2 * keys * tile["Bq"] // 32}
-    smem = {"K, V": 2 * Bc * d * 2, "Q, dO": tile["stages"] * 2 * Br * d * 2, "dS, P": tile["share"] * Bc * Br * 2}
+    smem = {"K, V": 2 * Bc * d * 2, "Q, dO": tile["stages"] * 2 * Br * d * 2, "dS, P": tile["share"] * Bc * tile["ld"] * 2}
     smem |= {"LSE, delta": tile["stages"] * 2 * Br * 4}
     assert sum(smem.values()) == tile["smem_bytes"]
     kb = {name: size / 1024 for name, size in smem.items()}
@@ -444,9 +444,9 @@ pd.DataFrame({"predicted": [8 * products, 8 * loads], "counted": counted})
 
 # %%
 text = source.replace("(chunk ^ row % 8) * 8", "chunk * 8")
-place = "(row * Br + g * 8 + 2 * t) ^ (q0 + 8 * n)"  # the same XOR, as the writer of dS has it
+place = "(row * ld + g * 8 + 2 * t) ^ (q0 + 8 * n)"  # the same XOR, as the writer of dS has it
 assert place in text
-plain = load(source=text.replace(place, "at<Br>(row, q0 / 8 + n) + 2 * t"), device="cpu", quiet=True)
+plain = load(source=text.replace(place, "at<ld>(row, q0 / 8 + n) + 2 * t"), device="cpu", quiet=True)
 both = {"swizzled": rays, "not swizzled": xray(plain, *small.inputs)}
 frames = []
 for name, ray in both.items():

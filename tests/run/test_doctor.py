@@ -66,8 +66,8 @@ def test_without_a_compiler_nothing_runs_and_the_mend_is_named(monkeypatch, tmp_
 @pytest.mark.parametrize(
     ("capability", "arch", "words"),
     [
-        ((7, 0), "sm_75", "needs compute capability 7.5, this GPU has 7.0: it takes the emulator lane"),
-        ((7, 5), "sm_80", "needs compute capability 8.0, this GPU has 7.5: it takes the emulator lane"),
+        ((7, 0), "sm_75", "needs compute capability 7.5, this GPU has 7.0: it runs on the emulator"),
+        ((7, 5), "sm_80", "needs compute capability 8.0, this GPU has 7.5: it runs on the emulator"),
         ((12, 0), "sm_90a", "needs compute capability 9.0 exactly, this GPU has 12.0"),
     ],
 )
