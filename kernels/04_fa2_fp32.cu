@@ -13,11 +13,14 @@
 // tiles:     D=32:  Br=256 Bc=32  slabs of 16, threads=128 smem=58 KB CTAs/SM=2
 //            D=64:  Br=128 Bc=64  slabs of 32, threads=128 smem=84 KB CTAs/SM=2
 //            D=128: Br=64  Bc=128 slabs of 16, threads=128 smem=84 KB CTAs/SM=2
-// arch:      sm_80
+//            D=64,  64 KB per block: slabs of 8, smem=58 KB CTAs/SM=1 (Turing)
+//            D=128, 64 KB per block: slabs of 4, smem=60 KB CTAs/SM=1
+// arch:      sm_75
 // paper:     FlashAttention-2, Algorithm 1 (arXiv 2307.08691)
 // speed:     H200, N >= 1024: 42 to 43 TFLOP/s at D=64, 45 to 47 at D=128, 65 to 70 % of the FMA peak. 1.20 x SDPA
 //            EFFICIENT at D=64 and 1.02 x at D=128, 2.3 x and 1.7 x SDPA MATH (TF32 off). Where CTAs are
 //            few it can fall behind: 0.94 x EFFICIENT at B=8 H=8 N=256 D=64.
+#include <fa/arch.cuh>
 #include <fa/args.cuh>
 #include <fa/launch.cuh>
 #include <fa/math.cuh>
@@ -31,8 +34,9 @@ template <int d> struct Tile {
   static constexpr int TX = d / 8, TY = 32 / TX; // threads of a warp along columns and rows
   static constexpr int warp_rows = 8 * TY;       // query rows per warp
   static constexpr int Br = warps * warp_rows;   // query rows per CTA
-  static constexpr int Ks = d == 64 ? 32 : 16; // depth of a slab: K_j and V_j come in pieces along the product's inner
-  static constexpr int slabs = d / Ks;         // dimension, d for S = Q K^T and Bc for P V
+  // Depth of a slab: K_j and V_j come in pieces along the product's inner dimension, d for S = Q K^T and Bc for P V
+  static constexpr int Ks = d > 32 && FA_SMEM_KB < 84 ? 512 / d : d == 64 ? 32 : 16;
+  static constexpr int slabs = d / Ks;
   static constexpr int stage = d * Ks / 4 / threads; // float4s of a slab that one thread fetches, from as many rows
   static constexpr int ld_q = Br + 4, ld_k = d + 4; // row lengths in shared memory; + 4 floats spread transposed stores
   static constexpr int smem_bytes = int(sizeof(float)) * (d * ld_q + Bc / 2 * ld_q + 4 * Ks * ld_k);

@@ -11,10 +11,13 @@
 // tiles:     D=32:  Br=64 Bc=64 threads=128 smem=12 KB CTAs/SM=4
 //            D=64:  Br=64 Bc=64 threads=128 smem=24 KB CTAs/SM=3
 //            D=128: Br=64 Bc=64 threads=128 smem=48 KB CTAs/SM=3
-// arch:      sm_80
+//            D=64,  64 KB per block (Turing): CTAs/SM=2
+//            D=128, 64 KB per block: CTAs/SM=1
+// arch:      sm_75
 // paper:     FlashAttention-2, Algorithm 1 and section 3.3 (arXiv 2307.08691)
 // speed:     H200, N >= 1024: 194 to 226 TFLOP/s in fp16 and bf16 alike, 0.73 x SDPA FLASH at D=64 and 0.63 x at D=128.
 //            Between the two barriers of a tile's loading a CTA computes nothing; only the SM's other CTAs do.
+#include <fa/arch.cuh>
 #include <fa/args.cuh>
 #include <fa/half.cuh>
 #include <fa/launch.cuh>
@@ -24,9 +27,10 @@
 // [region: tile]
 template <int d> struct Tile {
   static constexpr int warps = 4, threads = 32 * warps;
-  static constexpr int Br = 16 * warps;                    // query rows per CTA, 16 per warp: the rows of one mma.sync
-  static constexpr int Bc = 64;                            // keys per tile
-  static constexpr int ctas = d == 32 ? 4 : 3;             // per SM at once: leaves each thread 128 or 168 registers
+  static constexpr int Br = 16 * warps; // query rows per CTA, 16 per warp: the rows of one mma.sync
+  static constexpr int Bc = 64;         // keys per tile
+  // CTAs per SM at once: leaves each thread 128 or 168 registers. Turing's shared memory has place for fewer
+  static constexpr int ctas = d == 32 ? 4 : FA_SMEM_KB == 64 ? 128 / d : 3;
   static constexpr int smem_bytes = 2 * (Br + 2 * Bc) * d; // Q_smem, K_smem, V_smem
 };
 // [end: tile]
@@ -209,11 +213,14 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void fa2_mma(const
 
 // [region: launcher]
 template <int d, typename T> cudaError_t launch(const fa_args &a, cudaStream_t stream) {
-  const int64_t ctas = fa::ceil_div(a.Nq, Tile<d>::Br) * a.B * a.H;
-  if (ctas > fa::max_grid_x) return cudaErrorInvalidValue;
-  if (cudaError_t error = fa::allow_smem(fa2_mma<d, T>, Tile<d>::smem_bytes)) return error;
-  fa2_mma<d, T><<<unsigned(ctas), Tile<d>::threads, Tile<d>::smem_bytes, stream>>>(a);
-  return cudaGetLastError();
+  if constexpr (fa::has_mma<T>) {
+    const int64_t ctas = fa::ceil_div(a.Nq, Tile<d>::Br) * a.B * a.H;
+    if (ctas > fa::max_grid_x) return cudaErrorInvalidValue;
+    if (cudaError_t error = fa::allow_smem(fa2_mma<d, T>, Tile<d>::smem_bytes)) return error;
+    fa2_mma<d, T><<<unsigned(ctas), Tile<d>::threads, Tile<d>::smem_bytes, stream>>>(a);
+    return cudaGetLastError();
+  }
+  return cudaErrorInvalidValue; // bf16 on Turing
 }
 
 template <int d> cudaError_t launch(const fa_args &a, cudaStream_t stream) {

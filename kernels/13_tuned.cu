@@ -13,11 +13,13 @@
 // D:         64, 128
 // tiles:     D=64:  Br=128 Bc=64 threads=128 smem=48 KB CTAs/SM=2
 //            D=128: Br=128 Bc=64 threads=128 smem=96 KB CTAs/SM=2
+//            D=128, 163 KB per block or less: Br=256 Bc=32 threads=256 smem=96 KB CTAs/SM=1
 // arch:      sm_80
 // paper:     FlashAttention-2, Algorithm 1 and section 3.3 (arXiv 2307.08691)
 // speed:     H200, N >= 1024: 330 to 380 TFLOP/s at D=64, 345 to 401 at D=128; 1.24 x SDPA FLASH at D=64 and 1.17 x at
 //            D=128, 59 and 63 % of what mma.sync alone gives. At N=512 1.17 x and 1.07 x; least 0.96 x, at D=128 B=8
 //            H=8 N=256. Three stages at D=64 and 48 keys per tile at D=128 there, as helpers/measure/tune.py found.
+#include <fa/arch.cuh>
 #include <fa/args.cuh>
 #include <fa/half.cuh>
 #include <fa/launch.cuh>
@@ -30,7 +32,11 @@
 // `python -m helpers record tiles` has measured a GPU (data/<device>/13_tuned.tiles.csv), the loader defines FA_TILES with the
 // best it found; these rows are for all others.
 #ifndef FA_TILES
+#if FA_SMEM_KB >= 2 * 96
 #define FA_TILES {4, 64, 2, 2, 4}, {4, 64, 2, 2, 0}, {4, 64, 2, 2, 4}, {4, 64, 2, 2, 0}
+#else // an SM has no place for two CTAs with d = 128: one with all the warps
+#define FA_TILES {4, 64, 2, 2, 4}, {8, 32, 2, 1, 0}, {4, 64, 2, 2, 4}, {8, 32, 2, 1, 0}
+#endif
 #endif
 constexpr int tile_shapes[4][5] = {FA_TILES}; // fp16 with d = 64 and 128, bf16 with d = 64 and 128
 template <typename T> constexpr int first_shape = 0;

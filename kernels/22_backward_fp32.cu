@@ -13,7 +13,8 @@
 // workspace: delta (B,H,Nq) fp32; turn (B,H,Nq) integers; ticket (1) integer
 // tiles:     D=32:  Br=64  Bc=128 threads=128 smem=63 KB  CTAs/SM=2
 //            D=64:  Br=64  Bc=128 threads=128 smem=79 KB  CTAs/SM=2
-//            D=128: Br=128 Bc=128 threads=256 smem=150 KB CTAs/SM=1 (A100, H100 and later: others have 99 KB)
+//            D=128: Br=128 Bc=128 threads=256 smem=150 KB CTAs/SM=1
+//            D=128, 99 KB per block: Br=64 Bc=64 threads=128 smem=60 KB CTAs/SM=1
 // arch:      sm_80
 // paper:     FlashAttention, Algorithm 4 (arXiv 2205.14135); FlashAttention-2, Algorithm 2 (arXiv 2307.08691)
 // speed:     H200, N >= 1024: 37 to 38 TFLOP/s at D=64, 37 to 40 at D=128, 1.07 x and 0.83 x SDPA MATH without a mask;
@@ -28,6 +29,7 @@
 // gives each turn of it a CTA of its own, so that several CTAs add to the same rows of dQ: by atomics, in whatever order
 // they come, so that the last digits differ from run to run. Here they add in turn, by key tile, and the result is the same
 // bit by bit. Two kernels, one per loop order, would need no turns, but S and dP twice: seven products instead of five.
+#include <fa/arch.cuh>
 #include <fa/args.cuh>
 #include <fa/launch.cuh>
 #include <fa/math.cuh>
@@ -36,12 +38,13 @@
 #include <fa/transposed.cuh>
 
 // [region: tile]
-// A thread has 8 x 8 elements of the tiles S, dP (Br, Bc), and as many or half of dK, dV (Bc, d) and dQ (Br, d).
+// A thread has 8 x 8 elements of the tiles S, dP (Br, Bc), dK, dV (Bc, d) and dQ (Br, d), or half as many.
 template <int d> struct Tile {
-  static constexpr int threads = d == 128 ? 256 : 128, ctas = d == 128 ? 1 : 2; // ctas: per SM
-  static constexpr int Br = d == 128 ? 128 : 64;                                // queries per step of the loop
-  static constexpr int Bc = 128;                                                // keys per CTA
-  static constexpr int Ks = 16;                                                 // columns of a slab of Q: depth of S
+  static constexpr int large = d == 128 && FA_SMEM_KB >= 150, small = d == 128 && !large; // rows of the table above
+  static constexpr int threads = large ? 256 : 128, ctas = d == 128 ? 1 : 2;              // ctas: per SM
+  static constexpr int Br = large ? 128 : 64;                    // queries per step of the loop
+  static constexpr int Bc = small ? 64 : 128;                    // keys per CTA
+  static constexpr int Ks = 16;                                  // columns of a slab of Q: depth of S
   static constexpr int Kp = 8;                                   // columns of a slab of dO and V: depth of dP
   static constexpr int rows = 8 * threads / d;                   // rows of a slab of dO or Q: depth of dV and dK
   static constexpr int TX_s = Bc / 8, TX_d = d < 64 ? 8 : d / 8; // threads along the columns of S; of dK, dV and dQ
@@ -171,7 +174,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void backward_fp32
   using T = Tile<d>;
   constexpr int Br = T::Br, Bc = T::Bc, Ks = T::Ks, Kp = T::Kp, rows = T::rows, threads = T::threads;
   constexpr int TX_s = T::TX_s, TY_s = threads / TX_s, TX_d = T::TX_d, TY_d = threads / TX_d;
-  constexpr int ld_r = T::ld_r, ld_c = T::ld_c;
+  constexpr int ld_r = T::ld_r, ld_c = T::ld_c, M = Br / TY_s; // M rows of S and dP per thread, 8 columns
 
   extern __shared__ __align__(128) float smem[]; // slabs begin with a sector of 32 bytes, as rows do in global memory
   float *K_smem = smem;                          // (d, Bc)    K_j transposed
@@ -272,7 +275,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void backward_fp32
     // S (Br, Bc) = Q_i K_j^T, and P = exp2(S - LSE) to shared memory
     {
       constexpr int slabs = d / Ks;
-      float S_reg[8][8] = {};
+      float S_reg[M][8] = {};
 #pragma unroll 1
       for (int n = 0; n < slabs; ++n) {
         const float *slab = arrived(n);
@@ -280,7 +283,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void backward_fp32
         multiply_columns<Ks, TY_s, TX_s, ld_r, ld_c>(S_reg, slab + 4 * at_s.y, K_smem + n * Ks * ld_c + 4 * at_s.x);
       }
 #pragma unroll
-      for (int r = 0; r < 8; ++r) {
+      for (int r = 0; r < M; ++r) {
         const float LSE = LSE_smem[4 * at_s.y + r % 4 + r / 4 * 4 * TY_s];
 #pragma unroll
         for (int c = 0; c < 8; ++c) S_reg[r][c] = S_reg[r][c] * scale_log2 - LSE;
@@ -291,7 +294,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void backward_fp32
         // columns, from this thread's first
         const int end = a.Nk - j0 - 4 * at_s.x, diagonal = i0 + 4 * at_s.y + shift - j0 - 4 * at_s.x;
 #pragma unroll
-        for (int r = 0; r < 8; ++r) {
+        for (int r = 0; r < M; ++r) {
           const int seen = diagonal + r % 4 + r / 4 * 4 * TY_s;
 #pragma unroll
           for (int c = 0; c < 8; ++c) {
@@ -302,7 +305,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void backward_fp32
         }
       }
 #pragma unroll
-      for (int r = 0; r < 8; ++r) {
+      for (int r = 0; r < M; ++r) {
         float *P_row = P_smem + (4 * at_s.y + r % 4 + r / 4 * 4 * TY_s) * ld_c + 4 * at_s.x;
 #pragma unroll
         for (int c = 0; c < 8; ++c) S_reg[r][c] = exp2f(S_reg[r][c]);
@@ -326,7 +329,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void backward_fp32
     // dP (Br, Bc) = dO_i V_j^T, and dS = P o (dP - delta) in the place of P
     {
       constexpr int slabs = d / Kp;
-      float dP_reg[8][8] = {};
+      float dP_reg[M][8] = {};
 #pragma unroll 1
       for (int n = 0; n < slabs; ++n) {
         const float *slab = arrived(n);
@@ -334,7 +337,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void backward_fp32
         multiply_columns<Kp, TY_s, TX_s, ld_r, ld_c>(dP_reg, slab + 4 * at_s.y, slab + Kp * ld_r + 4 * at_s.x);
       }
 #pragma unroll
-      for (int r = 0; r < 8; ++r) {
+      for (int r = 0; r < M; ++r) {
         const int row = 4 * at_s.y + r % 4 + r / 4 * 4 * TY_s;
         const float delta = delta_smem[row];
 #pragma unroll

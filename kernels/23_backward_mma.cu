@@ -13,11 +13,13 @@
 // D:         64, 128
 // workspace: dQ_sum (B,H,Nq128,D) fp32; stats (2,B,H,Nq128) fp32; dK_dV (B,Hshared,Nk,D) fp32
 // tiles:     D=64:  Br=64 Bc=128 threads=128 smem=81 KB CTAs/SM=2
-//            D=128: Br=64 Bc=128 threads=256 smem=161 KB CTAs/SM=1 (A100, H100 and later: others have 99 KB)
+//            D=128: Br=64 Bc=128 threads=256 smem=161 KB CTAs/SM=1
+//            D=128, 99 KB per block: Br=32 Bc=64 threads=128 smem=81 KB CTAs/SM=1
 // arch:      sm_80
 // paper:     FlashAttention-2, Algorithm 2 (arXiv 2307.08691)
 // speed:     H200, N >= 1024: 243 to 308 TFLOP/s at D=64, 227 to 303 at D=128: 1.14 x and 1.03 x SDPA FLASH; causal 1.20 x
 //            and 1.05 x
+#include <fa/arch.cuh>
 #include <fa/half.cuh>
 #include <fa/launch.cuh>
 #include <fa/math.cuh>
@@ -26,16 +28,19 @@
 
 // [region: tile]
 template <int d> struct Tile {
-  static constexpr int Br = 64;                 // queries per step of the loop
-  static constexpr int Bc = 128;                // keys per CTA
-  static constexpr int Bq = 32;                 // queries at a time: S and dP take 32 registers each
+  static constexpr int small = d == 128 && FA_SMEM_KB < 161; // the last row of the table above
+  static constexpr int Br = small ? 32 : 64;                 // queries per step of the loop
+  static constexpr int Bc = small ? 64 : 128;                // keys per CTA
+  static constexpr int Bq = small ? 16 : 32;    // queries at a time: S and dP take at most 32 registers each
+  static constexpr int ld = 64;                 // row length of P^T and dS^T in shared memory
   static constexpr int keys = 32, columns = 64; // of dK and dV per warp, which take 128 registers per lane
   static constexpr int share = d / columns;     // warps with the same keys: each forms S and dP of its own queries
   static constexpr int warps = Bc / keys * share, threads = 32 * warps;
-  static constexpr int stages = 2; // buffers for Q_i and dO_i
+  static constexpr int down = Br / 32; // of dQ a warp has 32 x 32 elements: so many warps below each other
+  static constexpr int stages = 2;     // buffers for Q_i and dO_i
   static constexpr int ctas = d == 64 ? 2 : 1;
   static constexpr int stage = 2 * Br * d; // elements
-  static constexpr int smem_bytes = 2 * (2 * Bc * d + stages * stage + share * Bc * Br) + 4 * stages * 2 * Br;
+  static constexpr int smem_bytes = 2 * (2 * Bc * d + stages * stage + share * Bc * ld) + 4 * stages * 2 * Br;
 };
 
 // Rows of the workspace per head: whole tiles.
@@ -97,7 +102,7 @@ template <int d, typename T> __global__ void prepare(const fa_backward_args a) {
 template <int d, typename T>
 __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void backward_mma(const fa_backward_args a, int heads) {
   using C = Tile<d>;
-  constexpr int Br = C::Br, Bc = C::Bc, Bq = C::Bq, keys = C::keys, M = keys / 16;
+  constexpr int Br = C::Br, Bc = C::Bc, Bq = C::Bq, ld = C::ld, keys = C::keys, M = keys / 16, down = C::down;
   constexpr bool shared = C::share > 1;
 
   // This CTA's keys: rows j0 .. j0 + Bc of head (b, hk), and of the queries those of head h: heads that share K and V have
@@ -115,8 +120,8 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void backward_mma(
   T *V_smem = K_smem + Bc * d;                                      // (Bc, d)
   T *QdO_smem = V_smem + Bc * d;                                    // stages x {Q_i (Br, d), dO_i (Br, d)}
   T *P_smem = QdO_smem + C::stages * C::stage;                      // (Bc, Br) P^T where warps share their keys
-  T *dS_smem = P_smem + (C::share - 1) * Bc * Br;                   // (Bc, Br) dS^T
-  float *stats_smem = reinterpret_cast<float *>(dS_smem + Bc * Br); // stages x {LSE (Br), delta (Br)}
+  T *dS_smem = P_smem + (C::share - 1) * Bc * ld;                   // (Bc, Br) dS^T
+  float *stats_smem = reinterpret_cast<float *>(dS_smem + Bc * ld); // stages x {LSE (Br), delta (Br)}
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int part = warp % C::share, row_K = warp / C::share * keys; // which queries and columns; first key
@@ -209,11 +214,11 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void backward_mma(
     // S and P, dP and dS of this warp's keys and queries i0 + q0 .. + Bq, and what they add to dV and dK
     const auto pass = [&](int q0) {
       // [region: scores]
-      // Where in P_smem and dS_smem elements 0 and 1 (pair 0), or 2 and 3 (1), of accumulator (m, n) lie: at<Br>(row,
+      // Where in P_smem and dS_smem elements 0 and 1 (pair 0), or 2 and 3 (1), of accumulator (m, n) lie: at<ld>(row,
       // q0 / 8 + n) + 2t. Eight rows, eight places: no conflicts.
       const auto place = [&](int m, int n, int pair) {
         const int row = row_K + 16 * m + g + 8 * pair;
-        return (row * Br + g * 8 + 2 * t) ^ (q0 + 8 * n);
+        return (row * ld + g * 8 + 2 * t) ^ (q0 + 8 * n);
       };
 
       // P = exp2(S - LSE). A query is a column here, so LSE differs along a row.
@@ -312,7 +317,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void backward_mma(
         uint32_t P_reg[M][4], dS_reg[M][4];
 #pragma unroll
         for (int m = 0; m < M; ++m) {
-          const int place = at<Br>(row_K + 16 * m + row_A, q0 / 8 + 2 * k + chunk_A);
+          const int place = at<ld>(row_K + 16 * m + row_A, q0 / 8 + 2 * k + chunk_A);
           fa::ldmatrix_x4(P_reg[m], P_smem + place);
           fa::ldmatrix_x4(dS_reg[m], dS_smem + place);
         }
@@ -325,13 +330,13 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void backward_mma(
     // [region: dQ]
     // dQ_i (Br, d) += dS K_j: 32 rows and 32 columns by each warp, over all keys
     float dQ_reg[2][4][4] = {};
-    const int row_q = warp % 2 * 32, col_q = warp / 2 * 32;
+    const int row_q = warp % down * 32, col_q = warp / down * 32;
 #pragma unroll
     for (int k = 0; k < Bc / 16; ++k) {
       uint32_t dS_reg[2][4];
 #pragma unroll
       for (int m = 0; m < 2; ++m) // from dS^T, so transposed, and matrices 1 and 2 change places
-        fa::ldmatrix_x4_trans(dS_reg[m], dS_smem + at<Br>(16 * k + row_B, (row_q + 16 * m) / 8 + chunk_B));
+        fa::ldmatrix_x4_trans(dS_reg[m], dS_smem + at<ld>(16 * k + row_B, (row_q + 16 * m) / 8 + chunk_B));
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
         uint32_t K_reg[4];
@@ -380,13 +385,15 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void backward_mma(
 // After everything else: dQ (B, H, Nq, D) = scale * dQ_sum, a CTA per tile, each thread the elements that it had above.
 template <int d, typename T> __global__ __launch_bounds__(Tile<d>::threads) void finish(const fa_backward_args a) {
   using C = Tile<d>;
+  constexpr int down = C::down;
   const int tiles = int(padded(a.Nq) / C::Br), i0 = blockIdx.x % tiles * C::Br, head = blockIdx.x / tiles;
   const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   const float *dQ_sum = static_cast<const float *>(a.workspace[0]) + int64_t(blockIdx.x) * C::Br * d + threadIdx.x;
   T *dQ = static_cast<T *>(a.dQ) + head / a.H * a.dQ_stride[0] + head % a.H * a.dQ_stride[1];
 #pragma unroll
   for (int e = 0; e < 32; e += 2) {
-    const int i = i0 + warp % 2 * 32 + e / 16 * 16 + g + e / 2 % 2 * 8, col = warp / 2 * 32 + e / 4 % 4 * 8 + 2 * t;
+    const int i = i0 + warp % down * 32 + e / 16 * 16 + g + e / 2 % 2 * 8,
+              col = warp / down * 32 + e / 4 % 4 * 8 + 2 * t;
     const float x = dQ_sum[e * C::threads], y = dQ_sum[(e + 1) * C::threads];
     if (i < a.Nq) *reinterpret_cast<uint32_t *>(dQ + i * a.dQ_stride[2] + col) = fa::pack2<T>(x * a.scale, y * a.scale);
   }

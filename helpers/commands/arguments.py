@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ..ladder.errors import ToolkitError
 from ..ladder.rung import DTYPES, OPS, rung, rungs
 
 if TYPE_CHECKING:
@@ -88,6 +89,22 @@ def _positive(text: str) -> int:
 def found(kernels: list[str]) -> list[Rung]:
     """These kernels; all rungs if none is named. ValueError for an unknown one, before anything runs."""
     return [rung(name) for name in kernels] or rungs()
+
+
+def for_this_gpu(kernels: list[str]) -> list[Rung]:
+    """These kernels; all rungs that this GPU can run if none is named, with a sentence about each that is left out. ToolkitError
+    for a named one that it can't run."""
+    from ..run.kernel import cuda_refusal
+
+    chosen = []
+    for one in found(kernels):
+        if not (reason := cuda_refusal(one)):
+            chosen.append(one)
+        elif kernels:
+            raise ToolkitError(reason)
+        else:
+            print(f"left out: {reason}", flush=True)
+    return chosen
 
 
 def described(arguments: argparse.Namespace) -> Rung:

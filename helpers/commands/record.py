@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..evidence.counters import KINDS
-from .arguments import add_kernels, command, found
+from .arguments import add_kernels, command, for_this_gpu, found
 
 EXAMPLES = ("record rungs", "record rungs 04", "record counters 04", "record tiles 13")
 
@@ -24,7 +24,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     def add(name: str, do: Callable, *examples: str) -> argparse.ArgumentParser:
         return command(kinds, name, do.__doc__, do, tuple(f"record {name} {example}".rstrip() for example in examples))
 
-    add_kernels(add("rungs", rungs, "", "04"), "all rungs, and the GPU's ceilings, by default")
+    add_kernels(add("rungs", rungs, "", "04"), "all rungs that this GPU can run, and its ceilings, by default")
     add_kernels(add("families", families, "", "13 32"), "all rungs for 16-bit inputs but the decode step by default")
     add_kernels(add("layouts", layouts, "", "32 33"), "all rungs for Hopper by default")
     counted = add("counters", counters, "", "04", "--singles patterns async --new")
@@ -73,7 +73,7 @@ def rungs(arguments: argparse.Namespace) -> int:
     from ..measure import bench, recording
 
     bench.require_gpu()
-    chosen, begun = found(arguments.kernels), time.perf_counter()
+    chosen, begun = for_this_gpu(arguments.kernels), time.perf_counter()
     with bench.watch() as seen:
         frame = bench.ceilings()
     print(frame.groupby(["name", "unit"])["value"].median().to_string(), flush=True)
@@ -94,8 +94,13 @@ def families(arguments: argparse.Namespace) -> int:
     from ..measure import bench, recording
 
     bench.require_gpu()
+<<<<<<< HEAD
     chosen = found(arguments.kernels)
     for rung in chosen if arguments.kernels else filter(record.timed_by_family, chosen):
+=======
+    chosen = for_this_gpu(arguments.kernels)
+    for rung in chosen if arguments.kernels else filter(record.by_family, chosen):
+>>>>>>> cards
         before = time.perf_counter()
         print(rung.stem, flush=True)
         recording.record_families(rung.stem)
@@ -108,7 +113,7 @@ def layouts(arguments: argparse.Namespace) -> int:
     from ..measure import bench, recording
 
     bench.require_gpu()
-    for rung in found(arguments.kernels):
+    for rung in for_this_gpu(arguments.kernels):
         if arguments.kernels or rung.arch == "sm_90a":
             print(rung.stem, flush=True)
             recording.record_layouts(rung.stem)

@@ -126,6 +126,11 @@ def _runtime() -> tuple[Path, ctypes.CDLL]:
     return built.path, open_runtime(str(built.path))
 
 
+def pretending(arch: str | None) -> list[str]:
+    """The compiler's flag by which CUDA's headers, as they are here, are those of another GPU than Hopper's ("sm_86")."""
+    return [f"-D__CUDA_ARCH_LIST__={arch.removeprefix('sm_').rstrip('a')}0"] if arch else []
+
+
 class Launcher:
     """A kernel for the emulator, compiled when it first runs. ``launch`` runs it to its end, or raises KernelError.
 
@@ -133,12 +138,14 @@ class Launcher:
     ``output`` is what the kernel printed. ``timeout`` (seconds) bounds a launch; None lets it run. ``threads`` is how
     many blocks run at a time: as many as there are cores, or FA_EMULATOR_THREADS; the results are the same, and so they
     are whatever ``schedule`` is: 0 lets a block's threads take turns in order, another number in an order drawn from it.
+    ``arch``, "sm_75" for instance, is the GPU to pretend to be: what it has of instructions and shared memory decides which
+    of its paths a source takes. By default a Hopper GPU.
     """
 
     backend = "emulator"
 
-    def __init__(self, rung: Rung) -> None:
-        self._rung = rung
+    def __init__(self, rung: Rung, arch: str | None = None) -> None:
+        self._rung, self._arch = rung, arch
         _, self._runtime = _runtime()
         self._launch: Callable[..., int] | None = None  # until it is compiled
         self._traced: Built | None = None
@@ -170,7 +177,12 @@ class Launcher:
             return build(
                 f"{self._rung.stem}_{'xray' if tracing else 'cpu'}",
                 cpp=text,
-                flags=[*KERNEL_FLAGS, *COMPILER_FLAGS[_compiler()], *(TRACE_FLAGS[_compiler()] if tracing else [])],
+                flags=[
+                    *KERNEL_FLAGS,
+                    *COMPILER_FLAGS[_compiler()],
+                    *(TRACE_FLAGS[_compiler()] if tracing else []),
+                    *pretending(self._arch),
+                ],
                 include=[INCLUDE],
                 libraries=[_runtime()[0]],
                 link=WRAPPED,

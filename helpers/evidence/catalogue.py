@@ -267,7 +267,7 @@ RESULTS = [
     ("23", "P-without-lse", "P without the LSE", "* scale_log2 - (e % 2 ? LSE.y : LSE.x);", "* scale_log2;"),
     ("23", "lse-by-rows", "LSE by rows, not by columns", "(e % 2 ? LSE.y : LSE.x)", "(e / 2 ? LSE.y : LSE.x)"),
     ("23", "dS-without-delta", "dS without delta", "(dP_reg[m][n][c + 1] - delta.y)", "(dP_reg[m][n][c + 1])"),
-    ("23", "dS-not-transposed", "dS^T's matrices in the order of dS", "at<Br>(16 * k + row_B, (row_q + 16 * m) / 8 + chunk_B)", "at<Br>(16 * k + row_A, (row_q + 16 * m) / 8 + chunk_A)"),
+    ("23", "dS-not-transposed", "dS^T's matrices in the order of dS", "at<ld>(16 * k + row_B, (row_q + 16 * m) / 8 + chunk_B)", "at<ld>(16 * k + row_A, (row_q + 16 * m) / 8 + chunk_A)"),
     ("23", "dS-overwritten", "dS overwritten before it is read", "    __syncthreads(); // as above", "    if (warp < 2) __syncwarp(); // as above"),
     ("23", "one-key-of-the-future", "a query sees one key of the future", "(a.causal && key - query > ahead)", "(a.causal && key - query > ahead + 1)"),
     ("23", "keys-past-the-end", "keys past the end have a P", "key >= left ||", ""),

@@ -13,7 +13,7 @@ SMEM_LIMIT = 227 * 1024  # bytes of a CTA (CUDA C++ Programming Guide, "Compute 
 
 
 def constants(source: str, d: int, **given: int) -> dict[str, int]:
-    """The numbers in `struct Tile` of a kernel's text for head dimension d, in the order in which they stand there.
+    """The numbers in `struct Tile` of a kernel's text for head dimension d on a Hopper GPU, in the order in which they stand there.
 
         constants(rung("33_backward_wgmma").source, 64)["Br"]
 
@@ -23,11 +23,11 @@ def constants(source: str, d: int, **given: int) -> dict[str, int]:
     found = re.search(r"struct Tile \{\n(.*?)\n\};", source, re.DOTALL)
     if not found:
         raise ValueError("the text has no struct Tile")
-    values = {"d": d}
+    values, of_gpu = {"d": d}, {"FA_SMEM_KB": SMEM_LIMIT // 1024}  # of fa/arch.cuh
     for declared in re.findall(r"static constexpr int ([^;]+);", re.sub(r"//.*", "", found[1])):
         for each in declared.split(","):
             name, expression = (part.strip() for part in each.split("=", 1))
-            values[name] = given[name] if name in given else evaluate(expression, values)
+            values[name] = given[name] if name in given else evaluate(expression, values | of_gpu)
     return values
 
 

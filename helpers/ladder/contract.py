@@ -388,8 +388,10 @@ def _require_tensor(rung: Rung, device: str, letter: str, t: Any) -> None:
         raise CallError(f"{letter} is a {type(t).__name__}; {rung.stem} takes torch tensors")
     allowed = [TORCH_NAMES[name] for name in rung.dtypes]
     if str(t.dtype).removeprefix("torch.") not in allowed:
-        told = re.search(r"^// dtypes:", rung.source, re.MULTILINE)
+        told = re.search(r"^// dtypes:(.*)", rung.source, re.MULTILINE)
         why = "" if told else ": its header block has no line `// dtypes:`"
+        if told and t.dtype == torch.bfloat16 and "bf16" in told[1]:
+            why = ": this GPU's tensor cores have no bf16"
         raise CallError(f"{letter} is {t.dtype}; {rung.stem} takes {', '.join(allowed)}{why}")
     if t.requires_grad and torch.is_grad_enabled():
         raise CallError(

@@ -167,6 +167,12 @@ def unrecorded(device: str | None = None, root: Path = record.DATA) -> list[str]
     return [r.stem for r in rungs() if _record(r.stem, record.kinds(r)[0], folder, root) is None]
 
 
+def others(device: str | None = None, root: Path = record.DATA) -> list[str]:
+    """The other cards with forward records, as their folders of data/ are called: for `speeds(device=...)`."""
+    recorded = sorted({path.parent.name for path in root.glob("*/*.forward.csv")})
+    return [name for name in recorded if name != _device(device, root)]
+
+
 def samples(device: str | None = None, root: Path = record.DATA) -> pd.DataFrame:
     """The forward samples of every recorded attention rung, and of SDPA FLASH and CUDNN: what the figures against N show."""
     frame = record.load(None, "forward", _device(device, root), root).query("op == 'attention'")

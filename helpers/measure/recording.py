@@ -43,15 +43,12 @@ def record_rung(which: Which) -> None:
 
     AssertionError if the rung is wrong: a wrong kernel has no speed.
     """
-    from ..record import goals
-
     kernel = right(which)
     rung = kernel.rung
     for kind, frame, seen in timings(kernel):  # saved at once: what has been measured is kept, however the rest ends
         _wrote(record.save(rung.stem, kind, frame, extra=seen))
         show(kind, frame, rung.stem)
-    if len(verdicts := goals.verdicts([rung.stem])):
-        print(verdicts.to_string(index=False), flush=True)
+    _held_against_goals(rung.stem)
     _wrote(record.save(rung.stem, "error", errors(kernel, rung.op, dtypes=rung.dtypes)))
     if rung.op == "attention" and "forward" in record.kinds(rung):
         _wrote(record.save(rung.stem, "memory", memories(kernel, rung.stem, dtypes=rung.dtypes)))
@@ -80,14 +77,21 @@ def record_layouts(which: Which) -> None:
 
     AssertionError if the rung is wrong.
     """
-    from ..record import goals
-
     kernel = right(which)
     rung = kernel.rung
     with bench.watch() as seen:
         frame = layouts.timings(kernel, rung)
     _wrote(record.save(rung.stem, "layouts", frame, extra=seen | _versions(frame)))
-    print(goals.verdicts([rung.stem]).to_string(index=False), flush=True)
+    _held_against_goals(rung.stem)
+
+
+def _held_against_goals(stem: str) -> None:
+    """Prints how the rung stands to its goals, which are an H200's: nothing on another card."""
+    from ..record import goals
+
+    on_its_card = record.slug(record.this_device() or "") == record.DEFAULT_DEVICE
+    if on_its_card and len(verdicts := goals.verdicts([stem])):
+        print(verdicts.to_string(index=False), flush=True)
 
 
 def time_quickly(which: Which) -> None:

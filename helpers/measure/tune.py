@@ -35,7 +35,7 @@ GRID = {
         *itertools.product([4], [64], [2], [2], [0, 1]),
         *itertools.product([4], [32], [2, 3], [2], [0, 4, 6]),
         *itertools.product([4], [48], [2], [2], [0, 2]),
-        *itertools.product([8], [64], [2], [1], [0]),
+        *itertools.product([8], [32, 64], [2], [1], [0]),
     ],
 }
 

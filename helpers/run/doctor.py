@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from ..ladder import cards
 from ..ladder.errors import CompileError, KernelError
 from ..ladder.paths import KERNELS, NOTEBOOKS
 from ..ladder.rung import Rung, rungs
@@ -159,5 +160,7 @@ def _lane(stem: str) -> Lane:
         return Lane(stem, "nowhere", str(error))
     reason = kernel.cuda_refusal(rung)
     if not reason:
-        return Lane(stem, "GPU", f"nvcc compiles for {torch.cuda.get_device_name(0)}")
+        taken = cards.on(rung, torch.cuda.get_device_capability()).dtypes
+        alone = f", for {' and '.join(taken)} alone" if taken != rung.dtypes else ""
+        return Lane(stem, "GPU", f"nvcc compiles for {torch.cuda.get_device_name(0)}{alone}")
     return Lane(stem, "emulator", reason)

@@ -11,12 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..ladder import cards
 from ..ladder.contract import Call, prepare
 from ..ladder.errors import ToolkitError
 from ..ladder.paths import from_root
 from ..ladder.rung import Rung, Which, digest_of, parse
 from ..ladder.rung import rung as find_rung
-from ..toolchain.toolkit import OLDEST_ARCH, matching_toolkit
+from ..toolchain.toolkit import matching_toolkit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,12 +58,8 @@ def cuda_refusal(rung: Rung) -> str:
         if torch.version.cuda is None:
             return "there is a GPU, but this torch was built without CUDA: install torch 2.13.0 in its CUDA build"
         return "torch can't use the GPU: check with `nvidia-smi` that the driver works and is new enough for CUDA 13"
-    major, minor = torch.cuda.get_device_capability()
-    needed = max(int(rung.arch.removeprefix("sm_").rstrip("a")), OLDEST_ARCH)
-    if 10 * major + minor < needed:
-        return f"{rung.stem} needs compute capability {needed / 10}, this GPU has {major}.{minor}: it takes the emulator lane"
-    if rung.arch.endswith("a") and 10 * major + minor != needed:
-        return f"{rung.stem} needs compute capability {needed / 10} exactly, this GPU has {major}.{minor}: it takes the emulator lane"
+    if reason := cards.refusal(rung, torch.cuda.get_device_capability()):
+        return reason
     try:
         matching_toolkit(torch.version.cuda)
     except ToolkitError as error:
@@ -158,6 +155,8 @@ class Kernel:
         self.file = rung.file
         self._files = _Files([*([self.file] if self.file else []), *rung.includes])
         self.rung, self.device, self.seconds = rung, device, 0.0
+        if device == "cuda":
+            self.rung = _on_this_gpu(rung)
         self.launcher = launcher or _launcher(rung, device)
 
     @property
@@ -292,6 +291,13 @@ class BrokenKernel(Kernel):
 
     def __repr__(self) -> str:
         return f"a kernel that was not loaded: using it raises\n{type(self._error).__name__}: {self._error}"
+
+
+def _on_this_gpu(rung: Rung) -> Rung:
+    """With the dtypes that this machine's GPU takes, if it has one."""
+    import torch
+
+    return cards.on(rung, torch.cuda.get_device_capability()) if torch.cuda.is_available() else rung
 
 
 def _launcher(rung: Rung, device: str) -> Any:

@@ -31,14 +31,15 @@ STICKY = {700, 702, 709, 710, 714, 715, 716, 717, 718, 719}
 class Launcher:
     """A kernel for the current GPU's architecture, compiled when it first runs. `launch` starts it on a stream and doesn't wait.
 
-    definitions: lines before the source, `#define`s as a rule. After `compile`, `resources` is sass.py's table of registers,
+    definitions: lines before the source, `#define`s as a rule. arch: another architecture to compile for: a virtual one,
+    "compute_75", which the driver translates for this GPU. After `compile`, `resources` is sass.py's table of registers,
     spills and shared memory, `arch` the architecture, and `cached` is True if nothing had to be compiled.
     """
 
     backend = "nvcc"
 
-    def __init__(self, rung: Rung, definitions: str = "") -> None:
-        self._rung, self._definitions = rung, definitions
+    def __init__(self, rung: Rung, definitions: str = "", arch: str = "") -> None:
+        self._rung, self._definitions, self.arch = rung, definitions, arch
         self._launch: ctypes.c_void_p | None = None  # until it is compiled
         self.resources: pandas.DataFrame | None = None
 
@@ -49,7 +50,7 @@ class Launcher:
 
         toolkit = matching_toolkit(torch.version.cuda)
         guard_library, self._guard = guard()
-        self.arch = architecture(*torch.cuda.get_device_capability())
+        self.arch = self.arch or architecture(*torch.cuda.get_device_capability())
         built = build(
             self._rung.stem,
             cuda=f'{self._definitions}#line 1 "{from_root(self._rung.path)}"\n{self._rung.source}',
@@ -63,7 +64,8 @@ class Launcher:
         launch = built.fa_launch(self._rung.path.name)
         self._cudart = _cudart()
         self.cached = built.cached
-        self.resources = parse_ptxas(built.log)
+        if not self.arch.startswith("compute_"):  # of what the driver translates ptxas says nothing
+            self.resources = parse_ptxas(built.log)
         self._path = built.path
         self._launch = ctypes.cast(launch, ctypes.c_void_p)
 

@@ -19,7 +19,6 @@ from ..ladder.errors import ToolkitError
 # --threads=2: the host's half of a source is compiled beside the GPU's. No -O3: it would speak of the host's half alone, and
 # costs a tenth of the time; GPU code is optimised anyway.
 NVCC_FLAGS = ["-std=c++17", "-lineinfo", "--split-compile=0", "--threads=2", "-Xptxas", "-v"]
-OLDEST_ARCH = 75  # nvcc 13 compiles for nothing older
 
 
 @dataclass(frozen=True)

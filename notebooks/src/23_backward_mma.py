@@ -147,7 +147,11 @@ def budget(d, **given):
     tile = draw_backward.constants(kernel.rung.source, d, **given)
     keys, Br, Bc = tile["keys"], tile["Br"], tile["Bc"]
     registers = {"dK, dV": 2 * keys * tile["columns"] // 32, "S, dP": 2 * keys * tile["Bq"] // 32}
-    smem = {"K, V": 2 * Bc * d * 2, "Q, dO": tile["stages"] * 2 * Br * d * 2, "dS, P": tile["share"] * Bc * Br * 2}
+    smem = {
+        "K, V": 2 * Bc * d * 2,
+        "Q, dO": tile["stages"] * 2 * Br * d * 2,
+        "dS, P": tile["share"] * Bc * tile["ld"] * 2,
+    }
     smem |= {"LSE, delta": tile["stages"] * 2 * Br * 4}
     assert sum(smem.values()) == tile["smem_bytes"]
     kb = {name: size / 1024 for name, size in smem.items()}
@@ -159,7 +163,7 @@ pd.DataFrame([budget(64), budget(128)], index=["d = 64", "d = 128"])
 # %% [markdown]
 # 192 of at most 255 registers are spoken for in both cases. What is left has to do for fragments on their way, addresses and the 32 accumulators of $dQ$, which take the place of $S$ and $dP$ when those are done. So the shapes are no accident: 32 keys by 64 columns per warp, not more. `Bq`, 32 queries at a time, is set so that $S$ and $dP$ take 32 registers each.
 #
-# By shared memory, two CTAs fit on an SM of 228 KB at $d = 64$, and one at $d = 128$. By registers, too: $2 \cdot 128$ or $1 \cdot 256$ threads of 255 registers are all that 65536 give. Did the compiler manage without spilling?
+# By shared memory, two CTAs fit on an SM of 228 KB at $d = 64$, and one at $d = 128$. By registers, too: $2 \cdot 128$ or $1 \cdot 256$ threads of 255 registers are all that 65536 give. (A block of a gaming card has 99 KB. There, at $d = 128$, the kernel is compiled with the last row of its table of tiles: half the keys, half the queries, half the warps.) Did the compiler manage without spilling?
 
 # %%
 table = sass.table("23_backward_mma").set_index("kernel")
@@ -444,9 +448,9 @@ pd.DataFrame({"predicted": [8 * products, 8 * loads], "counted": counted})
 
 # %%
 text = source.replace("(chunk ^ row % 8) * 8", "chunk * 8")
-place = "(row * Br + g * 8 + 2 * t) ^ (q0 + 8 * n)"  # the same XOR, as the writer of dS has it
+place = "(row * ld + g * 8 + 2 * t) ^ (q0 + 8 * n)"  # the same XOR, as the writer of dS has it
 assert place in text
-plain = load(source=text.replace(place, "at<Br>(row, q0 / 8 + n) + 2 * t"), device="cpu", quiet=True)
+plain = load(source=text.replace(place, "at<ld>(row, q0 / 8 + n) + 2 * t"), device="cpu", quiet=True)
 both = {"swizzled": rays, "not swizzled": xray(plain, *small.inputs)}
 frames = []
 for name, ray in both.items():

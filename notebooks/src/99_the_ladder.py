@@ -75,6 +75,13 @@ if board.loc[board["kind"] == "rung", "to_flash"].notna().any():
 else:
     print("no 16-bit rung has been recorded yet: the ratio to FLASH appears here as soon as one is")
 
+# %% [markdown]
+# These are the records of your card if `make bench` has made some on this machine, and an H200's otherwise. Figures of two cards don't mix, so every other card with records in `data/` has a staircase of its own:
+
+# %%
+for other in scoreboard.others():
+    display(plot.staircase(scoreboard.speeds(device=other)))
+
 # %%
 both = pd.concat([board, scoreboard.speeds("bf16")]).query("kind == 'rung' and dtype != 'fp32'")
 ratios = both.pivot_table(index="name", columns=["D", "dtype"], values="to_flash", dropna=False)

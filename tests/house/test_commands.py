@@ -14,6 +14,7 @@ import sixteen
 import torch
 
 from helpers import commands, record, reference
+from helpers.ladder import cards
 from helpers.ladder.errors import CompileError, KernelError
 
 ROOT = Path(__file__).parents[2]
@@ -331,6 +332,7 @@ def asked(monkeypatch):
         name = place.rpartition(".")[2]
         monkeypatch.setattr(f"helpers.{place}", lambda *given, name=name: calls.append((name, *given)))
     monkeypatch.setattr("helpers.measure.bench.require_gpu", lambda: None)
+    monkeypatch.setattr("helpers.run.kernel.cuda_refusal", lambda rung: "")
     return calls
 
 
@@ -370,6 +372,15 @@ def test_rungs_are_recorded_one_by_one_and_the_ceilings_with_all(asked, monkeypa
     assert asked == [("record_rung", STEM)] and not saved
     assert run(capsys, "record", "rungs")[0] == 0
     assert len(asked) >= 10 and saved == [("device", "ceilings")]
+
+
+def test_what_a_gpu_can_not_run_is_left_out_with_a_sentence(asked, monkeypatch, capsys):
+    monkeypatch.setattr("helpers.run.kernel.cuda_refusal", lambda rung: cards.refusal(rung, (7, 5)))
+    code, out, _ = run(capsys, "bench")
+    assert code == 0 and [rung.number for _, rung in asked] == ["01", "02", "03", "04", "10", "11"]
+    assert "left out: 12_double_buffered needs compute capability 8.0, this GPU has 7.5" in out
+    code, _, words = run(capsys, "record", "rungs", "32")
+    assert code == 1 and "32_ping_pong needs compute capability 9.0 exactly" in words
 
 
 def test_bench_takes_a_foreign_file(asked, capsys, tmp_path):

@@ -143,6 +143,24 @@ def test_what_the_figures_against_n_show(root):
     plot.latency(frame)
 
 
+def test_another_card_has_a_staircase_of_its_own(root, monkeypatch):
+    """A Turing card: no bf16, no FLASH, and rungs that it can't run."""
+    both(root)
+    save(root, "04_fa2_fp32", {("04_fa2_fp32", "fp32"): 4.0, ("SDPA EFFICIENT", "fp32"): 5.0}, device="Tesla T4")
+    assert scoreboard.others(root=root) == ["tesla-t4"]
+    table = scoreboard.speeds(device="tesla-t4", root=root)
+    own = table.query("name == '04_fa2_fp32'")
+    assert own["tflops"].tolist() == pytest.approx([4, 4]) and set(own["device"]) == {"Tesla T4"}
+    assert table.query("name == @STEM")["tflops"].isna().all() and set(table["kind"]) == {"rung"}
+    plot.staircase(table)
+    monkeypatch.setattr(
+        "helpers.record.store.this_device", lambda: "Tesla T4"
+    )  # there it is the first, and the H200's beside it
+    assert scoreboard.speeds(root=root)["tflops"].max() == pytest.approx(4) and scoreboard.others(root=root) == [
+        "nvidia-h200"
+    ]
+
+
 def test_the_reader_s_kernel_is_timed_beside_flash(root, monkeypatch):
     """With a stand-in for the clock: what is asked of it, and what stands on the board."""
     asked = []

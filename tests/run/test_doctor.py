@@ -66,8 +66,8 @@ def test_without_a_compiler_nothing_runs_and_the_mend_is_named(monkeypatch, tmp_
 @pytest.mark.parametrize(
     ("capability", "arch", "words"),
     [
-        ((7, 0), "sm_75", "needs compute capability 7.5, this GPU has 7.0: it takes the emulator lane"),
-        ((7, 5), "sm_80", "needs compute capability 8.0, this GPU has 7.5: it takes the emulator lane"),
+        ((7, 0), "sm_75", "needs compute capability 7.5, this GPU has 7.0: it runs on the emulator"),
+        ((7, 5), "sm_80", "needs compute capability 8.0, this GPU has 7.5: it runs on the emulator"),
         ((12, 0), "sm_90a", "needs compute capability 9.0 exactly, this GPU has 12.0"),
     ],
 )
@@ -79,3 +79,16 @@ def test_a_gpu_that_is_too_old_or_too_new_takes_the_emulator(monkeypatch, capabi
     rung = helpers.Rung(stem="mine", path=Path("mine.cu"), source="", arch=arch)
     assert words in cuda_refusal(rung)
     assert default_device(rung)[0] == "cpu" and words in default_device(rung)[1]
+
+
+def test_a_turing_card_runs_six_rungs_and_no_bf16(monkeypatch):
+    """As the report has it: a T4, with the toolkit taken for granted."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "Tesla T4")
+    monkeypatch.setattr("helpers.run.kernel.matching_toolkit", lambda version: None)
+    lane_of = importlib.import_module("helpers.run.doctor")._lane
+    lanes = {rung.number: lane_of(rung.stem) for rung in helpers.rungs()}
+    assert [n for n, lane in lanes.items() if lane.back_end == "GPU"] == ["01", "02", "03", "04", "10", "11"]
+    assert lanes["04"].why == "nvcc compiles for Tesla T4" and lanes["11"].why.endswith("Tesla T4, for fp16 alone")
+    assert all(lane.back_end == "emulator" for n, lane in lanes.items() if n > "11")

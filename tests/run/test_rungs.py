@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import re
 import subprocess
 import sys
@@ -16,7 +17,10 @@ from executed import drawn
 
 from helpers import CompileError, KernelError, check, load, reference, rung, rungs, sass
 from helpers.emulator.launcher import INCLUDE as EMULATOR
+from helpers.emulator.launcher import pretending
 from helpers.emulator.translate import unit
+from helpers.ladder import cards
+from helpers.ladder.cards import capability
 from helpers.ladder.contract import TORCH_NAMES, Call, FaBackwardArgs
 from helpers.ladder.rung import INCLUDE, KERNELS, Rung
 from helpers.ladder.rung import code as bare
@@ -26,26 +30,32 @@ from helpers.toolchain.toolkit import NVCC_FLAGS, find_compiler, find_toolkit
 
 STEMS = [r.stem for r in rungs()]
 EMULATOR_AND_GPU = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-BUILDS = [(r.stem, arch) for r in rungs() for arch in ("sm_80", "sm_90a") if arch >= r.arch]
-TABLE = re.compile(r"D=(?P<D>\d+):(?P<row>.*)")
-# Bytes, of the instances for D = 128, which fill the registers: `take_to` takes one more. Variants of 13 without any spills
-# that were measured are slower.
-SPILLS = {("13_tuned", "sm_80"): 8, ("13_tuned", "sm_90a"): 8}
-LIMITS = {
-    "sm_75": 64,
-    "sm_80": 99,
-    "sm_90a": 227,
-}  # KB of shared memory a block may have on every GPU from this architecture on
-LARGE = {
-    "22_backward_fp32": 163,
-    "23_backward_mma": 163,
-}  # KB, of rungs whose header block says that they need a data-centre GPU
+# KB of shared memory that a block may have, by architecture (CUDA C++ Programming Guide, "Compute Capabilities")
+SMEM = {"sm_75": 64, "sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_90a": 227, "sm_100": 227, "sm_103": 227, "sm_120": 99}
+BUILDS = [(r.stem, arch) for r in rungs() for arch in SMEM if not cards.refusal(r, capability(arch))]
+TABLE = re.compile(r"D=(?P<D>\d+)(, +(?P<kb>\d+) KB per block[^:]*)?:(?P<row>.*)")
+# Bytes. On sm_90a of the instances for D = 128, which fill the registers: `take_to` takes one more. Variants of 13 without any
+# spills that were measured are slower. The other architectures have registers as many, and compilers that need one more.
+SPILLS = {
+    ("02_online_softmax", "sm_86"): 4,
+    ("02_online_softmax", "sm_89"): 4,
+    ("11_swizzled", "sm_100"): 28,
+    ("11_swizzled", "sm_120"): 16,
+    ("13_tuned", "sm_90a"): 8,
+    ("20_causal_gqa", "sm_120"): 20,
+    ("23_backward_mma", "sm_100"): 24,
+    ("23_backward_mma", "sm_103"): 16,
+}
 
 
-def tile_table(rung: Rung) -> dict[int, dict[str, int]]:
-    """The header block's tile table: {64: {"Br": 128, "Bc": 64, "threads": 128, "smem": 84, "CTAs/SM": 2}, ...}."""
-    rows = {int(m["D"]): m["row"] for m in TABLE.finditer(rung.tiles)}
-    return {D: {k: int(n) for k, n in re.findall(r"([\w/]+)=(\d+)", row)} for D, row in rows.items()}
+def tile_table(rung: Rung, kb: int = 227) -> dict[int, dict[str, int]]:
+    """The header block's tile table where a block has this many KB of shared memory:
+    {64: {"Br": 128, "Bc": 64, "threads": 128, "smem": 84, "CTAs/SM": 2}, ...}. A row for so many KB or less has what differs."""
+    rows: dict[int, dict[str, int]] = {}
+    for m in TABLE.finditer(rung.tiles):
+        if not m["kb"] or kb <= int(m["kb"]):
+            rows.setdefault(int(m["D"]), {}).update({k: int(n) for k, n in re.findall(r"([\w/]+)=(\d+)", m["row"])})
+    return rows
 
 
 # --- right
@@ -187,27 +197,37 @@ def test_what_a_launcher_can_not_do_it_refuses(stem, device):
 # --- what nvcc makes of it
 
 
-def compile_time_errors(rung: Rung, more: list[str]) -> str:
+def compile_time_errors(rung: Rung, more: list[str], arch: str = "sm_90a") -> str:
     """What a compiler that only checks says of the rung with `more` lines at its end."""
     source = unit("\n".join([rung.source, *more, ""]), str(rung.path), INCLUDE)
-    command = [find_compiler(), "-std=c++17", "-fsyntax-only", f"-I{EMULATOR}", "-x", "c++", "-"]
+    command = [find_compiler(), "-std=c++17", "-fsyntax-only", f"-I{EMULATOR}", *pretending(arch), "-x", "c++", "-"]
     done = subprocess.run(command, input=source, capture_output=True, text=True, check=False)
     return done.stderr if done.returncode else ""
 
 
-@pytest.mark.parametrize("stem", [r.stem for r in rungs() if tile_table(r)])
-def test_its_tile_table_is_what_the_code_says(stem):
-    """A static_assert for every number in the header block's table."""
+@pytest.mark.parametrize(
+    ("stem", "arch"),
+    [
+        (r.stem, arch)
+        for r in rungs()
+        for arch in ("sm_75", "sm_80", "sm_86", "sm_90a")
+        if tile_table(r) and (r.stem, arch) in BUILDS
+    ],
+)
+def test_its_tile_table_is_what_the_code_says(stem, arch):
+    """A static_assert for every number in the header block's table; and its shared memory is there."""
     its = rung(stem)
-    asserts = [
+    table = tile_table(its, SMEM[arch])
+    asserts = [f"static_assert(Tile<{D}>::smem_bytes <= {SMEM[arch]} * 1024);" for D in table]
+    asserts += [
         f"static_assert(Tile<{D}>::{name} == {value});"
         if name != "smem"
         else f"static_assert((Tile<{D}>::smem_bytes + 1023) / 1024 == {value});"
-        for D, row in tile_table(its).items()
+        for D, row in table.items()
         for name, value in row.items()
         if name in ("Br", "Bc", "threads", "smem")
     ]
-    assert asserts and not (said := compile_time_errors(its, asserts)), said
+    assert asserts and not (said := compile_time_errors(its, asserts, arch)), said
 
 
 def test_a_wrong_number_in_a_tile_table_is_seen():
@@ -219,9 +239,10 @@ COMPILED = Path(__file__).with_name("compiled.txt")  # what was within its budge
 
 
 def budget_of(rung: Rung, arch: str) -> str:
-    """A line of COMPILED: with the digest of the code, of what the header block promises, of nvcc and of this file."""
-    promised = rung.digest, rung.tiles, rung.arch
-    its = digest(promised, arch, NVCC_FLAGS, find_toolkit().version, Path(__file__).read_text())
+    """A line of COMPILED: with the digest of the code, of what the header block promises, of nvcc and of the test."""
+    promised = rung.digest, rung.tiles, rung.arch, SPILLS.get((rung.stem, arch)), SMEM[arch]
+    tested = inspect.getsource(test_nvcc_compiles_it_within_its_budget)
+    its = digest(promised, arch, NVCC_FLAGS, find_toolkit().version, tested)
     return f"{rung.stem} {arch} {its}"
 
 
@@ -250,17 +271,19 @@ def test_nvcc_compiles_it_within_its_budget(stem, arch, request):
     spills, most = used[["spill_store_bytes", "spill_load_bytes"]], SPILLS.get((stem, arch), 0)
     assert (spills <= most).all(axis=None) and (used["stack_bytes"] <= -(-most // 8) * 8).all(), used.to_string()
 
-    table = tile_table(rung)
+    table = tile_table(rung, SMEM[arch])
     threads = max(map(int, re.findall(r"threads=(\d+)", rung.tiles)))
     for kernel, row in used.iterrows():
         tile = next((t for D, t in table.items() if re.search(rf"<{D}[,>]", kernel)), {})
         assert tile or not table, f"{kernel} has no row in the tile table"
         ctas = tile.get("CTAs/SM", 1)
         registers = -(-row.registers // 8) * 8  # allocated by eights
-        assert registers * tile.get("threads", threads) * ctas <= 65536, f"{kernel}: {row.registers} registers"
+        named = re.search(r"<(\d+)", kernel) if not table else None  # softmax<256, 8> has 256 threads
+        its_threads = int(named[1]) if named else tile.get("threads", threads)
+        assert registers * its_threads * ctas <= 65536, f"{kernel}: {row.registers} registers"
     for D, tile in table.items():
-        assert tile["smem"] <= LARGE.get(stem, LIMITS[rung.arch]), f"D={D}: more shared memory than {rung.arch} has"
-        assert (tile["smem"] + 1) * tile.get("CTAs/SM", 1) <= 228
+        assert tile["smem"] <= SMEM[arch], f"D={D}: more shared memory than {arch} has"
+        assert arch != "sm_90a" or (tile["smem"] + 1) * tile.get("CTAs/SM", 1) <= 228
     if asked.record:
         with making(COMPILED):  # one worker at a time
             others = COMPILED.read_text().splitlines() if COMPILED.exists() else []
@@ -313,7 +336,7 @@ def test_a_rung_changes_little_of_the_one_before(record_property):
         print(f"{before.stem} -> {after.stem}: {changed} of {len(lines[1])} lines are new")
         same_decade = before.number[0] == after.number[0]
         assert changed < len(lines[1]), f"{after.stem} keeps nothing of {before.stem}"
-        limit = 180 if after.stem == "13_tuned" else 90  # all that paid, at once: its guide takes the steps one by one
+        limit = 185 if after.stem == "13_tuned" else 90  # all that paid, at once: its guide takes the steps one by one
         assert changed <= limit or not same_decade or before.number[0] in "023", f"{after.stem}: {changed} new lines"
 
 
@@ -322,7 +345,7 @@ def test_a_rung_changes_little_of_the_one_before(record_property):
 BUILT_ON = {
     "20_causal_gqa": ("13_tuned", 160),
     "21_split_kv": ("12_double_buffered", 190),
-    "23_backward_mma": ("12_double_buffered", 295),
+    "23_backward_mma": ("12_double_buffered", 300),
     "31_warp_specialized": ("30_tma_wgmma", 200),
     "32_ping_pong": ("31_warp_specialized", 165),
 }

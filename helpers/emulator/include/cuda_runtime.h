@@ -1,7 +1,10 @@
 // Stands in for CUDA's header of this name: the same words, for the host's C++ compiler.
 #pragma once
 #define __CUDACC__ 1
-#define __CUDA_ARCH__ 900
+#ifndef __CUDA_ARCH_LIST__  // the launcher may name another
+#define __CUDA_ARCH_LIST__ 900
+#endif
+#define __CUDA_ARCH__ __CUDA_ARCH_LIST__
 #define CUDART_VERSION 13000
 
 #include <assert.h>  // ours

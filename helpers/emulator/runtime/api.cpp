@@ -76,10 +76,10 @@ int get_last_error(bool clear) {
   return error;
 }
 
-int set_dynamic_shared_limit(const void* kernel, int bytes) {
-  if (bytes < 0 || size_t(bytes) > kSharedOptIn) {
+int set_dynamic_shared_limit(const void* kernel, int bytes, int most) {
+  if (bytes < 0 || bytes > most) {
     char hint[160];
-    snprintf(hint, sizeof hint, "%d bytes of dynamic shared memory asked for; at most %zu can be had", bytes, kSharedOptIn);
+    snprintf(hint, sizeof hint, "%d bytes of dynamic shared memory asked for; at most %d can be had", bytes, most);
     return set_error(1, hint);
   }
   dynamic_limits[kernel] = bytes;

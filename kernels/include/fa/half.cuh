@@ -29,9 +29,13 @@ struct bf16 { // a float's upper half
 template <typename T> __device__ __forceinline__ uint32_t pack2(float x, float y);
 
 template <> __device__ __forceinline__ uint32_t pack2<fp16>(float x, float y) {
+#if __CUDA_ARCH__ >= 800
   uint32_t xy;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(xy) : "f"(y), "f"(x));
   return xy;
+#else // Turing rounds one at a time
+  return fp16(x).bits | uint32_t(fp16(y).bits) << 16;
+#endif
 }
 
 template <> __device__ __forceinline__ uint32_t pack2<bf16>(float x, float y) {

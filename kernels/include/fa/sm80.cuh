@@ -1,4 +1,5 @@
-// PTX instructions of Ampere (sm_80) and later, one function each, named after the instruction.
+// PTX instructions of Ampere (sm_80) and later, one function each, named after the instruction. Turing (sm_75) has ldmatrix,
+// and a smaller mma.
 // The chapters are those of NVIDIA's "PTX ISA"; what each lane holds is in the figures of the sections named here.
 #pragma once
 #include <fa/half.cuh>
@@ -51,15 +52,28 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], const void *
 // b0, b1:     column g of B, rows 2t and 2t + 1, and 2t + 8 and 2t + 9;
 // c[0], c[1]: row g of C, columns 2t and 2t + 1; c[2], c[3]: row g + 8.
 // No memory is touched and nothing waited for: not volatile, the compiler may move it.
+// Turing does it in two steps, the left half of A and the upper one of B first: mma.m16n8k8, of fp16 alone.
+template <typename T> constexpr bool has_mma = true;
+template <> constexpr bool has_mma<bf16> = __CUDA_ARCH_LIST__ >= 800; // the host's half has no __CUDA_ARCH__
+
 template <typename T>
 __device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 
 template <>
 __device__ __forceinline__ void mma_m16n8k16<fp16>(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+#if __CUDA_ARCH__ >= 800
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else
+  const uint32_t b[2] = {b0, b1};
+#pragma unroll
+  for (int k = 0; k < 2; ++k)
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[2 * k]), "r"(a[2 * k + 1]), "r"(b[k]));
+#endif
 }
 
 template <>

@@ -76,14 +76,24 @@ inline const char* cudaGetErrorName(cudaError_t e) { return emu::error_name(e); 
 inline cudaError_t cudaGetLastError() { return cudaError_t(emu::get_last_error(true)); }
 inline cudaError_t cudaPeekAtLastError() { return cudaError_t(emu::get_last_error(false)); }
 
+namespace emu {
+// What GPUs differ in ("CUDA C++ Programming Guide", "Compute Capabilities"): shared memory of an SM, what a block may have
+// of it, and an SM's threads.
+constexpr int arch = __CUDA_ARCH__;
+constexpr bool turing = arch < 800, gaming = !turing && (arch < 900 ? arch % 100 != 0 && arch != 870 : arch >= 1200);
+constexpr int shared_of_sm = (turing ? 64 : gaming ? 100 : arch < 900 ? 164 : 228) << 10;
+constexpr int shared_opt_in = turing ? shared_of_sm : shared_of_sm - (1 << 10);
+constexpr int threads_of_sm = turing ? 1024 : gaming ? 1536 : 2048;
+}  // namespace emu
+
 template <class... P>
 inline cudaError_t cudaFuncSetAttribute(void (*kernel)(P...), cudaFuncAttribute attribute, int value) {
   if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;  // a hint
-  return cudaError_t(emu::set_dynamic_shared_limit(reinterpret_cast<const void*>(kernel), value));
+  return cudaError_t(emu::set_dynamic_shared_limit(reinterpret_cast<const void*>(kernel), value, emu::shared_opt_in));
 }
 inline cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
   if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
-  return cudaError_t(emu::set_dynamic_shared_limit(kernel, value));
+  return cudaError_t(emu::set_dynamic_shared_limit(kernel, value, emu::shared_opt_in));
 }
 template <class K>
 inline cudaError_t cudaFuncSetCacheConfig(K*, cudaFuncCache) {
@@ -102,7 +112,7 @@ inline cudaError_t cudaSetDevice(int device) {
   return device == 0 ? cudaSuccess : cudaError_t(emu::set_error(cudaErrorInvalidDevice));
 }
 
-// The emulated device has the figures of an H200 (compute capability 9.0).
+// The emulated device has the figures of an H200, but for those that come with the compute capability.
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
   if (device != 0) return cudaError_t(emu::set_error(cudaErrorInvalidDevice));
   switch (attribute) {
@@ -118,11 +128,11 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, 
     case cudaDevAttrMaxRegistersPerBlock: *value = 65536; break;
     case cudaDevAttrMultiProcessorCount: *value = 132; break;
     case cudaDevAttrL2CacheSize: *value = 60 << 20; break;
-    case cudaDevAttrMaxThreadsPerMultiProcessor: *value = 2048; break;
-    case cudaDevAttrComputeCapabilityMajor: *value = 9; break;
-    case cudaDevAttrComputeCapabilityMinor: *value = 0; break;
-    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = 228 << 10; break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = 227 << 10; break;
+    case cudaDevAttrMaxThreadsPerMultiProcessor: *value = emu::threads_of_sm; break;
+    case cudaDevAttrComputeCapabilityMajor: *value = emu::arch / 100; break;
+    case cudaDevAttrComputeCapabilityMinor: *value = emu::arch / 10 % 10; break;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = emu::shared_of_sm; break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = emu::shared_opt_in; break;
     default: return cudaError_t(emu::set_error(cudaErrorInvalidValue));
   }
   return cudaSuccess;
@@ -132,8 +142,9 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, 
 template <class K>
 inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, K*, int threads, size_t bytes) {
   if (threads < 1 || threads > 1024) return cudaError_t(emu::set_error(cudaErrorInvalidValue));
-  const int warps = (threads + 31) / 32, by_threads = 64 / warps < 32 ? 64 / warps : 32;
-  const int by_shared = int((228u << 10) / (bytes + 1024));  // the system keeps 1 KB of each block's
+  const int warps = (threads + 31) / 32, of_sm = emu::threads_of_sm / 32;
+  const int by_threads = of_sm / warps < 32 ? of_sm / warps : 32;
+  const int by_shared = int(unsigned(emu::shared_of_sm) / (bytes + 1024));  // the system keeps 1 KB of each block's
   *blocks = by_threads < by_shared ? by_threads : by_shared;
   return cudaSuccess;
 }

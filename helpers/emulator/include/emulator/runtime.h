@@ -87,7 +87,7 @@ int get_last_error(bool clear);
 int set_error(int error, const char* hint = nullptr);  // remembers and returns it
 const char* error_name(int error);
 const char* error_text(int error);
-int set_dynamic_shared_limit(const void* kernel, int bytes);
+int set_dynamic_shared_limit(const void* kernel, int bytes, int most);
 int dynamic_shared_limit(const void* kernel);
 int allocate(void** pointer, size_t bytes);
 int release(void* pointer);
