@@ -42,6 +42,7 @@ SPILLS = {
     ("11_swizzled", "sm_100"): 28,
     ("11_swizzled", "sm_120"): 16,
     ("13_tuned", "sm_90a"): 8,
+    ("13_tuned", "sm_100"): 24,
     ("20_causal_gqa", "sm_120"): 20,
     ("23_backward_mma", "sm_100"): 24,
     ("23_backward_mma", "sm_103"): 16,
