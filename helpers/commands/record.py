@@ -94,13 +94,8 @@ def families(arguments: argparse.Namespace) -> int:
     from ..measure import bench, recording
 
     bench.require_gpu()
-<<<<<<< HEAD
-    chosen = found(arguments.kernels)
-    for rung in chosen if arguments.kernels else filter(record.timed_by_family, chosen):
-=======
     chosen = for_this_gpu(arguments.kernels)
-    for rung in chosen if arguments.kernels else filter(record.by_family, chosen):
->>>>>>> cards
+    for rung in chosen if arguments.kernels else filter(record.timed_by_family, chosen):
         before = time.perf_counter()
         print(rung.stem, flush=True)
         recording.record_families(rung.stem)

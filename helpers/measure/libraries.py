@@ -10,7 +10,7 @@ import importlib
 import importlib.metadata
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..record import FA2, FA3, FA4
 
@@ -34,15 +34,17 @@ def module(name: str) -> ModuleType | None:
     return found if hasattr(found, "flash_attn_func") else None
 
 
-def found(without: Sequence[str] = (), *, causal: bool = False) -> dict[str, Callable]:
+def found(without: Sequence[str] = (), *, causal: bool = False, **options: Any) -> dict[str, Callable]:
     """The packages there are, by name; each is called as f(q, k, v) with q (B,H,Nq,D), k and v (B,Hkv,Nk,D), and returns O (B,H,Nq,D)
-    with a gradient. FA4 compiles its kernels at the first call of each kind. What is in `without` isn't imported."""
+    with a gradient. FA4 compiles its kernels at the first call of each kind. What is in `without` isn't imported; `options` go to
+    flash_attn_func."""
     there = {name: module(name) for name in PACKAGES if name not in without}
-    return {name: functools.partial(_attend, m.flash_attn_func, causal) for name, m in there.items() if m}
+    calls = {name: functools.partial(m.flash_attn_func, causal=causal, **options) for name, m in there.items() if m}
+    return {name: functools.partial(_attend, call) for name, call in calls.items()}
 
 
-def _attend(function: Callable, causal: bool, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    o = function(*(x.transpose(1, 2) for x in (q, k, v)), causal=causal)
+def _attend(function: Callable, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    o = function(*(x.transpose(1, 2) for x in (q, k, v)))
     o = o[0] if isinstance(o, tuple) else o  # some versions return (O, LSE)
     return o.transpose(1, 2)
 

@@ -33,7 +33,7 @@ from ..record import (
     attention_flops,
     kv_bytes,
 )
-from . import bench, sensors
+from . import bench, libraries, sensors
 from .bench import attentions, measure, peers, random_numbers, refusal, sdpa, softmax_peers
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ Shape = tuple[int, int, int, int, int]  # B, H, Nq, Nk, D
 BURST_MS = {"fp32": 10.0, "fp16": 5.0, "bf16": 5.0}  # two dtypes in the time of one
 MATH_MAX_N = 2048  # in 16 bits SDPA MATH forms S in float32: beyond this it costs more time than all others together
 GROUPS = (64, 8)  # query heads, heads of K and V
+IN_ORDER = (1024, 4096, 16384)  # N of `deterministic`
 GROUPED = ((2, 2048), (1, 4096), (1, 8192))  # (B, N)
 BATCHES = 3  # of packed sequences, by seed
 SEQUENCES = 16  # in each, with lengths drawn evenly from SHORTEST to LONGEST
@@ -69,8 +70,9 @@ MOST_PIECES = 2500  # of all heads together: beyond it only the merge is timed
 
 def samples(kind: str, kernel: Callable, rung: Rung, quick: bool = False) -> pd.DataFrame:
     """The samples of one kind of record.kinds; `quick`: of fewer shapes, where a kind has many."""
-    if kind in ("groups", "packed", "matmul"):
-        return {"groups": groups, "packed": packed, "matmul": matmul}[kind](kernel, rung)
+    if kind in ("groups", "packed", "matmul", "deterministic"):
+        every = {"groups": groups, "packed": packed, "matmul": matmul, "deterministic": deterministic}
+        return every[kind](kernel, rung)
     return {"forward": forward, "causal": causal, "decode": decode, "backward": backward}[kind](kernel, rung, quick)
 
 
@@ -276,17 +278,43 @@ def backward_peers(
 ) -> dict[str, Callable]:
     """The backward pass alone, by autograd, of each of `bench.attentions` that takes these inputs, but for those in `without`. Each is
     called without arguments and returns dQ, dK, dV."""
+
+    found = {name: _backward(attend, q, k, v, do) for name, attend in attentions(without, causal=causal).items()}
+    return {name: call for name, call in found.items() if call}
+
+
+def _backward(attend: Callable, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> Callable | None:
+    """The backward pass of `attend` alone, called without arguments; None where it doesn't take these inputs."""
     import torch
 
-    calls = {}
-    for name, attend in attentions(without, causal=causal).items():
-        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-        if refusal(attend, *leaves) is None:
-            o = attend(*leaves)
-            call = functools.partial(torch.autograd.grad, o, leaves, do, retain_graph=True)
-            if refusal(call) is None:
-                calls[name] = call
-    return calls
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    if refusal(attend, *leaves) is not None:
+        return None
+    call = functools.partial(torch.autograd.grad, attend(*leaves), leaves, do, retain_graph=True)
+    return call if refusal(call) is None else None
+
+
+def deterministic(kernel: Callable, rung: Rung) -> pd.DataFrame:
+    """What it costs that a backward pass gives the same bits every time: the rung and FlashAttention-3 (where it can be imported) with
+    `deterministic` 0 and 1, on bf16 of the headline workload. name, dtype, causal, B H Nq Nk D, deterministic, round, ms."""
+    from ..run.reference import same_precision
+
+    frames = []
+    for is_causal in (False, True):
+        for B, H, N, _, D in (_headline(N, D) for D in (64, 128) for N in IN_ORDER):
+            q, k, v, do = random_tensors("bf16", (B, H, N, D), 4)
+            o, lse = same_precision(q, k, v, causal=is_causal)
+            calls = {}
+            for same in (False, True):
+                calls[rung.stem, same] = functools.partial(
+                    kernel, q, k, v, o, lse, do, causal=is_causal, deterministic=same
+                )
+                others = libraries.found((FA2, FA4), causal=is_causal, deterministic=same)
+                calls |= {(name, same): call for name, f in others.items() if (call := _backward(f, q, k, v, do))}
+            frame = _timed(calls, (), "bf16", (B, H, N, N, D)).assign(causal=int(is_causal))
+            names = frame["name"]
+            frames.append(frame.assign(name=[n for n, _ in names], deterministic=[int(same) for _, same in names]))
+    return joined(frames, ["name", "dtype", "causal", *SHAPE, "deterministic", "round", "ms"])
 
 
 def matmul(kernel: Callable, rung: Rung) -> pd.DataFrame:

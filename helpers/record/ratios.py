@@ -69,6 +69,15 @@ def grouped(samples: pd.DataFrame, ours: str) -> pd.DataFrame:
     return found.assign(few=few, many=many)
 
 
+def price_of_order(samples: pd.DataFrame) -> pd.DataFrame:
+    """Of `deterministic` samples, a row per shape and name: `ratio`, the time with the same bits every time over the time without,
+    median of the rounds, `low`, `high`."""
+    keys = ["name", "dtype", "causal", *SHAPE]
+    wide = samples.pivot_table(index=[*keys, "round"], columns="deterministic", values="ms", sort=False)
+    ratios = (wide[1] / wide[0]).rename("ratio").reset_index()
+    return ratios.groupby(keys, sort=False)["ratio"].agg(ratio="median", low="min", high="max").reset_index()
+
+
 def ratio_to_ideal(samples: pd.DataFrame) -> pd.DataFrame:
     """Of `packed` samples, a row per batch: `ratio`, the time its sequences would take at the rate of full batches over its
     own, median of the rounds with `low` and `high`, and `to_padded`, the time of the same sequences padded over its own."""

@@ -227,6 +227,10 @@ def _figures(rung: Rung, root: Path) -> tuple[str, str]:
                     points["ratio"], f"itself with {points['many'][0]} heads of K and V instead of {points['few'][0]}"
                 )
             )
+        elif kind == "deterministic":
+            for name, part in record.price_of_order(samples).groupby("name", sort=False):
+                whose = "its" if name == rung.stem else f"{name}'s"
+                ratios.append(_span(part["ratio"], f"{whose} own time if deterministic"))
         elif kind == "packed":
             ratios.append(
                 _span(record.ratio_to_ideal(samples)["ratio"], "full batches, packed sequences of random lengths")

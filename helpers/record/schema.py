@@ -23,6 +23,7 @@ COLUMNS = {
     "forward": ("name", "dtype", *SHAPE, *BURST),
     "causal": ("name", "dtype", "causal", *SHAPE, *BURST),
     "backward": ("name", "dtype", "causal", *SHAPE, *BURST),
+    "deterministic": ("name", "dtype", "causal", *SHAPE, "deterministic", *BURST),
     "matmul": ("name", "dtype", "causal", *SHAPE, "flops", *BURST),
     "groups": ("name", "dtype", "causal", *SHAPE, "Hkv", *BURST),
     "packed": ("dtype", "causal", "H", "D", "batch", "sequences", "tokens", *BURST, "padded_ms", "ideal_ms"),

@@ -16,13 +16,14 @@ class Fake(types.ModuleType):
 
     def __init__(self, name, lse=False, **attributes):
         super().__init__(name)
-        self.lse, self.calls = lse, []
+        self.lse, self.calls, self.deterministic = lse, [], set()
         vars(self).update(attributes)
 
-    def flash_attn_func(self, q, k, v, causal=False):
+    def flash_attn_func(self, q, k, v, causal=False, deterministic=False):
         if q.dtype == torch.float32:
             raise AssertionError  # without a word, as an assert does
         self.calls.append((tuple(q.shape), tuple(k.shape), causal))
+        self.deterministic.add(deterministic)
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         o = scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True).transpose(1, 2)
         return (o, None) if self.lse else o
@@ -114,6 +115,26 @@ def test_their_backward_pass_is_timed_alone(fakes, causal):
             assert (got - x).abs().max() < 1e-2
         assert len(fakes[0].calls) == forward
     assert "flash_attn" not in calls
+
+
+def test_the_price_of_one_order_is_told_beside_fa3s(fakes, monkeypatch):
+    import pandas as pd
+
+    def measure(calls, inputs=(), **options):
+        for call in calls.values():
+            call()
+        return pd.DataFrame([(name, 0, 1.0 + name[1]) for name in calls], columns=["name", "round", "ms"])
+
+    ours = []
+    monkeypatch.setattr(workloads, "measure", measure)
+    monkeypatch.setattr(workloads, "TOKENS", 16)
+    monkeypatch.setattr(workloads, "WIDTH", 128)
+    monkeypatch.setattr(workloads, "IN_ORDER", (16,))
+    frame = workloads.deterministic(lambda *x, **options: ours.append(options), rung("33_backward_wgmma"))
+    assert {options["deterministic"] for options in ours} == {False, True}
+    assert fakes[0].deterministic == {False, True}
+    prices = record.price_of_order(frame)
+    assert set(prices["name"]) == {"33_backward_wgmma", "FA3"} and (prices["ratio"] == 2.0).all()
 
 
 def test_groups_are_timed_beside_them(fakes, monkeypatch):

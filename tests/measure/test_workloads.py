@@ -120,6 +120,7 @@ def test_a_rung_has_the_records_its_features_call_for(small):
     assert record.kinds(rung("20_causal_gqa")) == ("forward", "causal", "groups", "packed")
     assert record.kinds(rung("21_split_kv")) == ("decode",)
     assert record.kinds(rung("23_backward_mma")) == ("backward",)
+    assert record.kinds(rung("33_backward_wgmma")) == ("backward", "deterministic")
     assert record.kinds(replace(rung("13_tuned"), arch="sm_90a")) == ("forward", "matmul")
     assert record.kinds(rung("12_double_buffered")) == ("forward",)
     for kind in record.kinds(rung("20_causal_gqa"))[1:]:

@@ -308,5 +308,8 @@ def test_a_gradient_that_is_off_fails_gradcheck():
 def test_the_way_back_stays_in_the_forward_rungs_decade():
     assert op.backward_rung(torch.float16, 64, CAUSAL).stem == MMA
     assert op.backward_rung(torch.float32, 64, "04_fa2_fp32", frozenset({"gqa"})).stem == FP32
-    with pytest.raises(NotImplementedError, match="D=256 .22_backward_fp32: fp32, D in 32, 64, 128, causal, window, gqa, deterministic; 23"):
+    with pytest.raises(
+        NotImplementedError,
+        match="D=256 .22_backward_fp32: fp32, D in 32, 64, 128, causal, window, gqa, deterministic; 23",
+    ):
         op.backward_rung(torch.float16, 256)

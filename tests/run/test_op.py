@@ -36,7 +36,9 @@ def deterministic():
 def test_pytorchs_switch_asks_for_the_same_bits(deterministic, monkeypatch):
     """Where a backward rung can give them, and for an error where none can."""
     asked, of = [], op._kernel
-    monkeypatch.setattr(op, "_kernel", lambda *which: lambda *x, **given: asked.append(given) or of(*which)(*x, **given))
+    monkeypatch.setattr(
+        op, "_kernel", lambda *which: lambda *x, **given: asked.append(given) or of(*which)(*x, **given)
+    )
     q, k, v = (torch.randn(1, 2, 33, 64, dtype=torch.float16, requires_grad=True) for _ in range(3))
     op.operator("32_ping_pong")(q, k, v)[0].sum().backward()
     assert asked[-1]["deterministic"] is True
