@@ -11,7 +11,7 @@
 // outputs:   dQ (B,H,Nq,D), dK dV (B,Hkv,Nk,D) as Q; dK and dV are the same bit by bit every time, dQ if deterministic
 // dtypes:    fp16, bf16
 // D:         64, 128
-// workspace: dQ_sum (B,H,Nq128,D) fp32; stats (2,B,H,Nq128) fp32; dK_dV (B,Hshared,Nk,D) fp32; turns (B,H,Nq128)
+// workspace: dQ_sum (B,H,Nq128,D) fp32; stats (3,B,H,Nq128) fp32; dK_dV (B,Hshared,Nk,D) fp32
 // tiles:     D=64:  Br=128 Bc=128 threads=384 smem=211 KB CTAs/SM=1
 //            D=128: Br=64  Bc=128 threads=384 smem=210 KB CTAs/SM=1
 // arch:      sm_90a
@@ -74,9 +74,10 @@ struct Maps {
 inline __device__ float scale_of(const fa_backward_args &a) { return fabsf(a.scale) < 1e-30f ? 1e-30f : a.scale; }
 
 // [region: delta]
-// Before everything else, d / 8 lanes per row: stats (2, B, H, padded Nq) = -LSE / scale and -delta = -rowsum(dO o O), where
-// the sums of Q K^T and of dO V^T begin; dQ_sum = 0; turns = 0. A row past the end, and one that sees no key (LSE = -inf), begins with
-// the infinity by which P = exp(scale * S) is 0, whatever is added.
+// Before everything else, d / 8 lanes per row: dQ_sum = 0; stats (3, B, H, padded Nq) = 0, of which a tile uses the first two
+// to count who has added to its dQ, then -LSE / scale and -delta = -rowsum(dO o O), where the sums of Q K^T and of dO V^T
+// begin. A row past the end, and one that sees no key (LSE = -inf), begins with the infinity by which P = exp(scale * S) is
+// 0, whatever is added.
 template <int d, typename T> __global__ void prepare(const fa_backward_args a) {
   constexpr int lanes = d / 8;
   const int64_t row = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / lanes;
@@ -103,9 +104,9 @@ template <int d, typename T> __global__ void prepare(const fa_backward_args a) {
   for (int mask = lanes / 2; mask > 0; mask /= 2) delta += __shfl_xor_sync(0xffffffff, delta, mask);
   if (lane == 0) {
     const float LSE = i < a.Nq ? a.LSE[head * a.Nq + i] : -FA_INFINITY;
-    stats[0] = LSE == -FA_INFINITY ? copysignf(FA_INFINITY, -scale_of(a)) : -LSE / scale_of(a);
-    stats[rows] = -delta;
-    static_cast<unsigned *>(a.workspace[3])[row] = 0;
+    stats[0] = 0.f;
+    stats[rows] = LSE == -FA_INFINITY ? copysignf(FA_INFINITY, -scale_of(a)) : -LSE / scale_of(a);
+    stats[2 * rows] = -delta;
   }
 }
 // [end: delta]
@@ -165,8 +166,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0); // by a shuffle, as `half` below by a vote
     if (threadIdx.x == 0) {
       // [region: producer]
-      const float *stats = static_cast<const float *>(a.workspace[1]);
       const int rows = a.B * a.H * last * Br; // the launcher has seen that it is an int
+      const float *stats = static_cast<const float *>(a.workspace[1]) + rows;
       int tile = start;
       Ring<Q_stages> Q;
       Ring<dO_stages> dO;
@@ -196,7 +197,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
       const int later = key_tiles - 1 - tile_k, ahead = a.causal ? Br - 1 + shift - j0 : 1 << 30;
       for (int left = steps; left > 0; --left, tile = next_of(tile)) {
         fa::bar_sync(dQ_full + half, 128 + 32); // this half of dQ is written
-        const auto turn = [&] { return static_cast<unsigned *>(a.workspace[3]) + (head * last + tile) * 2 + half; };
+        const auto turn = [&] { return static_cast<unsigned *>(a.workspace[1]) + (head * last + tile) * 2 + half; };
         if (threadIdx.x % 32 == 0) {
           if (a.deterministic) { // when they have added theirs
             while (atomicAdd(turn(), 0u) != unsigned(min((tile * Br + ahead) / Bc, later))) {

@@ -207,7 +207,7 @@ def dq_of_the_last_queries(Nq: int, *edit: str) -> torch.Tensor:
     q, k, v, do = (torch.randn(1, 1, 128, 128).half() for _ in range(4))
     call = prepare(kernel.rung, "cpu", (q, k, v, q, torch.zeros(1, 1, 128), do), causal=True)
     call.args.Nq, call.args.Q_stride[2], call.args.dO_stride[2] = Nq, 0, 0
-    call.workspace["stats"] = torch.ones(2, 1, 1, Nq)  # LSE and -delta
+    call.workspace["stats"] = torch.ones(3, 1, 1, Nq)  # turns, LSE and -delta
     call.workspace["dQ_sum"].zero_()
     kernel.launcher.launch(call)
     return call.workspace["dQ_sum"]
