@@ -460,7 +460,7 @@ def leads(samples):
 plot.recorded("20_causal_gqa", "causal", leads)
 
 # %% [markdown]
-# To the digits of the table, from $N = 1024$ on the measured gain doesn't pass the predicted one: 0 to 6 % of 7 to 8 at $d = 64$ and 11 to 15 % of 11 to 16 at $d = 128$. So the model's bound holds, and the larger gain is where it has it. (That is no proof that FLASH has that order: we have not looked, and its tiles differ in other ways, too. At $N = 512$, where it gains more than the model allows, something else must count.)
+# From $N = 1024$ on the measured gain doesn't pass the predicted one, to the digits of the table: it is a part of it at $d = 64$ and nearly all of it at $d = 128$. So the model's bound holds, and the larger gain is where it has it. (That is no proof that FLASH has that order: we have not looked, and its tiles differ in other ways, too. At $N = 512$, where it gains more than the model allows, something else must count.)
 #
 # One prediction was too simple. "A larger lead than rung 13 has" is right at $d = 128$ and, from $N = 1024$ to 8192, wrong at $d = 64$: there rung 20 without a mask is slower than rung 13 (compare the first column with notebook 13's figure), and the gain makes up for a part of that. What rung 20 can do costs something where it isn't needed.
 

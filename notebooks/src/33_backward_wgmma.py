@@ -661,7 +661,7 @@ def summaries(samples):
 plot.recorded("33_backward_wgmma", "backward", summaries)
 
 # %% [markdown]
-# The columns: how many times as long as ours each peer takes, as the geometric mean over the shapes with $N \ge 1024$, the lowest and the highest of those, and the worst of *all* recorded shapes with its place. We are ahead of cuDNN at every one of them. With FlashAttention-3 and -4 it is a draw where sequences are long, from 4 % behind to 3 % ahead as a mean; at $N = 512$ they are ahead, FA4 by up to 14 %.
+# The columns: how many times as long as ours each peer takes, as the geometric mean over the shapes with $N \ge 1024$, the lowest and the highest of those, and the worst of *all* recorded shapes with its place. We are ahead of cuDNN at every one of them. With FlashAttention-3 and -4 it is a draw where sequences are long: the means are a few percent ahead or behind. At $N = 512$ and $d = 64$ both are ahead, FA4 by more.
 #
 # ### What helped, and what did not
 #

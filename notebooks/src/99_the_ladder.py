@@ -178,7 +178,7 @@ table = table.pivot(index=["name", "source"], columns="D", values="to_flash")
 table.sort_values(128, ascending=False).round(2).astype(object).where(lambda t: t.notna(), "–")
 
 # %% [markdown]
-# SDPA FLASH, flash_attention_from_scratch and LeetCUDA multiply with `mma.sync`, as our rungs 10 to 13 and 20 do. Of the public ones, 1.1 is as far as any has come; 13 has 1.25 at $D = 64$ and 1.18 at 128. FlashAttention-3, which is not in the table, uses what Hopper alone has: `wgmma`, a product of a whole group of four warps that reads shared memory by itself, and TMA,
+# SDPA FLASH, flash_attention_from_scratch and LeetCUDA multiply with `mma.sync`, as our rungs 10 to 13 and 20 do. Of the public ones, 1.1 is as far as any has come; 13 is ahead of them at both $D$. FlashAttention-3, which is not in the table, uses what Hopper alone has: `wgmma`, a product of a whole group of four warps that reads shared memory by itself, and TMA,
 # a copy engine (Shah et al. 2024, [arXiv 2407.08608](https://arxiv.org/abs/2407.08608)). That is where the rungs from 30 on go. Which is faster, a run of both in one process says: [notebook 32](32_ping_pong.ipynb).
 #
 # ### LeetCUDA's log
