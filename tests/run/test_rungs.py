@@ -46,6 +46,7 @@ SPILLS = {
     ("20_causal_gqa", "sm_120"): 20,
     ("23_backward_mma", "sm_100"): 24,
     ("23_backward_mma", "sm_103"): 16,
+    ("23_backward_mma", "sm_120"): 8,
 }
 
 
