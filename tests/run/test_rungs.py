@@ -37,7 +37,7 @@ ALWAYS = ("sm_80", "sm_90a")
 BUILDS = [(r.stem, arch) for r in rungs() for arch in SMEM if not cards.refusal(r, capability(arch))]
 TABLE = re.compile(r"D=(?P<D>\d+)(, +(?P<kb>\d+) KB per block[^:]*)?:(?P<row>.*)")
 # Bytes. On sm_90a of the instances for D = 128, which fill the registers: `take_to` takes one more. Variants of 13 without any
-# spills that were measured are slower. The other architectures have registers as many, and compilers that need one more.
+# spills that were measured are slower. On other architectures the same code may need a register more.
 SPILLS = {
     ("02_online_softmax", "sm_86"): 4,
     ("02_online_softmax", "sm_89"): 4,
