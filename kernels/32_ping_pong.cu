@@ -177,7 +177,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
   const int below = 64 * (warpgroup - 1);         // this warpgroup's rows in the tile
   const uint32_t Q_mine = Q_smem + 2 * d * below; // (d / 64, 64, 64), this warpgroup's; O_smem's too
   unsigned char *O_smem = smem + Tile<d>::O_at + 2 * d * below;
-  const int shift = a.Nk - a.Nq;                                       // row i sees the keys up to i + shift
+  const int shift = a.Nk - a.Nq; // row i sees the keys up to i + shift
   const auto release = [&](uint32_t barrier) {
     if (lane == 0) fa::mbarrier_arrive(barrier); // this warp has read what the barrier stands for
   };

@@ -32,10 +32,12 @@ STEMS = [r.stem for r in rungs()]
 EMULATOR_AND_GPU = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 # KB of shared memory that a block may have, by architecture (CUDA C++ Programming Guide, "Compute Capabilities")
 SMEM = {"sm_75": 64, "sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_90a": 227, "sm_100": 227, "sm_103": 227, "sm_120": 99}
+# Compiled for these when a rung has changed; for the others, 70 builds after a change of a header, with --all or --record
+ALWAYS = ("sm_80", "sm_90a")
 BUILDS = [(r.stem, arch) for r in rungs() for arch in SMEM if not cards.refusal(r, capability(arch))]
 TABLE = re.compile(r"D=(?P<D>\d+)(, +(?P<kb>\d+) KB per block[^:]*)?:(?P<row>.*)")
 # Bytes. On sm_90a of the instances for D = 128, which fill the registers: `take_to` takes one more. Variants of 13 without any
-# spills that were measured are slower. The other architectures have registers as many, and compilers that need one more.
+# spills that were measured are slower. On other architectures the same code may need a register more.
 SPILLS = {
     ("02_online_softmax", "sm_86"): 4,
     ("02_online_softmax", "sm_89"): 4,
@@ -46,6 +48,7 @@ SPILLS = {
     ("20_causal_gqa", "sm_120"): 20,
     ("23_backward_mma", "sm_100"): 24,
     ("23_backward_mma", "sm_103"): 16,
+    ("23_backward_mma", "sm_120"): 8,
 }
 
 
@@ -267,6 +270,8 @@ def test_nvcc_compiles_it_within_its_budget(stem, arch, request):
     again = [] if asked.record else drawn(within_budget(), asked.seed)
     if line in within_budget() and line not in again and not asked.all:
         pytest.skip("it was within its budget, and neither it nor nvcc has changed since")
+    if arch not in ALWAYS and line not in again and not (asked.all or asked.record):
+        pytest.skip("compiled for this architecture with --all or --record")
     used = sass.resources(rung, arch)
     assert used["registers"].between(8, 255).all()
     spills, most = used[["spill_store_bytes", "spill_load_bytes"]], SPILLS.get((stem, arch), 0)

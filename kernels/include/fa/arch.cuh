@@ -1,5 +1,5 @@
-// What the GPU has that this is compiled for. A launcher needs it too, and in the host's half of a source there is no
-// __CUDA_ARCH__; nvcc has a list there, of one architecture: a kernel is compiled for the GPU that it runs on.
+// What the GPU has for which a kernel is compiled. Tiles are the launcher's business too, and in host code there is no
+// __CUDA_ARCH__. nvcc's __CUDA_ARCH_LIST__ is there in both; here it is one architecture, that of the GPU at hand.
 #pragma once
 #include <cuda_runtime.h>
 
