@@ -1,6 +1,7 @@
 """What `make installed` chooses, and what an installed package needs: its own files, a checkout, and the packages it imports."""
 
 import ast
+import json
 import os
 import shutil
 import subprocess
@@ -8,6 +9,7 @@ import sys
 from fnmatch import fnmatch
 from pathlib import Path
 
+import containers
 import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -96,6 +98,38 @@ def test_make_and_pip_take_the_same_pythons(version, refused):
     condition = text.split("sys.exit(not ")[1].split(")' ||")[0]
     assert (not eval(condition, {"sys": type("sys", (), {"version_info": (*version, 0)})})) == refused
     assert PYTHONS.contains(".".join(map(str, version))) != refused
+
+
+def test_make_kernel_registers_the_environment_for_a_hub(machine):
+    said = subprocess.run(
+        ["make", "-s", "kernel", f"VENV={machine / 'venv'}", "TORCH=cuda"], cwd=ROOT, capture_output=True, text=True
+    ).stdout
+    assert said.splitlines()[-1].startswith("python -m ipykernel install --user --name flashattention-notebooks")
+
+
+# Containers: tests/release/containers.py carries out their steps, which takes a quarter of an hour
+
+
+def test_the_container_s_steps_are_those_that_are_tried_before_a_release():
+    steps = containers.instructions((ROOT / "Dockerfile").read_text())
+    assert [text for name, text in steps if name == "FROM"] == ["debian:bookworm-slim AS system", "system"]
+    assert [text for name, text in steps if name == "USER"] == ["reader"]  # it goes on in the second stage
+    assert ("RUN", "make installed TORCH=$TORCH") in steps and ("EXPOSE", str(containers.PORT)) in steps
+    assert json.loads(steps[-1][1]) == ["make", "lab", f"LAB=--ip=0.0.0.0 --port={containers.PORT} --no-browser"]
+
+
+def test_a_step_that_could_not_be_tried_is_refused():
+    assert containers.instructions("# x\nRUN a && \\\n    b\n\nUSER c\n") == [("RUN", "a && b"), ("USER", "c")]
+    with pytest.raises(ValueError, match=r"Dockerfile: VOLUME is unknown here, add it to containers\.py"):
+        containers.instructions("FROM x\nVOLUME /data\n")
+
+
+def test_every_way_in_is_a_target_of_make():
+    container = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
+    binder = (ROOT / ".binder" / "postBuild").read_text()
+    assert container["postCreateCommand"] == "make installed" and container["build"]["target"] == "system"
+    assert binder.splitlines()[-1] == 'make installed VENV="$NB_PYTHON_PREFIX"'
+    assert os.access(ROOT / ".binder" / "postBuild", os.X_OK)
 
 
 # The package
