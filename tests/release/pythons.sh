@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Before a release: with each Python, the newest packages, and with the oldest one the oldest packages that pyproject.toml allows.
 #
-#     tests/release/pythons.sh [3.10 3.14 ...]
+#     tests/release/pythons.sh [3.10 3.14 ...]     (as `uv python find` finds them: on PATH)
 #
 # Each is a new environment: some 3 minutes and 4 GB that are freed again. Not in CI, which has one Python.
 set -euo pipefail
@@ -29,7 +29,7 @@ try() { # what a Python and its packages can break: imports, tables, figures, ma
   "$scratch/venv/bin/python" -m helpers check 04 --device cpu
 }
 
-failed=()
+failed=() tried=0
 for version in "${versions[@]}"; do
   if ! "$uv" python find --quiet --no-python-downloads "$version" > /dev/null 2>&1; then
     echo "== Python $version: not on this machine, not tried"
@@ -37,7 +37,9 @@ for version in "${versions[@]}"; do
   fi
   for resolution in highest $([ "$version" = 3.10 ] && echo lowest-direct); do
     echo "== Python $version, $resolution versions"
+    tried=$((tried + 1))
     { install "$version" "$resolution" && try; } || failed+=("$version $resolution")
   done
 done
-[ ${#failed[@]} = 0 ] || { printf 'failed: %s\n' "${failed[@]}"; exit 1; }
+echo "pythons: $tried environments tried, ${#failed[@]} failed"
+[ "$tried" != 0 ] && [ ${#failed[@]} = 0 ] || { printf 'failed: %s\n' "${failed[@]}"; exit 1; }
