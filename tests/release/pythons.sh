@@ -14,19 +14,19 @@ python3 -m venv "$scratch/uv" && "$scratch/uv/bin/pip" install --quiet --disable
 uv=$scratch/uv/bin/uv
 
 install() { # PYTHON RESOLUTION: into $scratch/venv, torch's CPU build where it can be reached
-  rm -rf "$scratch/venv" && "$uv" venv --quiet --python "$1" "$scratch/venv"
-  local packages=(--python "$scratch/venv/bin/python" --only-binary :all: --quiet)
-  "$uv" pip install "${packages[@]}" --resolution "$2" --torch-backend=cpu -r pyproject.toml 2> "$scratch/why" ||
-    "$uv" pip install "${packages[@]}" --resolution "$2" -r pyproject.toml
-  "$uv" pip install "${packages[@]}" "pytest>=8" "pytest-xdist>=3" packaging pyyaml tomli vermin
-  "$uv" pip install --quiet --python "$scratch/venv/bin/python" --no-deps -e .
+  local packages=("$uv" pip install --quiet --only-binary :all: --python "$scratch/venv/bin/python")
+  rm -rf "$scratch/venv" && "$uv" venv --quiet --python "$1" "$scratch/venv" &&
+    { "${packages[@]}" --resolution "$2" --torch-backend=cpu -r pyproject.toml 2> "$scratch/why" ||
+      "${packages[@]}" --resolution "$2" -r pyproject.toml; } &&
+    "${packages[@]}" "pytest>=8" "pytest-xdist>=3" packaging pyyaml tomli vermin &&
+    "$uv" pip install --quiet --python "$scratch/venv/bin/python" --no-deps -e .
 }
 
-try() { # what a Python and its packages can break: imports, tables, figures, magics, and a kernel on the emulator
-  "$scratch/venv/bin/python" -m pytest --all -p no:cacheprovider -W ignore tests/ladder tests/record tests/figures \
+try() { # what a Python or its packages can break: imports, tables, figures, magics, and a kernel on the emulator
+  "$scratch/venv/bin/python" -m pytest --all -p no:cacheprovider --disable-warnings tests/ladder tests/record tests/figures \
     tests/house/test_install.py tests/house/test_face.py tests/house/test_commands.py tests/run/test_magic.py \
-    tests/lessons/test_pairs.py tests/lessons/test_exercise.py
-  "$scratch/venv/bin/python" -m helpers check 04 --device cpu
+    tests/lessons/test_pairs.py tests/lessons/test_exercise.py &&
+    "$scratch/venv/bin/python" -m helpers check 04 --device cpu
 }
 
 failed=() tried=0
