@@ -1,9 +1,14 @@
-# make lab · test · test-all · executed · verdicts · notebooks · bench · readme
+# make lab · installed · kernel · test · test-all · executed · verdicts · notebooks · bench · readme
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 .DEFAULT_GOAL := lab
-.PHONY: lab test test-all executed verdicts notebooks bench readme
+.PHONY: lab installed kernel test test-all executed verdicts notebooks bench readme
+
+# The build of PyTorch. Without an NVIDIA driver its CUDA libraries, 2.5 GB, are left out; TORCH=cuda installs them all the same.
+TORCH := $(shell nvidia-smi -L > /dev/null 2>&1 || test -e /proc/driver/nvidia/version && echo cuda || echo cpu)
+$(if $(filter-out cpu cuda,$(TORCH)),$(error TORCH=$(TORCH): allowed are cpu and cuda, the builds of PyTorch))
 
 # JupyterLab's defaults for this environment: no news, README as a page, line numbers in cells. A reader's own settings win.
 LAB_DEFAULTS := $(VENV)/share/jupyter/lab/settings/overrides.d/flashattention-notebooks.json
@@ -11,7 +16,12 @@ LAB_DEFAULTS := $(VENV)/share/jupyter/lab/settings/overrides.d/flashattention-no
 lab: $(VENV)/installed
 	@install -D -m 644 .jupyterlab.json $(LAB_DEFAULTS)
 	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --ServerApp.root_dir=. \
-	  --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb
+	  --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(LAB)
+
+installed: $(VENV)/installed
+
+kernel: $(VENV)/installed
+	$(BIN)/python -m ipykernel install --user --name flashattention-notebooks --display-name "FlashAttention notebooks"
 
 test: $(VENV)/installed-test
 	$(BIN)/ruff check .
@@ -38,16 +48,24 @@ readme: $(VENV)/installed
 	$(BIN)/python -m helpers readme
 
 $(VENV)/bin/python:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
-	  { echo "Python 3.10 or newer is needed, $(PYTHON) is $$($(PYTHON) -V 2>&1): make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 15))' || \
+	  { echo "Python 3.10 to 3.14 is needed, $(PYTHON) is $$($(PYTHON) -V 2>&1): make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || \
 	  { rm -rf $(VENV); echo "python3 -m venv failed: install it (Debian, Ubuntu: apt install python3-venv) and try again"; exit 1; }
 
+# uv knows where PyTorch's CPU builds are; pip would have to be told.
 $(VENV)/installed: pyproject.toml | $(VENV)/bin/python
 	@echo "Installing PyTorch, nvcc and JupyterLab into $(VENV): once, a few minutes"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+ifeq ($(TORCH),cpu)
+	@echo "TORCH=cpu, the default without an NVIDIA driver: 0.4 GB to download (TORCH=cuda: 3 GB)"
+	@{ $(PIP) uv && $(BIN)/python -m uv pip install --quiet --python $(BIN)/python --torch-backend=cpu -e .; } || \
+	  { echo "PyTorch's CPU build could not be installed, see above. Now PyPI's build, on Linux 2.5 GB larger:"; $(PIP) -e .; }
+else
+	@echo "TORCH=cuda, the default with an NVIDIA driver: 3 GB to download (TORCH=cpu: 0.4 GB)"
+	$(PIP) -e .
+endif
 	@touch $@
 
 $(VENV)/installed-test: $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	$(PIP) -e '.[test]'
 	@touch $@

@@ -76,6 +76,7 @@ _LESSONS = {
     "agreement": "evidence.agreement",
     "patterns": "evidence.patterns",
     "sanitize": "evidence.sanitize",
+    "prepare": "hosted:prepare",
 }
 __all__ = list(_PUBLIC)
 

@@ -2,7 +2,12 @@
 
 import sys
 
-from .commands import main
+from .ladder.errors import CheckoutError
+
+try:
+    from .commands import main
+except CheckoutError as error:
+    sys.exit(str(error))
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sysconfig
 import traceback
+from pathlib import Path
 
-from .paths import HELPERS
+HELPERS = Path(__file__).resolve().parents[1]
 
 
 class CompileError(RuntimeError):
@@ -28,6 +29,13 @@ class ToolkitError(RuntimeError):
 
     def _render_traceback_(self) -> list[str]:
         return [f"ToolkitError: {self}"]
+
+
+class CheckoutError(RuntimeError):
+    """The package is installed, but there are no kernels and records. The text is one sentence and names the mend."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"CheckoutError: {self}"]
 
 
 class CallError(ValueError):

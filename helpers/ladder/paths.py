@@ -4,8 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-HELPERS = ROOT / "helpers"
+from .errors import HELPERS, CheckoutError
+
+
+def checkout() -> Path:
+    """The folder that holds kernels/ and data/: the one that this package stands in, or, for an installed package, the current
+    folder or the closest above it. Raises CheckoutError if there is none."""
+    here = Path.cwd()
+    for folder in (HELPERS.parent, here, *here.parents):
+        if (folder / "kernels" / "include" / "fa").is_dir() and (folder / "data").is_dir():
+            return folder
+    raise CheckoutError(
+        "kernels/ and data/ are not part of the installed package: "
+        "start in a checkout of flashattention-notebooks, or install from one with `pip install -e .`"
+    )
+
+
+ROOT = checkout()
 KERNELS = ROOT / "kernels"
 INCLUDE = KERNELS / "include"
 NOTEBOOKS = ROOT / "notebooks"

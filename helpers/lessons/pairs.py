@@ -24,6 +24,15 @@ HEADER = """\
 # ---
 """
 
+# The first code cell of every notebook, the same in each. Where the package is installed it does nothing.
+FIRST_CELL = """\
+import importlib.util, os, sys  # on Colab, Kaggle or a hub: takes the series from the folder above, or fetches it
+
+if not importlib.util.find_spec("helpers"):
+    get_ipython().system("[ -d ../helpers -o -d series ] || git clone --depth 1 ${FA_REPOSITORY:?no address} series")
+    sys.path += map(os.path.realpath, ["..", "series"])
+    importlib.import_module("helpers").prepare()"""
+
 _CELL = re.compile(r"# %%(?P<markdown> \[markdown\])?(?: tags=(?P<tags>\[.*\]))?")
 _COMMENT = re.compile(r"^# ?", re.MULTILINE)
 _MAGIC = re.compile(r"^(?=[%!])", re.MULTILINE)

@@ -6,8 +6,10 @@ import html
 import itertools
 import platform
 import subprocess
+import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..ladder import cards
 from ..ladder.errors import CompileError, KernelError
@@ -85,6 +87,7 @@ def doctor() -> Machine:
         _attempt("nvcc", _nvcc),
         _attempt("C++ compiler", lambda: compiler_version(find_compiler())),
         _attempt("ninja", _ninja),
+        _attempt("Python's headers", _headers),
         _attempt("emulator", _emulator),
     ]
     return Machine(tuple(facts), tuple(_lane(path.stem) for path in sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))))
@@ -132,6 +135,16 @@ def _nvcc() -> str:
 def _ninja() -> str:
     said = subprocess.run([find_ninja() / "ninja", "--version"], capture_output=True, text=True, check=False)
     return said.stdout.strip()
+
+
+def _headers() -> str:
+    """What PyTorch's own extensions are compiled against, in notebook 00; kernels are not."""
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    if not header.is_file():
+        raise ToolkitError(
+            f"no {header}, which notebook 00 compiles against: `apt install python3-dev` or `dnf install python3-devel`"
+        )
+    return str(header)
 
 
 def _emulator() -> str:

@@ -56,7 +56,7 @@ def cuda_refusal(rung: Rung) -> str:
         if not Path("/proc/driver/nvidia/version").exists():
             return "no GPU found: with an NVIDIA GPU in this machine, install its driver; without, use the emulator"
         if torch.version.cuda is None:
-            return "there is a GPU, but this torch was built without CUDA: install torch 2.13.0 in its CUDA build"
+            return "there is a GPU, but this PyTorch was built without CUDA: `rm -r .venv`, then `make lab TORCH=cuda`"
         return "torch can't use the GPU: check with `nvidia-smi` that the driver works and is new enough for CUDA 13"
     if reason := cards.refusal(rung, torch.cuda.get_device_capability()):
         return reason

@@ -69,28 +69,28 @@ def _candidates() -> list[tuple[Path, str]]:
 
 
 @cache
-def _find(cuda_home: str | None, path: str | None) -> Toolkit | None:
-    for home, found_by in _candidates():
-        if (home / "bin" / "nvcc").is_file() and (version := _version(home / "bin" / "nvcc")):
-            return Toolkit(home, version, found_by)
-    return None
+def _find(cuda_home: str | None, path: str | None) -> tuple[Toolkit, ...]:
+    found = [(home, by, home / "bin" / "nvcc") for home, by in _candidates()]
+    return tuple(Toolkit(home, v, by) for home, by, nvcc in found if nvcc.is_file() and (v := _version(nvcc)))
 
 
-def find_toolkit() -> Toolkit:
-    """The toolkit to use: CUDA_HOME, then pip's wheels, then nvcc on PATH. Raises ToolkitError if there is none."""
-    toolkit = _find(os.environ.get("CUDA_HOME"), os.environ.get("PATH"))
-    if toolkit is None:
+def find_toolkit(major: int | None = None) -> Toolkit:
+    """The toolkit to use: CUDA_HOME, then pip's wheels, then nvcc on PATH; the first of CUDA `major` if there is one, else the
+    first of all. Raises ToolkitError if there is none."""
+    toolkits = _find(os.environ.get("CUDA_HOME"), os.environ.get("PATH"))
+    if not toolkits:
         raise ToolkitError(
             "no nvcc found in CUDA_HOME, among pip's packages or on PATH: run `make lab` (it installs nvcc from pip), "
             "or `pip install 'cuda-toolkit[nvcc,crt,nvvm,cudart,cccl]==13.0.*'`"
         )
-    return toolkit
+    return next((toolkit for toolkit in toolkits if toolkit.major == major), toolkits[0])
 
 
 def matching_toolkit(cuda_of_torch: str | None) -> Toolkit:
     """The toolkit, if torch can call it and was built with CUDA of its major version; else ToolkitError."""
-    toolkit = find_toolkit()
-    if cuda_of_torch and int(cuda_of_torch.split(".")[0]) != toolkit.major:
+    major = int(cuda_of_torch.split(".")[0]) if cuda_of_torch else None
+    toolkit = find_toolkit(major)
+    if major not in (None, toolkit.major):
         raise ToolkitError(
             f"nvcc {toolkit.version} ({toolkit.found_by}) doesn't go with torch, which was built for CUDA "
             f"{cuda_of_torch}: install `cuda-toolkit[nvcc,crt,nvvm,cudart,cccl]=={cuda_of_torch}.*`, "

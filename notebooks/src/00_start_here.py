@@ -20,7 +20,15 @@
 #
 # **The idea in one line**: a kernel is a text file that you can change, and seconds later you know whether it is still right.
 #
-# *Run a cell with Shift+Enter, from the top. Cells are meant to be changed. Without a GPU the first cell also compiles the emulator: up to half a minute, once.*
+# *Run a cell with Shift+Enter, from the top. Cells are meant to be changed. Without a GPU the second cell also compiles the emulator: up to half a minute, once.*
+
+# %%
+import importlib.util, os, sys  # on Colab, Kaggle or a hub: takes the series from the folder above, or fetches it
+
+if not importlib.util.find_spec("helpers"):
+    get_ipython().system("[ -d ../helpers -o -d series ] || git clone --depth 1 ${FA_REPOSITORY:?no address} series")
+    sys.path += map(os.path.realpath, ["..", "series"])
+    importlib.import_module("helpers").prepare()
 
 # %%
 import ctypes

@@ -21,6 +21,14 @@
 # **The idea in one line**: compute $O = \mathrm{softmax}(\mathrm{scale}\, QK^\top)V$ literally, one kernel per operation, and look at what the matrices in between cost.
 
 # %%
+import importlib.util, os, sys  # on Colab, Kaggle or a hub: takes the series from the folder above, or fetches it
+
+if not importlib.util.find_spec("helpers"):
+    get_ipython().system("[ -d ../helpers -o -d series ] || git clone --depth 1 ${FA_REPOSITORY:?no address} series")
+    sys.path += map(os.path.realpath, ["..", "series"])
+    importlib.import_module("helpers").prepare()
+
+# %%
 import os
 
 import pandas as pd

@@ -21,6 +21,14 @@
 # **The idea in one line**: the pair $(m, l)$ of a running maximum and a rescaled sum describes any part of a row, and two such pairs merge into one.
 
 # %%
+import importlib.util, os, sys  # on Colab, Kaggle or a hub: takes the series from the folder above, or fetches it
+
+if not importlib.util.find_spec("helpers"):
+    get_ipython().system("[ -d ../helpers -o -d series ] || git clone --depth 1 ${FA_REPOSITORY:?no address} series")
+    sys.path += map(os.path.realpath, ["..", "series"])
+    importlib.import_module("helpers").prepare()
+
+# %%
 import numpy as np
 import pandas as pd
 import torch

@@ -21,6 +21,14 @@
 # **The idea in one line**: hold a tile of K and V on the chip, lead every tile of Q past it, and let only O, m and l travel.
 
 # %%
+import importlib.util, os, sys  # on Colab, Kaggle or a hub: takes the series from the folder above, or fetches it
+
+if not importlib.util.find_spec("helpers"):
+    get_ipython().system("[ -d ../helpers -o -d series ] || git clone --depth 1 ${FA_REPOSITORY:?no address} series")
+    sys.path += map(os.path.realpath, ["..", "series"])
+    importlib.import_module("helpers").prepare()
+
+# %%
 import math
 import re
 from collections import Counter

@@ -23,6 +23,14 @@
 # **The idea in one line**: form $S$ transposed, keys by queries; then a warp's results $P^\top$ and $dS^\top$ already *are* the operands of $dV$ and $dK$, and only $dS$ has to cross between all of them.
 
 # %%
+import importlib.util, os, sys  # on Colab, Kaggle or a hub: takes the series from the folder above, or fetches it
+
+if not importlib.util.find_spec("helpers"):
+    get_ipython().system("[ -d ../helpers -o -d series ] || git clone --depth 1 ${FA_REPOSITORY:?no address} series")
+    sys.path += map(os.path.realpath, ["..", "series"])
+    importlib.import_module("helpers").prepare()
+
+# %%
 import heapq
 
 import numpy as np

@@ -127,6 +127,13 @@ def test_opens_with_what_it_offers_and_asks(stem):
     assert -1 not in places and places == sorted(places), f"the opening block has to hold, in order, {OPENING}"
 
 
+@every
+def test_the_first_code_cell_is_the_same_everywhere(stem):
+    """tests/house/test_hosted.py runs it. It has six lines at most, since it is no part of the lesson."""
+    assert texts(read(stem), "code")[0] == pairs.FIRST_CELL
+    assert len(pairs.FIRST_CELL.splitlines()) <= 6
+
+
 def test_a_notebook_is_a_rung_s_or_looks_across_them():
     """So that a notebook whose kernel was renamed isn't taken for one without a kernel, and let off its sections."""
     assert set(STEMS) - set(RUNGS) <= OTHERS
@@ -224,7 +231,7 @@ def test_a_new_rung_stands_in_the_last_notebook_by_itself(tmp_path):
     (tmp_path / "data" / "nvidia-h200" / f"{stem}.forward.json").write_text(json.dumps(known))
     cells = [c for c in read("99_the_ladder").cells if c.cell_type == "code" or c.source.startswith("## Your kernel")]
     upto = next(i for i, c in enumerate(cells) if c.cell_type == "markdown")  # the rest is about the reader's own
-    cells[0].source += f"\nassert scoreboard.__file__.startswith({str(tmp_path)!r})"
+    cells[1].source += f"\nassert scoreboard.__file__.startswith({str(tmp_path)!r})"
     nbformat.write(nbformat.v4.new_notebook(cells=cells[:upto]), tmp_path / "notebooks" / "99_the_ladder.ipynb")
     done = subprocess.run(
         [sys.executable, "-m", "helpers", "notebooks", "99_the_ladder"], cwd=tmp_path, capture_output=True, text=True

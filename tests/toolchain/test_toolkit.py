@@ -61,6 +61,15 @@ def test_a_toolkit_of_another_cuda_is_refused(bare, monkeypatch):
     assert toolkit.matching_toolkit("12.1").major == 12
 
 
+def test_the_toolkit_of_torch_s_major_version_goes_before_others(bare, monkeypatch):
+    """Colab: PATH leads to CUDA 12.x, which torch there was built for; its minor version may be another."""
+    monkeypatch.setenv("CUDA_HOME", str(make(bare / "new", "13.0.1")))
+    make(bare / "path_home", "12.5.82", script=bare / "path" / "nvcc")
+    assert toolkit.matching_toolkit("12.8") == toolkit.Toolkit(bare / "path_home", "12.5.82", "PATH")
+    assert toolkit.matching_toolkit("13.0") == toolkit.matching_toolkit(None) == toolkit.find_toolkit()
+    assert toolkit.find_toolkit().version == "13.0.1"
+
+
 @pytest.mark.parametrize(
     ("capability", "arch", "flag"),
     [

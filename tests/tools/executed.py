@@ -17,6 +17,7 @@ from pathlib import Path
 import nbformat
 
 from helpers.ladder.paths import ROOT
+from helpers.lessons.pairs import FIRST_CELL
 
 RECORDS = ROOT / "tests" / "lessons" / "executed"
 PARTS = ("helpers", "kernels", "data", "notebooks")  # of the checkout: what notebooks read
@@ -55,9 +56,15 @@ def told(executed: nbformat.NotebookNode) -> list[str]:
     return sorted(str(p) for p in inside if p.parts[0] in PARTS and "__pycache__" not in p.parts)
 
 
+def _cells(notebook: nbformat.NotebookNode):
+    """A digest to go on with: of all cells but the first, which is the same everywhere and does nothing here."""
+    cells = [(cell.cell_type, cell.source) for cell in notebook.cells if cell.source != FIRST_CELL]
+    return hashlib.sha256(repr(cells).encode())
+
+
 def digest(notebook: nbformat.NotebookNode, reads: list[str], root: Path = ROOT) -> str:
     """Of the notebook's cells, of every file among `reads`, and of the names of all kernels and records, which are looked for."""
-    total = hashlib.sha256(repr([(cell.cell_type, cell.source) for cell in notebook.cells]).encode())
+    total = _cells(notebook)
     for path in sorted({*reads, *ALWAYS}):
         text = (root / path).read_bytes() if (root / path).is_file() else b"gone"
         total.update(f"\n{path} {hashlib.sha256(text).hexdigest()}".encode())
@@ -70,7 +77,7 @@ def digest(notebook: nbformat.NotebookNode, reads: list[str], root: Path = ROOT)
 
 def own_digest(notebook: nbformat.NotebookNode, reads: list[str], root: Path = ROOT) -> str:
     """Of the notebook's cells, and of the kernels and headers among `reads`."""
-    total = hashlib.sha256(repr([(cell.cell_type, cell.source) for cell in notebook.cells]).encode())
+    total = _cells(notebook)
     for path in sorted(path for path in reads if path.startswith("kernels/")):
         total.update((root / path).read_bytes() if (root / path).is_file() else b"gone")
     return total.hexdigest()[:16]
