@@ -38,6 +38,11 @@ std::string describe(const Worker* w, const Thread* t) { return thread_name(w, t
 
 // Where in the module a thread is, and the calls that it is in, innermost first: their return addresses, which are what the
 // stack holds of addresses of the module's code.
+#if defined(__aarch64__)
+constexpr uintptr_t kAddress = (uintptr_t(1) << 48) - 1;  // above it, a saved return address may be signed (PAuth)
+#else
+constexpr uintptr_t kAddress = ~uintptr_t(0);
+#endif
 struct Calls {
   uintptr_t pc, outer[4];
 };
@@ -45,7 +50,7 @@ static Calls calls_of(const Module& module, uintptr_t pc, uintptr_t stack, uintp
   Calls c = {module.executes(pc) ? pc + 1 : 0, {}};  // return addresses point behind their instruction
   unsigned count = 0;
   for (stack = (stack + 7) & ~uintptr_t(7); stack + sizeof pc <= top && count < std::size(c.outer); stack += sizeof pc) {
-    const uintptr_t found = *reinterpret_cast<const uintptr_t*>(stack);
+    const uintptr_t found = *reinterpret_cast<const uintptr_t*>(stack) & kAddress;
     if (module.executes(found)) (c.pc == 0 ? c.pc : c.outer[count++]) = found;
   }
   return c;
@@ -213,7 +218,7 @@ void record_stop(Worker* w) {
 // The same of the launcher, which nothing else can go wrong behind.
 void record_host_fault(const Host& h) {
   if (!session.findings.empty()) return;
-  const uintptr_t address = reinterpret_cast<uintptr_t>(h.stop.address), page = guard_bytes();
+  const uintptr_t address = reinterpret_cast<uintptr_t>(h.stop.address), page = page_bytes();
   const bool overflow = h.stop.signal == SIGSEGV && h.stop.stack - address + page < 16 * page;  // a little below the stack
   Fault f = fault_of(h.stop, "fa_launch", overflow);
   if (h.stop.signal == SIGFPE) f.text = "fa_launch divides an integer by zero";
