@@ -29,7 +29,8 @@ if [ ! -e "$root/made" ]; then
   wheels=("$python" -m pip install --quiet --python-version 311 --only-binary=:all: "${platforms[@]}" --platform manylinux2014_aarch64)
   to=$root/venv/lib/python3.11/site-packages
   "${wheels[@]}" --no-deps --target "$to" torch==2.8.0  # its dependencies would be those of this machine
-  "${wheels[@]}" --target "$to" filelock typing-extensions sympy networkx jinja2 fsspec numpy pandas matplotlib pytest packaging setuptools
+  "${wheels[@]}" --target "$to" filelock typing-extensions sympy networkx jinja2 fsspec numpy pandas matplotlib pytest packaging setuptools \
+    nbformat nbclient
   "${wheels[@]}" --target "$root/ninja" ninja
   cp "$root/ninja/bin/ninja" "$root/venv/bin/"
   # This machine's compiler, found by its own paths under /host.

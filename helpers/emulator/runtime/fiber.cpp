@@ -12,8 +12,8 @@
 namespace emu {
 
 // Only what a called function must preserve is saved: the compiler already treats the switch as a call. What controls
-// floating point (MXCSR, FPCR) is not, since nobody changes it. Both functions are global symbols: of a local label, AArch64's
-// table of addresses would hold the start of its section.
+// floating point (MXCSR, FPCR) is not, since nobody changes it. Both are global symbols: AArch64's linker takes the address of a
+// local label from a table, where it is the start of the section.
 #if defined(__APPLE__)
 #define EMU_FUNCTION(name) ".text\n.globl _" #name "\n.private_extern _" #name "\n.p2align 4\n_" #name ":\n"
 #else

@@ -36,13 +36,15 @@ std::string thread_name(const Worker* w, const Thread* t) {
 
 std::string describe(const Worker* w, const Thread* t) { return thread_name(w, t) + " of " + block_name(w); }
 
-// Where in the module a thread is, and the calls that it is in, innermost first: their return addresses, which are what the
-// stack holds of addresses of the module's code.
+// The bits of an address: above these, AArch64 may sign the return addresses that it saves (pointer authentication).
 #if defined(__aarch64__)
-constexpr uintptr_t kAddress = (uintptr_t(1) << 48) - 1;  // above it, a saved return address may be signed (PAuth)
+constexpr uintptr_t kAddress = (uintptr_t(1) << 48) - 1;
 #else
 constexpr uintptr_t kAddress = ~uintptr_t(0);
 #endif
+
+// Where in the module a thread is, and the calls that it is in, innermost first: their return addresses, which are what the
+// stack holds of addresses of the module's code.
 struct Calls {
   uintptr_t pc, outer[4];
 };
