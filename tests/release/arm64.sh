@@ -4,7 +4,7 @@
 #     sudo tests/release/arm64.sh FOLDER [PYTEST'S ARGUMENTS]
 #
 # Takes 90 minutes on two cores (by default: tests/emulator and tests/lessons/test_museum.py), or ten with `tests/emulator/test_tma.py`.
-# FOLDER becomes a Debian 12 for arm64 (2 GB, kept for the next time), whose programs qemu runs. Only the compiler is this
+# FOLDER becomes a Debian 12 for arm64 (2 GB, kept for the next time: remove it when nothing is mounted in it), whose programs qemu runs. Only the compiler is this
 # machine's own, the same g++ as a cross compiler: by qemu it would take ten times as long. Needs Debian 12 on x86-64 and
 #     apt-get install debootstrap qemu-user-static binfmt-support g++-12-aarch64-linux-gnu
 #
@@ -45,10 +45,11 @@ fi
 
 # ---- what is mounted is unmounted, however this ends
 mounted=()
-leave() { for place in "${mounted[@]}"; do umount "$root/$place"; done; }
+leave() { for place in "${mounted[@]}"; do umount --lazy "$root/$place"; done; }
 trap leave EXIT
 attach() { mount --bind "$1" "$root/$2"; mounted=("$2" "${mounted[@]}"); }
 attach / host
+mount -o remount,ro,bind "$root/host"
 attach "$checkout" checkout
 attach /proc proc
 attach /dev dev
