@@ -4,8 +4,9 @@
 #     sudo tests/release/arm64.sh FOLDER [PYTEST'S ARGUMENTS]
 #
 # Takes 90 minutes on two cores (by default: tests/emulator and tests/lessons/test_museum.py), or ten with `tests/emulator/test_tma.py`.
-# FOLDER becomes a Debian 12 for arm64 (2 GB, kept for the next time: remove it when nothing is mounted in it), whose programs qemu runs. Only the compiler is this
-# machine's own, the same g++ as a cross compiler: by qemu it would take ten times as long. Needs Debian 12 on x86-64 and
+# FOLDER becomes a Debian 12 for arm64 (2 GB), whose programs qemu runs. It is kept for the next time: see with `mount` that nothing
+# is mounted in it before you remove it. Only the compiler is this machine's own, the same g++ as a cross compiler: by qemu it
+# would take ten times as long. Needs Debian 12 on x86-64, tests/release/counts.py and
 #     apt-get install debootstrap qemu-user-static binfmt-support g++-12-aarch64-linux-gnu
 #
 # qemu on x86-64 makes the stores of a thread visible in their order, as an Arm core does not: tests/emulator/test_fences.py shows
