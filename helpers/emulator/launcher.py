@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import platform
 import re
 import sys
 import threading
@@ -36,15 +37,19 @@ INCLUDE = HERE / "include"
 
 MOST_THREADS = 16  # each takes up to 9 MB of stacks and shared memory
 OLDEST = {"clang": 14, "gcc": 12}  # whose -fsanitize=thread calls what the runtime has
-RUNTIME_FLAGS = ["-std=c++17", "-O2", "-g1", "-pthread", "-fno-semantic-interposition"]
+RUNTIME_FLAGS = ["-std=c++17", "-O2", "-g1", "-pthread", "-fno-semantic-interposition", "-ffp-contract=off"]
 # Instrumented, so that the runtime sees every load and store (and, by -fsanitize=bounds, every index that leaves an array on
-# the stack, where it lets loads and stores pass), and with integers, pointers and loops that behave as on a
-# GPU where C++ leaves it open. A struct that a call takes or gives by value is copied by loads and stores of its own
-# (-fno-elide-constructors): none are seen in the call itself. (addr2line takes DWARF 5's first file for the temporary one that #line renames.)
+# the stack, where it lets loads and stores pass), and with integers, pointers and loops that behave as on a GPU where C++ leaves
+# it open, chars and products as on any other machine. A struct that a call takes or gives by value is copied by loads and stores
+# of its own (-fno-elide-constructors): none are seen in the call itself. (addr2line takes DWARF 5's first file for the temporary
+# one that #line renames.)
 KERNEL_FLAGS = """
     -std=c++17 -O2 -g1 -gdwarf-4 -fsanitize=thread -fno-optimize-sibling-calls -fstack-clash-protection -fno-strict-aliasing -fwrapv
-    -fno-delete-null-pointer-checks -fno-math-errno -ffp-contract=off -fno-elide-constructors
+    -fno-delete-null-pointer-checks -fno-math-errno -ffp-contract=off -fsigned-char -fno-elide-constructors
 """.split()
+# On AArch64 a division by zero raises no signal, and how deep a call is (EMU_FRAME) is known by the frame pointer.
+ARM = platform.machine() in ("aarch64", "arm64")
+MACHINE_FLAGS = ["-fsanitize=integer-divide-by-zero", "-fno-omit-frame-pointer"] if ARM else []
 # A second build marks basic blocks too. (A frame that isn't built at once would look like a call of another depth.)
 TRACE_FLAGS = {
     "clang": ["-fsanitize-coverage=bb,no-prune,trace-pc"],
@@ -179,6 +184,7 @@ class Launcher:
                 cpp=text,
                 flags=[
                     *KERNEL_FLAGS,
+                    *MACHINE_FLAGS,
                     *COMPILER_FLAGS[_compiler()],
                     *(TRACE_FLAGS[_compiler()] if tracing else []),
                     *pretending(self._arch),

@@ -143,6 +143,8 @@ class Translation:
                 self.rename(k)
             elif text == "__global__":
                 self.note_template(k)
+            elif text == "__grid_constant__":
+                self.grid_constant(k)
             elif text.endswith("_smem"):
                 self.named_array(k)
             elif text == "mbarrier_init":
@@ -188,11 +190,28 @@ class Translation:
             raise self.error(end, "'>>>' must be followed by the kernel's arguments")
         kernel = self.text(begin)
         if k - begin == 1 and kernel in self.templates:
-            kernel = f"[=](auto... emu_p) {{ {kernel}(emu_p...); }}"
+            kernel = f"[=](const auto &...emu_p) {{ {kernel}(emu_p...); }}"
         self.put(begin, f'::emu::prepare("{name}", {kernel}')
         self.put(k, ", ::emu::Shape(")
         self.put(end, "))")
         self.blank(end + 1, end + 3)
+
+    def grid_constant(self, k: int) -> None:
+        """``const __grid_constant__ Maps maps``, of which the grid has one and no thread a copy, is taken by reference."""
+        end = k + 1
+        while self.text(end) not in (",", ")"):
+            if end >= len(self.code):
+                raise self.error(k, "'__grid_constant__' must stand in the declaration of a kernel's parameter")
+            opens = self.text(end) in BRACKETS
+            end = (self.closing(end) if opens else self.closing_angle(end) if self.text(end) == "<" else end) + 1
+        begin, last = k, end - 1
+        while self.text(begin - 1) == "const":
+            begin -= 1
+        before_a_type = ("::", "const", "typename", *["__grid_constant__"] * (self.text(begin - 1) in ("(", ",")))
+        named = last > k and self.tokens[self.code[last]].kind == "name" and self.text(last - 1) not in before_a_type
+        at = last if named else end
+        self.blank(k, k + 1)
+        self.put(at, f"&{self.text(at)}")
 
     def callee(self, k: int) -> int:
         """Where the expression that names the kernel begins: `ns::kernel<64, D>` before '<<<'."""

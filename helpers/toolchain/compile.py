@@ -14,6 +14,7 @@ import ctypes
 import fcntl
 import hashlib
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -124,7 +125,7 @@ def build(
     compiler = find_compiler()
     units = [cpp] if isinstance(cpp, str) else list(cpp or [])
     key = [stem, units, cuda, *flags, *map(str, include), *map(str, libraries), *link, *depends, *functions]
-    key += [torch.__version__, compiler, compiler_version(compiler)]
+    key += [torch.__version__, compiler, compiler_version(compiler), platform.machine()]
     key += [str(toolkit.home), toolkit.version] if toolkit else []
     name = f"{stem}_{digest(*key)}"
     folder = cache_folder() / name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from functools import cache
 
 import numpy as np
@@ -244,6 +245,7 @@ def test_an_address_must_be_a_multiple_of_16():
 WRONG = {
     "coordinates": ("fa::cp_async_bulk_tensor_5d(place(s), &map, place(&full), 0, 0, 0, 0, 0);", "tensor map", "takes 5 coordinates, the map of a tensor with 2"),
     "no map": ("fa::cp_async_bulk_tensor_5d(place(s), reinterpret_cast<const CUtensorMap *>(a.Q), place(&full), 0, 0, 0, 0, 0);", "tensor map", "where no tensor map is"),
+    "a copy of the map": ("const CUtensorMap mine = map; fa::cp_async_bulk_tensor_5d(place(s), &mine, place(&full), 0, 0, 0, 0, 0);", "tensor map", "the address of a map in a local variable"),
     "behind the array": ("load(place(s + 128), 0, 0);", "out of bounds", r"lets cp.async.bulk.tensor write 1024 bytes at s \+ 512 bytes, 512 past its end"),
     "misaligned": ("load(place(s + 4), 0, 0);", "misaligned", r"the address s\[4\], which is no multiple of 128"),
     "a tensor that the map has too large": ("load(place(s), 0, 36);", "out of bounds", "reads 128 bytes at Q .*past its end"),
@@ -257,6 +259,18 @@ WRONG = {
 LOAD = """
 #define load(to, x, y) asm volatile("cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes.L2::cache_hint " \
     "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to), "l"(&map), "r"(x), "r"(y), "r"(place(&full)), "l"(uint64_t(0)) : "memory")
+"""
+
+
+LOAD_A_BOX = """  __shared__ __align__(128) float s[32]; __shared__ uint64_t full;
+  if (t == 0) {
+    fa::mbarrier_init(place(&full), 1);
+    fa::fence_mbarrier_init();
+    fa::mbarrier_arrive_expect_tx(place(&full), 128);
+    load(place(s), 0, 0);
+  }
+  __syncthreads();
+  fa::mbarrier_wait(place(&full), 0);
 """
 
 
@@ -282,6 +296,29 @@ def test_what_goes_wrong_is_named(name):
             Q=torch.zeros(64 * 40, dtype=torch.int16),
             K=torch.tensor(ints, dtype=torch.int32),
         )
+
+
+PARAMETERS = {
+    "without __grid_constant__": ("", "CUtensorMap map", "the address of a map in a local variable"),
+    "of a template": ("template <class T> ", "const __grid_constant__ CUtensorMap map", ""),
+}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_map_is_read_where_the_grid_has_one(name):
+    template, parameter, wrong = PARAMETERS[name]
+    body = LOAD_A_BOX + "out[t] = s[t];"
+    signature = "__global__ void kernel(const fa_args a, const __grid_constant__ CUtensorMap map)"
+    text = program(body, before=LOAD)
+    assert signature in text
+    of_a = "T" if template else "fa_args"
+    text = text.replace(signature, f"{template}__global__ void kernel(const {of_a} a, {parameter})")
+    text = text.replace("cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 0);", "")
+    q = torch.arange(64 * 40, dtype=torch.float32)
+    k = torch.tensor(of_map(2, 7, 4, 0, (64, 40), (256,), (32, 1)), dtype=torch.int32)
+    with pytest.raises(KernelError, match=wrong) if wrong else nullcontext():
+        out = launch(build(text), torch.zeros(32), Q=q, K=k)
+        assert torch.equal(out, q[:32])
 
 
 # ---- the X-ray

@@ -27,6 +27,27 @@ def test_nested_template_arguments_are_no_launch():
 
 
 @pytest.mark.parametrize(
+    ("parameters", "references"),
+    [
+        ("int n, const __grid_constant__ Maps maps", "int n, const Maps &maps"),
+        ("__grid_constant__ const Pair<A, (B > 2)> pair, int n", "const Pair<A, (B > 2)> &pair, int n"),
+        ("Maps const __grid_constant__ maps", "Maps const &maps"),
+        ("const __grid_constant__ typename T::Maps maps", "const typename T::Maps &maps"),
+        ("const __grid_constant__ Maps", "const Maps &"),
+        ("const __grid_constant__ typename T::Maps, int", "const typename T::Maps &, int"),
+        ("const Maps __grid_constant__, int", "const Maps &, int"),
+    ],
+)
+def test_a_grid_constant_is_taken_by_reference(parameters, references):
+    assert "".join(translate(f"void k({parameters});").split()) == "".join(f"void k({references});".split())
+
+
+def test_a_grid_constant_outside_of_parentheses_is_refused():
+    with pytest.raises(TranslationError, match="must stand in the declaration of a kernel's parameter"):
+        translate("const __grid_constant__ int n;")
+
+
+@pytest.mark.parametrize(
     ("declaration", "names"),
     [
         ("__shared__ float x;", "x"),

@@ -19,7 +19,6 @@
 #define __constant__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __align__(n) __attribute__((aligned(n)))
-#define __grid_constant__
 #define __launch_bounds__(...)
 #define __maxnreg__(...)
 #if defined(__clang__)

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <atomic>
 #include <chrono>
 #include <map>
 
@@ -124,6 +125,7 @@ void unsupported(Site site) {
 }
 
 void memory_fence() {
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // the block may be telling another OS thread's
   if (worker == nullptr || worker->current == nullptr) return;
   for (Watcher* t : worker->on_execution) t->fence(Fence::Memory);
 }

@@ -221,7 +221,7 @@ extern "C" void __sanitizer_cov_trace_pc() {
   Worker* w = worker;
   if (w == nullptr || w->current == nullptr) return;
   for (Watcher* t : w->on_basic_blocks)
-    t->basic_block(reinterpret_cast<uintptr_t>(__builtin_return_address(0)), reinterpret_cast<uintptr_t>(__builtin_frame_address(0)));
+    t->basic_block(reinterpret_cast<uintptr_t>(__builtin_return_address(0)), EMU_FRAME);
   if (w->hold) hold(w);
 }
 

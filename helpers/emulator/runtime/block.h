@@ -14,4 +14,12 @@ uintptr_t stack_top(const Thread&);
 void wait();                                   // from inside a fiber: until someone makes it ready
 void stop(Worker*);                            // the current thread is about to wait, or has returned: tools are told
 
+// For a function that a kernel's code calls: where its caller's frame is. It is the same in all that one call of the caller
+// calls, and lower in a deeper call.
+#if defined(__aarch64__)  // its own frame record may lie anywhere in its frame: the caller's, which has one (-fno-omit-frame-pointer)
+#define EMU_FRAME reinterpret_cast<uintptr_t>(__builtin_frame_address(1))
+#else                     // its own lies next to the caller's frame
+#define EMU_FRAME reinterpret_cast<uintptr_t>(__builtin_frame_address(0))
+#endif
+
 }  // namespace emu

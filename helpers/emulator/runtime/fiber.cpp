@@ -4,32 +4,35 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <new>
 
 namespace emu {
 
-// Only what a called function must preserve is saved: the compiler already treats the switch as a call.
+// Only what a called function must preserve is saved: the compiler already treats the switch as a call. What controls
+// floating point (MXCSR, FPCR) is not, since nobody changes it. Both are global symbols: AArch64's linker takes the address of a
+// local label from a table, where it is the start of the section.
 #if defined(__APPLE__)
-#define EMU_SYMBOL(name) "_" #name
+#define EMU_FUNCTION(name) ".text\n.globl _" #name "\n.private_extern _" #name "\n.p2align 4\n_" #name ":\n"
 #else
-#define EMU_SYMBOL(name) #name
+#define EMU_FUNCTION(name) ".text\n.globl " #name "\n.hidden " #name "\n.type " #name ", %function\n.p2align 4\n" #name ":\n"
 #endif
 
 #if defined(__x86_64__)
-asm(".text\n.globl " EMU_SYMBOL(emu_switch) "\n" EMU_SYMBOL(emu_switch) ":\n"
+asm(EMU_FUNCTION(emu_switch)
     "  pushq %rbp\n  pushq %rbx\n  pushq %r12\n  pushq %r13\n  pushq %r14\n  pushq %r15\n"
     "  movq %rsp, (%rdi)\n"
     "  movq %rsi, %rsp\n"
     "  popq %r15\n  popq %r14\n  popq %r13\n  popq %r12\n  popq %rbx\n  popq %rbp\n"
     "  ret\n"
-    EMU_SYMBOL(emu_fiber_start) ":\n"
+    EMU_FUNCTION(emu_fiber_start)
     "  callq *%rbx\n"
     "  ud2\n");
 constexpr size_t kFrame = 56, kEntry = 32, kReturn = 48;  // r15 r14 r13 r12 rbx rbp, return address
 #elif defined(__aarch64__)
-asm(".text\n.p2align 2\n.globl " EMU_SYMBOL(emu_switch) "\n" EMU_SYMBOL(emu_switch) ":\n"
+asm(EMU_FUNCTION(emu_switch)
     "  stp x29, x30, [sp, #-160]!\n"
     "  stp x19, x20, [sp, #16]\n  stp x21, x22, [sp, #32]\n  stp x23, x24, [sp, #48]\n"
     "  stp x25, x26, [sp, #64]\n  stp x27, x28, [sp, #80]\n"
@@ -41,10 +44,10 @@ asm(".text\n.p2align 2\n.globl " EMU_SYMBOL(emu_switch) "\n" EMU_SYMBOL(emu_swit
     "  ldp d8, d9, [sp, #96]\n  ldp d10, d11, [sp, #112]\n  ldp d12, d13, [sp, #128]\n  ldp d14, d15, [sp, #144]\n"
     "  ldp x29, x30, [sp], #160\n"
     "  ret\n"
-    EMU_SYMBOL(emu_fiber_start) ":\n"
+    EMU_FUNCTION(emu_fiber_start)
     "  blr x19\n"
     "  brk #1\n");
-constexpr size_t kFrame = 160, kEntry = 16, kReturn = 8;
+constexpr size_t kFrame = 160, kEntry = 16, kReturn = 8;  // x29 x30 x19 … x28 d8 … d15
 #else
 #error "the emulator's fibers know x86-64 and aarch64; add the switch for this machine here"
 #endif
@@ -60,9 +63,17 @@ void* fiber_at(char* top, void (*entry)()) {
   return sp;
 }
 
-size_t guard_bytes() {
+size_t page_bytes() {
   static const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   return page;
+}
+
+size_t guard_bytes() {
+#if defined(__aarch64__)
+  return std::max(page_bytes(), size_t(64) << 10);  // as far apart as a frame's probes are there (-fstack-clash-protection)
+#else
+  return page_bytes();
+#endif
 }
 
 void Stacks::reserve(size_t count) {

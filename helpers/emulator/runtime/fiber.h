@@ -12,9 +12,10 @@ extern "C" void emu_switch(void** stopped, void* resume);
 // A fresh fiber that will call entry(); entry must never return.
 void* fiber_at(char* stack_top, void (*entry)());
 
-size_t guard_bytes();                        // of the page below a stack
+size_t page_bytes();
+size_t guard_bytes();                        // of the pages below a stack
 
-// Lazily mapped stacks, each above a guard page, so that endless recursion faults instead of eating its neighbour.
+// Lazily mapped stacks, each above guard pages, so that endless recursion faults instead of eating its neighbour.
 class Stacks {
  public:
   void reserve(size_t count);                // throws std::bad_alloc

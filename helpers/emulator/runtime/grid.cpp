@@ -42,8 +42,10 @@ Stop stop_of(int signal, const siginfo_t* info, const void* context) {
   s.pc = uintptr_t(c->uc_mcontext.gregs[REG_RIP]), s.stack = uintptr_t(c->uc_mcontext.gregs[REG_RSP]);
 #elif defined(__linux__) && defined(__aarch64__)
   s.pc = uintptr_t(c->uc_mcontext.pc), s.stack = uintptr_t(c->uc_mcontext.sp);
+  s.link = uintptr_t(c->uc_mcontext.regs[30]);
 #elif defined(__APPLE__) && defined(__aarch64__)
   s.pc = uintptr_t(c->uc_mcontext->__ss.__pc), s.stack = uintptr_t(c->uc_mcontext->__ss.__sp);
+  s.link = uintptr_t(c->uc_mcontext->__ss.__lr);
 #endif
   return s;
 }

@@ -3,6 +3,7 @@
 // tools are told.
 #include "memory.h"
 
+#include <atomic>
 #include <cstring>
 
 #include "barrier.h"
@@ -290,7 +291,9 @@ void before_atomic(const void* p, unsigned bytes, uintptr_t pc, Site site, unsig
   if (w == nullptr || w->current == nullptr) return;
   spin(p, pc);
   strong_access(Op::Atomic, p, bytes, order | kStrong | kReads | kWrites, pc, site);
-  if (in_global(w, p) && !w->my_turn) wait_for_turn(w);
+  if (!in_global(w, p)) return;
+  if (!w->my_turn) wait_for_turn(w);
+  if (order & kReleases) std::atomic_thread_fence(std::memory_order_release);  // what it acquires, earlier turns have brought
 }
 
 void undisturbed(bool on) {
@@ -313,7 +316,6 @@ static void end_volatile(const void* p, bool write) {
 }
 
 #define EMU_PC reinterpret_cast<uintptr_t>(__builtin_return_address(0))
-#define EMU_FRAME reinterpret_cast<uintptr_t>(__builtin_frame_address(0))
 #define EMU_ACCESS(n, op, kind) access(reinterpret_cast<uintptr_t>(p), n, Op::op, Access::kind, EMU_PC, kNoSite, EMU_FRAME)
 
 #define EMU_VOLATILE(n, op, write)    \
@@ -361,6 +363,9 @@ void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
 void __tsan_vptr_update(void**, void*) {}
 void __tsan_vptr_read(void**) {}
+
+// ---- -fsanitize=integer-divide-by-zero, for machines on which the division itself raises no signal
+void __ubsan_handle_divrem_overflow(const void*, uint64_t, uint64_t) { raise(SIGFPE); }
 
 // ---- -fsanitize=bounds: an index that leaves its array, above all one of a thread's own, whose place on the stack none of
 // the callbacks above would hold against anything. What the compilers hand over is laid out as in compiler-rt's
@@ -450,5 +455,5 @@ EMU_ATOMICS(8, unsigned char)
 EMU_ATOMICS(16, unsigned short)
 EMU_ATOMICS(32, unsigned)
 EMU_ATOMICS(64, unsigned long)
-extern "C" void __tsan_atomic_thread_fence(int) {}
+extern "C" void __tsan_atomic_thread_fence(int) { emu::memory_fence(); }
 extern "C" void __tsan_atomic_signal_fence(int) {}

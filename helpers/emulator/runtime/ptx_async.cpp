@@ -279,6 +279,8 @@ Box box_of(const Frame& f, const Instruction& i) {
     b.bytes = bytes;
     return b;
   }
+  if (get(f, i.s[1]) - worker->current->stack < kStackBytes)  // as is a parameter without __grid_constant__
+    fail("tensor map", 719, f.pc, i.site, "gives %s the address of a map in a local variable, which TMA can't read", i.site.what);
   memcpy(&b.map, reinterpret_cast<const void*>(get(f, i.s[1])), sizeof b.map);
   if (get(f, i.s[1]) % 64 != 0 || b.map.magic != kTensorMap)
     fail("tensor map", 719, f.pc, i.site, "gives %s the address 0x%llx, where no tensor map is that cuTensorMapEncodeTiled has written",

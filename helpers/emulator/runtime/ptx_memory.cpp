@@ -1,5 +1,6 @@
 // Loads, stores, atomics and asynchronous copies. PTX ISA, "Data Movement and Conversion Instructions" and "Parallel
 // Synchronization and Communication Instructions". Every lane's part goes through check_access, in the lane's own fiber.
+#include <atomic>
 #include <cstring>
 #include <type_traits>
 
@@ -54,6 +55,7 @@ void load(Frame& f, const Instruction& i) {
     if (i.offset & kSigned) bits = uint64_t(int64_t(bits << (64 - 8 * i.bytes)) >> (64 - 8 * i.bytes));
     f.reg[i.d[k]] = bits;
   }
+  if (order_of(i) & kAcquires) std::atomic_thread_fence(std::memory_order_acquire);
 }
 
 void store(Frame& f, const Instruction& i) {

@@ -36,17 +36,29 @@ std::string thread_name(const Worker* w, const Thread* t) {
 
 std::string describe(const Worker* w, const Thread* t) { return thread_name(w, t) + " of " + block_name(w); }
 
+// The bits of an address: above these, AArch64 may sign the return addresses that it saves (pointer authentication).
+#if defined(__aarch64__)
+constexpr uintptr_t kAddress = (uintptr_t(1) << 48) - 1;
+#else
+constexpr uintptr_t kAddress = ~uintptr_t(0);
+#endif
+
 // Where in the module a thread is, and the calls that it is in, innermost first: their return addresses, which are what the
 // stack holds of addresses of the module's code.
 struct Calls {
   uintptr_t pc, outer[4];
 };
-static Calls calls_of(const Module& module, uintptr_t pc, uintptr_t stack, uintptr_t top) {
+static Calls calls_of(const Module& module, uintptr_t pc, uintptr_t link, uintptr_t stack, uintptr_t top) {
   Calls c = {module.executes(pc) ? pc + 1 : 0, {}};  // return addresses point behind their instruction
   unsigned count = 0;
+  link &= kAddress;
+  if (c.pc != 0 || !module.executes(link)) link = 0;
+  if (link != 0) c.pc = link;
   for (stack = (stack + 7) & ~uintptr_t(7); stack + sizeof pc <= top && count < std::size(c.outer); stack += sizeof pc) {
-    const uintptr_t found = *reinterpret_cast<const uintptr_t*>(stack);
-    if (module.executes(found)) (c.pc == 0 ? c.pc : c.outer[count++]) = found;
+    const uintptr_t found = *reinterpret_cast<const uintptr_t*>(stack) & kAddress;
+    if (!module.executes(found)) continue;
+    if (found != link) (c.pc == 0 ? c.pc : c.outer[count++]) = found;
+    link = 0;  // it has been saved too
   }
   return c;
 }
@@ -198,7 +210,7 @@ void record_fault(Worker* w) {
   const Thread& t = *w->faulted;
   Fault f = fault_of(stop, describe(w, &t), w->stacks.guards(stop.address));
   if (!strcmp(f.kind, "stack overflow")) f.text += " of " + std::to_string(kStackBytes >> 10) + " KB";
-  const Calls c = calls_of(w->run->module, stop.pc, std::max(stop.stack, t.stack), stack_top(t));
+  const Calls c = calls_of(w->run->module, stop.pc, stop.link, std::max(stop.stack, t.stack), stack_top(t));
   record(w, f.kind, f.error, c.pc == 0 ? stop.pc + 1 : c.pc, {}, f.text, &c);
 }
 
@@ -206,19 +218,19 @@ void record_stop(Worker* w) {
   const Thread& next = w->thread[w->queue[w->head]];
   Calls c = {};
   if (w->queued > 0 && next.state == State::Ready)
-    c = calls_of(w->run->module, 0, reinterpret_cast<uintptr_t>(next.resume), stack_top(next));
+    c = calls_of(w->run->module, 0, 0, reinterpret_cast<uintptr_t>(next.resume), stack_top(next));
   record(w, "stopped", 702, c.pc, {}, "stopped while " + block_name(w) + " was running", &c);
 }
 
 // The same of the launcher, which nothing else can go wrong behind.
 void record_host_fault(const Host& h) {
   if (!session.findings.empty()) return;
-  const uintptr_t address = reinterpret_cast<uintptr_t>(h.stop.address), page = guard_bytes();
+  const uintptr_t address = reinterpret_cast<uintptr_t>(h.stop.address), page = page_bytes();
   const bool overflow = h.stop.signal == SIGSEGV && h.stop.stack - address + page < 16 * page;  // a little below the stack
   Fault f = fault_of(h.stop, "fa_launch", overflow);
   if (h.stop.signal == SIGFPE) f.text = "fa_launch divides an integer by zero";
   if (!h.kind.empty()) f.kind = h.kind.c_str(), f.text = "fa_launch " + h.text;
-  const Calls c = calls_of(h.module, h.stop.pc, overflow ? (address | (page - 1)) + 1 : h.stop.stack, h.stack_top);
+  const Calls c = calls_of(h.module, h.stop.pc, h.stop.link, overflow ? (address | (page - 1)) + 1 : h.stop.stack, h.stack_top);
   Finding found = finding(f.kind, f.error, c.pc, {}, f.text, &c);
   put(found.kernel, sizeof found.kernel, "the launcher");
   session.findings.push_back(found);

@@ -75,6 +75,7 @@ struct Stop {                     // a signal that interrupted the reader's code
   volatile int signal = 0;        // 0: none came
   void* address = nullptr;
   uintptr_t pc = 0, stack = 0;    // what was being executed, and its stack pointer
+  uintptr_t link = 0;             // AArch64's link register: perhaps a return address that is not on the stack
 };
 
 struct CopyState;                 // the cp.async copies of the block: async_copy.cpp

@@ -2,6 +2,7 @@
 //   kernel<<<grid, block, bytes>>>(q, k)   ->  ::emu::prepare("kernel", kernel, ::emu::Shape(grid, block, bytes))(q, k)
 //   __shared__ float x[8];                 ->  struct emu_shared_1 { float x[8]; }; auto& x = ::emu::shared<emu_shared_1, float[8]>("x").x
 //   extern __shared__ char smem[];         ->  char (&smem)[] = the block's dynamic shared memory
+//   const __grid_constant__ Maps maps      ->  const Maps &maps, of which the grid has one
 #pragma once
 #include <tuple>
 #include <type_traits>
@@ -18,8 +19,8 @@ template <class Kernel, class... P>
 void run(const char* name, const void* identity, const Shape& shape, Kernel kernel, P... p) {
   using Arguments = std::tuple<Kernel, P...>;
   const Arguments arguments(kernel, p...);
-  const auto call = [](const void* arguments) {  // by value: every thread has its own copy of the parameters
-    std::apply([](auto kernel, auto... p) { kernel(p...); }, *static_cast<const Arguments*>(arguments));
+  const auto call = [](const void* arguments) {  // the kernel takes by value what every thread has its own copy of
+    std::apply([](const auto& kernel, const auto&... p) { kernel(p...); }, *static_cast<const Arguments*>(arguments));
   };
   launch({identity, name, {shape.grid.x, shape.grid.y, shape.grid.z}, {shape.block.x, shape.block.y, shape.block.z},
           shape.bytes, call, &arguments, sizeof arguments});  // its error is what cudaGetLastError gives
