@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..ladder.contract import Call, FaArgs
-from ..ladder.errors import CompileError, KernelError, ToolkitError
+from ..ladder.errors import CompileError, KernelError
 from ..ladder.paths import INCLUDE as KERNEL_INCLUDE
 from ..ladder.rung import Rung
 from ..toolchain.compile import Built, build
+from ..toolchain.compiler import emulators_compiler
 from ..toolchain.guard import HEADER, WRAPPED
 from ..toolchain.lines import places
-from ..toolchain.toolkit import compiler_version, find_compiler
 from . import fragments
 from .native import Counter, Fault, FoundRow, Region, TraceCount, TraceRow, open_runtime
 from .report import finding_of, findings_of, report
@@ -35,7 +35,6 @@ HERE = Path(__file__).parent
 INCLUDE = HERE / "include"
 
 MOST_THREADS = 16  # each takes up to 9 MB of stacks and shared memory
-OLDEST = {"clang": 14, "gcc": 12}  # whose -fsanitize=thread calls what the runtime has
 RUNTIME_FLAGS = ["-std=c++17", "-O2", "-g1", "-pthread", "-fno-semantic-interposition"]
 # Instrumented, so that the runtime sees every load and store (and, by -fsanitize=bounds, every index that leaves an array on
 # the stack, where it lets loads and stores pass), and with integers, pointers and loops that behave as on a
@@ -76,18 +75,6 @@ RUNTIME_COMPILER_FLAGS = {"clang": [], "gcc": "-fno-tree-pre -fno-tree-vrp -fno-
 _one_at_a_time = threading.RLock()
 
 
-def _compiler() -> str:
-    """The kind of this machine's compiler, "clang" or "gcc". Raises ToolkitError if it is too old or none of those known."""
-    said = compiler_version(find_compiler())
-    kind = "clang" if "clang" in said else "gcc"
-    version = re.search(r"(\d+)\.\d+", said.split(")")[-1])
-    if version is None or int(version[1]) < OLDEST[kind]:
-        raise ToolkitError(
-            f"the emulator needs g++ 12 or clang 14 or newer, and this is {said!r}: name a newer one in CXX"
-        )
-    return kind
-
-
 def _texts(folder: Path) -> list[str]:
     return [f.read_text() for f in sorted(folder.rglob("*")) if f.suffix in (".h", ".cpp")]
 
@@ -120,7 +107,7 @@ def _runtime() -> tuple[Path, ctypes.CDLL]:
     built = build(
         "emulator",
         cpp=[f'{fragments.tables()}#include "{half}"\n' for half in halves],
-        flags=[*RUNTIME_FLAGS, *RUNTIME_COMPILER_FLAGS[_compiler()]],
+        flags=[*RUNTIME_FLAGS, *RUNTIME_COMPILER_FLAGS[emulators_compiler().kind]],
         depends=[*_texts(HERE / "runtime"), *_texts(INCLUDE / "emulator"), HEADER.read_text()],
     )
     return built.path, open_runtime(str(built.path))
@@ -173,14 +160,15 @@ class Launcher:
             text = unit(self._rung.source, str(self._rung.path), KERNEL_INCLUDE)
         except TranslationError as error:
             raise CompileError(str(error)) from None
+        kind = emulators_compiler().kind
         try:
             return build(
                 f"{self._rung.stem}_{'xray' if tracing else 'cpu'}",
                 cpp=text,
                 flags=[
                     *KERNEL_FLAGS,
-                    *COMPILER_FLAGS[_compiler()],
-                    *(TRACE_FLAGS[_compiler()] if tracing else []),
+                    *COMPILER_FLAGS[kind],
+                    *(TRACE_FLAGS[kind] if tracing else []),
                     *pretending(self._arch),
                 ],
                 include=[INCLUDE],

@@ -13,7 +13,8 @@ from ..ladder import cards
 from ..ladder.errors import CompileError, KernelError
 from ..ladder.paths import KERNELS, NOTEBOOKS
 from ..ladder.rung import Rung, rungs
-from ..toolchain.toolkit import ToolkitError, compiler_version, find_compiler, find_ninja, matching_toolkit
+from ..toolchain.compiler import find_compiler, identify
+from ..toolchain.toolkit import ToolkitError, find_ninja, matching_toolkit
 from . import kernel
 
 
@@ -83,7 +84,7 @@ def doctor() -> Machine:
         Fact("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
         *_gpu(),
         _attempt("nvcc", _nvcc),
-        _attempt("C++ compiler", lambda: compiler_version(find_compiler())),
+        _attempt("C++ compiler", lambda: str(identify(find_compiler()))),
         _attempt("ninja", _ninja),
         _attempt("emulator", _emulator),
     ]

@@ -27,7 +27,8 @@ from pathlib import Path
 
 from ..ladder.errors import CompileError, KernelError
 from ..ladder.paths import ROOT
-from .toolkit import Toolkit, ToolkitError, compiler_version, find_compiler, find_ninja
+from .compiler import find_compiler, identify
+from .toolkit import Toolkit, ToolkitError, find_ninja
 
 STALE_SECONDS = 3600  # a build folder this old belongs to a process that was killed
 TELL_AFTER = 1.0  # seconds of silence before a build says what it is doing
@@ -124,7 +125,7 @@ def build(
     compiler = find_compiler()
     units = [cpp] if isinstance(cpp, str) else list(cpp or [])
     key = [stem, units, cuda, *flags, *map(str, include), *map(str, libraries), *link, *depends, *functions]
-    key += [torch.__version__, compiler, compiler_version(compiler)]
+    key += [torch.__version__, str(identify(compiler))]
     key += [str(toolkit.home), toolkit.version] if toolkit else []
     name = f"{stem}_{digest(*key)}"
     folder = cache_folder() / name
