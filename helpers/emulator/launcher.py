@@ -55,9 +55,16 @@ BULK = tuple(op for op in OPS if ".bulk" in op)
 # fifth of its time, for nothing that the emulator asks of it.) gcc guards the ends of local arrays in kernels and in what is
 # __noinline__; guarding all functions would take a tenth more of its time.
 COMPILER_FLAGS = {
+    # Since clang merges what branches have in common, duplicates what follows them, and leaves out loads that a store to the
+    # same place follows; tests/release/counts.py shows what each is for.
     "clang": """
     -fsanitize=array-bounds -fstack-protector-strong -fno-vectorize -fno-slp-vectorize -fno-finite-loops
-    -mllvm -tsan-instrument-func-entry-exit=0 -mllvm -tsan-distinguish-volatile=1
+    -mllvm -tsan-instrument-func-entry-exit=0 -mllvm -tsan-distinguish-volatile=1 -mllvm -tsan-instrument-read-before-write=1
+    -mllvm -disable-loop-idiom-all -mllvm -disable-vector-combine -mllvm -disable-block-placement
+    -mllvm -sink-common-insts=false -mllvm -hoist-common-insts=false -mllvm -instcombine-code-sinking=false
+    -mllvm -phi-node-folding-threshold=0 -mllvm -two-entry-phi-node-folding-threshold=0 -mllvm -jump-threading-threshold=0
+    -mllvm -simplifycfg-merge-cond-stores=false -mllvm -simplifycfg-hoist-cond-stores=false
+    -mllvm -enable-load-pre=false -mllvm -enable-pre=false
     """.split(),
     "gcc": """
     -fsanitize=bounds-strict -fstack-protector-explicit

@@ -8,6 +8,7 @@
 #include <cxxabi.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -15,6 +16,12 @@
 #include <typeinfo>
 
 namespace guard {
+
+#if defined(_LIBCPP_VERSION)
+using Guard = uint64_t;  // of a static variable: libc++abi's type for it
+#else
+using Guard = abi::__guard;
+#endif
 
 // Defined by each back end. Ends the launcher that runs on this thread, or returns if there is none. `text` is the rest of a
 // sentence that begins with "fa_launch", `pc` the return address of the call; `file` and `line` are for calls that say them.
@@ -87,7 +94,7 @@ inline void clean_up() {
   std::cout.flush();
   fflush(nullptr);
   for (; initialising > 0; --initialising)
-    if (initialising <= kStatics) abi::__cxa_guard_abort(static_cast<abi::__guard*>(statics[initialising - 1]));
+    if (initialising <= kStatics) abi::__cxa_guard_abort(static_cast<guard::Guard*>(statics[initialising - 1]));
 }
 
 }  // namespace guard
@@ -131,18 +138,18 @@ FA_EXIT(quick_exit)
   abi::__cxa_throw(object, type, destroy);
 }
 
-int __wrap___cxa_guard_acquire(abi::__guard* variable) {
+int __wrap___cxa_guard_acquire(guard::Guard* variable) {
   const int ours = abi::__cxa_guard_acquire(variable);
   if (ours && guard::initialising++ < guard::kStatics) guard::statics[guard::initialising - 1] = variable;
   return ours;
 }
 
-void __wrap___cxa_guard_release(abi::__guard* variable) {
+void __wrap___cxa_guard_release(guard::Guard* variable) {
   --guard::initialising;
   abi::__cxa_guard_release(variable);
 }
 
-void __wrap___cxa_guard_abort(abi::__guard* variable) {
+void __wrap___cxa_guard_abort(guard::Guard* variable) {
   --guard::initialising;
   abi::__cxa_guard_abort(variable);
 }
