@@ -64,7 +64,7 @@ COMPILER_FLAGS = {
     -mllvm -sink-common-insts=false -mllvm -hoist-common-insts=false -mllvm -instcombine-code-sinking=false
     -mllvm -phi-node-folding-threshold=0 -mllvm -two-entry-phi-node-folding-threshold=0 -mllvm -jump-threading-threshold=0
     -mllvm -simplifycfg-merge-cond-stores=false -mllvm -simplifycfg-hoist-cond-stores=false
-    -mllvm -enable-load-pre=false -mllvm -enable-pre=false
+    -mllvm -enable-load-pre=false -mllvm -enable-pre=false -mllvm -enable-tail-merge=0
     """.split(),
     "gcc": """
     -fsanitize=bounds-strict -fstack-protector-explicit
