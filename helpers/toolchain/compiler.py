@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from ..ladder.errors import ToolkitError
+from ..ladder.paths import cache_folder
 
 # The emulator's range: older ones lack flags that it builds kernels with. tests/release/compilers.py tries the newer ones.
 # Apple numbers its clang by Xcode, about one ahead of LLVM's: its 14 has what LLVM's 14 has.
@@ -50,7 +52,9 @@ def programs(*patterns: str) -> Iterator[str]:
     for pattern in patterns:
         for folder in filter(None, folders):
             found = [str(path) for path in Path(folder).glob(pattern) if os.access(path, os.X_OK) and path.is_file()]
-            yield from sorted(found, key=lambda path: [int(n) for n in re.findall(r"\d+", Path(path).name)], reverse=True)
+            yield from sorted(
+                found, key=lambda path: [int(n) for n in re.findall(r"\d+", Path(path).name)], reverse=True
+            )
 
 
 def find_compiler() -> str:
@@ -59,7 +63,9 @@ def find_compiler() -> str:
     if name := os.environ.get("CXX"):
         if found := shutil.which(name):
             return found
-        raise ToolkitError(f"CXX is {name!r}, and there is no such program: name a C++ compiler, without arguments, or unset it")
+        raise ToolkitError(
+            f"CXX is {name!r}, and there is no such program: name a C++ compiler, without arguments, or unset it"
+        )
     first = None
     for path in _candidates():
         first = first or path
@@ -75,6 +81,22 @@ def find_compiler() -> str:
 
 def _candidates() -> Iterator[str]:
     yield from programs("c++", "g++", "clang++", "g++-[0-9]*", "clang++-[0-9]*", "*-conda-*-c++", "*-conda-*-clang++")
+    if importlib.util.find_spec("ziglang"):
+        yield _ziglang()
+
+
+def _ziglang() -> str:
+    """A program that is the clang of pip's ziglang, which is a command of `python -m ziglang` and none by itself. (Its clang
+    optimizes without assert(), and traps what -fsanitize=undefined finds, unless told otherwise.)"""
+    script = cache_folder() / "ziglang-c++"
+    text = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m ziglang c++ -UNDEBUG -fno-sanitize=undefined "$@"\n'
+    if not script.exists() or script.read_text() != text:
+        script.parent.mkdir(parents=True, exist_ok=True)
+        new = script.with_name(f"{script.name}-{os.getpid()}")
+        new.write_text(text)
+        new.chmod(0o755)
+        new.rename(script)
+    return str(script)
 
 
 @cache

@@ -35,7 +35,10 @@ def of_rungs() -> Iterator[Run]:
             for causal in (False, True) if "causal" in rung.features else (False,):
                 options = {**counters.options(rung), **({"causal": True} if causal else {})}
                 name = f"{rung.stem} {dtype}" + " causal" * causal
-                yield name, lambda k=kernel, d=dtype, o=options, s=shape: xray(k, *random_inputs(k.rung, s, d), **o).trace
+                yield (
+                    name,
+                    lambda k=kernel, d=dtype, o=options, s=shape: xray(k, *random_inputs(k.rung, s, d), **o).trace,
+                )
 
 
 def of_single_accesses() -> Iterator[Run]:
