@@ -194,7 +194,9 @@ def _compile(
                     source.write_text(text)
                 cpp_extension.load(name, [str(source) for source in sources], **common)
         (library,) = private.glob("*.so")
-        if sys.platform == "darwin":  # debug information stays in the objects, which are gone when the folder has its name
+        if (
+            sys.platform == "darwin"
+        ):  # debug information stays in the objects, which are gone when the folder has its name
             subprocess.run(["dsymutil", str(library)], capture_output=True, check=False)
         (private / "done").write_text(library.name)
         with contextlib.suppress(
