@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -84,7 +85,7 @@ def main() -> int:
     parser.add_argument("compilers", nargs="*")
     parser.add_argument("--counts", action="store_true", help="compare the counts, run no test")
     wanted = parser.parse_args()
-    paths = [next(programs(name), name) for name in wanted.compilers]
+    paths = [shutil.which(name) or parser.error(f"there is no compiler {name!r}") for name in wanted.compilers]
     paths = paths or [*programs("g++-[0-9]*"), *programs("clang++-[0-9]*")]
     known: dict[Compiler, str] = {identify(path): path for path in paths}
     first: dict[str, set[str]] = {}
