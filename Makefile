@@ -14,7 +14,7 @@ $(if $(filter-out cpu cuda,$(TORCH)),$(error TORCH=$(TORCH): allowed are cpu and
 LAB_DEFAULTS := $(VENV)/share/jupyter/lab/settings/overrides.d/flashattention-notebooks.json
 
 lab: $(VENV)/installed
-	@install -D -m 644 .jupyterlab.json $(LAB_DEFAULTS)
+	@mkdir -p $(dir $(LAB_DEFAULTS)) && cp .jupyterlab.json $(LAB_DEFAULTS)
 	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --ServerApp.root_dir=. \
 	  --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(LAB)
 

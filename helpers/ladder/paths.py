@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from .errors import HELPERS, CheckoutError
@@ -30,3 +31,11 @@ DATA = ROOT / "data"
 def from_root(path: Path) -> str:
     """A path in the checkout as written from its root ("kernels/01_naive.cu"); any other path as it is."""
     return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
+
+
+def cache_folder() -> Path:
+    """Where built libraries live: FA_CACHE, else flashattention-notebooks in the user's cache folder."""
+    if chosen := os.environ.get("FA_CACHE"):
+        return Path(chosen).resolve()
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "flashattention-notebooks"

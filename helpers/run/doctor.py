@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import html
+import importlib.util
 import itertools
 import platform
+import shutil
 import subprocess
 import sysconfig
 from collections.abc import Callable, Iterator
@@ -15,7 +17,9 @@ from ..ladder import cards
 from ..ladder.errors import CompileError, KernelError
 from ..ladder.paths import KERNELS, NOTEBOOKS
 from ..ladder.rung import Rung, rungs
-from ..toolchain.toolkit import ToolkitError, compiler_version, find_compiler, find_ninja, matching_toolkit
+from ..toolchain.compiler import emulators_compiler, find_compiler
+from ..toolchain.lines import find_symbolizer
+from ..toolchain.toolkit import ToolkitError, find_ninja, matching_toolkit
 from . import kernel
 
 
@@ -83,9 +87,12 @@ def doctor() -> Machine:
     """
     facts = [
         Fact("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
+        _attempt("make", _make),
+        _attempt("venv", _venv),
         *_gpu(),
         _attempt("nvcc", _nvcc),
-        _attempt("C++ compiler", lambda: compiler_version(find_compiler())),
+        _attempt("C++ compiler", lambda: str(emulators_compiler())),
+        _attempt("line numbers", find_symbolizer),
         _attempt("ninja", _ninja),
         _attempt("Python's headers", _headers),
         _attempt("emulator", _emulator),
@@ -130,6 +137,23 @@ def _nvcc() -> str:
 
     toolkit = matching_toolkit(torch.version.cuda)
     return f"{toolkit.version}, found by {toolkit.found_by}"
+
+
+def _make() -> str:
+    if found := shutil.which("make"):
+        return found
+    raise ToolkitError(
+        "needed for `make lab` and the like alone: install it (Debian, Ubuntu: `apt install make`; Fedora, Red Hat: `dnf install "
+        "make`; macOS: `xcode-select --install`; conda: `conda install -c conda-forge make`), or call `jupyter lab` yourself"
+    )
+
+
+def _venv() -> str:
+    if importlib.util.find_spec("ensurepip"):
+        return "python3 -m venv works"
+    raise ToolkitError(
+        "needed to make .venv alone: install it (Debian, Ubuntu: `apt install python3-venv`), or use conda's environment.yml"
+    )
 
 
 def _ninja() -> str:

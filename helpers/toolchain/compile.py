@@ -18,6 +18,7 @@ import platform
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 import tempfile
 import threading
@@ -27,8 +28,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..ladder.errors import CompileError, KernelError
-from ..ladder.paths import ROOT
-from .toolkit import Toolkit, ToolkitError, compiler_version, find_compiler, find_ninja
+from ..ladder.paths import ROOT, cache_folder
+from .compiler import find_compiler, identify
+from .toolkit import Toolkit, ToolkitError, find_ninja
 
 STALE_SECONDS = 3600  # a build folder this old belongs to a process that was killed
 TELL_AFTER = 1.0  # seconds of silence before a build says what it is doing
@@ -53,14 +55,6 @@ class Built:
             raise KernelError(f'{file} has no `extern "C" cudaError_t fa_launch(const fa_args *, cudaStream_t)`')
         library.fa_launch.restype = ctypes.c_int
         return library.fa_launch
-
-
-def cache_folder() -> Path:
-    """Where built libraries live: FA_CACHE, else flashattention-notebooks in the user's cache folder."""
-    if chosen := os.environ.get("FA_CACHE"):
-        return Path(chosen).resolve()
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "flashattention-notebooks"
 
 
 def digest(*parts: object) -> str:
@@ -125,7 +119,7 @@ def build(
     compiler = find_compiler()
     units = [cpp] if isinstance(cpp, str) else list(cpp or [])
     key = [stem, units, cuda, *flags, *map(str, include), *map(str, libraries), *link, *depends, *functions]
-    key += [torch.__version__, compiler, compiler_version(compiler), platform.machine()]
+    key += [torch.__version__, str(identify(compiler)), platform.machine()]
     key += [str(toolkit.home), toolkit.version] if toolkit else []
     name = f"{stem}_{digest(*key)}"
     folder = cache_folder() / name
@@ -167,9 +161,7 @@ def _compile(
     places = [] if cuda else [shlex.quote(f"-ffile-prefix-map={ROOT}/=")]
     # The compiler's own words, without ninja's around them: flags reach a shell, so they can redirect.
     redirected = [*flags, *places, f"2>>{log.name}"]
-    # No rung needs libtorch, and loading it is not free; a function nobody defines is the linker's to name, not dlopen's.
-    ldflags = ["-Wl,--as-needed"] if functions else ["-Wl,--as-needed", "-Wl,-z,defs"]  # Python defines a module's
-    ldflags += link
+    ldflags = _linker_flags(name, bool(functions)) + link
     for library in libraries:
         ldflags += [str(library), f"-Wl,-rpath,{library.parent}"]
     if toolkit:
@@ -203,6 +195,10 @@ def _compile(
                     source.write_text(text)
                 cpp_extension.load(name, [str(source) for source in sources], **common)
         (library,) = private.glob("*.so")
+        if (
+            sys.platform == "darwin"
+        ):  # debug information stays in the objects, which are gone when the folder has its name
+            subprocess.run(["dsymutil", str(library)], capture_output=True, check=False)
         (private / "done").write_text(library.name)
         with contextlib.suppress(
             OSError
@@ -216,6 +212,14 @@ def _compile(
         raise CompileError(_tidy(words, private)) from None
     finally:
         shutil.rmtree(private, ignore_errors=True)
+
+
+def _linker_flags(name: str, module: bool) -> list[str]:
+    """No rung needs libtorch, and loading it is not free; a function nobody defines is the linker's to name, not dlopen's (of
+    a Python module Python defines some). On macOS torch leaves that to dlopen, and a library is found by the name it has inside."""
+    if sys.platform == "darwin":
+        return ["-Wl,-dead_strip_dylibs", f"-Wl,-install_name,@rpath/{name}.so"]
+    return ["-Wl,--as-needed"] if module else ["-Wl,--as-needed", "-Wl,-z,defs"]
 
 
 def _linkers_words(ninja: str) -> str:

@@ -6,15 +6,34 @@
 #pragma once
 #include <assert.h>
 #include <cxxabi.h>
+#include <dlfcn.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <iostream>
 #include <typeinfo>
 
+// FA_WRAPPED(function): declares what is called in its place. FA_REAL(function): the C or C++ library's own.
+// macOS's linker has no --wrap. But a library there looks for each function in the one that it was linked with, and kernels are
+// linked with this one before the system's: it exports functions of these names.
+#if defined(__APPLE__)
+#define FA_WRAPPED(function) __asm__("_" #function)
+#define FA_REAL(function, symbol) reinterpret_cast<decltype(&function)>(dlsym(RTLD_NEXT, #symbol))
+#else
+#define FA_WRAPPED(function) __asm__("__wrap_" #function)
+#define FA_REAL(function, symbol) function
+#endif
+
 namespace guard {
+
+#if defined(_LIBCPP_VERSION)
+using Guard = uint64_t;  // of a static variable: libc++abi's type for it
+#else
+using Guard = abi::__guard;
+#endif
 
 // Defined by each back end. Ends the launcher that runs on this thread, or returns if there is none. `text` is the rest of a
 // sentence that begins with "fa_launch", `pc` the return address of the call; `file` and `line` are for calls that say them.
@@ -87,7 +106,7 @@ inline void clean_up() {
   std::cout.flush();
   fflush(nullptr);
   for (; initialising > 0; --initialising)
-    if (initialising <= kStatics) abi::__cxa_guard_abort(static_cast<abi::__guard*>(statics[initialising - 1]));
+    if (initialising <= kStatics) FA_REAL(abi::__cxa_guard_abort, __cxa_guard_abort)(static_cast<Guard*>(statics[initialising - 1]));
 }
 
 }  // namespace guard
@@ -98,56 +117,87 @@ extern "C" {
 
 #define FA_PC __builtin_return_address(0)
 #define FA_EXIT(function)                                              \
-  [[noreturn]] void __wrap_##function(int code) {                      \
+  [[noreturn]] void fa_wrap_##function(int) FA_WRAPPED(function);      \
+  void fa_wrap_##function(int code) {                                  \
     char text[64];                                                     \
     snprintf(text, sizeof text, "calls " #function "(%d)", code);      \
-    guard::ended("exit", text, FA_PC);                                   \
-    function(code);                                                    \
+    guard::ended("exit", text, FA_PC);                                 \
+    FA_REAL(::function, function)(code);                               \
+    __builtin_unreachable();                                           \
   }
 FA_EXIT(exit)
 FA_EXIT(_exit)
 FA_EXIT(_Exit)
+#if !defined(__APPLE__)  // which has no quick_exit
 FA_EXIT(quick_exit)
+#endif
 
-[[noreturn]] void __wrap_abort() {
+[[noreturn]] void fa_wrap_abort() FA_WRAPPED(abort);
+void fa_wrap_abort() {
   guard::ended("abort", "calls abort()", FA_PC);
-  abort();
+  FA_REAL(::abort, abort)();
+  __builtin_unreachable();
 }
 
-[[noreturn]] void __wrap___assert_fail(const char* expression, const char* file, unsigned line, const char* function) {
+namespace guard {
+inline void failed(const char* expression, const char* file, int line, const void* pc) {
   char text[1024];
   snprintf(text, sizeof text, "fails the assertion `%s`", expression);
-  guard::ended("assertion", text, FA_PC, file, int(line));
+  ended("assertion", text, pc, file, line);
+}
+}  // namespace guard
+
+#if defined(__APPLE__)
+[[noreturn]] void fa_wrap_assert(const char* function, const char* file, int line, const char* expression) FA_WRAPPED(__assert_rtn);
+void fa_wrap_assert(const char* function, const char* file, int line, const char* expression) {
+  guard::failed(expression, file, line, FA_PC);
+  FA_REAL(::__assert_rtn, __assert_rtn)(function, file, line, expression);
+  __builtin_unreachable();
+}
+#else
+[[noreturn]] void fa_wrap_assert(const char* expression, const char* file, unsigned line, const char* function) FA_WRAPPED(__assert_fail);
+void fa_wrap_assert(const char* expression, const char* file, unsigned line, const char* function) {
+  guard::failed(expression, file, int(line), FA_PC);
   __assert_fail(expression, file, line, function);
 }
+#endif
 
-[[noreturn]] void __wrap__ZSt9terminatev() {
+[[noreturn]] void fa_wrap_terminate() FA_WRAPPED(_ZSt9terminatev);
+void fa_wrap_terminate() {
   guard::terminated(FA_PC);
-  std::terminate();
+  FA_REAL(std::terminate, _ZSt9terminatev)();
+  __builtin_unreachable();
 }
 
-[[noreturn]] void __wrap___cxa_throw(void* object, std::type_info* type, void (*destroy)(void*)) {
+[[noreturn]] void fa_wrap_throw(void* object, std::type_info* type, void (*destroy)(void*)) FA_WRAPPED(__cxa_throw);
+void fa_wrap_throw(void* object, std::type_info* type, void (*destroy)(void*)) {
   guard::thrown = {object, type, FA_PC};
-  abi::__cxa_throw(object, type, destroy);
+  FA_REAL(abi::__cxa_throw, __cxa_throw)(object, type, destroy);
+  __builtin_unreachable();
 }
 
-int __wrap___cxa_guard_acquire(abi::__guard* variable) {
-  const int ours = abi::__cxa_guard_acquire(variable);
+int fa_wrap_guard_acquire(guard::Guard* variable) FA_WRAPPED(__cxa_guard_acquire);
+int fa_wrap_guard_acquire(guard::Guard* variable) {
+  const int ours = FA_REAL(abi::__cxa_guard_acquire, __cxa_guard_acquire)(variable);
   if (ours && guard::initialising++ < guard::kStatics) guard::statics[guard::initialising - 1] = variable;
   return ours;
 }
 
-void __wrap___cxa_guard_release(abi::__guard* variable) {
+void fa_wrap_guard_release(guard::Guard* variable) FA_WRAPPED(__cxa_guard_release);
+void fa_wrap_guard_release(guard::Guard* variable) {
   --guard::initialising;
-  abi::__cxa_guard_release(variable);
+  FA_REAL(abi::__cxa_guard_release, __cxa_guard_release)(variable);
 }
 
-void __wrap___cxa_guard_abort(abi::__guard* variable) {
+void fa_wrap_guard_abort(guard::Guard* variable) FA_WRAPPED(__cxa_guard_abort);
+void fa_wrap_guard_abort(guard::Guard* variable) {
   --guard::initialising;
-  abi::__cxa_guard_abort(variable);
+  FA_REAL(abi::__cxa_guard_abort, __cxa_guard_abort)(variable);
 }
 
 #undef FA_EXIT
 #undef FA_PC
+#undef FA_WRAPPED
+#undef FA_REAL
 
 }  // extern "C"

@@ -7,6 +7,7 @@ nvcc's libraries take them from a small library of their own (guard.cpp), built 
 from __future__ import annotations
 
 import ctypes
+import sys
 from ctypes import c_char, c_int32, c_uint64
 from functools import cache
 from pathlib import Path
@@ -19,7 +20,8 @@ HEADER = HERE / "guard.h"
 FUNCTIONS = "exit _exit _Exit quick_exit abort __assert_fail _ZSt9terminatev".split()
 # So that the line of a throw is known, and a static variable whose initialiser didn't return can be initialised again.
 FUNCTIONS += "__cxa_throw __cxa_guard_acquire __cxa_guard_release __cxa_guard_abort".split()
-WRAPPED = [f"-Wl,--wrap={function}" for function in FUNCTIONS]
+# macOS's linker has no --wrap: there guard.h's functions have the names themselves.
+WRAPPED = [] if sys.platform == "darwin" else [f"-Wl,--wrap={function}" for function in FUNCTIONS]
 HINTS = {"exit": "what it printed before says why; return the error from fa_launch instead, and it is shown here"}
 
 

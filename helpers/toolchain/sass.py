@@ -23,8 +23,9 @@ from ..ladder.paths import from_root
 from ..ladder.rung import INCLUDE, Rung, Which
 from ..ladder.rung import rung as find
 from .compile import cache_folder, digest, making
+from .compiler import find_compiler
 from .loops import Line, cut_at_waits, from_one_bank, is_named, main_loop
-from .toolkit import NVCC_FLAGS, find_compiler, find_toolkit, gencode
+from .toolkit import NVCC_FLAGS, find_toolkit, gencode
 
 COLUMNS = ("registers", "stack_bytes", "spill_store_bytes", "spill_load_bytes", "smem_bytes", "barriers")
 # One entry function in ptxas's -v report (NVIDIA CUDA Compiler Driver, "--resource-usage").

@@ -1,4 +1,4 @@
-"""The CUDA toolkit and the host compiler of this machine, and how nvcc is called. Imports without torch."""
+"""The CUDA toolkit of this machine, ninja, and how nvcc is called. Imports without torch."""
 
 from __future__ import annotations
 
@@ -101,14 +101,6 @@ def matching_toolkit(cuda_of_torch: str | None) -> Toolkit:
     return toolkit
 
 
-def find_compiler() -> str:
-    """The host C++ compiler: CXX, then c++, g++, clang++. Raises ToolkitError if there is none."""
-    for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
-        if name and (found := shutil.which(name)):
-            return found
-    raise ToolkitError("no C++ compiler found: install one (Debian, Ubuntu: `apt install g++`), or name yours in CXX")
-
-
 def find_ninja() -> Path:
     """The folder of ninja, which load_inline calls: pip's package, which an unactivated environment doesn't have on
     PATH, else PATH. Raises ToolkitError if there is none."""
@@ -119,12 +111,6 @@ def find_ninja() -> Path:
     if found := shutil.which("ninja"):
         return Path(found).parent
     raise ToolkitError("no ninja found: `pip install ninja`, or `make lab`, which installs all of pyproject.toml")
-
-
-@cache
-def compiler_version(compiler: str) -> str:
-    """The first line of `compiler --version`."""
-    return subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout.splitlines()[0]
 
 
 def architecture(major: int, minor: int) -> str:

@@ -1,6 +1,8 @@
 """One list of dependencies: environment.yml says the same as pyproject.toml, by conda's names."""
 
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -75,3 +77,20 @@ def test_ci_runs_the_readmes_test_command_and_nothing_else():
 def test_the_readmes_commands_are_targets():
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"`?make (\w+)", (ROOT / "README.md").read_text())) <= targets
+
+
+def test_make_lab_needs_nothing_that_only_gnu_has(tmp_path):
+    """With every recipe as it is but for JupyterLab, and an `install` as macOS has it, which knows no -D."""
+    for name in ("Makefile", ".jupyterlab.json", "pyproject.toml"):
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    programs = {"bsd/install": "exit 64", ".venv/bin/python": "exit 0", ".venv/bin/jupyter": "echo lab is up"}
+    for name, does in programs.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{does}\n")
+        path.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path / 'bsd'}{os.pathsep}{os.environ['PATH']}"}
+    said = subprocess.run(["make", "lab"], capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert said.returncode == 0 and "lab is up" in said.stdout, said.stderr
+    (settings,) = (tmp_path / ".venv").rglob("overrides.d/*.json")
+    assert settings.read_text() == (ROOT / ".jupyterlab.json").read_text()

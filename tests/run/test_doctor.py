@@ -25,7 +25,9 @@ def test_every_notebook_has_a_lane_and_a_reason():
     notebooks = sorted(path.stem for path in (ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
     assert [lane.notebook for lane in report.lanes] == notebooks
     assert all(lane.back_end in ("GPU", "emulator") and lane.why for lane in report.lanes)
-    assert {"Python", "torch", "GPU", "nvcc", "C++ compiler", "ninja", "emulator"} <= {f.name for f in report.facts}
+    assert {"Python", "make", "venv", "torch", "GPU", "nvcc", "C++ compiler", "line numbers", "ninja", "emulator"} <= {
+        f.name for f in report.facts
+    }
     (emulator,) = (f for f in report.facts if f.name == "emulator")
     assert emulator.value.startswith("runs 01_naive, error ") and float(emulator.value.split()[-1]) < 1e-5
     assert "<table>" in report._repr_html_()
@@ -56,10 +58,12 @@ def test_without_a_compiler_nothing_runs_and_the_mend_is_named(monkeypatch, tmp_
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.delenv("CUDA_HOME", raising=False)
     monkeypatch.setattr(sys, "path", [])
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
     report = helpers.doctor()
     mends = {f.name: f.mend for f in report.facts}
     assert "apt install g++" in mends["C++ compiler"] and "make lab" in mends["nvcc"]
     assert "apt install g++" in mends["emulator"]
+    assert "apt install make" in mends["make"] and "apt install binutils" in mends["line numbers"]
     assert all(lane.back_end == "nowhere" and "apt install g++" in lane.why for lane in report.lanes)
 
 
@@ -100,3 +104,17 @@ def test_a_turing_card_runs_six_rungs_and_no_bf16(monkeypatch):
     assert [n for n, lane in lanes.items() if lane.back_end == "GPU"] == ["01", "02", "03", "04", "10", "11"]
     assert lanes["04"].why == "nvcc compiles for Tesla T4" and lanes["11"].why.endswith("Tesla T4, for fp16 alone")
     assert all(lane.back_end == "emulator" for n, lane in lanes.items() if n > "11")
+
+
+def test_an_old_compiler_and_a_python_without_venv_are_named_with_their_mends(monkeypatch, tmp_path):
+    old = tmp_path / "c++"
+    old.write_text("#!/bin/sh\necho '#define __GNUC__ 9'\n")
+    old.chmod(0o755)
+    monkeypatch.setenv("CXX", str(old))
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "ensurepip" else find(name, *rest)
+    )
+    mends = {f.name: f.mend for f in helpers.doctor().facts}
+    assert "g++ 9.0.0" in mends["C++ compiler"] and "dnf install gcc-c++" in mends["C++ compiler"]
+    assert "apt install python3-venv" in mends["venv"]

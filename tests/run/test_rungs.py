@@ -26,7 +26,8 @@ from helpers.ladder.rung import INCLUDE, KERNELS, Rung
 from helpers.ladder.rung import code as bare
 from helpers.run.reference import Case
 from helpers.toolchain.compile import digest, making
-from helpers.toolchain.toolkit import NVCC_FLAGS, find_compiler, find_toolkit
+from helpers.toolchain.compiler import find_compiler
+from helpers.toolchain.toolkit import NVCC_FLAGS, find_toolkit
 
 STEMS = [r.stem for r in rungs()]
 EMULATOR_AND_GPU = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -1,7 +1,13 @@
 // Launches: checks them as CUDA does, and runs the grid's blocks on a few OS threads.
 #include "grid.h"
 
+#include <dlfcn.h>
+#if defined(__APPLE__)
+#include <mach-o/loader.h>
+#include <mach/vm_prot.h>
+#else
 #include <link.h>
+#endif
 #include <pthread.h>
 #include <unistd.h>
 
@@ -168,6 +174,24 @@ static void work(Worker* w) {
   worker = nullptr;
 }
 
+#if defined(__APPLE__)
+static Module find_module(const void* code) {
+  Dl_info where;
+  if (dladdr(code, &where) == 0) return {};
+  const auto* header = static_cast<const mach_header_64*>(where.dli_fbase);
+  Module m{UINTPTR_MAX, 0, 0, 0};
+  const char* command = reinterpret_cast<const char*>(header + 1);
+  for (uint32_t i = 0; i < header->ncmds; ++i, command += reinterpret_cast<const load_command*>(command)->cmdsize) {
+    const auto* part = reinterpret_cast<const segment_command_64*>(command);
+    if (part->cmd != LC_SEGMENT_64 || strcmp(part->segname, SEG_LINKEDIT) == 0) continue;
+    const uintptr_t begin = reinterpret_cast<uintptr_t>(header) + part->vmaddr, end = begin + part->vmsize;  // a library is made for 0
+    m.begin = std::min(m.begin, begin);
+    m.end = std::max(m.end, end);
+    if (part->initprot & VM_PROT_EXECUTE) m.code_begin = begin, m.code_end = end;
+  }
+  return m;
+}
+#else
 static Module find_module(const void* code) {
   struct Search {
     uintptr_t inside;
@@ -192,6 +216,7 @@ static Module find_module(const void* code) {
       &search);
   return search.found;
 }
+#endif
 
 static int check_launch(const Launch& l) {
   char hint[256];

@@ -403,7 +403,9 @@ void __ubsan_handle_out_of_bounds(const IndexedArray* array, uint64_t index) {
   const unsigned unused = 64 - std::min(64u, 1u << (array->index->info >> 1));
   const bool negative = array->index->info & 1;
   const long long signed_index = static_cast<long long>(index << unused) >> unused;
-  const std::string type(array->type->name + 1, strlen(array->type->name) - 2);
+  std::string type(array->type->name + 1, strlen(array->type->name) - 2);
+  if (const size_t extent = type.find('['); extent != std::string::npos && extent > 0 && type[extent - 1] != ' ')
+    type.insert(extent, " ");  // clang 16 and later say 'float[4]'
   const std::string element = negative ? std::to_string(signed_index) : std::to_string(index);
   const std::string text = "takes element " + element + " of an array of type " + type;
   if (!in_kernel) return fail_launcher("out of bounds", text, EMU_PC);

@@ -226,7 +226,7 @@ void record_stop(Worker* w) {
 void record_host_fault(const Host& h) {
   if (!session.findings.empty()) return;
   const uintptr_t address = reinterpret_cast<uintptr_t>(h.stop.address), page = page_bytes();
-  const bool overflow = h.stop.signal == SIGSEGV && h.stop.stack - address + page < 16 * page;  // a little below the stack
+  const bool overflow = (h.stop.signal == SIGSEGV || h.stop.signal == SIGBUS) && h.stop.stack - address + page < 16 * page;  // a little below the stack
   Fault f = fault_of(h.stop, "fa_launch", overflow);
   if (h.stop.signal == SIGFPE) f.text = "fa_launch divides an integer by zero";
   if (!h.kind.empty()) f.kind = h.kind.c_str(), f.text = "fa_launch " + h.text;
