@@ -17,8 +17,8 @@
 //            D=128: Br=128 Bc=128 threads=384 smem=225 KB CTAs/SM=1
 // arch:      sm_90a
 // paper:     FlashAttention-3, sections 3.1 and 3.2, Algorithm 2 (arXiv 2407.08608)
-// speed:     H200, N >= 1024: 458 to 586 TFLOP/s at D=64, 586 to 763 at D=128: 1.18 x and 1.10 x SDPA CUDNN; causal 1.18 x
-//            and 1.21 x. At D=128, N >= 4096 0.93 of cuBLAS's product of two matrices, causal 0.90
+// speed:     H200, N >= 1024: 453 to 551 TFLOP/s at D=64, 588 to 730 at D=128: 1.17 x and 1.11 x SDPA CUDNN; causal 1.18 x
+//            and 1.23 x. At D=128, N >= 4096 0.92 of cuBLAS's product of two matrices, causal 0.90
 #include <fa/half.cuh>
 #include <fa/launch.cuh>
 #include <fa/math.cuh>

@@ -16,8 +16,8 @@
 //            D=128: Br=64  Bc=128 threads=384 smem=210 KB CTAs/SM=1
 // arch:      sm_90a
 // paper:     FlashAttention-2, Algorithm 2 (arXiv 2307.08691); FlashAttention-3 (arXiv 2407.08608)
-// speed:     H200, N >= 1024: 401 to 552 TFLOP/s at D=64, 446 to 634 at D=128: 1.18 x and 1.11 x SDPA CUDNN; causal 1.22 x
-//            and 1.14 x
+// speed:     H200, N >= 1024: 401 to 544 TFLOP/s at D=64, 450 to 636 at D=128: 1.21 x and 1.13 x SDPA CUDNN; causal 1.27 x
+//            and 1.17 x
 #include <fa/bulk.cuh>
 #include <fa/half.cuh>
 #include <fa/launch.cuh>

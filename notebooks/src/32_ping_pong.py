@@ -416,7 +416,7 @@ def clocks_per_tile(notes):
 plot.recorded("32_ping_pong", "roles", clocks_per_tile, by="python -m helpers record roles 32_ping_pong")
 
 # %% [markdown]
-# **What to see.** One after the other the consumers start $S$ and $O$ (green), and under each green box the others are at their softmax, or wait. Three waits belong to a tile: for $K_j$, for the turn, and between $S$ and $O$ for $V_j$. At $d = 128$ each takes some 140 to 240 clocks; at $d = 64$ the one for the turn takes 500 to 750: two others have to come by first. Waits for products have no box of their own: the one for $S$ is the end of $O$'s box, the one for $O$ is in the softmax's. Every note takes time itself, so the kernel without them is faster, above all at $d = 64$, where a tile is short.
+# **What to see.** One after the other the consumers start $S$ and $O$ (green), and under each green box the others are at their softmax, or wait. Three waits belong to a tile: for $K_j$, for the turn, and between $S$ and $O$ for $V_j$. At $d = 128$ each takes some 160 to 270 clocks; at $d = 64$ the one for the turn takes about 1,100: two others have to come by first. Waits for products have no box of their own: the one for $S$ is the end of $O$'s box, the one for $O$ is in the softmax's. Every note takes time itself, so the kernel without them is faster, above all at $d = 64$, where a tile is short.
 
 # %% [markdown]
 # ### Every step
@@ -514,7 +514,7 @@ plot.recorded("32_ping_pong", "causal", summaries)
 # %% [markdown]
 # The columns as in notebook 13: geometric mean over the headline shapes with $N \ge 1024$, the lowest and highest of them, and the worst of all recorded shapes. FA3 and FA4, FlashAttention-3 and -4, are in these tables and figures where they could be imported and ran in the same process. A ratio by way of a third kernel, on another day, would be none.
 #
-# **What to see.** The lead over cuDNN is smallest at short lengths and by and large grows with them. Where a tile of queries has few tiles of keys, its ends weigh most: at $N = 512$ one of four is done alone. At $d = 128$ it is level there, and behind under the mask. FlashAttention-3 is passed at most lengths; at $d = 64$ it is ahead on the longest sequences, and at $d = 128$ under the mask the two are level.
+# **What to see.** The lead over cuDNN is smallest at short lengths and by and large grows with them. Where a tile of queries has few tiles of keys, its ends weigh most: at $N = 512$ one of four is done alone. At $d = 128$ it is 3 % ahead there, and 2 % behind under the mask. FlashAttention-3 is passed at every length but for $d = 128$ under the mask, where the two are level.
 #
 # (The table of steps has this kernel, and step 29, at ratios of other runs, over three of these five lengths, and without slower peers in between, during which the card cools.)
 #

@@ -249,7 +249,28 @@ for name in ("dQ_sum", "dQ", "dK", "dV"):
 pd.DataFrame(rows, index=["run again", "keys from the last tile on"]).T.map("{:.2%}".format)
 
 # %% [markdown]
-# **What to see.** Share of elements that differ. On the emulator, whose CTAs always come in the same order, a second run is the same throughout; on a GPU, `dQ_sum` differs in its last bits from run to run as it does here from order to order. $dK$ and $dV$ are the same bit by bit in every run, whatever the rest of the GPU does: one CTA sums up those of a query head, alone and in a fixed order. The line `outputs` of the header block says so. (Where query heads share $K$ and $V$, what belongs to one head of $K$ and $V$ is added up afterwards, in the order of the query heads: see "Who gets which tile" below.) (Why do a few of them differ in the right column? Without a mask a CTA begins with a tile of queries that depends on its place among the CTAs of its head, so that they don't all add to the same rows of $dQ$ at once. Another place, another order. Notebook 22 shows what it takes to have all three gradients the same in every run.)
+# **What to see.** Share of elements that differ. On the emulator, whose CTAs always come in the same order, a second run is the same throughout; on a GPU, `dQ_sum` differs in its last bits from run to run as it does here from order to order. $dK$ and $dV$ are the same bit by bit in every run, whatever the rest of the GPU does: one CTA sums up those of a query head, alone and in a fixed order. The line `outputs` of the header block says so. (Where query heads share $K$ and $V$, what belongs to one head of $K$ and $V$ is added up afterwards, in the order of the query heads: see "Who gets which tile" below.) (Why do a few of them differ in the right column? Without a mask a CTA begins with a tile of queries that depends on its place among the CTAs of its head, so that they don't all add to the same rows of $dQ$ at once. Another place, another order.)
+#
+# ### The same bits, if you ask for them
+#
+# `deterministic=True` gives $dQ$ one order, as notebook 22 does: a CTA adds its share to a tile of queries when all CTAs with later keys have added theirs, and then counts itself in (region `send_dQ`). Those are started first, so nobody waits for a CTA that has no SM yet. PyTorch's `torch.use_deterministic_algorithms(True)` asks for it, too.
+
+# %%
+asked = [kernel(q, k, v, o, lse, do, deterministic=True)[0] for _ in range(2)]
+assert torch.equal(*asked)
+
+
+def price(samples):
+    ratios = record.price_of_order(samples).rename(columns={"Nq": "N", "name": "time with one order / without"})
+    return ratios.pivot_table(
+        index=["D", "causal", "N"], columns="time with one order / without", values="ratio"
+    ).round(2)
+
+
+plot.recorded("33_backward_wgmma", "deterministic", price)
+
+# %% [markdown]
+# **What to see.** At $d = 64$ without a mask one order costs as much as in FlashAttention-3, elsewhere more. Ours waits until the L2 has added a share before the next CTA may begin, and the warp that sends $dQ$ can't take the next share while it waits for its turn: at $d = 128$ a step is short, and the wait shows.
 #
 # ### A reminder
 #
@@ -669,7 +690,7 @@ def summaries(samples):
 plot.recorded("33_backward_wgmma", "backward", summaries)
 
 # %% [markdown]
-# The columns: how many times as long as ours each peer takes, as the geometric mean over the shapes with $N \ge 1024$, the lowest and the highest of those, and the worst of *all* recorded shapes with its place. We are ahead of cuDNN at every one of them. With FlashAttention-3 and -4 it is a draw where sequences are long: the means are a few percent ahead or behind. At $N = 512$ and $d = 64$ both are ahead, FA4 by more.
+# The columns: how many times as long as ours each peer takes, as the geometric mean over the shapes with $N \ge 1024$, the lowest and the highest of those, and the worst of *all* recorded shapes with its place. We are ahead of cuDNN at every one of them. With FlashAttention-3 and -4 it is a draw where sequences are long: the means are a few percent ahead or behind. At $N = 512$ FlashAttention-4 is ahead, most at $d = 64$ under the mask.
 #
 # ### What helped, and what did not
 #
@@ -877,7 +898,7 @@ exercise.verify(
 # </details>
 # <details><summary>5. Two runs give different dQ, and the same dK and dV. Why?</summary>
 #
-# Shares of dQ are added up in the L2 in the order in which CTAs come. dK and dV of a query head are summed up by one CTA, and those of heads that share K and V in the order of the heads.
+# Shares of dQ are added up in the L2 in the order in which CTAs come. Asked for `deterministic`, they wait for each other. dK and dV of a query head are summed up by one CTA, and those of heads that share K and V in the order of the heads.
 #
 # </details>
 # <details><summary>6. How would you find out whether exponentials run under a product?</summary>
