@@ -142,6 +142,6 @@ def test_files_that_contributing_names_are_there():
     for name in re.findall(r"`([a-z]+/\w+\.(?:py|cpp|h))`", text):
         assert (pages.HELPERS / name).exists() or (ROOT / name).exists(), name
     for name in re.findall(r"`(\w+\.(?:cpp|h))`", text):
-        assert list((pages.HELPERS / "emulator" / "runtime").glob(name)), name
+        assert list((pages.HELPERS / "emulator").rglob(name)), name
     for folder in ("notebooks", "kernels", "data", "tests"):
         assert Path(ROOT / folder).is_dir() and f"{folder}/" in (ROOT / "README.md").read_text()

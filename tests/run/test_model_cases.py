@@ -16,7 +16,18 @@ BACKWARD = SimpleNamespace(op="attention_backward", dtypes=("fp32",), D=(64,), f
 
 
 def sdpa(
-    q, k, v, scale=None, causal=False, window=None, cu_seqlens=None, lengths=None, pages=None, splits=None, late=0
+    q,
+    k,
+    v,
+    scale=None,
+    causal=False,
+    window=None,
+    cu_seqlens=None,
+    lengths=None,
+    pages=None,
+    splits=None,
+    deterministic=False,
+    late=0,
 ):
     """PyTorch's attention with an explicit mask; `late` shifts the causal diagonal, a bug."""
     if cu_seqlens is not None:

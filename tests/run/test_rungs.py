@@ -42,13 +42,14 @@ TABLE = re.compile(r"D=(?P<D>\d+)(, +(?P<kb>\d+) KB per block[^:]*)?:(?P<row>.*)
 SPILLS = {
     ("02_online_softmax", "sm_86"): 4,
     ("02_online_softmax", "sm_89"): 4,
+    ("10_fa2_mma_fp16", "sm_120"): 36,
     ("11_swizzled", "sm_100"): 28,
-    ("11_swizzled", "sm_120"): 16,
+    ("11_swizzled", "sm_120"): 44,
     ("13_tuned", "sm_90a"): 8,
     ("13_tuned", "sm_100"): 24,
     ("20_causal_gqa", "sm_120"): 20,
-    ("23_backward_mma", "sm_100"): 24,
-    ("23_backward_mma", "sm_103"): 16,
+    ("23_backward_mma", "sm_100"): 68,
+    ("23_backward_mma", "sm_103"): 68,
     ("23_backward_mma", "sm_120"): 8,
 }
 

@@ -264,6 +264,7 @@ def test_a_clone_finds_what_another_has_built_and_names_its_own_files(tmp_path):
     """But for the first line, which says whether it was there already, both say the same."""
     for folder in ("helpers", "kernels"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "data").mkdir()
     said = [
         subprocess.run([sys.executable, "-c", CLONE], cwd=checkout, capture_output=True, text=True, check=True).stdout
         for checkout in (ROOT, tmp_path)
