@@ -168,7 +168,7 @@ def _headers() -> str:
         raise ToolkitError(
             f"no {header}, which notebook 00 compiles against: `apt install python3-dev` or `dnf install python3-devel`"
         )
-    return str(header)
+    return f"Python.h of {platform.python_version()}"
 
 
 def _emulator() -> str:
