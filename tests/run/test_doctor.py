@@ -1,6 +1,7 @@
 """The doctor reports whatever is missing, with its mend, and never raises."""
 
 import importlib
+import platform
 import subprocess
 import sys
 from pathlib import Path
