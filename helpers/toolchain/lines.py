@@ -24,6 +24,10 @@ COPYING = re.compile(
     r"(?:.*::)?(?P<name>[^:<]+)(?:<.*>)?::(?:operator=|(?P=name))\((?:.*::)?(?P=name)(?:<.*>)?(?: const)?&&?\)"
 )
 
+# What clang puts in itself, such as the call where a local array has been overrun, has no line: it is given that of the code
+# before it, if that is less than so many bytes away.
+LINELESS = 24
+
 
 def places(library: Path, offsets: Iterable[int]) -> dict[int, tuple[str, int]]:
     """For each offset of a return address in ``library`` the reader's file and line: of the calls that were inlined
@@ -38,8 +42,14 @@ def places(library: Path, offsets: Iterable[int]) -> dict[int, tuple[str, int]]:
     except ToolkitError as error:
         warnings.warn(str(error), stacklevel=2)
         return found
-    chains = _atos(tool, library, offsets) if Path(tool).name == "atos" else _addr2line(tool, library, offsets)
-    for offset, calls in zip(offsets, chains):
+    read = _atos if Path(tool).name == "atos" else _addr2line
+    chains = dict(zip(offsets, read(tool, library, offsets)))
+    if lineless := [offset for offset, calls in chains.items() if not calls]:
+        before = sorted({offset - n for offset in lineless for n in range(1, LINELESS)})
+        known = dict(zip(before, read(tool, library, before)))
+        for offset in lineless:
+            chains[offset] = next((known[offset - n] for n in range(1, LINELESS) if known[offset - n]), [])
+    for offset, calls in chains.items():
         chain = [
             (name, place) for name, place in calls if not place.startswith(EMULATOR) and not STANDARD.search(place)
         ]

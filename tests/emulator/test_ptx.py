@@ -14,6 +14,7 @@ from emulated import FILE, build, line_of, program
 from emulated import launch as start
 
 from helpers import CompileError, KernelError
+from helpers.toolchain.compiler import emulators_compiler
 
 BOTH = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 RANDOM = np.random.default_rng(0)
@@ -1158,7 +1159,9 @@ def test_an_error_in_a_header_of_instructions_is_the_kernels():
     body = """__shared__ __align__(16) uint4 smem[8]; smem[t % 8] = uint4{}; uint32_t r[4]; __syncthreads();
     fa::ldmatrix_x4(r, smem + lane); // here
     o[t] = r[0];"""
-    assert "reads 16 bytes at smem + 496 bytes" in failure(body, before="#include <fa/sm80.cuh>")
+    # clang holds an address that is formed from an array against its length, too
+    by_compiler = {"gcc": "reads 16 bytes at smem + 496 bytes", "clang": "takes element 31 of an array of type uint4 [8]"}
+    assert by_compiler[emulators_compiler().kind] in failure(body, before="#include <fa/sm80.cuh>")
 
 
 def test_every_thread_of_many_blocks_parses_a_statement_once():

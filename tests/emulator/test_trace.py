@@ -13,6 +13,7 @@ from helpers.ladder.contract import prepare
 from helpers.ladder.errors import KernelError
 from helpers.run.kernel import Kernel
 from helpers.run.reference import random_inputs
+from helpers.toolchain.compiler import emulators_compiler
 
 
 def trace(body: str, out: int | torch.Tensor = 32, *, shape: str = "1, 32", before: str = "", **tensors) -> Trace:
@@ -130,9 +131,11 @@ def test_structs_that_calls_take_and_give_by_value_are_accesses():
     out = torch.zeros(32)
     found = traced(build(source), out)
     assert out.tolist() == [5.0 * (31 - t) + 1 for t in range(32)] and found.findings == ()
-    assert [(a.op, a.target, a.width) for a in on(found, line_of(source, "// copy"))] == [("store", "more", 16)]
+    gcc = emulators_compiler().kind == "gcc"
+    width = 16 if gcc else 4  # clang copies a struct of the reader's own by members
+    assert [(a.op, a.target, a.width) for a in on(found, line_of(source, "// copy"))] == [("store", "more", width)]
     for op in ("store", "load"):
-        for size in (8, 16, 32):
+        for size in (8, 16, 32) if gcc else (8, 16):  # clang leaves what doesn't fit into registers to the call
             access = [a for a in on(found, line_of(source, f"// {op} {size};")) if a.space == "shared"]
             assert [(a.op, a.width, a.bytes) for a in access] == [(op, min(size, 16), 32 * size)]
 

@@ -66,7 +66,10 @@ void on_signal(int signal, siginfo_t* info, void* context) {
   if (Host* h = host) {
     h->stop = stop_of(signal, info, context);
     // Asked to stop elsewhere than in the reader's own code it may hold a lock; another signal comes soon.
-    if (signal == SIGURG ? h->module.executes(h->stop.pc) : session.run == nullptr) siglongjmp(h->escape, 1);
+    if (signal == SIGURG ? h->module.executes(h->stop.pc) : session.run == nullptr) {
+      keep_calls(*h);
+      siglongjmp(h->escape, 1);
+    }
     h->stop = {};
   }
   if (signal == SIGURG) return;
@@ -92,6 +95,7 @@ void fail_launcher(const char* kind, const std::string& text, uintptr_t pc) {
   if (h == nullptr) return;
   h->kind = kind, h->text = text;
   h->stop.signal = SIGABRT, h->stop.pc = pc, h->stop.stack = reinterpret_cast<uintptr_t>(__builtin_frame_address(0));
+  keep_calls(*h);
   siglongjmp(h->escape, 1);
 }
 
@@ -385,6 +389,7 @@ int emu_call(int (*launcher)(const void*, void*), const void* arguments, void* s
       h.stop.signal = SIGABRT;
       h.stop.pc = thrown != nullptr ? reinterpret_cast<uintptr_t>(thrown) - 1 : reinterpret_cast<uintptr_t>(launcher);
       h.stop.stack = h.stack_top;
+      keep_calls(h);
     }
   }
   host = nullptr;

@@ -43,11 +43,22 @@ constexpr uintptr_t kAddress = (uintptr_t(1) << 48) - 1;
 constexpr uintptr_t kAddress = ~uintptr_t(0);
 #endif
 
-// Where in the module a thread is, and the calls that it is in, innermost first: their return addresses, which are what the
-// stack holds of addresses of the module's code.
-struct Calls {
-  uintptr_t pc, outer[4];
-};
+// Does a call end there? Other addresses of code on a stack are pointers to functions, or leftovers that are half overwritten.
+static bool follows_call(const Module& module, uintptr_t pc) {
+  if (!module.executes(pc - 7)) return false;
+#if defined(__x86_64__)
+  const uint8_t* end = reinterpret_cast<const uint8_t*>(pc);
+  if (end[-5] == 0xe8) return true;        // call rel32
+  for (int bytes = 2; bytes <= 7; ++bytes)  // call r/m64
+    if (end[-bytes] == 0xff && (end[1 - bytes] >> 3 & 7) == 2) return true;
+  return false;
+#else
+  if (pc % 4 != 0) return false;
+  const uint32_t before = reinterpret_cast<const uint32_t*>(pc)[-1];
+  return before >> 26 == 0x25 || (before & 0xfffffc1f) == 0xd63f0000;  // bl, blr
+#endif
+}
+
 static Calls calls_of(const Module& module, uintptr_t pc, uintptr_t link, uintptr_t stack, uintptr_t top) {
   Calls c = {module.executes(pc) ? pc + 1 : 0, {}};  // return addresses point behind their instruction
   unsigned count = 0;
@@ -56,7 +67,7 @@ static Calls calls_of(const Module& module, uintptr_t pc, uintptr_t link, uintpt
   if (link != 0) c.pc = link;
   for (stack = (stack + 7) & ~uintptr_t(7); stack + sizeof pc <= top && count < std::size(c.outer); stack += sizeof pc) {
     const uintptr_t found = *reinterpret_cast<const uintptr_t*>(stack) & kAddress;
-    if (!module.executes(found)) continue;
+    if (!module.executes(found) || !follows_call(module, found)) continue;
     if (found != link) (c.pc == 0 ? c.pc : c.outer[count++]) = found;
     link = 0;  // it has been saved too
   }
@@ -208,9 +219,13 @@ void record_fault(Worker* w) {
   const Stop stop = w->fault;
   w->fault = {};
   const Thread& t = *w->faulted;
-  Fault f = fault_of(stop, describe(w, &t), w->stacks.guards(stop.address));
+  const bool beyond = w->stacks.guards(stop.address), above = reinterpret_cast<uintptr_t>(stop.address) >= stack_top(t);
+  Fault f = fault_of(stop, describe(w, &t), beyond && !above);
+  if (beyond && above) f = {"local array overrun", 700, describe(w, &t) + " writes past the end of a local array, and of its whole stack"};
   if (!strcmp(f.kind, "stack overflow")) f.text += " of " + std::to_string(kStackBytes >> 10) + " KB";
-  const Calls c = calls_of(w->run->module, stop.pc, stop.link, std::max(stop.stack, t.stack), stack_top(t));
+  const bool switching = stop.signal == SIGURG && stop.stack - t.stack >= kStackBytes;  // on the stack of the scheduler
+  const uintptr_t stack = switching ? reinterpret_cast<uintptr_t>(t.resume) : std::max(stop.stack, t.stack);
+  const Calls c = calls_of(w->run->module, stop.pc, stop.link, stack, stack_top(t));
   record(w, f.kind, f.error, c.pc == 0 ? stop.pc + 1 : c.pc, {}, f.text, &c);
 }
 
@@ -223,15 +238,22 @@ void record_stop(Worker* w) {
 }
 
 // The same of the launcher, which nothing else can go wrong behind.
+static bool overflows(const Host& h) {  // a little below the stack
+  const uintptr_t address = reinterpret_cast<uintptr_t>(h.stop.address), page = page_bytes();
+  return (h.stop.signal == SIGSEGV || h.stop.signal == SIGBUS) && h.stop.stack - address + page < 16 * page;
+}
+
+void keep_calls(Host& h) {
+  const uintptr_t above_guard = (reinterpret_cast<uintptr_t>(h.stop.address) | (page_bytes() - 1)) + 1;
+  h.calls = calls_of(h.module, h.stop.pc, h.stop.link, overflows(h) ? above_guard : h.stop.stack, h.stack_top);
+}
+
 void record_host_fault(const Host& h) {
   if (!session.findings.empty()) return;
-  const uintptr_t address = reinterpret_cast<uintptr_t>(h.stop.address), page = page_bytes();
-  const bool overflow = (h.stop.signal == SIGSEGV || h.stop.signal == SIGBUS) && h.stop.stack - address + page < 16 * page;  // a little below the stack
-  Fault f = fault_of(h.stop, "fa_launch", overflow);
+  Fault f = fault_of(h.stop, "fa_launch", overflows(h));
   if (h.stop.signal == SIGFPE) f.text = "fa_launch divides an integer by zero";
   if (!h.kind.empty()) f.kind = h.kind.c_str(), f.text = "fa_launch " + h.text;
-  const Calls c = calls_of(h.module, h.stop.pc, h.stop.link, overflow ? (address | (page - 1)) + 1 : h.stop.stack, h.stack_top);
-  Finding found = finding(f.kind, f.error, c.pc, {}, f.text, &c);
+  Finding found = finding(f.kind, f.error, h.calls.pc, {}, f.text, &h.calls);
   put(found.kernel, sizeof found.kernel, "the launcher");
   session.findings.push_back(found);
   session.sticky = f.error;

@@ -8,10 +8,17 @@
 
 namespace emu {
 
+// Where in the module a thread is, and the calls that it is in, innermost first: their return addresses, which are what the
+// stack holds of addresses of the module's code that follow a call.
+struct Calls {
+  uintptr_t pc, outer[4];
+};
+
 struct Host {                       // fa_launch, on its way
   sigjmp_buf escape;
   Module module;
   Stop stop;
+  Calls calls = {};                 // where it was stopped
   std::string kind, text;           // what it did, where no signal says so
   uintptr_t stack_top = 0;
 };
@@ -19,10 +26,11 @@ struct Host {                       // fa_launch, on its way
 // From inside a fiber: "thread 5 of block 0 " and the rest of the sentence; the block ends here.
 [[noreturn]] void fail(const char* kind, int error, uintptr_t pc, Site, const char* format, ...)
     __attribute__((format(printf, 5, 6)));
-void record(Worker*, const char* kind, int error, uintptr_t pc, Site, const std::string& text, const struct Calls* = nullptr);
+void record(Worker*, const char* kind, int error, uintptr_t pc, Site, const std::string& text, const Calls* = nullptr);
 void record_stop(Worker*);                               // it came between two threads
 void record_deadlock(Worker*);
 void record_fault(Worker*);
+void keep_calls(Host&);                                  // while what it was doing is still on its stack
 void record_host_fault(const Host&);
 
 std::string coordinates(unsigned x, unsigned y, unsigned z, const uint32_t* extent);  // "(1, 0)"; "1" in one dimension
