@@ -45,7 +45,7 @@ HINTS = {
     "mask": "the mask of a warp instruction must name every lane that executes it",
     "shuffle": "only lanes that execute the same shuffle can be read",
     "local array overrun": "an index out of bounds is reported where it stands, a pointer into the array is not: look for a loop "
-    "that takes one too far in the function that ends at this line",
+    "that takes one too far, here or in the function that ends here",
     "stack overflow": "a recursion without end, or local arrays that are too large",
     "fence": "wgmma.fence has to stand between the last use of registers and the first wgmma.mma_async that they belong to",
     "descriptor": 'compare start address, leading and stride byte offset and swizzle with the PTX ISA\'s "Matrix Descriptor Format"',

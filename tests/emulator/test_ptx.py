@@ -1160,7 +1160,10 @@ def test_an_error_in_a_header_of_instructions_is_the_kernels():
     fa::ldmatrix_x4(r, smem + lane); // here
     o[t] = r[0];"""
     # clang holds an address that is formed from an array against its length, too
-    by_compiler = {"gcc": "reads 16 bytes at smem + 496 bytes", "clang": "takes element 31 of an array of type uint4 [8]"}
+    by_compiler = {
+        "gcc": "reads 16 bytes at smem + 496 bytes",
+        "clang": "takes element 31 of an array of type uint4 [8]",
+    }
     assert by_compiler[emulators_compiler().kind] in failure(body, before="#include <fa/sm80.cuh>")
 
 

@@ -48,7 +48,7 @@ static bool follows_call(const Module& module, uintptr_t pc) {
   if (!module.executes(pc - 7)) return false;
 #if defined(__x86_64__)
   const uint8_t* end = reinterpret_cast<const uint8_t*>(pc);
-  if (end[-5] == 0xe8) return true;        // call rel32
+  if (end[-5] == 0xe8) return true;         // call rel32
   for (int bytes = 2; bytes <= 7; ++bytes)  // call r/m64
     if (end[-bytes] == 0xff && (end[1 - bytes] >> 3 & 7) == 2) return true;
   return false;
@@ -221,7 +221,7 @@ void record_fault(Worker* w) {
   const Thread& t = *w->faulted;
   const bool beyond = w->stacks.guards(stop.address), above = reinterpret_cast<uintptr_t>(stop.address) >= stack_top(t);
   Fault f = fault_of(stop, describe(w, &t), beyond && !above);
-  if (beyond && above) f = {"local array overrun", 700, describe(w, &t) + " writes past the end of a local array, and of its whole stack"};
+  if (beyond && above) f = {"local array overrun", 700, describe(w, &t) + " goes past the end of a local array, and of its whole stack"};
   if (!strcmp(f.kind, "stack overflow")) f.text += " of " + std::to_string(kStackBytes >> 10) + " KB";
   const bool switching = stop.signal == SIGURG && stop.stack - t.stack >= kStackBytes;  // on the stack of the scheduler
   const uintptr_t stack = switching ? reinterpret_cast<uintptr_t>(t.resume) : std::max(stop.stack, t.stack);
