@@ -229,8 +229,8 @@ def _figures(rung: Rung, root: Path) -> tuple[str, str]:
             )
         elif kind == "deterministic":
             for name, part in record.price_of_order(samples).groupby("name", sort=False):
-                whose = "its" if name == rung.stem else f"{name}'s"
-                ratios.append(_span(part["ratio"], f"{whose} own time if deterministic"))
+                who = "it" if name == rung.stem else name
+                ratios.append(f"deterministic, {who} takes {_span(part['ratio'], 'its time')}")
         elif kind == "packed":
             ratios.append(
                 _span(record.ratio_to_ideal(samples)["ratio"], "full batches, packed sequences of random lengths")

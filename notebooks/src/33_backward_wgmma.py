@@ -690,7 +690,7 @@ def summaries(samples):
 plot.recorded("33_backward_wgmma", "backward", summaries)
 
 # %% [markdown]
-# The columns: how many times as long as ours each peer takes, as the geometric mean over the shapes with $N \ge 1024$, the lowest and the highest of those, and the worst of *all* recorded shapes with its place. We are ahead of cuDNN at every one of them. With FlashAttention-3 and -4 it is a draw where sequences are long: the means are a few percent ahead or behind. At $N = 512$ FlashAttention-4 is ahead, most at $d = 64$ under the mask.
+# The columns: how many times as long as ours each peer takes, as the geometric mean over the shapes with $N \ge 1024$, the lowest and the highest of those, and the worst of *all* recorded shapes with its place. We are ahead of cuDNN at every one of them. With FlashAttention-3 and -4 it is a draw where sequences are long: the means are a few percent ahead or behind. At $N = 512$ FlashAttention-4 is ahead, most at $d = 64$ under the mask; at $d = 128$ under the mask it is level.
 #
 # ### What helped, and what did not
 #
