@@ -135,20 +135,35 @@ def test_without_a_symbolizer_it_is_said_and_not_dropped(bare):
         assert lines.places(Path("x.so"), [4]) == {4: ("", 0)}
 
 
-ATOS = """inner(int*) (in here.so) (/src/here.cpp:2)
-outer (in here.so) (/src/here.cpp:5)
-
-outer (in here.so) (/src/here.cpp:6)
-
-0x0000000000000010 (in here.so)
+# What atos says of each address; of one that it doesn't know it repeats the address.
+ATOS = r"""#!/bin/sh
+shift 4  # -o SYMBOLS -i -fullPath
+for address; do
+  case $address in
+    0x10) printf 'inner(int*) (in here.so) (/src/here.cpp:2)\nouter (in here.so) (/src/here.cpp:5)\n\n' ;;
+    0x20) printf 'outer (in here.so) (/src/here.cpp:6)\n\n' ;;
+    *) printf '%s (in here.so)\n\n' "$address" ;;
+  esac
+done
 """
 
 
 def test_on_macos_atos_is_asked(bare, monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
-    fake(bare / "path" / "atos", ATOS)
-    found = lines.places(bare / "here.so", [0x11, 0x21, 0x31])
-    assert found == {0x11: ("/src/here.cpp", 2), 0x21: ("/src/here.cpp", 6), 0x31: ("", 0)}
+    atos = bare / "path" / "atos"
+    atos.write_text(ATOS)
+    atos.chmod(0o755)
+    found = lines.places(bare / "here.so", [0x11, 0x21, 0x3A, 0x61])
+    assert found[0x11] == ("/src/here.cpp", 2) and found[0x21] == ("/src/here.cpp", 6)
+    assert found[0x3A] == found[0x61] == ("", 0)
+
+
+def test_on_macos_code_without_a_line_has_that_of_the_code_before_it(bare, monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    atos = bare / "path" / "atos"
+    atos.write_text(ATOS)
+    atos.chmod(0o755)
+    assert lines.places(bare / "here.so", [0x21 + lines.LINELESS - 1]) == {0x37 + 1: ("/src/here.cpp", 6)}
 
 
 def test_on_macos_no_flag_is_one_that_its_linker_lacks(monkeypatch):
