@@ -58,6 +58,7 @@ _LESSONS = {
     "roles": "measure.roles",
     "timeline": "measure.timeline",
     "exercise": "lessons.exercise",
+    "predict": "lessons.predict:predict",
     "draw": "lessons.drawings.basics",
     "draw_backward": "lessons.drawings.backward",
     "draw_decode": "lessons.drawings.decode",

@@ -13,17 +13,20 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
 from ..ladder.paths import NOTEBOOKS, ROOT
+from . import watch
 
 CELL_TIMEOUT = 600  # seconds
 KERNEL = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
 
 
-def execute(path: Path) -> nbformat.NotebookNode:
-    """Runs every cell of a notebook in a fresh kernel, in the notebook's folder, and gives back the executed copy.
+def execute(path: Path) -> tuple[nbformat.NotebookNode, list[str]]:
+    """Runs every cell of a notebook in a fresh kernel, in the notebook's folder, and gives back the executed copy and the files of
+    the checkout that it read. The copy's metadata say which records those were, with the digests they had.
 
     Raises nbclient's CellExecutionError if a cell raises, with what the notebook held by then in `error.notebook`.
     """
     notebook = nbformat.read(path, as_version=4)
+    watch.begin(notebook)
     notebook.metadata.setdefault("kernelspec", KERNEL)  # without one JupyterLab asks for it, or marks the file changed
     client = NotebookClient(
         notebook,
@@ -40,9 +43,12 @@ def execute(path: Path) -> nbformat.NotebookNode:
     try:
         client.execute(env={**os.environ, "PYTHONPATH": str(ROOT) + os.pathsep + os.environ.get("PYTHONPATH", "")})
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
+        watch.end(notebook)
         error.notebook = notebook
         raise
-    return settle(notebook)
+    reads = watch.end(notebook)
+    notebook.metadata["records"] = watch.records(reads)
+    return settle(notebook), reads
 
 
 def settle(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
@@ -82,7 +88,7 @@ def execute_all(stems: Sequence[str] = (), inplace: bool = False) -> bool:
         print(f"[{i}/{len(paths)}] {path.stem} …", end=" ", flush=True)
         start, result = time.perf_counter(), "passed"
         try:
-            notebook = execute(path)
+            notebook, _ = execute(path)
             if inplace:
                 nbformat.write(notebook, path)
         except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:

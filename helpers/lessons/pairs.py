@@ -1,7 +1,8 @@
 """The pair of a notebook and its text: notebooks/src/NN_name.py holds the cells, for review; outputs stay in the .ipynb.
 
 A cell starts at a line `# %%`, a Markdown cell at `# %% [markdown]`; `tags=["…"]` may follow. Lines of Markdown, IPython magics
-(`%load_ext`, `!ls`) and whole `%%magic` cells stand in comments, so that the file is a Python file.
+(`%load_ext`, `!ls`) and whole `%%magic` cells stand in comments, so that the file is a Python file. What a cell tagged "reveal"
+shows is the answer to a prediction: it is saved collapsed, and JupyterLab opens it by a click.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 import nbformat
 
 from ..ladder.paths import NOTEBOOKS
+from .numbers import renewed
 
 HEADER = """\
 # ---
@@ -61,6 +63,8 @@ def _cell(start: re.Match, source: str) -> nbformat.NotebookNode:
         cell = nbformat.v4.new_code_cell(_MAGIC_IN_COMMENT.sub("", source))
     if start["tags"]:
         cell.metadata["tags"] = json.loads(start["tags"])
+        if "reveal" in cell.metadata["tags"]:
+            cell.metadata["jupyter"] = {"outputs_hidden": True}
     return cell
 
 
@@ -79,14 +83,19 @@ def text_of(notebook: nbformat.NotebookNode) -> str:
 
 
 def to_notebook(stem: str, folder: Path = NOTEBOOKS) -> int:
-    """Writes src/<stem>.py into <stem>.ipynb and returns how many cells are new; the others keep their outputs."""
-    path = folder / f"{stem}.ipynb"
+    """Writes src/<stem>.py, with its numbers as the records give them (numbers.py), into <stem>.ipynb and returns how many cells
+    are new; the others keep their outputs."""
+    path, text = folder / f"{stem}.ipynb", folder / "src" / f"{stem}.py"
+    text.write_text(renewed(text.read_text()))
     notebook = nbformat.read(path, as_version=4)
     old: dict[tuple[str, str], list[nbformat.NotebookNode]] = {}
     for cell in reversed(notebook.cells):
         old.setdefault((cell.cell_type, cell.source), []).append(cell)
-    new = cells((folder / "src" / f"{stem}.py").read_text())
+    new = cells(text.read_text())
     kept = [same.pop() if (same := old.get((cell.cell_type, cell.source))) else None for cell in new]
+    for before, cell in zip(kept, new, strict=True):
+        if before:
+            before.metadata = cell.metadata
     notebook.cells = [before or cell for before, cell in zip(kept, new, strict=True)]
     nbformat.write(notebook, path)
     return kept.count(None)

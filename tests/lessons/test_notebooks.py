@@ -24,13 +24,28 @@ from nbclient.exceptions import CellExecutionError
 
 from helpers import record, show
 from helpers.ladder import rung as ladder
-from helpers.lessons import execute, pairs
+from helpers.lessons import execute, numbers, pairs, watch
 
 FOLDER = execute.NOTEBOOKS
 STEMS = sorted(path.stem for path in FOLDER.glob("[0-9][0-9]_*.ipynb"))
 RUNGS = [stem for stem in STEMS if (ladder.KERNELS / f"{stem}.cu").exists()]
-OTHERS = {"00_start_here", "24_in_a_model"} | {stem for stem in STEMS if stem.startswith("9")}  # about no one rung
-LONGEST_CELL = 18  # lines
+LOGS = [stem for stem in STEMS if stem.endswith("_log")]  # what was tried, for whoever wants to know: no lessons
+LESSONS = [stem for stem in STEMS if stem not in LOGS]
+OTHERS = {"00_start_here", "24_in_a_model", *LOGS} | {
+    stem for stem in STEMS if stem.startswith("9")
+}  # about no one rung
+LONGEST_CELL = 15  # lines
+MOST_WORDS = 3000  # outside folds, and of those with the hardest kernels 3500
+HARD = (
+    "03_fa1_fp32",
+    "04_fa2_fp32",
+    "22_backward_fp32",
+    "23_backward_mma",
+    "30_tma_wgmma",
+    "32_ping_pong",
+    "33_backward_wgmma",
+)
+MOST_MINUTES = 60
 
 OPENING = ("**After this notebook you can**", "**Time**", "**Needs**", "**The idea in one line**")
 SECTIONS = [  # in this order; a notebook may have others between them
@@ -51,6 +66,7 @@ LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 MACHINE_PATH = re.compile(r"(?:/home/|/root/|/tmp/|/Users/|/opt/|site-packages|" + re.escape(str(execute.ROOT)) + ")")
 
 every = pytest.mark.parametrize("stem", STEMS)
+every_lesson = pytest.mark.parametrize("stem", LESSONS)
 
 
 def read(stem: str) -> nbformat.NotebookNode:
@@ -97,7 +113,7 @@ def printed(cell: nbformat.NotebookNode) -> str:
     return "\n".join(parts)
 
 
-def run(notebook: nbformat.NotebookNode, path: Path) -> nbformat.NotebookNode:
+def run(notebook: nbformat.NotebookNode, path: Path) -> tuple[nbformat.NotebookNode, list[str]]:
     nbformat.write(notebook, path)
     return execute.execute(path)
 
@@ -116,10 +132,28 @@ def test_each_text_has_its_notebook():
     assert STEMS == sorted(path.stem for path in (FOLDER / "src").glob("*.py"))
 
 
-# Built as promised
+# As the records say
 
 
 @every
+def test_shows_the_records_as_they_are(stem):
+    """What was saved with the notebook when it was executed, against data/ as it is."""
+    shown = read(stem).metadata["records"]
+    now = watch.records(shown)
+    stale = sorted(path for path in shown if shown[path] != now[path])
+    assert not stale, f"{stem} shows older records: run python -m helpers notebooks {stem} --inplace"
+
+
+@every
+def test_numbers_in_prose_are_the_records(stem):
+    text = (FOLDER / "src" / f"{stem}.py").read_text()
+    assert text == numbers.renewed(text), f"run: python -m helpers notebooks {stem} --from-text"
+
+
+# Built as promised
+
+
+@every_lesson
 def test_opens_with_what_it_offers_and_asks(stem):
     first = read(stem).cells[0]
     assert first.cell_type == "markdown" and first.source.startswith(f"# {stem[:2]} · ")
@@ -140,7 +174,7 @@ def test_a_notebook_is_a_rung_s_or_looks_across_them():
     assert not OTHERS & set(RUNGS)
 
 
-@every
+@every_lesson
 def test_has_its_sections_in_order(stem):
     headings = re.findall(r"^## (.+)$", "\n".join(texts(read(stem), "markdown")), re.MULTILINE)
     wanted = SECTIONS if stem in RUNGS else SECTIONS[-2:]
@@ -153,7 +187,15 @@ def test_cells_are_short(stem):
         assert len(source.splitlines()) <= LONGEST_CELL, source
 
 
-@every
+@every_lesson
+def test_is_read_in_an_hour(stem):
+    text = "\n".join(texts(read(stem), "markdown"))
+    words = len(re.sub(r"<details>.*?</details>|<!--.*?-->", "", text, flags=re.DOTALL).split())
+    assert words <= (3500 if stem in HARD else MOST_WORDS)
+    assert int(re.search(r"\*\*Time\*\* (\d+) minutes", text)[1]) <= MOST_MINUTES
+
+
+@every_lesson
 def test_two_exercises_or_more_each_complete(stem):
     found = exercises(read(stem))
     assert len(found) >= 2
@@ -203,8 +245,7 @@ def test_executes_and_its_solutions_solve(stem, tmp_path, request):
         pytest.skip(
             "`make executed` is due" if stem in stale else "nothing that it reads has changed since it was executed"
         )
-    done = run(executed.watched(whole), tmp_path / f"{stem}.ipynb")
-    reads = executed.told(done)
+    done, reads = run(whole, tmp_path / f"{stem}.ipynb")
     outputs = [printed(cell) for cell in done.cells if cell.cell_type == "code"]
     for output in outputs:
         assert not MACHINE_PATH.search(output), output
@@ -264,8 +305,10 @@ def test_what_a_notebook_reads_is_known(tmp_path):
         "len(open('/etc/hostname').read())",
     ]
     notebook = small(*(("code", cell) for cell in cells))
-    done = run(executed.watched(notebook), tmp_path / "small.ipynb")
-    reads = executed.told(done)
+    done, reads = run(notebook, tmp_path / "small.ipynb")
+    assert done.metadata["records"] == watch.records(
+        ["data/nvidia-h200/01_naive.forward.csv", "data/nvidia-h200/01_naive.forward.json"]
+    )
     assert [cell.source for cell in done.cells] == cells
     assert {
         "helpers/__init__.py",
@@ -278,7 +321,7 @@ def test_what_a_notebook_reads_is_known(tmp_path):
     } <= set(reads)
     assert not {"helpers/lessons/museum.py", "kernels/13_tuned.cu"} & set(reads)
     starts = small(("code", "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import helpers'])"))
-    assert "helpers/lessons/museum.py" in executed.told(run(executed.watched(starts), tmp_path / "small.ipynb"))
+    assert "helpers/lessons/museum.py" in run(starts, tmp_path / "small.ipynb")[1]
 
 
 @pytest.mark.parametrize(
@@ -324,7 +367,7 @@ def test_every_commit_draws_its_own_share():
 
 @pytest.mark.parametrize("solution, verdict", [("x = 42", "solved"), ("x = 54", "not solved yet")])
 def test_a_wrong_solution_is_seen(solution, verdict, tmp_path):
-    done = run(with_solutions(answer(solution)), tmp_path / "small.ipynb")
+    done, _ = run(with_solutions(answer(solution)), tmp_path / "small.ipynb")
     assert printed(done.cells[2]).startswith("Exercise 9.1: not solved yet")
     assert printed(done.cells[-1]).startswith(f"Exercise 9.1: {verdict}")
 

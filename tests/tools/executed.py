@@ -8,9 +8,7 @@ the unchanged: drawn by a seed.
 
 from __future__ import annotations
 
-import ast
 import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -20,40 +18,13 @@ from helpers.ladder.paths import ROOT
 from helpers.lessons.pairs import FIRST_CELL
 
 RECORDS = ROOT / "tests" / "lessons" / "executed"
-PARTS = ("helpers", "kernels", "data", "notebooks")  # of the checkout: what notebooks read
-ALWAYS = ("pyproject.toml", "helpers/lessons/execute.py")  # read, or obeyed, by whoever executes them
+ALWAYS = (
+    "pyproject.toml",
+    "helpers/lessons/execute.py",
+    "helpers/lessons/watch.py",
+)  # read, or obeyed, by whoever executes them
 SHARE = 1  # of what has not changed, so many run each time
 MOST = 4  # of those that read something changed which is not their own
-
-# In the notebook's own process. An import opens the compiled file, so modules are asked for their source at the end.
-WATCH = """import sys as _sys
-_opened = set()
-def _watch(event, arguments):
-    if event == "open" and isinstance(arguments[0], str):
-        _opened.add(arguments[0])
-    elif event == "subprocess.Popen" and "helpers" in str(arguments[1]):
-        _opened.add("helpers")  # a program of ours, which may read any of it
-_sys.addaudithook(_watch)"""
-TELL = f"""import json as _json, os as _os
-_files = [vars(m).get("__file__") for m in list(_sys.modules.values()) if hasattr(m, "__dict__")]
-_paths = {{_os.path.abspath(f) for f in [*_opened, *_files] if isinstance(f, str) and f != "helpers"}}
-_json.dumps([sorted(p for p in _paths if p.startswith({str(ROOT)!r})), "helpers" in _opened])"""
-
-
-def watched(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """The notebook, with a cell before the others and one behind them that say what was read between."""
-    cells = [nbformat.v4.new_code_cell(WATCH), *notebook.cells, nbformat.v4.new_code_cell(TELL)]
-    return nbformat.v4.new_notebook(cells=cells, metadata=notebook.metadata)
-
-
-def told(executed: nbformat.NotebookNode) -> list[str]:
-    """The files of the checkout that an executed `watched` notebook has read; takes the two cells out of it."""
-    (output,) = executed.cells.pop().outputs
-    executed.cells.pop(0)
-    found, all_of_ours = json.loads(ast.literal_eval(output.data["text/plain"]))
-    paths = [*map(Path, found), *((ROOT / "helpers").rglob("*.py") if all_of_ours else [])]
-    inside = {path.relative_to(ROOT) for path in paths if path.is_relative_to(ROOT) and path.is_file()}
-    return sorted(str(p) for p in inside if p.parts[0] in PARTS and "__pycache__" not in p.parts)
 
 
 def _cells(notebook: nbformat.NotebookNode):

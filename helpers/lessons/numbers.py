@@ -1,0 +1,59 @@
+"""Numbers in a notebook's prose that come from the records.
+
+Behind such a number stands, invisible on the page, what it is: `1.24<!--= ratio("13", "FLASH", 64):.2f -->`. The expression and
+its format are those of an f-string, with `record`, `ratio` and `tflops` at hand. `python -m helpers notebooks --from-text`
+writes the numbers anew, and a test fails where one is not what the records say.
+"""
+
+from __future__ import annotations
+
+import re
+
+from .. import record
+from ..ladder.rung import rung
+from ..record.workload import N as LENGTH
+
+NUMBER = re.compile(r"(?P<shown>[-\d.,]*)<!--= (?P<what>.+?) -->")
+PEERS = {"FLASH": record.FLASH, "CUDNN": record.CUDNN, "EFFICIENT": record.EFFICIENT, "MATH": record.MATH}
+
+
+def ratio(
+    which: str, peer: str, D: int, N: int | None = None, causal: int = 0, dtype: str = "fp16", kind: str = ""
+) -> float:
+    """How many times as fast as `peer` ("FLASH", "CUDNN", "FA3", …) a rung was on the headline workload: the geometric mean over
+    N >= 1024, or at one N. kind: of the record; by default the one that the rung is judged by."""
+    stem, samples = _samples(which, D, causal, dtype, kind)
+    found = record.ratio(record.headline(samples), stem, PEERS.get(peer, peer))
+    return record.geometric_mean(found.loc[found["Nk"] == N if N else found["Nk"] >= record.FROM_N, "ratio"])
+
+
+def tflops(
+    which: str, D: int, N: int = LENGTH, causal: int = 0, dtype: str = "fp16", kind: str = "", of: str = ""
+) -> float:
+    """TFLOP/s of a rung, or of the peer `of` beside it, on the headline workload at one N."""
+    stem, samples = _samples(which, D, causal, dtype, kind)
+    found = record.medians(record.headline(samples))
+    (speed,) = found.loc[(found["name"] == (PEERS.get(of, of) or stem)) & (found["Nk"] == N), "tflops"]
+    return speed
+
+
+def _samples(which: str, D: int, causal: int, dtype: str, kind: str):
+    found = rung(which)
+    samples = record.load(found.stem, kind or record.kinds(found)[0], record.DEFAULT_DEVICE)
+    keep = (samples["D"] == D) & (samples["dtype"] == dtype)
+    if "causal" in samples:
+        keep &= samples["causal"] == causal
+    return found.stem, samples[keep]
+
+
+def renewed(text: str) -> str:
+    """The text with each such number as the records give it. ValueError names the expression that fails."""
+
+    def new(match: re.Match) -> str:
+        try:
+            shown = eval(f"f'''{{{match['what']}}}'''", {"record": record, "ratio": ratio, "tflops": tflops})
+        except Exception as error:
+            raise ValueError(f"<!--= {match['what']} -->: {type(error).__name__}: {error}") from error
+        return f"{shown}<!--= {match['what']} -->"
+
+    return NUMBER.sub(new, text)

@@ -1,0 +1,31 @@
+"""Numbers in prose that name where they come from."""
+
+import pytest
+
+from helpers import record
+from helpers.lessons.numbers import ratio, renewed, tflops
+
+
+def test_a_number_is_written_anew_and_nothing_else():
+    text = 'It is **9.99<!--= ratio("13", "FLASH", 64):.2f --> times** as fast (<!--= 2 + 1 -->), 4.5 of it.'
+    assert renewed(text) == (
+        f'It is **{ratio("13", "FLASH", 64):.2f}<!--= ratio("13", "FLASH", 64):.2f --> times** as fast (3<!--= 2 + 1 -->), 4.5 of it.'
+    )
+    assert renewed(renewed(text)) == renewed(text)
+
+
+def test_an_expression_that_fails_is_named():
+    with pytest.raises(ValueError, match=r'ratio\("13", "FLASH", 65\)|NaN'):
+        renewed('1<!--= ratio("13", "FLASH", 65)["x"] -->')
+
+
+def test_a_ratio_and_a_speed_are_the_records():
+    samples = record.load("13_tuned", device=record.DEFAULT_DEVICE).query("D == 64 and dtype == 'fp16'")
+    medians = record.medians(record.headline(samples)).query("Nk == 4096").set_index("name")
+    assert (
+        tflops("13", 64) == medians["tflops"]["13_tuned"]
+        and tflops("13", 64, of="FLASH") == medians["tflops"][record.FLASH]
+    )
+    assert ratio("13", "FLASH", 64, 4096) == pytest.approx(
+        medians["ms"][record.FLASH] / medians["ms"]["13_tuned"], rel=0.02
+    )
