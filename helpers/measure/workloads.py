@@ -70,10 +70,17 @@ MOST_PIECES = 2500  # of all heads together: beyond it only the merge is timed
 
 def samples(kind: str, kernel: Callable, rung: Rung, quick: bool = False) -> pd.DataFrame:
     """The samples of one kind of record.kinds; `quick`: of fewer shapes, where a kind has many."""
-    if kind in ("groups", "packed", "matmul", "deterministic"):
-        every = {"groups": groups, "packed": packed, "matmul": matmul, "deterministic": deterministic}
-        return every[kind](kernel, rung)
-    return {"forward": forward, "causal": causal, "decode": decode, "backward": backward}[kind](kernel, rung, quick)
+    every = {
+        "forward": functools.partial(forward, quick=quick),
+        "causal": functools.partial(causal, quick=quick),
+        "decode": functools.partial(decode, quick=quick),
+        "backward": functools.partial(backward, quick=quick),
+        "groups": groups,
+        "packed": packed,
+        "matmul": matmul,
+        "deterministic": deterministic,
+    }
+    return every[kind](kernel, rung)
 
 
 def shapes(op: str, quick: bool = False, headline: bool = False) -> list[Shape]:
