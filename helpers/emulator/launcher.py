@@ -63,7 +63,7 @@ COMPILER_FLAGS = {
     # Since clang merges what branches have in common, duplicates what follows them, and leaves out loads that a store to the
     # same place follows; tests/release/counts.py shows what each is for.
     "clang": """
-    -fsanitize=array-bounds -fstack-protector-strong -fno-vectorize -fno-slp-vectorize -fno-finite-loops
+    -fsanitize=array-bounds -fstack-protector-strong -fno-vectorize -fno-slp-vectorize -fno-finite-loops -fno-builtin-memset
     -mllvm -tsan-instrument-func-entry-exit=0 -mllvm -tsan-distinguish-volatile=1 -mllvm -tsan-instrument-read-before-write=1
     -mllvm -disable-loop-idiom-all -mllvm -disable-vector-combine -mllvm -disable-block-placement
     -mllvm -sink-common-insts=false -mllvm -hoist-common-insts=false -mllvm -instcombine-code-sinking=false
