@@ -14,12 +14,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from ..evidence.mutants import change
 from ..ladder import show
 from ..ladder.instances import for_d64
 from ..ladder.rung import Rung, parse
+from ..run import reference
 from ..run.check import Report, check
 from ..run.kernel import Kernel, load
 from ..run.reference import DTYPES, Case
@@ -125,6 +127,32 @@ class Exhibit:
         """The X-ray of one input."""
         return xray(self.kernel, *self.case(name).inputs)
 
+    def in_other_orders(self, count: int = 4, name: str = "") -> list[bool]:
+        """Whether the output is right when the emulator's threads take turns in other orders, drawn from seeds 1 to `count`;
+        prints each verdict."""
+        verdicts = []
+        for seed in range(1, count + 1):
+            self.kernel.launcher.schedule = seed
+            try:
+                report = self.report(name)
+            finally:
+                self.kernel.launcher.schedule = 0
+            verdict = "right" if report.ok else f"WRONG, by {report.worst:,.0f} budgets"
+            print(f"{self.case(name).name}, order {seed}: {verdict}")
+            verdicts.append(report.ok)
+        return verdicts
+
+    def outputs(self, name: str = "") -> tuple[np.ndarray, np.ndarray]:
+        """O of its first head as the kernel computes it and as float64 has it, two arrays (N, D)."""
+        case = self.case(name)
+        got, expected = self.kernel(*case.inputs)[0], reference.attention(*case.inputs)[0]
+        return got[0, 0].double().cpu().numpy(), expected[0, 0].cpu().numpy()
+
+    def right_rows(self, name: str = "") -> int:
+        """How many rows of O have no element that is wrong."""
+        wrong = self.report(name).comparisons[0].wrong
+        return int((~wrong.any(axis=-1)).sum())
+
     def visit(self) -> Figure | None:
         """Prints what the check says of inputs that hide the bug and of the one that shows it, and what the X-ray finds if
         that is what catches it; gives back the error map if there is an output to draw."""
@@ -204,7 +232,7 @@ _EXHIBITS = [
              (), "random", "check", r"\A.*\n.*worst at LSE", tile=128),
     _exhibit("no_opt_in", "The launch that never happened", "04.no-opt-in",
              (), "random", "check", "elements never written", tile=128),
-    _exhibit("early_return", "A thread that goes home early", "03.early-return",
+    _exhibit("early_return", "A thread that returns early", "03.early-return",
              ("random", "several tiles"), "not a multiple", "emulator", "divergent barrier", tile=64),
     _exhibit("tail_not_filled", "Zero times garbage", "03.tail-not-filled",
              ("random", "not a multiple"), "short", "emulator", "uninitialised shared memory", tile=64),

@@ -11,16 +11,16 @@
 #
 # **After this notebook you can**
 # - explain fifteen bugs that attention kernels have had or could have, each a change of a line or two;
-# - go from the shape of an error map, a message or an X-ray to the line that is wrong;
-# - judge which kind of test finds which kind of bug, and which bugs no output ever shows.
+# - find the wrong line from the shape of an error map, a message or an X-ray;
+# - judge which kind of test finds which kind of bug, and which bugs an output may never show.
 #
-# **Time** 60 minutes.
+# **Time** 55 minutes.
 #
 # **Needs** [04 · FlashAttention-2](04_fa2_fp32.ipynb) and [90 · Proving it right](90_proving_it_right.ipynb); for the fourth room notebooks 10 to 12 as well. No GPU.
 #
-# **The idea in one line**: a bug is a small change with a large shadow, and the shadow has the bug's shape.
+# **The idea in one line**: the pattern of wrong numbers points to the line that made them.
 #
-# *The exhibits run on the emulator, on every machine: on a GPU some of them would hang, and some would leave the device in a state in which nothing runs any more.*
+# *The exhibits run on the emulator, on every machine: on a GPU some would hang, and some would end the process's use of the device.*
 
 # %%
 import importlib.util, os, sys  # on Colab, Kaggle or a hub: takes the series from the folder above, or fetches it
@@ -33,23 +33,23 @@ if not importlib.util.find_spec("helpers"):
 # %%
 import pandas as pd
 
-from helpers import check, draw_proof, exercise, museum, show, xray
+from helpers import check, draw_proof, exercise, museum, predict, show, xray
 
 # %% [markdown]
 # ## How to visit
 #
-# Each exhibit shows what was changed (red: the line as it should be; green: the bug). **Before you run the cell after it, predict**: on which inputs is the kernel still right? When it is wrong, where: which rows, which columns, all of it? And who notices: the check, the emulator, the X-ray, or nobody? Then run and compare.
+# Each exhibit shows what was changed (`-`, red: the line as it should be; `+`, green: the bug). Before you go on, ask: on which inputs is the kernel still right? Where is it wrong: which rows, which columns, everything? Who notices: the check, the emulator, the X-ray, nobody? For some exhibits a cell takes your prediction.
 #
-# Then mend it. `fix()` puts the red text back and looks at the same inputs again. `fix("this", "that")` changes the green text instead: a cure of your own.
+# Then mend it. `fix()` puts the red text back and checks the same inputs again; `fix("this", "that")` changes the green text instead, for a mend of your own.
 #
-# The first exhibit in slow motion, with what `visit()` does for the others written out.
+# For the first exhibit, the steps that `visit()` takes for the others are written out.
 
 # %% [markdown]
 # ## Room 1 · Wrong numbers
 #
 # ### A maximum that starts at zero
 #
-# Zero is where one starts a sum, so it is what fingers type. The running maximum has to start at the neutral element of max, which is $-\infty$. (A tiny number such as `1e-30` or `FLT_MIN` is zero all over again: small is not low.)
+# A sum starts at zero; a running maximum has to start at the neutral element of max, $-\infty$. (`FLT_MIN` is as wrong as zero: it is the smallest positive number, not the lowest.)
 #
 # *Known*: [FlashInfer 4267](https://github.com/flashinfer-ai/flashinfer/issues/4267): the maximum began at −50000; a row of a real model had all its scores below that, and its output was zero.
 
@@ -67,31 +67,36 @@ print("\n".join(wrong.explain() for wrong in report.failures))
 exhibit.map()
 
 # %% [markdown]
-# **What to see.** The map draws $|\text{error}|$ in units of the error budget (notebook 90), LSE as a strip beside $O$. Random inputs are *right*: among a hundred random scores some are positive, and from the first of them on the maximum is what it should be. With all scores near $-10^4$ every $e^{S - 0}$ underflows, $l = 0$, and the guard against empty rows turns the output into zeros: the whole map, no structure. An error without structure says: look at the arithmetic of a row, not at indices.
+# **What to see.** The map draws $|\text{error}|$ in units of the error budget (notebook 90), LSE as a strip beside $O$. Random inputs are *right*: among a hundred random scores some are positive, and from the first of them on the maximum is correct. With all scores near $-10^4$ every $e^{S - 0}$ underflows, $l = 0$, and the guard against empty rows turns the output into zeros: the whole map is wrong, without structure. That points to the arithmetic of a row, not to indices.
 #
-# **Fix.** Start at $-\infty$. The first tile then has $\alpha = e^{-\infty - m} = 0$, which is just what an empty state has to contribute. The second line tries FlashInfer's −50000 instead: **predict** what it prints.
+# **Fix.** Start at $-\infty$. The first tile then has $\alpha = e^{-\infty - m} = 0$, which is what an empty state has to contribute. The second line tries FlashInfer's −50000 instead.
 
 # %%
 exhibit.fix()
 exhibit.fix("m_reg[r] = 0.f", "m_reg[r] = -5e4f")
 
 # %% [markdown]
-# Mended, says the second line too: −50000 is lower than these scores. The model had lower ones. A check knows its inputs, not the bug.
+# The second line says "mended" as well: −50000 is lower than these scores. The model had lower ones. A check knows only its inputs.
 #
 # ### A sum that is not rescaled
 #
-# When a tile brings a larger maximum, everything summed so far belongs to the old one and has to be multiplied by $\alpha = e^{m - m^{new}}$. Here $O$ is, and $l$ is not. **Predict**: at which $N$ does it begin to show ($B_c = 64$)? In all rows?
+# When a tile brings a larger maximum, everything summed so far belongs to the old one and has to be multiplied by $\alpha = e^{m - m^{new}}$. Here $O$ is, and $l$ is not. With one tile of keys nothing is wrong; here there are four ($B_c = 64$, $N = 256$).
 
 # %%
 museum.EXHIBITS["l_not_rescaled"].diff()
 
 # %%
-museum.EXHIBITS["l_not_rescaled"].visit()
+right_rows = ...  # your prediction: how many of the 256 rows are still right?
+
+# %% tags=["reveal"]
+exhibit = museum.EXHIBITS["l_not_rescaled"]
+predict(right_rows, exhibit.right_rows(), "of 256 rows are right", within=0.15)
+exhibit.visit()
 
 # %% [markdown]
-# **What to see.** One tile: exact. More: whole rows are wrong, all columns alike, and some rows are right: those whose largest score lies in the first tile, so that $\alpha = 1$ ever after. About a quarter of the rows should be right here, four tiles having equal chances; count the light ones. Stripes across all columns are the mark of anything that is *one number per row*: $m$, $l$, $\alpha$.
+# **What to see.** Whole rows are wrong. Right are those whose largest score lies in the first tile, so that $\alpha = 1$ afterwards: about a quarter, as the four tiles have equal chances. Stripes across all columns are the mark of *one number per row*: $m$, $l$, $\alpha$.
 #
-# **Fix.** `l = l * alpha + row_sum`. $O$ and $l$ are the same sum, with and without $V$, so whatever is done to one has to be done to the other.
+# **Fix.** `l = l * alpha + row_sum`. $O$ and $l$ are the same sum, with and without $V$, so both are rescaled.
 
 # %%
 museum.EXHIBITS["l_not_rescaled"].fix()
@@ -99,7 +104,7 @@ museum.EXHIBITS["l_not_rescaled"].fix()
 # %% [markdown]
 # ### Zero is not nothing
 #
-# Keys past the end are filled with zeros, which looks safe. But a score of 0 is a score, and $e^{0 - m}$ is a weight like any other.
+# Keys past the end are filled with zeros, which looks safe. But a score of 0 is a score, and $e^{0 - m}$ is a weight.
 #
 # *Known*: FlashInfer's block-sparse kernel, [pull request 5090](https://github.com/flashinfer-ai/flashinfer/pull/5090): out-of-bounds keys zero-filled by the copy engine "produced score=0, giving exp(0)=1 softmax weight".
 
@@ -110,9 +115,9 @@ museum.EXHIBITS["tail_not_masked"].diff()
 museum.EXHIBITS["tail_not_masked"].visit()
 
 # %% [markdown]
-# **What to see.** Every row and column, by about the same factor: with $N = 100$ there are 28 intruders beside 100 keys, so the denominator is too large and $O$ too small, and LSE too large everywhere. Any test whose $N$ is a multiple of the tile passes. That is why the case list has lengths one off every tile edge.
+# **What to see.** Everything is wrong: with $N = 100$ there are 28 false keys beside 100, so the denominator is too large, $O$ too small and LSE too large everywhere. Any test whose $N$ is a multiple of the tile passes, which is why the list of cases has lengths one off every tile edge.
 #
-# **Fix.** Scores past the last key become $-\infty$ before the maximum is taken. Filling $K$ and $V$ with zeros is still needed: zero times garbage is not zero (room 2).
+# **Fix.** Set scores past the last key to $-\infty$ before the maximum is taken. Filling $K$ and $V$ with zeros is still needed: zero times NaN is not zero (room 2).
 
 # %%
 museum.EXHIBITS["tail_not_masked"].fix()
@@ -120,7 +125,7 @@ museum.EXHIBITS["tail_not_masked"].fix()
 # %% [markdown]
 # ### Infinity minus infinity
 #
-# A row whose scores are all $-\infty$, as a mask makes it, has the maximum $-\infty$. Then $-\infty - (-\infty)$ is NaN, and NaN is contagious.
+# A row that a mask hides has only scores of $-\infty$, and the maximum $-\infty$. Then $-\infty - (-\infty)$ is NaN, and NaN spreads.
 #
 # *Known*: [PyTorch 103963](https://github.com/pytorch/pytorch/issues/103963), NaN from `scaled_dot_product_attention` for rows that a mask hides, settled by a [safe softmax](https://github.com/pytorch/pytorch/pull/131060); [Burn 4697](https://github.com/tracel-ai/burn/pull/4697) and others since.
 
@@ -131,7 +136,7 @@ museum.EXHIBITS["inf_minus_inf"].diff()
 museum.EXHIBITS["inf_minus_inf"].visit()
 
 # %% [markdown]
-# **What to see.** Rows 5, 9 and 13, which are masked; and nothing else. In this kernel the guard protects not only masked rows: a *thread* none of whose elements exists ($N = 100$, 32 lanes, four elements each: seven lanes get nothing) has an empty part of a healthy row, and without the guard its NaN spreads to the whole row in the merge.
+# **What to see.** Rows 5, 9 and 13, the masked ones, and nothing else. The guard also protects ordinary rows: with $N = 100$, 32 lanes and four elements per lane, seven lanes have no element, and without the guard their NaN spreads to the whole row in the merge.
 #
 # **Fix.** Subtract 0 instead of $m$ where $m$ is $-\infty$: $e^{-\infty - 0} = 0$. And guard the division by $l = 0$ as well.
 
@@ -141,7 +146,7 @@ museum.EXHIBITS["inf_minus_inf"].fix()
 # %% [markdown]
 # ### The output nobody looks at
 #
-# $O$ is what a model uses. LSE is for the backward pass and for merging parts of the keys, so a forward test often ignores it. Inside, the kernel works in powers of two.
+# A model uses $O$. LSE serves the backward pass and the merging of parts of the keys, so a forward test often ignores it. The kernel works in powers of two and has to convert it at the end.
 #
 # *Known*: [PyTorch 181645](https://github.com/pytorch/pytorch/issues/181645): flex attention returned LSE off by a factor of $\ln 2$ with one of its back ends; a conversion was applied twice.
 
@@ -152,7 +157,7 @@ museum.EXHIBITS["lse_in_log2"].diff()
 museum.EXHIBITS["lse_in_log2"].visit()
 
 # %% [markdown]
-# **What to see.** $O$ untouched, LSE wrong throughout. The ratio *got / expected* is the diagnosis: $8.2506 / 5.71888 = 1.4427 = \log_2 e$. Ratios that are $\ln 2$, $\log_2 e$, $\sqrt d$, 2 or $B_c / N$ are signatures; divide before you debug.
+# **What to see.** $O$ is right, LSE wrong throughout. *got / expected* is the diagnosis: $8.2506 / 5.71888 = 1.4427 = \log_2 e$. Other telling ratios are $\ln 2$, $\sqrt d$, 2 and $B_c / N$.
 #
 # **Fix.** Multiply by $\ln 2$ once. And check LSE wherever $O$ is checked.
 
@@ -160,15 +165,15 @@ museum.EXHIBITS["lse_in_log2"].visit()
 museum.EXHIBITS["lse_in_log2"].fix()
 
 # %% [markdown]
-# ## Room 2 · Stopped at the door
+# ## Room 2 · Stopped by the emulator
 #
-# What is in this room need not produce a wrong number: on a GPU it may give an error code, a hang, a crash, somebody else's data, or the right answer. The emulator stops it at the instruction and says why.
+# These bugs need not produce a wrong number: on a GPU they may give an error code, a hang, a crash, another tensor's data, or the right answer. The emulator stops at the instruction and says why.
 #
 # ### The launch that never happened
 #
-# A block gets 48 KB of shared memory without asking. This kernel needs 84 KB, so it has to ask (`cudaFuncSetAttribute`), and a launch that fails says so only to those who look.
+# A block may use 48 KB of shared memory by default. This kernel needs 84 KB, so it has to opt in (`cudaFuncSetAttribute`); a launch that fails returns an error that the caller has to read.
 #
-# *Known*: [flash-attention-minimal](https://github.com/tspeterkim/flash-attention-minimal/blob/main/flash.cu) asks for $3 \cdot 32 \cdot d \cdot 4 + 4096$ bytes and neither opts in nor looks at the error: at $d = 128$ that is 52 KB, and its output is a tensor of zeros that the kernel would have filled. (Read, not run. To its credit it prints both sizes.)
+# *Known*: [flash-attention-minimal](https://github.com/tspeterkim/flash-attention-minimal/blob/main/flash.cu) asks for $3 \cdot 32 \cdot d \cdot 4 + 4096$ bytes and neither opts in nor reads the error: at $d = 128$ that is 52 KB, and its output would be a tensor of zeros (by reading its code, which prints both sizes; not run).
 
 # %%
 museum.EXHIBITS["no_opt_in"].diff()
@@ -177,20 +182,20 @@ museum.EXHIBITS["no_opt_in"].diff()
 museum.EXHIBITS["no_opt_in"].visit()
 
 # %% [markdown]
-# **What to see.** Nothing was written, in no time at all. With outputs from `torch.empty` the reader of a benchmark sees a wonderful speed-up. The poison (notebook 90) is what makes "never written" a certainty.
+# **What to see.** Nothing was written, in no time: a benchmark shows a great speed-up. Poisoned outputs (notebook 90) make "never written" certain.
 #
-# **Fix.** Ask for the memory, return every error, and raise it where Python calls. The second line does half of it: it looks at the error, and still doesn't ask.
+# **Fix.** Opt in, return every error, and raise it where Python calls. The second line does half of it: it reads the error and doesn't opt in.
 
 # %%
 museum.EXHIBITS["no_opt_in"].fix()
 museum.EXHIBITS["no_opt_in"].fix("cudaSuccess", "cudaGetLastError()")
 
 # %% [markdown]
-# ### A thread that goes home early
+# ### A thread that returns early
 #
-# "No row for me? Return." Right in a kernel without barriers. Here the other threads come to `__syncthreads()` and wait for all threads of the block. **Predict** which lengths survive.
+# "No row for me? Return." That is fine in a kernel without barriers. Here the other threads come to `__syncthreads()`.
 #
-# *Known*: threads of one block that don't come to the same barrier were [reported by synccheck](https://github.com/ggml-org/llama.cpp/issues/27678) in llama.cpp's tensor-core attention, in a configuration whose ordinary tests pass. (The language leaves open what happens; on today's GPUs a returned thread often doesn't hang the others, and the bug lives on.)
+# *Related*: a barrier inside a branch that part of a block takes was [reported by synccheck](https://github.com/ggml-org/llama.cpp/issues/27678) in llama.cpp's tensor-core attention, in a configuration whose ordinary tests pass.
 
 # %%
 museum.EXHIBITS["early_return"].diff()
@@ -199,9 +204,11 @@ museum.EXHIBITS["early_return"].diff()
 museum.EXHIBITS["early_return"].visit()
 
 # %% [markdown]
-# **What to see.** No map, as there is no output; but who waits where, and who is gone: 144 threads wait, 112 have returned. Those are the threads of rows 36 to 63 of the second query tile, $64 + 36 = 100 = N$.
+# **What to see.** No map, as there is no output, but who waits where and who is gone: 144 threads wait, 112 have returned. Those own rows 36 to 63 of the second query tile, $64 + 36 = 100 = N$.
 #
-# **Fix.** Every thread lives to the end; what is guarded is what it reads and writes.
+# On a GPU this doesn't hang. Since Volta a barrier waits for all threads that have *not exited* (CUDA C++ Programming Guide), so leaving early is legal there, and the emulator's rule is stricter than the hardware: [92](92_xray_against_hardware.ipynb) counts what that changes. This kernel would still be wrong: the returned threads no longer load their part of the next tiles of $K$ and $V$.
+#
+# **Fix.** Every thread stays to the end; guard what it reads and writes.
 
 # %%
 museum.EXHIBITS["early_return"].fix()
@@ -209,16 +216,21 @@ museum.EXHIBITS["early_return"].fix()
 # %% [markdown]
 # ### Zero times garbage
 #
-# The weights of keys past the end are 0. So why fill $K$ and $V$ at all? Shared memory holds what the last kernel left there, and if that happens to be the bits of a NaN or an infinity, $0 \cdot \mathrm{NaN} = \mathrm{NaN}$. **Predict**: $N = 100$ is no multiple of the tile, $B_c = 32$. Is it caught there?
+# The weights of keys past the end are 0. So why fill $K$ and $V$ at all? Shared memory holds what the last kernel left there, and if that happens to be a NaN or an infinity, $0 \cdot \mathrm{NaN} = \mathrm{NaN}$. The tile has $B_c = 32$ keys.
 
 # %%
 museum.EXHIBITS["tail_not_filled"].diff()
 
 # %%
-museum.EXHIBITS["tail_not_filled"].visit()
+passes = ...  # your prediction: is the output right at N = 100, no multiple of the tile, "yes" or "no"?
+
+# %% tags=["reveal"]
+exhibit = museum.EXHIBITS["tail_not_filled"]
+predict(passes, "yes" if exhibit.report("not a multiple").ok else "no", "is whether N = 100 passes")
+exhibit.visit()
 
 # %% [markdown]
-# **What to see.** $N = 100$ passes, and by good right: the last tile's missing rows still hold the keys of the tile before it, finite numbers that get the weight 0. Only where the *first* tile is not full, $N < 32$, memory is read that nobody ever wrote. On a GPU even that passes on most days. The emulator marks every byte of shared memory as unwritten when a block starts.
+# **What to see.** $N = 100$ passes: the last tile's missing rows still hold the keys of the tile before, finite numbers with the weight 0. Only where the *first* tile is not full, $N < 32$, is unwritten memory read. On a GPU even that usually passes. The emulator marks every byte of shared memory as unwritten when a block starts.
 #
 # **Fix.** Store zeros where there is no row.
 
@@ -228,7 +240,7 @@ museum.EXHIBITS["tail_not_filled"].fix()
 # %% [markdown]
 # ### Reading a little further
 #
-# The rows past the end are masked anyway, so why guard the load? The memory behind $K$ usually belongs to somebody: the next head, another tensor, PyTorch's cache.
+# The rows past the end are masked anyway, so why guard the load? The memory behind $K$ usually belongs to something: the next head, another tensor, PyTorch's cache.
 
 # %%
 museum.EXHIBITS["past_the_end"].diff()
@@ -237,19 +249,19 @@ museum.EXHIBITS["past_the_end"].diff()
 museum.EXHIBITS["past_the_end"].visit()
 
 # %% [markdown]
-# **What to see.** How far past its end, and in which tensor. On a GPU this goes well until the tensor lies at the end of its allocation, or a NaN lies behind it. (With $0 \cdot \mathrm{NaN}$ again: *nobody* masks $V$.) The same can be read in flash-attention-minimal's loads, which have no bound: the lengths it takes are multiples of 32.
+# **What to see.** The tensor, and how far past its end. On a GPU this works until the tensor lies at the end of its allocation, or a NaN lies behind it (*nothing* masks $V$).
 #
-# **Fix.** A predicate per row, and zeros where it is false. Where most tiles are full, test once per tile whether it is.
+# **Fix.** A predicate per row, and zeros where it is false. As most tiles are full, test once per tile.
 
 # %%
 museum.EXHIBITS["past_the_end"].fix()
 
 # %% [markdown]
-# ## Room 3 · Right, for the moment
+# ## Room 3 · Right, in one order of threads
 #
 # ### The barrier that nobody missed
 #
-# `10_fa2_mma_fp16`, the first rung on tensor cores, has two barriers per tile: one after the loads, one at the end, so that nobody overwrites a tile that others still read. The second one is gone. **Predict**: at which $N$ does the check notice?
+# `10_fa2_mma_fp16`, the first rung on tensor cores, has two barriers per tile: one after the loads, one at the end, so that no thread overwrites a tile that others still read. The second one is removed.
 #
 # *Known*: two missing barriers in llama.cpp's attention kernels, found by [racecheck](https://github.com/ggml-org/llama.cpp/pull/13438); two more later, "masked only by codegen/scheduling luck" ([28358](https://github.com/ggml-org/llama.cpp/pull/28358), open when this was written). Missing synchronisation that did give wrong results for some shapes: [FlashMLA-ETAP 3](https://github.com/pengcuo/FlashMLA-ETAP/pull/3).
 
@@ -260,9 +272,21 @@ museum.EXHIBITS["no_last_barrier"].diff()
 museum.EXHIBITS["no_last_barrier"].visit()
 
 # %% [markdown]
-# **What to see.** Right at every length. The emulator runs the threads of a block in one of many possible orders, a GPU in another, and in this one nobody happens to be overtaken. The X-ray doesn't ask who won. It keeps, for every piece of shared memory, who wrote and who read it, and reports two accesses that *no barrier orders*: which lines, which threads, which place. (It names the first pair it meets; there are thousands, and the count stands beside it.)
+# **What to see.** Right at every length. The emulator runs the threads of a block in one of many possible orders, a GPU in another, and in this one no thread is overtaken. The X-ray doesn't depend on the order: for every piece of shared memory it keeps who wrote and who read it, and reports two accesses that *no barrier orders*, with lines, threads and place. (It names the first pair and counts the others.)
 #
-# **Fix.** The barrier back in. Notebook 12 gets by with one, by writing to a buffer that nobody reads.
+# Is the output always right, then? The emulator can take other orders, drawn from a seed (`kernel.launcher.schedule`).
+
+# %%
+right_orders = ...  # your prediction: in how many of four other orders is the output still right?
+
+# %% tags=["reveal"]
+exhibit = museum.EXHIBITS["no_last_barrier"]
+predict(right_orders, sum(exhibit.in_other_orders(4)), "of 4 orders give the right output")
+
+# %% [markdown]
+# A comparison can catch a race if it meets the right order. It proves nothing when it doesn't: the next exhibit is right in all of them.
+#
+# **Fix.** Put the barrier back. Notebook 12 needs only one, because it writes to a buffer that no thread reads.
 
 # %%
 museum.EXHIBITS["no_last_barrier"].fix()
@@ -270,18 +294,19 @@ museum.EXHIBITS["no_last_barrier"].fix()
 # %% [markdown]
 # ### In lock step
 #
-# The lanes of a warp execute together, don't they? They did until 2017. Since Volta each has a program counter of its own, and the order of two lanes' accesses is only what `__syncwarp()` makes it.
+# Until 2017 the lanes of a warp executed together. Since Volta each has a program counter of its own, and only `__syncwarp()` orders two lanes' accesses.
 
 # %%
 museum.EXHIBITS["no_syncwarp"].diff()
 
 # %%
 museum.EXHIBITS["no_syncwarp"].visit()
+museum.EXHIBITS["no_syncwarp"].in_other_orders(2)
 
 # %% [markdown]
-# **What to see.** Right again, and three races: a lane reads what its neighbour wrote to `P_smem` a few lines before, and overwrites $m$ and $l$ that the neighbour reads, with nothing between. Today's compilers keep the lanes together here; the next version may not, and no test will say so.
+# **What to see.** Right again, in other orders too, and three races: a lane reads what its neighbour wrote to `P_smem` a few lines before, and overwrites $m$ and $l$ that the neighbour reads, with no barrier between. The emulator switches threads only where they wait, and a shuffle between the two accesses makes the lanes meet. But a shuffle promises nothing about memory, and a compiler may move the accesses past it.
 #
-# **Fix.** `__syncwarp()`, which costs next to nothing. A shuffle between the two (with a full mask) brings lanes together too, but makes no promise about memory.
+# **Fix.** `__syncwarp()`, which costs next to nothing.
 
 # %%
 museum.EXHIBITS["no_syncwarp"].fix()
@@ -289,11 +314,11 @@ museum.EXHIBITS["no_syncwarp"].fix()
 # %% [markdown]
 # ## Room 4 · Tensor cores
 #
-# These need notebooks 10 to 12: `ldmatrix` hands the elements of a tile to lanes, `mma.sync` multiplies what the lanes hold, the swizzle decides where a tile's 16-byte chunks lie, `cp.async` brings them.
+# These need notebooks 10 to 12: `ldmatrix` deals the elements of a tile to lanes, `mma.sync` multiplies what the lanes hold, the swizzle decides where a tile's 16-byte chunks lie, `cp.async` copies them.
 #
 # ### Five letters
 #
-# $V_j$ lies in memory with keys as rows, and $P V$ wants it by columns: `ldmatrix` has a variant that transposes on the way, `.trans`. **Predict**: is LSE right? Are all elements of $O$ wrong, or some?
+# $V_j$ lies in memory with keys as rows, and $P V$ needs it by columns: the variant `.trans` of `ldmatrix` transposes each 8 × 8 piece.
 
 # %%
 museum.EXHIBITS["no_trans"].diff()
@@ -302,9 +327,9 @@ museum.EXHIBITS["no_trans"].diff()
 museum.EXHIBITS["no_trans"].visit()
 
 # %% [markdown]
-# **What to see.** LSE right, $O$ wrong from corner to corner: each 8 × 8 piece of $V$ was transposed in place. The numbers have the right size and look like attention; what they are is a weighted sum of the wrong elements. With $V = 1$ this bug is invisible, as the transpose of a matrix of ones is itself.
+# **What to see.** LSE is right, $O$ is wrong everywhere: a weighted sum of the wrong elements, of plausible size. With $V = 1$ this bug is invisible, as the transpose of a matrix of ones is itself.
 #
-# **Fix.** `ldmatrix_x4_trans`. And a test with $V$ that isn't constant.
+# **Fix.** `ldmatrix_x4_trans`, and a test whose $V$ isn't constant.
 
 # %%
 museum.EXHIBITS["no_trans"].fix()
@@ -312,18 +337,23 @@ museum.EXHIBITS["no_trans"].fix()
 # %% [markdown]
 # ### A swizzle on one side
 #
-# The swizzle of notebook 11 lets the chunks of a row trade places: chunk $c$ of row $r$ lies at $c \oplus (r \bmod 8)$. Writing and reading have to agree. Here $Q$ is written swizzled and read plainly. **Predict** which rows are right.
+# The swizzle of notebook 11 permutes the chunks of a row: chunk $c$ of row $r$ lies at $c \oplus (r \bmod 8)$. Writing and reading have to agree. Here $Q$ is written swizzled and read plainly.
 
 # %%
 museum.EXHIBITS["one_sided_swizzle"].diff()
 
 # %%
-museum.EXHIBITS["one_sided_swizzle"].visit()
+right_rows = ...  # your prediction: how many of the 128 rows are still right?
+
+# %% tags=["reveal"]
+exhibit = museum.EXHIBITS["one_sided_swizzle"]
+predict(right_rows, exhibit.right_rows(), "of 128 rows are right")
+exhibit.visit()
 
 # %% [markdown]
-# **What to see.** A comb: rows 0, 8, 16, … are right, since $c \oplus 0 = c$; all others were computed from their own row of $Q$ with its chunks out of order. The period of a comb is a number of your code: 8 is the swizzle's, 16 a fragment's, 64 the tile's.
+# **What to see.** A comb: rows 0, 8, 16, … are right, since $c \oplus 0 = c$; the others have the chunks of their row of $Q$ out of order. The period of a comb is a number of your code: 8 is the swizzle's, 16 a fragment's, 64 the tile's.
 #
-# **Fix.** One function for the address, used by every reader and every writer. That is what `at()` is for.
+# **Fix.** One function for the address, used by every reader and every writer: `at()`.
 
 # %%
 museum.EXHIBITS["one_sided_swizzle"].fix()
@@ -331,7 +361,7 @@ museum.EXHIBITS["one_sided_swizzle"].fix()
 # %% [markdown]
 # ### Waiting for one less
 #
-# `cp.async.wait_group n` waits until *at most n* groups of copies are still on their way. With two stages the tile that is needed now is the newest group: $n = 0$. Here it is 1.
+# `cp.async.wait_group n` waits until *at most n* groups of copies are unfinished. With two stages the tile that is needed now is the newest group: $n = 0$. Here it is 1.
 
 # %%
 museum.EXHIBITS["waits_for_one_less"].diff()
@@ -340,9 +370,9 @@ museum.EXHIBITS["waits_for_one_less"].diff()
 museum.EXHIBITS["waits_for_one_less"].visit()
 
 # %% [markdown]
-# **What to see.** On a GPU this is right whenever the copy has arrived by chance, which at small sizes and with data in the L2 is nearly always. The emulator lets a copy land as late as the program allows, at the wait that covers it, and knows which bytes are *in flight* until then.
+# **What to see.** On a GPU this is right whenever the copy happens to have arrived. The emulator lets a copy land as late as the program allows, at the wait that covers it, and knows which bytes are *in flight* until then.
 #
-# **Fix.** `stages − 2`. Say it aloud: of the groups sent so far, how many may be unfinished when I start to read?
+# **Fix.** `stages − 2`. Ask: of the groups sent so far, how many may be unfinished when I start to read?
 
 # %%
 museum.EXHIBITS["waits_for_one_less"].fix()
@@ -350,7 +380,7 @@ museum.EXHIBITS["waits_for_one_less"].fix()
 # %% [markdown]
 # ### 65504
 #
-# That is the largest fp16 number. The scores are summed in fp32, and here they pass through 16 bits *before* they are multiplied by the scale. **Predict**: random inputs? And with all scores about $10^4$, where the products before scaling are $8 \cdot 10^4$?
+# That is the largest fp16 number. The scores are summed in fp32, and here they are rounded to 16 bits *before* they are multiplied by the scale. With scores about $10^4$ the products before scaling are $8 \cdot 10^4$.
 #
 # *Known*: [metal-flash-attention 8](https://github.com/philipturner/metal-flash-attention/issues/8): scores accumulated in half precision and scaled only afterwards, NaN on a real model's data.
 
@@ -364,27 +394,36 @@ museum.EXHIBITS["rounded_scores"].visit()
 print(museum.EXHIBITS["rounded_scores"].report("random"))
 
 # %% [markdown]
-# **What to see.** Overflow: infinity, then infinity minus infinity. And on random inputs, where nothing overflows, $O$ is within its budget and LSE is not: rounding a score to 11 bits is an error of $10^{-3}$, which $O$'s own rounding hides and LSE, an fp32 number, does not. In bf16 nothing would overflow, and the error would be eight times larger.
+# **What to see.** Overflow: infinity, then infinity minus infinity. On random inputs, where nothing overflows, $O$ is within its budget and LSE is not: rounding a score to 11 bits is an error of $10^{-3}$, which $O$'s own rounding hides, and LSE, an fp32 number, doesn't. In bf16 nothing would overflow, and the error would be eight times larger.
 #
-# **Fix.** Keep $S$ in fp32, which is how the tensor cores deliver it. The second line multiplies first and rounds then. **Predict**: does that do?
+# **Fix.** Keep $S$ in fp32, as the tensor cores deliver it. The second line scales first and rounds afterwards. Is that enough?
 
 # %%
 museum.EXHIBITS["rounded_scores"].fix()
 museum.EXHIBITS["rounded_scores"].fix("float(T(S_reg[n][e])) * scale_log2", "float(T(S_reg[n][e] * scale_log2))")
 
 # %% [markdown]
-# No infinity now, and wrong all the same: in units of log2 these scores are about 14427, where fp16 numbers are 8 apart.
+# No infinity now, but still wrong: in units of log2 these scores are about 14427, where fp16 numbers are 8 apart.
 #
 # ## The collection
 #
-# The maps of $O$ (or $P$) side by side. If you remember one picture of this notebook, let it be this one: irregular stripes of rows mean a number per row, $m$, $l$ or $\alpha$; regular ones, a comb, an address computed from the row; one shade everywhere means arithmetic common to all rows, a scale, a tail, an operand; black means infinity or nothing; and an empty map can belong to a wrong kernel too, if its LSE is what is wrong.
+# The maps of $O$ (or $P$) side by side. Irregular stripes of rows mean one number per row ($m$, $l$, $\alpha$). Regular stripes, a comb, mean an address computed from the row. Black means NaN, infinity or never written. An empty map can belong to a wrong kernel too, if only its LSE is wrong. Everything wrong and no structure can mean several things, and the next figure tells them apart.
 
 # %%
 drawn = [e for e in museum.EXHIBITS.values() if e.caught_by == "check"]
 draw_proof.gallery({e.title: e.report().comparisons[0] for e in drawn}, columns=3)
 
 # %% [markdown]
-# And who caught what:
+# **Divide before you debug.** The same outputs as *got / expected*:
+
+# %%
+divided = [museum.EXHIBITS[name] for name in ("tail_not_masked", "l_not_rescaled", "no_trans")]
+draw_proof.ratios({e.title: e.outputs() for e in divided})
+
+# %% [markdown]
+# **What to see.** On the left each row has one shade: the weighted sum is right, and the row is divided by a wrong number. In the middle the same, with some rows exactly 1. On the right every element has a ratio of its own: wrong elements were summed.
+#
+# And what caught each:
 
 # %%
 by = {"check": "check", "xray": "X-ray: race"}
@@ -399,18 +438,19 @@ with pd.option_context("display.max_colwidth", None):
     )
 
 # %% [markdown]
-# One famous bug is missing because it doesn't fit into the building: an index computed in 32 bits, which overflows once a tensor has more than $2^{31}$ elements. FlashAttention-2 has met it more than once ([1500](https://github.com/Dao-AILab/flash-attention/pull/1500), [2260](https://github.com/Dao-AILab/flash-attention/pull/2260): "multiplication is done in `int` before index_t cast"). No small input shows it; a reader of the code does, or a view with an enormous stride.
+# One common bug is missing because its tensors are too large for the emulator: an index computed in 32 bits, which overflows once a tensor has more than $2^{31}$ elements. FlashAttention-2 has had it more than once ([1500](https://github.com/Dao-AILab/flash-attention/pull/1500), [2260](https://github.com/Dao-AILab/flash-attention/pull/2260): "multiplication is done in `int` before index_t cast"). No small input shows it; reading the code does, or a view with an enormous stride.
 
 # %% [markdown]
 # ## Exercises
 #
-# Three exhibits have lost their labels. In each, find the line and put it right: `mend` is a pair, a piece of the exhibit's text that occurs once, and what belongs there instead. `exhibit.broken` is the rung as it is, so `show.region(exhibit.broken, "online_update")` shows a part of it. (The answer is one `diff()` away. You would only cheat yourself.)
+# Three exhibits have lost their labels. In each, find the line and put it right: `mend` is a pair, a piece of the exhibit's text that occurs once, and what belongs there instead. `exhibit.broken` is the rung as it is, so `show.region(exhibit.broken, "online_update")` shows a part of it. The mend has to keep the rest of the rung: at most one line may change.
 
 
 # %%
 def mended(exhibit, mend):
     """The exhibit's kernel after the mend, held against all inputs of `check`."""
-    assert mend[0], "mend is empty"
+    assert all(isinstance(text, str) and text.strip() for text in mend), "mend is empty"
+    assert max(len(text.splitlines()) for text in mend) == 1, "one line is enough"
     kernel = exhibit.build(exhibit.broken.replace(*mend))
     check(kernel).require()
     return kernel
@@ -419,7 +459,7 @@ def mended(exhibit, mend):
 # %% [markdown]
 # ### Exercise 91.1 · Exhibit A
 #
-# `04_fa2_fp32` with one line changed.
+# `04_fa2_fp32` with one line changed. Say also which columns are wrong, by the first and the last.
 
 # %%
 museum.UNLABELLED["A"].visit()
@@ -429,12 +469,21 @@ show.region(museum.UNLABELLED["A"].broken, "online_update")
 
 # %%
 # Exercise 91.1: which columns are wrong, and in which rows?
+columns = (0, 63)
 mend = ("", "")
 
+
 # %%
+def first_mended():
+    exhibit = museum.UNLABELLED["A"]
+    wrong = exhibit.report().comparisons[0].wrong[0, 0].any(0).nonzero()[0]
+    assert tuple(columns) == (wrong.min(), wrong.max()), "other columns are wrong"
+    return mended(exhibit, mend) is not None
+
+
 exercise.verify(
     "91.1",
-    lambda: mended(museum.UNLABELLED["A"], mend) is not None,
+    first_mended,
     hint="half of the columns, in rows whose maximum moved: which loop over columns runs once per tile? See region online_update",
 )
 
@@ -442,6 +491,7 @@ exercise.verify(
 # <details><summary>Solution</summary>
 #
 # ```python
+# columns = (32, 63)
 # mend = ("for (int c = 0; c < 4; ++c) O_reg[r][c] *= alpha;", "for (int c = 0; c < 8; ++c) O_reg[r][c] *= alpha;")
 # ```
 #
@@ -524,10 +574,10 @@ exercise.verify(
 # </details>
 #
 # <details><summary>LSE is right and O is wrong everywhere. Where is the bug not?</summary>
-# Not in the scores and not in the softmax: what LSE depends on is right. It is in V, in O's addresses, or in the second product.
+# Not in the scores and not in the softmax, on which LSE depends. It is in V, in O's addresses, or in the second product.
 # </details>
 #
-# <details><summary>A kernel passes all tests on your GPU and fails on a colleague's. Name three rooms' worth of reasons.</summary>
+# <details><summary>A kernel passes all tests on your GPU and fails on a colleague's. Name three reasons.</summary>
 # Unwritten shared memory that happened to be finite; an access past the end into memory that happened to be there; a missing barrier with lucky timing.
 # </details>
 #
@@ -535,6 +585,6 @@ exercise.verify(
 # It is the only place where the first tile is not full: stale rows from an earlier tile can't stand in for missing ones.
 # </details>
 #
-# <details><summary>Which exhibits could no comparison of outputs ever catch?</summary>
-# Those of room 3, races that come out right, and exhibit C, a layout with bank conflicts. They need something that looks at the accesses.
+# <details><summary>Which exhibits can a comparison of outputs miss, however many inputs it tries?</summary>
+# Those of room 3, whose output depends on the order of threads (another order showed one of them, none the other), and exhibit C, a layout with bank conflicts. They need a tool that looks at the accesses.
 # </details>

@@ -10,10 +10,38 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from ...figures.style import BLUE, CARD, GREEN, INK, MAGENTA, MUTED, ORANGE, OVER, SHADES, Figure, blank, canvas, styled
+from ...figures.style import (
+    BLUE,
+    CARD,
+    GREEN,
+    INK,
+    MAGENTA,
+    MUTED,
+    ORANGE,
+    OVER,
+    SAND,
+    SHADES,
+    Figure,
+    Picture,
+    blank,
+    styled,
+)
 
 if TYPE_CHECKING:
     from ...run.check import Comparison
+
+
+def _canvas(
+    width: float, height: float, words: str, columns: int = 1, title: str = "", rows: int = 1, **options: object
+) -> tuple[Picture, list[Axes]]:
+    """A picture of rows × columns axes, in inches, that says in `words` what there is to see; options go to `subplots`."""
+    figure = Picture(figsize=(width, height), layout="constrained")
+    figure.in_words = words
+    axes = list(figure.subplots(rows, columns, squeeze=False, **options).ravel())
+    if title:
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+    return figure, axes
+
 
 # 90_proving_it_right
 
@@ -26,7 +54,13 @@ def tolerances(frame: pd.DataFrame, fixed: float, title: str) -> Figure:
     that doesn't change with N or dtype.
     """
     groups = list(frame.groupby("dtype", sort=False))
-    figure, axes = canvas(3.5 * len(groups), 3.9, len(groups), title, sharey=True)
+    last = {dtype: part.iloc[-1] for dtype, part in groups}
+    words = "; ".join(
+        f"{dtype} wrong kernel {x['wrong kernel']:.1e}, budget {x['budget']:.1e}, right kernel {x['right kernel']:.1e}"
+        for dtype, x in last.items()
+    )
+    words = f"{title}. Largest errors of O fall with N. At N = {frame['N'].max()}: {words}; fixed tolerance {fixed:g}."
+    figure, axes = _canvas(3.5 * len(groups), 3.9, words, len(groups), title, sharey=True)
     looks = {
         "wrong kernel": (ORANGE, "s", "-", "wrong kernel: the last 8 keys dropped"),
         "budget": (INK, "", "--", "error budget: 2 × plain PyTorch + a few ulps"),
@@ -57,7 +91,9 @@ def catches(used: pd.DataFrame, title: str) -> Figure:
     infinity is misplaced or the kernel raised."""
     rows, columns = used.shape
     longest = max(len(str(name)) for name in used.index)
-    figure, (ax,) = canvas(0.085 * longest + 0.62 * columns, 1.75 + 0.34 * rows, title=title)
+    seen = {name: ", ".join(used.columns[used.loc[name] > 1]) or "nothing" for name in used.index}
+    words = f"{title}. Caught: " + "; ".join(f"{name}: by {by}" for name, by in seen.items()) + "."
+    figure, (ax,) = _canvas(0.085 * longest + 0.62 * columns, 1.75 + 0.34 * rows, words, title=title)
     blank(ax)
     for y, x in np.ndindex(rows, columns):
         value = used.iat[y, x]
@@ -102,7 +138,9 @@ def error_map(o: Comparison, lse: Comparison | None = None, tile: int = 0, title
     o, lse: comparisons of one case; of several heads the one with the worst element is drawn. tile: rows per tile, drawn
     as lines; 0: none.
     """
-    figure, axes = canvas(5.6, 3.9, 2 if lse else 1, title, width_ratios=(11, 1) if lse else (1,), sharey=True)
+    words = ". ".join([title, *(" ".join(_said(found).split()) for found in (o, lse) if found)])
+    ratios = (11, 1) if lse else (1,)
+    figure, axes = _canvas(5.6, 3.9, words, 2 if lse else 1, title, width_ratios=ratios, sharey=True)
     _paint(axes[0], o, tile)
     axes[0].set(xlabel=f"column of {o.output.upper()}", ylabel="row")
     if lse:
@@ -116,8 +154,8 @@ def error_map(o: Comparison, lse: Comparison | None = None, tile: int = 0, title
 def gallery(maps: Mapping[str, Comparison], columns: int = 4) -> Figure:
     """Many error maps side by side: name to a comparison of O."""
     rows = -(-len(maps) // columns)
-    figure = Figure(figsize=(2.35 * columns, 1.95 * rows + 0.5), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    words = "Error maps. " + " ".join(f"{name}: {' '.join(_said(found).split())}." for name, found in maps.items())
+    figure, axes = _canvas(2.35 * columns, 1.95 * rows + 0.5, words, columns, rows=rows)
     for ax in axes:
         blank(ax)
     for ax, (name, found) in zip(axes, maps.items()):
@@ -125,6 +163,39 @@ def gallery(maps: Mapping[str, Comparison], columns: int = 4) -> Figure:
         ax.set_title(name, fontsize=8.5)
     _budget_legend(figure)
     return figure
+
+
+@styled
+def ratios(outputs: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Figure:
+    """got / expected of every element, a panel per kernel. outputs: name to two arrays (rows, columns), `got` and `expected`."""
+    quotients = {name: got / expected for name, (got, expected) in outputs.items()}
+    spread = {name: float(np.median(np.ptp(q, axis=1))) for name, q in quotients.items()}
+    words = "got / expected of each element of O. " + " ".join(
+        f"{name}: {'one value per row' if spread[name] < 0.05 else 'any value, also within a row'}." for name in outputs
+    )
+    figure, axes = _canvas(3.1 * len(outputs), 3.3, words, len(outputs), sharey=True)
+    for ax, (name, quotient) in zip(axes, quotients.items()):
+        rows, across = quotient.shape
+        shown = ax.imshow(
+            quotient,
+            cmap="cividis",
+            vmin=0,
+            vmax=2,
+            aspect="auto",
+            interpolation="nearest",
+            extent=(0, across, rows, 0),
+        )
+        ax.grid(False)
+        ax.set_title(name)
+        ax.set(xlabel="column of O")
+    axes[0].set_ylabel("row")
+    figure.colorbar(shown, ax=axes, extend="both", label="got / expected (1: right)")
+    return figure
+
+
+def _said(found: Comparison) -> str:
+    """Where an output is wrong, in a sentence."""
+    return f"{found.output.upper()} within its budget" if found.ok else found.explain().partition(": ")[2]
 
 
 def _paint(ax: Axes, found: Comparison, tile: int) -> None:
@@ -181,10 +252,17 @@ FAMILIES = {  # ending of a counter's name -> how it is drawn
 def predicted_and_counted(panels: Mapping[str, pd.DataFrame], title: str) -> Figure:
     """Hardware counters against the X-ray's counts, a panel per frame; on the dashed line both are the same.
 
-    panels: title to a frame with columns metric, xray, hardware. Points at one place are drawn as one, the larger the more
-    there are; those off the line have a ring. What is zero on both sides is left out.
+    panels: title to a frame with columns metric, xray, hardware. Points at one place are drawn as one; those off the line are
+    hollow. What is zero on both sides is left out.
     """
-    figure, axes = canvas(5.0 * len(panels), 4.9, len(panels), title)
+    equal = {}
+    for name, everything in panels.items():
+        frame = everything[(everything["xray"] > 0) | (everything["hardware"] > 0)]
+        equal[name] = f"{(frame['xray'] == frame['hardware']).sum()} of {len(frame)} equal"
+    words = f"{title}. Counts of the X-ray against those of the GPU: " + "; ".join(
+        f"{n}: {e}" for n, e in equal.items()
+    )
+    figure, axes = _canvas(4.3 * len(panels), 4.6, f"{words}. Filled markers lie on the diagonal.", len(panels), title)
     drawn = {}
     for ax, (name, everything) in zip(axes, panels.items(), strict=True):
         frame = everything[(everything["xray"] > 0) | (everything["hardware"] > 0)]
@@ -195,41 +273,37 @@ def predicted_and_counted(panels: Mapping[str, pd.DataFrame], title: str) -> Fig
             colour, marker = FAMILIES[ending]
             at = part.groupby(["xray", "hardware"]).size()
             x, y = at.index.get_level_values(0), at.index.get_level_values(1)
-            drawn[ending] = ax.scatter(
-                x,
-                y,
-                s=26 + 9 * np.sqrt(at),
-                c=colour,
-                marker=marker,
-                alpha=0.75,
-                edgecolor=CARD,
-                linewidth=0.6,
-                zorder=2,
-            )
-            off = x != y
-            ax.scatter(
-                x[off], y[off], s=70 + 9 * np.sqrt(at[off]), facecolor="none", edgecolor=INK, linewidth=0.9, zorder=3
-            )
+            on = x == y
+            drawn[ending] = ax.scatter(x[on], y[on], s=30, c=colour, marker=marker, alpha=0.8, linewidth=0, zorder=2)
+            ax.scatter(x[~on], y[~on], s=26, facecolor="none", edgecolor=colour, marker=marker, linewidth=1, zorder=3)
         for axis, which in ((ax.set_xscale, ax.xaxis), (ax.set_yscale, ax.yaxis)):
             axis("symlog", linthresh=1, linscale=0.6)
             which.set_major_locator(FixedLocator([0, *(10.0**e for e in range(0, 10))]))
             which.set_minor_locator(NullLocator())
         ax.set(xlim=(-0.4, top), ylim=(-0.4, top), xlabel="counted by the X-ray", aspect="equal")
-        equal = (frame["xray"] == frame["hardware"]).sum()
-        ax.set_title(f"{name}: {equal} of {len(frame)} equal", color=MUTED)
+        ax.set_title(f"{name}: {equal[name]}", color=MUTED)
     axes[0].set_ylabel("counted by the GPU")
     words = {"instructions": "requests (instructions)"}
-    labels = [words.get(ending, ending) for ending in drawn]
+    labels = [f"{words.get(ending, ending)}, hollow: not equal" for ending in drawn]
     figure.legend(drawn.values(), labels, loc="outside lower left", ncols=4, frameon=False)
     return figure
 
 
 @styled
 def who_flags(counts: pd.DataFrame, title: str) -> Figure:
-    """Mutants by who flags them: stacked bars, a row per rung. counts: index rung, columns "both", "X-ray alone",
-    "GPU alone", "neither"."""
-    looks = {"both": (BLUE, ""), "X-ray alone": (SHADES[1], "//"), "GPU alone": (ORANGE, "\\\\"), "neither": (CARD, "")}
-    figure, (ax,) = canvas(7.4, 1.5 + 0.36 * len(counts), title=title)
+    """Mutants by who flags them: stacked bars, a row per rung. counts: index rung, columns "both", "X-ray alone", "X-ray's stricter
+    rule", "GPU alone", "neither"."""
+    looks = {
+        "both": (BLUE, ""),
+        "X-ray alone": (SHADES[1], "//"),
+        "X-ray's stricter rule": (SAND, ".."),
+        "GPU alone": (ORANGE, "\\\\"),
+        "neither": (CARD, ""),
+    }
+    total = ", ".join(f"{counts[name].sum()} {name}" for name in looks if name in counts)
+    figure, (ax,) = _canvas(
+        7.4, 1.5 + 0.36 * len(counts), f"{title}. Of {counts.to_numpy().sum()}: {total}.", title=title
+    )
     left = np.zeros(len(counts))
     for name, (colour, hatch) in looks.items():
         n = counts.get(name, pd.Series(0, counts.index)).to_numpy()
@@ -244,5 +318,5 @@ def who_flags(counts: pd.DataFrame, title: str) -> Figure:
     ax.invert_yaxis()
     ax.grid(axis="y", visible=False)
     ax.set(xlabel="mutants")
-    figure.legend(loc="outside lower left", ncols=4, frameon=False)
+    figure.legend(loc="outside lower left", ncols=3, frameon=False)
     return figure
