@@ -29,7 +29,7 @@ from ..ladder.rung import INCLUDE, rung, rungs
 from ..toolchain.toolkit import architecture, find_toolkit, gencode
 from . import verdicts
 from .mutants import Mutant, mutants, original
-from .one_sided import explain
+from .one_sided import RETURNED, explain
 from .sanitizer_words import CLEAN, FAILED, TIMEOUT, TOOLS, flagged, flagging, read
 
 if TYPE_CHECKING:
@@ -326,3 +326,9 @@ def compared(device: str | None = None) -> pd.DataFrame:
     why = [explain(row.mutant, row.xray, who) if " " in who else "" for row, who in zip(frame.itertuples(), who)]
     columns = {"gpu": tools, "xray": frame["xray"], "who": who, "why": why}
     return pd.concat([frame[["mutant", "stem", "line", "bug"]], pd.DataFrame(columns)], axis=1)
+
+
+def by_rule(compared: pd.DataFrame) -> pd.DataFrame:
+    """`compared()` with `who` "X-ray's stricter rule" where the X-ray alone flags that threads have returned before a barrier, which
+    no GPU since Volta minds: a barrier waits for the threads of the block that have not exited."""
+    return compared.assign(who=compared["who"].mask(compared["why"] == RETURNED, "X-ray's stricter rule"))

@@ -301,7 +301,7 @@ museum.EXHIBITS["no_syncwarp"].diff()
 
 # %%
 museum.EXHIBITS["no_syncwarp"].visit()
-museum.EXHIBITS["no_syncwarp"].in_other_orders(2)
+verdicts = museum.EXHIBITS["no_syncwarp"].in_other_orders(2)
 
 # %% [markdown]
 # **What to see.** Right again, in other orders too, and three races: a lane reads what its neighbour wrote to `P_smem` a few lines before, and overwrites $m$ and $l$ that the neighbour reads, with no barrier between. The emulator switches threads only where they wait, and a shuffle between the two accesses makes the lanes meet. But a shuffle promises nothing about memory, and a compiler may move the accesses past it.
