@@ -67,7 +67,7 @@ o, _ = full_tiles(q, k, v)
 print(f"largest error {(o - exact).abs().max():.4f}; largest element of O {exact.abs().max():.3f}")
 for name, kernel in {"right": right, "full tiles only": full_tiles}.items():
     print(f"relative error, {name}: {(kernel(q, k, v)[0] - exact).norm() / exact.norm():.1e}")
-predict(notices, "no" if torch.allclose(o, exact.float(), atol=1e-2) else "yes", "is whether allclose notices")
+predict(notices, "no" if torch.allclose(o, exact.float(), atol=1e-2) else "yes", "(does allclose notice?)")
 
 # %% [markdown]
 # $O$ is a mean of $N$ random rows of $V$, so its elements shrink like $1/\sqrt N$. At this length the largest is 0.05, so "off by at most 0.01" allows nearly everything. The relative error is what one expects of 8 keys in 16392, $\sqrt{8/16392} = 2.2\,\%$, thousands of times what rounding explains. The test never asks how large rounding is.

@@ -226,7 +226,7 @@ passes = ...  # your prediction: is the output right at N = 100, no multiple of 
 
 # %% tags=["reveal"]
 exhibit = museum.EXHIBITS["tail_not_filled"]
-predict(passes, "yes" if exhibit.report("not a multiple").ok else "no", "is whether N = 100 passes")
+predict(passes, "yes" if exhibit.report("not a multiple").ok else "no", "(is N = 100 right?)")
 exhibit.visit()
 
 # %% [markdown]
@@ -421,7 +421,7 @@ divided = [museum.EXHIBITS[name] for name in ("tail_not_masked", "l_not_rescaled
 draw_proof.ratios({e.title: e.outputs() for e in divided})
 
 # %% [markdown]
-# **What to see.** On the left each row has one shade: the weighted sum is right, and the row is divided by a wrong number. In the middle the same, with some rows exactly 1. On the right every element has a ratio of its own: wrong elements were summed.
+# **What to see.** On the left each row has one shade, nearly the same for all: the weighted sum is right, and it is divided by a number that is too large. In the middle each row has one shade too, and some rows are exactly 1. On the right every element has a ratio of its own: wrong elements were summed.
 #
 # And what caught each:
 

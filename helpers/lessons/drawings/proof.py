@@ -173,14 +173,14 @@ def ratios(outputs: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Figure:
     words = "got / expected of each element of O. " + " ".join(
         f"{name}: {'one value per row' if spread[name] < 0.05 else 'any value, also within a row'}." for name in outputs
     )
-    figure, axes = _canvas(3.1 * len(outputs), 3.3, words, len(outputs), sharey=True)
+    figure, axes = _canvas(3.3 * len(outputs), 3.3, words, len(outputs))
     for ax, (name, quotient) in zip(axes, quotients.items()):
         rows, across = quotient.shape
         shown = ax.imshow(
             quotient,
             cmap="cividis",
-            vmin=0,
-            vmax=2,
+            vmin=0.5,
+            vmax=1.5,
             aspect="auto",
             interpolation="nearest",
             extent=(0, across, rows, 0),
