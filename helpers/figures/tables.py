@@ -39,7 +39,9 @@ class Table(pd.DataFrame):
 
 def preformatted(text: str) -> str:
     """Text as HTML that keeps its lines, and wraps those too long for the page."""
-    return f"<pre style='margin:0;word-break:normal;white-space:pre-wrap'>{html.escape(text)}</pre>"
+    return (
+        f"<pre style='font-family:monospace;margin:0;word-break:normal;white-space:pre-wrap'>{html.escape(text)}</pre>"
+    )
 
 
 def access_html(rows: Sequence[Access], space: str, code: Callable[[int], str]) -> str:

@@ -20,7 +20,7 @@ MARKER = re.compile(r"^\s*//\s*\[(region|end):\s*([^\]]+?)\s*\]\s*$")
 # notebook until its cells have been run. For the same reason each colour has to read on a light page and on a dark one.
 COLOURS = {"c": "#6f7a85", "k": "#a65bcf", "m": "#b8651b", "s": "#3d8a3d"}  # by prefix of Pygments' short class names
 COLOURS |= {"cp": "#a65bcf", "nf": "#2f80c8", "nb": "#2f80c8"}
-PAGE = "font-size:12.5px;line-height:1.45;white-space:pre;overflow-x:auto;margin:0;padding:4px 0"
+PAGE = "font-family:monospace;font-size:12.5px;line-height:1.45;white-space:pre;overflow-x:auto;margin:0;padding:4px 0"
 ASIDE = "color:#808890;user-select:none"  # titles and line numbers: not part of what is copied
 MARKS = {"+": "rgba(46,160,67,0.2)", "-": "rgba(248,81,73,0.2)"}
 

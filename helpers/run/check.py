@@ -156,7 +156,7 @@ class Report:
             for c in self.comparisons
         )
         return (
-            f"<pre style='margin:0;word-break:normal'>{html.escape(str(self))}</pre><details{'' if self.ok else ' open'}><summary>every case</summary>"
+            f"<pre style='font-family:monospace;margin:0;word-break:normal'>{html.escape(str(self))}</pre><details{'' if self.ok else ' open'}><summary>every case</summary>"
             "<table><thead><tr><th></th><th style='text-align:left'>case</th><th>output</th><th>error</th>"
             f"<th>budget</th><th>used</th></tr></thead><tbody>{rows}</tbody></table></details>"
         )
