@@ -1,10 +1,10 @@
-# make lab · installed · kernel · test · test-all · executed · verdicts · notebooks · bench · readme
+# make lab · installed · kernel · test · test-all · executed · verdicts · notebooks · book · test-book · bench · readme
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 .DEFAULT_GOAL := lab
-.PHONY: lab installed kernel test test-all executed verdicts notebooks bench readme
+.PHONY: lab installed kernel test test-all executed verdicts notebooks book test-book bench readme
 
 # The build of PyTorch. Without an NVIDIA driver its CUDA libraries, 2.5 GB, are left out; TORCH=cuda installs them all the same.
 TORCH := $(shell nvidia-smi -L > /dev/null 2>&1 || test -e /proc/driver/nvidia/version && echo cuda || echo cpu)
@@ -41,6 +41,12 @@ verdicts: $(VENV)/installed
 notebooks: $(VENV)/installed
 	$(BIN)/python -m helpers notebooks
 
+book: $(VENV)/installed-book
+	$(BIN)/python -m helpers book
+
+test-book: $(VENV)/installed-book $(VENV)/installed-test
+	$(BIN)/python -m pytest tests/lessons/test_book.py tests/release/book_site.py
+
 bench: $(VENV)/installed
 	$(BIN)/python -m helpers record rungs
 
@@ -68,4 +74,8 @@ endif
 
 $(VENV)/installed-test: $(VENV)/installed
 	$(PIP) -e '.[test]'
+	@touch $@
+
+$(VENV)/installed-book: $(VENV)/installed
+	$(PIP) -e '.[book]'
 	@touch $@

@@ -34,13 +34,14 @@ html_theme_options = {
     "show_navbar_depth": 1,
     "show_toc_level": 2,
     "home_page_in_toc": True,
+    "navbar_persistent": [],
     "use_download_button": False,
     "use_fullscreen_button": False,
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
 mathjax_path = "mathjax/tex-svg.js"  # one file with its fonts as curves
-mathjax3_config = {"options": {"enableMenu": True}, "svg": {"fontCache": "global"}}
+mathjax3_config = {"options": {"enableMenu": True}, "svg": {"fontCache": "global", "scale": 0.95}}
 
 
 def copy_mathjax(app, error):

@@ -1,0 +1,80 @@
+"""The book's pages, before Sphinx makes a site of them (tests/release/book_site.py looks at that)."""
+
+from __future__ import annotations
+
+import base64
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from helpers.ladder.paths import INCLUDE, KERNELS, NOTEBOOKS, ROOT
+from helpers.lessons import book
+from helpers.lessons.pairs import FIRST_CELL
+
+KNOWN = {"kernels/04_fa2_fp32.cu", "notebooks/02_online_softmax.ipynb", "notebooks/glossary.md"}
+PNG = base64.b64encode(b"\x89PNG").decode()
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("[a](02_online_softmax.ipynb)", "[a](../notebooks/02_online_softmax.ipynb)"),
+        ("[a](glossary.md#warp)", "[a](../notebooks/glossary.md#warp)"),
+        ("[a](../kernels/04_fa2_fp32.cu)", "[a](../kernels/04_fa2_fp32.md)"),
+        ("[a](../helpers/__init__.py)", "a"),  # not in the book
+        ("[a](https://arxiv.org/abs/1805.02867#x)", "[a](https://arxiv.org/abs/1805.02867#x)"),
+        ("[a](#What-was-tried)", "[a](#what-was-tried)"),
+        ("`[a](#B)` and 1.24<!--= ratio('13') -->.", "`[a](#B)` and 1.24."),
+        ("```\n[a](#B)<!-- c -->\n```", "```\n[a](#B)<!-- c -->\n```"),
+    ],
+)
+def test_links_lead_to_pages_of_the_book(written, shown):
+    assert book.markdown(written, Path("notebooks"), KNOWN) == shown + "\n"
+
+
+def test_what_is_folded_is_markdown_and_a_solution_says_so():
+    text = "<details><summary>Solution</summary>\n\n$x$\n</details>\n<details><summary>Why?</summary>\n$y$\n</details>"
+    shown = book.markdown(text, Path("notebooks"), KNOWN)
+    assert '<details class="solution"><summary>Solution</summary>\n\n$x$\n\n</details>\n\n' in shown
+    assert "<details><summary>Why?</summary>\n\n$y$\n\n</details>" in shown
+
+
+def test_a_figure_is_a_file_with_its_words_and_an_answer_is_folded(tmp_path):
+    make = nbformat.v4
+    figure = make.new_output("display_data", {"image/png": PNG, "text/plain": 'a "right" kernel'}, metadata={})
+    bare = make.new_output("display_data", {"image/png": PNG, "text/plain": "<Figure size 1 x 1>"}, metadata={})
+    answer = make.new_code_cell("predict(x, 4, 'wavefronts')", outputs=[figure, bare], metadata={"tags": ["reveal"]})
+    notebook = make.new_notebook(cells=[make.new_code_cell(FIRST_CELL), answer])
+    (cell,) = book.page(notebook, "77", tmp_path, KNOWN).cells  # the first cell fetches the series, which a page can't
+    assert "hide-output" in cell.metadata["tags"]
+    first, second = (output["data"]["text/html"] for output in cell.outputs)
+    assert 'alt="a &quot;right&quot; kernel"' in first and 'alt=""' in second
+    name = re.search(r'src="\.\./(_static/figures/[^"]+)"', first)[1]
+    assert (tmp_path / name).read_bytes() == b"\x89PNG"
+
+
+def test_every_line_and_region_of_a_kernel_has_an_anchor():
+    path = KERNELS / "04_fa2_fp32.cu"
+    shown = book.kernel_page(path, ["04_fa2_fp32"])
+    for number in range(1, len(path.read_text().splitlines()) + 1):
+        assert f'id="L{number}"' in shown
+    regions = re.findall(r"\[region: (\w+)\]", path.read_text())
+    assert len(regions) > 5
+    for region in regions:
+        assert shown.count(f'id="region-{region}"') == 1 and f'href="#region-{region}"' in shown
+    assert 'href="include/fa/args.html"' in shown and "../notebooks/04_fa2_fp32.ipynb" in shown
+    assert 'href="../../include/fa/math.html"' in book.kernel_page(INCLUDE / "fa" / "rows32.cuh", [])
+
+
+def test_the_pages_hold_the_whole_series(tmp_path):
+    book.stage(tmp_path)
+    index = (tmp_path / "index.md").read_text()
+    for path in NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"):
+        assert (tmp_path / "notebooks" / path.name).exists() and f"\nnotebooks/{path.stem}\n" in index
+    for path in KERNELS.rglob("*.cu*"):
+        assert (tmp_path / path.relative_to(ROOT).with_suffix(".md")).exists()
+    listed = re.findall(r":caption: (.+)", index)
+    assert listed[:4] == list(book.CHAPTERS.values())[:4] and listed[-1] == "To look up"
+    assert index.index("04_fa2_fp32") < index.index(book.CHAPTERS[1]) < index.index("10_fa2_mma_fp16")
