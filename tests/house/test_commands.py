@@ -20,7 +20,7 @@ from helpers.ladder.errors import CompileError, KernelError
 ROOT = Path(__file__).parents[2]
 STEM = "01_naive"
 SMALL = ["--B", "1", "--H", "1", "--N", "8", "--D", "8"]
-COMMANDS = ["doctor", "check", "xray", "run", "bench", "record", "goals", "readme", "notebooks"]
+COMMANDS = ["doctor", "check", "xray", "run", "bench", "record", "goals", "readme", "notebooks", "book"]
 RECORDS = [
     "rungs",
     "counters",
@@ -414,6 +414,12 @@ def test_notebooks_that_fail_give_1(monkeypatch, capsys):
     monkeypatch.setattr("helpers.lessons.execute.execute_all", lambda *given: asked.append(given) or len(asked) == 1)
     assert [run(capsys, "notebooks", STEM, "--inplace")[0] for _ in range(2)] == [0, 1]
     assert asked == [([STEM], True)] * 2
+
+
+def test_a_book_is_made_where_it_is_asked_for(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("helpers.lessons.book.build", lambda folder: folder / "html" / "index.html")
+    assert run(capsys, "book", "--into", tmp_path) == (0, f"{tmp_path / 'html' / 'index.html'}\n", "")
+    assert run(capsys, "book")[1] == f"{ROOT / 'build' / 'book' / 'html' / 'index.html'}\n"
 
 
 def test_the_makefile_and_the_pages_name_commands_that_there_are():

@@ -65,7 +65,7 @@ def test_every_line_and_region_of_a_kernel_has_an_anchor():
     for region in regions:
         assert shown.count(f'id="region-{region}"') == 1 and f'href="#region-{region}"' in shown
     assert 'href="include/fa/args.html"' in shown and "../notebooks/04_fa2_fp32.ipynb" in shown
-    assert 'href="../../include/fa/math.html"' in book.kernel_page(INCLUDE / "fa" / "rows32.cuh", [])
+    assert 'href="../../include/fa/sm80.html"' in book.kernel_page(INCLUDE / "fa" / "rows32.cuh", [])
 
 
 def test_the_pages_hold_the_whole_series(tmp_path):
