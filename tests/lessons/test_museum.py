@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from helpers import check, museum, rung
+from helpers import check, draw_proof, museum, rung
 from helpers.evidence.mutants import catalogue
 from helpers.ladder.rung import code
 from helpers.lessons import execute
@@ -43,6 +43,22 @@ def test_its_fix_passes_and_the_bug_itself_is_no_fix(exhibit, capsys):
 @pytest.mark.parametrize("exhibit", [e for e in ALL if e.caught_by in ("xray", "conflicts")], ids=lambda e: e.name)
 def test_what_only_the_xray_sees_passes_every_check(exhibit):
     check(exhibit.kernel).require()
+
+
+def test_another_order_of_threads_shows_the_missing_barrier_and_not_every_race(capsys):
+    """And the order that everything else runs in is put back."""
+    barrier, syncwarp = museum.EXHIBITS["no_last_barrier"], museum.EXHIBITS["no_syncwarp"]
+    assert barrier.in_other_orders(2) == [False, False] and syncwarp.in_other_orders(2) == [True, True]
+    said = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"random, N = 256, order 1: WRONG, by [\d,]+ budgets", said[0]) and said[2].endswith(": right")
+    assert barrier.kernel.launcher.schedule == 0 and barrier.report().ok
+
+
+def test_rows_and_ratios_of_an_exhibit():
+    assert museum.EXHIBITS["one_sided_swizzle"].right_rows() == 128 / 8
+    exhibits = [museum.EXHIBITS[name] for name in ("tail_not_masked", "no_trans")]
+    words = draw_proof.ratios({e.name: e.outputs() for e in exhibits}).in_words
+    assert "tail_not_masked: one value per row" in words and "no_trans: any value" in words
 
 
 def test_the_notebook_shows_every_exhibit_under_its_title():
