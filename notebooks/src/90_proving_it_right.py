@@ -181,6 +181,7 @@ def shifted(by):
     return q, k, v
 
 
+# %%
 def one_hot(factor):
     """Each row attends to one key of its own: its score is 8 × factor, the others lie around 0."""
     q, k, v = qkv()
@@ -203,7 +204,6 @@ def falling():
 
 # %%
 torch.manual_seed(2)
-zero = torch.zeros(1, 1, 128, 64, device=device)
 inputs = {
     "random, N = 64": qkv(64),
     "random, N = 128": qkv(128),
@@ -215,7 +215,7 @@ inputs = {
     "one-hot, far apart": one_hot(30),
     "rising": rising(),
     "falling": falling(),
-    "equal scores": (zero, *qkv()[1:]),
+    "equal scores": (torch.zeros(1, 1, 128, 64, device=device), *qkv()[1:]),
 }
 cases = [Case(name, *x) for name, x in inputs.items()] + [Case("scale 0.3", *qkv(64), scale=0.3)]
 
@@ -507,6 +507,7 @@ def tells_them_apart():
     return True
 
 
+# %%
 exercise.verify(
     "90.2",
     tells_them_apart,

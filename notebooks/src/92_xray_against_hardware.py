@@ -129,7 +129,7 @@ draw_proof.predicted_and_counted(panels, f"The X-ray's counts and ncu's · {devi
 #
 # - At the lower edge: conflicts of `cp.async` that this counter doesn't see (`cp.async.cg` copies past the L1, `cp.async.ca` goes through it) or doesn't call so; in the middle panel also atomics that `nvcc` has merged into one.
 # - At the left edge: instructions that no lane executes; in the right panel also conflicts that don't come from addresses.
-# - The group at the upper right of the left panel: sectors that `cp.async.cg` asks for (below, "Where a destination begins").
+# - The group at the upper right of the left panel: most are sectors that `cp.async.cg` asks for (below, "Where a destination begins").
 #
 # Per rung, in percent of all that the hardware counted: all differences (`percent`), what remains after what the machine code explains to the digit (`rest_percent`), and what is unexplained:
 
