@@ -1,9 +1,9 @@
 """The error rule: is a kernel as exact as plain PyTorch?
 
 Against float64, a kernel may err twice as much as plain PyTorch errs at the same precision on the same inputs, plus the
-rounding no summation order avoids (a few ulps). NaN and infinity must be where the reference has them. The rule is that
-of the flash-attention test suite; a fixed tolerance such as `allclose(atol=1e-2)` passes wrong kernels: at N = 16384 it
-accepts one that never looks at the last 8 keys.
+rounding no summation order avoids (a few ulps). NaN and infinity must be where the reference has them. The idea is that
+of the flash-attention test suite, which allows gradients three times PyTorch's error and adds other ulps, or none. A fixed
+tolerance such as `allclose(atol=1e-2)` passes wrong kernels: at N = 16384 it accepts one that never looks at the last 8 keys.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class Report:
             for c in self.comparisons
         )
         return (
-            f"<pre style='font-family:monospace;margin:0;word-break:normal'>{html.escape(str(self))}</pre><details{'' if self.ok else ' open'}><summary>every case</summary>"
+            f"<pre style='margin:0;word-break:normal'>{html.escape(str(self))}</pre><details{'' if self.ok else ' open'}><summary>every case</summary>"
             "<table><thead><tr><th></th><th style='text-align:left'>case</th><th>output</th><th>error</th>"
             f"<th>budget</th><th>used</th></tr></thead><tbody>{rows}</tbody></table></details>"
         )
