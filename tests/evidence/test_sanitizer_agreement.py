@@ -158,3 +158,12 @@ def test_the_record_says_what_the_xray_says_now():
     other = {id for id, said in first.items() if now[id].noticed != (said if said == "clean" else f"xray: {said}")}
     assert all(MUTANTS[id].must == mutants.UNORDERED and first[id].startswith("uninitialised") for id in other)
     assert len(other) <= 20 and len(first) >= 350
+
+
+def test_the_rule_that_is_stricter_than_the_hardware_is_counted_apart():
+    """Threads that have returned before a barrier: no GPU since Volta minds."""
+    apart = sanitize.by_rule(RECORD)
+    moved = apart["who"] != RECORD["who"]
+    assert moved.sum() >= 10 and set(RECORD["why"][moved]) == {one_sided.RETURNED}
+    assert set(RECORD["who"][moved]) == {"X-ray alone"} and set(apart["who"][moved]) == {"X-ray's stricter rule"}
+    assert one_sided.RETURNED not in set(apart["why"][apart["who"] == "X-ray alone"])

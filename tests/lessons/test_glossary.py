@@ -44,6 +44,19 @@ def test_a_term_leads_to_its_notebook_and_stands_in_the_series(term):
     assert len(TERMS[term].split(" *Elsewhere*")[0].split()) <= 45, "two sentences are enough"
 
 
+def anchor(term: str) -> str:
+    """The anchor of a heading, as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", term.lower()).replace(" ", "-")
+
+
+def test_links_to_terms_lead_to_one():
+    anchors = {anchor(term) for term in TERMS}
+    for path in (execute.NOTEBOOKS / "src").glob("*.py"):
+        for asked in re.findall(r"glossary\.md#([^)\s]+)\)", path.read_text()):
+            assert asked in anchors, f"{path.name}: #{asked}"
+    assert {"br-bc", "bank-conflict", "cpasync", "mmasync", "x-ray"} <= anchors
+
+
 def test_a_term_that_stands_nowhere_is_seen():
     assert not occurs("hyperflux", "Also nothing.", SERIES)
     assert occurs("hyperflux", "A warp, *also warp*.", "a warp")
