@@ -2,7 +2,7 @@
 
 Against float64, a kernel may err twice as much as plain PyTorch errs at the same precision on the same inputs, plus the
 rounding no summation order avoids (a few ulps). NaN and infinity must be where the reference has them. The idea is that
-of the flash-attention test suite, which allows gradients three times PyTorch's error and adds other ulps, or none. A fixed
+of the flash-attention test suite, which for FlashAttention-2 allows gradients three times PyTorch's error and adds no ulps. A fixed
 tolerance such as `allclose(atol=1e-2)` passes wrong kernels: at N = 16384 it accepts one that never looks at the last 8 keys.
 """
 

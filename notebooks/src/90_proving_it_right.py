@@ -16,7 +16,7 @@
 #
 # **Time** 50 minutes.
 #
-# **Needs** [03 · FlashAttention-1](03_fa1_fp32.ipynb) and [04 · FlashAttention-2](04_fa2_fp32.ipynb). No GPU: every kernel here runs on the emulator in about a second.
+# **Needs** [03 · FlashAttention-1](03_fa1_fp32.ipynb) and [04 · FlashAttention-2](04_fa2_fp32.ipynb). No GPU: every kernel here runs on the emulator in about a second. Terms stand in the [glossary](glossary.md).
 #
 # **The idea in one line**: a test is worth what it fails.
 
@@ -81,7 +81,7 @@ predict(notices, "no" if torch.allclose(o, exact.float(), atol=1e-2) else "yes",
 # 2. Compute it with **plain PyTorch in the kernel's own precision**. Its error against 1 is what rounding costs an ordinary implementation.
 # 3. The **budget** is twice that, plus a few *ulps* (units in the last place: the distance from one number to the next) of the largest intermediate sum, which no order of summing avoids.
 #
-# The idea is that of [flash-attention's tests](https://github.com/Dao-AILab/flash-attention/blob/main/tests/test_flash_attn.py). They differ in the details: their exact answer is computed in fp32; $O$ may err twice as much as PyTorch, the gradients three times as much (here: twice, like every output); FlashAttention-2's tests add nothing to that, FlashAttention-3's and 4's add twice the rounding of $O \pm 0.3$ for $O$. So neither rule is stricter everywhere.
+# The idea is that of [flash-attention's tests](https://github.com/Dao-AILab/flash-attention/blob/main/tests/test_flash_attn.py). They differ in the details. Their exact answer is computed in fp32. FlashAttention-2's tests allow $O$ twice PyTorch's error and the gradients three times, and add nothing; FlashAttention-3's and 4's allow twice for all, and add twice the error that adding and subtracting 0.3 makes. So neither rule is stricter everywhere.
 #
 # `compare` holds one pair of outputs against the budget; `check` does so for a list of cases.
 
