@@ -155,7 +155,7 @@ class Exhibit:
 
     def visit(self) -> Figure | None:
         """Prints what the check says of inputs that hide the bug and of the one that shows it, and what the X-ray finds if
-        that is what catches it; gives back the error map if there is an output to draw."""
+        that is what catches it; gives back the error map if it shows a pattern."""
         for name in self.hides:
             print(f"{self.case(name).name}: {'right' if self.report(name).ok else 'WRONG'}")
         report, name = self.report(), self.case().name
@@ -166,7 +166,7 @@ class Exhibit:
             return None
         if self.caught_by == "check":
             print("\n".join(c.explain() for c in report.failures))
-            return self.map()
+            return self.map() if self.has_pattern else None
         print(f"{name}: {'right' if report.ok else 'WRONG'}\n\n{self.evidence()}")
         return None if report.ok else self.map()
 
@@ -189,6 +189,12 @@ class Exhibit:
         """Where the outputs are wrong, on the input that shows it."""
         o, *lse = self.report().comparisons
         return draw_proof.error_map(o, lse[0] if lse else None, self.tile, f"{self.title} · {o.case}")
+
+    @property
+    def has_pattern(self) -> bool:
+        """Whether a map of O shows more than one shade: it is neither right nor all NaN."""
+        o = self.report().comparisons[0]
+        return o.wrong is not None and bool(o.wrong.any()) and not np.isnan(o.error_map).all()
 
     def evidence(self) -> str:
         """What its catcher says of the input that shows the bug; empty if that says nothing."""

@@ -61,6 +61,12 @@ def test_rows_and_ratios_of_an_exhibit():
     assert "tail_not_masked: one value per row" in words and "no_trans: any value" in words
 
 
+def test_a_map_of_one_shade_is_not_drawn(capsys):
+    assert museum.EXHIBITS["no_opt_in"].visit() is None and museum.EXHIBITS["lse_in_log2"].visit() is None
+    assert museum.EXHIBITS["no_trans"].visit() is not None
+    assert "8192 of 8192 elements never written" in capsys.readouterr().out
+
+
 def test_the_notebook_shows_every_exhibit_under_its_title():
     for name, exhibit in museum.EXHIBITS.items():
         assert f"### {exhibit.title}\n" in TEXT and f'EXHIBITS["{name}"]' in TEXT, name

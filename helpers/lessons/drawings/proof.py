@@ -205,8 +205,7 @@ def _paint(ax: Axes, found: Comparison, tile: int) -> None:
     picture = found.error_map[lead]
     picture = picture[:, None] if found.output == "lse" else picture
     used = np.where(np.isnan(picture), np.nan, picture / found.budget if found.budget else np.where(picture, np.inf, 0))
-    colours = ListedColormap([SHADES[0], *OVER])
-    colours.set_bad(INK)
+    colours = ListedColormap([SHADES[0], *OVER]).with_extremes(bad=INK)
     rows, across = used.shape
     ax.imshow(
         np.ma.masked_invalid(used),
