@@ -18,7 +18,11 @@ nb_code_prompt_show = "Show {type}"
 myst_enable_extensions = ["amsmath", "attrs_inline", "colon_fence", "dollarmath"]
 myst_heading_anchors = 4  # as GitHub and JupyterLab make them
 myst_dmath_double_inline = True
-suppress_warnings = ["myst.header", "mystnb.unknown_mime_type"]  # a notebook's sections may begin at any level
+suppress_warnings = [
+    "misc.highlighting_failure",  # a sketch of a loop in a block of C++ has its ellipses
+    "myst.header",  # a notebook's sections may begin at any level
+    "mystnb.unknown_mime_type",
+]
 nitpicky = False
 
 html_theme = "sphinx_book_theme"
