@@ -191,14 +191,22 @@ def kernel_page(path: Path, stems: Iterable[str]) -> str:
 
 def _kernels(sources: list[Path]) -> str:
     """The list of the kernels with their ideas, then the headers."""
-    rows = {path: path.read_text().splitlines()[0].removeprefix("//").strip() for path in sources}
+    rows = {path: _about(path) for path in sources}
     items = [
-        f"- [{path.relative_to(KERNELS)}]({path.relative_to(KERNELS).with_suffix('.md')}): {first.partition(': ')[2] or first}"
-        for path, first in rows.items()
+        f"- [{path.relative_to(KERNELS)}]({path.relative_to(KERNELS).with_suffix('.md')}): {about}"
+        for path, about in rows.items()
     ]
     names = [str(path.relative_to(KERNELS).with_suffix("")) for path in sources]
     tree = "\n".join(["```{toctree}", ":hidden:", "", *names, "```"])
     return "# Kernels\n\n" + "\n".join(items) + f"\n\n{tree}\n"
+
+
+def _about(path: Path) -> str:
+    """What a kernel's first line says, or a header's first sentence."""
+    opening = re.match(r"(?://.*\n)+", path.read_text())
+    lines = [line.removeprefix("//").strip() for line in opening[0].splitlines()] if opening else [""]
+    text = lines[0] if path.suffix == ".cu" else " ".join(lines).split(". ")[0].rstrip(".")
+    return re.sub(r"^[\w/.]+: ", "", text)
 
 
 def _made(path: Path) -> Path:
