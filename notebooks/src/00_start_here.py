@@ -78,27 +78,18 @@ draw.flash_attention()
 # A GPU has a few dozen to almost 200 processors, called **SMs** (streaming multiprocessors), around one large memory. Each SM has memories of its own.
 
 # %%
-sms, regs, smem, L2, total = 132, 64, 228, 60, 140  # of an NVIDIA H200
-name, speed = "NVIDIA H200", "16"
+name, sms, smem, L2, total, speed = "NVIDIA H200", 132, 228, 60, 140, "16"
 if device == "cuda":
     gpu = torch.cuda.get_device_properties(0)
     name, sms, speed = gpu.name, gpu.multi_processor_count, ""
-    smem, L2, total = (
-        gpu.shared_memory_per_multiprocessor >> 10,
-        gpu.L2_cache_size >> 20,
-        round(gpu.total_memory / 2**30),
-    )
+    smem, L2 = gpu.shared_memory_per_multiprocessor >> 10, gpu.L2_cache_size >> 20
+    total = round(gpu.total_memory / 2**30)
 
 # %%
+near = f"{smem} KiB", f"{sms * smem >> 10} MiB", "128, with the L1 cache"
 levels = [
     ("registers", "256 KiB", f"{sms * 256 >> 10} MiB", "1,536", "a thread's own variables"),
-    (
-        "shared memory",
-        f"{smem} KiB",
-        f"{sms * smem >> 10} MiB",
-        "128, with the L1 cache",
-        "shared by the threads of a block",
-    ),
+    ("shared memory", *near, "shared by the threads of a block"),
     ("L2 cache", "", f"{L2} MiB", "", "shared by all SMs"),
     ("HBM", "", f"{total} GiB", speed, "where tensors live"),
 ]
@@ -123,7 +114,7 @@ shape = {"B": 8, "H": 32, "Nq": 2048, "Nk": 2048, "D": 64}
 least = {name: record.least_bytes(name, **shape) for name in ("01_naive", "SDPA MATH", "04_fa2_fp32")}
 predict(times, least["01_naive"] / least["04_fa2_fp32"], "times the bytes")
 samples = record.load(device="nvidia-h200").query("op == 'attention' and dtype == 'fp32'")
-samples = samples[(samples[list(shape)] == shape.values()).all(axis=1) & samples.name.isin(list(least))]
+samples = samples[(samples[list(shape)] == list(shape.values())).all(axis=1) & samples.name.isin(list(least))]
 points = samples.groupby("name", as_index=False)["ms"].median()
 points = points.assign(bytes=points.name.map(least), flops=bench.forward_flops(**shape))
 plot.roofline(points, record.load("device", "ceilings", device="nvidia-h200"), ["fp32 matmul", "fp16 matmul"])

@@ -137,7 +137,12 @@ def memory_hierarchy(levels: Sequence[tuple[str, str, str, str, str]], title: st
 
     levels: (name, size in one SM, size on the whole GPU, bytes per clock for each SM, what it is for), nearest first.
     """
-    said = "; ".join(f"{n}: {one} per SM, {whole} in all, {speed}" for n, one, whole, speed, _ in levels)
+    said = "; ".join(
+        ", ".join(
+            [f"{n}: {whole} in all"] + [f"{one} per SM"] * bool(one) + [f"{speed} bytes per clock and SM"] * bool(speed)
+        )
+        for n, one, whole, speed, _ in levels
+    )
     figure, (ax,) = canvas(f"{title}. {said}.", 9.6, 1.0 + 0.62 * len(levels), title=title)
     blank(ax).set(xlim=(-1.1, 28.2), ylim=(-len(levels) - 0.1, 0.95))
     heads = ((6.8, "in one SM"), (11.4, "on the whole GPU"), (16.6, "bytes per clock and SM"), (23.6, ""))
@@ -652,7 +657,13 @@ def register_tiling(tiles: Sequence[tuple[int, int]], supply: float = 0.5) -> Pi
     more = [c > supply for c in cost]
     colours, hatches = [ORANGE if m else GREEN for m in more], ["//" if m else "" for m in more]
     bars = right.bar(range(len(tiles)), cost, 0.62, color=colours, hatch=hatches, edgecolor=CARD)
-    right.bar_label(bars, [f"{c:.3g}" for c in cost], fontsize=9, padding=2, bbox={"facecolor": CARD, "edgecolor": "none", "pad": 0.5})
+    right.bar_label(
+        bars,
+        [f"{c:.3g}" for c in cost],
+        fontsize=9,
+        padding=2,
+        bbox={"facecolor": CARD, "edgecolor": "none", "pad": 0.5},
+    )
     right.axhline(supply, color=INK, linewidth=1.2, linestyle="--")
     right.text(
         1.02, supply, f"an SM\ndelivers {supply:g}", transform=right.get_yaxis_transform(), va="center", fontsize=9
