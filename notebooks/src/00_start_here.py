@@ -69,7 +69,7 @@ doctor()
 draw.flash_attention()
 
 # %% [markdown]
-# *Left,* the GPU's large memory with the tensors that the caller knows, each cut into tiles of some rows. *Right,* one of the GPU's processors. It takes one tile of queries and keeps it. The tiles of keys and values come by one after the other (the pale ones have been, tile 3 is here now). Each time a tile of scores is made, used and forgotten; what stays is the output $O_i$ of these queries so far, and two numbers per query, $m_i$ and $l_i$, by which it is rescaled when larger scores turn up. After the last tile $O_i$ is written, once. Other processors do the same for the other tiles of queries.
+# *Left,* the GPU's large memory with the tensors that the caller knows, each cut into tiles of some rows. *Right,* one of the GPU's processors. It takes one tile of queries and keeps it. The tiles of keys and values come by one after the other (the pale ones have been, tile 3 is here now). At each step a tile of scores is made, used and forgotten; what stays is the output $O_i$ of these queries so far, and two numbers per query, $m_i$ and $l_i$, by which it is rescaled when larger scores turn up. After the last tile $O_i$ is written, once. Other processors do the same for the other tiles of queries.
 #
 # Why the rescaling is exact is the subject of [02](02_online_softmax.ipynb); [03](03_fa1_fp32.ipynb) and [04](04_fa2_fp32.ipynb) turn the picture into kernels; everything after makes them fast.
 #
@@ -105,6 +105,8 @@ draw.memory_hierarchy(levels, f"The memories of one GPU · {name}")
 # A kernel does arithmetic (FLOPs: floating-point operations) on bytes it moves. The device has a limit for each: so many bytes per second to and from HBM, so many FLOPs per second. FLOPs per byte, the **arithmetic intensity**, says which limit a kernel meets first.
 #
 # An attention kernel has to read $Q$, $K$, $V$ and write $O$. One that forms $S$ and $P$ also has to write both to HBM and read both back. At $N = 2048$ queries and keys of $d = 64$ numbers each, how many times as many bytes does the second kind move?
+#
+# (A cell with three dots asks for your prediction: put a number in their place. The cell after it measures and compares. Left alone, the dots do no harm.)
 
 # %%
 times = ...  # your prediction
@@ -220,7 +222,7 @@ except RuntimeError as error:  # a CompileError
     print(error)
 
 # %% [markdown]
-# And what the compiler lets pass but no thread should do, the **emulator** reports, on any machine (`device="cpu"` asks for it even where there is a GPU). Without the line that sends threads beyond the edge home:
+# And what the compiler lets pass but no thread should do, the **emulator** reports, on any machine (`device="cpu"` asks for it even where there is a GPU). Without the line that makes threads past the edge return:
 
 # %%
 unguarded = load(source=rung("01_naive").replace("if (i >= a.Nq || c >= a.D) return;", ""), device="cpu")
@@ -244,7 +246,7 @@ predict(sectors, lines["mean"].iloc[0], "sectors per request for K")
 ray
 
 # %% [markdown]
-# *The row of $K$:* 16 sectors, one for each row, where two would hold the 64 bytes asked for. The rest of each sector is not lost: the next seven steps of the loop want it, and by then the L1 cache has it. What costs time is that 16 places have to be looked up for one request; [01](01_naive.ipynb) measures it. (`cost` is the sectors of all requests, `ideal` the fewest that hold as many bytes. Shared memory and the instructions `shfl` and `ld` are explained in 01 and 03.) The X-ray needs no GPU and gives the same counts on every machine.
+# *The row of $K$:* 16 sectors, one for each row, where two would hold the 64 bytes asked for. The rest of each sector is not lost: the next seven steps of the loop want it, and by then the L1 cache has it. What costs time is that 16 places have to be looked up for one request; [01](01_naive.ipynb) measures it. (Beside the sectors of all requests stands `ideal`, the fewest that hold as many bytes. Shared memory, its bank conflicts and the instructions `shfl` and `ld` come in 01 and 03.) The X-ray needs no GPU and gives the same counts on every machine.
 
 # %% [markdown]
 # ## A kernel typed into a cell

@@ -230,10 +230,10 @@ dram.round(2)
 # %%
 scores_lines, output_lines = ..., ...  # your predictions
 
-# %%
+# %% tags=["reveal"]
 ray.address_map("s += q[c] * k[c]", target="K")
 
-# %%
+# %% tags=["reveal"]
 ray.address_map("o += P[j] * V[j", target="V")
 
 # %% [markdown]
@@ -268,7 +268,7 @@ draw.wedge(d=64, N=512)
 # %% [markdown]
 # *Left:* one head at $N = 512$, areas to scale: the hatched squares are what the naive kernel adds. *Right:* bytes against $N$. The shaded wedge is memory, and traffic, that a cleverer kernel could do without. At $N = 64\mathrm{k}$ one head's $S$ and $P$ take 32 GiB.
 #
-# PyTorch's own unfused form has the same wedge, and a pass more: it multiplies $S$ by the scale in a kernel of its own, which reads and writes all of $S$ for one multiplication per element.
+# `unfused`, the PyTorch form at the top, has the same wedge and a pass more: the multiplication of $S$ by the scale is a kernel of its own, which reads and writes all of $S$ for one multiplication per element.
 
 # %% [markdown]
 # ## Beside its peers
