@@ -480,9 +480,7 @@ ctas = 0
 # %%
 def halved():
     source = rung("04_fa2_fp32").replace("warps = 4", "warps = 2").replace("d == 64 ? 32 : 16", "16")
-    counted = traffic(
-        load(for_d64(source), device="cpu", quiet=True), *(torch.randn(1, 1, 500, 64) for _ in range(3))
-    )
+    counted = traffic(load(for_d64(source), device="cpu", quiet=True), *(torch.randn(1, 1, 500, 64) for _ in range(3)))
     assert kv_bytes == counted.bytes_read[["K", "V"]].sum(), f"the bytes for K and V are not {kv_bytes}"
     passes = counted.reads_per_byte["K"]  # every CTA reads K once
     assert ctas == passes, f"there are not {ctas} CTAs"
