@@ -382,7 +382,7 @@ table = table[(table[list(shape)] == pd.Series(shape)).all(axis=1)]
 points = table[(table["name"] == table["rung"]) | (table["name"] == "SDPA MATH") & (table["rung"] == stems[-1])]
 points = points.assign(flops=record.forward_flops(**shape))
 points["bytes"] = [record.least_bytes(name, **shape) for name in points["name"]]
-plot.roofline(points, record.load("device", "ceilings", device="nvidia-h200"), ["fp32 matmul", "fp16 matmul"])
+plot.roofline(points, record.load("device", "ceilings", device="nvidia-h200"))
 
 # %% [markdown]
 # **What to see.** The two on the right form no $S$, and HBM is far from being their limit. What lifts 04 above 03 at the same intensity is the rest of this notebook: CTAs for every SM and register tiles. (EFFICIENT lies just below 04.)
