@@ -69,6 +69,7 @@ _LESSONS = {
     "draw_proof": "lessons.drawings.proof",
     "draw_training": "lessons.drawings.training",
     "gpt": "lessons.gpt",
+    "loop_order": "lessons.loop_order",
     "museum": "lessons.museum",
     "overlap": "lessons.overlap",
     "schedule": "lessons.schedule",

@@ -57,8 +57,8 @@ __device__ __forceinline__ void multiply(float (&acc)[8][8], const float *A_smem
     fa::load4(a_reg + 4, A_smem + k * T::ld_q + T::warp_rows / 2);
     fa::load4(b_reg, B_smem + k * T::ld_k);
     fa::load4(b_reg + 4, B_smem + k * T::ld_k + d / 2);
-    // Down one column and up the next: of two FMAs in a row, one operand is the same. The SM's operand cache keeps it,
-    // and two reads per FMA is what the register file can serve.
+    // Down one column and up the next: two FMAs in a row share an operand. The SM keeps it at hand (its operand cache), so
+    // that each FMA reads two registers anew instead of three.
 #pragma unroll
     for (int c = 0; c < 8; ++c) {
 #pragma unroll

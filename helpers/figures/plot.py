@@ -203,7 +203,7 @@ def roofline(points: pd.DataFrame, ceilings: pd.DataFrame, roofs: Sequence[str] 
     ax.set(xscale="log", yscale="log")
     ax.set_xlim(low, high)
     ax.set_ylim(min(y.min() / 3, low * top["copy"]), highest * 3)
-    _kernels_under(ax, points["name"], x, y, lambda at: min(at * top["copy"], highest))
+    _kernels_under(ax, points["name"], x, y, lambda at, speed: _roof(at, speed, top, roofs))
     _name_slope(figure, ax, low * 1.3, top["copy"])
     plain = FuncFormatter(lambda v, _: f"{v:g}")
     ax.xaxis.set_major_formatter(plain)
@@ -214,8 +214,14 @@ def roofline(points: pd.DataFrame, ceilings: pd.DataFrame, roofs: Sequence[str] 
     return figure
 
 
+def _roof(intensity: float, speed: float, top: pd.Series, roofs: Sequence[str]) -> float:
+    """The lowest roof that is not below a point."""
+    above = [min(intensity * top["copy"], top[roof]) for roof in roofs]
+    return min((roof for roof in above if roof >= speed), default=max(above))
+
+
 def _kernels_under(
-    ax: Axes, names: Sequence[str], x: Sequence[float], y: Sequence[float], roof: Callable[[float], float]
+    ax: Axes, names: Sequence[str], x: Sequence[float], y: Sequence[float], roof: Callable[[float, float], float]
 ) -> None:
     """A point for each kernel, with its name and speed where neither the roof nor a neighbour is in the way."""
     looks, (low, high) = looks_of(names), ax.get_xlim()
@@ -225,7 +231,7 @@ def _kernels_under(
         draw_line(ax, [px], [py], looks[name], True, markersize=8, linestyle="")
         side = -1 if px > (low * high) ** 0.5 else 1
         neighbour_above = any(px < a < 4 * px and py < b < 2 * py for a, b in zip(x, y, strict=True))
-        below = py > 0.6 * roof(px) or neighbour_above
+        below = py > 0.6 * roof(px, py) or neighbour_above
         ax.annotate(
             f"{name}\n{py:.3g} TFLOP/s",
             (px, py),

@@ -23,6 +23,7 @@ BACK_ENDS = {
     FLASH: "FLASH_ATTENTION",
     CUDNN: "CUDNN_ATTENTION",
 }
+FORM_S = ("01_naive", MATH)  # these write S and P to memory
 FA2, FA3, FA4 = "flash_attn", "FA3", "FA4"  # FlashAttention-2, -3 and -4 of their own packages
 
 
@@ -44,6 +45,15 @@ def kv_bytes(B: int, Hkv: int, Nk: int, D: int, itemsize: int = 2) -> int:
 def forward_bytes(B: int, H: int, Nq: int, Nk: int, D: int, itemsize: int = 4) -> int:
     """Bytes no forward pass can avoid: Q, K, V read and O written once (`itemsize` each), LSE written in float32."""
     return B * H * (itemsize * D * (2 * Nq + 2 * Nk) + 4 * Nq)
+
+
+def least_bytes(name: str, B: int, H: int, Nq: int, Nk: int, D: int, itemsize: int = 4) -> int:
+    """Bytes that have to cross to and from HBM for a kernel of this kind, whatever the caches hold.
+
+    Those of forward_bytes; and for the kernels that form S and P (01_naive, SDPA MATH) both matrices, written and read once.
+    """
+    formed = 4 * itemsize * B * H * Nq * Nk if name in FORM_S else 0
+    return forward_bytes(B, H, Nq, Nk, D, itemsize) + formed
 
 
 def softmax_bytes(rows: int, N: int) -> int:

@@ -14,9 +14,9 @@
 # - do: load a kernel, break one line of it, see what the check says, and type a kernel of your own into a cell;
 # - judge what your machine can run, what it cannot, and which figures on the screen were measured where.
 #
-# **Time** 40 minutes, one of them waiting for a compiler.
+# **Time** 60 minutes, one of them waiting for a compiler.
 #
-# **Needs** nothing but this repository; no GPU. You know Python and a little PyTorch, and have met attention once. CUDA is explained as it comes.
+# **Needs** nothing but this repository; no GPU. You know Python and a little PyTorch, and have met attention once. CUDA, the C++ dialect that GPUs are programmed in, is explained as it comes.
 #
 # **The idea in one line**: a kernel is a text file that you can change, and seconds later you know whether it is still right.
 #
@@ -31,14 +31,9 @@ if not importlib.util.find_spec("helpers"):
     importlib.import_module("helpers").prepare()
 
 # %%
-import ctypes
-import importlib.util
-
-import pandas as pd
 import torch
 
-from helpers import bench, check, doctor, draw, exercise, load, plot, record, rung, rungs, show, xray
-from helpers.toolchain import build, matching_toolkit
+from helpers import bench, check, doctor, draw, exercise, load, plot, predict, record, rung, show, xray
 
 device = load("01_naive").device  # "cuda", or "cpu" where the emulator runs the kernels
 
@@ -63,56 +58,73 @@ doctor()
 #
 # How new is new enough? Each kernel file says so by a **compute capability**, the version number of a GPU's abilities: `sm_75` is 7.5 (Turing, 2018) or newer, `sm_80` 8.0 (Ampere, 2020) or newer, `sm_90a` 9.0 (Hopper, 2022) and no other. `doctor` above has looked.
 #
-# The **emulator** gives the right results, exact counts of the bytes that threads ask for, and a sentence with file and line for an access out of bounds, a deadlock, a barrier that only some threads reach, a read of shared memory that nobody wrote. (A barrier that is missing altogether stops no kernel; `check` may see it by its wrong result, and `xray`, below, names the two lines that race.) It does not model caches and it has no notion of time: it never says how fast a kernel is, and a time measured on a CPU is never shown beside one from a GPU.
+# The **emulator** gives the right results, exact counts of the bytes that threads ask for, and a sentence with file and line for an access out of bounds, a deadlock, a barrier that only some threads reach, a read of shared memory that nobody wrote. (A **barrier** is a line at which threads wait for each other. Where one is missing altogether, `xray`, below, names the two lines that race.) It does not model caches and has no notion of time: it never says how fast a kernel is, and a time measured on a CPU is never shown beside one from a GPU.
 
 # %% [markdown]
-# ## Where data lives
+# ## FlashAttention in one picture
 #
-# A GPU is a few dozen to 150 processors, called **SMs** (streaming multiprocessors), around one large memory. The nearer a memory is to the arithmetic, the faster and the smaller it is.
+# Attention compares $N$ queries with $N$ keys. Written down literally, that makes two matrices of $N \times N$ numbers, the scores $S$ and the probabilities $P$. FlashAttention never has more of them than a tile.
 
 # %%
-if device == "cuda":
-    gpu = torch.cuda.get_device_properties(0)
-    name, smem, L2 = gpu.name, gpu.shared_memory_per_multiprocessor >> 10, gpu.L2_cache_size >> 20
-    sizes = ["256 KiB per SM", f"{smem} KiB per SM", f"{L2} MiB", f"{gpu.total_memory / 2**30:.0f} GiB"]
-else:
-    name, sizes = "NVIDIA H200", ["256 KiB per SM", "228 KiB per SM", "60 MiB", "140 GiB"]
-notes = ["a thread's own variables", "shared by the threads of a block", "shared by all SMs", "where tensors live"]
-levels = ["registers", "shared memory", "L2 cache", "HBM"]
-draw.memory_hierarchy(list(zip(levels, sizes, notes)), f"The memories of one GPU · {name}")
+draw.flash_attention()
 
 # %% [markdown]
-# *Top to bottom:* each step down is larger, slower and shared by more threads. (The sizes are what the driver reports, of your GPU or else of an H200, in units of $2^{10}$, $2^{20}$ and $2^{30}$ bytes; registers, which it does not report, are 64 K of 4 bytes per SM by the [CUDA programming guide](https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities).) **HBM** (high-bandwidth memory) is the device memory of a data-centre GPU; on other cards it is GDDR, and everything said about it holds. FlashAttention is one idea about this picture: do not send to HBM what could have stayed above.
+# *Left,* the GPU's large memory with the tensors that the caller knows, each cut into tiles of some rows. *Right,* one of the GPU's processors. It takes one tile of queries and keeps it. The tiles of keys and values come by one after the other (the pale ones have been, tile 3 is here now). At each step a tile of scores is made, used and forgotten; what stays is the output $O_i$ of these queries so far, and two numbers per query, $m_i$ and $l_i$, by which it is rescaled when larger scores turn up. After the last tile $O_i$ is written, once. Other processors do the same for the other tiles of queries.
+#
+# Why the rescaling is exact is the subject of [02](02_online_softmax.ipynb); [03](03_fa1_fp32.ipynb) and [04](04_fa2_fp32.ipynb) turn the picture into kernels; everything after makes them fast.
+#
+# ## Where data lives
+#
+# A GPU has a few dozen to almost 200 processors, called **SMs** (streaming multiprocessors), around one large memory. Each SM has memories of its own.
+
+# %%
+name, sms, smem, L2, total, speed = "NVIDIA H200", 132, 228, 60, 140, "16"
+if device == "cuda":
+    gpu = torch.cuda.get_device_properties(0)
+    name, sms, speed = gpu.name, gpu.multi_processor_count, ""
+    smem, L2 = gpu.shared_memory_per_multiprocessor >> 10, gpu.L2_cache_size >> 20
+    total = round(gpu.total_memory / 2**30)
+
+# %%
+near = f"{smem} KiB", f"{sms * smem >> 10} MiB", "128, with the L1 cache"
+levels = [
+    ("registers", "256 KiB", f"{sms * 256 >> 10} MiB", "1,536", "a thread's own variables"),
+    ("shared memory", *near, "shared by the threads of a block"),
+    ("L2 cache", "", f"{L2} MiB", "", "shared by all SMs"),
+    ("HBM", "", f"{total} GiB", speed, "where tensors live"),
+]
+draw.memory_hierarchy(levels, f"The memories of one GPU · {name}")
+
+# %% [markdown]
+# *Top to bottom:* farther from the arithmetic, shared by more threads, and slower. An SM can fetch three operands of 4 bytes for each of 128 multiply-adds per clock from its registers, 128 bytes per clock from shared memory or from the **L1 cache** (which shares one piece of hardware with it), and, if all SMs ask at once, about 16 bytes per clock from HBM: a measured 4.21<!--= record.load("device", "ceilings", device="nvidia-h200").query("name == 'copy'").value.median():.2f --> TB/s, divided by 132 SMs and 1.98 GHz. Registers and shared memory are about equally large; the caches and HBM are larger the farther away they are. (Sizes as the driver reports them, of your GPU or else of an H200, in units of $2^{10}$, $2^{20}$ and $2^{30}$ bytes; registers and rates per clock by the [CUDA programming guide](https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities) for compute capability 9.0.)
+#
+# **HBM** (high-bandwidth memory) is the device memory of a data-centre GPU; on other cards it is GDDR, and everything said about it holds. FlashAttention is one idea about this picture: do not send to HBM what could have stayed above.
 #
 # ### The roofline
 #
-# A kernel does arithmetic (FLOPs: floating-point operations) on bytes it moves. The device has a limit for each: so many bytes per second to and from HBM, so many FLOPs per second. FLOPs per byte, the **arithmetic intensity**, says which limit a kernel meets first. Measured here if there is a GPU, and recorded otherwise:
-
-
-# %%
-def points(samples, B, H, N, d):
-    """Where kernels of this shape sit: FLOPs by formula, bytes that have to cross to HBM, measured time."""
-    fused, unfused = bench.forward_bytes(B, H, N, N, d), 16 * B * H * N * (N + d)
-    moved = {"01_naive": unfused, "SDPA MATH": unfused, "04_fa2_fp32": fused}
-    table = samples[samples.name.isin(list(moved))].groupby("name", as_index=False)["ms"].median()
-    return table.assign(bytes=table.name.map(moved), flops=bench.forward_flops(B, H, N, N, d))
-
+# A kernel does arithmetic (FLOPs: floating-point operations) on bytes it moves. The device has a limit for each: so many bytes per second to and from HBM, so many FLOPs per second. FLOPs per byte, the **arithmetic intensity**, says which limit a kernel meets first.
+#
+# An attention kernel has to read $Q$, $K$, $V$ and write $O$. One that forms $S$ and $P$ also has to write both to HBM and read both back. At $N = 2048$ queries and keys of $d = 64$ numbers each, how many times as many bytes does the second kind move?
+#
+# (A cell with three dots asks for your prediction: put a number in their place. The cell after it measures and compares. Left alone, the dots do no harm.)
 
 # %%
-if device == "cuda":
-    ceilings = bench.ceilings(rounds=3).assign(device=torch.cuda.get_device_name())
-    x = torch.randn(3, 1, 8, 2048, 64, device=device)
-    loaded = {stem: load(stem, quiet=True) for stem in ("01_naive", "04_fa2_fp32")}
-    ours = {stem: kernel for stem, kernel in loaded.items() if kernel.device == "cuda"}
-    found = points(bench.measure(ours | bench.peers(*x), list(x)), 1, 8, 2048, 64)
-else:
-    ceilings = record.load("device", "ceilings")
-    recorded = record.load().query("op == 'attention' and dtype == 'fp32'")
-    found = points(recorded.query("H == 32 and Nk == 2048 and D == 64"), 8, 32, 2048, 64)
-plot.roofline(found, ceilings)
+times = ...  # your prediction
+
+# %% tags=["reveal"]
+shape = {"B": 8, "H": 32, "Nq": 2048, "Nk": 2048, "D": 64}
+least = {name: record.least_bytes(name, **shape) for name in ("01_naive", "SDPA MATH", "04_fa2_fp32")}
+predict(times, least["01_naive"] / least["04_fa2_fp32"], "times the bytes")
+samples = record.load(device="nvidia-h200").query("op == 'attention' and dtype == 'fp32'")
+samples = samples[(samples[list(shape)] == list(shape.values())).all(axis=1) & samples.name.isin(list(least))]
+points = samples.groupby("name", as_index=False)["ms"].median()
+points = points.assign(bytes=points.name.map(least), flops=bench.forward_flops(**shape))
+plot.roofline(points, record.load("device", "ceilings", device="nvidia-h200"), ["fp32 matmul", "fp16 matmul"])
 
 # %% [markdown]
-# *The slope* is what HBM can feed, *the flat part* what the arithmetic units can do; nothing gets above them. Both are measured: by a copy within HBM, and by a large matrix product. Each point is an attention kernel in fp32 at $N = 2048$, $d = 64$ (8 heads where it is measured here, 256 where recorded; few heads make few blocks, which do not fill a large GPU), placed at the intensity of the least traffic its kind can do with. SDPA MATH is PyTorch's own unfused attention (`scaled_dot_product_attention`). Left to right is the way from writing every intermediate to HBM to writing none; bottom to top is the way from a naive kernel to a good one. The series goes both ways.
+# *The slope* is what HBM can feed, *the flat parts* what the arithmetic units can do in fp32 and, on **tensor cores** (units that multiply whole small matrices of 16-bit numbers), in fp16; nothing gets above them. All three are measured, by a copy within HBM and by large matrix products. Where slope and flat part meet is the **ridge**: left of it HBM is the limit, right of it the arithmetic.
+#
+# Each point is an attention kernel in fp32. Its height is measured. Its place from left to right is FLOPs over the least bytes that a kernel of its kind has to move; all rooflines of this series are drawn so. SDPA MATH is PyTorch's own attention that forms $S$ and $P$ (`scaled_dot_product_attention`). With fp32 arithmetic even these two stand right of the ridge, at 12 FLOPs per byte: HBM is not yet their limit. On tensor cores the ridge lies at 177, and a kernel that forms $S$ in fp16 has 31. That is the wall that FlashAttention removes. The fp32 kernels are where to learn how; bottom to top is the way from a naive kernel to a good one.
 
 # %% [markdown]
 # ## Notation
@@ -148,14 +160,7 @@ plot.roofline(found, ceilings)
 # %% [markdown]
 # ## How to read a rung
 #
-# Each kernel file is a **rung** of a ladder: a whole kernel that reads from top to bottom by itself and adds one idea to an earlier rung. The ladder:
-
-# %%
-pd.set_option("display.max_colwidth", None)
-pd.DataFrame({r.stem: {"idea": r.idea, "dtypes": ", ".join(r.dtypes), "needs": r.arch} for r in rungs()}).T
-
-# %% [markdown]
-# A file opens with a **header block**, the manual of the kernel. Read it first: what goes in and out, which sizes it takes, which threads do what, and one honest sentence on speed.
+# Each kernel file is a **rung** of a ladder: a whole kernel that reads from top to bottom by itself and adds one idea to an earlier rung. A file opens with a **header block**, the manual of the kernel. Read it first: what goes in and out, which sizes it takes, which threads do what, and one honest sentence on speed.
 
 # %%
 print(rung("01_naive").source.split("#include")[0])
@@ -182,13 +187,20 @@ o, lse = kernel(q, k, v)
 check(kernel)
 
 # %% [markdown]
-# `check` ran it on inputs made to break kernels, and held $O$ and LSE against a float64 reference. The **error budget** of a case is about twice the error that PyTorch makes on the same inputs in the same precision. Now break one line. You would open `kernels/01_naive.cu` in JupyterLab's file browser, change it, save, and run the cell above again; to keep the file whole, this cell replaces text in a copy of the source. The launcher computes how many tiles of 16 columns $O$ has; forget the last one:
+# `check` ran it on inputs made to break kernels, and held $O$ and LSE against a float64 reference. The **error budget** of a case is about twice the error that PyTorch makes on the same inputs in the same precision. An O or LSE outside the budget counts as wrong.
+#
+# Now break one line. You would open `kernels/01_naive.cu` in JupyterLab's file browser, change it, save, and run the cell above again; to keep the file whole, this cell replaces text in a copy of the source. The launcher computes how many tiles of 16 columns $O$ has; forget the last one. $D$ is 64: how many columns of $O$ will be wrong?
 
 # %%
+columns = ...  # your prediction
+
+# %% tags=["reveal"]
 edited = rung("01_naive").replace(
     "column_tiles = fa::ceil_div(a.D, tile)", "column_tiles = fa::ceil_div(a.D, tile) - 1"
 )
 broken = load(source=edited)
+wrong = broken(q, k, v)[0] != o  # NaN, never written, equals nothing
+predict(columns, int(wrong.any(dim=2)[0, 0].sum()), "wrong columns")
 print(check(broken))
 
 # %% [markdown]
@@ -210,7 +222,7 @@ except RuntimeError as error:  # a CompileError
     print(error)
 
 # %% [markdown]
-# And what the compiler lets pass but no thread should do, the **emulator** reports, on any machine (`device="cpu"` asks for it even where there is a GPU). Without the line that sends threads beyond the edge home:
+# And what the compiler lets pass but no thread should do, the **emulator** reports, on any machine (`device="cpu"` asks for it even where there is a GPU). Without the line that makes threads past the edge return:
 
 # %%
 unguarded = load(source=rung("01_naive").replace("if (i >= a.Nq || c >= a.D) return;", ""), device="cpu")
@@ -222,18 +234,24 @@ except RuntimeError as error:  # a KernelError
 # %% [markdown]
 # A loop that never ends shows itself by a line that counts blocks and stands still; the ■ button stops it and the notebook goes on. (On a GPU nothing short of restarting the notebook's kernel stops it. Try what may hang with `device="cpu"` first.)
 #
-# A kernel can also be right and wasteful. `xray` runs it on the emulator and lists its lines by what they cost. HBM is moved in **sectors**, aligned pieces of 32 bytes; what the 32 threads of a warp ask for together is a **request**. Beside the sectors of all requests stands the ideal, the fewest sectors that hold as many bytes.
+# A kernel can also be right and wasteful. `xray` runs it on the emulator and lists its lines by what they cost. HBM is moved in **sectors**, aligned pieces of 32 bytes; what the 32 threads of a warp ask for together is a **request**. In the product $QK^\top$, at each step of its loop, a warp asks for one number from each of 16 rows of $K$, which lie 256 bytes apart. How many sectors is that?
 
 # %%
-xray("01_naive", *torch.randn(3, 1, 1, 128, 64))
+sectors = ...  # your prediction: sectors of one request
+
+# %% tags=["reveal"]
+ray = xray("01_naive", *torch.randn(3, 1, 1, 128, 64))
+lines = ray.to_frame().query("target == 'K'")
+predict(sectors, lines["mean"].iloc[0], "sectors per request for K")
+ray
 
 # %% [markdown]
-# *The first row* is the product $QK^\top$. At each step a warp asks for one column of 16 rows of $K$, which lie 256 bytes apart: 16 sectors are moved, and of each only 4 bytes are used. Two sectors would hold the 64 bytes. The X-ray needs no GPU and gives the same counts on every machine; from [03](03_fa1_fp32.ipynb) on it looks into shared memory, too.
+# *The row of $K$:* 16 sectors, one for each row, where two would hold the 64 bytes asked for. The rest of each sector is not lost: the next seven steps of the loop want it, and by then the L1 cache has it. What costs time is that 16 places have to be looked up for one request; [01](01_naive.ipynb) measures it. (Beside the sectors of all requests stands `ideal`, the fewest that hold as many bytes. Shared memory, its bank conflicts and the instructions `shfl` and `ld` come in 01 and 03.) The X-ray needs no GPU and gives the same counts on every machine.
 
 # %% [markdown]
 # ## A kernel typed into a cell
 #
-# `%%kernel` makes a cell a kernel: it is compiled, checked, and on a GPU timed. A whole softmax over rows, one thread per row, in fifteen lines. (For `op: softmax` the scores arrive as `Q`, rows of `Nk` numbers, and the result goes to `O`.)
+# `%%kernel` makes a cell a kernel: it is compiled, checked, and on a GPU timed. A whole softmax over rows, one thread per row. (For `op: softmax` the scores arrive as `Q`, rows of `Nk` numbers, and the result goes to `O`.)
 
 # %%
 # %load_ext helpers
@@ -242,24 +260,21 @@ xray("01_naive", *torch.randn(3, 1, 1, 128, 64))
 # %%kernel row_softmax
 # // row_softmax: one thread per row
 # // op: softmax
-# #include <fa/args.cuh>
-# #include <fa/math.cuh>
+# #include <fa/launch.cuh>
 # __global__ void softmax(const fa_args a) {
 #   const int64_t row = int64_t(blockIdx.x) * 32 + threadIdx.x;
 #   if (row >= a.Nq) return;
-#   const float *S = static_cast<const float *>(a.Q) + row * a.Nk;
-#   float *P = static_cast<float *>(a.O) + row * a.Nk, m = -FA_INFINITY; double l = 0;
-#   for (int j = 0; j < a.Nk; ++j) m = fmaxf(m, S[j]);
-#   for (int j = 0; j < a.Nk; ++j) l += P[j] = expf(S[j] - m);
-#   for (int j = 0; j < a.Nk; ++j) P[j] /= l;
-#   a.LSE[row] = m + logf(l);
-# }
+#   const float *S = (const float *)a.Q + row * a.Nk;
+#   float *P = (float *)a.O + row * a.Nk, m = S[0], l = 0;
+#   for (int j = 1; j < a.Nk; ++j) m = fmaxf(m, S[j]);
+#   for (int j = 0; j < a.Nk; ++j) l += expf(S[j] - m);
+#   for (int j = 0; j < a.Nk; ++j) P[j] = expf(S[j] - m) / l;
+#   a.LSE[row] = m + logf(l); }
 # extern "C" cudaError_t fa_launch(const fa_args *a, cudaStream_t stream) {
-#   return softmax<<<(a->Nq + 31) / 32, 32, 0, stream>>>(*a), cudaGetLastError();
-# }
+#   softmax<<<fa::ceil_div(a->Nq, 32), 32, 0, stream>>>(*a); return cudaGetLastError(); }
 
 # %% [markdown]
-# (`l` is a `double` because one thread adds up the whole row. A `float` that has reached $2^{24}$ no longer grows when 1 is added: on a row of 16 million scores the LSE would be off by 0.04.)
+# The first line names the kernel, `fa_launch` starts it with blocks of 32 threads.
 #
 # Right for every row of ordinary numbers, and wrong for one case: a row that is −∞ throughout, as a mask makes it. There `m` is −∞ and $-\infty - (-\infty)$ is NaN. Ordinary tests never see such a row. Exercise 0.1 repairs it.
 #
@@ -270,92 +285,9 @@ p, lse = row_softmax(torch.randn(4, 10, device=row_softmax.device))
 print("rows sum to", p.sum(-1).tolist())
 
 # %% [markdown]
-# ## The classic binding, and what it costs
+# ### Why not PyTorch's own binding?
 #
-# Most tutorials bind a kernel to PyTorch differently: a function `torch::Tensor forward(torch::Tensor …)` in C++, and `torch.utils.cpp_extension.load_inline(…, functions=["forward"])`, which puts PyTorch's headers before it and wraps it with pybind11, a library that makes C++ functions callable from Python. It is convenient: tensors go in and come out. A kernel that doubles its input, that way (the first is for a GPU, the second for a machine without one):
-
-# %%
-classic_cuda = """
-__global__ void twice(const float *x, float *y, int64_t n) {
-  const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i < n) y[i] = 2 * x[i];
-}
-torch::Tensor forward(torch::Tensor x) {
-  auto y = torch::empty_like(x);
-  twice<<<(x.numel() + 255) / 256, 256>>>(x.data_ptr<float>(), y.data_ptr<float>(), x.numel());
-  return y;
-}"""
-classic_cpp = """
-torch::Tensor forward(torch::Tensor x) {
-  auto y = torch::empty_like(x);
-  for (int64_t i = 0; i < x.numel(); ++i) y.data_ptr<float>()[i] = 2 * x.data_ptr<float>()[i];
-  return y;
-}"""
-
-# %% [markdown]
-# And the way of this series: no PyTorch header, a plain `extern "C"` function that takes addresses, called through Python's `ctypes`.
-
-# %%
-free_cuda = """
-#include <cstdint>
-__global__ void twice(const float *x, float *y, int64_t n) {
-  const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i < n) y[i] = 2 * x[i];
-}
-extern "C" int forward(const float *x, float *y, int64_t n) {
-  twice<<<(n + 255) / 256, 256>>>(x, y, n);
-  return cudaGetLastError();
-}"""
-free_cpp = """
-#include <cstdint>
-extern "C" int forward(const float *x, float *y, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) y[i] = 2 * x[i];
-  return 0;
-}"""
-
-# %% [markdown]
-# Both go through `load_inline`. `build` is the series' wrapper around it: it builds in a folder of its own and keeps the result under a hash of everything that went in. **The first of these builds takes 15 to 60 seconds**, once; later it is found in the cache.
-
-# %%
-if device == "cuda":
-    toolkit = matching_toolkit(torch.version.cuda)
-    declared = "torch::Tensor forward(torch::Tensor x);"
-    classic = build("classic", cpp=declared, cuda=classic_cuda, functions=["forward"], toolkit=toolkit)
-    free = build("torch_free", cuda=free_cuda, toolkit=toolkit)
-else:
-    classic = build("classic", cpp=classic_cpp, functions=["forward"])
-    free = build("torch_free", cpp=free_cpp)
-
-# %%
-spec = importlib.util.spec_from_file_location(classic.path.stem, classic.path)
-module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-
-x = torch.randn(1000, device=device)
-y = torch.empty_like(x)
-address = [ctypes.c_void_p(t.data_ptr()) for t in (x, y)]
-ctypes.CDLL(str(free.path)).forward(*address, ctypes.c_int64(x.numel()))
-print("both double:", torch.equal(module.forward(x), 2 * x) and torch.equal(y, 2 * x))
-
-# %% [markdown]
-# `ninja`, which runs the compilers, keeps a log of when each step ended; so the time of the first build is known even when this cell finds it in the cache.
-
-
-# %%
-def seconds_to_build(built):
-    """From the start of a build to the end of its last step, by ninja's log (milliseconds, second column)."""
-    steps = (built.path.parent / ".ninja_log").read_text().splitlines()[1:]
-    return max(int(step.split("\t")[1]) for step in steps) / 1000
-
-
-where = f"nvcc, {torch.cuda.get_device_name()}" if device == "cuda" else "C++ compiler, this machine"
-times = {"with PyTorch's headers": seconds_to_build(classic), "without": seconds_to_build(free)}
-draw.seconds(times, f"Building a kernel that doubles its input · {where}")
-
-# %% [markdown]
-# *The same kernel twice.* The time is spent reading PyTorch's headers (with torch 2.13 and without a GPU, the preprocessor hands the compiler some 290 thousand lines, blank ones not counted) and working out pybind11's templates; the kernel itself is nothing. After **every** edit it is spent again. This is why no `.cu` of the series includes a PyTorch header, and why the edit loop is one you can think in. The contract that `torch::Tensor` would have checked (dtype, shape, strides, device) is checked in Python before the call, with better error messages.
-#
-# The edit loop of a real kernel as recorded. `import` is what the first load of a process imports, `cold` the build of a new kernel, `edit` the build after a change, `unchanged` a load without one, `reverted` a load after the change was taken back.
+# Most tutorials bind a kernel to PyTorch with `torch.utils.cpp_extension.load_inline`: a C++ function that takes and returns `torch::Tensor`. It is convenient, and every build reads PyTorch's headers, hundreds of thousands of lines, after **every** edit. The kernels of this series include none of them. `fa_launch` is a plain `extern "C"` function that takes addresses, sizes and strides, called through Python's `ctypes`; what `torch::Tensor` would have checked (dtype, shape, strides, device) is checked in Python before the call. The edit loop as recorded: `import` is what the first load of a process imports, `cold` the build of a new kernel, `edit` the build after a change, `unchanged` a load without one, `reverted` a load after the change was taken back.
 
 # %%
 built = record.load("01_naive", "build")
@@ -365,7 +297,7 @@ draw.seconds(phases, f"Loading 01_naive · {built.device.iloc[0]}")
 # %% [markdown]
 # ## Three paths through the series
 #
-# **Understand the algorithm.** [01](01_naive.ipynb) what attention computes and what it costs → [02](02_online_softmax.ipynb) the mathematics that makes FlashAttention possible → [03](03_fa1_fp32.ipynb) the algorithm of the first paper → the sections "The problem" and "What still hurts" of [04](04_fa2_fp32.ipynb). Do the numpy cells and the predictions; skim the CUDA.
+# **Understand the algorithm.** [01](01_naive.ipynb) what attention computes and what it costs → [02](02_online_softmax.ipynb) the mathematics that makes FlashAttention possible → [03](03_fa1_fp32.ipynb) the algorithm of the first paper → sections 1 to 3 and "What still hurts" of [04](04_fa2_fp32.ipynb). Do the numpy cells and the predictions; skim the CUDA.
 #
 # **Implement it.** Read a rung's `.cu` first and write down what each thread does; then its notebook, and all exercises. Before opening 03, try to write it from its header block. `show.diff("03_fa1_fp32", "04_fa2_fp32")` shows what an idea changes in the code.
 #
@@ -392,21 +324,21 @@ draw.seconds(phases, f"Loading 01_naive · {built.device.iloc[0]}")
 
 # %%
 # Exercise 0.1: put something better in place of the second text; chain .replace(…).replace(…)
-repaired = row_softmax.source.replace("expf(S[j] - m)", "expf(S[j] - m)")
+repaired = row_softmax.source.replace("expf(S[j] - m) / l", "expf(S[j] - m) / l")
 
 # %%
 exercise.verify(
     "0.1",
     lambda: check(load(source=repaired, quiet=True)).require().ok,
-    hint="subtract 0 instead of m where m is −∞: exp(−∞) is 0. And then l is 0: what is 0 / 0?",
+    hint="where m is −∞, each term of l has to be 0. And then l is 0: what is 0 / 0?",
 )
 
 # %% [markdown]
 # <details><summary>Solution</summary>
 #
 # ```python
-# repaired = row_softmax.source.replace("expf(S[j] - m)", "expf(S[j] - (m == -FA_INFINITY ? 0.f : m))")
-# repaired = repaired.replace("P[j] /= l", "P[j] /= l > 0.f ? l : 1.f")
+# repaired = row_softmax.source.replace("expf(S[j] - m) / l", "(l > 0 ? expf(S[j] - m) / l : 0)")
+# repaired = repaired.replace("l += expf(S[j] - m)", "l += m == -INFINITY ? 0 : expf(S[j] - m)")
 # ```
 #
 # The LSE needs no guard: $-\infty + \ln 0 = -\infty$.
@@ -418,8 +350,8 @@ exercise.verify(
 # Change one line of `01_naive` so that $O$ stays right in every case and only LSE is wrong. (If a test looks at $O$ alone, such a mistake stays hidden until the backward pass uses the LSE.)
 
 # %%
-# Exercise 0.2: replace one line of the softmax kernel
-only_lse = rung("01_naive").replace("a.LSE[row] = m + logf(l);", "a.LSE[row] = m + logf(l);")
+# Exercise 0.2
+only_lse = rung("01_naive").source  # .replace("old text", "new text")
 
 
 # %%
@@ -469,5 +401,5 @@ exercise.verify(
 # </details>
 #
 # <details><summary>Why are PyTorch's headers kept out of the kernels?</summary>
-# Compiling them takes 15 seconds and more after every edit, and a kernel needs nothing of them: addresses, sizes and strides suffice.
+# Compiling them takes far longer than compiling the kernel, after every edit, and a kernel needs nothing of them: addresses, sizes and strides suffice.
 # </details>

@@ -12,7 +12,7 @@
 # **After this notebook you can**
 # - explain what attention computes, and why two of its intermediates grow with the square of the sequence length;
 # - do: predict, to the byte, what a kernel's threads ask of memory, and check the prediction;
-# - judge whether arithmetic, HBM or the caches hold a kernel back, with a roofline and a profile.
+# - judge whether arithmetic, HBM or the caches hold a kernel back, with a roofline and counters.
 #
 # **Time** 60 minutes.
 #
@@ -29,13 +29,11 @@ if not importlib.util.find_spec("helpers"):
     importlib.import_module("helpers").prepare()
 
 # %%
-import os
-
 import pandas as pd
 import torch
 from IPython.display import display
 
-from helpers import bench, check, draw, exercise, load, plot, record, reference, rung, show, traffic, xray
+from helpers import bench, check, draw, exercise, load, plot, predict, record, reference, rung, show, traffic, xray
 
 torch.manual_seed(0)
 kernel = load("01_naive")
@@ -75,7 +73,23 @@ print(f"Q, K, V, O: {q.numel()} numbers each · S, P: {B * H * N * N} each")
 # %% [markdown]
 # ## The kernel
 #
-# `kernels/01_naive.cu` does what the three lines above do: one CUDA kernel per operation. The first computes $S$, **one thread per element**.
+# `kernels/01_naive.cu` does what the three lines above do: one CUDA kernel per operation. As plain loops, for one head:
+#
+# ```cpp
+# for (i …) for (j …)                            // scores: one thread for each (i, j)
+#   S[i][j] = scale * dot(Q[i], K[j]);
+#
+# for (i …) {                                    // softmax: one warp for each i
+#   m = max(S[i]);
+#   l = sum(exp(S[i] - m));
+#   P[i] = exp(S[i] - m) / l;  LSE[i] = m + log(l);
+# }
+#
+# for (i …) for (c …)                            // output: one thread for each (i, c)
+#   O[i][c] = sum over j of P[i][j] * V[j][c];
+# ```
+#
+# The first computes $S$, **one thread per element**.
 
 # %%
 show.region("01_naive", "scores")
@@ -125,19 +139,31 @@ check(kernel)
 # %% [markdown]
 # ## Predict, then measure
 #
-# How many bytes do the threads ask of each tensor? Count loads in the source, multiply by the threads that run them; a float has 4 bytes. Write $n = B\,H\,N^2$ for the number of scores.
+# How often do the threads ask for each byte of $Q$, and how often for each byte of $P$? Here $N = 256$, $d = 64$.
+
+# %%
+Q_reads = ...  # your prediction: reads of each byte of Q
+P_reads = ...  # and of P
+
+# %% tags=["reveal"]
+counted = traffic(kernel, q, k, v)
+predict(Q_reads, counted.reads_per_byte["Q"], "reads of each byte of Q")
+predict(P_reads, counted.reads_per_byte["P"], "reads of each byte of P")
+
+# %% [markdown]
+# `traffic` runs the kernel on the emulator, where every load and store of every thread is seen, and adds up bytes by tensor. Nothing is sampled or estimated; the counts are the same on every machine.
+#
+# To derive them, count loads in the source and multiply by the threads that run them; a float has 4 bytes. Write $n = B\,H\,N^2$ for the number of scores.
 #
 # - **Q, K.** In `scores`, $n$ threads each read $d$ floats of $Q$ and $d$ of $K$: $4nd$ bytes of each.
 # - **S.** Written once by `scores`, $4n$. Read three times by `softmax`, $3 \cdot 4n$.
 # - **P.** Written once by `softmax`, $4n$. In `output`, $BHNd$ threads each read a row of $N$: $4 \cdot BHNd \cdot N = 4nd$.
 # - **V.** The same threads each read a column of $V$: $4nd$.
 # - **O, LSE.** Written once: $4BHNd$ and $4BHN$.
-#
-# The cell below holds these formulas. Change one if you don't believe it.
 
 # %%
 n = B * H * N * N
-predicted = {
+formulas = {
     "Q": 4 * n * d,
     "K": 4 * n * d,
     "V": 4 * n * d,
@@ -146,15 +172,8 @@ predicted = {
     "S": 4 * n + 3 * 4 * n,
     "P": 4 * n + 4 * n * d,
 }
-
-# %% [markdown]
-# `traffic` runs the kernel on the emulator, where every load and store of every thread is seen, and adds up bytes by tensor. It counts; nothing is sampled or estimated, and the counts are the same on every machine.
-
-# %%
-counted = traffic(kernel, q, k, v)
-total = counted.bytes_read + counted.bytes_written
-both = counted.assign(total=total, predicted=pd.Series(predicted))
-print("every prediction exact" if (both.total == both.predicted).all() else "a prediction is off")
+both = counted.assign(total=counted.bytes_read + counted.bytes_written, derived=pd.Series(formulas))
+print("every formula exact" if (both.total == both.derived).all() else "a formula is off")
 both
 
 # %% [markdown]
@@ -169,52 +188,65 @@ ray.traffic()
 #
 # ### What reaches HBM
 #
-# A request goes to the **L1 cache** of its SM (streaming multiprocessor, one of the GPU's processors), then to the **L2 cache** that all SMs share, and only what neither holds comes from HBM. $Q$, $K$ and $V$ of a head are small and asked for again and again; the caches answer nearly all of it. $S$ and $P$ are large. Predict, for $N = 4096$ and 16 heads, where $S$ has 1.07 GB and fits in no cache, how often each kernel moves a matrix of that size:
-#
-# - `scores` writes $S$ once.
-# - `softmax` goes over each row three times. Can a row wait in a cache from one pass to the next? A row has 16 KB; an SM works on up to 64 warps, so on 64 rows or 1 MB, at a time, and all SMs together on more than 100 MB. Neither L1 nor L2 holds that: three reads from HBM. And it writes $P$ once.
-# - `output` works on 16 columns of $O$ per block. For $d = 64$ there are four blocks that need the same rows of $P$, and they run far apart in time: four reads.
-#
-# Nsight Compute reads the counters of the memory itself. Recorded, in units of the size of $S$:
+# A request goes to the **L1 cache** of its SM (streaming multiprocessor, one of the GPU's processors), then to the **L2 cache** that all SMs share, and only what neither holds comes from HBM. $Q$, $K$ and $V$ of a head are small and asked for again and again; the caches answer nearly all of it. $S$ and $P$ are large. For $N = 4096$ and 16 heads $S$ has 1.07 GB and fits in no cache. How often does each kernel read a matrix of that size from HBM?
 
 # %%
+softmax_reads = ...  # your prediction: how often `softmax` reads S from HBM
+output_reads = ...  # and `output` P
+
+# %% [markdown]
+# **Nsight Compute**, NVIDIA's profiler for single kernels, reads the counters of the memory itself. Recorded, in units of the size of $S$:
+
+# %% tags=["reveal"]
 recorded = record.load("01_naive", "counters", device="nvidia-h200")
 at_4096 = recorded[recorded.N == 4096].set_index("kernel")
 n_4096 = 1 * 16 * 4096**2  # elements of S
-dram = pd.DataFrame({"predicted reads": {"scores": 0, "softmax": 3, "output": 4}})
-dram["read"], dram["written"] = at_4096.dram_read_bytes / (4 * n_4096), at_4096.dram_write_bytes / (4 * n_4096)
+dram = pd.DataFrame(
+    {"read": at_4096.dram_read_bytes / (4 * n_4096), "written": at_4096.dram_write_bytes / (4 * n_4096)}
+)
+predict(softmax_reads, dram.read["softmax"], "reads of S by softmax")
+predict(output_reads, dram.read["output"], "reads of P by output")
 dram["TB/s"] = (at_4096.dram_read_bytes + at_4096.dram_write_bytes) / at_4096.duration_ns / 1e3
 dram["ms"], dram["share of time"] = at_4096.duration_ns / 1e6, at_4096.duration_ns / at_4096.duration_ns.sum()
 print(f"{recorded.device.iloc[0]}, B = 1, H = 16, N = 4096, d = 64, read and written in units of S")
 dram.round(2)
 
 # %% [markdown]
-# The passes over $S$ and $P$ are as predicted, to within 2 %. The one surprise is that `scores` reads 0.27: $Q$ and $K$ together measure only 0.03, so parts of them come from HBM several times, presumably because the stream of $S$ pushes them out of the L2. The times are not what one might expect: the `softmax`, with four of the nine passes over a gigabyte, takes 2 % of the time. It moves 3.55 TB/s, not far from the 4.21 of a plain copy. The two products have little traffic per second, and `scores` takes nearly four times as long as `output`, for the same number of FLOPs and of requests. HBM does not explain that.
+# - `scores` writes $S$ once.
+# - `softmax` goes over each row three times. Can a row wait in a cache from one pass to the next? A row has 16 KB; an SM works on up to 64 warps, so on 64 rows or 1 MB, at a time, and all SMs together on more than 100 MB. Neither L1 nor L2 holds that: three reads from HBM. And it writes $P$ once.
+# - `output` works on 16 columns of $O$ per block. For $d = 64$ there are four blocks that need the same rows of $P$, and they run far apart in time: four reads.
+#
+# The one surprise is that `scores` reads 0.27: $Q$ and $K$ together measure only 0.03, so parts of them come from HBM several times, presumably because the stream of $S$ pushes them out of the L2. The times are not what one might expect: the `softmax`, with four of the nine passes over a gigabyte, takes 2 % of the time. The two products have little traffic per second, and `scores` takes nearly four times as long as `output`, for the same number of FLOPs and of requests. HBM does not explain that.
 #
 # ### The X-ray: what a request costs
 #
 # When a warp executes a load, its 32 threads name 32 addresses. The L1 cache serves them in **sectors** of 32 bytes, which lie in **lines** of 128 bytes. Neighbouring threads that ask for neighbouring addresses share sectors; such an access is called **coalesced**. Look at the two loops again, for one warp (two rows of 16 threads):
 #
-# - `scores`, `q[c]`: 2 queries, so 2 addresses, 2 sectors in 2 lines. `k[c]`: 16 keys, and rows of $K$ are $4d = 256$ bytes apart: **16 sectors in 16 lines**. On average 9 sectors per request.
-# - `output`, `P[j]`: 2 rows, 2 sectors in 2 lines. `V[j * stride + c]`: 16 neighbouring columns, 64 bytes: 2 sectors in 1 line. On average 2.
+# - `scores` reads `q[c]` of 2 queries and `k[c]` of 16 keys; rows are $4d = 256$ bytes apart.
+# - `output` reads `P[j]` of 2 rows and `V[j * stride + c]` of 16 neighbouring columns.
 #
-# The X-ray can draw one request:
+# How many lines does one step of each loop touch, both loads together?
 
 # %%
+scores_lines, output_lines = ..., ...  # your predictions
+
+# %% tags=["reveal"]
 ray.address_map("s += q[c] * k[c]", target="K")
 
-# %%
+# %% tags=["reveal"]
 ray.address_map("o += P[j] * V[j", target="V")
 
 # %% [markdown]
-# *Above,* $K$: a row is a line of 128 bytes, a box a sector, and a cell of 4 bytes carries the lane that asks for it (+: the lane 16 further on asks for it, too). Sixteen lines have to be looked up, and seven eighths of what is moved is not used. *Below,* $V$: one line, and all that is moved is used.
+# *Above,* $K$: a row is a line of 128 bytes, a box a sector, and a cell of 4 bytes carries the lane that asks for it (+: the lane 16 further on asks for it, too). Sixteen lines have to be looked up for 64 bytes. What else is moved is not lost: the next seven steps of the loop want the rest of each sector and find it in L1. They cost sixteen lookups each, too. *Below,* $V$: one line. With $Q$ and $P$, two lines each, a step of `scores` touches 18 lines in as many sectors, and a step of `output` three.
 #
 # Suppose L1 looks up one line per clock. Then the lines alone give a least time: $nd/32$ iterations of warps, 18 or 3 lines each, divided by the SMs and the clock.
 
-# %%
+# %% tags=["reveal"]
 sms, clock = 132, record.about("01_naive", device="nvidia-h200")["sm_clock_mhz"]["median"] * 1e6
 lines = pd.Series({"scores": 2 + 16, "output": 2 + 1})
-cost = pd.DataFrame({"sectors per request, predicted": {"scores": (2 + 16) / 2, "output": (2 + 2) / 2}})
+predict(scores_lines, lines["scores"], "lines per step of scores")
+predict(output_lines, lines["output"], "lines per step of output")
+cost = pd.DataFrame({"sectors per request, derived": {"scores": (2 + 16) / 2, "output": (2 + 2) / 2}})
 loads = {name: ray.total(kernel=name, op="load") for name in cost.index}
 cost["X-ray"] = {name: load.cost / load.requests for name, load in loads.items()}
 cost["H200"] = at_4096.global_load_sectors / at_4096.global_load_requests
@@ -236,60 +268,18 @@ draw.wedge(d=64, N=512)
 # %% [markdown]
 # *Left:* one head at $N = 512$, areas to scale: the hatched squares are what the naive kernel adds. *Right:* bytes against $N$. The shaded wedge is memory, and traffic, that a cleverer kernel could do without. At $N = 64\mathrm{k}$ one head's $S$ and $P$ take 32 GiB.
 #
-# The memory that one call takes, as PyTorch's allocator saw it on the GPU:
-
-# %%
-plot.memory(record.load("01_naive", kind="memory"))
-
-# %% [markdown]
-# *One head:* the two that form $S$ and $P$ grow with $N^2$, PyTorch's fused kernel (EFFICIENT) with $N$.
-
-# %% [markdown]
-# ### Where the time goes
-#
-# A profiler attributes time to kernels. First plain PyTorch, `unfused`; then, on a GPU, our three kernels. (The emulator's seconds say nothing about a GPU, so without one only PyTorch is profiled, on the CPU: read which operations there are, and leave the times alone.)
-
-
-# %%
-def profiled(call):
-    """What ran in `call`, how often, and its share of the time in percent; on the GPU if there is one."""
-    os.environ["KINETO_LOG_LEVEL"] = "99"  # the profiler's own messages
-    kind = "CUDA" if device == "cuda" else "CPU"
-    call()  # warm-up
-    with torch.profiler.profile(acc_events=True) as seen:
-        call()
-        if device == "cuda":
-            torch.cuda.synchronize()
-    field = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
-    events = [e for e in seen.key_averages() if e.device_type.name == kind and getattr(e, field) > 0]
-    table = pd.DataFrame({"calls": [e.count for e in events]}, index=[e.key[:60] for e in events])
-    times = pd.Series([getattr(e, field) for e in events], index=table.index)
-    return table.assign(percent=(100 * times / times.sum()).round(1)).sort_values("percent", ascending=False).head(6)
-
-
-# %%
-n_profiled = 4096 if device == "cuda" else 512
-inputs = torch.randn(3, 1, 8, n_profiled, 64, device=device)
-print(f"unfused PyTorch on {'this GPU' if device == 'cuda' else 'this CPU'}, H = 8, N = {n_profiled}")
-display(profiled(lambda: unfused(*inputs)))
-if device == "cuda":
-    print("01_naive on the same inputs")
-    display(profiled(lambda: kernel(*inputs)))
-
-# %% [markdown]
-# PyTorch's table has the matrix products (`bmm`, batched matrix multiplication, or names with `gemm`, general matrix multiplication), the softmax (`cunn_SoftMax…` on a GPU), and the multiplication by the scale (`mul`, or `vectorized_elementwise_kernel`): a pass over $S$ of its own, which reads and writes all of it for one multiplication per element. Fusing such passes is worth doing, and it is only a beginning.
-#
-# Compare with our three kernels (the last column of the table of counters above, where there is no GPU): in PyTorch's form, with products tuned by experts, the passes over $S$ between the products are a large part of the time (more than two fifths on an H200). In ours the products are so slow that the softmax does not matter. Which part to improve first is a question to ask a profile.
+# `unfused`, the PyTorch form at the top, has the same wedge and a pass more: the multiplication of $S$ by the scale is a kernel of its own, which reads and writes all of $S$ for one multiplication per element.
 
 # %% [markdown]
 # ## Beside its peers
 #
-# PyTorch has several attention kernels behind `scaled_dot_product_attention` (SDPA). **MATH** is the unfused three-step form with tuned matrix products; **EFFICIENT** never writes $S$ or $P$ to HBM. Both also run in fp32, which FLASH and CUDNN, the others, do not. On a GPU, a short measurement, in milliseconds per call ($B = 4$, $H = 8$, $N = 1024$, $d = 64$):
+# PyTorch has several attention kernels behind `scaled_dot_product_attention` (SDPA). **MATH** is the unfused three-step form with tuned matrix products; **EFFICIENT** never writes $S$ or $P$ to HBM. Both also run in fp32, which FLASH and CUDNN, the others, do not. (**TF32**, a shorter format that tensor cores can use for fp32 inputs, is off throughout.) On a GPU, a short measurement, in milliseconds per call ($B = 4$, $H = 8$, $N = 1024$, $d = 64$):
 
 # %%
 if device == "cuda":
     inputs = torch.randn(3, 4, 8, 1024, 64, device=device)
     samples = bench.measure({"01_naive": kernel} | bench.peers(*inputs), list(inputs))
+    print(torch.cuda.get_device_name())
     display(samples.groupby("name").ms.describe()[["min", "50%", "max"]].sort_values("50%"))
 else:
     print("no GPU here: the emulator counts, it does not time")
@@ -299,12 +289,10 @@ else:
 
 # %%
 samples = record.load("01_naive")
-display(plot.throughput(samples), plot.latency(samples))
-ratios = {p: record.overall(samples, "01_naive", p) for p in ("SDPA MATH", "SDPA EFFICIENT")}
-pd.DataFrame(ratios, index=["geometric mean, N ≥ 1024", "worst", "best"]).T.round(3)
+plot.throughput(samples)
 
 # %% [markdown]
-# *Above:* TFLOP/s, higher is better; *below:* milliseconds on a logarithmic scale. The table gives the speed of 01 as a fraction of each peer's.
+# TFLOP/s, higher is better. At $d = 64$ and $N = 4096$ the naive kernel has 0.08<!--= ratio("01", "MATH", 64, 4096, dtype="fp32"):.2f --> of the speed of MATH and 0.04<!--= ratio("01", "EFFICIENT", 64, 4096, dtype="fp32"):.2f --> of that of EFFICIENT.
 #
 # ### On the roofline
 #
@@ -330,19 +318,17 @@ for roof in ("fp32 matmul", "fp16 matmul"):
     print(f"{'ridge, ' + roof:<28}{top[roof] / top['copy']:9.2f} FLOP per byte ({ceilings.device.iloc[0]})")
 
 # %% [markdown]
-# Two lessons. In **fp32**, three kernels at their best do about $d/4 = 16$ FLOPs per byte at $d = 64$; ours, with its nine passes, has $d/9 \approx 7$. Both are not far from the ridge: HBM traffic of $S$ and $P$ alone would cost an fp32 kernel less than a factor of two. What holds *this* kernel back is the first number: each FMA asks L1 for 8 bytes, and an SM of compute capability 9.0 can start 128 FMAs per clock ([CUDA programming guide](https://docs.nvidia.com/cuda/cuda-c-programming-guide/#arithmetic-instructions), arithmetic throughput), which would be 1024 bytes per clock. One line per clock, as supposed above, is at most 128. In **fp16 on tensor cores** the ridge is more than ten times further right, and there the $N^2$ traffic is the wall. That is the case FlashAttention was made for, and the fp32 rungs are where to learn it.
+# Two lessons. In **fp32**, three kernels at their best do about $d/4 = 16$ FLOPs per byte at $d = 64$; ours, with its nine passes, has $d/9 \approx 7$. Neither is far from the ridge: HBM traffic of $S$ and $P$ alone would cost an fp32 kernel less than a factor of two. What holds *this* kernel back is the first number: each FMA asks L1 for 8 bytes, and an SM of compute capability 9.0 can start 128 FMAs per clock ([CUDA programming guide](https://docs.nvidia.com/cuda/cuda-c-programming-guide/#arithmetic-instructions), arithmetic throughput), which would be 1024 bytes per clock. One line per clock, as supposed above, is at most 128. In **fp16 on tensor cores** (units that multiply whole small matrices of 16-bit numbers) the ridge is more than ten times further right, and there the $N^2$ traffic is the wall. That is the case FlashAttention was made for, and the fp32 rungs are where to learn it.
 
 # %%
-shape = {"B": 4, "H": 32, "Nq": 4096, "Nk": 4096, "D": 64}  # eight times the heads of the counters
+shape = {"B": 4, "H": 32, "Nq": 4096, "Nk": 4096, "D": 64}
 table = record.medians(record.load("01_naive", device="nvidia-h200"))
 points = table[(table[list(shape)] == pd.Series(shape)).all(axis=1)].assign(flops=bench.forward_flops(**shape))
-moved = {"01_naive": 8 * (at_4096.dram_read_bytes + at_4096.dram_write_bytes).sum()}
-moved |= {"SDPA MATH": 4 * 32 * 16 * (4096**2 + 4096 * 64), "SDPA EFFICIENT": bench.forward_bytes(**shape)}
-points["bytes"] = points.name.map(moved)
+points["bytes"] = [record.least_bytes(name, **shape) for name in points["name"]]
 plot.roofline(points, record.load("device", "ceilings", device="nvidia-h200"))
 
 # %% [markdown]
-# Heights are measured. The intensity of 01 comes from the counters; those of PyTorch's kernels from the least bytes their kind can do with (MATH: three kernels at their best; EFFICIENT: $Q$, $K$, $V$, $O$ and LSE). A point far below the roof over it is held back by something other than HBM and the arithmetic units; 01 is, by the lookups counted above.
+# As in every roofline of this series, heights are measured, and intensities are FLOPs over the least bytes that the kind of kernel has to move ($S$ and $P$ written and read, or only $Q$, $K$, $V$, $O$ and LSE). By its own counters 01 would stand at 7. A point far below the roof over it is held back by something other than HBM and the arithmetic units; 01 is, by the lookups counted above.
 
 # %% [markdown]
 # ## What still hurts
@@ -391,7 +377,7 @@ def every_tensor():
     return True
 
 
-exercise.verify("1.1", every_tensor, hint="how many elements has S now?")
+exercise.verify("1.1", every_tensor, hint="which of these terms count scores, and how many scores are there?")
 
 # %% [markdown]
 # <details><summary>Solution</summary>

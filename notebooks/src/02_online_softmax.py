@@ -29,12 +29,15 @@ if not importlib.util.find_spec("helpers"):
     importlib.import_module("helpers").prepare()
 
 # %%
+from itertools import permutations
+
 import numpy as np
 import pandas as pd
 import torch
 from IPython.display import display
 
-from helpers import bench, check, draw, exercise, load, plot, record, reference, rung, sass, show, traffic, xray
+from helpers import check, load, record, reference, rung, sass, traffic, xray
+from helpers import bench, draw, exercise, plot, predict, show
 
 kernel = load("02_online_softmax")
 device = kernel.device
@@ -181,7 +184,15 @@ print(f"1000 random trees: {len(m_seen)} maximum, l off by at most {off:.1f} rou
 #
 # $$ (m_1, l_1, o_1) \oplus (m_2, l_2, o_2) = \bigl(m,\; l_1 e^{m_1-m} + l_2 e^{m_2-m},\; o_1 e^{m_1-m} + o_2 e^{m_2-m}\bigr), \qquad O = o / l . $$
 #
-# The proof is the one above with a vector in place of $L$. That is all of FlashAttention's mathematics: go through keys and values block by block, keep $(m, l, o)$, and never hold more of $S$ than one block.
+# The proof is the one above with a vector in place of $L$. That is all of FlashAttention's mathematics: go through keys and values block by block, keep $(m, l, o)$, and never hold more of $S$ than one block. The later notebooks only refer to it.
+
+# %%
+scores = [[1.0, 0.2], [2.4, 1.4], [0.5, 2.0]]  # of three blocks of two keys
+values = [[[0.9, 0.2, 0.5], [0.1, 0.8, 0.3]], [[0.2, 0.9, 0.6], [0.5, 0.5, 0.9]], [[0.8, 0.1, 0.2], [0.3, 0.6, 0.7]]]
+draw.rescaling(scores, values)  # d = 3
+
+# %% [markdown]
+# *From left to right,* three blocks of keys. In block 2 the maximum rises from 1 to 2.4: all three components of $o$, and $l$ with them, shrink from the dashed outline to a quarter, $e^{1 - 2.4}$, and the block's own part (hatched) comes on top. In block 3 the maximum stays: nothing shrinks. At the end $o$ is divided by $l$. In numpy, with 300 keys in blocks of 100:
 
 
 # %%
@@ -194,18 +205,32 @@ def part(q, K, V):
 
 q, K, V = rng.normal(size=64), rng.normal(size=(300, 64)), rng.normal(size=(300, 64))
 m, l, o = part(q, K[:100], V[:100])
-for first in (100, 200):  # two more blocks of 100 keys
+for first in (100, 200):
     m2, l2, o2 = part(q, K[first : first + 100], V[first : first + 100])
     m_new = max(m, m2)
     l, o = (x * np.exp(m - m_new) + y * np.exp(m2 - m_new) for x, y in ((l, l2), (o, o2)))
     m = m_new
+
+# %%
 P = reference.softmax(torch.tensor(K @ q))[0].numpy()
 print(f"three blocks merged against one softmax: largest difference {abs(o / l - P @ V).max():.1e}")
 
 # %% [markdown]
 # ## The kernel
 #
-# `kernels/02_online_softmax.cu` is a softmax over the rows of $S$. Up to $N = 1024$ one warp takes a row, up to 32768 one block does, and longer rows are cut into **slices**, one block each. The merge is the formula above, with the guard for two empty parts:
+# `kernels/02_online_softmax.cu` is a softmax over the rows of $S$. Up to $N = 1024$ one warp takes a row, up to 32768 one block does, and longer rows are cut into **slices**, one block each. The skeleton of one thread's work:
+#
+# ```cpp
+# load(x, S, slice);                         // its share of the row, into registers
+# s = {max of x, sum of exp(x - max)};       // its state; x keeps exp(x - max)
+# all = merge_threads(s);                    // merged over the threads of the row
+# if (slices > 1) { leave `all` in P; return; }        // long rows: merge_slices and normalise do the rest
+# x *= exp(s.m - all.m) / all.l;             // now x is P
+# store(P, x, slice);
+# LSE = all.m + log(all.l);                  // one thread per row
+# ```
+#
+# The merge is the formula above, with the guard for two empty parts. `__device__` marks a function that GPU code calls:
 
 # %%
 show.region("02_online_softmax", "merge")
@@ -222,7 +247,7 @@ draw.butterfly([1.0, 3.0, 2.0, 4.0, 0.0, 2.0, 5.0, 1.0])
 # %% [markdown]
 # *Drawn with 8 lanes; a warp has 32 and takes 5 steps.* Dashed lines are values read from another lane's registers. Associativity and commutativity are what make this right: every lane merges the same states in another order, and all end with the same result. If a block has several warps, one lane of each writes the warp's state to **shared memory** (on-chip memory that the threads of a block share), the barrier `__syncthreads()` makes all of them visible, and a second butterfly merges them.
 #
-# The kernel proper. It is a template: the compiler makes a kernel for each pair of `threads` (per row) and `V` (groups of four scores per thread) that the launcher uses. `slice_of` says which part of the row is this block's, all of it unless the row is long; `load` and `store` move a thread's scores, 16 bytes at a time where they can. `#pragma unroll` writes a loop out, so that every `x[e]` can be a register.
+# The kernel proper. It is a template: the compiler makes a kernel for each pair of `threads` (per row) and `V` that the launcher uses. `V` is not the values here: it counts the **vectors** of four scores that a thread holds. `__launch_bounds__` tells the compiler how many threads a block will have, so that it can share out the registers. `slice_of` says which part of the row is this block's, all of it unless the row is long; `load` and `store` move a thread's scores, 16 bytes at a time where they can. `#pragma unroll` writes a loop out, so that every `x[e]` can be a register.
 
 # %%
 show.region("02_online_softmax", "softmax")
@@ -260,31 +285,35 @@ check(kernel)
 # %% [markdown]
 # ## Predict, then measure
 #
-# For $R$ rows of $N$ fp32 scores: $S$ is read once, $4RN$ bytes; $P$ is written once, $4RN$; the LSE once, $4R$. (In this kernel the scores arrive as the argument `Q` and the probabilities leave as `O`, so these are the names in the table.)
+# How often is each score read from memory? By rung 01 three times. By this rung, from a row of 4096, and from a row of 65536 that several blocks share:
 
 # %%
-R, N = S.shape
-predicted = {"Q": 4 * R * N, "O": 4 * R * N, "LSE": 4 * R}
+short_row = ...  # your prediction: reads of each score of a row of 4096
+long_row = ...  # and of a row of 65536
+
+# %% tags=["reveal"]
 counted = traffic(kernel, S)
-plot.traffic(counted, predicted, f"Bytes by tensor · {R} rows of {N}")
-
-# %%
-naive = load("01_naive", quiet=True)
-in_01 = traffic(naive, *torch.randn(3, 1, 1, 256, 32)).reads_per_byte["S"]
-long_row = traffic(kernel, torch.randn(1, 65536)).reads_per_byte["Q"]
-exact = (counted.bytes_read + counted.bytes_written).to_dict() == predicted
-print(f"prediction {'exact' if exact else 'off'}; reads of each score: rung 01 {in_01:.0f}, this rung", end=" ")
-print(f"{counted.reads_per_byte['Q']:.0f}, a row of 65536 shared by several blocks {long_row:.0f}")
+predict(short_row, counted.reads_per_byte["Q"], "reads of each score, N = 4096")
+predict(long_row, traffic(kernel, torch.randn(1, 65536)).reads_per_byte["Q"], "reads of each score, N = 65536")
+R, N = S.shape
+expected = {"Q": 4 * R * N, "O": 4 * R * N, "LSE": 4 * R}
+exact = (counted.bytes_read + counted.bytes_written).to_dict() == expected
+print(f"{R} rows of {N}: 4 R N bytes read, 4 R N + 4 R written:", "exact" if exact else "not so")
 
 # %% [markdown]
-# A row too long for one block is read twice, once for the states and once for $P$: that is the online softmax of the table above, with a whole slice of the row in place of each score.
+# (In this kernel the scores arrive as the argument `Q` and the probabilities leave as `O`, so these are the names in such tables.) A row too long for one block is read twice, once for the states and once for $P$: that is the online softmax of the table above, with a whole slice of the row in place of each score.
 #
 # ### The X-ray
 #
-# Are these bytes asked for well? A warp's lanes load 16 bytes each, side by side: 512 bytes, which are 16 sectors of 32 bytes if the first begins with a sector. Rows of 4096 numbers do, at every row. Rows of 4097 begin anywhere. The kernel counts its groups of four from the last multiple of 16 bytes, so predict: how many sectors may such a request need?
+# Are these bytes asked for well? A warp's lanes load 16 bytes each, side by side: 512 bytes, which are 16 sectors of 32 bytes if the first begins with a sector. Rows of 4096 numbers do, at every row. Rows of 4097 begin anywhere. The kernel counts its groups of four from the last multiple of 16 bytes, so at worst: how many sectors may such a request need?
 
 # %%
+sectors_at_most = ...  # your prediction
+
+# %% tags=["reveal"]
 rays = {n: xray(kernel, torch.randn(64, n)) for n in (1023, 1024, 4096, 4097)}
+loads = rays[4097].to_frame().query("op == 'load' and width == 16")
+predict(sectors_at_most, int(loads["worst"].max()), "sectors for one request, at most")
 rays[4097].address_map("fa::load4(x + 4 * v, p)")
 
 # %% [markdown]
@@ -300,23 +329,29 @@ table["time / a copy's"] = (ms["02_online_softmax"] / ms["copy"]).round(2)
 table
 
 # %% [markdown]
-# Rows of 1023 and 4097 take 3 % more sectors, and on the H200, measured in copies, 13 and 17 % more time than rows of 1024 and 4096: sectors are the lesser part of it. The shuffles point to what is probably the greater one. A row that may begin up to three numbers late misses the size that 1024 and 4096 just fit, so the launcher gives it twice the threads; half of them hold nothing, and merge all the same.
+# Rows of 1023 and 4097 take a few percent more sectors, but, measured in copies on the H200, clearly more time than rows of 1024 and 4096: sectors are the lesser part of it. The shuffles point to what is probably the greater one. A row that may begin up to three numbers late misses the size that 1024 and 4096 just fit, so the launcher gives it twice the threads. Each of them then holds scores in only half of its 32 slots, and there are twice as many states to merge.
 #
 # ### The time its bytes must take
 #
-# A kernel that moves $b$ bytes cannot be faster than $b/\beta$ on a device that copies at $\beta$ bytes per second. A softmax has few FLOPs per byte, so this bound is the one that counts. For 16384 rows of 4096:
+# Before the last measurement, a bound. A kernel that moves $b$ bytes cannot be faster than $b/\beta$ on a device that copies at $\beta$ bytes per second. A softmax has few FLOPs per byte, so this bound is the one that counts. For 16384 rows of 4096, which share of the copy bandwidth does this kernel reach on an H200, and which `torch.softmax`?
 
 # %%
+ours, theirs = ..., ...  # your predictions, in percent
+
+# %% tags=["reveal"]
 rows, length = 16384, 4096
 unavoidable = bench.softmax_bytes(rows, length)
 copy = record.load("device", "ceilings").query("name == 'copy'")["value"].median()
 predicted_ms = unavoidable / (copy * 1e12) * 1e3
 timed = record.medians(record.load("02_online_softmax")).query("Nk == @length").set_index("name")
 print(f"{timed.device.iloc[0]}: {unavoidable / 1e6:.0f} MB at {copy:.2f} TB/s take at least {predicted_ms:.3f} ms")
-timed[["ms", "ms_low", "ms_high"]].assign(share_of_bound=predicted_ms / timed.ms).round(3)
+share = (100 * predicted_ms / timed.ms).round(1)
+predict(ours, share["02_online_softmax"], "percent, this kernel")
+predict(theirs, share["torch.softmax"], "percent, torch.softmax")
+timed[["ms", "ms_low", "ms_high"]].round(3).assign(percent_of_bound=share)
 
 # %% [markdown]
-# `share_of_bound` is how much of the copy bandwidth each one reaches. A plain copy is the yardstick: nothing that reads and writes as much can outrun it by more than noise.
+# A plain copy is the yardstick: nothing that reads and writes as much can outrun it by more than noise.
 
 # %% [markdown]
 # ## Beside its peers
@@ -327,6 +362,7 @@ timed[["ms", "ms_low", "ms_high"]].assign(share_of_bound=predicted_ms / timed.ms
 if device == "cuda":
     S = torch.randn(rows, length, device=device)
     samples = bench.measure({"02_online_softmax": kernel} | bench.softmax_peers(S), [S])
+    print(torch.cuda.get_device_name())
     display(samples.groupby("name").ms.describe()[["min", "50%", "max"]].sort_values("50%"))
 else:
     print("no GPU here: the emulator counts, it does not time")
@@ -337,13 +373,12 @@ else:
 # %%
 samples = record.load("02_online_softmax")
 display(plot.throughput(samples))
-display(plot.ratio(samples, "02_online_softmax", ["torch.softmax", "copy"]))
 ratio = record.ratio(samples, "02_online_softmax", "torch.softmax").set_index("Nk").ratio.round(3)
 print("torch.softmax is faster at N =", ratio[ratio < 1].index.tolist())
 print("the ratio where N is no multiple of 4:", ratio[ratio.index % 4 > 0].to_dict())
 
 # %% [markdown]
-# *Above:* bytes that any softmax must move, divided by the time; the copy is the ceiling. The step down right of 32k is the second read of $S$: 3 bytes where 2 would do. *Below:* the same as a ratio; above 1 this kernel is the faster one. The figures hold the powers of two. The last line printed has lengths that are no multiple of 4: there rows start at any address instead of a multiple of 16 bytes (the X-ray above). At 1023, and on the shortest rows, `torch.softmax` wins by a few percent.
+# *The figure:* bytes that any softmax must move, divided by the time; the copy is the ceiling. The step down right of 32k is the second read of $S$: 3 bytes where 2 would do. The figure holds the powers of two. The last line printed has lengths that are no multiple of 4: there rows start at any address instead of a multiple of 16 bytes (the X-ray above). At 1023, and on the shortest rows, `torch.softmax` is ahead.
 
 # %% [markdown]
 # ### Traps, live
@@ -376,7 +411,7 @@ trap("const float m_finite = m == -FA_INFINITY ? 0.f : m; // both", "const float
 trap("a.l * expf(a.m - m_finite) + b.l * expf(b.m - m_finite)", "a.l + b.l")
 
 # %% [markdown]
-# **No rescaling of l.** The result is right only where all parts have the same maximum: rows of equal scores (the case "zeros"), or a row so short that one thread holds it ($N$ = 1 and 2). This is the one to remember for FlashAttention, where a kernel without the rescale is exact as long as all keys fit in one tile, and wrong from the second tile on.
+# **No rescaling of l.** The result is right only where all parts have the same maximum: rows of equal scores (the case "zeros"), or a row so short that one thread holds it ($N$ = 1 and 2). This is the one to remember for FlashAttention: without the rescale a test in which all keys fit in one tile still passes.
 
 # %% [markdown]
 # The fourth is one that a test need not see. **No barrier** between the stores of the warps' states and the loads of all of them: whether a warp reads a state before it is there depends on who runs first. The X-ray does not wait for it to happen; it looks whether anything orders the two.
@@ -420,9 +455,10 @@ def right_for_every_cut():
         return m, l, o / l
 
     empty, whole = (-np.inf, 0.0, np.zeros(64)), finished(0, 300)
-    pairs = {f"cut after {c} of 300 keys": (finished(0, c), finished(c, 300)) for c in (1, 100, 299)}
-    for cut, (a, b) in (pairs | {"empty part first": (empty, whole), "empty part last": (whole, empty)}).items():
-        wrong = [name for name, x, y in zip("mlO", merge_outputs(a, b), whole) if not np.allclose(x, y)]
+    cuts = {f"cut after {c} of 300 keys": (finished(0, c), finished(c, 300), whole) for c in (1, 100, 299)}
+    cuts |= {"empty part first": (empty, whole, whole), "empty part last": (whole, empty, whole)}
+    for cut, (a, b, both) in (cuts | {"two empty parts": (empty, empty, empty)}).items():
+        wrong = [name for name, x, y in zip("mlO", merge_outputs(a, b), both) if not np.allclose(x, y)]
         assert not wrong, f"{cut}: {', '.join(wrong)} wrong"
     return True
 
@@ -436,17 +472,19 @@ exercise.verify("2.1", right_for_every_cut, hint="O1 = o1 / l1, so o1 = l1 O1; m
 # def merge_outputs(a, b):
 #     (m1, l1, O1), (m2, l2, O2) = a, b
 #     m = max(m1, m2)
+#     if m == -np.inf:
+#         return a  # both are empty
 #     w1, w2 = l1 * np.exp(m1 - m), l2 * np.exp(m2 - m)
 #     return m, w1 + w2, (w1 * O1 + w2 * O2) / (w1 + w2)
 # ```
 #
-# Each part's output is weighted by its share of the sum. Two empty parts would give 0/0: a kernel has to guard that too.
+# Each part's output is weighted by its share of the sum. Two empty parts would give 0/0; a kernel has to guard that too.
 # </details>
 
 # %% [markdown]
 # ### Exercise 2.2 · How often does the maximum change?
 #
-# Rescaling costs a multiplication of everything accumulated. How often does a row of $N$ independent random scores, in random order, see a new maximum? Write the expected number; the first score counts.
+# Rescaling costs a multiplication of everything accumulated. How often does a row of $N$ independent random scores, in random order, see a new maximum? Write the expected number; the first score counts. The check goes through all orders of a few scores.
 
 # %%
 # Exercise 2.2
@@ -457,16 +495,18 @@ def expected_maxima(N):
 
 
 # %%
-def agrees_with_simulation():
-    for n in (16, 256, 4096):
-        x = np.random.default_rng(n).normal(size=(2000, n))
-        running = np.maximum.accumulate(x, axis=1)
+def agrees_with_all_orders():
+    for n in (1, 2, 3, 4, 6):
+        orders = np.array(list(permutations(range(n))))
+        running = np.maximum.accumulate(orders, axis=1)
         seen = 1 + (np.diff(running, axis=1) > 0).sum(axis=1).mean()
-        assert abs(expected_maxima(n) - seen) < 0.3, f"N = {n}: {seen:.2f} seen, {expected_maxima(n):.2f} expected"
+        assert abs(expected_maxima(n) - seen) < 1e-9, f"N = {n}: {expected_maxima(n):.3f}, on average it is {seen:.3f}"
     return True
 
 
-exercise.verify("2.2", agrees_with_simulation, hint="score k is a new maximum if it is the largest of the first k")
+exercise.verify(
+    "2.2", agrees_with_all_orders, hint="with which probability is the k-th score the largest of the first k?"
+)
 
 # %% [markdown]
 # <details><summary>Solution</summary>
@@ -482,10 +522,10 @@ exercise.verify("2.2", agrees_with_simulation, hint="score k is a new maximum if
 # %% [markdown]
 # ### Exercise 2.3 · A log-softmax
 #
-# Training wants $\ln p_j = s_j - \mathrm{LSE}$. Change one line of the kernel so that it writes that instead of $p_j$. The check compares with `torch.log_softmax` on ordinary random scores, at three row lengths below 32768.
+# Training wants $\ln p_j = s_j - \mathrm{LSE}$. Change two lines of the kernel so that it writes that instead of $p_j$. The check compares with `torch.log_softmax`, at three row lengths below 32768, in rows that also hold a score of −200 and one of −∞: $p_j$ is 0 in both cases, $\ln p_j$ is not the same.
 
 # %%
-# Exercise 2.3: replace the right line
+# Exercise 2.3: replace the right lines; chain .replace(…).replace(…)
 log_softmax_source = rung("02_online_softmax").replace("x[e] *= weight;", "x[e] *= weight;")
 
 
@@ -494,21 +534,29 @@ def is_log_softmax():
     changed = load(source=log_softmax_source, quiet=True)
     for n in (7, 1000, 5000):
         x = torch.randn(3, n, device=device)
-        error = (changed(x)[0] - torch.log_softmax(x, -1)).abs().max().item()
-        assert error < 1e-5, f"N = {n}: off by {error:.1e}"
+        x[1, 3], x[2, 5] = -200.0, -torch.inf
+        off = ~torch.isclose(changed(x)[0], torch.log_softmax(x, -1), rtol=1e-5, atol=1e-5)
+        assert not off.any(), f"N = {n}: wrong for {off.sum()} of {x.numel()} scores, one of them {x[off][0]:.4g}"
     return True
 
 
-exercise.verify("2.3", is_log_softmax, hint="x[e] holds exp(s - m_thread), and weight is exp(m_thread - m) / l")
+exercise.verify(
+    "2.3",
+    is_log_softmax,
+    hint="the logarithm of a p that has underflown comes too late: what does x have to hold when P is written?",
+)
 
 # %% [markdown]
 # <details><summary>Solution</summary>
 #
 # ```python
-# log_softmax_source = rung("02_online_softmax").replace("x[e] *= weight;", "x[e] = logf(x[e] * weight);")
+# source = rung("02_online_softmax")
+# log_softmax_source = source.replace(
+#     "x[e] = expf(x[e] - m_finite);\n    s.l += x[e];", "s.l += expf(x[e] - m_finite);"
+# ).replace("x[e] *= weight;", "x[e] -= all.m + logf(all.l);")
 # ```
 #
-# It passes here, and it is not a good log-softmax: where $p_j$ underflows, it gives −∞ although $s_j - \mathrm{LSE}$ is an ordinary number. The good version keeps the scores instead of their exponentials and subtracts the LSE.
+# `x` keeps the scores instead of their exponentials, and the LSE is subtracted. `logf(x[e] * weight)` in the last line alone would pass on ordinary scores and give −∞ for the score of −200.
 # </details>
 
 # %% [markdown]

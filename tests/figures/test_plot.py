@@ -345,6 +345,16 @@ def test_bad_requests_name_what_there_is():
         plot.roofline(POINTS, CEILINGS, roofs=["fp64 matmul"])
 
 
+def test_a_kernel_s_name_keeps_clear_of_the_roof_over_it_even_if_there_is_a_higher_one():
+    higher = pd.concat(
+        [CEILINGS, pd.DataFrame({"name": ["fp16 matmul"], "value": [700.0], "device": CEILINGS.device[:1]})]
+    )
+    near = pd.DataFrame({"name": ["04_fa2_fp32"], "flops": [1e12], "bytes": [1e9], "ms": [22]})  # 45 TFLOP/s
+    (ax,) = plot.roofline(near, higher, ["fp32 matmul", "fp16 matmul"]).axes
+    (name,) = (t for t in ax.texts if t.get_text().startswith("04_fa2_fp32"))
+    assert name.get_va() == "top"
+
+
 def luminance(colour):
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
     return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))

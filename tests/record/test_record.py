@@ -111,6 +111,10 @@ def test_flops_and_bytes_are_counted_by_hand():
     assert record.forward_flops(1, 2, 3, 5, 7) == 2 * (3 * 5 * 7 * 2 + 3 * 7 * 5 * 2)
     assert record.forward_bytes(1, 2, 3, 5, 7) == 2 * 4 * (3 * 7 + 5 * 7 + 5 * 7 + 3 * 7 + 3)
     assert record.forward_bytes(1, 2, 3, 5, 7, itemsize=2) == 2 * (2 * (3 * 7 + 5 * 7 + 5 * 7 + 3 * 7) + 4 * 3)
+    assert record.least_bytes("04_fa2_fp32", 1, 2, 3, 5, 7) == record.forward_bytes(1, 2, 3, 5, 7)
+    formed = 2 * 4 * 2 * 2 * 3 * 5  # S and P, each written and read
+    for name in ("01_naive", record.MATH):
+        assert record.least_bytes(name, 1, 2, 3, 5, 7) == record.forward_bytes(1, 2, 3, 5, 7) + formed
     assert record.softmax_bytes(3, 5) == 4 * (15 + 15 + 3)
 
 
