@@ -28,8 +28,8 @@ class Attention:
     """The two ways in which a model attends.
 
     whole: q (B,H,N,D), k and v (B,Hkv,N,D) -> o (B,H,N,D), causal, with a gradient: training, and the reading of a prompt.
-    step: q (B,H,1,D), k and v (B,Hkv,capacity,D), lengths (B) int32 -> o (B,H,1,D): a new token of each sequence against the first
-    `lengths` rows of its cache.
+    step: q (B,H,N,D), k and v (B,Hkv,capacity,D), lengths (B) int32 -> o (B,H,N,D): the N newest tokens of each sequence, mostly one,
+    against the first `lengths` rows of its cache, their own included; each sees those up to its own.
     """
 
     whole: Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -44,7 +44,8 @@ def sdpa(backend: SDPBackend | None = None) -> Attention:
             return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
     def step(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
-        seen = torch.arange(k.shape[2], device=k.device) < lengths[:, None, None, None]
+        ends = lengths[:, None] - torch.arange(q.shape[2] - 1, -1, -1, device=q.device)  # (B, N): the keys of each query
+        seen = torch.arange(k.shape[2], device=k.device) < ends[:, None, :, None]
         return scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
 
     return Attention(whole, step)
@@ -59,7 +60,7 @@ def kernels(forward: str = "20_causal_gqa") -> Attention:
         return causal(q, k, v, causal=True)[0]
 
     def step(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
-        return _split_kv(q.device.type)(q, k, v, lengths=lengths)[0]
+        return _split_kv(q.device.type)(q, k, v, lengths=lengths, causal=q.shape[2] > 1)[0]
 
     return Attention(whole, step)
 
@@ -70,12 +71,13 @@ def _split_kv(device: str) -> Callable:
 
 
 class Cache:
-    """K and V (B,Hkv,capacity,D) of every layer, and how many rows of each sequence are in use: lengths (B) int32."""
+    """K and V (B,Hkv,capacity,D) of every layer, and how many rows of each sequence are in use: lengths (B) int32. `empty` says of
+    all of them that none is, without asking the GPU."""
 
     def __init__(self, size: Size, B: int, dtype: torch.dtype, device: torch.device) -> None:
         shape = (size.layers, B, size.kv_heads, size.context, D)
         self.k, self.v = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
-        self.lengths = torch.zeros(B, dtype=torch.int32, device=device)
+        self.lengths, self.empty = torch.zeros(B, dtype=torch.int32, device=device), True
         self.rows = torch.arange(B, device=device)[:, None]
 
     def positions(self, N: int) -> Tensor:
@@ -88,6 +90,10 @@ class Cache:
         self.k[layer][self.rows, :, at] = k.transpose(1, 2)
         self.v[layer][self.rows, :, at] = v.transpose(1, 2)
         return self.k[layer], self.v[layer]
+
+    def keep(self, count: Tensor | int) -> None:
+        """So many rows more of each sequence, (B) or one number, are in use."""
+        self.lengths, self.empty = self.lengths + count, False
 
 
 @dataclass(frozen=True)
@@ -135,10 +141,10 @@ class Block(nn.Module):
         q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))  # (B, H or Hkv, N, D), no copy
         if cache is not None:
             K, V = cache.write(self.layer, k, v)
-        if cache is not None and x.shape[1] == 1:
-            o = attention.step(q, K, V, cache.lengths + 1)
-        else:
+        if cache is None or cache.empty:
             o = attention.whole(q, k, v)
+        else:
+            o = attention.step(q, K, V, cache.lengths + x.shape[1])
         x = x + self.out(o.transpose(1, 2).flatten(2))
         return x + self.mlp(self.norm2(x))
 
@@ -185,9 +191,9 @@ def generate(
     with torch.autocast(device.type, dtype):
         # What stands behind a shorter prompt is seen by none of its bytes, and is overwritten by its own next ones.
         logits.append(model(padded, cache)[cache.rows[:, 0], lengths.long() - 1])
-        cache.lengths = lengths
+        cache.keep(lengths)
         for _ in range(count - 1):
             logits.append(model(logits[-1].argmax(-1, keepdim=True), cache)[:, 0])
-            cache.lengths = cache.lengths + 1
+            cache.keep(1)
     found = torch.stack(logits, 1)
     return found.argmax(-1), found

@@ -6,6 +6,7 @@ registers them all; a rung is compiled at the operator's first call on a device.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -33,7 +34,7 @@ def operator(which: Which) -> torch._ops.OpOverloadPacket:
 
         o, lse = op.operator("04")(q, k, v, scale, causal, window)
 
-    which: what `rung` takes; it has to be one of the ladder. An attention rung gives (o, lse), and o has a
+    which: what `rung` takes; it has to be one of the ladder. An attention rung gives (o, lse), and both have a
     gradient where there is a backward rung of its dtype; a softmax rung takes s; a backward rung takes q, k, v, o, lse, do and
     the same options, and gives dq, dk, dv. O has the inputs' dtype, one of the rung's; LSE is float32.
 
@@ -77,17 +78,17 @@ def backward_rung(dtype: torch.dtype, D: int, stem: str = "2", needs: frozenset[
 
 
 def _gradient(stem: str) -> None:
-    """An attention rung's gradient is the backward rung of its dtype, given O and LSE. LSE itself has no gradient. A head
-    dimension between those of the backward rung is filled up with zeros, which add nothing to any product."""
+    """An attention rung's gradient is the backward rung of its dtype, given O and LSE. A head dimension between those of the backward
+    rung is filled up with zeros, which add nothing to any product. A loss that uses LSE, too, costs another pass there and back."""
 
     def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
         q, k, v, scale, causal, window, q_starts, k_starts, lengths, _, _ = inputs
         ctx.save_for_backward(q, k, v, *output, q_starts, k_starts)
         ctx.options = {"scale": scale, "causal": causal, "window": window}
         ctx.cache = lengths is not None
-        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
 
-    def backward(ctx: Any, do: Tensor, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, o, lse, *starts = ctx.saved_tensors
         if ctx.cache:
             raise NotImplementedError(f"{stem} has no backward for keys in a cache; call it under torch.no_grad()")
@@ -100,11 +101,37 @@ def _gradient(stem: str) -> None:
         rung = backward_rung(q.dtype, D, stem, frozenset(needs))
         options["scale"] = D**-0.5 if options["scale"] is None else options["scale"]
         missing = min(d for d in rung.D if d >= D) - D
-        q, k, v, o, do = (torch.nn.functional.pad(x, (0, missing)) if missing else x for x in (q, k, v, o, do))
-        grads = OPERATORS[rung.stem](q, k, v, o, lse, _in_rows(do), **options, q_starts=starts[0], k_starts=starts[1])
-        return *(x[..., :D] if missing else x for x in grads), *[None] * 8
+
+        def back(o: Tensor, do: Tensor) -> tuple[Tensor, ...]:
+            wide = (torch.nn.functional.pad(x, (0, missing)) if missing else x for x in (q, k, v, o, do))
+            *inputs, do = wide
+            grads = OPERATORS[rung.stem](*inputs, lse, _in_rows(do), **options, q_starts=starts[0], k_starts=starts[1])
+            return tuple(x[..., :D] if missing else x for x in grads)
+
+        grads = (None,) * 3 if do is None else back(o, do)
+        if dlse is not None:
+            again = {name: options[name] for name in ("scale", "causal", "window")}
+            mean_k, _ = OPERATORS[stem](q, k, k, **again, q_starts=starts[0], k_starts=starts[1])
+            more = _of_lse(q, mean_k, lse, dlse, options["scale"], lambda do: back(torch.zeros_like(o), do)[2])
+            grads = (*(x if g is None else g + x for g, x in zip(grads, more)), grads[2])
+        return *grads, *[None] * 8
 
     torch.library.register_autograd(f"fa::{name(stem)}", backward, setup_context=setup_context)
+
+
+def _of_lse(
+    q: Tensor, mean_k: Tensor, lse: Tensor, dlse: Tensor, scale: float, dv_of: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """What a gradient dlse (B,H,Nq) of LSE adds to dQ and dK: dS gets P dLSE, so dQ scale dLSE P K and dK scale P^T (dLSE Q).
+
+    mean_k: P K, what the forward pass gives with K in the place of V. dv_of: do -> P^T do. Rows are scaled to at most 1 before they
+    are rounded to 16 bits: the gradient of a mean is small.
+    """
+    dlse = torch.where(lse == -torch.inf, 0.0, dlse).unsqueeze(-1)  # a row that sees no key
+    most = dlse.abs().amax().clamp(min=torch.finfo(dlse.dtype).tiny)
+    dq = scale * dlse * mean_k
+    dk = scale * most * dv_of((dlse / most * q).to(q.dtype)).to(dlse.dtype)
+    return dq.to(q.dtype), dk.to(q.dtype)
 
 
 def _in_rows(x: Tensor) -> Tensor:

@@ -115,6 +115,24 @@ def test_a_text_means_the_same_wherever_it_stands(model, monkeypatch):
     assert moved_apart(model) < 1e-3 < 0.05 < wrong
 
 
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore:In C")  # there is no autocast to float32
+@pytest.mark.parametrize("attention", [gpt.sdpa(), gpt.kernels()], ids=["sdpa", "kernels"])
+def test_a_prompt_may_come_in_pieces(model, attention):
+    """Several bytes at once against a cache that holds some already, of sequences of different lengths."""
+    model.attention, dtype = attention, torch.float16
+    tokens = pieces()[:2, :40]
+    with torch.autocast(DEVICE, dtype):
+        whole = model(tokens)
+        cache = gpt.Cache(model.size, 2, dtype, DEVICE)
+        model(tokens[:, :20], cache)
+        cache.keep(torch.tensor([20, 13], dtype=torch.int32, device=DEVICE))
+        more = torch.stack((tokens[0, 20:32], tokens[1, 13:25]))
+        found = model(more, cache)
+    expected = torch.stack((whole[0, 20:32], whole[1, 13:25]))
+    assert (found - expected).abs().max() < 0.03 < (found - whole[:, :12]).abs().max()
+
+
 def cache_apart(model):
     """By how much the logits of texts written with a cache, of several lengths at once, differ from those of each one whole."""
     prompts = [b"The for statement", b"A", b"It is"]

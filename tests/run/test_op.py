@@ -107,6 +107,75 @@ def test_a_module_compiles_without_a_graph_break(rung, dtype):
     torch.testing.assert_close(compiled, expected)
 
 
+def plain(q, k, v, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """O and LSE in the inputs' precision by the formulas; grouped heads; the mask sits at the bottom right."""
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    s = q @ k.mT * q.shape[-1] ** -0.5
+    if causal:
+        seen = torch.ones(s.shape[-2:], dtype=torch.bool).tril(s.shape[-1] - s.shape[-2])
+        s = s.masked_fill(~seen, -torch.inf)
+    return s.softmax(-1) @ v, s.logsumexp(-1)
+
+
+def gradients(f, inputs, weights) -> tuple[torch.Tensor, ...]:
+    inputs = [x.detach().requires_grad_() for x in inputs]
+    found = sum((x.to(w.dtype) * w).sum() for x, w in zip(f(*inputs), weights) if w is not None)
+    return torch.autograd.grad(found, inputs, allow_unused=True)
+
+
+@pytest.mark.parametrize(
+    ("stem", "dtype", "Hkv", "D", "causal", "within"),
+    [("04", torch.float32, 2, 64, False, 1e-5), ("20", torch.float16, 1, 96, True, 3e-3)],
+)
+@pytest.mark.parametrize("of_o", [True, False])
+def test_a_loss_may_use_lse(stem, dtype, Hkv, D, causal, within, of_o):
+    torch.manual_seed(0)
+    inputs = [torch.randn(1, h, n, D).to(dtype) for h, n in ((2, 33), (Hkv, 40), (Hkv, 40))]
+    weights = torch.randn(1, 2, 33, D).double() if of_o else None, torch.randn(1, 2, 33).double()
+    rung = op.operator({"04": "04_fa2_fp32", "20": "20_causal_gqa"}[stem])
+    got = gradients(lambda *x: rung(*x, causal=causal), inputs, weights)
+    exact = gradients(lambda *x: plain(*x, causal=causal), [x.double() for x in inputs], weights)
+    for a, b in zip(got, exact, strict=True):
+        if of_o or (b is not None and b.any()):
+            torch.testing.assert_close(a.double(), b, atol=within * b.abs().max().item(), rtol=0)
+        else:
+            assert a is None or not a.any()  # V has no part in LSE
+
+
+def test_small_gradients_of_lse_add_up():
+    """Each is below fp16's smallest number, their sum is not."""
+    q, k = torch.full((1, 1, 300, 64), 0.5).half(), torch.ones(1, 1, 1, 64).half().requires_grad_()
+    (3e-8 * op.operator("20_causal_gqa")(q, k, k.detach())[1]).sum().backward()
+    torch.testing.assert_close(k.grad.float(), torch.full_like(k, 300 * 3e-8 * 0.5 / 8).float(), atol=7e-8, rtol=0)
+
+
+def test_gradcheck_of_o_and_lse():
+    torch.manual_seed(0)
+    inputs = [torch.randn(1, 1, n, 32, dtype=torch.float64, requires_grad=True) for n in (2, 3, 3)]
+    rung = op.operator("04_fa2_fp32")
+
+    def both(q, k, v):
+        return tuple(x.double() for x in rung(q.float(), k.float(), v.float(), 0.5))
+
+    assert torch.autograd.gradcheck(both, inputs, eps=1e-3, atol=2e-3, rtol=1e-3)
+
+
+def test_a_row_that_sees_no_key_gives_no_gradient_by_lse():
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 1, n, 64).half().requires_grad_() for n in (5, 3, 3))
+    o, lse = op.operator("20_causal_gqa")(q, k, v, causal=True)
+    (o.float().sum() + lse.exp().sum()).backward()
+    assert not q.grad[:, :, :2].any() and all(x.grad.isfinite().all() for x in (q, k, v))
+
+
+def test_who_leaves_lse_alone_pays_for_no_gradient_of_it(monkeypatch):
+    calls, of = [], op._kernel
+    monkeypatch.setattr(op, "_kernel", lambda stem, device: calls.append(stem) or of(stem, device))
+    q, k, v = (torch.randn(1, 1, 33, 64).half().requires_grad_() for _ in range(3))
+    op.operator("20_causal_gqa")(q, k, v)[0].sum().backward()
+    assert calls == ["20_causal_gqa", "23_backward_mma"]
+
+
 def test_a_gradient_that_no_rung_has_is_refused_by_name():
     q, k, v = (torch.randn(1, 2, 3, 136, requires_grad=True) for _ in range(3))
     with pytest.raises(NotImplementedError, match="no backward kernel for torch.float32 and D=136"):
