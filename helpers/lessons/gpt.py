@@ -44,7 +44,9 @@ def sdpa(backend: SDPBackend | None = None) -> Attention:
             return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
     def step(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
-        ends = lengths[:, None] - torch.arange(q.shape[2] - 1, -1, -1, device=q.device)  # (B, N): the keys of each query
+        ends = lengths[:, None] - torch.arange(
+            q.shape[2] - 1, -1, -1, device=q.device
+        )  # (B, N): the keys of each query
         seen = torch.arange(k.shape[2], device=k.device) < ends[:, None, :, None]
         return scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
 

@@ -1,7 +1,7 @@
 """Numbers in a notebook's prose that come from the records.
 
 Behind such a number stands, invisible on the page, what it is: `1.24<!--= ratio("13", "FLASH", 64):.2f -->`. The expression and
-its format are those of an f-string, with `record`, `ratio` and `tflops` at hand. `python -m helpers notebooks --from-text`
+its format are those of an f-string, with `record`, `ratio`, `tflops` and `draft` at hand. `python -m helpers notebooks --from-text`
 writes the numbers anew, and a test fails where one is not what the records say.
 """
 
@@ -37,6 +37,14 @@ def tflops(
     return speed
 
 
+def draft(which: str, step: int, D: int, column: str = "ratio") -> float:
+    """What a draft of a rung reached, by its number in the `steps` record: `ratio` to the peer it was timed beside, or another
+    column."""
+    found = record.load(rung(which).stem, "steps", record.DEFAULT_DEVICE)
+    (value,) = found.loc[(found["step"] == step) & (found["D"] == D), column]
+    return value
+
+
 def _samples(which: str, D: int, causal: int, dtype: str, kind: str):
     found = rung(which)
     samples = record.load(found.stem, kind or record.kinds(found)[0], record.DEFAULT_DEVICE)
@@ -51,7 +59,9 @@ def renewed(text: str) -> str:
 
     def new(match: re.Match) -> str:
         try:
-            shown = eval(f"f'''{{{match['what']}}}'''", {"record": record, "ratio": ratio, "tflops": tflops})
+            shown = eval(
+                f"f'''{{{match['what']}}}'''", {"record": record, "ratio": ratio, "tflops": tflops, "draft": draft}
+            )
         except Exception as error:
             raise ValueError(f"<!--= {match['what']} -->: {type(error).__name__}: {error}") from error
         return f"{shown}<!--= {match['what']} -->"

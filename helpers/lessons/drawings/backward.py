@@ -5,6 +5,7 @@ and how the main loop of a Hopper kernel proceeds.
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -13,8 +14,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, Patch, Rectangle
 
 from ...figures import words
-from ...figures.bars import grouped
+from ...figures.lines import device as device_of
 from ...figures.steps import marks as drafts
+from ...figures.steps import stays
 from ...figures.style import BLUE, CARD, GREEN, INK, MUTED, ORANGE, SAND, SHADES, TINTS, Figure, blank, canvas, styled
 from ...ladder.constants import SMEM_LIMIT, accumulators, constants, parts
 from ...ladder.rung import Which
@@ -27,6 +29,7 @@ __all__ = [
     "SMEM_LIMIT",
     "WGMMA",
     "accumulators",
+    "additions",
     "constants",
     "dataflow",
     "drafts",
@@ -39,6 +42,7 @@ __all__ = [
     "products",
     "program",
     "shared_memory",
+    "steps_taken",
     "stored_bytes",
     "work",
 ]
@@ -51,19 +55,103 @@ __all__ = [
 def stored_bytes(frame: pd.DataFrame, title: str) -> Figure:
     """What stays in memory between the forward and the backward pass. frame: index N, a column of bytes for each thing that
     could be kept."""
-    figure, (ax,) = canvas(7.8, 3.9, title=title)
-    looks = [(ORANGE, "//"), (BLUE, ""), (GREEN, ".."), (MUTED, "xx")]
-    for name, bars in grouped(ax, frame, looks, 0.82).items():
-        ax.bar_label(bars, [words.size(v, gap="\n") for v in frame[name]], fontsize=8, color=INK, padding=2)
+    figure, (ax,) = canvas(7.8, 3.7, title=title)
+    looks = [(ORANGE, "s", "--"), (BLUE, "o", "-"), (GREEN, "^", ":"), (MUTED, "D", "-.")]
+    for (name, values), (colour, marker, dash) in zip(frame.items(), looks, strict=False):
+        ax.plot(frame.index, values, color=colour, marker=marker, linestyle=dash, label=name)
+        for n, size in values.items():
+            at = {"xytext": (0, 7), "textcoords": "offset points", "ha": "center", "fontsize": 8.5, "color": colour}
+            ax.annotate(words.size(size), (n, size), **at)
+    ax.set_xscale("log", base=2)
     ax.set_yscale("log", base=2)
     low, high = frame.min(axis=None), frame.max(axis=None)
-    ticks = [2.0**e for e in (10, 20, 30, 40)]
+    ticks = [2.0**e for e in (10, 20, 30, 40) if low / 8 <= 2.0**e <= high * 16]
     ax.set_yticks(ticks, [words.size(n) for n in ticks])
-    ax.set_xticks(range(len(frame)), [f"{n:,}" for n in frame.index])
-    ax.set(xlabel="sequence length N", ylabel="bytes", ylim=(low / 8, high * 16))
-    ax.grid(axis="x", visible=False)
+    ax.set_xticks(frame.index, [f"{n:,}" for n in frame.index])
+    ax.set(xlabel="sequence length N", ylabel="bytes kept", ylim=(low / 8, high * 16))
+    ax.margins(x=0.08)
     ax.minorticks_off()
     figure.legend(loc="outside upper right", ncols=frame.shape[1], frameon=False, fontsize=9)
+    said = [f"{name} from {words.size(x.iloc[0])} to {words.size(x.iloc[-1])}" for name, x in frame.items()]
+    figure.in_words = (
+        f"Bytes kept against N, both axes logarithmic, N from {frame.index[0]} to {frame.index[-1]}: {', '.join(said)}."
+    )
+    return figure
+
+
+@styled
+def steps_taken(
+    steps: pd.DataFrame, title: str, peer: str, names: Mapping[int, str] | None = None, wide: int = 58
+) -> Figure:
+    """What drafts of a kernel reached beside a peer: a line for each, a dot for each D, without a mask and, where there is a
+    `ratio_causal`, with one. Filled dots: what stayed in the kernel.
+
+    steps: a `steps` record. names: step -> what it is called, for those to be shown; by default all, by what the record says.
+    """
+    title = f"{title} · {device_of(steps)}"
+    shown = steps if names is None else steps[steps["step"].isin(list(names))]
+    order = shown.drop_duplicates("step").sort_values("step")
+    named = {row.step: (names or {}).get(row.step, row.what) for row in order.itertuples()}
+    labels = [textwrap.fill(f"{step} · {what}", wide) for step, what in named.items()]
+    panels = {"ratio": "without a mask", "ratio_causal": "causal"} if "ratio_causal" in shown else {"ratio": ""}
+    high = 0.29 * len(labels) + 0.17 * sum(label.count("\n") for label in labels)
+    figure, axes = canvas(0.075 * wide + 2.9 * len(panels), 1.5 + high, len(panels), title=title, sharey=True)
+    places, top = [], 0.0
+    for label in labels:  # a line of text more, a bit more room
+        places.append(top)
+        top += 1 + 0.55 * label.count("\n")
+    looks = dict(zip(sorted(shown["D"].unique()), (("o", BLUE), ("s", ORANGE), ("D", GREEN)), strict=False))
+    for ax, (column, said) in zip(axes, panels.items(), strict=True):
+        for D, (marker, colour) in looks.items():
+            part = shown[shown["D"] == D].set_index("step")[[column, "kept"]].dropna()
+            at = [places[list(named).index(step)] for step in part.index]
+            faces = [colour if stays(str(kept), D) else CARD for kept in part["kept"]]
+            ax.scatter(part[column], at, s=46, marker=marker, color=faces, edgecolor=colour, linewidths=1.4, zorder=3)
+        ax.axvline(1, color=INK, linewidth=1, linestyle="--")
+        ax.set_title(said, color=MUTED)
+        ax.set(xlabel=f"times as fast as {peer}", ylim=(top - 0.4, -0.6))
+    axes[0].set_yticks(places, labels, color=INK, fontsize=9)
+    mark = {"linestyle": "", "markersize": 7}
+    handles = [Line2D([], [], marker=m, color=c, label=f"D = {D}", **mark) for D, (m, c) in looks.items()]
+    handles.append(Line2D([], [], marker="o", color=MUTED, markerfacecolor=CARD, label="hollow: did not stay", **mark))
+    figure.legend(handles=handles, loc="outside lower left", ncols=4, frameon=False, fontsize=9)
+    told = [
+        f"{what}: " + ", ".join(f"{r.ratio:.2f} at D = {r.D}" for r in shown[shown["step"] == step].itertuples())
+        for step, what in named.items()
+    ]
+    figure.in_words = f"{title}, times as fast as {peer} without a mask. {'; '.join(told)}."
+    return figure
+
+
+@styled
+def additions(layouts: Mapping[str, Sequence[int]], title: str) -> Figure:
+    """Which words of memory the 32 lanes of an atomic addition go to, a panel for each layout: a row is a line of 128 bytes, four
+    sectors of 32. layouts: title -> the word (of 4 bytes) of each lane. Only lines that are touched are drawn."""
+    figure, axes = canvas(5.4 * len(layouts), 2.9, len(layouts), title=title)
+    told = []
+    for ax, (name, places) in zip(axes, layouts.items(), strict=True):
+        lines = sorted({place // 32 for place in places})
+        sectors = len({place // 8 for place in places})
+        blank(ax).set(xlim=(-4.5, 32.2), ylim=(max(8, len(lines)) + 0.2, -0.3))
+        for y, line in enumerate(lines):
+            for sector in range(4):
+                touched = any(place // 8 == 4 * line + sector for place in places)
+                box = {"facecolor": SAND if touched else CARD, "edgecolor": MUTED, "linewidth": 0.9}
+                ax.add_patch(Rectangle((8 * sector, y), 8, 0.9, **box))
+            ax.text(-0.4, y + 0.45, f"byte {128 * line}", ha="right", va="center", fontsize=8, color=MUTED)
+        for lane, place in enumerate(places):
+            x, y = place % 32, lines.index(place // 32)
+            ax.add_patch(Rectangle((x, y), 1, 0.9, facecolor=SHADES[3], edgecolor=INK, linewidth=0.5))
+            ax.text(x + 0.5, y + 0.45, lane, ha="center", va="center", fontsize=6.5)
+        used = len(set(places)) * 4 / (32 * sectors)
+        ax.set_title(f"{name}: {sectors} sectors, {used:.0%} of their bytes added to", color=MUTED)
+        told.append(f"{name}: {len(lines)} lines, {sectors} sectors, {used:.0%} of their bytes")
+    handles = [
+        Patch(facecolor=SHADES[3], edgecolor=INK, label="a word, with the lane that adds to it"),
+        Patch(facecolor=SAND, edgecolor=MUTED, label="the rest of a sector (32 bytes) that is touched"),
+    ]
+    figure.legend(handles=handles, loc="outside lower left", ncols=2, frameon=False, fontsize=9)
+    figure.in_words = f"{title}. {'; '.join(told)}."
     return figure
 
 
@@ -104,6 +192,11 @@ def loop_orders(tiles: int = 4) -> Figure:
         Line2D([], [], color=ORANGE, linewidth=2.2, linestyle="--", label="added up across CTAs, in HBM"),
     ]
     figure.legend(handles=handles, loc="outside lower left", ncols=2, frameon=False, fontsize=9)
+    figure.in_words = (
+        "Tiles of S, queries down, keys across, three times. One CTA, keys outside: it walks column by column, and nothing crosses"
+        " CTAs. A CTA per tile of keys (a column): dK and dV are added up inside a CTA, dQ, a sum along a row, across CTAs. A CTA per"
+        " tile of queries (a row): dQ inside, dK and dV across."
+    )
     return figure
 
 
@@ -147,6 +240,9 @@ def dataflow(ways: Mapping[tuple[str, str], str], ends: Mapping[str, str], title
     shown = [p for p in PLACES if p in ways.values()]
     handles = [Line2D([], [], color=PLACES[p][0], linestyle=PLACES[p][1], linewidth=PLACES[p][2]) for p in shown]
     figure.legend(handles, [f"through {p}" for p in shown], loc="outside lower left", ncols=3, frameon=False)
+    told = [f"{a} to {b} through {place}" for (a, b), place in ways.items()]
+    kept = [f"{name}: {where}" for name, where in ends.items()]
+    figure.in_words = f"{title}. {'; '.join(told)}. Where sums are kept: {'; '.join(kept)}."
     return figure
 
 
@@ -175,6 +271,11 @@ def hand_over(steps: pd.DataFrame, title: str) -> Figure:
         Patch(facecolor=ORANGE, label="dQ"),
     ]
     figure.legend(handles=handles, loc="outside lower left", ncols=3, frameon=False, fontsize=9)
+    waits = (steps["turn"] - steps["ready"]).groupby(steps["cta"]).sum()
+    told = ", ".join(f"{wait:g}" for wait in waits)
+    figure.in_words = (
+        f"{title}: a lane per CTA, steps with 4 units of products and 1 for dQ. In all they wait, CTA by CTA: {told}."
+    )
     return figure
 
 
@@ -219,6 +320,12 @@ def operands(
     faces = (SHADES[2], SAND, SHADES[0])
     handles = [Patch(facecolor=face, edgecolor=INK, label=way) for face, way in zip(faces, ways, strict=True)]
     figure.legend(handles=handles, loc="outside lower left", ncols=3, frameon=False, fontsize=9)
+    way = {True: ways[0], False: ways[1], None: ways[2]}
+    told = [
+        f"{title}: {', '.join(f'{name} {way[along]}' for name, _, _, along in both)}"
+        for title, both in products.items()
+    ]
+    figure.in_words = "; ".join(told) + "."
     return figure
 
 
@@ -242,6 +349,12 @@ def owners(lines: Mapping[str, Mapping[tuple[str, str, str], np.ndarray]], share
             left += blocks.shape[1] + 1.6
         blank(ax).set(xlim=(-0.6, 13.3), ylim=(4.6, -0.7), aspect="equal")
         ax.set_title(title, fontsize=10)
+    told = [
+        f"{title}, {what}: " + " / ".join(" ".join(map(str, row)) for row in blocks)
+        for title, panels in lines.items()
+        for (what, _, _), blocks in panels.items()
+    ]
+    figure.in_words = f"The number of the warp of each block of 32 x 32, row by row. {'; '.join(told)}."
     return figure
 
 
