@@ -6,6 +6,7 @@
 #     name: python3
 # ---
 
+
 # %% [markdown]
 # # 20 · Causal masks and grouped heads
 #
@@ -15,12 +16,11 @@
 # - predict what the order of the tiles costs at the end of a grid, with a model whose assumptions you can name;
 # - run attention with grouped heads, packed batches and strided inputs, and say what each of them saves and what it doesn't.
 #
-# **Time** 75 minutes.
+# **Time** 60 minutes.
 #
 # **Needs** [13 · Tuned](13_tuned.ipynb). No GPU: without one the kernel runs on the emulator and the timings shown are recorded ones.
 #
 # **The idea in one line**: skip the tiles that no query may see, pay for the mask only on the diagonal, and start the long tiles first.
-
 # %%
 import importlib.util, os, sys  # on Colab, Kaggle or a hub: takes the series from the folder above, or fetches it
 
@@ -33,8 +33,10 @@ if not importlib.util.find_spec("helpers"):
 import numpy as np
 import pandas as pd
 import torch
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.functional import scaled_dot_product_attention
 
-from helpers import check, draw_masks, exercise, for_d64, load, plot, record, reference, schedule, show, xray
+from helpers import check, draw_masks, exercise, for_d64, load, plot, predict, record, reference, schedule, show, xray
 
 torch.manual_seed(0)
 kernel = load("20_causal_gqa")
@@ -44,26 +46,23 @@ device = kernel.device
 # ## The problem
 #
 # A language model predicts the next token, so a token must not look at those that come after it. In the formulas that is one line: before the softmax, set $S_{ij} = -\infty$ for every key $j$ that query $i$ must not see. Then $P_{ij} = e^{-\infty} = 0$. Six tokens:
-
 # %%
 q, k = torch.randn(6, 64), torch.randn(6, 64)
 S = (q @ k.T / 8).masked_fill(~reference.visible(6, 6, causal=True), -torch.inf)
 pd.DataFrame(S.softmax(-1).numpy()).round(2)
 
 # %% [markdown]
-# Every 0 above the diagonal has cost $d$ multiply-adds for its score, an exponential, and $d$ more for its product with a row of $V$. For long sequences that is half of all the work, and its result is known beforehand. Rung 13 does not know masks at all. Teaching it the line above would make it right, and no faster than without a mask.
+# Every 0 above the diagonal has cost $d$ multiply-adds for its score, an exponential, and $d$ more for its product with a row of $V$: for long sequences half of all the work, for a result known beforehand. With the line above rung 13 would be right, and no faster than without a mask.
 #
-# A model asks for more than a mask. Its heads share keys and values, its sequences differ in length, its tensors lie in memory as some projection has left them. This notebook gives rung 13 all of that, and the ideas are about *which* tiles are worked on, *when*, and *where they lie*. What happens inside a tile stays as it is.
-
-# %% [markdown]
+# A model asks for more. Its heads share keys and values, its sequences differ in length, its tensors lie in memory as some projection has left them. This notebook gives rung 13 all of that: *which* tiles are worked on, *when*, and *where they lie*; what happens inside a tile stays as it is.
+#
 # ## 1 · Which keys a query sees
 #
-# With as many queries as keys, query $i$ sees the keys $j \le i$. With other numbers there are two ways to lay the triangle. Think of what the shapes mean: $N_q < N_k$ happens when the keys of earlier tokens are there already, in a cache, and the queries are the newest tokens. The *last* query is the newest token of all, and sees every key. So the triangle has to sit at the **bottom right**:
+# With as many queries as keys, query $i$ sees the keys $j \le i$. With other numbers there are two ways to lay the triangle. $N_q < N_k$ happens when the keys of earlier tokens wait in a cache and the queries are the newest tokens. The *last* query is the newest token of all, and sees every key. So the triangle sits at the **bottom right**:
 #
 # $$ \text{query } i \text{ sees key } j \iff j \le i + (N_k - N_q) . $$
 #
 # A **sliding window** of $w$ keeps only the last $w$ of those keys: $\; i + (N_k - N_q) - w < j \le i + (N_k - N_q)$. Three queries, five keys:
-
 # %%
 draw_masks.masks(
     {
@@ -74,41 +73,39 @@ draw_masks.masks(
 )
 
 # %% [markdown]
-# Blue: the query sees the key. The third picture is the other way to lay it, and [PyTorch's `is_causal=True`](https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html) means that one. Both are the same when $N_q = N_k$, so that code which mixes them up works in training and fails with a cache. Ask both:
-
+# Blue: the query sees the key. The third picture is what [PyTorch's `is_causal=True`](https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html) means. Both are the same when $N_q = N_k$, so code that mixes them up works in training and fails with a cache. PyTorch has the first, too, under the name `causal_lower_right`; FlashAttention's `causal=True` is the first, and its `window_size=(left, right)` counts the keys before and after a query's own, so that our window of $w$ is its `(w - 1, 0)`. Ask three:
 # %%
 q, k, v = (torch.randn(1, 1, n, 64, device=device).half() for n in (3, 5, 5))
-ours, _ = kernel(q, k, v, causal=True)
 last, _ = kernel(q[:, :, 2:], k, v)  # the last query alone, without a mask
-theirs = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-for name, o in {"this rung": ours, "is_causal=True": theirs}.items():
+ways = {
+    "this rung": kernel(q, k, v, causal=True)[0],
+    "is_causal=True": scaled_dot_product_attention(q, k, v, is_causal=True),
+    "causal_lower_right": scaled_dot_product_attention(q, k, v, attn_mask=causal_lower_right(3, 5)),
+}
+for name, o in ways.items():
     print(f"{name}: the last query sees all five keys: {torch.allclose(o[:, :, 2:], last, atol=2e-3)}")
 
 # %% [markdown]
-# And when there are *more* queries than keys? Then $i + N_k - N_q < 0$ for the first queries: they see nothing. A softmax over nothing is undefined; the convention of this series is $O = 0$ and $\mathrm{LSE} = -\infty$, the empty state of notebook 02.
-
+# With *more* queries than keys the first queries see nothing. A softmax over nothing is undefined; the convention of this series is $O = 0$ and $\mathrm{LSE} = -\infty$, the empty state of notebook 02.
 # %%
 o, lse = kernel(k, q, q, causal=True)  # five queries, three keys
 print("LSE:", lse.flatten().cpu().numpy().round(2), " rows of O that are 0:", (o == 0).all(-1).flatten().tolist())
 
+
 # %% [markdown]
 # ## 2 · Which tiles that leaves
 #
-# The kernel works in tiles: a CTA has $B_r = 128$ queries, from $i_0$ on, 32 for each of its four warps, and goes through the keys in tiles of $B_c = 64$. With $s = N_k - N_q$, the queries of the CTA together see the keys
+# A CTA has $B_r = 128$ queries, from $i_0$ on, 32 for each of its four warps, and goes through the keys in tiles of $B_c = 64$. With $s = N_k - N_q$, the queries of the CTA together see the keys
 #
-# $$ \max(i_0 + s - w + 1,\; 0) \;\ldots\; \min(i_0 + B_r + s,\; N_k) - 1 , $$
+# $$ \max(i_0 + s - w + 1,\; 0) \;\ldots\; \min(i_0 + B_r + s,\; N_k) - 1 . $$
 #
-# from the first key of the first query to the last key of the last. Tiles outside are **skipped**: not read, not multiplied.
-#
-# Inside, a warp looks at its own 32 queries. Let the first of them be $i$; it sees keys up to $i + s$, and the last one up to $i + s + 31$. For a tile of keys from $j_0$ on:
+# Tiles outside are **skipped**: not read, not multiplied. Inside, a warp looks at its own 32 queries. Let the first of them be $i$; it sees keys up to $i + s$, and the last one up to $i + s + 31$. For a tile of keys from $j_0$ on:
 #
 # - $j_0 > i + s + 31$: too late for all 32. The warp skips it, though the CTA has read it for other warps. Likewise if $j_0 + B_c \le i + s - w + 1$, too early for all.
-# - $j_0 + B_c \le i + s + 1$, and $j_0 > i + s + 31 - w$: all 32 see all 64 keys, if there are so many. The tile is **whole**: no mask, the same instructions as in rung 13.
+# - $j_0 + B_c \le i + s + 1$, and $j_0 > i + s + 31 - w$: all 32 see all 64 keys. The tile is **whole**: no mask, the same instructions as in rung 13.
 # - otherwise the tile is **masked**: each score is compared with its row's last key, and with its first.
 #
-# The same in Python, for a whole problem:
-
-
+# The same in Python:
 # %%
 def tiles(i0, Nq, Nk, window=None, Br=128, Bc=64):
     """First key of the first and of the last tile that the CTA with queries i0 .. i0 + Br works on."""
@@ -117,6 +114,7 @@ def tiles(i0, Nq, Nk, window=None, Br=128, Bc=64):
     return max(i0 + shift - w + 1, 0) // Bc * Bc, last_key // Bc * Bc
 
 
+# %%
 def kinds(Nq, Nk, window=None, Br=128, Bc=64, strip=32):
     """What becomes of each strip of 32 queries and tile of keys: an index into draw_masks.KINDS."""
     found, shift, w = np.zeros((Nq // strip, Nk // Bc), int), Nk - Nq, window or Nk + Nq
@@ -130,18 +128,21 @@ def kinds(Nq, Nk, window=None, Br=128, Bc=64, strip=32):
 
 
 # %%
+masked = ...  # your prediction: how many tiles does a warp's strip of 32 queries mask on the diagonal, at the most?
+
+# %% tags=["reveal"]
 maps = {
     "causal": kinds(512, 512),
     "causal, window of 150": kinds(512, 512, 150),
     "causal, 256 queries, 512 keys": kinds(256, 512),
 }
+predict(masked, int((maps["causal"] == 2).sum(1).max()), "masked tiles in a strip, causal")
 draw_masks.tile_map(maps)
 
 # %% [markdown]
-# **What to see.** Black lines part the CTAs. A row of boxes is a warp's strip of 32 queries, and runs along the keys. The mask is needed along the edges only: a box or two of each strip on the diagonal, and as many at the far edge of the window, however long the sequence. Everything else is either whole or not there. The hatched boxes are the price of reading for four warps together.
+# **What to see.** Black lines separate the CTAs. A row of boxes is a warp's strip of 32 queries, and runs along the keys. The mask is needed along the edges only: one box of each strip on the diagonal (32 queries never end in two tiles), and a few at the far edge of the window, however long the sequence. Everything else is whole or not there. The hatched boxes are the price of reading for four warps together.
 #
 # Is the arithmetic right? The definition of the mask can say: a strip may only be skipped where no query sees a key, and only be called whole where all see all.
-
 # %%
 for name, (Nq, Nk, w) in zip(maps, ((512, 512, None), (512, 512, 150), (256, 512, None)), strict=True):
     seen = reference.visible(Nq, Nk, True, w).numpy().reshape(Nq // 32, 32, Nk // 64, 64)
@@ -152,8 +153,7 @@ for name, (Nq, Nk, w) in zip(maps, ((512, 512, None), (512, 512, 150), (256, 512
     )
 
 # %% [markdown]
-# How much is multiplied that nobody sees? The corners of the masked boxes are, and their share falls with $N$:
-
+# How much is multiplied that nobody sees? The corners of the masked boxes, a share that falls with $N$:
 # %%
 rows = {}
 for N in (512, 1024, 2048, 4096, 8192, 16384):
@@ -165,19 +165,17 @@ for N in (512, 1024, 2048, 4096, 8192, 16384):
     }
 pd.DataFrame(rows).T.rename_axis("N").map("{:.1%}".format)
 
-# %% [markdown]
-# The last column is a bound. TFLOP/s are counted with the FLOPs of the *seen* half; so if all else were equal, a causal kernel would reach that share of the TFLOP/s that it reaches without a mask.
 
 # %% [markdown]
+# The last column is a bound. TFLOP/s are counted with the FLOPs of the *seen* half, so if all else were equal, a causal kernel would reach that share of its TFLOP/s without a mask.
+#
+# **Other masks, other scores.** Such a map is what PyTorch's [FlexAttention](https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html) builds from a function of $(i, j)$: its `BlockMask` lists for each block of queries the *full* blocks of keys and the *partial* ones, to which the function is applied. A second function may change scores, all in place of our mask: ALiBi adds a slope times $j - i$ ([arXiv 2108.12409](https://arxiv.org/abs/2108.12409)), a softcap takes $c \tanh(S / c)$ ([arXiv 2408.00118](https://arxiv.org/abs/2408.00118)). A learned *sink* is one more number in each row's softmax, without a value: the state $(s, 1, 0)$, merged at the end by notebook 02's operator. Dropout sets elements of the rounded $P$ to zero after $l$ has been summed, chosen by a hash of a seed and their position, so that the backward pass can choose the same again. This rung has none of them.
+#
 # ## 3 · Long tiles first
 #
-# Without a mask all CTAs have the same work. Now the first queries see one or two tiles of keys, the last ones all of them. Why does that matter? Because of the **end**. A GPU takes up blocks in the order of their numbers, each as soon as a place is free (CUDA does not promise that, but it is what one observes). If one of the last blocks to be taken up is a long one, it runs on when all others are done, on a machine that is otherwise empty.
+# Without a mask all CTAs have the same work. Now the first queries see one or two tiles of keys, the last ones all of them. That matters at the **end**. A GPU takes up blocks in the order of their numbers, each as soon as a place is free (CUDA does not promise that, but it is what one observes). If one of the last to be taken up is a long one, it runs on when all others are done. So the long ones should come first, and the short ones fill the gaps at the end. (For a list of jobs on equal machines this is the LPT rule: [Graham, 1969](https://doi.org/10.1137/0117039) proved that it ends at most a third later than the best order of all.)
 #
-# That suggests an order: the long ones first. The short ones then fill the gaps at the end. (For a list of jobs on equal machines this is the LPT rule: [Graham, 1969](https://doi.org/10.1137/0117039) proved that it ends at most a third later than the best order of all.)
-#
-# **A model**, so that we can predict. An H200 has 132 SMs, and the kernel has two CTAs on each: 264 places. A CTA takes as long as it has tiles of keys; nothing else takes time; all run equally fast; blocks start in the order of their numbers. `schedule.run` plays that.
-
-
+# **A model**, so that we can predict. An H200 has 132 SMs, and the kernel has two CTAs on each: 264 places. A CTA takes as long as it has tiles of keys; nothing else takes time; all run equally fast; blocks start in the order of their numbers.
 # %%
 def kernel_order(N, D, heads, keys_at_once=32 << 20):
     """(head, tile of queries) of each CTA by blockIdx.x, as the rung's launcher and find_work have it."""
@@ -208,11 +206,15 @@ runs = {name: schedule.run(work(order, N), 132 * 2) for name, order in orders.it
 draw_masks.occupancy(runs, 132 * 2)
 
 # %% [markdown]
-# **What to see.** All three keep the machine full for most of the time. They differ in how it empties: from the moment when no block is left to start, places fall idle, and the last ones are the longest that were started late. With the longest first what is left over at the end are blocks of a tile or two.
+# **What to see.** All three keep the machine full for most of the time; they differ in how it empties. With the longest first what is left over at the end are blocks of a tile or two.
 #
 # The same for the whole headline workload (16384 tokens, $H \cdot D = 2048$), as the time beyond that of a machine with no idle place:
-
 # %%
+gain = (
+    ...
+)  # your prediction: at N = 1024, D = 128, how much faster is longest first than head after head, in this model?
+
+# %% tags=["reveal"]
 rows = {}
 for D in (64, 128):
     for N in (512, 1024, 2048, 4096, 8192, 16384):
@@ -220,17 +222,18 @@ for D in (64, 128):
         ideal = sum(work(longest, N)) / 264
         spans = [schedule.makespan(work(order, N), 264) for order in (longest, sorted(longest))]
         rows[D, N] = [*(f"{span / ideal - 1:.1%}" for span in spans), f"{spans[1] / spans[0]:.2f}"]
-predicted = pd.DataFrame(rows, ["longest first", "head after head", "predicted gain"]).T.rename_axis(["D", "N"])
+predict(gain, float(rows[128, 1024][2]), "times as fast at N = 1024, D = 128", within=0.02)
+columns = ["longest first", "head after head", "predicted gain"]
+predicted = pd.DataFrame(rows, columns).T.rename_axis(["D", "N"])
 predicted
 
+
 # %% [markdown]
-# The gain is that of a machine that obeys the model. A real one is kinder to the bad order: when an SM has only one CTA left, that CTA has the SM to itself and runs faster, which the model leaves out. And every CTA has a beginning and an end, the same for long and short ones, which the model leaves out as well; it makes the differences smaller. So take the numbers for upper bounds.
+# Take the gain for an upper bound: a CTA that has its SM to itself runs faster, and every CTA has a beginning and an end.
 #
 # ### But not all heads at once
 #
-# "Longest first" taken literally starts with the last tile of *every* head. The places then hold CTAs of all heads side by side, and each of them reads all keys of its head. The L2 cache, which all SMs share, has 60 MiB on an H200, as the driver reports it ([notebook 00](00_start_here.ipynb)). From the model: how many heads are at work at a time, and how large are their $K$ and $V$ together?
-
-
+# "Longest first" taken literally starts with the last tile of *every* head. The places then hold CTAs of all heads side by side, and each reads all keys of its head. The L2 cache, which all SMs share, has 60 MiB on an H200 ([notebook 00](00_start_here.ipynb)). How many heads are at work at a time, and how large are their $K$ and $V$ together?
 # %%
 def at_a_time(order, N):
     """The most heads at work at once, over forty points in time."""
@@ -248,10 +251,7 @@ for name, order in choices.items():
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# All heads at once end well and need far more cache than there is. One head after the other ends badly, and keeps more keys in use than one might think: the long tiles of a head come last, and still run when the next heads have begun. The kernel takes as many heads at a time as have 32 MiB of keys and values, finishes them, longest tiles first, and goes on to the next ones: as good an end as with all heads at once, with keys that fit in the L2. (Between two groups no place falls idle: short tiles of one group run beside long ones of the next.)
-#
-# What would a miss cost? A CTA with 128 queries does $4 \cdot 128 \cdot d$ FLOPs for each key, whose $K$ and $V$ rows have $4d$ bytes: 128 FLOPs per byte. If every tile came from HBM,
-
+# All heads at once end well and need far more cache than there is. One head after the other ends badly, and keeps more keys in use than one might think: the long tiles of a head come last, and still run when the next heads have begun. The kernel takes as many heads at a time as have 32 MiB of keys and values, longest tiles first: as good an end, with keys that fit in the L2. What would a miss cost? A CTA does $4 \cdot 128 \cdot d$ FLOPs for each key, whose $K$ and $V$ rows have $4d$ bytes: 128 FLOPs per byte. If every tile came from HBM,
 # %%
 copy = record.load("device", "ceilings").query("name == 'copy'").value.median()
 print(f"{copy:.2f} TB/s, a copy's bandwidth on an H200, would allow no more than {128 * copy:.0f} TFLOP/s")
@@ -260,7 +260,6 @@ print(f"{copy:.2f} TB/s, a copy's bandwidth on an H200, would allow no more than
 # ## 4 · Heads that share keys
 #
 # While a text is generated, $K$ and $V$ of all earlier tokens are kept in a cache. Its size often decides how many requests fit on a GPU, and the time to read it decides how fast a token comes (notebook 21). So models let several query heads share a head of $K$ and $V$: all of them in *multi-query attention* ([Shazeer, 2019](https://arxiv.org/abs/1911.02150)), some in *grouped-query attention* ([Ainslie et al., 2023](https://arxiv.org/abs/2305.13245)). With $H$ query heads and $H_{kv}$ heads of $K$ and $V$, query head $h$ reads head $\lfloor h / (H / H_{kv}) \rfloor$.
-
 # %%
 draw_masks.heads(8, (8, 2, 1))
 
@@ -271,20 +270,17 @@ cache = {Hkv: {"KB per token": n / 1e3, f"GB for {tokens} tokens": n * tokens / 
 pd.DataFrame(cache).T.rename_axis("Hkv").round(2)
 
 # %% [markdown]
-# (A model with 32 layers and 32 query heads of 128, its cache in 16 bits.) What the sharing does *not* change is the number of FLOPs: each query head still multiplies with all keys. And for the kernel it is one integer division. Copying the shared heads out to $H$ heads beforehand, as `repeat_interleave` does, would give the same numbers and lose what was saved. (One thing follows for section 3: the launcher counts heads of $K$ and $V$ when it asks how many fit in the L2, and takes all query heads that read them.)
-
-# %% [markdown]
+# (32 layers, 32 query heads of 128, 16 bits.) The sharing does *not* change the number of FLOPs: each query head still multiplies with all keys. For the kernel it is one integer division. Copying the shared heads out beforehand, as `repeat_interleave` does, would give the same numbers and lose what was saved.
+#
 # ## 5 · Sequences that share a batch
 #
-# A batch of texts has texts of different lengths. A rectangular tensor has one length, so the short ones are padded. Or they are **packed**: all tokens one behind the other in one long row of tokens, and beside it the row numbers where each sequence begins, the cumulative sums of the lengths, `cu_seqlens`. A query sees keys of its own sequence only.
-
+# A batch of texts has texts of different lengths. In a rectangular tensor the short ones are padded. Or they are **packed**: all tokens one behind the other in one long row of tokens, and beside it the row numbers where each sequence begins, `cu_seqlens`. A query sees keys of its own sequence only.
 # %%
 lengths = [300, 40, 512, 120, 77, 231]
 draw_masks.packed(lengths)
 
 # %% [markdown]
-# How much is saved depends on what one counts. Rows: those of the picture. Tiles of keys, the work: more, because the work of a padded sequence is that of the longest one, whose number of tiles grows with the *square* of its length. Sixteen sequences of random lengths:
-
+# How much is saved depends on what one counts. Rows: those of the picture. Tiles of keys, the work: more, since they grow with the *square* of a length. Sixteen sequences of random lengths:
 # %%
 n = np.random.default_rng(0).integers(128, 4097, 16)
 
@@ -299,42 +295,31 @@ print(
 )
 
 # %% [markdown]
-# A CTA has to find its sequence by itself: the lengths are on the GPU, and asking for them on the host would stall it. Each warp adds up the tiles of 32 sequences at a time with five shuffles (a prefix sum), and a vote finds the sequence in which this CTA's tile lies. For the size of the grid the launcher needs an upper bound without knowing the lengths: each sequence has at most one tile that isn't full, so $\lceil \text{rows} / 128 \rceil$ + (number of sequences). CTAs beyond the last tile leave at once.
-
-# %% [markdown]
+# A CTA has to find its sequence by itself: the lengths are on the GPU, and asking for them on the host would stall it. Each warp adds up the tiles of 32 sequences at a time with five shuffles (a prefix sum), and a vote finds the sequence in which this CTA's tile lies. The grid gets an upper bound, since each sequence has at most one tile that isn't full: $\lceil \text{rows} / 128 \rceil$ + (number of sequences). CTAs beyond the last tile leave at once.
+#
 # ## The kernel
-
 # %%
 show.region("20_causal_gqa", "schedule")
 
 # %% [markdown]
-# `find_work` is the order of section 3 (first branch) and the search of section 5. The result waits in shared memory for the end of the kernel: during the loop the registers have other uses.
-
+# `find_work` is the order of section 3 (first branch) and the search of section 5.
 # %%
 show.region("20_causal_gqa", "visible")
 
 # %% [markdown]
 # Section 2 in the kernel's words. (A CTA whose queries see nothing gets `j_last` = −64: its loop has no turn, and the result is the empty state.)
-
 # %%
 show.region("20_causal_gqa", "mask")
 
 # %% [markdown]
 # A masked score becomes $-\infty$ *before* the scale is applied, so with a negative scale it has to be $+\infty$. A scale of 0 would make NaN of either; `scale_log2` is never 0.
-
 # %%
 show.region("20_causal_gqa", "tile_loop")
 
 # %% [markdown]
-# Keys are walked backwards, as in rung 13. There the first tile was the ragged one; here it is the one on the diagonal as well. The warp tracks the maximum down to the first tile that all of its rows see whole, and from there on takes what there is: so the mask costs no second version of the loop.
+# Keys are walked backwards, as in rung 13: the first tile is the one on the diagonal. The warp tracks the maximum down to the first tile that all of its rows see whole, and from there on takes what there is: the mask costs no second version of the loop. `continue` for a warp that sees nothing of a tile skips no barrier: the one of this turn stands above it.
 #
-# `continue` for a warp that sees nothing of a tile skips no barrier: the one of this turn stands above it.
-#
-# One thing more is new, $d = 96$. A row then has 192 bytes: twelve chunks of 16 bytes, one and a half times around the 32 banks. Chunks trade places in fours instead of eights:
-
-# %%
-show.region("20_causal_gqa", "swizzle")
-
+# New is $d = 96$. A row then has 192 bytes, one and a half times around the 32 banks, and chunks of 16 bytes trade places in fours instead of eights (region `swizzle`). Neither `ldmatrix`, which reads, nor `cp.async`, which writes, has a bank conflict:
 # %%
 rows = {}
 for D in (64, 96, 128):
@@ -343,17 +328,12 @@ for D in (64, 96, 128):
 pd.DataFrame(rows).T.rename_axis("bank conflicts, D")
 
 # %% [markdown]
-# None, at all three: neither `ldmatrix`, which reads, nor `cp.async`, which writes. (The rules by which the X-ray counts are those of an H200: [notebook 92](92_xray_against_hardware.ipynb) holds them against its counters.)
-
-# %% [markdown]
 # ## Run and check
-
 # %%
 check(kernel)
 
 # %% [markdown]
-# Among the cases: lengths one off every tile edge, both ways round; windows of 1, of a tile and of one more; negative scales and 0; groups of heads; packed batches with sequences that have no query, or no key. Two promises can be checked bit by bit, as the same numbers are added in the same order. A packed sequence gives what it gives alone:
-
+# Among the cases: lengths one off every tile edge, both ways round; windows of 1, of a tile and of one more; groups of heads; packed batches with sequences that have no query, or no key. Two promises can be checked bit by bit. A packed sequence gives what it gives alone:
 # %%
 starts = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=device)
 q, k, v = (torch.randn(1, 2, sum(lengths), 64, device=device).half() for _ in range(3))
@@ -363,27 +343,39 @@ for s, (begin, end) in enumerate(zip(starts.tolist(), starts.tolist()[1:])):
     print(f"sequence {s}, {lengths[s]} tokens: the same bits: {torch.equal(together[:, :, begin:end], alone)}")
 
 # %% [markdown]
-# And inputs need no copy to be in a certain order. A projection leaves $Q$, $K$ and $V$ of a token side by side, (B, N, 3, H, D). Views of it have strides, the numbers of elements from one index to the next, and the kernel takes strides:
-
+# And a view of a projection's output (B, N, 3, H, D), with strides, gives what contiguous copies give:
 # %%
 qkv = torch.randn(2, 200, 3, 4, 64, device=device).half()
 q, k, v = qkv.permute(2, 0, 3, 1, 4)  # three views (B, H, N, D), nothing is moved
-print("strides of q:", q.stride(), " in the memory of qkv:", q.data_ptr() == qkv.data_ptr())
 o, _ = kernel(q, k, v, causal=True)
 copied, _ = kernel(*(x.contiguous() for x in (q, k, v)), causal=True)
-print("the same bits as from contiguous copies:", torch.equal(o, copied))
-
-# %%
-plot.recorded("20_causal_gqa", "error", plot.error)
+print("strides of q:", q.stride(), " the same bits as from contiguous copies:", torch.equal(o, copied))
 
 # %% [markdown]
+# One promise can *not* be made: that a row of $O$ depends, bit by bit, on its own query and keys alone. As in rung 13, a warp votes: if one of its 32 rows meets a score far above its maximum, all of them take a new maximum, against which $P$ is rounded. Let query 255 look for key 5, which no earlier row of its warp, rows 224 to 254, is interested in:
+# %%
+moved = ...  # your prediction: how many of the other 31 rows of the warp change?
+
+# %% tags=["reveal"]
+q, k, v = (torch.randn(1, 1, 256, 64, device=device).half() for _ in range(3))
+other = q.clone()
+other[:, :, 255] = 3 * k[:, :, 5]
+apart = (kernel(q, k, v, causal=True)[0] - kernel(other, k, v, causal=True)[0]).abs().amax(-1).flatten()[:255]
+predict(moved, int((apart > 0).sum()), "rows but the last change", within=0.3)
+print(f"rows {apart.nonzero().min()} to {apart.nonzero().max()}, by up to {apart.max():.1e}")
+
+# %% [markdown]
+# By a rounding of fp16, no more. A test that nothing leaks from the future needs a tolerance (exercise 24.1).
+#
 # ## Predict, then measure
 #
 # ### Skipped tiles are never read
 #
-# From the tile maps of section 2 we can predict two things exactly. Bytes of $K$ that are read: 64 rows of 128 bytes for each tile of a CTA that isn't white. And `mma.sync` instructions: a strip of 32 queries with a tile of 64 keys is 2·8·4 for $QK^\top$ at $d = 64$, and as many for $PV$. The X-ray counts both while the kernel runs.
-
+# From the tile maps of section 2 two things follow exactly. Bytes of $K$ that are read: 64 rows of 128 bytes for each tile of a CTA that isn't white. And `mma.sync` instructions: a strip of 32 queries with a tile of 64 keys is 2·8·4 for $QK^\top$ at $d = 64$, and as many for $PV$. The X-ray counts both while the kernel runs.
 # %%
+share = ...  # your prediction: with a window of 150 instead of no mask, which share of the mma.sync is left at N = 512?
+
+# %% tags=["reveal"]
 q, k, v = (torch.randn(1, 2, 512, 64).half() for _ in range(3))
 rows = {}
 for name, options in {"no mask": {}, "causal": {"causal": True}, "window": {"causal": True, "window": 150}}.items():
@@ -393,16 +385,16 @@ for name, options in {"no mask": {}, "causal": {"causal": True}, "window": {"cau
     mma = 2 * (kind >= 2).sum() * 2 * (2 * 8 * 4)
     counts = ray.tensors.bytes_read.K, read, ray.trace.instructions["mma.sync"], mma
     assert counts[::2] == counts[1::2], f"{name}: the prediction is off"
-    rows[name] = dict(zip(("K bytes", "predicted", "mma.sync", "predicted "), counts))
+    rows[name] = dict(zip(("K bytes", "by the maps", "mma.sync", "by the maps "), counts))
+predict(share, rows["window"]["mma.sync"] / rows["no mask"]["mma.sync"], "of the mma.sync")
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# Equal to the byte and to the instruction. (No score here rises far enough above its predecessors for a tile to be done twice, see notebook 13; that would show as more `mma.sync`.)
+# Equal to the byte and to the instruction.
 #
 # ### The order of the tiles
 #
-# Does the kernel really begin with the last queries? A copy of it in which all but the first quarter of the CTAs leave at once, and an output that is full of NaN beforehand, show what is done first. Predict the rows:
-
+# Does the kernel really begin with the last queries? A copy of it in which all but the first quarter of the CTAs leave at once, and an output that is full of NaN beforehand, show what is done first:
 # %%
 FIRST = "  const Work work = find_work<Br>(a, order);\n"
 small = for_d64("20_causal_gqa")  # only what is needed for d = 64: compiles in less time
@@ -423,8 +415,7 @@ for h, done in enumerate(rows_done_first(small.source)):
 # %% [markdown]
 # ### What grouped heads save, and what not
 #
-# Eight query heads on eight, two and one heads of $K$ and $V$. Predict: the bytes of $K$ that threads ask for, and how often each byte is asked for.
-
+# Eight query heads on eight, two and one heads of $K$ and $V$: the bytes of $K$ that threads ask for, and how often each byte is asked for.
 # %%
 rows = {}
 for Hkv in (8, 2, 1):
@@ -434,23 +425,20 @@ counted = pd.DataFrame(rows).T.rename_axis("Hkv")[["size_bytes", "bytes_read", "
 counted.astype({"size_bytes": int, "bytes_read": int})
 
 # %% [markdown]
-# The cache shrinks, the requests stay. Each query head has CTAs of its own, and each of those reads its keys. They find them in the L2 more often, as there are fewer of them. Here, where a tile of 128 queries does a lot of work with each key, that makes little difference to the time: predict that 64 heads on 8 are about as fast as 64 on 64. In the next notebook there is one query, and it makes all the difference.
-
-# %% [markdown]
+# The cache shrinks, the requests stay: each query head has CTAs of its own. They find their keys in the L2 more often. Here, where a tile of 128 queries does a lot of work with each key, that makes little difference to the time; in the next notebook there is one query, and it makes all the difference.
+#
 # ## Beside its peers
 #
-# What we expect, with reasons: a speed below that of rung 13 without a mask at short lengths, because of the last column of section 2's table and because a short loop pays its prologue badly; a growing one with $N$; and a larger lead over FLASH than rung 13 has, as long as FLASH's order of tiles is not the one of section 3.
-
+# We expect a speed that grows with $N$, because of the last column of section 2's table, and a larger lead over FLASH than without a mask: FlashAttention-2 launches its CTAs head after head, first queries first ([`grid(num_m_block, b, h)`](https://github.com/Dao-AILab/flash-attention/blob/main/csrc/flash_attn/src/flash_fwd_launch_template.h)), the second of section 3's orders.
 # %%
 plot.recorded("20_causal_gqa", "causal", plot.throughput)
 
 # %%
 plot.recorded("20_causal_gqa", "causal", lambda s: plot.ratio(s, "20_causal_gqa", ["SDPA FLASH", "SDPA CUDNN"]))
 
+
 # %% [markdown]
-# **What to see.** Ahead of FLASH at every length, and behind cuDNN, which is written for other instructions (notebook 30). By how much is the lead over FLASH larger under the mask than without it? If FLASH took its tiles head after head, first queries first, then by no more than section 3's model says:
-
-
+# **What to see.** Ahead of FLASH at every length, and behind cuDNN, which is written for Hopper's instructions (notebook 30). By how much is the lead over FLASH larger under the mask than without it?
 # %%
 def lead(samples):
     """The lead over FLASH, mean of both formats, by D and N."""
@@ -468,29 +456,23 @@ def leads(samples):
 plot.recorded("20_causal_gqa", "causal", leads)
 
 # %% [markdown]
-# From $N = 1024$ on the measured gain doesn't pass the predicted one, to the digits of the table: it is a part of it at $d = 64$ and nearly all of it at $d = 128$. So the model's bound holds, and the larger gain is where it has it. (That is no proof that FLASH has that order: we have not looked, and its tiles differ in other ways, too. At $N = 512$, where it gains more than the model allows, something else must count.)
+# From $N = 1024$ on the measured gain doesn't pass the predicted one, to the digits of the table: a part of it at $d = 64$, nearly all of it at $d = 128$. (FLASH's tiles differ in other ways, too.)
 #
-# One prediction was too simple. "A larger lead than rung 13 has" is right at $d = 128$ and, from $N = 1024$ to 8192, wrong at $d = 64$: there rung 20 without a mask is slower than rung 13 (compare the first column with notebook 13's figure), and the gain makes up for a part of that. What rung 20 can do costs something where it isn't needed.
-
-# %% [markdown]
 # 64 query heads on 8 heads of $K$ and $V$, and 64 on 64: the same FLOPs, an eighth of the keys. `ratio` is the speed with few heads over that with many, from the same rounds:
-
 # %%
 plot.recorded("20_causal_gqa", "groups", lambda samples: record.grouped(samples, "20_causal_gqa").round(3))
 
 # %% [markdown]
-# Packed batches of random lengths. `ratio` compares with every sequence running at the speed that the kernel reaches on a full batch of its length; below 1 is what the mixture costs. `to_padded` is what packing saves, the time of the same sequences padded over that of the packed batch:
-
+# Packed batches of random lengths. `ratio` compares with every sequence running at the speed that the kernel reaches on a full batch of its length; `to_padded` is the time of the same sequences padded over that of the packed batch:
 # %%
 plot.recorded("20_causal_gqa", "packed", lambda samples: record.ratio_to_ideal(samples).round(2))
 
 # %% [markdown]
 # ## What still hurts
 #
-# 1. **The end of the grid** is better, not gone. A grid of a few large tiles per SM still ends raggedly, and at short lengths the prologue of every CTA weighs more than the end. A *persistent* kernel, whose CTAs stay and fetch their next tile of queries, overlaps the one with the other; notebook 31 builds one.
+# 1. **The end of the grid** is better, not gone, and at short lengths the prologue of every CTA weighs more. A *persistent* kernel, whose CTAs stay and fetch their next tile of queries, overlaps the one with the other; notebook 31 builds one.
 # 2. **Four warps, one diagonal.** The hatched boxes: warps that have nothing to do with a tile wait at its barrier for those that have.
-# 3. **One query.** When a text is generated token by token, $N_q = 1$. A CTA of this kernel then multiplies 128 rows of which one is real, and there are only as many CTAs as there are query heads in the batch. That case needs another division of the work: [21 · Split the keys](21_split_kv.ipynb).
-
+# 3. **One query.** When a text is generated token by token, $N_q = 1$. A CTA of this kernel then multiplies 128 rows of which one is real. That case needs another division of the work: [21 · Split the keys](21_split_kv.ipynb).
 # %% [markdown]
 # ## Exercises
 #
@@ -530,9 +512,8 @@ exercise.verify(
 # Nq_mine, Nk_mine = 128, 129
 # ```
 #
-# `last_key` is rounded down to a whole tile, so it matters only if the true last key is the first of its tile, a multiple of 64. With $N_q = N_k$ a full CTA ends at key $i_0 + 127$, never a multiple; a ragged one is cut at $N_k - 1$, and $N = 65$ or $129$ would find the bug, too. Powers of two never do. Hence the lengths one off every edge among the cases of `check`.
+# `last_key` is rounded down to a whole tile, so it matters only if the true last key is the first of its tile, a multiple of 64. With $N_q = N_k$ a full CTA ends at key $i_0 + 127$, never a multiple; a ragged one is cut at $N_k - 1$, and $N = 65$ or $129$ would find the bug, too. Powers of two from 2 on never do. ($N = 1$ does: its last key is key 0.) Hence the lengths one off every edge among the cases of `check`.
 # </details>
-
 # %% [markdown]
 # ### Exercise 20.2 · How many tiles does a window need?
 #

@@ -6,6 +6,7 @@
 #     name: python3
 # ---
 
+
 # %% [markdown]
 # # 21 · Split the keys, merge the states
 #
@@ -36,7 +37,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from helpers import check, fewest_pieces, load, xray
+from helpers import check, fewest_pieces, load, predict, xray
 from helpers import draw, draw_decode, exercise, plot, record, reference, schedule, show, workloads
 
 torch.manual_seed(0)
@@ -46,8 +47,7 @@ device = kernel.device
 # %% [markdown]
 # ## The problem
 #
-# A language model writes one token at a time. Each new token is one query per head, $N_q = 1$, and attends to the keys and values of all tokens before it, which wait in a cache. How would rung 20 fare? It has a CTA for every query head and 128 queries. An H200 has 132 SMs with room for two such CTAs each:
-
+# A language model answers in two phases. **Prefill** reads the prompt, all its tokens at once: many queries, rung 20's work. **Decode** writes one token at a time: each new token is one query per head, $N_q = 1$, and attends to the keys and values of all tokens before it, which wait in a cache. (In *speculative decoding* a small model drafts a few tokens and the large one verifies them in one step: $N_q$ is then the number of drafts, [Leviathan et al., 2023](https://arxiv.org/abs/2211.17192).) How would rung 20 fare in decode? It has a CTA for every query head and 128 queries. An H200 has 132 SMs with room for two such CTAs each:
 # %%
 rows = []
 for B, H, Hkv, Nk, D in workloads.CACHES[:6]:
@@ -63,16 +63,20 @@ pd.DataFrame(rows, columns=columns).style.format({c: "{:.1%}" for c in columns[-
 # $$ \frac{\text{FLOPs}}{\text{bytes}} = N_q \cdot \frac{H}{H_{kv}} . $$
 #
 # With one query and no sharing that is 1. What does the memory allow then?
-
 # %%
+used = (
+    ...
+)  # your prediction: with one query and H = 8 Hkv, which share of the tensor cores' TFLOP/s does the memory allow?
+
+# %% tags=["reveal"]
 ceilings = record.load("device", "ceilings").groupby("name").value.median()
 copy, matmul = ceilings["copy"], ceilings["fp16 matmul"]
 intensities = {"Nq = 1, H = Hkv": 1, "Nq = 1, H = 8 Hkv": 8, "Nq = 16, H = 8 Hkv": 128}
+predict(used, 8 * copy / matmul, "of the tensor cores' speed")
 draw_decode.roofline(intensities, copy, matmul, record.about("device", "ceilings")["device"])
 
 # %% [markdown]
-# **What to see.** One query per head can use less than a hundredth of what the tensor cores offer. Whether 15 of 16 rows of an `mma` are wasted is of no interest. A decode step is a **read of the cache**, and its unavoidable time is bytes divided by bandwidth. The yardstick is a copy on the same card (which writes as much as it reads; a kernel that only reads may come out a little above it).
-
+# **What to see.** One query per head can use less than a hundredth of what the tensor cores offer. A decode step is a **read of the cache**, and its unavoidable time is bytes divided by bandwidth. The yardstick is a copy on the same card (which writes as much as it reads; a kernel that only reads may come out a little above it).
 # %%
 for B, _, Hkv, Nk, D in workloads.CACHES[:3]:
     size = record.kv_bytes(B, Hkv, Nk, D)
@@ -131,15 +135,21 @@ trees = {"left to right": (((0, 1), 2), 3), "in pairs": ((0, 1), (2, 3))}
 draw.bracketings([round(m, 2) for m, _, _ in states[:4]], trees, leaf="one piece each, m = its LSE, l = 1")
 
 # %% [markdown]
+# (Nothing says that the pieces lie on one GPU. Where a cache is divided among several, each computes $(O, \mathrm{LSE})$ of its own keys, and $d + 1$ numbers per row are exchanged and merged. Ring attention, [Liu et al., 2023](https://arxiv.org/abs/2310.01889), sends $K$ and $V$ around instead and merges as they pass, for long prompts and training.)
+#
 # ## 2 · How many pieces?
 #
-# Too few, and places stay empty. So as many as possible? Each piece leaves $O$ and the LSE in fp32, $4(d + 1)$ bytes for each row, which are written, and read again by the merge. And each CTA has a beginning and an end, in which it waits for its first keys, or merges. A small machine shows what else there is: 8 SMs with two places each, 6 heads of 960 keys. Before you look: are three pieces faster than two?
-
+# Too few, and places stay empty. So as many as possible? Each piece leaves $O$ and the LSE in fp32, $4(d + 1)$ bytes for each row, which are written, and read again by the merge. And each CTA has a beginning and an end, in which it waits for its first keys, or merges. A small machine shows what else there is: 8 SMs with two places each, 6 heads of 960 keys, cut into 1, 2, 3 or 5 pieces.
 # %%
+fastest = ...  # your prediction: which number of pieces is slower than the one before it: 2, 3 or 5?
+
+# %% tags=["reveal"]
 runs = {}
 for splits in (1, 2, 3, 5):
     run = schedule.run([960 / splits] * 6 * splits, places=16)
-    runs[f"{splits} split{'s' * (splits > 1)}"] = run.assign(split=np.arange(6 * splits) // 6)
+    runs[f"{splits} piece{'s' * (splits > 1)}"] = run.assign(split=np.arange(6 * splits) // 6)
+ends = {int(name.split()[0]): run.end.max() for name, run in runs.items()}
+predict(fastest, next(n for m, n in zip(ends, [*ends][1:]) if ends[n] > ends[m]), "pieces are slower than fewer")
 draw_decode.pieces(runs, 16, per_sm=2)
 
 # %% [markdown]
@@ -173,10 +183,9 @@ for microseconds in (0.5, 1, 2, 4):
     ctas = copy * 1e12 * microseconds * 1e-6 / in_flight
     print(f"latency {microseconds} µs: {ctas:.0f} CTAs have {copy * microseconds:.1f} MB on their way")
 
+
 # %% [markdown]
-# So the model has one unknown, how many CTAs are *enough*. All that are at work get equal shares; if fewer than enough are at work, the bandwidth falls in proportion. The bytes of the partial results are added. Three guesses, for one shape. Predict where each curve reaches the top, and what happens right after 16 pieces:
-
-
+# So the model has one unknown, how many CTAs are *enough*. All that are at work get equal shares; if fewer than enough are at work, the bandwidth falls in proportion. The bytes of the partial results are added. Three guesses, for one shape. Where does each curve reach the top, and what happens right after 16 pieces?
 # %%
 def of_copy(splits, shape, enough):
     """Predicted bandwidth of K and V, as a share of a copy's."""
@@ -189,17 +198,10 @@ def of_copy(splits, shape, enough):
     return steps * B * Hkv / (time + partial)
 
 
-def of_shape(samples, shape, dtype="fp16"):
-    """The measured points of one shape, from a record."""
-    found = record.bandwidths(samples)
-    B, H, Hkv, Nk, D = shape
-    return found.query("B == @B and H == @H and Hkv == @Hkv and Nk == @Nk and D == @D and dtype == @dtype")
-
-
 # %%
 shape = workloads.CACHES[4]
 B, H, Hkv, Nk, D = shape
-tried = [1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64, 96, 128]
+tried = [1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 17, 18, 19, 20, 24, 32, 48, 64, 96, 128]
 guesses = {f"{enough} CTAs are enough": enough for enough in (66, 132, 264)}
 predicted = pd.DataFrame({name: [of_copy(n, shape, e) for n in tried] for name, e in guesses.items()}, tried)
 own = fewest_pieces(B * Hkv, 132 * kernel.rung.ctas(D), Nk // 256)
@@ -207,8 +209,7 @@ title = f"B = {B}, H = {H}, Hkv = {Hkv}, Nk = {Nk}, D = {D}: predicted"
 draw_decode.bandwidth(predicted, own, title)
 
 # %% [markdown]
-# **What to see.** With few pieces all three rise in proportion, as fast as each guess says. Once full, the curves are not flat: they dip where a wave has just been passed, most if every place counts, hardly at all if a quarter of the machine would do. To the right the partial results begin to cost. The number the rung takes is near the best for all three guesses: that is its merit, it works without knowing the latency. "Beside its peers" lays the measured points over this figure.
-
+# **What to see.** With few pieces all three rise in proportion, as fast as each guess says. Once full, the curves are not flat: from 17 pieces to 19 a wave has just been passed, and they dip, most if every place counts. To the right the partial results begin to cost. The number the rung takes is near the best for all three guesses: it works without knowing the latency. "Beside its peers" lays the measured points over this figure.
 # %% [markdown]
 # ## 3 · Heads of a group are rows of a tile
 #
@@ -229,11 +230,11 @@ table[0, :5], table[1, :1], table[2, :3] = order[:5], order[5:6], order[6:9]
 draw_decode.block_table(table, lengths, page, 18)
 
 # %% [markdown]
-# For the kernel it is one more load, from a table that every warp asks for again and again and that stays in the caches, before the address of a row is known. A sequence's `length` says where its keys end, and also which key its last query sees under a causal mask.
-
-# %% [markdown]
+# For the kernel it is one more load, from a table that stays in the caches, before the address of a row is known. A sequence's `length` says where its keys end, and also which key its last query sees under a causal mask.
+#
+# A table can do more than avoid waste. Two requests that begin with the same system prompt may name the *same* pages for it, stored once (prefix sharing, [vLLM](https://docs.vllm.ai/en/latest/features/automatic_prefix_caching.html)). Here a page has the layout (Hkv, page, D); vLLM's FlashAttention back end keeps (page, Hkv, D), tokens first. The kernel takes strides, so that is a transposed view.
+#
 # ## The kernel
-
 # %%
 show.region("21_split_kv", "rows")
 
@@ -247,8 +248,7 @@ show.region("21_split_kv", "load_tile")
 show.region("21_split_kv", "tile_loop")
 
 # %% [markdown]
-# The loop is notebook 12's pipeline for one warp: `__syncwarp` stands where the barrier stood. The softmax is notebook 10's, with the maximum taken every time: the kernel waits for memory in any case, and the instructions that notebook 13 saves are not what it lacks.
-
+# The loop is notebook 12's pipeline for one warp: `__syncwarp` stands where the barrier stood. The softmax is notebook 10's, with the maximum taken every time: the kernel waits for memory in any case.
 # %%
 show.region("21_split_kv", "state")
 
@@ -265,8 +265,7 @@ show.region("21_split_kv", "merge_splits")
 check(kernel)
 
 # %% [markdown]
-# The number of splits and the paging make no difference to the numbers that a key contributes. Let us see the pieces themselves: the kernel's workspace, merged in Python with the function of section 1. (The kernel keeps its LSE in units of $\log_2$.)
-
+# Where a key lies, in a page or not, makes no difference to the numbers. How the keys are *cut* does, in the last bits, as we will see. First the pieces themselves: the kernel's workspace, merged in Python with the function of section 1. (The kernel keeps its LSE in units of $\log_2$.)
 # %%
 q, k, v = (torch.randn(1, h, n, 64, device=device).half() for h, n in ((8, 1), (2, 700), (2, 700)))
 seen = kernel.tensors(q, k, v, splits=5)
@@ -283,36 +282,54 @@ print(f"O: largest difference {abs(o / l - seen['O'][0, 3, 0].float().cpu().nump
 # %% [markdown]
 # 700 keys are eleven steps of 64; five pieces of three steps would be fifteen. So the fourth piece is short, and the fifth is empty. The difference in $O$ is its rounding to fp16.
 #
-# And the paged cache: the same sequences, once in pages and once in a rectangular tensor.
-
+# And the paged cache: the same sequences in pages, in pages with vLLM's layout, and in a rectangular tensor.
 # %%
 K_pages, V_pages = (torch.randn(18, 2, page, 64, device=device).half() for _ in range(2))
 q = torch.randn(3, 8, 1, 64, device=device).half()
 tables = torch.from_numpy(table).to(device)
 used = torch.tensor(lengths, dtype=torch.int32, device=device)
 paged, _ = kernel(q, K_pages, V_pages, lengths=used, pages=tables)
+tokens_first = [x.transpose(1, 2).contiguous() for x in (K_pages, V_pages)]  # (18, page, 2, 64)
+views = kernel(q, *(x.transpose(1, 2) for x in tokens_first), lengths=used, pages=tables)[0]
 straight = [x[tables.long()].transpose(1, 2).flatten(2, 3) for x in (K_pages, V_pages)]  # (3, 2, 96, 64)
-print("the same bits as without pages:", torch.equal(paged, kernel(q, *straight, lengths=used)[0]))
-
-# %%
-plot.recorded("21_split_kv", "error", plot.error)
+whole = kernel(q, *straight, lengths=used)[0]
+print("the same bits as without pages:", torch.equal(paged, whole), torch.equal(views, whole))
 
 # %% [markdown]
+# ### The same request, alone and in a batch
+#
+# The number of pieces depends on how many CTAs there are without splitting, and so on the size of the batch. On an H200, a request of 4096 keys with two heads of $K$ and $V$, alone and as one of 64:
+# %%
+same = ...  # your prediction: is its O, bit by bit, "the same" or "different"?
+
+# %% tags=["reveal"]
+pieces = {B: fewest_pieces(B * 2, 132 * kernel.rung.ctas(64), 4096 // 256) for B in (1, 64)}
+q, k, v = (torch.randn(1, h, n, 64, device=device).half() for h, n in ((8, 1), (2, 4096), (2, 4096)))
+alone, batched = (kernel(q, k, v, splits=n)[0] for n in pieces.values())
+predict(same, "the same" if torch.equal(alone, batched) else "different", f"with {pieces[1]} and {pieces[64]} pieces")
+print(f"by up to {(alone - batched).abs().max():.1e}, where O is up to {alone.abs().max():.2f}")
+
+# %% [markdown]
+# Each piece rounds $P$ against its own maximum and sums in its own order. Both results are right. But the text that a model writes for you may depend on who else asks at the same time. Kernels that cut the keys into pieces of a fixed *size*, whatever the batch, don't have that dependence; they are called *batch-invariant* ([He et al., 2025](https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/)). Here `splits=` does it.
+#
 # ## Predict, then measure
 #
 # ### Bytes
 #
-# Eight query heads on two heads of $K$ and $V$, 1024 keys, $d = 64$. Predict, for each number of splits: how often is each byte of $K$ read? How many bytes of $O$ and LSE pass through the workspace? Exactly:
-
+# Eight query heads on two heads of $K$ and $V$, 1024 keys, $d = 64$. For each number of splits: how often is each byte of $K$ read? How many bytes of $O$ and LSE pass through the workspace?
 # %%
+partial = ...  # your prediction: bytes of O and LSE written into the workspace with 16 splits
+
+# %% tags=["reveal"]
 q, k, v = torch.randn(1, 8, 1, 64).half(), *(torch.randn(1, 2, 1024, 64).half() for _ in range(2))
 rows = {}
 for splits in (1, 2, 4, 8, 16):
     counted = xray(kernel, q, k, v, splits=splits).tensors
-    written = counted.bytes_written[["O_part", "LSE_part"]].sum()
+    written = int(counted.bytes_written[["O_part", "LSE_part"]].sum())
     rows[splits] = counted.reads_per_byte.K, counted.reads_per_byte.V, written, splits * 8 * 4 * (64 + 1)
-    assert rows[splits][2] == rows[splits][3], "the prediction is off"
-pd.DataFrame(rows, ["K read", "V read", "partial bytes written", "predicted"]).T.rename_axis("splits")
+    assert rows[splits][2] == rows[splits][3], "the formula is off"
+predict(partial, written, "bytes with 16 splits")
+pd.DataFrame(rows, ["K read", "V read", "partial bytes written", "splits · H · 4 (d + 1)"]).T.rename_axis("splits")
 
 # %% [markdown]
 # Each key is read once, by one CTA, for all four query heads of its group. Rung 20 with the same queries:
@@ -324,8 +341,7 @@ print(f"20_causal_gqa reads each byte of K {counted.reads_per_byte.K:.0f} times"
 # %% [markdown]
 # ### Keys that are not there
 #
-# A cache has room for 1024 keys in each of three sequences, of which 1000, 130 and 1 are in use. Predict the bytes of $K$ that are read.
-
+# A cache has room for 1024 keys in each of three sequences, of which 1000, 130 and 1 are in use. The rows of a step past the end are filled with zeros, not read:
 # %%
 k, v = (torch.randn(3, 2, 1024, 64).half() for _ in range(2))
 used = torch.tensor([1000, 130, 1], dtype=torch.int32)
@@ -335,10 +351,7 @@ print(
 )
 
 # %% [markdown]
-# The rows of a step that lie past the end are filled with zeros and not read.
-#
 # ### No waiting for others
-
 # %%
 ray = xray(kernel, q, k[:1], v[:1], splits=4)
 steps = 2 * 1024 // 16  # of a warp, over both heads
@@ -348,32 +361,38 @@ print("bank conflicts of the reads in the loop:", ray.total(region="tile_loop", 
 # %% [markdown]
 # The barriers are those of the two merges: two for each warp of the 8 CTAs of the first kernel, one for each warp of the 8 of the second. With more keys there are no more of them. The loop has no bank conflicts; what the X-ray finds elsewhere happens once per CTA.
 
+
 # %% [markdown]
 # ## Beside its peers
 #
 # What we expect: for large caches a bandwidth near that of a copy wherever the number of splits fills the machine, and with one split the share that the model says. First the figure of section 2, with what was measured:
-
 # %%
-plot.recorded(
-    "21_split_kv",
-    "decode",
-    lambda samples: draw_decode.bandwidth(
-        predicted, own, title.replace("predicted", "predicted and measured"), of_shape(samples, shape)
-    ),
-)
+def of_shape(samples, shape, dtype="fp16"):
+    """The measured points of one shape, from a record."""
+    found = record.bandwidths(samples)
+    B, H, Hkv, Nk, D = shape
+    return found.query("B == @B and H == @H and Hkv == @Hkv and Nk == @Nk and D == @D and dtype == @dtype")
+
+
+def measured(samples):
+    return draw_decode.bandwidth(predicted, own, f"{title} and measured", of_shape(samples, shape))
+
+
+plot.recorded("21_split_kv", "decode", measured)
+
 
 # %% [markdown]
-# **What to see** (of the record from the H200). Where the points rise, they lie between the curves of 66 and 132: about 100 CTAs would be enough, which by Little's law is a latency of 1.5 µs. That they dip at 12 and at 24, the model explains in part. 24 pieces are one wave and a third; 12 are 180 CTAs on 132 SMs, where some SMs have two and others one, and the model, in which all CTAs get equal shares, knows no SMs. From 32 pieces on they lie below all three curves, at 128 by far: the model has no start of a grid, no second kernel, and no end of a CTA.
+# **What to see** (of the record from the H200). Where the points rise, they lie between the curves of 66 and 132: about 100 CTAs would be enough, which by Little's law is a latency of 1.5 µs. That they dip at 12 and at 24, the model explains in part: it knows no SMs, of which some have two CTAs and others one. From 32 pieces on the points lie below all three curves: the model has no start of a grid, no second kernel, and no end of a CTA.
 #
-# All recorded caches, at the number of splits that the rung takes by itself and at the best of those tried. Predict: caches with many heads in the batch need no splitting, so there FLASH should be as fast; the fewer heads, the more depends on how well each kernel divides the keys. `of_copy` is the bandwidth over a copy's, `to_flash` the speed beside SDPA FLASH on the same tensors, `FLASH of_copy` what FLASH itself reads at:
-
-
+# All recorded caches, at the number of splits that the rung takes by itself and at the best of those tried. `of_copy` is the bandwidth over a copy's, `to_flash` the speed beside SDPA FLASH on the same tensors. FlashAttention-2 has a rule of its own ([`num_splits_heuristic`](https://github.com/Dao-AILab/flash-attention/blob/main/csrc/flash_attn/flash_api.cpp)): one piece where there are CTAs for 0.8 of twice the SMs, else the fewest pieces with 85 % of the best efficiency. Where will it be slowest beside ours?
 # %%
 def at_its_own_and_at_best(samples):
     found = record.bandwidths(samples)
     keys = ["dtype", "B", "H", "Hkv", "Nk", "D"]
     own = found[found.chosen == 1].set_index(keys)[["splits", "of_copy", "to_flash"]]
     own["FLASH of_copy"] = own.of_copy / own.to_flash
+    B, Hkv = (own.index.get_level_values(name) for name in ("B", "Hkv"))
+    own["FLASH splits"] = np.where(B * Hkv < 0.8 * 2 * 132, "yes", "no")
     best = found.loc[found.groupby(keys).of_copy.idxmax()].set_index(keys)[["splits", "of_copy"]]
     return own.join(best.add_suffix(", best")).round(2)
 
@@ -381,18 +400,16 @@ def at_its_own_and_at_best(samples):
 plot.recorded("21_split_kv", "decode", at_its_own_and_at_best)
 
 # %% [markdown]
-# **What to see.** 0.86 to 1.01 of a copy, and the number of splits that the rung takes is at most 0.04 of a copy away from the best. Beside FLASH the prediction was the wrong way round. Where keys have to be divided, FLASH divides them nearly as well: it reads six of the ten caches at 0.83 to 1.00 of a copy, and no kernel can be half as fast again there, however good it is. The lead is large, 1.6 to 1.8, where there are enough heads for the machine and few keys for each: there FLASH reads at 0.5 to 0.6 of a copy. Why it does, we have not measured.
-
-# %% [markdown]
+# **What to see.** 0.86 to 1.01 of a copy at its own number of splits, and at most 0.04 more at the best. Where FLASH divides the keys it divides them nearly as well. The lead is large, 1.6 to 1.8, exactly where it does not: there FLASH reads at 0.5 to 0.6 of a copy. (Its CTAs differ in other ways, too: 64 rows, and barriers for all warps.)
+#
 # ## What still hurts
 #
-# 1. **Two launches.** The second kernel reads little, but it has to be launched and can begin only when the last piece is done. A cache of a few megabytes is read in a microsecond or two; there that must weigh. (The recorded caches have 0.27 GB and more, and don't show it.)
-# 2. **One number of splits for all.** Every sequence of a batch is cut into as many pieces, whatever its length. With one long text among short ones, the short ones are soon done, and the few pieces of the long one are alone on the machine, too few to fill it. A schedule made from the lengths would cut into pieces of as many keys each instead.
+# 1. **Two launches.** The second kernel can begin only when the last piece is done. A cache of a few megabytes is read in a microsecond or two; there that must weigh. (The recorded caches have 0.27 GB and more, and don't show it.)
+# 2. **One number of splits for all.** With one long text among short ones, the short ones are soon done, and the few pieces of the long one are alone on the machine. A schedule made from the lengths would cut into pieces of as many keys each instead.
 # 3. **16 rows.** With more queries times heads of a group than 16 there are more tiles, each of which reads the keys again. From some number of queries on, rung 20 should be the better kernel; from which, has not been measured.
-# 4. **The bytes themselves.** At full bandwidth nothing is left to gain but fewer bytes: fewer heads of $K$ and $V$, shorter windows, numbers of 8 bits.
+# 4. **The bytes themselves.** At full bandwidth nothing is left to gain but fewer bytes: fewer heads of $K$ and $V$, shorter windows, a cache in 8 bits (fp8), which is half the bytes and is turned into 16 bits on the way to the `mma`.
 #
-# The next two notebooks, 22 and 23, turn round and go backwards: they compute gradients.
-
+# The next two notebooks, 22 and 23, compute gradients.
 # %% [markdown]
 # ## Exercises
 #
@@ -500,13 +517,12 @@ def pages_of_their_own():
     table = allocate(lengths, 16, list(free))
     taken = [p for row, n in zip(table.tolist(), lengths) for p in row[: -(-n // 16)]]
     assert set(taken) <= set(free), f"pages {sorted(set(taken) - set(free))} are not free"
-    assert len(set(taken)) == len(taken), "two sequences, or two places of one, share a page"
-    K, V = (torch.full((12, 2, 16, 64), torch.nan, device=device).half() for _ in range(2))
-    keys, values = (torch.randn(3, 2, 64, 64, device=device).half() for _ in range(2))
-    for b, n in enumerate(lengths):
-        for j in range(n):
-            K[table[b, j // 16], :, j % 16], V[table[b, j // 16], :, j % 16] = keys[b, :, j], values[b, :, j]
-    q, used = torch.randn(3, 2, 1, 64, device=device).half(), torch.tensor(lengths, dtype=torch.int32, device=device)
+    assert len(set(taken)) == len(taken), "a page is taken twice"
+    K, V = torch.full((2, 12, 2, 16, 64), torch.nan, device=device).half()
+    keys, values = torch.randn(2, 3, 2, 64, 64, device=device).half()
+    for b, j in ((b, j) for b, n in enumerate(lengths) for j in range(n)):
+        K[table[b, j // 16], :, j % 16], V[table[b, j // 16], :, j % 16] = keys[b, :, j], values[b, :, j]
+    q, used = torch.randn(3, 2, 1, 64, device=device).half(), torch.tensor(lengths, device=device).int()
     paged, _ = kernel(q, K, V, lengths=used, pages=table.to(device))
     return torch.equal(paged, kernel(q, keys, values, lengths=used)[0])
 

@@ -197,8 +197,6 @@ tile = torch.exp(scale * Q[2:4] @ K[3:6].T - LSE[2:4])  # queries 2, 3 and keys 
 print("largest difference to the same tile of P:", (tile - P[2:4, 3:6]).abs().max().item())
 
 # %% [markdown]
-# (Dropout is handled in the same spirit: which elements of $P$ were set to zero is not kept either, but computed again from a seed and the element's position.)
-#
 # ### Is it a bargain?
 #
 # Forming $P$ again costs a product, $2d$ FLOPs for each element. Keeping it costs one write and one read. In picoseconds of the whole GPU per element of $P$, from the ceilings measured on the recorded card:
@@ -369,8 +367,6 @@ show.region("22_backward_fp32", "dQ")
 # Thread 0 asks for the turn until it comes (an atomic addition of 0 reads the value in the L2, where no stale copy can answer). The two `__threadfence` belong together: what this CTA has added to $dQ$ is visible to the whole GPU *before* the counter says so. The additions are atomic although nobody else is at these rows: the L2 performs them, and no thread waits for a value to add to. What makes the result repeatable is the turn.
 #
 # The two `__syncthreads` keep that promise. Without the second, thread 0 passes the turn on while others still add; without the first, they add before it has come. Either way only the last bits vary, and no tool reports it, since atomic additions don't race: only comparing two runs on a GPU, bit by bit, can show it.
-#
-# The kernel also takes a causal mask, a sliding window and grouped heads, which notebooks [20](20_causal_gqa.ipynb) and [23](23_backward_mma.ipynb) are about.
 # %% [markdown]
 # ## Run and check
 # %%
@@ -513,7 +509,7 @@ def six(steps):
 plot.recorded("22_backward_fp32", "steps", six)
 
 # %% [markdown]
-# **What to see.** *Going down the rows* in four of five products (6) is the largest step, +11%<!--= draft("22", 6, 64) / draft("22", 4, 64) - 1:+.0% --> at $d = 64$: a warp waits for the load just before it multiplies. *Keeping $K$ and $V$* (3) saves fetching. The last two are no kernels but bounds on what is left: without turns +3%<!--= draft("22", 17, 64) / draft("22", 6, 64) - 1:+.0% -->, without fetching +6%<!--= draft("22", 18, 64) / draft("22", 6, 64) - 1:+.0% --> at $d = 64$. The rung itself is nearest to draft 6; at $d = 128$ it lets $V_j$ go, so that it fits on other GPUs than Hopper, and gives each product a `fetch` of its own.
+# **What to see.** *Going down the rows* in four of five products (6) is the largest step, +11%+11%<!--= draft("22", 6, 64) / draft("22", 4, 64) - 1:+.0% --> at $d = 64$: a warp waits for the load just before it multiplies. *Keeping $K$ and $V$* (3) saves fetching. The last two are no kernels but bounds on what is left: without turns +3%+3%<!--= draft("22", 17, 64) / draft("22", 6, 64) - 1:+.0% -->, without fetching +6%+6%<!--= draft("22", 18, 64) / draft("22", 6, 64) - 1:+.0% --> at $d = 64$. The rung itself is nearest to draft 6; at $d = 128$ it lets $V_j$ go, so that it fits on other GPUs than Hopper, and gives each product a `fetch` of its own.
 # %% [markdown]
 # ## What still hurts
 #

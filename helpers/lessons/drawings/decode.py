@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 from matplotlib.lines import Line2D
-from matplotlib.patches import Rectangle
+from matplotlib.patches import Patch, Rectangle
 
 from ...figures.lines import device as device_of
 from ...figures.style import BLUE, CARD, FAINT, GREEN, INK, MUTED, ORANGE, SAND, SHADES, Figure, blank, canvas, styled
@@ -36,6 +36,10 @@ def roofline(intensities: Mapping[str, float], copy: float, matmul: float, devic
     ax.text(2.6, 2.6 * copy * 1.3, f"copy {copy:.2f} TB/s", fontsize=9, ha="right")
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_formatter(lambda v, _: f"{v:g}")
+    told = [f"{name}: {min(x * copy, matmul):.3g} TFLOP/s" for name, x in intensities.items()]
+    figure.in_words = (
+        f"Roofline of {device}: a copy's {copy:.2f} TB/s up to {matmul:.0f} TFLOP/s. At most {'; '.join(told)}."
+    )
     return figure
 
 
@@ -44,7 +48,7 @@ def pieces(runs: Mapping[str, pd.DataFrame], places: int, per_sm: int) -> Figure
     """Where and when each piece of the keys is worked on, a panel per number of splits. runs: title -> schedule.run(...) with
     a column `split`; places are SMs times `per_sm`. The tint is the piece; white is a place with nothing to do."""
     figure, axes = canvas(3.6 * len(runs), 3.9, len(runs), sharey=True, sharex=True)
-    last = max(frame["end"].max() for frame in runs.values())
+    last, told = max(frame["end"].max() for frame in runs.values()), []
     for ax, (title, frame) in zip(axes, runs.items(), strict=True):
         for place, begin, end, split in frame[["place", "begin", "end", "split"]].itertuples(index=False):
             face = (*SHADES, SAND)[int(split) % 5]
@@ -55,6 +59,12 @@ def pieces(runs: Mapping[str, pd.DataFrame], places: int, per_sm: int) -> Figure
         ax.set_yticks(range(0, places + 1, per_sm), [f"SM {i}" for i in range(places // per_sm)] + [""], va="top")
         ax.grid(axis="x", visible=False)
         ax.set_title(f"{title}: {used:.0%} of the places at work", color=MUTED)
+        told.append(f"{title}: done at {frame['end'].max():.0f}, {used:.0%} of the places at work")
+    most = max(int(frame["split"].max()) for frame in runs.values()) + 1
+    handles = [Patch(facecolor=(*SHADES, SAND)[n % 5], edgecolor=INK, label=f"piece {n}") for n in range(most)]
+    handles.append(Line2D([], [], color=ORANGE, linewidth=1.6, linestyle="--", label="all are done"))
+    figure.legend(handles=handles, loc="outside lower left", ncols=len(handles), frameon=False, fontsize=9)
+    figure.in_words = f"Pieces of the keys on {places} places over time. {'; '.join(told)}."
     return figure
 
 
@@ -88,6 +98,11 @@ def bandwidth(predicted: pd.DataFrame, chosen: int, title: str, measured: pd.Dat
     ax.set_xticks(ticks, [str(n) for n in ticks])
     ax.minorticks_off()
     ax.legend(frameon=False, fontsize=9, loc="lower right")
+    told = [f"{name}: at most {x.max():.2f} of a copy, with {x.idxmax()} splits" for name, x in predicted.items()]
+    if measured is not None:
+        best = measured.loc[measured["of_copy"].idxmax()]
+        told.append(f"measured: at most {best['of_copy']:.2f}, with {best['splits']:.0f}")
+    figure.in_words = f"{title}. Bandwidth against the number of splits. {'; '.join(told)}. The rung takes {chosen}."
     return figure
 
 
@@ -134,4 +149,9 @@ def block_table(table: np.ndarray, lengths: Sequence[int], page: int, pages: int
     right.set_title("the block table: which page holds keys …", color=MUTED)
     handles = [Line2D([], [], color=tints[s % 5], linewidth=7, label=f"sequence {s}") for s in range(len(lengths))]
     figure.legend(handles=handles, loc="outside lower left", ncols=len(lengths), frameon=False, fontsize=9)
+    told = [
+        f"sequence {s}, {n} keys, on pages {', '.join(str(int(p)) for p in table[s][: -(-n // page)])}"
+        for s, n in enumerate(lengths)
+    ]
+    figure.in_words = f"{pages} pages of {page} keys and the block table. {'; '.join(told)}."
     return figure

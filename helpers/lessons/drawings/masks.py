@@ -19,6 +19,7 @@ from ...figures.style import (
     PALE,
     SAND,
     SHADES,
+    TINTS,
     WHITE,
     Figure,
     blank,
@@ -49,7 +50,17 @@ def masks(panels: Mapping[str, np.ndarray]) -> Figure:
         for i in range(Nq):
             ax.text(-0.35, i + 0.5, f"q{i}", ha="center", va="center", fontsize=8.5, color=MUTED)
         ax.set_title(title, color=MUTED)
+    told = [
+        f"{title}: " + ", ".join(f"q{i} sees {_runs(row)}" for i, row in enumerate(seen))
+        for title, seen in panels.items()
+    ]
+    figure.in_words = f"Which keys each query sees. {'; '.join(told)}."
     return figure
+
+
+def _runs(row: np.ndarray) -> str:
+    at = np.flatnonzero(row)
+    return "nothing" if not len(at) else f"k{at[0]}" if len(at) == 1 else f"k{at[0]} to k{at[-1]}"
 
 
 @styled
@@ -72,6 +83,11 @@ def tile_map(panels: Mapping[str, np.ndarray], Br: int = 128, Bc: int = 64, stri
     axes[0].set_ylabel("query i")
     handles = [Patch(facecolor=f, hatch=h, edgecolor=MUTED, label=n) for n, (f, h) in zip(KINDS, LOOKS, strict=True)]
     figure.legend(handles=handles[::-1], loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    told = [
+        f"{title}: " + ", ".join(f"{(kinds == n).sum()} {name}" for n, name in enumerate(KINDS))
+        for title, kinds in panels.items()
+    ]
+    figure.in_words = f"Strips of {strip} queries by tiles of {Bc} keys, {Br} queries to a CTA. {'; '.join(told)}."
     return figure
 
 
@@ -84,18 +100,20 @@ def heads(H: int, shared: Sequence[int]) -> Figure:
         group = H // Hkv
         blank(ax).set(xlim=(-0.9, H), ylim=(-0.35, 2.5))
         for h in range(H):
-            tint = SHADES[h // group % len(SHADES)]
+            tint = TINTS[h // group % len(TINTS)]
             ax.add_patch(Rectangle((h + 0.08, 1.7), 0.84, 0.62, facecolor=tint, edgecolor=INK, linewidth=0.8))
             ax.text(h + 0.5, 2.01, h, ha="center", va="center", fontsize=9)
             ax.plot([h + 0.5, (h // group + 0.5) * group], [1.66, 0.68], color=MUTED, linewidth=0.9)
         for hk in range(Hkv):
             x = (hk + 0.5) * group - 0.42
-            tint = SHADES[hk % len(SHADES)]
+            tint = TINTS[hk % len(TINTS)]
             ax.add_patch(Rectangle((x, 0.0), 0.84, 0.62, facecolor=tint, edgecolor=INK, linewidth=0.8))
             ax.text(x + 0.42, 0.31, hk, ha="center", va="center", fontsize=9)
         ax.text(-0.15, 2.01, "Q", ha="right", va="center", fontsize=9, color=MUTED)
         ax.text(-0.15, 0.31, "K, V", ha="right", va="center", fontsize=9, color=MUTED)
         ax.set_title(f"Hkv = {Hkv}: {names.get(Hkv, 'grouped-query')}", color=MUTED)
+    told = [f"{Hkv} heads of K and V, {H // Hkv} query heads to each" for Hkv in shared]
+    figure.in_words = f"{H} heads of Q and the heads of K and V that they read. {'; '.join(told)}."
     return figure
 
 
@@ -122,6 +140,10 @@ def packed(lengths: Sequence[int]) -> Figure:
     right.set_xlabel("cu_seqlens: the row where each sequence begins")
     left.set_title(f"padded: {len(lengths)} × {most} = {len(lengths) * most} rows, hatched wasted", color=MUTED)
     right.set_title(f"packed: {total} rows", color=MUTED)
+    figure.in_words = (
+        f"Sequences of {', '.join(map(str, lengths))} rows. Padded to the longest they take {len(lengths) * most} rows, packed one"
+        f" behind the other {total}; cu_seqlens is {', '.join(map(str, starts))}."
+    )
     return figure
 
 
@@ -149,4 +171,6 @@ def occupancy(orders: Mapping[str, pd.DataFrame], places: int, unit: str = "time
     whole.set_title("from the first CTA to the last", color=MUTED)
     end.set_title("the end, enlarged", color=MUTED)
     figure.legend(handles=handles, loc="outside lower center", ncols=1, frameon=False, fontsize=9)
+    told = "; ".join(str(handle.get_label()) for handle in handles)
+    figure.in_words = f"How many of {places} places are at work over time, and how that ends. {told}."
     return figure

@@ -151,16 +151,20 @@ def error_map(o: Comparison, lse: Comparison | None = None, tile: int = 0, title
 
 
 @styled
-def gallery(maps: Mapping[str, Comparison], columns: int = 4) -> Figure:
-    """Many error maps side by side: name to a comparison of O."""
+def gallery(maps: Mapping[str, Comparison], columns: int = 4, ticks: bool = False) -> Figure:
+    """Many error maps side by side: name to a comparison of one output. ticks: with the numbers of rows and columns."""
     rows = -(-len(maps) // columns)
     words = "Error maps. " + " ".join(f"{name}: {' '.join(_said(found).split())}." for name, found in maps.items())
-    figure, axes = _canvas(2.35 * columns, 1.95 * rows + 0.5, words, columns, rows=rows)
+    wide, high = (2.9, 2.2) if ticks else (2.35, 1.95)
+    figure, axes = _canvas(wide * columns, high * rows + 0.5, words, columns, rows=rows)
     for ax in axes:
         blank(ax)
     for ax, (name, found) in zip(axes, maps.items()):
         _paint(ax, found, 0)
         ax.set_title(name, fontsize=8.5)
+        if ticks:
+            down, across = found.error_map.shape[-2:]
+            ax.set(xticks=[0, across], yticks=range(0, down + 1, 64), xlabel="column of D", ylabel="row")
     _budget_legend(figure)
     return figure
 
