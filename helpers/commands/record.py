@@ -49,6 +49,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     tiled.add_argument("kernel", nargs="?", default="13_tuned", metavar="KERNEL", help="default: 13_tuned")
     tiled.add_argument("--rounds", type=int, default=7, help="rounds per shape (default: 7)")
     add("training", training, "")
+    add("writing", writing, "")
     headed = add("heads", heads, "", "rxnmapper")
     models = "gpt (needs a GPU), rxnmapper (needs that package); both by default"
     headed.add_argument("models", nargs="*", metavar="MODEL", help=models)
@@ -180,6 +181,14 @@ def training(arguments: argparse.Namespace) -> int:
     from ..lessons.train import record_training
 
     record_training()
+    return 0
+
+
+def writing(arguments: argparse.Namespace) -> int:
+    """Records how fast the model of notebook 24 writes, with SDPA and with ours, step by step and as a CUDA graph."""
+    from ..lessons import train
+
+    train.record_writing()
     return 0
 
 

@@ -94,8 +94,9 @@ class Cache:
         return self.k[layer], self.v[layer]
 
     def keep(self, count: Tensor | int) -> None:
-        """So many rows more of each sequence, (B) or one number, are in use."""
-        self.lengths, self.empty = self.lengths + count, False
+        """So many rows more of each sequence, (B) or one number, are in use. In place: a step that is captured finds them there."""
+        self.lengths += count
+        self.empty = False
 
 
 @dataclass(frozen=True)

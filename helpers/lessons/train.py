@@ -7,11 +7,13 @@ Software Foundation, under the PSF licence. Its length and SHA-256 are part of a
 from __future__ import annotations
 
 import hashlib
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
@@ -215,6 +217,63 @@ def compare(model: GPT, plan: Plan, kernels: Attention) -> pd.DataFrame:
     return frame.assign(**{name: x.flatten().cpu().numpy() for name, x in columns.items()})
 
 
+# Speed of writing
+
+WRITING = ((1, 2048), (16, 2048))  # sequences written at once, and how many bytes of each are in the cache already
+
+
+def _write(model: GPT, cache: gpt.Cache, dtype: torch.dtype, token: Tensor) -> Tensor:
+    """The likeliest next byte of each sequence (B,1), after `token` (B,1). Nothing in it asks the GPU for a value."""
+    with torch.autocast(token.device.type, dtype):
+        logits = model(token, cache)[:, 0]
+    cache.keep(1)
+    return logits.argmax(-1, keepdim=True)
+
+
+@torch.no_grad()
+def writing(plan: Plan, device: str, rounds: int = 7, steps: int = 64, shapes: Sequence = WRITING) -> pd.DataFrame:
+    """How long a new byte of every sequence takes by SDPA and by our kernels, launched one by one and as a CUDA graph: name, graph,
+    B, filled (bytes in each cache at the start), round, ms (of one step, the mean of a burst of `steps`; empty on the emulator).
+
+    The model is new: what it writes makes no difference to the time. The ways take turns in random order."""
+    on_gpu, ready = device == "cuda", []
+    with _own_stream(on_gpu):
+        for (B, filled), (name, attention) in product(shapes, {"SDPA": gpt.sdpa(), "rung 21": gpt.kernels()}.items()):
+            torch.manual_seed(0)
+            model = GPT(plan.size, attention).to(device)
+            cache, token = gpt.Cache(plan.size, B, torch.float16, device), torch.full((B, 1), 32, device=device)
+            cache.k.normal_(), cache.v.normal_(), cache.keep(filled)
+            step = partial(_write, model, cache, torch.float16)
+            for _ in range(AHEAD):
+                token = step(token)
+            ready.append((name, 0, B, filled, cache, step, token))
+            if on_gpu:
+                ready.append((name, 1, B, filled, cache, captured(step, token), token))
+        rows, order = [], random.Random(0)
+        for round in range(rounds):
+            for name, graph, B, filled, cache, step, token in order.sample(ready, len(ready)):
+                cache.lengths.fill_(filled)
+                begin = _mark(on_gpu)
+                for _ in range(steps):
+                    token = step(token)
+                rows.append((name, graph, B, filled, round, begin, _mark(on_gpu)))
+    if on_gpu:
+        torch.cuda.synchronize()
+    frame = pd.DataFrame(rows, columns=["name", "graph", "B", "filled", "round", "begin", "end"])
+    frame["ms"] = [a.elapsed_time(b) / steps for a, b in zip(frame["begin"], frame["end"])] if on_gpu else None
+    return frame.drop(columns=["begin", "end"])
+
+
+def writing_speeds(found: pd.DataFrame) -> pd.DataFrame:
+    """Of `writing`: bytes per second, the median of the rounds with the slowest and the fastest; a row per way, B and filled."""
+    frame = found.assign(way=found["name"] + found["graph"].map({0: "", 1: ", as a graph"}))
+    ms = frame.astype({"ms": "float64"}).groupby(["B", "filled", "way"], sort=False)["ms"]
+    B = ms.median().index.get_level_values("B")
+    return pd.DataFrame(
+        {"bytes_per_s": 1000 * B / ms.median(), "low": 1000 * B / ms.max(), "high": 1000 * B / ms.min()}
+    )
+
+
 def texts(written: pd.DataFrame, prompts: Sequence[bytes]) -> list[str]:
     """What `compare` found written by our kernels, each text behind its prompt; what is no UTF-8 becomes U+FFFD."""
     found = written.groupby("prompt")["kernels"].apply(bytes)
@@ -319,7 +378,9 @@ def tables(plan: Plan, device: str) -> tuple[dict[str, pd.DataFrame], dict]:
         "skipped": runs.attrs.pop("skipped"),
     }
     found = {"training": training, "runs": runs, "text": compare(model, plan, [*ours(device).values()][-1])}
-    return (found | {"profile": profile(plan)} if device == "cuda" else found), extra
+    if device == "cuda":
+        found |= {"profile": profile(plan), "writing": writing(plan, device)}
+    return found, extra
 
 
 def save(found: dict[str, pd.DataFrame], extra: dict, **options: object) -> list[Path]:
@@ -341,6 +402,19 @@ def record_training() -> None:
     print(yardstick(found["training"]).round(4).to_string())
     print(parts(found["profile"]).round(3).to_string())
     print(f"done in {time.perf_counter() - begun:.0f} s")
+
+
+def record_writing() -> None:
+    """Times on this machine's GPU how fast the model writes, records it and prints what it says. RuntimeError without a GPU."""
+    from ..measure.bench import require_gpu, watch
+
+    require_gpu()
+    with watch() as seen:
+        found = writing(SMALL, "cuda")
+    extra = {"plan": asdict(SMALL) | {"dtype": str(SMALL.dtype), "prompts": [p.decode() for p in SMALL.prompts]}}
+    for path in save({"writing": found}, extra | seen):
+        print("wrote", path.name)
+    print(writing_speeds(found).round(0).to_string())
 
 
 # Reading

@@ -30,6 +30,7 @@ RECORDS = [
     "roles",
     "tiles",
     "training",
+    "writing",
     "families",
     "heads",
 ]
@@ -292,6 +293,7 @@ def test_a_machine_on_which_nothing_runs_gives_1(monkeypatch, capsys):
         ["record", "roles", "32_ping_pong"],
         ["record", "tiles"],
         ["record", "training"],
+        ["record", "writing"],
         ["record", "families", "13"],
         ["record", "layouts"],
         ["record", "heads", "gpt"],
@@ -328,6 +330,7 @@ def asked(monkeypatch):
         "measure.roles.record_roles",
         "measure.tune.record_tiles",
         "lessons.train.record_training",
+        "lessons.train.record_writing",
     ):
         name = place.rpartition(".")[2]
         monkeypatch.setattr(f"helpers.{place}", lambda *given, name=name: calls.append((name, *given)))
@@ -345,6 +348,7 @@ def asked(monkeypatch):
         (["roles", "31_warp_specialized", "32_ping_pong"], [("record_roles", "31_warp_specialized"), ("record_roles", "32_ping_pong")]),
         (["tiles", "--rounds", "9"], [("record_tiles", "13_tuned", 9)]),
         (["training"], [("record_training",)]),
+        (["writing"], [("record_writing",)]),
     ],
 )  # fmt: skip
 def test_a_record_is_asked_for(line, calls, asked, capsys):

@@ -430,6 +430,36 @@ def test_the_notebook_says_what_the_record_does():
     assert [sentence for sentence in said if sentence not in notebook] == []
 
 
+@torch.no_grad()
+def test_writing_step_by_step_writes_what_generate_does(model):
+    """The step that is timed and captured, which leaves the cache's lengths where they are in memory."""
+    prompts = [b"The for statement", b"A"]
+    expected, _ = gpt.generate(model, prompts, 5)
+    cache = gpt.Cache(model.size, 2, torch.float16, DEVICE)
+    place, longest = cache.lengths.data_ptr(), max(map(len, prompts))
+    padded = torch.tensor([list(p.ljust(longest, b"\0")) for p in prompts], device=DEVICE)
+    with torch.autocast(DEVICE, torch.float16):
+        logits = model(padded, cache)
+    cache.keep(torch.tensor([len(p) for p in prompts], dtype=torch.int32, device=DEVICE))
+    tokens = [torch.stack([logits[b, len(p) - 1].argmax(-1, keepdim=True) for b, p in enumerate(prompts)])]
+    for _ in range(4):
+        tokens.append(train._write(model, cache, torch.float16, tokens[-1]))
+    assert torch.equal(torch.cat(tokens, 1), expected) and cache.lengths.data_ptr() == place
+
+
+def test_every_way_to_write_is_timed():
+    found = train.writing(TINY, DEVICE, rounds=2, steps=2, shapes=((1, 20), (3, 20)))
+    assert len(found) == 2 * 2 * 2 * (2 if DEVICE == "cuda" else 1) and found["ms"].notna().all() == (DEVICE == "cuda")
+    documented = (record.DATA / "README.md").read_text()
+    assert "| `writing`" in documented and all(f"`{column}`" in documented for column in found.columns)
+    made = pd.DataFrame(
+        {"name": "SDPA", "graph": [0, 0, 1], "B": 4, "filled": 8, "round": [0, 1, 0], "ms": [2.0, 4.0, 1.0]}
+    )
+    speeds = train.writing_speeds(made)
+    assert speeds.index.get_level_values("way").tolist() == ["SDPA", "SDPA, as a graph"]
+    assert speeds.iloc[0].round(1).tolist() == [1333.3, 1000.0, 2000.0]
+
+
 @pytest.mark.gpu
 def test_a_profile_knows_every_way_of_attention():
     found = train.parts(train.profile(replace(train.SMALL, steps=4, length=512), steps=2))
