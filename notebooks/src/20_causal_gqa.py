@@ -140,7 +140,7 @@ predict(masked, int((maps["causal"] == 2).sum(1).max()), "masked tiles in a stri
 draw_masks.tile_map(maps)
 
 # %% [markdown]
-# **What to see.** Black lines separate the CTAs. A row of boxes is a warp's strip of 32 queries, and runs along the keys. The mask is needed along the edges only: one box of each strip on the diagonal (32 queries never end in two tiles), and a few at the far edge of the window, however long the sequence. Everything else is whole or not there. The hatched boxes are the price of reading for four warps together.
+# **What to see.** Black lines separate the CTAs. A row of boxes is a warp's strip of 32 queries, and runs along the keys. The mask is needed along the edges only: one box of each strip on the diagonal (two where it crosses the edge of a tile), and a few at the far edge of the window, however long the sequence. Everything else is whole or not there. The hatched boxes are the price of reading for four warps together.
 #
 # Is the arithmetic right? The definition of the mask can say: a strip may only be skipped where no query sees a key, and only be called whole where all see all.
 # %%
@@ -333,7 +333,7 @@ pd.DataFrame(rows).T.rename_axis("bank conflicts, D")
 check(kernel)
 
 # %% [markdown]
-# Among the cases: lengths one off every tile edge, both ways round; windows of 1, of a tile and of one more; groups of heads; packed batches with sequences that have no query, or no key. Two promises can be checked bit by bit. A packed sequence gives what it gives alone:
+# Two promises can be checked bit by bit. A packed sequence gives what it gives alone:
 # %%
 starts = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=device)
 q, k, v = (torch.randn(1, 2, sum(lengths), 64, device=device).half() for _ in range(3))
@@ -429,7 +429,7 @@ counted.astype({"size_bytes": int, "bytes_read": int})
 #
 # ## Beside its peers
 #
-# We expect a speed that grows with $N$, because of the last column of section 2's table, and a larger lead over FLASH than without a mask: FlashAttention-2 launches its CTAs head after head, first queries first ([`grid(num_m_block, b, h)`](https://github.com/Dao-AILab/flash-attention/blob/main/csrc/flash_attn/src/flash_fwd_launch_template.h)), the second of section 3's orders.
+# We expect a speed that grows with $N$, and a larger lead over FLASH than without a mask: FlashAttention-2 launches its CTAs head after head, first queries first ([`grid(num_m_block, b, h)`](https://github.com/Dao-AILab/flash-attention/blob/main/csrc/flash_attn/src/flash_fwd_launch_template.h)), the second of section 3's orders.
 # %%
 plot.recorded("20_causal_gqa", "causal", plot.throughput)
 

@@ -318,7 +318,7 @@ print(f"by up to {(alone - batched).abs().max():.1e}, where O is up to {alone.ab
 #
 # Eight query heads on two heads of $K$ and $V$, 1024 keys, $d = 64$. For each number of splits: how often is each byte of $K$ read? How many bytes of $O$ and LSE pass through the workspace?
 # %%
-partial = ...  # your prediction: bytes of O and LSE written into the workspace with 16 splits
+partial = ...  # your prediction: kB of O and LSE written into the workspace with 16 splits
 
 # %% tags=["reveal"]
 q, k, v = torch.randn(1, 8, 1, 64).half(), *(torch.randn(1, 2, 1024, 64).half() for _ in range(2))
@@ -328,7 +328,7 @@ for splits in (1, 2, 4, 8, 16):
     written = int(counted.bytes_written[["O_part", "LSE_part"]].sum())
     rows[splits] = counted.reads_per_byte.K, counted.reads_per_byte.V, written, splits * 8 * 4 * (64 + 1)
     assert rows[splits][2] == rows[splits][3], "the formula is off"
-predict(partial, written, "bytes with 16 splits")
+predict(partial, written / 1000, "kB with 16 splits")
 pd.DataFrame(rows, ["K read", "V read", "partial bytes written", "splits · H · 4 (d + 1)"]).T.rename_axis("splits")
 
 # %% [markdown]
@@ -516,14 +516,13 @@ def pages_of_their_own():
     lengths, free = [33, 5, 64], [7, 2, 9, 0, 4, 11, 3, 8]
     table = allocate(lengths, 16, list(free))
     taken = [p for row, n in zip(table.tolist(), lengths) for p in row[: -(-n // 16)]]
-    assert set(taken) <= set(free), f"pages {sorted(set(taken) - set(free))} are not free"
-    assert len(set(taken)) == len(taken), "a page is taken twice"
-    K, V = torch.full((2, 12, 2, 16, 64), torch.nan, device=device).half()
-    keys, values = torch.randn(2, 3, 2, 64, 64, device=device).half()
+    assert set(taken) <= set(free) and len(set(taken)) == len(taken), f"pages {taken}: not free, or taken twice"
+    (K, V), (keys, values) = torch.full((2, 12, 2, 16, 64), torch.nan).half(), torch.randn(2, 3, 2, 64, 64).half()
     for b, j in ((b, j) for b, n in enumerate(lengths) for j in range(n)):
         K[table[b, j // 16], :, j % 16], V[table[b, j // 16], :, j % 16] = keys[b, :, j], values[b, :, j]
-    q, used = torch.randn(3, 2, 1, 64, device=device).half(), torch.tensor(lengths, device=device).int()
-    paged, _ = kernel(q, K, V, lengths=used, pages=table.to(device))
+    q, used = torch.randn(3, 2, 1, 64).half(), torch.tensor(lengths).int()
+    q, K, V, keys, values, used, table = (x.to(device) for x in (q, K, V, keys, values, used, table))
+    paged, _ = kernel(q, K, V, lengths=used, pages=table)
     return torch.equal(paged, kernel(q, keys, values, lengths=used)[0])
 
 

@@ -393,9 +393,8 @@ def test_the_notebook_says_what_the_record_does():
     again, graph = ({way: f"{way}, {how}" for way in ways} for how in ("again", "as a graph"))
     speed, apart = train.speeds(training, runs)["kilotokens_per_s"] / 1000, train.yardstick(training)["mean"]
     there, back, rest, kernels = (part for _, part in train.parts(profile).items())
-    way, calls = {run: run.split(",")[0] for run in speed.index}, profile.groupby("name")["calls"].sum()
+    way = {run: run.split(",")[0] for run in speed.index}
     behind = {run: runs["tokens"][0] / 1000 / speed[run] - kernels[way[run]] for run in way}
-    gaps = {run: 1000 * ms / calls[way[run]] for run, ms in behind.items()}
     still = training.query("name == @ours and graph == 0 and round == 0 and step >= @train.WARM_UP and ms < 15.2")["ms"]
 
     def span(values, digits):
@@ -410,7 +409,6 @@ def test_the_notebook_says_what_the_record_does():
         f"the fastest kernels of all, {speed[hopper]:.2f} and {speed[again[hopper]]:.2f} million",
         f"rung 20 takes {there[ours] / there[flash]:.2f} of SDPA FLASH's time and rung 32 {there[hopper] / there[flash]:.2f}",
         f"rung 23 takes {back[ours] / back[flash]:.2f} of it and rung 33 {back[hopper] / back[flash]:.2f}",
-        f"take {there[hopper] / there[cudnn]:.2f} and {back[hopper] / back[cudnn]:.2f} of cuDNN's time",
         f"take {kernels[ours]:.1f} and {kernels[hopper]:.1f} ms with ours, {kernels[flash]:.1f} with SDPA FLASH, {kernels[cudnn]:.1f}",
         f"{span([behind[run] for run in sdpa], 1)} ms more than their kernels",
         f"So do {len(still)} steps of the first run with rungs 20 and 23, at {still.median():.1f} ms",
@@ -419,9 +417,6 @@ def test_the_notebook_says_what_the_record_does():
         f"rungs 20 and 23 train {speed[graph[ours]] / speed[graph[flash]]:.2f} times as fast as SDPA FLASH",
         f"33 {speed[graph[hopper]] / speed[graph[flash]]:.2f} times, and {speed[graph[hopper]] / speed[graph[cudnn]]:.2f} times",
         f"attention is {there[flash] + back[flash]:.1f} of the {kernels[flash]:.1f} ms",
-        *{f"Every step is {behind[run]:.1f} ms behind its kernels" for run in graphs},
-        f"that was {span([gaps[run] for run in sdpa], 1)} µs from one to the next",
-        *{f"in a graph it is {gaps[run]:.1f} µs" for run in graphs},
         f"SDPA FLASH and cuDNN {span([100 * (speed[graph[way[run]]] / speed[run] - 1) for run in sdpa], 0)} %",
         f"train {span([speed[graph[hopper]] / speed[run] for run in (hopper, again[hopper])], 1)} times as fast as before",
         f"{rest[flash] - rest[ours]:.2f} ms that the profile has",

@@ -126,7 +126,7 @@ def packed(lengths: Sequence[int]) -> Figure:
         ax.grid(False)
         ax.spines["left"].set_visible(False)
     for s, n in enumerate(lengths):
-        face = SHADES[s % len(SHADES)]
+        face = TINTS[s % len(TINTS)]
         left.barh(s, n, 0.8, color=face, edgecolor=INK, linewidth=0.8)
         left.barh(s, most - n, 0.8, left=n, color=CARD, hatch="////", edgecolor=MUTED, linewidth=0.5)
         begin = sum(lengths[:s])

@@ -45,6 +45,8 @@ def losses(training: pd.DataFrame, title: str, smooth: int = 1) -> Figure:
     apart = differences(training).rolling(smooth, min_periods=1).mean()
     _curves(right, apart.loc[:, apart.max() > 0], "difference from SDPA FLASH, nats")
     right.set_yscale("log")
+    told = [f"{run} {apart[run].mean():.2g}" for run in apart]
+    figure.in_words = f"{title}. Left the losses by step, right their difference from SDPA FLASH, log scale; means: {', '.join(told)}."
     return figure
 
 
@@ -67,6 +69,11 @@ def waits(training: pd.DataFrame, kernels: pd.Series, title: str) -> Figure:
     ax.set(xlim=(kernels.min() - 1, right), ylim=(len(runs) - 0.5, -0.5), xlabel="a step, ms; the bar: its kernels")
     ax.set_yticks(range(len(runs)), [label(*of_run) for of_run, _ in runs])
     ax.grid(False, axis="y")
+    told = [
+        f"{label(*of_run)}: median {steps['ms'].median():.1f} ms, kernels {kernels[of_run[0]]:.1f} ms"
+        for of_run, steps in runs
+    ]
+    figure.in_words = f"{title}: the time of every step beside what its kernels take. {'; '.join(told)}."
     return figure
 
 
@@ -75,6 +82,8 @@ def curves(frame: pd.DataFrame, title: str) -> Figure:
     """A curve for each column of losses, by step (index)."""
     figure, (ax,) = canvas(6.2, 3.6, title=title)
     _curves(ax, frame, "loss, nats per byte")
+    told = [f"{name} ends at {values.iloc[-1]:.2f}" for name, values in frame.items()]
+    figure.in_words = f"{title}. Loss by step, nats per byte: {', '.join(told)}."
     return figure
 
 
@@ -103,6 +112,10 @@ def margins(text: pd.DataFrame, title: str) -> Figure:
         ylim=(low, known["margin"].max() * 2),
         xlabel="largest difference of a logit between the two ways",
         ylabel="lead of the likeliest byte",
+    )
+    below = (known["margin"] < 2 * known["apart"]).sum()
+    figure.in_words = (
+        f"{title}. Of {len(known)} bytes {below} lie below the line, where the difference could have changed them."
     )
     ax.xaxis.set_minor_formatter(NullFormatter())  # the labels of less than a decade don't fit beside each other
     return figure
