@@ -8,4 +8,113 @@
 
 
 # %% [markdown]
-# # 29
+# # 29 · Log: what else was tried for 20 to 23
+#
+# An appendix to notebooks [20](20_causal_gqa.ipynb) to [23](23_backward_mma.ipynb): drafts with what was expected of each before it ran, how much measurements differ from one run to the next, and figures that the notebooks leave out. All of it is read from the records in `data/`. There is nothing to solve here.
+# %%
+import importlib.util, os, sys  # on Colab, Kaggle or a hub: takes the series from the folder above, or fetches it
+
+if not importlib.util.find_spec("helpers"):
+    get_ipython().system("[ -d ../helpers -o -d series ] || git clone --depth 1 ${FA_REPOSITORY:?no address} series")
+    sys.path += map(os.path.realpath, ["..", "series"])
+    importlib.import_module("helpers").prepare()
+
+# %%
+from functools import partial
+
+import numpy as np
+import pandas as pd
+
+from helpers import draw_backward, plot, record
+
+
+def drafts(steps):
+    """Of a `steps` record: every draft with its numbers."""
+    table = record.step_table(steps, "spill_bytes")
+    display(table.style.format(precision=2, na_rep=""))
+
+
+def every(steps, peer):
+    return draw_backward.steps_taken(steps, f"Every draft of {steps.rung.iloc[0]}", peer)
+
+
+# %% [markdown]
+# ## 22 · Drafts of the fp32 backward pass
+#
+# Each row is a draft at one head dimension. `ratio` is how many times as long SDPA MATH took, the geometric mean over the lengths that were timed, `ratio_causal` the same under a causal mask; `spill_bytes` is what a thread has in memory because registers ran out. All ran side by side. The rung itself is in no row: nearest is draft 10, from which it differs at $d = 128$ in letting $V_j$ go and in a `fetch` for each product.
+# %%
+plot.recorded("22_backward_fp32", "steps", drafts)
+
+# %%
+plot.recorded("22_backward_fp32", "steps", partial(every, peer="SDPA MATH"))
+
+# %% [markdown]
+# - *Keeping $K$ and $V$* (3) brought half of what was expected at $d = 64$ and less at $d = 128$. *Going down the rows* (6) brought twice what was expected. After that, *loading B's next row early* (2) makes no difference any more: draft 7 does without it and is within 1 % of draft 6.
+# - *Half the keys* per CTA (12) would fit on an A100 at $d = 128$, and on the H200 two such CTAs share an SM; but $Q$ and $dO$ come twice as often, and it is slower. On cards whose blocks have 99 KB, half the keys and half the queries it is: a row of its own in the table of tiles.
+# - *Unrolling a whole slab* (8) is among the best at $d = 128$ and by far the worst at $d = 64$, where it spills and two CTAs share an SM.
+# - *One of two warps later* (15) was meant to let one warp of a scheduler multiply while the other one fetches. It was expected to gain 3 % and loses.
+# - Of *turns* 10 % were expected under a causal mask, if all CTAs of a head begin at once; draft 17 shows no more than without a mask. Most CTAs of a full grid begin when another one ends, and come late by themselves.
+#
+# ## 23 · Drafts of the backward pass on tensor cores
+#
+# The peer is SDPA FLASH, in bf16. Drafts 1 to 14 ran together, 15 and 16 in another run on another machine.
+# %%
+plot.recorded("23_backward_mma", "steps", drafts)
+
+# %%
+plot.recorded("23_backward_mma", "steps", partial(every, peer="SDPA FLASH"))
+
+# %% [markdown]
+# - Drafts 3 and 4 are the same algorithm; one has switches, the other is written out. What lies between them is what the order of the code is worth, and differences below that prove nothing.
+# - At $d = 64$, where nobody shares keys, nothing was expected of draft 2, and yet there is a gain: the loop was written anew, and comes out of the compiler in another order.
+# - *Half as many barriers* (9) were expected to help and did not, at least not at the price of registers that spill.
+# - *The longest tiles first* (15) and *CTAs for each query head* (16): what they gained was measured beside the version without, and stands in their `reason`.
+#
+# ### How much runs differ
+#
+# Draft 16 is the rung, as draft 4 was before it. Without a mask 4, 15 and 16 compute the same in the same way. Their ratios to SDPA FLASH from three occasions:
+# %%
+steps = record.load("23_backward_mma", "steps", device="nvidia-h200").pivot(index="step", columns="D", values="ratio")
+same = {"draft 4": steps.loc[4]} | {f"draft {n}, the other run": steps.loc[n] for n in (15, 16)}
+found = record.load("23_backward_mma", "backward", device="nvidia-h200")
+found = record.headline(record.ratio(found, "23_backward_mma", "SDPA FLASH"))
+found = found.query("dtype == 'bf16' and not causal and Nk in (1024, 4096, 16384)")
+same["the rung, as recorded"] = np.exp(np.log(found["ratio"]).groupby(found["D"]).mean())
+same = pd.DataFrame(same).T
+same.loc["the highest over the lowest"] = same.max() / same.min()
+same.round(3).rename(columns="d = {}".format)
+
+
+# %% [markdown]
+# And one and the same code of SDPA FLASH, in ms, in the records of two rungs:
+# %%
+def flash_beside(stem):
+    found = record.load(stem, "backward", device="nvidia-h200")
+    found = found.query("name == 'SDPA FLASH' and dtype == 'bf16' and not causal and Nk in (1024, 4096, 16384)")
+    return found.groupby(["D", "Nk"]).ms.median()
+
+
+alone = pd.DataFrame({f"beside {stem[:2]}": flash_beside(stem) for stem in ("23_backward_mma", "33_backward_wgmma")})
+alone.assign(difference=(alone.iloc[:, 1] / alone.iloc[:, 0] - 1).map("{:+.1%}".format)).round(2)
+
+# %% [markdown]
+# Ratios are formed within a round, side by side, because of this. Across runs, differences below 10 % prove nothing.
+#
+# ### Public kernels
+#
+# TFLOP/s of the backward pass in fp16 at 16384 tokens and a width of 2048, from the project's earlier study of public kernels on an H200 ([data/README.md](../data/README.md), `h200_peers.csv`):
+# %%
+study = pd.concat([record.public_kernels("bwd", causal).assign(causal=causal) for causal in (False, True)])
+study = study[(study.dtype == "fp16") & study.tflops.notna()]
+study.pivot_table(index=["causal", "D", "name"], columns="Nk", values="tflops").round(0)
+
+# %% [markdown]
+# ## Errors
+#
+# The largest error of each output as a share of its budget, over all recorded lengths and head dimensions; then that of 22 by length, at its smallest head dimension, beside plain PyTorch's. Its budget lies far above both, as notebook 22 explains.
+# %%
+errors = record.load(kind="error")
+plot.budget(errors[errors.rung.str.startswith("2")])
+
+# %%
+plot.recorded("22_backward_fp32", "error", plot.error)
