@@ -1,6 +1,6 @@
 // 22_backward_fp32: deterministic backward pass: P recomputed tile by tile from LSE
 //
-// idea:      P is not kept for the way back but formed again, tile by tile, from Q, K and LSE. A CTA owns a tile of keys and
+// idea:      The backward pass forms P again, tile by tile, from Q, K and LSE. A CTA owns a tile of keys and
 //            keeps its dK and dV in registers while Q and dO stream past; its share of dQ goes to HBM when it is its turn.
 // changed:   three outputs instead of one, five products instead of two, all with 04's register tiles; K_j stays in shared
 //            memory, and what comes in slabs comes by cp.async, transposed on the way where the product wants it so

@@ -11,7 +11,7 @@
 // outputs:   dQ (B,H,Nq,D), dK dV (B,Hkv,Nk,D) as Q; dK and dV are the same bit by bit every time, dQ is not
 // dtypes:    fp16, bf16
 // D:         64, 128
-// workspace: dQ_sum (B,H,Nq128,D) fp32; stats (2,B,H,Nq128) fp32; dK_dV (B,Hshared,Nk,D) fp32
+// workspace: dQ_sum (B,H,Nq128,D) fp32; stats (2,B,H,Nq128) fp32; dK_dV (B,Hshared,Nk,D) fp32, as 2D 16-bit ones
 // tiles:     D=64:  Br=64 Bc=128 threads=128 smem=81 KB CTAs/SM=2
 //            D=128: Br=64 Bc=128 threads=256 smem=161 KB CTAs/SM=1
 //            D=128, 99 KB per block: Br=32 Bc=64 threads=128 smem=81 KB CTAs/SM=1

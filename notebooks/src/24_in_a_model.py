@@ -150,7 +150,7 @@ draw_training.losses(losses, f"{plan.steps} steps {here}", 1 + plan.steps // 40)
 # %% tags=["reveal"]
 table = train.yardstick(losses)
 mine, seed = table["mean"]["rungs 20 and 23"], table["mean"]["SDPA FLASH, seed 1"]
-predict(nearer, "kernel" if mine < seed / 3 else "seed", "is what our difference is like")
+predict(nearer, "kernel" if mine < seed / 3 else "seed", "is what our curve is nearer to")
 table
 
 # %% [markdown]

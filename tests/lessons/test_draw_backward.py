@@ -20,10 +20,12 @@ def arrows(ax) -> list[FancyArrowPatch]:
     return [p for p in ax.patches if isinstance(p, FancyArrowPatch)]
 
 
-def test_bars_carry_their_bytes():
+def test_points_carry_their_bytes():
     frame = pd.DataFrame({"P": [2.0**31, 2.0**32], "LSE": [2.0**21, 1536.0]}, index=[1024, 2048])
     figure = draw_backward.stored_bytes(frame, "title")
-    assert words(figure.axes[0]) == ["2\nGiB", "4\nGiB", "2\nMiB", "1.5\nKiB"]
+    assert words(figure.axes[0]) == ["2 GiB", "4 GiB", "2 MiB", "1.5 KiB"]
+    assert figure.axes[0].get_yscale() == "log" and not figure.axes[0].patches  # a bar has no length on such an axis
+    assert "P from 2 GiB to 4 GiB" in figure.in_words
     assert figure.png().startswith(PNG)
 
 
@@ -158,3 +160,36 @@ def test_a_draft_is_where_its_ratio_is_and_filled_if_it_stayed():
     assert [m[:2] for m in marks] == [(0.9, 0), (1.1, 0), (1.0, 1), (0.8, 1)]
     assert [m[2] for m in marks] == [BLUE, ORANGE, BLUE, draw_backward.CARD]
     assert [t.get_text() for t in ax.get_yticklabels()] == ["1 · base", "2 · more"]
+
+
+def steps() -> pd.DataFrame:
+    rows = [
+        (1, "first", "no", 64, 0.8, 1.4),
+        (1, "first", "no", 128, 0.6, 1.1),
+        (2, "second", "at D = 64", 64, 0.9, 1.5),
+    ]
+    frame = pd.DataFrame(rows, columns=["step", "what", "kept", "D", "ratio", "ratio_causal"])
+    return frame.assign(device="NVIDIA H200", stale=False, rung="22_backward_fp32")
+
+
+def test_a_draft_has_its_whole_name_and_a_dot_for_each_number():
+    long = "one " * 40
+    figure = draw_backward.steps_taken(steps(), "Drafts", "SDPA MATH", {1: "first", 2: long})
+    labels = [t.get_text().replace("\n", " ") for t in figure.axes[0].get_yticklabels()]
+    assert labels == ["1 · first", f"2 · {long.strip()}"]
+    for ax, column in zip(figure.axes, ("ratio", "ratio_causal")):
+        dots = np.concatenate([c.get_offsets()[:, 0] for c in ax.collections])
+        assert sorted(dots) == sorted(steps()[column]) and not [p for p in ax.patches if p.get_width()]
+    assert "H200" in figure.get_suptitle() and "0.80 at D = 64" in figure.in_words
+    assert len(draw_backward.steps_taken(steps(), "Drafts", "SDPA MATH", {2: "second"}).axes[0].get_yticks()) == 1
+
+
+def test_an_addition_touches_the_sectors_that_it_says():
+    lanes = {"rows": [64 * (lane // 4) + 2 * (lane % 4) for lane in range(32)], "neighbours": list(range(32))}
+    figure = draw_backward.additions(lanes, "title")
+    assert [ax.get_title(loc="left") for ax in figure.axes] == [
+        "rows: 8 sectors, 50% of their bytes added to",
+        "neighbours: 4 sectors, 100% of their bytes added to",
+    ]
+    assert all({str(lane) for lane in range(32)} <= set(words(ax)) for ax in figure.axes)
+    assert "8 lines, 8 sectors" in figure.in_words

@@ -96,10 +96,11 @@ def steps_taken(
     panels = {"ratio": "without a mask", "ratio_causal": "causal"} if "ratio_causal" in shown else {"ratio": ""}
     high = 0.29 * len(labels) + 0.17 * sum(label.count("\n") for label in labels)
     figure, axes = canvas(0.075 * wide + 2.9 * len(panels), 1.5 + high, len(panels), title=title, sharey=True)
-    places, top = [], 0.0
+    places, top = [], -0.5
     for label in labels:  # a line of text more, a bit more room
-        places.append(top)
-        top += 1 + 0.55 * label.count("\n")
+        room = 1 + 0.55 * label.count("\n")
+        places.append(top + room / 2)
+        top += room
     looks = dict(zip(sorted(shown["D"].unique()), (("o", BLUE), ("s", ORANGE), ("D", GREEN)), strict=False))
     for ax, (column, said) in zip(axes, panels.items(), strict=True):
         for D, (marker, colour) in looks.items():
@@ -109,7 +110,7 @@ def steps_taken(
             ax.scatter(part[column], at, s=46, marker=marker, color=faces, edgecolor=colour, linewidths=1.4, zorder=3)
         ax.axvline(1, color=INK, linewidth=1, linestyle="--")
         ax.set_title(said, color=MUTED)
-        ax.set(xlabel=f"times as fast as {peer}", ylim=(top - 0.4, -0.6))
+        ax.set(xlabel=f"times as fast as {peer}", ylim=(top, -0.6))
     axes[0].set_yticks(places, labels, color=INK, fontsize=9)
     mark = {"linestyle": "", "markersize": 7}
     handles = [Line2D([], [], marker=m, color=c, label=f"D = {D}", **mark) for D, (m, c) in looks.items()]
