@@ -54,7 +54,7 @@ def sdpa(backend: SDPBackend | None = None) -> Attention:
 
 
 def kernels(forward: str = "20_causal_gqa") -> Attention:
-    """Ours: rung `forward` there and the one that it goes back by, 23_backward_mma (for 32_ping_pong, which needs a Hopper GPU:
+    """Ours: rung `forward` and the rung of its backward pass, 23_backward_mma (for 32_ping_pong, which needs a Hopper GPU:
     33_backward_wgmma); 21_split_kv for a step. 16-bit tensors only."""
     causal = operator(forward)
 

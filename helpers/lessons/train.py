@@ -284,7 +284,7 @@ def texts(written: pd.DataFrame, prompts: Sequence[bytes]) -> list[str]:
 
 
 def ours(device: str) -> dict[str, Attention]:
-    """Our kernels by the numbers of their rungs, there and back: those for any GPU and the emulator; last, where `device` is a
+    """Our kernels by the numbers of their rungs, forward and backward: those for any GPU and the emulator; last, where `device` is a
     Hopper GPU, those for Hopper."""
     found = {"rungs 20 and 23": gpt.kernels()}
     if device == "cuda" and not cuda_refusal(rung("32_ping_pong")):

@@ -79,7 +79,7 @@ def backward_rung(dtype: torch.dtype, D: int, stem: str = "2", needs: frozenset[
 
 def _gradient(stem: str) -> None:
     """An attention rung's gradient is the backward rung of its dtype, given O and LSE. A head dimension between those of the backward
-    rung is filled up with zeros, which add nothing to any product. A loss that uses LSE, too, costs another pass there and back."""
+    rung is filled up with zeros, which add nothing to any product. A loss that uses LSE, too, costs another forward and backward pass."""
 
     def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
         q, k, v, scale, causal, window, q_starts, k_starts, lengths, _, _ = inputs

@@ -185,7 +185,7 @@ for microseconds in (0.5, 1, 2, 4):
 
 
 # %% [markdown]
-# So the model has one unknown, how many CTAs are *enough*. All that are at work get equal shares; if fewer than enough are at work, the bandwidth falls in proportion. The bytes of the partial results are added. Three guesses, for one shape. Where does each curve reach the top, and what happens right after 16 pieces?
+# So the model has one unknown, how many CTAs are *enough*. All that are at work get equal shares; if fewer than enough are at work, the bandwidth falls in proportion. The bytes of the partial results are added. Three guesses, for one shape. Where does each curve reach the top, and what happens after 17 pieces?
 # %%
 def of_copy(splits, shape, enough):
     """Predicted bandwidth of K and V, as a share of a copy's."""
@@ -209,7 +209,7 @@ title = f"B = {B}, H = {H}, Hkv = {Hkv}, Nk = {Nk}, D = {D}: predicted"
 draw_decode.bandwidth(predicted, own, title)
 
 # %% [markdown]
-# **What to see.** With few pieces all three rise in proportion, as fast as each guess says. Once full, the curves are not flat: from 17 pieces to 19 a wave has just been passed, and they dip, most if every place counts. To the right the partial results begin to cost. The number the rung takes is near the best for all three guesses: it works without knowing the latency. "Beside its peers" lays the measured points over this figure.
+# **What to see.** With few pieces all three rise in proportion, as fast as each guess says. Once full, the curves are not flat: 18 pieces are 270 CTAs on 264 places, a second wave with six at work, and all three dip, most if every place counts. To the right the partial results begin to cost. The number the rung takes is near the best for all three guesses: it works without knowing the latency. "Beside its peers" lays the measured points over this figure.
 # %% [markdown]
 # ## 3 · Heads of a group are rows of a tile
 #

@@ -30,8 +30,7 @@ from helpers import draw_backward, plot, record
 
 def drafts(steps):
     """Of a `steps` record: every draft with its numbers."""
-    table = record.step_table(steps, "spill_bytes")
-    display(table.style.format(precision=2, na_rep=""))
+    display(record.step_table(steps, "spill_bytes").style.format(precision=2, na_rep=""))
 
 
 def every(steps, peer):

@@ -3,7 +3,7 @@
 import pytest
 
 from helpers import record
-from helpers.lessons.numbers import ratio, renewed, tflops
+from helpers.lessons.numbers import draft, ratio, renewed, tflops
 
 
 def test_a_number_is_written_anew_and_nothing_else():
@@ -29,3 +29,11 @@ def test_a_ratio_and_a_speed_are_the_records():
     assert ratio("13", "FLASH", 64, 4096) == pytest.approx(
         medians["ms"][record.FLASH] / medians["ms"]["13_tuned"], rel=0.02
     )
+
+
+def test_a_draft_is_the_record_s():
+    steps = record.load("22_backward_fp32", "steps", record.DEFAULT_DEVICE).set_index(["step", "D"])
+    assert draft("22", 6, 128) == steps.ratio[6, 128] != draft("22", 6, 64)
+    assert draft("22", 6, 64, "ratio_causal") == steps.ratio_causal[6, 64]
+    with pytest.raises(ValueError):
+        draft("22", 99, 64)

@@ -93,7 +93,12 @@ def bandwidth(predicted: pd.DataFrame, chosen: int, title: str, measured: pd.Dat
     ax.text(chosen, 0.03, f" {chosen} by itself", fontsize=9, transform=ax.get_xaxis_transform())
     ax.axhline(1, color=INK, linewidth=1)
     top = max(predicted.max(axis=None), 1.0 if measured is None else measured["of_copy"].max())
-    ax.set(xscale="log", ylim=(0, 1.12 * top), xlabel="splits", ylabel="K and V per second, share of a copy")
+    ax.set(
+        xscale="log",
+        ylim=(0, 1.12 * top),
+        xlabel="splits (pieces of the keys)",
+        ylabel="K and V per second, share of a copy",
+    )
     ticks = [n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128) if n <= predicted.index.max()]
     ax.set_xticks(ticks, [str(n) for n in ticks])
     ax.minorticks_off()
@@ -130,7 +135,13 @@ def block_table(table: np.ndarray, lengths: Sequence[int], page: int, pages: int
                 left.add_patch(
                     Rectangle((start, y + 0.08), 0.92 * (1 - used / page), facecolor=CARD, hatch="////", **box)
                 )
-        left.text(x + 0.5, y + 0.5, p, ha="center", va="center", fontsize=9)
+        behind = {
+            "facecolor": CARD,
+            "edgecolor": "none",
+            "pad": 1,
+            "alpha": 0.85,
+        }  # a number on hatching is hard to read
+        left.text(x + 0.5, y + 0.5, p, ha="center", va="center", fontsize=9, bbox=behind)
     left.set_title(f"K and V: {pages} pages of {page} keys", color=MUTED)
     most = table.shape[1]
     blank(right).set(xlim=(-2.6, most + 0.1), ylim=(len(lengths) + 0.1, -0.8))
