@@ -497,7 +497,7 @@ beside(causal=1)
 # %% [markdown]
 # ## What made it fast
 #
-# Six of the drafts on the way, timed side by side; each differs from one above it by what its name says. [29 · Log](29_log.ipynb) has all 18, with what was expected of each.
+# Seven of the drafts on the way, timed side by side; each differs from one above it by what its name says. [29 · Log](29_log.ipynb) has all 18, with what was expected of each.
 # %%
 def six(steps):
     names = {1: "only dK and dV stay", 2: "like 1, B's next row loaded early", 3: "like 1, K and V stay"}
