@@ -377,7 +377,7 @@ for bug, (old, new) in bugs.items():
     maps |= {f"{bug}: d{c.output[1].upper()}": c for c in report.comparisons}
 
 # %% tags=["reveal"]
-draw_proof.gallery(maps, columns=3, axes=True)
+draw_proof.gallery(maps, columns=3, ticks=True)
 
 # %% [markdown]
 # **What to see.** Rows of $dQ$ are queries, rows of $dK$ and $dV$ are keys; colours are errors in units of what is allowed.
