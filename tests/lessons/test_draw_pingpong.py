@@ -1,8 +1,10 @@
 """The drawings of what runs under what say what they are given."""
 
+import re
+
 import pandas as pd
 
-from helpers import draw_pingpong, overlap
+from helpers import draw_pingpong, overlap, rung
 from helpers.lessons.drawings.hopper import KINDS
 
 PNG = b"\x89PNG"
@@ -65,9 +67,17 @@ def test_steps_beside_a_peer():
     assert draw_pingpong.steps(frame, "without a mask", "SDPA CUDNN").png().startswith(PNG)
 
 
-def test_every_state_has_a_box_and_every_way_an_arrow_between_two():
+def test_every_state_has_a_box_and_every_way_an_arrow():
     figure = draw_pingpong.states()
     texts = [text.get_text() for text in figure.axes[0].texts]
-    assert [text.split("\n")[0] for text in texts[:3]] == ["alone", "tracked", "taken"]
-    assert len(figure.axes[0].patches) == 4 == len(texts) - 3 and any("voted down" in text for text in texts)
+    assert [text[:3] for text in texts if text.startswith("(")] == [f"({n})" for n in range(1, 8)]
+    assert len(figure.axes[0].patches) == 11 == len(texts) - 7
+    held = [patch for patch in figure.axes[0].patches if patch.get_linestyle() == "--"]
+    assert len(held) == 4 and "keeps the turn" in figure.in_words  # from the turn to its passing, or back to the same tile
     assert figure.png().startswith(PNG)
+
+
+def test_the_states_are_those_that_the_kernel_numbers():
+    text = rung("32_ping_pong").source
+    numbered = set(re.findall(r"// \((\d)\) ([a-zO ]+?)[.:,;]", text))
+    assert numbered == {(str(n), name) for n, (name, _, _) in draw_pingpong.STATES.items()}

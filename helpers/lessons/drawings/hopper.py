@@ -210,7 +210,8 @@ def accumulator(thread: int = 37, columns: int = 64, step: int = 1) -> Figure:
 
 KINDS = {
     "copy": (BLUE, "", "asks for tiles"),
-    "wait": (CARD, "////", "waits"),
+    "wait": (CARD, "////", "waits for a barrier"),
+    "product": (CARD, "....", "waits for a product"),
     "scores": (GREEN, "", "S = Q Kᵀ"),
     "softmax": (SAND, "", "softmax"),
     "output": (MINT, "", "O += P V"),
