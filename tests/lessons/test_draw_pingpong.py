@@ -73,7 +73,9 @@ def test_every_state_has_a_box_and_every_way_an_arrow():
     assert [text[:3] for text in texts if text.startswith("(")] == [f"({n})" for n in range(1, 8)]
     assert len(figure.axes[0].patches) == 11 == len(texts) - 7
     held = [patch for patch in figure.axes[0].patches if patch.get_linestyle() == "--"]
-    assert len(held) == 4 and "keeps the turn" in figure.in_words  # from the turn to its passing, or back to the same tile
+    assert (
+        len(held) == 4 and "keeps the turn" in figure.in_words
+    )  # from the turn to its passing, or back to the same tile
     assert figure.png().startswith(PNG)
 
 

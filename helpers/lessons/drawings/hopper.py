@@ -246,3 +246,68 @@ def roles(events: pd.DataFrame, registers: Mapping[str, int], title: str, unit: 
     file.set(xlabel="% of the SM's registers", xlim=(0, 60))
     file.set_title("registers per thread", color=MUTED)
     return figure
+
+
+WORK = ("dS", "softmax", "send dQ")  # of a consumer of 33, while it starts no products
+
+
+def covered(events: pd.DataFrame) -> dict[tuple[str, str], float]:
+    """(consumer, kind of WORK) -> the share of its clocks during which the other consumer starts products.
+
+    events: of one D, with columns lane ("consumer 0", "consumer 1", …), kind, begin and end.
+    """
+    found = {}
+    for one, other in (("consumer 0", "consumer 1"), ("consumer 1", "consumer 0")):
+        theirs = events[(events["lane"] == other) & (events["kind"] == "products")]
+        for kind in WORK:
+            mine = events[(events["lane"] == one) & (events["kind"] == kind)]
+            until = np.minimum.outer(mine["end"].to_numpy(), theirs["end"].to_numpy())
+            since = np.maximum.outer(mine["begin"].to_numpy(), theirs["begin"].to_numpy())
+            found[one, kind] = (until - since).clip(0).sum() / (mine["end"] - mine["begin"]).sum()
+    return found
+
+
+# What a box of 33's lanes is in the kernel's comments; the two times that products are started have no number here.
+NUMBERS = {"dS": "2", "softmax": "6", "send dQ": "7"}
+
+
+@styled
+def steps(events: pd.DataFrame, title: str, unit: str, shown: int = 3) -> Figure:
+    """Some steps of 33's loop from the middle of a CTA's work: a lane for each warpgroup, and beside each consumer's lane how much
+    of its own work lies under products that the other one starts.
+
+    events: of one D, as `covered` takes them. Boxes carry the numbers of the kernel's comments: 2 dS, 6 P of the next step, 7
+    dQ to shared memory; products are started for 1 (dP, dV), and for 3 to 5 (S, dK, dQ), in front of 6.
+    """
+    starts = events[(events["lane"] == "consumer 0") & (events["kind"] == "dS")]["begin"].to_numpy()
+    first, last = (starts[len(starts) // 2 + n] for n in (0, shown))
+    seen = events[(events["end"] > first) & (events["begin"] < last)]
+    seen = seen.assign(begin=seen["begin"].clip(lower=first) - first, end=seen["end"].clip(upper=last) - first)
+    names = ["producer", "consumer 0", "consumer 1"]
+    figure, (lanes, side) = canvas(10.6, 3.3, 2, title, width_ratios=[4.4, 1])
+    handles = swim.draw(lanes, seen, names, KINDS)
+    lanes.set(xlabel=unit, xlim=(0, last - first))
+    for lane, of_lane in seen[seen["lane"] != "producer"].groupby("lane"):
+        for kind, begin, end in of_lane[["kind", "begin", "end"]].itertuples(index=False):
+            ahead = of_lane[(of_lane["begin"] >= end) & of_lane["kind"].isin(["dS", "softmax"])]["kind"]
+            which = {"dS": "1", "softmax": "3–5"}.get(ahead.iloc[0], "") if kind == "products" and len(ahead) else ""
+            number = NUMBERS.get(kind, which)
+            if number and end - begin > 0.02 * (last - first):
+                box = {"facecolor": CARD, "edgecolor": "none", "pad": 0.8}
+                place = (begin + end) / 2, names.index(lane)
+                lanes.text(*place, number, ha="center", va="center", fontsize=8.5, bbox=box)
+    shares = covered(events)
+    blank(side).set(xlim=(0, 1), ylim=lanes.get_ylim())
+    side.set_title("under the other's products", color=MUTED, fontsize=9)
+    for lane in names[1:]:
+        says = "\n".join(
+            f"({NUMBERS[kind]}) {label}: {shares[lane, kind]:.0%}"
+            for kind, label in (("dS", "dS"), ("softmax", "P"), ("send dQ", "dQ"))
+        )
+        side.text(0.02, names.index(lane), says, va="center", fontsize=9)
+    figure.legend(handles=handles, loc="outside lower left", frameon=False, fontsize=9, ncols=6)
+    figure.in_words = f"{title}: " + "; ".join(
+        f"{lane}'s {kind} lies under the other's products for {share:.0%} of its clocks"
+        for (lane, kind), share in shares.items()
+    )
+    return figure
