@@ -91,7 +91,8 @@ def instrument(source: str, marks: Mapping[str, str] | None = None) -> str:
                 found[pattern] += 1
                 # What begins by waiting for a product begins behind that wait.
                 code = next((x for x in text[at + 1 :] if not x.lstrip().startswith("//")), "")
-                say = f"doing = {KINDS.index(begins)}" if FIRST.match(code) else f"note({KINDS.index(begins)})"
+                later = line.lstrip().startswith("//") and FIRST.match(code)
+                say = f"doing = {KINDS.index(begins)}" if later else f"note({KINDS.index(begins)})"
                 line = f"{{ {say}; }} {line}" if started else line
         if (wait := WAIT.match(line)) and started:
             blanks, statement, rest = wait.groups()
