@@ -87,7 +87,7 @@ pd.DataFrame(loop[loop > 0]).T
 #
 # Why **panels** of 64 columns? TMA's widest swizzle is for rows of 128 bytes, 64 elements; with $d = 128$ a tile is two panels, one behind the other, (2, rows, 64). The steps don't increase down the table, a panel is nearer than a row: `cuda.h` describes each as a multiple of the one before, but requires only multiples of 16 below $2^{40}$.
 #
-# What arrives? A kernel that fetches 64 rows of `Q` and writes out shared memory as it finds it:
+# A kernel that fetches 64 rows of `Q` and writes out shared memory:
 
 # %%
 box = """// box: 64 rows of Q, from row `scale` on, as TMA puts them into shared memory
@@ -292,7 +292,7 @@ predict(elements, found, f"of {64 * 64} elements are where the descriptor says")
 #
 # ### The same tile, the other way round
 #
-# $O \mathrel{+}= P V_j$ sums over keys, which run *down* the rows of $V_j$ in memory. In notebook 10 that took `ldmatrix.trans`. Here it is a bit of the instruction (`transB`), and another way to read the same offsets. One step is now 16 whole rows:
+# $O \mathrel{+}= P V_j$ sums over keys, which run *down* the rows of $V_j$ in memory. Where notebook 10 took `ldmatrix.trans`, here it is a bit of the instruction (`transB`). One step is now 16 whole rows:
 
 # %%
 V_desc = fragments.Descriptor(start=0x7000, leading=96 * 128, stride=1024, swizzle=128)
@@ -410,7 +410,7 @@ for what, (old, new, *options) in ways.items():
 predict(survive, runs.count("right"), "of six compute the right result")
 
 # %% [markdown]
-# **What to see.** Six findings, each with the line that came too early. (The third needs a negative scale: only then do threads store to shared memory at all, see `sign` below. The last one needs more tiles than stages.) What came too early usually finds what it needs, on a card, too. The X-ray follows who orders what with whom, not what happened to be there.
+# **What to see.** Six findings, each with the line that came too early. (The third needs a negative scale: only then do threads store to shared memory at all.) What came too early usually finds what it needs, on a card, too. The X-ray follows who orders what with whom, not what happened to be there.
 
 # %% [markdown]
 # ## The kernel
@@ -686,8 +686,6 @@ exercise.verify(
 
 # %% [markdown]
 # ## Self-check
-#
-# You can now explain, do and judge:
 #
 # <details><summary>1. What is in a tensor map, and what is left for the kernel to say?</summary>
 #

@@ -10,7 +10,7 @@
 # # 33 · Backward on Hopper: five products, in turns
 #
 # **After this notebook you can**
-# - say of each of ten operands whether `wgmma` finds it in registers or through a descriptor, K-major or MN-major, and read the answer off the machine code;
+# - say of each of ten operands whether `wgmma` finds it in registers or through a descriptor, K-major or MN-major;
 # - hand a tile from ordinary stores to `wgmma` and to the copy engine: what has to be fenced, by whom, before which barrier;
 # - follow a gradient that is added up in the L2, a tile at a time;
 # - read what runs under what off the loop of a kernel and off the clocks of its warpgroups;
@@ -55,7 +55,7 @@ mma = sass.opcodes("23_backward_mma", D=128, loop=True, kernel="backward_mma")
 mma[mma > 0].sort_values(ascending=False).head(8).to_frame("instructions").T
 
 # %% [markdown]
-# `HMMA` are the products, `LDSM` (`ldmatrix`) fetches their operands. `wgmma` fetches by itself. The question of notebook 23 comes again, with other answers: *for each of ten operands, where does it lie, and which way round?*
+# `HMMA` are the products, `LDSM` (`ldmatrix`) fetches their operands. `wgmma` fetches by itself. Again: *for each of ten operands, where does it lie, and which way round?*
 
 # %% [markdown]
 # ## 1 · Ten operands, again
@@ -174,7 +174,7 @@ for finding in (ray := xray(unfenced, *case.inputs)).findings:
     print(ray.report(finding))
 
 # %% [markdown]
-# **What to see.** The numbers are right, and the report names both lines. On a GPU, too, such a kernel may be right a thousand times. A test of results can't be trusted to find it; a rule that is checked at every access can.
+# **What to see.** The numbers are right, and may be on a GPU, too; the report names both lines. A test of results can't be trusted to find this; a rule that is checked at every access can.
 
 # %% [markdown]
 # ## 3 · dQ, a tile at once
@@ -203,7 +203,7 @@ predict(bulk_requests, int(table.loc["33_backward_wgmma", "requests"].sum()), "r
 table
 
 # %% [markdown]
-# **What to see.** The same kind of traffic in far fewer requests. The bytes are not fewer: each tile of keys adds to every row of $dQ$ once, in fp32. The tile lies in HBM as the accumulators lie in the threads; a third kernel sorts it, multiplies by the scale and rounds (region `finish`).
+# **What to see.** The same kind of traffic in far fewer requests. The bytes are not fewer: each tile of keys adds to every row of $dQ$ once, in fp32. A third kernel sorts it, multiplies by the scale and rounds (region `finish`).
 #
 # ### Different from run to run
 #
@@ -248,7 +248,7 @@ def price(samples):
 plot.recorded("33_backward_wgmma", "deterministic", price)
 
 # %% [markdown]
-# **What to see.** The order costs most at $d = 128$: the L2 has to have added a share before the next CTA may begin, and the warp that sends $dQ$ can't take the next share while it waits.
+# **What to see.** At $d = 64$ without a mask one order costs as much as in FlashAttention-3, elsewhere more: the L2 has to have added a share before the next CTA may begin, and the warp that sends $dQ$ can't take the next share while it waits.
 #
 # ## 4 · Roles, and what they cost
 #
@@ -316,7 +316,7 @@ draw_backward.program(marked, done, len(loops[64]), "One step of the loop in the
 # %% [markdown]
 # **What to see.** (Instructions, not time.) A step has two halves. In the first, $dP$ and $dV$ are started, and $dS$ is computed as soon as $dP$ is there, under $dV$. In the second, $S$ of the next step, $dK$ and $dQ$ are started, and the exponentials wait for $S$ alone. Orange is work under which no product *of this warpgroup* runs: there the other one's would have to keep the tensor cores busy. (The long empty stretch is the mask.)
 #
-# Do they? The kernel notes what begins when. On the H200, three steps in the middle of the loop, of a CTA in the middle of a full grid (writing notes takes time, too: shares mean more than durations). Which share of its $dS$ does consumer 1 compute while consumer 0 starts products?
+# Do they? The kernel notes what begins when. On the H200, three steps in the middle of the loop, of a CTA in the middle of a full grid (notes take time, too). Which share of its $dS$ does consumer 1 compute while consumer 0 starts products?
 
 # %%
 dS_covered = ...  # your prediction: between 0 and 1, d = 128
@@ -337,7 +337,7 @@ plot.recorded("33_backward_wgmma", "roles", in_the_middle, by="python -m helpers
 #
 # ### The budget
 #
-# What a step costs shared memory and the tensor cores, for both warpgroups. The model of notebooks 30 and 32: `wgmma` reads an operand in shared memory once per instruction, at 128 bytes per clock. That is an **assumption**; PTX doesn't say how often, nor in what portions. LSE and delta are counted by the X-ray as wavefronts of ordinary loads. Which is busier?
+# What a step costs shared memory and the tensor cores, for both warpgroups. The model of notebooks 30 and 32: `wgmma` reads an operand in shared memory once per instruction, at 128 bytes per clock. That is an **assumption**; PTX doesn't say how often, nor in what portions. LSE and delta are counted as wavefronts of ordinary loads, by the X-ray. Which is busier?
 
 # %%
 shared = frames["33_backward_wgmma"].query("space == 'shared' and op == 'load'")
@@ -349,17 +349,17 @@ for d in (64, 128):
         found[d], tile, d, wavefronts=per_step / 128
     )  # per query: d = 64 has 128 in a step
 table = units.table({name: part.sum() for name, part in parts.items()})
-text = "In both head dimensions shared memory needs 3072 clocks for a step and the tensor cores 2560."
-display(budget.units(table, "Rung 33, one step (a model with an assumption, not a measurement)", text))
+totals = "; ".join(f"{name}: {part.sum().round().to_dict()} clocks" for name, part in parts.items())
+display(budget.units(table, "Rung 33, one step (a model with an assumption, not a measurement)", totals))
 parts["d = 64"].astype(int)
 
 # %% [markdown]
-# **What to see.** If the assumption holds, shared memory has more to do than the tensor cores, and their quotient, 0.83, bounds the share of the tensor cores' rate. Products with $A$ from registers ask for half as many clocks of shared memory as of the tensor cores, those with both operands in shared memory for as many or more. That is what keeping $P$ and $dS$ in registers is worth.
+# **What to see.** If the assumption holds, shared memory has more to do than the tensor cores, and their quotient bounds the share of the tensor cores' rate that any order could reach. Products with $A$ from registers ask for half as many clocks of shared memory as of the tensor cores, those with both operands in shared memory for as many or more. That is what keeping $P$ and $dS$ in registers is worth.
 
 # %% [markdown]
 # ## The kernel
 #
-# The products and the softmax, then the loop.
+# The products and the softmax:
 
 # %%
 show.region("33_backward_wgmma", "products")
@@ -368,7 +368,7 @@ show.region("33_backward_wgmma", "products")
 show.region("33_backward_wgmma", "scores")
 
 # %% [markdown]
-# A function of a step, compiled once for steps that have a next one and once for the last. Read it by its numbers, beside the two figures of section 5:
+# The loop is a function of a step, compiled apart for the last one. Read it by its numbers, beside the two figures of section 5:
 
 # %%
 show.region("33_backward_wgmma", "tile_loop")
@@ -444,7 +444,7 @@ counted.loc[counted.max(axis=1) > 60].sort_values("23_backward_mma", ascending=F
 # %% [markdown]
 # ## Beside its peers
 #
-# FLOPs are counted as $10 B H N^2 d$, half of it under a causal mask. SDPA FLASH is FlashAttention-2's own backward pass, SDPA CUDNN is cuDNN's; FA3 and FA4, FlashAttention-3 and -4, ran in the same process.
+# FLOPs are counted as $10 B H N^2 d$, half of it under a causal mask. SDPA FLASH is FlashAttention-2's own backward pass, SDPA CUDNN is cuDNN's; FA3 and FA4 (FlashAttention-3, -4) ran in the same process.
 
 
 # %%
@@ -467,7 +467,7 @@ def summaries(samples):
 plot.recorded("33_backward_wgmma", "backward", summaries)
 
 # %% [markdown]
-# **What to see.** How many times as long as ours each peer takes: in the figure medians of seven rounds with the lowest and highest; in the table the geometric mean over $N \ge 1024$, the lowest and highest of those, and the worst of *all* recorded shapes. We are ahead of cuDNN at every one of them. With FlashAttention-3 it is a draw: 1.04<!--= ratio("33", "FA3", 64, causal=0, kind="backward"):.2f --> at $d = 64$ and 1.05<!--= ratio("33", "FA3", 128, causal=0, kind="backward"):.2f --> at $d = 128$, under a mask 1.00<!--= ratio("33", "FA3", 64, causal=1, kind="backward"):.2f --> and 1.01<!--= ratio("33", "FA3", 128, causal=1, kind="backward"):.2f --> (fp16); in bf16 1.00<!--= ratio("33", "FA3", 64, causal=0, kind="backward", dtype="bf16"):.2f -->, 1.04<!--= ratio("33", "FA3", 128, causal=0, kind="backward", dtype="bf16"):.2f -->, 0.99<!--= ratio("33", "FA3", 64, causal=1, kind="backward", dtype="bf16"):.2f --> and 1.04<!--= ratio("33", "FA3", 128, causal=1, kind="backward", dtype="bf16"):.2f -->. So with FlashAttention-4, but for short lengths at $d = 64$ under the mask, where it is ahead by up to 15%15%15%<!--= 1 - record.summary(record.load("33_backward_wgmma", "backward"), "33_backward_wgmma", "FA4")["worst"].min():.0% -->.
+# **What to see.** How many times as long as ours each peer takes: in the figure medians of seven rounds with the lowest and highest; in the table the geometric mean over $N \ge 1024$, the lowest and highest of those, and the worst of *all* recorded shapes. We are ahead of cuDNN at every one of them. With FlashAttention-3 it is a draw: 1.04<!--= ratio("33", "FA3", 64, causal=0, kind="backward"):.2f --> at $d = 64$ and 1.05<!--= ratio("33", "FA3", 128, causal=0, kind="backward"):.2f --> at $d = 128$, under a mask 1.00<!--= ratio("33", "FA3", 64, causal=1, kind="backward"):.2f --> and 1.01<!--= ratio("33", "FA3", 128, causal=1, kind="backward"):.2f --> (fp16); in bf16 1.00<!--= ratio("33", "FA3", 64, causal=0, kind="backward", dtype="bf16"):.2f -->, 1.04<!--= ratio("33", "FA3", 128, causal=0, kind="backward", dtype="bf16"):.2f -->, 0.99<!--= ratio("33", "FA3", 64, causal=1, kind="backward", dtype="bf16"):.2f --> and 1.04<!--= ratio("33", "FA3", 128, causal=1, kind="backward", dtype="bf16"):.2f -->. So with FlashAttention-4, but for short lengths at $d = 64$ under the mask, where it is ahead by up to 15%15%15%15%<!--= 1 - record.summary(record.load("33_backward_wgmma", "backward"), "33_backward_wgmma", "FA4")["worst"].min():.0% -->.
 #
 # ### The steps that taught something
 #
@@ -495,11 +495,11 @@ def taught(steps):
 plot.recorded("33_backward_wgmma", "steps", taught)
 
 # %% [markdown]
-# **What to see.** (Filled marks are drafts that stayed; two runs of the same draft differ by up to 4 %.) What these steps change is when a tile comes and when a product starts. The largest at $d = 128$ is a third buffer (2): $Q_i$ was given back at the end of a step and wanted again in the middle of the next, less time than a copy takes. At $d = 64$ an order with always a product under way (3) brought most, and then turns (8). In the finished kernel turns gain nothing any more: without them it was no slower.
+# **What to see.** (Filled marks stayed; two runs of the same draft differ by up to 4 %.) The largest at $d = 128$ is a third buffer (2): $Q_i$ was given back at the end of a step and wanted again in the middle of the next, less time than a copy takes. At $d = 64$ an order with always a product under way (3) brought most, and then turns (8). In the finished kernel turns gain nothing any more: without them it was no slower.
 #
 # ## What still hurts
 #
-# 1. **One CTA per SM, and two warpgroups that wait for each other** several times in a step. Whoever is late makes the other late, and no third one fills in.
+# 1. **One CTA per SM, and two warpgroups that wait for each other** several times in a step. No third one fills in.
 # 2. **Registers and room.** More queries per step would mean fewer barriers and fewer bytes per product; neither registers nor shared memory are left for them (exercise 33.2).
 # 3. **$dQ$ in fp32**: each tile of keys sends $4 d$ bytes per query to the L2.
 # 4. **Small kernels**: one before and one after, and a third where heads share $K$ and $V$. They weigh most where sequences are short.
@@ -689,8 +689,6 @@ exercise.verify(
 
 # %% [markdown]
 # ## Self-check
-#
-# You can now explain, do and judge:
 #
 # <details><summary>1. Which operands of wgmma may lie in registers?</summary>
 #
