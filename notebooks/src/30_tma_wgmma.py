@@ -39,7 +39,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from helpers import KernelError, check, compile_ahead, load, rung, single, xray
-from helpers import budget, draw_hopper, exercise, fragments, plot, predict, sass, show, units
+from helpers import budget, draw_hopper, exercise, fragments, plot, predict, sass, show, wgmma_units
 
 torch.manual_seed(0)
 kernel = load("30_tma_wgmma")
@@ -518,8 +518,8 @@ table
 # %%
 text = "Rung 30 at d = 64: issue slots lead. At d = 128 the tensor cores do, closely followed by shared memory."
 whole_64 = replace(small, source=small.replace(masked, "if (false) {"))
-budgets = {"d = 64": units.forward(whole_64, 64, "fp16"), "d = 128": units.forward(whole, 128, "fp16")}
-budget.units(units.table(budgets), "Rung 30: 64 rows and 128 keys (a model, not a measurement)", text)
+budgets = {"d = 64": wgmma_units.forward(whole_64, 64, "fp16"), "d = 128": wgmma_units.forward(whole, 128, "fp16")}
+budget.units(wgmma_units.table(budgets), "Rung 30: 64 rows and 128 keys (a model, not a measurement)", text)
 
 # %% [markdown]
 # **What to see.** At $d = 128$ the tensor cores are the longest, as they should be. At $d = 64$ products are half as long, the softmax is not: instructions take longer. In this kernel a warpgroup waits for each product before it goes on, so the units work at the same time only where the other warpgroup happens to be elsewhere.

@@ -39,7 +39,7 @@ import pandas as pd
 import torch
 
 from helpers import budget, check, compile_ahead, draw_hopper, draw_masks, exercise, load, plot, predict, record
-from helpers import roles, sass, schedule, show, single, units, xray
+from helpers import roles, sass, schedule, show, single, wgmma_units, xray
 
 torch.manual_seed(0)
 kernel = load("31_warp_specialized")
@@ -432,9 +432,12 @@ pair[(pair.iloc[:, :2] >= 5).any(axis=1)].T
 # **What to see.** What is left are the softmax, 16 products, and little else. The `UTMALDG` have gone to the producer; there are more `SYNCS`, as $K$ and $V$ have barriers of their own. In the budget of the SM's units (notebook 30):
 
 # %%
-budgets = {"30, d = 128": units.forward(before, 128, "fp16"), "31, d = 128": units.forward(after, 128, "fp16")}
+budgets = {
+    "30, d = 128": wgmma_units.forward(before, 128, "fp16"),
+    "31, d = 128": wgmma_units.forward(after, 128, "fp16"),
+}
 text = "Issue slots go down from 597 clocks in rung 30 to 469 in rung 31; the tensor cores' 1024 stay the longest."
-budget.units(units.table(budgets), "64 rows and 128 keys (a model, not a measurement)", text)
+budget.units(wgmma_units.table(budgets), "64 rows and 128 keys (a model, not a measurement)", text)
 
 # %% [markdown]
 # ### Sectors

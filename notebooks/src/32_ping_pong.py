@@ -36,7 +36,7 @@ import pandas as pd
 import torch
 
 from helpers import Case, budget, check, compile_ahead, draw_backward, draw_pingpong, exercise, load, overlap, plot
-from helpers import predict, record, roles, rung, sass, schedule, scoreboard, show, single, units, xray
+from helpers import predict, record, roles, rung, sass, schedule, scoreboard, show, single, wgmma_units, xray
 
 torch.manual_seed(0)
 compile_ahead(["31_warp_specialized", "32_ping_pong"], "sass")  # in the background, for later
@@ -51,9 +51,9 @@ device = kernel.device
 # How long does each take? In one clock an SM does 2048 multiply-adds of 16-bit numbers ([NVIDIA](https://developer.nvidia.com/blog/nvidia-hopper-architecture-in-depth/)), 16 exponentials on its special function units (MUFU; [CUDA C++ Programming Guide](https://docs.nvidia.com/cuda/cuda-c-programming-guide/#arithmetic-instructions)) and one instruction on each of four schedulers. A warpgroup has one warp on each scheduler, so a loop of $n$ instructions takes at least $n$ clocks. Shared memory delivers 128 bytes; how often `wgmma` reads an operand there is not documented, and once per instruction is our assumption. For a warpgroup's 64 rows and a tile of 128 keys:
 
 # %%
-models = {f"31, d = {d}": units.forward("31_warp_specialized", d) for d in (64, 128)}
+models = {f"31, d = {d}": wgmma_units.forward("31_warp_specialized", d) for d in (64, 128)}
 text = "At d = 64 tensor cores and MUFU need 512 clocks each, at d = 128 the tensor cores 1024 and MUFU 512."
-budget.units(units.table(models), "Rung 31: 64 rows and 128 keys (a model, not a measurement)", text)
+budget.units(wgmma_units.table(models), "Rung 31: 64 rows and 128 keys (a model, not a measurement)", text)
 
 # %% [markdown]
 # The instructions are nearly all softmax: scale, maximum, exponential, sum, rescaling of $O$, rounding of $P$. At $d = 64$ exponentials alone take as long as both products. If a warpgroup had the SM to itself, and its products and its softmax came one after the other, which share of the time would the tensor cores be busy at $d = 64$?
@@ -62,7 +62,7 @@ budget.units(units.table(models), "Rung 31: 64 rows and 128 keys (a model, not a
 share = ...  # your prediction: between 0 and 1
 
 # %% tags=["reveal"]
-clocks = pd.DataFrame({d: units.forward("31_warp_specialized", d) for d in (64, 128)})
+clocks = pd.DataFrame({d: wgmma_units.forward("31_warp_specialized", d) for d in (64, 128)})
 serial = clocks.loc["tensor cores"] / (clocks.loc["tensor cores"] + clocks.loc[["MUFU", "issue slots"]].max())
 predict(share, serial[64], "of the time at d = 64")
 print(f"{serial[128]:.2f} at d = 128")

@@ -38,7 +38,19 @@ import pandas as pd
 import torch
 
 from helpers import Case, check, compile_ahead, load, single, xray
-from helpers import budget, draw_backward, draw_hopper, exercise, fragments, plot, predict, record, sass, show, units
+from helpers import (
+    budget,
+    draw_backward,
+    draw_hopper,
+    exercise,
+    fragments,
+    plot,
+    predict,
+    record,
+    sass,
+    show,
+    wgmma_units,
+)
 
 torch.set_num_threads(1)  # matrices this small are multiplied before a second thread has woken up
 compile_ahead(["23_backward_mma", "33_backward_wgmma"], "sass")  # in the background, for later
@@ -345,10 +357,10 @@ per_step = shared[shared.kernel.str.startswith("backward")].cost.sum() / (2 * 2)
 parts = {}
 for d in (64, 128):
     tile = draw_backward.constants(kernel.rung.source, d)
-    parts[f"d = {d}"] = units.backward(
+    parts[f"d = {d}"] = wgmma_units.backward(
         found[d], tile, d, wavefronts=per_step / 128
     )  # per query: d = 64 has 128 in a step
-table = units.table({name: part.sum() for name, part in parts.items()})
+table = wgmma_units.table({name: part.sum() for name, part in parts.items()})
 totals = "; ".join(f"{name}: {part.sum().round().to_dict()} clocks" for name, part in parts.items())
 display(budget.units(table, "Rung 33, one step (a model with an assumption, not a measurement)", totals))
 parts["d = 64"].astype(int)
