@@ -82,9 +82,8 @@ template <int stages> struct Ring {
 // [end: ring]
 
 template <int d, typename T>
-__global__ __launch_bounds__(Tile<d>::threads, 1) void warp_specialized(const fa_model_args a,
-                                                                        const __grid_constant__ Maps maps,
-                                                                        Order order) {
+__global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_args a,
+                                                                 const __grid_constant__ Maps maps, Order order) {
   constexpr int Bc = Tile<d>::Bc, Br = Tile<d>::Br, stages = Tile<d>::stages, tile_bytes = Tile<d>::tile_bytes;
   constexpr int consumers = Tile<d>::consumers, Q_bytes = Tile<d>::Q_bytes;
 
@@ -196,7 +195,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void warp_specialized(const fa
 
   float S_reg[Bc / 8][4], O_reg[d / 8][4]; // (64, Bc) of this warpgroup; (64, d), not yet divided by l
   uint32_t P_reg[Bc / 16][4];              // P of tile j0, rounded
-  float m_reg[2], l_reg[2]; // of rows g and g + 8 the maximum, before scaling; of this lane's columns the sum, until the end
+  float m_reg[2],
+      l_reg[2]; // of rows g and g + 8 the maximum, before scaling; of this lane's columns the sum, until the end
 
   // [region: products]
   Ring<stages> K_ring, V_ring; // of the next tile; of this one
@@ -232,7 +232,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void warp_specialized(const fa
   if (warpgroup == consumers) pass_turn(); // the first turn is the first warpgroup's
   for (int index = next_index(); index >= 0; Q_ring.next(), index = next_index()) {
     const Work work = find_work<Br, Bc>(index, a, order);
-    const int row0 = work.i0 + below, row = row0 + 16 * warp + g; // the warpgroup's first; mine
+    const int row0 = work.i0 + below, row = row0 + 16 * warp + g;   // the warpgroup's first; mine
     const int seen = a.causal ? min(row0 + shift + 1, a.Nk) : a.Nk; // keys that all of this warpgroup's rows see
     const int last_seen = row0 >= a.Nq ? 0 : a.causal ? max(row0 + 63 + shift, 0) : a.Nk - 1; // the last that any sees
     m_reg[0] = m_reg[1] = -FA_INFINITY, l_reg[0] = l_reg[1] = 0.f;
@@ -269,7 +269,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void warp_specialized(const fa
       }
     };
     const auto softmax = [&] {
-      // m_new = max(m, rowmax S); P = exp2(S - m_new); l = l * alpha + rowsum P; O = O * alpha, alpha = exp2(m - m_new)
+    // m_new = max(m, rowmax S); P = exp2(S - m_new); l = l * alpha + rowsum P; O = O * alpha, alpha = exp2(m - m_new)
 #pragma unroll
       for (int r = 0; r < 2; ++r) { // row g, elements 0 and 1 of the fragments; row g + 8, elements 2 and 3
         float m_new = m_reg[r];
@@ -387,10 +387,10 @@ template <int d, typename T> cudaError_t launch(const fa_model_args &a, cudaStre
   int device, sms;
   if (cudaError_t error = cudaGetDevice(&device)) return error;
   if (cudaError_t error = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device)) return error;
-  if (cudaError_t error = fa::allow_smem(warp_specialized<d, T>, Tile<d>::smem_bytes)) return error;
+  if (cudaError_t error = fa::allow_smem(ping_pong<d, T>, Tile<d>::smem_bytes)) return error;
   if (cudaError_t error = cudaMemsetAsync(a.workspace[0], 0, sizeof(int), stream)) return error; // the counter
   const unsigned ctas = unsigned(min(all, int64_t(sms)));
-  warp_specialized<d, T><<<ctas, Tile<d>::threads, Tile<d>::smem_bytes, stream>>>(a, maps, order);
+  ping_pong<d, T><<<ctas, Tile<d>::threads, Tile<d>::smem_bytes, stream>>>(a, maps, order);
   return cudaGetLastError();
 }
 

@@ -2,7 +2,9 @@
 //
 // idea:      The next S is complete before O is. A warpgroup waits for S alone, and its exponentials run under its own
 //            product.
-// changed:   from 32_1: the softmax begins when S is there; O is rescaled, and P rounded, once O is there too
+// changed:   from 32_1: the softmax begins when S is there, in parts: maximum, exponentials; O is rescaled, and P
+//            rounded, once O is there too. (ptxas moves the wait for O up, above the exponentials: notebook 32, section
+//            4)
 // op:        attention
 // features:  causal, gqa
 // workspace: counter (1)
@@ -28,8 +30,8 @@ template <int d> struct Tile {
   static constexpr int Br = 64 * consumers;             // query rows per CTA, 64 per consumer: the rows of one wgmma
   static constexpr int Bc = 128;                        // keys per tile
   static constexpr int stages = d == 64 ? 4 : 2;        // buffers for K_j and V_j
-  static constexpr int registers = d == 64 ? 160 : 232; // of a consumer's thread; of a producer's:
-  static constexpr int producer_registers = d == 64 ? 32 : 40;
+  static constexpr int registers = d == 64 ? 160 : 240; // of a consumer's thread; of a producer's:
+  static constexpr int producer_registers = d == 64 ? 32 : 24;
   static constexpr int Q_bytes = 2 * Br * d;    // of each of two Q_smem, and of O_smem
   static constexpr int tile_bytes = 2 * Bc * d; // of K_j, and of V_j
   static constexpr int O_at = 2 * Q_bytes, K_at = 3 * Q_bytes, V_at = K_at + stages * tile_bytes;
@@ -81,9 +83,8 @@ template <int stages> struct Ring {
 // [end: ring]
 
 template <int d, typename T>
-__global__ __launch_bounds__(Tile<d>::threads, 1) void warp_specialized(const fa_model_args a,
-                                                                        const __grid_constant__ Maps maps,
-                                                                        Order order) {
+__global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_args a,
+                                                                 const __grid_constant__ Maps maps, Order order) {
   constexpr int Bc = Tile<d>::Bc, Br = Tile<d>::Br, stages = Tile<d>::stages, tile_bytes = Tile<d>::tile_bytes;
   constexpr int consumers = Tile<d>::consumers, Q_bytes = Tile<d>::Q_bytes;
 
@@ -174,6 +175,11 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void warp_specialized(const fa
     if (lane == 0) fa::mbarrier_arrive(barrier); // this warp has read what the barrier stands for
   };
 
+  float S_reg[Bc / 8][4], O_reg[d / 8][4] = {}; // (64, Bc) of this warpgroup; (64, d), not yet divided by l
+  uint32_t P_reg[Bc / 16][4];                   // P of tile j0, rounded
+  // Of rows g and g + 8: m, and how it changed; of this lane's columns of them l, and the last tile's share of it
+  float m_reg[2], alpha[2], l_reg[2] = {}, sum_reg[2] = {};
+
   // [region: next_index]
   // Waits for the next Q_i; gives its index, and -1 after the last. The maximum of S is sought before S is scaled, so
   // the scale may not be negative: rather turn Q_i around.
@@ -193,20 +199,15 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void warp_specialized(const fa
   };
   // [end: next_index]
 
-  float S_reg[Bc / 8][4], O_reg[d / 8][4]; // (64, Bc) of this warpgroup; (64, d), not yet divided by l
-  uint32_t P_reg[Bc / 16][4];              // P of tile j0, rounded
-  // Of rows g and g + 8 the maximum, before scaling; how it changed; of this lane's columns the sum, until the end
-  float m_reg[2], alpha[2], l_reg[2];
-
   // [region: products]
-  Ring<stages> K_ring, V_ring; // of the next tile; of this one
+  Ring<stages> K_ring, V_ring; // of the next tile; of this one, whose K_j is in the same stage
   // S (64, Bc) = Q_i K_j^T: d / 16 steps
-  const auto start_scores = [&] {
+  const auto start_scores = [&](int stage) {
     fa::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < d / 16; ++k)
       fa::wgmma_mma_async<T, 0, 0>(S_reg, fa::k_major(Q_mine + Q_ring.stage * Q_bytes) + fa::k_major_step(k, 64),
-                                   fa::k_major(K_smem + K_ring.stage * tile_bytes) + fa::k_major_step(k, Bc), k > 0);
+                                   fa::k_major(K_smem + stage * tile_bytes) + fa::k_major_step(k, Bc), k > 0);
     fa::wgmma_commit_group();
   };
   // O (64, d) += P V_j: Bc / 16 steps
@@ -221,6 +222,58 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void warp_specialized(const fa
   };
   // [end: products]
 
+  // [region: maximum]
+  // m_new = max(m, rowmax S), and alpha = exp2(m - m_new)
+  const auto raise_maximum = [&] {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) { // row g, elements 0 and 1 of the fragments; row g + 8, elements 2 and 3
+      float S_max = -FA_INFINITY;
+#pragma unroll
+      for (int n = 0; n < Bc / 8; ++n) S_max = fmaxf(S_max, fmaxf(S_reg[n][2 * r], S_reg[n][2 * r + 1]));
+#pragma unroll
+      for (int mask = 1; mask < 4; mask *= 2) // over the four lanes that share the row
+        S_max = fmaxf(S_max, __shfl_xor_sync(0xffffffff, S_max, mask));
+      const float m_new = fmaxf(m_reg[r], S_max * scale_log2);
+      alpha[r] = fa::ex2_approx_ftz(m_reg[r] - m_new); // 1 where m stays
+      m_reg[r] = m_new;
+    }
+  };
+  // l = l * alpha + rowsum P, O = O * alpha. Not while a product writes O.
+  const auto rescale = [&] {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      l_reg[r] = l_reg[r] * alpha[r] + sum_reg[r];
+#pragma unroll
+      for (int n = 0; n < d / 8; ++n) O_reg[n][2 * r] *= alpha[r], O_reg[n][2 * r + 1] *= alpha[r];
+    }
+  };
+  // [end: maximum]
+
+  // [region: exponentials]
+  // S becomes P = exp2(S - m), with its sums over this lane's columns.
+  const auto exponentials = [&] {
+    sum_reg[0] = sum_reg[1] = 0.f;
+#pragma unroll
+    for (int n = 0; n < Bc / 8; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        S_reg[n][e] = fa::ex2_approx_ftz(__fmaf_rn(S_reg[n][e], scale_log2, -m_reg[e / 2]));
+        sum_reg[e / 2] += S_reg[n][e];
+      }
+    }
+  };
+  // Sixteen columns of S, rounded to 16 bits, are a fragment A of P: the same lane holds the same elements. Not before
+  // the product that reads P_reg is complete.
+  const auto round_P = [&] {
+#pragma unroll
+    for (int k = 0; k < Bc / 16; ++k) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        P_reg[k][e] = fa::pack2<T>(S_reg[2 * k + e / 2][e % 2 * 2], S_reg[2 * k + e / 2][e % 2 * 2 + 1]);
+    }
+  };
+  // [end: exponentials]
+
   // [region: turns]
   // Barrier `turns` + w is warpgroup w's turn to start its products: its own 128 threads wait there, and the 128 of the
   // warpgroup before it come by when they have started theirs.
@@ -232,10 +285,10 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void warp_specialized(const fa
   if (warpgroup == consumers) pass_turn(); // the first turn is the first warpgroup's
   for (int index = next_index(); index >= 0; Q_ring.next(), index = next_index()) {
     const Work work = find_work<Br, Bc>(index, a, order);
-    const int row0 = work.i0 + below, row = row0 + 16 * warp + g; // the warpgroup's first; mine
+    const int row0 = work.i0 + below, row = row0 + 16 * warp + g;   // the warpgroup's first; mine
     const int seen = a.causal ? min(row0 + shift + 1, a.Nk) : a.Nk; // keys that all of this warpgroup's rows see
     const int last_seen = row0 >= a.Nq ? 0 : a.causal ? max(row0 + 63 + shift, 0) : a.Nk - 1; // the last that any sees
-    m_reg[0] = m_reg[1] = -FA_INFINITY, l_reg[0] = l_reg[1] = 0.f;
+    m_reg[0] = m_reg[1] = -3e38f, l_reg[0] = l_reg[1] = 0.f; // below every score, but finite: -inf - m is -inf
 #pragma unroll
     for (int n = 0; n < d / 8; ++n) O_reg[n][0] = O_reg[n][1] = O_reg[n][2] = O_reg[n][3] = 0.f;
 
@@ -250,9 +303,10 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void warp_specialized(const fa
       take_turn(), pass_turn(); // all warpgroups have as many
       fa::mbarrier_wait(K_full + 8 * K_ring.stage, K_ring.parity);
     }
+    K_ring.next();
     // [end: skip]
 
-    // [region: softmax]
+    // [region: mask]
     const auto mask = [&] {
       if (j0 + Bc > seen) { // not all rows see all of these keys
 #pragma unroll
@@ -268,77 +322,43 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void warp_specialized(const fa
         }
       }
     };
-    const auto exponentials = [&] {
-      // m_new = max(m, rowmax S); P = exp2(S - m_new); l = l * alpha + rowsum P, alpha = exp2(m - m_new)
-#pragma unroll
-      for (int r = 0; r < 2; ++r) { // row g, elements 0 and 1 of the fragments; row g + 8, elements 2 and 3
-        float m_new = m_reg[r];
-#pragma unroll
-        for (int n = 0; n < Bc / 8; ++n) m_new = fmaxf(m_new, fmaxf(S_reg[n][2 * r], S_reg[n][2 * r + 1]));
-#pragma unroll
-        for (int mask = 1; mask < 4; mask *= 2) // over the four lanes that share the row
-          m_new = fmaxf(m_new, __shfl_xor_sync(0xffffffff, m_new, mask));
-
-        const float m_log2 = m_new == -FA_INFINITY ? 0.f : m_new * scale_log2; // all -inf so far: exp2(-inf - 0) = 0
-        alpha[r] = fa::ex2_approx_ftz(__fmul_rn(m_reg[r], scale_log2) - m_log2); // 1 where m stays
-        float row_sum = 0.f;
-#pragma unroll
-        for (int n = 0; n < Bc / 8; ++n) {
-#pragma unroll
-          for (int e = 2 * r; e < 2 * r + 2; ++e) {
-            S_reg[n][e] = fa::ex2_approx_ftz(__fmaf_rn(S_reg[n][e], scale_log2, -m_log2)); // P
-            row_sum += S_reg[n][e];
-          }
-        }
-        m_reg[r] = m_new;
-        l_reg[r] = l_reg[r] * alpha[r] + row_sum;
-      }
-    };
-    // O = O * alpha, and P is rounded. Not while a product writes O and reads the last P.
-    const auto rescale = [&] {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-#pragma unroll
-        for (int n = 0; n < d / 8; ++n) O_reg[n][2 * r] *= alpha[r], O_reg[n][2 * r + 1] *= alpha[r];
-      }
-      // Sixteen columns of S, rounded to 16 bits, are a fragment A of P: the same lane holds the same elements.
-#pragma unroll
-      for (int k = 0; k < Bc / 16; ++k) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e)
-          P_reg[k][e] = fa::pack2<T>(S_reg[2 * k + e / 2][e % 2 * 2], S_reg[2 * k + e / 2][e % 2 * 2 + 1]);
-      }
-    };
-    // [end: softmax]
+    // [end: mask]
 
     // [region: tile_loop]
-    const auto S_is_there = [&] { // and K_j has been read
-      release(K_empty + 8 * K_ring.stage), K_ring.next();
-    };
-    start_scores();
+    start_scores(V_ring.stage); // of the first tile: no product is under way
     fa::wgmma_wait_group<0>();
-    S_is_there();
-    mask(), exponentials(), rescale();
+    release(K_empty + 8 * V_ring.stage);
+    mask(), raise_maximum(), exponentials(), rescale(), round_P();
+
+    // [region: overlap]
+    // S of the next tile is started, then O of this one, turn by turn. The next tile's exponentials are to run under this
+    // product and under the other warpgroups' products.
 #pragma unroll 1
     while (j0 > 0) {
       fa::mbarrier_wait(K_full + 8 * K_ring.stage, K_ring.parity);
       take_turn();
-      start_scores(); // of the next tile
-      start_output(); // of this one
+      start_scores(K_ring.stage);
+      start_output();
       pass_turn();
-      j0 -= Bc;
+      const uint32_t V_barrier = V_empty + 8 * V_ring.stage;
+      K_ring.next(), V_ring.next(), j0 -= Bc;
+
       fa::wgmma_wait_group<1>(); // S is there, O not yet
-      S_is_there();
-      mask(), exponentials();
-      fa::wgmma_wait_group<0>(); // O is there too
-      release(V_empty + 8 * V_ring.stage), V_ring.next();
+      release(K_empty + 8 * V_ring.stage);
+      mask(), raise_maximum(), exponentials();
+
+      fa::wgmma_wait_group<0>(); // O is there too, and P_reg may be written
       rescale();
+      release(V_barrier);
+      round_P();
     }
+    // [end: overlap]
     // [end: tile_loop]
 
     // [region: last_output]
+    // O of the last tile, which needs no turn
     release(Q_empty + 8 * Q_ring.stage);
-    start_output(); // of the last tile, which needs no turn
+    start_output();
     fa::wgmma_wait_group<0>();
     release(V_empty + 8 * V_ring.stage), V_ring.next();
     // [end: last_output]
@@ -362,7 +382,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void warp_specialized(const fa
             fa::pack2<T>(O_reg[n][2 * r] * l_inv, O_reg[n][2 * r + 1] * l_inv);
       }
       if (t == 0 && row + 8 * r < a.Nq)
-        a.LSE[int64_t(work.b * a.H + work.h) * a.Nq + row + 8 * r] = (m_reg[r] * scale_log2 + log2f(l)) * fa::ln_2;
+        a.LSE[int64_t(work.b * a.H + work.h) * a.Nq + row + 8 * r] = (m_reg[r] + log2f(l)) * fa::ln_2;
     }
     fa::fence_proxy_async();
     fa::bar_sync(warpgroup, 128); // all of O is in O_smem before TMA reads it
@@ -395,10 +415,10 @@ template <int d, typename T> cudaError_t launch(const fa_model_args &a, cudaStre
   int device, sms;
   if (cudaError_t error = cudaGetDevice(&device)) return error;
   if (cudaError_t error = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device)) return error;
-  if (cudaError_t error = fa::allow_smem(warp_specialized<d, T>, Tile<d>::smem_bytes)) return error;
+  if (cudaError_t error = fa::allow_smem(ping_pong<d, T>, Tile<d>::smem_bytes)) return error;
   if (cudaError_t error = cudaMemsetAsync(a.workspace[0], 0, sizeof(int), stream)) return error; // the counter
   const unsigned ctas = unsigned(min(all, int64_t(sms)));
-  warp_specialized<d, T><<<ctas, Tile<d>::threads, Tile<d>::smem_bytes, stream>>>(a, maps, order);
+  ping_pong<d, T><<<ctas, Tile<d>::threads, Tile<d>::smem_bytes, stream>>>(a, maps, order);
   return cudaGetLastError();
 }
 

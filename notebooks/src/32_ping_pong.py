@@ -36,7 +36,7 @@ import pandas as pd
 import torch
 
 from helpers import Case, budget, check, compile_ahead, draw_backward, draw_pingpong, exercise, load, overlap, plot
-from helpers import predict, record, roles, rung, sass, schedule, scoreboard, show, single, wgmma_units, xray
+from helpers import predict, record, roles, rung, sass, schedule, scoreboard, show, single, stages, wgmma_units, xray
 
 torch.manual_seed(0)
 compile_ahead(["31_warp_specialized", "32_ping_pong"], "sass")  # in the background, for later
@@ -220,6 +220,35 @@ predict(under_O, int(sass.between_waits(made["without"])["MUFU.EX2"].iloc[1]), "
 # **What to see.** Without the vote, ptxas moves the wait *up*, over most of the exponentials. Nothing in the result gives a hint of it, nor in the source; the disassembly does. Within a stretch of code without branches ptxas arranges instructions as it sees fit, and nothing between the two waits needs the second one. A `__syncwarp` is no border to it. A branch is, for most of them: the fourth strip has a second look at a barrier that is known to be open. And the vote is one: whether to store a 1 depends on the sums, the sums on all exponentials, and the wait stays behind the store.
 #
 # Is it *faster* that way? More exponentials run under a product; but rounding now stands alone behind the wait. The second row of the table of steps below has an answer.
+
+# %% [markdown]
+# ## 5 · From rung 31 in four steps
+#
+# Between rungs 31 and 32 lie three kernels with one idea each. All are complete: `load("32_1")`, `check`, `xray` take them, and each is a short way from the one before (`kernels/stages/`). The second waits for $S$ alone before its 66 exponentials. How many of them does ptxas leave under the product $O$ at $d = 128$?
+
+# %%
+under_O_2 = ...  # your prediction: exponentials under its own O, stage 32_2
+
+# %% tags=["reveal"]
+chain, rows = ["31_warp_specialized", *(stage.stem for stage in stages("32")), "32_ping_pong"], {}
+for before, stem in zip(["31_warp_specialized", *chain], chain):
+    pieces = sass.between_waits(stem, 128)
+    under = pieces.loc[pieces.index.str.startswith("all but"), "MUFU.EX2"].sum()
+    rows[stem] = {"idea": rung(stem).title, "lines of code that are new": show.changed(before, stem)}
+    rows[stem] |= {"exponentials under its own O": under, "instructions of the loop": pieces["all"].sum()}
+predict(under_O_2, int(rows["32_2_two_products"]["exponentials under its own O"]), "exponentials under O in stage 32_2")
+pd.DataFrame(rows).T
+
+
+# %%
+def beside_flash(samples):
+    return pd.concat([record.summary(samples, stem, "SDPA FLASH") for stem in chain], keys=chain)
+
+
+plot.recorded("32_ping_pong", "stages", beside_flash, by="python -m helpers record stages 32")
+
+# %% [markdown]
+# **What to see.** Stages 2 and 3 are written as the table of section 2 says, and ptxas moves the wait for $O$ above all of their exponentials. It takes the last step's vote to hold it back.
 
 # %% [markdown]
 # ## The kernel
