@@ -26,10 +26,8 @@ BEFORE = {
         for name in "memory_hierarchy seconds threads wedge exp_ranges running_state bracketings butterfly tile_walk bytes_against machine_fill register_tiling warp_tile".split()
     ),
     *(f"decode.{name}" for name in "roofline pieces bandwidth block_table".split()),
-    *(f"hopper.{name}" for name in "descriptor chunks accumulator roles".split()),
     *(f"masks.{name}" for name in "masks tile_map heads packed occupancy".split()),
     *(f"mma.{name}" for name in "fragments ldmatrix swizzled_tile timeline".split()),
-    *(f"pingpong.{name}" for name in "lanes loop states".split()),
     *(f"proof.{name}" for name in "tolerances catches error_map gallery predicted_and_counted who_flags".split()),
     *(f"training.{name}" for name in "losses waits curves margins".split()),
 }

@@ -74,6 +74,7 @@ def test_lanes_of_warpgroups_and_their_registers():
     )
     lanes, file = draw_hopper.roles(events, {"producer": 24, "consumer": 240}, "title", "clocks").axes
     assert [p.get_width() for p in lanes.patches] == [2, 3, 6]
+    assert "consumer: S = Q Kᵀ 67%, waits for a barrier 33%" in lanes.figure.in_words
     assert [p.get_width() for p in file.patches] == [100 * 24 / 512, 100 * 240 / 512]
     with pytest.raises(ValueError, match="71,680 registers"):
         draw_hopper.roles(events, {"producer": 80, "consumer": 240, "other": 240}, "title", "clocks")

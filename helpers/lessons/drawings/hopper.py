@@ -141,6 +141,13 @@ def descriptor(
             right.annotate("", (x, bytes_ / 128 + 0.5), (x, 0.5), arrowprops={"arrowstyle": "-|>", "color": ORANGE})
             right.text(x + 0.12, bytes_ / 256 + 0.5, f"{name} offset", rotation=90, ha="left", va="center", fontsize=8)
     right.set_title("shared memory, from the start address's line on: core matrix · its row", color=MUTED)
+    first_line = [places.get(first * 128 + 16 * box) for box in range(8)]
+    boxes = " ".join("–" if found is None else f"{found[0]}·{found[1]}" for found in first_line)
+    figure.in_words = (
+        f"{title or 'A descriptor'}. Its 64 bits: start address {d.start:#x}, leading offset {d.leading} bytes, stride offset "
+        f"{d.stride} bytes, swizzle {d.swizzle} bytes. Below, the operand's 16 core matrices, and where their rows lie in shared "
+        f"memory, as core matrix · row; the first line of 128 bytes: {boxes}."
+    )
     return figure
 
 
@@ -166,6 +173,11 @@ def chunks(panels: Mapping[str, np.ndarray]) -> Figure:
         for box in range(8):
             ax.text(box + 0.5, -0.1, f"{4 * box}–{4 * box + 3}", ha="center", va="bottom", fontsize=7.5, color=MUTED)
         ax.text(-0.12, -0.1, "banks", ha="right", va="bottom", fontsize=7.5, color=MUTED)
+    said = []
+    for title, places in panels.items():
+        rows = (" ".join("0" if n < 0 else f"{n // 8}·{n % 8}" for n in line) for line in places[:3])
+        said.append(f"{title}: " + "; ".join(rows) + (" …" if len(places) > 3 else ""))
+    figure.in_words = "Lines of shared memory, eight boxes of 16 bytes each, as row · chunk. " + ". ".join(said)
     return figure
 
 
@@ -205,6 +217,10 @@ def accumulator(thread: int = 37, columns: int = 64, step: int = 1) -> Figure:
                 ax.add_patch(Rectangle((column, row - 16 * warp), 1, 1, facecolor=face, edgecolor=CARD, linewidth=0.7))
                 ax.text(column + 0.5, row - 16 * warp + 0.5, f"{name}{i}" if mine else lane, ha="center", va="center",
                         fontsize=7 if mine else 7, color=CARD if mine else INK, fontweight="bold" if mine else "normal")  # fmt: skip
+    figure.in_words = (
+        f"Each of four warps has 16 of the 64 rows of S. Thread {thread} of warp {warp} holds elements d{8 * step} to d{8 * step + 7} "
+        f"of columns {16 * step} to {16 * step + 15} in the same cells in which the operand A of step {step} has its a0 to a7."
+    )
     return figure
 
 
@@ -219,6 +235,18 @@ KINDS = {
     "dS": (ORANGE, "", "dS"),
     "send dQ": (BLUE, "....", "writes dQ"),
 }
+
+
+def said(events: pd.DataFrame) -> str:
+    """What each lane does with its time, in words: "consumer 0: softmax 42 %, S = Q Kᵀ 14 %". events: lane, kind, begin, end."""
+    spent = (events["end"] - events["begin"]).groupby([events["lane"], events["kind"]]).sum()
+    lanes = []
+    for lane, of_lane in spent.groupby(level="lane"):
+        mine = events[events["lane"] == lane]
+        whole = mine["end"].max() - mine["begin"].min()
+        shares = of_lane.droplevel("lane").sort_values(ascending=False) / whole
+        lanes.append(f"{lane}: " + ", ".join(f"{KINDS[kind][2]} {share:.0%}" for kind, share in shares.items()))
+    return "; ".join(lanes)
 
 
 @styled
@@ -245,6 +273,8 @@ def roles(events: pd.DataFrame, registers: Mapping[str, int], title: str, unit: 
     file.grid(axis="y", visible=False)
     file.set(xlabel="% of the SM's registers", xlim=(0, 60))
     file.set_title("registers per thread", color=MUTED)
+    each = ", ".join(f"{name} {n}" for name, n in registers.items())
+    figure.in_words = f"{title}. {said(events)}. Registers per thread: {each}."
     return figure
 
 

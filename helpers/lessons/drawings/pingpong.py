@@ -26,7 +26,7 @@ from ...figures.style import (
     styled,
 )
 from ...toolchain.loops import Line, is_named, waits
-from .hopper import KINDS
+from .hopper import KINDS, said
 
 __all__ = [
     "lanes",
@@ -66,6 +66,7 @@ def lanes(cases: Mapping[str, pd.DataFrame], unit: str, span: tuple[float, float
     axes[-1].set_xlabel(unit)
     handles = [shown[label] for _, _, label in KINDS.values() if label in shown]
     figure.legend(handles=handles, loc="outside upper right", ncols=5, frameon=False, fontsize=9)
+    figure.in_words = " ".join(f"{title}: {said(frame)}." for title, frame in cases.items())
     return figure
 
 
@@ -124,7 +125,19 @@ def loop(code: Mapping[str, Sequence[Line]]) -> Figure:
         Line2D([], [], color=INK, linewidth=1.6, label="waits for all of them"),
     ]
     figure.legend(handles=handles, loc="outside upper left", ncols=4, frameon=False, fontsize=8.5)
+    figure.in_words = " ".join(f"{name}: {_pieces(lines)}." for name, lines in code.items())
     return figure
+
+
+def _pieces(lines: Sequence[Line]) -> str:
+    """A loop's exponentials between its waits for products, in words."""
+    parts, begin = [], 0
+    for end, left in [*waits(lines), (len(lines), None)]:
+        count = sum(opcode.startswith("MUFU.EX2") for _, opcode, _ in lines[begin:end])
+        until = "the loop's end" if left is None else f"a wait until {left} groups of products are left"
+        parts.append(f"{count} exponentials before {until}")
+        begin = end
+    return ", ".join(parts)
 
 
 # The states of a warpgroup's loop over tiles of keys: number in the kernel's comments -> name, what it does, place of the box.
