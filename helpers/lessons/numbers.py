@@ -1,7 +1,7 @@
 """Numbers in a notebook's prose that come from the records.
 
 Behind such a number stands, invisible on the page, what it is: `1.24<!--= ratio("13", "FLASH", 64):.2f -->`. The expression and
-its format are those of an f-string, with `record`, `ratio` and `tflops` at hand. `python -m helpers notebooks --from-text`
+its format are those of an f-string, with `record`, `ratio`, `tflops` and `step` at hand. `python -m helpers notebooks --from-text`
 writes the numbers anew, and a test fails where one is not what the records say.
 """
 
@@ -37,6 +37,13 @@ def tflops(
     return speed
 
 
+def step(which: str, number: int, D: int, column: str = "ratio") -> float:
+    """What a step of a rung's `steps` record reached: `ratio` beside its peer, or another column, at one D."""
+    steps = record.load(rung(which).stem, "steps", record.DEFAULT_DEVICE)
+    (found,) = steps.loc[(steps["step"] == number) & (steps["D"] == D), column]
+    return found
+
+
 def _samples(which: str, D: int, causal: int, dtype: str, kind: str):
     found = rung(which)
     samples = record.load(found.stem, kind or record.kinds(found)[0], record.DEFAULT_DEVICE)
@@ -51,7 +58,9 @@ def renewed(text: str) -> str:
 
     def new(match: re.Match) -> str:
         try:
-            shown = eval(f"f'''{{{match['what']}}}'''", {"record": record, "ratio": ratio, "tflops": tflops})
+            shown = eval(
+                f"f'''{{{match['what']}}}'''", {"record": record, "ratio": ratio, "tflops": tflops, "step": step}
+            )
         except Exception as error:
             raise ValueError(f"<!--= {match['what']} -->: {type(error).__name__}: {error}") from error
         return f"{shown}<!--= {match['what']} -->"

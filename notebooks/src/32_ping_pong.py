@@ -146,7 +146,7 @@ pd.DataFrame(rows).T.rename_axis("d").map("{:.0%}".format)
 #
 # ## 3 · Less softmax, and a vote
 #
-# Better than to hide an instruction is not to have it. As in rung 13, $P$ is taken with the maximum of *earlier* tiles. As long as a row's sum of $P$ stays below 32 the result is as accurate; where it doesn't, the tile is done again, and from there on the maximum is tracked, tile by tile. (FlashAttention-4 has the other half of the idea: it does form the maximum, and rescales $O$ only where it has risen by more than a factor of 256.)
+# Better than to hide an instruction is not to have it. As in rung 13, $P$ is taken with the maximum of *earlier* tiles. As long as a row's sum of $P$ stays below 32 the result is as accurate; where it doesn't, the tile is done again, and from there on the maximum is tracked, tile by tile. (FlashAttention-4 goes half of the way: it forms the maximum, and rescales $O$ only where it has risen beyond a threshold, [`rescale_threshold`](https://github.com/Dao-AILab/flash-attention/blob/main/flash_attn/cute/softmax.py).)
 #
 # For a warpgroup two things are new. **128 threads decide together**: `wgmma` is an instruction of four warps, so all of them do $S$ again, or none. A warp whose $P$ may not stand leaves a 1 in shared memory, a **vote**. Everybody has to hear of it before going on, and there is a barrier on the way already: the next turn. **$S$ is gone, $K_j$ is not**: $P$ has taken the place of $S$, so doing a tile again takes the product again, and $K_j$ stays until the votes are read.
 #
@@ -168,7 +168,7 @@ show.region("32_ping_pong", "overlap")
 show.region("32_ping_pong", "settle")
 
 # %% [markdown]
-# `overlap` is compiled twice: one copy tracks the maximum, the other one votes; with `if (track)` inside one loop, random inputs lost 5 % when it was tried. What the copy that votes saves, per tile, beside rung 31's loop:
+# `overlap` is compiled twice: one copy tracks the maximum, the other one votes; a branch inside one loop would cost both. What the copy that votes saves, per tile, beside rung 31's loop:
 
 # %%
 loops = {stem: sass.between_waits(stem, 128) for stem in ("31_warp_specialized", "32_ping_pong")}
@@ -325,7 +325,7 @@ def swim_lanes(notes, length=12000):
 plot.recorded("32_ping_pong", "roles", swim_lanes, by="python -m helpers record roles 32_ping_pong")
 
 # %% [markdown]
-# **What to see.** One after the other the consumers start $S$ and $O$ (green), and under each green box the others are at their softmax, or wait. Three waits belong to a tile: for $K_j$, for the turn, and between $S$ and $O$ for $V_j$. At $d = 128$ each takes some 160 to 270 clocks; at $d = 64$ the one for the turn takes about 1,100, as two others have to come by first. Waits for products have no box of their own in this recording: the one for $S$ is the end of the box of $O$, the one for $O$ is in the softmax's. Every note takes time itself, so the kernel without notes is faster.
+# **What to see.** One after the other the consumers start $S$ and $O$ (green), and under each green box the others are at their softmax, or wait. Three waits belong to a tile: for $K_j$, for the turn, and between $S$ and $O$ for $V_j$. At $d = 64$ the one for the turn is the longest, as two others have to come by first. Waits for products have no box of their own in this recording: the one for $S$ is the end of the box of $O$, the one for $O$ is in the softmax's. Every note takes time itself, so the kernel without notes is faster.
 
 # %% [markdown]
 # ### The steps that taught something
@@ -360,10 +360,10 @@ plot.recorded("32_ping_pong", "steps", taught)
 # %% [markdown]
 # **What to see.** (Filled marks are steps that stayed.)
 #
-# - **Turns** (1 against 2, 13 against 15): nothing at $d = 128$, two percent at $d = 64$, five under a mask. Section 1's model has the direction right, and is far off in size: left to themselves, warpgroups don't stay in step.
-# - **The wait that moves** (1 against 5): in 1, ptxas had put all exponentials behind both waits. To hold them in front of the wait for $O$ brought two percent at $d = 128$.
-# - **Each query tile finished before the next begins** (11) should have *cost* something, as the tensor cores idle in between. It gained a tenth: a loop that can go on into another query tile has to be ready for that in every turn, and without that it is half as long. What the tensor cores did wait for at that point was $Q_i$: to ask for it early (20) brought another seven percent at $d = 128$.
-# - **No maximum** (13): less than expected at $d = 64$, more at 128.
+# - **Turns** (1 against 2, 13 against 15): at $d = 64$ 0%<!--= step("32", 1, 64) / step("32", 2, 64) - 1:.0% --> and 2%<!--= step("32", 13, 64) / step("32", 15, 64) - 1:.0% -->, under a mask 5%<!--= step("32", 1, 64, "ratio_causal") / step("32", 2, 64, "ratio_causal") - 1:.0% --> and 0%<!--= step("32", 13, 64, "ratio_causal") / step("32", 15, 64, "ratio_causal") - 1:.0% -->; nothing at $d = 128$. Section 1's model has the direction right, and is far off in size: left to themselves, warpgroups don't stay in step.
+# - **The wait that moves** (1 against 5): in 1, ptxas had put all exponentials behind both waits. To hold them in front of the wait for $O$ brought 2%<!--= step("32", 5, 128) / step("32", 1, 128) - 1:.0% --> at $d = 128$.
+# - **Each query tile finished before the next begins** (11) should have *cost* something, as the tensor cores idle in between. It gained 9%<!--= step("32", 11, 128) / step("32", 1, 128) - 1:.0% -->: a loop that can go on into another query tile has to be ready for that in every turn, and without that it is half as long. What the tensor cores did wait for at that point was $Q_i$: to ask for it early (20) brought 7%<!--= step("32", 20, 128) / step("32", 17, 128) - 1:.0% --> more at $d = 128$.
+# - **No maximum** (13): 3%<!--= step("32", 13, 64) / step("32", 11, 64) - 1:.0% --> at $d = 64$, 5%<!--= step("32", 13, 128) / step("32", 11, 128) - 1:.0% --> at 128.
 #
 # ### Votes
 #

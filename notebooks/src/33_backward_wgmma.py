@@ -170,7 +170,7 @@ show.region("33_backward_wgmma", "dQ")
 # %%
 without_fence = ...  # your prediction: "right" or "wrong"
 
-# %%
+# %% tags=["reveal"]
 source = single("33_backward_wgmma", 64)  # for fp16 alone, which takes a quarter of the time to compile
 first_fence = r"(stmatrix_x4_trans\(dS_row.*?)fa::fence_proxy_async\(\);"  # behind the stores of dS
 no_fence, times = re.subn(first_fence, r"\1", source.source, count=1, flags=re.DOTALL)
@@ -202,7 +202,7 @@ show.region("33_backward_wgmma", "send_dQ")
 # %%
 bulk_requests = ...  # your prediction
 
-# %%
+# %% tags=["reveal"]
 torch.manual_seed(0)
 one_head = Case("", *(torch.randn(1, 1, 256, 64).half() for _ in range(3)), do=torch.randn(1, 1, 256, 64).half())
 rays = {stem: xray(single(stem, 64), *one_head.inputs) for stem in ("23_backward_mma", "33_backward_wgmma")}
@@ -357,9 +357,7 @@ per_step = shared[shared.kernel.str.startswith("backward")].cost.sum() / (2 * 2)
 parts = {}
 for d in (64, 128):
     tile = draw_backward.constants(kernel.rung.source, d)
-    parts[f"d = {d}"] = wgmma_units.backward(
-        found[d], tile, d, wavefronts=per_step / 128
-    )  # per query: d = 64 has 128 in a step
+    parts[f"d = {d}"] = wgmma_units.backward(found[d], tile, d, wavefronts=per_step / 128)  # per query
 table = wgmma_units.table({name: part.sum() for name, part in parts.items()})
 totals = "; ".join(f"{name}: {part.sum().round().to_dict()} clocks" for name, part in parts.items())
 display(budget.units(table, "Rung 33, one step (a model with an assumption, not a measurement)", totals))
@@ -479,7 +477,7 @@ def summaries(samples):
 plot.recorded("33_backward_wgmma", "backward", summaries)
 
 # %% [markdown]
-# **What to see.** How many times as long as ours each peer takes: in the figure medians of seven rounds with the lowest and highest; in the table the geometric mean over $N \ge 1024$, the lowest and highest of those, and the worst of *all* recorded shapes. We are ahead of cuDNN at every one of them. With FlashAttention-3 it is a draw: 1.04<!--= ratio("33", "FA3", 64, causal=0, kind="backward"):.2f --> at $d = 64$ and 1.05<!--= ratio("33", "FA3", 128, causal=0, kind="backward"):.2f --> at $d = 128$, under a mask 1.00<!--= ratio("33", "FA3", 64, causal=1, kind="backward"):.2f --> and 1.01<!--= ratio("33", "FA3", 128, causal=1, kind="backward"):.2f --> (fp16); in bf16 1.00<!--= ratio("33", "FA3", 64, causal=0, kind="backward", dtype="bf16"):.2f -->, 1.04<!--= ratio("33", "FA3", 128, causal=0, kind="backward", dtype="bf16"):.2f -->, 0.99<!--= ratio("33", "FA3", 64, causal=1, kind="backward", dtype="bf16"):.2f --> and 1.04<!--= ratio("33", "FA3", 128, causal=1, kind="backward", dtype="bf16"):.2f -->. So with FlashAttention-4, but for short lengths at $d = 64$ under the mask, where it is ahead by up to 15%15%15%15%<!--= 1 - record.summary(record.load("33_backward_wgmma", "backward"), "33_backward_wgmma", "FA4")["worst"].min():.0% -->.
+# **What to see.** How many times as long as ours each peer takes: in the figure medians of seven rounds with the lowest and highest; in the table the geometric mean over $N \ge 1024$, the lowest and highest of those, and the worst of *all* recorded shapes. We are ahead of cuDNN at every one of them. With FlashAttention-3 it is a draw: 1.04<!--= ratio("33", "FA3", 64, causal=0, kind="backward"):.2f --> at $d = 64$ and 1.05<!--= ratio("33", "FA3", 128, causal=0, kind="backward"):.2f --> at $d = 128$, under a mask 1.00<!--= ratio("33", "FA3", 64, causal=1, kind="backward"):.2f --> and 1.01<!--= ratio("33", "FA3", 128, causal=1, kind="backward"):.2f --> (fp16); in bf16 1.00<!--= ratio("33", "FA3", 64, causal=0, kind="backward", dtype="bf16"):.2f -->, 1.04<!--= ratio("33", "FA3", 128, causal=0, kind="backward", dtype="bf16"):.2f -->, 0.99<!--= ratio("33", "FA3", 64, causal=1, kind="backward", dtype="bf16"):.2f --> and 1.04<!--= ratio("33", "FA3", 128, causal=1, kind="backward", dtype="bf16"):.2f -->. So with FlashAttention-4, but for short lengths at $d = 64$ under the mask, where it is ahead by up to 15%15%15%15%15%<!--= 1 - record.summary(record.load("33_backward_wgmma", "backward"), "33_backward_wgmma", "FA4")["worst"].min():.0% -->.
 #
 # ### The steps that taught something
 #
@@ -541,7 +539,7 @@ plot.recorded("33_backward_wgmma", "steps", taught)
 #
 # - **Clusters and multicast.** CTAs of a cluster can read each other's shared memory, and one TMA copy can write a tile into several of them: those with the same keys could share $K$ and $V$. In rung 32 warps waited for $K_j$ and $V_j$ in 5 % of Nsight Compute's samples (step 26, $d = 128$): little to gain, and CTAs would wait for each other.
 # - **FP8.** Twice the products per clock. `wgmma` transposes 16-bit operands only, so $V$ would have to be transposed on the way, and $P$'s accumulators don't lie as an 8-bit operand does (FlashAttention-3, section 3.3). The errors need an error rule of their own.
-# - **Blackwell and FlashAttention-4.** `tcgen05` replaces `wgmma`: one thread starts a product, and the sums lie in *tensor memory*, not in registers. From H100 to B200 products became 2.25 times as fast, exponentials and shared memory no faster ([FlashAttention-4](https://www.together.ai/blog/flashattention-4)). So FA4 computes part of the exponentials by a polynomial, rescales $O$ only where the maximum has risen beyond a threshold, and lets two CTAs share a product's operands in the backward pass. Rung 32's steps 7 and 18 tried the first two on Hopper, where they gained little. Blackwell has no `wgmma`, so it needs kernels of its own.
+# - **Blackwell and FlashAttention-4.** There `tcgen05` replaces `wgmma`: one thread starts a product, and the sums lie in *tensor memory*, not in registers. From H100 to B200 products became 2.25 times as fast, exponentials and shared memory no faster ([FlashAttention-4](https://www.together.ai/blog/flashattention-4)). So FA4 computes part of the exponentials by a polynomial, rescales $O$ only where the maximum has risen beyond a threshold, and lets two CTAs share a product's operands in the backward pass. Rung 32's steps 7 and 18 tried the first two on Hopper, where they gained little. Blackwell has no `wgmma`, so it needs kernels of its own.
 
 # %% [markdown]
 # ## Exercises

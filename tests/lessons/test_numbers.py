@@ -3,7 +3,7 @@
 import pytest
 
 from helpers import record
-from helpers.lessons.numbers import ratio, renewed, tflops
+from helpers.lessons.numbers import ratio, renewed, step, tflops
 
 
 def test_a_number_is_written_anew_and_nothing_else():
@@ -12,6 +12,13 @@ def test_a_number_is_written_anew_and_nothing_else():
         f'It is **{ratio("13", "FLASH", 64):.2f}<!--= ratio("13", "FLASH", 64):.2f --> times** as fast (3<!--= 2 + 1 -->), 4.5 of it.'
     )
     assert renewed(renewed(text)) == renewed(text)
+
+
+def test_a_step_is_the_records():
+    steps = record.load("32_ping_pong", "steps", device=record.DEFAULT_DEVICE)
+    (rung_28,) = steps.query("step == 28 and D == 64")["ratio_causal"]
+    assert step("32", 28, 64, "ratio_causal") == rung_28 != step("32", 28, 128, "ratio_causal")
+    assert renewed('0<!--= step("32", 28, 64, "ratio_causal"):.3f -->').startswith(f"{rung_28:.3f}<")
 
 
 def test_an_expression_that_fails_is_named():
