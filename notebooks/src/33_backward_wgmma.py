@@ -38,19 +38,8 @@ import pandas as pd
 import torch
 
 from helpers import Case, check, compile_ahead, load, single, xray
-from helpers import (
-    budget,
-    draw_backward,
-    draw_hopper,
-    exercise,
-    fragments,
-    plot,
-    predict,
-    record,
-    sass,
-    show,
-    wgmma_units,
-)
+from helpers import budget, draw_backward, draw_hopper, exercise, fragments, plot, predict
+from helpers import record, sass, show, wgmma_units
 
 torch.set_num_threads(1)  # matrices this small are multiplied before a second thread has woken up
 compile_ahead(["23_backward_mma", "33_backward_wgmma"], "sass")  # in the background, for later
@@ -477,7 +466,7 @@ def summaries(samples):
 plot.recorded("33_backward_wgmma", "backward", summaries)
 
 # %% [markdown]
-# **What to see.** How many times as long as ours each peer takes: in the figure medians of seven rounds with the lowest and highest; in the table the geometric mean over $N \ge 1024$, the lowest and highest of those, and the worst of *all* recorded shapes. We are ahead of cuDNN at every one of them. With FlashAttention-3 it is a draw: 1.04<!--= ratio("33", "FA3", 64, causal=0, kind="backward"):.2f --> at $d = 64$ and 1.05<!--= ratio("33", "FA3", 128, causal=0, kind="backward"):.2f --> at $d = 128$, under a mask 1.00<!--= ratio("33", "FA3", 64, causal=1, kind="backward"):.2f --> and 1.01<!--= ratio("33", "FA3", 128, causal=1, kind="backward"):.2f --> (fp16); in bf16 1.00<!--= ratio("33", "FA3", 64, causal=0, kind="backward", dtype="bf16"):.2f -->, 1.04<!--= ratio("33", "FA3", 128, causal=0, kind="backward", dtype="bf16"):.2f -->, 0.99<!--= ratio("33", "FA3", 64, causal=1, kind="backward", dtype="bf16"):.2f --> and 1.04<!--= ratio("33", "FA3", 128, causal=1, kind="backward", dtype="bf16"):.2f -->. So with FlashAttention-4, but for short lengths at $d = 64$ under the mask, where it is ahead by up to 15%15%15%15%15%<!--= 1 - record.summary(record.load("33_backward_wgmma", "backward"), "33_backward_wgmma", "FA4")["worst"].min():.0% -->.
+# **What to see.** How many times as long as ours each peer takes: in the figure medians of seven rounds with the lowest and highest; in the table the geometric mean over $N \ge 1024$, the lowest and highest of those, and the worst of *all* recorded shapes. We are ahead of cuDNN at every one of them. With FlashAttention-3 it is a draw: 1.04<!--= ratio("33", "FA3", 64, causal=0, kind="backward"):.2f --> at $d = 64$ and 1.05<!--= ratio("33", "FA3", 128, causal=0, kind="backward"):.2f --> at $d = 128$, under a mask 1.00<!--= ratio("33", "FA3", 64, causal=1, kind="backward"):.2f --> and 1.01<!--= ratio("33", "FA3", 128, causal=1, kind="backward"):.2f --> (fp16); in bf16 1.00<!--= ratio("33", "FA3", 64, causal=0, kind="backward", dtype="bf16"):.2f -->, 1.04<!--= ratio("33", "FA3", 128, causal=0, kind="backward", dtype="bf16"):.2f -->, 0.99<!--= ratio("33", "FA3", 64, causal=1, kind="backward", dtype="bf16"):.2f --> and 1.04<!--= ratio("33", "FA3", 128, causal=1, kind="backward", dtype="bf16"):.2f -->. So with FlashAttention-4, but for short lengths at $d = 64$ under the mask, where it is ahead by up to 15<!--= 100 * (1 - record.summary(record.load("33_backward_wgmma", "backward"), "33_backward_wgmma", "FA4")["worst"].min()):.0f --> %.
 #
 # ### The steps that taught something
 #
