@@ -494,7 +494,7 @@ def taught(steps):
 plot.recorded("33_backward_wgmma", "steps", taught)
 
 # %% [markdown]
-# **What to see.** (Filled marks stayed; two runs of the same draft differ by up to 4 %.) The largest at $d = 128$ is a third buffer (2): $Q_i$ was given back at the end of a step and wanted again in the middle of the next, less time than a copy takes. At $d = 64$ an order with always a product under way (3) brought most, and then turns (8). In the finished kernel turns gain nothing any more: without them it was no slower.
+# **What to see.** (Filled marks stayed; two runs of the same draft differ by up to 4 %.) The largest at $d = 128$ is a third buffer (2): $Q_i$ was given back at the end of a step and wanted again in the middle of the next, less time than a copy takes. At $d = 64$ 128 queries a step (10) brought most, before the order (3) and turns (8). In the finished kernel turns gain nothing any more: without them it was no slower.
 #
 # ## What still hurts
 #
