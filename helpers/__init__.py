@@ -5,7 +5,7 @@
     check(kernel)
     xray(kernel, q, k, v)
 
-Whatever takes a kernel takes its stem or a part of it ("04", "ping_pong"), the path or the text of a `.cu`, a Rung, or a loaded
+Whatever takes a kernel takes its stem or a part of it ("04", "ping_pong"; "13_1" for a stage), the path or the text of a `.cu`, a Rung, or a loaded
 Kernel. Importing this package is quick and imports neither torch nor pandas; a name is imported when it is first used. In
 Jupyter, `%load_ext helpers` adds the cell magic `%%kernel`.
 """
@@ -26,6 +26,7 @@ _PUBLIC = {
     "bench": "measure.bench",
     "rung": "ladder.rung:rung",
     "rungs": "ladder.rung:rungs",
+    "stages": "ladder.rung:stages",
     "traffic": "run.traffic:traffic",
     "compile_ahead": "run.ahead:compile_ahead",
     "single": "ladder.instances:single",
@@ -52,6 +53,7 @@ _LESSONS = {
     "for_d64": "ladder.instances:for_d64",
     "fewest_pieces": "ladder.contract:fewest_pieces",
     "banks": "emulator.banks",
+    "budget": "figures.budget",
     "fragments": "emulator.fragments",
     "tune": "measure.tune",
     "workloads": "measure.workloads",
@@ -75,6 +77,7 @@ _LESSONS = {
     "schedule": "lessons.schedule",
     "scoreboard": "lessons.scoreboard",
     "train": "lessons.train",
+    "wgmma_units": "lessons.wgmma_units",
     "agreement": "evidence.agreement",
     "patterns": "evidence.patterns",
     "sanitize": "evidence.sanitize",

@@ -296,7 +296,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
   bool has_turn = false;
   const auto vote = [&] { return votes_smem + 2 * (warpgroup - 1) + V_ring.stage % 2; };
   const auto stands = [&] { return !__any_sync(0xffffffff, *vote()); };
-  const auto next_turn = [&](bool stands_anyway = false) { // waits for it and for the next K_j; does P stand?
+  // (2) next turn: waits for it, unless it is held since a vote, and for the next K_j. Does P stand?
+  const auto next_turn = [&](bool stands_anyway = false) {
     fa::mbarrier_wait(K_full + 8 * K_ring.stage, K_ring.parity);
     if (!has_turn) take_turn();
     has_turn = true;
@@ -339,8 +340,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
     int track_to = max(seen / Bc * Bc - Bc, 0);
     while (true) {
       // [region: scores]
-      // No product is under way, and P of tile j0 is to be exact: that of the first tile, of a tile that not all rows see
-      // whole, and of one that was voted down
+      // (1) exact tile: no product is under way, and P of tile j0 is to be exact. It is the first tile, one that not all rows
+      // see whole, or one that was voted down.
       start_scores(V_ring.stage);
       fa::wgmma_wait_group<0>();
       // [end: scores]
@@ -369,8 +370,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
       // [end: online_update]
 
       // [region: overlap]
-      // Turn by turn: S of the next tile is started, then O of this one. The next tile's exponentials run under this
-      // product and under the other warpgroups' products. Compiled twice: a branch inside one loop costs more.
+      // (3) two products: S of the next tile is started, then O of this one, turn by turn. The next tile's exponentials run
+      // under this product and under the other warpgroups' products. Compiled twice: a branch inside one loop costs more.
       const auto overlap = [&](auto is, int end) { // to tile `end`; false where P was voted down
         constexpr bool track = decltype(is)::value;
 #pragma unroll 1
@@ -404,7 +405,9 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
       // [end: overlap]
 
       // [region: settle]
-      if (right && j0 > 0 && (right = next_turn())) { // not all rows see all of the next tile
+      // What ended the loop? A vote (right is false), a tile that not all rows see whole (j0 > seen), or no tile is left.
+      // (4) O alone: P stands, and the next tile is begun afresh. next_turn() may say that P doesn't stand.
+      if (right && j0 > 0 && (right = next_turn())) {
         accept();
         start_output(accumulate);
         end_turn();
@@ -413,11 +416,13 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
         K_ring.next(), V_ring.next(), j0 -= Bc;
         accumulate = true;
       } else if (right) {
-        fa::bar_sync(warpgroup, 128); // the last tile: no turn follows
+        // (5) last tile: no turn follows, so a barrier shows the votes
+        fa::bar_sync(warpgroup, 128);
         if (stands()) break;
         right = false;
       }
-      if (!right) { // voted down
+      // (6) voted down: the same tile again. A turn that was taken to find out is held until then.
+      if (!right) {
         track_to = 0;
         fa::bar_sync(warpgroup, 128);
         if (threadIdx.x % 128 == 0) *vote() = 0;
@@ -428,6 +433,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
     // [end: tile_loop]
 
     // [region: last_output]
+    // (7) done: O of the last tile, which needs no turn
     accept();
     release(Q_empty + 8 * Q_ring.stage);
     start_output(accumulate);

@@ -326,7 +326,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     const uint32_t dS_smem = smem + C::dS + step % 2 * C::dS_bytes;
 
     // [region: dP]
-    // dP - delta, and dV += P^T dO
+    // (1) dP - delta, and dV += P^T dO
     begin(dP_reg, C::delta + dO.stage * C::stats_bytes);
     take_turn();
     fa::wgmma_fence();
@@ -341,7 +341,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     if (step > 0) hand_over(); // the previous step's, here, where its stores have long been done
 
     // [region: dS]
-    // dS = P o (dP - delta), for dK in registers, for dQ in shared memory. With d = 128 P is S_reg's, which isn't rounded; with
+    // (2) dS = P o (dP - delta), for dK in registers, for dQ in shared memory. With d = 128 P is S_reg's, which isn't rounded; with
     // d = 64 there are no registers to keep that.
     fa::wgmma_wait_group<1>(); // dP is there
     const uint32_t dS_row = dS_smem + half * Br * 128 + (lane % 8 + lane / 16 * 8) * 128 +
@@ -362,8 +362,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     // [end: dS]
 
     // [region: next_S]
-    // S of the next step comes first: its exponentials are the longest work. LSE is read in front of the turn, for which the
-    // warpgroup waits anyway.
+    // (3) S of the next step comes first: its exponentials are the longest work. LSE is read in front of the turn, for which
+    // the warpgroup waits anyway.
     if constexpr (next) {
       Q_next.next();
       fa::mbarrier_wait(smem + C::Q_full + 8 * Q_next.stage, Q_next.parity);
@@ -376,7 +376,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     // [end: next_S]
 
     // [region: dK]
-    // dK += dS^T Q
+    // (4) dK += dS^T Q
 #pragma unroll
     for (int k = 0; k < F; ++k)
       fa::wgmma_mma_async<T, 1>(dK_reg, dS_reg[k], fa::mn_major(Q_smem, Br) + fa::mn_major_step(k), true);
@@ -384,7 +384,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     // [end: dK]
 
     // [region: dQ]
-    // dQ^T (d, Br) = K^T dS^T, half of it: 64 columns of d, or all of them for half of the queries
+    // (5) dQ^T (d, Br) = K^T dS^T, half of it: 64 columns of d, or all of them for half of the queries
     fa::bar_sync(dS_full + half, 256); // the other half of dS is written
     float dQ_reg[C::dQ_columns / 8][4];
     {
@@ -402,6 +402,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     tile = next_of(tile);
 
     // [region: next_scores]
+    // (6) P of the next step
     if constexpr (next) {
       fa::wgmma_wait_group<2>(); // S is there
       // dV has been added and delta read. Every thread says so itself: that is what compute-sanitizer can follow.
@@ -414,6 +415,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     // [end: next_scores]
 
     // [region: reduce]
+    // (7) dQ to shared memory, for the warp that sends it
     fa::wgmma_wait_group<0>(); // dQ is there, dK has been added
     if constexpr (next) pack_P();
     if (step > 0) fa::bar_sync(dQ_empty + half, 128 + 32); // the previous dQ has left shared memory

@@ -1,7 +1,7 @@
 """Numbers in a notebook's prose that come from the records.
 
 Behind such a number stands, invisible on the page, what it is: `1.24<!--= ratio("13", "FLASH", 64):.2f -->`. The expression and
-its format are those of an f-string, with `record`, `ratio`, `tflops` and `draft` at hand. `python -m helpers notebooks --from-text`
+its format are those of an f-string, with `record`, `ratio`, `tflops` and `step` at hand. `python -m helpers notebooks --from-text`
 writes the numbers anew, and a test fails where one is not what the records say.
 """
 
@@ -13,7 +13,7 @@ from .. import record
 from ..ladder.rung import rung
 from ..record.workload import N as LENGTH
 
-NUMBER = re.compile(r"(?P<shown>[-\d.,]*)<!--= (?P<what>.+?) -->")
+NUMBER = re.compile(r"(?P<shown>[-+\d.,]*)<!--= (?P<what>.+?) -->")
 PEERS = {"FLASH": record.FLASH, "CUDNN": record.CUDNN, "EFFICIENT": record.EFFICIENT, "MATH": record.MATH}
 
 
@@ -37,12 +37,11 @@ def tflops(
     return speed
 
 
-def draft(which: str, step: int, D: int, column: str = "ratio") -> float:
-    """What a draft of a rung reached, by its number in the `steps` record: `ratio` to the peer it was timed beside, or another
-    column."""
-    found = record.load(rung(which).stem, "steps", record.DEFAULT_DEVICE)
-    (value,) = found.loc[(found["step"] == step) & (found["D"] == D), column]
-    return value
+def step(which: str, number: int, D: int, column: str = "ratio") -> float:
+    """What a step of a rung's `steps` record reached: `ratio` beside its peer, or another column, at one D."""
+    steps = record.load(rung(which).stem, "steps", record.DEFAULT_DEVICE)
+    (found,) = steps.loc[(steps["step"] == number) & (steps["D"] == D), column]
+    return found
 
 
 def _samples(which: str, D: int, causal: int, dtype: str, kind: str):
@@ -60,7 +59,7 @@ def renewed(text: str) -> str:
     def new(match: re.Match) -> str:
         try:
             shown = eval(
-                f"f'''{{{match['what']}}}'''", {"record": record, "ratio": ratio, "tflops": tflops, "draft": draft}
+                f"f'''{{{match['what']}}}'''", {"record": record, "ratio": ratio, "tflops": tflops, "step": step}
             )
         except Exception as error:
             raise ValueError(f"<!--= {match['what']} -->: {type(error).__name__}: {error}") from error

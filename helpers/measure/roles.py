@@ -2,8 +2,8 @@
 
 `python -m helpers record roles 32_ping_pong` records it on this machine's GPU, as data/<device>/32_ping_pong.roles.csv.
 
-`instrument` puts a note at every marker of a rung's text and around every wait: the first thread of each warpgroup of one
-CTA writes down the SM's clock and what begins.
+`instrument` puts a note at every marker of a rung's text and around every wait, for a barrier or for a product: the first
+thread of each warpgroup of one CTA writes down the SM's clock and what begins.
 """
 
 from __future__ import annotations
@@ -52,8 +52,11 @@ BACKWARD = {
     r"// \[region: reduce\]": "send dQ",
     r"// \[end: (reduce|tile_loop)\]": "",
 }
-WAIT = re.compile(r"^( *)((?:if \(!?\w+\) )?(?:fa::mbarrier_wait|fa::bar_sync|take_turn)\(.*\);)(.*)$")
-KINDS = ["", "wait", "copy", "scores", "softmax", "output", "products", "dS", "send dQ"]
+WAIT = re.compile(
+    r"^( *)((?:if \(!?\w+\) )?(?:(?:fa::mbarrier_wait|fa::bar_sync|take_turn)\(.*|fa::wgmma_wait_group<\d>\()\);)(.*)$"
+)
+FIRST = re.compile(r" *fa::wgmma_wait_group<")
+KINDS = ["", "wait", "copy", "scores", "softmax", "output", "products", "dS", "send dQ", "product"]
 WARPGROUPS, NOTES = 4, 1024  # of which notes are kept, each
 SIGN = 0x5A170000  # what a note's first word has besides its kind; what lies in memory anyway has not
 # Every thread counts notes, and the warpgroup's number comes from a shuffle: where a note is written is then one value for a
@@ -81,15 +84,20 @@ def instrument(source: str, marks: Mapping[str, str] | None = None) -> str:
     backward = re.search(r"^// op: +attention_backward$", source, re.MULTILINE)
     marks = marks or (BACKWARD if backward else CALLS if "start_scores(" in source else REGIONS)
     found = dict.fromkeys(marks, 0)
-    lines, started = [], False
-    for line in source.splitlines():
+    lines, started, text = [], False, source.splitlines()
+    for at, line in enumerate(text):
         for pattern, begins in marks.items():
             if re.search(pattern, line):
                 found[pattern] += 1
-                line = f"{{ note({KINDS.index(begins)}); }} {line}" if started else line
+                # What begins by waiting for a product begins behind that wait.
+                code = next((x for x in text[at + 1 :] if not x.lstrip().startswith("//")), "")
+                later = line.lstrip().startswith("//") and FIRST.match(code)
+                say = f"doing = {KINDS.index(begins)}" if later else f"note({KINDS.index(begins)})"
+                line = f"{{ {say}; }} {line}" if started else line
         if (wait := WAIT.match(line)) and started:
             blanks, statement, rest = wait.groups()
-            line = f"{blanks}{{ const int was = doing; note({KINDS.index('wait')}); {statement} note(was); }}{rest}"
+            kind = KINDS.index("product" if "wgmma_wait_group" in statement else "wait")
+            line = f"{blanks}{{ const int was = doing; note({kind}); {statement} note(was); }}{rest}"
         if "extern __shared__" in line and not started:
             note = NOTE % {"notes": NOTES, "sign": SIGN, "index": workspace_index(source)}
             line, started = line + note.replace("\n", ""), True

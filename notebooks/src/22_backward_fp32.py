@@ -509,7 +509,7 @@ def six(steps):
 plot.recorded("22_backward_fp32", "steps", six)
 
 # %% [markdown]
-# **What to see.** *Going down the rows* in four of five products (6) is the largest step, 11<!--= 100 * (draft("22", 6, 64) / draft("22", 4, 64) - 1):.0f --> % at $d = 64$: a warp waits for the load just before it multiplies. *Keeping $K$ and $V$* (3) saves fetching. The last two are no kernels but bounds on what is left: without turns 3<!--= 100 * (draft("22", 17, 64) / draft("22", 6, 64) - 1):.0f --> %, without fetching 6<!--= 100 * (draft("22", 18, 64) / draft("22", 6, 64) - 1):.0f --> % at $d = 64$. The rung itself is nearest to draft 6; at $d = 128$ it lets $V_j$ go, so that it fits on other GPUs than Hopper, and gives each product a `fetch` of its own.
+# **What to see.** *Going down the rows* in four of five products (6) is the largest step, 11<!--= 100 * (step("22", 6, 64) / step("22", 4, 64) - 1):.0f --> % at $d = 64$: a warp waits for the load just before it multiplies. *Keeping $K$ and $V$* (3) saves fetching. The last two are no kernels but bounds on what is left: without turns 3<!--= 100 * (step("22", 17, 64) / step("22", 6, 64) - 1):.0f --> %, without fetching 6<!--= 100 * (step("22", 18, 64) / step("22", 6, 64) - 1):.0f --> % at $d = 64$. The rung itself is nearest to draft 6; at $d = 128$ it lets $V_j$ go, so that it fits on other GPUs than Hopper, and gives each product a `fetch` of its own.
 # %% [markdown]
 # ## What still hurts
 #

@@ -479,7 +479,7 @@ def six(steps):
 plot.recorded("23_backward_mma", "steps", six)
 
 # %% [markdown]
-# **What to see.** *Sharing keys* (2) gained 5<!--= 100 * (draft("23", 2, 128) / draft("23", 1, 128) - 1):.0f --> % at $d = 128$, where section 3 promised up to 22: a step waits for more than shared memory. *Two smaller CTAs per SM* (11) hide each other's waits and pay with twice the additions. *Leaving out masked blocks* (7) saves products on the diagonal and costs branches and registers everywhere else. *No additions* (14) is no kernel; it says how much is left there at the most, 13<!--= 100 * (draft("23", 14, 128) / draft("23", 3, 128) - 1):.0f --> % at $d = 128$, more than from anything else.
+# **What to see.** *Sharing keys* (2) gained 5<!--= 100 * (step("23", 2, 128) / step("23", 1, 128) - 1):.0f --> % at $d = 128$, where section 3 promised up to 22: a step waits for more than shared memory. *Two smaller CTAs per SM* (11) hide each other's waits and pay with twice the additions. *Leaving out masked blocks* (7) saves products on the diagonal and costs branches and registers everywhere else. *No additions* (14) is no kernel; it says how much is left there at the most, 13<!--= 100 * (step("23", 14, 128) / step("23", 3, 128) - 1):.0f --> % at $d = 128$, more than from anything else.
 #
 # ## What still hurts
 #

@@ -16,7 +16,7 @@
 # - choose how a persistent grid deals out its tiles, with a model that tells good from bad before anything is built;
 # - read swim lanes, and say what of them means something on an emulator and what only on a GPU.
 #
-# **Time** 75 minutes.
+# **Time** 60 minutes.
 #
 # **Needs** [30 · TMA and wgmma](30_tma_wgmma.ipynb). No GPU: without one the kernel runs on the emulator and the timings shown are recorded ones.
 #
@@ -38,7 +38,8 @@ from dataclasses import replace
 import pandas as pd
 import torch
 
-from helpers import check, compile_ahead, draw_hopper, exercise, load, plot, record, roles, sass, show, single, xray
+from helpers import budget, check, compile_ahead, draw_hopper, draw_masks, exercise, load, plot, predict, record
+from helpers import roles, sass, schedule, show, single, wgmma_units, xray
 
 torch.manual_seed(0)
 kernel = load("31_warp_specialized")
@@ -47,17 +48,15 @@ device = kernel.device
 # %% [markdown]
 # ## The problem
 #
-# In rung 30 no thread copies bytes and none loads operands. Yet one of its threads has two jobs: it multiplies, and it sends for tiles. Look at the moment when it does:
+# In rung 30 one thread has two jobs: it multiplies, and it asks for tiles. Look at the moment when it does:
 
 # %%
 show.region("30_tma_wgmma", "refill")
 
 # %% [markdown]
-# Before thread 0 may send for a tile, *all* warps must have read what lies in that place. If the other warpgroup is late, thread 0 waits, with it its warp, and with the warp its warpgroup, since `wgmma` takes all four. So two warpgroups that could work independently are tied to each other. And the sending comes when thread 0 gets there, not when the place is free.
+# Before thread 0 may ask for a tile, *all* warps must have read what lies in that place. If the other warpgroup is late, thread 0 waits, with it its warp, and with the warp its warpgroup, since `wgmma` takes all four. So two warpgroups that could work independently are tied to each other. Besides, registers are the same for all, though the needs are not, and at the beginning and the end of every CTA the tensor cores have nothing to do.
 #
-# The rest of notebook 30's list: registers are the same for all, though the needs are not. And at the beginning and the end of every CTA the tensor cores have nothing to do.
-#
-# All of this has one cure: **roles**. One warpgroup, the *producer*, sends for tiles and does nothing else. The others, the *consumers*, multiply. They meet only at mbarriers. [FlashAttention-3](https://arxiv.org/abs/2407.08608) calls it warp specialisation and measured what it is worth by taking it out again (section 4.2 there): 570 TFLOP/s instead of 661, on an H100 at $N = 8448$, $d = 128$.
+# All of this has one cure: **roles**, or *warp specialisation*. One warpgroup, the *producer*, asks for tiles and does nothing else. The others, the *consumers*, multiply. They meet only at mbarriers. [FlashAttention-3](https://arxiv.org/abs/2407.08608) measured what it is worth by taking it out again (section 4.2 there): 570 TFLOP/s instead of 661, on an H100 at $N = 8448$, $d = 128$.
 
 # %% [markdown]
 # ## 1 · Registers for those who need them
@@ -81,9 +80,12 @@ for i, d in enumerate((64, 128)):
 pd.DataFrame(rows).T.rename_axis("d")
 
 # %% [markdown]
-# `setmaxnreg` moves registers while the kernel runs: the producer's warps go down, the consumers' up, in steps of 8. What is given back and what is taken must agree, and here it does to the last one. (The launch bounds must say `(threads, 1)`: without the `1` the compiler ignores `setmaxnreg`, with a warning.)
+# `setmaxnreg` moves registers while the kernel runs: the producer's warps go down, the consumers' up, in steps of 8. What is taken may be as much as was given back or less, never more: who asks for more waits for ever (a `static_assert` in `Tile` holds that). Here it is as much at $d = 64$ and at $d = 128$. (The launch bounds must give the number of threads: without it ptxas doesn't know the registers at entry, ignores `setmaxnreg`, and says so in an info, C7508.)
 #
-# **Predict**: without the two `setmaxnreg`, how many bytes per thread would be spilled into memory? The same for the next rung, which holds a second $S$ beside the first.
+# Without the two `setmaxnreg`, how many bytes per thread would the *next* rung, 32, spill into memory at $d = 128$? It holds a second $S$ beside the first.
+
+# %%
+bytes_spilled = ...  # your prediction: rung 32 without setmaxnreg, d = 128
 
 
 # %%
@@ -92,6 +94,7 @@ def spilled(which, d):
     return int(used.loc[sass.instance(used.index, d, "fp16"), ["spill_store_bytes", "spill_load_bytes"]].sum())
 
 
+# %% tags=["reveal"]
 cases = [(stem, d) for stem in ("31_warp_specialized", "32_ping_pong") for d in (64, 128)]
 given = {case: single(*case) for case in cases}  # for fp16 alone
 even = {
@@ -102,10 +105,11 @@ rows = {
     (stem, d): {"with setmaxnreg": spilled(given[stem, d], d), "without": spilled(even[stem, d], d)}
     for stem, d in cases
 }
+predict(bytes_spilled, rows["32_ping_pong", 128]["without"], "bytes spilled by 32 without setmaxnreg, d = 128")
 pd.DataFrame(rows).T.rename_axis(["bytes spilled (stores, loads)", "d"])
 
 # %% [markdown]
-# **What to see.** In this rung nothing: $S$ dies while $P$ comes into being, so that the two together need little more than $S$ alone. Here the roles hardly *need* the registers yet. The next rung could not do without them.
+# **What to see.** This rung spills nothing either way: $S$ dies while $P$ comes into being. The next rung could not do without the registers.
 
 # %% [markdown]
 # ## 2 · A ring of stages
@@ -114,16 +118,16 @@ pd.DataFrame(rows).T.rename_axis(["bytes spilled (stores, loads)", "d"])
 #
 # | | waits for | then | and then tells |
 # |---|---|---|---|
-# | producer | `empty`: the place has been read | sends for the tile | `full` (the copy itself does, by its bytes) |
+# | producer | `empty`: the place has been read | asks for the tile | `full` (the copy itself does, by its bytes) |
 # | each consumer | `full`: the tile is there | multiplies | `empty` (one lane of each warp) |
 #
-# Everybody goes round the ring at a pace of his own and counts for himself: stage, and parity of the lap.
+# Everybody goes round the ring at their own pace and counts for themselves: stage, and parity of the lap.
 
 # %%
 show.region("31_warp_specialized", "ring")
 
 # %% [markdown]
-# One case is special. When the producer comes to a stage for the first time, nobody has read it, and nobody ever will have: its first wait has to pass at once. Notebook 30's table had the answer: of a fresh barrier the phase *before* the first counts as complete. So the producer waits with the opposite parity, 1 in the first lap, 0 in the second. Here is everything that is kept in order by these bits, for two stages and five tiles:
+# When the producer comes to a stage for the first time, nobody has read it: its first wait has to pass at once. Of a fresh barrier the phase *before* the first counts as complete (notebook 30), so the producer waits with the opposite parity, 1 in the first lap, 0 in the second. For two stages and five tiles:
 
 # %%
 stages, rows = 2, []
@@ -135,15 +139,17 @@ columns = ["tile", "stage", "parity of the lap", "producer waits for", "which me
 pd.DataFrame(rows, columns=columns).set_index("tile")
 
 # %% [markdown]
-# Nobody can be mistaken about the lap. To be one lap ahead of the consumers, the producer would have to pass an `empty` that isn't complete; so there are never two phases between them, and one bit is enough.
+# Nobody can be mistaken about the lap. With a full ring the producer is one lap ahead. To be *more* than one lap ahead it would have to pass an `empty` that isn't complete; so there are never two phases between them, and one bit is enough.
 #
 # ### A deadlock, and how to read it
 #
-# Let the consumers forget to say that $V_j$ has been read. **Predict**: at which tile does everything stop, and who waits where? (768 keys are six tiles.)
+# Let the consumers forget to say that $V_j$ has been read. How many of the six tiles of 768 keys get through before everything stops?
+
+# %%
+tiles_through = ...  # your prediction, d = 64
 
 # %%
 small = single("31_warp_specialized", 64)
-print(f"{constant('stages')[0]} stages at d = 64")
 
 
 # %%
@@ -156,19 +162,20 @@ def finding(*changes, N=768, **options):
     return f"{found[0].kind}, line {found[0].line}: {found[0].text}" if found else "no finding"
 
 
-# %%
+# %% tags=["reveal"]
 V_read = "release(V_empty + barrier);\n      // [end: output]"
 print(finding((V_read, V_read.replace("release(V_empty + barrier);", ";"))))
+predict(tiles_through, constant("stages")[0], "tiles get through, one for each stage")
 
 # %% [markdown]
-# **What to see.** As many tiles went through as there are stages. For the next one the producer waits for a place, `V_empty[0]`, where all twelve warps are missing; the consumers wait for a tile, `V_full[0]`, in its second phase (parity 1), where the one arrival that announces it is missing. Each waits for the other: the place is what to look at, since a tile can't come without it. With no more tiles than stages, and one query tile per CTA, the bug would never be seen.
+# **What to see.** For the tile after that the producer waits for a place, `V_empty[0]`, where all twelve warps are missing; the consumers wait for a tile, `V_full[0]`, in its second phase (parity 1), where the one arrival that announces it is missing. Each waits for the other. With no more tiles than stages, and one query tile per CTA, the bug would never be seen.
 
 # %% [markdown]
 # ## 3 · A CTA that stays
 #
-# In rung 30 every query tile has a CTA of its own, which begins with an empty ring and ends with a lonely epilogue. Now there are as many CTAs as SMs (a **persistent grid**), and each works on one query tile after the other. The ring doesn't notice: the first $K$ of the next query tile is sent for as soon as there is a place, while the consumers are still at the last tiles of this one.
+# In rung 30 every query tile has a CTA of its own, which begins with an empty ring. Now there are as many CTAs as SMs (a **persistent grid**), and each works on one query tile after the other. The ring doesn't notice: the first $K$ of the next query tile is asked for as soon as there is a place, while the consumers are still at the last tiles of this one.
 #
-# But who gets which query tile? Before, the hardware dealt out CTAs to whoever was free. Now the kernel has to do it. Under a causal mask tiles differ in length, and three ways come to mind:
+# Now the kernel has to deal out the query tiles. Under a causal mask they differ in length, and three ways come to mind:
 #
 # - **in turns**: CTA $c$ of $n$ takes number $c$, then $n + c$, $2n + c$, …
 # - **turning round**: every second turn from the other end, so that whoever had the longest tile gets the shortest next;
@@ -178,9 +185,6 @@ print(finding((V_read, V_read.replace("release(V_empty + barrier);", ";"))))
 
 
 # %%
-from helpers import draw_masks, schedule
-
-
 def lengths(N, D, causal=True, Bc=128):
     """Tiles of keys of each query tile of the headline workload, in the order of the list."""
     Br, heads = {64: 192, 128: 128}[D], 16384 // N * 2048 // D
@@ -205,10 +209,13 @@ def dealt(work, ctas, turning):
 
 
 # %% [markdown]
-# **Predict** which way is best, and whether turning round is better than not, for $d = 128$ and $N = 4096$:
-
+# Which way is best for $d = 128$ and $N = 4096$, under the mask: `"in turns"`, `"turning round"` or `"a counter"`? And which is worst?
 
 # %%
+worst = ...  # your prediction
+
+
+# %% tags=["reveal"]
 def ways(work, ctas=132):
     return {
         "in turns": dealt(work, ctas, turning=False),
@@ -217,7 +224,9 @@ def ways(work, ctas=132):
     }
 
 
-draw_masks.occupancy(ways(lengths(4096, 128)), 132)
+found = ways(lengths(4096, 128))
+display(draw_masks.occupancy(found, 132))
+predict(worst, max(found, key=lambda way: found[way].end.max()), "is the worst")
 
 
 # %%
@@ -232,9 +241,9 @@ rows = {shape: beyond(*shape) | {"no mask, any way": max(beyond(*shape, False).v
 pd.DataFrame(rows).T.rename_axis(["D", "N"]).map("{:.1%}".format)
 
 # %% [markdown]
-# **What to see.** Time beyond that of a machine that is never idle. Without a mask all tiles are equally long, and nothing can be done about the last, partly filled turn. Under the mask the counter is within a percent or two everywhere. The two that deal beforehand lose up to 16 % and up to 30 %, and turning round, which sounds fairer, is at $d = 128$ the worst of all. Why? The list is not one long descent from the longest tile to the shortest, but a saw: a descent for each group of heads. As long as a turn lies on a slope, turning round evens it out. But the turn that reaches over the end of a group has the *next* group's longest tiles in its last places, where the short ones should be; and if that is the same end every time, the same CTAs get them every time. In the figure these are the steps of 16, 32 and 48 CTAs: three teeth, 16 long tiles each.
+# **What to see.** Time beyond that of a machine that is never idle. Without a mask all tiles are equally long, and nothing can be done about the last, partly filled turn. Under the mask the counter is within a percent or two everywhere. The two that deal beforehand lose up to 16 % and up to 30 %, and turning round, which sounds fairer, is at $d = 128$ the worst of all. Why? The list is not one descent from the longest tile to the shortest, but a saw: a descent for each group of heads. A turn that reaches over the end of a group has the *next* group's longest tiles in its last places, where the short ones should be, and the same CTAs get them every time.
 #
-# So the rung counts. (An earlier version of it turned round.) A counter costs an atomic addition per query tile, somebody who sets it to zero before the launch, and one number that has to reach all warps of the CTA. What a number stands for, each of them works out for itself:
+# So the rung counts. A counter costs an atomic addition per query tile, somebody who sets it to zero before the launch, and one number that has to reach all warps of the CTA. What a number stands for, each of them works out for itself:
 
 # %%
 show.region("31_warp_specialized", "schedule")
@@ -268,9 +277,7 @@ show.region("31_warp_specialized", "barriers")
 show.region("31_warp_specialized", "producer")
 
 # %% [markdown]
-# That is all a producer does. `fetch` is one line of section 2's table: wait until the place is empty, announce, copy. `fetch_Q` does the same for $Q$, whose ring has two places, in boxes of 64 rows, so that each consumer finds its own in one piece.
-#
-# And the counter: the first number is the CTA's own. The next one is asked for when a query tile begins, and its $Q$ is sent for long before this one is done. The number travels with $Q$: it is written when $Q$'s place is empty, and whoever has waited for `Q_full` may read it. −1 says that there is nothing left. On the consumers' side:
+# `fetch` is one line of section 2's table: wait until the place is empty, announce, copy. `fetch_Q` does the same for $Q$, whose ring has two places. The counter's first number is the CTA's own. The next one is asked for when a query tile begins. It travels with $Q$: it is written when $Q$'s place is empty, and whoever has waited for `Q_full` may read it. −1 says that there is nothing left. On the consumers' side:
 
 # %%
 show.region("31_warp_specialized", "next_index")
@@ -303,7 +310,7 @@ plot.recorded("31_warp_specialized", "error", plot.error)
 #
 # Who does what when? `roles.times` puts a note at every region and every wait of the kernel: the first thread of each warpgroup of one CTA writes down what begins, and the SM's clock. On a GPU the axis below is time. **On the emulator only the order means something**: it runs one thread until that has to wait, then another, and knows no durations. So there the axis counts events, and how long a box is says how much else happened meanwhile, not how long it took.
 #
-# One head, 384 queries and 768 keys, $d = 64$, on one CTA: two query tiles of six tiles of keys. **Predict**: how many tiles has the producer sent for when the first product begins? And when does it send for the first tiles of the second query tile?
+# One head, 384 queries and 768 keys, $d = 64$, on one CTA: two query tiles of six tiles of keys. When does the producer ask for the first tiles of the second query tile?
 
 # %%
 alone = replace(small, source=small.replace("int64_t(sms)", "int64_t(1)"))
@@ -317,12 +324,12 @@ draw_hopper.roles(
 # %% [markdown]
 # **What to see, in the order of events.**
 #
-# - The producer fills the ring before anyone multiplies, and from then on sends for a tile whenever a place has been read.
-# - It knows no end of a query tile: the next $Q$, $K$ and $V$ are sent for while the consumers are still at the last tiles of this one. The gap in the consumers' lanes is their epilogue.
+# - The producer fills the ring before anyone multiplies, and from then on asks for a tile whenever a place has been read.
+# - It knows no end of a query tile: the next $Q$, $K$ and $V$ are asked for while the consumers are still at the last tiles of this one. The gap in the consumers' lanes is their epilogue.
 # - The three consumers do the same things and depend on each other only through the ring; nothing else keeps them in step.
-# - To the right: how the SM's registers are shared out. The bars add up to all of them.
+# - To the right: how the SM's registers are shared out.
 #
-# That the producer passes over the end without a pause is no matter of course. It sends *in order*, and where one place isn't free, everything behind it waits. The next $Q$ is sent for behind the last $K$ and $V$ of a query tile. An earlier version did it behind the *first*, to have it early. **Predict** what comes of that, and look at the longest wait of the producer, counted in events:
+# That the producer passes over the end without a pause is not automatic. It asks *in order*, and where one place isn't free, everything behind it waits. The next $Q$ is asked for behind the last $K$ and $V$ of a query tile. What if it were asked for behind the *first*, to have it early? Look at the longest wait of the producer, in events:
 
 # %%
 last, first = "if (j0 == 0) fetch_Q(index);", "if (j0 == work.j_last) fetch_Q(index);"
@@ -335,7 +342,7 @@ for where, one in {
     print(f"the next Q {where} K and V: the longest wait {(waits.end - waits.begin).max()} events")
 
 # %% [markdown]
-# The place for the *second next* $Q$ is the one that is being read until the last $S$ of the query tile before. So long the producer stood there, and the ring ran empty over every end of a query tile. Swim lanes are good for such things: no result was wrong, and no single line looked it.
+# The place for the *second next* $Q$ is being read until the last $S$ of the query tile before. The producer stands there until then, and the ring runs empty. No result is wrong, and no single line looks it; swim lanes show it.
 #
 # The same on a GPU, where the axis is time: some tiles around the end of a query tile, of a CTA in the middle of a full grid. (Writing the notes takes time, too. Shares mean more than durations.)
 
@@ -350,6 +357,7 @@ def between(events, D, first, last):
     return seen.assign(begin=seen.begin.clip(first) - first, end=seen.end.clip(upper=last) - first)
 
 
+# %%
 def around_the_end(events, D=64, N=4096, before=4, after=5):
     """Some tiles of keys before the end of the second query tile, and some behind it."""
     seen, end = between(events, D, 2 * N // 128 - before, 2 * N // 128 + after), "the end of a query tile"
@@ -382,9 +390,12 @@ plot.recorded("31_warp_specialized", "roles", shares, by=by)
 #
 # ### How far ahead
 #
-# The first prediction, for rings of other sizes: copies of $K$ and $V$ that the producer has asked for when the first product begins.
+# How many copies of $K$ and $V$ has the producer asked for when the first product begins, with three stages?
 
 # %%
+asked_for = ...  # your prediction
+
+# %% tags=["reveal"]
 marks = {r"cp_async_bulk_tensor_5d\(to,": "copy", r"^    \};$": "", r"// \[region: scores\]": "scores"}  # what to note
 
 
@@ -395,28 +406,40 @@ def asked_before_the_first_product(stages):
     return int((events[events.kind == "copy"].begin < events[events.kind == "scores"].begin.min()).sum())
 
 
-pd.Series({n: asked_before_the_first_product(n) for n in (1, 2, 3)}, name="copies").rename_axis("stages").to_frame()
+asked = {n: asked_before_the_first_product(n) for n in (1, 2, 3)}
+predict(asked_for, asked[3], "copies with three stages")
+pd.Series(asked, name="copies").rename_axis("stages").to_frame().T
 
 # %% [markdown]
-# Two per stage. One stage is enough for a right result, too: then every tile is waited for. (What a stage more is worth in time, the emulator can't say; bytes on their way have to cover what a copy takes from asking to landing.)
+# Two per stage. One stage is enough for a right result, too: then every tile is waited for.
 #
 # ### Instructions
 #
-# Rung 30 spent 54 `R2UR` per tile to carry descriptors into uniform registers. Here the warpgroup's number comes from a vote over the warp (`__reduce_max_sync`), so that the compiler knows it to be the same in all lanes. Rung 30's loop without its mask, and the loop that rung 31 has for whole tiles, at $d = 128$: one tile of 128 keys. **Predict** what becomes of `R2UR`, `MOV`, and the total.
+# Rung 30 spent 54 `R2UR` per tile to carry descriptors into uniform registers. Here the warpgroup's number comes from a vote over the warp (`__reduce_max_sync`), so that the compiler knows it to be the same in all lanes. Rung 30's loop without its mask, and the loop that rung 31 has for whole tiles, at $d = 128$: one tile of 128 keys. By how many instructions is the loop shorter?
 
 # %%
+fewer = ...  # your prediction: instructions in rung 30's loop less those in rung 31's
+
+# %% tags=["reveal"]
 masked = "if (j0 + Bc > (a.causal ? min(row0 + shift + 1, a.Nk) : a.Nk)) {"
 before, after = single("30_tma_wgmma", 128), single("31_warp_specialized", 128)
 before = replace(before, source=before.replace(masked, "if (false) {"))
 pair = sass.compare(before, after, D=128, loop=True)
-plot.opcodes(pair, "The loop of whole tiles at d = 128")
-
-# %%
-pair.loc[["all"]]
+predict(fewer, int(pair.loc["all"].iloc[0] - pair.loc["all"].iloc[1]), "instructions fewer")
+pair[(pair.iloc[:, :2] >= 5).any(axis=1)].T
 
 # %% [markdown]
-# **What to see.** What is left are the softmax, 16 products, and little else. The `UTMALDG` have gone to the producer; there are more `SYNCS`, as $K$ and $V$ have barriers of their own.
-#
+# **What to see.** What is left are the softmax, 16 products, and little else. The `UTMALDG` have gone to the producer; there are more `SYNCS`, as $K$ and $V$ have barriers of their own. In the budget of the SM's units (notebook 30):
+
+# %%
+budgets = {
+    "30, d = 128": wgmma_units.forward(before, 128, "fp16"),
+    "31, d = 128": wgmma_units.forward(after, 128, "fp16"),
+}
+text = "Issue slots go down from 597 clocks in rung 30 to 469 in rung 31; the tensor cores' 1024 stay the longest."
+budget.units(wgmma_units.table(budgets), "64 rows and 128 keys (a model, not a measurement)", text)
+
+# %% [markdown]
 # ### Sectors
 #
 # And the stores: sectors of 32 bytes that writing $O$ touches, against what its bytes need.
@@ -433,24 +456,12 @@ pd.concat(frames).droplevel(1)
 # ## Beside its peers
 
 # %%
-plot.recorded("31_warp_specialized", "forward", plot.throughput)
-
-# %%
 plot.recorded(
     "31_warp_specialized", "forward", lambda s: plot.ratio(s, "31_warp_specialized", ["SDPA FLASH", "SDPA CUDNN"])
 )
 
 # %% [markdown]
-# Under a causal mask, where section 3 comes in:
-
-# %%
-plot.recorded(
-    "31_warp_specialized", "causal", lambda s: plot.ratio(s, "31_warp_specialized", ["SDPA FLASH", "SDPA CUDNN"])
-)
-
-
-# %% [markdown]
-# What did the roles bring? The speed beside SDPA CUDNN, length by length, of rung 30 and of this one (bf16):
+# Marks are medians of seven rounds, whiskers the lowest and the highest. What did the roles bring? The speed beside SDPA CUDNN, length by length, of rung 30 and of this one (bf16), each from its own session:
 
 
 # %%
@@ -463,30 +474,18 @@ def by_length(kind):
     return pd.DataFrame(rows).T.sort_index().round(2)
 
 
-plot.recorded("31_warp_specialized", "forward", lambda _: by_length("forward"))
-
-# %%
-plot.recorded("31_warp_specialized", "causal", lambda _: by_length("causal"))
+pd.concat({"no mask": by_length("forward"), "causal": by_length("causal")})
 
 # %% [markdown]
-# **What to see.** Notebook 30's prediction holds. Most is gained at $d = 128$, where rung 30 had a single CTA per SM, and there most where its CTAs lived short: nobody waits for the first tiles any more, and nobody for $O$ to leave. A mask halves a CTA's life, and at $d = 128$ it brings about as much as half the length does (less so at $N = 2048$). Without a mask, from $N = 2048$ on, it is about a tenth there, or less. At $d = 64$, where two CTAs had covered for each other, there was less to gain.
-#
-# From $N = 1024$ on it is 4 to 8 % there without a mask; and at $N = 1024$ under a mask the rung is no faster than the one before. Part of that may be arithmetic: query tiles have 192 rows,
-
-# %%
-N = pd.Series([512, 1024, 2048, 4096, 8192, 16384], name="N")
-pd.DataFrame({"rows of the tiles beyond N": (-(-N // 192) * 192 / N - 1).map("{:.1%}".format)}).set_index(N).T
-
-# %% [markdown]
-# and in the last one of a sequence a consumer without rows doesn't multiply, except with one tile of keys, but has nothing else to do either. (At 512, too, where the gain is larger all the same.) Two consumers with 128 rows would be idle nowhere here, and have fewer rows to each tile of keys elsewhere.
+# **What to see.** Notebook 30's prediction holds. Most is gained at $d = 128$, where rung 30 had a single CTA per SM, and there at short lengths, where its CTAs lived short. At $d = 64$, where two CTAs had covered for each other, there was less to gain. Part of that may be arithmetic: query tiles have 192 rows there, so of 1024 rows the last tile has only 64, and two of its three consumers have nothing to do.
 
 # %% [markdown]
 # ## What still hurts
 #
-# 1. **A consumer does one thing at a time.** It starts $S = QK^\top$ and waits; softmax; it starts $O \mathrel{+}= PV$ and waits. While it computes exponentials it has no product under way, and while it waits for a product it computes nothing. That the other consumers are elsewhere is chance: they start together and wait at the same barriers.
+# 1. **A consumer does one thing at a time.** It starts $S = QK^\top$ and waits; softmax; it starts $O \mathrel{+}= PV$ and waits. That the other consumers are elsewhere is chance: they start together and wait at the same barriers.
 # 2. **Room.** Two places for $Q$ and one for $O$ take shared memory that stages could have: at $d = 128$ two stages are left.
 # 3. **The end of a query tile.** The producer runs over it, but the consumers stop there: last product, division, $O$ to shared memory, and only then the first product of the next.
-# 4. **Short sequences.** With few query tiles per CTA there is nothing to overlap the first tile's way from HBM with.
+# 4. **Short sequences.** With few query tiles per CTA there is nothing to overlap the first tile's copy from HBM with.
 #
 # The first is the subject of notebook 32: to start the next $S$ *before* this tile's softmax, and to let the warpgroups take turns at the tensor cores on purpose.
 
@@ -564,12 +563,11 @@ bug_of = {"X": None, "Y": None, "Z": None}
 
 # %%
 def matched():
-    for letter, bug in zip("XYZ", in_some_order):
-        assert bug_of[letter] == bug, f"{letter} isn't bug {bug_of[letter]}"
+    assert [bug_of[letter] for letter in "XYZ"] == in_some_order, "at least two reports belong to other bugs"
     return True
 
 
-exercise.verify("31.2", matched, hint="for which place does the producer wait, thread 0? Was anything ever sent for?")
+exercise.verify("31.2", matched, hint="for which place does the producer wait, thread 0? Was anything ever asked for?")
 
 # %% [markdown]
 # <details>

@@ -10,14 +10,14 @@
 # # 32 · Ping-pong: exponentials under products
 #
 # **After this notebook you can**
-# - draw up, in clocks, what a tile costs the tensor cores, the exponential units and the instruction schedulers, and say what can hide under what;
+# - draw up, in clocks, what a tile costs the units of an SM, and say what can hide under what;
 # - follow a warpgroup that has two products under way, and several warpgroups that take turns;
 # - read off the disassembly which instructions stand between two waits, and notice when the compiler has moved a wait;
-# - predict with a model when handing out tiles from a counter pays, and when it can't.
+# - tell which of a kernel's steps paid, and which only looked as if they would.
 #
-# **Time** 90 minutes.
+# **Time** 60 minutes.
 #
-# **Needs** [31 · Warp-specialised](31_warp_specialized.ipynb) for producer and consumers, [13 · Tuned](13_tuned.ipynb) for the softmax without a maximum, and section 3 of [20 · Causal masks](20_causal_gqa.ipynb) for the order of tiles. No GPU: without one the kernel runs on the emulator and the timings shown are recorded ones.
+# **Needs** [31 · Warp-specialised](31_warp_specialized.ipynb) for producer and consumers, and [13 · Tuned](13_tuned.ipynb) for the softmax without a maximum. No GPU: without one the kernel runs on the emulator, and the timings shown are recorded ones.
 #
 # **The idea in one line**: nobody waits for a product of their own: while one product runs, take the exponentials of another.
 
@@ -31,14 +31,12 @@ if not importlib.util.find_spec("helpers"):
 
 # %%
 import dataclasses
-import heapq
 
-import numpy as np
 import pandas as pd
 import torch
 
-from helpers import Case, check, compile_ahead, load, rung, single, xray
-from helpers import draw_masks, draw_pingpong, exercise, overlap, plot, record, roles, sass, schedule, scoreboard, show
+from helpers import Case, budget, check, compile_ahead, draw_backward, draw_pingpong, exercise, load, overlap, plot
+from helpers import predict, record, roles, rung, sass, schedule, scoreboard, show, single, stages, wgmma_units, xray
 
 torch.manual_seed(0)
 compile_ahead(["31_warp_specialized", "32_ping_pong"], "sass")  # in the background, for later
@@ -50,45 +48,50 @@ device = kernel.device
 #
 # Rung 31 gave the fetching to a warp of its own. Its other warps, the consumers, do three things for each tile, one after the other: they wait for $S = QK^\top$, they make $P$ of it, they wait for $O \mathrel{+}= PV$. While a warpgroup computes exponentials it has nothing for the tensor cores, and while it waits for a product it computes nothing.
 #
-# How long does each take? On Hopper, an SM does in one clock
-# - 4096 floating-point operations of 16-bit products, on four tensor cores ([NVIDIA](https://developer.nvidia.com/blog/nvidia-hopper-architecture-in-depth/));
-# - 16 exponentials ([CUDA C++ Programming Guide](https://docs.nvidia.com/cuda/cuda-c-programming-guide/#arithmetic-instructions), special functions);
-# - four instructions, one for each of its four schedulers. A warpgroup's four warps sit on one scheduler each. So a loop of $n$ instructions takes at least $n$ clocks, and $n$ can be counted in the compiled code.
+# How long does each take? In one clock an SM does 2048 multiply-adds of 16-bit numbers ([NVIDIA](https://developer.nvidia.com/blog/nvidia-hopper-architecture-in-depth/)), 16 exponentials on its special function units (MUFU; [CUDA C++ Programming Guide](https://docs.nvidia.com/cuda/cuda-c-programming-guide/#arithmetic-instructions)) and one instruction on each of four schedulers. A warpgroup has one warp on each scheduler, so a loop of $n$ instructions takes at least $n$ clocks. Shared memory delivers 128 bytes; how often `wgmma` reads an operand there is not documented, and once per instruction is our assumption. For a warpgroup's 64 rows and a tile of 128 keys:
+
+# %%
+models = {f"31, d = {d}": wgmma_units.forward("31_warp_specialized", d) for d in (64, 128)}
+text = "At d = 64 tensor cores and MUFU need 512 clocks each, at d = 128 the tensor cores 1024 and MUFU 512."
+budget.units(wgmma_units.table(models), "Rung 31: 64 rows and 128 keys (a model, not a measurement)", text)
+
+# %% [markdown]
+# The instructions are nearly all softmax: scale, maximum, exponential, sum, rescaling of $O$, rounding of $P$. At $d = 64$ exponentials alone take as long as both products. If a warpgroup had the SM to itself, and its products and its softmax came one after the other, which share of the time would the tensor cores be busy at $d = 64$?
+
+# %%
+share = ...  # your prediction: between 0 and 1
+
+# %% tags=["reveal"]
+clocks = pd.DataFrame({d: wgmma_units.forward("31_warp_specialized", d) for d in (64, 128)})
+serial = clocks.loc["tensor cores"] / (clocks.loc["tensor cores"] + clocks.loc[["MUFU", "issue slots"]].max())
+predict(share, serial[64], "of the time at d = 64")
+print(f"{serial[128]:.2f} at d = 128")
+
+# %% [markdown]
+# A warpgroup isn't alone: rung 31 has two or three consumers. If one is at its softmax while another multiplies, both units work. *If*: nothing in rung 31 arranges for it.
 #
-# For a warpgroup's 64 rows and a tile of 128 keys:
-
-
-# %%
-def clocks(d):
-    """What a tile takes of an SM that does nothing else: 64 rows, 128 keys."""
-    count = sass.between_waits("31_warp_specialized", d)
-    return {
-        "products": 2 * (2 * 64 * 128 * d) / 4096,
-        "exponentials": 64 * 128 / 16,
-        "instructions between S and O": count["all"].max(),
-    }
-
-
-budget = pd.DataFrame({d: clocks(d) for d in (64, 128)}).T.rename_axis("d").astype(int)
-budget
-
-# %% [markdown]
-# The instructions between $S$ and $O$ are the softmax: scale, maximum, exponential, sum, rescaling of $O$, rounding of $P$. At $d = 64$, exponentials alone take as long as both products. Had a warpgroup the SM to itself, the tensor cores would be busy for this share of the time:
+# Why not more consumers, or longer tiles? Two things on an SM can't be shared out any further: 227 KB of shared memory, and 65536 registers. What would other shapes need?
 
 # %%
-(budget["products"] / (budget["products"] + budget.iloc[:, 1:].max(axis=1))).map("{:.0%}".format).rename("multiplying")
+rows = {}
+for d, consumers, Bc in ((64, 3, 128), (64, 4, 128), (128, 2, 128), (128, 2, 192), (128, 3, 128)):
+    tile = draw_backward.constants(kernel.rung.source, d, consumers=consumers, Bc=Bc)
+    most = (65536 - 128 * 24) // (128 * consumers) // 8 * 8  # of a consumer's thread, a producer's having 24
+    rows[d, 64 * consumers, Bc] = {"shared memory, KB": tile["smem_bytes"] / 1024, "of": 227}
+    rows[d, 64 * consumers, Bc] |= {"registers for S, P, O": 3 * Bc // 4 + d // 2, "of a thread's": min(most, 255)}
+pd.DataFrame(rows).T.rename_axis(["d", "rows", "keys"]).round(0).astype(int)
 
 # %% [markdown]
-# It isn't alone: rung 31 has two or three consumers. If one is at its softmax while another multiplies, both units work. *If*: nothing in rung 31 arranges for it.
+# At $d = 128$ a third consumer or longer tiles don't fit in shared memory: $Q$ has two places, $O$ one, $K$ and $V$ two stages each. At $d = 64$ a fourth consumer would have fewer registers than its arrays take. The shapes of rungs 31 and 32 are what fits.
 #
 # ## 1 · Taking turns
 #
-# Let us play it through. A **model**, so that its assumptions can be named: warpgroups share the tensor cores and whatever does the softmax. A product takes half of the clocks in the first column, a softmax the larger of the two other numbers. If several ask for the tensor cores at once they get equal shares, as their instructions arrive in turn. Nothing else takes time.
+# Let us play it through in a **model**, so that its assumptions can be named. Warpgroups share the tensor cores and whatever does the softmax. A product takes half of the tensor cores' clocks above, a softmax the larger of MUFU's and the instructions'. If several ask for the tensor cores at once they get equal shares. Nothing else takes time.
 #
-# The model's first case is rung 31 at its worst: all consumers start at the same moment. In the second one there is a rule: **your products start when the other warpgroup's have all been started**. Then its products come first, whole, and yours behind. Predict what becomes of the two lanes.
+# In the first case below all consumers start at the same moment. In the second one there is a rule: **your products start when the other warpgroup's have all been started**. Which of the three cases has gaps between the products of the tensor cores?
 
 # %%
-product, softmax = budget.loc[128, "products"] / 2, budget.loc[128].iloc[1:].max()
+product, softmax = clocks.loc["tensor cores", 128] / 2, clocks.loc[["MUFU", "issue slots"], 128].max()
 cases = {}
 for name, under, turns in [
     ("start together, no turns", "none", False),
@@ -96,12 +99,12 @@ for name, under, turns in [
     ("in turns, and the next S is started before O", "next", True),
 ]:
     cases[name] = overlap.run(overlap.jobs(2, 5, product, softmax, under), turns)
-draw_pingpong.lanes(cases, "clocks, d = 128, five tiles")
+draw_pingpong.lanes(cases, "clocks of the model, d = 128, five tiles")
 
 # %% [markdown]
-# **What to see.** Above: the two get half of the tensor cores each, finish at the same time, then do their softmax at the same time, and so on for ever: at any moment either the tensor cores idle or everything else. In the middle, one rule has set them apart by half a beat: one is at its softmax while the other multiplies, like the two sides of a ping-pong table. (That is the name FlashAttention-3 gives it, [section 3.1](https://arxiv.org/abs/2407.08608).)
+# **What to see.** Above: the two warpgroups get half of the tensor cores each, finish together, then do their softmax together, and so on for ever: at any moment either the tensor cores idle or everything else. In the middle, one rule has set them apart by half a beat: one is at its softmax while the other multiplies, like the two sides of a ping-pong table. (The name is FlashAttention-3's, [section 3.1](https://arxiv.org/abs/2407.08608).)
 #
-# The rule is all it takes. On the GPU it is two instructions. A *named barrier* opens when as many threads as it is told have come by, and of those some may go on without waiting:
+# On the GPU the rule is two instructions. A *named barrier* opens when as many threads as it is told have come by, and of those some may go on without waiting:
 
 # %%
 show.region("32_ping_pong", "turns")
@@ -111,7 +114,7 @@ show.region("32_ping_pong", "turns")
 #
 # ## 2 · Two products under way
 #
-# The lowest picture above has a second idea in it. A warpgroup that has finished $P_j$ can start *two* products: $O \mathrel{+}= P_j V_j$, and the next tile's $S_{j+1} = Q K_{j+1}^\top$, which does not depend on $P_j$ at all. Start $S_{j+1}$ first. Then, when it is complete, its softmax can begin while the tensor cores are still at $O$: in the figure a softmax stands *under* a product of its own warpgroup ([section 3.2](https://arxiv.org/abs/2407.08608) of FlashAttention-3).
+# The lowest picture above has a second idea in it. A warpgroup that has finished $P_j$ can start *two* products: $O \mathrel{+}= P_j V_j$, and the next tile's $S_{j+1} = Q K_{j+1}^\top$, which does not depend on $P_j$ at all. Start $S_{j+1}$ first. When it is complete, its softmax can begin while the tensor cores are still at $O$: a softmax *under* a product of its own warpgroup ([section 3.2](https://arxiv.org/abs/2407.08608) of FlashAttention-3).
 #
 # `wgmma` is made for that. Products are handed in as groups, and a warpgroup waits *until at most n of its groups are left*, the youngest ones. In the loop:
 #
@@ -122,25 +125,14 @@ show.region("32_ping_pong", "turns")
 # | exponentials: $S_{j+1}$ becomes $P_{j+1}$ | $O$ |
 # | wait until none is left; round $P_{j+1}$ to 16 bits | nothing of its own, but the other warpgroups' products |
 #
-# Why is $P_{j+1}$ rounded only at the end? Rounded $P_j$ is an operand of the product that is under way, and it comes from registers. They may not be written before the product is complete. A second set of registers for $P_{j+1}$ would do. Is there one?
-
-# %%
-sizes = {"S": 128 * 64, "O": 64, "P, rounded": 128 * 64 / 2, "another P": 128 * 64 / 2}  # registers; O: times d
-rows = {d: {name: int(n * (d if name == "O" else 1) / 128) for name, n in sizes.items()} for d in (64, 128)}
-arrays = pd.DataFrame(rows).T.rename_axis("d")
-arrays["in all"] = arrays.sum(axis=1)
-arrays["a consumer's thread has"] = [160, 240]
-arrays
-
-# %% [markdown]
-# At $d = 64$ the arrays alone would take every register, and a thread needs some for addresses. (At $d = 128$ there would be room; the rung is the same for both.)
+# Why is $P_{j+1}$ rounded only at the end? Rounded $P_j$ is an operand of the product that is under way, and it comes from registers, which may not be written before the product is complete. A second set would take 32 registers more, and at $d = 64$ there are none left (table above).
 #
 # What does the model say of either idea alone, and of both? The share of the time in which the tensor cores have work, over 64 tiles:
 
 # %%
 rows = {}
 for d, groups in ((64, 3), (128, 2)):
-    times = budget.loc[d, "products"] / 2, budget.loc[d].iloc[1:].max()
+    times = clocks.loc["tensor cores", d] / 2, clocks.loc[["MUFU", "issue slots"], d].max()
     rows[d] = {}
     for under in ("none", "next"):
         for turns in (False, True):
@@ -150,23 +142,21 @@ for d, groups in ((64, 3), (128, 2)):
 pd.DataFrame(rows).T.rename_axis("d").map("{:.0%}".format)
 
 # %% [markdown]
-# **What to see.** At $d = 128$ either idea is enough. At $d = 64$ there are as many clocks of exponentials as of products: whenever all three warpgroups are at their softmax together, nothing makes up for it any more, and only turns keep them apart.
+# **What to see.** At $d = 128$ either idea is enough. At $d = 64$, with as many clocks of exponentials as of products, only turns keep the warpgroups apart. The model has no latencies: a product that is asked for a little too late leaves a gap, and a queue of two has fewer. And real warpgroups do not stay in step for ever, even without a rule. So expect less from turns than the model does, and more from the second product.
 #
-# The model is kind in one respect and unkind in another. It has no latencies: in reality a product that is asked for a little too late leaves a gap, and a queue with two products in it has fewer gaps than a queue with one. And real warpgroups do not stay in step for ever, even without a rule. So expect less from turns than the model does, and more from the second product. How much, is measured below.
-
-# %% [markdown]
 # ## 3 · Less softmax, and a vote
 #
-# Better than to hide an instruction is not to have it. Rung 13 found that the row maximum can go: take $P$ with the maximum of *earlier* tiles and add up the row. As long as that sum stays below 32 the result is as accurate. Where it doesn't, the tile is done again, and from there on the maximum is tracked, tile by tile. (Section 2 there has the reasons, and the limits.) For a warpgroup, three things are different.
+# Better than to hide an instruction is not to have it. As in rung 13, $P$ is taken with the maximum of *earlier* tiles. As long as a row's sum of $P$ stays below 32 the result is as accurate; where it doesn't, the tile is done again, and from there on the maximum is tracked, tile by tile. (FlashAttention-4 goes half of the way: it forms the maximum, and rescales $O$ only where it has risen beyond a threshold, [`rescale_threshold`](https://github.com/Dao-AILab/flash-attention/blob/main/flash_attn/cute/softmax.py).)
 #
-# **128 threads decide together.** A `wgmma` is one instruction of four warps: all of them do $S$ again, or none. So a warp whose $P$ may not stand has to tell the other three, and all have to hear it before anybody goes on. That asks for a barrier. But there is one on the way already: the turn! A warp that isn't content leaves a 1 in shared memory; the warpgroup's next turn begins at a barrier for all of its warps, and behind it everybody reads.
+# For a warpgroup two things are new. **128 threads decide together**: `wgmma` is an instruction of four warps, so all of them do $S$ again, or none. A warp whose $P$ may not stand leaves a 1 in shared memory, a **vote**. Everybody has to hear of it before going on, and there is a barrier on the way already: the next turn. **$S$ is gone, $K_j$ is not**: $P$ has taken the place of $S$, so doing a tile again takes the product again, and $K_j$ stays until the votes are read.
 #
-# **$S$ is gone, $K_j$ is not.** $P$ has taken the place of $S$, so doing a tile again takes the product again. Until the votes are read, $K_j$ has to stay; only then is its place given back to the producer, and the tile's sums are added to $l$.
-#
-# **Two loops.** With `if (track)` inside one loop, random inputs lost 5 %. So the loop is a function that is compiled twice: one copy forms the maximum before the exponentials and rescales $O$ behind its product, the other one does neither, and its sums decide on a vote. As in rung 13, a row's bits depend on those it goes with, here the 64 of its warpgroup.
+# So a warpgroup's way through the tiles has these states. The numbers are in the kernel's comments:
 
 # %%
 draw_pingpong.states()
+
+# %% [markdown]
+# **What to see.** Most of the time goes round between (2) and (3). The first tile, tiles on the diagonal and those voted down are exact (1). A warpgroup that finds a vote when its turn comes *keeps* the turn (orange) while it does the tile again, and the others wait: `has_turn` remembers it. In the code, `right` is false where $P$ may not stand.
 
 # %%
 show.region("32_ping_pong", "votes")
@@ -174,29 +164,31 @@ show.region("32_ping_pong", "votes")
 # %%
 show.region("32_ping_pong", "overlap")
 
+# %%
+show.region("32_ping_pong", "settle")
+
 # %% [markdown]
-# (The loop runs to tile `end`. It is left early where a tile was voted down, which is then done alone.) What it saves, per tile, in the loops of both rungs, of this one the copy that votes:
+# `overlap` is compiled twice: one copy tracks the maximum, the other one votes; a branch inside one loop would cost both. What the copy that votes saves, per tile, beside rung 31's loop:
 
 # %%
 loops = {stem: sass.between_waits(stem, 128) for stem in ("31_warp_specialized", "32_ping_pong")}
 saved = pd.DataFrame({stem: pieces.sum() for stem, pieces in loops.items()})
-saved.assign(change=saved["32_ping_pong"] - saved["31_warp_specialized"])
+saved.assign(change=saved["32_ping_pong"] - saved["31_warp_specialized"]).T
 
 # %% [markdown]
-# The maximum and the rescaling are gone, which is as many instructions as there are exponentials, twice. And something that no count shows: in rung 31 not one exponential can begin before the maximum of its whole row is known, over 32 registers and then over four lanes. Here the first begins as soon as $S$ is there.
-
-# %% [markdown]
+# The maximum and the rescaling are gone. And in rung 31 no exponential can begin before the maximum of its whole row is known, over 32 registers and then over four lanes. Here the first begins as soon as $S$ is there.
+#
 # ## 4 · What the compiler makes of it
 #
-# So much for the source. ptxas, which writes the machine code, may move instructions past each other as long as the result stays the same, and it may move a *wait* as well: to wait earlier than asked is never wrong. The order in the source is a wish. So look. Here are both loops, instruction by instruction in the order of the code, and above each piece between two waits its number of exponentials:
+# ptxas, which writes the machine code, may move instructions past each other as long as the result stays the same, and it may move a *wait* as well: to wait earlier than asked is never wrong. The order in the source is a wish. Here are both loops, instruction by instruction in the order of the code, and above each piece between two waits its number of exponentials:
 
 # %%
 draw_pingpong.loop({stem: sass.loop_lines(stem, 128, "bf16") for stem in loops})
 
 # %% [markdown]
-# **What to see.** At a solid line a warpgroup waits until none of its products is under way, at the dashed one until one is left. A thread has 64 elements of $S$, so 64 exponentials per tile. In rung 31 they stand behind a solid line: nothing of the warpgroup's own runs under them. In rung 32 they stand behind the dashed line and before the solid one, and $O \mathrel{+}= PV$ runs under all of them.
+# **What to see.** At a solid line a warpgroup waits until none of its products is under way, at the dashed one until one is left. A thread has 64 exponentials per tile. In rung 31 they stand behind a solid line: nothing of the warpgroup's own runs under them. In rung 32 they stand behind the dashed line and before the solid one, and $O \mathrel{+}= PV$ runs under all of them.
 #
-# That is as it was written. Does it follow from how it was written? Take the vote out, and nothing else. (The results are then wrong for some inputs, as in exercise 13.1. The instructions that are left are the same.) **Predict**: 64 exponentials between the two waits, or fewer?
+# That is as it was written. Does it follow from how it was written? Take the vote out, and nothing else. (The results are then wrong for some inputs.) How many of the 64 exponentials still stand between the two waits?
 
 
 # %%
@@ -208,113 +200,60 @@ def edited(*changes, d=128):
     return text
 
 
-# %%
+under_O = ...  # your prediction: exponentials between the two waits, without the vote
+
+# %% tags=["reveal"]
 VOTE = "if (!track && fmaxf(sum_reg[0], sum_reg[1]) > 32.f) *vote() = 1;"
 WAIT = "fa::wgmma_wait_group<0>(); // O is there too"
-BOTH = "j0 <= track_to ? overlap(std::false_type(), 0) : overlap(std::true_type(), track_to)"
 LOOK = "fa::mbarrier_wait(K_full + 8 * V_ring.stage, V_ring.parity);"
 made = {
     "with the vote": rung("32_ping_pong"),
     "without": edited((VOTE, "")),
     "a __syncwarp": edited((VOTE, "__syncwarp();")),
     "a second look": edited((VOTE, ""), (WAIT, LOOK + WAIT)),
-    "tracking": edited((BOTH, "overlap(std::true_type(), 0)")),
 }
 compile_ahead(made.values(), "sass")
-draw_pingpong.loop({name: sass.loop_lines(one, 128, "bf16") for name, one in made.items()})
+display(draw_pingpong.loop({name: sass.loop_lines(one, 128, "bf16") for name, one in made.items()}))
+predict(under_O, int(sass.between_waits(made["without"])["MUFU.EX2"].iloc[1]), "exponentials under O without the vote")
 
 # %% [markdown]
-# **What to see.** Without the vote, ptxas moves the wait *up*, over most of the exponentials: they stand behind the solid line, and no product of their own runs under them any more. Nothing in the result gives a hint of it, nor in the source; the disassembly does.
+# **What to see.** Without the vote, ptxas moves the wait *up*, over most of the exponentials. Nothing in the result gives a hint of it, nor in the source; the disassembly does. Within a stretch of code without branches ptxas arranges instructions as it sees fit, and nothing between the two waits needs the second one. A `__syncwarp` is no border to it. A branch is, for most of them: the fourth strip has a second look at a barrier that is known to be open. And the vote is one: whether to store a 1 depends on the sums, the sums on all exponentials, and the wait stays behind the store.
 #
-# Why? Nothing between the two waits needs to be done by the second one, and within a stretch of code without branches ptxas arranges instructions as it sees fit. (Behind the wait, exponentials and the rounding of $P$ are mixed: two kinds of units side by side. For that the order isn't bad.) A `__syncwarp` is no border to it. A branch is, for most of them: the fourth strip has a second look at a barrier that is known to be open, which is a test and a jump back in case it weren't. And the vote is one: whether to store a 1 depends on the sums, the sums on all exponentials, and what comes behind the store in the source, the wait, stays behind it.
-#
-# So the vote does two things, and the second was found by looking. Is it *faster* that way? More exponentials run under a product; but rounding now stands alone behind the wait. Make a guess; steps 4 and 5 of the table below are such kernels. The copy of the loop that tracks has nothing to vote on, so there the wait stands before all of the exponentials (the last strip). Held back by a question that is never true, it was slower.
-#
-# The order isn't all that ptxas decides. An `FFMA` before each exponential takes three operands: an element of $S$, the scale and $-m$. Registers lie in two banks, the even numbers in one and the odd ones in the other ([Jia et al., 2018](https://arxiv.org/abs/1804.06826)). What an instruction marks `.reuse` is at hand for those behind it; the rest has to be fetched. Let the kernel form its scale by itself instead of the launcher. **Predict**: at $d = 64$, how many of the 64 `FFMA` have to fetch two registers from one bank?
-
-# %%
-FORMED = "float) {\n  const float scale_log2 = fmaxf(fabsf(a.scale), 1e-30f) * fa::log2_e;"
-scales = {"an argument": rung("32_ping_pong"), "formed by the kernel": edited(("float scale_log2) {", FORMED), d=64)}
-pd.DataFrame({f"the scale is {name}": sass.same_bank(one, 64) for name, one in scales.items()})
+# Is it *faster* that way? More exponentials run under a product; but rounding now stands alone behind the wait. The second row of the table of steps below has an answer.
 
 # %% [markdown]
-# **What to see.** The same instructions, and half of the `FFMA` with two registers of one bank. Formed by the kernel, the scale takes a register of every thread, and the `.reuse` that $-m$ would need. An argument lies in a *uniform* register, which belongs to the whole warp and to no bank. It made the kernel 5 % faster at $d = 64$. At $d = 128$ ptxas takes a uniform register either way.
+# ## 5 · From rung 31 in four steps
+#
+# Between rungs 31 and 32 lie three kernels with one idea each. All are complete: `load("32_1")`, `check`, `xray` take them, and each is a short way from the one before (`kernels/stages/`). The second waits for $S$ alone before its 66 exponentials. How many of them does ptxas leave under the product $O$ at $d = 128$?
+
+# %%
+under_O_2 = ...  # your prediction: exponentials under its own O, stage 32_2
+
+# %% tags=["reveal"]
+chain, rows = ["31_warp_specialized", *(stage.stem for stage in stages("32")), "32_ping_pong"], {}
+for before, stem in zip(["31_warp_specialized", *chain], chain):
+    pieces = sass.between_waits(stem, 128)
+    under = pieces.loc[pieces.index.str.startswith("all but"), "MUFU.EX2"].sum()
+    rows[stem] = {"idea": rung(stem).title, "lines of code that are new": show.changed(before, stem)}
+    rows[stem] |= {"exponentials under its own O": under, "instructions of the loop": pieces["all"].sum()}
+predict(under_O_2, int(rows["32_2_two_products"]["exponentials under its own O"]), "exponentials under O in stage 32_2")
+pd.DataFrame(rows).T
+
+
+# %%
+def beside_flash(samples):
+    return pd.concat([record.summary(samples, stem, "SDPA FLASH") for stem in chain], keys=chain)
+
+
+plot.recorded("32_ping_pong", "stages", beside_flash, by="python -m helpers record stages 32")
 
 # %% [markdown]
-# ## 5 · Who is done takes the next one
-#
-# The grid is persistent: a CTA per SM, each works on one tile of queries after the other, and under a causal mask these are of very different length. Notebook 31 has compared ways to hand them out, with a model in which all SMs are equally fast: dealing out in rows loses up to 30 %, a *counter*, from which everybody takes the next number when done, next to nothing. Its exercise 31.3 asked a fair question, though: with all lengths known beforehand, can't the host make lists that are just as good?
-#
-# In that model, yes. But SMs aren't equally fast. One finds its keys in the L2 and another has to wait for HBM; they share a power budget and a clock with all others. Let us add that to the model: each SM has a speed of its own, and the spread of the speeds is ours to choose.
-
-
-# %%
-def query_tiles(N, D, heads):
-    """Tiles of keys of each tile of queries in the order of their numbers: the longest first, of as many heads as fit in the L2."""
-    Br, at_once, work = sass.tile(rung("32_ping_pong"), D)["Br"], max(1, (32 << 20) // (4 * N * D)), []
-    for first in range(0, heads, at_once):
-        group = min(at_once, heads - first)
-        work += [-(-min(i0 + Br, N) // 128) for i0 in reversed(range(0, N, Br)) for _ in range(group)]
-    return work
-
-
-# %%
-def from_lists(work, speed):
-    """Lists made for SMs of equal speed, and run on these."""
-    place = schedule.run(work, len(speed))["place"]
-    took = pd.Series(work) / place.map(dict(enumerate(speed)))
-    end = took.groupby(place).cumsum()
-    return pd.DataFrame({"place": place, "begin": end - took, "end": end}).round(9)
-
-
-def from_a_counter(work, speed):
-    free, rows = [(0.0, place) for place in range(len(speed))], []
-    for length in work:  # in the order of the numbers, each to whoever is free first
-        begin, place = heapq.heappop(free)
-        rows.append((place, begin, begin + length / speed[place]))
-        heapq.heappush(free, (rows[-1][2], place))
-    return pd.DataFrame(rows, columns=["place", "begin", "end"])
-
-
-# %%
-work = query_tiles(4096, 128, heads=64)
-speed = 1 + 0.03 * np.random.default_rng(0).standard_normal(132)
-runs = {"from a counter": from_a_counter(work, speed), "from lists": from_lists(work, speed)}
-draw_masks.occupancy(runs, 132)
-
-# %%
-rows = {}
-for spread in (0, 0.01, 0.03, 0.05):
-    speed = 1 + spread * np.random.default_rng(0).standard_normal(132)
-    ideal = sum(work) / speed.sum()
-    for name, way in (("from lists", from_lists), ("from a counter", from_a_counter)):
-        rows.setdefault(f"{spread:.0%}", {})[name] = f"{way(work, speed)['end'].max() / ideal - 1:.1%}"
-pd.DataFrame(rows).T.rename_axis("spread of the SMs' speeds")
-
-# %% [markdown]
-# **What to see.** Time beyond that of 132 SMs which are all busy to the end. A list waits for its slowest SM, so it loses about as much as the slowest lags behind. The counter doesn't ask why somebody is late, and the last tiles are short, so little is left over at the end. Without a mask all tiles are equally long, and both lose the part of the last row that is empty: exercise 32.3.
-#
-# What does it cost? An atomic addition goes to the L2 and back. The producer asks for the next number when it begins with a tile of queries and needs it when it has sent for the last of its keys. The number reaches the consumers through shared memory, under the barrier that tells them that $Q_i$ has landed.
-
-# %%
-show.region("32_ping_pong", "schedule")
+# **What to see.** Stages 2 and 3 are written as the table of section 2 says, and ptxas moves the wait for $O$ above all of their exponentials. It takes the last step's vote to hold it back.
 
 # %% [markdown]
 # ## The kernel
-
-# %%
-show.region("32_ping_pong", "tile")
-
-# %% [markdown]
-# The producer, with the counter. The number of the tile travels to the consumers through shared memory, under the barrier that says that $Q_i$ has landed; −1 is the end.
-
-# %%
-show.region("32_ping_pong", "producer")
-
-# %% [markdown]
-# The next $Q_i$ is sent for when the last of this one's keys has been, to a place of its own: the consumers are still some tiles behind.
 #
-# The products of a consumer. They are functions because they are started from more than one place; the compiler puts each where it is called.
+# Tile, producer, ring and the counter that hands out query tiles are rung 31's. The products of a consumer are functions because they are started from more than one place; the compiler puts each where it is called.
 
 # %%
 show.region("32_ping_pong", "products")
@@ -329,19 +268,7 @@ show.region("32_ping_pong", "exponentials")
 show.region("32_ping_pong", "maximum")
 
 # %% [markdown]
-# The first tile of each tile of queries, those on the diagonal and those voted down are done alone, as in rung 31: product, wait, mask, maximum, exponentials.
-
-# %%
-show.region("32_ping_pong", "online_update")
-
-# %% [markdown]
-# Then the loops of section 3, as long as whole tiles follow and $P$ stands. What is left is to find out why they ended:
-
-# %%
-show.region("32_ping_pong", "settle")
-
-# %% [markdown]
-# And a warpgroup that sees nothing of a tile, because all of its rows come before it, may skip the tile but not its turn:
+# A warpgroup that sees nothing of a tile, because all of its rows come before it, may skip the tile but not its turn:
 
 # %%
 show.region("32_ping_pong", "skip")
@@ -353,22 +280,19 @@ show.region("32_ping_pong", "skip")
 check(kernel)
 
 # %% [markdown]
-# Order must not matter. Which CTA works on which tile differs from run to run on a GPU, but a tile is computed by one warpgroup from beginning to end, always in the same order. So two runs give the same bits:
+# Which CTA works on which tile differs from run to run on a GPU, but a query tile is computed by one warpgroup from beginning to end, always in the same order. So two runs give the same bits:
 
 # %%
 q, k, v = (torch.randn(1, 4, 700, 64, device=device).bfloat16() for _ in range(3))
 first, again = (kernel(q, k, v, causal=True) for _ in range(2))
 print("the same bits:", all(torch.equal(a, b) for a, b in zip(first, again, strict=True)))
 
-# %%
-plot.recorded("32_ping_pong", "error", plot.error)
-
 # %% [markdown]
 # ## Predict, then measure
 #
 # ### The two of them, alternating
 #
-# The kernel can be made to note, at every region and around every wait, what time it is: `helpers.roles` puts the notes in. On the emulator there is no clock, only an order of events; draw the lanes that you expect from the loop above, and compare:
+# `helpers.roles` makes the kernel note at every region and around every wait what time it is. On the emulator there is no clock, only an order of events. Draw the lanes that you expect from the loop above, and compare:
 
 # %%
 x = [torch.randn(1, 1, 640, 128, device=device).bfloat16() for _ in range(3)]
@@ -377,95 +301,79 @@ unit = "SM clocks" if device == "cuda" else "order of events"
 draw_pingpong.lanes({"32_ping_pong, d = 128, five tiles of keys": events}, unit)
 
 # %% [markdown]
-# **What to see.** Between the first $S$ and the last $O$, the two consumers are never at their products together: one starts $S$ and $O$ and passes the turn, and while it is at its softmax the other one does the same. (The first tile goes the long way and has no turn, and none follows the last one.) What the lanes show is what a warpgroup's *threads* are doing. To start a product takes a moment; the product itself runs on behind them, under the softmax that follows.
+# **What to see.** Between the first $S$ and the last $O$ the two consumers are never at their products together: one starts $S$ and $O$ and passes the turn, and while it is at its softmax the other one does the same. Dotted are waits for products, hatched those for a barrier: $K_j$, the turn, $V_j$. The lanes show what a warpgroup's *threads* do. To start a product takes a moment; the product itself runs on behind them.
 #
-# The same with clocks, from the middle of a long sequence on the recorded device:
-
+# On the H200 a tile's work takes the tensor cores 1024 clocks at $d = 128$, and there are two consumers. How many clocks pass from one $S$ of a consumer to its next, notes included?
 
 # %%
+clocks_per_tile = ...  # your prediction, d = 128
+
+
+# %% tags=["reveal"]
 def swim_lanes(notes, length=12000):
-    """Two stretches of `length` clocks, with d = 128 and d = 64, from the middle of a CTA's work."""
+    """`length` clocks from the middle of a CTA's work, and the clocks from one S to the next."""
     cases = {}
     for D, frame in notes.groupby("D"):
-        middle = (
-            frame.groupby("lane")["end"].max().min() // 2
-        )  # a lane that notes more often has notes left for less time
-        frame = frame.assign(begin=frame["begin"] - middle, end=frame["end"] - middle)
-        cases[f"32_ping_pong, D = {D}"] = frame[frame["end"] > 0].assign(begin=lambda f: f["begin"].clip(lower=0))
+        middle = frame.groupby("lane")["end"].max().min() // 2
+        frame = frame.assign(begin=(frame["begin"] - middle).clip(lower=0), end=frame["end"] - middle)
+        cases[f"32_ping_pong, D = {D}"] = frame[frame["end"] > 0]
+    starts = notes[(notes["D"] == 128) & (notes["lane"] == "consumer 0") & (notes["kind"] == "scores")]["begin"]
+    predict(clocks_per_tile, starts.diff().median(), "clocks per tile of a consumer, D = 128")
     return draw_pingpong.lanes(cases, f"SM clocks, {record.about('32_ping_pong', 'roles')['device']}", (0, length))
 
 
 plot.recorded("32_ping_pong", "roles", swim_lanes, by="python -m helpers record roles 32_ping_pong")
 
-
-# %%
-def clocks_per_tile(notes):
-    """From one S to the next of each consumer in the middle of its notes, beside what the tensor cores need for all consumers' tiles."""
-    rows = []
-    for (D, lane), frame in notes[notes["lane"] != "producer"].groupby(["D", "lane"]):
-        starts = frame.query("kind == 'scores' and end.max() * 0.3 < begin < end.max() * 0.7")["begin"]
-        rows.append((D, lane, int(starts.diff().median())))
-    found = pd.DataFrame(rows, columns=["D", "lane", "clocks per tile"]).pivot(
-        index="D", columns="lane", values="clocks per tile"
-    )
-    return found.assign(products=[found.loc[D].count() * budget.loc[D, "products"] for D in found.index]).astype(
-        "Int64"
-    )
-
-
-plot.recorded("32_ping_pong", "roles", clocks_per_tile, by="python -m helpers record roles 32_ping_pong")
+# %% [markdown]
+# **What to see.** One after the other the consumers start $S$ and $O$ (green), and under each green box the others are at their softmax, or wait. Three waits belong to a tile: for $K_j$, for the turn, and between $S$ and $O$ for $V_j$. At $d = 64$ the one for the turn is the longest, as two others have to come by first. Waits for products have no box of their own in this recording: the one for $S$ is the end of the box of $O$, the one for $O$ is in the softmax's. Every note takes time itself, so the kernel without notes is faster.
 
 # %% [markdown]
-# **What to see.** One after the other the consumers start $S$ and $O$ (green), and under each green box the others are at their softmax, or wait. Three waits belong to a tile: for $K_j$, for the turn, and between $S$ and $O$ for $V_j$. At $d = 128$ each takes some 160 to 270 clocks; at $d = 64$ the one for the turn takes about 1,100: two others have to come by first. Waits for products have no box of their own: the one for $S$ is the end of $O$'s box, the one for $O$ is in the softmax's. Every note takes time itself, so the kernel without them is faster, above all at $d = 64$, where a tile is short.
+# ### The steps that taught something
+#
+# Eight of 32 variants on the way to this kernel; the others are in [39 · Log](39_log.ipynb). Speeds are ratios to SDPA CUDNN in bf16. Steps 1, 2 and 5 ran in processes of their own, 11, 13 and 15 in one process, 20 and 28 in others; a variant differs by up to 3 % from run to run. The row maximum was dropped in step 13. How much faster did that make step 11 at $d = 64$?
+
+# %%
+faster = ...  # your prediction: step 13's speed over step 11's, D = 64
+TAUGHT = {
+    1: "two products, turns, a row maximum",
+    5: "1, all exponentials held before the wait for O",
+    2: "1, without turns",
+    11: "1, each query tile finished before the next",
+    13: "11, without the row maximum",
+    15: "13, without turns",
+    20: "13, the mask apart, the next Q asked for early",
+    28: "20, votes at the turn, one code for exact tiles",
+}
+
+
+# %% tags=["reveal"]
+def taught(steps):
+    rows = steps[steps["step"].isin(TAUGHT)]
+    at_64 = rows[rows["D"] == 64].set_index("step")["ratio"]
+    predict(faster, at_64[13] / at_64[11], "times as fast without the row maximum, D = 64", within=0.02)
+    rows = rows.assign(what=rows["step"].map(TAUGHT))
+    return draw_backward.drafts(rows, "Speed beside SDPA CUDNN, bf16, N = 1024 to 16384, NVIDIA H200")
+
+
+plot.recorded("32_ping_pong", "steps", taught)
 
 # %% [markdown]
-# ### Every step
+# **What to see.** (Filled marks are steps that stayed.)
 #
-# How this kernel was found: each row is a variant of an earlier one, with what was expected of it before it was run, whether it stayed, and what was measured. `ratio` is the time of SDPA CUDNN over its own, side by side, in bf16, and `ratio_causal` the same under a causal mask. `between_waits` are the exponentials in each piece of the code between its waits. Cover the columns with ratios and guess before you look.
-
+# - **Turns** (1 against 2, 13 against 15): at $d = 64$ 0<!--= 100 * (step("32", 1, 64) / step("32", 2, 64) - 1):.0f --> % and 2<!--= 100 * (step("32", 13, 64) / step("32", 15, 64) - 1):.0f --> %, under a mask 5<!--= 100 * (step("32", 1, 64, "ratio_causal") / step("32", 2, 64, "ratio_causal") - 1):.0f --> % and 0<!--= 100 * (step("32", 13, 64, "ratio_causal") / step("32", 15, 64, "ratio_causal") - 1):.0f --> %; nothing at $d = 128$. Section 1's model has the direction right, and is far off in size: left to themselves, warpgroups don't stay in step.
+# - **The wait that moves** (1 against 5): in 1, ptxas had put all exponentials behind both waits. To hold them in front of the wait for $O$ brought 2<!--= 100 * (step("32", 5, 128) / step("32", 1, 128) - 1):.0f --> % at $d = 128$.
+# - **Each query tile finished before the next begins** (11) should have *cost* something, as the tensor cores idle in between. It gained 9<!--= 100 * (step("32", 11, 128) / step("32", 1, 128) - 1):.0f --> %: a loop that can go on into another query tile has to be ready for that in every turn, and without that it is half as long. What the tensor cores did wait for at that point was $Q_i$: to ask for it early (20) brought 7<!--= 100 * (step("32", 20, 128) / step("32", 17, 128) - 1):.0f --> % more at $d = 128$.
+# - **No maximum** (13): 3<!--= 100 * (step("32", 13, 64) / step("32", 11, 64) - 1):.0f --> % at $d = 64$, 5<!--= 100 * (step("32", 13, 128) / step("32", 11, 128) - 1):.0f --> % at 128.
+#
+# ### Votes
+#
+# How often is a tile voted down? It costs its product of $S$ once more: four `wgmma` at $d = 64$ for each of four warps. There are three warpgroups with eight tiles of keys each. How many of these 24 tiles are done again where scores *rise* all the way along the keys as the kernel meets them?
 
 # %%
-def table(steps):
-    return record.step_table(steps, "between_waits").style.format(precision=2, na_rep="")
+again = ...  # your prediction: 0 to 24
 
-
-plot.recorded("32_ping_pong", "steps", table)
-
-# %%
-plot.recorded("32_ping_pong", "steps", lambda s: draw_pingpong.steps(s, "Each variant, N ≥ 1024, bf16", "SDPA CUDNN"))
-
-# %% [markdown]
-# **What to see.** The predictions, first of all: they were written down before, and many are wrong.
-#
-# - **Turns** (2 and 15): without them nothing was lost at $d = 128$, and at $d = 64$ two percent (15) or, under a mask, five (2). Section 1's model has the direction right, and is far off in size: left to themselves, warpgroups don't stay in step.
-# - **The wait that moves** (1, 4, 5; all with a row maximum, at $d = 128$). In 1, ptxas had put all exponentials behind both waits. To hold half of them in front brought a few percent, to hold all of them no more than that. At $d = 64$ the border didn't hold, `between_waits` says so, and yet the times differ by several percent: a warning how far these first ten rows can be trusted, each of which ran beside cuDNN in a process of its own.
-# - **Finishing a tile of queries before the next one begins** (11) should have *cost* something, as the tensor cores idle in between. It gained a tenth. A loop that can go on into another tile of queries has to be ready for it in every turn; without that it is half as long. What the tensor cores did wait for at that point was something else: $Q_i$. To send for it early (20) brought another seven percent at $d = 128$.
-# - **No maximum** (13): a few percent, less than expected at $d = 64$, more at 128. Step 16 is a kernel that is wrong, to learn what the mask's instructions cost where they are only stepped over: five percent. A loop without them (17) gave a part of it back.
-# - **The vote at the next turn** (25) in place of a barrier of its own: one percent, for nothing but another place.
-# - **One piece of code** for the first tile, those on the diagonal and those done again (28): half the instructions of 25, for a percent of its speed at $d = 128$ and four or five under the mask, measured in different runs. It stayed: this kernel is to be read.
-# - **What didn't help**: $S$ in two halves, so that exponentials can begin under its second half (21, 26); a part of the exponentials by a polynomial (18, 27), which without a mask gains one to three percent at $d = 64$ and, where it was tried, loses three at 128; $Q_i$ in registers (10, 23); smaller tiles (9, 19); rescaling $O$ only where it is needed (6, 7).
-# - **Tensor cores that idle at a tile's end** (30). Behind the last product of a query tile nothing is started until $O$ has been written. To start the next tile's $S$ before that saves clocks: with the notes of clocks above in it, a CTA is done in 8 % fewer at $N = 1024$ and $d = 128$. Without them it saves hardly any *time*: one percent at $d = 64$, nothing at 128. A third stage of $K_j$ (31), and keys asked for into the L2 ahead of time (32), cost a little. What waits for nothing draws more power, and this card's clock comes down to what its power allows: see "What still hurts".
-# - **The counter** (3 is without): at $d = 128$ under a causal mask the tiles dealt out beforehand cost a sixth; without a mask, nothing. Notebook 31's model says the same of that deal.
-#
-# ### The X-ray
-#
-# Two things can be predicted and counted. The first: under a causal mask, tiles of keys that no row of a CTA sees must not be fetched. The bytes of $K$ for two heads of $N = 768$ at $d = 64$, as the copy engine is asked for them:
-
-# %%
+# %% tags=["reveal"]
 small = single("32_ping_pong", 64, "bf16")
-q, k, v = (torch.randn(1, 2, 768, 64).bfloat16() for _ in range(3))
-rows = {}
-for causal in (False, True):
-    ray = xray(small, q, k, v, causal=causal)
-    tiles = [-(-min(i0 + 192, 768) // 128) if causal else 6 for i0 in range(0, 768, 192)]
-    rows[f"causal={causal}"] = {"K bytes": ray.tensors.bytes_read.K, "predicted": 2 * sum(tiles) * 128 * 64 * 2}
-    rows[f"causal={causal}"]["findings"] = len(ray.findings)
-pd.DataFrame(rows).T
-
-# %% [markdown]
-# The second: how often is a tile voted down? It costs its product of $S$ once more, four `wgmma` at $d = 64$ for each of four warps. **Predict** how many of three warpgroups' eight tiles of keys it is, for inputs of the usual size, for queries eight times as large, and for scores that rise all the way along the keys as the kernel meets them:
-
-# %%
 q, k, v = (torch.randn(1, 1, n, 64) for n in (192, 1024, 1024))
 steep = q.clone(), torch.cat([torch.linspace(60, 0, 1024).reshape(1, 1, -1, 1), k[..., 1:]], -1)
 steep[0][..., 0] = 8
@@ -473,16 +381,16 @@ usual, counts = 12 * 8 * (4 + 8), {}  # warps, tiles, products of S and O
 for name, (q_in, k_in) in {"usual": (q, k), "large queries": (8 * q, k), "rising": steep}.items():
     seen = xray(small, q_in.bfloat16(), k_in.bfloat16(), v.bfloat16()).trace.instructions["wgmma.mma_async"]
     counts[name] = {"wgmma": seen, "tiles done again, of 24": (seen - usual) // 16}
+predict(again, counts["rising"]["tiles done again, of 24"], "of 24 tiles where scores rise")
 pd.DataFrame(counts).T
 
 # %% [markdown]
-# None, and one for each warpgroup: from there on it tracks.
+# One for each warpgroup: from there on it tracks.
 
 # %% [markdown]
 # ## Beside its peers
-
-# %%
-plot.recorded("32_ping_pong", "forward", plot.throughput)
+#
+# FA3 and FA4, FlashAttention-3 and -4, ran in the same process as the rung, SDPA FLASH (FlashAttention-2) and SDPA CUDNN.
 
 
 # %%
@@ -493,12 +401,6 @@ def fast(samples):
 
 plot.recorded("32_ping_pong", "forward", lambda s: plot.ratio(s, "32_ping_pong", fast(s)))
 
-# %% [markdown]
-# Under a causal mask:
-
-# %%
-plot.recorded("32_ping_pong", "causal", plot.throughput)
-
 
 # %%
 def summaries(samples):
@@ -506,65 +408,53 @@ def summaries(samples):
     return pd.concat(tables, names=["peer"]).droplevel(1).round(3)
 
 
-plot.recorded("32_ping_pong", "forward", summaries)
-
-# %%
-plot.recorded("32_ping_pong", "causal", summaries)
+forward, causal = (record.load("32_ping_pong", kind) for kind in ("forward", "causal"))
+pd.concat({"no mask": summaries(forward), "causal": summaries(causal)})
 
 # %% [markdown]
-# The columns as in notebook 13: geometric mean over the headline shapes with $N \ge 1024$, the lowest and highest of them, and the worst of all recorded shapes. FA3 and FA4, FlashAttention-3 and -4, are in these tables and figures where they could be imported and ran in the same process. A ratio by way of a third kernel, on another day, would be none.
+# **What to see.** Marks are medians of seven rounds, whiskers the lowest and highest. In the table: geometric mean over the headline shapes with $N \ge 1024$, their lowest and highest, and the worst of all recorded shapes. The lead over cuDNN is 1.18<!--= ratio("32", "CUDNN", 64):.2f --> at $d = 64$ and 1.11<!--= ratio("32", "CUDNN", 128):.2f --> at $d = 128$ (fp16), and smallest at short lengths: where a query tile has few tiles of keys, its ends weigh most. Beside FlashAttention-3 it is 1.10<!--= ratio("32", "FA3", 64):.2f --> and 1.03<!--= ratio("32", "FA3", 128):.2f -->, under a mask 1.08<!--= ratio("32", "FA3", 64, causal=1, kind="causal"):.2f --> and 1.00<!--= ratio("32", "FA3", 128, causal=1, kind="causal"):.2f -->: at $d = 128$ under the mask the two are level.
 #
-# **What to see.** The lead over cuDNN is smallest at short lengths and by and large grows with them. Where a tile of queries has few tiles of keys, its ends weigh most: at $N = 512$ one of four is done alone. At $d = 128$ it is 3 % ahead there, and 2 % behind under the mask. FlashAttention-3 is passed at every length but for $d = 128$ under the mask, where the two are level.
-#
-# (The table of steps has this kernel, and step 29, at ratios of other runs, over three of these five lengths, and without slower peers in between, during which the card cools.)
-#
-# ### The price, by family
-#
-# These were random inputs. The other families are described in [data/README.md](../data/README.md#families-of-inputs).
+# These were random inputs. [Other families](../data/README.md#families-of-inputs) cost votes and tracking:
 
 # %%
 five = ["32_ping_pong", "31_warp_specialized", "SDPA CUDNN", "FA3", "FA4"]
-FAMILIES = {"kind": "families", "by": "python -m helpers record families 32"}
-plot.recorded("32_ping_pong", draw=lambda samples: plot.families(samples, five), **FAMILIES)
-
-# %%
-plot.recorded("32_ping_pong", draw=lambda samples: plot.families(samples, five, causal=True), **FAMILIES)
+by = "python -m helpers record families 32"
+plot.recorded("32_ping_pong", "families", lambda samples: plot.families(samples, five), by=by)
 
 # %% [markdown]
 # **What to see.** The other kernels form every maximum on any input, so their points move less. Ours is ahead where little is missed. Elsewhere the copy that tracks runs, with the instructions of rung 31's softmax; the early start of $S$ and the turns keep it ahead of rung 31 on long sequences at $d = 128$; at 64 they are about level. $Q \times 2$ and the sawtooth pay for accuracy alone, as in rung 13.
 #
-# How far is the kernel, on random inputs, from a product without any softmax? cuBLAS multiplied two square bf16 matrices (8192) in turn with the kernel; `ratio` is our TFLOP/s over its:
-
-# %%
-plot.recorded("32_ping_pong", "matmul", lambda samples: record.ratio_to_cublas(samples, "32_ping_pong").round(3))
-
-# %% [markdown]
-# ### The staircase, from 01 to 32
+# ### The staircase
 #
-# At $N = 4096$, in fp16 where a rung takes it, on a logarithmic scale. The lines: SDPA FLASH, which is FlashAttention-2; cuDNN; FlashAttention-3 and -4, where they ran beside a rung; Triton's tutorial kernel, from an [earlier study](../data/README.md) on a card of the same kind; cuBLAS's product of two large fp16 matrices; and what the card's [datasheet](https://www.nvidia.com/en-us/data-center/h200/) promises for dense products of 16 bits.
+# The fp16 rungs at $N = 4096$, on a linear scale. (01 to 04, in fp32, end at 46<!--= tflops("04", 128, dtype="fp32"):.0f --> TFLOP/s.) The lines are peers; cuBLAS's product of two large fp16 matrices; and what the [datasheet](https://www.nvidia.com/en-us/data-center/h200/) promises for dense products of 16 bits.
 
 # %%
-plot.staircase(scoreboard.speeds(summit=True))
+speeds = scoreboard.speeds(summit=True)
+plot.staircase(speeds[(speeds["dtype"] != "fp32") & (speeds["D"] == 128)])
 
 # %% [markdown]
 # ## What still hurts
 #
-# 1. **Short lengths at $d = 128$.** There the lead over cuDNN is least. Nsight Compute, on step 26 of the table at $N = 4096$, found the tensor cores at work for 85 % of the time, at a clock of 1.64 GHz of the 1.98 that the card can do, and warps that waited for their turn for 7 % of it, for $K_j$ for 3 % and for $V_j$ for 2 % (the conditions of that record have it). Steps 30 to 32 went after these waits, and gained nothing: the clock is what is short.
-# 2. **Ends.** A tile of queries begins with a tile of keys that is done alone and ends with a product under which nothing happens. While one warpgroup is at that, only the others keep the tensor cores busy. The shorter the sequence, the larger that part; under a causal mask the tiles on the diagonal are done alone, too.
-# 3. **Exponentials at $d = 64$.** There are as many clocks of them as of products, so both units would have to be busy all the time. Exercise 32.1 looks ahead.
-# 4. **What no kernel gets.** cuBLAS, with nothing but products to do, stays far below the datasheet. 4096 operations per clock on 132 SMs come to the datasheet's 990 TFLOP/s at 1830 MHz. While the samples above were taken, in short bursts with pauses, the card was seen at these clocks and drew this power (of at most 700 W), the slower peers included; what the clock does within a burst they don't show:
+# 1. **Ends.** A query tile begins with a tile of keys that is done alone and ends with a product under which nothing happens. The shorter the sequence, the larger that part; under a causal mask the tiles on the diagonal are done alone, too. A variant that starts the next query tile's $S$ under the epilogue (step 30) needs 8 % fewer clocks at $N = 1024$, $d = 128$, with the notes of clocks in it. Without them it saves no time.
+# 2. **Exponentials at $d = 64$.** There are as many clocks of them as of products, so both units would have to be busy all the time. Exercise 32.1 looks ahead.
+# 3. **Power.** While the samples above were taken, NVML (the driver's monitoring library) reported the SM clock, the power and what held the clock back:
 
 
 # %%
-def conditions(samples):
-    about = record.about("32_ping_pong")
-    return pd.DataFrame({name: about[name] for name in ("sm_clock_mhz", "power_w")}).T
+def sensors(samples):
+    """Of the rung's bursts: SM clock and power, medians, and the share of bursts in which the power limit held the clock back."""
+    ours = samples[(samples["name"] == "32_ping_pong") & (samples["dtype"] == "bf16")]
+    found = ours.groupby(["D", "Nk"]).agg(MHz=("sm_mhz", "median"), watts=("watts", "median"))
+    found["at the power limit"] = (ours["throttle"] == "power_cap").groupby([ours["D"], ours["Nk"]]).mean()
+    return found.round({"MHz": 0, "watts": 0, "at the power limit": 2}).unstack("D")
 
 
-plot.recorded("32_ping_pong", "forward", conditions)
+plot.recorded("32_ping_pong", "forward", sensors)
 
 # %% [markdown]
-# 5. **The other direction.** Training needs gradients, and in the backward pass five products want operands that other products have just made: [33 · Backward on Hopper](33_backward_wgmma.ipynb).
+# **What to see.** Most bursts are at the limit of 700 W (it holds on average; short bursts exceed it), and at $d = 128$ the clock is below the 1980 MHz that the card can do. The sensor takes some ten milliseconds to follow, so a burst's numbers are partly its neighbours'. Beside cuBLAS, in long runs at $d = 128$, the clock sank as low as 1545<!--= record.load("32_ping_pong", "matmul").sm_mhz.min():.0f --> MHz, and the rung reached 0.89<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.min():.2f --> to 0.95<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.max():.2f --> of its TFLOP/s. A kernel that waits less draws more power and then runs at a lower clock; that is probably why step 30 saves clocks and no time. Its own clock was not recorded.
+#
+# 4. **The backward pass.** Training needs gradients, and there five products want operands that other products have just made: [33 · Backward on Hopper](33_backward_wgmma.ipynb).
 
 # %% [markdown]
 # ## Exercises
@@ -628,11 +518,13 @@ def what_happens():
     x = [torch.randn(1, 1, 300, 64).half() for _ in range(3)]
     three = {name: single("32_ping_pong", 64).replace(old, new) for name, (old, new) in edits.items()}
     compile_ahead(three.values(), "run")
-    for name, text in three.items():
+    seen = []
+    for text in three.values():
         edited = load(source=text, device="cpu", quiet=True)
         report = check(edited, [Case("three tiles of keys", *x)])
         happens = "right" if report.ok else "hangs" if "deadlock" in str(report) else "wrong"
-        assert predicted[name] == happens, f"{name}: not {predicted[name]}"
+        seen.append(happens)
+    assert seen == [predicted[name] for name in three], "at least one of them behaves in another way"
     return True
 
 

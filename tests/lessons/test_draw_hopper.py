@@ -74,6 +74,26 @@ def test_lanes_of_warpgroups_and_their_registers():
     )
     lanes, file = draw_hopper.roles(events, {"producer": 24, "consumer": 240}, "title", "clocks").axes
     assert [p.get_width() for p in lanes.patches] == [2, 3, 6]
+    assert "consumer: S = Q Kᵀ 67%, waits for a barrier 33%" in lanes.figure.in_words
     assert [p.get_width() for p in file.patches] == [100 * 24 / 512, 100 * 240 / 512]
     with pytest.raises(ValueError, match="71,680 registers"):
         draw_hopper.roles(events, {"producer": 80, "consumer": 240, "other": 240}, "title", "clocks")
+
+
+def test_steps_of_33_say_how_much_lies_under_the_other_ones_products():
+    rows = []
+    for n in range(8):  # consumer 0 computes 0-10 of each step of 40, consumer 1 starts products at 5-25
+        t = 40 * n
+        rows += [("consumer 0", "dS", t, t + 10), ("consumer 0", "products", t + 10, t + 20)]
+        rows += [("consumer 0", "softmax", t + 20, t + 30), ("consumer 0", "send dQ", t + 30, t + 40)]
+        rows += [("consumer 1", "products", t + 5, t + 25), ("consumer 1", "dS", t + 25, t + 30)]
+        rows += [("consumer 1", "softmax", t + 30, t + 35), ("consumer 1", "send dQ", t + 35, t + 40)]
+        rows += [("producer", "copy", t, t + 4)]
+    events = pd.DataFrame(rows, columns=["lane", "kind", "begin", "end"])
+    shares = draw_hopper.covered(events)
+    assert shares["consumer 0", "dS"] == 0.5 and shares["consumer 0", "softmax"] == 0.5
+    assert shares["consumer 0", "send dQ"] == 0 == shares["consumer 1", "dS"]
+    figure = draw_hopper.steps(events, "a title", "clocks", shown=2)
+    lanes, side = figure.axes
+    assert sorted(set(words(lanes))) == ["1", "2", "3–5", "6", "7"]
+    assert words(side)[0] == "(2) dS: 50%\n(6) P: 50%\n(7) dQ: 0%" and "consumer 0's dS" in figure.in_words

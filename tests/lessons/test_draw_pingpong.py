@@ -1,8 +1,10 @@
 """The drawings of what runs under what say what they are given."""
 
+import re
+
 import pandas as pd
 
-from helpers import draw_pingpong, overlap
+from helpers import draw_pingpong, overlap, rung
 from helpers.lessons.drawings.hopper import KINDS
 
 PNG = b"\x89PNG"
@@ -53,6 +55,7 @@ def test_a_loop_is_cut_at_its_waits_and_counted():
     first = figure.axes[0]
     assert len(first.patches) == 1 + 1 + 3 + 1  # the loop, a product, exponentials, a rounding
     assert [(line.get_linestyle(), line.get_xdata()[0]) for line in first.lines] == [("--", 1), ("-", 5)]
+    assert "2 exponentials before a wait until 0 groups" in figure.in_words
     assert figure.png().startswith(PNG)
 
 
@@ -60,14 +63,25 @@ def test_steps_beside_a_peer():
     rows = [(i, f"step {i}", "yes" if i < 2 else "no, slower", D, 0.9 + 0.05 * i) for D in (64, 128) for i in range(3)]
     frame = pd.DataFrame(rows, columns=["step", "what", "kept", "D", "ratio"])
     figure = draw_pingpong.steps(frame.assign(ratio_causal=1.0), "all of them", "SDPA CUDNN")
-    assert [len(ax.patches) for ax in figure.axes] == [3, 3] and "0.95" in words(figure)
+    dots = [sum(len(x.get_xdata()) for x in ax.lines if x.get_label() in ("stayed", "did not")) for ax in figure.axes]
+    assert dots == [3, 3] and "0.95" in words(figure)
     assert figure.axes[0].get_xlabel() == "times as fast as SDPA CUDNN"
     assert draw_pingpong.steps(frame, "without a mask", "SDPA CUDNN").png().startswith(PNG)
 
 
-def test_every_state_has_a_box_and_every_way_an_arrow_between_two():
+def test_every_state_has_a_box_and_every_way_an_arrow():
     figure = draw_pingpong.states()
     texts = [text.get_text() for text in figure.axes[0].texts]
-    assert [text.split("\n")[0] for text in texts[:3]] == ["alone", "tracked", "taken"]
-    assert len(figure.axes[0].patches) == 4 == len(texts) - 3 and any("voted down" in text for text in texts)
+    assert [text[:3] for text in texts if text.startswith("(")] == [f"({n})" for n in range(1, 8)]
+    assert len(figure.axes[0].patches) == 11 == len(texts) - 7
+    held = [patch for patch in figure.axes[0].patches if patch.get_linestyle() == "--"]
+    assert (
+        len(held) == 4 and "keeps the turn" in figure.in_words
+    )  # from the turn to its passing, or back to the same tile
     assert figure.png().startswith(PNG)
+
+
+def test_the_states_are_those_that_the_kernel_numbers():
+    text = rung("32_ping_pong").source
+    numbered = set(re.findall(r"// \((\d)\) ([a-zO ]+?)[.:,;]", text))
+    assert numbered == {(str(n), name) for n, (name, _, _) in draw_pingpong.STATES.items()}

@@ -3,7 +3,7 @@
 import pytest
 
 from helpers import record
-from helpers.lessons.numbers import draft, ratio, renewed, tflops
+from helpers.lessons.numbers import ratio, renewed, step, tflops
 
 
 def test_a_number_is_written_anew_and_nothing_else():
@@ -12,6 +12,13 @@ def test_a_number_is_written_anew_and_nothing_else():
         f'It is **{ratio("13", "FLASH", 64):.2f}<!--= ratio("13", "FLASH", 64):.2f --> times** as fast (3<!--= 2 + 1 -->), 4.5 of it.'
     )
     assert renewed(renewed(text)) == renewed(text)
+
+
+def test_a_step_is_the_records():
+    steps = record.load("32_ping_pong", "steps", device=record.DEFAULT_DEVICE)
+    (rung_28,) = steps.query("step == 28 and D == 64")["ratio_causal"]
+    assert step("32", 28, 64, "ratio_causal") == rung_28 != step("32", 28, 128, "ratio_causal")
+    assert renewed('0<!--= step("32", 28, 64, "ratio_causal"):.3f -->').startswith(f"{rung_28:.3f}<")
 
 
 def test_an_expression_that_fails_is_named():
@@ -29,11 +36,3 @@ def test_a_ratio_and_a_speed_are_the_records():
     assert ratio("13", "FLASH", 64, 4096) == pytest.approx(
         medians["ms"][record.FLASH] / medians["ms"]["13_tuned"], rel=0.02
     )
-
-
-def test_a_draft_is_the_record_s():
-    steps = record.load("22_backward_fp32", "steps", record.DEFAULT_DEVICE).set_index(["step", "D"])
-    assert draft("22", 6, 128) == steps.ratio[6, 128] != draft("22", 6, 64)
-    assert draft("22", 6, 64, "ratio_causal") == steps.ratio_causal[6, 64]
-    with pytest.raises(ValueError):
-        draft("22", 99, 64)

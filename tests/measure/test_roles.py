@@ -127,9 +127,19 @@ def test_a_backward_pass_notes_its_own_phases():
     assert set(times.lane) == {"producer", "consumer 0", "consumer 1"}
     assert set(times[times.lane == "producer"].kind) == {"copy", "wait"}
     consumer = times[times.lane == "consumer 1"]
-    assert set(consumer.kind) == {"wait", "softmax", "products", "dS", "send dQ"}
+    assert set(consumer.kind) == {"wait", "product", "softmax", "products", "dS", "send dQ"}
     steps = -(-200 // draw_backward.constants(source, 64)["Br"])
     assert list(consumer.kind).count("dS") == steps
+
+
+def test_a_wait_for_a_product_is_told_from_one_for_a_barrier():
+    """In each tile of 31: S is started and waited for, then softmax, V, O is started and waited for."""
+    q, k, v = (torch.randn(1, 1, n, 64).half() for n in (64, 256, 256))
+    times = roles.times(for_d64("31_warp_specialized"), q, k, v)
+    kinds = list(times[times.lane == "consumer 0"].kind)
+    first = kinds.index("scores")
+    assert kinds[first : first + 2] == ["scores", "product"] and kinds.count("product") == 4
+    assert {"softmax", "wait", "output"} <= set(kinds)
 
 
 def test_notes_leave_the_products_of_33_asynchronous():

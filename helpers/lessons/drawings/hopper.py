@@ -141,6 +141,13 @@ def descriptor(
             right.annotate("", (x, bytes_ / 128 + 0.5), (x, 0.5), arrowprops={"arrowstyle": "-|>", "color": ORANGE})
             right.text(x + 0.12, bytes_ / 256 + 0.5, f"{name} offset", rotation=90, ha="left", va="center", fontsize=8)
     right.set_title("shared memory, from the start address's line on: core matrix · its row", color=MUTED)
+    first_line = [places.get(first * 128 + 16 * box) for box in range(8)]
+    boxes = " ".join("–" if found is None else f"{found[0]}·{found[1]}" for found in first_line)
+    figure.in_words = (
+        f"{title or 'A descriptor'}. Its 64 bits: start address {d.start:#x}, leading offset {d.leading} bytes, stride offset "
+        f"{d.stride} bytes, swizzle {d.swizzle} bytes. Below, the operand's 16 core matrices, and where their rows lie in shared "
+        f"memory, as core matrix · row; the first line of 128 bytes: {boxes}."
+    )
     return figure
 
 
@@ -166,6 +173,11 @@ def chunks(panels: Mapping[str, np.ndarray]) -> Figure:
         for box in range(8):
             ax.text(box + 0.5, -0.1, f"{4 * box}–{4 * box + 3}", ha="center", va="bottom", fontsize=7.5, color=MUTED)
         ax.text(-0.12, -0.1, "banks", ha="right", va="bottom", fontsize=7.5, color=MUTED)
+    said = []
+    for title, places in panels.items():
+        rows = (" ".join("0" if n < 0 else f"{n // 8}·{n % 8}" for n in line) for line in places[:3])
+        said.append(f"{title}: " + "; ".join(rows) + (" …" if len(places) > 3 else ""))
+    figure.in_words = "Lines of shared memory, eight boxes of 16 bytes each, as row · chunk. " + ". ".join(said)
     return figure
 
 
@@ -205,12 +217,17 @@ def accumulator(thread: int = 37, columns: int = 64, step: int = 1) -> Figure:
                 ax.add_patch(Rectangle((column, row - 16 * warp), 1, 1, facecolor=face, edgecolor=CARD, linewidth=0.7))
                 ax.text(column + 0.5, row - 16 * warp + 0.5, f"{name}{i}" if mine else lane, ha="center", va="center",
                         fontsize=7 if mine else 7, color=CARD if mine else INK, fontweight="bold" if mine else "normal")  # fmt: skip
+    figure.in_words = (
+        f"Each of four warps has 16 of the 64 rows of S. Thread {thread} of warp {warp} holds elements d{8 * step} to d{8 * step + 7} "
+        f"of columns {16 * step} to {16 * step + 15} in the same cells in which the operand A of step {step} has its a0 to a7."
+    )
     return figure
 
 
 KINDS = {
     "copy": (BLUE, "", "asks for tiles"),
-    "wait": (CARD, "////", "waits"),
+    "wait": (CARD, "////", "waits for a barrier"),
+    "product": (CARD, "....", "waits for a product"),
     "scores": (GREEN, "", "S = Q Kᵀ"),
     "softmax": (SAND, "", "softmax"),
     "output": (MINT, "", "O += P V"),
@@ -218,6 +235,18 @@ KINDS = {
     "dS": (ORANGE, "", "dS"),
     "send dQ": (BLUE, "....", "writes dQ"),
 }
+
+
+def said(events: pd.DataFrame) -> str:
+    """What each lane does with its time, in words: "consumer 0: softmax 42 %, S = Q Kᵀ 14 %". events: lane, kind, begin, end."""
+    spent = (events["end"] - events["begin"]).groupby([events["lane"], events["kind"]]).sum()
+    lanes = []
+    for lane, of_lane in spent.groupby(level="lane"):
+        mine = events[events["lane"] == lane]
+        whole = mine["end"].max() - mine["begin"].min()
+        shares = of_lane.droplevel("lane").sort_values(ascending=False) / whole
+        lanes.append(f"{lane}: " + ", ".join(f"{KINDS[kind][2]} {share:.0%}" for kind, share in shares.items()))
+    return "; ".join(lanes)
 
 
 @styled
@@ -244,4 +273,71 @@ def roles(events: pd.DataFrame, registers: Mapping[str, int], title: str, unit: 
     file.grid(axis="y", visible=False)
     file.set(xlabel="% of the SM's registers", xlim=(0, 60))
     file.set_title("registers per thread", color=MUTED)
+    each = ", ".join(f"{name} {n}" for name, n in registers.items())
+    figure.in_words = f"{title}. {said(events)}. Registers per thread: {each}."
+    return figure
+
+
+WORK = ("dS", "softmax", "send dQ")  # of a consumer of 33, while it starts no products
+
+
+def covered(events: pd.DataFrame) -> dict[tuple[str, str], float]:
+    """(consumer, kind of WORK) -> the share of its clocks during which the other consumer starts products.
+
+    events: of one D, with columns lane ("consumer 0", "consumer 1", …), kind, begin and end.
+    """
+    found = {}
+    for one, other in (("consumer 0", "consumer 1"), ("consumer 1", "consumer 0")):
+        theirs = events[(events["lane"] == other) & (events["kind"] == "products")]
+        for kind in WORK:
+            mine = events[(events["lane"] == one) & (events["kind"] == kind)]
+            until = np.minimum.outer(mine["end"].to_numpy(), theirs["end"].to_numpy())
+            since = np.maximum.outer(mine["begin"].to_numpy(), theirs["begin"].to_numpy())
+            found[one, kind] = (until - since).clip(0).sum() / (mine["end"] - mine["begin"]).sum()
+    return found
+
+
+# What a box of 33's lanes is in the kernel's comments; the two times that products are started have no number here.
+NUMBERS = {"dS": "2", "softmax": "6", "send dQ": "7"}
+
+
+@styled
+def steps(events: pd.DataFrame, title: str, unit: str, shown: int = 3) -> Figure:
+    """Some steps of 33's loop from the middle of a CTA's work: a lane for each warpgroup, and beside each consumer's lane how much
+    of its own work lies under products that the other one starts.
+
+    events: of one D, as `covered` takes them. Boxes carry the numbers of the kernel's comments: 2 dS, 6 P of the next step, 7
+    dQ to shared memory; products are started for 1 (dP, dV), and for 3 to 5 (S, dK, dQ), in front of 6.
+    """
+    starts = events[(events["lane"] == "consumer 0") & (events["kind"] == "dS")]["begin"].to_numpy()
+    first, last = (starts[len(starts) // 2 + n] for n in (0, shown))
+    seen = events[(events["end"] > first) & (events["begin"] < last)]
+    seen = seen.assign(begin=seen["begin"].clip(lower=first) - first, end=seen["end"].clip(upper=last) - first)
+    names = ["producer", "consumer 0", "consumer 1"]
+    figure, (lanes, side) = canvas(10.6, 3.3, 2, title, width_ratios=[4.4, 1])
+    handles = swim.draw(lanes, seen, names, KINDS)
+    lanes.set(xlabel=unit, xlim=(0, last - first))
+    for lane, of_lane in seen[seen["lane"] != "producer"].groupby("lane"):
+        for kind, begin, end in of_lane[["kind", "begin", "end"]].itertuples(index=False):
+            ahead = of_lane[(of_lane["begin"] >= end) & of_lane["kind"].isin(["dS", "softmax"])]["kind"]
+            which = {"dS": "1", "softmax": "3–5"}.get(ahead.iloc[0], "") if kind == "products" and len(ahead) else ""
+            number = NUMBERS.get(kind, which)
+            if number and end - begin > 0.02 * (last - first):
+                box = {"facecolor": CARD, "edgecolor": "none", "pad": 0.8}
+                place = (begin + end) / 2, names.index(lane)
+                lanes.text(*place, number, ha="center", va="center", fontsize=8.5, bbox=box)
+    shares = covered(events)
+    blank(side).set(xlim=(0, 1), ylim=lanes.get_ylim())
+    side.set_title("under the other's products", color=MUTED, fontsize=9)
+    for lane in names[1:]:
+        says = "\n".join(
+            f"({NUMBERS[kind]}) {label}: {shares[lane, kind]:.0%}"
+            for kind, label in (("dS", "dS"), ("softmax", "P"), ("send dQ", "dQ"))
+        )
+        side.text(0.02, names.index(lane), says, va="center", fontsize=9)
+    figure.legend(handles=handles, loc="outside lower left", frameon=False, fontsize=9, ncols=6)
+    figure.in_words = f"{title}: " + "; ".join(
+        f"{lane}'s {kind} lies under the other's products for {share:.0%} of its clocks"
+        for (lane, kind), share in shares.items()
+    )
     return figure

@@ -26,7 +26,7 @@ from ...figures.style import (
     styled,
 )
 from ...toolchain.loops import Line, is_named, waits
-from .hopper import KINDS
+from .hopper import KINDS, said
 
 __all__ = [
     "lanes",
@@ -66,6 +66,7 @@ def lanes(cases: Mapping[str, pd.DataFrame], unit: str, span: tuple[float, float
     axes[-1].set_xlabel(unit)
     handles = [shown[label] for _, _, label in KINDS.values() if label in shown]
     figure.legend(handles=handles, loc="outside upper right", ncols=5, frameon=False, fontsize=9)
+    figure.in_words = " ".join(f"{title}: {said(frame)}." for title, frame in cases.items())
     return figure
 
 
@@ -124,40 +125,67 @@ def loop(code: Mapping[str, Sequence[Line]]) -> Figure:
         Line2D([], [], color=INK, linewidth=1.6, label="waits for all of them"),
     ]
     figure.legend(handles=handles, loc="outside upper left", ncols=4, frameon=False, fontsize=8.5)
+    figure.in_words = " ".join(f"{name}: {_pieces(lines)}." for name, lines in code.items())
     return figure
 
 
-STATES = {  # name -> where, and what is done with a tile of keys
-    "alone": (0.0, "S, mask, maximum, P:\nno other product under way"),
-    "tracked": (4.4, "S, maximum, exponentials;\nO is complete, and rescaled"),
-    "taken": (8.8, "S, exponentials with\nthe maximum there is"),
+def _pieces(lines: Sequence[Line]) -> str:
+    """A loop's exponentials between its waits for products, in words."""
+    parts, begin = [], 0
+    for end, left in [*waits(lines), (len(lines), None)]:
+        count = sum(opcode.startswith("MUFU.EX2") for _, opcode, _ in lines[begin:end])
+        until = "the loop's end" if left is None else f"a wait until {left} groups of products are left"
+        parts.append(f"{count} exponentials before {until}")
+        begin = end
+    return ", ".join(parts)
+
+
+# The states of a warpgroup's loop over tiles of keys: number in the kernel's comments -> name, what it does, place of the box.
+STATES = {
+    1: ("exact tile", "S alone; mask, maximum,\nexponentials, P rounded", (1.6, 0.0)),
+    2: ("next turn", "wait for the next K and, unless\nit is held, for the turn; read votes", (6.3, 0.0)),
+    3: ("two products", "start the next S, then O; pass the turn;\nexponentials; cast a vote, if need be", (12.0, 1.9)),
+    4: ("O alone", "start O; pass the turn;\nwait for O", (12.0, -1.9)),
+    5: ("last tile", "a barrier of the warpgroup;\nread votes", (6.3, 2.6)),
+    6: ("voted down", "clear the votes; track the\nmaximum from here on", (6.3, -2.6)),
+    7: ("done", "the last O, division,\nO to HBM", (1.6, 2.6)),
 }
-WAYS = [  # from, to, bend, when, where that is written
-    ("alone", "tracked", 0.0, "the next is the first\nwhole tile, or one\nwas missed before", (2.2, 0.1)),
-    ("tracked", "taken", 0.0, "that was the first\nwhole tile, and\nnone was missed", (6.6, 0.1)),
-    ("alone", "taken", -0.16, "the first tile is whole", (4.4, 1.42)),
-    (
-        "taken",
-        "alone",
-        -0.2,
-        "a sum above 32: voted down. The same tile again; from there on all are tracked",
-        (4.4, -1.75),
-    ),
+WAYS = [  # from, to, begin and end of the arrow, how it bends, is the turn held, when, where that is written
+    (1, 2, (3.25, 0.0), (4.3, 0.0), 0.0, False, "a tile\nfollows", (3.8, 0.12)),
+    (1, 5, (2.8, 0.65), (4.6, 2.2), 0.0, False, "none\nfollows", (3.35, 1.45)),
+    (2, 3, (7.4, 0.65), (9.5, 1.6), 0.0, True, "P stands,\nthe next tile is whole", (8.0, 1.3)),
+    (3, 2, (11.0, 1.25), (8.35, 0.1), -0.25, False, "a tile follows", (10.6, 0.2)),
+    (3, 5, (9.5, 2.5), (8.1, 2.75), 0.0, False, "none follows", (8.8, 2.75)),
+    (2, 4, (7.6, -0.65), (10.2, -1.6), 0.0, True, "P stands, the mask\ncuts the next tile", (10.0, -1.15)),
+    (4, 1, (11.0, -2.55), (0.7, -0.65), -0.38, False, "the next tile", (10.4, -3.5)),
+    (2, 6, (6.3, -0.65), (6.3, -1.95), 0.0, True, "P may\nnot stand", (5.6, -1.5)),
+    (5, 6, (4.9, 1.95), (4.7, -2.2), 0.18, False, "P may\nnot stand", (4.1, -1.35)),
+    (6, 1, (4.6, -2.6), (1.9, -0.65), -0.2, True, "the same tile", (3.75, -1.95)),
+    (5, 7, (4.5, 2.6), (3.1, 2.6), 0.0, False, "P stands", (3.8, 2.68)),
 ]
 
 
 @styled
 def states() -> Figure:
-    """What a warpgroup of 32_ping_pong does with a tile of keys, and what leads from one way of doing it to another."""
-    figure, (ax,) = canvas(10.2, 3.1)
-    blank(ax).set(xlim=(-1.5, 10.3), ylim=(-1.85, 1.75))
-    for name, (x, does) in STATES.items():
+    """What a warpgroup of 32_ping_pong does with a tile of keys, what leads from one state to the next, and where it holds the
+    turn. The numbers are those in the kernel's comments."""
+    figure, (ax,) = canvas(10.6, 5.4)
+    blank(ax).set(xlim=(-0.4, 14.9), ylim=(-4.2, 3.45))
+    for number, (name, does, (x, y)) in STATES.items():
         box = {"boxstyle": "round,pad=0.5", "facecolor": PALEST, "edgecolor": INK}
-        ax.text(x, 0, f"{name}\n{does}", ha="center", va="center", fontsize=9, bbox=box, linespacing=1.4)
-    for begin, end, bend, when, (x, y) in WAYS:
-        a, b = STATES[begin][0], STATES[end][0]
-        ends = ((a + 1.4, 0), (b - 1.4, 0)) if not bend else ((a, 0.5), (b, 0.5)) if a < b else ((a, -0.5), (b, -0.5))
-        look = {"arrowstyle": "-|>", "mutation_scale": 14, "color": INK, "connectionstyle": f"arc3,rad={bend}"}
-        ax.add_patch(FancyArrowPatch(*ends, **look))
-        ax.text(x, y, when, ha="center", va="bottom", fontsize=8.5, color=MUTED)
+        ax.text(x, y, f"({number}) {name}\n{does}", ha="center", va="center", fontsize=9, bbox=box, linespacing=1.35)
+    for _, _, begin, end, bend, held, when, (x, y) in WAYS:
+        colour, dash, wide = (ORANGE, "--", 2.2) if held else (INK, "-", 1.2)
+        look = {"color": colour, "linestyle": dash, "linewidth": wide, "connectionstyle": f"arc3,rad={bend}"}
+        ax.add_patch(FancyArrowPatch(begin, end, arrowstyle="-|>", mutation_scale=14, **look))
+        ax.text(x, y, when, ha="center", va="bottom", fontsize=8.5, color=MUTED, linespacing=1.1)
+    handles = [
+        Line2D([], [], color=ORANGE, linestyle="--", linewidth=2.2, label="the warpgroup holds the turn (has_turn)"),
+        Line2D([], [], color=INK, linewidth=1.2, label="it doesn't"),
+    ]
+    figure.legend(handles=handles, loc="outside lower left", ncols=2, frameon=False, fontsize=9)
+    figure.in_words = (
+        "Seven states of a warpgroup. From an exact tile it goes to the next turn; from there, if P stands, to two products "
+        "or, where the mask cuts the next tile, to O alone; if P may not stand, back to the same tile, and it keeps the turn."
+    )
     return figure

@@ -76,7 +76,8 @@ __device__ __forceinline__ void bar_arrive(int barrier, int threads) {
 }
 
 // --- setmaxnreg: "Miscellaneous Instructions", "setmaxnreg". All warps of a warpgroup give registers back or take some, up
-// to `n` per thread; taking waits until they are free. The kernel needs __launch_bounds__(threads, 1).
+// to `n` per thread; taking waits until they are free. The kernel needs __launch_bounds__: else ptxas
+// doesn't know the registers at entry and ignores both (C7508).
 
 // Registers that each thread of such a CTA begins with: an equal share of the SM's, a multiple of 8. The CTA never gets
 // more: who takes what nobody has given back waits for ever.

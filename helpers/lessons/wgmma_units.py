@@ -1,0 +1,70 @@
+"""What a tile costs each unit of a Hopper SM, for the budgets of notebooks 30 to 33: a model, in clocks.
+
+Per SM and clock: 2048 multiply-adds of 16-bit numbers on four tensor cores (NVIDIA H100 Tensor Core GPU Architecture), 16
+exponentials and four instructions, one for each scheduler, 128 bytes of shared memory (CUDA C++ Programming Guide).
+How often `wgmma` reads an operand in shared memory is not documented. The model assumes once per instruction, at full width.
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from ..ladder.constants import constants
+from ..ladder.rung import Which, rung
+from ..toolchain import sass
+
+MULTIPLY_ADDS, EXPONENTIALS, BYTES = 2048, 16, 128  # per clock of an SM
+ROWS, KEYS = 64, 128  # of a warpgroup, and of the tile that budgets are given for
+
+
+def wgmma_bytes(columns: int, steps: int = 1, a_in_registers: bool = False) -> int:
+    """Bytes of shared memory that `steps` products (64, 16) by (16, columns) of 16-bit numbers read: B, and A if it is there."""
+    return steps * 2 * 16 * (columns + 64 * (not a_in_registers))
+
+
+def forward(which: Which, d: int, dtype: str = "bf16") -> pd.Series:
+    """Clocks of each unit for a warpgroup's 64 rows and 128 keys, of a rung of the forward pass with wgmma, 30 to 32.
+
+    Instructions are those of its main loop as compiled; a warpgroup has a warp on each scheduler, so n of them take n clocks.
+    """
+    text = rung(which).source
+    tile = constants(text, d)
+    groups = tile.get("consumers", tile.get("warpgroups"))
+    reads = wgmma_bytes(KEYS, d // 16) + wgmma_bytes(d, KEYS // 16, a_in_registers=True)
+    arrives = 2 * 2 * KEYS * d / groups  # K and V, once for all warpgroups of a CTA
+    return pd.Series(
+        {
+            "shared memory": (reads + arrives) / BYTES,
+            "tensor cores": 2 * ROWS * KEYS * d / MULTIPLY_ADDS,
+            "issue slots": len(sass.loop_lines(which, d, dtype)) * KEYS / tile["Bc"],
+            "MUFU": ROWS * KEYS / EXPONENTIALS,
+        }
+    )
+
+
+def backward(products: pd.DataFrame, tile: dict[str, int], d: int, wavefronts: float) -> pd.DataFrame:
+    """Clocks of the tensor cores and of shared memory for a step of rung 33, both warpgroups, a row for each part.
+
+    products: `draw_backward.products` of its loop: name, shape, instructions, A. tile: the constants of its Tile.
+    wavefronts: of shared memory for LSE and delta, per query.
+    """
+    rows, Br = {}, tile["Br"]
+    for each in products.itertuples():
+        columns, steps = int(each.shape.split("x")[1]), 2 * each.instructions
+        read = wgmma_bytes(columns, steps, each.A == "registers")
+        rows[each.name] = steps * ROWS * columns * 16 / MULTIPLY_ADDS, read / BYTES
+    rows["Q, dO arrive"] = 0, 2 * 2 * Br * d / BYTES
+    rows["LSE, delta are read"] = 0, wavefronts * Br
+    rows["dS is written"] = 0, 2 * Br * 128 / BYTES
+    rows["dQ is written and fetched"] = 0, 2 * 4 * Br * d / BYTES
+    return pd.DataFrame(rows, index=["tensor cores", "shared memory"]).T.rename_axis("part of a step")
+
+
+def table(budgets: dict[str, pd.Series]) -> pd.DataFrame:
+    """Budgets by name as `budget.units` takes them: columns kernel, unit, clocks."""
+    return pd.concat(
+        [
+            clocks.rename("clocks").rename_axis("unit").reset_index().assign(kernel=name)
+            for name, clocks in budgets.items()
+        ]
+    )[["kernel", "unit", "clocks"]]

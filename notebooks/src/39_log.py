@@ -1,0 +1,127 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 39 · Log of rungs 32 and 33
+#
+# What was tried on the way to [32 · Ping-pong](32_ping_pong.ipynb) and [33 · Backward on Hopper](33_backward_wgmma.ipynb), what was expected of it before it ran, and what it reached. The notebooks keep the steps that teach; this is for whoever wants to try the next one. `ratio` is the time of SDPA CUDNN over the variant's own, `ratio_causal` the same under a causal mask, in bf16.
+
+# %%
+import importlib.util, os, sys  # on Colab, Kaggle or a hub: takes the series from the folder above, or fetches it
+
+if not importlib.util.find_spec("helpers"):
+    get_ipython().system("[ -d ../helpers -o -d series ] || git clone --depth 1 ${FA_REPOSITORY:?no address} series")
+    sys.path += map(os.path.realpath, ["..", "series"])
+    importlib.import_module("helpers").prepare()
+
+# %%
+import dataclasses
+import textwrap
+
+import pandas as pd
+
+from helpers import plot, record, sass, schedule, single
+
+pd.set_option("display.max_colwidth", None, "display.max_rows", None)
+
+# %% [markdown]
+# ## Forward: 32 variants
+#
+# How they were measured:
+
+# %%
+print(textwrap.fill(record.about("32_ping_pong", "steps")["method"], 110))
+
+# %% [markdown]
+# `between_waits` are the exponentials in each piece of the code between its waits for products.
+
+
+# %%
+def table(*measured):
+    """Draws the steps of a record as a table, with the columns `measured`."""
+    return lambda steps: record.step_table(steps, *measured).style.format(precision=2, na_rep="")
+
+
+plot.recorded("32_ping_pong", "steps", table("between_waits"))
+
+# %% [markdown]
+# What they say beyond the eight that the notebook shows:
+#
+# - **The wait that moves** (4, 5). At $d = 64$ the border that was to hold exponentials in front of the wait didn't, `between_waits` says so, and yet the times differ by several percent: a warning how far steps 1 to 10 can be trusted, each of which ran beside cuDNN in a process of its own.
+# - **The mask's instructions** (16, a kernel that is wrong where the mask is needed): where they are only stepped over they cost five percent. A loop without them (17) gave a part of it back.
+# - **The vote at the next turn** (25) in place of a barrier of its own: one percent.
+# - **One piece of code** for the first tile, those on the diagonal and those done again (28): half the instructions of 25, for a percent of its speed at $d = 128$ and four or five under the mask, measured in different runs. It stayed, as it is easier to read.
+# - **What didn't help**: $S$ in two halves, so that exponentials can begin under its second half (21, 26); a part of the exponentials by a polynomial, as FlashAttention-4 does (18, 27), which without a mask gains one to three percent at $d = 64$ and, where it was tried, loses three at 128; $Q_i$ in registers (10, 23); smaller tiles (9, 19); rescaling $O$ only where it is needed (6), or beyond a threshold, as FlashAttention-4 does (7).
+# - **Idle tensor cores at a query tile's end** (30). Nsight Compute's counters, below, pointed there. To start the next query tile's $S$ before $O$ is written saves clocks, and hardly any time. A third stage of $K_j$ (31), and keys asked for into the L2 ahead of time (32), cost a little.
+# - **The counter** (3 is without): at $d = 128$ under a causal mask query tiles dealt out beforehand cost a sixth; without a mask, nothing, as notebook 31's model says.
+
+# %%
+print(textwrap.fill(record.about("32_ping_pong", "steps")["counters"], 110))
+
+# %% [markdown]
+# ### An argument is cheaper than a register
+#
+# An `FFMA` before each exponential takes three operands: an element of $S$, the scale and $-m$. Registers lie in two banks, the even numbers in one and the odd ones in the other ([Jia et al., 2018](https://arxiv.org/abs/1804.06826)). What an instruction marks `.reuse` is at hand for those behind it; the rest has to be fetched. If the kernel forms its scale by itself, instead of the launcher, it takes a register of every thread; an argument lies in a *uniform* register, which belongs to no bank. How many of the `FFMA` fetch two registers from one bank at $d = 64$:
+
+# %%
+formed = single("32_ping_pong", 64, "bf16")
+old, new = "float scale_log2) {", "float) {\n  const float scale_log2 = fmaxf(fabsf(a.scale), 1e-30f) * fa::log2_e;"
+formed = dataclasses.replace(formed, source=formed.source.replace(old, new))
+scales = {"an argument": single("32_ping_pong", 64, "bf16"), "formed by the kernel": formed}
+pd.DataFrame({f"the scale is {name}": sass.same_bank(one, 64) for name, one in scales.items()})
+
+# %% [markdown]
+# It made the kernel 5 % faster at $d = 64$ when it was tried (noted, not recorded). At $d = 128$ ptxas takes a uniform register either way.
+#
+# ## Backward: 15 drafts
+
+# %%
+print(textwrap.fill(record.about("33_backward_wgmma", "steps")["method"], 110))
+
+# %%
+plot.recorded("33_backward_wgmma", "steps", table())
+
+# %% [markdown]
+# - **Every thread gives a place back** (11), and not one for its warpgroup behind a barrier: a percent at $d = 128$. It buys that NVIDIA's own tool can follow: racecheck takes an arrival at an mbarrier to speak for the thread that arrives, and nobody else. (Its sister initcheck still reports what `add_heads` reads: the version we ran doesn't see what TMA writes, notebook 92.)
+# - **The longest tiles first** (12) is for a causal mask. With one it has 4 % more than step 11, and without one, where it changes nothing, 3 %: so far apart are two runs.
+# - **One loop** (13), whose last step starts an $S$ that nobody reads, was as fast and a quarter less to compile. The rung went back to two.
+#
+# The rung is step 14 with three changes: the sums of $S$ begin with $-\mathrm{LSE} / \text{scale}$; the last step starts no $S$; at $d = 128$ $dS$ is formed from $P$ in fp32. Tried on the finished kernel, without a record:
+#
+# - no turns: as fast, or faster by a percent;
+# - FlashAttention-3's order ($S$, $dP$, then $dV$, $dQ$ and $dK$ of the same step, no next $S$, no turns): slower;
+# - one CTA per SM that goes from tile to tile of keys, as in notebook 32: 2 to 4 % up to $N = 1024$ at $d = 64$, nothing elsewhere;
+# - $dQ$ rounded by an idle warp of the same kernel once all shares are added: up to 11 % slower at $d = 128$, as somebody has to count the shares;
+# - one arrival per warp at the mbarriers, heads from the last to the first, sets of 4 to 64 heads instead of 16, $P$ rounded before the wait for $dQ$: nothing.
+#
+# ### Who gets which tile
+#
+# A CTA has 128 keys of one *query* head. Several query heads may share $K$ and $V$. Then one CTA could go through the queries of all of them, and sum up their $dK$ and $dV$ in registers. A model, as in notebook 31: an SM takes one tile after the other, and a tile takes as long as it has queries. The share of the time for which an average SM has work, under a causal mask:
+
+
+# %%
+def at_work(heads, in_a_tile, N, at_once, sms=132):
+    """`in_a_tile`: query heads that a CTA goes through; `at_once`: heads of which the longest tiles come first."""
+    tiles, work = N // 128, []
+    for first in range(0, heads, at_once):
+        work += [in_a_tile * (tiles - t) for t in range(tiles) for _ in range(min(at_once, heads - first))]
+    return f"{sum(work) / (sms * schedule.makespan(work, sms)):.0%}"
+
+
+# %%
+rows = {}
+for B, H, Hkv, N in ((2, 16, 2, 2048), (4, 8, 2, 4096), (1, 32, 4, 8192)):
+    shared = {"CTAs": B * Hkv * N // 128, "head by head": at_work(B * Hkv, H // Hkv, N, 1)}
+    shared["longest first"] = at_work(B * Hkv, H // Hkv, N, 16)
+    own = {"CTAs": B * H * N // 128, "longest first": at_work(B * H, 1, N, 16)}
+    both = {"a CTA for all": pd.Series(shared), "own CTAs": pd.Series(own)}
+    rows[f"B = {B}, {H} heads on {Hkv}, N = {N}"] = pd.concat(both)
+pd.DataFrame(rows).T
+
+# %% [markdown]
+# The order alone mends most of it where there are CTAs enough. In the first row there are 64, for 132 SMs, and no order helps: so each query head has CTAs of its own (step 14, whose reason has the times).

@@ -1,0 +1,37 @@
+"""The model of what a tile costs each unit of an SM."""
+
+import pandas as pd
+import pytest
+
+from helpers import budget, draw_backward, rung, wgmma_units
+
+
+def test_an_operand_in_registers_is_not_read_from_shared_memory():
+    assert (
+        wgmma_units.wgmma_bytes(128) == 2 * 16 * (128 + 64)
+        and wgmma_units.wgmma_bytes(128, 8, True) == 8 * 2 * 16 * 128
+    )
+
+
+def test_a_tile_of_the_forward_pass():
+    """64 rows and 128 keys at d = 128: Q and K read for S, V for O, and K and V written once for both warpgroups."""
+    clocks = wgmma_units.forward("32_ping_pong", 128)
+    assert clocks["tensor cores"] == 2 * 64 * 128 * 128 / 2048 == 1024 and clocks["MUFU"] == 512
+    assert clocks["shared memory"] == ((64 + 128) * 128 * 2 + 128 * 128 * 2 + 2 * 128 * 128 * 2 / 2) / 128
+    assert 300 < clocks["issue slots"] < 420
+    assert wgmma_units.forward("31_warp_specialized", 64)["shared memory"] == pytest.approx(320 + 256 / 3)
+    assert wgmma_units.forward("30_tma_wgmma", 64)["shared memory"] == 320 + 128  # two warpgroups, not three
+
+
+def test_a_step_of_the_backward_pass():
+    source = rung("33_backward_wgmma").source
+    found = draw_backward.products(draw_backward.main_loop("33_backward_wgmma", 64), draw_backward.accumulators(source))
+    parts = wgmma_units.backward(found, draw_backward.constants(source, 64), 64, wavefronts=1.0)
+    assert parts["tensor cores"].sum() == 5 * 128 * 128 * 64 / 2048  # five products of Br = 128, Bc = 128, d = 64
+    assert parts.loc["dS is written", "shared memory"] == 256 and len(parts) == len(found) + 4
+
+
+def test_as_the_figure_takes_it():
+    frame = wgmma_units.table({"a": pd.Series({"MUFU": 3.0}), "b": pd.Series({"MUFU": 4.0, "issue slots": 2.0})})
+    assert frame.values.tolist() == [["a", "MUFU", 3.0], ["b", "MUFU", 4.0], ["b", "issue slots", 2.0]]
+    assert budget.units(frame, "title", "text").png().startswith(b"\x89PNG")
