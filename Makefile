@@ -10,12 +10,17 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 TORCH := $(shell nvidia-smi -L > /dev/null 2>&1 || test -e /proc/driver/nvidia/version && echo cuda || echo cpu)
 $(if $(filter-out cpu cuda,$(TORCH)),$(error TORCH=$(TORCH): allowed are cpu and cuda, the builds of PyTorch))
 
-# JupyterLab's defaults for this environment: no news, README as a page, line numbers in cells. A reader's own settings win.
-LAB_DEFAULTS := $(VENV)/share/jupyter/lab/settings/overrides.d/flashattention-notebooks.json
+# What the file browser leaves out: the notebooks as text in notebooks/src, what pip and Python leave behind.
+HIDDEN := src *.egg-info __pycache__ *.pyc *~
+
+# JupyterLab in this environment, see .jupyterlab/README.md. A reader's own settings win.
+SHARE := $(VENV)/share/jupyter
 
 lab: $(VENV)/installed
-	@mkdir -p $(dir $(LAB_DEFAULTS)) && cp .jupyterlab.json $(LAB_DEFAULTS)
-	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --ServerApp.root_dir=. \
+	@mkdir -p $(SHARE)/lab/settings/overrides.d $(SHARE)/labextensions/flashattention-notebooks
+	@cp .jupyterlab/overrides.json $(SHARE)/lab/settings/overrides.d/flashattention-notebooks.json
+	@cp -R .jupyterlab/extension/. $(SHARE)/labextensions/flashattention-notebooks/
+	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --ServerApp.root_dir=. $(HIDDEN:%='--ContentsManager.hide_globs=%') \
 	  --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(LAB)
 
 installed: $(VENV)/installed

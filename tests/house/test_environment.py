@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -81,8 +82,9 @@ def test_the_readmes_commands_are_targets():
 
 def test_make_lab_needs_nothing_that_only_gnu_has(tmp_path):
     """With every recipe as it is but for JupyterLab, and an `install` as macOS has it, which knows no -D."""
-    for name in ("Makefile", ".jupyterlab.json", "pyproject.toml"):
+    for name in ("Makefile", "pyproject.toml"):
         (tmp_path / name).write_text((ROOT / name).read_text())
+    shutil.copytree(ROOT / ".jupyterlab", tmp_path / ".jupyterlab")
     programs = {"bsd/install": "exit 64", ".venv/bin/python": "exit 0", ".venv/bin/jupyter": "echo lab is up"}
     for name, does in programs.items():
         path = tmp_path / name
@@ -93,4 +95,4 @@ def test_make_lab_needs_nothing_that_only_gnu_has(tmp_path):
     said = subprocess.run(["make", "lab"], capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert said.returncode == 0 and "lab is up" in said.stdout, said.stderr
     (settings,) = (tmp_path / ".venv").rglob("overrides.d/*.json")
-    assert settings.read_text() == (ROOT / ".jupyterlab.json").read_text()
+    assert settings.read_text() == (ROOT / ".jupyterlab" / "overrides.json").read_text()
