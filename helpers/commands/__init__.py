@@ -35,8 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = arguments.do(arguments)
         sys.stdout.flush()
         return code
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        print(str(error) or "stopped", file=sys.stderr)
         return 130  # as a shell reports SIGINT
     except BrokenPipeError:  # whoever reads the pipe, as in `… | head`, has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

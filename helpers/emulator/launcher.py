@@ -7,7 +7,6 @@ import ctypes
 import os
 import platform
 import re
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -16,13 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..ladder.contract import Call, FaArgs
-from ..ladder.errors import CompileError, KernelError
+from ..ladder.errors import CompileError, Interrupted, KernelError
 from ..ladder.paths import INCLUDE as KERNEL_INCLUDE
 from ..ladder.rung import Rung
 from ..toolchain.compile import Built, build
 from ..toolchain.compiler import emulators_compiler
 from ..toolchain.guard import HEADER, WRAPPED
 from ..toolchain.lines import places
+from ..toolchain.progress import telling
 from . import fragments
 from .native import Counter, Fault, FoundRow, Region, TraceCount, TraceRow, open_runtime
 from .report import finding_of, findings_of, report
@@ -295,25 +295,30 @@ class Launcher:
                 done.set()
 
         start = time.monotonic()
-        progress = Progress(self._runtime, start)
         thread = threading.Thread(target=work, name="emulator", daemon=True)
         try:
-            thread.start()
-            while not done.wait(0.1):
-                if self.timeout is not None and time.monotonic() - start > self.timeout:
-                    self._stop(thread, done)
-                    self._raise_finding(library)
-                    raise KernelError(f"stopped after {self.timeout:g} s")
-                progress.show()
+            with telling(self._progress, after=2.0):
+                thread.start()
+                while not done.wait(0.1):
+                    if self.timeout is not None and time.monotonic() - start > self.timeout:
+                        self._stop(thread, done)
+                        self._raise_finding(library)
+                        raise KernelError(f"stopped after {self.timeout:g} s")
         except BaseException as error:
             self._stop(thread, done)
-            if isinstance(error, KeyboardInterrupt) and (finding := self._finding()) is not None:
-                progress.close()
-                print(report(finding, library))  # which line it was that took so long
+            if isinstance(error, KeyboardInterrupt):
+                finding = self._finding()  # which line it was that took so long
+                raise Interrupted(report(finding, library) if finding else "the kernel was stopped") from None
             raise
-        finally:
-            progress.close()
         return result[0]
+
+    def _progress(self) -> str:
+        """How many blocks of the kernel that runs have finished."""
+        finished, blocks, kernel = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.create_string_buffer(64)
+        if not self._runtime.emu_progress(ctypes.byref(finished), ctypes.byref(blocks), kernel, len(kernel)):
+            return "emulator"
+        bar = "#" * int(20 * finished.value / max(blocks.value, 1))
+        return f"emulator: {kernel.value.decode()} [{bar:<20}] {finished.value} of {blocks.value} blocks"
 
     def _stop(self, thread: threading.Thread, done: threading.Event) -> None:
         """Returns when the kernel runs no more, however often Ctrl-C is pressed meanwhile."""
@@ -369,35 +374,6 @@ def _instructions(counts: dict[str, int], rows: list[TraceRow]) -> dict[str, int
         name = f"{ACCESS_NAMES[op]}.{space}" if op in ACCESS_NAMES else op
         found[name] = found.get(name, 0) + row.requests
     return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
-
-
-class Progress:
-    """One line that counts blocks, for a launch that takes longer than two seconds; terminals and notebooks only."""
-
-    def __init__(self, runtime: ctypes.CDLL, start: float) -> None:
-        self.runtime, self.start, self.shown, self.width = runtime, start, 0.0, 0
-        self.wanted = sys.stderr.isatty() or "ipykernel" in sys.modules
-
-    def show(self) -> None:
-        now = time.monotonic()
-        if not self.wanted or now - self.start < 2 or now - self.shown < 0.5:
-            return
-        finished, blocks, kernel = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.create_string_buffer(64)
-        if self.runtime.emu_progress(ctypes.byref(finished), ctypes.byref(blocks), kernel, len(kernel)):
-            done = finished.value / max(blocks.value, 1)
-            text = f"emulator: {kernel.value.decode()} [{'#' * int(20 * done):<20}] {finished.value} of {blocks.value} blocks"
-            self._write(f"{text}, {now - self.start:.0f} s")
-            self.shown = now
-
-    def _write(self, text: str) -> None:
-        sys.stderr.write("\r" + text.ljust(self.width))
-        sys.stderr.flush()
-        self.width = len(text)
-
-    def close(self) -> None:
-        if self.shown:
-            self._write("")
-            sys.stderr.write("\r")
 
 
 class Arena:

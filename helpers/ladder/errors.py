@@ -31,6 +31,13 @@ class ToolkitError(RuntimeError):
         return [f"ToolkitError: {self}"]
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, or the notebook's stop button. The text says what was being done; Jupyter shows it alone."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"KeyboardInterrupt: {self}" if str(self) else "KeyboardInterrupt"]
+
+
 class CheckoutError(RuntimeError):
     """The package is installed, but there are no kernels and records. The text is one sentence and names the mend."""
 

@@ -52,7 +52,8 @@ def execute(path: Path) -> tuple[nbformat.NotebookNode, list[str]]:
 
 
 def settle(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """Printed text as a screen shows it in the end: what a carriage return has overwritten is left out (progress)."""
+    """Outputs as a screen shows them in the end: without what a carriage return has overwritten, and without displays that were
+    taken back (progress)."""
     for cell in notebook.cells:
         kept: list[nbformat.NotebookNode] = []
         for output in cell.get("outputs", []):
@@ -64,7 +65,7 @@ def settle(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
             if output.output_type == "stream" and "\r" in output.text:
                 output.text = "".join(line.rsplit("\r", 1)[-1] for line in output.text.splitlines(keepends=True))
         if "outputs" in cell:
-            cell.outputs = [o for o in kept if o.output_type != "stream" or o.text.strip()]
+            cell.outputs = [o for o in kept if (o.text.strip() if o.output_type == "stream" else o.get("data", True))]
     return notebook
 
 

@@ -27,13 +27,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..ladder.errors import CompileError, KernelError
+from ..ladder.errors import CompileError, Interrupted, KernelError
 from ..ladder.paths import ROOT, cache_folder
 from .compiler import find_compiler, identify
+from .progress import telling
 from .toolkit import Toolkit, ToolkitError, find_ninja
 
 STALE_SECONDS = 3600  # a build folder this old belongs to a process that was killed
-TELL_AFTER = 1.0  # seconds of silence before a build says what it is doing
 
 _known = threading.Lock()
 _locks: dict[Path, threading.Lock] = {}  # one for each folder of the cache that this process has asked for
@@ -68,7 +68,7 @@ def making(folder: Path, what: str = "") -> Iterator[None]:
     wait, and find it there. Several folders are made side by side."""
     with _known:
         lock = _locks.setdefault(folder, threading.Lock())
-    with _telling(f"compiling {what}") if what else contextlib.nullcontext(), lock, _alone(folder):
+    with telling(f"compiling {what}") if what else contextlib.nullcontext(), lock, _alone(folder):
         yield
 
 
@@ -206,6 +206,8 @@ def _compile(
             private.rename(folder)
     except ToolkitError:
         raise
+    except KeyboardInterrupt:
+        raise Interrupted(f"{name.rpartition('_')[0]} was being compiled") from None
     except Exception as error:  # load_inline raises RuntimeError, and its cause is the whole ninja log
         compiled = all((private / each).exists() for each in objects)
         words = _linkers_words(str(error)) if compiled else log.read_text(errors="replace") or str(error)
@@ -341,30 +343,3 @@ class Shared:
 
 
 _environment = Shared(_set_environment)
-
-
-@contextlib.contextmanager
-def _telling(what: str) -> Iterator[None]:
-    """Says on stderr what takes long, and takes it back when it is over. In a notebook on stdout: there a stderr that was
-    taken back leaves a red bar. Nobody waits for a build in the background, so it says nothing."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    told = threading.Event()
-    out = sys.stdout if type(sys.stdout).__module__.startswith("ipykernel") else sys.stderr
-
-    def tell() -> None:
-        told.set()
-        out.write(f"\r{what} …")
-        out.flush()
-
-    timer = threading.Timer(TELL_AFTER, tell)
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        timer.join()
-        if told.is_set():
-            out.write("\r" + " " * (len(what) + 2) + "\r")
-            out.flush()

@@ -12,7 +12,8 @@ import torch
 from emulated import FILE, build, ctrl_c, launch, line_of, program, run, trace
 
 from helpers.emulator import Launcher
-from helpers.ladder.errors import CompileError, KernelError
+from helpers.ladder.errors import CompileError, Interrupted, KernelError
+from helpers.toolchain import progress
 from helpers.toolchain.compiler import emulators_compiler
 
 FULL = "0xffffffffu"
@@ -341,8 +342,10 @@ def test_timeout_stops_a_loop_without_end(loop):
 def test_ctrl_c_stops_a_loop_without_end(loop):
     launcher = build(program(loop, "4, 64"))
     launcher.compile()
-    with pytest.raises(KeyboardInterrupt), ctrl_c():
+    with pytest.raises(Interrupted) as stopped, ctrl_c():
         launch(launcher, torch.zeros(32), Q=torch.zeros(4))
+    (shown,) = stopped.value._render_traceback_()  # in a notebook nothing else is shown
+    assert re.match(rf"KeyboardInterrupt: {FILE}:\d+: stopped in kernel", shown) and "hint" in shown
     assert run("out[threadIdx.x] = 7;").tolist() == [7.0] * 32
 
 
@@ -357,14 +360,14 @@ def test_a_loop_that_is_stopped_is_named_by_its_line(loop):
     assert "stopped while" in failure(loop, torch.zeros(32), "2, 64", timeout=0.4, Q=torch.zeros(4))
 
 
-def test_progress_is_shown_after_two_seconds(monkeypatch, capsys):
+def test_progress_is_shown_after_two_seconds(monkeypatch):
     launcher = build(program("if (blockIdx.x == 3) { while (in[0] == 0) {} }", "100, 32"))
     launcher.timeout = 2.8
-    monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    shown = []
+    monkeypatch.setattr(progress, "_line", lambda: shown.append)
     with pytest.raises(KernelError, match="stopped"):
         launch(launcher, torch.zeros(32), Q=torch.zeros(4))
-    shown = capsys.readouterr().err
-    assert re.search(r"emulator: kernel \[#+ *\] 99 of 100 blocks, \d s", shown) and shown.endswith("\r")
+    assert re.fullmatch(r"emulator: kernel \[#+ *\] 99 of 100 blocks, 2 s", shown[0]) and shown[-1] == ""
 
 
 # ---- several blocks, several OS threads
@@ -533,13 +536,12 @@ def test_a_launcher_without_end_is_stopped():
         launch(launcher, torch.zeros(32))
 
 
-def test_ctrl_c_stops_a_launcher_without_end(capsys):
+def test_ctrl_c_stops_a_launcher_without_end():
     source = program("out[0] = 1;", launch=ENDLESS)
     launcher = build(source)
     launcher.compile()
-    with pytest.raises(KeyboardInterrupt), ctrl_c():
+    with pytest.raises(KeyboardInterrupt, match=f"{FILE}:{line_of(source)}: stopped in the launcher"), ctrl_c():
         launch(launcher, torch.zeros(32))
-    assert f"{FILE}:{line_of(source)}: stopped in the launcher" in capsys.readouterr().out
     assert run("out[threadIdx.x] = 7;").tolist() == [7.0] * 32
 
 
