@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from IPython.display import display
+
 from .ladder.errors import CompileError, KernelError, ToolkitError
 from .ladder.rung import Rung
 from .run.check import check
@@ -52,7 +54,7 @@ def run_cell(shell: InteractiveShell, line: str, cell: str) -> None:
     called = "" if name == built.rung.stem else f"{name}: "
     print(f"{called}{summary(built)} · {verdict}{_time(built)}")
     if not report.ok:
-        print(report)
+        display(report)
 
 
 def _time(kernel: Kernel) -> str:

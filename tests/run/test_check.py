@@ -1,5 +1,8 @@
 """The error rule passes what is right, however it sums, and fails what is wrong, where a fixed tolerance doesn't."""
 
+import base64
+import io
+import re
 import sys
 from types import SimpleNamespace
 
@@ -8,6 +11,7 @@ import pytest
 import torch
 
 from helpers import KernelError, load, reference
+from helpers.figures.pixels import image
 from helpers.run.check import check
 from helpers.run.reference import Case, same_precision
 
@@ -430,6 +434,63 @@ def test_what_every_case_says_is_said_once():
     cases = [Case(f"case {i}", *torch.randn(3, 1, 1, 4, 32)) for i in range(9)]
     said = str(check(refuses, cases))
     assert said.count("out of bounds, line 7") == 1 and "the same in 8 more cases" in said and "WRONG in 9 of 9" in said
+
+
+def test_the_same_fault_at_other_addresses_is_said_once_and_another_line_is_another_fault():
+    faults = iter(
+        [
+            "cell:4: thread 0 of block 0 writes at 0x55b4",
+            "cell:4: thread 7 of block 2 writes at 0x1234",
+            "cell:5: thread 0",
+        ]
+    )
+
+    def stopped(q, k, v, scale=None):
+        raise KernelError(next(faults))
+
+    said = str(check(stopped, [Case(f"case {i}", *torch.randn(3, 1, 1, 4, 32)) for i in range(3)]))
+    assert said.count("cell:4") == 1 and "the same in 1 more case\n" in said and said.count("cell:5") == 1
+
+
+def one_tile_wrong(q, k, v, scale=None):
+    o, lse = same_precision(q, k, v, scale)
+    o[0, 1, 16:32, 8:16] = 7
+    o[0, 1, 0, 0] = torch.nan
+    return o, lse
+
+
+def test_in_a_notebook_a_wrong_kernel_is_a_sentence_a_picture_and_folds():
+    page = check(one_tile_wrong, [small_case("a", N=64, D=32), small_case("b", N=64, D=32)])._repr_html_()
+    assert page.count("<details>") == 2 and "open" not in page
+    before = page.partition("<details>")[0]
+    assert before.count("worst at") == 1 and "WRONG in 2 of 2 cases" in before
+    (words,) = re.findall('alt="([^"]+)"', before)
+    assert "rows 0–63 down, columns 0–31 across" in words and "129 of" in words
+    far_off = check(lambda q, k, v, scale=None: (v + 1e6, same_precision(q, k, v)[1]), [small_case("a")])._repr_html_()
+    assert re.search(r"<td>\d.*? ×</td>", far_off) and not re.search(r"\d{4}%", far_off)
+
+
+def test_the_picture_of_errors_has_a_pixel_for_each_element():
+    from matplotlib.image import imread
+
+    page = check(one_tile_wrong, [small_case("a", N=64, D=32)])._repr_html_()
+    data = base64.b64decode(re.search('base64,([^"]+)', page)[1])
+    pixels = imread(io.BytesIO(data), format="png")[..., :3]
+    assert pixels.shape == (64, 32, 3)
+    right, off, nan = pixels[40, 20], pixels[20, 10], pixels[0, 0]
+    assert right.sum() > off.sum() > nan.sum(), "darker the more it is wrong"
+    wrong = (pixels != right).any(axis=2)
+    assert wrong.sum() == 16 * 8 + 1 and wrong[16:32, 8:16].all()
+
+
+def test_many_rows_share_pixels_that_show_the_worst():
+    kinds = np.zeros((3000, 4), np.uint8)
+    kinds[1234, 2] = 3
+    from matplotlib.image import imread
+
+    data = re.search('base64,([^"]+)', image(kinds, ("#ffffff", "#ffffff", "#ffffff", "#000000"), "words"))[1]
+    pixels = imread(io.BytesIO(base64.b64decode(data)), format="png")[..., 0]
+    assert len(pixels) == 512 and (pixels < 0.5).sum() == 1
 
 
 @pytest.mark.parametrize("small, expected", [(1 << 28, 1), (0, 2)])
