@@ -7,7 +7,7 @@ import html
 from collections.abc import Iterable
 from typing import Any
 
-from .style import CARD, DARK_INK, DARK_PAGE, GRID, INK, MUTED, Picture
+from .style import CARD, DARK_INK, DARK_PAGE, GRID, INK, MUTED, Figure
 
 STYLE = f"""
 :root {{ color-scheme: light dark; }}
@@ -25,7 +25,7 @@ summary {{ cursor: pointer; color: {MUTED}; }}
 
 
 def page(title: str, parts: Iterable[Any]) -> str:
-    """An HTML document. parts: objects with a `_repr_html_`, as a notebook shows them, or Pictures, whose text form becomes the
+    """An HTML document. parts: objects with a `_repr_html_`, as a notebook shows them, or Figures, whose words become the
     alternative text."""
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
     sections = "\n".join(f"<section>{_shown(part)}</section>" for part in parts)
@@ -36,8 +36,8 @@ def page(title: str, parts: Iterable[Any]) -> str:
 
 
 def _shown(part: Any) -> str:
-    if not isinstance(part, Picture):
+    if not isinstance(part, Figure):
         return part._repr_html_()
     data, size = part._repr_png_()
     source = f"data:image/png;base64,{base64.b64encode(data).decode()}"
-    return f'<img src="{source}" width="{size["width"]}" alt="{html.escape(part.in_words)}">'
+    return f'<img src="{source}" width="{size["width"]}" alt="{html.escape(part.words())}">'

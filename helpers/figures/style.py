@@ -50,30 +50,31 @@ STYLE = {
     "lines.markersize": 5.5,
     "hatch.linewidth": 0.8,
 }
-# colour, marker, dash: every pair differs in at least two of them and in lightness
+# colour, marker, dash: every pair differs in at least two of them; names stand in their line's colour, which is dark enough for text.
+# Peers have theirs in every figure, and no rung has one that is like a peer's.
 RUNGS = [
     ("#0072b2", "o", "-"),
-    ("#d55e00", "s", "-"),
-    ("#1b9e77", "^", "-"),
+    ("#c25100", "s", "-"),
+    ("#0e7f5d", "^", "-"),
     ("#c2407a", "D", "-"),
-    ("#7a5c00", "v", "-"),
+    ("#000088", "v", "-"),
     ("#000000", "P", "-"),
     ("#5b5bd6", "X", "-"),
-    ("#00788a", "<", "-"),
+    ("#2020f0", "<", "-"),
     ("#b3261e", ">", "-"),
-    ("#4d7c0f", "h", "-"),
+    ("#790046", "h", "-"),
     ("#8e24aa", "*", "-"),
-    ("#6d4c41", "p", "-"),
+    ("#3d005b", "p", "-"),
 ]
 PEERS = {
     "SDPA MATH": ("#666666", "x", "--"),
     "SDPA EFFICIENT": ("#7b3fa0", "+", "-."),
     "SDPA FLASH": ("#8a6d00", "1", ":"),
-    "SDPA CUDNN": ("#3d8f3d", "2", (0, (5, 1, 1, 1, 1, 1))),
+    "SDPA CUDNN": ("#2f7f2f", "2", (0, (5, 1, 1, 1, 1, 1))),
     "flash_attn": ("#4a4ab0", "3", (0, (1, 1))),
     "torch.softmax": ("#666666", "x", "--"),
     "copy": ("#333333", "", (0, (1, 1.5))),
-    "Triton tutorial 06": ("#b05010", "4", (0, (3, 1))),
+    "Triton tutorial 06": ("#a000f0", "4", (0, (3, 1))),
     "FA3": ("#c01f4f", "|", (0, (6, 2))),
     "FA4": ("#1f5f6b", "d", (0, (4, 1, 1, 1))),
     "flash_attention_from_scratch 16": ("#00708a", "_", (0, (2, 1))),
@@ -95,31 +96,55 @@ COOL, HOT = "rgba(47,128,200,{:.2f})", "rgba(213,103,42,{:.2f})"  # behind a cel
 DARK_PAGE, DARK_INK = "#16181c", "#d6d9de"  # a page of its own, where the reader prefers a dark one
 
 
-class Figure(matplotlib.figure.Figure):
-    """A matplotlib figure that shows itself in a notebook once, whatever back end is active."""
+DPI, CSS_DPI = 144, 96  # of the file, and of the page: 10 points are 13 pixels there, beside prose of 14
+WIDEST = 940  # CSS pixels: what a window of 1024 leaves
+MOST_WORDS = 1200  # characters of alternative text
 
-    def png(self, dpi: int = 144) -> bytes:
-        """The figure as a PNG file's bytes."""
+
+class Figure(matplotlib.figure.Figure):
+    """A matplotlib figure that shows itself in a notebook once, whatever back end is active: a PNG with `in_words` as its
+    alternative text; in a terminal it is its words.
+
+    in_words: what there is to see, in a sentence or a few. Whoever draws a figure writes them (`canvas(..., words=...)`); where
+    nobody has, its titles, axes and labels are strung together (`described.described`).
+    """
+
+    in_words: str = ""
+
+    def words(self) -> str:
+        """What there is to see: `in_words`, or what can be said without knowing what the figure is for."""
+        from .described import described
+
+        return self.in_words or described(self)
+
+    def png(self, dpi: int = DPI) -> bytes:
+        """The figure as a PNG file's bytes, of at most 256 colours: a third of the size, and no eye sees it."""
+        from PIL import Image
+
         buffer = io.BytesIO()
         with matplotlib.rc_context(STYLE):
             self.savefig(buffer, format="png", dpi=dpi, bbox_inches="tight", pad_inches=0.15)
+        image = Image.open(buffer).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+        buffer = io.BytesIO()
+        image.save(buffer, "png", optimize=True)
         return buffer.getvalue()
 
     def _repr_png_(self) -> tuple[bytes, dict]:
         data = self.png()
-        width, height = (int.from_bytes(data[i : i + 4], "big") // 2 for i in (16, 20))  # the PNG's IHDR
-        return data, {"width": width, "height": height}
+        width, height = (int.from_bytes(data[i : i + 4], "big") for i in (16, 20))  # the PNG's IHDR
+        scale = min(CSS_DPI / DPI, WIDEST / width)
+        alt = " ".join(self.words().split())
+        alt = alt if len(alt) <= MOST_WORDS else alt[:MOST_WORDS].rpartition(" ")[0] + " …"
+        return data, {"width": round(width * scale), "height": round(height * scale), "alt": alt}
+
+    def __repr__(self) -> str:
+        return self.words()
+
+    __str__ = __repr__
 
 
 class Picture(Figure):
-    """A figure with a text form: a PNG in a notebook, `in_words` in a terminal."""
-
-    in_words: str = ""
-
-    def __repr__(self) -> str:
-        return self.in_words
-
-    __str__ = __repr__
+    """A figure whose words say all that it shows, line by line, for the terminal."""
 
 
 def styled(function: Callable[..., Figure]) -> Callable[..., Figure]:
@@ -134,10 +159,11 @@ def styled(function: Callable[..., Figure]) -> Callable[..., Figure]:
 
 
 def canvas(
-    width: float, height: float, columns: int = 1, title: str = "", **options: object
+    width: float, height: float, columns: int = 1, title: str = "", words: str = "", **options: object
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of `columns` axes side by side, inches; options go to `subplots`."""
+    """A figure of `columns` axes side by side, inches; options go to `subplots`. words: its `in_words`, what there is to see."""
     figure = Figure(figsize=(width, height), layout="constrained")
+    figure.in_words = words
     axes = list(figure.subplots(1, columns, squeeze=False, **options)[0])
     if title:
         figure.suptitle(title, x=0.01, ha="left", fontsize=11)

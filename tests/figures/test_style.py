@@ -1,5 +1,7 @@
 """The look of figures is defined in one place, and its colours can be told apart and read."""
 
+import ast
+import io
 import itertools
 import re
 from pathlib import Path
@@ -7,10 +9,30 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
+from PIL import Image
 
 import helpers
 from helpers.figures import style
+from helpers.figures.described import described
+from helpers.figures.page import page
 
+BEFORE = {
+    *(
+        f"backward.{name}"
+        for name in "stored_bytes loop_orders dataflow hand_over operands owners shared_memory program".split()
+    ),
+    *(
+        f"basics.{name}"
+        for name in "memory_hierarchy seconds threads wedge exp_ranges running_state bracketings butterfly tile_walk bytes_against machine_fill register_tiling warp_tile".split()
+    ),
+    *(f"decode.{name}" for name in "roofline pieces bandwidth block_table".split()),
+    *(f"hopper.{name}" for name in "descriptor chunks accumulator roles".split()),
+    *(f"masks.{name}" for name in "masks tile_map heads packed occupancy".split()),
+    *(f"mma.{name}" for name in "fragments ldmatrix swizzled_tile timeline".split()),
+    *(f"pingpong.{name}" for name in "lanes loop states".split()),
+    *(f"proof.{name}" for name in "tolerances catches error_map gallery predicted_and_counted who_flags".split()),
+    *(f"training.{name}" for name in "losses waits curves margins".split()),
+}
 HELPERS = Path(helpers.__file__).parent
 
 
@@ -48,3 +70,66 @@ def test_tints_are_light_enough_for_black_text_and_differ():
     for tints in (style.TINTS, style.SHADES, style.QUARTERS):
         assert all(contrast(style.INK, tint) >= 4.5 for tint in tints)
         assert all(a != b for a, b in itertools.pairwise(tints)) and len(set(tints)) == len(tints)
+
+
+def test_names_in_a_lines_colour_can_be_read_and_no_rung_looks_like_a_peer():
+    rungs, peers = ({colour for colour, *_ in looks} for looks in (style.RUNGS, style.PEERS.values()))
+    for colour in rungs | peers:
+        assert contrast(colour, style.CARD) >= 4.5, colour
+    for ours, theirs in itertools.product(rungs, peers):
+        assert np.abs(np.subtract(to_rgb(ours), to_rgb(theirs))).max() > 0.08, (ours, theirs)
+
+
+def one_panel():
+    figure, (ax,) = style.canvas(4, 3, title="Speed · NVIDIA H200")
+    ax.plot([1, 2], [3.0, 6.0], label="ours")
+    ax.set(xlabel="N", ylabel="TFLOP/s")
+    return figure
+
+
+def test_a_figure_brings_its_alternative_text_to_the_notebook_and_to_the_page():
+    figure = one_panel()
+    assert figure._repr_png_()[1]["alt"] == "Speed · NVIDIA H200. across: N; up: TFLOP/s; ours 3 to 6."
+    figure.in_words = "Ours doubles\n  from 1 to 2."
+    assert figure._repr_png_()[1]["alt"] == "Ours doubles from 1 to 2." and "Ours doubles" in repr(figure)
+    assert 'alt="Ours doubles' in page("t", [figure])
+    figure.in_words = "word " * 1000
+    assert len(figure._repr_png_()[1]["alt"]) <= style.MOST_WORDS + 2
+
+
+def test_bars_and_marks_are_described_with_what_they_stand_at():
+    figure, (left, right) = style.canvas(6, 3, 2)
+    left.bar([0, 1], [2.0, 4.0], label="bytes")
+    left.set_xticks([0, 1], ["Q", "K"])
+    right.plot([10.0, 20.0], [0, 1], "o", linestyle="", label="FLASH")
+    right.set_yticks([0, 1], ["random", "zeros"])
+    assert described(figure) == "bytes: Q 2, K 4. FLASH: random 10, zeros 20."
+    figure, (ax,) = style.canvas(4, 3, title="Two boxes")
+    for text in ("a", "HBM", "HBM", "shared memory"):
+        ax.text(0, 0, text)
+    assert described(figure) == "Two boxes. HBM; shared memory."
+
+
+def test_notebooks_get_small_pictures_of_the_same_colours():
+    figure = one_panel()
+    raw = io.BytesIO()
+    figure.savefig(raw, format="png", dpi=style.DPI, bbox_inches="tight", pad_inches=0.15)
+    data, size = figure._repr_png_()
+    before, after = (np.asarray(Image.open(io.BytesIO(x)).convert("RGB")).astype(int) for x in (raw.getvalue(), data))
+    assert len(data) < 0.6 * len(raw.getvalue()) and np.abs(before - after).max() <= 16
+    assert size["width"] <= style.WIDEST
+
+
+def test_a_drawing_says_what_to_see():
+    """A drawing's parts don't say it, so whoever draws it does, by `canvas(..., words=...)`, `picture(...)` or `in_words`. Those that
+    were drawn before this was asked for: take a name out when it has its words."""
+    without = set()
+    for path in sorted((HELPERS / "lessons" / "drawings").glob("*.py")):
+        for function in ast.parse(path.read_text()).body:
+            if isinstance(function, ast.FunctionDef) and any(
+                "styled" == getattr(d, "id", "") for d in function.decorator_list
+            ):
+                text = ast.unparse(function)
+                if not re.search(r"in_words|words=|picture\(", text):
+                    without.add(f"{path.stem}.{function.name}")
+    assert without <= BEFORE
