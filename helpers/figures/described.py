@@ -39,7 +39,9 @@ def _lines(ax: Axes) -> list[str]:
         if name and rows and len(x) == len(y) and all(v in rows for v in y):  # a mark in some rows, as in a table
             found.append(f"{name}: " + ", ".join(_first(f"{rows[b]} {_short(a)}" for a, b in zip(x, y, strict=True))))
         elif name and y:
-            found.append(f"{name} {_short(y[0])}" + (f" to {_short(y[-1])}" if len(y) > 1 else ""))
+            level = len(set(y)) == 1 and name[-1].isdigit()  # a line across, whose number is in its name
+            ends = " to ".join(_short(v) for v in dict.fromkeys((y[0], y[-1])))
+            found.append(name if level else f"{name} {ends}")
     return _first(found)
 
 

@@ -17,7 +17,7 @@ UNITS = {"tflops": "TFLOP/s", "to_flash": "speed beside SDPA FLASH\n(its time / 
 
 @styled
 def staircase(table: pd.DataFrame, unit: str = "tflops") -> Figure:
-    """Every rung a step, the peers and ceilings lines across, a panel per D.
+    """Every rung a step (a dot where the axis is logarithmic), the peers and ceilings lines across, a panel per D.
 
     table: scoreboard.speeds(), with rows of kind "yours" added or not. unit: "tflops" (logarithmic where the largest is more
     than 30 times the smallest) or "to_flash", the ratio to SDPA FLASH with bars to its worst and best shape; rungs that FLASH
@@ -61,8 +61,18 @@ def staircase(table: pd.DataFrame, unit: str = "tflops") -> Figure:
         name_lines(ax, ends, {name: PEERS[name.rpartition(" ")[0]] for name in ends}, gap=0.06)
         if ax.get_subplotspec().is_first_col():
             ax.set_ylabel(UNITS[unit])
-    figure.suptitle(_staircase_title(table, steps, unit), x=0.01, ha="left", fontsize=11)
+    title = _staircase_title(table, steps, unit, log)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+    figure.in_words = f"{title}. {_in_words(steps, lines, dims, unit)}"
     return figure
+
+
+def _in_words(steps: pd.DataFrame, lines: pd.DataFrame, dims: list[int], unit: str) -> str:
+    """Every rung's and peer's number, a sentence per D."""
+    rows = pd.concat([steps[steps[unit].notna()], lines]).drop_duplicates(["name", "D"], keep="last")
+    parts = [(D, rows[rows["D"] == D].itertuples()) for D in dims]
+    said = [f"D = {D}: " + ", ".join(f"{r.name} {_said(getattr(r, unit), unit)}" for r in part) for D, part in parts]
+    return ". ".join(said) + "."
 
 
 def _panels(panels: int, steps: int) -> tuple[Figure, list[Axes]]:
@@ -92,7 +102,14 @@ def _step(ax: Axes, x: int, row: pd.Series, unit: str, low: float) -> None:
     colour, hatch = (ORANGE, "") if row["kind"] == "yours" else (BLUE, "")
     if row["dtype"] == "fp32" and row["kind"] != "yours":
         colour, hatch = SHADES[2], "///"
-    ax.bar(x, row[unit] - low, 0.9, bottom=low, color=colour, hatch=hatch, edgecolor=CARD, linewidth=0, zorder=2)
+    if low:  # a logarithmic axis has no 0 for a bar to stand on
+        face = CARD if hatch else colour
+        ax.plot(x, row[unit], "o", markersize=10, markerfacecolor=face, markeredgecolor=INK, zorder=4)
+        look = {"ha": "center", "fontsize": 9, "color": INK, "zorder": 5}
+        label = {"facecolor": CARD, "edgecolor": "none", "pad": 0.6}
+        ax.annotate(_said(row[unit], unit), (x, row[unit]), (0, 8), textcoords="offset points", bbox=label, **look)
+        return
+    ax.bar(x, row[unit], 0.9, color=colour, hatch=hatch, edgecolor=CARD, linewidth=0, zorder=2)
     if unit == "to_flash":
         ends = [[row[unit] - row["low"]], [row["high"] - row[unit]]]
         ax.errorbar(x, row[unit], ends, fmt="none", ecolor=INK, elinewidth=1.1, capsize=3, zorder=4)
@@ -107,7 +124,7 @@ def _step(ax: Axes, x: int, row: pd.Series, unit: str, low: float) -> None:
         ax.annotate(text, (x, top), (0, 4), textcoords="offset points", **look)
 
 
-def _staircase_title(table: pd.DataFrame, steps: pd.DataFrame, unit: str) -> str:
+def _staircase_title(table: pd.DataFrame, steps: pd.DataFrame, unit: str, log: bool) -> str:
     """What and where: the reader's own kernel may have run on another card than the recorded ones."""
     what = "TFLOP/s at N = 4096" if unit == "tflops" else "Geometric mean over N ≥ 1024, worst and best"
     recorded = table[table["device"].notna()]
@@ -116,7 +133,8 @@ def _staircase_title(table: pd.DataFrame, steps: pd.DataFrame, unit: str) -> str
     if yours := [d for d in dict.fromkeys(recorded.loc[recorded["kind"] == "yours", "device"]) if d not in devices]:
         words += f", yours on {yours[0]}"
     old = steps.loc[steps["stale"].eq(True), "name"].unique()
-    dtypes = ", hatched: fp32" if {"fp32"} < set(steps["dtype"]) else ""
+    fp32 = "open" if log else "hatched"
+    dtypes = f", {fp32}: fp32" if {"fp32"} < set(steps["dtype"]) else ""
     stale = f" · STALE: {', '.join(old)} changed since" if len(old) else ""
     return f"{what}{dtypes} · {words}{stale}"
 

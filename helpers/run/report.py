@@ -158,7 +158,9 @@ class Report:
 
 
 def _pre(text: str) -> str:
-    return f"<pre style='margin:0;word-break:normal;white-space:pre-wrap'>{html.escape(text)}</pre>"
+    return (
+        f"<pre style='font-family:monospace;margin:0;word-break:normal;white-space:pre-wrap'>{html.escape(text)}</pre>"
+    )
 
 
 def _folded(title: str, inside: str) -> str:

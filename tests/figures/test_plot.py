@@ -199,9 +199,11 @@ def test_the_staircase_has_a_step_for_every_rung_and_a_line_for_every_peer():
     text = words(figure)
     assert {"1.5", "45", "80", "200", "SDPA FLASH 300", "Triton tutorial 06 450", "01\nnaive", "12\nwaits"} <= set(text)
     assert text.count("not recorded yet") == 2
-    assert "hatched: fp32" in figure.get_suptitle() and "NVIDIA H200" in figure.get_suptitle()
-    assert [len(ax.patches) for ax in figure.axes] == [4, 4]
+    assert "open: fp32" in figure.get_suptitle() and "NVIDIA H200" in figure.get_suptitle()
+    dots = [[line for line in ax.lines if line.get_marker() == "o"] for ax in figure.axes]
+    assert [len(found) for found in dots] == [4, 4] and not figure.axes[0].patches, "no bars without a 0 to stand on"
     assert figure.axes[0].get_yscale() == "log"
+    assert "D = 64: 01_naive 1.5, " in figure.in_words and "SDPA FLASH 300" in figure.in_words
 
 
 def test_a_long_staircase_has_its_panels_one_above_the_other_and_ceilings_have_no_ratio():
