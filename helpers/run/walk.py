@@ -9,11 +9,11 @@ from __future__ import annotations
 import ctypes
 from collections import defaultdict
 from ctypes import c_int, c_int32, c_int64, c_uint64
-from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ..emulator import launcher as emulator
+from ..emulator.steps import Rows, Step, Walk
 from ..ladder.contract import prepare
 from ..ladder.rung import Which
 from ..ladder.rung import rung as find_rung
@@ -32,48 +32,6 @@ KINDS = ("read", "written", "resident", "used")
 class _Row(ctypes.Structure):
     _fields_ = [("step", c_int32), ("tensor", c_int32), ("kind", c_int32), ("spare", c_int32)]
     _fields_ += [("first", c_int64), ("last", c_int64), ("bytes", c_uint64)]
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Rows of one tensor's head, first and last, and the bytes that were moved of them (of `resident`: that lie there)."""
-
-    first: int
-    last: int
-    bytes: int
-
-
-@dataclass(frozen=True)
-class Step:
-    """What a block did between two barriers, by tensor: rows `read` from and `written` to HBM, rows whose copies are `resident` in
-    shared memory at its end, and rows of which copies there were `used`. hbm: bytes that the block has moved so far."""
-
-    number: int
-    read: dict[str, Rows] = field(default_factory=dict)
-    written: dict[str, Rows] = field(default_factory=dict)
-    resident: dict[str, Rows] = field(default_factory=dict)
-    used: dict[str, Rows] = field(default_factory=dict)
-    hbm: int = 0
-
-
-@dataclass(frozen=True)
-class Walk:
-    """All steps of one block. Nq, Nk: rows of Q and of K in its head. smem: bytes of shared memory that hold rows, at most.
-    launch: bytes that all blocks together moved, by the emulator's counters, (read, written) by tensor."""
-
-    kernel: str
-    block: int
-    Nq: int
-    Nk: int
-    D: int
-    dtype: str
-    steps: tuple[Step, ...]
-    launch: dict[str, tuple[int, int]]
-
-    @property
-    def smem(self) -> int:
-        """The most bytes of inputs' rows that lay in shared memory at the end of a step."""
-        return max((sum(r.bytes for r in s.resident.values()) for s in self.steps), default=0)
 
 
 @cache
@@ -126,7 +84,9 @@ def walk(kernel: Which, *inputs: Tensor, block: int = 0, **options: Any) -> Walk
     lengths = {name: t.shape[-2] if t.dim() == 4 else a.Nq for name, t in tensors.items()}
     steps = _steps(rows, names, lengths)
     if len(steps) < 2:
-        raise ValueError(f"{rung.stem}: its blocks have no __syncthreads() between tiles, so there are no steps to show")
+        raise ValueError(
+            f"{rung.stem}: its blocks have no __syncthreads() between tiles, so there are no steps to show"
+        )
     moved = {name: (read, written) for name, (read, written, _) in trace.tensors.items()}
     return Walk(rung.stem, block, a.Nq, a.Nk, a.D, str(q.dtype).removeprefix("torch."), steps, moved)
 
@@ -135,7 +95,9 @@ def _copy(row: _Row) -> tuple[int, int, str, int, int, int]:
     return row.step, row.tensor, KINDS[row.kind], row.first, row.last, row.bytes
 
 
-def _steps(rows: list[tuple[int, int, str, int, int, int]], names: list[str], lengths: dict[str, int]) -> tuple[Step, ...]:
+def _steps(
+    rows: list[tuple[int, int, str, int, int, int]], names: list[str], lengths: dict[str, int]
+) -> tuple[Step, ...]:
     """Rows by step; a step that moves nothing to or from HBM and uses nothing new is joined to the next."""
     by_step: dict[int, dict[str, dict[str, Rows]]] = defaultdict(lambda: {kind: {} for kind in KINDS})
     for step, tensor, kind, first, last, size in rows:
