@@ -62,7 +62,7 @@ class Player:
     def strip(self) -> str:
         """Some of the steps side by side, as SVG on a light card."""
         chosen = _chosen(len(self.walk.steps))
-        columns = min(3, len(chosen))
+        columns = min(2, len(chosen))
         rows = -(-len(chosen) // columns)
         parts = [
             _rect((0, 0, columns * WIDTH, 28 + rows * HEIGHT), fill=CARD),
@@ -213,7 +213,7 @@ def _ground(walk: Walk) -> str:
     return "".join(parts)
 
 
-TEMPLATE = """<div id="%NAME%" class="tile-player" data-lm-suppress-shortcuts="true">
+TEMPLATE = """<div id="%NAME%" class="tile-player">
 <div class="tile-player-strip">%STRIP%</div>
 <script type="application/json" class="tile-player-data">%DATA%</script>
 <template>
@@ -276,6 +276,7 @@ TEMPLATE = """<div id="%NAME%" class="tile-player" data-lm-suppress-shortcuts="t
   let timer = null;
   const stop = () => { clearInterval(timer); timer = null; play.textContent = "play"; };
   const go = (by) => show(Math.max(0, Math.min(%LAST%, Number(range.value) + by)));
+  root.addEventListener("keydown", (event) => event.stopPropagation()); // JupyterLab would take arrows for its own
   range.addEventListener("input", () => { stop(); show(Number(range.value)); });
   root.addEventListener("click", (event) => {
     const what = event.target.dataset && event.target.dataset.go;
