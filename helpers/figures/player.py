@@ -1,7 +1,7 @@
 """A player for the walk of one block over its tiles: a scrubber in a notebook, a strip of frames in print and on GitHub.
 
 The widget is one HTML text that makes no request. Where a page runs no scripts (a notebook that isn't trusted yet, GitHub, print)
-the strip stands in its place. Everything is drawn here; the script moves rectangles. Nothing moves by itself: `play` is the reader's, and goes a step at a time.
+the strip stands in its place. Everything is drawn here; the script moves rectangles. What the script shows is in its data, because a page that drops scripts would keep other markup. Nothing moves by itself: `play` is the reader's, and goes a step at a time.
 """
 
 from __future__ import annotations
@@ -65,20 +65,24 @@ class Player:
         columns = min(2, len(chosen))
         rows = -(-len(chosen) // columns)
         parts = [
-            _rect((0, 0, columns * WIDTH, 28 + rows * HEIGHT), fill=CARD),
+            _rect((0, 0, columns * WIDTH, 78 + rows * HEIGHT), fill=CARD),
             _text(LEFT, 19, self.title, 15, weight=600),
         ]
         for place, number in enumerate(chosen):
             at = f"translate({place % columns * WIDTH} {28 + place // columns * HEIGHT})"
             parts.append(f'<g transform="{at}">{self._frame(number)}</g>')
-        head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {columns * WIDTH} {28 + rows * HEIGHT}"'
-        return f'{head} width="{columns * WIDTH}" fill="{INK}" font-family="{SANS}">{PATTERNS}{"".join(parts)}</svg>'
+        foot, wide = 28 + rows * HEIGHT, columns * WIDTH
+        for n, (kind, said) in enumerate(KEYS.items()):
+            x, y = LEFT + n % 3 * 180, foot + n // 3 * 22
+            parts.append(_key(kind, x, y) + _text(x + 20, y + 12, said, 13))
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {foot + 50}" width="{wide}" height="{foot + 50}"'
+        return f'{head} fill="{INK}" font-family="{SANS}">{PATTERNS}{"".join(parts)}</svg>'
 
     def _frame(self, number: int) -> str:
         step = self.walk.steps[number]
         foot = f"step {number + 1} of {len(self.walk.steps)} · HBM so far {size(step.hbm)}"
         past = [box for scene in self.boxes[:number] for box in [scene.get("pv")] if box]
-        done = "".join(_rect(box, fill=HEAT["shared"], opacity=0.25) for box in dict.fromkeys(past))
+        done = "".join(_rect(box, **DONE) for box in dict.fromkeys(past))
         moving = "".join(_rect(box, **LOOKS[name.split("-")[0]]) for name, box in self.boxes[number].items())
         return _ground(self.walk) + done + moving + _text(LEFT, TOP + HIGH + 22, foot, 14)
 
@@ -102,16 +106,21 @@ class Player:
         drawing += f'font-family="{SANS}" role="img" aria-labelledby="{name}-said">{PATTERNS}{_ground(self.walk)}{past}{moving}{meter}</svg>'
         image = f"data:image/svg+xml,{urllib.parse.quote(self.strip())}"
         strip = f'<img alt="{html.escape(self.in_words)}" src="{image}" style="max-width:100%">'
-        values = {
-            "NAME": name,
-            "LAST": str(len(steps) - 1),
-            "DATA": json.dumps(data, separators=(",", ":"), ensure_ascii=False),
-        }
-        values |= {"TITLE": html.escape(self.title), "DRAWING": drawing, "STRIP": strip, "WIDTH": str(bar[2])}
-        page = TEMPLATE
-        for key, value in values.items():
-            page = page.replace(f"%{key}%", value)
-        return page
+        keys = "".join(
+            f'<span><svg width="14" height="14">{_key(kind, 0, 0)}</svg> {said}</span>' for kind, said in KEYS.items()
+        )
+        values = {"NAME": name, "LAST": str(len(steps) - 1), "TITLE": html.escape(self.title), "WIDTH": str(bar[2])}
+        values |= {"DRAWING": drawing, "STRIP": strip, "KEYS": keys}
+        data["live"] = _filled(LIVE, values)
+        text = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/")
+        return _filled(TEMPLATE, values | {"DATA": text})
+
+
+def _filled(text: str, values: Mapping[str, str]) -> str:
+    """`text` with every %NAME% replaced."""
+    for key, value in values.items():
+        text = text.replace(f"%{key}%", value)
+    return text
 
 
 def scenes(walk: Walk) -> list[dict[str, Box]]:
@@ -130,7 +139,10 @@ def scenes(walk: Walk) -> list[dict[str, Box]]:
             for n, tensor in enumerate(names):
                 if rows := getattr(step, kind).get(tensor):
                     y, height = _span(rows, lengths[tensor], TOP)
-                    scene[f"{kind}-{tensor}"] = (left + n * (WIDE + GAP), y, WIDE, height)
+                    x, width = left + n * (WIDE + GAP), WIDE
+                    if tensor == "O":  # which may be read and written in one step: left and right halves
+                        x, width = x + WIDE / 2 * (kind == "written"), WIDE / 2
+                    scene[f"{kind}-{tensor}"] = (x, y, width, height)
         queries = step.used.get("Q", queries)  # rows that have been used go on to be, from registers
         for kind, tensor in (("scores", "K"), ("pv", "V")):
             if queries and (keys := step.used.get(tensor)):
@@ -176,6 +188,7 @@ LOOKS: dict[str, dict[str, Any]] = {
     "scores": {"fill": "none", "stroke": EXCESS, "stroke_width": 3},
     "pv": {"fill": "url(#tile-player-pv)", "stroke": HEAT["shared"], "stroke_width": 1.5},
 }
+DONE = {"fill": HEAT["shared"], "opacity": 0.25}  # tiles of S that have met V
 PATTERNS = (
     '<defs><pattern id="tile-player-written" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
     f'<rect width="6" height="6" fill="{SAND}"/><rect width="2" height="6" fill="{BROWN}"/></pattern>'
@@ -213,11 +226,23 @@ def _ground(walk: Walk) -> str:
     return "".join(parts)
 
 
-TEMPLATE = """<div id="%NAME%" class="tile-player">
-<div class="tile-player-strip">%STRIP%</div>
-<script type="application/json" class="tile-player-data">%DATA%</script>
-<template>
-<style>
+KEYS = {
+    "read": "read from HBM",
+    "written": "written to HBM",
+    "resident": "in shared memory",
+    "used": "used in this step",
+    "pv": "P times V",
+    "done": "done",
+}
+
+
+def _key(kind: str, x: float, y: float) -> str:
+    look = LOOKS.get(kind, DONE)
+    inset = 1.5 if look.get("stroke_width") else 0
+    return _rect((x + inset, y + inset, 14 - 2 * inset, 14 - 2 * inset), **look)
+
+
+LIVE = """<style>
 .tile-player [hidden] { display: none }
 .tile-player button { font: inherit; padding: 2px 10px; margin-right: 4px; color: inherit; background: transparent;
   border: 1px solid currentColor; border-radius: 4px; cursor: pointer }
@@ -229,26 +254,23 @@ TEMPLATE = """<div id="%NAME%" class="tile-player">
 <div class="tile-player-live">
 <div><b>%TITLE%</b></div>
 %DRAWING%
-<div class="keys" style="font-size:13px">
-<span><svg width="14" height="14"><rect width="14" height="14" fill="#3d8a3d"/></svg> read from HBM</span>
-<span><svg width="14" height="14"><rect width="14" height="14" fill="url(#tile-player-written)"/></svg> written to HBM</span>
-<span><svg width="14" height="14"><rect width="14" height="14" fill="#2f80c8" opacity=".75"/></svg> lies in shared memory</span>
-<span><svg width="14" height="14"><rect x="2" y="2" width="10" height="10" fill="none" stroke="#d5672a" stroke-width="3"/></svg> used in this step</span>
-<span><svg width="14" height="14"><rect width="14" height="14" fill="url(#tile-player-pv)"/></svg> P times V</span></div>
+<div class="keys" style="font-size:13px">%KEYS%</div>
 <div style="margin:6px 0">
 <button type="button" data-go="-1" aria-label="one step back">◀</button><button type="button" data-go="play">play</button><button
  type="button" data-go="1" aria-label="one step on">▶</button>
 <input type="range" min="0" max="%LAST%" value="0" step="1" aria-label="step" style="width:min(420px,60%);vertical-align:middle">
 </div>
 <div class="said" id="%NAME%-said" aria-live="polite"></div>
-</div>
-</template>
+</div>"""
+TEMPLATE = """<div id="%NAME%" class="tile-player">
+<div class="tile-player-strip">%STRIP%</div>
+<script type="application/json" class="tile-player-data">%DATA%</script>
 <script>
 (() => {
   const root = document.getElementById("%NAME%");
   if (!root || root.querySelector(".tile-player-live")) return;
   const data = JSON.parse(root.querySelector(".tile-player-data").textContent);
-  root.append(root.querySelector("template").content.cloneNode(true));
+  root.insertAdjacentHTML("beforeend", data.live);
   root.querySelector(".tile-player-strip").hidden = true;
   const find = (part) => root.querySelector("#%NAME%-" + part);
   const range = root.querySelector("input"), past = find("past"), play = root.querySelector("[data-go=play]");

@@ -84,7 +84,9 @@ def test_a_players_page_needs_nothing_else_and_says_what_it_shows(walked):
     assert data["words"][0].startswith(f"Step 1 of {len(walked.steps)}: reads Q 0–")
     (alt,) = re.findall('<img alt="([^"]+)"', page)
     assert html.unescape(alt).startswith(player.title) and "counted by the emulator" in alt
-    assert all(f'id="{name}"' in page for name in re.findall(r'aria-labelledby="([^"]+)"', page))
+    assert all(f'id="{name}"' in data["live"] for name in re.findall(r'aria-labelledby="([^"]+)"', data["live"]))
+    without = re.sub(r"(?s)<script.*?</script>", "", page)
+    assert "<button" not in without and "<img" in without, "where scripts are dropped the strip stands alone"
     assert len(page) < 80_000, "a notebook has room for it"
 
 
