@@ -91,6 +91,7 @@ class Player:
         steps = self.walk.steps
         data = {
             "boxes": [{k: [round(v, 1) for v in box] for k, box in scene.items()} for scene in self.boxes],
+            "done": DONE,
             "words": [self.words(step) for step in steps],
             "hbm": [round(step.hbm / max(1, steps[-1].hbm), 4) for step in steps],
         }
@@ -110,7 +111,7 @@ class Player:
             f'<span><svg width="14" height="14">{_key(kind, 0, 0)}</svg> {said}</span>' for kind, said in KEYS.items()
         )
         values = {"NAME": name, "LAST": str(len(steps) - 1), "TITLE": html.escape(self.title), "WIDTH": str(bar[2])}
-        values |= {"DRAWING": drawing, "STRIP": strip, "KEYS": keys}
+        values |= {"DRAWING": drawing, "STRIP": strip, "KEYS": keys, "EXCESS": EXCESS}
         data["live"] = _filled(LIVE, values)
         text = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/")
         return _filled(TEMPLATE, values | {"DATA": text})
@@ -246,7 +247,7 @@ LIVE = """<style>
 .tile-player [hidden] { display: none }
 .tile-player button { font: inherit; padding: 2px 10px; margin-right: 4px; color: inherit; background: transparent;
   border: 1px solid currentColor; border-radius: 4px; cursor: pointer }
-.tile-player button:focus-visible, .tile-player input:focus-visible { outline: 3px solid #d5672a; outline-offset: 2px }
+.tile-player button:focus-visible, .tile-player input:focus-visible { outline: 3px solid %EXCESS%; outline-offset: 2px }
 .tile-player .keys span { white-space: nowrap; margin-right: 14px }
 .tile-player .said { min-height: 3em; max-width: 720px }
 @media print { .tile-player-live { display: none } .tile-player-strip[hidden] { display: block !important } }
@@ -289,7 +290,9 @@ TEMPLATE = """<div id="%NAME%" class="tile-player">
       if (!pv || seen.has(String(pv))) continue;
       seen.add(String(pv));
       const rect = document.createElementNS("http://www.w3.org/2000/svg", "rect");
-      place(rect, pv), rect.setAttribute("fill", "#2f80c8"), rect.setAttribute("opacity", 0.25), past.append(rect);
+      place(rect, pv);
+      Object.entries(data.done).forEach(([k, v]) => rect.setAttribute(k, v));
+      past.append(rect);
     }
     find("meter").setAttribute("width", data.hbm[step] * %WIDTH%);
     find("said").textContent = data.words[step];
