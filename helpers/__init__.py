@@ -59,6 +59,7 @@ _LESSONS = {
     "workloads": "measure.workloads",
     "roles": "measure.roles",
     "timeline": "measure.timeline",
+    "tile_player": "run.walk:tile_player",
     "exercise": "lessons.exercise",
     "predict": "lessons.predict:predict",
     "draw": "lessons.drawings.basics",

@@ -89,6 +89,13 @@ TINTS = ["#dcebf5", "#fbe6cf", "#d9efe6", "#f3dbe6", "#c4dcec", "#f5d3ac", "#bfe
 QUARTERS = ["#a9cfe8", "#f6cd9c", "#a9dcc6", "#e5bcd3"]  # one per quarter of a warp, light enough for black text
 WASTED = "#f7ddc8"  # moved, and not asked for
 OVER = ["#fee08b", "#fdae61", "#f46d43", MAGENTA, "#6a1b6a"]  # above a limit, darker with every factor of ten
+ERROR_COLOURS = (
+    "#e6e6e3",
+    "#fdae61",
+    "#e0532b",
+    "#a3195b",
+    "#1c1c1c",
+)  # right, up to 10 and 100 × the budget, more, NaN: ever darker
 # Of HTML, which has no card of its own: both read on a light page and on a dark one.
 HEAT = {"shared": "#2f80c8", "global": "#3d8a3d"}
 EXCESS = "#d5672a"

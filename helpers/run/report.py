@@ -247,6 +247,7 @@ def error_pixels(comparison: Comparison) -> str:
     import numpy as np
 
     from ..figures.pixels import image, key
+    from ..figures.style import ERROR_COLOURS
 
     lead, where = _head(comparison)
     errors = np.atleast_2d(comparison.error_map[lead])
@@ -271,9 +272,6 @@ def error_pixels(comparison: Comparison) -> str:
     words = f"{title}. {pattern(comparison.wrong, comparison.output)}"
     legend = key([(ERROR_COLOURS[k], names[k]) for k in there])
     return f"<div style='margin:6px 0'><div>{html.escape(title)}</div>{image(kinds, ERROR_COLOURS, words)}<div>{legend}</div></div>"
-
-
-ERROR_COLOURS = ("#e6e6e3", "#fdae61", "#e0532b", "#a3195b", "#1c1c1c")  # each darker than the one before
 
 
 def _head(comparison: Comparison) -> tuple[tuple[int, ...], str]:

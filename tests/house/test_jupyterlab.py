@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from helpers import show
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -144,16 +146,19 @@ def test_pip_installs_the_whole_extension():
 
 
 def test_colours_of_code_have_contrast():
-    """4.5:1 on the ground of JupyterLab's code cells, light and dark."""
+    """4.5:1 on the ground of JupyterLab's code cells and of its page, light and dark."""
     style = (EXTENSION / LOAD).read_text().partition("STYLE = `")[2].partition("`;")[0]
     rules = re.findall(r"([^{}]+)\{([^{}]+)\}", style)
     found = 0
     for selector, body in rules:
-        ground = "#212121" if 'light="false"' in selector else "#f5f5f5"
+        grounds = ("#212121", "#f5f5f5") if "cm-" in selector or "mirror" in body else ("#111111", "#ffffff")
+        ground = grounds['light="false"' not in selector]
         for colour in re.findall(r"color: (#[0-9a-f]{6})", body):
             found += 1
             assert contrast(colour, ground) >= 4.5, (selector, colour, contrast(colour, ground))
     assert found > 10
+    for colour in {*show.COLOURS.values(), re.search("#[0-9a-f]{6}", show.ASIDE)[0]}:
+        assert style.count(f'[style^="color:{colour}"]') == 2, "for a light page and a dark one"
 
 
 def contrast(one: str, other: str) -> float:

@@ -71,6 +71,19 @@
       --jp-mirror-editor-def-color: #64b5f6;
       --jp-mirror-editor-variable-2-color: #64b5f6;
     }
+    /* Listings and X-rays come in colours that read on either page (helpers/ladder/show.py); where the page is known, in better ones. */
+    [data-jp-theme-light="true"] .jp-OutputArea pre span[style^="color:#6f7a85"] { color: #59636e !important; }
+    [data-jp-theme-light="true"] .jp-OutputArea pre span[style^="color:#a65bcf"] { color: #8f3fbb !important; }
+    [data-jp-theme-light="true"] .jp-OutputArea pre span[style^="color:#b8651b"] { color: #8f4a0f !important; }
+    [data-jp-theme-light="true"] .jp-OutputArea pre span[style^="color:#3d8a3d"] { color: #2c6e2c !important; }
+    [data-jp-theme-light="true"] .jp-OutputArea pre span[style^="color:#2f80c8"] { color: #1f68a6 !important; }
+    [data-jp-theme-light="true"] .jp-OutputArea pre span[style^="color:#808890"] { color: #5f676e !important; }
+    [data-jp-theme-light="false"] .jp-OutputArea pre span[style^="color:#6f7a85"] { color: #8f9aa5 !important; }
+    [data-jp-theme-light="false"] .jp-OutputArea pre span[style^="color:#a65bcf"] { color: #c593e3 !important; }
+    [data-jp-theme-light="false"] .jp-OutputArea pre span[style^="color:#b8651b"] { color: #da8f4b !important; }
+    [data-jp-theme-light="false"] .jp-OutputArea pre span[style^="color:#3d8a3d"] { color: #66b866 !important; }
+    [data-jp-theme-light="false"] .jp-OutputArea pre span[style^="color:#2f80c8"] { color: #6aaeea !important; }
+    [data-jp-theme-light="false"] .jp-OutputArea pre span[style^="color:#808890"] { color: #949ca4 !important; }
     .jp-OutputArea-output.jp-RenderedText pre { word-break: normal; overflow-wrap: anywhere; }
     @media print { .jp-OutputArea-output pre { white-space: pre-wrap; } }
   `;

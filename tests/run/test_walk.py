@@ -1,0 +1,115 @@
+"""The player's frames are what the traced launch did: its bytes are the emulator's, and its tiles cover S once."""
+
+import html
+import json
+import re
+
+import pytest
+import torch
+
+from helpers import xray
+from helpers.figures.player import HIGH, SCORES_LEFT, SHARED_LEFT, TOP, Player, scenes
+from helpers.run.walk import walk
+
+N, D = 256, 64
+DTYPES = {"03_fa1_fp32": torch.float32, "04_fa2_fp32": torch.float32, "13_tuned": torch.float16}
+
+
+def inputs(stem, H=1):
+    generator = torch.Generator().manual_seed(0)
+    return tuple(torch.randn(1, H, N, D, generator=generator).to(DTYPES[stem]) for _ in range(3))
+
+
+@pytest.fixture(scope="module", params=list(DTYPES))
+def walked(request):
+    return walk(request.param, *inputs(request.param))
+
+
+def blocks(stem):
+    return 1 if stem == "03_fa1_fp32" else 2  # FlashAttention-1 has a block for each head, the others for 128 queries
+
+
+@pytest.mark.parametrize("stem", list(DTYPES))
+def test_the_blocks_bytes_are_the_launchs(stem):
+    """The runtime counts bytes by itself; all blocks' steps together are as many, tensor by tensor."""
+    counted = {}
+    for block in range(blocks(stem)):
+        for step in walk(stem, *inputs(stem), block=block).steps:
+            for kind in ("read", "written"):
+                for name, rows in getattr(step, kind).items():
+                    counted[name, kind] = counted.get((name, kind), 0) + rows.bytes
+    tensors = xray(stem, *inputs(stem)).tensors
+    for name, row in tensors.iterrows():
+        for kind in ("read", "written"):
+            assert counted.get((name, kind), 0) == row[f"bytes_{kind}"], (name, kind)
+
+
+def test_every_tile_of_P_meets_V_once(walked):
+    """The rectangles that the player fills cover the block's queries and all keys: no tile is left out, none comes twice."""
+    tiles = [scene["pv"] for scene in scenes(walked) if "pv" in scene]
+    area = sum(width * height for *_, width, height in dict.fromkeys(tiles))
+    queries = sum(
+        r.last - r.first + 1
+        for r in {s.written["O"] for s in walked.steps if "O" in s.written}
+        if r.first or r.last < N
+    )
+    rows = N if walked.kernel == "03_fa1_fp32" else queries
+    assert area == pytest.approx(HIGH * HIGH * rows / N)
+    assert len(dict.fromkeys(tiles)) == len(tiles), "each once"
+    assert min(x for x, *_ in tiles) == SCORES_LEFT and min(y for _, y, *_ in tiles) == TOP
+
+
+def test_shared_memory_holds_what_the_kernel_keeps_there(walked):
+    item = 2 if walked.kernel == "13_tuned" else 4
+    tiles = {"03_fa1_fp32": 64 + 32 + 32, "04_fa2_fp32": 128 + 2 * 32 + 2 * 32, "13_tuned": 128 + 2 * 2 * 64}
+    assert walked.smem == tiles[walked.kernel] * D * item
+    for step in walked.steps:
+        for tensor in step.read.keys() & {"K", "V"}:
+            assert tensor in step.resident, "K and V come from HBM to shared memory"
+
+
+def test_the_orders_of_the_two_papers_are_seen():
+    first, second = (walk(stem, *inputs(stem)) for stem in ("03_fa1_fp32", "04_fa2_fp32"))
+    loads = {w.kernel: [t for s in w.steps for t in ("K", "Q") if t in s.read] for w in (first, second)}
+    assert loads["03_fa1_fp32"].count("Q") == 32 and loads["04_fa2_fp32"].count("Q") == 1
+    assert sum("O" in s.written for s in first.steps) > 30 and sum("O" in s.written for s in second.steps) == 1
+
+
+def test_a_players_page_needs_nothing_else_and_says_what_it_shows(walked):
+    player = Player(walked)
+    page = player._repr_html_()
+    assert not re.search(r"(src|href)=\"http|@import|fetch\(", page) and "%" + "NAME%" not in page
+    data = json.loads(re.search(r'<script type="application/json"[^>]*>(.*?)</script>', page)[1])
+    assert len(data["boxes"]) == len(data["words"]) == len(walked.steps) and data["hbm"][-1] == 1
+    assert data["words"][0].startswith(f"Step 1 of {len(walked.steps)}: reads Q 0–")
+    (alt,) = re.findall('<img alt="([^"]+)"', page)
+    assert html.unescape(alt).startswith(player.title) and "counted by the emulator" in alt
+    assert all(f'id="{name}"' in data["live"] for name in re.findall(r'aria-labelledby="([^"]+)"', data["live"]))
+    without = re.sub(r"(?s)<script.*?</script>", "", page)
+    assert "<button" not in without and "<img" in without, "where scripts are dropped the strip stands alone"
+    assert len(page) < 80_000, "a notebook has room for it"
+
+
+def test_the_boxes_are_where_the_rows_are():
+    step = walk("04_fa2_fp32", *inputs("04_fa2_fp32"), block=1).steps[0]
+    assert (step.read["Q"].first, step.read["Q"].last) == (128, 255)
+    (scene, *_) = scenes(walk("04_fa2_fp32", *inputs("04_fa2_fp32"), block=1))
+    x, y, _, height = scene["resident-Q"]
+    assert x == SHARED_LEFT and y == TOP + HIGH / 2 and height == HIGH / 2
+
+
+def test_what_has_no_steps_is_said():
+    q, k, v = inputs("04_fa2_fp32")
+    with pytest.raises(ValueError, match="no block 7"):
+        walk("04_fa2_fp32", q, k, v, block=7)
+    with pytest.raises(ValueError, match="no __syncthreads"):
+        walk("01_naive", q, k, v)
+    with pytest.raises(ValueError, match="softmax"):
+        walk("02_online_softmax", q[0, 0])
+
+
+def test_an_xray_after_a_walk_counts_as_before():
+    kernel = "04_fa2_fp32"
+    before = xray(kernel, *inputs(kernel)).to_frame()
+    walk(kernel, *inputs(kernel))
+    assert xray(kernel, *inputs(kernel)).to_frame().equals(before)
