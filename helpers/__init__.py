@@ -52,6 +52,7 @@ _LESSONS = {
     "for_d64": "ladder.instances:for_d64",
     "fewest_pieces": "ladder.contract:fewest_pieces",
     "banks": "emulator.banks",
+    "budget": "figures.budget",
     "fragments": "emulator.fragments",
     "tune": "measure.tune",
     "workloads": "measure.workloads",
