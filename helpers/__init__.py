@@ -5,7 +5,7 @@
     check(kernel)
     xray(kernel, q, k, v)
 
-Whatever takes a kernel takes its stem or a part of it ("04", "ping_pong"), the path or the text of a `.cu`, a Rung, or a loaded
+Whatever takes a kernel takes its stem or a part of it ("04", "ping_pong"; "13_1" for a stage), the path or the text of a `.cu`, a Rung, or a loaded
 Kernel. Importing this package is quick and imports neither torch nor pandas; a name is imported when it is first used. In
 Jupyter, `%load_ext helpers` adds the cell magic `%%kernel`.
 """
@@ -26,6 +26,7 @@ _PUBLIC = {
     "bench": "measure.bench",
     "rung": "ladder.rung:rung",
     "rungs": "ladder.rung:rungs",
+    "stages": "ladder.rung:stages",
     "traffic": "run.traffic:traffic",
     "compile_ahead": "run.ahead:compile_ahead",
     "single": "ladder.instances:single",

@@ -240,7 +240,7 @@ __global__ __launch_bounds__(Tile<d, T>::threads, Tile<d, T>::ctas) void fa2_mma
     fa::cp_async_wait<stages - 2>(); // this tile's group; later ones may still be on their way
     // Every thread's part of this tile has landed before any warp reads it; and all warps have read the tile before it,
     // whose stage the next copies overwrite.
-    __syncthreads(); // as above
+    __syncthreads(); // this tile has landed for all warps, and all have read the one before
 
     const bool take = j0 <= take_to; // not of the last whole tile: the maximum of a ragged tile alone would be poor
     bool fits = take;

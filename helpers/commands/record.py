@@ -26,6 +26,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
     add_kernels(add("rungs", rungs, "", "04"), "all rungs that this GPU can run, and its ceilings, by default")
     add_kernels(add("families", families, "", "13 32"), "all rungs for 16-bit inputs but the decode step by default")
+    add_kernels(add("stages", stages, "13"), "rungs with stages", count="+")
     add_kernels(add("layouts", layouts, "", "32 33"), "all rungs for Hopper by default")
     counted = add("counters", counters, "", "04", "--singles patterns async --new")
     add_kernels(counted, "all rungs by default")
@@ -101,6 +102,17 @@ def families(arguments: argparse.Namespace) -> int:
         print(rung.stem, flush=True)
         recording.record_families(rung.stem)
         print(f"  {time.perf_counter() - before:.0f} s", flush=True)
+    return 0
+
+
+def stages(arguments: argparse.Namespace) -> int:
+    """Records the stages of a rung (kernels/stages/) beside it, the rung before it and SDPA FLASH."""
+    from ..measure import bench, recording
+
+    bench.require_gpu()
+    for rung in for_this_gpu(arguments.kernels):
+        print(rung.stem, flush=True)
+        recording.record_stages(rung.stem)
     return 0
 
 

@@ -23,6 +23,7 @@ def checkout() -> Path:
 
 ROOT = checkout()
 KERNELS = ROOT / "kernels"
+STAGES = KERNELS / "stages"  # between a rung and the one before it: 13_1_addresses.cu, …
 INCLUDE = KERNELS / "include"
 NOTEBOOKS = ROOT / "notebooks"
 DATA = ROOT / "data"

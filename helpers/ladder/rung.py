@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from .paths import INCLUDE, KERNELS
+from .paths import INCLUDE, KERNELS, STAGES
 
 KEYS = (
     "idea",
@@ -153,6 +153,17 @@ def rungs() -> list[Rung]:
     return [_read(path) for path in _files()]
 
 
+def stages(which: Which) -> list[Rung]:
+    """The kernels on the way from the rung before to this one, kernels/stages/NN_i_name.cu, in order; of most rungs none.
+
+        [r.stem for r in stages("13")]
+
+    Each is complete, and one idea further than the one before. They aren't rungs: `rungs` leaves them out. which: what `rung` takes.
+    """
+    number = rung(which).number
+    return [_read(path) for path in _stage_files() if number and path.stem.startswith(f"{number}_")]
+
+
 Which = Any  # what `rung` takes, and with it everything that takes a kernel
 
 
@@ -162,8 +173,8 @@ def rung(which: Which) -> Rung:
         rung("04").idea
         rung("04").replace("Bc = 32", "Bc = 64")
 
-    which: a rung's stem ("04_fa2_fp32") or a part of one that fits no other, the path of a `.cu`, a text of more than one
-    line, a Rung, or a loaded Kernel, which is brought up to date first (`Kernel.current`). Whatever takes a kernel takes these.
+    which: a rung's stem ("04_fa2_fp32") or a part of one that fits no other, that of a stage ("13_1"), the path of a `.cu`, a
+    text of more than one line, a Rung, or a loaded Kernel, which is brought up to date first (`Kernel.current`). Whatever takes a kernel takes these.
     ValueError names the rungs that come nearest, or what is wrong with the file's header block.
     """
     if isinstance(which, Rung):
@@ -185,20 +196,28 @@ def _files() -> list[Path]:
     return sorted(KERNELS.glob("[0-9][0-9]_*.cu"))
 
 
+def _stage_files() -> list[Path]:
+    return sorted(STAGES.glob("[0-9][0-9]_[0-9]_*.cu"))
+
+
 def _read(path: Path) -> Rung:
     if not path.is_file():
         beside = [p.name for p in sorted(path.parent.glob("*.cu"))] or [p.stem for p in _files()]
         raise ValueError(f"there is no file {str(path)!r}{_nearest(path.name, beside)}")
     path = path.resolve()
-    return parse(path.read_text(), path, strict=path.parent == KERNELS)
+    return parse(path.read_text(), path, strict=path.parent in (KERNELS, STAGES))
 
 
 def _named(name: str) -> Path:
-    """The file of the one rung whose stem is `name`, begins with it, or else has it in it."""
-    files = {path.stem: path for path in _files()}
-    part = name.strip().lower()
-    fits = [stem for stem in files if stem == part] or [stem for stem in files if part and stem.startswith(part)]
-    fits = fits or [stem for stem in files if part and part in stem]
+    """The file of the one rung whose stem is `name`, begins with it, or else has it in it; where no rung does, of the one stage."""
+    part, files, fits = name.strip().lower(), {}, []
+    for group in (_files(), _stage_files()):
+        if fits:
+            break
+        files |= {path.stem: path for path in group}
+        stems = [path.stem for path in group]
+        fits = [stem for stem in stems if stem == part] or [stem for stem in stems if part and stem.startswith(part)]
+        fits = fits or [stem for stem in stems if part and part in stem]
     if not fits:
         raise ValueError(f"no kernel {name!r}{_nearest(part, list(files))}")
     if len(fits) > 1:

@@ -13,7 +13,7 @@ import pandas as pd
 
 from .. import record
 from ..ladder.paths import ROOT
-from ..ladder.rung import Which
+from ..ladder.rung import Which, rung, rungs, stages
 from ..record import FLASH, SHAPE
 from ..run.check import check, compare
 from ..run.kernel import Kernel, load
@@ -83,6 +83,25 @@ def record_layouts(which: Which) -> None:
         frame = layouts.timings(kernel, rung)
     _wrote(record.save(rung.stem, "layouts", frame, extra=seen | _versions(frame)))
     _held_against_goals(rung.stem)
+
+
+def record_stages(which: Which) -> None:
+    """Checks the stages of a rung, then measures and records them beside the rung, the one before it and SDPA FLASH.
+
+    ValueError for a rung without stages, AssertionError if one of them is wrong.
+    """
+    last = rung(which)
+    if not (between := stages(last)):
+        raise ValueError(f"{last.stem} has no stages in kernels/stages/")
+    before = [r for r in rungs() if r.op == last.op and r.number < last.number][-1]
+    chain = [before, *between, last]
+    own = {r.stem: right(r) for r in chain}
+    with bench.watch() as seen:
+        frame = workloads.stages(own, last)
+    extra = {"op": last.op} | seen | _versions(frame)
+    _wrote(record.save(last.stem, "stages", frame, rungs=list(own), extra=extra))
+    for stem in own:
+        print(record.summary(frame, stem, FLASH).round(3).assign(stage=stem).to_string(index=False), flush=True)
 
 
 def _held_against_goals(stem: str) -> None:

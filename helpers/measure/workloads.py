@@ -163,6 +163,20 @@ def beside_flash(kernel: Callable, name: str, dtype: str, dims: Sequence[int] = 
     return pd.concat(frames, ignore_index=True)
 
 
+def stages(own: dict[str, Callable], rung: Rung) -> pd.DataFrame:
+    """The stages of a rung, by their stems, beside SDPA FLASH in one process, on the headline workload from N = 1024 on: name, dtype,
+    B H Nq Nk D, round, ms."""
+    import torch
+
+    without, frames = [*(name for name in BACK_ENDS if name != FLASH), FA2, FA3, FA4], []
+    for dtype, D, N in ((t, d, n) for t in rung.dtypes for d in rung.D for n in LENGTHS if n >= FROM_N):
+        given = inputs("attention", _headline(N, D), dtype)
+        frames.append(_timed(own | peers(*given, without=without), given, dtype, _headline(N, D)))
+        del given
+        torch.cuda.empty_cache()
+    return joined(frames, ["name", "dtype", *SHAPE, "round", "ms"])
+
+
 def causal(kernel: Callable, rung: Rung, quick: bool = False) -> pd.DataFrame:
     """The headline workload under a causal mask, beside SDPA FLASH, CUDNN and EFFICIENT and FlashAttention-3 and -4: name, dtype,
     causal (1), B H Nq Nk D, round, ms."""

@@ -30,6 +30,7 @@ COLUMNS = {
     "decode": ("name", "dtype", *SHAPE, "Hkv", "splits", "chosen", "bytes", *BURST),
     "families": ("family", "name", "dtype", "causal", *SHAPE, *BURST),
     "layouts": ("layout", "name", "dtype", "causal", *SHAPE, "Hkv", *BURST),
+    "stages": ("name", "dtype", *SHAPE, *BURST),
     "tiles": ("dtype", *SHAPE, "warps", "Bc", "stages", "ctas", "Q_steps", *BURST),
     "error": ("dtype", "Nq", "Nk", "D", "output", "error", "pytorch_error", "budget"),
     "memory": ("name", "dtype", *SHAPE, "bytes"),

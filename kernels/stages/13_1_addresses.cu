@@ -127,7 +127,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void fa2_mma(const
     fa::cp_async_wait<stages - 2>(); // this tile's group; later ones may still be on their way
     // Every thread's part of this tile has landed before any warp reads it; and all warps have read the tile before it
     // (before the first one: Q_smem), whose stage the next copies overwrite.
-    __syncthreads();
+    __syncthreads(); // this tile has landed for all warps, and all have read the one before
     fetch(j0 + (stages - 1) * Bc, free_at);
 
     // [region: scores]

@@ -129,7 +129,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void fa2_mma(const
     fa::cp_async_wait<stages - 2>(); // this tile's group; later ones may still be on their way
     // Every thread's part of this tile has landed before any warp reads it; and all warps have read the tile before it,
     // whose stage the next copies overwrite.
-    __syncthreads();
+    __syncthreads(); // this tile has landed for all warps, and all have read the one before
 
     // [region: scores]
     // S (32, Bc) = Q_i K_j^T by each warp: Bc / 8 accumulators side by side, d / 16 steps. K_j (Bc, d) row-major is

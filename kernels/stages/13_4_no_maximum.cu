@@ -212,15 +212,15 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void fa2_mma(const
   // [end: online_update]
 
   // [region: tile_loop]
-  int take_from = Bc; // the first tile, of those to come, whose P is taken; a.Nk: this warp tracks the maximum
+  int take_to = a.Nk - Bc; // the last tile whose P is taken, never a ragged one; 0: this warp tracks the maximum
   int stage_at = 0, free_at = (stages - 1) * stage_bytes;
   for (int j0 = 0; j0 < a.Nk; j0 += Bc) {
     fa::cp_async_wait<stages - 2>(); // this tile's group; later ones may still be on their way
     // Every thread's part of this tile has landed before any warp reads it; and all warps have read the tile before it,
     // whose stage the next copies overwrite.
-    __syncthreads();
+    __syncthreads(); // this tile has landed for all warps, and all have read the one before
 
-    const bool take = j0 >= take_from && j0 + Bc <= a.Nk; // neither of the first tile nor of a ragged one
+    const bool take = j0 > 0 && j0 <= take_to; // not of the first tile: its maximum is the one to begin with
     bool fits = take;
     if (take) {
       scores(stage_at);
@@ -230,7 +230,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void fa2_mma(const
       scores(stage_at);
       raise_maximum(a.Nk - j0);
       probabilities();
-      if (take) take_from = a.Nk;
+      if (take) take_to = 0;
     }
 #pragma unroll
     for (int r = 0; r < 4; ++r) l_reg[r] += row_sum[r];

@@ -129,7 +129,11 @@ def kernels(tmp_path, monkeypatch):
 def test_changing_a_kernel_runs_exactly_its_mutants(fresh, kernels):
     before = verdicts.choose("a")
     assert before.stale == 0 and len(before.ids) == verdicts.SHARE
-    kernels("12_double_buffered.cu", "    __syncthreads(); // as above", "    __syncthreads(); // once more")
+    kernels(
+        "12_double_buffered.cu",
+        "    __syncthreads(); // this tile has landed for all warps, and all have read the one before",
+        "    __syncthreads(); // once more",
+    )
     assert verdicts.choose("a") == before, "a comment is no change"
     kernels("12_double_buffered.cu", "float m_reg[2] = {-FA_INFINITY", "float m_reg[2] = {-1.f * FA_INFINITY")
     its = {id for id in catalogue() if id.startswith("12.")}

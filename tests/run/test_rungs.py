@@ -22,6 +22,7 @@ from helpers.emulator.translate import unit
 from helpers.ladder import cards
 from helpers.ladder.cards import capability
 from helpers.ladder.contract import TORCH_NAMES, Call, FaBackwardArgs
+from helpers.ladder.paths import STAGES
 from helpers.ladder.rung import INCLUDE, KERNELS, Rung
 from helpers.ladder.rung import code as bare
 from helpers.run.reference import Case
@@ -301,7 +302,7 @@ def test_nvcc_compiles_it_within_its_budget(stem, arch, request):
 
 # --- the rules of the ladder
 
-SOURCES = [*sorted(KERNELS.glob("*.cu")), *sorted(INCLUDE.rglob("*.cuh"))]
+SOURCES = [*sorted(KERNELS.glob("*.cu")), *sorted(STAGES.glob("*.cu")), *sorted(INCLUDE.rglob("*.cuh"))]
 
 
 def code(path: Path) -> str:
