@@ -1,0 +1,111 @@
+"""What a tile asks of an SM's four units, from counts that need no GPU: wavefronts on the emulator, machine instructions in nvcc's code.
+
+For the rungs with mma.sync and cp.async, 10 to 13, and their stages. `figures.budget` draws it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import pandas as pd
+
+from .. import record
+from ..figures import budget
+from ..figures.style import Picture
+from ..ladder.rung import Rung, Which
+from ..ladder.rung import rung as find
+from ..record.workload import N, forward_flops
+from ..toolchain import sass
+
+SMS, GHZ = 132, 1.98  # of an H200: its SMs, and its highest clock
+MMA_SYNC = 641  # TFLOP/s of mma.sync alone on it, operands in registers: the "ceilings" of data/nvidia-h200/13_tuned.steps.json
+ISSUED = 4  # warp instructions per clock of an SM, one by each of its four schedulers
+MUFU = 2  # clocks for a warp's 32 exponentials: "CUDA C++ Programming Guide", "Arithmetic Instructions", 16 per clock
+KEYS = 64
+# Code that a tile in the middle of a sequence doesn't run: of a ragged tile, and of one whose maximum was missed.
+USUAL = (
+    ("if (j0 + Bc > a.Nk) {", "if (false) {"),
+    ("if (take) {", "if (true) {"),
+    ("if (!fits) {", "if (!fits) break;\n    if (false) {"),
+)
+
+
+def clocks_of_mma(tflops: float = MMA_SYNC) -> float:
+    """Clocks of an SM for one mma.m16n8k16 at this rate of the whole card, in TFLOP/s."""
+    return 2 * 16 * 8 * 16 * SMS * GHZ * 1e9 / (tflops * 1e12)
+
+
+def usual(which: Which) -> Rung:
+    """The kernel with the code compiled out that a tile of random inputs in the middle of a sequence doesn't run."""
+    rung = find(which)
+    source = rung.source
+    for old, new in USUAL:
+        source = source.replace(old, new, 1)
+    return find(source)
+
+
+def clocks(which: Which, D: int = 128, rows: int = 32, dtype: str = "fp16") -> pd.Series:
+    """How long each unit of an SM is busy with `rows` query rows and 64 keys, in clocks: index budget.UNITS.
+
+    The issue slots are those of the tile loop in the code for sm_90a. rows: a multiple of the 16 or 32 that a warp of the kernel has.
+    """
+    rung = find(which)
+    counts = sass.opcodes(usual(rung), D=D, dtype=dtype, loop=True)
+    warps = rows / (16 * counts["HMMA"] / (2 * KEYS // 8 * D // 16))  # as many warps as have these rows
+    per_warp = {
+        "tensor cores": counts["HMMA"] * clocks_of_mma(),
+        "issue slots": counts.sum() / ISSUED,
+        "MUFU": counts["MUFU"] * MUFU,
+    }
+    found = {unit: warps * n for unit, n in per_warp.items()} | {"shared memory": _wavefronts(rung, D, rows, dtype)}
+    return pd.Series(found, name=rung.stem).reindex(budget.UNITS)
+
+
+def _wavefronts(rung: Rung, D: int, rows: int, dtype: str) -> float:
+    """Wavefronts of shared memory for these rows and 64 keys, one clock each: the difference that more keys make."""
+    import torch
+
+    from ..run.reference import DTYPES
+    from ..run.xray import xray
+
+    torch.manual_seed(0)
+    cost, tiles, queries = [], (3, 5), 128
+    for n in tiles:
+        q, k, v = (torch.randn(1, 1, m, D).to(DTYPES[dtype]) for m in (queries, n * KEYS, n * KEYS))
+        cost.append(xray(rung, q, k, v).total(space="shared").cost)
+    return (cost[1] - cost[0]) / (tiles[1] - tiles[0]) * rows / queries
+
+
+def took(tflops: float, D: int = 128, rows: int = 32) -> float:
+    """Clocks of one SM that the same work takes at this speed of the whole card."""
+    return forward_flops(1, 1, rows, KEYS, D) * SMS * GHZ * 1e9 / (tflops * 1e12)
+
+
+def table(kernels: Sequence[Which], D: int = 128, rows: int = 32) -> pd.DataFrame:
+    """A row for each kernel, the clocks of each unit, and `took`: those it took when it was recorded, where it was."""
+    frame = pd.DataFrame([clocks(one, D, rows) for one in kernels])
+    return frame.assign(took=[_recorded(find(one).stem, D, rows) for one in kernels])
+
+
+def _recorded(stem: str, D: int, rows: int) -> float:
+    """What the work took at the headline workload and N = 4096 in fp16, NaN where that isn't recorded. Stages: of the record of
+    their rung."""
+    staged = re.fullmatch(r"(\d\d)_\d_\w+", stem)
+    try:
+        samples = record.load(find(staged[1]).stem, "stages") if staged else record.load(stem, "forward")
+    except LookupError:
+        return float("nan")
+    found = record.medians(record.headline(samples)).query("name == @stem and D == @D and Nk == @N and dtype == 'fp16'")
+    return took(found["tflops"].iloc[0], D, rows) if len(found) else float("nan")
+
+
+def draw(frame: pd.DataFrame, title: str, text: str) -> Picture:
+    """The budget of `table`'s kernels as a figure. text: what to see."""
+    long = (
+        frame.drop(columns="took")
+        .rename_axis("kernel")
+        .reset_index()
+        .melt("kernel", var_name="unit", value_name="clocks")
+    )
+    return budget.units(long, title, text, frame["took"].dropna().to_dict())
