@@ -77,6 +77,7 @@ _LESSONS = {
     "schedule": "lessons.schedule",
     "scoreboard": "lessons.scoreboard",
     "train": "lessons.train",
+    "units": "lessons.units",
     "agreement": "evidence.agreement",
     "patterns": "evidence.patterns",
     "sanitize": "evidence.sanitize",

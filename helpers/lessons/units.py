@@ -15,20 +15,17 @@ from ..figures import budget
 from ..figures.style import Picture
 from ..ladder.rung import Rung, Which
 from ..ladder.rung import rung as find
-from ..record.workload import N, forward_flops
+from ..record.workload import N as LENGTH
+from ..record.workload import forward_flops
 from ..toolchain import sass
+from ..toolchain.loops import Line
 
 SMS, GHZ = 132, 1.98  # of an H200: its SMs, and its highest clock
 MMA_SYNC = 641  # TFLOP/s of mma.sync alone on it, operands in registers: the "ceilings" of data/nvidia-h200/13_tuned.steps.json
 ISSUED = 4  # warp instructions per clock of an SM, one by each of its four schedulers
 MUFU = 2  # clocks for a warp's 32 exponentials: "CUDA C++ Programming Guide", "Arithmetic Instructions", 16 per clock
 KEYS = 64
-# Code that a tile in the middle of a sequence doesn't run: of a ragged tile, and of one whose maximum was missed.
-USUAL = (
-    ("if (j0 + Bc > a.Nk) {", "if (false) {"),
-    ("if (take) {", "if (true) {"),
-    ("if (!fits) {", "if (!fits) break;\n    if (false) {"),
-)
+MASKED = 16  # selections: 32 or 64 of them set the columns past the last key to -inf
 
 
 def clocks_of_mma(tflops: float = MMA_SYNC) -> float:
@@ -36,13 +33,19 @@ def clocks_of_mma(tflops: float = MMA_SYNC) -> float:
     return 2 * 16 * 8 * 16 * SMS * GHZ * 1e9 / (tflops * 1e12)
 
 
-def usual(which: Which) -> Rung:
-    """The kernel with the code compiled out that a tile of random inputs in the middle of a sequence doesn't run."""
-    rung = find(which)
-    source = rung.source
-    for old, new in USUAL:
-        source = source.replace(old, new, 1)
-    return find(source)
+def usual_path(which: Which, D: int = 128, dtype: str = "fp16", arch: str = "sm_90a") -> list[Line]:
+    """The instructions of a kernel's tile loop that a whole tile of random inputs runs through: without the code behind a branch
+    that masks columns, which is a ragged tile's, and of 13 that of a tile whose maximum was missed, too."""
+    lines, found, resume = sass.loop_lines(which, D, dtype, arch), [], 0
+    for address, opcode, operands in lines:
+        if address < resume:
+            continue
+        found.append((address, opcode, operands))
+        target = re.search(r"\b0x([0-9a-f]+)\s*$", operands) if opcode.startswith("BRA") else None
+        end = int(target[1], 16) if target else 0
+        if sum(name.startswith("FSEL") for at, name, _ in lines if address < at < end) >= MASKED:
+            resume = end
+    return found
 
 
 def clocks(which: Which, D: int = 128, rows: int = 32, dtype: str = "fp16") -> pd.Series:
@@ -51,12 +54,13 @@ def clocks(which: Which, D: int = 128, rows: int = 32, dtype: str = "fp16") -> p
     The issue slots are those of the tile loop in the code for sm_90a. rows: a multiple of the 16 or 32 that a warp of the kernel has.
     """
     rung = find(which)
-    counts = sass.opcodes(usual(rung), D=D, dtype=dtype, loop=True)
-    warps = rows / (16 * counts["HMMA"] / (2 * KEYS // 8 * D // 16))  # as many warps as have these rows
+    lines = usual_path(rung, D, dtype)
+    products, exponentials = (sum(opcode.startswith(name) for _, opcode, _ in lines) for name in ("HMMA", "MUFU.EX2"))
+    warps = rows / 16 * (2 * KEYS // 8 * D // 16) / products  # as many as have these rows
     per_warp = {
-        "tensor cores": counts["HMMA"] * clocks_of_mma(),
-        "issue slots": counts.sum() / ISSUED,
-        "MUFU": counts["MUFU"] * MUFU,
+        "tensor cores": products * clocks_of_mma(),
+        "issue slots": len(lines) / ISSUED,
+        "MUFU": exponentials * MUFU,
     }
     found = {unit: warps * n for unit, n in per_warp.items()} | {"shared memory": _wavefronts(rung, D, rows, dtype)}
     return pd.Series(found, name=rung.stem).reindex(budget.UNITS)
@@ -96,7 +100,8 @@ def _recorded(stem: str, D: int, rows: int) -> float:
         samples = record.load(find(staged[1]).stem, "stages") if staged else record.load(stem, "forward")
     except LookupError:
         return float("nan")
-    found = record.medians(record.headline(samples)).query("name == @stem and D == @D and Nk == @N and dtype == 'fp16'")
+    found = record.medians(record.headline(samples))
+    found = found[(found["name"] == stem) & (found["D"] == D) & (found["Nk"] == LENGTH) & (found["dtype"] == "fp16")]
     return took(found["tflops"].iloc[0], D, rows) if len(found) else float("nan")
 
 
