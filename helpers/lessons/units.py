@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 
 from .. import record
 from ..figures import budget
+from ..figures.steps import stays
 from ..figures.style import Picture
 from ..ladder.rung import Rung, Which
 from ..ladder.rung import rung as find
@@ -114,3 +116,32 @@ def draw(frame: pd.DataFrame, title: str, text: str) -> Picture:
         .melt("kernel", var_name="unit", value_name="clocks")
     )
     return budget.units(long, title, text, frame["took"].dropna().to_dict())
+
+
+def drafts(numbers: Sequence[int] | None = None) -> pd.DataFrame:
+    """The recorded drafts of 13 for `drawings.mma.dots`, those of these numbers or all, 12 first: label, D, ratio (SDPA FLASH's time
+    over theirs, fp16), kept; and also, what else sets a draft apart beside what its label says."""
+    steps = record.load("13_tuned", "steps")
+    if numbers is not None:
+        steps = steps[steps["step"].isin(numbers)]
+    rung_12 = record.load("12_double_buffered")
+    before = record.summary(rung_12[rung_12["dtype"] == "fp16"], "12_double_buffered", record.FLASH)
+    rows = [("12_double_buffered", row.D, row.mean, True, "") for row in before.itertuples()]
+    also = {
+        number: "; ".join(_also(row) for row in part.itertuples() if _also(row))
+        for number, part in steps.groupby("step")
+    }
+    for row in steps.sort_values(["step", "D"]).itertuples():
+        label = f"{row.step} · {row.what}" + (f" (also {also[row.step]})" if also[row.step] else "")
+        rows.append((label, row.D, row.ratio, stays(row.kept, row.D), _also(row)))
+    return pd.DataFrame(rows, columns=["label", "D", "ratio", "kept", "also"])
+
+
+def _also(row: Any) -> str:
+    """How a draft differs from the one before beyond its name, by what its code counts."""
+    found = []
+    if row.D == 128 and row.LDGSTS == 8 and "32 keys" not in row.what and "8 warps" not in row.what:
+        found.append("32 keys per tile")
+    if row.FADD <= 16 and "row sums" not in row.what:
+        found.append("row sums by mma.sync")
+    return f"at D = {row.D}: {', '.join(found)}" if found else ""
