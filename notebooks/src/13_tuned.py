@@ -211,7 +211,7 @@ columns = {(f"Q × {factor}", x): [row[i] for row in tried(factor).values()] for
 pd.DataFrame(columns, index=pd.Index([8, 32, 1024, 32768], name="bound")).round(2)
 
 # %% [markdown]
-# **What to see.** Normal random scores hardly ever break a bound of 32, and soon break one below. (0.02 is the first of 64 tiles, whose maximum is always sought.) Where scores lie further apart it is broken, and rightly: with a bound of 32768 the error is larger by a tenth or more, with 32 it is that of a true maximum.
+# **What to see.** Normal random scores hardly ever break a bound of 32, and soon break one below. (0.02 is the first of 64 tiles, whose maximum is always sought.) Where scores lie further apart it is broken, and rightly: with a bound of 32768 the error is up to a third larger, with 32 at most a few percent.
 #
 # What was missed once is likely missed again, as where scores rise along the keys. So a warp that has missed *tracks*: from there on it forms the maximum before the exponentials, as rung 12 does, to the end of its query tile. $S$ is multiplied twice for one tile at most.
 
@@ -266,7 +266,7 @@ text = "12: shared memory 640, 13: 384. Tensor cores 428 in both. Issue slots 32
 units.draw(budget.loc[["12_double_buffered", "13_2_rows", "13_tuned"]], title, text)
 
 # %% [markdown]
-# **What to see.** One step, the rows, moved the longest bar from shared memory to the tensor cores. The others shortened the issue slots, from 320 clocks to 170. Even so 13 takes 1.8 times as long as its longest unit. A warp does its products and its softmax one after the other, and at two warps per scheduler there is not always another one to fill the gap.
+# **What to see.** One step, the rows, moved the longest bar from shared memory to the tensor cores. The others shortened the issue slots, from 320 clocks to 170. Even so 13 takes 1.8<!--= 4 * 32 * 64 * 128 * 132 * 1.98e-3 / tflops("13", 128) / 428:.1f --> times as long as its longest unit. A warp does its products and its softmax one after the other, and at two warps per scheduler there is not always another one to fill the gap.
 
 # %% [markdown]
 # ### The X-ray
