@@ -34,22 +34,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from helpers import (
-    check,
-    draw_mma,
-    exercise,
-    fragments,
-    load,
-    plot,
-    predict,
-    record,
-    reference,
-    rung,
-    sass,
-    show,
-    units,
-    xray,
-)
+from helpers import check, draw_mma, exercise, fragments, load, plot, predict, record, reference, rung, sass
+from helpers import show, units, xray
 
 torch.manual_seed(0)
 kernel = load("10_fa2_mma_fp16")

@@ -92,6 +92,7 @@ def wavefronts(d, where, chunk):
     return np.bincount(columns).max()
 
 
+# %%
 table = pd.DataFrame(index=pd.Index([32, 64, 128], name="d"))
 for name, swizzle in (("plain", lambda d: lambda row, chunk: chunk), ("swizzled", place)):
     table[name] = [max(wavefronts(d, swizzle(d), c) for c in range(d // 8)) for d in table.index]
@@ -207,7 +208,7 @@ text = "10: shared memory 1056 clocks, took some 1280. 11: shared memory 160, is
 units.draw(budget, "16 query rows × 64 keys, d = 64 · counted; took: NVIDIA H200", text)
 
 # %% [markdown]
-# **What to see.** One exclusive or took 896 of 1056 wavefronts away. What is left of shared memory's bar is 128 wavefronts to read fragments and 32 for the stores of K and V. The four units are now nearly alike, and the kernel takes about as long as two of them one after the other: products, softmax and waits for K and V are no longer hidden behind the conflicts.
+# **What to see.** One exclusive or took 896 of 1056 wavefronts away. What is left of shared memory's bar is 128 wavefronts to read fragments and 32 for the stores of K and V. The four units are now nearly alike, and the kernel takes twice as long as the longest of them: a warp copies, multiplies and takes exponentials one after the other, and nothing hides the waits for K and V any more.
 
 # %% [markdown]
 # ## Beside its peers

@@ -33,8 +33,8 @@ if not importlib.util.find_spec("helpers"):
 import pandas as pd
 import torch
 
-from helpers import (check, draw_mma, exercise, load, plot, predict, record, reference, rung, sass, show, stages, tune,
-                     units, xray)  # fmt: skip
+from helpers import check, draw_mma, exercise, load, plot, predict, record, reference, rung, sass, show, stages
+from helpers import tune, units, xray
 
 torch.manual_seed(0)
 kernel = load("13_tuned")
