@@ -191,11 +191,19 @@ def split_over_warps() -> Picture:
 
 
 @styled
-def dots(frame: pd.DataFrame, title: str, xlabel: str, text: str) -> Picture:
+def dots(
+    frame: pd.DataFrame,
+    title: str,
+    xlabel: str,
+    text: str,
+    log: bool = False,
+    line: float | None = 1,
+    digits: str = ".2f",
+) -> Picture:
     """A line for each label and on it a mark for each D, its number beside it.
 
     frame: columns label, D, ratio, and kept (True: filled, False: hollow); a label's rows in the order of the lines, from the top.
-    text: what to see.
+    text: what to see. log: a logarithmic axis. line: where a dashed line stands. digits: the format of the numbers.
     """
     labels = list(dict.fromkeys(frame["label"]))
     wrapped = [textwrap.fill(label, 58) for label in labels]
@@ -210,8 +218,14 @@ def dots(frame: pd.DataFrame, title: str, xlabel: str, text: str) -> Picture:
         ax.plot(
             row.ratio, y, marker, color=colour, markerfacecolor=colour if row.kept else CARD, markersize=6.5, zorder=3
         )
-        ax.annotate(f"{row.ratio:.2f}", (row.ratio, y), (6, 0), textcoords="offset points", va="center", fontsize=7.5)
-    ax.axvline(1, color=MUTED, linewidth=1, linestyle="--")
+        ax.annotate(
+            f"{row.ratio:{digits}}", (row.ratio, y), (6, 0), textcoords="offset points", va="center", fontsize=7.5
+        )
+    if log:
+        ax.set_xscale("log")
+        ax.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+    if line is not None:
+        ax.axvline(line, color=MUTED, linewidth=1, linestyle="--")
     ax.set_yticks(range(len(labels)), wrapped, color=INK, fontsize=8.5)
     ax.set(xlabel=xlabel, ylim=(len(labels) - 0.5, -0.6))
     ax.margins(x=0.09)
