@@ -123,10 +123,10 @@ check(kernel)
 
 # %%
 text = "The first tile is waited for. From then on each tile is on its way while the one before is multiplied, and the warp does not wait."
-draw_mma.timeline(draw_mma.prescribed(copied_ahead=True), "12: the same three tiles", "", text)
+draw_mma.timeline(draw_mma.prescribed(copied_ahead=True), "12: the same three tiles", "", text, until=27)
 
 # %% [markdown]
-# **What to see.** Compare the blue lane. In 11, a tile is on its way only while the warp waits for it. Here it has been ordered before the products of the tile before, and has all of their time to arrive. What is left is the wait for the first tile, the barriers, and whatever part of a copy takes longer than a tile's work.
+# **What to see.** The same scale as above. Compare the blue lane. In 11, a tile is on its way only while the warp waits for it. Here it has been ordered before the products of the tile before, and has all of their time to arrive. What is left is the wait for the first tile, the barriers, and whatever part of a copy takes longer than a tile's work.
 #
 # The real lengths, in clocks: a copy of each kernel, with one more line at each stage of the tile loop, notes the SM's clock (`helpers/measure/timeline.py`). The compiler may move instructions across these notes, so take the borders with a grain of salt.
 
@@ -178,7 +178,7 @@ predict(registers, "more" if at64[names[1]] > at64[names[0]] else "fewer", "regi
 table
 
 # %% [markdown]
-# The registers that carried a tile were needed only while $S$ and $P$ did not exist yet, so they came for free. The addresses cost more than before: in 11 a tile lies at a place that the compiler knows, here at one that depends on the stage. At $d = 128$ the compiler was also allowed more: two CTAs per SM instead of three leave a thread 255 registers instead of 168.
+# The registers that carried a tile were needed only while $S$ and $P$ did not exist yet, so they came for free. The addresses cost more than before: in 11 a tile lies at a place that the compiler knows, here at one that depends on the stage. At $d = 128$ the compiler was also allowed more: `__launch_bounds__(threads, CTAs per SM)` at the head of the kernel tells it how many CTAs have to fit at once, and two instead of three leave a thread 255 registers instead of 168.
 
 # %% [markdown]
 # ### What it brings

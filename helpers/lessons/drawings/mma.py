@@ -290,16 +290,16 @@ LANES = {  # kinds of events of a timeline
 
 
 @styled
-def timeline(events: pd.DataFrame, title: str, unit: str, text: str) -> Picture:
+def timeline(events: pd.DataFrame, title: str, unit: str, text: str, until: float = 0) -> Picture:
     """Swim lanes of one warp. events: columns lane (a name), kind (of LANES), begin and end, in `unit`; without a unit the lengths
-    mean nothing, and the axis has no numbers. text: what to see."""
+    mean nothing, and the axis has no numbers. text: what to see. until: where the axis ends, to compare two (default: with the last event)."""
     names = list(dict.fromkeys(events["lane"]))
     figure, (ax,) = _panels(text, 10.0, 0.9 + 0.62 * len(names), 1)
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
     handles = lanes.draw(ax, events, names, LANES)
     if not unit:
         ax.set_xticks([])
-    ax.set(xlabel=unit or "time (lengths made up)", xlim=(0, events["end"].max() * 1.01))
+    ax.set(xlabel=unit or "time (lengths made up)", xlim=(0, max(until, events["end"].max()) * 1.01))
     ax.legend(handles=handles, frameon=False, fontsize=9, ncols=4, loc="lower left", bbox_to_anchor=(0, 1.0))
     return figure
 
