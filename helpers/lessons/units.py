@@ -99,7 +99,8 @@ def _recorded(stem: str, D: int, rows: int) -> float:
     their rung."""
     staged = re.fullmatch(r"(\d\d)_\d_\w+", stem)
     try:
-        samples = record.load(find(staged[1]).stem, "stages") if staged else record.load(stem, "forward")
+        which, kind = (find(staged[1]).stem, "stages") if staged else (stem, "forward")
+        samples = record.load(which, kind, record.DEFAULT_DEVICE)  # SMS and GHZ are this card's
     except LookupError:
         return float("nan")
     found = record.medians(record.headline(samples))
@@ -121,10 +122,10 @@ def draw(frame: pd.DataFrame, title: str, text: str) -> Picture:
 def drafts(numbers: Sequence[int] | None = None) -> pd.DataFrame:
     """The recorded drafts of 13 for `drawings.mma.dots`, those of these numbers or all, 12 first: label, D, ratio (SDPA FLASH's time
     over theirs, fp16), kept; and also, what else sets a draft apart beside what its label says."""
-    steps = record.load("13_tuned", "steps")
+    steps = record.load("13_tuned", "steps", record.DEFAULT_DEVICE)
     if numbers is not None:
         steps = steps[steps["step"].isin(numbers)]
-    rung_12 = record.load("12_double_buffered")
+    rung_12 = record.load("12_double_buffered", device=record.DEFAULT_DEVICE)
     before = record.summary(rung_12[rung_12["dtype"] == "fp16"], "12_double_buffered", record.FLASH)
     rows = [("12_double_buffered", row.D, row.mean, True, "") for row in before.itertuples()]
     also = {

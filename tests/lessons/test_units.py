@@ -44,3 +44,14 @@ def test_what_a_kernel_took_is_its_recorded_speed():
     assert frame.loc["12_double_buffered", "took"] == pytest.approx(clocks)
     assert list(frame.index) == ["12_double_buffered", "13_2_rows"]
     assert units.draw(frame, "title", "what to see").png()
+
+
+def test_a_draft_says_what_else_it_differs_in():
+    """At D = 128 draft 6 has its row sums by mma.sync as well, 20 half the keys per tile; 2 differs in what its name says."""
+    drafts = units.drafts([2, 6, 20])
+    assert list(dict.fromkeys(drafts["label"].str.split(" · ").str[0])) == ["12_double_buffered", "2", "6", "20"]
+    at128 = drafts[drafts["D"] == 128]
+    also = at128.set_index(at128["label"].str.split(" ").str[0])["also"]
+    assert also["6"] == "at D = 128: row sums by mma.sync" and also["20"] == "at D = 128: 32 keys per tile"
+    assert also["2"] == "" and drafts.loc[drafts["label"].str.startswith("6 "), "label"].str.contains("also").all()
+    assert drafts.set_index(["label", "D"])["ratio"].loc["12_double_buffered"].lt(1).all()
