@@ -108,15 +108,25 @@ def _recorded(stem: str, D: int, rows: int) -> float:
     return took(found["tflops"].iloc[0], D, rows) if len(found) else float("nan")
 
 
-def draw(frame: pd.DataFrame, title: str, text: str) -> Picture:
-    """The budget of `table`'s kernels as a figure. text: what to see."""
+def draw(frame: pd.DataFrame, title: str) -> Picture:
+    """The budget of `table`'s kernels as a figure, its numbers in words beside it."""
     long = (
         frame.drop(columns="took")
         .rename_axis("kernel")
         .reset_index()
         .melt("kernel", var_name="unit", value_name="clocks")
     )
-    return budget.units(long, title, text, frame["took"].dropna().to_dict())
+    return budget.units(long, title, words(frame), frame["took"].dropna().to_dict())
+
+
+def words(frame: pd.DataFrame) -> str:
+    """`table`'s numbers in a sentence for each kernel."""
+    sentences = []
+    for name, row in frame.iterrows():
+        units = ", ".join(f"{unit} {row[unit]:.0f}" for unit in budget.UNITS)
+        took = f"; it took {row['took']:.0f}" if row["took"] == row["took"] else ""
+        sentences.append(f"{name}: clocks of {units}; the longest is {row[list(budget.UNITS)].idxmax()}{took}.")
+    return " ".join(sentences)
 
 
 def drafts(numbers: Sequence[int] | None = None) -> pd.DataFrame:

@@ -378,10 +378,7 @@ rays.bank_map(line)
 
 # %% tags=["reveal"]
 budget = units.table(["10_fa2_mma_fp16"], D=64, rows=16)
-text = (
-    "10, 16 rows and 64 keys: shared memory 1056 clocks, tensor cores 107, issue slots 118, MUFU 68. It took some 1280."
-)
-units.draw(budget, "16 query rows × 64 keys, d = 64 · counted; took: NVIDIA H200", text)
+units.draw(budget, "16 query rows × 64 keys, d = 64 · counted; took: NVIDIA H200")
 
 # %% [markdown]
 # **What to see.** The bars are clocks of an SM. *Shared memory*: the X-ray's wavefronts, 1024 for `ldmatrix` and 32 for this warp's share of the stores. *Tensor cores*: 64 `mma` at the rate of `mma.sync` alone. *Issue slots*: all instructions of the loop, four of which can start per clock. *MUFU*: the special function units, one warp's exponentials in two clocks.

@@ -204,8 +204,7 @@ ms.round(2)
 
 # %% tags=["reveal"]
 budget = units.table(pair, D=64, rows=16)
-text = "10: shared memory 1056 clocks, took some 1280. 11: shared memory 160, issue slots 122, tensor cores 107, MUFU 68; took some 320."
-units.draw(budget, "16 query rows × 64 keys, d = 64 · counted; took: NVIDIA H200", text)
+units.draw(budget, "16 query rows × 64 keys, d = 64 · counted; took: NVIDIA H200")
 
 # %% [markdown]
 # **What to see.** One exclusive or took 896 of 1056 wavefronts away. What is left of shared memory's bar is 128 wavefronts to read fragments and 32 for the stores of K and V. The four units are now nearly alike, and the kernel takes twice as long as the longest of them: a warp copies, multiplies and takes exponentials one after the other, and nothing hides the waits for K and V any more.

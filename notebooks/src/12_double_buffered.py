@@ -198,10 +198,7 @@ table.round(2)
 
 # %%
 budget = units.table(names, D=128, rows=16)
-text = (
-    "Shared memory 320 clocks in both, tensor cores 214; issue slots 199 and 160. 11 took some 660 clocks, 12 some 460."
-)
-units.draw(budget, "16 query rows × 64 keys, d = 128 · counted; took: NVIDIA H200", text)
+units.draw(budget, "16 query rows × 64 keys, d = 128 · counted; took: NVIDIA H200")
 
 # %% [markdown]
 # **What to see.** The budget of notebook 10: clocks of one SM that each of its units is busy with a warp's 16 rows and 64 keys. Hardly a bar has become shorter. The gain is in the orange line: what used to be waiting is now spent beside the copies. What remains is above the bars' height by less than half, and shared memory's is the longest.

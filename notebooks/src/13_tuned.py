@@ -66,8 +66,7 @@ before = units.table(["12_double_buffered"], D=128)
 predict(longest, before.drop(columns="took").iloc[0].idxmax(), "is the longest")
 predict(clocks, before.drop(columns="took").iloc[0].max(), "clocks")
 title = "32 query rows × 64 keys, d = 128 · counted; took: NVIDIA H200"
-text = "12: shared memory 640 clocks, tensor cores 428, issue slots 320, MUFU 136. It took some 920."
-units.draw(before, title, text)
+units.draw(before, title)
 
 # %% [markdown]
 # **What to see.** Shared memory is busy half as long again as the tensor cores. The kernel took longer than its longest unit, and less than the sum of all four: the warps of an SM overlap these units, but not perfectly. A step can pay in two ways: it shortens the longest bar, or it shortens what a warp does one thing after the other.
@@ -262,8 +261,7 @@ budget = units.table(chain, D=128)
 budget.drop(columns="took").round(0).astype(int).assign(**{"instructions per HMMA": pd.Series(issued).round(2)})
 
 # %%
-text = "12: shared memory 640, 13: 384. Tensor cores 428 in both. Issue slots 320 and 170. 12 took some 920, 13 some 760 clocks."
-units.draw(budget.loc[["12_double_buffered", "13_2_rows", "13_tuned"]], title, text)
+units.draw(budget.loc[["12_double_buffered", "13_2_rows", "13_tuned"]], title)
 
 # %% [markdown]
 # **What to see.** One step, the rows, moved the longest bar from shared memory to the tensor cores. The others shortened the issue slots, from 320 clocks to 170. Even so 13 takes 1.8<!--= 4 * 32 * 64 * 128 * 132 * 1.98e-3 / tflops("13", 128) / 428:.1f --> times as long as its longest unit. A warp does its products and its softmax one after the other, and at two warps per scheduler there is not always another one to fill the gap.

@@ -43,7 +43,9 @@ def test_what_a_kernel_took_is_its_recorded_speed():
     clocks = 4 * 32 * 64 * 128 * 132 * 1.98e9 / (speed * 1e12)
     assert frame.loc["12_double_buffered", "took"] == pytest.approx(clocks)
     assert list(frame.index) == ["12_double_buffered", "13_2_rows"]
-    assert units.draw(frame, "title", "what to see").png()
+    figure = units.draw(frame, "title")
+    assert figure.png() and "13_2_rows: clocks of shared memory 384, tensor cores 428" in figure.in_words
+    assert f"the longest is shared memory; it took {clocks:.0f}" in figure.in_words
 
 
 def test_a_draft_says_what_else_it_differs_in():
