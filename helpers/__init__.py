@@ -78,6 +78,7 @@ _LESSONS = {
     "schedule": "lessons.schedule",
     "scoreboard": "lessons.scoreboard",
     "train": "lessons.train",
+    "units": "lessons.units",
     "wgmma_units": "lessons.wgmma_units",
     "agreement": "evidence.agreement",
     "patterns": "evidence.patterns",

@@ -46,6 +46,7 @@ def options(parser: argparse.ArgumentParser) -> None:
         "--every", action="store_true", help="run every seeded bug, not only those whose verdict is stale"
     )
     add_kernels(add("roles", roles, "ping_pong"), "rungs of the Hopper kind", count="+")
+    add_kernels(add("timeline", timeline, "11 12"), "rungs with cp.async or plain loads, 10 to 12", count="+")
     tiled = add("tiles", tiles, "", "13 --rounds 9")
     tiled.add_argument("kernel", nargs="?", default="13_tuned", metavar="KERNEL", help="default: 13_tuned")
     tiled.add_argument("--rounds", type=int, default=7, help="rounds per shape (default: 7)")
@@ -177,6 +178,16 @@ def roles(arguments: argparse.Namespace) -> int:
 
     for rung in found(arguments.kernels):
         record_roles(rung.stem)
+    return 0
+
+
+def timeline(arguments: argparse.Namespace) -> int:
+    """Records when the warps of a rung's CTA copy, wait and compute."""
+    from ..measure import bench, recording
+
+    bench.require_gpu()
+    for rung in for_this_gpu(arguments.kernels):
+        recording.record_timeline(rung.stem)
     return 0
 
 

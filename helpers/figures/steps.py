@@ -47,22 +47,6 @@ def _panel(ax: Axes, D: int, part: pd.DataFrame, left: float, height: float, mos
 
 
 @styled
-def bars(frame: pd.DataFrame, title: str) -> Figure:
-    """A panel for each D, a bar for each step, its ratio behind it."""
-    parts = list(frame.groupby("D"))
-    figure, axes = canvas(6.2 * len(parts), 1.2 + 0.27 * max(len(p) for _, p in parts), len(parts), title=title)
-    for ax, (D, part) in zip(axes, parts, strict=True):
-        kept = _panel(ax, D, part, 0.0, 0.68, 51, 7.5)
-        for at, (yes, ratio) in enumerate(zip(kept, part["ratio"], strict=True)):
-            weight = "bold" if yes else "normal"
-            ax.text(ratio + 0.006, at, f"{ratio:.2f}", va="center", fontsize=8, fontweight=weight)
-        ax.axvline(1, color=MUTED, linewidth=1, linestyle="--")
-        ax.set(xlim=(0.95, frame["ratio"].max() + 0.06), xlabel="times as fast as the peer")
-        ax.invert_yaxis()
-    return figure
-
-
-@styled
 def beside(frame: pd.DataFrame, title: str, peer: str) -> Figure:
     """A panel for each D, a dot for each step at its ratio to `peer`; a diamond where there is a ratio_causal, too."""
     parts = list(frame.groupby("D"))

@@ -16,7 +16,7 @@ def predict(guess: float | str | EllipsisType, answer: float | str, of: str, wit
     ("wavefronts per request"). within: how far from the answer a number may be and count as right, as a share of the answer.
     TypeError if a number was asked for and something else was written, or the other way round.
     """
-    shown = answer if isinstance(answer, str) else f"{answer:.4g}"
+    shown = answer if isinstance(answer, str) else f"{answer:,}" if isinstance(answer, int) else f"{answer:.4g}"
     if guess is ...:
         print(f"{shown} {of}. You entered no prediction.")
         return

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from .. import record
+from ..figures.style import Picture
 from ..ladder.rung import Rung, code, rungs
-from ..record.workload import FROM_N, N
+from ..record.workload import FROM_N, TOKENS, WIDTH, N
+from .drawings import mma
 
 if TYPE_CHECKING:
     from ..run.kernel import Kernel
@@ -125,6 +127,20 @@ def _ceilings(dtype: str, folder: str, root: Path) -> list[dict]:
         for name, (tflops, device) in found.items()
         for D in (64, 128)
     ]
+
+
+def draw(board: pd.DataFrame) -> Picture:
+    """The speeds of `speeds`, a dot for each name and D on a logarithmic axis: first the rungs, then the others, then the reader's own.
+    What has no speed is left out."""
+    kinds = ["rung", "published", "peer", "ceiling", "yours"]
+    known = board[board["tflops"].notna()]
+    known = known.assign(order=known["kind"].map(kinds.index)).sort_values("order", kind="stable")
+    label = known["name"].where(known["dtype"] != "fp32", known["name"] + " (fp32)")
+    frame = known.assign(label=label, ratio=known["tflops"], kept=True)
+    device = known["device"].dropna().iloc[0]
+    text = "; ".join(f"{row.label}, D = {row.D}: {row.ratio:.3g}" for row in frame.itertuples())
+    title = f"Attention forward pass, B·N = {TOKENS}, H·D = {WIDTH}, N = {N} · {device}"
+    return mma.dots(frame, title, "TFLOP/s (logarithmic)", text, log=True, line=None, digits=".3g")
 
 
 def lines(rung: Rung) -> int:

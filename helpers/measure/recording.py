@@ -104,6 +104,24 @@ def record_stages(which: Which) -> None:
         print(record.summary(frame, stem, FLASH).round(3).assign(stage=stem).to_string(index=False), flush=True)
 
 
+TRACED = (8, 16, 2048, 64)  # B, H, N, D of a timeline: some 2,000 CTAs, so that every SM is full
+
+
+def record_timeline(which: Which) -> None:
+    """Checks a rung, then records when the warps of one of its CTAs copy, wait and compute (`timeline.times`), in fp16.
+
+    AssertionError if the rung is wrong.
+    """
+    from . import timeline
+
+    kernel = right(which)
+    B, H, N, D = TRACED
+    q, k, v = workloads.random_tensors("fp16", (B, H, N, D), 3)
+    frame = timeline.times(kernel.rung.stem, q, k, v)
+    extra = {"shape": f"B = {B}, H = {H}, N = {N}, D = {D}, fp16", "unit": "SM clocks"}
+    _wrote(record.save(kernel.rung.stem, "timeline", frame, extra=extra))
+
+
 def _held_against_goals(stem: str) -> None:
     """Prints how the rung stands to its goals, which are an H200's: nothing on another card."""
     from ..record import goals

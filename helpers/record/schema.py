@@ -31,6 +31,7 @@ COLUMNS = {
     "families": ("family", "name", "dtype", "causal", *SHAPE, *BURST),
     "layouts": ("layout", "name", "dtype", "causal", *SHAPE, "Hkv", *BURST),
     "stages": ("name", "dtype", *SHAPE, *BURST),
+    "timeline": ("warp", "tile", "kind", "begin", "end"),
     "tiles": ("dtype", *SHAPE, "warps", "Bc", "stages", "ctas", "Q_steps", *BURST),
     "error": ("dtype", "Nq", "Nk", "D", "output", "error", "pytorch_error", "budget"),
     "memory": ("name", "dtype", *SHAPE, "bytes"),

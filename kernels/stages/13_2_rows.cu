@@ -190,28 +190,31 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void fa2_mma(const
 #pragma unroll
       for (int n = 0; n < d / 8; ++n) O_reg[n][2 * r] *= alpha, O_reg[n][2 * r + 1] *= alpha;
     }
-    // [end: online_update]
-
-    fetch(j0 + (stages - 1) * Bc,
-          free_at); // only now: beside S and the softmax there are no registers for its addresses
-
-    // [region: output]
-    // O (32, d) += P V_j by each warp: d / 8 accumulators, Bc / 16 steps. Two accumulators of S side by side, rounded to
-    // 16 bits, are one fragment A of P: the same lane holds the same elements.
+    // Two accumulators of S, rounded to 16 bits, are one fragment A of P: the same lane holds the same elements.
+    uint32_t P_reg[Bc / 16][8];
 #pragma unroll
     for (int k = 0; k < Bc / 16; ++k) {
-      uint32_t P_reg[8];
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
         const int n = 2 * k + e / 2 % 2, r = e / 4 * 2 + e % 2;
-        P_reg[e] = fa::pack2<T>(S_reg[n][2 * r], S_reg[n][2 * r + 1]);
+        P_reg[k][e] = fa::pack2<T>(S_reg[n][2 * r], S_reg[n][2 * r + 1]);
       }
+    }
+    // [end: online_update]
+
+    // Only now: beside S and the softmax there are no registers for the addresses of copies.
+    fetch(j0 + (stages - 1) * Bc, free_at);
+
+    // [region: output]
+    // O (32, d) += P V_j by each warp: d / 8 accumulators, Bc / 16 steps.
+#pragma unroll
+    for (int k = 0; k < Bc / 16; ++k) {
 #pragma unroll
       for (int n = 0; n < d / 16; ++n) {
         uint32_t V_reg[4]; // two B fragments: keys 16k + {0..15} by columns 16n + {0..7} and 16n + {8..15}
         fa::ldmatrix_x4_trans(V_reg, right(V_lane + stage_at, n) + 16 * k * 2 * d);
-        fa::mma_m32n8k16<T>(O_reg[2 * n], P_reg, V_reg[0], V_reg[1]);
-        fa::mma_m32n8k16<T>(O_reg[2 * n + 1], P_reg, V_reg[2], V_reg[3]);
+        fa::mma_m32n8k16<T>(O_reg[2 * n], P_reg[k], V_reg[0], V_reg[1]);
+        fa::mma_m32n8k16<T>(O_reg[2 * n + 1], P_reg[k], V_reg[2], V_reg[3]);
       }
     }
     // [end: output]

@@ -2,7 +2,7 @@
 //
 // idea:      P = exp2(c S - m) with c = scale log2(e): c S - m is one fused multiply-add. The maximum is sought among the
 //            scores as mma.sync left them, and multiplied once per row.
-// changed:   from 13_2: no pass over S for the scale; the maximum of raw scores, of a negative scale the minimum
+// changed:   from 13_2: no pass over S for the scale; the maximum of raw scores; a negative scale changes the sign of Q
 // op:        attention
 // inputs:    Q (B,H,Nq,D), K V (B,H,Nk,D) fp16 or bf16; rows and strides multiples of 16 bytes
 // outputs:   O (B,H,Nq,D) as Q, LSE (B,H,Nq) fp32
@@ -111,17 +111,22 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void fa2_mma(const
   // Q_i's A fragments of this warp, (32, 16) each: those that stay for the whole loop, and a place for the others
   fa::cp_async_wait<stages - 1>(); // Q_i's group is the oldest
   __syncthreads();                 // every thread's part of Q_smem has landed before any warp reads it
+  if (a.scale < 0.f) {             // change the sign of Q instead: then the largest score is the largest once scaled
+    uint32_t *Q_smem = reinterpret_cast<uint32_t *>(Q_KV_smem + Q_at); // two numbers each
+    for (int i = threadIdx.x; i < Br * d / 2; i += Tile<d>::threads) Q_smem[i] ^= 0x80008000;
+    __syncthreads(); // all of it is changed before any warp reads it
+  }
   uint32_t Q_reg[Q_steps < d / 16 ? Q_steps + 1 : Q_steps][8];
 #pragma unroll
   for (int k = 0; k < Q_steps; ++k) fa::ldmatrix_x4_twice(Q_reg[k], right(Q_lane, k), 16 * 2 * d);
   // [end: fragments]
 
-  // S in units of log2, so that P = exp2(S - m). A scale of 0 would make a NaN of a masked score.
-  const float scale_log2 = a.scale == 0.f ? 1e-30f : a.scale * fa::log2_e;
+  // S in units of log2, so that P = exp2(S - m). A scale of 0 would make a NaN of a masked score; the sign went into Q.
+  const float scale_log2 = a.scale == 0.f ? 1e-30f : fabsf(a.scale) * fa::log2_e;
   float O_reg[d / 8][8] = {}; // (32, d) of this warp, not yet divided by l
   float m_reg[4], l_reg[4];   // of rows g + 8r; l of this lane's columns, until the end
 #pragma unroll
-  for (int r = 0; r < 4; ++r) m_reg[r] = -FA_INFINITY, l_reg[r] = 0.f;
+  for (int r = 0; r < 4; ++r) m_reg[r] = -3e38f, l_reg[r] = 0.f; // below every score, but finite: -inf - m is -inf
 
   // [region: tile_loop]
   int stage_at = 0, free_at = (stages - 1) * stage_bytes;
@@ -147,13 +152,12 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void fa2_mma(const
         fa::mma_m32n8k16<T>(S_reg[2 * n + 1], Q_step, K_reg[2], K_reg[3]);
       }
     }
-    if (j0 + Bc > a.Nk) { // columns past the last key: -inf once they are scaled
-      const float masked = scale_log2 < 0.f ? FA_INFINITY : -FA_INFINITY;
+    if (j0 + Bc > a.Nk) { // columns past the last key
 #pragma unroll
       for (int n = 0; n < Bc / 8; ++n) {
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
-          if (j0 + 8 * n + 2 * t + e % 2 >= a.Nk) S_reg[n][e] = masked;
+          if (j0 + 8 * n + 2 * t + e % 2 >= a.Nk) S_reg[n][e] = -FA_INFINITY;
         }
       }
     }
@@ -162,27 +166,22 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void fa2_mma(const
     // [region: online_update]
     // m_new = max(m, rowmax S c); P = exp2(S c - m_new); l = l * alpha + rowsum P; O = O * alpha, with alpha = exp2(m - m_new)
 #pragma unroll
-    for (int r = 0; r < 4; ++r) {  // row g + 8r, elements 2r and 2r + 1 of the fragments
-      float top = S_reg[0][2 * r]; // the score that is largest once scaled
+    for (int r = 0; r < 4; ++r) { // row g + 8r, elements 2r and 2r + 1 of the fragments
+      float top = S_reg[0][2 * r];
 #pragma unroll
-      for (int n = 0; n < Bc / 8; ++n) {
-#pragma unroll
-        for (int e = 2 * r; e < 2 * r + 2; ++e)
-          top = scale_log2 < 0.f ? fminf(top, S_reg[n][e]) : fmaxf(top, S_reg[n][e]);
-      }
+      for (int n = 0; n < Bc / 8; ++n) top = fmaxf(top, fmaxf(S_reg[n][2 * r], S_reg[n][2 * r + 1]));
       float m_new = fmaxf(m_reg[r], top * scale_log2);
 #pragma unroll
       for (int mask = 1; mask < 4; mask *= 2) // over the four lanes that share the row
         m_new = fmaxf(m_new, __shfl_xor_sync(0xffffffff, m_new, mask));
 
-      const float m_finite = m_new == -FA_INFINITY ? 0.f : m_new; // all -inf so far: exp2(-inf - 0) = 0, not NaN
-      const float alpha = fa::ex2_approx_ftz(m_reg[r] - m_finite);
+      const float alpha = fa::ex2_approx_ftz(m_reg[r] - m_new);
       float row_sum = 0.f;
 #pragma unroll
       for (int n = 0; n < Bc / 8; ++n) {
 #pragma unroll
         for (int e = 2 * r; e < 2 * r + 2; ++e) {
-          S_reg[n][e] = fa::ex2_approx_ftz(__fmaf_rn(S_reg[n][e], scale_log2, -m_finite)); // P
+          S_reg[n][e] = fa::ex2_approx_ftz(__fmaf_rn(S_reg[n][e], scale_log2, -m_new)); // P
           row_sum += S_reg[n][e];
         }
       }
@@ -191,28 +190,31 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void fa2_mma(const
 #pragma unroll
       for (int n = 0; n < d / 8; ++n) O_reg[n][2 * r] *= alpha, O_reg[n][2 * r + 1] *= alpha;
     }
-    // [end: online_update]
-
-    fetch(j0 + (stages - 1) * Bc,
-          free_at); // only now: beside S and the softmax there are no registers for its addresses
-
-    // [region: output]
-    // O (32, d) += P V_j by each warp: d / 8 accumulators, Bc / 16 steps. Two accumulators of S side by side, rounded to
-    // 16 bits, are one fragment A of P: the same lane holds the same elements.
+    // Two accumulators of S, rounded to 16 bits, are one fragment A of P: the same lane holds the same elements.
+    uint32_t P_reg[Bc / 16][8];
 #pragma unroll
     for (int k = 0; k < Bc / 16; ++k) {
-      uint32_t P_reg[8];
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
         const int n = 2 * k + e / 2 % 2, r = e / 4 * 2 + e % 2;
-        P_reg[e] = fa::pack2<T>(S_reg[n][2 * r], S_reg[n][2 * r + 1]);
+        P_reg[k][e] = fa::pack2<T>(S_reg[n][2 * r], S_reg[n][2 * r + 1]);
       }
+    }
+    // [end: online_update]
+
+    // Only now: beside S and the softmax there are no registers for the addresses of copies.
+    fetch(j0 + (stages - 1) * Bc, free_at);
+
+    // [region: output]
+    // O (32, d) += P V_j by each warp: d / 8 accumulators, Bc / 16 steps.
+#pragma unroll
+    for (int k = 0; k < Bc / 16; ++k) {
 #pragma unroll
       for (int n = 0; n < d / 16; ++n) {
         uint32_t V_reg[4]; // two B fragments: keys 16k + {0..15} by columns 16n + {0..7} and 16n + {8..15}
         fa::ldmatrix_x4_trans(V_reg, right(V_lane + stage_at, n) + 16 * k * 2 * d);
-        fa::mma_m32n8k16<T>(O_reg[2 * n], P_reg, V_reg[0], V_reg[1]);
-        fa::mma_m32n8k16<T>(O_reg[2 * n + 1], P_reg, V_reg[2], V_reg[3]);
+        fa::mma_m32n8k16<T>(O_reg[2 * n], P_reg[k], V_reg[0], V_reg[1]);
+        fa::mma_m32n8k16<T>(O_reg[2 * n + 1], P_reg[k], V_reg[2], V_reg[3]);
       }
     }
     // [end: output]

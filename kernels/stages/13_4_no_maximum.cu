@@ -234,7 +234,8 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void fa2_mma(const
     }
 #pragma unroll
     for (int r = 0; r < 4; ++r) l_reg[r] += row_sum[r];
-    fetch(j0 + (stages - 1) * Bc, free_at); // only now: beside S there are no registers for its addresses
+    // Only now: beside S and the softmax there are no registers for the addresses of copies.
+    fetch(j0 + (stages - 1) * Bc, free_at);
 
     // [region: output]
     // O (32, d) += P V_j by each warp: d / 8 accumulators, Bc / 16 steps

@@ -15,7 +15,7 @@
 # - show that the scores never have to leave the registers between the two products;
 # - predict a bank conflict from an address, and have the X-ray confirm it.
 #
-# **Time** 80 minutes.
+# **Time** 60 minutes.
 #
 # **Needs** [04 · FlashAttention-2](04_fa2_fp32.ipynb). No GPU: without one the kernel runs on the emulator, tensor-core instructions included, and the timings shown are recorded ones.
 #
@@ -34,7 +34,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from helpers import check, draw_mma, exercise, fragments, load, plot, record, reference, rung, sass, show, xray
+from helpers import check, draw_mma, exercise, fragments, load, plot, predict, record, reference, rung, sass
+from helpers import show, units, xray
 
 torch.manual_seed(0)
 kernel = load("10_fa2_mma_fp16")
@@ -43,16 +44,17 @@ device = kernel.device
 # %% [markdown]
 # ## The problem
 #
-# Notebook 04 ended at 65 to 70 % of what the CUDA cores can do in fp32, and with a hint: the same SM has other arithmetic units that are far faster. How far? Measured on the recorded device, as the rate of a library's large matrix products:
+# Notebook 04 brought the CUDA cores near what they can do in fp32. The same SM has other arithmetic units that are far faster. How far? Measured on the recorded device, as the rate of a library's large matrix products, and of a kernel that does nothing but the instruction of this notebook, its operands in registers:
 
 # %%
 ceilings = record.load("device", "ceilings")
-top = ceilings.groupby(["name", "unit"]).value.median().reset_index()
+top = ceilings[ceilings["unit"] == "TFLOP/s"].groupby("name").value.median().rename("TFLOP/s")
+top["mma.sync alone, fp16"] = units.MMA_SYNC  # the conditions of the record 13_tuned.steps
 print(record.about("device", "ceilings")["device"])
-top
+top.round(0).to_frame()
 
 # %% [markdown]
-# Those units are the **tensor cores**, four to an SM. In exchange for the speed they ask for three things.
+# Those units are the **tensor cores**, four to an SM. (The library is faster than `mma.sync` because it uses Hopper's own instruction, `wgmma`: notebook 30.) In exchange for the speed they ask for three things.
 #
 # 1. **Sixteen bits.** Their operands are small numbers: fp16 or bf16. (They take others as well; this series uses these two.) The sums are kept in fp32.
 # 2. **A fixed shape.** One instruction multiplies a 16 × 16 matrix by a 16 × 8 matrix and adds the result to another 16 × 8 matrix.
@@ -70,14 +72,14 @@ formats = [torch.float32, torch.float16, torch.bfloat16]
 table = pd.DataFrame(index=[str(f).removeprefix("torch.") for f in formats])
 table["epsilon"] = [torch.finfo(f).eps for f in formats]
 table["largest"] = [torch.finfo(f).max for f in formats]
-table["smallest above 0"] = [torch.finfo(f).smallest_normal for f in formats]
+table["smallest normal"] = [torch.finfo(f).smallest_normal for f in formats]
 table
 
 # %% [markdown]
 # fp16 has three decimal digits and ends at 65504. bf16 has the range of fp32 and two digits. Which of the numbers of attention can afford that?
 #
 # - $Q$, $K$, $V$ and $O$ arrive and leave in 16 bits: the model has decided.
-# - $P$ lies between 0 and 1 after the running maximum is subtracted, so it fits either format, with a relative error of at most half an epsilon. (Below the last column of the table fp16 gets coarser: such a $P$ is off by up to $3 \cdot 10^{-8}$, beside a largest one of 1.)
+# - $P$ lies between 0 and 1 after the running maximum is subtracted, so it fits either format, with a relative error of at most half an epsilon. (Below the last column of the table, the smallest number that still has all its digits, fp16 gets coarser: such a $P$ is off by up to $3 \cdot 10^{-8}$, beside a largest one of 1.)
 # - The **sums** are another matter. $O$ adds up thousands of products, $l$ thousands of exponentials. Watch a sum of ones in fp16:
 
 # %%
@@ -94,9 +96,15 @@ print(f"4096 ones, added one by one in fp16: {sum16.item():.0f}; in fp32: {ones.
 # %% [markdown]
 # ## 2 · One instruction
 #
-# The PTX instruction is called
+# CUDA C++ has no operator for it. One writes the instruction in **PTX**, NVIDIA's portable assembly language, inside an `asm` statement; `fa/sm80.cuh` has one function for each:
 #
-# `mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32`
+# ```cpp
+# asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+#     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+#     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+# ```
+#
+# `.sync` and `.aligned`: all lanes of the warp execute it together. `.row.col`: a lane's neighbours in $A$ lie along a row, in $B$ along a column. Then the formats of $D$, $A$, $B$ and $C$. In the GPU's own machine code, **SASS**, it is called `HMMA`.
 #
 # It computes $C \mathrel{+}= A B$ with $A$ of $m \times k = 16 \times 16$, $B$ of $16 \times 8$ and $C$ of $16 \times 8$. That is 2048 multiply-adds, where an `FFMA` of a whole warp does 32. (Turing, a T4 for instance, has `mma.m16n8k8`, half as deep and for fp16 alone: there `fa::mma_m16n8k16` is two of them.)
 # The part of a matrix that one lane holds is its **fragment**: 8 elements of $A$, 4 of $B$, 4 of $C$. Which ones is laid down in the PTX ISA ("Matrix Fragments for mma.m16n8k16"), and in this project in `helpers/emulator/fragments.py`, from which the emulator's interpreter has them, too:
@@ -115,7 +123,7 @@ draw_mma.fragments({"A (16 × 16)": (A, 8, 16, 16), "B (16 × 8)": (B, 4, 16, 8)
 #
 # Look at the rows of $A$ and $C$. Rows $r$ and $r + 8$, $r < 8$, belong to the four lanes $4r$ to $4r + 3$, a **quad**. So each lane has two rows, 8 apart. That is good news for the softmax: the maximum of a row is spread over four lanes only, and two shuffles collect it.
 #
-# Does that arrangement really compute a product? Let us be the tensor core: deal out three matrices to 32 lanes, let each lane put its elements where the map says, multiply, and deal out the result.
+# Is that the arrangement that the instruction expects? Put it to the test with a kernel of one `mma`: each lane reads the elements that Python has dealt to it, and writes its four results.
 
 
 # %%
@@ -124,29 +132,51 @@ def deal(matrix, layout, elements):
     return np.array([[matrix[layout(lane, i)] for i in range(elements)] for lane in range(32)])
 
 
-def collect(registers, layout, shape):
-    """The matrix whose elements the lanes hold."""
-    matrix = np.full(shape, np.nan)
+# %%
+one_mma = load(source="""
+// one_mma: one mma.sync; lane l has its elements of A in row l of Q, of B in row l of K, of C in row l of O
+// op: attention
+// dtypes: fp16
+#include <fa/sm80.cuh>
+__global__ void multiply(const fa_args args) {
+  const uint32_t *a = (const uint32_t *)args.Q + 4 * threadIdx.x, *b = (const uint32_t *)args.K + 4 * threadIdx.x;
+  const uint32_t A[4] = {a[0], a[1], a[2], a[3]};
+  float C[4] = {};
+  fa::mma_m16n8k16<fa::fp16>(C, A, b[0], b[1]);
+  for (int i = 0; i < 4; ++i) ((fa::fp16 *)args.O)[8 * threadIdx.x + i] = fa::fp16(C[i]);
+}
+extern "C" cudaError_t fa_launch(const fa_args *a, cudaStream_t s) { return multiply<<<1, 32, 0, s>>>(*a), cudaGetLastError(); }
+""", quiet=True)  # fmt: skip
+
+
+# %%
+def through_mma(X, Y, A):
+    """X (16, 16) times Y (16, 8) by the kernel, the elements of X dealt by the layout A. Whole numbers, so that fp16 is exact."""
+    q, k = (torch.zeros(1, 1, 32, 8, dtype=torch.float16, device=one_mma.device) for _ in range(2))
+    q[0, 0], k[0, 0, :, :4] = (torch.tensor(deal(m, *how)) for m, how in ((X, (A, 8)), (Y, (B, 4))))
+    registers = one_mma(q, k, k)[0][0, 0].cpu().numpy()
+    product = np.full((16, 8), np.nan)
     for lane in range(32):
-        for i, value in enumerate(registers[lane]):
-            matrix[layout(lane, i)] = value
-    return matrix
+        for i in range(4):
+            product[C(lane, i)] = registers[lane, i]
+    return product
 
 
-def mma(a, b, c):
-    """mma.m16n8k16 on registers: a (32, 8), b (32, 4), c (32, 4) -> the new c."""
-    product = collect(a, A, (16, 16)) @ collect(b, B, (16, 8))
-    return deal(product + collect(c, C, (16, 8)), C, 4)
+# %%
+def another(lane, i):
+    """A with its registers 1 and 2 exchanged: every element still has one owner."""
+    return A(lane, {2: 4, 3: 5, 4: 2, 5: 3}.get(i, i))
 
 
 # %%
 rng = np.random.default_rng(0)
-X, Y = rng.standard_normal((16, 16)), rng.standard_normal((16, 8))
-result = mma(deal(X, A, 8), deal(Y, B, 4), np.zeros((32, 4)))
-print("largest difference to X @ Y:", abs(collect(result, C, (16, 8)) - X @ Y).max())
+X, Y = rng.integers(-3, 4, (16, 16)), rng.integers(-3, 4, (16, 8))
+for layout in (A, another):
+    wrong = (through_mma(X, Y, layout) != X @ Y).sum()
+    print(f"{layout.__name__}: {wrong} of 128 elements are wrong")
 
 # %% [markdown]
-# Every cell is held by exactly one lane (otherwise a `nan` would have stayed), and the product is right.
+# Any map that gives each element one owner looks plausible on paper; the instruction takes only this one.
 
 # %% [markdown]
 # ## 3 · ldmatrix
@@ -156,14 +186,14 @@ print("largest difference to X @ Y:", abs(collect(result, C, (16, 8)) - X @ Y).m
 # `ldmatrix.sync.aligned.m8n8.x4` reads four matrices of 8 × 8 elements. A row of such a matrix is 8 elements of 16 bits: 16 bytes in one piece. Every lane names the *address of one row*; 32 lanes, 32 rows. What a lane gets in return is not the row whose address it gave, but its share of the four matrices:
 
 # %%
-draw_mma.ldmatrix(A)
+draw_mma.operands(lane=5)
 
 # %% [markdown]
-# **What to see.** Left, lane 0 to 7 point at the rows of the upper left matrix, 8 to 15 at the lower left one, and so on. Right, what comes out is the fragment of $A$: same picture as above, one tint per register. So for $A$: `row = lane % 16`, `column = lane / 16 * 8`.
+# **What to see.** Three tiles of 16 × 16 as they lie in shared memory. A tint is one 8 × 8 matrix: the eight lanes that name its rows, and the register in which every lane gets its share. Green is what lane 5 gets.
 #
-# For $S = Q K^\top$, $A$ is $Q$, with rows of queries and $k$ running along $d$. $B$ is $K^\top$: 16 × 8, $k$ along $d$, a column per key. A lane's pair of $B$ are neighbours along $k$, which is along $d$, and in $K$'s own rows those are neighbours in memory. So `ldmatrix` on $K$ as it lies in memory gives the fragment of $K^\top$: the transposition costs nothing.
-#
-# For $O \mathrel{+}= P V$, $B$ is $V$: $k$ runs over the *keys*, and the pair are two keys of the same column of $V$. In memory they are a whole row apart. This is what `.trans` is for: it hands out the 8 × 8 matrices transposed.
+# - **Q** is the operand $A$ of $S = Q K^\top$. Matrices 0 and 1 lie one below the other, 2 and 3 right of them: lane $l$ names row $l \bmod 16$, chunk $\lfloor l / 16 \rfloor$ (a chunk is 16 bytes, 8 elements). These are `row_A` and `chunk_A`.
+# - **K**. The operand $B$ is $K^\top$: $k$ runs along $d$, a column is a key. A lane's pair are neighbours along $k$, and in $K$'s own rows those are neighbours in memory. So `ldmatrix` on $K$ as it lies gives $K^\top$: the transposition costs nothing. Registers 0 and 1 have to be the two halves of $d$ of the *same* eight keys, so here matrices 0 and 1 lie side by side: `row_B`, `chunk_B`.
+# - **V** is the operand $B$ of $O \mathrel{+}= P V$: $k$ runs over the *keys*. The pair are two keys of the same column, in memory a whole row apart. `.trans` hands out every 8 × 8 matrix transposed: lane 5's pair lies one below the other.
 
 
 # %%
@@ -191,13 +221,13 @@ def S(lane, i):
     return row, column + 8 * (i // 4)
 
 
-draw_mma.fragments({"S: two results side by side": (S, 8, 16, 16), "A: operand of the second product": (A, 8, 16, 16)})
+draw_mma.fragments({"S: two results side by side": (S, 8, 16, 16)})
 
 # %%
 print("same cells, same lane, same order:", all(S(lane, i) == A(lane, i) for lane in range(32) for i in range(8)))
 
 # %% [markdown]
-# **What to see.** The two pictures are the same. Lane 5's $s_0, s_1$ are its $a_0, a_1$, and so for all eight, in all lanes. This is no accident of the two layouts, it is how they were designed. So $\tilde P$ needs no shared memory, no shuffle and no barrier: each lane takes the exponential of its own elements,
+# **What to see.** It is the picture of $A$ in section 2. Lane 5's $s_0, s_1$ are its $a_0, a_1$, and so for all eight, in all lanes. So $\tilde P$ needs no shared memory, no shuffle and no barrier: each lane takes the exponential of its own elements,
 # rounds them to 16 bits, packs neighbours into a register, and has the operand of the next product.
 #
 # It is the one trick that makes attention fit tensor cores so well, and all kernels from here to FlashAttention-2 itself rest on it.
@@ -208,6 +238,10 @@ print("same cells, same lane, same order:", all(S(lane, i) == A(lane, i) for lan
 # A CTA has four warps. FlashAttention-1's tensor-core kernel gave each of them a quarter of the *keys*; their results then had to be added up through shared memory. FlashAttention-2 gives each a quarter of the *queries* (its paper, section 3.3, calls the two "split-K" and "split-Q"). A warp owns its rows of $S$, of $O$, of $m$ and $l$;
 # it never waits for another warp except when the tiles of K and V change.
 #
+# %%
+draw_mma.split_over_warps()
+
+# %% [markdown]
 # Count what a warp does per tile, at $d = 64$ and $B_c = 64$ keys, with 16 rows. Multiplies of $16 \times 8 \times 16$ in each of the two products:
 
 # %%
@@ -235,13 +269,13 @@ show.region("10_fa2_mma_fp16", "tile")
 show.region("10_fa2_mma_fp16", "load_tile")
 
 # %% [markdown]
-# Each thread copies 16 bytes at a time, through its registers, and neighbouring threads copy neighbouring chunks. Rows past the end become zeros. Then the fragments of $Q$, once for the whole loop:
+# Each thread copies 16 bytes at a time, through its registers, and neighbouring threads copy neighbouring chunks. Rows past the end become zeros. The loop calls it for K and V between two barriers: one before, so that no warp still reads the last tile, and one after, so that all of the new tile is there. Now the fragments of $Q$, once for the whole loop:
 
 # %%
 show.region("10_fa2_mma_fp16", "fragments")
 
 # %% [markdown]
-# `row_A`, `chunk_A` are the addresses of the picture in section 3. For $K$ the four matrices of an `ldmatrix` are two fragments of $B$, each 16 deep along $d$ and 8 keys wide, so `row_B`, `chunk_B` count the other way round. Now the first product:
+# `row_A` to `chunk_B` are the addresses of the picture in section 3. The first product:
 
 # %%
 show.region("10_fa2_mma_fp16", "scores")
@@ -259,7 +293,10 @@ show.region("10_fa2_mma_fp16", "online_update")
 show.region("10_fa2_mma_fp16", "output")
 
 # %% [markdown]
-# Section 4 in three lines: `pack2` rounds two neighbouring elements of $\tilde P$ to 16 bits and puts them into one register of the operand. $V$ comes through `ldmatrix` with `.trans`.
+# Section 4 in three lines: `pack2` rounds two neighbouring elements of $\tilde P$ to 16 bits and puts them into one register of the operand. $V$ comes through `ldmatrix` with `.trans`. After the loop, $O$ is divided by $l$ and written, each lane its two rows:
+
+# %%
+show.region("10_fa2_mma_fp16", "epilogue")
 
 # %% [markdown]
 # ## Run and check
@@ -273,30 +310,37 @@ check(kernel)
 plot.error(record.load("10_fa2_mma_fp16", "error"))
 
 # %% [markdown]
-# **What to see.** The error of $O$ is about that of PyTorch in the same format, which rounds to 16 bits as well. LSE is fp32 all the way, and its error a hundred times smaller at short $N$: larger than PyTorch's, and far inside the budget.
+# **What to see.** The error of $O$ is about that of PyTorch in the same format, which rounds to 16 bits as well. LSE is fp32 all the way, and its error is smaller by two orders of magnitude and more: larger than PyTorch's, and far inside the budget.
 
 # %% [markdown]
 # ## Predict, then measure
 #
 # ### The instructions
 #
-# How many `mma` and `ldmatrix` does the compiler write for this kernel at $d = 64$? Everything is unrolled. For $S$: $4 \times 4$ `ldmatrix` of $K$ and twice as many `mma`; for $O$ the same with $V$; and four `ldmatrix` for $Q$ before the loop. In the machine code they are called `HMMA` and `LDSM`.
+# How many `mma` (`HMMA`) and `ldmatrix` (`LDSM`) stand in the machine code of this kernel at $d = 64$? Everything is unrolled. A warp has 16 rows, a tile 64 keys, and an `ldmatrix` of K or V serves two `mma`; the fragments of $Q$ are read once, before the loop.
 
 # %%
-code = sass.histogram("10_fa2_mma_fp16")
-column = next(name for name in code.columns if "64" in name)
-prediction = pd.Series({"HMMA": 2 * (4 * 4) * 2, "LDSM": 4 * 4 * 2 + 4})
-pd.DataFrame({"predicted": prediction, "in the code": code[column].reindex(prediction.index)})
+hmma = ...  # your prediction: HMMA in the code
+ldsm = ...  # your prediction: LDSM in the code, those for Q included
+
+# %% tags=["reveal"]
+counts = sass.opcodes("10_fa2_mma_fp16", D=64)
+predict(hmma, int(counts["HMMA"]), "HMMA in the code")
+predict(ldsm, int(counts["LDSM"]), "LDSM in the code")
 
 # %% [markdown]
 # ### Bank conflicts
 #
 # Shared memory has 32 **banks**, each 4 bytes wide: byte address $x$ lies in bank $(x / 4) \bmod 32$. In one pass, a **wavefront**, every bank serves one word (or one word to several lanes). Lanes that want *different* words of the *same* bank have to be served one after the other: a **bank conflict**.
 #
-# `ldmatrix` reads a matrix of eight rows of 16 bytes: 128 bytes, so at best one wavefront per matrix and four for `.x4`. In our tile, rows follow each other at a distance of $2d$ bytes. Predict, for $d = 64$: in which banks do the eight rows of one matrix lie, and how many wavefronts do they take?
-
+# `ldmatrix` reads a matrix of eight rows of 16 bytes: 128 bytes, so at best one wavefront per matrix and four for `.x4`. In our tile, rows follow each other at a distance of $2d$ bytes. In which banks do the eight rows of one matrix begin at $d = 64$, and how many wavefronts do they take? The X-ray will count those of all `ldmatrix` of a run, 4224 requests.
 
 # %%
+per_matrix = ...  # your prediction: wavefronts of one 8 x 8 matrix at d = 64
+in_all = ...  # your prediction: wavefronts of the 4224 requests, .x4 each
+
+
+# %% tags=["reveal"]
 def wavefronts(row_addresses):
     """Passes to read these rows of 16 bytes: the most distinct words that any bank has to serve."""
     words = {address // 4 + i for address in row_addresses for i in range(4)}
@@ -304,10 +348,9 @@ def wavefronts(row_addresses):
 
 
 for d in (32, 64, 128):
-    rows_of_matrix = [row * 2 * d for row in range(8)]
-    print(
-        f"d = {d:3d}: rows begin in banks {[a // 4 % 32 for a in rows_of_matrix]}, {wavefronts(rows_of_matrix)} wavefronts"
-    )
+    matrix = [row * 2 * d for row in range(8)]
+    print(f"d = {d:3d}: rows begin in banks {[a // 4 % 32 for a in matrix]}, {wavefronts(matrix)} wavefronts")
+predict(per_matrix, wavefronts([row * 2 * 64 for row in range(8)]), "wavefronts per matrix at d = 64")
 
 # %% [markdown]
 # At $d = 64$ a row is 128 bytes, once around all the banks. So all eight rows begin in bank 0, and one matrix takes eight wavefronts instead of one; `.x4` takes 32 instead of 4. The **X-ray** runs the kernel on the emulator and counts, request by request, what each line asks of memory:
@@ -317,9 +360,9 @@ q, k, v = (torch.randn(1, 2, 256, 64, device=device).half() for _ in range(3))
 rays = xray(kernel, q, k, v)
 rays
 
-# %%
+# %% tags=["reveal"]
 reads = rays.total(space="shared", op="ldmatrix")
-print(f"ldmatrix: {reads.requests} requests, {reads.cost} wavefronts; without conflicts {reads.ideal}")
+predict(in_all, reads.cost, f"wavefronts of ldmatrix; without conflicts {reads.ideal}")
 
 # %% [markdown]
 # Here is one of those requests, drawn as the banks see it:
@@ -331,40 +374,38 @@ rays.bank_map(line)
 # %% [markdown]
 # **What to see.** One request, 32 wavefronts, each serving one lane: four banks work and 28 are idle. The stores of `load_tile` do not suffer: there eight neighbouring threads write one row of 128 bytes, every bank once.
 #
-# What will that cost? Per tile, a warp executes 64 `mma` of 2048 multiply-adds each, and 32 `ldmatrix.x4`, of 32 wavefronts each instead of 4. Shared memory does one wavefront per clock for the whole SM. And the tensor cores? Take what the large matrix product at the top of this notebook reached, on 132 SMs:
+# What will that cost? An SM does one wavefront per clock. How long is it busy with 16 query rows and 64 keys, one warp and tile? That of its four units which has most to do sets the pace:
 
-# %%
-fp16 = ceilings.query("name == 'fp16 matmul'").value.median()
-clock = record.about("device", "ceilings")["sm_clock_mhz"]["median"] * 1e6
-per_clock = fp16 * 1e12 / 2 / (132 * clock)
-print(f"an SM: {per_clock:.0f} multiply-adds of fp16 per clock")
-print(
-    f"a warp and tile: {64 * 2048 / per_clock:.0f} clocks of tensor cores, {32 * 32} of shared memory; {32 * 4} without conflicts"
-)
+# %% tags=["reveal"]
+budget = units.table(["10_fa2_mma_fp16"], D=64, rows=16)
+units.draw(budget, "16 query rows × 64 keys, d = 64 · counted; took: NVIDIA H200")
 
 # %% [markdown]
-# So shared memory is the narrow place by a factor of eleven, and a little so even without conflicts. Predict from that: what share of a large matrix product's rate can this kernel reach at most?
+# **What to see.** The bars are clocks of an SM. *Shared memory*: the X-ray's wavefronts, 1024 for `ldmatrix` and 32 for this warp's share of the stores. *Tensor cores*: 64 `mma` at the rate of `mma.sync` alone. *Issue slots*: all instructions of the loop, four of which can start per clock. *MUFU*: the special function units, one warp's exponentials in two clocks.
+#
+# Shared memory is busy ten times as long as the tensor cores, and a little longer than them even without conflicts ($128 + 32$ clocks). So predict from 641 TFLOP/s of `mma.sync` alone: what can this kernel reach at most, and what does it reach?
 
 # %%
+tflops = ...  # your prediction: TFLOP/s at d = 64, fp16
+
+# %% tags=["reveal"]
 samples = record.load("10_fa2_mma_fp16")
 headline = record.headline(record.medians(samples)).query("name == '10_fa2_mma_fp16' and Nq >= 1024")
 measured = headline.groupby(["dtype", "D"]).tflops.mean()
-pd.DataFrame({"TFLOP/s": measured.round(0), "share of a large matrix product": (measured / fp16).round(3)})
+predict(tflops, measured["fp16", 64], "TFLOP/s at d = 64")
+pd.DataFrame({"TFLOP/s": measured.round(0), "share of mma.sync alone": (measured / units.MMA_SYNC).round(3)})
 
 # %% [markdown]
-# From the clocks: $92 / 1024$, or 9 %, if shared memory never paused. The kernel reaches more than three quarters of the rate that its bank conflicts allow: what else it does matters little yet. At $d = 128$ the shares are the same, twice as many clocks of each.
+# From the clocks: $107 / 1056$, or 10 %, if shared memory never paused. The kernel reaches four fifths of the rate that its bank conflicts allow: what else it does matters little yet. At $d = 128$ the shares are the same, twice as many clocks of each.
 
 # %% [markdown]
 # ## Beside its peers
 
 # %%
-plot.throughput(samples)
-
-# %%
 plot.ratio(samples, "10_fa2_mma_fp16", ["SDPA FLASH", "SDPA CUDNN"])
 
 # %% [markdown]
-# **What to see.** Less than a fifth of FLASH, which uses the same instructions, and about a tenth of cuDNN. Beside `04_fa2_fp32` (43 and 46 TFLOP/s in fp32) the tensor cores have brought a quarter at $d = 64$ and a ninth at $d = 128$, and the factor of fifteen at the top of this notebook is still to be had.
+# **What to see.** Less than a fifth of FLASH, which uses the same instructions, and about a tenth of cuDNN. Beside `04_fa2_fp32` in fp32, the tensor cores make it 1.25<!--= tflops("10", 64) / tflops("04", 64, dtype="fp32"):.2f --> times as fast at $d = 64$ and 1.10<!--= tflops("10", 128) / tflops("04", 128, dtype="fp32"):.2f --> at $d = 128$. Nearly all of the gain that the top of this notebook promises is still ahead.
 
 # %% [markdown]
 # ## What still hurts

@@ -15,7 +15,7 @@
 # - read from a timeline where a kernel waits;
 # - find a missing wait even when the output happens to be right.
 #
-# **Time** 60 minutes.
+# **Time** 50 minutes.
 #
 # **Needs** [11 · Swizzled](11_swizzled.ipynb). No GPU: without one the kernel runs on the emulator and the timings shown are recorded ones.
 #
@@ -33,7 +33,7 @@ if not importlib.util.find_spec("helpers"):
 import pandas as pd
 import torch
 
-from helpers import check, draw_mma, exercise, load, plot, record, rung, sass, scoreboard, show, timeline, xray
+from helpers import check, draw_mma, exercise, load, plot, predict, record, rung, sass, show, units, xray
 
 torch.manual_seed(0)
 kernel = load("12_double_buffered")
@@ -42,29 +42,18 @@ device = kernel.device
 # %% [markdown]
 # ## The problem
 #
-# Here is the day of a warp of notebook 11's kernel. A copy of its text, with one more line at each stage of the tile loop, notes the SM's clock (`helpers/measure/timeline.py`). On a GPU the bars are clocks. The emulator has no clock worth the name: there they are places in the *order* of events, those of the other warps counted, and a bar's length says nothing about time.
+# In notebook 11's kernel a warp does one thing after the other:
 
 # %%
-B, H, N = (8, 16, 2048) if device == "cuda" else (1, 1, 384)
-q, k, v = (torch.randn(B, H, N, 64, device=device).half() for _ in range(3))
-unit = "clocks of the SM" if device == "cuda" else "place in the order of events"
-
-
-def lanes(name, tiles=(1, 2, 3)):
-    """One warp's phases during these tiles, as swim lanes."""
-    times = timeline.times(name, q, k, v)
-    times = times[(times.warp == 0) & times.tile.isin(tiles)]
-    times = times.assign(lane=["copy" if kind == "load" else "warp 0" for kind in times.kind])
-    times[["begin", "end"]] -= times.begin.min()
-    return times.sort_values("lane", kind="stable")
-
-
-draw_mma.timeline(lanes("11_swizzled"), "11_swizzled, three tiles", unit)
+text = (
+    "In each tile the warp first waits while the tile is copied, then does product, softmax, product. Nothing overlaps."
+)
+draw_mma.timeline(draw_mma.prescribed(copied_ahead=False), "11: what one warp does, three tiles", "", text)
 
 # %% [markdown]
-# **What to see.** A tile begins with a wait. In it lie the loads of K and V into registers, the time until they are there, their way into shared memory and the barrier at which the slowest thread is awaited. Only then the two products and the softmax between them can run. The gap before the next tile is the second barrier: nobody may load before all have read. (On a GPU the compiler may move instructions across our notes, so take the borders with a grain of salt.)
+# **What to see.** A tile begins with a wait. In it lie the loads of K and V into registers, the time until they are there, their way into shared memory and the barrier at which the slowest thread is awaited. Only then the two products and the softmax between them can run. (The picture shows the order that the program prescribes; the lengths are made up. Measured ones follow below.)
 #
-# The waits are not all lost. Several CTAs share an SM, and while one waits another may multiply. But whether it does is a matter of luck.
+# The waits are not all lost: several CTAs share an SM, and while one waits another may multiply. But whether it does is a matter of luck.
 
 # %% [markdown]
 # ## 1 · cp.async
@@ -73,7 +62,7 @@ draw_mma.timeline(lanes("11_swizzled"), "11_swizzled, three tiles", unit)
 #
 # `cp.async.cg.shared.global [to], [from], 16, n;`
 #
-# copies 16 bytes from global to shared memory behind the thread's back. It needs no register for the data, and the thread goes on at once. If $n$ is 0, nothing is read and 16 zeros are written: that is how the tail of the last tile is filled.
+# copies 16 bytes from global to shared memory behind the thread's back. (`.cg`: cached in the L2 only, past the L1.) It needs no register for the data, and the thread goes on at once. If $n$ is 0, nothing is read and 16 zeros are written: that is how the tail of the last tile is filled.
 #
 # What goes on behind one's back has to be asked for one day. A thread's copies are counted in **groups**:
 #
@@ -127,67 +116,92 @@ show.diff("11_swizzled", "12_double_buffered")
 # %%
 check(kernel)
 
-# %%
-plot.error(record.load("12_double_buffered", "error"))
-
 # %% [markdown]
 # ## Predict, then measure
 #
-# Before you run the next cell: what becomes of the waits in the timeline?
+# What becomes of the waits? In the order that the program prescribes:
 
 # %%
-draw_mma.timeline(lanes("12_double_buffered"), "12_double_buffered, three tiles", unit)
+text = "The first tile is waited for. From then on each tile is on its way while the one before is multiplied, and the warp does not wait."
+draw_mma.timeline(draw_mma.prescribed(copied_ahead=True), "12: the same three tiles", "", text, until=27)
 
 # %% [markdown]
-# **What to see.** Compare the blue lane. In 11, a tile is on its way only while the warp waits for it. Here it has been ordered before the products of the tile before, and has all of their time to arrive. What is left of the wait is the barrier, and whatever part of the copy took longer than a tile's work. (When exactly a copy lands, no thread can see: the lane shows the time it has. It begins beside the tile before these three, which is not drawn. On the emulator the wait is not shorter, only in another place: it is the order that counts there.)
+# **What to see.** The same scale as above. Compare the blue lane. In 11, a tile is on its way only while the warp waits for it. Here it has been ordered before the products of the tile before, and has all of their time to arrive. What is left is the wait for the first tile, the barriers, and whatever part of a copy takes longer than a tile's work.
+#
+# The real lengths, in clocks: a copy of each kernel, with one more line at each stage of the tile loop, notes the SM's clock (`helpers/measure/timeline.py`). The compiler may move instructions across these notes, so take the borders with a grain of salt.
+
 
 # %%
-if device == "cuda":
-    for name in ("11_swizzled", "12_double_buffered"):
-        times = timeline.times(name, q, k, v)
-        times = times[times.kind != "load"]  # the copies run beside the warp's own time
-        spans = (times.end - times.begin).groupby(times.kind).sum()
-        print(f"{name}: {spans['wait'] / spans.sum():.0%} of the time is waiting")
-else:
-    print("On a GPU this cell says what share of its time each kernel waits.")
+def lanes(times, tiles=(8, 9, 10)):
+    """One warp's phases during these tiles, as swim lanes, in clocks from the first of them on."""
+    times = times[(times.warp == 0) & times.tile.isin(tiles)]
+    times = times.assign(lane=["copy" if kind == "load" else "warp" for kind in times.kind])
+    times[["begin", "end"]] -= times.begin.min()
+    waits = times[times.kind == "wait"]
+    share = (waits.end - waits.begin).sum() / (times.end.max() - times.begin.min())
+    return times.sort_values("lane", kind="stable"), f"the warp waits for {share:.0%} of the time"
+
+
+# %%
+for stem in ("11_swizzled", "12_double_buffered"):
+
+    def draw(samples, stem=stem):
+        times, text = lanes(samples)
+        return draw_mma.timeline(times, f"{stem}, three tiles · {samples['device'].iloc[0]}", "clocks of the SM", text)
+
+    if (
+        figure := plot.recorded(stem, "timeline", draw, by=f"python -m helpers record timeline {stem[:2]}")
+    ) is not None:
+        display(figure)
 
 # %% [markdown]
 # ### What it does to the machine code
 #
-# The copies no longer pass through registers. Then the instructions that carried them should be gone: `LDG`, the load from global memory into a register, and `STS`, the store into shared memory. In their place comes `LDGSTS`, which is both. Predict the registers, too: more or fewer?
+# The copies no longer pass through registers. Then the instructions that carried them should be gone: `LDG`, the load from global memory into a register, and `STS`, the store into shared memory. In their place comes `LDGSTS`, which is `cp.async`. How many of them stand in the loop at $d = 64$, where 128 threads copy K and V of 64 keys, 16 bytes at a time? And does a thread need more registers than in 11, or fewer?
 
 # %%
+copies = ...  # your prediction: LDGSTS in the tile loop at d = 64
+registers = ...  # your prediction: "more" or "fewer"
+
+# %% tags=["reveal"]
 names = ["11_swizzled", "12_double_buffered"]
+predict(copies, int(sass.opcodes(names[1], D=64, loop=True)["LDGSTS"]), "LDGSTS in the loop")
 sass.compare(*names, D=64, loop=True)
 
 # %% [markdown]
 # **What to see.** The tile loop at $d = 64$, instructions as they stand in the code. Eight `LDG` and eight `STS` became eight `LDGSTS`, one of two barriers (`BAR`) is gone, and with them instructions that cleared and moved the registers in between (`CS2R`, `MOV`). The products (`HMMA`), the reads of fragments (`LDSM`) and the exponentials (`MUFU`) are the same. (The three `LDS` are the compiler's own, not ours: they read nothing into no register, between the barrier and the copies.) The registers:
 
-# %%
-sass.table(*names).set_index(["rung", "kernel"])
+# %% tags=["reveal"]
+table = sass.table(*names).set_index(["rung", "kernel"])
+at64 = table.xs("fa2_mma<64, fa::fp16>", level="kernel")["registers"]
+predict(registers, "more" if at64[names[1]] > at64[names[0]] else "fewer", "registers at d = 64")
+table
 
 # %% [markdown]
-# More, not fewer. The registers that carried a tile were needed only while $S$ and $P$ did not exist yet, so they came for free. The addresses cost more than before: in 11 a tile lies at a place that the compiler knows, here at one that depends on the stage. At $d = 128$ the compiler was also allowed more: two CTAs per SM instead of three leave a thread 255 registers instead of 168.
+# The registers that carried a tile were needed only while $S$ and $P$ did not exist yet, so they came for free. The addresses cost more than before: in 11 a tile lies at a place that the compiler knows, here at one that depends on the stage. At $d = 128$ the compiler was also allowed more: `__launch_bounds__(threads, CTAs per SM)` at the head of the kernel tells it how many CTAs have to fit at once, and two instead of three leave a thread 255 registers instead of 168.
 
 # %% [markdown]
 # ### What it brings
+#
+# How many times as fast as 11 is it at $d = 128$?
 
 # %%
-ladder = ["10_fa2_mma_fp16", *names]
-headline = pd.concat([record.headline(record.medians(record.load(name))) for name in ladder])
+faster = ...  # your prediction: times as fast as rung 11, d = 128, fp16, N >= 1024
+
+# %% tags=["reveal"]
+headline = pd.concat([record.headline(record.medians(record.load(name))) for name in names])
 ours = headline[(headline.name == headline.rung) & (headline.Nq >= 1024)]
 table = ours.groupby(["dtype", "D", "name"]).tflops.mean().unstack()
 table["12 / 11"] = table["12_double_buffered"] / table["11_swizzled"]
+predict(faster, table["12 / 11"]["fp16", 128], "times as fast")
 table.round(2)
 
-# %% [markdown]
-# 25 to 29 % at $d = 64$ and 38 to 40 % at $d = 128$, for a barrier less and a copy that travels early.
-#
-# The staircase so far, beside three public kernels on the same card (FLASH and CUDNN timed in the same run, Triton's tutorial kernel from its recorded row):
-
 # %%
-board = scoreboard.speeds("fp16")
-plot.staircase(board.query("dtype == 'fp16' or kind != 'rung'"))
+budget = units.table(names, D=128, rows=16)
+units.draw(budget, "16 query rows × 64 keys, d = 128 · counted; took: NVIDIA H200")
+
+# %% [markdown]
+# **What to see.** The budget of notebook 10: clocks of one SM that each of its units is busy with a warp's 16 rows and 64 keys. Hardly a bar has become shorter. The gain is in the orange line: what used to be waiting is now spent beside the copies. What remains is above the bars' height by less than half, and shared memory's is the longest.
 
 # %% [markdown]
 # ### A wait too few
@@ -221,13 +235,10 @@ print(rays.report(next(finding for finding in rays.findings if finding.kind == "
 
 # %%
 samples = record.load("12_double_buffered")
-plot.throughput(samples)
-
-# %%
 plot.ratio(samples, "12_double_buffered", ["SDPA FLASH", "SDPA CUDNN"])
 
 # %% [markdown]
-# **What to see.** At $d = 64$ the line runs 5 to 9 % below FLASH's, at $d = 128$ an eighth below it. cuDNN, which has other instructions at its disposal (notebook 30), stays far away.
+# **What to see.** 0.93<!--= ratio("12", "FLASH", 64):.2f --> of FLASH's speed at $d = 64$, 0.88<!--= ratio("12", "FLASH", 128):.2f --> at $d = 128$. cuDNN, which has other instructions at its disposal (notebook 30), stays far away.
 
 # %% [markdown]
 # ## What still hurts
@@ -236,7 +247,7 @@ plot.ratio(samples, "12_double_buffered", ["SDPA FLASH", "SDPA CUDNN"])
 # 2. **Instructions around the products.** Addresses, conversions, the rescaling of $O$, the multiplication by the scale: none of them is a product, and they take issue slots.
 # 3. **A barrier** for the whole CTA in every tile.
 #
-# With these instructions there is no single idea left that doubles the speed. From here on it is many small steps, each measured. That is notebook 13.
+# With these instructions there is no single idea left that doubles the speed. Notebook 13 takes four small ones, each a file of its own.
 
 # %% [markdown]
 # ## Exercises
@@ -281,42 +292,45 @@ exercise.verify("12.1", three, hint="stages x (K, V) x rows x columns x 2 bytes"
 # </details>
 
 # %% [markdown]
-# ### Exercise 12.2 · Which job?
+# ### Exercise 12.2 · One job of two
 #
-# The barrier in the loop has two jobs. When it is missing, the X-ray finds two *kinds* of fault: a "race" is a write and a read that nothing orders; "in flight" is a read of bytes that another thread's `cp.async` may still be writing. Which kind goes with which job? Fill in the table; the check removes the barrier and looks.
+# The barrier in the loop has two jobs, and `wait`, `barrier`, `fetch` stand in the one order that does both. Put the three lines into an order in which the *first* job is still done, so that nobody reads a tile that has not landed, and the *second* is not: a stage is overwritten while others read it. The X-ray calls the one fault "in flight", the other "race"; find an order with races alone.
 
 # %%
 # Exercise 12.2
-kind_of = {
-    "everybody's part of tile j has landed before anybody reads it": None,
-    "everybody is done with tile j - 1 before its stage is overwritten": None,
-}
+order = ["wait", "barrier", "fetch"]
 
 
 # %%
-def both_kinds():
-    without = load(source=source.replace("    __syncthreads(); // as above\n", "\n"), device="cpu", quiet=True)
-    assert {"race", "in flight"} <= {f.kind for f in xray(without, *small).findings}
-    return list(kind_of.values()) == ["in flight", "race"]
+def races_alone():
+    lines = {"wait": wait, "barrier": "    __syncthreads();", "fetch": fetch.rstrip()}
+    assert sorted(order) == sorted(lines), "the three lines, each once"
+    text = source.source
+    loop = text[text.index(wait) : text.index(fetch) + len(fetch)]
+    new = "\n".join(lines[name] for name in order) + "\n"
+    kinds = {f.kind for f in xray(load(source=text.replace(loop, new), device="cpu", quiet=True), *small).findings}
+    assert kinds, "this order is right: nothing is found"
+    assert "in flight" not in kinds, "somebody reads a tile that has not landed"
+    return kinds == {"race"}
 
 
-exercise.verify("12.2", both_kinds, hint="in which of the two is the copy the first to come, in which the read?")
+exercise.verify("12.2", races_alone, hint="when has this thread's part of the *next* tile landed, too?")
 
 # %% [markdown]
 # <details>
 # <summary>Hint</summary>
 #
-# The first job is broken when a read comes too early after a copy. The second is broken when a copy comes too early after a read.
+# If the wait comes after the fetch, it waits for the tile that was just ordered as well.
 #
 # </details>
 # <details>
 # <summary>Solution</summary>
 #
 # ```python
-# kind_of = dict(zip(kind_of, ["in flight", "race"]))
+# order = ["fetch", "wait", "barrier"]
 # ```
 #
-# One barrier is missing and both kinds are found, in K, in V and in Q, which shares the last stage.
+# All copies have landed before the barrier, so nothing is read in flight. But the fetch comes before the barrier, and overwrites the stage that slower warps still read. (It would be slow as well: no copy runs beside the products any more.)
 #
 # </details>
 

@@ -10,14 +10,14 @@
 # # 13 · Tuned: past FlashAttention-2
 #
 # **After this notebook you can**
-# - follow a kernel's optimisation step by step, from what was tried to what it brought;
-# - read the machine code of a loop as a budget: which instructions stand beside the products, and what each class of them costs;
-# - take the row maximum out of the loop, and say when the result is as accurate as with it;
+# - draw up a kernel's budget: how long each unit of an SM is busy with a tile, and which one is the longest;
+# - take a fast kernel further in steps of one idea each, and predict from the budget which step pays;
+# - do without the row maximum, and say when the result is as accurate as with it;
 # - choose tile shapes by measurement, and know what such a choice is worth on another card.
 #
-# **Time** 75 minutes.
+# **Time** 60 minutes.
 #
-# **Needs** [12 · Double-buffered](12_double_buffered.ipynb). No GPU: without one the kernel runs on the emulator and the timings shown are recorded ones.
+# **Needs** [12 · Double-buffered](12_double_buffered.ipynb). No GPU: without one the kernels run on the emulator and the timings shown are recorded ones.
 #
 # **The idea in one line**: the tensor cores wait for shared memory, for the softmax and for addresses; give each of these less to do.
 
@@ -33,7 +33,8 @@ if not importlib.util.find_spec("helpers"):
 import pandas as pd
 import torch
 
-from helpers import check, draw_mma, exercise, load, plot, record, reference, rung, sass, scoreboard, show, tune, xray
+from helpers import check, draw_mma, exercise, load, plot, predict, record, reference, rung, sass, show, stages
+from helpers import tune, units, xray
 
 torch.manual_seed(0)
 kernel = load("13_tuned")
@@ -42,119 +43,190 @@ device = kernel.device
 # %% [markdown]
 # ## The problem
 #
-# `12_double_buffered` is 5 to 9 % behind FlashAttention-2's own kernel at $d = 64$, and an eighth at $d = 128$. Nothing in it is plainly wasted any more. What is left is a *budget*: an SM issues at most four instructions per clock, shared memory delivers one wavefront per clock, the special function units 16 exponentials. While any of these is the narrow place, the tensor cores wait. Here is what stands in the tile loop of rung 12, per warp and tile of 64 keys:
+# `12_double_buffered` reaches 0.93<!--= ratio("12", "FLASH", 64):.2f --> of FlashAttention-2's speed at $d = 64$ and 0.88<!--= ratio("12", "FLASH", 128):.2f --> at $d = 128$, and nothing in it is plainly wasted any more. What is left is a **budget**. Four units of an SM work side by side, each at a rate of its own:
+#
+# | unit | does | PTX | machine code (SASS) | rate of an SM |
+# |---|---|---|---|---|
+# | shared memory | reads fragments, takes in copies | `ldmatrix`, `cp.async` | `LDSM`, `LDGSTS` | 1 wavefront per clock |
+# | tensor cores | products | `mma.sync` | `HMMA` | 1 per 1.67 clocks, measured |
+# | issue slots | start every instruction | all | all | 4 per clock |
+# | MUFU, the special function units | exponentials | `ex2.approx` | `MUFU.EX2` | 1 per 2 clocks |
+#
+# A rate is per instruction of a whole warp. PTX is the assembly language that the kernel is written in where C++ has no word for an instruction; SASS is what the GPU runs. The tensor cores' rate is that of a kernel that does nothing but `mma.sync`, its operands in registers: 641 TFLOP/s on this card (the conditions of the record `13_tuned.steps`).
+# cuBLAS is faster, because it has another instruction (notebook 30).
+#
+# The budget of rung 12, for 32 query rows and 64 keys at $d = 128$. Which unit is busy longest, and for how many clocks? Count for one warp of 16 rows and double it: two products of $16 \times 64 \times 128$ in instructions of $16 \times 8 \times 16$; an `ldmatrix.x4` (four wavefronts) for every two of them; and a quarter of the copies of K and V.
 
 # %%
-sass.opcodes("12_double_buffered", D=128, loop=True).pipe(lambda counts: counts[counts > 0])
+longest = ...  # your prediction: "shared memory", "tensor cores", "issue slots" or "MUFU"
+clocks = ...  # your prediction: for how many clocks
+
+# %% tags=["reveal"]
+before = units.table(["12_double_buffered"], D=128)
+predict(longest, before.drop(columns="took").iloc[0].idxmax(), "is the longest")
+predict(clocks, before.drop(columns="took").iloc[0].max(), "clocks")
+title = "32 query rows × 64 keys, d = 128 · counted; took: NVIDIA H200"
+units.draw(before, title)
 
 # %% [markdown]
-# 128 of these are products (`HMMA`). Group the rest by what they are for, and a plan follows.
+# **What to see.** Shared memory is busy half as long again as the tensor cores. The kernel took longer than its longest unit, and less than the sum of all four: the warps of an SM overlap these units, but not perfectly. A step can pay in two ways: it shortens the longest bar, or it shortens what a warp does one thing after the other.
 #
-# | instructions | what for | what could reduce them |
-# |---|---|---|
-# | `LDSM` | fragments of K and V, each used for 16 query rows | more rows per warp |
-# | `FMUL`, `FADD`, `FMNMX`, `SHFL` | scale, row maximum, $S - m$, row sums, rescaling of $O$ | less softmax |
-# | `MUFU` | one exponential per element of $S$ | nothing: they are the softmax |
-# | `F2FP` | rounding $P$ to 16 bits | nothing |
-# | `IADD3`, `IMAD`, `LOP3`, `LEA`, `SHF`, `SEL`, `SETP` | addresses, bounds, predicates | simpler addresses |
-#
-# The sections below take the three lines that can be reduced, one after the other.
+# The wavefronts are counted by the X-ray, the instructions in nvcc's code for `sm_90a`: those of the tile loop that a whole tile runs through (`helpers/lessons/units.py`).
 
 # %% [markdown]
-# ## 1 · Two strips of rows for each fragment
+# ## The way in five files
 #
-# Notebook 10 counted 256 bytes of shared memory per `mma`: two wavefronts for 2048 multiply-adds. The SM does one wavefront per clock and, at the rate of a large matrix product, an `mma` takes 1.4 clocks. So at 16 rows per warp, reading K and V alone takes longer than multiplying.
-#
-# Give a warp 32 query rows instead, two strips of 16. Every fragment of K or V that `ldmatrix` brings then serves two `mma`: one wavefront per `mma`. The price is registers. $S$ and $O$ have twice the rows:
+# From 12 to 13 there are four kernels in `kernels/stages/`, each one idea further than the one before. They load, check and run like any rung; open them beside this notebook.
 
 # %%
-budget = pd.DataFrame(index=["16 rows", "32 rows"])
-for d, Bc in ((64, 64), (128, 64)):
-    budget[f"S and O, d = {d}"] = [rows * (Bc + d) // 32 for rows in (16, 32)]
-    budget[f"Q in registers, d = {d}"] = [rows * d // 64 for rows in (16, 32)]
-budget["wavefronts per mma"] = [2.0, 1.0]
-budget
+chain = ["12_double_buffered", *(stage.stem for stage in stages("13")), "13_tuned"]
+ideas = [rung(stem).title for stem in chain[1:]]
+new = [show.changed(before, after) for before, after in zip(chain, chain[1:])]
+pd.DataFrame({"idea": ideas, "new lines": new}, index=chain[1:]).style.set_properties(**{"text-align": "left"})
 
 # %% [markdown]
-# A thread has 255 registers. At $d = 128$, $S$ and $O$ take 192 of them, and the fragments of $Q$ do not fit beside. So $Q$ stays in shared memory and its fragments are read again for every tile: they serve all 64 keys each time, so this adds a quarter to the wavefronts: 1.25 per `mma`, still fewer than 2.
-
-# %% [markdown]
-# ## 2 · A softmax without a maximum
+# ## 1 · Cheap addresses
 #
-# Per element of $S$, rung 12 multiplies by the scale, takes part in the maximum, subtracts $m$, takes the exponential, and adds to the row sum. Two of the five can be merged: with $c = \text{scale} \cdot \log_2 e$,
+# Shared memory is addressed with 32 bits. A C++ pointer has 64, and the compiler carries both halves. `13_1_addresses` forms a 32-bit address once per lane and moves it in two ways only:
+#
+# - **A step along $d$ is one XOR.** In a swizzled tile, the chunk $2k$ places further right lies at `place ^ 32 k`. A lane begins at chunk 0 or 1, so that adding $2k$ to its chunk's number changes other bits, which an XOR does as well; and XORs may be done in any order.
+# - **A step of 16 rows down is a constant**, and stands inside the instruction that reads.
+
+# %%
+show.region("13_1", "swizzle")
+
+# %%
+show.region("13_1", "fragments")
+
+# %% [markdown]
+# The machine code shows it. Here are the loops of 12 and of 13_1 around their first reads of K:
+
+# %%
+for stem in ("12_double_buffered", "13_1_addresses"):
+    lines = sass.loop_lines(stem, 64)
+    first = next(i for i, (_, opcode, _) in enumerate(lines) if opcode.startswith("LDSM"))
+    print(
+        stem, *(f"    {opcode:16}{operands.strip()}" for _, opcode, operands in lines[first + 1 : first + 12]), sep="\n"
+    )
+
+# %% [markdown]
+# **What to see.** In 12 an `LDSM` is surrounded by `LOP3` (the XOR), `IMAD` and `LEA` (multiply and add): most addresses are formed anew. In 13_1 one register serves several reads, with constants such as `+0x800`.
+#
+# Predict from the budget above: which unit gets less to do, and is the kernel much faster for it?
+
+# %% [markdown]
+# ## 2 · Two strips of rows for each fragment
+#
+# Give a warp 32 query rows instead of 16, two strips. Every fragment of K or V that `ldmatrix` brings then serves *two* `mma`. `mma_m32n8k16` (`fa/rows32.cuh`) is two `mma.sync` that share the operand B:
+
+# %%
+show.region("13_2", "scores")
+
+# %% [markdown]
+# The price is registers. A thread has 255:
+
+# %%
+registers = pd.DataFrame(index=["16 rows", "32 rows"])
+for d in (64, 128):
+    registers[f"S and O, d = {d}"] = [rows * (64 + d) // 32 for rows in (16, 32)]
+    registers[f"Q, d = {d}"] = [rows * d // 64 for rows in (16, 32)]
+registers
+
+# %% [markdown]
+# At $d = 128$, $S$ and $O$ take 192 registers, and the fragments of $Q$ do not fit beside them. So $Q$ stays in shared memory and its fragments are read again for every tile: 16 `ldmatrix` more, beside 64 for K and V. That the addresses became cheap first pays here, too: they need fewer registers. The next copies leave only after the softmax, for the same reason.
+#
+# How many wavefronts does `13_2_rows` need for 32 rows and 64 keys, where 12 needs 640?
+
+# %%
+wavefronts = ...  # your prediction: wavefronts of 13_2 for 32 query rows and 64 keys at d = 128
+
+# %% tags=["reveal"]
+three = units.table(chain[:3], D=128)
+predict(wavefronts, three.loc["13_2_rows", "shared memory"], "wavefronts")
+three.drop(columns="took").round(0).astype(int)
+
+# %% [markdown]
+# From here on the tensor cores are the longest unit. What remains is to keep everything else out of their way.
+
+# %% [markdown]
+# ## 3 · The scale goes into the exponent
+#
+# Per element of $S$, the kernel multiplies by the scale, takes part in the maximum, subtracts $m$, takes the exponential, and adds to the row sum. Two of the five can be merged: with $c = \text{scale} \cdot \log_2 e$,
 #
 # $$ P = 2^{\,c\,s - m} , $$
 #
-# and $c\,s - m$ is *one* instruction, a fused multiply-add. That leaves the maximum. What is it for? Notebook 02: for *any* number $m$,
+# and $c\,s - m$ is one instruction, a fused multiply-add (FMA). The maximum is sought among the raw scores and multiplied by $c$ once per row. That needs $c > 0$; for a negative scale the kernel changes the sign of Q before the loop.
+
+# %%
+show.diff("13_2", "13_3")
+
+# %% [markdown]
+# ## 4 · A softmax without a maximum
+#
+# What is the maximum for? Notebook 02: for *any* number $m$,
 #
 # $$ o = \frac{\sum_j 2^{\,c s_j - m} v_j}{\sum_j 2^{\,c s_j - m}} , $$
 #
-# because $2^{-m}$ cancels. The maximum is there so that nothing overflows, and so that the largest terms do not vanish. It need not be the *true* maximum: any $m$ that is not too far below it will do.
+# because $2^{-m}$ cancels. The maximum keeps the terms from overflowing, and the largest from vanishing. Any $m$ that is not too far below it will do. FlashAttention-4 uses that to rescale $O$ only where the maximum has risen by more than a threshold. Here it goes further: the maximum is not even looked for.
 #
-# So: **do not look for the maximum. Form $P$ with the $m$ of earlier tiles and see how the row sum comes out.** If it stays below a bound in all rows of the warp, all is well: no maximum, no shuffle, no rescaling of $O$. If not, do the tile again: multiply $Q K^\top$ once more ($P$ has taken its place), take the true maximum, rescale, and form $P$ anew.
+# **Form $P$ with the $m$ of earlier tiles and see how the row sums come out.** If they stay below a bound in all rows of the warp, all is well: no maximum, no shuffle, no rescaling. If not, multiply $Q K^\top$ again ($P$ has taken the place of $S$), take the true maximum, rescale, and form $P$ anew.
 #
-# **Which bound?** fp16's largest number is 65504: up to 32768 no $P$ overflows. But digits are lost before. Rounding $P$ to 16 bits costs the same share of it at any size, except that *$P = 1$ is exact*. With the true maximum that is the $P$ of the key that leads its row; if it takes most of the row, most of the row is exact. With a stale maximum it is rounded like any other. Let us try, with the sums that the kernel forms: of the 16 columns of a tile that a lane has of a row.
+# **Which bound?** fp16 ends at 65504, so up to 32768 no $P$ overflows. But digits are lost before. Rounding $P$ to 16 bits costs the same share of it at any size, except that *$P = 1$ is exact*. With the true maximum that is the $P$ of the key that leads its row; where it takes most of the row, most of the row is exact. With a stale maximum it is rounded like any other.
+# The next cells try bounds on the sum that one lane forms, of the 16 columns that it has of a row and tile:
 
 
 # %%
-def attend(q, k, v, bound):
-    """O (rows, 64), it and P in bf16, tiles of 64 keys from the last on; the share of tiles whose maximum is sought."""
-    O, sought = [], []
-    for rows in (q @ k.T / 8 * 1.4427).split(32):  # a warp
-        m, l, o, take_to = torch.full((32, 1), -torch.inf), 0.0, 0.0, len(k) - 2 * 64
-        for j0 in range(len(k) - 64, -1, -64):
-            s, v_j, alpha = rows[:, j0 : j0 + 64], v[j0 : j0 + 64], 1.0
-            take = j0 <= take_to
-            sums = torch.exp2(s - m).unflatten(1, (-1, 4, 2)).sum((1, 3))
-            fits = take and bool((sums <= bound).all())
-            if not fits:
-                m_old, m = m, torch.maximum(m, s.amax(1, keepdim=True))
-                alpha, take_to = torch.exp2(m_old - m), -1 if take else take_to  # -1: to the end
-            P = torch.exp2(s - m)
-            l, o = alpha * l + P.sum(1, keepdim=True), alpha * o + P.bfloat16().float() @ v_j
-            sought.append(not fits)
-        O.append((o / l).bfloat16())
-    return torch.cat(O), sum(sought) / len(sought)
+def attend(rows, v, bound):
+    """O of the 32 rows of a warp, from scores (32, keys) in log2 units, P in bf16; the share of tiles whose maximum was sought."""
+    m, l, o, sought, tracks = torch.full((32, 1), -torch.inf), 0.0, 0.0, [], False
+    for j0 in range(0, len(v), 64):
+        s, v_j, alpha = rows[:, j0 : j0 + 64], v[j0 : j0 + 64], 1.0
+        sums = torch.exp2(s - m).unflatten(1, (-1, 4, 2)).sum((1, 3))
+        fits = j0 > 0 and not tracks and bool((sums <= bound).all())
+        if not fits:
+            tracks = j0 > 0  # once missed, to the end
+            m_old, m = m, torch.maximum(m, s.amax(1, keepdim=True))
+            alpha = torch.exp2(m_old - m)
+        P = torch.exp2(s - m)
+        l, o = alpha * l + P.sum(1, keepdim=True), alpha * o + P.bfloat16().float() @ v_j
+        sought.append(not fits)
+    return (o / l).bfloat16(), sum(sought) / len(sought)
 
 
 # %%
-found = {}
-for factor in (1, 2, 4):
+def tried(factor, bounds=(8, 32, 1024, 32768)):
+    """Error beside that of the true maximum, and how often it was sought, for inputs whose Q is `factor` times as large."""
     q, k, v = factor * torch.randn(256, 64), torch.randn(4096, 64), torch.randn(4096, 64)
     exact = torch.softmax(q.double() @ k.double().T / 8, 1) @ v.double()
-    least = (attend(q, k, v, 0)[0] - exact).norm()  # always the true maximum
-    for bound in (8, 16, 32, 128, 1024, 32768):
-        o, sought = attend(q, k, v, bound)
-        error = (o - exact).norm() / least
-        found[bound, f"Q × {factor}"] = {"error": error.item(), "maximum sought": sought}
-pd.DataFrame(found).T.unstack().rename_axis("bound").round(2)
+    found = {}
+    for bound in (0, *bounds):
+        warps = [attend(rows, v, bound) for rows in (q @ k.T / 8 * 1.4427).split(32)]
+        error = (torch.cat([o for o, _ in warps]) - exact).norm()
+        found[bound] = error.item(), sum(sought for _, sought in warps) / len(warps)
+    return {bound: (error / found[0][0], sought) for bound, (error, sought) in found.items() if bound}
+
+
+columns = {(f"Q × {factor}", x): [row[i] for row in tried(factor).values()] for factor in (1, 2, 4) for i, x in enumerate(("error", "maximum sought"))}  # fmt: skip
+pd.DataFrame(columns, index=pd.Index([8, 32, 1024, 32768], name="bound")).round(2)
 
 # %% [markdown]
-# **What to see.** Normal random scores never break a bound of 32, and soon break one below. (0.02 is the first of 64 tiles, whose maximum is always sought.) Where scores lie further apart it is broken, and rightly: at 32768 the error is 15 to 25 % larger, at 32 it is that of a true maximum. (Not always: where a peak in the first tile is later passed by little, as in a sawtooth, nothing is missed and an eighth is lost.)
+# **What to see.** Normal random scores hardly ever break a bound of 32, and soon break one below. (0.02 is the first of 64 tiles, whose maximum is always sought.) Where scores lie further apart it is broken, and rightly: with a bound of 32768 the error is up to a third larger, with 32 at most a few percent.
 #
-# **Track, or take what there is.** What was missed once is likely missed again, as where scores rise along the way. So a warp that has missed *tracks*: from there on it forms the maximum before the exponentials, as rung 12 does, to the end of its query tile. $S$ is multiplied twice for one tile at most. The first whole tile is always tracked: the maximum of a ragged one, perhaps a single key, would be poor.
+# What was missed once is likely missed again, as where scores rise along the keys. So a warp that has missed *tracks*: from there on it forms the maximum before the exponentials, as rung 12 does, to the end of its query tile. $S$ is multiplied twice for one tile at most.
+
+# %%
+show.region("13_4", "tile_loop")
 
 # %% [markdown]
-# ## 3 · Fewer instructions for addresses
-#
-# - **32-bit addresses.** Shared memory is addressed with 32 bits. A C++ pointer has 64, and the compiler carries both halves. The kernel computes the 32-bit address once per lane.
-# - **One XOR.** In a swizzled tile, the chunk $2k$ places further right is at `place ^ 32 k`: a lane begins at chunk 0 or 1, so that adding $2k$ to its chunk number changes other bits, which an XOR does as well, and XORs may be done in any order. So a step along $d$ costs one instruction (or, from one line of 128 bytes to the next, a constant), and a step of 16 rows down is a constant inside the instruction that reads.
-# - **The ragged tile first.** The last tile of keys may be cut short, and masking it costs instructions. Taken *first* it needs no test in the loop: all later tiles are whole. So K and V are walked backwards. (FlashAttention-2 does so, too.)
+# `__all_sync` in `probabilities` asks all lanes of the warp, so that they take the branch together. So a row's bits depend on the other rows of its warp: if one of the 32 misses its maximum, all track from there on. Both results are within the error's budget.
 
 # %% [markdown]
 # ## The kernel
+#
+# Rung 13 adds two things to `13_4`. K and V are walked **backwards**: the last tile, which may be cut short, comes first, and all later ones are whole, so that the copies in the loop need no bounds (FlashAttention-2 does so, too). And the **tile shapes** are constants from outside, of which more below.
 
 # %%
 show.region("13_tuned", "tile")
-
-# %%
-show.region("13_tuned", "swizzle")
-
-# %%
-show.region("13_tuned", "scores")
-
-# %% [markdown]
-# `mma_m32n8k16` is two `mma` that share the operand B (`fa/rows32.cuh`). Section 2 is this region:
 
 # %%
 show.region("13_tuned", "online_update")
@@ -163,112 +235,119 @@ show.region("13_tuned", "online_update")
 show.region("13_tuned", "tile_loop")
 
 # %% [markdown]
-# The loop body shows the plan: take $P$ with the maximum at hand; if it does not fit, do it again with a new one, and track. `__all_sync` asks all lanes of the warp, so that they take the branch together.
-#
-# So **a row's bits depend on the other rows of its warp**: if one of the 32 misses its maximum, all track from there on, and their $P$ are rounded differently. Both results are within the error's budget, and neighbours that miss nothing make no difference (`tests/run/test_maximum.py`).
-
-# %% [markdown]
 # ## Run and check
 #
-# Among the cases are those made to defeat a stale maximum: scores that rise along the keys, that fall, that lie around $\pm 10^4$, one-hot rows.
+# Among the cases are those made to defeat a stale maximum: scores that rise along the keys, that fall, that lie around $\pm 10^4$, one-hot rows. The stages have to pass them as well.
 
 # %%
-check(kernel)
-
-# %%
-plot.error(record.load("13_tuned", "error"))
+for stem in chain[1:]:
+    print(str(check(kernel if stem == "13_tuned" else load(stem, quiet=True))).splitlines()[0])
 
 # %% [markdown]
 # ## Predict, then measure
 #
-# ### The budget, before and after
+# ### The budget, step by step
 #
-# Predict, per `HMMA`: how many `LDSM`, how many `FMNMX`, how many `FMUL` are left?
+# Of the loop of 13, a whole tile of random inputs runs only the part without a maximum. Per `HMMA`, 12 issues 5.0 instructions. How many does 13?
 
 # %%
-pair = sass.compare("12_double_buffered", "13_tuned", D=128, loop=True)
-per_mma = (pair[["12_double_buffered", "13_tuned"]] / pair.loc["HMMA", ["12_double_buffered", "13_tuned"]]).round(2)
-pd.concat({"in the code": pair, "per HMMA": per_mma}, axis=1)
+per_product = ...  # your prediction: instructions per HMMA that a whole tile issues in rung 13, at d = 128
+
+# %% tags=["reveal"]
+products = {stem: sum(opcode.startswith("HMMA") for _, opcode, _ in units.usual_path(stem)) for stem in chain}
+issued = {stem: len(units.usual_path(stem)) / products[stem] for stem in chain}
+predict(per_product, issued["13_tuned"], "instructions per HMMA in 13")
+budget = units.table(chain, D=128)
+budget.drop(columns="took").round(0).astype(int).assign(**{"instructions per HMMA": pd.Series(issued).round(2)})
+
+# %%
+units.draw(budget.loc[["12_double_buffered", "13_2_rows", "13_tuned"]], title)
 
 # %% [markdown]
-# The loop of 13 holds the products of $S$ twice, and with them a softmax of the old kind: the way of a tile whose maximum is tracked. All of its `FMNMX` and `FMUL` belong to that branch, which random inputs hardly ever take. What does run for a tile are 256 `HMMA` and 80 `LDSM`, of which 16 read Q: 0.31 for each `HMMA` instead of 0.5. Of the addresses' `IMAD`, `LEA` and `IADD3` little is left; the `LOP3` are the XORs.
-#
+# **What to see.** One step, the rows, moved the longest bar from shared memory to the tensor cores. The others shortened the issue slots, from 320 clocks to 170. Even so 13 takes 1.8<!--= 4 * 32 * 64 * 128 * 132 * 1.98e-3 / tflops("13", 128) / 428:.1f --> times as long as its longest unit. A warp does its products and its softmax one after the other, and at two warps per scheduler there is not always another one to fill the gap.
+
+# %% [markdown]
 # ### The X-ray
+#
+# The same counts from the other side, at $d = 64$, where Q stays in registers. `ldmatrix` takes 16896 wavefronts in rung 12, of which 512 read Q. And in 13?
 
 # %%
+reads = ...  # your prediction: wavefronts of ldmatrix in rung 13
+
+# %% tags=["reveal"]
 q, k, v = (torch.randn(1, 2, 256, 64).half() for _ in range(3))
-rays = {name: xray(name, q, k, v) for name in ("12_double_buffered", "13_tuned")}
-totals = {name: ray.total(space="shared", op="ldmatrix") for name, ray in rays.items()}
-pd.DataFrame(totals.values(), index=totals.keys())
+rays = {name: xray(name, q, k, v).total(space="shared", op="ldmatrix") for name in chain}
+predict(reads, rays["13_tuned"].cost, "wavefronts")
+pd.DataFrame(rays.values(), index=rays.keys())
 
 # %% [markdown]
-# Here, at $d = 64$, Q stays in registers: 512 wavefronts in both kernels. Those of K and V have halved, from 16384 to 8192.
+# ### The time of each stage
 #
-# ### Every step
-#
-# How this kernel was made: each row is a draft that differs from an earlier one in the step named, with why it was tried, what it reached as a ratio to SDPA FLASH, and whether it stayed. The steps that brought nothing, or cost something, are in it, too. Cover the column `ratio` and guess before you look.
+# All stages, side by side in one process on the recorded card:
+
 
 # %%
-steps = record.load("13_tuned", "steps")
-with pd.option_context("display.max_colwidth", None):
-    display(steps.query("D == 128")[["step", "what", "reason", "kept", "ratio"]].set_index("step").round(2))
+def staged(samples):
+    """Each stage's ratio to SDPA FLASH in fp16, as dots."""
+    rows = [(stem, row.D, row.mean, True) for stem in chain for row in
+            record.summary(samples[samples["dtype"] == "fp16"], stem, "SDPA FLASH").itertuples()]  # fmt: skip
+    frame = pd.DataFrame(rows, columns=["label", "D", "ratio", "kept"])
+    said = "; ".join(f"{r.label} at D = {r.D}: {r.ratio:.2f}" for r in frame.itertuples())
+    return draw_mma.dots(
+        frame, f"Stages from 12 to 13, fp16 · {samples['device'].iloc[0]}", "times as fast as SDPA FLASH", said
+    )
 
-# %%
-draw_mma.steps(steps, "Times as fast as SDPA FLASH after each step, fp16, geometric mean of N = 1024, 4096, 16384")
+
+plot.recorded("13_tuned", "stages", staged, by="python -m helpers record stages 13")
 
 # %% [markdown]
-# **What to see.** Steps 1 to 8 follow one another, the others are side tracks from one of them.
+# ### What was tried on the way
 #
-# - The big gain is the first step, more rows per warp. It halves what each product asks of shared memory.
-# - Steps 2 to 4 are three answers to what to do about the maximum. Rescaling only when a vote asks for it (2) *lost* at $d = 64$ and $N = 1024$: of 32 maxima, one nearly always rises. Tolerating a stale one (3) pays, and not looking for it at all (4) pays again.
-# - Many plausible steps cost time: bigger tiles (14), other divisions of the warps (17, 19), smaller tiles with more CTAs (13, 15). Registers decide.
-# - Some speed was left for a kernel that can be read and compiled fast: steps 20 to 22 (the softmax of one tile under another's products, better at $d = 64$, too many registers at 128), 25 (the fastest at 128, with the loop's code twice), and what 7 and 8 cost, 3 % at $d = 64$.
-# - For the bound of 32, two more were tried. To scale $P$ in registers instead of a second product costs 5 % on random inputs and 20 to 40 % where every tile asks for it. Nor did a bound that grows with the row sum $l$ pay.
+# The kernel was not found in this order. Its drafts were timed one by one; here are those that it was made of and four that taught something. (All 27, with the reason for each, are in [19_log](19_log.ipynb).)
+
+# %%
+tried_on_the_way = units.drafts([1, 2, 3, 4, 5, 6, 8, 20, 25])
+text = "; ".join(f"{r.label}, D = {r.D}: {r.ratio:.2f}" for r in tried_on_the_way.itertuples())
+device_name = record.about("13_tuned", "steps")["device"]
+title = f"Drafts of 13, fp16, geometric mean of N = 1024, 4096, 16384 · {device_name}"
+draw_mma.dots(tried_on_the_way, title, "times as fast as SDPA FLASH", text)
+
+# %% [markdown]
+# **What to see.** The first draft, more rows and one FMA, is the largest step at both $d$.
+#
+# - Three answers to the question of the maximum: rescale only where a vote of the warp asks for it (2) *loses* at $d = 64$: of 32 maxima one nearly always rises. Tolerating a stale maximum (3) pays, and not looking for it (4) pays again.
+# - Some speed was left for a kernel that can be read and is compiled fast. Draft 20 runs the softmax of one tile under another's products: faster at $d = 64$, but at 128 its registers force tiles of 32 keys. Draft 25 has the loop's code twice. Drafts 6 to 8 cost 3 % at $d = 64$.
 
 # %% [markdown]
 # ## Tile shapes by measurement
 #
-# Rows per CTA, keys per tile, stages, CTAs per SM, and how much of Q stays in registers: five numbers, each with a handful of sensible values, and no formula that would predict the best combination. So they are *measured*: `python -m helpers record tiles 13_tuned` compiles a declared grid of shapes, times each at three lengths, and records the result in `data/`. The loader then compiles the rung with the winners for the GPU at hand.
+# Warps per CTA, keys per tile, stages, CTAs per SM, and how much of Q stays in registers: five numbers, and no formula that would predict the best combination. So they are measured: `python -m helpers record tiles 13_tuned` times a grid of shapes at three lengths and records the result. The loader then compiles the rung with the winners for the GPU at hand.
 
 # %%
 tiles = record.load("13_tuned", "tiles").query("dtype == 'fp16'")
-shape = ["D", *tune.COLUMNS]
-ms = tiles.groupby([*shape, "Nk"])["ms"].median().unstack("Nk").dropna()  # a row per shape, a column per length
+ms = tiles.groupby(["D", *tune.COLUMNS, "Nk"])["ms"].median().unstack("Nk").dropna()  # a row per shape
 ms["geometric mean"] = ms.prod(axis=1) ** (1 / 3)
 ms["slower than the best"] = ms["geometric mean"] / ms.groupby("D")["geometric mean"].transform("min") - 1
-ms.sort_values(["D", "geometric mean"]).groupby("D").head(4).round(3)
+ms.sort_values(["D", "geometric mean"]).groupby("D").head(3).round(3)
 
 # %% [markdown]
-# The four best shapes for each $d$, in milliseconds at three lengths. At $d = 64$ a third stage makes next to no difference; at $d = 128$ there is no shared memory for one at two CTAs per SM. There tiles of 64 keys are faster than those of 48 at every length: the loader takes 64.
-# A winner wins at the lengths that were timed: at $N = 256$, far below them, its lead over FLASH is least.
+# The three best shapes for each $d$, in milliseconds at three lengths. At $d = 64$ a third stage makes next to no difference; at $d = 128$ there is no shared memory for one at two CTAs per SM. A winner wins on this card, at the lengths that were timed.
 
 # %% [markdown]
 # ## Beside its peers
+#
+# Is it faster than FlashAttention-2 at every length? And where does cuDNN stand? Guess before you run the cell.
 
 # %%
 samples = record.load("13_tuned")
-plot.throughput(samples)
-
-# %% [markdown]
-# **What to see.** Past SDPA FLASH at every length of the headline workload, in both formats, and between it and cuDNN. Like FLASH it gains with length: a longer loop pays better for its prologue.
-
-# %%
 plot.ratio(samples, "13_tuned", ["SDPA FLASH", "SDPA CUDNN"])
 
-# %%
-record.summary(samples, "13_tuned", "SDPA FLASH")
-
 # %% [markdown]
-# The columns: how many times as long as ours FLASH takes, as the geometric mean over the shapes of the figure with $N \ge 1024$, the lowest and the highest of those, and the worst of *all* recorded shapes with its place. The staircase so far:
-
-# %%
-board = scoreboard.speeds("fp16")
-plot.staircase(board.query("dtype == 'fp16' or kind != 'rung'"))
-
-# %% [markdown]
+# **What to see.** Past SDPA FLASH at every length, on average 1.24<!--= ratio("13", "FLASH", 64):.2f --> times as fast at $d = 64$ and 1.19<!--= ratio("13", "FLASH", 128):.2f --> at $d = 128$; cuDNN is ahead of both.
+#
 # ### The price, by family
 #
-# Random inputs are this kernel's best case. The others, from $Q$ two to eight times as large to heads of trained models, are described in [data/README.md](../data/README.md#families-of-inputs).
+# Random inputs are this kernel's best case. The other families of inputs, from $Q$ two to eight times as large to heads of trained models, are described in [data/README.md](../data/README.md#families-of-inputs).
 
 # %%
 three = ["13_tuned", "12_double_buffered", "SDPA FLASH"]
@@ -276,30 +355,20 @@ draw = lambda samples: plot.families(samples, three)  # noqa: E731
 plot.recorded("13_tuned", "families", draw, by="python -m helpers record families 13")
 
 # %% [markdown]
-# **What to see.** With a sink, nothing is missed before the last tile; when scores grow along the keys, the first tile has the maximum. Nearly everywhere else warps track: the softmax of rung 12, on fragments that serve 32 rows, still ahead of it. $Q \times 2$ and the sawtooth would be faster with a larger bound; there speed is paid for digits.
+# **What to see.** With a sink (one key that leads every row) nothing is missed before the last tile; when scores grow along the keys, the first tile has the maximum. Nearly everywhere else warps track: the softmax of rung 12, on fragments that serve 32 rows, still ahead of it. $Q \times 2$ and the sawtooth would be faster with a larger bound; there speed is paid for digits.
 
 # %% [markdown]
 # ## What still hurts
 
 # %%
-top = record.load("device", "ceilings").query("name == 'fp16 matmul'").value.median()
 best = record.headline(record.medians(samples)).query("name == '13_tuned'").groupby(["dtype", "D"]).tflops.max()
-pd.DataFrame({"TFLOP/s": best.round(0), "share of a large fp16 matrix product": (best / top).round(2)})
-
-# %% [markdown]
-# How much of that is `mma.sync`'s own limit? A kernel that does nothing else, its operands in registers, was timed on the same card:
-
-# %%
-notes = record.about("13_tuned", "steps")
-pd.DataFrame({"measured on this card": {key: notes[key] for key in ("ceilings", "counters")}}).style
+pd.DataFrame({"TFLOP/s": best.round(0), "share of mma.sync alone": (best / units.MMA_SYNC).round(2)})
 
 # %% [markdown]
 # Two walls are left, and neither yields to tuning.
 #
-# 1. **`mma.sync` itself.** It was made for Ampere. Even alone it does not reach what a large matrix product does on this card, because Hopper's tensor cores are fed at full rate only by an instruction that reads its operands from shared memory by itself: `wgmma`, notebook 30.
-# 2. **One thing at a time.** A warp multiplies, or it computes exponentials. Other warps of the SM fill the gaps, if they happen to be at another stage. Notebooks 31 and 32 arrange for that instead of hoping for it.
-#
-# The Triton tutorial's kernel, above, is ahead: Triton's compiler emits `wgmma` on Hopper. What cuDNN reaches at $d = 128$ is about all that `mma.sync` alone can do on this card, with no softmax beside it: no kernel on `mma.sync` will pass it. It is where this series goes after the detour of the 2x notebooks, which give this kernel what a model needs of it.
+# 1. **`mma.sync` itself.** It was made for Ampere. Alone, with no softmax beside it, it reaches 641 TFLOP/s; cuDNN's attention does 599<!--= tflops("13", 128, of="CUDNN"):.0f --> at $d = 128$, $N = 4096$. Hopper's tensor cores are fed at full rate only by an instruction that reads its operands from shared memory by itself: `wgmma`, notebook 30.
+# 2. **One thing at a time.** A warp multiplies, or it computes exponentials. Other warps of the SM fill the gaps, if they happen to be at another point of the loop. Notebooks 31 and 32 arrange for that instead of hoping for it.
 
 # %% [markdown]
 # ## Exercises
@@ -418,8 +487,8 @@ exercise.verify(
 # That they are best there, among those tried. On another GPU they are a starting point; `python -m helpers record tiles` measures again.
 #
 # </details>
-# <details><summary>5. What would you look at to find the next percent?</summary>
+# <details><summary>5. Which step of this notebook would help least on a card whose shared memory were twice as fast?</summary>
 #
-# The loop's machine code, per product: whatever stands there beside `HMMA`, `MUFU` and `F2FP`.
+# The 32 rows per warp: they shorten the shared memory's bar, which would no longer be the longest. Addresses and softmax would pay as before.
 #
 # </details>

@@ -14,7 +14,7 @@
 # - set a published figure beside your own, and say when that is fair;
 # - put a kernel of your own on the board: checked, X-rayed and, on a GPU, timed.
 #
-# **Time** 45 minutes, and as long as you like for a kernel of your own.
+# **Time** 40 minutes, and as long as you like for a kernel of your own.
 #
 # **Needs** one rung that you have read closely, [04](04_fa2_fp32.ipynb) for instance. No GPU: the board is drawn from recorded runs, and your kernel runs on the emulator.
 #
@@ -36,7 +36,7 @@ import pandas as pd
 import torch
 from IPython.display import display
 
-from helpers import check, exercise, load, plot, record, rung, rungs, scoreboard, show, xray
+from helpers import check, exercise, load, plot, predict, record, rung, rungs, scoreboard, show, xray
 
 torch.manual_seed(0)
 board = scoreboard.speeds(summit=True)
@@ -46,36 +46,34 @@ print("no timings recorded yet for:", ", ".join(missing) or "none, every rung is
 # %% [markdown]
 # ## The staircase
 #
-# Every rung of the series that computes attention, at the **headline workload**: 16384 tokens ($B N$), a model width of 2048 ($H D$), here at $N = 4096$. TFLOP/s count the two products, $4 B H N^2 D$ operations, and not the softmax. The lines across are other people's kernels, and two ceilings:
+# Every rung of the series that computes attention, at the **headline workload**: 16384 tokens ($B N$), a model width of 2048 ($H D$), here at $N = 4096$. TFLOP/s count the two products, $4 B H N^2 D$ operations, and not the softmax. Below the rungs stand other people's kernels and two ceilings:
 #
 # - **SDPA FLASH**: FlashAttention-2 as PyTorch ships it, the mark that rungs 10 to 13 are built to reach;
 # - **SDPA CUDNN**: NVIDIA's own kernel, reached through the same PyTorch function, the mark of rungs 30 to 32;
-# - **FA3** and **FA4**, FlashAttention-3 and -4, their authors' kernels for Hopper and later: drawn where they ran beside a rung, in one process;
-# - **Triton tutorial 06**, FlashAttention-2 written in Triton and tuned by its autotuner; from an earlier study on the same kind of card: a line of another day, good for a look and not for a percentage;
-# - **cuBLAS**: no attention at all, but the product of two square matrices of 8192, as NVIDIA's library multiplies them: what a kernel of nothing but products reaches on this card;
+# - **FA3** and **FA4**, FlashAttention-3 and -4, their authors' kernels for Hopper and later: where they ran beside a rung, in one process;
+# - **Triton tutorial 06**, FlashAttention-2 written in Triton, a Python dialect that compiles to GPU kernels; from an earlier study on the same kind of card, good for a look and not for a percentage;
+# - **cuBLAS**: no attention at all, but the product of two square matrices of 8192, as NVIDIA's library multiplies them;
 # - **datasheet**: what the card is said to do at most, with dense products of 16-bit numbers ([NVIDIA H200](https://www.nvidia.com/en-us/data-center/h200/); the 1,979 TFLOP/s given there are with half of a matrix zero, "with sparsity").
 #
-# Hatched steps are in fp32, on CUDA cores; from 10 on, inputs are 16-bit numbers and the products run on tensor cores.
-#
-# **Predict** before you run the cell: how many times faster than `01_naive` is the fastest kernel of the picture, at $D = 128$? Ten, a hundred, a thousand?
+# Rungs up to 04 take fp32 and run on CUDA cores; from 10 on, inputs are 16-bit numbers and the products run on tensor cores.
 
 # %%
-plot.staircase(board)
+times = ...  # your prediction: how many times as fast as 01_naive is the fastest kernel, at D = 128
 
-# %%
+# %% tags=["reveal"]
 attention = board[(board["kind"] != "ceiling") & board["tflops"].notna()]
 at128 = attention[attention["D"] == 128].set_index("name")["tflops"]
-print(
-    f"{at128.idxmax()} does {at128.max():.3g} TFLOP/s, 01_naive {at128['01_naive']:.3g}: {at128.max() / at128['01_naive']:.0f} times as much"
-)
+predict(times, at128.max() / at128["01_naive"], f"times as fast is {at128.idxmax()}", within=0.3)
+scoreboard.draw(board)
 
 # %% [markdown]
-# **What to see.** The scale is logarithmic: each grid line is ten times the one below. Between 01 and 04 the arithmetic units are the same: a factor of thirty comes from the algorithm and from care with memory. From 10 on the steps look small and are not: from 10 to 11 it is a factor of four. And no product of matrices reaches the datasheet's line, with or without a softmax: cuBLAS has three quarters of it.
+# **What to see.** The scale is logarithmic: each decade is ten times the one before. Between 01 and 04 the arithmetic units are the same: a factor of 30<!--= tflops("04", 64, dtype="fp32") / tflops("01", 64, dtype="fp32"):.0f --> ($D = 64$) comes from the algorithm and from care with memory. From 10 to 11 it is a factor of 4.0<!--= tflops("11", 64) / tflops("10", 64):.1f -->, for one exclusive or. And nothing reaches the datasheet's line, with or without a softmax.
 #
 # ### Beside FlashAttention-2
 #
-# TFLOP/s of two runs can differ because the card was hot, or its clock was lowered. A **ratio** of two kernels that took turns in one process doesn't care. This is the figure to judge rungs 10 and up by: SDPA FLASH's time over the rung's, as the geometric mean over $N \ge 1024$, with bars from the worst
-# shape to the best. Above 1 is faster than FlashAttention-2. (FLASH takes 16-bit inputs only, so the fp32 rungs have no such ratio.)
+# TFLOP/s of two runs can differ because the card was hot, or its clock was lowered. In a **ratio** of two kernels that took turns in one process, most of that cancels. This is the figure to judge rungs 10 and up by: SDPA FLASH's time over the rung's, geometric mean over $N \ge 1024$, with whiskers from the worst length to the best. (FLASH takes 16-bit inputs only, so the fp32 rungs have no such ratio.)
+#
+# Most of it, not all: two kernels don't slow down alike. cuDNN was 1.96<!--= ratio("32", "FLASH", 128) / ratio("32", "CUDNN", 128):.2f --> times as fast as FLASH in the session of rung 32, and 1.81<!--= ratio("10", "FLASH", 128) / ratio("10", "CUDNN", 128):.2f --> times in that of rung 10 ($D = 128$). So ratios from two sessions can be a few percent apart, and a smaller difference between them means nothing. Where one matters, as between 32 and FA3, the two ran beside each other.
 
 # %%
 if board.loc[board["kind"] == "rung", "to_flash"].notna().any():
@@ -84,11 +82,11 @@ else:
     print("no 16-bit rung has been recorded yet: the ratio to FLASH appears here as soon as one is")
 
 # %% [markdown]
-# These are the records of your card if `make bench` has made some on this machine, and an H200's otherwise. Figures of two cards don't mix, so every other card with records in `data/` has a staircase of its own:
+# These are the records of your card if `make bench` has made some on this machine, and an H200's otherwise. Figures of two cards don't mix, so every other card with records in `data/` has a figure of its own:
 
 # %%
 for other in scoreboard.others():
-    display(plot.staircase(scoreboard.speeds(device=other)))
+    display(scoreboard.draw(scoreboard.speeds(device=other)))
 
 # %%
 both = pd.concat([board, scoreboard.speeds("bf16")]).query("kind == 'rung' and dtype != 'fp32'")
@@ -99,61 +97,37 @@ ratios.round(2).astype(object).where(ratios.notna(), "not recorded")
 # bf16 has the exponents of fp32 and three bits fewer in the fraction than fp16. The tensor cores multiply both at the same rate, so the two columns of one $D$ should agree to within a few percent; if they don't, look at what the kernel does *around* the products.
 
 # %% [markdown]
-# ## Against the sequence length
-#
-# One length is one point. On the headline workload $B N$ is fixed, so the work grows with $N$ and not with $N^2$: a kernel that keeps its TFLOP/s has a line of slope 1 here.
-
-# %%
-samples = scoreboard.samples()
-plot.latency(samples)
-
-# %% [markdown]
-# **What to see.** Parallel lines: the kernels share one cost, the products. A line that turns upwards has run out of work to spread: `03_fa1_fp32` starts one CTA per head, and with longer sequences there are fewer of them.
-
-# %% [markdown]
 # ## What a step costs
 #
-# A rung is not only fast or slow. It has to be read, compiled and trusted. For every one: its lines of code (comments and included headers not counted), the seconds of a first build and of a build after an edit, the largest error as a share of what the error rule allows (over every
-# recorded length, $D$ and dtype), and the memory that one head of $N = 16384$ allocates.
+# A rung is not only fast or slow. It has to be read, compiled and trusted. For every one: its lines of code (comments and included headers not counted), the seconds of a first build and of a build after an edit, the largest error as a share of what the error rule allows (over every recorded length, $D$ and dtype), and the memory in MiB that one head of $N = 16384$ allocates.
 
 # %%
 costs = scoreboard.properties()
 costs.astype(object).where(costs.notna(), "–").map(lambda x: f"{x:.3g}" if isinstance(x, float) else x)
 
 # %% [markdown]
-# `of_budget` above 1 would be a wrong kernel, and none of those is ever timed. By dtype and output:
-
-# %%
-plot.budget(record.load(kind="error"))
-
-# %% [markdown]
-# The budget is twice the error of plain PyTorch at the same precision and a little more, so a kernel that errs as much as plain PyTorch stands at a half or left of it. The memory column is the oldest argument for all this: the naive kernel keeps $S$ and $P$, everything after it does not.
-
-# %%
-plot.memory(record.load(kind="memory").query("name == rung"))
-
-# %% [markdown]
-# Now the price of a step against its worth: how many lines of code a rung changes in the one below it, and how many times faster that made it (geometric mean over $N \ge 1024$).
+# `of_budget` above 1 would be a wrong kernel, and none of those is ever timed. The budget is twice the error of plain PyTorch at the same precision and a little more, so a kernel that errs as much as plain PyTorch stands at a half or below. The memory column is the oldest argument for all this: the naive kernel keeps $S$ and $P$, everything after it does not.
+#
+# Now the price of a step against its worth: how many lines of code a rung changes in the one below it, and how many times as fast that made it (geometric mean over $N \ge 1024$). These are quotients of two sessions, good to a few percent.
 
 # %%
 steps = scoreboard.steps()
 steps.round(2).astype(object).where(steps.notna(), "not recorded")
 
 # %% [markdown]
-# **Predict, then look**: which step is worth most per changed line? Rungs 11 and 12 change few lines, all others a hundred and more.
+# Which step is worth most per changed line? Pick one before you look.
 
 # %%
+worth_most = ...  # your prediction: a rung, such as "04_fa2_fp32"
+
+# %% tags=["reveal"]
 if steps.filter(like="times").notna().any(axis=None):
-    worth = (
-        (np.log(steps["times_faster_D128"]) / steps["changed_lines"].clip(lower=1))
-        .dropna()
-        .sort_values(ascending=False)
+    per_line = np.log(steps["times_faster_D128"]) / steps["changed_lines"].clip(lower=1)
+    best = steps.loc[per_line.idxmax()]
+    predict(
+        worth_most, per_line.idxmax(), f"gains most per line: × {best.times_faster_D128:.2f} for {best.changed_lines}"
     )
-    best = steps.loc[worth.index[0]]
-    print(
-        f"{worth.index[0]}: {best.times_faster_D128:.2f} times faster at D = 128 with {best.changed_lines} changed lines"
-    )
-    display(show.diff(best.over, worth.index[0]) if best.changed_lines <= 10 else worth.rename("ln(gain) per line"))
+    display(show.diff(best.over, per_line.idxmax()))
 
 # %% [markdown]
 # ## Published tables beside ours
@@ -186,8 +160,8 @@ table = table.pivot(index=["name", "source"], columns="D", values="to_flash")
 table.sort_values(128, ascending=False).round(2).astype(object).where(lambda t: t.notna(), "–")
 
 # %% [markdown]
-# SDPA FLASH, flash_attention_from_scratch and LeetCUDA multiply with `mma.sync`, as our rungs 10 to 13 and 20 do. Of the public ones, 1.1 is as far as any has come; 13 is ahead of them at both $D$. FlashAttention-3, which is not in the table, uses what Hopper alone has: `wgmma`, a product of a whole group of four warps that reads shared memory by itself, and TMA,
-# a copy engine (Shah et al. 2024, [arXiv 2407.08608](https://arxiv.org/abs/2407.08608)). That is where the rungs from 30 on go. Which is faster, a run of both in one process says: [notebook 32](32_ping_pong.ipynb).
+# SDPA FLASH, flash_attention_from_scratch and LeetCUDA multiply with `mma.sync`, as our rungs 10 to 13 and 20 do. Of those in this study none gets past 1.1; 13 is ahead of them at both $D$. FlashAttention-3, which is not in the table, uses `wgmma`, which Hopper alone has: a product of a whole group of four warps that reads shared memory by itself. And it uses TMA, a copy engine that came with Hopper
+# (Shah et al. 2024, [arXiv 2407.08608](https://arxiv.org/abs/2407.08608)). That is where the rungs from 30 on go. Which is faster, a run of both in one process says: [notebook 32](32_ping_pong.ipynb).
 #
 # ### LeetCUDA's log
 #
@@ -195,16 +169,17 @@ table.sort_values(128, ascending=False).round(2).astype(object).where(lambda t: 
 
 # %%
 log = record.leetcuda_log().assign(source="LeetCUDA, Ada GPU")
+samples = scoreboard.samples()
 rows, device = [log.rename(columns={"to_unfused": "ratio"})], samples["device"].iloc[0]
 for one in sorted(set(samples["rung"])):
     found = record.ratio(record.load(one), one, "SDPA MATH")
     rows.append(found.assign(name=one, source=f"this series, {device}"))
-grid = pd.concat(rows).query("B in (8, 16) and H in (8, 16) and Nk <= 1024")
-grid = grid.pivot_table(index=["source", "name", "dtype", "D"], columns="Nk", values="ratio", aggfunc="median")
+grid = pd.concat(rows).query("B in (8, 16) and H in (8, 16) and Nk == 1024 and dtype != 'bf16'")
+grid = grid.pivot_table(index=["source", "name", "dtype"], columns="D", values="ratio", aggfunc="median")
 grid.round(3).astype(object).where(grid.notna(), "–")
 
 # %% [markdown]
-# Each number: how many times faster than unfused PyTorch, the median over $B$ and $H$ in {8, 16}. The first row of the log is a FlashAttention-1 in fp32. Its time hardly depends on the number of heads (at $N = 256$: 9.3 ms with 64 of them, 12.1 ms with 256), so most of its card is idle. A fused kernel is not
+# Each number: how many times as fast as unfused PyTorch at $N = 1024$, the median over $B$ and $H$ in {8, 16}. The first row of the log is a FlashAttention-1 in fp32. Its time hardly depends on the number of heads (at $N = 256$: 9.3 ms with 64 of them, 12.1 ms with 256), so most of its card is idle. A fused kernel is not
 # faster because it is fused.
 
 # %% [markdown]
@@ -252,7 +227,7 @@ if mine.device == "cuda" and report.ok:
     board = pd.concat([board, scoreboard.place(mine)])
 else:
     print("no GPU here, or a wrong kernel: nothing is timed")
-plot.staircase(board)
+scoreboard.draw(board[board["kind"] != "ceiling"])
 
 # %% [markdown]
 # ## Exercises

@@ -28,6 +28,8 @@ RECORDS = [
     "xray-of-mutants",
     "verdicts",
     "roles",
+    "stages",
+    "timeline",
     "tiles",
     "training",
     "writing",

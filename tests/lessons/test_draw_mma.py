@@ -37,13 +37,55 @@ def test_a_swizzle_is_labelled_with_its_wavefronts(chunks, place, wavefronts):
     assert swizzled.get_title(loc="left").split(": ")[1].startswith(f"{wavefronts} wavefront")
 
 
-def test_lanes_of_a_timeline_and_steps():
+def test_lanes_of_a_timeline():
     events = pd.DataFrame([("warp 0", "wait", 0, 3), ("warp 0", "mma", 3, 9)], columns=["lane", "kind", "begin", "end"])
-    (ax,) = draw_mma.timeline(events, "title", "clocks").axes
-    assert [p.get_width() for p in ax.patches] == [3, 6]
+    figure = draw_mma.timeline(events, "title", "clocks", "what to see")
+    assert [p.get_width() for p in figure.axes[0].patches] == [3, 6] and figure.in_words == "what to see"
+    assert len(draw_mma.timeline(events, "title", "", "").axes[0].get_xticks()) == 0
+
+
+def test_a_copy_ordered_ahead_leaves_only_the_first_wait():
+    waits = {ahead: draw_mma.prescribed(ahead).query("kind == 'wait'") for ahead in (False, True)}
+    assert len(waits[False]) == 3 and len(waits[True]) == 1
+    late = draw_mma.prescribed(True, copy=7).query("kind == 'wait'")  # a copy longer than a tile's work is waited for
+    assert (late["end"] - late["begin"]).tolist() == [7, 2, 2]
+    for ahead in (False, True):
+        warp = draw_mma.prescribed(ahead).query("lane == 'warp'")
+        assert (
+            warp["begin"].iloc[1:].to_numpy() == warp["end"].iloc[:-1].to_numpy()
+        ).all()  # one thing after the other
+
+
+@pytest.mark.parametrize("lane", [0, 5, 31])
+@pytest.mark.parametrize("operand", draw_mma.OPERANDS)
+def test_what_ldmatrix_hands_out_is_the_fragment_of_the_product(operand, lane):
+    """Of Q the operand A; of K two operands B, whose k runs along d; of V two whose k runs along the keys."""
+    layout = draw_mma.OPERANDS[operand][3]
+    for register, places in enumerate(draw_mma.held(operand, lane)):
+        if operand == "Q":
+            wanted = [layout(lane, 2 * register + i) for i in range(2)]
+        else:  # registers 0 and 1 are the first operand B, 2 and 3 that of the next eight columns
+            k_n = [layout(lane, 2 * (register % 2) + i) for i in range(2)]
+            wanted = [(n + register // 2 * 8, k) if operand == "K" else (k, n + register // 2 * 8) for k, n in k_n]
+        assert places == wanted
+
+
+def test_operands_and_the_split_over_warps_name_their_lanes_and_axes():
+    figure = draw_mma.operands(lane=5)
+    assert [ax.get_title(loc="left")[0] for ax in figure.axes] == ["Q", "K", "V"]
+    assert all({ax.get_ylabel(), ax.get_xlabel()} <= {"query", "key", "column (d)"} for ax in figure.axes)
+    assert words(figure).count("5") == 3 * 8 and figure.png().startswith(PNG) and "trans" in figure.in_words
+    split = draw_mma.split_over_warps()
+    assert words(split).count("warp 0") == 3 and split.png().startswith(PNG)
+
+
+def test_a_dot_for_each_label_and_dimension_on_an_honest_axis():
     frame = pd.DataFrame(
-        {"step": [1, 2], "what": ["a", "b"], "kept": ["yes", "no: slower"], "D": 64, "ratio": [1.05, 1.02]}
+        {"label": ["a", "a", "b"], "D": [64, 128, 64], "ratio": [1.05, 0.92, 1.2], "kept": [True, True, False]}
     )
-    (ax,) = draw_mma.steps(frame, "title").axes
-    assert [t.get_text() for t in ax.texts] == ["1.05", "1.02"]
-    assert ax.patches[0].get_facecolor() != ax.patches[1].get_facecolor()
+    figure = draw_mma.dots(frame, "title", "times", "what to see")
+    (ax,) = figure.axes
+    assert [t.get_text() for t in ax.texts] == ["1.05", "0.92", "1.20"] and not ax.patches
+    faces = [line.get_markerfacecolor() for line in ax.lines if line.get_marker() in ("o", "s")]
+    assert faces[0] != faces[1] and faces[2] not in faces[:2]  # by D, and hollow
+    assert [t.get_text() for t in figure.legends[0].get_texts()] == ["D = 64", "D = 128", "did not stay"]

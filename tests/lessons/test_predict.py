@@ -30,3 +30,8 @@ def test_what_is_said(guess, answer, said, capsys):
 def test_a_prediction_of_the_wrong_kind_is_refused(guess, answer, asked):
     with pytest.raises(TypeError, match=f"asked for is {asked}"):
         predict(guess, answer, "wavefronts")
+
+
+def test_a_large_count_is_written_out(capsys):
+    predict(..., 135168, "wavefronts")
+    assert capsys.readouterr().out.startswith("135,168 wavefronts")

@@ -221,3 +221,12 @@ def test_a_kernel_is_placed_on_this_gpu(monkeypatch):
 def test_the_board_needs_no_torch():
     code = "import sys; from helpers import scoreboard; scoreboard.speeds(); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=record.DATA.parent)
+
+
+def test_the_board_is_drawn_whole(root):
+    both(root)
+    figure = scoreboard.draw(scoreboard.speeds(root=root, summit=True))
+    (ax,) = figure.axes
+    labels = [label.get_text() for label in ax.get_yticklabels()]
+    assert labels[:2] == ["04_fa2_fp32 (fp32)", STEM] and {"SDPA FLASH", "datasheet"} <= set(labels)
+    assert f"{STEM}, D = 64: 150" in figure.in_words and ax.get_xscale() == "log" and not ax.patches

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from helpers import load, rung, timeline
+from helpers import load, record, rung, timeline, workloads
+from helpers.measure import recording
+from helpers.record import schema
 
 STEMS = ["11_swizzled", "12_double_buffered"]
 
@@ -46,3 +48,19 @@ def test_a_copy_runs_beside_the_products_only_with_two_stages(qkv):
 def test_a_text_without_its_markers_is_refused_by_name():
     with pytest.raises(ValueError, match="region: output.*is there 0 times"):
         timeline.instrument(rung("11_swizzled").source.replace("// [region: output]", ""))
+
+
+def test_a_timeline_is_recorded_as_its_schema_says(monkeypatch, tmp_path):
+    """On the emulator, whose places in the order of events stand for clocks."""
+    kernel = load("12_double_buffered", device="cpu", quiet=True)
+    save, known = record.save, dict.fromkeys(schema.CONDITIONS[2:], "x")
+    known |= {"device": "NVIDIA H200", "date": "2026-11-23"}
+    monkeypatch.setattr(recording, "right", lambda which: kernel)
+    monkeypatch.setattr(recording, "TRACED", (1, 1, 256, 64))
+    monkeypatch.setattr(workloads, "random_tensors", lambda dtype, shape, count: torch.randn(count, *shape).half())
+    monkeypatch.setattr(record, "save", lambda *what, **options: save(*what, root=tmp_path, known=known, **options))
+    recording.record_timeline("12")
+    assert schema.faults(tmp_path / "nvidia-h200" / "12_double_buffered.timeline.csv") == []
+    found = record.load("12_double_buffered", "timeline", "nvidia-h200", tmp_path)
+    assert set(found["kind"]) == {"load", "wait", "mma", "softmax"} and set(found["warp"]) == set(range(4))
+    assert (found["end"] >= found["begin"]).all() and not found["stale"].any()

@@ -1,0 +1,80 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 19 · Log: every draft of 13
+#
+# What was tried and measured on the way from [12](12_double_buffered.ipynb) to [13](13_tuned.ipynb), what came of it and why, as recorded. No lesson and no exercises; [13](13_tuned.ipynb) has the steps that teach.
+
+# %%
+import importlib.util, os, sys  # on Colab, Kaggle or a hub: takes the series from the folder above, or fetches it
+
+if not importlib.util.find_spec("helpers"):
+    get_ipython().system("[ -d ../helpers -o -d series ] || git clone --depth 1 ${FA_REPOSITORY:?no address} series")
+    sys.path += map(os.path.realpath, ["..", "series"])
+    importlib.import_module("helpers").prepare()
+
+# %%
+import pandas as pd
+
+from helpers import draw_mma, record, tune, units
+
+steps = record.load("13_tuned", "steps")
+notes = record.about("13_tuned", "steps")
+print(f"{notes['device']}, {notes['date']}\n{notes['method']}\n{notes['counts']}")
+
+# %% [markdown]
+# ## The drafts
+#
+# Times as fast as SDPA FLASH, fp16. Drafts 1 to 8 follow one another; the others branch off one of them. Some differ from their neighbours in more than their name says, which is in brackets: it was read off the counts of their code.
+
+# %%
+drafts = units.drafts()
+text = "; ".join(f"{row.label}, D = {row.D}: {row.ratio:.2f}" for row in drafts.itertuples())
+draw_mma.dots(
+    drafts,
+    f"Drafts of 13, geometric mean of N = 1024, 4096, 16384 · {notes['device']}",
+    "times as fast as SDPA FLASH",
+    text,
+)
+
+# %%
+with pd.option_context("display.max_colwidth", None, "display.max_rows", None):
+    display(record.step_table(steps).round(2).astype(object).where(lambda t: t.notna(), "–"))
+
+# %% [markdown]
+# At each length, with the registers and the code of the loop (the path of a tile that is done again included; counts in the code, not executed ones):
+
+# %%
+shown = ["step", "D", "ratio_1024", "ratio_4096", "ratio_16384", "registers", "spill_bytes", "instructions", "HMMA", "LDSM", "FMNMX"]  # fmt: skip
+with pd.option_context("display.max_rows", None):
+    display(steps[shown].sort_values(["step", "D"]).set_index(["step", "D"]).round(2))
+
+# %% [markdown]
+# - Draft 20 and those after it put the softmax of one tile under another's products. At $d = 128$ that takes more registers than there are, and tiles of 32 keys instead; a comparison with 64 keys at that $d$ does not exist.
+# - Draft 8 is the rung; what 7 and 8 cost at $d = 64$ was paid for code that stands there once and for sums in the order of rung 12.
+# - Two more ideas for the bound of the row sums are not in the record: scaling $P$ in registers instead of a second product, and a bound that grows with $l$. Neither paid.
+#
+# ## What the card can do
+#
+# From the conditions of the same record:
+
+# %%
+for name in ("ceilings", "counters"):
+    print(f"{name}: {notes[name]}")
+
+# %% [markdown]
+# ## Every tile shape
+#
+# Milliseconds in fp16 at three lengths, of all shapes that were timed.
+
+# %%
+tiles = record.load("13_tuned", "tiles").query("dtype == 'fp16'")
+ms = tiles.groupby(["D", *tune.COLUMNS, "Nk"])["ms"].median().unstack("Nk")
+with pd.option_context("display.max_rows", None):
+    display(ms.sort_values(["D", 4096]).round(3))
