@@ -55,6 +55,7 @@ _LESSONS = {
     "fragments": "emulator.fragments",
     "tune": "measure.tune",
     "workloads": "measure.workloads",
+    "ring": "run.ring",
     "roles": "measure.roles",
     "timeline": "measure.timeline",
     "exercise": "lessons.exercise",

@@ -249,7 +249,9 @@ def _merge(rung: Rung, device: str, inputs: tuple, scale: float | None, out: Any
             )
     for name, t in (("lse_a", lse_a), ("lse_b", lse_b), ("out: lse", lse)):
         if not isinstance(t, torch.Tensor) or t.shape != o_b.shape[:3] or t.dtype != torch.float32 or t.stride(2) != 1:
-            what = f"{t.dtype} {tuple(t.shape)}, strides {t.stride()}" if isinstance(t, torch.Tensor) else type(t).__name__
+            what = (
+                f"{t.dtype} {tuple(t.shape)}, strides {t.stride()}" if isinstance(t, torch.Tensor) else type(t).__name__
+            )
             raise CallError(f"{name} is {what}; it has to be float32 {tuple(o_b.shape[:3])} with contiguous rows")
         if t.device != o_b.device:
             raise CallError(f"{name} is on {t.device}; it has to be on {o_b.device}")

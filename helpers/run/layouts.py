@@ -37,16 +37,23 @@ def split(N: int, ranks: int, layout: str = "contiguous") -> list[list[int]]:
     _known(layout)
     if ranks < 1 or N < ranks:
         raise ValueError(f"{N} rows for {ranks} ranks: each needs at least one")
-    if layout == "striped":
-        return [list(range(r, N, ranks)) for r in range(ranks)]
-    if layout == "zigzag":
-        if N % (2 * ranks):
-            raise ValueError(f"zigzag cuts {N} rows into {2 * ranks} equal pieces, and {N} is no multiple of {2 * ranks}")
-        n = N // (2 * ranks)
-        pieces = [list(range(i * n, (i + 1) * n)) for i in range(2 * ranks)]
-        return [pieces[r] + pieces[2 * ranks - 1 - r] for r in range(ranks)]
+    if layout == "zigzag" and N % (2 * ranks):
+        raise ValueError(f"zigzag cuts {N} rows into {2 * ranks} equal pieces, and {N} is no multiple of {2 * ranks}")
     lengths = [N // ranks + (r < N % ranks) for r in range(ranks)]
-    return [list(range(sum(lengths[:r]), sum(lengths[: r + 1]))) for r in range(ranks)]
+    return [[i for run in runs for i in run] for runs in pieces(lengths, layout)]
+
+
+def pieces(lengths: Sequence[int], layout: str = "contiguous") -> list[list[range]]:
+    """As `split`, of ranks that have so many rows: each rank's places in the sequence as a few ranges."""
+    _known(layout)
+    N, ranks = sum(lengths), len(lengths)
+    if layout == "striped":
+        return [[range(r, N, ranks)] for r in range(ranks)]
+    if layout == "zigzag":
+        n = N // (2 * ranks)
+        return [[range(i * n, (i + 1) * n) for i in (r, 2 * ranks - 1 - r)] for r in range(ranks)]
+    ends = [sum(lengths[: r + 1]) for r in range(ranks)]
+    return [[range(end - n, end)] for n, end in zip(lengths, ends)]
 
 
 def block(r: int, s: int, lengths: Sequence[int], layout: str = "contiguous", causal: bool = False) -> Block | None:
@@ -62,7 +69,9 @@ def block(r: int, s: int, lengths: Sequence[int], layout: str = "contiguous", ca
         return whole if s < r else None
     if layout == "zigzag":  # of an earlier rank all rows see the first piece; of a later one the last piece sees all
         half = other // 2
-        return Block(slice(0, mine), slice(0, half), False) if s < r else Block(slice(half, mine), slice(0, other), False)
+        return (
+            Block(slice(0, mine), slice(0, half), False) if s < r else Block(slice(half, mine), slice(0, other), False)
+        )
     if s < r:  # striped: query i sees keys 0 .. i of an earlier rank, and of a later one 0 .. i - 1
         return Block(slice(0, mine), slice(0, mine), True)
     return Block(slice(1, mine), slice(0, mine - 1), True) if mine > 1 else None

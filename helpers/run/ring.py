@@ -9,7 +9,8 @@ are merged (kernels/50_ring.cu). Ring Attention with Blockwise Transformers: arX
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,14 +18,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..ladder.contract import TORCH_NAMES
-from ..ladder.rung import rungs
 from . import op
 from .kernel import Kernel, as_loaded, load
-from .layouts import LAYOUTS, Block, block, require, split
+from .layouts import LAYOUTS, Block, block, pieces, require, split
+from .ranks import Me, RanksError, launch
 
-__all__ = ["LAYOUTS", "Plan", "agree", "all_gather_attention", "block", "ring_attention", "split", "ulysses_attention"]
-__all__ += ["forward_stem", "local", "whole"]
+__all__ = ["LAYOUTS", "Block", "Me", "Plan", "RanksError", "agree", "all_gather_attention", "block", "forward_stem"]
+__all__ += ["launch", "local", "ring_attention", "split", "ulysses_attention", "whole"]
 
 FORWARD = {True: "32_ping_pong", False: "20_causal_gqa"}  # by whether the GPU has wgmma
 FORWARD_FP32, BACKWARD_FP32 = "04_fa2_fp32", "22_backward_fp32"
@@ -61,17 +61,14 @@ def local(x: Tensor, rank: int, ranks: int, layout: str = "contiguous") -> Tenso
 
 def whole(parts: Sequence[Tensor], layout: str = "contiguous") -> Tensor:
     """The sequence (B,H,N,D) whose rows the ranks have: `local` undone."""
-    joined = torch.cat(list(parts), 2)
-    order = torch.tensor([i for rows in split(joined.shape[2], len(parts), layout) for i in rows], device=joined.device)
-    return joined[:, :, order.argsort()]
+    places = _places([part.shape[2] for part in parts], layout, parts[0].device)
+    return torch.cat(list(parts), 2)[:, :, places.argsort()]
 
 
 # What the ranks have to agree on
 
 
-def agree(
-    q: Tensor, k: Tensor, v: Tensor, group: Any = None, causal: bool = False, layout: str = "contiguous"
-) -> Plan:
+def agree(q: Tensor, k: Tensor, v: Tensor, group: Any = None, causal: bool = False, layout: str = "contiguous") -> Plan:
     """A plan for calls with tensors of these shapes. Every rank has to call it: they tell each other what they have.
 
     q (B,H,n,D), k and v (B,Hkv,n,D), n a rank's own. Raises ValueError on every rank, with the same sentence, where one of them has
@@ -107,17 +104,15 @@ def forward_stem(q: Tensor, k: Tensor, causal: bool) -> str:
     if q.dtype == torch.float32:
         if causal or q.shape[1] != k.shape[1]:
             what = "a causal mask" if causal else f"{q.shape[1]} heads on {k.shape[1]}"
-            raise ValueError(f"float32 goes through {FORWARD_FP32}, which takes no {what}: use fp16 or bf16")
+            raise ValueError(f"float32 goes through {FORWARD_FP32}, which doesn't take {what}: use fp16 or bf16")
         return FORWARD_FP32
     return FORWARD[q.is_cuda and torch.cuda.get_device_capability(q.device) == (9, 0)]
 
 
-def _backward_stem(q: Tensor, forward: str, deterministic: bool) -> str:
+def _backward_stem(q: Tensor, forward: str, deterministic: bool | None) -> str:
+    """The backward rung. NotImplementedError where `deterministic` is asked for and none can do that."""
     needs = frozenset({"causal", "gqa"} | ({"deterministic"} if deterministic else set()))
-    try:
-        return op.backward_rung(q.dtype, q.shape[-1], forward, needs).stem
-    except NotImplementedError:  # 23 has no such option; its sums go in one order or they do not
-        return op.backward_rung(q.dtype, q.shape[-1], forward, needs - {"deterministic"}).stem
+    return op.backward_rung(q.dtype, q.shape[-1], forward, needs).stem
 
 
 def _kernel(stem: str, t: Tensor) -> Kernel:
@@ -139,44 +134,49 @@ def ring_attention(
     layout: str = "contiguous",
     *,
     scale: float | None = None,
-    deterministic: bool = True,
+    deterministic: bool | None = None,
     plan: Plan | None = None,
+    kernel: str | None = None,
     cu_seqlens: Any = None,
 ) -> Tensor:
     """O (B,H,n,D) of this rank's queries and the keys of all ranks, with a gradient.
 
     q (B,H,n,D), k and v (B,Hkv,n,D): this rank's rows, fp16 or bf16 (float32 without a mask and grouped heads), D 64 or 128; which rows
     of the sequence they are, `layout` says (`split`). plan: from `agree`, for calls that come again and again; without one, the
-    ranks agree first, which costs a round of messages. deterministic: the gradients have the same bits every time; O always has.
+    ranks agree first, which costs a round of messages. kernel: the stem of the rung that attends, by default `forward_stem`; its backward
+    rung is that of `helpers.op`. deterministic: the gradients have the same bits every time, as O always has; None: where the rung
+    can do that, which 22 and 33 can, and 23 can not.
     Memory: this rank's rows, two more pairs of K and V, and O in float32 where there are more than two ranks.
     Raises ValueError for shapes that don't go together, as `agree` does, and for cu_seqlens, which it doesn't take.
     """
     if cu_seqlens is not None:
         raise ValueError("ring attention takes no cu_seqlens (varlen): split the batch by sequences, or pad them")
     plan = plan or agree(q, k, v, group, causal, layout)
-    forward_stem(q, k, plan.causal)
+    stem = kernel or forward_stem(q, k, plan.causal)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    return _Ring.apply(q, k, v, plan, scale, deterministic)
+    return _Ring.apply(q, k, v, plan, scale, stem, deterministic)
 
 
 class _Ring(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float, deterministic: bool) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float, stem: str, same: bool | None
+    ) -> Tensor:
         with as_loaded():
-            o, lse = _forward(q, k, v, plan, scale)
+            o, lse = _forward(q, k, v, plan, scale, stem)
         ctx.save_for_backward(q, k, v, o, lse)
-        ctx.told = plan, scale, deterministic
+        ctx.told = plan, scale, stem, same
         return o
 
     @staticmethod
     def backward(ctx: Any, do: Tensor) -> tuple:
         with torch.no_grad(), as_loaded():
-            return *_backward(*ctx.saved_tensors, do.contiguous(), *ctx.told), None, None, None
+            return *_backward(*ctx.saved_tensors, do.contiguous(), *ctx.told), None, None, None, None
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float) -> tuple[Tensor, Tensor]:
+def _forward(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float, stem: str) -> tuple[Tensor, Tensor]:
     """O as q and LSE (B,H,n) of all keys: this rank's own first, then those of ranks r - 1, r - 2, … as they pass."""
-    attend, merge = _kernel(forward_stem(q, k, plan.causal), q), _kernel("50_ring", q)
+    attend, merge = _kernel(stem, q), _kernel("50_ring", q)
     options = {"scale": scale}
     o = lse = None
     with _link(plan, q) as link:
@@ -198,14 +198,22 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float) -> tuple
 
 
 def _backward(
-    q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, plan: Plan, scale: float, deterministic: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    do: Tensor,
+    plan: Plan,
+    scale: float,
+    stem: str,
+    deterministic: bool | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dQ, dK, dV of this rank. With the LSE of all keys and the whole O, each block's part is what a kernel for one GPU computes.
     dK and dV travel with their K and V, each rank adds its part, and after a whole round they are home."""
-    stem = _backward_stem(q, forward_stem(q, k, plan.causal), deterministic)
-    kernel = _kernel(stem, q)
+    kernel = _kernel(_backward_stem(q, stem, deterministic), q)
     options = {"scale": scale}
-    if deterministic and "deterministic" in kernel.rung.features:
+    if deterministic is not False and "deterministic" in kernel.rung.features:
         options["deterministic"] = True
     dq = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
     with _link(plan, q) as link:
@@ -220,7 +228,11 @@ def _backward(
                 masked = {"causal": True} if seen.causal else {}
                 parts = kernel(of_q[0], *keys, of_q[1], of_q[2].contiguous(), of_q[3], **options, **masked)
                 dq[:, :, seen.rows] += parts[0]
-            grads = [torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in moving] if home is None else home.wait()
+            grads = (
+                [torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in moving]
+                if home is None
+                else home.wait()
+            )
             if parts is not None:
                 for total, part in zip(grads, parts[1:]):
                     total[:, :, seen.keys] += part
@@ -228,6 +240,131 @@ def _backward(
             moving = coming.wait() if coming else moving
         dk, dv = home.wait()
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+
+
+# Without a ring
+
+
+def all_gather_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    group: Any = None,
+    causal: bool = False,
+    layout: str = "contiguous",
+    *,
+    scale: float | None = None,
+    plan: Plan | None = None,
+    attend: Callable | None = None,
+) -> Tensor:
+    """The same O by gathering all keys first: every rank holds K and V of the whole sequence.
+
+    Arguments as of ring_attention. attend: `(q, k, v, causal, scale) -> o` in place of our kernels. ValueError for striped under a
+    mask: a rank's rows have to be runs of the sequence, of which each is one causal call.
+    """
+    plan = plan or agree(q, k, v, group, causal, layout)
+    if plan.causal and layout == "striped":
+        raise ValueError("all_gather_attention takes contiguous and zigzag under a causal mask, not striped")
+    attend = attend or _by_operator(forward_stem(q, k, plan.causal))
+    k, v = (_in_order(_Gather.apply(x, plan), plan) for x in (k, v))
+    if not plan.causal:
+        return attend(q, k, v, False, scale)
+    begin, done = 0, []
+    for run in pieces(plan.lengths, plan.layout)[plan.rank]:  # the last query of a run sees the last key that is given
+        of_q, begin = q[:, :, begin : begin + len(run)], begin + len(run)
+        done.append(attend(of_q, k[:, :, : run.stop], v[:, :, : run.stop], True, scale))
+    return torch.cat(done, 2)
+
+
+def ulysses_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    group: Any = None,
+    causal: bool = False,
+    layout: str = "contiguous",
+    *,
+    scale: float | None = None,
+    plan: Plan | None = None,
+    attend: Callable | None = None,
+) -> Tensor:
+    """The same O by exchanging heads for rows: each rank attends for H / ranks heads over the whole sequence (DeepSpeed-Ulysses,
+    arXiv 2309.14509). Arguments as of all_gather_attention. ValueError where the ranks don't divide H and Hkv."""
+    plan = plan or agree(q, k, v, group, causal, layout)
+    if q.shape[1] % plan.ranks or k.shape[1] % plan.ranks:
+        raise ValueError(
+            f"{plan.ranks} ranks share out {q.shape[1]} query heads and {k.shape[1]} of K and V; they have to divide both"
+        )
+    attend = attend or _by_operator(forward_stem(q, k, plan.causal))
+    q, k, v = (_in_order(_Swap.apply(x, plan, True), plan) for x in (q, k, v))
+    o = attend(q, k, v, plan.causal, scale)
+    if plan.causal and plan.layout != "contiguous":  # as the rows came
+        o = o[:, :, _places(plan.lengths, plan.layout, o.device)]
+    return _Swap.apply(o, plan, False)
+
+
+def _by_operator(stem: str) -> Callable:
+    return lambda q, k, v, causal, scale: op.operator(stem)(q, k, v, scale, causal)[0]
+
+
+def _places(lengths: Sequence[int], layout: str, device: torch.device) -> Tensor:
+    """Of all rows, rank by rank, their places in the sequence."""
+    runs = [run for of_rank in pieces(lengths, layout) for run in of_rank]
+    return torch.cat([torch.arange(run.start, run.stop, run.step, device=device) for run in runs])
+
+
+def _in_order(x: Tensor, plan: Plan) -> Tensor:
+    """Rows of x (B,H,N,D), which come rank by rank, in the order of the sequence."""
+    if plan.layout == "contiguous" or not plan.causal:
+        return x
+    return x[:, :, _places(plan.lengths, plan.layout, x.device).argsort()]
+
+
+class _Gather(torch.autograd.Function):
+    """x (B,H,n,D) of each rank -> (B,H,N,D), rank by rank. Back, each rank gets the sum of what all say of its rows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, plan: Plan) -> Tensor:
+        ctx.plan, n = plan, max(plan.lengths)
+        mine = _messages(torch.nn.functional.pad(x, (0, 0, 0, n - x.shape[2])).contiguous(), plan)
+        parts = [torch.empty_like(mine) for _ in plan.lengths]
+        dist.all_gather(parts, mine, group=plan.group)
+        return torch.cat([part[:, :, :rows] for part, rows in zip(parts, plan.lengths)], 2).to(x.device)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple:
+        plan = ctx.plan
+        total = _messages(grad.float().contiguous(), plan)
+        dist.all_reduce(total, group=plan.group)
+        begin = sum(plan.lengths[: plan.rank])
+        return total[:, :, begin : begin + plan.lengths[plan.rank]].to(grad), None
+
+
+class _Swap(torch.autograd.Function):
+    """Heads for rows: (B,H,n,D) -> (B,H / ranks,N,D), rows rank by rank; not `there`: the other way. Each is the other's gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, plan: Plan, there: bool) -> Tensor:
+        ctx.plan, ctx.there = plan, there
+        B, H, _, D = x.shape
+        n, h = plan.lengths[plan.rank], H // plan.ranks if there else H
+        parts = x.split(h, 1) if there else x.split(plan.lengths, 2)
+        shapes = [(B, h, rows if there else n, D) for rows in plan.lengths]
+        sizes = [math.prod(shape) for shape in shapes]
+        sent = _messages(torch.cat([part.reshape(-1) for part in parts]), plan)
+        got = sent.new_empty(sum(sizes))
+        dist.all_to_all_single(got, sent, sizes, [part.numel() for part in parts], group=plan.group)
+        pieces = [piece.view(shape) for piece, shape in zip(got.split(sizes), shapes)]
+        return torch.cat(pieces, 2 if there else 1).to(x.device)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple:
+        return _Swap.apply(grad, ctx.plan, not ctx.there), None, None
+
+
+def _messages(x: Tensor, plan: Plan) -> Tensor:
+    """x where the group's messages can be sent from: gloo moves CPU tensors."""
+    return x.cpu() if dist.get_backend(plan.group) == "gloo" else x
 
 
 # Messages
@@ -258,6 +395,7 @@ class _Link:
         self.stage = like.is_cuda and dist.get_backend(self.group) == "gloo"
         self.stream = _stream(like.device) if like.is_cuda and not self.stage else None
         self.at = plan.rank  # whose K and V this rank has
+        self.sent = 0  # messages so far: the tag of the next, by which gloo tells them apart
 
     def send(self, tensors: list[Tensor], of: int | None = None) -> _Coming:
         """Starts to send `tensors` to the next rank; gives what comes from the one before. of: whose rows they are; of K and V, the
@@ -266,12 +404,15 @@ class _Link:
             of, self.at = self.at, (self.at - 1) % self.ranks
         rows = self.plan.lengths[(of - 1) % self.ranks]  # what comes are those of the rank before
         into = [x.new_empty(*x.shape[:2], rows, x.shape[3]) for x in tensors]
+        if self.ranks == 1:
+            return _Coming(self, tensors, [], [])
         if self.stage:
             tensors, into = [x.cpu() for x in tensors], [x.cpu() for x in into]
         with self._on_its_stream():
-            ops = [dist.P2POp(dist.isend, x, self.next, self.group, tag) for tag, x in enumerate(tensors)]
-            ops += [dist.P2POp(dist.irecv, x, self.last, self.group, tag) for tag, x in enumerate(into)]
+            ops = [dist.P2POp(dist.isend, x, self.next, self.group, self.sent + i) for i, x in enumerate(tensors)]
+            ops += [dist.P2POp(dist.irecv, x, self.last, self.group, self.sent + i) for i, x in enumerate(into)]
             works = dist.batch_isend_irecv(ops)
+        self.sent += len(tensors)
         return _Coming(self, into, works, tensors)
 
     @contextlib.contextmanager
@@ -279,7 +420,9 @@ class _Link:
         if self.stream is None:
             yield
             return
-        self.stream.wait_stream(torch.cuda.current_stream())  # what is sent has been computed, what it overwrites been read
+        self.stream.wait_stream(
+            torch.cuda.current_stream()
+        )  # what is sent has been computed, what it overwrites been read
         with torch.cuda.stream(self.stream):
             yield
 
@@ -293,9 +436,7 @@ class _Link:
         with torch.cuda.stream(self.stream):
             for work in coming.works:
                 work.wait()
-        torch.cuda.current_stream().wait_stream(self.stream)
-        for x in (*coming.held, *coming.tensors):
-            x.record_stream(self.stream)
+        torch.cuda.current_stream().wait_stream(self.stream)  # from here on, memory of what was sent may be used again
         return coming.tensors
 
 
