@@ -33,6 +33,7 @@ from ..ladder.paths import ROOT
 
 PREAMBLE = "import torch\nimport torch.distributed as dist\nfrom helpers import load, reference, ring\n\n\n"
 POLL = 0.02  # seconds
+START = 180  # seconds that the ranks have to import torch and to meet
 GRACE = 1.0  # seconds that the other ranks have to say what they saw, once one has failed
 LINES = 12  # of a traceback, at most
 
@@ -76,7 +77,7 @@ def launch(
 
     program: a function that needs nothing but its arguments and what its file imports (one of a notebook has torch, dist, load,
     reference and ring), or "file.py:function". args and results have to be what torch.save takes. device: "cpu" for gloo and the
-    emulator, "cuda"; by default GPUs if there are any. timeout: seconds for the whole run. Lines that a rank prints are shown with
+    emulator, "cuda"; by default GPUs if there are any. timeout: seconds from when the ranks have met. Lines that a rank prints are shown with
     its number unless `quiet`. Raises RanksError where a rank is killed, exits, raises or hangs: the sentence names it. However it
     ends, also by Ctrl-C, no process is left.
     """
@@ -156,9 +157,11 @@ class _Ranks:
 
     def wait(self, timeout: float) -> None:
         """Until all are done. Raises RanksError."""
-        end = time.monotonic() + timeout
+        end, met = time.monotonic() + START, False
         while True:
             self._show()
+            if not met and all((self.folder / f"met.{rank}").exists() for rank in range(self.ranks)):
+                end, met = time.monotonic() + timeout, True
             codes = [process.poll() for process in self.processes]
             if any(codes):  # neither None nor 0
                 raise RanksError(self._failure(codes))
@@ -166,7 +169,9 @@ class _Ranks:
                 self._show()
                 return
             if time.monotonic() > end:
-                raise RanksError(self._hung([r for r, code in enumerate(codes) if code is None], timeout))
+                raise RanksError(
+                    self._hung([r for r, code in enumerate(codes) if code is None], timeout if met else START)
+                )
             time.sleep(POLL)
 
     def _show(self) -> None:
@@ -283,8 +288,9 @@ def _run(folder: Path, rank: int) -> None:
     own = {"device_id": torch.device(device)} if plan["backend"] == "nccl" else {}
     meeting = f"file://{folder / 'meeting'}"
     dist.init_process_group(
-        plan["backend"], meeting, timedelta(seconds=max(1, plan["timeout"])), world_size=ranks, rank=rank, **own
+        plan["backend"], meeting, timedelta(seconds=START + plan["timeout"]), world_size=ranks, rank=rank, **own
     )
+    (folder / f"met.{rank}").touch()
     result = program(Me(rank, ranks, device), *args)
     torch.save(result, folder / f"result.{rank}.pt")
     dist.barrier()  # nobody leaves while another still needs its messages

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import cache
 
 import pytest
@@ -73,18 +72,6 @@ def test_one_rank_is_one_kernel():
     (found,) = ring.launch(programs.attend, 1, runs, device="cpu", quiet=True)
     for run, parts in zip(runs, found):
         held(run, 1, [parts])
-
-
-def test_two_ranks_take_less_than_twenty_seconds():
-    """A notebook's cell. The time of a machine that others use too: the best of two."""
-    taken = []
-    for _ in range(2):
-        begin = time.perf_counter()
-        ring.launch(programs.attend, 2, [{"how": RING, "N": 128, "causal": True, "layout": "zigzag"}], device="cpu")
-        taken.append(time.perf_counter() - begin)
-        if taken[-1] < 20:
-            return
-    raise AssertionError(taken)
 
 
 def test_what_a_rank_has_wrong_every_rank_says():
