@@ -10,6 +10,7 @@ kernels share a GPU's SMs and memory.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -67,48 +68,46 @@ def timeline(
 ) -> pd.DataFrame:
     """What each rank does when: columns rank, step, what ("kernel": with its merge; "transfer": of the next K and V; "grads": of dK
     and dV), begin and end in seconds. Of the forward pass, or of the backward pass alone."""
+    found = []
+    for what, step, begin, end in _events(problem, machine, ranks, layout, backward):
+        found += [(rank, step, what, b, e) for rank, (b, e) in enumerate(zip(begin, end)) if e > b]
+    return pd.DataFrame(found, columns=["rank", "step", "what", "begin", "end"])
+
+
+def _events(problem: Problem, machine: Machine, ranks: int, layout: str, backward: bool) -> Iterator[tuple]:
+    """Those of timeline, of all ranks at a time: what, step, and begin and end by rank; where these are equal, nothing happens."""
     n, p = problem.N / ranks, problem
     rate, flops = (machine.backward, 10.0) if backward else (machine.rate, 4.0)
     shares = share(ranks, layout, p.causal)
     rows = p.B * p.H * n * p.D
-    passes = (
-        10.0 if not backward else 14.0
-    )  # bytes per number of O: fp32 read and written, the part read; of the gradients
+    passes = 14.0 if backward else 10.0  # bytes of each number that is added up: fp32 read and written, a part read
     work = shares * flops * p.B * p.H * n * n * p.D / rate + (shares > 0) * machine.launch
     work += (shares > 0) * (np.arange(ranks) > 0) * (rows * passes / machine.memory + machine.launch)
     numbers = 2 * p.B * p.Hkv * n * p.D
     carry, back = (machine.latency + numbers * size / machine.link for size in (p.itemsize, 4))
-    begin, end, arrived, found = np.zeros(ranks), np.zeros(ranks), np.zeros(ranks), []
+    end, arrived = np.zeros(ranks), np.zeros(ranks)
     for t in range(ranks):
         begin = np.maximum(end, arrived)
         done = begin + work[:, t]
+        yield "kernel", t, begin, done
         if backward and t:  # dK and dV so far come from the rank before, once it has added its part
             sent = np.maximum(np.roll(end, 1), arrived)
-            _add(found, "grads", t, sent, sent + back)
+            yield "grads", t, sent, sent + back
             done = np.maximum(done, sent + back)
         end = done
-        _add(found, "kernel", t, begin, begin + work[:, t])
         if t < ranks - 1:  # a message begins when both ends have come to it
             start = np.maximum(begin, np.roll(begin, 1))
             arrived = start + carry
-            _add(found, "transfer", t, start, arrived)
+            yield "transfer", t, start, arrived
     if backward and ranks > 1:
         sent = np.roll(end, 1)
-        _add(found, "grads", ranks, sent, sent + back)
-    return pd.DataFrame(found, columns=["rank", "step", "what", "begin", "end"])
-
-
-def _add(found: list, what: str, step: int, begin: np.ndarray, end: np.ndarray) -> None:
-    found += [(rank, step, what, b, e) for rank, (b, e) in enumerate(zip(begin, end)) if e > b]
+        yield "grads", ranks, sent, sent + back
 
 
 def seconds(problem: Problem, machine: Machine, ranks: int, layout: str = "zigzag", backward: bool = False) -> float:
     """Of the forward pass; backward: of both passes."""
-    ends = [
-        timeline(problem, machine, ranks, layout, back)["end"].max()
-        for back in ((False, True) if backward else (False,))
-    ]
-    return float(sum(ends))
+    both = (False, True) if backward else (False,)
+    return float(sum(max(e[-1].max() for e in _events(problem, machine, ranks, layout, back)) for back in both))
 
 
 def speedup(problem: Problem, machine: Machine, ranks: int, layout: str = "zigzag", backward: bool = False) -> float:
@@ -119,9 +118,7 @@ def speedup(problem: Problem, machine: Machine, ranks: int, layout: str = "zigza
 def break_even(problem: Problem, machine: Machine, layout: str = "zigzag") -> float:
     """Tokens per rank from which on the kernel takes as long as the next K and V: with more, the transfer is hidden. The number of
     ranks makes no difference to it."""
-    part = (
-        0.5 if problem.causal and layout != "contiguous" else 1.0
-    )  # a whole block, except where the mask halves all of them
+    part = 0.5 if problem.causal and layout != "contiguous" else 1.0  # of a block: all, or what the mask leaves of each
     a = part * 4.0 * problem.B * problem.H * problem.D / machine.rate
     b = 2.0 * problem.B * problem.Hkv * problem.D * problem.itemsize / machine.link
     return (b + math.sqrt(b * b + 4 * a * machine.latency)) / (2 * a)
