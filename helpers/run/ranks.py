@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import importlib
 import importlib.util
 import inspect
 import json
@@ -101,7 +102,7 @@ def launch(
 
 
 def _written(program: Callable | str | Path, folder: Path) -> tuple[Path, str]:
-    """The file that a rank imports, and the function's name in it."""
+    """The file that a rank imports, or a package's module, and the function's name in it."""
     if isinstance(program, str | Path):
         path, _, function = str(program).rpartition(":")
         if not path or not Path(path).is_file():
@@ -109,6 +110,8 @@ def _written(program: Callable | str | Path, folder: Path) -> tuple[Path, str]:
         return Path(path).resolve(), function
     if program.__qualname__ != program.__name__:
         raise ValueError(f"{program.__qualname__} is defined inside another function; ranks can't import it from there")
+    if "." in program.__module__:  # of a package, whose modules import each other
+        return Path(program.__module__), program.__name__
     source = inspect.getsourcefile(program)
     if source and Path(source).is_file() and "ipykernel" not in source:
         return Path(source).resolve(), program.__name__
@@ -279,11 +282,7 @@ def _run(folder: Path, rank: int) -> None:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
     else:
         torch.cuda.set_device(device)
-    spec = importlib.util.spec_from_file_location("program_of_ranks", plan["file"])
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    program = getattr(module, plan["function"])
+    program = getattr(_imported(plan["file"]), plan["function"])
     args = torch.load(folder / "args.pt", weights_only=False)
     own = {"device_id": torch.device(device)} if plan["backend"] == "nccl" else {}
     meeting = f"file://{folder / 'meeting'}"
@@ -295,6 +294,16 @@ def _run(folder: Path, rank: int) -> None:
     torch.save(result, folder / f"result.{rank}.pt")
     dist.barrier()  # nobody leaves while another still needs its messages
     dist.destroy_process_group()
+
+
+def _imported(file: str) -> Any:
+    if not file.endswith(".py"):
+        return importlib.import_module(file)
+    spec = importlib.util.spec_from_file_location("program_of_ranks", file)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def _with_parent() -> None:
