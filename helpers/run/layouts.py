@@ -67,11 +67,10 @@ def block(r: int, s: int, lengths: Sequence[int], layout: str = "contiguous", ca
         return Block(slice(0, mine), slice(0, other), True)
     if layout == "contiguous":
         return whole if s < r else None
-    if layout == "zigzag":  # of an earlier rank all rows see the first piece; of a later one the last piece sees all
-        half = other // 2
-        return (
-            Block(slice(0, mine), slice(0, half), False) if s < r else Block(slice(half, mine), slice(0, other), False)
-        )
+    if layout == "zigzag" and s < r:  # all rows see an earlier rank's first piece
+        return Block(slice(0, mine), slice(0, other // 2), False)
+    if layout == "zigzag":  # the last piece sees all of a later rank
+        return Block(slice(mine // 2, mine), slice(0, other), False)
     if s < r:  # striped: query i sees keys 0 .. i of an earlier rank, and of a later one 0 .. i - 1
         return Block(slice(0, mine), slice(0, mine), True)
     return Block(slice(1, mine), slice(0, mine - 1), True) if mine > 1 else None

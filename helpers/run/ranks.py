@@ -32,7 +32,7 @@ from typing import Any
 
 from ..ladder.paths import ROOT
 
-PREAMBLE = "import torch\nimport torch.distributed as dist\nfrom helpers import load, reference, ring\n\n\n"
+PREAMBLE = "import os\nimport torch\nimport torch.distributed as dist\nfrom helpers import load, reference, ring\n\n\n"
 POLL = 0.02  # seconds
 START = 180  # seconds that the ranks have to import torch and to meet
 GRACE = 1.0  # seconds that the other ranks have to say what they saw, once one has failed
@@ -76,8 +76,8 @@ def launch(
 
         launch(program, 2, 512)
 
-    program: a function that needs nothing but its arguments and what its file imports (one of a notebook has torch, dist, load,
-    reference and ring), or "file.py:function". args and results have to be what torch.save takes. device: "cpu" for gloo and the
+    program: a function that needs nothing but its arguments and what its file imports (one of a notebook has os, torch, dist,
+    load, reference and ring), or "file.py:function". args and results have to be what torch.save takes. device: "cpu" for gloo and the
     emulator, "cuda"; by default GPUs if there are any. timeout: seconds from when the ranks have met. Lines that a rank prints are shown with
     its number unless `quiet`. Raises RanksError where a rank is killed, exits, raises or hangs: the sentence names it. However it
     ends, also by Ctrl-C, no process is left.

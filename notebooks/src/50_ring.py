@@ -41,11 +41,12 @@ from helpers import draw_ring, exercise, merging, predict, ring, ring_time, show
 torch.manual_seed(0)
 kernel = load("50_ring")
 device = kernel.device
+where = "cuda" if torch.cuda.device_count() > 1 else "cpu"  # of the ranks: a GPU for each, or the emulator
 
 # %% [markdown]
 # ## The problem
 #
-# FlashAttention's memory grows with $N$, not with $N^2$. For long sequences that is still too much for one GPU, and its time does grow with $N^2$. For 16 heads of $d = 128$ in 16 bits, forward, under a causal mask, at 700 TFLOP/s (about what [notebook 32](32_ping_pong.ipynb) reaches):
+# FlashAttention's memory grows with $N$, not with $N^2$. For long sequences that is still too much for one GPU, and its time does grow with $N^2$. For 16 heads of $d = 128$ in 16 bits, forward, under a causal mask, at 700 TFLOP/s ([rung 32](32_ping_pong.ipynb) reaches 730<!--= tflops("32", 128, 16384, 0, "bf16"):.0f --> on an H200 at N = 16384, with a mask 730<!--= tflops("32", 128, 16384, 1, "bf16"):.0f -->):
 
 # %%
 rows = []
@@ -97,19 +98,19 @@ def simple_ring(me, q, k, v):
     q, k, v = (x[:, :, me.rank * n :][:, :, :n].contiguous().to(me.device) for x in (q, k, v))
     attend, merge = load("20", quiet=True), load("50", quiet=True)
     o, lse = attend(q, k, v)
-    for step in range(1, me.ranks):
+    for _ in range(1, me.ranks):
         come = [torch.empty_like(k), torch.empty_like(v)]
         sends = [dist.P2POp(dist.isend, x, (me.rank + 1) % me.ranks) for x in (k, v)]
         receives = [dist.P2POp(dist.irecv, x, (me.rank - 1) % me.ranks) for x in come]
         [work.wait() for work in dist.batch_isend_irecv(sends + receives)]
         k, v = come
         o, lse = merge(o, lse, *attend(q, k, v))
-    me.say(f"{step + 1} steps, {n} of {n * me.ranks} queries")
+    me.say(f"{me.ranks} steps, {n} of {n * me.ranks} queries")
     return o.cpu()
 
 
 # %%
-parts = ring.launch(simple_ring, 2, q.cpu(), k.cpu(), v.cpu())
+parts = ring.launch(simple_ring, 2, q.cpu(), k.cpu(), v.cpu(), device=where)
 o = torch.cat(parts, 2)
 print(f"two ranks: off by at most {(o - exact.cpu()).abs().max():.1e}")
 
@@ -134,7 +135,7 @@ predict(megabytes, sent, "MB sent by each rank, in 3 messages")
 #
 # $$ \frac{4 n^2 H d}{R} \ge \frac{4 n H_{kv} d}{W} \quad\Longleftrightarrow\quad n \ge \frac{H_{kv}}{H} \cdot \frac{R}{W} . $$
 #
-# The head dimension has gone, and so has the number of ranks. Take $R = 700$ TFLOP/s and $W = 290$ GB/s. The link of an H200 offers 478 GB/s each way by its data sheet; messages between two of them reached up to about 290, and a short message took some 60 µs. How many tokens does each rank need, with as many heads of K and V as of Q, if messages take no time to begin?
+# The head dimension has gone, and so has the number of ranks. Take $R = 700$ TFLOP/s and $W = 290$ GB/s: an assumption, two thirds of the 450 GB/s each way that the [data sheet](https://www.nvidia.com/en-us/data-center/h200/) gives for an H200's NVLink. A second assumption comes into the model below: a message takes 60 µs before its first byte arrives. The record of two GPUs will be held against both. How many tokens does each rank need, with as many heads of K and V as of Q, if messages take no time to begin?
 
 # %%
 tokens = ...  # your prediction: tokens per rank from which on the transfer is hidden
@@ -213,7 +214,14 @@ for Hkv in (16, 2):
 draw_ring.timelines(small, title="Four GPUs by the model: short blocks wait for messages")
 
 # %% [markdown]
-# **What to see.** In the long run every transfer ends well before its block begins: the link is idle most of the time. In the short one the GPUs wait between blocks, and an eighth of the bytes helps little, because most of what is left is the time to begin a message. Overlap hides communication; it does not make it faster.
+# **What to see.** In the long run every transfer ends well before its block begins: the links are idle most of the time. In the short one, with as many heads of K and V as of Q, a transfer takes longer than a block, and the GPUs wait. An eighth of the bytes is hidden again, but not by much: most of what is left is the time to begin a message.
+#
+# Of two GPUs, the same as it was recorded (a profiler notes when each kernel begins and ends):
+
+# %%
+events = draw_ring.recorded("ring_timeline")
+if events is not None:
+    display(draw_ring.timelines({"zigzag, N = 65,536": events}, unit=1, title=" and ".join(set(events["device"]))))
 
 # %% [markdown]
 # ## 4 · The backward pass
@@ -257,7 +265,7 @@ def train_step(me, q, k, v, do, layout):
 # %%
 q, do = (torch.randn(1, 4, 64, 64).half() for _ in range(2))
 k, v = (torch.randn(1, 2, 64, 64).half() for _ in range(2))
-results = ring.launch(train_step, 2, q, k, v, do, "zigzag")
+results = ring.launch(train_step, 2, q, k, v, do, "zigzag", device=where)
 o, *gradients = (ring.whole(parts, "zigzag") for parts in zip(*results))
 forward = reference.Case("O", q, k, v, causal=True)
 backward = reference.Case("gradients", q, k, v, do=do, causal=True)
@@ -274,9 +282,13 @@ bytes_per_row = ...  # your prediction: bytes read and written per row
 
 # %% tags=["reveal"]
 rows = 256
-seen = xray(kernel, torch.randn(1, 1, rows, 64), torch.randn(1, 1, rows), q[:, :1].repeat(1, 1, 4, 1), torch.randn(1, 1, rows))
+seen = xray(
+    kernel, torch.randn(1, 1, rows, 64), torch.randn(1, 1, rows), q[:, :1].repeat(1, 1, 4, 1), torch.randn(1, 1, rows)
+)
 moved = seen.tensors[["bytes_read", "bytes_written"]].sum(axis=1)
 predict(bytes_per_row, moved.sum() / rows, "bytes per row")
+
+# %%
 seen
 
 # %% [markdown]
@@ -311,7 +323,7 @@ table = {name: [ring_time.speedup(p, machine, n) / n for n in gpus] for name, p 
 draw_ring.efficiency(pd.DataFrame(table, gpus), "By the model: zigzag, causal, H = 16, D = 128")
 
 # %% [markdown]
-# **What to see.** Every line falls where a rank has fewer than some 8,000 tokens: with half a block per step, that is twice the length of section 2. Four times the tokens carry four times the GPUs.
+# **What to see.** Every line falls steeply where a rank has fewer than some 8,000 tokens: with half a block per step, that is about twice the length of section 2. Four times the tokens carry four times the GPUs.
 
 # %% [markdown]
 # ## Beside its peers
@@ -351,10 +363,10 @@ if samples is not None:
 # |---|---|---|---|
 # | splitting the sequence | `context_parallel(mesh, buffers=…)` | `--context-parallel-size`, `cp_group` | `--prefill-context-parallel-size` |
 # | ring | `set_rotate_method("alltoall")` | `--cp-comm-type p2p` | |
-# | all-gather | `set_rotate_method("allgather")`, the default | `all_gather` | keys gathered in prefill |
-# | Ulysses | | `a2a`; with a ring between groups `a2a+p2p` | |
-# | zigzag | its head-tail load balancer | the only layout for causal masks: 2 × ranks pieces | |
-# | merge by LSE | `_SDPAMerger` | correction of `softmax_lse` and `out` | when decoding: `--decode-context-parallel-size` splits the cache, partial outputs are merged |
+# | all-gather | `set_rotate_method("allgather")`, the default | `--cp-comm-type all_gather` | |
+# | Ulysses | | `--cp-comm-type a2a`; with a ring between groups `a2a+p2p` | |
+# | zigzag | its head-tail load balancer | the sequence is cut into 2 × ranks pieces | |
+# | merge by LSE | `_SDPAMerger` | `flash_attn_fwd_out_correction` | when decoding: `--decode-context-parallel-size` splits the cache, partial outputs are merged |
 #
 # All of them are for `torch.distributed` or its like; ours is `ring.ring_attention(q, k, v, group, causal, layout)`, and runs under `torchrun` as well as under `launch`.
 
@@ -362,6 +374,7 @@ if samples is not None:
 # ## What still hurts
 #
 # 1. **A rank that fails.** A ring stops when one rank stops, and the others wait for a message that will never come. Here rank 1 dies in the second step. `launch` names it and ends the others; under plain `torchrun` you would read timeouts of the ranks that are *not* to blame.
+
 
 # %%
 def dies(me):
@@ -405,6 +418,7 @@ LINES = """
 mine = """
   const float lse = fmaxf(lse_a, lse_b), w_a = 0.5f, w_b = 0.5f;
 """
+
 
 # %%
 def merges():

@@ -11,7 +11,21 @@ from matplotlib.patches import Patch, Polygon, Rectangle
 from ... import record
 from ...figures import lanes
 from ...figures.lines import looks_of, power_of_two_axis, short
-from ...figures.style import BLUE, CARD, INK, MUTED, ORANGE, PALE, QUARTERS, SHADES, Picture, blank, picture, styled
+from ...figures.style import (
+    BLUE,
+    CARD,
+    INK,
+    MUTED,
+    ORANGE,
+    PALE,
+    QUARTERS,
+    SHADES,
+    TINTS,
+    Picture,
+    blank,
+    picture,
+    styled,
+)
 from ...measure.ring import WIDTH, summary
 from ...run.layouts import LAYOUTS, block, split
 
@@ -19,9 +33,9 @@ LOOKS = {  # of the lanes of a timeline
     "kernel": (SHADES[2], "", "attention and merge"),
     "attention": (SHADES[2], "", "attention"),
     "merge": (BLUE, "", "merge"),
-    "transfer": ("#fbe6cf", "////", "K and V from the rank before"),
-    "grads": ("#f3dbe6", "....", "dK and dV from the rank before"),
-    "other": (PALE, "xx", "other"),
+    "transfer": (TINTS[1], "", "K and V from the rank before"),
+    "grads": (TINTS[3], "", "dK and dV from the rank before"),
+    "other": (PALE, "", "other"),
 }
 
 
@@ -36,18 +50,18 @@ def masks(N: int = 16, ranks: int = 4) -> Picture:
     """A causal mask of N tokens under each layout. A cell is a query (row) and a key (column); its tint and the number left of the row
     say which rank computes it, its own number in which step of the ring; white is masked."""
     totals = {}
-    figure, _ = picture("", 11.2, 4.5)
+    figure, _ = picture("", 9.6, 4.0)
     for ax, layout in zip(_axes(figure, 3), LAYOUTS):
         rows = split(N, ranks, layout)
         owner = {i: r for r, of_rank in enumerate(rows) for i in of_rank}
         work = [0] * ranks
         for i in range(N):
-            ax.text(-0.3, i + 0.53, owner[i], ha="right", va="center", fontsize=6.5, color=MUTED)
+            ax.text(-0.3, i + 0.53, owner[i], ha="right", va="center", fontsize=6, color=MUTED)
             for j in range(i + 1):
                 face = QUARTERS[owner[i] % 4]
                 ax.add_patch(Rectangle((j, i), 1, 1, facecolor=face, edgecolor=CARD, linewidth=0.5))
                 step = (owner[i] - owner[j]) % ranks
-                ax.text(j + 0.5, i + 0.53, step, ha="center", va="center", fontsize=6.5)
+                ax.text(j + 0.5, i + 0.53, step, ha="center", va="center", fontsize=6)
                 work[owner[i]] += 1
         blank(ax).set(xlim=(0, N), ylim=(N, 0), aspect="equal")
         ax.set_title(layout)
@@ -70,7 +84,7 @@ def steps(ranks: int = 4, layout: str = "contiguous", causal: bool = True) -> Pi
     """The ring as a table: a row for each rank, a column for each step. A square is the block of the rank's queries (down) and the keys
     that it holds in that step (across); its dark part is computed."""
     n = 2
-    figure, ax = picture("", 1.2 + 1.7 * ranks, 0.9 + 1.15 * ranks)
+    figure, ax = picture("", 0.9 + 1.35 * ranks, 0.6 + 0.98 * ranks)
     blank(ax).set(xlim=(-0.05, 1.5 * ranks), ylim=(1.25 * ranks, -0.45), aspect="equal")
     work = np.zeros((ranks, ranks))
     for r in range(ranks):
@@ -107,7 +121,7 @@ def timelines(runs: Mapping[str, pd.DataFrame], unit: float = 1e3, title: str = 
     """Panels of swim lanes, two for each rank: what its GPU computes, and what comes over its link. runs: title -> columns rank, what,
     begin, end (ring_time.timeline, in seconds: unit 1e3 makes milliseconds)."""
     ranks = max(frame["rank"].max() for frame in runs.values()) + 1
-    figure, _ = picture("", 11.0, 1.1 + 0.52 * ranks * len(runs))
+    figure, _ = picture("", 9.6, 1.2 + 0.46 * ranks * len(runs))
     figure.clear()
     axes = figure.subplots(len(runs), 1, sharex=True, squeeze=False)[:, 0]
     names = [f"rank {r} {what}" for r in range(ranks) for what in ("GPU", "link")]
