@@ -28,7 +28,7 @@ HOPPER, AMPERE = ("32_ping_pong", "33_backward_wgmma"), ("20_causal_gqa", "23_ba
 WIDTH = 2048  # H * D
 LENGTHS = (16384, 65536, 262144)
 ROUNDS = {16384: 9, 65536: 7, 262144: 3}  # a round at the longest takes seconds
-BURST_MS = 20.0
+BURST_MS, LONG_MS = 20.0, 200.0  # a call that takes longer needs no other before it
 SECONDS = 420  # start no case later
 TINY = (64,)  # of a dry run on the emulator
 COLUMNS = ["name", "ranks", "layout", "passes", "dtype", "causal", "B", "H", "Nq", "Nk", "D", "Hkv", "round", "ms"]
@@ -52,11 +52,12 @@ def record_ring(dry: bool = False, ranks: int | None = None, largest: bool = Fal
         (found, *_) = launch(run_largest, ranks, device=device, timeout=600)
         print(found)
         return
+    begun = time.time()
     if not dry:  # compiled once, not by every rank
         hopper = torch.cuda.get_device_capability() == (9, 0)
         for stem in (STEM, *(HOPPER if hopper else AMPERE)):
             load(stem, device=device)
-    results = launch(run, ranks, dry, time.time(), device=device, timeout=540)
+    results = launch(run, ranks, dry, begun, device=device, timeout=540)
     first = results[0]
     rows = [
         (*row[:-1], max(result["times"][i][-1] for result in results)) for i, row in enumerate(first["times"])
@@ -74,6 +75,7 @@ def record_ring(dry: bool = False, ranks: int | None = None, largest: bool = Fal
         return
     print(summary(frames["ring"]).round(3).to_string(index=False))
     print(model_error(frames["ring"]).round(3).to_string(index=False))
+    print(goals(frames["ring"]).round(3).to_string(index=False))
     known = record.conditions()
     known["device"] = f"{known['device']} x{ranks}"
     rungs = [STEM, *first["rungs"]]
@@ -110,6 +112,30 @@ def model_error(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+# What the ring is meant to reach on two GPUs under a causal mask, in zigzag: speedup over `one GPU`, and over peers
+GOALS = (("forward", 65536, 1.92), ("forward", 16384, 1.80), ("both", 65536, 1.85))
+PEERS = {"context_parallel": 1.15, "all-gather + SDPA": 1.10}
+
+
+def goals(frame: pd.DataFrame) -> pd.DataFrame:
+    """A row for each goal and case: `what`, the least that was reached in any D, the `goal`, and `reached`."""
+    found = summary(frame[(frame["Hkv"] * frame["D"] == WIDTH)])
+    found = found[found["layout"] != "striped"]
+    mine = found[(found["name"] == STEM) & ~((found["causal"] == 1) & (found["layout"] == "contiguous"))]
+    rows = []
+    for passes, N, goal in GOALS:
+        cases = mine[(mine["passes"] == passes) & ((mine["Nq"] >= N) if N > LENGTHS[0] else (mine["Nq"] == N))]
+        rows += [(f"{passes}, N from {N}, over one GPU", cases["speedup"].min(), goal)] if len(cases) else []
+    keys = ["D", "Nq", "causal", "passes", "Hkv"]
+    for peer, goal in PEERS.items():
+        theirs = found[found["name"].str.startswith(peer)].groupby(keys)["speedup"].max().rename("theirs")
+        paired = mine.merge(theirs.reset_index(), on=keys)
+        for passes, cases in paired.groupby("passes"):
+            rows.append((f"{passes}, over {peer}", (cases["speedup"] / cases["theirs"]).min(), goal))
+    table = pd.DataFrame(rows, columns=["what", "least", "goal"])
+    return table.assign(reached=table["least"] >= table["goal"])
+
+
 def _aligned(timelines: list[list[tuple]]) -> pd.DataFrame:
     """Events of all ranks, in milliseconds from the first of any. The GPUs' clocks are both told in that of their host."""
     frame = pd.DataFrame([event for events in timelines for event in events], columns=["rank", "what", "begin", "end"])
@@ -144,12 +170,14 @@ def run(me: Me, dry: bool, begun: float) -> dict:
 
 def cases(dry: bool) -> list[dict]:
     """The cases, the shortest first."""
+    both = tuple(itertools.product((True, False), ("forward", "both")))
+    few = [(True, "both"), (False, "forward")]
     made = []
     for N in TINY if dry else LENGTHS:
         for D in (64,) if dry else (128, 64):
-            for causal, passes in itertools.product((True, False), ("forward", "both")):
-                if not dry or causal == (passes == "both"):
-                    made.append({"N": N, "D": D, "causal": causal, "passes": passes, "Hkv": 2 if dry else WIDTH // D})
+            chosen = few if dry else [c for c in both if c[0]] if (N, D) == (LENGTHS[-1], 64) else both
+            for causal, passes in chosen:
+                made.append({"N": N, "D": D, "causal": causal, "passes": passes, "Hkv": 2 if dry else WIDTH // D})
         if not dry:  # grouped heads: an eighth of the bytes
             made.append({"N": N, "D": 128, "causal": True, "passes": "forward", "Hkv": 2})
     return made
@@ -173,16 +201,19 @@ def _case(me: Me, dry: bool, skipped: list[str], N: int, D: int, causal: bool, p
     whole = _inputs(me, N, D, Hkv, dry)
     parts = [x[:, :, : N // me.ranks].contiguous() for x in whole]
     calls, layouts = implementations(me, whole, parts, causal, backward, dry)
+    bursts = {}
     for name in list(calls):
         problem = _attempt(me, calls[name])
         if problem:
             skipped.append(f"{name}, N={N}, D={D}, causal {causal}, {passes}: {problem}")
             del calls[name]
-    bursts = {name: _calls(me, call) for name, call in calls.items()}
+        else:
+            ms = _slowest(me, _burst(me, calls[name], 1, warm=False))
+            bursts[name] = max(1, min(20, round(BURST_MS / ms))), ms < LONG_MS
     order, rows = random.Random(N + D), []
     for number in range(2 if dry else ROUNDS[N]):
         for name in order.sample(list(calls), len(calls)):
-            ms = _burst(me, calls[name], bursts[name])
+            ms = _burst(me, calls[name], *bursts[name])
             shape = (1, H, N, N, D, Hkv)
             rows.append(
                 (name.split(" · ")[0], me.ranks, layouts[name], passes, "bf16", int(causal), *shape, number, ms)
@@ -220,7 +251,8 @@ def implementations(
     one = op.operator(ring.forward_stem(Q, K, causal))
     made = {ONE: _ready(lambda: back(one(Q, K, V, None, causal)[0], (Q, K, V), dO))}
     layouts = {ONE: ""}
-    for layout in ring.LAYOUTS if causal else ("contiguous",):
+    every = whole[0].shape[2] < LENGTHS[-1]  # of the longest only the one that counts
+    for layout in (ring.LAYOUTS if every else ("zigzag",)) if causal else ("contiguous",):
         made[f"{STEM} · {layout}"], layouts[f"{STEM} · {layout}"] = ours(ring.ring_attention, layout), layout
     layout = "zigzag" if causal else "contiguous"
     if (
@@ -315,12 +347,11 @@ def _context_parallel(me: Me, method: str, whole: tuple, causal: bool, backward:
 
 
 def _attempt(me: Me, prepare: Callable) -> str:
-    """Calls it twice; what went wrong on any rank, in a line, or nothing. (A rank that raises inside a collective leaves the others
+    """Calls it once; what went wrong on any rank, in a line, or nothing. (A rank that raises inside a collective leaves the others
     waiting, until the run's time is up: what can be refused is refused by all alike.)"""
     problem = ""
     try:
         with prepare() as call:
-            call()
             call()
             _synchronize(me)
     except Exception as error:
@@ -344,23 +375,24 @@ def _synchronize(me: Me) -> None:
         torch.cuda.synchronize()
 
 
-def _calls(me: Me, prepare: Callable) -> int:
-    """How many calls make a burst, the same on every rank."""
+def _slowest(me: Me, ms: float) -> float:
+    """Of all ranks' times the longest."""
     import torch
     import torch.distributed as dist
 
-    x = torch.tensor([_burst(me, prepare, 1)], device=me.device)
+    x = torch.tensor([ms], device=me.device)
     dist.all_reduce(x, dist.ReduceOp.MAX)
-    return max(1, min(20, round(BURST_MS / x.item())))
+    return x.item()
 
 
-def _burst(me: Me, prepare: Callable, calls: int) -> float:
-    """Milliseconds per call of this rank, all ranks having begun together."""
+def _burst(me: Me, prepare: Callable, calls: int, warm: bool) -> float:
+    """Milliseconds per call of this rank, all ranks having begun together; warm: after a call that isn't counted."""
     import torch
     import torch.distributed as dist
 
     with prepare() as call:
-        call()  # after whatever ran before
+        if warm:
+            call()
         _synchronize(me)
         dist.barrier()
         if me.device == "cpu":
@@ -425,7 +457,7 @@ def memories(me: Me, dry: bool) -> list[tuple]:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
-            q, k, v, _ = _inputs(me, N // ranks, 128, WIDTH // 128, False)
+            q, k, v = _inputs(me, N // ranks, 128, WIDTH // 128, False)[:3]
             if ranks == 1:
                 op.operator(ring.forward_stem(q, k, True))(q, k, v, None, True)
             else:

@@ -47,6 +47,20 @@ def test_the_model_is_held_against_them():
     assert row.error == pytest.approx(0) and row.predicted == pytest.approx(told)
 
 
+def test_goals_are_held_against_the_least_that_was_reached():
+    peer = samples(1.6).replace({measured.STEM: "context_parallel allgather"}).query("layout != ''")
+    table = measured.goals(pd.concat([samples(1.9), peer])).set_index("what")
+    assert not table.loc["forward, N from 65536, over one GPU", "reached"]  # 1.92
+    assert table.loc["forward, over context_parallel", "least"] == pytest.approx(1.9 / 1.6)
+    assert table.loc["forward, over context_parallel", "reached"]
+
+
+def test_the_cases_come_shortest_first_and_tiny_in_a_dry_run():
+    lengths = [case["N"] for case in measured.cases(False)]
+    assert lengths == sorted(lengths) and {*lengths} == {*measured.LENGTHS}
+    assert {case["N"] for case in measured.cases(True)} == {*measured.TINY}
+
+
 def test_a_record_is_saved_beside_those_of_one_gpu_and_is_sound(tmp_path):
     known = CONDITIONS | {"date": "2026-11-23"}
     path = record.save("50_ring", "ring", samples(), known=known, root=tmp_path, rungs=["50_ring", *measured.HOPPER])
