@@ -6,6 +6,7 @@ import time
 
 import pandas as pd
 import pytest
+from ring_samples import samples
 
 from helpers import record
 from helpers.measure import ring as measured
@@ -14,15 +15,6 @@ from helpers.run import ring_time
 from helpers.run.ranks import launch
 
 CONDITIONS = {"device": "NVIDIA H200 x2", "driver": "1", "memory_mib": 1.0, "torch": "2", "cuda": "13", "python": "3"}
-
-
-def samples(speedup: float = 1.9) -> pd.DataFrame:
-    """Three rounds of one case in which the ring takes 1 / speedup of one GPU's time, whatever that is in the round."""
-    rows = []
-    for number, ms in enumerate((10.0, 20.0, 5.0)):
-        for name, layout, its in ((measured.ONE, "", ms), (measured.STEM, "zigzag", ms / speedup)):
-            rows.append((name, 2, layout, "forward", "bf16", 1, 1, 16, 65536, 65536, 128, 16, number, its))
-    return pd.DataFrame(rows, columns=measured.COLUMNS)
 
 
 def test_everything_of_ours_runs_on_the_emulator_and_is_checked():
