@@ -133,18 +133,6 @@ def memory(problem: Problem, ranks: int) -> float:
     return 3 * q + 2 * kv * (1 if ranks == 1 else 3) + summed + 2 * problem.B * problem.H * n * 4
 
 
-def plan(
-    problem: Problem, machine: Machine, ranks: tuple[int, ...], layouts: tuple[str, ...] = LAYOUTS
-) -> pd.DataFrame:
-    """A row for each number of ranks: `speedup` in each layout, `share` of the ideal in the best, `seconds`, tokens per rank."""
-    rows = []
-    for P in ranks:
-        times = {layout: speedup(problem, machine, P, layout) for layout in layouts}
-        best = max(times.values())
-        rows.append({"ranks": P, "tokens per rank": problem.N // P, **times, "share of ideal": best / P})
-    return pd.DataFrame(rows)
-
-
 def without_latency(machine: Machine) -> Machine:
     """The same with messages that begin at once and kernels without a beginning and an end: what the limits are."""
     return replace(machine, latency=0.0, launch=0.0, memory=math.inf)

@@ -8,7 +8,7 @@ import pytest
 import ring_programs as programs
 import torch
 
-from helpers import compare, reference, ring
+from helpers import compare, load, merging, reference, ring
 
 RING, GATHER, ULYSSES = "ring_attention", "all_gather_attention", "ulysses_attention"
 EVERYWHERE = [  # at every number of ranks
@@ -65,6 +65,19 @@ def held(run: dict, ranks: int, found: list) -> None:
 )
 def test_is_within_the_error_rule_of_one_kernel(ranks, number):
     held(RUNS[ranks][number], ranks, [of_rank[number] for of_rank in results(ranks)])
+
+
+def test_more_than_two_parts_are_summed_up_in_float32():
+    """Four finished parts, each rounded to 16 bits, merged in float64: the ring's O is that, rounded once."""
+    attend, number = load("20_causal_gqa", device="cpu", quiet=True), 0
+    q, k, v, _ = programs.tensors(48)
+    found = ring.whole([of_rank[number][0] for of_rank in results(4)])
+    o, lse = torch.zeros(q.shape).double(), torch.full(q.shape[:3], -torch.inf).double()
+    for part in range(4):
+        rows = slice(12 * part, 12 * part + 12)
+        o, lse = merging.merge(o, lse, *attend(q, k[:, :, rows], v[:, :, rows]))
+    ulp = torch.finfo(torch.float16).eps * 2.0 ** o.abs().log2().floor()
+    assert ((found.double() - o).abs() / ulp).max() < 0.51
 
 
 def test_one_rank_is_one_kernel():
