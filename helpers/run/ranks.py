@@ -110,7 +110,7 @@ def _written(program: Callable | str | Path, folder: Path) -> tuple[Path, str]:
         return Path(path).resolve(), function
     if program.__qualname__ != program.__name__:
         raise ValueError(f"{program.__qualname__} is defined inside another function; ranks can't import it from there")
-    if "." in program.__module__:  # of a package, whose modules import each other
+    if "." in (program.__module__ or ""):  # of a package, whose modules import each other
         return Path(program.__module__), program.__name__
     source = inspect.getsourcefile(program)
     if source and Path(source).is_file() and "ipykernel" not in source:

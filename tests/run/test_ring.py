@@ -69,15 +69,14 @@ def test_is_within_the_error_rule_of_one_kernel(ranks, number):
 
 def test_more_than_two_parts_are_summed_up_in_float32():
     """Four finished parts, each rounded to 16 bits, merged in float64: the ring's O is that, rounded once."""
-    attend, number = load("20_causal_gqa", device="cpu", quiet=True), 0
-    q, k, v, _ = programs.tensors(48)
-    found = ring.whole([of_rank[number][0] for of_rank in results(4)])
-    o, lse = torch.zeros(q.shape).double(), torch.full(q.shape[:3], -torch.inf).double()
-    for part in range(4):
-        rows = slice(12 * part, 12 * part + 12)
-        o, lse = merging.merge(o, lse, *attend(q, k[:, :, rows], v[:, :, rows]))
-    ulp = torch.finfo(torch.float16).eps * 2.0 ** o.abs().log2().floor()
-    assert ((found.double() - o).abs() / ulp).max() < 0.51
+    attend = load("20_causal_gqa", device="cpu", quiet=True)
+    q, k, v = ([part.contiguous() for part in x.split(12, 2)] for x in programs.tensors(48)[:3])
+    for rank, of_rank in enumerate(results(4)):
+        o, lse = torch.zeros(q[rank].shape).double(), torch.full(q[rank].shape[:3], -torch.inf).double()
+        for keys, values in zip(k, v):
+            o, lse = merging.merge(o, lse, *attend(q[rank], keys, values))
+        ulp = torch.finfo(torch.float16).eps * 2.0 ** o.abs().log2().floor().clamp(min=-14)
+        assert ((of_rank[0][0].double() - o).abs() / ulp).max() < 0.6
 
 
 def test_one_rank_is_one_kernel():
