@@ -76,7 +76,7 @@ def test_more_than_two_parts_are_summed_up_in_float32():
         for keys, values in zip(k, v):
             o, lse = merging.merge(o, lse, *attend(q[rank], keys, values))
         ulp = torch.finfo(torch.float16).eps * 2.0 ** o.abs().log2().floor().clamp(min=-14)
-        assert ((of_rank[0][0].double() - o).abs() / ulp).max() < 0.6
+        assert ((of_rank[0][0].double() - o).abs() / ulp).max() < 1
 
 
 def test_one_rank_is_one_kernel():
