@@ -195,6 +195,7 @@ def writing(arguments: argparse.Namespace) -> int:
     from ..lessons import train
 
     train.record_writing()
+    return 0
 
 
 def ring(arguments: argparse.Namespace) -> int:
