@@ -52,6 +52,12 @@ def options(parser: argparse.ArgumentParser) -> None:
     tiled.add_argument("--rounds", type=int, default=7, help="rounds per shape (default: 7)")
     add("training", training, "")
     add("writing", writing, "")
+    ringed = add("ring", ring, "", "--dry", "--largest")
+    ringed.add_argument("--dry", action="store_true", help="two ranks on the emulator, tiny tensors; records nothing")
+    ringed.add_argument("--ranks", type=int, help="how many (default: as many as there are GPUs)")
+    ringed.add_argument(
+        "--largest", action="store_true", help="one forward pass at the largest N that fits, and nothing else"
+    )
     headed = add("heads", heads, "", "rxnmapper")
     models = "gpt (needs a GPU), rxnmapper (needs that package); both by default"
     headed.add_argument("models", nargs="*", metavar="MODEL", help=models)
@@ -212,6 +218,14 @@ def writing(arguments: argparse.Namespace) -> int:
     from ..lessons import train
 
     train.record_writing()
+    return 0
+
+
+def ring(arguments: argparse.Namespace) -> int:
+    """Records attention over all GPUs of this machine: time beside PyTorch's, memory and a timeline. Takes 8 minutes on two H200s."""
+    from ..measure.ring import record_ring
+
+    record_ring(arguments.dry, arguments.ranks, arguments.largest)
     return 0
 
 

@@ -78,6 +78,24 @@ class FaBackwardArgs(FaModelArgs):
     ]
 
 
+class FaMergeArgs(FaArgs):
+    """`fa_merge_args` of kernels/include/fa/merge.cuh, field by field."""
+
+    _fields_ = [
+        ("O_a", ctypes.c_void_p),
+        ("O_b", ctypes.c_void_p),
+        ("LSE_a", ctypes.c_void_p),
+        ("LSE_b", ctypes.c_void_p),
+        ("O_a_stride", ctypes.c_int64 * 3),
+        ("O_b_stride", ctypes.c_int64 * 3),
+        ("LSE_a_stride", ctypes.c_int64 * 2),
+        ("LSE_b_stride", ctypes.c_int64 * 2),
+        ("LSE_stride", ctypes.c_int64 * 2),
+        ("a_fp32", ctypes.c_int32),
+        ("o_fp32", ctypes.c_int32),
+    ]
+
+
 @dataclass(frozen=True)
 class Call:
     """One call, checked and ready to launch: `args` for fa_launch, and every tensor it points at by its name there.
@@ -114,10 +132,10 @@ def prepare(
     """Checks one call of `rung` on `device` ("cuda" or "cpu"), allocates what it writes, and fills the arguments in.
 
     Attention: q (B,H,Nq,D), k and v (B,Hkv,Nk,D) -> o (B,H,Nq,D), lse (B,H,Nq) fp32. Softmax: s (..., N) -> p, lse (...).
-    Backward: q, k, v, o, lse, do -> dq, dk, dv. Each in the rung's dtypes; `features` (FEATURES of rung.py) as
+    Backward: q, k, v, o, lse, do -> dq, dk, dv. Merge: o_a, lse_a, o_b, lse_b -> o, lse. Each in the rung's dtypes; `features` (FEATURES of rung.py) as
     Kernel.__call__ describes them. CallError names what came and what is allowed.
     """
-    kind = {"softmax": _softmax, "attention_backward": _backward}.get(rung.op, _attention)
+    kind = {"softmax": _softmax, "attention_backward": _backward, "merge": _merge}.get(rung.op, _attention)
     count = 3 if rung.op == "attention_backward" else 2
     if out is not None and len(out) != count:
         raise CallError(f"out takes {'three' if count == 3 else 'two'} tensors, {len(out)} came")
@@ -202,6 +220,49 @@ def _softmax(rung: Rung, device: str, inputs: tuple, scale: float | None, out: A
     args.dtype, args.Hkv = _dtype_code(s), 1
     args.Q_stride[:] = args.O_stride[:] = [0, 0, N]
     return Call(args, {"Q": s}, {"O": p, "LSE": lse}, _workspace(rung, args, s))
+
+
+def _merge(rung: Rung, device: str, inputs: tuple, scale: float | None, out: Any, asked: dict) -> Call:
+    """(O, LSE) of two sets of keys, merged. O_b has one of the rung's dtypes; O_a and O have it too or are float32; without
+    `out`, O is float32. Every LSE may be rows of a larger one. `out` may be the tensors o_a, lse_a."""
+    import torch
+
+    if len(inputs) != 4:
+        raise CallError(f"{rung.stem} takes o_a, lse_a, o_b, lse_b; {len(inputs)} inputs came")
+    if scale is not None:
+        raise CallError(f"{rung.stem} takes no scale")
+    o_a, lse_a, o_b, lse_b = inputs
+    _require_tensor(rung, device, "o_b", o_b)
+    _require_tensor(rung, device, "o_a", o_a)
+    if o_b.dim() != 4 or o_b.numel() == 0:
+        raise CallError(f"o_b has shape {tuple(o_b.shape)}; it has to be (B, H, N, D), every dimension at least 1")
+    if o_b.shape[3] not in rung.D:
+        raise CallError(f"head dimension {o_b.shape[3]}: {rung.stem} takes D in {', '.join(map(str, rung.D))}")
+    if out is None:
+        out = o_b.new_empty(o_b.shape, dtype=torch.float32), o_b.new_empty(o_b.shape[:3], dtype=torch.float32)
+    o, lse = out
+    for name, t in (("o_a", o_a), ("out: o", o)):
+        if t.shape != o_b.shape or t.dtype not in (torch.float32, o_b.dtype) or t.device != o_b.device:
+            raise CallError(
+                f"{name} is {t.dtype} {tuple(t.shape)} on {t.device}; it has to be {o_b.dtype} or torch.float32 "
+                f"{tuple(o_b.shape)} on {o_b.device}, as o_b"
+            )
+    for name, t in (("lse_a", lse_a), ("lse_b", lse_b), ("out: lse", lse)):
+        if not isinstance(t, torch.Tensor) or t.shape != o_b.shape[:3] or t.dtype != torch.float32 or t.stride(2) != 1:
+            what = (
+                f"{t.dtype} {tuple(t.shape)}, strides {t.stride()}" if isinstance(t, torch.Tensor) else type(t).__name__
+            )
+            raise CallError(f"{name} is {what}; it has to be float32 {tuple(o_b.shape[:3])} with contiguous rows")
+        if t.device != o_b.device:
+            raise CallError(f"{name} is on {t.device}; it has to be on {o_b.device}")
+    B, H, N, D = o_b.shape
+    args = FaMergeArgs(B=B, H=H, Nq=N, Nk=N, D=D, dtype=_dtype_code(o_b), scale=1.0)
+    args.a_fp32, args.o_fp32 = (int(t.dtype == torch.float32) for t in (o_a, o))
+    _point(rung, args, O_a=o_a, O_b=o_b, O=o)
+    for name, t in (("LSE_a", lse_a), ("LSE_b", lse_b), ("LSE", lse)):
+        setattr(args, name, t.data_ptr())
+        getattr(args, f"{name}_stride")[:] = t.stride()[:2]
+    return Call(args, {"O_a": o_a, "LSE_a": lse_a, "O_b": o_b, "LSE_b": lse_b}, {"O": o, "LSE": lse})
 
 
 def _qkv(rung: Rung, device: str, inputs: tuple, names: str) -> tuple[Tensor, Tensor, Tensor]:

@@ -29,7 +29,8 @@ KEYS = (
     "speed",
 )
 REQUIRED = ("idea", "op", "dtypes", "arch")
-OPS = ("attention", "softmax", "attention_backward")
+OPS = ("attention", "softmax", "attention_backward", "merge")
+PARTS = ("merge",)  # operations that are no attention by themselves: their kernels are loaded by name and are no rungs
 FEATURES = (
     "causal",
     "window",
@@ -148,9 +149,9 @@ def rungs() -> list[Rung]:
 
         [r.stem for r in rungs()]
 
-    The files kernels/NN_*.cu are the only list there is.
+    The files kernels/NN_*.cu are the only list there is. One whose operation is among PARTS is no rung.
     """
-    return [_read(path) for path in _files()]
+    return [found for path in _files() if (found := _read(path)).op not in PARTS]
 
 
 def stages(which: Which) -> list[Rung]:
@@ -228,7 +229,7 @@ def _named(name: str) -> Path:
 def _nearest(name: str, there: list[str]) -> str:
     """The end of a sentence about a name that is not there: what was probably meant."""
     keys = {key: full for full in there for key in (full, full.partition("_")[2] or full)}  # with its number or without
-    near = list(dict.fromkeys(keys[key] for key in difflib.get_close_matches(name, keys, n=3, cutoff=0.5)))
+    near = list(dict.fromkeys(keys[key] for key in difflib.get_close_matches(name, keys, n=3, cutoff=0.51)))
     return f"; did you mean {' or '.join(near)}?" if near else "; rungs() lists those of the ladder"
 
 

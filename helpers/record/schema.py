@@ -32,6 +32,9 @@ COLUMNS = {
     "layouts": ("layout", "name", "dtype", "causal", *SHAPE, "Hkv", *BURST),
     "stages": ("name", "dtype", *SHAPE, *BURST),
     "timeline": ("warp", "tile", "kind", "begin", "end"),
+    "ring": ("name", "ranks", "layout", "passes", "dtype", "causal", *SHAPE, "Hkv", *BURST),
+    "ring_memory": ("name", "ranks", "passes", "B", "H", "N", "D", "bytes"),
+    "ring_timeline": ("rank", "what", "begin", "end"),
     "tiles": ("dtype", *SHAPE, "warps", "Bc", "stages", "ctas", "Q_steps", *BURST),
     "error": ("dtype", "Nq", "Nk", "D", "output", "error", "pytorch_error", "budget"),
     "memory": ("name", "dtype", *SHAPE, "bytes"),
@@ -39,7 +42,8 @@ COLUMNS = {
     "ceilings": ("name", "unit", "round", "value"),
 }
 LATER = {"error": "dtype", "memory": "dtype"}  # absent from records of fp32 alone
-ROUNDS = {"families": 5, "layouts": 5, "build": 1}  # at least; of the others 7
+ROUNDS = {"families": 5, "layouts": 5, "build": 1, "ring": 3}  # at least; of the others 7
+EMPTY = {("memory", "bytes"), ("ring", "layout")}  # cells that may be empty
 MEASURED = ("ms", "padded_ms", "ideal_ms", "seconds", "value")
 POSITIVE = (*MEASURED, "bytes", "flops", *SHAPE)
 
@@ -90,7 +94,7 @@ def _samples(path: Path, frame: pd.DataFrame, stem: str, kind: str) -> list[str]
     found = []
     if frame.empty:
         return [f"{path.name} has no rows"]
-    if empty := [c for c in columns if frame[c].isna().any() and (kind, c) != ("memory", "bytes")]:
+    if empty := [c for c in columns if frame[c].isna().any() and (kind, c) not in EMPTY]:
         found.append(f"{path.name} has empty cells in {', '.join(empty)}")
     if wrong := [c for c in POSITIVE if c in columns and not frame[c].dropna().gt(0).all()]:
         found.append(f"{path.name} has numbers that are not above 0 in {', '.join(wrong)}")

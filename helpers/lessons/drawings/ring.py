@@ -1,0 +1,254 @@
+"""The drawings of notebook 50: which rank computes which part of the mask, the ring step by step, its timeline, and what it is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.patches import Patch, Polygon, Rectangle
+
+from ... import record
+from ...figures import lanes
+from ...figures.lines import looks_of, power_of_two_axis, short
+from ...figures.style import (
+    BLUE,
+    CARD,
+    INK,
+    MUTED,
+    ORANGE,
+    PALE,
+    QUARTERS,
+    SHADES,
+    TINTS,
+    Picture,
+    blank,
+    picture,
+    styled,
+)
+from ...measure.ring import WIDTH, summary
+from ...run.layouts import LAYOUTS, block, split
+
+LOOKS = {  # of the lanes of a timeline
+    "kernel": (SHADES[2], "", "attention and merge"),
+    "attention": (SHADES[2], "", "attention"),
+    "merge": (BLUE, "", "merge"),
+    "transfer": (TINTS[1], "", "K and V from the rank before"),
+    "grads": (TINTS[3], "", "dK and dV from the rank before"),
+    "other": (PALE, "", "other"),
+}
+
+
+def _axes(figure: Picture, columns: int, **options: object) -> list:
+    """In place of a Picture's one axes, as many side by side."""
+    figure.clear()
+    return list(figure.subplots(1, columns, squeeze=False, **options)[0])
+
+
+@styled
+def masks(N: int = 16, ranks: int = 4) -> Picture:
+    """A causal mask of N tokens under each layout. A cell is a query (row) and a key (column); its tint and the number left of the row
+    say which rank computes it, its own number in which step of the ring; white is masked."""
+    totals = {}
+    figure, _ = picture("", 9.6, 4.0)
+    for ax, layout in zip(_axes(figure, 3), LAYOUTS):
+        rows = split(N, ranks, layout)
+        owner = {i: r for r, of_rank in enumerate(rows) for i in of_rank}
+        work = [0] * ranks
+        for i in range(N):
+            ax.text(-0.3, i + 0.53, owner[i], ha="right", va="center", fontsize=6, color=MUTED)
+            for j in range(i + 1):
+                face = QUARTERS[owner[i] % 4]
+                ax.add_patch(Rectangle((j, i), 1, 1, facecolor=face, edgecolor=CARD, linewidth=0.5))
+                step = (owner[i] - owner[j]) % ranks
+                ax.text(j + 0.5, i + 0.53, step, ha="center", va="center", fontsize=6)
+                work[owner[i]] += 1
+        blank(ax).set(xlim=(0, N), ylim=(N, 0), aspect="equal")
+        ax.set_title(layout)
+        told = ", ".join(map(str, work))
+        ax.set_xlabel(f"keys\nscores of ranks 0 to {ranks - 1}: {told}", fontsize=9)
+        totals[layout] = told
+    figure.axes[0].set_ylabel("queries, and the rank that has them", fontsize=9, labelpad=12)
+    handles = [Patch(facecolor=QUARTERS[r % 4], edgecolor=INK, label=f"rank {r} computes") for r in range(ranks)]
+    figure.legend(handles=handles, ncols=ranks, frameon=False, fontsize=9, loc="outside lower center")
+    figure.in_words = (
+        f"The causal mask of {N} tokens on {ranks} ranks, each score tinted by the rank that computes it and numbered by the step. "
+        + "; ".join(f"{layout}: {told} scores by rank" for layout, told in totals.items())
+        + ". Contiguous gives the last rank most of the work, zigzag and striped give all about the same."
+    )
+    return figure
+
+
+@styled
+def steps(ranks: int = 4, layout: str = "contiguous", causal: bool = True) -> Picture:
+    """The ring as a table: a row for each rank, a column for each step. A square is the block of the rank's queries (down) and the keys
+    that it holds in that step (across); its dark part is computed."""
+    n = 2
+    figure, ax = picture("", 0.9 + 1.35 * ranks, 0.6 + 0.98 * ranks)
+    blank(ax).set(xlim=(-0.05, 1.5 * ranks), ylim=(1.25 * ranks, -0.45), aspect="equal")
+    work = np.zeros((ranks, ranks))
+    for r in range(ranks):
+        ax.text(-0.08, 1.25 * r + 0.5, f"rank {r}", ha="right", va="center", fontsize=9.5)
+        for t in range(ranks):
+            s, x, y = (r - t) % ranks, 1.5 * t, 1.25 * r
+            ax.add_patch(Rectangle((x, y), 1, 1, facecolor=CARD, edgecolor=MUTED, linewidth=0.8))
+            if part := block(r, s, [n] * ranks, layout, causal):
+                work[r, t] = part.scores / n**2 if layout != "striped" or not causal else 0.5
+                if part.causal:
+                    below = s > r and layout == "striped"  # the diagonal itself is masked
+                    shape = Polygon([(x, y + 0.06 * below), (x + 1 - 0.06 * below, y + 1), (x, y + 1)])
+                else:
+                    (top, bottom), (left, right) = ((a.start / n, a.stop / n) for a in (part.rows, part.keys))
+                    shape = Rectangle((x + left, y + top), right - left, bottom - top)
+                shape.set(facecolor=SHADES[2], edgecolor=INK, linewidth=0.8)
+                ax.add_patch(shape)
+            ax.text(x + 0.5, y - 0.03, f"keys of {s}", ha="center", va="bottom", fontsize=7.5, color=MUTED)
+    for t in range(ranks):
+        ax.text(1.5 * t + 0.5, -0.28, f"step {t}", ha="center", fontsize=9.5, fontweight="bold")
+    mask = "causal" if causal else "no mask"
+    figure.suptitle(f"{layout}, {mask}: what each rank computes in each step", x=0.01, ha="left", fontsize=11)
+    busiest, mean = work.sum(1).max(), work.sum(1).mean()
+    figure.in_words = (
+        f"{ranks} ranks in a ring, {layout}, {mask}: in step t rank r has the keys of rank r - t. Blocks computed by rank: "
+        + ", ".join(f"{w:g}" for w in work.sum(1))
+        + f"; the busiest has {busiest:g}, the mean is {mean:g}."
+    )
+    return figure
+
+
+@styled
+def timelines(runs: Mapping[str, pd.DataFrame], unit: float = 1e3, title: str = "") -> Picture:
+    """Panels of swim lanes, two for each rank: what its GPU computes, and what comes over its link. runs: title -> columns rank, what,
+    begin, end (ring_time.timeline, in seconds: unit 1e3 makes milliseconds)."""
+    ranks = max(frame["rank"].max() for frame in runs.values()) + 1
+    figure, _ = picture("", 9.6, 1.2 + 0.46 * ranks * len(runs))
+    figure.clear()
+    axes = figure.subplots(len(runs), 1, sharex=True, squeeze=False)[:, 0]
+    names = [f"rank {r} {what}" for r in range(ranks) for what in ("GPU", "link")]
+    handles, told = {}, []
+    for ax, (name, frame) in zip(axes, runs.items()):
+        link = frame["what"].isin(["transfer", "grads"])
+        lane = "rank " + frame["rank"].astype(str) + np.where(link, " link", " GPU")
+        events = pd.DataFrame(
+            {"lane": lane, "kind": frame["what"], "begin": frame["begin"] * unit, "end": frame["end"] * unit}
+        )
+        for handle in lanes.draw(ax, events, names, LOOKS):
+            handles[handle.get_label()] = handle
+        end, busy = frame["end"].max() * unit, frame.loc[~link].eval("end - begin").sum() * unit / ranks
+        ax.axvline(end, color=ORANGE, linewidth=1.3, linestyle="--")
+        ax.set_title(f"{name}: done after {end:.3g} ms, GPUs at work {busy / end:.0%} of it", color=MUTED)
+        told.append(f"{name}: {end:.3g} ms, GPUs at work {busy / end:.0%}")
+    axes[-1].set_xlabel("ms")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+    figure.legend(
+        handles=list(handles.values()), ncols=len(handles), frameon=False, fontsize=9, loc="outside lower center"
+    )
+    figure.in_words = "Timelines of each rank's GPU and link. " + "; ".join(told) + "."
+    return figure
+
+
+@styled
+def speedups(
+    predicted: pd.DataFrame, ranks: int, title: str, measured: Mapping[str, Sequence[tuple[float, float]]] | None = None
+) -> Picture:
+    """Speedup over one GPU against N. predicted: index N, a column for each name, drawn as lines; measured: points (N, speedup) by name."""
+    looks = looks_of(predicted.columns)
+    figure, ax = picture("", 8.6, 4.0, title)
+    for name, values in predicted.items():
+        colour, marker, _ = looks[name]
+        ax.plot(
+            values.index,
+            values,
+            color=colour,
+            linestyle="--",
+            linewidth=1.7,
+            marker=marker,
+            markersize=4,
+            label=f"{name}, model",
+        )
+    for name, points in (measured or {}).items():
+        colour, marker, _ = looks.get(name, (INK, "o", "-"))
+        x, y = zip(*sorted(points))
+        ax.plot(
+            x, y, color=colour, marker=marker, markersize=8, linestyle="-", linewidth=2.2, label=f"{name}, measured"
+        )
+    ax.axhline(ranks, color=INK, linewidth=1)
+    ax.text(predicted.index.min(), ranks, f"{ranks} GPUs, ideal", va="bottom", fontsize=9)
+    power_of_two_axis(ax, predicted.index, "tokens of the whole sequence, N")
+    ax.set(ylim=(0, 1.14 * ranks), ylabel=f"speedup over one GPU ({ranks} GPUs)")
+    ax.legend(frameon=False, fontsize=9, loc="lower right")
+    first, last = predicted.index.min(), predicted.index.max()
+    figure.in_words = f"Speedup of {ranks} GPUs over one, by the model: " + "; ".join(
+        f"{name} {values[first]:.2f} at N = {short(first)}, {values[last]:.2f} at {short(last)}"
+        for name, values in predicted.items()
+    )
+    return figure
+
+
+@styled
+def efficiency(table: pd.DataFrame, title: str) -> Picture:
+    """Share of the ideal speedup against the number of GPUs: index ranks, a column for each N or setting."""
+    looks = looks_of(table.columns)
+    figure, ax = picture("", 8.6, 3.8, title)
+    for name, values in table.items():
+        colour, marker, _ = looks[name]
+        ax.plot(values.index, values, color=colour, marker=marker, label=name)
+    power_of_two_axis(ax, table.index, "GPUs")
+    ax.set(ylim=(0, 1.05), ylabel="share of the ideal speedup")
+    ax.yaxis.set_major_formatter(lambda v, _: f"{v:.0%}")
+    ax.legend(frameon=False, fontsize=9, loc="lower left")
+    figure.in_words = "Share of the ideal speedup by number of GPUs. " + "; ".join(
+        f"{name}: " + ", ".join(f"{v:.0%} on {i}" for i, v in values.items()) for name, values in table.items()
+    )
+    return figure
+
+
+def recorded(kind: str, gpus: tuple[int, ...] = (2, 4, 8)) -> pd.DataFrame | None:
+    """The record of notebook 50 of this kind, of as many GPUs as there are records of; without any, a sentence says so and None comes."""
+    found = []
+    for ranks in gpus:
+        try:
+            found.append(record.load("50_ring", kind, device=f"{record.DEFAULT_DEVICE}-x{ranks}"))
+        except LookupError:
+            continue
+    if found:
+        return pd.concat(found, ignore_index=True)
+    print("not recorded yet: `python -m helpers record ring` on a machine with two GPUs or more makes the record")
+    return None
+
+
+def measured(samples: pd.DataFrame | None, ranks: int, **of: object) -> dict[str, list[tuple[float, float]]]:
+    """Of a record, points (N, speedup) of our ring for each layout: the median of a round's ratios to one GPU. of: the case, by column."""
+    if samples is None:
+        return {}
+    found = summary(samples[samples["ranks"] == ranks])
+    mine = found[found["name"] == "50_ring"]
+    for column, value in of.items():
+        mine = mine[mine[column] == value]
+    mine = mine[mine["Hkv"] * mine["D"] == WIDTH]
+    return {str(name): list(zip(rows["Nq"], rows["speedup"])) for name, rows in mine.groupby("layout")}
+
+
+@styled
+def beside_peers(samples: pd.DataFrame, ranks: int, D: int = 128) -> Picture:
+    """Speedup over one GPU of every implementation in its best layout, a panel each for the forward pass and both passes, under a causal
+    mask, at the longest N of the record; whiskers from the lowest to the highest round."""
+    found = summary(samples[(samples["ranks"] == ranks) & (samples["causal"] == 1) & (samples["D"] == D)])
+    found = found[(found["Nq"] == found["Nq"].max()) & (found["Hkv"] * D == WIDTH) & ~found["layout"].eq("contiguous")]
+    device = " and ".join(dict.fromkeys(samples["device"]))
+    figure, _ = picture("", 10.4, 3.4)
+    told = []
+    for ax, (passes, title) in zip(
+        _axes(figure, 2, sharex=True), (("forward", "forward"), ("both", "forward and backward"))
+    ):
+        rows = found[found["passes"] == passes].sort_values("speedup")
+        spread = (rows["speedup"] - rows["lowest"], rows["highest"] - rows["speedup"])
+        names = [f"{row['name']}{', ' * bool(row.layout)}{row.layout}" for _, row in rows.iterrows()]
+        ax.errorbar(rows["speedup"], names, xerr=spread, fmt="o", color=BLUE, ecolor=MUTED, capsize=3)
+        ax.axvline(ranks, color=INK, linewidth=1)
+        ax.set(xlim=(0, 1.1 * ranks), xlabel="speedup over one GPU")
+        ax.set_title(title, color=MUTED)
+        told.append(f"{title}: " + ", ".join(f"{n} {s:.2f}" for n, s in zip(names, rows["speedup"])))
+    figure.suptitle(f"{device}: causal, N = {short(found['Nq'].max())}, D = {D}", x=0.01, ha="left", fontsize=11)
+    figure.in_words = "Speedup over one GPU. " + "; ".join(told) + "."
+    return figure

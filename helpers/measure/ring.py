@@ -1,0 +1,514 @@
+"""The record of attention over several GPUs: time, memory and a timeline, of ours and of what PyTorch has.
+
+`record_ring` starts a rank for each GPU. All ranks call the same implementations in the same random order; a burst's time is that of
+the slowest rank. One GPU's time is taken in the same rounds, on every GPU at once, for the whole problem.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pandas as pd
+
+from .. import record
+from ..run import ring, ring_time
+from ..run.kernel import load
+from ..run.ranks import Me, launch
+
+STEM, ONE = "50_ring", "one GPU"
+ANY, SAME = f"{STEM} in any order", "one GPU, same bits"
+HOPPER, AMPERE = ("32_ping_pong", "33_backward_wgmma"), ("20_causal_gqa", "23_backward_mma")
+WIDTH = 2048  # H * D
+LENGTHS = (16384, 65536, 262144)
+ROUNDS = {16384: 9, 65536: 7, 262144: 3}  # a round at the longest takes seconds
+BURST_MS, LONG_MS = 20.0, 200.0  # a call that takes longer needs no other before it
+SECONDS = 420  # start no case later
+TINY = (64,)  # of a dry run on the emulator
+COLUMNS = ["name", "ranks", "layout", "passes", "dtype", "causal", "B", "H", "Nq", "Nk", "D", "Hkv", "round", "ms"]
+PYTORCH = "context_parallel {}"
+
+
+def record_ring(dry: bool = False, ranks: int | None = None, largest: bool = False) -> None:
+    """Measures and records ring attention on all GPUs of this machine (data/<gpu>-x<ranks>/50_ring.*); prints what it found.
+
+    dry: on the emulator with two ranks and tiny tensors, to see that everything runs; records nothing. largest: instead of all that,
+    one forward pass at the largest N whose tensors fit. Raises RuntimeError where there are fewer than two GPUs, RanksError where a
+    rank fails, AssertionError where a result is wrong.
+    """
+    import torch
+
+    gpus = torch.cuda.device_count()
+    if not dry and (gpus < 2 or (ranks or 2) > gpus):
+        raise RuntimeError(f"{gpus} GPUs here; the record of {STEM} needs at least two, and as many as ranks")
+    ranks, device = ranks or (2 if dry else gpus), "cpu" if dry else "cuda"
+    if largest:
+        (found, *_) = launch(run_largest, ranks, device=device, timeout=600)
+        print(found)
+        return
+    begun = time.time()
+    if not dry:  # compiled once, not by every rank
+        hopper = torch.cuda.get_device_capability() == (9, 0)
+        for stem in (STEM, *(HOPPER if hopper else AMPERE)):
+            load(stem, device=device)
+    results = launch(run, ranks, dry, begun, device=device, timeout=540)
+    first = results[0]
+    rows = [
+        (*row[:-1], max(result["times"][i][-1] for result in results)) for i, row in enumerate(first["times"])
+    ]  # the slowest rank's
+    frames = {
+        "ring": pd.DataFrame(rows, columns=COLUMNS),
+        "ring_memory": pd.DataFrame(first["memory"], columns=["name", "ranks", "passes", "B", "H", "N", "D", "bytes"]),
+        "ring_timeline": _aligned([result["timeline"] for result in results]),
+    }
+    for line in first["skipped"]:
+        print(f"skipped: {line}")
+    if dry:
+        print(frames["ring"].groupby(["name", "layout", "causal", "passes"]).size().rename("bursts").to_string())
+        print("a dry run, without a GPU: these ran, and nothing is recorded")
+        return
+    print(summary(frames["ring"]).round(3).to_string(index=False))
+    print(model_error(frames["ring"]).round(3).to_string(index=False))
+    print(goals(frames["ring"]).round(3).to_string(index=False))
+    known = record.conditions()
+    known["device"] = f"{known['device']} x{ranks}"
+    rungs = [STEM, *first["rungs"]]
+    for kind, frame in frames.items():
+        extra = {"method": " ".join(__doc__.split()), "skipped": first["skipped"], "checked": first["checked"]}
+        path = record.save(STEM, kind, frame, known=known, rungs=rungs, extra=extra)
+        print(f"wrote {path.name}")
+
+
+def summary(frame: pd.DataFrame) -> pd.DataFrame:
+    """Of each implementation the median milliseconds of a case, and `speedup` over one GPU: the median of the rounds' ratios, with
+    the lowest and the highest."""
+    keys = ["D", "Nq", "causal", "passes", "Hkv"]
+    one = frame.loc[frame["name"] == ONE, [*keys, "round", "ms"]].rename(columns={"ms": "one"})
+    paired = frame[frame["name"] != ONE].fillna({"layout": ""}).merge(one, on=[*keys, "round"])
+    rows = []
+    for key, of_case in paired.groupby([*keys, "name", "layout"], sort=False):
+        ratios = of_case["one"] / of_case["ms"]
+        spread = {"speedup": ratios.median(), "lowest": ratios.min(), "highest": ratios.max()}
+        rows.append(dict(zip([*keys, "name", "layout"], key)) | {"ms": of_case["ms"].median()} | spread)
+    return pd.DataFrame(rows)
+
+
+def model_error(frame: pd.DataFrame) -> pd.DataFrame:
+    """Our ring's speedup beside the model's: `measured`, `predicted`, and predicted / measured - 1."""
+    rows = []
+    found = summary(frame)
+    for row in found[found["name"] == STEM].itertuples():
+        ranks = int(frame["ranks"].max())
+        problem = ring_time.Problem(N=row.Nq, H=WIDTH // row.D, Hkv=row.Hkv, D=row.D, causal=bool(row.causal))
+        told = ring_time.speedup(problem, ring_time.Machine(), ranks, row.layout, row.passes == "both")
+        case = {"D": row.D, "N": row.Nq, "causal": row.causal, "passes": row.passes, "layout": row.layout}
+        rows.append(case | {"measured": row.speedup, "predicted": told, "error": told / row.speedup - 1})
+    return pd.DataFrame(rows)
+
+
+# What the ring is meant to reach on two GPUs under a causal mask, in zigzag: speedup over `one GPU`, and over peers
+GOALS = (("forward", 65536, 1.92), ("forward", 16384, 1.80), ("both", 65536, 1.85))
+PEERS = {"context_parallel": 1.15, "all-gather + SDPA": 1.10}
+
+
+def goals(frame: pd.DataFrame) -> pd.DataFrame:
+    """A row for each goal and case: `what`, the least that was reached in any D, the `goal`, and `reached`."""
+    found = summary(frame[(frame["Hkv"] * frame["D"] == WIDTH)])
+    found = found[found["layout"] != "striped"]
+    mine = found[(found["name"] == STEM) & ~((found["causal"] == 1) & (found["layout"] == "contiguous"))]
+    rows = []
+    for passes, N, goal in GOALS:
+        cases = mine[(mine["passes"] == passes) & ((mine["Nq"] >= N) if N > LENGTHS[0] else (mine["Nq"] == N))]
+        rows += [(f"{passes}, N from {N}, over one GPU", cases["speedup"].min(), goal)] if len(cases) else []
+    keys = ["D", "Nq", "causal", "passes", "Hkv"]
+    for peer, goal in PEERS.items():
+        theirs = found[found["name"].str.startswith(peer)].groupby(keys)["speedup"].max().rename("theirs")
+        paired = mine.merge(theirs.reset_index(), on=keys)
+        for passes, cases in paired.groupby("passes"):
+            rows.append((f"{passes}, over {peer}", (cases["speedup"] / cases["theirs"]).min(), goal))
+    table = pd.DataFrame(rows, columns=["what", "least", "goal"])
+    return table.assign(reached=table["least"] >= table["goal"])
+
+
+def _aligned(timelines: list[list[tuple]]) -> pd.DataFrame:
+    """Events of all ranks, in milliseconds from the first of any. The GPUs' clocks are both told in that of their host."""
+    frame = pd.DataFrame([event for events in timelines for event in events], columns=["rank", "what", "begin", "end"])
+    if len(frame):
+        frame[["begin", "end"]] -= frame["begin"].min()
+    return frame
+
+
+# What runs in each rank
+
+
+def run(me: Me, dry: bool, begun: float) -> dict:
+    """All measurements of one rank: `times` (rows of COLUMNS, this rank's milliseconds), memory, timeline, skipped, checked."""
+    found: dict[str, Any] = {"times": [], "skipped": [], "checked": check(me, dry), "rungs": list(AMPERE)}
+    if not dry:
+        import torch
+
+        torch.backends.cuda.matmul.allow_tf32 = False
+        hopper = torch.cuda.get_device_capability() == (9, 0)
+        found["rungs"] = list(HOPPER if hopper else AMPERE)
+    for case in cases(dry):
+        if me.rank == 0:
+            me.say(f"{time.time() - begun:4.0f} s: {case}")
+        if not _all_agree(me, time.time() - begun < SECONDS):
+            found["skipped"].append(f"{case}: no time left")
+            continue
+        found["times"] += _case(me, dry, found["skipped"], **case)
+    found["memory"] = memories(me, dry)
+    found["timeline"] = [] if dry else timeline(me)
+    return found
+
+
+def cases(dry: bool) -> list[dict]:
+    """The cases, the shortest first."""
+    both = tuple(itertools.product((True, False), ("forward", "both")))
+    few = [(True, "both"), (False, "forward")]
+    made = []
+    for N in TINY if dry else LENGTHS:
+        for D in (64,) if dry else (128, 64):
+            chosen = few if dry else [c for c in both if c[0]] if (N, D) == (LENGTHS[-1], 64) else both
+            for causal, passes in chosen:
+                made.append({"N": N, "D": D, "causal": causal, "passes": passes, "Hkv": 2 if dry else WIDTH // D})
+        if not dry:  # grouped heads: an eighth of the bytes
+            made.append({"N": N, "D": 128, "causal": True, "passes": "forward", "Hkv": 2})
+    return made
+
+
+def _inputs(me: Me, N: int, D: int, Hkv: int, dry: bool) -> tuple:
+    """Q, K, V and dO of N rows, normal random numbers: timings need no more agreement than their shapes."""
+    import torch
+
+    H = 2 if dry else WIDTH // D
+    make = functools.partial(torch.randn, device=me.device, dtype=torch.bfloat16)
+    return make(1, H, N, D), make(1, Hkv, N, D), make(1, Hkv, N, D), make(1, H, N, D)
+
+
+def _case(me: Me, dry: bool, skipped: list[str], N: int, D: int, causal: bool, passes: str, Hkv: int) -> list[tuple]:
+    """The rows of one case, of this rank. What fails on any rank is left out on all, and `skipped` says so."""
+    import torch
+
+    gc.collect()
+    backward, H = passes == "both", 2 if dry else WIDTH // D
+    whole = _inputs(me, N, D, Hkv, dry)
+    parts = [x[:, :, : N // me.ranks].contiguous() for x in whole]
+    calls, layouts = implementations(me, whole, parts, causal, backward, dry)
+    bursts = {}
+    for name in list(calls):
+        problem = _attempt(me, calls[name])
+        if problem:
+            skipped.append(f"{name}, N={N}, D={D}, causal {causal}, {passes}: {problem}")
+            del calls[name]
+        else:
+            ms = _slowest(me, _burst(me, calls[name], 1, warm=False))
+            bursts[name] = max(1, min(20, round(BURST_MS / ms))), ms < LONG_MS
+    order, rows = random.Random(N + D), []
+    for number in range(2 if dry else ROUNDS[N]):
+        for name in order.sample(list(calls), len(calls)):
+            ms = _burst(me, calls[name], *bursts[name])
+            shape = (1, H, N, N, D, Hkv)
+            rows.append(
+                (name.split(" · ")[0], me.ranks, layouts[name], passes, "bf16", int(causal), *shape, number, ms)
+            )
+    del calls, whole, parts
+    if not dry:
+        torch.cuda.empty_cache()
+    return rows
+
+
+Call = Callable[[], Any]
+
+
+def implementations(
+    me: Me, whole: tuple, parts: list, causal: bool, backward: bool, dry: bool
+) -> tuple[dict[str, Callable[[], contextlib.AbstractContextManager[Call]]], dict[str, str]]:
+    """By name, what prepares a call and gives it; and each one's layout. `whole`: the whole problem, which one GPU gets; `parts`: a
+    rank's share of it."""
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+    from ..run import op
+
+    q, k, v, do = (x.detach().requires_grad_(backward and i < 3) for i, x in enumerate(parts))
+    Q, K, V, dO = (x.detach().requires_grad_(backward and i < 3) for i, x in enumerate(whole))
+
+    def back(o: Any, of: tuple, grad: Any) -> None:
+        if backward:
+            torch.autograd.grad(o, of, grad)
+
+    def ours(function: Callable, layout: str, **options: Any) -> Callable:
+        plan = ring.agree(q, k, v, None, causal, layout)
+        return _ready(lambda: back(function(q, k, v, None, causal, layout, plan=plan, **options), (q, k, v), do))
+
+    one = op.operator(ring.forward_stem(Q, K, causal))
+    made = {ONE: _ready(lambda: back(one(Q, K, V, None, causal)[0], (Q, K, V), dO))}
+    layouts = {ONE: ""}
+    every = whole[0].shape[2] < LENGTHS[-1]  # of the longest only the one that counts
+    for layout in (ring.LAYOUTS if every else ("zigzag",)) if causal else ("contiguous",):
+        made[f"{STEM} · {layout}"], layouts[f"{STEM} · {layout}"] = ours(ring.ring_attention, layout), layout
+    layout = "zigzag" if causal else "contiguous"
+    if (
+        backward
+    ):  # of the gradients, the sums in any order, as one GPU's are by default; and one GPU's with the same bits
+        made[ANY], layouts[ANY] = ours(ring.ring_attention, layout, deterministic=False), layout
+        made[SAME], layouts[SAME] = functools.partial(_same_bits, made[ONE]), ""
+    alternatives = {"all-gather": ring.all_gather_attention}
+    if k.shape[1] % me.ranks == 0:
+        alternatives["Ulysses"] = ring.ulysses_attention
+    for name, function in alternatives.items():
+        made[name], layouts[name] = ours(function, layout), layout
+    if dry:
+        return made, layouts
+    made["all-gather + SDPA"] = ours(ring.all_gather_attention, layout, attend=_sdpa(sdpa))
+    layouts["all-gather + SDPA"] = layout
+    for method in ("allgather", "alltoall"):
+        name = PYTORCH.format(method)
+        made[name] = functools.partial(_context_parallel, me, method, whole, causal, backward)
+        layouts[name] = "zigzag" if causal else "contiguous"
+    return made, layouts
+
+
+def _ready(call: Call) -> Callable[[], contextlib.AbstractContextManager[Call]]:
+    return lambda: contextlib.nullcontext(call)
+
+
+@contextlib.contextmanager
+def _same_bits(prepare: Callable) -> Iterator[Call]:
+    """The same call with PyTorch's switch for deterministic algorithms on, by which our operators go."""
+    import torch
+
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # which would cost time, and is no part of the kernel
+    try:
+        with prepare() as call:
+            yield call
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.utils.deterministic.fill_uninitialized_memory = True
+
+
+def _sdpa(sdpa: Callable) -> Callable:
+    """cuDNN's attention for whole blocks. Its causal mask begins at the first key; of a run in the middle of the sequence PyTorch gives
+    a mask that ends at the last one to FlashAttention-2."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.attention.bias import causal_lower_right
+
+    def attend(q: Any, k: Any, v: Any, causal: bool, scale: float | None) -> Any:
+        grouped = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
+        if causal and q.shape[2] != k.shape[2]:
+            with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]):
+                return sdpa(q, k, v, attn_mask=causal_lower_right(q.shape[2], k.shape[2]), scale=scale, **grouped)
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return sdpa(q, k, v, is_causal=causal, scale=scale, **grouped)
+
+    return attend
+
+
+_mesh: list = []  # of PyTorch's context_parallel, made once
+
+
+@contextlib.contextmanager
+def _context_parallel(me: Me, method: str, whole: tuple, causal: bool, backward: bool) -> Iterator[Call]:
+    """PyTorch's own, with cuDNN's attention. Entering splits its buffers over the ranks, which no burst counts."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.experimental import context_parallel
+    from torch.distributed.tensor.experimental._attention import set_rotate_method
+    from torch.nn import functional
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    set_rotate_method(method)
+    buffers = [x.detach().clone() for x in whole]
+    if not _mesh:
+        _mesh.append(init_device_mesh("cuda", (me.ranks,)))
+    (mesh,) = _mesh
+    options = {"buffers": buffers, "buffer_seq_dims": [2] * 4, "no_restore_buffers": set(buffers)}
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION), context_parallel(mesh, **options):
+        q, k, v, do = buffers
+        q, k, v = (x.requires_grad_(backward) for x in (q, k, v))
+
+        def call() -> None:
+            grouped = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
+            o = functional.scaled_dot_product_attention(q, k, v, is_causal=causal, **grouped)
+            if backward:
+                torch.autograd.grad(o, (q, k, v), do)
+
+        yield call
+        for x in buffers:
+            x.requires_grad_(False)
+
+
+def _attempt(me: Me, prepare: Callable) -> str:
+    """Calls it once; what went wrong on any rank, in a line, or nothing. (A rank that raises inside a collective leaves the others
+    waiting, until the run's time is up: what can be refused is refused by all alike.)"""
+    problem = ""
+    try:
+        with prepare() as call:
+            call()
+            _synchronize(me)
+    except Exception as error:
+        problem = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
+    return "" if _all_agree(me, not problem) else problem or "failed on another rank"
+
+
+def _all_agree(me: Me, verdict: bool) -> bool:
+    import torch
+    import torch.distributed as dist
+
+    x = torch.tensor([float(verdict)], device=me.device)
+    dist.all_reduce(x, dist.ReduceOp.MIN)
+    return bool(x.item())
+
+
+def _synchronize(me: Me) -> None:
+    if me.device != "cpu":
+        import torch
+
+        torch.cuda.synchronize()
+
+
+def _slowest(me: Me, ms: float) -> float:
+    """Of all ranks' times the longest."""
+    import torch
+    import torch.distributed as dist
+
+    x = torch.tensor([ms], device=me.device)
+    dist.all_reduce(x, dist.ReduceOp.MAX)
+    return x.item()
+
+
+def _burst(me: Me, prepare: Callable, calls: int, warm: bool) -> float:
+    """Milliseconds per call of this rank, all ranks having begun together; warm: after a call that isn't counted."""
+    import torch
+    import torch.distributed as dist
+
+    with prepare() as call:
+        if warm:
+            call()
+        _synchronize(me)
+        dist.barrier()
+        if me.device == "cpu":
+            begin = time.perf_counter()
+            for _ in range(calls):
+                call()
+            return (time.perf_counter() - begin) * 1e3 / calls
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(calls):
+            call()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / calls
+
+
+def check(me: Me, dry: bool) -> str:
+    """Holds the ring's result and gradients to float64 by the error rule, and two runs to the same bits. AssertionError if it fails."""
+    import torch
+    import torch.distributed as dist
+
+    from ..run import reference
+    from ..run.check import compare
+
+    N, H = (16 * me.ranks, 2) if dry else (1024 * me.ranks, 4)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, do = (torch.randn(1, H, N, 64, generator=generator).bfloat16().to(me.device) for _ in range(4))
+    for layout in ("contiguous", "zigzag", "striped"):
+        runs = []
+        for _ in range(2):
+            mine = [ring.local(x, me.rank, me.ranks, layout).requires_grad_(i < 3) for i, x in enumerate((q, k, v, do))]
+            o = ring.ring_attention(*mine[:3], None, True, layout)
+            o.backward(mine[3])
+            runs.append([o.detach(), *(x.grad for x in mine[:3])])
+        same = range(1) if me.device == "cpu" or ring.forward_stem(q, k, True)[0] != "3" else range(4)
+        assert all(torch.equal(runs[0][i], runs[1][i]) for i in same), f"{layout}: not the same bits from run to run"
+        gathered = []
+        for x in runs[0]:
+            parts = [torch.empty_like(x) for _ in range(me.ranks)]
+            dist.all_gather(parts, x.contiguous())
+            gathered.append(ring.whole(parts, layout))
+        forward = reference.Case(f"O, {layout}", q, k, v, causal=True)
+        checked = compare(forward, (gathered[0], forward.baseline()[1]))
+        checked += compare(reference.Case(f"gradients, {layout}", q, k, v, do=do, causal=True), tuple(gathered[1:]))
+        wrong = [c.explain() for c in checked if not c.ok]
+        assert not wrong, "\n".join(wrong)
+    return f"O and gradients of N = {N}, causal, three layouts, against float64; twice, the same bits"
+
+
+def memories(me: Me, dry: bool) -> list[tuple]:
+    """Peak bytes of this rank's ring and of one GPU's kernel: what is allocated during a call, with the inputs."""
+    import torch
+
+    from ..run import op
+
+    rows = []
+    for N in () if dry else (16384, 65536, 262144, 1048576):
+        for name, ranks in ((ONE, 1), (STEM, me.ranks)):
+            if ranks == 1 and N > 262144:
+                continue  # its time tells nothing new, and takes seconds
+            gc.collect()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            q, k, v = _inputs(me, N // ranks, 128, WIDTH // 128, False)[:3]
+            if ranks == 1:
+                op.operator(ring.forward_stem(q, k, True))(q, k, v, None, True)
+            else:
+                ring.ring_attention(q, k, v, None, True, "zigzag")
+            torch.cuda.synchronize()
+            rows.append((name, ranks, "forward", 1, WIDTH // 128, N, 128, torch.cuda.max_memory_allocated() - before))
+    return rows
+
+
+def timeline(me: Me, N: int = 65536) -> list[tuple]:
+    """What runs on this rank's GPU during one forward pass: (rank, what, begin, end), milliseconds of the host's clock. what: "attention",
+    "merge", "transfer" or "other"."""
+    import torch
+    import torch.distributed as dist
+    from torch.profiler import ProfilerActivity, profile
+
+    q, k, v, _ = (x[:, :, : N // me.ranks].contiguous() for x in _inputs(me, N, 128, WIDTH // 128, False))
+    plan = ring.agree(q, k, v, None, True, "zigzag")
+    call = functools.partial(ring.ring_attention, q, k, v, None, True, "zigzag", plan=plan)
+    for _ in range(3):
+        call()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
+        dist.barrier()
+        torch.cuda.synchronize()
+        call()
+        torch.cuda.synchronize()
+    kinds = {"nccl": "transfer", "merge": "merge", "ping_pong": "attention", "causal_gqa": "attention"}
+    found = []
+    for event in seen.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA and not event.name.startswith("nccl:"):  # a mere label
+            what = next((kind for part, kind in kinds.items() if part in event.name.lower()), "other")
+            found.append((me.rank, what, event.time_range.start / 1e3, event.time_range.end / 1e3))
+    return found
+
+
+def run_largest(me: Me) -> str:
+    """One causal forward pass at the largest N, H·D = 2048, D = 128, whose tensors fill nine tenths of the ranks' memory."""
+    import torch
+
+    dry = me.device == "cpu"
+    memory = 2**21 if dry else torch.cuda.mem_get_info()[0]
+    H = 2 if dry else 16
+    per_token = ring_time.memory(ring_time.Problem(N=me.ranks, H=H, Hkv=H), me.ranks)
+    n = int(0.9 * memory / per_token) // 256 * 256
+    shape = (1, H, n, 128)
+    q, k, v = (torch.randn(shape, device=me.device, dtype=torch.bfloat16) for _ in range(3))
+    begin = time.perf_counter()
+    o = ring.ring_attention(q, k, v, None, True, "zigzag")
+    _synchronize(me)
+    seconds = time.perf_counter() - begin
+    assert o.isfinite().all()
+    peak = "" if dry else f", {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB at most"
+    return f"N = {n * me.ranks:,} on {me.ranks} ranks, causal, zigzag, H·D = {H * 128}: {seconds:.1f} s{peak}"

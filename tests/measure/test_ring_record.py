@@ -1,0 +1,64 @@
+"""The record of notebook 50 without a GPU: every implementation of ours runs, and what is made of the samples is right."""
+
+from __future__ import annotations
+
+import time
+
+import pandas as pd
+import pytest
+from ring_samples import samples
+
+from helpers import record
+from helpers.measure import ring as measured
+from helpers.record import schema
+from helpers.run import ring_time
+from helpers.run.ranks import launch
+
+CONDITIONS = {"device": "NVIDIA H200 x2", "driver": "1", "memory_mib": 1.0, "torch": "2", "cuda": "13", "python": "3"}
+
+
+def test_everything_of_ours_runs_on_the_emulator_and_is_checked():
+    results = launch(measured.run, 2, True, time.time(), device="cpu", quiet=True, timeout=300)
+    names = {row[0] for row in results[0]["times"]}
+    assert names == {measured.ONE, measured.STEM, measured.ANY, "all-gather", "Ulysses"}
+    (left,) = results[0]["skipped"]  # of the rungs that the emulator takes by default, the backward one can't
+    assert left.startswith(measured.SAME) and "no backward kernel" in left
+    assert "against float64" in results[0]["checked"]
+    assert [row[:-1] for row in results[0]["times"]] == [row[:-1] for row in results[1]["times"]]
+
+
+def test_speedups_are_formed_within_a_round():
+    (row,) = measured.summary(samples()).itertuples()
+    assert (row.speedup, row.lowest, row.highest) == pytest.approx((1.9, 1.9, 1.9))
+
+
+def test_the_model_is_held_against_them():
+    problem = ring_time.Problem(N=65536)
+    told = ring_time.speedup(problem, ring_time.Machine(), 2)
+    (row,) = measured.model_error(samples(told)).itertuples()
+    assert row.error == pytest.approx(0) and row.predicted == pytest.approx(told)
+
+
+def test_goals_are_held_against_the_least_that_was_reached():
+    peer = samples(1.6).replace({measured.STEM: "context_parallel allgather"}).query("layout != ''")
+    table = measured.goals(pd.concat([samples(1.9), peer])).set_index("what")
+    assert not table.loc["forward, N from 65536, over one GPU", "reached"]  # 1.92
+    assert table.loc["forward, over context_parallel", "least"] == pytest.approx(1.9 / 1.6)
+    assert table.loc["forward, over context_parallel", "reached"]
+
+
+def test_the_cases_come_shortest_first_and_tiny_in_a_dry_run():
+    lengths = [case["N"] for case in measured.cases(False)]
+    assert lengths == sorted(lengths) and {*lengths} == {*measured.LENGTHS}
+    assert {case["N"] for case in measured.cases(True)} == {*measured.TINY}
+
+
+def test_a_record_is_saved_beside_those_of_one_gpu_and_is_sound(tmp_path):
+    known = CONDITIONS | {"date": "2026-11-23"}
+    path = record.save("50_ring", "ring", samples(), known=known, root=tmp_path, rungs=["50_ring", *measured.HOPPER])
+    assert path.parent.name == "nvidia-h200-x2" and schema.faults(path) == []
+    found = record.load("50_ring", "ring", device="NVIDIA H200 x2", root=tmp_path)
+    assert not found["stale"].any() and len(measured.summary(found)) == 1
+    wrong = samples().query("round < 2")
+    path = record.save("50_ring", "ring", wrong, known=known, root=tmp_path, rungs=["50_ring", *measured.HOPPER])
+    assert "2 rounds of something" in schema.faults(path)[0]

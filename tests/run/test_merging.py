@@ -1,0 +1,85 @@
+"""kernels/50_ring.cu, which merges partial results: right, in place too, race-free, and no byte moved twice."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from helpers import CallError, check, load, rung, sass, xray
+from helpers.run import merging
+
+EMULATOR_AND_GPU = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+
+
+def parts(D: int = 64, N: int = 40, kind: torch.dtype = torch.float16, device: str = "cpu") -> tuple:
+    torch.manual_seed(D + N)
+    o, lse = torch.randn(2, 1, 3, N, D, device=device), torch.randn(2, 1, 3, N, device=device)
+    return o[0], lse[0], o[1].to(kind, copy=True), lse[1].clone()
+
+
+@EMULATOR_AND_GPU
+def test_every_case_is_within_the_error_budget(device):
+    check(load("50_ring", device=device, quiet=True), merging.cases(device=device)).require()
+
+
+@EMULATOR_AND_GPU
+def test_in_place_it_gives_the_same_bits_and_leaves_other_rows(device):
+    kernel, (o_a, lse_a, o_b, lse_b) = load("50_ring", device=device, quiet=True), parts(device=device)
+    o, lse = kernel(o_a, lse_a, o_b, lse_b)
+    whole, its_lse = torch.cat([o_a, o_a], 2), torch.cat([lse_a, lse_a], 2)
+    rows = whole[:, :, 40:], its_lse[:, :, 40:]
+    kernel(*rows, o_b, lse_b, out=rows)
+    assert torch.equal(whole[:, :, 40:], o) and torch.equal(its_lse[:, :, 40:], lse)
+    assert torch.equal(whole[:, :, :40], o_a) and torch.equal(its_lse[:, :, :40], lse_a)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16])
+def test_every_byte_moves_once_and_nothing_is_wrong(kind):
+    """N = 37: no multiple of the rows of a block."""
+    inputs = parts(N=37, kind=kind)
+    seen = xray("50_ring", *inputs)
+    assert not seen.findings and seen.total(space="global").excess == 0
+    moved = seen.tensors
+    sizes = {"O_a": 4, "O_b": inputs[2].element_size(), "O": 4}
+    for name, size in sizes.items():
+        assert moved.loc[name, ["bytes_read", "bytes_written"]].sum() == 3 * 37 * 64 * size
+    for name in ("LSE_a", "LSE_b", "LSE"):
+        assert moved.loc[name, ["bytes_read", "bytes_written"]].sum() == 3 * 37 * 4
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "case"),
+    [
+        ("m == -FA_INFINITY ? 0.f : m", "m", "without a key"),
+        ("l > 0.f ? 1.f / l : 0.f", "1.f / l", "both without a key"),
+        ("w_a * x_a[e] + w_b * x_b[e]", "w_a * x_a[e] + x_b[e]", "a far above b"),
+        ("fmaxf(lse_a, lse_b)", "lse_a", "b far above a"),
+        ("if (!inside) return;", "", "N=1"),
+    ],
+)
+def test_the_cases_notice_a_seeded_bug(old, new, case):
+    kernel = load(source=rung("50_ring").replace(old, new), device="cpu", quiet=True)
+    failures = check(kernel, merging.cases(("fp16",))).failures
+    assert any(case in failure.case for failure in failures)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_nvcc_compiles_it_without_spills(arch):
+    used = sass.resources(rung("50_ring"), arch)
+    assert len(used) == 27  # 3 D; fp32 alone, and 4 mixtures of each 16-bit type with it
+    assert used["registers"].max() <= 32, "256 threads of 32 registers: eight blocks fill an SM's 2048 places"
+    assert not used[["spill_store_bytes", "spill_load_bytes", "stack_bytes"]].any(axis=None)
+
+
+def test_what_it_does_not_take_is_said():
+    kernel, (o_a, lse_a, o_b, lse_b) = load("50_ring", device="cpu", quiet=True), parts()
+    for inputs, words in (
+        ((o_a, lse_a, o_b), "takes o_a, lse_a, o_b, lse_b; 3 inputs came"),
+        ((o_a.bfloat16(), lse_a, o_b, lse_b), "o_a is torch.bfloat16.*has to be torch.float16 or torch.float32"),
+        ((o_a[:, :, 1:], lse_a, o_b, lse_b), r"o_a is .*\(1, 3, 39, 64\)"),
+        ((o_a, lse_a.double(), o_b, lse_b), "lse_a is torch.float64"),
+        ((o_a, lse_a, o_b, lse_b[:, :, 1:]), "lse_b is"),
+        ((o_a[..., :48], lse_a, o_b[..., :48], lse_b), "head dimension 48"),
+    ):
+        with pytest.raises(CallError, match=words):
+            kernel(*inputs)

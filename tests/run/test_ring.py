@@ -1,0 +1,126 @@
+"""Attention over several ranks against float64, with gradients: every layout, uneven lengths, grouped heads, all dtypes."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import ring_programs as programs
+import torch
+
+from helpers import compare, load, merging, reference, ring
+
+RING, GATHER, ULYSSES = "ring_attention", "all_gather_attention", "ulysses_attention"
+EVERYWHERE = [  # at every number of ranks
+    {"how": RING, "N": 48},
+    {"how": RING, "N": 53, "H": 4, "Hkv": 2},  # uneven, and grouped heads
+    {"how": RING, "N": 53, "causal": True},
+    {"how": RING, "N": 48, "causal": True, "layout": "zigzag", "again": True},
+    {"how": RING, "N": 53, "causal": True, "layout": "striped"},
+    {"how": RING, "N": 48, "D": 128, "dtype": "bf16", "H": 4, "Hkv": 1, "causal": True, "layout": "zigzag"},
+    {"how": RING, "N": 53, "dtype": "fp32"},
+    {"how": GATHER, "N": 53, "H": 4, "Hkv": 2},
+    {"how": GATHER, "N": 53, "causal": True},
+    {"how": GATHER, "N": 48, "causal": True, "layout": "zigzag"},
+]
+HOPPER = {"kernel": "32_ping_pong", "N": 48, "how": RING, "again": True}  # 32 and 33: the same bits, gradients too
+RUNS = {
+    2: [
+        *EVERYWHERE,
+        HOPPER | {"causal": True, "layout": "zigzag"},
+        HOPPER | {"N": 49, "causal": True, "layout": "striped", "B": 2},
+        {"how": RING, "N": 40, "rows": [9, 31], "causal": True},  # as uneven as can be
+        {"how": ULYSSES, "N": 53, "H": 4, "Hkv": 2, "causal": True, "layout": "striped"},
+        {"how": ULYSSES, "N": 48, "causal": True, "layout": "zigzag"},
+        {"how": ULYSSES, "N": 53, "dtype": "bf16"},
+    ],
+    3: [*EVERYWHERE, {"how": RING, "N": 5, "causal": True, "layout": "striped"}],  # ranks of one row and of two
+    4: [*EVERYWHERE, {"how": ULYSSES, "N": 56, "H": 4, "Hkv": 4, "causal": True, "layout": "zigzag"}],
+}
+
+
+@cache
+def results(ranks: int) -> list:
+    """Of every rank what programs.attend gives for RUNS[ranks]."""
+    return ring.launch(programs.attend, ranks, RUNS[ranks], device="cpu", timeout=400, quiet=True)
+
+
+def held(run: dict, ranks: int, found: list) -> None:
+    """A run's results, put together, against float64 by the error rule."""
+    run = {**run}
+    causal, layout = run.pop("causal", False), run.pop("layout", "contiguous")
+    rows = [run.pop(name, None) for name in ("how", "rows", "again", "kernel")][1]
+    q, k, v, do = programs.tensors(**run)
+    parts = [list(x) for x in zip(*found)]
+    o, *grads = [torch.cat(x, 2) if rows else ring.whole(x, layout) for x in parts]
+    forward = reference.Case("o", q, k, v, causal=causal)
+    checked = compare(forward, (o, forward.baseline()[1])) + compare(
+        reference.Case("gradients", q, k, v, do=do, causal=causal), tuple(grads)
+    )
+    assert all(c.ok for c in checked), "\n".join(c.explain() for c in checked if not c.ok)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "number"), [(ranks, number) for ranks, runs in RUNS.items() for number in range(len(runs))]
+)
+def test_is_within_the_error_rule_of_one_kernel(ranks, number):
+    held(RUNS[ranks][number], ranks, [of_rank[number] for of_rank in results(ranks)])
+
+
+def test_more_than_two_parts_are_summed_up_in_float32():
+    """Four finished parts, each rounded to 16 bits, merged in float64: the ring's O is that, rounded once."""
+    attend = load("20_causal_gqa", device="cpu", quiet=True)
+    q, k, v = ([part.contiguous() for part in x.split(12, 2)] for x in programs.tensors(48)[:3])
+    for rank, of_rank in enumerate(results(4)):
+        o, lse = torch.zeros(q[rank].shape).double(), torch.full(q[rank].shape[:3], -torch.inf).double()
+        for keys, values in zip(k, v):
+            o, lse = merging.merge(o, lse, *attend(q[rank], keys, values))
+        ulp = torch.finfo(torch.float16).eps * 2.0 ** o.abs().log2().floor().clamp(min=-14)
+        assert ((of_rank[0][0].double() - o).abs() / ulp).max() < 1
+
+
+def test_one_rank_is_one_kernel():
+    runs = [{"how": RING, "N": 33, "causal": True, "layout": "striped"}, {"how": RING, "N": 34, "dtype": "bf16"}]
+    (found,) = ring.launch(programs.attend, 1, runs, device="cpu", quiet=True)
+    for run, parts in zip(runs, found):
+        held(run, 1, [parts])
+
+
+def test_what_a_rank_has_wrong_every_rank_says():
+    expected = {
+        "shape": "rank 1: q (1, 2, 8, 64), k (1, 1, 8, 32), v (1, 2, 8, 64); each rank has as many keys as queries, "
+        "and H a multiple of Hkv",
+        "heads": "rank 1 has q (1, 1, n, 64), rank 0 (1, 2, n, 64); they have to be the same",
+        "dtype": "rank 1 has dtype torch.bfloat16, rank 0 torch.float16; they have to be the same",
+        "mask": "rank 1 has causal True, rank 0 False; they have to be the same",
+        "zigzag": "the ranks have 8, 7 rows; zigzag needs the same even number of each",
+        "varlen": "ring attention takes no cu_seqlens (varlen): split the batch by sequences, or pad them",
+        "fp32": "float32 goes through 04_fa2_fp32, which doesn't take a causal mask: use fp16 or bf16",
+    }
+    for of_rank in ring.launch(programs.refusals, 2, list(expected), device="cpu"):
+        assert of_rank == list(expected.values())
+
+
+def test_the_rows_of_all_ranks_are_the_sequence():
+    x = torch.arange(2 * 3 * 48 * 4.0).view(2, 3, 48, 4)
+    for layout in ring.LAYOUTS:
+        parts = [ring.local(x, rank, 4, layout) for rank in range(4)]
+        assert torch.equal(ring.whole(parts, layout), x)
+
+
+# On GPUs, the same: one each with NCCL; two ranks on one with gloo
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_on_gpus(ranks):
+    runs = [
+        {"how": RING, "N": 512},
+        {"how": RING, "N": 512, "causal": True, "layout": "zigzag", "D": 128, "dtype": "bf16", "again": True},
+        {"how": RING, "N": 509, "causal": True, "layout": "striped", "H": 4, "Hkv": 2},
+        {"how": GATHER, "N": 512, "causal": True, "layout": "zigzag"},
+        {"how": ULYSSES, "N": 512, "H": 4, "Hkv": 4, "causal": True, "layout": "zigzag"},
+    ]
+    found = ring.launch(programs.attend, ranks, runs, timeout=300, quiet=True)
+    for number, run in enumerate(runs):
+        held(run, ranks, [of_rank[number] for of_rank in found])

@@ -1,0 +1,125 @@
+"""What ranks run in the tests of helpers/run/ring.py and ranks.py."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import torch
+
+from helpers import ring
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+def tensors(N: int, H: int = 2, Hkv: int = 2, D: int = 64, dtype: str = "fp16", B: int = 1) -> list[torch.Tensor]:
+    """Q, K, V and dO of a whole sequence, the same in every process."""
+    generator = torch.Generator().manual_seed(N + H + D)
+    shapes = [(B, h, N, D) for h in (H, Hkv, Hkv, H)]
+    return [torch.randn(*shape, generator=generator).to(DTYPES[dtype]) for shape in shapes]
+
+
+def attend(me, runs: list[dict]) -> list:
+    """Of each run O, dQ, dK, dV of this rank. A run: `how` (the name of a function of ring), causal, layout, and the arguments of
+    `tensors`; rows: how many each rank has, of a contiguous layout; backward: False for O alone; again: twice, compared bit by bit."""
+    found = []
+    for run in runs:
+        run = dict(run)
+        how, causal, layout = run.pop("how"), run.pop("causal", False), run.pop("layout", "contiguous")
+        rows, backward, again = run.pop("rows", None), run.pop("backward", True), run.pop("again", False)
+        kernel = {"kernel": run.pop("kernel")} if "kernel" in run else {}
+        whole = tensors(**run)
+        if rows:
+            parts = [x.split(rows, 2)[me.rank].contiguous() for x in whole]
+        else:
+            parts = [ring.local(x, me.rank, me.ranks, layout) for x in whole]
+        results = []
+        for _ in range(1 + again):
+            q, k, v, do = (x.to(me.device, copy=True) for x in parts)
+            q, k, v = (x.requires_grad_(backward) for x in (q, k, v))
+            o = getattr(ring, how)(q, k, v, None, causal, layout, **kernel)
+            if backward:
+                o.backward(do)
+            results.append([x.detach().cpu() for x in ((o, q.grad, k.grad, v.grad) if backward else (o,))])
+        assert all(torch.equal(x, y) for x, y in zip(results[0], results[-1])), "not the same bits"
+        found.append(results[0])
+    return found
+
+
+def refused(me, name: str) -> str:
+    """What a call says that some rank makes wrongly."""
+    q, k, v, _ = tensors(8)
+    causal, layout, options = False, "contiguous", {}
+    if name == "shape" and me.rank == 1:
+        k = k[:, :1, :, :32]
+    if name == "heads" and me.rank == 1:
+        q, k, v = (x[:, :1] for x in (q, k, v))
+    if name == "dtype" and me.rank == 1:
+        q, k, v = (x.bfloat16() for x in (q, k, v))
+    if name == "mask":
+        causal = me.rank == 1
+    if name == "zigzag":
+        causal, layout = True, "zigzag"
+        q, k, v = (x[:, :, : 8 - me.rank] for x in (q, k, v))
+    if name == "varlen":
+        options["cu_seqlens"] = torch.tensor([0, 8])
+    if name == "fp32":
+        q, k, v, causal = q.float(), k.float(), v.float(), True
+    try:
+        ring.ring_attention(q, k, v, None, causal, layout, **options)
+    except ValueError as error:
+        return str(error)
+    return "taken"
+
+
+def refusals(me, names: list[str]) -> list[str]:
+    return [refused(me, name) for name in names]
+
+
+def speaks(me, number: int) -> int:
+    me.say(f"{number} of {me.ranks}")
+    return number + me.rank
+
+
+def dies(me) -> None:
+    """Rank 1 is killed while rank 0 waits for its message."""
+    import torch.distributed as dist
+
+    if me.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.recv(torch.zeros(1), 1)
+
+
+def leaves(me) -> None:
+    if me.rank == 1:
+        os._exit(7)
+    time.sleep(60)
+
+
+def raises(me) -> None:
+    import torch.distributed as dist
+
+    if me.rank == 1:
+        raise KeyError("no such thing")
+    dist.recv(torch.zeros(1), 1)
+
+
+def wrong_shape(me) -> None:
+    q, k, v, _ = tensors(8)
+    ring.ring_attention(*((x[..., :32] if me.rank == 1 else x) for x in (q, k, v)))
+
+
+def hangs(me) -> None:
+    import torch.distributed as dist
+
+    if me.rank == 1:
+        time.sleep(60)
+    dist.recv(torch.zeros(1), 1)
+
+
+def waits(me, file: str) -> None:
+    """Writes its process number, and waits."""
+    with open(f"{file}.{me.rank}", "w") as out:
+        out.write(str(os.getpid()))
+    time.sleep(60)
