@@ -14,6 +14,7 @@ from pathlib import Path
 import nbformat
 
 from ..ladder.paths import NOTEBOOKS
+from .links import linked
 from .numbers import renewed
 
 HEADER = """\
@@ -83,10 +84,10 @@ def text_of(notebook: nbformat.NotebookNode) -> str:
 
 
 def to_notebook(stem: str, folder: Path = NOTEBOOKS) -> int:
-    """Writes src/<stem>.py, with its numbers as the records give them (numbers.py), into <stem>.ipynb and returns how many cells
-    are new; the others keep their outputs."""
+    """Writes src/<stem>.py, with its links (links.py) and its numbers as the records give them (numbers.py), into <stem>.ipynb and
+    returns how many cells are new; the others keep their outputs."""
     path, text = folder / f"{stem}.ipynb", folder / "src" / f"{stem}.py"
-    text.write_text(renewed(text.read_text()))
+    text.write_text(linked(renewed(text.read_text()), stem, folder))
     notebook = nbformat.read(path, as_version=4)
     old: dict[tuple[str, str], list[nbformat.NotebookNode]] = {}
     for cell in reversed(notebook.cells):

@@ -9,6 +9,8 @@
 # %% [markdown]
 # # 00 · Start here
 #
+# [glossary](glossary.md) | [01 · Naive attention, three kernels →](01_naive.ipynb)
+#
 # **After this notebook you can**
 # - explain how the series is built: one kernel file per idea, two back ends, one check;
 # - do: load a kernel, break one line of it, see what the check says, and type a kernel of your own into a cell;

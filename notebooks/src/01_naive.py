@@ -9,6 +9,8 @@
 # %% [markdown]
 # # 01 · Naive attention, three kernels
 #
+# [← 00 · Start here](00_start_here.ipynb) | [01_naive.cu](../kernels/01_naive.cu) | [glossary](glossary.md) | [02 · Online softmax →](02_online_softmax.ipynb)
+#
 # **After this notebook you can**
 # - explain what attention computes, and why two of its intermediates grow with the square of the sequence length;
 # - do: predict, to the byte, what a kernel's threads ask of memory, and check the prediction;

@@ -9,6 +9,8 @@
 # %% [markdown]
 # # 02 · Online softmax
 #
+# [← 01 · Naive attention, three kernels](01_naive.ipynb) | [02_online_softmax.cu](../kernels/02_online_softmax.cu) | [glossary](glossary.md) | [03 · FlashAttention-1 in fp32 →](03_fa1_fp32.ipynb)
+#
 # **After this notebook you can**
 # - explain how a softmax is computed without knowing the whole row, and prove that the order of the parts does not matter;
 # - do: write the merge of two partial results, in numpy and in a kernel, with the empty part handled;

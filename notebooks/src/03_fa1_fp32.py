@@ -9,6 +9,8 @@
 # %% [markdown]
 # # 03 · FlashAttention-1 in fp32
 #
+# [← 02 · Online softmax](02_online_softmax.ipynb) | [03_fa1_fp32.cu](../kernels/03_fa1_fp32.cu) | [glossary](glossary.md) | [04 · FlashAttention-2 in fp32 →](04_fa2_fp32.ipynb)
+#
 # **After this notebook you can**
 # - explain how attention is computed one tile of keys at a time, and what each row has to remember between tiles;
 # - do the byte count of a tiled kernel by hand, tensor by tensor, and have it confirmed to the byte by a run;

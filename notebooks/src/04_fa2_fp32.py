@@ -9,6 +9,8 @@
 # %% [markdown]
 # # 04 · FlashAttention-2 in fp32
 #
+# [← 03 · FlashAttention-1 in fp32](03_fa1_fp32.ipynb) | [04_fa2_fp32.cu](../kernels/04_fa2_fp32.cu) | [glossary](glossary.md) | [10 · Tensor cores →](10_fa2_mma_fp16.ipynb)
+#
 # **After this notebook you can**
 # - explain what FlashAttention-2 changed, point by point, and what each change is worth in bytes, CTAs and instructions;
 # - do the arithmetic of a register tile: bytes of shared memory per FLOP, as threads ask for them and as wavefronts deliver them;

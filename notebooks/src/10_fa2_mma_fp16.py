@@ -9,6 +9,8 @@
 # %% [markdown]
 # # 10 · Tensor cores: who holds what
 #
+# [← 04 · FlashAttention-2 in fp32](04_fa2_fp32.ipynb) | [10_fa2_mma_fp16.cu](../kernels/10_fa2_mma_fp16.cu) | [glossary](glossary.md) | [11 · Swizzled →](11_swizzled.ipynb)
+#
 # **After this notebook you can**
 # - say which lane of a warp holds which element of the three matrices of `mma.sync`, and why it matters;
 # - explain how a tile gets from shared memory into that arrangement with `ldmatrix`, and when it has to be transposed on the way;

@@ -9,6 +9,8 @@
 # %% [markdown]
 # # 11 · Swizzled: no bank conflicts
 #
+# [← 10 · Tensor cores](10_fa2_mma_fp16.ipynb) | [11_swizzled.cu](../kernels/11_swizzled.cu) | [glossary](glossary.md) | [12 · Double-buffered →](12_double_buffered.ipynb)
+#
 # **After this notebook you can**
 # - derive an XOR swizzle for a tile of any row length, and prove that it has no conflicts;
 # - see the conflicts of a kernel, line by line and bank by bank, and make them come and go by editing one line;

@@ -9,6 +9,8 @@
 # %% [markdown]
 # # 12 · Double-buffered: copy while you multiply
 #
+# [← 11 · Swizzled](11_swizzled.ipynb) | [12_double_buffered.cu](../kernels/12_double_buffered.cu) | [glossary](glossary.md) | [13 · Tuned →](13_tuned.ipynb)
+#
 # **After this notebook you can**
 # - write a software pipeline with `cp.async`, its groups and its waits, and say what each wait promises and to whom;
 # - count barriers, and argue that one per tile is enough;

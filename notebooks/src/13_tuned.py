@@ -9,6 +9,8 @@
 # %% [markdown]
 # # 13 · Tuned: past FlashAttention-2
 #
+# [← 12 · Double-buffered](12_double_buffered.ipynb) | [13_tuned.cu](../kernels/13_tuned.cu) | [glossary](glossary.md) | [20 · Causal masks and grouped heads →](20_causal_gqa.ipynb)
+#
 # **After this notebook you can**
 # - draw up a kernel's budget: how long each unit of an SM is busy with a tile, and which one is the longest;
 # - take a fast kernel further in steps of one idea each, and predict from the budget which step pays;

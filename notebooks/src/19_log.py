@@ -9,6 +9,8 @@
 # %% [markdown]
 # # 19 · Log: every draft of 13
 #
+# [← 13 · Tuned](13_tuned.ipynb) | [glossary](glossary.md) | [20 · Causal masks and grouped heads →](20_causal_gqa.ipynb)
+#
 # What was tried and measured on the way from [12](12_double_buffered.ipynb) to [13](13_tuned.ipynb), what came of it and why, as recorded. No lesson and no exercises; [13](13_tuned.ipynb) has the steps that teach.
 
 # %%

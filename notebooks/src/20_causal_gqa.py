@@ -10,6 +10,8 @@
 # %% [markdown]
 # # 20 · Causal masks and grouped heads
 #
+# [← 13 · Tuned](13_tuned.ipynb) | [20_causal_gqa.cu](../kernels/20_causal_gqa.cu) | [glossary](glossary.md) | [21 · Split the keys, merge the states →](21_split_kv.ipynb)
+#
 # **After this notebook you can**
 # - say which keys a query sees under a causal mask and a window, with as many keys as queries, more, or fewer;
 # - derive from that which tiles a kernel may skip, and prove from its reads that it does skip them;

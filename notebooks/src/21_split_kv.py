@@ -10,6 +10,8 @@
 # %% [markdown]
 # # 21 · Split the keys, merge the states
 #
+# [← 20 · Causal masks and grouped heads](20_causal_gqa.ipynb) | [21_split_kv.cu](../kernels/21_split_kv.cu) | [glossary](glossary.md) | [22 · Backward →](22_backward_fp32.ipynb)
+#
 # **After this notebook you can**
 # - say why one query at a time leaves a GPU idle, and what time its bytes must take all the same;
 # - merge finished outputs with nothing but their LSE, and prove that the order makes no difference;

@@ -10,6 +10,8 @@
 # %% [markdown]
 # # 22 · Backward: gradients without P
 #
+# [← 21 · Split the keys, merge the states](21_split_kv.ipynb) | [22_backward_fp32.cu](../kernels/22_backward_fp32.cu) | [glossary](glossary.md) | [23 · Backward on tensor cores →](23_backward_mma.ipynb)
+#
 # **After this notebook you can**
 # - derive the gradients of attention line by line, and hold every line against autograd;
 # - say what the forward pass has to keep for the backward pass, in bytes, and why it is one number per query;

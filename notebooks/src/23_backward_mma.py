@@ -10,6 +10,8 @@
 # %% [markdown]
 # # 23 · Backward on tensor cores: P and dS are born as operands
 #
+# [← 22 · Backward](22_backward_fp32.ipynb) | [23_backward_mma.cu](../kernels/23_backward_mma.cu) | [glossary](glossary.md) | [24 · In a model →](24_in_a_model.ipynb)
+#
 # **After this notebook you can**
 # - say for each of ten operands whether it comes by `ldmatrix`, by `ldmatrix.trans` or not at all, and why;
 # - decide which way round to form a product by asking who needs its result next;

@@ -10,6 +10,8 @@
 # %% [markdown]
 # # 24 · In a model
 #
+# [← 23 · Backward on tensor cores](23_backward_mma.ipynb) | [glossary](glossary.md) | [30 · TMA and wgmma →](30_tma_wgmma.ipynb)
+#
 # **After this notebook you can**
 # - put a kernel of your own under a PyTorch model, with gradients, `torch.compile` and checkpointing;
 # - say whether two loss curves are *the same*, with a yardstick instead of an eye;

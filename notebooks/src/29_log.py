@@ -10,6 +10,8 @@
 # %% [markdown]
 # # 29 · Log: what else was tried for 20 to 23
 #
+# [← 24 · In a model](24_in_a_model.ipynb) | [glossary](glossary.md) | [30 · TMA and wgmma →](30_tma_wgmma.ipynb)
+#
 # An appendix to notebooks [20](20_causal_gqa.ipynb) to [23](23_backward_mma.ipynb): drafts with what was expected of each before it ran, how much measurements differ from one run to the next, and figures that the notebooks leave out. All of it is read from the records in `data/`. There is nothing to solve here.
 # %%
 import importlib.util, os, sys  # on Colab, Kaggle or a hub: takes the series from the folder above, or fetches it

@@ -9,6 +9,8 @@
 # %% [markdown]
 # # 30 · TMA and wgmma: tiles move and multiply by themselves
 #
+# [← 24 · In a model](24_in_a_model.ipynb) | [30_tma_wgmma.cu](../kernels/30_tma_wgmma.cu) | [glossary](glossary.md) | [31 · Warp-specialised →](31_warp_specialized.ipynb)
+#
 # **After this notebook you can**
 # - describe a tile to Hopper's copy engine, and say where each of its 16-byte chunks lands;
 # - follow an mbarrier through its phases, and say what a thread that waits there is waiting for: arrivals, or bytes;

@@ -9,6 +9,8 @@
 # %% [markdown]
 # # 31 · Warp-specialised: one fetches, the others multiply
 #
+# [← 30 · TMA and wgmma](30_tma_wgmma.ipynb) | [31_warp_specialized.cu](../kernels/31_warp_specialized.cu) | [glossary](glossary.md) | [32 · Ping-pong →](32_ping_pong.ipynb)
+#
 # **After this notebook you can**
 # - divide a kernel into roles, and say of each what it waits for, what it gives away and how many registers it needs;
 # - do the sums of `setmaxnreg`: what a launch deals out, what one warpgroup gives back and others may take;

@@ -9,6 +9,8 @@
 # %% [markdown]
 # # 32 · Ping-pong: exponentials under products
 #
+# [← 31 · Warp-specialised](31_warp_specialized.ipynb) | [32_ping_pong.cu](../kernels/32_ping_pong.cu) | [glossary](glossary.md) | [33 · Backward on Hopper →](33_backward_wgmma.ipynb)
+#
 # **After this notebook you can**
 # - draw up, in clocks, what a tile costs the units of an SM, and say what can hide under what;
 # - follow a warpgroup that has two products under way, and several warpgroups that take turns;

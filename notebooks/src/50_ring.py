@@ -9,6 +9,8 @@
 # %% [markdown]
 # # 50 · Attention across GPUs
 #
+# [← 33 · Backward on Hopper](33_backward_wgmma.ipynb) | [50_ring.cu](../kernels/50_ring.cu) | [glossary](glossary.md) | [90 · Proving it right →](90_proving_it_right.ipynb)
+#
 # **After this notebook you can**
 # - split the attention of one long sequence over several GPUs, forward and backward, with exact results;
 # - say how many bytes a ring moves, and from which length on the kernel hides them;

@@ -9,6 +9,8 @@
 # %% [markdown]
 # # 90 · Proving it right
 #
+# [← 50 · Attention across GPUs](50_ring.ipynb) | [glossary](glossary.md) | [91 · The bug museum →](91_bug_museum.ipynb)
+#
 # **After this notebook you can**
 # - explain why a fixed tolerance passes wrong attention kernels, and what an error budget does instead;
 # - write tests that catch a given wrong kernel: by an input made to break it, or by a property that needs no reference;

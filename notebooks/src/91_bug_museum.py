@@ -9,6 +9,8 @@
 # %% [markdown]
 # # 91 · The bug museum
 #
+# [← 90 · Proving it right](90_proving_it_right.ipynb) | [glossary](glossary.md) | [92 · The X-ray against hardware →](92_xray_against_hardware.ipynb)
+#
 # **After this notebook you can**
 # - explain fifteen bugs that attention kernels have had or could have, each a change of a line or two;
 # - find the wrong line from the shape of an error map, a message or an X-ray;

@@ -9,6 +9,8 @@
 # %% [markdown]
 # # 92 · The X-ray against hardware
 #
+# [← 91 · The bug museum](91_bug_museum.ipynb) | [glossary](glossary.md) | [99 · The ladder →](99_the_ladder.ipynb)
+#
 # **After this notebook you can**
 # - explain how the X-ray knows what a kernel does to memory without a GPU, from the access of one lane to a race;
 # - do its central computation yourself: from 32 addresses to wavefronts and sectors;

@@ -9,6 +9,8 @@
 # %% [markdown]
 # # 99 · The ladder
 #
+# [← 92 · The X-ray against hardware](92_xray_against_hardware.ipynb) | [glossary](glossary.md)
+#
 # **After this notebook you can**
 # - read the forward passes of the series off one board: what each rung is worth, and what it costs in lines, seconds and memory (decode and the backward passes have boards of their own, in 21, 22, 23 and 33);
 # - set a published figure beside your own, and say when that is fair;

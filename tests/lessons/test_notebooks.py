@@ -24,7 +24,7 @@ from nbclient.exceptions import CellExecutionError
 
 from helpers import record, show
 from helpers.ladder import rung as ladder
-from helpers.lessons import execute, numbers, pairs, watch
+from helpers.lessons import execute, links, numbers, pairs, watch
 
 FOLDER = execute.NOTEBOOKS
 STEMS = sorted(path.stem for path in FOLDER.glob("[0-9][0-9]_*.ipynb"))
@@ -150,6 +150,14 @@ def test_numbers_in_prose_are_the_records(stem):
     assert text == numbers.renewed(text), f"run: python -m helpers notebooks {stem} --from-text"
 
 
+@every
+def test_leads_to_its_neighbours(stem):
+    text = (FOLDER / "src" / f"{stem}.py").read_text()
+    assert links.line(stem) in text and text == links.linked(text, stem), (
+        f"run: python -m helpers notebooks {stem} --from-text"
+    )
+
+
 # Built as promised
 
 
@@ -189,7 +197,7 @@ def test_cells_are_short(stem):
 
 @every_lesson
 def test_is_read_in_an_hour(stem):
-    text = "\n".join(texts(read(stem), "markdown"))
+    text = "\n".join(texts(read(stem), "markdown")).replace(links.line(stem), "")
     words = len(re.sub(r"<details>.*?</details>|<!--.*?-->", "", text, flags=re.DOTALL).split())
     assert words <= (3500 if stem in HARD else MOST_WORDS)
     assert int(re.search(r"\*\*Time\*\* (\d+) minutes", text)[1]) <= MOST_MINUTES
