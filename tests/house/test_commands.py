@@ -27,6 +27,7 @@ COMMANDS = [
     "run",
     "bench",
     "exercise",
+    "grade",
     "record",
     "goals",
     "readme",
