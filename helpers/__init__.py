@@ -64,6 +64,10 @@ _LESSONS = {
     "timeline": "measure.timeline",
     "tile_player": "run.walk:tile_player",
     "exercise": "lessons.exercise",
+    "blank": "lessons.forms:blank",
+    "hint": "lessons.forms:hint",
+    "tasks": "lessons.forms:tasks",
+    "progress": "lessons.progress:progress",
     "predict": "lessons.predict:predict",
     "draw": "lessons.drawings.basics",
     "draw_backward": "lessons.drawings.backward",
@@ -108,7 +112,7 @@ def __dir__() -> list[str]:
 
 
 def load_ipython_extension(shell: typing.Any) -> None:
-    """What `%load_ext helpers` calls: registers `%%kernel`."""
+    """What `%load_ext helpers` calls: registers `%%kernel` and `%%region`."""
     from .magic import register
 
     register(shell)

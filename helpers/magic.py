@@ -24,13 +24,40 @@ B, H, N = 1, 8, 1024  # of the one timing, on a GPU only
 
 
 def register(shell: InteractiveShell) -> None:
-    """Makes `%%kernel` known to IPython; `%load_ext helpers` calls it."""
+    """Makes `%%kernel` and `%%region` known to IPython; `%load_ext helpers` calls it."""
 
     def kernel(line: str, cell: str) -> None:
         run_cell(shell, line, cell)
 
+    def region(line: str, cell: str) -> None:
+        run_region(shell, line, cell)
+
     kernel.__doc__ = __doc__
     shell.register_magic_function(kernel, "cell", "kernel")
+    from .lessons import typed
+
+    region.__doc__ = typed.__doc__
+    shell.register_magic_function(region, "cell", "region")
+
+
+def run_region(shell: InteractiveShell, line: str, cell: str) -> None:
+    """Judges the cell as the body of a rung's regions and binds the Kernel to the name behind `->`, by default the (first) region's.
+
+    What goes wrong is printed and not raised, and the name then stands for something that raises the same error when it is used.
+    """
+    from .lessons import typed
+
+    words, _, name = (part.strip() for part in line.partition("->"))
+    rung, *regions = words.split() or [""]
+    name = name or (regions[0] if regions else "")
+    if not re.fullmatch(r"[A-Za-z_]\w*", name):
+        return print(
+            "%%region takes a rung, one or more of its regions and, behind ->, a name: %%region 04 online_update -> mine"
+        )
+    shell.user_ns[name] = BrokenKernel(KernelError(f"%%region {line} was stopped before it was judged; run it again"))
+    made = typed.attempt(rung, tuple(regions), cell)
+    shell.user_ns[name] = BrokenKernel(made.error) if made.error is not None or made.kernel is None else made.kernel
+    print(made)
 
 
 def run_cell(shell: InteractiveShell, line: str, cell: str) -> None:

@@ -20,7 +20,20 @@ from helpers.ladder.errors import CompileError, KernelError
 ROOT = Path(__file__).parents[2]
 STEM = "01_naive"
 SMALL = ["--B", "1", "--H", "1", "--N", "8", "--D", "8"]
-COMMANDS = ["doctor", "check", "xray", "run", "bench", "record", "goals", "readme", "notebooks", "book"]
+COMMANDS = [
+    "doctor",
+    "check",
+    "xray",
+    "run",
+    "bench",
+    "exercise",
+    "grade",
+    "record",
+    "goals",
+    "readme",
+    "notebooks",
+    "book",
+]
 RECORDS = [
     "rungs",
     "counters",

@@ -3,6 +3,22 @@
 import pytest
 
 from helpers import exercise
+from helpers.lessons.progress import solved
+
+
+@pytest.fixture(autouse=True)
+def own_progress(tmp_path, monkeypatch):
+    monkeypatch.setenv("FA_PROGRESS", str(tmp_path / "progress.json"))
+
+
+def test_the_verdict_is_given_back_and_shows_nothing_more(capsys):
+    assert exercise.verify("2.1", True) and not exercise.verify("2.1", False)
+    assert exercise.verify("2.1", True)._ipython_display_() is None
+
+
+def test_what_is_solved_is_noted(capsys):
+    exercise.verify("2.1", True), exercise.verify("2.2", False)
+    assert list(solved()) == ["exercise 2.1"]
 
 
 def verdict(capsys, *arguments, **options):
@@ -15,11 +31,9 @@ def test_solved(capsys, passed):
     assert verdict(capsys, passed, hint="unused") == "Exercise 2.1: solved\n"
 
 
-@pytest.mark.parametrize("passed", [False, lambda: False, lambda: None])
-def test_not_solved_shows_the_hint(capsys, passed):
-    assert verdict(capsys, passed, hint="a row has N scores") == (
-        "Exercise 2.1: not solved yet\n  hint: a row has N scores\n"
-    )
+@pytest.mark.parametrize("passed", [False, lambda: False, lambda: None, ..., lambda: ...])
+def test_not_solved_tells_no_hint(capsys, passed):
+    assert verdict(capsys, passed, hint="a row has N scores") == "Exercise 2.1: not solved yet\n"
 
 
 def test_what_a_check_raises_is_the_reason(capsys):

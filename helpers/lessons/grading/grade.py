@@ -1,0 +1,385 @@
+"""Points for a submission: compiled and run in a sandbox on inputs drawn from a seed, compared here with float64 and with the rungs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from ...ladder.paths import HELPERS, INCLUDE, ROOT
+from ...ladder.rung import Rung
+from ...ladder.rung import rung as find
+from .. import judge
+from ..inputs import draw, instance
+from ..regions import Filled, RegionError, fill
+from ..tasks.catalogue import task as task_of
+from ..tasks.task import Task
+from . import sandbox
+from .submission import Answer, answers
+
+CORRECT, CLEAN, SHARED, MOVED = 6, 2, 1, 1  # points
+PART = 3  # of CORRECT, at most, for an answer that is right in some cases only
+MOST_SAID = 600  # characters of one sentence
+MEMORY = 3 << 30  # bytes that a kernel's process may take besides what it begins with
+SYSTEM = (
+    "/usr",
+    "/bin",
+    "/lib",
+    "/lib64",
+    "/etc/ld.so.cache",
+    "/etc/alternatives",
+    "/opt",
+    "/proc/cpuinfo",
+    "/proc/meminfo",
+    "/sys/devices/system/cpu",
+)
+SYSTEM += ("/dev/urandom", "/proc/stat", "/proc/sys/vm/overcommit_memory")
+ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Seconds: of the clock for one launch and for all of a task, of the processor for all of a task, of the clock for a submission."""
+
+    launch: float = 60
+    task: float = 240
+    processor: int = 180
+    submission: float = 1800
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """Points for one thing, and a sentence on them."""
+
+    name: str
+    points: float
+    most: float
+    said: str
+
+
+@dataclass(frozen=True)
+class Graded:
+    """A task's criteria."""
+
+    task: str
+    criteria: tuple[Criterion, ...]
+
+    @property
+    def points(self) -> float:
+        return sum(each.points for each in self.criteria)
+
+    @property
+    def most(self) -> float:
+        return sum(each.most for each in self.criteria)
+
+
+@dataclass(frozen=True)
+class Grade:
+    """A submission's points, the same for the same seed."""
+
+    submission: str
+    seed: int
+    tasks: tuple[Graded, ...]
+
+    @property
+    def points(self) -> float:
+        return sum(each.points for each in self.tasks)
+
+    @property
+    def most(self) -> float:
+        return sum(each.most for each in self.tasks)
+
+    def as_json(self) -> dict:
+        """Everything, for machines."""
+        tasks = [
+            {"task": t.task, "points": t.points, "most": t.most, "criteria": [asdict(c) for c in t.criteria]}
+            for t in self.tasks
+        ]
+        return {
+            "submission": self.submission,
+            "seed": self.seed,
+            "points": self.points,
+            "most": self.most,
+            "tasks": tasks,
+        }
+
+    def as_gradescope(self) -> dict:
+        """The same as Gradescope's autograders write it to results.json."""
+        tests = [
+            {
+                "name": f"{t.task} {c.name}",
+                "score": c.points,
+                "max_score": c.most,
+                "output": c.said,
+                "visibility": "visible",
+            }
+            for t in self.tasks
+            for c in t.criteria
+        ]
+        return {"score": self.points, "output": f"seed {self.seed}", "tests": tests}
+
+    def __str__(self) -> str:
+        lines = [f"{self.submission}: {self.points:g} of {self.most:g} points (seed {self.seed})"]
+        for t in self.tasks:
+            lines.append(f"  {t.task}: {t.points:g} of {t.most:g}")
+            lines += [f"    {c.points:g}/{c.most:g} {c.name}: {c.said.splitlines()[0]}" for c in t.criteria]
+        return "\n".join(lines)
+
+
+def grade(path: Path, seed: int = 0, tasks: Sequence[str] = (), patience: Patience | None = None) -> Grade:
+    """Grades one submission: see `submission.answers` for what it may be.
+
+    tasks: ids, each of which counts; by default those that the submission answers. RuntimeError where there is no sandbox, ValueError
+    if there is no submission.
+    """
+    if reason := sandbox.refusal():
+        raise RuntimeError(reason)
+    patience = patience or Patience()
+    given = answers(path)
+    wanted = [task_of(id) for id in tasks] if tasks else [task_of(id) for id in sorted(given)]
+    ready: dict[str, tuple[Rung, Filled]] = {}
+    refused: dict[str, str] = {}
+    for task in wanted:
+        try:
+            ready[task.id] = _ready(task, given.get(task.id), seed)
+        except RegionError as error:
+            refused[task.id] = str(error)
+    with tempfile.TemporaryDirectory(prefix="grading-") as name:
+        folder = Path(name).resolve()
+        late = _work(folder, [task for task in wanted if task.id in ready], ready, seed, patience)
+        graded = tuple(
+            _nothing(task, refused[task.id])
+            if task.id in refused
+            else _graded(task, folder, ready[task.id][1], seed, late)
+            for task in wanted
+        )
+    return Grade(path.name, seed, graded)
+
+
+def _ready(task: Task, answer: Answer | None, seed: int) -> tuple[Rung, Filled]:
+    """The kernel to compile, which has one instance, and the rung with the answer in it. RegionError where there is nothing to compile."""
+    if answer is None:
+        raise RegionError("nothing was handed in")
+    if answer.problem:
+        raise RegionError(answer.problem)
+    if any(typed.empty for typed in answer.bodies.values()):
+        raise RegionError("the region is empty")
+    drawn = draw(find(task.number), seed)
+    filled = fill(drawn.rung, answer.bodies)
+    return instance(filled.rung, drawn.D, drawn.dtype), filled
+
+
+def _schedules(seed: int) -> tuple[int, ...]:
+    """Orders of threads: their own, and two drawn from the seed."""
+    dice = torch.Generator().manual_seed(seed)
+    return (0, *(int(n) for n in torch.randint(1, 1 << 20, (2,), generator=dice)))
+
+
+@cache
+def _jobs(number: str, seed: int) -> tuple[judge.Job, ...]:
+    cases, _ = judge.own(number, seed)
+    return tuple(judge.jobs(cases, _schedules(seed)))
+
+
+def _work(
+    folder: Path, wanted: list[Task], ready: dict[str, tuple[Rung, Filled]], seed: int, patience: Patience
+) -> bool:
+    """Has everything compiled and run in the sandbox; whether it took too long."""
+    if not wanted:
+        return False
+    from ...emulator.launcher import _runtime
+
+    runtime = _runtime()[0].parent
+    shutil.copytree(runtime, folder / "cache" / runtime.name)
+    sources = []
+    for task in wanted:
+        rung, _ = ready[task.id]
+        jobs = _jobs(task.number, seed)
+        for n, job in enumerate(jobs):
+            saved = folder / f"{task.number}_{n}.pt"
+            if not saved.exists():
+                torch.save(dict(vars(job)), saved)
+        (folder / task.id).mkdir()
+        (folder / task.id / "kernel.cu").write_text(rung.source)
+        limits = {"seconds": patience.launch, "total": patience.task, "processor": patience.processor, "memory": MEMORY}
+        sources.append({"id": task.id, "name": f"{rung.stem}.cu", "inputs": task.number, "jobs": len(jobs), **limits})
+    rooms = [each for each in HELPERS.iterdir() if each.name not in ("evidence", "__pycache__")]
+    readable = [*SYSTEM, sys.prefix, sys.base_prefix, *rooms, HELPERS / "__init__.py", INCLUDE]
+    limits = {"seconds": int(patience.submission), "memory": 4 * MEMORY}
+    work = {"readable": [str(path) for path in readable], "limits": limits, "sources": sources}
+    (folder / "work.json").write_text(json.dumps(work))
+    return _confined(folder, patience.submission)
+
+
+def _confined(folder: Path, seconds: float) -> bool:
+    """Runs the worker; whether it had to be ended."""
+    environment = {name: os.environ[name] for name in ("PATH", "LANG", "CXX") if name in os.environ}
+    environment |= {
+        "PYTHONPATH": str(ROOT),
+        "FA_CACHE": str(folder / "cache"),
+        "HOME": str(folder),
+        "TMPDIR": str(folder),
+    }
+    environment |= {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "FA_PROGRESS": ""}
+    command = [
+        sys.executable,
+        "-P" if sys.version_info >= (3, 11) else "-s",
+        "-m",
+        f"{__package__}.worker",
+        str(folder),
+    ]
+    with (folder / "words").open("wb") as words:
+        worker = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdout=words,
+            stderr=words,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            worker.wait(seconds)
+            return False
+        except subprocess.TimeoutExpired:
+            return True
+        finally:
+            try:
+                os.killpg(worker.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            worker.wait()
+
+
+def _nothing(task: Task, why: str) -> Graded:
+    """No points at all, for one reason."""
+    names = (
+        ("correct", CORRECT),
+        ("no races, no findings", CLEAN),
+        ("shared memory", SHARED),
+        ("global memory", MOVED),
+    )
+    return Graded(task.id, tuple(Criterion(name, 0, most, _tidy(why)) for name, most in names))
+
+
+def _graded(task: Task, folder: Path, filled: Filled, seed: int, late: bool) -> Graded:
+    out = folder / task.id
+    said = _json(out / "said.json")
+    if "compile" in said:
+        words = filled.located(str(said["compile"])).replace(str(folder), "")
+        first = next((line for line in words.splitlines() if "error" in line), words)
+        return _nothing(task, f"it does not compile: {first}")
+    cases, costs = judge.own(task.number, seed)
+    jobs = _jobs(task.number, seed)
+    runs = list(_runs(out, jobs, cases))
+    ended = _json(out / "ended.json")
+    verdict = judge.judge(cases, runs, len(jobs), costs)
+    how = _how(ended, late, bool(runs))
+    if how and len(runs) < len(jobs):
+        return _nothing(task, how)
+    if verdict.idle:
+        return _nothing(task, f"the kernel's threads leave {', '.join(verdict.idle)} alone: who did the work?")
+    return Graded(task.id, tuple(_criteria(task, verdict, filled)))
+
+
+def _criteria(task: Task, verdict: judge.Judgement, filled: Filled) -> Iterable[Criterion]:
+    right, all = verdict.right, len(verdict.cases)
+    if verdict.correct:
+        yield Criterion("correct", CORRECT, CORRECT, f"right in all {all} cases")
+    else:
+        name, why = next((name, why) for name, why in verdict.cases if why)
+        points = int(PART * right / all)
+        yield Criterion(
+            "correct", points, CORRECT, _tidy(filled.located(f"right in {right} of {all} cases; wrong: {name}: {why}"))
+        )
+    if verdict.findings:
+        yield Criterion("no races, no findings", 0, CLEAN, _tidy(filled.located(verdict.findings[0])))
+    else:
+        said = "nothing was found" if verdict.correct else "counts once the result is right"
+        yield Criterion("no races, no findings", CLEAN * verdict.correct, CLEAN, said)
+    mine, own = verdict.costs, verdict.rungs
+    free = (
+        mine.wavefronts == mine.ideal and not own.wavefronts
+    )  # the rung has no shared memory: then no conflicts is as good
+    yield _against(
+        "shared memory", SHARED, verdict, 0 if free else mine.wavefronts, own.wavefronts, "wavefronts", task.lean
+    )
+    yield _against("global memory", MOVED, verdict, mine.traffic, own.traffic, "bytes")
+
+
+def _against(
+    name: str, most: float, verdict: judge.Judgement, mine: int, own: int, unit: str, lean: bool = False
+) -> Criterion:
+    """Full points for what costs no more than the rung, half for up to twice as much."""
+    if not verdict.correct:
+        return Criterion(name, 0, most, "counts once the result is right")
+    points = most if mine <= judge.NEAR * own else most / 2 if mine <= 2 * own and not lean else 0
+    return Criterion(name, points, most, f"{mine:,} {unit}, the rung {own:,}")
+
+
+def _how(ended: dict, late: bool, ran: bool) -> str:
+    """How a kernel's process came to a bad end; empty if it didn't."""
+    number = ended.get("signal", 0)
+    if number == signal.SIGSYS:
+        return "stopped: it tried to start a program, to fork, to trace or to connect; a kernel does none of that"
+    if number == signal.SIGXCPU or number == signal.SIGKILL or late:
+        return "stopped: it took too long"
+    if number == signal.SIGXFSZ:
+        return "stopped: it wrote too much"
+    if number:
+        return f"it crashed ({signal.Signals(number).name})"
+    if ended.get("code", 1):
+        return "it ended before it had run all inputs" if ended else "it could not be run"
+    return ""
+
+
+def _runs(out: Path, jobs: Sequence[judge.Job], cases: list) -> Iterable[judge.Run]:
+    """What the worker has left, taken as data that may be anything."""
+    for n, job in enumerate(jobs):
+        seen = _json(out / f"{n}.json")
+        if not seen:
+            return
+        try:
+            error, findings = str(seen["error"]), tuple(str(each) for each in seen["findings"])[: judge.MOST_FINDINGS]
+            moved = {str(name): (int(read), int(written)) for name, (read, written) in seen["bytes"].items()}
+            outputs = (
+                None if error else tuple(_tensor(out / f"{n}_{i}.bin", like) for i, like in enumerate(job.outputs))
+            )
+            costs = int(seen["wavefronts"]), int(seen["ideal"])
+        except (KeyError, TypeError, ValueError, AttributeError, OSError):
+            yield judge.Run(job.case, job.schedule, None, "what came back can't be read")
+            continue
+        yield judge.Run(job.case, job.schedule, outputs, error, findings, *costs, moved)
+
+
+def _tensor(path: Path, like: torch.Tensor) -> torch.Tensor:
+    size = like.numel() * like.element_size()
+    if path.stat().st_size != size:
+        raise ValueError("an output of another size")
+    return torch.frombuffer(bytearray(path.read_bytes()), dtype=like.dtype).view(like.shape)
+
+
+def _json(path: Path) -> dict:
+    try:
+        if path.stat().st_size > 4 << 20 or path.is_symlink():
+            return {}
+        found = json.loads(path.read_text(errors="replace"))
+        return found if isinstance(found, dict) else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+
+
+def _tidy(text: str) -> str:
+    """The same text for the same mistake: without addresses, and not too long."""
+    return ADDRESS.sub("an address", text)[:MOST_SAID]

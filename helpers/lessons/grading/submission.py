@@ -1,0 +1,80 @@
+"""What somebody has handed in: the bodies of regions, taken as text from notebooks and `.cu` files. Nothing of it is executed here."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...ladder.rung import rung as find
+from ..regions import RegionError, Typed, read
+from ..tasks.catalogue import about
+
+LARGEST = 8 << 20  # bytes of a file that is looked at
+MOST = 200  # files of a folder
+_MAGIC = re.compile(r"%%region +(.+?)(?: *-> *\w+)? *$", re.MULTILINE)
+_HEAD = re.compile(r"// *region: *(.+?) *$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was handed in for a task: bodies by region, or why there are none."""
+
+    task: str
+    bodies: dict[str, Typed]
+    problem: str = ""
+
+
+def answers(path: Path) -> dict[str, Answer]:
+    """The answers of a submission by task: a `.cu` file, a notebook, or a folder of both; of several to one task the last.
+
+    ValueError if there is no such file or folder. A file that can't be read as what it claims to be holds no answers.
+    """
+    if not path.exists():
+        raise ValueError(f"there is no submission {str(path)!r}")
+    found: dict[str, Answer] = {}
+    for file in [path] if path.is_file() else sorted(_files(path)):
+        for head, text, name, line in _texts(file):
+            if answer := _answer(head, text, name, line):
+                found[answer.task] = answer
+    return found
+
+
+def _files(folder: Path) -> list[Path]:
+    inside = [each for each in folder.rglob("*") if each.suffix in (".cu", ".ipynb") and each.is_file()]
+    real = folder.resolve()
+    return [each for each in inside if each.resolve().is_relative_to(real)][:MOST]  # a link may lead to somebody else's
+
+
+def _texts(file: Path) -> list[tuple[str, str, str, int]]:
+    """(rung and regions, text, name, number of the first line) of every cell or file that is an answer."""
+    if file.stat().st_size > LARGEST:
+        return []
+    text = file.read_text(errors="replace")
+    if file.suffix != ".ipynb":
+        head = _HEAD.match(text)
+        return [(head[1], text, file.name, 1)] if head else []
+    try:
+        cells = json.loads(text)["cells"]
+        sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return []
+    made = []
+    for source in sources:
+        if head := _MAGIC.match(source):
+            made.append((head[1], source.partition("\n")[2], "cell", 2))
+    return made
+
+
+def _answer(head: str, text: str, name: str, line: int) -> Answer | None:
+    stem, *regions = head.split()
+    try:
+        task = about(find(stem), tuple(regions))
+        if task is None or "/" in stem or stem.endswith(".cu"):
+            return None
+        return Answer(task.id, read(text, task.regions, name, line))
+    except RegionError as error:
+        return Answer(task.id, {}, str(error))
+    except (ValueError, KeyError):
+        return None

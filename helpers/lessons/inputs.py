@@ -1,0 +1,184 @@
+"""Inputs drawn from a seed by which a reader's kernel is judged, the easy ones first: each adds one thing that can go wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..ladder.instances import of_head_dimension, single
+from ..ladder.rung import Rung
+from ..run.reference import DTYPES, Case
+
+ANY_D = (24, 40, 64)  # for rungs that take any head dimension
+SLOW = "22_backward_fp32"  # on an emulator, with D = 128
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What a seed decides for a rung: head dimension, dtype, and the random numbers."""
+
+    rung: Rung
+    seed: int
+    D: int
+    dtype: str
+
+    @property
+    def instance(self) -> Rung:
+        """The rung with the one instance that is drawn."""
+        return instance(self.rung, self.D, self.dtype)
+
+    def cases(self) -> list[Case]:
+        """The inputs, the easy ones first."""
+        made = {"softmax": _softmax, "attention": _attention, "attention_backward": _backward}[self.rung.op]
+        return list(made(self))
+
+
+def draw(rung: Rung, seed: int) -> Draw:
+    """What `seed` draws for a rung; the same everywhere."""
+    dice = random.Random(_number(seed, rung.stem))
+    D = [d for d in rung.D if d <= 64 or rung.stem != SLOW] or ANY_D
+    return Draw(rung, seed, dice.choice(D), dice.choice(rung.dtypes))
+
+
+def instance(rung: Rung, D: int, dtype: str) -> Rung:
+    """A rung with one instance only where its launcher chooses as those of the ladder do; else all of it."""
+    try:
+        return single(rung, D, dtype) if "fp16" in rung.dtypes else of_head_dimension(rung, D)
+    except ValueError:  # a reader's own launcher, or one that has this instance alone
+        return rung
+
+
+def _number(*parts: object) -> int:
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:6], "big")
+
+
+class _Dice:
+    """Random tensors and sizes of one draw."""
+
+    def __init__(self, draw: Draw) -> None:
+        self.generator = torch.Generator().manual_seed(_number(draw.seed, draw.rung.stem, "values"))
+        self.sizes = random.Random(_number(draw.seed, draw.rung.stem, "sizes"))
+        self.D, self.dtype = draw.D, DTYPES[draw.dtype]
+
+    def randn(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self.generator)
+
+    def about(self, n: int) -> int:
+        """A size of n to n + 14 that no tile divides."""
+        return n + 1 + 2 * self.sizes.randrange(7)
+
+    def qkv(self, Nq: int, Nk: int, B: int = 1, H: int = 2, Hkv: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        return self.randn(B, H, Nq, self.D), self.randn(B, Hkv or H, Nk, self.D), self.randn(B, Hkv or H, Nk, self.D)
+
+
+def _attention(draw: Draw) -> Iterator[Case]:
+    dice, features = _Dice(draw), draw.rung.features
+    for case in itertools.chain(_plain(dice), _features(dice, features)):
+        kind = dice.dtype
+        yield replace(case, **{name: getattr(case, name).to(kind) for name in "qkv"})
+
+
+def _plain(dice: _Dice) -> Iterator[Case]:
+    about, qkv, D = dice.about, dice.qkv, dice.D
+    yield Case("one query, one key: O = V", *qkv(1, 1, H=1))
+    yield Case("one tile", *qkv(16, 16))
+    yield Case("a ragged tile", *qkv(33, about(36)))
+    yield Case("whole tiles", *qkv(64, 128))
+    yield Case("several tiles", *qkv(about(130), about(140), H=1))
+    q, k, v = qkv(about(40), Nk := about(150))
+    q[..., 0], k[..., 0] = D**0.5, torch.linspace(0, 0.3 * Nk, Nk)
+    yield Case("scores that rise along the keys", q, k, v)
+    yield Case("scores that fall along the keys", q, k.flip(2), v.flip(2))
+    q, k, v = qkv(about(20), Nk := about(200), H=1)
+    k[:, :, Nk // 2] = 3 * q[:, :, 0]
+    yield Case("one key that outweighs all others", q, k, v)
+    q, k, v = qkv(about(40), about(70))
+    yield Case("a negative scale", q, k, v, scale=-0.3)
+    yield Case("very large scores", 6 * q, 6 * k, v)
+    q, k, v = qkv(about(20), about(70), H=1)
+    q[..., 0], k[..., 0] = 1.0, -1000 * D**0.5
+    yield Case("scores about -1000", q, k, v)
+    Nk = about(70)
+    q, k, v = (dice.randn(2, n, 3, D).transpose(1, 2) for n in (about(40), Nk, Nk))
+    yield Case("strided (B,N,H,D)", q, k, v)
+    yield Case("many tiles", *qkv(8, about(300 if dice.dtype == torch.float32 else 700), H=1))
+    yield Case("few keys, many queries", *qkv(about(260), 5, H=1))
+
+
+def _features(dice: _Dice, features: tuple[str, ...]) -> Iterator[Case]:
+    about, qkv, D = dice.about, dice.qkv, dice.D
+    if "causal" in features:
+        yield Case("causal", *qkv(about(130), about(150)), causal=True)
+        yield Case("causal, several tiles ahead", *qkv(about(60), about(300)), causal=True)
+        yield Case("causal, queries that see nothing", *qkv(about(140), about(40)), causal=True)
+    if "window" in features:
+        window = 17 + dice.sizes.randrange(60)
+        yield Case(f"window {window}", *qkv(about(200), about(210)), causal=True, window=window)
+    if "gqa" in features:
+        yield Case("6 heads on 2", *qkv(about(66), about(80), B=2, H=6, Hkv=2))
+    if "varlen" in features:
+        lens = [(5, 5), (0, 3), (70, about(130)), (1, 64), (129, 65), (3, 0)]
+        starts = tuple(torch.tensor([0, *itertools.accumulate(n)], dtype=torch.int32) for n in zip(*lens, strict=True))
+        yield Case("packed", *qkv(int(starts[0][-1]), int(starts[1][-1])), cu_seqlens=starts, causal=True)
+    if "lengths" in features:
+        lengths = torch.tensor([300, 1, 129, 0], dtype=torch.int32)
+        yield Case("keys cut short", *qkv(4, 300, B=4, H=4, Hkv=2), lengths=lengths)
+        lengths = torch.tensor([300, 16, 129, 64], dtype=torch.int32)
+        yield Case("cut short and causal", *qkv(4, 300, B=4, H=4, Hkv=2), lengths=lengths, causal=True)
+    if "pages" in features:
+        q, k, v = dice.randn(3, 4, 2, D), dice.randn(20, 2, 16, D), dice.randn(20, 2, 16, D)
+        pages = torch.randperm(20, generator=dice.generator)[:18].reshape(3, 6).to(torch.int32)
+        yield Case("pages", q, k, v, lengths=torch.tensor([96, 1, 37], dtype=torch.int32), pages=pages)
+    if "splits" in features:
+        for splits in (2, 5, 11):
+            yield Case(f"{splits} splits", *qkv(3, about(690), H=4), splits=splits)
+        yield Case("splits and lengths", *qkv(2, 300, B=4), lengths=torch.tensor([300, 1, 129, 0]).int(), splits=3)
+
+
+def _backward(draw: Draw) -> Iterator[Case]:
+    dice, features = _Dice(draw), draw.rung.features
+    kept = (
+        "one query",
+        "one tile",
+        "a ragged",
+        "whole",
+        "several",
+        "scores that rise",
+        "a negative",
+        "strided",
+        "few keys",
+    )
+    plain = (case for case in _plain(dice) if case.name.startswith(kept))
+    for case in itertools.chain(plain, _features(dice, features)):
+        kind = dice.dtype
+        case = replace(case, **{name: getattr(case, name).to(kind) for name in "qkv"})
+        yield replace(case, name=case.name.partition(":")[0], do=dice.randn(*case.q.shape).to(kind))
+    if "deterministic" in features:
+        q, k, v = (x.to(dice.dtype) for x in dice.qkv(dice.about(130), dice.about(290)))
+        do = dice.randn(*q.shape).to(dice.dtype)
+        yield Case("deterministic, causal", q, k, v, do=do, deterministic=True, causal=True)
+
+
+def _softmax(draw: Draw) -> Iterator[Case]:
+    dice = _Dice(draw)
+    about, randn = dice.about, dice.randn
+    yield Case("rows of one", s=randn(3, 1))
+    yield Case("32 numbers", s=randn(5, 32))
+    yield Case("a ragged row", s=randn(5, about(200)))
+    yield Case("large numbers", s=100 + 30 * randn(6, about(100)))
+    some = randn(5, about(300))
+    yield Case("-inf here and there", s=some.masked_fill(randn(*some.shape) > 0, -torch.inf))
+    late = randn(5, about(200))
+    late[:, :-3], late[1] = -torch.inf, -torch.inf
+    yield Case("nearly nothing but -inf", s=late)
+    yield Case("a block per row", s=randn(3, about(1023)))
+    yield Case("several warps", s=torch.linspace(0, 90, N := about(2050)).repeat(2, 1) + randn(2, N))
+    yield Case("slices of a row", s=randn(2, about(33000)))
+    yield Case("slices, a multiple of four", s=torch.linspace(-40, 40, 32772).repeat(2, 1) + randn(2, 32772))
+    yield Case("starts at an odd element", s=randn(5 * 203 + 1)[1:].view(5, 203))

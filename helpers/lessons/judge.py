@@ -1,0 +1,232 @@
+"""Is a reader's kernel right, and what does it cost? Runs on inputs drawn from a seed, in two halves that know nothing of each other.
+
+`observe` runs a kernel, traced, and gives what came out; it knows no answers, and may run where the reader's code can do no harm.
+`judge` compares that with float64 and with what the rung itself costs on the same inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..emulator.launcher import Launcher
+from ..ladder.contract import prepare
+from ..ladder.errors import CompileError, KernelError
+from ..ladder.rung import Rung
+from ..ladder.rung import rung as find
+from ..run.check import compare
+from ..run.reference import Case
+from .inputs import draw, instance
+
+SECONDS = 120.0  # a run may take, on the emulator
+ORDERS = ("one tile", "a ragged", "several warps")  # the cases that are run in other orders of threads, too
+MOST_FINDINGS = 20
+NEAR = 1.02  # as costly as the rung
+TIMES = 2  # the error allowed, in budgets of `check`: nobody has looked at these inputs, and the rungs use up to 1.3 on some
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one launch gave: outputs, or why there are none; findings in words; requests of memory."""
+
+    case: int
+    schedule: int
+    outputs: tuple[Tensor, ...] | None
+    error: str = ""
+    findings: tuple[str, ...] = ()
+    wavefronts: int = 0
+    ideal: int = 0  # wavefronts without bank conflicts
+    bytes: dict[str, tuple[int, int]] = field(default_factory=dict)  # tensor -> read, written by threads
+
+
+@dataclass(frozen=True)
+class Job:
+    """One launch to make: inputs and options of a call, outputs to write into, and the order of threads."""
+
+    case: int
+    schedule: int
+    inputs: tuple[Tensor, ...]
+    options: dict[str, Any]
+    outputs: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Summed over the cases in the threads' own order."""
+
+    wavefronts: int
+    ideal: int
+    bytes: dict[str, tuple[int, int]]
+
+    @property
+    def traffic(self) -> int:
+        """Bytes read and written in global memory."""
+        return sum(read + written for read, written in self.bytes.values())
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """`cases`: name and, where it is wrong, why. findings: races and the like in words, each once. idle: tensors that the rung's
+    threads read or write and the reader's don't."""
+
+    cases: tuple[tuple[str, str], ...]
+    findings: tuple[str, ...]
+    costs: Costs
+    rungs: Costs
+    idle: tuple[str, ...] = ()
+
+    @property
+    def right(self) -> int:
+        """How many cases are right."""
+        return sum(not why for _, why in self.cases)
+
+    @property
+    def correct(self) -> bool:
+        """All cases are right, by the kernel's own work."""
+        return self.right == len(self.cases) and not self.idle
+
+    @property
+    def ok(self) -> bool:
+        """Right, and nothing was found."""
+        return self.correct and not self.findings
+
+
+def jobs(cases: Sequence[Case], schedules: Sequence[int] = (0,)) -> list[Job]:
+    """The launches of some cases: every case in the threads' own order, those of ORDERS in the others, too."""
+    made = []
+    for n, case in enumerate(cases):
+        for schedule in schedules if case.name.startswith(ORDERS) else schedules[:1]:
+            made.append(Job(n, schedule, case.inputs, case.options, case.empty_outputs()))
+    return made
+
+
+def observe(rung: Rung, work: Iterable[Job], seconds: float = SECONDS) -> Iterable[Run]:
+    """Runs a rung on the emulator, traced, and gives one Run per job; nothing that a kernel does raises.
+
+    Raises CompileError, and KernelError where there is no launcher, as `Launcher.compile_traced` does.
+    """
+    launcher = Launcher(rung)
+    launcher.timeout = seconds
+    launcher.compile_traced()
+    for job in work:
+        yield one(launcher, job)
+
+
+def one(launcher: Launcher, job: Job) -> Run:
+    """One launch."""
+    launcher.schedule = job.schedule
+    before = [x.clone() for x in job.inputs]
+    try:
+        call = prepare(launcher._rung, "cpu", job.inputs, out=job.outputs, **job.options)
+        trace = launcher.trace(call)
+    except (KernelError, ValueError) as error:
+        return Run(job.case, job.schedule, None, f"{error}")
+    findings = tuple(str(each) for each in trace.findings[:MOST_FINDINGS])
+    if any(each.error for each in trace.findings):
+        return Run(job.case, job.schedule, None, findings[0], findings)
+    if not all(torch.equal(x, y) for x, y in zip(job.inputs, before)):
+        return Run(job.case, job.schedule, None, "changed its inputs", findings)
+    shared = [a for a in trace.accesses if a.space == "shared"]
+    moved = {name: (read, written) for name, (read, written, _) in trace.tensors.items()}
+    wavefronts, ideal = sum(a.cost for a in shared), sum(a.ideal for a in shared)
+    return Run(job.case, job.schedule, call.results, "", findings, wavefronts, ideal, moved)
+
+
+def judge(cases: Sequence[Case], runs: Iterable[Run], expected: int, rungs: Costs) -> Judgement:
+    """Compares runs with float64. expected: how many runs there should be; those that are missing are wrong."""
+    why: dict[int, str] = {}
+    findings: dict[str, None] = {}
+    seen, total = [], []
+    for run in runs:
+        seen.append(run.case)
+        findings |= dict.fromkeys(run.findings)
+        if run.error:
+            why.setdefault(run.case, run.error)
+            continue
+        bad = [c for c in compare(cases[run.case], run.outputs) if c.problem or c.used > TIMES]
+        if bad:
+            order = "" if run.schedule == 0 else f" with threads in another order ({run.schedule})"
+            why.setdefault(run.case, bad[0].explain().partition(": ")[2] + order)
+        if run.schedule == 0:
+            total.append(run)
+    if len(seen) < expected:
+        missing = [n for n in range(len(cases)) if n not in seen] or [len(cases) - 1]
+        why |= {n: "not run, as the kernel had been stopped" for n in missing if n not in why}
+    costs = sum_of(total)
+    named = tuple((case.name, why.get(n, "")) for n, case in enumerate(cases))
+    idle = () if why else tuple(name for name in rungs.bytes if _idle(costs, rungs, name))
+    return Judgement(named, tuple(findings), costs, rungs, idle)
+
+
+def _idle(costs: Costs, rungs: Costs, name: str) -> bool:
+    """Whether threads leave alone what the rung's threads read or write: then somebody else has done the work."""
+    mine, own = costs.bytes.get(name, (0, 0)), rungs.bytes[name]
+    given = name in ("Q", "K", "V", "O", "dO", "LSE", "dQ", "dK", "dV")
+    return given and any(theirs > 0 and 8 * here < theirs for here, theirs in zip(mine, own) if theirs == max(own))
+
+
+def sum_of(runs: Iterable[Run]) -> Costs:
+    """The costs of several runs together."""
+    moved: dict[str, list[int]] = {}
+    wavefronts = ideal = 0
+    for run in runs:
+        wavefronts, ideal = wavefronts + run.wavefronts, ideal + run.ideal
+        for name, (read, written) in run.bytes.items():
+            both = moved.setdefault(name, [0, 0])
+            both[0], both[1] = both[0] + read, both[1] + written
+    return Costs(wavefronts, ideal, {name: (read, written) for name, (read, written) in moved.items()})
+
+
+@lru_cache(maxsize=64)
+def own(number: str, seed: int) -> tuple[list[Case], Costs]:
+    """The cases that a seed draws for a rung, and what the rung itself costs on them. RuntimeError if it isn't right there."""
+    drawn = draw(find(number), seed)
+    cases = drawn.cases()
+    runs = list(observe(drawn.instance, jobs(cases)))
+    costs = sum_of(runs)
+    verdict = judge(cases, runs, len(runs), costs)
+    if not verdict.ok:
+        wrong = [f"{name}: {why}" for name, why in verdict.cases if why] or list(verdict.findings)
+        raise RuntimeError(f"{drawn.rung.stem} itself fails with seed {seed}: {wrong[0]}")
+    return cases, costs
+
+
+def fault(rung: Rung, number: str, seed: int = 0, lean: bool = False, schedules: Sequence[int] = (0,)) -> str:
+    """The first thing that is wrong with a kernel on the inputs of a seed, in a sentence; empty if nothing is. lean: as Task has it.
+
+    As `locally` does it, but no case is run behind the first that is wrong. A text that doesn't compile is wrong, too.
+    """
+    cases, costs = own(number, seed)
+    drawn, made = draw(find(number), seed), []
+    work = jobs(cases, schedules)
+    try:
+        for run in observe(instance(rung, drawn.D, drawn.dtype), work):
+            made.append(run)
+            verdict = judge(cases, [run], 1, Costs(0, 0, {}))
+            if not verdict.ok:
+                return next((f"{name}: {why}" for name, why in verdict.cases if why), "".join(verdict.findings[:1]))
+    except (CompileError, KernelError) as error:
+        return f"{error}"
+    verdict = judge(cases, made, len(work), costs)
+    if verdict.idle:
+        return f"the kernel leaves {', '.join(verdict.idle)} alone"
+    conflicts = verdict.costs.wavefronts - verdict.costs.ideal
+    return (
+        "more bank conflicts than the rung has" if lean and conflicts > NEAR * (costs.wavefronts - costs.ideal) else ""
+    )
+
+
+def locally(rung: Rung, number: str, seed: int = 0, schedules: Sequence[int] = (0,)) -> Judgement:
+    """Both halves in this process: for a kernel that may be trusted, the reader's own on their own machine.
+
+    rung: the kernel; number: the rung that it is held against. Raises CompileError and KernelError as `observe` does.
+    """
+    cases, costs = own(number, seed)
+    drawn = draw(find(number), seed)
+    work = jobs(cases, schedules)
+    return judge(cases, observe(instance(rung, drawn.D, drawn.dtype), work), len(work), costs)

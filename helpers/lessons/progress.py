@@ -1,0 +1,72 @@
+"""Which exercises and tasks a reader has solved: a file of their own, on their own machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..ladder.paths import ROOT
+
+
+def file() -> Path:
+    """Where it is kept: FA_PROGRESS, else work/progress.json in the checkout (which git ignores)."""
+    return Path(os.environ.get("FA_PROGRESS") or ROOT / "work" / "progress.json")
+
+
+def solved() -> dict[str, str]:
+    """What is solved, with the date of the first time: "exercise 2.1" or "task 04.1" -> "2026-11-23". Empty where there is no file, or
+    none that can be read."""
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads(file().read_text())
+        if isinstance(found, dict):
+            return {str(name): str(date) for name, date in found.items()}
+    return {}
+
+
+def keep(name: str) -> None:
+    """Notes that `name` is solved. Where the file can't be written nothing is noted, and nothing is said."""
+    known = solved()
+    if name in known or os.environ.get("FA_PROGRESS") == "":
+        return
+    with contextlib.suppress(OSError):
+        path = file()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_suffix(".new")
+        fresh.write_text(json.dumps(known | {name: time.strftime("%Y-%m-%d")}, indent=1) + "\n")
+        fresh.replace(path)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What is solved, and of the tasks which are left."""
+
+    done: dict[str, str]
+    left: tuple[str, ...]
+
+    def __str__(self) -> str:
+        exercises = [name.partition(" ")[2] for name in self.done if name.startswith("exercise ")]
+        tasks = [name.partition(" ")[2] for name in self.done if name.startswith("task ")]
+        lines = [f"exercises solved: {len(exercises)}" + f" ({', '.join(exercises)})" * bool(exercises)]
+        lines.append(
+            f"tasks solved: {len(tasks)} of {len(tasks) + len(self.left)}" + f" ({', '.join(tasks)})" * bool(tasks)
+        )
+        if self.left:
+            lines.append(f"next: {', '.join(self.left[:4])}; tasks() describes them all")
+        return "\n".join([*lines, f"kept in {file()}"])
+
+    __repr__ = __str__
+
+
+def progress() -> Progress:
+    """What this reader has solved.
+
+    progress()
+    """
+    from .tasks.catalogue import tasks
+
+    done = solved()
+    return Progress(done, tuple(id for id in tasks() if f"task {id}" not in done))

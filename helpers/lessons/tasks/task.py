@@ -1,0 +1,66 @@
+"""What a region task is: one or more regions of a rung that a reader writes, and what is said about them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..regions import WHOLE
+
+LEVELS = {1: "one loop", 2: "a few steps", 3: "layouts, or the order of threads", 4: "the whole kernel"}
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task of the catalogue. The solution is the rung's own text of the regions.
+
+    id: the rung's number and the task's, "04.1". level: a key of LEVELS. given, after: the contract, a line each, "name (shape): what";
+    what stands in `given` is declared before the region, what `after` says is declared or true behind it.
+    hints: from a nudge to nearly everything. lean: bank conflicts beyond the rung's own are an error.
+    """
+
+    id: str
+    region: str | tuple[str, ...]
+    level: int
+    statement: str
+    given: tuple[str, ...]
+    after: tuple[str, ...]
+    hints: tuple[str, ...]
+    lean: bool = False
+
+    @property
+    def number(self) -> str:
+        """The rung's number, "04"."""
+        return self.id.partition(".")[0]
+
+    @property
+    def regions(self) -> tuple[str, ...]:
+        """The regions to write."""
+        return (self.region,) if isinstance(self.region, str) else self.region
+
+    @property
+    def stepwise(self) -> bool:
+        """Whether its inputs are worth going through one by one, the easy ones first: the hard tasks'."""
+        return self.level > 2
+
+
+def whole(number: str, first: str, then: str, trap: str, backward: bool = False) -> Task:
+    """The task to write a rung from its header block. first, then, trap: its hints."""
+    args = "fa::backward(args)" if backward else "fa::model(args)" if number >= "20" else "fa_args"
+    return Task(
+        f"{number}.9",
+        WHOLE,
+        4,
+        "Write the whole rung from its header block: kernels and launcher. Any design will do that gives the right answer "
+        "with the inputs, dtypes, head dimensions and workspace that the header block names.",
+        (
+            f"the arguments ({args}, kernels/include/fa/): tensors with strides in elements, columns contiguous",
+            "LSE (B,H,Nq) fp32, contiguous; workspace[i]: the tensors of the header block's `workspace`, uninitialized",
+            "the #include lines of the rung",
+        ),
+        (
+            'extern "C" cudaError_t fa_launch(const fa_args *args, cudaStream_t stream) launches the work on `stream`',
+            "every element of the outputs is written; Nq and Nk may be any positive number",
+            "the launcher chooses an instance per head dimension (and dtype) as those of the ladder do",
+        ),
+        (first, then, trap),
+    )

@@ -1,0 +1,190 @@
+"""`%%region RUNG REGION`: what a reader has typed for a region of a rung, compiled, checked, X-rayed and timed beside the rung's own.
+
+%%region 04_fa2_fp32 online_update
+for (int r = 0; r < 8; ++r) { ... }
+
+Several regions stand between their markers; `kernel` is all of the rung behind its header block. The kernel is bound to the
+region's name, or to another one: `%%region 04 online_update -> mine`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..ladder.errors import CompileError, KernelError, ToolkitError
+from ..ladder.rung import Rung
+from ..ladder.rung import rung as find
+from ..run.check import Report, check
+from ..run.kernel import Kernel, load, summary
+from ..run.reference import random_inputs
+from ..run.xray import Xray, xray
+from .forms import contract
+from .judge import Judgement, locally
+from .progress import keep
+from .regions import Filled, RegionError, fill, read
+from .tasks.catalogue import about
+from .tasks.task import Task
+
+_HEAD = re.compile(r"// *region: *(\S+) +(.+?) *$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Score:
+    """A reader's kernel against the rung's own, by one X-ray on the same inputs and, on a GPU, by one timing each.
+
+    rows: (what, the reader's, the rung's). ok: right, and nothing found.
+    """
+
+    task: Task | None
+    report: Report
+    ray: Xray | None
+    rows: tuple[tuple[str, str, str], ...] = ()
+    workload: str = ""
+    steps: tuple[str, ...] = ()
+    conflicts: int = 0  # the rung's own
+
+    @property
+    def wasteful(self) -> bool:
+        """More bank conflicts than the rung has, in a task that asks for none."""
+        return self.task is not None and self.task.lean and self.ray is not None and self.ray.conflicts > self.conflicts
+
+    @property
+    def ok(self) -> bool:
+        """Right in all cases, without a finding."""
+        return self.report.ok and self.ray is not None and self.ray.ok and not self.wasteful
+
+    def __str__(self) -> str:
+        if not self.report.ok:
+            return "\n".join([*self.steps, str(self.report)])
+        lines = [str(self.report).splitlines()[0], f"{f'X-ray, {self.workload}':<38}{'yours':>14}{'the rung':>14}"]
+        lines += [f"  {what:<36}{mine:>14}{rungs:>14}" for what, mine, rungs in self.rows]
+        if self.ray is not None and not self.ray.ok:
+            lines += [str(finding) for finding in self.ray.findings[:3]]
+        if self.wasteful:
+            lines.append("the result is right, but the task asks for no more bank conflicts than the rung has")
+        return "\n".join(lines)
+
+
+@dataclass
+class Attempt:
+    """What came of a cell or file: the kernel if it compiles, its score, and what to say."""
+
+    filled: Filled | None = None
+    kernel: Kernel | None = None
+    score: Score | None = None
+    error: Exception | None = None
+    said: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Solved."""
+        return self.score is not None and self.score.ok
+
+    def __str__(self) -> str:
+        return "\n".join(self.said)
+
+
+def attempt(stem: str, regions: tuple[str, ...], text: str, name: str = "cell", line: int = 2) -> Attempt:
+    """Everything that is done with what a reader typed; errors of theirs are said, not raised.
+
+    stem: the rung; text: the cell or file, its first line is number `line` of `name`.
+    """
+    made = Attempt()
+    try:
+        rung = find(stem)
+        bodies = read(text, regions, name, line)
+        made.said += contract(rung, regions)
+        if any(typed.empty for typed in bodies.values()):
+            raise RegionError(
+                f"nothing is typed in the region {next(t.region for t in bodies.values() if t.empty)!r} yet"
+            )
+        made.filled = fill(rung, bodies)
+        made.kernel = load(made.filled.rung, quiet=True)
+        made.said.append(summary(made.kernel))
+        made.score = score(made.kernel, rung, about(rung, regions))
+        made.said.append(made.filled.located(str(made.score)))
+    except (CompileError, KernelError, ToolkitError, ValueError, LookupError) as error:
+        words = str(error.args[0]) if isinstance(error, LookupError) and error.args else str(error)
+        located = made.filled.located(words) if made.filled else words
+        made.error = error if located == words else type(error)(located)
+        made.said.append(located)
+    if made.ok and made.score.task is not None:
+        made.said.append(f"Task {made.score.task.id}: solved")
+        keep(f"task {made.score.task.id}")
+    return made
+
+
+def attempt_file(path: Path) -> Attempt:
+    """The same for a file whose first line is `// region: RUNG REGION ..`, as `blank` forms for editors have it. ValueError if it
+    isn't, or if there is no file."""
+    if not path.is_file():
+        raise ValueError(f"there is no file {str(path)!r}")
+    text = path.read_text()
+    head = _HEAD.match(text)
+    if head is None:
+        raise ValueError(
+            f"{path}:1: the first line has to be `// region: RUNG REGION`, like `// region: 04 online_update`"
+        )
+    return attempt(head[1], tuple(head[2].split()), text, str(path), 1)
+
+
+def score(kernel: Kernel, rung: Rung, task: Task | None = None) -> Score:
+    """Checks a kernel on all cases, X-rays it beside the rung that it stands for and, on a GPU, times both."""
+    steps: tuple[str, ...] = ()
+    if task is not None and task.stepwise and kernel.device == "cpu":
+        judged = locally(kernel.rung, rung.number)
+        steps = tuple(plan(judged))
+        if not judged.correct:
+            return Score(task, check(kernel), None, steps=steps)
+    report = check(kernel)
+    if not report.ok:
+        return Score(task, report, None, steps=steps)
+    inputs, options = workload(rung)
+    mine, own = xray(kernel, *inputs, **options), xray(rung, *inputs, **options)
+    rows = [(what, f"{a:,}", f"{b:,}") for (what, a), (_, b) in zip(_counts(mine), _counts(own))]
+    if kernel.device == "cuda":
+        rows.append(("milliseconds on this GPU", *_times(kernel, rung)))
+    return Score(task, report, mine, tuple(rows), mine.workload, steps, own.conflicts)
+
+
+def plan(judged: Judgement) -> list[str]:
+    """The cases one after the other, up to the first that is wrong."""
+    lines = []
+    for name, why in judged.cases:
+        lines.append(f"  {'✗' if why else '✓'} {name}" + (f": {why.splitlines()[0]}" if why else ""))
+        if why:
+            break
+    return lines
+
+
+def workload(rung: Rung) -> tuple[tuple, dict]:
+    """Inputs and options of a small call at which a rung's lines are all at work."""
+    options = {"causal": True} if "causal" in rung.features else {}
+    if rung.op == "softmax":
+        return random_inputs(rung, (1, 1, 64, 1024, 1)), {}
+    D = 64 if not rung.D or 64 in rung.D else rung.D[0]
+    if "splits" in rung.features:
+        return random_inputs(rung, (1, 2, 4, 1024, D), Hkv=1, **options), options | {"splits": 4}
+    return random_inputs(rung, (1, 2, 256, 256, D), **options), options
+
+
+def _counts(ray: Xray) -> list[tuple[str, int]]:
+    shared, moved = ray.total(space="shared"), ray.tensors
+    return [
+        ("races and other findings", len(ray.findings)),
+        ("wavefronts of shared memory", shared.cost),
+        ("of them bank conflicts", shared.excess),
+        ("bytes read in global memory", int(moved.bytes_read.sum())),
+        ("bytes written there", int(moved.bytes_written.sum())),
+    ]
+
+
+def _times(kernel: Kernel, rung: Rung) -> tuple[str, str]:
+    from ..measure import bench
+
+    own = load(rung, quiet=True)
+    inputs = random_inputs(rung, (1, 8, 1024, 1024, 64 if not rung.D or 64 in rung.D else rung.D[0]), device="cuda")
+    samples = bench.measure({"mine": kernel, "rung": own}, inputs).groupby("name")["ms"].median()
+    return f"{samples['mine']:.3f}", f"{samples['rung']:.3f}"

@@ -1,0 +1,274 @@
+"""The grader gives what is deserved: all points to the rung's own text, none to nothing, and to no attack more than it earns."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from helpers import commands
+from helpers.ladder.paths import KERNELS
+from helpers.lessons import forms, regions
+from helpers.lessons.grading import sandbox
+from helpers.lessons.grading.grade import Patience, grade
+
+pytestmark = pytest.mark.skipif(bool(sandbox.refusal()), reason="there is no sandbox here")
+SHORT = Patience(launch=6, task=12, processor=10, submission=90)
+
+
+def hand_in(folder: Path, stem: str, region: str, text: str) -> Path:
+    """A form with `text` typed into it."""
+    page = forms.page(stem, (region,))
+    head, marker, rest = page.partition(f"// [region: {region}]\n")
+    file = folder / f"{stem}_{region}.cu"
+    file.write_text(f"{head}{marker}{text}\n// [end: {region}]\n")
+    return file
+
+
+def own(region: str, stem: str = "01") -> str:
+    return regions.body(stem, region)
+
+
+def whole(in_launcher: str = "", before: str = "", after: str = "") -> str:
+    """Rung 01 with something more in its launcher, before all of its code, or after it."""
+    launched = "  const fa_args &a = *args;\n"
+    text = own("kernel")
+    assert text.count(launched) == 1
+    return f"{before}\n{text.replace(launched, launched + in_launcher)}\n{after}\n"
+
+
+def why(found) -> str:
+    return found.tasks[0].criteria[0].said
+
+
+# What is deserved
+
+
+def test_the_rungs_own_text_gets_all_points_and_the_same_json_every_time(tmp_path):
+    file = hand_in(tmp_path, "01", "scores", own("scores"))
+    first, second = (grade(file, seed=5).as_json() for _ in range(2))
+    assert first == second and first["points"] == first["most"] == 10
+
+
+@pytest.mark.parametrize("text", ["", "// later", "   /* nothing\n yet */ "])
+def test_an_empty_submission_gets_nothing(tmp_path, text):
+    found = grade(hand_in(tmp_path, "01", "scores", text))
+    assert (found.points, found.most) == (0, 10) and why(found) == "the region is empty"
+
+
+def test_a_task_that_was_not_handed_in_counts(tmp_path):
+    found = grade(hand_in(tmp_path, "01", "scores", ""), tasks=("01.1", "01.2"))
+    assert (found.points, found.most) == (0, 20) and found.tasks[1].criteria[0].said == "nothing was handed in"
+
+
+def test_a_compile_error_is_told_with_the_line_of_the_file(tmp_path):
+    file = hand_in(tmp_path, "01", "scores", own("scores").replace("float s = 0.f;", "float s = zero;"))
+    line = next(n for n, text in enumerate(file.read_text().splitlines(), 1) if "zero" in text)
+    found = grade(file)
+    assert found.points == 0 and re.search(rf"does not compile: {file.name}:{line}:\d+: error: .zero.", why(found))
+
+
+def test_a_wrong_answer_gets_little_and_a_slow_one_less_than_all(tmp_path):
+    wrong = own("output").replace("j < a.Nk", "j < a.Nk - 1")
+    found = grade(hand_in(tmp_path, "01", "output", wrong))
+    assert found.points <= 3 and "wrong: one query, one key" in why(found)
+    again = "for (int j = 0; j < a.Nk; ++j) before += P[j] * V[j * a.V_stride[2] + c];"
+    start = f"float before = 0.f;\n  {again}\n  float o = before == 12345.f ? 1.f : 0.f;"
+    twice = own("output").replace("float o = 0.f;", start)
+    found = grade(hand_in(tmp_path, "01", "output", twice))
+    moved = found.tasks[0].criteria[-1]
+    assert found.tasks[0].criteria[0].points == 6 and moved.points < moved.most
+
+
+def test_gradescopes_results_and_the_command_line(tmp_path, capsys):
+    file, results = hand_in(tmp_path, "01", "scores", ""), tmp_path / "results.json"
+    assert commands.main(["grade", str(file), "--json", "--gradescope", str(results)]) == 1
+    said = json.loads(capsys.readouterr().out)
+    made = json.loads(results.read_text())
+    assert made["score"] == said["points"] == 0 and sum(test["max_score"] for test in made["tests"]) == 10
+
+
+# Attacks
+
+HEADERS = "#include <cstdio>\n#include <cstdlib>\n#include <cstring>\n#include <unistd.h>\n#include <signal.h>\n#include <sys/socket.h>"
+TOO_LONG, HARMLESS = "took too long|stopped while fa_launch was running", "tried to start a program, to fork"
+ATTACKS = {
+    "an endless loop in the launcher": ("for (volatile int i = 0;; i = i + 1) {}", TOO_LONG),
+    "a fork bomb": ("for (;;) fork();", HARMLESS),
+    "a program": ('if (system("touch stolen")) return cudaErrorInvalidValue;', HARMLESS),
+    "a program in its place": ('execl("/bin/true", "true", nullptr);', HARMLESS),
+    "a connection": ("socket(AF_INET, SOCK_DGRAM, 0);", HARMLESS),
+    "a signal to the grader": ("kill(getppid(), SIGKILL);", HARMLESS),
+    "100 GB": ("void *p = malloc(100ull << 30); memset(p, 1, 100ull << 30);", "crashed|illegal address|memory"),
+    "it ends early": ("_exit(0);", "calls _exit|ended before"),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_an_attack_gets_nothing_and_the_grader_lives(tmp_path, attack):
+    code, said = ATTACKS[attack]
+    found = grade(hand_in(tmp_path, "01", "kernel", whole(code, before=HEADERS)), patience=SHORT)
+    assert found.points == 0 and re.search(said, why(found)), why(found)
+    assert not list(tmp_path.rglob("stolen"))
+
+
+def test_what_runs_when_a_library_is_loaded_is_confined_too(tmp_path):
+    constructor = '__attribute__((constructor)) static void first() { system("touch stolen"); }'
+    found = grade(hand_in(tmp_path, "01", "kernel", whole(before=HEADERS, after=constructor)), patience=SHORT)
+    assert found.points == 0 and HARMLESS in why(found)
+
+
+def test_an_endless_loop_in_a_kernel_ends(tmp_path):
+    endless = own("scores").replace("float s = 0.f;", "float s = 0.f;\n  while (q[0] == q[0]) s += k[0];")
+    found = grade(hand_in(tmp_path, "01", "scores", endless), patience=SHORT)
+    assert found.points == 0 and "stopped" in why(found)
+
+
+def test_others_folders_and_the_answer_key_can_not_be_read(tmp_path):
+    (tmp_path / "alice").mkdir()
+    other = hand_in(tmp_path / "alice", "01", "kernel", whole())
+    folder = tmp_path / "bob"
+    folder.mkdir()
+    secrets = [other, KERNELS / "01_naive.cu", Path("/etc/passwd")]
+    for secret in secrets:  # right only where the file can be opened
+        opened = f'if (!fopen("{secret}", "r")) return cudaErrorUnknown;'
+        found = grade(hand_in(folder, "01", "kernel", whole(opened, before=HEADERS)), patience=SHORT)
+        assert found.points == 0, secret
+    found = grade(hand_in(folder, "01", "kernel", f'#include "{KERNELS / "01_naive.cu"}"'), patience=SHORT)
+    assert found.points == 0 and "does not compile" in why(found)
+    written = f'if (fopen("{tmp_path}/mark", "w")) return cudaSuccess; return cudaErrorUnknown;'
+    grade(hand_in(folder, "01", "kernel", whole(written, before=HEADERS)), patience=SHORT)
+    assert not (tmp_path / "mark").exists()
+
+
+def test_memory_that_is_not_the_kernels_can_not_be_read(tmp_path):
+    """The reference is in another process; here there are only inputs, and what lies beside them."""
+    reads = own("scores").replace("a.scale * s;", "a.scale * s + q[-20000];")
+    found = grade(hand_in(tmp_path, "01", "scores", reads), patience=SHORT)
+    assert found.points == 0 and "out of bounds" in why(found)
+
+
+def test_the_host_can_not_do_the_kernels_work(tmp_path):
+    host = """
+  const float *Q = (const float *)a.Q, *K = (const float *)a.K, *V = (const float *)a.V;
+  for (int64_t b = 0; b < a.B; ++b) for (int64_t h = 0; h < a.H; ++h) for (int i = 0; i < a.Nq; ++i) {
+    double m = -1e300, l = 0; std::vector<double> p(a.Nk), o(a.D);
+    for (int j = 0; j < a.Nk; ++j) { p[j] = 0; for (int c = 0; c < a.D; ++c)
+      p[j] += double(Q[b * a.Q_stride[0] + h * a.Q_stride[1] + i * a.Q_stride[2] + c]) * K[b * a.K_stride[0] + h * a.K_stride[1] + j * a.K_stride[2] + c];
+      p[j] *= a.scale; m = p[j] > m ? p[j] : m; }
+    for (int j = 0; j < a.Nk; ++j) { p[j] = exp(p[j] - m), l += p[j];
+      for (int c = 0; c < a.D; ++c) o[c] += p[j] * V[b * a.V_stride[0] + h * a.V_stride[1] + j * a.V_stride[2] + c]; }
+    for (int c = 0; c < a.D; ++c) ((float *)a.O)[b * a.O_stride[0] + h * a.O_stride[1] + i * a.O_stride[2] + c] = o[c] / l;
+    a.LSE[(b * a.H + h) * a.Nq + i] = m + log(l);
+  }
+  return cudaSuccess;
+"""
+    text = f'#include <fa/args.cuh>\n#include <cmath>\n#include <vector>\nextern "C" cudaError_t fa_launch(const fa_args *args, cudaStream_t) {{\n  const fa_args &a = *args;{host}}}'
+    found = grade(hand_in(tmp_path, "01", "kernel", text), patience=Patience())
+    assert found.points == 0
+
+
+def test_python_in_a_notebook_is_not_executed(tmp_path):
+    patches = (
+        "import helpers.lessons.judge as judge, helpers.lessons.exercise as exercise\n"
+        "exercise.verify = lambda *a, **k: True\njudge.judge = lambda *a: None\nopen('mark', 'w').write('here')"
+    )
+    cells = [
+        nbformat.v4.new_code_cell(text)
+        for text in (patches, "%%region 01 scores\n// nothing", "lse_holds = lambda f: f is right")
+    ]
+    path = tmp_path / "mine.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+    assert grade(path).points == 0 and not (tmp_path / "mark").exists() and not Path("mark").exists()
+
+
+def test_a_notebooks_answer_is_its_last_cell_on_a_task(tmp_path):
+    right = f"%%region 01_naive scores -> mine\n{own('scores')}"
+    cells = [nbformat.v4.new_code_cell(text) for text in ("%%region 01 scores\nwrong", right, "x = 1")]
+    path = tmp_path / "mine.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+    found = grade(path)
+    assert found.points == found.most == 10
+
+
+def test_a_link_to_somebody_elses_answer_is_no_answer(tmp_path):
+    other = hand_in(tmp_path, "01", "scores", own("scores"))
+    folder = tmp_path / "bob"
+    folder.mkdir()
+    os.symlink(other, folder / "mine.cu")
+    assert grade(folder, tasks=("01.1",)).points == 0
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("} int x = 0; {", "closes what was opened outside"),
+        ("#include <cstdlib>", "has no place in the region"),
+        ("/* open", "a comment that doesn't end"),
+        ("int x = 0; \\\n}", "has no place in a region"),
+        ('auto s = R"(})";', "has no place in a region"),
+    ],
+)
+def test_what_reaches_past_its_region_is_refused(tmp_path, typed, said):
+    found = grade(hand_in(tmp_path, "04", "online_update", typed))
+    assert found.points == 0 and said in why(found)
+
+
+@pytest.mark.parametrize(
+    "rubbish",
+    [b"", b"\xff\xfe\x00", b"[1, 2]", b'{"cells": 3}', b"[" * 100_000, b"// region:\n", b"// region: ../x y\n"],
+)
+@pytest.mark.parametrize("suffix", [".cu", ".ipynb"])
+def test_rubbish_is_no_answer(tmp_path, rubbish, suffix):
+    file = tmp_path / f"mine{suffix}"
+    file.write_bytes(rubbish)
+    assert grade(file, tasks=("01.1",)).points == 0
+
+
+# The sandbox itself
+
+CONFINED = """
+import sys
+from pathlib import Path
+from helpers.lessons.grading import sandbox
+import errno, os, resource, socket, subprocess, threading
+folder = Path(sys.argv[1])
+sandbox.confine([Path(sys.prefix), Path(sys.base_prefix), Path("/usr"), Path("/lib"), Path("/lib64")], folder / "own", sandbox.Limits())
+def refused(what):
+    try:
+        what()
+    except OSError as error:
+        return errno.errorcode[error.errno]
+    except ValueError:  # resource's word for EPERM
+        return "EPERM"
+    return "done"
+print(refused(lambda: open(folder / "secret")), refused(lambda: open(folder / "own/x", "w")), refused(lambda: open(folder / "x", "w")))
+print(refused(lambda: socket.create_connection(("127.0.0.1", 9), 1)))
+print(subprocess.run(["cat", str(folder / "secret")], capture_output=True).returncode != 0)
+sandbox.lock()
+print(refused(lambda: resource.setrlimit(resource.RLIMIT_CPU, (9999, 9999))), flush=True)
+thread = threading.Thread(target=print, args=("a thread",)); thread.start(); thread.join()
+sys.stdout.flush()
+os.fork()
+print("forked")
+"""
+
+
+def test_the_sandbox_holds_in_both_steps(tmp_path):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "secret").write_text("secret")
+    done = subprocess.run([sys.executable, "-c", CONFINED, str(tmp_path)], capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    assert lines[0] == "EACCES done EACCES", done.stderr
+    assert lines[1] in ("EACCES", "ECONNREFUSED") and lines[2] == "True", lines
+    assert lines[3] == "EPERM" and lines[4:] == ["a thread"] and done.returncode == -31, done.stderr
+
+
+def test_where_there_is_no_sandbox_nothing_is_graded(tmp_path, monkeypatch):
+    monkeypatch.setattr(sandbox.sys, "platform", "darwin")
+    with pytest.raises(RuntimeError, match="needs a sandbox.*darwin"):
+        grade(tmp_path)

@@ -1,0 +1,183 @@
+"""Typing a region: the rung around it stays, lines are named as the reader counts them, and a bad cell leaves no kernel behind."""
+
+import re
+
+import pytest
+import torch
+from IPython.core.interactiveshell import InteractiveShell
+
+from helpers import CompileError, Kernel, blank, commands, hint, progress, rung, rungs
+from helpers.lessons import forms, regions, typed
+from helpers.lessons.progress import keep, solved
+from helpers.lessons.regions import WHOLE, RegionError, Typed, body, fill
+
+OUTPUT = body("01", "output")
+
+
+@pytest.fixture(autouse=True)
+def own_progress(tmp_path, monkeypatch):
+    monkeypatch.setenv("FA_PROGRESS", str(tmp_path / "progress.json"))
+
+
+@pytest.fixture
+def shell():
+    made = InteractiveShell()
+    made.run_line_magic("load_ext", "helpers")
+    yield made
+    InteractiveShell.clear_instance()
+
+
+@pytest.mark.parametrize("stem", [each.stem for each in rungs()])
+def test_filled_with_its_own_text_every_region_is_the_rung(stem):
+    for name in regions.names(stem):
+        assert fill(stem, {name: Typed(name, body(stem, name))}).rung.digest == rung(stem).digest, name
+
+
+def test_lines_are_those_of_the_cell_inside_and_of_the_rung_outside():
+    lines = rung("01").source.splitlines()
+    typed_text = OUTPUT.replace("float o = 0.f;", "float o = 0.f;\n\n")  # two lines more
+    filled = fill("01", {"output": Typed("output", typed_text)})
+    whole = filled.rung.source.splitlines()
+    inside = next(n for n, line in enumerate(whole, 1) if "float o = 0.f" in line)
+    at = typed_text.splitlines().index("  float o = 0.f;") + 2
+    assert filled.place(inside) == ("cell", at)
+    behind = next(n for n, line in enumerate(whole, 1) if "fa_launch(const" in line)
+    here = next(n for n, line in enumerate(lines, 1) if "fa_launch(const" in line)
+    assert filled.place(behind) == ("01_naive.cu", here) and filled.place(3) == ("01_naive.cu", 3)
+    said = filled.located(f"01_naive.cu:{inside}:3: error: no\n{inside:>5} | float\nwrites on line {behind}, and")
+    assert said == f"cell:{at}:3: error: no\n{at:>5} | float\nwrites on line {here} of 01_naive.cu, and"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("}\n{", "cell:2: '}' closes"),
+        ("int a;\nif (a) {", "cell:3: '{' is never closed"),
+        ("int a = (1];", "cell:2: ']' closes"),
+        ("\n#include <cstdio>", "cell:3: `#include` has no place"),
+    ],
+)
+def test_what_leaves_its_region_is_refused_with_its_line(text, said):
+    with pytest.raises(RegionError, match=re.escape(said)):
+        fill("04", {"scores": Typed("scores", text)})
+
+
+def test_brackets_in_comments_and_strings_are_no_brackets():
+    fill("04", {"scores": Typed("scores", '// }\nint a = \'}\'; /* { */ const char *s = "(\\")"; (void)a, (void)s;')})
+
+
+def test_regions_inside_each_other_are_not_both_typed():
+    with pytest.raises(RegionError, match="'scores' lies inside 'tile_loop'"):
+        fill("04", {name: Typed(name, "") for name in ("scores", "tile_loop")})
+
+
+def test_an_unknown_region_names_those_there_are():
+    with pytest.raises(KeyError, match="no region 'output2'; it has .*output.*kernel"):
+        blank("01", "output2")
+
+
+def test_several_regions_stand_between_their_markers():
+    form = forms.form("03", ("softmax", "merge"))
+    text = "".join(f"// [region: {name}]\n{body('03', name)}\n// [end: {name}]\n" for name in ("softmax", "merge"))
+    bodies = regions.read(text, ("softmax", "merge"))
+    assert fill("03", bodies).rung.digest == rung("03").digest
+    assert regions.read(form, ("softmax", "merge"))["merge"].empty
+    with pytest.raises(RegionError, match=r"lacks `// \[region: merge\]`"):
+        regions.read(text.partition("// [region: merge]")[0], ("softmax", "merge"))
+
+
+# %%region
+
+
+def run(shell, capsys, line, text):
+    shell.run_cell_magic("region", line, text)
+    return capsys.readouterr().out
+
+
+def test_a_right_region_is_solved_and_compared_with_the_rungs_own(shell, capsys):
+    said = run(shell, capsys, "01 output", OUTPUT)
+    assert "given: const fa_args a" in said and "Task 01.3: solved" in said
+    rows = re.findall(r"^  (\D+?) +([\d,]+) +([\d,]+)$", said, re.MULTILINE)
+    assert len(rows) == 5 and all(mine == own for _, mine, own in rows) and rows[0][1] == "0"
+    assert isinstance(shell.user_ns["output"], Kernel) and "task 01.3" in solved()
+    assert shell.user_ns["output"](*torch.zeros(3, 1, 1, 8, 16))[0].eq(0).all()
+
+
+def test_a_region_that_does_not_compile_leaves_no_kernel_behind(shell, capsys):
+    shell.user_ns["mine"] = "yesterday's"
+    said = run(shell, capsys, "01 output -> mine", OUTPUT.replace("float o = 0.f;", "float o = zero;"))
+    line = OUTPUT.splitlines().index("  float o = 0.f;") + 2
+    assert (
+        re.search(rf"cell:{line}:\d+: error: .zero. was not declared", said) and f"{line} |   float o = zero;" in said
+    )
+    with pytest.raises(CompileError, match=f"cell:{line}"):
+        shell.user_ns["mine"](torch.zeros(1))
+    assert not solved()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("\n", "nothing is typed"), ("// later\n", "nothing is typed"), ("}\n", "closes what")]
+)
+def test_nor_does_an_empty_one_or_one_that_leaves_its_region(shell, capsys, text, said):
+    shell.user_ns["output"] = "yesterday's"
+    assert said in run(shell, capsys, "01 output", text)
+    with pytest.raises(RegionError, match=said):
+        shell.user_ns["output"](torch.zeros(1))
+
+
+def test_a_wrong_region_says_where_and_is_not_solved(shell, capsys):
+    said = run(shell, capsys, "01 output", OUTPUT.replace("j < a.Nk", "j < a.Nk - 1"))
+    assert "WRONG in" in said and "worst at O[" in said and not solved()
+
+
+def test_a_wrong_line_of_the_magic_is_explained(shell, capsys):
+    assert "takes a rung" in run(shell, capsys, "", "int a;")
+    assert "no region 'nothing'" in run(shell, capsys, "01 nothing", "int a;")
+    assert "no kernel '77'" in run(shell, capsys, "77 output", "int a;")
+
+
+# Forms, hints, progress, and the command line
+
+
+def test_a_form_for_an_editor_is_filled_in_and_checked(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(forms, "ROOT", tmp_path)
+    assert commands.main(["exercise", "new", "01", "output"]) == 0
+    file = tmp_path / "work" / "01_output.cu"
+    assert commands.main(["exercise", "new", "01", "output"]) == 2 and "is there already" in capsys.readouterr().err
+    assert commands.main(["exercise", "check", str(file)]) == 1 and "nothing is typed" in capsys.readouterr().out
+    text = file.read_text().replace("// [region: output]\n", f"// [region: output]\n{OUTPUT}\n")
+    file.write_text(text.replace("float o = 0.f;", "float o = zero;"))
+    line = next(n for n, each in enumerate(file.read_text().splitlines(), 1) if "zero" in each)
+    assert commands.main(["exercise", "check", str(file)]) == 1 and f"01_output.cu:{line}:" in capsys.readouterr().out
+    file.write_text(text)
+    assert commands.main(["exercise", "check", str(file)]) == 0 and "Task 01.3: solved" in capsys.readouterr().out
+
+
+def test_a_form_of_a_whole_rung_has_its_headers_and_no_more(tmp_path):
+    page = forms.page("04", (WHOLE,))
+    found = regions.read(page, (WHOLE,), "file", 1)[WHOLE]
+    assert found.text.split() == [
+        word for line in rung("04").source.splitlines() if line.startswith("#include") for word in line.split()
+    ]
+    (tmp_path / "mine.cu").write_text(page)
+    assert not typed.attempt_file(tmp_path / "mine.cu").ok
+
+
+def test_hints_are_silent_in_a_notebook_until_they_are_unfolded_and_come_one_by_one():
+    shown = hint("04.1")
+    bundle = shown._repr_mimebundle_()
+    assert "alpha" not in bundle["text/plain"] and bundle["text/html"].count("<details><summary>") == 3
+    assert (
+        bundle["text/html"].index("hint 1")
+        < bundle["text/html"].index("hint 2")
+        < bundle["text/html"].index("</details>")
+    )
+    assert [repr(shown)[:11] for _ in range(4)] == ["hint 1 of 3", "hint 2 of 3", "hint 3 of 3", "hint 3 of 3"]
+
+
+def test_progress_is_kept_and_a_broken_file_is_no_obstacle(tmp_path):
+    keep("task 04.1"), keep("exercise 2.1"), keep("task 04.1")
+    said = str(progress())
+    assert "exercises solved: 1 (2.1)" in said and "tasks solved: 1 of 60 (04.1)" in said and "next: 01.1" in said
+    (tmp_path / "progress.json").write_text("[broken")
+    assert solved() == {} and "tasks solved: 0" in str(progress())

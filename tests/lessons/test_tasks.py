@@ -1,0 +1,86 @@
+"""Region tasks: each is whole, its rung's own text is the solution, and plausible wrong answers to it fail."""
+
+import hashlib
+
+import pytest
+import wrong
+
+from helpers import rungs
+from helpers.lessons import forms, judge
+from helpers.lessons.inputs import draw
+from helpers.lessons.regions import WHOLE, body, names
+from helpers.lessons.tasks.catalogue import about, of_rung, task, tasks
+from helpers.lessons.tasks.task import LEVELS
+
+SEED, SHARE = 1, 12  # wrong answers of a run; --all runs every one
+KERNELS = [rung.stem for rung in rungs()]
+LEANEST = {"11.1": "no swizzle"}  # wrong by its bank conflicts alone
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "answer" in metafunc.fixturenames:
+        option = metafunc.config.option
+        every = [
+            (id, name) for id in tasks() for name in wrong.answers(tasks()[id]) if WHOLE not in tasks()[id].regions
+        ]
+        order = sorted(every, key=lambda each: hashlib.sha256(f"{option.seed} {each}".encode()).digest())
+        chosen = every if option.all else order[:SHARE]
+        metafunc.parametrize("answer", chosen, ids=[f"{id} {name}" for id, name in chosen])
+
+
+@pytest.mark.parametrize("stem", KERNELS)
+def test_every_rung_has_tasks_from_one_loop_to_the_whole_kernel(stem):
+    of = of_rung(stem)
+    assert len(of) >= (4 if stem < "14" else 3) and [each.regions for each in of].count((WHOLE,)) == 1
+    assert min(each.level for each in of) <= 2 and of[-1].level == 4 == max(LEVELS)
+
+
+@pytest.mark.parametrize("id", tasks())
+def test_a_task_has_a_contract_and_hints_and_a_form_without_the_answer(id):
+    found = task(id)
+    assert found.statement and found.given and found.after and len(found.hints) >= 2
+    assert set(found.regions) <= set(names(found.number)) and about(found.number, found.regions) is found
+    form = str(forms.blank(found.number, *found.regions))
+    assert form.startswith("%%region ") and found.statement[:40] in form
+    answer = [
+        line.strip()
+        for region in found.regions
+        for line in body(found.number, region).splitlines()
+        if len(line.strip()) > 25
+    ]
+    assert not [
+        line for line in answer if not line.startswith(("//", "#include", "template", "__global__")) and line in form
+    ]
+
+
+@pytest.mark.parametrize("id", tasks())
+def test_there_are_wrong_answers_to_each(id):
+    assert len(wrong.answers(task(id))) >= wrong.FEWEST
+
+
+@pytest.mark.parametrize("stem", ["01_naive", "11_swizzled", "30_tma_wgmma"])
+@pytest.mark.parametrize("seed", [0, 2])
+def test_the_rungs_own_text_is_right(stem, seed):
+    cases, costs = judge.own(stem, seed)  # raises if it isn't
+    assert len(cases) >= 11 and costs.traffic > 0
+
+
+def test_a_wrong_answer_fails(answer):
+    id, name = answer
+    filled = wrong.answers(task(id))[name]
+    assert judge.fault(filled.rung, task(id).number, SEED, task(id).lean), f"{name} passes for {id}"
+
+
+@pytest.mark.parametrize("id", LEANEST)
+def test_what_is_right_but_wasteful_is_seen(id):
+    filled = wrong.answers(task(id))[LEANEST[id]]
+    assert judge.fault(filled.rung, task(id).number, SEED, lean=True) == "more bank conflicts than the rung has"
+
+
+def test_a_seed_draws_the_same_everywhere_and_another_one_others():
+    rung = rungs()[4]
+    draws = [draw(rung, seed) for seed in range(20)]
+    assert {(each.D, each.dtype) for each in draws} == {(D, dtype) for D in rung.D for dtype in rung.dtypes}
+    one, same, other = (draw(rung, seed).cases() for seed in (3, 3, 4))
+    assert all(a.q.equal(b.q) for a, b in zip(one, same))
+    assert any(a.q.shape != b.q.shape or not a.q.equal(b.q) for a, b in zip(one, other))
