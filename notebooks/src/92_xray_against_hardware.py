@@ -110,7 +110,7 @@ own("async_copy.cpp", "// A copy lands", 2)
 # ## Against the counters
 #
 # NVIDIA's profiler `ncu` reads counters in the hardware: sectors, requests, wavefronts, bank conflicts. Three comparisons. **Single accesses**: one warp, one instruction, and hundreds of patterns of addresses, chosen to bring out every rule (strides, broadcasts, pairs, permutations, half-empty warps, swizzles, random ones). **Micro-kernels**: a few lines each, with loops, divergence and function calls, whose counts were also worked out by hand (`helpers/evidence/microkernels.py`). And **whole kernels**: every rung at $B = 1$, $H = 2$, $N = 256$, $d = 64$, and those for 16-bit inputs at $d = 128$ too.
-#
+
 # %%
 equal = ...  # your prediction: what percentage of the whole kernels' counts is exactly the hardware's?
 
