@@ -56,7 +56,7 @@ print(record.about("device", "ceilings")["device"])
 top.round(0).to_frame()
 
 # %% [markdown]
-# Those units are the **tensor cores**, four to an SM. (The library is faster than `mma.sync` because it uses Hopper's own instruction, `wgmma`: notebook 30.) In exchange for the speed they ask for three things.
+# Those units are the [**tensor cores**](glossary.md#tensor-core), four to an SM. (The library is faster than `mma.sync` because it uses Hopper's own instruction, `wgmma`: notebook 30.) In exchange for the speed they ask for three things.
 #
 # 1. **Sixteen bits.** Their operands are small numbers: fp16 or bf16. (They take others as well; this series uses these two.) The sums are kept in fp32.
 # 2. **A fixed shape.** One instruction multiplies a 16 × 16 matrix by a 16 × 8 matrix and adds the result to another 16 × 8 matrix.
@@ -81,7 +81,7 @@ table
 # fp16 has three decimal digits and ends at 65504. bf16 has the range of fp32 and two digits. Which of the numbers of attention can afford that?
 #
 # - $Q$, $K$, $V$ and $O$ arrive and leave in 16 bits: the model has decided.
-# - $P$ lies between 0 and 1 after the running maximum is subtracted, so it fits either format, with a relative error of at most half an epsilon. (Below the last column of the table, the smallest number that still has all its digits, fp16 gets coarser: such a $P$ is off by up to $3 \cdot 10^{-8}$, beside a largest one of 1.)
+# - $P$ lies between 0 and 1 after the running maximum is subtracted, so it fits either format, with a relative error of at most half an epsilon. (Numbers below the table's last column lose digits: in fp16 such a $P$ is off by up to $3 \cdot 10^{-8}$. Beside a largest $P$ of 1 that does not matter.)
 # - The **sums** are another matter. $O$ adds up thousands of products, $l$ thousands of exponentials. Watch a sum of ones in fp16:
 
 # %%
@@ -92,7 +92,7 @@ for x in ones.half():
 print(f"4096 ones, added one by one in fp16: {sum16.item():.0f}; in fp32: {ones.cumsum(0)[-1].item():.0f}")
 
 # %% [markdown]
-# At 2048 the distance between neighbouring fp16 numbers is 2, and adding 1 changes nothing any more. So the accumulators stay in fp32: $S$, $O$, $m$ and $l$. Only $P$ is rounded to 16 bits, because it is an operand of the second product. Tensor cores can accumulate
+# At 2048 the distance between neighbouring fp16 numbers is 2, and adding 1 changes nothing any more. So the [accumulators](glossary.md#accumulator), the registers that hold the sums, stay in fp32: $S$, $O$, $m$ and $l$. Only $P$ is rounded to 16 bits, because it is an operand of the second product. Tensor cores can accumulate
 # in fp16, too, on some cards at twice the rate; kernels that do so pay with exactly this.
 
 # %% [markdown]
@@ -106,10 +106,10 @@ print(f"4096 ones, added one by one in fp16: {sum16.item():.0f}; in fp32: {ones.
 #     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 # ```
 #
-# `.sync` and `.aligned`: all lanes of the warp execute it together. `.row.col`: a lane's neighbours in $A$ lie along a row, in $B$ along a column. Then the formats of $D$, $A$, $B$ and $C$. In the GPU's own machine code, **SASS**, it is called `HMMA`.
+# `.sync` and `.aligned`: all lanes of the warp execute it together. `.row.col`: a lane's neighbours in $A$ lie along a row, in $B$ along a column. Then the formats of $D$, $A$, $B$ and $C$. In the GPU's own machine code, [**SASS**](glossary.md#sass), it is called `HMMA`.
 #
 # It computes $C \mathrel{+}= A B$ with $A$ of $m \times k = 16 \times 16$, $B$ of $16 \times 8$ and $C$ of $16 \times 8$. That is 2048 multiply-adds, where an `FFMA` of a whole warp does 32. (Turing, a T4 for instance, has `mma.m16n8k8`, half as deep and for fp16 alone: there `fa::mma_m16n8k16` is two of them.)
-# The part of a matrix that one lane holds is its **fragment**: 8 elements of $A$, 4 of $B$, 4 of $C$. Which ones is laid down in the PTX ISA ("Matrix Fragments for mma.m16n8k16"), and in this project in `helpers/emulator/fragments.py`, from which the emulator's interpreter has them, too:
+# The part of a matrix that one lane holds is its [**fragment**](glossary.md#fragment): 8 elements of $A$, 4 of $B$, 4 of $C$. Which ones is laid down in the PTX ISA ("Matrix Fragments for mma.m16n8k16"), and in this project in `helpers/emulator/fragments.py`, which the emulator uses as well:
 
 # %%
 A, B, C = fragments.a_fragment, fragments.b_fragment, fragments.c_fragment  # (lane, element) -> (row, column)
@@ -183,9 +183,9 @@ for layout in (A, another):
 # %% [markdown]
 # ## 3 · ldmatrix
 #
-# The tiles come through shared memory, as in notebook 04. How do their elements get into fragments? A lane could load its pairs one by one: four 4-byte loads for an $A$ fragment. There is an instruction for it that needs one.
+# The tiles come through shared memory, as in notebook 04. How do their elements get into fragments? A lane could load its pairs one by one: four 4-byte loads for an $A$ fragment. A special instruction does it in one.
 #
-# `ldmatrix.sync.aligned.m8n8.x4` reads four matrices of 8 × 8 elements. A row of such a matrix is 8 elements of 16 bits: 16 bytes in one piece. Every lane names the *address of one row*; 32 lanes, 32 rows. What a lane gets in return is not the row whose address it gave, but its share of the four matrices:
+# [`ldmatrix.sync.aligned.m8n8.x4`](glossary.md#ldmatrix) reads four matrices of 8 × 8 elements. A row of such a matrix is 8 elements of 16 bits: 16 bytes in one piece. Every lane names the *address of one row*; 32 lanes, 32 rows. What a lane gets in return is not the row whose address it gave, but its share of the four matrices:
 
 # %%
 draw_mma.operands(lane=5)
@@ -193,7 +193,7 @@ draw_mma.operands(lane=5)
 # %% [markdown]
 # **What to see.** Three tiles of 16 × 16 as they lie in shared memory. A tint is one 8 × 8 matrix: the eight lanes that name its rows, and the register in which every lane gets its share. Green is what lane 5 gets.
 #
-# - **Q** is the operand $A$ of $S = Q K^\top$. Matrices 0 and 1 lie one below the other, 2 and 3 right of them: lane $l$ names row $l \bmod 16$, chunk $\lfloor l / 16 \rfloor$ (a chunk is 16 bytes, 8 elements). These are `row_A` and `chunk_A`.
+# - **Q** is the operand $A$ of $S = Q K^\top$. Matrices 0 and 1 lie one below the other, 2 and 3 right of them: lane $l$ names row $l \bmod 16$, chunk $\lfloor l / 16 \rfloor$ (a [chunk](glossary.md#chunk) is 16 bytes, 8 elements). These are `row_A` and `chunk_A`.
 # - **K**. The operand $B$ is $K^\top$: $k$ runs along $d$, a column is a key. A lane's pair are neighbours along $k$, and in $K$'s own rows those are neighbours in memory. So `ldmatrix` on $K$ as it lies gives $K^\top$: the transposition costs nothing. Registers 0 and 1 have to be the two halves of $d$ of the *same* eight keys, so here matrices 0 and 1 lie side by side: `row_B`, `chunk_B`.
 # - **V** is the operand $B$ of $O \mathrel{+}= P V$: $k$ runs over the *keys*. The pair are two keys of the same column, in memory a whole row apart. `.trans` hands out every 8 × 8 matrix transposed: lane 5's pair lies one below the other.
 
@@ -232,7 +232,7 @@ print("same cells, same lane, same order:", all(S(lane, i) == A(lane, i) for lan
 # **What to see.** It is the picture of $A$ in section 2. Lane 5's $s_0, s_1$ are its $a_0, a_1$, and so for all eight, in all lanes. So $\tilde P$ needs no shared memory, no shuffle and no barrier: each lane takes the exponential of its own elements,
 # rounds them to 16 bits, packs neighbours into a register, and has the operand of the next product.
 #
-# It is the one trick that makes attention fit tensor cores so well, and all kernels from here to FlashAttention-2 itself rest on it.
+# FlashAttention-2 rests on this, and so do all kernels from here on.
 
 # %% [markdown]
 # ## 5 · Split Q, not K
@@ -312,14 +312,14 @@ check(kernel)
 plot.error(record.load("10_fa2_mma_fp16", "error"))
 
 # %% [markdown]
-# **What to see.** The error of $O$ is about that of PyTorch in the same format, which rounds to 16 bits as well. LSE is fp32 all the way, and its error is smaller by two orders of magnitude and more: larger than PyTorch's, and far inside the budget.
+# **What to see.** The error of $O$ is about that of PyTorch in the same format, which rounds to 16 bits as well. LSE is fp32 all the way, and its error is far smaller, most of all at short lengths. It is larger than PyTorch's, and far inside the budget.
 
 # %% [markdown]
 # ## Predict, then measure
 #
 # ### The instructions
 #
-# How many `mma` (`HMMA`) and `ldmatrix` (`LDSM`) stand in the machine code of this kernel at $d = 64$? Everything is unrolled. A warp has 16 rows, a tile 64 keys, and an `ldmatrix` of K or V serves two `mma`; the fragments of $Q$ are read once, before the loop.
+# How many `mma` (`HMMA`) and `ldmatrix` (`LDSM`) stand in the machine code of this kernel at $d = 64$? The loop over tiles is there once, and all loops inside it are unrolled. A warp has 16 rows, a tile 64 keys, and an `ldmatrix` of K or V serves two `mma`; the fragments of $Q$ are read once, before the loop.
 
 # %%
 hmma = ...  # your prediction: HMMA in the code
@@ -335,7 +335,7 @@ predict(ldsm, int(counts["LDSM"]), "LDSM in the code")
 #
 # Shared memory has 32 **banks**, each 4 bytes wide: byte address $x$ lies in bank $(x / 4) \bmod 32$. In one pass, a **wavefront**, every bank serves one word (or one word to several lanes). Lanes that want *different* words of the *same* bank have to be served one after the other: a **bank conflict**.
 #
-# `ldmatrix` reads a matrix of eight rows of 16 bytes: 128 bytes, so at best one wavefront per matrix and four for `.x4`. In our tile, rows follow each other at a distance of $2d$ bytes. In which banks do the eight rows of one matrix begin at $d = 64$, and how many wavefronts do they take? The X-ray will count those of all `ldmatrix` of a run, 4224 requests.
+# `ldmatrix` reads a matrix of eight rows of 16 bytes: 128 bytes, so at best one wavefront per matrix and four for `.x4`. In our tile, rows follow each other at a distance of $2d$ bytes. In which banks do the eight rows of one matrix begin at $d = 64$, and how many wavefronts do they take? The X-ray will count the wavefronts of all 4224 `ldmatrix` requests of a run.
 
 # %%
 per_matrix = ...  # your prediction: wavefronts of one 8 x 8 matrix at d = 64
@@ -355,16 +355,14 @@ for d in (32, 64, 128):
 predict(per_matrix, wavefronts([row * 2 * 64 for row in range(8)]), "wavefronts per matrix at d = 64")
 
 # %% [markdown]
-# At $d = 64$ a row is 128 bytes, once around all the banks. So all eight rows begin in bank 0, and one matrix takes eight wavefronts instead of one; `.x4` takes 32 instead of 4. The **X-ray** runs the kernel on the emulator and counts, request by request, what each line asks of memory:
-
-# %%
-q, k, v = (torch.randn(1, 2, 256, 64, device=device).half() for _ in range(3))
-rays = xray(kernel, q, k, v)
-rays
+# At $d = 64$ a row is 128 bytes, once around all the banks. So all eight rows begin in bank 0, and each needs a wavefront of its own. The **X-ray** runs the kernel on the emulator and counts, request by request, what each line asks of memory:
 
 # %% tags=["reveal"]
+q, k, v = (torch.randn(1, 2, 256, 64, device=device).half() for _ in range(3))
+rays = xray(kernel, q, k, v)
 reads = rays.total(space="shared", op="ldmatrix")
 predict(in_all, reads.cost, f"wavefronts of ldmatrix; without conflicts {reads.ideal}")
+rays
 
 # %% [markdown]
 # Here is one of those requests, drawn as the banks see it:
@@ -383,9 +381,9 @@ budget = units.table(["10_fa2_mma_fp16"], D=64, rows=16)
 units.draw(budget, "16 query rows × 64 keys, d = 64 · counted; took: NVIDIA H200")
 
 # %% [markdown]
-# **What to see.** The bars are clocks of an SM. *Shared memory*: the X-ray's wavefronts, 1024 for `ldmatrix` and 32 for this warp's share of the stores. *Tensor cores*: 64 `mma` at the rate of `mma.sync` alone. *Issue slots*: all instructions of the loop, four of which can start per clock. *MUFU*: the special function units, one warp's exponentials in two clocks.
+# **What to see.** The bars are clocks of an SM. *Shared memory*: the X-ray's wavefronts, 1024 for `ldmatrix` and 32 for this warp's share of the stores. *Tensor cores*: 64 `mma` at the rate of `mma.sync` alone. *Issue slots*: all instructions of the loop, four of which can start per clock. [*MUFU*](glossary.md#mufu): the special function units, one warp's exponentials in two clocks.
 #
-# Shared memory is busy ten times as long as the tensor cores, and a little longer than them even without conflicts ($128 + 32$ clocks). So predict from 641 TFLOP/s of `mma.sync` alone: what can this kernel reach at most, and what does it reach?
+# Shared memory is busy ten times as long as the tensor cores, and a little longer than them even without conflicts ($128 + 32$ clocks). `mma.sync` alone reaches 641 TFLOP/s. Predict from that and from the bars: what does this kernel reach?
 
 # %%
 tflops = ...  # your prediction: TFLOP/s at d = 64, fp16
@@ -398,7 +396,7 @@ predict(tflops, measured["fp16", 64], "TFLOP/s at d = 64")
 pd.DataFrame({"TFLOP/s": measured.round(0), "share of mma.sync alone": (measured / units.MMA_SYNC).round(3)})
 
 # %% [markdown]
-# From the clocks: $107 / 1056$, or 10 %, if shared memory never paused. The kernel reaches four fifths of the rate that its bank conflicts allow: what else it does matters little yet. At $d = 128$ the shares are the same, twice as many clocks of each.
+# From the clocks: $107 / 1056$, or 10 %, if shared memory never paused. The kernel reaches four fifths of the rate that its bank conflicts allow, so nothing else that it does matters much yet. At $d = 128$ shared memory and tensor cores have twice as many clocks each, in the same proportion.
 
 # %% [markdown]
 # ## Beside its peers

@@ -44,7 +44,7 @@ device = kernel.device
 # %% [markdown]
 # ## The problem
 #
-# Notebook 10's kernel spends its time on shared memory: `ldmatrix` reads eight rows of 16 bytes at a time, all eight begin in the same bank, and one wavefront becomes eight. The X-ray's count, once more:
+# Notebook 10's kernel spends its time on shared memory: `ldmatrix` reads eight rows of 16 bytes at a time, all eight begin in the same [bank](glossary.md#bank), and one [wavefront](glossary.md#wavefront) becomes eight. The X-ray's count, once more (`cost`: wavefronts; `ideal`: without conflicts):
 
 # %%
 q, k, v = (torch.randn(1, 2, 256, 64).half() for _ in range(3))
@@ -52,12 +52,12 @@ before = xray("10_fa2_mma_fp16", q, k, v)
 pd.DataFrame([before.total(space="shared", op=op) for op in ("ldmatrix", "store")], index=["ldmatrix", "store"])
 
 # %% [markdown]
-# The *stores*, which write the tile row by row, need no more wavefronts than the ideal. So the layout is right for whoever walks along a row, and wrong for whoever walks down a column. We need one that suits both.
+# The *stores*, which write the tile row by row, need no more wavefronts than the ideal. So the layout suits accesses along a row, but not accesses down a column. We need one that suits both; it is called a [swizzle](glossary.md#swizzle).
 
 # %% [markdown]
 # ## 1 · In units of chunks
 #
-# Everything that touches the tile moves 16 bytes at a time, aligned to 16 bytes: a **chunk**, 8 elements. So forget bytes and banks, and count in chunks. A wavefront moves 128 bytes, 8 chunks, and each has to come from another one of 8 **columns of four banks**. Chunk number $n$ of the tile, counted from its start, lies in column $n \bmod 8$.
+# Every access to the tile moves 16 bytes at a time, aligned to 16 bytes: a [**chunk**](glossary.md#chunk), 8 elements. So forget bytes and banks, and count in chunks. A wavefront moves 128 bytes, 8 chunks, and each has to come from another one of 8 **columns of four banks**. Chunk number $n$ of the tile, counted from its start, lies in column $n \bmod 8$.
 #
 # With $d = 64$, a row of the tile is 8 chunks: row $r$, chunk $c$ is number $8r + c$, and lies in column $c$, whatever $r$ is. There is the conflict. What we want is a function $\text{place}(r, c)$ such that
 #
@@ -109,8 +109,8 @@ draw_mma.swizzled_tile(place(32), chunks=4, column=0, title="d = 32: two rows sh
 # %% [markdown]
 # ## 2 · Why not pad?
 #
-# Exercise 10.3 cured the same conflicts by making rows 16 bytes longer. Padding costs memory, here an eighth of the tile, and with it perhaps a CTA per SM. That is bearable. The stronger reason lies ahead: the copy engine of Hopper (notebook 30) writes whole tiles into shared memory by itself. It knows how to swizzle, for rows of 64
-# and of 128 bytes in exactly this pattern; rows at odd distances suit neither it nor the tensor cores that read such tiles without `ldmatrix`.
+# Exercise 10.3 cured the same conflicts by making rows 16 bytes longer. Padding costs memory, here an eighth of the tile, and with it perhaps a CTA per SM. That alone would be bearable. The stronger reason comes later: the copy engine of Hopper (notebook 30) writes whole tiles into shared memory by itself. It can swizzle, for rows of 64
+# and of 128 bytes in exactly this pattern. It cannot pad to such row lengths, and Hopper's tensor cores, which read tiles without `ldmatrix`, do not accept them either.
 
 # %% [markdown]
 # ## The kernel
@@ -124,7 +124,7 @@ show.region("11_swizzled", "swizzle")
 show.diff("10_fa2_mma_fp16", "11_swizzled")
 
 # %% [markdown]
-# That is the whole difference: one function. Who writes a chunk and who reads it both ask `at`, so they agree. Were one of them to forget, the kernel would still be fast, and wrong (exercise 11.2).
+# That is the whole difference: one function. Stores and reads both ask `at`, so they agree. If one of them did not, the kernel would still be fast, and wrong (exercise 11.1).
 
 # %% [markdown]
 # ## Run and check
@@ -148,7 +148,7 @@ predict(left, after.total(space="shared", op="ldmatrix").cost, "wavefronts of ld
 pd.DataFrame([after.total(space="shared", op=op) for op in ("ldmatrix", "store")], index=["ldmatrix", "store"])
 
 # %% [markdown]
-# One of the reads of K, before and after. The same request, the same 32 addresses, but for the exclusive or:
+# One read of K, before and after: the same request, its addresses changed by the exclusive or alone.
 
 
 # %%
@@ -175,7 +175,7 @@ x.bank_map(heaviest(x))
 # %% [markdown]
 # ### Against the hardware
 #
-# The emulator's model of the banks is only worth something if the card agrees. Nsight Compute counted the wavefronts and conflicts of both rungs on the recorded device, at the same shape:
+# Does a real GPU count the same? Nsight Compute, NVIDIA's profiler, counted the wavefronts and conflicts of both rungs on an H200, at the same shape:
 
 # %%
 pair = ["10_fa2_mma_fp16", "11_swizzled"]
@@ -191,7 +191,7 @@ hardware
 # %% [markdown]
 # ### What it brings
 #
-# Shared memory was busy ten times as long as the tensor cores. If it alone set the pace, how many times faster would the swizzle make the kernel at $d = 64$? And how many times faster is it? But the less one thing costs, the more the others show.
+# In rung 10 shared memory was busy ten times as long as the tensor cores. If it alone set the pace, how many times faster would the swizzle make the kernel at $d = 64$? Once it is not the slowest unit any more, the others set the pace. So how many times faster is rung 11?
 
 # %%
 faster = ...  # your prediction: times as fast as rung 10, d = 64, fp16, N >= 1024
@@ -209,7 +209,7 @@ budget = units.table(pair, D=64, rows=16)
 units.draw(budget, "16 query rows × 64 keys, d = 64 · counted; took: NVIDIA H200")
 
 # %% [markdown]
-# **What to see.** One exclusive or took 896 of 1056 wavefronts away. What is left of shared memory's bar is 128 wavefronts to read fragments and 32 for the stores of K and V. The four units are now nearly alike, and the kernel takes twice as long as the longest of them: a warp copies, multiplies and takes exponentials one after the other, and nothing hides the waits for K and V any more.
+# **What to see.** One exclusive or took 896 of 1056 wavefronts away. What is left of shared memory's bar is 128 wavefronts to read fragments and 32 for the stores of K and V. The four units are now much closer to each other, and the kernel takes twice as long as the longest of them: a warp copies, multiplies and takes exponentials one after the other, and the waits for K and V now show.
 
 # %% [markdown]
 # ## Beside its peers
@@ -219,7 +219,7 @@ samples = record.load("11_swizzled")
 plot.ratio(samples, "11_swizzled", ["SDPA FLASH", "SDPA CUDNN"])
 
 # %% [markdown]
-# **What to see.** At 0.73<!--= ratio("11", "FLASH", 64):.2f --> of FLASH's speed at $d = 64$ and 0.63<!--= ratio("11", "FLASH", 128):.2f --> at $d = 128$, from 0.18<!--= ratio("10", "FLASH", 64):.2f --> and 0.15<!--= ratio("10", "FLASH", 128):.2f -->.
+# **What to see.** Rung 11 reaches 0.73<!--= ratio("11", "FLASH", 64):.2f --> of FLASH's speed at $d = 64$ and 0.63<!--= ratio("11", "FLASH", 128):.2f --> at $d = 128$; rung 10 reached 0.18<!--= ratio("10", "FLASH", 64):.2f --> and 0.15<!--= ratio("10", "FLASH", 128):.2f -->.
 
 # %% [markdown]
 # ## What still hurts

@@ -55,18 +55,18 @@ draw_mma.timeline(draw_mma.prescribed(copied_ahead=False), "11: what one warp do
 # %% [markdown]
 # **What to see.** A tile begins with a wait. In it lie the loads of K and V into registers, the time until they are there, their way into shared memory and the barrier at which the slowest thread is awaited. Only then the two products and the softmax between them can run. (The picture shows the order that the program prescribes; the lengths are made up. Measured ones follow below.)
 #
-# The waits are not all lost: several CTAs share an SM, and while one waits another may multiply. But whether it does is a matter of luck.
+# The waits are not all lost: several CTAs share an SM, and while one waits another may multiply. But nothing makes sure that it does.
 
 # %% [markdown]
 # ## 1 · cp.async
 #
 # In notebook 11 a value travels from HBM into a *register* and from there to shared memory. The register is what one waits for: an instruction that uses it stalls until it is filled. Since Ampere there is a way around it:
 #
-# `cp.async.cg.shared.global [to], [from], 16, n;`
+# [`cp.async.cg.shared.global [to], [from], 16, n;`](glossary.md#cpasync)
 #
-# copies 16 bytes from global to shared memory behind the thread's back. (`.cg`: cached in the L2 only, past the L1.) It needs no register for the data, and the thread goes on at once. If $n$ is 0, nothing is read and 16 zeros are written: that is how the tail of the last tile is filled.
+# copies 16 bytes from global to shared memory in the background. (`.cg`: cached in the L2 only, past the L1.) It needs no register for the data, and the thread goes on at once. If $n$ is 0, nothing is read and 16 zeros are written: that is how the tail of the last tile is filled.
 #
-# What goes on behind one's back has to be asked for one day. A thread's copies are counted in **groups**:
+# Before the data is used, the thread has to wait for it after all. Its copies are counted in [**groups**](glossary.md#commit-group):
 #
 # | instruction | what it does |
 # |---|---|
@@ -74,18 +74,18 @@ draw_mma.timeline(draw_mma.prescribed(copied_ahead=False), "11: what one warp do
 # | `cp.async.commit_group` | closes a group: all copies this thread started since the last commit |
 # | `cp.async.wait_group n` | waits until at most the $n$ youngest groups of this thread are still under way |
 #
-# Two things are easy to get wrong. `wait_group` speaks of *this thread's* copies only: to read what other threads have copied, one needs a barrier after it. And until the wait, the destination is nobody's: whoever reads it gets old bytes, new bytes, or some of each.
+# Two things are easy to get wrong. `wait_group` is about *this thread's* copies only: to read what other threads have copied, one needs a barrier after it. And until the wait, the copy is [in flight](glossary.md#in-flight): whoever reads its destination gets old bytes, new bytes, or some of each.
 
 # %% [markdown]
 # ## 2 · Two buffers, one barrier
 #
-# With two buffers for K and V, called **stages**, the loop becomes
+# With two buffers for K and V, called [**stages**](glossary.md#stage), the loop becomes
 #
 # ```
 # fetch tile 0 into stage 0
 # for each tile j:
-#     wait for tile j            # this thread's part
-#     barrier                    # everybody's part; and all are done with tile j - 1
+#     wait for tile j            # this thread's copies have landed
+#     barrier                    # all threads' copies have; and all are done with tile j - 1
 #     fetch tile j + 1 into the stage of tile j - 1
 #     S = Q K^T, softmax, O += P V   from the stage of tile j
 # ```
@@ -130,7 +130,7 @@ draw_mma.timeline(draw_mma.prescribed(copied_ahead=True), "12: the same three ti
 # %% [markdown]
 # **What to see.** The same scale as above. Compare the blue lane. In 11, a tile is on its way only while the warp waits for it. Here it has been ordered before the products of the tile before, and has all of their time to arrive. What is left is the wait for the first tile, the barriers, and whatever part of a copy takes longer than a tile's work.
 #
-# The real lengths, in clocks: a copy of each kernel, with one more line at each stage of the tile loop, notes the SM's clock (`helpers/measure/timeline.py`). The compiler may move instructions across these notes, so take the borders with a grain of salt.
+# The real lengths, in clocks: a copy of each kernel, with one more line at each stage of the tile loop, notes the SM's clock (`helpers/measure/timeline.py`). The compiler may move instructions across these notes, so the borders are approximate.
 
 
 # %%
@@ -171,7 +171,7 @@ predict(copies, int(sass.opcodes(names[1], D=64, loop=True)["LDGSTS"]), "LDGSTS 
 sass.compare(*names, D=64, loop=True)
 
 # %% [markdown]
-# **What to see.** The tile loop at $d = 64$, instructions as they stand in the code. Eight `LDG` and eight `STS` became eight `LDGSTS`, one of two barriers (`BAR`) is gone, and with them instructions that cleared and moved the registers in between (`CS2R`, `MOV`). The products (`HMMA`), the reads of fragments (`LDSM`) and the exponentials (`MUFU`) are the same. (The three `LDS` are the compiler's own, not ours: they read nothing into no register, between the barrier and the copies.) The registers:
+# **What to see.** The tile loop at $d = 64$, instructions as they stand in the code. Eight `LDG` and eight `STS` became eight `LDGSTS`, one of two barriers (`BAR`) is gone, and with them instructions that cleared and moved the registers in between (`CS2R`, `MOV`). The products (`HMMA`), the reads of fragments (`LDSM`) and the exponentials (`MUFU`) are the same. (The compiler put in the three `LDS`; their target is the zero register `RZ`, so what they read is discarded.) The registers:
 
 # %% tags=["reveal"]
 table = sass.table(*names).set_index(["rung", "kernel"])
@@ -180,12 +180,12 @@ predict(registers, "more" if at64[names[1]] > at64[names[0]] else "fewer", "regi
 table
 
 # %% [markdown]
-# The registers that carried a tile were needed only while $S$ and $P$ did not exist yet, so they came for free. The addresses cost more than before: in 11 a tile lies at a place that the compiler knows, here at one that depends on the stage. At $d = 128$ the compiler was also allowed more: `__launch_bounds__(threads, CTAs per SM)` at the head of the kernel tells it how many CTAs have to fit at once, and two instead of three leave a thread 255 registers instead of 168.
+# In 11, the registers that carried a tile were needed only while $S$ and $P$ did not exist yet, so dropping them saves none. The addresses cost more than before: in 11 a tile lies at a place that the compiler knows, here at one that depends on the stage. At $d = 128$ the compiler was also allowed more: `__launch_bounds__(threads, CTAs per SM)` at the head of the kernel tells it how many CTAs have to fit at once, and two instead of three leave a thread 255 registers instead of 168.
 
 # %% [markdown]
 # ### What it brings
 #
-# How many times as fast as 11 is it at $d = 128$?
+# How many times as fast as 11 is it at $d = 128$? The budget of notebook 11 says how much there is to gain: rung 11 took twice as long as its longest unit.
 
 # %%
 faster = ...  # your prediction: times as fast as rung 11, d = 128, fp16, N >= 1024
@@ -203,12 +203,12 @@ budget = units.table(names, D=128, rows=16)
 units.draw(budget, "16 query rows × 64 keys, d = 128 · counted; took: NVIDIA H200")
 
 # %% [markdown]
-# **What to see.** The budget of notebook 10: clocks of one SM that each of its units is busy with a warp's 16 rows and 64 keys. Hardly a bar has become shorter. The gain is in the orange line: what used to be waiting is now spent beside the copies. What remains is above the bars' height by less than half, and shared memory's is the longest.
+# **What to see.** The budget of notebook 10: clocks of one SM that each of its units is busy with a warp's 16 rows and 64 keys. Only the issue slots have a shorter bar. The gain is in the orange line: the warp no longer waits while a tile is copied. The kernel now takes less than one and a half times as long as its longest unit, shared memory.
 
 # %% [markdown]
 # ### A wait too few
 #
-# `wait_group 1` instead of `wait_group 0` lets the youngest group stay under way, and that is the tile about to be read. On a GPU the copy has often landed all the same, and the output is often right: the worst kind of bug. The emulator lets a copy land as late as the program permits, and the X-ray reports whoever reads it in flight.
+# `wait_group 1` instead of `wait_group 0` lets the youngest group stay under way, and that is the tile about to be read. On a GPU the copy has often landed by then, and the output is right: a bug that no test of the output finds for certain. The emulator lets a copy land as late as the program permits, and the X-ray reports every read of a copy in flight.
 
 # %%
 source = rung("12_double_buffered")
@@ -240,12 +240,12 @@ samples = record.load("12_double_buffered")
 plot.ratio(samples, "12_double_buffered", ["SDPA FLASH", "SDPA CUDNN"])
 
 # %% [markdown]
-# **What to see.** 0.93<!--= ratio("12", "FLASH", 64):.2f --> of FLASH's speed at $d = 64$, 0.88<!--= ratio("12", "FLASH", 128):.2f --> at $d = 128$. cuDNN, which has other instructions at its disposal (notebook 30), stays far away.
+# **What to see.** 0.93<!--= ratio("12", "FLASH", 64):.2f --> of FLASH's speed at $d = 64$, 0.88<!--= ratio("12", "FLASH", 128):.2f --> at $d = 128$. cuDNN, which uses Hopper's own instructions (notebook 30), is still far ahead.
 
 # %% [markdown]
 # ## What still hurts
 #
-# 1. **Bytes per product.** A warp with 16 query rows reads all of K and V for 16 rows. With 32 rows it would read them once for two products each: half the wavefronts per `mma`.
+# 1. **Bytes per product.** A warp reads all of K and V for its 16 query rows. With 32 rows, each fragment would serve two products: half the wavefronts per `mma`.
 # 2. **Instructions around the products.** Addresses, conversions, the rescaling of $O$, the multiplication by the scale: none of them is a product, and they take issue slots.
 # 3. **A barrier** for the whole CTA in every tile.
 #

@@ -45,16 +45,16 @@ device = kernel.device
 # %% [markdown]
 # ## The problem
 #
-# `12_double_buffered` reaches 0.93<!--= ratio("12", "FLASH", 64):.2f --> of FlashAttention-2's speed at $d = 64$ and 0.88<!--= ratio("12", "FLASH", 128):.2f --> at $d = 128$, and nothing in it is plainly wasted any more. What is left is a **budget**. Four units of an SM work side by side, each at a rate of its own:
+# `12_double_buffered` reaches 0.93<!--= ratio("12", "FLASH", 64):.2f --> of FlashAttention-2's speed at $d = 64$ and 0.88<!--= ratio("12", "FLASH", 128):.2f --> at $d = 128$, and no single waste stands out any more. So draw up a **budget**. Four units of an SM work side by side, each at a rate of its own:
 #
 # | unit | does | PTX | machine code (SASS) | rate of an SM |
 # |---|---|---|---|---|
 # | shared memory | reads fragments, takes in copies | `ldmatrix`, `cp.async` | `LDSM`, `LDGSTS` | 1 wavefront per clock |
 # | tensor cores | products | `mma.sync` | `HMMA` | 1 per 1.67 clocks, measured |
 # | issue slots | start every instruction | all | all | 4 per clock |
-# | MUFU, the special function units | exponentials | `ex2.approx` | `MUFU.EX2` | 1 per 2 clocks |
+# | [MUFU](glossary.md#mufu), the special function units | exponentials | `ex2.approx` | `MUFU.EX2` | 1 per 2 clocks |
 #
-# A rate is per instruction of a whole warp. PTX is the assembly language that the kernel is written in where C++ has no word for an instruction; SASS is what the GPU runs. The tensor cores' rate is that of a kernel that does nothing but `mma.sync`, its operands in registers: 641 TFLOP/s on this card (the conditions of the record `13_tuned.steps`).
+# A rate is per instruction of a whole warp. PTX is the portable assembly language in the kernel's `asm` statements; SASS is what the GPU runs. The tensor cores' rate is that of a kernel that does nothing but `mma.sync`, its operands in registers: 641 TFLOP/s on this card (the conditions of the record `13_tuned.steps`).
 # cuBLAS is faster, because it has another instruction (notebook 30).
 #
 # The budget of rung 12, for 32 query rows and 64 keys at $d = 128$. Which unit is busy longest, and for how many clocks? Count for one warp of 16 rows and double it: two products of $16 \times 64 \times 128$ in instructions of $16 \times 8 \times 16$; an `ldmatrix.x4` (four wavefronts) for every two of them; and a quarter of the copies of K and V.
@@ -114,7 +114,7 @@ for stem in ("12_double_buffered", "13_1_addresses"):
 # %% [markdown]
 # **What to see.** In 12 an `LDSM` is surrounded by `LOP3` (the XOR), `IMAD` and `LEA` (multiply and add): most addresses are formed anew. In 13_1 one register serves several reads, with constants such as `+0x800`.
 #
-# Predict from the budget above: which unit gets less to do, and is the kernel much faster for it?
+# Before you read on: which unit of the budget gets less to do, and will the kernel be much faster for it? The tables of sections 2 and "The budget, step by step" have the answer.
 
 # %% [markdown]
 # ## 2 · Two strips of rows for each fragment
@@ -135,7 +135,7 @@ for d in (64, 128):
 registers
 
 # %% [markdown]
-# At $d = 128$, $S$ and $O$ take 192 registers, and the fragments of $Q$ do not fit beside them. So $Q$ stays in shared memory and its fragments are read again for every tile: 16 `ldmatrix` more, beside 64 for K and V. That the addresses became cheap first pays here, too: they need fewer registers. The next copies leave only after the softmax, for the same reason.
+# At $d = 128$, $S$ and $O$ take 192 registers, and the fragments of $Q$ do not fit beside them. So $Q$ stays in shared memory and its fragments are read again for every tile: 16 `ldmatrix` more, beside 64 for K and V. The cheap addresses of section 1 help here as well: they need fewer registers. For the same reason, the next copies start only after the softmax.
 #
 # How many wavefronts does `13_2_rows` need for 32 rows and 64 keys, where 12 needs 640?
 
@@ -148,7 +148,7 @@ predict(wavefronts, three.loc["13_2_rows", "shared memory"], "wavefronts")
 three.drop(columns="took").round(0).astype(int)
 
 # %% [markdown]
-# From here on the tensor cores are the longest unit. What remains is to keep everything else out of their way.
+# From here on the tensor cores are the unit that is busy longest. The steps that follow shorten what the warps do besides.
 
 # %% [markdown]
 # ## 3 · The scale goes into the exponent
@@ -169,7 +169,7 @@ show.diff("13_2", "13_3")
 #
 # $$ o = \frac{\sum_j 2^{\,c s_j - m} v_j}{\sum_j 2^{\,c s_j - m}} , $$
 #
-# because $2^{-m}$ cancels. The maximum keeps the terms from overflowing, and the largest from vanishing. Any $m$ that is not too far below it will do. FlashAttention-4 uses that to rescale $O$ only where the maximum has risen by more than a threshold. Here it goes further: the maximum is not even looked for.
+# because $2^{-m}$ cancels. The maximum keeps the terms from overflowing, and the largest from vanishing. Any $m$ that is not too far below it will do. FlashAttention-4 uses that: it [rescales](glossary.md#rescaling) $O$ only where the maximum has risen by more than a threshold. Here it goes further: the maximum is not even looked for.
 #
 # **Form $P$ with the $m$ of earlier tiles and see how the row sums come out.** If they stay below a bound in all rows of the warp, all is well: no maximum, no shuffle, no rescaling. If not, multiply $Q K^\top$ again ($P$ has taken the place of $S$), take the true maximum, rescale, and form $P$ anew.
 #
@@ -212,20 +212,20 @@ columns = {(f"Q × {factor}", x): [row[i] for row in tried(factor).values()] for
 pd.DataFrame(columns, index=pd.Index([8, 32, 1024, 32768], name="bound")).round(2)
 
 # %% [markdown]
-# **What to see.** Normal random scores hardly ever break a bound of 32, and soon break one below. (0.02 is the first of 64 tiles, whose maximum is always sought.) Where scores lie further apart it is broken, and rightly: with a bound of 32768 the error is up to a third larger, with 32 at most a few percent.
+# **What to see.** Normal random scores hardly ever exceed a bound of 32, and nearly always one of 8. (0.02 is the first of 64 tiles, whose maximum is always sought.) Where scores lie further apart they exceed 32 as well, and have to: with a bound of 32768 the error is up to a third larger, with 32 at most a few percent.
 #
-# What was missed once is likely missed again, as where scores rise along the keys. So a warp that has missed *tracks*: from there on it forms the maximum before the exponentials, as rung 12 does, to the end of its query tile. $S$ is multiplied twice for one tile at most.
+# A warp that exceeded the bound once is likely to do so again, for instance where scores rise along the keys. So from then on it *tracks*: it forms the maximum before the exponentials, as rung 12 does, to the end of its query tile. $Q K^\top$ is computed twice for one tile at most.
 
 # %%
 show.region("13_4", "tile_loop")
 
 # %% [markdown]
-# `__all_sync` in `probabilities` asks all lanes of the warp, so that they take the branch together. So a row's bits depend on the other rows of its warp: if one of the 32 misses its maximum, all track from there on. Both results are within the error's budget.
+# `__all_sync` in `probabilities` asks all lanes of the warp, so that they take the branch together. If one of the 32 rows exceeds the bound, all of them track from then on, so a row's last bits depend on the other rows of its warp. Either way the error is within its budget.
 
 # %% [markdown]
 # ## The kernel
 #
-# Rung 13 adds two things to `13_4`. K and V are walked **backwards**: the last tile, which may be cut short, comes first, and all later ones are whole, so that the copies in the loop need no bounds (FlashAttention-2 does so, too). And the **tile shapes** are constants from outside, of which more below.
+# Rung 13 adds two things to `13_4`. K and V are walked **backwards**: the last tile, which may be cut short, comes first, and all later ones are whole, so that the copies in the loop need no bounds checks (FlashAttention-2 does so, too). And the **tile shapes** are constants given at compilation, chosen by measurement (below).
 
 # %%
 show.region("13_tuned", "tile")
@@ -250,7 +250,7 @@ for stem in chain[1:]:
 #
 # ### The budget, step by step
 #
-# Of the loop of 13, a whole tile of random inputs runs only the part without a maximum. Per `HMMA`, 12 issues 5.0 instructions. How many does 13?
+# With random inputs, nearly every tile runs only the part of 13's loop that has no maximum. Rung 12 issues 5.0 instructions per `HMMA`. How many does 13 issue?
 
 # %%
 per_product = ...  # your prediction: instructions per HMMA that a whole tile issues in rung 13, at d = 128
@@ -266,12 +266,12 @@ budget.drop(columns="took").round(0).astype(int).assign(**{"instructions per HMM
 units.draw(budget.loc[["12_double_buffered", "13_2_rows", "13_tuned"]], title)
 
 # %% [markdown]
-# **What to see.** One step, the rows, moved the longest bar from shared memory to the tensor cores. The others shortened the issue slots, from 320 clocks to 170. Even so 13 takes 1.8<!--= 4 * 32 * 64 * 128 * 132 * 1.98e-3 / tflops("13", 128) / 428:.1f --> times as long as its longest unit. A warp does its products and its softmax one after the other, and at two warps per scheduler there is not always another one to fill the gap.
+# **What to see.** One step, the rows, moved the longest bar from shared memory to the tensor cores. The others shortened the issue slots, from 320 clocks to 170. Even so 13 takes 1.8<!--= 4 * 32 * 64 * 128 * 132 * 1.98e-3 / tflops("13", 128) / 428:.1f --> times as long as its longest unit. A warp does its products and its softmax one after the other, and each of the SM's four schedulers has only two warps to choose from: often neither is ready.
 
 # %% [markdown]
 # ### The X-ray
 #
-# The same counts from the other side, at $d = 64$, where Q stays in registers. `ldmatrix` takes 16896 wavefronts in rung 12, of which 512 read Q. And in 13?
+# The X-ray counts what was executed. At $d = 64$, Q stays in registers. `ldmatrix` takes 16896 wavefronts in rung 12, of which 512 read Q. And in 13?
 
 # %%
 reads = ...  # your prediction: wavefronts of ldmatrix in rung 13
@@ -305,7 +305,7 @@ plot.recorded("13_tuned", "stages", staged, by="python -m helpers record stages 
 # %% [markdown]
 # ### What was tried on the way
 #
-# The kernel was not found in this order. Its drafts were timed one by one; here are those that it was made of and four that taught something. (All 27, with the reason for each, are in [19_log](19_log.ipynb).)
+# The kernel was not found in this order. Of 27 drafts that were timed, here are those that it was made of and some others that teach something; "did not stay" marks the latter. ([19_log](19_log.ipynb) has all 27, with the reason for each.)
 
 # %%
 tried_on_the_way = units.drafts([1, 2, 3, 4, 5, 6, 8, 20, 25])
@@ -317,13 +317,13 @@ draw_mma.dots(tried_on_the_way, title, "times as fast as SDPA FLASH", text)
 # %% [markdown]
 # **What to see.** The first draft, more rows and one FMA, is the largest step at both $d$.
 #
-# - Three answers to the question of the maximum: rescale only where a vote of the warp asks for it (2) *loses* at $d = 64$: of 32 maxima one nearly always rises. Tolerating a stale maximum (3) pays, and not looking for it (4) pays again.
-# - Some speed was left for a kernel that can be read and is compiled fast. Draft 20 runs the softmax of one tile under another's products: faster at $d = 64$, but at 128 its registers force tiles of 32 keys. Draft 25 has the loop's code twice. Drafts 6 to 8 cost 3 % at $d = 64$.
+# - Three ways to save the maximum's work. To rescale only where some row of the warp has a new maximum (2) *loses* at $d = 64$: of 32 maxima one nearly always rises. To tolerate a stale maximum (3) pays, and not to look for one (4) pays again.
+# - Some speed was given up for a kernel that can be read and compiles fast. Draft 20 runs the softmax of one tile beside another's products: faster at $d = 64$, but at 128 it needs so many registers that tiles shrink to 32 keys. Draft 25 has the loop's code twice. From draft 6 to draft 8, 3 % are lost at $d = 64$.
 
 # %% [markdown]
 # ## Tile shapes by measurement
 #
-# Warps per CTA, keys per tile, stages, CTAs per SM, and how much of Q stays in registers: five numbers, and no formula that would predict the best combination. So they are measured: `python -m helpers record tiles 13_tuned` times a grid of shapes at three lengths and records the result. The loader then compiles the rung with the winners for the GPU at hand.
+# Warps per CTA, keys per tile, stages, CTAs per SM, and how much of Q stays in registers: no formula predicts the best combination of these five numbers. So they are measured: `python -m helpers record tiles 13_tuned` times a grid of shapes at three lengths and records the result. The loader then compiles the rung with the winners for the GPU at hand.
 
 # %%
 tiles = record.load("13_tuned", "tiles").query("dtype == 'fp16'")
@@ -333,7 +333,7 @@ ms["slower than the best"] = ms["geometric mean"] / ms.groupby("D")["geometric m
 ms.sort_values(["D", "geometric mean"]).groupby("D").head(3).round(3)
 
 # %% [markdown]
-# The three best shapes for each $d$, in milliseconds at three lengths. At $d = 64$ a third stage makes next to no difference; at $d = 128$ there is no shared memory for one at two CTAs per SM. A winner wins on this card, at the lengths that were timed.
+# The three best shapes for each $d$, in milliseconds at three lengths. At $d = 64$ the three are within 2 % of each other. At $d = 128$ with 64 keys, shared memory has no room for a third stage at two CTAs per SM. These shapes are the best on this card, at the lengths that were timed.
 
 # %% [markdown]
 # ## Beside its peers
@@ -349,7 +349,7 @@ plot.ratio(samples, "13_tuned", ["SDPA FLASH", "SDPA CUDNN"])
 #
 # ### The price, by family
 #
-# Random inputs are this kernel's best case. The other families of inputs, from $Q$ two to eight times as large to heads of trained models, are described in [data/README.md](../data/README.md#families-of-inputs).
+# Random inputs are this kernel's best case. The other [families](glossary.md#family) of inputs, from $Q$ two to eight times as large to heads of trained models, are described in [data/README.md](../data/README.md#families-of-inputs).
 
 # %%
 three = ["13_tuned", "12_double_buffered", "SDPA FLASH"]
@@ -357,7 +357,7 @@ draw = lambda samples: plot.families(samples, three)  # noqa: E731
 plot.recorded("13_tuned", "families", draw, by="python -m helpers record families 13")
 
 # %% [markdown]
-# **What to see.** With a sink (one key that leads every row) nothing is missed before the last tile; when scores grow along the keys, the first tile has the maximum. Nearly everywhere else warps track: the softmax of rung 12, on fragments that serve 32 rows, still ahead of it. $Q \times 2$ and the sawtooth would be faster with a larger bound; there speed is paid for digits.
+# **What to see.** With a sink (one key that leads every row) the bound holds until the last tile; when scores grow along the keys, the first tile visited, the last in memory, has the maximum. For nearly all other families warps track. That is the softmax of rung 12 on fragments that serve 32 rows, and still faster than rung 12. $Q \times 2$ and the sawtooth would be faster with a larger bound, but less accurate.
 
 # %% [markdown]
 # ## What still hurts
@@ -367,9 +367,9 @@ best = record.headline(record.medians(samples)).query("name == '13_tuned'").grou
 pd.DataFrame({"TFLOP/s": best.round(0), "share of mma.sync alone": (best / units.MMA_SYNC).round(2)})
 
 # %% [markdown]
-# Two walls are left, and neither yields to tuning.
+# Two limits are left that tuning does not remove.
 #
-# 1. **`mma.sync` itself.** It was made for Ampere. Alone, with no softmax beside it, it reaches 641 TFLOP/s; cuDNN's attention does 599<!--= tflops("13", 128, of="CUDNN"):.0f --> at $d = 128$, $N = 4096$. Hopper's tensor cores are fed at full rate only by an instruction that reads its operands from shared memory by itself: `wgmma`, notebook 30.
+# 1. **`mma.sync` itself.** It was made for Ampere. Alone, with no softmax beside it, it reaches 641 TFLOP/s; cuDNN's attention does 599<!--= tflops("13", 128, of="CUDNN"):.0f --> at $d = 128$, $N = 4096$. Only [`wgmma`](glossary.md#wgmma), which reads its operands from shared memory by itself, uses Hopper's tensor cores at their full rate: notebook 30.
 # 2. **One thing at a time.** A warp multiplies, or it computes exponentials. Other warps of the SM fill the gaps, if they happen to be at another point of the loop. Notebooks 31 and 32 arrange for that instead of hoping for it.
 
 # %% [markdown]
@@ -417,7 +417,7 @@ exercise.verify("13.1", overflows, hint="P is fp16: which score, above the m of 
 # q_mine[..., 0], k_mine[:, :, 0, 0] = 8, 12.5
 # ```
 #
-# The score of key 0 is $8 \cdot 12.5 / 8 \cdot \log_2 e = 18$ above the others: $P = 2^{18}$ is infinite in fp16, and below $2^{20}$. With $2^{15}$ such a tile is done again; digits are lost with that bound, too (section 2).
+# The score of key 0 is $8 \cdot 12.5 / 8 \cdot \log_2 e = 18$ above the others: $P = 2^{18}$ is infinite in fp16, and below $2^{20}$. With $2^{15}$ such a tile is done again; digits are lost with that bound, too (section 4).
 #
 # </details>
 

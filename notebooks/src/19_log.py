@@ -33,7 +33,7 @@ print(f"{notes['device']}, {notes['date']}\n{notes['method']}\n{notes['counts']}
 # %% [markdown]
 # ## The drafts
 #
-# Times as fast as SDPA FLASH, fp16. Drafts 1 to 8 follow one another; the others branch off one of them. Some differ from their neighbours in more than their name says, which is in brackets: it was read off the counts of their code.
+# Times as fast as SDPA FLASH, fp16. Drafts 1 to 8 build on one another; each of the others changes one of these. Where the counts of its code show that a draft differs in more than its name says, brackets name it.
 
 # %%
 drafts = units.drafts()
@@ -50,7 +50,7 @@ with pd.option_context("display.max_colwidth", None, "display.max_rows", None):
     display(record.step_table(steps).round(2).astype(object).where(lambda t: t.notna(), "–"))
 
 # %% [markdown]
-# At each length, with the registers and the code of the loop (the path of a tile that is done again included; counts in the code, not executed ones):
+# Ratios at each length, registers per thread, and instructions in the code of the loop (not executed ones; the code that computes a tile again is included):
 
 # %%
 shown = ["step", "D", "ratio_1024", "ratio_4096", "ratio_16384", "registers", "spill_bytes", "instructions", "HMMA", "LDSM", "FMNMX"]  # fmt: skip
@@ -58,8 +58,8 @@ with pd.option_context("display.max_rows", None):
     display(steps[shown].sort_values(["step", "D"]).set_index(["step", "D"]).round(2))
 
 # %% [markdown]
-# - Draft 20 and those after it put the softmax of one tile under another's products. At $d = 128$ that takes more registers than there are, and tiles of 32 keys instead; a comparison with 64 keys at that $d$ does not exist.
-# - Draft 8 is the rung; what 7 and 8 cost at $d = 64$ was paid for code that stands there once and for sums in the order of rung 12.
+# - Drafts 20 to 22 run the softmax of one tile beside another's products. At $d = 128$ that takes more registers than there are, so their tiles have 32 keys; with 64 keys they were not timed at that $d$.
+# - Draft 8 became the rung. Drafts 7 and 8 lose some speed at $d = 64$; in return the loop's code is there once, and sums are formed in the order of rung 12.
 # - Two more ideas for the bound of the row sums are not in the record: scaling $P$ in registers instead of a second product, and a bound that grows with $l$. Neither paid.
 #
 # ## What the card can do

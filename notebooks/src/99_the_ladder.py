@@ -50,12 +50,12 @@ print("no timings recorded yet for:", ", ".join(missing) or "none, every rung is
 #
 # Every rung of the series that computes attention, at the **headline workload**: 16384 tokens ($B N$), a model width of 2048 ($H D$), here at $N = 4096$. TFLOP/s count the two products, $4 B H N^2 D$ operations, and not the softmax. Below the rungs stand other people's kernels and two ceilings:
 #
-# - **SDPA FLASH**: FlashAttention-2 as PyTorch ships it, the mark that rungs 10 to 13 are built to reach;
-# - **SDPA CUDNN**: NVIDIA's own kernel, reached through the same PyTorch function, the mark of rungs 30 to 32;
+# - **SDPA FLASH**: FlashAttention-2 as PyTorch ships it, the goal of rungs 10 to 13;
+# - **SDPA CUDNN**: NVIDIA's own kernel, called through the same PyTorch function, the goal of rungs 30 to 32;
 # - **FA3** and **FA4**, FlashAttention-3 and -4, their authors' kernels for Hopper and later: where they ran beside a rung, in one process;
-# - **Triton tutorial 06**, FlashAttention-2 written in Triton, a Python dialect that compiles to GPU kernels; from an earlier study on the same kind of card, good for a look and not for a percentage;
+# - **Triton tutorial 06**, FlashAttention-2 written in Triton, a Python dialect that compiles to GPU kernels; from an earlier study on the same kind of card, so only roughly comparable;
 # - **cuBLAS**: no attention at all, but the product of two square matrices of 8192, as NVIDIA's library multiplies them;
-# - **datasheet**: what the card is said to do at most, with dense products of 16-bit numbers ([NVIDIA H200](https://www.nvidia.com/en-us/data-center/h200/); the 1,979 TFLOP/s given there are with half of a matrix zero, "with sparsity").
+# - **datasheet**: the card's peak for dense products of 16-bit numbers, as NVIDIA states it ([NVIDIA H200](https://www.nvidia.com/en-us/data-center/h200/); the 1,979 TFLOP/s given there are with half of a matrix zero, "with sparsity").
 #
 # Rungs up to 04 take fp32 and run on CUDA cores; from 10 on, inputs are 16-bit numbers and the products run on tensor cores.
 
@@ -69,7 +69,7 @@ predict(times, at128.max() / at128["01_naive"], f"times as fast is {at128.idxmax
 scoreboard.draw(board)
 
 # %% [markdown]
-# **What to see.** The scale is logarithmic: each decade is ten times the one before. Between 01 and 04 the arithmetic units are the same: a factor of 30<!--= tflops("04", 64, dtype="fp32") / tflops("01", 64, dtype="fp32"):.0f --> ($D = 64$) comes from the algorithm and from care with memory. From 10 to 11 it is a factor of 4.0<!--= tflops("11", 64) / tflops("10", 64):.1f -->, for one exclusive or. And nothing reaches the datasheet's line, with or without a softmax.
+# **What to see.** The scale is logarithmic: each decade is ten times the one before. Between 01 and 04 the arithmetic units are the same: a factor of 30<!--= tflops("04", 64, dtype="fp32") / tflops("01", 64, dtype="fp32"):.0f --> ($D = 64$) comes from the algorithm and from care with memory. From 10 to 11 it is a factor of 4.0<!--= tflops("11", 64) / tflops("10", 64):.1f -->, with the same instructions. And nothing reaches the datasheet's line, not even cuBLAS, which has no softmax to do.
 #
 # ### Beside FlashAttention-2
 #
@@ -108,19 +108,16 @@ costs = scoreboard.properties()
 costs.astype(object).where(costs.notna(), "–").map(lambda x: f"{x:.3g}" if isinstance(x, float) else x)
 
 # %% [markdown]
-# `of_budget` above 1 would be a wrong kernel, and none of those is ever timed. The budget is twice the error of plain PyTorch at the same precision and a little more, so a kernel that errs as much as plain PyTorch stands at a half or below. The memory column is the oldest argument for all this: the naive kernel keeps $S$ and $P$, everything after it does not.
+# `of_budget` above 1 would be a wrong kernel, and a wrong kernel is not timed. The budget is twice the error of plain PyTorch at the same precision and a little more, so a kernel that errs as much as plain PyTorch stands at a half or below. The memory column is the reason why FlashAttention exists: the naive kernel keeps $S$ and $P$ in memory, the others do not.
 #
-# Now the price of a step against its worth: how many lines of code a rung changes in the one below it, and how many times as fast that made it (geometric mean over $N \ge 1024$). These are quotients of two sessions, good to a few percent.
-
-# %%
-steps = scoreboard.steps()
-steps.round(2).astype(object).where(steps.notna(), "not recorded")
-
-# %% [markdown]
-# Which step is worth most per changed line? Pick one before you look.
+# Now the price of a step against its worth: how many lines of code a rung changes in the one below it, and how many times as fast that made it (geometric mean over $N \ge 1024$). These are quotients of two sessions, good to a few percent. Which step is worth most per changed line?
 
 # %%
 worth_most = ...  # your prediction: a rung, such as "04_fa2_fp32"
+
+# %% tags=["reveal"]
+steps = scoreboard.steps()
+steps.round(2).astype(object).where(steps.notna(), "not recorded")
 
 # %% tags=["reveal"]
 if steps.filter(like="times").notna().any(axis=None):
@@ -134,7 +131,7 @@ if steps.filter(like="times").notna().any(axis=None):
 # %% [markdown]
 # ## Published tables beside ours
 #
-# Other people have climbed the same stairs and written down what they saw. Each table was taken on another card or on another day, so *in no table below does a time of theirs stand beside a time of ours*. What may be compared is a ratio: theirs to a reference on their card, ours to the same reference on ours.
+# Others have optimized the same kernels and published what they measured. Each table was taken on another card or on another day, so *in no table below does a time of theirs stand beside a time of ours*. What may be compared is a ratio: theirs to a reference on their card, ours to the same reference on ours.
 #
 # ### Sixteen steps to FlashAttention-2
 #
@@ -146,7 +143,7 @@ ours = 100 * at128.set_index("name")["to_flash"]
 plot.percent_steps(record.sixteen_steps(), ours.to_dict(), board["device"].dropna().iloc[0])
 
 # %% [markdown]
-# **What to see.** On the A100 the second of the sixteen steps, the swizzle, brings more than all others together, and it is all that our rung 11 changes. The RTX 3090 starts at half the mark and is all but there after the same two steps, presumably because its tensor cores are slower beside its memory, and the rest of a kernel hides behind them.
+# **What to see.** On the A100 the second of the sixteen steps, the swizzle, brings more than all others together, and it is all that our rung 11 changes. The RTX 3090 starts at half of FlashAttention-2's speed and has nearly reached it after the same two steps, presumably because its tensor cores are slower in proportion to its memory, so that they hide the rest of the kernel's work.
 # The same change is worth different amounts on different cards: a reason to measure on yours. Most of the steps from 6 on have their counterpart in our rung 13.
 #
 # ### Public kernels on an H200
@@ -162,12 +159,12 @@ table = table.pivot(index=["name", "source"], columns="D", values="to_flash")
 table.sort_values(128, ascending=False).round(2).astype(object).where(lambda t: t.notna(), "–")
 
 # %% [markdown]
-# SDPA FLASH, flash_attention_from_scratch and LeetCUDA multiply with `mma.sync`, as our rungs 10 to 13 and 20 do. Of those in this study none gets past 1.1; 13 is ahead of them at both $D$. FlashAttention-3, which is not in the table, uses `wgmma`, which Hopper alone has: a product of a whole group of four warps that reads shared memory by itself. And it uses TMA, a copy engine that came with Hopper
-# (Shah et al. 2024, [arXiv 2407.08608](https://arxiv.org/abs/2407.08608)). That is where the rungs from 30 on go. Which is faster, a run of both in one process says: [notebook 32](32_ping_pong.ipynb).
+# SDPA FLASH, flash_attention_from_scratch and LeetCUDA multiply with `mma.sync`, as our rungs 10 to 13 and 20 do. Of those in this study none gets past 1.1; 13 is ahead of them at both $D$. FlashAttention-3, which is not in the table, uses [`wgmma`](glossary.md#wgmma), which Hopper alone has: a product of four warps together that reads shared memory by itself. And it uses [TMA](glossary.md#tma), a copy engine that came with Hopper
+# (Shah et al. 2024, [arXiv 2407.08608](https://arxiv.org/abs/2407.08608)). That is where the rungs from 30 on go. [Notebook 32](32_ping_pong.ipynb) times both in one process.
 #
 # ### LeetCUDA's log
 #
-# [LeetCUDA](https://github.com/xlite-dev/LeetCUDA) logs its kernels beside an unfused attention in PyTorch on a GPU of the Ada generation. SDPA MATH is unfused attention too. So the ratio can be compared, with a grain of salt: their reference and ours are not the same code.
+# [LeetCUDA](https://github.com/xlite-dev/LeetCUDA) logs its kernels beside an unfused attention in PyTorch on a GPU of the Ada generation. SDPA MATH is unfused attention too. So the ratios can be compared, but only roughly: their reference and ours are not the same code.
 
 # %%
 log = record.leetcuda_log().assign(source="LeetCUDA, Ada GPU")
@@ -181,13 +178,13 @@ grid = grid.pivot_table(index=["source", "name", "dtype"], columns="D", values="
 grid.round(3).astype(object).where(grid.notna(), "–")
 
 # %% [markdown]
-# Each number: how many times as fast as unfused PyTorch at $N = 1024$, the median over $B$ and $H$ in {8, 16}. The first row of the log is a FlashAttention-1 in fp32. Its time hardly depends on the number of heads (at $N = 256$: 9.3 ms with 64 of them, 12.1 ms with 256), so most of its card is idle. A fused kernel is not
-# faster because it is fused.
+# Each number: how many times as fast as unfused PyTorch at $N = 1024$, the median over $B$ and $H$ in {8, 16}. The first row of the log is a FlashAttention-1 in fp32. Its time hardly depends on the number of heads (at $N = 256$: 9.3 ms with 64 of them, 12.1 ms with 256), so most of its card is idle. Fusing
+# alone does not make a kernel fast.
 
 # %% [markdown]
 # ## Your kernel
 #
-# The last place on the staircase is yours. Three ways to bring a kernel in:
+# Now add a kernel of your own. There are three ways to load it:
 #
 # - a file: `mine = load("kernels/mine.cu")`, with any path;
 # - a cell that opens with the line `%%kernel mine` (after `%load_ext helpers`);
@@ -207,7 +204,7 @@ report = check(mine)
 report
 
 # %% [markdown]
-# **X-rayed.** The emulator runs it and follows every load and store: which line costs what, in wavefronts of shared memory and sectors of global memory, and whether anything is out of bounds, raced for, or read before it was written.
+# **X-rayed.** The emulator runs it and follows every load and store: which line costs what, in [wavefronts](glossary.md#wavefront) of shared memory and [sectors](glossary.md#sector) of global memory, and whether there is a [race](glossary.md#race), an access out of bounds, or a read of what was never written.
 
 # %%
 dtype = getattr(torch, {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}[mine.rung.dtypes[0]])
@@ -219,10 +216,10 @@ neighbours = [r.stem for r in rungs() if r.op == "attention" and mine.rung.dtype
 scoreboard.xrays({"yours": mine} | {stem: stem for stem in neighbours})
 
 # %% [markdown]
-# `times_least` is the bytes that threads ask of global memory over the least an attention can do with; `wavefronts` and `conflicts` are shared memory's, `products` counts the instruction `mma.sync`. Twice the query rows per CTA: K and V are asked for half as often. Whether that makes it *faster* these counts can't say: larger tiles need more registers and leave fewer CTAs per SM.
+# `times_least` is the bytes that threads ask of global memory over the least an attention can do with; `wavefronts` and `conflicts` are shared memory's, `products` counts the instruction `mma.sync`. Twice the query rows per CTA: K and V are asked for half as often. Whether that makes it *faster*, these counts cannot say: larger tiles need more registers and leave fewer CTAs per SM.
 
 # %% [markdown]
-# **Placed.** On a GPU your kernel is now timed beside SDPA FLASH at the headline workload, and takes its step. Without one, the recorded ladder stands as it is, and the X-ray above is what there is to compare.
+# **Placed.** On a GPU your kernel is now timed beside SDPA FLASH at the headline workload, and appears on the board. Without one, the recorded ladder stands as it is, and the X-ray above is what there is to compare.
 
 # %%
 if mine.device == "cuda" and report.ok:

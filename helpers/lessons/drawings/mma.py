@@ -249,9 +249,12 @@ def swizzled_tile(
     than 8 chunks, stand in one line, in turn lighter and darker.
     """
     wide, together = max(chunks, 8), max(1, 8 // chunks)  # boxes in a line, rows in a line
+    plain, spread = (
+        len({(row * chunks + where(row, column)) % 8 for row in range(rows)}) for where in (lambda r, c: c, place)
+    )
     text = (
-        f"{rows} rows of {chunks} chunks in shared memory. Plain, chunk {column} of all rows lies in the same banks; swizzled, in a "
-        "different group of four banks in each."
+        f"{rows} rows of {chunks} chunks in shared memory. Chunk {column} of the {rows} rows lies in {plain} of the 8 groups of four "
+        f"banks if it is stored at place {column}, and in {spread} of them if it is swizzled."
     )
     figure, axes = _panels(text, 10.2, 0.42 * rows / together + 1.5, 2)
     if title:
