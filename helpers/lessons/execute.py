@@ -41,7 +41,8 @@ def execute(path: Path) -> tuple[nbformat.NotebookNode, list[str]]:
     client.km.kernel_cmd = []
     client.km.kernel_spec.argv[0] = sys.executable
     try:
-        client.execute(env={**os.environ, "PYTHONPATH": str(ROOT) + os.pathsep + os.environ.get("PYTHONPATH", "")})
+        paths = str(ROOT) + os.pathsep + os.environ.get("PYTHONPATH", "")
+        client.execute(env={**os.environ, "PYTHONPATH": paths, "FA_PROGRESS": ""})  # nobody solves anything here
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
         watch.end(notebook)
         error.notebook = notebook

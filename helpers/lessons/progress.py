@@ -13,13 +13,15 @@ from ..ladder.paths import ROOT
 
 
 def file() -> Path:
-    """Where it is kept: FA_PROGRESS, else work/progress.json in the checkout (which git ignores)."""
+    """Where it is kept: FA_PROGRESS, else work/progress.json in the checkout (which git ignores). An empty FA_PROGRESS: nowhere."""
     return Path(os.environ.get("FA_PROGRESS") or ROOT / "work" / "progress.json")
 
 
 def solved() -> dict[str, str]:
     """What is solved, with the date of the first time: "exercise 2.1" or "task 04.1" -> "2026-11-23". Empty where there is no file, or
     none that can be read."""
+    if os.environ.get("FA_PROGRESS") == "":
+        return {}
     with contextlib.suppress(OSError, ValueError):
         found = json.loads(file().read_text())
         if isinstance(found, dict):
@@ -56,7 +58,9 @@ class Progress:
         )
         if self.left:
             lines.append(f"next: {', '.join(self.left[:4])}; tasks() describes them all")
-        return "\n".join([*lines, f"kept in {file()}"])
+        where = file()
+        where = where.relative_to(ROOT) if where.is_relative_to(ROOT) else where
+        return "\n".join([*lines, f"kept in {where}"])
 
     __repr__ = __str__
 

@@ -92,27 +92,31 @@ def attempt(stem: str, regions: tuple[str, ...], text: str, name: str = "cell", 
     stem: the rung; text: the cell or file, its first line is number `line` of `name`.
     """
     made = Attempt()
+    task: Task | None = None
+    empty: list[str] = []
     try:
         rung = find(stem)
         bodies = read(text, regions, name, line)
+        task = about(rung, regions)
+        if empty := [typed.region for typed in bodies.values() if typed.empty]:
+            raise RegionError(f"nothing is typed in the region {empty[0]!r}")
         made.said += contract(rung, regions)
-        if any(typed.empty for typed in bodies.values()):
-            raise RegionError(
-                f"nothing is typed in the region {next(t.region for t in bodies.values() if t.empty)!r} yet"
-            )
         made.filled = fill(rung, bodies)
         made.kernel = load(made.filled.rung, quiet=True)
         made.said.append(summary(made.kernel))
-        made.score = score(made.kernel, rung, about(rung, regions))
+        made.score = score(made.kernel, rung, task)
         made.said.append(made.filled.located(str(made.score)))
     except (CompileError, KernelError, ToolkitError, ValueError, LookupError) as error:
         words = str(error.args[0]) if isinstance(error, LookupError) and error.args else str(error)
         located = made.filled.located(words) if made.filled else words
         made.error = error if located == words else type(error)(located)
         made.said.append(located)
-    if made.ok and made.score.task is not None:
-        made.said.append(f"Task {made.score.task.id}: solved")
-        keep(f"task {made.score.task.id}")
+    if task is not None and made.ok:
+        made.said.append(f"Task {task.id}: solved")
+        keep(f"task {task.id}")
+    elif task is not None:  # the reason of an empty one fits on the same line
+        words = f"Task {task.id}: not solved yet"
+        made.said = [f"{words}; {made.said[0]}"] if empty else [*made.said, words]
     return made
 
 

@@ -25,6 +25,9 @@ from nbclient.exceptions import CellExecutionError
 from helpers import record, show
 from helpers.ladder import rung as ladder
 from helpers.lessons import execute, links, numbers, pairs, watch
+from helpers.lessons.regions import body
+from helpers.lessons.tasks.catalogue import task
+from helpers.lessons.tasks.task import Task
 
 FOLDER = execute.NOTEBOOKS
 STEMS = sorted(path.stem for path in FOLDER.glob("[0-9][0-9]_*.ipynb"))
@@ -58,7 +61,9 @@ SECTIONS = [  # in this order; a notebook may have others between them
     "Exercises",
     "Self-check",
 ]
-EXERCISE = re.compile(r"^### Exercise (\d+\.\d+)", re.MULTILINE)
+EXERCISE = re.compile(
+    r"^### ((?:Exercise|Task) \d+\.\d+)", re.MULTILINE
+)  # Exercise 4.1; Task 04.1, by its id in the catalogue
 SOLUTION = re.compile(r"<details>\s*<summary>Solution.*?</summary>(.*?)</details>", re.DOTALL)
 FENCED = re.compile(r"^```\w*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
@@ -78,29 +83,54 @@ def texts(notebook: nbformat.NotebookNode, kind: str) -> list[str]:
 
 
 def exercises(notebook: nbformat.NotebookNode) -> dict[str, dict[str, str]]:
-    """number -> the sources of its `start` and `check` cells and of its `solution`; what is missing has no entry."""
+    """By name ("Exercise 4.1"), the sources of its `start` and `check` cells and of its `solution`; what is missing has no entry.
+
+    A region task, "Task 04.1", has a `form` (blank), a `start` (an empty %%region cell, which is its check, too), `hints`, and a
+    `solution` if one is folded there: the cell filled with the rung's own text.
+    """
     found: dict[str, dict[str, str]] = {}
-    number = ""
+    name, number, of = "", "?", None
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
-            before, *parts = EXERCISE.split(cell.source)  # text, then a number and its text for each heading
-            for heading, text in [(number, before), *zip(parts[::2], parts[1::2])]:
-                number = heading
-                if number:
-                    found.setdefault(number, {})
+            before, *parts = EXERCISE.split(cell.source)  # text, then a name and its text for each heading
+            for heading, text in [(name, before), *zip(parts[::2], parts[1::2])]:
+                name, number = heading, heading.partition(" ")[2] or "?"
+                of = task(number) if name.startswith("Task") else None
+                if name:
+                    found.setdefault(name, {})
                 if folded := SOLUTION.search(text):
-                    found[number]["solution"] = "\n".join(FENCED.findall(folded[1]))
-        elif re.match(rf"(%%kernel.*\n//|#) Exercise {re.escape(number or '?')}\b", cell.source):
-            found[number]["start"] = cell.source
-        elif number and re.search(rf'exercise\.verify\(\s*"{re.escape(number)}"', cell.source):
-            found[number]["check"] = cell.source
+                    code = "\n".join(FENCED.findall(folded[1]))
+                    found[name]["solution"] = filled(of, found[name]) if of else code
+        elif of:
+            start = f"%%region {of.number} {' '.join(of.regions)} -> my_"
+            for part, opening in (("form", "blank("), ("start", start), ("hints", f'hint("{number}")')):
+                if cell.source.startswith(opening):
+                    found[name][part] = cell.source
+        elif re.match(rf"(%%kernel.*\n//|#) Exercise {re.escape(number)}\b", cell.source):
+            found[name]["start"] = cell.source
+        elif re.search(rf'exercise\.verify\(\s*"{re.escape(number)}"', cell.source):
+            found[name]["check"] = cell.source
     return found
+
+
+def tasks_of(notebook: nbformat.NotebookNode) -> dict[str, dict[str, str]]:
+    """Those of `exercises` that are region tasks, by id."""
+    return {name.partition(" ")[2]: parts for name, parts in exercises(notebook).items() if name.startswith("Task")}
+
+
+def filled(of: Task, parts: dict[str, str]) -> str:
+    """The cell of a region task with the rung's own text in it."""
+    head = parts.get("start", "").partition("\n")[0]
+    bodies = {region: body(of.number, region) for region in of.regions}
+    if len(bodies) > 1:
+        bodies = {region: f"// [region: {region}]\n{text}\n// [end: {region}]" for region, text in bodies.items()}
+    return "\n".join([head, *bodies.values()])
 
 
 def with_solutions(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """The notebook with each exercise's solution and its check appended at the end."""
     for parts in exercises(notebook).values():
-        notebook.cells += [nbformat.v4.new_code_cell(parts[p]) for p in ("solution", "check")]
+        notebook.cells += [nbformat.v4.new_code_cell(parts[p]) for p in ("solution", "check") if p in parts]
     return notebook
 
 
@@ -205,11 +235,29 @@ def test_is_read_in_an_hour(stem):
 
 @every_lesson
 def test_two_exercises_or_more_each_complete(stem):
-    found = exercises(read(stem))
-    assert len(found) >= 2
-    for number, parts in found.items():
-        assert parts.keys() == {"start", "check", "solution"}, f"exercise {number} has only {sorted(parts)}"
-        assert "hint=" in parts["check"] and parts["solution"].strip() != parts["start"].strip()
+    notebook = read(stem)
+    found = exercises(notebook)
+    to_write = tasks_of(notebook)
+    assert len(found) >= 2 and len(to_write) >= (0 if stem not in RUNGS else 3 if stem < "14" else 2)
+    assert {task(id).number for id in to_write} <= {stem[:2]}
+    for name, parts in found.items():
+        wanted = {"form", "start", "hints", "solution"} if name.startswith("Task") else {"start", "check", "solution"}
+        assert parts.keys() == wanted, f"{name} has only {sorted(parts)}"
+        assert parts["solution"].strip() != parts["start"].strip()
+        assert "hint=" not in parts.get("check", ""), "a hint is folded text"
+    assert texts(notebook, "code")[-1] == "progress()"
+
+
+@every_lesson
+def test_a_task_to_be_written_is_empty_and_leaves_the_notebook_s_own_names_alone(stem):
+    """So that Run All compiles nothing there, and breaks no cell that stands above or below."""
+    notebook = read(stem)
+    starts = [parts["start"] for parts in tasks_of(notebook).values()]
+    for start in starts:
+        assert not [line for line in start.splitlines()[1:] if line.strip() and not line.startswith("//")], start
+    names = [re.search(r"-> (\w+)", start)[1] for start in starts]
+    others = "\n".join(text for text in texts(notebook, "code") if text not in starts)
+    assert len(set(names)) == len(names) and not [name for name in names if re.search(rf"\b{name}\s*=", others)]
 
 
 @every
@@ -257,9 +305,9 @@ def test_executes_and_its_solutions_solve(stem, tmp_path, request):
     outputs = [printed(cell) for cell in done.cells if cell.cell_type == "code"]
     for output in outputs:
         assert not MACHINE_PATH.search(output), output
-    for number in exercises(read(stem)):
-        verdicts = re.findall(rf"Exercise {re.escape(number)}: (solved|not solved yet)", "\n".join(outputs))
-        assert verdicts == ["not solved yet", "solved"], f"exercise {number}: {verdicts}"
+    for name in exercises(read(stem)):
+        verdicts = re.findall(rf"{re.escape(name)}: (solved|not solved yet)", "\n".join(outputs))
+        assert verdicts == ["not solved yet", "solved"], f"{name}: {verdicts}"
     if asked.record:
         executed.keep(stem, whole, reads)
 
@@ -302,7 +350,7 @@ def small(*cells: tuple[str, str]) -> nbformat.NotebookNode:
 
 def answer(solution: str) -> nbformat.NotebookNode:
     folded = f"### Exercise 9.1\n<details><summary>Solution</summary>\n\n```python\n{solution}\n```\n</details>"
-    check = 'from helpers import exercise\nexercise.verify("9.1", x == 42, hint="six by seven")'
+    check = 'from helpers import exercise\nexercise.verify("9.1", x == 42)'
     return small(("markdown", folded), ("code", "# Exercise 9.1\nx = ..."), ("code", check))
 
 
@@ -378,6 +426,31 @@ def test_a_wrong_solution_is_seen(solution, verdict, tmp_path):
     done, _ = run(with_solutions(answer(solution)), tmp_path / "small.ipynb")
     assert printed(done.cells[2]).startswith("Exercise 9.1: not solved yet")
     assert printed(done.cells[-1]).startswith(f"Exercise 9.1: {verdict}")
+
+
+def write(start: str) -> nbformat.NotebookNode:
+    folded = "<details><summary>Solution</summary>\n\nthe rung's own\n</details>"
+    form = 'from helpers import blank\nblank("01", "output")'
+    cells = [("code", "%load_ext helpers"), ("markdown", "### Task 01.3"), ("code", form), ("code", start)]
+    return small(*cells, ("markdown", folded))
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_task_is_filled_with_the_rungs_own_text(wrong, tmp_path):
+    """And an empty one is judged not solved, without a compiler."""
+    whole = with_solutions(write("%%region 01 output -> my_output\n// here"))
+    assert body("01", "output") in whole.cells[-1].source
+    if wrong:
+        whole.cells[-1].source = whole.cells[-1].source.replace("o += P[j]", "o -= P[j]")
+    done, _ = run(whole, tmp_path / "small.ipynb")
+    empty, full = printed(done.cells[3]), printed(done.cells[-1])
+    assert empty == "Task 01.3: not solved yet; nothing is typed in the region 'output'\n"
+    assert ("Task 01.3: not solved yet" if wrong else "Task 01.3: solved") in full
+
+
+def test_a_task_without_its_solution_or_with_the_wrong_cell_is_seen():
+    assert "start" not in tasks_of(write("%%region 01 softmax -> my_output"))["01.3"]
+    assert "solution" not in tasks_of(nbformat.v4.new_notebook(cells=write("").cells[:-1]))["01.3"]
 
 
 def test_a_cell_that_raises_is_seen(tmp_path):
