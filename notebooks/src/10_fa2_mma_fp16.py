@@ -17,7 +17,7 @@
 # - show that the scores never have to leave the registers between the two products;
 # - predict a bank conflict from an address, and have the X-ray confirm it.
 #
-# **Time** 60 minutes.
+# **Time** 60 minutes, without the tasks.
 #
 # **Needs** [04 · FlashAttention-2](04_fa2_fp32.ipynb). No GPU: without one the kernel runs on the emulator, tensor-core instructions included, and the timings shown are recorded ones.
 #
@@ -36,8 +36,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from helpers import check, draw_mma, exercise, fragments, load, plot, predict, record, reference, rung, sass
-from helpers import show, units, xray
+from helpers import blank, check, draw_mma, exercise, fragments, hint, load, plot, predict, progress, record
+from helpers import reference, rung, sass, show, units, xray
 
 torch.manual_seed(0)
 kernel = load("10_fa2_mma_fp16")
@@ -417,48 +417,59 @@ plot.ratio(samples, "10_fa2_mma_fp16", ["SDPA FLASH", "SDPA CUDNN"])
 # %% [markdown]
 # ## Exercises
 #
-# ### Exercise 10.1 · Find the lane
-#
-# Write the inverse of `c_fragment`: which lane, and which of its four elements, holds $C$ at (row, column)?
-
+# In a *task* you write a part of the kernel. Type it into the `%%region` cell, below the contract: the cell compiles the rung with your text in place of its own, checks all cases, X-rays it and, on a GPU, times it beside the rung. `tasks("10")` lists all tasks; `python -m helpers exercise new 10 output` writes a file for your editor.
 
 # %%
-# Exercise 10.1
-def holder(row, column):
-    """(lane, element) of the C fragment that holds (row, column) of the 16 x 8 accumulator."""
-    return 0, 0
-
-
-# %%
-def found():
-    for lane in range(32):
-        for i in range(4):
-            row, column = C(lane, i)
-            assert holder(row, column) == (lane, i), f"C[{row}, {column}] is element {i} of lane {lane}"
-    return True
-
-
-exercise.verify("10.1", found, hint="a quad per row; the pair within a lane; rows 8 apart are elements 2 apart")
+# %load_ext helpers
 
 # %% [markdown]
-# <details>
-# <summary>Hint</summary>
+# ### Task 10.1 · Copy a tile
 #
-# $C$'s row is `lane / 4`, plus 8 for elements 2 and 3; its column is `2 * (lane % 4)`, plus 1 for odd elements. Solve for lane and element.
-#
-# </details>
+# Write `load_tile`, with which all threads of a CTA copy a tile to shared memory. It teaches how to share a tile out among threads so that loads are coalesced, and what to do with a ragged last tile. Judged: right in all cases, no finding of the X-ray.
+
+# %%
+blank("10", "load_tile")
+
+# %% tags=["active-ipynb"]
+# %%region 10 load_tile -> my_load_tile
+# // type here
+
+# %%
+hint("10.1")
+
+# %% [markdown]
 # <details>
 # <summary>Solution</summary>
 #
-# ```python
-# def holder(row, column):
-#     return row % 8 * 4 + column // 2, row // 8 * 2 + column % 2
-# ```
+# The rung's own: region `load_tile` of [10_fa2_mma_fp16.cu](../kernels/10_fa2_mma_fp16.cu), shown under "The kernel".
 #
 # </details>
 
 # %% [markdown]
-# ### Exercise 10.2 · A forgotten word
+# ### Task 10.3 · The second product
+#
+# Write $O \mathrel{+}= P V$ of one warp. It teaches sections 3 and 4: which registers of $S$ form a fragment of $P$, and how $V$ has to be read. Judged case by case, the easy ones first, then by the X-ray.
+
+# %%
+blank("10", "output")
+
+# %% tags=["active-ipynb"]
+# %%region 10 output -> my_output
+# // type here
+
+# %%
+hint("10.3")
+
+# %% [markdown]
+# <details>
+# <summary>Solution</summary>
+#
+# The rung's own: region `output` of [10_fa2_mma_fp16.cu](../kernels/10_fa2_mma_fp16.cu), shown under "The kernel".
+#
+# </details>
+
+# %% [markdown]
+# ### Exercise 10.1 · A forgotten word
 #
 # A colleague's kernel has `ldmatrix_x4` where this one has `ldmatrix_x4_trans`. It compiles, it runs, and nothing complains. Find inputs for which its output is *right* all the same: give $V$ (1, 1, 64, 64) that hides the bug, but is not constant.
 
@@ -466,7 +477,7 @@ exercise.verify("10.1", found, hint="a quad per row; the pair within a lane; row
 forgotten = load(source=rung("10_fa2_mma_fp16").replace("fa::ldmatrix_x4_trans(", "fa::ldmatrix_x4("), quiet=True)
 
 # %%
-# Exercise 10.2
+# Exercise 10.1
 V = torch.randn(64, 64)
 
 
@@ -480,7 +491,7 @@ def hidden():
     return True
 
 
-exercise.verify("10.2", hidden, hint="without .trans each 8 x 8 block of V is transposed")
+exercise.verify("10.1", hidden)
 
 # %% [markdown]
 # <details>
@@ -502,12 +513,12 @@ exercise.verify("10.2", hidden, hint="without .trans each 8 x 8 block of V is tr
 # </details>
 
 # %% [markdown]
-# ### Exercise 10.3 · Pad it
+# ### Exercise 10.2 · Pad it
 #
 # The oldest cure for bank conflicts is padding: let rows lie a little further apart than $2d$ bytes. Rows must begin at multiples of 16 bytes. Find the smallest row length in bytes for $d = 64$ for which the eight rows of a matrix take one wavefront, and put it into the kernel: `stride` is the row's length in *elements*. How many bytes of shared memory does the CTA need then?
 
 # %%
-# Exercise 10.3
+# Exercise 10.2
 stride = 64
 smem_bytes = 24576
 
@@ -525,7 +536,7 @@ def padded():
     return smem_bytes == 2 * (64 + 2 * 64) * stride
 
 
-exercise.verify("10.3", padded, hint="eight rows have to begin in eight different groups of four banks")
+exercise.verify("10.2", padded)
 
 # %% [markdown]
 # <details>
@@ -545,6 +556,32 @@ exercise.verify("10.3", padded, hint="eight rows have to begin in eight differen
 # 16 bytes more per row, 12.5 % more shared memory. It works; notebook 11 shows a way that costs no memory, and later copy engines that write whole tiles by themselves will insist on it.
 #
 # </details>
+
+# %% [markdown]
+# ### Task 10.9 · The whole kernel
+#
+# Write kernel and launcher from the [header block](../kernels/10_fa2_mma_fp16.cu). It teaches how the parts fit together. Judged like the others, its counts beside the rung's: can you do with fewer wavefronts?
+
+# %%
+blank("10", "kernel")
+
+# %% tags=["active-ipynb"]
+# %%region 10 kernel -> my_kernel
+# // type here
+
+# %%
+hint("10.9")
+
+# %% [markdown]
+# <details>
+# <summary>Solution</summary>
+#
+# The rung's own: [10_fa2_mma_fp16.cu](../kernels/10_fa2_mma_fp16.cu) behind its header block. Another design that is right and free of findings solves the task just as well.
+#
+# </details>
+
+# %%
+progress()
 
 # %% [markdown]
 # ## Self-check

@@ -16,7 +16,7 @@
 # - see the conflicts of a kernel, line by line and bank by bank, and make them come and go by editing one line;
 # - say what speaks for swizzling a tile rather than padding it.
 #
-# **Time** 45 minutes.
+# **Time** 45 minutes, without the tasks.
 #
 # **Needs** [10 · Tensor cores](10_fa2_mma_fp16.ipynb). No GPU: without one the kernel runs on the emulator and the timings shown are recorded ones.
 #
@@ -35,7 +35,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from helpers import check, draw_mma, exercise, load, plot, predict, record, reference, rung, show, units, xray
+from helpers import blank, check, draw_mma, exercise, hint, load, plot, predict, progress, record, reference
+from helpers import rung, show, units, xray
 
 torch.manual_seed(0)
 kernel = load("11_swizzled")
@@ -109,7 +110,7 @@ draw_mma.swizzled_tile(place(32), chunks=4, column=0, title="d = 32: two rows sh
 # %% [markdown]
 # ## 2 · Why not pad?
 #
-# Exercise 10.3 cured the same conflicts by making rows 16 bytes longer. Padding costs memory, here an eighth of the tile, and with it perhaps a CTA per SM. That alone would be bearable. The stronger reason comes later: the copy engine of Hopper (notebook 30) writes whole tiles into shared memory by itself. It can swizzle, for rows of 64
+# Exercise 10.2 cured the same conflicts by making rows 16 bytes longer. Padding costs memory, here an eighth of the tile, and with it perhaps a CTA per SM. That alone would be bearable. The stronger reason comes later: the copy engine of Hopper (notebook 30) writes whole tiles into shared memory by itself. It can swizzle, for rows of 64
 # and of 128 bytes in exactly this pattern. It cannot pad to such row lengths, and Hopper's tensor cores, which read tiles without `ldmatrix`, do not accept them either.
 
 # %% [markdown]
@@ -230,39 +231,59 @@ plot.ratio(samples, "11_swizzled", ["SDPA FLASH", "SDPA CUDNN"])
 # %% [markdown]
 # ## Exercises
 #
-# ### Exercise 11.1 · How much XOR is enough?
-#
-# A swizzle with `row % 4` instead of `row % 8` uses two bits instead of three. Predict for $d = 64$: how many wavefronts does one 8 × 8 matrix take, and how many would it take with `row % 2`, and with `row / 2 % 4`?
+# In a *task* you write a part of the kernel. Type it into the `%%region` cell, below the contract: the cell compiles the rung with your text in place of its own, checks all cases, X-rays it and, on a GPU, times it beside the rung. `tasks("11")` lists all tasks; `python -m helpers exercise new 11 swizzle` writes a file for your editor.
 
 # %%
-# Exercise 11.1
-answers = {"row % 4": None, "row % 2": None, "row / 2 % 4": None}
-
-# %%
-shifts = {"row % 4": lambda r: r % 4, "row % 2": lambda r: r % 2, "row / 2 % 4": lambda r: r // 2 % 4}
-truth = {name: wavefronts(64, lambda r, c, f=f: c ^ f(r), 0) for name, f in shifts.items()}
-exercise.verify("11.1", answers == truth, hint="how many of the eight rows get the same number to XOR with?")
+# %load_ext helpers
 
 # %% [markdown]
-# <details>
-# <summary>Hint</summary>
+# ### Task 11.1 · The swizzle
 #
-# Rows with the same number to XOR with put chunk $c$ in the same place.
-#
-# </details>
+# Write `at`, which says where a chunk lies, for $d$ = 32, 64 and 128. It teaches to turn the two conditions of section 1 into one line of arithmetic. Judged: right in all cases, no finding, and no more bank conflicts than the rung has: a layout that is right but slow does not pass.
+
+# %%
+blank("11", "swizzle")
+
+# %% tags=["active-ipynb"]
+# %%region 11 swizzle -> my_swizzle
+# // type here
+
+# %%
+hint("11.1")
+
+# %% [markdown]
 # <details>
 # <summary>Solution</summary>
 #
-# ```python
-# answers = {"row % 4": 2, "row % 2": 4, "row / 2 % 4": 2}
-# ```
-#
-# Eight rows share 4, 2 and 4 numbers: 2, 4 and 2 rows each. Which two rows share does not matter.
+# The rung's own: region `swizzle` of [11_swizzled.cu](../kernels/11_swizzled.cu), shown under "The kernel".
 #
 # </details>
 
 # %% [markdown]
-# ### Exercise 11.2 · One side only
+# ### Task 11.3 · The addresses of ldmatrix
+#
+# Write `row_A`, `chunk_A`, `row_B` and `chunk_B`, and load $Q$'s fragments. It teaches who names which row of a matrix (notebook 10, section 3). Judged case by case, the easy ones first, then by the X-ray.
+
+# %%
+blank("11", "fragments")
+
+# %% tags=["active-ipynb"]
+# %%region 11 fragments -> my_fragments
+# // type here
+
+# %%
+hint("11.3")
+
+# %% [markdown]
+# <details>
+# <summary>Solution</summary>
+#
+# The rung's own: region `fragments` of [11_swizzled.cu](../kernels/11_swizzled.cu), the same text as in notebook 10.
+#
+# </details>
+
+# %% [markdown]
+# ### Exercise 11.1 · One side only
 #
 # In this kernel the *stores* are swizzled and the reads of Q are not. Is there an input for which its output is right all the same? Give `q` of shape (1, 1, 64, 64) whose numbers spread as normal random ones do (standard deviation at least 0.5).
 
@@ -276,7 +297,7 @@ one_sided = load(
 )
 
 # %%
-# Exercise 11.2
+# Exercise 11.1
 q_mine = torch.randn(1, 1, 64, 64)
 
 
@@ -290,7 +311,7 @@ def unharmed():
     return True
 
 
-exercise.verify("11.2", unharmed, hint="what does it do to a row of Q when its chunks are read in the wrong order?")
+exercise.verify("11.1", unharmed)
 
 # %% [markdown]
 # <details>
@@ -311,13 +332,13 @@ exercise.verify("11.2", unharmed, hint="what does it do to a row of Q when its c
 # </details>
 
 # %% [markdown]
-# ### Exercise 11.3 · A row of 48
+# ### Exercise 11.2 · A row of 12 chunks
 #
 # Some models have heads of $d = 96$, rows of 12 chunks. Write the swizzle for tiles of 96 columns, and test it by the two conditions of section 1.
 
 
 # %%
-# Exercise 11.3
+# Exercise 11.2
 def place96(row, chunk):
     """The place (0 to 11) of chunk (0 to 11) of row `row` in a tile of 96 columns."""
     return chunk
@@ -333,7 +354,7 @@ def swizzled96():
     return True
 
 
-exercise.verify("11.3", swizzled96, hint="rows begin in columns 0, 4, 0, 4, …: what is left to tell apart?")
+exercise.verify("11.2", swizzled96)
 
 # %% [markdown]
 # <details>
@@ -353,6 +374,32 @@ exercise.verify("11.3", swizzled96, hint="rows begin in columns 0, 4, 0, 4, …:
 # XOR with three bits would send chunk 8 to places up to 15, which are not there.
 #
 # </details>
+
+# %% [markdown]
+# ### Task 11.9 · The whole kernel
+#
+# Write kernel and launcher from the [header block](../kernels/11_swizzled.cu). If you have solved 10.9, start from your own and change where chunks lie. Judged: right, no finding; its counts stand beside the rung's.
+
+# %%
+blank("11", "kernel")
+
+# %% tags=["active-ipynb"]
+# %%region 11 kernel -> my_kernel
+# // type here
+
+# %%
+hint("11.9")
+
+# %% [markdown]
+# <details>
+# <summary>Solution</summary>
+#
+# The rung's own: [11_swizzled.cu](../kernels/11_swizzled.cu) behind its header block. Another design that is right and free of findings solves the task just as well.
+#
+# </details>
+
+# %%
+progress()
 
 # %% [markdown]
 # ## Self-check

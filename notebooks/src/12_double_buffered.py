@@ -17,7 +17,7 @@
 # - read from a timeline where a kernel waits;
 # - find a missing wait even when the output happens to be right.
 #
-# **Time** 50 minutes.
+# **Time** 50 minutes, without the tasks.
 #
 # **Needs** [11 · Swizzled](11_swizzled.ipynb). No GPU: without one the kernel runs on the emulator and the timings shown are recorded ones.
 #
@@ -35,7 +35,8 @@ if not importlib.util.find_spec("helpers"):
 import pandas as pd
 import torch
 
-from helpers import check, draw_mma, exercise, load, plot, predict, record, rung, sass, show, units, xray
+from helpers import blank, check, draw_mma, exercise, hint, load, plot, predict, progress, record, rung, sass
+from helpers import show, units, xray
 
 torch.manual_seed(0)
 kernel = load("12_double_buffered")
@@ -254,6 +255,58 @@ plot.ratio(samples, "12_double_buffered", ["SDPA FLASH", "SDPA CUDNN"])
 # %% [markdown]
 # ## Exercises
 #
+# In a *task* you write a part of the kernel. Type it into the `%%region` cell, below the contract: the cell compiles the rung with your text in place of its own, checks all cases, X-rays it and, on a GPU, times it beside the rung. `tasks("12")` lists all tasks; `python -m helpers exercise new 12 pipeline` writes a file for your editor.
+
+# %%
+# %load_ext helpers
+
+# %% [markdown]
+# ### Task 12.1 · An asynchronous copy
+#
+# Write `load_tile` with `cp.async`. It teaches what an asynchronous copy needs from each thread, and how the rows past the end become zeros without being read. Judged: right in all cases, no finding of the X-ray.
+
+# %%
+blank("12", "load_tile")
+
+# %% tags=["active-ipynb"]
+# %%region 12 load_tile -> my_load_tile
+# // type here
+
+# %%
+hint("12.1")
+
+# %% [markdown]
+# <details>
+# <summary>Solution</summary>
+#
+# The rung's own: region `load_tile` of [12_double_buffered.cu](../kernels/12_double_buffered.cu), shown under "The kernel".
+#
+# </details>
+
+# %% [markdown]
+# ### Task 12.2 · The pipeline's start
+#
+# Write `fetch`, the copies of $Q$ and those of the first tiles. It teaches how groups are counted: the waits in the loop are right only if every call of `fetch` commits one. Judged case by case, the easy ones first; the X-ray finds reads in flight.
+
+# %%
+blank("12", "pipeline")
+
+# %% tags=["active-ipynb"]
+# %%region 12 pipeline -> my_pipeline
+# // type here
+
+# %%
+hint("12.2")
+
+# %% [markdown]
+# <details>
+# <summary>Solution</summary>
+#
+# The rung's own: region `pipeline` of [12_double_buffered.cu](../kernels/12_double_buffered.cu), shown under "The kernel".
+#
+# </details>
+
+# %% [markdown]
 # ### Exercise 12.1 · Three stages
 #
 # The stage count is a constant. Predict for `stages = 3` at $d = 128$: how many bytes of shared memory does a CTA need, and how many such CTAs fit on an SM of an H200, which has 228 KB, when each CTA takes 1 KB on top? (Registers may allow fewer.)
@@ -272,7 +325,7 @@ def three():
     return check(run).ok
 
 
-exercise.verify("12.1", three, hint="stages x (K, V) x rows x columns x 2 bytes")
+exercise.verify("12.1", three)
 
 # %% [markdown]
 # <details>
@@ -316,7 +369,7 @@ def races_alone():
     return kinds == {"race"}
 
 
-exercise.verify("12.2", races_alone, hint="when has this thread's part of the *next* tile landed, too?")
+exercise.verify("12.2", races_alone)
 
 # %% [markdown]
 # <details>
@@ -335,6 +388,32 @@ exercise.verify("12.2", races_alone, hint="when has this thread's part of the *n
 # All copies have landed before the barrier, so nothing is read in flight. But the fetch comes before the barrier, and overwrites the stage that slower warps still read. (It would be slow as well: no copy runs beside the products any more.)
 #
 # </details>
+
+# %% [markdown]
+# ### Task 12.9 · The whole kernel
+#
+# Write kernel and launcher from the [header block](../kernels/12_double_buffered.cu). It teaches where waits and barriers have to stand. Judged: right, no race and no read in flight; its counts stand beside the rung's.
+
+# %%
+blank("12", "kernel")
+
+# %% tags=["active-ipynb"]
+# %%region 12 kernel -> my_kernel
+# // type here
+
+# %%
+hint("12.9")
+
+# %% [markdown]
+# <details>
+# <summary>Solution</summary>
+#
+# The rung's own: [12_double_buffered.cu](../kernels/12_double_buffered.cu) behind its header block. Another design that is right and free of findings solves the task just as well.
+#
+# </details>
+
+# %%
+progress()
 
 # %% [markdown]
 # ## Self-check

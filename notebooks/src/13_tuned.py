@@ -17,7 +17,7 @@
 # - do without the row maximum, and say when the result is as accurate as with it;
 # - choose tile shapes by measurement, and know what such a choice is worth on another card.
 #
-# **Time** 60 minutes.
+# **Time** 60 minutes, without the tasks.
 #
 # **Needs** [12 · Double-buffered](12_double_buffered.ipynb). No GPU: without one the kernels run on the emulator and the timings shown are recorded ones.
 #
@@ -35,8 +35,8 @@ if not importlib.util.find_spec("helpers"):
 import pandas as pd
 import torch
 
-from helpers import check, draw_mma, exercise, load, plot, predict, record, reference, rung, sass, show, stages
-from helpers import tune, units, xray
+from helpers import blank, check, draw_mma, exercise, hint, load, plot, predict, progress, record, reference
+from helpers import rung, sass, show, stages, tune, units, xray
 
 torch.manual_seed(0)
 kernel = load("13_tuned")
@@ -375,6 +375,58 @@ pd.DataFrame({"TFLOP/s": best.round(0), "share of mma.sync alone": (best / units
 # %% [markdown]
 # ## Exercises
 #
+# In a *task* you write a part of the kernel. Type it into the `%%region` cell, below the contract: the cell compiles the rung with your text in place of its own, checks all cases, X-rays it and, on a GPU, times it beside the rung. `tasks("13")` lists all tasks; `python -m helpers exercise new 13 online_update` writes a file for your editor.
+
+# %%
+# %load_ext helpers
+
+# %% [markdown]
+# ### Task 13.3 · Addresses by XOR
+#
+# Write `at` in bytes, and `right`, the step along a row. It teaches section 1: which bits of an address a step changes. Judged: right in all cases, no finding, no more bank conflicts than the rung has.
+
+# %%
+blank("13", "swizzle")
+
+# %% tags=["active-ipynb"]
+# %%region 13 swizzle -> my_swizzle
+# // type here
+
+# %%
+hint("13.3")
+
+# %% [markdown]
+# <details>
+# <summary>Solution</summary>
+#
+# The rung's own: region `swizzle` of [13_tuned.cu](../kernels/13_tuned.cu), as in `13_1_addresses`, section 1.
+#
+# </details>
+
+# %% [markdown]
+# ### Task 13.2 · The softmax without a maximum
+#
+# Write `probabilities`, which forms $P$ with the maximum there is and says whether its sums are within the bound, and `raise_maximum`. It teaches sections 3 and 4. Judged case by case, the easy ones first: rising scores come late. Then by the X-ray.
+
+# %%
+blank("13", "online_update")
+
+# %% tags=["active-ipynb"]
+# %%region 13 online_update -> my_online_update
+# // type here
+
+# %%
+hint("13.2")
+
+# %% [markdown]
+# <details>
+# <summary>Solution</summary>
+#
+# The rung's own: region `online_update` of [13_tuned.cu](../kernels/13_tuned.cu), shown under "The kernel".
+#
+# </details>
+
+# %% [markdown]
 # ### Exercise 13.1 · How stale may it be?
 #
 # A colleague wants a bound of $2^{20}$, to track less: fp32 holds such sums easily. Give a (1, 1, 64, 64) `q` and (1, 1, 128, 64) `k` for which that kernel is *wrong* in fp16, with finite inputs. And what is the largest power of two as a bound with which no $P$ overflows?
@@ -400,7 +452,7 @@ def overflows():
     return safe == 2**15
 
 
-exercise.verify("13.1", overflows, hint="P is fp16: which score, above the m of the first tile, makes it infinite?")
+exercise.verify("13.1", overflows)
 
 # %% [markdown]
 # <details>
@@ -441,9 +493,7 @@ def counted():
     return True
 
 
-exercise.verify(
-    "13.2", counted, hint="an accumulator of 32 x 8 is 8 registers per lane, a rounded fragment of 32 x 16 too"
-)
+exercise.verify("13.2", counted)
 
 # %% [markdown]
 # <details>
@@ -463,6 +513,32 @@ exercise.verify(
 # 244 and 196, of 255. Two elements of S become one register of P, which can take the place of either; so the two need no more than S alone. What is left over has to do for addresses and fragments on their way.
 #
 # </details>
+
+# %% [markdown]
+# ### Task 13.9 · The whole kernel
+#
+# Write kernel and launcher from the [header block](../kernels/13_tuned.cu); a stage such as [13_2_rows.cu](../kernels/stages/13_2_rows.cu) is a good start. Judged: right, no finding. On a GPU its time stands beside the rung's: beat it.
+
+# %%
+blank("13", "kernel")
+
+# %% tags=["active-ipynb"]
+# %%region 13 kernel -> my_kernel
+# // type here
+
+# %%
+hint("13.9")
+
+# %% [markdown]
+# <details>
+# <summary>Solution</summary>
+#
+# The rung's own: [13_tuned.cu](../kernels/13_tuned.cu) behind its header block. Another design that is right and free of findings solves the task just as well.
+#
+# </details>
+
+# %%
+progress()
 
 # %% [markdown]
 # ## Self-check
