@@ -139,7 +139,8 @@ TASKS = (
         3,
         "Write the addresses of ldmatrix for both operands, and load Q_i's fragments for the whole loop.",
         (
-            "load_tile<rows, d>(X_smem, X, stride, rows_left), by all threads; at<d>(row, chunk); Q: the head's first row; i0",
+            "load_tile<rows, d>(X_smem, X, stride, rows_left), by all threads; at<d>(row, chunk)",
+            "Q: the head's first row, a.Q_stride[2] elements from row to row; i0: this CTA's first query; a.Nq",
             "Q_smem (Br, d); warp, lane; " + ROWS,
         ),
         (
@@ -187,7 +188,8 @@ TASKS = (
         "Write the pipeline's start: `fetch`, Q_i's copies, and the first stages - 1 tiles on their way.",
         (
             "load_tile<rows, d>(X_smem, X, stride, rows_left); fa::cp_async_commit(): the copies since the last commit become a group",
-            "KV_smem: stages x {K (Bc, d), V (Bc, d)}; Q_smem: in the last stage; K, V, Q: the head's first rows; i0",
+            "KV_smem: stages x {K (Bc, d), V (Bc, d)}; Q_smem: in the last stage",
+            "K, V, Q: the head's first rows, a.K_stride[2], a.V_stride[2], a.Q_stride[2] elements from row to row; i0; a.Nq, a.Nk",
         ),
         (
             "fetch(j0, stage) is callable: sends keys j0 .. j0 + Bc of K and V to a stage and makes one group of them; past the last "
@@ -208,6 +210,7 @@ TASKS = (
         (
             "O_reg[d / 8][4], m_reg[2] in units of log2, l_reg[2] of this lane's columns alone; " + LANES,
             "i0 + 16 * warp + g + 8 * r: the query of row r; b, h, head = b * H + h; fa::pack2<T>(x, y), fa::ln_2",
+            "static_cast<T *>(a.O), with a.O_stride[0], [1] and [2] elements from b to b, h to h and row to row",
         ),
         (
             "O (Nq,d) = O_reg / l rounded to T, 0 where l = 0, for queries below Nq",
@@ -233,6 +236,7 @@ TASKS = (
             "O_reg[d / 8][8], m_reg[4] in units of log2, l_reg[4] of this lane's columns alone; g = lane / 4, t = lane % 4",
             "elements 2r and 2r + 1 of accumulator n: query i0 + 32 * warp + g + 8 * r, columns 8n + 2t and + 1",
             "b, h, head = b * H + h; fa::pack2<T>(x, y), fa::ln_2",
+            "static_cast<T *>(a.O), with a.O_stride[0], [1] and [2] elements from b to b, h to h and row to row",
         ),
         (
             "O (Nq,d) = O_reg / l rounded to T, 0 where l = 0, for queries below Nq",
