@@ -62,7 +62,7 @@ top.round(0).to_frame()
 # 2. **A fixed shape.** One instruction multiplies a 16 × 16 matrix by a 16 × 8 matrix and adds the result to another 16 × 8 matrix.
 # 3. **Cooperation.** No thread has a whole matrix. The 32 lanes of a warp execute the instruction together, and each brings a prescribed handful of elements in its registers.
 #
-# The third is where the work lies. This notebook takes the points in turn, then builds the kernel from them. The algorithm stays that of FlashAttention-2, line by line.
+# The third is where the work lies. This notebook takes the points in turn, then builds the kernel from them. The algorithm is that of notebook 04, line by line.
 
 # %% [markdown]
 # ## 1 · Sixteen bits
@@ -93,7 +93,7 @@ print(f"4096 ones, added one by one in fp16: {sum16.item():.0f}; in fp32: {ones.
 
 # %% [markdown]
 # At 2048 the distance between neighbouring fp16 numbers is 2, and adding 1 changes nothing any more. So the [accumulators](glossary.md#accumulator), the registers that hold the sums, stay in fp32: $S$, $O$, $m$ and $l$. Only $P$ is rounded to 16 bits, because it is an operand of the second product. Tensor cores can accumulate
-# in fp16, too, on some cards at twice the rate; kernels that do so pay with exactly this.
+# in fp16, too, on some cards at twice the rate, but then sums stop growing like this one.
 
 # %% [markdown]
 # ## 2 · One instruction
@@ -374,7 +374,7 @@ rays.bank_map(line)
 # %% [markdown]
 # **What to see.** One request, 32 wavefronts, each serving one lane: four banks work and 28 are idle. The stores of `load_tile` do not suffer: there eight neighbouring threads write one row of 128 bytes, every bank once.
 #
-# What will that cost? An SM does one wavefront per clock. How long is it busy with 16 query rows and 64 keys, one warp and tile? That of its four units which has most to do sets the pace:
+# What will that cost? An SM serves one wavefront per clock. For how many clocks is each of its four units busy with one warp's 16 query rows and a tile of 64 keys? The one with most to do sets the pace:
 
 # %% tags=["reveal"]
 budget = units.table(["10_fa2_mma_fp16"], D=64, rows=16)

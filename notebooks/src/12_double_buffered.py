@@ -199,7 +199,7 @@ table["12 / 11"] = table["12_double_buffered"] / table["11_swizzled"]
 predict(faster, table["12 / 11"]["fp16", 128], "times as fast")
 table.round(2)
 
-# %%
+# %% tags=["reveal"]
 budget = units.table(names, D=128, rows=16)
 units.draw(budget, "16 query rows × 64 keys, d = 128 · counted; took: NVIDIA H200")
 

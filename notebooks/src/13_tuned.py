@@ -173,8 +173,8 @@ show.diff("13_2", "13_3")
 #
 # **Form $P$ with the $m$ of earlier tiles and see how the row sums come out.** If they stay below a bound in all rows of the warp, all is well: no maximum, no shuffle, no rescaling. If not, multiply $Q K^\top$ again ($P$ has taken the place of $S$), take the true maximum, rescale, and form $P$ anew.
 #
-# **Which bound?** fp16 ends at 65504, so up to 32768 no $P$ overflows. But digits are lost before. Rounding $P$ to 16 bits costs the same share of it at any size, except that *$P = 1$ is exact*. With the true maximum that is the $P$ of the key that leads its row; where it takes most of the row, most of the row is exact. With a stale maximum it is rounded like any other.
-# The next cells try bounds on the sum that one lane forms, of the 16 columns that it has of a row and tile:
+# **Which bound?** fp16 ends at 65504, so up to 32768 no $P$ overflows. But digits are lost before. Rounding $P$ to 16 bits costs the same share of it at any size, except that *$P = 1$ is exact*. With the true maximum, the key with the largest score of a row has $P = 1$; if it takes most of the row's weight, most of the sum is exact. With a stale maximum its $P$ is rounded like any other.
+# The next cells try bounds. A bound is on the sum that one lane forms: over 16 of the tile's 64 columns, for one row.
 
 
 # %%
@@ -212,7 +212,7 @@ columns = {(f"Q × {factor}", x): [row[i] for row in tried(factor).values()] for
 pd.DataFrame(columns, index=pd.Index([8, 32, 1024, 32768], name="bound")).round(2)
 
 # %% [markdown]
-# **What to see.** Normal random scores hardly ever exceed a bound of 32, and nearly always one of 8. (0.02 is the first of 64 tiles, whose maximum is always sought.) Where scores lie further apart they exceed 32 as well, and have to: with a bound of 32768 the error is up to a third larger, with 32 at most a few percent.
+# **What to see.** Normal random scores hardly ever exceed a bound of 32, and nearly always one of 8. (0.02 is the first of 64 tiles, whose maximum is always sought.) Where scores lie further apart they exceed 32 as well, and a larger bound would cost digits: with 32768 the error is up to a third larger, with 32 at most a few percent. The kernel takes 32.
 #
 # A warp that exceeded the bound once is likely to do so again, for instance where scores rise along the keys. So from then on it *tracks*: it forms the maximum before the exponentials, as rung 12 does, to the end of its query tile. $Q K^\top$ is computed twice for one tile at most.
 
@@ -338,7 +338,7 @@ ms.sort_values(["D", "geometric mean"]).groupby("D").head(3).round(3)
 # %% [markdown]
 # ## Beside its peers
 #
-# Is it faster than FlashAttention-2 at every length? And where does cuDNN stand? Guess before you run the cell.
+# Is it faster than FlashAttention-2 at every length? And where is cuDNN?
 
 # %%
 samples = record.load("13_tuned")
