@@ -157,7 +157,7 @@ three.drop(columns="took").round(0).astype(int)
 #
 # $$ P = 2^{\,c\,s - m} , $$
 #
-# and $c\,s - m$ is one instruction, a fused multiply-add (FMA). The maximum is sought among the raw scores and multiplied by $c$ once per row. That needs $c > 0$; for a negative scale the kernel changes the sign of Q before the loop.
+# and $c\,s - m$ is one instruction, a fused multiply-add (FMA). The maximum is sought among the raw scores and multiplied by $c$ once per row. That needs $c > 0$; for a negative scale `13_3_fma` changes the sign of Q before the loop. (From `13_4` on a maximum is sought so rarely that its scores are multiplied by $c$ again, and $c$ may have either sign.)
 
 # %%
 show.diff("13_2", "13_3")
