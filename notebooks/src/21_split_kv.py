@@ -49,7 +49,7 @@ device = kernel.device
 # %% [markdown]
 # ## The problem
 #
-# A language model answers in two phases. **Prefill** reads the prompt, all its tokens at once: many queries, rung 20's work. **Decode** writes one token at a time: each new token is one query per head, $N_q = 1$, and attends to the keys and values of all tokens before it, which wait in a cache. (In *speculative decoding* a small model drafts a few tokens and the large one verifies them in one step: $N_q$ is then the number of drafts, [Leviathan et al., 2023](https://arxiv.org/abs/2211.17192).) How would rung 20 fare in decode? It has a CTA for every query head and 128 queries. An H200 has 132 SMs with room for two such CTAs each:
+# A language model answers in two phases. **Prefill** reads the prompt, all its tokens at once: many queries, rung 20's work. **Decode** writes one token at a time: each new token is one query per head, $N_q = 1$, and attends to the keys and values of all tokens before it, which wait in a cache. (In *speculative decoding* a small model drafts a few tokens and the large one verifies them in one step: $N_q$ is then the number of drafts, [Leviathan et al., 2023](https://arxiv.org/abs/2211.17192).) How would rung 20 fare in decode? It has a CTA for every query head and 128 queries. An H200 has 132 [SMs](glossary.md#sm) with room for two such CTAs each:
 # %%
 rows = []
 for B, H, Hkv, Nk, D in workloads.CACHES[:6]:
@@ -58,7 +58,7 @@ columns = ["B", "H", "Hkv", "Nk", "D", "cache, GB", "CTAs", "of 264 places", "of
 pd.DataFrame(rows, columns=columns).style.format({c: "{:.1%}" for c in columns[-2:]} | {"cache, GB": "{:.2f}"})
 
 # %% [markdown]
-# For one long text, 32 CTAs: seven of eight places are empty. For large batches there are enough, but then grouped heads read the same keys from several CTAs. And in each CTA one row of 128 is real.
+# For one long text there are 32 CTAs: seven of eight places stay empty. Large batches have enough CTAs, but with [grouped heads](glossary.md#grouped-heads) several of them read the same keys. And in each CTA one row of 128 is real.
 #
 # The rows are no loss. Count FLOPs and bytes: $4 N_q H N_k d$ FLOPs, $2 \cdot 2 \cdot H_{kv} N_k d$ bytes of $K$ and $V$ in 16 bits, so
 #
@@ -66,9 +66,7 @@ pd.DataFrame(rows, columns=columns).style.format({c: "{:.1%}" for c in columns[-
 #
 # With one query and no sharing that is 1. What does the memory allow then?
 # %%
-used = (
-    ...
-)  # your prediction: with one query and H = 8 Hkv, which share of the tensor cores' TFLOP/s does the memory allow?
+used = ...  # your prediction: the share of the tensor cores' TFLOP/s that memory allows with one query and H = 8 Hkv
 
 # %% tags=["reveal"]
 ceilings = record.load("device", "ceilings").groupby("name").value.median()
@@ -94,7 +92,7 @@ for B, _, Hkv, Nk, D in workloads.CACHES[:3]:
 #
 # $$ (m_1, l_1, o_1) \oplus (m_2, l_2, o_2) = \bigl(m,\; l_1 e^{m_1-m} + l_2 e^{m_2-m},\; o_1 e^{m_1-m} + o_2 e^{m_2-m}\bigr), \quad m = \max(m_1, m_2), $$
 #
-# in any order. A CTA that is done with its piece has $O = o / l$ and $\mathrm{LSE} = m + \ln l$. That is a state again: $(\mathrm{LSE}, 1, O)$ describes the same part, since $e^{\mathrm{LSE}} = l\,e^m$ and $1 \cdot O \cdot e^{\mathrm{LSE}} = o\,e^m$. So two tensors per piece are enough, and *the operator is the very same*. At the end $O = o/l$ once more. (For decoding the idea is known as [Flash-Decoding](https://pytorch.org/blog/flash-decoding/): Dao, Haziza, Massa and Sizov, 2023.)
+# in any order. A CTA that is done with its piece has $O = o / l$ and $\mathrm{LSE} = m + \ln l$. That is a [state](glossary.md#state) again: $(\mathrm{LSE}, 1, O)$ describes the same part, since $e^{\mathrm{LSE}} = l\,e^m$ and $1 \cdot O \cdot e^{\mathrm{LSE}} = o\,e^m$. So two tensors per piece are enough, and *the operator is the very same*. At the end $O = o/l$ once more. (For decoding the idea is known as [Flash-Decoding](https://pytorch.org/blog/flash-decoding/): Dao, Haziza, Massa and Sizov, 2023.)
 
 
 # %%
@@ -137,13 +135,13 @@ trees = {"left to right": (((0, 1), 2), 3), "in pairs": ((0, 1), (2, 3))}
 draw.bracketings([round(m, 2) for m, _, _ in states[:4]], trees, leaf="one piece each, m = its LSE, l = 1")
 
 # %% [markdown]
-# (Nothing says that the pieces lie on one GPU. Where a cache is divided among several, each computes $(O, \mathrm{LSE})$ of its own keys, and $d + 1$ numbers per row are exchanged and merged. Ring attention, [Liu et al., 2023](https://arxiv.org/abs/2310.01889), sends $K$ and $V$ around instead and merges as they pass, for long prompts and training.)
+# (Nothing says that the pieces lie on one GPU. Where a cache is divided among several, each computes $(O, \mathrm{LSE})$ of its own keys, and $d + 1$ numbers per row are exchanged and merged. Ring attention, [Liu et al., 2023](https://arxiv.org/abs/2310.01889), sends $K$ and $V$ around instead and merges as they pass, for long prompts and training: [notebook 50](50_ring.ipynb).)
 #
 # ## 2 · How many pieces?
 #
 # Too few, and places stay empty. So as many as possible? Each piece leaves $O$ and the LSE in fp32, $4(d + 1)$ bytes for each row, which are written, and read again by the merge. And each CTA has a beginning and an end, in which it waits for its first keys, or merges. A small machine shows what else there is: 8 SMs with two places each, 6 heads of 960 keys, cut into 1, 2, 3 or 5 pieces.
 # %%
-fastest = ...  # your prediction: which number of pieces is slower than the one before it: 2, 3 or 5?
+slower = ...  # your prediction: which number of pieces is slower than the one before it: 2, 3 or 5?
 
 # %% tags=["reveal"]
 runs = {}
@@ -151,11 +149,11 @@ for splits in (1, 2, 3, 5):
     run = schedule.run([960 / splits] * 6 * splits, places=16)
     runs[f"{splits} piece{'s' * (splits > 1)}"] = run.assign(split=np.arange(6 * splits) // 6)
 ends = {int(name.split()[0]): run.end.max() for name, run in runs.items()}
-predict(fastest, next(n for m, n in zip(ends, [*ends][1:]) if ends[n] > ends[m]), "pieces are slower than fewer")
+predict(slower, next(n for m, n in zip(ends, [*ends][1:]) if ends[n] > ends[m]), "pieces are slower than fewer")
 draw_decode.pieces(runs, 16, per_sm=2)
 
 # %% [markdown]
-# **What to see.** Three pieces are *worse* than two: 18 CTAs on 16 places need a second wave, in which two are at work. Five pieces fill two waves nearly, and take three fifths of the time that three need. What counts is how full the **last wave** is. That is what the rung goes by if one does not tell it a number:
+# **What to see.** Three pieces are *worse* than two: 18 CTAs on 16 places need a second wave, in which two are at work. Five pieces fill two waves nearly, and take three fifths of the time that three need. What counts is how full the **last [wave](glossary.md#wave)** is. The rung's own rule, for calls that give no number:
 
 # %%
 print(inspect.getsource(fewest_pieces))
@@ -177,17 +175,17 @@ pd.DataFrame(rows, columns=columns).style.format({"filled": "{:.0%}", "more byte
 # %% [markdown]
 # ### A model of the bandwidth
 #
-# Must all places be filled? A CTA at work has only so many bytes on order, and gets them one latency later (**Little's law**: bytes on their way = bandwidth × latency). In this rung each of 4 warps has 2 steps of 16 keys ahead at $d = 128$, 8 KB each: 64 KB per CTA. The whole bandwidth needs
+# Must all places be filled? A CTA at work has only so many bytes [in flight](glossary.md#in-flight), and gets them one latency later (**Little's law**: bytes in flight = bandwidth × latency). In this rung each of 4 warps has 2 steps of 16 keys ahead at $d = 128$, 8 KB each: 64 KB per CTA. The whole bandwidth needs
 
 # %%
 in_flight = 4 * 2 * (2 * 16 * 128 * 2)  # warps, steps ahead, bytes of K and V in a step
 for microseconds in (0.5, 1, 2, 4):
     ctas = copy * 1e12 * microseconds * 1e-6 / in_flight
-    print(f"latency {microseconds} µs: {ctas:.0f} CTAs have {copy * microseconds:.1f} MB on their way")
+    print(f"latency {microseconds} µs: {ctas:.0f} CTAs have {copy * microseconds:.1f} MB in flight")
 
 
 # %% [markdown]
-# So the model has one unknown, how many CTAs are *enough*. All that are at work get equal shares; if fewer than enough are at work, the bandwidth falls in proportion. The bytes of the partial results are added. Three guesses, for one shape. Where does each curve reach the top, and what happens after 17 pieces?
+# So the model has one unknown, how many CTAs are *enough*. All that are at work get equal shares; if fewer than enough are at work, the bandwidth falls in proportion. The bytes of the partial results are added. Three guesses, for a cache that has 15 CTAs before it is split. Where does each curve reach the top, and what happens after 17 pieces?
 # %%
 def of_copy(splits, shape, enough):
     """Predicted bandwidth of K and V, as a share of a copy's."""
@@ -361,7 +359,7 @@ print(f"{steps} steps of a warp; {ray.trace.instructions['bar.sync']} times a wa
 print("bank conflicts of the reads in the loop:", ray.total(region="tile_loop", space="shared").excess)
 
 # %% [markdown]
-# The barriers are those of the two merges: two for each warp of the 8 CTAs of the first kernel, one for each warp of the 8 of the second. With more keys there are no more of them. The loop has no bank conflicts; what the X-ray finds elsewhere happens once per CTA.
+# The barriers are those of the two merges: two for each warp of the 8 CTAs of the first kernel, one for each warp of the 8 of the second. With more keys there are no more of them. The loop has no [bank conflicts](glossary.md#bank-conflict); what the X-ray finds elsewhere happens once per CTA.
 
 
 # %% [markdown]
@@ -384,7 +382,7 @@ plot.recorded("21_split_kv", "decode", measured)
 
 
 # %% [markdown]
-# **What to see** (of the record from the H200). Where the points rise, they lie between the curves of 66 and 132: about 100 CTAs would be enough, which by Little's law is a latency of 1.5 µs. That they dip at 12 and at 24, the model explains in part: it knows no SMs, of which some have two CTAs and others one. From 32 pieces on the points lie below all three curves: the model has no start of a grid, no second kernel, and no end of a CTA.
+# **What to see** (of the record from the H200). Where the points rise, they lie between the curves of 66 and 132: about 100 CTAs would be enough, which by Little's law is a latency of 1.5 µs. The dips at 12 and at 24 the model explains only in part: it doesn't know that some SMs have two CTAs and others one. From 32 pieces on the points lie below all three curves: the model has no start of a grid, no second kernel, and no end of a CTA.
 #
 # All recorded caches, at the number of splits that the rung takes by itself and at the best of those tried. `of_copy` is the bandwidth over a copy's, `to_flash` the speed beside SDPA FLASH on the same tensors. FlashAttention-2 has a rule of its own ([`num_splits_heuristic`](https://github.com/Dao-AILab/flash-attention/blob/main/csrc/flash_attn/flash_api.cpp)): one piece where there are CTAs for 0.8 of twice the SMs, else the fewest pieces with 85 % of the best efficiency. Where will it be slowest beside ours?
 # %%
@@ -415,57 +413,87 @@ plot.recorded("21_split_kv", "decode", at_its_own_and_at_best)
 # %% [markdown]
 # ## Exercises
 #
-# ### Exercise 21.1 · Merge with the LSE alone
+# In a *task* you write a region of the rung. `blank` shows what is given and what has to hold; your cell is compiled, checked in all cases of `check`, and X-rayed beside the rung's own. Task 21.9 is the whole rung: `python -m helpers exercise new 21 kernel`.
+
+# %%
+from helpers import blank, hint, progress
+
+# %load_ext helpers
+
+# %% [markdown]
+# ### Task 21.1 · States in C
 #
-# Exercise 2.1 merged finished outputs with the help of $m$ and $l$. Write the merge of two pieces $(O, \mathrm{LSE})$ that have neither: the result has to be an output that is divided already, and its LSE. Either or both pieces may be empty, $(0, -\infty)$.
+# Notebook 02's operator on $(m, l)$, and the share that a part has in a whole. Three lines of code; an empty part next to another empty one is where they go wrong.
 
 # %%
-# Exercise 21.1
-
-
-def merge_finished(a, b):
-    (O1, lse1), (O2, lse2) = a, b
-    return (O1 + O2) / 2, max(lse1, lse2)
-
+blank("21", "state")
 
 # %%
-def like_the_operator():
-    empty = (np.zeros(64), -np.inf)
-    finished = [(o, m) for m, _, o in states]
-    for a, b in [(finished[0], finished[1]), (finished[1], finished[4]), (finished[2], empty), (empty, finished[3])]:
-        m, l, o = merge((a[1], float(a[1] > -np.inf), a[0]), (b[1], float(b[1] > -np.inf), b[0]))
-        O, lse = merge_finished(a, b)
-        assert np.allclose(O, o / l) and np.isclose(lse, m + np.log(l)), f"LSE {a[1]:.2f} with {b[1]:.2f}: wrong"
-    O, lse = merge_finished(empty, empty)
-    return (O == 0).all() and lse == -np.inf
+# %%region 21 state -> my_state
+# // your code
 
-
-exercise.verify(
-    "21.1", like_the_operator, hint="each output counts by its share of the whole sum, exp(its LSE - the LSE)"
-)
+# %%
+hint("21.1")
 
 # %% [markdown]
 # <details><summary>Solution</summary>
 #
-# ```python
-# def merge_finished(a, b):
-#     (O1, lse1), (O2, lse2) = a, b
-#     lse = np.logaddexp(lse1, lse2)
-#     if lse == -np.inf:
-#         return O1, lse
-#     return np.exp(lse1 - lse) * O1 + np.exp(lse2 - lse) * O2, lse
-# ```
+# The region `state` of [21_split_kv.cu](../kernels/21_split_kv.cu), shown in [The kernel](#The-kernel).
 #
-# The two weights add up to 1. `logaddexp` is the maximum and the sum of the operator, in one function.
 # </details>
 
 # %% [markdown]
-# ### Exercise 21.2 · How many by hand?
+# ### Task 21.2 · The second kernel
 #
-# Predict the number of splits that the rung takes on an H200 (132 SMs) for these steps, all with 32768 keys: (a) $B = 2$, $H = 32$, $H_{kv} = 8$, $d = 128$, one query; (b) the same with 8 queries, as when drafted tokens are verified; (c) as (a) with $d = 64$.
+# From the pieces' $O$ and LSE in the workspace to $O$ and LSE of a row: who takes which columns and which pieces is yours to choose. Work in two levels, first each thread, then across threads.
 
 # %%
-# Exercise 21.2
+blank("21", "merge_splits")
+
+# %%
+# %%region 21 merge_splits -> my_merge_splits
+# // your code
+
+# %%
+hint("21.2")
+
+# %% [markdown]
+# <details><summary>Solution</summary>
+#
+# The region `merge_splits` of [21_split_kv.cu](../kernels/21_split_kv.cu), shown in [The kernel](#The-kernel).
+#
+# </details>
+
+# %% [markdown]
+# ### Task 21.3 · Four warps, one result
+#
+# The hard one: four warps have states and $O$ of the same rows in [fragments](glossary.md#fragment), and the only place to meet is the memory of the stages. It teaches what a barrier has to order before and after a place is used anew.
+
+# %%
+blank("21", "merge_warps")
+
+# %%
+# %%region 21 merge_warps -> my_merge_warps
+# // your code
+
+# %%
+hint("21.3")
+
+# %% [markdown]
+# <details><summary>Solution</summary>
+#
+# The region `merge_warps` of [21_split_kv.cu](../kernels/21_split_kv.cu):
+# `show.region("21_split_kv", "merge_warps")`.
+#
+# </details>
+
+# %% [markdown]
+# ### Exercise 21.4 · How many pieces, by hand?
+#
+# Predict the number of splits that the rung takes on an H200 (132 SMs) for these decode steps, all with 32768 keys: (a) $B = 2$, $H = 32$, $H_{kv} = 8$, $d = 128$, one query; (b) the same with 8 queries, as when drafted tokens are verified; (c) as (a) with $d = 64$.
+
+# %%
+# Exercise 21.4
 by_hand = {"a": None, "b": None, "c": None}
 
 
@@ -474,20 +502,16 @@ def as_the_rung_does():
     for name, Nq, D in (("a", 1, 128), ("b", 8, 128), ("c", 1, 64)):
         tiles = -(-Nq * (32 // 8) // 16)
         n = fewest_pieces(2 * 8 * tiles, 132 * kernel.rung.ctas(D), 32768 // 256)
-        assert by_hand[name] == n, f"({name}) is not {by_hand[name]}"
+        assert by_hand[name] == n, f"({name}): {by_hand[name]} is not what the rung takes"
     return True
 
 
-exercise.verify(
-    "21.2",
-    as_the_rung_does,
-    hint="how many tiles of 16 rows are there, how many places, and which multiple fills 90 %?",
-)
+exercise.verify("21.4", as_the_rung_does)
 
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# Rows of a tile are queries times heads of a group: 4 in (a) and (c), 32 in (b). The tile table in the kernel's header has the CTAs per SM.
+# How many tiles of 16 rows are there, how many places, and which multiple fills 90 %? Rows of a tile are queries times heads of a group: 4 in (a) and (c), 32 in (b). The tile table in the kernel's header has the CTAs per SM.
 #
 # </details>
 # <details><summary>Solution</summary>
@@ -500,12 +524,12 @@ exercise.verify(
 # </details>
 
 # %% [markdown]
-# ### Exercise 21.3 · Hand out pages
+# ### Exercise 21.5 · Hand out pages
 #
 # Write `allocate`: for sequences of these lengths, a block table and nothing more, an int32 tensor (sequences, most pages of any). Take pages from the list `free`, each at most once. The check runs the kernel on it.
 
 # %%
-# Exercise 21.3
+# Exercise 21.5
 
 
 def allocate(lengths, page, free):
@@ -528,9 +552,14 @@ def pages_of_their_own():
     return torch.equal(paged, kernel(q, keys, values, lengths=used)[0])
 
 
-exercise.verify("21.3", pages_of_their_own, hint="a sequence of n keys needs the next ceil(n / page) pages of the list")
+exercise.verify("21.5", pages_of_their_own)
 
 # %% [markdown]
+# <details><summary>Hint</summary>
+#
+# A sequence of $n$ keys needs the next $\lceil n / \text{page} \rceil$ pages of the list.
+#
+# </details>
 # <details><summary>Solution</summary>
 #
 # ```python
@@ -545,44 +574,8 @@ exercise.verify("21.3", pages_of_their_own, hint="a sequence of n keys needs the
 # Everything that is no key of a sequence was NaN in the check: a kernel that read a row too many would have shown it.
 # </details>
 
-# %% [markdown]
-# ### Exercise 21.4 · The empty piece
-#
-# The guard in `weight`, an empty part weighs nothing, looks like an optimisation. The kernel below has lost it, and passes many tests. Give a number of keys (at most 1000) and of splits for which it is wrong.
-
 # %%
-unguarded = load(source=kernel.rung.replace("part.l > 0.f ? exp2f(part.m - m) : 0.f", "exp2f(part.m - m)"), quiet=True)
-
-# %%
-# Exercise 21.4
-keys_mine, splits_mine = 1000, 4
-
-
-# %%
-def is_wrong():
-    assert 1 <= keys_mine <= 1000
-    q, k, v = (torch.randn(1, 2, n, 64, device=device).half() for n in (1, keys_mine, keys_mine))
-    case = [reference.Case("yours", q, k, v, splits=splits_mine)]
-    assert check(kernel, case).ok
-    return not check(unguarded, case).ok
-
-
-exercise.verify("21.4", is_wrong, hint="which piece is empty, and what is -inf - (-inf)?")
-
-# %% [markdown]
-# <details><summary>Hint</summary>
-#
-# Pieces are whole steps of 64 keys. When are there more pieces than steps?
-#
-# </details>
-# <details><summary>Solution</summary>
-#
-# ```python
-# keys_mine, splits_mine = 64, 2
-# ```
-#
-# One step, two pieces: the second is empty, the maximum of its four empty warps is $-\infty$, and $-\infty - (-\infty)$ is NaN. With 1000 keys and 4 splits no piece is empty. Sequences of different lengths in one batch, each cut into as many pieces, meet it at once.
-# </details>
+progress()
 
 # %% [markdown]
 # ## Self-check

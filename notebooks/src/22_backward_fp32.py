@@ -67,9 +67,7 @@ def kept(f, *inputs):
 
 
 # %%
-more_bytes = (
-    ...
-)  # your prediction: at N = 512, d = 64, how many times the fused operation's bytes does plain attention keep?
+more_bytes = ...  # your prediction: at N = 512, d = 64, how many times as many bytes does plain attention keep?
 
 
 # %% tags=["reveal"]
@@ -184,7 +182,7 @@ dK = scale * dS.T @ Q
 compare(dQ=dQ, dK=dK)
 
 # %% [markdown]
-# That is all of it: four products, and a fifth to get $P$ back.
+# That is all of it: four products, and a fifth to form $P$ again.
 #
 # ## 2 · P again
 #
@@ -199,9 +197,9 @@ tile = torch.exp(scale * Q[2:4] @ K[3:6].T - LSE[2:4])  # queries 2, 3 and keys 
 print("largest difference to the same tile of P:", (tile - P[2:4, 3:6]).abs().max().item())
 
 # %% [markdown]
-# ### Is it a bargain?
+# ### What does forming P again cost?
 #
-# Forming $P$ again costs a product, $2d$ FLOPs for each element. Keeping it costs one write and one read. In picoseconds of the whole GPU per element of $P$, from the ceilings measured on the recorded card:
+# A product, $2d$ FLOPs for each element; keeping $P$ costs a write and a read. In picoseconds of the whole GPU per element of $P$, from the ceilings measured on the recorded card:
 # %%
 top = record.load("device", "ceilings", device="nvidia-h200").groupby("name").value.median()
 rows = []
@@ -213,7 +211,7 @@ pd.DataFrame(rows, columns=["dtype", "d", "write and read P, ps", "form it again
 )
 
 # %% [markdown]
-# **What to see.** On tensor cores (fp16) forming it again is by far cheaper. In fp32 on CUDA cores it is not: there, memory size is the reason, not time. Five products instead of the forward pass's two: the backward pass is counted as 2.5 times the FLOPs of the forward pass.
+# **What to see.** On tensor cores (fp16) forming it again is by far cheaper. In fp32 on CUDA cores it is not: there the size of memory is the reason. Five products instead of the forward pass's two: the backward pass is counted as 2.5 times the FLOPs of the forward pass.
 #
 # ## 3 · Who owns which sum
 #
@@ -225,10 +223,8 @@ draw_backward.loop_orders()
 # **What to see.** Each square is a tile of $S$; arrows run over the tiles that contribute to one tile of a gradient.
 #
 # - **FlashAttention-1** (Algorithm 4 of [arXiv 2205.14135](https://arxiv.org/abs/2205.14135)), left: keys outside, queries inside. $K_j$, $V_j$ and the sums $dK_j$, $dV_j$ stay on the chip for a whole column; $dQ_i$ is fetched from HBM, added to and written back, once per tile. One CTA walks all of a head, so nothing crosses CTAs. With few long sequences those are too few.
-# - **FlashAttention-2** (Algorithm 2 of [arXiv 2307.08691](https://arxiv.org/abs/2307.08691)), middle: the *same* loop order, unlike in the forward pass. Each turn of the outer loop becomes a CTA. Now several CTAs add to the same $dQ_i$.
+# - **FlashAttention-2** (Algorithm 2 of [arXiv 2307.08691](https://arxiv.org/abs/2307.08691)), middle: the *same* loop order, unlike in the forward pass. Each turn of the outer loop becomes a CTA. Now several [CTAs](glossary.md#cta) add to the same $dQ_i$.
 # - **Queries outside**, right: $dQ_i$ stays inside a CTA, and *two* tensors, $dK$ and $dV$, have to be added up across CTAs.
-#
-# A fourth way is two kernels, one per direction: nothing crosses, but both need $S$ and $dP$, seven products instead of five.
 #
 # What crosses, as bytes read and written by the CTAs of one head in fp32, and the number of CTAs that share 132 SMs (workload as above):
 # %%
@@ -265,17 +261,17 @@ predict(different, len({x.tobytes() for x in results}), "different results of 10
 
 
 # %% [markdown]
-# Each is as good as any other: the error is that of fp32. But a training run whose gradients differ in the last bit from one day to the next can't be repeated, and a rare bug can't be told from noise. The ways out, and who takes them:
+# Each is as good as any other: the error is that of fp32. But a training run whose gradients differ in the last bit each time can't be repeated, and a rare bug can't be told from noise. The ways out, and who takes them:
 #
 # | way | price | taken by |
 # |---|---|---|
 # | one CTA per head | most of the GPU is idle when there are few heads | FlashAttention-1 |
-# | atomic additions in any order | results differ from run to run | FlashAttention-2 and -3 by default, notebook 23 |
+# | [atomic](glossary.md#atomic) additions in any order | results differ from run to run | FlashAttention-2 and -3 by default, notebook 23 |
 # | a copy of $dQ$ for each CTA of a head, added up in order afterwards | memory for the copies; only as many CTAs per head as fill the SMs | FlashAttention-2, [`deterministic=True`](https://github.com/Dao-AILab/flash-attention/blob/main/csrc/flash_attn/src/flash_bwd_kernel.h) (`dq_accum_split_stride`) |
-# | two kernels | seven products instead of five | |
+# | two kernels, one per direction | seven products instead of five: both need $S$ and $dP$ | |
 # | atomic additions *in turn*: tile 0 of the keys, then 1, 2, … | whoever comes too early waits | this kernel; FlashAttention-3, [`deterministic=True`](https://github.com/Dao-AILab/flash-attention/blob/main/hopper/flash_api.cpp) (`dq_semaphore`) |
 #
-# For every tile of queries there is a counter, the **turn**: how many tiles of keys have added their share. A CTA waits until the counter shows its own number, adds, and increments it. (PyTorch's switch `torch.use_deterministic_algorithms` reaches the rungs, too: `helpers.op` then calls a rung that gives the same bits every time, or says that there is none.)
+# For every tile of queries there is a counter, the **turn**: how many tiles of keys have added their share. A CTA waits until the counter shows its own number, adds, and increments it.
 #
 # Do they all wait for each other? In this model a step takes four products' time, then one for $dQ$, and $dQ_i$ may begin when the CTA before has finished its own $dQ_i$.
 # %%
@@ -297,9 +293,9 @@ draw_backward.hand_over(steps, "Six tiles of keys hand on dQ, six tiles of queri
 
 
 # %% [markdown]
-# **What to see.** All begin with the same tile of queries, so all but the first wait, but only *once*: from then on each arrives just when its turn comes. (Why from the last tile to the first? Without a mask it makes no difference; exercise 22.3 is about the other case.)
+# **What to see.** All begin with the same tile of queries, so all but the first wait, but only *once*: from then on each arrives just when its turn comes. (Why from the last tile to the first? Without a mask it makes no difference; exercise 22.5 is about the causal mask.)
 #
-# On a GPU, CTAs don't keep step. To see what turns cost there, a draft in which nobody waits (its $dQ$ is wrong, its time is right) was timed beside one that is the same otherwise. It is a few percent faster, least where sequences are longest:
+# On a GPU, CTAs don't keep step. What do turns cost there? A draft in which nobody waits (its $dQ$ is wrong, its time is right) is a few percent faster than the same draft with turns, least where sequences are longest:
 # %%
 def turns(steps):
     """How much faster draft 17, without turns, is than draft 6, with turns and the same otherwise."""
@@ -326,7 +322,7 @@ draw_backward.dataflow(ways, ends, "One step of 22_backward_fp32")
 # %% [markdown]
 # **What to see.** $P$ is formed in registers, in the arrangement that suits $S$. $dV$ needs it transposed and in other threads, so it goes through shared memory; so does $dS$, for $dK$ and for $dQ$. They share one place: $dS$ overwrites $P$.
 #
-# The five are register-tiled as in notebook 04, 64 elements of the result per thread. They differ in what the summation runs over:
+# The five are [register-tiled](glossary.md#register-tiling) as in notebook 04, 64 elements of the result per thread. They differ in what the summation runs over:
 #
 # | product | sums over | operands, row-major |
 # |---|---|---|
@@ -334,7 +330,7 @@ draw_backward.dataflow(ways, ends, "One step of 22_backward_fp32")
 # | $dV_j \mathrel{+}= P^\top dO_i$, $dK_j \mathrel{+}= dS^\top Q_i$ | queries | down the rows of both |
 # | $dQ_i \mathrel{+}= dS\, K_j$ | keys | along the rows of $dS$, down those of $K$ |
 #
-# *Down* the rows is better: one load of 16 bytes brings four elements for the same step of the sum. *Along* the rows, four elements belong to four steps, and a row has to arrive before its first FMA can start. So the operands of $S$ and $dP$ are transposed on their way into shared memory: `cp.async` copies 16, 8 or 4 bytes, and with 4 each element can go to its own place. With $K_j$ transposed, $dQ$ has its operands along the rows of both. That leaves two functions for five products. Rows of transposed tiles are padded by four elements (`ld_r`, `ld_c` below), so that no load and no store has a bank conflict.
+# *Down* the rows is better: one load of 16 bytes brings four elements for the same step of the sum. *Along* the rows, four elements belong to four steps, and a row has to arrive before its first FMA can start. So the operands of $S$ and $dP$ are transposed on their way into shared memory: `cp.async` copies 16, 8 or 4 bytes, and with 4 each element can go to its own place. With $K_j$ transposed, $dQ$ has its operands along the rows of both. That leaves two functions for five products. Rows of transposed tiles are padded by four elements (`ld_r`, `ld_c` below), so that no load and no store has a [bank conflict](glossary.md#bank-conflict).
 # %% [markdown]
 # ## The kernel
 # %%
@@ -368,7 +364,7 @@ show.region("22_backward_fp32", "dQ")
 # %% [markdown]
 # Thread 0 asks for the turn until it comes (an atomic addition of 0 reads the value in the L2, where no stale copy can answer). The two `__threadfence` belong together: what this CTA has added to $dQ$ is visible to the whole GPU *before* the counter says so. The additions are atomic although nobody else is at these rows: the L2 performs them, and no thread waits for a value to add to. What makes the result repeatable is the turn.
 #
-# The two `__syncthreads` keep that promise. Without the second, thread 0 passes the turn on while others still add; without the first, they add before it has come. Either way only the last bits vary, and no tool reports it, since atomic additions don't race: only comparing two runs on a GPU, bit by bit, can show it.
+# The two `__syncthreads` keep that promise. Without the second, thread 0 passes the turn on while others still add; without the first, others add before the turn has come. Either way only the last bits vary, and no tool reports it, since atomic additions don't race: only comparing two runs on a GPU, bit by bit, can show it.
 # %% [markdown]
 # ## Run and check
 # %%
@@ -376,7 +372,7 @@ check(kernel)
 
 
 # %% [markdown]
-# The rule is that of notebook 01: twice the error of the same five products in plain fp32 PyTorch, plus the rounding of the longest sums. Here the second part dominates: it takes every score's rounding at its worst and all terms of a sum with one sign. How sharp is the rule then? Round all operands to TF32, 11 bits instead of fp32's 24, and hold the errors against the budget:
+# The rule is that of notebook 01: twice the error of the same five products in plain fp32 PyTorch, plus the rounding of the longest sums. Here the second part dominates: it assumes that every score is rounded at its worst and that all terms of a sum have one sign. How sharp is the rule then? Round all operands to TF32, 11 bits instead of fp32's 24, and hold the errors against the budget:
 # %%
 def tf32(x):
     """x with 11 significant bits, as a tensor core takes fp32 operands."""
@@ -401,7 +397,7 @@ names = ["budget / PyTorch's error", "TF32's error / budget"]
 pd.DataFrame(rows, names).T.rename_axis(["N", ""]).round(1)
 
 # %% [markdown]
-# **What to see.** The budgets of $dQ$ and $dK$ are a hundred times PyTorch's error and more, and TF32 exceeds them by a factor of a few only; that of $dV$, which has no score's rounding in it, by far more. So `check` tells TF32 from fp32 by all three gradients, but an error of a few bits in $dQ$ or $dK$ alone would pass. (With 16-bit inputs the first part dominates: notebook 23.)
+# **What to see.** The budgets of $dQ$ and $dK$ are a hundred times PyTorch's error and more, and TF32 exceeds them by a factor of a few only; that of $dV$, which has no score's rounding in it, by far more. So `check` tells TF32 from fp32 by all three gradients, but an error of a few bits in $dQ$ or $dK$ alone would pass.
 #
 # ### Against no formula at all
 #
@@ -430,7 +426,7 @@ again = [kernel(*inputs) for _ in range(3)]
 print("the same, bit by bit:", [all(torch.equal(x, y) for x, y in zip(first, other)) for other in again])
 
 # %% [markdown]
-# On a GPU this is a test: CTAs come in another order every time. On the emulator they come in one order, so there it could hardly fail. But the emulator can show the trap. Let the tickets be drawn the wrong way round, so that the *last* tile of keys starts first. On a GPU all is well as long as all CTAs fit at the same time. And where they don't?
+# On a GPU this is a test: CTAs come in another order every time. On the emulator they come in one order, so there it could hardly fail. But the emulator can show the trap. Let the first ticket stand for the *last* tile of keys. On a GPU all is well while all CTAs fit at the same time. And where they don't?
 # %%
 outcome = ...  # your prediction: "right", "wrong" or "hangs"
 
@@ -454,10 +450,8 @@ except Exception as error:
 #
 # How often is each tensor asked for? There are $N_k / B_c$ tiles of keys, each with $N_q / B_r$ steps. Look at the figure of section 4: which tensors does a step need, and how often? What stays in shared memory? And which does the first kernel, the one that computes delta, read?
 # %%
-dO_reads, V_reads = (
-    ...,
-    ...,
-)  # your prediction: how often each byte of dO and of V is read at N = 256 (Br = 64, Bc = 128)
+dO_reads = ...  # your prediction: how often is each byte of dO read at N = 256 (Br = 64, Bc = 128)?
+V_reads = ...  # and each byte of V?
 
 # %% tags=["reveal"]
 torch.manual_seed(0)
@@ -473,7 +467,7 @@ predict(V_reads, counted.reads_per_byte.V, "reads of each byte of V")
 plot.traffic(counted, {name: n * 4 * N * d for name, n in times.items()}, f"One head, N = {N}")
 
 # %% [markdown]
-# **What to see.** Every bar meets the formula. $dO$ is needed twice per step ($dV$, $dP$) and once for delta; $Q$ twice per step; $dQ$ is added to in each step, a read and a write, and set to zero once. $K$ stays in shared memory and comes once; $V$ belongs to the CTA as much and comes again with every step. On a GPU the L2 answers most of that.
+# **What to see.** Every bar ends where the formula says. $dO$ is needed twice per step ($dV$, $dP$) and once for delta; $Q$ twice per step; $dQ$ is added to in each step, a read and a write, and set to zero once. $K$ stays in shared memory and comes once; $V$ belongs to the CTA as much and comes again with every step. On a GPU the L2 answers most of that.
 # %% [markdown]
 # ## Beside its peers
 #
@@ -501,27 +495,101 @@ beside(causal=1)
 #
 # Seven of the drafts on the way, timed side by side; each differs from one above it by what its name says. [29 · Log](29_log.ipynb) has all 18, with what was expected of each.
 # %%
-def six(steps):
+def drafts(steps):
     names = {1: "only dK and dV stay", 2: "like 1, B's next row loaded early", 3: "like 1, K and V stay"}
     names |= {4: "2 and 3 together", 6: "like 4, sums run down the rows"}
     names |= {17: "like 6, nobody waits for a turn (wrong)", 18: "like 6, no slab is fetched (wrong)"}
     return draw_backward.steps_taken(steps, "Drafts of 22_backward_fp32", "SDPA MATH", names)
 
 
-plot.recorded("22_backward_fp32", "steps", six)
+plot.recorded("22_backward_fp32", "steps", drafts)
 
 # %% [markdown]
-# **What to see.** *Going down the rows* in four of five products (6) is the largest step, 11<!--= 100 * (step("22", 6, 64) / step("22", 4, 64) - 1):.0f --> % at $d = 64$: a warp waits for the load just before it multiplies. *Keeping $K$ and $V$* (3) saves fetching. The last two are no kernels but bounds on what is left: without turns 3<!--= 100 * (step("22", 17, 64) / step("22", 6, 64) - 1):.0f --> %, without fetching 6<!--= 100 * (step("22", 18, 64) / step("22", 6, 64) - 1):.0f --> % at $d = 64$. The rung itself is nearest to draft 6; at $d = 128$ it lets $V_j$ go, so that it fits on other GPUs than Hopper, and gives each product a `fetch` of its own.
+# **What to see.** *Going down the rows* in four of five products (6) is the largest step, 11<!--= 100 * (step("22", 6, 64) / step("22", 4, 64) - 1):.0f --> % at $d = 64$: a warp waits for the load just before it multiplies. *Keeping $K$ and $V$* (3) saves fetching. The last two are no kernels but bounds on what is left: without turns 3<!--= 100 * (step("22", 17, 64) / step("22", 6, 64) - 1):.0f --> %, without fetching 6<!--= 100 * (step("22", 18, 64) / step("22", 6, 64) - 1):.0f --> % at $d = 64$. The rung is nearest to draft 6.
 # %% [markdown]
 # ## What still hurts
 #
 # 1. **fp32 on CUDA cores.** The units that multiply fastest are idle. Notebook 23.
 # 2. **Shared memory.** $P$ and $dS$ cross it because the next product wants them in other threads. Notebook 23 avoids most of that.
-# 3. **Fetching and turns.** Addresses and copies are instructions, too, and a turn costs a barrier or two per step and a wait at the start.
+# 3. **Fetching and turns.** Addresses and copies are instructions, too; a turn costs barriers and a wait.
 # %% [markdown]
 # ## Exercises
 #
-# ### Exercise 22.1 · Which gradient breaks?
+# In a *task* you write a region of the rung. `blank` shows what is given and what has to hold; your cell is compiled, checked in all cases of `check`, and X-rayed beside the rung's own. Task 22.9 is the whole rung: `python -m helpers exercise new 22 kernel`.
+
+# %%
+from helpers import blank, hint, progress
+
+# %load_ext helpers
+
+# %% [markdown]
+# ### Task 22.1 · What is ready before the first tile
+#
+# The kernel that runs first: delta, and zeros where sums and counters begin. It is a row sum by a warp, as in notebook 02.
+
+# %%
+blank("22", "delta")
+
+# %%
+# %%region 22 delta -> my_delta
+# // your code
+
+# %%
+hint("22.1")
+
+# %% [markdown]
+# <details><summary>Solution</summary>
+#
+# The region `delta` of [22_backward_fp32.cu](../kernels/22_backward_fp32.cu): `show.region("22_backward_fp32", "delta")`.
+#
+# </details>
+
+# %% [markdown]
+# ### Task 22.2 · The line between two products
+#
+# $dP$ slab by slab, then $dS$ in place of $P$. It teaches a pipeline with a rule of its own: the last slab of a product orders the first of the next.
+
+# %%
+blank("22", "dS")
+
+# %%
+# %%region 22 dS -> my_dS
+# // your code
+
+# %%
+hint("22.2")
+
+# %% [markdown]
+# <details><summary>Solution</summary>
+#
+# The region `dS` of [22_backward_fp32.cu](../kernels/22_backward_fp32.cu), shown in [The kernel](#The-kernel).
+#
+# </details>
+
+# %% [markdown]
+# ### Task 22.3 · In turn
+#
+# The last product, and a sum that is the same bit by bit in every run. Write down first what each barrier and each fence has to order.
+
+# %%
+blank("22", "dQ")
+
+# %%
+# %%region 22 dQ -> my_dQ
+# // your code
+
+# %%
+hint("22.3")
+
+# %% [markdown]
+# <details><summary>Solution</summary>
+#
+# The region `dQ` of [22_backward_fp32.cu](../kernels/22_backward_fp32.cu), shown in [The kernel](#The-kernel).
+#
+# </details>
+
+# %% [markdown]
+# ### Exercise 22.4 · Which gradient breaks?
 #
 # Four bugs, each in one line. For each, which of `dq`, `dk`, `dv` come out wrong for random inputs with $N = 100$? Predict from the five lines of section 1. (The tile has 128 keys; rows past the end of $K$, $V$, $Q$ and $dO$ are zeros.)
 # %%
@@ -545,7 +613,7 @@ def broken(bug, inputs=hundred):
 
 
 # %%
-# Exercise 22.1
+# Exercise 22.4
 wrong = {
     "delta left out": {"dq"},
     "dK without the scale": {"dq"},
@@ -557,19 +625,17 @@ wrong = {
 # %%
 def predicted_right():
     for bug in bugs:
-        assert wrong[bug] == broken(bug), f"{bug}: not {sorted(wrong[bug]) or 'none'}"
+        assert wrong[bug] == broken(bug), f"{bug}: {sorted(wrong[bug]) or 'none'} is not what breaks"
     return True
 
 
-exercise.verify(
-    "22.1", predicted_right, hint="which lines use delta? the scale? P? And what are the keys past the end?"
-)
+exercise.verify("22.4", predicted_right)
 
 # %% [markdown]
 # <details>
 # <summary>Hint</summary>
 #
-# delta stands in $dS$ alone, and $dV$ does not use $dS$. LSE stands in $P$, from which everything follows. A key past the end has $K = V = 0$: what does it add to $dQ$, and who would see its row of $dK$?
+# Which lines of section 1 use delta, the scale, $P$? delta stands in $dS$ alone, and $dV$ does not use $dS$. LSE stands in $P$, from which everything follows. A key past the end has $K = V = 0$: what does it add to $dQ$, and who would see its row of $dK$?
 #
 # </details>
 # <details>
@@ -588,54 +654,10 @@ exercise.verify(
 #
 # </details>
 
-
 # %% [markdown]
-# ### Exercise 22.2 · A loss that looks at LSE
+# ### Exercise 22.5 · Turns under a causal mask
 #
-# Merging partial results (notebook 02) uses $O$ *and* LSE, and so does a penalty on large scores ("z-loss"). Then the backward pass begins with two gradients, $dO$ and $d\mathrm{LSE}_i = \partial L / \partial \mathrm{LSE}_i$. The formulas stay as they are if they get another delta. Which?
-# %%
-# Exercise 22.2
-def delta_of(dO, O, dLSE):
-    """delta (Nq, 1) for a loss with gradients dO (Nq, d) and dLSE (Nq, 1)."""
-    return (dO * O).sum(1, keepdim=True)
-
-
-# %%
-def with_dlse():
-    random = torch.Generator().manual_seed(1)
-    Q, K, V, dO = (torch.randn(n, 4, dtype=torch.float64, generator=random) for n in (5, 7, 7, 5))
-    dLSE = torch.randn(5, 1, dtype=torch.float64, generator=random)
-    S = (Q @ K.T).requires_grad_()
-    P, LSE = torch.softmax(S, 1), torch.logsumexp(S, 1, keepdim=True)
-    (expected,) = torch.autograd.grad([P @ V, LSE], S, [dO, dLSE])
-    ours = P * (dO @ V.T - delta_of(dO, P @ V, dLSE))
-    return torch.allclose(ours, expected)
-
-
-exercise.verify("22.2", with_dlse, hint="what is the derivative of LSE with respect to one score of its row?")
-
-# %% [markdown]
-# <details>
-# <summary>Hint</summary>
-#
-# $\partial\, \mathrm{LSE}_i / \partial S_{ij} = e^{S_{ij}} / \sum_k e^{S_{ik}} = P_{ij}$. So $dS_{ij}$ gets $P_{ij}\, d\mathrm{LSE}_i$ on top.
-#
-# </details>
-# <details>
-# <summary>Solution</summary>
-#
-# ```python
-# def delta_of(dO, O, dLSE):
-#     return (dO * O).sum(1, keepdim=True) - dLSE
-# ```
-#
-# $dS = P \circ (dP - \mathrm{delta}) + P\, d\mathrm{LSE} = P \circ (dP - (\mathrm{delta} - d\mathrm{LSE}))$. In a kernel that is one line. The operators of `helpers.op` give LSE a gradient with the kernels as they are: what $P\, d\mathrm{LSE}$ adds to $dQ$ is $\text{scale} \cdot d\mathrm{LSE} \circ (P K)$, a forward pass with $K$ in the place of $V$, and what it adds to $dK$ is $\text{scale} \cdot P^\top (d\mathrm{LSE} \circ Q)$, the $dV$ of a backward pass.
-#
-# </details>
-# %% [markdown]
-# ### Exercise 22.3 · Turns under a causal mask
-#
-# Under a causal mask tile $j$ of the keys is seen by the tiles of queries from $j$ on (for $B_r = B_c$). In which order should a CTA walk them, so that little time is lost waiting for turns? `upwards` is from the diagonal on. Give a better `queries(j)` for 16 tiles, and use the model of section 3 to see what the wait was.
+# Under a causal mask tile $j$ of the keys is seen by the tiles of queries from $j$ on (for $B_r = B_c$). In which order should a CTA walk them, so that little time is lost waiting for turns? `upwards` is from the diagonal on. Give a better `queries(j)` for 16 tiles; the model of section 3 shows the waits.
 
 
 # %%
@@ -654,7 +676,7 @@ draw_backward.hand_over(hand_over(6, lambda j: range(j, 6)), "Six tiles, causal,
 
 
 # %%
-# Exercise 22.3
+# Exercise 22.5
 def queries(j):
     return range(j, 16)
 
@@ -667,7 +689,7 @@ def waits_less():
     return True
 
 
-exercise.verify("22.3", waits_less, hint="when does CTA 0 come to the first tile that CTA 10 needs?")
+exercise.verify("22.5", waits_less)
 
 # %% [markdown]
 # <details>
@@ -687,6 +709,9 @@ exercise.verify("22.3", waits_less, hint="when does CTA 0 come to the first tile
 # All see the last tile of queries. From there down, all begin together, as without a mask, and nobody is ever further than one hand-over behind the CTA before. It is what the kernel does: look for `tile_q` in its region `tile_loop`.
 #
 # </details>
+
+# %%
+progress()
 
 # %% [markdown]
 # ## Self-check
@@ -716,5 +741,10 @@ exercise.verify("22.3", waits_less, hint="when does CTA 0 come to the first tile
 # <details><summary>5. Why may a CTA wait for another one here, and not in general?</summary>
 #
 # Because it waits only for CTAs that drew their tickets earlier, and those are running or done. With work taken from blockIdx, it could wait for one that will not start before it ends.
+#
+# </details>
+# <details><summary>6. A loss looks at LSE, too: a penalty on large scores, or a merge. What changes in the backward pass?</summary>
+#
+# Only delta. $\partial\, \mathrm{LSE}_i / \partial S_{ij} = P_{ij}$, so $dS = P \circ (dP - (\mathrm{delta} - d\mathrm{LSE}))$. The operators of `helpers.op` give LSE this gradient with the kernels as they are.
 #
 # </details>

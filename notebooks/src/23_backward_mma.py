@@ -56,7 +56,7 @@ top[top.name.str.contains("matmul")].set_index("name").round(0)
 
 
 # %% [markdown]
-# Notebook 10 moved two products to tensor cores. One fact made it work: the accumulators of $S$ have the layout of an operand $A$, so $P$ went from one product to the next in registers. Now there are five products, and the results of two ($P$ from $S$, $dS$ from $dP$) are operands of the other three, each of which wants them its own way round. Which can be served from registers?
+# Notebook 10 moved two products to tensor cores. One fact made it work: the [accumulators](glossary.md#accumulator) of $S$ have the layout of an operand $A$, so $P$ went from one product to the next in registers. Now there are five products, and the results of two ($P$ from $S$, $dS$ from $dP$) are operands of the other three, each of which wants them in its own arrangement. Which of the three can take them from registers?
 #
 # ## 1 · Ten operands
 #
@@ -83,7 +83,7 @@ for name, operand, layout in [
 # %% [markdown]
 # Every tile lies as it came from HBM: $Q_i$, $dO_i$ with a row per query, $K_j$, $V_j$ with a row per key, columns along $d$. The first two products sum over $d$: along the rows. The others sum over queries or keys: across them.
 #
-# And the two operands that are *results*, $P$ and $dS$? Two fragments $C$ side by side are a fragment $A$ (notebook 10, section 4), with $C$'s columns in the place of $k$. Therefore:
+# And the two operands that are *results*, $P$ and $dS$? Two [fragments](glossary.md#fragment) $C$ side by side are a fragment $A$ (notebook 10, section 4), with $C$'s columns in the place of $k$. Therefore:
 #
 # - $S = Q K^\top$, a row per query and a column per key, is the operand $A$ of a product that sums over *keys*: $O = P V$ in the forward pass, $dQ = dS\, K$ in the backward pass.
 # - $S^\top = K Q^\top$, a row per key and a column per query, is the operand $A$ of a product that sums over *queries*: $dV = P^\top dO$ and $dK = dS^\top Q$.
@@ -120,7 +120,7 @@ draw_backward.dataflow(ways, ends, "One step of 23_backward_mma at d = 64 (S, P,
 
 
 # %% [markdown]
-# **What to see.** Compare with the figure of notebook 22: four orange arrows have become one. $B_r B_c$ numbers of 16 bits cross per step. With queries along the rows both $P$ and $dS$ would.
+# **What to see.** Compare with the figure of notebook 22: four orange arrows have become one. $B_r B_c$ numbers of 16 bits cross per step. With queries along the rows both $P$ and $dS$ would cross.
 #
 # ## 3 · The budget
 #
@@ -161,7 +161,7 @@ def budget(d, **given):
 pd.DataFrame([budget(64), budget(128)], index=["d = 64", "d = 128"])
 
 # %% [markdown]
-# 192 of at most 255 registers are spoken for in both cases. The rest has to do for fragments on their way, addresses and the 32 accumulators of $dQ$, which take the place of $S$ and $dP$. By shared memory, two CTAs fit on an SM of 228 KB at $d = 64$ and one at $d = 128$; by registers, too: $2 \cdot 128$ or $1 \cdot 256$ threads of 255 registers are all that 65536 give. Did the compiler manage without spilling?
+# 192 of at most 255 registers are taken in both cases. The rest has to do for fragments, addresses and the 32 accumulators of $dQ$, which take the place of $S$ and $dP$. By shared memory, two CTAs fit on an SM of 228 KB at $d = 64$ and one at $d = 128$; by registers, too: $2 \cdot 128$ or $1 \cdot 256$ threads of 255 registers are all that 65536 give. Did the compiler manage without [spilling](glossary.md#spill)?
 # %%
 table = sass.table("23_backward_mma").set_index("kernel")
 table[table.index.str.startswith("backward")].drop(columns="rung")
@@ -169,9 +169,9 @@ table[table.index.str.startswith("backward")].drop(columns="rung")
 # %% [markdown]
 # ### Sixteen keys alone, or thirty-two for two?
 #
-# Why share at all? With 16 keys for each warp nothing but $dS$ would cross, and the registers are the same. Count what the tensor cores are fed with: the `ldmatrix` of one warp in one step of 64 queries at $d = 128$. Every operand $B$ that is read serves the 16-row fragments of the warp's keys, one of them or two. Which of the five products gains from two, and does the exchange eat it up?
+# Why share at all? With 16 keys for each warp nothing but $dS$ would cross, and it takes as many registers. Count the `ldmatrix` of one warp in one step of 64 queries at $d = 128$. Each fragment $B$ that is read serves the 16-row fragments $A$ of the warp's keys, one of them or two. Which of the five products gains from two, and does the exchange cost more than that?
 # %%
-fewer = ...  # your prediction: the ldmatrix of a warp that shares 32 keys, as a share of those of one with 16 alone
+fewer = ...  # your prediction: a warp that shares 32 keys needs how many ldmatrix, as a share of one with 16 alone?
 
 
 # %% tags=["reveal"]
@@ -189,7 +189,7 @@ predict(fewer, counts["all"].iloc[1] / counts["all"].iloc[0], "of the ldmatrix")
 counts
 
 # %% [markdown]
-# A quarter less. Copies, the stores of $dS$ and $P$ and the additions to $dQ$ use shared memory, too; with them a step takes 5120 of its clocks instead of 6272, at 128 bytes per clock. Were shared memory all that a step waits for, the kernel would be 22 % faster. [Below](#What-made-it-fast) stands what was measured: less. First, does the kernel do what the formula says?
+# A quarter less. Copies, the stores of $dS$ and $P$ and the additions to $dQ$ use shared memory, too; with them a step takes 5120 of its clocks instead of 6272, at 128 bytes per clock. Were shared memory all that a step waits for, the kernel would be 22 % faster; [below](#What-made-it-fast) stands what was measured. Does the kernel do what the formula says?
 # %%
 torch.manual_seed(0)
 x = [torch.randn(1, 1, n, 128).half() for n in (64, 128, 128, 64)]
@@ -205,7 +205,7 @@ print(f"bank conflicts: {frame.excess.sum():.0f} wavefronts too many, of {len(fr
 #
 # fp16's smallest normal number is $6 \cdot 10^{-5} = 2^{-14}$. In the forward pass, rows of $P$ could be scaled to a largest element of 1. Here $P$ is normalized: an element is about $1/N$, at $N = 16384$ just $2^{-14}$. And $dS = P \circ (dP - \mathrm{delta})$ has the size of $dO$ *times* that of $P$. The $dO$ of a loss that is a *mean* over 16384 tokens brings another $1/16384$. So multiply $dO$ by a power of two, everything else as before:
 # %%
-growth = ...  # your prediction: by what factor does dQ's relative error in fp16 grow with dO times 2^-18?
+growth = ...  # your prediction: with dO multiplied by 2^-18, how many times as large is dQ's relative error in fp16?
 
 
 # %% tags=["reveal"]
@@ -220,7 +220,7 @@ def errors(N, dtype, power, run=kernel):
 
 kinds = {"fp16": torch.float16, "bf16": torch.bfloat16}
 rows = {(name, f"2^{p}"): errors(128, dtype, p) for name, dtype in kinds.items() for p in (0, -6, -12, -18, -24)}
-predict(growth, rows["fp16", "2^-18"][0] / rows["fp16", "2^0"][0], "times the error of dQ")
+predict(growth, rows["fp16", "2^-18"][0] / rows["fp16", "2^0"][0], "times the error of dQ", within=0.5)
 pd.DataFrame(rows, ["dQ", "dK", "dV"]).T.rename_axis(["dtype", "dO times"]).map("{:.1e}".format)
 
 # %% [markdown]
@@ -230,13 +230,13 @@ rows = {N: [errors(N, torch.float16, power, run=None)[0] for power in (0, -12)] 
 pd.DataFrame(rows, ["error of dQ", "with dO times 2^-12"]).T.rename_axis("N").map("{:.1e}".format)
 
 # %% [markdown]
-# The longer the sequence, the smaller $P$ and with it $dS$. This is why training in fp16 multiplies the loss by a large number before the backward pass and divides the gradients by it afterwards (*loss scaling*, [Micikevicius et al., 2018](https://arxiv.org/abs/1710.03740)), and why training in bf16 can do without. It is no fault of the kernel: PyTorch's own has the same numbers to round.
+# The longer the sequence, the smaller $P$ and with it $dS$. This is why training in fp16 multiplies the loss by a large number before the backward pass and divides the gradients by it afterwards (*loss scaling*, [Micikevicius et al., 2018](https://arxiv.org/abs/1710.03740)), and why training in bf16 can do without. It is no fault of the kernel: PyTorch's own rounds the same numbers.
 #
 # ## 5 · Added up in any order
 #
-# Notebook 22 let CTAs add to $dQ$ in turn. Here they use atomic additions, and nobody waits. The emulator's CTAs always run in the same order, but the kernel lets us choose another one: deal out the tiles of keys the other way round. For a GPU, which promises no order, the two are the same program. (`for_d64` gives the rung's text with $d = 64$ only, which builds faster.)
+# Notebook 22 let CTAs add to $dQ$ in turn. Here they use [atomic additions](glossary.md#atomic), and nobody waits. The emulator's CTAs always run in the same order, but the kernel lets us choose another one: deal out the tiles of keys the other way round. For a GPU, which promises no order, the two are the same program. (`for_d64` gives the rung's text with $d = 64$ only, which builds faster.)
 # %%
-different = ...  # your prediction: the share of dQ's elements (fp16) that come out different
+different = ...  # your prediction: which share of dQ's elements (fp16) comes out different?
 
 # %% tags=["reveal"]
 source = for_d64("23_backward_mma")
@@ -256,11 +256,11 @@ pd.DataFrame({"share of elements that differ": rows}).map("{:.2%}".format)
 # %% [markdown]
 # **What to see.** $dK$ and $dV$, which no two CTAs share, are the same bit by bit. Of the fp32 sums of $dQ$ many differ, in their last bits. Rounding to fp16 hides nearly all of it: an element differs only where its sum lies next to the border between two fp16 numbers, and then by a whole step. Against float64 one order is as good as the other.
 #
-# But a long training run amplifies any difference, and two runs from the same seed drift apart. To whom that matters there is `torch.use_deterministic_algorithms`; under it the operators take another backward kernel, or say that there is none.
+# But a long training run amplifies any difference, and two runs from the same seed drift apart. If that matters to you, set `torch.use_deterministic_algorithms`: the operators then take a backward kernel that gives the same bits every time, or say that there is none.
 #
 # ### Additions to neighbours
 #
-# An atomic addition of a warp goes to 32 addresses, and the L2 serves sectors of 32 bytes. Were $dQ$'s sum laid out as $dQ$ is, row by row, the accumulators of one register would lie in eight different rows (lane $l$ has row $l / 4$ and columns $2\,(l \bmod 4)$ and the next). But nobody reads the sum before it is complete! So it may lie in the order of the fragments: element $e$ of all threads side by side.
+# An atomic addition of a warp goes to 32 addresses, and the L2 serves [sectors](glossary.md#sector) of 32 bytes. Were $dQ$'s sum laid out as $dQ$ is, row by row, the accumulators of one register would lie in eight different rows (lane $l$ has row $l / 4$ and columns $2\,(l \bmod 4)$ and the next). But nobody reads the sum before it is complete! So it may lie in the order of the fragments: element $e$ of all threads side by side.
 # %%
 sectors = ...  # your prediction: how many sectors does one addition touch, row by row? (64 numbers of 4 bytes in a row)
 
@@ -288,7 +288,7 @@ show.region("23_backward_mma", "steps")
 #
 # CTAs start roughly in the order of `blockIdx`, the next one where one has ended. As in notebook 20, the large ones should come first: the first tiles of all heads, then all second ones. But the CTAs of one head read the same $Q$ and $dO$, which the L2 answers only if they run at the same time. So the kernel takes 16 heads at a time.
 #
-# **Groups.** With grouped heads, $H / H_{kv}$ query heads share a $K$ and a $V$, and $dK$, $dV$ are sums over all of them. A CTA could walk its tiles of queries for one query head of the group after the other: the sums would stay in registers and nothing would be added up across CTAs. Notebook 22's kernel does so. What can be wrong with that? A few lines simulate both questions, on 132 SMs with one or two places for CTAs each:
+# **Groups.** With [grouped heads](glossary.md#grouped-heads), $H / H_{kv}$ query heads share a $K$ and a $V$, and $dK$, $dV$ are sums over all of them. A CTA could walk its tiles of queries for one query head of the group after the other: the sums would stay in registers and nothing would be added up across CTAs. Notebook 22's kernel does so. What can be wrong with that? A few lines simulate both questions, on 132 SMs with one or two places for CTAs each:
 # %%
 def occupied(tiles, heads, at_a_time, places, work=1):
     """The share of the places' time that CTAs take under a causal mask, tile 0 being `tiles` times as long as the last."""
@@ -401,7 +401,7 @@ torch.manual_seed(0)
 small = Case("small", *(torch.randn(1, 1, 256, 64).half() for _ in range(3)), do=torch.randn(1, 1, 256, 64).half())
 rays = xray(source, *small.inputs)
 done = rays.trace.instructions
-predict(mmas, done["mma.sync"], "mma.sync")
+predict(mmas, int(done["mma.sync"]), "mma.sync")
 warp = 2 * 2 * (64 // 16) * (2 + 2) + 2 * 2 * (64 // 16) * (32 // 16) + (128 // 16) * (2 + 2)  # S, dP; dV, dK; dQ
 rows = {"mma.sync": 8 * 5 * 64 * 128 * 64 // 2048, "ldmatrix": 8 * 4 * warp}
 pd.DataFrame({"by formula": rows, "counted": {name: done[name] for name in rows}})
@@ -411,7 +411,7 @@ pd.DataFrame({"by formula": rows, "counted": {name: done[name] for name in rows}
 #
 # ### Bank conflicts
 #
-# All tiles are swizzled as in notebook 11, $dS$ too. Eight kinds of loads, four of them transposed, and a store in pieces of 4 bytes: does one XOR serve them all? And what would it cost without?
+# All tiles are [swizzled](glossary.md#swizzle) as in notebook 11, $dS$ too. Eight kinds of loads, four of them transposed, and a store in pieces of 4 bytes: does one XOR serve them all? And what would it cost without?
 # %%
 text = source.replace("(chunk ^ row % 8) * 8", "chunk * 8")
 place = "(row * ld + g * 8 + 2 * t) ^ (q0 + 8 * n)"  # the same XOR, as the writer of dS has it
@@ -471,14 +471,14 @@ beside(causal=1)
 #
 # Six of sixteen drafts, timed side by side in bf16; [29 · Log](29_log.ipynb) has the others, what was expected of each, and how far the ratio of one and the same kernel differs from one run to another: 5 %.
 # %%
-def six(steps):
+def drafts(steps):
     names = {1: "d = 128: 16 keys per warp; d = 64: 32", 2: "like 1, d = 128: two warps share 32 keys"}
     names |= {3: "like 2, preparation by 16 bytes per lane", 7: "like 3, masked 32 × 32 blocks left out"}
     names |= {11: "like 3, d = 128: 64 keys per CTA, two CTAs per SM", 14: "like 3, nothing added to dQ (wrong)"}
     return draw_backward.steps_taken(steps, "Drafts of 23_backward_mma", "SDPA FLASH", names)
 
 
-plot.recorded("23_backward_mma", "steps", six)
+plot.recorded("23_backward_mma", "steps", drafts)
 
 # %% [markdown]
 # **What to see.** *Sharing keys* (2) gained 5<!--= 100 * (step("23", 2, 128) / step("23", 1, 128) - 1):.0f --> % at $d = 128$, where section 3 promised up to 22: a step waits for more than shared memory. *Two smaller CTAs per SM* (11) hide each other's waits and pay with twice the additions. *Leaving out masked blocks* (7) saves products on the diagonal and costs branches and registers everywhere else. *No additions* (14) is no kernel; it says how much is left there at the most, 13<!--= 100 * (step("23", 14, 128) / step("23", 3, 128) - 1):.0f --> % at $d = 128$, more than from anything else.
@@ -492,11 +492,63 @@ plot.recorded("23_backward_mma", "steps", six)
 # %% [markdown]
 # ## Exercises
 #
-# ### Exercise 23.1 · The other way round
-#
-# Suppose the kernel formed $S = Q K^\top$ and $dP = dO\, V^\top$, queries along the rows, as notebook 10 does. A warp that needs $P$ or $dS$ in another way than it has it finds it in shared memory, with a row per query. For the ten operands: `"plain"`, `"trans"`, or `"registers"`?
+# In a *task* you write a region of the rung. `blank` shows what is given and what has to hold; your cell is compiled, checked in all cases of `check`, and X-rayed beside the rung's own. Task 23.9 is the whole rung: `python -m helpers exercise new 23 kernel`.
+
 # %%
-# Exercise 23.1
+from helpers import blank, hint, progress
+
+# %load_ext helpers
+
+# %% [markdown]
+# ### Task 23.1 · Back to rows
+#
+# $dQ$'s sum lies in the order of the fragments. Sort it, scale it, round it. It teaches to go from an element's number to its row and column.
+
+# %%
+blank("23", "finish")
+
+# %%
+# %%region 23 finish -> my_finish
+# // your code
+
+# %%
+hint("23.1")
+
+# %% [markdown]
+# <details><summary>Solution</summary>
+#
+# The region `finish` of [23_backward_mma.cu](../kernels/23_backward_mma.cu), shown in [section 5](#Additions-to-neighbours).
+#
+# </details>
+
+# %% [markdown]
+# ### Task 23.2 · What comes first
+#
+# delta, LSE in units of $\log_2$, and a sum of zeros, for whole tiles: rows past the end must be harmless without being read. Read 16 bytes per lane.
+
+# %%
+blank("23", "delta")
+
+# %%
+# %%region 23 delta -> my_delta
+# // your code
+
+# %%
+hint("23.2")
+
+# %% [markdown]
+# <details><summary>Solution</summary>
+#
+# The region `delta` of [23_backward_mma.cu](../kernels/23_backward_mma.cu): `show.region("23_backward_mma", "delta")`.
+#
+# </details>
+
+# %% [markdown]
+# ### Exercise 23.3 · The other way round
+#
+# Suppose the kernel formed $S = Q K^\top$ and $dP = dO\, V^\top$, queries along the rows, as notebook 10 does. A warp that needs $P$ or $dS$ arranged otherwise than in its registers reads it from shared memory, with a row per query. For the ten operands: `"plain"`, `"trans"`, or `"registers"`?
+# %%
+# Exercise 23.3
 comes = {
     "S = Q K^T": ("plain", "plain"),
     "dP = dO V^T": ("plain", "plain"),
@@ -515,17 +567,17 @@ def other_way():
         for which, name, said in zip("AB", names, comes[product]):
             fits = name in ("P", "dS") and k == "key" and which == "A"  # C's columns, the keys, in the place of k
             right = "registers" if fits else "trans" if rows[name] == k else "plain"
-            assert said == right, f"{product}, operand {which} ({name}): not {said}"
+            assert said == right, f"{product}, operand {which} ({name}): {said} is wrong"
     return True
 
 
-exercise.verify("23.1", other_way, hint="does k run along the rows of the tile in memory, or across them?")
+exercise.verify("23.3", other_way)
 
 # %% [markdown]
 # <details>
 # <summary>Hint</summary>
 #
-# $P$ with a row per query is the operand $A$ of a product that sums over keys. Which of the three is that? The others read it with queries as $k$, across its rows.
+# Does $k$ run along the rows of the tile in memory, or across them? $P$ with a row per query is the operand $A$ of a product that sums over keys. Which of the three is that? The others read it with queries as $k$, across its rows.
 #
 # </details>
 # <details>
@@ -546,26 +598,24 @@ exercise.verify("23.1", other_way, hint="does k run along the rows of the tile i
 # </details>
 
 # %% [markdown]
-# ### Exercise 23.2 · Smaller tiles
+# ### Exercise 23.4 · Smaller tiles
 #
 # At $d = 128$ one CTA of eight warps fills an SM. A colleague proposes tiles of 64 keys and four warps, 32 keys for each two as before. How many KB of shared memory does a CTA need, how many CTAs fit on an SM (228 KB, of which each CTA takes 1 KB on top), and by what factor do the additions to $dQ$ in HBM grow?
 
 # %%
-# Exercise 23.2
+# Exercise 23.4
 smem_kb, ctas, additions = 161, 1, 1
 
 
 # %%
 def smaller():
     kb = budget(128, Bc=64)["KB in all"]
-    assert smem_kb == kb, f"not {smem_kb} KB: which of the four parts depend on Bc?"
-    assert ctas == 228 // (kb + 1), f"not {ctas} CTAs"
+    assert smem_kb == kb, f"{smem_kb} KB is wrong: which of the four parts depend on Bc?"
+    assert ctas == 228 // (kb + 1), f"{ctas} CTAs is wrong"
     return additions == 128 / 64
 
 
-exercise.verify(
-    "23.2", smaller, hint="K, V, dS and P halve, Q and dO do not; every tile of keys adds to every row of dQ"
-)
+exercise.verify("23.4", smaller)
 
 # %% [markdown]
 # <details>
@@ -584,6 +634,10 @@ exercise.verify(
 # Two CTAs of four warps: as many warps as before, and while one CTA waits at a barrier the other can work. In exchange $Q$ and $dO$ are read twice as often and $dQ$ is added to twice as often. Which weighs more has to be measured, and was: draft 11 of the figure above.
 #
 # </details>
+
+# %%
+progress()
+
 # %% [markdown]
 # ## Self-check
 #
