@@ -1,13 +1,16 @@
 """Numbers in a notebook's prose that come from the records.
 
 Behind such a number stands, invisible on the page, what it is: `1.24<!--= ratio("13", "FLASH", 64):.2f -->`. The expression and
-its format are those of an f-string, with `record`, `ratio`, `tflops` and `step` at hand. `python -m helpers notebooks --from-text`
+its format are those of an f-string, with `record`, `ratio`, `tflops`, `step` and `trained` at hand. `python -m helpers notebooks --from-text`
 writes the numbers anew, and a test fails where one is not what the records say.
 """
 
 from __future__ import annotations
 
 import re
+from functools import cache
+
+import pandas as pd
 
 from .. import record
 from ..ladder.rung import rung
@@ -44,6 +47,22 @@ def step(which: str, number: int, D: int, column: str = "ratio") -> float:
     return found
 
 
+def trained(table: str, run: str, column: str) -> float:
+    """A number of notebook 24's recorded training: of `train.yardstick`, `train.speeds` or `train.parts`, in the row of a run such as
+    "rungs 20 and 23, again"."""
+    return _training(table).loc[run, column]
+
+
+@cache
+def _training(table: str) -> pd.DataFrame:
+    from . import train  # takes torch, which nothing else here needs
+
+    frames = {kind: record.load(train.STEM, kind, record.DEFAULT_DEVICE) for kind in ("training", "runs", "profile")}
+    if table == "speeds":
+        return train.speeds(frames["training"], frames["runs"])
+    return train.yardstick(frames["training"]) if table == "yardstick" else train.parts(frames["profile"])
+
+
 def _samples(which: str, D: int, causal: int, dtype: str, kind: str):
     found = rung(which)
     samples = record.load(found.stem, kind or record.kinds(found)[0], record.DEFAULT_DEVICE)
@@ -55,12 +74,11 @@ def _samples(which: str, D: int, causal: int, dtype: str, kind: str):
 
 def renewed(text: str) -> str:
     """The text with each such number as the records give it. ValueError names the expression that fails."""
+    known = {"record": record, "ratio": ratio, "tflops": tflops, "step": step, "trained": trained}
 
     def new(match: re.Match) -> str:
         try:
-            shown = eval(
-                f"f'''{{{match['what']}}}'''", {"record": record, "ratio": ratio, "tflops": tflops, "step": step}
-            )
+            shown = eval(f"f'''{{{match['what']}}}'''", dict(known))
         except Exception as error:
             raise ValueError(f"<!--= {match['what']} -->: {type(error).__name__}: {error}") from error
         return f"{shown}<!--= {match['what']} -->"

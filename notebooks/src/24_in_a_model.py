@@ -16,13 +16,13 @@
 # - put a kernel of your own under a PyTorch model, with gradients, `torch.compile` and checkpointing;
 # - say whether two loss curves are *the same*, with a yardstick instead of an eye;
 # - tell a slow kernel from a host that is too slow for it, and take the host out with a CUDA graph;
-# - write text from a KV cache, for prompts of different lengths at once, and judge whether two ways to write it agree.
+# - write text from a KV cache, for prompts of different lengths at once, and judge whether two kernels write the same.
 #
 # **Time** 60 minutes.
 #
 # **Needs** [20](20_causal_gqa.ipynb), [21](21_split_kv.ipynb) and [23](23_backward_mma.ipynb) for what the kernels do, for Hopper's [32](32_ping_pong.ipynb) and [33](33_backward_wgmma.ipynb); here they are only called. No GPU: without one a toy model trains on the emulator for a few steps, through the same code.
 #
-# **The idea in one line**: a model doesn't know who computes its attention; so exchange it, keep everything else, and look.
+# **The idea in one line**: a model doesn't know who computes its attention; so exchange that alone, and compare.
 
 # %%
 import importlib.util, os, sys  # on Colab, Kaggle or a hub: takes the series from the folder above, or fetches it
@@ -44,7 +44,7 @@ from torch.nn.attention import SDPBackend
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-from helpers import draw_training, exercise, gpt, load, predict, rung, train
+from helpers import draw_training, exercise, gpt, load, predict, progress, rung, train
 
 # %%
 torch.manual_seed(0)
@@ -69,12 +69,12 @@ print(text[text.index(b'The "for" statement') :][:400].decode())
 # %% [markdown]
 # ## The model
 #
-# A GPT of about a hundred lines ([helpers/lessons/gpt.py](../helpers/lessons/gpt.py)) in plain PyTorch. All that it knows of attention is a pair of functions: `whole`, for a whole sequence under a causal mask (training, prefill), and `step`, for the newest token of each sequence against a cache (decode). PyTorch's own and ours:
+# A GPT of about a hundred lines ([helpers/lessons/gpt.py](../helpers/lessons/gpt.py)) in plain PyTorch. All that it knows of attention is a pair of functions: `whole`, for a whole sequence under a causal mask (training, prefill), and `step`, for the newest token of each sequence against a cache ([decode](glossary.md#decode)). PyTorch's own and ours:
 # %%
 Code(inspect.getsource(gpt.sdpa) + "\n\n" + inspect.getsource(gpt.kernels), language="python")
 
 # %% [markdown]
-# `operator("20_causal_gqa")` is rung 20 as a PyTorch operator. Asked for a gradient, it calls rung 23 with the O and LSE that it kept. `kernels("32_ping_pong")` is the faster pair, rung 32 and for the backward pass rung 33, where there is a Hopper GPU (or, slowly, the emulator) to run it. (Libraries have such a pair of functions, too: Hugging Face's Transformers takes a function for `whole` by [`AttentionInterface.register`](https://huggingface.co/docs/transformers/main/en/attention_interface).) And this is who calls `whole` and `step`:
+# `operator("20_causal_gqa")` is rung 20 as a PyTorch operator. For a gradient it calls rung 23 with the O and [LSE](glossary.md#lse) that it kept. `kernels("32_ping_pong")` is the faster pair, rung 32 and for the backward pass rung 33, where there is a Hopper GPU (or, slowly, the emulator) to run it. (Libraries have such a pair of functions, too: Hugging Face's Transformers takes a function for `whole` by [`AttentionInterface.register`](https://huggingface.co/docs/transformers/main/en/attention_interface).) The block of the model that calls `whole` and `step`:
 # %%
 Code(inspect.getsource(gpt.Block), language="python")
 
@@ -92,7 +92,7 @@ Code(inspect.getsource(gpt.turns) + "\n\n" + inspect.getsource(gpt.rotate), lang
 #
 # $$ \mathrm{Re} \sum_j \big(q_j e^{i n \theta_j}\big) \overline{\big(k_j e^{i m \theta_j}\big)} = \mathrm{Re} \sum_j q_j \overline{k_j} \, e^{i (n - m) \theta_j} . $$
 #
-# What the model has learned at one place of a text holds at every other. The kernels get Q and K as they are after it, and a cache keeps keys that are already turned. The rest of the model is an embedding in front, and a norm and a matrix behind:
+# What the model has learned at one place of a text holds at every other. The kernels get Q and K turned, and a cache keeps turned keys. The rest of the model is an embedding in front, and a norm and a matrix behind:
 # %%
 Code(inspect.getsource(gpt.GPT.forward), language="python")
 
@@ -134,33 +134,33 @@ predict(difference, apart["rungs 20 and 23"], "relative difference", within=0.5)
 pd.Series(apart, name="relative difference from SDPA FLASH")
 
 # %% [markdown]
-# **What to see.** Our gradients lie as far from SDPA FLASH's as that of PyTorch's other kernel does. Two right kernels in bf16 are as far apart as that: to ask for less would fail PyTorch's own.
+# **What to see.** Our gradients lie as far from SDPA FLASH's as that of PyTorch's other kernel does. Two right kernels in bf16 are as far apart as that; a stricter test would fail PyTorch's own.
 #
 # ## Training
 #
 # Each run below starts from the same parameters and sees the same bytes in the same order; only `attention` differs. Rounding differs, so the curves will part, a little; and training feeds a difference back into the next step. How much is too much? Again other right answers say: another kernel of PyTorch's with the same seed, and, as the other end of the scale, the same kernel with another seed. (On a GPU every way trains once more *as a graph*, of which [below](#A-step-as-a-graph).)
 # %%
-nearer = ...  # your prediction: does our curve lie nearer to SDPA FLASH's than the other "kernel" of PyTorch's, or the other "seed"?
+distance = (
+    ...
+)  # your prediction: our curve differs from SDPA FLASH's like another "kernel" of PyTorch's, or like another "seed"?
 
-# %%
+# %% tags=["reveal"]
 losses, runs, trained = train.train_all(plan, device, rounds=1)
-
-# %%
-here = "on this GPU" if device == "cuda" else "on the emulator"
-draw_training.losses(losses, f"{plan.steps} steps {here}", 1 + plan.steps // 40)
 
 # %% tags=["reveal"]
 table = train.yardstick(losses)
 mine, seed = table["mean"]["rungs 20 and 23"], table["mean"]["SDPA FLASH, seed 1"]
-predict(nearer, "kernel" if mine < seed / 3 else "seed", "is what our curve is nearer to")
+predict(distance, "kernel" if mine < seed / 3 else "seed", "is what our curve's difference is like")
+here = "on this GPU" if device == "cuda" else "on the emulator"
+display(draw_training.losses(losses, f"{plan.steps} steps {here}", 1 + plan.steps // 40))
 table
 
 # %% [markdown]
-# **What to see.** On the left, the curves of one seed can't be told apart. On the right, why: by how much each differs from SDPA FLASH, in nats, on a logarithmic scale. (*Nats* are the unit of the cross entropy by the natural logarithm.) Ours stays in the same range as the other kernel of PyTorch's, and both lie far below the other seed. That is what "the curves lie on each other" means: *what our kernels change is what changing nothing of importance changes*.
+# **What to see.** On the left, the curves of one seed can't be told apart. On the right, why: by how much each differs from SDPA FLASH, in nats, on a logarithmic scale. (*Nats* are the unit of the cross entropy by the natural logarithm.) Ours stays in the same range as the other kernel of PyTorch's, and both lie far below the other seed. That is what "the curves agree" has to mean: *our kernels change no more than another right kernel does*.
 #
 # ### The recorded run
 #
-# The same at the size of `train.SMALL`, and SDPA FLASH and ours a second time, with nothing changed at all: FlashAttention-2 adds up dQ with atomics ([Dao 2023](https://arxiv.org/abs/2307.08691), section 3.2), and so do rungs 23 and 33, so that on a GPU none repeats itself to the last digit.
+# The same at the size of `train.SMALL`, and SDPA FLASH and ours a second time, with nothing changed at all: FlashAttention-2 adds up dQ with [atomics](glossary.md#atomic) ([Dao 2023](https://arxiv.org/abs/2307.08691), section 3.2), and so do rungs 23 and 33, so that on a GPU none repeats itself to the last digit.
 # %%
 record = train.recorded()
 if record:
@@ -169,11 +169,11 @@ if record:
     display(train.yardstick(record["training"]))
 
 # %% [markdown]
-# **What to see.** Nothing changed at all changes as much: SDPA FLASH, run again, differs from itself by 0.004 nats on average, our kernels from it by 0.004, too, cuDNN by 0.003, and those trained as graphs by 0.004 to 0.006. The other seed differs by more than twenty times as much.
+# **What to see.** The same code run again differs as much: SDPA FLASH from itself by 0.0036<!--= trained("yardstick", "SDPA FLASH, again", "mean"):.4f --> nats on average, rungs 20 and 23 from it by 0.0037<!--= trained("yardstick", "rungs 20 and 23", "mean"):.4f -->, rungs 32 and 33 by 0.0044<!--= trained("yardstick", "rungs 32 and 33", "mean"):.4f -->, cuDNN by 0.0033<!--= trained("yardstick", "SDPA CUDNN", "mean"):.4f -->. Another seed differs by 0.14<!--= trained("yardstick", "SDPA FLASH, seed 1", "mean"):.2f -->.
 #
 # ### How fast
 #
-# Speed and memory of the whole training, parameters and optimizer included: thousands of tokens (bytes of text) per second, by the median step and its quartiles; the peak allocated; and the loss on the last tenth of the manual, which no run has seen (*held out*). At $d = 64$ and $N = 4096$ under a causal mask, with as many heads of K and V as of Q, rungs 20 and 23 are 1.2 times as fast as SDPA FLASH in both passes, rungs 32 and 33 1.8 and 2.1 times (their notebooks). The model has 8 heads of Q on 2 of K and V. Attention is only a part of a step.
+# Speed and memory of the whole training, parameters and optimizer included: thousands of tokens (bytes of text) per second, by the median step and its quartiles; the peak allocated; and the loss on the last tenth of the manual, which no run has seen (*held out*). At $d = 64$ and $N = 4096$ under a causal mask, with as many heads of K and V as of Q, rungs 20 and 23 are 1.2<!--= ratio("20", "FLASH", 64, 4096, causal=1, dtype="bf16", kind="causal"):.1f --> and 1.2<!--= ratio("23", "FLASH", 64, 4096, causal=1, dtype="bf16"):.1f --> times as fast as SDPA FLASH in the forward and the backward pass, rungs 32 and 33 1.9<!--= ratio("32", "FLASH", 64, 4096, causal=1, dtype="bf16"):.1f --> and 2.1<!--= ratio("33", "FLASH", 64, 4096, causal=1, dtype="bf16"):.1f --> times. The model has 8 heads of Q on 2 of K and V. Attention is only a part of a step.
 # %%
 faster = ...  # your prediction: how many times as fast as with SDPA FLASH does the model train with rungs 32 and 33?
 
@@ -190,22 +190,22 @@ else:
     print("no speed: the emulator counts, it does not time")
 
 # %% [markdown]
-# It isn't faster. On the H200, as recorded, SDPA FLASH trains on 1.01 million tokens per second and cuDNN's kernels on 1.17 million. Rungs 20 and 23 reach 1.09 million in one run and 0.80 million in the next, and rungs 32 and 33, the fastest kernels of all, 0.84 and 0.87 million. (Memory and held-out loss are the same.) Are our kernels slow in a model? A profiler says what the GPU's kernels take, one by one (20 steps, milliseconds of a step):
+# With rungs 32 and 33, the fastest kernels of all, the model trains more slowly. On the H200, as recorded, SDPA FLASH trains on 1.01<!--= trained("speeds", "SDPA FLASH", "kilotokens_per_s") / 1000:.2f --> million tokens per second and cuDNN's kernels on 1.17<!--= trained("speeds", "SDPA CUDNN", "kilotokens_per_s") / 1000:.2f --> million. Rungs 20 and 23 reach 1.09<!--= trained("speeds", "rungs 20 and 23", "kilotokens_per_s") / 1000:.2f --> million in one run and 0.80<!--= trained("speeds", "rungs 20 and 23, again", "kilotokens_per_s") / 1000:.2f --> million in the next, rungs 32 and 33 0.84<!--= trained("speeds", "rungs 32 and 33", "kilotokens_per_s") / 1000:.2f --> and 0.87<!--= trained("speeds", "rungs 32 and 33, again", "kilotokens_per_s") / 1000:.2f --> million. (Memory and held-out loss are the same.) Are our kernels slow in a model? A profiler says what the GPU's kernels take, one by one (milliseconds of a step, mean of 20):
 # %%
 if record:
     parts = train.parts(record["profile"])
     display(parts.round(2))
 
 # %% [markdown]
-# **What to see.** By the GPU's own account ours are the fast ones here, too. In the forward pass rung 20 takes 0.70 of SDPA FLASH's time and rung 32 0.48; in the backward pass rung 23 takes 0.87 of it and rung 33 0.51. And the kernels of a whole step take 14.3 and 12.3 ms with ours, 15.6 with SDPA FLASH, 13.2 with cuDNN. So where does the time go? Every step from the 21st on, of every run with the first seed, beside what its kernels take (within a row the first step is on top; `+ 6`: so many lie further right):
+# **What to see.** On the GPU ours are the fast ones here, too. In the forward pass rung 20 takes 0.70<!--= trained("parts", "rungs 20 and 23", "attention, forward") / trained("parts", "SDPA FLASH", "attention, forward"):.2f --> of SDPA FLASH's time and rung 32 0.48<!--= trained("parts", "rungs 32 and 33", "attention, forward") / trained("parts", "SDPA FLASH", "attention, forward"):.2f -->; in the backward pass rung 23 takes 0.87<!--= trained("parts", "rungs 20 and 23", "attention, backward") / trained("parts", "SDPA FLASH", "attention, backward"):.2f --> of it and rung 33 0.51<!--= trained("parts", "rungs 32 and 33", "attention, backward") / trained("parts", "SDPA FLASH", "attention, backward"):.2f -->. And the kernels of a whole step take 14.3<!--= trained("parts", "rungs 20 and 23", "all"):.1f --> and 12.3<!--= trained("parts", "rungs 32 and 33", "all"):.1f --> ms with ours, 15.6<!--= trained("parts", "SDPA FLASH", "all"):.1f --> with SDPA FLASH, 13.2<!--= trained("parts", "SDPA CUDNN", "all"):.1f --> with cuDNN. So where does the time go? Every step from the 21st on, of every run with the first seed, beside what its kernels take (within a row the first step is on top; `+ 6`: six lie further right):
 # %%
 if record:
     display(draw_training.waits(launched[0], parts["all"], f"Steps of the recorded runs, {on}"))
 
 # %% [markdown]
-# **What to see.** Nearly all of SDPA's steps take the same time, 0.6 to 0.8 ms more than their kernels. So do 181 steps of the first run with rungs 20 and 23, at 15.0 ms. All others of ours scatter, up to 25 ms and more. A GPU's kernels don't vary like that. What does is the **host**.
+# **What to see.** Nearly all of SDPA's steps take the same time, 0.6 to 0.8 ms more than their kernels. So do most steps of the first run with rungs 20 and 23. All others of ours scatter, up to 25 ms and more. A GPU's kernels don't vary like that. The **host** does.
 #
-# PyTorch puts kernels into a queue and goes on without waiting; as long as the host is ahead, the GPU never stands still. From Python to a kernel of SDPA's the way is C++. To one of ours it is Python: six operators in the forward pass and six in the backward pass of a step, each of which checks shapes and strides, makes tensors and calls the launcher. Where the queue runs empty the GPU waits, and the less the kernels take, the sooner it does.
+# PyTorch puts kernels into a queue and goes on without waiting; as long as the host is ahead, the GPU never stands still. Between your Python and a kernel of SDPA's stands C++, between it and one of ours more Python: six operators in the forward pass and six in the backward pass of a step, each of which checks shapes and strides, makes tensors and calls the launcher. Where the queue runs empty the GPU waits, and the less the kernels take, the sooner it does.
 #
 # *A kernel's time between two events says nothing of what happens between two kernels.* Less Python per kernel would help, more kernel per call (larger batches), or an operator registered in C++. Or the host is taken out altogether.
 #
@@ -223,9 +223,7 @@ Code(inspect.getsource(train.captured), language="python")
 # - *What happens only once has to have happened*: kernels are compiled, libraries take their workspaces, the optimizer makes its state. So the first three steps are ordinary ones.
 # - *Memory stays.* What the captured step allocates lies at the same place in every replay.
 # %%
-faster_as_graph = (
-    ...
-)  # your prediction: and as graphs, rungs 32 and 33 beside SDPA FLASH? You know what their kernels take
+faster_as_graph = ...  # your prediction: the same as graphs? You know what the kernels of a step take
 
 # %% tags=["reveal"]
 if record:
@@ -236,9 +234,9 @@ if record:
 
 
 # %% [markdown]
-# **What to see.** No step waits for the host any more, and *the order of the kernels is the order of the steps*. In million tokens per second: SDPA FLASH 1.05, rungs 20 and 23 1.14, cuDNN 1.23, rungs 32 and 33 1.32. So rungs 20 and 23 train 1.08 times as fast as SDPA FLASH; rungs 32 and 33 1.26 times, and 1.08 times as fast as cuDNN. More than that the rest of the step doesn't let through: attention is 6.3 of the 15.6 ms of SDPA FLASH's kernels, and rungs 32 and 33 halve it.
+# **What to see.** No step waits for the host any more, and *the order of the kernels is the order of the steps*. In million tokens per second: SDPA FLASH 1.05<!--= trained("speeds", "SDPA FLASH, as a graph", "kilotokens_per_s") / 1000:.2f -->, rungs 20 and 23 1.14<!--= trained("speeds", "rungs 20 and 23, as a graph", "kilotokens_per_s") / 1000:.2f -->, cuDNN 1.23<!--= trained("speeds", "SDPA CUDNN, as a graph", "kilotokens_per_s") / 1000:.2f -->, rungs 32 and 33 1.32<!--= trained("speeds", "rungs 32 and 33, as a graph", "kilotokens_per_s") / 1000:.2f -->. So rungs 20 and 23 train 1.08<!--= trained("speeds", "rungs 20 and 23, as a graph", "kilotokens_per_s") / trained("speeds", "SDPA FLASH, as a graph", "kilotokens_per_s"):.2f --> times as fast as SDPA FLASH; rungs 32 and 33 1.26<!--= trained("speeds", "rungs 32 and 33, as a graph", "kilotokens_per_s") / trained("speeds", "SDPA FLASH, as a graph", "kilotokens_per_s"):.2f --> times, and 1.08<!--= trained("speeds", "rungs 32 and 33, as a graph", "kilotokens_per_s") / trained("speeds", "SDPA CUDNN, as a graph", "kilotokens_per_s"):.2f --> times as fast as cuDNN. The rest of the step doesn't allow more: attention is 1.7<!--= trained("parts", "SDPA FLASH", "attention, forward"):.1f --> + 4.6<!--= trained("parts", "SDPA FLASH", "attention, backward"):.1f --> of the 15.6<!--= trained("parts", "SDPA FLASH", "all"):.1f --> ms of SDPA FLASH's kernels, and rungs 32 and 33 halve it.
 #
-# A graph gains a little where the host is ahead anyway (SDPA FLASH and cuDNN 3 to 5 %), and much where it is not (rungs 32 and 33 train 1.5 to 1.6 times as fast as before): with fast kernels, small models, short sequences, one token at a time. Its price: every shape needs a graph of its own, and none of the step's Python runs any more: no `print`, no branch.
+# A graph gains a little where the host is ahead anyway (SDPA FLASH: 1.03<!--= trained("speeds", "SDPA FLASH, as a graph", "kilotokens_per_s") / trained("speeds", "SDPA FLASH", "kilotokens_per_s"):.2f --> times as fast), and much where it is not (rungs 32 and 33: 1.57<!--= trained("speeds", "rungs 32 and 33, as a graph", "kilotokens_per_s") / trained("speeds", "rungs 32 and 33", "kilotokens_per_s"):.2f --> times): with fast kernels, small models, short sequences, one token at a time. Its price: every shape needs a graph of its own, and none of the step's Python runs any more: no `print`, no branch.
 #
 # ### What only a model shows
 #
@@ -280,7 +278,7 @@ for N in (128, 256, 512):
 pd.DataFrame(table).rename_axis(columns="N").map(lambda b: f"{b / 2**20:.2f} MiB")
 
 # %% [markdown]
-# **What to see.** From one column to the next N doubles. What SDPA MATH keeps over our kernels, its P above all, grows three- to fourfold; everything else doubles at most. (The part that doesn't grow are the matrices, rounded to 16 bits for the products.) Checkpointing keeps the least and pays with a second forward pass. The gradient is the same (on a GPU up to the order in which dQ is added up):
+# **What to see.** From one column to the next N doubles. What SDPA MATH keeps over our kernels, its P above all, grows three- to fourfold; everything else doubles at most. (What doesn't grow are the parameters' copies, rounded to 16 bits for the products.) Checkpointing keeps the least and pays with a second forward pass. The gradient is the same (on a GPU up to the order in which dQ is added up):
 # %%
 plain = gradient(gpt.kernels())
 for block in model.blocks:
@@ -293,7 +291,7 @@ print(f"relative difference: {((again - plain).norm() / plain.norm()).item():.1e
 # %% [markdown]
 # ## In a compiled model
 #
-# `torch.compile` traces a model into a graph. A Python function it can't look into breaks the graph in two; `fullgraph=True` makes an error of that. To the compiler our kernels are operators with a known shape and a known gradient, so the trace goes through in both passes. (`aot_eager` traces and then runs the graphs as they are. The default, `inductor`, would also fuse what stands *between* the attentions, but for the complex numbers that turn Q and K; leave the argument away to see it, it takes its time.)
+# `torch.compile` traces a model into a graph. A Python function it can't look into breaks the graph in two; `fullgraph=True` makes an error of that. To the compiler our kernels are operators with a known shape and a known gradient, so the trace goes through in both passes. (`aot_eager` traces and then runs the graphs as they are. The default, `inductor`, would also fuse what stands *between* the attentions, but for the complex numbers that turn Q and K; leave the argument out to try it; it takes minutes.)
 # %%
 model.attention = gpt.kernels()
 model.zero_grad()
@@ -407,9 +405,14 @@ def tells_them_apart():
     return True
 
 
-exercise.verify("24.1", tells_them_apart, hint="change the last bytes of a text; which predictions may move?")
+exercise.verify("24.1", tells_them_apart)
 
 # %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Change the last bytes of a text. Which predictions may move?
+#
+# </details>
 # <details><summary>Solution</summary>
 #
 # ```python
@@ -452,9 +455,14 @@ def looks_back():
     return True
 
 
-exercise.verify("24.2", looks_back, hint="a layer looks back 31 bytes; what it finds there has looked back itself")
+exercise.verify("24.2", looks_back)
 
 # %% [markdown]
+# <details><summary>Hint</summary>
+#
+# A layer looks back 31 bytes; what it finds there has looked back itself.
+#
+# </details>
 # <details><summary>Solution</summary>
 #
 # ```python
@@ -495,9 +503,14 @@ def counts():
     return True
 
 
-exercise.verify("24.3", counts, hint="two tensors (layers, Hkv, N, D)")
+exercise.verify("24.3", counts)
 
 # %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Two tensors (layers, Hkv, N, D), for one sequence.
+#
+# </details>
 # <details><summary>Solution</summary>
 #
 # ```python
@@ -509,6 +522,9 @@ exercise.verify("24.3", counts, hint="two tensors (layers, Hkv, N, D)")
 # grouped, ungrouped = (2**30 // cache_bytes(s.layers, h, gpt.D, 4096) for h in (s.kv_heads, s.heads))
 # ```
 # </details>
+
+# %%
+progress()
 
 # %% [markdown]
 # ## Self-check
