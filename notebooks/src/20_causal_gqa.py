@@ -442,7 +442,7 @@ plot.recorded("20_causal_gqa", "causal", lambda s: plot.ratio(s, "20_causal_gqa"
 
 
 # %% [markdown]
-# **What to see.** Ahead of FLASH at every length, and behind cuDNN, which is written for Hopper's instructions (notebook 30). By how much is the lead over FLASH larger under the mask than without it?
+# **What to see.** Ahead of FLASH at every length, and behind cuDNN and FA3, which use Hopper's instructions (notebook 30). By how much is the lead over FLASH larger under the mask than without it?
 # %%
 def lead(samples):
     """The lead over FLASH, mean of both formats, by D and N."""

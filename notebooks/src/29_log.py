@@ -51,10 +51,10 @@ plot.recorded("22_backward_fp32", "steps", partial(every, peer="SDPA MATH"))
 
 # %% [markdown]
 # - *Keeping $K$ and $V$* (3) brought half of what was expected at $d = 64$ and less at $d = 128$. *Going down the rows* (6) brought twice what was expected. After that, *loading B's next row early* (2) makes no difference any more: draft 7 does without it and is within 1 % of draft 6.
-# - *Half the keys* per CTA (12) would fit on an A100 at $d = 128$, and on the H200 two such CTAs share an SM; but $Q$ and $dO$ come twice as often, and it is slower. On cards whose blocks have 99 KB, half the keys and half the queries it is: a row of its own in the table of tiles.
+# - *Half the keys* per CTA (12) would fit on an A100 at $d = 128$, and on the H200 two such CTAs share an SM; but $Q$ and $dO$ come twice as often, and it is slower. Cards whose blocks have 99 KB take half the keys and half the queries: a row of their own in the table of tiles.
 # - *Unrolling a whole slab* (8) is among the best at $d = 128$ and by far the worst at $d = 64$, where it spills and two CTAs share an SM.
 # - *One of two warps later* (15) was meant to let one warp of a scheduler multiply while the other one fetches. It was expected to gain 3 % and loses.
-# - Of *turns* 10 % were expected under a causal mask, if all CTAs of a head begin at once; draft 17 shows no more than without a mask. Most CTAs of a full grid begin when another one ends, and come late by themselves.
+# - *Turns* were expected to cost 10 % under a causal mask, if all CTAs of a head begin at once. Draft 17 shows no more than without a mask: most CTAs of a full grid begin when another one ends, and so come one after the other anyway.
 #
 # ## 23 · Drafts of the backward pass on tensor cores
 #
