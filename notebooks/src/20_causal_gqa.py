@@ -184,7 +184,7 @@ pd.DataFrame(rows).T.rename_axis("N").map("{:.1%}".format)
 # **A model**, so that we can predict. An H200 has 132 [SMs](glossary.md#sm), and the kernel has two CTAs on each: 264 places. A CTA takes as long as it has tiles of keys; nothing else takes time; all run equally fast; blocks start in the order of their numbers.
 # %%
 def kernel_order(N, D, heads, keys_at_once=32 << 20):
-    """(head, tile of queries) of each CTA by blockIdx.x, as the rung's launcher and find_work have it."""
+    """(head, tile of queries) of each CTA by blockIdx.x, as in the rung. Why only some heads at a time: see below."""
     count, at_once = N // 128, max(1, keys_at_once // (4 * N * D))
     order = []
     for first in range(0, heads, at_once):

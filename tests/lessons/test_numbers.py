@@ -3,7 +3,7 @@
 import pytest
 
 from helpers import record
-from helpers.lessons.numbers import ratio, renewed, step, tflops
+from helpers.lessons.numbers import ratio, renewed, step, tflops, trained
 
 
 def test_a_number_is_written_anew_and_nothing_else():
@@ -36,3 +36,18 @@ def test_a_ratio_and_a_speed_are_the_records():
     assert ratio("13", "FLASH", 64, 4096) == pytest.approx(
         medians["ms"][record.FLASH] / medians["ms"]["13_tuned"], rel=0.02
     )
+
+
+def test_what_was_trained_is_the_records():
+    found = {
+        kind: record.load("24_in_a_model", kind, record.DEFAULT_DEVICE) for kind in ("profile", "training", "runs")
+    }
+    assert trained("parts", "SDPA FLASH", "all") == pytest.approx(
+        found["profile"].query("name == 'SDPA FLASH'").ms.sum()
+    )
+    of_run = "name == 'SDPA CUDNN' and graph == 1"
+    ms, (tokens,) = found["training"].query(of_run + " and step >= 20").ms.median(), found["runs"].query(of_run).tokens
+    assert trained("speeds", "SDPA CUDNN, as a graph", "kilotokens_per_s") == pytest.approx(tokens / ms)
+    assert trained("yardstick", "SDPA FLASH, seed 1", "mean") > 10 * trained("yardstick", "SDPA CUDNN", "mean") > 0
+    with pytest.raises(ValueError, match="rungs 1 and 2"):
+        renewed('1<!--= trained("speeds", "rungs 1 and 2", "held_out") -->')
