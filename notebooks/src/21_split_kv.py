@@ -64,7 +64,7 @@ pd.DataFrame(rows, columns=columns).style.format({c: "{:.1%}" for c in columns[-
 #
 # $$ \frac{\text{FLOPs}}{\text{bytes}} = N_q \cdot \frac{H}{H_{kv}} . $$
 #
-# With one query and no sharing that is 1. What does the memory allow then?
+# With one query and no sharing that is 1. A copy reaches 4.2<!--= record.load("device", "ceilings").query("name == 'copy'").value.median():.1f --> TB/s on an H200, a matrix product 745<!--= record.load("device", "ceilings").query("name == 'fp16 matmul'").value.median():.0f --> TFLOP/s (notebook 00). What does the memory allow then?
 # %%
 used = ...  # your prediction: the share of the tensor cores' TFLOP/s that memory allows with one query and H = 8 Hkv
 
@@ -76,7 +76,7 @@ predict(used, 8 * copy / matmul, "of the tensor cores' speed")
 draw_decode.roofline(intensities, copy, matmul, record.about("device", "ceilings")["device"])
 
 # %% [markdown]
-# **What to see.** One query per head can use less than a hundredth of what the tensor cores offer. A decode step is a **read of the cache**, and its unavoidable time is bytes divided by bandwidth. The yardstick is a copy on the same card (which writes as much as it reads; a kernel that only reads may come out a little above it).
+# **What to see.** One query per head, without sharing, can use less than a hundredth of what the tensor cores offer. A decode step is a **read of the cache**, and its unavoidable time is bytes divided by bandwidth. The yardstick is a copy on the same card (which writes as much as it reads; a kernel that only reads may come out a little above it).
 # %%
 for B, _, Hkv, Nk, D in workloads.CACHES[:3]:
     size = record.kv_bytes(B, Hkv, Nk, D)
@@ -92,7 +92,7 @@ for B, _, Hkv, Nk, D in workloads.CACHES[:3]:
 #
 # $$ (m_1, l_1, o_1) \oplus (m_2, l_2, o_2) = \bigl(m,\; l_1 e^{m_1-m} + l_2 e^{m_2-m},\; o_1 e^{m_1-m} + o_2 e^{m_2-m}\bigr), \quad m = \max(m_1, m_2), $$
 #
-# in any order. A CTA that is done with its piece has $O = o / l$ and $\mathrm{LSE} = m + \ln l$. That is a [state](glossary.md#state) again: $(\mathrm{LSE}, 1, O)$ describes the same part, since $e^{\mathrm{LSE}} = l\,e^m$ and $1 \cdot O \cdot e^{\mathrm{LSE}} = o\,e^m$. So two tensors per piece are enough, and *the operator is the very same*. At the end $O = o/l$ once more. (For decoding the idea is known as [Flash-Decoding](https://pytorch.org/blog/flash-decoding/): Dao, Haziza, Massa and Sizov, 2023.)
+# in any order. A CTA that is done with its piece has $O = o / l$ and $\mathrm{LSE} = m + \ln l$. That is a [state](glossary.md#state) again: $(\mathrm{LSE}, 1, O)$ describes the same part, since $e^{\mathrm{LSE}} = l\,e^m$ and $1 \cdot O \cdot e^{\mathrm{LSE}} = o\,e^m$. So two tensors per piece are enough, and *the operator is the very same*. At the end, divide once more. (For decoding the idea is known as [Flash-Decoding](https://pytorch.org/blog/flash-decoding/): Dao, Haziza, Massa and Sizov, 2023.)
 
 
 # %%

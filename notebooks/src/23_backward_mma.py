@@ -260,7 +260,7 @@ pd.DataFrame({"share of elements that differ": rows}).map("{:.2%}".format)
 #
 # ### Additions to neighbours
 #
-# An atomic addition of a warp goes to 32 addresses, and the L2 serves [sectors](glossary.md#sector) of 32 bytes. Were $dQ$'s sum laid out as $dQ$ is, row by row, the accumulators of one register would lie in eight different rows (lane $l$ has row $l / 4$ and columns $2\,(l \bmod 4)$ and the next). But nobody reads the sum before it is complete! So it may lie in the order of the fragments: element $e$ of all threads side by side.
+# An atomic addition of a warp goes to 32 addresses, and the L2 serves [sectors](glossary.md#sector) of 32 bytes. Were $dQ$'s sum laid out as $dQ$ is, row by row, where would the accumulators of one register lie? (Lane $l$ has row $l / 4$ and columns $2\,(l \bmod 4)$ and the next.) But nobody reads the sum before it is complete. So it may lie in the order of the fragments instead: element $e$ of all threads side by side.
 # %%
 sectors = ...  # your prediction: how many sectors does one addition touch, row by row? (64 numbers of 4 bytes in a row)
 

@@ -140,9 +140,7 @@ pd.Series(apart, name="relative difference from SDPA FLASH")
 #
 # Each run below starts from the same parameters and sees the same bytes in the same order; only `attention` differs. Rounding differs, so the curves will part, a little; and training feeds a difference back into the next step. How much is too much? Again other right answers say: another kernel of PyTorch's with the same seed, and, as the other end of the scale, the same kernel with another seed. (On a GPU every way trains once more *as a graph*, of which [below](#A-step-as-a-graph).)
 # %%
-distance = (
-    ...
-)  # your prediction: our curve differs from SDPA FLASH's like another "kernel" of PyTorch's, or like another "seed"?
+distance = ...  # your prediction: does our curve differ from SDPA FLASH's like another "kernel", or another "seed"?
 
 # %% tags=["reveal"]
 losses, runs, trained = train.train_all(plan, device, rounds=1)
@@ -150,7 +148,7 @@ losses, runs, trained = train.train_all(plan, device, rounds=1)
 # %% tags=["reveal"]
 table = train.yardstick(losses)
 mine, seed = table["mean"]["rungs 20 and 23"], table["mean"]["SDPA FLASH, seed 1"]
-predict(distance, "kernel" if mine < seed / 3 else "seed", "is what our curve's difference is like")
+predict(distance, "kernel" if mine < seed / 3 else "seed", "is what our curve differs like")
 here = "on this GPU" if device == "cuda" else "on the emulator"
 display(draw_training.losses(losses, f"{plan.steps} steps {here}", 1 + plan.steps // 40))
 table
