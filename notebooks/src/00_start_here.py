@@ -36,6 +36,7 @@ if not importlib.util.find_spec("helpers"):
 import torch
 
 from helpers import bench, check, doctor, draw, exercise, load, plot, predict, record, rung, show, xray
+from helpers import blank, hint, progress
 
 device = load("01_naive").device  # "cuda", or "cpu" where the emulator runs the kernels
 
@@ -126,7 +127,7 @@ plot.roofline(points, record.load("device", "ceilings", device="nvidia-h200"), [
 # %% [markdown]
 # *The slope* is what HBM can feed, *the flat parts* what the arithmetic units can do in fp32 and, on **tensor cores** (units that multiply whole small matrices of 16-bit numbers), in fp16; nothing gets above them. All three are measured, by a copy within HBM and by large matrix products. Where slope and flat part meet is the **ridge**: left of it HBM is the limit, right of it the arithmetic.
 #
-# Each point is an attention kernel in fp32. Its height is measured. Its place from left to right is FLOPs over the least bytes that a kernel of its kind has to move; all rooflines of this series are drawn so. SDPA MATH is PyTorch's own attention that forms $S$ and $P$ (`scaled_dot_product_attention`). With fp32 arithmetic even these two stand right of the ridge, at 12 FLOPs per byte: HBM is not yet their limit. On tensor cores the ridge lies at 177, and a kernel that forms $S$ in fp16 has 31. That is the wall that FlashAttention removes. The fp32 kernels are where to learn how; bottom to top is the way from a naive kernel to a good one.
+# Each point is an attention kernel in fp32. Its height is measured. Its place from left to right is FLOPs over the least bytes that a kernel of its kind has to move; all rooflines of this series are drawn so. SDPA MATH is PyTorch's own attention that forms $S$ and $P$ (`scaled_dot_product_attention`). The ridge of fp32 arithmetic lies at 12 FLOPs per byte, and even the two kernels that form $S$ stand right of it: HBM is not yet their limit. On tensor cores the ridge lies at 177, and a kernel that forms $S$ in fp16 has 31 FLOPs per byte. That is the wall that FlashAttention removes. The fp32 kernels, from the lowest point to the highest, are where to learn how.
 
 # %% [markdown]
 # ## Notation
@@ -287,6 +288,37 @@ p, lse = row_softmax(torch.randn(4, 10, device=row_softmax.device))
 print("rows sum to", p.sum(-1).tolist())
 
 # %% [markdown]
+# ### A part of a rung, typed into a cell
+#
+# The **tasks** at the end of each rung's notebook ask for less than a whole kernel: one region, in a rung that is otherwise as it was. `blank` shows the form, what is given and what has to hold afterwards:
+
+# %%
+blank("01", "output")
+
+# %% [markdown]
+# What you type below the first line stands for the region. The cell compiles the rung with it, checks it, and puts the counts of its X-ray beside the rung's own. Compiler errors and findings carry the cell's lines. The text here is nearly right: run the cell, and mend the two lines that it complains about, one after the other. (The line with `i` decides who has nothing to do; the last line stores.)
+
+# %% tags=["active-ipynb"]
+# %%region 01 output -> my_output
+# __global__ void output(const fa_args a) {
+#   const int tiles = int(fa::ceil_div(a.Nq, tile)), head = blockIdx.x / tiles;
+#   const int i = blockIdx.x % tiles * tile + threadIdx.y, c = blockIdx.y * tile + threadIdx.x;
+#   if (i >= a.Nq) return;
+#   const float *P = (const float *)a.workspace[1] + (int64_t(head) * a.Nq + i) * a.Nk;
+#   const float *V = (const float *)a.V + head / a.H * a.V_stride[0] + head % a.H * a.V_stride[1];
+#   float *O = (float *)a.O + head / a.H * a.O_stride[0] + head % a.H * a.O_stride[1];
+#   float o = 0.f;
+#   for (int j = 0; j < a.Nk; ++j) o += P[j] * V[j * a.V_stride[2] + c];
+#   O[i * a.O_stride[2] + c] = sum;
+# }
+
+# %% [markdown]
+# Hints unfold one at a time, when you ask. If you would rather use an editor, `python -m helpers exercise new 01 output` writes the form to a file in `work/`, and `python -m helpers exercise check` judges it. What is solved is noted in that folder, on your machine alone; `progress()` shows it.
+
+# %%
+hint("01.3")
+
+# %% [markdown]
 # ### Why not PyTorch's own binding?
 #
 # Most tutorials bind a kernel to PyTorch with `torch.utils.cpp_extension.load_inline`: a C++ function that takes and returns `torch::Tensor`. It is convenient, and every build reads PyTorch's headers, hundreds of thousands of lines, after **every** edit. The kernels of this series include none of them. `fa_launch` is a plain `extern "C"` function that takes addresses, sizes and strides, called through Python's `ctypes`; what `torch::Tensor` would have checked (dtype, shape, strides, device) is checked in Python before the call. The edit loop as recorded: `import` is what the first load of a process imports, `cold` the build of a new kernel, `edit` the build after a change, `unchanged` a load without one, `reverted` a load after the change was taken back.
@@ -301,7 +333,7 @@ draw.seconds(phases, f"Loading 01_naive · {built.device.iloc[0]}")
 #
 # **Understand the algorithm.** [01](01_naive.ipynb) what attention computes and what it costs → [02](02_online_softmax.ipynb) the mathematics that makes FlashAttention possible → [03](03_fa1_fp32.ipynb) the algorithm of the first paper → sections 1 to 3 and "What still hurts" of [04](04_fa2_fp32.ipynb). Do the numpy cells and the predictions; skim the CUDA.
 #
-# **Implement it.** Read a rung's `.cu` first and write down what each thread does; then its notebook, and all exercises. Before opening 03, try to write it from its header block. `show.diff("03_fa1_fp32", "04_fa2_fp32")` shows what an idea changes in the code.
+# **Implement it.** Read a rung's header block first and write down what each thread should do; then its notebook; then write its regions yourself, up to the whole kernel: those are the tasks. `show.diff("03_fa1_fp32", "04_fa2_fp32")` shows what an idea changes in the code.
 #
 # **Optimise it.** Start at [04](04_fa2_fp32.ipynb), go back where something is new. Predict every number before you measure it; keep what did not help. Then try to beat a rung: the check, the byte counts and, with a GPU, `bench.measure` beside the peers tell you where you are.
 #
@@ -323,17 +355,18 @@ draw.seconds(phases, f"Loading 01_naive · {built.device.iloc[0]}")
 # ### Exercise 0.1 · Repair the softmax
 #
 # Make `row_softmax` right for rows that are −∞ throughout: $P = 0$ and $\mathrm{LSE} = -\infty$. Two places need a guard. Work on the text, as below, or copy the kernel's cell and check it there first.
+#
+# <details><summary>Hint</summary>
+#
+# Where `m` is −∞, each term of `l` has to be 0. And then `l` is 0: what is 0 / 0?
+# </details>
 
 # %%
 # Exercise 0.1: put something better in place of the second text; chain .replace(…).replace(…)
 repaired = row_softmax.source.replace("expf(S[j] - m) / l", "expf(S[j] - m) / l")
 
 # %%
-exercise.verify(
-    "0.1",
-    lambda: check(load(source=repaired, quiet=True)).require().ok,
-    hint="where m is −∞, each term of l has to be 0. And then l is 0: what is 0 / 0?",
-)
+exercise.verify("0.1", lambda: check(load(source=repaired, quiet=True)).require().ok)
 
 # %% [markdown]
 # <details><summary>Solution</summary>
@@ -350,6 +383,11 @@ exercise.verify(
 # ### Exercise 0.2 · A mistake that only LSE shows
 #
 # Change one line of `01_naive` so that $O$ stays right in every case and only LSE is wrong. (If a test looks at $O$ alone, such a mistake stays hidden until the backward pass uses the LSE.)
+#
+# <details><summary>Hint</summary>
+#
+# Which line writes LSE, and what happens if it forgets one of its terms?
+# </details>
 
 # %%
 # Exercise 0.2
@@ -363,9 +401,7 @@ def wrong_in_lse_alone():
     return True
 
 
-exercise.verify(
-    "0.2", wrong_in_lse_alone, hint="which line writes LSE, and what happens if it forgets one of its terms?"
-)
+exercise.verify("0.2", wrong_in_lse_alone)
 
 # %% [markdown]
 # <details><summary>Solution</summary>
@@ -376,6 +412,9 @@ exercise.verify(
 #
 # Look at `print(check(load(source=only_lse)))`: where all scores are 0, forgetting `m` changes nothing. Tests with easy inputs pass.
 # </details>
+
+# %%
+progress()
 
 # %% [markdown]
 # ## Self-check

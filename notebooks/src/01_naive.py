@@ -35,7 +35,8 @@ import pandas as pd
 import torch
 from IPython.display import display
 
-from helpers import bench, check, draw, exercise, load, plot, predict, record, reference, rung, show, traffic, xray
+from helpers import bench, check, draw, exercise, load, plot, predict, record, reference, show, traffic, xray
+from helpers import blank, hint, progress
 
 torch.manual_seed(0)
 kernel = load("01_naive")
@@ -270,7 +271,7 @@ draw.wedge(d=64, N=512)
 # %% [markdown]
 # *Left:* one head at $N = 512$, areas to scale: the hatched squares are what the naive kernel adds. *Right:* bytes against $N$. The shaded wedge is memory, and traffic, that a cleverer kernel could do without. At $N = 64\mathrm{k}$ one head's $S$ and $P$ take 32 GiB.
 #
-# `unfused`, the PyTorch form at the top, has the same wedge and a pass more: the multiplication of $S$ by the scale is a kernel of its own, which reads and writes all of $S$ for one multiplication per element.
+# `unfused`, the PyTorch form at the top, has the same wedge and one more pass: multiplying $S$ by the scale is a kernel of its own, which reads and writes all of $S$ for one multiplication per element.
 
 # %% [markdown]
 # ## Beside its peers
@@ -348,6 +349,11 @@ plot.roofline(points, record.load("device", "ceilings", device="nvidia-h200"))
 # ### Exercise 1.1 · Bytes for any shape
 #
 # Cross-attention has $N_q$ queries and $N_k \ne N_q$ keys. Write the prediction for that case: a function that gives the total bytes (read and written) of each tensor. The one below is right only for $N_q = N_k$.
+#
+# <details><summary>Hint</summary>
+#
+# Which of these terms count scores, and how many scores are there?
+# </details>
 
 # %%
 # Exercise 1.1: bytes that threads ask of each tensor, read and written together
@@ -379,7 +385,7 @@ def every_tensor():
     return True
 
 
-exercise.verify("1.1", every_tensor, hint="which of these terms count scores, and how many scores are there?")
+exercise.verify("1.1", every_tensor)
 
 # %% [markdown]
 # <details><summary>Solution</summary>
@@ -393,63 +399,99 @@ exercise.verify("1.1", every_tensor, hint="which of these terms count scores, an
 #     return {"Q": 4 * n * d, "K": 4 * n * d, "V": 4 * n * d, "O": few * d, "LSE": few, "S": 16 * n, "P": 4 * n + 4 * n * d}
 # ```
 # </details>
-#
-# ### Exercise 1.2 · One pass less over S
-#
-# Change the `softmax` kernel so that it reads $S$ only twice: in the second pass it has $e^{S_{ij} - m}$ in hand; let it leave that in $P$, and scale $P$ in the third. Edit by replacing text, as below, or in the file. The check wants right results and two reads per byte of $S$. Then look at the total: is it a gain?
+
+# %% [markdown]
+# In the **tasks** you write parts of the rung yourself, from one loop to the whole kernel, each without a look at the rung's own. The form says what is given and what has to hold afterwards; the rest of the kernel stays as it is. The `%%region` cell judges what you type: solved means right in every case of `check` and no finding in the X-ray, whose counts stand beside the rung's own. Hints unfold one by one. [00](00_start_here.ipynb) shows how it works.
 
 # %%
-# Exercise 1.2: replace the right lines
-edited = rung("01_naive").replace("l += expf(S[j] - m_finite);", "l += expf(S[j] - m_finite);")
+# %load_ext helpers
 
+# %% [markdown]
+# ### Task 01.1 · The scores
+#
+# You practise what every kernel begins with: which element is this thread's, where does its row begin, and who has nothing to do.
 
 # %%
-def two_reads_and_right():
-    two_passes = load(source=edited, quiet=True)
-    reads = traffic(two_passes, q, k, v).reads_per_byte["S"]
-    assert reads == 2, f"S is read {reads:g} times"
-    return check(two_passes).require().ok
+blank("01", "scores")
 
+# %% tags=["active-ipynb"]
+# %%region 01 scores -> my_scores
+# // type here
 
-exercise.verify("1.2", two_reads_and_right, hint="an assignment in C++ has a value: l += (P[j] = …)")
+# %%
+hint("01.1")
 
 # %% [markdown]
 # <details><summary>Solution</summary>
 #
-# ```python
-# edited = rung("01_naive").replace("l += expf(S[j] - m_finite);", "l += (P[j] = expf(S[j] - m_finite));")
-# edited = edited.replace("P[j] = expf(S[j] - m_finite) * l_inv;", "P[j] *= l_inv;")
-# ```
-#
-# One exponential per element instead of two, and $S$ is read twice. But $P$ is now written twice and read once by `softmax`: one pass fewer over $S$, two more over $P$. Unless a cache holds the row of $P$ between the passes, that is more traffic, not less. To gain, the row has to stay on the chip.
+# The rung's own: region `scores` of [01_naive.cu](../kernels/01_naive.cu), shown under "The kernel" above.
 # </details>
+
+# %% [markdown]
+# ### Task 01.3 · The output
 #
-# ### Exercise 1.3 · The wall
-#
-# An H200 has 140 GiB of memory ($1\,\mathrm{GiB} = 2^{30}$ bytes). From which $N$ on do $S$ and $P$ of a single fp32 head no longer fit, whatever else is in it? Give the smallest such $N$.
+# The same skeleton as in 01.1, now with a row of $P$ and a column of $V$. Look at the two counts of sectors afterwards: why is this one cheaper?
 
 # %%
-# Exercise 1.3
-N_wall = 1000
+blank("01", "output")
+
+# %% tags=["active-ipynb"]
+# %%region 01 output -> my_output
+# // type here
 
 # %%
-exercise.verify(
-    "1.3",
-    lambda: 8 * N_wall**2 > 140 * 2**30 >= 8 * (N_wall - 1) ** 2,
-    hint="S and P together: 2 matrices of N² floats",
-)
+hint("01.3")
 
 # %% [markdown]
 # <details><summary>Solution</summary>
 #
-# $8N^2 > 140 \cdot 2^{30}$ gives $N > \sqrt{140 \cdot 2^{30} / 8} \approx 137\,078.4$.
-#
-# ```python
-# N_wall = 137_079
-# ```
-#
-# One head. A model with 32 of them, one sequence, reaches it at $N \approx 24\,200$.
+# The rung's own: region `output` of [01_naive.cu](../kernels/01_naive.cu), shown under "The kernel" above.
 # </details>
+
+# %% [markdown]
+# ### Task 01.2 · The softmax of a warp
+#
+# A few steps: three passes over a row, and two sums that 32 lanes have to agree on. When it is solved, try with two reads of $S$: leave $e^{S - m}$ in $P$ and scale it later. Count the bytes of $S$ and $P$ together. Is it a gain?
+
+# %%
+blank("01", "softmax")
+
+# %% tags=["active-ipynb"]
+# %%region 01 softmax -> my_softmax
+# // type here
+
+# %%
+hint("01.2")
+
+# %% [markdown]
+# <details><summary>Solution</summary>
+#
+# The rung's own: region `softmax` of [01_naive.cu](../kernels/01_naive.cu), shown under "The kernel" above. (Two reads of $S$ cost a write and a read of $P$ more: no gain, unless a cache holds the row).
+# </details>
+
+# %% [markdown]
+# ### Task 01.9 · The whole rung
+#
+# From the header block: your own kernels and launcher. One kernel per step is the easy way, and the one that the hints take. The inputs come one by one, the easy ones first, up to the first that is wrong.
+
+# %%
+blank("01")
+
+# %% tags=["active-ipynb"]
+# %%region 01 kernel -> my_kernel
+# // type here
+
+# %%
+hint("01.9")
+
+# %% [markdown]
+# <details><summary>Solution</summary>
+#
+# The rung's own: all of it that follows the header block of [01_naive.cu](../kernels/01_naive.cu), as above with its `#include` lines.
+# </details>
+
+# %%
+progress()
 
 # %% [markdown]
 # ## Self-check
