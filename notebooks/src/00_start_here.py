@@ -99,9 +99,9 @@ levels = [
 draw.memory_hierarchy(levels, f"The memories of one GPU · {name}")
 
 # %% [markdown]
-# *Top to bottom:* farther from the arithmetic, shared by more threads, and slower. An SM can fetch three operands of 4 bytes for each of 128 multiply-adds per clock from its registers, 128 bytes per clock from shared memory or from the **L1 cache** (which shares one piece of hardware with it), and, if all SMs ask at once, about 16 bytes per clock from HBM: a measured 4.21<!--= record.load("device", "ceilings", device="nvidia-h200").query("name == 'copy'").value.median():.2f --> TB/s, divided by 132 SMs and 1.98 GHz. Registers and shared memory are about equally large; the caches and HBM are larger the farther away they are. (Sizes as the driver reports them, of your GPU or else of an H200, in units of $2^{10}$, $2^{20}$ and $2^{30}$ bytes; registers and rates per clock by the [CUDA programming guide](https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities) for compute capability 9.0.)
+# *Top to bottom:* farther from the arithmetic, shared by more threads, and slower. An SM can fetch three operands of 4 bytes for each of 128 multiply-adds per clock from its registers, 128 bytes per clock from shared memory or from the **L1 cache** (which shares one piece of hardware with it), and, if all SMs ask at once, about 16 bytes per clock from HBM: a measured 4.21<!--= record.load("device", "ceilings", device="nvidia-h200").query("name == 'copy'").value.median():.2f --> TB/s, divided by 132 SMs and 1.98 GHz. (Sizes as the driver reports them, of your GPU or else of an H200, in units of $2^{10}$, $2^{20}$ and $2^{30}$ bytes; registers and rates per clock by the [CUDA programming guide](https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities) for compute capability 9.0.)
 #
-# **HBM** (high-bandwidth memory) is the device memory of a data-centre GPU; on other cards it is GDDR, and everything said about it holds. FlashAttention is one idea about this picture: do not send to HBM what could have stayed above.
+# **HBM** (high-bandwidth memory) is the device memory of a data-centre GPU; on other cards it is GDDR. FlashAttention is one idea about this picture: do not send to HBM what could have stayed above.
 #
 # ### The roofline
 #
@@ -147,7 +147,7 @@ plot.roofline(points, record.load("device", "ceilings", device="nvidia-h200"), [
 # | $B_r$, $B_c$ | rows of $Q$ and rows of $K$, $V$ in a tile |
 # | FLOPs | $4\,B\,H\,N_q\,N_k\,d$ for the forward pass, always; the softmax is not counted |
 #
-# In code a suffix tells where a thing lives: `K_smem` in shared memory, `S_reg` in registers, no suffix in HBM. The words of CUDA:
+# In code a suffix tells where a thing lives: `K_smem`, `S_reg`, in HBM none. The words of CUDA:
 #
 # | | |
 # |---|---|
@@ -176,7 +176,7 @@ print(", ".join(show.regions("01_naive")))
 show.region("01_naive", "output")
 
 # %% [markdown]
-# This is the last of the three kernels of `01_naive`: $O = PV$, one thread per element of $O$. `__global__` makes a function a kernel; `a` holds the arguments: addresses, sizes, and strides, the distances in elements from one batch, head or row to the next. The thread works out which element is its own (`i`, `c`, and `head`), leaves if there is none, adds up $N_k$ products and writes one number. [01](01_naive.ipynb) explains it line by line. Here it is material for breaking.
+# This is the last of the three kernels of `01_naive`: $O = PV$, one thread per element of $O$. `__global__` makes a function a kernel; `a` holds the arguments: addresses, sizes, and strides, the distances in elements from one batch, head or row to the next. The thread works out which element is its own (`i`, `c`, and `head`), leaves if there is none, adds up $N_k$ products and writes one number. [01](01_naive.ipynb) explains it line by line.
 
 # %% [markdown]
 # ## The edit loop
@@ -207,7 +207,7 @@ predict(columns, int(wrong.any(dim=2)[0, 0].sum()), "wrong columns")
 print(check(broken))
 
 # %% [markdown]
-# It says how many cases are wrong, where the worst element is and **which** elements are wrong: here columns 16 to 31 of $D = 32$, 48 to 63 of $D = 64$, in all rows. "Never written" is exact: outputs are filled with a special NaN before the kernel runs. The map at the end draws one head. A pattern like this one, whole columns from a multiple of 16 on, is half of the diagnosis.
+# It says how many cases are wrong, where the worst element is and **which** elements are wrong: here columns 16 to 31 of $D = 32$, 48 to 63 of $D = 64$, in all rows. "Never written" is exact: outputs are filled with a special NaN before the kernel runs. The map at the end draws one head. Such a pattern, whole columns from a multiple of 16 on, is half of the diagnosis.
 #
 # Revert. The compiled original is still in the cache:
 
@@ -296,7 +296,7 @@ print("rows sum to", p.sum(-1).tolist())
 blank("01", "output")
 
 # %% [markdown]
-# What you type below the first line stands for the region. The cell compiles the rung with it, checks it, and puts the counts of its X-ray beside the rung's own. Compiler errors and findings carry the cell's lines. The text here is nearly right: run the cell, and mend the two lines that it complains about, one after the other. (The line with `i` decides who has nothing to do; the last line stores.)
+# What you type below the first line stands for the region. The cell compiles the rung with it, checks it, and puts the counts of its X-ray beside the rung's own. Compiler errors and findings carry the cell's lines. The text here is nearly right: mend the two lines that it complains about, one after the other.
 
 # %% tags=["active-ipynb"]
 # %%region 01 output -> my_output
@@ -313,7 +313,7 @@ blank("01", "output")
 # }
 
 # %% [markdown]
-# Hints unfold one at a time, when you ask. If you would rather use an editor, `python -m helpers exercise new 01 output` writes the form to a file in `work/`, and `python -m helpers exercise check` judges it. What is solved is noted in that folder, on your machine alone; `progress()` shows it.
+# Hints unfold one at a time. (With an editor: `python -m helpers exercise new 01 output` writes the form to a file, `exercise check` judges it.) What is solved is noted in `work/`, on your machine alone; `progress()` shows it.
 
 # %%
 hint("01.3")
@@ -321,7 +321,7 @@ hint("01.3")
 # %% [markdown]
 # ### Why not PyTorch's own binding?
 #
-# Most tutorials bind a kernel to PyTorch with `torch.utils.cpp_extension.load_inline`: a C++ function that takes and returns `torch::Tensor`. It is convenient, and every build reads PyTorch's headers, hundreds of thousands of lines, after **every** edit. The kernels of this series include none of them. `fa_launch` is a plain `extern "C"` function that takes addresses, sizes and strides, called through Python's `ctypes`; what `torch::Tensor` would have checked (dtype, shape, strides, device) is checked in Python before the call. The edit loop as recorded: `import` is what the first load of a process imports, `cold` the build of a new kernel, `edit` the build after a change, `unchanged` a load without one, `reverted` a load after the change was taken back.
+# Most tutorials bind a kernel to PyTorch with `torch.utils.cpp_extension.load_inline`, a C++ function that takes and returns `torch::Tensor`. Every build then reads PyTorch's headers, hundreds of thousands of lines, after **every** edit. Here `fa_launch` is a plain `extern "C"` function that takes addresses, sizes and strides, called through Python's `ctypes`; dtype, shape, strides and device are checked in Python before the call. The edit loop as recorded: `import` is what the first load of a process imports, `cold` the build of a new kernel, `edit` the build after a change, `unchanged` a load without one, `reverted` a load after the change was taken back.
 
 # %%
 built = record.load("01_naive", "build")
@@ -331,11 +331,11 @@ draw.seconds(phases, f"Loading 01_naive · {built.device.iloc[0]}")
 # %% [markdown]
 # ## Three paths through the series
 #
-# **Understand the algorithm.** [01](01_naive.ipynb) what attention computes and what it costs → [02](02_online_softmax.ipynb) the mathematics that makes FlashAttention possible → [03](03_fa1_fp32.ipynb) the algorithm of the first paper → sections 1 to 3 and "What still hurts" of [04](04_fa2_fp32.ipynb). Do the numpy cells and the predictions; skim the CUDA.
+# **Understand the algorithm.** [01](01_naive.ipynb) what attention computes and what it costs → [02](02_online_softmax.ipynb) the mathematics that makes FlashAttention possible → [03](03_fa1_fp32.ipynb) the algorithm of the first paper → sections 1 to 3 and "What still hurts" of [04](04_fa2_fp32.ipynb). Skim the CUDA.
 #
 # **Implement it.** Read a rung's header block first and write down what each thread should do; then its notebook; then write its regions yourself, up to the whole kernel: those are the tasks. `show.diff("03_fa1_fp32", "04_fa2_fp32")` shows what an idea changes in the code.
 #
-# **Optimise it.** Start at [04](04_fa2_fp32.ipynb), go back where something is new. Predict every number before you measure it; keep what did not help. Then try to beat a rung: the check, the byte counts and, with a GPU, `bench.measure` beside the peers tell you where you are.
+# **Optimise it.** Start at [04](04_fa2_fp32.ipynb), go back where something is new. Predict every number before you measure it; keep what did not help. Then try to beat a rung, in its last task.
 #
 # Where each part lies:
 #

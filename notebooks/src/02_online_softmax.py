@@ -282,7 +282,7 @@ print(
 check(kernel)
 
 # %% [markdown]
-# The cases include rows of −∞ (masked attention makes them; the answer is $P = 0$, $\mathrm{LSE} = -\infty$), rows whose only finite scores are the last three, scores about $-10^4$ and $10^4$, and lengths one off every multiple of 32. Each is there because ordinary random tests pass without it.
+# The cases include rows of −∞ (masked attention makes them; the answer is $P = 0$, $\mathrm{LSE} = -\infty$), rows whose only finite scores are the last three, scores about $-10^4$ and $10^4$, and lengths one off every multiple of 32. Ordinary random tests have none of these.
 
 # %% [markdown]
 # ## Predict, then measure
@@ -311,7 +311,7 @@ rays = {n: xray(kernel, torch.randn(64, n)) for n in (1023, 1024, 4096, 4097)}
 predict(shuffles, rays[4096].trace.instructions["shfl.sync"] // 64, "shuffles per row")
 
 # %% [markdown]
-# In each warp five steps over the lanes and two more over the four warps' states, two shuffles a step: $4 \cdot 7 \cdot 2$. For 4096 exponentials that is little.
+# In each warp five steps over the lanes and two over the four warps' states, two shuffles a step: $4 \cdot 7 \cdot 2$.
 #
 # ### The X-ray
 #
@@ -338,7 +338,7 @@ table["time / a copy's"] = (ms["02_online_softmax"] / ms["copy"]).round(2)
 table
 
 # %% [markdown]
-# Rows of 1023 and 4097 take a few percent more sectors, but, measured in copies on the H200, clearly more time than rows of 1024 and 4096: sectors are the lesser part of it. The shuffles point to what is probably the greater one. A row that may begin up to three numbers late misses the size that 1024 and 4096 just fit, so the launcher gives it twice the threads. Each of them then holds scores in only half of its 32 slots, and there are twice as many states to merge.
+# Rows of 1023 and 4097 take a few percent more sectors but clearly more time, measured in copies on the H200. The shuffles point to what is probably the greater part of it. A row that may begin up to three numbers late misses the size that 1024 and 4096 just fit, so the launcher gives it twice the threads: half of their slots are empty, and there are twice as many states to merge.
 #
 # ### The time its bytes must take
 #
@@ -387,12 +387,12 @@ print("torch.softmax is faster at N =", ratio[ratio < 1].index.tolist())
 print("the ratio where N is no multiple of 4:", ratio[ratio.index % 4 > 0].to_dict())
 
 # %% [markdown]
-# *The figure:* bytes that any softmax must move, divided by the time; the copy is the ceiling. The step down right of 32k is the second read of $S$: 3 bytes where 2 would do. The figure holds the powers of two. The last line printed has lengths that are no multiple of 4: there rows start at any address instead of a multiple of 16 bytes (the X-ray above). At 1023, and on the shortest rows, `torch.softmax` is ahead.
+# *The figure:* bytes that any softmax must move, divided by the time; the copy is the ceiling. The step down right of 32k is the second read of $S$: 3 bytes where 2 would do. The last line printed has lengths that are no multiple of 4 (the X-ray above). At 1023, and on the shortest rows, `torch.softmax` is ahead.
 
 # %% [markdown]
 # ### Traps, live
 #
-# Mistakes that are easy to make, made here on purpose in a copy of the real file. Before you run each cell, say which inputs it will get wrong.
+# Easy mistakes, made here on purpose in a copy of the file. Before you run each cell, say which inputs it will get wrong.
 
 
 # %%
@@ -432,12 +432,12 @@ for finding in found.findings:
     print(found.report(finding))
 
 # %% [markdown]
-# Both lines, both threads, the place, and what is missing. "Nobody has written" is what this order of the warps made of it; the race is there in every order.
+# "Nobody has written" is what this order of the warps made of it; the race is there in every order.
 
 # %% [markdown]
 # ## What still hurts
 #
-# At full copy bandwidth a softmax kernel is finished: nobody can make it faster, because reading $S$ and writing $P$ is what it *is*. For attention that is the wrong problem. $S$ was written to HBM only to be read here, and $P$ is written only to be read by the next kernel: of the nine passes over $S$ and $P$ that 01 counted in HBM, this kernel in place of rung 01's softmax would save two.
+# At full copy bandwidth a softmax kernel is finished. For attention that is the wrong problem. $S$ was written to HBM only to be read here, and $P$ is written only to be read by the next kernel: of the nine passes over $S$ and $P$ that 01 counted in HBM, this kernel in place of rung 01's softmax would save two.
 #
 # The way out is in "The output merges too": compute a block of $S$ on the chip, merge it into $(m, l, o)$, and forget it. [03 · FlashAttention-1](03_fa1_fp32.ipynb) does that.
 
@@ -537,7 +537,7 @@ exercise.verify("2.2", agrees_with_all_orders)
 # </details>
 
 # %% [markdown]
-# In the **tasks** you write parts of the rung yourself, from one loop to the whole kernel, each without a look at the rung's own. The form says what is given and what has to hold afterwards; the rest of the kernel stays as it is. The `%%region` cell judges what you type: solved means right in every case of `check` and no finding in the X-ray, whose counts stand beside the rung's own. Hints unfold one by one.
+# In the **tasks** you write parts of the rung yourself, without a look at it. Solved means right in every case of `check` and no finding in the X-ray, whose counts stand beside the rung's own.
 
 # %%
 # %load_ext helpers
