@@ -61,7 +61,7 @@ doctor()
 #
 # How new is new enough? Each kernel file says so by a **compute capability**, the version number of a GPU's abilities: `sm_75` is 7.5 (Turing, 2018) or newer, `sm_80` 8.0 (Ampere, 2020) or newer, `sm_90a` 9.0 (Hopper, 2022) and no other. `doctor` above has looked.
 #
-# The **emulator** gives the right results, exact counts of the bytes that threads ask for, and a sentence with file and line for an access out of bounds, a deadlock, a barrier that only some threads reach, a read of shared memory that nobody wrote. (A **barrier** is a line at which threads wait for each other. Where one is missing altogether, `xray`, below, names the two lines that race.) It does not model caches and has no notion of time: it never says how fast a kernel is, and a time measured on a CPU is never shown beside one from a GPU.
+# The **[emulator](glossary.md#emulator)** gives the right results, exact counts of the bytes that threads ask for, and a sentence with file and line for an access out of bounds, a deadlock, a barrier that only some threads reach, a read of shared memory that nobody wrote. (A **barrier** is a line at which threads wait for each other. Where one is missing altogether, `xray`, below, names the two lines that race.) It does not model caches and has no notion of time; a time measured on a CPU is never shown beside one from a GPU.
 
 # %% [markdown]
 # ## FlashAttention in one picture
@@ -78,7 +78,7 @@ draw.flash_attention()
 #
 # ## Where data lives
 #
-# A GPU has a few dozen to almost 200 processors, called **SMs** (streaming multiprocessors), around one large memory. Each SM has memories of its own.
+# A GPU has a few dozen to almost 200 processors, called **[SMs](glossary.md#sm)** (streaming multiprocessors), around one large memory. Each SM has memories of its own.
 
 # %%
 name, sms, smem, L2, total, speed = "NVIDIA H200", 132, 228, 60, 140, "16"
@@ -105,7 +105,7 @@ draw.memory_hierarchy(levels, f"The memories of one GPU · {name}")
 #
 # ### The roofline
 #
-# A kernel does arithmetic (FLOPs: floating-point operations) on bytes it moves. The device has a limit for each: so many bytes per second to and from HBM, so many FLOPs per second. FLOPs per byte, the **arithmetic intensity**, says which limit a kernel meets first.
+# A kernel does arithmetic (FLOPs: floating-point operations) on bytes it moves. The device has a limit for each: so many bytes per second to and from HBM, so many FLOPs per second. FLOPs per byte, the **[arithmetic intensity](glossary.md#arithmetic-intensity)**, says which limit a kernel meets first.
 #
 # An attention kernel has to read $Q$, $K$, $V$ and write $O$. One that forms $S$ and $P$ also has to write both to HBM and read both back. At $N = 2048$ queries and keys of $d = 64$ numbers each, how many times as many bytes does the second kind move?
 #
@@ -125,7 +125,7 @@ points = points.assign(bytes=points.name.map(least), flops=bench.forward_flops(*
 plot.roofline(points, record.load("device", "ceilings", device="nvidia-h200"), ["fp32 matmul", "fp16 matmul"])
 
 # %% [markdown]
-# *The slope* is what HBM can feed, *the flat parts* what the arithmetic units can do in fp32 and, on **tensor cores** (units that multiply whole small matrices of 16-bit numbers), in fp16; nothing gets above them. All three are measured, by a copy within HBM and by large matrix products. Where slope and flat part meet is the **ridge**: left of it HBM is the limit, right of it the arithmetic.
+# *The slope* is what HBM can feed, *the flat parts* what the arithmetic units can do in fp32 and, on **[tensor cores](glossary.md#tensor-core)** (units that multiply whole small matrices of 16-bit numbers), in fp16; nothing gets above them. All three are measured, by a copy within HBM and by large matrix products. Where slope and flat part meet is the **ridge**: left of it HBM is the limit, right of it the arithmetic.
 #
 # Each point is an attention kernel in fp32. Its height is measured. Its place from left to right is FLOPs over the least bytes that a kernel of its kind has to move; all rooflines of this series are drawn so. SDPA MATH is PyTorch's own attention that forms $S$ and $P$ (`scaled_dot_product_attention`). The ridge of fp32 arithmetic lies at 12 FLOPs per byte, and even the two kernels that form $S$ stand right of it: HBM is not yet their limit. On tensor cores the ridge lies at 177, and a kernel that forms $S$ in fp16 has 31 FLOPs per byte. That is the wall that FlashAttention removes. The fp32 kernels, from the lowest point to the highest, are where to learn how.
 
@@ -163,7 +163,7 @@ plot.roofline(points, record.load("device", "ceilings", device="nvidia-h200"), [
 # %% [markdown]
 # ## How to read a rung
 #
-# Each kernel file is a **rung** of a ladder: a whole kernel that reads from top to bottom by itself and adds one idea to an earlier rung. A file opens with a **header block**, the manual of the kernel. Read it first: what goes in and out, which sizes it takes, which threads do what, and one honest sentence on speed.
+# Each kernel file is a **[rung](glossary.md#rung)** of a ladder: a whole kernel that reads from top to bottom by itself and adds one idea to an earlier rung. A file opens with a **header block**, the manual of the kernel. Read it first: what goes in and out, which sizes it takes, which threads do what, and one honest sentence on speed.
 
 # %%
 print(rung("01_naive").source.split("#include")[0])
@@ -181,7 +181,7 @@ show.region("01_naive", "output")
 # %% [markdown]
 # ## The edit loop
 #
-# `load` compiles a rung and prints one line: the compiler used, the seconds it took, and from `nvcc` how many registers a thread takes, whether variables were **spilled** (found no register and went to memory), and the shared memory of a block. Text that was compiled before is not compiled again, be it minutes or days later; the line then says `unchanged`.
+# `load` compiles a rung and prints one line: the compiler used, the seconds it took, and from `nvcc` how many registers a thread takes, whether variables were **[spilled](glossary.md#spill)** (found no register and went to memory), and the shared memory of a block. Text that was compiled before is not compiled again, be it minutes or days later; the line then says `unchanged`.
 
 # %%
 kernel = load("01_naive")
@@ -190,7 +190,7 @@ o, lse = kernel(q, k, v)
 check(kernel)
 
 # %% [markdown]
-# `check` ran it on inputs made to break kernels, and held $O$ and LSE against a float64 reference. The **error budget** of a case is about twice the error that PyTorch makes on the same inputs in the same precision. An O or LSE outside the budget counts as wrong.
+# `check` ran it on inputs made to break kernels, and held $O$ and LSE against a float64 reference. The **[error budget](glossary.md#budget)** of a case is about twice the error that PyTorch makes on the same inputs in the same precision. An O or LSE outside the budget counts as wrong.
 #
 # Now break one line. You would open `kernels/01_naive.cu` in JupyterLab's file browser, change it, save, and run the cell above again; to keep the file whole, this cell replaces text in a copy of the source. The launcher computes how many tiles of 16 columns $O$ has; forget the last one. $D$ is 64: how many columns of $O$ will be wrong?
 
@@ -209,7 +209,7 @@ print(check(broken))
 # %% [markdown]
 # It says how many cases are wrong, where the worst element is and **which** elements are wrong: here columns 16 to 31 of $D = 32$, 48 to 63 of $D = 64$, in all rows. "Never written" is exact: outputs are filled with a special NaN before the kernel runs. The map at the end draws one head. Such a pattern, whole columns from a multiple of 16 on, is half of the diagnosis.
 #
-# Revert. The compiled original is still in the cache:
+# Revert:
 
 # %%
 kernel = load("01_naive")
@@ -237,7 +237,7 @@ except RuntimeError as error:  # a KernelError
 # %% [markdown]
 # A loop that never ends shows itself by a line that counts blocks and stands still; the ■ button stops it and the notebook goes on. (On a GPU nothing short of restarting the notebook's kernel stops it. Try what may hang with `device="cpu"` first.)
 #
-# A kernel can also be right and wasteful. `xray` runs it on the emulator and lists its lines by what they cost. HBM is moved in **sectors**, aligned pieces of 32 bytes; what the 32 threads of a warp ask for together is a **request**. In the product $QK^\top$, at each step of its loop, a warp asks for one number from each of 16 rows of $K$, which lie 256 bytes apart. How many sectors is that?
+# A kernel can also be right and wasteful. `xray` runs it on the emulator and lists its lines by what they cost. HBM is moved in **[sectors](glossary.md#sector)**, aligned pieces of 32 bytes; what the 32 threads of a warp ask for together is a **[request](glossary.md#request)**. In the product $QK^\top$, at each step of its loop, a warp asks for one number from each of 16 rows of $K$, which lie 256 bytes apart. How many sectors is that?
 
 # %%
 sectors = ...  # your prediction: sectors of one request

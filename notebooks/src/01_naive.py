@@ -53,7 +53,7 @@ device = kernel.device
 #
 # With the vectors as rows of matrices this is $S = \mathrm{scale}\,QK^\top$, $P = \mathrm{softmax}(S)$ by rows and $O = PV$, with $\mathrm{scale} = 1/\sqrt d$ unless told otherwise. $Q$, $K$, $V$ and $O$ have $N$ rows and $d$ columns; $S$, the **scores**, and $P$, the **probabilities**, have $N$ rows and $N$ columns. A layer has $H$ **heads**, each with its own $Q$, $K$, $V$, and a batch of $B$ sequences: everything happens $B \cdot H$ times, independently.
 #
-# The kernels of this series return one more number per row, the **log-sum-exp** $\mathrm{LSE}_i = \ln \sum_j e^{S_{ij}}$: with it, $P_{ij} = e^{S_{ij} - \mathrm{LSE}_i}$ can be had again from $S_{ij}$ alone.
+# The kernels of this series return one more number per row, the **[log-sum-exp](glossary.md#lse)** $\mathrm{LSE}_i = \ln \sum_j e^{S_{ij}}$: with it, $P_{ij} = e^{S_{ij} - \mathrm{LSE}_i}$ can be had again from $S_{ij}$ alone.
 #
 # In PyTorch, literally:
 
@@ -98,15 +98,15 @@ print(f"Q, K, V, O: {q.numel()} numbers each · S, P: {B * H * N * N} each")
 show.region("01_naive", "scores")
 
 # %% [markdown]
-# CUDA runs threads in **blocks** (also called CTAs); all blocks of a launch form the **grid**. Here a block is 16 × 16 threads and covers a 16 × 16 patch of $S$. A thread finds its query `i` and key `j` from `blockIdx` and `threadIdx`, leaves if it lies beyond the edge (this is how any $N$ works), multiplies a row of $Q$ with a row of $K$, and writes one number. Each step of its loop is one **FMA** (fused multiply-add: a product and a sum in one instruction, 2 FLOPs). The offsets of batch and head come from strides, so the inputs need not be contiguous.
+# CUDA runs threads in **blocks** (also called [CTAs](glossary.md#cta)); all blocks of a launch form the **grid**. Here a block is 16 × 16 threads and covers a 16 × 16 patch of $S$. A thread finds its query `i` and key `j` from `blockIdx` and `threadIdx`, leaves if it lies beyond the edge (this is how any $N$ works), multiplies a row of $Q$ with a row of $K$, and writes one number. Each step of its loop is one **FMA** (fused multiply-add: a product and a sum in one instruction, 2 FLOPs). The offsets of batch and head come from strides, so the inputs need not be contiguous.
 
 # %%
 draw.threads(N=48)
 
 # %% [markdown]
-# *Left:* the blocks of one head; `blockIdx.x` runs along the queries (and over the heads), `blockIdx.y` along the keys. *Right:* inside a block the hardware groups threads into **warps** of 32 that execute together: two rows of 16. While a warp computes, its 32 threads read 2 different rows of $Q$ and 16 different rows of $K$.
+# *Left:* the blocks of one head; `blockIdx.x` runs along the queries (and over the heads), `blockIdx.y` along the keys. *Right:* inside a block the hardware groups threads into **[warps](glossary.md#warp)** of 32 that execute together: two rows of 16. While a warp computes, its 32 threads read 2 different rows of $Q$ and 16 different rows of $K$.
 #
-# The second kernel turns each row of $S$ into a row of $P$. One warp takes a row. Its threads are called **lanes**, numbered 0 to 31: lane 0 takes elements 0, 32, 64, …, lane 1 elements 1, 33, 65, …
+# The second kernel turns each row of $S$ into a row of $P$. One warp takes a row. Its threads are called **[lanes](glossary.md#lane)**, numbered 0 to 31: lane 0 takes elements 0, 32, 64, …, lane 1 elements 1, 33, 65, …
 
 # %%
 show.region("01_naive", "softmax")
@@ -120,7 +120,7 @@ show.region("01_naive", "softmax")
 show.region("01_naive", "output")
 
 # %% [markdown]
-# The **launcher** is the function Python calls. It refuses what the kernels can't do, and launches the three on one stream: each starts when the one before has finished. Between them, $S$ and $P$ wait in **HBM**, the GPU's large memory outside the chip.
+# The **launcher** is the function Python calls. It refuses what the kernels can't do, and launches the three on one stream: each starts when the one before has finished. Between them, $S$ and $P$ wait in **[HBM](glossary.md#hbm)**, the GPU's large memory outside the chip.
 
 # %%
 show.region("01_naive", "launcher")
@@ -137,7 +137,7 @@ print(f"O {tuple(o.shape)}, LSE {tuple(lse.shape)}; largest |O - exact| = {(o - 
 check(kernel)
 
 # %% [markdown]
-# How exact is exact enough? A fixed tolerance would be too lax for some inputs and impossible for others. The rule here: **the error may be twice that of plain PyTorch at the same precision on the same inputs**, plus a floor of a few rounding steps. That is the *budget*, and the line above says how much of it the worst case uses.
+# How exact is exact enough? A fixed tolerance would be too lax for some inputs and impossible for others. The rule here: **the error may be twice that of plain PyTorch at the same precision on the same inputs**, plus a floor of a few rounding steps. That is the *[budget](glossary.md#budget)*, and the line above says how much of it the worst case uses.
 
 # %% [markdown]
 # ## Predict, then measure
@@ -180,7 +180,7 @@ print("every formula exact" if (both.total == both.derived).all() else "a formul
 both
 
 # %% [markdown]
-# The **X-ray** runs the kernel in the same way and looks at every request of a warp. One of its pictures sets the bytes beside the least that any attention has to move: inputs read once, outputs written once, $S$ and $P$ not at all.
+# The **[X-ray](glossary.md#x-ray)** runs the kernel in the same way and looks at every request of a warp. One of its pictures sets the bytes beside the least that any attention has to move: inputs read once, outputs written once, $S$ and $P$ not at all.
 
 # %%
 ray = xray(kernel, q, k, v)
@@ -223,7 +223,7 @@ dram.round(2)
 #
 # ### The X-ray: what a request costs
 #
-# When a warp executes a load, its 32 threads name 32 addresses. The L1 cache serves them in **sectors** of 32 bytes, which lie in **lines** of 128 bytes. Neighbouring threads that ask for neighbouring addresses share sectors; such an access is called **coalesced**. Look at the two loops again, for one warp (two rows of 16 threads):
+# When a warp executes a load, its 32 threads name 32 addresses. The L1 cache serves them in **[sectors](glossary.md#sector)** of 32 bytes, which lie in **lines** of 128 bytes. Neighbouring threads that ask for neighbouring addresses share sectors; such an access is called **[coalesced](glossary.md#coalesced)**. Look at the two loops again, for one warp (two rows of 16 threads):
 #
 # - `scores` reads `q[c]` of 2 queries and `k[c]` of 16 keys; rows are $4d = 256$ bytes apart.
 # - `output` reads `P[j]` of 2 rows and `V[j * stride + c]` of 16 neighbouring columns.
@@ -299,7 +299,7 @@ plot.throughput(samples)
 #
 # ### On the roofline
 #
-# **Arithmetic intensity** is FLOPs per byte moved. A device that can move $\beta$ bytes and do $\pi$ FLOPs per second needs at least $\pi/\beta$ FLOPs per byte to be busy computing; that is the *ridge*. Attention's forward pass counts as $4BHN^2d$ FLOPs (two products of $2N^2d$ each). Divided by three different byte counts:
+# **[Arithmetic intensity](glossary.md#arithmetic-intensity)** is FLOPs per byte moved. A device that can move $\beta$ bytes and do $\pi$ FLOPs per second needs at least $\pi/\beta$ FLOPs per byte to be busy computing; that is the *ridge*. Attention's forward pass counts as $4BHN^2d$ FLOPs (two products of $2N^2d$ each). Divided by three different byte counts:
 #
 # $$ \underbrace{\frac{4N^2d}{16N^2d}}_{\text{bytes threads ask for}} = \frac14, \qquad
 #    \underbrace{\frac{4N^2d}{16N^2 + 16Nd}}_{\text{HBM, S and P written and read}} \approx \frac d4, \qquad

@@ -125,7 +125,7 @@ draw.running_state([1.0, 0.2, 2.1, 1.4, 0.5, 3.0, 2.6, 1.8])
 # %% [markdown]
 # ### States merge
 #
-# The update above takes one score. Nothing in its derivation needs that. Call $(m, l)$ the **state** of a set of scores. Two sets with states $(m_1, l_1)$ and $(m_2, l_2)$ together have the state
+# The update above takes one score. Nothing in its derivation needs that. Call $(m, l)$ the **[state](glossary.md#state)** of a set of scores. Two sets with states $(m_1, l_1)$ and $(m_2, l_2)$ together have the state
 #
 # $$ (m_1, l_1) \oplus (m_2, l_2) = \bigl(m,\; l_1 e^{m_1 - m} + l_2 e^{m_2 - m}\bigr), \qquad m = \max(m_1, m_2), $$
 #
@@ -238,7 +238,7 @@ print(f"three blocks merged against one softmax: largest difference {abs(o / l -
 show.region("02_online_softmax", "merge")
 
 # %% [markdown]
-# Each thread summarises the scores it holds. Then the threads of a row merge. Inside a warp that is a **butterfly**: at each step a lane exchanges states with the lane whose number differs in one bit, and merges.
+# Each thread summarises the scores it holds. Then the threads of a row merge. Inside a warp that is a **[butterfly](glossary.md#butterfly)**: at each step a lane exchanges states with the lane whose number differs in one bit, and merges.
 
 # %%
 show.region("02_online_softmax", "merge_threads")
@@ -247,7 +247,7 @@ show.region("02_online_softmax", "merge_threads")
 draw.butterfly([1.0, 3.0, 2.0, 4.0, 0.0, 2.0, 5.0, 1.0])
 
 # %% [markdown]
-# *Drawn with 8 lanes; a warp has 32 and takes 5 steps.* Dashed lines are values read from another lane's registers. Associativity and commutativity are what make this right: every lane merges the same states in another order, and all end with the same result. If a block has several warps, one lane of each writes the warp's state to **shared memory** (on-chip memory that the threads of a block share), the barrier `__syncthreads()` makes all of them visible, and a second butterfly merges them.
+# *Drawn with 8 lanes; a warp has 32 and takes 5 steps.* Dashed lines are values read from another lane's registers. Associativity and commutativity are what make this right: every lane merges the same states in another order, and all end with the same result. If a block has several warps, one lane of each writes the warp's state to **shared memory** (on-chip memory that the threads of a block share), the [barrier](glossary.md#barrier) `__syncthreads()` makes all of them visible, and a second butterfly merges them.
 #
 # The kernel proper. It is a template: the compiler makes a kernel for each pair of `threads` (per row) and `V` that the launcher uses. `V` is not the values here: it counts the **vectors** of four scores that a thread holds. `__launch_bounds__` tells the compiler how many threads a block will have, so that it can share out the registers. `slice_of` says which part of the row is this block's, all of it unless the row is long; `load` and `store` move a thread's scores, 16 bytes at a time where they can. `#pragma unroll` writes a loop out, so that every `x[e]` can be a register.
 
@@ -263,7 +263,7 @@ show.region("02_online_softmax", "softmax")
 show.region("02_online_softmax", "long_rows")
 
 # %% [markdown]
-# What the compiler made of it, for an H200 (no GPU needed for this): one line per kernel, `softmax<threads, V>` for rows of up to 4 · `threads` · `V` scores. *Spilled* registers would live in memory; there should be none.
+# What the compiler made of it, for an H200 (no GPU needed for this): one line per kernel, `softmax<threads, V>` for rows of up to 4 · `threads` · `V` scores. *[Spilled](glossary.md#spill)* registers would live in memory; there should be none.
 
 # %%
 made = sass.resources("02_online_softmax", arch="sm_90a")
@@ -315,7 +315,7 @@ predict(shuffles, rays[4096].trace.instructions["shfl.sync"] // 64, "shuffles pe
 #
 # ### The X-ray
 #
-# Are these bytes asked for well? A warp's lanes load 16 bytes each, side by side: 512 bytes, which are 16 sectors of 32 bytes if the first begins with a sector. Rows of 4096 numbers do, at every row. Rows of 4097 begin anywhere. The kernel counts its groups of four from the last multiple of 16 bytes, so at worst: how many sectors may such a request need?
+# Are these bytes asked for well? A warp's lanes load 16 bytes each, side by side: 512 bytes, which are 16 [sectors](glossary.md#sector) of 32 bytes if the first begins with a sector. Rows of 4096 numbers do, at every row. Rows of 4097 begin anywhere. The kernel counts its groups of four from the last multiple of 16 bytes, so at worst: how many sectors may such a request need?
 
 # %%
 sectors_at_most = ...  # your prediction
@@ -432,7 +432,7 @@ for finding in found.findings:
     print(found.report(finding))
 
 # %% [markdown]
-# "Nobody has written" is what this order of the warps made of it; the race is there in every order.
+# "Nobody has written" is what this order of the warps made of it; the [race](glossary.md#race) is there in every order.
 
 # %% [markdown]
 # ## What still hurts

@@ -52,11 +52,11 @@ device = kernel.device
 #
 # Two memories matter from here on: **HBM**, where tensors live, and the small memory inside each SM, which the papers call **SRAM**. CUDA calls the part of it that a program controls **shared memory** and lends it to one **CTA** (cooperative thread array, the other name of a block): up to 227 KB per CTA on compute capability 9.0 ([CUDA programming guide](https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities)). $M$ is the number of *elements* that SRAM holds.
 #
-# A tile of $S$ fits into SRAM easily. If a tile is made, used and thrown away there, $S$ never reaches HBM. What stands in the way is the softmax: the first tile of a row cannot be normalised before the last one is known. Notebook 02 has removed this obstacle.
+# A tile of $S$ fits into SRAM easily. If a [tile](glossary.md#tile) is made, used and thrown away there, $S$ never reaches HBM. What stands in the way is the softmax: the first tile of a row cannot be normalised before the last one is known. Notebook 02 has removed this obstacle.
 #
 # ### What a row remembers
 #
-# Of a set $A$ of keys, a query row keeps the **state** $(m_A, l_A, o_A)$: the maximum, the sum and the output *so far*. In FlashAttention-1 the output is divided by $l$ at every step, so that $o_A = \frac{1}{l_A} \sum_{j \in A} e^{s_j - m_A} v_j$ is attention restricted to the keys in $A$. Two states merge as in notebook 02 (its $o$ is $l_A o_A$ here):
+# Of a set $A$ of keys, a query row keeps the **[state](glossary.md#state)** $(m_A, l_A, o_A)$: the maximum, the sum and the output *so far*. In FlashAttention-1 the output is divided by $l$ at every step, so that $o_A = \frac{1}{l_A} \sum_{j \in A} e^{s_j - m_A} v_j$ is attention restricted to the keys in $A$. Two states merge as in notebook 02 (its $o$ is $l_A o_A$ here):
 #
 # $$ m = \max(m_A, m_B), \qquad l = e^{m_A - m}\, l_A + e^{m_B - m}\, l_B, \qquad
 #    o = \frac{e^{m_A - m}\, l_A\, o_A + e^{m_B - m}\, l_B\, o_B}{l} . $$
@@ -226,7 +226,7 @@ for N, d, Bc in [(128, 64, 32), (256, 32, 64), (500, 64, 128)]:
 #   } }
 # ```
 #
-# `__syncthreads()` is a **barrier**: no thread of the CTA goes on before all have arrived. The constants:
+# `__syncthreads()` is a **[barrier](glossary.md#barrier)**: no thread of the CTA goes on before all have arrived. The constants:
 
 # %%
 show.region("03_fa1_fp32", "tile")
@@ -254,7 +254,7 @@ show.region("03_fa1_fp32", "scores")
 show.region("03_fa1_fp32", "softmax")
 
 # %% [markdown]
-# `row_max` and `row_sum` exchange registers between the `TX` lanes of a row with **shuffles** (`__shfl_xor_sync`, the butterfly of notebook 02). Columns past the last key are set to $-\infty$: they weigh $e^{-\infty} = 0$. A row whose scores are all $-\infty$ would give $-\infty - (-\infty)$, NaN; `m_finite` stands in for the maximum there. $\tilde P$ goes to shared memory, because $\tilde P V_j$ needs whole rows of it and each thread has only a few columns. `__syncwarp()` is a barrier for the 32 lanes of a warp; it is enough, as no other warp reads these rows. The product $\tilde P V_j$ (region `output`) is built like the scores. Then lines 11 to 13:
+# `row_max` and `row_sum` exchange registers between the `TX` lanes of a row with **[shuffles](glossary.md#shuffle)** (`__shfl_xor_sync`, the butterfly of notebook 02). Columns past the last key are set to $-\infty$: they weigh $e^{-\infty} = 0$. A row whose scores are all $-\infty$ would give $-\infty - (-\infty)$, NaN; `m_finite` stands in for the maximum there. $\tilde P$ goes to shared memory, because $\tilde P V_j$ needs whole rows of it and each thread has only a few columns. `__syncwarp()` is a barrier for the 32 lanes of a warp; it is enough, as no other warp reads these rows. The product $\tilde P V_j$ (region `output`) is built like the scores. Then lines 11 to 13:
 
 # %%
 show.region("03_fa1_fp32", "merge")
@@ -324,7 +324,7 @@ print(f"{seen.device}, B = 1, H = 16, N = 4096, d = 64, in MiB")
 # %% [markdown]
 # ### The X-ray: how shared memory serves a warp
 #
-# Shared memory has 32 **banks**, each 4 bytes wide: word $w$ lies in bank $w \bmod 32$. It answers a warp's request in **wavefronts**. In one wavefront each bank hands out one word, to every lane that wants it. Lanes that want *different* words of one bank take turns, a wavefront each: a **bank conflict**.
+# Shared memory has 32 **[banks](glossary.md#bank)**, each 4 bytes wide: word $w$ lies in bank $w \bmod 32$. It answers a warp's request in **[wavefronts](glossary.md#wavefront)**. In one wavefront each bank hands out one word, to every lane that wants it. Lanes that want *different* words of one bank take turns, a wavefront each: a **[bank conflict](glossary.md#bank-conflict)**.
 #
 # For wider accesses a warp is served in parts. With 8 bytes per lane the two halves of the warp go one after the other, with 16 bytes, as in `load4`, the four **quarters** (lanes 0 to 7, 8 to 15, …). A word that lanes of different quarters want is handed out once for each. One exception, for loads: where lanes ask for the same address two by two (each lane $i$ as lane $i \oplus 1$, or each as lane $i \oplus 2$), two quarters are served together. (This is the rule by which the emulator counts, `helpers/emulator/banks.py`; notebook [92](92_xray_against_hardware.ipynb) holds it against an H200.)
 #

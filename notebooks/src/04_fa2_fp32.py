@@ -55,7 +55,7 @@ compile_ahead(["03_fa1_fp32", "04_fa2_fp32"], "xray")  # in the background, for 
 # - it brings $O$, $m$ and $l$ in from HBM and writes them back for every tile of keys;
 # - it uses each value from shared memory a few times only.
 #
-# FlashAttention-2 (Dao 2023, [arXiv 2307.08691](https://arxiv.org/abs/2307.08691)) answers the first two by exchanging the two loops, and saves operations that are not part of a matrix product. The answer to the third is not in the paper, whose authors could take it for granted: the two products are written as a fast matrix-multiplication kernel writes them. Sections 1 to 4 take the paper's changes one by one, section 5 the products.
+# FlashAttention-2 (Dao 2023, [arXiv 2307.08691](https://arxiv.org/abs/2307.08691)) answers the first two by exchanging the two loops ([loop order](glossary.md#loop-order)), and saves operations that are not part of a matrix product. The answer to the third is not in the paper, whose authors could take it for granted: the two products are written as a fast matrix-multiplication kernel writes them. Sections 1 to 4 take the paper's changes one by one, section 5 the products.
 
 # %% [markdown]
 # ## 1 · Loop order
@@ -152,11 +152,11 @@ plot.throughput(recorded[recorded["name"] == recorded["rung"]])
 #
 # Look at $S = Q K^\top$ with both tiles in shared memory. The obvious way gives each thread one element of $S$: for each $k$ it loads $Q_{ik}$ and $K_{jk}$ and does one multiply-add. Two loads, 8 bytes, for 2 FLOPs: 4 bytes per FLOP.
 #
-# Give a thread a block of $T_M \times T_N$ elements instead. For each $k$ it loads $T_M$ numbers of $Q$ and $T_N$ of $K$, and does all $T_M T_N$ products of the two, an **outer product**. Bytes asked for per FLOP:
+# Give a thread a block of $T_M \times T_N$ elements instead. For each $k$ it loads $T_M$ numbers of $Q$ and $T_N$ of $K$, and does all $T_M T_N$ products of the two, an **outer product** ([register tiling](glossary.md#register-tiling)). Bytes asked for per FLOP:
 #
 # $$ \frac{4\,(T_M + T_N)}{2\,T_M T_N} = 2 \left( \frac{1}{T_M} + \frac{1}{T_N} \right) . $$
 #
-# Shared memory delivers one wavefront of 128 bytes per clock; the CUDA cores of an SM do 128 multiply-adds, 256 FLOPs, per clock: $128 / 256 = 0.5$ bytes per FLOP.
+# Shared memory delivers one [wavefront](glossary.md#wavefront) of 128 bytes per clock; the CUDA cores of an SM do 128 multiply-adds, 256 FLOPs, per clock: $128 / 256 = 0.5$ bytes per FLOP.
 
 # %%
 draw.register_tiling([(1, 1), (2, 2), (4, 4), (8, 4), (8, 8), (16, 8)])
@@ -236,7 +236,7 @@ show.region("04_fa2_fp32", "scores")
 show.region("04_fa2_fp32", "online_update")
 
 # %% [markdown]
-# Lines 9 and 10 of the algorithm. `alpha` rescales $l$ and $O$, both in registers. `l_reg` holds the sum over this thread's columns only; since all threads of a row use the same `alpha`, their partial sums can be added at the very end. The maximum cannot wait: every thread needs it now, so it is exchanged with shuffles.
+# Lines 9 and 10 of the algorithm. `alpha` [rescales](glossary.md#rescaling) $l$ and $O$, both in registers. `l_reg` holds the sum over this thread's columns only; since all threads of a row use the same `alpha`, their partial sums can be added at the very end. The maximum cannot wait: every thread needs it now, so it is exchanged with [shuffles](glossary.md#shuffle).
 #
 # Then $O \mathrel{+}= \tilde P V_j$ (region `output`) is the same `multiply`, with $\tilde P$ in the place of $Q$ and $V$ in that of $K$. A thread has 8 columns of $\tilde P$ and needs whole rows, so $\tilde P$ passes through shared memory, half of the keys at a time to save room. After the last tile:
 
@@ -306,7 +306,7 @@ ray.bank_map("fa::store<T::stage>(K_smem")
 # %% [markdown]
 # **What to see.** A lane holds four keys of one column and stores them side by side; the next lane's column lies four rows further down, and a row is `ld_k` = 68 floats long. $4 \cdot 68 = 272$, which is 16 modulo 32: the eight lanes of a quarter meet in two groups of four banks and take four turns instead of one.
 #
-# No padding ends this. A store of 16 bytes needs a row length that is a multiple of 4, and four such rows are a multiple of 16 floats, so columns begin in bank 0 or 16. The cure is to permute the banks instead, a **swizzle**, the subject of notebook 11. Here the stores are a sixth of all wavefronts, so there is little to gain.
+# No padding ends this. A store of 16 bytes needs a row length that is a multiple of 4, and four such rows are a multiple of 16 floats, so columns begin in bank 0 or 16. The cure is to permute the banks instead, a **[swizzle](glossary.md#swizzle)**, the subject of notebook 11. Here the stores are a sixth of all wavefronts, so there is little to gain.
 
 # %% [markdown]
 # ### Error
@@ -406,7 +406,7 @@ times_faster = top["fp16 matmul"] / top["fp32 matmul"]
 print(f"  a large fp16 matrix product runs at {times_faster:.0f} times the rate of an fp32 one")
 
 # %% [markdown]
-# The last line is the point. In fp32 the products run on the **CUDA cores**, one multiply-add per lane and instruction, and no loop order changes their number. The same SM has **tensor cores**. Notebook 10 gives them the two products, and everything around them (the layout of the tiles, who holds which element, what has to pass through shared memory) has to be thought through again.
+# The last line is the point. In fp32 the products run on the **CUDA cores**, one multiply-add per lane and instruction, and no loop order changes their number. The same SM has **[tensor cores](glossary.md#tensor-core)**. Notebook 10 gives them the two products, and everything around them (the layout of the tiles, who holds which element, what has to pass through shared memory) has to be thought through again.
 
 # %% [markdown]
 # ## Exercises
