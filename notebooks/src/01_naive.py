@@ -475,6 +475,9 @@ hint("01.2")
 # From the header block: your own kernels and launcher. One kernel per step is the easy way, and the one that the hints take. The inputs come one by one, the easy ones first, up to the first that is wrong.
 
 # %%
+print(kernel.rung.source.split("#include")[0])  # the header block
+
+# %%
 blank("01")
 
 # %% tags=["active-ipynb"]

@@ -611,6 +611,9 @@ hint("02.3")
 # From the header block. A warp per row that reads the row twice is a right answer; then see how close you come to one read.
 
 # %%
+print(kernel.rung.source.split("#include")[0])  # the header block
+
+# %%
 blank("02")
 
 # %% tags=["active-ipynb"]

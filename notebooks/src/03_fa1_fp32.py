@@ -240,7 +240,7 @@ show.region("03_fa1_fp32", "tile")
 draw.fa1_threads()
 
 # %% [markdown]
-# **What to see.** The first warp's eight rows, above of $S$, below of $O$. Eight neighbouring lanes share a row. Lane 13 has rows 2 and 3, and of $S$ the keys 5, 13, 21 and 29; of $O$ two groups of four columns. So a row's maximum, its sum and its $\tilde P$ concern eight lanes of one warp.
+# **What to see.** The first warp's eight rows, above of $S$, below of $O$. Eight neighbouring lanes share a row. Lane 13 has rows 2 and 3 (from `row0 = ty * rows` on), and of $S$ the keys 5, 13, 21 and 29; of $O$ two groups of four columns. So a row's maximum, its sum and its $\tilde P$ concern eight lanes of one warp.
 #
 # Line 9 of the algorithm:
 
@@ -626,6 +626,9 @@ hint("03.3")
 # ### Task 03.9 · The whole rung
 #
 # FlashAttention-1 from the header block. Begin with a simple tile: one thread per row of $Q$ is a right answer. Judged step by step, a single tile first.
+
+# %%
+print(kernel.rung.source.split("#include")[0])  # the header block
 
 # %%
 blank("03")

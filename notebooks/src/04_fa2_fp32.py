@@ -588,6 +588,9 @@ hint("04.3")
 # FlashAttention-2 from the header block. Begin without slabs: whole tiles, one barrier before and one after each product. Then compare your wavefronts and bytes with the rung's.
 
 # %%
+print(kernel.rung.source.split("#include")[0])  # the header block
+
+# %%
 blank("04")
 
 # %% tags=["active-ipynb"]
