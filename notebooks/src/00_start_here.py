@@ -296,14 +296,14 @@ print("rows sum to", p.sum(-1).tolist())
 blank("01", "output")
 
 # %% [markdown]
-# What you type below the first line stands for the region. The cell compiles the rung with it, checks it, and puts the counts of its X-ray beside the rung's own. Compiler errors and findings carry the cell's lines. The text here is nearly right: mend the two lines that it complains about, one after the other.
+# What you type below the first line stands for the region. The cell compiles the rung with it, checks it, and puts the counts of its X-ray beside the rung's own. Compiler errors and findings carry the cell's lines. The text here has two faults. Run the cell, mend one, run it again.
 
 # %% tags=["active-ipynb"]
 # %%region 01 output -> my_output
 # __global__ void output(const fa_args a) {
 #   const int tiles = int(fa::ceil_div(a.Nq, tile)), head = blockIdx.x / tiles;
 #   const int i = blockIdx.x % tiles * tile + threadIdx.y, c = blockIdx.y * tile + threadIdx.x;
-#   if (i >= a.Nq) return;
+#   if (c >= a.D) return;
 #   const float *P = (const float *)a.workspace[1] + (int64_t(head) * a.Nq + i) * a.Nk;
 #   const float *V = (const float *)a.V + head / a.H * a.V_stride[0] + head % a.H * a.V_stride[1];
 #   float *O = (float *)a.O + head / a.H * a.O_stride[0] + head % a.H * a.O_stride[1];
