@@ -76,7 +76,7 @@ def blank(which: Which, *regions: str) -> Text:
     """
     rung = find(which)
     names = regions or (WHOLE,)
-    return Text(f"%%region {rung.stem} {' '.join(names)}\n{form(rung, names)}")
+    return Text(f"%%region {rung.number} {' '.join(names)} -> my_{names[0]}\n{form(rung, names)}")
 
 
 def page(which: Which, regions: tuple[str, ...]) -> str:

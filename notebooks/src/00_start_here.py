@@ -36,6 +36,7 @@ if not importlib.util.find_spec("helpers"):
 import torch
 
 from helpers import bench, check, doctor, draw, exercise, load, plot, predict, record, rung, show, xray
+from helpers import blank, hint, progress
 
 device = load("01_naive").device  # "cuda", or "cpu" where the emulator runs the kernels
 
@@ -60,7 +61,7 @@ doctor()
 #
 # How new is new enough? Each kernel file says so by a **compute capability**, the version number of a GPU's abilities: `sm_75` is 7.5 (Turing, 2018) or newer, `sm_80` 8.0 (Ampere, 2020) or newer, `sm_90a` 9.0 (Hopper, 2022) and no other. `doctor` above has looked.
 #
-# The **emulator** gives the right results, exact counts of the bytes that threads ask for, and a sentence with file and line for an access out of bounds, a deadlock, a barrier that only some threads reach, a read of shared memory that nobody wrote. (A **barrier** is a line at which threads wait for each other. Where one is missing altogether, `xray`, below, names the two lines that race.) It does not model caches and has no notion of time: it never says how fast a kernel is, and a time measured on a CPU is never shown beside one from a GPU.
+# The **[emulator](glossary.md#emulator)** gives the right results, exact counts of the bytes that threads ask for, and a sentence with file and line for an access out of bounds, a deadlock, a barrier that only some threads reach, a read of shared memory that nobody wrote. (A **barrier** is a line at which threads wait for each other. Where one is missing altogether, `xray`, below, names the two lines that race.) It does not model caches and has no notion of time; a time measured on a CPU is never shown beside one from a GPU.
 
 # %% [markdown]
 # ## FlashAttention in one picture
@@ -77,7 +78,7 @@ draw.flash_attention()
 #
 # ## Where data lives
 #
-# A GPU has a few dozen to almost 200 processors, called **SMs** (streaming multiprocessors), around one large memory. Each SM has memories of its own.
+# A GPU has a few dozen to almost 200 processors, called **[SMs](glossary.md#sm)** (streaming multiprocessors), around one large memory. Each SM has memories of its own.
 
 # %%
 name, sms, smem, L2, total, speed = "NVIDIA H200", 132, 228, 60, 140, "16"
@@ -98,13 +99,13 @@ levels = [
 draw.memory_hierarchy(levels, f"The memories of one GPU · {name}")
 
 # %% [markdown]
-# *Top to bottom:* farther from the arithmetic, shared by more threads, and slower. An SM can fetch three operands of 4 bytes for each of 128 multiply-adds per clock from its registers, 128 bytes per clock from shared memory or from the **L1 cache** (which shares one piece of hardware with it), and, if all SMs ask at once, about 16 bytes per clock from HBM: a measured 4.21<!--= record.load("device", "ceilings", device="nvidia-h200").query("name == 'copy'").value.median():.2f --> TB/s, divided by 132 SMs and 1.98 GHz. Registers and shared memory are about equally large; the caches and HBM are larger the farther away they are. (Sizes as the driver reports them, of your GPU or else of an H200, in units of $2^{10}$, $2^{20}$ and $2^{30}$ bytes; registers and rates per clock by the [CUDA programming guide](https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities) for compute capability 9.0.)
+# *Top to bottom:* farther from the arithmetic, shared by more threads, and slower. An SM can fetch three operands of 4 bytes for each of 128 multiply-adds per clock from its registers, 128 bytes per clock from shared memory or from the **L1 cache** (which shares one piece of hardware with it), and, if all SMs ask at once, about 16 bytes per clock from HBM: a measured 4.21<!--= record.load("device", "ceilings", device="nvidia-h200").query("name == 'copy'").value.median():.2f --> TB/s, divided by 132 SMs and 1.98 GHz. (Sizes as the driver reports them, of your GPU or else of an H200, in units of $2^{10}$, $2^{20}$ and $2^{30}$ bytes; registers and rates per clock by the [CUDA programming guide](https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities) for compute capability 9.0.)
 #
-# **HBM** (high-bandwidth memory) is the device memory of a data-centre GPU; on other cards it is GDDR, and everything said about it holds. FlashAttention is one idea about this picture: do not send to HBM what could have stayed above.
+# **HBM** (high-bandwidth memory) is the device memory of a data-centre GPU; on other cards it is GDDR. FlashAttention is one idea about this picture: do not send to HBM what could have stayed above.
 #
 # ### The roofline
 #
-# A kernel does arithmetic (FLOPs: floating-point operations) on bytes it moves. The device has a limit for each: so many bytes per second to and from HBM, so many FLOPs per second. FLOPs per byte, the **arithmetic intensity**, says which limit a kernel meets first.
+# A kernel does arithmetic (FLOPs: floating-point operations) on bytes it moves. The device has a limit for each: so many bytes per second to and from HBM, so many FLOPs per second. FLOPs per byte, the **[arithmetic intensity](glossary.md#arithmetic-intensity)**, says which limit a kernel meets first.
 #
 # An attention kernel has to read $Q$, $K$, $V$ and write $O$. One that forms $S$ and $P$ also has to write both to HBM and read both back. At $N = 2048$ queries and keys of $d = 64$ numbers each, how many times as many bytes does the second kind move?
 #
@@ -124,9 +125,9 @@ points = points.assign(bytes=points.name.map(least), flops=bench.forward_flops(*
 plot.roofline(points, record.load("device", "ceilings", device="nvidia-h200"), ["fp32 matmul", "fp16 matmul"])
 
 # %% [markdown]
-# *The slope* is what HBM can feed, *the flat parts* what the arithmetic units can do in fp32 and, on **tensor cores** (units that multiply whole small matrices of 16-bit numbers), in fp16; nothing gets above them. All three are measured, by a copy within HBM and by large matrix products. Where slope and flat part meet is the **ridge**: left of it HBM is the limit, right of it the arithmetic.
+# *The slope* is what HBM can feed, *the flat parts* what the arithmetic units can do in fp32 and, on **[tensor cores](glossary.md#tensor-core)** (units that multiply whole small matrices of 16-bit numbers), in fp16; nothing gets above them. All three are measured, by a copy within HBM and by large matrix products. Where slope and flat part meet is the **ridge**: left of it HBM is the limit, right of it the arithmetic.
 #
-# Each point is an attention kernel in fp32. Its height is measured. Its place from left to right is FLOPs over the least bytes that a kernel of its kind has to move; all rooflines of this series are drawn so. SDPA MATH is PyTorch's own attention that forms $S$ and $P$ (`scaled_dot_product_attention`). With fp32 arithmetic even these two stand right of the ridge, at 12 FLOPs per byte: HBM is not yet their limit. On tensor cores the ridge lies at 177, and a kernel that forms $S$ in fp16 has 31. That is the wall that FlashAttention removes. The fp32 kernels are where to learn how; bottom to top is the way from a naive kernel to a good one.
+# Each point is an attention kernel in fp32. Its height is measured. Its place from left to right is FLOPs over the least bytes that a kernel of its kind has to move; all rooflines of this series are drawn so. SDPA MATH is PyTorch's own attention that forms $S$ and $P$ (`scaled_dot_product_attention`). The ridge of fp32 arithmetic lies at 12 FLOPs per byte, and even the two kernels that form $S$ stand right of it: HBM is not yet their limit. On tensor cores the ridge lies at 177, and a kernel that forms $S$ in fp16 has 31 FLOPs per byte. That is the wall that FlashAttention removes. The fp32 kernels, from the lowest point to the highest, are where to learn how.
 
 # %% [markdown]
 # ## Notation
@@ -146,7 +147,7 @@ plot.roofline(points, record.load("device", "ceilings", device="nvidia-h200"), [
 # | $B_r$, $B_c$ | rows of $Q$ and rows of $K$, $V$ in a tile |
 # | FLOPs | $4\,B\,H\,N_q\,N_k\,d$ for the forward pass, always; the softmax is not counted |
 #
-# In code a suffix tells where a thing lives: `K_smem` in shared memory, `S_reg` in registers, no suffix in HBM. The words of CUDA:
+# In code a suffix tells where a thing lives: `K_smem`, `S_reg`, in HBM none. The words of CUDA:
 #
 # | | |
 # |---|---|
@@ -162,7 +163,7 @@ plot.roofline(points, record.load("device", "ceilings", device="nvidia-h200"), [
 # %% [markdown]
 # ## How to read a rung
 #
-# Each kernel file is a **rung** of a ladder: a whole kernel that reads from top to bottom by itself and adds one idea to an earlier rung. A file opens with a **header block**, the manual of the kernel. Read it first: what goes in and out, which sizes it takes, which threads do what, and one honest sentence on speed.
+# Each kernel file is a **[rung](glossary.md#rung)** of a ladder: a whole kernel that reads from top to bottom by itself and adds one idea to an earlier rung. A file opens with a **header block**, the manual of the kernel. Read it first: what goes in and out, which sizes it takes, which threads do what, and one honest sentence on speed.
 
 # %%
 print(rung("01_naive").source.split("#include")[0])
@@ -175,12 +176,12 @@ print(", ".join(show.regions("01_naive")))
 show.region("01_naive", "output")
 
 # %% [markdown]
-# This is the last of the three kernels of `01_naive`: $O = PV$, one thread per element of $O$. `__global__` makes a function a kernel; `a` holds the arguments: addresses, sizes, and strides, the distances in elements from one batch, head or row to the next. The thread works out which element is its own (`i`, `c`, and `head`), leaves if there is none, adds up $N_k$ products and writes one number. [01](01_naive.ipynb) explains it line by line. Here it is material for breaking.
+# This is the last of the three kernels of `01_naive`: $O = PV$, one thread per element of $O$. `__global__` makes a function a kernel; `a` holds the arguments: addresses, sizes, and strides, the distances in elements from one batch, head or row to the next. The thread works out which element is its own (`i`, `c`, and `head`), leaves if there is none, adds up $N_k$ products and writes one number. [01](01_naive.ipynb) explains it line by line.
 
 # %% [markdown]
 # ## The edit loop
 #
-# `load` compiles a rung and prints one line: the compiler used, the seconds it took, and from `nvcc` how many registers a thread takes, whether variables were **spilled** (found no register and went to memory), and the shared memory of a block. Text that was compiled before is not compiled again, be it minutes or days later; the line then says `unchanged`.
+# `load` compiles a rung and prints one line: the compiler used, the seconds it took, and from `nvcc` how many registers a thread takes, whether variables were **[spilled](glossary.md#spill)** (found no register and went to memory), and the shared memory of a block. Text that was compiled before is not compiled again, be it minutes or days later; the line then says `unchanged`.
 
 # %%
 kernel = load("01_naive")
@@ -189,7 +190,7 @@ o, lse = kernel(q, k, v)
 check(kernel)
 
 # %% [markdown]
-# `check` ran it on inputs made to break kernels, and held $O$ and LSE against a float64 reference. The **error budget** of a case is about twice the error that PyTorch makes on the same inputs in the same precision. An O or LSE outside the budget counts as wrong.
+# `check` ran it on inputs made to break kernels, and held $O$ and LSE against a float64 reference. The **[error budget](glossary.md#budget)** of a case is about twice the error that PyTorch makes on the same inputs in the same precision. An O or LSE outside the budget counts as wrong.
 #
 # Now break one line. You would open `kernels/01_naive.cu` in JupyterLab's file browser, change it, save, and run the cell above again; to keep the file whole, this cell replaces text in a copy of the source. The launcher computes how many tiles of 16 columns $O$ has; forget the last one. $D$ is 64: how many columns of $O$ will be wrong?
 
@@ -206,9 +207,9 @@ predict(columns, int(wrong.any(dim=2)[0, 0].sum()), "wrong columns")
 print(check(broken))
 
 # %% [markdown]
-# It says how many cases are wrong, where the worst element is and **which** elements are wrong: here columns 16 to 31 of $D = 32$, 48 to 63 of $D = 64$, in all rows. "Never written" is exact: outputs are filled with a special NaN before the kernel runs. The map at the end draws one head. A pattern like this one, whole columns from a multiple of 16 on, is half of the diagnosis.
+# It says how many cases are wrong, where the worst element is and **which** elements are wrong: here columns 16 to 31 of $D = 32$, 48 to 63 of $D = 64$, in all rows. "Never written" is exact: outputs are filled with a special NaN before the kernel runs. The map at the end draws one head. Such a pattern, whole columns from a multiple of 16 on, is half of the diagnosis.
 #
-# Revert. The compiled original is still in the cache:
+# Revert:
 
 # %%
 kernel = load("01_naive")
@@ -236,7 +237,7 @@ except RuntimeError as error:  # a KernelError
 # %% [markdown]
 # A loop that never ends shows itself by a line that counts blocks and stands still; the ■ button stops it and the notebook goes on. (On a GPU nothing short of restarting the notebook's kernel stops it. Try what may hang with `device="cpu"` first.)
 #
-# A kernel can also be right and wasteful. `xray` runs it on the emulator and lists its lines by what they cost. HBM is moved in **sectors**, aligned pieces of 32 bytes; what the 32 threads of a warp ask for together is a **request**. In the product $QK^\top$, at each step of its loop, a warp asks for one number from each of 16 rows of $K$, which lie 256 bytes apart. How many sectors is that?
+# A kernel can also be right and wasteful. `xray` runs it on the emulator and lists its lines by what they cost. HBM is moved in **[sectors](glossary.md#sector)**, aligned pieces of 32 bytes; what the 32 threads of a warp ask for together is a **[request](glossary.md#request)**. In the product $QK^\top$, at each step of its loop, a warp asks for one number from each of 16 rows of $K$, which lie 256 bytes apart. How many sectors is that?
 
 # %%
 sectors = ...  # your prediction: sectors of one request
@@ -287,9 +288,40 @@ p, lse = row_softmax(torch.randn(4, 10, device=row_softmax.device))
 print("rows sum to", p.sum(-1).tolist())
 
 # %% [markdown]
+# ### A part of a rung, typed into a cell
+#
+# The **tasks** at the end of each rung's notebook ask for less than a whole kernel: one region, in a rung that is otherwise as it was. `blank` shows the form, what is given and what has to hold afterwards:
+
+# %%
+blank("01", "output")
+
+# %% [markdown]
+# What you type below the first line stands for the region. The cell compiles the rung with it, checks it, and puts the counts of its X-ray beside the rung's own. Compiler errors and findings carry the cell's lines. The text here has two faults. Run the cell, mend one, run it again.
+
+# %% tags=["active-ipynb"]
+# %%region 01 output -> my_output
+# __global__ void output(const fa_args a) {
+#   const int tiles = int(fa::ceil_div(a.Nq, tile)), head = blockIdx.x / tiles;
+#   const int i = blockIdx.x % tiles * tile + threadIdx.y, c = blockIdx.y * tile + threadIdx.x;
+#   if (c >= a.D) return;
+#   const float *P = (const float *)a.workspace[1] + (int64_t(head) * a.Nq + i) * a.Nk;
+#   const float *V = (const float *)a.V + head / a.H * a.V_stride[0] + head % a.H * a.V_stride[1];
+#   float *O = (float *)a.O + head / a.H * a.O_stride[0] + head % a.H * a.O_stride[1];
+#   float o = 0.f;
+#   for (int j = 0; j < a.Nk; ++j) o += P[j] * V[j * a.V_stride[2] + c];
+#   O[i * a.O_stride[2] + c] = sum;
+# }
+
+# %% [markdown]
+# Hints unfold one at a time. (With an editor: `python -m helpers exercise new 01 output` writes the form to a file, `exercise check` judges it.) What is solved is noted in `work/`, on your machine alone; `progress()` shows it.
+
+# %%
+hint("01.3")
+
+# %% [markdown]
 # ### Why not PyTorch's own binding?
 #
-# Most tutorials bind a kernel to PyTorch with `torch.utils.cpp_extension.load_inline`: a C++ function that takes and returns `torch::Tensor`. It is convenient, and every build reads PyTorch's headers, hundreds of thousands of lines, after **every** edit. The kernels of this series include none of them. `fa_launch` is a plain `extern "C"` function that takes addresses, sizes and strides, called through Python's `ctypes`; what `torch::Tensor` would have checked (dtype, shape, strides, device) is checked in Python before the call. The edit loop as recorded: `import` is what the first load of a process imports, `cold` the build of a new kernel, `edit` the build after a change, `unchanged` a load without one, `reverted` a load after the change was taken back.
+# Most tutorials bind a kernel to PyTorch with `torch.utils.cpp_extension.load_inline`, a C++ function that takes and returns `torch::Tensor`. Every build then reads PyTorch's headers, hundreds of thousands of lines, after **every** edit. Here `fa_launch` is a plain `extern "C"` function that takes addresses, sizes and strides, called through Python's `ctypes`; dtype, shape, strides and device are checked in Python before the call. The edit loop as recorded: `import` is what the first load of a process imports, `cold` the build of a new kernel, `edit` the build after a change, `unchanged` a load without one, `reverted` a load after the change was taken back.
 
 # %%
 built = record.load("01_naive", "build")
@@ -299,11 +331,11 @@ draw.seconds(phases, f"Loading 01_naive · {built.device.iloc[0]}")
 # %% [markdown]
 # ## Three paths through the series
 #
-# **Understand the algorithm.** [01](01_naive.ipynb) what attention computes and what it costs → [02](02_online_softmax.ipynb) the mathematics that makes FlashAttention possible → [03](03_fa1_fp32.ipynb) the algorithm of the first paper → sections 1 to 3 and "What still hurts" of [04](04_fa2_fp32.ipynb). Do the numpy cells and the predictions; skim the CUDA.
+# **Understand the algorithm.** [01](01_naive.ipynb) what attention computes and what it costs → [02](02_online_softmax.ipynb) the mathematics that makes FlashAttention possible → [03](03_fa1_fp32.ipynb) the algorithm of the first paper → sections 1 to 3 and "What still hurts" of [04](04_fa2_fp32.ipynb). Skim the CUDA.
 #
-# **Implement it.** Read a rung's `.cu` first and write down what each thread does; then its notebook, and all exercises. Before opening 03, try to write it from its header block. `show.diff("03_fa1_fp32", "04_fa2_fp32")` shows what an idea changes in the code.
+# **Implement it.** Read a rung's header block first and write down what each thread should do; then its notebook; then write its regions yourself, up to the whole kernel: those are the tasks. `show.diff("03_fa1_fp32", "04_fa2_fp32")` shows what an idea changes in the code.
 #
-# **Optimise it.** Start at [04](04_fa2_fp32.ipynb), go back where something is new. Predict every number before you measure it; keep what did not help. Then try to beat a rung: the check, the byte counts and, with a GPU, `bench.measure` beside the peers tell you where you are.
+# **Optimise it.** Start at [04](04_fa2_fp32.ipynb), go back where something is new. Predict every number before you measure it; keep what did not help. Then try to beat a rung, in its last task.
 #
 # Where each part lies:
 #
@@ -323,17 +355,18 @@ draw.seconds(phases, f"Loading 01_naive · {built.device.iloc[0]}")
 # ### Exercise 0.1 · Repair the softmax
 #
 # Make `row_softmax` right for rows that are −∞ throughout: $P = 0$ and $\mathrm{LSE} = -\infty$. Two places need a guard. Work on the text, as below, or copy the kernel's cell and check it there first.
+#
+# <details><summary>Hint</summary>
+#
+# Where `m` is −∞, each term of `l` has to be 0. And then `l` is 0: what is 0 / 0?
+# </details>
 
 # %%
 # Exercise 0.1: put something better in place of the second text; chain .replace(…).replace(…)
 repaired = row_softmax.source.replace("expf(S[j] - m) / l", "expf(S[j] - m) / l")
 
 # %%
-exercise.verify(
-    "0.1",
-    lambda: check(load(source=repaired, quiet=True)).require().ok,
-    hint="where m is −∞, each term of l has to be 0. And then l is 0: what is 0 / 0?",
-)
+exercise.verify("0.1", lambda: check(load(source=repaired, quiet=True)).require().ok)
 
 # %% [markdown]
 # <details><summary>Solution</summary>
@@ -350,6 +383,11 @@ exercise.verify(
 # ### Exercise 0.2 · A mistake that only LSE shows
 #
 # Change one line of `01_naive` so that $O$ stays right in every case and only LSE is wrong. (If a test looks at $O$ alone, such a mistake stays hidden until the backward pass uses the LSE.)
+#
+# <details><summary>Hint</summary>
+#
+# Which line writes LSE, and what happens if it forgets one of its terms?
+# </details>
 
 # %%
 # Exercise 0.2
@@ -363,9 +401,7 @@ def wrong_in_lse_alone():
     return True
 
 
-exercise.verify(
-    "0.2", wrong_in_lse_alone, hint="which line writes LSE, and what happens if it forgets one of its terms?"
-)
+exercise.verify("0.2", wrong_in_lse_alone)
 
 # %% [markdown]
 # <details><summary>Solution</summary>
@@ -376,6 +412,9 @@ exercise.verify(
 #
 # Look at `print(check(load(source=only_lse)))`: where all scores are 0, forgetting `m` changes nothing. Tests with easy inputs pass.
 # </details>
+
+# %%
+progress()
 
 # %% [markdown]
 # ## Self-check

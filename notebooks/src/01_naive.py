@@ -35,7 +35,8 @@ import pandas as pd
 import torch
 from IPython.display import display
 
-from helpers import bench, check, draw, exercise, load, plot, predict, record, reference, rung, show, traffic, xray
+from helpers import bench, check, draw, exercise, load, plot, predict, record, reference, show, traffic, xray
+from helpers import blank, hint, progress
 
 torch.manual_seed(0)
 kernel = load("01_naive")
@@ -52,7 +53,7 @@ device = kernel.device
 #
 # With the vectors as rows of matrices this is $S = \mathrm{scale}\,QK^\top$, $P = \mathrm{softmax}(S)$ by rows and $O = PV$, with $\mathrm{scale} = 1/\sqrt d$ unless told otherwise. $Q$, $K$, $V$ and $O$ have $N$ rows and $d$ columns; $S$, the **scores**, and $P$, the **probabilities**, have $N$ rows and $N$ columns. A layer has $H$ **heads**, each with its own $Q$, $K$, $V$, and a batch of $B$ sequences: everything happens $B \cdot H$ times, independently.
 #
-# The kernels of this series return one more number per row, the **log-sum-exp** $\mathrm{LSE}_i = \ln \sum_j e^{S_{ij}}$: with it, $P_{ij} = e^{S_{ij} - \mathrm{LSE}_i}$ can be had again from $S_{ij}$ alone.
+# The kernels of this series return one more number per row, the **[log-sum-exp](glossary.md#lse)** $\mathrm{LSE}_i = \ln \sum_j e^{S_{ij}}$: with it, $P_{ij} = e^{S_{ij} - \mathrm{LSE}_i}$ can be had again from $S_{ij}$ alone.
 #
 # In PyTorch, literally:
 
@@ -97,15 +98,15 @@ print(f"Q, K, V, O: {q.numel()} numbers each · S, P: {B * H * N * N} each")
 show.region("01_naive", "scores")
 
 # %% [markdown]
-# CUDA runs threads in **blocks** (also called CTAs); all blocks of a launch form the **grid**. Here a block is 16 × 16 threads and covers a 16 × 16 patch of $S$. A thread finds its query `i` and key `j` from `blockIdx` and `threadIdx`, leaves if it lies beyond the edge (this is how any $N$ works), multiplies a row of $Q$ with a row of $K$, and writes one number. Each step of its loop is one **FMA** (fused multiply-add: a product and a sum in one instruction, 2 FLOPs). The offsets of batch and head come from strides, so the inputs need not be contiguous.
+# CUDA runs threads in **blocks** (also called [CTAs](glossary.md#cta)); all blocks of a launch form the **grid**. Here a block is 16 × 16 threads and covers a 16 × 16 patch of $S$. A thread finds its query `i` and key `j` from `blockIdx` and `threadIdx`, leaves if it lies beyond the edge (this is how any $N$ works), multiplies a row of $Q$ with a row of $K$, and writes one number. Each step of its loop is one **FMA** (fused multiply-add: a product and a sum in one instruction, 2 FLOPs). The offsets of batch and head come from strides, so the inputs need not be contiguous.
 
 # %%
 draw.threads(N=48)
 
 # %% [markdown]
-# *Left:* the blocks of one head; `blockIdx.x` runs along the queries (and over the heads), `blockIdx.y` along the keys. *Right:* inside a block the hardware groups threads into **warps** of 32 that execute together: two rows of 16. While a warp computes, its 32 threads read 2 different rows of $Q$ and 16 different rows of $K$.
+# *Left:* the blocks of one head; `blockIdx.x` runs along the queries (and over the heads), `blockIdx.y` along the keys. *Right:* inside a block the hardware groups threads into **[warps](glossary.md#warp)** of 32 that execute together: two rows of 16. While a warp computes, its 32 threads read 2 different rows of $Q$ and 16 different rows of $K$.
 #
-# The second kernel turns each row of $S$ into a row of $P$. One warp takes a row. Its threads are called **lanes**, numbered 0 to 31: lane 0 takes elements 0, 32, 64, …, lane 1 elements 1, 33, 65, …
+# The second kernel turns each row of $S$ into a row of $P$. One warp takes a row. Its threads are called **[lanes](glossary.md#lane)**, numbered 0 to 31: lane 0 takes elements 0, 32, 64, …, lane 1 elements 1, 33, 65, …
 
 # %%
 show.region("01_naive", "softmax")
@@ -119,7 +120,7 @@ show.region("01_naive", "softmax")
 show.region("01_naive", "output")
 
 # %% [markdown]
-# The **launcher** is the function Python calls. It refuses what the kernels can't do, and launches the three on one stream: each starts when the one before has finished. Between them, $S$ and $P$ wait in **HBM**, the GPU's large memory outside the chip.
+# The **launcher** is the function Python calls. It refuses what the kernels can't do, and launches the three on one stream: each starts when the one before has finished. Between them, $S$ and $P$ wait in **[HBM](glossary.md#hbm)**, the GPU's large memory outside the chip.
 
 # %%
 show.region("01_naive", "launcher")
@@ -136,7 +137,7 @@ print(f"O {tuple(o.shape)}, LSE {tuple(lse.shape)}; largest |O - exact| = {(o - 
 check(kernel)
 
 # %% [markdown]
-# How exact is exact enough? A fixed tolerance would be too lax for some inputs and impossible for others. The rule here: **the error may be twice that of plain PyTorch at the same precision on the same inputs**, plus a floor of a few rounding steps. That is the *budget*, and the line above says how much of it the worst case uses.
+# How exact is exact enough? A fixed tolerance would be too lax for some inputs and impossible for others. The rule here: **the error may be twice that of plain PyTorch at the same precision on the same inputs**, plus a floor of a few rounding steps. That is the *[budget](glossary.md#budget)*, and the line above says how much of it the worst case uses.
 
 # %% [markdown]
 # ## Predict, then measure
@@ -179,7 +180,7 @@ print("every formula exact" if (both.total == both.derived).all() else "a formul
 both
 
 # %% [markdown]
-# The **X-ray** runs the kernel in the same way and looks at every request of a warp. One of its pictures sets the bytes beside the least that any attention has to move: inputs read once, outputs written once, $S$ and $P$ not at all.
+# The **[X-ray](glossary.md#x-ray)** runs the kernel in the same way and looks at every request of a warp. One of its pictures sets the bytes beside the least that any attention has to move: inputs read once, outputs written once, $S$ and $P$ not at all.
 
 # %%
 ray = xray(kernel, q, k, v)
@@ -222,7 +223,7 @@ dram.round(2)
 #
 # ### The X-ray: what a request costs
 #
-# When a warp executes a load, its 32 threads name 32 addresses. The L1 cache serves them in **sectors** of 32 bytes, which lie in **lines** of 128 bytes. Neighbouring threads that ask for neighbouring addresses share sectors; such an access is called **coalesced**. Look at the two loops again, for one warp (two rows of 16 threads):
+# When a warp executes a load, its 32 threads name 32 addresses. The L1 cache serves them in **[sectors](glossary.md#sector)** of 32 bytes, which lie in **lines** of 128 bytes. Neighbouring threads that ask for neighbouring addresses share sectors; such an access is called **[coalesced](glossary.md#coalesced)**. Look at the two loops again, for one warp (two rows of 16 threads):
 #
 # - `scores` reads `q[c]` of 2 queries and `k[c]` of 16 keys; rows are $4d = 256$ bytes apart.
 # - `output` reads `P[j]` of 2 rows and `V[j * stride + c]` of 16 neighbouring columns.
@@ -270,7 +271,7 @@ draw.wedge(d=64, N=512)
 # %% [markdown]
 # *Left:* one head at $N = 512$, areas to scale: the hatched squares are what the naive kernel adds. *Right:* bytes against $N$. The shaded wedge is memory, and traffic, that a cleverer kernel could do without. At $N = 64\mathrm{k}$ one head's $S$ and $P$ take 32 GiB.
 #
-# `unfused`, the PyTorch form at the top, has the same wedge and a pass more: the multiplication of $S$ by the scale is a kernel of its own, which reads and writes all of $S$ for one multiplication per element.
+# `unfused`, the PyTorch form at the top, has the same wedge and one more pass: multiplying $S$ by the scale is a kernel of its own, which reads and writes all of $S$ for one multiplication per element.
 
 # %% [markdown]
 # ## Beside its peers
@@ -298,7 +299,7 @@ plot.throughput(samples)
 #
 # ### On the roofline
 #
-# **Arithmetic intensity** is FLOPs per byte moved. A device that can move $\beta$ bytes and do $\pi$ FLOPs per second needs at least $\pi/\beta$ FLOPs per byte to be busy computing; that is the *ridge*. Attention's forward pass counts as $4BHN^2d$ FLOPs (two products of $2N^2d$ each). Divided by three different byte counts:
+# **[Arithmetic intensity](glossary.md#arithmetic-intensity)** is FLOPs per byte moved. A device that can move $\beta$ bytes and do $\pi$ FLOPs per second needs at least $\pi/\beta$ FLOPs per byte to be busy computing; that is the *ridge*. Attention's forward pass counts as $4BHN^2d$ FLOPs (two products of $2N^2d$ each). Divided by three different byte counts:
 #
 # $$ \underbrace{\frac{4N^2d}{16N^2d}}_{\text{bytes threads ask for}} = \frac14, \qquad
 #    \underbrace{\frac{4N^2d}{16N^2 + 16Nd}}_{\text{HBM, S and P written and read}} \approx \frac d4, \qquad
@@ -348,6 +349,11 @@ plot.roofline(points, record.load("device", "ceilings", device="nvidia-h200"))
 # ### Exercise 1.1 · Bytes for any shape
 #
 # Cross-attention has $N_q$ queries and $N_k \ne N_q$ keys. Write the prediction for that case: a function that gives the total bytes (read and written) of each tensor. The one below is right only for $N_q = N_k$.
+#
+# <details><summary>Hint</summary>
+#
+# Which of these terms count scores, and how many scores are there?
+# </details>
 
 # %%
 # Exercise 1.1: bytes that threads ask of each tensor, read and written together
@@ -379,7 +385,7 @@ def every_tensor():
     return True
 
 
-exercise.verify("1.1", every_tensor, hint="which of these terms count scores, and how many scores are there?")
+exercise.verify("1.1", every_tensor)
 
 # %% [markdown]
 # <details><summary>Solution</summary>
@@ -393,63 +399,102 @@ exercise.verify("1.1", every_tensor, hint="which of these terms count scores, an
 #     return {"Q": 4 * n * d, "K": 4 * n * d, "V": 4 * n * d, "O": few * d, "LSE": few, "S": 16 * n, "P": 4 * n + 4 * n * d}
 # ```
 # </details>
-#
-# ### Exercise 1.2 · One pass less over S
-#
-# Change the `softmax` kernel so that it reads $S$ only twice: in the second pass it has $e^{S_{ij} - m}$ in hand; let it leave that in $P$, and scale $P$ in the third. Edit by replacing text, as below, or in the file. The check wants right results and two reads per byte of $S$. Then look at the total: is it a gain?
+
+# %% [markdown]
+# In the **tasks** you write parts of the rung yourself, from one loop to the whole kernel, each without a look at the rung's own. The form says what is given and what has to hold afterwards; the rest of the kernel stays as it is. The `%%region` cell judges what you type: solved means right in every case of `check` and no finding in the X-ray, whose counts stand beside the rung's own. Hints unfold one by one. [00](00_start_here.ipynb) shows how it works.
 
 # %%
-# Exercise 1.2: replace the right lines
-edited = rung("01_naive").replace("l += expf(S[j] - m_finite);", "l += expf(S[j] - m_finite);")
+# %load_ext helpers
 
+# %% [markdown]
+# ### Task 01.1 · The scores
+#
+# You practise what every kernel begins with: which element is this thread's, where does its row begin, and who has nothing to do.
 
 # %%
-def two_reads_and_right():
-    two_passes = load(source=edited, quiet=True)
-    reads = traffic(two_passes, q, k, v).reads_per_byte["S"]
-    assert reads == 2, f"S is read {reads:g} times"
-    return check(two_passes).require().ok
+blank("01", "scores")
 
+# %% tags=["active-ipynb"]
+# %%region 01 scores -> my_scores
+# // type here
 
-exercise.verify("1.2", two_reads_and_right, hint="an assignment in C++ has a value: l += (P[j] = …)")
+# %%
+hint("01.1")
 
 # %% [markdown]
 # <details><summary>Solution</summary>
 #
-# ```python
-# edited = rung("01_naive").replace("l += expf(S[j] - m_finite);", "l += (P[j] = expf(S[j] - m_finite));")
-# edited = edited.replace("P[j] = expf(S[j] - m_finite) * l_inv;", "P[j] *= l_inv;")
-# ```
-#
-# One exponential per element instead of two, and $S$ is read twice. But $P$ is now written twice and read once by `softmax`: one pass fewer over $S$, two more over $P$. Unless a cache holds the row of $P$ between the passes, that is more traffic, not less. To gain, the row has to stay on the chip.
+# The rung's own: region `scores` of [01_naive.cu](../kernels/01_naive.cu), shown under "The kernel" above.
 # </details>
+
+# %% [markdown]
+# ### Task 01.3 · The output
 #
-# ### Exercise 1.3 · The wall
-#
-# An H200 has 140 GiB of memory ($1\,\mathrm{GiB} = 2^{30}$ bytes). From which $N$ on do $S$ and $P$ of a single fp32 head no longer fit, whatever else is in it? Give the smallest such $N$.
+# The same skeleton as in 01.1, now with a row of $P$ and a column of $V$. Look at the two counts of sectors afterwards: why is this one cheaper?
 
 # %%
-# Exercise 1.3
-N_wall = 1000
+blank("01", "output")
+
+# %% tags=["active-ipynb"]
+# %%region 01 output -> my_output
+# // type here
 
 # %%
-exercise.verify(
-    "1.3",
-    lambda: 8 * N_wall**2 > 140 * 2**30 >= 8 * (N_wall - 1) ** 2,
-    hint="S and P together: 2 matrices of N² floats",
-)
+hint("01.3")
 
 # %% [markdown]
 # <details><summary>Solution</summary>
 #
-# $8N^2 > 140 \cdot 2^{30}$ gives $N > \sqrt{140 \cdot 2^{30} / 8} \approx 137\,078.4$.
-#
-# ```python
-# N_wall = 137_079
-# ```
-#
-# One head. A model with 32 of them, one sequence, reaches it at $N \approx 24\,200$.
+# The rung's own: region `output` of [01_naive.cu](../kernels/01_naive.cu), shown under "The kernel" above.
 # </details>
+
+# %% [markdown]
+# ### Task 01.2 · The softmax of a warp
+#
+# A few steps: three passes over a row, and two sums that 32 lanes have to agree on. When it is solved, try with two reads of $S$: leave $e^{S - m}$ in $P$ and scale it later. Count the bytes of $S$ and $P$ together. Is it a gain?
+
+# %%
+blank("01", "softmax")
+
+# %% tags=["active-ipynb"]
+# %%region 01 softmax -> my_softmax
+# // type here
+
+# %%
+hint("01.2")
+
+# %% [markdown]
+# <details><summary>Solution</summary>
+#
+# The rung's own: region `softmax` of [01_naive.cu](../kernels/01_naive.cu), shown under "The kernel" above. (Two reads of $S$ cost a write and a read of $P$ more: no gain, unless a cache holds the row).
+# </details>
+
+# %% [markdown]
+# ### Task 01.9 · The whole rung
+#
+# From the header block: your own kernels and launcher. One kernel per step is the easy way, and the one that the hints take. The inputs come one by one, the easy ones first, up to the first that is wrong.
+
+# %%
+print(kernel.rung.source.split("#include")[0])  # the header block
+
+# %%
+blank("01")
+
+# %% tags=["active-ipynb"]
+# %%region 01 kernel -> my_kernel
+# // type here
+
+# %%
+hint("01.9")
+
+# %% [markdown]
+# <details><summary>Solution</summary>
+#
+# The rung's own: all of it that follows the header block of [01_naive.cu](../kernels/01_naive.cu), as above with its `#include` lines.
+# </details>
+
+# %%
+progress()
 
 # %% [markdown]
 # ## Self-check

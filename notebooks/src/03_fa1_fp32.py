@@ -39,6 +39,7 @@ import pandas as pd
 import torch
 
 from helpers import check, draw, exercise, load, plot, predict, record, reference, rung, show, traffic, xray
+from helpers import blank, hint, progress
 
 torch.manual_seed(0)
 kernel = load("03_fa1_fp32")
@@ -51,11 +52,11 @@ device = kernel.device
 #
 # Two memories matter from here on: **HBM**, where tensors live, and the small memory inside each SM, which the papers call **SRAM**. CUDA calls the part of it that a program controls **shared memory** and lends it to one **CTA** (cooperative thread array, the other name of a block): up to 227 KB per CTA on compute capability 9.0 ([CUDA programming guide](https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities)). $M$ is the number of *elements* that SRAM holds.
 #
-# A tile of $S$ fits into SRAM easily. If a tile is made, used and thrown away there, $S$ never reaches HBM. What stands in the way is the softmax: the first tile of a row cannot be normalised before the last one is known. Notebook 02 has removed this obstacle.
+# A tile of $S$ fits into SRAM easily. If a [tile](glossary.md#tile) is made, used and thrown away there, $S$ never reaches HBM. What stands in the way is the softmax: the first tile of a row cannot be normalised before the last one is known. Notebook 02 has removed this obstacle.
 #
 # ### What a row remembers
 #
-# Of a set $A$ of keys, a query row keeps the **state** $(m_A, l_A, o_A)$: the maximum, the sum and the output *so far*. In FlashAttention-1 the output is divided by $l$ at every step, so that $o_A = \frac{1}{l_A} \sum_{j \in A} e^{s_j - m_A} v_j$ is attention restricted to the keys in $A$. Two states merge as in notebook 02 (its $o$ is $l_A o_A$ here):
+# Of a set $A$ of keys, a query row keeps the **[state](glossary.md#state)** $(m_A, l_A, o_A)$: the maximum, the sum and the output *so far*. In FlashAttention-1 the output is divided by $l$ at every step, so that $o_A = \frac{1}{l_A} \sum_{j \in A} e^{s_j - m_A} v_j$ is attention restricted to the keys in $A$. Two states merge as in notebook 02 (its $o$ is $l_A o_A$ here):
 #
 # $$ m = \max(m_A, m_B), \qquad l = e^{m_A - m}\, l_A + e^{m_B - m}\, l_B, \qquad
 #    o = \frac{e^{m_A - m}\, l_A\, o_A + e^{m_B - m}\, l_B\, o_B}{l} . $$
@@ -160,7 +161,7 @@ draw.tile_walk("fa1")
 #
 # - line 6: every $K_j$ and $V_j$ once in the whole run, $2Nd$;
 # - line 8: for every $j$ all of $Q$ and $O$, $2Nd$, and all of $l$ and $m$, $2N$;
-# - lines 12 and 13: for every $j$ all of $O$, $Nd$, and of $l$ and $m$, $2N$; and line 2 once more the same.
+# - lines 12 and 13: for every $j$ all of $O$, $Nd$, and of $l$ and $m$, $2N$; and line 2 writes as much once more.
 #
 # $$ \text{elements} = \underbrace{2Nd}_{K, V} + \underbrace{\tfrac{N}{B_c}\,(3Nd + 4N)}_{Q,\ O,\ l,\ m} + \underbrace{Nd + 2N}_{\text{line 2}} $$
 #
@@ -225,7 +226,7 @@ for N, d, Bc in [(128, 64, 32), (256, 32, 64), (500, 64, 128)]:
 #   } }
 # ```
 #
-# `__syncthreads()` is a **barrier**: no thread of the CTA goes on before all have arrived. The constants:
+# `__syncthreads()` is a **[barrier](glossary.md#barrier)**: no thread of the CTA goes on before all have arrived. The constants:
 
 # %%
 show.region("03_fa1_fp32", "tile")
@@ -239,7 +240,7 @@ show.region("03_fa1_fp32", "tile")
 draw.fa1_threads()
 
 # %% [markdown]
-# **What to see.** The first warp's eight rows, above of $S$, below of $O$. Eight neighbouring lanes share a row. Lane 13 has rows 2 and 3, and of $S$ the keys 5, 13, 21 and 29; of $O$ two groups of four columns. So a row's maximum, its sum and its $\tilde P$ concern eight lanes of one warp.
+# **What to see.** The first warp's eight rows, above of $S$, below of $O$. Eight neighbouring lanes share a row. Lane 13 has rows 2 and 3 (from `row0 = ty * rows` on), and of $S$ the keys 5, 13, 21 and 29; of $O$ two groups of four columns. So a row's maximum, its sum and its $\tilde P$ concern eight lanes of one warp.
 #
 # Line 9 of the algorithm:
 
@@ -253,7 +254,7 @@ show.region("03_fa1_fp32", "scores")
 show.region("03_fa1_fp32", "softmax")
 
 # %% [markdown]
-# `row_max` and `row_sum` exchange registers between the `TX` lanes of a row with **shuffles** (`__shfl_xor_sync`, the butterfly of notebook 02). Columns past the last key are set to $-\infty$: they weigh $e^{-\infty} = 0$. A row whose scores are all $-\infty$ would give $-\infty - (-\infty)$, NaN; `m_finite` stands in for the maximum there. $\tilde P$ goes to shared memory, because $\tilde P V_j$ needs whole rows of it and each thread has only a few columns. `__syncwarp()` is a barrier for the 32 lanes of a warp; it is enough, as no other warp reads these rows. The product $\tilde P V_j$ (region `output`) is built like the scores. Then lines 11 to 13:
+# `row_max` and `row_sum` exchange registers between the `TX` lanes of a row with **[shuffles](glossary.md#shuffle)** (`__shfl_xor_sync`, the butterfly of notebook 02). Columns past the last key are set to $-\infty$: they weigh $e^{-\infty} = 0$. A row whose scores are all $-\infty$ would give $-\infty - (-\infty)$, NaN; `m_finite` stands in for the maximum there. $\tilde P$ goes to shared memory, because $\tilde P V_j$ needs whole rows of it and each thread has only a few columns. `__syncwarp()` is a barrier for the 32 lanes of a warp; it is enough, as no other warp reads these rows. The product $\tilde P V_j$ (region `output`) is built like the scores. Then lines 11 to 13:
 
 # %%
 show.region("03_fa1_fp32", "merge")
@@ -323,7 +324,7 @@ print(f"{seen.device}, B = 1, H = 16, N = 4096, d = 64, in MiB")
 # %% [markdown]
 # ### The X-ray: how shared memory serves a warp
 #
-# Shared memory has 32 **banks**, each 4 bytes wide: word $w$ lies in bank $w \bmod 32$. It answers a warp's request in **wavefronts**. In one wavefront each bank hands out one word, to every lane that wants it. Lanes that want *different* words of one bank take turns, a wavefront each: a **bank conflict**.
+# Shared memory has 32 **[banks](glossary.md#bank)**, each 4 bytes wide: word $w$ lies in bank $w \bmod 32$. It answers a warp's request in **[wavefronts](glossary.md#wavefront)**. In one wavefront each bank hands out one word, to every lane that wants it. Lanes that want *different* words of one bank take turns, a wavefront each: a **[bank conflict](glossary.md#bank-conflict)**.
 #
 # For wider accesses a warp is served in parts. With 8 bytes per lane the two halves of the warp go one after the other, with 16 bytes, as in `load4`, the four **quarters** (lanes 0 to 7, 8 to 15, …). A word that lanes of different quarters want is handed out once for each. One exception, for loads: where lanes ask for the same address two by two (each lane $i$ as lane $i \oplus 1$, or each as lane $i \oplus 2$), two quarters are served together. (This is the rule by which the emulator counts, `helpers/emulator/banks.py`; notebook [92](92_xray_against_hardware.ipynb) holds it against an H200.)
 #
@@ -341,7 +342,7 @@ predict(Q_wavefronts, loads["Q_smem"], "wavefronts per load of Q_smem")
 ray
 
 # %% [markdown]
-# **What to see.** A load of $K_j$ takes four wavefronts, one per quarter, although all four quarters want the same 128 bytes. In a load of $Q_i$ neighbours ask for the same address, so two quarters go together: two. No line has a bank conflict, and each request is as cheap as it can be *for the addresses that its lanes name*. Another assignment of lanes to elements could still need fewer wavefronts for the same work; exercise 4.3 finds one for the next kernel.
+# **What to see.** A load of $K_j$ takes four wavefronts, one per quarter, although all four quarters want the same 128 bytes. In a load of $Q_i$ neighbours ask for the same address, so two quarters go together: two. No line has a bank conflict, and each request is as cheap as it can be *for the addresses that its lanes name*. Another assignment of lanes to elements could still need fewer wavefronts for the same work; exercise 4.2 finds one for the next kernel.
 #
 # The H200 agrees to the last wavefront:
 
@@ -352,7 +353,7 @@ for op in ("load", "store"):
     print(f"{op}s of shared memory: {here.cost} wavefronts in the X-ray, {there} on the {gpu.device}")
 
 # %% [markdown]
-# How many bytes per FLOP is that? For four columns $k$, a warp loads $K_j$ four times and $Q_i$ twice: $4 \cdot 4 + 2 \cdot 2 = 20$ wavefronts of 128 bytes, for $32 \cdot 2 \cdot 4 \cdot 4$ multiply-adds or 2048 FLOPs: 1.25 bytes per FLOP. The second product needs 1.125. An SM of compute capability 9.0 delivers one wavefront per clock and can do 128 multiply-adds, 256 FLOPs: 0.5 bytes per FLOP. So the loads alone hold this kernel below $0.5 / 1.19 = 42\,\%$ of the arithmetic. Notebook 04 takes this up.
+# How many bytes per FLOP is that? For four columns $k$, a warp loads $K_j$ four times and $Q_i$ twice: $4 \cdot 4 + 2 \cdot 2 = 20$ wavefronts of 128 bytes, for $32 \cdot 2 \cdot 4 \cdot 4$ multiply-adds or 2048 FLOPs: 1.25 bytes per FLOP. The second product needs 1.125, the two together 1.19. An SM of compute capability 9.0 delivers one wavefront per clock and can do 128 multiply-adds, 256 FLOPs: 0.5 bytes per FLOP. So the loads alone hold this kernel below $0.5 / 1.19 = 42\,\%$ of the arithmetic. Notebook 04 takes this up.
 #
 # That there are no conflicts is the work of four floats, those in `ld = d + 4`. Without them rows are 64 floats apart. What becomes of the load of $K_j$, where each quarter reads eight rows?
 
@@ -461,6 +462,11 @@ draw.machine_fill(fill, f"03_fa1_fp32 on {samples.device.iloc[0]}, D = {D}")
 # ### Exercise 3.1 · Forget to undo the division
 #
 # In HBM, $O_i$ is already divided by $l_i$; the merge multiplies it by $l_i$ again. In the kernel below it does not: `l` is right, but old tiles enter $O$ with the weight $e^{m_i - m^{new}}$ alone. Take $K = 0$ (all scores are equal) and $V = 1$ everywhere, so that the right output is 1. With $B_c = 32$, what does the kernel return for $N = 32$, and for $N = 64$?
+#
+# <details><summary>Hint</summary>
+#
+# After the first tile $l = 32$ and $O = 1$. Write down the merge of the second, without $l$.
+# </details>
 
 # %%
 # Exercise 3.1
@@ -479,7 +485,7 @@ def foreseen():
     return True
 
 
-exercise.verify("3.1", foreseen, hint="after the first tile l = 32 and O = 1; write the merge of the second, without l")
+exercise.verify("3.1", foreseen)
 
 # %% [markdown]
 # <details>
@@ -497,6 +503,11 @@ exercise.verify("3.1", foreseen, hint="after the first tile l = 32 and O = 1; wr
 # ### Exercise 3.2 · Size a tile
 #
 # Write two functions of the tile: the shared memory of a CTA in bytes, and the bytes that one head requests from HBM for $Q$, $K$, $V$ and $O$ (leave out $m$, $l$ and LSE). The check edits the kernel to $B_r = 32$, $B_c = 64$ and counts.
+#
+# <details><summary>Hint</summary>
+#
+# The last line of the region `tile` has a term for each array. For the bytes, count the passes over $Q$ and $O$.
+# </details>
 
 
 # %%
@@ -522,9 +533,7 @@ def sized():
     return len(tiles) == 3
 
 
-exercise.verify(
-    "3.2", sized, hint="the last line of the region `tile` has a term for each array; count passes over Q and O"
-)
+exercise.verify("3.2", sized)
 
 # %% [markdown]
 # <details>
@@ -543,6 +552,102 @@ exercise.verify(
 # $B_r$ appears in the first only.
 #
 # </details>
+
+# %% [markdown]
+# In the **tasks** you write parts of the rung yourself, from one loop to the whole kernel, each without a look at the rung's own. The form says what is given and what has to hold afterwards; the rest of the kernel stays as it is. The `%%region` cell judges what you type: solved means right in every case of `check` and no finding in the X-ray, whose counts stand beside the rung's own. Hints unfold one by one.
+
+# %%
+# %load_ext helpers
+
+# %% [markdown]
+# ### Task 03.1 · The scores of a tile
+#
+# The inside of a matrix product: load a few numbers of each operand, use each of them several times. Loads of one float at a time are right, too: what do they cost in wavefronts, beside the rung's?
+
+# %%
+blank("03", "scores")
+
+# %% tags=["active-ipynb"]
+# %%region 03 scores -> my_scores
+# // type here
+
+# %%
+hint("03.1")
+
+# %% [markdown]
+# <details><summary>Solution</summary>
+#
+# The rung's own: region `scores` of [03_fa1_fp32.cu](../kernels/03_fa1_fp32.cu), shown under "The kernel" above.
+# </details>
+
+# %% [markdown]
+# ### Task 03.2 · The softmax of a tile
+#
+# A softmax that knows one tile only. You learn what the columns past the end have to be, and which lanes may read what others have written.
+
+# %%
+blank("03", "softmax")
+
+# %% tags=["active-ipynb"]
+# %%region 03 softmax -> my_softmax
+# // type here
+
+# %%
+hint("03.2")
+
+# %% [markdown]
+# <details><summary>Solution</summary>
+#
+# The rung's own: region `softmax` of [03_fa1_fp32.cu](../kernels/03_fa1_fp32.cu), shown under "The kernel" above.
+# </details>
+
+# %% [markdown]
+# ### Task 03.3 · The merge of a tile
+#
+# Lines 11 to 13 of the algorithm, with $O$ in HBM. The one place where tiles meet: everything that a test with a single tile cannot see.
+
+# %%
+blank("03", "merge")
+
+# %% tags=["active-ipynb"]
+# %%region 03 merge -> my_merge
+# // type here
+
+# %%
+hint("03.3")
+
+# %% [markdown]
+# <details><summary>Solution</summary>
+#
+# The rung's own: region `merge` of [03_fa1_fp32.cu](../kernels/03_fa1_fp32.cu), shown under "The kernel" above.
+# </details>
+
+# %% [markdown]
+# ### Task 03.9 · The whole rung
+#
+# FlashAttention-1 from the header block. Begin with a simple tile: one thread per row of $Q$ is a right answer. Judged step by step, a single tile first.
+
+# %%
+print(kernel.rung.source.split("#include")[0])  # the header block
+
+# %%
+blank("03")
+
+# %% tags=["active-ipynb"]
+# %%region 03 kernel -> my_kernel
+# // type here
+
+# %%
+hint("03.9")
+
+# %% [markdown]
+# <details><summary>Solution</summary>
+#
+# The rung's own: all of it that follows the header block of [03_fa1_fp32.cu](../kernels/03_fa1_fp32.cu), parts of which stand above.
+# </details>
+
+# %%
+progress()
 
 # %% [markdown]
 # ## Self-check

@@ -38,8 +38,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from helpers import check, compile_ahead, for_d64, load, loop_order, rung, traffic, xray
-from helpers import banks, bench, draw, exercise, plot, predict, record, reference, show
+from helpers import check, compile_ahead, load, loop_order, rung, traffic, xray
+from helpers import banks, bench, blank, draw, exercise, hint, plot, predict, progress, record, reference, show
 
 torch.manual_seed(0)
 kernel = load("04_fa2_fp32")
@@ -55,7 +55,7 @@ compile_ahead(["03_fa1_fp32", "04_fa2_fp32"], "xray")  # in the background, for 
 # - it brings $O$, $m$ and $l$ in from HBM and writes them back for every tile of keys;
 # - it uses each value from shared memory a few times only.
 #
-# FlashAttention-2 (Dao 2023, [arXiv 2307.08691](https://arxiv.org/abs/2307.08691)) answers the first two by exchanging the two loops, and saves operations that are not part of a matrix product. The answer to the third is not in the paper, whose authors could take it for granted: the two products are written as a fast matrix-multiplication kernel writes them. Sections 1 to 4 take the paper's changes one by one, section 5 the products.
+# FlashAttention-2 (Dao 2023, [arXiv 2307.08691](https://arxiv.org/abs/2307.08691)) answers the first two by exchanging the two loops ([loop order](glossary.md#loop-order)), and saves operations that are not part of a matrix product. The answer to the third is not in the paper, whose authors could take it for granted: the two products are written as a fast matrix-multiplication kernel writes them. Sections 1 to 4 take the paper's changes one by one, section 5 the products.
 
 # %% [markdown]
 # ## 1 · Loop order
@@ -152,11 +152,11 @@ plot.throughput(recorded[recorded["name"] == recorded["rung"]])
 #
 # Look at $S = Q K^\top$ with both tiles in shared memory. The obvious way gives each thread one element of $S$: for each $k$ it loads $Q_{ik}$ and $K_{jk}$ and does one multiply-add. Two loads, 8 bytes, for 2 FLOPs: 4 bytes per FLOP.
 #
-# Give a thread a block of $T_M \times T_N$ elements instead. For each $k$ it loads $T_M$ numbers of $Q$ and $T_N$ of $K$, and does all $T_M T_N$ products of the two, an **outer product**. Bytes asked for per FLOP:
+# Give a thread a block of $T_M \times T_N$ elements instead. For each $k$ it loads $T_M$ numbers of $Q$ and $T_N$ of $K$, and does all $T_M T_N$ products of the two, an **outer product** ([register tiling](glossary.md#register-tiling)). Bytes asked for per FLOP:
 #
 # $$ \frac{4\,(T_M + T_N)}{2\,T_M T_N} = 2 \left( \frac{1}{T_M} + \frac{1}{T_N} \right) . $$
 #
-# Shared memory delivers one wavefront of 128 bytes per clock; the CUDA cores of an SM do 128 multiply-adds, 256 FLOPs, per clock: $128 / 256 = 0.5$ bytes per FLOP.
+# Shared memory delivers one [wavefront](glossary.md#wavefront) of 128 bytes per clock; the CUDA cores of an SM do 128 multiply-adds, 256 FLOPs, per clock: $128 / 256 = 0.5$ bytes per FLOP.
 
 # %%
 draw.register_tiling([(1, 1), (2, 2), (4, 4), (8, 4), (8, 8), (16, 8)])
@@ -224,7 +224,7 @@ print(f"a load of Q {one_Q}, of K {one_K}")
 print(f"{128 * (2 * one_Q + 2 * one_K) / (32 * 64 * 2)} bytes per FLOP: 32 lanes do 64 multiply-adds each")
 
 # %% [markdown]
-# In a load of $Q$ no two neighbours ask for the same group: four quarters, four wavefronts. In a load of $K$ lanes 0 to 3 ask for one group, lanes 4 to 7 for the next: in pairs, so two quarters go together, and there are two wavefronts. $2 \cdot 4 + 2 \cdot 2 = 12$ wavefronts of 128 bytes for 4096 FLOPs: **0.375 bytes per FLOP**, below the 0.5 that an SM delivers, where the threads ask for exactly 0.5. Exercise 4.3 arranges the lanes better still.
+# In a load of $Q$ no two neighbours ask for the same group: four quarters, four wavefronts. In a load of $K$ lanes 0 to 3 ask for one group, lanes 4 to 7 for the next: in pairs, so two quarters go together, and there are two wavefronts. $2 \cdot 4 + 2 \cdot 2 = 12$ wavefronts of 128 bytes for 4096 FLOPs: **0.375 bytes per FLOP**, below the 0.5 that an SM delivers, where the threads ask for exactly 0.5. Exercise 4.2 arranges the lanes better still.
 
 # %%
 show.region("04_fa2_fp32", "scores")
@@ -236,7 +236,7 @@ show.region("04_fa2_fp32", "scores")
 show.region("04_fa2_fp32", "online_update")
 
 # %% [markdown]
-# Lines 9 and 10 of the algorithm. `alpha` rescales $l$ and $O$, both in registers. `l_reg` holds the sum over this thread's columns only; since all threads of a row use the same `alpha`, their partial sums can be added at the very end. The maximum cannot wait: every thread needs it now, so it is exchanged with shuffles.
+# Lines 9 and 10 of the algorithm. `alpha` [rescales](glossary.md#rescaling) $l$ and $O$, both in registers. `l_reg` holds the sum over this thread's columns only; since all threads of a row use the same `alpha`, their partial sums can be added at the very end. The maximum cannot wait: every thread needs it now, so it is exchanged with [shuffles](glossary.md#shuffle).
 #
 # Then $O \mathrel{+}= \tilde P V_j$ (region `output`) is the same `multiply`, with $\tilde P$ in the place of $Q$ and $V$ in that of $K$. A thread has 8 columns of $\tilde P$ and needs whole rows, so $\tilde P$ passes through shared memory, half of the keys at a time to save room. After the last tile:
 
@@ -306,7 +306,7 @@ ray.bank_map("fa::store<T::stage>(K_smem")
 # %% [markdown]
 # **What to see.** A lane holds four keys of one column and stores them side by side; the next lane's column lies four rows further down, and a row is `ld_k` = 68 floats long. $4 \cdot 68 = 272$, which is 16 modulo 32: the eight lanes of a quarter meet in two groups of four banks and take four turns instead of one.
 #
-# No padding ends this. A store of 16 bytes needs a row length that is a multiple of 4, and four such rows are a multiple of 16 floats, so columns begin in bank 0 or 16. The cure is to permute the banks instead, a **swizzle**, the subject of notebook 11. Here the stores are a sixth of all wavefronts, so there is little to gain.
+# No padding ends this. A store of 16 bytes needs a row length that is a multiple of 4, and four such rows are a multiple of 16 floats, so columns begin in bank 0 or 16. The cure is to permute the banks instead, a **[swizzle](glossary.md#swizzle)**, the subject of notebook 11. Here the stores are a sixth of all wavefronts, so there is little to gain.
 
 # %% [markdown]
 # ### Error
@@ -392,7 +392,7 @@ plot.roofline(points, record.load("device", "ceilings", device="nvidia-h200"))
 # %% [markdown]
 # ## What still hurts
 #
-# How far is the flat roof, and is it the last one?
+# How far away is the flat roof of fp32, and is there a higher one?
 
 # %%
 ceilings = record.load("device", "ceilings")
@@ -406,7 +406,7 @@ times_faster = top["fp16 matmul"] / top["fp32 matmul"]
 print(f"  a large fp16 matrix product runs at {times_faster:.0f} times the rate of an fp32 one")
 
 # %% [markdown]
-# The last line is the point. In fp32 the products run on the **CUDA cores**, one multiply-add per lane and instruction, and no loop order changes their number. The same SM has **tensor cores**. Notebook 10 gives them the two products, and everything around them (the layout of the tiles, who holds which element, what has to pass through shared memory) has to be thought through again.
+# The last line is the point. In fp32 the products run on the **CUDA cores**, one multiply-add per lane and instruction, and no loop order changes their number. The same SM has **[tensor cores](glossary.md#tensor-core)**. Notebook 10 gives them the two products, and everything around them (the layout of the tiles, who holds which element, what has to pass through shared memory) has to be thought through again.
 
 # %% [markdown]
 # ## Exercises
@@ -415,6 +415,11 @@ print(f"  a large fp16 matrix product runs at {times_faster:.0f} times the rate 
 #
 # Each kernel below has one fault: its `scale` lacks the factor $\log_2 e$, or it forgets to `rescale` $l$, or it does not mask the `tail` of the last tile of keys. The table says which inputs each gets right.
 # Which is which? There are 16 queries and $N$ keys; $B_c = 64$ at $d = 64$; "equal scores" means $K = 0$.
+#
+# <details><summary>Hint</summary>
+#
+# With one tile there is nothing to rescale. With equal scores every $P$ is 1, whatever the scale.
+# </details>
 
 # %%
 faults = {
@@ -449,11 +454,7 @@ print(check(suspects["kernel 1"], [cases[1]]))
 answer = {"kernel 1": None, "kernel 2": None, "kernel 3": None}  # "scale", "rescale" or "tail"
 
 # %%
-exercise.verify(
-    "4.1",
-    answer == lineup,
-    hint="with one tile there is nothing to rescale; with equal scores every P is 1, whatever the scale",
-)
+exercise.verify("4.1", answer == lineup)
 
 # %% [markdown]
 # <details>
@@ -469,52 +470,18 @@ exercise.verify(
 # </details>
 
 # %% [markdown]
-# ### Exercise 4.2 · Half the warps
-#
-# Edit the kernel to two warps per CTA, with slabs of 16, as the check does. Predict for $d = 64$ and $N = 500$, one head: the bytes that are requested for $K$ and $V$ together, and the CTAs that are started.
-
-# %%
-# Exercise 4.2
-kv_bytes = 0
-ctas = 0
-
-
-# %%
-def halved():
-    source = rung("04_fa2_fp32").replace("warps = 4", "warps = 2").replace("d == 64 ? 32 : 16", "16")
-    counted = traffic(load(for_d64(source), device="cpu", quiet=True), *(torch.randn(1, 1, 500, 64) for _ in range(3)))
-    assert kv_bytes == counted.bytes_read[["K", "V"]].sum(), f"the bytes for K and V are not {kv_bytes}"
-    passes = counted.reads_per_byte["K"]  # every CTA reads K once
-    assert ctas == passes, f"there are not {ctas} CTAs"
-    return True
-
-
-exercise.verify(
-    "4.2", halved, hint="which constants of the region `tile` depend on warps? The last query tile is not full"
-)
-
-# %% [markdown]
-# <details>
-# <summary>Solution</summary>
-#
-# ```python
-# Br, d = 2 * 32, 64
-# ctas = math.ceil(500 / Br)
-# kv_bytes = 4 * ctas * 2 * 500 * d
-# ```
-#
-# Twice the CTAs, and each of them reads all of K and V: twice the traffic (8 passes instead of 4). The last CTA has 52 rows only and reads as much as the others.
-#
-# </details>
-
-# %% [markdown]
-# ### Exercise 4.3 · Twelve wavefronts are not the least
+# ### Exercise 4.2 · Twelve wavefronts are not the least
 #
 # The 32 lanes of a warp form a grid of 4 × 8: `ty` from 0 to 3, `tx` from 0 to 7. The kernel numbers them column by column and needs 12 wavefronts per $k$. Find a numbering, each pair (`ty`, `tx`) once, that needs 8. The two loads of $Q$ and of $K$ differ only by an offset that changes nothing.
+#
+# <details><summary>Hint</summary>
+#
+# Let lane $i$ share its `tx` with one of the lanes $i \oplus 1$ and $i \oplus 2$, and its `ty` with the other.
+# </details>
 
 
 # %%
-# Exercise 4.3: from the number of a lane to its place
+# Exercise 4.2: from the number of a lane to its place
 def place(lane):
     ty, tx = lane % 4, lane // 4
     return ty, tx
@@ -529,7 +496,7 @@ def eight():
     return True
 
 
-exercise.verify("4.3", eight, hint="let lane i share its tx with one of lanes i ^ 1, i ^ 2, and its ty with the other")
+exercise.verify("4.2", eight)
 
 # %% [markdown]
 # <details>
@@ -545,6 +512,102 @@ exercise.verify("4.3", eight, hint="let lane i share its tx with one of lanes i 
 # Lanes $i$ and $i \oplus 1$ have the same `ty`: in loads of $Q$ two quarters are served together. Lanes $i$ and $i \oplus 2$ have the same `tx`: in loads of $K$ too. Two wavefronts per load, 0.25 bytes per FLOP. Whether the kernel gets faster is another question: at 0.375 shared memory is not its limit any more. (The shuffles' masks would have to follow the bits of `tx`.)
 #
 # </details>
+
+# %% [markdown]
+# In the **tasks** you write parts of the rung yourself, from one loop to the whole kernel, each without a look at the rung's own. The form says what is given and what has to hold afterwards; the rest of the kernel stays as it is. The `%%region` cell judges what you type: solved means right in every case of `check` and no finding in the X-ray, whose counts stand beside the rung's own. Hints unfold one by one.
+
+# %%
+# %load_ext helpers
+
+# %% [markdown]
+# ### Task 04.2 · The epilogue
+#
+# One loop over the rows of a thread. You learn where the partial sums of $l$ come together, and in which layout a thread holds its 8 × 8 elements.
+
+# %%
+blank("04", "epilogue")
+
+# %% tags=["active-ipynb"]
+# %%region 04 epilogue -> my_epilogue
+# // type here
+
+# %%
+hint("04.2")
+
+# %% [markdown]
+# <details><summary>Solution</summary>
+#
+# The rung's own: region `epilogue` of [04_fa2_fp32.cu](../kernels/04_fa2_fp32.cu), shown under "The kernel" above.
+# </details>
+
+# %% [markdown]
+# ### Task 04.1 · The online update
+#
+# The heart of the algorithm: maximum, rescale, exponentials, sums. You learn which of these all lanes of a row need now and which can wait for the epilogue.
+
+# %%
+blank("04", "online_update")
+
+# %% tags=["active-ipynb"]
+# %%region 04 online_update -> my_online_update
+# // type here
+
+# %%
+hint("04.1")
+
+# %% [markdown]
+# <details><summary>Solution</summary>
+#
+# The rung's own: region `online_update` of [04_fa2_fp32.cu](../kernels/04_fa2_fp32.cu), shown under "The kernel" above.
+# </details>
+
+# %% [markdown]
+# ### Task 04.3 · The second product
+#
+# $O \mathrel{+}= \tilde P V_j$ with slabs on the way. You learn to order stores, barriers and reads of two buffers. The inputs come one by one; a barrier too few is reported with its two lines.
+
+# %%
+blank("04", "output")
+
+# %% tags=["active-ipynb"]
+# %%region 04 output -> my_output
+# // type here
+
+# %%
+hint("04.3")
+
+# %% [markdown]
+# <details><summary>Solution</summary>
+#
+# The rung's own: region `output` of [04_fa2_fp32.cu](../kernels/04_fa2_fp32.cu), which the notebook does not show (`show.region("04_fa2_fp32", "output")` does).
+# </details>
+
+# %% [markdown]
+# ### Task 04.9 · The whole rung
+#
+# FlashAttention-2 from the header block. Begin without slabs: whole tiles, one barrier before and one after each product. Then compare your wavefronts and bytes with the rung's.
+
+# %%
+print(kernel.rung.source.split("#include")[0])  # the header block
+
+# %%
+blank("04")
+
+# %% tags=["active-ipynb"]
+# %%region 04 kernel -> my_kernel
+# // type here
+
+# %%
+hint("04.9")
+
+# %% [markdown]
+# <details><summary>Solution</summary>
+#
+# The rung's own: all of it that follows the header block of [04_fa2_fp32.cu](../kernels/04_fa2_fp32.cu), parts of which stand above.
+# </details>
+
+# %%
+progress()
 
 # %% [markdown]
 # ## Self-check

@@ -60,7 +60,7 @@ def test_each_lane_of_03_has_its_share_once():
 
 
 def test_04_needs_12_wavefronts_a_step_and_another_numbering_8():
-    """What notebook 04 derives, and what the solution of its exercise 4.3 finds, by the rule in banks.py."""
+    """What notebook 04 derives, and what the solution of its exercise 4.2 finds, by the rule in banks.py."""
 
     def wavefronts(places) -> int:
         return sum(2 * len(banks.wavefronts([16 * at for at in axis], 16)) for axis in zip(*places, strict=True))

@@ -8,6 +8,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from helpers import CompileError, Kernel, blank, commands, hint, progress, rung, rungs
 from helpers.lessons import forms, regions, typed
+from helpers.lessons import progress as progress_module
 from helpers.lessons.progress import keep, solved
 from helpers.lessons.regions import WHOLE, RegionError, Typed, body, fill
 
@@ -76,6 +77,11 @@ def test_an_unknown_region_names_those_there_are():
         blank("01", "output2")
 
 
+def test_a_form_begins_with_the_magic_and_a_name_that_hides_none_of_the_notebook_s():
+    assert str(blank("04", "online_update")).startswith("%%region 04 online_update -> my_online_update\n// 04.1: Write")
+    assert str(blank("04")).startswith("%%region 04 kernel -> my_kernel\n")
+
+
 def test_several_regions_stand_between_their_markers():
     form = forms.form("03", ("softmax", "merge"))
     text = "".join(f"// [region: {name}]\n{body('03', name)}\n// [end: {name}]\n" for name in ("softmax", "merge"))
@@ -136,6 +142,11 @@ def test_a_wrong_line_of_the_magic_is_explained(shell, capsys):
     assert "no kernel '77'" in run(shell, capsys, "77 output", "int a;")
 
 
+def test_an_empty_task_of_two_regions_is_not_solved_yet_too(shell, capsys):
+    assert run(shell, capsys, "32 softmax rescale", "// here") == "nothing is typed in the region 'softmax'\n"
+    assert run(shell, capsys, "22 dS -> mine", "// here").startswith("Task 22.2: not solved yet; nothing is typed")
+
+
 # Forms, hints, progress, and the command line
 
 
@@ -179,5 +190,16 @@ def test_progress_is_kept_and_a_broken_file_is_no_obstacle(tmp_path):
     keep("task 04.1"), keep("exercise 2.1"), keep("task 04.1")
     said = str(progress())
     assert "exercises solved: 1 (2.1)" in said and "tasks solved: 1 of 60 (04.1)" in said and "next: 01.1" in said
+    assert f"kept in {tmp_path}" in said
     (tmp_path / "progress.json").write_text("[broken")
     assert solved() == {} and "tasks solved: 0" in str(progress())
+
+
+def test_where_progress_is_kept_nowhere_there_is_none_and_no_folder_of_a_machine_is_shown(tmp_path, monkeypatch):
+    """As when a notebook is executed for its outputs."""
+    monkeypatch.setattr(progress_module, "ROOT", tmp_path)
+    monkeypatch.delenv("FA_PROGRESS")
+    keep("task 04.1")
+    assert str(progress()).splitlines()[-1] == "kept in work/progress.json" and "1 of" in str(progress())
+    monkeypatch.setenv("FA_PROGRESS", "")
+    assert not solved() and "kept in work" in str(progress())
