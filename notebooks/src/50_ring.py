@@ -38,7 +38,7 @@ import pandas as pd
 import torch
 
 from helpers import check, compare, load, op, reference, xray
-from helpers import draw_ring, exercise, merging, predict, ring, ring_time, show
+from helpers import draw_ring, exercise, merging, predict, progress, ring, ring_time, show
 
 torch.manual_seed(0)
 kernel = load("50_ring")
@@ -430,9 +430,14 @@ def merges():
     return True
 
 
-exercise.verify("50.1", merges, hint="w_a is exp(lse_a - lse); what is -inf - (-inf)?")
+exercise.verify("50.1", merges)
 
 # %% [markdown]
+# <details><summary>Hint</summary>
+#
+# W_a is exp(lse_a - lse); what is -inf - (-inf)?
+# </details>
+#
 # <details><summary>Solution</summary>
 #
 # ```python
@@ -471,9 +476,14 @@ def as_much_for_everybody():
     return True
 
 
-exercise.verify("50.2", as_much_for_everybody, hint="the sum of the two numbers has to be the same for every rank")
+exercise.verify("50.2", as_much_for_everybody)
 
 # %% [markdown]
+# <details><summary>Hint</summary>
+#
+# The sum of the two numbers has to be the same for every rank.
+# </details>
+#
 # <details><summary>Solution</summary>
 #
 # ```python
@@ -509,9 +519,14 @@ def sees_what_it_should():
     return True
 
 
-exercise.verify("50.3", sees_what_it_should, hint="compare the tokens' places in the sequence, i * P + r and j * P + s")
+exercise.verify("50.3", sees_what_it_should)
 
 # %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Compare the tokens' places in the sequence, i * P + r and j * P + s.
+# </details>
+#
 # <details><summary>Solution</summary>
 #
 # ```python
@@ -521,6 +536,9 @@ exercise.verify("50.3", sees_what_it_should, hint="compare the tokens' places in
 #
 # From a later rank, query $i$ sees one key less. The kernel has no such mask; but queries $1, 2, \dots$ with keys $0, 1, \dots$ are an ordinary causal block again. That is what the last line of `ring.block` says.
 # </details>
+
+# %%
+progress()
 
 # %% [markdown]
 # ## Self-check

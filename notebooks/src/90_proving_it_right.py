@@ -36,7 +36,7 @@ import math
 import pandas as pd
 import torch
 
-from helpers import Case, check, compare, draw_proof, exercise, for_d64, load, predict, reference
+from helpers import Case, check, compare, draw_proof, exercise, for_d64, load, predict, progress, reference
 
 torch.manual_seed(0)
 FA2 = for_d64("04_fa2_fp32")  # only what is needed for d = 64: compiles in half the time
@@ -457,13 +457,14 @@ def exposed():
     return True
 
 
-exercise.verify(
-    "90.1",
-    exposed,
-    hint="m may be too small by as much as an fp32 exponential can bear. How much is that, and who can exceed it?",
-)
+exercise.verify("90.1", exposed)
 
 # %% [markdown]
+# <details><summary>Hint</summary>
+#
+# M may be too small by as much as an fp32 exponential can bear. How much is that, and who can exceed it?
+# </details>
+#
 # <details><summary>Solution</summary>
 #
 # ```python
@@ -510,13 +511,14 @@ def tells_them_apart():
 
 
 # %%
-exercise.verify(
-    "90.2",
-    tells_them_apart,
-    hint="duplicating keys moves the right LSE by ln 2; by how much do the two wrong ones move? And shifting?",
-)
+exercise.verify("90.2", tells_them_apart)
 
 # %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Duplicating keys moves the right LSE by ln 2; by how much do the two wrong ones move? And shifting?
+# </details>
+#
 # <details><summary>Solution</summary>
 #
 # ```python
@@ -546,9 +548,14 @@ def covers():
     return True
 
 
-exercise.verify("90.3", covers, hint="start with the bugs that only one column sees")
+exercise.verify("90.3", covers)
 
 # %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Start with the bugs that only one column sees.
+# </details>
+#
 # <details><summary>Solution</summary>
 #
 # ```python
@@ -557,6 +564,9 @@ exercise.verify("90.3", covers, hint="start with the bugs that only one column s
 #
 # Each of the five is the only one to see some bug. By construction such a suite may miss every bug that is not on the list, which is why `reference.cases` has forty inputs.
 # </details>
+
+# %%
+progress()
 
 # %% [markdown]
 # ## Self-check

@@ -35,7 +35,7 @@ if not importlib.util.find_spec("helpers"):
 # %%
 import pandas as pd
 
-from helpers import check, draw_proof, exercise, museum, predict, show, xray
+from helpers import check, draw_proof, exercise, museum, predict, progress, show, xray
 
 # %% [markdown]
 # ## How to visit
@@ -483,13 +483,14 @@ def first_mended():
     return mended(exhibit, mend) is not None
 
 
-exercise.verify(
-    "91.1",
-    first_mended,
-    hint="half of the columns, in rows whose maximum moved: which loop over columns runs once per tile? See region online_update",
-)
+exercise.verify("91.1", first_mended)
 
 # %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Half of the columns, in rows whose maximum moved: which loop over columns runs once per tile? See region online_update.
+# </details>
+#
 # <details><summary>Solution</summary>
 #
 # ```python
@@ -513,13 +514,14 @@ museum.UNLABELLED["B"].visit()
 mend = ("", "")
 
 # %%
-exercise.verify(
-    "91.2",
-    lambda: mended(museum.UNLABELLED["B"], mend) is not None,
-    hint="O is too large and LSE too small, everywhere: which sum has lost a part? See region epilogue",
-)
+exercise.verify("91.2", lambda: mended(museum.UNLABELLED["B"], mend) is not None)
 
 # %% [markdown]
+# <details><summary>Hint</summary>
+#
+# O is too large and LSE too small, everywhere: which sum has lost a part? See region epilogue.
+# </details>
+#
 # <details><summary>Solution</summary>
 #
 # ```python
@@ -550,13 +552,14 @@ def third_mended():
     return True
 
 
-exercise.verify(
-    "91.3",
-    third_mended,
-    hint="in units of 16 bytes the banks are 8 places; rows are ld / 4 units apart. See region tile",
-)
+exercise.verify("91.3", third_mended)
 
 # %% [markdown]
+# <details><summary>Hint</summary>
+#
+# In units of 16 bytes the banks are 8 places; rows are ld / 4 units apart. See region tile.
+# </details>
+#
 # <details><summary>Solution</summary>
 #
 # ```python
@@ -565,6 +568,9 @@ exercise.verify(
 #
 # Rows of 72 floats are 18 units of 16 bytes: row $r$ starts at place $18 r \bmod 8 = 2r \bmod 8$, so rows 0 and 4 share a place, as do 1 and 5, and every request takes twice as long. With 17 units it is $r \bmod 8$: eight different places. Any odd number of units does it.
 # </details>
+
+# %%
+progress()
 
 # %% [markdown]
 # ## Self-check

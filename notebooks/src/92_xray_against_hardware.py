@@ -37,7 +37,7 @@ import pandas as pd
 import torch
 
 import helpers
-from helpers import agreement, banks, draw_proof, exercise, load, museum, patterns, predict
+from helpers import agreement, banks, draw_proof, exercise, load, museum, patterns, predict, progress
 from helpers import record, rung, sanitize, show, xray
 from helpers.emulator import launcher
 
@@ -374,13 +374,14 @@ def as_counted():
 
 
 # %%
-exercise.verify(
-    "92.1",
-    as_counted,
-    hint="lanes that want the same word share it: count different words, bank by bank; the fullest bank decides",
-)
+exercise.verify("92.1", as_counted)
 
 # %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Lanes that want the same word share it: count different words, bank by bank; the fullest bank decides.
+# </details>
+#
 # <details><summary>Solution</summary>
 #
 # ```python
@@ -409,13 +410,14 @@ cut_by_requests = 0
 cut_by_sectors = 0
 
 # %%
-exercise.verify(
-    "92.2",
-    lambda: cut_by_requests == cut_by_sectors == more_requests / 3 and cut_by_requests > 0,
-    hint="one request becomes four: how many more? And how many sectors more, if each of the four touches all 16?",
-)
+exercise.verify("92.2", lambda: cut_by_requests == cut_by_sectors == more_requests / 3 and cut_by_requests > 0)
 
 # %% [markdown]
+# <details><summary>Hint</summary>
+#
+# One request becomes four: how many more? And how many sectors more, if each of the four touches all 16?
+# </details>
+#
 # <details><summary>Solution</summary>
 #
 # ```python
@@ -446,11 +448,14 @@ print("; ".join(f"{f.kind}, lines {f.line} and {f.other_line}" for f in findings
 N = 256
 
 # %%
-exercise.verify(
-    "92.3", lambda: N > 0 and not findings(N), hint="the barrier keeps a tile from being overwritten by the next one"
-)
+exercise.verify("92.3", lambda: N > 0 and not findings(N))
 
 # %% [markdown]
+# <details><summary>Hint</summary>
+#
+# The barrier keeps a tile from being overwritten by the next one.
+# </details>
+#
 # <details><summary>Solution</summary>
 #
 # ```python
@@ -459,6 +464,9 @@ exercise.verify(
 #
 # With one tile of keys there is no next load. The X-ray reports on *this run*, so use several tiles, a partial one, and more than one block.
 # </details>
+
+# %%
+progress()
 
 # %% [markdown]
 # ## Self-check
