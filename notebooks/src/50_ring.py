@@ -38,7 +38,7 @@ import pandas as pd
 import torch
 
 from helpers import check, compare, load, op, reference, xray
-from helpers import draw_ring, exercise, merging, predict, ring, ring_time, show
+from helpers import draw_ring, exercise, merging, predict, progress, ring, ring_time, show
 
 torch.manual_seed(0)
 kernel = load("50_ring")
@@ -65,7 +65,7 @@ pd.DataFrame(rows, columns=["N", "GiB of Q, K, V, O and LSE", "seconds per layer
 #
 # ## 1 · The merge is the whole idea
 #
-# Notebook 02 showed that softmax can be computed in pieces: what is known of some keys is a state, and two states merge. Finished outputs are states as well: $(O_a, \mathrm{LSE}_a)$ of some keys and $(O_b, \mathrm{LSE}_b)$ of others give
+# Notebook 02 showed that softmax can be computed in pieces: what is known of some keys is a [state](glossary.md#state), and two states merge. Finished outputs are states as well: $(O_a, \mathrm{LSE}_a)$ of some keys and $(O_b, \mathrm{LSE}_b)$ of others give
 #
 # $$ \mathrm{LSE} = \ln\bigl(e^{\mathrm{LSE}_a} + e^{\mathrm{LSE}_b}\bigr), \qquad O = e^{\mathrm{LSE}_a - \mathrm{LSE}}\, O_a + e^{\mathrm{LSE}_b - \mathrm{LSE}}\, O_b . $$
 #
@@ -91,7 +91,7 @@ draw_ring.steps(ranks=4, causal=False)
 # %% [markdown]
 # **What to see.** Read a row: rank 0 attends to its own keys, then to those of rank 3, 2, 1. Read a column: in every step, each rank has somebody else's keys. A square is a block of scores, and all of them are computed.
 #
-# Here it is in Python. `launch` starts processes, runs the function in each as one rank, shows what they print, and gives back what they return. The messages go through NCCL between GPUs, and through gloo between CPU processes.
+# Here it is in Python. `launch` starts processes, runs the function in each as one rank, shows what they print, and gives back what each returns. The function sees nothing of this notebook but its arguments; `torch`, `os`, `dist` (`torch.distributed`), `load`, `reference` and `ring` are imported for it. The messages go through NCCL between GPUs, and through gloo between CPU processes.
 
 
 # %%
@@ -152,7 +152,7 @@ for Hkv in (16, 2):
     print(f"H = 16, Hkv = {Hkv}: {bare:,.0f}; with 60 µs per message {ring_time.break_even(problem, machine):,.0f}")
 
 # %% [markdown]
-# With grouped heads, eight query heads to one of K and V, the bytes alone would let a rank be eight times as short. But then the time to begin a message counts for more than its bytes, and most of the gain is lost.
+# With [grouped heads](glossary.md#grouped-heads), eight query heads to one of K and V, the bytes alone would let a rank be eight times as short. But then the time to begin a message counts for more than its bytes, and most of the gain is lost.
 #
 # ## 3 · Who waits under a causal mask
 #
@@ -228,9 +228,9 @@ if events is not None:
 # %% [markdown]
 # ## 4 · The backward pass
 #
-# The backward pass recomputes $P_{ij} = e^{s_{ij} - \mathrm{LSE}_i}$. If $\mathrm{LSE}_i$ is that of **all** keys, which the forward pass has merged, then the $P$ of a block are final, and so is $\delta_i = \mathrm{rowsum}(dO \circ O)$. Nothing has to be merged any more: each block's $dQ$, $dK$, $dV$ are what the kernel of one GPU computes from those rows, and the blocks' parts *add up*.
+# The backward pass recomputes $P_{ij} = e^{s_{ij} - \mathrm{LSE}_i}$. If $\mathrm{LSE}_i$ is that of **all** keys, which the forward pass has merged, then the $P$ of a block are final, and so is [delta](glossary.md#delta), $\delta_i = \mathrm{rowsum}(dO \circ O)$. Nothing has to be merged any more: each block's $dQ$, $dK$, $dV$ are what the kernel of one GPU computes from those rows, and the blocks' parts *add up*.
 #
-# $dQ$ stays with its queries. $dK$ and $dV$ belong to keys that travel, so they travel along: each rank adds its part to what arrives and passes it on, in float32. After a whole round they are back at their owner. The order of the sum is that of the ring, the same every time: if the kernel is deterministic (22 and 33 can be), the gradients have the same bits in every run.
+# $dQ$ stays with its queries. $dK$ and $dV$ belong to keys that travel, so they travel along: each rank adds its part to what arrives and passes it on, in float32. After a whole round they are back at their owner. The order of the sum is that of the ring, the same every time: if the kernel is [deterministic](glossary.md#deterministic) (22 and 33 can be), the gradients have the same bits in every run.
 
 # %% [markdown]
 # ## The kernel
@@ -430,9 +430,15 @@ def merges():
     return True
 
 
-exercise.verify("50.1", merges, hint="w_a is exp(lse_a - lse); what is -inf - (-inf)?")
+exercise.verify("50.1", merges)
 
 # %% [markdown]
+# <details><summary>Hint</summary>
+#
+# `w_a` is $e^{\mathrm{LSE}_a - \mathrm{LSE}}$. What is $-\infty - (-\infty)$?
+#
+# </details>
+#
 # <details><summary>Solution</summary>
 #
 # ```python
@@ -471,9 +477,15 @@ def as_much_for_everybody():
     return True
 
 
-exercise.verify("50.2", as_much_for_everybody, hint="the sum of the two numbers has to be the same for every rank")
+exercise.verify("50.2", as_much_for_everybody)
 
 # %% [markdown]
+# <details><summary>Hint</summary>
+#
+# The sum of the two numbers has to be the same for every rank.
+#
+# </details>
+#
 # <details><summary>Solution</summary>
 #
 # ```python
@@ -509,9 +521,15 @@ def sees_what_it_should():
     return True
 
 
-exercise.verify("50.3", sees_what_it_should, hint="compare the tokens' places in the sequence, i * P + r and j * P + s")
+exercise.verify("50.3", sees_what_it_should)
 
 # %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Compare the tokens' places in the sequence, $iP + r$ and $jP + s$.
+#
+# </details>
+#
 # <details><summary>Solution</summary>
 #
 # ```python
@@ -521,6 +539,9 @@ exercise.verify("50.3", sees_what_it_should, hint="compare the tokens' places in
 #
 # From a later rank, query $i$ sees one key less. The kernel has no such mask; but queries $1, 2, \dots$ with keys $0, 1, \dots$ are an ordinary causal block again. That is what the last line of `ring.block` says.
 # </details>
+
+# %%
+progress()
 
 # %% [markdown]
 # ## Self-check
