@@ -23,7 +23,7 @@ from ..run.xray import Xray, xray
 from .forms import contract
 from .judge import Judgement, locally
 from .progress import keep
-from .regions import Filled, RegionError, fill, read
+from .regions import Filled, RegionError, Typed, fill, read
 from .tasks.catalogue import about
 from .tasks.task import Task
 
@@ -96,9 +96,10 @@ def attempt(stem: str, regions: tuple[str, ...], text: str, name: str = "cell", 
     empty: list[str] = []
     try:
         rung = find(stem)
-        bodies = read(text, regions, name, line)
         task = about(rung, regions)
-        if empty := [typed.region for typed in bodies.values() if typed.empty]:
+        empty = list(regions[:1]) if Typed("", text).empty else []
+        bodies = {} if empty else read(text, regions, name, line)
+        if empty := empty or [typed.region for typed in bodies.values() if typed.empty]:
             raise RegionError(f"nothing is typed in the region {empty[0]!r}")
         made.said += contract(rung, regions)
         made.filled = fill(rung, bodies)

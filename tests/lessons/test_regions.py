@@ -136,6 +136,11 @@ def test_a_wrong_line_of_the_magic_is_explained(shell, capsys):
     assert "no kernel '77'" in run(shell, capsys, "77 output", "int a;")
 
 
+def test_an_empty_task_of_two_regions_is_not_solved_yet_too(shell, capsys):
+    assert run(shell, capsys, "32 softmax rescale", "// here") == "nothing is typed in the region 'softmax'\n"
+    assert run(shell, capsys, "22 dS -> mine", "// here").startswith("Task 22.2: not solved yet; nothing is typed")
+
+
 # Forms, hints, progress, and the command line
 
 
