@@ -89,7 +89,7 @@ pd.DataFrame(loop[loop > 0]).T
 # | head | H | `stride[1]` | 1 |
 # | batch | B | `stride[0]` | 1 |
 #
-# Why **panels** of 64 columns? TMA's widest swizzle is for rows of 128 bytes, 64 elements; with $d = 128$ a tile is two panels, one behind the other, (2, rows, 64). (The steps need not increase down the table: the next panel is nearer than the next row.)
+# Why **panels** of 64 columns? TMA's widest swizzle is for rows of 128 bytes, 64 elements; with $d = 128$ a tile is two panels, one behind the other, (2, rows, 64). The steps need not increase down the table: `cuda.h` describes them so, but requires only multiples of 16 below $2^{40}$.
 #
 # A kernel that fetches 64 rows of `Q` and writes out shared memory:
 
@@ -130,9 +130,6 @@ fetch_box = load(source=box, device=device)
 # %%
 first_chunk = ...  # your prediction: the number of the chunk (0 to 7) that lies first in the third line
 
-# %% [markdown]
-# The kernel is launched here:
-
 # %%
 numbers = 8 * torch.arange(64)[:, None] + torch.arange(64)[None] // 8  # (64, 64): the chunk that an element is in
 x = (numbers + 1).half().to(device)[None, None]
@@ -151,7 +148,7 @@ display(draw_hopper.chunks({"rows 59 to 63, were they copied row by row": plain,
 predict(first_chunk, landed(59)[2, 0] % 8, "is the chunk that lies first in the third line")
 
 # %% [markdown]
-# **What to see.** In each box, row · chunk. The chunks of a line have traded places by notebook 11's [swizzle](glossary.md#swizzle), `chunk ^ line % 8`, which no thread computes. The *line* counts, not the row: row 59 is line 0 and stays as it is. From the sixth line on there are zeros (hatched): rows outside of the tensor are not read, but filled in. That replaces all bounds checks of the copies, though not the mask: a key of zeros has the score 0, not $-\infty$.
+# **What to see.** In each box, row · chunk. The chunks of a line have traded places by notebook 11's [swizzle](glossary.md#swizzle), `chunk ^ line % 8`. The *line* counts, not the row: row 59 is line 0 and stays as it is. From the sixth line on there are zeros (hatched): rows outside of the tensor are not read, but filled in. That replaces all bounds checks of the copies, though not the mask: a key of zeros has the score 0, not $-\infty$.
 #
 # For the swizzle to begin with line 0, a tile has to begin at a multiple of 1024 bytes; the kernel's `static_assert`s hold that.
 
@@ -179,7 +176,7 @@ class Mbarrier:
 
 
 # %% [markdown]
-# The barrier `full` of one [stage](glossary.md#stage), at $d = 64$: one thread arrives and announces $K_j$ and $V_j$, 12288 bytes each. After each of the steps below, does a thread pass that waits with parity 0, and one with parity 1? Write it down, then open the table and compare its last two columns.
+# The barrier `full` of one [stage](glossary.md#stage), at $d = 64$: one thread arrives and announces $K_j$ and $V_j$, 12288 bytes each. After each of the steps below, does a thread pass that waits with parity 0? With parity 1? (The last two columns.)
 
 # %% tags=["reveal"]
 full, rows = Mbarrier(1), []
@@ -246,7 +243,7 @@ for what, change in wrongly.items():
     print(what, *(f"{N} keys: {finding(*change, N=N)}" for N in (256, 640)), sep="\n  ", end="\n\n")
 
 # %% [markdown]
-# **What to see.** Too much is a deadlock at once, and the report says how many bytes are missing. Too little is worse at first: the phase completes too early, and a product may read a tile that is still on its way. On a card, where copies are usually fast enough, a sequence of one lap may well come out right; longer ones hang. The emulator lets every copy come as late as the program permits, so it reports the access that came too early, long before the hang.
+# **What to see.** Too much is a deadlock at once, and the report says how many bytes are missing. Too little is worse at first: the phase completes too early, and a product may read a tile that is still on its way. On a card, where copies are usually fast enough, a sequence of one lap may well come out right; longer ones hang. The emulator's copies come as late as the program permits, so it reports the early access.
 #
 # Zeros count: a tile at the end of the tensor brings all of its bytes.
 
@@ -303,7 +300,7 @@ V_desc = fragments.Descriptor(start=0x7000, leading=96 * 128, stride=1024, swizz
 draw_hopper.descriptor(V_desc, mn_major=True, what="column", title="V, keys 0 to 15, all 64 columns: step 0")
 
 # %% [markdown]
-# **What to see.** A core matrix is a *column* block of eight rows here, and all of 2048 bytes is used. The next step lies 2048 bytes further on. The leading offset, the way from one panel of 64 columns to the next, is only needed where there are two: with $d = 128$. (CUTLASS calls the two offsets LBO and SBO, *leading byte offset* and *stride byte offset*.)
+# **What to see.** A core matrix is a *column* block of eight rows here, and all of 2048 bytes is used. The next step lies 2048 bytes further on. The leading offset, the way from one panel of 64 columns to the next, is only needed where there are two: with $d = 128$.
 #
 # ### Wrong descriptors
 #
@@ -383,7 +380,7 @@ print("a thread's elements 8k to 8k + 7 of S are its elements of A in step k:", 
 # | wgmma has written $S$ or $O$ | threads read it | `wgmma.commit_group`, `wgmma.wait_group` |
 # | wgmma has read a tile | TMA overwrites it | the same wait, then an arrival at `empty` |
 #
-# The fifth is less obvious than it looks. The [accumulators](glossary.md#accumulator) are variables of the program, and the wait is an `asm volatile` that names none of them: its `"memory"` orders accesses to memory, not arithmetic on registers. It is ptxas, which knows the registers of each product under way, that keeps reads of them behind the wait: it moves the wait up, or runs the products one after the other and says so (C7514 and others). A read too early in the source is undefined in PTX, and with ptxas it costs the overlap, not the result.
+# The fifth is less obvious than it looks. The wait is an `asm volatile` that names no [accumulator](glossary.md#accumulator): its `"memory"` orders accesses to memory, not arithmetic on registers. It is ptxas, which knows the registers of each product under way, that keeps reads of them behind the wait: it moves the wait up, or runs the products one after the other and says so (C7514 and others). That costs the overlap, not the result.
 #
 # Take each of the six away. How many of the six kernels still compute the right result in a plain run, without the X-ray?
 
@@ -431,9 +428,6 @@ show.region("30_tma_wgmma", "barriers")
 # %%
 show.region("30_tma_wgmma", "fetch")
 
-# %% [markdown]
-# That is all of the copying.
-
 # %%
 show.region("30_tma_wgmma", "scores")
 
@@ -443,11 +437,8 @@ show.region("30_tma_wgmma", "scores")
 # %%
 show.region("30_tma_wgmma", "output")
 
-# %%
-show.region("30_tma_wgmma", "refill")
-
 # %% [markdown]
-# The second product is started and *not* waited for at once: meanwhile thread 0 asks for the next tile. It goes into the stage of the tile *before* this one, which the other warpgroup may still be reading, so thread 0 waits for `empty`. Mask, softmax and [epilogue](glossary.md#epilogue) are those of rungs 13 and 20, with the true maximum in every tile. (In the region `sign` threads flip $Q$'s signs if the scale is negative: section 5's third row.)
+# The second product is started and *not* waited for at once: meanwhile thread 0 asks for the next tile (region `refill`, task 30.3). It goes into the stage of the tile *before* this one, which the other warpgroup may still be reading, so thread 0 waits for `empty`. Mask, softmax and [epilogue](glossary.md#epilogue) are those of rungs 13 and 20, with the true maximum in every tile. (In the region `sign` threads flip $Q$'s signs if the scale is negative: section 5's third row.)
 
 # %% [markdown]
 # ## Run and check
@@ -552,11 +543,11 @@ plot.recorded("30_tma_wgmma", "forward", lambda s: plot.ratio(s, "30_tma_wgmma",
 # %% [markdown]
 # ## Exercises
 #
-# In a **task** you write CUDA: the cell takes the place of one region of the rung, and the rest stays as it is. `blank` shows its contract: what is given, and what has to hold afterwards. The cell below that is yours. The task is solved if all cases of `check` are right and the X-ray finds nothing. (`python -m helpers exercise new 30 epilogue` writes the form to a file; `new 30 kernel` that of the whole rung, task 30.9.)
+# In a **task** you write CUDA: the cell takes the place of one region of the rung. `blank` shows what is given and what has to hold afterwards. It is solved if all cases of `check` are right and the X-ray finds nothing. (In an editor: `python -m helpers exercise new 30 kernel`, here for the whole rung, task 30.9.)
 #
 # ### Task 30.1 · The epilogue
 #
-# The last step of the kernel: divide $O$ by $l$, and write $O$ and LSE. It takes what section 4 showed, from the other end: which rows and columns of an accumulator a lane holds, and which lanes share a row.
+# Divide $O$ by $l$, and write $O$ and LSE. Section 4 has the rows and columns that a lane holds.
 
 # %%
 blank("30", "epilogue")
@@ -579,7 +570,7 @@ hint("30.1")
 # %% [markdown]
 # ### Task 30.3 · Refill the ring
 #
-# You have read it above; now write it without looking: who asks for which tile, into which stage, and after which phase of `empty`. The X-ray names a tile that is overwritten too early, and a wait that nobody ends.
+# Who asks for which tile, into which stage, and after which phase of `empty`? The X-ray names a tile that is overwritten too early, and a wait that nobody ends.
 
 # %%
 blank("30", "refill")

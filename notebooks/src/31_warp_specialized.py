@@ -496,7 +496,7 @@ pd.concat({"no mask": by_length("forward"), "causal": by_length("causal")})
 # %% [markdown]
 # ## Exercises
 #
-# In a **task** you write CUDA: the cell takes the place of one region of the rung, and the rest stays as it is. `blank` shows its contract: what is given, and what has to hold afterwards. The cell below that is yours. The task is solved if all cases of `check` are right and the X-ray finds nothing. (The whole rung is task 31.9: `python -m helpers exercise new 31 kernel` writes its form to a file.)
+# In a **task** you write CUDA: the cell takes the place of one region of the rung. `blank` shows what is given and what has to hold afterwards. It is solved if all cases of `check` are right and the X-ray finds nothing. (In an editor: `python -m helpers exercise new 31 kernel`, here for the whole rung, task 31.9.)
 #
 # ### Task 31.1 · The mask
 #
@@ -523,7 +523,7 @@ hint("31.1")
 # %% [markdown]
 # ### Task 31.2 · The producer
 #
-# One thread that fetches $Q$, $K$ and $V$ for all query tiles of its CTA. You have read it above; write it from its contract alone. It teaches which barrier has to be waited for, in which phase, before each copy, and how the consumers learn that there is nothing left. A deadlock's report says who waits for whom (section 2).
+# One thread that fetches $Q$, $K$ and $V$ for all query tiles of its CTA. You have read it above; write it from its contract alone: which barrier has to be waited for, in which phase, before each copy, and how do the consumers learn that there is nothing left?
 
 # %%
 blank("31", "producer")

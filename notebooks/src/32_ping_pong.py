@@ -457,7 +457,7 @@ plot.recorded("32_ping_pong", "forward", sensors)
 # %% [markdown]
 # ## Exercises
 #
-# In a **task** you write CUDA: the cell takes the place of one region of the rung, and the rest stays as it is. `blank` shows its contract: what is given, and what has to hold afterwards. The cell below that is yours. The task is solved if all cases of `check` are right and the X-ray finds nothing. (The whole rung is task 32.9: `python -m helpers exercise new 32 kernel` writes its form to a file.)
+# In a **task** you write CUDA: the cell takes the place of one region of the rung. `blank` shows what is given and what has to hold afterwards. It is solved if all cases of `check` are right and the X-ray finds nothing. (In an editor: `python -m helpers exercise new 32 kernel`, here for the whole rung, task 32.9.)
 #
 # ### Task 32.1 · The maximum, in two parts
 #

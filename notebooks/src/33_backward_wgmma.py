@@ -44,7 +44,6 @@ from helpers import budget, draw_backward, draw_hopper, exercise, fragments, plo
 from helpers import record, sass, show, wgmma_units
 
 # %load_ext helpers
-
 torch.set_num_threads(1)  # matrices this small are multiplied before a second thread has woken up
 compile_ahead(["23_backward_mma", "33_backward_wgmma"], "sass")  # in the background, for later
 kernel = load("33_backward_wgmma")
@@ -304,7 +303,7 @@ draw_backward.shared_memory(bars, "Where shared memory goes, KB per CTA")
 #
 # ## 5 · Under whose products?
 #
-# In principle a warpgroup can start several products and compute under them, all by itself. But whoever starts a product is held until the tensor cores take it. So a token goes round: only the warpgroup that has it starts products, and by plan one forms $dS$ while the other's $dP$ and $dV$ run, and $P$ while the other's $S$, $dK$ and $dQ$ do.
+# In principle a warpgroup can start several products and compute under them, all by itself. But whoever starts a product is held until the tensor cores take it. So a token goes round: only the warpgroup that has it starts products. The plan: one forms $dS$ while the other's $dP$ and $dV$ run, and $P$ while the other's $S$, $dK$ and $dQ$ run.
 
 # %%
 show.region("33_backward_wgmma", "turns")
@@ -470,7 +469,7 @@ def summaries(samples):
 plot.recorded("33_backward_wgmma", "backward", summaries)
 
 # %% [markdown]
-# **What to see.** How many times as long as ours each peer takes: in the figure medians of seven rounds with the lowest and highest; in the table the geometric mean over $N \ge 1024$, the lowest and highest of those, and the worst of *all* recorded shapes. We are ahead of cuDNN at every one of them. With FlashAttention-3 it is a draw: 1.04<!--= ratio("33", "FA3", 64, causal=0, kind="backward"):.2f --> at $d = 64$ and 1.05<!--= ratio("33", "FA3", 128, causal=0, kind="backward"):.2f --> at $d = 128$, under a mask 1.00<!--= ratio("33", "FA3", 64, causal=1, kind="backward"):.2f --> and 1.01<!--= ratio("33", "FA3", 128, causal=1, kind="backward"):.2f --> (fp16); in bf16 1.00<!--= ratio("33", "FA3", 64, causal=0, kind="backward", dtype="bf16"):.2f -->, 1.04<!--= ratio("33", "FA3", 128, causal=0, kind="backward", dtype="bf16"):.2f -->, 0.99<!--= ratio("33", "FA3", 64, causal=1, kind="backward", dtype="bf16"):.2f --> and 1.04<!--= ratio("33", "FA3", 128, causal=1, kind="backward", dtype="bf16"):.2f -->. So with FlashAttention-4, but for short lengths at $d = 64$ under the mask, where it is ahead by up to 15<!--= 100 * (1 - record.summary(record.load("33_backward_wgmma", "backward"), "33_backward_wgmma", "FA4")["worst"].min()):.0f --> %.
+# **What to see.** How many times as long as ours each peer takes: in the figure medians of seven rounds with the lowest and highest; in the table the geometric mean over $N \ge 1024$, the lowest and highest of those, and the worst of *all* recorded shapes. We are ahead of cuDNN at every one of them. With FlashAttention-3 it is a draw: 1.04<!--= ratio("33", "FA3", 64, causal=0, kind="backward"):.2f --> at $d = 64$ and 1.05<!--= ratio("33", "FA3", 128, causal=0, kind="backward"):.2f --> at $d = 128$, under a mask 1.00<!--= ratio("33", "FA3", 64, causal=1, kind="backward"):.2f --> and 1.01<!--= ratio("33", "FA3", 128, causal=1, kind="backward"):.2f --> (fp16); bf16 is much the same. So with FlashAttention-4, but for short lengths at $d = 64$ under the mask, where it is ahead by up to 15<!--= 100 * (1 - record.summary(record.load("33_backward_wgmma", "backward"), "33_backward_wgmma", "FA4")["worst"].min()):.0f --> %.
 #
 # ### The steps that taught something
 #
@@ -532,16 +531,16 @@ plot.recorded("33_backward_wgmma", "steps", taught)
 #
 # - **Clusters and multicast.** CTAs of a cluster can read each other's shared memory, and one TMA copy can write a tile into several of them: those with the same keys could share $K$ and $V$. In rung 32 warps waited for $K_j$ and $V_j$ in 5 % of Nsight Compute's samples (step 26, $d = 128$): little to gain, and CTAs would wait for each other.
 # - **FP8.** Twice the products per clock. `wgmma` transposes 16-bit operands only, so $V$ would have to be transposed on the way, and $P$'s accumulators don't lie as an 8-bit operand does (FlashAttention-3, section 3.3). The errors need an error rule of their own.
-# - **Blackwell and FlashAttention-4.** There `tcgen05` replaces `wgmma`: one thread starts a product, and the sums lie in *tensor memory*, not in registers. From H100 to B200 products became 2.25 times as fast, exponentials and shared memory no faster ([FlashAttention-4](https://www.together.ai/blog/flashattention-4)). So FA4 computes part of the exponentials by a polynomial, rescales $O$ only where the maximum has risen beyond a threshold, and lets two CTAs share a product's operands in the backward pass. Rung 32's steps 7 and 18 tried the first two on Hopper, where they gained little. Blackwell has no `wgmma`, so it needs kernels of its own.
+# - **Blackwell and FlashAttention-4.** There `tcgen05` replaces `wgmma`: one thread starts a product, and the sums lie in *tensor memory*, not in registers. From H100 to B200 products became 2.25 times as fast, exponentials and shared memory no faster ([FlashAttention-4](https://www.together.ai/blog/flashattention-4)). So FA4 computes part of the exponentials by a polynomial, rescales $O$ only where the maximum has risen beyond a threshold, and lets two CTAs share a product's operands in the backward pass. Rung 32's steps 7 and 18 tried the first two on Hopper, where they gained little.
 
 # %% [markdown]
 # ## Exercises
 #
-# In a **task** you write CUDA: the cell takes the place of one region of the rung, and the rest stays as it is. `blank` shows its contract: what is given, and what has to hold afterwards. The cell below that is yours. The task is solved if all cases of `check` are right and the X-ray finds nothing. (The whole rung is task 33.9: `python -m helpers exercise new 33 kernel` writes its form to a file.)
+# In a **task** you write CUDA: the cell takes the place of one region of the rung. `blank` shows what is given and what has to hold afterwards. It is solved if all cases of `check` are right and the X-ray finds nothing. (In an editor: `python -m helpers exercise new 33 kernel`, here for the whole rung, task 33.9.)
 #
 # ### Task 33.1 · Where the sums begin
 #
-# Write the kernel that runs first: delta, and what the sums of $S$ and $dP$ begin with (section 1). The care is in the rows that don't count, past the end or without a key: they begin with an infinity, so that their $P$ is 0 whatever is added.
+# Write the kernel that runs first: delta, and what the sums of $S$ and $dP$ begin with (section 1). Mind the rows past the end and those that see no key: they begin with an infinity, so that their $P$ is 0.
 
 # %%
 blank("33", "delta")
@@ -564,7 +563,7 @@ hint("33.1")
 # %% [markdown]
 # ### Task 33.2 · From accumulators to rows
 #
-# Write the kernel that runs last: $dQ$ from `dQ_sum`, which lies in the order in which lanes hold $dQ^\top$. Rows have to leave whole, 16 bytes per thread, by way of shared memory.
+# Write the kernel that runs last: $dQ$ from `dQ_sum`, which lies in the order in which lanes hold $dQ^\top$. Rows leave whole, by way of shared memory.
 
 # %%
 blank("33", "finish")
@@ -585,50 +584,7 @@ hint("33.2")
 # </details>
 
 # %% [markdown]
-# ### Exercise 33.3 · A descriptor by hand
-#
-# $d = 128$: a tile of $K$ (128 keys) lies in shared memory from address 0, as TMA leaves it: two panels of 64 columns, one behind the other, 128 bytes to a row. Warpgroup 1 computes columns 64 to 127 of $d$ of $dQ^\top = K^\top dS^\top$. Give the descriptor of its operand $A$, (64, 16), for keys 48 to 63.
-
-# %%
-# Exercise 33.3
-mine = fragments.Descriptor(start=0, leading=16, stride=1024, swizzle=128)
-mine_is_mn_major = False
-
-
-# %%
-def lies_there():
-    for column in range(64):
-        for key in range(16):
-            panel, line = 16384, 48 + key  # bytes to the second panel; the key's row in it
-            place = fragments.swizzled(panel + 128 * line + 2 * column, 128)
-            said = mine.address(mine_is_mn_major, column, key)
-            assert said == place, f"key {48 + key}, column {64 + column} of d lies at {place}, not at {said}"
-    return True
-
-
-exercise.verify("33.3", lies_there)
-
-# %% [markdown]
-# <details>
-# <summary>Hint</summary>
-#
-# The first 16 keys of the second panel begin at $128 \cdot 128$ bytes. Each further 16 keys are 16 rows of 128 bytes.
-#
-# </details>
-# <details>
-# <summary>Solution</summary>
-#
-# ```python
-# mine = fragments.Descriptor(start=128 * 128 + 3 * 2048, leading=16, stride=1024, swizzle=128)
-# mine_is_mn_major = True
-# ```
-#
-# `leading` would only be used by an operand of more than 64 columns; any number does.
-#
-# </details>
-
-# %% [markdown]
-# ### Exercise 33.4 · Three ways to break it
+# ### Exercise 33.3 · Three ways to break it
 #
 # Each is one line. What does the emulator make of it: are the results `"wrong"`, is something `"reported"` although the results are right, or does the kernel `"stop"` with an error?
 
@@ -640,7 +596,7 @@ breaks = {
 }
 
 # %%
-# Exercise 33.4
+# Exercise 33.3
 outcome = dict.fromkeys(breaks, "wrong")
 
 
@@ -661,7 +617,7 @@ def found_out():
     return True
 
 
-exercise.verify("33.4", found_out)
+exercise.verify("33.3", found_out)
 
 # %% [markdown]
 # <details>
