@@ -18,7 +18,7 @@
 # - name the six places at which asynchronous hardware has to be told what comes after what;
 # - read in the machine code what TMA and wgmma take off the threads, and what they don't.
 #
-# **Time** 60 minutes.
+# **Time** 60 minutes, without the tasks.
 #
 # **Needs** [13 · Tuned](13_tuned.ipynb) for the kernel that this one follows, [11 · Swizzled](11_swizzled.ipynb) for the swizzle, [20 · Causal masks](20_causal_gqa.ipynb) for the order of the tiles. No GPU: without one the kernel runs on the emulator, and the timings shown are recorded ones. It runs on Hopper GPUs only: later ones have TMA and mbarriers, too, but not `wgmma`.
 #
@@ -304,7 +304,7 @@ draw_hopper.descriptor(V_desc, mn_major=True, what="column", title="V, keys 0 to
 #
 # ### Wrong descriptors
 #
-# Neither the compiler nor the hardware checks these 64 bits. How many of the five mistakes below does the emulator *report*, instead of computing wrong or right numbers ($N = 128$, $d = 64$)?
+# In the kernel `fa::k_major` makes the first kind of descriptor and `fa::mn_major` the second. Neither compiler nor hardware checks these 64 bits. How many of the five mistakes below does the emulator *report*, instead of computing wrong or right numbers ($N = 128$, $d = 64$)?
 
 # %%
 reported = ...  # your prediction: 0 to 5
@@ -508,7 +508,7 @@ table
 #
 # ### The budget
 #
-# What a tile costs each unit of an SM, for 64 rows and 128 keys. Instructions are counted in the code above. For shared memory we assume that `wgmma` reads an operand there once, at 128 bytes per clock; PTX doesn't say.
+# What a tile costs each unit of an SM, for 64 rows and 128 keys. For shared memory we assume that `wgmma` reads an operand there once, at 128 bytes per clock; PTX doesn't say.
 
 # %%
 text = "Rung 30 at d = 64: issue slots lead. At d = 128 the tensor cores do, closely followed by shared memory."
@@ -517,7 +517,7 @@ budgets = {"d = 64": wgmma_units.forward(whole_64, 64, "fp16"), "d = 128": wgmma
 budget.units(wgmma_units.table(budgets), "Rung 30: 64 rows and 128 keys (a model, not a measurement)", text)
 
 # %% [markdown]
-# **What to see.** At $d = 128$ the tensor cores take longest, as they should. At $d = 64$ products take half as long, but the softmax doesn't: issuing instructions takes longest. In this kernel a warpgroup waits for each product before it goes on, so the units work at the same time only where the other warpgroup happens to be elsewhere.
+# **What to see.** At $d = 128$ the tensor cores take longest. At $d = 64$ products take half as long, but the softmax doesn't: issuing instructions takes longest. In this kernel a warpgroup waits for each product before it goes on, so the units work at the same time only where the other warpgroup happens to be elsewhere.
 
 # %% [markdown]
 # ## Beside its peers
@@ -528,7 +528,7 @@ budget.units(wgmma_units.table(budgets), "Rung 30: 64 rows and 128 keys (a model
 plot.recorded("30_tma_wgmma", "forward", lambda s: plot.ratio(s, "30_tma_wgmma", ["SDPA FLASH", "SDPA CUDNN"]))
 
 # %% [markdown]
-# **What to see.** Marks are medians of seven rounds, whiskers the lowest and the highest. Where rung 13 was 1.24<!--= ratio("13", "FLASH", 64):.2f --> and 1.19<!--= ratio("13", "FLASH", 128):.2f --> times as fast as FlashAttention-2 ($d = 64$ and 128, fp16, geometric mean over $N \ge 1024$), this one is 1.55<!--= ratio("30", "FLASH", 64):.2f --> and 1.51<!--= ratio("30", "FLASH", 128):.2f --> times as fast. Beside cuDNN it is 1.00<!--= ratio("30", "CUDNN", 64):.2f --> and 0.80<!--= ratio("30", "CUDNN", 128):.2f -->; under a causal mask 1.04<!--= ratio("30", "CUDNN", 64, causal=1, kind="causal"):.2f --> and 0.84<!--= ratio("30", "CUDNN", 128, causal=1, kind="causal"):.2f -->. At $d = 128$ it is slowest at short lengths. What fits with that: at $d = 64$ two CTAs share an SM, and one multiplies while the other waits for its first tiles or writes its $O$. At $d = 128$ there is one CTA. If that is the reason, notebook 31's roles must help most at $d = 128$ and short lengths.
+# **What to see.** Where rung 13 was 1.24<!--= ratio("13", "FLASH", 64):.2f --> and 1.19<!--= ratio("13", "FLASH", 128):.2f --> times as fast as FlashAttention-2 ($d = 64$ and 128, fp16, geometric mean over $N \ge 1024$), this one is 1.55<!--= ratio("30", "FLASH", 64):.2f --> and 1.51<!--= ratio("30", "FLASH", 128):.2f --> times as fast. Beside cuDNN it is 1.00<!--= ratio("30", "CUDNN", 64):.2f --> and 0.80<!--= ratio("30", "CUDNN", 128):.2f -->; under a causal mask 1.04<!--= ratio("30", "CUDNN", 64, causal=1, kind="causal"):.2f --> and 0.84<!--= ratio("30", "CUDNN", 128, causal=1, kind="causal"):.2f -->. At $d = 128$ it is slowest at short lengths. What fits with that: at $d = 64$ two CTAs share an SM, and one multiplies while the other waits for its first tiles or writes its $O$. At $d = 128$ there is one CTA. If that is the reason, notebook 31's roles must help most at $d = 128$ and short lengths.
 
 # %% [markdown]
 # ## What still hurts

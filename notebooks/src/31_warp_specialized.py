@@ -18,7 +18,7 @@
 # - choose how a persistent grid deals out its tiles, with a model that tells good from bad before anything is built;
 # - read swim lanes, and say what of them means something on an emulator and what only on a GPU.
 #
-# **Time** 60 minutes.
+# **Time** 60 minutes, without the tasks.
 #
 # **Needs** [30 · TMA and wgmma](30_tma_wgmma.ipynb). No GPU: without one the kernel runs on the emulator and the timings shown are recorded ones.
 #

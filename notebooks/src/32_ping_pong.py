@@ -17,7 +17,7 @@
 # - read off the disassembly which instructions stand between two waits, and notice when the compiler has moved a wait;
 # - tell which of a kernel's steps paid, and which only looked as if they would.
 #
-# **Time** 60 minutes.
+# **Time** 60 minutes, without the tasks.
 #
 # **Needs** [31 · Warp-specialised](31_warp_specialized.ipynb) for producer and consumers, and [13 · Tuned](13_tuned.ipynb) for the softmax without a maximum. No GPU: without one the kernel runs on the emulator, and the timings shown are recorded ones.
 #
@@ -229,7 +229,7 @@ predict(under_O, int(sass.between_waits(made["without"])["MUFU.EX2"].iloc[1]), "
 # %% [markdown]
 # ## 5 · From rung 31 in four steps
 #
-# Between rungs 31 and 32 lie three kernels with one idea each. All are complete: `load("32_1")`, `check`, `xray` take them, and each is a short way from the one before (`kernels/stages/`). The second waits for $S$ alone before its 66 exponentials. How many of them does ptxas leave under the product $O$ at $d = 128$?
+# Between rungs 31 and 32 lie three kernels with one idea each. All are complete: `load("32_1")`, `check`, `xray` take them, and each is a short way from the one before (`kernels/stages/`). The second waits for $S$ alone before its 66 exponentials (two are `alpha`). How many of them does ptxas leave under the product $O$ at $d = 128$?
 
 # %%
 under_O_2 = ...  # your prediction: exponentials under its own O, stage 32_2

@@ -18,7 +18,7 @@
 # - read what runs under what off the loop of a kernel and off the clocks of its warpgroups;
 # - tell from a report or from a map of errors what is wrong in an asynchronous kernel.
 #
-# **Time** 60 minutes.
+# **Time** 60 minutes, without the tasks.
 #
 # **Needs** [23 · Backward on tensor cores](23_backward_mma.ipynb) for the five products, [30 · TMA and wgmma](30_tma_wgmma.ipynb) for descriptors and mbarriers, and [31 · Warp-specialised](31_warp_specialized.ipynb) for roles. No GPU: without one the kernel runs on the emulator, and the timings shown are recorded ones.
 #

@@ -177,10 +177,10 @@ for ranks in (2, 4, 8, 64):
     print(f"{ranks} ranks: {ring_time.speedup(long, ideal, ranks, 'contiguous'):.2f} times")
 
 # %% [markdown]
-# $P$ ranks have $P^2/2$ blocks of work in all, the last rank $P - 1/2$ of them: half of the machine is idle. The mend is to deal out the tokens differently. Two ways are in use:
+# $p$ ranks have $p^2/2$ blocks of work in all, the last rank $p - 1/2$ of them: nearly half of the machine is idle. The cure is to deal out the tokens differently. Two ways are in use:
 #
-# - **zigzag**: cut the sequence into $2P$ pieces; rank $r$ gets piece $r$ from the beginning and piece $r$ from the end. What is easy at one end is hard at the other.
-# - **striped**: deal the tokens out one by one; rank $r$ gets tokens $r, r + P, r + 2P, \dots$ ([Striped Attention, Brandon et al., 2023](https://arxiv.org/abs/2311.09431)).
+# - **zigzag**: cut the sequence into $2p$ pieces; rank $r$ gets piece $r$ from the beginning and piece $r$ from the end. What is easy at one end is hard at the other.
+# - **striped**: deal the tokens out one by one; rank $r$ gets tokens $r, r + p, r + 2p, \dots$ ([Striped Attention, Brandon et al., 2023](https://arxiv.org/abs/2311.09431)).
 
 # %%
 draw_ring.masks(N=16, ranks=4)
@@ -493,13 +493,13 @@ exercise.verify("50.2", as_much_for_everybody)
 #     return rank, 2 * ranks - 1 - rank
 # ```
 #
-# Their sum is $2P - 1$ for every rank.
+# Their sum is $2p - 1$ for every rank.
 # </details>
 
 # %% [markdown]
 # ### Exercise 50.3 · Striped blocks
 #
-# In the striped layout rank $r$ has tokens $r, r + P, r + 2P, \dots$ Query $i$ of rank $r$ sees key $j$ of rank $s$ if $j \le i + c$. What is $c$, for $s \le r$ and for $s > r$?
+# In the striped layout rank $r$ has tokens $r, r + p, r + 2p, \dots$ Query $i$ of rank $r$ sees key $j$ of rank $s$ if $j \le i + c$. What is $c$, for $s \le r$ and for $s > r$?
 
 # %%
 # Exercise 50.3
@@ -526,7 +526,7 @@ exercise.verify("50.3", sees_what_it_should)
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# Compare the tokens' places in the sequence, $iP + r$ and $jP + s$.
+# Compare the tokens' places in the sequence, $ip + r$ and $jp + s$.
 #
 # </details>
 #
@@ -560,7 +560,7 @@ progress()
 # </details>
 # <details><summary>3. Why does a contiguous causal split lose half of many GPUs, although masked blocks are skipped?</summary>
 #
-# The last rank has no masked block, and takes P - 1/2 blocks' time, where P / 2 would be its share.
+# The last rank has no masked block, and takes p - 1/2 blocks' time, where p / 2 would be its share.
 #
 # </details>
 # <details><summary>4. Which LSE does the backward pass of a block need?</summary>
