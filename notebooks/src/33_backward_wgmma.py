@@ -563,7 +563,7 @@ hint("33.1")
 # %% [markdown]
 # ### Task 33.2 · From accumulators to rows
 #
-# Write the kernel that runs last: $dQ$ from `dQ_sum`, which lies in the order in which lanes hold $dQ^\top$. Rows leave whole, by way of shared memory.
+# Write the kernel behind the loop: $dQ$ from `dQ_sum`, which lies in the order in which lanes hold $dQ^\top$. Rows leave whole, by way of shared memory.
 
 # %%
 blank("33", "finish")
