@@ -18,7 +18,7 @@
 # - choose how a persistent grid deals out its tiles, with a model that tells good from bad before anything is built;
 # - read swim lanes, and say what of them means something on an emulator and what only on a GPU.
 #
-# **Time** 60 minutes.
+# **Time** 60 minutes, without the tasks.
 #
 # **Needs** [30 · TMA and wgmma](30_tma_wgmma.ipynb). No GPU: without one the kernel runs on the emulator and the timings shown are recorded ones.
 #
@@ -40,8 +40,10 @@ from dataclasses import replace
 import pandas as pd
 import torch
 
-from helpers import budget, check, compile_ahead, draw_hopper, draw_masks, exercise, load, plot, predict, record
-from helpers import roles, sass, schedule, show, single, wgmma_units, xray
+from helpers import blank, budget, check, compile_ahead, draw_hopper, draw_masks, exercise, hint, load, plot, predict
+from helpers import progress, record, roles, sass, schedule, show, single, wgmma_units, xray
+
+# %load_ext helpers
 
 torch.manual_seed(0)
 kernel = load("31_warp_specialized")
@@ -58,7 +60,7 @@ show.region("30_tma_wgmma", "refill")
 # %% [markdown]
 # Before thread 0 may ask for a tile, *all* warps must have read what lies in that place. If the other warpgroup is late, thread 0 waits, with it its warp, and with the warp its warpgroup, since `wgmma` takes all four. So two warpgroups that could work independently are tied to each other. Besides, registers are the same for all, though the needs are not, and at the beginning and the end of every CTA the tensor cores have nothing to do.
 #
-# All of this has one cure: **roles**, or *warp specialisation*. One warpgroup, the *producer*, asks for tiles and does nothing else. The others, the *consumers*, multiply. They meet only at mbarriers. [FlashAttention-3](https://arxiv.org/abs/2407.08608) measured what it is worth by taking it out again (section 4.2 there): 570 TFLOP/s instead of 661, on an H100 at $N = 8448$, $d = 128$.
+# All of this has one cure: **roles**, or *warp specialisation*. One warpgroup, the *producer*, asks for tiles and does nothing else. The others, the *consumers*, multiply. They meet only at [mbarriers](glossary.md#mbarrier). [FlashAttention-3](https://arxiv.org/abs/2407.08608) measured what it is worth by taking it out again (section 4.2 there): 570 TFLOP/s instead of 661, on an H100 at $N = 8448$, $d = 128$.
 
 # %% [markdown]
 # ## 1 · Registers for those who need them
@@ -84,10 +86,10 @@ pd.DataFrame(rows).T.rename_axis("d")
 # %% [markdown]
 # `setmaxnreg` moves registers while the kernel runs: the producer's warps go down, the consumers' up, in steps of 8. What is taken may be as much as was given back or less, never more: who asks for more waits for ever (a `static_assert` in `Tile` holds that). Here it is as much at $d = 64$ and at $d = 128$. (The launch bounds must give the number of threads: without it ptxas doesn't know the registers at entry, ignores `setmaxnreg`, and says so in an info, C7508.)
 #
-# Without the two `setmaxnreg`, how many bytes per thread would the *next* rung, 32, spill into memory at $d = 128$? It holds a second $S$ beside the first.
+# Without the two `setmaxnreg`, which kernels [spill](glossary.md#spill) registers into memory? Take this rung and the next one, 32, which has a product of $S$ and one of $O$ under way at once, each at $d = 64$ and at $d = 128$. How many of the four?
 
 # %%
-bytes_spilled = ...  # your prediction: rung 32 without setmaxnreg, d = 128
+spilling = ...  # your prediction: how many of the four spill without setmaxnreg
 
 
 # %%
@@ -107,23 +109,23 @@ rows = {
     (stem, d): {"with setmaxnreg": spilled(given[stem, d], d), "without": spilled(even[stem, d], d)}
     for stem, d in cases
 }
-predict(bytes_spilled, rows["32_ping_pong", 128]["without"], "bytes spilled by 32 without setmaxnreg, d = 128")
+predict(spilling, sum(row["without"] > 0 for row in rows.values()), "of four spill without setmaxnreg")
 pd.DataFrame(rows).T.rename_axis(["bytes spilled (stores, loads)", "d"])
 
 # %% [markdown]
-# **What to see.** This rung spills nothing either way: $S$ dies while $P$ comes into being. The next rung could not do without the registers.
+# **What to see.** This rung spills nothing either way: $S$, $P$ and $O$ are never all alive, as $S$ dies while $P$ comes into being. The next rung could not do without the extra registers.
 
 # %% [markdown]
 # ## 2 · A ring of stages
 #
-# Producer and consumers share a ring of stages in shared memory. Each stage has a pair of barriers, **full** and **empty**, one pair for $K$ and one for $V$, so that $S$ can start before $V_j$ has come:
+# Producer and consumers share a [ring](glossary.md#ring) of stages in shared memory. Each stage has a pair of barriers, **full** and **empty**, one pair for $K$ and one for $V$, so that $S$ can start before $V_j$ has come:
 #
 # | | waits for | then | and then tells |
 # |---|---|---|---|
 # | producer | `empty`: the place has been read | asks for the tile | `full` (the copy itself does, by its bytes) |
 # | each consumer | `full`: the tile is there | multiplies | `empty` (one lane of each warp) |
 #
-# Everybody goes round the ring at their own pace and counts for themselves: stage, and parity of the lap.
+# Each role goes round the ring at its own pace and keeps its own count: the stage, and the [parity](glossary.md#parity) of the lap.
 
 # %%
 show.region("31_warp_specialized", "ring")
@@ -145,7 +147,7 @@ pd.DataFrame(rows, columns=columns).set_index("tile")
 #
 # ### A deadlock, and how to read it
 #
-# Let the consumers forget to say that $V_j$ has been read. How many of the six tiles of 768 keys get through before everything stops?
+# Let the consumers forget to say that $V_j$ has been read. The ring has four stages at $d = 64$. How many of the six tiles of 768 keys get through before everything stops?
 
 # %%
 tiles_through = ...  # your prediction, d = 64
@@ -181,7 +183,7 @@ predict(tiles_through, constant("stages")[0], "tiles get through, one for each s
 #
 # - **in turns**: CTA $c$ of $n$ takes number $c$, then $n + c$, $2n + c$, …
 # - **turning round**: every second turn from the other end, so that whoever had the longest tile gets the shortest next;
-# - **a counter**: whoever is done takes the next number, by an atomic addition.
+# - **a counter**: whoever is done takes the next number, by an [atomic](glossary.md#atomic) addition.
 #
 # All go through the same list: under a mask the longest tiles first, of as many heads at a time as have their keys in 32 MB of the L2 (notebook 20). A model, as there: a tile takes as long as it has tiles of keys, nothing else takes time.
 
@@ -211,7 +213,7 @@ def dealt(work, ctas, turning):
 
 
 # %% [markdown]
-# Which way is best for $d = 128$ and $N = 4096$, under the mask: `"in turns"`, `"turning round"` or `"a counter"`? And which is worst?
+# Which way is the worst for $d = 128$ and $N = 4096$, under the mask: `"in turns"`, `"turning round"` or `"a counter"`?
 
 # %%
 worst = ...  # your prediction
@@ -253,7 +255,7 @@ show.region("31_warp_specialized", "schedule")
 # %% [markdown]
 # ## 4 · O leaves by the tile
 #
-# Rung 30 writes $O$ from registers: four lanes make 16 bytes of a row, so that an instruction touches eight rows, half a sector each. TMA goes the other way, too: from shared memory to a box of a tensor, and what is outside of the tensor stays behind. So the warpgroup puts its 64 rows of $O$ into shared memory, swizzled as the map says, and one thread sends them off. It costs room ($O$ needs a place of its own, as $Q$'s is already being filled for the next query tile), and three things have to be kept in order:
+# Rung 30 writes $O$ from registers: four lanes make 16 bytes of a row, so that an instruction touches eight rows, half a [sector](glossary.md#sector) each. TMA goes the other way, too: from shared memory to a box of a tensor, and what is outside of the tensor stays behind. So the warpgroup puts its 64 rows of $O$ into shared memory, swizzled as the map says, and one thread sends them off. It costs room ($O$ needs a place of its own, as $Q$'s is already being filled for the next query tile), and three things have to be kept in order:
 #
 # | first | then | said by |
 # |---|---|---|
@@ -261,7 +263,7 @@ show.region("31_warp_specialized", "schedule")
 # | threads have written all of $O$ | TMA reads it | `fence.proxy.async`, then the same barrier |
 # | TMA has read $O$ | the CTA ends, and its shared memory goes to another | `cp.async.bulk.wait_group.read` |
 #
-# The barrier is a *named* one, `bar.sync` with a number and 128 threads: `__syncthreads` would wait for the other warpgroups, too, and for the producer, most of whose threads have left long ago.
+# The barrier is a [named](glossary.md#named-barrier) one, `bar.sync` with a number and 128 threads: `__syncthreads` would wait for the other warpgroups, too, and for the producer, most of whose threads have left long ago.
 
 # %% [markdown]
 # ## The kernel
@@ -279,7 +281,7 @@ show.region("31_warp_specialized", "barriers")
 show.region("31_warp_specialized", "producer")
 
 # %% [markdown]
-# `fetch` is one line of section 2's table: wait until the place is empty, announce, copy. `fetch_Q` does the same for $Q$, whose ring has two places. The counter's first number is the CTA's own. The next one is asked for when a query tile begins. It travels with $Q$: it is written when $Q$'s place is empty, and whoever has waited for `Q_full` may read it. −1 says that there is nothing left. On the consumers' side:
+# `fetch` is the producer's line of section 2's table: wait until the place is empty, announce, copy. `fetch_Q` does the same for $Q$, whose ring has two places. The counter's first number is the CTA's own. The next one is asked for when a query tile begins. It travels with $Q$: it is written when $Q$'s place is empty, and whoever has waited for `Q_full` may read it. −1 says that there is nothing left. On the consumers' side:
 
 # %%
 show.region("31_warp_specialized", "next_index")
@@ -312,7 +314,7 @@ plot.recorded("31_warp_specialized", "error", plot.error)
 #
 # Who does what when? `roles.times` puts a note at every region and every wait of the kernel: the first thread of each warpgroup of one CTA writes down what begins, and the SM's clock. On a GPU the axis below is time. **On the emulator only the order means something**: it runs one thread until that has to wait, then another, and knows no durations. So there the axis counts events, and how long a box is says how much else happened meanwhile, not how long it took.
 #
-# One head, 384 queries and 768 keys, $d = 64$, on one CTA: two query tiles of six tiles of keys. When does the producer ask for the first tiles of the second query tile?
+# One head, 384 queries and 768 keys, $d = 64$, on one CTA: two query tiles of six tiles of keys. Find where the producer asks for the first tiles of the second query tile.
 
 # %%
 alone = replace(small, source=small.replace("int64_t(sms)", "int64_t(1)"))
@@ -327,7 +329,7 @@ draw_hopper.roles(
 # **What to see, in the order of events.**
 #
 # - The producer fills the ring before anyone multiplies, and from then on asks for a tile whenever a place has been read.
-# - It knows no end of a query tile: the next $Q$, $K$ and $V$ are asked for while the consumers are still at the last tiles of this one. The gap in the consumers' lanes is their epilogue.
+# - It knows no end of a query tile: the next $Q$, $K$ and $V$ are asked for while the consumers are still at the last tiles of this one. The gap in the consumers' lanes is their [epilogue](glossary.md#epilogue).
 # - The three consumers do the same things and depend on each other only through the ring; nothing else keeps them in step.
 # - To the right: how the SM's registers are shared out.
 #
@@ -344,7 +346,7 @@ for where, one in {
     print(f"the next Q {where} K and V: the longest wait {(waits.end - waits.begin).max()} events")
 
 # %% [markdown]
-# The place for the *second next* $Q$ is being read until the last $S$ of the query tile before. The producer stands there until then, and the ring runs empty. No result is wrong, and no single line looks it; swim lanes show it.
+# The place for the *second next* $Q$ is being read until the last $S$ of the query tile before. The producer stands there until then, and the ring runs empty. No result is wrong, and no line of the code looks wrong; the swim lanes show it.
 #
 # The same on a GPU, where the axis is time: some tiles around the end of a query tile, of a CTA in the middle of a full grid. (Writing the notes takes time, too. Shares mean more than durations.)
 
@@ -479,7 +481,7 @@ def by_length(kind):
 pd.concat({"no mask": by_length("forward"), "causal": by_length("causal")})
 
 # %% [markdown]
-# **What to see.** Notebook 30's prediction holds. Most is gained at $d = 128$, where rung 30 had a single CTA per SM, and there at short lengths, where its CTAs lived short. At $d = 64$, where two CTAs had covered for each other, there was less to gain. Part of that may be arithmetic: query tiles have 192 rows there, so of 1024 rows the last tile has only 64, and two of its three consumers have nothing to do.
+# **What to see.** Notebook 30's prediction holds. Most is gained at $d = 128$, where rung 30 had a single CTA per SM, and there at short lengths, where its CTAs lived short. At $d = 64$, where two CTAs had covered for each other, there was less to gain. Part of that may be arithmetic: query tiles have 192 rows there, so at $N = 1024$ the last tile has only 64 rows, and two of its three consumers have nothing to do.
 
 # %% [markdown]
 # ## What still hurts
@@ -494,6 +496,54 @@ pd.concat({"no mask": by_length("forward"), "causal": by_length("causal")})
 # %% [markdown]
 # ## Exercises
 #
+# In a **task** you write CUDA: the cell takes the place of one region of the rung. `blank` shows what is given and what has to hold afterwards. It is solved if all cases of `check` are right and the X-ray finds nothing. (In an editor: `python -m helpers exercise new 31 kernel`, here for the whole rung, task 31.9.)
+#
+# ### Task 31.1 · The mask
+#
+# Hide the keys that a row doesn't see. It is the mask of notebook 20 on a `wgmma` accumulator: count the keys that a row sees from this lane's first key on, and the mask is a comparison with a constant per element.
+
+# %%
+blank("31", "mask")
+
+# %%
+# %%region 31 mask -> my_mask
+# // yours
+
+# %%
+hint("31.1")
+
+# %% [markdown]
+# <details>
+# <summary>Solution</summary>
+#
+# Region `mask` of [31_warp_specialized.cu](../kernels/31_warp_specialized.cu): `show.region("31", "mask")`.
+#
+# </details>
+
+# %% [markdown]
+# ### Task 31.2 · The producer
+#
+# One thread that fetches $Q$, $K$ and $V$ for all query tiles of its CTA. You have read it above; write it from its contract alone: which barrier has to be waited for, in which phase, before each copy, and how do the consumers learn that there is nothing left?
+
+# %%
+blank("31", "producer")
+
+# %%
+# %%region 31 producer -> my_producer
+# // yours
+
+# %%
+hint("31.2")
+
+# %% [markdown]
+# <details>
+# <summary>Solution</summary>
+#
+# Region `producer` of [31_warp_specialized.cu](../kernels/31_warp_specialized.cu): `show.region("31", "producer")`.
+#
+# </details>
+
+# %% [markdown]
 # ### Exercise 31.1 · A more generous producer
 #
 # The producer gets 24, 32 or 40 registers. How many can each of two consumers have, how many each of three? (65536 registers; all numbers are multiples of 8, at the launch, too; at most 256.)
@@ -514,9 +564,7 @@ def most():
     return True
 
 
-exercise.verify(
-    "31.1", most, hint="what the launch deals out evenly, plus an equal share of what the producer gives back"
-)
+exercise.verify("31.1", most)
 
 # %% [markdown]
 # <details>
@@ -569,7 +617,7 @@ def matched():
     return True
 
 
-exercise.verify("31.2", matched, hint="for which place does the producer wait, thread 0? Was anything ever asked for?")
+exercise.verify("31.2", matched)
 
 # %% [markdown]
 # <details>
@@ -589,51 +637,8 @@ exercise.verify("31.2", matched, hint="for which place does the producer wait, t
 #
 # </details>
 
-# %% [markdown]
-# ### Exercise 31.3 · Dealt out well, beforehand
-#
-# A counter is a way to find out at run time who is free. In the model all speeds are known, so the host could work it out before the launch and hand each CTA its list. Write `deal(work, ctas)`: for each tile of the list, in order, the CTA that gets it. At most 2 % beyond the ideal under a causal mask, for $N \ge 1024$.
-
 # %%
-# Exercise 31.3
-
-
-def deal(work, ctas):
-    return [number % ctas for number in range(len(work))]
-
-
-# %%
-def good():
-    for D in (64, 128):
-        for N in (1024, 2048, 4096, 8192, 16384):
-            work, busy = lengths(N, D), [0] * 132
-            for length, cta in zip(work, deal(work, 132), strict=True):
-                busy[cta] += length
-            over = max(busy) / (sum(work) / 132) - 1
-            assert over <= 0.02, f"D = {D}, N = {N}: {over:.1%} beyond the ideal"
-    return True
-
-
-exercise.verify("31.3", good, hint="who would take the next number from a counter?")
-
-# %% [markdown]
-# <details>
-# <summary>Hint</summary>
-#
-# A heap of (load, CTA): each tile goes to the one with the least load so far. `schedule.run` does just that.
-#
-# </details>
-# <details>
-# <summary>Solution</summary>
-#
-# ```python
-# def deal(work, ctas):
-#     return list(schedule.run(work, ctas)["place"])
-# ```
-#
-# As good as the counter, in the model. On a card SMs don't run equally fast (some find their keys in the L2, some don't), and a list made beforehand can't know that. A counter can.
-#
-# </details>
+progress()
 
 # %% [markdown]
 # ## Self-check

@@ -17,7 +17,7 @@
 # - read off the disassembly which instructions stand between two waits, and notice when the compiler has moved a wait;
 # - tell which of a kernel's steps paid, and which only looked as if they would.
 #
-# **Time** 60 minutes.
+# **Time** 60 minutes, without the tasks.
 #
 # **Needs** [31 · Warp-specialised](31_warp_specialized.ipynb) for producer and consumers, and [13 · Tuned](13_tuned.ipynb) for the softmax without a maximum. No GPU: without one the kernel runs on the emulator, and the timings shown are recorded ones.
 #
@@ -37,8 +37,11 @@ import dataclasses
 import pandas as pd
 import torch
 
-from helpers import Case, budget, check, compile_ahead, draw_backward, draw_pingpong, exercise, load, overlap, plot
-from helpers import predict, record, roles, rung, sass, schedule, scoreboard, show, single, stages, wgmma_units, xray
+from helpers import Case, blank, budget, check, compile_ahead, draw_backward, draw_pingpong, exercise, hint, load
+from helpers import overlap, plot, predict, progress, record, roles, rung, sass, scoreboard, show, single, stages
+from helpers import wgmma_units, xray
+
+# %load_ext helpers
 
 torch.manual_seed(0)
 compile_ahead(["31_warp_specialized", "32_ping_pong"], "sass")  # in the background, for later
@@ -48,9 +51,9 @@ device = kernel.device
 # %% [markdown]
 # ## The problem
 #
-# Rung 31 gave the fetching to a warp of its own. Its other warps, the consumers, do three things for each tile, one after the other: they wait for $S = QK^\top$, they make $P$ of it, they wait for $O \mathrel{+}= PV$. While a warpgroup computes exponentials it has nothing for the tensor cores, and while it waits for a product it computes nothing.
+# Rung 31 gave the fetching to a warp of its own. Its other warps, the [consumers](glossary.md#producer-consumer), do three things for each tile, one after the other: they wait for $S = QK^\top$, they make $P$ of it, they wait for $O \mathrel{+}= PV$. While a warpgroup computes exponentials it has nothing for the tensor cores, and while it waits for a product it computes nothing.
 #
-# How long does each take? In one clock an SM does 2048 multiply-adds of 16-bit numbers ([NVIDIA](https://developer.nvidia.com/blog/nvidia-hopper-architecture-in-depth/)), 16 exponentials on its special function units (MUFU; [CUDA C++ Programming Guide](https://docs.nvidia.com/cuda/cuda-c-programming-guide/#arithmetic-instructions)) and one instruction on each of four schedulers. A warpgroup has one warp on each scheduler, so a loop of $n$ instructions takes at least $n$ clocks. Shared memory delivers 128 bytes; how often `wgmma` reads an operand there is not documented, and once per instruction is our assumption. For a warpgroup's 64 rows and a tile of 128 keys:
+# How long does each take? In one clock an SM does 2048 multiply-adds of 16-bit numbers ([NVIDIA](https://developer.nvidia.com/blog/nvidia-hopper-architecture-in-depth/)), 16 exponentials on its special function units ([MUFU](glossary.md#mufu); [CUDA C++ Programming Guide](https://docs.nvidia.com/cuda/cuda-c-programming-guide/#arithmetic-instructions)) and one instruction on each of four schedulers. A warpgroup has one warp on each scheduler, so a loop of $n$ instructions takes at least $n$ clocks. Shared memory delivers 128 bytes; how often `wgmma` reads an operand there is not documented, and once per instruction is our assumption. For a warpgroup's 64 rows and a tile of 128 keys:
 
 # %%
 models = {f"31, d = {d}": wgmma_units.forward("31_warp_specialized", d) for d in (64, 128)}
@@ -92,7 +95,7 @@ pd.DataFrame(rows).T.rename_axis(["d", "rows", "keys"]).round(0).astype(int)
 #
 # In the first case below all consumers start at the same moment. In the second one there is a rule: **your products start when the other warpgroup's have all been started**. Which of the three cases has gaps between the products of the tensor cores?
 
-# %%
+# %% tags=["reveal"]
 product, softmax = clocks.loc["tensor cores", 128] / 2, clocks.loc[["MUFU", "issue slots"], 128].max()
 cases = {}
 for name, under, turns in [
@@ -106,7 +109,7 @@ draw_pingpong.lanes(cases, "clocks of the model, d = 128, five tiles")
 # %% [markdown]
 # **What to see.** Above: the two warpgroups get half of the tensor cores each, finish together, then do their softmax together, and so on for ever: at any moment either the tensor cores idle or everything else. In the middle, one rule has set them apart by half a beat: one is at its softmax while the other multiplies, like the two sides of a ping-pong table. (The name is FlashAttention-3's, [section 3.1](https://arxiv.org/abs/2407.08608).)
 #
-# On the GPU the rule is two instructions. A *named barrier* opens when as many threads as it is told have come by, and of those some may go on without waiting:
+# On the GPU the rule is two instructions. A [named barrier](glossary.md#named-barrier) opens when as many threads as it is told have come by, and of those some may go on without waiting:
 
 # %%
 show.region("32_ping_pong", "turns")
@@ -118,7 +121,7 @@ show.region("32_ping_pong", "turns")
 #
 # The lowest picture above has a second idea in it. A warpgroup that has finished $P_j$ can start *two* products: $O \mathrel{+}= P_j V_j$, and the next tile's $S_{j+1} = Q K_{j+1}^\top$, which does not depend on $P_j$ at all. Start $S_{j+1}$ first. When it is complete, its softmax can begin while the tensor cores are still at $O$: a softmax *under* a product of its own warpgroup ([section 3.2](https://arxiv.org/abs/2407.08608) of FlashAttention-3).
 #
-# `wgmma` is made for that. Products are handed in as groups, and a warpgroup waits *until at most n of its groups are left*, the youngest ones. In the loop:
+# `wgmma` is made for that. Products are handed in as [groups](glossary.md#commit-group), and a warpgroup waits *until at most n of its groups are left*, the youngest ones. In the loop:
 #
 # | in the loop over tiles | under way behind it |
 # |---|---|
@@ -170,7 +173,7 @@ show.region("32_ping_pong", "overlap")
 show.region("32_ping_pong", "settle")
 
 # %% [markdown]
-# `overlap` is compiled twice: one copy tracks the maximum, the other one votes; a branch inside one loop would cost both. What the copy that votes saves, per tile, beside rung 31's loop:
+# `overlap` is compiled twice: one copy tracks the maximum, the other one votes; a branch inside one loop would cost both. What the copy that votes saves per tile, compared with rung 31's loop:
 
 # %%
 loops = {stem: sass.between_waits(stem, 128) for stem in ("31_warp_specialized", "32_ping_pong")}
@@ -221,12 +224,12 @@ predict(under_O, int(sass.between_waits(made["without"])["MUFU.EX2"].iloc[1]), "
 # %% [markdown]
 # **What to see.** Without the vote, ptxas moves the wait *up*, over most of the exponentials. Nothing in the result gives a hint of it, nor in the source; the disassembly does. Within a stretch of code without branches ptxas arranges instructions as it sees fit, and nothing between the two waits needs the second one. A `__syncwarp` is no border to it. A branch is, for most of them: the fourth strip has a second look at a barrier that is known to be open. And the vote is one: whether to store a 1 depends on the sums, the sums on all exponentials, and the wait stays behind the store.
 #
-# Is it *faster* that way? More exponentials run under a product; but rounding now stands alone behind the wait. The second row of the table of steps below has an answer.
+# Is it *faster* that way? More exponentials run under a product; but rounding now stands alone behind the wait. Steps 1 and 5 below have an answer.
 
 # %% [markdown]
 # ## 5 · From rung 31 in four steps
 #
-# Between rungs 31 and 32 lie three kernels with one idea each. All are complete: `load("32_1")`, `check`, `xray` take them, and each is a short way from the one before (`kernels/stages/`). The second waits for $S$ alone before its 66 exponentials. How many of them does ptxas leave under the product $O$ at $d = 128$?
+# Between rungs 31 and 32 lie three kernels with one idea each. All are complete: `load("32_1")`, `check`, `xray` take them, and each is a short way from the one before (`kernels/stages/`). The second waits for $S$ alone before its 66 exponentials (two are `alpha`). How many of them does ptxas leave under the product $O$ at $d = 128$?
 
 # %%
 under_O_2 = ...  # your prediction: exponentials under its own O, stage 32_2
@@ -255,21 +258,14 @@ plot.recorded("32_ping_pong", "stages", beside_flash, by="python -m helpers reco
 # %% [markdown]
 # ## The kernel
 #
-# Tile, producer, ring and the counter that hands out query tiles are rung 31's. The products of a consumer are functions because they are started from more than one place; the compiler puts each where it is called.
+# Tile, producer, [ring](glossary.md#ring) and the counter that hands out query tiles are rung 31's. The products of a consumer are functions because they are started from more than one place; the compiler puts each where it is called.
 
 # %%
 show.region("32_ping_pong", "products")
 
-# %%
-show.region("32_ping_pong", "exponentials")
-
 # %% [markdown]
-# The maximum, in two parts: $O$ may not be rescaled while a product writes it.
-
-# %%
-show.region("32_ping_pong", "maximum")
-
-# %% [markdown]
+# The softmax is four functions, yours to write in the tasks below: `exponentials` and `round_P`, and, for the copy that tracks, `raise_maximum` and `rescale`.
+#
 # A warpgroup that sees nothing of a tile, because all of its rows come before it, may skip the tile but not its turn:
 
 # %%
@@ -332,7 +328,7 @@ plot.recorded("32_ping_pong", "roles", swim_lanes, by="python -m helpers record 
 # %% [markdown]
 # ### The steps that taught something
 #
-# Eight of 32 variants on the way to this kernel; the others are in [39 · Log](39_log.ipynb). Speeds are ratios to SDPA CUDNN in bf16. Steps 1, 2 and 5 ran in processes of their own, 11, 13 and 15 in one process, 20 and 28 in others; a variant differs by up to 3 % from run to run. The row maximum was dropped in step 13. How much faster did that make step 11 at $d = 64$?
+# Eight of 32 variants on the way to this kernel; the others are in [39 · Log](39_log.ipynb). Speeds are ratios to SDPA CUDNN in bf16. Steps 1, 2 and 5 ran in processes of their own, 11, 13 and 15 in one process, 20 and 28 in others; a variant differs by up to 3 % from run to run. The row maximum was dropped in step 13. How many times as fast as step 11 did that make it at $d = 64$?
 
 # %%
 faster = ...  # your prediction: step 13's speed over step 11's, D = 64
@@ -407,7 +403,7 @@ plot.recorded("32_ping_pong", "forward", lambda s: plot.ratio(s, "32_ping_pong",
 # %%
 def summaries(samples):
     tables = {peer: record.summary(samples, "32_ping_pong", peer) for peer in fast(samples)[1:]}
-    return pd.concat(tables, names=["peer"]).droplevel(1).round(3)
+    return pd.concat(tables, names=["peer"]).droplevel(1).drop(columns="causal", errors="ignore").round(3)
 
 
 forward, causal = (record.load("32_ping_pong", kind) for kind in ("forward", "causal"))
@@ -424,7 +420,7 @@ by = "python -m helpers record families 32"
 plot.recorded("32_ping_pong", "families", lambda samples: plot.families(samples, five), by=by)
 
 # %% [markdown]
-# **What to see.** The other kernels form every maximum on any input, so their points move less. Ours is ahead where little is missed. Elsewhere the copy that tracks runs, with the instructions of rung 31's softmax; the early start of $S$ and the turns keep it ahead of rung 31 on long sequences at $d = 128$; at 64 they are about level. $Q \times 2$ and the sawtooth pay for accuracy alone, as in rung 13.
+# **What to see.** The other kernels form every maximum on any input, so their points move less. Ours is ahead where little is missed. Elsewhere the copy that tracks runs, with the instructions of rung 31's softmax; the early start of $S$ and the turns keep it ahead of rung 31 on long sequences at $d = 128$; at 64 they are about level. On the short sequences of rxnmapper's heads it falls behind rung 31 and cuDNN. $Q \times 2$ and the sawtooth pay for accuracy alone, as in rung 13.
 #
 # ### The staircase
 #
@@ -461,6 +457,54 @@ plot.recorded("32_ping_pong", "forward", sensors)
 # %% [markdown]
 # ## Exercises
 #
+# In a **task** you write CUDA: the cell takes the place of one region of the rung. `blank` shows what is given and what has to hold afterwards. It is solved if all cases of `check` are right and the X-ray finds nothing. (In an editor: `python -m helpers exercise new 32 kernel`, here for the whole rung, task 32.9.)
+#
+# ### Task 32.1 · The maximum, in two parts
+#
+# Write `raise_maximum` and `rescale`. They are apart because $O$ may not be rescaled while a product writes it: the first runs under the product $O$, the second behind the wait.
+
+# %%
+blank("32", "maximum")
+
+# %%
+# %%region 32 maximum -> my_maximum
+# // yours
+
+# %%
+hint("32.1")
+
+# %% [markdown]
+# <details>
+# <summary>Solution</summary>
+#
+# Region `maximum` of [32_ping_pong.cu](../kernels/32_ping_pong.cu): `show.region("32", "maximum")`.
+#
+# </details>
+
+# %% [markdown]
+# ### Task 32.2 · Exponentials and rounding
+#
+# Write `exponentials`, which makes $P$ of $S$ and forms its sums, and `round_P`, which makes fragments of $P$. When both are right, look at what became of them: `sass.between_waits(my_exponentials.rung, 128)` says how many exponentials stand under $O$.
+
+# %%
+blank("32", "exponentials")
+
+# %%
+# %%region 32 exponentials -> my_exponentials
+# // yours
+
+# %%
+hint("32.2")
+
+# %% [markdown]
+# <details>
+# <summary>Solution</summary>
+#
+# Region `exponentials` of [32_ping_pong.cu](../kernels/32_ping_pong.cu): `show.region("32", "exponentials")`.
+#
+# </details>
+
+# %% [markdown]
 # ### Exercise 32.1 · A GPU with faster products
 #
 # On this GPU exponentials take as long as products at $d = 64$. Suppose that the next one has tensor cores that are $f$ times as fast, and the same 16 exponentials per clock. At which $d$ are they equal?
@@ -483,9 +527,15 @@ def equal_times():
     return True
 
 
-exercise.verify("32.1", equal_times, hint="the clocks of products grow with d, those of exponentials do not")
+exercise.verify("32.1", equal_times)
 
 # %% [markdown]
+# <details><summary>Hint</summary>
+#
+# The clocks of products grow with $d$, those of exponentials don't.
+#
+# </details>
+#
 # <details><summary>Solution</summary>
 #
 # ```python
@@ -530,9 +580,15 @@ def what_happens():
     return True
 
 
-exercise.verify("32.2", what_happens, hint="draw the three barriers in a ring, and follow the one turn around it")
+exercise.verify("32.2", what_happens)
 
 # %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Draw the three barriers in a ring, and follow the one turn around it.
+#
+# </details>
+#
 # <details><summary>Solution</summary>
 #
 # ```python
@@ -542,41 +598,8 @@ exercise.verify("32.2", what_happens, hint="draw the three barriers in a ring, a
 # There is one turn, and it must be somewhere at the beginning: without the first pass everybody waits. Who gets it first, and which way round it goes, makes no difference, as long as no two have the same successor and the ring takes in everybody. On the emulator the hang is an error that names the barriers and who waits there; on a GPU it is a kernel that never ends.
 # </details>
 
-# %% [markdown]
-# ### Exercise 32.3 · What a counter can't do
-#
-# Without a mask all tiles of queries take equally long, and no way of handing them out can make 132 SMs end together when there are 133 tiles. Write the share of its time that an average SM idles, for any number of tiles and SMs. Which headline lengths does it hurt most?
-
 # %%
-# Exercise 32.3
-
-
-def idle(tiles, sms=132):
-    return 0.0
-
-
-# %%
-def as_the_model():
-    for tiles in (1, 131, 132, 133, 264, 300, 1398, 2048):
-        span = schedule.makespan([1] * tiles, 132)
-        expected = 1 - tiles / (span * 132)
-        assert abs(idle(tiles) - expected) < 1e-9, f"{tiles} tiles: {idle(tiles):.1%}, the model says {expected:.1%}"
-    return True
-
-
-exercise.verify("32.3", as_the_model, hint="how many rows of 132 are begun, and how full is the last one?")
-
-# %% [markdown]
-# <details><summary>Solution</summary>
-#
-# ```python
-# def idle(tiles, sms=132):
-#     rows = -(-tiles // sms)
-#     return 1 - tiles / (rows * sms)
-# ```
-#
-# The headline workload has as many tiles at every length, 2048 with 128 rows each: the last of 16 rows is half full, 3 %. With one sequence of a short text it is another matter: 32 heads of $N = 640$ are 160 tiles, and 39 % of the machine idles. That is where keys have to be split, as in notebook 21.
-# </details>
+progress()
 
 # %% [markdown]
 # ## Self-check

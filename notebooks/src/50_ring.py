@@ -65,7 +65,7 @@ pd.DataFrame(rows, columns=["N", "GiB of Q, K, V, O and LSE", "seconds per layer
 #
 # ## 1 · The merge is the whole idea
 #
-# Notebook 02 showed that softmax can be computed in pieces: what is known of some keys is a state, and two states merge. Finished outputs are states as well: $(O_a, \mathrm{LSE}_a)$ of some keys and $(O_b, \mathrm{LSE}_b)$ of others give
+# Notebook 02 showed that softmax can be computed in pieces: what is known of some keys is a [state](glossary.md#state), and two states merge. Finished outputs are states as well: $(O_a, \mathrm{LSE}_a)$ of some keys and $(O_b, \mathrm{LSE}_b)$ of others give
 #
 # $$ \mathrm{LSE} = \ln\bigl(e^{\mathrm{LSE}_a} + e^{\mathrm{LSE}_b}\bigr), \qquad O = e^{\mathrm{LSE}_a - \mathrm{LSE}}\, O_a + e^{\mathrm{LSE}_b - \mathrm{LSE}}\, O_b . $$
 #
@@ -91,7 +91,7 @@ draw_ring.steps(ranks=4, causal=False)
 # %% [markdown]
 # **What to see.** Read a row: rank 0 attends to its own keys, then to those of rank 3, 2, 1. Read a column: in every step, each rank has somebody else's keys. A square is a block of scores, and all of them are computed.
 #
-# Here it is in Python. `launch` starts processes, runs the function in each as one rank, shows what they print, and gives back what they return. The messages go through NCCL between GPUs, and through gloo between CPU processes.
+# Here it is in Python. `launch` starts processes, runs the function in each as one rank, shows what they print, and gives back what each returns. The function sees nothing of this notebook but its arguments; `torch`, `os`, `dist` (`torch.distributed`), `load`, `reference` and `ring` are imported for it. The messages go through NCCL between GPUs, and through gloo between CPU processes.
 
 
 # %%
@@ -152,7 +152,7 @@ for Hkv in (16, 2):
     print(f"H = 16, Hkv = {Hkv}: {bare:,.0f}; with 60 µs per message {ring_time.break_even(problem, machine):,.0f}")
 
 # %% [markdown]
-# With grouped heads, eight query heads to one of K and V, the bytes alone would let a rank be eight times as short. But then the time to begin a message counts for more than its bytes, and most of the gain is lost.
+# With [grouped heads](glossary.md#grouped-heads), eight query heads to one of K and V, the bytes alone would let a rank be eight times as short. But then the time to begin a message counts for more than its bytes, and most of the gain is lost.
 #
 # ## 3 · Who waits under a causal mask
 #
@@ -177,10 +177,10 @@ for ranks in (2, 4, 8, 64):
     print(f"{ranks} ranks: {ring_time.speedup(long, ideal, ranks, 'contiguous'):.2f} times")
 
 # %% [markdown]
-# $P$ ranks have $P^2/2$ blocks of work in all, the last rank $P - 1/2$ of them: half of the machine is idle. The mend is to deal out the tokens differently. Two ways are in use:
+# $p$ ranks have $p^2/2$ blocks of work in all, the last rank $p - 1/2$ of them: nearly half of the machine is idle. The cure is to deal out the tokens differently. Two ways are in use:
 #
-# - **zigzag**: cut the sequence into $2P$ pieces; rank $r$ gets piece $r$ from the beginning and piece $r$ from the end. What is easy at one end is hard at the other.
-# - **striped**: deal the tokens out one by one; rank $r$ gets tokens $r, r + P, r + 2P, \dots$ ([Striped Attention, Brandon et al., 2023](https://arxiv.org/abs/2311.09431)).
+# - **zigzag**: cut the sequence into $2p$ pieces; rank $r$ gets piece $r$ from the beginning and piece $r$ from the end. What is easy at one end is hard at the other.
+# - **striped**: deal the tokens out one by one; rank $r$ gets tokens $r, r + p, r + 2p, \dots$ ([Striped Attention, Brandon et al., 2023](https://arxiv.org/abs/2311.09431)).
 
 # %%
 draw_ring.masks(N=16, ranks=4)
@@ -228,9 +228,9 @@ if events is not None:
 # %% [markdown]
 # ## 4 · The backward pass
 #
-# The backward pass recomputes $P_{ij} = e^{s_{ij} - \mathrm{LSE}_i}$. If $\mathrm{LSE}_i$ is that of **all** keys, which the forward pass has merged, then the $P$ of a block are final, and so is $\delta_i = \mathrm{rowsum}(dO \circ O)$. Nothing has to be merged any more: each block's $dQ$, $dK$, $dV$ are what the kernel of one GPU computes from those rows, and the blocks' parts *add up*.
+# The backward pass recomputes $P_{ij} = e^{s_{ij} - \mathrm{LSE}_i}$. If $\mathrm{LSE}_i$ is that of **all** keys, which the forward pass has merged, then the $P$ of a block are final, and so is [delta](glossary.md#delta), $\delta_i = \mathrm{rowsum}(dO \circ O)$. Nothing has to be merged any more: each block's $dQ$, $dK$, $dV$ are what the kernel of one GPU computes from those rows, and the blocks' parts *add up*.
 #
-# $dQ$ stays with its queries. $dK$ and $dV$ belong to keys that travel, so they travel along: each rank adds its part to what arrives and passes it on, in float32. After a whole round they are back at their owner. The order of the sum is that of the ring, the same every time: if the kernel is deterministic (22 and 33 can be), the gradients have the same bits in every run.
+# $dQ$ stays with its queries. $dK$ and $dV$ belong to keys that travel, so they travel along: each rank adds its part to what arrives and passes it on, in float32. After a whole round they are back at their owner. The order of the sum is that of the ring, the same every time: if the kernel is [deterministic](glossary.md#deterministic) (22 and 33 can be), the gradients have the same bits in every run.
 
 # %% [markdown]
 # ## The kernel
@@ -435,7 +435,8 @@ exercise.verify("50.1", merges)
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# W_a is exp(lse_a - lse); what is -inf - (-inf)?
+# `w_a` is $e^{\mathrm{LSE}_a - \mathrm{LSE}}$. What is $-\infty - (-\infty)$?
+#
 # </details>
 #
 # <details><summary>Solution</summary>
@@ -482,6 +483,7 @@ exercise.verify("50.2", as_much_for_everybody)
 # <details><summary>Hint</summary>
 #
 # The sum of the two numbers has to be the same for every rank.
+#
 # </details>
 #
 # <details><summary>Solution</summary>
@@ -491,13 +493,13 @@ exercise.verify("50.2", as_much_for_everybody)
 #     return rank, 2 * ranks - 1 - rank
 # ```
 #
-# Their sum is $2P - 1$ for every rank.
+# Their sum is $2p - 1$ for every rank.
 # </details>
 
 # %% [markdown]
 # ### Exercise 50.3 · Striped blocks
 #
-# In the striped layout rank $r$ has tokens $r, r + P, r + 2P, \dots$ Query $i$ of rank $r$ sees key $j$ of rank $s$ if $j \le i + c$. What is $c$, for $s \le r$ and for $s > r$?
+# In the striped layout rank $r$ has tokens $r, r + p, r + 2p, \dots$ Query $i$ of rank $r$ sees key $j$ of rank $s$ if $j \le i + c$. What is $c$, for $s \le r$ and for $s > r$?
 
 # %%
 # Exercise 50.3
@@ -524,7 +526,8 @@ exercise.verify("50.3", sees_what_it_should)
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# Compare the tokens' places in the sequence, i * P + r and j * P + s.
+# Compare the tokens' places in the sequence, $ip + r$ and $jp + s$.
+#
 # </details>
 #
 # <details><summary>Solution</summary>
@@ -557,7 +560,7 @@ progress()
 # </details>
 # <details><summary>3. Why does a contiguous causal split lose half of many GPUs, although masked blocks are skipped?</summary>
 #
-# The last rank has no masked block, and takes P - 1/2 blocks' time, where P / 2 would be its share.
+# The last rank has no masked block, and takes p - 1/2 blocks' time, where p / 2 would be its share.
 #
 # </details>
 # <details><summary>4. Which LSE does the backward pass of a block need?</summary>

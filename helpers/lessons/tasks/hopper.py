@@ -165,12 +165,13 @@ TASKS = (
         2,
         "Write the kernel `prepare`: where the sums of S and of dP begin, dQ_sum = 0, and the counters at 0.",
         (
-            "d / 8 lanes per row of B*H*padded<d>(Nq) rows, 16 bytes of a row each; blockDim.x threads; scale_of(a): never 0",
+            "d / 8 lanes per row of B*H*padded<d>(Nq) rows (Nq rounded up to whole tiles), 16 bytes of a row each; blockDim.x threads; "
+            "scale_of(a): never 0",
             "workspace[0]: dQ_sum (B,H,padded Nq,D) fp32; workspace[1]: stats (3,B,H,padded Nq) fp32; a.LSE (B,H,Nq)",
         ),
         (
             "template <int d, typename T> __global__ void prepare(const fa_backward_args a) is defined",
-            "dQ_sum = 0 and stats[0] = 0, padding included",
+            "dQ_sum = 0 and stats[0] = 0 (counters, for `deterministic`), padding included",
             "stats[1] = -LSE / scale; for rows from Nq on, and where LSE = -inf, the infinity by which scale * (S + stats[1]) = -inf",
             "stats[2] = -delta = -rowsum(dO o O), 0 from Nq on",
         ),
