@@ -80,6 +80,7 @@ _LESSONS = {
     "draw_ring": "lessons.drawings.ring",
     "draw_training": "lessons.drawings.training",
     "gpt": "lessons.gpt",
+    "languages": "lessons.languages",
     "loop_order": "lessons.loop_order",
     "museum": "lessons.museum",
     "overlap": "lessons.overlap",

@@ -16,7 +16,10 @@ def attention(Q, K, V, scale, causal):
     """One head: Q (Nq, d), K and V (Nk, d) give O (Nq, d) and LSE (Nq)."""
     O, LSE = np.zeros_like(Q), np.zeros(len(Q), Q.dtype)
     for i in range(0, len(Q), Br):
-        q, last = Q[i : i + Br], np.arange(i, min(i + Br, len(Q)))[:, None] + len(K) - len(Q)  # the last key of each query
+        q, last = (
+            Q[i : i + Br],
+            np.arange(i, min(i + Br, len(Q)))[:, None] + len(K) - len(Q),
+        )  # the last key of each query
         o, l, m = np.zeros_like(q), np.zeros((len(q), 1), q.dtype), np.full((len(q), 1), -np.inf, q.dtype)
         for j in range(0, len(K), Bc):
             s = scale * (q @ K[j : j + Bc].T)

@@ -16,7 +16,24 @@ LOG2_E = 1.4426950408889634
 
 # [region: step]
 @triton.jit
-def step(Q, k, v, b, h, j, o, l, m, last, Nk, scale_log2, D: tl.constexpr, Bc: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr):
+def step(
+    Q,
+    k,
+    v,
+    b,
+    h,
+    j,
+    o,
+    l,
+    m,
+    last,
+    Nk,
+    scale_log2,
+    D: tl.constexpr,
+    Bc: tl.constexpr,
+    MASK: tl.constexpr,
+    CAUSAL: tl.constexpr,
+):
     """One tile of keys: what is summed so far becomes what is summed with it."""
     S = tl.dot(Q, k.load([b, h, j, 0]).reshape(Bc, D).T)
     if MASK:
@@ -40,7 +57,21 @@ def step(Q, k, v, b, h, j, o, l, m, last, Nk, scale_log2, D: tl.constexpr, Bc: t
 
 # [region: kernel]
 @triton.jit
-def kernel(q, k, v, o_out, lse, scale_log2, H, Nq, Nk, D: tl.constexpr, CAUSAL: tl.constexpr, Br: tl.constexpr, Bc: tl.constexpr):
+def kernel(
+    q,
+    k,
+    v,
+    o_out,
+    lse,
+    scale_log2,
+    H,
+    Nq,
+    Nk,
+    D: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    Br: tl.constexpr,
+    Bc: tl.constexpr,
+):
     i = (tl.num_programs(0) - 1 - tl.program_id(0)) * Br  # the longest first, where the mask is causal
     b, h = tl.program_id(1) // H, tl.program_id(1) % H
     rows = i + tl.arange(0, Br)
@@ -74,7 +105,9 @@ def forward(q, k, v, scale=None, causal=False):
         q, scale = -q if scale else torch.zeros_like(q), -scale or 1.0
     Br, Bc = 128, 128 if D == 64 else 64
     o, lse = torch.empty(q.shape, dtype=q.dtype, device=q.device), torch.empty(B, H, Nq, device=q.device)
-    boxes = [TensorDescriptor.from_tensor(x.contiguous(), [1, 1, n, D]) for x, n in ((q, Br), (k, Bc), (v, Bc), (o, Br))]
+    boxes = [
+        TensorDescriptor.from_tensor(x.contiguous(), [1, 1, n, D]) for x, n in ((q, Br), (k, Bc), (v, Bc), (o, Br))
+    ]
     grid = triton.cdiv(Nq, Br), B * H
     kernel[grid](*boxes, lse, scale * LOG2_E, H, Nq, k.shape[2], D, causal, Br, Bc, num_warps=8, num_stages=3)
     return o, lse
