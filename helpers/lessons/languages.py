@@ -2,19 +2,21 @@
 
 A file opens with a docstring (in C a comment): its language in the first line, then lines `needs:` (what has to be installed),
 `runs:` (on a GPU, or anywhere), `dtypes:` and `D:` (what it takes; any D without such a line). A Python file has a function
-`forward(q, k, v, scale=None, causal=False)` that gives O (B,H,Nq,D) and LSE (B,H,Nq); a `.c` file exports `attention`.
+`forward(q, k, v, scale=None, causal=False)` that gives O (B,H,Nq,D) and LSE (B,H,Nq); a `.c` or `.cu` file exports `attention`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import importlib.metadata
 import importlib.util
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,14 +25,19 @@ from torch import Tensor
 
 from ..ladder.errors import KernelError
 from ..ladder.paths import KERNELS, cache_folder, from_root
-from ..toolchain.compile import digest, making
+from ..toolchain.compile import Built, build, digest, making
 from ..toolchain.compiler import find_compiler
+from ..toolchain.nvcc import UNDEFINED, cuda_error
+from ..toolchain.toolkit import NVCC_FLAGS, architecture, gencode, matching_toolkit
 
 FOLDER = KERNELS / "languages"
 FIELD = re.compile(r"^(needs|runs|dtypes|D): (.+)$", re.MULTILINE)
 C_FLAGS = "-x c -O3 -march=native -fno-math-errno -fno-trapping-math -fopenmp -fPIC -shared -lm".split()
 # What makes a language run without a GPU. Read when its package is imported, so set before.
 INTERPRETERS = {"TRITON_INTERPRET": "1", "NUMBA_ENABLE_CUDASIM": "1"}
+# Packages whose module has another name. nvidia-cutlass brings the C++ headers, nvidia-cutlass-dsl the Python package.
+MODULES = {"nvidia-cutlass": "cutlass_library", "nvidia-cutlass-dsl": "cutlass", "cuda-tile": "cuda.tile"}
+CUTLASS_FLAGS = ("--expt-relaxed-constexpr", "-O3")
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,7 @@ class Implementation:
     @property
     def missing(self) -> str:
         """Why it can't run here, as a sentence; "" if it can."""
-        absent = [name for name in self.needs if not importlib.util.find_spec(name.replace("-", "_"))]
+        absent = [name for name in self.needs if not _there(name)]
         if absent:
             return f"{', '.join(absent)} is not installed (python -m pip install '.[languages]')"
         if self.runs == "GPU" and not torch.cuda.is_available():
@@ -84,7 +91,7 @@ class Implementation:
         """The function, imported or compiled. KernelError if it can't run here."""
         if self.missing:
             raise KernelError(f"{from_root(self.path)}: {self.missing}")
-        return _of_c(self.path) if self.path.suffix == ".c" else _of_python(self.path)
+        return {".c": _of_c, ".cu": _of_cuda, ".py": _of_python}[self.path.suffix](self.path)
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, causal: bool = False
@@ -104,6 +111,22 @@ def implementation(stem: str) -> Implementation:
     if stem not in found:
         raise LookupError(f"no implementation {stem!r} in kernels/languages; there are {', '.join(found)}")
     return found[stem]
+
+
+def _there(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(MODULES.get(package, package.replace("-", "_"))) is not None
+    except ModuleNotFoundError:  # the package that holds it
+        return False
+
+
+def versions(names: Sequence[str]) -> dict[str, str]:
+    """The version of each of these packages that is installed."""
+    found = {}
+    for name in names:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def _read(path: Path) -> Implementation:
@@ -128,6 +151,44 @@ def _of_python(path: Path) -> Callable[..., tuple[Tensor, Tensor]]:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module.forward
+
+
+def built(path: Path, arch: str = "") -> Built:
+    """A `.cu` file as a shared library for this GPU (or for `arch`), by nvcc, with CUTLASS's headers from their package.
+
+    CompileError with nvcc's words, ToolkitError without nvcc.
+    """
+    text = path.read_text()
+    headers = Path(importlib.util.find_spec(MODULES["nvidia-cutlass"]).origin).parent / "source" / "include"
+    arch = arch or architecture(*torch.cuda.get_device_capability())
+    flags = [*NVCC_FLAGS, *CUTLASS_FLAGS, gencode(arch), *UNDEFINED]
+    depends = [importlib.metadata.version("nvidia-cutlass")]
+    toolkit = matching_toolkit(torch.version.cuda)
+    return build(path.stem, cuda=text, flags=flags, include=[headers], depends=depends, toolkit=toolkit)
+
+
+def _of_cuda(path: Path) -> Callable[..., tuple[Tensor, Tensor]]:
+    return through(ctypes.CDLL(str(built(path).path)).attention)
+
+
+def through(attention: Callable[..., int]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """`forward` of what a `.cu` file exports: attention(q, k, v, o, lse, BH, Nq, Nk, D, scale, causal, bf16, stream), scale > 0."""
+
+    def forward(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, causal: bool = False):
+        (B, H, Nq, D), Nk = q.shape, k.shape[2]
+        scale = D**-0.5 if scale is None else scale
+        if scale <= 0:  # the maximum is taken before S is scaled, and a masked score is -inf before and after
+            q, scale = -q if scale else torch.zeros_like(q), -scale or 1.0
+        o, lse = torch.empty(q.shape, dtype=q.dtype, device=q.device), torch.empty(B, H, Nq, device=q.device)
+        tensors = [x.contiguous() for x in (q, k, v)]
+        at = [ctypes.c_void_p(x.data_ptr()) for x in (*tensors, o, lse)]
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream if q.is_cuda else 0)
+        options = ctypes.c_float(scale), int(causal), int(q.dtype == torch.bfloat16), stream
+        if error := attention(*at, B * H, Nq, Nk, D, *options):
+            raise KernelError(cuda_error(error))
+        return o, lse
+
+    return forward
 
 
 def _of_c(path: Path) -> Callable[..., tuple[Tensor, Tensor]]:
