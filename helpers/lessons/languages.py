@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -71,13 +72,19 @@ class Implementation:
         )
 
     @property
+    def absent(self) -> list[str]:
+        """What it needs and this machine lacks."""
+        return [name for name in self.needs if not _there(name)]
+
+    @property
     def missing(self) -> str:
         """Why it can't run here, as a sentence; "" if it can."""
-        absent = [name for name in self.needs if not _there(name)]
-        if absent:
-            return f"{', '.join(absent)} is not installed (python -m pip install '.[languages]')"
-        if self.runs == "GPU" and not torch.cuda.is_available():
+        if self.absent:
+            return f"{', '.join(self.absent)} is not installed (python -m pip install '.[languages]')"
+        if self.runs.startswith("GPU") and "CPU" not in self.runs and not torch.cuda.is_available():
             return "it needs a GPU"
+        if "Hopper" in self.runs and torch.cuda.get_device_capability()[0] != 9:
+            return "it needs a GPU of the Hopper generation"
         return ""
 
     @property
@@ -90,7 +97,7 @@ class Implementation:
     def forward(self) -> Callable[..., tuple[Tensor, Tensor]]:
         """The function, imported or compiled. KernelError if it can't run here."""
         if self.missing:
-            raise KernelError(f"{from_root(self.path)}: {self.missing}")
+            refuse(self)
         return {".c": _of_c, ".cu": _of_cuda, ".py": _of_python}[self.path.suffix](self.path)
 
     def __call__(
@@ -111,6 +118,11 @@ def implementation(stem: str) -> Implementation:
     if stem not in found:
         raise LookupError(f"no implementation {stem!r} in kernels/languages; there are {', '.join(found)}")
     return found[stem]
+
+
+def refuse(found: Implementation) -> None:
+    """KernelError that says why it can't run, or what it lacks."""
+    raise KernelError(f"{from_root(found.path)}: {found.missing}")
 
 
 def _there(package: str) -> bool:
@@ -145,12 +157,26 @@ def _of_python(path: Path) -> Callable[..., tuple[Tensor, Tensor]]:
     if not torch.cuda.is_available():
         for name, value in INTERPRETERS.items():
             os.environ.setdefault(name, value)
+    return module(path).forward
+
+
+def module(path: Path) -> ModuleType:
+    """An implementation in Python, imported once."""
     name = f"languages.{path.stem}"  # not its own name alone, which may be that of the package it uses
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module.forward
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(sys.modules[name])
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
+
+
+def cutlass_headers() -> Path:
+    """The include folder in the package nvidia-cutlass."""
+    return Path(importlib.util.find_spec(MODULES["nvidia-cutlass"]).origin).parent / "source" / "include"
 
 
 def built(path: Path, arch: str = "") -> Built:
@@ -159,12 +185,11 @@ def built(path: Path, arch: str = "") -> Built:
     CompileError with nvcc's words, ToolkitError without nvcc.
     """
     text = path.read_text()
-    headers = Path(importlib.util.find_spec(MODULES["nvidia-cutlass"]).origin).parent / "source" / "include"
     arch = arch or architecture(*torch.cuda.get_device_capability())
     flags = [*NVCC_FLAGS, *CUTLASS_FLAGS, gencode(arch), *UNDEFINED]
     depends = [importlib.metadata.version("nvidia-cutlass")]
     toolkit = matching_toolkit(torch.version.cuda)
-    return build(path.stem, cuda=text, flags=flags, include=[headers], depends=depends, toolkit=toolkit)
+    return build(path.stem, cuda=text, flags=flags, include=[cutlass_headers()], depends=depends, toolkit=toolkit)
 
 
 def _of_cuda(path: Path) -> Callable[..., tuple[Tensor, Tensor]]:

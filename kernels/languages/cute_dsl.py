@@ -17,6 +17,7 @@ from cutlass.cute.nvgpu import cpasync, warp
 
 LOG2_E = 1.4426950408889634
 THREADS = 256
+TILES = {64: (128, 128), 128: (128, 64)}  # D: queries and keys of a tile
 TYPES = {torch.float16: cutlass.Float16, torch.bfloat16: cutlass.BFloat16}
 
 
@@ -45,8 +46,15 @@ def by_row(x: cute.Tensor) -> cute.Tensor:
 # [region: softmax]
 @cute.jit
 def online_softmax(
-    S: cute.Tensor, O: cute.Tensor, at: cute.Tensor, m: cute.Tensor, l: cute.Tensor, r: cutlass.Constexpr, sees: Int32,
-    scale_log2: Float32, MASK: cutlass.Constexpr,
+    S: cute.Tensor,
+    O: cute.Tensor,
+    at: cute.Tensor,
+    m: cute.Tensor,
+    l: cute.Tensor,
+    r: cutlass.Constexpr,
+    sees: Int32,
+    scale_log2: Float32,
+    MASK: cutlass.Constexpr,
 ):
     """Row r of S becomes a row of P, and what was summed before is rescaled. at: the key of each element; key `sees` is hidden."""
     for c in range_constexpr(cute.size(S)):
@@ -127,6 +135,7 @@ def kernel(q, k, v, o, lse, scale_log2: Float32, sizes: cutlass.Constexpr, copy,
 
     scores, sums = by_row(S), by_row(O)
     at = by_row(slice.partition_C(cute.make_identity_tensor((Br, Bc))))
+    at_O = by_row(slice.partition_C(cute.make_identity_tensor((Br, D))))
     count = const_expr(cute.size(scores, mode=[0]))  # query rows of a thread
     m, l = cute.make_rmem_tensor(count, Float32), cute.make_rmem_tensor(count, Float32)
     m.fill(-Float32.inf)
@@ -135,8 +144,9 @@ def kernel(q, k, v, o, lse, scale_log2: Float32, sizes: cutlass.Constexpr, copy,
     P = cute.make_fragment_like(S, T)
     halves = cute.logical_divide(P.layout, (None, None, 2))  # C of two atoms side by side is A of one
     shape, stride = halves.shape, halves.stride
-    as_A = cute.make_layout(((shape[0], shape[2][0]), shape[1], shape[2][1]),
-                            stride=((stride[0], stride[2][0]), stride[1], stride[2][1]))
+    as_A = cute.make_layout(
+        ((shape[0], shape[2][0]), shape[1], shape[2][1]), stride=((stride[0], stride[2][0]), stride[1], stride[2][1])
+    )
     rP = cute.make_tensor(P.iterator, as_A)
 
     for n in range(tiles):
@@ -175,8 +185,7 @@ def kernel(q, k, v, o, lse, scale_log2: Float32, sizes: cutlass.Constexpr, copy,
         if row < Nq:
             by = Float32(0) if total == 0.0 else 1.0 / total
             for c in range_constexpr(cute.size(sums, mode=[1])):
-                O_at = by_row(slice.partition_C(cute.make_identity_tensor((Br, D))))[r, c]
-                o[row, O_at[1], head] = (sums[r, c] * by).to(T)
+                o[row, at_O[r, c][1], head] = (sums[r, c] * by).to(T)
             if t % 4 == 0:
                 lse[row, head] = (m[r] + cute.math.log2(total)) / LOG2_E
 
@@ -186,23 +195,37 @@ def kernel(q, k, v, o, lse, scale_log2: Float32, sizes: cutlass.Constexpr, copy,
 
 # [region: launch]
 @cute.jit
-def launch(q: cute.Pointer, k: cute.Pointer, v: cute.Pointer, o: cute.Pointer, lse: cute.Pointer,
-           BH: Int32, Nq: Int32, Nk: Int32, scale_log2: Float32, stream: cuda.CUstream,
-           D: cutlass.Constexpr, CAUSAL: cutlass.Constexpr):
+def launch(
+    q: cute.Pointer,
+    k: cute.Pointer,
+    v: cute.Pointer,
+    o: cute.Pointer,
+    lse: cute.Pointer,
+    BH: Int32,
+    Nq: Int32,
+    Nk: Int32,
+    scale_log2: Float32,
+    stream: cuda.CUstream,
+    D: cutlass.Constexpr,
+    CAUSAL: cutlass.Constexpr,
+    tile: cutlass.Constexpr,
+):
     """q, o (BH,Nq,D), k, v (BH,Nk,D), lse (BH,Nq), dense."""
-    Br, Bc = 128, const_expr(128 if D == 64 else 64)
+    Br, Bc = tile
 
     def heads(x, N):
         return cute.make_tensor(x, cute.make_layout((N, D, BH), stride=(D, 1, cute.assume(N * D, divby=64))))
 
-    atom = cute.make_copy_atom(cpasync.CopyG2SOp(cache_mode=cpasync.LoadCacheMode.GLOBAL), q.dtype, num_bits_per_copy=128)
+    atom = cute.make_copy_atom(
+        cpasync.CopyG2SOp(cache_mode=cpasync.LoadCacheMode.GLOBAL), q.dtype, num_bits_per_copy=128
+    )
     copy = cute.make_tiled_copy_tv(atom, cute.make_layout((THREADS // 8, 8), stride=(8, 1)), cute.make_layout((1, 8)))
     product = warp.MmaF16BF16Op(q.dtype, Float32, (16, 8, 16))
     mma = cute.make_tiled_mma(product, (THREADS // 32, 1, 1), permutation_mnk=(THREADS // 2, 16, 16))
     lses = cute.make_tensor(lse, cute.make_layout((Nq, BH), stride=(1, Nq)))
-    kernel(heads(q, Nq), heads(k, Nk), heads(v, Nk), heads(o, Nq), lses, scale_log2, (Br, Bc, D), copy, mma, CAUSAL).launch(
-        grid=(cute.ceil_div(Nq, Br), BH, 1), block=(THREADS, 1, 1), stream=stream
-    )
+    kernel(
+        heads(q, Nq), heads(k, Nk), heads(v, Nk), heads(o, Nq), lses, scale_log2, (Br, Bc, D), copy, mma, CAUSAL
+    ).launch(grid=(cute.ceil_div(Nq, Br), BH, 1), block=(THREADS, 1, 1), stream=stream)
 
 
 def pointer(dtype, address):
@@ -211,11 +234,11 @@ def pointer(dtype, address):
 
 
 @functools.lru_cache
-def compiled(dtype, D, causal):
-    """The machine code for one type, head dimension and mask; lengths are arguments."""
+def compiled(dtype, D, causal, tile):
+    """The machine code for one type, head dimension, mask and tile; lengths are arguments."""
     T = TYPES[dtype]
     args = [pointer(x, 16) for x in (T, T, T, T, Float32)]
-    return cute.compile(launch, *args, Int32(1), Int32(1), Int32(1), Float32(1), cuda.CUstream(0), D, causal)
+    return cute.compile(launch, *args, Int32(1), Int32(1), Int32(1), Float32(1), cuda.CUstream(0), D, causal, tile)
 
 
 def forward(q, k, v, scale=None, causal=False):
@@ -228,7 +251,7 @@ def forward(q, k, v, scale=None, causal=False):
     heads = [x.contiguous() for x in (q, k, v)]
     at = [pointer(TYPES[q.dtype], x.data_ptr()) for x in (*heads, o)] + [pointer(Float32, lse.data_ptr())]
     stream = cuda.CUstream(torch.cuda.current_stream().cuda_stream)
-    compiled(q.dtype, D, bool(causal))(*at, B * H, Nq, Nk, scale * LOG2_E, stream)
+    compiled(q.dtype, D, bool(causal), TILES[D])(*at, B * H, Nq, Nk, scale * LOG2_E, stream)
     return o, lse
 
 

@@ -11,11 +11,25 @@ import torch
 
 LOG2_E = 1.4426950408889634
 MINUS_INFINITY = float("-inf")
+TILES = {64: (128, 128), 128: (128, 128)}  # D: queries and keys of a tile
 
 
 # [region: step]
 def step(
-    Q, k, v, head, j, m, l, acc, last, Nk, scale_log2, D: ct.Constant[int], Bc: ct.Constant[int], MASK: ct.Constant[bool]
+    Q,
+    k,
+    v,
+    head,
+    j,
+    m,
+    l,
+    acc,
+    last,
+    Nk,
+    scale_log2,
+    D: ct.Constant[int],
+    Bc: ct.Constant[int],
+    MASK: ct.Constant[bool],
 ):
     """One tile of keys: what is summed so far becomes what is summed with it. A load names a tile; past the end it gives zeros."""
     K = ct.load(k, (head, 0, j), (1, D, Bc), order=(0, 2, 1), padding_mode=ct.PaddingMode.ZERO).reshape((D, Bc))
@@ -81,7 +95,7 @@ def forward(q, k, v, scale=None, causal=False):
     scale = D**-0.5 if scale is None else scale
     if scale <= 0:  # the maximum is taken before S is scaled, and a masked score is -inf before and after
         q, scale = -q if scale else torch.zeros_like(q), -scale or 1.0
-    Br, Bc = 128, 128 if D == 64 else 64
+    Br, Bc = TILES[D]
     o, lse = torch.empty(q.shape, dtype=q.dtype, device=q.device), torch.empty(B * H, Nq, device=q.device)
     heads = [x.contiguous().flatten(0, 1) for x in (q, k, v, o)]
     grid, stream = (-(-Nq // Br), B * H), torch.cuda.current_stream().cuda_stream

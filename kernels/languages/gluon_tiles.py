@@ -34,15 +34,17 @@ def fetch(box, head, row, bars, tiles, n, STAGES: gl.constexpr):
 
 # [region: softmax]
 @gluon.jit
-def online_softmax(S, m, l, keys, last, scale_log2, masked):
-    """S becomes P. The state of each row: m, the maximum so far, l, the sum; `alpha` rescales what was summed before."""
+def online_softmax(S, m, l, o, keys, last, scale_log2, masked, P_layout: gl.constexpr, dtype: gl.constexpr):
+    """S becomes P, in the layout of the next product's left side. The state of each row: m, the maximum so far, l, the sum, and o."""
     if masked:
         S = gl.where(keys[None, :] <= last[:, None], S, float("-inf"))
     m_new = gl.maximum(m, gl.max(S, 1) * scale_log2)
     base = gl.where(m_new == float("-inf"), 0.0, m_new)  # a row that has seen no key yet
     alpha = gl.exp2(m - base)
     P = gl.exp2(S * scale_log2 - base[:, None])
-    return P, m_new, l * alpha + gl.sum(P, 1), alpha
+    l = l * alpha + gl.sum(P, 1)
+    o = o * gl.convert_layout(alpha, gl.SliceLayout(1, o.type.layout))[:, None]
+    return gl.convert_layout(P.to(dtype), P_layout), m_new, l, o
 
 
 # [end: softmax]
@@ -108,28 +110,27 @@ def kernel(
     zero = gl.zeros([Br, Bc], gl.float32, S_layout)
     Q = sQ.reshape([Br, D])
     mbarrier.wait(Q_bar, 0)
-    S = zero
     if tiles > 0:
         mbarrier.wait(K_bars.index(0), 0)
         S = warpgroup_mma(Q, sK.index(0).reshape([Bc, D]).permute((1, 0)), zero, use_acc=False)
         if STAGES < tiles:
             fetch(k, head, STAGES * Bc, K_bars, sK, STAGES, STAGES)
-    for n in range(tiles):
-        S_next = S
-        if n + 1 < tiles:  # not waited for: it runs beside the softmax below
+        for n in range(tiles - 1):
             mbarrier.wait(K_bars.index((n + 1) % STAGES), ((n + 1) // STAGES) & 1)
             K = sK.index((n + 1) % STAGES).reshape([Bc, D]).permute((1, 0))
-            S_next = warpgroup_mma(Q, K, zero, use_acc=False, is_async=True)
-        P, m, l, alpha = online_softmax(S, m, l, n * Bc + cols, last, scale_log2, n >= whole)
-        o = o * gl.convert_layout(alpha, O_rows)[:, None]
-        P = gl.convert_layout(P.to(dtype), P_layout)
-        S = warpgroup_mma_wait(0, deps=(S_next,))
-        if n + 1 + STAGES < tiles:
-            fetch(k, head, (n + 1 + STAGES) * Bc, K_bars, sK, n + 1 + STAGES, STAGES)
+            S_next = warpgroup_mma(Q, K, zero, use_acc=False, is_async=True)  # runs beside the softmax below
+            P, m, l, o = online_softmax(S, m, l, o, n * Bc + cols, last, scale_log2, n >= whole, P_layout, dtype)
+            S = warpgroup_mma_wait(0, deps=(S_next,))
+            if n + 1 + STAGES < tiles:
+                fetch(k, head, (n + 1 + STAGES) * Bc, K_bars, sK, n + 1 + STAGES, STAGES)
+            mbarrier.wait(V_bars.index(n % STAGES), (n // STAGES) & 1)
+            o = warpgroup_mma(P, sV.index(n % STAGES).reshape([Bc, D]), o)
+            if n + STAGES < tiles:
+                fetch(v, head, (n + STAGES) * Bc, V_bars, sV, n + STAGES, STAGES)
+        n = tiles - 1
+        P, m, l, o = online_softmax(S, m, l, o, n * Bc + cols, last, scale_log2, n >= whole, P_layout, dtype)
         mbarrier.wait(V_bars.index(n % STAGES), (n // STAGES) & 1)
         o = warpgroup_mma(P, sV.index(n % STAGES).reshape([Bc, D]), o)
-        if n + STAGES < tiles:
-            fetch(v, head, (n + STAGES) * Bc, V_bars, sV, n + STAGES, STAGES)
 
     l_safe = gl.convert_layout(gl.where(l == 0, 1.0, l), O_rows)
     at_rows = i + gl.arange(0, Br, O_rows)

@@ -12,6 +12,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 LOG2_E = 1.4426950408889634
+TILES = {64: (128, 128, 8, 3), 128: (128, 64, 8, 3)}  # D: queries and keys of a tile, warps, stages of the loop
 
 
 # [region: step]
@@ -103,13 +104,13 @@ def forward(q, k, v, scale=None, causal=False):
     scale = D**-0.5 if scale is None else scale
     if scale <= 0:  # the maximum is taken before S is scaled, and a masked score is -inf before and after
         q, scale = -q if scale else torch.zeros_like(q), -scale or 1.0
-    Br, Bc = 128, 128 if D == 64 else 64
+    Br, Bc, warps, stages = TILES[D]
     o, lse = torch.empty(q.shape, dtype=q.dtype, device=q.device), torch.empty(B, H, Nq, device=q.device)
     boxes = [
         TensorDescriptor.from_tensor(x.contiguous(), [1, 1, n, D]) for x, n in ((q, Br), (k, Bc), (v, Bc), (o, Br))
     ]
     grid = triton.cdiv(Nq, Br), B * H
-    kernel[grid](*boxes, lse, scale * LOG2_E, H, Nq, k.shape[2], D, causal, Br, Bc, num_warps=8, num_stages=3)
+    kernel[grid](*boxes, lse, scale * LOG2_E, H, Nq, k.shape[2], D, causal, Br, Bc, num_warps=warps, num_stages=stages)
     return o, lse
 
 
