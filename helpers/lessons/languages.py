@@ -17,15 +17,17 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
+import pandas as pd
 import torch
 from torch import Tensor
 
 from ..ladder.errors import KernelError
 from ..ladder.paths import KERNELS, cache_folder, from_root
+from ..ladder.show import Listing, regions_of
 from ..toolchain.compile import Built, build, digest, making
 from ..toolchain.compiler import find_compiler
 from ..toolchain.nvcc import UNDEFINED, cuda_error
@@ -38,6 +40,23 @@ C_FLAGS = "-x c -O3 -march=native -fno-math-errno -fno-trapping-math -fopenmp -f
 INTERPRETERS = {"TRITON_INTERPRET": "1", "NUMBA_ENABLE_CUDASIM": "1"}
 # Packages whose module has another name. nvidia-cutlass brings the C++ headers, nvidia-cutlass-dsl the Python package.
 MODULES = {"nvidia-cutlass": "cutlass_library", "nvidia-cutlass-dsl": "cutlass", "cuda-tile": "cuda.tile"}
+DECISIONS = ["tile", "copy", "wait", "registers", "overlap"]
+# What stands in each file where its author takes the decision; "" where a compiler or a library does; "–" where there is none.
+SAID = {
+    "numpy_tiles": ("Br, Bc = 64, 64", "–", "–", "–", "–"),
+    "torch_eager": ("Bc = 512", "", "", "", ""),
+    "torch_compile": ("", "", "", "", ""),
+    "flex_attention": ("", "", "", "", ""),
+    "helion_tiles": ("block_sizes=[1, 128, 64]", "", "", "", "num_stages=3"),
+    "triton_tiles": ("TILES = {", "", "", "", "num_stages=stages"),
+    "pallas_tiles": ("Br, Bc = 128, 64", "", "", "", "num_stages=3"),
+    "cutile_tiles": ("TILES = {", "", "", "", ""),
+    "gluon_tiles": ("TILES = {", "async_load(box", "mbarrier.wait(", "NVMMADistributedLayout(", "is_async=True"),
+    "cute_dsl": ("TILES = {", "CopyG2SOp(", "cp_async_wait_group(0)", "make_tiled_mma(", "cp_async_commit_group()"),
+    "cute_mma": ("Br = 128", "SM80_CP_ASYNC_", "cp_async_wait<0>()", "TiledMMA<", "cp_async_fence()"),
+    "numba_kernel": ("Br, Bc = 64, 32", "k[j, c] = K[", "cuda.syncthreads()", "cuda.local.array(", "–"),
+    "c_openmp": ("Br = 48", "memcpy(&b", "#pragma omp for", "vec C[MR][NV]", "–"),
+}
 CUTLASS_FLAGS = ("--expt-relaxed-constexpr", "-O3")
 
 
@@ -67,9 +86,7 @@ class Implementation:
     @property
     def device(self) -> str:
         """Where it runs on this machine: "cuda" or "cpu"."""
-        return (
-            "cuda" if torch.cuda.is_available() and self.path.suffix != ".c" and self.stem != "numpy_tiles" else "cpu"
-        )
+        return "cuda" if torch.cuda.is_available() and self.path.suffix != ".c" and self.needs != ("numpy",) else "cpu"
 
     @property
     def absent(self) -> list[str]:
@@ -139,6 +156,48 @@ def versions(names: Sequence[str]) -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     return found
+
+
+def region(stem: str, name: str) -> Listing:
+    """The lines of an implementation in the region `name`. KeyError names the regions there are."""
+    path = implementation(stem).path
+    text = path.read_text()
+    found = regions_of(text, from_root(path))
+    if name not in found:
+        raise KeyError(f"{path.name} has no region {name!r}; it has {', '.join(found) or 'none'}")
+    first, last = found[name]
+    lines = tuple((i, " ", line) for i, line in enumerate(text.splitlines(), 1) if first <= i <= last)
+    language = {".py": "python", ".c": "c", ".cu": "cuda"}[path.suffix]
+    return Listing(f"{path.name} · {name} · lines {first}–{last}", lines, language)
+
+
+def table() -> pd.DataFrame:
+    """Every implementation: language, lines of code, dtypes, and `here`: where it runs on this machine, or why it can't."""
+    rows = [
+        (one.stem, one.language, one.lines, " ".join(one.dtypes), one.missing or f"runs on the {one.device.upper()}")
+        for one in implementations().values()
+    ]
+    return pd.DataFrame(rows, columns=["file", "language", "lines", "dtypes", "here"]).set_index("file")
+
+
+def decisions() -> pd.DataFrame:
+    """Who takes each of the DECISIONS: the words of the file where its author says it, "compiler" where the compiler or a library
+    does, "–" where there is no such thing. test_languages.py holds the words against the files."""
+    return pd.DataFrame.from_dict(SAID, orient="index", columns=DECISIONS).replace("", "compiler")
+
+
+def variant(stem: str, changes: dict[str, str]) -> Implementation:
+    """An implementation with these pieces of its text changed, in a file of its own. ValueError if a piece isn't there once."""
+    one = implementation(stem)
+    text = one.path.read_text()
+    for before, after in changes.items():
+        if text.count(before) != 1:
+            raise ValueError(f"{one.path.name} has {before!r} {text.count(before)} times, not once")
+        text = text.replace(before, after)
+    path = cache_folder() / "variants" / f"{stem}_{digest(text)}{one.path.suffix}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return replace(one, path=path)
 
 
 def _read(path: Path) -> Implementation:

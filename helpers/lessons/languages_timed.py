@@ -18,8 +18,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pandas as pd
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from .. import record
+from ..figures.style import MUTED, RUNGS, Picture, picture, styled
 from ..ladder.paths import ROOT
 from ..measure import bench, sensors
 from ..measure.workloads import progress, random_tensors
@@ -28,7 +30,7 @@ from . import languages
 
 STEM = "40_every_language"
 PEERS = "peers"
-RUNGS = {0: ("04_fa2_fp32", "13_tuned", "32_ping_pong"), 1: ("20_causal_gqa", "32_ping_pong")}  # without, with a mask
+BESIDE = {0: ("04_fa2_fp32", "13_tuned", "32_ping_pong"), 1: ("20_causal_gqa", "32_ping_pong")}  # without, with a mask
 SECONDS = 450.0  # of all; no language is begun later
 EACH = 75.0  # of one: what has been measured by then is kept
 SLOWEST_MS = 150.0  # a shape whose call takes longer isn't timed, nor are longer ones
@@ -91,7 +93,7 @@ def _for_a_gpu() -> list[str]:
 
 def _save(kind: str, frame: pd.DataFrame, seen: dict) -> None:
     sources = {stem: digest(one.path) for stem, one in languages.implementations().items()}
-    used = sorted({rung for found in RUNGS.values() for rung in found})
+    used = sorted({rung for found in BESIDE.values() for rung in found})
     method = f"CUDA events, bursts of about {BURST_MS:g} ms interleaved in random order, 7 rounds, a process for each language"
     extra = dict(seen) | {"method": method, "implementations": sources}
     print("  wrote", record.save(STEM, kind, frame, extra=extra, rungs=used).name, flush=True)
@@ -119,6 +121,55 @@ def stale(device: str | None = None) -> list[str]:
     known = record.about(STEM, "timings", device)["implementations"]
     now = languages.implementations()
     return [stem for stem, was in known.items() if stem not in now or digest(now[stem].path) != was]
+
+
+def summary(device: str | None = None) -> pd.DataFrame:
+    """Of the record, a row for each name, D and mask: `ratio`, SDPA FLASH's time over its own, geometric mean over N >= 1024, with the
+    number of lengths that were timed, and `lines`, of code (none of the peers). LookupError if there is no record."""
+    samples, facts = record.load(STEM, "timings", device), record.load(STEM, "facts", device).set_index("language")
+    rows = []
+    for language, part in samples.groupby("language", sort=False):
+        for name in dict.fromkeys(part["name"]):
+            if name == FLASH:
+                continue
+            found = record.ratio(part.assign(dtype="", rung=name), name, FLASH)
+            found = found[found["Nk"] >= record.FROM_N]
+            for (D, causal), some in found.groupby(["D", "causal"]):
+                lines = facts["lines"].get(language)
+                rows.append((name, D, causal, record.geometric_mean(some["ratio"]), len(some), lines))
+    return pd.DataFrame(rows, columns=["name", "D", "causal", "ratio", "lengths", "lines"])
+
+
+def fastest(D: int, causal: int = 0, among: Sequence[str] = ()) -> str:
+    """The language that the record has as the fastest, `among` these. LookupError if there is no record."""
+    found = summary()
+    found = found[(found["D"] == D) & (found["causal"] == causal) & found["lines"].notna()]
+    found = found[found["name"].isin(among)] if among else found
+    return str(found.loc[found["ratio"].idxmax(), "name"])
+
+
+@styled
+def scatter(found: pd.DataFrame, D: int = 128, causal: int = 0, device: str = "NVIDIA H200") -> Picture:
+    """Speed beside SDPA FLASH against lines of code: `summary`, one D, with or without a mask."""
+    points = found[(found["D"] == D) & (found["causal"] == causal) & found["lines"].notna()].sort_values("ratio")
+    words = ", ".join(
+        f"{name} {lines:.0f} lines {ratio:.2f}" for name, lines, ratio in points[["name", "lines", "ratio"]].values
+    )
+    mask = "causal" if causal else "no mask"
+    title = f"Lines of code and speed · {device}, D = {D}, {mask}, geometric mean over N = 1024 to 16384"
+    figure, ax = picture(f"{title}. Speed over SDPA FLASH: {words}.", 8.2, 4.2, title)
+    for name, lines, ratio in points[["name", "lines", "ratio"]].values:
+        ax.plot(lines, ratio, "o", color=RUNGS[0][0], markersize=7)
+        ax.annotate(name, (lines, ratio), xytext=(6, 4), textcoords="offset points", fontsize=9)
+    ax.axhline(1, color=MUTED, linewidth=1, linestyle="--")
+    ax.text(0.99, 1, "SDPA FLASH", transform=ax.get_yaxis_transform(), ha="right", va="bottom", fontsize=9, color=MUTED)
+    ax.set(
+        xlabel="lines of code (comments and docstrings left out)", ylabel="speed over SDPA FLASH (log)", yscale="log"
+    )
+    ax.set_xlim(0, points["lines"].max() * 1.2)
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ax.yaxis.set_minor_formatter(NullFormatter())
+    return figure
 
 
 def _in_a_process(name: str, seconds: float) -> dict:
@@ -235,7 +286,7 @@ def _kernels(name: str, causal: int) -> list[tuple[str, Callable, str]]:
         return [(name, found, _dtype(found))]
     from ..run.kernel import load
 
-    ours = [load(stem, device=bench.DEVICE, quiet=True) for stem in RUNGS[causal]]
+    ours = [load(stem, device=bench.DEVICE, quiet=True) for stem in BESIDE[causal]]
     rungs = [(kernel.rung.stem, kernel, "fp32" if "fp16" not in kernel.rung.dtypes else "fp16") for kernel in ours]
     return [(CUDNN, functools.partial(bench.sdpa, CUDNN), "fp16"), *rungs]
 
