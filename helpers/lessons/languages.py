@@ -283,9 +283,11 @@ def _of_c(path: Path) -> Callable[..., tuple[Tensor, Tensor]]:
         if not library.exists():
             folder.mkdir(parents=True, exist_ok=True)
             part = library.with_suffix(f".{os.getpid()}")
-            done = subprocess.run(
-                [compiler, *C_FLAGS[:2], str(path), *C_FLAGS[2:], "-o", str(part)], capture_output=True, text=True
-            )
+            for flags in (C_FLAGS, [flag for flag in C_FLAGS if flag != "-fopenmp"]):  # clang may lack OpenMP's library
+                command = [compiler, *flags[:2], str(path), *flags[2:], "-o", str(part)]
+                done = subprocess.run(command, capture_output=True, text=True)
+                if not done.returncode:
+                    break
             if done.returncode:
                 raise KernelError(f"{from_root(path)} does not compile: {done.stderr.strip()}")
             part.rename(library)
