@@ -48,7 +48,7 @@ SAID = {
     "torch_compile": ("", "", "", "", ""),
     "flex_attention": ("", "", "", "", ""),
     "helion_tiles": ("block_sizes=[1, 128, 64]", "", "", "", "num_stages=3"),
-    "triton_tiles": ("TILES = {", "", "", "", "num_stages=stages"),
+    "triton_tiles": ("TILES = {", "TensorDescriptor.from_tensor(", "", "", "num_stages=stages"),
     "pallas_tiles": ("Br, Bc = 128, 64", "", "", "", "num_stages=3"),
     "cutile_tiles": ("TILES = {", "", "", "", ""),
     "gluon_tiles": ("TILES = {", "async_load(box", "mbarrier.wait(", "NVMMADistributedLayout(", "is_async=True"),

@@ -11,7 +11,7 @@ D: 64 128
 using namespace cute;
 
 // [region: shapes]
-// Four warps, 16 queries each at a time: the layouts say where each element lies, the atoms how it is moved and multiplied.
+// Eight warps, 16 queries each: the layouts say where each element lies, the atoms how it is moved and multiplied.
 template <class T, int D> struct Shapes {
   static constexpr int Br = 128, Bc = D == 64 ? 128 : 64, Threads = 256;
   using Mma = TiledMMA<

@@ -122,7 +122,7 @@ languages.region("gluon_tiles", "kernel")
 languages.region("cute_mma", "shapes")
 
 # %% [markdown]
-# The same vocabulary exists in Python, the **CuTe DSL**. It has no `nvcc` to wait for. This is its loop over the keys' softmax; compare it with the C++ file's if you have both open.
+# The same vocabulary exists in Python, the **CuTe DSL**. It has its own compiler instead of `nvcc`. This is its softmax of one row.
 
 # %%
 languages.region("cute_dsl", "softmax")
@@ -142,9 +142,8 @@ languages.region("c_openmp", "product")
 languages.decisions()
 
 # %% [markdown]
-# **What to see.** Three groups. In the first, even the tile is somebody else's. In the second you choose the tile and perhaps a number of stages; copies, waits and registers can't be said, so they can't be wrong: the races of [91](91_bug_museum.ipynb) can't be written in these languages. In the third group everything is yours, and so are its bugs. No language offers the middle, where you choose the waits and not the layouts.
-
-# %% [markdown]
+# **What to see.** Three groups. In the first, even the tile is somebody else's. In the second you choose the tile, perhaps a number of stages, and in Triton a descriptor for each array; waits and registers can't be said, so they can't be wrong: the races in shared memory of [91](91_bug_museum.ipynb) can't be written in these languages. In the third group everything is yours, and so are its bugs.
+#
 # ## Run and check
 #
 # The check's cases against float64, for those that run on every machine: rows that see no key, one query, lengths one off a tile, scores of $10^4$, a scale of zero or less.
@@ -167,7 +166,7 @@ for implementation in anywhere.values():
 #
 # ### C beside PyTorch
 #
-# PyTorch's own attention for CPUs is C++ that calls a library for the products, tuned for this processor. Ours is a hundred lines of C that the compiler vectorises. Its products run at the speed of the processor's peak. Predict: what share of PyTorch's speed does the whole reach?
+# PyTorch's own attention for CPUs is C++ that calls a library for the products, tuned for this processor. Ours is a hundred lines of C that the compiler vectorises. Its products alone run as fast as PyTorch's product of two matrices. Predict: what share of PyTorch's speed does the whole reach?
 
 # %%
 c_share = ...  # your prediction: PyTorch's time over that of the C file, 1 if they are equally fast
@@ -186,7 +185,7 @@ share = least(lambda: library(q, k, v)) / least(lambda: C(q, k, v))
 predict(c_share, share, "of PyTorch's speed", within=0.2)
 
 # %% [markdown]
-# What is missing to 1 is the softmax. In C an exponential is a polynomial of some ten instructions for 16 numbers, against eight multiply-adds for the products of as many at $d = 64$; the library has a cheaper exponential and hides less of the rest. (On a machine that does other work meanwhile the number varies.)
+# What is missing to 1 is mostly the softmax: maximum, exponentials and sums of a row, which take about half as long as the two products. (On a machine that does other work meanwhile the number varies.)
 #
 # ### What the compilers chose
 #
@@ -203,7 +202,7 @@ predict(without_wgmma, code.query("HGMMA == 0")["name"].nunique(), "of the five 
 code.query("causal == 0").drop(columns=["causal", "version"]).set_index(["name", "D"])
 
 # %% [markdown]
-# **What to see.** The tile languages got `wgmma` and TMA without naming them: their sources would compile for Ampere as well, and would get `mma.sync` and `cp.async` there. Our two CuTe files name Ampere's atoms, so that is what they get, on every card. The two agree in every count of `HMMA`, `LDGSTS` and `LDSM`: they are the same kernel, and only what lies between the products was compiled by different compilers. None of the five spills.
+# **What to see.** cuTile got `wgmma` and TMA although its source names neither. Triton's source names a descriptor, which invites TMA, and says `dot`. For another card their compilers choose other instructions. Gluon names both, and is Hopper's alone. The two CuTe files name Ampere's atoms, so that is what they get, on every card. They agree in every count of `HMMA`, `LDGSTS` and `LDSM`: they are the same kernel, and only what lies between the products was compiled by different compilers. None of the five spills.
 #
 # ## Beside its peers
 #
@@ -220,17 +219,18 @@ except LookupError:
     print("Not recorded yet: `python -m helpers record languages` on a machine with an H200 does it.")
 
 # %%
-if (summary := plot.recorded(languages_timed.STEM, "timings", lambda _: languages_timed.summary())) is not None:
+by = "python -m helpers record languages"
+summary = plot.recorded(languages_timed.STEM, "timings", lambda _: languages_timed.summary(), by)
+if summary is not None:
     display(languages_timed.scatter(summary))
     display(summary.pivot_table(index="name", columns=["D", "causal"], values="ratio").round(2))
 
 # %% [markdown]
-# The numbers, where they are recorded, are speeds over SDPA FLASH, which ran beside each language in the same process: geometric means over $N \ge 1024$ at the workload of every table in this series, with this series' rungs 04, 13, 20 and 32 and cuDNN as the yardstick. Each language had the same tuning: the tiles that its documentation advises were tried at $N = 4096$, and the best stands in the file as `TILES`. Time to the first result counts as well; it is what each edit costs:
+# The numbers, where they are recorded, are speeds over SDPA FLASH, which ran beside each language in the same process: geometric means over $N \ge 1024$ at the workload of every table in this series, with this series' rungs 04, 13, 20 and 32 and cuDNN as the yardstick. `python -m helpers record languages --tune` tries the tiles that a language's documentation advises, and the best belongs into the file, as `TILES`. Time to the first result counts as well; it is what each edit costs:
 
 # %%
-plot.recorded(
-    languages_timed.STEM, "facts", lambda facts: facts[["title", "lines", "first_seconds", "cases", "failed"]]
-)
+shown = ["title", "lines", "first_seconds", "cases", "failed"]
+plot.recorded(languages_timed.STEM, "facts", lambda facts: facts[shown], by)
 
 # %% [markdown]
 # ## What still hurts
@@ -266,11 +266,7 @@ def windowed():
     return True
 
 
-exercise.verify(
-    "40.1",
-    windowed,
-    hint="hide keys at or before last - 40 as well; what is the state of a row whose tile is all hidden?",
-)
+exercise.verify("40.1", windowed, hint="hide keys at or before last - 40 as well")
 
 # %% [markdown]
 # <details>
@@ -331,7 +327,7 @@ exercise.verify("40.2", said, hint="the column `wait` of languages.decisions()")
 # cannot_wait = {"triton_tiles", "cutile_tiles", "pallas_tiles", "numba_kernel"}
 # ```
 #
-# CuTe has `cp_async_wait<n>` in both languages, Gluon an mbarrier for each copy. In Triton and Pallas the compiler places the waits, and you choose only how many stages there are; in cuTile not even that.
+# CuTe has `cp_async_wait<n>` in both languages, Gluon an mbarrier for each copy. In Triton and Pallas the compiler places the waits, and you choose only how many stages there are; in cuTile not even that. (Pallas has a second back end for Hopper, Mosaic GPU, with copies and barriers by name.)
 #
 # </details>
 
