@@ -18,15 +18,20 @@ from helpers.record.schema import faults
 
 EVERY = languages.implementations()
 SLOW = ("flex_attention", "numba_kernel", "pallas_tiles", "torch_compile", "triton_tiles")  # a few cases, unless --all
-COMPILED = ("flex_attention", "torch_compile")  # anew for each shape: one case
+COMPILED = ("flex_attention",)  # anew for each shape: one case
 FEW = ("random, D=64", "N=1", "causal, Nq=1, Nk=70", "causal, Nq=70, Nk=1", "scale 0", "scale -0.3")
 
 
 @pytest.mark.parametrize("stem", EVERY)
-def test_is_right(stem, request):
+def test_is_right(stem, request, monkeypatch):
     found = EVERY[stem]
     if found.missing:
         pytest.skip(found.missing)
+    if (
+        stem == "torch_compile" and not request.config.option.all
+    ):  # as it is written: compiling it takes most of a minute
+        written = found.forward.__globals__
+        monkeypatch.setitem(written, "attention", written["attention"].__wrapped__)
     cases = list(reference.cases(found, found.device))
     if found.device == "cpu" and stem == "triton_tiles":  # its interpreter has no products of bf16
         cases = [case for case in cases if "bf16" not in case.name]
