@@ -9,6 +9,8 @@
 # %% [markdown]
 # # 40 · One algorithm, every language
 #
+# [← 33 · Backward on Hopper](33_backward_wgmma.ipynb) | [glossary](glossary.md) | [50 · Attention across GPUs →](50_ring.ipynb)
+#
 # **After this notebook you can**
 # - read FlashAttention's forward pass in thirteen implementations, from NumPy to CuTe, and find the same five steps in each;
 # - say for a language which decisions it leaves to you, which it takes itself, and what you can't say in it at all;
