@@ -4,6 +4,7 @@ needs: nvidia-cutlass
 runs: GPU
 dtypes: fp16 bf16
 D: 64 128
+tried: compiled for sm_80 and sm_90a, without spills; not yet run on a GPU
 */
 #include <cuda_runtime.h>
 #include <cute/tensor.hpp>

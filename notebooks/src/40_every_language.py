@@ -124,13 +124,13 @@ languages.region("gluon_tiles", "kernel")
 languages.region("cute_mma", "shapes")
 
 # %% [markdown]
-# The same vocabulary exists in Python, the **CuTe DSL**. It has its own compiler instead of `nvcc`. This is its softmax of one row.
+# The same vocabulary exists in Python, the **CuTe DSL**. It has its own compiler instead of `nvcc`. This is where it takes the decisions that stand above in C++, and starts the kernel.
 
 # %%
-languages.region("cute_dsl", "softmax")
+languages.region("cute_dsl", "launch")
 
 # %% [markdown]
-# **Numba** is CUDA with Python's syntax: threads, shared arrays, `syncthreads`. It has neither tensor cores nor asynchronous copies, so it stands where [03](03_fa1_fp32.ipynb) and [04](04_fa2_fp32.ipynb) stood. **C** takes the same decisions on a CPU: the tile of $S$ lies in vector registers, and each number that is loaded from cache is used several times.
+# **Numba** is CUDA with Python's syntax: threads, shared arrays, `syncthreads`. It names neither tensor cores nor asynchronous copies, so it stands where [03](03_fa1_fp32.ipynb) and [04](04_fa2_fp32.ipynb) stood. **C** takes the same decisions on a CPU: the tile of $S$ lies in vector registers, and each number that is loaded from cache is used several times.
 
 # %%
 languages.region("c_openmp", "product")
@@ -138,7 +138,7 @@ languages.region("c_openmp", "product")
 # %% [markdown]
 # ## Who decides?
 #
-# The table has the words of each file in which its author takes a decision. You can find each of them in the sources above (a test does). "compiler" is a compiler or a library; "–" means that there is nothing to decide.
+# The table has the words of each file in which its author takes a decision. Each stands in its file, which a test holds. "compiler" is a compiler or a library; "–" means that there is nothing to decide.
 
 # %%
 languages.decisions()
@@ -187,7 +187,7 @@ share = least(lambda: library(q, k, v)) / least(lambda: C(q, k, v))
 predict(c_share, share, "of PyTorch's speed", within=0.2)
 
 # %% [markdown]
-# What is missing to 1 is mostly the softmax: maximum, exponentials and sums of a row, which take about half as long as the two products. (On a machine that does other work meanwhile the number varies.)
+# What is missing to 1 is mostly the softmax: maximum, exponentials and sums of a row, which took about half as long as the two products where this was written. (The number varies from machine to machine, and while others work on it.)
 #
 # ### What the compilers chose
 #
@@ -238,8 +238,8 @@ plot.recorded(languages_timed.STEM, "facts", lambda facts: facts[shown], by)
 # ## What still hurts
 #
 # 1. **What can't be said can't be tuned.** In a tile language the step from [12](12_double_buffered.ipynb) to [13](13_tuned.ipynb), which took the maximum out of the loop, can be written. The step to [32](32_ping_pong.ipynb), two warpgroups that take turns, can't: there are no warpgroups to name.
-# 2. **What can be said has to be.** The CuTe files stay Ampere's kernel until somebody writes them anew for `wgmma`. The Triton file became Hopper's kernel without an edit.
-# 3. **The mask is cheap in every language, the ragged edge is not.** In each file most of the lines outside the five steps deal with lengths that are no multiple of the tile.
+# 2. **What can be said has to be.** The CuTe files stay Ampere's kernel until somebody writes them anew for `wgmma`. The Triton file says `dot`, and gets the instruction that the card has.
+# 3. **The edges are yours in every language.** Lengths that are no multiple of the tile and rows that see no key have lines of their own in each file, and bugs of their own.
 #
 # How to choose: for a mask or a bias, FlexAttention. For a new algorithm, a tile language. For the last factor on one card, layouts and threads, in C++ or in Gluon. For learning what all of them do underneath: CUDA.
 #
