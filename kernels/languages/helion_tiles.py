@@ -4,7 +4,7 @@ needs: helion
 runs: GPU
 dtypes: fp16 bf16
 D: 64 128
-tried: its Triton was generated and read; not yet run on a GPU
+tried: its Triton was generated and read, without and with a mask; not yet run on a GPU
 """
 
 import helion
@@ -32,9 +32,8 @@ def attention(
         for keys in hl.tile(0, end):
             start = hl.zeros([head, rows, keys], dtype=torch.float32)  # without it S would be rounded to q's dtype
             S = scale_log2 * torch.baddbmm(start, Q, k[head, keys, :].transpose(1, 2))
-            sees = (keys.index < Nk)[None, :]
-            if causal:
-                sees = sees & (keys.index[None, :] <= rows.index[:, None] + (Nk - Nq))
+            last = rows.index[:, None] + (Nk - Nq if causal else Nk)  # the last key that each query sees
+            sees = (keys.index[None, :] < Nk) & (keys.index[None, :] <= last)
             S = torch.where(sees[None, :, :], S, float("-inf"))
             m_new = torch.maximum(m, torch.amax(S, -1))
             base = torch.where(m_new == float("-inf"), 0.0, m_new)  # a row that has seen no key yet

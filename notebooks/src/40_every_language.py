@@ -268,7 +268,7 @@ def windowed():
     return True
 
 
-exercise.verify("40.1", windowed, hint="hide keys at or before last - 40 as well")
+exercise.verify("40.1", windowed)
 
 # %% [markdown]
 # <details>
@@ -313,7 +313,7 @@ def said():
     return True
 
 
-exercise.verify("40.2", said, hint="the column `wait` of languages.decisions()")
+exercise.verify("40.2", said)
 
 # %% [markdown]
 # <details>
@@ -351,7 +351,7 @@ def counted():
     return True
 
 
-exercise.verify("40.3", counted, hint="divide the count by the instructions of one tile")
+exercise.verify("40.3", counted)
 
 # %% [markdown]
 # <details>
