@@ -36,7 +36,7 @@ import re, time
 
 import torch
 
-from helpers import check, exercise, languages, languages_timed, machine_code, plot, predict
+from helpers import check, exercise, languages, languages_timed, machine_code, plot, predict, progress
 
 torch.manual_seed(0)
 languages.table()
@@ -370,6 +370,12 @@ exercise.verify("40.3", counted)
 # Twice each: once for whole tiles, once with the mask. Gluon's 32 at $B_c = 128$ are also two bodies of 16, though its source has one loop: the first $S$ stands before the loop and the last $PV$ behind it.
 #
 # </details>
+
+# %% [markdown]
+# Where you stand:
+
+# %%
+progress()
 
 # %% [markdown]
 # ## Self-check

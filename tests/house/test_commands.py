@@ -225,7 +225,10 @@ def test_a_file_without_a_header_block_takes_what_the_command_line_says(tmp_path
         (["xray", STEM, "--html", "no/such/folder/x.html"], "there is no folder"),
         (["goals", "77_none"], "77_none"),
         (["record", "languages", "fortran"], "no implementation fortran; there are c_openmp, cute_dsl"),
-        (["record", "languages", "numpy_tiles", "--code"], "no implementation numpy_tiles; there are cute_dsl, cute_mma"),
+        (
+            ["record", "languages", "numpy_tiles", "--code"],
+            "no implementation numpy_tiles; there are cute_dsl, cute_mma",
+        ),
         (["notebooks", "77_none"], "no notebook 77_none; there are 00_start_here, 01_naive"),
     ],
 )
