@@ -1,6 +1,6 @@
 """Records in data/ what this machine measures: for maintainers.
 
-data/README.md describes every kind of record. All but verdicts and xray-of-mutants need a GPU.
+data/README.md describes every kind of record. All but verdicts, xray-of-mutants and languages --code need a GPU.
 """
 
 from __future__ import annotations
@@ -58,6 +58,13 @@ def options(parser: argparse.ArgumentParser) -> None:
     ringed.add_argument(
         "--largest", action="store_true", help="one forward pass at the largest N that fits, and nothing else"
     )
+    spoken = add("languages", in_languages, "", "triton_tiles --tune", "--code")
+    spoken.add_argument("names", nargs="*", metavar="NAME", help="of kernels/languages, or `peers`; all by default")
+    how = spoken.add_mutually_exclusive_group()
+    how.add_argument(
+        "--tune", action="store_true", help="print the time of each tile that is worth trying, and record nothing"
+    )
+    how.add_argument("--code", action="store_true", help="record registers and instructions instead; needs no GPU")
     headed = add("heads", heads, "", "rxnmapper")
     models = "gpt (needs a GPU), rxnmapper (needs that package); both by default"
     headed.add_argument("models", nargs="*", metavar="MODEL", help=models)
@@ -226,6 +233,22 @@ def ring(arguments: argparse.Namespace) -> int:
     from ..measure.ring import record_ring
 
     record_ring(arguments.dry, arguments.ranks, arguments.largest)
+    return 0
+
+
+def in_languages(arguments: argparse.Namespace) -> int:
+    """Records notebook 40: the forward pass in other languages, its speed beside SDPA, and how long the first result takes."""
+    from ..lessons import languages, languages_timed, machine_code
+
+    known = machine_code.COMPILERS if arguments.code else {*languages.implementations(), languages_timed.PEERS}
+    if unknown := set(arguments.names) - set(known):
+        raise ValueError(f"no implementation {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
+    if arguments.code:
+        print(machine_code.record(arguments.names).to_string(index=False))
+    elif arguments.tune:
+        languages_timed.tune(arguments.names)
+    else:
+        languages_timed.record_languages(arguments.names)
     return 0
 
 

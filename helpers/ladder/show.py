@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from .rung import Rung, Which
 from .rung import rung as find
 
-MARKER = re.compile(r"^\s*//\s*\[(region|end):\s*([^\]]+?)\s*\]\s*$")
+MARKER = re.compile(r"^\s*(?://|#)\s*\[(region|end):\s*([^\]]+?)\s*\]\s*$")
 # Styles are written on each element: JupyterLab drops a <style> from a notebook that it doesn't trust, which is every
 # notebook until its cells have been run. For the same reason each colour has to read on a light page and on a dark one.
 COLOURS = {"c": "#6f7a85", "k": "#a65bcf", "m": "#b8651b", "s": "#3d8a3d"}  # by prefix of Pygments' short class names
@@ -31,6 +31,7 @@ class Listing:
 
     title: str
     lines: tuple[tuple[int | None, str, str], ...]  # (line number, " " | "+" | "-" | "@", text)
+    language: str = "cuda"  # by Pygments' name
 
     @property
     def text(self) -> str:
@@ -48,7 +49,9 @@ class Listing:
         signed = any(sign != " " for _, sign, _ in self.lines)
         rows = [f'<span style="{ASIDE}">{html.escape(self.title)}</span>']
         for no, sign, line in self.lines:
-            shown = f'<span style="{ASIDE}">{html.escape(line)}</span>' if sign == "@" else coloured(line)
+            shown = (
+                f'<span style="{ASIDE}">{html.escape(line)}</span>' if sign == "@" else coloured(line, self.language)
+            )
             mark = f"{sign.replace('@', ' ')} " if signed else ""
             row = f'<span style="{ASIDE}">{no or "":>5}</span> {mark}{shown}'
             rows.append(f'<span style="background-color:{MARKS[sign]}">{row}</span>' if sign in MARKS else row)
@@ -56,15 +59,18 @@ class Listing:
 
 
 @functools.cache
-def coloured(line: str) -> str:
-    """One line of CUDA as HTML; lines are coloured one by one, so a block comment must close on its line."""
+def coloured(line: str, language: str = "cuda") -> str:
+    """One line of CUDA, or of what Pygments calls `language`, as HTML; lines are coloured one by one, so a block comment must close
+    on its line."""
     try:
-        from pygments.lexers import CudaLexer
+        from pygments.lexers import get_lexer_by_name
         from pygments.token import STANDARD_TYPES
     except ImportError:  # a notebook always has Pygments; a bare Python shows the text
         return html.escape(line)
     parts = []
-    for token, text in CudaLexer(stripnl=False).get_tokens(line + "\n"):  # without its end `// ...` is no comment
+    for token, text in get_lexer_by_name(language, stripnl=False).get_tokens(
+        line + "\n"
+    ):  # without its end `// ...` is no comment
         name = STANDARD_TYPES.get(token, "")
         kind = name if name in COLOURS else name[:1]
         shown = html.escape(text.rstrip("\n"))
@@ -80,13 +86,18 @@ def regions(which: Which) -> dict[str, tuple[int, int]]:
     which: what `rung` takes. ValueError names a marker that is opened twice, left open or closed without being open.
     """
     rung = find(which)
+    return regions_of(rung.source, str(rung.path))
+
+
+def regions_of(source: str, path: str) -> dict[str, tuple[int, int]]:
+    """The same of a text, in which a marker may be a comment of Python, too; `path` is named in errors."""
     found: dict[str, tuple[int, int]] = {}
     opened: dict[str, int] = {}
-    for number, line in enumerate(rung.source.splitlines(), 1):
+    for number, line in enumerate(source.splitlines(), 1):
         if not (match := MARKER.match(line)):
             continue
         what, name = match.groups()
-        place = f"{rung.path}:{number}"
+        place = f"{path}:{number}"
         if what == "region":
             if name in opened or name in found:
                 raise ValueError(f"{place}: region {name!r} is there twice")
@@ -97,7 +108,7 @@ def regions(which: Which) -> dict[str, tuple[int, int]]:
             found[name] = (opened.pop(name) + 1, number - 1)
     if opened:
         name, number = next(iter(opened.items()))
-        raise ValueError(f"{rung.path}:{number}: region {name!r} begins here and never ends")
+        raise ValueError(f"{path}:{number}: region {name!r} begins here and never ends")
     return dict(sorted(found.items(), key=lambda item: item[1]))
 
 

@@ -40,10 +40,13 @@ COLUMNS = {
     "memory": ("name", "dtype", *SHAPE, "bytes"),
     "build": ("phase", "round", "seconds"),
     "ceilings": ("name", "unit", "round", "value"),
+    "timings": ("language", "name", "dtype", "causal", *SHAPE, *BURST),
+    "facts": ("language", "title", "version", "lines", "import_seconds", "first_seconds", "cases", "failed", "ended"),
 }
 LATER = {"error": "dtype", "memory": "dtype"}  # absent from records of fp32 alone
 ROUNDS = {"families": 5, "layouts": 5, "build": 1, "ring": 3}  # at least; of the others 7
 EMPTY = {("memory", "bytes"), ("ring", "layout")}  # cells that may be empty
+EMPTY |= {("facts", column) for column in COLUMNS["facts"][1:]}
 MEASURED = ("ms", "padded_ms", "ideal_ms", "seconds", "value")
 POSITIVE = (*MEASURED, "bytes", "flops", *SHAPE)
 
@@ -98,7 +101,8 @@ def _samples(path: Path, frame: pd.DataFrame, stem: str, kind: str) -> list[str]
         found.append(f"{path.name} has empty cells in {', '.join(empty)}")
     if wrong := [c for c in POSITIVE if c in columns and not frame[c].dropna().gt(0).all()]:
         found.append(f"{path.name} has numbers that are not above 0 in {', '.join(wrong)}")
-    if "name" in columns and stem != "device" and stem not in set(frame["name"]):
+    of_a_rung = stem in {rung.stem for rung in rungs()}
+    if "name" in columns and of_a_rung and stem not in set(frame["name"]):
         found.append(f"{path.name} has no row of {stem} itself")
     if kind == "error" and (frame["error"] > frame["budget"]).any():
         found.append(f"{path.name} has an error beyond its budget: a wrong kernel is not recorded")

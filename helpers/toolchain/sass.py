@@ -321,6 +321,16 @@ def disassembly(which: Which, arch: str = "sm_90a") -> str:
 
 
 def _disassemble(cubin: Path, listing: Path) -> None:
+    written = listing.with_name(f".{os.getpid()}.sass")
+    written.write_text(cuobjdump(cubin, "-sass"))
+    written.rename(listing)
+
+
+def cuobjdump(cubin: Path, what: str) -> str:
+    """What cuobjdump says of machine code in a file: "-sass", its listing, or "-res-usage", registers and memory of each function.
+
+    ToolkitError if there is no cuobjdump, or if it can't read the file.
+    """
     bin_folder = find_toolkit().home / "bin"
     tool = shutil.which("cuobjdump", path=f"{bin_folder}{os.pathsep}{os.environ.get('PATH', '')}")
     if tool is None:
@@ -328,12 +338,10 @@ def _disassemble(cubin: Path, listing: Path) -> None:
             "no cuobjdump beside nvcc or on PATH: `pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm`"
         )
     environment = os.environ | {"PATH": f"{bin_folder}{os.pathsep}{os.environ.get('PATH', '')}"}  # for nvdisasm
-    done = subprocess.run([tool, "-sass", cubin], capture_output=True, text=True, check=False, env=environment)
-    if done.returncode or "Function :" not in done.stdout:
+    done = subprocess.run([tool, what, cubin], capture_output=True, text=True, check=False, env=environment)
+    if done.returncode or "Function" not in done.stdout:
         raise ToolkitError(f"cuobjdump could not read the cubin: {(done.stderr or done.stdout).strip()[:300]}")
-    written = listing.with_name(f".{os.getpid()}.sass")
-    written.write_text(done.stdout)
-    written.rename(listing)
+    return done.stdout
 
 
 @functools.cache

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 33 · Backward on Hopper: five products, in turns
 #
-# [← 32 · Ping-pong](32_ping_pong.ipynb) | [33_backward_wgmma.cu](../kernels/33_backward_wgmma.cu) | [glossary](glossary.md) | [50 · Attention across GPUs →](50_ring.ipynb)
+# [← 32 · Ping-pong](32_ping_pong.ipynb) | [33_backward_wgmma.cu](../kernels/33_backward_wgmma.cu) | [glossary](glossary.md) | [40 · One algorithm, every language →](40_every_language.ipynb)
 #
 # **After this notebook you can**
 # - say of each of ten operands whether `wgmma` finds it in registers or through a descriptor, K-major or MN-major;

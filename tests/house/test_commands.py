@@ -48,6 +48,7 @@ RECORDS = [
     "writing",
     "families",
     "heads",
+    "languages",
 ]
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="says what a machine without a GPU says")
 
@@ -223,6 +224,11 @@ def test_a_file_without_a_header_block_takes_what_the_command_line_says(tmp_path
         (["check", STEM, "--op", "softmax"], "allows attention"),
         (["xray", STEM, "--html", "no/such/folder/x.html"], "there is no folder"),
         (["goals", "77_none"], "77_none"),
+        (["record", "languages", "fortran"], "no implementation fortran; there are c_openmp, cute_dsl"),
+        (
+            ["record", "languages", "numpy_tiles", "--code"],
+            "no implementation numpy_tiles; there are cute_dsl, cute_mma",
+        ),
         (["notebooks", "77_none"], "no notebook 77_none; there are 00_start_here, 01_naive"),
     ],
 )
@@ -312,6 +318,8 @@ def test_a_machine_on_which_nothing_runs_gives_1(monkeypatch, capsys):
         ["record", "families", "13"],
         ["record", "layouts"],
         ["record", "heads", "gpt"],
+        ["record", "languages"],
+        ["record", "languages", "triton_tiles", "--tune"],
     ],
     ids=" ".join,
 )

@@ -35,7 +35,7 @@ RUNGS = [stem for stem in STEMS if (ladder.KERNELS / f"{stem}.cu").exists()]
 LADDER = [stem for stem in STEMS if stem in {rung.stem for rung in ladder.rungs()}]  # without 50, a part
 LOGS = [stem for stem in STEMS if stem.endswith("_log")]  # what was tried, for whoever wants to know: no lessons
 LESSONS = [stem for stem in STEMS if stem not in LOGS]
-OTHERS = {"00_start_here", "24_in_a_model", *LOGS} | {
+OTHERS = {"00_start_here", "24_in_a_model", "40_every_language", *LOGS} | {
     stem for stem in STEMS if stem.startswith("9")
 }  # about no one rung
 LONGEST_CELL = 15  # lines

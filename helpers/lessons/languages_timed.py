@@ -1,0 +1,340 @@
+"""Times the implementations in other languages on a GPU, each in a process of its own beside SDPA FLASH.
+
+One that fails, hangs or takes the process with it costs its own rows. A ratio to SDPA FLASH is formed within a round of its own
+process, and so is that of SDPA CUDNN and of this series' rungs, which run in one process more, named `peers`.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from .. import record
+from ..figures.style import MUTED, RUNGS, Picture, picture, styled
+from ..ladder.paths import ROOT
+from ..measure import bench, sensors
+from ..measure.workloads import progress, random_tensors
+from ..record import CUDNN, FLASH, LENGTHS, SHAPE, TOKENS, WIDTH
+from . import languages
+
+STEM = "40_every_language"
+PEERS = "peers"
+BESIDE = {0: ("04_fa2_fp32", "13_tuned", "32_ping_pong"), 1: ("20_causal_gqa", "32_ping_pong")}  # without, with a mask
+SECONDS = 450.0  # of all; no language is begun later
+EACH = 40.0  # of one: what has been measured by then is kept
+LONGER = {"flex_attention": 150.0}  # compiled anew for each shape
+SLOWEST_MS = 150.0  # a shape whose call takes longer isn't timed, nor are longer ones
+BURST_MS = 3.0
+COLUMNS = ["language", "name", "dtype", "causal", *SHAPE, "round", "ms"]
+FACTS = ["language", "title", "version", "lines", "import_seconds", "first_seconds", "cases", "failed", "ended"]
+# Tiles that are tried, as each language's documentation advises: what stands in its file as TILES.
+CANDIDATES = {
+    "triton_tiles": [
+        (128, 128, 8, 3),
+        (128, 64, 8, 3),
+        (128, 64, 8, 2),
+        (128, 64, 4, 3),
+        (64, 64, 4, 3),
+        (128, 128, 8, 2),
+    ],
+    "gluon_tiles": [(128, 128), (128, 64), (128, 96), (128, 160), (128, 176)],
+    "cutile_tiles": [(128, 128), (128, 64), (64, 128), (64, 64), (256, 64)],
+    "cute_dsl": [(128, 128), (128, 64), (64, 64), (64, 128)],
+}
+
+
+def record_languages(names: Sequence[str] = ()) -> None:
+    """Measures the languages `names` (all, and the peers, by default) and writes the records `timings` and `facts` of notebook 40;
+    of those that aren't named the rows stay. RuntimeError without a GPU."""
+    bench.require_gpu()
+    begun, every = time.perf_counter(), [PEERS, *_for_a_gpu()]
+    kept = [] if not names else list(names)
+    timings, facts = [], []
+    with bench.watch() as seen:
+        for name in kept or every:
+            left = SECONDS - (time.perf_counter() - begun)
+            told = _in_a_process(name, LONGER.get(name, EACH)) if left > 0 else {"ended": "no time was left"}
+            timings.append(pd.DataFrame(told.pop("rows", []), columns=told.pop("columns", COLUMNS)))
+            facts.append({"language": name} | told)
+            progress(f"{name}: {len(timings[-1])} bursts, {told.get('ended') or 'complete'}")
+    _save("timings", pd.concat([*_before("timings", kept), *timings], ignore_index=True), seen)
+    frame = pd.DataFrame(facts, columns=FACTS).query("language != @PEERS")
+    _save("facts", pd.concat([*_before("facts", kept), frame], ignore_index=True), seen)
+
+
+def tune(names: Sequence[str] = ()) -> pd.DataFrame:
+    """Tries CANDIDATES at N = 4096 and prints milliseconds: language, D, causal, tile, ms. The best belongs into the file's TILES."""
+    bench.require_gpu()
+    rows = []
+    for name in names or CANDIDATES:
+        with tempfile.TemporaryDirectory() as folder:
+            done = _run(f"languages_timed.tune_one({name!r}, {folder!r})", folder, 5 * EACH)
+            rows += _lines(Path(folder) / "told.jsonl")
+            print(f"{name}: {done or 'complete'}", flush=True)
+    frame = pd.DataFrame(rows, columns=["language", "D", "causal", "tile", "ms"])
+    print(frame.sort_values(["language", "D", "causal", "ms"]).to_string(index=False), flush=True)
+    return frame
+
+
+def _for_a_gpu() -> list[str]:
+    found = languages.implementations()
+    return [stem for stem, one in found.items() if one.device == "cuda" and not one.missing]
+
+
+def _save(kind: str, frame: pd.DataFrame, seen: dict) -> None:
+    sources = {stem: digest(one.path) for stem, one in languages.implementations().items()}
+    used = sorted({rung for found in BESIDE.values() for rung in found})
+    method = f"CUDA events, bursts of about {BURST_MS:g} ms interleaved in random order, 7 rounds, a process for each language"
+    extra = dict(seen) | {"method": method, "implementations": sources}
+    print("  wrote", record.save(STEM, kind, frame, extra=extra, rungs=used).name, flush=True)
+
+
+def _before(kind: str, names: Sequence[str]) -> list[pd.DataFrame]:
+    """The rows of the record as it is of languages other than these; none where all are measured again."""
+    try:
+        frame = record.load(STEM, kind, record.this_device()) if names else None
+    except LookupError:
+        return []
+    if frame is None:
+        return []
+    frame = frame.drop(columns=["rung", "op", "device", "stale"])
+    return [frame[~frame["language"].isin(names)]]
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of an implementation's text."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def stale(device: str | None = None) -> list[str]:
+    """The implementations that have changed since they were recorded. LookupError if there is no record."""
+    known = record.about(STEM, "timings", device)["implementations"]
+    now = languages.implementations()
+    return [stem for stem, was in known.items() if stem not in now or digest(now[stem].path) != was]
+
+
+def summary(device: str | None = None) -> pd.DataFrame:
+    """Of the record, a row for each name, D and mask: `ratio`, SDPA FLASH's time over its own, geometric mean over N >= 1024, with the
+    number of lengths that were timed, and `lines`, of code (none of the peers). LookupError if there is no record."""
+    samples, facts = record.load(STEM, "timings", device), record.load(STEM, "facts", device).set_index("language")
+    rows = []
+    for language, part in samples.groupby("language", sort=False):
+        for name in dict.fromkeys(part["name"]):
+            if name == FLASH:
+                continue
+            found = record.ratio(part.assign(dtype="", rung=name), name, FLASH)
+            found = found[found["Nk"] >= record.FROM_N]
+            for (D, causal), some in found.groupby(["D", "causal"]):
+                lines = facts["lines"].get(language)
+                rows.append((name, D, causal, record.geometric_mean(some["ratio"]), len(some), lines))
+    return pd.DataFrame(rows, columns=["name", "D", "causal", "ratio", "lengths", "lines"])
+
+
+def fastest(D: int, causal: int = 0, among: Sequence[str] = ()) -> str:
+    """The language that the record has as the fastest, `among` these. LookupError if there is no record."""
+    found = summary()
+    found = found[(found["D"] == D) & (found["causal"] == causal) & found["lines"].notna()]
+    found = found[found["name"].isin(among)] if among else found
+    return str(found.loc[found["ratio"].idxmax(), "name"])
+
+
+@styled
+def scatter(found: pd.DataFrame, D: int = 128, causal: int = 0, device: str = "NVIDIA H200") -> Picture:
+    """Speed beside SDPA FLASH against lines of code: `summary`, one D, with or without a mask."""
+    points = found[(found["D"] == D) & (found["causal"] == causal) & found["lines"].notna()].sort_values("ratio")
+    words = ", ".join(
+        f"{name} {lines:.0f} lines {ratio:.2f}" for name, lines, ratio in points[["name", "lines", "ratio"]].values
+    )
+    mask = "causal" if causal else "no mask"
+    title = f"Lines of code and speed · {device}, D = {D}, {mask}, geometric mean over N = 1024 to 16384"
+    figure, ax = picture(f"{title}. Speed over SDPA FLASH: {words}.", 8.2, 4.2, title)
+    top = points["ratio"].max()
+    for name, lines, ratio in points[["name", "lines", "ratio"]].values:
+        beside = points[(points["lines"] > lines) & (points["lines"] < lines + 30)]["ratio"]
+        beside = beside[(beside - ratio).abs() < 0.12 * top]  # points that its name would run into
+        side = 0 if beside.empty else -1 if beside.mean() > ratio else 1  # right of its point, below, above
+        place = {"xytext": (-5 if side else 7, 7 * side), "va": ("top", "center", "bottom")[side + 1]}
+        ax.plot(lines, ratio, "o", color=RUNGS[0][0], markersize=7)
+        ax.annotate(name, (lines, ratio), textcoords="offset points", fontsize=9, **place)
+    ax.axhline(1, color=MUTED, linewidth=1, linestyle="--")
+    ax.text(1.005, 1, "SDPA FLASH", transform=ax.get_yaxis_transform(), va="center", fontsize=9, color=MUTED)
+    ax.set(xlabel="lines of code (comments and docstrings left out)", ylabel="speed over SDPA FLASH")
+    ax.set_xlim(0, points["lines"].max() * 1.2)
+    ax.set_ylim(0, 1.12 * max(top, 1))
+    return figure
+
+
+def _in_a_process(name: str, seconds: float) -> dict:
+    """What the process of one language told, and `ended`: why it stopped, empty if it came to its end."""
+    with tempfile.TemporaryDirectory() as folder:
+        ended = _run(f"languages_timed.measure_one({name!r}, {folder!r}, {seconds})", folder, 2 * seconds)
+        told = {"rows": []}
+        for line in _lines(Path(folder) / "told.jsonl"):
+            told["rows"] += line.pop("rows", [])
+            told |= line
+        return told | {"ended": ended or told.get("ended", "")}
+
+
+def _run(call: str, folder: str, seconds: float) -> str:
+    """Runs a call of this module in a new process, with empty caches; why it failed, or nothing."""
+    caches = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
+    if PEERS not in call:  # the rungs may have been compiled before
+        caches["FA_CACHE"] = "built"
+    environment = os.environ | {key: str(Path(folder) / value) for key, value in caches.items()}
+    environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # else JAX takes most of the memory
+    command = [sys.executable, "-c", f"from helpers.lessons import languages_timed; {call}"]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return f"stopped after {seconds:.0f} s"
+    if done.returncode == 0:
+        return ""
+    last = [line for line in done.stderr.strip().splitlines() if line.strip()] or [f"exit status {done.returncode}"]
+    return last[-1].strip()[:300]
+
+
+def _lines(path: Path) -> list:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _tell(folder: str, **what: object) -> None:
+    with (Path(folder) / "told.jsonl").open("a") as file:
+        file.write(json.dumps(what) + "\n")
+
+
+# What follows runs in a language's own process.
+
+
+def measure_one(name: str, folder: str, seconds: float) -> None:
+    """Time to the first result, speed at every shape, then the check, as far as `seconds` go; told line by line into `folder`."""
+    begun = time.perf_counter()
+    if name != PEERS:
+        _first(name, folder)
+    slow: dict[tuple, int] = {}
+    skipped = []
+    for N in LENGTHS:
+        for causal in (0, 1):
+            for D in (64, 128):
+                if (D, causal) in slow or time.perf_counter() - begun > seconds:
+                    skipped.append(f"N={N}, D={D}, causal={causal}")
+                    continue
+                frame = _timed(name, N, D, causal)
+                columns = [*COLUMNS, *(c for c in sensors.COLUMNS if c in frame)]
+                _tell(folder, rows=frame[columns].values.tolist(), columns=columns)
+                if (
+                    frame.loc[frame["name"] == name, "ms"].median() > SLOWEST_MS / 2
+                ):  # twice as long at twice the length
+                    slow[D, causal] = N
+    if skipped:
+        _tell(folder, ended=f"not timed: {'; '.join(skipped)}")
+    if name != PEERS:
+        _checked(name, folder, begun + 1.3 * seconds)
+
+
+def _first(name: str, folder: str) -> None:
+    """Seconds of the import, and from then to the first result: what an edit costs."""
+    import torch
+
+    found = languages.implementation(name)
+    q, k, v = random_tensors(_dtype(found), (1, 4, 1024, 64), 3)
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    run = found.forward
+    imported = time.perf_counter()
+    run(q, k, v)
+    torch.cuda.synchronize()
+    first = time.perf_counter()
+    about = dict(title=found.language, lines=found.lines)
+    version = ", ".join(f"{k} {v}" for k, v in languages.versions(found.needs).items())
+    _tell(folder, **about, version=version, import_seconds=imported - start, first_seconds=first - imported)
+
+
+def _dtype(found: languages.Implementation) -> str:
+    return "fp16" if "fp16" in found.dtypes else "fp32"
+
+
+def _timed(name: str, N: int, D: int, causal: int) -> pd.DataFrame:
+    """Seven rounds of a language, or of the peers, beside SDPA FLASH. One in fp32 gets the same numbers in fp32."""
+    B, H = TOKENS // N, WIDTH // D
+    given = random_tensors("fp16", (B, H, N, D), 3)
+    calls: dict[str, Callable] = {FLASH: functools.partial(bench.sdpa, FLASH, *given, causal=bool(causal))}
+    types = dict.fromkeys(calls, "fp16")
+    for each, call, dtype in _kernels(name, causal):
+        inputs = [x.float() for x in given] if dtype == "fp32" else given
+        mask = {"causal": True} if causal else {}
+        run = functools.partial(call, *inputs, **mask)
+        if why := bench.refusal(run):
+            progress(f"  {each} at N={N}, D={D}, causal={causal}: {why}")
+            continue
+        calls[each], types[each] = run, dtype
+    frame = bench.measure(calls, burst_ms=BURST_MS)
+    shape = dict(zip(SHAPE, (B, H, N, N, D), strict=True))
+    return frame.assign(language=name, dtype=[types[n] for n in frame["name"]], causal=causal, **shape)
+
+
+def _kernels(name: str, causal: int) -> list[tuple[str, Callable, str]]:
+    if name != PEERS:
+        found = languages.implementation(name)
+        return [(name, found, _dtype(found))]
+    from ..run.kernel import load
+
+    ours = [load(stem, device=bench.DEVICE, quiet=True) for stem in BESIDE[causal]]
+    rungs = [(kernel.rung.stem, kernel, "fp32" if "fp16" not in kernel.rung.dtypes else "fp16") for kernel in ours]
+    return [(CUDNN, functools.partial(bench.sdpa, CUDNN), "fp16"), *rungs]
+
+
+def _checked(name: str, folder: str, until: float) -> None:
+    """The cases of the check, one after the other, as far as the time goes."""
+    from ..run import reference
+    from ..run.check import check
+
+    found = languages.implementation(name)
+    cases, failed = 0, []
+    for case in reference.cases(found, bench.DEVICE):
+        if time.perf_counter() > until:
+            break
+        try:
+            right = check(found, [case]).ok
+        except Exception as error:
+            right = False
+            progress(f"  {name}, {case.name}: {type(error).__name__}: {str(error)[:150]}")
+        cases, failed = cases + 1, failed + [case.name] * (not right)
+        _tell(folder, cases=cases, failed="; ".join(failed))
+
+
+def tune_one(name: str, folder: str) -> None:
+    """Times every candidate's tile of one language at N = 4096."""
+    found, N = languages.implementation(name), 4096
+    module = found.forward.__globals__
+    for D in (64, 128):
+        for causal in (0, 1):
+            given = random_tensors("fp16", (TOKENS // N, WIDTH // D, N, D), 3)
+            calls = {}
+            for tile in CANDIDATES[name]:
+                call = functools.partial(_with_tile, module, D, tile, found.forward, *given, causal=bool(causal))
+                if why := bench.refusal(call):
+                    progress(f"  {name}, D={D}, {tile}: {why[:150]}")
+                else:
+                    calls[str(tile)] = call
+            if calls:
+                medians = bench.measure(calls, burst_ms=BURST_MS).groupby("name")["ms"].median()
+                for tile, ms in medians.items():
+                    _tell(folder, language=name, D=D, causal=causal, tile=tile, ms=ms)
+
+
+def _with_tile(module: dict, D: int, tile: tuple, forward: Callable, *args: object, **options: object) -> object:
+    before, module["TILES"][D] = module["TILES"][D], tile
+    try:
+        return forward(*args, **options)
+    finally:
+        module["TILES"][D] = before
