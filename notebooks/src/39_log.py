@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 39 · Log of rungs 32 and 33
 #
-# [← 33 · Backward on Hopper](33_backward_wgmma.ipynb) | [glossary](glossary.md) | [50 · Attention across GPUs →](50_ring.ipynb)
+# [← 33 · Backward on Hopper](33_backward_wgmma.ipynb) | [glossary](glossary.md) | [40 · One algorithm, every language →](40_every_language.ipynb)
 #
 # What was tried on the way to [32 · Ping-pong](32_ping_pong.ipynb) and [33 · Backward on Hopper](33_backward_wgmma.ipynb), what was expected of it before it ran, and what it reached. The notebooks keep the steps that teach; this is for whoever wants to try the next one. `ratio` is the time of SDPA CUDNN over the variant's own, `ratio_causal` the same under a causal mask, in bf16.
 

@@ -177,7 +177,12 @@ OPTIONAL = {
     "pynvml",
     "flash_attn",
     "flash_attn_interface",
+    "cuda",  # cuda-tile, of the extra `languages`
+    "triton",
 }  # said or done without, where they are missing
+
+
+NAMES = {"PIL": "pillow"}  # of the package, where it is not the module's
 
 
 def imported(path: Path) -> set[str]:
@@ -194,7 +199,11 @@ def imported(path: Path) -> set[str]:
 def test_what_is_imported_is_declared_and_what_is_declared_is_used():
     names = {Requirement(r).name.lower() for r in PYPROJECT["project"]["dependencies"]}
     files = [*(ROOT / "helpers").rglob("*.py"), *(ROOT / "notebooks" / "src").glob("*.py")]
-    used = {name.lower() for path in files for name in imported(path)} - set(sys.stdlib_module_names) - OPTIONAL
+    used = (
+        {NAMES.get(name, name.lower()) for path in files for name in imported(path)}
+        - set(sys.stdlib_module_names)
+        - OPTIONAL
+    )
     programs = {"jupyterlab", "ipykernel"} | {name for name in names if name.startswith(("cuda-", "nvidia-"))}
     assert used - {"helpers"} == names - programs
 
