@@ -365,7 +365,11 @@ def owners(lines: Mapping[str, Mapping[tuple[str, str, str], np.ndarray]], share
 @styled
 def shared_memory(bars: Mapping[str, Mapping[str, int]], title: str) -> Figure:
     """Shared memory of a CTA as a bar of its parts, in the order in which they lie there. bars: name -> part -> bytes."""
-    figure, (ax,) = canvas(9.6, 1.35 + 0.62 * len(bars), title=title)
+    words = "; ".join(
+        f"{name}: {', '.join(f'{part} {size / 1024:.3g}' for part, size in sizes.items())}, {sum(sizes.values()) / 1024:.3g} KB in all"
+        for name, sizes in bars.items()
+    )
+    figure, (ax,) = canvas(9.6, 1.35 + 0.62 * len(bars), title=title, words=f"{words}. A CTA can have 227 KB.")
     for y, sizes in enumerate(bars.values()):
         left = 0.0
         for (name, size), face in zip(sizes.items(), [*TINTS, SHADES[1]] * 2, strict=False):
@@ -393,7 +397,11 @@ def program(found: pd.DataFrame, done: pd.DataFrame, end: int, title: str) -> Fi
     """One turn of a loop of `end` machine instructions, in the order of the code: above, from where each product is started until
     where it is waited for; below, what the threads do in between. found, done: what `products` and `work` say of the loop."""
     kinds = [kind for kind in WORK if kind in set(done["kind"])]
-    figure, (ax,) = canvas(10.6, 1.3 + 0.34 * (len(found) + len(kinds)), title=title)
+    alone = {kind: (done.loc[done["kind"] == kind, "under_way"] == 0).mean() for kind in kinds}
+    words = f"Products in the order {', '.join(found['name'])}. Work under no product: " + ", ".join(
+        f"{share:.0%} of {kind}" for kind, share in alone.items()
+    )
+    figure, (ax,) = canvas(10.6, 1.3 + 0.34 * (len(found) + len(kinds)), title=title, words=f"{words}.")
     for y, row in enumerate(found.itertuples()):
         for left in (0, -end):  # what is still under way at the end is so at the beginning
             begin, stop = max(row.begin + left, 0), min(row.done + left, end)
