@@ -12,10 +12,10 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-from . import bench, book, check, doctor, exercise, goals, grade, notebooks, readme, record, run, xray
+from . import bench, book, check, course, doctor, exercise, goals, grade, notebooks, readme, record, run, xray
 from .arguments import command
 
-COMMANDS = (doctor, check, xray, run, bench, exercise, grade, record, goals, readme, notebooks, book)
+COMMANDS = (doctor, check, xray, run, bench, exercise, grade, record, goals, readme, notebooks, book, course)
 ABOUT = "FlashAttention, one kernel at a time: check, X-ray, run and time CUDA kernels, with a GPU or without."
 NOTES = """\
 KERNEL is a rung of the ladder by its stem or a part of it, like 04, fa2_fp32 or ping_pong, or the path of any .cu file that
