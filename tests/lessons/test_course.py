@@ -1,0 +1,215 @@
+"""What a course hands out: students get no solutions and instructors all of them, from the same sources."""
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from helpers.ladder.paths import NOTEBOOKS
+from helpers.lessons import regions
+from helpers.lessons.course import marked, nbgrader, trees
+from helpers.lessons.course.exercises import FOLDED, QUESTION, exercises, solved, unsolved, verdicts
+from helpers.lessons.tasks.catalogue import tasks
+
+STEMS = sorted(path.stem for path in NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
+BLANK = ("04.1", "04.2")
+SHARE = 1  # notebooks that are executed in one of the trees, unless --all
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> trees.Built:
+    return trees.build(tmp_path_factory.mktemp("course"), BLANK)
+
+
+def read(path: Path) -> nbformat.NotebookNode:
+    return nbformat.read(path, as_version=4)
+
+
+def lines(text: str) -> set[str]:
+    """Lines long enough not to be the same by chance, without blanks and comments."""
+    bare = (re.sub(r"\s+", "", line.partition("  #")[0]) for line in text.splitlines())
+    return {line for line in bare if len(line) >= 16}
+
+
+def inside(tree: Path, *command: str) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "PYTHONPATH": str(tree), "FA_PROGRESS": ""}
+    return subprocess.run([sys.executable, *command], cwd=tree, env=environment, capture_output=True, text=True)
+
+
+# Nothing is given away
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_a_students_notebook_has_neither_solutions_nor_outputs(built, stem):
+    whole, given = read(NOTEBOOKS / f"{stem}.ipynb"), read(built.student / "notebooks" / f"{stem}.ipynb")
+    assert not any(cell.get("outputs") for cell in given.cells) and "records" not in given.metadata
+    elsewhere = lines("\n".join(FOLDED.sub("", cell.source) for cell in whole.cells))
+    shown = lines("\n".join(cell.source for cell in given.cells))
+    for number, each in exercises(whole).items():
+        answer = lines(each.folded) | lines(each.solution(whole))
+        assert each.folded and not answer & shown - elsewhere, f"exercise {number}: {answer & shown - elsewhere}"
+    assert "<summary>Solution" not in "".join(cell.source for cell in given.cells)
+    assert exercises(given).keys() == exercises(whole).keys()
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_questions_of_the_self_check_stay_without_their_answers(built, stem):
+    text = "\n".join(cell.source for cell in read(NOTEBOOKS / f"{stem}.ipynb").cells if cell.cell_type == "markdown")
+    given = "\n".join(cell.source for cell in read(built.student / "notebooks" / f"{stem}.ipynb").cells)
+    asked = QUESTION.findall(text.partition("## Self-check")[2])
+    assert len(asked) >= 3 or stem.endswith("_log")
+    assert all(question in given for question in asked)
+    assert "<details" not in given.partition("## Self-check")[2].partition("\n## ")[0]
+
+
+def test_what_is_said_to_instructors_is_not_said_to_students(built):
+    sources = [path for path in trees.COURSE.rglob("*.md") if marked.OPEN in path.read_text()]
+    assert sources
+    handed = "\n".join(path.read_text() for path in (built.student / "course").rglob("*.md"))
+    for path in sources:
+        kept = lines(marked.for_students(path.read_text()))
+        secret = lines(marked.for_instructors(path.read_text())) - kept
+        assert secret and not secret & lines(handed), path.name
+        assert secret <= lines((built.instructor / path.relative_to(trees.ROOT)).read_text())
+
+
+@pytest.mark.parametrize(
+    "text", [marked.OPEN, f"{marked.CLOSE}{marked.OPEN}", f"{marked.OPEN}a{marked.OPEN}{marked.CLOSE}"]
+)
+def test_a_marker_without_its_partner_is_refused(text):
+    with pytest.raises(ValueError, match="don't pair"):
+        marked.for_students(text)
+
+
+# Blank regions
+
+
+def test_a_blank_region_is_nowhere_in_the_students_kernel(built):
+    kernel = (built.student / "kernels" / "04_fa2_fp32.cu").read_text()
+    for id in BLANK:
+        wanted = {line for r in tasks()[id].regions for line in trees.code_lines(regions.body("04", r))}
+        assert wanted and len(wanted & set(trees.code_lines(kernel))) <= len(wanted) / 10
+        assert f"task {id}: the region" in kernel and not built.near[id].get("04_fa2_fp32.cu")
+    assert not (built.instructor / "course" / "costs.json").exists()
+
+
+def test_a_blank_rung_says_what_it_lacks_and_takes_what_is_typed(built):
+    lacking = inside(built.student, "-m", "helpers", "check", "04")
+    assert lacking.returncode and "task 04.1: the region online_update is for you to write" in (
+        lacking.stdout + lacking.stderr
+    )
+    kernel = built.student / "kernels" / "04_fa2_fp32.cu"
+    blank = kernel.read_text()
+    kernel.write_text(
+        blank.replace('#error "task 04.2: the region epilogue is for you to write"', regions.body("04", "epilogue"))
+    )
+    try:
+        body = regions.body("04", "online_update")
+        file = built.student / "work.cu"
+        text = "// region: 04 online_update\n// [region: online_update]\n{}\n// [end: online_update]\n"
+        file.write_text(text.format(body))
+        right = inside(built.student, "-m", "helpers", "exercise", "check", str(file))
+        assert right.returncode == 0 and "Task 04.1: solved" in right.stdout, right.stdout + right.stderr
+        file.write_text(text.format(body.replace("O_reg[r][c] *= alpha", "O_reg[r][c] *= 1.f")))
+        wrong = inside(built.student, "-m", "helpers", "exercise", "check", str(file))
+        assert wrong.returncode == 1 and "solved" not in wrong.stdout
+    finally:
+        kernel.write_text(blank)
+
+
+def test_kernels_that_hold_a_blank_region_are_named():
+    assert trees.near(tasks()["04.1"], [regions.find("04").path], regions.find("04").path.parent) == {
+        "04_fa2_fp32.cu": 1
+    }
+
+
+def test_a_whole_kernel_can_not_be_blank_and_a_tree_is_not_overwritten(tmp_path):
+    with pytest.raises(ValueError, match="04.9"):
+        trees.build(tmp_path, ["04.9"])
+    (tmp_path / "student").mkdir()
+    with pytest.raises(ValueError, match="there already"):
+        trees.build(tmp_path)
+
+
+# Executed
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "place" in metafunc.fixturenames:
+        option = metafunc.config.option
+        every = [
+            (tree, stem)
+            for stem in STEMS
+            if exercises(read(NOTEBOOKS / f"{stem}.ipynb"))
+            for tree in ("student", "instructor")
+        ]
+        order = sorted(every, key=lambda each: hashlib.sha256(f"{option.seed} {each}".encode()).digest())
+        chosen = every if option.all else order[:SHARE]
+        metafunc.parametrize("place", chosen, ids=["-".join(each) for each in chosen])
+
+
+@pytest.mark.notebooks
+def test_nothing_is_solved_for_students_and_everything_for_instructors(place, tmp_path):
+    tree, stem = place
+    whole = getattr(trees.build(tmp_path, stems=[stem]), tree)
+    done = inside(whole, "-m", "helpers", "notebooks", stem, "--inplace")
+    assert done.returncode == 0, done.stdout[-2000:]
+    said = verdicts(read(whole / "notebooks" / f"{stem}.ipynb"))
+    wanted = "solved" if tree == "instructor" else "not solved yet"
+    assert said and all(set(each) == {wanted} for each in said.values()), said
+
+
+# Parts
+
+
+def small(*cells: tuple[str, str]) -> nbformat.NotebookNode:
+    make = {"markdown": nbformat.v4.new_markdown_cell, "code": nbformat.v4.new_code_cell}
+    return nbformat.v4.new_notebook(cells=[make[kind](source) for kind, source in cells])
+
+
+def task(folded: str = "It is the rung's own.") -> nbformat.NotebookNode:
+    """An exercise that is a region task."""
+    text = (
+        f"### Exercise 4.1 · Write it\nText.\n<details>\n<summary>Solution</summary>\n\n{folded}\n\n</details>\nMore."
+    )
+    return small(
+        ("markdown", text), ("code", "%%region 04 online_update -> mine\n// Exercise 4.1\n"), ("code", "x = 1")
+    )
+
+
+def test_the_solution_of_a_region_task_is_the_rungs_own_text():
+    notebook = task()
+    found = exercises(notebook)["4.1"]
+    assert (found.start, found.check) == (1, None)
+    assert solved(notebook).cells[1].source == "%%region 04 online_update -> mine\n" + regions.body(
+        "04", "online_update"
+    )
+    assert unsolved(notebook).cells[0].source == "### Exercise 4.1 · Write it\nText.\nMore."
+    assert verdicts(notebook) == {"4.1": ["not solved yet"]}
+    notebook.cells[1].outputs = [nbformat.v4.new_output("stream", text="…\nTask 04.1: solved\n")]
+    assert verdicts(notebook) == {"4.1": ["solved"]}
+    own = task("```cuda\n%%region 04 online_update -> mine\nmine();\n```")
+    assert solved(own).cells[1].source == "%%region 04 online_update -> mine\nmine();"
+
+
+def test_cells_have_nbgraders_metadata(built):
+    for stem in STEMS:
+        notebook = read(built.student / "notebooks" / f"{stem}.ipynb")
+        ids = [cell.metadata.nbgrader.grade_id for cell in notebook.cells if "nbgrader" in cell.metadata]
+        assert len(ids) == len(set(ids)) >= len(exercises(notebook))
+
+
+def test_a_check_ends_in_a_hidden_test_that_raises_unless_solved():
+    whole = read(NOTEBOOKS / "02_online_softmax.ipynb")
+    made = nbgrader.source(whole)
+    for number, each in exercises(made).items():
+        code = made.cells[each.check].source
+        assert code.endswith(nbgrader.HIDDEN) and "\nverdict = exercise.verify(" in f"\n{code}", number
+        compile(code, number, "exec")
+    assert json.dumps(made).count("### BEGIN HIDDEN TESTS") == len(exercises(whole))
