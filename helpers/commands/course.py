@@ -36,6 +36,15 @@ def options(parser: argparse.ArgumentParser) -> None:
     slides = command(commands, "slides", "Makes the lectures' slides; reveal.js comes with npm.", _slides, EXAMPLES[3:])
     slides.add_argument("out", type=Path, metavar="OUT")
 
+    command(commands, "syllabus", "Writes course/syllabus.md's tables anew.", _syllabus)
+
+
+def _syllabus(arguments: argparse.Namespace) -> int:
+    from ..lessons.course import syllabus
+
+    syllabus.PAGE.write_text(syllabus.renewed(syllabus.PAGE.read_text()))
+    return 0
+
 
 def _build(arguments: argparse.Namespace) -> int:
     from ..lessons.course import trees
