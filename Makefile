@@ -1,10 +1,10 @@
-# make lab · installed · kernel · test · test-all · executed · verdicts · notebooks · book · test-book · bench · readme
+# make lab · installed · kernel · test · test-all · executed · verdicts · notebooks · book · test-book · slides · test-browser · bench · readme
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 .DEFAULT_GOAL := lab
-.PHONY: lab installed kernel test test-all executed verdicts notebooks book test-book bench readme
+.PHONY: lab installed kernel test test-all executed verdicts notebooks book test-book slides test-browser bench readme
 
 # The build of PyTorch. Without an NVIDIA driver its CUDA libraries, 2.5 GB, are left out; TORCH=cuda installs them all the same.
 TORCH := $(shell nvidia-smi -L > /dev/null 2>&1 || test -e /proc/driver/nvidia/version && echo cuda || echo cpu)
@@ -52,6 +52,12 @@ book: $(VENV)/installed-book
 test-book: $(VENV)/installed-book $(VENV)/installed-test
 	$(BIN)/python -m pytest tests/lessons/test_book.py tests/release/book_site.py
 
+slides: $(VENV)/installed
+	$(BIN)/python -m helpers course slides build/slides
+
+test-browser: $(VENV)/installed-browser
+	$(BIN)/python tests/release/browser_course.py build/browser
+
 bench: $(VENV)/installed
 	$(BIN)/python -m helpers record rungs
 
@@ -83,4 +89,8 @@ $(VENV)/installed-test: $(VENV)/installed
 
 $(VENV)/installed-book: $(VENV)/installed
 	$(PIP) -e '.[book]'
+	@touch $@
+
+$(VENV)/installed-browser: $(VENV)/installed
+	$(PIP) -e '.[browser]'
 	@touch $@

@@ -16,6 +16,7 @@ EXAMPLES = (
     "course build build/week3 --blank 04.1 04.3",
     "course nbgrader build/nbgrader 02_online_softmax",
     "course slides build/slides",
+    "course syllabus",
 )
 
 
@@ -33,10 +34,12 @@ def options(parser: argparse.ArgumentParser) -> None:
     nbgrader = command(commands, "nbgrader", "Writes a course folder for nbgrader.", _nbgrader, EXAMPLES[2:3])
     nbgrader.add_argument("out", type=Path, metavar="OUT")
     nbgrader.add_argument("stems", nargs="*", metavar="STEM", help="notebooks, an assignment each; all by default")
-    slides = command(commands, "slides", "Makes the lectures' slides; reveal.js comes with npm.", _slides, EXAMPLES[3:])
+    slides = command(
+        commands, "slides", "Makes the lectures' slides; reveal.js comes with npm.", _slides, EXAMPLES[3:4]
+    )
     slides.add_argument("out", type=Path, metavar="OUT")
 
-    command(commands, "syllabus", "Writes course/syllabus.md's tables anew.", _syllabus)
+    command(commands, "syllabus", "Writes course/syllabus.md's tables anew.", _syllabus, EXAMPLES[4:])
 
 
 def _syllabus(arguments: argparse.Namespace) -> int:

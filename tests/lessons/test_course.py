@@ -12,8 +12,8 @@ import nbformat
 import pytest
 
 from helpers.ladder.paths import NOTEBOOKS
-from helpers.lessons import regions
-from helpers.lessons.course import marked, nbgrader, trees
+from helpers.lessons import numbers, regions
+from helpers.lessons.course import marked, nbgrader, slides, syllabus, trees
 from helpers.lessons.course.exercises import FOLDED, QUESTION, exercises, solved, unsolved, verdicts
 from helpers.lessons.tasks.catalogue import tasks
 
@@ -69,9 +69,9 @@ def test_questions_of_the_self_check_stay_without_their_answers(built, stem):
 
 
 def test_what_is_said_to_instructors_is_not_said_to_students(built):
-    sources = [path for path in trees.COURSE.rglob("*.md") if marked.OPEN in path.read_text()]
+    sources = [path for path in trees.COURSE.glob("*.md") if marked.OPEN in path.read_text()]
     assert sources
-    handed = "\n".join(path.read_text() for path in (built.student / "course").rglob("*.md"))
+    handed = "\n".join(path.read_text() for path in (built.student / "course").glob("*.md"))
     for path in sources:
         kept = lines(marked.for_students(path.read_text()))
         secret = lines(marked.for_instructors(path.read_text())) - kept
@@ -213,3 +213,47 @@ def test_a_check_ends_in_a_hidden_test_that_raises_unless_solved():
         assert code.endswith(nbgrader.HIDDEN) and "\nverdict = exercise.verify(" in f"\n{code}", number
         compile(code, number, "exec")
     assert json.dumps(made).count("### BEGIN HIDDEN TESTS") == len(exercises(whole))
+
+
+# Words and slides
+
+
+@pytest.mark.parametrize("lecture", slides.lectures(), ids=lambda path: path.stem)
+def test_a_lecture_has_its_figures_with_words_and_the_records_numbers(lecture):
+    text = lecture.read_text()
+    assert text == numbers.renewed(text), f"{lecture.name} is behind the records"
+    made = slides.notebook(text)
+    shown = "\n".join(cell.source for cell in made.cells)
+    assert shown.count("<img ") == len(slides.FIGURE.findall(text)) >= 3 and "{{" not in shown
+    assert all(len(alt) > 20 for alt in re.findall(r'alt="([^"]*)"', shown))
+
+
+def test_a_figure_that_is_not_there_is_named():
+    with pytest.raises(LookupError, match="04_fa2_fp32 has no saved figure .*no such call"):
+        slides.figure("04_fa2_fp32", "no such call")
+
+
+def test_the_syllabus_is_in_step_with_notebooks_and_tasks():
+    text = syllabus.PAGE.read_text()
+    assert text == syllabus.renewed(text), "run: python -m helpers course syllabus"
+    for weeks, of in syllabus.WEEKS.items():
+        assert len(of) == weeks and all(week.minutes <= 480 for week in of)
+        assert all(
+            id.partition(".")[0] in {n for week in of[: i + 1] for n in week.notebooks}
+            for i, week in enumerate(of)
+            for id in week.tasks
+        )
+    assert not [
+        id
+        for week in syllabus.WEEKS[6]
+        for id in week.tasks
+        if not any(id in path.read_text() for path in slides.lectures())
+    ]
+
+
+def test_the_exam_has_thirty_questions_each_with_an_answer_for_instructors_alone():
+    parts = re.split(r"^\*\*(\d+)\. ", (trees.COURSE / "oral_exam.md").read_text(), flags=re.MULTILINE)
+    assert [int(n) for n in parts[1::2]] == list(range(1, 31))
+    for question in parts[2::2]:
+        kept = marked.for_students(question).partition("\n## ")[0]
+        assert kept.strip().endswith("**") and question.count(marked.OPEN) == 1

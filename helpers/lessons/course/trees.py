@@ -71,7 +71,7 @@ def build(folder: Path, blank: Sequence[str] = (), stems: Sequence[str] = ()) ->
         number += len(exercises(notebook))
         nbformat.write(marked(unsolved(notebook)), student / "notebooks" / path.name)
         nbformat.write(solved(notebook), instructor / "notebooks" / path.name)
-    for source in sorted(COURSE.rglob("*.md")):
+    for source in sorted(COURSE.glob("*.md")):
         text, there = source.read_text(), source.relative_to(ROOT)
         _write(instructor / there, for_instructors(text))
         if (text := for_students(text)).strip():
