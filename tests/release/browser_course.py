@@ -218,8 +218,8 @@ def student(page: Page, address: str, pictures: Path) -> Iterator[tuple[str, boo
         busy and seconds < 60,
         f"busy: {busy}, {seconds:.1f} s; {said(book.cells()[endless])[-300:]}",
     )
-    words = book.run(book.append('print("alive:", number if "number" in dir() else len(dir()) > 0)'))
-    yield "the notebook lives on", "alive:" in words, words
+    words = book.run(book.append('print("alive:", 6 * 7)'))
+    yield "the notebook lives on", "alive: 42" in words, words
     words = book.run(check)
     yield "with what it knew", f"Exercise {number}: solved" in words, words
 

@@ -5,8 +5,13 @@ nbgrader make the students' version, hands in three answers (all solved, nothing
 with this environment's kernel. It fails if the solved one doesn't get all points, or the empty one any. NBGRADER names an
 nbgrader that is there already.
 
-What it printed, with nbgrader 0.9.6:
+What it prints:
 
+    nbgrader version 0.9.6
+    all: 30 of 30
+    nothing: 0 of 30
+    one: 10 of 30
+    as it should be
 """
 
 from __future__ import annotations
