@@ -3,7 +3,7 @@
 (() => {
   const CUDA = "text/x-cuda";
 
-  // `.cu`, `.cuh` and cells that begin with %%kernel are coloured as C++.
+  // `.cu`, `.cuh` and cells that begin with %%kernel or %%region are coloured as C++.
   const highlighting = (languages, notebooks) => {
     languages.addLanguage({
       name: "CUDA",
@@ -15,7 +15,7 @@
     const colour = (panel, model) => {
       if (model.type !== "code") return;
       const python = panel.content.codeMimetype;
-      const wanted = /^\s*%%kernel\b/.test(model.sharedModel.getSource()) ? CUDA : python;
+      const wanted = /^\s*%%(kernel|region)\b/.test(model.sharedModel.getSource()) ? CUDA : python;
       if (model.mimeType !== wanted && (wanted === CUDA || model.mimeType === CUDA)) model.mimeType = wanted;
     };
     notebooks.widgetAdded.connect((_, panel) => {
