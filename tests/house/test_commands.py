@@ -33,6 +33,7 @@ COMMANDS = [
     "readme",
     "notebooks",
     "book",
+    "course",
 ]
 RECORDS = [
     "rungs",
