@@ -90,6 +90,22 @@ def test_gradescopes_results_and_the_command_line(tmp_path, capsys):
     said = json.loads(capsys.readouterr().out)
     made = json.loads(results.read_text())
     assert made["score"] == said["points"] == 0 and sum(test["max_score"] for test in made["tests"]) == 10
+    # https://gradescope-autograders.readthedocs.io/en/latest/specs/, "Output format"
+    every = {
+        "score",
+        "execution_time",
+        "output",
+        "visibility",
+        "stdout_visibility",
+        "extra_data",
+        "tests",
+        "leaderboard",
+    }
+    each = {"score", "max_score", "name", "number", "output", "tags", "visibility", "extra_data"}
+    assert set(made) <= every and all(set(test) <= each for test in made["tests"])
+    assert {test["visibility"] for test in made["tests"]} <= {"hidden", "after_due_date", "after_published", "visible"}
+    assert all(isinstance(test["score"], int | float) and isinstance(test["output"], str) for test in made["tests"])
+    assert made["score"] == sum(test["score"] for test in made["tests"])
 
 
 # Attacks
