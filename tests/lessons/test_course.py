@@ -175,25 +175,21 @@ def small(*cells: tuple[str, str]) -> nbformat.NotebookNode:
 
 def task(folded: str = "It is the rung's own.") -> nbformat.NotebookNode:
     """An exercise that is a region task."""
-    text = (
-        f"### Exercise 4.1 · Write it\nText.\n<details>\n<summary>Solution</summary>\n\n{folded}\n\n</details>\nMore."
-    )
-    return small(
-        ("markdown", text), ("code", "%%region 04 online_update -> mine\n// Exercise 4.1\n"), ("code", "x = 1")
-    )
+    text = f"### Task 04.1 · Write it\nText.\n<details>\n<summary>Solution</summary>\n\n{folded}\n\n</details>\nMore."
+    return small(("markdown", text), ("code", "%%region 04 online_update -> mine\n// type here"), ("code", "x = 1"))
 
 
 def test_the_solution_of_a_region_task_is_the_rungs_own_text():
     notebook = task()
-    found = exercises(notebook)["4.1"]
+    found = exercises(notebook)["task 04.1"]
     assert (found.start, found.check) == (1, None)
     assert solved(notebook).cells[1].source == "%%region 04 online_update -> mine\n" + regions.body(
         "04", "online_update"
     )
-    assert unsolved(notebook).cells[0].source == "### Exercise 4.1 · Write it\nText.\nMore."
-    assert verdicts(notebook) == {"4.1": ["not solved yet"]}
+    assert unsolved(notebook).cells[0].source == "### Task 04.1 · Write it\nText.\nMore."
+    assert verdicts(notebook) == {"task 04.1": ["not solved yet"]}
     notebook.cells[1].outputs = [nbformat.v4.new_output("stream", text="…\nTask 04.1: solved\n")]
-    assert verdicts(notebook) == {"4.1": ["solved"]}
+    assert verdicts(notebook) == {"task 04.1": ["solved"]}
     own = task("```cuda\n%%region 04 online_update -> mine\nmine();\n```")
     assert solved(own).cells[1].source == "%%region 04 online_update -> mine\nmine();"
 

@@ -1,7 +1,8 @@
 """The exercises of a notebook: which cells they have, their solutions, and the notebook without or with them.
 
-An exercise is a heading `### Exercise 4.1 · …`, a cell to change that opens with `# Exercise 4.1`, or, of a region task, with
-`%%region`, a cell that ends in `exercise.verify("4.1", …)`, which a region task need not have, and a folded solution.
+An exercise is a heading `### Exercise 4.1 · …`, a cell to change that opens with `# Exercise 4.1`, a cell that ends in
+`exercise.verify("4.1", …)`, and a folded solution. A task, `### Task 04.1 · …`, has a `%%region` cell, which judges itself; its solution
+is the rung's own text.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import nbformat
 from ...ladder.rung import rung as find
 from ..regions import body
 
-HEADING = re.compile(r"^### Exercise (\d+\.\d+)[^\n]*", re.MULTILINE)
+HEADING = re.compile(r"^### (Exercise|Task) (\d+\.\d+)[^\n]*", re.MULTILINE)
 SECTION = re.compile(r"^## (.+)$", re.MULTILINE)
 FOLDED = re.compile(r"[ \t]*<details>\s*<summary>Solution.*?</summary>(.*?)</details>[ \t]*\n?", re.DOTALL)
 FENCED = re.compile(r"^```\w*\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -25,7 +26,7 @@ REGION = re.compile(r"%%region +(?P<what>[^\n]+?)(?: *-> *\w+)? *\n")
 
 @dataclass
 class Exercise:
-    """number: "4.1". Indices of cells in the notebook: text (where its heading stands), start and, where it has one, check.
+    """number: "4.1", and of a task "task 04.1". Indices of cells in the notebook: text (where its heading stands), start and, where it has one, check.
     folded: the text of the folded solution. Of what is missing: None, and ""."""
 
     number: str
@@ -56,7 +57,8 @@ def exercises(notebook: nbformat.NotebookNode) -> dict[str, Exercise]:
     for n, cell in enumerate(notebook.cells):
         if cell.cell_type == "markdown":
             before, *parts = HEADING.split(cell.source)
-            for heading, text in [(number, before), *zip(parts[::2], parts[1::2])]:
+            names = [f"task {n}" if kind == "Task" else n for kind, n in zip(parts[::3], parts[1::3])]
+            for heading, text in [(number, before), *zip(names, parts[2::3])]:
                 number = heading
                 if number:
                     each = found.setdefault(number, Exercise(number, n))

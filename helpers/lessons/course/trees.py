@@ -101,7 +101,7 @@ def _write(path: Path, text: str) -> None:
 def marked(notebook: nbformat.NotebookNode, points: int = 10) -> nbformat.NotebookNode:
     """The notebook with nbgrader's metadata (schema 3): start cells are manual solutions without points, check cells graded tests."""
     for number, each in exercises(notebook).items():
-        name = number.replace(".", "-")
+        name = number.replace(".", "-").replace(" ", "-")
         if each.start is not None:
             notebook.cells[each.start].metadata["nbgrader"] = _cell(f"exercise-{name}", solution=True)
         if each.check is not None:
