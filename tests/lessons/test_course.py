@@ -118,7 +118,7 @@ def test_a_blank_rung_says_what_it_lacks_and_takes_what_is_typed(built):
         assert right.returncode == 0 and "Task 04.1: solved" in right.stdout, right.stdout + right.stderr
         file.write_text(text.format(body.replace("O_reg[r][c] *= alpha", "O_reg[r][c] *= 1.f")))
         wrong = inside(built.student, "-m", "helpers", "exercise", "check", str(file))
-        assert wrong.returncode == 1 and "solved" not in wrong.stdout
+        assert wrong.returncode == 1 and "Task 04.1: solved" not in wrong.stdout
     finally:
         kernel.write_text(blank)
 
