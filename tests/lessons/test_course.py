@@ -204,11 +204,12 @@ def test_cells_have_nbgraders_metadata(built):
 def test_a_check_ends_in_a_hidden_test_that_raises_unless_solved():
     whole = read(NOTEBOOKS / "02_online_softmax.ipynb")
     made = nbgrader.source(whole)
-    for number, each in exercises(made).items():
+    checked = {number: each for number, each in exercises(made).items() if each.check is not None}
+    for number, each in checked.items():
         code = made.cells[each.check].source
         assert code.endswith(nbgrader.HIDDEN) and "\nverdict = exercise.verify(" in f"\n{code}", number
         compile(code, number, "exec")
-    assert json.dumps(made).count("### BEGIN HIDDEN TESTS") == len(exercises(whole))
+    assert json.dumps(made).count("### BEGIN HIDDEN TESTS") == len(checked) >= 2
 
 
 # Words and slides
