@@ -18,7 +18,7 @@ import nbformat
 from ...ladder.paths import KERNELS, NOTEBOOKS, ROOT
 from ...ladder.rung import Rung
 from ...ladder.rung import rung as find
-from ..regions import WHOLE, body, span
+from ..regions import WHOLE, body
 from ..tasks.catalogue import task as task_of
 from ..tasks.task import Task
 from .exercises import exercises, solved, unsolved
@@ -185,5 +185,4 @@ def costs(rung: Rung) -> dict:
         "counts": dict(typed.counts(ray)),
         "conflicts": ray.conflicts,
         "judged": asdict(judge.own(rung.number, 0)[1]),
-        "lines": [*span(rung, WHOLE)],
     }
