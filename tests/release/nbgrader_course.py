@@ -8,9 +8,9 @@ nbgrader that is there already.
 What it prints:
 
     nbgrader version 0.9.6
-    all: 30 of 30
-    nothing: 0 of 30
-    one: 10 of 30
+    all: 20 of 20
+    nothing: 0 of 20
+    one: 10 of 20
     as it should be
 """
 
