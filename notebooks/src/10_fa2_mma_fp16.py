@@ -469,7 +469,7 @@ hint("10.3")
 # </details>
 
 # %% [markdown]
-# ### Exercise 10.1 · A forgotten word
+# ### Exercise 10.5 · A forgotten word
 #
 # A colleague's kernel has `ldmatrix_x4` where this one has `ldmatrix_x4_trans`. It compiles, it runs, and nothing complains. Find inputs for which its output is *right* all the same: give $V$ (1, 1, 64, 64) that hides the bug, but is not constant.
 
@@ -477,7 +477,7 @@ hint("10.3")
 forgotten = load(source=rung("10_fa2_mma_fp16").replace("fa::ldmatrix_x4_trans(", "fa::ldmatrix_x4("), quiet=True)
 
 # %%
-# Exercise 10.1
+# Exercise 10.5
 V = torch.randn(64, 64)
 
 
@@ -491,7 +491,7 @@ def hidden():
     return True
 
 
-exercise.verify("10.1", hidden)
+exercise.verify("10.5", hidden)
 
 # %% [markdown]
 # <details>
@@ -513,12 +513,12 @@ exercise.verify("10.1", hidden)
 # </details>
 
 # %% [markdown]
-# ### Exercise 10.2 · Pad it
+# ### Exercise 10.6 · Pad it
 #
 # The oldest cure for bank conflicts is padding: let rows lie a little further apart than $2d$ bytes. Rows must begin at multiples of 16 bytes. Find the smallest row length in bytes for $d = 64$ for which the eight rows of a matrix take one wavefront, and put it into the kernel: `stride` is the row's length in *elements*. How many bytes of shared memory does the CTA need then?
 
 # %%
-# Exercise 10.2
+# Exercise 10.6
 stride = 64
 smem_bytes = 24576
 
@@ -536,7 +536,7 @@ def padded():
     return smem_bytes == 2 * (64 + 2 * 64) * stride
 
 
-exercise.verify("10.2", padded)
+exercise.verify("10.6", padded)
 
 # %% [markdown]
 # <details>

@@ -110,7 +110,7 @@ draw_mma.swizzled_tile(place(32), chunks=4, column=0, title="d = 32: two rows sh
 # %% [markdown]
 # ## 2 · Why not pad?
 #
-# Exercise 10.2 cured the same conflicts by making rows 16 bytes longer. Padding costs memory, here an eighth of the tile, and with it perhaps a CTA per SM. That alone would be bearable. The stronger reason comes later: the copy engine of Hopper (notebook 30) writes whole tiles into shared memory by itself. It can swizzle, for rows of 64
+# Exercise 10.6 cured the same conflicts by making rows 16 bytes longer. Padding costs memory, here an eighth of the tile, and with it perhaps a CTA per SM. That alone would be bearable. The stronger reason comes later: the copy engine of Hopper (notebook 30) writes whole tiles into shared memory by itself. It can swizzle, for rows of 64
 # and of 128 bytes in exactly this pattern. It cannot pad to such row lengths, and Hopper's tensor cores, which read tiles without `ldmatrix`, do not accept them either.
 
 # %% [markdown]
@@ -125,7 +125,7 @@ show.region("11_swizzled", "swizzle")
 show.diff("10_fa2_mma_fp16", "11_swizzled")
 
 # %% [markdown]
-# That is the whole difference: one function. Stores and reads both ask `at`, so they agree. If one of them did not, the kernel would still be fast, and wrong (exercise 11.1).
+# That is the whole difference: one function. Stores and reads both ask `at`, so they agree. If one of them did not, the kernel would still be fast, and wrong (exercise 11.4).
 
 # %% [markdown]
 # ## Run and check
@@ -283,7 +283,7 @@ hint("11.3")
 # </details>
 
 # %% [markdown]
-# ### Exercise 11.1 · One side only
+# ### Exercise 11.4 · One side only
 #
 # In this kernel the *stores* are swizzled and the reads of Q are not. Is there an input for which its output is right all the same? Give `q` of shape (1, 1, 64, 64) whose numbers spread as normal random ones do (standard deviation at least 0.5).
 
@@ -297,7 +297,7 @@ one_sided = load(
 )
 
 # %%
-# Exercise 11.1
+# Exercise 11.4
 q_mine = torch.randn(1, 1, 64, 64)
 
 
@@ -311,7 +311,7 @@ def unharmed():
     return True
 
 
-exercise.verify("11.1", unharmed)
+exercise.verify("11.4", unharmed)
 
 # %% [markdown]
 # <details>
@@ -332,13 +332,13 @@ exercise.verify("11.1", unharmed)
 # </details>
 
 # %% [markdown]
-# ### Exercise 11.2 · A row of 12 chunks
+# ### Exercise 11.5 · A row of 12 chunks
 #
 # Some models have heads of $d = 96$, rows of 12 chunks. Write the swizzle for tiles of 96 columns, and test it by the two conditions of section 1.
 
 
 # %%
-# Exercise 11.2
+# Exercise 11.5
 def place96(row, chunk):
     """The place (0 to 11) of chunk (0 to 11) of row `row` in a tile of 96 columns."""
     return chunk
@@ -354,7 +354,7 @@ def swizzled96():
     return True
 
 
-exercise.verify("11.2", swizzled96)
+exercise.verify("11.5", swizzled96)
 
 # %% [markdown]
 # <details>

@@ -307,12 +307,12 @@ hint("12.2")
 # </details>
 
 # %% [markdown]
-# ### Exercise 12.1 · Three stages
+# ### Exercise 12.4 · Three stages
 #
 # The stage count is a constant. Predict for `stages = 3` at $d = 128$: how many bytes of shared memory does a CTA need, and how many such CTAs fit on an SM of an H200, which has 228 KB, when each CTA takes 1 KB on top? (Registers may allow fewer.)
 
 # %%
-# Exercise 12.1
+# Exercise 12.4
 smem_bytes = 65536
 ctas = 3
 
@@ -325,7 +325,7 @@ def three():
     return check(run).ok
 
 
-exercise.verify("12.1", three)
+exercise.verify("12.4", three)
 
 # %% [markdown]
 # <details>
@@ -347,12 +347,12 @@ exercise.verify("12.1", three)
 # </details>
 
 # %% [markdown]
-# ### Exercise 12.2 · One job of two
+# ### Exercise 12.5 · One job of two
 #
 # The barrier in the loop has two jobs, and `wait`, `barrier`, `fetch` stand in the one order that does both. Put the three lines into an order in which the *first* job is still done, so that nobody reads a tile that has not landed, and the *second* is not: a stage is overwritten while others read it. The X-ray calls the one fault "in flight", the other "race"; find an order with races alone.
 
 # %%
-# Exercise 12.2
+# Exercise 12.5
 order = ["wait", "barrier", "fetch"]
 
 
@@ -369,7 +369,7 @@ def races_alone():
     return kinds == {"race"}
 
 
-exercise.verify("12.2", races_alone)
+exercise.verify("12.5", races_alone)
 
 # %% [markdown]
 # <details>

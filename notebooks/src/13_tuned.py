@@ -427,7 +427,7 @@ hint("13.2")
 # </details>
 
 # %% [markdown]
-# ### Exercise 13.1 · How stale may it be?
+# ### Exercise 13.4 · How stale may it be?
 #
 # A colleague wants a bound of $2^{20}$, to track less: fp32 holds such sums easily. Give a (1, 1, 64, 64) `q` and (1, 1, 128, 64) `k` for which that kernel is *wrong* in fp16, with finite inputs. And what is the largest power of two as a bound with which no $P$ overflows?
 
@@ -438,7 +438,7 @@ stale = {
 }
 
 # %%
-# Exercise 13.1
+# Exercise 13.4
 q_mine, k_mine = torch.randn(1, 1, 64, 64), torch.randn(1, 1, 128, 64)
 safe = 2**20
 
@@ -452,7 +452,7 @@ def overflows():
     return safe == 2**15
 
 
-exercise.verify("13.1", overflows)
+exercise.verify("13.4", overflows)
 
 # %% [markdown]
 # <details>
@@ -474,12 +474,12 @@ exercise.verify("13.1", overflows)
 # </details>
 
 # %% [markdown]
-# ### Exercise 13.2 · Registers before building
+# ### Exercise 13.5 · Registers before building
 #
 # Predict for $d = 128$: how many registers per thread do the *arrays* of the kernel take that live through the tile loop, if `Q_steps` is 0, for $B_c = 64$ and for $B_c = 32$? Count `S_reg`, `P_reg`, `O_reg`, `m_reg`, `l_reg`, `row_sum` and one step of `Q_reg`. Then, `P_reg` is formed while `S_reg` dies: what is the least the compiler needs for the two together?
 
 # %%
-# Exercise 13.2
+# Exercise 13.5
 arrays = {64: None, 32: None}  # registers for all of them at once
 S_and_P_at_least = {64: None, 32: None}
 
@@ -493,7 +493,7 @@ def counted():
     return True
 
 
-exercise.verify("13.2", counted)
+exercise.verify("13.5", counted)
 
 # %% [markdown]
 # <details>

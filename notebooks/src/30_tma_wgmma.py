@@ -591,12 +591,12 @@ hint("30.3")
 # </details>
 
 # %% [markdown]
-# ### Exercise 30.1 · Step 6
+# ### Exercise 30.4 · Step 6
 #
 # With $d = 128$ and $B_c = 128$ a tile of $K$ is two panels, (2, 128, 64). It begins at 0x8000. Write the descriptor of step 6 of $Q K_j^\top$: columns 96 to 111 of all 128 keys.
 
 # %%
-# Exercise 30.1
+# Exercise 30.4
 step6 = fragments.Descriptor(start=0x8000, leading=16, stride=1024, swizzle=128)
 
 
@@ -611,7 +611,7 @@ def finds_all():
     return True
 
 
-exercise.verify("30.1", finds_all)
+exercise.verify("30.4", finds_all)
 
 # %% [markdown]
 # <details>
@@ -632,7 +632,7 @@ exercise.verify("30.1", finds_all)
 # </details>
 
 # %% [markdown]
-# ### Exercise 30.2 · Green up to a point
+# ### Exercise 30.5 · Green up to a point
 #
 # Somebody forgets to flip the parity at the end of a lap. What is the smallest $N_k$ at which the kernel below is caught?
 
@@ -641,7 +641,7 @@ laps = small.replace("if (++stage == stages) stage = 0, parity ^= 1;", "if (++st
 one_lap = load(source=laps, device="cpu", quiet=True)
 
 # %%
-# Exercise 30.2
+# Exercise 30.5
 smallest = 97
 
 
@@ -659,7 +659,7 @@ def smallest_is_right():
     return caught(smallest) and not caught(smallest - 1)
 
 
-exercise.verify("30.2", smallest_is_right)
+exercise.verify("30.5", smallest_is_right)
 
 # %% [markdown]
 # <details>

@@ -544,12 +544,12 @@ hint("31.2")
 # </details>
 
 # %% [markdown]
-# ### Exercise 31.1 · A more generous producer
+# ### Exercise 31.3 · A more generous producer
 #
 # The producer gets 24, 32 or 40 registers. How many can each of two consumers have, how many each of three? (65536 registers; all numbers are multiples of 8, at the launch, too; at most 256.)
 
 # %%
-# Exercise 31.1
+# Exercise 31.3
 two_consumers = {24: 240, 32: None, 40: None}
 three_consumers = {24: None, 32: 160, 40: None}
 
@@ -564,7 +564,7 @@ def most():
     return True
 
 
-exercise.verify("31.1", most)
+exercise.verify("31.3", most)
 
 # %% [markdown]
 # <details>
@@ -586,7 +586,7 @@ exercise.verify("31.1", most)
 # </details>
 
 # %% [markdown]
-# ### Exercise 31.2 · Three reports
+# ### Exercise 31.4 · Three reports
 #
 # Three kernels, each with one bug, and what the X-ray says of them, in some order. Which report belongs to which bug?
 #
@@ -607,7 +607,7 @@ for letter, report in reports.items():
     print(f"{letter}: {report}\n")
 
 # %%
-# Exercise 31.2
+# Exercise 31.4
 bug_of = {"X": None, "Y": None, "Z": None}
 
 
@@ -617,7 +617,7 @@ def matched():
     return True
 
 
-exercise.verify("31.2", matched)
+exercise.verify("31.4", matched)
 
 # %% [markdown]
 # <details>

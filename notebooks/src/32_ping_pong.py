@@ -434,7 +434,7 @@ plot.staircase(speeds[(speeds["dtype"] != "fp32") & (speeds["D"] == 128)])
 # ## What still hurts
 #
 # 1. **Ends.** A query tile begins with a tile of keys that is done alone and ends with a product under which nothing happens. The shorter the sequence, the larger that part; under a causal mask the tiles on the diagonal are done alone, too. A variant that starts the next query tile's $S$ under the epilogue (step 30) needs 8 % fewer clocks at $N = 1024$, $d = 128$, with the notes of clocks in it. Without them it saves no time.
-# 2. **Exponentials at $d = 64$.** There are as many clocks of them as of products, so both units would have to be busy all the time. Exercise 32.1 looks ahead.
+# 2. **Exponentials at $d = 64$.** There are as many clocks of them as of products, so both units would have to be busy all the time. Exercise 32.3 looks ahead.
 # 3. **Power.** While the samples above were taken, NVML (the driver's monitoring library) reported the SM clock, the power and what held the clock back:
 
 
@@ -505,12 +505,12 @@ hint("32.2")
 # </details>
 
 # %% [markdown]
-# ### Exercise 32.1 · A GPU with faster products
+# ### Exercise 32.3 · A GPU with faster products
 #
 # On this GPU exponentials take as long as products at $d = 64$. Suppose that the next one has tensor cores that are $f$ times as fast, and the same 16 exponentials per clock. At which $d$ are they equal?
 
 # %%
-# Exercise 32.1
+# Exercise 32.3
 
 
 def balanced(f):
@@ -527,7 +527,7 @@ def equal_times():
     return True
 
 
-exercise.verify("32.1", equal_times)
+exercise.verify("32.3", equal_times)
 
 # %% [markdown]
 # <details><summary>Hint</summary>
@@ -547,7 +547,7 @@ exercise.verify("32.1", equal_times)
 # </details>
 
 # %% [markdown]
-# ### Exercise 32.2 · Whose turn is it?
+# ### Exercise 32.4 · Whose turn is it?
 #
 # Three edits of the turns, with three consumers. Predict for each, before you run anything: is the result still right, or does the kernel hang?
 #
@@ -561,7 +561,7 @@ edits = {
 }
 
 # %%
-# Exercise 32.2
+# Exercise 32.4
 predicted = {"a": "right", "b": "hangs", "c": "hangs"}  # "right" or "hangs"
 
 
@@ -580,7 +580,7 @@ def what_happens():
     return True
 
 
-exercise.verify("32.2", what_happens)
+exercise.verify("32.4", what_happens)
 
 # %% [markdown]
 # <details><summary>Hint</summary>

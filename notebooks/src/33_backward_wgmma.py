@@ -584,7 +584,7 @@ hint("33.2")
 # </details>
 
 # %% [markdown]
-# ### Exercise 33.1 · Three ways to break it
+# ### Exercise 33.3 · Three ways to break it
 #
 # Each is one line. What does the emulator make of it: are the results `"wrong"`, is something `"reported"` although the results are right, or does the kernel `"stop"` with an error?
 
@@ -596,7 +596,7 @@ breaks = {
 }
 
 # %%
-# Exercise 33.1
+# Exercise 33.3
 outcome = dict.fromkeys(breaks, "wrong")
 
 
@@ -617,7 +617,7 @@ def found_out():
     return True
 
 
-exercise.verify("33.1", found_out)
+exercise.verify("33.3", found_out)
 
 # %% [markdown]
 # <details>

@@ -26,7 +26,7 @@ from helpers import record, show
 from helpers.ladder import rung as ladder
 from helpers.lessons import execute, links, numbers, pairs, watch
 from helpers.lessons.regions import body
-from helpers.lessons.tasks.catalogue import task
+from helpers.lessons.tasks.catalogue import task, tasks
 from helpers.lessons.tasks.task import Task
 
 FOLDER = execute.NOTEBOOKS
@@ -243,6 +243,7 @@ def test_two_exercises_or_more_each_complete(stem):
     to_write = tasks_of(notebook)
     assert len(found) >= 2 and len(to_write) >= (0 if stem not in LADDER else 3 if stem < "14" else 2)
     assert {task(id).number for id in to_write} <= {stem[:2]}
+    assert not {name.partition(" ")[2] for name in found if name.startswith("Exercise")} & tasks().keys()
     for name, parts in found.items():
         wanted = {"form", "start", "hints", "solution"} if name.startswith("Task") else {"start", "check", "solution"}
         assert parts.keys() == wanted, f"{name} has only {sorted(parts)}"
