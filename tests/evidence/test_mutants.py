@@ -196,7 +196,7 @@ def test_changing_the_emulator_or_the_checker_makes_every_verdict_stale(what, ol
     [
         ("emulator/runtime/race.cpp", "#include", "// a comment\n#include"),
         ("run/check.py", "TIMES = 2  #", "TIMES = 2    # another word,"),
-        ("run/check.py", '"""Within the budget."""', '"""Not above the budget."""'),
+        ("run/report.py", '"""Within the budget."""', '"""Not above the budget."""'),
     ],
 )
 def test_a_comment_makes_nothing_stale(what, old, new, fresh, tmp_path, monkeypatch):

@@ -40,6 +40,7 @@ def test_no_other_module_of_figures_defines_a_colour():
     modules = [*(HELPERS / "figures").glob("*.py"), *(HELPERS / "lessons").rglob("*.py")]
     found = {path.name: literals(path) for path in modules}
     assert len(found.pop("style.py")) > 40
+    assert found.pop("slides.py") == ['"white"']  # the name of a theme of reveal.js
     assert {name: colours for name, colours in found.items() if colours} == {}
 
 

@@ -386,45 +386,6 @@ def test_every_kernel_of_a_step_is_counted_to_the_part_that_its_name_says():
     assert found["all"] == 2.0 ** len(names) - 1
 
 
-def test_the_notebook_says_what_the_record_does():
-    """Its figures of speed, of the parts of a step and of differences, each formed again from the H200's record."""
-    training, runs, profile = (record.load(train.STEM, kind, "nvidia-h200") for kind in ("training", "runs", "profile"))
-    ways = flash, ours, hopper, cudnn = "SDPA FLASH", "rungs 20 and 23", "rungs 32 and 33", "SDPA CUDNN"
-    again, graph = ({way: f"{way}, {how}" for way in ways} for how in ("again", "as a graph"))
-    speed, apart = train.speeds(training, runs)["kilotokens_per_s"] / 1000, train.yardstick(training)["mean"]
-    there, back, rest, kernels = (part for _, part in train.parts(profile).items())
-    way = {run: run.split(",")[0] for run in speed.index}
-    behind = {run: runs["tokens"][0] / 1000 / speed[run] - kernels[way[run]] for run in way}
-    still = training.query("name == @ours and graph == 0 and round == 0 and step >= @train.WARM_UP and ms < 15.2")["ms"]
-
-    def span(values, digits):
-        return " to ".join(f"{end:.{digits}f}" for end in (min(values), max(values)))
-
-    sdpa, graphs = [flash, again[flash], cudnn], [*graph.values()]
-    said = [
-        f"differs from itself by {apart[again[flash]]:.3f} nats on average, our kernels from it by {apart[ours]:.3f}, too",
-        f"cuDNN by {apart[cudnn]:.3f}, and those trained as graphs by {span(apart[graphs], 3)}.",
-        f"SDPA FLASH trains on {speed[flash]:.2f} million tokens per second and cuDNN's kernels on {speed[cudnn]:.2f} million",
-        f"reach {speed[ours]:.2f} million in one run and {speed[again[ours]]:.2f} million in the next",
-        f"the fastest kernels of all, {speed[hopper]:.2f} and {speed[again[hopper]]:.2f} million",
-        f"rung 20 takes {there[ours] / there[flash]:.2f} of SDPA FLASH's time and rung 32 {there[hopper] / there[flash]:.2f}",
-        f"rung 23 takes {back[ours] / back[flash]:.2f} of it and rung 33 {back[hopper] / back[flash]:.2f}",
-        f"take {kernels[ours]:.1f} and {kernels[hopper]:.1f} ms with ours, {kernels[flash]:.1f} with SDPA FLASH, {kernels[cudnn]:.1f}",
-        f"{span([behind[run] for run in sdpa], 1)} ms more than their kernels",
-        f"So do {len(still)} steps of the first run with rungs 20 and 23, at {still.median():.1f} ms",
-        f"SDPA FLASH {speed[graph[flash]]:.2f}, rungs 20 and 23 {speed[graph[ours]]:.2f}, cuDNN {speed[graph[cudnn]]:.2f}, "
-        f"rungs 32 and 33 {speed[graph[hopper]]:.2f}.",
-        f"rungs 20 and 23 train {speed[graph[ours]] / speed[graph[flash]]:.2f} times as fast as SDPA FLASH",
-        f"33 {speed[graph[hopper]] / speed[graph[flash]]:.2f} times, and {speed[graph[hopper]] / speed[graph[cudnn]]:.2f} times",
-        f"attention is {there[flash] + back[flash]:.1f} of the {kernels[flash]:.1f} ms",
-        f"SDPA FLASH and cuDNN {span([100 * (speed[graph[way[run]]] / speed[run] - 1) for run in sdpa], 0)} %",
-        f"train {span([speed[graph[hopper]] / speed[run] for run in (hopper, again[hopper])], 1)} times as fast as before",
-        f"{rest[flash] - rest[ours]:.2f} ms that the profile has",
-    ]
-    notebook = (record.DATA.parent / f"notebooks/src/{train.STEM}.py").read_text()
-    assert [sentence for sentence in said if sentence not in notebook] == []
-
-
 @torch.no_grad()
 def test_writing_step_by_step_writes_what_generate_does(model):
     """The step that is timed and captured, which leaves the cache's lengths where they are in memory."""
