@@ -1,4 +1,4 @@
-"""What all tests share: which of them run, in which order, and an empty build cache for those that ask for one.
+"""What all tests share: which of them run, in which order, an empty build cache and a shell for those that ask for one.
 
 Tests that need a GPU are left out where there is none. Of tests whose verdict can't have changed only a share runs; `--all`
 runs every one.
@@ -91,6 +91,17 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         passed = {_file(report.nodeid) for report in reporter.getreports("passed")}
         failed = {_file(report.nodeid) for kind in ("failed", "error") for report in reporter.getreports(kind)}
         unchanged.keep(passed - failed)
+
+
+@pytest.fixture
+def shell():
+    """An IPython shell with the magics of helpers."""
+    from IPython.core.interactiveshell import InteractiveShell
+
+    made = InteractiveShell()
+    made.run_line_magic("load_ext", "helpers")
+    yield made
+    InteractiveShell.clear_instance()
 
 
 @pytest.fixture

@@ -25,9 +25,9 @@ from nbclient.exceptions import CellExecutionError
 from helpers import record, show
 from helpers.ladder import rung as ladder
 from helpers.lessons import execute, links, numbers, pairs, watch
+from helpers.lessons.course import exercises as course
 from helpers.lessons.regions import body
 from helpers.lessons.tasks.catalogue import task, tasks
-from helpers.lessons.tasks.task import Task
 
 FOLDER = execute.NOTEBOOKS
 STEMS = sorted(path.stem for path in FOLDER.glob("[0-9][0-9]_*.ipynb"))
@@ -62,11 +62,6 @@ SECTIONS = [  # in this order; a notebook may have others between them
     "Exercises",
     "Self-check",
 ]
-EXERCISE = re.compile(
-    r"^### ((?:Exercise|Task) \d+\.\d+)", re.MULTILINE
-)  # Exercise 4.1; Task 04.1, by its id in the catalogue
-SOLUTION = re.compile(r"<details>\s*<summary>Solution.*?</summary>(.*?)</details>", re.DOTALL)
-FENCED = re.compile(r"^```\w*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 # A folder of somebody's machine. Paths of the project itself are written from its root: kernels/01_naive.cu.
 MACHINE_PATH = re.compile(r"(?:/home/|/root/|/tmp/|/Users/|/opt/|site-packages|" + re.escape(str(execute.ROOT)) + ")")
@@ -84,48 +79,28 @@ def texts(notebook: nbformat.NotebookNode, kind: str) -> list[str]:
 
 
 def exercises(notebook: nbformat.NotebookNode) -> dict[str, dict[str, str]]:
-    """By name ("Exercise 4.1"), the sources of its `start` and `check` cells and of its `solution`; what is missing has no entry.
-
-    A region task, "Task 04.1", has a `form` (blank), a `start` (an empty %%region cell, which is its check, too), `hints`, and a
-    `solution` if one is folded there: the cell filled with the rung's own text.
-    """
+    """By name ("Exercise 4.1", "Task 04.1"), the sources of its cells, by their names in Exercise, and its `solution` where one is
+    folded there; what is missing, or does not open as it has to, has no entry."""
     found: dict[str, dict[str, str]] = {}
-    name, number, of = "", "?", None
-    for cell in notebook.cells:
-        if cell.cell_type == "markdown":
-            before, *parts = EXERCISE.split(cell.source)  # text, then a name and its text for each heading
-            for heading, text in [(name, before), *zip(parts[::2], parts[1::2])]:
-                name, number = heading, heading.partition(" ")[2] or "?"
-                of = task(number) if name.startswith("Task") else None
-                if name:
-                    found.setdefault(name, {})
-                if folded := SOLUTION.search(text):
-                    code = "\n".join(FENCED.findall(folded[1]))
-                    found[name]["solution"] = filled(of, found[name]) if of else code
-        elif of:
-            start = f"%%region {of.number} {' '.join(of.regions)} -> my_"
-            for part, opening in (("form", "blank("), ("start", start), ("hints", f'hint("{number}")')):
-                if cell.source.startswith(opening):
-                    found[name][part] = cell.source
-        elif re.match(rf"(%%kernel.*\n//|#) Exercise {re.escape(number)}\b", cell.source):
-            found[name]["start"] = cell.source
-        elif re.search(rf'exercise\.verify\(\s*"{re.escape(number)}"', cell.source):
-            found[name]["check"] = cell.source
+    for number, each in course.exercises(notebook).items():
+        at = {part: getattr(each, part) for part in ("form", "start", "hints", "check")}
+        parts = {part: notebook.cells[n].source for part, n in at.items() if n is not None}
+        if each.folded:
+            parts["solution"] = each.solution(notebook)
+        if number.startswith("task "):
+            of = task(number.removeprefix("task "))
+            opening = f"%%region {of.number} {' '.join(of.regions)} -> my_"
+        else:
+            opening = rf"(%%kernel.*\n//|#) Exercise {re.escape(number)}\b"
+        if not re.match(opening, parts.get("start", "")):
+            parts.pop("start", None)
+        found[number.capitalize() if number.startswith("task ") else f"Exercise {number}"] = parts
     return found
 
 
 def tasks_of(notebook: nbformat.NotebookNode) -> dict[str, dict[str, str]]:
     """Those of `exercises` that are region tasks, by id."""
     return {name.partition(" ")[2]: parts for name, parts in exercises(notebook).items() if name.startswith("Task")}
-
-
-def filled(of: Task, parts: dict[str, str]) -> str:
-    """The cell of a region task with the rung's own text in it."""
-    head = parts.get("start", "").partition("\n")[0]
-    bodies = {region: body(of.number, region) for region in of.regions}
-    if len(bodies) > 1:
-        bodies = {region: f"// [region: {region}]\n{text}\n// [end: {region}]" for region, text in bodies.items()}
-    return "\n".join([head, *bodies.values()])
 
 
 def with_solutions(notebook: nbformat.NotebookNode, tasks: bool = True) -> nbformat.NotebookNode:
@@ -436,8 +411,12 @@ def test_a_wrong_solution_is_seen(solution, verdict, tmp_path):
 
 def write(start: str) -> nbformat.NotebookNode:
     folded = "<details><summary>Solution</summary>\n\nthe rung's own\n</details>"
-    form = 'from helpers import blank\nblank("01", "output")'
-    cells = [("code", "%load_ext helpers"), ("markdown", "### Task 01.3"), ("code", form), ("code", start)]
+    cells = [
+        ("code", "%load_ext helpers\nfrom helpers import blank"),
+        ("markdown", "### Task 01.3"),
+        ("code", 'blank("01", "output")'),
+        ("code", start),
+    ]
     return small(*cells, ("markdown", folded))
 
 

@@ -4,7 +4,6 @@ import re
 
 import pytest
 import torch
-from IPython.core.interactiveshell import InteractiveShell
 
 from helpers import CompileError, Kernel, blank, commands, hint, progress, rung, rungs
 from helpers.lessons import forms, regions, typed
@@ -18,14 +17,6 @@ OUTPUT = body("01", "output")
 @pytest.fixture(autouse=True)
 def own_progress(tmp_path, monkeypatch):
     monkeypatch.setenv("FA_PROGRESS", str(tmp_path / "progress.json"))
-
-
-@pytest.fixture
-def shell():
-    made = InteractiveShell()
-    made.run_line_magic("load_ext", "helpers")
-    yield made
-    InteractiveShell.clear_instance()
 
 
 @pytest.mark.parametrize("stem", [each.stem for each in rungs()])

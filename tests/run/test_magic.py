@@ -6,7 +6,6 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from IPython.core.interactiveshell import InteractiveShell
 
 from helpers import (
     CompileError,
@@ -23,14 +22,6 @@ from helpers import (
     traffic,
     xray,
 )
-
-
-@pytest.fixture
-def shell():
-    made = InteractiveShell()
-    made.run_line_magic("load_ext", "helpers")
-    yield made
-    InteractiveShell.clear_instance()
 
 
 def test_a_right_kernel_is_bound_and_described_in_one_line(shell, capsys):

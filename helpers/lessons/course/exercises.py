@@ -26,13 +26,15 @@ REGION = re.compile(r"%%region +(?P<what>[^\n]+?)(?: *-> *\w+)? *\n")
 
 @dataclass
 class Exercise:
-    """number: "4.1", and of a task "task 04.1". Indices of cells in the notebook: text (where its heading stands), start and, where it has one, check.
-    folded: the text of the folded solution. Of what is missing: None, and ""."""
+    """number: "4.1", and of a task "task 04.1". Indices of cells in the notebook: text (where its heading stands), start and, of an
+    exercise, check, of a task, form (`blank`) and hints. folded: the text of the folded solution. Of what is missing: None, and ""."""
 
     number: str
     text: int
     start: int | None = None
     check: int | None = None
+    form: int | None = None
+    hints: int | None = None
     folded: str = ""
 
     def solution(self, notebook: nbformat.NotebookNode) -> str:
@@ -70,6 +72,10 @@ def exercises(notebook: nbformat.NotebookNode) -> dict[str, Exercise]:
             opening = "\n".join(cell.source.splitlines()[:3])
             if re.search(rf'exercise\.verify\(\s*"{re.escape(number)}"', cell.source):
                 each.check = n
+            elif cell.source.startswith("blank("):
+                each.form = n
+            elif cell.source.startswith(f'hint("{number.removeprefix("task ")}")'):
+                each.hints = n
             elif each.start is None and (
                 re.search(rf"^(#|//) Exercise {re.escape(number)}\b", opening, re.MULTILINE)
                 or REGION.match(cell.source)
