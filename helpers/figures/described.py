@@ -46,7 +46,12 @@ def _lines(ax: Axes) -> list[str]:
 
 
 def _rows(ax: Axes) -> dict[float, str]:
-    """Rows with names, numbered from 0, by their place."""
+    """Rows with names, numbered from 0, by their place. Panels beside each other have them at the first alone."""
+    beside = [other for other in ax.figure.axes if other is not ax and other.get_ylim() == ax.get_ylim()]
+    return next(filter(None, map(_own_rows, [ax, *beside])), {})
+
+
+def _own_rows(ax: Axes) -> dict[float, str]:
     rows = {
         float(y): _line(t.get_text())
         for y, t in zip(ax.get_yticks(), ax.get_yticklabels(), strict=False)

@@ -295,9 +295,10 @@ def _slopes(ax: Axes, N: np.ndarray, ends: Sequence[float]) -> None:
     """Guides of slope N, below the lowest of `ends`, and N², above the highest."""
     for power, anchor in ((1, min(ends)), (2, max(ends))):
         guide = anchor * (N / N[-1]) ** power * (0.45 if power == 1 else 2.2)
-        ax.plot(N, guide, color=MUTED, linewidth=0.9, linestyle=(0, (2, 3)), zorder=1)
+        slope = "∝ N" if power == 1 else "∝ N²"
+        ax.plot(N, guide, color=MUTED, linewidth=0.9, linestyle=(0, (2, 3)), zorder=1, label=slope)
         ax.annotate(
-            "∝ N" if power == 1 else "∝ N²",
+            slope,
             (N[len(N) // 2], guide[len(N) // 2]),
             (0, -11 if power == 1 else 7),
             textcoords="offset points",

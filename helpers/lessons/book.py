@@ -105,6 +105,12 @@ def page(notebook: nbformat.NotebookNode, stem: str, folder: Path, known: set[st
     return notebook
 
 
+def figure_words(output: nbformat.NotebookNode, mime: str) -> str:
+    """A saved figure's alternative text, or its text form; "" where it has none."""
+    plain = " ".join(str(output["data"].get("text/plain", "")).split())
+    return output.metadata.get(mime, {}).get("alt") or ("" if plain.startswith("<") else plain)
+
+
 def _output(output: nbformat.NotebookNode, name: str, folder: Path) -> nbformat.NotebookNode:
     """An output; an image becomes a file and an <img> with the text form of the figure as its alternative text."""
     data = output.get("data", {})
@@ -115,10 +121,7 @@ def _output(output: nbformat.NotebookNode, name: str, folder: Path) -> nbformat.
     path = _made(folder / "_static" / "figures" / f"{name}.{MIMES[mime]}")
     raw = data[mime]
     path.write_bytes(raw.encode() if mime.endswith("xml") else base64.b64decode(raw))
-    words = data.get("text/plain", "")
-    words = "" if words.startswith("<") else " ".join(words.split())
-    about = output.metadata.get(mime, {})
-    words = about.get("alt", words)
+    words, about = figure_words(output, mime), output.metadata.get(mime, {})
     width = f' width="{about["width"]}"' if "width" in about else ""
     shown = (
         f'<img class="figure" loading="lazy" src="../_static/figures/{path.name}"{width} alt="{html.escape(words)}">'

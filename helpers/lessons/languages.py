@@ -149,13 +149,13 @@ def _there(package: str) -> bool:
         return False
 
 
-def versions(names: Sequence[str]) -> dict[str, str]:
-    """The version of each of these packages that is installed."""
-    found = {}
+def versions(names: Sequence[str]) -> str:
+    """The installed ones of these packages as "name version, name version"."""
+    found = []
     for name in names:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            found.append(f"{name} {importlib.metadata.version(name)}")
+    return ", ".join(found)
 
 
 def region(stem: str, name: str) -> Listing:

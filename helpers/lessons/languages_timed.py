@@ -58,18 +58,17 @@ def record_languages(names: Sequence[str] = ()) -> None:
     of those that aren't named the rows stay. RuntimeError without a GPU."""
     bench.require_gpu()
     begun, every = time.perf_counter(), [PEERS, *_for_a_gpu()]
-    kept = [] if not names else list(names)
     timings, facts = [], []
     with bench.watch() as seen:
-        for name in kept or every:
+        for name in names or every:
             left = SECONDS - (time.perf_counter() - begun)
             told = _in_a_process(name, LONGER.get(name, EACH)) if left > 0 else {"ended": "no time was left"}
             timings.append(pd.DataFrame(told.pop("rows", []), columns=told.pop("columns", COLUMNS)))
             facts.append({"language": name} | told)
             progress(f"{name}: {len(timings[-1])} bursts, {told.get('ended') or 'complete'}")
-    _save("timings", pd.concat([*_before("timings", kept), *timings], ignore_index=True), seen)
+    _save("timings", pd.concat([*_before("timings", names), *timings], ignore_index=True), seen)
     frame = pd.DataFrame(facts, columns=FACTS).query("language != @PEERS")
-    _save("facts", pd.concat([*_before("facts", kept), frame], ignore_index=True), seen)
+    _save("facts", pd.concat([*_before("facts", names), frame], ignore_index=True), seen)
 
 
 def tune(names: Sequence[str] = ()) -> pd.DataFrame:
@@ -255,7 +254,7 @@ def _first(name: str, folder: str) -> None:
     torch.cuda.synchronize()
     first = time.perf_counter()
     about = dict(title=found.language, lines=found.lines)
-    version = ", ".join(f"{k} {v}" for k, v in languages.versions(found.needs).items())
+    version = languages.versions(found.needs)
     _tell(folder, **about, version=version, import_seconds=imported - start, first_seconds=first - imported)
 
 

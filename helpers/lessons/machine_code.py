@@ -72,8 +72,7 @@ def _facts(name: str, cubin: Path) -> dict:
     used = sass.cuobjdump(cubin, "-res-usage")
     counts = {opcode: int(code.get(opcode, 0)) for opcode in INSTRUCTIONS}
     registers, stack = (max(map(int, re.findall(rf"{what}:(\d+)", used))) for what in ("REG", "STACK"))
-    needs = languages.implementation(name).needs
-    version = ", ".join(f"{k} {v}" for k, v in languages.versions(needs).items())
+    version = languages.versions(languages.implementation(name).needs)
     about = {"name": name, "version": version, "D": D, "causal": causal, "registers": registers, "stack_bytes": stack}
     return about | counts | {"all": int(code.sum())}
 

@@ -1,8 +1,8 @@
 """Numbers in a notebook's prose that come from the records.
 
 Behind such a number stands, invisible on the page, what it is: `1.24<!--= ratio("13", "FLASH", 64):.2f -->`. The expression and
-its format are those of an f-string, with `record`, `ratio`, `tflops`, `step` and `trained` at hand. `python -m helpers notebooks --from-text`
-writes the numbers anew, and a test fails where one is not what the records say.
+its format are those of an f-string, with `record`, `ratio`, `tflops`, `step`, `family` and `trained` at hand. `python -m helpers notebooks
+--from-text` writes the numbers anew, and a test fails where one is not what the records say.
 """
 
 from __future__ import annotations
@@ -47,6 +47,16 @@ def step(which: str, number: int, D: int, column: str = "ratio") -> float:
     return found
 
 
+def family(which: str, peer: str, of: str, D: int, causal: int = 0) -> float:
+    """How many times as fast as `peer` a rung was on a family of inputs ("one key"): the geometric mean over lengths and dtypes."""
+    stem = rung(which).stem
+    found = record.spread(record.load(stem, "families", record.DEFAULT_DEVICE), stem)
+    (value,) = found.loc[
+        (found["family"] == of) & (found["D"] == D) & (found["causal"] == causal), PEERS.get(peer, peer)
+    ]
+    return value
+
+
 def trained(table: str, run: str, column: str) -> float:
     """A number of notebook 24's recorded training: of `train.yardstick`, `train.speeds` or `train.parts`, in the row of a run such as
     "rungs 20 and 23, again"."""
@@ -74,7 +84,7 @@ def _samples(which: str, D: int, causal: int, dtype: str, kind: str):
 
 def renewed(text: str) -> str:
     """The text with each such number as the records give it. ValueError names the expression that fails."""
-    known = {"record": record, "ratio": ratio, "tflops": tflops, "step": step, "trained": trained}
+    known = {"record": record, "ratio": ratio, "tflops": tflops, "step": step, "family": family, "trained": trained}
 
     def new(match: re.Match) -> str:
         try:

@@ -57,11 +57,11 @@ class Score:
         return self.report.ok and self.ray is not None and self.ray.ok and not self.wasteful
 
     def __str__(self) -> str:
-        if not self.report.ok:
+        if self.ray is None:
             return "\n".join([*self.steps, str(self.report)])
         lines = [str(self.report).splitlines()[0], f"{f'X-ray, {self.workload}':<38}{'yours':>14}{'the rung':>14}"]
         lines += [f"  {what:<36}{mine:>14}{rungs:>14}" for what, mine, rungs in self.rows]
-        if self.ray is not None and not self.ray.ok:
+        if not self.ray.ok:
             lines += [str(finding) for finding in self.ray.findings[:3]]
         if self.wasteful:
             lines.append("the result is right, but the task asks for no more bank conflicts than the rung has")

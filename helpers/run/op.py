@@ -20,7 +20,8 @@ from .kernel import Kernel, load
 
 
 @cache
-def _kernel(stem: str, device: str) -> Kernel:
+def loaded(stem: str, device: str) -> Kernel:
+    """A rung's kernel on this kind of device, loaded once."""
     return load(stem, device=device, quiet=True)
 
 
@@ -182,7 +183,7 @@ def _register_attention(rung: Rung) -> None:
         splits: int | None = None,
     ) -> tuple[Tensor, Tensor]:
         masks = {"scale": scale, "causal": causal, "window": window, "cu_seqlens": _starts(q_starts, k_starts)}
-        return _kernel(stem, q.device.type)(q, k, v, **masks, lengths=lengths, pages=pages, splits=splits)
+        return loaded(stem, q.device.type)(q, k, v, **masks, lengths=lengths, pages=pages, splits=splits)
 
     def fake(q: Tensor, k: Tensor, v: Tensor, *options: Any, **named: Any) -> tuple[Tensor, Tensor]:
         _require_dtypes(rung, q, k, v)
@@ -210,7 +211,7 @@ def _register_backward(rung: Rung) -> None:
         k_starts: Tensor | None = None,
         deterministic: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        kernel, options = _kernel(stem, q.device.type), {"scale": scale, "causal": causal, "window": window}
+        kernel, options = loaded(stem, q.device.type), {"scale": scale, "causal": causal, "window": window}
         options["deterministic"] = deterministic
         starts = _starts(q_starts, k_starts)
         if starts is None or "varlen" in rung.features:
@@ -251,7 +252,7 @@ def _register_softmax(rung: Rung) -> None:
     stem = rung.stem
 
     def softmax(s: Tensor) -> tuple[Tensor, Tensor]:
-        return _kernel(stem, s.device.type)(s)
+        return loaded(stem, s.device.type)(s)
 
     def fake(s: Tensor) -> tuple[Tensor, Tensor]:
         _require_dtypes(rung, s)

@@ -12,6 +12,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from . import op
-from .kernel import Kernel, as_loaded, load
+from .kernel import as_loaded
 from .layouts import LAYOUTS, Block, block, pieces, require, split
 from .ranks import Me, RanksError, launch
 
@@ -28,7 +29,6 @@ __all__ += ["launch", "local", "ring_attention", "split", "ulysses_attention", "
 
 FORWARD = {True: "32_ping_pong", False: "20_causal_gqa"}  # by whether the GPU has wgmma
 FORWARD_FP32, BACKWARD_FP32 = "04_fa2_fp32", "22_backward_fp32"
-_kernels: dict[tuple[str, str], Kernel] = {}
 
 
 @dataclass(frozen=True)
@@ -115,13 +115,6 @@ def _backward_stem(q: Tensor, forward: str, deterministic: bool | None) -> str:
     return op.backward_rung(q.dtype, q.shape[-1], forward, needs).stem
 
 
-def _kernel(stem: str, t: Tensor) -> Kernel:
-    key = stem, t.device.type
-    if key not in _kernels:
-        _kernels[key] = load(stem, device=t.device.type, quiet=True)
-    return _kernels[key]
-
-
 # The ring
 
 
@@ -176,7 +169,7 @@ class _Ring(torch.autograd.Function):
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float, stem: str) -> tuple[Tensor, Tensor]:
     """O as q and LSE (B,H,n) of all keys: this rank's own first, then those of ranks r - 1, r - 2, … as they pass."""
-    attend, merge = _kernel(stem, q), _kernel("50_ring", q)
+    attend, merge = (op.loaded(which, q.device.type) for which in (stem, "50_ring"))
     options = {"scale": scale}
     o = lse = None
     with _link(plan, q) as link:
@@ -211,7 +204,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dQ, dK, dV of this rank. With the LSE of all keys and the whole O, each block's part is what a kernel for one GPU computes.
     dK and dV travel with their K and V, each rank adds its part, and after a whole round they are home."""
-    kernel = _kernel(_backward_stem(q, stem, deterministic), q)
+    kernel = op.loaded(_backward_stem(q, stem, deterministic), q.device.type)
     options = {"scale": scale}
     if deterministic is not False and "deterministic" in kernel.rung.features:
         options["deterministic"] = True
@@ -447,10 +440,6 @@ def _link(plan: Plan, like: Tensor) -> Iterator[_Link]:
         yield _Link(plan, like)
 
 
-_streams: dict[torch.device, torch.cuda.Stream] = {}
-
-
+@cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    if device not in _streams:
-        _streams[device] = torch.cuda.Stream(device)
-    return _streams[device]
+    return torch.cuda.Stream(device)

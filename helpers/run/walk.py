@@ -1,6 +1,6 @@
 """The walk of one block over the tiles of Q, K and V, step by step, as a traced launch on the emulator recorded it.
 
-A step is what lies between two `__syncthreads()`; steps that move nothing are joined to the next. The emulator sees loads and
+A step is what lies between two `__syncthreads()`; one in which nothing is moved, used or kept in shared memory is left out. The emulator sees loads and
 stores, not registers: a row that was read and isn't in shared memory is in registers, or was used at once.
 """
 
@@ -98,7 +98,7 @@ def _copy(row: _Row) -> tuple[int, int, str, int, int, int]:
 def _steps(
     rows: list[tuple[int, int, str, int, int, int]], names: list[str], lengths: dict[str, int]
 ) -> tuple[Step, ...]:
-    """Rows by step; a step that moves nothing to or from HBM and uses nothing new is joined to the next."""
+    """Rows by step, numbered anew: a step in which nothing is moved, used or kept in shared memory is left out."""
     by_step: dict[int, dict[str, dict[str, Rows]]] = defaultdict(lambda: {kind: {} for kind in KINDS})
     for step, tensor, kind, first, last, size in rows:
         name = names[tensor]

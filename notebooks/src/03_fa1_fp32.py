@@ -187,7 +187,7 @@ pd.DataFrame(rows, columns=["tile", "keys", "million elements", "times fewer tha
 ).round(2)
 
 # %% [markdown]
-# With a tile that fills SRAM the traffic falls to about a quarter, and with it the memory: no $S$, no $P$. With $B_c = 32$, below $\tfrac34 d = 48$, there is *more* traffic than before. It is not tiling as such that helps, but a tile that is large for its $d$.
+# With a tile that fills SRAM the traffic falls to about a quarter. The memory falls further: there is no $S$ and no $P$. With $B_c = 32$, below $\tfrac34 d = 48$, there is *more* traffic than before. It is not tiling as such that helps, but a tile that is large for its $d$.
 #
 # Put $B_c = M/4d$ into the middle term: $12 N^2 d^2 / M = \Theta(N^2 d^2 / M)$ elements, the paper's Theorem 2. The paper also shows (Proposition 3) that no algorithm needs asymptotically less for *every* $M$ between $d$ and $Nd$: at $M = Nd$ the bound is $Nd$, and the inputs alone have $3Nd$ elements.
 #
@@ -232,7 +232,7 @@ for N, d, Bc in [(128, 64, 32), (256, 32, 64), (500, 64, 128)]:
 show.region("03_fa1_fp32", "tile")
 
 # %% [markdown]
-# 256 threads form a grid of `TY` × `TX`, for $d = 64$ 32 × 8. A tile of $S$ is divided evenly: each thread computes `rows` × `keys` of its elements in registers, and `rows` × `cols` elements of $\tilde P V_j$. `ld` is the length of a row in shared memory, a little more than $d$; the X-ray below shows why. `smem_bytes`, 43 KB at $d = 64$, is asked for at launch (*dynamic* shared memory); nvcc's line at the top reports *static* shared memory only, arrays of a size fixed in the code: 0 KB.
+# 256 threads form a grid of `TY` × `TX`, for $d = 64$ 32 × 8. A tile of $S$ is divided evenly: each thread computes `rows` × `keys` of its elements in registers, and `rows` × `cols` elements of $\tilde P V_j$. `ld` is the length of a row in shared memory, a little more than $d$; the X-ray below shows why. `smem_bytes`, 43 KB at $d = 64$, is asked for at launch (*dynamic* shared memory); on a GPU, nvcc's line under the first cell reports *static* shared memory only, arrays of a size fixed in the code: 0 KB.
 #
 # $B_c$ is 32 for every $d$, less than $\tfrac34 d$ for $d = 64$: this rung is written to be read. Larger tiles are one edit away, below.
 

@@ -114,7 +114,7 @@ for stem in ("12_double_buffered", "13_1_addresses"):
 # %% [markdown]
 # **What to see.** In 12 an `LDSM` is surrounded by `LOP3` (the XOR), `IMAD` and `LEA` (multiply and add): most addresses are formed anew. In 13_1 one register serves several reads, with constants such as `+0x800`.
 #
-# Before you read on: which unit of the budget gets less to do, and will the kernel be much faster for it? The tables of sections 2 and "The budget, step by step" have the answer.
+# Before you read on: which unit of the budget gets less to do, and is it the one that is busy longest? The table of section 2 has the answer.
 
 # %% [markdown]
 # ## 2 · Two strips of rows for each fragment
@@ -285,7 +285,7 @@ pd.DataFrame(rays.values(), index=rays.keys())
 # %% [markdown]
 # ### The time of each stage
 #
-# All stages, side by side in one process on the recorded card:
+# All stages, side by side in one process. Where this has not been recorded yet, the drafts below, timed while the kernel was made, are the nearest thing to it:
 
 
 # %%
@@ -345,7 +345,7 @@ samples = record.load("13_tuned")
 plot.ratio(samples, "13_tuned", ["SDPA FLASH", "SDPA CUDNN"])
 
 # %% [markdown]
-# **What to see.** Past SDPA FLASH at every length, on average 1.24<!--= ratio("13", "FLASH", 64):.2f --> times as fast at $d = 64$ and 1.19<!--= ratio("13", "FLASH", 128):.2f --> at $d = 128$; cuDNN is ahead of both.
+# **What to see.** Marks are medians over the rounds, whiskers the lowest and the highest round. Past SDPA FLASH at every length, on average 1.24<!--= ratio("13", "FLASH", 64):.2f --> times as fast at $d = 64$ and 1.19<!--= ratio("13", "FLASH", 128):.2f --> at $d = 128$; cuDNN is ahead of both.
 #
 # ### The price, by family
 #
@@ -357,7 +357,7 @@ draw = lambda samples: plot.families(samples, three)  # noqa: E731
 plot.recorded("13_tuned", "families", draw, by="python -m helpers record families 13")
 
 # %% [markdown]
-# **What to see.** With a sink (one key that leads every row) the bound holds until the last tile; when scores grow along the keys, the first tile visited, the last in memory, has the maximum. For nearly all other families warps track. That is the softmax of rung 12 on fragments that serve 32 rows, and still faster than rung 12. $Q \times 2$ and the sawtooth would be faster with a larger bound, but less accurate.
+# **What to see.** With a sink (key 0 leads every row; in "one key", each row has a leading key of its own) the bound holds until the last tile; when scores grow along the keys, the first tile visited, the last in memory, has the maximum. For nearly all other families warps track. That is the softmax of rung 12 on fragments that serve 32 rows, and still faster than rung 12: over all lengths, with one key per row, 1.06<!--= family("13", "12_double_buffered", "one key", 64):.2f --> times at $d = 64$ and 1.23<!--= family("13", "12_double_buffered", "one key", 128):.2f --> at $d = 128$. Of the lead over SDPA FLASH less is left, 1.01<!--= family("13", "FLASH", "one key", 64):.2f --> and 1.07<!--= family("13", "FLASH", "one key", 128):.2f -->. On the heads of rxnmapper (512 keys, 8 tiles) the kernel is at 1.01<!--= family("13", "12_double_buffered", "heads of rxnmapper", 64):.2f --> and 1.12<!--= family("13", "12_double_buffered", "heads of rxnmapper", 128):.2f --> times rung 12, and at 0.97<!--= family("13", "FLASH", "heads of rxnmapper", 64):.2f --> and 0.98<!--= family("13", "FLASH", "heads of rxnmapper", 128):.2f --> of SDPA FLASH. $Q \times 2$ and the sawtooth would be faster with a larger bound, but less accurate.
 
 # %% [markdown]
 # ## What still hurts

@@ -19,7 +19,7 @@
 #
 # **Time** 50 minutes.
 #
-# **Needs** [04 · FlashAttention-2](04_fa2_fp32.ipynb) and [12 · Double-buffered](12_double_buffered.ipynb); for the machine code [30 · TMA and wgmma](30_tma_wgmma.ipynb). No GPU: NumPy, PyTorch and C run everywhere. The other languages are an extra, `python -m pip install '.[languages]'`; without it their sources, their machine code and their recorded speed are shown.
+# **Needs** [04 · FlashAttention-2](04_fa2_fp32.ipynb) and [12 · Double-buffered](12_double_buffered.ipynb); for the machine code [30 · TMA and wgmma](30_tma_wgmma.ipynb). No GPU: NumPy, PyTorch and C run everywhere. The other languages are an extra, `python -m pip install '.[languages]'`; without it their sources and their machine code are shown, and their speed where it has been recorded.
 #
 # **The idea in one line**: a language for kernels is a choice of who decides: the tile, the copies, the waits, the registers, the overlap.
 
@@ -39,7 +39,7 @@ import torch
 from helpers import check, exercise, languages, languages_timed, machine_code, plot, predict, progress
 
 torch.manual_seed(0)
-languages.table()
+languages.table().style.set_properties(**{"text-align": "left"})
 
 # %% [markdown]
 # ## The problem
@@ -112,7 +112,7 @@ languages.region("pallas_tiles", "kernel")
 # %% [markdown]
 # ## Layouts and threads: the machine is said
 #
-# **Gluon** is Triton's lower floor. Tiles remain, but each has a *layout* that you choose, shared memory is allocated by name, copies are TMA with an mbarrier each, and `wgmma` is asynchronous if you say so. Below, the product for the *next* tile is started before the softmax of this one, and waited for after it: the overlap of [32](32_ping_pong.ipynb) within one warpgroup.
+# **Gluon** is Triton's lower floor. Tiles remain, but each has a *layout* that you choose, shared memory is allocated by name, copies are TMA with an mbarrier each, and `wgmma` is asynchronous if you say so. Below, the product for the *next* tile is started before the softmax of this one, and waited for after it: the overlap of [32](32_ping_pong.ipynb) without a second group that takes turns. Two lines need a key. `NVMMADistributedLayout([3, 0], [8, 1], [16, Bc, 16])` is the layout of the results of `wgmma` (version 3 of the instruction, Hopper's) for eight warps, one below the other, each with 16 rows. `(n // STAGES) & 1` is the phase of an mbarrier, which flips each time its buffer is filled again ([30](30_tma_wgmma.ipynb)).
 
 # %%
 languages.region("gluon_tiles", "kernel")
@@ -138,13 +138,13 @@ languages.region("c_openmp", "product")
 # %% [markdown]
 # ## Who decides?
 #
-# The table has the words of each file in which its author takes a decision. Each stands in its file, which a test holds. "compiler" is a compiler or a library; "–" means that there is nothing to decide.
+# The table has the words of each file in which its author takes a decision. A test checks that each of them stands in its file. "compiler" is a compiler or a library; "–" means that there is nothing to decide.
 
 # %%
 languages.decisions()
 
 # %% [markdown]
-# **What to see.** Three groups. In the first, even the tile is somebody else's. In the second you choose the tile, perhaps a number of stages, and in Triton a descriptor for each array; waits and registers can't be said, so they can't be wrong: the races in shared memory of [91](91_bug_museum.ipynb) can't be written in these languages. In the third group everything is yours, and so are its bugs.
+# **What to see.** Below the two loops over tiles in NumPy and PyTorch there are three groups. In the first (`torch_compile`, `flex_attention`), even the tile is somebody else's. In the second you choose the tile, perhaps a number of stages, and in Triton a descriptor for each array; waits and registers can't be said, so they can't be wrong: the races in shared memory of [91](91_bug_museum.ipynb) can't be written in these languages. In the third group everything is yours, and so are its bugs.
 #
 # ## Run and check
 #
@@ -168,7 +168,7 @@ for implementation in anywhere.values():
 #
 # ### C beside PyTorch
 #
-# PyTorch's own attention for CPUs is C++ that calls a library for the products, tuned for this processor. Ours is a hundred lines of C that the compiler vectorises. Its products alone run as fast as PyTorch's product of two matrices. Predict: what share of PyTorch's speed does the whole reach?
+# PyTorch's own attention for CPUs is C++ that calls a library for the products, tuned for this processor. Ours is a hundred lines of C that the compiler vectorises. Predict: what share of PyTorch's speed does the whole reach?
 
 # %%
 c_share = ...  # your prediction: PyTorch's time over that of the C file, 1 if they are equally fast
@@ -187,13 +187,13 @@ share = least(lambda: library(q, k, v)) / least(lambda: C(q, k, v))
 predict(c_share, share, "of PyTorch's speed", within=0.2)
 
 # %% [markdown]
-# What is missing to 1 is mostly the softmax: maximum, exponentials and sums of a row, which took about half as long as the two products where this was written. (The number varies from machine to machine, and while others work on it.)
+# Where could the rest go? Besides the two products there is the softmax: maximum, exponentials and sums of a row. To see its share, take it out of a copy of the file and time that. (The number varies from machine to machine, and while others work on it.)
 #
 # ### What the compilers chose
 #
-# Five of the files can be compiled for Hopper without a GPU. `registers` and `stack_bytes` are those of a thread; what doesn't fit into registers lies on the stack. The other columns count instructions in the code: `HGMMA` is `wgmma` (a product of 64 rows by a whole warpgroup), `HMMA` is `mma.sync` (16 rows, one warp), `UTMALDG` a TMA copy, `LDGSTS` is `cp.async`, `LDSM` is `ldmatrix`, `MUFU` an exponential.
+# Five of the files can be compiled for Hopper without a GPU: Triton, cuTile, Gluon and the two of CuTe. `registers` and `stack_bytes` are those of a thread; what doesn't fit into registers lies on the stack. The other columns count instructions in the code: `HGMMA` is `wgmma` (a product of 64 rows by a whole warpgroup), `HMMA` is `mma.sync` (16 rows, one warp), `UTMALDG` a TMA copy, `LDGSTS` is `cp.async`, `LDSM` is `ldmatrix`, `MUFU` an exponential.
 #
-# Before you look: which of the five has no `HGMMA`? Go back to the sources; two of them name the instruction.
+# Before you look: how many of the five have no `HGMMA`? Go back to the sources: some name their instruction, the others leave it to the compiler.
 
 # %%
 without_wgmma = ...  # your prediction: how many of the five multiply by mma.sync
@@ -208,7 +208,7 @@ code.query("causal == 0").drop(columns=["causal", "version"]).set_index(["name",
 #
 # ## Beside its peers
 #
-# Which of the five is the fastest on an H200 at $d = 128$, without a mask? Write down a name from the table.
+# Which of the five is the fastest on an H200 at $d = 128$, without a mask? Write down a name from the table. (If no record is there, the next cells say how to make one.)
 
 # %%
 fastest = ...  # your prediction: the name of one of the five

@@ -118,3 +118,12 @@ def test_a_drawing_says_what_to_see():
                 ):
                     without.add(f"{path.stem}.{function.name}")
     assert not without
+
+
+def test_rows_named_at_the_first_panel_are_those_of_all():
+    """Panels side by side share their rows; only the first shows the names."""
+    figure = style.Figure()
+    for ax, names in zip(figure.subplots(1, 2), (["a sink", "one key"], ["", ""]), strict=True):
+        ax.plot([1.0, 2.0], [0, 1], "o", label="ours")
+        ax.set_yticks([0, 1], names)
+    assert described(figure).count("one key") == 2

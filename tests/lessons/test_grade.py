@@ -127,15 +127,19 @@ ATTACKS = {
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_an_attack_gets_nothing_and_the_grader_lives(tmp_path, attack):
     code, said = ATTACKS[attack]
+    code = code.replace("touch stolen", f"touch {tmp_path}/stolen")
     found = grade(hand_in(tmp_path, "01", "kernel", whole(code, before=HEADERS)), patience=SHORT)
     assert found.points == 0 and re.search(said, why(found)), why(found)
     assert not list(tmp_path.rglob("stolen"))
 
 
 def test_what_runs_when_a_library_is_loaded_is_confined_too(tmp_path):
-    constructor = '__attribute__((constructor)) static void first() { system("touch stolen"); }'
+    constructor = '__attribute__((constructor)) static void first() { system("touch STOLEN"); }'.replace(
+        "STOLEN", f"{tmp_path}/stolen"
+    )
     found = grade(hand_in(tmp_path, "01", "kernel", whole(before=HEADERS, after=constructor)), patience=SHORT)
     assert found.points == 0 and HARMLESS in why(found)
+    assert not (tmp_path / "stolen").exists()
 
 
 def test_an_endless_loop_in_a_kernel_ends(tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 
 from helpers import record
-from helpers.lessons.numbers import ratio, renewed, step, tflops, trained
+from helpers.lessons.numbers import family, ratio, renewed, step, tflops, trained
 
 
 def test_a_number_is_written_anew_and_nothing_else():
@@ -22,7 +22,7 @@ def test_a_step_is_the_records():
 
 
 def test_an_expression_that_fails_is_named():
-    with pytest.raises(ValueError, match=r'ratio\("13", "FLASH", 65\)|NaN'):
+    with pytest.raises(ValueError, match=r'ratio\("13", "FLASH", 65\)'):
         renewed('1<!--= ratio("13", "FLASH", 65)["x"] -->')
 
 
@@ -51,3 +51,11 @@ def test_what_was_trained_is_the_records():
     assert trained("yardstick", "SDPA FLASH, seed 1", "mean") > 10 * trained("yardstick", "SDPA CUDNN", "mean") > 0
     with pytest.raises(ValueError, match="rungs 1 and 2"):
         renewed('1<!--= trained("speeds", "rungs 1 and 2", "held_out") -->')
+
+
+def test_a_family_is_the_records():
+    found = record.spread(record.load("13_tuned", "families", record.DEFAULT_DEVICE), "13_tuned").set_index(
+        ["family", "D", "causal"]
+    )
+    assert family("13", "FLASH", "one key", 64) == found.loc[("one key", 64, 0), record.FLASH]
+    assert family("13", "FLASH", "one key", 64) != family("13", "FLASH", "randn", 64)

@@ -1,7 +1,6 @@
 """Region tasks: each is whole, its rung's own text is the solution, and plausible wrong answers to it fail."""
 
-import hashlib
-
+import executed
 import pytest
 import wrong
 
@@ -23,8 +22,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         every = [
             (id, name) for id in tasks() for name in wrong.answers(tasks()[id]) if WHOLE not in tasks()[id].regions
         ]
-        order = sorted(every, key=lambda each: hashlib.sha256(f"{option.seed} {each}".encode()).digest())
-        chosen = every if option.all else order[:SHARE]
+        chosen = every if option.all else executed.drawn(every, option.seed, SHARE)
         metafunc.parametrize("answer", chosen, ids=[f"{id} {name}" for id, name in chosen])
 
 

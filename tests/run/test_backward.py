@@ -260,10 +260,10 @@ def test_heads_side_by_side_are_not_copied(monkeypatch):
     """(B, N, H, D), as a model has them: the kernel gets the very tensors, there and back."""
     seen = []
 
-    def spy(stem, device, kernel=op._kernel):
+    def spy(stem, device, kernel=op.loaded):
         return lambda *inputs, **options: seen.append((stem, inputs)) or kernel(stem, device)(*inputs, **options)
 
-    monkeypatch.setattr(op, "_kernel", spy)
+    monkeypatch.setattr(op, "loaded", spy)
     q, k, v = (torch.randn(1, 20, 2, 64).half().transpose(1, 2).requires_grad_() for _ in range(3))
     do = torch.randn(1, 20, 2, 64).half().transpose(1, 2)
     op.operator(CAUSAL)(q, k, v, causal=True)[0].backward(do)

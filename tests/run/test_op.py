@@ -35,9 +35,9 @@ def deterministic():
 
 def test_pytorchs_switch_asks_for_the_same_bits(deterministic, monkeypatch):
     """Where a backward rung can give them, and for an error where none can."""
-    asked, of = [], op._kernel
+    asked, of = [], op.loaded
     monkeypatch.setattr(
-        op, "_kernel", lambda *which: lambda *x, **given: asked.append(given) or of(*which)(*x, **given)
+        op, "loaded", lambda *which: lambda *x, **given: asked.append(given) or of(*which)(*x, **given)
     )
     q, k, v = (torch.randn(1, 2, 33, 64, dtype=torch.float16, requires_grad=True) for _ in range(3))
     op.operator("32_ping_pong")(q, k, v)[0].sum().backward()
@@ -169,8 +169,8 @@ def test_a_row_that_sees_no_key_gives_no_gradient_by_lse():
 
 
 def test_who_leaves_lse_alone_pays_for_no_gradient_of_it(monkeypatch):
-    calls, of = [], op._kernel
-    monkeypatch.setattr(op, "_kernel", lambda stem, device: calls.append(stem) or of(stem, device))
+    calls, of = [], op.loaded
+    monkeypatch.setattr(op, "loaded", lambda stem, device: calls.append(stem) or of(stem, device))
     q, k, v = (torch.randn(1, 1, 33, 64).half().requires_grad_() for _ in range(3))
     op.operator("20_causal_gqa")(q, k, v)[0].sum().backward()
     assert calls == ["20_causal_gqa", "23_backward_mma"]

@@ -17,12 +17,12 @@ from pathlib import Path
 import nbformat
 
 from ...ladder.paths import NOTEBOOKS, ROOT
+from ..book import COMMENT, figure_words
 from ..numbers import renewed
 
 SOURCES = ROOT / "course" / "slides"
 REVEAL = "reveal.js@5.2.1"
 FIGURE = re.compile(r"\{\{ figure (?P<stem>\w+) (?P<what>.+?)(?: \| (?P<words>.+?))? \}\}")
-COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 
 
 def lectures() -> list[Path]:
@@ -91,9 +91,7 @@ def figure(stem: str, what: str, words: str = "") -> str:
         for output in cell.outputs:
             data = output.get("data", {})
             if "image/png" in data:
-                plain = " ".join(str(data.get("text/plain", "")).split())
-                own = output.metadata.get("image/png", {}).get("alt") or ("" if plain.startswith("<") else plain)
-                if not (words := own or words):
+                if not (words := figure_words(output, "image/png") or words):
                     raise LookupError(f"the figure of {what!r} in {stem} has no words: put some behind a |")
                 raw = "".join(data["image/png"].split())
                 image = f'<img src="data:image/png;base64,{raw}" alt="{html.escape(words)}">'

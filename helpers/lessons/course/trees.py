@@ -18,6 +18,7 @@ import nbformat
 from ...ladder.paths import KERNELS, NOTEBOOKS, ROOT
 from ...ladder.rung import Rung
 from ...ladder.rung import rung as find
+from ...ladder.show import regions_of
 from ..regions import WHOLE, body
 from ..tasks.catalogue import task as task_of
 from ..tasks.task import Task
@@ -145,16 +146,11 @@ def _blank(tree: Path, tasks: Sequence[Task]) -> dict[str, dict[str, float]]:
 
 
 def _without(text: str, region: str, instead: str) -> list[str]:
-    lines, kept, inside = text.splitlines(), [], False
-    for line in lines:
-        if re.match(rf"\s*// \[end: {re.escape(region)}\]", line):
-            inside = False
-        if not inside:
-            kept.append(line)
-        if re.match(rf"\s*// \[region: {re.escape(region)}\]", line):
-            inside = True
-            kept.append(instead)
-    return kept
+    lines, found = text.splitlines(), regions_of(text, "the kernel")
+    if region in found:
+        first, last = found[region]
+        lines[first - 1 : last] = [instead]
+    return lines
 
 
 def near(task: Task, paths: Iterable[Path], folder: Path = KERNELS) -> dict[str, float]:

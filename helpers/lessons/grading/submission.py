@@ -34,7 +34,7 @@ def answers(path: Path) -> dict[str, Answer]:
     if not path.exists():
         raise ValueError(f"there is no submission {str(path)!r}")
     found: dict[str, Answer] = {}
-    for file in [path] if path.is_file() else sorted(_files(path)):
+    for file in [path] if path.is_file() else _files(path):
         for head, text, name, line in _texts(file):
             if answer := _answer(head, text, name, line):
                 found[answer.task] = answer
@@ -42,7 +42,7 @@ def answers(path: Path) -> dict[str, Answer]:
 
 
 def _files(folder: Path) -> list[Path]:
-    inside = [each for each in folder.rglob("*") if each.suffix in (".cu", ".ipynb") and each.is_file()]
+    inside = sorted(each for each in folder.rglob("*") if each.suffix in (".cu", ".ipynb") and each.is_file())
     real = folder.resolve()
     return [each for each in inside if each.resolve().is_relative_to(real)][:MOST]  # a link may lead to somebody else's
 
