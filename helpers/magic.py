@@ -103,4 +103,4 @@ def _time(kernel: Kernel) -> str:
 
 def timed(rung: Rung) -> tuple[int, int, int, int, int]:
     """(B, H, Nq, Nk, D) that a rung is timed at, with a head dimension that it takes."""
-    return B, H, N, N, 64 if not rung.D or 64 in rung.D else rung.D[0]
+    return B, H, N, N, rung.usual_D

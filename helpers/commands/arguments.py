@@ -159,7 +159,7 @@ def _shape(rung: Rung, arguments: argparse.Namespace) -> tuple[int, int, int, in
     else:
         decode = "splits" in rung.features and rung.title
         B, H, Nq, Nk = (1, 2, 1, 1024) if decode else (1, 2, 256, 256)
-        D = 64 if not rung.D or 64 in rung.D else rung.D[0]
+        D = rung.usual_D
     n = arguments.N
     chosen = (arguments.B, arguments.H, arguments.Nq or n, arguments.Nk or n, arguments.D)
     return tuple(own or default for own, default in zip(chosen, (B, H, Nq, Nk, D), strict=True))

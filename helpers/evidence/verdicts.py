@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 PATH = DATA / "verdicts.csv"
 EMULATOR = HELPERS / "emulator"
-CHECKER = tuple(HELPERS / "run" / f"{name}.py" for name in ("check", "reference", "families"))
+CHECKER = tuple(HELPERS / "run" / f"{name}.py" for name in ("check", "report", "reference", "families"))
 XRAY, CLEAN = "xray", "clean"
 SHARE = 24  # of the rows that are not stale, so many are run each time
 MOST = 120  # stale rows that are all run; of more, one of each kind

@@ -94,6 +94,11 @@ class Rung:
         return int(found[1]) if found else 1
 
     @property
+    def usual_D(self) -> int:
+        """A head dimension that it takes: 64 where it does."""
+        return 64 if not self.D or 64 in self.D else self.D[0]
+
+    @property
     def file(self) -> Path | None:
         """The file whose text this is, as it stands now; None for a text of one's own and for an edited one."""
         return self.path if self.path.is_file() and self.path.read_text() == self.source else None

@@ -50,8 +50,8 @@ def _opening(rung: Rung, region: str) -> list[str]:
     return found
 
 
-def form(which: Which, regions: tuple[str, ...]) -> str:
-    """The contract as comments and room for each region; several regions stand between their markers."""
+def form(which: Which, regions: tuple[str, ...], marked: bool = False) -> str:
+    """The contract as comments and room for each region; several regions, or one if `marked`, stand between their markers."""
     rung = find(which)
     said = [part for line in contract(rung, regions) for part in textwrap.wrap(line, WIDTH, subsequent_indent="  ")]
     lines = [f"// {line}" for line in said]
@@ -62,8 +62,8 @@ def form(which: Which, regions: tuple[str, ...]) -> str:
             [line for line in body(rung, WHOLE).splitlines() if line.startswith("#include")] if region == WHOLE else []
         )
         room = [*room, " " * indent]
-        marked = len(regions) > 1
-        lines += [f"// [region: {region}]", *room, f"// [end: {region}]"] if marked else room
+        between = marked or len(regions) > 1
+        lines += [f"// [region: {region}]", *room, f"// [end: {region}]"] if between else room
     return "\n".join(lines) + "\n"
 
 
@@ -82,14 +82,7 @@ def blank(which: Which, *regions: str) -> Text:
 def page(which: Which, regions: tuple[str, ...]) -> str:
     """The same as a file for an editor: its first line says what it is about."""
     rung = find(which)
-    text = form(rung, regions)
-    if len(regions) == 1:
-        head, room = text.rsplit("\n", 2)[0], text.rsplit("\n", 2)[1]
-        if regions == (WHOLE,):
-            head, _, room = text.partition("\n#include")
-            room = f"#include{room}".rstrip("\n")
-        text = f"{head}\n// [region: {regions[0]}]\n{room}\n// [end: {regions[0]}]\n"
-    return f"// region: {rung.stem} {' '.join(regions)}\n{text}"
+    return f"// region: {rung.stem} {' '.join(regions)}\n{form(rung, regions, marked=True)}"
 
 
 @dataclass(frozen=True)

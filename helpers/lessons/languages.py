@@ -238,13 +238,13 @@ def cutlass_headers() -> Path:
     return Path(importlib.util.find_spec(MODULES["nvidia-cutlass"]).origin).parent / "source" / "include"
 
 
-def built(path: Path, arch: str = "") -> Built:
-    """A `.cu` file as a shared library for this GPU (or for `arch`), by nvcc, with CUTLASS's headers from their package.
+def built(path: Path) -> Built:
+    """A `.cu` file as a shared library for this GPU, by nvcc, with CUTLASS's headers from their package.
 
     CompileError with nvcc's words, ToolkitError without nvcc.
     """
     text = path.read_text()
-    arch = arch or architecture(*torch.cuda.get_device_capability())
+    arch = architecture(*torch.cuda.get_device_capability())
     flags = [*NVCC_FLAGS, *CUTLASS_FLAGS, gencode(arch), *UNDEFINED]
     depends = [importlib.metadata.version("nvidia-cutlass")]
     toolkit = matching_toolkit(torch.version.cuda)

@@ -175,7 +175,7 @@ def workload(rung: Rung) -> tuple[tuple, dict]:
     options = {"causal": True} if "causal" in rung.features else {}
     if rung.op == "softmax":
         return random_inputs(rung, (1, 1, 64, 1024, 1)), {}
-    D = 64 if not rung.D or 64 in rung.D else rung.D[0]
+    D = rung.usual_D
     if "splits" in rung.features:
         return random_inputs(rung, (1, 2, 4, 1024, D), Hkv=1, **options), options | {"splits": 4}
     return random_inputs(rung, (1, 2, 256, 256, D), **options), options
@@ -197,6 +197,6 @@ def _times(kernel: Kernel, rung: Rung) -> tuple[str, str]:
     from ..measure import bench
 
     own = load(rung, quiet=True)
-    inputs = random_inputs(rung, (1, 8, 1024, 1024, 64 if not rung.D or 64 in rung.D else rung.D[0]), device="cuda")
+    inputs = random_inputs(rung, (1, 8, 1024, 1024, rung.usual_D), device="cuda")
     samples = bench.measure({"mine": kernel, "rung": own}, inputs).groupby("name")["ms"].median()
     return f"{samples['mine']:.3f}", f"{samples['rung']:.3f}"

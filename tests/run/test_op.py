@@ -36,9 +36,7 @@ def deterministic():
 def test_pytorchs_switch_asks_for_the_same_bits(deterministic, monkeypatch):
     """Where a backward rung can give them, and for an error where none can."""
     asked, of = [], op.loaded
-    monkeypatch.setattr(
-        op, "loaded", lambda *which: lambda *x, **given: asked.append(given) or of(*which)(*x, **given)
-    )
+    monkeypatch.setattr(op, "loaded", lambda *which: lambda *x, **given: asked.append(given) or of(*which)(*x, **given))
     q, k, v = (torch.randn(1, 2, 33, 64, dtype=torch.float16, requires_grad=True) for _ in range(3))
     op.operator("32_ping_pong")(q, k, v)[0].sum().backward()
     assert asked[-1]["deterministic"] is True
@@ -97,7 +95,7 @@ class Attention(torch.nn.Module):
 def test_a_module_compiles_without_a_graph_break(rung, dtype):
     if rung.op != "attention":
         return
-    d = 64 if not rung.D or 64 in rung.D else rung.D[0]
+    d = rung.usual_D
     torch._dynamo.reset()  # it counts how often one function is compiled anew, and gives up
     torch.manual_seed(0)
     module, x = Attention(rung.stem, d=d).to(dtype), torch.randn(2, 37, 2 * d).to(dtype)

@@ -14,7 +14,6 @@ import nbformat
 
 from ...ladder.paths import NOTEBOOKS
 from .exercises import exercises, unsolved
-from .trees import marked
 
 CONFIG = '''\
 """nbgrader's configuration for this course: start cells are handed out as they are, and a notebook has ten minutes a cell."""
@@ -54,7 +53,7 @@ def write(folder: Path, stems: Sequence[str] = ()) -> list[Path]:
 
 def source(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """The notebook as nbgrader's `source/` has it."""
-    made = marked(unsolved(notebook))
+    made = gradable(unsolved(notebook))
     for each in exercises(made).values():
         if each.check is not None:
             cell = made.cells[each.check]
@@ -70,3 +69,27 @@ def _kept(code: str) -> str:
     lines = code.splitlines()
     lines[last.lineno - 1] = f"verdict = {lines[last.lineno - 1]}"
     return "\n".join(lines)
+
+
+def gradable(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """The notebook with nbgrader's metadata (schema 3): start cells are manual solutions without points, check cells graded tests."""
+    for number, each in exercises(notebook).items():
+        name = number.replace(".", "-").replace(" ", "-")
+        if each.start is not None:
+            notebook.cells[each.start].metadata["nbgrader"] = _cell(f"exercise-{name}", solution=True)
+        if each.check is not None:
+            cell = notebook.cells[each.check]
+            cell.metadata["nbgrader"] = _cell(f"check-{name}", grade=True, locked=True) | {"points": 10}
+    return notebook
+
+
+def _cell(id: str, grade: bool = False, locked: bool = False, solution: bool = False) -> dict:
+    return {
+        "schema_version": 3,
+        "grade_id": id,
+        "grade": grade,
+        "locked": locked,
+        "solution": solution,
+        "task": False,
+        "cell_type": "code",
+    }

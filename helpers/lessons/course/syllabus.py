@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...ladder.paths import NOTEBOOKS, ROOT
@@ -87,6 +86,6 @@ def table(weeks: tuple[Week, ...]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def renewed(text: str, of: Callable[[tuple[Week, ...]], str] = table) -> str:
+def renewed(text: str) -> str:
     """The text with its tables as the data give them."""
-    return _TABLE.sub(lambda found: found[1] + of(WEEKS[int(found[2])]) + found[3], text)
+    return _TABLE.sub(lambda found: found[1] + table(WEEKS[int(found[2])]) + found[3], text)

@@ -24,6 +24,7 @@ from ..tasks.catalogue import task as task_of
 from ..tasks.task import Task
 from .exercises import exercises, solved, unsolved
 from .marked import for_instructors, for_students
+from .nbgrader import gradable
 
 FOLDERS = ("helpers", "kernels", "data", "docs/images", ".jupyterlab")
 FILES = ("README.md", "CONTRIBUTING.md", "LICENSE", "CITATION.cff", "Makefile", "pyproject.toml", "environment.yml")
@@ -70,7 +71,7 @@ def build(folder: Path, blank: Sequence[str] = (), stems: Sequence[str] = ()) ->
     for path in paths:
         notebook = nbformat.read(path, as_version=4)
         number += len(exercises(notebook))
-        nbformat.write(marked(unsolved(notebook)), student / "notebooks" / path.name)
+        nbformat.write(gradable(unsolved(notebook)), student / "notebooks" / path.name)
         nbformat.write(solved(notebook), instructor / "notebooks" / path.name)
     for source in sorted(COURSE.glob("*.md")):
         text, there = source.read_text(), source.relative_to(ROOT)
@@ -94,33 +95,6 @@ def _copy(tree: Path) -> None:
 def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
-
-
-# nbgrader
-
-
-def marked(notebook: nbformat.NotebookNode, points: int = 10) -> nbformat.NotebookNode:
-    """The notebook with nbgrader's metadata (schema 3): start cells are manual solutions without points, check cells graded tests."""
-    for number, each in exercises(notebook).items():
-        name = number.replace(".", "-").replace(" ", "-")
-        if each.start is not None:
-            notebook.cells[each.start].metadata["nbgrader"] = _cell(f"exercise-{name}", solution=True)
-        if each.check is not None:
-            cell = notebook.cells[each.check]
-            cell.metadata["nbgrader"] = _cell(f"check-{name}", grade=True, locked=True) | {"points": points}
-    return notebook
-
-
-def _cell(id: str, grade: bool = False, locked: bool = False, solution: bool = False) -> dict:
-    return {
-        "schema_version": 3,
-        "grade_id": id,
-        "grade": grade,
-        "locked": locked,
-        "solution": solution,
-        "task": False,
-        "cell_type": "code",
-    }
 
 
 # Blank regions
