@@ -38,6 +38,7 @@ def options(parser: argparse.ArgumentParser) -> None:
         help=f"kernels of one access instead: {', '.join(KINDS)}",
     )
     counted.add_argument("--new", action="store_true", help="of patterns and async, those that the record lacks")
+    add_kernels(add("stalls", stalls, "10 11 12 13"), "rungs of the forward pass on 16-bit inputs", count="+")
     _mutants(add("sanitizer", sanitizer, "", '"04.*" --seconds 600', "--build --programs build/mutants"), gpu=True)
     _mutants(add("xray-of-mutants", xray_of_mutants, "", '--missing "04.*"'), gpu=False)
     judged = add("verdicts", verdicts, "", "--workers 2")
@@ -152,6 +153,16 @@ def counters(arguments: argparse.Namespace) -> int:
         return 0
     for rung in found(arguments.kernels):
         counters.record_counters(rung.stem)
+    return 0
+
+
+def stalls(arguments: argparse.Namespace) -> int:
+    """Records why the warps of rungs wait, with Nsight Compute (ncu): cycles per instruction, by reason."""
+    from ..evidence.stalls import record_stalls
+    from ..measure import bench
+
+    bench.require_gpu()
+    record_stalls([rung.stem for rung in for_this_gpu(arguments.kernels)])
     return 0
 
 

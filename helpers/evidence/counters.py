@@ -93,7 +93,7 @@ def profile(stem: str) -> pd.DataFrame:
     Raises RuntimeError with ncu's own words if the counters can't be read.
     """
     found = rung(stem)
-    table = _ncu(METRICS, f"call_once({stem!r})", stem)
+    table = counted(METRICS, f"call_once({stem!r})", stem)
     between = table["Kernel Name"].str.contains(BETWEEN, regex=False)
     if between.sum() != len(sizes(found)):
         raise RuntimeError(f"ncu profiled {between.sum()} of the {len(sizes(found))} sizes of {stem}")
@@ -105,13 +105,14 @@ def profile(stem: str) -> pd.DataFrame:
     return frame[~between].reset_index(drop=True)
 
 
-def _ncu(metrics: dict[str, str], call: str, what: str) -> pd.DataFrame:
-    """What ncu counts while a Python of its own runs `call`, an expression with this module's names: its raw table, a row per launch."""
+def counted(metrics: dict[str, str], call: str, what: str, module: str = __name__) -> pd.DataFrame:
+    """What ncu counts while a Python of its own runs `call`, an expression with the names of `module`: its raw table, a row per
+    launch. RuntimeError with ncu's own words if it can't; `what` names the profiled."""
     import pandas as pd
 
     command = [find_ncu(), "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none"]
     command += ["--profile-from-start", "off", "--metrics", ",".join(metrics.values())]
-    command += [sys.executable, "-c", f"from {__name__} import *; {call}"]
+    command += [sys.executable, "-c", f"from {module} import *; {call}"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     start = done.stdout.find('"ID"')
     if done.returncode or start < 0:
@@ -183,7 +184,7 @@ def profile_singles(kind: str, known: pd.DataFrame | None = None) -> pd.DataFram
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(names, file)
         file.flush()
-        frame = _named(_ncu(_known(metrics), f"call_singles({kind!r}, {file.name!r})", kind), metrics)
+        frame = _named(counted(_known(metrics), f"call_singles({kind!r}, {file.name!r})", kind), metrics)
     if [name.removeprefix("void ").split("<")[0] for name in frame["kernel"]] != made.kernels:
         raise RuntimeError(
             f"ncu profiled {len(frame)} launches, and they are not those of the {len(made.names)} {kind}"

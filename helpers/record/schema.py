@@ -31,6 +31,7 @@ COLUMNS = {
     "families": ("family", "name", "dtype", "causal", *SHAPE, *BURST),
     "layouts": ("layout", "name", "dtype", "causal", *SHAPE, "Hkv", *BURST),
     "stages": ("name", "dtype", *SHAPE, *BURST),
+    "stalls": ("dtype", "B", "H", "N", "D", "kernel", "reason", "cycles", "warps", "instructions", "duration_ns"),
     "timeline": ("warp", "tile", "kind", "begin", "end"),
     "ring": ("name", "ranks", "layout", "passes", "dtype", "causal", *SHAPE, "Hkv", *BURST),
     "ring_memory": ("name", "ranks", "passes", "B", "H", "N", "D", "bytes"),
@@ -48,6 +49,7 @@ ROUNDS = {"families": 5, "layouts": 5, "build": 1, "ring": 3}  # at least; of th
 EMPTY = {("memory", "bytes"), ("ring", "layout")}  # cells that may be empty
 EMPTY |= {("facts", column) for column in COLUMNS["facts"][1:]}
 MEASURED = ("ms", "padded_ms", "ideal_ms", "seconds", "value")
+NOT_BELOW_0 = ("cycles",)
 POSITIVE = (*MEASURED, "bytes", "flops", *SHAPE)
 
 
@@ -101,6 +103,8 @@ def _samples(path: Path, frame: pd.DataFrame, stem: str, kind: str) -> list[str]
         found.append(f"{path.name} has empty cells in {', '.join(empty)}")
     if wrong := [c for c in POSITIVE if c in columns and not frame[c].dropna().gt(0).all()]:
         found.append(f"{path.name} has numbers that are not above 0 in {', '.join(wrong)}")
+    if negative := [c for c in NOT_BELOW_0 if c in columns and frame[c].lt(0).any()]:
+        found.append(f"{path.name} has numbers below 0 in {', '.join(negative)}")
     of_a_rung = stem in {rung.stem for rung in rungs()}
     if "name" in columns and of_a_rung and stem not in set(frame["name"]):
         found.append(f"{path.name} has no row of {stem} itself")

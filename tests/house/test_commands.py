@@ -38,6 +38,7 @@ COMMANDS = [
 RECORDS = [
     "rungs",
     "counters",
+    "stalls",
     "sanitizer",
     "xray-of-mutants",
     "verdicts",
