@@ -39,6 +39,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     )
     counted.add_argument("--new", action="store_true", help="of patterns and async, those that the record lacks")
     add_kernels(add("stalls", stalls, "10 11 12 13"), "rungs of the forward pass on 16-bit inputs", count="+")
+    add("wgmma", wgmma, "")
     _mutants(add("sanitizer", sanitizer, "", '"04.*" --seconds 600', "--build --programs build/mutants"), gpu=True)
     _mutants(add("xray-of-mutants", xray_of_mutants, "", '--missing "04.*"'), gpu=False)
     judged = add("verdicts", verdicts, "", "--workers 2")
@@ -163,6 +164,16 @@ def stalls(arguments: argparse.Namespace) -> int:
 
     bench.require_gpu()
     record_stalls([rung.stem for rung in for_this_gpu(arguments.kernels)])
+    return 0
+
+
+def wgmma(arguments: argparse.Namespace) -> int:
+    """Records how many clocks of an SM a wgmma takes, by N and by where its operands lie. Needs compute capability 9.0."""
+    from ..evidence import wgmma_timed
+    from ..measure import bench
+
+    bench.require_gpu()
+    wgmma_timed.record_wgmma()
     return 0
 
 

@@ -32,6 +32,7 @@ COLUMNS = {
     "layouts": ("layout", "name", "dtype", "causal", *SHAPE, "Hkv", *BURST),
     "stages": ("name", "dtype", *SHAPE, *BURST),
     "stalls": ("dtype", "B", "H", "N", "D", "kernel", "reason", "cycles", "warps", "instructions", "duration_ns"),
+    "wgmma": ("dtype", "N", "warpgroups", "B_major", "A_in", "cycles"),
     "timeline": ("warp", "tile", "kind", "begin", "end"),
     "ring": ("name", "ranks", "layout", "passes", "dtype", "causal", *SHAPE, "Hkv", *BURST),
     "ring_memory": ("name", "ranks", "passes", "B", "H", "N", "D", "bytes"),

@@ -39,6 +39,7 @@ RECORDS = [
     "rungs",
     "counters",
     "stalls",
+    "wgmma",
     "sanitizer",
     "xray-of-mutants",
     "verdicts",
