@@ -40,6 +40,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     counted.add_argument("--new", action="store_true", help="of patterns and async, those that the record lacks")
     add_kernels(add("stalls", stalls, "10 11 12 13"), "rungs of the forward pass on 16-bit inputs", count="+")
     add("wgmma", wgmma, "")
+    powered = add("power", power, "", "31")
+    powered.add_argument("kernel", nargs="?", default="32_ping_pong", metavar="KERNEL", help="default: 32_ping_pong")
     _mutants(add("sanitizer", sanitizer, "", '"04.*" --seconds 600', "--build --programs build/mutants"), gpu=True)
     _mutants(add("xray-of-mutants", xray_of_mutants, "", '--missing "04.*"'), gpu=False)
     judged = add("verdicts", verdicts, "", "--workers 2")
@@ -174,6 +176,17 @@ def wgmma(arguments: argparse.Namespace) -> int:
 
     bench.require_gpu()
     wgmma_timed.record_wgmma()
+    return 0
+
+
+def power(arguments: argparse.Namespace) -> int:
+    """Records clock, energy and time of a rung and of cuDNN in long bursts, on random numbers and on zeros."""
+    from ..measure import bench
+    from ..measure.power import record_power
+
+    bench.require_gpu()
+    (chosen,) = for_this_gpu([arguments.kernel])
+    record_power(chosen.stem)
     return 0
 
 

@@ -178,10 +178,13 @@ def energy(
     seconds: float = 0.5,
     rounds: int = 3,
     seed: int = 0,
+    clock: Callable[[], Callable[[], float]] | None = None,
 ) -> pd.DataFrame:
     """Energy of a call, each callable running alone for `seconds`: name, round, ms (per call), joules (per call), watts.
 
-    The names take turns in random order. RuntimeError without a GPU, or where NVML doesn't tell the energy.
+    The names take turns in random order. clock: called before a burst; what it gives, called after it, tells the SMs' MHz in between
+    (`power.clock`): then there are mhz, and sm_mhz and throttle as the sensors saw them during the burst. RuntimeError without a GPU,
+    or where NVML doesn't tell the energy.
     """
     require_gpu()
     if (used := sensors.energy()) is None:
@@ -191,6 +194,8 @@ def energy(
 
     callables = {name: _callable(c) for name, c in callables.items()}
     stopwatch, names, rows = _Stopwatch(inputs), list(callables), []
+    read, seen = sensors.reader() if clock else None, []
+    look = (lambda: seen.append(read())) if read else None
     with full_fp32():
         plans = {}
         for name, call in callables.items():
@@ -201,12 +206,16 @@ def energy(
         for r in range(rounds):
             shuffle.shuffle(names)
             for name in names:
-                stopwatch.burst(callables[name], max(1, plans[name] // 10))  # the power settles
+                stopwatch.burst(callables[name], max(1, plans[name] // 5))  # the power settles
+                counted = clock() if clock else None
                 before = used()
-                ms, _ = stopwatch.burst(callables[name], plans[name])
+                ms, _ = stopwatch.burst(callables[name], plans[name], meanwhile=look)
                 joules = (used() - before) / plans[name]
-                rows.append((name, r, ms, joules, 1e3 * joules / ms))
-    return pd.DataFrame(rows, columns=["name", "round", "ms", "joules", "watts"])
+                rows.append((name, r, ms, joules, 1e3 * joules / ms, *([counted()] if counted else [])))
+    frame = pd.DataFrame(rows, columns=["name", "round", "ms", "joules", "watts", *(["mhz"] if clock else [])])
+    if seen:
+        frame[["sm_mhz", "throttle"]] = [(mhz, throttle) for mhz, _, throttle in seen]
+    return frame
 
 
 def sdpa(backend: str, q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:

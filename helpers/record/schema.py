@@ -33,6 +33,7 @@ COLUMNS = {
     "stages": ("name", "dtype", *SHAPE, *BURST),
     "stalls": ("dtype", "B", "H", "N", "D", "kernel", "reason", "cycles", "warps", "instructions", "duration_ns"),
     "wgmma": ("dtype", "N", "warpgroups", "B_major", "A_in", "cycles"),
+    "power": ("name", "inputs", "dtype", *SHAPE, *BURST, "joules", "mhz"),
     "timeline": ("warp", "tile", "kind", "begin", "end"),
     "ring": ("name", "ranks", "layout", "passes", "dtype", "causal", *SHAPE, "Hkv", *BURST),
     "ring_memory": ("name", "ranks", "passes", "B", "H", "N", "D", "bytes"),
@@ -46,10 +47,10 @@ COLUMNS = {
     "facts": ("language", "title", "version", "lines", "import_seconds", "first_seconds", "cases", "failed", "ended"),
 }
 LATER = {"error": "dtype", "memory": "dtype"}  # absent from records of fp32 alone
-ROUNDS = {"families": 5, "layouts": 5, "build": 1, "ring": 3}  # at least; of the others 7
+ROUNDS = {"families": 5, "layouts": 5, "build": 1, "ring": 3, "power": 3}  # at least; of the others 7
 EMPTY = {("memory", "bytes"), ("ring", "layout")}  # cells that may be empty
 EMPTY |= {("facts", column) for column in COLUMNS["facts"][1:]}
-MEASURED = ("ms", "padded_ms", "ideal_ms", "seconds", "value")
+MEASURED = ("ms", "padded_ms", "ideal_ms", "seconds", "value", "joules", "mhz")
 NOT_BELOW_0 = ("cycles",)
 POSITIVE = (*MEASURED, "bytes", "flops", *SHAPE)
 

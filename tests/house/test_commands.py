@@ -40,6 +40,7 @@ RECORDS = [
     "counters",
     "stalls",
     "wgmma",
+    "power",
     "sanitizer",
     "xray-of-mutants",
     "verdicts",
