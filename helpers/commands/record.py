@@ -42,6 +42,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     add("wgmma", wgmma, "")
     powered = add("power", power, "", "31")
     powered.add_argument("kernel", nargs="?", default="32_ping_pong", metavar="KERNEL", help="default: 32_ping_pong")
+    add("at_once", at_once, "")
     _mutants(add("sanitizer", sanitizer, "", '"04.*" --seconds 600', "--build --programs build/mutants"), gpu=True)
     _mutants(add("xray-of-mutants", xray_of_mutants, "", '--missing "04.*"'), gpu=False)
     judged = add("verdicts", verdicts, "", "--workers 2")
@@ -187,6 +188,16 @@ def power(arguments: argparse.Namespace) -> int:
     bench.require_gpu()
     (chosen,) = for_this_gpu([arguments.kernel])
     record_power(chosen.stem)
+    return 0
+
+
+def at_once(arguments: argparse.Namespace) -> int:
+    """Records notebook 20's question: one head at a time, as many as the L2 holds the keys of, or all at once."""
+    from ..measure import bench
+    from ..measure.heads_at_once import record_at_once
+
+    bench.require_gpu()
+    record_at_once()
     return 0
 
 

@@ -34,6 +34,7 @@ COLUMNS = {
     "stalls": ("dtype", "B", "H", "N", "D", "kernel", "reason", "cycles", "warps", "instructions", "duration_ns"),
     "wgmma": ("dtype", "N", "warpgroups", "B_major", "A_in", "cycles"),
     "power": ("name", "inputs", "dtype", *SHAPE, *BURST, "joules", "mhz"),
+    "at_once": ("name", "mib", "dtype", "causal", *SHAPE, *BURST),
     "timeline": ("warp", "tile", "kind", "begin", "end"),
     "ring": ("name", "ranks", "layout", "passes", "dtype", "causal", *SHAPE, "Hkv", *BURST),
     "ring_memory": ("name", "ranks", "passes", "B", "H", "N", "D", "bytes"),

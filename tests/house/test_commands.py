@@ -41,6 +41,7 @@ RECORDS = [
     "stalls",
     "wgmma",
     "power",
+    "at_once",
     "sanitizer",
     "xray-of-mutants",
     "verdicts",
