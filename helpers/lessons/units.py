@@ -13,6 +13,7 @@ import pandas as pd
 
 from .. import record
 from ..figures import budget
+from ..figures import stalls as reasons
 from ..figures.steps import stays
 from ..figures.style import Picture
 from ..ladder.rung import Rung, Which
@@ -127,6 +128,16 @@ def words(frame: pd.DataFrame) -> str:
         took = f"; it took {row['took']:.0f}" if row["took"] == row["took"] else ""
         sentences.append(f"{name}: clocks of {units}; the longest is {row[list(budget.UNITS)].idxmax()}{took}.")
     return " ".join(sentences)
+
+
+def stalls(stems: Sequence[str], D: int, device: str | None = None) -> Picture:
+    """Why the warps of these rungs wait, as recorded: a strip for each. LookupError where one has no `stalls` record."""
+    samples = pd.concat([record.load(stem, "stalls", device) for stem in stems], ignore_index=True)
+    samples = samples[samples["D"] == D]
+    card, N = samples["device"].iloc[0], samples["N"].iloc[0]
+    old = " (stale)" if samples["stale"].any() else ""
+    table = reasons.by_reason(samples, "rung")
+    return reasons.strips(table, f"Between two instructions of a warp, d = {D}, N = {N}, fp16 · {card}{old}")
 
 
 def drafts(numbers: Sequence[int] | None = None) -> pd.DataFrame:

@@ -22,6 +22,18 @@ def wgmma_bytes(columns: int, steps: int = 1, a_in_registers: bool = False) -> i
     return steps * 2 * 16 * (columns + 64 * (not a_in_registers))
 
 
+def beside_the_model(timed: pd.DataFrame) -> pd.DataFrame:
+    """Recorded clocks of an SM per wgmma (kind `wgmma`, fp16, two warpgroups, B K-major) beside what the model has for it: a row for
+    each N and place of A, columns tensor cores, shared memory, the model's and measured (rounded)."""
+    rows = {}
+    chosen = timed[(timed["dtype"] == "fp16") & (timed["warpgroups"] == 2) & (timed["B_major"] == "K")]
+    for each in chosen.sort_values(["A_in", "N"], ascending=[False, True]).itertuples():
+        products, read = ROWS * each.N * 16 / MULTIPLY_ADDS, wgmma_bytes(each.N, 1, each.A_in == "registers") / BYTES
+        clocks = {"tensor cores": products, "shared memory, if read once": read, "measured": each.cycles}
+        rows[f"A in {each.A_in}", each.N] = clocks
+    return pd.DataFrame(rows).T.rename_axis(["wgmma", "N"]).round(1)
+
+
 def forward(which: Which, d: int, dtype: str = "bf16") -> pd.Series:
     """Clocks of each unit for a warpgroup's 64 rows and 128 keys, of a rung of the forward pass with wgmma, 30 to 32.
 

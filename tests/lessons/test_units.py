@@ -1,5 +1,6 @@
 """The budget of 10 to 13: counted by hand and by the tools it is the same."""
 
+import pandas as pd
 import pytest
 
 from helpers import budget, record, units
@@ -57,3 +58,21 @@ def test_a_draft_says_what_else_it_differs_in():
     assert also["6"] == "at D = 128: row sums by mma.sync" and also["20"] == "at D = 128: 32 keys per tile"
     assert also["2"] == "" and drafts.loc[drafts["label"].str.startswith("6 "), "label"].str.contains("also").all()
     assert drafts.set_index(["label", "D"])["ratio"].loc["12_double_buffered"].lt(1).all()
+
+
+def test_stalls_are_drawn_of_the_rungs_that_are_named(monkeypatch):
+    asked = []
+
+    def load(stem, kind, device):
+        asked.append((stem, kind))
+        rows = [
+            (stem, "NVIDIA H200", False, 4096, D, r, n)
+            for D in (64, 128)
+            for r, n in (("selected", 1.0), ("wait", D / 64))
+        ]
+        return pd.DataFrame(rows, columns=["rung", "device", "stale", "N", "D", "reason", "cycles"])
+
+    monkeypatch.setattr(units.record, "load", load)
+    drawn = units.stalls(["12", "13"], D=128)
+    assert asked == [("12", "stalls"), ("13", "stalls")]
+    assert "12: 3.0 cycles" in drawn.in_words and "NVIDIA H200" in drawn.in_words and "stale" not in drawn.in_words

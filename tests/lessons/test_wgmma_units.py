@@ -35,3 +35,14 @@ def test_as_the_figure_takes_it():
     frame = wgmma_units.table({"a": pd.Series({"MUFU": 3.0}), "b": pd.Series({"MUFU": 4.0, "issue slots": 2.0})})
     assert frame.values.tolist() == [["a", "MUFU", 3.0], ["b", "MUFU", 4.0], ["b", "issue slots", 2.0]]
     assert budget.units(frame, "title", "text").png().startswith(b"\x89PNG")
+
+
+def test_what_was_timed_stands_beside_the_model():
+    columns = ["dtype", "N", "warpgroups", "B_major", "A_in", "cycles"]
+    rows = [("fp16", N, 2, "K", A, N / 2 + 1) for A in ("shared", "registers") for N in (64, 256)]
+    timed = pd.DataFrame(
+        [*rows, ("fp16", 64, 1, "K", "shared", 9.0), ("bf16", 64, 2, "K", "shared", 9.0)], columns=columns
+    )
+    table = wgmma_units.beside_the_model(timed)
+    assert table.loc[("A in shared", 64)].tolist() == [32, 32, 33]  # 64 and 64 columns of 16 numbers: 4096 bytes
+    assert table.loc[("A in registers", 256)].tolist() == [128, 64, 129] and len(table) == 4
