@@ -267,6 +267,12 @@ units.draw(budget.loc[["12_double_buffered", "13_2_rows", "13_tuned"]], title)
 
 # %% [markdown]
 # **What to see.** One step, the rows, moved the longest bar from shared memory to the tensor cores. The others shortened the issue slots, from 320 clocks to 170. Even so 13 takes 1.8<!--= 4 * 32 * 64 * 128 * 132 * 1.98e-3 / tflops("13", 128) / 428:.1f --> times as long as its longest unit. A warp does its products and its softmax one after the other, and each of the SM's four schedulers has only two warps to choose from: often neither is ready.
+#
+# What do they wait for? At every clock a warp issues an instruction or has a reason why not, and Nsight Compute counts [the reasons](https://docs.nvidia.com/nsight-compute/ProfilingGuide/index.html). Divided by the number of instructions, they add up to the time between two instructions of a warp. If the budget is right, how does the share of shared memory (short scoreboard, MIO throttle) change from 10 to 13, and that of the tensor cores (math pipe throttle)?
+
+# %% tags=["reveal"]
+draw = lambda _: units.stalls(["10_fa2_mma_fp16", "11_swizzled", "12_double_buffered", "13_tuned"], D=128)  # noqa: E731
+plot.recorded("13_tuned", "stalls", draw, by="python -m helpers record stalls 10 11 12 13")
 
 # %% [markdown]
 # ### The X-ray

@@ -261,6 +261,19 @@ copy = record.load("device", "ceilings").query("name == 'copy'").value.median()
 print(f"{copy:.2f} TB/s, a copy's bandwidth on an H200, would allow no more than {128 * copy:.0f} TFLOP/s")
 
 # %% [markdown]
+# That is the worst case. What the choice is worth in milliseconds, with one head at a time, with heads that have so many MiB of keys and values, and with all heads:
+
+
+# %% tags=["reveal"]
+def at_once(samples):
+    """Milliseconds by N and share of the L2."""
+    ms = samples.groupby(["D", "Nk", "mib"])["ms"].median().unstack("mib")
+    return ms.rename(columns={0: "one head", 32: "32 (this rung)", 1 << 20: "all heads"}).round(3)
+
+
+plot.recorded("20_causal_gqa", "at_once", at_once, by="python -m helpers record at_once")
+
+# %% [markdown]
 # ## 4 · Heads that share keys
 #
 # While a text is generated, $K$ and $V$ of all earlier tokens are kept in a cache. Its size often decides how many requests fit on a GPU, and the time to read it decides how fast a token comes (notebook 21). So models let several query heads share a head of $K$ and $V$: all of them in *multi-query attention* ([Shazeer, 2019](https://arxiv.org/abs/1911.02150)), some in *grouped-query attention* ([Ainslie et al., 2023](https://arxiv.org/abs/2305.13245)). With $H$ query heads and $H_{kv}$ heads of $K$ and $V$, query head $h$ reads head $\lfloor h / (H / H_{kv}) \rfloor$.

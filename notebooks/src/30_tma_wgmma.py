@@ -504,11 +504,14 @@ table
 # %% [markdown]
 # **What to see.** 336 instructions of products and their operands have become 16. `LDGSTS` is gone; the two `UTMALDG` (TMA) stand in a branch that one warp takes.
 #
-# The addresses have *not* shrunk. Copies hardly need any now, but every `HGMMA` takes its descriptors from **uniform registers**, which hold one value for a whole warp. The compiler computes them from `threadIdx.x / 128` in ordinary registers and moves each half over with an `R2UR`, since it can't know that all 32 lanes have the same value. (Rung 31 tells it.) The softmax has grown, too: without rung 13's trick each tile pays for a maximum and for rescaling $O$.
+# The addresses have *not* shrunk. Copies hardly need any now, but every `HGMMA` takes its descriptors from **uniform registers**, which hold one value for a whole warp. The compiler computes them from `threadIdx.x / 128` in ordinary registers and moves each half over with an `R2UR`, since it can't know that all 32 lanes have the same value. (Rung 31 tells it.) The softmax has grown, too: without rung 13's trick each tile pays for maximum and rescaling.
 #
 # ### The budget
 #
-# What a tile costs each unit of an SM, for 64 rows and 128 keys. For shared memory we assume that `wgmma` reads an operand there once, at 128 bytes per clock; PTX doesn't say.
+# What a tile costs each unit of an SM, for 64 rows and 128 keys. For shared memory we assume that `wgmma` reads an operand there once, at 128 bytes per clock; PTX doesn't say. So time `wgmma` alone on an SM: is it the longer of the first two columns?
+
+# %% tags=["reveal"]
+plot.recorded("device", "wgmma", wgmma_units.beside_the_model, by="python -m helpers record wgmma")
 
 # %%
 text = "Rung 30 at d = 64: issue slots lead. At d = 128 the tensor cores do, closely followed by shared memory."

@@ -450,8 +450,26 @@ def sensors(samples):
 plot.recorded("32_ping_pong", "forward", sensors)
 
 # %% [markdown]
-# **What to see.** Most bursts are at the limit of 700 W (it holds on average; short bursts exceed it), and at $d = 128$ the clock is below the 1980 MHz that the card can do. The sensor takes some ten milliseconds to follow, so a burst's numbers are partly its neighbours'. Beside cuBLAS, in long runs at $d = 128$, the clock sank as low as 1545<!--= record.load("32_ping_pong", "matmul").sm_mhz.min():.0f --> MHz, and the rung reached 0.89<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.min():.2f --> to 0.95<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.max():.2f --> of its TFLOP/s. A kernel that waits less draws more power and then runs at a lower clock; that is probably why step 30 saves clocks and no time. Its own clock was not recorded.
+# **What to see.** Most bursts are at the limit of 700 W (it holds on average; short bursts exceed it), and at $d = 128$ the clock is below the 1980 MHz that the card can do. The sensor takes some ten milliseconds to follow, so a burst's numbers are partly its neighbours'. Beside cuBLAS, in long runs at $d = 128$, the clock sank as low as 1545<!--= record.load("32_ping_pong", "matmul").sm_mhz.min():.0f --> MHz, and the rung reached 0.89<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.min():.2f --> to 0.95<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.max():.2f --> of its TFLOP/s. A kernel that waits less draws more power and then runs at a lower clock; that is probably why step 30 saves clocks and no time.
 #
+# A test of that: on **zeros** the kernel executes the same instructions, but hardly a wire changes from one value to the next, and that is what takes power ([He, 2024](https://www.thonking.ai/p/strangely-matrix-multiplications)). If power holds the kernel back, zeros are faster, at a higher clock, and take as many clocks. Bursts of a second, the clock counted on the SMs themselves:
+
+# %%
+faster_on_zeros = ...  # your prediction: how many times as fast is rung 32 on zeros as on random numbers, d = 128?
+
+
+# %% tags=["reveal"]
+def on_zeros(samples):
+    mean = samples.groupby(["D", "name", "inputs"])[["ms", "joules", "mhz", "watts"]].median()
+    ours = mean["ms"].loc[128, "32_ping_pong"]
+    predict(faster_on_zeros, ours["random"] / ours["zeros"], "times as fast on zeros, d = 128")
+    mean["million clocks"] = mean["ms"] * mean["mhz"] / 1000
+    return mean.round({"ms": 3, "joules": 3, "mhz": 0, "watts": 0, "million clocks": 3})
+
+
+plot.recorded("32_ping_pong", "power", on_zeros, by="python -m helpers record power")
+
+# %% [markdown]
 # 4. **The backward pass.** Training needs gradients, and there five products want operands that other products have just made: [33 · Backward on Hopper](33_backward_wgmma.ipynb).
 
 # %% [markdown]
