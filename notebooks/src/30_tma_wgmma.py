@@ -508,7 +508,7 @@ table
 #
 # ### The budget
 #
-# What a tile costs each unit of an SM, for 64 rows and 128 keys. For shared memory we assume that `wgmma` reads an operand there once, at 128 bytes per clock; PTX doesn't say. So time `wgmma` alone on an SM: is it the longer of the first two columns?
+# What a tile costs each unit of an SM, for 64 rows and 128 keys. For shared memory we assume that `wgmma` reads an operand there once, at 128 bytes per clock; PTX doesn't say. Is `wgmma`, timed alone, the longer of the first two columns?
 
 # %% tags=["reveal"]
 plot.recorded("device", "wgmma", wgmma_units.beside_the_model, by="python -m helpers record wgmma")

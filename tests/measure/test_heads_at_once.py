@@ -15,6 +15,7 @@ def test_the_rungs_own_share_is_among_the_variants():
     """By its text: under a causal mask the variant of 32 MiB is the rung."""
     assert rung(heads_at_once.STEM).source.count(heads_at_once.SHARE) == 1 and 32 in heads_at_once.MIB
     assert "int64_t(32) << 20" in heads_at_once.variant(32, 64).source
+    assert len({heads_at_once.variant(mib, 64).source for mib in heads_at_once.MIB}) == len(heads_at_once.MIB)
 
 
 def test_a_record_has_every_share_at_every_shape(monkeypatch, tmp_path):
