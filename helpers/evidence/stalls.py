@@ -86,8 +86,6 @@ def record_stalls(stems: Sequence[str]) -> None:
 
     ValueError for another kind of rung; RuntimeError with ncu's own words if it can't.
     """
-    from concurrent.futures import ThreadPoolExecutor
-
     from .. import record
     from ..run.kernel import load
 
@@ -95,8 +93,8 @@ def record_stalls(stems: Sequence[str]) -> None:
         s for s in stems if rung(s).op != "attention" or DTYPE not in rung(s).dtypes or "splits" in rung(s).features
     ]:
         raise ValueError(f"stalls are of forward passes on 16-bit inputs in one launch, not of {', '.join(other)}")
-    with ThreadPoolExecutor(len(stems)) as pool:  # compiled side by side, before ncu's clock runs
-        list(pool.map(lambda stem: load(stem, device="cuda", quiet=True), stems))
+    for stem in stems:
+        load(stem, device="cuda", quiet=True)  # compiles it: under ncu that would take longer
     frame = profile(stems)
     for stem, rows in frame.groupby("stem", sort=False):
         record.save(

@@ -4,8 +4,6 @@ the rung does), other shares of the L2, and all of them side by side. `python -m
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pandas as pd
@@ -36,12 +34,8 @@ def timings() -> pd.DataFrame:
 
     from ..run.kernel import load
 
-    def compiled(which: tuple[int, int]) -> Callable:
-        return load(variant(*which), device=bench.DEVICE, quiet=True)
-
     wanted = [(mib, D) for D in (64, 128) for mib in MIB]
-    with ThreadPoolExecutor() as pool:
-        kernels = dict(zip(wanted, pool.map(compiled, wanted), strict=True))
+    kernels = {which: load(variant(*which), device=bench.DEVICE, quiet=True) for which in wanted}
     frames = []
     for D in (64, 128):
         for N in LENGTHS:
