@@ -34,6 +34,7 @@ from ..toolchain.nvcc import UNDEFINED, cuda_error
 from ..toolchain.toolkit import NVCC_FLAGS, architecture, gencode, matching_toolkit
 
 FOLDER = KERNELS / "languages"
+HEAD = re.compile(r'(?:"""|/\*\s*)(.*?)(?:"""|\*/)', re.DOTALL)  # the opening lines: title, and a field a line
 FIELD = re.compile(r"^(needs|runs|dtypes|D): (.+)$", re.MULTILINE)
 C_FLAGS = "-x c -O3 -march=native -fno-math-errno -fno-trapping-math -fopenmp -fPIC -shared -lm".split()
 # What makes a language run without a GPU. Read when its package is imported, so set before.
@@ -47,9 +48,9 @@ SAID = {
     "torch_eager": ("Bc = 512", "", "", "", ""),
     "torch_compile": ("", "", "", "", ""),
     "flex_attention": ("", "", "", "", ""),
-    "helion_tiles": ("block_sizes=[1, 128, 64]", "", "", "", "num_stages=3"),
+    "helion_tiles": ("TILES = {", "", "", "", "num_stages=stages"),
     "triton_tiles": ("TILES = {", "TensorDescriptor.from_tensor(", "", "", "num_stages=stages"),
-    "pallas_tiles": ("Br, Bc = 128, 64", "", "", "", "num_stages=3"),
+    "pallas_tiles": ("TILES = {", "", "", "", "num_stages=stages"),
     "cutile_tiles": ("TILES = {", "", "", "", ""),
     "gluon_tiles": ("TILES = {", "async_load(box", "mbarrier.wait(", "NVMMADistributedLayout(", "is_async=True"),
     "cute_dsl": ("TILES = {", "CopyG2SOp(", "cp_async_wait_group(0)", "make_tiled_mma(", "cp_async_commit_group()"),
@@ -57,7 +58,7 @@ SAID = {
     "numba_kernel": ("Br, Bc = 64, 32", "k[j, c] = K[", "cuda.syncthreads()", "cuda.local.array(", "–"),
     "c_openmp": ("Br = 48", "memcpy(&b", "#pragma omp for", "vec C[MR][NV]", "–"),
 }
-CUTLASS_FLAGS = ("--expt-relaxed-constexpr", "-O3")
+CUTLASS_FLAGS = ("--expt-relaxed-constexpr", "-O3", "--use_fast_math")
 
 
 @dataclass(frozen=True)
@@ -200,8 +201,14 @@ def variant(stem: str, changes: dict[str, str]) -> Implementation:
     return replace(one, path=path)
 
 
+def body(text: str) -> str:
+    """An implementation without its opening lines."""
+    head = HEAD.match(text)
+    return text[head.end() :] if head else text
+
+
 def _read(path: Path) -> Implementation:
-    head = re.match(r'(?:"""|/\*\s*)(.*?)(?:"""|\*/)', path.read_text(), re.DOTALL)
+    head = HEAD.match(path.read_text())
     fields = dict(FIELD.findall(head[1])) if head else {}
     if missing := {"needs", "runs", "dtypes"} - fields.keys():
         raise ValueError(f"{from_root(path)} does not say {', '.join(sorted(missing))} in its opening lines")
@@ -221,7 +228,7 @@ def _of_python(path: Path) -> Callable[..., tuple[Tensor, Tensor]]:
 
 def module(path: Path) -> ModuleType:
     """An implementation in Python, imported once."""
-    name = f"languages.{path.stem}"  # not its own name alone, which may be that of the package it uses
+    name = f"language_{path.stem}"  # not its own name alone, which may be that of the package it uses
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)
         sys.modules[name] = importlib.util.module_from_spec(spec)

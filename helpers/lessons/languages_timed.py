@@ -6,6 +6,7 @@ process, and so is that of SDPA CUDNN and of this series' rungs, which run in on
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -30,26 +31,22 @@ from . import languages
 STEM = "40_every_language"
 PEERS = "peers"
 BESIDE = {0: ("04_fa2_fp32", "13_tuned", "32_ping_pong"), 1: ("20_causal_gqa", "32_ping_pong")}  # without, with a mask
-SECONDS = 450.0  # of all; no language is begun later
+SECONDS = 400.0  # of all; no language is begun later
 EACH = 40.0  # of one: what has been measured by then is kept
-LONGER = {"flex_attention": 150.0}  # compiled anew for each shape
+LONGER = {"flex_attention": 110.0}  # compiled anew for each shape
 SLOWEST_MS = 150.0  # a shape whose call takes longer isn't timed, nor are longer ones
 BURST_MS = 3.0
 COLUMNS = ["language", "name", "dtype", "causal", *SHAPE, "round", "ms"]
 FACTS = ["language", "title", "version", "lines", "import_seconds", "first_seconds", "cases", "failed", "ended"]
 # Tiles that are tried, as each language's documentation advises: what stands in its file as TILES.
+OF_TRITON = [(128, 128, 8, 3), (128, 64, 8, 3), (128, 64, 4, 3), (64, 64, 4, 3), (64, 64, 4, 2), (64, 128, 4, 3)]
 CANDIDATES = {
-    "triton_tiles": [
-        (128, 128, 8, 3),
-        (128, 64, 8, 3),
-        (128, 64, 8, 2),
-        (128, 64, 4, 3),
-        (64, 64, 4, 3),
-        (128, 128, 8, 2),
-    ],
-    "gluon_tiles": [(128, 128), (128, 64), (128, 96), (128, 160), (128, 176)],
+    "triton_tiles": OF_TRITON,
+    "pallas_tiles": OF_TRITON,
+    "helion_tiles": OF_TRITON,
+    "gluon_tiles": [(128, 128), (128, 64)],
     "cutile_tiles": [(128, 128), (128, 64), (64, 128), (64, 64), (256, 64)],
-    "cute_dsl": [(128, 128), (128, 64), (64, 64), (64, 128)],
+    "cute_dsl": [(128, 128, 8), (128, 64, 8), (128, 64, 4), (128, 32, 4), (64, 64, 4), (64, 128, 4)],
 }
 
 
@@ -66,9 +63,9 @@ def record_languages(names: Sequence[str] = ()) -> None:
             timings.append(pd.DataFrame(told.pop("rows", []), columns=told.pop("columns", COLUMNS)))
             facts.append({"language": name} | told)
             progress(f"{name}: {len(timings[-1])} bursts, {told.get('ended') or 'complete'}")
-    _save("timings", pd.concat([*_before("timings", names), *timings], ignore_index=True), seen)
+    _save("timings", pd.concat([*_before("timings", names), *timings], ignore_index=True), seen, names)
     frame = pd.DataFrame(facts, columns=FACTS).query("language != @PEERS")
-    _save("facts", pd.concat([*_before("facts", names), frame], ignore_index=True), seen)
+    _save("facts", pd.concat([*_before("facts", names), frame], ignore_index=True), seen, names)
 
 
 def tune(names: Sequence[str] = ()) -> pd.DataFrame:
@@ -90,8 +87,11 @@ def _for_a_gpu() -> list[str]:
     return [stem for stem, one in found.items() if one.device == "cuda" and not one.missing]
 
 
-def _save(kind: str, frame: pd.DataFrame, seen: dict) -> None:
+def _save(kind: str, frame: pd.DataFrame, seen: dict, names: Sequence[str]) -> None:
     sources = {stem: digest(one.path) for stem, one in languages.implementations().items()}
+    with contextlib.suppress(LookupError):  # of those that aren't measured again
+        before = record.about(STEM, kind, record.this_device())["implementations"] if names else {}
+        sources |= {stem: was for stem, was in before.items() if stem not in names}
     used = sorted({rung for found in BESIDE.values() for rung in found})
     method = f"CUDA events, bursts of about {BURST_MS:g} ms interleaved in random order, 7 rounds, a process for each language"
     extra = dict(seen) | {"method": method, "implementations": sources}
@@ -111,8 +111,8 @@ def _before(kind: str, names: Sequence[str]) -> list[pd.DataFrame]:
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of an implementation's text."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    """SHA-256 of an implementation's text without its opening lines, which say what was tried."""
+    return hashlib.sha256(languages.body(path.read_text()).encode()).hexdigest()
 
 
 def stale(device: str | None = None) -> list[str]:

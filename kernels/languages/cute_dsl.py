@@ -4,7 +4,6 @@ needs: nvidia-cutlass-dsl
 runs: GPU
 dtypes: fp16 bf16
 D: 64 128
-tried: compiled for sm_90a, without spills; not yet run on a GPU
 """
 
 import functools
@@ -17,8 +16,7 @@ from cutlass import Float32, Int32, const_expr, range_constexpr
 from cutlass.cute.nvgpu import cpasync, warp
 
 LOG2_E = 1.4426950408889634
-THREADS = 256
-TILES = {64: (128, 128), 128: (128, 64)}  # D: queries and keys of a tile
+TILES = {64: (128, 64, 4), 128: (128, 64, 4)}  # D: queries and keys of a tile, warps
 TYPES = {torch.float16: cutlass.Float16, torch.bfloat16: cutlass.BFloat16}
 
 
@@ -94,7 +92,7 @@ def kernel(q, k, v, o, lse, scale_log2: Float32, sizes: cutlass.Constexpr, copy,
     tile = cute.arch.grid_dim()[0] - 1 - block  # the longest first, where the mask is causal
     Nq, Nk, i = q.shape[0], k.shape[0], tile * Br
 
-    rows = cute.make_composed_layout(cute.make_swizzle(3, 3, 3), 0, cute.make_layout((8, 64), stride=(64, 1)))
+    rows = cute.make_composed_layout(cute.make_swizzle(3, 4, 3), 0, cute.make_layout((8, 64), stride=(64, 1)))
     layouts = [cute.tile_to_shape(rows, (n, D), (0, 1)) for n in (Br, Bc, Bc)]
     memory = cutlass.utils.SmemAllocator()
     sQ, sK, sV = (memory.allocate_tensor(T, x.outer, 1024, x.inner) for x in layouts)
@@ -212,7 +210,7 @@ def launch(
     tile: cutlass.Constexpr,
 ):
     """q, o (BH,Nq,D), k, v (BH,Nk,D), lse (BH,Nq), dense."""
-    Br, Bc = tile
+    Br, Bc, warps = tile
 
     def heads(x, N):
         return cute.make_tensor(x, cute.make_layout((N, D, BH), stride=(D, 1, cute.assume(N * D, divby=64))))
@@ -220,13 +218,13 @@ def launch(
     atom = cute.make_copy_atom(
         cpasync.CopyG2SOp(cache_mode=cpasync.LoadCacheMode.GLOBAL), q.dtype, num_bits_per_copy=128
     )
-    copy = cute.make_tiled_copy_tv(atom, cute.make_layout((THREADS // 8, 8), stride=(8, 1)), cute.make_layout((1, 8)))
+    copy = cute.make_tiled_copy_tv(atom, cute.make_layout((4 * warps, 8), stride=(8, 1)), cute.make_layout((1, 8)))
     product = warp.MmaF16BF16Op(q.dtype, Float32, (16, 8, 16))
-    mma = cute.make_tiled_mma(product, (THREADS // 32, 1, 1), permutation_mnk=(THREADS // 2, 16, 16))
+    mma = cute.make_tiled_mma(product, (warps, 1, 1), permutation_mnk=(16 * warps, 16, 16))
     lses = cute.make_tensor(lse, cute.make_layout((Nq, BH), stride=(1, Nq)))
     kernel(
         heads(q, Nq), heads(k, Nk), heads(v, Nk), heads(o, Nq), lses, scale_log2, (Br, Bc, D), copy, mma, CAUSAL
-    ).launch(grid=(cute.ceil_div(Nq, Br), BH, 1), block=(THREADS, 1, 1), stream=stream)
+    ).launch(grid=(cute.ceil_div(Nq, Br), BH, 1), block=(32 * warps, 1, 1), stream=stream)
 
 
 def pointer(dtype, address):

@@ -4,7 +4,6 @@ needs: nvidia-cutlass
 runs: GPU
 dtypes: fp16 bf16
 D: 64 128
-tried: compiled for sm_80 and sm_90a, without spills; not yet run on a GPU
 */
 #include <cuda_runtime.h>
 #include <cute/tensor.hpp>
@@ -12,18 +11,18 @@ tried: compiled for sm_80 and sm_90a, without spills; not yet run on a GPU
 using namespace cute;
 
 // [region: shapes]
-// Eight warps, 16 queries each: the layouts say where each element lies, the atoms how it is moved and multiplied.
+// The warps share the queries: the layouts say where each element lies, the atoms how it is moved and multiplied.
 template <class T, int D> struct Shapes {
-  static constexpr int Br = 128, Bc = D == 64 ? 128 : 64, Threads = 256;
+  static constexpr int Br = 128, Bc = 64, Warps = 4, Threads = 32 * Warps;
   using Mma = TiledMMA<
       MMA_Atom<std::conditional_t<std::is_same_v<T, half_t>, SM80_16x8x16_F32F16F16F32_TN, SM80_16x8x16_F32BF16BF16F32_TN>>,
-      Layout<Shape<_8, _1, _1>>, Tile<_128, _16, _16>>;
+      Layout<Shape<Int<Warps>, _1, _1>>, Tile<Int<16 * Warps>, _16, _16>>;
   using Rows = decltype(composition(Swizzle<3, 3, 3>{}, Layout<Shape<_8, _64>, Stride<_64, _1>>{}));
   using Q = decltype(tile_to_shape(Rows{}, Shape<Int<Br>, Int<D>>{}));
   using K = decltype(tile_to_shape(Rows{}, Shape<Int<Bc>, Int<D>>{}));
   using Vt = decltype(composition(K{}, Layout<Shape<Int<D>, Int<Bc>>, Stride<Int<Bc>, _1>>{}));  // K's layout, transposed
   using FromGlobal = decltype(make_tiled_copy(Copy_Atom<SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<uint128_t>, T>{},
-                                              Layout<Shape<_32, _8>, Stride<_8, _1>>{}, Layout<Shape<_1, _8>>{}));
+                                              Layout<Shape<Int<4 * Warps>, _8>, Stride<_8, _1>>{}, Layout<Shape<_1, _8>>{}));
   static constexpr int Bytes = (Br + 2 * Bc) * D * int(sizeof(T));
 };
 // [end: shapes]
@@ -50,7 +49,7 @@ __device__ void load(const Copy &copy_, const G &from, S &&to, const I &at, int 
 // [end: copy]
 
 // [region: kernel]
-template <class T, int D, bool Causal> __global__ __launch_bounds__(256) void kernel(const Arguments a) {
+template <class T, int D, bool Causal> __global__ __launch_bounds__(Shapes<T, D>::Threads) void kernel(const Arguments a) {
   using Z = Shapes<T, D>;
   constexpr int Br = Z::Br, Bc = Z::Bc;
   extern __shared__ __align__(128) unsigned char smem[];
@@ -124,7 +123,7 @@ template <class T, int D, bool Causal> __global__ __launch_bounds__(256) void ke
     clear(S);
     CUTE_UNROLL
     for (int k = 0; k < size<2>(rQ); ++k) {
-      if (n == 0) copy(load_Q, cQ(_, _, k), vQ(_, _, k));
+      copy(load_Q, cQ(_, _, k), vQ(_, _, k));
       copy(load_K, cK(_, _, k), vK(_, _, k));
       gemm(mma, rQ(_, _, k), rK(_, _, k), S);
     }

@@ -15,12 +15,12 @@ import torch
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as gpu
 
-Br, Bc = 128, 64  # queries and keys of a tile
+TILES = {64: (128, 64, 8, 3), 128: (128, 128, 8, 3)}  # D: queries and keys of a tile, warps, stages of the loop
 ON_GPU = jax.default_backend() == "gpu"
 
 
 # [region: kernel]
-def kernel(q_ref, k_ref, v_ref, o_ref, lse_ref, *, Nq, Nk, scale, causal):
+def kernel(q_ref, k_ref, v_ref, o_ref, lse_ref, *, Nq, Nk, Br, Bc, scale, causal):
     """One query tile of one head: q_ref (Br, D), k_ref and v_ref (all keys, D)."""
     i = pl.program_id(1) * Br
     q, last = q_ref[...], i + jnp.arange(Br)[:, None] + (Nk - Nq if causal else Nk)  # the last key of each query
@@ -49,14 +49,15 @@ def kernel(q_ref, k_ref, v_ref, o_ref, lse_ref, *, Nq, Nk, scale, causal):
 
 
 # [region: launch]
-@functools.partial(jax.jit, static_argnames=("scale", "causal"))
-def attention(q, k, v, scale, causal):
+@functools.partial(jax.jit, static_argnames=("scale", "causal", "tile"))
+def attention(q, k, v, scale, causal, tile):
     """q (BH,Nq,D), k and v (BH,Nk,D) give O and LSE. A block has to lie inside its array, so they are padded to whole tiles."""
     (BH, Nq, D), Nk = q.shape, k.shape[1]
+    Br, Bc, warps, stages = tile
     q, k, v = (jnp.pad(x, ((0, 0), (0, -x.shape[1] % n), (0, 0))) for x, n in ((q, Br), (k, Bc), (v, Bc)))
     rows, keys = q.shape[1], pl.BlockSpec((None, k.shape[1], D), lambda bh, i: (bh, 0, 0))
     o, lse = pl.pallas_call(
-        functools.partial(kernel, Nq=Nq, Nk=Nk, scale=scale, causal=causal),
+        functools.partial(kernel, Nq=Nq, Nk=Nk, Br=Br, Bc=Bc, scale=scale, causal=causal),
         grid=(BH, rows // Br),
         in_specs=[pl.BlockSpec((None, Br, D), lambda bh, i: (bh, i, 0)), keys, keys],
         out_specs=[
@@ -64,7 +65,7 @@ def attention(q, k, v, scale, causal):
             pl.BlockSpec((None, Br), lambda bh, i: (bh, i)),
         ],
         out_shape=[jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct((BH, rows), jnp.float32)],
-        compiler_params=gpu.CompilerParams(num_warps=8, num_stages=3) if ON_GPU else None,
+        compiler_params=gpu.CompilerParams(num_warps=warps, num_stages=stages) if ON_GPU else None,
         interpret=not ON_GPU,
     )(q, k, v)
     return o[:, :Nq], lse[:, :Nq]
@@ -73,7 +74,8 @@ def attention(q, k, v, scale, causal):
 def forward(q, k, v, scale=None, causal=False):
     """O (B,H,Nq,D) in q's dtype and LSE (B,H,Nq) in float32."""
     heads = (jax.dlpack.from_dlpack(x.detach().contiguous().flatten(0, 1)) for x in (q, k, v))
-    o, lse = attention(*heads, q.shape[-1] ** -0.5 if scale is None else scale, causal)
+    D = q.shape[-1]
+    o, lse = attention(*heads, D**-0.5 if scale is None else scale, causal, TILES[D])
     return torch.from_dlpack(o).view(q.shape), torch.from_dlpack(lse).view(q.shape[:3])
 
 

@@ -12,7 +12,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 LOG2_E = 1.4426950408889634
-TILES = {64: (128, 128, 8, 3), 128: (128, 64, 8, 3)}  # D: queries and keys of a tile, warps, stages of the loop
+TILES = {64: (64, 64, 4, 3), 128: (64, 64, 4, 3)}  # D: queries and keys of a tile, warps, stages of the loop
 
 
 # [region: step]
