@@ -68,6 +68,7 @@ _LESSONS = {
     "hint": "lessons.forms:hint",
     "tasks": "lessons.forms:tasks",
     "progress": "lessons.progress:progress",
+    "detective": "lessons.detective:detective",
     "predict": "lessons.predict:predict",
     "draw": "lessons.drawings.basics",
     "draw_backward": "lessons.drawings.backward",

@@ -14,11 +14,12 @@ import difflib
 import html
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from ..evidence.mutants import of_rung
@@ -30,13 +31,14 @@ from ..ladder.rung import Rung, parse
 from ..ladder.rung import rung as find
 from ..ladder.show import Listing
 from ..run.check import compare
+from ..run.reference import Case
 from ..run.report import Comparison, draw, error_pixels, pattern
 from . import cases as stored
 from . import judge
 from .cases import CASES, DRAWN, MECHANISMS
 from .forms import Hints
+from .inputs import Draw, instance
 from .inputs import draw as drawn
-from .inputs import instance
 from .progress import keep, solved
 
 MOST_LINES = 8  # that a mend may change
@@ -59,7 +61,7 @@ class Seen:
 @dataclass(frozen=True)
 class Symptoms:
     """What can be seen of a broken kernel from outside. orders: whether its answer depends on the order of threads. counts: (what,
-    this kernel's, the rung's own) on input `counted`. found: whether the X-ray reports something; what it is stays hidden."""
+    this kernel's, the rung's own) on input `counted`, which is drawn, too. found: whether the X-ray reports something; what stays hidden."""
 
     title: str
     seen: tuple[Seen, ...]
@@ -69,10 +71,9 @@ class Symptoms:
     found: bool
 
     @property
-    def worst(self) -> Seen | None:
-        """The first wrong input that has a map."""
-        wrong = [each for each in self.seen if each.comparison is not None and each.comparison.wrong is not None]
-        return wrong[0] if wrong else None
+    def shown(self) -> Comparison | None:
+        """The wrong output that is drawn: where there is one, one of many rows of which some are right."""
+        return next((each.comparison for each in self.seen if each.name == self.counted), None)
 
     def _after(self) -> list[str]:
         lines = [self.orders]
@@ -87,14 +88,14 @@ class Symptoms:
         return [self.title, *rows]
 
     def __str__(self) -> str:
-        picture = [draw(self.worst.comparison)] if self.worst and self.worst.comparison else []
+        picture = [draw(self.shown)] if self.shown else []
         return "\n".join([*self._before(), *picture, *self._after()])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         page = "<pre style='font-family:monospace;margin:0;white-space:pre-wrap'>{}</pre>"
-        picture = error_pixels(self.worst.comparison) if self.worst and self.worst.comparison else ""
+        picture = error_pixels(self.shown) if self.shown else ""
         before, after = (page.format(html.escape("\n".join(lines))) for lines in (self._before(), self._after()))
         return before + picture + after
 
@@ -121,7 +122,9 @@ class Opened:
             raise ValueError(f"case {self.case.n} isn't to be had here: {stem} is not whole in this tree") from error
         before = (find(stem) if bug.wrong_result else for_d64(stem)).source.splitlines()
         made, at = [], 0  # the changed lines, without the comments that would give them away
-        for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(None, before, after := bug.source.splitlines()).get_opcodes():
+        for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(
+            None, before, after := bug.source.splitlines()
+        ).get_opcodes():
             if tag != "equal":
                 made += whole[at:i1] + _silent(after[j1:j2])
                 at = i2
@@ -155,9 +158,28 @@ class Opened:
         """What an outsider sees of it; takes seconds (case 11: half a minute)."""
         return _symptoms(self)
 
+    def outputs(self, name: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """What it computes on an input, by the input's name or how that begins, and what float64 does: output -> (got, expected), two
+        arrays of the output's shape. KeyError names the inputs; ValueError where there is no output."""
+        draw_of = self._draw
+        cases = draw_of.cases()
+        found = [n for n, case in enumerate(cases) if case.name.startswith(name)]
+        if not found or not name:
+            raise KeyError(f"no input {name!r}; there are {', '.join(case.name.partition(':')[0] for case in cases)}")
+        case, jobs = cases[found[0]], [job for job in judge.jobs(cases) if job.case == found[0]]
+        run = next(iter(judge.observe(instance(self.rung, draw_of.D, draw_of.dtype), jobs, SECONDS)))
+        if run.outputs is None:
+            raise ValueError(f"there is no output: it was {_seen(case, run).said}")
+        pairs = zip(case.names, run.outputs, case.exact(), strict=True)
+        return {output.upper(): (got.double().numpy(), exact.numpy()) for output, got, exact in pairs}
+
+    @property
+    def _draw(self) -> Draw:
+        return drawn(find(self.case.number), self.case.seed)
+
     def hint(self) -> Hints:
         """The hints, folded one inside the other; in a terminal one more with each call."""
-        return Hints(self.case)  # type: ignore[arg-type]
+        return Hints(self.case)
 
     def mechanisms(self) -> str:
         """The names among which `mechanism` is chosen."""
@@ -233,7 +255,7 @@ class Opened:
         self._require(lambda: self.mended(mend))
         return True
 
-    def _require(self, make) -> None:
+    def _require(self, make: Callable[[], Rung]) -> None:
         try:
             wrong = self.fault(make())
         except (ValueError, CompileError) as error:
@@ -308,37 +330,56 @@ def every() -> Cases:
 
 
 def _symptoms(self: Opened) -> Symptoms:
-    draw_of = drawn(find(self.case.number), self.case.seed)
+    draw_of = self._draw
     cases = draw_of.cases()
     work = judge.jobs(cases, ORDERS)
     runs = list(judge.observe(instance(self.rung, draw_of.D, draw_of.dtype), work, SECONDS))
-    seen = tuple(_seen(case, next(r for r in runs if r.case == n)) for n, case in enumerate(cases))
-    counted = next((n for n, each in enumerate(seen) if not each.right and each.comparison), None)
-    if counted is None:
-        counted = next((n for n, case in enumerate(cases) if case.name == "many tiles"), 0)
-    if seen[counted].comparison is None and not seen[counted].right:
-        counted = next(n for n, each in enumerate(seen) if each.right)
+    unsteady, orders = _orders(cases, runs)
+    seen = tuple(_seen(case, next(r for r in runs if r.case == n), n in unsteady) for n, case in enumerate(cases))
+    n = _telling(seen)
+    said = "the answer is the same in no two orders of threads that were tried"
+    if not unsteady:
+        said = f"the answer is the same in {many(orders, 'order')} of threads"
+    elif any(each.right for each in seen):
+        said = f"the answer changes with the order of threads, as it would from run to run: {', '.join(seen[i].name for i in unsteady)}"
     return Symptoms(
         f"{self.case.title}, D = {draw_of.D}, {draw_of.dtype}",
         seen,
-        _orders(cases, runs),
-        cases[counted].name.partition(":")[0],
-        _counts(self, draw_of, cases, runs, counted),
+        said,
+        seen[n].name,
+        _counts(self, draw_of, cases, runs, n),
         any(run.findings for run in runs),
     )
 
 
-def _seen(case, run: judge.Run) -> Seen:
+def _telling(seen: tuple[Seen, ...]) -> int:
+    """The input whose map says most: with rows of which some are right, else with many rows; if there is no map, one that ends."""
+
+    def worth(n: int) -> tuple[bool, bool, bool]:
+        found = seen[n].comparison
+        if found is None or found.wrong is None:
+            return False, False, False
+        rows = found.wrong.shape[-1 if found.output == "lse" else -2]
+        return True, rows >= 16, bool(0 < found.wrong.sum() < 0.9 * found.wrong.size)
+
+    best = max(range(len(seen)), key=lambda n: (worth(n), -n))
+    if worth(best)[0]:
+        return best
+    ended = [n for n, each in enumerate(seen) if each.right]
+    return next((n for n in ended if seen[n].name == "many tiles"), ended[0] if ended else 0)
+
+
+def _seen(case: Case, run: judge.Run, unsteady: bool = False) -> Seen:
     name = case.name.partition(":")[0]
-    if run.error and run.outputs is None:
+    if run.outputs is None:
         return Seen(name, False, f"stopped{_kind(run.error)}")
-    found = [each for each in compare(case, run.outputs) if each.problem or each.used > judge.TIMES]
+    compared = compare(case, run.outputs)
+    found = [each for each in compared if each.problem or each.used > judge.TIMES]
     if not found:
-        return Seen(name, True, "")
-    right = [c.output.upper() for c in compare(case, run.outputs) if c.output not in {f.output for f in found}]
-    parts = [_wrong(each) for each in found] + ([f"{', '.join(right)} right"] if right else [])
-    maps = [each for each in found if each.wrong is not None]
-    return Seen(name, False, "; ".join(parts), maps[0] if maps else None)
+        return Seen(name, True, "in other orders of threads another answer" if unsteady else "")
+    right = [each.output.upper() for each in compared if each not in found]
+    said = "; ".join([*map(_wrong, found), *([f"{', '.join(right)} right"] if right else [])])
+    return Seen(name, False, said, next((each for each in found if each.wrong is not None), None))
 
 
 def _wrong(found: Comparison) -> str:
@@ -346,37 +387,36 @@ def _wrong(found: Comparison) -> str:
     name = found.output.upper()
     if found.wrong is None:
         return f"{name}: {found.problem.splitlines()[0]}"
-    how = re.search(r"NaN|never written|infinit\w+", found.problem)
-    told = f"{how[0]} at " if how else f"{found.used:,.3g} budgets off, "
-    return f"{name} {told}{pattern(found.wrong, found.output)}"
+    share, _, where = pattern(found.wrong, found.output).partition(" elements wrong: ")
+    axes = [axis for axis in where.split("; ") if not re.fullmatch(r"\w+ (all|0)", axis)]
+    axes = ["some columns" if re.match("column .* more runs", axis) else axis for axis in axes]
+    nan = " (NaN)" if "NaN" in found.problem else ""
+    worst = f"got {found.got:.6g}, expected {found.expected:.6g}"
+    return f"{name} wrong{nan} in {share}{': ' + ', '.join(axes) if axes else ''}; worst: {worst}"
 
 
 def _kind(error: str) -> str:
     """How a run without outputs ended, as far as a program on a GPU would show it."""
-    return ": it did not end" if re.search("after|deadlock|waits?", error) else " by the emulator, whose reason is withheld"
+    return (
+        ": it did not end" if re.search(r"deadlock|after \d", error) else " by the emulator, whose reason is withheld"
+    )
 
 
-def _orders(cases, runs: list[judge.Run]) -> str:
-    """Whether outputs are the same, bit by bit, in all orders of threads, as a sentence."""
-    others, named = set(), []
-    for n, case in enumerate(cases):
-        of = [run for run in runs if run.case == n and run.outputs is not None]
-        if len(of) < 2:
-            continue
-        others.add(len(of))
-        first = [x.contiguous().view(torch.uint8) for x in of[0].outputs or ()]
-        same = all(
-            torch.equal(x, y.contiguous().view(torch.uint8)) for run in of[1:] for x, y in zip(first, run.outputs or ())
-        )
-        named += [] if same else [case.name.partition(":")[0]]
-    if not others:
-        return "no input gave an answer in more than one order of threads"
-    if named:
-        return f"the answer changes with the order of threads, from run to run: {', '.join(named)}"
-    return f"the answer is the same in {many(max(others), 'order')} of threads"
+def _orders(cases: list[Case], runs: list[judge.Run]) -> tuple[list[int], int]:
+    """The inputs whose outputs are not the same, bit by bit, in all orders of threads; and how many orders were tried."""
+    tried, unsteady = 1, []
+    for n in range(len(cases)):
+        of = [run.outputs for run in runs if run.case == n and run.outputs is not None]
+        tried = max(tried, len(of))
+        bits = [[x.contiguous().view(torch.uint8) for x in outputs] for outputs in of]
+        if any(not torch.equal(x, y) for other in bits[1:] for x, y in zip(bits[0], other, strict=True)):
+            unsteady.append(n)
+    return unsteady, tried
 
 
-def _counts(self: Opened, draw_of, cases, runs, n: int) -> tuple[tuple[str, int, int], ...]:
+def _counts(
+    self: Opened, draw_of: Draw, cases: list[Case], runs: list[judge.Run], n: int
+) -> tuple[tuple[str, int, int], ...]:
     """Counts of one input beside the rung's own; none where it didn't end, or the rung isn't whole."""
     mine = next(run for run in runs if run.case == n)
     if mine.outputs is None:
@@ -396,7 +436,8 @@ def _counts(self: Opened, draw_of, cases, runs, n: int) -> tuple[tuple[str, int,
 
 def _silent(lines: list[str]) -> list[str]:
     """Lines without comments; what is nothing then, or a lone semicolon, is left out."""
-    bare = [re.sub(r" *//.*", "", line) for line in lines]
+    shape = re.compile(r" *// \([\w, ]+\)$")  # tells nothing
+    bare = [line if shape.search(line) else re.sub(r" *//.*", "", line) for line in lines]
     return [line for line, was in zip(bare, lines) if not was.strip() or line.strip() not in ("", ";")]
 
 
