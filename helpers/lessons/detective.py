@@ -35,7 +35,7 @@ from ..run.reference import Case
 from ..run.report import Comparison, draw, error_pixels, pattern
 from . import cases as stored
 from . import judge
-from .cases import CASES, DRAWN, MECHANISMS
+from .cases import CASES, DRAWN, MECHANISMS, SHOWN
 from .forms import Hints
 from .inputs import Draw, instance
 from .inputs import draw as drawn
@@ -306,7 +306,7 @@ def detective(seed: int) -> Cases:
 
     detective(7)[0].symptoms()
     """
-    numbers = random.Random(seed).sample([each.n for each in CASES], DRAWN)
+    numbers = random.Random(seed).sample([each.n for each in CASES if each.n != SHOWN], DRAWN)
     return Cases(tuple(opened(n) for n in sorted(numbers)))
 
 

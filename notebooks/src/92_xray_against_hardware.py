@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 92 · The X-ray against hardware
 #
-# [← 91 · The bug museum](91_bug_museum.ipynb) | [glossary](glossary.md) | [99 · The ladder →](99_the_ladder.ipynb)
+# [← 91 · The bug museum](91_bug_museum.ipynb) | [glossary](glossary.md) | [93 · Detective →](93_detective.ipynb)
 #
 # **After this notebook you can**
 # - explain how the X-ray knows what a kernel does to memory without a GPU, from the access of one lane to a race;

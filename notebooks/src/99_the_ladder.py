@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 99 · The ladder
 #
-# [← 92 · The X-ray against hardware](92_xray_against_hardware.ipynb) | [glossary](glossary.md)
+# [← 93 · Detective](93_detective.ipynb) | [glossary](glossary.md)
 #
 # **After this notebook you can**
 # - read the forward passes of the series off one board: what each rung is worth, and what it costs in lines, seconds and memory (decode and the backward passes have boards of their own, in 21, 22, 23 and 33);
@@ -294,7 +294,7 @@ exercise.verify("99.1", agrees)
 # %% [markdown]
 # ### Exercise 99.2 · Half the bytes
 #
-# Every CTA of rung 04 reads all of K and V. Bring in a kernel in fp32, right by `check` and without findings, that at $B = 1$, $H = 2$, $D = 128$ asks for at most **half** the bytes that rung 04 asks for beside Q: at $N = 512$ and at another $N$ that is drawn. `entry` is its source. Before you run the check: do you expect it to be faster?
+# Every CTA of rung 04 reads all of K and V. Bring in a kernel in fp32, right by `check` and without findings, that at $B = 1$, $H = 2$, $D = 128$ asks for at most **half** the bytes that rung 04 asks for beside Q; $N$ is drawn, 256 or 512. `entry` is its source. Before you run the check: do you expect it to be faster?
 
 # %%
 # Exercise 99.2
