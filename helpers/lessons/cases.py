@@ -42,7 +42,7 @@ SHOWN = 1  # the case that notebook 93 works through: not drawn
 @dataclass(frozen=True)
 class Case:
     """A case as it is stored. n: its number; number: the rung's. bug, mechanism: digests. regions: where to look, among them the
-    bug's. seed: what draws the inputs (lessons/inputs.py). hints: from a nudge to nearly everything."""
+    bug's; "a to b" is all from a to b. seed: what draws the inputs (lessons/inputs.py). hints: from a nudge to nearly everything."""
 
     n: int
     number: str
@@ -199,7 +199,7 @@ CASES = (
         "20",
         "a2400cee3f7f",
         "0c1c330bfafb",
-        ("schedule", "visible", "mask"),
+        ("schedule to visible", "mask"),
         (
             "One input is wrong. What has it that no other one has?",
             "Look at which heads are wrong: with 6 heads on 2 the first three belong together.",

@@ -139,10 +139,16 @@ class Opened:
         return parse("\n".join(lines) + "\n", Path(f"case_{self.case.n:02d}.cu"))
 
     def code(self, *regions: str) -> Listing:
-        """The regions of the broken kernel among which the bug is, with the file's line numbers; others by name."""
+        """The regions of the broken kernel among which the bug is, with the file's line numbers; others by name. KeyError names them."""
+        where, source = show.regions(self.rung), show.source(self.rung).lines
         shown: dict[int, tuple[int | None, str, str]] = {}
         for name in regions or self.case.regions:
-            shown |= {line[0]: line for line in show.region(self.rung, name).lines if line[0] is not None}
+            ends = name.split(" to ")  # "schedule to mask": with all that lies between
+            for each in ends:
+                if each not in where:
+                    raise KeyError(f"{self.case.title} has no region {each!r}; it has {', '.join(where)}")
+            first, last = where[ends[0]][0], where[ends[-1]][1]
+            shown |= {line[0]: line for line in source if line[0] is not None and first <= line[0] <= last}
         lines: list[tuple[int | None, str, str]] = []
         for n in sorted(shown):
             gap = lines and n > (lines[-1][0] or 0) + 1 and any(self.rung.source.splitlines()[lines[-1][0] : n - 1])
