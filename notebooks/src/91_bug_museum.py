@@ -445,7 +445,7 @@ with pd.option_context("display.max_colwidth", None):
 # %% [markdown]
 # ## Exercises
 #
-# Three exhibits have lost their labels. In each, find the line and put it right: `mend` is a pair, a piece of the exhibit's text that occurs once, and what belongs there instead. `exhibit.broken` is the rung as it is, so `show.region(exhibit.broken, "online_update")` shows a part of it. The mend has to keep the rest of the rung: at most one line may change.
+# Three exhibits have lost their labels. (More of this, with whole kernels and their symptoms alone: [93](93_detective.ipynb).) In each, find the line and put it right: `mend` is a pair, a piece of the exhibit's text that occurs once, and what belongs there instead. `exhibit.broken` is the rung as it is, so `show.region(exhibit.broken, "online_update")` shows a part of it. The mend has to keep the rest of the rung: at most one line may change.
 
 
 # %% [markdown]
