@@ -72,8 +72,12 @@ class Symptoms:
 
     @property
     def shown(self) -> Comparison | None:
-        """The wrong output that is drawn: where there is one, one of many rows of which some are right."""
-        return next((each.comparison for each in self.seen if each.name == self.counted), None)
+        """The wrong output that is drawn; None where there is none, or where nothing in it is right."""
+        found = next((each.comparison for each in self.seen if each.name == self.counted), None)
+        if found is None or found.wrong is None:
+            return None
+        head = found.worst[: found.wrong.ndim - (1 if found.output == "lse" else 2)]
+        return None if found.wrong[head].all() else found
 
     def _after(self) -> list[str]:
         lines = [self.orders]
@@ -94,10 +98,17 @@ class Symptoms:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        page = "<pre style='font-family:monospace;margin:0;white-space:pre-wrap'>{}</pre>"
-        picture = error_pixels(self.shown) if self.shown else ""
-        before, after = (page.format(html.escape("\n".join(lines))) for lines in (self._before(), self._after()))
-        return before + picture + after
+        left = "style='text-align:left'"
+        rows = "".join(
+            f"<tr><td>{'✓' if each.right else '<b>✗</b>'}</td><td {left}>{html.escape(each.name)}</td>"
+            f"<td {left}>{html.escape(each.said)}</td></tr>"
+            for each in self.seen
+        )
+        heads = f"<th></th><th {left}>input</th><th {left}>what came out</th>"
+        table = f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
+        after = html.escape("\n".join(self._after()))
+        page = f"<pre style='font-family:monospace;margin:0;white-space:pre-wrap'>{after}</pre>"
+        return f"<div>{html.escape(self.title)}</div>{table}{error_pixels(self.shown) if self.shown else ''}{page}"
 
 
 class Opened:
@@ -397,8 +408,8 @@ def _wrong(found: Comparison) -> str:
     axes = [axis for axis in where.split("; ") if not re.fullmatch(r"\w+ (all|0)", axis)]
     axes = ["some columns" if re.match("column .* more runs", axis) else axis for axis in axes]
     nan = " (NaN)" if "NaN" in found.problem else ""
-    worst = f"got {found.got:.6g}, expected {found.expected:.6g}"
-    return f"{name} wrong{nan} in {share}{': ' + ', '.join(axes) if axes else ''}; worst: {worst}"
+    worst = "" if found.got != found.got else f", got {found.got:.4g} for {found.expected:.4g}"
+    return f"{name} wrong{nan} in {share}{': ' + ', '.join(axes) if axes else ''}{worst}"
 
 
 def _kind(error: str) -> str:

@@ -69,10 +69,13 @@ mechanism = ...  # your prediction: the mechanism, a name from the list above
 first.code("output")
 
 # %% tags=["reveal"]
-line, answer, mend = first.solution()
-predict(mechanism, answer, f"is the mechanism, in line {line}")
-print("wrong so far?", first.diagnose(line, answer) or "no, the diagnosis is right")
-print("after the mend:", first.fault(first.mended(mend)) or "right on all inputs, nothing found")
+broken = first.rung.source.splitlines()
+line = 1 + next(n for n, text in enumerate(broken) if "b * a.V_stride[1]" in text)
+strides = ("V_stride[1] + h * a.V_stride[0]", "V_stride[0] + h * a.V_stride[1]")  # of batch and head, exchanged
+mend = {line: broken[line - 1].replace(*strides)}
+predict(mechanism, "stride", f"is the mechanism, in line {line}")
+print("the diagnosis:", first.diagnose(line, "stride") or "right")
+print("the mended kernel:", first.fault(first.mended(mend)) or "right on all inputs, nothing found")
 
 # %% [markdown]
 # **What to see.** Three questions were enough: *which output* (O and not LSE: the second half of the kernel), *which inputs* (several heads: an index of the head), *which elements* (all of a head: an address, not arithmetic). Then one line was left to read. The wrong numbers themselves, 0.81 for −0.86, said nothing.
@@ -97,7 +100,7 @@ print("after the mend:", first.fault(first.mended(mend)) or "right on all inputs
 #
 # ## Your cases
 #
-# A seed draws twelve of fifteen. Change it, and your neighbour has others.
+# A seed draws twelve of fifteen. Take a seed that your neighbour doesn't have.
 
 # %%
 SEED = 1
@@ -105,14 +108,14 @@ mine = detective(SEED)
 mine
 
 # %% [markdown]
-# Four of them are the exercises below, one from each part of the ladder. The other eight go the same way: `case = mine[0]`, `case.symptoms()`, `case.code()`, `case.hint()`, and `case.solve(line, mechanism, mend)`, which raises an error that says what is not right yet. In an editor: `python -m helpers exercise new case 5` writes `work/case_05.cu` and prints its symptoms; `exercise check` judges that file.
+# Four of them, spread over the ladder, are the exercises below. The other eight go the same way: `case = mine[0]`, `case.symptoms()`, `case.code()`, `case.hint()`, and `case.solve(line, mechanism, mend)`, which raises an error that says what is not right yet. In an editor: `python -m helpers exercise new case 5` writes `work/case_05.cu` and prints its symptoms; `exercise check` judges that file.
 
 # %% [markdown]
 # ## Exercises
 #
 # `mend` maps the number of a line to its new text. Several lines of text take the place of one, and `""` removes a line: `{112: "      __syncthreads();\n      first(line, that, was, there);"}` puts a barrier in front of line 112. Where a line is missing, `line` is the one before or behind the gap.
 #
-# ### Exercise 93.1 · A case of the fp32 kernels
+# ### Exercise 93.1 · The first of four
 
 # %%
 mine[1].symptoms()
@@ -142,7 +145,7 @@ exercise.verify("93.1", lambda: mine[1].solve(line, mechanism, mend))
 # </details>
 
 # %% [markdown]
-# ### Exercise 93.2 · A case of the first tensor-core kernels
+# ### Exercise 93.2 · The second
 
 # %%
 mine[4].symptoms()
@@ -170,9 +173,7 @@ exercise.verify("93.2", lambda: mine[4].solve(line, mechanism, mend))
 # </details>
 
 # %% [markdown]
-# ### Exercise 93.3 · A case of what models ask for
-#
-# Before you read the code: by how much is O off, and by how much LSE? Is it the same for all rows?
+# ### Exercise 93.3 · The third
 
 # %%
 mine[7].symptoms()
@@ -200,7 +201,7 @@ exercise.verify("93.3", lambda: mine[7].solve(line, mechanism, mend))
 # </details>
 
 # %% [markdown]
-# ### Exercise 93.4 · A case of Hopper
+# ### Exercise 93.4 · The fourth
 
 # %%
 mine[10].symptoms()
