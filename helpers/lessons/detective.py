@@ -129,8 +129,10 @@ class Opened:
         whole = find(stem).source.splitlines()
         try:
             bug = next(m for id, m in of_rung(stem).items() if self.case.is_bug(id))
-        except (ValueError, StopIteration) as error:
-            raise ValueError(f"case {self.case.n} isn't to be had here: {stem} is not whole in this tree") from error
+        except (ValueError, StopIteration):
+            bug = None
+        if bug is None or any(line.startswith("#error") for line in whole):  # regions that were left blank
+            raise ValueError(f"case {self.case.n} is not available: {stem} is not whole in this tree")
         before = (find(stem) if bug.wrong_result else for_d64(stem)).source.splitlines()
         made, at = [], 0  # the changed lines, without the comments that would give them away
         for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(
