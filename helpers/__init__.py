@@ -68,6 +68,8 @@ _LESSONS = {
     "hint": "lessons.forms:hint",
     "tasks": "lessons.forms:tasks",
     "progress": "lessons.progress:progress",
+    "checks": "lessons.checks",
+    "detective": "lessons.detective:detective",
     "predict": "lessons.predict:predict",
     "draw": "lessons.drawings.basics",
     "draw_backward": "lessons.drawings.backward",

@@ -1,4 +1,4 @@
-"""Grades submissions: `.cu` forms, notebooks with %%region cells, or folders of them.
+"""Grades submissions: `.cu` forms, notebooks with %%region cells, files of detective cases, or folders of them.
 
 Answers are taken as text, compiled and run in a sandbox (Linux: Landlock, seccomp) on the emulator, with inputs drawn from the seed and
 several orders of threads. Points by criterion, the same for the same seed. Exits with 1 if a submission lacks points.
@@ -24,7 +24,11 @@ def options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="draws the inputs (default: 0); keep it to yourself")
     parser.add_argument(
-        "--tasks", nargs="+", default=[], metavar="TASK", help="what counts, like 04.1; default: what is answered"
+        "--tasks",
+        nargs="+",
+        default=[],
+        metavar="TASK",
+        help="what counts, like 04.1 or case.5; default: what is answered",
     )
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="submissions at a time (default: 1)")
     parser.add_argument("--json", action="store_true", help="one JSON object per submission, a line each")

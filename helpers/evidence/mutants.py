@@ -139,6 +139,12 @@ def catalogue() -> dict[str, Mutant]:
     return found | {m.id: m for each in rungs() for m in _written(each.stem, RESULTS)}
 
 
+def of_rung(stem: str) -> dict[str, Mutant]:
+    """The bugs of one rung by id, without those that are run elsewhere. ValueError if one no longer fits its rung."""
+    tables = (_by_rule(stem), _written(stem, MEMORY), _written(stem, RESULTS))
+    return {m.id: m for table in tables for m in table}
+
+
 def change(id: str) -> tuple[str, str, str]:
     """Of a bug that is written out: the rung's stem, the text it replaces, and by what. KeyError for another id."""
     stems = {each.number: each.stem for each in rungs()}

@@ -10,6 +10,7 @@ from ..ladder.paths import ROOT
 from ..ladder.rung import Rung, Which
 from ..ladder.rung import rung as find
 from ..ladder.show import coloured
+from .cases import Case, case
 from .progress import solved
 from .regions import WHOLE, body, span
 from .tasks.catalogue import about, task
@@ -87,9 +88,14 @@ def page(which: Which, regions: tuple[str, ...]) -> str:
 
 @dataclass(frozen=True)
 class Hints:
-    """A task's hints. In a notebook each is folded inside the one before; in a terminal each call of `hint` tells one more."""
+    """The hints of a task or a case. In a notebook each is folded inside the one before; in a terminal each call tells one more."""
 
-    task: Task
+    task: Task | Case
+
+    @property
+    def kind(self) -> str:
+        """What it is about."""
+        return "task" if isinstance(self.task, Task) else "case"
 
     def __repr__(self) -> str:
         told = min(_told.get(self.task.id, 0) + 1, len(self.task.hints))
@@ -99,22 +105,25 @@ class Hints:
     def _repr_html_(self) -> str:
         inner = ""
         for n, text in reversed(list(enumerate(self.task.hints, 1))):
-            name = f"Task {self.task.id}: hint {n} of {len(self.task.hints)}"
+            name = f"{self.kind.capitalize()} {self.task.id.removeprefix('case.')}: hint {n} of {len(self.task.hints)}"
             inner = f"<details><summary>{name}</summary><p>{html.escape(text)}</p>{inner}</details>"
         return inner
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        return {"text/html": self._repr_html_(), "text/plain": f"hints of task {self.task.id}, folded"}
+        return {
+            "text/html": self._repr_html_(),
+            "text/plain": f"hints of {self.kind} {self.task.id.removeprefix('case.')}, folded",
+        }
 
 
 def hint(id: str) -> Hints:
-    """A task's hints, folded, one inside the other.
+    """A task's hints, folded, one inside the other; of a detective case by "case.5".
 
         hint("04.1")
 
     KeyError names the tasks there are.
     """
-    return Hints(task(id))
+    return Hints(case(id) if id.startswith("case.") else task(id))
 
 
 @dataclass(frozen=True)

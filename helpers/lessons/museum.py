@@ -213,6 +213,49 @@ class Exhibit:
         return re.search(self.sign, self.evidence()) is not None
 
 
+class Unlabelled:
+    """An exhibit that a reader has to mend: it can be looked at, and says neither what was changed nor where."""
+
+    __slots__ = ("__exhibit",)
+
+    def __init__(self, exhibit: Exhibit) -> None:
+        self.__exhibit = exhibit
+
+    @property
+    def title(self) -> str:
+        return self.__exhibit.title
+
+    @property
+    def broken(self) -> Rung:
+        """The rung as the exhibit has it; `show.region(exhibit.broken, "scores")` shows a part of it."""
+        return self.__exhibit.broken
+
+    @property
+    def kernel(self) -> Kernel:
+        """Built for the emulator."""
+        return self.__exhibit.kernel
+
+    def build(self, source: str) -> Kernel:
+        """Another text of the same rung, built as the exhibit is."""
+        return self.__exhibit.build(source)
+
+    def case(self, name: str = "") -> Case:
+        """An input by its name; the one that shows the bug if none is given."""
+        return self.__exhibit.case(name)
+
+    def report(self, name: str = "") -> Report:
+        """The check of one input."""
+        return self.__exhibit.report(name)
+
+    def outputs(self, name: str = "") -> tuple[np.ndarray, np.ndarray]:
+        """O as the kernel computes it and as float64 has it: see Exhibit."""
+        return self.__exhibit.outputs(name)
+
+    def visit(self) -> Figure | None:
+        """What the check and the X-ray say: see Exhibit."""
+        return self.__exhibit.visit()
+
+
 def _build(stem: str, source: str) -> Kernel:
     """A rung's text, changed, for the emulator, which names it by the rung's file."""
     built = load(parse(source, Path(f"{stem}.cu")), device="cpu", quiet=True)
@@ -267,4 +310,4 @@ _UNLABELLED = [
     _exhibit("C", "Exhibit C", "03.pitch-of-8",
              ("not a multiple",), "random", "conflicts", "16,384 wavefronts lost to bank conflicts; 0 in the rung", tile=64),
 ]  # fmt: skip
-UNLABELLED = {e.name: e for e in _UNLABELLED}
+UNLABELLED = {e.name: Unlabelled(e) for e in _UNLABELLED}

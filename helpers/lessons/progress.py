@@ -18,7 +18,7 @@ def file() -> Path:
 
 
 def solved() -> dict[str, str]:
-    """What is solved, with the date of the first time: "exercise 2.1" or "task 04.1" -> "2026-11-23". Empty where there is no file, or
+    """What is solved, with the date of the first time: "exercise 2.1", "task 04.1" or "case.5" -> "2026-11-23". Empty where there is no file, or
     none that can be read."""
     if os.environ.get("FA_PROGRESS") == "":
         return {}
@@ -44,10 +44,11 @@ def keep(name: str) -> None:
 
 @dataclass(frozen=True)
 class Progress:
-    """What is solved, and of the tasks which are left."""
+    """What is solved, and of the tasks which are left. cases: how many detective cases there are."""
 
     done: dict[str, str]
     left: tuple[str, ...]
+    cases: int = 0
 
     def __str__(self) -> str:
         exercises = [name.partition(" ")[2] for name in self.done if name.startswith("exercise ")]
@@ -56,6 +57,8 @@ class Progress:
         lines.append(
             f"tasks solved: {len(tasks)} of {len(tasks) + len(self.left)}" + f" ({', '.join(tasks)})" * bool(tasks)
         )
+        if found := [name.removeprefix("case.") for name in self.done if name.startswith("case.")]:
+            lines.append(f"cases solved: {len(found)} of {self.cases} ({', '.join(found)})")
         if self.left:
             lines.append(f"next: {', '.join(self.left[:4])}; tasks() describes them all")
         where = file()
@@ -70,7 +73,8 @@ def progress() -> Progress:
 
     progress()
     """
+    from .cases import CASES
     from .tasks.catalogue import tasks
 
     done = solved()
-    return Progress(done, tuple(id for id in tasks() if f"task {id}" not in done))
+    return Progress(done, tuple(id for id in tasks() if f"task {id}" not in done), len(CASES))

@@ -346,7 +346,7 @@ draw.seconds(phases, f"Loading 01_naive · {built.device.iloc[0]}")
 # | [20](20_causal_gqa.ipynb), [21](21_split_kv.ipynb) | what models ask for: causal masks, shared heads, packed sequences; decoding against a long cache |
 # | [22](22_backward_fp32.ipynb), [23](23_backward_mma.ipynb), [24](24_in_a_model.ipynb) | gradients, in fp32 and on tensor cores, and a small GPT trained with them |
 # | [30](30_tma_wgmma.ipynb), [31](31_warp_specialized.ipynb), [32](32_ping_pong.ipynb), [33](33_backward_wgmma.ipynb) | Hopper: tiles that are copied and multiplied asynchronously, warps with roles, turns; forward and backward |
-# | [90](90_proving_it_right.ipynb), [91](91_bug_museum.ipynb), [92](92_xray_against_hardware.ipynb) | how to test a kernel, bugs that kernels have had or could have, and how far the X-ray can be trusted |
+# | [90](90_proving_it_right.ipynb), [91](91_bug_museum.ipynb), [92](92_xray_against_hardware.ipynb), [93](93_detective.ipynb) | how to test a kernel, bugs that kernels have had or could have, how far the X-ray can be trusted, and broken kernels to mend |
 # | [99](99_the_ladder.ipynb) | all rungs on one board, and a place for your own |
 
 # %% [markdown]

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 99 · The ladder
 #
-# [← 92 · The X-ray against hardware](92_xray_against_hardware.ipynb) | [glossary](glossary.md)
+# [← 93 · Detective](93_detective.ipynb) | [glossary](glossary.md)
 #
 # **After this notebook you can**
 # - read the forward passes of the series off one board: what each rung is worth, and what it costs in lines, seconds and memory (decode and the backward passes have boards of their own, in 21, 22, 23 and 33);
@@ -38,7 +38,7 @@ import pandas as pd
 import torch
 from IPython.display import display
 
-from helpers import check, exercise, load, plot, predict, progress, record, rung, scoreboard, show, xray
+from helpers import check, checks, exercise, load, plot, predict, progress, record, rung, scoreboard, show, xray
 
 torch.manual_seed(0)
 board = scoreboard.speeds(summit=True)
@@ -294,7 +294,7 @@ exercise.verify("99.1", agrees)
 # %% [markdown]
 # ### Exercise 99.2 · Half the bytes
 #
-# Every CTA of rung 04 reads all of K and V. Bring in a kernel in fp32, right by `check` and without findings, that at $B = 1$, $H = 2$, $N = 512$, $D = 128$ asks for at most **half** the bytes of K and V that rung 04 asks for. `entry` is its source. Before you run the check: do you expect it to be faster?
+# Every CTA of rung 04 reads all of K and V. Bring in a kernel in fp32, right by `check` and without findings, that at $B = 1$, $H = 2$, $D = 128$ asks for at most **half** the bytes that rung 04 asks for beside Q; $N$ is drawn, 256 or 512. `entry` is its source. Before you run the check: do you expect it to be faster?
 
 # %%
 # Exercise 99.2
@@ -302,20 +302,7 @@ entry = rung("04_fa2_fp32").source
 
 
 # %%
-def half_the_bytes():
-    x = torch.randn(3, 1, 2, 512, 128)
-    asked = []
-    for text in (rung("04_fa2_fp32").source, entry):
-        kernel = load(source=text, device="cpu", quiet=True)
-        rays = xray(kernel, *x)
-        asked.append(rays.tensors["bytes_read"][["K", "V"]].sum())
-    assert asked[1] <= asked[0] / 2, f"it asks for {asked[1] / asked[0]:.2f} of rung 04's bytes of K and V"
-    assert rays.ok, rays.findings[0]
-    check(kernel).require()
-    return True
-
-
-exercise.verify("99.2", half_the_bytes)
+exercise.verify("99.2", lambda: checks.half_the_bytes(entry))
 
 # %% [markdown]
 # <details>

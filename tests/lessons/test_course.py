@@ -79,6 +79,14 @@ def test_what_is_said_to_instructors_is_not_said_to_students(built):
         assert secret <= lines((built.instructor / path.relative_to(trees.ROOT)).read_text())
 
 
+def test_the_answers_of_the_cases_are_the_instructors_alone(built):
+    """And a case about a rung that lacks a region says so."""
+    assert (built.instructor / trees.ANSWERS).is_file() and not (built.student / trees.ANSWERS).exists()
+    code = "from helpers.lessons.detective import opened\nopened({}).rung"
+    blank, whole = (inside(built.student, "-c", code.format(n)) for n in (4, 6))
+    assert "case 4 is not available: 04_fa2_fp32 is not whole in this tree" in blank.stderr and whole.returncode == 0
+
+
 @pytest.mark.parametrize(
     "text", [marked.OPEN, f"{marked.CLOSE}{marked.OPEN}", f"{marked.OPEN}a{marked.OPEN}{marked.CLOSE}"]
 )

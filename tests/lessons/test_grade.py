@@ -12,7 +12,7 @@ import pytest
 
 from helpers import commands
 from helpers.ladder.paths import KERNELS
-from helpers.lessons import forms, regions
+from helpers.lessons import detective, forms, regions
 from helpers.lessons.grading import sandbox
 from helpers.lessons.grading.grade import Patience, grade
 
@@ -292,3 +292,50 @@ def test_where_there_is_no_sandbox_nothing_is_graded(tmp_path, monkeypatch):
     monkeypatch.setattr(sandbox.sys, "platform", "darwin")
     with pytest.raises(RuntimeError, match="needs a sandbox.*darwin"):
         grade(tmp_path)
+
+
+# Detective cases
+
+
+def case_file(folder: Path, n: int, line: str = "", mechanism: str = "", mend: dict[int, str] | None = None) -> Path:
+    """A case's file, filled in."""
+    page, case = detective.page(n), detective.opened(n)
+    if mend:
+        page = page.replace(case.rung.source, case.mended(mend).source)
+    page = page.replace("// line:", f"// line: {line}").replace("// mechanism:", f"// mechanism: {mechanism}")
+    file = folder / f"case_{n:02d}.cu"
+    file.write_text(page)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("right_line", "right_name", "mend", "points"),
+    [
+        (True, True, "right", 10),
+        (True, True, "none", 4),  # the diagnosis alone
+        (False, False, "right", 6),  # a diff
+        (True, False, "right", 8),
+        (False, False, "none", 0),
+        (True, True, "wrong", 4),
+        (True, True, "other kernel", 4),
+    ],
+)
+def test_a_case_is_graded_by_diagnosis_and_mend(tmp_path, capsys, right_line, right_name, mend, points):
+    line, mechanism, right = detective.opened(6).solution()
+    texts = {"right": right, "none": None, "wrong": {line: "    X_smem[row] = x;"}, "other kernel": right}
+    file = case_file(tmp_path, 6, str(line if right_line else 20), mechanism if right_name else "barrier", texts[mend])
+    if mend == "other kernel":
+        file.write_text(
+            (KERNELS / "10_fa2_mma_fp16.cu").read_text() + file.read_text().partition("[end: launcher]\n")[2]
+        )
+    found = grade(file, seed=1, patience=SHORT)
+    assert found.points == points and found.most == 10, str(found)
+    assert [each.task for each in found.tasks] == ["case.6"]
+    assert {c.name for c in found.tasks[0].criteria} == {"line", "mechanism", "mended"}
+
+
+def test_a_case_that_was_not_handed_in_is_worth_nothing(tmp_path):
+    found = grade(hand_in(tmp_path, "01", "output", own("output")), tasks=["case.6"], patience=SHORT)
+    assert (found.points, found.most) == (0, 10)
+    with pytest.raises(KeyError, match="no case"):
+        grade(tmp_path, tasks=["case.77"])

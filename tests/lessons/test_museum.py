@@ -11,7 +11,7 @@ from helpers.evidence.mutants import catalogue
 from helpers.ladder.rung import code
 from helpers.lessons import execute
 
-ALL = [*museum.EXHIBITS.values(), *museum.UNLABELLED.values()]
+ALL = [*museum.EXHIBITS.values(), *museum._UNLABELLED]
 every = pytest.mark.parametrize("exhibit", ALL, ids=lambda e: e.name)
 TEXT = (execute.NOTEBOOKS / "src" / "91_bug_museum.py").read_text()
 

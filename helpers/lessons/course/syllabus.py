@@ -54,7 +54,7 @@ WEEKS = {
         Week("masks and decoding", ("20", "21"), ("20.1", "21.1"), QUIZ, "4"),
         Week("the backward pass", ("22", "23"), ("22.1", "23.1"), QUIZ, "6"),
         Week("Hopper: TMA, wgmma, roles", ("30", "31"), ("30.2", "31.1"), QUIZ, "5"),
-        Week("ping-pong; the whole ladder", ("32", "99"), ("32.1",), "project; oral exam", "5"),
+        Week("ping-pong; the whole ladder", ("32", "93", "99"), ("32.1",), "project; oral exam", "5"),
     ),
 }
 

@@ -27,6 +27,7 @@ from .marked import for_instructors, for_students
 from .nbgrader import gradable
 
 FOLDERS = ("helpers", "kernels", "data", "docs/images", ".jupyterlab")
+ANSWERS = Path("helpers") / "lessons" / "answers.json"  # of the detective cases: in the instructor's tree alone
 FILES = ("README.md", "CONTRIBUTING.md", "LICENSE", "CITATION.cff", "Makefile", "pyproject.toml", "environment.yml")
 COURSE = ROOT / "course"
 SHARED = 0.5  # of a region's lines: a kernel that has more of them in common is named
@@ -68,6 +69,7 @@ def build(folder: Path, blank: Sequence[str] = (), stems: Sequence[str] = ()) ->
     number = 0
     for tree in (student, instructor):
         _copy(tree)
+    (student / ANSWERS).unlink()
     for path in paths:
         notebook = nbformat.read(path, as_version=4)
         number += len(exercises(notebook))

@@ -21,6 +21,9 @@ from ...ladder.paths import HELPERS, INCLUDE, ROOT
 from ...ladder.rung import Rung
 from ...ladder.rung import rung as find
 from .. import judge
+from ..cases import Case
+from ..cases import case as case_of
+from ..detective import opened
 from ..inputs import draw, instance
 from ..regions import Filled, RegionError, fill
 from ..tasks.catalogue import task as task_of
@@ -29,6 +32,7 @@ from . import sandbox
 from .submission import Answer, answers
 
 CORRECT, CLEAN, SHARED, MOVED = 6, 2, 1, 1  # points
+LINE, MECHANISM, MENDED = 2, 2, 6  # of a detective case
 PART = 3  # of CORRECT, at most, for an answer that is right in some cases only
 MOST_SAID = 600  # characters of one sentence
 MEMORY = 3 << 30  # bytes that a kernel's process may take besides what it begins with
@@ -147,7 +151,7 @@ def grade(path: Path, seed: int = 0, tasks: Sequence[str] = (), patience: Patien
         raise RuntimeError(reason)
     patience = patience or Patience()
     given = answers(path)
-    wanted = [task_of(id) for id in tasks] if tasks else [task_of(id) for id in sorted(given)]
+    wanted = [_wanted(id) for id in tasks or sorted(given)]
     ready: dict[str, tuple[Rung, Filled]] = {}
     refused: dict[str, str] = {}
     for task in wanted:
@@ -159,15 +163,20 @@ def grade(path: Path, seed: int = 0, tasks: Sequence[str] = (), patience: Patien
         folder = Path(name).resolve()
         late = _work(folder, [task for task in wanted if task.id in ready], ready, seed, patience)
         graded = tuple(
-            _nothing(task, refused[task.id])
+            _nothing(task, refused[task.id], given.get(task.id))
             if task.id in refused
-            else _graded(task, folder, ready[task.id][1], seed, late)
+            else _graded(task, folder, ready[task.id][1], seed, late, given[task.id])
             for task in wanted
         )
     return Grade(path.name, seed, graded)
 
 
-def _ready(task: Task, answer: Answer | None, seed: int) -> tuple[Rung, Filled]:
+def _wanted(id: str) -> Task | Case:
+    """A task or a detective case by its id. KeyError for another one."""
+    return case_of(id) if id.startswith("case.") else task_of(id)
+
+
+def _ready(task: Task | Case, answer: Answer | None, seed: int) -> tuple[Rung, Filled]:
     """The kernel to compile, which has one instance, and the rung with the answer in it. RegionError where there is nothing to compile."""
     if answer is None:
         raise RegionError("nothing was handed in")
@@ -176,6 +185,12 @@ def _ready(task: Task, answer: Answer | None, seed: int) -> tuple[Rung, Filled]:
     if any(typed.empty for typed in answer.bodies.values()):
         raise RegionError("the region is empty")
     drawn = draw(find(task.number), seed)
+    if isinstance(task, Case):
+        try:
+            rung = opened(task.id).edited(next(iter(answer.bodies.values())).text)
+        except ValueError as error:
+            raise RegionError(str(error)) from error
+        return instance(rung, drawn.D, drawn.dtype), Filled(rung, rung, ())
     filled = fill(drawn.rung, answer.bodies)
     return instance(filled.rung, drawn.D, drawn.dtype), filled
 
@@ -193,7 +208,7 @@ def _jobs(number: str, seed: int) -> tuple[judge.Job, ...]:
 
 
 def _work(
-    folder: Path, wanted: list[Task], ready: dict[str, tuple[Rung, Filled]], seed: int, patience: Patience
+    folder: Path, wanted: list[Task | Case], ready: dict[str, tuple[Rung, Filled]], seed: int, patience: Patience
 ) -> bool:
     """Has everything compiled and run in the sandbox; whether it took too long."""
     if not wanted:
@@ -262,8 +277,10 @@ def _confined(folder: Path, seconds: float) -> bool:
             worker.wait()
 
 
-def _nothing(task: Task, why: str) -> Graded:
-    """No points at all, for one reason."""
+def _nothing(task: Task | Case, why: str, answer: Answer | None = None) -> Graded:
+    """No points for the kernel, for one reason; a case's diagnosis counts all the same."""
+    if isinstance(task, Case):
+        return Graded(task.id, (*_diagnosed(task, answer), Criterion("mended", 0, MENDED, _tidy(why))))
     names = (
         ("correct", CORRECT),
         ("no races, no findings", CLEAN),
@@ -273,13 +290,25 @@ def _nothing(task: Task, why: str) -> Graded:
     return Graded(task.id, tuple(Criterion(name, 0, most, _tidy(why)) for name, most in names))
 
 
-def _graded(task: Task, folder: Path, filled: Filled, seed: int, late: bool) -> Graded:
+def _diagnosed(case: Case, answer: Answer | None) -> Iterable[Criterion]:
+    """The points for the line and for the mechanism."""
+    line, mechanism = (answer and answer.diagnosis) or (None, "")
+    there = line is not None and line in opened(case.id).lines
+    named = bool(mechanism) and case.is_mechanism(mechanism)
+    yield Criterion(
+        "line", LINE * there, LINE, "the line" if there else f"line {line or 'not given'}: it is another one"
+    )
+    said = "the mechanism" if named else f"mechanism {mechanism[:40] or 'not given'}: it is another one"
+    yield Criterion("mechanism", MECHANISM * named, MECHANISM, said)
+
+
+def _graded(task: Task | Case, folder: Path, filled: Filled, seed: int, late: bool, answer: Answer) -> Graded:
     out = folder / task.id
     said = _json(out / "said.json")
     if "compile" in said:
         words = filled.located(str(said["compile"])).replace(str(folder), "")
         first = next((line for line in words.splitlines() if "error" in line), words)
-        return _nothing(task, f"it does not compile: {first}")
+        return _nothing(task, f"it does not compile: {first}", answer)
     cases, costs = judge.own(task.number, seed)
     jobs = _jobs(task.number, seed)
     runs = list(_runs(out, jobs, cases))
@@ -287,9 +316,15 @@ def _graded(task: Task, folder: Path, filled: Filled, seed: int, late: bool) -> 
     verdict = judge.judge(cases, runs, len(jobs), costs)
     how = _how(ended, late, bool(runs))
     if how and len(runs) < len(jobs):
-        return _nothing(task, how)
+        return _nothing(task, how, answer)
     if verdict.idle:
-        return _nothing(task, f"the kernel's threads leave {', '.join(verdict.idle)} alone: who did the work?")
+        return _nothing(task, f"the kernel's threads leave {', '.join(verdict.idle)} alone: who did the work?", answer)
+    if isinstance(task, Case):
+        wrong = [f"{name}: {why}" for name, why in verdict.cases if why] or list(verdict.findings)
+        if wrong:
+            return _nothing(task, wrong[0], answer)
+        said_so = f"right in all {len(verdict.cases)} cases, nothing was found"
+        return Graded(task.id, (*_diagnosed(task, answer), Criterion("mended", MENDED, MENDED, said_so)))
     return Graded(task.id, tuple(_criteria(task, verdict, filled)))
 
 

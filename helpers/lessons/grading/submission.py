@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...ladder.rung import rung as find
-from ..regions import RegionError, Typed, read
+from .. import detective
+from ..cases import CASES
+from ..regions import WHOLE, RegionError, Typed, read
 from ..tasks.catalogue import about
 
 LARGEST = 8 << 20  # bytes of a file that is looked at
@@ -19,11 +21,12 @@ _HEAD = re.compile(r"// *region: *(.+?) *$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Answer:
-    """What was handed in for a task: bodies by region, or why there are none."""
+    """What was handed in for a task: bodies by region, or why there are none; for a detective case the diagnosis, too."""
 
     task: str
     bodies: dict[str, Typed]
     problem: str = ""
+    diagnosis: tuple[int | None, str] | None = None
 
 
 def answers(path: Path) -> dict[str, Answer]:
@@ -35,6 +38,9 @@ def answers(path: Path) -> dict[str, Answer]:
         raise ValueError(f"there is no submission {str(path)!r}")
     found: dict[str, Answer] = {}
     for file in [path] if path.is_file() else _files(path):
+        if answer := _case(file):
+            found[answer.task] = answer
+            continue
         for head, text, name, line in _texts(file):
             if answer := _answer(head, text, name, line):
                 found[answer.task] = answer
@@ -65,6 +71,17 @@ def _texts(file: Path) -> list[tuple[str, str, str, int]]:
         if head := _MAGIC.match(source):
             made.append((head[1], source.partition("\n")[2], "cell", 2))
     return made
+
+
+def _case(file: Path) -> Answer | None:
+    """The answer of a case's file, as `exercise new case 5` writes it; None for another file."""
+    if file.suffix != ".cu" or file.stat().st_size > LARGEST:
+        return None
+    handed = detective.read(file.read_text(errors="replace"))
+    if handed is None or handed.n not in {each.n for each in CASES}:
+        return None
+    typed = Typed(WHOLE, handed.text, file.name, 1)
+    return Answer(f"case.{handed.n}", {WHOLE: typed}, diagnosis=(handed.line, handed.mechanism))
 
 
 def _answer(head: str, text: str, name: str, line: int) -> Answer | None:
