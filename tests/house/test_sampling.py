@@ -3,8 +3,10 @@
 import shutil
 
 import pytest
+import torch
 import unchanged
 
+from helpers import reference, rung
 from helpers.ladder.paths import ROOT
 
 OF_LADDER = "from helpers.ladder.rung import rung\n"
@@ -80,3 +82,15 @@ def test_the_share_is_the_same_for_a_commit_and_in_time_every_test_is_in_it():
     assert shares[0] == {node for node in nodes if unchanged.drawn(node, "0")} != shares[1]
     assert set.union(*shares) == set(nodes)
     assert all(0.5 < unchanged.SHARE * len(share) / len(nodes) < 1.5 for share in shares)
+
+
+def test_of_the_cases_of_some_dtypes_a_share_is_left(pytestconfig, monkeypatch):
+    monkeypatch.setattr(pytestconfig.option, "seed", "a commit")
+    for everything in (False, True):
+        monkeypatch.setattr(pytestconfig.option, "all", everything)
+        cases = [*reference.cases(rung("10"), "cpu", "small")]
+        left = [case.q.dtype for case in unchanged.share(cases, "10", pytestconfig, ["bf16"])]
+        whole = [case.q.dtype for case in cases]
+        assert left.count(torch.float16) == whole.count(torch.float16) > 20
+        few, many = left.count(torch.bfloat16), whole.count(torch.bfloat16)
+        assert few == many if everything else many / 8 < few < many / 2

@@ -62,6 +62,7 @@ def beside_the_rung_before(stem, dtype, name, Nk, *change):
     return error(kernel(stem, dtype, *change), inputs) / error(kernel(BEFORE[stem], dtype), inputs)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize("stem", ["13_tuned", "32_ping_pong"])
 def test_on_every_family_the_error_is_that_of_a_true_maximum(stem, dtype):
@@ -70,6 +71,7 @@ def test_on_every_family_the_error_is_that_of_a_true_maximum(stem, dtype):
     assert max(found.values()) <= 1.1, found
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize("stem", ["13_tuned", "32_ping_pong"])
 def test_a_bound_that_only_keeps_P_from_overflowing_loses_digits(stem, dtype):
