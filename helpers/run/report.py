@@ -106,7 +106,7 @@ class Report:
 
     def __str__(self) -> str:
         cases, bad = {c.case for c in self.comparisons}, self.failures
-        told = many(len(cases), "case")
+        told = "1 case" if len(cases) == 1 else f"{len(cases)} cases"
         if not bad:
             top = max(self.comparisons, key=lambda c: c.used)
             return (
