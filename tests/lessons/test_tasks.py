@@ -12,7 +12,7 @@ from helpers.lessons.regions import WHOLE, body, names
 from helpers.lessons.tasks.catalogue import about, of_rung, task, tasks
 from helpers.lessons.tasks.task import LEVELS
 
-SEED, SHARE = 1, 8  # wrong answers of a run; --all runs every one
+SEED, SHARE = 1, 6  # wrong answers of a run; --all runs every one
 KERNELS = [rung.stem for rung in rungs()]
 LEANEST = {"11.1": "no swizzle"}  # wrong by its bank conflicts alone
 

@@ -107,6 +107,7 @@ def repeated(stem, name, Nk, *change):
     return (seen - groups * tiles * (S + O)) / (groups * S)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["one key", "falling", "Q × 8"])
 @each_rung
 def test_a_maximum_is_missed_once(stem, name):
@@ -115,6 +116,7 @@ def test_a_maximum_is_missed_once(stem, name):
     assert repeated(stem, name, N, *NEVER_TRACKS[stem]) > 1, "the line above can fail"
 
 
+@pytest.mark.sampled
 @each_rung
 def test_normal_random_scores_miss_nothing_where_the_first_tile_is_a_single_key(stem):
     """The maximum of a ragged tile alone would be poor, so that of the first whole tile is formed, too."""
