@@ -65,6 +65,11 @@ class Costs:
     bytes: dict[str, tuple[int, int]]
 
     @property
+    def conflicts(self) -> int:
+        """Wavefronts that bank conflicts have added."""
+        return self.wavefronts - self.ideal
+
+    @property
     def traffic(self) -> int:
         """Bytes read and written in global memory."""
         return sum(read + written for read, written in self.bytes.values())
@@ -171,6 +176,11 @@ def _idle(costs: Costs, rungs: Costs, name: str) -> bool:
     return given and any(theirs > 0 and 8 * here < theirs for here, theirs in zip(mine, own) if theirs == max(own))
 
 
+def wasteful(conflicts: int, rungs: int) -> bool:
+    """More bank conflicts than the rung has, which a lean task forbids."""
+    return conflicts > NEAR * rungs
+
+
 def sum_of(runs: Iterable[Run]) -> Costs:
     """The costs of several runs together."""
     moved: dict[str, list[int]] = {}
@@ -218,9 +228,8 @@ def fault(rung: Rung, number: str, seed: int = 0, lean: bool = False, schedules:
     verdict = judge(cases, made, len(work), costs)
     if verdict.idle:
         return f"the kernel leaves {', '.join(verdict.idle)} alone"
-    conflicts = verdict.costs.wavefronts - verdict.costs.ideal
     return (
-        "more bank conflicts than the rung has" if lean and conflicts > NEAR * (costs.wavefronts - costs.ideal) else ""
+        "more bank conflicts than the rung has" if lean and wasteful(verdict.costs.conflicts, costs.conflicts) else ""
     )
 
 

@@ -15,6 +15,10 @@ from ..ladder.rung import Rung, Which, parse
 from ..ladder.rung import rung as find
 from ..ladder.show import MARKER, regions
 
+# What an answer opens with: `%%region RUNG REGION .. -> NAME` a cell, `// region: RUNG REGION ..` a file. All of the line is matched.
+_HEAD = re.compile(
+    r"(?P<mark>%%region[ \t]|// *region:)[ \t]*(?P<rung>\S+)[ \t]+(?P<regions>[^\n]+?)(?:[ \t]*->[ \t]*\w+)?[ \t]*(?:\n|\Z)"
+)
 WHOLE = "kernel"  # the region that is the whole rung, but for its header block
 _WORDS = re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'|//[^\n]*|/\*.*?\*/', re.DOTALL)
 _OPEN = {")": "(", "]": "[", "}": "{"}
@@ -27,6 +31,24 @@ class RegionError(ValueError):
 
     def _render_traceback_(self) -> list[str]:
         return [f"RegionError: {self}"]
+
+
+@dataclass(frozen=True)
+class Head:
+    """The first line of an answer: the rung and its regions as they are written there, and what follows the line."""
+
+    line: str
+    rung: str
+    regions: tuple[str, ...]
+    text: str
+
+
+def head(answer: str, cell: bool) -> Head | None:
+    """How a cell, or a file, opens that answers a task; None if it opens otherwise."""
+    found = _HEAD.match(answer)
+    if found is None or found["mark"].startswith("%%") != cell:
+        return None
+    return Head(found[0], found["rung"], tuple(found["regions"].split()), answer[found.end() :])
 
 
 @dataclass(frozen=True)

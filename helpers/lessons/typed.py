@@ -9,7 +9,6 @@ region's name, or to another one: `%%region 04 online_update -> mine`.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,13 +21,11 @@ from ..run.reference import random_inputs
 from ..run.xray import Xray, xray
 from . import handed
 from .forms import contract
-from .judge import Judgement, locally
+from .judge import Judgement, locally, wasteful
 from .progress import keep
-from .regions import Filled, RegionError, Typed, fill, read
+from .regions import Filled, RegionError, Typed, fill, head, read
 from .tasks.catalogue import about
 from .tasks.task import Task
-
-_HEAD = re.compile(r"// *region: *(\S+) +(.+?) *$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -49,7 +46,8 @@ class Score:
     @property
     def wasteful(self) -> bool:
         """More bank conflicts than the rung has, in a task that asks for none."""
-        return self.task is not None and self.task.lean and self.ray is not None and self.ray.conflicts > self.conflicts
+        lean = self.task is not None and self.task.lean
+        return lean and self.ray is not None and wasteful(self.ray.conflicts, self.conflicts)
 
     @property
     def ok(self) -> bool:
@@ -128,12 +126,12 @@ def attempt_file(path: Path) -> Attempt:
     if not path.is_file():
         raise ValueError(f"there is no file {str(path)!r}")
     text = path.read_text()
-    head = _HEAD.match(text)
-    if head is None:
+    opening = head(text, cell=False)
+    if opening is None:
         raise ValueError(
             f"{path}:1: the first line has to be `// region: RUNG REGION`, like `// region: 04 online_update`"
         )
-    return attempt(head[1], tuple(head[2].split()), text, str(path), 1)
+    return attempt(opening.rung, opening.regions, text, str(path), 1)
 
 
 def score(kernel: Kernel, rung: Rung, task: Task | None = None) -> Score:
@@ -161,13 +159,13 @@ def score(kernel: Kernel, rung: Rung, task: Task | None = None) -> Score:
 
 
 def plan(judged: Judgement) -> list[str]:
-    """The cases one after the other, up to the first that is wrong."""
+    """The cases one after the other, up to the first that is wrong; where all are right, the tensors that the kernel leaves alone."""
     lines = []
     for name, why in judged.cases:
         lines.append(f"  {'✗' if why else '✓'} {name}" + (f": {why.splitlines()[0]}" if why else ""))
         if why:
-            break
-    return lines
+            return lines
+    return lines + [f"  ✗ the kernel leaves {', '.join(judged.idle)} alone: who did the work?"] * bool(judged.idle)
 
 
 def workload(rung: Rung) -> tuple[tuple, dict]:

@@ -54,8 +54,7 @@ def record_ring(dry: bool = False, ranks: int | None = None, largest: bool = Fal
         return
     begun = time.time()
     if not dry:  # compiled once, not by every rank
-        hopper = torch.cuda.get_device_capability() == (9, 0)
-        for stem in (STEM, *(HOPPER if hopper else AMPERE)):
+        for stem in (STEM, *_rungs(device)):
             load(stem, device=device)
     results = launch(run, ranks, dry, begun, device=device, timeout=540)
     first = results[0]
@@ -83,6 +82,13 @@ def record_ring(dry: bool = False, ranks: int | None = None, largest: bool = Fal
         extra = {"method": " ".join(__doc__.split()), "skipped": first["skipped"], "checked": first["checked"]}
         path = record.save(STEM, kind, frame, known=known, rungs=rungs, extra=extra)
         print(f"wrote {path.name}")
+
+
+def _rungs(device: str) -> tuple[str, str]:
+    """The rungs, forward and backward, that compute on a device."""
+    import torch
+
+    return HOPPER if device != "cpu" and torch.cuda.get_device_capability() == (9, 0) else AMPERE
 
 
 def summary(frame: pd.DataFrame) -> pd.DataFrame:
@@ -149,13 +155,11 @@ def _aligned(timelines: list[list[tuple]]) -> pd.DataFrame:
 
 def run(me: Me, dry: bool, begun: float) -> dict:
     """All measurements of one rank: `times` (rows of COLUMNS, this rank's milliseconds), memory, timeline, skipped, checked."""
-    found: dict[str, Any] = {"times": [], "skipped": [], "checked": check(me, dry), "rungs": list(AMPERE)}
+    found: dict[str, Any] = {"times": [], "skipped": [], "checked": check(me, dry), "rungs": list(_rungs(me.device))}
     if not dry:
         import torch
 
         torch.backends.cuda.matmul.allow_tf32 = False
-        hopper = torch.cuda.get_device_capability() == (9, 0)
-        found["rungs"] = list(HOPPER if hopper else AMPERE)
     for case in cases(dry):
         if me.rank == 0:
             me.say(f"{time.time() - begun:4.0f} s: {case}")

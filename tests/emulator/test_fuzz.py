@@ -187,6 +187,7 @@ def play(seed: int) -> None:
     print(f"\nlived through {sum(outcomes.values())} runs: {outcomes}", flush=True)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", [1, 2])
 def test_no_kernel_takes_the_process_down(seed):
     command = [

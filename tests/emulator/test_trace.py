@@ -33,6 +33,7 @@ def on(found: Trace, line: int) -> list[Access]:
 # ---- the same everywhere
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("stem", [r.stem for r in rungs()])
 def test_a_trace_is_the_same_for_any_number_of_os_threads_and_any_schedule(stem):
     kernel = Kernel(rung(stem), "cpu")

@@ -233,6 +233,7 @@ def test_a_difference_is_seen_and_nothing_explains_it_away():
     assert agreement.totals(frame)["unexplained_percent"].item() == pytest.approx(100 / 51)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("stem", "kernel", "opcodes"),
     [

@@ -216,7 +216,7 @@ def test_the_share_is_the_same_for_a_commit_and_every_mutants_turn_comes(fresh):
     assert verdicts.choose("a").ids == verdicts.choose("a").ids
     assert verdicts.choose("a").ids != verdicts.choose("b").ids
     ids = list(catalogue())
-    seen = {id for seed in range(400) for id in verdicts._drawn(ids, str(seed))[: verdicts.SHARE]}
+    seen = {id for seed in range(800) for id in verdicts._drawn(ids, str(seed))[: verdicts.SHARE]}
     assert seen == set(ids)
 
 

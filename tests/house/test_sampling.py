@@ -1,10 +1,14 @@
 """What `make test` leaves out has not changed: the files whose tests are sampled, and what they depend on."""
 
 import shutil
+from types import SimpleNamespace
 
+import conftest
 import pytest
+import torch
 import unchanged
 
+from helpers import reference, rung
 from helpers.ladder.paths import ROOT
 
 OF_LADDER = "from helpers.ladder.rung import rung\n"
@@ -80,3 +84,29 @@ def test_the_share_is_the_same_for_a_commit_and_in_time_every_test_is_in_it():
     assert shares[0] == {node for node in nodes if unchanged.drawn(node, "0")} != shares[1]
     assert set.union(*shares) == set(nodes)
     assert all(0.5 < unchanged.SHARE * len(share) / len(nodes) < 1.5 for share in shares)
+
+
+def test_of_the_cases_of_some_dtypes_a_share_is_left(pytestconfig, monkeypatch):
+    monkeypatch.setattr(pytestconfig.option, "seed", "a commit")
+    for everything in (False, True):
+        monkeypatch.setattr(pytestconfig.option, "all", everything)
+        cases = [*reference.cases(rung("10"), "cpu", "small")]
+        left = [case.q.dtype for case in unchanged.share(cases, "10", pytestconfig, ["bf16"])]
+        whole = [case.q.dtype for case in cases]
+        assert left.count(torch.float16) == whole.count(torch.float16) > 20
+        few, many = left.count(torch.bfloat16), whole.count(torch.bfloat16)
+        assert few == many if everything else many / 8 < few < many / 2
+
+
+def test_of_what_is_marked_a_share_runs_even_where_everything_has_changed(monkeypatch):
+    monkeypatch.setattr(unchanged, "sampled", lambda file, recorded: False)
+
+    class Item:
+        def __init__(self, n: int, mark: str) -> None:
+            self.nodeid, self.get_closest_marker = f"tests/run/test_it.py::test[{mark}{n}]", mark.__eq__
+
+    items = [Item(n, mark) for n in range(200) for mark in ("sampled", "notebooks")]
+    hook = SimpleNamespace(pytest_deselected=lambda items: None)
+    conftest._leave_a_share(SimpleNamespace(option=SimpleNamespace(seed="a commit"), hook=hook), items)
+    left = [each.nodeid.partition("[")[2].rstrip("0123456789]") for each in items]
+    assert left.count("notebooks") == 200 and 30 < left.count("sampled") < 70

@@ -57,6 +57,13 @@ def test_links_to_terms_lead_to_one():
     assert {"br-bc", "bank-conflict", "cpasync", "mmasync", "x-ray"} <= anchors
 
 
+def test_links_lead_to_terms_in_jupyterlab_too():
+    """There a heading's anchor keeps its capitals and commas, so that such a term has GitHub's anchor besides."""
+    for term in TERMS:
+        own = f'<a id="{anchor(term)}"></a>\n\n### {term}\n'
+        assert anchor(term) == term.replace(" ", "-") or own in PAGE.read_text(), f"write above ### {term}: {own}"
+
+
 def test_a_term_that_stands_nowhere_is_seen():
     assert not occurs("hyperflux", "Also nothing.", SERIES)
     assert occurs("hyperflux", "A warp, *also warp*.", "a warp")

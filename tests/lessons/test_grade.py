@@ -18,6 +18,7 @@ from helpers.lessons.grading.grade import Patience, grade
 
 pytestmark = pytest.mark.skipif(bool(sandbox.refusal()), reason="there is no sandbox here")
 SHORT = Patience(launch=6, task=12, processor=10, submission=90)
+ENDLESS = Patience(launch=2, task=12, processor=10, submission=90)  # for what never ends by itself
 
 
 def hand_in(folder: Path, stem: str, region: str, text: str) -> Path:
@@ -124,11 +125,13 @@ ATTACKS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_an_attack_gets_nothing_and_the_grader_lives(tmp_path, attack):
     code, said = ATTACKS[attack]
     code = code.replace("touch stolen", f"touch {tmp_path}/stolen")
-    found = grade(hand_in(tmp_path, "01", "kernel", whole(code, before=HEADERS)), patience=SHORT)
+    patience = ENDLESS if said == TOO_LONG else SHORT
+    found = grade(hand_in(tmp_path, "01", "kernel", whole(code, before=HEADERS)), patience=patience)
     assert found.points == 0 and re.search(said, why(found)), why(found)
     assert not list(tmp_path.rglob("stolen"))
 
@@ -144,7 +147,7 @@ def test_what_runs_when_a_library_is_loaded_is_confined_too(tmp_path):
 
 def test_an_endless_loop_in_a_kernel_ends(tmp_path):
     endless = own("scores").replace("float s = 0.f;", "float s = 0.f;\n  while (q[0] == q[0]) s += k[0];")
-    found = grade(hand_in(tmp_path, "01", "scores", endless), patience=SHORT)
+    found = grade(hand_in(tmp_path, "01", "scores", endless), patience=ENDLESS)
     assert found.points == 0 and "stopped" in why(found)
 
 
@@ -154,15 +157,13 @@ def test_others_folders_and_the_answer_key_can_not_be_read(tmp_path):
     folder = tmp_path / "bob"
     folder.mkdir()
     secrets = [other, KERNELS / "01_naive.cu", Path("/etc/passwd")]
-    for secret in secrets:  # right only where the file can be opened
-        opened = f'if (!fopen("{secret}", "r")) return cudaErrorUnknown;'
-        found = grade(hand_in(folder, "01", "kernel", whole(opened, before=HEADERS)), patience=SHORT)
-        assert found.points == 0, secret
+    tried = " && ".join(f'!fopen("{secret}", "r")' for secret in secrets)  # right only where one of them can be opened
+    written = f'FILE *mark = fopen("{tmp_path}/mark", "w");'
+    opened = f"{written} if (!mark && {tried}) return cudaErrorUnknown;"
+    found = grade(hand_in(folder, "01", "kernel", whole(opened, before=HEADERS)), patience=SHORT)
+    assert found.points == 0 and "cudaErrorUnknown" in why(found) and not (tmp_path / "mark").exists()
     found = grade(hand_in(folder, "01", "kernel", f'#include "{KERNELS / "01_naive.cu"}"'), patience=SHORT)
     assert found.points == 0 and "does not compile" in why(found)
-    written = f'if (fopen("{tmp_path}/mark", "w")) return cudaSuccess; return cudaErrorUnknown;'
-    grade(hand_in(folder, "01", "kernel", whole(written, before=HEADERS)), patience=SHORT)
-    assert not (tmp_path / "mark").exists()
 
 
 def test_memory_that_is_not_the_kernels_can_not_be_read(tmp_path):

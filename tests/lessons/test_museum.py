@@ -16,6 +16,7 @@ every = pytest.mark.parametrize("exhibit", ALL, ids=lambda e: e.name)
 TEXT = (execute.NOTEBOOKS / "src" / "91_bug_museum.py").read_text()
 
 
+@pytest.mark.sampled
 @every
 def test_hides_where_it_is_said_to(exhibit):
     for name in exhibit.hides:
@@ -29,6 +30,7 @@ def test_is_caught_as_stated(exhibit):
     assert problem.startswith("raised KernelError") == (exhibit.caught_by == "emulator"), problem
 
 
+@pytest.mark.sampled
 @every
 def test_its_fix_passes_and_the_bug_itself_is_no_fix(exhibit, capsys):
     """The fix of every exhibit is the rung's own text."""

@@ -41,6 +41,23 @@ def test_lines_are_those_of_the_cell_inside_and_of_the_rung_outside():
 
 
 @pytest.mark.parametrize(
+    ("answer", "found"),
+    [
+        ("%%region 04 online_update -> mine\nfloat a;", ("04", ("online_update",), "float a;")),
+        ("%%region 04_fa2_fp32 scores output", ("04_fa2_fp32", ("scores", "output"), "")),
+        ("// region: 04 online_update \nfloat a;", ("04", ("online_update",), "float a;")),
+        ("%%region 04\nscores", None),
+        ("%%regions 04 scores\n", None),
+        ("float a;\n%%region 04 scores\n", None),
+    ],
+)
+def test_the_line_that_an_answer_opens_with(answer, found):
+    made = regions.head(answer, cell=answer.startswith("%%"))
+    assert (made and (made.rung, made.regions, made.text)) == found
+    assert regions.head(answer, cell=not answer.startswith("%%")) is None
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         ("}\n{", "cell:2: '}' closes"),

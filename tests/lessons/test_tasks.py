@@ -5,13 +5,14 @@ import pytest
 import wrong
 
 from helpers import rungs
-from helpers.lessons import forms, judge
+from helpers.lessons import forms, judge, typed
+from helpers.lessons.grading import grade
 from helpers.lessons.inputs import draw
 from helpers.lessons.regions import WHOLE, body, names
 from helpers.lessons.tasks.catalogue import about, of_rung, task, tasks
 from helpers.lessons.tasks.task import LEVELS
 
-SEED, SHARE = 1, 12  # wrong answers of a run; --all runs every one
+SEED, SHARE = 1, 6  # wrong answers of a run; --all runs every one
 KERNELS = [rung.stem for rung in rungs()]
 LEANEST = {"11.1": "no swizzle"}  # wrong by its bank conflicts alone
 
@@ -56,6 +57,7 @@ def test_there_are_wrong_answers_to_each(id):
     assert len(wrong.answers(task(id))) >= wrong.FEWEST
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("stem", ["01_naive", "11_swizzled", "30_tma_wgmma"])
 @pytest.mark.parametrize("seed", [0, 2])
 def test_the_rungs_own_text_is_right(stem, seed):
@@ -73,6 +75,23 @@ def test_a_wrong_answer_fails(answer):
 def test_what_is_right_but_wasteful_is_seen(id):
     filled = wrong.answers(task(id))[LEANEST[id]]
     assert judge.fault(filled.rung, task(id).number, SEED, lean=True) == "more bank conflicts than the rung has"
+
+
+def test_one_rule_says_what_is_wasteful():
+    """Of the reader's own score, of `fault` and of the grader, which gives a lean task that wastes no points for shared memory."""
+    own, right = judge.Costs(100, 50, {}), (("one tile", ""),)
+    for conflicts, wastes in ((51, False), (52, True)):
+        mine = judge.Costs(50 + conflicts, 50, {})
+        assert judge.wasteful(mine.conflicts, own.conflicts) == wastes
+        found = judge.Judgement(right, (), mine, own)
+        points = {c.name: c.points for c in grade._criteria(task("11.1"), found, None)}
+        assert points["shared memory"] == grade.SHARED * (not wastes) and task("11.1").lean
+
+
+def test_what_a_kernel_leaves_alone_is_said_where_all_cases_are_right():
+    none = judge.Costs(0, 0, {})
+    for idle, last in (((), "  ✓ one tile"), (("K",), "  ✗ the kernel leaves K alone: who did the work?")):
+        assert typed.plan(judge.Judgement((("one tile", ""),), (), none, none, idle))[-1] == last
 
 
 def test_a_seed_draws_the_same_everywhere_and_another_one_others():

@@ -16,6 +16,7 @@ def test_the_ceiling_of_mma_sync_is_the_recorded_one():
     assert units.clocks_of_mma(2 * 2048 * units.SMS * units.GHZ / 1000) == pytest.approx(1)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("which", BY_HAND)
 def test_wavefronts_and_exponentials_are_those_counted_by_hand(which):
     found = units.clocks(which, D=128)

@@ -13,6 +13,7 @@ def test_an_operand_in_registers_is_not_read_from_shared_memory():
     )
 
 
+@pytest.mark.sampled
 def test_a_tile_of_the_forward_pass():
     """64 rows and 128 keys at d = 128: Q and K read for S, V for O, and K and V written once for both warpgroups."""
     clocks = wgmma_units.forward("32_ping_pong", 128)

@@ -330,6 +330,7 @@ def test_a_sixteen_bit_rung_is_recorded_in_both_its_dtypes(stand_in, few_cases, 
     assert len(record.load(stem, "build", "stand-in", stand_in)) == 5
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("stem", "kind"), [("21_split_kv", "decode"), ("22_backward_fp32", "backward")])
 def test_recording_a_rung_that_models_need(stand_in, few_cases, stem, kind, monkeypatch, capsys):
     """From end to end as above: every record there is, and the goals."""

@@ -16,6 +16,7 @@ def qkv():
     return [torch.randn(1, 1, 256, 64).half() for _ in range(3)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("stem", STEMS)
 def test_noting_times_does_not_change_the_answer(stem, qkv):
     noting = load(source=timeline.instrument(rung(stem).source), device="cpu", quiet=True)

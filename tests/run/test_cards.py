@@ -52,6 +52,7 @@ def edges(its: Rung, D: int, dtype: str, Br: int, Bc: int) -> list[Case]:
     return found + ([case(2 * Br + 1, 3 * Bc - 1, causal=True)] if "causal" in its.features else [])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("stem", "D", "dtype", "arch", "Br", "Bc"), DIFFER)
 def test_a_smaller_card_gets_it_right(stem, D, dtype, arch, Br, Bc):
     its = instance(stem, D, dtype)

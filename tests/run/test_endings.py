@@ -44,6 +44,7 @@ def ran():
     return run
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", WAYS)
 @pytest.mark.parametrize("back_end", BACK_ENDS)
 def test_a_launcher_that_ends_the_process_raises(ran, back_end, name):

@@ -33,6 +33,7 @@ def test_wgmma_cuh_is_what_its_generator_writes():
     assert wgmma.HEADER.read_text() == wgmma.header(), "run: python kernels/include/fa/wgmma.py"
 
 
+@pytest.mark.sampled
 @each
 def test_ptxas_keeps_the_products_asynchronous_and_spills_nothing(rung):
     """For D = 64 and 128 and both types: no warning, nothing in local memory, all products by wgmma, all tiles by TMA."""
@@ -53,6 +54,7 @@ def test_a_sum_touched_before_its_product_is_complete_is_told_by_ptxas():
     assert TOLD.search((sass.cubin(early).parent / "ptxas.log").read_text())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("stem", ["31_warp_specialized", "32_ping_pong"])
 def test_a_cta_that_works_on_one_query_tile_after_another_is_right_and_races_nowhere(stem, causal):

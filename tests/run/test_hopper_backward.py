@@ -146,6 +146,7 @@ def test_dk_and_dv_are_the_same_twice():
     assert "dQ if deterministic" in kernel.rung.outputs
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("d", [64, 128])
 @pytest.mark.parametrize("causal", [False, True])

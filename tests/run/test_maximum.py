@@ -62,6 +62,7 @@ def beside_the_rung_before(stem, dtype, name, Nk, *change):
     return error(kernel(stem, dtype, *change), inputs) / error(kernel(BEFORE[stem], dtype), inputs)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize("stem", ["13_tuned", "32_ping_pong"])
 def test_on_every_family_the_error_is_that_of_a_true_maximum(stem, dtype):
@@ -70,6 +71,7 @@ def test_on_every_family_the_error_is_that_of_a_true_maximum(stem, dtype):
     assert max(found.values()) <= 1.1, found
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize("stem", ["13_tuned", "32_ping_pong"])
 def test_a_bound_that_only_keeps_P_from_overflowing_loses_digits(stem, dtype):
@@ -105,6 +107,7 @@ def repeated(stem, name, Nk, *change):
     return (seen - groups * tiles * (S + O)) / (groups * S)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["one key", "falling", "Q × 8"])
 @each_rung
 def test_a_maximum_is_missed_once(stem, name):
@@ -113,6 +116,7 @@ def test_a_maximum_is_missed_once(stem, name):
     assert repeated(stem, name, N, *NEVER_TRACKS[stem]) > 1, "the line above can fail"
 
 
+@pytest.mark.sampled
 @each_rung
 def test_normal_random_scores_miss_nothing_where_the_first_tile_is_a_single_key(stem):
     """The maximum of a ragged tile alone would be poor, so that of the first whole tile is formed, too."""

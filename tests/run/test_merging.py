@@ -47,6 +47,7 @@ def test_every_byte_moves_once_and_nothing_is_wrong(kind):
         assert moved.loc[name, ["bytes_read", "bytes_written"]].sum() == 3 * 37 * 4
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("old", "new", "case"),
     [

@@ -20,6 +20,7 @@ def inputs(rung, dtype) -> tuple:
     return Case("", *x, do=torch.randn(shapes[0]).to(dtype)).inputs if rung.op == "attention_backward" else x
 
 
+@pytest.mark.sampled
 @each
 def test_opcheck(rung, dtype):
     results = torch.library.opcheck(op.operator(rung.stem), inputs(rung, dtype))

@@ -29,6 +29,7 @@ def test_results_and_lines_come_by_rank(capsys):
     assert sorted(capsys.readouterr().out.splitlines()) == ["rank 0: 5 of 2", "rank 1: 5 of 2"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("program", "words"),
     [
@@ -65,6 +66,7 @@ def pids(file: Path, processes: int) -> list[int]:
 STARTER = "import ring_programs, sys\nfrom helpers import ring\nring.launch(ring_programs.waits, 2, sys.argv[1], device='cpu')"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("signal", "words"), [(2, "KeyboardInterrupt"), (9, "")]
 )  # Ctrl-C; a kill that nobody can answer

@@ -35,7 +35,13 @@ RUNS = {
         {"how": ULYSSES, "N": 53, "dtype": "bf16"},
     ],
     3: [*EVERYWHERE, {"how": RING, "N": 5, "causal": True, "layout": "striped"}],  # ranks of one row and of two
-    4: [*EVERYWHERE, {"how": ULYSSES, "N": 56, "H": 4, "Hkv": 4, "causal": True, "layout": "zigzag"}],
+    4: [
+        EVERYWHERE[0],
+        EVERYWHERE[3],
+        {"how": RING, "N": 6, "causal": True, "layout": "striped"},
+        {"how": GATHER, "N": 53, "causal": True},
+        {"how": ULYSSES, "N": 56, "H": 4, "Hkv": 4, "causal": True, "layout": "zigzag"},
+    ],
 }
 
 
@@ -65,7 +71,9 @@ def held(run: dict, found: list) -> None:
 @pytest.mark.parametrize(
     ("ranks", "number"), [(ranks, number) for ranks, runs in RUNS.items() for number in range(len(runs))]
 )
-def test_is_within_the_error_rule_of_one_kernel(ranks, number):
+def test_is_within_the_error_rule_of_one_kernel(ranks, number, pytestconfig):
+    if ranks == 3 and not pytestconfig.option.all:
+        pytest.skip("three ranks with --all: two show every layout, four that parts are more than two")
     held(RUNS[ranks][number], [of_rank[number] for of_rank in results(ranks)])
 
 

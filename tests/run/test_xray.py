@@ -452,6 +452,7 @@ def inputs_of(rung):
     return random_inputs(rung, (1, 1, 3, 100, 1) if rung.op == "softmax" else (1, 1, 64, 64, min(rung.D or (32,))))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("rung", ladder.rungs(), ids=lambda rung: rung.stem)
 def test_every_rung_shows_itself(rung):
     ray = xray(rung.stem, *inputs_of(rung))

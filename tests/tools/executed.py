@@ -24,7 +24,7 @@ ALWAYS = (
     "helpers/lessons/watch.py",
 )  # read, or obeyed, by whoever executes them
 SHARE = 1  # of what has not changed, so many run each time
-MOST = 4  # of those that read something changed which is not their own
+MOST = 1  # of those that read something changed which is not their own
 
 
 def _cells(notebook: nbformat.NotebookNode):

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 import helpers
+from helpers.ladder.contract import TORCH_NAMES
 from helpers.ladder.paths import ROOT
 from helpers.pages import order
+from helpers.run.reference import Case
 
 RECORD = ROOT / "tests" / "passed.txt"
 SHARE = 4
@@ -82,6 +86,16 @@ def sampled(file: str, recorded: Mapping[str, str]) -> bool:
     if file.startswith(ALWAYS) or file in OWN_WAYS or file not in recorded:
         return False
     return recorded[file] == digest(ROOT / file)
+
+
+def share(cases: Iterable[Case], stem: str, config: pytest.Config, dtypes: Sequence[str]) -> list[Case]:
+    """A rung's cases, of those in one of `dtypes` ("bf16") one in SHARE unless --all."""
+    option, few = config.option, {f"torch.{TORCH_NAMES[name]}" for name in dtypes}
+    return [
+        case
+        for case in cases
+        if option.all or str(case.inputs[0].dtype) not in few or drawn(f"{stem} {case.name}", option.seed)
+    ]
 
 
 def drawn(nodeid: str, seed: str) -> bool:

@@ -14,14 +14,13 @@ from dataclasses import dataclass
 import nbformat
 
 from ...ladder.rung import rung as find
-from ..regions import body
+from ..regions import body, head
 
 HEADING = re.compile(r"^### (Exercise|Task) (\d+\.\d+)[^\n]*", re.MULTILINE)
 SECTION = re.compile(r"^## (.+)$", re.MULTILINE)
 FOLDED = re.compile(r"[ \t]*<details>\s*<summary>Solution.*?</summary>(.*?)</details>[ \t]*\n?", re.DOTALL)
 FENCED = re.compile(r"^```\w*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 QUESTION = re.compile(r"<details>\s*<summary>(.*?)</summary>.*?</details>[ \t]*\n?", re.DOTALL)
-REGION = re.compile(r"%%region +(?P<what>[^\n]+?)(?: *-> *\w+)? *\n")
 
 
 @dataclass
@@ -43,13 +42,12 @@ class Exercise:
             return ""
         source = notebook.cells[self.start].source
         code = "\n".join(FENCED.findall(self.folded)).rstrip("\n")
-        if (magic := REGION.match(source)) is None or code.startswith("%%region"):
+        if (magic := head(source, cell=True)) is None or code.startswith("%%region"):
             return code
-        stem, *regions = magic["what"].split()
-        bodies = {region: body(find(stem), region) for region in regions}
+        bodies = {region: body(find(magic.rung), region) for region in magic.regions}
         if len(bodies) == 1:
-            return magic[0] + bodies[regions[0]]
-        return magic[0] + "\n".join(f"// [region: {name}]\n{text}\n// [end: {name}]" for name, text in bodies.items())
+            return magic.line + bodies[magic.regions[0]]
+        return magic.line + "\n".join(f"// [region: {name}]\n{text}\n// [end: {name}]" for name, text in bodies.items())
 
 
 def exercises(notebook: nbformat.NotebookNode) -> dict[str, Exercise]:
@@ -78,7 +76,7 @@ def exercises(notebook: nbformat.NotebookNode) -> dict[str, Exercise]:
                 each.hints = n
             elif each.start is None and (
                 re.search(rf"^(#|//) Exercise {re.escape(number)}\b", opening, re.MULTILINE)
-                or REGION.match(cell.source)
+                or head(cell.source, cell=True)
             ):
                 each.start = n
     return found

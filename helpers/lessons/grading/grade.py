@@ -347,19 +347,20 @@ def _criteria(task: Task, verdict: judge.Judgement, filled: Filled) -> Iterable[
     free = (
         mine.wavefronts == mine.ideal and not own.wavefronts
     )  # the rung has no shared memory: then no conflicts is as good
+    refused = task.lean and judge.wasteful(mine.conflicts, own.conflicts)
     yield _against(
-        "shared memory", SHARED, verdict, 0 if free else mine.wavefronts, own.wavefronts, "wavefronts", task.lean
+        "shared memory", SHARED, verdict, 0 if free else mine.wavefronts, own.wavefronts, "wavefronts", refused
     )
     yield _against("global memory", MOVED, verdict, mine.traffic, own.traffic, "bytes")
 
 
 def _against(
-    name: str, most: float, verdict: judge.Judgement, mine: int, own: int, unit: str, lean: bool = False
+    name: str, most: float, verdict: judge.Judgement, mine: int, own: int, unit: str, refused: bool = False
 ) -> Criterion:
-    """Full points for what costs no more than the rung, half for up to twice as much."""
+    """Full points for what costs no more than the rung, half for up to twice as much; none for what the task forbids."""
     if not verdict.correct:
         return Criterion(name, 0, most, "counts once the result is right")
-    points = most if mine <= judge.NEAR * own else most / 2 if mine <= 2 * own and not lean else 0
+    points = 0 if refused else most if mine <= judge.NEAR * own else most / 2 if mine <= 2 * own else 0
     return Criterion(name, points, most, f"{mine:,} {unit}, the rung {own:,}")
 
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...ladder.rung import rung as find
 from .. import detective
 from ..cases import CASES
-from ..regions import WHOLE, RegionError, Typed, read
+from ..regions import WHOLE, Head, RegionError, Typed, head, read
 from ..tasks.catalogue import about
 
 LARGEST = 8 << 20  # bytes of a file that is looked at
 MOST = 200  # files of a folder
-_MAGIC = re.compile(r"%%region +(.+?)(?: *-> *\w+)? *$", re.MULTILINE)
-_HEAD = re.compile(r"// *region: *(.+?) *$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -41,8 +38,8 @@ def answers(path: Path) -> dict[str, Answer]:
         if answer := _case(file):
             found[answer.task] = answer
             continue
-        for head, text, name, line in _texts(file):
-            if answer := _answer(head, text, name, line):
+        for opening, text, name, line in _texts(file):
+            if answer := _answer(opening, text, name, line):
                 found[answer.task] = answer
     return found
 
@@ -53,24 +50,21 @@ def _files(folder: Path) -> list[Path]:
     return [each for each in inside if each.resolve().is_relative_to(real)][:MOST]  # a link may lead to somebody else's
 
 
-def _texts(file: Path) -> list[tuple[str, str, str, int]]:
-    """(rung and regions, text, name, number of the first line) of every cell or file that is an answer."""
+def _texts(file: Path) -> list[tuple[Head, str, str, int]]:
+    """(first line, text, name, number of the text's first line) of every cell or file that is an answer."""
     if file.stat().st_size > LARGEST:
         return []
     text = file.read_text(errors="replace")
     if file.suffix != ".ipynb":
-        head = _HEAD.match(text)
-        return [(head[1], text, file.name, 1)] if head else []
+        opening = head(text, cell=False)
+        return [(opening, text, file.name, 1)] if opening else []
     try:
         cells = json.loads(text)["cells"]
         sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return []
-    made = []
-    for source in sources:
-        if head := _MAGIC.match(source):
-            made.append((head[1], source.partition("\n")[2], "cell", 2))
-    return made
+    openings = [opening for source in sources if (opening := head(source, cell=True))]
+    return [(opening, opening.text, "cell", 2) for opening in openings]
 
 
 def _case(file: Path) -> Answer | None:
@@ -84,11 +78,10 @@ def _case(file: Path) -> Answer | None:
     return Answer(f"case.{handed.n}", {WHOLE: typed}, diagnosis=(handed.line, handed.mechanism))
 
 
-def _answer(head: str, text: str, name: str, line: int) -> Answer | None:
-    stem, *regions = head.split()
+def _answer(opening: Head, text: str, name: str, line: int) -> Answer | None:
     try:
-        task = about(find(stem), tuple(regions))
-        if task is None or "/" in stem or stem.endswith(".cu"):
+        task = about(find(opening.rung), opening.regions)
+        if task is None or "/" in opening.rung or opening.rung.endswith(".cu"):
             return None
         return Answer(task.id, read(text, task.regions, name, line))
     except RegionError as error:
