@@ -50,7 +50,7 @@ def _compiled(out: Path, name: str) -> Launcher | None:
 
     try:
         launcher = Launcher(parse((out / "kernel.cu").read_text(), Path(name)))
-        launcher.compile_traced()
+        launcher.compile_traced()  # without loading it
     except (CompileError, KernelError, ValueError) as error:
         _write(out / "said.json", {"compile": str(error)})
         return None
