@@ -181,7 +181,7 @@ def judge(cases: Sequence[Case], runs: Iterable[Run], expected: int, rungs: Cost
         bad = [c for c in compare(cases[run.case], run.outputs) if c.problem or c.used > TIMES]
         if bad:
             order = "" if run.schedule == 0 else f" with threads in another order ({run.schedule})"
-            why.setdefault(run.case, bad[0].explain().partition(": ")[2] + order)
+            why.setdefault(run.case, bad[0].explain().removeprefix(f"{bad[0].case}: ") + order)
         if run.schedule == 0:
             total.append(run)
     if len(seen) < expected:

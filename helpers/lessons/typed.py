@@ -139,13 +139,12 @@ def attempt_file(path: Path) -> Attempt:
 
 def score(kernel: Kernel, rung: Rung, task: Task | None = None) -> Score:
     """Checks a kernel on all cases and on uneven head dimensions, X-rays it beside the rung that it stands for and, on a GPU, times both."""
-    steps: tuple[str, ...] = ()
-    if task is not None and task.stepwise and kernel.device == "cpu":
+    report, steps = _checked(kernel, rung), ()
+    if task is not None and kernel.device == "cpu" and (task.stepwise or not report.ok):
         judged = locally(kernel.rung, rung.number)
         steps = tuple(plan(judged))
         if not judged.correct:
-            return Score(task, _checked(kernel, rung), None, steps=steps)
-    report = _checked(kernel, rung)
+            return Score(task, report, None, steps=steps)
     if not report.ok:
         return Score(task, report, None, steps=steps)
     inputs, options = workload(rung)
