@@ -27,6 +27,7 @@ nitpicky = False
 
 html_theme = "sphinx_book_theme"
 html_title = project
+language = "en"
 html_static_path = ["_static"]
 html_css_files = ["book.css"]
 html_copy_source = False
@@ -61,5 +62,13 @@ def copy_mathjax(app, error):
         shutil.copy(package / "tex-svg.js", target)
 
 
+# The theme's arrows that unfold a part of the contents have no name for a screen reader.
+NAMES = """addEventListener("DOMContentLoaded", () => {
+  for (const arrow of document.querySelectorAll("summary:has(.toctree-toggle)"))
+    arrow.setAttribute("aria-label", "pages below " + arrow.closest("li").querySelector("a").textContent.trim());
+});"""
+
+
 def setup(app):
+    app.add_js_file(None, body=NAMES)
     app.connect("build-finished", copy_mathjax)
