@@ -62,10 +62,11 @@ def copy_mathjax(app, error):
         shutil.copy(package / "tex-svg.js", target)
 
 
-# The theme's arrows that unfold a part of the contents have no name for a screen reader.
+# The theme's arrows that unfold a part of the contents have no name for a screen reader, and wide tables no place for the focus.
 NAMES = """addEventListener("DOMContentLoaded", () => {
   for (const arrow of document.querySelectorAll("summary:has(.toctree-toggle)"))
     arrow.setAttribute("aria-label", "pages below " + arrow.closest("li").querySelector("a").textContent.trim());
+  for (const wide of document.querySelectorAll(".cell_output [style*='overflow-x']")) wide.tabIndex = 0; // arrow keys scroll it
 });"""
 
 
