@@ -27,6 +27,7 @@ nitpicky = False
 
 html_theme = "sphinx_book_theme"
 html_title = project
+language = "en"
 html_static_path = ["_static"]
 html_css_files = ["book.css"]
 html_copy_source = False
@@ -61,5 +62,14 @@ def copy_mathjax(app, error):
         shutil.copy(package / "tex-svg.js", target)
 
 
+# The theme's arrows that unfold a part of the contents have no name for a screen reader, and wide tables no place for the focus.
+NAMES = """addEventListener("DOMContentLoaded", () => {
+  for (const arrow of document.querySelectorAll("summary:has(.toctree-toggle)"))
+    arrow.setAttribute("aria-label", "pages below " + arrow.closest("li").querySelector("a").textContent.trim());
+  for (const wide of document.querySelectorAll(".cell_output [style*='overflow-x']")) wide.tabIndex = 0; // arrow keys scroll it
+});"""
+
+
 def setup(app):
+    app.add_js_file(None, body=NAMES)
     app.connect("build-finished", copy_mathjax)

@@ -167,6 +167,13 @@ class Launcher:
         self._traced = self._traced or self._build(tracing=True)
         return self._traced
 
+    def share_build(self) -> None:
+        """Lets ``launch`` run what ``trace`` runs: one compilation for both, and launches that take twice as long. Raises
+        CompileError, and KernelError where there is no launcher."""
+        built = self.compile_traced()
+        self._launch = built.fa_launch(self._rung.path.name)
+        self.path, self.log, self.cached = built.path, built.log, built.cached
+
     def _build(self, tracing: bool) -> Built:
         try:
             text = unit(self._rung.source, str(self._rung.path), KERNEL_INCLUDE)

@@ -54,6 +54,18 @@ def instance(rung: Rung, D: int, dtype: str) -> Rung:
         return rung
 
 
+def uneven(rung: Rung, device: str = "cpu") -> list[Case]:
+    """Head dimensions of ANY_D that no tile divides, for a rung that takes any; none for others. `check` has the usual ones only."""
+    if rung.D or rung.op != "attention":
+        return []
+    made = []
+    for D in ANY_D[:-1]:
+        dice = torch.Generator().manual_seed(_number(D))
+        q, k, v = (torch.randn(2, 2, n, D, generator=dice).to(device) for n in (19, 35, 35))
+        made.append(Case(f"D = {D}", q, k, v))
+    return made
+
+
 def _number(*parts: object) -> int:
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:6], "big")
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from ..ladder.rung import Rung, Which, parse
 from ..ladder.rung import rung as find
 from ..ladder.show import MARKER, regions
+from . import handed
 
 # What an answer opens with: `%%region RUNG REGION .. -> NAME` a cell, `// region: RUNG REGION ..` a file. All of the line is matched.
 _HEAD = re.compile(
@@ -138,12 +139,12 @@ def body(which: Which, region: str) -> str:
 
 
 def fill(which: Which, bodies: Mapping[str, Typed]) -> Filled:
-    """The rung with typed bodies in place of its own.
+    """The rung with typed bodies in place of its own; see `handed.rest` for one whose regions are blank.
 
     KeyError for a region that the rung hasn't; RegionError for a body that leaves its region, or for two of which one is inside the
     other.
     """
-    rung = find(which)
+    rung = handed.rest(find(which))
     spans = sorted((*span(rung, name), name) for name in bodies)
     for (_, last, outer), (first, _, inner) in zip(spans, spans[1:]):
         if first <= last:

@@ -17,10 +17,11 @@ from ..ladder.rung import Rung
 from ..ladder.rung import rung as find
 from ..run.check import Report, check
 from ..run.kernel import Kernel, load, summary
-from ..run.reference import random_inputs
+from ..run.reference import cases, random_inputs
 from ..run.xray import Xray, xray
 from . import handed
 from .forms import contract
+from .inputs import uneven
 from .judge import Judgement, locally, wasteful
 from .progress import keep
 from .regions import Filled, RegionError, Typed, fill, head, read
@@ -135,14 +136,13 @@ def attempt_file(path: Path) -> Attempt:
 
 
 def score(kernel: Kernel, rung: Rung, task: Task | None = None) -> Score:
-    """Checks a kernel on all cases, X-rays it beside the rung that it stands for and, on a GPU, times both."""
-    steps: tuple[str, ...] = ()
-    if task is not None and task.stepwise and kernel.device == "cpu":
+    """Checks a kernel on all cases and on uneven head dimensions, X-rays it beside the rung that it stands for and, on a GPU, times both."""
+    report, steps = _checked(kernel, rung), ()
+    if task is not None and kernel.device == "cpu" and (task.stepwise or not report.ok):
         judged = locally(kernel.rung, rung.number)
         steps = tuple(plan(judged))
         if not judged.correct:
-            return Score(task, check(kernel), None, steps=steps)
-    report = check(kernel)
+            return Score(task, report, None, steps=steps)
     if not report.ok:
         return Score(task, report, None, steps=steps)
     inputs, options = workload(rung)
@@ -156,6 +156,12 @@ def score(kernel: Kernel, rung: Rung, task: Task | None = None) -> Score:
     if kernel.device == "cuda" and given is None:
         rows.append(("milliseconds on this GPU", *_times(kernel, rung)))
     return Score(task, report, mine, tuple(rows), mine.workload, steps, conflicts)
+
+
+def _checked(kernel: Kernel, rung: Rung) -> Report:
+    more = uneven(rung, kernel.device)
+    size = "small" if kernel.device == "cpu" else "full"
+    return check(kernel, [*cases(kernel.rung, kernel.device, size), *more]) if more else check(kernel)
 
 
 def plan(judged: Judgement) -> list[str]:

@@ -11,10 +11,13 @@ import nbformat
 import pytest
 
 from helpers import commands
+from helpers.emulator.launcher import Launcher
 from helpers.ladder.paths import KERNELS
+from helpers.ladder.rung import rung as find
 from helpers.lessons import detective, forms, regions
-from helpers.lessons.grading import sandbox
+from helpers.lessons.grading import allowed, sandbox
 from helpers.lessons.grading.grade import Patience, grade
+from helpers.lessons.inputs import instance
 
 pytestmark = pytest.mark.skipif(bool(sandbox.refusal()), reason="there is no sandbox here")
 SHORT = Patience(launch=6, task=12, processor=10, submission=90)
@@ -44,6 +47,12 @@ def whole(in_launcher: str = "", before: str = "", after: str = "") -> str:
 
 def why(found) -> str:
     return found.tasks[0].criteria[0].said
+
+
+@pytest.fixture
+def sandbox_alone(monkeypatch):
+    """Kernels may say and call anything, so that the sandbox is all that holds them."""
+    monkeypatch.setattr("helpers.lessons.grading.grade.STRICT", False)
 
 
 # What is deserved
@@ -127,7 +136,7 @@ ATTACKS = {
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_an_attack_gets_nothing_and_the_grader_lives(tmp_path, attack):
+def test_an_attack_gets_nothing_and_the_grader_lives(tmp_path, attack, sandbox_alone):
     code, said = ATTACKS[attack]
     code = code.replace("touch stolen", f"touch {tmp_path}/stolen")
     patience = ENDLESS if said == TOO_LONG else SHORT
@@ -136,7 +145,7 @@ def test_an_attack_gets_nothing_and_the_grader_lives(tmp_path, attack):
     assert not list(tmp_path.rglob("stolen"))
 
 
-def test_what_runs_when_a_library_is_loaded_is_confined_too(tmp_path):
+def test_what_runs_when_a_library_is_loaded_is_confined_too(tmp_path, sandbox_alone):
     constructor = '__attribute__((constructor)) static void first() { system("touch STOLEN"); }'.replace(
         "STOLEN", f"{tmp_path}/stolen"
     )
@@ -151,7 +160,7 @@ def test_an_endless_loop_in_a_kernel_ends(tmp_path):
     assert found.points == 0 and "stopped" in why(found)
 
 
-def test_others_folders_and_the_answer_key_can_not_be_read(tmp_path):
+def test_others_folders_and_the_answer_key_can_not_be_read(tmp_path, sandbox_alone):
     (tmp_path / "alice").mkdir()
     other = hand_in(tmp_path / "alice", "01", "kernel", whole())
     folder = tmp_path / "bob"
@@ -173,7 +182,7 @@ def test_memory_that_is_not_the_kernels_can_not_be_read(tmp_path):
     assert found.points == 0 and "out of bounds" in why(found)
 
 
-def test_the_host_can_not_do_the_kernels_work(tmp_path):
+def test_the_host_can_not_do_the_kernels_work(tmp_path, sandbox_alone):
     host = """
   const float *Q = (const float *)a.Q, *K = (const float *)a.K, *V = (const float *)a.V;
   for (int64_t b = 0; b < a.B; ++b) for (int64_t h = 0; h < a.H; ++h) for (int i = 0; i < a.Nq; ++i) {
@@ -191,6 +200,48 @@ def test_the_host_can_not_do_the_kernels_work(tmp_path):
     text = f'#include <fa/args.cuh>\n#include <cmath>\n#include <vector>\nextern "C" cudaError_t fa_launch(const fa_args *args, cudaStream_t) {{\n  const fa_args &a = *args;{host}}}'
     found = grade(hand_in(tmp_path, "01", "kernel", text), patience=Patience())
     assert found.points == 0
+
+
+# Counts, which are taken in the kernel's own process
+
+FORGED = {
+    "a load that isn't counted": (
+        "scores",
+        "auto peek = [] (const float *p) __attribute__((no_sanitize_thread)) { return *p; };\n",
+        "`__attribute__` can't be graded",
+    ),
+    "another attribute": ("scores", "[[gnu::no_sanitize(\"thread\")]] int x;\n", "can't be graded"),
+    "the emulator by its name": ("scores", "emu::thread_index();\n", "`emu` can't be graded"),
+    "checks that do nothing": ("kernel", 'extern "C" void __tsan_read4(void *) {}\n', "can't be graded"),
+    "the same, pasted": ("kernel", "#define CAT(a, b) a##b\nvoid CAT(__ts, an_read4)(void *) {}\n", "can't be graded"),
+    "the host's own assembly": ("kernel", '#define A asm\nint f() { A("nop"); return 0; }\n', "can't be graded"),
+    "the counters by name": ("kernel", 'extern "C" void emu_counters(void *);\n', "can't be graded"),
+    "other results in the file": ("kernel", "#include <cstdio>\nint f() { fclose(fopen(\"0.json\", \"w\")); return 0; }\n", "uses `fclose`"),
+    "a thread that waits": ("kernel", "#include <thread>\nint f() { std::thread([] {}).detach(); return 0; }\n", "it uses `"),
+    "dlsym": ("kernel", '#include <dlfcn.h>\nint f() { return dlsym(nullptr, "x") != nullptr; }\n', "it uses `dlsym`"),
+    "memory that nobody watches": ("kernel", "#include <cstring>\nchar *(*volatile copy)(char *, const char *, size_t) = strncpy;\n", "it uses `strncpy`"),
+    "printf's %n": ("scores", '__device__ void say(int *n) { printf("%n", n); }\n', "it uses `printf`"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("attack", FORGED)
+def test_counts_can_not_be_forged_by_what_is_known(tmp_path, attack):
+    region, code, said = FORGED[attack]
+    found = grade(hand_in(tmp_path, "01", region, code + own(region)), patience=SHORT)
+    assert found.points == 0 and said in why(found), why(found)
+
+
+@pytest.mark.parametrize(
+    "text", ["// emu::x", 'const char *s = "__attribute__ ## extern";', "float emulated = 1; // ##"]
+)
+def test_what_is_quoted_or_said_in_a_comment_is_no_attack(text):
+    assert allowed.unfit(text) is None
+
+
+def test_nothing_that_a_rung_says_or_calls_is_refused():
+    for stem in ("01", "04", "13", "22", "32"):  # what the others call, these do
+        assert not [name for name in regions.names(stem) if allowed.unfit(own(name, stem))]
+        assert not allowed.strange(Launcher(instance(find(stem), 64, find(stem).dtypes[-1])).compile_traced().path)
 
 
 def test_python_in_a_notebook_is_not_executed(tmp_path):

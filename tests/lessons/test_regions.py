@@ -144,6 +144,14 @@ def test_a_wrong_region_says_where_and_is_not_solved(shell, capsys):
     assert "WRONG in" in said and "worst at O[" in said and not solved()
 
 
+def test_a_column_past_an_uneven_head_dimension_is_seen_in_the_notebook_too():
+    right = regions.body("01", "output")
+    wrong = right.replace("i >= a.Nq || c >= a.D", "i >= a.Nq")
+    assert (
+        wrong != right and not typed.attempt("01", ("output",), wrong).ok and typed.attempt("01", ("output",), right).ok
+    )
+
+
 def test_a_wrong_line_of_the_magic_is_explained(shell, capsys):
     assert "takes a rung" in run(shell, capsys, "", "int a;")
     assert "no region 'nothing'" in run(shell, capsys, "01 nothing", "int a;")

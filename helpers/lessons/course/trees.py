@@ -19,6 +19,7 @@ from ...ladder.paths import KERNELS, NOTEBOOKS, ROOT
 from ...ladder.rung import Rung
 from ...ladder.rung import rung as find
 from ...ladder.show import regions_of
+from ..handed import BLANK, packed
 from ..regions import WHOLE, body
 from ..tasks.catalogue import task as task_of
 from ..tasks.task import Task
@@ -114,7 +115,7 @@ def _blank(tree: Path, tasks: Sequence[Task]) -> dict[str, dict[str, float]]:
         lines = texts.get(rung.stem, rung.source).splitlines()
         for region in task.regions:
             text = "\n".join(lines)
-            lines = _without(text, region, f'#error "task {task.id}: the region {region} is for you to write"')
+            lines = _without(text, region, f'{BLANK}{task.id}: the region {region} is for you to write"')
         texts[rung.stem] = "\n".join(lines) + "\n"
     for stem, text in texts.items():
         (tree / "kernels" / f"{stem}.cu").write_text(text)
@@ -148,7 +149,7 @@ def code_lines(text: str) -> list[str]:
 
 def costs(rung: Rung) -> dict:
     """What a rung costs, for trees in which it isn't whole: counts of the X-ray on `typed.workload`, and costs on the inputs of
-    seed 0 by which answers are judged."""
+    seed 0 by which answers are judged; and the rung's text, packed, for the regions that nobody is typing at the moment."""
     from .. import judge, typed
 
     inputs, options = typed.workload(rung)
@@ -157,4 +158,5 @@ def costs(rung: Rung) -> dict:
         "counts": dict(typed.counts(ray)),
         "conflicts": ray.conflicts,
         "judged": asdict(judge.own(rung.number, 0)[1]),
+        "rest": packed(rung.source),
     }

@@ -29,11 +29,13 @@ from ..regions import Filled, RegionError, fill
 from ..tasks.catalogue import task as task_of
 from ..tasks.task import Task
 from . import sandbox
+from .allowed import unfit
 from .submission import Answer, answers
 
 CORRECT, CLEAN, SHARED, MOVED = 6, 2, 1, 1  # points
 LINE, MECHANISM, MENDED = 2, 2, 6  # of a detective case
 PART = 3  # of CORRECT, at most, for an answer that is right in some cases only
+STRICT = True  # kernels say and call only what `allowed` has; without it, the sandbox alone holds them
 MOST_SAID = 600  # characters of one sentence
 MEMORY = 3 << 30  # bytes that a kernel's process may take besides what it begins with
 SYSTEM = (
@@ -184,6 +186,9 @@ def _ready(task: Task | Case, answer: Answer | None, seed: int) -> tuple[Rung, F
         raise RegionError(answer.problem)
     if any(typed.empty for typed in answer.bodies.values()):
         raise RegionError("the region is empty")
+    for typed in answer.bodies.values():
+        if STRICT and (refused := unfit(typed.text)):
+            raise RegionError(f"{typed.name}:{typed.line + refused[0] - 1}: {refused[1]}")
     drawn = draw(find(task.number), seed)
     if isinstance(task, Case):
         try:
@@ -232,7 +237,7 @@ def _work(
     rooms = [each for each in HELPERS.iterdir() if each.name not in ("evidence", "__pycache__")]
     readable = [*SYSTEM, sys.prefix, sys.base_prefix, *rooms, HELPERS / "__init__.py", INCLUDE]
     limits = {"seconds": int(patience.submission), "memory": 4 * MEMORY}
-    work = {"readable": [str(path) for path in readable], "limits": limits, "sources": sources}
+    work = {"readable": [str(path) for path in readable], "limits": limits, "sources": sources, "strict": STRICT}
     (folder / "work.json").write_text(json.dumps(work))
     return _confined(folder, patience.submission)
 
@@ -309,6 +314,8 @@ def _graded(task: Task | Case, folder: Path, filled: Filled, seed: int, late: bo
         words = filled.located(str(said["compile"])).replace(str(folder), "")
         first = next((line for line in words.splitlines() if "error" in line), words)
         return _nothing(task, f"it does not compile: {first}", answer)
+    if "refused" in said:
+        return _nothing(task, str(said["refused"]), answer)
     cases, costs = judge.own(task.number, seed)
     jobs = _jobs(task.number, seed)
     runs = list(_runs(out, jobs, cases))

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import sandbox
+from .allowed import strange
 
 if TYPE_CHECKING:
     from ...emulator.launcher import Launcher
@@ -36,21 +37,26 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     cpp_extension._import_module_from_library = lambda *ignored: None  # what is built is not loaded here
     with ThreadPoolExecutor(2) as pool:
-        launchers = list(pool.map(lambda job: _compiled(folder / job["id"], job["name"]), work["sources"]))
+        launchers = list(
+            pool.map(lambda job: _compiled(folder / job["id"], job["name"], work["strict"]), work["sources"])
+        )
     for job, launcher in zip(work["sources"], launchers, strict=True):
         if launcher is not None:
             _apart(folder / job["id"], job, launcher, [*readable, folder])
 
 
-def _compiled(out: Path, name: str) -> Launcher | None:
-    """The launcher of out/kernel.cu; None, and a word in out/said.json, if it doesn't compile."""
+def _compiled(out: Path, name: str, strict: bool) -> Launcher | None:
+    """The launcher of out/kernel.cu; None, and a word in out/said.json, if it doesn't compile or, where `strict`, calls what it may not."""
     from ...emulator.launcher import Launcher
     from ...ladder.errors import CompileError, KernelError
     from ...ladder.rung import parse
 
     try:
         launcher = Launcher(parse((out / "kernel.cu").read_text(), Path(name)))
-        launcher.compile_traced()
+        library = launcher.compile_traced().path  # not loaded here
+        if strict and (said := strange(library)):
+            _write(out / "said.json", {"refused": said})
+            return None
     except (CompileError, KernelError, ValueError) as error:
         _write(out / "said.json", {"compile": str(error)})
         return None
