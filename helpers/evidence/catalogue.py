@@ -278,7 +278,7 @@ RESULTS = [
     ("23", "dQ-rows-out-of-order", "dQ's rows out of order", "g + e / 2 % 2 * 8,", "g + e % 2 * 8,"),
     ("30", "K-for-V", "V's place is filled with K", "&maps.V, full", "&maps.K, full"),
     ("32", "P-always-trusted", "no vote is cast", "if (!track && fmaxf(sum_reg[0], sum_reg[1]) > 32.f) *vote() = 1;", ""),
-    ("32", "maximum-not-tracked", "m stays, its alpha is used again", "if constexpr (track) raise_maximum();", ""),
+    ("32", "maximum-not-tracked", "m stays, its alpha is used again", "raise_maximum();\n            // This K", "// This K"),
     ("32", "nothing-rescaled", "a tracked maximum rises, O and l stay", "if constexpr (track) rescale();", ""),
     ("32", "O-not-rescaled", "O not rescaled when the maximum rises", "O_reg[n][2 * r] *= alpha[r], O_reg[n][2 * r + 1] *= alpha[r];", ";"),
     ("32", "l-not-rescaled", "l not rescaled when the maximum rises", "l_reg[r] *= alpha[r];", ""),
