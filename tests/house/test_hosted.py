@@ -71,7 +71,8 @@ def wheels(tmp_path_factory):
 def opened(python: Path, folder: Path, **env: str) -> subprocess.CompletedProcess:
     """01 in `folder`, its first two code cells run there."""
     shutil.copy(ROOT / "notebooks" / "01_naive.ipynb", folder)
-    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PIP_FIND_LINKS")}
+    ours = ("PYTHONPATH", "PIP_FIND_LINKS", "VIRTUAL_ENV")  # IPython looks for packages in the last, too
+    kept = {name: value for name, value in os.environ.items() if name not in ours}
     return subprocess.run([python, "-c", CELLS], cwd=folder, env=kept | env, capture_output=True, text=True)
 
 
