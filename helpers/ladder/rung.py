@@ -29,8 +29,8 @@ KEYS = (
     "speed",
 )
 REQUIRED = ("idea", "op", "dtypes", "arch")
-OPS = ("attention", "softmax", "attention_backward", "merge")
-PARTS = ("merge",)  # operations that are no attention by themselves: their kernels are loaded by name and are no rungs
+OPS = ("attention", "softmax", "attention_backward", "merge", "one_sided")
+PARTS = ("merge", "one_sided")  # what is no attention of one GPU: loaded by name, and no rungs
 FEATURES = (
     "causal",
     "window",
