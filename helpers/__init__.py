@@ -58,6 +58,7 @@ _LESSONS = {
     "tune": "measure.tune",
     "workloads": "measure.workloads",
     "merging": "run.merging",
+    "one_sided": "run.one_sided",
     "ring": "run.ring",
     "ring_time": "run.ring_time",
     "roles": "measure.roles",

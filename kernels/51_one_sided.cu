@@ -5,7 +5,7 @@
 // changed:   against 32_ping_pong: copiers, flags between CTAs and between GPUs, and the tiles of other ranks behind a query
 //            tile's own; the consumers' code is the same
 // op:        one_sided
-// features:  causal, gqa
+// features:  causal, gqa, peers
 // workspace: counter (1)
 // inputs:    Q (B,H,N,D), K V (B,Hkv,N,D) of this rank, fp16 or bf16; K V of the other ranks, contiguous; flags. N a multiple of
 //            128; under a causal mask of 256, the rows dealt out zigzag: of 2 * ranks pieces, rank r has piece r from both ends

@@ -415,10 +415,8 @@ class Arena:
     def redirect(self) -> FaArgs:
         """A copy of the call's arguments that points at the copies."""
         moved = type(self.call.args).from_buffer_copy(self.call.args)
-        for name in (*self.call.inputs, *self.call.outputs):
-            setattr(moved, name, self.copies[name].data_ptr())
-        for i, name in enumerate(self.call.workspace):
-            moved.workspace[i] = self.copies[name].data_ptr()
+        for name, copy in self.copies.items():
+            self.call.point(moved, name, copy.data_ptr())
         return moved
 
     def regions(self) -> ctypes.Array[Region]:
@@ -428,7 +426,8 @@ class Arena:
             order = sorted(range(t.dim()), key=lambda d: (t.shape[d] == 1, -t.stride(d)))
             region.name, region.base, region.bytes = name.encode(), t.data_ptr(), _span(t)
             region.item, region.contiguous, region.dims = t.element_size(), t.is_contiguous(), t.dim()
-            region.given = name in self.call.inputs  # outputs and workspace come as torch.empty gives them
+            # Outputs, workspace and scratch come as torch.empty gives them.
+            region.given = 1 if name in self.call.inputs else 2 if name in self.call.flags else 0
             region.size[: t.dim()] = [t.shape[d] for d in order]
             region.stride[: t.dim()] = [t.stride(d) for d in order]
         return regions

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MOST = 2**30  # of any dimension: kernels add up a few positions in 32 bits
+MOST_RANKS, MOST_COPIERS = 8, 32  # as many as fa_peers_args has room for
+SIGNALS = MOST_RANKS * (1 + MOST_COPIERS)  # flags of one rank: fa::signals_per_rank
+STEPS = {"announce": 1, "attend": 2, "settle": 4}  # fa::step
 TORCH_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}  # in the order of fa_dtype in fa/args.cuh
 
 
@@ -78,6 +81,24 @@ class FaBackwardArgs(FaModelArgs):
     ]
 
 
+class FaPeersArgs(FaModelArgs):
+    """`fa_peers_args` of kernels/include/fa/peers.cuh, field by field."""
+
+    _fields_ = [
+        ("peer_K", ctypes.c_void_p * MOST_RANKS),
+        ("peer_V", ctypes.c_void_p * MOST_RANKS),
+        ("signals", ctypes.c_void_p * MOST_RANKS),
+        ("near_K", ctypes.c_void_p),
+        ("near_V", ctypes.c_void_p),
+        ("arrived", ctypes.c_void_p),
+        ("rank", ctypes.c_int32),
+        ("ranks", ctypes.c_int32),
+        ("copiers", ctypes.c_int32),
+        ("steps", ctypes.c_int32),
+        ("epoch", ctypes.c_uint32),
+    ]
+
+
 class FaMergeArgs(FaArgs):
     """`fa_merge_args` of kernels/include/fa/merge.cuh, field by field."""
 
@@ -97,22 +118,67 @@ class FaMergeArgs(FaArgs):
 
 
 @dataclass(frozen=True)
+class Peers:
+    """What one call of a kernel that fetches other ranks' keys itself (51) is told of them; `helpers.one_sided` makes it.
+
+    keys, values: of each rank (B,Hkv,n,D), contiguous; this rank's own may be None. signals: of each rank int32 (SIGNALS), zeros before
+    the first call. near_k, near_v: room for (B,Hkv,far_rows,D) of the others' keys and values; arrived: int32, zeros before the first
+    call, at least B * Hkv * far_rows / 128. epoch: the number of the call, from 1, the same on all ranks. steps: of STEPS, all by default.
+    """
+
+    rank: int
+    keys: tuple[Tensor | None, ...]
+    values: tuple[Tensor | None, ...]
+    signals: tuple[Tensor, ...]
+    near_k: Tensor
+    near_v: Tensor
+    arrived: Tensor
+    epoch: int
+    copiers: int = 1
+    steps: tuple[str, ...] = tuple(STEPS)
+
+    @property
+    def ranks(self) -> int:
+        """How many there are."""
+        return len(self.signals)
+
+
+def far_rows(rank: int, ranks: int, n: int, causal: bool) -> int:
+    """Keys of other ranks that a rank sees, each having n: all, and in zigzag under a causal mask of each earlier rank half."""
+    early = rank if causal else 0
+    return early * (n // 2) + (ranks - 1 - early) * n
+
+
+@dataclass(frozen=True)
 class Call:
     """One call, checked and ready to launch: `args` for fa_launch, and every tensor it points at by its name there.
 
     `inputs` hold what the caller gave, `outputs` are what the kernel writes, in the order in which a caller gets them, and
-    `workspace` is fp32 scratch memory in the order of the header block. Outputs and workspace are not initialised.
+    `workspace` is fp32 scratch memory in the order of the header block. Outputs and workspace are not initialised. `flags`, which a
+    kernel reads and writes, are initialised; `scratch` is not. Names like "peer_K[1]" are elements of a field.
     """
 
     args: FaArgs
     inputs: dict[str, Tensor]
     outputs: dict[str, Tensor]
     workspace: dict[str, Tensor] = field(default_factory=dict)
+    flags: dict[str, Tensor] = field(default_factory=dict)
+    scratch: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """All of them: inputs, outputs, workspace."""
-        return {**self.inputs, **self.outputs, **self.workspace}
+        """All of them: inputs, outputs, workspace, flags, scratch."""
+        return {**self.inputs, **self.outputs, **self.workspace, **self.flags, **self.scratch}
+
+    def point(self, args: FaArgs, name: str, address: int) -> None:
+        """Sets the field of `args`, this call's or a copy, that points at the tensor of this name."""
+        if name in self.workspace:
+            args.workspace[list(self.workspace).index(name)] = address
+        elif "[" in name:
+            array, _, index = name.rstrip("]").partition("[")
+            getattr(args, array)[int(index)] = address
+        else:
+            setattr(args, name, address)
 
     @property
     def results(self) -> tuple[Tensor, ...]:
@@ -132,10 +198,10 @@ def prepare(
     """Checks one call of `rung` on `device` ("cuda" or "cpu"), allocates what it writes, and fills the arguments in.
 
     Attention: q (B,H,Nq,D), k and v (B,Hkv,Nk,D) -> o (B,H,Nq,D), lse (B,H,Nq) fp32. Softmax: s (..., N) -> p, lse (...).
-    Backward: q, k, v, o, lse, do -> dq, dk, dv. Merge: o_a, lse_a, o_b, lse_b -> o, lse. Each in the rung's dtypes; `features` (FEATURES of rung.py) as
+    Backward: q, k, v, o, lse, do -> dq, dk, dv. Merge: o_a, lse_a, o_b, lse_b -> o, lse. One-sided: as attention, with `peers`. Each in the rung's dtypes; `features` (FEATURES of rung.py) as
     Kernel.__call__ describes them. CallError names what came and what is allowed.
     """
-    kind = {"softmax": _softmax, "attention_backward": _backward, "merge": _merge}.get(rung.op, _attention)
+    kind = {"softmax": _softmax, "attention_backward": _backward, "merge": _merge, "one_sided": _one_sided}.get(rung.op, _attention)
     count = 3 if rung.op == "attention_backward" else 2
     if out is not None and len(out) != count:
         raise CallError(f"out takes {'three' if count == 3 else 'two'} tensors, {len(out)} came")
@@ -163,6 +229,59 @@ def _attention(rung: Rung, device: str, inputs: tuple, scale: float | None, out:
     _point(rung, args, O=o)
     args.LSE = lse.data_ptr()
     return Call(args, given, {"O": o, "LSE": lse}, _workspace(rung, args, q))
+
+
+def _one_sided(rung: Rung, device: str, inputs: tuple, scale: float | None, out: Any, asked: dict) -> Call:
+    """Attention to a rank's own keys and those of its peers."""
+    peers = asked.pop("peers", None)
+    if not isinstance(peers, Peers):
+        raise CallError(f"{rung.stem} takes peers=, of helpers.one_sided; a {type(peers).__name__} came")
+    one = _attention(rung, device, inputs, scale, out, asked)
+    q, k = inputs[:2]
+    args = FaPeersArgs()
+    ctypes.memmove(ctypes.byref(args), ctypes.byref(one.args), ctypes.sizeof(FaModelArgs))
+    ranks, n = peers.ranks, k.shape[2]
+    if not 1 <= ranks <= MOST_RANKS or not 1 <= peers.copiers <= MOST_COPIERS or not 0 <= peers.rank < ranks:
+        raise CallError(
+            f"rank {peers.rank} of {ranks}, {peers.copiers} copiers; up to {MOST_RANKS} ranks and {MOST_COPIERS} copiers go"
+        )
+    whole = 256 if args.causal else 128
+    if ranks > 1 and (q.shape[2] != n or n % whole):
+        mask = " under a causal mask" if args.causal else ""
+        raise CallError(f"{q.shape[2]} queries and {n} keys of each rank; {rung.stem} takes the same multiple of {whole}{mask}")
+    rows = far_rows(peers.rank, ranks, n, bool(args.causal))
+    far = {}
+    for letter, tensors in (("K", peers.keys), ("V", peers.values)):
+        for r, t in enumerate(tensors):
+            if r == peers.rank:
+                continue
+            if t is None or t.shape != k.shape or t.dtype != k.dtype or not t.is_contiguous():
+                what = "missing" if t is None else f"{t.dtype} {tuple(t.shape)}, strides {t.stride()}"
+                raise CallError(f"{letter} of rank {r} is {what}; it has to be contiguous {k.dtype} {tuple(k.shape)}")
+            far[f"peer_{letter}[{r}]"] = t
+    heads = k.shape[0] * k.shape[1]
+    scratch = {"near_K": peers.near_k, "near_V": peers.near_v} if rows else {}
+    for name, t in scratch.items():
+        if t.numel() != heads * rows * k.shape[3] or t.dtype != k.dtype or not t.is_contiguous():
+            shape = (*k.shape[:2], rows, k.shape[3])
+            raise CallError(f"{name} is {t.dtype} {tuple(t.shape)}; it has to be contiguous {k.dtype} {shape}")
+    _require_flags("arrived", peers.arrived, heads * rows // 128)
+    for r, t in enumerate(peers.signals):
+        _require_flags(f"signals of rank {r}", t, SIGNALS)
+    flags = {f"signals[{r}]": t for r, t in enumerate(peers.signals)} | {"arrived": peers.arrived}
+    call = Call(args, one.inputs | far, one.outputs, one.workspace, flags, scratch)
+    for name, t in {**far, **flags, **scratch}.items():
+        call.point(args, name, t.data_ptr())
+    args.rank, args.ranks, args.copiers = peers.rank, ranks, peers.copiers
+    args.steps, args.epoch = sum(STEPS[step] for step in peers.steps), peers.epoch
+    return call
+
+
+def _require_flags(name: str, t: Tensor, least: int) -> None:
+    import torch
+
+    if t.dtype != torch.int32 or t.numel() < least or not t.is_contiguous():
+        raise CallError(f"{name}: {t.dtype} {tuple(t.shape)}; it has to be contiguous int32, at least {least}")
 
 
 def _backward(rung: Rung, device: str, inputs: tuple, scale: float | None, out: Any, asked: dict) -> Call:

@@ -40,6 +40,7 @@ FEATURES = (
     "pages",
     "splits",
     "deterministic",
+    "peers",
 )  # what a call may ask for beyond q, k, v and a scale
 DTYPES = ("fp32", "fp16", "bf16")
 # Hshared: H where query heads share K and V, 0 where each has its own

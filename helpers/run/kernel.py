@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..ladder import cards
-from ..ladder.contract import Call, prepare
+from ..ladder.contract import Call, Peers, prepare
 from ..ladder.errors import ToolkitError
 from ..ladder.paths import from_root
 from ..ladder.rung import Rung, Which, digest_of, parse
@@ -226,6 +226,7 @@ class Kernel:
         pages: Tensor | None = None,
         splits: int | None = None,
         deterministic: bool = False,
+        peers: Peers | None = None,
     ) -> tuple[Tensor, ...]:
         """Runs the kernel; on CUDA it is queued on the current stream and not waited for.
 
@@ -239,7 +240,7 @@ class Kernel:
         causal: query i sees keys up to i + Nk − Nq; window: and of those the last `window`. cu_seqlens: int32 (S+1) row
         numbers of q and of k, a packed batch of S sequences (B = 1). lengths: int32 (B) keys in use. pages: int32
         (B,max_pages) with k and v (pages,Hkv,page,D): sequence b's keys are those of its pages, one after the other. splits: pieces
-        that the keys are cut into. deterministic: the same bits every time. Raises CallError, a ValueError, that names what came and what is allowed, KernelError for
+        that the keys are cut into. deterministic: the same bits every time. peers: other ranks' keys, from helpers.one_sided. Raises CallError, a ValueError, that names what came and what is allowed, KernelError for
         CUDA's errors and the emulator's findings.
         """
         features = dict(
@@ -250,6 +251,7 @@ class Kernel:
             pages=pages,
             splits=splits,
             deterministic=deterministic,
+            peers=peers,
         )
         self._look()
         call = prepare(self.rung, self.device, inputs, scale=scale, out=out, **features)

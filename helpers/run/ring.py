@@ -164,7 +164,7 @@ class _Ring(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, do: Tensor) -> tuple:
         with torch.no_grad(), as_loaded():
-            return *_backward(*ctx.saved_tensors, do.contiguous(), *ctx.told), None, None, None, None
+            return *backward_pass(*ctx.saved_tensors, do.contiguous(), *ctx.told), None, None, None, None
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float, stem: str) -> tuple[Tensor, Tensor]:
@@ -190,7 +190,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float, stem: st
     return o.to(q.dtype), lse
 
 
-def _backward(
+def backward_pass(
     q: Tensor,
     k: Tensor,
     v: Tensor,

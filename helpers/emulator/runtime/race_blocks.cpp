@@ -47,7 +47,7 @@ void AcrossBlocks::begin_launch() {
   for (size_t i = 0; i < session.regions.size(); ++i) {
     const Region& r = session.regions[i];
     const size_t cells = (r.bytes >> cell_shift(r)) + 1;
-    if (r.given || r.bytes == 0 || count + cells > kFollowed) continue;
+    if (r.given == 1 || r.bytes == 0 || count + cells > kFollowed) continue;
     begin[i] = count;
     count += cells;
   }
