@@ -627,7 +627,7 @@ __global__ void signal(const __grid_constant__ fa_peers_args a) {
 template <int d, typename T> cudaError_t launch(const fa_peers_args &a, cudaStream_t stream) {
   constexpr int Bc = Tile<d>::Bc, Br = Tile<d>::Br;
   if (!whole_tiles(a, Bc)) return cudaErrorInvalidValue;
-  if (!(a.steps & fa::attend)) {
+  if (!(a.steps & (fa::attend | fa::fetch))) {
     signal<<<1, 1, 0, stream>>>(a);
     return cudaGetLastError();
   }
@@ -637,7 +637,7 @@ template <int d, typename T> cudaError_t launch(const fa_peers_args &a, cudaStre
   const int64_t bytes = int64_t(4) * (a.Nk + far.rows) * d, shared = max(int64_t(1), (int64_t(32) << 20) / bytes);
   const int count = a.causal && a.ranks > 1 ? 2 : 1;
   const Pieces pieces = pieces_of(a, far, count, Br);
-  const int64_t tiles = int64_t(count) * pieces.tiles, all = tiles * a.B * a.H;
+  const int64_t tiles = a.steps & fa::attend ? int64_t(count) * pieces.tiles : 0, all = tiles * a.B * a.H;
   if (all > fa::max_grid_x / 2) return cudaErrorInvalidValue; // an index past the last still fits into an int
   const int side_by_side = a.causal ? int(min(shared, int64_t(a.B) * a.Hkv)) : 1;
   const Order order = {int(tiles), a.causal ? side_by_side * (a.H / a.Hkv) : 1, side_by_side};

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MOST = 2**30  # of any dimension: kernels add up a few positions in 32 bits
 MOST_RANKS, MOST_COPIERS = 8, 32  # as many as fa_peers_args has room for
 SIGNALS = MOST_RANKS * (1 + MOST_COPIERS)  # flags of one rank: fa::signals_per_rank
-STEPS = {"announce": 1, "attend": 2, "settle": 4}  # fa::step
+STEPS = {"announce": 1, "attend": 2, "settle": 4, "fetch": 8}  # fa::step
 TORCH_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}  # in the order of fa_dtype in fa/args.cuh
 
 
@@ -123,7 +123,8 @@ class Peers:
 
     keys, values: of each rank (B,Hkv,n,D), contiguous; this rank's own may be None. signals: of each rank int32 (SIGNALS), zeros before
     the first call. near_k, near_v: room for (B,Hkv,far_rows,D) of the others' keys and values; arrived: int32, zeros before the first
-    call, at least B * Hkv * far_rows / 128. epoch: the number of the call, from 1, the same on all ranks. steps: of STEPS, all by default.
+    call, at least B * Hkv * far_rows / 128. epoch: the number of the call, from 1, the same on all ranks. steps: of STEPS; "fetch" copies and does
+    no more.
     """
 
     rank: int
@@ -135,7 +136,7 @@ class Peers:
     arrived: Tensor
     epoch: int
     copiers: int = 1
-    steps: tuple[str, ...] = tuple(STEPS)
+    steps: tuple[str, ...] = ("announce", "attend", "settle")
 
     @property
     def ranks(self) -> int:

@@ -46,7 +46,7 @@ class Room:
     epoch: int = 0
 
     def peers(self, *steps: str) -> Peers:
-        """For one call that does these steps, all by default; a new epoch begins with `announce`."""
+        """For one call that does these steps, by default announce, attend and settle; a new epoch begins with `announce`."""
         if not steps or "announce" in steps:
             self.epoch += 1
         told = {"steps": steps} if steps else {}

@@ -13,7 +13,7 @@ constexpr int signals_per_rank = max_ranks * (1 + max_copiers);
 
 __host__ __device__ constexpr int done_signal(int rank, int copier) { return max_ranks + rank * max_copiers + copier; }
 
-enum step : int32_t { announce = 1, attend = 2, settle = 4 };
+enum step : int32_t { announce = 1, attend = 2, settle = 4, fetch = 8 }; // fetch: the copies alone, to time them
 
 } // namespace fa
 
