@@ -55,6 +55,8 @@ TRACE_FLAGS = {
     "gcc": ["-fsanitize-coverage=trace-pc", "-fno-shrink-wrap"],
 }
 OPS = tuple(re.findall(r"x\(\w+, \"(.+)\"\)", (HERE / "runtime" / "ops.h").read_text()))  # in the order of enum Op
+# Instructions by which blocks are ordered: then races between blocks are followed past them (runtime/race_flags.h).
+ORDERS_BLOCKS = re.compile(r"\.(acquire|release|acq_rel)\.(gpu|sys)\b")
 BULK = tuple(op for op in OPS if ".bulk" in op)
 # With the passes off that would split, merge or move accesses. (And, of gcc's, the one that follows variables for a debugger: a
 # fifth of its time, for nothing that the emulator asks of it.) gcc guards the ends of local arrays in kernels and in what is
@@ -147,6 +149,8 @@ class Launcher:
         self._rung, self._arch = rung, arch
         _, self._runtime = _runtime()
         self._launch: Callable[..., int] | None = None  # until it is compiled
+        texts = (rung.source, *(header.read_text() for header in rung.includes))
+        self._flags = any(map(ORDERS_BLOCKS.search, texts))
         self._traced: Built | None = None
         self.resources = None  # registers and spills are the GPU compiler's to know
         self.threads = int(os.environ.get("FA_EMULATOR_THREADS", 0)) or min(os.cpu_count() or 1, MOST_THREADS)
@@ -245,7 +249,7 @@ class Launcher:
         with _one_at_a_time:
             arena, tensors = Arena(call), call.tensors
             regions = arena.regions()
-            self._runtime.emu_begin(regions, len(regions), self.threads, tracing, self.schedule)
+            self._runtime.emu_begin(regions, len(regions), self.threads, tracing, self.schedule, self._flags)
             try:
                 yield arena.redirect()
             finally:

@@ -273,6 +273,10 @@ void fence_mbarrier_init() {
   for (Watcher* t : worker->on_execution) t->fence(Fence::MbarrierInit);
 }
 
+void fence_proxy_async_global() {
+  for (Watcher* t : worker->on_execution) t->fence(Fence::ProxyGlobal);
+}
+
 void fence_proxy_async() {
   for (Watcher* t : worker->on_execution) t->fence(Fence::Proxy);
 }

@@ -55,6 +55,7 @@ bool mbarrier_wait(uint32_t at, Awaited, uint64_t phase, bool acquires, uintptr_
 void mbarrier_land(uint32_t at, Landing, uintptr_t pc, Site);             // it will hear of this
 void fence_mbarrier_init();
 void fence_proxy_async();
+void fence_proxy_async_global();
 std::string mbarrier_name(const Worker*, uint32_t at);                    // "K_full[1]"
 std::string mbarrier_state(const Worker*, uint32_t at, uint64_t phase);   // for a report: what is missing
 std::string shared_or_mbarrier(const Worker*, unsigned warp, size_t offset);  // "the mbarrier K_full[1]", "K_smem[12][3]"

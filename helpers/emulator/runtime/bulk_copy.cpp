@@ -71,6 +71,7 @@ static BulkGroups& my_groups(Worker* w) {
   --w->critical;
   return groups;
 }
+static Actor my_writer(const Worker* w) { return {ActorKind::BulkWrite, w->current->number, w->current->number}; }
 static Actor my_agent(const Worker* w) { return {ActorKind::BulkGroup, w->current->number, w->current->number}; }
 
 void bulk_store(const Box& b, BulkOp what, Op op, uintptr_t pc, Site site) {
@@ -90,6 +91,8 @@ void bulk_commit() {
   g.group_end.push_back(g.store.size());
   --w->critical;
   for (Watcher* t : w->on_execution) t->async_committed(my_agent(w));
+  if (session.follows_flags)
+    for (Watcher* t : w->on_execution) t->async_committed(my_writer(w));
 }
 
 static void read_store(Worker* w, BulkStore& s) {
@@ -114,6 +117,8 @@ void bulk_wait(uint32_t left, bool reads_only) {
   if (reads_only) return;
   if (sums && !w->my_turn) wait_for_turn(w);  // sums are made in the order of the blocks, as those of atomics
   for (size_t i = 0; i < stores; ++i) write_box(g.store[i].box, g.store[i].op, g.store[i].data);
+  if (session.follows_flags)
+    for (Watcher* t : w->on_execution) t->async_waited(my_writer(w), g.waited + groups - 1);
   ++w->critical;
   g.store.erase(g.store.begin(), g.store.begin() + long(stores));
   g.group_end.erase(g.group_end.begin(), g.group_end.begin() + long(groups));

@@ -4,6 +4,7 @@
 #include "notes.cpp"
 #include "race_order.cpp"
 #include "race_blocks.cpp"
+#include "race_flags.cpp"
 #include "trace_cost.cpp"
 #include "trace_rows.cpp"
 #include "tools.cpp"

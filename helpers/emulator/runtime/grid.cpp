@@ -338,7 +338,7 @@ void launch(const Launch& l) {
 
 extern "C" {
 
-void emu_begin(const Region* regions, int count, int os_threads, int tracing, uint64_t schedule) {
+void emu_begin(const Region* regions, int count, int os_threads, int tracing, uint64_t schedule, int follows_flags) {
   session.regions.assign(regions, regions + count);
   session.counter.assign(size_t(count), {});
   session.findings.clear();
@@ -347,6 +347,7 @@ void emu_begin(const Region* regions, int count, int os_threads, int tracing, ui
   session.stop = false;
   session.sticky = session.last_error = 0;
   session.tracing = tracing != 0;
+  session.follows_flags = follows_flags != 0;
   session.schedule = schedule;
   session.texts.clear();
   session.launches = 0;

@@ -286,6 +286,11 @@ void strong_access(Op op, const void* p, size_t bytes, unsigned order, uintptr_t
   for (Watcher* t : w->on_execution) t->strong_access(p, order);
 }
 
+void read_flag(const void* p, unsigned order) {
+  if (session.follows_flags)
+    for (Watcher* t : worker->on_execution) t->read_flag(p, order);
+}
+
 void before_atomic(const void* p, unsigned bytes, uintptr_t pc, Site site, unsigned order) {
   Worker* w = worker;
   if (w == nullptr || w->current == nullptr) return;
@@ -293,6 +298,7 @@ void before_atomic(const void* p, unsigned bytes, uintptr_t pc, Site site, unsig
   strong_access(Op::Atomic, p, bytes, order | kStrong | kReads | kWrites, pc, site);
   if (!in_global(w, p)) return;
   if (!w->my_turn) wait_for_turn(w);
+  read_flag(p, order | kStrong | kReads);
   if (order & kReleases) std::atomic_thread_fence(std::memory_order_release);  // what it acquires, earlier turns have brought
 }
 
@@ -306,7 +312,7 @@ static bool is_flag(const void* p) {
   return w != nullptr && w->current != nullptr && reinterpret_cast<uintptr_t>(p) - w->current->stack >= kStackBytes;
 }
 static void begin_volatile(const void* p, bool write) {
-  if (!write) spin(p, 0);
+  if (!write) spin(p, kVolatileFlag);
   worker->order = write ? kVolatile | kWrites : kStrong | kReads;
 }
 static void end_volatile(const void* p, bool write) {

@@ -33,6 +33,7 @@ void check_access(Op, const void* address, size_t bytes, uintptr_t pc, Site);
 // The same of an access that may be one of a flag, with an Order; before it, of one that reads, `spin`. atomic: its pc, if it is one.
 void strong_access(Op, const void* address, size_t bytes, unsigned order, uintptr_t pc, Site);
 void spin(const void* flag, uintptr_t atomic);
+void read_flag(const void*, unsigned order);     // what it holds has been read
 // The bytes at `offset` of shared memory lie in one array; fails otherwise.
 void check_bounds(size_t offset, size_t bytes, bool write, uintptr_t pc, Site);
 // A run of bytes in global memory that a bulk copy reads or writes.

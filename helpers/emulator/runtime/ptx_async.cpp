@@ -235,6 +235,11 @@ void fence_async(Frame& f, const Instruction& i) {
   fence_proxy_async();
 }
 
+void fence_async_global(Frame& f, const Instruction& i) {
+  count_instruction(worker, f.pc, i.site);
+  fence_proxy_async_global();
+}
+
 bool decode_fence(Decoder& d) {
   if (d.take("mbarrier_init")) {
     if (!d.take("release") || !d.take("cluster")) return false;
@@ -252,7 +257,7 @@ bool decode_fence(Decoder& d) {
   }
   if (!d.take("async")) return false;
   d.expect(0);
-  d.out.run = d.take("global") ? hint : fence_async;  // of global memory nothing is known here
+  d.out.run = d.take("global") ? fence_async_global : fence_async;
   d.take("shared");
   d.take("shared::cluster");
   call_it(d, "fence.proxy.async");

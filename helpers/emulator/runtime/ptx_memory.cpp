@@ -56,13 +56,14 @@ void load(Frame& f, const Instruction& i) {
     f.reg[i.d[k]] = bits;
   }
   if (order_of(i) & kAcquires) std::atomic_thread_fence(std::memory_order_acquire);
+  if (order_of(i) != kWeak) read_flag(p, order_of(i) | kStrong | kReads);
 }
 
 void store(Frame& f, const Instruction& i) {
   char* p = pointer(f, i, 0, size_t(i.bytes) * i.count);
   if (const unsigned order = order_of(i)) {
-    if (order & kReleases) memory_fence();
-    strong_access(Op::Store, p, size_t(i.bytes) * i.count, (order & kVolatile ? kVolatile : kStrong) | kWrites, f.pc, i.site);
+    if (order & kReleases) std::atomic_thread_fence(std::memory_order_release);
+    strong_access(Op::Store, p, size_t(i.bytes) * i.count, (order & kVolatile ? kVolatile : order | kStrong) | kWrites, f.pc, i.site);
   } else {
     check_access(Op::Store, p, size_t(i.bytes) * i.count, f.pc, i.site);
   }
@@ -81,7 +82,8 @@ int64_t take_order(Decoder& d, bool& policy) {
   unsigned order = plain_volatile ? kVolatile : d.take("relaxed") ? kStrong : kWeak;
   if (d.take("acquire") || both) order |= kStrong | kAcquires;
   if (d.take("release") || both) order |= kStrong | kReleases;
-  d.take_any({"weak", "cta", "cluster", "gpu", "sys", "mmio"});
+  if (d.take("cta")) order |= kOfBlock;
+  d.take_any({"weak", "cluster", "gpu", "sys", "mmio"});
   d.take_any({"ca", "cg", "cs", "lu", "cv", "nc", "wb", "wt"});
   policy = d.take("L2::cache_hint");
   d.drop_prefix("L1::");

@@ -12,6 +12,7 @@
 #include "memory.h"
 #include "notes.h"
 #include "race_blocks.h"
+#include "race_flags.h"
 #include "race_order.h"
 #include "report.h"
 #include "tool.h"
@@ -65,6 +66,8 @@ struct Overwrite {                  // of what somebody else has written: no rac
   bool other_block;                 // perhaps; then `other`, `other_pc` and `old` say nothing
   uint32_t pc, other_pc, offset, bytes;
   unsigned char old[16];
+  uint32_t stamp;                   // where flags are followed
+  bool strong;
 };
 
 enum class Wrong : uint8_t { Race, InFlight, Overwritten, Unfenced, UnfencedInit };
@@ -98,6 +101,7 @@ struct Memory {
 struct RaceWatcher final : Watcher {
   AcrossBlocks& across;
   Races r;
+  BlockFlags flags;                 // told of only where Session::follows_flags
   Cell *cell, *element = nullptr;   // of shared memory; of the regions that AcrossBlocks follows
   size_t elements = 0;
   AgentReads* reads;                // of shared memory
@@ -106,7 +110,8 @@ struct RaceWatcher final : Watcher {
   bool synchronised = false;
   uintptr_t only_atomic = 0;        // the one atomic instruction that made it so; 0: there was none, or more than it
 
-  RaceWatcher(Worker* worker, AcrossBlocks& of_launch) : Watcher(worker, kMemory | kExecution), across(of_launch) {
+  RaceWatcher(Worker* worker, AcrossBlocks& of_launch, FlagOrder& order)
+      : Watcher(worker, kMemory | kExecution), across(of_launch), flags(order, r) {
     cell = static_cast<Cell*>(lazily(kCells * sizeof(Cell)));
     reads = static_cast<AgentReads*>(lazily(kReads16 * sizeof(AgentReads)));
   }
@@ -132,6 +137,7 @@ struct RaceWatcher final : Watcher {
     overwrites.clear();
     synchronised = false;
     only_atomic = 0;
+    if (session.follows_flags) flags.begin_block(w->block);
   }
   void end_block() override { settle(); }
 
@@ -163,6 +169,8 @@ struct RaceWatcher final : Watcher {
   Memory shared() { return {cell, 1, w->arena, kShared, 0}; }
   void polls(const void*, uintptr_t atomic) override;
   void strong_access(const void*, unsigned order) override;
+  void read_flag(const void*, unsigned order) override;
+  void between_blocks(const Access&, bool strong);
 
   // ---- copies, by threads and agents
 
@@ -257,7 +265,11 @@ void RaceWatcher::settle_overwrites() {
       continue;
     }
     const char* base = o.region == kShared ? w->arena : session.regions[o.region].base;
-    if (o.other_block)
+    if (o.other_block && session.follows_flags)
+      flags.writes(across.element(o.region, o.offset), across.element(o.region, o.offset + o.bytes - 1) + 1,
+                   {uint32_t(w->block) + 1, o.stamp, o.pc, 0, o.thread, o.thread, o.strong, false}, o.thread, o.region,
+                   across.begin[o.region], cell_shift(session.regions[o.region]));
+    else if (o.other_block)
       across.write(o.region, o.offset, o.bytes, w->block, o.pc, o.thread);
     else if (memcmp(o.old, base + o.offset, o.bytes) != 0)
       tell({Wrong::Race, o.pc, o.other_pc, o.offset, o.bytes, o.thread, o.other, true, true, o.region});
@@ -275,14 +287,15 @@ void RaceWatcher::access(const Access& a) {
   if (a.target == kShared) return check(shared(), a.offset, a.bytes, a.op, a.pc, strong);
   const Region& region = session.regions[a.target];
   const size_t begin = across.begin[a.target];
+  if (session.follows_flags && !synchronised) between_blocks(a, strong);
   check({element + begin, cell_shift(region), region.base, a.target, begin}, a.offset, a.bytes, a.op, a.pc, strong);
 }
 
 void RaceWatcher::check(const Memory& m, size_t offset, size_t bytes, Op op, uintptr_t pc, bool strong) {
   const bool atomic = op == Op::Atomic, in_global = m.region != kShared;
   const Touch t{op, w->offset(pc), me(), writes(op) || atomic, strong || atomic,
-                in_global && !strong && !atomic && op != Op::AsyncCopy && !synchronised,
-                in_global && atomic && (!synchronised || only_atomic != 0)};
+                in_global && !strong && !atomic && op != Op::AsyncCopy && !synchronised && !session.follows_flags,
+                in_global && atomic && !session.follows_flags && (!synchronised || only_atomic != 0)};
   for (; bytes > 16; bytes -= 16, offset += 16) check_cells(m, offset, 16, t);
   check_cells(m, offset, bytes, t);
 }
@@ -382,16 +395,49 @@ void RaceWatcher::check_cells(const Memory& memory, size_t offset, size_t bytes,
   if (t.write && t.between_blocks) remember({uint16_t(t.me), 0, m.region, true, t.pc, 0, uint32_t(offset), uint32_t(bytes), {}}, m.base);
 }
 
+// Where blocks are ordered by flags: what this one does to an element that others may touch.
+void RaceWatcher::between_blocks(const Access& a, bool strong) {
+  ++w->critical;
+  const bool by_agent = a.kind == Access::BulkRow && writes(a.op), write = writes(a.op) || a.op == Op::Atomic;
+  const unsigned shift = cell_shift(session.regions[a.target]);
+  Trail trail{uint32_t(w->block) + 1, r.tick[me()], w->offset(a.pc), 0, uint16_t(me()), uint16_t(me()), strong || a.op == Op::Atomic, true};
+  const size_t first = across.element(a.target, a.offset), end = across.element(a.target, a.offset + a.bytes - 1) + 1;
+  if (by_agent && a.op != Op::Atomic) {
+    const unsigned agent = r.number({ActorKind::BulkWrite, me(), me()});
+    trail.actor = uint16_t(agent), trail.stamp = r.agent(agent).tick;
+  }
+  if (!write) {
+    flags.reads(first, end, trail, me(), a.kind == Access::BulkRow, a.target, across.begin[a.target], shift);
+  } else if (by_agent || a.op == Op::Atomic || a.bytes > 16) {
+    flags.writes(first, end, trail, me(), a.target, across.begin[a.target], shift);
+  } else {  // when it has happened, its value is known
+    Overwrite o{uint16_t(me()), 0, a.target, true, trail.pc, 0, uint32_t(a.offset), uint32_t(a.bytes), {}, trail.stamp, trail.strong};
+    overwrites.push_back(o);
+  }
+  --w->critical;
+}
+
 void RaceWatcher::polls(const void* flag, uintptr_t atomic) {
-  if (!in_global(w, flag)) return;
+  if (!in_global(w, flag) || (session.follows_flags && atomic != kVolatileFlag)) return;
+  if (atomic == kVolatileFlag) atomic = 0;
   only_atomic = !synchronised || only_atomic == atomic ? atomic : 0;
   synchronised = true;
 }
 
 void RaceWatcher::strong_access(const void* flag, unsigned order) {
-  if ((order & kReleases) != 0) fence(Fence::Memory);
+  if ((order & kReleases) != 0) settle();
   ++w->critical;
+  if ((order & kReleases) != 0) r.memory_fence(me());
   r.strong_access(me(), reinterpret_cast<uintptr_t>(flag), order);
+  if (session.follows_flags && (order & kWrites) != 0 && (order & kOfBlock) == 0)
+    flags.sets(me(), reinterpret_cast<uintptr_t>(flag), (order & kReleases) != 0);
+  --w->critical;
+}
+
+void RaceWatcher::read_flag(const void* flag, unsigned order) {
+  if ((order & kOfBlock) != 0 || !in_global(w, flag)) return;
+  ++w->critical;
+  flags.has_read(me(), reinterpret_cast<uintptr_t>(flag), (order & kAcquires) != 0);
   --w->critical;
 }
 
@@ -480,9 +526,11 @@ void RaceWatcher::check_agent_read(const Agent& a, size_t offset, size_t bytes, 
 void RaceWatcher::fence(Fence kind) {
   if (kind != Fence::MbarrierInit) settle();
   ++w->critical;
-  if (kind == Fence::Memory)
+  if (session.follows_flags && (kind == Fence::Proxy || kind == Fence::ProxyGlobal)) flags.proxy_fence(me());
+  if (kind == Fence::Memory) {
     r.memory_fence(me());
-  else
+    if (session.follows_flags) flags.memory_fence(me());
+  } else if (kind != Fence::ProxyGlobal)
     for (auto& [at, b] : r.mbarrier) b.fenced = b.fenced || b.initialised_by == me();
   if (kind == Fence::Proxy) r.proxy_fence(me());
   --w->critical;
@@ -532,9 +580,16 @@ void RaceWatcher::mbarrier_used(uint32_t at, uintptr_t pc) {
 
 struct RaceTool final : Tool {
   AcrossBlocks across;
-  std::unique_ptr<Watcher> watch(Worker* w) override { return std::make_unique<RaceWatcher>(w, across); }
-  void begin_launch(const Run&) override { across.begin_launch(); }
-  void end_launch(const Run& run) override { across.end_launch(run); }
+  FlagOrder order;
+  std::unique_ptr<Watcher> watch(Worker* w) override { return std::make_unique<RaceWatcher>(w, across, order); }
+  void begin_launch(const Run&) override {
+    across.begin_launch();
+    if (session.follows_flags) order.begin_launch(across.count);
+  }
+  void end_launch(const Run& run) override {
+    across.end_launch(run);
+    if (session.follows_flags) order.end_launch(run);
+  }
 };
 
 RaceTool race_tool;

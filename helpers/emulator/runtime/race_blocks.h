@@ -15,7 +15,8 @@ inline unsigned cell_shift(const Region& r) { return r.item >= 4 ? 2 : 1; }
 
 // Which blocks have written and read an element of global memory in this launch: the first and the last of each. A block
 // that has taken part in an atomic, or looked at a flag, is ordered with others in ways not followed here: what it does from
-// then on is left out, but for more atomics by the same instruction. Of these each has an entry, too: they clash with stores.
+// then on is left out, but for more atomics by the same instruction. (Where flags are set and read with .release and .acquire,
+// race_flags.h follows what they order.) Of these each has an entry, too: they clash with stores.
 struct Across {
   struct Blocks {
     std::atomic<uint64_t> not_first, last;           // packed, see race_blocks.cpp; 0: nobody
@@ -34,6 +35,7 @@ struct AcrossBlocks {                                // of one launch
   void begin_launch();
   void end_launch(const Run&);                       // notes the races
   bool follows(size_t region) const { return begin[region] != SIZE_MAX; }
+  size_t element(size_t region, size_t offset) const { return begin[region] + (offset >> cell_shift(session.regions[region])); }
   // A store that has happened.
   void write(size_t region, size_t offset, size_t bytes, uint64_t block, uint32_t pc, unsigned thread);
 };

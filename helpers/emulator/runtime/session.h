@@ -51,6 +51,7 @@ struct Session {
   std::string hint;
   std::vector<Finding> findings;
   bool tracing = false;
+  bool follows_flags = false;                  // the kernel orders blocks by flags: see race_flags.h
   uint64_t schedule = 0;                       // 0: threads take turns in order; else in an order drawn from it
   std::set<std::string> texts;                 // that rows for Python point at
   unsigned launches = 0;

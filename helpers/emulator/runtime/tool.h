@@ -23,8 +23,10 @@ struct Box;
 // ---- what events are about
 
 // How strong an access is, and what it orders (PTX ISA, "Memory Consistency Model"). Volatile: a write that is strong only
-// if its thread has executed a fence.
-enum Order : uint8_t { kWeak = 0, kStrong = 1, kReads = 2, kWrites = 4, kAcquires = 8, kReleases = 16, kVolatile = 32 };
+// if its thread has executed a fence. OfBlock: of scope cta.
+enum Order : uint8_t { kWeak = 0, kStrong = 1, kReads = 2, kWrites = 4, kAcquires = 8, kReleases = 16, kVolatile = 32, kOfBlock = 64 };
+
+constexpr uintptr_t kVolatileFlag = 1;          // for Watcher::polls: by a read of a volatile variable
 
 constexpr uint16_t kShared = 0xffff, kAllocated = 0xfffe;  // targets that are no tensor: shared memory, cudaMalloc
 
@@ -46,8 +48,9 @@ struct Access {
 };
 
 // Who reads or writes shared memory: a thread, the copies that report to one mbarrier (owner: its offset), the bulk groups
-// of one thread, or the wgmma of one warpgroup (owner: the first thread). thread: that has set it to work.
-enum class ActorKind : uint8_t { Thread, Mbarrier, BulkGroup, Wgmma };
+// of one thread, or the wgmma of one warpgroup (owner: the first thread). thread: that has set it to work. BulkWrite: bulk groups
+// as writers of global memory, where blocks are ordered by flags.
+enum class ActorKind : uint8_t { Thread, Mbarrier, BulkGroup, Wgmma, BulkWrite };
 struct Actor {
   ActorKind kind;
   unsigned owner, thread;
@@ -69,7 +72,7 @@ struct BarrierPoint {
   const char* what;                 // the instruction's name
 };
 
-enum class Fence : uint8_t { Memory, Proxy, MbarrierInit };
+enum class Fence : uint8_t { Memory, Proxy, MbarrierInit, ProxyGlobal };  // Proxy: of shared memory, and perhaps of global
 
 // ---- who listens: one for each tool and OS thread
 enum Hears : unsigned { kMemory = 1, kExecution = 2, kBasicBlocks = 4 };
@@ -99,6 +102,7 @@ struct Watcher {
   virtual void named(const char* /*array*/, uint32_t /*offset*/) {}  // the source calls what begins there by this name
   virtual void polls(const void*, uintptr_t /*atomic*/) {}     // looks at a flag; `atomic`: the pc, if by an atomic
   virtual void strong_access(const void*, unsigned /*order*/) {}  // has been made, by this Order
+  virtual void read_flag(const void*, unsigned /*order*/) {}   // has been read, by this Order
   virtual void fence(Fence) {}
   virtual void stopped(unsigned /*warp*/) {}                   // the current thread begins to wait, is held or has returned
   virtual void yields() {}                                     // the current thread gives its turn away
