@@ -165,6 +165,7 @@ class Call:
     workspace: dict[str, Tensor] = field(default_factory=dict)
     flags: dict[str, Tensor] = field(default_factory=dict)
     scratch: dict[str, Tensor] = field(default_factory=dict)
+    far: frozenset[str] = frozenset()  # of the inputs those that another GPU writes
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -270,7 +271,7 @@ def _one_sided(rung: Rung, device: str, inputs: tuple, scale: float | None, out:
     for r, t in enumerate(peers.signals):
         _require_flags(f"signals of rank {r}", t, SIGNALS)
     flags = {f"signals[{r}]": t for r, t in enumerate(peers.signals)} | {"arrived": peers.arrived}
-    call = Call(args, one.inputs | far, one.outputs, one.workspace, flags, scratch)
+    call = Call(args, one.inputs | far, one.outputs, one.workspace, flags, scratch, frozenset(far))
     for name, t in {**far, **flags, **scratch}.items():
         call.point(args, name, t.data_ptr())
     args.rank, args.ranks, args.copiers = peers.rank, ranks, peers.copiers

@@ -11,7 +11,7 @@ struct Region {
   uint64_t bytes;                 // from the first element to the end of the last
   uint64_t item;                  // bytes of an element
   int32_t contiguous, dims;
-  int32_t given;                  // 1: an input; 2: flags; 0: outputs and workspace, uninitialised until a kernel writes them
+  int32_t given;                  // 1: an input; 2: flags; 3: an input that another GPU writes; 0: outputs and workspace, uninitialised until a kernel writes them
   int64_t size[8], stride[8];     // in elements, strides decreasing
 };
 

@@ -83,7 +83,8 @@ int64_t take_order(Decoder& d, bool& policy) {
   if (d.take("acquire") || both) order |= kStrong | kAcquires;
   if (d.take("release") || both) order |= kStrong | kReleases;
   if (d.take("cta")) order |= kOfBlock;
-  d.take_any({"weak", "cluster", "gpu", "sys", "mmio"});
+  if (d.take("sys") && order != kWeak) order |= kOfSystem;
+  d.take_any({"weak", "cluster", "gpu", "mmio"});
   d.take_any({"ca", "cg", "cs", "lu", "cv", "nc", "wb", "wt"});
   policy = d.take("L2::cache_hint");
   d.drop_prefix("L1::");

@@ -66,8 +66,8 @@ struct Overwrite {                  // of what somebody else has written: no rac
   bool other_block;                 // perhaps; then `other`, `other_pc` and `old` say nothing
   uint32_t pc, other_pc, offset, bytes;
   unsigned char old[16];
-  uint32_t stamp;                   // where flags are followed
-  bool strong;
+  bool by_flags, strong;            // perhaps of another block's, where flags are followed: then with its stamp
+  uint32_t stamp;
 };
 
 enum class Wrong : uint8_t { Race, InFlight, Overwritten, Unfenced, UnfencedInit };
@@ -107,7 +107,7 @@ struct RaceWatcher final : Watcher {
   AgentReads* reads;                // of shared memory
   std::vector<Overwrite> overwrites;
   // The block is ordered with other blocks: it has executed an atomic, or looked at a flag, in global memory.
-  bool synchronised = false;
+  bool synchronised = false, left_out = false;  // left_out: by a volatile flag, where flags are followed
   uintptr_t only_atomic = 0;        // the one atomic instruction that made it so; 0: there was none, or more than it
 
   RaceWatcher(Worker* worker, AcrossBlocks& of_launch, FlagOrder& order)
@@ -135,7 +135,7 @@ struct RaceWatcher final : Watcher {
   void begin_block() override {
     r.begin_block(w->threads);
     overwrites.clear();
-    synchronised = false;
+    synchronised = left_out = false;
     only_atomic = 0;
     if (session.follows_flags) flags.begin_block(w->block);
   }
@@ -171,6 +171,7 @@ struct RaceWatcher final : Watcher {
   void strong_access(const void*, unsigned order) override;
   void read_flag(const void*, unsigned order) override;
   void between_blocks(const Access&, bool strong);
+  void reads_far(const Access&);
 
   // ---- copies, by threads and agents
 
@@ -265,7 +266,7 @@ void RaceWatcher::settle_overwrites() {
       continue;
     }
     const char* base = o.region == kShared ? w->arena : session.regions[o.region].base;
-    if (o.other_block && session.follows_flags)
+    if (o.by_flags)
       flags.writes(across.element(o.region, o.offset), across.element(o.region, o.offset + o.bytes - 1) + 1,
                    {uint32_t(w->block) + 1, o.stamp, o.pc, 0, o.thread, o.thread, o.strong, false}, o.thread, o.region,
                    across.begin[o.region], cell_shift(session.regions[o.region]));
@@ -282,20 +283,21 @@ void RaceWatcher::settle_overwrites() {
 
 void RaceWatcher::access(const Access& a) {
   settle();
+  if (session.follows_flags && a.target < kAllocated && session.regions[a.target].given == 3) reads_far(a);
   if (a.target == kAllocated || (a.target != kShared && !across.follows(a.target))) return;
   const bool strong = (a.order & kStrong) != 0 || ((a.order & kVolatile) != 0 && r.flags.fenced.count(me()) != 0);
   if (a.target == kShared) return check(shared(), a.offset, a.bytes, a.op, a.pc, strong);
   const Region& region = session.regions[a.target];
   const size_t begin = across.begin[a.target];
-  if (session.follows_flags && !synchronised) between_blocks(a, strong);
+  if (session.follows_flags && !left_out) between_blocks(a, strong);
   check({element + begin, cell_shift(region), region.base, a.target, begin}, a.offset, a.bytes, a.op, a.pc, strong);
 }
 
 void RaceWatcher::check(const Memory& m, size_t offset, size_t bytes, Op op, uintptr_t pc, bool strong) {
   const bool atomic = op == Op::Atomic, in_global = m.region != kShared;
   const Touch t{op, w->offset(pc), me(), writes(op) || atomic, strong || atomic,
-                in_global && !strong && !atomic && op != Op::AsyncCopy && !synchronised && !session.follows_flags,
-                in_global && atomic && !session.follows_flags && (!synchronised || only_atomic != 0)};
+                in_global && !strong && !atomic && op != Op::AsyncCopy && !synchronised,
+                in_global && atomic && (!synchronised || only_atomic != 0)};
   for (; bytes > 16; bytes -= 16, offset += 16) check_cells(m, offset, 16, t);
   check_cells(m, offset, bytes, t);
 }
@@ -395,6 +397,18 @@ void RaceWatcher::check_cells(const Memory& memory, size_t offset, size_t bytes,
   if (t.write && t.between_blocks) remember({uint16_t(t.me), 0, m.region, true, t.pc, 0, uint32_t(offset), uint32_t(bytes), {}}, m.base);
 }
 
+// What another GPU writes, when it likes.
+void RaceWatcher::reads_far(const Access& a) {
+  const bool by_TMA = a.kind == Access::BulkRow;
+  const int may = flags.may_read_far(me());
+  if (may == 2 || (may == 1 && !by_TMA)) return;
+  note(w, may == 0 ? "race" : "proxy fence", w->offset(a.pc), 0, 2, [&] {
+    const std::string does = describe(w, w->current) + " reads " + session.regions[a.target].name + " + " + std::to_string(a.offset) + " B, which another GPU writes";
+    return does + (may == 0 ? ", and has read no flag with .acquire.sys before: nothing says that it is written"
+                            : ": TMA reads through the async proxy, and no fence.proxy.async stands between the flag and it");
+  });
+}
+
 // Where blocks are ordered by flags: what this one does to an element that others may touch.
 void RaceWatcher::between_blocks(const Access& a, bool strong) {
   ++w->critical;
@@ -406,20 +420,24 @@ void RaceWatcher::between_blocks(const Access& a, bool strong) {
     const unsigned agent = r.number({ActorKind::BulkWrite, me(), me()});
     trail.actor = uint16_t(agent), trail.stamp = r.agent(agent).tick;
   }
-  if (!write) {
-    flags.reads(first, end, trail, me(), a.kind == Access::BulkRow, a.target, across.begin[a.target], shift);
+  if (!write) {  // but for what this block has written itself: other blocks may have written the same there
+    for (size_t i = first, next; i < end; i = next) {
+      const bool own = element[i].stamp > r.start;
+      for (next = i + 1; next < end && (element[next].stamp > r.start) == own;) ++next;
+      if (!own) flags.reads(i, next, trail, me(), a.kind == Access::BulkRow, a.target, across.begin[a.target], shift);
+    }
   } else if (by_agent || a.op == Op::Atomic || a.bytes > 16) {
     flags.writes(first, end, trail, me(), a.target, across.begin[a.target], shift);
   } else {  // when it has happened, its value is known
-    Overwrite o{uint16_t(me()), 0, a.target, true, trail.pc, 0, uint32_t(a.offset), uint32_t(a.bytes), {}, trail.stamp, trail.strong};
+    Overwrite o{uint16_t(me()), 0, a.target, true, trail.pc, 0, uint32_t(a.offset), uint32_t(a.bytes), {}, true, trail.strong, trail.stamp};
     overwrites.push_back(o);
   }
   --w->critical;
 }
 
 void RaceWatcher::polls(const void* flag, uintptr_t atomic) {
-  if (!in_global(w, flag) || (session.follows_flags && atomic != kVolatileFlag)) return;
-  if (atomic == kVolatileFlag) atomic = 0;
+  if (!in_global(w, flag)) return;
+  if (atomic == kVolatileFlag) left_out = true, atomic = 0;
   only_atomic = !synchronised || only_atomic == atomic ? atomic : 0;
   synchronised = true;
 }
@@ -437,7 +455,7 @@ void RaceWatcher::strong_access(const void* flag, unsigned order) {
 void RaceWatcher::read_flag(const void* flag, unsigned order) {
   if ((order & kOfBlock) != 0 || !in_global(w, flag)) return;
   ++w->critical;
-  flags.has_read(me(), reinterpret_cast<uintptr_t>(flag), (order & kAcquires) != 0);
+  flags.has_read(me(), reinterpret_cast<uintptr_t>(flag), (order & kAcquires) != 0, (order & kOfSystem) != 0);
   --w->critical;
 }
 
@@ -587,7 +605,7 @@ struct RaceTool final : Tool {
     if (session.follows_flags) order.begin_launch(across.count);
   }
   void end_launch(const Run& run) override {
-    across.end_launch(run);
+    across.end_launch(run, !order.used);
     if (session.follows_flags) order.end_launch(run);
   }
 };

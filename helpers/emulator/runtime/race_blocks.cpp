@@ -47,7 +47,7 @@ void AcrossBlocks::begin_launch() {
   for (size_t i = 0; i < session.regions.size(); ++i) {
     const Region& r = session.regions[i];
     const size_t cells = (r.bytes >> cell_shift(r)) + 1;
-    if (r.given == 1 || r.bytes == 0 || count + cells > kFollowed) continue;
+    if (r.given == 1 || r.given == 3 || r.bytes == 0 || count + cells > kFollowed) continue;
     begin[i] = count;
     count += cells;
   }
@@ -68,10 +68,10 @@ static uint64_t elsewhere(const Across::Blocks& blocks, uint64_t who) {
 }
 
 // Looks at all elements when the launch has ended: so the order in which blocks ran says nothing.
-void AcrossBlocks::end_launch(const Run& run) {
+void AcrossBlocks::end_launch(const Run& run, bool noted) {
   Notes notes;
   for (size_t i = 0; i < begin.size(); ++i) {
-    if (!follows(i)) continue;
+    if (!noted || !follows(i)) continue;
     const Region& r = session.regions[i];
     for (size_t at = 0; at <= (r.bytes - 1) >> cell_shift(r); ++at) {
       const Across& e = all[begin[i] + at];

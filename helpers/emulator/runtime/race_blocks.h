@@ -33,7 +33,7 @@ struct AcrossBlocks {                                // of one launch
   std::vector<size_t> begin;                         // of each region's elements; SIZE_MAX: not followed
 
   void begin_launch();
-  void end_launch(const Run&);                       // notes the races
+  void end_launch(const Run&, bool notes);           // notes the races, if so
   bool follows(size_t region) const { return begin[region] != SIZE_MAX; }
   size_t element(size_t region, size_t offset) const { return begin[region] + (offset >> cell_shift(session.regions[region])); }
   // A store that has happened.

@@ -40,7 +40,7 @@ static const Released* covers(const Knowledge& known, const Trail& t) {
 
 void BlockFlags::begin_block(uint64_t number) {
   block = uint32_t(number) + 1;
-  acquired.clear(), pending.clear(), at_fence.clear();
+  acquired.clear(), pending.clear(), at_fence.clear(), of_system.clear();
 }
 
 void BlockFlags::acquire(unsigned thread, const Known& known) {
@@ -80,10 +80,12 @@ Known BlockFlags::known_now(unsigned thread) {
 void BlockFlags::proxy_fence(unsigned thread) {
   for (auto& [who, list] : acquired)
     for (auto a = list.rbegin(); a != list.rend() && !a->fenced; ++a) a->fenced = known_to(r, thread, who, a->stamp);
+  for (auto& [who, read] : of_system) read.fenced = read.fenced || known_to(r, thread, who, read.stamp);
 }
 
 // A release speaks for its own flag, a fence for all flags that its thread sets after it.
 void BlockFlags::sets(unsigned thread, uintptr_t flag, bool releases) {
+  if (releases) launch.used = true;
   const auto fenced = at_fence.find(thread);
   const Known known = releases ? known_now(thread) : fenced != at_fence.end() ? fenced->second : nullptr;
   if (known == nullptr) return;
@@ -92,7 +94,16 @@ void BlockFlags::sets(unsigned thread, uintptr_t flag, bool releases) {
   told = merged(told, known);
 }
 
-void BlockFlags::has_read(unsigned thread, uintptr_t flag, bool acquires) {
+int BlockFlags::may_read_far(unsigned thread) const {
+  int found = 0;
+  for (const auto& [who, read] : of_system)
+    if (known_to(r, thread, who, read.stamp)) found = std::max(found, read.fenced ? 2 : 1);
+  return found;
+}
+
+void BlockFlags::has_read(unsigned thread, uintptr_t flag, bool acquires, bool of_all_GPUs) {
+  if (acquires) launch.used = true;
+  if (acquires && of_all_GPUs) of_system.insert({thread, {r.tick[thread], false}});
   Known known;
   {
     std::lock_guard<std::mutex> hold(launch.lock);
@@ -148,8 +159,9 @@ void BlockFlags::writes(size_t first, size_t end, const Trail& trail, unsigned m
     if (w.block != 0 && w.block != block && !(now.strong && w.strong) && (w.any_value || now.any_value || w.value != now.value) &&
         ordered_before(me, w) == 0)
       launch.clash("race", now, w, true, false, region, offset);
+    const bool changes = now.any_value || w.block == 0 || w.any_value || w.value != now.value;
     for (const Trail& read : e.read)
-      if (read.block != 0 && read.block != block && !(now.strong && read.strong) && ordered_before(me, read) == 0)
+      if (changes && read.block != 0 && read.block != block && !(now.strong && read.strong) && ordered_before(me, read) == 0)
         launch.clash("race", read, now, false, false, region, offset);
     e.written = now;
   }
@@ -159,7 +171,7 @@ void BlockFlags::writes(size_t first, size_t end, const Trail& trail, unsigned m
 
 void FlagOrder::begin_launch(size_t elements_followed) {
   told.clear(), clashes.clear();
-  releases = 0;
+  releases = 0, used = false;
   count = elements_followed;
   if (count > 0) elements = static_cast<Element*>(lazily(count * sizeof(Element)));
 }
@@ -189,6 +201,7 @@ static std::string flag_name(uintptr_t address) {
 // Which flag was the first to be set after the write: whoever reads what it speaks of has to look at it first.
 void FlagOrder::end_launch(const Run& run) {
   Notes notes;
+  if (!used) clashes.clear();
   for (const auto& [kinds, c] : clashes) {
     Noted& n = notes[kinds];
     n.count = c.times, n.block = c.one.block - 1, n.apart = 2;

@@ -5,6 +5,7 @@
 // A block's order is that of its threads and agents (race_order.h): a release publishes what its thread knows of them, and of
 // other blocks. An access is told by its block, actor and stamp.
 #pragma once
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -42,6 +43,7 @@ struct FlagOrder {
   std::mutex lock;
   std::unordered_map<uintptr_t, Known> told;     // by the flag's address
   std::atomic<uint64_t> releases{0};
+  std::atomic<bool> used{false};                 // a block has released or acquired: else race_blocks.h knows all there is
   Element* elements = nullptr;
   size_t count = 0;
   struct Clash {
@@ -70,12 +72,20 @@ struct BlockFlags {
   std::map<unsigned, std::vector<Acquired>> acquired;  // by thread: what it knows of other blocks, each time more
   std::map<unsigned, Known> pending, at_fence;   // by thread: read without .acquire; and known at its last fence
 
+  struct Stamped {
+    uint32_t stamp;
+    bool fenced;
+  };
+  std::map<unsigned, Stamped> of_system;         // by thread: when it first read a flag with .acquire.sys
+
   BlockFlags(FlagOrder& of_launch, Races& of_block) : launch(of_launch), r(of_block) {}
   void begin_block(uint64_t number);
   void memory_fence(unsigned thread);            // after that of Races
   void proxy_fence(unsigned thread);
   void sets(unsigned thread, uintptr_t flag, bool releases);  // before it does
-  void has_read(unsigned thread, uintptr_t flag, bool acquires);
+  void has_read(unsigned thread, uintptr_t flag, bool acquires, bool of_all_GPUs);
+  // What another GPU writes: has a flag of the system been read before, and a fence.proxy.async executed? 0: neither; 1: the first.
+  int may_read_far(unsigned thread) const;
   // Elements first .. end: Trail as far as it is the same for all; by_TMA: through the async proxy.
   void reads(size_t first, size_t end, const Trail&, unsigned me, bool by_TMA, size_t region, size_t region_first, unsigned shift);
   void writes(size_t first, size_t end, const Trail&, unsigned me, size_t region, size_t region_first, unsigned shift);

@@ -23,8 +23,8 @@ struct Box;
 // ---- what events are about
 
 // How strong an access is, and what it orders (PTX ISA, "Memory Consistency Model"). Volatile: a write that is strong only
-// if its thread has executed a fence. OfBlock: of scope cta.
-enum Order : uint8_t { kWeak = 0, kStrong = 1, kReads = 2, kWrites = 4, kAcquires = 8, kReleases = 16, kVolatile = 32, kOfBlock = 64 };
+// if its thread has executed a fence. OfBlock: of scope cta; OfSystem: sys.
+enum Order : uint8_t { kWeak = 0, kStrong = 1, kReads = 2, kWrites = 4, kAcquires = 8, kReleases = 16, kVolatile = 32, kOfBlock = 64, kOfSystem = 128 };
 
 constexpr uintptr_t kVolatileFlag = 1;          // for Watcher::polls: by a read of a volatile variable
 
