@@ -107,6 +107,8 @@ struct RaceWatcher final : Watcher {
   AgentReads* reads;                // of shared memory
   std::vector<Overwrite> overwrites;
   // The block is ordered with other blocks: it has executed an atomic, or looked at a flag, in global memory.
+  uint16_t far_region = kAllocated; // of the bulk copy that is being issued, if another GPU writes it
+  uint32_t flag_pc = 0;             // of the access to a flag that is under way
   bool synchronised = false, left_out = false;  // left_out: by a volatile flag, where flags are followed
   uintptr_t only_atomic = 0;        // the one atomic instruction that made it so; 0: there was none, or more than it
 
@@ -283,6 +285,7 @@ void RaceWatcher::settle_overwrites() {
 
 void RaceWatcher::access(const Access& a) {
   settle();
+  if (session.follows_flags && a.order != kWeak) flag_pc = w->offset(a.pc);
   if (session.follows_flags && a.target < kAllocated && session.regions[a.target].given == 3) reads_far(a);
   if (a.target == kAllocated || (a.target != kShared && !across.follows(a.target))) return;
   const bool strong = (a.order & kStrong) != 0 || ((a.order & kVolatile) != 0 && r.flags.fenced.count(me()) != 0);
@@ -400,6 +403,7 @@ void RaceWatcher::check_cells(const Memory& memory, size_t offset, size_t bytes,
 // What another GPU writes, when it likes.
 void RaceWatcher::reads_far(const Access& a) {
   const bool by_TMA = a.kind == Access::BulkRow;
+  if (by_TMA) far_region = a.target;
   const int may = flags.may_read_far(me());
   if (may == 2 || (may == 1 && !by_TMA)) return;
   note(w, may == 0 ? "race" : "proxy fence", w->offset(a.pc), 0, 2, [&] {
@@ -447,6 +451,13 @@ void RaceWatcher::strong_access(const void* flag, unsigned order) {
   ++w->critical;
   if ((order & kReleases) != 0) r.memory_fence(me());
   r.strong_access(me(), reinterpret_cast<uintptr_t>(flag), order);
+  if (session.follows_flags && (order & kReleases) != 0 && (order & kOfSystem) != 0) {
+    if (const BlockFlags::FarRead* read = flags.still_reads_far(me()))
+      note(w, "overwritten", flag_pc, read->pc, 2, [&] {
+        return describe(w, w->current) + " sets " + flag_name(reinterpret_cast<uintptr_t>(flag)) + " for another GPU while its bulk copy on {other} may still be reading " +
+               session.regions[read->region].name + ": no mbarrier has been waited for that it reports to";
+      });
+  }
   if (session.follows_flags && (order & kWrites) != 0 && (order & kOfBlock) == 0)
     flags.sets(me(), reinterpret_cast<uintptr_t>(flag), (order & kReleases) != 0);
   --w->critical;
@@ -476,6 +487,13 @@ void RaceWatcher::written(size_t offset, size_t bytes, unsigned actor, uint32_t 
 
 void RaceWatcher::copy_issued(const IssuedCopy& copy) {
   if (copy.actor.kind != ActorKind::Thread) agent_writes(copy);
+  if (far_region != kAllocated) {
+    const unsigned agent = number(copy.actor);
+    ++w->critical;
+    flags.far_reads.push_back({agent, r.agent(agent).tick, w->offset(copy.pc), far_region});
+    --w->critical;
+    far_region = kAllocated;
+  }
   written(copy.offset, copy.bytes, number(copy.actor), w->offset(copy.pc), true);
 }
 

@@ -40,7 +40,7 @@ static const Released* covers(const Knowledge& known, const Trail& t) {
 
 void BlockFlags::begin_block(uint64_t number) {
   block = uint32_t(number) + 1;
-  acquired.clear(), pending.clear(), at_fence.clear(), of_system.clear();
+  acquired.clear(), pending.clear(), at_fence.clear(), of_system.clear(), far_reads.clear();
 }
 
 void BlockFlags::acquire(unsigned thread, const Known& known) {
@@ -99,6 +99,12 @@ int BlockFlags::may_read_far(unsigned thread) const {
   for (const auto& [who, read] : of_system)
     if (known_to(r, thread, who, read.stamp)) found = std::max(found, read.fenced ? 2 : 1);
   return found;
+}
+
+const BlockFlags::FarRead* BlockFlags::still_reads_far(unsigned thread) const {
+  for (const FarRead& read : far_reads)
+    if (!known_to(r, thread, read.agent, read.stamp)) return &read;
+  return nullptr;
 }
 
 void BlockFlags::has_read(unsigned thread, uintptr_t flag, bool acquires, bool of_all_GPUs) {
@@ -189,7 +195,7 @@ static std::string in_words(const Trail& t, const Run& run) {
          coordinates(unsigned(block % g[0]), unsigned(block / g[0] % g[1]), unsigned(block / g[0] / g[1]), g);
 }
 
-static std::string flag_name(uintptr_t address) {
+std::string flag_name(uintptr_t address) {
   for (const Region& r : session.regions) {
     const size_t offset = address - reinterpret_cast<uintptr_t>(r.base);
     if (offset >= r.bytes) continue;

@@ -38,6 +38,8 @@ struct Element {
   Trail written, read[2];
 };
 
+std::string flag_name(uintptr_t address);      // "arrived[3]"
+
 // One launch: what flags say, and who has touched what.
 struct FlagOrder {
   std::mutex lock;
@@ -77,6 +79,12 @@ struct BlockFlags {
     bool fenced;
   };
   std::map<unsigned, Stamped> of_system;         // by thread: when it first read a flag with .acquire.sys
+  struct FarRead {                               // a bulk copy of what another GPU writes
+    unsigned agent;
+    uint32_t stamp, pc;
+    uint16_t region;
+  };
+  std::vector<FarRead> far_reads;
 
   BlockFlags(FlagOrder& of_launch, Races& of_block) : launch(of_launch), r(of_block) {}
   void begin_block(uint64_t number);
@@ -86,6 +94,8 @@ struct BlockFlags {
   void has_read(unsigned thread, uintptr_t flag, bool acquires, bool of_all_GPUs);
   // What another GPU writes: has a flag of the system been read before, and a fence.proxy.async executed? 0: neither; 1: the first.
   int may_read_far(unsigned thread) const;
+  // One that `thread` hasn't waited for; null: there is none.
+  const FarRead* still_reads_far(unsigned thread) const;
   // Elements first .. end: Trail as far as it is the same for all; by_TMA: through the async proxy.
   void reads(size_t first, size_t end, const Trail&, unsigned me, bool by_TMA, size_t region, size_t region_first, unsigned shift);
   void writes(size_t first, size_t end, const Trail&, unsigned me, size_t region, size_t region_first, unsigned shift);
