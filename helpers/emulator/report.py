@@ -24,6 +24,10 @@ HINTS = {
     "race": "a __syncthreads() has to stand between the two, on every way from the one to the other",
     "race between blocks": "blocks run in any order, and together: give each its own part of the output, or use atomics, "
     "and clear what these add to before the launch",
+    "race of flags": "the writer waits until what it writes is complete (a bulk copy: cp.async.bulk.wait_group, not .read) and sets a flag "
+    "by st.release.gpu; the reader reads that by ld.acquire.gpu until it is set. Between GPUs .sys stands in place of .gpu",
+    "proxy fence of flags": "a fence.proxy.async.global has to stand between the ld.acquire that sees the flag and the copy by TMA",
+    "overwritten of flags": "a flag that lets another GPU overwrite a tensor is set when all copies of it have been waited for",
     "race in a warp": "lanes of a warp need a __syncwarp() between the two: they don't run in lock step",
     "in flight": "wait for the copy (cp.async.wait_group or wait_all; a bulk copy: on its mbarrier) or the product "
     "(wgmma.commit_group, then wgmma.wait_group), then let a barrier tell the other threads",
@@ -85,7 +89,8 @@ def findings_of(rows: Iterable[FoundRow], library: Path) -> tuple[trace.Finding,
         place = f"line {other_line}" if other_file == file else f"{other_file}:{other_line}"
         text = group[0].text.decode(errors="replace").replace("{other}", place if other_line else "a line unknown")
         apart = max(row.apart for row in group)
-        hint = HINTS.get(("race in a warp", "race", "race between blocks")[apart] if kind == "race" else kind, "")
+        races = ("race in a warp", "race", "race between blocks", "race of flags")
+        hint = HINTS.get(races[apart] if kind == "race" else f"{kind} of flags" if apart == 3 else kind, "")
         count = sum(row.count for row in group)
         found.append(trace.Finding(kind, text, file, line, hint, count, other_line or None, False))
     return tuple(sorted(found, key=lambda f: (f.file, f.line, f.other_line or 0, f.kind)))

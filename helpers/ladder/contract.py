@@ -203,7 +203,9 @@ def prepare(
     Backward: q, k, v, o, lse, do -> dq, dk, dv. Merge: o_a, lse_a, o_b, lse_b -> o, lse. One-sided: as attention, with `peers`. Each in the rung's dtypes; `features` (FEATURES of rung.py) as
     Kernel.__call__ describes them. CallError names what came and what is allowed.
     """
-    kind = {"softmax": _softmax, "attention_backward": _backward, "merge": _merge, "one_sided": _one_sided}.get(rung.op, _attention)
+    kind = {"softmax": _softmax, "attention_backward": _backward, "merge": _merge, "one_sided": _one_sided}.get(
+        rung.op, _attention
+    )
     count = 3 if rung.op == "attention_backward" else 2
     if out is not None and len(out) != count:
         raise CallError(f"out takes {'three' if count == 3 else 'two'} tensors, {len(out)} came")
@@ -250,7 +252,9 @@ def _one_sided(rung: Rung, device: str, inputs: tuple, scale: float | None, out:
     whole = 256 if args.causal else 128
     if ranks > 1 and (q.shape[2] != n or n % whole):
         mask = " under a causal mask" if args.causal else ""
-        raise CallError(f"{q.shape[2]} queries and {n} keys of each rank; {rung.stem} takes the same multiple of {whole}{mask}")
+        raise CallError(
+            f"{q.shape[2]} queries and {n} keys of each rank; {rung.stem} takes the same multiple of {whole}{mask}"
+        )
     rows = far_rows(peers.rank, ranks, n, bool(args.causal))
     far = {}
     for letter, tensors in (("K", peers.keys), ("V", peers.values)):

@@ -72,7 +72,9 @@ def share(k: Tensor, plan: ring.Plan, copiers: int = COPIERS) -> Room:
     """
     _require_layout(plan)
     if not k.is_cuda:
-        raise ValueError("ranks in processes of their own need GPUs; `one_sided.together` runs all of them in one process")
+        raise ValueError(
+            "ranks in processes of their own need GPUs; `one_sided.together` runs all of them in one process"
+        )
     os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")  # plain reads and writes are all that is needed
     import torch.distributed._symmetric_memory as symmetric
 
@@ -92,7 +94,17 @@ def share(k: Tensor, plan: ring.Plan, copiers: int = COPIERS) -> Room:
     dist.barrier(group)  # all flags are zero before anyone sets one
     keys, values, signals = map(tuple, parts)
     own = keys[plan.rank], values[plan.rank]
-    return Room(plan.rank, plan.causal, *own, keys, values, signals, *_near(k, plan.rank, plan.ranks, plan.causal), copiers, plan)
+    return Room(
+        plan.rank,
+        plan.causal,
+        *own,
+        keys,
+        values,
+        signals,
+        *_near(k, plan.rank, plan.ranks, plan.causal),
+        copiers,
+        plan,
+    )
 
 
 def attend(q: Tensor, room: Room, scale: float | None = None, **options: Any) -> tuple[Tensor, Tensor]:
@@ -103,7 +115,9 @@ def attend(q: Tensor, room: Room, scale: float | None = None, **options: Any) ->
         return kernel(q, room.k, room.v, scale=scale, causal=room.causal, peers=room.peers(), **options)
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, room: Room, scale: float | None = None, deterministic: bool | None = None) -> Tensor:
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, room: Room, scale: float | None = None, deterministic: bool | None = None
+) -> Tensor:
     """O (B,H,n,D) as `ring.ring_attention` gives it, with a gradient: the backward pass is that of the ring.
 
     k and v are copied into the room, unless they are the room's own: then the caller leaves them as they are until the backward pass.
@@ -134,13 +148,18 @@ class _OneSided(torch.autograd.Function):
 # All ranks in one process
 
 
-def rooms(keys: Sequence[Tensor], values: Sequence[Tensor], causal: bool = False, copiers: int | None = None) -> list[Room]:
+def rooms(
+    keys: Sequence[Tensor], values: Sequence[Tensor], causal: bool = False, copiers: int | None = None
+) -> list[Room]:
     """A room for each of the ranks that have these keys and values (B,Hkv,n,D), all on one device."""
     ranks, device = len(keys), keys[0].device
     copiers = copiers or (COPIERS if device.type == "cuda" else 1)
     signals = tuple(torch.zeros(SIGNALS, dtype=torch.int32, device=device) for _ in keys)
     given = tuple(keys), tuple(values), signals
-    return [Room(r, causal, k, v, *given, *_near(k, r, ranks, causal), copiers) for r, (k, v) in enumerate(zip(keys, values))]
+    return [
+        Room(r, causal, k, v, *given, *_near(k, r, ranks, causal), copiers)
+        for r, (k, v) in enumerate(zip(keys, values))
+    ]
 
 
 def together(

@@ -1,11 +1,11 @@
 """One CTA pulls a peer's tiles by TMA into a local buffer and publishes each by a flag (fa/flags.cuh); another reads each once its
-flag is set. Peers are tensors of the same process: K is the peer's, the buffer and the flags are workspace.
-
-What a missing flag does to another block, the emulator doesn't follow yet (runtime/race_blocks.h): what a block does after it has
-looked at a flag is left out. What the copying CTA does to itself is found.
+flag is set. Peers are tensors of the same process: K is the peer's, the buffer and the flags are workspace. What flags order between
+blocks is followed (runtime/race_flags.h): whatever is left out is found, and the flag is named.
 """
 
 from __future__ import annotations
+
+import re
 
 import pytest
 import torch
@@ -99,6 +99,65 @@ def test_a_flag_that_nobody_sets_ends_at_the_time_limit_on_the_line_that_waits()
     kernel.launcher.timeout = 3
     (found,) = xray(kernel, *inputs()).findings
     assert "stopped at" in str(found)
+
+
+WAIT = "      fa::cp_async_bulk_wait_group<0>(); // it is there\n"
+SET = "      fa::publish_gpu(flags + n, 1);\n"
+READ = "    fa::await_gpu(flags + n, 1);\n"
+RELAXED_SET = '      asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(flags + n), "r"(1) : "memory");\n'
+RELAXED_READ = """    unsigned seen;
+    do asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(flags + n) : "memory");
+    while (seen == 0);
+"""
+FENCE = '      asm volatile("fence.acq_rel.gpu;" ::: "memory");\n'
+SEEDED = {  # what is changed, and what is said of it
+    "no wait for the flag": (
+        {READ: ""},
+        r"reads buffer \+ \d+ B, which a bulk copy of thread 0 of block 0 writes.*is flags\[0\], which block 1",
+    ),
+    "read without acquire": ({READ: RELAXED_READ}, r"is flags\[0\], which block 1 has not read with an acquire"),
+    "set without release": ({SET: RELAXED_SET}, "no flag is set by a release once that is complete"),
+    "set before the copy's end": ({WAIT + SET: SET + WAIT}, r"is flags\[1\], which block 1 has not read"),
+    "only the reading of the copy awaited": (
+        {WAIT: WAIT.replace("wait_group<0>", "wait_group_read<0>")},
+        "nothing orders the two",
+    ),
+    "a flag of the block": (
+        {READ: RELAXED_READ.replace("relaxed.gpu", "acquire.cta")},
+        r"is flags\[0\], which block 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SEEDED)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_what_is_left_out_between_blocks_is_found_and_its_flag_named(name, threads):
+    edits, words = SEEDED[name]
+    source = SOURCE
+    for old, new in edits.items():
+        assert source.count(old) == 1
+        source = source.replace(old, new)
+    kernel = load(source=source, device="cpu", quiet=True)
+    kernel.launcher.threads = threads  # whether the blocks run one after the other or at once
+    found = [f for f in xray(kernel, *inputs()).findings if f.kind == "race"]
+    assert found and all(re.search(words, f.text) for f in found[:1])
+    assert "st.release.gpu" in found[0].hint and found[0].other_line
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_fences_beside_relaxed_flags_order_as_well(threads):
+    source = SOURCE.replace(SET, FENCE + RELAXED_SET).replace(READ, RELAXED_READ + FENCE)
+    kernel = load(source=source, device="cpu", quiet=True)
+    kernel.launcher.threads = threads
+    assert not xray(kernel, *inputs()).findings
+
+
+def test_a_thread_that_is_told_by_no_barrier_is_found():
+    """Only thread 0 reads the flag; the others need a __syncthreads to learn of it."""
+    alone = SOURCE.replace(READ, "    if (threadIdx.x == 0) fa::await_gpu(flags + n, 1);\n")
+    assert [f.kind for f in xray(alone, *inputs()).findings] == ["race"]
+    told = alone.replace("flags + n, 1);\n    for", "flags + n, 1);\n    __syncthreads();\n    for")
+    assert told != alone and not xray(told, *inputs()).findings
 
 
 @pytest.mark.parametrize("arch", ["sm_90a"])

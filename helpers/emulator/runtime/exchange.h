@@ -36,7 +36,7 @@ struct Counter {
 struct FoundRow {
   const char *kind, *text;        // "{other}" in the text stands for the line of the other instruction
   uint64_t pc, other_pc, count, block;  // other_pc 0: there is none; block: where it was first seen
-  int32_t launch, apart;          // apart: the threads were at most 0 in one warp, 1 in one block, 2 in two blocks
+  int32_t launch, apart;          // apart: the threads were at most 0 in one warp, 1 in one block, 2 in two blocks, 3 where flags order these
 };
 
 // Warp requests that one instruction made of one target, added up over a launch.

@@ -12,7 +12,7 @@ namespace emu {
 struct Noted {
   uint64_t count = 0, block = 0;    // `block`: of the first time
   std::string text;                 // "{other}" stands for the line of the other instruction
-  int32_t apart = 0;                // at most: 0 in one warp, 1 in one block, 2 in two blocks
+  int32_t apart = 0;                // at most: 0 in one warp, 1 in one block, 2 in two blocks, 3 where flags order these
 };
 
 using NoteKey = std::tuple<std::string, uint32_t, uint32_t>;  // kind, pc, the other pc or 0, from the start of the kernel's library

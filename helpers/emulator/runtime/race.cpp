@@ -406,7 +406,7 @@ void RaceWatcher::reads_far(const Access& a) {
   if (by_TMA) far_region = a.target;
   const int may = flags.may_read_far(me());
   if (may == 2 || (may == 1 && !by_TMA)) return;
-  note(w, may == 0 ? "race" : "proxy fence", w->offset(a.pc), 0, 2, [&] {
+  note(w, may == 0 ? "race" : "proxy fence", w->offset(a.pc), 0, 3, [&] {
     const std::string does = describe(w, w->current) + " reads " + session.regions[a.target].name + " + " + std::to_string(a.offset) + " B, which another GPU writes";
     return does + (may == 0 ? ", and has read no flag with .acquire.sys before: nothing says that it is written"
                             : ": TMA reads through the async proxy, and no fence.proxy.async stands between the flag and it");
@@ -453,7 +453,7 @@ void RaceWatcher::strong_access(const void* flag, unsigned order) {
   r.strong_access(me(), reinterpret_cast<uintptr_t>(flag), order);
   if (session.follows_flags && (order & kReleases) != 0 && (order & kOfSystem) != 0) {
     if (const BlockFlags::FarRead* read = flags.still_reads_far(me()))
-      note(w, "overwritten", flag_pc, read->pc, 2, [&] {
+      note(w, "overwritten", flag_pc, read->pc, 3, [&] {
         return describe(w, w->current) + " sets " + flag_name(reinterpret_cast<uintptr_t>(flag)) + " for another GPU while its bulk copy on {other} may still be reading " +
                session.regions[read->region].name + ": no mbarrier has been waited for that it reports to";
       });

@@ -210,7 +210,7 @@ void FlagOrder::end_launch(const Run& run) {
   if (!used) clashes.clear();
   for (const auto& [kinds, c] : clashes) {
     Noted& n = notes[kinds];
-    n.count = c.times, n.block = c.one.block - 1, n.apart = 2;
+    n.count = c.times, n.block = c.one.block - 1, n.apart = 3;
     const bool agent = c.other.actor >= kThreads;
     n.text = in_words(c.one, run) + (c.one_writes ? " writes " : " reads ") + session.regions[c.region].name + " + " +
              std::to_string(c.offset) + " B, which " + (agent ? "a bulk copy of " : "") + in_words(c.other, run) + " writes on {other}";
