@@ -18,11 +18,11 @@ from typing import Any
 import pandas as pd
 
 from .. import record
-from ..run import ring, ring_time
+from ..run import one_sided, ring, ring_time
 from ..run.kernel import load
 from ..run.ranks import Me, launch
 
-STEM, ONE = "50_ring", "one GPU"
+STEM, ONE, FAR = "50_ring", "one GPU", one_sided.STEM
 ANY, SAME = f"{STEM} in any order", "one GPU, same bits"
 HOPPER, AMPERE = ("32_ping_pong", "33_backward_wgmma"), ("20_causal_gqa", "23_backward_mma")
 WIDTH = 2048  # H * D
@@ -54,7 +54,7 @@ def record_ring(dry: bool = False, ranks: int | None = None, largest: bool = Fal
         return
     begun = time.time()
     if not dry:  # compiled once, not by every rank
-        for stem in (STEM, *_rungs(device)):
+        for stem in (STEM, *_rungs(device), *([FAR] if _rungs(device) == HOPPER else [])):
             load(stem, device=device)
     results = launch(run, ranks, dry, begun, device=device, timeout=540)
     first = results[0]
@@ -77,7 +77,19 @@ def record_ring(dry: bool = False, ranks: int | None = None, largest: bool = Fal
     print(goals(frames["ring"]).round(3).to_string(index=False))
     known = record.conditions()
     known["device"] = f"{known['device']} x{ranks}"
-    rungs = [STEM, *first["rungs"]]
+    rungs = [STEM, *first["rungs"], *([FAR] if first["link"] else [])]
+    if first["link"]:
+        extra = {"method": " ".join(link.__doc__.split()), "checked": first["checked"]}
+        frame = pd.DataFrame(first["link"], columns=LINK)
+        path = record.save(FAR, "link", frame, known=known, rungs=[FAR, HOPPER[0]], extra=extra)
+        print(
+            frame.groupby(["name", "N", "D", "copiers"])[["ms", "bytes"]]
+            .median()
+            .eval("bytes / ms / 1e6")
+            .round()
+            .to_string()
+        )
+        print(f"wrote {path.name}")
     for kind, frame in frames.items():
         extra = {"method": " ".join(__doc__.split()), "skipped": first["skipped"], "checked": first["checked"]}
         path = record.save(STEM, kind, frame, known=known, rungs=rungs, extra=extra)
@@ -121,6 +133,7 @@ def model_error(frame: pd.DataFrame) -> pd.DataFrame:
 # What the ring is meant to reach on two GPUs under a causal mask, in zigzag: speedup over `one GPU`, and over peers
 GOALS = (("forward", 65536, 1.92), ("forward", 16384, 1.80), ("both", 65536, 1.85))
 PEERS = {"context_parallel": 1.15, "all-gather + SDPA": 1.10}
+OVER_RING = ((65536, 1.0), (16384, 1.05))  # 51 over 50: from N on, and at N
 
 
 def goals(frame: pd.DataFrame) -> pd.DataFrame:
@@ -138,6 +151,11 @@ def goals(frame: pd.DataFrame) -> pd.DataFrame:
         paired = mine.merge(theirs.reset_index(), on=keys)
         for passes, cases in paired.groupby("passes"):
             rows.append((f"{passes}, over {peer}", (cases["speedup"] / cases["theirs"]).min(), goal))
+    far = found[found["name"] == FAR].merge(mine, on=[*keys, "layout"], suffixes=("", "_ring"))
+    for N, goal in OVER_RING:
+        cases = far[(far["Nq"] >= N) if N > LENGTHS[0] else (far["Nq"] == N)]
+        least = (cases["speedup"] / cases["speedup_ring"]).min()
+        rows += [(f"{FAR} over {STEM}, N from {N}", least, goal)] if len(cases) else []
     table = pd.DataFrame(rows, columns=["what", "least", "goal"])
     return table.assign(reached=table["least"] >= table["goal"])
 
@@ -155,11 +173,13 @@ def _aligned(timelines: list[list[tuple]]) -> pd.DataFrame:
 
 def run(me: Me, dry: bool, begun: float) -> dict:
     """All measurements of one rank: `times` (rows of COLUMNS, this rank's milliseconds), memory, timeline, skipped, checked."""
-    found: dict[str, Any] = {"times": [], "skipped": [], "checked": check(me, dry), "rungs": list(_rungs(me.device))}
+    found: dict[str, Any] = {"times": [], "skipped": [], "checked": check(me, dry), "rungs": list(_rungs(me.device)), "link": []}
     if not dry:
         import torch
 
         torch.backends.cuda.matmul.allow_tf32 = False
+        if _rungs(me.device) == HOPPER:
+            found["link"] = link(me)
     for case in cases(dry):
         if me.rank == 0:
             me.say(f"{time.time() - begun:4.0f} s: {case}")
@@ -264,6 +284,8 @@ def implementations(
     ):  # of the gradients, the sums in any order, as one GPU's are by default; and one GPU's with the same bits
         made[ANY], layouts[ANY] = ours(ring.ring_attention, layout, deterministic=False), layout
         made[SAME], layouts[SAME] = functools.partial(_same_bits, made[ONE]), ""
+    if not backward and not dry and torch.cuda.get_device_capability() == (9, 0) and not q.shape[2] % 256:
+        made[FAR], layouts[FAR] = _far(q, k, v, ring.agree(q, k, v, None, causal, layout)), layout
     alternatives = {"all-gather": ring.all_gather_attention}
     if k.shape[1] % me.ranks == 0:
         alternatives["Ulysses"] = ring.ulysses_attention
@@ -278,6 +300,59 @@ def implementations(
         made[name] = functools.partial(_context_parallel, me, method, whole, causal, backward)
         layouts[name] = "zigzag" if causal else "contiguous"
     return made, layouts
+
+
+def _far(q: Any, k: Any, v: Any, plan: ring.Plan, copiers: int = one_sided.COPIERS) -> Callable:
+    """51, whose keys lie in memory that all ranks read: as a model's projection may write them there, copying them is not counted."""
+
+    @functools.cache
+    def room() -> one_sided.Room:
+        made = one_sided.share(k, plan, copiers)
+        made.k.copy_(k), made.v.copy_(v)
+        return made
+
+    @contextlib.contextmanager
+    def prepare() -> Iterator[Call]:
+        here = room()
+        yield lambda: one_sided.attend(q, here)
+
+    return prepare
+
+
+LINK = ["name", "ranks", "copiers", "dtype", "H", "N", "D", "bytes", "round", "ms"]
+COPIERS = (4, 8, 12, 16, 24, 32)
+
+
+def link(me: Me) -> list[tuple]:
+    """51 without a mask by the number of CTAs that copy: the copies alone, the whole call, and 32 with the next rank's K and V read where
+    they are. A burst's time is that of the slowest rank; bytes: K and V that one rank fetches."""
+    from ..run import op
+
+    rows = []
+    for N, D in ((16384, 128), (65536, 128), (16384, 64)):
+        n, H = N // me.ranks, WIDTH // D
+        q, k, v = (x[:, :, :n].contiguous() for x in _inputs(me, n, D, H, False)[:3])
+        plan, fetched = ring.agree(q, k, v), 2 * (me.ranks - 1) * k.numel() * 2
+        calls: dict[tuple, Callable] = {}
+        for copiers in COPIERS:
+            room = one_sided.share(k, plan, copiers)
+            room.k.copy_(k), room.v.copy_(v)
+            calls["copies alone", copiers] = functools.partial(_fetch, q, room)
+            calls["whole call", copiers] = functools.partial(one_sided.attend, q, room)
+        far = (me.rank + 1) % me.ranks
+        calls["read directly", 0] = functools.partial(op.loaded(HOPPER[0], "cuda"), q, room.keys[far], room.values[far])
+        for number in range(3):
+            for (name, copiers), call in random.Random(number).sample(list(calls.items()), len(calls)):
+                ms = _slowest(me, _burst(me, _ready(call), 1 if name == "read directly" else 4, True))
+                rows.append((name, me.ranks, copiers, "bf16", H, N, D, fetched, number, ms))
+        del calls, room
+    return rows
+
+
+def _fetch(q: Any, room: one_sided.Room) -> None:
+    from ..run import op
+
+    op.loaded(FAR, "cuda")(q, room.k, room.v, causal=room.causal, peers=room.peers("announce", "fetch", "settle"))
 
 
 def _ready(call: Call) -> Callable[[], contextlib.AbstractContextManager[Call]]:
@@ -443,6 +518,17 @@ def check(me: Me, dry: bool) -> str:
         checked += compare(reference.Case(f"gradients, {layout}", q, k, v, do=do, causal=True), tuple(gathered[1:]))
         wrong = [c.explain() for c in checked if not c.ok]
         assert not wrong, "\n".join(wrong)
+    if not dry and ring.forward_stem(q, k, True) == HOPPER[0]:
+        for causal, layout in ((True, "zigzag"), (False, "contiguous")):
+            mine = [ring.local(x, me.rank, me.ranks, layout) for x in (q, k, v)]
+            with _far(*mine, ring.agree(*mine, None, causal, layout))() as call:
+                runs = [call(), call()]
+            assert all(torch.equal(a, b) for a, b in zip(*runs)), f"{FAR}: not the same bits from run to run"
+            parts = [torch.empty_like(runs[0][0]) for _ in range(me.ranks)]
+            dist.all_gather(parts, runs[0][0].contiguous())
+            case = reference.Case(f"{FAR}, causal {causal}", q, k, v, causal=causal)
+            wrong = [c.explain() for c in compare(case, (ring.whole(parts, layout), case.baseline()[1])) if not c.ok]
+            assert not wrong, "\n".join(wrong)
     return f"O and gradients of N = {N}, causal, three layouts, against float64; {'all' if len(same) > 1 else 'O'} twice, the same bits"
 
 

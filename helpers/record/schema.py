@@ -37,6 +37,7 @@ COLUMNS = {
     "at_once": ("name", "mib", "dtype", "causal", *SHAPE, *BURST),
     "timeline": ("warp", "tile", "kind", "begin", "end"),
     "ring": ("name", "ranks", "layout", "passes", "dtype", "causal", *SHAPE, "Hkv", *BURST),
+    "link": ("name", "ranks", "copiers", "dtype", "H", "N", "D", "bytes", *BURST),
     "ring_memory": ("name", "ranks", "passes", "B", "H", "N", "D", "bytes"),
     "ring_timeline": ("rank", "what", "begin", "end"),
     "tiles": ("dtype", *SHAPE, "warps", "Bc", "stages", "ctas", "Q_steps", *BURST),
@@ -48,7 +49,7 @@ COLUMNS = {
     "facts": ("language", "title", "version", "lines", "import_seconds", "first_seconds", "cases", "failed", "ended"),
 }
 LATER = {"error": "dtype", "memory": "dtype"}  # absent from records of fp32 alone
-ROUNDS = {"families": 5, "layouts": 5, "build": 1, "ring": 3, "power": 3}  # at least; of the others 7
+ROUNDS = {"families": 5, "layouts": 5, "build": 1, "ring": 3, "link": 3, "power": 3}  # at least; of the others 7
 EMPTY = {("memory", "bytes"), ("ring", "layout")}  # cells that may be empty
 EMPTY |= {("facts", column) for column in COLUMNS["facts"][1:]}
 MEASURED = ("ms", "padded_ms", "ideal_ms", "seconds", "value", "joules", "mhz")

@@ -47,6 +47,13 @@ def test_goals_are_held_against_the_least_that_was_reached():
     assert table.loc["forward, over context_parallel", "reached"]
 
 
+def test_51_is_held_against_50_in_the_same_layout():
+    far = samples(1.96).replace({measured.STEM: measured.FAR}).query("layout != ''")
+    table = measured.goals(pd.concat([samples(1.9), far])).set_index("what")
+    row = table.loc["51_one_sided over 50_ring, N from 65536"]
+    assert row.least == pytest.approx(1.96 / 1.9) and row.reached
+
+
 def test_the_cases_come_shortest_first_and_tiny_in_a_dry_run():
     lengths = [case["N"] for case in measured.cases(False)]
     assert lengths == sorted(lengths) and {*lengths} == {*measured.LENGTHS}
