@@ -22,6 +22,7 @@ from torch import Tensor
 from ..ladder.contract import SIGNALS, Peers, far_rows
 from . import op, ring
 from .kernel import Kernel, as_loaded
+from .xray import Xray, xray
 
 STEM = "51_one_sided"
 COPIERS = 16  # CTAs that fetch, on a GPU; 1 on the emulator, where a block can't wait for one with a higher number
@@ -179,6 +180,21 @@ def together(
             done.append(kernel(q, room.k, room.v, **options))
         results = done if step == "attend" else results
     return results
+
+
+def xrayed(
+    queries: Sequence[Tensor],
+    its_rooms: Sequence[Room],
+    rank: int = 0,
+    kernel: Kernel | None = None,
+    scale: float | None = None,
+) -> Xray:
+    """The X-ray of one rank's kernel, on the emulator, after all ranks have said that their keys are there."""
+    kernel = kernel or op.loaded(STEM, "cpu")
+    for q, room in zip(queries, its_rooms):
+        kernel(q, room.k, room.v, scale=scale, causal=room.causal, peers=room.peers("announce"))
+    room = its_rooms[rank]
+    return xray(kernel, queries[rank], room.k, room.v, scale=scale, causal=room.causal, peers=room.peers("attend"))
 
 
 def _near(k: Tensor, rank: int, ranks: int, causal: bool) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 50 · Attention across GPUs
 #
-# [← 40 · One algorithm, every language](40_every_language.ipynb) | [50_ring.cu](../kernels/50_ring.cu) | [glossary](glossary.md) | [90 · Proving it right →](90_proving_it_right.ipynb)
+# [← 40 · One algorithm, every language](40_every_language.ipynb) | [50_ring.cu](../kernels/50_ring.cu) | [glossary](glossary.md) | [51 · Attention across GPUs in one kernel →](51_one_sided.ipynb)
 #
 # **After this notebook you can**
 # - split the attention of one long sequence over several GPUs, forward and backward, with exact results;

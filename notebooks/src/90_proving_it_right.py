@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 90 · Proving it right
 #
-# [← 50 · Attention across GPUs](50_ring.ipynb) | [glossary](glossary.md) | [91 · The bug museum →](91_bug_museum.ipynb)
+# [← 51 · Attention across GPUs in one kernel](51_one_sided.ipynb) | [glossary](glossary.md) | [91 · The bug museum →](91_bug_museum.ipynb)
 #
 # **After this notebook you can**
 # - explain why a fixed tolerance passes wrong attention kernels, and what an error budget does instead;

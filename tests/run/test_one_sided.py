@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from helpers import CallError, load, one_sided, ring, rung, sass, xray
+from helpers import CallError, load, one_sided, ring, rung, sass
 from helpers.run import check, reference
 from helpers.run.kernel import Kernel
 
@@ -73,10 +73,7 @@ def traced(source: str | None = None, causal: bool = True, copiers: int = 1, D: 
     """The X-ray of rank 0 of 2, after both have said that their keys are there."""
     _, q, rooms = ranks(2, n, D=D, causal=causal, copiers=copiers)
     kernel = load(source=source, device="cpu", quiet=True) if source else load(one_sided.STEM, device="cpu", quiet=True)
-    for room in rooms:
-        kernel(q[room.rank], room.k, room.v, causal=causal, peers=room.peers("announce"))
-    room = rooms[rank]
-    return xray(kernel, q[rank], room.k, room.v, causal=causal, peers=room.peers("attend")), kernel
+    return one_sided.xrayed(q, rooms, rank, kernel), kernel
 
 
 @pytest.mark.parametrize(("causal", "copiers", "rank"), [(True, 1, 0), (True, 1, 1), (False, 2, 0)])

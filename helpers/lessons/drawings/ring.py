@@ -203,12 +203,67 @@ def efficiency(table: pd.DataFrame, title: str) -> Picture:
     return figure
 
 
-def recorded(kind: str, gpus: tuple[int, ...] = (2, 4, 8)) -> pd.DataFrame | None:
-    """The record of notebook 50 of this kind, of as many GPUs as there are records of; without any, a sentence says so and None comes."""
+@styled
+def wanted(rank: int = 1, ranks: int = 4) -> Picture:
+    """Notebook 51: in which order a rank's two pieces of queries take keys in zigzag under a causal mask; a square is half of a rank's
+    keys. Its own first, then those of the ring, and of an earlier rank the first half only."""
+    figure, ax = picture("", 9.6, 2.6)
+    blank(ax).set(xlim=(-0.1, 2 * ranks + 0.1), ylim=(2.35, -0.45))
+    told = []
+    for piece in range(2):
+        at = 0
+        order = [(rank, 1 + piece)] + [(s, 1) for s in range(rank - 1, -1, -1)]
+        order += [(s, 2) for s in range(ranks - 1, rank, -1)] * piece
+        ax.text(
+            -0.15,
+            1.2 * piece + 0.5,
+            f"piece {(rank, 2 * ranks - 1 - rank)[piece]}",
+            ha="right",
+            va="center",
+            fontsize=9.5,
+        )
+        for s, halves in order:
+            face = SHADES[2] if s == rank else TINTS[s % len(TINTS)]
+            for x in range(at, at + halves):
+                ax.add_patch(Rectangle((x, 1.2 * piece), 0.96, 1, facecolor=face, edgecolor=MUTED, linewidth=0.8))
+                words = "own" if s == rank else f"rank {s}"
+                ax.text(x + 0.48, 1.2 * piece + 0.5, words, ha="center", va="center", fontsize=9)
+            at += halves
+        told.append(
+            ", ".join(f"{'own' if s == rank else f'rank {s}'} ({('half', 'all')[h - 1]})" for s, h in order)
+        )
+    figure.suptitle(
+        f"rank {rank} of {ranks}, zigzag, causal: keys in the order in which they are taken →",
+        x=0.01,
+        ha="left",
+        fontsize=11,
+    )
+    figure.in_words = (
+        f"Keys that rank {rank} of {ranks} takes, in order. Its early piece: {told[0]}; its late piece: {told[1]}. Both begin with their own; "
+        "the early piece never waits for a later rank."
+    )
+    return figure
+
+
+def recorded_link(gpus: tuple[int, ...] = (2, 4, 8)) -> pd.DataFrame | None:
+    """Of the record of notebook 51, GB/s over the link by the number of copying CTAs and ms of the whole call, medians; None as `recorded`."""
+    samples = recorded("link", gpus, "51_one_sided")
+    if samples is None:
+        return None
+    medians = samples.groupby(["N", "D", "copiers", "name"])[["ms", "bytes"]].median()
+    alone = medians.xs("copies alone", level="name")
+    whole = medians.xs("whole call", level="name")["ms"]
+    return pd.DataFrame(
+        {"GB/s, copies alone": (alone["bytes"] / alone["ms"] / 1e6).round(), "ms, whole call": whole.round(3)}
+    )
+
+
+def recorded(kind: str, gpus: tuple[int, ...] = (2, 4, 8), stem: str = "50_ring") -> pd.DataFrame | None:
+    """The record of notebook 50, or 51, of this kind, of as many GPUs as there are records of; without any, a sentence says so and None comes."""
     found = []
     for ranks in gpus:
         try:
-            found.append(record.load("50_ring", kind, device=f"{record.DEFAULT_DEVICE}-x{ranks}"))
+            found.append(record.load(stem, kind, device=f"{record.DEFAULT_DEVICE}-x{ranks}"))
         except LookupError:
             continue
     if found:

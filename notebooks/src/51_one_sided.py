@@ -1,0 +1,409 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 51 · Attention across GPUs in one kernel
+#
+# [← 50 · Attention across GPUs](50_ring.ipynb) | [51_one_sided.cu](../kernels/51_one_sided.cu) | [glossary](glossary.md) | [90 · Proving it right →](90_proving_it_right.ipynb)
+#
+# **After this notebook you can**
+# - read another GPU's memory from a kernel, and predict from bytes when that is slow;
+# - pass data between CTAs and between GPUs by flags, with the release, the acquire and the fence that each needs;
+# - say why a kernel whose CTAs wait for each other cannot hang;
+# - find a missing wait with the X-ray.
+#
+# **Time** 45 minutes.
+#
+# **Needs** [50 · Attention across GPUs](50_ring.ipynb) for the problem and zigzag, [32 · Ping-pong](32_ping_pong.ipynb) for the kernel that is extended. No GPU: without one, all ranks run on the emulator in one process, one after the other.
+#
+# **The idea in one line**: some CTAs fetch the other GPUs' keys into this GPU's memory, each byte once, and set a flag for every tile; the rest attend to their own keys first and then to each tile as its flag is set.
+
+# %%
+import importlib.util, os, sys  # on Colab, Kaggle or a hub: takes the series from the folder above, or fetches it
+
+if not importlib.util.find_spec("helpers"):
+    get_ipython().system("[ -d ../helpers -o -d series ] || git clone --depth 1 ${FA_REPOSITORY:?no address} series")
+    sys.path += map(os.path.realpath, ["..", "series"])
+    importlib.import_module("helpers").prepare()
+
+# %%
+import torch
+
+from helpers import compare, load, reference, rung, show, xray
+from helpers import draw_ring, exercise, one_sided, predict, progress, ring
+
+torch.manual_seed(0)
+kernel = load("51_one_sided", device="cpu")
+q, k, v = (torch.randn(1, heads, 512, 64).half() for heads in (2, 1, 1))  # of the whole sequence
+
+# %% [markdown]
+# ## The problem
+#
+# The ring of notebook 50 is several kernels per step: attention, a transfer by NCCL, a merge. Each has to be launched, a message takes tens of microseconds to begin, and NCCL's copies go through buffers of their own. For short sequences this is what counts.
+#
+# On one host there is another way. The GPUs are connected by NVLink, and a kernel can *read the other GPU's memory* by an ordinary pointer, as if it were its own. So hand [rung 32](32_ping_pong.ipynb) K and V of the other GPU. No line of it changes: TMA takes any address. Tried on two H200s, the result has the same bits. The speed:
+#
+# | kernel | $D$ | TFLOP/s, own keys | TFLOP/s, keys of the other GPU |
+# |---|--:|--:|--:|
+# | 32_ping_pong | 128 | 740 | 47 |
+# | 32_ping_pong | 64 | 580 | 70 |
+# | 13_tuned | 128 | 420 | 47 |
+#
+# (Measured once on two H200s with PyTorch 2.11, at every length alike; a plain copy over the same link moves 394 GB/s each way.)
+#
+# Why 16 times slower? Every CTA has one tile of queries and reads *all* keys. On one GPU the L2 cache serves these reads. But lines of another GPU's memory are not kept in this GPU's L2, so every read crosses the link again. How often is each byte read? The X-ray counts it, on the emulator: 512 queries, two heads that share one head of keys, tiles of 192 queries.
+
+# %%
+times_read = ...  # your prediction: how often rung 32 reads each byte of K
+
+# %% tags=["reveal"]
+seen = xray("32_ping_pong", q, k, v)
+predict(times_read, seen.tensors.loc["K", "bytes_read"] / (k.numel() * 2), "times each byte of K is read")
+
+# %% [markdown]
+# Three tiles of queries in each of two heads read it. Now predict the 47 TFLOP/s. For a tile of $B_r$ queries, each key of $d$ elements costs $4 d$ bytes (K and V, 16 bits) and brings $4 B_r d$ FLOPs: **$B_r$ FLOPs per byte**, whatever $d$ is. Rungs 32 and 13 have $B_r = 128$ at $D = 128$.
+
+# %%
+tflops = ...  # your prediction: TFLOP/s at D = 128 if every key comes over a link of 394 GB/s
+
+# %% tags=["reveal"]
+predict(tflops, 128 * 394e9 / 1e12, "TFLOP/s by the bytes; measured 47")
+print(f"D = 64, Br = 192: {192 * 394e9 / 1e12:.0f} TFLOP/s by the bytes; measured 70")
+
+# %% [markdown]
+# The bytes explain it. At 740 TFLOP/s, each byte that crosses the link has to serve nearly 2,000 queries, not 128: it has to cross *once* and then be read from this GPU's own memory.
+#
+# ## 1 · A copy, and flags
+#
+# A copy made by a kernel before the attention kernel would do, but then the tensor cores wait for the link. Instead one kernel does both. Its grid is persistent, one CTA per SM, as in 32:
+#
+# - The first few CTAs are **copiers**. One thread of each fetches tiles of the other GPUs' K and V by TMA into shared memory, and stores them by TMA into a buffer in this GPU's memory. When a tile is complete, it sets the tile's [flag](glossary.md#flag), a word in global memory. When all tiles are copied, a copier becomes an ordinary CTA.
+# - **All other CTAs** start at once, with the keys that this GPU has. The producer warp asks for tiles of other GPUs after those, and waits for each one's flag first. The consumers do not know where a tile comes from: not a line of them is new.
+#
+# Which keys, in which order? Those of the ring: its own, then those of the rank before, and so on. Under a causal mask in zigzag, a rank has two pieces of the sequence, and they see different keys:
+
+# %%
+draw_ring.wanted(rank=1, ranks=4)
+
+# %% [markdown]
+# **What to see.** The late piece takes all that the rank copies. The early piece takes a part that was copied first, so it never waits for keys that it does not see. Of rank 0 only the first half is fetched at all: nobody here sees the rest.
+#
+# Instead of a merge, one kernel goes through all keys: $O$ stays in registers until the last of them, and is rounded once.
+#
+# ## 2 · What a flag has to say
+#
+# A flag is a word that one thread writes and another reads in a loop. That is not enough. Compilers and GPUs may reorder memory accesses: the flag may become visible *before* the data that it speaks of. Three things prevent that:
+#
+# | | where | what it does |
+# |---|---|---|
+# | `st.release` | the writer | what this thread wrote or has waited for is visible before the flag is |
+# | `ld.acquire` | the reader | what it reads afterwards is at least as new as the flag |
+# | `fence.proxy.async` | the reader, before TMA | ordinary accesses and TMA reach memory on different paths, *proxies*; the fence orders the one after the other |
+#
+# Each has a **scope**: `.gpu` for CTAs of one GPU, `.sys` for all GPUs. And before it sets the flag, the writer must know that its copy is complete: TMA only *starts* a store. `cp.async.bulk.wait_group` waits until it has arrived in memory. (`wait_group.read` waits only until shared memory has been read, which is too early here.)
+#
+# The kernel has two kinds of flags:
+#
+# - **arrived**, one per tile, `.gpu`: this tile is in this GPU's memory.
+# - **signals** between GPUs, `.sys`. *Ready*: a rank's K and V have been written, the others may read them. *Done*: a copier has read all that it needs, so the owner may overwrite them. Each rank writes its signals into the *other* rank's memory, because polling your own memory is cheap.
+#
+# No flag is ever reset. Its value is the **epoch**, the number of the call, and a reader waits until the flag is at least that.
+
+# %% [markdown]
+# ## The kernel
+#
+# The copier's loop. `slots` tiles are on their way at a time: while one is stored, the next ones cross the link.
+
+# %%
+show.region("51_one_sided", "copy")
+
+# %% [markdown]
+# The producer. `fetch_tile` is that of rung 32; new are the copiers' part at the top and the second loop.
+
+# %%
+show.region("51_one_sided", "producer")
+
+# %% [markdown]
+# Telling the other GPUs, and waiting for them:
+
+# %%
+show.region("51_one_sided", "signals")
+
+# %% [markdown]
+# **Can it hang?** A CTA that waits for another one is safe only if the other is sure to run. Here every CTA of the grid fits on the GPU at once: there are no more CTAs than SMs. Besides, copiers have the lowest indices, so they are placed first, and copying waits only for *ready*, which every rank's kernel says as its very first act. So all copiers finish, then all flags are set, then all others finish. Only then does CTA 0 wait for *done*.
+#
+# ## Run and check
+#
+# A `Room` is what a rank keeps from call to call: K and V where others can read them, the buffer, the flags. On GPUs `one_sided.share` takes [symmetric memory](https://docs.pytorch.org/docs/stable/symmetric_memory.html) of PyTorch for them. Here all ranks live in one process and take turns: all say that they are ready, then each attends, then each waits for done.
+
+# %%
+ranks = 2
+queries, keys, values = ([ring.local(x, r, ranks, "zigzag") for r in range(ranks)] for x in (q, k, v))
+rooms = one_sided.rooms(keys, values, causal=True)
+results = one_sided.together(queries, rooms)
+o = ring.whole([o for o, _ in results], "zigzag")
+lse = ring.whole([lse[..., None] for _, lse in results], "zigzag")[..., 0]
+for found in compare(reference.Case("two ranks", q, k, v, causal=True), (o, lse.contiguous())):
+    print(f"{found.output.upper():3} error {found.error:.1e}, {found.used:.0%} of the budget")
+
+# %% [markdown]
+# On two GPUs it is this, in each rank's process (`room.k` can also be where a model writes its keys in the first place, which saves the copy):
+#
+# ```python
+# plan = ring.agree(q, k, v, group, causal=True, layout="zigzag")
+# room = one_sided.share(k, plan)
+# o = one_sided.attention(q, k, v, room)   # with a gradient: the backward pass is the ring's
+# ```
+#
+# ## Predict, then measure
+#
+# Rank 0 of 2 in zigzag sees all 256 keys of rank 1, with its late piece. How often does each byte of them cross the link now?
+
+# %%
+times_crossed = ...  # your prediction: times each byte of rank 1's K is read over the link
+
+# %% tags=["reveal"]
+seen = one_sided.xrayed(queries, rooms)
+moved = seen.tensors[["bytes_read", "bytes_written"]]
+predict(times_crossed, moved.loc["peer_K[1]", "bytes_read"] / (keys[1].numel() * 2), "times over the link")
+moved.loc[["peer_K[1]", "near_K", "K", "arrived", "signals[0]", "signals[1]"]]
+
+# %% [markdown]
+# `peer_K[1]` is rank 1's tensor, `near_K` the copy: written once, read by every tile of queries that sees it, and this is what the L2 is for. `signals[1]` lies in rank 1's memory: rank 0 has written *done* there.
+#
+# How many CTAs should copy? Each has about 192 KB of shared memory for tiles on their way. By Little's law, bytes on their way = bandwidth × latency. If a tile takes 3 µs from the request to its flag, an assumption, how many copiers fill a link of 390 GB/s, at least?
+
+# %%
+copiers = ...  # your prediction: copiers that fill the link
+
+# %% tags=["reveal"]
+predict(copiers, 390e9 * 3e-6 / 196608, "copiers, at least")
+
+# %% [markdown]
+# That is a lower limit: a CTA's TMA unit has a limit of its own, and a slot is not refilled before its store has ended. [ParallelKittens](https://arxiv.org/abs/2511.13940) reports 15 SMs to saturate NVLink with TMA; the default here is 16 of 132. While they copy they do not attend, but copying takes a short time: for $n$ tokens per rank, attention takes $4 n \cdot 2n \cdot HD$ FLOPs and copying $4 n HD$ bytes, so with two GPUs at 700 TFLOP/s and 390 GB/s the ratio is $900 / n$ of the time. At $n = 8192$ that is 11 %, of 12 % of the SMs. As recorded:
+
+# %%
+draw_ring.recorded_link()
+
+# %% [markdown]
+# ## Beside its peers
+#
+# Against the ring of notebook 50, this kernel saves launches, merges and the start of each message, and is bound to one host: at most 8 ranks that can read each other's memory, all with the same number of tokens, a multiple of 128 (causal: 256). It also takes room for copies of what it sees of the other ranks' keys. To bound that, call it for some of the heads at a time. Two GPUs, forward:
+
+# %%
+samples = draw_ring.recorded("ring")
+if samples is not None:
+    display(draw_ring.beside_peers(samples, ranks=2))
+
+# %% [markdown]
+# Others do this, too, for attention or for the matrix products around it:
+#
+# | | who moves the bytes | how the consumer is told |
+# |---|---|---|
+# | here | TMA of a few CTAs, pulling | a flag per tile |
+# | [ParallelKittens](https://arxiv.org/abs/2511.13940) | TMA of dedicated SMs | flags in global memory |
+# | [Flux](https://arxiv.org/abs/2406.06858), [TileLink](https://arxiv.org/abs/2503.20313), Triton-distributed | CTAs or copy engines | a signal per tile |
+# | NVSHMEM | `nvshmemx_getmem_nbi_block` | `nvshmem_signal_wait_until` |
+# | PyTorch, `torch.ops.symm_mem` | copy engines, stream by stream | `stream_write_value32`, `wait_signal` |
+
+# %% [markdown]
+# ## What still hurts
+#
+# 1. **One host.** Between hosts there is no pointer to read through. There the ring takes over.
+# 2. **A rank that fails** leaves the others in a loop on the GPU, where no exception can reach them. The process has to be ended, as `ring.launch` does.
+# 3. **Memory.** The buffer holds what the rank sees of all other keys. A ring of buffers would need flags in the other direction, from the readers to the copiers.
+# 4. **The backward pass** is that of the ring: $dK$ and $dV$ would have to be *added* in another GPU's memory, in a fixed order if the bits are to be the same every time.
+
+# %% [markdown]
+# ## Exercises
+#
+# ### Exercise 51.1 · Find the missing waits
+#
+# From the kernel below three statements have been taken, at `/* A */`, `/* B */` and `/* C */`. It still gives the right result here, where one CTA after the other runs. The X-ray does not rely on luck:
+
+# %%
+broken = rung("51_one_sided").source
+for place, statement in {
+    "/* A */": "fa::await_sys(a.signals[a.rank] + tile.rank, a.epoch);",
+    "/* B */": "fa::cp_async_bulk_wait_group<1>();",
+    "/* C */ arrived++;": "fa::await_gpu(arrived++, a.epoch);",
+}.items():
+    assert broken.count(statement) == 1
+    broken = broken.replace(statement, place)
+found = one_sided.xrayed(queries, rooms, kernel=load(source=broken, device="cpu", quiet=True)).findings
+for finding in found[::2]:  # of K; those of V are alike
+    print(f"{finding.kind}, line {finding.line}: {finding.text}\n")
+
+# %% [markdown]
+# Each finding says who reads, who writes, and which flag could have ordered the two. Write what belongs there.
+
+# %%
+# Exercise 51.1
+mends = {
+    "/* A */": "",
+    "/* B */": "",
+    "/* C */ arrived++;": "arrived++;",
+}
+
+
+# %%
+def nothing_is_found():
+    source = broken
+    for place, statement in mends.items():
+        source = source.replace(place, statement)
+    mended = load(source=source, device="cpu", quiet=True)
+    left = one_sided.xrayed(queries, rooms, kernel=mended).findings
+    assert not left, f"{left[0].kind}: {left[0].text}"
+    return True
+
+
+exercise.verify("51.1", nothing_is_found)
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# A: in `ask`, before the first tile of a rank is read. B: in the copier's loop, between the store and the flag; the newest group may still be on its way. C: the producer. The functions are in `fa/flags.cuh` and `fa/bulk.cuh`.
+#
+# </details>
+#
+# <details><summary>Solution</summary>
+#
+# ```python
+# mends = {
+#     "/* A */": "fa::await_sys(a.signals[a.rank] + tile.rank, a.epoch);",
+#     "/* B */": "fa::cp_async_bulk_wait_group<1>();",
+#     "/* C */ arrived++;": "fa::await_gpu(arrived++, a.epoch);",
+# }
+# ```
+#
+# A waits for another GPU: scope `sys`. `await_gpu` there would be found as well. B leaves one group on its way, that of the tile just stored, and the flag set next is that of the tile before.
+# </details>
+
+# %% [markdown]
+# ### Exercise 51.2 · What has to be fetched
+#
+# Write how many pieces of the sequence (of $2p$ equal ones) rank $r$ of $p$ fetches from rank $s \ne r$, in zigzag under a causal mask.
+
+# %%
+# Exercise 51.2
+
+
+def pieces_fetched(r, s):
+    return 2
+
+
+# %%
+def no_more_than_is_seen():
+    for p in (2, 3, 8):
+        mine = {r: (r, 2 * p - 1 - r) for r in range(p)}
+        for r in range(p):
+            for s in set(range(p)) - {r}:
+                seen = [piece for piece in mine[s] if any(piece < query for query in mine[r])]
+                got = pieces_fetched(r, s)
+                assert got == len(seen), f"rank {r} of {p}, from rank {s}: {got}, not {len(seen)}"
+    return True
+
+
+exercise.verify("51.2", no_more_than_is_seen)
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Rank $s$ has pieces $s$ and $2p - 1 - s$. Which of rank $r$'s queries come after them?
+#
+# </details>
+#
+# <details><summary>Solution</summary>
+#
+# ```python
+# def pieces_fetched(r, s):
+#     return 1 if s < r else 2
+# ```
+#
+# Of an earlier rank the late piece comes after all of rank r's queries. So rank 0 fetches most and the last rank least, although all compute the same.
+# </details>
+
+# %% [markdown]
+# ### Exercise 51.3 · Scopes
+#
+# For each pair of accesses, the smallest scope that is enough: `"cta"`, `"gpu"` or `"sys"`.
+
+# %%
+# Exercise 51.3
+scopes = {
+    "a copier tells the CTAs of its GPU that a tile is there": "",
+    "a rank tells another that its K and V are there": "",
+    "a producer thread tells the consumers of its CTA that no tile is left": "",
+    "a copier tells the owner of K that it has read it": "",
+}
+
+
+# %%
+def small_enough():
+    right = ("gpu", "sys", "cta", "sys")
+    wrong = [words for words, answer in zip(scopes, right) if scopes[words] != answer]
+    assert not wrong, f"not yet: {wrong[0]}"
+    return True
+
+
+exercise.verify("51.3", small_enough)
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Who has to see it: threads of one CTA, of one GPU, or of another GPU?
+#
+# </details>
+#
+# <details><summary>Solution</summary>
+#
+# ```python
+# scopes = dict(zip(scopes, ("gpu", "sys", "cta", "sys")))
+# ```
+#
+# The third goes by an mbarrier, whose arrival releases and whose wait acquires at scope cta by default.
+# </details>
+
+# %%
+progress()
+
+# %% [markdown]
+# ## Self-check
+#
+# You can now explain, do and judge:
+#
+# <details><summary>1. Why is rung 32 sixteen times slower on another GPU's keys, at every length?</summary>
+#
+# Every tile of queries reads all keys over the link, because the local L2 does not keep them: B_r FLOPs per byte, 128 × 394 GB/s = 50 TFLOP/s.
+#
+# </details>
+# <details><summary>2. What goes wrong if the copier waits with wait_group.read?</summary>
+#
+# The flag may be set while the tile is still on its way to memory. Shared memory has been read, no more.
+#
+# </details>
+# <details><summary>3. Why do flags hold an epoch and not 1?</summary>
+#
+# They would have to be reset between two calls, and the reset be ordered before the next call's flags on all GPUs.
+#
+# </details>
+# <details><summary>4. Who may overwrite K after the kernel, and why?</summary>
+#
+# Whatever follows it on the owner's stream: CTA 0 has waited until all copiers of all ranks have said that they have read it.
+#
+# </details>
+# <details><summary>5. Why do copiers have the lowest block indices?</summary>
+#
+# Blocks are placed in that order. If not all fitted at once, the copiers would still be among those that run, and the others wait only for them.
+#
+# </details>
+# <details><summary>6. What does the fence before TMA's load order?</summary>
+#
+# The acquire, an ordinary access, before TMA's read through the async proxy.
+#
+# </details>
