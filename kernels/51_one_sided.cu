@@ -263,25 +263,30 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
       }
       Q_ring.next();
     };
-    int index = blockIdx.x;
+    // The longest query tiles are the first CTAs' that don't copy.
+    const int given = gridDim.x - a.copiers;
+    int index = blockIdx.x < a.copiers ? given + atomicAdd(counter, 1) : blockIdx.x - a.copiers;
     fetch_Q(index);
     while (index < all) {
       const Work work = find_work<Br, Bc>(index, a, order, pieces);
       const int hk = work.h / (a.H / a.Hkv);
-      index = gridDim.x + atomicAdd(counter, 1);
-      const auto fetch_tile = [&](const CUtensorMap *K, const CUtensorMap *V, int row) {
+      index = given + atomicAdd(counter, 1);
+      const auto fetch_tile = [&](const CUtensorMap *K, const CUtensorMap *V, int row, auto between) {
         const uint32_t at = ring.stage * tile_bytes, barrier = 8 * ring.stage;
         fetch(K_smem + at, K, K_full + barrier, K_empty + barrier, ring.parity, row, hk, work.b);
+        between();
         fetch(V_smem + at, V, V_full + barrier, V_empty + barrier, ring.parity, row, hk, work.b);
         ring.next();
       };
       const int others = pieces.far[work.piece]; // of near_K's rows, the last so many are in view
-      for (int row = work.j_last - others; row >= 0; row -= Bc) fetch_tile(&maps.K, &maps.V, row);
+      for (int row = work.j_last - others; row >= 0; row -= Bc) fetch_tile(&maps.K, &maps.V, row, [] {});
       const uint32_t *arrived = a.arrived + int64_t(work.b * a.Hkv + hk) * (far.rows / Bc);
-      for (int row = far.rows - Bc; row >= far.rows - others; row -= Bc) {
-        fa::await_gpu(arrived++, a.epoch);
+      bool there = false; // has the tile's flag been seen? Between K and V there is time for a look at the next one's
+      for (int row = far.rows - Bc, last = far.rows - others; row >= last; row -= Bc) {
+        if (!there) fa::await_gpu(arrived, a.epoch);
         fa::fence_proxy_async_global(); // TMA reads what the flag speaks of
-        fetch_tile(&maps.near_K, &maps.near_V, row);
+        ++arrived;
+        fetch_tile(&maps.near_K, &maps.near_V, row, [&] { there = row > last && fa::is_set_gpu(arrived, a.epoch); });
       }
       fetch_Q(index); // the next one: there long before this one is done
     }

@@ -152,7 +152,8 @@ class _OneSided(torch.autograd.Function):
 def rooms(
     keys: Sequence[Tensor], values: Sequence[Tensor], causal: bool = False, copiers: int | None = None
 ) -> list[Room]:
-    """A room for each of the ranks that have these keys and values (B,Hkv,n,D), all on one device."""
+    """A room for each of the ranks that have these keys and values (B,Hkv,n,D), all on one device. copiers: on the emulator no more
+    than blocks that run at a time (`Launcher.threads`), as they wait for each other once they have copied."""
     ranks, device = len(keys), keys[0].device
     copiers = copiers or (COPIERS if device.type == "cuda" else 1)
     signals = tuple(torch.zeros(SIGNALS, dtype=torch.int32, device=device) for _ in keys)

@@ -231,7 +231,7 @@ broken = rung("51_one_sided").source
 for place, statement in {
     "/* A */": "fa::await_sys(a.signals[a.rank] + tile.rank, a.epoch);",
     "/* B */": "fa::cp_async_bulk_wait_group<1>();",
-    "/* C */ arrived++;": "fa::await_gpu(arrived++, a.epoch);",
+    "/* C */": "if (!there) fa::await_gpu(arrived, a.epoch);",
 }.items():
     assert broken.count(statement) == 1
     broken = broken.replace(statement, place)
@@ -247,7 +247,7 @@ for finding in found[::2]:  # of K; those of V are alike
 mends = {
     "/* A */": "",
     "/* B */": "",
-    "/* C */ arrived++;": "arrived++;",
+    "/* C */": "",
 }
 
 
@@ -267,7 +267,7 @@ exercise.verify("51.1", nothing_is_found)
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# A: in `ask`, before the first tile of a rank is read. B: in the copier's loop, between the store and the flag; the newest group may still be on its way. C: the producer. The functions are in `fa/flags.cuh` and `fa/bulk.cuh`.
+# A: in `ask`, before the first tile of a rank is read. B: in the copier's loop, between the store and the flag; the newest group may still be on its way. C: the producer, where it has not seen the flag yet (`there`). The functions are in `fa/flags.cuh` and `fa/bulk.cuh`.
 #
 # </details>
 #
@@ -277,7 +277,7 @@ exercise.verify("51.1", nothing_is_found)
 # mends = {
 #     "/* A */": "fa::await_sys(a.signals[a.rank] + tile.rank, a.epoch);",
 #     "/* B */": "fa::cp_async_bulk_wait_group<1>();",
-#     "/* C */ arrived++;": "fa::await_gpu(arrived++, a.epoch);",
+#     "/* C */": "if (!there) fa::await_gpu(arrived, a.epoch);",
 # }
 # ```
 #

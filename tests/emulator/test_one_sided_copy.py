@@ -155,7 +155,7 @@ def test_fences_beside_relaxed_flags_order_as_well(threads):
 def test_a_thread_that_is_told_by_no_barrier_is_found():
     """Only thread 0 reads the flag; the others need a __syncthreads to learn of it."""
     alone = SOURCE.replace(READ, "    if (threadIdx.x == 0) fa::await_gpu(flags + n, 1);\n")
-    assert [f.kind for f in xray(alone, *inputs()).findings] == ["race"]
+    assert "race" in [f.kind for f in xray(alone, *inputs()).findings]
     told = alone.replace("flags + n, 1);\n    for", "flags + n, 1);\n    __syncthreads();\n    for")
     assert told != alone and not xray(told, *inputs()).findings
 

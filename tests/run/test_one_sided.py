@@ -73,6 +73,7 @@ def traced(source: str | None = None, causal: bool = True, copiers: int = 1, D: 
     """The X-ray of rank 0 of 2, after both have said that their keys are there."""
     _, q, rooms = ranks(2, n, D=D, causal=causal, copiers=copiers)
     kernel = load(source=source, device="cpu", quiet=True) if source else load(one_sided.STEM, device="cpu", quiet=True)
+    kernel.launcher.threads = 2  # as many as copiers: they run at the same time
     return one_sided.xrayed(q, rooms, rank, kernel), kernel
 
 
@@ -88,7 +89,7 @@ def test_every_remote_byte_crosses_the_link_once_and_nothing_is_found(causal, co
 
 
 SEEDED = {
-    "the wait for a tile": ("fa::await_gpu(arrived++, a.epoch);", "", "race", r"near_K.*arrived\[\d\], which block 1"),
+    "the wait for a tile": ("if (!there) fa::await_gpu(arrived, a.epoch);", "", "race", r"near_K.*arrived\[\d\], which block 1"),
     "the fence before TMA": (
         "fa::fence_proxy_async_global(); // TMA reads what the flag speaks of", "", "proxy fence", "near_K",
     ),
@@ -119,7 +120,10 @@ def test_what_is_left_out_is_found(name):
     ("old", "new"),
     [
         ("int64_t(head) * tiles + tiles - 1 - t,", "int64_t(head) * tiles + t,"),  # from the other end of near_K
-        ("far.rows - Bc; row >= far.rows - others", "others - Bc; row >= 0"),  # an early piece sees a late rank's keys
+        (
+            "int row = far.rows - Bc, last = far.rows - others;",
+            "int row = others - Bc, last = 0;",
+        ),  # an early piece sees a late rank's keys
         ("(a.rank - 1 - step + a.ranks) % a.ranks", "(a.rank + 1 + step) % a.ranks"),
         ("work.piece * pieces.rows + row", "row"),
     ],

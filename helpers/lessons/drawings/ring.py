@@ -229,9 +229,7 @@ def wanted(rank: int = 1, ranks: int = 4) -> Picture:
                 words = "own" if s == rank else f"rank {s}"
                 ax.text(x + 0.48, 1.2 * piece + 0.5, words, ha="center", va="center", fontsize=9)
             at += halves
-        told.append(
-            ", ".join(f"{'own' if s == rank else f'rank {s}'} ({('half', 'all')[h - 1]})" for s, h in order)
-        )
+        told.append(", ".join(f"{'own' if s == rank else f'rank {s}'} ({('half', 'all')[h - 1]})" for s, h in order))
     figure.suptitle(
         f"rank {rank} of {ranks}, zigzag, causal: keys in the order in which they are taken →",
         x=0.01,

@@ -16,6 +16,13 @@ __device__ __forceinline__ void publish_sys(unsigned *flag, unsigned value) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
 }
 
+// Looks once: has the flag at least this value?
+__device__ __forceinline__ bool is_set_gpu(const unsigned *flag, unsigned value) {
+  unsigned seen;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory");
+  return seen >= value;
+}
+
 // Waits until the flag has at least this value.
 __device__ __forceinline__ void await_gpu(const unsigned *flag, unsigned value) {
   unsigned seen;
