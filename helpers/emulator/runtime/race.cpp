@@ -106,10 +106,11 @@ struct RaceWatcher final : Watcher {
   size_t elements = 0;
   AgentReads* reads;                // of shared memory
   std::vector<Overwrite> overwrites;
-  // The block is ordered with other blocks: it has executed an atomic, or looked at a flag, in global memory.
   uint16_t far_region = kAllocated; // of the bulk copy that is being issued, if another GPU writes it
   uint32_t flag_pc = 0;             // of the access to a flag that is under way
-  bool synchronised = false, left_out = false;  // left_out: by a volatile flag, where flags are followed
+  // The block is ordered with other blocks: it has executed an atomic, or looked at a flag, in global memory. left_out: where
+  // flags are followed, by a volatile one.
+  bool synchronised = false, left_out = false;
   uintptr_t only_atomic = 0;        // the one atomic instruction that made it so; 0: there was none, or more than it
 
   RaceWatcher(Worker* worker, AcrossBlocks& of_launch, FlagOrder& order)
