@@ -173,7 +173,13 @@ def _aligned(timelines: list[list[tuple]]) -> pd.DataFrame:
 
 def run(me: Me, dry: bool, begun: float) -> dict:
     """All measurements of one rank: `times` (rows of COLUMNS, this rank's milliseconds), memory, timeline, skipped, checked."""
-    found: dict[str, Any] = {"times": [], "skipped": [], "checked": check(me, dry), "rungs": list(_rungs(me.device)), "link": []}
+    found: dict[str, Any] = {
+        "times": [],
+        "skipped": [],
+        "checked": check(me, dry),
+        "rungs": list(_rungs(me.device)),
+        "link": [],
+    }
     if not dry:
         import torch
 
