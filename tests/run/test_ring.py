@@ -134,3 +134,19 @@ def test_on_gpus(ranks):
     found = ring.launch(programs.attend, ranks, runs, timeout=300, quiet=True)
     for number, run in enumerate(runs):
         held(run, [of_rank[number] for of_rank in found])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    torch.cuda.device_count() < 2, reason="each rank needs a GPU of its own, whose memory the others read"
+)
+def test_one_sided_on_gpus():
+    runs = [
+        {"N": 2048, "dtype": "bf16", "H": 4, "Hkv": 4, "D": 128},
+        {"N": 4096, "causal": True, "D": 128, "H": 8, "Hkv": 2},
+        {"N": 4096, "causal": True, "H": 4, "Hkv": 1, "dtype": "bf16"},
+    ]
+    found = ring.launch(programs.one_sided_calls, 2, runs, timeout=300, quiet=True)
+    for number, run in enumerate(runs):
+        layout = "zigzag" if run.get("causal") else "contiguous"
+        held({"how": RING, "layout": layout, **run}, [of_rank[number] for of_rank in found])

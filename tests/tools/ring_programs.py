@@ -8,7 +8,7 @@ import time
 
 import torch
 
-from helpers import ring
+from helpers import one_sided, ring
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -44,6 +44,30 @@ def attend(me, runs: list[dict]) -> list:
             results.append([x.detach().cpu() for x in ((o, q.grad, k.grad, v.grad) if backward else (o,))])
         assert all(torch.equal(x, y) for x, y in zip(results[0], results[-1])), "not the same bits"
         found.append(results[0])
+    return found
+
+
+def one_sided_calls(me, runs: list[dict], calls: int = 20) -> list:
+    """As `attend`, of helpers.one_sided. Before each call the keys are overwritten right behind the call before, and one rank or another
+    comes late; every other call has the same keys, and has to give the same bits."""
+    found = []
+    for run in runs:
+        run = dict(run)
+        causal = run.pop("causal", False)
+        layout = "zigzag" if causal else "contiguous"
+        q, k, v, do = (ring.local(x, me.rank, me.ranks, layout).to(me.device) for x in tensors(**run))
+        room, first = one_sided.share(k, ring.agree(q, k, v, None, causal, layout)), {}
+        for number in range(calls):
+            room.k.copy_(k if number % 2 else -k)
+            room.v.copy_(v)
+            torch.cuda._sleep(1_000_000 * ((number + me.rank) % 3))
+            o, _ = one_sided.attend(q, room)
+            assert torch.equal(o, first.setdefault(number % 2, o)), f"call {number}: not the same bits"
+        q, k, v = (x.requires_grad_() for x in (q, k, v))
+        o = one_sided.attention(q, k, v, room)
+        assert torch.equal(o, first[1])
+        o.backward(do)
+        found.append([x.detach().cpu() for x in (o, q.grad, k.grad, v.grad)])
     return found
 
 
