@@ -428,10 +428,31 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
     return stands_anyway || stands();
   };
   const auto end_turn = [&] { pass_turn(), has_turn = false; };
+  const auto clear_votes = [&] {
+    fa::bar_sync(warpgroup, 128);
+    if (threadIdx.x % 128 == 0) *vote() = 0;
+    fa::bar_sync(warpgroup, 128);
+  };
   // P stands: l = l + rowsum P, and K_j is not needed any more.
   const auto accept = [&] {
     l_reg[0] += sum_reg[0], l_reg[1] += sum_reg[1];
     release(K_empty + 8 * V_ring.stage);
+  };
+  // Has any row of the warpgroup a key that takes all of it? The key of the maximum alone gives l = 1.
+  const auto peaked = [&] {
+    float least = FA_INFINITY;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float l = l_reg[r] + sum_reg[r]; // of this lane's columns
+#pragma unroll
+      for (int mask = 1; mask < 4; mask *= 2) l += __shfl_xor_sync(0xffffffff, l, mask);
+      least = fminf(least, l);
+    }
+    if (least < 1.01f) *vote() = 1;
+    fa::bar_sync(warpgroup, 128);
+    const bool found = !stands();
+    if (found) clear_votes();
+    return found;
   };
   // [end: votes]
 
@@ -462,8 +483,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
 
     // [region: tile_loop]
     bool accumulate = false; // is tile j0 not the first
-    // The last tile whose maximum is tracked: the first that all rows see whole, as in 13_tuned, and once one was missed
-    // the last of all.
+    // The last tile whose maximum is tracked: the first that all rows see whole, as in 13_tuned. It is the last of all where
+    // one key takes all of a row in that first tile, since other rows will meet theirs, and once a maximum was missed.
     int track_to = max(seen / Bc * Bc - Bc, 0);
     while (true) {
       // [region: scores]
@@ -512,7 +533,12 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
           K_ring.next(), V_ring.next(), j0 -= Bc;
 
           fa::wgmma_wait_group<1>(); // S is there, O not yet
-          if constexpr (track) raise_maximum();
+          if constexpr (track) {
+            raise_maximum();
+            // This K has landed long ago. But the compiler moves no code across a wait: all maxima first, then the
+            // exponentials is up to 5 % faster than the order it takes by itself.
+            fa::mbarrier_wait(K_full + 8 * V_ring.stage, V_ring.parity);
+          }
           exponentials();
           // Is the maximum of the tiles so far good enough? A tracked one always is.
           if (!track && fmaxf(sum_reg[0], sum_reg[1]) > 32.f) *vote() = 1;
@@ -527,8 +553,10 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
       };
       bool right = true;
 #pragma unroll 1
-      while (right && j0 > 0 && j0 <= seen)
+      while (right && j0 > 0 && j0 <= seen) {
+        if (j0 == track_to && peaked()) track_to = 0;
         right = j0 <= track_to ? overlap(std::false_type(), 0) : overlap(std::true_type(), track_to);
+      }
       // [end: overlap]
 
       // [region: settle]
@@ -551,9 +579,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
       // (6) voted down: the same tile again. A turn that was taken to find out is held until then.
       if (!right) {
         track_to = 0;
-        fa::bar_sync(warpgroup, 128);
-        if (threadIdx.x % 128 == 0) *vote() = 0;
-        fa::bar_sync(warpgroup, 128);
+        clear_votes();
       }
       // [end: settle]
     }

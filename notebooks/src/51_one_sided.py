@@ -83,7 +83,7 @@ print(f"D = 64, Br = 192: {192 * 394e9 / 1e12:.0f} TFLOP/s by the bytes; measure
 # A copy made by a kernel before the attention kernel would do, but then the tensor cores wait for the link. Instead one kernel does both. Its grid is persistent, one CTA per SM, as in 32:
 #
 # - The first few CTAs are **copiers**. One thread of each fetches tiles of the other GPUs' K and V by TMA into shared memory, and stores them by TMA into a buffer in this GPU's memory. When a tile is complete, it sets the tile's [flag](glossary.md#flag), a word in global memory. When all tiles are copied, a copier becomes an ordinary CTA.
-# - **All other CTAs** start at once, with the keys that this GPU has. The producer warp asks for tiles of other GPUs after those, and waits for each one's flag first. The consumers do not know where a tile comes from: not a line of them is new.
+# - **All other CTAs** start at once, with the keys that this GPU has. The producer warp asks for tiles of other GPUs after those, and waits for each one's flag first. The consumers do not know where a tile comes from: of their code only the place of the mask is new, as keys of other ranks count before the rank's own.
 #
 # Which keys, in which order? Those of the ring: its own, then those of the rank before, and so on. Under a causal mask in zigzag, a rank has two pieces of the sequence, and they see different keys:
 
