@@ -110,7 +110,8 @@ def share(k: Tensor, plan: ring.Plan, copiers: int = COPIERS) -> Room:
 
 def attend(q: Tensor, room: Room, scale: float | None = None, **options: Any) -> tuple[Tensor, Tensor]:
     """O (B,H,n,D) and LSE (B,H,n) of this rank's queries and the keys of all ranks. Every rank has to call it, as often as the others.
-    When the call is over (on its stream), room.k and room.v may be overwritten. options: `out` of a kernel's call."""
+    When the call is over (on its stream), room.k and room.v may be overwritten. The kernel fills the GPU while it waits for other ranks: no
+    collective that they need to come here may be under way on another stream. options: `out` of a kernel's call."""
     kernel = op.loaded(STEM, q.device.type)
     with as_loaded():
         return kernel(q, room.k, room.v, scale=scale, causal=room.causal, peers=room.peers(), **options)

@@ -215,7 +215,7 @@ if samples is not None:
 # ## What still hurts
 #
 # 1. **One host.** Between hosts there is no pointer to read through. There the ring takes over.
-# 2. **A rank that fails** leaves the others in a loop on the GPU, where no exception can reach them. The process has to be ended, as `ring.launch` does.
+# 2. **A rank that fails** leaves the others in a loop on the GPU, where no exception can reach them. The process has to be ended, as `ring.launch` does. For the same reason, nothing that the others need first may be queued on another stream of a GPU that already waits: the waiting kernel holds all its SMs.
 # 3. **Memory.** The buffer holds what the rank sees of all other keys. A ring of buffers would need flags in the other direction, from the readers to the copiers.
 # 4. **The backward pass** is that of the ring: $dK$ and $dV$ would have to be *added* in another GPU's memory, in a fixed order if the bits are to be the same every time.
 
