@@ -144,6 +144,7 @@ static void prepare(Worker* w, uint64_t block) {
     t.index = tx | uint64_t(ty) << 16 | uint64_t(i / launch.block[0] / launch.block[1]) << 32;
     t.number = i;
     t.spins = 0;
+    t.flag = nullptr;
     t.undisturbed = false;
     t.at = At::Instruction;
     w->ready(&t);

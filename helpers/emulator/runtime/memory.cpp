@@ -275,6 +275,7 @@ bool in_global(const Worker* w, const void* p) {
 void spin(const void* flag, uintptr_t atomic) {
   Worker* w = worker;
   for (Watcher* t : w->on_execution) t->polls(flag, atomic);
+  w->current->flag = flag;
   if (++w->current->spins % 16 == 0) yield();
 }
 

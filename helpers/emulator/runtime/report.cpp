@@ -8,10 +8,12 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
+#include <set>
 #include <vector>
 
 #include "barrier.h"
 #include "block.h"
+#include "race_flags.h"
 #include "warpgroup.h"
 
 namespace emu {
@@ -214,6 +216,16 @@ static Fault fault_of(const Stop& stop, const std::string& who, bool overflow) {
   }
 }
 
+// Which flags were being looked at when a block was stopped: perhaps nobody sets one.
+static std::string flags_in_words(const Worker* w) {
+  std::set<std::string> names;
+  for (unsigned i = 0; i < w->threads; ++i)
+    if (w->thread[i].state != State::Done && w->thread[i].flag != nullptr) names.insert(flag_name(reinterpret_cast<uintptr_t>(w->thread[i].flag)));
+  std::string words;
+  for (const std::string& name : names) words += (words.empty() ? "; of flags, it last looked at " : ", ") + name;
+  return session.follows_flags ? words : "";
+}
+
 // A signal threw us out of a fiber; the handler has left what it knew in the worker.
 void record_fault(Worker* w) {
   const Stop stop = w->fault;
@@ -222,6 +234,7 @@ void record_fault(Worker* w) {
   const bool beyond = w->stacks.guards(stop.address), above = reinterpret_cast<uintptr_t>(stop.address) >= stack_top(t);
   Fault f = fault_of(stop, describe(w, &t), beyond && !above);
   if (beyond && above) f = {"local array overrun", 700, describe(w, &t) + " goes past the end of a local array, and of its whole stack"};
+  if (!strcmp(f.kind, "stopped")) f.text += flags_in_words(w);
   if (!strcmp(f.kind, "stack overflow")) f.text += " of " + std::to_string(kStackBytes >> 10) + " KB";
   const bool switching = stop.signal == SIGURG && stop.stack - t.stack >= kStackBytes;  // on the stack of the scheduler
   const uintptr_t stack = switching ? reinterpret_cast<uintptr_t>(t.resume) : std::max(stop.stack, t.stack);
@@ -234,7 +247,7 @@ void record_stop(Worker* w) {
   Calls c = {};
   if (w->queued > 0 && next.state == State::Ready)
     c = calls_of(w->run->module, 0, 0, reinterpret_cast<uintptr_t>(next.resume), stack_top(next));
-  record(w, "stopped", 702, c.pc, {}, "stopped while " + block_name(w) + " was running", &c);
+  record(w, "stopped", 702, c.pc, {}, "stopped while " + block_name(w) + " was running" + flags_in_words(w), &c);
 }
 
 // The same of the launcher, which nothing else can go wrong behind.

@@ -25,6 +25,7 @@ struct Thread {
   uint64_t index;                 // as thread_index() packs it
   unsigned number;                // linear in the block; lane = number % 32
   unsigned spins;
+  const void* flag;               // that it last looked at; null: none
   State state;
   Site site;                      // where it waits
   unsigned mask;                  // of lanes that it waits with; 0: at a barrier
