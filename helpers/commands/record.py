@@ -275,7 +275,7 @@ def writing(arguments: argparse.Namespace) -> int:
 
 
 def ring(arguments: argparse.Namespace) -> int:
-    """Records attention over all GPUs of this machine: time beside PyTorch's, memory and a timeline. Takes 8 minutes on two H200s."""
+    """Records attention over all GPUs of this machine: time beside PyTorch's, memory and a timeline. Takes 8 minutes on two H200s or more."""
     from ..measure.ring import record_ring
 
     record_ring(arguments.dry, arguments.ranks, arguments.largest)

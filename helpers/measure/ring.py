@@ -27,7 +27,8 @@ ANY, SAME = f"{STEM} in any order", "one GPU, same bits"
 HOPPER, AMPERE = ("32_ping_pong", "33_backward_wgmma"), ("20_causal_gqa", "23_backward_mma")
 WIDTH = 2048  # H * D
 LENGTHS = (16384, 65536, 262144)
-ROUNDS = {16384: 9, 65536: 7, 262144: 3}  # a round at the longest takes seconds
+ROUNDS = {16384: 9, 65536: 7, 131072: 5, 262144: 3, 1048576: 3}  # a round at the longest takes seconds
+STRONG, WEAK = (65536, 262144, 1048576), 16384  # more than two ranks: N; N of each rank
 BURST_MS, LONG_MS = 20.0, 200.0  # a call that takes longer needs no other before it
 SECONDS = 420  # start no case later
 TINY = (64,)  # of a dry run on the emulator
@@ -134,6 +135,7 @@ def model_error(frame: pd.DataFrame) -> pd.DataFrame:
 GOALS = (("forward", 65536, 1.92), ("forward", 16384, 1.80), ("both", 65536, 1.85))
 PEERS = {"context_parallel": 1.15, "all-gather + SDPA": 1.10}
 OVER_RING = ((65536, 1.0), (16384, 1.05))  # 51 over 50: from N on, and at N
+SCALED = {4: 3.7, 8: 7.2}  # of so many ranks, at N = 262144: speedup over `one GPU`
 
 
 def goals(frame: pd.DataFrame) -> pd.DataFrame:
@@ -142,7 +144,11 @@ def goals(frame: pd.DataFrame) -> pd.DataFrame:
     found = found[found["layout"] != "striped"]
     mine = found[(found["name"] == STEM) & ~((found["causal"] == 1) & (found["layout"] == "contiguous"))]
     rows = []
-    for passes, N, goal in GOALS:
+    if (ranks := int(frame["ranks"].max())) > 2:
+        cases = mine[(mine["passes"] == "forward") & (mine["Nq"] == 262144)]
+        goal = SCALED.get(ranks, 0.9 * ranks)
+        rows += [(f"forward, N = 262144, {ranks} GPUs over one", cases["speedup"].min(), goal)] if len(cases) else []
+    for passes, N, goal in GOALS if ranks == 2 else ():
         cases = mine[(mine["passes"] == passes) & ((mine["Nq"] >= N) if N > LENGTHS[0] else (mine["Nq"] == N))]
         rows += [(f"{passes}, N from {N}, over one GPU", cases["speedup"].min(), goal)] if len(cases) else []
     keys = ["D", "Nq", "causal", "passes", "Hkv"]
@@ -186,7 +192,7 @@ def run(me: Me, dry: bool, begun: float) -> dict:
         torch.backends.cuda.matmul.allow_tf32 = False
         if _rungs(me.device) == HOPPER:
             found["link"] = link(me)
-    for case in cases(dry):
+    for case in cases(me.ranks, dry):
         if me.rank == 0:
             me.say(f"{time.time() - begun:4.0f} s: {case}")
         if not _all_agree(me, time.time() - begun < SECONDS):
@@ -198,8 +204,10 @@ def run(me: Me, dry: bool, begun: float) -> dict:
     return found
 
 
-def cases(dry: bool) -> list[dict]:
-    """The cases, the shortest first."""
+def cases(ranks: int, dry: bool) -> list[dict]:
+    """The cases, the shortest first: of two ranks every kind, of more how the time scales with them."""
+    if ranks > 2 and not dry:
+        return scaling(ranks)
     both = tuple(itertools.product((True, False), ("forward", "both")))
     few = [(True, "both"), (False, "forward")]
     made = []
@@ -211,6 +219,17 @@ def cases(dry: bool) -> list[dict]:
         if not dry:  # grouped heads: an eighth of the bytes
             made.append({"N": N, "D": 128, "causal": True, "passes": "forward", "Hkv": 2})
     return made
+
+
+def scaling(ranks: int) -> list[dict]:
+    """Strong scaling at the lengths STRONG, weak scaling at WEAK tokens a rank; D = 128. At the longest the forward pass alone: one
+    GPU takes 22 seconds for both passes under a causal mask (`ring_time`), and five calls are made."""
+    made = [
+        {"N": N, "D": 128, "causal": causal, "passes": passes, "Hkv": WIDTH // 128}
+        for N in sorted({*STRONG, WEAK * ranks})
+        for causal, passes in itertools.product((True, False), ("forward", "both"))
+    ]
+    return [case for case in made if case["N"] < STRONG[-1] or case["passes"] == "forward"]
 
 
 def _inputs(me: Me, N: int, D: int, Hkv: int, dry: bool) -> tuple:

@@ -55,9 +55,27 @@ def test_51_is_held_against_50_in_the_same_layout():
 
 
 def test_the_cases_come_shortest_first_and_tiny_in_a_dry_run():
-    lengths = [case["N"] for case in measured.cases(False)]
+    lengths = [case["N"] for case in measured.cases(2, False)]
     assert lengths == sorted(lengths) and {*lengths} == {*measured.LENGTHS}
-    assert {case["N"] for case in measured.cases(True)} == {*measured.TINY}
+    assert (
+        {case["N"] for case in measured.cases(2, True)}
+        == {*measured.TINY}
+        == {case["N"] for case in measured.cases(4, True)}
+    )
+
+
+@pytest.mark.parametrize("ranks", [4, 8])
+def test_more_ranks_show_how_the_time_scales(ranks):
+    cases = measured.cases(ranks, False)
+    lengths = [case["N"] for case in cases]
+    assert lengths == sorted(lengths) and {16384 * ranks, 65536, 262144, 1048576} == {*lengths} <= {*measured.ROUNDS}
+    assert {(case["causal"], case["passes"]) for case in cases if case["N"] == 16384 * ranks} == {
+        (causal, passes) for causal in (True, False) for passes in ("forward", "both")
+    }
+    goal = measured.goals(samples(ranks - 0.1).assign(ranks=ranks, Nq=262144, Nk=262144)).set_index("what")
+    assert goal.loc[f"forward, N = 262144, {ranks} GPUs over one", "reached"]
+    goal = measured.goals(samples(ranks * 0.85).assign(ranks=ranks, Nq=262144, Nk=262144)).set_index("what")
+    assert not goal["reached"].any()
 
 
 def test_a_record_is_saved_beside_those_of_one_gpu_and_is_sound(tmp_path):
