@@ -381,7 +381,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
 
 // [region: launcher]
 template <int d, typename T> cudaError_t launch(const fa_model_args &a, cudaStream_t stream) {
-  // As many heads at a time as have their keys in the L2, by measurement: more of them make up for tiles that differ.
+  // As many heads at a time as have this much of K and V: where tiles differ, by measurement (notebook 20, section 3).
   const int64_t share_of_L2 = (a.causal ? 32 : 12) << 20, bytes = int64_t(4) * a.Nk * d;
   const int64_t heads = max(int64_t(1), share_of_L2 / bytes) * (a.H / a.Hkv);
   // A sequence has one tile that isn't full at most.

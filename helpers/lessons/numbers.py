@@ -1,7 +1,7 @@
 """Numbers in a notebook's prose that come from the records.
 
 Behind such a number stands, invisible on the page, what it is: `1.24<!--= ratio("13", "FLASH", 64):.2f -->`. The expression and
-its format are those of an f-string, with `record`, `ratio`, `tflops`, `step`, `family` and `trained` at hand. `python -m helpers notebooks
+its format are those of an f-string, with `record` and this module's public functions at hand. `python -m helpers notebooks
 --from-text` writes the numbers anew, and a test fails where one is not what the records say.
 """
 
@@ -57,9 +57,39 @@ def family(which: str, peer: str, of: str, D: int, causal: int = 0) -> float:
     return value
 
 
-def trained(table: str, run: str, column: str) -> float:
-    """A number of notebook 24's recorded training: of `train.yardstick`, `train.speeds` or `train.parts`, in the row of a run such as
-    "rungs 20 and 23, again"."""
+def stage(of: str, which: str, before: str, D: int) -> float:
+    """Among the stages of a rung, how many times as fast one ("13_2"), or a rung that ran beside them, was as another or as SDPA FLASH ("FLASH"),
+    in fp16: the geometric mean over N >= 1024, by the ratios of both to SDPA FLASH."""
+    samples = record.load(rung(of).stem, "stages", record.DEFAULT_DEVICE)
+    samples = samples[(samples["D"] == D) & (samples["dtype"] == "fp16")]
+    to_flash = [
+        1.0 if name == "FLASH" else record.summary(samples, rung(name).stem, record.FLASH)["mean"].item()
+        for name in (which, before)
+    ]
+    return to_flash[0] / to_flash[1]
+
+
+def tile(which: str, kind: str) -> float:
+    """Clocks that a warp of a rung spends per tile in "wait", "mma", "softmax" or "all", as its timeline was recorded."""
+    return record.per_tile(record.load(rung(which).stem, "timeline", record.DEFAULT_DEVICE))[kind]
+
+
+def stalled(which: str, D: int, *reasons: str) -> float:
+    """The share of a warp's time between two instructions that it waits for these reasons (`record.stalled`)."""
+    return record.stalled(record.load(rung(which).stem, "stalls", record.DEFAULT_DEVICE), D, *reasons)
+
+
+def at_once(mib: int) -> list[float]:
+    """How many times as long as with its own choice rung 20 takes with heads at work at once that have so many MiB of keys and values:
+    a number for each shape, of the medians."""
+    samples = record.load("20_causal_gqa", "at_once", record.DEFAULT_DEVICE)
+    ms = samples.groupby(["D", "Nk", "mib"])["ms"].median().unstack("mib")
+    return list(ms[mib] / ms[32])
+
+
+def trained(table: str, run: str | tuple, column: str) -> float:
+    """A number of notebook 24's recorded model: of `train.yardstick`, `train.speeds` or `train.parts`, in the row of a run such as
+    "rungs 20 and 23, again"; of `train.writing_speeds` ("writing"), in the row (B, filled, way)."""
     return _training(table).loc[run, column]
 
 
@@ -67,6 +97,8 @@ def trained(table: str, run: str, column: str) -> float:
 def _training(table: str) -> pd.DataFrame:
     from . import train  # takes torch, which nothing else here needs
 
+    if table == "writing":
+        return train.writing_speeds(record.load(train.STEM, "writing", record.DEFAULT_DEVICE))
     frames = {kind: record.load(train.STEM, kind, record.DEFAULT_DEVICE) for kind in ("training", "runs", "profile")}
     if table == "speeds":
         return train.speeds(frames["training"], frames["runs"])
@@ -84,7 +116,9 @@ def _samples(which: str, D: int, causal: int, dtype: str, kind: str):
 
 def renewed(text: str) -> str:
     """The text with each such number as the records give it. ValueError names the expression that fails."""
-    known = {"record": record, "ratio": ratio, "tflops": tflops, "step": step, "family": family, "trained": trained}
+    known = {"record": record} | {
+        one.__name__: one for one in (ratio, tflops, step, family, stage, tile, stalled, at_once, trained)
+    }
 
     def new(match: re.Match) -> str:
         try:

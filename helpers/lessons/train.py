@@ -433,15 +433,6 @@ def recorded() -> dict[str, pd.DataFrame] | None:
     return found
 
 
-def recorded_writing() -> pd.DataFrame | None:
-    """The record of `writing`; None, and a sentence, where there is none."""
-    try:
-        return record.load(STEM, "writing")
-    except LookupError:
-        print("not recorded yet: `python -m helpers record writing` on a machine with a GPU does it")
-        return None
-
-
 def label(name: str, seed: int, round: int, graph: int) -> str:
     """A run in words: "SDPA FLASH, again"."""
     return name + (f", seed {seed}" if seed else "") + (", again" if round else "") + (", as a graph" if graph else "")

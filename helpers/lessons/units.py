@@ -89,18 +89,21 @@ def took(tflops: float, D: int = 128, rows: int = 32) -> float:
     return forward_flops(1, 1, rows, KEYS, D) * SMS * GHZ * 1e9 / (tflops * 1e12)
 
 
-def table(kernels: Sequence[Which], D: int = 128, rows: int = 32) -> pd.DataFrame:
-    """A row for each kernel, the clocks of each unit, and `took`: those it took when it was recorded, where it was."""
+def table(kernels: Sequence[Which], D: int = 128, rows: int = 32, beside: Which | None = None) -> pd.DataFrame:
+    """A row for each kernel, the clocks of each unit, and `took`: those it took when it was recorded, where it was.
+
+    beside: the rung among whose stages the kernels ran side by side; without it each kernel's own record is taken, a stage's of its rung.
+    """
     frame = pd.DataFrame([clocks(one, D, rows) for one in kernels])
-    return frame.assign(took=[_recorded(find(one).stem, D, rows) for one in kernels])
+    return frame.assign(took=[_recorded(find(one).stem, D, rows, beside) for one in kernels])
 
 
-def _recorded(stem: str, D: int, rows: int) -> float:
-    """What the work took at the headline workload and N = 4096 in fp16, NaN where that isn't recorded. Stages: of the record of
-    their rung."""
+def _recorded(stem: str, D: int, rows: int, beside: Which | None) -> float:
+    """What the work took at the headline workload and N = 4096 in fp16, NaN where that isn't recorded."""
     staged = re.fullmatch(r"(\d\d)_\d_\w+", stem)
+    of = beside or (staged and staged[1])
     try:
-        which, kind = (find(staged[1]).stem, "stages") if staged else (stem, "forward")
+        which, kind = (find(of).stem, "stages") if of else (stem, "forward")
         samples = record.load(which, kind, record.DEFAULT_DEVICE)  # SMS and GHZ are this card's
     except LookupError:
         return float("nan")

@@ -98,6 +98,24 @@ def ratio_to_cublas(samples: pd.DataFrame, ours: str) -> pd.DataFrame:
     return ratios.groupby(keys, sort=False)["ratio"].agg(ratio="median", low="min", high="max").reset_index()
 
 
+def per_tile(samples: pd.DataFrame, warp: int = 0) -> pd.Series:
+    """Of `timeline` samples, clocks that one warp spends per tile, the mean of all tiles: by kind ("wait", "mma", "softmax"), and "all",
+    from the first tile's begin to the last one's end."""
+    own = samples[(samples["warp"] == warp) & (samples["kind"] != "load")]
+    clocks = (own["end"] - own["begin"]).groupby(own["kind"]).sum()
+    clocks["all"] = own["end"].max() - own["begin"].min()
+    return clocks / own["tile"].nunique()
+
+
+def stalled(samples: pd.DataFrame, D: int, *reasons: str) -> float:
+    """Of `stalls` samples, the share of a warp's time between two instructions that it waits for these reasons, Nsight Compute's names.
+    LookupError for a reason that was not recorded."""
+    cycles = samples[samples["D"] == D].set_index("reason")["cycles"]
+    if missing := set(reasons) - set(cycles.index):
+        raise LookupError(f"no {', '.join(sorted(missing))}; there are {', '.join(cycles.index)}")
+    return cycles[list(reasons)].sum() / cycles.sum()
+
+
 def step_table(steps: pd.DataFrame, *measured: str) -> pd.DataFrame:
     """Of `steps` samples, a row per step: what, reason, kept (all that is said, where heads of different size differ), and ratio,
     ratio_causal and the columns `measured` for each D, as "ratio, D = 64"."""

@@ -131,31 +131,33 @@ draw_mma.timeline(draw_mma.prescribed(copied_ahead=True), "12: the same three ti
 # %% [markdown]
 # **What to see.** The same scale as above. Compare the blue lane. In 11, a tile is on its way only while the warp waits for it. Here it has been ordered before the products of the tile before, and has all of their time to arrive. What is left is the wait for the first tile, the barriers, and whatever part of a copy takes longer than a tile's work.
 #
-# The real lengths, in clocks: a copy of each kernel, with one more line at each stage of the tile loop, notes the SM's clock (`helpers/measure/timeline.py`). The compiler may move instructions across these notes, so the borders are approximate.
+# The real lengths, in clocks: a copy of each kernel, with one more line at each stage of the tile loop, notes the SM's clock (`helpers/measure/timeline.py`). The compiler may move instructions across these notes, and a note takes time itself (the gaps in the pictures), so the borders are approximate. Recorded at $d = 64$, where three CTAs share an SM: every warp's phases contain the turns of eleven others. The warp drawn here waits for 31<!--= 100 * tile("11", "wait") / tile("11", "all"):.0f --> % of its time in 11. And in 12?
 
 
 # %%
-def lanes(times, tiles=(8, 9, 10)):
-    """One warp's phases during these tiles, as swim lanes, in clocks from the first of them on."""
-    times = times[(times.warp == 0) & times.tile.isin(tiles)]
-    times = times.assign(lane=["copy" if kind == "load" else "warp" for kind in times.kind])
-    times[["begin", "end"]] -= times.begin.min()
-    waits = times[times.kind == "wait"]
-    share = (waits.end - waits.begin).sum() / (times.end.max() - times.begin.min())
-    return times.sort_values("lane", kind="stable"), f"the warp waits for {share:.0%} of the time"
+def lanes(samples, tiles=(16, 17, 18)):
+    """The phases of warp 0 during these tiles, as swim lanes, in clocks from the first of them on."""
+    times = samples[(samples.warp == 0) & samples.tile.isin(tiles)]
+    start = times.begin[times.kind == "wait"].min()
+    times = times.assign(begin=(times.begin - start).clip(0), end=times.end - start)
+    return times.assign(lane=times.kind.map({"load": "copy"}).fillna("warp")).sort_values("lane", kind="stable")
 
 
 # %%
+waits = ...  # your prediction: share of its time for which the same warp of rung 12 waits
+
+# %% tags=["reveal"]
 for stem in ("11_swizzled", "12_double_buffered"):
+    samples = record.load(stem, "timeline")
+    clocks = record.per_tile(samples)
+    share = clocks["wait"] / clocks["all"]
+    title = f"{stem}, three tiles, d = 64, fp16 · {samples['device'].iloc[0]}"
+    text = f"the warp waits for {share:.0%} of the time of all its tiles"
+    display(draw_mma.timeline(lanes(samples), title, "clocks of the SM", text, until=11000))
+predict(waits, share, "of the time of all its tiles")
 
-    def draw(samples, stem=stem):
-        times, text = lanes(samples)
-        return draw_mma.timeline(times, f"{stem}, three tiles · {samples['device'].iloc[0]}", "clocks of the SM", text)
-
-    if (
-        figure := plot.recorded(stem, "timeline", draw, by=f"python -m helpers record timeline {stem[:2]}")
-    ) is not None:
-        display(figure)
+# %% [markdown]
+# **What to see.** The same scale in both. The waits have shrunk to less than half, and each tile takes fewer clocks: 3400<!--= round(tile("11", "all"), -2):.0f --> on average in 11, 2600<!--= round(tile("12", "all"), -2):.0f --> in 12. They haven't gone: what is called a wait in 12 includes the barrier, at which the slowest warp is awaited, and the instructions that order the next copies. The copy lane shows the time that a tile's copy *has*, from its order to its use: in 12 a whole tile's work. (When it lands can't be seen.)
 
 # %% [markdown]
 # ### What it does to the machine code

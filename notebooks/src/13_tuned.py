@@ -64,7 +64,7 @@ longest = ...  # your prediction: "shared memory", "tensor cores", "issue slots"
 clocks = ...  # your prediction: for how many clocks
 
 # %% tags=["reveal"]
-before = units.table(["12_double_buffered"], D=128)
+before = units.table(["12_double_buffered"], D=128, beside="13")
 predict(longest, before.drop(columns="took").iloc[0].idxmax(), "is the longest")
 predict(clocks, before.drop(columns="took").iloc[0].max(), "clocks")
 title = "32 query rows × 64 keys, d = 128 · counted; took: NVIDIA H200"
@@ -143,7 +143,7 @@ registers
 wavefronts = ...  # your prediction: wavefronts of 13_2 for 32 query rows and 64 keys at d = 128
 
 # %% tags=["reveal"]
-three = units.table(chain[:3], D=128)
+three = units.table(chain[:3], D=128, beside="13")
 predict(wavefronts, three.loc["13_2_rows", "shared memory"], "wavefronts")
 three.drop(columns="took").round(0).astype(int)
 
@@ -259,20 +259,27 @@ per_product = ...  # your prediction: instructions per HMMA that a whole tile is
 products = {stem: sum(opcode.startswith("HMMA") for _, opcode, _ in units.usual_path(stem)) for stem in chain}
 issued = {stem: len(units.usual_path(stem)) / products[stem] for stem in chain}
 predict(per_product, issued["13_tuned"], "instructions per HMMA in 13")
-budget = units.table(chain, D=128)
+budget = units.table(chain, D=128, beside="13")
 budget.drop(columns="took").round(0).astype(int).assign(**{"instructions per HMMA": pd.Series(issued).round(2)})
 
 # %%
 units.draw(budget.loc[["12_double_buffered", "13_2_rows", "13_tuned"]], title)
 
 # %% [markdown]
-# **What to see.** One step, the rows, moved the longest bar from shared memory to the tensor cores. The others shortened the issue slots, from 320 clocks to 170. Even so 13 takes 1.8<!--= 4 * 32 * 64 * 128 * 132 * 1.98e-3 / tflops("13", 128) / 428:.1f --> times as long as its longest unit. A warp does its products and its softmax one after the other, and each of the SM's four schedulers has only two warps to choose from: often neither is ready.
+# **What to see.** One step, the rows, moved the longest bar from shared memory to the tensor cores. The others shortened the issue slots, from 320 clocks to 170. Even so 13 takes 1.6<!--= 4 * 32 * 64 * 128 * 132 * 1.98e-3 / tflops("13", 128, kind="stages") / 428:.1f --> times as long as its longest unit. (Counted at 1.98 GHz; at full load the clock is lower, notebook 32.) A warp does its products and its softmax one after the other, and each of the SM's four schedulers has only two warps to choose from: often neither is ready.
 #
-# What do they wait for? At every clock a warp issues an instruction or has a reason why not, and Nsight Compute counts [the reasons](https://docs.nvidia.com/nsight-compute/ProfilingGuide/index.html). Divided by the number of instructions, they add up to the time between two instructions of a warp. If the budget is right, how does the share of shared memory (short scoreboard, MIO throttle) change from 10 to 13, and that of the tensor cores (math pipe throttle)?
+# What do they wait for? At every clock a warp issues an instruction or has a reason why not, and Nsight Compute counts [the reasons](https://docs.nvidia.com/nsight-compute/ProfilingGuide/index.html). Divided by the number of instructions, they add up to the time between two instructions of a warp. In 10, 81<!--= 100 * stalled("10", 128, "short_scoreboard", "mio_throttle"):.0f --> % of it are waits for shared memory or MUFU (short scoreboard, MIO throttle). If the budget is right, how much is it in 13?
+
+# %%
+share = ...  # your prediction: share of the time between two instructions that a warp of 13 waits for these two
 
 # %% tags=["reveal"]
-draw = lambda _: units.stalls(["10_fa2_mma_fp16", "11_swizzled", "12_double_buffered", "13_tuned"], D=128)  # noqa: E731
-plot.recorded("13_tuned", "stalls", draw, by="python -m helpers record stalls 10 11 12 13")
+shared = ["short_scoreboard", "mio_throttle"]
+predict(share, record.stalled(record.load("13_tuned", "stalls"), 128, *shared), "shared memory")
+units.stalls(["10_fa2_mma_fp16", "11_swizzled", "12_double_buffered", "13_tuned"], D=128)
+
+# %% [markdown]
+# **What to see.** As the budget says, these waits go: 81<!--= 100 * stalled("10", 128, "short_scoreboard", "mio_throttle"):.0f -->, 29<!--= 100 * stalled("11", 128, "short_scoreboard", "mio_throttle"):.0f -->, 14<!--= 100 * stalled("12", 128, "short_scoreboard", "mio_throttle"):.0f -->, 12<!--= 100 * stalled("13", 128, "short_scoreboard", "mio_throttle"):.0f --> %. The tensor cores (math pipe throttle) come up from 0 to 13<!--= 100 * stalled("13", 128, "math_pipe_throttle"):.0f --> %. But the largest part of 13's time, 41<!--= 100 * stalled("13", 128, "wait"):.0f --> %, is not in the budget: a *fixed latency*, a few clocks until the warp's next instruction may follow. Other warps could fill them; a scheduler has one other. (A strip is for one instruction. 13's is longer than 12's, but it issues half as many.)
 
 # %% [markdown]
 # ### The X-ray
@@ -291,27 +298,31 @@ pd.DataFrame(rays.values(), index=rays.keys())
 # %% [markdown]
 # ### The time of each stage
 #
-# All stages, side by side in one process. Where this has not been recorded yet, the drafts below, timed while the kernel was made, are the nearest thing to it:
-
+# All stages, side by side in one process. The rows shortened the longest bar by a factor of 1.5, from 640 clocks to 428. How much faster is the kernel?
 
 # %%
-def staged(samples):
-    """Each stage's ratio to SDPA FLASH in fp16, as dots."""
-    rows = [(stem, row.D, row.mean, True) for stem in chain for row in
-            record.summary(samples[samples["dtype"] == "fp16"], stem, "SDPA FLASH").itertuples()]  # fmt: skip
-    frame = pd.DataFrame(rows, columns=["label", "D", "ratio", "kept"])
-    said = "; ".join(f"{r.label} at D = {r.D}: {r.ratio:.2f}" for r in frame.itertuples())
-    return draw_mma.dots(
-        frame, f"Stages from 12 to 13, fp16 · {samples['device'].iloc[0]}", "times as fast as SDPA FLASH", said
-    )
+rows_pay = ...  # your prediction: times as fast as 13_1_addresses is 13_2_rows at d = 128
 
-
-plot.recorded("13_tuned", "stages", staged, by="python -m helpers record stages 13")
+# %% tags=["reveal"]
+samples = record.load("13_tuned", "stages").query("dtype == 'fp16'")
+found = [record.summary(samples, stem, "SDPA FLASH").assign(label=stem) for stem in chain]
+staged = pd.concat(found).rename(columns={"mean": "ratio"}).assign(kept=True)
+at128 = staged[staged["D"] == 128].set_index("label")["ratio"]
+predict(rows_pay, at128["13_2_rows"] / at128["13_1_addresses"], "times as fast, d = 128")
+text = "; ".join(f"{r.label} at D = {r.D}: {r.ratio:.2f}" for r in staged.itertuples())
+title = f"From 12 to 13, fp16, geometric mean over N ≥ 1024 · {samples['device'].iloc[0]}"
+draw_mma.dots(staged, title, "times as fast as SDPA FLASH", text)
 
 # %% [markdown]
+# **What to see.** Each row against the one above it:
+#
+# - *Rows* pay 1.13<!--= stage("13", "13_2", "13_1", 128):.2f --> times at $d = 128$, since a shorter bar doesn't shorten what 12 took beyond it. At $d = 64$ it is 1.01<!--= stage("13", "13_2", "13_1", 64):.2f -->; there the registers also cost a CTA: eight warps on an SM instead of twelve.
+# - *The FMA* pays 1.08<!--= stage("13", "13_3", "13_2", 64):.2f --> times at $d = 64$, where each product has twice as much softmax beside it, and 1.02<!--= stage("13", "13_3", "13_2", 128):.2f --> at 128. *No maximum* pays 1.12<!--= stage("13", "13_4", "13_3", 64):.2f --> at both. Both shorten what a warp does one after the other.
+# - *The last step*, the order of the keys and the tile shapes, brings 1.03<!--= stage("13", "13", "13_4", 64):.2f --> and 1.00<!--= stage("13", "13", "13_4", 128):.2f -->.
+#
 # ### What was tried on the way
 #
-# The kernel was not found in this order. Of 27 drafts that were timed, here are those that it was made of and some others that teach something; "did not stay" marks the latter. ([19_log](19_log.ipynb) has all 27, with the reason for each.)
+# The kernel was not found in this order. Of the 27 drafts in [19_log](19_log.ipynb), timed in another session, here are those that it was made of and some that teach something, marked "did not stay".
 
 # %%
 tried_on_the_way = units.drafts([1, 2, 3, 4, 5, 6, 8, 20, 25])
@@ -321,7 +332,7 @@ title = f"Drafts of 13, fp16, geometric mean of N = 1024, 4096, 16384 · {device
 draw_mma.dots(tried_on_the_way, title, "times as fast as SDPA FLASH", text)
 
 # %% [markdown]
-# **What to see.** The first draft, more rows and one FMA, is the largest step at both $d$.
+# **What to see.**
 #
 # - Three ways to save the maximum's work. To rescale only where some row of the warp has a new maximum (2) *loses* at $d = 64$: of 32 maxima one nearly always rises. To tolerate a stale maximum (3) pays, and not to look for one (4) pays again.
 # - Some speed was given up for a kernel that can be read and compiles fast. Draft 20 runs the softmax of one tile beside another's products: faster at $d = 64$, but at 128 it needs so many registers that tiles shrink to 32 keys. Draft 25 has the loop's code twice. From draft 6 to draft 8, 3 % are lost at $d = 64$.
