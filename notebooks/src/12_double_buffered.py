@@ -137,9 +137,11 @@ draw_mma.timeline(draw_mma.prescribed(copied_ahead=True), "12: the same three ti
 # %%
 def lanes(samples, tiles=(16, 17, 18)):
     """The phases of warp 0 during these tiles, as swim lanes, in clocks from the first of them on."""
-    times = samples[(samples.warp == 0) & samples.tile.isin(tiles)]
-    start = times.begin[times.kind == "wait"].min()
-    times = times.assign(begin=(times.begin - start).clip(0), end=times.end - start)
+    own = samples[samples.warp == 0]
+    shown = own[own.tile.isin(tiles) & (own.kind != "load")]
+    start, stop = shown.begin.min(), shown.end.max()
+    times = own[(own.begin < stop) & (own.end > start)]
+    times = times.assign(begin=times.begin.clip(start) - start, end=times.end.clip(upper=stop) - start)
     return times.assign(lane=times.kind.map({"load": "copy"}).fillna("warp")).sort_values("lane", kind="stable")
 
 

@@ -261,7 +261,7 @@ copy = record.load("device", "ceilings").query("name == 'copy'").value.median()
 print(f"{copy:.2f} TB/s, a copy's bandwidth on an H200, would allow no more than {128 * copy:.0f} TFLOP/s")
 
 # %% [markdown]
-# That is the worst case, and still above the kernel's speed. So what is the choice worth? Measured, by how many MiB of $K$ and $V$ are in use together (all heads: 128):
+# That is the worst case, and still above the kernel's speed. Measured, by how many MiB of $K$ and $V$ are in use together (all heads: 128):
 
 # %%
 one_head = ...  # your prediction: times as long as this rung takes one head at a time, D = 128, N = 16384
@@ -278,7 +278,7 @@ print(f"milliseconds over those of this rung, causal, fp16, {samples['device'].i
 longer.round(3)
 
 # %% [markdown]
-# **What to see.** One head at a time takes 4<!--= 100 * (min(at_once(0)) - 1):.0f --> to 10<!--= 100 * (max(at_once(0)) - 1):.0f --> % longer. From 16 to 64 MiB it makes 3 % at most, and all heads, too many for the L2, cost up to 4<!--= 100 * (max(at_once(1 << 20)) - 1):.0f --> %.
+# **What to see.** One head at a time takes 4<!--= 100 * (min(at_once(0)) - 1):.0f --> to 10<!--= 100 * (max(at_once(0)) - 1):.0f --> % longer. From 16 to 64 MiB it makes 3 % at most; all heads cost up to 4<!--= 100 * (max(at_once(1 << 20)) - 1):.0f --> %.
 
 # %% [markdown]
 # ## 4 · Heads that share keys

@@ -3,7 +3,7 @@
 import pytest
 
 from helpers import record
-from helpers.lessons.numbers import family, ratio, renewed, step, tflops, trained
+from helpers.lessons.numbers import at_once, family, ratio, renewed, stage, stalled, step, tflops, tile, trained
 
 
 def test_a_number_is_written_anew_and_nothing_else():
@@ -49,8 +49,31 @@ def test_what_was_trained_is_the_records():
     ms, (tokens,) = found["training"].query(of_run + " and step >= 20").ms.median(), found["runs"].query(of_run).tokens
     assert trained("speeds", "SDPA CUDNN, as a graph", "kilotokens_per_s") == pytest.approx(tokens / ms)
     assert trained("yardstick", "SDPA FLASH, seed 1", "mean") > 10 * trained("yardstick", "SDPA CUDNN", "mean") > 0
+    ms = (
+        record.load("24_in_a_model", "writing", record.DEFAULT_DEVICE)
+        .query("name == 'SDPA' and graph == 1 and B == 16")
+        .ms
+    )
+    assert trained("writing", (16, 2048, "SDPA, as a graph"), "bytes_per_s") == pytest.approx(16_000 / ms.median())
     with pytest.raises(ValueError, match="rungs 1 and 2"):
         renewed('1<!--= trained("speeds", "rungs 1 and 2", "held_out") -->')
+
+
+def test_stages_tiles_and_stalls_are_the_records():
+    samples = record.load("13_tuned", "stages", record.DEFAULT_DEVICE).query("D == 64 and dtype == 'fp16'")
+    ms = samples.groupby(["Nk", "name"])["ms"].median().unstack()
+    of = {name: record.geometric_mean(ms[record.FLASH] / ms[name]) for name in ms}
+    assert stage("13", "13_3", "13_2", 64) == pytest.approx(of["13_3_fma"] / of["13_2_rows"], rel=0.02)
+    assert stage("13", "12", "FLASH", 64) == pytest.approx(of["12_double_buffered"], rel=0.02)
+    times = record.load("12_double_buffered", "timeline", record.DEFAULT_DEVICE).query(
+        "warp == 0 and kind == 'softmax'"
+    )
+    assert tile("12", "softmax") == pytest.approx((times.end - times.begin).mean())
+    cycles = record.load("13_tuned", "stalls", record.DEFAULT_DEVICE).query("D == 128").set_index("reason")["cycles"]
+    assert stalled("13", 128, "wait", "barrier") == pytest.approx((cycles["wait"] + cycles["barrier"]) / cycles.sum())
+    with pytest.raises(LookupError, match="no sleep; there are barrier"):
+        stalled("13", 128, "sleep")
+    assert at_once(32) == [1.0] * 4 and min(at_once(0)) > 1
 
 
 def test_a_family_is_the_records():

@@ -50,6 +50,17 @@ def test_what_a_kernel_took_is_its_recorded_speed():
     assert f"the longest is shared memory; it took {clocks:.0f}" in figure.in_words
 
 
+def test_what_was_timed_among_the_stages_is_one_session():
+    stages = record.headline(record.medians(record.load("13_tuned", "stages"))).query(
+        "D == 128 and Nk == 4096 and dtype == 'fp16'"
+    )
+    speeds = stages.set_index("name")["tflops"]
+    took = units.table(["12", "13_2", "13"], D=128, beside="13")["took"]
+    for stem in took.index:
+        assert took[stem] == pytest.approx(units.took(speeds[stem]))
+    assert units.table(["13"], D=128)["took"].item() != pytest.approx(took["13_tuned"])
+
+
 def test_a_draft_says_what_else_it_differs_in():
     """At D = 128 draft 6 has its row sums by mma.sync as well, 20 half the keys per tile; 2 differs in what its name says."""
     drafts = units.drafts([2, 6, 20])

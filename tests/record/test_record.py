@@ -247,3 +247,11 @@ def test_published_tables_keep_their_columns():
     assert "correct" in record.published("h200_peers")
     assert len(record.published("h200_peers")) == 151
     assert record.published("leetcuda_readme_ada")["time_ms"].gt(0).all()
+
+
+def test_the_clocks_per_tile_are_one_warps_without_its_copies():
+    """Two tiles of warp 0: 2 + 4 clocks of waiting and 3 + 3 of products, a gap of 1 between them; a copy over all, another warp."""
+    rows = [(0, 4, "wait", 10, 12), (0, 4, "mma", 12, 15), (0, 5, "wait", 16, 20), (0, 5, "mma", 20, 23)]
+    rows += [(0, 5, "load", 2, 20), (1, 4, "wait", 0, 99)]
+    found = record.per_tile(pd.DataFrame(rows, columns=["warp", "tile", "kind", "begin", "end"]))
+    assert found.to_dict() == {"wait": 3, "mma": 3, "all": 6.5}
