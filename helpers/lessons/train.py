@@ -267,7 +267,7 @@ def writing(plan: Plan, device: str, rounds: int = 7, steps: int = 64, shapes: S
 def writing_speeds(found: pd.DataFrame) -> pd.DataFrame:
     """Of `writing`: bytes per second, the median of the rounds with the slowest and the fastest; a row per way, B and filled."""
     frame = found.assign(way=found["name"] + found["graph"].map({0: "", 1: ", as a graph"}))
-    ms = frame.astype({"ms": "float64"}).groupby(["B", "filled", "way"], sort=False)["ms"]
+    ms = frame.astype({"ms": "float64"}).groupby(["B", "filled", "way"])["ms"]
     B = ms.median().index.get_level_values("B")
     return pd.DataFrame(
         {"bytes_per_s": 1000 * B / ms.median(), "low": 1000 * B / ms.max(), "high": 1000 * B / ms.min()}
