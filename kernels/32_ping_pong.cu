@@ -5,7 +5,8 @@
 //            tensor cores.
 // changed:   two products are under way at a time; a warpgroup waits for its turn at a barrier of its own; P is taken with
 //            the maximum there is, as in 13_tuned, and a sum out of bounds is a vote to do it again, which is counted at the
-//            next turn's barrier; from there on the warpgroup tracks the maximum, in a loop of its own
+//            next turn's barrier; from there on the warpgroup tracks the maximum, in a loop of its own, and from the first
+//            whole tile on where one key takes all of a row
 // op:        attention
 // features:  causal, gqa
 // workspace: counter (1)
@@ -17,8 +18,8 @@
 //            D=128: Br=128 Bc=128 threads=384 smem=225 KB CTAs/SM=1
 // arch:      sm_90a
 // paper:     FlashAttention-3, sections 3.1 and 3.2, Algorithm 2 (arXiv 2407.08608)
-// speed:     H200, N >= 1024: 453 to 551 TFLOP/s at D=64, 588 to 730 at D=128: 1.17 x and 1.11 x SDPA CUDNN; causal 1.18 x
-//            and 1.23 x. At D=128, N >= 4096 0.92 of cuBLAS's product of two matrices, causal 0.90
+// speed:     H200, N >= 1024: 448 to 566 TFLOP/s at D=64, 584 to 731 at D=128: 1.17 x and 1.11 x SDPA CUDNN; causal 1.18 x
+//            and 1.22 x. At D=128, N >= 4096 0.93 of cuBLAS's product of two matrices, causal 0.90
 #include <fa/half.cuh>
 #include <fa/launch.cuh>
 #include <fa/math.cuh>

@@ -15,6 +15,7 @@ import pandas as pd
 from .. import record
 from ..ladder.rung import rung
 from ..record.workload import N as LENGTH
+from . import wgmma_units
 
 NUMBER = re.compile(r"(?P<shown>[-+\d.,]*)<!--= (?P<what>.+?) -->")
 PEERS = {"FLASH": record.FLASH, "CUDNN": record.CUDNN, "EFFICIENT": record.EFFICIENT, "MATH": record.MATH}
@@ -45,6 +46,20 @@ def step(which: str, number: int, D: int, column: str = "ratio") -> float:
     steps = record.load(rung(which).stem, "steps", record.DEFAULT_DEVICE)
     (found,) = steps.loc[(steps["step"] == number) & (steps["D"] == D), column]
     return found
+
+
+def power(which: str, column: str, D: int, inputs: str = "random", of: str = "") -> float:
+    """What a rung's long bursts took on "random" numbers or "zeros", or those of the peer `of` beside it: the median of `ms`, `joules`,
+    `mhz` (counted), `sm_mhz` (NVML's) or `watts` of the rung's `power` record, or `Mclk`, million clocks per call."""
+    samples = record.load(rung(which).stem, "power", record.DEFAULT_DEVICE)
+    samples = samples.assign(Mclk=samples["ms"] * samples["mhz"] / 1000)
+    name = PEERS.get(of, of) or rung(which).stem
+    return samples[(samples["name"] == name) & (samples["D"] == D) & (samples["inputs"] == inputs)][column].median()
+
+
+def clocks(which: str, D: int) -> float:
+    """Clocks per tile of keys of a consumer in a rung's long bursts on random numbers (`wgmma_units.per_tile`)."""
+    return wgmma_units.per_tile(record.load(rung(which).stem, "power", record.DEFAULT_DEVICE), which)[D]
 
 
 def family(which: str, peer: str, of: str, D: int, causal: int = 0) -> float:
@@ -117,7 +132,8 @@ def _samples(which: str, D: int, causal: int, dtype: str, kind: str):
 def renewed(text: str) -> str:
     """The text with each such number as the records give it. ValueError names the expression that fails."""
     known = {"record": record} | {
-        one.__name__: one for one in (ratio, tflops, step, family, stage, tile, stalled, at_once, trained)
+        one.__name__: one
+        for one in (ratio, tflops, step, family, stage, power, clocks, tile, stalled, at_once, trained)
     }
 
     def new(match: re.Match) -> str:

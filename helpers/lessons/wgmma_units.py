@@ -2,7 +2,9 @@
 
 Per SM and clock: 2048 multiply-adds of 16-bit numbers on four tensor cores (NVIDIA H100 Tensor Core GPU Architecture), 16
 exponentials and four instructions, one for each scheduler, 128 bytes of shared memory (CUDA C++ Programming Guide).
-How often `wgmma` reads an operand in shared memory is not documented. The model assumes once per instruction, at full width.
+How often `wgmma` reads an operand in shared memory is not documented. The model counts once per instruction, at full width. On an H200
+(record `device.wgmma`) no kind of wgmma takes longer than its multiply-adds, also where one reading of each operand takes as long
+(N = 64, A in shared memory). So it isn't read more often; whether two warpgroups share a reading is not known.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from ..ladder.rung import Which, rung
 from ..toolchain import sass
 
 MULTIPLY_ADDS, EXPONENTIALS, BYTES = 2048, 16, 128  # per clock of an SM
+SMS = 132  # of an H100 SXM or an H200
 ROWS, KEYS = 64, 128  # of a warpgroup, and of the tile that budgets are given for
 
 
@@ -52,6 +55,21 @@ def forward(which: Which, d: int, dtype: str = "bf16") -> pd.Series:
             "MUFU": ROWS * KEYS / EXPONENTIALS,
         }
     )
+
+
+def per_tile(timed: pd.DataFrame, which: Which) -> pd.Series:
+    """Measured clocks between two tiles of keys of a consumer, by D, in a whole call of a rung with one CTA per SM, 31 or 32.
+
+    timed: its `power` record, of which the calls on random numbers are taken. An SM's consumers work on tiles side by side.
+    """
+    found, calls = rung(which), timed[timed["inputs"] == "random"]
+    calls = calls[calls["name"] == found.stem]
+    clocks = {}
+    for D, part in calls.groupby("D"):
+        tile, (first, *_) = constants(found.source, D), part.itertuples()
+        tiles = first.B * first.H * -(-first.Nq // tile["Br"]) * -(-first.Nk // tile["Bc"])
+        clocks[D] = (part["ms"] * part["mhz"]).median() * 1000 * SMS / tiles
+    return pd.Series(clocks, name="clocks per tile").rename_axis("D")
 
 
 def backward(products: pd.DataFrame, tile: dict[str, int], d: int, wavefronts: float) -> pd.DataFrame:

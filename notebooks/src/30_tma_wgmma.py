@@ -77,7 +77,7 @@ pd.DataFrame(loop[loop > 0]).T
 # %% [markdown]
 # ## 1 · A tile is one instruction
 #
-# To copy a tile one has to know where the tensor begins, how long it is in each dimension, how far apart neighbours lie, how large the tile is, and in which order it is to lie in shared memory. All of that is the same for every tile of a tensor. So the host writes it down once, in a **tensor map** of 128 bytes (`cuTensorMapEncodeTiled`, CUDA Driver API). It is a `__grid_constant__` parameter of the kernel: TMA reads it in parameter memory. (Without `__grid_constant__` each thread would pass the address of its own local copy, which TMA can't read.) The launch copies it, so the host's copy need not outlive the call. The kernel needs only one instruction, with the coordinates of the tile's first element.
+# To copy a tile one has to know where the tensor begins, how long it is in each dimension, how far apart neighbours lie, how large the tile is, and in which order it is to lie in shared memory. All of that is the same for every tile of a tensor. The host writes it down once, in a **tensor map** of 128 bytes (`cuTensorMapEncodeTiled`, CUDA Driver API). It is a `__grid_constant__` parameter of the kernel: TMA reads it in parameter memory. (Without it each thread would pass its local copy's address, which TMA can't read.) The launch copies it, so the host's need not outlive the call. The kernel needs one instruction, with the coordinates of the tile's first element.
 #
 # `fa::encode_tile` (in `fa/sm90.cuh`) writes ours. A tensor (B, H, N, d) of 16-bit elements becomes one of five dimensions, the innermost first:
 #
@@ -125,7 +125,7 @@ extern "C" cudaError_t fa_launch(const fa_args *args, cudaStream_t stream) {
 fetch_box = load(source=box, device=device)
 
 # %% [markdown]
-# Each chunk of 8 elements is numbered: 8 · row + chunk. The tensor has 64 rows, and the tile begins at row 59. Which row's chunks lie in the third line of shared memory, and which chunk is the first there?
+# Each chunk of 8 elements is numbered: 8 · row + chunk. The tensor has 64 rows, and the tile begins at row 59. Which chunk lies first in the third line of shared memory?
 
 # %%
 first_chunk = ...  # your prediction: the number of the chunk (0 to 7) that lies first in the third line
@@ -148,14 +148,14 @@ display(draw_hopper.chunks({"rows 59 to 63, were they copied row by row": plain,
 predict(first_chunk, landed(59)[2, 0] % 8, "is the chunk that lies first in the third line")
 
 # %% [markdown]
-# **What to see.** In each box, row · chunk. The chunks of a line have traded places by notebook 11's [swizzle](glossary.md#swizzle), `chunk ^ line % 8`. The *line* counts, not the row: row 59 is line 0 and stays as it is. From the sixth line on there are zeros (hatched): rows outside of the tensor are not read, but filled in. That replaces all bounds checks of the copies, though not the mask: a key of zeros has the score 0, not $-\infty$.
+# **What to see.** In each box, row · chunk. The chunks of a line have traded places by notebook 11's [swizzle](glossary.md#swizzle), `chunk ^ line % 8`. The *line* counts, not the row: row 59 is line 0 and stays as it is. From the sixth line on there are zeros (hatched): rows outside of the tensor are not read, but filled in. That replaces the copies' bounds checks, not the mask: a key of zeros has the score 0, not $-\infty$.
 #
 # For the swizzle to begin with line 0, a tile has to begin at a multiple of 1024 bytes; the kernel's `static_assert`s hold that.
 
 # %% [markdown]
 # ## 2 · A barrier that counts bytes
 #
-# A thread waits for its own `cp.async`. A TMA copy belongs to no thread: while it is under way, the thread that asked for it does something else. So the copy reports to an **mbarrier**, 8 bytes in shared memory that count two things: arrivals of threads, and bytes (the *transaction count*). It goes through **phases**. A phase is complete when as many threads have arrived as it was initialised for *and* the bytes that were announced (`expect_tx`) and those that came are equal. Then the next phase begins, with the same number of arrivals.
+# A thread waits for its own `cp.async`. A TMA copy belongs to no thread. It reports to an **mbarrier**, 8 bytes in shared memory that count two things: arrivals of threads, and bytes (the *transaction count*). It goes through **phases**. A phase is complete when as many threads have arrived as it was initialised for *and* the bytes that were announced (`expect_tx`) and those that came are equal. Then the next phase begins, with the same number of arrivals.
 #
 # A thread that waits names a phase by its **parity**. It passes if the phase of this parity is complete, the current one being of the other. In Python:
 
@@ -474,7 +474,7 @@ predict(
 pd.DataFrame(rows).T.rename_axis(["alpha", "keys"]).map("{:.1e}".format)
 
 # %% [markdown]
-# **What to see.** A fused multiply-add doesn't round the product. So it subtracts the rounded $c\,m$ from the exact one, and what is left is the rounding error, some $10^{-7}$: $\alpha$ is not 1 but next to it, and the same in every tile. $l$ is multiplied by it once per tile, and LSE drifts away, nearly in proportion to $N$. $O$ notices nothing: it is multiplied by the same factors and divided by $l$ in the end. A test of $O$ alone, or of short sequences, can't find this.
+# **What to see.** A fused multiply-add doesn't round the product. So it subtracts the rounded $c\,m$ from the exact one, and what is left is the rounding error, some $10^{-7}$: $\alpha$ is not 1 but next to it, and the same in every tile. $l$ is multiplied by it once per tile, and LSE drifts away, nearly in proportion to $N$. $O$ notices nothing: it is multiplied by the same factors and divided by $l$ in the end. A test of $O$ alone, or of short sequences, misses this.
 
 # %% [markdown]
 # ## Predict, then measure
@@ -504,14 +504,17 @@ table
 # %% [markdown]
 # **What to see.** 336 instructions of products and their operands have become 16. `LDGSTS` is gone; the two `UTMALDG` (TMA) stand in a branch that one warp takes.
 #
-# The addresses have *not* shrunk. Copies hardly need any now, but every `HGMMA` takes its descriptors from **uniform registers**, which hold one value for a whole warp. The compiler computes them from `threadIdx.x / 128` in ordinary registers and moves each half over with an `R2UR`, since it can't know that all 32 lanes have the same value. (Rung 31 tells it.) The softmax has grown, too: without rung 13's trick each tile pays for maximum and rescaling.
+# The addresses have *not* shrunk. Every `HGMMA` takes its descriptors from **uniform registers**, which hold one value for a whole warp. The compiler computes them from `threadIdx.x / 128` in ordinary registers and moves each half over with an `R2UR`, since it can't know that all 32 lanes have the same value. (Rung 31 tells it.) The softmax has grown, too: without rung 13's trick each tile pays for maximum and rescaling.
 #
 # ### The budget
 #
-# What a tile costs each unit of an SM, for 64 rows and 128 keys. For shared memory we assume that `wgmma` reads an operand there once, at 128 bytes per clock; PTX doesn't say. Is `wgmma`, timed alone, the longer of the first two columns?
+# What a tile costs each unit of an SM, for 64 rows and 128 keys. How often `wgmma` reads an operand in shared memory, PTX doesn't say; the model has once, at 128 bytes per clock. Does `wgmma`, timed alone, take the longer of the first two columns?
 
 # %% tags=["reveal"]
 plot.recorded("device", "wgmma", wgmma_units.beside_the_model, by="python -m helpers record wgmma")
+
+# %% [markdown]
+# **What to see.** It does, in every row. At $N = 64$ with $A$ in shared memory both columns are equal, so a second reading would show: there is none. Fewer can't be ruled out.
 
 # %%
 text = "Rung 30 at d = 64: issue slots lead. At d = 128 the tensor cores do, closely followed by shared memory."

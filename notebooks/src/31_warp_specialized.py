@@ -353,9 +353,10 @@ for where, one in {
 
 # %%
 def between(events, D, first, last):
-    """The phases at this d from consumer 0's product `first` to its product `last`, counted as tiles of keys."""
+    """The phases at this d from consumer 0's tile of keys `first` to its tile `last`. (A wait parts the box of S in two.)"""
     events = events[events.D == D]
-    starts = events[(events.lane == "consumer 0") & (events.kind == "scores")].begin.to_numpy()
+    consumer = events[events.lane == "consumer 0"]
+    starts = consumer[(consumer.kind == "scores") & (consumer.kind.shift() != "product")].begin.to_numpy()
     first, last = starts[first], starts[last]
     seen = events[(events.end > first) & (events.begin < last)]
     return seen.assign(begin=seen.begin.clip(first) - first, end=seen.end.clip(upper=last) - first)
@@ -375,8 +376,8 @@ plot.recorded("31_warp_specialized", "roles", around_the_end, by=by)
 
 # %%
 def shares(events, N=4096):
-    """What each lane does with its time in the second and the third query tile."""
-    seen = pd.concat(between(events, D, N // 128, 3 * N // 128) for D in (64, 128))
+    """What each lane does with its time in the second query tile."""
+    seen = pd.concat(between(events, D, N // 128, 2 * N // 128) for D in (64, 128))
     spent = (seen.end - seen.begin).groupby([seen.D, seen.lane, seen.kind]).sum().unstack(fill_value=0)
     spent = spent.div(seen.groupby("D").end.max(), axis=0, level="D")
     return spent.assign(other=1 - spent.sum(axis=1)).map("{:.0%}".format)
@@ -388,9 +389,9 @@ plot.recorded("31_warp_specialized", "roles", shares, by=by)
 # **What to see.**
 #
 # - The producer has nothing to do for most of the time. Its one long box in the figure is the beginning of a query tile: it sends for $Q$, works out where the tile lies, and asks the counter.
-# - The consumers are not in step. Consumer 0 comes to the end of its query tile more than three tiles of keys after the other two, and four stages wouldn't let it be much later; the longest wait of the producer is for the places that consumer 0 has yet to read.
+# - The consumers are not in step. Consumer 0 comes to the end of its query tile about three tiles of keys after the other two, and four stages wouldn't let it be much later; the longest wait of the producer is for the places that consumer 0 has yet to read.
 # - Nobody multiplies in an epilogue, which takes about as long as a tile of keys (`other` in the table is what isn't drawn, most of it epilogues); but the other consumers do.
-# - A consumer's softmax takes more of its time than its two products together at $d = 64$, and three quarters as much at $d = 128$. All that time it has no product under way.
+# - A consumer's softmax takes more than a third of its time at $d = 64$, and about a third at 128. All that time it has no product under way.
 #
 # ### How far ahead
 #

@@ -37,8 +37,8 @@ import dataclasses
 import pandas as pd
 import torch
 
-from helpers import Case, blank, budget, check, compile_ahead, draw_backward, draw_pingpong, exercise, hint, load
-from helpers import overlap, plot, predict, progress, record, roles, rung, sass, scoreboard, show, single, stages
+from helpers import Case, blank, budget, check, compile_ahead, draw_backward, draw_mma, draw_pingpong, exercise, hint
+from helpers import load, overlap, plot, predict, progress, record, roles, rung, sass, scoreboard, show, single, stages
 from helpers import wgmma_units, xray
 
 # %load_ext helpers
@@ -53,7 +53,7 @@ device = kernel.device
 #
 # Rung 31 gave the fetching to a warp of its own. Its other warps, the [consumers](glossary.md#producer-consumer), do three things for each tile, one after the other: they wait for $S = QK^\top$, they make $P$ of it, they wait for $O \mathrel{+}= PV$. While a warpgroup computes exponentials it has nothing for the tensor cores, and while it waits for a product it computes nothing.
 #
-# How long does each take? In one clock an SM does 2048 multiply-adds of 16-bit numbers ([NVIDIA](https://developer.nvidia.com/blog/nvidia-hopper-architecture-in-depth/)), 16 exponentials on its special function units ([MUFU](glossary.md#mufu); [CUDA C++ Programming Guide](https://docs.nvidia.com/cuda/cuda-c-programming-guide/#arithmetic-instructions)) and one instruction on each of four schedulers. A warpgroup has one warp on each scheduler, so a loop of $n$ instructions takes at least $n$ clocks. Shared memory delivers 128 bytes; how often `wgmma` reads an operand there is not documented, and once per instruction is our assumption. For a warpgroup's 64 rows and a tile of 128 keys:
+# How long does each take? In one clock an SM does 2048 multiply-adds of 16-bit numbers ([NVIDIA](https://developer.nvidia.com/blog/nvidia-hopper-architecture-in-depth/)), 16 exponentials on its special function units ([MUFU](glossary.md#mufu); [CUDA C++ Programming Guide](https://docs.nvidia.com/cuda/cuda-c-programming-guide/#arithmetic-instructions)) and one instruction on each of four schedulers. A warpgroup has one warp on each scheduler, so a loop of $n$ instructions takes at least $n$ clocks. Shared memory delivers 128 bytes, and `wgmma` is counted as reading an operand there once per instruction: notebook 30's measurement rules out more. For a warpgroup's 64 rows and a tile of 128 keys:
 
 # %%
 models = {f"31, d = {d}": wgmma_units.forward("31_warp_specialized", d) for d in (64, 128)}
@@ -153,6 +153,8 @@ pd.DataFrame(rows).T.rename_axis("d").map("{:.0%}".format)
 #
 # Better than to hide an instruction is not to have it. As in rung 13, $P$ is taken with the maximum of *earlier* tiles. As long as a row's sum of $P$ stays below 32 the result is as accurate; where it doesn't, the tile is done again, and from there on the maximum is tracked, tile by tile. (FlashAttention-4 goes half of the way: it forms the maximum, and rescales $O$ only where it has risen beyond a threshold, [`rescale_threshold`](https://github.com/Dao-AILab/flash-attention/blob/main/flash_attn/cute/softmax.py).)
 #
+# Some votes can be foreseen. Where a row's $l$ is still 1 after the first tile that all rows see whole, one key has taken all of the row, and other rows are likely to meet theirs later. So the warpgroup tracks from here on, before anything is voted down (`peaked`).
+#
 # For a warpgroup two things are new. **128 threads decide together**: `wgmma` is an instruction of four warps, so all of them do $S$ again, or none. A warp whose $P$ may not stand leaves a 1 in shared memory, a **vote**. Everybody has to hear of it before going on, and there is a barrier on the way already: the next turn. **$S$ is gone, $K_j$ is not**: $P$ has taken the place of $S$, so doing a tile again takes the product again, and $K_j$ stays until the votes are read.
 #
 # So a warpgroup's way through the tiles has these states. The numbers are in the kernel's comments:
@@ -173,7 +175,7 @@ show.region("32_ping_pong", "overlap")
 show.region("32_ping_pong", "settle")
 
 # %% [markdown]
-# `overlap` is compiled twice: one copy tracks the maximum, the other one votes; a branch inside one loop would cost both. What the copy that votes saves per tile, compared with rung 31's loop:
+# `overlap` is compiled twice: one copy tracks the maximum, the other one votes; a branch inside one loop would cost both. What the voting copy saves per tile, compared with rung 31's loop:
 
 # %%
 loops = {stem: sass.between_waits(stem, 128) for stem in ("31_warp_specialized", "32_ping_pong")}
@@ -193,7 +195,7 @@ draw_pingpong.loop({stem: sass.loop_lines(stem, 128, "bf16") for stem in loops})
 # %% [markdown]
 # **What to see.** At a solid line a warpgroup waits until none of its products is under way, at the dashed one until one is left. A thread has 64 exponentials per tile. In rung 31 they stand behind a solid line: nothing of the warpgroup's own runs under them. In rung 32 they stand behind the dashed line and before the solid one, and $O \mathrel{+}= PV$ runs under all of them.
 #
-# That is as it was written. Does it follow from how it was written? Take the vote out, and nothing else. (The results are then wrong for some inputs.) How many of the 64 exponentials still stand between the two waits?
+# That is as it was written. Does it follow from how it was written? Take the vote out, and nothing else. (Some results are then wrong.) How many of the 64 exponentials still stand between the two waits?
 
 
 # %%
@@ -222,14 +224,14 @@ display(draw_pingpong.loop({name: sass.loop_lines(one, 128, "bf16") for name, on
 predict(under_O, int(sass.between_waits(made["without"])["MUFU.EX2"].iloc[1]), "exponentials under O without the vote")
 
 # %% [markdown]
-# **What to see.** Without the vote, ptxas moves the wait *up*, over most of the exponentials. Nothing in the result gives a hint of it, nor in the source; the disassembly does. Within a stretch of code without branches ptxas arranges instructions as it sees fit, and nothing between the two waits needs the second one. A `__syncwarp` is no border to it. A branch is, for most of them: the fourth strip has a second look at a barrier that is known to be open. And the vote is one: whether to store a 1 depends on the sums, the sums on all exponentials, and the wait stays behind the store.
+# **What to see.** Without the vote, ptxas moves the wait *up*, over most of the exponentials. Nothing in the result gives a hint of it, nor in the source; the disassembly does. Within a stretch of code without branches ptxas arranges instructions as it sees fit, and nothing between the two waits needs the second one. A `__syncwarp` is no border to it. A branch is, for most of them: the fourth strip has a second look at a barrier that is known to be open. And the vote is one: whether to store a 1 depends on the sums, the sums on all exponentials, and the wait stays behind the store. (The copy that tracks has such a look between maxima and exponentials.)
 #
-# Is it *faster* that way? More exponentials run under a product; but rounding now stands alone behind the wait. Steps 1 and 5 below have an answer.
+# Is it *faster* that way? More exponentials run under a product; but rounding now stands alone behind the wait. The next section has an answer.
 
 # %% [markdown]
 # ## 5 · From rung 31 in four steps
 #
-# Between rungs 31 and 32 lie three kernels with one idea each. All are complete: `load("32_1")`, `check`, `xray` take them, and each is a short way from the one before (`kernels/stages/`). The second waits for $S$ alone before its 66 exponentials (two are `alpha`). How many of them does ptxas leave under the product $O$ at $d = 128$?
+# Between rungs 31 and 32 lie three kernels with one idea each. All are complete: `load("32_1")`, `check`, `xray` take them (`kernels/stages/`). The second waits for $S$ alone before its 66 exponentials (two are `alpha`). How many of them does ptxas leave under the product $O$ at $d = 128$?
 
 # %%
 under_O_2 = ...  # your prediction: exponentials under its own O, stage 32_2
@@ -246,14 +248,33 @@ pd.DataFrame(rows).T
 
 
 # %%
-def beside_flash(samples):
-    return pd.concat([record.summary(samples, stem, "SDPA FLASH") for stem in chain], keys=chain)
+def staged(samples):
+    """Each stage's ratio to SDPA FLASH in fp16, as dots."""
+    rows = [(stem, row.D, row.mean, True) for stem in chain for row in
+            record.summary(samples[samples["dtype"] == "fp16"], stem, "SDPA FLASH").itertuples()]  # fmt: skip
+    frame = pd.DataFrame(rows, columns=["label", "D", "ratio", "kept"])
+    said = "; ".join(f"{r.label} at D = {r.D}: {r.ratio:.2f}" for r in frame.itertuples())
+    title = f"Stages from 31 to 32, fp16, geometric mean of N = 1024 to 16384 · {samples['device'].iloc[0]}"
+    return draw_mma.dots(frame, title, "times as fast as SDPA FLASH", said)
 
 
-plot.recorded("32_ping_pong", "stages", beside_flash, by="python -m helpers record stages 32")
+plot.recorded("32_ping_pong", "stages", staged, by="python -m helpers record stages 32")
 
 # %% [markdown]
-# **What to see.** Stages 2 and 3 are written as the table of section 2 says, and ptxas moves the wait for $O$ above all of their exponentials. It takes the last step's vote to hold it back.
+# **What to see.** Percent gained over the stage before, at $d = 64$ and $d = 128$:
+#
+# | stage | 64 | 128 | |
+# |---|---|---|---|
+# | 32_1 | 4<!--= 100 * (stage("32", "32_1", "31", 64) - 1):.0f --> | 11<!--= 100 * (stage("32", "32_1", "31", 128) - 1):.0f --> | the next $S$ is queued with $O$, so the tensor cores needn't wait for it |
+# | 32_2 | -1<!--= 100 * (stage("32", "32_2", "32_1", 64) - 1):.0f --> | 4<!--= 100 * (stage("32", "32_2", "32_1", 128) - 1):.0f --> | written as section 2's table says; but ptxas moves the wait for $O$ above all exponentials |
+# | 32_3 | 4<!--= 100 * (stage("32", "32_3", "32_2", 64) - 1):.0f --> | 3<!--= 100 * (stage("32", "32_3", "32_2", 128) - 1):.0f --> | no masking instructions in whole tiles |
+# | 32 | 3<!--= 100 * (stage("32", "32", "32_3", 64) - 1):.0f --> | 10<!--= 100 * (stage("32", "32", "32_3", 128) - 1):.0f --> | no maximum; and the vote holds the wait back |
+#
+# Single ideas, from the 32 variants of [39 · Log](39_log.ipynb) (up to 3 % apart from run to run):
+#
+# - **Turns** alone: at $d = 64$ 0<!--= 100 * (step("32", 1, 64) / step("32", 2, 64) - 1):.0f --> % with a maximum (steps 1, 2) and 2<!--= 100 * (step("32", 13, 64) / step("32", 15, 64) - 1):.0f --> % without (13, 15), under a mask 5<!--= 100 * (step("32", 1, 64, "ratio_causal") / step("32", 2, 64, "ratio_causal") - 1):.0f --> and 0<!--= 100 * (step("32", 13, 64, "ratio_causal") / step("32", 15, 64, "ratio_causal") - 1):.0f --> %; nothing at $d = 128$. Section 1's model is right about the direction only: left to themselves, warpgroups don't stay in step.
+# - **The wait held back** alone (1, 5): 2<!--= 100 * (step("32", 5, 128) / step("32", 1, 128) - 1):.0f --> % at $d = 128$.
+# - **Each query tile finished before the next begins** (1, 11) should have *cost* something, as the tensor cores idle in between. It gained 9<!--= 100 * (step("32", 11, 128) / step("32", 1, 128) - 1):.0f --> % at $d = 128$: a loop that can go on into another query tile is twice as long. What the tensor cores did wait for was $Q_i$: to ask for it early (17, 20) brought 7<!--= 100 * (step("32", 20, 128) / step("32", 17, 128) - 1):.0f --> % more.
 
 # %% [markdown]
 # ## The kernel
@@ -278,7 +299,7 @@ show.region("32_ping_pong", "skip")
 check(kernel)
 
 # %% [markdown]
-# Which CTA works on which tile differs from run to run on a GPU, but a query tile is computed by one warpgroup from beginning to end, always in the same order. So two runs give the same bits:
+# Which CTA works on which tile differs from run to run on a GPU, but not how a tile is computed. So two runs give the same bits:
 
 # %%
 q, k, v = (torch.randn(1, 4, 700, 64, device=device).bfloat16() for _ in range(3))
@@ -299,70 +320,43 @@ unit = "SM clocks" if device == "cuda" else "order of events"
 draw_pingpong.lanes({"32_ping_pong, d = 128, five tiles of keys": events}, unit)
 
 # %% [markdown]
-# **What to see.** Between the first $S$ and the last $O$ the two consumers are never at their products together: one starts $S$ and $O$ and passes the turn, and while it is at its softmax the other one does the same. Dotted are waits for products, hatched those for a barrier: $K_j$, the turn, $V_j$. The lanes show what a warpgroup's *threads* do. To start a product takes a moment; the product itself runs on behind them.
+# **What to see.** Between the first $S$ and the last $O$ the two consumers are never at their products together: one starts $S$ and $O$ and passes the turn, and while it is at its softmax the other one does the same. Dotted are waits for products, hatched those for a barrier: $K_j$, the turn, $V_j$. The lanes show what a warpgroup's *threads* do. A product runs on behind them.
 #
-# On the H200 a tile's work takes the tensor cores 1024 clocks at $d = 128$, and there are two consumers. How many clocks pass from one $S$ of a consumer to its next, notes included?
+# On the H200 a tile's products take the tensor cores 1024 clocks at $d = 128$, and there are two consumers. How many clocks does a consumer take per tile, in a whole run *without* notes?
 
 # %%
 clocks_per_tile = ...  # your prediction, d = 128
 
 
 # %% tags=["reveal"]
+def per_tile(samples):
+    found = wgmma_units.per_tile(samples, "32_ping_pong")
+    predict(clocks_per_tile, found[128], "clocks per tile of a consumer, D = 128")
+    return found.round(0).to_frame().T
+
+
+plot.recorded("32_ping_pong", "power", per_tile, by="python -m helpers record power")
+
+
+# %%
 def swim_lanes(notes, length=12000):
-    """`length` clocks from the middle of a CTA's work, and the clocks from one S to the next."""
+    """`length` clocks from the middle of a CTA's work."""
     cases = {}
     for D, frame in notes.groupby("D"):
         middle = frame.groupby("lane")["end"].max().min() // 2
         frame = frame.assign(begin=(frame["begin"] - middle).clip(lower=0), end=frame["end"] - middle)
         cases[f"32_ping_pong, D = {D}"] = frame[frame["end"] > 0]
-    starts = notes[(notes["D"] == 128) & (notes["lane"] == "consumer 0") & (notes["kind"] == "scores")]["begin"]
-    predict(clocks_per_tile, starts.diff().median(), "clocks per tile of a consumer, D = 128")
     return draw_pingpong.lanes(cases, f"SM clocks, {record.about('32_ping_pong', 'roles')['device']}", (0, length))
 
 
 plot.recorded("32_ping_pong", "roles", swim_lanes, by="python -m helpers record roles 32_ping_pong")
 
 # %% [markdown]
-# **What to see.** One after the other the consumers start $S$ and $O$ (green), and under each green box the others are at their softmax, or wait. Three waits belong to a tile: for $K_j$, for the turn, and between $S$ and $O$ for $V_j$. At $d = 64$ the one for the turn is the longest, as two others have to come by first. Waits for products have no box of their own in this recording: the one for $S$ is the end of the box of $O$, the one for $O$ is in the softmax's. Every note takes time itself, so the kernel without notes is faster.
+# **What to see.** At $d = 128$ two consumers' products take 2048 clocks per tile, so the tensor cores are busy for 0.86<!--= 2048 / clocks("32", 128):.2f --> of the time. At $d = 64$ three consumers' products take 1536, as do their exponentials, and a tile takes 2461<!--= clocks("32", 64):.0f -->: both units idle for over a third of it.
+#
+# In the lanes one consumer after the other starts $S$ and $O$ (green), while the others are at their softmax. Five waits belong to a tile: for $K_j$, the turn and $V_j$ (hatched), and for $S$ and $O$ (dotted). Notes add more than half to a tile's time, so read the lanes for their order.
 
 # %% [markdown]
-# ### The steps that taught something
-#
-# Eight of 32 variants on the way to this kernel; the others are in [39 · Log](39_log.ipynb). Speeds are ratios to SDPA CUDNN in bf16. Steps 1, 2 and 5 ran in processes of their own, 11, 13 and 15 in one process, 20 and 28 in others; a variant differs by up to 3 % from run to run. The row maximum was dropped in step 13. How many times as fast as step 11 did that make it at $d = 64$?
-
-# %%
-faster = ...  # your prediction: step 13's speed over step 11's, D = 64
-TAUGHT = {
-    1: "two products, turns, a row maximum",
-    5: "1, all exponentials held before the wait for O",
-    2: "1, without turns",
-    11: "1, each query tile finished before the next",
-    13: "11, without the row maximum",
-    15: "13, without turns",
-    20: "13, the mask apart, the next Q asked for early",
-    28: "20, votes at the turn, one code for exact tiles",
-}
-
-
-# %% tags=["reveal"]
-def taught(steps):
-    rows = steps[steps["step"].isin(TAUGHT)]
-    at_64 = rows[rows["D"] == 64].set_index("step")["ratio"]
-    predict(faster, at_64[13] / at_64[11], "times as fast without the row maximum, D = 64", within=0.02)
-    rows = rows.assign(what=rows["step"].map(TAUGHT))
-    return draw_backward.drafts(rows, "Speed beside SDPA CUDNN, bf16, N = 1024 to 16384, NVIDIA H200")
-
-
-plot.recorded("32_ping_pong", "steps", taught)
-
-# %% [markdown]
-# **What to see.** (Filled marks are steps that stayed.)
-#
-# - **Turns** (1 against 2, 13 against 15): at $d = 64$ 0<!--= 100 * (step("32", 1, 64) / step("32", 2, 64) - 1):.0f --> % and 2<!--= 100 * (step("32", 13, 64) / step("32", 15, 64) - 1):.0f --> %, under a mask 5<!--= 100 * (step("32", 1, 64, "ratio_causal") / step("32", 2, 64, "ratio_causal") - 1):.0f --> % and 0<!--= 100 * (step("32", 13, 64, "ratio_causal") / step("32", 15, 64, "ratio_causal") - 1):.0f --> %; nothing at $d = 128$. Section 1's model has the direction right, and is far off in size: left to themselves, warpgroups don't stay in step.
-# - **The wait that moves** (1 against 5): in 1, ptxas had put all exponentials behind both waits. To hold them in front of the wait for $O$ brought 2<!--= 100 * (step("32", 5, 128) / step("32", 1, 128) - 1):.0f --> % at $d = 128$.
-# - **Each query tile finished before the next begins** (11) should have *cost* something, as the tensor cores idle in between. It gained 9<!--= 100 * (step("32", 11, 128) / step("32", 1, 128) - 1):.0f --> %: a loop that can go on into another query tile has to be ready for that in every turn, and without that it is half as long. What the tensor cores did wait for at that point was $Q_i$: to ask for it early (20) brought 7<!--= 100 * (step("32", 20, 128) / step("32", 17, 128) - 1):.0f --> % more at $d = 128$.
-# - **No maximum** (13): 3<!--= 100 * (step("32", 13, 64) / step("32", 11, 64) - 1):.0f --> % at $d = 64$, 5<!--= 100 * (step("32", 13, 128) / step("32", 11, 128) - 1):.0f --> % at 128.
-#
 # ### Votes
 #
 # How often is a tile voted down? It costs its product of $S$ once more: four `wgmma` at $d = 64$ for each of four warps. There are three warpgroups with eight tiles of keys each. How many of these 24 tiles are done again where scores *rise* all the way along the keys as the kernel meets them?
@@ -410,9 +404,9 @@ forward, causal = (record.load("32_ping_pong", kind) for kind in ("forward", "ca
 pd.concat({"no mask": summaries(forward), "causal": summaries(causal)})
 
 # %% [markdown]
-# **What to see.** Marks are medians of seven rounds, whiskers the lowest and highest. In the table: geometric mean over the headline shapes with $N \ge 1024$, their lowest and highest, and the worst of all recorded shapes. The lead over cuDNN is 1.18<!--= ratio("32", "CUDNN", 64):.2f --> at $d = 64$ and 1.11<!--= ratio("32", "CUDNN", 128):.2f --> at $d = 128$ (fp16), and smallest at short lengths: where a query tile has few tiles of keys, its ends weigh most. Beside FlashAttention-3 it is 1.10<!--= ratio("32", "FA3", 64):.2f --> and 1.03<!--= ratio("32", "FA3", 128):.2f -->, under a mask 1.08<!--= ratio("32", "FA3", 64, causal=1, kind="causal"):.2f --> and 1.00<!--= ratio("32", "FA3", 128, causal=1, kind="causal"):.2f -->: at $d = 128$ under the mask the two are level.
+# **What to see.** In the figure: medians of seven rounds, with the lowest and highest. In the table: geometric mean over the headline shapes with $N \ge 1024$, their lowest and highest, and the worst of all recorded shapes. The lead over cuDNN is 1.17<!--= ratio("32", "CUDNN", 64):.2f --> at $d = 64$ and 1.11<!--= ratio("32", "CUDNN", 128):.2f --> at $d = 128$ (fp16), and smallest at short lengths, where a query tile's ends weigh most. Beside FlashAttention-3 it is 1.10<!--= ratio("32", "FA3", 64):.2f --> and 1.03<!--= ratio("32", "FA3", 128):.2f -->, under a mask 1.09<!--= ratio("32", "FA3", 64, causal=1, kind="causal"):.2f --> and 1.00<!--= ratio("32", "FA3", 128, causal=1, kind="causal"):.2f -->: at $d = 128$ under the mask the two are level.
 #
-# These were random inputs. [Other families](../data/README.md#families-of-inputs) cost votes and tracking:
+# [Other families of inputs](../data/README.md#families-of-inputs) cost votes and tracking:
 
 # %%
 five = ["32_ping_pong", "31_warp_specialized", "SDPA CUDNN", "FA3", "FA4"]
@@ -420,7 +414,7 @@ by = "python -m helpers record families 32"
 plot.recorded("32_ping_pong", "families", lambda samples: plot.families(samples, five), by=by)
 
 # %% [markdown]
-# **What to see.** The other kernels form every maximum on any input, so their points move less. Ours is ahead where little is missed. Elsewhere the copy that tracks runs, with the instructions of rung 31's softmax; the early start of $S$ and the turns keep it ahead of rung 31 on long sequences at $d = 128$; at 64 they are about level. On the short sequences of rxnmapper's heads it falls behind rung 31 and cuDNN. $Q \times 2$ and the sawtooth pay for accuracy alone, as in rung 13.
+# **What to see.** The other kernels form every maximum on any input, so their points move less. Ours is furthest ahead where little is missed. Elsewhere the copy that tracks runs, with the instructions of rung 31's softmax. Under *one key*, where it tracks from the first whole tile on, it is still 1.07<!--= family("32", "31_warp_specialized", "one key", 64):.2f --> and 1.21<!--= family("32", "31_warp_specialized", "one key", 128):.2f --> times as fast as rung 31 ($d = 64$ and 128, over lengths and dtypes), and 1.04<!--= family("32", "FA3", "one key", 64):.2f --> and 0.97<!--= family("32", "FA3", "one key", 128):.2f --> times as fast as FA3. *Falling* scores, where every tile brings a new maximum, cost most beside FA3 at $d = 128$: 0.93<!--= family("32", "FA3", "falling", 128):.2f -->, under a mask 0.87<!--= family("32", "FA3", "falling", 128, causal=1):.2f -->. On the short sequences of rxnmapper's heads it falls behind rung 31 and cuDNN. ([39 · Log](39_log.ipynb) has what was tried against these prices.)
 #
 # ### The staircase
 #
@@ -433,26 +427,11 @@ plot.staircase(speeds[(speeds["dtype"] != "fp32") & (speeds["D"] == 128)])
 # %% [markdown]
 # ## What still hurts
 #
-# 1. **Ends.** A query tile begins with a tile of keys that is done alone and ends with a product under which nothing happens. The shorter the sequence, the larger that part; under a causal mask the tiles on the diagonal are done alone, too. A variant that starts the next query tile's $S$ under the epilogue (step 30) needs 8 % fewer clocks at $N = 1024$, $d = 128$, with the notes of clocks in it. Without them it saves no time.
-# 2. **Exponentials at $d = 64$.** There are as many clocks of them as of products, so both units would have to be busy all the time. Exercise 32.3 looks ahead.
-# 3. **Power.** While the samples above were taken, NVML (the driver's monitoring library) reported the SM clock, the power and what held the clock back:
-
-
-# %%
-def sensors(samples):
-    """Of the rung's bursts: SM clock and power, medians, and the share of bursts in which the power limit held the clock back."""
-    ours = samples[(samples["name"] == "32_ping_pong") & (samples["dtype"] == "bf16")]
-    found = ours.groupby(["D", "Nk"]).agg(MHz=("sm_mhz", "median"), watts=("watts", "median"))
-    found["at the power limit"] = (ours["throttle"] == "power_cap").groupby([ours["D"], ours["Nk"]]).mean()
-    return found.round({"MHz": 0, "watts": 0, "at the power limit": 2}).unstack("D")
-
-
-plot.recorded("32_ping_pong", "forward", sensors)
-
-# %% [markdown]
-# **What to see.** Most bursts are at the limit of 700 W (it holds on average; short bursts exceed it), and at $d = 128$ the clock is below the 1980 MHz that the card can do. The sensor takes some ten milliseconds to follow, so a burst's numbers are partly its neighbours'. Beside cuBLAS, in long runs at $d = 128$, the clock sank as low as 1545<!--= record.load("32_ping_pong", "matmul").sm_mhz.min():.0f --> MHz, and the rung reached 0.89<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.min():.2f --> to 0.95<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.max():.2f --> of its TFLOP/s. A kernel that waits less draws more power and then runs at a lower clock; that is probably why step 30 saves clocks and no time.
+# 1. **Ends.** A query tile begins with a tile of keys that is done alone and ends with a product under which nothing happens. Under a causal mask the tiles on the diagonal are done alone, too. A variant that starts the next query tile's $S$ under the epilogue (the log's step 30) needs fewer clocks with the notes in it, and without them saves no time.
+# 2. **Exponentials at $d = 64$.** There are as many clocks of them as of products, so both units would have to be busy all the time, and each is for 0.62<!--= 1536 / clocks("32", 64):.2f -->. Exercise 32.3 looks ahead.
+# 3. **Power.** At its limit of 700 W the card lowers its clock. Then a call takes its energy over 700 W, however few clocks it needs. Beside cuBLAS, in long runs at $d = 128$, NVML (the driver's monitoring library) reported as little as 1515<!--= record.load("32_ping_pong", "matmul").sm_mhz.min():.0f --> of 1980 MHz, and the rung reached 0.91<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.min():.2f --> to 0.95<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.max():.2f --> of its TFLOP/s.
 #
-# A test of that: on **zeros** the kernel executes the same instructions, but hardly a wire changes from one value to the next, and that is what takes power ([He, 2024](https://www.thonking.ai/p/strangely-matrix-multiplications)). If power holds the kernel back, zeros are faster, at a higher clock, and take as many clocks. Bursts of a second, the clock counted on the SMs themselves:
+# Does power hold the rung back? On **zeros** the kernel executes the same instructions, but hardly a wire changes from one value to the next, and that is what takes power ([He, 2024](https://www.thonking.ai/p/strangely-matrix-multiplications)). If so, zeros are faster, at a higher clock, and take as many clocks. Bursts of a second, the clock counted on the SMs themselves:
 
 # %%
 faster_on_zeros = ...  # your prediction: how many times as fast is rung 32 on zeros as on random numbers, d = 128?
@@ -460,16 +439,20 @@ faster_on_zeros = ...  # your prediction: how many times as fast is rung 32 on z
 
 # %% tags=["reveal"]
 def on_zeros(samples):
-    mean = samples.groupby(["D", "name", "inputs"])[["ms", "joules", "mhz", "watts"]].median()
+    keys = ["D", "name", "inputs"]
+    mean = samples.groupby(keys)[["ms", "joules", "mhz", "watts"]].median()
     ours = mean["ms"].loc[128, "32_ping_pong"]
     predict(faster_on_zeros, ours["random"] / ours["zeros"], "times as fast on zeros, d = 128")
     mean["million clocks"] = mean["ms"] * mean["mhz"] / 1000
+    mean["at the power limit"] = (samples["throttle"] == "power_cap").groupby([samples[key] for key in keys]).mean()
     return mean.round({"ms": 3, "joules": 3, "mhz": 0, "watts": 0, "million clocks": 3})
 
 
 plot.recorded("32_ping_pong", "power", on_zeros, by="python -m helpers record power")
 
 # %% [markdown]
+# **What to see.** On zeros the clock is 1.18<!--= power("32", "mhz", 64, "zeros") / power("32", "mhz", 64):.2f --> and 1.21<!--= power("32", "mhz", 128, "zeros") / power("32", "mhz", 128):.2f --> times as high ($d = 64$ and 128), the kernel 1.18<!--= power("32", "ms", 64) / power("32", "ms", 64, "zeros"):.2f --> and 1.19<!--= power("32", "ms", 128) / power("32", "ms", 128, "zeros"):.2f --> times as fast, and its number of clocks the same to 2<!--= 100 * max(abs(power("32", "Mclk", D, "zeros") / power("32", "Mclk", D) - 1) for D in (64, 128)):.0f --> %. So power does hold it back. Rung 32 is faster than cuDNN at a lower clock: per call it takes 0.86<!--= power("32", "joules", 64) / power("32", "joules", 64, of="CUDNN"):.2f --> and 0.88<!--= power("32", "joules", 128) / power("32", "joules", 128, of="CUDNN"):.2f --> of cuDNN's energy. Two things stay open. At $d = 128$ NVML names the power limit on zeros, too, at 357<!--= power("32", "watts", 128, "zeros"):.0f --> W. And the clock counted on the SMs is a tenth below the one that NVML reads, on any input.
+#
 # 4. **The backward pass.** Training needs gradients, and there five products want operands that other products have just made: [33 · Backward on Hopper](33_backward_wgmma.ipynb).
 
 # %% [markdown]

@@ -337,11 +337,11 @@ def in_the_middle(events):
 plot.recorded("33_backward_wgmma", "roles", in_the_middle, by="python -m helpers record roles 33_backward_wgmma")
 
 # %% [markdown]
-# **What to see.** Boxes carry the kernel's numbers: 2 is $dS$, 6 the next step's $P$, 7 $dQ$ on its way to shared memory. On the right: how much of that lies under products that the other one starts. The plan holds for $dQ$, and mostly for consumer 0's $P$. Of $dS$ it covers little, and of consumer 1's $P$ half: the two are less than half a step apart, and there only what the warpgroup has started itself can still be running. Starting products takes each consumer more time than anything else: there it is held up.
+# **What to see.** Boxes carry the kernel's numbers: 2 is $dS$, 6 the next step's $P$, 7 $dQ$ on its way to shared memory. On the right: how much of that lies under products that the other one starts. Here the plan holds for both consumers' $dS$, mostly for consumer 0's $P$, and for consumer 1's $dQ$, not for the rest: the two are less than half a step apart, and there only what the warpgroup has started itself can still be running. (Notes move the two against each other.) Starting products takes each consumer more time than anything else: there it is held up.
 #
 # ### The budget
 #
-# What a step costs shared memory and the tensor cores, for both warpgroups. The model of notebooks 30 and 32: `wgmma` reads an operand in shared memory once per instruction, at 128 bytes per clock. That is an **assumption**; PTX doesn't say how often, nor in what portions. LSE and delta are counted as wavefronts of ordinary loads, by the X-ray. Which is busier?
+# What a step costs shared memory and the tensor cores, for both warpgroups. The model of notebooks 30 and 32: `wgmma` reads an operand in shared memory once per instruction, at 128 bytes per clock. Notebook 30's measurement rules out more; less, as by sharing a reading, it can't. LSE and delta are counted as wavefronts of ordinary loads, by the X-ray. Which is busier?
 
 # %%
 shared = frames["33_backward_wgmma"].query("space == 'shared' and op == 'load'")
@@ -352,11 +352,11 @@ for d in (64, 128):
     parts[f"d = {d}"] = wgmma_units.backward(found[d], tile, d, wavefronts=per_step / 128)  # per query
 table = wgmma_units.table({name: part.sum() for name, part in parts.items()})
 totals = "; ".join(f"{name}: {part.sum().round().to_dict()} clocks" for name, part in parts.items())
-display(budget.units(table, "Rung 33, one step (a model with an assumption, not a measurement)", totals))
+display(budget.units(table, "Rung 33, one step (a model, not a measurement)", totals))
 parts["d = 64"].astype(int)
 
 # %% [markdown]
-# **What to see.** If the assumption holds, shared memory has more to do than the tensor cores, and their quotient bounds the share of the tensor cores' rate that any order could reach. Products with $A$ from registers ask for half as many clocks of shared memory as of the tensor cores, those with both operands in shared memory for as many or more. That is what keeping $P$ and $dS$ in registers is worth.
+# **What to see.** If each product reads for itself, shared memory has more to do than the tensor cores, and their quotient bounds the share of the tensor cores' rate that any order could reach. Products with $A$ from registers ask for half as many clocks of shared memory as of the tensor cores, those with both operands in shared memory for as many or more. So it pays to keep $P$ and $dS$ in registers.
 
 # %% [markdown]
 # ## The kernel

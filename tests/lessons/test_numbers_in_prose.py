@@ -3,7 +3,20 @@
 import pytest
 
 from helpers import record
-from helpers.lessons.numbers import at_once, family, ratio, renewed, stage, stalled, step, tflops, tile, trained
+from helpers.lessons.numbers import (
+    at_once,
+    clocks,
+    family,
+    power,
+    ratio,
+    renewed,
+    stage,
+    stalled,
+    step,
+    tflops,
+    tile,
+    trained,
+)
 
 
 def test_a_number_is_written_anew_and_nothing_else():
@@ -82,3 +95,12 @@ def test_a_family_is_the_records():
     )
     assert family("13", "FLASH", "one key", 64) == found.loc[("one key", 64, 0), record.FLASH]
     assert family("13", "FLASH", "one key", 64) != family("13", "FLASH", "randn", 64)
+
+
+def test_what_a_burst_took_is_the_records():
+    samples = record.load("32_ping_pong", "power", record.DEFAULT_DEVICE)
+    ours = samples.query("name == '32_ping_pong' and D == 128 and inputs == 'zeros'")
+    assert power("32", "joules", 128, "zeros") == ours["joules"].median() < power("32", "joules", 128)
+    assert power("32", "ms", 128, of="CUDNN") > power("32", "ms", 128) > power("32", "ms", 128, "zeros")
+    assert power("32", "Mclk", 128) == pytest.approx(power("32", "ms", 128) * power("32", "mhz", 128) / 1000, rel=0.01)
+    assert clocks("32", 128) > 2 * 1024  # two consumers' products at the tensor cores' full rate

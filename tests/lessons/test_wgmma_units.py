@@ -47,3 +47,11 @@ def test_what_was_timed_stands_beside_the_model():
     table = wgmma_units.beside_the_model(timed)
     assert table.loc[("A in shared", 64)].tolist() == [32, 32, 33]  # 64 and 64 columns of 16 numbers: 4096 bytes
     assert table.loc[("A in registers", 256)].tolist() == [128, 64, 129] and len(table) == 4
+
+
+def test_measured_clocks_are_shared_out_among_the_tiles_of_an_SM():
+    # 32 heads with 2 tiles of 192 queries and 3 of 128 keys each: 192 on 132 SMs
+    calls = [("32_ping_pong", "random", 64, 1, 32, 200, 300, ms, 1000.0) for ms in (0.192, 0.192, 9.0)]
+    calls += [("32_ping_pong", "zeros", 64, 1, 32, 200, 300, 5.0, 1000.0), ("SDPA CUDNN", *calls[0][1:7], 7.0, 1000.0)]
+    timed = pd.DataFrame(calls, columns=["name", "inputs", "D", "B", "H", "Nq", "Nk", "ms", "mhz"])
+    assert wgmma_units.per_tile(timed, "32").to_dict() == {64: pytest.approx(192_000 * 132 / 192)}
