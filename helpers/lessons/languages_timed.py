@@ -74,7 +74,7 @@ def tune(names: Sequence[str] = ()) -> pd.DataFrame:
     rows = []
     for name in names or CANDIDATES:
         with tempfile.TemporaryDirectory() as folder:
-            done = _run(f"languages_timed.tune_one({name!r}, {folder!r})", folder, 5 * EACH)
+            done = _run("tune_one", name, folder, 5 * EACH)
             rows += _lines(Path(folder) / "told.jsonl")
             print(f"{name}: {done or 'complete'}", flush=True)
     frame = pd.DataFrame(rows, columns=["language", "D", "causal", "tile", "ms"])
@@ -176,7 +176,7 @@ def scatter(found: pd.DataFrame, D: int = 128, causal: int = 0, device: str = "N
 def _in_a_process(name: str, seconds: float) -> dict:
     """What the process of one language told, and `ended`: why it stopped, empty if it came to its end."""
     with tempfile.TemporaryDirectory() as folder:
-        ended = _run(f"languages_timed.measure_one({name!r}, {folder!r}, {seconds})", folder, 2 * seconds)
+        ended = _run("measure_one", name, folder, 2 * seconds, seconds)
         told = {"rows": []}
         for line in _lines(Path(folder) / "told.jsonl"):
             told["rows"] += line.pop("rows", [])
@@ -184,22 +184,30 @@ def _in_a_process(name: str, seconds: float) -> dict:
         return told | {"ended": ended or told.get("ended", "")}
 
 
-def _run(call: str, folder: str, seconds: float) -> str:
-    """Runs a call of this module in a new process, with empty caches; why it failed, or nothing."""
+def _run(function: str, name: str, folder: str, limit: float, *rest: float) -> str:
+    """Runs a function of this module for a language (name, folder, *rest) in a new process, with empty caches, for `limit` seconds
+    at most; why it failed, or nothing."""
     caches = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
-    if PEERS not in call:  # the rungs may have been compiled before
+    if name != PEERS:  # the rungs may have been compiled before
         caches["FA_CACHE"] = "built"
-    environment = os.environ | {key: str(Path(folder) / value) for key, value in caches.items()}
+    given = dict(os.environ) if name == PEERS else languages.environment(name)
+    environment = given | {key: str(Path(folder) / value) for key, value in caches.items()}
     environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # else JAX takes most of the memory
+    call = f"languages_timed.{function}(*{(name, folder, *rest)!r})"
     command = [sys.executable, "-c", f"from helpers.lessons import languages_timed; {call}"]
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, timeout=seconds)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, timeout=limit)
     except subprocess.TimeoutExpired:
-        return f"stopped after {seconds:.0f} s"
-    if done.returncode == 0:
-        return ""
-    last = [line for line in done.stderr.strip().splitlines() if line.strip()] or [f"exit status {done.returncode}"]
-    return last[-1].strip()[:300]
+        return f"stopped after {limit:.0f} s"
+    return _error(done.stderr) or f"exit status {done.returncode}" if done.returncode else ""
+
+
+def _error(text: str) -> str:
+    """What a failed process said: the exception that ended it, up to four lines of it, else the last line."""
+    said = [line.rstrip() for line in text.splitlines() if line.strip()]
+    inside = [at for at, line in enumerate(said) if line.startswith("  File ")]
+    after = next((at for at in range(inside[-1], len(said)) if not said[at].startswith(" ")), -1) if inside else -1
+    return " · ".join(line.strip() for line in said[after:][:4])[:300]
 
 
 def _lines(path: Path) -> list:

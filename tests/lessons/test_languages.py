@@ -19,6 +19,7 @@ from helpers.record.schema import faults
 EVERY = languages.implementations()
 SLOW = ("flex_attention", "numba_kernel", "pallas_tiles", "torch_compile", "triton_tiles")  # a few cases, unless --all
 COMPILED = ("flex_attention",)  # anew for each shape: one case
+TOLD = 'Traceback\\n  File "a.py", line 1\\n    run()\\ntile.Error: Return code 5\\nfailed to compile\\nUnknown location\\n'
 FEW = ("random, D=64", "N=1", "causal, Nq=1, Nk=70", "causal, Nq=70, Nk=1", "scale 0", "scale -0.3")
 
 
@@ -173,6 +174,7 @@ def test_measuring_one_again_keeps_the_others(recorded):
     ("does", "said"),
     [
         ("echo 'RuntimeError: no such instruction' >&2; exit 1", "RuntimeError: no such instruction"),
+        (f"printf '{TOLD}' >&2; exit 1", "tile.Error: Return code 5 · failed to compile · Unknown location"),
         ("kill -9 $$", "exit status -9"),
         ("sleep 60", "stopped after 0 s"),
         ("exit 0", ""),
@@ -183,7 +185,13 @@ def test_a_language_whose_process_dies_costs_its_own_rows(does, said, monkeypatc
     python.write_text(f"#!/bin/sh\n{'exec ' * does.startswith('sleep')}{does}\n")
     python.chmod(0o755)
     monkeypatch.setattr(languages_timed.sys, "executable", str(python))
-    assert languages_timed._run("measure_one()", str(tmp_path), 0.5) == said
+    assert languages_timed._run("measure_one", "triton_tiles", str(tmp_path), 0.5) == said
+
+
+def test_cutiles_compiler_gets_no_toolkit_of_another_version(monkeypatch):
+    monkeypatch.setenv("CUDA_HOME", "/usr/local/cuda-13.0")
+    assert "CUDA_HOME" not in languages.environment("cutile_tiles")
+    assert languages.environment("cute_mma")["CUDA_HOME"] == "/usr/local/cuda-13.0"
 
 
 def test_what_the_compilers_made_is_recorded_of_each_that_needs_no_gpu():
