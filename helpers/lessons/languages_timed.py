@@ -87,7 +87,7 @@ def _for_a_gpu() -> list[str]:
     return [stem for stem, one in found.items() if one.device == "cuda" and not one.missing]
 
 
-def _save(kind: str, frame: pd.DataFrame, seen: dict, names: Sequence[str]) -> None:
+def _save(kind: str, frame: pd.DataFrame, seen: dict, names: Sequence[str] = ()) -> None:
     sources = {stem: digest(one.path) for stem, one in languages.implementations().items()}
     with contextlib.suppress(LookupError):  # of those that aren't measured again
         before = record.about(STEM, kind, record.this_device())["implementations"] if names else {}
@@ -131,7 +131,7 @@ def summary(device: str | None = None) -> pd.DataFrame:
         for name in dict.fromkeys(part["name"]):
             if name == FLASH:
                 continue
-            found = record.ratio(part.assign(dtype="", rung=name), name, FLASH)
+            found = record.ratio_of_language(part, language, name)
             found = found[found["Nk"] >= record.FROM_N]
             for (D, causal), some in found.groupby(["D", "causal"]):
                 lines = facts["lines"].get(language)
