@@ -149,27 +149,65 @@ def fastest(D: int, causal: int = 0, among: Sequence[str] = ()) -> str:
 
 @styled
 def scatter(found: pd.DataFrame, D: int = 128, causal: int = 0, device: str = "NVIDIA H200") -> Picture:
-    """Speed beside SDPA FLASH against lines of code: `summary`, one D, with or without a mask."""
-    points = found[(found["D"] == D) & (found["causal"] == causal) & found["lines"].notna()].sort_values("ratio")
+    """Speed beside SDPA FLASH against lines of code: `summary`, one D, with or without a mask; this series' rungs and cuDNN as lines.
+    One that has changed since it was recorded is a ring and says so."""
+    every = found[(found["D"] == D) & (found["causal"] == causal)]
+    points, peers = every[every["lines"].notna()].sort_values("ratio"), every[every["lines"].isna()]
+    changed = stale()
+    shown = {name: f"{name}, changed since" if name in changed else name for name in points["name"]}
     words = ", ".join(
-        f"{name} {lines:.0f} lines {ratio:.2f}" for name, lines, ratio in points[["name", "lines", "ratio"]].values
+        f"{shown[name]} {lines:.0f} lines {ratio:.2f}"
+        for name, lines, ratio in points[["name", "lines", "ratio"]].values
     )
+    beyond = ", ".join(f"{name} {ratio:.2f}" for name, ratio in peers[["name", "ratio"]].values)
+    words += f". Lines across: {beyond}" if beyond else ""
     mask = "causal" if causal else "no mask"
     title = f"Lines of code and speed · {device}, D = {D}, {mask}, geometric mean over N = 1024 to 16384"
-    figure, ax = picture(f"{title}. Speed over SDPA FLASH: {words}.", 8.2, 4.2, title)
-    top = points["ratio"].max()
+    figure, ax = picture(f"{title}. Speed over SDPA FLASH: {words}.", 8.6, 4.8, title)
+    top = every["ratio"].max()
     for name, lines, ratio in points[["name", "lines", "ratio"]].values:
         beside = points[(points["lines"] > lines) & (points["lines"] < lines + 30)]["ratio"]
         beside = beside[(beside - ratio).abs() < 0.12 * top]  # points that its name would run into
-        side = 0 if beside.empty else -1 if beside.mean() > ratio else 1  # right of its point, below, above
+        side = (
+            0 if beside.empty else -1 if beside.mean() > ratio and ratio > 0.1 * top else 1
+        )  # right of it, below, above
         place = {"xytext": (-5 if side else 7, 7 * side), "va": ("top", "center", "bottom")[side + 1]}
-        ax.plot(lines, ratio, "o", color=RUNGS[0][0], markersize=7)
-        ax.annotate(name, (lines, ratio), textcoords="offset points", fontsize=9, **place)
-    ax.axhline(1, color=MUTED, linewidth=1, linestyle="--")
-    ax.text(1.005, 1, "SDPA FLASH", transform=ax.get_yaxis_transform(), va="center", fontsize=9, color=MUTED)
+        face = "none" if name in changed else RUNGS[0][0]
+        ax.plot(lines, ratio, "o", color=RUNGS[0][0], markerfacecolor=face, markersize=7)
+        ax.annotate(shown[name], (lines, ratio), textcoords="offset points", fontsize=9, **place)
+    for name, ratio in [(FLASH, 1.0), *peers[["name", "ratio"]].values]:
+        ax.axhline(ratio, color=MUTED, linewidth=1, linestyle="--" if name == FLASH else ":", zorder=0)
+        ax.text(1.005, ratio, name, transform=ax.get_yaxis_transform(), va="center", fontsize=9, color=MUTED)
     ax.set(xlabel="lines of code (comments and docstrings left out)", ylabel="speed over SDPA FLASH")
-    ax.set_xlim(0, points["lines"].max() * 1.2)
+    ax.set_xlim(0, points["lines"].max() * 1.3)
     ax.set_ylim(0, 1.12 * max(top, 1))
+    return figure
+
+
+@styled
+def waits(facts: pd.DataFrame, device: str = "NVIDIA H200") -> Picture:
+    """Seconds to the first result, what an edit costs: of the import (in CuTe's C++ it includes nvcc) and of the first call, a bar for
+    each language, from the record's `facts`."""
+    known = facts.dropna(subset=["first_seconds"]).set_index("language")[["import_seconds", "first_seconds"]]
+    known = known.loc[known.sum(axis=1).sort_values(ascending=False).index]
+    title = f"Seconds to the first result, caches empty · machine with an {device}"
+    words = ", ".join(f"{name} {a + b:.1f} ({a:.1f} + {b:.1f})" for name, a, b in known.itertuples())
+    figure, ax = picture(f"{title}. Import and first call: {words}.", 8.2, 0.5 + 0.32 * len(known), title)
+    ax.barh(known.index, known["import_seconds"], color=RUNGS[0][0], label="import")
+    ax.barh(
+        known.index,
+        known["first_seconds"],
+        left=known["import_seconds"],
+        color=RUNGS[1][0],
+        hatch="//",
+        edgecolor="white",
+        label="first call",
+    )
+    for name, total in known.sum(axis=1).items():
+        ax.text(total, name, f" {total:.1f}", va="center", fontsize=9)
+    ax.set(xlabel="seconds")
+    ax.set_xlim(0, 1.1 * known.sum(axis=1).max())
+    ax.legend(loc="upper right")
     return figure
 
 

@@ -200,5 +200,6 @@ def test_what_the_compilers_made_is_recorded_of_each_that_needs_no_gpu():
     wanted = {(name, D, causal) for name in machine_code.COMPILERS for D in (64, 128) for causal in (0, 1)}
     assert set(zip(found["name"], found["D"], found["causal"])) == wanted
     assert found["version"].str.fullmatch(r"[\w-]+ [\d.]+").all()
-    assert (found["HGMMA"].gt(0) ^ found["HMMA"].gt(0)).all() and found["stack_bytes"].eq(0).all()
+    assert (found["HGMMA"].gt(0) ^ found["HMMA"].gt(0)).all()
+    assert set(found.query("stack_bytes > 0")["name"]) <= {"cute_dsl", "cute_mma"}  # as the notebook says
     assert (found[list(machine_code.INSTRUCTIONS)].sum(axis=1) < found["all"]).all()

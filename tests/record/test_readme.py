@@ -112,7 +112,7 @@ def test_languages_are_held_against_sdpa_in_their_own_process(tmp_path):
                 ms = 1.0 if language == "cute_dsl" else 3.0  # another clock, as in another process
                 rows.append(shape | {"name": "SDPA FLASH", "dtype": "fp16", "ms": ms})
                 rows.append(shape | {"name": language, "dtype": "fp16", "ms": ms / speed / (1 + causal)})
-    record.save("40_every_language", "timings", pd.DataFrame(rows), known=CONDITIONS, root=tmp_path)
+    record.save("40_every_language", "timings", pd.DataFrame(rows), known=CONDITIONS, root=tmp_path, rungs=["13_tuned"])
     table = goals.verdicts(["40_every_language"], tmp_path).set_index("what")["verdict"]
     assert table["timings × SDPA FLASH language == 'triton_tiles'"] == "reached"
     assert table["timings × SDPA FLASH language == 'cute_mma'"] == "not recorded"
