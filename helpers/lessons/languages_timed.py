@@ -184,6 +184,13 @@ def scatter(found: pd.DataFrame, D: int = 128, causal: int = 0, device: str = "N
     return figure
 
 
+def checked(facts: pd.DataFrame) -> pd.DataFrame:
+    """Of the record's `facts`, by language: version, how many cases of the check were tried and which failed, and why something
+    wasn't measured."""
+    shown = facts.set_index("language")[["version", "cases", "failed", "ended"]]
+    return shown.assign(cases=shown["cases"].astype("Int64")).astype(object).fillna("")
+
+
 @styled
 def waits(facts: pd.DataFrame, device: str = "NVIDIA H200") -> Picture:
     """Seconds to the first result, what an edit costs: of the import (in CuTe's C++ it includes nvcc) and of the first call, a bar for

@@ -246,13 +246,12 @@ if summary is not None:
 plot.recorded(languages_timed.STEM, "facts", languages_timed.waits, by)
 
 # %% [markdown]
-# **What to see.** In Triton, Gluon and Numba an edit costs some two seconds, in CuTe's Python hardly more. CuTe in C++ goes through templates by the thousand, in four instances of the kernel. What `torch.compile` and FlexAttention need goes mostly into importing the compiler, once a session.
+# **What to see.** In Triton, Gluon, Pallas and Numba an edit costs about two seconds, in CuTe's Python four. CuTe in C++ goes through templates by the thousand, in eight instances of the kernel. What `torch.compile` and FlexAttention need goes mostly into importing the compiler, once a session.
 #
 # How many cases of the check each was held to on the GPU, within its time, and which of them it failed; `ended` says why something wasn't measured:
 
 # %%
-shown = ["language", "version", "cases", "failed", "ended"]
-plot.recorded(languages_timed.STEM, "facts", lambda facts: facts[shown].fillna("").set_index("language"), by)
+plot.recorded(languages_timed.STEM, "facts", languages_timed.checked, by)
 
 # %% [markdown]
 # ## What still hurts
