@@ -159,10 +159,26 @@ def test_the_record_is_sound_and_says_how_fast_each_is(recorded):
     assert f"triton_tiles {EVERY['triton_tiles'].lines} lines 1.50" in words and "NVIDIA H200, D = 128" in words
 
 
+def test_what_the_notebook_shows_of_the_facts(recorded):
+    facts = record.load("40_every_language", "facts", root=recorded.parent)
+    assert "triton_tiles 3.0 (1.0 + 2.0), numba_kernel 3.0" in languages_timed.waits(facts).in_words
+    shown = languages_timed.checked(facts)
+    assert shown.loc["triton_tiles", "cases"] == 9 and shown.loc["helion_tiles", "cases"] == ""
+    assert shown.loc["helion_tiles", "ended"] == "stopped after 150 s"
+
+
+def test_flex_attention_is_compiled_at_every_shape_that_is_timed():
+    assert EVERY["flex_attention"].forward  # imported
+    assert torch._dynamo.config.recompile_limit >= 4 * len(record.LENGTHS)
+
+
 def test_an_implementation_that_has_changed_since_is_named(recorded, monkeypatch):
     assert languages_timed.stale() == []
     monkeypatch.setattr(languages_timed, "digest", lambda path: "another" if path.stem == "c_openmp" else digest(path))
     assert languages_timed.stale() == ["c_openmp"]
+    monkeypatch.setattr(languages_timed, "stale", lambda: ["triton_tiles"])
+    words = languages_timed.scatter(languages_timed.summary()).in_words
+    assert "triton_tiles, changed since" in words and "numba_kernel, changed" not in words
 
 
 def test_measuring_one_again_keeps_the_others(recorded):
