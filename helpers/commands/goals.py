@@ -10,12 +10,12 @@ EXAMPLES = ("goals", "goals ping_pong")
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    add_kernels(parser, "all rungs by default")
+    add_kernels(parser, "all rungs and notebook 40's languages by default")
 
 
 def run(arguments: argparse.Namespace) -> int:
     from ..record.goals import verdicts
 
-    table = verdicts([rung.stem for rung in found(arguments.kernels)])
+    table = verdicts([rung.stem for rung in found(arguments.kernels)] if arguments.kernels else [])
     print(table.to_string(index=False, na_rep=""))
     return int(table["verdict"].eq("missed").any())

@@ -159,6 +159,16 @@ def versions(names: Sequence[str]) -> str:
     return ", ".join(found)
 
 
+def environment(name: str) -> dict[str, str]:
+    """The environment for a process that compiles an implementation: this one's, for cuTile without CUDA_HOME and CUDA_PATH.
+
+    tileiras takes ptxas and libnvvm from there rather than from beside itself, and with those of CUDA 13.0, which is torch's, ends
+    in "failed to compile Tile IR program".
+    """
+    aside = ("CUDA_HOME", "CUDA_PATH") if "cuda-tile" in implementation(name).needs else ()
+    return {key: value for key, value in os.environ.items() if key not in aside}
+
+
 def region(stem: str, name: str) -> Listing:
     """The lines of an implementation in the region `name`. KeyError names the regions there are."""
     path = implementation(stem).path

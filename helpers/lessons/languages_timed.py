@@ -33,7 +33,7 @@ PEERS = "peers"
 BESIDE = {0: ("04_fa2_fp32", "13_tuned", "32_ping_pong"), 1: ("20_causal_gqa", "32_ping_pong")}  # without, with a mask
 SECONDS = 400.0  # of all; no language is begun later
 EACH = 40.0  # of one: what has been measured by then is kept
-LONGER = {"flex_attention": 110.0}  # compiled anew for each shape
+LONGER = {"flex_attention": 150.0}  # compiled anew for each shape
 SLOWEST_MS = 150.0  # a shape whose call takes longer isn't timed, nor are longer ones
 BURST_MS = 3.0
 COLUMNS = ["language", "name", "dtype", "causal", *SHAPE, "round", "ms"]
@@ -74,7 +74,7 @@ def tune(names: Sequence[str] = ()) -> pd.DataFrame:
     rows = []
     for name in names or CANDIDATES:
         with tempfile.TemporaryDirectory() as folder:
-            done = _run(f"languages_timed.tune_one({name!r}, {folder!r})", folder, 5 * EACH)
+            done = _run("tune_one", name, folder, 5 * EACH)
             rows += _lines(Path(folder) / "told.jsonl")
             print(f"{name}: {done or 'complete'}", flush=True)
     frame = pd.DataFrame(rows, columns=["language", "D", "causal", "tile", "ms"])
@@ -87,7 +87,7 @@ def _for_a_gpu() -> list[str]:
     return [stem for stem, one in found.items() if one.device == "cuda" and not one.missing]
 
 
-def _save(kind: str, frame: pd.DataFrame, seen: dict, names: Sequence[str]) -> None:
+def _save(kind: str, frame: pd.DataFrame, seen: dict, names: Sequence[str] = ()) -> None:
     sources = {stem: digest(one.path) for stem, one in languages.implementations().items()}
     with contextlib.suppress(LookupError):  # of those that aren't measured again
         before = record.about(STEM, kind, record.this_device())["implementations"] if names else {}
@@ -131,7 +131,7 @@ def summary(device: str | None = None) -> pd.DataFrame:
         for name in dict.fromkeys(part["name"]):
             if name == FLASH:
                 continue
-            found = record.ratio(part.assign(dtype="", rung=name), name, FLASH)
+            found = record.ratio_of_language(part, language, name)
             found = found[found["Nk"] >= record.FROM_N]
             for (D, causal), some in found.groupby(["D", "causal"]):
                 lines = facts["lines"].get(language)
@@ -149,34 +149,80 @@ def fastest(D: int, causal: int = 0, among: Sequence[str] = ()) -> str:
 
 @styled
 def scatter(found: pd.DataFrame, D: int = 128, causal: int = 0, device: str = "NVIDIA H200") -> Picture:
-    """Speed beside SDPA FLASH against lines of code: `summary`, one D, with or without a mask."""
-    points = found[(found["D"] == D) & (found["causal"] == causal) & found["lines"].notna()].sort_values("ratio")
+    """Speed beside SDPA FLASH against lines of code: `summary`, one D, with or without a mask; this series' rungs and cuDNN as lines.
+    One that has changed since it was recorded is a ring and says so."""
+    every = found[(found["D"] == D) & (found["causal"] == causal)]
+    points, peers = every[every["lines"].notna()].sort_values("ratio"), every[every["lines"].isna()]
+    changed = stale()
+    shown = {name: f"{name}, changed since" if name in changed else name for name in points["name"]}
     words = ", ".join(
-        f"{name} {lines:.0f} lines {ratio:.2f}" for name, lines, ratio in points[["name", "lines", "ratio"]].values
+        f"{shown[name]} {lines:.0f} lines {ratio:.2f}"
+        for name, lines, ratio in points[["name", "lines", "ratio"]].values
     )
+    beyond = ", ".join(f"{name} {ratio:.2f}" for name, ratio in peers[["name", "ratio"]].values)
+    words += f". Lines across: {beyond}" if beyond else ""
     mask = "causal" if causal else "no mask"
     title = f"Lines of code and speed · {device}, D = {D}, {mask}, geometric mean over N = 1024 to 16384"
-    figure, ax = picture(f"{title}. Speed over SDPA FLASH: {words}.", 8.2, 4.2, title)
-    top = points["ratio"].max()
+    figure, ax = picture(f"{title}. Speed over SDPA FLASH: {words}.", 8.6, 4.8, title)
+    top = every["ratio"].max()
     for name, lines, ratio in points[["name", "lines", "ratio"]].values:
         beside = points[(points["lines"] > lines) & (points["lines"] < lines + 30)]["ratio"]
         beside = beside[(beside - ratio).abs() < 0.12 * top]  # points that its name would run into
-        side = 0 if beside.empty else -1 if beside.mean() > ratio else 1  # right of its point, below, above
+        side = (
+            0 if beside.empty else -1 if beside.mean() > ratio and ratio > 0.1 * top else 1
+        )  # right of it, below, above
         place = {"xytext": (-5 if side else 7, 7 * side), "va": ("top", "center", "bottom")[side + 1]}
-        ax.plot(lines, ratio, "o", color=RUNGS[0][0], markersize=7)
-        ax.annotate(name, (lines, ratio), textcoords="offset points", fontsize=9, **place)
-    ax.axhline(1, color=MUTED, linewidth=1, linestyle="--")
-    ax.text(1.005, 1, "SDPA FLASH", transform=ax.get_yaxis_transform(), va="center", fontsize=9, color=MUTED)
+        place["bbox"] = {"facecolor": ax.get_facecolor(), "edgecolor": "none", "pad": 0.4}  # over the lines across
+        face = "none" if name in changed else RUNGS[0][0]
+        ax.plot(lines, ratio, "o", color=RUNGS[0][0], markerfacecolor=face, markersize=7)
+        ax.annotate(shown[name], (lines, ratio), textcoords="offset points", fontsize=9, **place)
+    for name, ratio in [(FLASH, 1.0), *peers[["name", "ratio"]].values]:
+        ax.axhline(ratio, color=MUTED, linewidth=1, linestyle="--" if name == FLASH else ":", zorder=0)
+        ax.text(1.005, ratio, name, transform=ax.get_yaxis_transform(), va="center", fontsize=9, color=MUTED)
     ax.set(xlabel="lines of code (comments and docstrings left out)", ylabel="speed over SDPA FLASH")
-    ax.set_xlim(0, points["lines"].max() * 1.2)
+    ax.set_xlim(0, points["lines"].max() * 1.3)
     ax.set_ylim(0, 1.12 * max(top, 1))
+    return figure
+
+
+def checked(facts: pd.DataFrame) -> pd.DataFrame:
+    """Of the record's `facts`, by language: version, how many cases of the check were tried and which failed, and why something
+    wasn't measured."""
+    shown = facts.set_index("language")[["version", "cases", "failed", "ended"]]
+    return shown.assign(cases=shown["cases"].astype("Int64")).astype(object).fillna("")
+
+
+@styled
+def waits(facts: pd.DataFrame, device: str = "NVIDIA H200") -> Picture:
+    """Seconds to the first result, what an edit costs: of the import (in CuTe's C++ it includes nvcc) and of the first call, a bar for
+    each language, from the record's `facts`."""
+    known = facts.dropna(subset=["first_seconds"]).set_index("language")[["import_seconds", "first_seconds"]]
+    known = known.loc[known.sum(axis=1).sort_values(ascending=False).index]
+    title = f"Seconds to the first result, caches empty · machine with an {device}"
+    words = ", ".join(f"{name} {a + b:.1f} ({a:.1f} + {b:.1f})" for name, a, b in known.itertuples())
+    figure, ax = picture(f"{title}. Import and first call: {words}.", 8.2, 0.5 + 0.32 * len(known), title)
+    ax.barh(known.index, known["import_seconds"], color=RUNGS[0][0], label="import")
+    ax.barh(
+        known.index,
+        known["first_seconds"],
+        left=known["import_seconds"],
+        color=RUNGS[1][0],
+        hatch="//",
+        edgecolor="white",
+        label="first call",
+    )
+    for name, total in known.sum(axis=1).items():
+        ax.text(total, name, f" {total:.1f}", va="center", fontsize=9)
+    ax.set(xlabel="seconds")
+    ax.set_xlim(0, 1.1 * known.sum(axis=1).max())
+    ax.legend(loc="upper right")
     return figure
 
 
 def _in_a_process(name: str, seconds: float) -> dict:
     """What the process of one language told, and `ended`: why it stopped, empty if it came to its end."""
     with tempfile.TemporaryDirectory() as folder:
-        ended = _run(f"languages_timed.measure_one({name!r}, {folder!r}, {seconds})", folder, 2 * seconds)
+        ended = _run("measure_one", name, folder, 2 * seconds, seconds)
         told = {"rows": []}
         for line in _lines(Path(folder) / "told.jsonl"):
             told["rows"] += line.pop("rows", [])
@@ -184,22 +230,30 @@ def _in_a_process(name: str, seconds: float) -> dict:
         return told | {"ended": ended or told.get("ended", "")}
 
 
-def _run(call: str, folder: str, seconds: float) -> str:
-    """Runs a call of this module in a new process, with empty caches; why it failed, or nothing."""
+def _run(function: str, name: str, folder: str, limit: float, *rest: float) -> str:
+    """Runs a function of this module for a language (name, folder, *rest) in a new process, with empty caches, for `limit` seconds
+    at most; why it failed, or nothing."""
     caches = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
-    if PEERS not in call:  # the rungs may have been compiled before
+    if name != PEERS:  # the rungs may have been compiled before
         caches["FA_CACHE"] = "built"
-    environment = os.environ | {key: str(Path(folder) / value) for key, value in caches.items()}
+    given = dict(os.environ) if name == PEERS else languages.environment(name)
+    environment = given | {key: str(Path(folder) / value) for key, value in caches.items()}
     environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # else JAX takes most of the memory
+    call = f"languages_timed.{function}(*{(name, folder, *rest)!r})"
     command = [sys.executable, "-c", f"from helpers.lessons import languages_timed; {call}"]
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, timeout=seconds)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, timeout=limit)
     except subprocess.TimeoutExpired:
-        return f"stopped after {seconds:.0f} s"
-    if done.returncode == 0:
-        return ""
-    last = [line for line in done.stderr.strip().splitlines() if line.strip()] or [f"exit status {done.returncode}"]
-    return last[-1].strip()[:300]
+        return f"stopped after {limit:.0f} s"
+    return _error(done.stderr) or f"exit status {done.returncode}" if done.returncode else ""
+
+
+def _error(text: str) -> str:
+    """What a failed process said: the exception that ended it, up to four lines of it, else the last line."""
+    said = [line.rstrip() for line in text.splitlines() if line.strip()]
+    inside = [at for at, line in enumerate(said) if line.startswith("  File ")]
+    after = next((at for at in range(inside[-1], len(said)) if not said[at].startswith(" ")), -1) if inside else -1
+    return " · ".join(line.strip() for line in said[after:][:4])[:300]
 
 
 def _lines(path: Path) -> list:

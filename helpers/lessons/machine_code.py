@@ -49,7 +49,10 @@ def record(names: list[str] | None = None, path: Path = RECORD) -> pd.DataFrame:
     for name in names or list(COMPILERS):
         with tempfile.TemporaryDirectory() as folder:
             call = f"from helpers.lessons import machine_code; machine_code.compile({name!r}, {folder!r})"
-            done = subprocess.run([sys.executable, "-c", call], cwd=ROOT, capture_output=True, text=True)
+            environment = languages.environment(name)
+            done = subprocess.run(
+                [sys.executable, "-c", call], cwd=ROOT, capture_output=True, text=True, env=environment
+            )
             if done.returncode:
                 print(f"{name}: {(done.stderr.strip().splitlines() or ['?'])[-1][:200]}", file=sys.stderr)
                 continue

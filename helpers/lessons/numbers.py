@@ -108,6 +108,15 @@ def trained(table: str, run: str | tuple, column: str) -> float:
     return _training(table).loc[run, column]
 
 
+def language(name: str, D: int, causal: int = 0) -> float:
+    """How many times as fast as SDPA FLASH a language of notebook 40 was, or "04_fa2_fp32", "13_tuned", … beside them: the geometric
+    mean over N >= 1024."""
+    samples = record.load("40_every_language", "timings", record.DEFAULT_DEVICE)
+    samples = samples[(samples["D"] == D) & (samples["causal"] == causal) & (samples["Nk"] >= record.FROM_N)]
+    process = name if (samples["language"] == name).any() else "peers"
+    return record.geometric_mean(record.ratio_of_language(samples, process, name)["ratio"])
+
+
 @cache
 def _training(table: str) -> pd.DataFrame:
     from . import train  # takes torch, which nothing else here needs
@@ -133,7 +142,7 @@ def renewed(text: str) -> str:
     """The text with each such number as the records give it. ValueError names the expression that fails."""
     known = {"record": record} | {
         one.__name__: one
-        for one in (ratio, tflops, step, family, stage, power, clocks, tile, stalled, at_once, trained)
+        for one in (ratio, tflops, step, family, stage, power, clocks, tile, stalled, at_once, language, trained)
     }
 
     def new(match: re.Match) -> str:

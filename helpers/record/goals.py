@@ -4,7 +4,7 @@ A goal is a ratio, a peer's time over the rung's unless said otherwise: a geomet
 N >= 1024, every dtype and both head dimensions, with the worst shape beside it. In `layouts` (both layouts of memory, as many heads
 of K and V or a quarter) N = 1000 counts, too. By family (kinds `families`, and `accuracy`, where
 the ratio is that of the errors) the mean of each family, head dimension, mask and output has to reach the goal: the least of them is
-shown. A peer that isn't in the record leaves its goals not recorded. No torch and no GPU is needed.
+shown. Notebook 40's languages are no rungs, but have goals, too. A peer that isn't in the record leaves its goals not recorded. No torch and no GPU is needed.
 """
 
 from __future__ import annotations
@@ -58,6 +58,11 @@ class Goal:
             table = record.bandwidths(samples)
             column = {"copy": "of_copy", FLASH: "to_flash"}[self.peer]
             return table.groupby(["dtype", *record.SHAPE, "Hkv"])[column].max()  # at the best number of splits
+        if self.kind == "timings":
+            if samples.empty:
+                raise LookupError(f"no timings of {self.only}")
+            ratios = record.ratio_of_language(samples, samples["language"].iloc[0])
+            return ratios.loc[ratios["Nk"] >= FROM_N, "ratio"]
         if self.kind == "families":
             return record.ratio(samples, self.rung, self.peer).set_index(BY)["ratio"]
         if self.kind == "accuracy":
@@ -118,6 +123,9 @@ GOALS = [
     Goal("32_ping_pong", "families", FA3, 0.97, 0.97),
     Goal("33_backward_wgmma", "families", CUDNN, 1.0, 1.0),
     Goal("33_backward_wgmma", "families", FA3, 0.97, 0.97),
+    Goal("40_every_language", "timings", FLASH, 1.3, 1.0, "language == 'triton_tiles'"),
+    Goal("40_every_language", "timings", FLASH, 0.9, 0.8, "language == 'cute_mma'"),
+    Goal("40_every_language", "timings", FLASH, 0.9, 0.8, "language == 'cute_dsl'"),
     *(Goal(rung, "accuracy", FLASH, ERROR, ERROR) for rung in ("13_tuned", "20_causal_gqa", "32_ping_pong")),
     *(Goal(rung, "accuracy", FLASH, GRADIENTS, GRADIENTS) for rung in ("23_backward_mma", "33_backward_wgmma")),
 ]

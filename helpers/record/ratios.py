@@ -143,6 +143,13 @@ def ratio(samples: pd.DataFrame, ours: str, peer: str) -> pd.DataFrame:
     return found.reset_index()
 
 
+def ratio_of_language(samples: pd.DataFrame, language: str, name: str = "") -> pd.DataFrame:
+    """Of the `timings` of notebook 40: how many times as fast as SDPA FLASH a language was (or `name`, which ran in its process), at
+    each shape and mask, as `ratio` has it. The two may differ in dtype. LookupError if there is none."""
+    part = samples[samples["language"] == language]
+    return ratio(part.assign(dtype="", rung=name or language), name or language, FLASH)
+
+
 def ratio_of_errors(errors: pd.DataFrame, ours: str, peer: str) -> pd.DataFrame:
     """Of an `accuracy` record, a row per input and output: `ratio`, the peer's error over that of `ours`, above 1 where `ours` is closer
     to float64. LookupError if they have none in common."""

@@ -15,6 +15,16 @@ from .workload import N
 DEVICE = record.DEFAULT_DEVICE
 BESIDE = {record.CUDNN: "cuDNN", record.FA3: "FA-3", record.FA4: "FA-4"}  # as they ran beside a rung
 PUBLISHED = {"Triton tutorial 06": "Triton"}  # of the study of public kernels
+LANGUAGES = {
+    "triton_tiles": "Triton",
+    "gluon_tiles": "Gluon",
+    "cutile_tiles": "cuTile",
+    "helion_tiles": "Helion",
+    "flex_attention": "FlexAttention",
+    "cute_mma": "CuTe in C++",
+    "pallas_tiles": "Pallas",
+    "cute_dsl": "CuTe DSL",
+}
 STALE = " (stale: the kernel has changed since)"
 
 
@@ -122,7 +132,7 @@ def table(root: Path = record.DATA) -> str:
         "fp32 (–). 22, 23 and 33 are backward passes, beside theirs. bf16, causal masks, other peers and the spread are in "
         "[data/README.md](data/README.md#every-rung-beside-its-peers)."
     )
-    return "\n\n".join(filter(None, ["\n".join([*head, *rows, foot]), families(root), training(root)]))
+    return "\n\n".join(filter(None, ["\n".join([*head, *rows, foot]), families(root), training(root), languages(root)]))
 
 
 def _short_row(rung: Rung, found: pd.DataFrame) -> str:
@@ -172,6 +182,28 @@ def training(root: Path = record.DATA) -> str:
     return (
         f"A small GPT trains {ms[record.FLASH] / ms['rungs 32 and 33']:.2f} times as fast with 32 and 33 as with FlashAttention-2, "
         "each step a CUDA graph ([notebook 24](notebooks/24_in_a_model.ipynb))."
+    )
+
+
+def languages(root: Path = record.DATA) -> str:
+    """How fast the forward pass of notebook 40 is in other languages, as a sentence, of those timed at every length; empty where none is
+    recorded."""
+    try:
+        samples = record.load("40_every_language", "timings", DEVICE, root)
+    except LookupError:
+        return ""
+    speeds = []
+    for stem, name in LANGUAGES.items():
+        timed = samples.loc[samples["name"] == stem, [*record.SHAPE, "causal"]].drop_duplicates()
+        if len(timed) == 4 * len(record.LENGTHS):
+            found = record.ratio_of_language(samples, stem)
+            found = found[found["Nk"] >= record.FROM_N].groupby(["D", "causal"])["ratio"].agg(record.geometric_mean)
+            speeds.append(f"{name} {found.min():.2f} to {found.max():.2f}")
+    if not speeds:
+        return ""
+    return (
+        f"The forward pass in other languages, × FlashAttention-2 over D = 64 and 128, with and without a causal mask: {', '.join(speeds)} "
+        "([notebook 40](notebooks/40_every_language.ipynb))."
     )
 
 

@@ -4,6 +4,7 @@ needs: nvidia-cutlass-dsl
 runs: GPU
 dtypes: fp16 bf16
 D: 64 128
+tried: ran on an H200 with one loop over tiles; with two, as it is now, compiled for sm_90a, not yet run
 """
 
 import functools
@@ -22,13 +23,23 @@ TYPES = {torch.float16: cutlass.Float16, torch.bfloat16: cutlass.BFloat16}
 
 # [region: copy]
 @cute.jit
-def load(copy: cute.TiledCopy, source: cute.Tensor, target: cute.Tensor, at: cute.Tensor, rows: Int32):
-    """A tile of rows from global memory, zeros for those past the end; the copy is asynchronous."""
-    for r in range_constexpr(cute.size(target, mode=[1])):
-        if at[0, r, 0][0] < rows:
-            cute.copy(copy, source[None, r, None], target[None, r, None])
-        else:
-            target[None, r, None].fill(0)
+def load(
+    copy: cute.TiledCopy,
+    source: cute.Tensor,
+    target: cute.Tensor,
+    at: cute.Tensor,
+    rows: Int32,
+    EDGE: cutlass.Constexpr = True,
+):
+    """A tile of rows from global memory, at the EDGE zeros for those past the end; the copy is asynchronous."""
+    if const_expr(not EDGE):
+        cute.copy(copy, source, target)
+    else:
+        for r in range_constexpr(cute.size(target, mode=[1])):
+            if at[0, r, 0][0] < rows:
+                cute.copy(copy, source[None, r, None], target[None, r, None])
+            else:
+                target[None, r, None].fill(0)
 
 
 # [end: copy]
@@ -56,17 +67,18 @@ def online_softmax(
     MASK: cutlass.Constexpr,
 ):
     """Row r of S becomes a row of P, and what was summed before is rescaled. at: the key of each element; key `sees` is hidden."""
-    for c in range_constexpr(cute.size(S)):
-        if const_expr(MASK):
-            if at[c][1] >= sees:
-                S[c] = -Float32.inf
+    if const_expr(MASK):
+        for c in range_constexpr(cute.size(S)):
+            S[c] = cutlass.select_(at[c][1] < sees, S[c], -Float32.inf)
     most = S[0]
     for c in range_constexpr(1, cute.size(S)):
         most = cute.arch.fmax(most, S[c])
     most = cute.arch.fmax(most, cute.arch.shuffle_sync_bfly(most, 1))
     most = cute.arch.fmax(most, cute.arch.shuffle_sync_bfly(most, 2))
     m_new = cute.arch.fmax(m[r], most * scale_log2)
-    base = Float32(0) if m_new == -Float32.inf else m_new  # a row that has seen no key yet
+    base = m_new
+    if const_expr(MASK):
+        base = cutlass.select_(m_new == -Float32.inf, Float32(0), m_new)  # a row that has seen no key yet
     alpha = cute.math.exp2(m[r] - base, fastmath=True)
     m[r] = m_new
     total = l[r] * alpha
@@ -148,33 +160,31 @@ def kernel(q, k, v, o, lse, scale_log2: Float32, sizes: cutlass.Constexpr, copy,
     )
     rP = cute.make_tensor(P.iterator, as_A)
 
-    for n in range(tiles):
-        cute.arch.cp_async_wait_group(0)
-        cute.arch.sync_threads()  # K is there, and everyone has multiplied by the V before
-        load(copy, tVg[None, None, None, n], tVs, at_K, Nk - n * Bc)
-        cute.arch.cp_async_commit_group()
-        S.fill(0.0)
-        for x in range_constexpr(cute.size(rQ, mode=[2])):
-            cute.copy(load_Q, cQ[None, None, x], vQ[None, None, x])
-            cute.copy(load_K, cK[None, None, x], vK[None, None, x])
-            cute.gemm(mma, S, rQ[None, None, x], rK[None, None, x], S)
-        cute.arch.cp_async_wait_group(0)
-        cute.arch.sync_threads()  # V is there, and everyone has read K
-        if n + 1 < tiles:
-            load(copy, tKg[None, None, None, n + 1], tKs, at_K, Nk - (n + 1) * Bc)
-        cute.arch.cp_async_commit_group()
-        for r in range_constexpr(count):
-            sees = Nk - n * Bc
-            if const_expr(CAUSAL):
-                sees = cutlass.min(sees, i + at[r, 0][0] + shift + 1 - n * Bc)
-            if n < whole:
-                online_softmax(scores[r, None], sums[r, None], at[r, None], m, l, r, sees, scale_log2, False)
-            else:
-                online_softmax(scores[r, None], sums[r, None], at[r, None], m, l, r, sees, scale_log2, True)
-        P.store(S.load().to(T))
-        for x in range_constexpr(cute.size(rP, mode=[2])):
-            cute.copy(load_V, cV[None, None, x], vV[None, None, x])
-            cute.gemm(mma, O, rP[None, None, x], rV[None, None, x], O)
+    for MASK in range_constexpr(2):  # the loop over tiles twice: those that need no mask, then those that do
+        for n in range(whole if const_expr(MASK) else 0, tiles if const_expr(MASK) else whole):
+            cute.arch.cp_async_wait_group(0)
+            cute.arch.sync_threads()  # K is there, and everyone has multiplied by the V before
+            load(copy, tVg[None, None, None, n], tVs, at_K, Nk - n * Bc, MASK)
+            cute.arch.cp_async_commit_group()
+            S.fill(0.0)
+            for x in range_constexpr(cute.size(rQ, mode=[2])):
+                cute.copy(load_Q, cQ[None, None, x], vQ[None, None, x])
+                cute.copy(load_K, cK[None, None, x], vK[None, None, x])
+                cute.gemm(mma, S, rQ[None, None, x], rK[None, None, x], S)
+            cute.arch.cp_async_wait_group(0)
+            cute.arch.sync_threads()  # V is there, and everyone has read K
+            if n + 1 < tiles:
+                load(copy, tKg[None, None, None, n + 1], tKs, at_K, Nk - (n + 1) * Bc)
+            cute.arch.cp_async_commit_group()
+            for r in range_constexpr(count):
+                sees = Nk - n * Bc
+                if const_expr(CAUSAL):
+                    sees = cutlass.min(sees, i + at[r, 0][0] + shift + 1 - n * Bc)
+                online_softmax(scores[r, None], sums[r, None], at[r, None], m, l, r, sees, scale_log2, MASK)
+            P.store(S.load().to(T))
+            for x in range_constexpr(cute.size(rP, mode=[2])):
+                cute.copy(load_V, cV[None, None, x], vV[None, None, x])
+                cute.gemm(mma, O, rP[None, None, x], rV[None, None, x], O)
 
     for r in range_constexpr(count):
         total = l[r]

@@ -11,6 +11,9 @@ import torch
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 
 compiled = torch.compile(flex_attention, dynamic=False)
+torch._dynamo.config.recompile_limit = (
+    256  # each shape is compiled; past the limit, 8, the whole of S would be formed uncompiled
+)
 
 
 # [region: kernel]

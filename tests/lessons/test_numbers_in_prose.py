@@ -2,11 +2,12 @@
 
 import pytest
 
-from helpers import record
+from helpers import languages_timed, record
 from helpers.lessons.numbers import (
     at_once,
     clocks,
     family,
+    language,
     power,
     ratio,
     renewed,
@@ -32,6 +33,12 @@ def test_a_step_is_the_records():
     (rung_28,) = steps.query("step == 28 and D == 64")["ratio_causal"]
     assert step("32", 28, 64, "ratio_causal") == rung_28 != step("32", 28, 128, "ratio_causal")
     assert renewed('0<!--= step("32", 28, 64, "ratio_causal"):.3f -->').startswith(f"{rung_28:.3f}<")
+
+
+def test_a_language_is_held_against_sdpa_in_its_own_process():
+    found = languages_timed.summary(record.DEFAULT_DEVICE).set_index(["name", "D", "causal"])["ratio"]
+    assert language("triton_tiles", 64, 1) == found["triton_tiles", 64, 1] > 1
+    assert language("32_ping_pong", 128) == found["32_ping_pong", 128, 0] > 1.5  # in the process of the peers
 
 
 def test_an_expression_that_fails_is_named():

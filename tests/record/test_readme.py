@@ -1,5 +1,7 @@
 """The tables of README.md and data/README.md, and the staircase's figures, are what data/ says."""
 
+import itertools
+
 import pandas as pd
 import pytest
 import sixteen
@@ -99,6 +101,23 @@ def test_goals_are_held_against_the_records(tmp_path):
     assert said.loc["decode × copy"].tolist() == ["21_split_kv", 0.75, "above the floor"]
     assert said.loc["backward × SDPA MATH"].tolist()[2] == "not recorded"
     assert said.loc["backward × SDPA FLASH causal == 1"].tolist() == ["23_backward_mma", 2.2, "reached"]
+
+
+def test_languages_are_held_against_sdpa_in_their_own_process(tmp_path):
+    rows = []
+    for language, speed in (("triton_tiles", 1.4), ("cute_dsl", 0.85)):
+        for N, D, causal in itertools.product(record.LENGTHS, (64, 128), (0, 1)):
+            if (language, N, D) != ("cute_dsl", 512, 64):  # one that isn't timed at every length
+                shape = {"causal": causal, "B": 1, "H": 8, "Nq": N, "Nk": N, "D": D, "round": 0, "language": language}
+                ms = 1.0 if language == "cute_dsl" else 3.0  # another clock, as in another process
+                rows.append(shape | {"name": "SDPA FLASH", "dtype": "fp16", "ms": ms})
+                rows.append(shape | {"name": language, "dtype": "fp16", "ms": ms / speed / (1 + causal)})
+    record.save("40_every_language", "timings", pd.DataFrame(rows), known=CONDITIONS, root=tmp_path, rungs=["13_tuned"])
+    table = goals.verdicts(["40_every_language"], tmp_path).set_index("what")["verdict"]
+    assert table["timings × SDPA FLASH language == 'triton_tiles'"] == "reached"
+    assert table["timings × SDPA FLASH language == 'cute_mma'"] == "not recorded"
+    said = readme.languages(tmp_path)
+    assert "causal mask: Triton 1.40 to 2.80 ([notebook 40]" in said
 
 
 def test_a_goal_by_family_is_held_by_the_slowest_family(tmp_path):
