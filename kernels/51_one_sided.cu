@@ -232,7 +232,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
     // The first CTAs copy before they take part: they are on the GPU before any other, and nothing they wait for is done by
     // a CTA of this GPU, so that whoever waits for a tile gets it.
     if (threadIdx.x == 0 && blockIdx.x < a.copiers) copy_remote<d>(a, order, far, Q_smem);
-    __syncwarp();
+    __syncwarp(); // the copies are done before any lane gives its registers away
     fa::setmaxnreg_dec<Tile<d>::producer_registers>();
     if (threadIdx.x > 0) return; // one thread asks for all tiles
 

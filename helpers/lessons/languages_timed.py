@@ -21,7 +21,7 @@ from pathlib import Path
 import pandas as pd
 
 from .. import record
-from ..figures.style import MUTED, RUNGS, Picture, picture, styled
+from ..figures.style import MUTED, RUNGS, SHADES, Picture, picture, styled
 from ..ladder.paths import ROOT
 from ..measure import bench, sensors
 from ..measure.workloads import progress, random_tensors
@@ -208,7 +208,7 @@ def waits(facts: pd.DataFrame, device: str = "NVIDIA H200") -> Picture:
         left=known["import_seconds"],
         color=RUNGS[1][0],
         hatch="//",
-        edgecolor="white",
+        edgecolor=SHADES[0],
         label="first call",
     )
     for name, total in known.sum(axis=1).items():

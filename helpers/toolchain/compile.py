@@ -59,7 +59,8 @@ class Built:
 
 def digest(*parts: object) -> str:
     """A name for what goes into a build: the same for every checkout of the same files."""
-    return hashlib.sha256(repr(parts).replace(str(ROOT), "<checkout>").encode()).hexdigest()[:12]
+    within = rf"{re.escape(str(ROOT))}(?=[/'\"])"  # not a folder beside it whose name begins alike
+    return hashlib.sha256(re.sub(within, "<checkout>", repr(parts)).encode()).hexdigest()[:12]
 
 
 @contextlib.contextmanager
