@@ -106,10 +106,13 @@ def test_every_link_inside_the_book_leads_somewhere(site):
 @pytest.mark.parametrize("stem", STEMS)
 def test_figures_keep_their_words(site, stem):
     saved = nbformat.read(NOTEBOOKS / f"{stem}.ipynb", as_version=4)
-    outputs = [output.get("data", {}) for cell in saved.cells for output in cell.get("outputs", [])]
-    words = [
-        " ".join(data["text/plain"].split()) for data in outputs if "image/png" in data and "text/html" not in data
+    pictures = [
+        output
+        for cell in saved.cells
+        for output in cell.get("outputs", [])
+        if "image/png" in output.get("data", {}) and "text/html" not in output["data"]
     ]
+    words = [output["metadata"]["image/png"]["alt"] for output in pictures]
     shown = [image["alt"] for image in parsed(site / "notebooks" / f"{stem}.html").images if "alt" in image]
     assert all(text in shown for text in words if not text.startswith("<"))
     assert len(parsed(site / "notebooks" / f"{stem}.html").images) == len(shown)
