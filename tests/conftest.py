@@ -70,11 +70,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _leave_a_share(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out most tests that are marked `sampled`, and most of files in which, and below which, nothing has changed: see
-    tools/unchanged.py."""
+    """Leaves out most tests that are marked `sampled`, and most of files in which, and below which, nothing has changed (see
+    tools/unchanged.py); none that is marked `always`."""
     recorded = unchanged.read()
     share = {file: unchanged.sampled(file, recorded) for file in {_file(item.nodeid) for item in items}}
     few = [item for item in items if share[_file(item.nodeid)] or item.get_closest_marker("sampled")]
+    few = [item for item in few if not item.get_closest_marker("always")]
     out = [item for item in few if not unchanged.drawn(item.nodeid, config.option.seed)]
     left_out = set(out)
     items[:] = [item for item in items if item not in left_out]

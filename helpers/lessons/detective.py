@@ -37,6 +37,7 @@ from . import cases as stored
 from . import judge
 from .cases import CASES, DRAWN, MECHANISMS, SHOWN
 from .forms import Hints
+from .handed import BLANK
 from .inputs import Draw, instance
 from .inputs import draw as drawn
 from .progress import keep, solved
@@ -131,7 +132,7 @@ class Opened:
             bug = next(m for id, m in of_rung(stem).items() if self.case.is_bug(id))
         except (ValueError, StopIteration):
             bug = None
-        if bug is None or any(line.startswith("#error") for line in whole):  # regions that were left blank
+        if bug is None or BLANK in find(stem).source:  # regions that were left blank
             raise ValueError(f"case {self.case.n} is not available: {stem} is not whole in this tree")
         before = (find(stem) if bug.wrong_result else for_d64(stem)).source.splitlines()
         made, at = [], 0  # the changed lines, without the comments that would give them away
@@ -348,11 +349,11 @@ def every() -> Cases:
 # Symptoms
 
 
-def _symptoms(self: Opened) -> Symptoms:
-    draw_of = self._draw
+def _symptoms(opened: Opened) -> Symptoms:
+    draw_of = opened._draw
     cases = draw_of.cases()
     work = judge.jobs(cases, ORDERS)
-    runs = list(judge.observe(instance(self.rung, draw_of.D, draw_of.dtype), work, SECONDS))
+    runs = list(judge.observe(instance(opened.rung, draw_of.D, draw_of.dtype), work, SECONDS))
     unsteady, orders = _orders(cases, runs)
     seen = tuple(_seen(case, next(r for r in runs if r.case == n), n in unsteady) for n, case in enumerate(cases))
     n = _telling(seen)
@@ -362,11 +363,11 @@ def _symptoms(self: Opened) -> Symptoms:
     elif any(each.right for each in seen):
         said = f"the answer changes with the order of threads, as it would from run to run: {', '.join(seen[i].name for i in unsteady)}"
     return Symptoms(
-        f"{self.case.title}, D = {draw_of.D}, {draw_of.dtype}",
+        f"{opened.case.title}, D = {draw_of.D}, {draw_of.dtype}",
         seen,
         said,
         seen[n].name,
-        _counts(self, draw_of, cases, runs, n),
+        _counts(opened.case.number, draw_of, cases, runs, n),
         any(run.findings for run in runs),
     )
 
@@ -434,14 +435,14 @@ def _orders(cases: list[Case], runs: list[judge.Run]) -> tuple[list[int], int]:
 
 
 def _counts(
-    self: Opened, draw_of: Draw, cases: list[Case], runs: list[judge.Run], n: int
+    number: str, draw_of: Draw, cases: list[Case], runs: list[judge.Run], n: int
 ) -> tuple[tuple[str, int, int], ...]:
     """Counts of one input beside the rung's own; none where it didn't end, or the rung isn't whole."""
     mine = next(run for run in runs if run.case == n)
     if mine.outputs is None:
         return ()
     jobs = [job for job in judge.jobs(cases) if job.case == n]
-    own = next(iter(judge.observe(replace(draw_of, rung=find(self.case.number)).instance, jobs, SECONDS)))
+    own = next(iter(judge.observe(replace(draw_of, rung=find(number)).instance, jobs, SECONDS)))
     rows = [("wavefronts of shared memory", mine.wavefronts, own.wavefronts)]
     rows.append(("of them bank conflicts", mine.wavefronts - mine.ideal, own.wavefronts - own.ideal))
     for i, what in enumerate(("read", "written")):

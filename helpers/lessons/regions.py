@@ -21,7 +21,10 @@ _HEAD = re.compile(
     r"(?P<mark>%%region[ \t]|// *region:)[ \t]*(?P<rung>\S+)[ \t]+(?P<regions>[^\n]+?)(?:[ \t]*->[ \t]*\w+)?[ \t]*(?:\n|\Z)"
 )
 WHOLE = "kernel"  # the region that is the whole rung, but for its header block
-_WORDS = re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'|//[^\n]*|/\*.*?\*/', re.DOTALL)
+# A number is a word, since the marks in 1'000 quote nothing.
+_WORDS = re.compile(
+    r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'|(?<![\w$])\d(?:\'?\w|\.)*|//[^\n]*|/\*.*?\*/', re.DOTALL
+)
 _OPEN = {")": "(", "]": "[", "}": "{"}
 # What would let a text reach past its region unseen: joined lines, other spellings of brackets, raw strings.
 _ODD = re.compile(r"\\[ \t]*$|\?\?[(<)>=/]|<%|%>|<:|:>|%:|\b(?:u8|[uUL])?R\"", re.MULTILINE)
@@ -64,7 +67,7 @@ class Typed:
     @property
     def empty(self) -> bool:
         """Nothing but comments and blanks."""
-        return not _WORDS.sub(lambda w: w[0] if w[0][0] in "\"'" else "", self.text).strip()
+        return not _WORDS.sub(lambda word: "" if word[0].startswith("/") else word[0], self.text).strip()
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,7 @@ def fill(which: Which, bodies: Mapping[str, Typed]) -> Filled:
     result: list[str] = []
     for first, last, name in spans:
         typed = bodies[name]
-        _require_inside(rung, typed)
+        require_inside(rung, typed)
         result += lines[at - 1 : first - 1]
         new = typed.text.splitlines() or [""]
         places.append((len(result) + 1, len(new), last - first + 1, typed))
@@ -186,22 +189,26 @@ def read(text: str, wanted: tuple[str, ...], name: str = "cell", line: int = 2) 
     return found
 
 
-def _require_inside(rung: Rung, typed: Typed) -> None:
-    """RegionError where a body would reach past its region."""
+def require_inside(rung: Rung, typed: Typed) -> None:
+    """RegionError where a body would reach past its region, or hides what it says."""
     if at := _unbalanced(typed.text):
         raise RegionError(f"{typed.name}:{typed.line + at[0] - 1}: {at[1]}")
     allowed = {"pragma"} | set(re.findall(r"^\s*#\s*(\w+)", body(rung, typed.region), re.MULTILINE))
     if typed.region == WHOLE:
         allowed |= {"include", "define", "if", "ifdef", "ifndef", "else", "elif", "endif", "undef"}
-    for number, line in enumerate(_code(typed.text).splitlines(), typed.line):
+    for number, line in enumerate(code(typed.text).splitlines(), typed.line):
         directive = re.match(r"\s*#\s*(\w*)", line)
         if directive and directive[1] not in allowed:
             raise RegionError(f"{typed.name}:{number}: `#{directive[1]}` has no place in the region {typed.region!r}")
 
 
-def _code(text: str) -> str:
-    """The text with comments and quoted words blanked; lines stay."""
-    return _WORDS.sub(lambda word: re.sub(r"[^\n]", " ", word[0]), text)
+def code(text: str, kept: str = "") -> str:
+    """The text with comments and quoted words blanked, all but the quoted word `kept`; lines stay."""
+
+    def blanked(word: re.Match[str]) -> str:
+        return word[0] if word[0] == kept or word[0][0].isdigit() else re.sub(r"[^\n]", " ", word[0])
+
+    return _WORDS.sub(blanked, text)
 
 
 def _unbalanced(text: str) -> tuple[int, str] | None:
@@ -209,7 +216,7 @@ def _unbalanced(text: str) -> tuple[int, str] | None:
     if odd := _ODD.search(text):
         return text[: odd.start()].count("\n") + 1, f"{odd[0].strip()!r} has no place in a region"
     opened: list[tuple[str, int]] = []
-    for number, line in enumerate(_code(text).splitlines(), 1):
+    for number, line in enumerate(code(text).splitlines(), 1):
         if "/*" in line:
             return number, "a comment that doesn't end"
         for letter in line:

@@ -98,15 +98,19 @@ def test_of_the_cases_of_some_dtypes_a_share_is_left(pytestconfig, monkeypatch):
         assert few == many if everything else many / 8 < few < many / 2
 
 
-def test_of_what_is_marked_a_share_runs_even_where_everything_has_changed(monkeypatch):
-    monkeypatch.setattr(unchanged, "sampled", lambda file, recorded: False)
+@pytest.mark.parametrize("same", [False, True])
+def test_of_what_is_marked_a_share_runs_even_where_everything_has_changed_or_all_even_where_nothing_has(
+    same, monkeypatch
+):
+    monkeypatch.setattr(unchanged, "sampled", lambda file, recorded: same)
 
     class Item:
         def __init__(self, n: int, mark: str) -> None:
             self.nodeid, self.get_closest_marker = f"tests/run/test_it.py::test[{mark}{n}]", mark.__eq__
 
-    items = [Item(n, mark) for n in range(200) for mark in ("sampled", "notebooks")]
+    items = [Item(n, mark) for n in range(200) for mark in ("sampled", "always", "notebooks")]
     hook = SimpleNamespace(pytest_deselected=lambda items: None)
     conftest._leave_a_share(SimpleNamespace(option=SimpleNamespace(seed="a commit"), hook=hook), items)
     left = [each.nodeid.partition("[")[2].rstrip("0123456789]") for each in items]
-    assert left.count("notebooks") == 200 and 30 < left.count("sampled") < 70
+    assert left.count("always") == 200 and 30 < left.count("sampled") < 70
+    assert 30 < left.count("notebooks") < 70 if same else left.count("notebooks") == 200

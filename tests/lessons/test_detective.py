@@ -90,7 +90,7 @@ def test_the_broken_kernel_is_wrong_and_its_symptoms_say_nothing_of_the_bug(run,
             r"\b(race|uninitiali[sz]ed|in flight|out of bounds|deadlock|misaligned|overwritten)\b", text
         )
         assert not any(str(line) + ":" in text for line in case.lines) and cases.answers()[run]["bug"] not in text
-    assert "the answer" in str(seen) or "no input" in str(seen)
+    assert seen.found or "in 4 orders" in seen.orders  # what depends on the order is a race, which the X-ray finds
 
 
 def test_the_mended_kernel_is_right(run, capsys):

@@ -145,6 +145,7 @@ def test_an_attack_gets_nothing_and_the_grader_lives(tmp_path, attack, sandbox_a
     assert not list(tmp_path.rglob("stolen"))
 
 
+@pytest.mark.always  # of attacks by host code
 def test_what_runs_when_a_library_is_loaded_is_confined_too(tmp_path, sandbox_alone):
     constructor = '__attribute__((constructor)) static void first() { system("touch STOLEN"); }'.replace(
         "STOLEN", f"{tmp_path}/stolen"
@@ -175,6 +176,7 @@ def test_others_folders_and_the_answer_key_can_not_be_read(tmp_path, sandbox_alo
     assert found.points == 0 and "does not compile" in why(found)
 
 
+@pytest.mark.always  # of attacks by a kernel
 def test_memory_that_is_not_the_kernels_can_not_be_read(tmp_path):
     """The reference is in another process; here there are only inputs, and what lies beside them."""
     reads = own("scores").replace("a.scale * s;", "a.scale * s + q[-20000];")
@@ -211,6 +213,11 @@ FORGED = {
         "`__attribute__` can't be graded",
     ),
     "another attribute": ("scores", "[[gnu::no_sanitize(\"thread\")]] int x;\n", "can't be graded"),
+    "an attribute between the marks of numbers": (
+        "scores",
+        "int a = 1'0; auto peek = [] (const float *p) __attribute__((no_sanitize_thread)) { return *p; }; int b = 1'0;\n",
+        "`__attribute__` can't be graded",
+    ),
     "the emulator by its name": ("scores", "emu::thread_index();\n", "`emu` can't be graded"),
     "checks that do nothing": ("kernel", 'extern "C" void __tsan_read4(void *) {}\n', "can't be graded"),
     "the same, pasted": ("kernel", "#define CAT(a, b) a##b\nvoid CAT(__ts, an_read4)(void *) {}\n", "can't be graded"),
@@ -244,6 +251,7 @@ def test_nothing_that_a_rung_says_or_calls_is_refused():
         assert not allowed.strange(Launcher(instance(find(stem), 64, find(stem).dtypes[-1])).compile_traced().path)
 
 
+@pytest.mark.always  # of attacks by what is handed in
 def test_python_in_a_notebook_is_not_executed(tmp_path):
     patches = (
         "import helpers.lessons.judge as judge, helpers.lessons.exercise as exercise\n"
@@ -283,6 +291,7 @@ def test_a_link_to_somebody_elses_answer_is_no_answer(tmp_path):
         ("/* open", "a comment that doesn't end"),
         ("int x = 0; \\\n}", "has no place in a region"),
         ('auto s = R"(})";', "has no place in a region"),
+        ("int x = 1'0; } { int y = 1'0;", "closes what was opened outside"),
     ],
 )
 def test_what_reaches_past_its_region_is_refused(tmp_path, typed, said):
@@ -330,6 +339,7 @@ print("forked")
 """
 
 
+@pytest.mark.always
 def test_the_sandbox_holds_in_both_steps(tmp_path):
     (tmp_path / "own").mkdir()
     (tmp_path / "secret").write_text("secret")
@@ -384,6 +394,14 @@ def test_a_case_is_graded_by_diagnosis_and_mend(tmp_path, capsys, right_line, ri
     assert found.points == points and found.most == 10, str(found)
     assert [each.task for each in found.tasks] == ["case.6"]
     assert {c.name for c in found.tasks[0].criteria} == {"line", "mechanism", "mended"}
+
+
+def test_a_case_hides_no_words_in_a_raw_string(tmp_path):
+    file = case_file(tmp_path, 6, *map(str, detective.opened(6).solution()[:2]))
+    hidden = 'static auto s = R"(")"; int f() __attribute__((no_sanitize_thread)); static auto t = "";\n'
+    file.write_text(file.read_text().replace("// case:", f"{hidden}// case:"))
+    found = grade(file, seed=1, patience=SHORT)
+    assert found.points == 4 and "has no place in a region" in found.tasks[0].criteria[-1].said
 
 
 def test_a_case_that_was_not_handed_in_is_worth_nothing(tmp_path):

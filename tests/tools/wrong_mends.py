@@ -1,13 +1,11 @@
-"""Plausible wrong mends of the detective cases, three of each: of case 5 the text that takes the place of the bug's line, where one
-line isn't enough a whole mend."""
+"""Plausible wrong mends of the detective cases, three of each: the text that takes the place of the first line that the right mend
+changes or, where one line isn't enough, of the first and of the last; None keeps a line."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-S_KEPT, LOOP = 136, 141  # of case 10: where S is declared, and the first line of its product
-
-MENDS: dict[int, list[str | Mapping[int, str]]] = {
+MENDS: dict[int, list[str | tuple[str | None, str]]] = {
     1: [f"const float *V = static_cast<const float *>(a.V) + {at};" for at in (
         "b * a.V_stride[1] + h * a.V_stride[1]", "b * a.V_stride[0] + h * a.V_stride[2]", "(b + h) * a.V_stride[0]")],
     2: [f"const float m_finite = {m};" for m in ("m == FA_INFINITY ? 0.f : m", "m == 0.f ? 1.f : m", "m + 1e-30f")],
@@ -24,8 +22,8 @@ MENDS: dict[int, list[str | Mapping[int, str]]] = {
         "(m_reg[r] + log2f(l)) * fa::log2_e", "m_reg[r] + log2f(l) * fa::ln_2", "m_reg[r] + logf(l)")],
     9: [f"const int b = work.head / a.H, h = work.head % a.H, hk = {hk};" for hk in (
         "h / a.Hkv", "h % (a.H / a.Hkv)", "min(h, a.Hkv - 1)")],
-    10: [{S_KEPT: "float S_reg[2][4] = {{0.f}, {0.f}};"}, {LOOP: "S_reg[0][0] = S_reg[1][0] = 0.f;\n#pragma unroll"},
-         {S_KEPT: "", LOOP: "float S_reg[2][4] = {{1.f}};\n#pragma unroll"}],
+    10: ["float S_reg[2][4] = {{0.f}, {0.f}};", (None, "S_reg[0][0] = S_reg[1][0] = 0.f;\n#pragma unroll"),
+         ("", "float S_reg[2][4] = {{1.f}};\n#pragma unroll")],
     11: ["fa::cp_async_wait<2>();", "fa::cp_async_wait<1>();\n__syncthreads();", ""],
     12: [f"if (key >= left || (a.causal && {edge}) || (a.window && key - query <= ahead - a.window))" for edge in (
         "key - query > ahead - 1", "key > ahead", "key - query >= ahead")],
@@ -33,8 +31,8 @@ MENDS: dict[int, list[str | Mapping[int, str]]] = {
         "K_smem + tile_bytes, &maps.Q", "K_smem, &maps.V", "K_smem + tile_bytes / 2, &maps.V")],
     14: [f"fa::mbarrier_wait({wait});\nfa::mbarrier_arrive_expect_tx(full, tile_bytes);" for wait in (
         "full, parity ^ 1", "empty, parity", "empty, 1")],
-    15: [{393: "fa::wgmma_wait_group<1>();\nif constexpr (track) rescale();"}, {393: ""},
-         {393: "fa::wgmma_fence();\nif constexpr (track) rescale();"}],
+    15: ["fa::wgmma_wait_group<1>();\nif constexpr (track) rescale();", "",
+         "fa::wgmma_fence();\nif constexpr (track) rescale();"],
     16: [f"if constexpr (next) begin(S_reg, C::LSE + {stage} * C::stats_bytes);" for stage in (
         "Q_next.parity", "0", "(Q_next.stage + 1)")],
 }  # fmt: skip
@@ -42,5 +40,6 @@ MENDS: dict[int, list[str | Mapping[int, str]]] = {
 
 def mends(n: int, solution: Mapping[int, str]) -> list[dict[int, str]]:
     """The wrong mends of case n, as `Opened.mended` takes them; solution: the right one."""
-    first = min(solution)
-    return [{first: mend} if isinstance(mend, str) else dict(mend) for mend in MENDS[n]]
+    ends = min(solution), max(solution)
+    texts = [(mend,) if isinstance(mend, str) else mend for mend in MENDS[n]]
+    return [{line: text for line, text in zip(ends, each) if text is not None} for each in texts]

@@ -16,8 +16,8 @@ from functools import cache
 from pathlib import Path
 
 from ...ladder.paths import HELPERS
+from ..regions import code
 
-_QUIET = re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'|//[^\n]*|/\*.*?\*/', re.DOTALL)
 _WORDS = {
     r"\bemu\b|\bemu_\w*": "the emulator's own names",
     r"\b__(?:builtin|tsan|asan|sanitizer|ubsan|wrap|real|stack_chk|cyg)\w*": "the compiler's own functions",
@@ -41,20 +41,15 @@ _REFUSED = {"print"}  # printf in a kernel: its %n writes wherever it is told to
 
 def unfit(text: str) -> tuple[int, str] | None:
     """The first thing in a submitted text that isn't graded: its line, from 1, and a clause; None if there is none."""
-    bare = _QUIET.sub(lambda w: w[0] if w[0][0] in "\"'" and w[0] == '"C"' else _blanked(w[0]), text)
+    bare = code(text, kept='"C"')
     found = [
         (m.start(), m[0], said) for pattern, said in _WORDS.items() for m in re.finditer(pattern, bare, re.MULTILINE)
     ]
     if not found:
         return None
     at, words, said = min(found)
-    return bare.count(
-        "\n", 0, at
-    ) + 1, f"`{' '.join(words.split())}` can't be graded: {said} have no place in a submission"
-
-
-def _blanked(text: str) -> str:
-    return "".join(c if c == "\n" else " " for c in text)
+    line = bare.count("\n", 0, at) + 1
+    return line, f"`{' '.join(words.split())}` can't be graded: {said} have no place in a submission"
 
 
 def strange(library: Path) -> str:

@@ -25,7 +25,7 @@ from ..cases import Case
 from ..cases import case as case_of
 from ..detective import opened
 from ..inputs import draw, instance
-from ..regions import Filled, RegionError, fill
+from ..regions import WHOLE, Filled, RegionError, fill, require_inside
 from ..tasks.catalogue import task as task_of
 from ..tasks.task import Task
 from . import sandbox
@@ -191,8 +191,10 @@ def _ready(task: Task | Case, answer: Answer | None, seed: int) -> tuple[Rung, F
             raise RegionError(f"{typed.name}:{typed.line + refused[0] - 1}: {refused[1]}")
     drawn = draw(find(task.number), seed)
     if isinstance(task, Case):
+        typed = answer.bodies[WHOLE]
+        require_inside(find(task.number), typed)
         try:
-            rung = opened(task.id).edited(next(iter(answer.bodies.values())).text)
+            rung = opened(task.id).edited(typed.text)
         except ValueError as error:
             raise RegionError(str(error)) from error
         return instance(rung, drawn.D, drawn.dtype), Filled(rung, rung, ())
