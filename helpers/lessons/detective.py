@@ -186,7 +186,7 @@ class Opened:
         found = [n for n, case in enumerate(cases) if case.name.startswith(name)]
         if not found or not name:
             raise KeyError(f"no input {name!r}; there are {', '.join(case.name.partition(':')[0] for case in cases)}")
-        case, jobs = cases[found[0]], [job for job in judge.jobs(cases) if job.case == found[0]]
+        case, jobs = cases[found[0]], [job for job in _jobs(cases) if job.case == found[0]]
         run = next(iter(judge.observe(instance(self.rung, draw_of.D, draw_of.dtype), jobs, SECONDS)))
         if run.outputs is None:
             raise ValueError(f"there is no output: it was {_seen(case, run).said}")
@@ -352,15 +352,12 @@ def every() -> Cases:
 def _symptoms(opened: Opened) -> Symptoms:
     draw_of = opened._draw
     cases = draw_of.cases()
-    work = judge.jobs(cases, ORDERS)
-    runs = list(judge.observe(instance(opened.rung, draw_of.D, draw_of.dtype), work, SECONDS))
+    runs = list(judge.observe(instance(opened.rung, draw_of.D, draw_of.dtype), _jobs(cases, ORDERS), SECONDS))
     unsteady, orders = _orders(cases, runs)
     seen = tuple(_seen(case, next(r for r in runs if r.case == n), n in unsteady) for n, case in enumerate(cases))
     n = _telling(seen)
-    said = "the answer is the same in no two orders of threads that were tried"
-    if not unsteady:
-        said = f"the answer is the same in {many(orders, 'order')} of threads"
-    elif any(each.right for each in seen):
+    said = f"the answer is the same in {many(orders, 'order')} of threads"
+    if unsteady:
         said = f"the answer changes with the order of threads, as it would from run to run: {', '.join(seen[i].name for i in unsteady)}"
     return Symptoms(
         f"{opened.case.title}, D = {draw_of.D}, {draw_of.dtype}",
@@ -370,6 +367,12 @@ def _symptoms(opened: Opened) -> Symptoms:
         _counts(opened.case.number, draw_of, cases, runs, n),
         any(run.findings for run in runs),
     )
+
+
+def _jobs(cases: list[Case], orders: tuple[int, ...] = ORDERS[:1]) -> list[judge.Job]:
+    """The launches that symptoms are read from. All are traced: others stop where shared memory is read that nobody has written, and a
+    GPU goes on."""
+    return [replace(job, traced=True) for job in judge.jobs(cases, orders)]
 
 
 def _telling(seen: tuple[Seen, ...]) -> int:
@@ -441,7 +444,7 @@ def _counts(
     mine = next(run for run in runs if run.case == n)
     if mine.outputs is None:
         return ()
-    jobs = [job for job in judge.jobs(cases) if job.case == n]
+    jobs = [job for job in _jobs(cases) if job.case == n]
     own = next(iter(judge.observe(replace(draw_of, rung=find(number)).instance, jobs, SECONDS)))
     rows = [("wavefronts of shared memory", mine.wavefronts, own.wavefronts)]
     rows.append(("of them bank conflicts", mine.wavefronts - mine.ideal, own.wavefronts - own.ideal))

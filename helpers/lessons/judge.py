@@ -26,12 +26,12 @@ from . import handed
 from .inputs import draw, instance
 
 SECONDS = 120.0  # a run may take, on the emulator
-ORDERS = (
+REORDERED = (
     "one tile",
     "a ragged",
     "many tiles",
     "several warps",
-)  # the cases that are run in other orders of threads, too
+)  # cases that are run in other orders of threads, too
 # Cases in which threads do what they do in another one, with other numbers or strides: run, but not traced, which takes a tenth.
 UNTRACED = (
     "several tiles",
@@ -122,13 +122,13 @@ class Judgement:
 
 
 def jobs(cases: Sequence[Case], schedules: Sequence[int] = (0,)) -> list[Job]:
-    """The launches of some cases: every case in the threads' own order, those of ORDERS in the others, too.
+    """The launches of some cases: every case in the threads' own order, those of REORDERED in the others, too.
 
     Other orders are not traced: a race is one in every order, and here it is outputs that may differ.
     """
     made = []
     for n, case in enumerate(cases):
-        for schedule in schedules if case.name.startswith(ORDERS) else schedules[:1]:
+        for schedule in schedules if case.name.startswith(REORDERED) else schedules[:1]:
             traced = schedule == schedules[0] and not case.name.startswith(UNTRACED)
             made.append(Job(n, schedule, case.inputs, case.options, case.empty_outputs(), traced))
     return made

@@ -291,7 +291,7 @@ def measure_one(name: str, folder: str, seconds: float) -> None:
     if skipped:
         _tell(folder, ended=f"not timed: {'; '.join(skipped)}")
     if name != PEERS:
-        _checked(name, folder, begun + 1.3 * seconds)
+        _check(name, folder, begun + 1.3 * seconds)
 
 
 def _first(name: str, folder: str) -> None:
@@ -346,7 +346,7 @@ def _kernels(name: str, causal: int) -> list[tuple[str, Callable, str]]:
     return [(CUDNN, functools.partial(bench.sdpa, CUDNN), "fp16"), *rungs]
 
 
-def _checked(name: str, folder: str, until: float) -> None:
+def _check(name: str, folder: str, until: float) -> None:
     """The cases of the check, one after the other, as far as the time goes."""
     from ..run import reference
     from ..run.check import check

@@ -93,6 +93,15 @@ def test_the_broken_kernel_is_wrong_and_its_symptoms_say_nothing_of_the_bug(run,
     assert seen.found or "in 4 orders" in seen.orders  # what depends on the order is a race, which the X-ray finds
 
 
+def test_a_race_shows_as_an_answer_that_changes_and_stops_nothing():
+    """Of case 4, which its hints build upon."""
+    seen = opened(4).symptoms()
+    assert seen.orders.startswith("the answer changes with the order of threads") and all(
+        each.right for each in seen.seen
+    )
+    assert {each.said for each in seen.seen} == {"", "in other orders of threads another answer"}
+
+
 def test_the_mended_kernel_is_right(run, capsys):
     assert opened(run).solve(*answer(run, capsys))
     assert list(solved()) == [f"case.{run}"]

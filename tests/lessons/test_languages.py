@@ -28,9 +28,8 @@ def test_is_right(stem, request, monkeypatch):
     found = EVERY[stem]
     if found.missing:
         pytest.skip(found.missing)
-    if (
-        stem == "torch_compile" and not request.config.option.all
-    ):  # as it is written: compiling it takes most of a minute
+    if stem == "torch_compile" and not request.config.option.all:
+        # As it is written: compiling it takes most of a minute.
         written = found.forward.__globals__
         monkeypatch.setitem(written, "attention", written["attention"].__wrapped__)
     cases = list(reference.cases(found, found.device))
