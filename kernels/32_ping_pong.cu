@@ -6,7 +6,7 @@
 // changed:   two products are under way at a time; a warpgroup waits for its turn at a barrier of its own; P is taken with
 //            the maximum there is, as in 13_tuned, and a sum out of bounds is a vote to do it again, which is counted at the
 //            next turn's barrier; from there on the warpgroup tracks the maximum, in a loop of its own, and from the first
-//            whole tile on where one key takes all of a row
+//            whole tile on where one key takes nearly all of a row
 // op:        attention
 // features:  causal, gqa
 // workspace: counter (1)
@@ -315,7 +315,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
     l_reg[0] += sum_reg[0], l_reg[1] += sum_reg[1];
     release(K_empty + 8 * V_ring.stage);
   };
-  // Has any row of the warpgroup a key that takes all of it? The key of the maximum alone gives l = 1.
+  // Has any row of the warpgroup a key that takes nearly all of it so far? The key of the maximum alone gives l = 1.
   const auto peaked = [&] {
     float least = FA_INFINITY;
 #pragma unroll
@@ -358,7 +358,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
     // [region: tile_loop]
     bool accumulate = false; // is tile j0 not the first
     // The last tile whose maximum is tracked: the first that all rows see whole, as in 13_tuned. It is the last of all where
-    // one key takes all of a row in that first tile, since other rows will meet theirs, and once a maximum was missed.
+    // one key takes nearly all of a row by then, since other rows are likely to meet theirs, and once a maximum was missed.
     int track_to = max(seen / Bc * Bc - Bc, 0);
     while (true) {
       // [region: scores]
@@ -409,8 +409,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
           fa::wgmma_wait_group<1>(); // S is there, O not yet
           if constexpr (track) {
             raise_maximum();
-            // This K has landed long ago. But the compiler moves no code across a wait: all maxima first, then the
-            // exponentials is up to 5 % faster than the order it takes by itself.
+            // This K has landed long ago. But the compiler moves no code across a wait: so all maxima come first, then the
+            // exponentials, which was faster when it was tried (not recorded) than the two mixed.
             fa::mbarrier_wait(K_full + 8 * V_ring.stage, V_ring.parity);
           }
           exponentials();

@@ -3,7 +3,8 @@
 // idea:      Some CTAs first copy the other ranks' K and V into this GPU's memory by TMA, each tile once, and set a flag for
 //            each; the others start with their own keys and go on with a tile of another rank as soon as its flag is set.
 // changed:   against 32_ping_pong: copiers, flags between CTAs and between GPUs, and the tiles of other ranks behind a query
-//            tile's own; the consumers' code is the same
+//            tile's own. The consumers are 32's, repeated so that this file is complete by itself; they differ in where a
+//            piece's rows and keys begin and end, and tests/run/test_one_sided.py holds all else equal
 // op:        one_sided
 // features:  causal, gqa, peers
 // workspace: counter (1)
@@ -438,7 +439,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
     l_reg[0] += sum_reg[0], l_reg[1] += sum_reg[1];
     release(K_empty + 8 * V_ring.stage);
   };
-  // Has any row of the warpgroup a key that takes all of it? The key of the maximum alone gives l = 1.
+  // Has any row of the warpgroup a key that takes nearly all of it so far? The key of the maximum alone gives l = 1.
   const auto peaked = [&] {
     float least = FA_INFINITY;
 #pragma unroll
@@ -484,7 +485,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
     // [region: tile_loop]
     bool accumulate = false; // is tile j0 not the first
     // The last tile whose maximum is tracked: the first that all rows see whole, as in 13_tuned. It is the last of all where
-    // one key takes all of a row in that first tile, since other rows will meet theirs, and once a maximum was missed.
+    // one key takes nearly all of a row by then, since other rows are likely to meet theirs, and once a maximum was missed.
     int track_to = max(seen / Bc * Bc - Bc, 0);
     while (true) {
       // [region: scores]
@@ -535,8 +536,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
           fa::wgmma_wait_group<1>(); // S is there, O not yet
           if constexpr (track) {
             raise_maximum();
-            // This K has landed long ago. But the compiler moves no code across a wait: all maxima first, then the
-            // exponentials is up to 5 % faster than the order it takes by itself.
+            // This K has landed long ago. But the compiler moves no code across a wait: so all maxima come first, then the
+            // exponentials, which was faster when it was tried (not recorded) than the two mixed.
             fa::mbarrier_wait(K_full + 8 * V_ring.stage, V_ring.parity);
           }
           exponentials();

@@ -22,8 +22,9 @@ from ..record.workload import N as LENGTH
 from ..record.workload import forward_flops
 from ..toolchain import sass
 from ..toolchain.loops import Line
+from .wgmma_units import SMS
 
-SMS, GHZ = 132, 1.98  # of an H200: its SMs, and its highest clock
+GHZ = 1.98  # of an H200, its highest clock
 MMA_SYNC = 641  # TFLOP/s of mma.sync alone on it, operands in registers: the "ceilings" of data/nvidia-h200/13_tuned.steps.json
 ISSUED = 4  # warp instructions per clock of an SM, one by each of its four schedulers
 MUFU = 2  # clocks for a warp's 32 exponentials: "CUDA C++ Programming Guide", "Arithmetic Instructions", 16 per clock

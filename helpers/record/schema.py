@@ -54,6 +54,7 @@ EMPTY = {("memory", "bytes"), ("ring", "layout")}  # cells that may be empty
 EMPTY |= {("facts", column) for column in COLUMNS["facts"][1:]}
 MEASURED = ("ms", "padded_ms", "ideal_ms", "seconds", "value", "joules", "mhz")
 NOT_BELOW_0 = ("cycles",)
+OF_OTHERS = ("timings", "link")  # kinds whose `name` is never that of the record itself
 POSITIVE = (*MEASURED, "bytes", "flops", *SHAPE)
 
 
@@ -109,8 +110,7 @@ def _samples(path: Path, frame: pd.DataFrame, stem: str, kind: str) -> list[str]
         found.append(f"{path.name} has numbers that are not above 0 in {', '.join(wrong)}")
     if negative := [c for c in NOT_BELOW_0 if c in columns and frame[c].lt(0).any()]:
         found.append(f"{path.name} has numbers below 0 in {', '.join(negative)}")
-    of_a_rung = stem in {rung.stem for rung in rungs()}
-    if "name" in columns and of_a_rung and stem not in set(frame["name"]):
+    if "name" in columns and stem != "device" and kind not in OF_OTHERS and stem not in set(frame["name"]):
         found.append(f"{path.name} has no row of {stem} itself")
     if kind == "error" and (frame["error"] > frame["budget"]).any():
         found.append(f"{path.name} has an error beyond its budget: a wrong kernel is not recorded")

@@ -2,6 +2,7 @@
 
 import pandas as pd
 import pytest
+from conditions import CARD
 from test_counters import fake_ncu
 
 from helpers import record
@@ -11,8 +12,6 @@ from helpers.record.schema import faults
 
 STEMS = ("10_fa2_mma_fp16", "13_tuned")
 CYCLES = {"selected": "1", "wait": "2.5", "gmma": "n/a", "drain": "0"}
-CARD = {"device": "NVIDIA H200", "driver": "580", "memory_mib": 1.0, "torch": "2.11", "cuda": "13.0", "python": "3.12"}
-CARD |= {"date": "2026-01-31"}
 
 
 def listing(launches: int, cycles: dict[str, str] = CYCLES) -> str:

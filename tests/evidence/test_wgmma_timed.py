@@ -5,7 +5,7 @@ import re
 import pandas as pd
 import pytest
 import torch
-from test_stalls import CARD
+from conditions import CARD
 
 from helpers import load, record
 from helpers.evidence import wgmma_timed

@@ -2,13 +2,11 @@
 
 import pandas as pd
 import torch
+from conditions import CARD
 
 from helpers import bench, record, rung
 from helpers.measure import heads_at_once, workloads
 from helpers.record.schema import faults
-
-CARD = {"device": "NVIDIA H200", "driver": "580", "memory_mib": 1.0, "torch": "2.11", "cuda": "13.0", "python": "3.12"}
-CARD |= {"date": "2026-01-31"}
 
 
 def test_the_rungs_own_share_is_among_the_variants():

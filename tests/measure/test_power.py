@@ -4,14 +4,12 @@ import sys
 
 import pytest
 import torch
+from conditions import CARD
 from test_sensors import Event, Nvml, on_made_up_gpu
 
 from helpers import bench, record, rung
 from helpers.measure import power
 from helpers.record.schema import faults
-
-CARD = {"device": "NVIDIA H200", "driver": "580", "memory_mib": 1.0, "torch": "2.11", "cuda": "13.0", "python": "3.12"}
-CARD |= {"date": "2026-01-31"}
 
 
 def notes(*rows: tuple[int, int, int]) -> torch.Tensor:

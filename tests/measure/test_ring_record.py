@@ -52,6 +52,8 @@ def test_51_is_held_against_50_in_the_same_layout():
     table = measured.goals(pd.concat([samples(1.9), far])).set_index("what")
     row = table.loc["51_one_sided over 50_ring, N from 65536"]
     assert row.least == pytest.approx(1.96 / 1.9) and row.reached
+    short = pd.concat([samples(1.9), far]).assign(Nq=16384, Nk=16384)
+    assert not measured.goals(short).set_index("what").loc["51_one_sided over 50_ring, N = 16384", "reached"]  # 1.05
 
 
 def test_the_cases_come_shortest_first_and_tiny_in_a_dry_run():
@@ -87,3 +89,6 @@ def test_a_record_is_saved_beside_those_of_one_gpu_and_is_sound(tmp_path):
     wrong = samples().query("round < 2")
     path = record.save("50_ring", "ring", wrong, known=known, root=tmp_path, rungs=["50_ring", *measured.HOPPER])
     assert "2 rounds of something" in schema.faults(path)[0]
+    others = samples().query("name == 'one GPU'")
+    path = record.save("50_ring", "ring", others, known=known, root=tmp_path, rungs=["50_ring", *measured.HOPPER])
+    assert schema.faults(path) == ["50_ring.ring.csv has no row of 50_ring itself"]

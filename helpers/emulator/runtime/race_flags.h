@@ -35,7 +35,7 @@ struct Trail {                      // of an access to an element; block 0: none
 };
 
 struct Element {
-  Trail written, read[2];
+  Trail written, read[2];                        // read: by the first block, and the last of the others: those between are forgotten
 };
 
 std::string flag_name(uintptr_t address);      // "arrived[3]"
