@@ -91,7 +91,7 @@ print(f"D = 64, Br = 192: {192 * 394e9 / 1e12:.0f} TFLOP/s by the bytes; measure
 draw_ring.wanted(rank=1, ranks=4)
 
 # %% [markdown]
-# **What to see.** The late piece takes all that the rank copies. The early piece takes a part that was copied first, so it never waits for keys that it does not see. Of rank 0 only the first half is fetched at all: nobody here sees the rest.
+# **What to see.** The late piece (6, of 0 to 7) takes all that the rank copies. The early piece (1) takes a part that was copied first, so it never waits for keys that it does not see. Of rank 0 only the first half is fetched at all: nobody here sees the rest.
 #
 # Instead of a merge, one kernel goes through all keys: $O$ stays in registers until the last of them, and is rounded once.
 #

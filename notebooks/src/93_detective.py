@@ -60,7 +60,7 @@ first = opened(1)
 first.symptoms()
 
 # %% [markdown]
-# **Rule out.** LSE is right everywhere, so the scores and the softmax are, and with them everything that is done with $Q$ and $K$. The inputs with one head are right; of two heads the second is wrong, in all rows and columns. The kernel moves as many bytes as the rung does, so nothing is left out and nothing is read twice. One input stops with an access that is not allowed, and it is the one whose strides are not the usual ones.
+# **Rule out.** LSE is right everywhere, so the scores and the softmax are, and with them everything that is done with $Q$ and $K$. The inputs with one head are right (the shapes are in `first.outputs("several tiles")`: batch, heads, queries, columns); of two heads the second is wrong, in all rows and columns. The kernel moves as many bytes as the rung does, so nothing is left out and nothing is read twice. One input stops with an access that is not allowed, and it is the one whose strides are not the usual ones.
 
 # %%
 mechanism = ...  # your prediction: the mechanism, a name from the list above
