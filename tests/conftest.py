@@ -87,10 +87,11 @@ def _file(nodeid: str) -> str:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """`--all --record`: keeps which files' tests have all passed."""
+    """`--all --record`: keeps which files' tests have all passed. Not where some of a file's tests were chosen."""
     option = session.config.option
+    chosen = option.keyword or option.markexpr or any("::" in arg for arg in session.config.args)
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if option.all and option.record and reporter and "PYTEST_XDIST_WORKER" not in os.environ:
+    if option.all and option.record and not chosen and reporter and "PYTEST_XDIST_WORKER" not in os.environ:
         passed = {_file(report.nodeid) for report in reporter.getreports("passed")}
         failed = {_file(report.nodeid) for kind in ("failed", "error") for report in reporter.getreports(kind)}
         unchanged.keep(passed - failed)

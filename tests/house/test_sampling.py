@@ -114,3 +114,20 @@ def test_of_what_is_marked_a_share_runs_even_where_everything_has_changed_or_all
     left = [each.nodeid.partition("[")[2].rstrip("0123456789]") for each in items]
     assert left.count("always") == 200 and 30 < left.count("sampled") < 70
     assert 30 < left.count("notebooks") < 70 if same else left.count("notebooks") == 200
+
+
+@pytest.mark.parametrize(
+    ("keyword", "args", "kept"),
+    [("", ["tests"], ["tests/a.py"]), ("one", ["tests"], []), ("", ["tests/a.py::test_one"], [])],
+)
+def test_a_file_is_recorded_as_passed_only_where_all_of_it_ran(keyword, args, kept, monkeypatch):
+    found = []
+    monkeypatch.setattr(unchanged, "keep", found.extend)
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    reports = {"passed": [SimpleNamespace(nodeid="tests/a.py::test_one")]}
+    reporter = SimpleNamespace(getreports=lambda kind: reports.get(kind, []))
+    option = SimpleNamespace(all=True, record=True, keyword=keyword, markexpr="")
+    plugins = SimpleNamespace(get_plugin=lambda name: reporter)
+    config = SimpleNamespace(option=option, args=args, pluginmanager=plugins)
+    conftest.pytest_sessionfinish(SimpleNamespace(config=config))
+    assert found == kept
