@@ -18,7 +18,8 @@ FILES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").glob("*/
 @pytest.fixture
 def checkout(tmp_path):
     """A small checkout with one file in every place that counts; gives its path, and a test file's digest there."""
-    for part in ("helpers/ladder", "helpers/run", "helpers/measure", "kernels", "data", "tests/tools", "tests/run"):
+    rooms = [f"helpers/{room}" for room in ("ladder", "run", "measure")]
+    for part in (*rooms, "kernels", "data", "data/heads", "tests/tools", "tests/run"):
         (tmp_path / part).mkdir(parents=True)
         (tmp_path / part / "file.py").write_text("one = 1\n")
     for file in ("pyproject.toml", "helpers/__init__.py", "tests/conftest.py"):
@@ -33,7 +34,7 @@ def digest(checkout, text: str = OF_LADDER) -> str:
     return unchanged.digest(path, checkout)
 
 
-@pytest.mark.parametrize("place", ["helpers/ladder", "helpers/run", "kernels", "data", "tests/tools"])
+@pytest.mark.parametrize("place", ["helpers/ladder", "helpers/run", "kernels", "data/heads", "tests/tools"])
 def test_a_change_of_what_a_test_depends_on_runs_it_whole(checkout, place):
     before = digest(checkout)
     assert digest(checkout) == before
@@ -46,6 +47,21 @@ def test_a_change_of_a_room_above_does_not(checkout):
     (checkout / "helpers" / "measure" / "file.py").write_text("one = 2\n")
     assert digest(checkout) == before
     assert digest(checkout, "from helpers import bench\n") != digest(checkout, "from helpers import bench  # \n")
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        (OF_LADDER, False),
+        ("from helpers import record\n", True),
+        ("from helpers import bench\n", True),
+        ("import subprocess\n", True),
+    ],
+)
+def test_a_change_of_a_record_counts_where_records_are_read(checkout, text, seen):
+    before = digest(checkout, text)
+    (checkout / "data" / "file.py").write_text("one = 2\n")
+    assert (digest(checkout, text) != before) == seen
 
 
 @pytest.mark.parametrize(
