@@ -26,24 +26,24 @@ def attention(
     Nk, D = k.size(1), hl.specialize(D)
     shift = Nk - Nq if causal else Nk  # query n sees the keys up to n + shift
     o, lse = torch.empty_like(q), torch.empty([BH, Nq], dtype=torch.float32, device=q.device)
-    for head, rows in hl.tile([BH, Nq]):
-        Q = q[head, rows, :]
-        m = hl.full([head, rows], float("-inf"), dtype=torch.float32)
-        l = hl.zeros([head, rows], dtype=torch.float32)
-        acc = hl.zeros([head, rows, D], dtype=torch.float32)
-        for keys in hl.tile(0, min(Nk, rows.end + shift)):  # those that the tile's last query sees
-            start = hl.zeros([head, rows, keys], dtype=torch.float32)  # without it S would be rounded to q's dtype
-            S = scale_log2 * torch.baddbmm(start, Q, k[head, keys, :].transpose(1, 2))
+    for head, rows in hl.tile([BH, Nq], block_size=[1, None]):
+        at = head.begin
+        Q = q[at, rows, :]
+        m = hl.full([rows], float("-inf"), dtype=torch.float32)
+        l = hl.zeros([rows], dtype=torch.float32)
+        acc = hl.zeros([rows, D], dtype=torch.float32)
+        for keys in hl.tile(0, min(Nk, rows.begin + rows.block_size + shift)):  # those that the tile's last query sees
+            S = scale_log2 * hl.dot(Q, k[at, keys, :].T, out_dtype=torch.float32)
             sees = (keys.index[None, :] < Nk) & (keys.index[None, :] <= rows.index[:, None] + shift)
-            S = torch.where(sees[None, :, :], S, float("-inf"))
+            S = torch.where(sees, S, float("-inf"))
             m_new = torch.maximum(m, torch.amax(S, -1))
             base = torch.where(m_new == float("-inf"), 0.0, m_new)  # a row that has seen no key yet
-            alpha, P = torch.exp2(m - base), torch.exp2(S - base[:, :, None])
+            alpha, P = torch.exp2(m - base), torch.exp2(S - base[:, None])
             l = l * alpha + P.sum(-1)
-            acc = torch.baddbmm(acc * alpha[:, :, None], P.to(v.dtype), v[head, keys, :])
+            acc = hl.dot(P.to(v.dtype), v[at, keys, :], acc=acc * alpha[:, None])
             m = m_new
-        o[head, rows, :] = (acc / torch.where(l == 0, 1.0, l)[:, :, None]).to(o.dtype)
-        lse[head, rows] = (m + torch.log2(l)) / LOG2_E
+        o[at, rows, :] = (acc / torch.where(l == 0, 1.0, l)[:, None]).to(o.dtype)
+        lse[at, rows] = (m + torch.log2(l)) / LOG2_E
     return o, lse
 
 
@@ -51,15 +51,19 @@ def attention(
 
 
 @functools.cache
-def compiled(Br, Bc, warps, stages):
-    """The kernel with these choices made; without them Helion's tuner makes them, in some minutes."""
-    config = helion.Config(block_sizes=[1, Br, Bc], num_warps=warps, num_stages=stages)
-    return helion.kernel(attention, config=config, static_shapes=False)
+def compiled(dtype, D, causal, tile, device):
+    """The kernel with these choices made; without them Helion's tuner makes them, in some minutes. Of its example's tensors it keeps
+    that a length is 1, and that two are the same."""
+    Br, Bc, warps, stages = tile
+    config = helion.Config(block_sizes=[Br, Bc], num_warps=warps, num_stages=stages)
+    q, k, v = (torch.empty(2, N, D, dtype=dtype, device=device) for N in (300, 500, 500))
+    return helion.kernel(attention, config=config, static_shapes=False).bind((q, k, v, 1.0, causal))
 
 
 def forward(q, k, v, scale=None, causal=False):
     """O (B,H,Nq,D) in q's dtype and LSE (B,H,Nq) in float32."""
     heads = (x.flatten(0, 1) for x in (q, k, v))
     D = q.shape[-1]
-    o, lse = compiled(*TILES[D])(*heads, (D**-0.5 if scale is None else scale) * LOG2_E, causal)
+    run = compiled(q.dtype, D, causal, TILES[D], q.device)
+    o, lse = run(*heads, (D**-0.5 if scale is None else scale) * LOG2_E, causal)
     return o.view(q.shape), lse.view(q.shape[:3])
