@@ -1,7 +1,7 @@
 """One algorithm in many languages: the implementations in kernels/languages/, each a file that can be read alone.
 
 A file opens with a docstring (in C a comment): its language in the first line, then lines `needs:` (what has to be installed),
-`runs:` (on a GPU, or anywhere), `dtypes:` and `D:` (what it takes; any D without such a line). `tried:` says how far it was tried. A Python file has a function
+`runs:` (on a GPU, or anywhere), `dtypes:` and `D:` (what it takes; any D without such a line). A Python file has a function
 `forward(q, k, v, scale=None, causal=False)` that gives O (B,H,Nq,D) and LSE (B,H,Nq); a `.c` or `.cu` file exports `attention`.
 """
 

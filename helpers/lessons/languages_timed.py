@@ -111,7 +111,7 @@ def _before(kind: str, names: Sequence[str]) -> list[pd.DataFrame]:
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of an implementation's text without its opening lines, which say what was tried."""
+    """SHA-256 of an implementation's text without its opening lines."""
     return hashlib.sha256(languages.body(path.read_text()).encode()).hexdigest()
 
 

@@ -4,7 +4,6 @@ needs: cuda-tile
 runs: GPU
 dtypes: fp16 bf16
 D: 64 128
-tried: compiled for sm_90 by tileiras 13.4 as a launch would, without spills; not yet run on a GPU
 """
 
 import cuda.tile as ct

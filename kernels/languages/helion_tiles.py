@@ -4,7 +4,6 @@ needs: helion
 runs: GPU
 dtypes: fp16 bf16
 D: 64 128
-tried: the Triton of Helion 1.1.0 and 1.5.1 compiled for Hopper; in 1.1.0 a tile at D=64 has 64 queries or fails; not yet run on a GPU
 """
 
 import functools
