@@ -139,7 +139,7 @@ def grade(path: Path, seed: int = 0, tasks: Sequence[str] = (), patience: Patien
     for task in wanted:
         try:
             ready[task.id] = _ready(task, given.get(task.id), seed)
-        except RegionError as error:
+        except ValueError as error:
             refused[task.id] = str(error)
     with tempfile.TemporaryDirectory(prefix="grading-") as name:
         folder = Path(name).resolve()
