@@ -50,9 +50,10 @@ def class_of_sixty() -> Iterator[tuple[str, Texts, Points]]:
     all_right = dict.fromkeys(TASKS, (10, 10))
     for n in range(27):
         yield f"right_{n:02}", OWN, all_right
-    costly = OWN["04.2"].replace("if (tx == 0) a.LSE", "a.LSE")
+    idle = "for (int n = 0; n < 32; ++n) (void)((volatile float *)P_smem)[row0]; // reads for nothing"
+    costly = OWN["04.3"].replace("fetch_V();", f"fetch_V();\n        {idle}")
     for n in range(6):
-        yield f"costly_{n}", OWN | {"04.2": costly}, all_right | {"04.2": (9, 10)}
+        yield f"costly_{n}", OWN | {"04.3": costly}, all_right | {"04.3": (9.5, 9.5)}
     bugs = [
         (task.id, body(filled.rung, TASKS[task.id]))
         for task in of_rung("04")
@@ -65,13 +66,13 @@ def class_of_sixty() -> Iterator[tuple[str, Texts, Points]]:
         some = [id for i, id in enumerate(TASKS) if (n + 1) >> i & 1 or i == n % 3]
         yield f"some_{n}", {id: OWN[id] for id in some}, {id: (10, 10) if id in some else (0, 0) for id in TASKS}
     for n, id in enumerate(("04.1", "04.3", "04.9")):
-        broken = OWN[id].replace(";", "", 1)
+        broken = OWN[id].replace(";\n", "\n", 1)
         yield f"typo_{n}", OWN | {id: broken}, all_right | {id: (0, 0)}
     yield "empty_0", {}, dict.fromkeys(TASKS, (0, 0))
     yield "empty_1", dict.fromkeys(TASKS, "// later"), dict.fromkeys(TASKS, (0, 0))
     yield "rubbish", {"": "\x00\xff[[["}, dict.fromkeys(TASKS, (0, 0))
     for n, (id, text) in enumerate(CHEATS.values()):
-        yield f"cheat_{n}", OWN | {id: text}, all_right | {id: (0, 0)}
+        yield f"cheat_{n}", OWN | {id: text}, all_right | {id: (0, 3)}  # what is right in some cases gets up to three
 
 
 def write(folder: Path, name: str, texts: Texts) -> Path:
@@ -83,14 +84,8 @@ def write(folder: Path, name: str, texts: Texts) -> Path:
             (mine / "mine.ipynb").write_text(text)
             continue
         region = TASKS[id]
-        opening = forms.page("04", (region,)).partition(f"// [region: {region}]\n")[0]
-        if region == "kernel":
-            opening = forms.page("04", (region,)).splitlines()[0] + "\n"
-            (mine / "kernel.cu").write_text(f"{opening}// by {name}\n{text}\n")
-        else:
-            (mine / f"{region}.cu").write_text(
-                f"{opening}// [region: {region}]\n// by {name}\n{text}\n// [end: {region}]\n"
-            )
+        opening, marker, _ = forms.page("04", (region,)).partition(f"// [region: {region}]\n")
+        (mine / f"{region}.cu").write_text(f"{opening}{marker}// by {name}\n{text}\n// [end: {region}]\n")
     return mine
 
 
@@ -103,24 +98,23 @@ def main(arguments: argparse.Namespace) -> int:
     assert len(deserved) == 60
     command = [sys.executable, "-m", "helpers", "grade", *(str(folder / name) for name in deserved)]
     command += ["--tasks", *TASKS, "--seed", str(arguments.seed), "--jobs", str(arguments.jobs), "--json"]
-    start = time.monotonic()
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    start, done, unfair = time.monotonic(), 0, 0
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as grader:
+        for line in grader.stdout:
+            each, parts = json.loads(line), []
+            for task in each["tasks"]:
+                least, most = deserved[each["submission"]][task["task"]]
+                fair = least <= task["points"] <= most
+                unfair += not fair
+                parts.append(f"{task['task']} {task['points']:g}" + f" (not {least:g} to {most:g})" * (not fair))
+            lost = next((c["said"] for t in each["tasks"] for c in t["criteria"] if c["points"] < c["most"]), "")
+            said = f"{each['submission']:<10} {each['points']:>4g} of {each['most']}: {', '.join(parts)}  {lost[:90]}"
+            print(said, flush=True)
+            done += 1
     wall, used = time.monotonic() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
-    graded = [json.loads(line) for line in done.stdout.splitlines()]
-    unfair = 0
-    for each in graded:
-        parts = []
-        for task in each["tasks"]:
-            least, most = deserved[each["submission"]][task["task"]]
-            fair = least <= task["points"] <= most
-            unfair += not fair
-            parts.append(f"{task['task']} {task['points']:g}" + f" (not {least:g} to {most:g})" * (not fair))
-        lost = next((c["said"] for t in each["tasks"] for c in t["criteria"] if c["points"] < c["most"]), "")
-        print(f"{each['submission']:<10} {each['points']:>4g} of {each['most']}: {', '.join(parts)}  {lost[:90]}")
-    print(
-        f"{len(graded)} of 60 graded, {unfair} unfairly: {wall:.0f} s, {used.ru_utime + used.ru_stime:.0f} s of processors"
-    )
-    return int(unfair > 0 or len(graded) < 60)
+    cpu = used.ru_utime + used.ru_stime
+    print(f"{done} of 60 graded, {unfair} unfairly: {wall:.0f} s, {cpu:.0f} s of processors")
+    return int(unfair > 0 or done < 60)
 
 
 if __name__ == "__main__":
