@@ -29,7 +29,8 @@ def refused(check, *arguments, match: str | None = None) -> None:
 # 3.2
 
 
-def test_3_2_says_what_was_given_beside_what_is_wanted(capsys):
+def test_3_2_says_what_was_given_beside_what_is_wanted(capsys, monkeypatch):
+    monkeypatch.setenv("FA_PROGRESS", "")
     notebook = nbformat.read(NOTEBOOKS / "03_fa1_fp32.ipynb", as_version=4)
     each = exercises(notebook)["3.2"]
     space = {
