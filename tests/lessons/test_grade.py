@@ -322,6 +322,43 @@ def test_nothing_hides_behind_a_comment_that_ends_in_another_way(tmp_path, end):
     assert found.points == 0 and "`__attribute__` can't be graded" in why(found)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "// case: 6\n// line: \u00b2\n",
+        "// case: 6\n// line: " + "9" * 5000,
+        "// case: " + "9" * 5000 + "\n// line: 1\n",
+    ],
+)
+def test_numbers_that_are_none_are_no_diagnosis(tmp_path, text):
+    (tmp_path / "case.cu").write_text(text)
+    assert grade(tmp_path, tasks=("case.6",)).points == 0
+
+
+def test_halves_of_letters_and_names_without_end_are_no_trouble(tmp_path):
+    cells = f"%%region 01 scores -> mine\n// \ud800\n{own('scores')}", f"%%region {'a' * 5000}.cu kernel\nint x;"
+    source = [{"cell_type": "code", "source": each} for each in cells]
+    (tmp_path / "mine.ipynb").write_text(json.dumps({"cells": source}))
+    found = grade(tmp_path)
+    assert found.points == found.most == 10
+
+
+def test_one_submission_that_can_not_be_graded_leaves_the_others_their_points(tmp_path, capsys, monkeypatch):
+    def once(path: Path, *rest):
+        if path.name == "first":
+            raise ZeroDivisionError("by what it holds")
+        return grade(path, *rest)
+
+    monkeypatch.setattr("helpers.lessons.grading.grade.grade", once)
+    (tmp_path / "first").mkdir(), (tmp_path / "second").mkdir()
+    folders = [str(tmp_path / name) for name in ("first", "missing", "second")]
+    assert commands.main(["grade", *folders, "--tasks", "01.1", "--json"]) == 1
+    told = capsys.readouterr()
+    assert [json.loads(line)["submission"] for line in told.out.splitlines()] == ["second"]
+    assert "first is not graded: ZeroDivisionError: by what it holds" in told.err and "missing is not" in told.err
+    assert commands.main(["grade", *folders, "--tasks", "01.77"]) == 1 and "no task" in capsys.readouterr().err
+
+
 # The sandbox itself
 
 CONFINED = """
