@@ -108,7 +108,7 @@ class Symptoms:
         heads = f"<th></th><th {left}>input</th><th {left}>what came out</th>"
         table = f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
         after = html.escape("\n".join(self._after()))
-        page = f"<pre style='font-family:monospace;margin:0;white-space:pre-wrap'>{after}</pre>"
+        page = f"<pre style='font-family:monospace;margin:0;word-break:normal;white-space:pre-wrap'>{after}</pre>"
         return f"<div>{html.escape(self.title)}</div>{table}{error_pixels(self.shown) if self.shown else ''}{page}"
 
 

@@ -28,7 +28,7 @@ class Text(str):
         return str(self)
 
     def _repr_html_(self) -> str:
-        return f"<pre style='margin:0'>{chr(10).join(coloured(line) for line in self.splitlines())}</pre>"
+        return f"<pre style='margin:0;word-break:normal'>{chr(10).join(coloured(line) for line in self.splitlines())}</pre>"
 
 
 def contract(which: Which, regions: tuple[str, ...]) -> list[str]:
