@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -38,15 +39,30 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ..lessons.grading.grade import grade
+    from ..lessons.grading import sandbox
+    from ..lessons.grading.assignments import assignment
+    from ..lessons.grading.grade import Grade, grade
 
-    full = True
+    if reason := sandbox.refusal():
+        raise RuntimeError(reason)
+    for id in arguments.tasks:
+        assignment(id)  # KeyError names those there are
+
+    def graded(path: Path) -> Grade | Exception:
+        try:
+            return grade(path, arguments.seed, arguments.tasks)
+        except Exception as error:  # whatever one of them holds, the others get their points
+            return error
+
+    full, last = True, None
     with ThreadPoolExecutor(arguments.jobs) as pool:  # each waits for a process of its own
-        work = [pool.submit(grade, path, arguments.seed, arguments.tasks) for path in arguments.submissions]
-        for each in work:
-            found = each.result()
-            full &= found.points == found.most
+        for path, found in zip(arguments.submissions, pool.map(graded, arguments.submissions), strict=True):
+            if isinstance(found, Exception):
+                full = False
+                print(f"{path} is not graded: {type(found).__name__}: {found}", file=sys.stderr, flush=True)
+                continue
+            last, full = found, full and found.points == found.most
             print(json.dumps(found.as_json(), ensure_ascii=False) if arguments.json else found, flush=True)
-    if arguments.gradescope:
-        arguments.gradescope.write_text(json.dumps(found.as_gradescope(), indent=1, ensure_ascii=False) + "\n")
+    if arguments.gradescope and last:
+        arguments.gradescope.write_text(json.dumps(last.as_gradescope(), indent=1, ensure_ascii=False) + "\n")
     return 0 if full else 1

@@ -58,9 +58,14 @@ class Case:
         return f"case.{self.n}"
 
     @property
+    def name(self) -> str:
+        """What a reader calls it, "case 5"."""
+        return f"case {self.n}"
+
+    @property
     def title(self) -> str:
         """One line on it, without its bug."""
-        return f"case {self.n}: a broken {rung(self.number).stem}"
+        return f"{self.name}: a broken {rung(self.number).stem}"
 
     def is_bug(self, id: str) -> bool:
         """Whether the catalogue's bug `id` is this case's."""

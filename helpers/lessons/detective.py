@@ -45,7 +45,7 @@ from .progress import keep, solved
 MOST_LINES = 8  # that a mend may change
 ORDERS = (0, 5, 9, 13)  # of threads: the emulator's own, and three others
 SECONDS = 60.0
-_HEAD = re.compile(r"^// *case: *(\d+) *$", re.MULTILINE)
+_HEAD = re.compile(r"^// *case: *([0-9]{1,3}) *$", re.MULTILINE)
 _FIELD = r"^// *{}: *(.*?) *$"
 
 
@@ -108,7 +108,7 @@ class Symptoms:
         heads = f"<th></th><th {left}>input</th><th {left}>what came out</th>"
         table = f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
         after = html.escape("\n".join(self._after()))
-        page = f"<pre style='font-family:monospace;margin:0;white-space:pre-wrap'>{after}</pre>"
+        page = f"<pre style='font-family:monospace;margin:0;word-break:normal;white-space:pre-wrap'>{after}</pre>"
         return f"<div>{html.escape(self.title)}</div>{table}{error_pixels(self.shown) if self.shown else ''}{page}"
 
 
@@ -500,7 +500,7 @@ def read(text: str) -> Handed | None:
         return None
     end = text[head.start() :]
     line, mechanism = (re.search(_FIELD.format(key), end, re.MULTILINE) for key in ("line", "mechanism"))
-    number = int(line[1]) if line and line[1].isdigit() else None
+    number = int(line[1]) if line and re.fullmatch("[0-9]{1,6}", line[1]) else None
     return Handed(int(head[1]), number, mechanism[1] if mechanism else "", text[: head.start()].rstrip("\n"))
 
 

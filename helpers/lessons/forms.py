@@ -28,7 +28,7 @@ class Text(str):
         return str(self)
 
     def _repr_html_(self) -> str:
-        return f"<pre style='margin:0'>{chr(10).join(coloured(line) for line in self.splitlines())}</pre>"
+        return f"<pre style='margin:0;word-break:normal'>{chr(10).join(coloured(line) for line in self.splitlines())}</pre>"
 
 
 def contract(which: Which, regions: tuple[str, ...]) -> list[str]:
@@ -92,11 +92,6 @@ class Hints:
 
     task: Task | Case
 
-    @property
-    def kind(self) -> str:
-        """What it is about."""
-        return "task" if isinstance(self.task, Task) else "case"
-
     def __repr__(self) -> str:
         told = min(_told.get(self.task.id, 0) + 1, len(self.task.hints))
         _told[self.task.id] = told
@@ -105,14 +100,14 @@ class Hints:
     def _repr_html_(self) -> str:
         inner = ""
         for n, text in reversed(list(enumerate(self.task.hints, 1))):
-            name = f"{self.kind.capitalize()} {self.task.id.removeprefix('case.')}: hint {n} of {len(self.task.hints)}"
+            name = f"{self.task.name.capitalize()}: hint {n} of {len(self.task.hints)}"
             inner = f"<details><summary>{name}</summary><p>{html.escape(text)}</p>{inner}</details>"
         return inner
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         return {
             "text/html": self._repr_html_(),
-            "text/plain": f"hints of {self.kind} {self.task.id.removeprefix('case.')}, folded",
+            "text/plain": f"hints of {self.task.name}, folded",
         }
 
 

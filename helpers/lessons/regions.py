@@ -57,12 +57,18 @@ def head(answer: str, cell: bool) -> Head | None:
 
 @dataclass(frozen=True)
 class Typed:
-    """The body of one region as it was typed; its first line is line `line` of the cell or file `name`."""
+    """The body of one region as it was typed; its first line is line `line` of the cell or file `name`.
+
+    Whatever ended its lines, a line feed does: what is looked for in the text is looked for in what is compiled.
+    """
 
     region: str
     text: str
     name: str = "cell"
     line: int = 2  # the magic's is the first
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", "\n".join(self.text.splitlines()))
 
     @property
     def empty(self) -> bool:
@@ -158,6 +164,8 @@ def fill(which: Which, bodies: Mapping[str, Typed]) -> Filled:
         typed = bodies[name]
         require_inside(rung, typed)
         result += lines[at - 1 : first - 1]
+        if name == WHOLE:
+            result.append("")  # a comment that it opens with is none of the header block's
         new = typed.text.splitlines() or [""]
         places.append((len(result) + 1, len(new), last - first + 1, typed))
         result += new

@@ -502,11 +502,11 @@ exercise.verify("3.1", foreseen)
 # %% [markdown]
 # ### Exercise 3.2 · Size a tile
 #
-# Write two functions of the tile: the shared memory of a CTA in bytes, and the bytes that one head requests from HBM for $Q$, $K$, $V$ and $O$ (leave out $m$, $l$ and LSE). The check edits the kernel to $B_r = 32$, $B_c = 64$ and counts.
+# Write two functions of the tile: the shared memory of a CTA in bytes, as the kernel lays it out, and the bytes that one head requests from HBM for $Q$, $K$, $V$ and $O$ (leave out $m$, $l$ and LSE). The check compares the first with the three tiles of the header block. For the second it edits the kernel to $B_r = 32$, $B_c = 64$ and counts.
 #
 # <details><summary>Hint</summary>
 #
-# The last line of the region `tile` has a term for each array. For the bytes, count the passes over $Q$ and $O$.
+# Four arrays lie in shared memory: tiles of $K$, $V$, $Q$ and $P$. How long is a row of each? The last line of the region `tile` has a term for each array. For the bytes, count the passes over each tensor: who is read once, and what is read or written again for every tile of keys?
 # </details>
 
 
@@ -521,15 +521,25 @@ def hbm_bytes(N, d, Br, Bc):
 
 
 # %%
+def requested(N):
+    """Bytes that the kernel requests for one head's Q, K, V and O with d = 64, edited to Br = 32, Bc = 64."""
+    edited = rung("03_fa1_fp32").replace("Bc = 32;", "Bc = 64;").replace("d == 128 ? 32 : 64", "32")
+    moved = traffic(load(source=edited, device="cpu", quiet=True), *torch.randn(3, 1, 1, N, 64))
+    return int((moved.bytes_read + moved.bytes_written)[["Q", "K", "V", "O"]].sum())
+
+
+# %%
 def sized():
     tiles = re.findall(r"D=(\d+): +Br=(\d+) Bc=(\d+) .*smem=(\d+) KB", rung("03_fa1_fp32").tiles)  # the header block
     for d, Br, Bc, kb in (map(int, tile) for tile in tiles):
-        told = smem_bytes(d, Br, Bc)
-        assert told is not None and round(told / 1024) == kb, f"smem_bytes({d}, {Br}, {Bc}) should be about {kb} KB"
-    edited = rung("03_fa1_fp32").replace("Bc = 32;", "Bc = 64;").replace("d == 128 ? 32 : 64", "32")
-    counted = traffic(load(source=edited, device="cpu", quiet=True), *(torch.randn(1, 1, 200, 64) for _ in range(3)))
-    counted = (counted.bytes_read + counted.bytes_written)[["Q", "K", "V", "O"]].sum()
-    assert hbm_bytes(200, 64, 32, 64) == counted, "hbm_bytes(200, 64, 32, 64) is not what was counted"
+        told = (smem_bytes(d, Br, Bc) or 0) / 1024
+        words = f"smem_bytes({d}, {Br}, {Bc}) gives {told:.1f} KB, and the kernel takes {kb} KB"
+        assert round(told) == kb, f"{words}: go through the arrays one by one, rows with their padding"
+    for N in (200, 70):
+        one = 4 * N * 64  # bytes of a pass over one tensor
+        told, seen = (hbm_bytes(N, 64, 32, 64) or 0) / one, requested(N) / one
+        words = f"hbm_bytes({N}, 64, 32, 64) is {told:.4g} times a tensor's {one:,} bytes, counted were {seen:.4g}"
+        assert told == seen, f"{words}: which tensor is read or written how often?"
     return len(tiles) == 3
 
 

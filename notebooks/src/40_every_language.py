@@ -320,8 +320,10 @@ exercise.verify("40.1", windowed)
 # [Rung 12](12_double_buffered.ipynb) waits until *all but the n youngest copies* have landed. In which of these languages can that sentence, or one for a single copy, not be said? Put their names into the set. The check looks for a wait for copies in each file; `syncthreads` is none.
 
 # %%
-# Exercise 40.2
 candidates = ["triton_tiles", "cutile_tiles", "gluon_tiles", "pallas_tiles", "cute_dsl", "cute_mma", "numba_kernel"]
+
+# %%
+# Exercise 40.2
 cannot_wait = set()
 
 

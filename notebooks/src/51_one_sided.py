@@ -363,7 +363,12 @@ exercise.verify("51.3", small_enough)
 # <details><summary>Solution</summary>
 #
 # ```python
-# scopes = dict(zip(scopes, ("gpu", "sys", "cta", "sys")))
+# scopes = {
+#     "a copier tells the CTAs of its GPU that a tile is there": "gpu",
+#     "a rank tells another that its K and V are there": "sys",
+#     "a producer thread tells the consumers of its CTA that no tile is left": "cta",
+#     "a copier tells the owner of K that it has read it": "sys",
+# }
 # ```
 #
 # The third goes by an mbarrier, whose arrival releases and whose wait acquires at scope cta by default.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from types import SimpleNamespace
 
 import nbformat
 import pytest
 import torch
 
-from helpers import banks, checks, museum, rung
+from helpers import banks, checks, exercise, load, museum, rung, traffic
 from helpers.ladder.paths import NOTEBOOKS
 from helpers.lessons.course.exercises import exercises
 
@@ -23,6 +24,38 @@ def solution(stem: str, number: str) -> str:
 def refused(check, *arguments, match: str | None = None) -> None:
     with pytest.raises((AssertionError, ValueError, TypeError, AttributeError), match=match):
         assert check(*arguments)
+
+
+# 3.2
+
+
+def test_3_2_says_what_was_given_beside_what_is_wanted(capsys, monkeypatch):
+    monkeypatch.setenv("FA_PROGRESS", "")
+    notebook = nbformat.read(NOTEBOOKS / "03_fa1_fp32.ipynb", as_version=4)
+    each = exercises(notebook)["3.2"]
+    space = {
+        "re": re,
+        "math": math,
+        "torch": torch,
+        "rung": rung,
+        "load": load,
+        "traffic": traffic,
+        "exercise": exercise,
+    }
+
+    def told(answer: str) -> str:
+        sources = [solution("03_fa1_fp32", "3.2"), answer]
+        sources += [cell.source for cell in notebook.cells[each.start + 1 : each.check + 1]]
+        exec("\n".join(sources), space)
+        return capsys.readouterr().out
+
+    rows = "def smem_bytes(d, Br, Bc):\n    return 4 * (2 * Bc + 2 * Br) * (d + 4)"
+    assert "smem_bytes(64, 64, 32) gives 51.0 KB, and the kernel takes 43 KB" in told(rows)
+    assert "(200, 64, 32, 64) is 4 times a tensor's 51,200 bytes, counted were 15" in told(
+        "def hbm_bytes(N, d, Br, Bc):\n    return 16 * N * d"
+    )
+    assert "hbm_bytes(70, " in told("def hbm_bytes(*tile):\n    return 15 * 4 * 200 * 64")
+    assert told("") == "Exercise 3.2: solved\n"
 
 
 # 90.2

@@ -1,5 +1,6 @@
 """What a course hands out: students get no solutions and instructors all of them, from the same sources."""
 
+import ast
 import json
 import os
 import re
@@ -136,6 +137,41 @@ def test_a_whole_kernel_can_not_be_blank_and_a_tree_is_not_overwritten(tmp_path)
     (tmp_path / "student").mkdir()
     with pytest.raises(ValueError, match="there already"):
         trees.build(tmp_path)
+
+
+# A solution stands in place of the cell that the reader fills in
+
+
+def missing(start: str, solution: str, check: str) -> set[str]:
+    """Names that the start cell binds and that the solution or the check reads, although the solution does not bind them before."""
+
+    def names(tree: ast.AST, kind: type) -> set[str]:
+        found = {each.id for each in ast.walk(tree) if isinstance(each, ast.Name) and isinstance(each.ctx, kind)}
+        functions = (ast.FunctionDef, ast.ClassDef)
+        return found | {each.name for each in ast.walk(tree) if kind is ast.Store and isinstance(each, functions)}
+
+    lost, bound = set(), set()
+    for statement in ast.parse(f"{solution}\n{check}").body:
+        before = bound.copy()
+        bound |= names(statement, ast.Store)
+        lost |= names(statement, ast.Load) - (before if isinstance(statement, ast.Assign) else bound)
+    return lost & names(ast.parse(start), ast.Store)
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_a_solution_needs_nothing_of_the_cell_that_it_replaces(stem):
+    notebook = read(NOTEBOOKS / f"{stem}.ipynb")
+    for number, each in exercises(notebook).items():
+        if each.check is not None and not (start := notebook.cells[each.start].source).startswith("%%"):
+            lost = missing(start, each.solution(notebook), notebook.cells[each.check].source)
+            assert not lost, f"exercise {number}: its solution lacks {lost}, which the start cell has"
+
+
+def test_what_a_solution_lacks_is_seen():
+    start = "names = ['a', 'b']\nchosen = set()"
+    assert missing(start, "chosen = {'a'}", "exercise.verify('1.1', lambda: chosen <= set(names))") == {"names"}
+    assert missing("x = {'a': 0}", "x = dict(zip(x, (1,)))", "x") == {"x"}
+    assert not missing("def f(n):\n    pass", "def f(n):\n    return n and f(n - 1)", "f(3)")
 
 
 # Executed

@@ -33,6 +33,13 @@ def hand_in(folder: Path, stem: str, region: str, text: str) -> Path:
     return file
 
 
+def in_cells(folder: Path, *sources: str) -> Path:
+    """A notebook with these cells."""
+    path = folder / "mine.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(each) for each in sources]), path)
+    return path
+
+
 def own(region: str, stem: str = "01") -> str:
     return regions.body(stem, region)
 
@@ -257,21 +264,13 @@ def test_python_in_a_notebook_is_not_executed(tmp_path):
         "import helpers.lessons.judge as judge, helpers.lessons.exercise as exercise\n"
         "exercise.verify = lambda *a, **k: True\njudge.judge = lambda *a: None\nopen('mark', 'w').write('here')"
     )
-    cells = [
-        nbformat.v4.new_code_cell(text)
-        for text in (patches, "%%region 01 scores\n// nothing", "lse_holds = lambda f: f is right")
-    ]
-    path = tmp_path / "mine.ipynb"
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+    path = in_cells(tmp_path, patches, "%%region 01 scores\n// nothing", "lse_holds = lambda f: f is right")
     assert grade(path).points == 0 and not (tmp_path / "mark").exists() and not Path("mark").exists()
 
 
 def test_a_notebooks_answer_is_its_last_cell_on_a_task(tmp_path):
     right = f"%%region 01_naive scores -> mine\n{own('scores')}"
-    cells = [nbformat.v4.new_code_cell(text) for text in ("%%region 01 scores\nwrong", right, "x = 1")]
-    path = tmp_path / "mine.ipynb"
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
-    found = grade(path)
+    found = grade(in_cells(tmp_path, "%%region 01 scores\nwrong", right, "x = 1"))
     assert found.points == found.most == 10
 
 
@@ -308,6 +307,56 @@ def test_rubbish_is_no_answer(tmp_path, rubbish, suffix):
     file = tmp_path / f"mine{suffix}"
     file.write_bytes(rubbish)
     assert grade(file, tasks=("01.1",)).points == 0
+
+
+def test_a_whole_kernel_may_open_with_a_comment_and_can_not_change_the_header_block(tmp_path):
+    opening = "// plan: as the rung does it\n// D: 7\n// op: softmax\n"
+    found = grade(in_cells(tmp_path, f"%%region 01 kernel -> mine\n{opening}{own('kernel')}"))
+    assert found.points == found.most == 10, str(found)
+
+
+@pytest.mark.parametrize("end", ["\u2028", "\x0c", "\x85", "\r"])
+def test_nothing_hides_behind_a_comment_that_ends_in_another_way(tmp_path, end):
+    hidden = f"// x{end}__attribute__((no_sanitize_thread)) int f();\n"
+    found = grade(in_cells(tmp_path, f"%%region 01 scores -> mine\n{hidden}{own('scores')}"), patience=SHORT)
+    assert found.points == 0 and "`__attribute__` can't be graded" in why(found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "// case: 6\n// line: \u00b2\n",
+        "// case: 6\n// line: " + "9" * 5000,
+        "// case: " + "9" * 5000 + "\n// line: 1\n",
+    ],
+)
+def test_numbers_that_are_none_are_no_diagnosis(tmp_path, text):
+    (tmp_path / "case.cu").write_text(text)
+    assert grade(tmp_path, tasks=("case.6",)).points == 0
+
+
+def test_halves_of_letters_and_names_without_end_are_no_trouble(tmp_path):
+    cells = f"%%region 01 scores -> mine\n// \ud800\n{own('scores')}", f"%%region {'a' * 5000}.cu kernel\nint x;"
+    source = [{"cell_type": "code", "source": each} for each in cells]
+    (tmp_path / "mine.ipynb").write_text(json.dumps({"cells": source}))
+    found = grade(tmp_path)
+    assert found.points == found.most == 10
+
+
+def test_one_submission_that_can_not_be_graded_leaves_the_others_their_points(tmp_path, capsys, monkeypatch):
+    def once(path: Path, *rest):
+        if path.name == "first":
+            raise ZeroDivisionError("by what it holds")
+        return grade(path, *rest)
+
+    monkeypatch.setattr("helpers.lessons.grading.grade.grade", once)
+    (tmp_path / "first").mkdir(), (tmp_path / "second").mkdir()
+    folders = [str(tmp_path / name) for name in ("first", "missing", "second")]
+    assert commands.main(["grade", *folders, "--tasks", "01.1", "--json"]) == 1
+    told = capsys.readouterr()
+    assert [json.loads(line)["submission"] for line in told.out.splitlines()] == ["second"]
+    assert "first is not graded: ZeroDivisionError: by what it holds" in told.err and "missing is not" in told.err
+    assert commands.main(["grade", *folders, "--tasks", "01.77"]) == 1 and "no task" in capsys.readouterr().err
 
 
 # The sandbox itself

@@ -6,7 +6,7 @@ import wrong
 
 from helpers import rungs
 from helpers.lessons import forms, judge, typed
-from helpers.lessons.grading import grade
+from helpers.lessons.grading import assignments
 from helpers.lessons.inputs import draw
 from helpers.lessons.regions import WHOLE, body, names
 from helpers.lessons.tasks.catalogue import about, of_rung, task, tasks
@@ -84,8 +84,8 @@ def test_one_rule_says_what_is_wasteful():
         mine = judge.Costs(50 + conflicts, 50, {})
         assert judge.wasteful(mine.conflicts, own.conflicts) == wastes
         found = judge.Judgement(right, (), mine, own)
-        points = {c.name: c.points for c in grade._criteria(task("11.1"), found, None)}
-        assert points["shared memory"] == grade.SHARED * (not wastes) and task("11.1").lean
+        points = {c.name: c.points for c in assignments.assignment("11.1").criteria(found, None, None)}
+        assert points["shared memory"] == assignments.SHARED * (not wastes) and task("11.1").lean
 
 
 def test_what_a_kernel_leaves_alone_is_said_where_all_cases_are_right():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -21,22 +20,14 @@ from ...ladder.paths import HELPERS, INCLUDE, ROOT
 from ...ladder.rung import Rung
 from ...ladder.rung import rung as find
 from .. import judge
-from ..cases import Case
-from ..cases import case as case_of
-from ..detective import opened
 from ..inputs import draw, instance
-from ..regions import WHOLE, Filled, RegionError, fill, require_inside
-from ..tasks.catalogue import task as task_of
-from ..tasks.task import Task
+from ..regions import Filled, RegionError
 from . import sandbox
 from .allowed import unfit
+from .assignments import Assignment, Criterion, assignment
 from .submission import Answer, answers
 
-CORRECT, CLEAN, SHARED, MOVED = 6, 2, 1, 1  # points
-LINE, MECHANISM, MENDED = 2, 2, 6  # of a detective case
-PART = 3  # of CORRECT, at most, for an answer that is right in some cases only
 STRICT = True  # kernels say and call only what `allowed` has; without it, the sandbox alone holds them
-MOST_SAID = 600  # characters of one sentence
 MEMORY = 3 << 30  # bytes that a kernel's process may take besides what it begins with
 SYSTEM = (
     "/usr",
@@ -51,7 +42,6 @@ SYSTEM = (
     "/sys/devices/system/cpu",
 )
 SYSTEM += ("/dev/urandom", "/proc/stat", "/proc/sys/vm/overcommit_memory")
-ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
 
 
 @dataclass(frozen=True)
@@ -62,16 +52,6 @@ class Patience:
     task: float = 240
     processor: int = 180
     submission: float = 1800
-
-
-@dataclass(frozen=True)
-class Criterion:
-    """Points for one thing, and a sentence on them."""
-
-    name: str
-    points: float
-    most: float
-    said: str
 
 
 @dataclass(frozen=True)
@@ -153,32 +133,29 @@ def grade(path: Path, seed: int = 0, tasks: Sequence[str] = (), patience: Patien
         raise RuntimeError(reason)
     patience = patience or Patience()
     given = answers(path)
-    wanted = [_wanted(id) for id in tasks or sorted(given)]
+    wanted = [assignment(id) for id in tasks or sorted(given)]
     ready: dict[str, tuple[Rung, Filled]] = {}
     refused: dict[str, str] = {}
     for task in wanted:
         try:
             ready[task.id] = _ready(task, given.get(task.id), seed)
-        except RegionError as error:
+        except ValueError as error:
             refused[task.id] = str(error)
     with tempfile.TemporaryDirectory(prefix="grading-") as name:
         folder = Path(name).resolve()
         late = _work(folder, [task for task in wanted if task.id in ready], ready, seed, patience)
-        graded = tuple(
-            _nothing(task, refused[task.id], given.get(task.id))
-            if task.id in refused
-            else _graded(task, folder, ready[task.id][1], seed, late, given[task.id])
-            for task in wanted
-        )
-    return Grade(path.name, seed, graded)
+        graded = []
+        for task in wanted:
+            answer = given.get(task.id)
+            if task.id in refused:
+                criteria = task.nothing(refused[task.id], answer)
+            else:
+                criteria = _graded(task, folder, ready[task.id][1], answer, seed, late)
+            graded.append(Graded(task.id, tuple(criteria)))
+    return Grade(path.name, seed, tuple(graded))
 
 
-def _wanted(id: str) -> Task | Case:
-    """A task or a detective case by its id. KeyError for another one."""
-    return case_of(id) if id.startswith("case.") else task_of(id)
-
-
-def _ready(task: Task | Case, answer: Answer | None, seed: int) -> tuple[Rung, Filled]:
+def _ready(task: Assignment, answer: Answer | None, seed: int) -> tuple[Rung, Filled]:
     """The kernel to compile, which has one instance, and the rung with the answer in it. RegionError where there is nothing to compile."""
     if answer is None:
         raise RegionError("nothing was handed in")
@@ -190,15 +167,7 @@ def _ready(task: Task | Case, answer: Answer | None, seed: int) -> tuple[Rung, F
         if STRICT and (refused := unfit(typed.text)):
             raise RegionError(f"{typed.name}:{typed.line + refused[0] - 1}: {refused[1]}")
     drawn = draw(find(task.number), seed)
-    if isinstance(task, Case):
-        typed = answer.bodies[WHOLE]
-        require_inside(find(task.number), typed)
-        try:
-            rung = opened(task.id).edited(typed.text)
-        except ValueError as error:
-            raise RegionError(str(error)) from error
-        return instance(rung, drawn.D, drawn.dtype), Filled(rung, rung, ())
-    filled = fill(drawn.rung, answer.bodies)
+    filled = task.filled(answer)
     return instance(filled.rung, drawn.D, drawn.dtype), filled
 
 
@@ -215,7 +184,7 @@ def _jobs(number: str, seed: int) -> tuple[judge.Job, ...]:
 
 
 def _work(
-    folder: Path, wanted: list[Task | Case], ready: dict[str, tuple[Rung, Filled]], seed: int, patience: Patience
+    folder: Path, wanted: list[Assignment], ready: dict[str, tuple[Rung, Filled]], seed: int, patience: Patience
 ) -> bool:
     """Has everything compiled and run in the sandbox; whether it took too long."""
     if not wanted:
@@ -284,93 +253,27 @@ def _confined(folder: Path, seconds: float) -> bool:
             worker.wait()
 
 
-def _nothing(task: Task | Case, why: str, answer: Answer | None = None) -> Graded:
-    """No points for the kernel, for one reason; a case's diagnosis counts all the same."""
-    if isinstance(task, Case):
-        return Graded(task.id, (*_diagnosed(task, answer), Criterion("mended", 0, MENDED, _tidy(why))))
-    names = (
-        ("correct", CORRECT),
-        ("no races, no findings", CLEAN),
-        ("shared memory", SHARED),
-        ("global memory", MOVED),
-    )
-    return Graded(task.id, tuple(Criterion(name, 0, most, _tidy(why)) for name, most in names))
-
-
-def _diagnosed(case: Case, answer: Answer | None) -> Iterable[Criterion]:
-    """The points for the line and for the mechanism."""
-    line, mechanism = (answer and answer.diagnosis) or (None, "")
-    there = line is not None and line in opened(case.id).lines
-    named = bool(mechanism) and case.is_mechanism(mechanism)
-    yield Criterion(
-        "line", LINE * there, LINE, "the line" if there else f"line {line or 'not given'}: it is another one"
-    )
-    said = "the mechanism" if named else f"mechanism {mechanism[:40] or 'not given'}: it is another one"
-    yield Criterion("mechanism", MECHANISM * named, MECHANISM, said)
-
-
-def _graded(task: Task | Case, folder: Path, filled: Filled, seed: int, late: bool, answer: Answer) -> Graded:
+def _graded(
+    task: Assignment, folder: Path, filled: Filled, answer: Answer, seed: int, late: bool
+) -> Iterable[Criterion]:
     out = folder / task.id
     said = _json(out / "said.json")
     if "compile" in said:
         words = filled.located(str(said["compile"])).replace(str(folder), "")
         first = next((line for line in words.splitlines() if "error" in line), words)
-        return _nothing(task, f"it does not compile: {first}", answer)
+        return task.nothing(f"it does not compile: {first}", answer)
     if "refused" in said:
-        return _nothing(task, str(said["refused"]), answer)
+        return task.nothing(str(said["refused"]), answer)
     cases, costs = judge.own(task.number, seed)
     jobs = _jobs(task.number, seed)
     runs = list(_runs(out, jobs, cases))
-    ended = _json(out / "ended.json")
     verdict = judge.judge(cases, runs, len(jobs), costs)
-    how = _how(ended, late, bool(runs))
+    how = _how(_json(out / "ended.json"), late, bool(runs))
     if how and len(runs) < len(jobs):
-        return _nothing(task, how, answer)
+        return task.nothing(how, answer)
     if verdict.idle:
-        return _nothing(task, f"the kernel's threads leave {', '.join(verdict.idle)} alone: who did the work?", answer)
-    if isinstance(task, Case):
-        wrong = [f"{name}: {why}" for name, why in verdict.cases if why] or list(verdict.findings)
-        if wrong:
-            return _nothing(task, wrong[0], answer)
-        said_so = f"right in all {len(verdict.cases)} cases, nothing was found"
-        return Graded(task.id, (*_diagnosed(task, answer), Criterion("mended", MENDED, MENDED, said_so)))
-    return Graded(task.id, tuple(_criteria(task, verdict, filled)))
-
-
-def _criteria(task: Task, verdict: judge.Judgement, filled: Filled) -> Iterable[Criterion]:
-    right, all = verdict.right, len(verdict.cases)
-    if verdict.correct:
-        yield Criterion("correct", CORRECT, CORRECT, f"right in all {all} cases")
-    else:
-        name, why = next((name, why) for name, why in verdict.cases if why)
-        points = int(PART * right / all)
-        yield Criterion(
-            "correct", points, CORRECT, _tidy(filled.located(f"right in {right} of {all} cases; wrong: {name}: {why}"))
-        )
-    if verdict.findings:
-        yield Criterion("no races, no findings", 0, CLEAN, _tidy(filled.located(verdict.findings[0])))
-    else:
-        said = "nothing was found" if verdict.correct else "counts once the result is right"
-        yield Criterion("no races, no findings", CLEAN * verdict.correct, CLEAN, said)
-    mine, own = verdict.costs, verdict.rungs
-    free = (
-        mine.wavefronts == mine.ideal and not own.wavefronts
-    )  # the rung has no shared memory: then no conflicts is as good
-    refused = task.lean and judge.wasteful(mine.conflicts, own.conflicts)
-    yield _against(
-        "shared memory", SHARED, verdict, 0 if free else mine.wavefronts, own.wavefronts, "wavefronts", refused
-    )
-    yield _against("global memory", MOVED, verdict, mine.traffic, own.traffic, "bytes")
-
-
-def _against(
-    name: str, most: float, verdict: judge.Judgement, mine: int, own: int, unit: str, refused: bool = False
-) -> Criterion:
-    """Full points for what costs no more than the rung, half for up to twice as much; none for what the task forbids."""
-    if not verdict.correct:
-        return Criterion(name, 0, most, "counts once the result is right")
-    points = 0 if refused else most if mine <= judge.NEAR * own else most / 2 if mine <= 2 * own else 0
-    return Criterion(name, points, most, f"{mine:,} {unit}, the rung {own:,}")
+        return task.nothing(f"the kernel's threads leave {', '.join(verdict.idle)} alone: who did the work?", answer)
+    return task.criteria(verdict, filled, answer)
 
 
 def _how(ended: dict, late: bool, ran: bool) -> str:
@@ -423,8 +326,3 @@ def _json(path: Path) -> dict:
         return found if isinstance(found, dict) else {}
     except (OSError, ValueError, RecursionError):
         return {}
-
-
-def _tidy(text: str) -> str:
-    """The same text for the same mistake: without addresses, and not too long."""
-    return ADDRESS.sub("an address", text)[:MOST_SAID]

@@ -35,10 +35,11 @@ def answers(path: Path) -> dict[str, Answer]:
         raise ValueError(f"there is no submission {str(path)!r}")
     found: dict[str, Answer] = {}
     for file in [path] if path.is_file() else _files(path):
-        if answer := _case(file):
+        whole = _read(file)
+        if file.suffix == ".cu" and (answer := _case(whole, file.name)):
             found[answer.task] = answer
             continue
-        for opening, text, name, line in _texts(file):
+        for opening, text, name, line in _texts(whole, file):
             if answer := _answer(opening, text, name, line):
                 found[answer.task] = answer
     return found
@@ -50,11 +51,16 @@ def _files(folder: Path) -> list[Path]:
     return [each for each in inside if each.resolve().is_relative_to(real)][:MOST]  # a link may lead to somebody else's
 
 
-def _texts(file: Path) -> list[tuple[Head, str, str, int]]:
+def _read(file: Path) -> str:
+    """A file's text; nothing of one that is too large or can't be read."""
+    try:
+        return file.read_text(errors="replace") if file.stat().st_size <= LARGEST else ""
+    except OSError:
+        return ""
+
+
+def _texts(text: str, file: Path) -> list[tuple[Head, str, str, int]]:
     """(first line, text, name, number of the text's first line) of every cell or file that is an answer."""
-    if file.stat().st_size > LARGEST:
-        return []
-    text = file.read_text(errors="replace")
     if file.suffix != ".ipynb":
         opening = head(text, cell=False)
         return [(opening, text, file.name, 1)] if opening else []
@@ -63,25 +69,26 @@ def _texts(file: Path) -> list[tuple[Head, str, str, int]]:
         sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return []
+    sources = [source.encode(errors="replace").decode() for source in sources]  # JSON may hold halves of letters
     openings = [opening for source in sources if (opening := head(source, cell=True))]
     return [(opening, opening.text, "cell", 2) for opening in openings]
 
 
-def _case(file: Path) -> Answer | None:
+def _case(text: str, name: str) -> Answer | None:
     """The answer of a case's file, as `exercise new case 5` writes it; None for another file."""
-    if file.suffix != ".cu" or file.stat().st_size > LARGEST:
-        return None
-    handed = detective.read(file.read_text(errors="replace"))
+    handed = detective.read(text)
     if handed is None or handed.n not in {each.n for each in CASES}:
         return None
-    typed = Typed(WHOLE, handed.text, file.name, 1)
+    typed = Typed(WHOLE, handed.text, name, 1)
     return Answer(f"case.{handed.n}", {WHOLE: typed}, diagnosis=(handed.line, handed.mechanism))
 
 
 def _answer(opening: Head, text: str, name: str, line: int) -> Answer | None:
+    if "/" in opening.rung or opening.rung.endswith(".cu"):
+        return None  # a file of theirs is no rung
     try:
         task = about(find(opening.rung), opening.regions)
-        if task is None or "/" in opening.rung or opening.rung.endswith(".cu"):
+        if task is None:
             return None
         return Answer(task.id, read(text, task.regions, name, line))
     except RegionError as error:

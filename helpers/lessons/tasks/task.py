@@ -28,6 +28,11 @@ class Task:
     lean: bool = False
 
     @property
+    def name(self) -> str:
+        """What a reader calls it, "task 04.1"."""
+        return f"task {self.id}"
+
+    @property
     def number(self) -> str:
         """The rung's number, "04"."""
         return self.id.partition(".")[0]

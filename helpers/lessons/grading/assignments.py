@@ -1,0 +1,148 @@
+"""What can be handed in: region tasks and detective cases, each with the kernel that an answer makes and its points by criterion."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ...ladder.rung import rung as find
+from .. import judge
+from ..cases import Case
+from ..cases import case as case_of
+from ..detective import opened
+from ..regions import WHOLE, Filled, RegionError, fill, require_inside
+from ..tasks.catalogue import task as task_of
+from ..tasks.task import Task
+from .submission import Answer
+
+CORRECT, CLEAN, SHARED, MOVED = 6, 2, 1, 1  # points of a task
+PART = 3  # of CORRECT, at most, for an answer that is right in some cases only
+LINE, MECHANISM, MENDED = 2, 2, 6  # of a detective case
+MOST_SAID = 600  # characters of one sentence
+ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """Points for one thing, and a sentence on them."""
+
+    name: str
+    points: float
+    most: float
+    said: str
+
+
+class Assignment(ABC):
+    """One thing that is graded, as the grader sees it. id: as in `--tasks`; number: of the rung that an answer is held against."""
+
+    id: str
+    number: str
+
+    @abstractmethod
+    def filled(self, answer: Answer) -> Filled:
+        """The kernel that an answer makes. RegionError where it makes none."""
+
+    @abstractmethod
+    def criteria(self, verdict: judge.Judgement, filled: Filled, answer: Answer) -> Iterable[Criterion]:
+        """The points for a kernel that has run."""
+
+    @abstractmethod
+    def nothing(self, why: str, answer: Answer | None) -> Iterable[Criterion]:
+        """The points where no kernel has run, or one that did not do the work: none for the kernel, for one reason."""
+
+
+def assignment(id: str) -> Assignment:
+    """A task, "04.1", or a detective case, "case.5". KeyError for another one."""
+    return OfCase(case_of(id)) if id.startswith("case.") else OfTask(task_of(id))
+
+
+class OfTask(Assignment):
+    """A region task: the rung with the reader's text in it, right, clean and as lean as the rung."""
+
+    def __init__(self, task: Task) -> None:
+        self.id, self.number, self.lean = task.id, task.number, task.lean
+
+    def filled(self, answer: Answer) -> Filled:
+        """The rung with the regions that were handed in."""
+        return fill(find(self.number), answer.bodies)
+
+    def criteria(self, verdict: judge.Judgement, filled: Filled, answer: Answer) -> Iterable[Criterion]:
+        """For the outputs, for no findings, and for what it asks of both memories beside the rung; these count once it is right."""
+        right, all = verdict.right, len(verdict.cases)
+        if verdict.correct:
+            yield Criterion("correct", CORRECT, CORRECT, f"right in all {all} cases")
+        else:
+            name, why = next((name, why) for name, why in verdict.cases if why)
+            said = filled.located(f"right in {right} of {all} cases; wrong: {name}: {why}")
+            yield Criterion("correct", int(PART * right / all), CORRECT, _tidy(said))
+        if verdict.findings:
+            yield Criterion("no races, no findings", 0, CLEAN, _tidy(filled.located(verdict.findings[0])))
+        else:
+            said = "nothing was found" if verdict.correct else "counts once the result is right"
+            yield Criterion("no races, no findings", CLEAN * verdict.correct, CLEAN, said)
+        mine, own = verdict.costs, verdict.rungs
+        # a rung without shared memory: then no conflicts is as good
+        wavefronts = 0 if mine.wavefronts == mine.ideal and not own.wavefronts else mine.wavefronts
+        refused = self.lean and judge.wasteful(mine.conflicts, own.conflicts)
+        yield _against("shared memory", SHARED, verdict, wavefronts, own.wavefronts, "wavefronts", refused)
+        yield _against("global memory", MOVED, verdict, mine.traffic, own.traffic, "bytes")
+
+    def nothing(self, why: str, answer: Answer | None) -> Iterable[Criterion]:
+        """None for any of the four."""
+        most = {"correct": CORRECT, "no races, no findings": CLEAN, "shared memory": SHARED, "global memory": MOVED}
+        return [Criterion(name, 0, points, _tidy(why)) for name, points in most.items()]
+
+
+class OfCase(Assignment):
+    """A detective case: a diagnosis, which counts by itself, and a mended kernel."""
+
+    def __init__(self, case: Case) -> None:
+        self.case, self.id, self.number = case, case.id, case.number
+
+    def filled(self, answer: Answer) -> Filled:
+        """The broken kernel as it was mended, if few lines were changed."""
+        typed = answer.bodies[WHOLE]
+        require_inside(find(self.number), typed)
+        try:
+            rung = opened(self.id).edited(typed.text)
+        except ValueError as error:
+            raise RegionError(str(error)) from error
+        return Filled(rung, rung, ())
+
+    def criteria(self, verdict: judge.Judgement, filled: Filled, answer: Answer) -> Iterable[Criterion]:
+        """For line, mechanism and mend; the last is right and clean, or worth nothing."""
+        wrong = [f"{name}: {why}" for name, why in verdict.cases if why] or list(verdict.findings)
+        if wrong:
+            return self.nothing(wrong[0], answer)
+        said = f"right in all {len(verdict.cases)} cases, nothing was found"
+        return [*self._diagnosed(answer), Criterion("mended", MENDED, MENDED, said)]
+
+    def nothing(self, why: str, answer: Answer | None) -> Iterable[Criterion]:
+        """None for the mend; the diagnosis counts all the same."""
+        return [*self._diagnosed(answer), Criterion("mended", 0, MENDED, _tidy(why))]
+
+    def _diagnosed(self, answer: Answer | None) -> Iterable[Criterion]:
+        line, mechanism = (answer and answer.diagnosis) or (None, "")
+        there = line is not None and line in opened(self.id).lines
+        named = bool(mechanism) and self.case.is_mechanism(mechanism)
+        said = "the line" if there else f"line {line or 'not given'}: it is another one"
+        yield Criterion("line", LINE * there, LINE, said)
+        said = "the mechanism" if named else f"mechanism {mechanism[:40] or 'not given'}: it is another one"
+        yield Criterion("mechanism", MECHANISM * named, MECHANISM, said)
+
+
+def _against(
+    name: str, most: float, verdict: judge.Judgement, mine: int, own: int, unit: str, refused: bool = False
+) -> Criterion:
+    """Full points for what costs no more than the rung, half for up to twice as much; none for what the task forbids."""
+    if not verdict.correct:
+        return Criterion(name, 0, most, "counts once the result is right")
+    points = 0 if refused else most if mine <= judge.NEAR * own else most / 2 if mine <= 2 * own else 0
+    return Criterion(name, points, most, f"{mine:,} {unit}, the rung {own:,}")
+
+
+def _tidy(text: str) -> str:
+    """The same text for the same mistake: without addresses, and not too long."""
+    return ADDRESS.sub("an address", text)[:MOST_SAID]
