@@ -253,7 +253,12 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
 #pragma unroll
     for (int n = 0; n < Br / 8; ++n) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) S_reg[n][e] = fa::ex2_approx_ftz(S_reg[n][e] * scale_log2);
+      for (int e = 0; e < 4; ++e) {
+        if constexpr (d == 64) // as one statement on one register: of two ptxas makes copies of S, and spills
+          asm("mul.f32 %0, %0, %1;\nex2.approx.ftz.f32 %0, %0;" : "+f"(S_reg[n][e]) : "f"(scale_log2));
+        else
+          S_reg[n][e] = fa::ex2_approx_ftz(S_reg[n][e] * scale_log2);
+      }
     }
     if (j0 + Bc > a.Nk || (a.causal && j0 + Bc - 1 > i0 + shift)) { // something here is out of sight
       // Of element 0 of the first fragment: keys from its own on, and how many its query sees beyond its own.
@@ -271,12 +276,15 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
   // [end: scores]
 
   constexpr int F = Br / 16; // fragments A of P^T or dS^T
+  // dS is formed from P as it was before rounding. With d = 64 there are registers for that if P's last fragments are
+  // rounded after dS only, and their part of dV comes with dK: so many come before, with dP.
+  constexpr int early = d == 64 ? 5 : F;
   uint32_t P_reg[F][4], dS_reg[F][4];
   float dP_reg[Br / 8][4];
   float dK_reg[d / 8][4] = {}, dV_reg[d / 8][4] = {}; // (64 keys, d) of this warpgroup, dK without scale
   const auto pack_P = [&] {
 #pragma unroll
-    for (int k = 0; k < F; ++k) pack(P_reg[k], k, S_reg);
+    for (int k = 0; k < early; ++k) pack(P_reg[k], k, S_reg);
   };
 
   // [region: turns]
@@ -323,16 +331,16 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
   const auto advance = [&](int step, auto has_next) {
     constexpr bool next = decltype(has_next)::value;
     const uint32_t Q_smem = smem + C::Q + Q.stage * C::q_bytes, dO_smem = smem + C::dO + dO.stage * C::q_bytes;
-    const uint32_t dS_smem = smem + C::dS + step % 2 * C::dS_bytes;
+    const uint32_t dS_smem = smem + C::dS + step % 2 * C::dS_bytes, dO_empty = smem + C::dO_empty + 8 * dO.stage;
 
     // [region: dP]
-    // (1) dP - delta, and dV += P^T dO
+    // (1) dP - delta, and dV += P^T dO, with d = 64 the first queries' part
     begin(dP_reg, C::delta + dO.stage * C::stats_bytes);
     take_turn();
     fa::wgmma_fence();
     product(dP_reg, smem + C::V, dO_smem);
 #pragma unroll
-    for (int k = 0; k < F; ++k)
+    for (int k = 0; k < early; ++k)
       fa::wgmma_mma_async<T, 1>(dV_reg, P_reg[k], fa::mn_major(dO_smem, Br) + fa::mn_major_step(k), true);
     fa::wgmma_commit_group();
     pass_turn();
@@ -341,8 +349,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     if (step > 0) hand_over(); // the previous step's, here, where its stores have long been done
 
     // [region: dS]
-    // (2) dS = P o (dP - delta), for dK in registers, for dQ in shared memory. With d = 128 P is S_reg's, which isn't rounded; with
-    // d = 64 there are no registers to keep that.
+    // (2) dS = P o (dP - delta), for dK in registers, for dQ in shared memory. P is S_reg's, which isn't rounded.
     fa::wgmma_wait_group<1>(); // dP is there
     const uint32_t dS_row = dS_smem + half * Br * 128 + (lane % 8 + lane / 16 * 8) * 128 +
                             ((2 * warp + lane / 8 % 2) ^ lane % 8) * 16; // stmatrix
@@ -351,10 +358,10 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const float *dP = dP_reg[2 * k + e / 2] + e % 2 * 2;
-        float2 P = fa::unpack2<T>(P_reg[k][e]);
-        if constexpr (d == 128) P = {S_reg[2 * k + e / 2][e % 2 * 2], S_reg[2 * k + e / 2][e % 2 * 2 + 1]};
-        dS_reg[k][e] = fa::pack2<T>(P.x * dP[0], P.y * dP[1]);
+        const float *P = S_reg[2 * k + e / 2] + e % 2 * 2;
+        dS_reg[k][e] = fa::pack2<T>(P[0] * dP[0], P[1] * dP[1]);
       }
+      if (k >= early) pack(P_reg[k], k, S_reg);
       fa::stmatrix_x4_trans(dS_row + 16 * k * 128, dS_reg[k]); // queries by keys
     }
     fa::fence_proxy_async();
@@ -376,7 +383,10 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     // [end: next_S]
 
     // [region: dK]
-    // (4) dK += dS^T Q
+    // (4) what is left of dV, and dK += dS^T Q
+#pragma unroll
+    for (int k = early; k < F; ++k)
+      fa::wgmma_mma_async<T, 1>(dV_reg, P_reg[k], fa::mn_major(dO_smem, Br) + fa::mn_major_step(k), true);
 #pragma unroll
     for (int k = 0; k < F; ++k)
       fa::wgmma_mma_async<T, 1>(dK_reg, dS_reg[k], fa::mn_major(Q_smem, Br) + fa::mn_major_step(k), true);
@@ -405,8 +415,9 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     // (6) P of the next step
     if constexpr (next) {
       fa::wgmma_wait_group<2>(); // S is there
-      // dV has been added and delta read. Every thread says so itself: that is what compute-sanitizer can follow.
-      fa::mbarrier_arrive(smem + C::dO_empty + 8 * dO.stage);
+      // Delta has been read and, if all of it came before, dV added: with d = 64 that is known a little later. Every thread
+      // says so itself: that is what compute-sanitizer can follow.
+      if constexpr (early == F) fa::mbarrier_arrive(dO_empty);
       scores(tile * Br);
       dO.next();
       // Here rather than in front of dP: it keeps ptxas from moving the wait for dQ above the exponentials.
@@ -416,8 +427,9 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
 
     // [region: reduce]
     // (7) dQ to shared memory, for the warp that sends it
-    fa::wgmma_wait_group<0>(); // dQ is there, dK has been added
+    fa::wgmma_wait_group<0>(); // dQ is there, dK and dV have been added
     if constexpr (next) pack_P();
+    if (next && early < F) fa::mbarrier_arrive(dO_empty);
     if (step > 0) fa::bar_sync(dQ_empty + half, 128 + 32); // the previous dQ has left shared memory
     if (next) fa::mbarrier_arrive(smem + C::Q_empty + 8 * Q.stage);
     float *dQ_smem = reinterpret_cast<float *>(smem_base + C::dQ) + half * C::dQ_half + threadIdx.x % 128 * 4;
