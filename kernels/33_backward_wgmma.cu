@@ -19,6 +19,7 @@
 // speed:     H200, N >= 1024: 401 to 544 TFLOP/s at D=64, 450 to 636 at D=128: 1.21 x and 1.13 x SDPA CUDNN; causal 1.27 x
 //            and 1.17 x
 #include <fa/bulk.cuh>
+#include <fa/flags.cuh>
 #include <fa/half.cuh>
 #include <fa/launch.cuh>
 #include <fa/math.cuh>
@@ -74,17 +75,17 @@ struct Maps {
 inline __device__ float scale_of(const fa_backward_args &a) { return fabsf(a.scale) < 1e-30f ? 1e-30f : a.scale; }
 
 // [region: delta]
-// Before everything else, d / 8 lanes per row: dQ_sum = 0; stats (3, B, H, padded Nq) = 0, of which a tile uses the first two
-// to count who has added to its dQ, then -LSE / scale and -delta = -rowsum(dO o O), where the sums of Q K^T and of dO V^T
-// begin. A row past the end, and one that sees no key (LSE = -inf), begins with the infinity by which P = exp(scale * S) is
-// 0, whatever is added.
+// Before everything else, d / 8 lanes per row: stats (3, B, H, padded Nq) = 0, of which a tile uses the first two to say what
+// has been added to its dQ, then -LSE / scale and -delta = -rowsum(dO o O), where the sums of Q K^T and of dO V^T begin. A row
+// past the end, and one that sees no key (LSE = -inf), begins with the infinity by which P = exp(scale * S) is 0, whatever is
+// added.
 template <int d, typename T> __global__ void prepare(const fa_backward_args a) {
   constexpr int lanes = d / 8;
   const int64_t row = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / lanes;
   const int64_t Nq = padded<d>(a.Nq), rows = a.B * a.H * Nq, head = row / Nq;
   const int lane = threadIdx.x % lanes, i = int(row % Nq), h = int(head % a.H), b = int(head / a.H);
   if (row >= rows) return; // whole warps: tiles are multiples of 32 rows
-  float *dQ_sum = static_cast<float *>(a.workspace[0]) + row * d, *stats = static_cast<float *>(a.workspace[1]) + row;
+  float *stats = static_cast<float *>(a.workspace[1]) + row;
   const T *O = static_cast<const T *>(a.O) + b * a.O_stride[0] + h * a.O_stride[1] + i * a.O_stride[2];
   const T *dO = static_cast<const T *>(a.dO) + b * a.dO_stride[0] + h * a.dO_stride[1] + i * a.dO_stride[2];
   float delta = 0.f;
@@ -97,9 +98,6 @@ template <int d, typename T> __global__ void prepare(const fa_backward_args a) {
       delta += x.x * y.x + x.y * y.y;
     }
   }
-#pragma unroll
-  for (int half = 0; half < 2; ++half)
-    reinterpret_cast<float4 *>(dQ_sum)[half * lanes + lane] = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll
   for (int mask = lanes / 2; mask > 0; mask /= 2) delta += __shfl_xor_sync(0xffffffff, delta, mask);
   if (lane == 0) {
@@ -192,26 +190,37 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
       // [region: send_dQ]
       const int half = warp - 1, mine = half * C::dQ_half;
       int tile = start;
-      float *dQ_sum = static_cast<float *>(a.workspace[0]) + int64_t(head) * last * (Br * d) + mine;
       // Before this CTA's turn at a tile of queries come those with later keys that these queries see.
       const int later = key_tiles - 1 - tile_k, ahead = a.causal ? Br - 1 + shift - j0 : 1 << 30;
       for (int left = steps; left > 0; --left, tile = next_of(tile)) {
-        fa::bar_sync(dQ_full + half, 128 + 32); // this half of dQ is written
+        // Nobody has set dQ_sum to 0: whoever is first at a tile stores, the others add. Its turn is 0, 1 while somebody is
+        // storing, then 2; or, if dQ is to be the same every time, how many have been there.
         const auto turn = [&] { return static_cast<unsigned *>(a.workspace[1]) + (head * last + tile) * 2 + half; };
+        const bool stored = !a.deterministic && fa::is_set_gpu(turn(), 2);
+        bool first = false;
+        fa::bar_sync(dQ_full + half, 128 + 32); // this half of dQ is written
         if (threadIdx.x % 32 == 0) {
           if (a.deterministic) { // when they have added theirs
-            while (atomicAdd(turn(), 0u) != unsigned(min((tile * Br + ahead) / Bc, later))) {
-            }
-            __threadfence();
+            const unsigned before = min((tile * Br + ahead) / Bc, later);
+            fa::await_gpu(turn(), before);
+            first = before == 0;
+          } else if (!stored) {
+            first = atomicCAS(turn(), 0u, 1u) == 0;
+            if (!first) fa::await_gpu(turn(), 2);
           }
-          fa::cp_reduce_async_bulk_add(dQ_sum + int64_t(tile) * (Br * d), smem + C::dQ + 4 * mine, 4 * C::dQ_half);
+          fa::fence_proxy_async_global();
+          float *to = static_cast<float *>(a.workspace[0]) + int64_t(head * last + tile) * (Br * d) + mine;
+          if (first)
+            fa::cp_async_bulk_store(to, smem + C::dQ + 4 * mine, 4 * C::dQ_half);
+          else
+            fa::cp_reduce_async_bulk_add(to, smem + C::dQ + 4 * mine, 4 * C::dQ_half);
           fa::cp_async_bulk_commit_group();
           fa::cp_async_bulk_wait_group_read<0>();
         }
         __syncwarp(); // all lanes are here before the warp arrives, as one
         if (left > 1) fa::bar_arrive(dQ_empty + half, 128 + 32);
-        if (a.deterministic && threadIdx.x % 32 == 0) {
-          fa::cp_async_bulk_wait_group<0>(); // it is added
+        if (first || (a.deterministic && threadIdx.x % 32 == 0)) {
+          fa::cp_async_bulk_wait_group<0>(); // it is there
           __threadfence();
           atomicAdd(turn(), 1u);
         }
@@ -481,11 +490,13 @@ template <int d, typename T> __global__ __launch_bounds__(256) void finish(const
   const int tiles = int(padded<d>(a.Nq) / Br), i0 = blockIdx.x % tiles * Br, head = blockIdx.x / tiles;
   const int half = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   const float *dQ_sum = static_cast<const float *>(a.workspace[0]) + int64_t(blockIdx.x) * Br * d + half * C::dQ_half;
+  // Queries that no key is visible to: nobody has stored a dQ.
+  const bool none = static_cast<const unsigned *>(a.workspace[1])[blockIdx.x * 2 + half] == 0;
   T *to = dQ_smem + ((d == 128 ? 0 : half * C::dQ_columns) + 2 * t) * ld + (d == 128 ? half * 64 : 0) + 16 * warp + g;
 #pragma unroll
   for (int n = 0; n < C::dQ_columns / 8; ++n) {
-    float x[4];
-    fa::load4(x, dQ_sum + (n * 128 + threadIdx.x % 128) * 4);
+    float x[4] = {};
+    if (!none) fa::load4(x, dQ_sum + (n * 128 + threadIdx.x % 128) * 4);
 #pragma unroll
     for (int e = 0; e < 4; ++e) to[(8 * n + e % 2) * ld + e / 2 * 8] = T(x[e] * a.scale);
   }

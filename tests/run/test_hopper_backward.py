@@ -220,7 +220,7 @@ def test_more_than_an_int_of_elements_in_dq():
     near, far = dq_of_the_last_queries(128), dq_of_the_last_queries(2**24 + 128)
     assert near.abs().max() > 1 and torch.equal(near, far)
     with pytest.raises(KernelError, match="out of bounds in backward_wgmma.* writes 16384 bytes"):
-        dq_of_the_last_queries(2**24 + 128, "int64_t(tile) * (Br * d)", "tile * (Br * d)")
+        dq_of_the_last_queries(2**24 + 128, "int64_t(head * last + tile) * (Br * d)", "(head * last + tile) * (Br * d)")
 
 
 def test_the_first_step_of_many_tiles_is_one_of_them():
