@@ -294,7 +294,7 @@ RESULTS = [
     ("33", "S-begun-late", "the sums of S begun when their product is under way", "if constexpr (next) begin(S_reg, C::LSE + Q_next.stage * C::stats_bytes);\n    take_turn();\n    fa::wgmma_fence();\n    if constexpr (next) product(S_reg, smem + C::K, smem + C::Q + Q_next.stage * C::q_bytes);", "take_turn();\n    fa::wgmma_fence();\n    if constexpr (next) product(S_reg, smem + C::K, smem + C::Q + Q_next.stage * C::q_bytes), begin(S_reg, C::LSE + Q_next.stage * C::stats_bytes);"),
     ("33", "last-step-has-a-next", "the last step waits for one more tile", "advance(steps - 1, std::false_type());", "advance(steps - 1, std::true_type());"),
     ("33", "last-dQ-not-handed-over", "the last dQ isn't handed over", "std::false_type());\n  hand_over();", "std::false_type());"),
-    ("33", "last-dQ-not-sent", "the last dQ isn't sent", "          fa::cp_reduce_async_bulk_add(", "          if (step + 1 < steps) fa::cp_reduce_async_bulk_add("),
+    ("33", "last-dQ-not-sent", "the last dQ isn't sent", "          fa::cp_reduce_async_bulk_add(", "          if (left > 1) fa::cp_reduce_async_bulk_add("),
     ("33", "dS-without-delta", "dS without delta", "stats[2 * rows] = -delta;", "stats[2 * rows] = 0.f;"),
     ("33", "dS-not-transposed", "dS as keys by queries", "fa::stmatrix_x4_trans(dS_row", "fa::stmatrix_x4(dS_row"),
     ("33", "dS-read-early", "dS read before the other warpgroup has written it", "    fa::bar_sync(dS_full + half, 256);", "    fa::bar_arrive(dS_full + half, 256);"),
