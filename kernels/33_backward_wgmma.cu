@@ -2,7 +2,7 @@
 //
 // idea:      Two warpgroups own 64 keys each and hold P^T and dS^T as operands A in registers. A warpgroup that starts
 //            products is held until the tensor cores have taken them, so they take turns: by plan one forms dS while the
-//            other's dP and dV run, and P while the other's S, dK and dQ do (the clocks show how far that holds).
+//            other's dP and dV run (D=64: 5/8 of dV), and P while its S, dK and dQ do (the clocks show how far that holds).
 // changed:   23's transposed products as wgmma; their sums begin with -LSE / scale and -delta; tiles come by TMA from a warp
 //            of its own; a token goes round; two more warps send dQ, which the L2 adds up (cp.reduce.async.bulk)
 // op:        attention_backward
