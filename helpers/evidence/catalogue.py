@@ -301,6 +301,8 @@ RESULTS = [
     ("33", "parity-of-another-round", "a stage waited for by the parity of another round", "Q_next.stage, Q_next.parity);", "Q_next.stage, Q_next.parity ^ 1);"),
     ("33", "dQ-overwritten", "dQ written over the one that is being sent", "          fa::cp_async_bulk_wait_group_read<0>();\n", ""),
     ("33", "token-too-few", "a token too few", "  if (half == 1) pass_turn();", "  if (half == 2) pass_turn();"),
+    ("33", "first-share-added", "the first share of dQ is added to what lies there", "          if (first)\n", "          if (false)\n"),
+    ("33", "dQ-of-nobody", "queries that see no key get what lies in dQ_sum", "if (!none) fa::load4", "fa::load4"),
 ]  # fmt: skip
 
 # The instance of a rung that a bug of RESULTS is in, (D, dtype), where that isn't D = 64 in the rung's first dtype.

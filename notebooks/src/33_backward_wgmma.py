@@ -185,13 +185,13 @@ for finding in (ray := xray(unfenced, *case.inputs)).findings:
 # %% [markdown]
 # ## 3 · dQ, a tile at once
 #
-# In notebook 23 each warp added to $dQ$ with [atomic](glossary.md#atomic) additions, 32 numbers at a time. Here a warpgroup writes its half of the tile of $dQ^\top$ to shared memory, and *one thread*, of a warp that has nothing else to do, asks the copy engine to add it to HBM: `cp.reduce.async.bulk`, a copy that adds. It adds to `dQ_sum`, a tensor of fp32 whose lines the L2 has at hand. No thread waits for the additions; before the buffer is written again, the thread that asked has to know that it has been *read* (`cp.async.bulk.wait_group.read`), and tells the warpgroup so.
+# In notebook 23 each warp added to $dQ$ with [atomic](glossary.md#atomic) additions, 32 numbers at a time. Here a warpgroup writes its half of the tile of $dQ^\top$ to shared memory, and *one thread*, of a warp that has nothing else to do, asks the copy engine to add it to HBM: `cp.reduce.async.bulk`, a copy that adds. It adds to `dQ_sum`, a tensor of fp32 whose lines the L2 has at hand. Nobody sets that to 0: the first CTA at a tile stores its share (an `atomicCAS` says who), the others wait until it is there. No thread waits for the additions; before the buffer is written again, the thread that asked has to know that it has been *read* (`cp.async.bulk.wait_group.read`), and tells the warpgroup so.
 
 # %%
 show.region("33_backward_wgmma", "send_dQ")
 
 # %% [markdown]
-# One head, $N = 256$, $d = 64$: the requests that add to `dQ_sum`, in both kernels. 23 needs 1,024. How many does 33?
+# One head, $N = 256$, $d = 64$: 23's main kernel sends `dQ_sum` 1,024 requests. How many does 33's?
 
 # %%
 bulk_requests = ...  # your prediction
@@ -201,7 +201,7 @@ torch.manual_seed(0)
 one_head = Case("", *(torch.randn(1, 1, 256, 64).half() for _ in range(3)), do=torch.randn(1, 1, 256, 64).half())
 rays = {stem: xray(single(stem, 64), *one_head.inputs) for stem in ("23_backward_mma", "33_backward_wgmma")}
 frames = {stem: ray.to_frame() for stem, ray in rays.items()}
-adds = {s: f[(f.target == "dQ_sum") & f.op.isin(["atomic", "cp.reduce.async.bulk"])] for s, f in frames.items()}
+adds = {s: f[(f.target == "dQ_sum") & f.kernel.str.startswith("backward")] for s, f in frames.items()}
 table = pd.concat(adds)[["op", "requests", "bytes", "cost", "ideal"]].rename(
     columns={"cost": "sectors", "ideal": "least"}
 )
@@ -209,7 +209,7 @@ predict(bulk_requests, int(table.loc["33_backward_wgmma", "requests"].sum()), "r
 table
 
 # %% [markdown]
-# **What to see.** The same kind of traffic in far fewer requests. The bytes are not fewer: each tile of keys adds to every row of $dQ$ once, in fp32. A third kernel sorts it, multiplies by the scale and rounds (region `finish`).
+# **What to see.** The same kind of traffic in far fewer requests. The bytes are not fewer: each tile of keys sends every row of $dQ$ once, in fp32. A third kernel sorts it, multiplies by the scale and rounds (region `finish`).
 #
 # ### Different from run to run
 #
