@@ -2,9 +2,9 @@
 //
 // idea:      Two warpgroups own 64 keys each and hold P^T and dS^T as operands A in registers. A warpgroup that starts
 //            products is held until the tensor cores have taken them, so they take turns: by plan one forms dS while the
-//            other's dP and dV run, and P while the other's S, dK and dQ do (the clocks show how far that holds).
+//            other's dP and dV run (D=64: 5/8 of dV), and P while its S, dK and dQ do (the clocks show how far that holds).
 // changed:   23's transposed products as wgmma; their sums begin with -LSE / scale and -delta; tiles come by TMA from a warp
-//            of its own; a token goes round; two more warps send dQ, which the L2 adds up (cp.reduce.async.bulk)
+//            of its own; a token goes round; two more warps send dQ: the first CTA stores it, the L2 adds the others' to it
 // op:        attention_backward
 // features:  causal, gqa, deterministic
 // inputs:    Q O dO (B,H,Nq,D), K V (B,Hkv,Nk,D) fp16 or bf16, LSE (B,H,Nq) fp32; rows and strides multiples of 16 bytes
@@ -19,6 +19,7 @@
 // speed:     H200, N >= 1024: 401 to 544 TFLOP/s at D=64, 450 to 636 at D=128: 1.21 x and 1.13 x SDPA CUDNN; causal 1.27 x
 //            and 1.17 x
 #include <fa/bulk.cuh>
+#include <fa/flags.cuh>
 #include <fa/half.cuh>
 #include <fa/launch.cuh>
 #include <fa/math.cuh>
@@ -74,17 +75,17 @@ struct Maps {
 inline __device__ float scale_of(const fa_backward_args &a) { return fabsf(a.scale) < 1e-30f ? 1e-30f : a.scale; }
 
 // [region: delta]
-// Before everything else, d / 8 lanes per row: dQ_sum = 0; stats (3, B, H, padded Nq) = 0, of which a tile uses the first two
-// to count who has added to its dQ, then -LSE / scale and -delta = -rowsum(dO o O), where the sums of Q K^T and of dO V^T
-// begin. A row past the end, and one that sees no key (LSE = -inf), begins with the infinity by which P = exp(scale * S) is
-// 0, whatever is added.
+// Before everything else, d / 8 lanes per row: stats (3, B, H, padded Nq) = 0, of which a tile uses the first two to say what
+// has been added to its dQ, then -LSE / scale and -delta = -rowsum(dO o O), where the sums of Q K^T and of dO V^T begin. A row
+// past the end, and one that sees no key (LSE = -inf), begins with the infinity by which P = exp(scale * S) is 0, whatever is
+// added.
 template <int d, typename T> __global__ void prepare(const fa_backward_args a) {
   constexpr int lanes = d / 8;
   const int64_t row = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / lanes;
   const int64_t Nq = padded<d>(a.Nq), rows = a.B * a.H * Nq, head = row / Nq;
   const int lane = threadIdx.x % lanes, i = int(row % Nq), h = int(head % a.H), b = int(head / a.H);
   if (row >= rows) return; // whole warps: tiles are multiples of 32 rows
-  float *dQ_sum = static_cast<float *>(a.workspace[0]) + row * d, *stats = static_cast<float *>(a.workspace[1]) + row;
+  float *stats = static_cast<float *>(a.workspace[1]) + row;
   const T *O = static_cast<const T *>(a.O) + b * a.O_stride[0] + h * a.O_stride[1] + i * a.O_stride[2];
   const T *dO = static_cast<const T *>(a.dO) + b * a.dO_stride[0] + h * a.dO_stride[1] + i * a.dO_stride[2];
   float delta = 0.f;
@@ -97,9 +98,6 @@ template <int d, typename T> __global__ void prepare(const fa_backward_args a) {
       delta += x.x * y.x + x.y * y.y;
     }
   }
-#pragma unroll
-  for (int half = 0; half < 2; ++half)
-    reinterpret_cast<float4 *>(dQ_sum)[half * lanes + lane] = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll
   for (int mask = lanes / 2; mask > 0; mask /= 2) delta += __shfl_xor_sync(0xffffffff, delta, mask);
   if (lane == 0) {
@@ -192,26 +190,37 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
       // [region: send_dQ]
       const int half = warp - 1, mine = half * C::dQ_half;
       int tile = start;
-      float *dQ_sum = static_cast<float *>(a.workspace[0]) + int64_t(head) * last * (Br * d) + mine;
       // Before this CTA's turn at a tile of queries come those with later keys that these queries see.
       const int later = key_tiles - 1 - tile_k, ahead = a.causal ? Br - 1 + shift - j0 : 1 << 30;
       for (int left = steps; left > 0; --left, tile = next_of(tile)) {
-        fa::bar_sync(dQ_full + half, 128 + 32); // this half of dQ is written
+        // Nobody has set dQ_sum to 0: whoever is first at a tile stores, the others add. Its turn is 0, 1 while somebody is
+        // storing, then 2; or, if dQ is to be the same every time, how many have been there.
         const auto turn = [&] { return static_cast<unsigned *>(a.workspace[1]) + (head * last + tile) * 2 + half; };
+        const bool stored = !a.deterministic && fa::is_set_gpu(turn(), 2);
+        bool first = false;
+        fa::bar_sync(dQ_full + half, 128 + 32); // this half of dQ is written
         if (threadIdx.x % 32 == 0) {
           if (a.deterministic) { // when they have added theirs
-            while (atomicAdd(turn(), 0u) != unsigned(min((tile * Br + ahead) / Bc, later))) {
-            }
-            __threadfence();
+            const unsigned before = min((tile * Br + ahead) / Bc, later);
+            fa::await_gpu(turn(), before);
+            first = before == 0;
+          } else if (!stored) {
+            first = atomicCAS(turn(), 0u, 1u) == 0;
+            if (!first) fa::await_gpu(turn(), 2);
           }
-          fa::cp_reduce_async_bulk_add(dQ_sum + int64_t(tile) * (Br * d), smem + C::dQ + 4 * mine, 4 * C::dQ_half);
+          fa::fence_proxy_async_global();
+          float *to = static_cast<float *>(a.workspace[0]) + int64_t(head * last + tile) * (Br * d) + mine;
+          if (first)
+            fa::cp_async_bulk_store(to, smem + C::dQ + 4 * mine, 4 * C::dQ_half);
+          else
+            fa::cp_reduce_async_bulk_add(to, smem + C::dQ + 4 * mine, 4 * C::dQ_half);
           fa::cp_async_bulk_commit_group();
           fa::cp_async_bulk_wait_group_read<0>();
         }
         __syncwarp(); // all lanes are here before the warp arrives, as one
         if (left > 1) fa::bar_arrive(dQ_empty + half, 128 + 32);
-        if (a.deterministic && threadIdx.x % 32 == 0) {
-          fa::cp_async_bulk_wait_group<0>(); // it is added
+        if (first || (a.deterministic && threadIdx.x % 32 == 0)) {
+          fa::cp_async_bulk_wait_group<0>(); // it is there
           __threadfence();
           atomicAdd(turn(), 1u);
         }
@@ -253,7 +262,12 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
 #pragma unroll
     for (int n = 0; n < Br / 8; ++n) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) S_reg[n][e] = fa::ex2_approx_ftz(S_reg[n][e] * scale_log2);
+      for (int e = 0; e < 4; ++e) {
+        if constexpr (d == 64) // as one statement on one register: of two ptxas makes copies of S, and spills
+          asm("mul.f32 %0, %0, %1;\nex2.approx.ftz.f32 %0, %0;" : "+f"(S_reg[n][e]) : "f"(scale_log2));
+        else
+          S_reg[n][e] = fa::ex2_approx_ftz(S_reg[n][e] * scale_log2);
+      }
     }
     if (j0 + Bc > a.Nk || (a.causal && j0 + Bc - 1 > i0 + shift)) { // something here is out of sight
       // Of element 0 of the first fragment: keys from its own on, and how many its query sees beyond its own.
@@ -271,12 +285,15 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
   // [end: scores]
 
   constexpr int F = Br / 16; // fragments A of P^T or dS^T
+  // dS is formed from P as it was before rounding. With d = 64 there are registers for that if P's last fragments are
+  // rounded after dS only, and their part of dV comes with dK: so many come before, with dP.
+  constexpr int early = d == 64 ? 5 : F;
   uint32_t P_reg[F][4], dS_reg[F][4];
   float dP_reg[Br / 8][4];
   float dK_reg[d / 8][4] = {}, dV_reg[d / 8][4] = {}; // (64 keys, d) of this warpgroup, dK without scale
   const auto pack_P = [&] {
 #pragma unroll
-    for (int k = 0; k < F; ++k) pack(P_reg[k], k, S_reg);
+    for (int k = 0; k < early; ++k) pack(P_reg[k], k, S_reg);
   };
 
   // [region: turns]
@@ -323,16 +340,16 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
   const auto advance = [&](int step, auto has_next) {
     constexpr bool next = decltype(has_next)::value;
     const uint32_t Q_smem = smem + C::Q + Q.stage * C::q_bytes, dO_smem = smem + C::dO + dO.stage * C::q_bytes;
-    const uint32_t dS_smem = smem + C::dS + step % 2 * C::dS_bytes;
+    const uint32_t dS_smem = smem + C::dS + step % 2 * C::dS_bytes, dO_empty = smem + C::dO_empty + 8 * dO.stage;
 
     // [region: dP]
-    // (1) dP - delta, and dV += P^T dO
+    // (1) dP - delta, and dV += P^T dO, with d = 64 the first queries' part
     begin(dP_reg, C::delta + dO.stage * C::stats_bytes);
     take_turn();
     fa::wgmma_fence();
     product(dP_reg, smem + C::V, dO_smem);
 #pragma unroll
-    for (int k = 0; k < F; ++k)
+    for (int k = 0; k < early; ++k)
       fa::wgmma_mma_async<T, 1>(dV_reg, P_reg[k], fa::mn_major(dO_smem, Br) + fa::mn_major_step(k), true);
     fa::wgmma_commit_group();
     pass_turn();
@@ -341,8 +358,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     if (step > 0) hand_over(); // the previous step's, here, where its stores have long been done
 
     // [region: dS]
-    // (2) dS = P o (dP - delta), for dK in registers, for dQ in shared memory. With d = 128 P is S_reg's, which isn't rounded; with
-    // d = 64 there are no registers to keep that.
+    // (2) dS = P o (dP - delta), for dK in registers, for dQ in shared memory. P is S_reg's, which isn't rounded.
     fa::wgmma_wait_group<1>(); // dP is there
     const uint32_t dS_row = dS_smem + half * Br * 128 + (lane % 8 + lane / 16 * 8) * 128 +
                             ((2 * warp + lane / 8 % 2) ^ lane % 8) * 16; // stmatrix
@@ -351,10 +367,10 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const float *dP = dP_reg[2 * k + e / 2] + e % 2 * 2;
-        float2 P = fa::unpack2<T>(P_reg[k][e]);
-        if constexpr (d == 128) P = {S_reg[2 * k + e / 2][e % 2 * 2], S_reg[2 * k + e / 2][e % 2 * 2 + 1]};
-        dS_reg[k][e] = fa::pack2<T>(P.x * dP[0], P.y * dP[1]);
+        const float *P = S_reg[2 * k + e / 2] + e % 2 * 2;
+        dS_reg[k][e] = fa::pack2<T>(P[0] * dP[0], P[1] * dP[1]);
       }
+      if (k >= early) pack(P_reg[k], k, S_reg);
       fa::stmatrix_x4_trans(dS_row + 16 * k * 128, dS_reg[k]); // queries by keys
     }
     fa::fence_proxy_async();
@@ -376,7 +392,10 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     // [end: next_S]
 
     // [region: dK]
-    // (4) dK += dS^T Q
+    // (4) what is left of dV, and dK += dS^T Q
+#pragma unroll
+    for (int k = early; k < F; ++k)
+      fa::wgmma_mma_async<T, 1>(dV_reg, P_reg[k], fa::mn_major(dO_smem, Br) + fa::mn_major_step(k), true);
 #pragma unroll
     for (int k = 0; k < F; ++k)
       fa::wgmma_mma_async<T, 1>(dK_reg, dS_reg[k], fa::mn_major(Q_smem, Br) + fa::mn_major_step(k), true);
@@ -405,8 +424,9 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     // (6) P of the next step
     if constexpr (next) {
       fa::wgmma_wait_group<2>(); // S is there
-      // dV has been added and delta read. Every thread says so itself: that is what compute-sanitizer can follow.
-      fa::mbarrier_arrive(smem + C::dO_empty + 8 * dO.stage);
+      // Delta has been read and, if all of it came before, dV added: with d = 64 that is known a little later. Every thread
+      // says so itself: that is what compute-sanitizer can follow.
+      if constexpr (early == F) fa::mbarrier_arrive(dO_empty);
       scores(tile * Br);
       dO.next();
       // Here rather than in front of dP: it keeps ptxas from moving the wait for dQ above the exponentials.
@@ -416,8 +436,9 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
 
     // [region: reduce]
     // (7) dQ to shared memory, for the warp that sends it
-    fa::wgmma_wait_group<0>(); // dQ is there, dK has been added
+    fa::wgmma_wait_group<0>(); // dQ is there, dK and dV have been added
     if constexpr (next) pack_P();
+    if (next && early < F) fa::mbarrier_arrive(dO_empty);
     if (step > 0) fa::bar_sync(dQ_empty + half, 128 + 32); // the previous dQ has left shared memory
     if (next) fa::mbarrier_arrive(smem + C::Q_empty + 8 * Q.stage);
     float *dQ_smem = reinterpret_cast<float *>(smem_base + C::dQ) + half * C::dQ_half + threadIdx.x % 128 * 4;
@@ -469,11 +490,13 @@ template <int d, typename T> __global__ __launch_bounds__(256) void finish(const
   const int tiles = int(padded<d>(a.Nq) / Br), i0 = blockIdx.x % tiles * Br, head = blockIdx.x / tiles;
   const int half = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   const float *dQ_sum = static_cast<const float *>(a.workspace[0]) + int64_t(blockIdx.x) * Br * d + half * C::dQ_half;
+  // Queries that no key is visible to: nobody has stored a dQ.
+  const bool none = static_cast<const unsigned *>(a.workspace[1])[blockIdx.x * 2 + half] == 0;
   T *to = dQ_smem + ((d == 128 ? 0 : half * C::dQ_columns) + 2 * t) * ld + (d == 128 ? half * 64 : 0) + 16 * warp + g;
 #pragma unroll
   for (int n = 0; n < C::dQ_columns / 8; ++n) {
-    float x[4];
-    fa::load4(x, dQ_sum + (n * 128 + threadIdx.x % 128) * 4);
+    float x[4] = {};
+    if (!none) fa::load4(x, dQ_sum + (n * 128 + threadIdx.x % 128) * 4);
 #pragma unroll
     for (int e = 0; e < 4; ++e) to[(8 * n + e % 2) * ld + e / 2 * 8] = T(x[e] * a.scale);
   }

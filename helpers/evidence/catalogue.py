@@ -294,13 +294,15 @@ RESULTS = [
     ("33", "S-begun-late", "the sums of S begun when their product is under way", "if constexpr (next) begin(S_reg, C::LSE + Q_next.stage * C::stats_bytes);\n    take_turn();\n    fa::wgmma_fence();\n    if constexpr (next) product(S_reg, smem + C::K, smem + C::Q + Q_next.stage * C::q_bytes);", "take_turn();\n    fa::wgmma_fence();\n    if constexpr (next) product(S_reg, smem + C::K, smem + C::Q + Q_next.stage * C::q_bytes), begin(S_reg, C::LSE + Q_next.stage * C::stats_bytes);"),
     ("33", "last-step-has-a-next", "the last step waits for one more tile", "advance(steps - 1, std::false_type());", "advance(steps - 1, std::true_type());"),
     ("33", "last-dQ-not-handed-over", "the last dQ isn't handed over", "std::false_type());\n  hand_over();", "std::false_type());"),
-    ("33", "last-dQ-not-sent", "the last dQ isn't sent", "          fa::cp_reduce_async_bulk_add(", "          if (step + 1 < steps) fa::cp_reduce_async_bulk_add("),
+    ("33", "last-dQ-not-sent", "the last dQ isn't sent", "          fa::cp_reduce_async_bulk_add(", "          if (left > 1) fa::cp_reduce_async_bulk_add("),
     ("33", "dS-without-delta", "dS without delta", "stats[2 * rows] = -delta;", "stats[2 * rows] = 0.f;"),
     ("33", "dS-not-transposed", "dS as keys by queries", "fa::stmatrix_x4_trans(dS_row", "fa::stmatrix_x4(dS_row"),
     ("33", "dS-read-early", "dS read before the other warpgroup has written it", "    fa::bar_sync(dS_full + half, 256);", "    fa::bar_arrive(dS_full + half, 256);"),
     ("33", "parity-of-another-round", "a stage waited for by the parity of another round", "Q_next.stage, Q_next.parity);", "Q_next.stage, Q_next.parity ^ 1);"),
     ("33", "dQ-overwritten", "dQ written over the one that is being sent", "          fa::cp_async_bulk_wait_group_read<0>();\n", ""),
     ("33", "token-too-few", "a token too few", "  if (half == 1) pass_turn();", "  if (half == 2) pass_turn();"),
+    ("33", "first-share-added", "the first share of dQ is added to what lies there", "          if (first)\n", "          if (false)\n"),
+    ("33", "dQ-of-nobody", "queries that see no key get what lies in dQ_sum", "if (!none) fa::load4", "fa::load4"),
 ]  # fmt: skip
 
 # The instance of a rung that a bug of RESULTS is in, (D, dtype), where that isn't D = 64 in the rung's first dtype.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import re
@@ -127,9 +128,24 @@ def parts(values: Mapping[str, int]) -> dict[str, int]:
     return {name: end - begin for (begin, name), end in zip(places, ends, strict=True)}
 
 
-def accumulators(source: str, region: str = "tile_loop") -> list[str]:
-    """What the products in a region of a kernel's text add to, in its order: "dP", "dV", "S" ..., each once where it stands; a
-    call of start_S(), a function of the kernel, stands for S."""
-    text = source.partition(f"// [region: {region}]")[2].partition(f"// [end: {region}]")[0]
-    found = re.findall(r"\b(?:product|wgmma_mma_async<[^>]*>)\(\s*(\w+)_reg\b|\bstart_(\w+)\(", text)
-    return [a or b for a, b in found]
+# A product of a kernel's text, and the for loop that it is in: what it adds to; start_S() is a function that adds to S.
+_PRODUCT = re.compile(
+    r"(?:for \(int \w+ = (?P<begin>[^;]+); \w+ < (?P<end>[^;]+); \+\+\w+\)\s+)?"
+    r"(?:fa::)?\b(?:(?:product|wgmma_mma_async<[^>]*>)\(\s*(?P<sum>\w+)_reg\b|start_(?P<started>\w+)\()"
+)
+
+
+def accumulators(source: str, d: int, region: str = "tile_loop") -> list[str]:
+    """What the products in a region of a kernel's text add to, in its order: "dP", "dV", "S" ..., each where it stands; a call of
+    start_S(), a function of the kernel, stands for S. What is in a loop that has no turn at head dimension d is left out."""
+    above, _, text = source.partition(f"// [region: {region}]")
+    values = constants(source, d)
+    for name, expression in re.findall(r"^  constexpr int (\w+) = ([^;,]+);", above, re.MULTILINE):
+        with contextlib.suppress(ValueError):  # of another sort than whole numbers
+            values[name] = evaluate(expression, values)
+    found = _PRODUCT.finditer(text.partition(f"// [end: {region}]")[0])
+    return [x["sum"] or x["started"] for x in found if not x["begin"] or _turns(x, values)]
+
+
+def _turns(product: re.Match[str], values: Mapping[str, int]) -> bool:
+    return evaluate(product["begin"], values) < evaluate(product["end"], values)

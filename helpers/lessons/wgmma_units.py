@@ -81,8 +81,9 @@ def backward(products: pd.DataFrame, tile: dict[str, int], d: int, wavefronts: f
     rows, Br = {}, tile["Br"]
     for each in products.itertuples():
         columns, steps = int(each.shape.split("x")[1]), 2 * each.instructions
-        read = wgmma_bytes(columns, steps, each.A == "registers")
-        rows[each.name] = steps * ROWS * columns * 16 / MULTIPLY_ADDS, read / BYTES
+        read = wgmma_bytes(columns, steps, each.A == "registers") / BYTES
+        before = rows.get(each.name, (0, 0))  # dV may come in two pieces
+        rows[each.name] = before[0] + steps * ROWS * columns * 16 / MULTIPLY_ADDS, before[1] + read
     rows["Q, dO arrive"] = 0, 2 * 2 * Br * d / BYTES
     rows["LSE, delta are read"] = 0, wavefronts * Br
     rows["dS is written"] = 0, 2 * Br * 128 / BYTES

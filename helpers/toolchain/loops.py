@@ -135,8 +135,10 @@ def products(lines: Sequence[Line], names: Sequence[str]) -> pd.DataFrame:
     n, here = len(lines), waits(lines)
     both_commits = commits + [at + n for at in commits]  # of this iteration and the next
     for row in found:
-        later = [(at + turn, left) for turn in (0, n) for at, left in here if at + turn > row["issued"]]
-        done = [at for at, left in later if sum(row["issued"] < commit < at for commit in both_commits) >= left]
+        # Where the group ends that it is in, perhaps with others
+        closed = next((at for at in both_commits if at >= row["issued"]), row["issued"])
+        later = [(at + turn, left) for turn in (0, n) for at, left in here if at + turn > closed]
+        done = [at for at, left in later if sum(closed < commit < at for commit in both_commits) >= left]
         row["done"] = done[0] if done else 2 * n
     frame = pd.DataFrame(found)
     frame.insert(0, "name", list(names))

@@ -52,7 +52,7 @@ device = kernel.device
 # %% [markdown]
 # ## The problem
 #
-# In the backward pass, at $d = 128$ and $N = 4096$ without a mask, FlashAttention-2 reaches 244<!--= tflops("33", 128, of="FLASH"):.0f --> TFLOP/s on an H200 and cuDNN 493<!--= tflops("33", 128, of="CUDNN"):.0f --> (fp16). The first is written for `mma.sync`, as notebook 23's kernel is, the second for Hopper. Notebook 23 said why it would stay behind: its products have to load their operands. What stands in its loop, at $d = 128$:
+# In the backward pass, at $d = 128$ and $N = 4096$ without a mask, FlashAttention-2 reaches 244<!--= tflops("33", 128, of="FLASH"):.0f --> TFLOP/s on an H200 and cuDNN 493<!--= tflops("33", 128, of="CUDNN"):.0f --> (fp16). The first is written for `mma.sync`, as notebook 23's kernel is, the second for Hopper. Products of `mma.sync` have to load their operands. In notebook 23's loop, at $d = 128$:
 
 # %%
 mma = sass.opcodes("23_backward_mma", D=128, loop=True, kernel="backward_mma")
@@ -94,11 +94,11 @@ for name, operand in wanted.items():
         print(f"k {name} the rows, read {way}:", "right" if (read == operand).all() else "wrong")
 
 # %% [markdown]
-# **What to see.** The same tile, and *the same 64 bits* of descriptor. Which way it is read is a bit of the instruction, the last template arguments of `wgmma_mma_async` (1: MN-major). Transposing costs no instruction at all. What differs is how one gets from 16 $k$ to the next, 32 bytes further along the rows, or 16 rows of 128 bytes down; and if the operand is wider than 64 columns, the *leading offset* says where the next panel begins. `fa/sm90.cuh` has a function for each.
+# **What to see.** The same tile, and *the same 64 bits* of descriptor. Which way it is read is a bit of the instruction, the last template arguments of `wgmma_mma_async` (1: MN-major). Transposing costs no instruction at all. What differs is how one gets from 16 $k$ to the next, 32 bytes further along the rows, or 16 rows of 128 bytes down; and if the operand is wider than 64 columns, the *leading offset* says where the next panel begins.
 #
 # ### Which way round to form them
 #
-# $S$ and $dP$ are formed transposed, for notebook 23's reason: $C$'s columns take the place of $k$, so $P^\top$ and $dS^\top$, a row per key and a column per query, are operands $A$ of the two products that sum over queries. Here the reason weighs more. The other way round they would have to become operands in shared memory, and each such step costs a store, a fence, a barrier. In registers the layouts agree, element by element:
+# $S$ and $dP$ are formed transposed, for notebook 23's reason: $C$'s columns take the place of $k$, so $P^\top$ and $dS^\top$, a row per key and a column per query, are operands $A$ of the two products that sum over queries. Here the reason weighs more: the other way round they would go through shared memory, with a store, a fence and a barrier each. In registers the layouts agree, element by element:
 
 # %%
 N = 128  # columns of an accumulator; step k of the next product takes columns 16 k to 16 k + 15
@@ -129,10 +129,12 @@ draw_backward.operands(products, draw_backward.WGMMA)
 # The machine code says the same. `HGMMA` is the instruction; an operand $A$ is a register or a descriptor (`gdesc`), `.tnspA` and `.tnspB` mark what is read transposed, MN-major:
 
 # %%
-names = draw_backward.accumulators(kernel.rung.source)  # the products of the loop, in the order of the file
 loops = {d: draw_backward.main_loop("33_backward_wgmma", d) for d in (64, 128)}
-found = {d: draw_backward.products(lines, names) for d, lines in loops.items()}
-pd.concat({f"d = {d}": f.set_index("name")[["shape", "instructions", "A", "B"]] for d, f in found.items()}, axis=1)
+found = {}
+for d, lines in loops.items():  # the products of the loop, in the order of the file
+    found[d] = draw_backward.products(lines, draw_backward.accumulators(kernel.rung.source, d))
+facts = {"shape": "first", "instructions": "sum", "A": "first", "B": "first"}  # dV may come in pieces (section 4)
+pd.concat({f"d = {d}": f.groupby("name", sort=False).agg(facts) for d, f in found.items()}, axis=1)
 
 # %% [markdown]
 # ## 2 · What dS still needs
@@ -155,7 +157,7 @@ show.region("33_backward_wgmma", "dS")
 show.region("33_backward_wgmma", "dQ")
 
 # %% [markdown]
-# The results that leave shared memory by the async proxy, $dQ$ in each step and $dK$, $dV$ at the end, follow the same pattern: write, fence, barrier, and then one thread starts the copy.
+# $dQ$ in each step and $dK$, $dV$ at the end leave shared memory in the same way: write, fence, barrier, and then one thread starts the copy.
 #
 # The emulator keeps account of both ways. Suppose the fence is left out, and nothing else changed. Is the result `"right"` or `"wrong"`?
 
@@ -183,13 +185,13 @@ for finding in (ray := xray(unfenced, *case.inputs)).findings:
 # %% [markdown]
 # ## 3 · dQ, a tile at once
 #
-# In notebook 23 each warp added to $dQ$ with [atomic](glossary.md#atomic) additions, 32 numbers at a time. Here a warpgroup writes its half of the tile of $dQ^\top$ to shared memory, and *one thread*, of a warp that has nothing else to do, asks the copy engine to add it to HBM: `cp.reduce.async.bulk`, a copy that adds. It adds to `dQ_sum`, a tensor of fp32 whose lines the L2 has at hand. No thread waits for the additions; before the buffer is written again, the thread that asked has to know that it has been *read* (`cp.async.bulk.wait_group.read`), and tells the warpgroup so.
+# In notebook 23 each warp added to $dQ$ with [atomic](glossary.md#atomic) additions, 32 numbers at a time. Here a warpgroup writes its half of the tile of $dQ^\top$ to shared memory, and *one thread*, of a warp that has nothing else to do, asks the copy engine to add it to HBM: `cp.reduce.async.bulk`, a copy that adds. It adds to `dQ_sum`, a tensor of fp32 whose lines the L2 has at hand. Nobody sets that to 0: the first CTA at a tile stores its share (an `atomicCAS` says who), the others wait until it is there. No thread waits for the additions; before the buffer is written again, the thread that asked has to know that it has been *read* (`cp.async.bulk.wait_group.read`), and tells the warpgroup so.
 
 # %%
 show.region("33_backward_wgmma", "send_dQ")
 
 # %% [markdown]
-# One head, $N = 256$, $d = 64$: the requests that add to `dQ_sum`, in both kernels. 23 needs 1,024. How many does 33?
+# One head, $N = 256$, $d = 64$: 23's main kernel sends `dQ_sum` 1,024 requests. How many does 33's?
 
 # %%
 bulk_requests = ...  # your prediction
@@ -199,7 +201,7 @@ torch.manual_seed(0)
 one_head = Case("", *(torch.randn(1, 1, 256, 64).half() for _ in range(3)), do=torch.randn(1, 1, 256, 64).half())
 rays = {stem: xray(single(stem, 64), *one_head.inputs) for stem in ("23_backward_mma", "33_backward_wgmma")}
 frames = {stem: ray.to_frame() for stem, ray in rays.items()}
-adds = {s: f[(f.target == "dQ_sum") & f.op.isin(["atomic", "cp.reduce.async.bulk"])] for s, f in frames.items()}
+adds = {s: f[(f.target == "dQ_sum") & f.kernel.str.startswith("backward")] for s, f in frames.items()}
 table = pd.concat(adds)[["op", "requests", "bytes", "cost", "ideal"]].rename(
     columns={"cost": "sectors", "ideal": "least"}
 )
@@ -207,7 +209,7 @@ predict(bulk_requests, int(table.loc["33_backward_wgmma", "requests"].sum()), "r
 table
 
 # %% [markdown]
-# **What to see.** The same kind of traffic in far fewer requests. The bytes are not fewer: each tile of keys adds to every row of $dQ$ once, in fp32. A third kernel sorts it, multiplies by the scale and rounds (region `finish`).
+# **What to see.** The same kind of traffic in far fewer requests. The bytes are not fewer: each tile of keys sends every row of $dQ$ once, in fp32. A third kernel sorts it, multiplies by the scale and rounds (region `finish`).
 #
 # ### Different from run to run
 #
@@ -235,7 +237,7 @@ pd.DataFrame(rows, index=["run again", "keys from the last tile on"]).T.map("{:.
 # %% [markdown]
 # **What to see.** On a GPU `dQ_sum` differs in its last bits from run to run as it does here from order to order. $dK$ and $dV$ are the same bit by bit in every run: one CTA sums up those of a query head, alone and in a fixed order. (A few differ on the right: with which tile of queries a CTA begins depends on its place.)
 #
-# `deterministic=True` gives $dQ$ one order, as notebook 22 does: a CTA adds its share to a tile of queries when all CTAs with later keys have added theirs. (FlashAttention-2 and -3 have such a mode, too.) What it costs (time with one order over time without):
+# `deterministic=True` gives $dQ$ one order, as notebook 22 does: a CTA adds its share to a tile of queries when all CTAs with later keys have added theirs. What it costs (time with one order over time without):
 
 # %%
 asked = [kernel(q, k, v, o, lse, do, deterministic=True)[0] for _ in range(2)]
@@ -256,15 +258,15 @@ plot.recorded("33_backward_wgmma", "deterministic", price)
 #
 # ## 4 · Roles, and what they cost
 #
-# One warp of a warpgroup of its own, the **producer**, asks TMA for tiles, and two more warps of it send $dQ$; two warpgroups, the **consumers**, compute. As in rung 31 the producer gives registers back ([`setmaxnreg`](glossary.md#setmaxnreg)) so that the consumers may have more. Registers per lane, for the arrays that are alive together when $dS$ is formed:
+# One warp of a warpgroup of its own, the **producer**, asks TMA for tiles, and two more warps of it send $dQ$; two warpgroups, the **consumers**, compute. As in rung 31 the producer gives registers back ([`setmaxnreg`](glossary.md#setmaxnreg)) so that the consumers may have more. Registers per lane, for the arrays that are alive together when $dS$ is begun, which then takes $dP$'s place:
 
 # %%
-per_lane = pd.DataFrame(index=["dK, dV", "dP", "P, rounded", "dS, rounded", "P in fp32"])
+per_lane = pd.DataFrame(index=["dK, dV", "dP", "P in fp32", "P, rounded for dV"])
 for d in (64, 128):
     Br = draw_backward.constants(kernel.rung.source, d)["Br"]  # queries per step
-    pairs = 64 * Br // 2  # two rounded numbers share a register
-    elements = [2 * 64 * d, 64 * Br, pairs, pairs, 64 * Br * (d == 128)]  # of a warpgroup, in registers
-    per_lane[f"d = {d}, {Br} queries"] = [n // 128 for n in elements]
+    fragments = found[d].query("name == 'dV'")["instructions"].iloc[0]  # of P, that dV takes together with dP
+    elements = [2 * 64 * d, 64 * Br, 64 * Br]  # of a warpgroup
+    per_lane[f"d = {d}, {Br} queries"] = [*(n // 128 for n in elements), 4 * fragments]
 per_lane.loc["all"] = per_lane.sum()
 given, taken = (int(re.search(rf"setmaxnreg_{way}<(\d+)>", source.source)[1]) for way in ("dec", "inc"))
 print(
@@ -273,7 +275,9 @@ print(
 per_lane
 
 # %% [markdown]
-# $dK$ and $dV$ grow with $d$, so a step has fewer queries at $d = 128$. There $dS$ is formed from $P$ in fp32; at $d = 64$, where that would take 64 registers too many, from the $P$ that was rounded for $dV$.
+# $dK$ and $dV$ grow with $d$, so a step has fewer queries at $d = 128$. $dS$ is formed from $P$ in fp32, as in FlashAttention-2; from the rounded $P$, the errors of $dQ$ and $dK$ would be a fifth larger.
+#
+# At $d = 64$ that takes two things. ptxas gives $S$ and $dP$ the same 64 registers, unless scale and exponential are one `asm` statement that changes a register in place: then $P$ stays where $S$ was. And $P$ in 16 bits doesn't fit beside it as a whole: the last three of its eight fragments are rounded when $dS$ has been formed, and *their part of $dV$ is started with $dK$*.
 #
 # The launch gives each of 384 threads 168 registers, and with 24 and 240 nothing of $384 \cdot 168 = 64\,512$ is left over. 1024 registers of the SM belong to nobody: just enough, it seems, to leave each of the producer's threads 8 more. What does the kernel do with 32 in place of 24: is it `"right"`, `"wrong"`, or does it `"hang"`?
 
@@ -303,7 +307,7 @@ draw_backward.shared_memory(bars, "Where shared memory goes, KB per CTA")
 #
 # ## 5 · Under whose products?
 #
-# In principle a warpgroup can start several products and compute under them, all by itself. But whoever starts a product is held until the tensor cores take it. So a token goes round: only the warpgroup that has it starts products. The plan: one forms $dS$ while the other's $dP$ and $dV$ run, and $P$ while the other's $S$, $dK$ and $dQ$ run.
+# A warpgroup could start several products and compute under them, all by itself. But whoever starts a product is held until the tensor cores take it. So a token goes round: only the warpgroup that has it starts products. The plan: one forms $dS$ while the other's $dP$ and $dV$ run, and $P$ while the other's $S$, $dK$ and $dQ$ run (at $d = 64$ with what is left of $dV$).
 
 # %%
 show.region("33_backward_wgmma", "turns")
@@ -312,13 +316,14 @@ show.region("33_backward_wgmma", "turns")
 # The loop in machine code: each product from its first `HGMMA` to the wait that covers it (`WARPGROUP.DEPBAR`), and what the threads do meanwhile. The numbers are those in the kernel's comments:
 
 # %%
-MARKS = {"dP": "(1) dP", "dV": "(1) dV", "S": "(3) S, next step", "dK": "(4) dK", "dQ": "(5) dQ"}
+early, late = found[64].query("name == 'dV'")["instructions"]
+pieces = [f"(1) dV, {early} of {early + late}", f"(4) dV, {late} of {early + late}"]
+marked = found[64].assign(name=["(1) dP", pieces[0], "(3) S, next step", pieces[1], "(4) dK", "(5) dQ"])
 done = draw_backward.work(loops[64], found[64])
-marked = found[64].assign(name=found[64]["name"].map(MARKS))
 draw_backward.program(marked, done, len(loops[64]), "One step of the loop in the order of its machine code, d = 64")
 
 # %% [markdown]
-# **What to see.** (Instructions, not time.) A step has two halves. In the first, $dP$ and $dV$ are started, and $dS$ is computed as soon as $dP$ is there, under $dV$. In the second, $S$ of the next step, $dK$ and $dQ$ are started, and the exponentials wait for $S$ alone. Orange is work under which no product *of this warpgroup* runs: there the other one's would have to keep the tensor cores busy. (The long empty stretch is the mask.)
+# **What to see.** (Instructions, not time.) A step has two halves. In the first, $dP$ and most of $dV$ are started, and $dS$ is computed as soon as $dP$ is there, under $dV$. In the second, $S$ of the next step, the rest of $dV$, $dK$ and $dQ$ are started, and the exponentials wait for $S$ alone. Orange is work under which no product *of this warpgroup* runs: there the other one's would have to keep the tensor cores busy. (The long empty stretch is the mask.)
 #
 # Do they? The kernel notes what begins when. On the H200, three steps in the middle of the loop, of a CTA in the middle of a full grid (notes take time, too). Which share of its $dS$ does consumer 1 compute while consumer 0 starts products?
 
@@ -337,7 +342,7 @@ def in_the_middle(events):
 plot.recorded("33_backward_wgmma", "roles", in_the_middle, by="python -m helpers record roles 33_backward_wgmma")
 
 # %% [markdown]
-# **What to see.** Boxes carry the kernel's numbers: 2 is $dS$, 6 the next step's $P$, 7 $dQ$ on its way to shared memory. On the right: how much of that lies under products that the other one starts. Here the plan holds for both consumers' $dS$, mostly for consumer 0's $P$, and for consumer 1's $dQ$, not for the rest: the two are less than half a step apart, and there only what the warpgroup has started itself can still be running. (Notes move the two against each other.) Starting products takes each consumer more time than anything else: there it is held up.
+# **What to see.** Boxes carry the kernel's numbers: 2 is $dS$, 6 the next step's $P$, 7 $dQ$ on its way to shared memory. On the right: how much of that lies under products that the other one starts. Here the plan holds for both consumers' $dS$, mostly for consumer 0's $P$, and for consumer 1's $dQ$, not for the rest: the two are less than half a step apart, and there only what the warpgroup has started itself can still be running. Starting products takes each consumer more time than anything else: there it is held up.
 #
 # ### The budget
 #
@@ -376,7 +381,7 @@ show.region("33_backward_wgmma", "scores")
 show.region("33_backward_wgmma", "tile_loop")
 
 # %% [markdown]
-# A CTA has 128 keys of one *query* head, under a causal mask the longest tiles of 16 heads first. Where several query heads share $K$ and $V$, each has CTAs of its own, which write $dK$ and $dV$ into the workspace, and a last kernel adds them up in the order of the heads (region `add_heads`). (One CTA for all heads that share would leave SMs idle where there are few: see the [log](39_log.ipynb).)
+# A CTA has 128 keys of one *query* head, under a causal mask the longest tiles of 16 heads first. Where several query heads share $K$ and $V$, each has CTAs of its own, which write $dK$ and $dV$ into the workspace, and a last kernel adds them up in the order of the heads (region `add_heads`).
 
 # %% [markdown]
 # ## Run and check
@@ -441,12 +446,12 @@ predict(products_executed, int(counted.loc["wgmma.mma_async", "33_backward_wgmma
 counted.loc[counted.max(axis=1) > 60].sort_values("23_backward_mma", ascending=False)
 
 # %% [markdown]
-# **What to see.** $S$ is started a step ahead, the first one before the loop, and the last step starts none: a branch around it in the loop would keep ptxas from letting any two products overlap (its message C7515), so the body is in the code twice. Gone are `mma.sync`, `ldmatrix`, copies of 16 bytes per thread (`cp.async`) and atomic additions. `ld.shared` has grown: a warp holds 16 keys here, 32 in rung 23, and each warp reads LSE and delta of all queries.
+# **What to see.** $S$ is started a step ahead, the first one before the loop, and the last step starts none: a branch around it in the loop would keep ptxas from letting any two products overlap (its message C7515). Gone are `mma.sync`, `ldmatrix`, copies of 16 bytes per thread (`cp.async`) and atomic additions. `ld.shared` has grown: a warp holds 16 keys here, 32 in rung 23, and each warp reads LSE and delta of all queries.
 
 # %% [markdown]
 # ## Beside its peers
 #
-# FLOPs are counted as $10 B H N^2 d$, half of it under a causal mask. SDPA FLASH is FlashAttention-2's own backward pass, SDPA CUDNN is cuDNN's; FA3 and FA4 (FlashAttention-3, -4) ran in the same process.
+# FLOPs are counted as $10 B H N^2 d$, half of it under a causal mask. SDPA FLASH is FlashAttention-2's own backward pass; FA3 and FA4 (FlashAttention-3, -4) ran in the same process.
 
 
 # %%
@@ -502,7 +507,7 @@ plot.recorded("33_backward_wgmma", "steps", taught)
 # ## What still hurts
 #
 # 1. **One CTA per SM, and two warpgroups that wait for each other** several times in a step. No third one fills in.
-# 2. **Registers and room.** More queries per step would mean fewer barriers and fewer bytes per product; neither registers nor shared memory are left for them.
+# 2. **Registers and room.** More queries per step would mean fewer barriers and fewer bytes per product; there is no room for them.
 # 3. **$dQ$ in fp32**: each tile of keys sends $4 d$ bytes per query to the L2.
 # 4. **Small kernels**: one before and one after, and a third where heads share $K$ and $V$. They weigh most where sequences are short.
 #
@@ -529,9 +534,9 @@ plot.recorded("33_backward_wgmma", "steps", taught)
 #
 # What this series leaves out, and why:
 #
-# - **Clusters and multicast.** CTAs of a cluster can read each other's shared memory, and one TMA copy can write a tile into several of them: those with the same keys could share $K$ and $V$. In rung 32 warps waited for $K_j$ and $V_j$ in 5 % of Nsight Compute's samples (step 26, $d = 128$): little to gain, and CTAs would wait for each other.
-# - **FP8.** Twice the products per clock. `wgmma` transposes 16-bit operands only, so $V$ would have to be transposed on the way, and $P$'s accumulators don't lie as an 8-bit operand does (FlashAttention-3, section 3.3). The errors need an error rule of their own.
-# - **Blackwell and FlashAttention-4.** There `tcgen05` replaces `wgmma`: one thread starts a product, and the sums lie in *tensor memory*, not in registers. From H100 to B200 products became 2.25 times as fast, exponentials and shared memory no faster ([FlashAttention-4](https://www.together.ai/blog/flashattention-4)). So FA4 computes part of the exponentials by a polynomial, rescales $O$ only where the maximum has risen beyond a threshold, and lets two CTAs share a product's operands in the backward pass. Rung 32's steps 7 and 18 tried the first two on Hopper, where they gained little.
+# - **Clusters and multicast.** One TMA copy can write a tile into several CTAs of a cluster, so that those with the same keys could share it. In rung 32 warps waited for $K_j$ and $V_j$ in 5 % of Nsight Compute's samples (step 26, $d = 128$): little to gain.
+# - **FP8.** Twice the products per clock. `wgmma` transposes 16-bit operands only, so $V$ would have to be transposed on the way, and $P$'s accumulators don't lie as an 8-bit operand does (FlashAttention-3, section 3.3).
+# - **Blackwell and FlashAttention-4.** There `tcgen05` replaces `wgmma`: one thread starts a product, and the sums lie in *tensor memory*, not in registers. From H100 to B200 products became 2.25 times as fast, exponentials and shared memory no faster ([FlashAttention-4](https://www.together.ai/blog/flashattention-4)). So FA4 computes part of the exponentials by a polynomial, rescales $O$ only where the maximum has risen beyond a threshold (on Hopper both gained little: rung 32's steps 7 and 18), and lets two CTAs share operands in the backward pass.
 
 # %% [markdown]
 # ## Exercises

@@ -88,17 +88,21 @@ def test_what_initcheck_says_of_33_says_nothing_of_its_mutants():
     )
 
 
-def test_what_33_adds_up_has_been_written():
-    """At the record's shape, with NaN in all of the workspace that initcheck speaks of, or zeros: the same dK and dV."""
+@pytest.mark.parametrize(
+    ("tensor", "shape", "wanted"), [("dK_dV", (1, 2, 150, 64), "dk dv"), ("dQ_sum", (1, 2, 256, 64), "dq")]
+)
+def test_what_33_adds_up_has_been_written(tensor, shape, wanted):
+    """At the record's shape, with NaN in all of a workspace tensor that bulk copies write, or zeros: the same gradients. (initcheck
+    speaks of dK_dV; dQ_sum is set to 0 by nobody, the first CTA at a tile stores.)"""
     kernel, found = load("33_backward_wgmma", device="cpu", quiet=True), []
     [original] = [mutant for mutant in sanitize.chosen([]) if mutant.id == "33.original"]
     [inputs] = original.inputs()
     for fill in (math.nan, 0.0):
         call = prepare(kernel.rung, "cpu", inputs, causal=True)
-        assert call.workspace["dK_dV"].fill_(fill).shape == (1, 2, 150, 64)
+        assert call.workspace[tensor].fill_(fill).shape == shape
         kernel.launcher.launch(call)
-        found.append(call.results[1:])
-    for with_nan, with_zeros in zip(*found):
+        found.append([x for name, x in zip(("dq", "dk", "dv"), call.results, strict=True) if name in wanted])
+    for with_nan, with_zeros in zip(*found, strict=True):
         assert with_nan.isfinite().all() and torch.equal(with_nan, with_zeros)
 
 

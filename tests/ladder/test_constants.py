@@ -2,7 +2,7 @@
 
 import pytest
 
-from helpers.ladder.constants import constants, evaluate, parts
+from helpers.ladder.constants import accumulators, constants, evaluate, parts
 from helpers.ladder.rung import rungs
 
 TILE = """template <int d> struct Tile {
@@ -51,6 +51,29 @@ def test_an_expression_has_the_value_of_cpp(expression, value):
 def test_what_is_no_expression_of_whole_numbers_is_refused(expression):
     with pytest.raises(ValueError, match="has no value|is not an expression of whole numbers"):
         evaluate(expression, {"a": 1})
+
+
+LOOP = """
+  constexpr int F = Br / 16, unused = 1;
+  constexpr int early = d == 64 ? 5 : Br / 16;
+  constexpr bool no_number = true;
+  // [region: tile_loop]
+    product(dP_reg, smem + C::V, dO_smem);
+    for (int k = 0; k < early; ++k)
+      fa::wgmma_mma_async<T, 1>(dV_reg, P_reg[k], dO, true);
+    start_S(k);
+    for (int k = early; k < Br / 16; ++k)
+      fa::wgmma_mma_async<T, 1>(dV_reg, P_reg[k], dO, true);
+    for (int k = 0; k < 8; ++k)
+      fa::wgmma_mma_async<T, 1, 0>(dQ_reg, K, dS, k > 0);
+  // [end: tile_loop]
+    product(dK_reg, smem, smem);
+"""
+
+
+def test_products_stand_where_their_loops_go_round():
+    assert accumulators(TILE + LOOP, 64) == ["dP", "dV", "S", "dV", "dQ"]
+    assert accumulators(TILE + LOOP, 128) == ["dP", "dV", "S", "dQ"]
 
 
 def test_kernels_state_their_own_constants():

@@ -140,16 +140,19 @@ def test_a_program_shows_its_products_and_the_work_under_none():
     assert [t.get_text() for t in ax.get_yticklabels()][:3] == ["S", "dV", "dQ"]
 
 
-@pytest.mark.parametrize("d", [64, 128])
-def test_the_loop_of_33_has_its_five_products(d):
+@pytest.mark.parametrize(("d", "pieces_of_dv"), [(64, [5, 3]), (128, [4])])
+def test_the_loop_of_33_has_its_five_products(d, pieces_of_dv):
+    """At d = 64 dV's second piece comes with dK."""
     whole = rung("33_backward_wgmma")
-    names = draw_backward.accumulators(whole.source)
-    assert sorted(names) == ["S", "dK", "dP", "dQ", "dV"]
+    names = draw_backward.accumulators(whole.source, d)
+    assert names == ["dP", "dV", "S", *["dV"] * (len(pieces_of_dv) - 1), "dK", "dQ"]
     found = draw_backward.products(draw_backward.main_loop(whole, d), names).set_index("name")
     assert (found.loc[["dV", "dK"], "A"] == "registers").all() and (found.loc[["S", "dP"], "A"] == "K-major").all()
     values = draw_backward.constants(whole.source, d)
-    assert found.loc["S", "shape"] == f"64x{values['Br']}x16" and found.loc["dV", "shape"] == f"64x{d}x16"
-    assert found.loc["dV", "instructions"] == values["Br"] // 16 and found.loc["dP", "instructions"] == d // 16
+    assert found.loc["S", "shape"] == f"64x{values['Br']}x16" and set(found.loc[["dV"], "shape"]) == {f"64x{d}x16"}
+    assert found.loc[["dV"], "instructions"].tolist() == pieces_of_dv and sum(pieces_of_dv) == values["Br"] // 16
+    assert found.loc["dP", "instructions"] == d // 16
+    assert found["done"].loc[["dV"]].iloc[-1] == found["done"]["dK" if len(pieces_of_dv) > 1 else "dV"]
 
 
 def test_a_draft_is_where_its_ratio_is_and_filled_if_it_stayed():

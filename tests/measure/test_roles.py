@@ -143,10 +143,13 @@ def test_a_wait_for_a_product_is_told_from_one_for_a_barrier():
 
 
 def test_notes_leave_the_products_of_33_asynchronous():
-    """nvcc says so where it serialises them, and a note that makes it spill would show other times than the kernel's own."""
+    """Where they are recorded. nvcc says so where it serialises them, and a note that makes it spill would show other times than the
+    kernel's own."""
     noted = roles.instrument(rung("33_backward_wgmma").source)
     whole = dataclasses.replace(rung("33_backward_wgmma"), source=noted)
-    assert not re.search(r"\(C75(?:08|1[0-5])\)", (sass.cubin(whole).parent / "ptxas.log").read_text())
+    said = (sass.cubin(whole).parent / "ptxas.log").read_text()
+    serialised = re.findall(r"\(C75(?:08|1[0-5])\).* '_Z14backward_wgmmaILi(\d+)E", said)
+    assert {int(D) for D in serialised} == set(roles.NO_ROOM["33_backward_wgmma"])
     assert (sass.resources(whole)[["spill_store_bytes", "spill_load_bytes"]] == 0).all(axis=None)
 
 
@@ -154,6 +157,11 @@ def test_a_recording_has_every_head_dimension():
     frame = roles.recording("32_ping_pong", N=256, tokens=256, width=128, device="cpu")
     assert frame.columns.tolist() == ["D", "lane", "kind", "begin", "end"] and set(frame.D) == {64, 128}
     assert set(frame[frame.D == 64].lane) == {"producer", "consumer 0", "consumer 1", "consumer 2"}
+
+
+def test_a_head_dimension_without_room_for_notes_is_not_recorded(monkeypatch):
+    monkeypatch.setitem(roles.NO_ROOM, "32_ping_pong", (128,))
+    assert set(roles.recording("32_ping_pong", N=128, tokens=128, width=128, device="cpu").D) == {64}
 
 
 def test_without_a_gpu_nothing_is_recorded(monkeypatch):

@@ -105,6 +105,19 @@ def test_products_are_under_way_until_a_wait_covers_them():
         loops.products(code(*PRODUCTS), ["S", "dV"])
 
 
+def test_a_product_is_waited_for_with_its_group():
+    """dV is committed with dK: the wait that leaves two groups, theirs and that of dQ, doesn't cover it."""
+    lines = code(
+        "HGMMA.64x128x16.F32 R24, gdesc[UR36], R24, gsb0",
+        "HGMMA.64x64x16.F32 R120, R192, gdesc[UR20].tnspB, R120",
+        "HGMMA.64x64x16.F32 R152, R196, gdesc[UR20].tnspB, R152, gsb0",
+        "HGMMA.64x64x16.F32 R88, gdesc[UR36], gdesc[UR40], RZ, !UPT, gsb0",
+        "WARPGROUP.DEPBAR.LE gsb0, 0x2",
+        "WARPGROUP.DEPBAR.LE gsb0, 0x0",
+    )
+    assert loops.products(lines, ["S", "dV", "dK", "dQ"])["done"].tolist() == [4, 5, 5, 5]
+
+
 def test_the_loop_is_where_most_products_are_and_no_end_of_the_kernel():
     lines = code(
         "HGMMA.64x96x16.F32 R24, gsb0",

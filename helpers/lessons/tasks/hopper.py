@@ -163,15 +163,15 @@ TASKS = (
         "33.1",
         "delta",
         2,
-        "Write the kernel `prepare`: where the sums of S and of dP begin, dQ_sum = 0, and the counters at 0.",
+        "Write the kernel `prepare`: where the sums of S and of dP begin, and the counters at 0.",
         (
             "d / 8 lanes per row of B*H*padded<d>(Nq) rows (Nq rounded up to whole tiles), 16 bytes of a row each; blockDim.x threads; "
             "scale_of(a): never 0",
-            "workspace[0]: dQ_sum (B,H,padded Nq,D) fp32; workspace[1]: stats (3,B,H,padded Nq) fp32; a.LSE (B,H,Nq)",
+            "workspace[1]: stats (3,B,H,padded Nq) fp32; a.LSE (B,H,Nq)",
         ),
         (
             "template <int d, typename T> __global__ void prepare(const fa_backward_args a) is defined",
-            "dQ_sum = 0 and stats[0] = 0 (counters, for `deterministic`), padding included",
+            "stats[0] = 0 (counters: what has been added to a tile of dQ_sum, which nobody sets to 0), padding included",
             "stats[1] = -LSE / scale; for rows from Nq on, and where LSE = -inf, the infinity by which scale * (S + stats[1]) = -inf",
             "stats[2] = -delta = -rowsum(dO o O), 0 from Nq on",
         ),
@@ -191,11 +191,12 @@ TASKS = (
             "x) * 4], for n < Tile<d>::dQ_columns / 8",
             "its elements e are dQ^T: column of d 16 * warp + g + e / 2 * 8, query 8n + 2t + e % 2 of the half; d = 128: half h has columns 64 h on, of "
             "all queries; d = 64: all columns of queries dQ_columns * h on",
+            "workspace[1]: unsigned counters, 2 * tile + half: 0 where nobody has stored that half of dQ_sum (queries that see no key)",
             "grid: a CTA of 256 threads per tile (padded<d>(Nq) / Br per head)",
         ),
         (
             "template <int d, typename T> __global__ void finish(const fa_backward_args a) is defined",
-            "dQ (B,H,Nq,D) = a.scale * dQ_sum rounded to T, for queries below Nq",
+            "dQ (B,H,Nq,D) = a.scale * dQ_sum rounded to T, for queries below Nq; 0 where nobody has stored",
         ),
         (
             "Threads 0-127 take one half, 128-255 the other; warp is threadIdx.x / 32 % 4.",
