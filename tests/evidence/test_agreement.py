@@ -23,7 +23,7 @@ LEFT = {
     "23_backward_mma": 0.7,
     "31_warp_specialized": 1.7,
     "32_ping_pong": 1.3,
-    "33_backward_wgmma": 1.5,
+    "33_backward_wgmma": 1.8,
 }
 
 
