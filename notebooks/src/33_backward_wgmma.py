@@ -52,7 +52,7 @@ device = kernel.device
 # %% [markdown]
 # ## The problem
 #
-# In the backward pass, at $d = 128$ and $N = 4096$ without a mask, FlashAttention-2 reaches 244<!--= tflops("33", 128, of="FLASH"):.0f --> TFLOP/s on an H200 and cuDNN 493<!--= tflops("33", 128, of="CUDNN"):.0f --> (fp16). The first is written for `mma.sync`, as notebook 23's kernel is, the second for Hopper. Products of `mma.sync` have to load their operands. In notebook 23's loop, at $d = 128$:
+# In the backward pass, at $d = 128$ and $N = 4096$ without a mask, FlashAttention-2 reaches 246<!--= tflops("33", 128, of="FLASH"):.0f --> TFLOP/s on an H200 and cuDNN 501<!--= tflops("33", 128, of="CUDNN"):.0f --> (fp16). The first is written for `mma.sync`, as notebook 23's kernel is, the second for Hopper. Products of `mma.sync` have to load their operands. In notebook 23's loop, at $d = 128$:
 
 # %%
 mma = sass.opcodes("23_backward_mma", D=128, loop=True, kernel="backward_mma")
@@ -254,7 +254,7 @@ def price(samples):
 plot.recorded("33_backward_wgmma", "deterministic", price)
 
 # %% [markdown]
-# **What to see.** At $d = 64$ without a mask one order costs as much as in FlashAttention-3, elsewhere more: the L2 has to have added a share before the next CTA may begin, and the warp that sends $dQ$ can't take the next share while it waits.
+# **What to see.** Without a mask one order costs about as much as in FlashAttention-3, under a mask more, and most at large $N$: the L2 has to have added a share before the next CTA may begin, and the warp that sends $dQ$ can't take the next share while it waits.
 #
 # ## 4 · Roles, and what they cost
 #
@@ -474,7 +474,7 @@ def summaries(samples):
 plot.recorded("33_backward_wgmma", "backward", summaries)
 
 # %% [markdown]
-# **What to see.** How many times as long as ours each peer takes: in the figure medians of seven rounds with the lowest and highest; in the table the geometric mean over $N \ge 1024$, the lowest and highest of those, and the worst of *all* recorded shapes. We are ahead of cuDNN at every one of them. With FlashAttention-3 it is a draw: 1.04<!--= ratio("33", "FA3", 64, causal=0, kind="backward"):.2f --> at $d = 64$ and 1.05<!--= ratio("33", "FA3", 128, causal=0, kind="backward"):.2f --> at $d = 128$, under a mask 1.00<!--= ratio("33", "FA3", 64, causal=1, kind="backward"):.2f --> and 1.01<!--= ratio("33", "FA3", 128, causal=1, kind="backward"):.2f --> (fp16); bf16 is much the same. So with FlashAttention-4, but for short lengths at $d = 64$ under the mask, where it is ahead by up to 15<!--= 100 * (1 - record.summary(record.load("33_backward_wgmma", "backward"), "33_backward_wgmma", "FA4")["worst"].min()):.0f --> %.
+# **What to see.** How many times as long as ours each peer takes: in the figure medians of seven rounds with the lowest and highest; in the table the geometric mean over $N \ge 1024$, the lowest and highest of those, and the worst of *all* recorded shapes. We are ahead of cuDNN at every one of them. Beside FlashAttention-3 we are at 1.06<!--= ratio("33", "FA3", 64, causal=0, kind="backward"):.2f --> at $d = 64$ and 1.05<!--= ratio("33", "FA3", 128, causal=0, kind="backward"):.2f --> at $d = 128$; under a mask it is a draw, 0.99<!--= ratio("33", "FA3", 64, causal=1, kind="backward"):.2f --> and 1.01<!--= ratio("33", "FA3", 128, causal=1, kind="backward"):.2f --> (fp16; bf16 is much the same). So with FlashAttention-4, but for short sequences: at $N = 512$ it is ahead by up to 15<!--= 100 * (1 - record.summary(record.load("33_backward_wgmma", "backward"), "33_backward_wgmma", "FA4")["worst"].min()):.0f --> %.
 #
 # ### The steps that taught something
 #
