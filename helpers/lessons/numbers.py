@@ -108,12 +108,11 @@ def trained(table: str, run: str | tuple, column: str) -> float:
     return _training(table).loc[run, column]
 
 
-def language(name: str, D: int, causal: int = 0, N: int = 0) -> float:
-    """How many times as fast as SDPA FLASH a language of notebook 40 was, or "04_fa2_fp32", "13_tuned", … beside them: at N, or the
+def language(name: str, D: int, causal: int = 0) -> float:
+    """How many times as fast as SDPA FLASH a language of notebook 40 was, or "04_fa2_fp32", "13_tuned", … beside them: the
     geometric mean over N >= 1024."""
     samples = record.load("40_every_language", "timings", record.DEFAULT_DEVICE)
-    at = samples["Nk"] == N if N else samples["Nk"] >= record.FROM_N
-    samples = samples[(samples["D"] == D) & (samples["causal"] == causal) & at]
+    samples = samples[(samples["D"] == D) & (samples["causal"] == causal) & (samples["Nk"] >= record.FROM_N)]
     process = name if (samples["language"] == name).any() else "peers"
     return record.geometric_mean(record.ratio_of_language(samples, process, name)["ratio"])
 
