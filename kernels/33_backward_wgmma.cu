@@ -4,7 +4,8 @@
 //            products is held until the tensor cores have taken them, so they take turns: by plan one forms dS while the
 //            other's dP and dV run (D=64: 5/8 of dV), and P while its S, dK and dQ do (the clocks show how far that holds).
 // changed:   23's transposed products as wgmma; their sums begin with -LSE / scale and -delta; tiles come by TMA from a warp
-//            of its own; a token goes round; two more warps send dQ: the first CTA stores it, the L2 adds the others' to it
+//            of its own; a token goes round; two more warps send dQ: the first CTA stores it, the L2 adds the others' to it;
+//            D=64: a CTA per SM takes tiles of keys one after another, and starts the next one's S in a tile's last step
 // op:        attention_backward
 // features:  causal, gqa, deterministic
 // inputs:    Q O dO (B,H,Nq,D), K V (B,Hkv,Nk,D) fp16 or bf16, LSE (B,H,Nq) fp32; rows and strides multiples of 16 bytes
@@ -12,7 +13,7 @@
 // dtypes:    fp16, bf16
 // D:         64, 128
 // workspace: dQ_sum (B,H,Nq128,D) fp32; stats (3,B,H,Nq128) fp32; dK_dV (B,Hshared,Nk,D) fp32
-// tiles:     D=64:  Br=128 Bc=128 threads=384 smem=211 KB CTAs/SM=1
+// tiles:     D=64:  Br=128 Bc=128 threads=384 smem=227 KB CTAs/SM=1
 //            D=128: Br=64  Bc=128 threads=384 smem=210 KB CTAs/SM=1
 // arch:      sm_90a
 // paper:     FlashAttention-2, Algorithm 2 (arXiv 2307.08691); FlashAttention-3 (arXiv 2407.08608)
@@ -28,18 +29,26 @@
 #include <fa/wgmma.cuh>
 
 // [region: tile]
+// An item of work: keys j0 .. j0 + 128 of head (b, hk), and of head (b, h), which is number `head` of all, the tiles of queries
+// that see one of them: from `start` to the last, then from `first` on. By default nothing: keys in front of the first.
+struct alignas(16) Work {
+  int head = 0, h = 0, hk = 0, b = 0, j0 = -128, first = 0, start = 0;
+};
+
 template <int d> struct Tile {
-  static constexpr int Br = d == 64 ? 128 : 64;   // queries per step of the loop
-  static constexpr int Bc = 128;                  // keys per CTA: 64 for each of two warpgroups
-  static constexpr int threads = 128 + 2 * 128;   // the producer's warpgroup, which sends dQ too, and two consumers
-  static constexpr int Q_stages = 3;              // buffers for Q_i and LSE
-  static constexpr int dO_stages = 2;             // for dO_i and delta; dS has two as well
-  static constexpr int dQ_columns = Br * d / 128; // queries of a warpgroup's half of dQ^T, with 64 columns of d
-  static constexpr int dQ_half = 64 * dQ_columns; // floats
+  static constexpr int Br = d == 64 ? 128 : 64;     // queries per step of the loop
+  static constexpr int Bc = 128;                    // keys per item of work: 64 for each of two warpgroups
+  static constexpr int threads = 128 + 2 * 128;     // the producer's warpgroup, which sends dQ too, and two consumers
+  static constexpr int Q_stages = 3;                // buffers for Q_i and LSE
+  static constexpr int dO_stages = 2;               // for dO_i and delta; dS has two as well
+  static constexpr int K_stages = d == 64 ? 2 : 1;  // for K_j: two, where there is room
+  static constexpr bool persistent = K_stages == 2; // then a CTA takes one item after another, else it has one
+  static constexpr int dQ_columns = Br * d / 128;   // queries of a warpgroup's half of dQ^T, with 64 columns of d
+  static constexpr int dQ_half = 64 * dQ_columns;   // floats
 
   // Shared memory, in bytes; what TMA and wgmma swizzle begins at multiples of 1024.
   static constexpr int kv_bytes = 2 * Bc * d, q_bytes = 2 * Br * d, dS_bytes = 2 * Br * Bc, stats_bytes = 4 * Br;
-  static constexpr int K = 0, V = K + kv_bytes;              // (Bc, d) both
+  static constexpr int K = 0, V = K + K_stages * kv_bytes;   // (Bc, d) both
   static constexpr int Q = V + kv_bytes;                     // Q_stages x (Br, d)
   static constexpr int dO = Q + Q_stages * q_bytes;          // dO_stages x (Br, d)
   static constexpr int dS = dO + dO_stages * q_bytes;        // 2 x (Br, Bc), in a panel of 64 keys for each warpgroup
@@ -49,7 +58,9 @@ template <int d> struct Tile {
   static constexpr int barriers = delta + dO_stages * stats_bytes;
   static constexpr int Q_full = barriers, dO_full = Q_full + 8 * Q_stages; // 8 bytes each
   static constexpr int Q_empty = dO_full + 8 * dO_stages, dO_empty = Q_empty + 8 * Q_stages;
-  static constexpr int smem_bytes = dO_empty + 8 * dO_stages;
+  static constexpr int K_empty = dO_empty + 8 * dO_stages, V_empty = K_empty + 8 * K_stages;
+  static constexpr int works = (V_empty + 8 + 15) / 16 * 16; // 4 x Work
+  static constexpr int smem_bytes = works + 4 * int(sizeof(Work));
   static_assert(Q_stages >= 2, "Q_i is read until the next one's S has been started: there have to be two stages");
   static_assert(Bc == 128, "each of two warpgroups has 64 keys: Bc has to be 128");
   static_assert(128 % Br == 0 && Br % 32 == 0,
@@ -119,31 +130,41 @@ template <int stages> struct Ring {
 
 template <int d, typename T>
 __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __grid_constant__ Maps maps,
-                                                                      const fa_backward_args a, int heads) {
+                                                                      const fa_backward_args a, int heads,
+                                                                      int *counter) {
   using C = Tile<d>;
   constexpr int Br = C::Br, Bc = C::Bc, Q_stages = C::Q_stages, dO_stages = C::dO_stages;
 
-  // This CTA's keys: rows j0 .. j0 + Bc of head (b, hk), and of the queries those of head h: heads that share K and V have
-  // CTAs of their own. `heads` heads are a set, the last set may have fewer: tile 0 of all its heads, then tile 1 of all,
-  // and so on. Under a causal mask the first tiles are the longest. If dQ is to be the same every time, the last tile comes
-  // first: a CTA waits for those that have later keys of its head, and they have been started before it.
-  const int key_tiles = int(fa::ceil_div(a.Nk, Bc));
-  const int set = blockIdx.x / (heads * key_tiles), in_set = blockIdx.x % (heads * key_tiles);
-  const int of = min(heads, a.B * a.H - set * heads), head = set * heads + in_set % of;
-  const int tile_k = a.deterministic ? key_tiles - 1 - in_set / of : in_set / of, j0 = tile_k * Bc;
-  const int h = head % a.H, hk = h / (a.H / a.Hkv), b = head / a.H;
-
-  // A step: a tile of queries that see one of these keys. Query i sees the keys up to i + shift. There is always one: the
+  // A step: a tile of queries that see one of an item's keys. Query i sees the keys up to i + shift. There is always one: the
   // last query sees every key.
+  const int key_tiles = int(fa::ceil_div(a.Nk, Bc));
   const int shift = a.Nk - a.Nq, last = int(fa::ceil_div(a.Nq, Br)); // one past the last tile
-  const int first = a.causal ? max(0, j0 - shift) / Br : 0, steps = last - first;
+  const auto next_of = [&](const Work &work, int tile) { return tile + 1 < last ? tile + 1 : work.first; };
 
-  // Without mask the CTAs of a head begin with different queries: they don't all add to the same dQ at once.
-  const int start = a.causal || a.deterministic ? first : int(int64_t(tile_k) * last / key_tiles);
-  const auto next_of = [&](int tile) { return tile + 1 < last ? tile + 1 : first; };
+  // Heads that share K and V have items of their own. `heads` heads are a set, the last set may have fewer: tile 0 of all its
+  // heads, then tile 1 of all, and so on. Under a causal mask the first tiles are the longest. If dQ is to be the same every
+  // time, the last tile comes first: an item waits for those with later keys of its head, and they have been taken before it.
+  // Without mask the items of a head begin with different queries: they don't all add to the same dQ at once.
+  const auto take_work = [&]() -> Work {
+    const int index = C::persistent ? atomicAdd(counter, 1) : blockIdx.x;
+    if (index >= key_tiles * a.B * a.H) return Work();
+    const int set = index / (heads * key_tiles), in_set = index % (heads * key_tiles);
+    const int of = min(heads, a.B * a.H - set * heads), head = set * heads + in_set % of, h = head % a.H;
+    const int tile_k = a.deterministic ? key_tiles - 1 - in_set / of : in_set / of;
+    Work work;
+    work.head = head, work.h = h, work.hk = h / (a.H / a.Hkv), work.b = head / a.H;
+    work.j0 = tile_k * Bc, work.first = a.causal ? max(0, work.j0 - shift) / Br : 0;
+    work.start = a.causal || a.deterministic ? work.first : tile_k * (Bc / Br) % last;
+    return work;
+  };
 
   extern __shared__ __align__(1024) unsigned char smem_base[];
   const uint32_t smem = fa::smem_address(smem_base);
+  // This CTA's item n: the only one, or what the producer has written. It may be three items ahead of an epilogue, so there is
+  // room for four.
+  const Work only = C::persistent ? Work() : take_work();
+  Work *works = reinterpret_cast<Work *>(smem_base + C::works);
+  const auto item = [&](int n) -> const Work & { return C::persistent ? works[n % 4] : only; };
   const int warpgroup = threadIdx.x / 128;
   // Named barriers: one of both warpgroups, and two of each other kind, + half
   constexpr int both = 1, own = 2, turn = 4, dS_full = 6, dQ_full = 8, dQ_empty = 10;
@@ -154,9 +175,13 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
       fa::mbarrier_init(smem + C::Q_full + 8 * stage, 1), fa::mbarrier_init(smem + C::Q_empty + 8 * stage, 256);
     for (int stage = 0; stage < dO_stages; ++stage)
       fa::mbarrier_init(smem + C::dO_full + 8 * stage, 1), fa::mbarrier_init(smem + C::dO_empty + 8 * stage, 256);
+    for (int stage = 0; stage < C::K_stages; ++stage) fa::mbarrier_init(smem + C::K_empty + 8 * stage, 256);
+    fa::mbarrier_init(smem + C::V_empty, 256);
     fa::fence_mbarrier_init();
+    if constexpr (C::persistent) works[0] = take_work();
   }
-  __syncthreads(); // the mbarriers are initialised before any thread uses them
+  __syncthreads(); // the mbarriers are initialised before any thread uses them, and the first item is known
+  if (item(0).j0 < 0) return;
   // [end: barriers]
 
   if (warpgroup == 0) {
@@ -166,64 +191,92 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
       // [region: producer]
       const int rows = a.B * a.H * last * Br; // the launcher has seen that it is an int
       const float *stats = static_cast<const float *>(a.workspace[1]) + rows;
-      int tile = start;
+      int n = 0, tile = item(0).start; // of item n
       Ring<Q_stages> Q;
       Ring<dO_stages> dO;
-      for (int step = 0; step < steps; ++step, tile = next_of(tile), Q.next(), dO.next()) {
-        const float *LSE = stats + (head * last + tile) * Br;
+      const auto steps = [&] { return last - item(n).first; };
+      for (int step = 0; step < steps(); Q.next(), dO.next()) {
+        const Work &work = item(n);
+        const float *LSE = stats + (work.head * last + tile) * Br;
         // Q_i, and with the first one K, once both warpgroups have read what was there
         const uint32_t Q_full = smem + C::Q_full + 8 * Q.stage, dO_full = smem + C::dO_full + 8 * dO.stage;
         fa::mbarrier_wait(smem + C::Q_empty + 8 * Q.stage, Q.parity ^ 1);
         fa::mbarrier_arrive_expect_tx(Q_full, C::q_bytes + C::stats_bytes + (step == 0 ? C::kv_bytes : 0));
-        if (step == 0) fa::cp_async_bulk_tensor_5d(smem + C::K, &maps.K, Q_full, 0, j0, 0, hk, b);
-        fa::cp_async_bulk_tensor_5d(smem + C::Q + Q.stage * C::q_bytes, &maps.Q, Q_full, 0, tile * Br, 0, h, b);
+        if (step == 0) {
+          const int stage = n % C::K_stages;
+          fa::mbarrier_wait(smem + C::K_empty + 8 * stage, n / C::K_stages % 2 ^ 1);
+          fa::cp_async_bulk_tensor_5d(smem + C::K + stage * C::kv_bytes, &maps.K, Q_full, 0, work.j0, 0, work.hk,
+                                      work.b);
+        }
+        fa::cp_async_bulk_tensor_5d(smem + C::Q + Q.stage * C::q_bytes, &maps.Q, Q_full, 0, tile * Br, 0, work.h,
+                                    work.b);
         fa::cp_async_bulk(smem + C::LSE + Q.stage * C::stats_bytes, LSE, C::stats_bytes, Q_full);
         // dO_i, and with the first one V
+        const uint32_t dO_smem = smem + C::dO + dO.stage * C::q_bytes;
         fa::mbarrier_wait(smem + C::dO_empty + 8 * dO.stage, dO.parity ^ 1);
         fa::mbarrier_arrive_expect_tx(dO_full, C::q_bytes + C::stats_bytes + (step == 0 ? C::kv_bytes : 0));
-        if (step == 0) fa::cp_async_bulk_tensor_5d(smem + C::V, &maps.V, dO_full, 0, j0, 0, hk, b);
-        fa::cp_async_bulk_tensor_5d(smem + C::dO + dO.stage * C::q_bytes, &maps.dO, dO_full, 0, tile * Br, 0, h, b);
+        if (step == 0) {
+          fa::mbarrier_wait(smem + C::V_empty, n % 2 ^ 1);
+          fa::cp_async_bulk_tensor_5d(smem + C::V, &maps.V, dO_full, 0, work.j0, 0, work.hk, work.b);
+        }
+        fa::cp_async_bulk_tensor_5d(dO_smem, &maps.dO, dO_full, 0, tile * Br, 0, work.h, work.b);
         fa::cp_async_bulk(smem + C::delta + dO.stage * C::stats_bytes, LSE + rows, C::stats_bytes, dO_full);
+
+        tile = next_of(work, tile), ++step;
+        if constexpr (C::persistent) {
+          if (work.j0 < 0) break; // of nothing there is one step, too: its S is started, and not used
+          if (step == steps()) {  // the next item, while the last steps of this one are computed
+            ++n;
+            works[n % 4] = take_work();
+            tile = item(n).start, step = 0;
+          }
+        }
       }
       // [end: producer]
     } else if (warp == 1 || warp == 2) {
       // [region: send_dQ]
       const int half = warp - 1, mine = half * C::dQ_half;
-      int tile = start;
-      // Before this CTA's turn at a tile of queries come those with later keys that these queries see.
-      const int later = key_tiles - 1 - tile_k, ahead = a.causal ? Br - 1 + shift - j0 : 1 << 30;
-      for (int left = steps; left > 0; --left, tile = next_of(tile)) {
-        // Nobody has set dQ_sum to 0: whoever is first at a tile stores, the others add. Its turn is 0, 1 while somebody is
-        // storing, then 2; or, if dQ is to be the same every time, how many have been there.
-        const auto turn = [&] { return static_cast<unsigned *>(a.workspace[1]) + (head * last + tile) * 2 + half; };
-        const bool stored = !a.deterministic && fa::is_set_gpu(turn(), 2);
-        bool first = false;
-        fa::bar_sync(dQ_full + half, 128 + 32); // this half of dQ is written
-        if (threadIdx.x % 32 == 0) {
-          if (a.deterministic) { // when they have added theirs
-            const unsigned before = min((tile * Br + ahead) / Bc, later);
-            fa::await_gpu(turn(), before);
-            first = before == 0;
-          } else if (!stored) {
-            first = atomicCAS(turn(), 0u, 1u) == 0;
-            if (!first) fa::await_gpu(turn(), 2);
+      for (int n = 0; item(n).j0 >= 0; ++n) {
+        const Work work = item(n);
+        int tile = work.start;
+        // Before this item's turn at a tile of queries come those with later keys that these queries see.
+        const int later = (a.Nk - 1 - work.j0) / Bc, ahead = a.causal ? Br - 1 + shift - work.j0 : 1 << 30;
+        for (int left = last - work.first; left > 0; --left, tile = next_of(work, tile)) {
+          // Nobody has set dQ_sum to 0: whoever is first at a tile stores, the others add. Its turn is 0, 1 while somebody is
+          // storing, then 2; or, if dQ is to be the same every time, how many have been there.
+          const auto turn = [&] {
+            return static_cast<unsigned *>(a.workspace[1]) + (work.head * last + tile) * 2 + half;
+          };
+          const bool stored = !a.deterministic && fa::is_set_gpu(turn(), 2);
+          bool first = false;
+          fa::bar_sync(dQ_full + half, 128 + 32); // this half of dQ is written
+          if (threadIdx.x % 32 == 0) {
+            if (a.deterministic) { // when they have added theirs
+              const unsigned before = min((tile * Br + ahead) / Bc, later);
+              fa::await_gpu(turn(), before);
+              first = before == 0;
+            } else if (!stored) {
+              first = atomicCAS(turn(), 0u, 1u) == 0;
+              if (!first) fa::await_gpu(turn(), 2);
+            }
+            fa::fence_proxy_async_global();
+            float *to = static_cast<float *>(a.workspace[0]) + int64_t(work.head * last + tile) * (Br * d) + mine;
+            if (first)
+              fa::cp_async_bulk_store(to, smem + C::dQ + 4 * mine, 4 * C::dQ_half);
+            else
+              fa::cp_reduce_async_bulk_add(to, smem + C::dQ + 4 * mine, 4 * C::dQ_half);
+            fa::cp_async_bulk_commit_group();
+            fa::cp_async_bulk_wait_group_read<0>();
           }
-          fa::fence_proxy_async_global();
-          float *to = static_cast<float *>(a.workspace[0]) + int64_t(head * last + tile) * (Br * d) + mine;
-          if (first)
-            fa::cp_async_bulk_store(to, smem + C::dQ + 4 * mine, 4 * C::dQ_half);
-          else
-            fa::cp_reduce_async_bulk_add(to, smem + C::dQ + 4 * mine, 4 * C::dQ_half);
-          fa::cp_async_bulk_commit_group();
-          fa::cp_async_bulk_wait_group_read<0>();
+          __syncwarp(); // all lanes are here before the warp arrives, as one
+          if (left > 1 || (C::persistent && item(n + 1).j0 >= 0)) fa::bar_arrive(dQ_empty + half, 128 + 32);
+          if (first || (a.deterministic && threadIdx.x % 32 == 0)) {
+            fa::cp_async_bulk_wait_group<0>(); // it is there
+            __threadfence();
+            atomicAdd(turn(), 1u);
+          }
         }
-        __syncwarp(); // all lanes are here before the warp arrives, as one
-        if (left > 1) fa::bar_arrive(dQ_empty + half, 128 + 32);
-        if (first || (a.deterministic && threadIdx.x % 32 == 0)) {
-          fa::cp_async_bulk_wait_group<0>(); // it is there
-          __threadfence();
-          atomicAdd(turn(), 1u);
-        }
+        if (!C::persistent) break;
       }
       // [end: send_dQ]
     }
@@ -237,6 +290,16 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
   const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   const int g = lane / 4, t = lane % 4; // of an accumulator a lane holds rows 16 warp + g, + 8, columns 8n + 2t, + 1
   const bool elected = threadIdx.x % 128 == 0;
+  // Item n, as far as steps need it. That is the same for all lanes, and the compiler is told so.
+  const auto read_work = [&](int n) {
+    const auto same = [](int x) { return __reduce_max_sync(0xffffffff, x); };
+    Work work = item(n);
+    if constexpr (C::persistent) work.j0 = same(work.j0), work.first = same(work.first), work.start = same(work.start);
+    return work;
+  };
+  int n = 0;
+  Work work = read_work(n);
+  int tile = work.start, begin_step = 0, end_step = last - work.first; // steps are counted through all items
 
   // [region: products]
   // acc (64 keys, Br) += A B^T: S^T of K_j and Q_i, dP^T of V_j and dO_i
@@ -269,6 +332,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
           S_reg[n][e] = fa::ex2_approx_ftz(S_reg[n][e] * scale_log2);
       }
     }
+    const int j0 = work.j0;
     if (j0 + Bc > a.Nk || (a.causal && j0 + Bc - 1 > i0 + shift)) { // something here is out of sight
       // Of element 0 of the first fragment: keys from its own on, and how many its query sees beyond its own.
       const int j = j0 + 64 * half + 16 * warp + g, left = a.Nk - j, ahead = i0 + 2 * t + shift - j;
@@ -316,7 +380,6 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     fa::pin(acc);
   };
 
-  int tile = start;
   fa::mbarrier_wait(smem + C::Q_full, 0); // K_j and the first Q_i
   begin(S_reg, C::LSE);
   fa::wgmma_fence();
@@ -335,11 +398,13 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
   };
 
   // [region: tile_loop]
-  // A step. P and dO are there, no product is under way. The last step has no next S, and is compiled apart: with S in a
-  // branch ptxas would let no two products overlap.
+  // A step. P and dO are there, no product is under way. An item's last step starts S of the next item. A CTA's only item has
+  // nothing to start there, and its last step is compiled apart: with S in a branch ptxas would let no two products overlap.
   const auto advance = [&](int step, auto has_next) {
     constexpr bool next = decltype(has_next)::value;
+    const bool begins = C::persistent && step == begin_step, ends = C::persistent && step + 1 == end_step;
     const uint32_t Q_smem = smem + C::Q + Q.stage * C::q_bytes, dO_smem = smem + C::dO + dO.stage * C::q_bytes;
+    const uint32_t K_smem = smem + C::K + n % C::K_stages * C::kv_bytes;
     const uint32_t dS_smem = smem + C::dS + step % 2 * C::dS_bytes, dO_empty = smem + C::dO_empty + 8 * dO.stage;
 
     // [region: dP]
@@ -359,7 +424,12 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
 
     // [region: dS]
     // (2) dS = P o (dP - delta), for dK in registers, for dQ in shared memory. P is S_reg's, which isn't rounded.
+    if (begins) { // this dS goes to where the last item's dK and dV lie: when they have been read
+      if (elected) fa::cp_async_bulk_wait_group_read<0>();
+      fa::bar_sync(own + half, 128);
+    }
     fa::wgmma_wait_group<1>(); // dP is there
+    if (ends) fa::mbarrier_arrive(smem + C::V_empty);
     const uint32_t dS_row = dS_smem + half * Br * 128 + (lane % 8 + lane / 16 * 8) * 128 +
                             ((2 * warp + lane / 8 % 2) ^ lane % 8) * 16; // stmatrix
 #pragma unroll
@@ -385,10 +455,12 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
       fa::mbarrier_wait(smem + C::Q_full + 8 * Q_next.stage, Q_next.parity);
     }
     fa::wgmma_wait_group<0>(); // dV has been added
+    if (ends) work = read_work(++n);
     if constexpr (next) begin(S_reg, C::LSE + Q_next.stage * C::stats_bytes);
     take_turn();
     fa::wgmma_fence();
-    if constexpr (next) product(S_reg, smem + C::K, smem + C::Q + Q_next.stage * C::q_bytes);
+    if constexpr (next)
+      product(S_reg, smem + C::K + n % C::K_stages * C::kv_bytes, smem + C::Q + Q_next.stage * C::q_bytes);
     // [end: next_S]
 
     // [region: dK]
@@ -408,7 +480,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     float dQ_reg[C::dQ_columns / 8][4];
     {
       fa::wgmma_fence();
-      const uint64_t K = fa::mn_major(smem + C::K + (d == 128 ? half * Bc * 128 : 0), Bc);
+      const uint64_t K = fa::mn_major(K_smem + (d == 128 ? half * Bc * 128 : 0), Bc);
       const uint64_t dS = fa::k_major(dS_smem + (d == 128 ? 0 : half * C::dQ_columns * 128));
 #pragma unroll
       for (int k = 0; k < Bc / 16; ++k)
@@ -418,7 +490,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     if (next || half == 0) pass_turn(); // nobody waits for the final one
     // [end: dQ]
 
-    tile = next_of(tile);
+    tile = ends ? work.start : next_of(work, tile);
 
     // [region: next_scores]
     // (6) P of the next step
@@ -447,37 +519,62 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     // [end: reduce]
     Q.stage = Q_next.stage;
   };
-#pragma unroll 1
-  for (int step = 0; step + 1 < steps; ++step) advance(step, std::true_type());
-  advance(steps - 1, std::false_type());
-  hand_over();
   // [end: tile_loop]
 
   // [region: epilogue]
-  // dK and dV to where K and V were, as panels of 64 rows and 64 columns, and from there to HBM
-  fa::bar_sync(both, 256); // both warpgroups have read K and V
-  const uint32_t dK_smem = smem + C::K + half * 64 * d * 2, dV_smem = smem + C::V + half * 64 * d * 2;
-#pragma unroll
-  for (int k = 0; k < d / 16; ++k) {
-    uint32_t dK_out[4], dV_out[4];
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const float *dK = dK_reg[2 * k + e / 2] + e % 2 * 2, *dV = dV_reg[2 * k + e / 2] + e % 2 * 2;
-      dK_out[e] = fa::pack2<T>(dK[0] * a.scale, dK[1] * a.scale), dV_out[e] = fa::pack2<T>(dV[0], dV[1]);
+  // dK and dV of an item to shared memory, as panels of 64 rows and 64 columns, and from there to HBM: by way of this
+  // warpgroup's panel of the next dS, which nobody reads by now, or, where nothing follows, of K and V.
+  const auto epilogue = [&] {
+    uint32_t dK_smem = smem + C::dS + end_step % 2 * C::dS_bytes + half * Br * 128, dV_smem = dK_smem + 64 * d * 2;
+    if constexpr (C::persistent) {
+      fa::mbarrier_arrive(smem + C::K_empty + 8 * ((n - 1) % C::K_stages)); // n is the next item
+    } else {
+      fa::bar_sync(both, 256); // both warpgroups have read K and V
+      dK_smem = smem + C::K + half * 64 * d * 2, dV_smem = smem + C::V + half * 64 * d * 2;
     }
-    const int row = 16 * warp + lane % 16, chunk = (k % 4 * 2 + lane / 16) ^ lane % 8;
-    fa::stmatrix_x4(dK_smem + k / 4 * 64 * 128 + row * 128 + chunk * 16, dK_out);
-    fa::stmatrix_x4(dV_smem + k / 4 * 64 * 128 + row * 128 + chunk * 16, dV_out);
-  }
-  fa::fence_proxy_async();
-  fa::bar_sync(own + half, 128); // all of this half is written before it is sent
-  if (elected) {
-    fa::cp_async_bulk_tensor_5d(&maps.dK, dK_smem, 0, j0 + 64 * half, 0, h, b);
-    fa::cp_async_bulk_tensor_5d(&maps.dV, dV_smem, 0, j0 + 64 * half, 0, h, b);
-    fa::cp_async_bulk_commit_group();
-    fa::cp_async_bulk_wait_group_read<0>(); // shared memory stays until it has been read
-  }
+#pragma unroll
+    for (int k = 0; k < d / 16; ++k) {
+      uint32_t dK_out[4], dV_out[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float *dK = dK_reg[2 * k + e / 2] + e % 2 * 2, *dV = dV_reg[2 * k + e / 2] + e % 2 * 2;
+        dK_out[e] = fa::pack2<T>(dK[0] * a.scale, dK[1] * a.scale), dV_out[e] = fa::pack2<T>(dV[0], dV[1]);
+      }
+      const int row = 16 * warp + lane % 16, chunk = (k % 4 * 2 + lane / 16) ^ lane % 8;
+      fa::stmatrix_x4(dK_smem + k / 4 * 64 * 128 + row * 128 + chunk * 16, dK_out);
+      fa::stmatrix_x4(dV_smem + k / 4 * 64 * 128 + row * 128 + chunk * 16, dV_out);
+    }
+    fa::fence_proxy_async();
+    fa::bar_sync(own + half, 128); // all of this half is written before it is sent
+    if (elected) {
+      const Work &done = item(n - 1);
+      fa::cp_async_bulk_tensor_5d(&maps.dK, dK_smem, 0, done.j0 + 64 * half, 0, done.h, done.b);
+      fa::cp_async_bulk_tensor_5d(&maps.dV, dV_smem, 0, done.j0 + 64 * half, 0, done.h, done.b);
+      fa::cp_async_bulk_commit_group();
+    }
+  };
   // [end: epilogue]
+
+  // [region: items]
+  while (true) {
+#pragma unroll 1
+    for (int step = begin_step; step < (C::persistent ? end_step : end_step - 1); ++step)
+      advance(step, std::true_type());
+    if constexpr (!C::persistent) advance(end_step - 1, std::false_type());
+    const bool over = !C::persistent || work.j0 < 0;
+    if (over) hand_over();
+    epilogue();
+    if (over) break;
+    begin_step = end_step, end_step += last - work.first;
+#pragma unroll
+    for (int n = 0; n < d / 8; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) dK_reg[n][e] = dV_reg[n][e] = 0.f;
+    }
+  }
+  if (elected) fa::cp_async_bulk_wait_group_read<0>(); // shared memory stays until it has been read
+  if (C::persistent && half == 0) take_turn();         // of a step that doesn't come
+  // [end: items]
 }
 
 // [region: finish]
@@ -532,11 +629,22 @@ template <int d, typename T> __global__ __launch_bounds__(d) void add_heads(cons
 // [region: launcher]
 template <int d, typename T> cudaError_t launch(const fa_backward_args &a, cudaStream_t stream) {
   using C = Tile<d>;
-  const int64_t rows = int64_t(a.B) * a.H * padded<d>(a.Nq), ctas = fa::ceil_div(a.Nk, C::Bc) * a.B * a.H;
-  // Without a mask all tiles are equal. With one 16 heads, by measurement: more were slower where sequences are short.
-  const int heads = a.causal ? min(16, a.B * a.H) : 1;
+  const int64_t rows = int64_t(a.B) * a.H * padded<d>(a.Nq), items = fa::ceil_div(a.Nk, C::Bc) * a.B * a.H;
+  // Without a mask all tiles are equal. With one 16 heads, by measurement: more were slower where sequences are short. In one
+  // order, no more than have 20 MB of Q, dO and dQ_sum, which the L2 can keep: CTAs that wait for each other are far apart.
+  int64_t heads = a.causal ? 16 : 1;
+  if (a.deterministic) heads = max(int64_t(1), min(heads, (20 << 20) / (int64_t(8) * a.Nq * d)));
+  heads = min(heads, int64_t(a.B) * a.H);
+  int64_t ctas = items; // one for each, or, where they take one after another, one for each SM
+  if constexpr (C::persistent) {
+    int device, sms;
+    if (cudaError_t error = cudaGetDevice(&device)) return error;
+    if (cudaError_t error = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device)) return error;
+    ctas = min(items, int64_t(sms));
+  }
+  int *counter = static_cast<int *>(a.workspace[1]) + rows - 1; // of items taken: a 0 of prepare's that no tile uses
   const int64_t prepare_ctas = fa::ceil_div(rows * (d / 8), 256);
-  if (ctas * C::Bc > fa::max_grid_x || rows > fa::max_grid_x) return cudaErrorInvalidValue;
+  if (items * C::Bc > fa::max_grid_x || rows > fa::max_grid_x) return cudaErrorInvalidValue;
   // Each query head has a dK and a dV of its own. Where heads share K and V they are in the workspace, in 16 bits: a row is
   // d elements of dK, then d of dV.
   fa_backward_args own = a;
@@ -558,7 +666,7 @@ template <int d, typename T> cudaError_t launch(const fa_backward_args &a, cudaS
   if (cudaError_t error = fa::allow_smem(backward_wgmma<d, T>, C::smem_bytes)) return error;
   prepare<d, T><<<unsigned(prepare_ctas), 256, 0, stream>>>(a);
   if (cudaError_t error = cudaGetLastError()) return error;
-  backward_wgmma<d, T><<<unsigned(ctas), C::threads, C::smem_bytes, stream>>>(maps, a, heads);
+  backward_wgmma<d, T><<<unsigned(ctas), C::threads, C::smem_bytes, stream>>>(maps, a, int(heads), counter);
   if (cudaError_t error = cudaGetLastError()) return error;
   finish<d, T><<<unsigned(rows / C::Br), 256, 0, stream>>>(a);
   if (cudaError_t error = cudaGetLastError()) return error;
