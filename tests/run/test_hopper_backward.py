@@ -216,17 +216,15 @@ def test_one_item_after_another(ctas, H, Nq, Nk, causal):
 
 
 @pytest.mark.parametrize(
-    ("edit", "message"),
+    "dropped",
     [
-        ("fa::mbarrier_wait(smem + C::K_empty + 8 * stage, n / C::K_stages % 2 ^ 1);", "cp.async.bulk.tensor"),
-        ("for (int e = 0; e < 4; ++e) dK_reg[n][e] = dV_reg[n][e] = 0.f;", ""),
+        "fa::mbarrier_wait(smem + C::K_empty + 8 * stage, n / C::K_stages % 2 ^ 1);",
+        "for (int e = 0; e < 4; ++e) dK_reg[n][e] = dV_reg[n][e] = 0.f;",
     ],
 )
-def test_what_stands_between_two_items(edit, message):
-    """The test above can fail: K is fetched over the one that is read, or an item adds to the one before."""
-    one = case(1, 1, 1, 300, 520, 64, torch.float16)
-    report = check(on(1, edit, ""), [one])
-    assert not report.ok and message in str(report)
+def test_what_stands_between_two_items(dropped):
+    """The test above can fail: K is fetched over the one that is being read, or an item adds to the sums of the one before."""
+    assert not check(on(1, dropped, ""), [case(1, 3, 1, 100, 300, 64, torch.float16)]).ok
 
 
 # --- right where products of sizes leave 32 bits
