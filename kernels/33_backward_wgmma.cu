@@ -30,9 +30,10 @@
 
 // [region: tile]
 // An item of work: keys j0 .. j0 + 128 of head (b, hk), and of head (b, h), which is number `head` of all, the tiles of queries
-// that see one of them: from `start` to the last, then from `first` on. By default nothing: keys in front of the first.
+// that see one of them: `steps` tiles from `start` on, where the first one follows the last. By default nothing: keys in front
+// of the first, and one step, whose S is started and not used.
 struct alignas(16) Work {
-  int head = 0, h = 0, hk = 0, b = 0, j0 = -128, first = 0, start = 0;
+  int head = 0, h = 0, hk = 0, b = 0, j0 = -128, start = 0, steps = 1;
 };
 
 template <int d> struct Tile {
@@ -59,8 +60,8 @@ template <int d> struct Tile {
   static constexpr int Q_full = barriers, dO_full = Q_full + 8 * Q_stages; // 8 bytes each
   static constexpr int Q_empty = dO_full + 8 * dO_stages, dO_empty = Q_empty + 8 * Q_stages;
   static constexpr int K_empty = dO_empty + 8 * dO_stages, V_empty = K_empty + 8 * K_stages;
-  static constexpr int works = (V_empty + 8 + 15) / 16 * 16; // 4 x Work
-  static constexpr int smem_bytes = works + 4 * int(sizeof(Work));
+  static constexpr int works = (V_empty + 8 + 15) / 16 * 16; // 4 x Work, of 32 bytes
+  static constexpr int smem_bytes = works + 4 * 32;
   static_assert(Q_stages >= 2, "Q_i is read until the next one's S has been started: there have to be two stages");
   static_assert(Bc == 128, "each of two warpgroups has 64 keys: Bc has to be 128");
   static_assert(128 % Br == 0 && Br % 32 == 0,
@@ -139,7 +140,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
   // last query sees every key.
   const int key_tiles = int(fa::ceil_div(a.Nk, Bc));
   const int shift = a.Nk - a.Nq, last = int(fa::ceil_div(a.Nq, Br)); // one past the last tile
-  const auto next_of = [&](const Work &work, int tile) { return tile + 1 < last ? tile + 1 : work.first; };
+  const auto next_of = [&](int tile) { return tile + 1 < last ? tile + 1 : 0; };
 
   // Heads that share K and V have items of their own. `heads` heads are a set, the last set may have fewer: tile 0 of all its
   // heads, then tile 1 of all, and so on. Under a causal mask the first tiles are the longest. If dQ is to be the same every
@@ -153,8 +154,9 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     const int tile_k = a.deterministic ? key_tiles - 1 - in_set / of : in_set / of;
     Work work;
     work.head = head, work.h = h, work.hk = h / (a.H / a.Hkv), work.b = head / a.H;
-    work.j0 = tile_k * Bc, work.first = a.causal ? max(0, work.j0 - shift) / Br : 0;
-    work.start = a.causal || a.deterministic ? work.first : tile_k * (Bc / Br) % last;
+    const int first = a.causal ? max(0, tile_k * Bc - shift) / Br : 0;
+    work.j0 = tile_k * Bc, work.steps = last - first;
+    work.start = a.causal || a.deterministic ? first : tile_k * (Bc / Br) % last;
     return work;
   };
 
@@ -194,8 +196,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
       int n = 0, tile = item(0).start; // of item n
       Ring<Q_stages> Q;
       Ring<dO_stages> dO;
-      const auto steps = [&] { return last - item(n).first; };
-      for (int step = 0; step < steps(); Q.next(), dO.next()) {
+      for (int step = 0; step < item(n).steps; Q.next(), dO.next()) {
         const Work &work = item(n);
         const float *LSE = stats + (work.head * last + tile) * Br;
         // Q_i, and with the first one K, once both warpgroups have read what was there
@@ -222,10 +223,9 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
         fa::cp_async_bulk_tensor_5d(dO_smem, &maps.dO, dO_full, 0, tile * Br, 0, work.h, work.b);
         fa::cp_async_bulk(smem + C::delta + dO.stage * C::stats_bytes, LSE + rows, C::stats_bytes, dO_full);
 
-        tile = next_of(work, tile), ++step;
+        tile = next_of(tile), ++step;
         if constexpr (C::persistent) {
-          if (work.j0 < 0) break; // of nothing there is one step, too: its S is started, and not used
-          if (step == steps()) {  // the next item, while the last steps of this one are computed
+          if (step == work.steps && work.j0 >= 0) { // the next item, while the last steps of this one are computed
             ++n;
             works[n % 4] = take_work();
             tile = item(n).start, step = 0;
@@ -241,7 +241,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
         int tile = work.start;
         // Before this item's turn at a tile of queries come those with later keys that these queries see.
         const int later = (a.Nk - 1 - work.j0) / Bc, ahead = a.causal ? Br - 1 + shift - work.j0 : 1 << 30;
-        for (int left = last - work.first; left > 0; --left, tile = next_of(work, tile)) {
+        for (int left = work.steps; left > 0; --left, tile = next_of(tile)) {
           // Nobody has set dQ_sum to 0: whoever is first at a tile stores, the others add. Its turn is 0, 1 while somebody is
           // storing, then 2; or, if dQ is to be the same every time, how many have been there.
           const auto turn = [&] {
@@ -294,12 +294,12 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
   const auto read_work = [&](int n) {
     const auto same = [](int x) { return __reduce_max_sync(0xffffffff, x); };
     Work work = item(n);
-    if constexpr (C::persistent) work.j0 = same(work.j0), work.first = same(work.first), work.start = same(work.start);
+    if constexpr (C::persistent) work.j0 = same(work.j0), work.start = same(work.start), work.steps = same(work.steps);
     return work;
   };
   int n = 0;
   Work work = read_work(n);
-  int tile = work.start, begin_step = 0, end_step = last - work.first; // steps are counted through all items
+  int tile = work.start, begin_step = 0, end_step = work.steps; // steps are counted through all items
 
   // [region: products]
   // acc (64 keys, Br) += A B^T: S^T of K_j and Q_i, dP^T of V_j and dO_i
@@ -421,13 +421,13 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     // [end: dP]
 
     if (step > 0) hand_over(); // the previous step's, here, where its stores have long been done
-
-    // [region: dS]
-    // (2) dS = P o (dP - delta), for dK in registers, for dQ in shared memory. P is S_reg's, which isn't rounded.
-    if (begins) { // this dS goes to where the last item's dK and dV lie: when they have been read
+    if (begins) {              // where dS goes dK and dV of the item before may still lie
       if (elected) fa::cp_async_bulk_wait_group_read<0>();
       fa::bar_sync(own + half, 128);
     }
+
+    // [region: dS]
+    // (2) dS = P o (dP - delta), for dK in registers, for dQ in shared memory. P is S_reg's, which isn't rounded.
     fa::wgmma_wait_group<1>(); // dP is there
     if (ends) fa::mbarrier_arrive(smem + C::V_empty);
     const uint32_t dS_row = dS_smem + half * Br * 128 + (lane % 8 + lane / 16 * 8) * 128 +
@@ -490,7 +490,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     if (next || half == 0) pass_turn(); // nobody waits for the final one
     // [end: dQ]
 
-    tile = ends ? work.start : next_of(work, tile);
+    tile = ends ? work.start : next_of(tile);
 
     // [region: next_scores]
     // (6) P of the next step
@@ -565,7 +565,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     if (over) hand_over();
     epilogue();
     if (over) break;
-    begin_step = end_step, end_step += last - work.first;
+    begin_step = end_step, end_step += work.steps;
 #pragma unroll
     for (int n = 0; n < d / 8; ++n) {
 #pragma unroll

@@ -56,6 +56,8 @@ WAIT = re.compile(
     r"^( *)((?:if \(!?\w+\) )?(?:(?:fa::mbarrier_wait|fa::bar_sync|take_turn)\(.*|fa::wgmma_wait_group<\d>\()\);)(.*)$"
 )
 FIRST = re.compile(r" *fa::wgmma_wait_group<")
+# Of these waits of 33's producer the end is not noted, or ptxas would spill at D = 128, too: they last until it has copied.
+OPEN = re.compile(r"C::(K|V|dO)_empty")
 KINDS = ["", "wait", "copy", "scores", "softmax", "output", "products", "dS", "send dQ", "product"]
 WARPGROUPS, NOTES = 4, 1024  # of which notes are kept, each
 SIGN = 0x5A170000  # what a note's first word has besides its kind; what lies in memory anyway has not
@@ -98,7 +100,8 @@ def instrument(source: str, marks: Mapping[str, str] | None = None) -> str:
         if (wait := WAIT.match(line)) and started:
             blanks, statement, rest = wait.groups()
             kind = KINDS.index("product" if "wgmma_wait_group" in statement else "wait")
-            line = f"{blanks}{{ const int was = doing; note({kind}); {statement} note(was); }}{rest}"
+            before, behind = ("", "") if OPEN.search(statement) else ("const int was = doing; ", " note(was);")
+            line = f"{blanks}{{ {before}note({kind}); {statement}{behind} }}{rest}"
         if "extern __shared__" in line and not started:
             note = NOTE % {"notes": NOTES, "sign": SIGN, "index": workspace_index(source)}
             line, started = line + note.replace("\n", ""), True

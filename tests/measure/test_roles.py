@@ -149,8 +149,11 @@ def test_notes_leave_the_products_of_33_asynchronous():
     whole = dataclasses.replace(rung("33_backward_wgmma"), source=noted)
     said = (sass.cubin(whole).parent / "ptxas.log").read_text()
     serialised = re.findall(r"\(C75(?:08|1[0-5])\).* '_Z14backward_wgmmaILi(\d+)E", said)
-    assert {int(D) for D in serialised} == set(roles.NO_ROOM["33_backward_wgmma"])
-    assert (sass.resources(whole)[["spill_store_bytes", "spill_load_bytes"]] == 0).all(axis=None)
+    left_out = roles.NO_ROOM["33_backward_wgmma"]
+    assert {int(D) for D in serialised} == set(left_out)
+    used = sass.resources(whole)[["spill_store_bytes", "spill_load_bytes"]]
+    recorded = [not any(f"<{D}, " in name for D in left_out) for name in used.index]
+    assert 0 < sum(recorded) < len(used) and (used[recorded] == 0).all(axis=None)
 
 
 def test_a_recording_has_every_head_dimension():
