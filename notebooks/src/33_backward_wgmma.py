@@ -72,7 +72,7 @@ mma[mma > 0].sort_values(ascending=False).head(8).to_frame("instructions").T
 #
 # The sums of $S$ begin with $-\mathrm{LSE} / \text{scale}$, not with 0, and those of $dP$ with $-\mathrm{delta}$ ([delta](glossary.md#delta)).
 #
-# A warpgroup multiplies $A$ (64 × 16) by $B$ (16 × $N$) and adds to $C$ (64 × $N$). The rules (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions"):
+# A warpgroup multiplies $A$ (64 × 16) by $B$ (16 × $N$) and adds to $C$ (64 × $N$). The rules (PTX ISA):
 #
 # - $B$ comes from shared memory, always. $A$ comes from shared memory or from registers, where it lies as the operand of an `mma` does.
 # - An operand in shared memory is found through a [descriptor](glossary.md#descriptor). In 16 bits it may be **K-major**, $k$ running along the rows of the tile, or **MN-major**, $k$ running across them.
@@ -185,7 +185,7 @@ for finding in (ray := xray(unfenced, *case.inputs)).findings:
 # %% [markdown]
 # ## 3 · dQ, a tile at once
 #
-# In notebook 23 each warp added to $dQ$ with [atomic](glossary.md#atomic) additions, 32 numbers at a time. Here a warpgroup writes its half of the tile of $dQ^\top$ to shared memory, and *one thread*, of a warp that has nothing else to do, asks the copy engine to add it to HBM: `cp.reduce.async.bulk`, a copy that adds. It adds to `dQ_sum`, in fp32, which nobody sets to 0: the first CTA at a tile stores its share (an `atomicCAS` says who), the others wait until it is there. No thread waits for the additions; before the buffer is written again, the thread that asked has to know that it has been *read* (`cp.async.bulk.wait_group.read`), and tells the warpgroup so.
+# In notebook 23 each warp added to $dQ$ with [atomic](glossary.md#atomic) additions, 32 numbers at a time. Here a warpgroup writes its half of the tile of $dQ^\top$ to shared memory, and *one thread*, of a warp for this, asks the copy engine to add it to HBM: `cp.reduce.async.bulk`, a copy that adds. It adds to `dQ_sum`, in fp32, which nobody sets to 0: the first CTA at a tile stores its share (an `atomicCAS` says who), the others wait until it is there. No thread waits for the additions; before the buffer is written again, the thread that asked has to know that it has been *read* (`cp.async.bulk.wait_group.read`), and tells the warpgroup so.
 
 # %%
 show.region("33_backward_wgmma", "send_dQ")
@@ -359,8 +359,9 @@ plot.recorded("33_backward_wgmma", "roles", in_the_middle, by="python -m helpers
 # What a step costs shared memory and the tensor cores, for both warpgroups. The model of notebooks 30 and 32: `wgmma` reads an operand in shared memory once per instruction, at 128 bytes per clock. Notebook 30's measurement rules out more. LSE and delta are counted as wavefronts of ordinary loads, by the X-ray. Which is busier?
 
 # %%
-shared = frames["33_backward_wgmma"].query("space == 'shared' and op == 'load'")
-per_step = shared[shared.kernel.str.startswith("backward")].cost.sum() / (2 * 2)  # 2 tiles of keys, 2 steps each
+shared = frames["33_backward_wgmma"].query("space == 'shared' and op == 'load' and width == 8")
+loads = shared[shared.kernel.str.startswith("backward")].cost.sum()  # LSE and delta of 4 steps, and LSE for nothing
+per_step = loads * 2 / 9
 parts = {}
 for d in (64, 128):
     tile = draw_backward.constants(kernel.rung.source, d)
@@ -405,14 +406,14 @@ check(kernel)
 # Two wrong descriptors. Before you look: which gradients break, in which rows, if
 #
 # 1. the second warpgroup's rows of $K$ and $V$ are looked for 4096 bytes into the tile, not 8192 (a start address that is wrong by half);
-# 2. $K$ as operand $A$ of $dQ^\top$ is read K-major?
+# 2. $dS$ as operand $B$ of $dQ^\top$ is read MN-major?
 
 # %%
 from helpers import draw_proof
 
 bugs = {
     "start address": ("half * 64 * 128)", "half * 64 * 64)"),
-    "major": ("fa::wgmma_mma_async<T, 1, 0>(dQ_reg", "fa::wgmma_mma_async<T, 0, 0>(dQ_reg"),
+    "major": ("fa::wgmma_mma_async<T, 1, 0>(dQ_reg", "fa::wgmma_mma_async<T, 1, 1>(dQ_reg"),
 }
 maps, texts = {}, {bug: source.replace(old, new) for bug, (old, new) in bugs.items()}
 compile_ahead(texts.values(), "run")
@@ -445,7 +446,7 @@ except Exception as error:
 # %% [markdown]
 # ## Predict, then measure
 #
-# One head, $N = 256$, $d = 64$ again: two items of two steps. How many `wgmma` instructions are there, counted by warps? In each step and for each of two warpgroups: $d / 16$ for $S$ and for $dP$, $B_r / 16$ for $dV$ and for $dK$, and 8 for its half of $dQ$; at the end of a CTA, $S$ once more.
+# One head, $N = 256$, $d = 64$ again: two items of two steps, both of which the emulator's first CTA takes. How many `wgmma` instructions are there, counted by warps? In each step and for each of two warpgroups: $d / 16$ for $S$ and for $dP$, $B_r / 16$ for $dV$ and for $dK$, and 8 for its half of $dQ$; at the end of a CTA, $S$ once more.
 
 # %%
 products_executed = ...  # your prediction
