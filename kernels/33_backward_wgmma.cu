@@ -631,7 +631,7 @@ template <int d, typename T> cudaError_t launch(const fa_backward_args &a, cudaS
   using C = Tile<d>;
   const int64_t rows = int64_t(a.B) * a.H * padded<d>(a.Nq), items = fa::ceil_div(a.Nk, C::Bc) * a.B * a.H;
   // Without a mask all tiles are equal. With one 16 heads, by measurement: more were slower where sequences are short. In one
-  // order, no more than have 20 MB of Q, dO and dQ_sum, which the L2 can keep: CTAs that wait for each other are far apart.
+  // order no more than have 20 MB of Q, dO and dQ_sum: items wait for others of their head, whose rows the L2 should still hold.
   int64_t heads = a.causal ? 16 : 1;
   if (a.deterministic) heads = max(int64_t(1), min(heads, (20 << 20) / (int64_t(8) * a.Nq * d)));
   heads = min(heads, int64_t(a.B) * a.H);

@@ -185,7 +185,7 @@ for finding in (ray := xray(unfenced, *case.inputs)).findings:
 # %% [markdown]
 # ## 3 · dQ, a tile at once
 #
-# In notebook 23 each warp added to $dQ$ with [atomic](glossary.md#atomic) additions, 32 numbers at a time. Here a warpgroup writes its half of the tile of $dQ^\top$ to shared memory, and *one thread*, of a warp for this, asks the copy engine to add it to HBM: `cp.reduce.async.bulk`, a copy that adds. It adds to `dQ_sum`, in fp32, which nobody sets to 0: the first CTA at a tile stores its share (an `atomicCAS` says who), the others wait until it is there. No thread waits for the additions; before the buffer is written again, the thread that asked has to know that it has been *read* (`cp.async.bulk.wait_group.read`), and tells the warpgroup so.
+# In notebook 23 each warp added to $dQ$ with [atomic](glossary.md#atomic) additions, 32 numbers at a time. Here a warpgroup writes its half of the tile of $dQ^\top$ to shared memory, and *one thread*, of a warp of its own, asks the copy engine to add it to HBM: `cp.reduce.async.bulk`, a copy that adds. It adds to `dQ_sum`, in fp32, which nobody sets to 0: the first CTA at a tile stores its share (an `atomicCAS` says who), the others wait until it is there. No thread waits for the additions; before the buffer is written again, the thread that asked has to know that it has been *read* (`cp.async.bulk.wait_group.read`), and tells the warpgroup so.
 
 # %%
 show.region("33_backward_wgmma", "send_dQ")
