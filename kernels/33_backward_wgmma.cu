@@ -60,8 +60,8 @@ template <int d> struct Tile {
   static constexpr int Q_full = barriers, dO_full = Q_full + 8 * Q_stages; // 8 bytes each
   static constexpr int Q_empty = dO_full + 8 * dO_stages, dO_empty = Q_empty + 8 * Q_stages;
   static constexpr int K_empty = dO_empty + 8 * dO_stages, V_empty = K_empty + 8 * K_stages;
-  static constexpr int works = (V_empty + 8 + 15) / 16 * 16; // 4 x Work, of 32 bytes
-  static constexpr int smem_bytes = works + 4 * 32;
+  static constexpr int works = (V_empty + 8 + 15) / 16 * 16; // 8 x Work, of 32 bytes
+  static constexpr int smem_bytes = works + 8 * 32;
   static_assert(Q_stages >= 2, "Q_i is read until the next one's S has been started: there have to be two stages");
   static_assert(Bc == 128, "each of two warpgroups has 64 keys: Bc has to be 128");
   static_assert(128 % Br == 0 && Br % 32 == 0,
@@ -162,11 +162,11 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
 
   extern __shared__ __align__(1024) unsigned char smem_base[];
   const uint32_t smem = fa::smem_address(smem_base);
-  // This CTA's item n: the only one, or what the producer has written. It may be three items ahead of an epilogue, so there is
-  // room for four.
+  // This CTA's item n: the only one, or what the producer has written. Who sends dQ may read an item as late as the producer
+  // writes the one after the next three, if each has one step: four places were too few, and 8 are plenty.
   const Work only = C::persistent ? Work() : take_work();
   Work *works = reinterpret_cast<Work *>(smem_base + C::works);
-  const auto item = [&](int n) -> const Work & { return C::persistent ? works[n % 4] : only; };
+  const auto item = [&](int n) -> const Work & { return C::persistent ? works[n % 8] : only; };
   const int warpgroup = threadIdx.x / 128;
   // Named barriers: one of both warpgroups, and two of each other kind, + half
   constexpr int both = 1, own = 2, turn = 4, dS_full = 6, dQ_full = 8, dQ_empty = 10;
@@ -227,7 +227,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
         if constexpr (C::persistent) {
           if (step == work.steps && work.j0 >= 0) { // the next item, while the last steps of this one are computed
             ++n;
-            works[n % 4] = take_work();
+            works[n % 8] = take_work();
             tile = item(n).start, step = 0;
           }
         }
