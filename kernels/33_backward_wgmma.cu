@@ -162,8 +162,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
 
   extern __shared__ __align__(1024) unsigned char smem_base[];
   const uint32_t smem = fa::smem_address(smem_base);
-  // This CTA's item n: the only one, or what the producer has written. Who sends dQ may read an item as late as the producer
-  // writes the one after the next three, if each has one step: four places were too few, and 8 are plenty.
+  // This CTA's item n: the only one, or what the producer has written: with items of one step up to four ahead of the warps that
+  // send dQ, so four places would be too few.
   const Work only = C::persistent ? Work() : take_work();
   Work *works = reinterpret_cast<Work *>(smem_base + C::works);
   const auto item = [&](int n) -> const Work & { return C::persistent ? works[n % 8] : only; };
