@@ -254,7 +254,7 @@ def price(samples):
 plot.recorded("33_backward_wgmma", "deterministic", price)
 
 # %% [markdown]
-# **What to see.** Without a mask one order costs about as much as in FlashAttention-3, under a mask more, and most at large $N$: the L2 has to have added a share before the next CTA may begin, and the warp that sends $dQ$ can't take the next share while it waits.
+# **What to see.** Without a mask one order costs about as much as in FlashAttention-3, under a mask more, and most at large $N$: the L2 has to have added a share before the next CTA may begin, and what 16 heads at once add to outgrows the L2.
 #
 # ## 4 · Roles, and what they cost
 #
