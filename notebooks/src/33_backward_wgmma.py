@@ -254,7 +254,7 @@ def price(samples):
 plot.recorded("33_backward_wgmma", "deterministic", price)
 
 # %% [markdown]
-# **What to see.** Without a mask one order costs about as much as in FlashAttention-3, under a mask more, and most at large $N$: the L2 has to have added a share before the next CTA may begin, and the warp that sends $dQ$ can't take the next share while it waits.
+# **What to see.** Without a mask one order costs about as much as in FlashAttention-3, under a mask more, and most at large $N$: the L2 has to have added a share before the next CTA may begin, and what 16 heads at once add to outgrows the L2.
 #
 # ## 4 · Roles, and what they cost
 #
@@ -485,7 +485,7 @@ def summaries(samples):
 plot.recorded("33_backward_wgmma", "backward", summaries)
 
 # %% [markdown]
-# **What to see.** How many times as long as ours each peer takes: in the figure medians of seven rounds with the lowest and highest; in the table the geometric mean over $N \ge 1024$, the lowest and highest of those, and the worst of *all* recorded shapes. We are ahead of cuDNN at every one of them. Beside FlashAttention-3 we are at 1.06<!--= ratio("33", "FA3", 64, causal=0, kind="backward"):.2f --> at $d = 64$ and 1.05<!--= ratio("33", "FA3", 128, causal=0, kind="backward"):.2f --> at $d = 128$; under a mask it is a draw, 0.99<!--= ratio("33", "FA3", 64, causal=1, kind="backward"):.2f --> and 1.01<!--= ratio("33", "FA3", 128, causal=1, kind="backward"):.2f --> (fp16; bf16 is much the same). So with FlashAttention-4, but where sequences are short it is ahead by up to 15<!--= 100 * (1 - record.summary(record.load("33_backward_wgmma", "backward"), "33_backward_wgmma", "FA4")["worst"].min()):.0f --> %.
+# **What to see.** How many times as long as ours each peer takes: in the figure medians of seven rounds with the lowest and highest; in the table the geometric mean over $N \ge 1024$, the lowest and highest of those, and the worst of *all* recorded shapes. We are ahead of cuDNN at every one of them. Beside FlashAttention-3 we are at 1.06<!--= ratio("33", "FA3", 64, causal=0, kind="backward"):.2f --> at $d = 64$ and 1.05<!--= ratio("33", "FA3", 128, causal=0, kind="backward"):.2f --> at $d = 128$; under a mask it is a draw, 0.99<!--= ratio("33", "FA3", 64, causal=1, kind="backward"):.2f --> and 1.01<!--= ratio("33", "FA3", 128, causal=1, kind="backward"):.2f --> (fp16; bf16 is much the same). FlashAttention-4 is as close, but ahead by up to 15<!--= 100 * (1 - record.summary(record.load("33_backward_wgmma", "backward"), "33_backward_wgmma", "FA4")["worst"].min()):.0f --> % where sequences are short.
 #
 # ### The steps that taught something
 #
