@@ -181,7 +181,7 @@ def wgmma(arguments: argparse.Namespace) -> int:
 
 
 def power(arguments: argparse.Namespace) -> int:
-    """Records clock, energy and time of a rung and of cuDNN in long bursts, on random numbers and on zeros."""
+    """Records clock, energy and time of a rung and of its peers in long bursts, on random numbers and on zeros."""
     from ..measure import bench
     from ..measure.power import record_power
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from ..ladder.rung import Rung, parse
-from ..record import CUDNN, SHAPE
+from ..record import CUDNN, EFFICIENT, FA2, FLASH, MATH, SHAPE
 from ..record.workload import TOKENS, WIDTH, N
 from . import bench, workloads
 
@@ -75,19 +75,19 @@ def clock() -> Callable[[], Callable[[], float]]:
 
 
 def timings(kernel: Callable, rung: Rung) -> pd.DataFrame:
-    """The rung and SDPA CUDNN at N = 4096 in fp16, on random numbers and on zeros: name, inputs, dtype, B H Nq Nk D, round, ms and joules
-    (per call), mhz (counted), and of the sensors sm_mhz and throttle during the burst; watts is the mean, joules over time."""
+    """The rung and its peers (`_calls`) at N = 4096 in fp16, on random numbers and on zeros: name, inputs, dtype, B H Nq Nk D, round, ms and
+    joules (per call), mhz (counted), and of the sensors sm_mhz and throttle during the burst; watts is the mean, joules over time."""
     import torch
 
     frames, counted = [], clock()
     for D in (64, 128):
         shape = (TOKENS // N, WIDTH // D, N, N, D)
-        random = workloads.inputs("attention", shape, DTYPE)
-        given = dict(zip(INPUTS, (random, tuple(torch.zeros_like(x) for x in random)), strict=True))
+        random = workloads.random_tensors(DTYPE, (TOKENS // N, WIDTH // D, N, D), 4)
+        given = dict(zip(INPUTS, (random, [torch.zeros_like(x) for x in random]), strict=True))
         calls = {
-            (name, inputs): functools.partial(call, *tensors)
+            (name, inputs): call
             for inputs, tensors in given.items()
-            for name, call in {rung.stem: kernel, CUDNN: functools.partial(bench.sdpa, CUDNN)}.items()
+            for name, call in _calls(kernel, rung, *tensors).items()
         }
         frame = bench.energy(calls, (), SECONDS, ROUNDS, clock=counted)
         frame.insert(1, "inputs", [inputs for _, inputs in frame["name"]])
@@ -103,15 +103,30 @@ def timings(kernel: Callable, rung: Rung) -> pd.DataFrame:
     return result
 
 
+def _calls(
+    kernel: Callable, rung: Rung, q: Tensor, k: Tensor, v: Tensor, do: Tensor
+) -> dict[str, Callable[[], object]]:
+    """What takes power: a forward pass beside SDPA CUDNN's; a backward pass beside those of CUDNN and, where they can be imported,
+    FlashAttention-3 and -4."""
+    from ..run.reference import same_precision
+
+    if rung.op == "attention":
+        attend = {rung.stem: kernel, CUDNN: functools.partial(bench.sdpa, CUDNN)}
+        return {name: functools.partial(call, q, k, v) for name, call in attend.items()}
+    o, lse = same_precision(q, k, v)
+    others = workloads.backward_peers(q, k, v, do, causal=False, without=(MATH, EFFICIENT, FLASH, FA2))
+    return {rung.stem: functools.partial(kernel, q, k, v, o, lse, do), **others}
+
+
 def record_power(which: str = "32_ping_pong") -> None:
-    """Checks a rung of the forward pass, then records its power beside cuDNN's. AssertionError if the rung is wrong; RuntimeError where
+    """Checks a rung of attention, then records its power beside its peers'. AssertionError if the rung is wrong; RuntimeError where
     the GPU's energy can't be read."""
     from .. import record
     from . import recording
 
     kernel = recording.right(which)
     frame = timings(kernel, kernel.rung)
-    path = record.save(kernel.rung.stem, "power", frame, extra={"peers": bench.versions([CUDNN])})
+    path = record.save(kernel.rung.stem, "power", frame, extra={"peers": bench.versions(frame["name"].unique())})
     columns = ["ms", "joules", "mhz", "watts"]
     print(frame.groupby(["D", "name", "inputs"])[columns].median().round(3).to_string(), flush=True)
     print("  wrote", path.name, flush=True)

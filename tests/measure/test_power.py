@@ -72,6 +72,16 @@ def test_a_record_has_both_kernels_on_both_inputs(gpu, tmp_path):
     assert "not above 0 in mhz" in fault
 
 
+def test_a_backward_pass_is_recorded_beside_those_of_its_peers(gpu, monkeypatch):
+    """It gets q, k, v, O, LSE and dO; of the peers only fast ones are asked for, none of which is at hand on a CPU."""
+    monkeypatch.setattr(
+        power.workloads, "backward_peers", lambda q, k, v, do, causal, without: {"FA3": lambda: gpu(q, k, v)}
+    )
+    frame = power.timings(lambda q, k, v, o, lse, do: gpu(q, k, do), rung("33_backward_wgmma"))
+    assert set(frame["name"]) == {"33_backward_wgmma", "FA3"} and set(frame["inputs"]) == {"random", "zeros"}
+    assert frame.groupby("inputs")["joules"].median().to_dict() == pytest.approx({"random": 0.7, "zeros": 0.4})
+
+
 def test_the_clock_is_noted_around_the_burst_alone(gpu):
     log = []
 
