@@ -52,7 +52,7 @@ device = kernel.device
 # %% [markdown]
 # ## The problem
 #
-# In the backward pass, at $d = 128$ and $N = 4096$ without a mask, FlashAttention-2 reaches 246<!--= tflops("33", 128, of="FLASH"):.0f --> TFLOP/s on an H200 and cuDNN 501<!--= tflops("33", 128, of="CUDNN"):.0f --> (fp16). The first is written for `mma.sync`, as notebook 23's kernel is, the second for Hopper. Products of `mma.sync` have to load their operands. In notebook 23's loop, at $d = 128$:
+# In the backward pass, at $d = 128$ and $N = 4096$ without a mask, FlashAttention-2 reaches 248<!--= tflops("33", 128, of="FLASH"):.0f --> TFLOP/s on an H200 and cuDNN 502<!--= tflops("33", 128, of="CUDNN"):.0f --> (fp16). The first is written for `mma.sync`, as notebook 23's kernel is, the second for Hopper. Products of `mma.sync` have to load their operands. In notebook 23's loop, at $d = 128$:
 
 # %%
 mma = sass.opcodes("23_backward_mma", D=128, loop=True, kernel="backward_mma")
@@ -254,7 +254,7 @@ def price(samples):
 plot.recorded("33_backward_wgmma", "deterministic", price)
 
 # %% [markdown]
-# **What to see.** Without a mask one order costs about as much as in FlashAttention-3, under a mask more, and most at large $N$: the L2 has to have added a share before the next CTA may begin, and what 16 heads at once add to outgrows the L2.
+# **What to see.** Much the same as in FlashAttention-3: the L2 has to have added a share before the next CTA may begin.
 #
 # ## 4 · Roles, and what they cost
 #
@@ -462,7 +462,7 @@ counted.loc[counted.max(axis=1) > 60].sort_values("23_backward_mma", ascending=F
 # %% [markdown]
 # ## Beside its peers
 #
-# FLOPs are counted as $10 B H N^2 d$, half of it under a causal mask. SDPA FLASH is FlashAttention-2's own backward pass; FA3 and FA4 (FlashAttention-3, -4) ran in the same process.
+# FLOPs: $10 B H N^2 d$, half of it under a causal mask. SDPA FLASH is FlashAttention-2's own backward pass; FA3 and FA4 (FlashAttention-3, -4) ran in the same process.
 
 
 # %%
@@ -485,7 +485,7 @@ def summaries(samples):
 plot.recorded("33_backward_wgmma", "backward", summaries)
 
 # %% [markdown]
-# **What to see.** How many times as long as ours each peer takes: in the figure medians of seven rounds with the lowest and highest; in the table the geometric mean over $N \ge 1024$, the lowest and highest of those, and the worst of *all* recorded shapes. We are ahead of cuDNN at every one of them. Beside FlashAttention-3 we are at 1.06<!--= ratio("33", "FA3", 64, causal=0, kind="backward"):.2f --> at $d = 64$ and 1.05<!--= ratio("33", "FA3", 128, causal=0, kind="backward"):.2f --> at $d = 128$; under a mask it is a draw, 0.99<!--= ratio("33", "FA3", 64, causal=1, kind="backward"):.2f --> and 1.01<!--= ratio("33", "FA3", 128, causal=1, kind="backward"):.2f --> (fp16; bf16 is much the same). FlashAttention-4 is as close, but ahead by up to 15<!--= 100 * (1 - record.summary(record.load("33_backward_wgmma", "backward"), "33_backward_wgmma", "FA4")["worst"].min()):.0f --> % where sequences are short.
+# **What to see.** How many times as long as ours each peer takes: in the figure medians of seven rounds with the lowest and highest; in the table geometric means over $N \ge 1024$, the lowest and highest of those, and the worst of *all* shapes. We are ahead of cuDNN at all of them. Beside FlashAttention-3 we are at 1.11<!--= ratio("33", "FA3", 64, causal=0, kind="backward"):.2f --> at $d = 64$ and 1.05<!--= ratio("33", "FA3", 128, causal=0, kind="backward"):.2f --> at $d = 128$, under a mask at 1.10<!--= ratio("33", "FA3", 64, causal=1, kind="backward"):.2f --> and 1.01<!--= ratio("33", "FA3", 128, causal=1, kind="backward"):.2f --> (fp16). FlashAttention-4 is as close, and ahead by up to 7<!--= 100 * (1 - record.summary(record.load("33_backward_wgmma", "backward"), "33_backward_wgmma", "FA4")["worst"].min()):.0f --> % at $d = 128$ under a mask. At $N = 4096$ a call takes 0.86<!--= power("33", "joules", 64) / power("33", "joules", 64, of="CUDNN"):.2f --> ($d = 64$) and 0.91<!--= power("33", "joules", 128) / power("33", "joules", 128, of="CUDNN"):.2f --> of cuDNN's energy, and 0.99<!--= power("33", "joules", 64) / power("33", "joules", 64, of="FA3"):.2f --> and 0.96<!--= power("33", "joules", 128) / power("33", "joules", 128, of="FA3"):.2f --> of FlashAttention-3's.
 #
 # ### The steps that taught something
 #
@@ -513,7 +513,7 @@ def taught(steps):
 plot.recorded("33_backward_wgmma", "steps", taught)
 
 # %% [markdown]
-# **What to see.** (Filled marks stayed; two runs of the same draft differ by up to 4 %.) The largest at $d = 128$ is a third buffer (2): $Q_i$ was given back at the end of a step and wanted half a step later, less than a copy takes. At $d = 64$ 128 queries a step (10) brought most. In the finished kernel turns gain nothing any more: without them it was no slower.
+# **What to see.** (Filled marks stayed; two runs of the same draft differ by up to 4 %.) The largest at $d = 128$ is a third buffer (2): $Q_i$ was given back at the end of a step and wanted half a step later, less than a copy takes. At $d = 64$ 128 queries a step (10) brought most. In the finished kernel turns matter little: without them it was 1 % slower at $d = 64$, and 1 % faster at 128.
 #
 # ## What still hurts
 #

@@ -59,7 +59,7 @@ plot.recorded("32_ping_pong", "steps", table("between_waits"))
 # - **The vote at the next turn** (25) in place of a barrier of its own: one percent.
 # - **One piece of code** for the first tile, those on the diagonal and those done again (28): half the instructions of 25, for a percent of its speed at $d = 128$ and four or five under the mask, measured in different runs. It stayed, as it is easier to read.
 # - **What didn't help**: $S$ in two halves, so that exponentials can begin under its second half (21, 26); a part of the exponentials by a polynomial, as FlashAttention-4 does (18, 27), which without a mask gains one to three percent at $d = 64$ and, where it was tried, loses three at 128; $Q_i$ in registers (10, 23); smaller tiles (9, 19); rescaling $O$ only where it is needed (6), or beyond a threshold, as FlashAttention-4 does (7).
-# - **Idle tensor cores at a query tile's end** (30). Nsight Compute's counters, below, pointed there. To start the next query tile's $S$ before $O$ is written saves clocks, and hardly any time. A third stage of $K_j$ (31), and keys asked for into the L2 ahead of time (32), cost a little.
+# - **Idle tensor cores at a query tile's end** (30). Nsight Compute's counters, below, pointed there. To start the next query tile's $S$ before $O$ is written saves clocks, and hardly any time. To start it before the last $O$ is *computed*, tried on the finished kernel, lost up to 14 %, most where sequences are short. At $d = 64$, $N = 16384$ it was 5 %, and 1 % where the exponentials' `FFMA` did not read two registers of one bank (below). A third stage of $K_j$ (31), and keys asked for into the L2 ahead of time (32), cost a little.
 # - **Peaked inputs**, tried on the finished kernel, without a record of their own (FlashAttention-3's time over ours, bf16, in one run). Where one key takes all of a row, the loop that votes is voted down, and 32 had 0.85 to 0.95 at $d = 128$. Two changes stayed: such a row is recognised in the first tile that all rows see whole, and the maximum tracked from there on; and where it is tracked, all maxima come before the exponentials. In the records (geometric mean over lengths and dtypes) it is 0.97<!--= family("32", "FA3", "one key", 128):.2f --> now, under a mask 0.92<!--= family("32", "FA3", "one key", 128, causal=1):.2f -->. Four did not pay:
 #     - $O$ rescaled only where a warp's maximum has risen: the branch behind the wait costs 2 to 4 % under one key, and gains nothing elsewhere;
 #     - FlashAttention-4's threshold in the tracked loop, $m$ kept while it would rise by less than 5 in log2: normal random numbers under a mask lose 20 %, as the loop that follows starts from too low a maximum and is voted down;
@@ -98,11 +98,12 @@ plot.recorded("33_backward_wgmma", "steps", table())
 # - **The longest tiles first** (12) is for a causal mask. With one it has 4 % more than step 11, and without one, where it changes nothing, 3 %: so far apart are two runs.
 # - **One loop** (13), whose last step starts an $S$ that nobody reads, was as fast and a quarter less to compile. The rung went back to two.
 #
-# The rung is step 14 with three changes: the sums of $S$ begin with $-\mathrm{LSE} / \text{scale}$; the last step starts no $S$; at $d = 128$ $dS$ is formed from $P$ in fp32. Tried on the finished kernel, without a record:
+# The rung is step 14 with these changes: the sums of $S$ begin with $-\mathrm{LSE} / \text{scale}$; $dS$ is formed from $P$ in fp32; the first CTA at a tile of $dQ$ stores its share; and at $d = 64$ a CTA per SM takes one tile of keys after another, with $K$ in two stages, so that a tile's last step starts the next one's $S$. The last of these changed the speed by (both dtypes, without and with a causal mask): $N = 512$ 1.17 and 1.33, 1024 1.13 and 1.19, 4096 1.03 and 1.07, 16384 0.97 and 0.99. Tried on the finished kernel, without a record:
 #
-# - no turns: as fast, or faster by a percent;
+# - no turns: 1 % slower at $d = 64$, 1 % faster at 128;
 # - FlashAttention-3's order ($S$, $dP$, then $dV$, $dQ$ and $dK$ of the same step, no next $S$, no turns): slower;
-# - one CTA per SM that goes from tile to tile of keys, as in notebook 32: 2 to 4 % up to $N = 1024$ at $d = 64$, nothing elsewhere;
+# - one CTA per SM that goes from tile to tile of keys without a second stage for $K$: 2 to 4 % up to $N = 1024$ at $d = 64$, nothing elsewhere; with two stages each for $K$ and $Q$, in place of one for $K$ and three for $Q$: 5 to 10 % slower from $N = 4096$ on;
+# - to set `dQ_sum` to 0 for sequences longer than 1,024 keys, or to publish the first share by `st.release`: 2 to 5 % slower;
 # - $dQ$ rounded by an idle warp of the same kernel once all shares are added: up to 11 % slower at $d = 128$, as somebody has to count the shares;
 # - one arrival per warp at the mbarriers, heads from the last to the first, sets of 4 to 64 heads instead of 16, $P$ rounded before the wait for $dQ$: nothing.
 #
