@@ -128,6 +128,7 @@ def _features(dice: _Dice, features: tuple[str, ...]) -> Iterator[Case]:
     if "causal" in features:
         yield Case("causal", *qkv(about(130), about(150)), causal=True)
         yield Case("causal, several tiles ahead", *qkv(about(60), about(300)), causal=True)
+        # The first 128 of them, a whole tile of any rung's, see no key.
         yield Case("causal, queries that see nothing", *qkv(about(290), about(40), H=1), causal=True)
     if "window" in features:
         window = 17 + dice.sizes.randrange(60)

@@ -352,7 +352,7 @@ def in_the_middle(events):
 plot.recorded("33_backward_wgmma", "roles", in_the_middle, by="python -m helpers record roles 33_backward_wgmma")
 
 # %% [markdown]
-# **What to see.** Boxes carry the kernel's numbers: 2 is $dS$, 6 the next step's $P$, 7 $dQ$ on its way to shared memory. On the right: how much of that lies under products that the other one starts. Here the plan holds for both consumers' $dS$, mostly for consumer 0's $P$, and for consumer 1's $dQ$, not for the rest: the two are less than half a step apart, and there only what the warpgroup has started itself can still be running. Starting products takes each consumer more time than anything else: there it is held up.
+# **What to see.** Boxes carry the kernel's numbers: 2 is $dS$, 6 the next step's $P$, 7 $dQ$ on its way to shared memory. (The producer's copies are not noted.) On the right: how much of that lies under products that the other one starts. Here the plan holds for both consumers' $dS$, mostly for consumer 0's $P$, and for consumer 1's $dQ$, not for the rest: the two are less than half a step apart, and there only what the warpgroup has started itself can still be running. Starting products takes each consumer more time than anything else: there it is held up.
 #
 # ### The budget
 #
