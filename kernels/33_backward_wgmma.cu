@@ -88,9 +88,9 @@ inline __device__ float scale_of(const fa_backward_args &a) { return fabsf(a.sca
 
 // [region: delta]
 // Before everything else, d / 8 lanes per row: stats (3, B, H, padded Nq) = 0, of which a tile uses the first two to say what
-// has been added to its dQ, then -LSE / scale and -delta = -rowsum(dO o O), where the sums of Q K^T and of dO V^T begin. A row
-// past the end, and one that sees no key (LSE = -inf), begins with the infinity by which P = exp(scale * S) is 0, whatever is
-// added.
+// has been added to its dQ, and the last of all counts the items taken; then -LSE / scale and -delta = -rowsum(dO o O), where
+// the sums of Q K^T and of dO V^T begin. A row past the end, and one that sees no key (LSE = -inf), begins with the infinity by
+// which P = exp(scale * S) is 0, whatever is added.
 template <int d, typename T> __global__ void prepare(const fa_backward_args a) {
   constexpr int lanes = d / 8;
   const int64_t row = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / lanes;
@@ -163,7 +163,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
   extern __shared__ __align__(1024) unsigned char smem_base[];
   const uint32_t smem = fa::smem_address(smem_base);
   // This CTA's item n: the only one, or what the producer has written: with items of one step up to four ahead of the warps that
-  // send dQ, so four places would be too few.
+  // send dQ, so four places would be too few. (The X-ray doesn't see it.)
   const Work only = C::persistent ? Work() : take_work();
   Work *works = reinterpret_cast<Work *>(smem_base + C::works);
   const auto item = [&](int n) -> const Work & { return C::persistent ? works[n % 8] : only; };
@@ -487,7 +487,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
         fa::wgmma_mma_async<T, 1, 0>(dQ_reg, K + fa::mn_major_step(k), dS + fa::k_major_step(k, Br), k > 0);
       fa::wgmma_commit_group();
     }
-    if (next || half == 0) pass_turn(); // nobody waits for the final one
+    if (next || half == 0) pass_turn(); // with one item nobody waits for the final one
     // [end: dQ]
 
     tile = ends ? work.start : next_of(tile);
@@ -523,7 +523,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
 
   // [region: epilogue]
   // dK and dV of an item to shared memory, as panels of 64 rows and 64 columns, and from there to HBM: by way of this
-  // warpgroup's panel of the next dS, which nobody reads by now, or, where nothing follows, of K and V.
+  // warpgroup's panel of the next dS, which nobody reads by now, or, where a CTA has one item only, of K and V.
   const auto epilogue = [&] {
     uint32_t dK_smem = smem + C::dS + end_step % 2 * C::dS_bytes + half * Br * 128, dV_smem = dK_smem + 64 * d * 2;
     if constexpr (C::persistent) {
@@ -631,7 +631,7 @@ template <int d, typename T> cudaError_t launch(const fa_backward_args &a, cudaS
   using C = Tile<d>;
   const int64_t rows = int64_t(a.B) * a.H * padded<d>(a.Nq), items = fa::ceil_div(a.Nk, C::Bc) * a.B * a.H;
   // Without a mask all tiles are equal. With one 16 heads, by measurement: more were slower where sequences are short. In one
-  // order no more than have 20 MB of Q, dO and dQ_sum: items wait for others of their head, whose rows the L2 should still hold.
+  // order at most as many as have 20 MB of Q, dO and dQ_sum: items wait for others of their head, whose rows the L2 should hold.
   int64_t heads = a.causal ? 16 : 1;
   if (a.deterministic) heads = max(int64_t(1), min(heads, (20 << 20) / (int64_t(8) * a.Nq * d)));
   heads = min(heads, int64_t(a.B) * a.H);

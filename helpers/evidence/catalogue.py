@@ -67,7 +67,7 @@ REPEATED = {
     "12": ("head-stride", "row-stride", "thread-index", "shuffle-of-half"),
 }
 # A helper function's `return` would not leave the kernel, nor would a lambda's, and where that gives a value it doesn't compile;
-# 23 has no P in shared memory at D = 64, and 33 no dK.
+# 23 has no P in shared memory at D = 64, where 33's warpgroups need not wait for each other before they write dK.
 NOT = {"02.lane-returns.1", "02.warp-returns.1", "22.lane-returns.2", "22.warp-returns.2", "23.arrays-overlap.4"} | {
     "33.named-barrier-removed.6"
 }

@@ -185,7 +185,7 @@ for finding in (ray := xray(unfenced, *case.inputs)).findings:
 # %% [markdown]
 # ## 3 · dQ, a tile at once
 #
-# In notebook 23 each warp added to $dQ$ with [atomic](glossary.md#atomic) additions, 32 numbers at a time. Here a warpgroup writes its half of the tile of $dQ^\top$ to shared memory, and *one thread*, of a warp of its own, asks the copy engine to add it to HBM: `cp.reduce.async.bulk`, a copy that adds. It adds to `dQ_sum`, in fp32, which nobody sets to 0: the first CTA at a tile stores its share (an `atomicCAS` says who), the others wait until it is there. No thread waits for the additions; before the buffer is written again, the thread that asked has to know that it has been *read* (`cp.async.bulk.wait_group.read`), and tells the warpgroup so.
+# In notebook 23 each warp added to $dQ$ with [atomic](glossary.md#atomic) additions, 32 numbers at a time. Here a warpgroup writes its half of the tile of $dQ^\top$ to shared memory, and *one thread*, of a warp of its own, asks the copy engine to add it to HBM: `cp.reduce.async.bulk`, a copy that adds. It adds to `dQ_sum`, in fp32, which nobody sets to 0: the first CTA at a tile stores its share (an `atomicCAS` says who), the others wait until it is there. Before the buffer is written again, the thread that asked has to know that it has been *read* (`cp.async.bulk.wait_group.read`), and tells the warpgroup so.
 
 # %%
 show.region("33_backward_wgmma", "send_dQ")
@@ -235,9 +235,9 @@ for name in ("dQ_sum", "dQ", "dK", "dV"):
 pd.DataFrame(rows, index=["run again", "keys from the last tile on"]).T.map("{:.2%}".format)
 
 # %% [markdown]
-# **What to see.** On a GPU `dQ_sum` differs in its last bits from run to run as it does here from order to order. $dK$ and $dV$ are the same bit by bit in every run: one CTA sums up those of a query head, alone and in a fixed order. (A few differ on the right: with which tile of queries a CTA begins depends on its place.)
+# **What to see.** On a GPU `dQ_sum` differs in its last bits from run to run as it does here from order to order. $dK$ and $dV$ are the same bit by bit in every run: one CTA sums up those of 128 keys, alone and in a fixed order. (A few differ on the right: with which queries it begins depends on where the keys are.)
 #
-# `deterministic=True` gives $dQ$ one order, as notebook 22 does: a CTA adds its share to a tile of queries when all with later keys have added theirs. Under a mask fewer heads are then under way, as many as the L2 holds. What it costs (time with one order over time without):
+# `deterministic=True` gives $dQ$ one order, as notebook 22 does: a CTA adds its share to a tile of queries when all with later keys have added theirs. Under a mask, where sequences are long, fewer heads are then under way: as many as the L2 holds. What it costs (time with one order over time without):
 
 # %%
 asked = [kernel(q, k, v, o, lse, do, deterministic=True)[0] for _ in range(2)]
@@ -254,7 +254,7 @@ def price(samples):
 plot.recorded("33_backward_wgmma", "deterministic", price)
 
 # %% [markdown]
-# **What to see.** Much the same as in FlashAttention-3: the L2 has to have added a share before the next CTA may begin.
+# **What to see.** Up to two fifths more time, on average as in FlashAttention-3: the L2 has to have added a share before the next CTA may begin.
 #
 # ## 4 · Roles, and what they cost
 #
@@ -309,7 +309,7 @@ draw_backward.shared_memory(bars, "Where shared memory goes, KB per CTA")
 #
 # A loop is an *item* of work: 128 keys of a query head, at $N = 512$ and $d = 64$ four steps. Before it tiles have to come, after it $dK$ and $dV$ have to leave; meanwhile the tensor cores rest. Short sequences suffer most.
 #
-# So at $d = 64$ a CTA per SM takes one item after another, by a counter, as in rung 31. The next $K$ and $Q$ come under an item's last steps, and *the last step starts the next item's $S$*, as any step does. $dK$ and $dV$ leave under the next item's first step, by way of a buffer of $dS$. After the last comes an $S$ of nothing. At $d = 128$, without a second $K$, a CTA has one item:
+# So at $d = 64$ a CTA per SM takes one item after another, by a counter, as in rung 31. The next $K$ and $Q$ come under an item's last steps, and *the last step starts the next item's $S$*. $V$ has one place: it is given back when the last $dP$ has read it. $dK$ and $dV$ leave under the next item's first step, by way of a buffer of $dS$. After the last comes an $S$ of nothing. At $d = 128$, without a second $K$, a CTA has one item:
 
 # %%
 show.region("33_backward_wgmma", "items")
@@ -352,7 +352,7 @@ def in_the_middle(events):
 plot.recorded("33_backward_wgmma", "roles", in_the_middle, by="python -m helpers record roles 33_backward_wgmma")
 
 # %% [markdown]
-# **What to see.** Boxes carry the kernel's numbers: 2 is $dS$, 6 the next step's $P$, 7 $dQ$ on its way to shared memory. (The producer's copies are not noted.) On the right: how much of that lies under products that the other one starts. Here the plan holds for both consumers' $dS$, mostly for consumer 0's $P$, and for consumer 1's $dQ$, not for the rest: the two are less than half a step apart, and there only what the warpgroup has started itself can still be running. Starting products takes each consumer more time than anything else: there it is held up.
+# **What to see.** Boxes carry the kernel's numbers: 2 is $dS$, 6 the next step's $P$, 7 $dQ$ on its way to shared memory. (The producer's copies aren't noted: its box is one wait.) On the right: how much of that lies under products that the other one starts. Here the plan holds for both consumers' $dS$ and mostly for consumer 0's $P$. Consumer 1's $dQ$ is covered, too, the rest is not: the two are less than half a step apart, and there only what the warpgroup has started itself can still be running. Starting products takes each consumer more time than anything else: there it is held up.
 #
 # ### The budget
 #
@@ -457,7 +457,7 @@ predict(products_executed, int(counted.loc["wgmma.mma_async", "33_backward_wgmma
 counted.loc[counted.max(axis=1) > 60].sort_values("23_backward_mma", ascending=False)
 
 # %% [markdown]
-# **What to see.** $S$ is started a step ahead, the first one before the loop, and after the last item comes that of nothing: a branch around it would keep ptxas from letting any two products overlap (its message C7515). Gone are `mma.sync`, `ldmatrix`, copies of 16 bytes per thread (`cp.async`) and atomic additions. `ld.shared` has grown: a warp holds 16 keys here, 32 in rung 23, and each warp reads LSE and delta of all queries.
+# **What to see.** $S$ is started a step ahead, the first one before the loop, and after the last item comes that of nothing: a branch around it would keep ptxas from letting any two products overlap (its message C7515). Gone are `mma.sync`, `ldmatrix` and copies of 16 bytes per thread (`cp.async`); the few atomics left are for turns and the counter. `ld.shared` has grown: a warp holds 16 keys here, 32 in rung 23, and each warp reads LSE and delta of all queries.
 
 # %% [markdown]
 # ## Beside its peers
@@ -485,7 +485,7 @@ def summaries(samples):
 plot.recorded("33_backward_wgmma", "backward", summaries)
 
 # %% [markdown]
-# **What to see.** How many times as long as ours each peer takes: in the figure medians of seven rounds with the lowest and highest; in the table geometric means over $N \ge 1024$, the lowest and highest of those, and the worst of *all* shapes. We are ahead of cuDNN at all of them. Beside FlashAttention-3 we are at 1.11<!--= ratio("33", "FA3", 64, causal=0, kind="backward"):.2f --> at $d = 64$ and 1.05<!--= ratio("33", "FA3", 128, causal=0, kind="backward"):.2f --> at $d = 128$, under a mask at 1.10<!--= ratio("33", "FA3", 64, causal=1, kind="backward"):.2f --> and 1.01<!--= ratio("33", "FA3", 128, causal=1, kind="backward"):.2f --> (fp16). FlashAttention-4 is as close, and ahead by up to 7<!--= 100 * (1 - record.summary(record.load("33_backward_wgmma", "backward"), "33_backward_wgmma", "FA4")["worst"].min()):.0f --> % at $d = 128$ under a mask. At $N = 4096$ a call takes 0.86<!--= power("33", "joules", 64) / power("33", "joules", 64, of="CUDNN"):.2f --> ($d = 64$) and 0.91<!--= power("33", "joules", 128) / power("33", "joules", 128, of="CUDNN"):.2f --> of cuDNN's energy, and 0.99<!--= power("33", "joules", 64) / power("33", "joules", 64, of="FA3"):.2f --> and 0.96<!--= power("33", "joules", 128) / power("33", "joules", 128, of="FA3"):.2f --> of FlashAttention-3's.
+# **What to see.** How many times as long as ours each peer takes: in the figure medians of seven rounds; in the table geometric means over $N \ge 1024$, their range, and the worst of *all* shapes. We are ahead of cuDNN at all of them. Beside FlashAttention-3 we are at 1.11<!--= ratio("33", "FA3", 64, causal=0, kind="backward"):.2f --> at $d = 64$ and 1.05<!--= ratio("33", "FA3", 128, causal=0, kind="backward"):.2f --> at $d = 128$, under a mask at 1.10<!--= ratio("33", "FA3", 64, causal=1, kind="backward"):.2f --> and 1.01<!--= ratio("33", "FA3", 128, causal=1, kind="backward"):.2f --> (fp16; in bf16 0.98<!--= ratio("33", "FA3", 128, causal=1, dtype="bf16", kind="backward"):.2f -->). FlashAttention-4 is much the same, and ahead by up to 7<!--= 100 * (1 - record.summary(record.load("33_backward_wgmma", "backward"), "33_backward_wgmma", "FA4")["worst"].min()):.0f --> % at $d = 128$ under a mask. At $N = 4096$ a call takes 0.86<!--= power("33", "joules", 64) / power("33", "joules", 64, of="CUDNN"):.2f --> ($d = 64$) and 0.91<!--= power("33", "joules", 128) / power("33", "joules", 128, of="CUDNN"):.2f --> of cuDNN's energy, and 0.99<!--= power("33", "joules", 64) / power("33", "joules", 64, of="FA3"):.2f --> and 0.96<!--= power("33", "joules", 128) / power("33", "joules", 128, of="FA3"):.2f --> of FlashAttention-3's.
 #
 # ### The steps that taught something
 #
@@ -518,9 +518,8 @@ plot.recorded("33_backward_wgmma", "steps", taught)
 # ## What still hurts
 #
 # 1. **One CTA per SM, and two warpgroups that wait for each other** several times in a step. No third one fills in; at $d = 128$ nothing covers a loop's ends.
-# 2. **Registers and room.** More queries per step would mean fewer barriers and fewer bytes per product.
-# 3. **$dQ$ in fp32**: each tile of keys sends $4 d$ bytes per query to the L2.
-# 4. **Small kernels**: one before and one after, and a third where heads share $K$ and $V$. They weigh most where sequences are short.
+# 2. **$dQ$ in fp32**: each tile of keys sends $4 d$ bytes per query to the L2.
+# 3. **Small kernels**: one before and one after, and a third where heads share $K$ and $V$. They weigh most where sequences are short.
 #
 # ## Reading other people's kernels
 #
@@ -685,7 +684,7 @@ progress()
 # </details>
 # <details><summary>5. Two runs give different dQ, and the same dK and dV. Why?</summary>
 #
-# Shares of dQ are added up in the L2 in the order in which CTAs come. Asked for `deterministic`, they wait for each other. dK and dV of a query head are summed up by one CTA, and those of heads that share K and V in the order of the heads.
+# Shares of dQ are added up in the L2 in the order in which CTAs come. Asked for `deterministic`, they wait for each other. dK and dV of a tile of keys of a query head are summed up by one CTA, and those of heads that share K and V in the order of the heads.
 #
 # </details>
 # <details><summary>6. How would you find out whether exponentials run under a product?</summary>

@@ -103,7 +103,7 @@ REFUSED = {
         ("int Q_stages = 3;", "int Q_stages = 1;", "there have to be two stages"),
         ("int Bc = 128;", "int Bc = 192;", "Bc has to be 128"),
         ("int Br = d == 64 ? 128 :", "int Br = d == 64 ? 96 :", "Br has to be a part of that"),
-        ("V = K + kv_bytes;", "V = K + kv_bytes + 16;", SWIZZLED),
+        ("V = K + K_stages * kv_bytes;", "V = K + K_stages * kv_bytes + 16;", SWIZZLED),
         ("int Q_stages = 3;", "int Q_stages = 5;", CTA),
     ],
 }

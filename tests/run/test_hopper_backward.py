@@ -227,6 +227,17 @@ def test_what_stands_between_two_items(dropped):
     assert not check(on(1, dropped, ""), [case(1, 3, 1, 100, 300, 64, torch.float16)]).ok
 
 
+@pytest.mark.parametrize(("places", "enough"), [(8, True), (3, False)])
+def test_places_for_items(places, enough):
+    """The producer writes an item where a sender may still be reading the one that was there. (Four are too few as well, which the
+    X-ray doesn't see.)"""
+    source = on(1).rung.source
+    assert source.count("works[n % 8]") == 2
+    kernel = load(source=source.replace("works[n % 8]", f"works[n % {places}]"), device="cpu", quiet=True)
+    found = xray(kernel, *case(1, 3, 1, 100, 300, 64, torch.float16).inputs).findings
+    assert (not found) == enough, found
+
+
 # --- right where products of sizes leave 32 bits
 
 

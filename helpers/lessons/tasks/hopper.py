@@ -171,7 +171,7 @@ TASKS = (
         ),
         (
             "template <int d, typename T> __global__ void prepare(const fa_backward_args a) is defined",
-            "stats[0] = 0 (counters: what has been added to a tile of dQ_sum, which nobody sets to 0), padding included",
+            "stats[0] = 0 (counters: what has been added to a tile of dQ_sum, which nobody sets to 0; the last one: tiles of keys taken), padding included",
             "stats[1] = -LSE / scale; for rows from Nq on, and where LSE = -inf, the infinity by which scale * (S + stats[1]) = -inf",
             "stats[2] = -delta = -rowsum(dO o O), 0 from Nq on",
         ),
