@@ -144,6 +144,7 @@ __global__ __launch_bounds__(Tile<d, T>::threads, Tile<d, T>::ctas) void fa2_mma
   float S_reg[Bc / 8][8];               // (32, Bc) of this warp; P in its place
   uint32_t P_reg[Bc / 16][8];           // the same, rounded
   float O_reg[d / 8][8] = {};           // (32, d) of this warp, not yet divided by l
+  float largest_sum = 32.f; // of P that is taken; 2 once a larger one came
   float m_reg[4], l_reg[4], row_sum[4]; // of rows g + 8r; l and row_sum of this lane's columns, until the end
 #pragma unroll
   for (int r = 0; r < 4; ++r) m_reg[r] = -3e38f, l_reg[r] = 0.f; // below every score, but finite: -inf - m is -inf
@@ -173,6 +174,18 @@ __global__ __launch_bounds__(Tile<d, T>::threads, Tile<d, T>::ctas) void fa2_mma
   // [end: scores]
 
   // [region: online_update]
+  const auto round_P = [&] {
+    // Two accumulators of S, rounded to 16 bits, are one fragment A of P: the same lane holds the same elements.
+#pragma unroll
+    for (int k = 0; k < Bc / 16; ++k) {
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        const int n = 2 * k + e / 2 % 2, r = e / 4 * 2 + e % 2;
+        P_reg[k][e] = fa::pack2<T>(S_reg[n][2 * r], S_reg[n][2 * r + 1]);
+      }
+    }
+  };
+
   // P = exp2(S - m) with the m there is. True if that is accurate in this warp: dividing by l takes out m, but not the
   // rounding of P to 16 bits. A key far above m may take most of its row, and its P is exact only where it is 1.
   const auto probabilities = [&] {
@@ -188,16 +201,7 @@ __global__ __launch_bounds__(Tile<d, T>::threads, Tile<d, T>::ctas) void fa2_mma
           row_sum[r] += S_reg[n][e];
         }
       }
-      fits &= row_sum[r] <= 32.f;
-    }
-    // Two accumulators of S, rounded to 16 bits, are one fragment A of P: the same lane holds the same elements.
-#pragma unroll
-    for (int k = 0; k < Bc / 16; ++k) {
-#pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        const int n = 2 * k + e / 2 % 2, r = e / 4 * 2 + e % 2;
-        P_reg[k][e] = fa::pack2<T>(S_reg[n][2 * r], S_reg[n][2 * r + 1]);
-      }
+      fits &= row_sum[r] <= largest_sum;
     }
     return __all_sync(0xffffffff, fits);
   };
@@ -231,6 +235,33 @@ __global__ __launch_bounds__(Tile<d, T>::threads, Tile<d, T>::ctas) void fa2_mma
       for (int n = 0; n < d / 8; ++n) O_reg[n][2 * r] *= alpha, O_reg[n][2 * r + 1] *= alpha;
     }
   };
+  // Raises m to the maximum of this tile where P = exp2(S - m) is formed already: m_new = m + log2(rowmax P), and P, its
+  // sum, l and O times alpha = exp2(m - m_new); P = 1 again where S is the maximum. False where P isn't finite.
+  const auto lower_probabilities = [&] {
+    bool finite = true;
+#pragma unroll
+    for (int r = 0; r < 4; ++r) finite &= row_sum[r] < 1e30f;
+    if (!__all_sync(0xffffffff, finite)) return false;
+    largest_sum = 2.f;
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      float largest = 1.f;
+#pragma unroll
+      for (int n = 0; n < Bc / 8; ++n) largest = fmaxf(largest, fmaxf(S_reg[n][2 * r], S_reg[n][2 * r + 1]));
+#pragma unroll
+      for (int mask = 1; mask < 4; mask *= 2) // over the four lanes that share the row
+        largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, mask));
+
+      const float m_new = m_reg[r] + __log2f(largest), alpha = fa::ex2_approx_ftz(m_reg[r] - m_new);
+      m_reg[r] = m_new;
+      l_reg[r] *= alpha, row_sum[r] *= alpha;
+#pragma unroll
+      for (int n = 0; n < Bc / 8; ++n) S_reg[n][2 * r] *= alpha, S_reg[n][2 * r + 1] *= alpha;
+#pragma unroll
+      for (int n = 0; n < d / 8; ++n) O_reg[n][2 * r] *= alpha, O_reg[n][2 * r + 1] *= alpha;
+    }
+    return true;
+  };
   // [end: online_update]
 
   // [region: tile_loop]
@@ -246,7 +277,7 @@ __global__ __launch_bounds__(Tile<d, T>::threads, Tile<d, T>::ctas) void fa2_mma
     bool fits = take;
     if (take) {
       scores(stage_at);
-      fits = probabilities();
+      fits = probabilities() || lower_probabilities();
     }
     if (!fits) { // S again where P has taken its place
       scores(stage_at);
@@ -256,6 +287,7 @@ __global__ __launch_bounds__(Tile<d, T>::threads, Tile<d, T>::ctas) void fa2_mma
     }
 #pragma unroll
     for (int r = 0; r < 4; ++r) l_reg[r] += row_sum[r];
+    round_P();
     fetch(j0 >= (stages - 1) * Bc, free_at, Bc);
 
     // [region: output]

@@ -198,6 +198,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
   float S_reg[Bc / 8][8];               // (32, Bc) of this warp; P in its place
   uint32_t P_reg[Bc / 16][8];           // the same, rounded
   float O_reg[d / 8][8] = {};           // (32, d) of this warp, not yet divided by l
+  float largest_sum = 32.f; // of P that is taken; 2 once a larger one came
   float m_reg[4], l_reg[4], row_sum[4]; // of rows g + 8r; l and row_sum of this lane's columns, until the end
 #pragma unroll
   for (int r = 0; r < 4; ++r) m_reg[r] = -3e38f, l_reg[r] = 0.f; // below every score, but finite: -inf - m is -inf
@@ -227,6 +228,19 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
   // [end: scores]
 
   // [region: online_update]
+  const auto round_P = [&] {
+    // Two accumulators of S side by side, rounded to 16 bits, are one fragment A of P: the same lane holds the same
+    // elements.
+#pragma unroll
+    for (int k = 0; k < Bc / 16; ++k) {
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        const int n = 2 * k + e / 2 % 2, r = e / 4 * 2 + e % 2;
+        P_reg[k][e] = fa::pack2<T>(S_reg[n][2 * r], S_reg[n][2 * r + 1]);
+      }
+    }
+  };
+
   // P = exp2(S - m) with the m there is. True if that is accurate in this warp: dividing by l takes out m, but not the
   // rounding of P to 16 bits. A key far above m may take most of its row, and its P is exact only where it is 1.
   const auto probabilities = [&] {
@@ -242,17 +256,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
           row_sum[r] += S_reg[n][e];
         }
       }
-      fits &= row_sum[r] <= 32.f;
-    }
-    // Two accumulators of S side by side, rounded to 16 bits, are one fragment A of P: the same lane holds the same
-    // elements.
-#pragma unroll
-    for (int k = 0; k < Bc / 16; ++k) {
-#pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        const int n = 2 * k + e / 2 % 2, r = e / 4 * 2 + e % 2;
-        P_reg[k][e] = fa::pack2<T>(S_reg[n][2 * r], S_reg[n][2 * r + 1]);
-      }
+      fits &= row_sum[r] <= largest_sum;
     }
     return __all_sync(0xffffffff, fits);
   };
@@ -275,6 +279,33 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
 #pragma unroll
       for (int n = 0; n < d / 8; ++n) O_reg[n][2 * r] *= alpha, O_reg[n][2 * r + 1] *= alpha;
     }
+  };
+  // Raises m to the maximum of this tile where P = exp2(S - m) is formed already: m_new = m + log2(rowmax P), and P, its
+  // sum, l and O times alpha = exp2(m - m_new); P = 1 again where S is the maximum. False where P isn't finite.
+  const auto lower_probabilities = [&] {
+    bool finite = true;
+#pragma unroll
+    for (int r = 0; r < 4; ++r) finite &= row_sum[r] < 1e30f;
+    if (!__all_sync(0xffffffff, finite)) return false;
+    largest_sum = 2.f;
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      float largest = 1.f;
+#pragma unroll
+      for (int n = 0; n < Bc / 8; ++n) largest = fmaxf(largest, fmaxf(S_reg[n][2 * r], S_reg[n][2 * r + 1]));
+#pragma unroll
+      for (int mask = 1; mask < 4; mask *= 2) // over the four lanes that share the row
+        largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, mask));
+
+      const float m_new = m_reg[r] + __log2f(largest), alpha = fa::ex2_approx_ftz(m_reg[r] - m_new);
+      m_reg[r] = m_new;
+      l_reg[r] *= alpha, row_sum[r] *= alpha;
+#pragma unroll
+      for (int n = 0; n < Bc / 8; ++n) S_reg[n][2 * r] *= alpha, S_reg[n][2 * r + 1] *= alpha;
+#pragma unroll
+      for (int n = 0; n < d / 8; ++n) O_reg[n][2 * r] *= alpha, O_reg[n][2 * r + 1] *= alpha;
+    }
+    return true;
   };
   // [end: online_update]
 
@@ -301,43 +332,35 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
   // [end: mask]
 
   // [region: tile_loop]
-  bool track = false; // does this warp form the maximum of every tile to the end, or take what there is?
+  // Tiles whose P is taken: those that all of the warp's rows see whole, once there is the maximum of one such tile.
+  int take_to = whole - 2 * Bc; // -1: this warp tracks the maximum
+  const int take_from = a.causal ? sees + 32 - window : 0;
   int stage_at = 0, free_at = (stages - 1) * stage_bytes;
   for (int j0 = j_last; j0 >= j_first; j0 -= Bc) {
     fa::cp_async_wait<stages - 2>(); // this tile's group; later ones may still be on their way
     // Every thread's part of this tile has landed before any warp reads it; and all warps have read the tile before it,
     // whose stage the next copies overwrite.
     __syncthreads(); // as above
-    const auto fetch_next = [&] { fetch(j0 - (stages - 1) * Bc >= j_first, free_at, Bc); };
-    const auto turn = [&] {
-      free_at = stage_at;
-      stage_at = stage_at + stage_bytes < Q_at ? stage_at + stage_bytes : 0;
-    };
-    // Sees the last row none of these keys, or the first row only later ones?
-    if (j0 > sees + 31 || j0 + Bc <= sees - window + 1) {
-      fetch_next();
-      turn();
-      continue;
-    }
-
-    // The maximum there is may be taken once it is that of a tile which all of the warp's rows have seen whole.
-    const bool edge = j0 <= sees + 31 - window, take = !track && j0 < whole - Bc && !edge;
+    const bool take = j0 <= take_to && j0 >= take_from;
     bool fits = take;
     if (take) {
       scores(stage_at);
-      fits = probabilities();
+      fits = probabilities() || lower_probabilities();
     }
-    if (!fits) { // S again where P has taken its place
+    // Others, unless the last row sees none of these keys, or the first row only later ones; S again where P took its place
+    const bool seen = take || (j0 <= sees + 31 && j0 + Bc > sees - window + 1);
+    if (seen && !fits) {
       scores(stage_at);
-      if (j0 >= whole || edge) mask(j0);
+      if (j0 >= whole || j0 < take_from) mask(j0);
       raise_maximum();
       probabilities();
-      track |= take;
+      if (take) take_to = -1;
     }
+    fetch(j0 - (stages - 1) * Bc >= j_first, free_at, Bc);
+    if (seen) {
 #pragma unroll
-    for (int r = 0; r < 4; ++r) l_reg[r] += row_sum[r];
-    fetch_next();
-
+      for (int r = 0; r < 4; ++r) l_reg[r] += row_sum[r];
+    round_P();
     // [region: output]
     // O (32, d) += P V_j by each warp: d / 8 accumulators, Bc / 16 steps
 #pragma unroll
@@ -351,7 +374,9 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
       }
     }
     // [end: output]
-    turn();
+    }
+    free_at = stage_at;
+    stage_at = stage_at + stage_bytes < Q_at ? stage_at + stage_bytes : 0;
   }
   // [end: tile_loop]
 
