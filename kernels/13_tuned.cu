@@ -2,8 +2,8 @@
 //
 // idea:      The tensor cores wait for shared memory, for the softmax and for addresses: give each of these less to do.
 // changed:   a warp takes 32 query rows: each fragment of K and V that is read from shared memory serves twice;
-//            no row maximum while the last one will do: where a row's sum says that it doesn't, the warp does that tile
-//            again and tracks the maximum from there on; so O is rarely rescaled, and scale and maximum are one FMA;
+//            no row maximum while the last one will do: where a row's sum says that it doesn't, the warp reads the new
+//            one from P and divides P by it; so O is rarely rescaled, and scale and maximum are one FMA;
 //            K and V come backwards, the ragged tile first: no mask in the loop, and no row is counted;
 //            32-bit addresses that move by one XOR; copies that leave after the softmax; tile shapes that measured best
 // op:        attention
@@ -144,7 +144,7 @@ __global__ __launch_bounds__(Tile<d, T>::threads, Tile<d, T>::ctas) void fa2_mma
   float S_reg[Bc / 8][8];               // (32, Bc) of this warp; P in its place
   uint32_t P_reg[Bc / 16][8];           // the same, rounded
   float O_reg[d / 8][8] = {};           // (32, d) of this warp, not yet divided by l
-  float largest_sum = 32.f; // of P that is taken; 2 once a larger one came
+  float largest_sum = 32.f;             // up to which a row_sum does with the m there is
   float m_reg[4], l_reg[4], row_sum[4]; // of rows g + 8r; l and row_sum of this lane's columns, until the end
 #pragma unroll
   for (int r = 0; r < 4; ++r) m_reg[r] = -3e38f, l_reg[r] = 0.f; // below every score, but finite: -inf - m is -inf
@@ -174,18 +174,6 @@ __global__ __launch_bounds__(Tile<d, T>::threads, Tile<d, T>::ctas) void fa2_mma
   // [end: scores]
 
   // [region: online_update]
-  const auto round_P = [&] {
-    // Two accumulators of S, rounded to 16 bits, are one fragment A of P: the same lane holds the same elements.
-#pragma unroll
-    for (int k = 0; k < Bc / 16; ++k) {
-#pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        const int n = 2 * k + e / 2 % 2, r = e / 4 * 2 + e % 2;
-        P_reg[k][e] = fa::pack2<T>(S_reg[n][2 * r], S_reg[n][2 * r + 1]);
-      }
-    }
-  };
-
   // P = exp2(S - m) with the m there is. True if that is accurate in this warp: dividing by l takes out m, but not the
   // rounding of P to 16 bits. A key far above m may take most of its row, and its P is exact only where it is 1.
   const auto probabilities = [&] {
@@ -235,14 +223,18 @@ __global__ __launch_bounds__(Tile<d, T>::threads, Tile<d, T>::ctas) void fa2_mma
       for (int n = 0; n < d / 8; ++n) O_reg[n][2 * r] *= alpha, O_reg[n][2 * r + 1] *= alpha;
     }
   };
-  // Raises m to the maximum of this tile where P = exp2(S - m) is formed already: m_new = m + log2(rowmax P), and P, its
-  // sum, l and O times alpha = exp2(m - m_new); P = 1 again where S is the maximum. False where P isn't finite.
-  const auto lower_probabilities = [&] {
+
+  // The same, where P = exp2(S - m) is formed and too large: its largest of a row is exp2(rowmax S - m). So m rises by
+  // the log2 of that, and what was formed with the m before (P, its sum, l and O) is divided by it. P is still fp32 and
+  // loses no digits; the largest becomes 1, which rounding leaves as it is. A row without a P above 1 stays as it is.
+  // False if a P is infinite, or nearly: then S is needed again.
+  const auto raise_maximum_by_P = [&] {
     bool finite = true;
 #pragma unroll
-    for (int r = 0; r < 4; ++r) finite &= row_sum[r] < 1e30f;
+    for (int r = 0; r < 4; ++r) finite &= row_sum[r] < 1e30f; // __fdividef divides by up to 2^126
     if (!__all_sync(0xffffffff, finite)) return false;
-    largest_sum = 2.f;
+    // Keys stand out here, and one that does may take most of its row: from now on, little of it is left to an old m.
+    largest_sum = 4.f;
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       float largest = 1.f;
@@ -252,8 +244,8 @@ __global__ __launch_bounds__(Tile<d, T>::threads, Tile<d, T>::ctas) void fa2_mma
       for (int mask = 1; mask < 4; mask *= 2) // over the four lanes that share the row
         largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, mask));
 
-      const float m_new = m_reg[r] + __log2f(largest), alpha = fa::ex2_approx_ftz(m_reg[r] - m_new);
-      m_reg[r] = m_new;
+      const float alpha = __fdividef(1.f, largest);
+      m_reg[r] += __log2f(largest);
       l_reg[r] *= alpha, row_sum[r] *= alpha;
 #pragma unroll
       for (int n = 0; n < Bc / 8; ++n) S_reg[n][2 * r] *= alpha, S_reg[n][2 * r + 1] *= alpha;
@@ -262,10 +254,22 @@ __global__ __launch_bounds__(Tile<d, T>::threads, Tile<d, T>::ctas) void fa2_mma
     }
     return true;
   };
+
+  // P to 16 bits: two accumulators side by side are one fragment A, in which the same lane holds the same elements.
+  const auto round_P = [&] {
+#pragma unroll
+    for (int k = 0; k < Bc / 16; ++k) {
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        const int n = 2 * k + e / 2 % 2, r = e / 4 * 2 + e % 2;
+        P_reg[k][e] = fa::pack2<T>(S_reg[n][2 * r], S_reg[n][2 * r + 1]);
+      }
+    }
+  };
   // [end: online_update]
 
   // [region: tile_loop]
-  int take_to = a.Nk - 2 * Bc; // the last tile, of those to come, whose P is taken; -1: this warp tracks the maximum
+  int take_to = a.Nk - 2 * Bc; // the last tile, of those to come, whose P is formed first; -1: none any more
   int stage_at = 0, free_at = (stages - 1) * stage_bytes;
   for (int j0 = j_last; j0 >= 0; j0 -= Bc) {
     fa::cp_async_wait<stages - 2>(); // this tile's group; later ones may still be on their way
@@ -273,13 +277,13 @@ __global__ __launch_bounds__(Tile<d, T>::threads, Tile<d, T>::ctas) void fa2_mma
     // whose stage the next copies overwrite.
     __syncthreads(); // this tile has landed for all warps, and all have read the one before
 
-    const bool take = j0 <= take_to; // not of the last whole tile: the maximum of a ragged tile alone would be poor
+    const bool take = j0 <= take_to; // not the last whole tile: the maximum of a ragged tile alone would be poor
     bool fits = take;
     if (take) {
       scores(stage_at);
-      fits = probabilities() || lower_probabilities();
+      fits = probabilities() || raise_maximum_by_P();
     }
-    if (!fits) { // S again where P has taken its place
+    if (!fits) { // the maximum first: of the tiles at the end, and where P is infinite, which has taken the place of S
       scores(stage_at);
       raise_maximum(a.Nk - j0);
       probabilities();

@@ -6,14 +6,15 @@
 // changed:   a CTA visits the tiles of keys that its queries see, a warp multiplies those that its rows see, and masks
 //            where a row's keys end in the tile; the grid runs from the last queries to the first, over as many heads
 //            at a time as the L2 holds the keys of; query heads share a head of K and V; in a packed batch a CTA finds
-//            its sequence by itself; D = 96
+//            its sequence by itself; D = 96; three stages at D = 64
 // op:        attention
 // features:  causal, window, gqa, varlen
 // inputs:    Q (B,H,Nq,D), K V (B,Hkv,Nk,D) fp16 or bf16; rows and strides multiples of 16 bytes
 // outputs:   O (B,H,Nq,D) as Q, LSE (B,H,Nq) fp32
 // dtypes:    fp16, bf16
 // D:         64, 96, 128
-// tiles:     D=64:  Br=128 Bc=64 threads=128 smem=49 KB CTAs/SM=2
+// tiles:     D=64:  Br=128 Bc=64 threads=128 smem=65 KB CTAs/SM=2
+//            D=64, 99 KB per block or less: Br=128 Bc=64 threads=128 smem=49 KB CTAs/SM=2
 //            D=96:  Br=128 Bc=64 threads=128 smem=73 KB CTAs/SM=2
 //            D=128: Br=128 Bc=64 threads=128 smem=97 KB CTAs/SM=2
 // arch:      sm_80
@@ -21,6 +22,7 @@
 // speed:     H200, causal, N = 1024 to 16384: 234 to 361 TFLOP/s at D=64, 277 to 383 at D=128: 1.22 x and 1.29 x SDPA
 //            FLASH; 64 heads on 8 1.00 to 1.08 x as fast as 64 on 64; packed batches of random lengths at 0.91 to 0.98 of
 //            what their sequences reach in full batches of one length
+#include <fa/arch.cuh>
 #include <fa/half.cuh>
 #include <fa/launch.cuh>
 #include <fa/math.cuh>
@@ -31,9 +33,10 @@
 // [region: tile]
 template <int d> struct Tile {
   static constexpr int warps = 4, threads = 32 * warps;
-  static constexpr int Br = 32 * warps;              // query rows per CTA, 32 per warp
-  static constexpr int Bc = 64;                      // keys per tile
-  static constexpr int stages = 2, ctas = 2;         // buffers for K_j and V_j; CTAs per SM at once
+  static constexpr int Br = 32 * warps; // query rows per CTA, 32 per warp
+  static constexpr int Bc = 64;         // keys per tile
+  // Buffers for K_j and V_j: three where two CTAs of an SM have room for them
+  static constexpr int stages = d == 64 && FA_SMEM_KB >= 2 * 65 ? 3 : 2, ctas = 2;
   static constexpr int Q_steps = d == 64 ? 4 : 0;    // of Q_i in registers; the others are read for every tile
   static constexpr int stage_bytes = 2 * 2 * Bc * d; // K_smem, V_smem
   static constexpr int Q_at = stages * stage_bytes;  // Q_smem follows the stages
@@ -198,7 +201,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
   float S_reg[Bc / 8][8];               // (32, Bc) of this warp; P in its place
   uint32_t P_reg[Bc / 16][8];           // the same, rounded
   float O_reg[d / 8][8] = {};           // (32, d) of this warp, not yet divided by l
-  float largest_sum = 32.f; // of P that is taken; 2 once a larger one came
+  float largest_sum = 32.f;             // up to which a row_sum does with the m there is
   float m_reg[4], l_reg[4], row_sum[4]; // of rows g + 8r; l and row_sum of this lane's columns, until the end
 #pragma unroll
   for (int r = 0; r < 4; ++r) m_reg[r] = -3e38f, l_reg[r] = 0.f; // below every score, but finite: -inf - m is -inf
@@ -228,19 +231,6 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
   // [end: scores]
 
   // [region: online_update]
-  const auto round_P = [&] {
-    // Two accumulators of S side by side, rounded to 16 bits, are one fragment A of P: the same lane holds the same
-    // elements.
-#pragma unroll
-    for (int k = 0; k < Bc / 16; ++k) {
-#pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        const int n = 2 * k + e / 2 % 2, r = e / 4 * 2 + e % 2;
-        P_reg[k][e] = fa::pack2<T>(S_reg[n][2 * r], S_reg[n][2 * r + 1]);
-      }
-    }
-  };
-
   // P = exp2(S - m) with the m there is. True if that is accurate in this warp: dividing by l takes out m, but not the
   // rounding of P to 16 bits. A key far above m may take most of its row, and its P is exact only where it is 1.
   const auto probabilities = [&] {
@@ -280,14 +270,18 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
       for (int n = 0; n < d / 8; ++n) O_reg[n][2 * r] *= alpha, O_reg[n][2 * r + 1] *= alpha;
     }
   };
-  // Raises m to the maximum of this tile where P = exp2(S - m) is formed already: m_new = m + log2(rowmax P), and P, its
-  // sum, l and O times alpha = exp2(m - m_new); P = 1 again where S is the maximum. False where P isn't finite.
-  const auto lower_probabilities = [&] {
+
+  // The same, where P = exp2(S - m) is formed and too large: its largest of a row is exp2(rowmax S - m). So m rises by
+  // the log2 of that, and what was formed with the m before (P, its sum, l and O) is divided by it. P is still fp32 and
+  // loses no digits; the largest becomes 1, which rounding leaves as it is. A row without a P above 1 stays as it is.
+  // False if a P is infinite, or nearly: then S is needed again.
+  const auto raise_maximum_by_P = [&] {
     bool finite = true;
 #pragma unroll
-    for (int r = 0; r < 4; ++r) finite &= row_sum[r] < 1e30f;
+    for (int r = 0; r < 4; ++r) finite &= row_sum[r] < 1e30f; // __fdividef divides by up to 2^126
     if (!__all_sync(0xffffffff, finite)) return false;
-    largest_sum = 2.f;
+    // Keys stand out here, and one that does may take most of its row: from now on, little of it is left to an old m.
+    largest_sum = 4.f;
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       float largest = 1.f;
@@ -297,8 +291,8 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
       for (int mask = 1; mask < 4; mask *= 2) // over the four lanes that share the row
         largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, mask));
 
-      const float m_new = m_reg[r] + __log2f(largest), alpha = fa::ex2_approx_ftz(m_reg[r] - m_new);
-      m_reg[r] = m_new;
+      const float alpha = __fdividef(1.f, largest);
+      m_reg[r] += __log2f(largest);
       l_reg[r] *= alpha, row_sum[r] *= alpha;
 #pragma unroll
       for (int n = 0; n < Bc / 8; ++n) S_reg[n][2 * r] *= alpha, S_reg[n][2 * r + 1] *= alpha;
@@ -306,6 +300,18 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
       for (int n = 0; n < d / 8; ++n) O_reg[n][2 * r] *= alpha, O_reg[n][2 * r + 1] *= alpha;
     }
     return true;
+  };
+
+  // P to 16 bits: two accumulators side by side are one fragment A, in which the same lane holds the same elements.
+  const auto round_P = [&] {
+#pragma unroll
+    for (int k = 0; k < Bc / 16; ++k) {
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        const int n = 2 * k + e / 2 % 2, r = e / 4 * 2 + e % 2;
+        P_reg[k][e] = fa::pack2<T>(S_reg[n][2 * r], S_reg[n][2 * r + 1]);
+      }
+    }
   };
   // [end: online_update]
 
@@ -332,8 +338,8 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
   // [end: mask]
 
   // [region: tile_loop]
-  // Tiles whose P is taken: those that all of the warp's rows see whole, once there is the maximum of one such tile.
-  int take_to = whole - 2 * Bc; // -1: this warp tracks the maximum
+  // Tiles whose P is formed first: those that all of the warp's rows see whole, but for the first of them, which gives m
+  int take_to = whole - 2 * Bc; // -1: none any more
   const int take_from = a.causal ? sees + 32 - window : 0;
   int stage_at = 0, free_at = (stages - 1) * stage_bytes;
   for (int j0 = j_last; j0 >= j_first; j0 -= Bc) {
@@ -341,15 +347,15 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
     // Every thread's part of this tile has landed before any warp reads it; and all warps have read the tile before it,
     // whose stage the next copies overwrite.
     __syncthreads(); // as above
+
     const bool take = j0 <= take_to && j0 >= take_from;
+    const bool seen = take || (j0 <= sees + 31 && j0 + Bc > sees - window + 1); // by the last row; by the first row
     bool fits = take;
     if (take) {
       scores(stage_at);
-      fits = probabilities() || lower_probabilities();
+      fits = probabilities() || raise_maximum_by_P();
     }
-    // Others, unless the last row sees none of these keys, or the first row only later ones; S again where P took its place
-    const bool seen = take || (j0 <= sees + 31 && j0 + Bc > sees - window + 1);
-    if (seen && !fits) {
+    if (seen && !fits) { // the maximum first: of tiles to mask and the one after, and where P is infinite
       scores(stage_at);
       if (j0 >= whole || j0 < take_from) mask(j0);
       raise_maximum();
@@ -360,20 +366,21 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
     if (seen) {
 #pragma unroll
       for (int r = 0; r < 4; ++r) l_reg[r] += row_sum[r];
-    round_P();
-    // [region: output]
-    // O (32, d) += P V_j by each warp: d / 8 accumulators, Bc / 16 steps
+      round_P();
+
+      // [region: output]
+      // O (32, d) += P V_j by each warp: d / 8 accumulators, Bc / 16 steps
 #pragma unroll
-    for (int k = 0; k < Bc / 16; ++k) {
+      for (int k = 0; k < Bc / 16; ++k) {
 #pragma unroll
-      for (int n = 0; n < d / 16; ++n) {
-        uint32_t V_reg[4]; // two B fragments: keys 16k + {0..15} by columns 16n + {0..7} and 16n + {8..15}
-        fa::ldmatrix_x4_trans(V_reg, right<d>(V_lane + stage_at, n) + 16 * k * 2 * d);
-        fa::mma_m32n8k16<T>(O_reg[2 * n], P_reg[k], V_reg[0], V_reg[1]);
-        fa::mma_m32n8k16<T>(O_reg[2 * n + 1], P_reg[k], V_reg[2], V_reg[3]);
+        for (int n = 0; n < d / 16; ++n) {
+          uint32_t V_reg[4]; // two B fragments: keys 16k + {0..15} by columns 16n + {0..7} and 16n + {8..15}
+          fa::ldmatrix_x4_trans(V_reg, right<d>(V_lane + stage_at, n) + 16 * k * 2 * d);
+          fa::mma_m32n8k16<T>(O_reg[2 * n], P_reg[k], V_reg[0], V_reg[1]);
+          fa::mma_m32n8k16<T>(O_reg[2 * n + 1], P_reg[k], V_reg[2], V_reg[3]);
+        }
       }
-    }
-    // [end: output]
+      // [end: output]
     }
     free_at = stage_at;
     stage_at = stage_at + stage_bytes < Q_at ? stage_at + stage_bytes : 0;
