@@ -338,7 +338,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
   // [end: mask]
 
   // [region: tile_loop]
-  // Tiles whose P is formed first: those that all of the warp's rows see whole, but for the first of them, which gives m
+  // Tiles whose P is formed first: those that all rows of the warp see whole, but for the first of them, which gives m
   int take_to = whole - 2 * Bc; // -1: none any more
   const int take_from = a.causal ? sees + 32 - window : 0;
   int stage_at = 0, free_at = (stages - 1) * stage_bytes;
@@ -349,12 +349,12 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
     __syncthreads(); // as above
 
     const bool take = j0 <= take_to && j0 >= take_from;
-    const bool seen = take || (j0 <= sees + 31 && j0 + Bc > sees - window + 1); // by the last row; by the first row
     bool fits = take;
     if (take) {
       scores(stage_at);
       fits = probabilities() || raise_maximum_by_P();
     }
+    const bool seen = take || (j0 <= sees + 31 && j0 + Bc > sees - window + 1); // by the last row; by the first row
     if (seen && !fits) { // the maximum first: of tiles to mask and the one after, and where P is infinite
       scores(stage_at);
       if (j0 >= whole || j0 < take_from) mask(j0);
