@@ -1,4 +1,5 @@
-"""Rungs 13, 20 and 32 take P with a stale maximum while that is accurate, and track the maximum from where it isn't."""
+"""Rungs 13, 20 and 32 take P with a stale maximum while that is accurate. Where it isn't, 13 and 20 read the new maximum from P and
+divide P by it; they form S again only where P is infinite. 32 tracks the maximum from there on."""
 
 import functools
 
@@ -18,12 +19,13 @@ PRODUCTS = {  # the instruction, and how many of them S and O of one tile take, 
     "32_ping_pong": ("wgmma.mma_async", 16, 32),
 }
 BOUND = {  # keeps P in fp16's range, and its digits not
-    "13_tuned": ("<= 32.f", "<= 32768.f"),
+    "13_tuned": ("<= largest_sum", "<= 32768.f"),
     "32_ping_pong": ("> 32.f) *vote", "> 32768.f) *vote"),
 }
+LIFT = ("probabilities() || raise_maximum_by_P();", "probabilities();")  # without it, S is formed again
 NEVER_TRACKS = {
     "13_tuned": ("if (take) take_to = -1;", ""),
-    "20_causal_gqa": ("track |= take;", ""),
+    "20_causal_gqa": ("if (take) take_to = -1;", ""),
     "32_ping_pong": (
         "right = j0 <= track_to ? overlap(std::false_type(), 0)",
         "right = true ? overlap(std::false_type(), 0)",
@@ -31,10 +33,11 @@ NEVER_TRACKS = {
 }
 RAGGED_TILE_ALONE = {  # no whole tile is tracked before P is taken
     "13_tuned": ("a.Nk - 2 * Bc;", "a.Nk - Bc;"),
-    "20_causal_gqa": ("j0 < whole - Bc &&", "j0 < whole &&"),
+    "20_causal_gqa": ("whole - 2 * Bc;", "whole - Bc;"),
     "32_ping_pong": ("max(seen / Bc * Bc - Bc, 0)", "seen"),
 }
 each_rung = pytest.mark.parametrize("stem", ROWS)
+each_that_lifts = pytest.mark.parametrize("stem", ["13_tuned", "20_causal_gqa"])
 
 
 @functools.cache
@@ -99,34 +102,94 @@ def test_a_sawtooth_with_a_peak_in_the_first_tile_is_the_worst_known(stem):
     assert 1.05 < beside_the_rung_before(stem, "bf16", "sawtooth", 768) < 1.2
 
 
+@each_that_lifts
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_a_key_that_takes_all_of_a_row_is_exact(stem, dtype):
+    """Whichever tile it lies in: once P is divided by its largest, that key has P = 1. One key of each tile leads those before."""
+    q, k, v = (x[:, :1] for x in family("randn", dtype))
+    k, q = torch.zeros_like(k), torch.zeros_like(q).index_fill_(-1, torch.tensor(0), 8)
+    k[:, :, 56::64, 0] = torch.arange(175, -1, -25, dtype=k.dtype)  # nats; the last tile is the first that is visited
+    stale = []
+    for first in range(0, N - 64, 64):
+        inputs, key = (q, k[:, :, first:], v[:, :, first:]), first + 56
+        found = kernel(stem, dtype)(*inputs)[0]
+        assert torch.equal(found, v[:, :, key : key + 1].expand_as(found)), key
+        rounded = kernel(stem, dtype, "<= largest_sum", "<= 1e30f")(*inputs)[0]
+        stale.append(torch.equal(rounded, found))
+    assert not all(stale), "the line above can fail"
+
+
 # Products of S
 
 
-def repeated(stem, name, Nk, *change):
+def repeated(stem, inputs, *change):
     """How many tiles' S is formed twice by each group of rows that goes one way together: of a CTA for each of two heads."""
     (op, S, O), tile = PRODUCTS[stem], sass.tile(rung(stem), D)
-    seen = xray(kernel(stem, "bf16", *change), *family(name, "bf16", tile["Br"], Nk)).trace.instructions[op]
-    groups, tiles = 2 * tile["Br"] // ROWS[stem], -(-Nk // tile["Bc"])
+    seen = xray(kernel(stem, "bf16", *change), *inputs).trace.instructions[op]
+    groups, tiles = 2 * tile["Br"] // ROWS[stem], -(-inputs[1].shape[2] // tile["Bc"])
     return (seen - groups * tiles * (S + O)) / (groups * S)
+
+
+def of_a_cta(stem, name, Nk):
+    return family(name, "bf16", sass.tile(rung(stem), D)["Br"], Nk)
+
+
+def lifted(stem, inputs, *change):
+    """Of how many tiles each warp divides P: it votes once for each tile, and once more for each of these."""
+    tile = sass.tile(rung(stem), D)
+    votes = xray(kernel(stem, "bf16", *change), *inputs).trace.instructions["vote.sync"]
+    return votes / (2 * tile["Br"] // ROWS[stem]) + inputs[1].shape[2] // -tile["Bc"]
+
+
+def steps_up(stem, nats):
+    """Scores that rise by so much from each tile of 64 keys to the next one that is visited."""
+    q, k, v = of_a_cta(stem, "randn", N)
+    q[..., 0], k[..., 0] = 8, nats * (N - 64 - torch.arange(N) // 64 * 64) / 64
+    return q, k, v
+
+
+@each_that_lifts
+@pytest.mark.parametrize("name", [*FAMILIES])
+def test_no_family_forms_S_again(stem, name):
+    """P is too large for its rounding, not for fp32."""
+    assert repeated(stem, of_a_cta(stem, name, N)) == 0
+
+
+@each_that_lifts
+def test_S_is_formed_again_once_where_P_is_infinite(stem):
+    """100 nats are 144 powers of two. From there on a warp forms each tile's maximum first."""
+    assert repeated(stem, steps_up(stem, 60)) == 0 < lifted(stem, steps_up(stem, 60))
+    inputs = steps_up(stem, 100)
+    assert repeated(stem, inputs) == 1
+    assert repeated(stem, inputs, *NEVER_TRACKS[stem]) > 1, "the line above can fail"
+    assert repeated(stem, steps_up(stem, 60), *LIFT) == 1, "the first line can fail"
+    check(kernel(stem, "bf16"), [Case(f"{nats} nats", *steps_up(stem, nats)) for nats in (60, 100)]).require()
+
+
+@each_that_lifts
+def test_a_warp_whose_P_was_too_large_divides_sooner(stem):
+    """The bound is 32, and 4 after the first time: a key that stands out is seldom alone."""
+    inputs = of_a_cta(stem, "Q × 2", LONG)
+    assert lifted(stem, inputs) > lifted(stem, inputs, "largest_sum = 4.f;", "") > 0
 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", ["one key", "falling", "Q × 8"])
-@each_rung
-def test_a_maximum_is_missed_once(stem, name):
-    """S of one tile is formed again, and from there on every tile's maximum is formed first: N is 4 or 8 tiles. 32 sees in the
-    first tile that one key takes all of a row, and misses none."""
-    seen_at_once = stem == "32_ping_pong" and name != "falling"
-    assert repeated(stem, name, N) == 0 if seen_at_once else 0 < repeated(stem, name, N) <= 1
-    assert repeated(stem, name, N, *NEVER_TRACKS[stem]) > 1, "the line above can fail"
+def test_a_maximum_is_missed_once(name):
+    """S of one tile is formed again, and from there on every tile's maximum is formed first: N is 4 tiles. 32 sees in the first tile
+    that one key takes all of a row, and misses none."""
+    stem, inputs = "32_ping_pong", of_a_cta("32_ping_pong", name, N)
+    assert 0 < repeated(stem, inputs) <= 1 if name == "falling" else repeated(stem, inputs) == 0
+    assert repeated(stem, inputs, *NEVER_TRACKS[stem]) > 1, "the line above can fail"
 
 
 @pytest.mark.sampled
 @each_rung
 def test_normal_random_scores_miss_nothing_where_the_first_tile_is_a_single_key(stem):
     """The maximum of a ragged tile alone would be poor, so that of the first whole tile is formed, too."""
-    assert repeated(stem, "randn", N + 1) == 0
-    assert repeated(stem, "randn", N + 1, *RAGGED_TILE_ALONE[stem]) > 0, "the line above can fail"
+    missed, inputs = repeated if stem == "32_ping_pong" else lifted, of_a_cta(stem, "randn", N + 1)
+    assert missed(stem, inputs) == 0
+    assert missed(stem, inputs, *RAGGED_TILE_ALONE[stem]) > 0, "the line above can fail"
 
 
 # A row and its neighbours
