@@ -171,61 +171,65 @@ show.diff("13_2", "13_3")
 #
 # because $2^{-m}$ cancels. The maximum keeps the terms from overflowing, and the largest from vanishing. Any $m$ that is not too far below it will do. FlashAttention-4 uses that: it [rescales](glossary.md#rescaling) $O$ only where the maximum has risen by more than a threshold. Here it goes further: the maximum is not even looked for.
 #
-# **Form $P$ with the $m$ of earlier tiles and see how the row sums come out.** If they stay below a bound in all rows of the warp, all is well: no maximum, no shuffle, no rescaling. If not, multiply $Q K^\top$ again ($P$ has taken the place of $S$), take the true maximum, rescale, and form $P$ anew.
+# **Form $P$ with the $m$ of earlier tiles and see how the row sums come out.** If they stay below a bound in all rows of the warp, all is well: no maximum, no shuffle, no rescaling.
+# If not, the maximum has to rise, and $P$ tells by how much: the largest $P$ of a row is $2^{\,\max(c s) - m}$. So add its $\log_2$ to $m$, and divide by it what was formed with the old $m$: $P$, its sum, $l$ and $O$. $P$ is still fp32 and loses nothing; $S$, whose place it has taken, isn't needed.
 #
 # **Which bound?** fp16 ends at 65504, so up to 32768 no $P$ overflows. But digits are lost before. Rounding $P$ to 16 bits costs the same share of it at any size, except that *$P = 1$ is exact*. With the true maximum, the key with the largest score of a row has $P = 1$; if it takes most of the row's weight, most of the sum is exact. With a stale maximum its $P$ is rounded like any other.
-# The next cells try bounds. A bound is on the sum that one lane forms: over 16 of the tile's 64 columns, for one row.
+# The next cells try bounds, one for the first time and another one from *then* on: a warp that met a key that stands out is likely to meet more. A bound is on the sum that one lane forms: over 16 of the tile's 64 columns, for one row.
 
 
 # %%
-def attend(rows, v, bound):
+def attend(rows, v, bound, then):
     """O of the 32 rows of a warp, from scores (32, keys) in log2 units, P in bf16; the share of tiles whose maximum was sought."""
-    m, l, o, sought, tracks = torch.full((32, 1), -torch.inf), 0.0, 0.0, [], False
+    m, l, o, sought = torch.full((32, 1), -torch.inf), 0.0, 0.0, 0
     for j0 in range(0, len(v), 64):
         s, v_j, alpha = rows[:, j0 : j0 + 64], v[j0 : j0 + 64], 1.0
         sums = torch.exp2(s - m).unflatten(1, (-1, 4, 2)).sum((1, 3))
-        fits = j0 > 0 and not tracks and bool((sums <= bound).all())
-        if not fits:
-            tracks = j0 > 0  # once missed, to the end
+        if (sums > bound).any():
+            bound = then if j0 else bound
             m_old, m = m, torch.maximum(m, s.amax(1, keepdim=True))
-            alpha = torch.exp2(m_old - m)
+            alpha, sought = torch.exp2(m_old - m), sought + 1
         P = torch.exp2(s - m)
         l, o = alpha * l + P.sum(1, keepdim=True), alpha * o + P.bfloat16().float() @ v_j
-        sought.append(not fits)
-    return (o / l).bfloat16(), sum(sought) / len(sought)
+    return (o / l).bfloat16(), 64 * sought / len(v)
 
 
 # %%
-def tried(factor, bounds=(8, 32, 1024, 32768)):
+bounds = [(8, 8), (32, 32), (32, 4), (32768, 32768)]
+
+
+def tried(factor):
     """Error beside that of the true maximum, and how often it was sought, for inputs whose Q is `factor` times as large."""
     q, k, v = factor * torch.randn(256, 64), torch.randn(4096, 64), torch.randn(4096, 64)
     exact = torch.softmax(q.double() @ k.double().T / 8, 1) @ v.double()
-    found = {}
-    for bound in (0, *bounds):
-        warps = [attend(rows, v, bound) for rows in (q @ k.T / 8 * 1.4427).split(32)]
-        error = (torch.cat([o for o, _ in warps]) - exact).norm()
-        found[bound] = error.item(), sum(sought for _, sought in warps) / len(warps)
-    return {bound: (error / found[0][0], sought) for bound, (error, sought) in found.items() if bound}
+    found = []
+    for pair in [(0, 0), *bounds]:
+        warps = [attend(rows, v, *pair) for rows in (q @ k.T / 8 * 1.4427).split(32)]
+        error = (torch.cat([o for o, _ in warps]) - exact).norm().item()
+        found.append((error, sum(sought for _, sought in warps) / len(warps)))
+    return [(error / found[0][0], sought) for error, sought in found[1:]]
 
 
-columns = {(f"Q × {factor}", x): [row[i] for row in tried(factor).values()] for factor in (1, 2, 4) for i, x in enumerate(("error", "maximum sought"))}  # fmt: skip
-pd.DataFrame(columns, index=pd.Index([8, 32, 1024, 32768], name="bound")).round(2)
+columns = {(f"Q × {factor}", x): [row[i] for row in tried(factor)] for factor in (1, 2, 4) for i, x in enumerate(("error", "maximum sought"))}  # fmt: skip
+pd.DataFrame(columns, index=pd.MultiIndex.from_tuples(bounds, names=["bound", "then"])).round(2)
 
 # %% [markdown]
-# **What to see.** Normal random scores hardly ever exceed a bound of 32, and nearly always one of 8. (0.02 is the first of 64 tiles, whose maximum is always sought.) Where scores lie further apart they exceed 32 as well, and a larger bound would cost digits: with 32768 the error is up to a third larger, with 32 at most a few percent. The kernel takes 32.
+# **What to see.** Normal random scores hardly ever exceed a bound of 32, and nearly always one of 8. (0.02 is the first of 64 tiles, whose maximum is always sought.) Where scores lie further apart, any larger bound costs digits: with 32768 the error is up to a third larger, with 32 throughout about a sixth. So the kernel begins with 32, at no cost for ordinary scores, and goes on with 4 once a sum was larger: a few percent of error, and still no maximum in most tiles.
 #
-# A warp that exceeded the bound once is likely to do so again, for instance where scores rise along the keys. So from then on it *tracks*: it forms the maximum before the exponentials, as rung 12 does, to the end of its query tile. $Q K^\top$ is computed twice for one tile at most.
+# One case is left: if a score is $2^7$ or more above $m$ (in units of $\log_2$), $P$ is infinite in fp32 and tells nothing. Then the warp multiplies $Q K^\top$ again and *tracks*: it forms the maximum before the exponentials, as rung 12 does, to the end of its query tile.
+#
+# The stage `13_4` is an earlier version of this: it knows one bound, 32, and where a sum exceeds it always forms $S$ again and tracks. Read its loop first; rung 13's follows below.
 
 # %%
 show.region("13_4", "tile_loop")
 
 # %% [markdown]
-# `__all_sync` in `probabilities` asks all lanes of the warp, so that they take the branch together. If one of the 32 rows exceeds the bound, all of them track from then on, so a row's last bits depend on the other rows of its warp. Either way the error is within its budget.
+# `__all_sync` in `probabilities` asks all lanes of the warp, so that they take the branch together. If one of the 32 rows exceeds the bound, all of them go the other way, so a row's last bits depend on the other rows of its warp. Either way the error is within its budget.
 
 # %% [markdown]
 # ## The kernel
 #
-# Rung 13 adds two things to `13_4`. K and V are walked **backwards**: the last tile, which may be cut short, comes first, and all later ones are whole, so that the copies in the loop need no bounds checks (FlashAttention-2 does so, too). And the **tile shapes** are constants given at compilation, chosen by measurement (below).
+# Rung 13 adds three things to `13_4`. `raise_maximum_by_P` reads the new maximum **from $P$** (section 4). K and V are walked **backwards**: the last tile, which may be cut short, comes first, and all later ones are whole, so that the copies in the loop need no bounds checks (FlashAttention-2 does so, too). And the **tile shapes** are constants given at compilation, chosen by measurement (below).
 
 # %%
 show.region("13_tuned", "tile")
@@ -374,7 +378,7 @@ draw = lambda samples: plot.families(samples, three)  # noqa: E731
 plot.recorded("13_tuned", "families", draw, by="python -m helpers record families 13")
 
 # %% [markdown]
-# **What to see.** With a sink (key 0 leads every row; in "one key", each row has a leading key of its own) the bound holds until the last tile; when scores grow along the keys, the first tile visited, the last in memory, has the maximum. For nearly all other families warps track. That is the softmax of rung 12 on fragments that serve 32 rows, and still faster than rung 12: over all lengths, with one key per row, 1.06<!--= family("13", "12_double_buffered", "one key", 64):.2f --> times at $d = 64$ and 1.23<!--= family("13", "12_double_buffered", "one key", 128):.2f --> at $d = 128$. Of the lead over SDPA FLASH less is left, 1.01<!--= family("13", "FLASH", "one key", 64):.2f --> and 1.07<!--= family("13", "FLASH", "one key", 128):.2f -->. On the heads of rxnmapper (512 keys, 8 tiles) the kernel is at 1.01<!--= family("13", "12_double_buffered", "heads of rxnmapper", 64):.2f --> and 1.12<!--= family("13", "12_double_buffered", "heads of rxnmapper", 128):.2f --> times rung 12, and at 0.97<!--= family("13", "FLASH", "heads of rxnmapper", 64):.2f --> and 0.98<!--= family("13", "FLASH", "heads of rxnmapper", 128):.2f --> of SDPA FLASH. $Q \times 2$ and the sawtooth would be faster with a larger bound, but less accurate.
+# **What to see.** With a sink (key 0 leads every row; in "one key", each row has a leading key of its own) the bound holds until the last tile; when scores grow along the keys, the first tile visited, the last in memory, has the maximum. For nearly all other families a part of the tiles exceeds the bound: the vote comes to nothing, and $P$ is divided. It is still faster than rung 12: over all lengths, with one key per row, 1.06<!--= family("13", "12_double_buffered", "one key", 64):.2f --> times at $d = 64$ and 1.23<!--= family("13", "12_double_buffered", "one key", 128):.2f --> at $d = 128$. Of the lead over SDPA FLASH less is left, 1.01<!--= family("13", "FLASH", "one key", 64):.2f --> and 1.07<!--= family("13", "FLASH", "one key", 128):.2f -->. On the heads of rxnmapper (512 keys, 8 tiles) the kernel is at 1.01<!--= family("13", "12_double_buffered", "heads of rxnmapper", 64):.2f --> and 1.12<!--= family("13", "12_double_buffered", "heads of rxnmapper", 128):.2f --> times rung 12, and at 0.97<!--= family("13", "FLASH", "heads of rxnmapper", 64):.2f --> and 0.98<!--= family("13", "FLASH", "heads of rxnmapper", 128):.2f --> of SDPA FLASH.
 
 # %% [markdown]
 # ## What still hurts
@@ -423,7 +427,7 @@ hint("13.3")
 # %% [markdown]
 # ### Task 13.2 · The softmax without a maximum
 #
-# Write `probabilities`, which forms $P$ with the maximum there is and says whether its sums are within the bound, and `raise_maximum`. It teaches sections 3 and 4. Judged case by case, the easy ones first: rising scores come late. Then by the X-ray.
+# Write `probabilities`, which forms $P$ with the maximum there is and says whether its sums are within the bound; `raise_maximum`, from $S$; `raise_maximum_by_P`; and `round_P`. It teaches sections 3 and 4. Judged case by case, the easy ones first: rising scores come late. Then by the X-ray.
 
 # %%
 blank("13", "online_update")
@@ -446,11 +450,11 @@ hint("13.2")
 # %% [markdown]
 # ### Exercise 13.4 · How stale may it be?
 #
-# A colleague wants a bound of $2^{20}$, to track less: fp32 holds such sums easily. Give a (1, 1, 64, 64) `q` and (1, 1, 128, 64) `k` for which that kernel is *wrong* in fp16, with finite inputs. And what is the largest power of two as a bound with which no $P$ overflows?
+# A colleague wants a bound of $2^{20}$, to seek the maximum less often: fp32 holds such sums easily. Give a (1, 1, 64, 64) `q` and (1, 1, 128, 64) `k` for which that kernel is *wrong* in fp16, with finite inputs. And what is the largest power of two as a bound with which no $P$ overflows?
 
 # %%
 stale = {
-    n: load(source=rung("13_tuned").replace("row_sum[r] <= 32.f", f"row_sum[r] <= {2**n}.f"), quiet=True)
+    n: load(source=rung("13_tuned").replace("row_sum[r] <= largest_sum", f"row_sum[r] <= {2**n}.f"), quiet=True)
     for n in (15, 20)
 }
 
@@ -486,7 +490,7 @@ exercise.verify("13.4", overflows)
 # q_mine[..., 0], k_mine[:, :, 0, 0] = 8, 12.5
 # ```
 #
-# The score of key 0 is $8 \cdot 12.5 / 8 \cdot \log_2 e = 18$ above the others: $P = 2^{18}$ is infinite in fp16, and below $2^{20}$. With $2^{15}$ such a tile is done again; digits are lost with that bound, too (section 4).
+# The score of key 0 is $8 \cdot 12.5 / 8 \cdot \log_2 e = 18$ above the others: $P = 2^{18}$ is infinite in fp16, and below $2^{20}$. With $2^{15}$ such a $P$ is divided by its largest before it is rounded; digits are lost with that bound, too (section 4).
 #
 # </details>
 
@@ -574,7 +578,7 @@ progress()
 # </details>
 # <details><summary>3. What happens in this kernel when the scores rise along the way?</summary>
 #
-# The first tile whose row sums pass the bound is done again with a new maximum, and every later one's is formed before its exponentials: as accurate, but slower.
+# Row sums pass the bound. The largest $P$ of each row says how far the maximum has risen: it is added to m as a $\log_2$, and P, l and O are divided by it. The bound is smaller from then on: nearly as accurate as with the true maximum, but slower.
 #
 # </details>
 # <details><summary>4. What does it mean that tile shapes were measured on an H200?</summary>

@@ -248,22 +248,28 @@ TASKS = (
         "13.2",
         "online_update",
         3,
-        "Write the two halves of the softmax: `probabilities` with the maximum there is, and `raise_maximum`.",
+        "Write the parts of the softmax: `probabilities` with the maximum there is, `raise_maximum` from S, `raise_maximum_by_P` and `round_P`.",
         (
-            "S_reg[Bc / 8][8] as mma.sync left it, not scaled; P_reg[Bc / 16][8]; row_sum[4], m_reg[4], l_reg[4], O_reg[d / 8][8]",
+            "S_reg[Bc / 8][8] as mma.sync left it, not scaled; P_reg[Bc / 16][8]; row_sum[4], m_reg[4], l_reg[4], O_reg[d / 8][8]; "
+            "largest_sum, 32.f at first",
             "elements 2r and 2r + 1 are row g + 8r; scale_log2, never 0, may be negative; m_reg in units of log2, finite",
             "a fragment A of 32 rows is that of rows 0-15 (4 registers), then that of rows 16-31; fa::pack2<T>, fa::ex2_approx_ftz",
         ),
         (
-            "probabilities() is callable: S_reg = exp2(S * scale_log2 - m_reg), row_sum its sums over this lane's columns, P_reg the "
-            "same rounded, as A fragments; it returns, the same for all lanes of the warp, whether every row_sum is <= 32",
+            "probabilities() is callable: S_reg = exp2(S * scale_log2 - m_reg), row_sum its sums over this lane's columns; it returns, "
+            "the same for all lanes of the warp, whether every row_sum is <= largest_sum",
             "raise_maximum(keys_left) is callable: columns from keys_left on become -inf once they are scaled; m_reg = the "
             "maximum with this tile, the same in the four lanes of a row; l_reg and O_reg multiplied by exp2(m_before - m_reg)",
+            "raise_maximum_by_P() is callable where S_reg is exp2(S - m_reg) already, with a sum above largest_sum: it does the same, and "
+            "divides S_reg and row_sum as well, and sets largest_sum to 4; it returns false, for the whole warp, and changes nothing "
+            "where a sum is 1e30 or more",
+            "round_P() is callable: P_reg is S_reg rounded, as A fragments",
         ),
         (
             "One FMA scales and subtracts: __fmaf_rn(S, scale_log2, -m).",
             "Register e of fragment k: accumulator n = 2k + e / 2 % 2, row r = e / 4 * 2 + e % 2, elements 2r and 2r + 1.",
             "__all_sync(0xffffffff, fits) gives the warp's verdict. A negative scale needs +inf where the mask is.",
+            "raise_maximum_by_P: the largest P of a row, at least 1, is exp2(m_new - m): shuffle as for S, m += __log2f(largest).",
         ),
     ),
     Task(
@@ -292,7 +298,7 @@ TASKS = (
     whole(
         "13",
         "Rung 12 with 32 rows per warp: every fragment of K and V that is read serves two strips of 16 rows.",
-        "Backwards through the tiles, the ragged one first; the maximum is tracked only where a row's sum says that it must be.",
+        "Backwards through the tiles, the ragged one first; the maximum is sought only where a row's sum says that it must be.",
         "Start with a maximum at every tile: it is right, if slower. Then let the warp try the old one first.",
     ),
 )
