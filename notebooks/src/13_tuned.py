@@ -214,9 +214,9 @@ columns = {(f"Q × {factor}", x): [row[i] for row in tried(factor)] for factor i
 pd.DataFrame(columns, index=pd.MultiIndex.from_tuples(bounds, names=["bound", "then"])).round(2)
 
 # %% [markdown]
-# **What to see.** Normal random scores hardly ever exceed a bound of 32, and nearly always one of 8. (0.02 is the first of 64 tiles, whose maximum is always sought.) Where scores lie further apart, any larger bound costs digits: with 32768 the error is up to a third larger, with 32 throughout about a sixth. So the kernel begins with 32, at no cost for ordinary scores, and goes on with 4 once a sum was larger: a few percent of error, and still no maximum in most tiles.
+# **What to see.** Normal random scores hardly ever exceed a bound of 32, and nearly always one of 8. (0.02 is the first of 64 tiles, whose maximum is always sought.) Where scores lie further apart, any larger bound costs digits: with 32768 the error is up to a third larger, with 32 throughout about a sixth. So the kernel begins with 32, at no cost for ordinary scores, and goes on with 4 once a sum was larger: 6 to 8 % of error, and still no maximum in most tiles.
 #
-# One case is left: if a score is $2^7$ or more above $m$ (in units of $\log_2$), $P$ is infinite in fp32 and tells nothing. Then the warp multiplies $Q K^\top$ again and *tracks*: it forms the maximum before the exponentials, as rung 12 does, to the end of its query tile.
+# One case is left: if a score is 100 or more above $m$ (in units of $\log_2$), $P$ nears the end of fp32's range, or is infinite and tells nothing. Then the warp multiplies $Q K^\top$ again and *tracks*: it forms the maximum before the exponentials, as rung 12 does, to the end of its query tile.
 #
 # The stage `13_4` is an earlier version of this: it knows one bound, 32, and where a sum exceeds it always forms $S$ again and tracks. Read its loop first; rung 13's follows below.
 

@@ -22,6 +22,17 @@ BOUND = {  # keeps P in fp16's range, and its digits not
     "13_tuned": ("<= largest_sum", "<= 32768.f"),
     "32_ping_pong": ("> 32.f) *vote", "> 32768.f) *vote"),
 }
+INFINITE_P_DIVIDED = ("if (!__all_sync(0xffffffff, finite)) return false;", "")
+S_NOT_FORMED_AGAIN = {  # where P has taken its place
+    "13_tuned": (
+        "      scores(stage_at);\n      raise_maximum(",
+        "      if (!take) scores(stage_at);\n      raise_maximum(",
+    ),
+    "20_causal_gqa": (
+        "      scores(stage_at);\n      if (j0 >= whole",
+        "      if (!take) scores(stage_at);\n      if (j0 >= whole",
+    ),
+}
 LIFT = ("probabilities() || raise_maximum_by_P();", "probabilities();")  # without it, S is formed again
 NEVER_TRACKS = {
     "13_tuned": ("if (take) take_to = -1;", ""),
@@ -164,6 +175,8 @@ def test_S_is_formed_again_once_where_P_is_infinite(stem):
     assert repeated(stem, inputs, *NEVER_TRACKS[stem]) > 1, "the line above can fail"
     assert repeated(stem, steps_up(stem, 60), *LIFT) == 1, "the first line can fail"
     check(kernel(stem, "bf16"), [Case(f"{nats} nats", *steps_up(stem, nats)) for nats in (60, 100)]).require()
+    for bug in (INFINITE_P_DIVIDED, S_NOT_FORMED_AGAIN[stem]):  # the cases of `check` have no score that high
+        assert not check(kernel(stem, "bf16", *bug), [Case("100 nats", *inputs)]).ok, bug
 
 
 @each_that_lifts
