@@ -55,7 +55,6 @@ device = kernel.device
 # | [MUFU](glossary.md#mufu), the special function units | exponentials | `ex2.approx` | `MUFU.EX2` | 1 per 2 clocks |
 #
 # A rate is per instruction of a whole warp. PTX is the portable assembly language in the kernel's `asm` statements; SASS is what the GPU runs. The tensor cores' rate is that of a kernel that does nothing but `mma.sync`, its operands in registers: 641 TFLOP/s on this card (the conditions of the record `13_tuned.steps`).
-# cuBLAS is faster, because it has another instruction (notebook 30).
 #
 # The budget of rung 12, for 32 query rows and 64 keys at $d = 128$. Which unit is busy longest, and for how many clocks? Count for one warp of 16 rows and double it: two products of $16 \times 64 \times 128$ in instructions of $16 \times 8 \times 16$; an `ldmatrix.x4` (four wavefronts) for every two of them; and a quarter of the copies of K and V.
 
@@ -114,7 +113,7 @@ for stem in ("12_double_buffered", "13_1_addresses"):
 # %% [markdown]
 # **What to see.** In 12 an `LDSM` is surrounded by `LOP3` (the XOR), `IMAD` and `LEA` (multiply and add): most addresses are formed anew. In 13_1 one register serves several reads, with constants such as `+0x800`.
 #
-# Before you read on: which unit of the budget gets less to do, and is it the one that is busy longest? The table of section 2 has the answer.
+# Before you read on: which unit of the budget gets less to do, and is it the one that is busy longest?
 
 # %% [markdown]
 # ## 2 · Two strips of rows for each fragment
@@ -169,13 +168,13 @@ show.diff("13_2", "13_3")
 #
 # $$ o = \frac{\sum_j 2^{\,c s_j - m} v_j}{\sum_j 2^{\,c s_j - m}} , $$
 #
-# because $2^{-m}$ cancels. The maximum keeps the terms from overflowing, and the largest from vanishing. Any $m$ that is not too far below it will do. FlashAttention-4 uses that: it [rescales](glossary.md#rescaling) $O$ only where the maximum has risen by more than a threshold. Here it goes further: the maximum is not even looked for.
+# because $2^{-m}$ cancels. The maximum keeps the terms from overflowing, and the largest from vanishing. Any $m$ that is not too far below it will do. FlashAttention-4 [rescales](glossary.md#rescaling) $O$ only where the maximum has risen by more than a threshold. Here it isn't even looked for.
 #
 # **Form $P$ with the $m$ of earlier tiles and see how the row sums come out.** If they stay below a bound in all rows of the warp, all is well: no maximum, no shuffle, no rescaling.
-# If not, the maximum has to rise, and $P$ tells by how much: the largest $P$ of a row is $2^{\,\max(c s) - m}$. So add its $\log_2$ to $m$, and divide by it what was formed with the old $m$: $P$, its sum, $l$ and $O$. $P$ is still fp32 and loses nothing; $S$, whose place it has taken, isn't needed.
+# If not, the maximum has to rise, and $P$ tells by how much: the largest $P$ of a row is $2^{\,\max(c s) - m}$. Add its $\log_2$ to $m$, and divide by it what was formed with the old $m$: $P$, which is still fp32 and loses nothing, its sum, $l$ and $O$.
 #
 # **Which bound?** fp16 ends at 65504, so up to 32768 no $P$ overflows. But digits are lost before. Rounding $P$ to 16 bits costs the same share of it at any size, except that *$P = 1$ is exact*. With the true maximum, the key with the largest score of a row has $P = 1$; if it takes most of the row's weight, most of the sum is exact. With a stale maximum its $P$ is rounded like any other.
-# The next cells try bounds, one for the first time and another one from *then* on: a warp that met a key that stands out is likely to meet more. A bound is on the sum that one lane forms: over 16 of the tile's 64 columns, for one row.
+# The next cells try bounds on the sum that a lane forms over its 16 of the tile's 64 columns: one for the first time, and one from *then* on, since a warp that met a key that stands out is likely to meet more.
 
 
 # %%
@@ -195,9 +194,6 @@ def attend(rows, v, bound, then):
 
 
 # %%
-bounds = [(8, 8), (32, 32), (32, 4), (32768, 32768)]
-
-
 def tried(factor):
     """Error beside that of the true maximum, and how often it was sought, for inputs whose Q is `factor` times as large."""
     q, k, v = factor * torch.randn(256, 64), torch.randn(4096, 64), torch.randn(4096, 64)
@@ -210,15 +206,17 @@ def tried(factor):
     return [(error / found[0][0], sought) for error, sought in found[1:]]
 
 
+# %%
+bounds = [(8, 8), (32, 32), (32, 4), (32768, 32768)]
 columns = {(f"Q × {factor}", x): [row[i] for row in tried(factor)] for factor in (1, 2, 4) for i, x in enumerate(("error", "maximum sought"))}  # fmt: skip
 pd.DataFrame(columns, index=pd.MultiIndex.from_tuples(bounds, names=["bound", "then"])).round(2)
 
 # %% [markdown]
-# **What to see.** Normal random scores hardly ever exceed a bound of 32, and nearly always one of 8. (0.02 is the first of 64 tiles, whose maximum is always sought.) Where scores lie further apart, any larger bound costs digits: with 32768 the error is up to a third larger, with 32 throughout about a sixth. So the kernel begins with 32, at no cost for ordinary scores, and goes on with 4 once a sum was larger: 6 to 8 % of error, and still no maximum in most tiles.
+# **What to see.** Normal random scores hardly ever exceed a bound of 32, and nearly always one of 8. (0.02 is the first of 64 tiles, whose maximum is always sought.) Where scores lie further apart, a large bound costs digits: 32768 makes the error up to a third larger, 32 about a sixth. So the kernel begins with 32, and goes on with 4 once a sum was larger: 6 to 8 %, and still no maximum in most tiles.
 #
-# One case is left: if a score is 100 or more above $m$ (in units of $\log_2$), $P$ nears the end of fp32's range, or is infinite and tells nothing. Then the warp multiplies $Q K^\top$ again and *tracks*: it forms the maximum before the exponentials, as rung 12 does, to the end of its query tile.
+# Only if a score is 100 or more above $m$ (in units of $\log_2$) may $P$ be infinite, and tell nothing. Then the warp multiplies $Q K^\top$ again and *tracks*: it forms the maximum first, as rung 12 does, to the end of its query tile.
 #
-# The stage `13_4` is an earlier version of this: it knows one bound, 32, and where a sum exceeds it always forms $S$ again and tracks. Read its loop first; rung 13's follows below.
+# Stage `13_4` is an earlier version: one bound, 32, and past it $S$ is always formed again.
 
 # %%
 show.region("13_4", "tile_loop")
@@ -339,7 +337,7 @@ draw_mma.dots(tried_on_the_way, title, "times as fast as SDPA FLASH", text)
 # **What to see.**
 #
 # - Three ways to save the maximum's work. To rescale only where some row of the warp has a new maximum (2) *loses* at $d = 64$: of 32 maxima one nearly always rises. To tolerate a stale maximum (3) pays, and not to look for one (4) pays again.
-# - Some speed was given up for a kernel that can be read and compiles fast. Draft 20 runs the softmax of one tile beside another's products: faster at $d = 64$, but at 128 it needs so many registers that tiles shrink to 32 keys. Draft 25 has the loop's code twice. From draft 6 to draft 8, 3 % are lost at $d = 64$.
+# - Some speed was given up for a kernel that can be read and compiles fast. Draft 20 runs the softmax of one tile beside another's products: faster at $d = 64$, but at 128 it needs so many registers that tiles shrink to 32 keys. Draft 25 has the loop's code twice.
 
 # %% [markdown]
 # ## Tile shapes by measurement
@@ -354,7 +352,7 @@ ms["slower than the best"] = ms["geometric mean"] / ms.groupby("D")["geometric m
 ms.sort_values(["D", "geometric mean"]).groupby("D").head(3).round(3)
 
 # %% [markdown]
-# The three best shapes for each $d$, in milliseconds at three lengths. At $d = 64$ the three are within 2 % of each other. At $d = 128$ with 64 keys, shared memory has no room for a third stage at two CTAs per SM. These shapes are the best on this card, at the lengths that were timed.
+# The three best shapes for each $d$, in milliseconds at three lengths. At $d = 64$ the three are within 2 % of each other. At $d = 128$ with 64 keys, shared memory has no room for a third stage at two CTAs per SM.
 
 # %% [markdown]
 # ## Beside its peers
@@ -378,7 +376,7 @@ draw = lambda samples: plot.families(samples, three)  # noqa: E731
 plot.recorded("13_tuned", "families", draw, by="python -m helpers record families 13")
 
 # %% [markdown]
-# **What to see.** With a sink (key 0 leads every row; in "one key", each row has a leading key of its own) the bound holds until the last tile; when scores grow along the keys, the first tile visited, the last in memory, has the maximum. For nearly all other families a part of the tiles exceeds the bound: the vote comes to nothing, and $P$ is divided. It is still faster than rung 12: over all lengths, with one key per row, 1.06<!--= family("13", "12_double_buffered", "one key", 64):.2f --> times at $d = 64$ and 1.23<!--= family("13", "12_double_buffered", "one key", 128):.2f --> at $d = 128$. Of the lead over SDPA FLASH less is left, 1.01<!--= family("13", "FLASH", "one key", 64):.2f --> and 1.07<!--= family("13", "FLASH", "one key", 128):.2f -->. On the heads of rxnmapper (512 keys, 8 tiles) the kernel is at 1.01<!--= family("13", "12_double_buffered", "heads of rxnmapper", 64):.2f --> and 1.12<!--= family("13", "12_double_buffered", "heads of rxnmapper", 128):.2f --> times rung 12, and at 0.97<!--= family("13", "FLASH", "heads of rxnmapper", 64):.2f --> and 0.98<!--= family("13", "FLASH", "heads of rxnmapper", 128):.2f --> of SDPA FLASH.
+# **What to see.** With a sink (key 0 leads every row; in "one key", each row has a leading key of its own) the bound holds until the last tile; when scores grow along the keys, the first tile visited, the last in memory, has the maximum. For nearly all other families some tiles exceed the bound, and $P$ is divided. With one key per row the kernel is 1.06<!--= family("13", "12_double_buffered", "one key", 64):.2f --> times as fast as rung 12 at $d = 64$ and 1.23<!--= family("13", "12_double_buffered", "one key", 128):.2f --> at $d = 128$. Over SDPA FLASH it is 1.01<!--= family("13", "FLASH", "one key", 64):.2f --> and 1.07<!--= family("13", "FLASH", "one key", 128):.2f -->. On the heads of rxnmapper (512 keys, 8 tiles) it is 1.01<!--= family("13", "12_double_buffered", "heads of rxnmapper", 64):.2f --> and 1.12<!--= family("13", "12_double_buffered", "heads of rxnmapper", 128):.2f --> times as fast as rung 12, and 0.97<!--= family("13", "FLASH", "heads of rxnmapper", 64):.2f --> and 0.98<!--= family("13", "FLASH", "heads of rxnmapper", 128):.2f --> times as fast as SDPA FLASH.
 
 # %% [markdown]
 # ## What still hurts
@@ -404,7 +402,7 @@ pd.DataFrame({"TFLOP/s": best.round(0), "share of mma.sync alone": (best / units
 # %% [markdown]
 # ### Task 13.3 · Addresses by XOR
 #
-# Write `at` in bytes, and `right`, the step along a row. It teaches section 1: which bits of an address a step changes. Judged: right in all cases, no finding, no more bank conflicts than the rung has.
+# Write `at` in bytes, and `right`, the step along a row. Judged: right in all cases, no finding, no more bank conflicts than the rung has.
 
 # %%
 blank("13", "swizzle")
@@ -427,7 +425,7 @@ hint("13.3")
 # %% [markdown]
 # ### Task 13.2 · The softmax without a maximum
 #
-# Write `probabilities`, which forms $P$ with the maximum there is and says whether its sums are within the bound; `raise_maximum`, from $S$; `raise_maximum_by_P`; and `round_P`. It teaches sections 3 and 4. Judged case by case, the easy ones first: rising scores come late. Then by the X-ray.
+# Write `probabilities`, which forms $P$ with the maximum there is and says whether its sums are within the bound; `raise_maximum`, from $S$; `raise_maximum_by_P`; and `round_P`. It teaches sections 3 and 4. Judged case by case, the easy ones first: rising scores come late.
 
 # %%
 blank("13", "online_update")

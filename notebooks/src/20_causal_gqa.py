@@ -341,7 +341,7 @@ show.region("20_causal_gqa", "mask")
 show.region("20_causal_gqa", "tile_loop")
 
 # %% [markdown]
-# Keys are walked backwards, as in rung 13: the first tile is the one on the diagonal. The warp forms the maximum first down to the first tile that all of its rows see whole, and from there on $P$ first, as in rung 13: the mask costs no second version of the loop. A warp that sees nothing of a tile (`seen`) skips neither the barrier nor the copies: the others wait for both. At $d = 64$ three stages fit beside each other where an SM has room for two such CTAs, and two elsewhere.
+# Keys are walked backwards, as in rung 13: the first tile is the one on the diagonal. Down to the first tile that all of its rows see whole the warp forms the maximum first, and then $P$, as in rung 13: the mask costs no second version of the loop. A warp that doesn't see a tile skips neither barrier nor copies, for which the others wait.
 #
 # New is $d = 96$. A row then has 192 bytes, one and a half times around the 32 banks, and [chunks](glossary.md#chunk) of 16 bytes trade places in fours instead of eights (region `swizzle`). Neither `ldmatrix`, which reads, nor `cp.async`, which writes, has a [bank conflict](glossary.md#bank-conflict):
 # %%
