@@ -513,7 +513,7 @@ def taught(steps):
 plot.recorded("33_backward_wgmma", "steps", taught)
 
 # %% [markdown]
-# **What to see.** (Filled marks stayed; two runs of the same draft differ by up to 4 %.) The largest at $d = 128$ is a third buffer (2): $Q_i$ was given back at the end of a step and wanted half a step later, less than a copy takes. At $d = 64$ 128 queries a step (10) brought most. In the finished kernel turns matter little: without them it was 1 % slower at $d = 64$, and 1 % faster at 128.
+# **What to see.** (Filled marks stayed; two runs of the same draft differ by up to 4 %.) The largest at $d = 128$ is a third buffer (2): $Q_i$ was given back at the end of a step and wanted half a step later, less than a copy takes. At $d = 64$ 128 queries a step (10) brought most. In the finished kernel turns matter little (see the log).
 #
 # ## What still hurts
 #

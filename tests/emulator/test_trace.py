@@ -1,6 +1,7 @@
 """What a trace says besides its counts (tests/test_trace_counts.py): lines, names, worst requests, findings that stop."""
 
 import resource
+from collections import Counter
 
 import pytest
 import torch
@@ -32,9 +33,19 @@ def on(found: Trace, line: int) -> list[Access]:
 
 # ---- the same everywhere
 
-# CTAs that take one tile after another: with several OS threads it is a matter of time which CTA takes which, and where in its
-# shared memory that tile's results lie
-TAKEN = {"33_backward_wgmma"}
+# CTAs that take one tile after another, and send a tile's results by way of the next one's place: with several OS threads it is a
+# matter of time which CTA takes which tile, and of the schedule which of its two names that place has when it is sent.
+TAKES_TILES = {"33_backward_wgmma"}
+
+
+def without_names(accesses: tuple[Access, ...]) -> Counter:
+    """What was asked for, line by line, whatever the place in shared memory is called: requests, bytes, cost and ideal."""
+    found = Counter()
+    for a in accesses:
+        target = a.target if a.space == "global" else ""
+        for what in ("requests", "bytes", "cost", "ideal"):
+            found[a.kernel, a.line, a.op, a.space, target, a.width, what] += getattr(a, what)
+    return found
 
 
 @pytest.mark.sampled
@@ -44,11 +55,13 @@ def test_a_trace_is_the_same_for_any_number_of_os_threads_and_any_schedule(stem)
     kernel.launcher.threads = 1
     first = rung_trace(kernel)
     assert first.accesses and first.findings == ()
-    taken = stem in TAKEN
-    for threads, schedule in ((1, 5), (1, 6)) if taken else ((2, 0), (3, 5), (1, 6)):
+    takes_tiles = stem in TAKES_TILES
+    for threads, schedule in ((1, 0), (1, 5), (1, 6)) if takes_tiles else ((2, 0), (3, 5), (1, 6)):
         kernel.launcher.threads, kernel.launcher.schedule = threads, schedule
         again = rung_trace(kernel)
-        assert again.accesses == first.accesses and again.instructions == first.instructions
+        assert again.accesses == first.accesses or (takes_tiles and schedule)
+        assert without_names(again.accesses) == without_names(first.accesses)
+        assert again.instructions == first.instructions
         assert again.tensors == first.tensors and again.findings == ()
     for name, (read, written, _) in first.tensors.items():  # as a launch counts them, request by request
         moved = [a for a in first.accesses if a.space == "global" and a.target == name]

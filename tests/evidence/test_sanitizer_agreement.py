@@ -50,7 +50,9 @@ def require_explanations(agreed: pd.DataFrame) -> None:
     assert alone["why"].all(), alone[alone["why"] == ""][["mutant", "gpu", "xray"]]
     said = sanitize.recorded().set_index("mutant")
     ended = said.loc[alone["mutant"][alone["why"] == one_sided.ENDED]]
-    assert (ended[list(sanitizer_words.TOOLS)] == sanitizer_words.TIMEOUT).sum(axis=1).eq(3).all(), ended
+    for id, row in ended[list(sanitizer_words.TOOLS)].iterrows():
+        (tool,) = row.index[row != sanitizer_words.TIMEOUT]
+        assert row[tool] in (sanitizer_words.CLEAN, said.loc[f"{id[:2]}.original", tool]), id
 
 
 def test_the_record_is_of_the_rungs_as_they_are():
