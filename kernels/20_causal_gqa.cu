@@ -318,7 +318,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
   // [region: mask]
   // The last key that this warp's first row sees; each of its 32 rows sees one more than the row before.
   const int sees = a.causal ? i0 + 32 * warp + shift : Nk - 1;
-  int whole = min(sees + 1, Nk) / Bc * Bc; // each row sees the tiles below it to their ends, but for the window
+  const int whole = min(sees + 1, Nk) / Bc * Bc; // each row sees the tiles below it to their ends, but for the window
   // Scores of keys that a row doesn't see become -inf, which times a negative scale is inf.
   const auto mask = [&](int j0) {
     const float masked = scale_log2 < 0.f ? FA_INFINITY : -FA_INFINITY;
@@ -338,16 +338,17 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
   // [end: mask]
 
   // [region: tile_loop]
+  // Tiles whose P is formed first: those that all rows of the warp see whole, but for the first of them, which gives m
+  int take_to = whole - 2 * Bc; // -1: none any more
   const int take_from = a.causal ? sees + 32 - window : 0;
-  int stage_at = 0;
+  int stage_at = 0, free_at = (stages - 1) * stage_bytes;
   for (int j0 = j_last; j0 >= j_first; j0 -= Bc) {
     fa::cp_async_wait<stages - 2>(); // this tile's group; later ones may still be on their way
     // Every thread's part of this tile has landed before any warp reads it; and all warps have read the tile before it,
     // whose stage the next copies overwrite.
     __syncthreads(); // as above
 
-    // P is formed first in tiles that all rows of the warp see whole, but for the first of them, which gives m.
-    const bool take = j0 < whole - Bc && j0 >= take_from;
+    const bool take = j0 <= take_to && j0 >= take_from;
     bool fits = take;
     if (take) {
       scores(stage_at);
@@ -359,9 +360,9 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
       if (j0 >= whole || j0 < take_from) mask(j0);
       raise_maximum();
       probabilities();
-      if (take) whole = 0; // from now on of every tile: mask() leaves those that are seen whole as they are
+      if (take) take_to = -1;
     }
-    fetch(j0 - (stages - 1) * Bc >= j_first, (stage_at > 0 ? stage_at : Q_at) - stage_bytes, Bc); // the one before
+    fetch(j0 - (stages - 1) * Bc >= j_first, free_at, Bc);
     if (seen) {
 #pragma unroll
       for (int r = 0; r < 4; ++r) l_reg[r] += row_sum[r];
@@ -381,6 +382,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
       }
       // [end: output]
     }
+    free_at = stage_at;
     stage_at = stage_at + stage_bytes < Q_at ? stage_at + stage_bytes : 0;
   }
   // [end: tile_loop]

@@ -36,7 +36,7 @@ S_NOT_FORMED_AGAIN = {  # where P has taken its place
 LIFT = ("probabilities() || raise_maximum_by_P();", "probabilities();")  # without it, S is formed again
 NEVER_TRACKS = {
     "13_tuned": ("if (take) take_to = -1;", ""),
-    "20_causal_gqa": ("if (take) whole = 0;", ""),
+    "20_causal_gqa": ("if (take) take_to = -1;", ""),
     "32_ping_pong": (
         "right = j0 <= track_to ? overlap(std::false_type(), 0)",
         "right = true ? overlap(std::false_type(), 0)",
