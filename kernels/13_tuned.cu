@@ -16,8 +16,8 @@
 //            D=128, 163 KB per block or less: Br=256 Bc=32 threads=256 smem=96 KB CTAs/SM=1
 // arch:      sm_80
 // paper:     FlashAttention-2, Algorithm 1 and section 3.3 (arXiv 2307.08691)
-// speed:     H200, N >= 1024: 326 to 364 TFLOP/s at D=64, 332 to 390 at D=128; 1.24 x SDPA FLASH at D=64 and 1.19 x at
-//            D=128, at N=512 1.16 x and 1.13 x
+// speed:     H200, N >= 1024: 329 to 376 TFLOP/s at D=64, 345 to 396 at D=128; 1.23 x SDPA FLASH at D=64 and 1.19 x at
+//            D=128, at N=512 1.13 x and 1.10 x
 #include <fa/arch.cuh>
 #include <fa/args.cuh>
 #include <fa/half.cuh>

@@ -281,7 +281,7 @@ predict(share, record.stalled(record.load("13_tuned", "stalls"), 128, *shared), 
 units.stalls(["10_fa2_mma_fp16", "11_swizzled", "12_double_buffered", "13_tuned"], D=128)
 
 # %% [markdown]
-# **What to see.** As the budget says, these waits go: 81<!--= 100 * stalled("10", 128, "short_scoreboard", "mio_throttle"):.0f -->, 29<!--= 100 * stalled("11", 128, "short_scoreboard", "mio_throttle"):.0f -->, 14<!--= 100 * stalled("12", 128, "short_scoreboard", "mio_throttle"):.0f -->, 12<!--= 100 * stalled("13", 128, "short_scoreboard", "mio_throttle"):.0f --> %. The tensor cores (math pipe throttle) come up from 0 to 13<!--= 100 * stalled("13", 128, "math_pipe_throttle"):.0f --> %. But the largest part of 13's time, 41<!--= 100 * stalled("13", 128, "wait"):.0f --> %, is not in the budget: a *fixed latency*, a few clocks until the warp's next instruction may follow. Other warps could fill them; a scheduler has one other. (A strip is for one instruction. 13's is longer than 12's, but it issues half as many.)
+# **What to see.** As the budget says, these waits go: 81<!--= 100 * stalled("10", 128, "short_scoreboard", "mio_throttle"):.0f -->, 29<!--= 100 * stalled("11", 128, "short_scoreboard", "mio_throttle"):.0f -->, 14<!--= 100 * stalled("12", 128, "short_scoreboard", "mio_throttle"):.0f -->, 9<!--= 100 * stalled("13", 128, "short_scoreboard", "mio_throttle"):.0f --> %. The tensor cores (math pipe throttle) come up from 0 to 11<!--= 100 * stalled("13", 128, "math_pipe_throttle"):.0f --> %. But the largest part of 13's time, 46<!--= 100 * stalled("13", 128, "wait"):.0f --> %, is not in the budget: a *fixed latency*, a few clocks until the warp's next instruction may follow. Other warps could fill them; a scheduler has one other. (A strip is for one instruction. 13's is longer than 12's, but it issues half as many.)
 
 # %% [markdown]
 # ### The X-ray
@@ -318,9 +318,9 @@ draw_mma.dots(staged, title, "times as fast as SDPA FLASH", text)
 # %% [markdown]
 # **What to see.** Each row against the one above it:
 #
-# - *Rows* pay 1.13<!--= stage("13", "13_2", "13_1", 128):.2f --> times at $d = 128$, less than 1.5: what the kernel took beyond its longest bar stays. At $d = 64$ it is 1.01<!--= stage("13", "13_2", "13_1", 64):.2f -->; there the registers also cost a CTA: eight warps on an SM instead of twelve.
+# - *Rows* pay 1.12<!--= stage("13", "13_2", "13_1", 128):.2f --> times at $d = 128$, less than 1.5: what the kernel took beyond its longest bar stays. At $d = 64$ it is 1.01<!--= stage("13", "13_2", "13_1", 64):.2f -->; there the registers also cost a CTA: eight warps on an SM instead of twelve.
 # - *The FMA* pays 1.08<!--= stage("13", "13_3", "13_2", 64):.2f --> times at $d = 64$, where each product has twice as much softmax beside it, and 1.02<!--= stage("13", "13_3", "13_2", 128):.2f --> at 128. *No maximum* pays 1.12<!--= stage("13", "13_4", "13_3", 64):.2f --> at both. Both shorten what a warp does one after the other.
-# - *The last step*, the order of the keys and the tile shapes, brings 1.03<!--= stage("13", "13", "13_4", 64):.2f --> and 1.00<!--= stage("13", "13", "13_4", 128):.2f -->.
+# - *The last step*, the order of the keys and the tile shapes, brings 1.03<!--= stage("13", "13", "13_4", 64):.2f --> and 1.01<!--= stage("13", "13", "13_4", 128):.2f -->.
 #
 # ### What was tried on the way
 #
@@ -364,7 +364,7 @@ samples = record.load("13_tuned")
 plot.ratio(samples, "13_tuned", ["SDPA FLASH", "SDPA CUDNN"])
 
 # %% [markdown]
-# **What to see.** Marks are medians over the rounds, whiskers the lowest and the highest round. Past SDPA FLASH at every length, on average 1.24<!--= ratio("13", "FLASH", 64):.2f --> times as fast at $d = 64$ and 1.19<!--= ratio("13", "FLASH", 128):.2f --> at $d = 128$; cuDNN is ahead of both.
+# **What to see.** Marks are medians over the rounds, whiskers the lowest and the highest round. Past SDPA FLASH at every length, on average 1.23<!--= ratio("13", "FLASH", 64):.2f --> times as fast at $d = 64$ and 1.19<!--= ratio("13", "FLASH", 128):.2f --> at $d = 128$; cuDNN is ahead of both.
 #
 # ### The price, by family
 #
@@ -376,7 +376,7 @@ draw = lambda samples: plot.families(samples, three)  # noqa: E731
 plot.recorded("13_tuned", "families", draw, by="python -m helpers record families 13")
 
 # %% [markdown]
-# **What to see.** With a sink (key 0 leads every row; in "one key", each row has a leading key of its own) the bound holds until the last tile; when scores grow along the keys, the first tile visited, the last in memory, has the maximum. For nearly all other families some tiles exceed the bound, and $P$ is divided. With one key per row the kernel is 1.06<!--= family("13", "12_double_buffered", "one key", 64):.2f --> times as fast as rung 12 at $d = 64$ and 1.23<!--= family("13", "12_double_buffered", "one key", 128):.2f --> at $d = 128$. Over SDPA FLASH it is 1.01<!--= family("13", "FLASH", "one key", 64):.2f --> and 1.07<!--= family("13", "FLASH", "one key", 128):.2f -->. On the heads of rxnmapper (512 keys, 8 tiles) it is 1.01<!--= family("13", "12_double_buffered", "heads of rxnmapper", 64):.2f --> and 1.12<!--= family("13", "12_double_buffered", "heads of rxnmapper", 128):.2f --> times as fast as rung 12, and 0.97<!--= family("13", "FLASH", "heads of rxnmapper", 64):.2f --> and 0.98<!--= family("13", "FLASH", "heads of rxnmapper", 128):.2f --> times as fast as SDPA FLASH.
+# **What to see.** With a sink (key 0 leads every row; in "one key", each row has a leading key of its own) the bound holds until the last tile; when scores grow along the keys, the first tile visited, the last in memory, has the maximum. For nearly all other families some tiles exceed the bound, and $P$ is divided. With one key per row the kernel is 1.14<!--= family("13", "12_double_buffered", "one key", 64):.2f --> times as fast as rung 12 at $d = 64$ and 1.27<!--= family("13", "12_double_buffered", "one key", 128):.2f --> at $d = 128$. Over SDPA FLASH it is 1.08<!--= family("13", "FLASH", "one key", 64):.2f --> and 1.10<!--= family("13", "FLASH", "one key", 128):.2f -->. On the heads of rxnmapper (512 keys, 8 tiles) it is 1.10<!--= family("13", "12_double_buffered", "heads of rxnmapper", 64):.2f --> and 1.22<!--= family("13", "12_double_buffered", "heads of rxnmapper", 128):.2f --> times as fast as rung 12, and 1.04<!--= family("13", "FLASH", "heads of rxnmapper", 64):.2f --> and 1.07<!--= family("13", "FLASH", "heads of rxnmapper", 128):.2f --> times as fast as SDPA FLASH.
 
 # %% [markdown]
 # ## What still hurts
@@ -388,7 +388,7 @@ pd.DataFrame({"TFLOP/s": best.round(0), "share of mma.sync alone": (best / units
 # %% [markdown]
 # Two limits are left that tuning does not remove.
 #
-# 1. **`mma.sync` itself.** It was made for Ampere. Alone, with no softmax beside it, it reaches 641 TFLOP/s; cuDNN's attention does 599<!--= tflops("13", 128, of="CUDNN"):.0f --> at $d = 128$, $N = 4096$. Only [`wgmma`](glossary.md#wgmma), which reads its operands from shared memory by itself, uses Hopper's tensor cores at their full rate: notebook 30.
+# 1. **`mma.sync` itself.** It was made for Ampere. Alone, with no softmax beside it, it reaches 641 TFLOP/s; cuDNN's attention does 608<!--= tflops("13", 128, of="CUDNN"):.0f --> at $d = 128$, $N = 4096$. Only [`wgmma`](glossary.md#wgmma), which reads its operands from shared memory by itself, uses Hopper's tensor cores at their full rate: notebook 30.
 # 2. **One thing at a time.** A warp multiplies, or it computes exponentials. Other warps of the SM fill the gaps, if they happen to be at another point of the loop. Notebooks 31 and 32 arrange for that instead of hoping for it.
 
 # %% [markdown]
