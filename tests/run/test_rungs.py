@@ -49,6 +49,8 @@ SPILLS = {
     ("11_swizzled", "sm_100"): 28,
     ("11_swizzled", "sm_120"): 44,
     ("13_tuned", "sm_90a"): 16,
+    ("13_tuned", "sm_100"): 48,
+    ("13_tuned", "sm_103"): 64,
     **{("20_causal_gqa", arch): 12 for arch in ("sm_80", "sm_86", "sm_89", "sm_90a")},
     ("20_causal_gqa", "sm_100"): 120,
     ("20_causal_gqa", "sm_103"): 60,
