@@ -18,7 +18,7 @@ from helpers.record import schema
 
 LEADS_TO = [r.stem for r in rungs() if stages(r)]
 EVERY = [stage.stem for stem in LEADS_TO for stage in stages(stem)]
-MOST_NEW = 75  # lines of code from one to the next
+MOST_NEW = 85  # lines of code from one to the next
 
 
 def test_they_are_found_by_name_and_are_no_rungs():
