@@ -54,7 +54,7 @@ device = kernel.device
 #
 # Rung 13 reaches about half of what a large matrix product reaches on the same card, 391<!--= tflops("13", 128, 16384):.0f --> of 745<!--= record.load("device", "ceilings").query("name == 'fp16 matmul'").value.median():.0f --> TFLOP/s at its best.
 #
-# Where does the work of a warp go? Here is the tile loop of rung 13 as machine code, at $d = 128$: what a warp executes for 32 queries and 64 keys. (Without the branches for the first tiles and for those whose $P$ is too large, which hardly ever run. `single` is a rung with one of its instances alone, which compiles faster.)
+# Where does the work of a warp go? Here is the tile loop of rung 13 as machine code, at $d = 128$: what a warp executes for 32 queries and 64 keys. (Without the branches that hardly ever run. `single` is a rung with one of its instances alone, which compiles faster.)
 
 # %%
 tuned = single("13_tuned", 128)
@@ -64,7 +64,7 @@ loop = sass.opcodes(tuned, D=128, loop=True)
 pd.DataFrame(loop[loop > 0]).T
 
 # %% [markdown]
-# 256 products (`HMMA`), and 80 [`LDSM`](glossary.md#ldmatrix) that fetch operands for them: shared memory → registers → tensor core. 16 `LDGSTS` ([`cp.async`](glossary.md#cpasync)), each with an address per thread, copy the next tile. All of these are issued by the warps that also have a softmax to compute, and every operand takes a register. (They are all in use: three words wait in local memory, `STL` and `LDL`.)
+# 256 products (`HMMA`), and 80 [`LDSM`](glossary.md#ldmatrix) that fetch operands for them: shared memory → registers → tensor core. 16 `LDGSTS` ([`cp.async`](glossary.md#cpasync)), each with an address per thread, copy the next tile. All of these are issued by the warps that also have a softmax to compute, and every operand takes a register. (Three words find none: `STL`, `LDL`.)
 #
 # Hopper moves both jobs out of the threads:
 #
