@@ -320,7 +320,7 @@ draw_mma.dots(staged, title, "times as fast as SDPA FLASH", text)
 #
 # - *Rows* pay 1.12<!--= stage("13", "13_2", "13_1", 128):.2f --> times at $d = 128$, less than 1.5: what the kernel took beyond its longest bar stays. At $d = 64$ it is 1.01<!--= stage("13", "13_2", "13_1", 64):.2f -->; there the registers also cost a CTA: eight warps on an SM instead of twelve.
 # - *The FMA* pays 1.08<!--= stage("13", "13_3", "13_2", 64):.2f --> times at $d = 64$, where each product has twice as much softmax beside it, and 1.02<!--= stage("13", "13_3", "13_2", 128):.2f --> at 128. *No maximum* pays 1.12<!--= stage("13", "13_4", "13_3", 64):.2f --> at both. Both shorten what a warp does one after the other.
-# - *The last step*, the order of the keys and the tile shapes, brings 1.03<!--= stage("13", "13", "13_4", 64):.2f --> and 1.01<!--= stage("13", "13", "13_4", 128):.2f -->.
+# - *The last step* (maximum from $P$, order, tile shapes) brings 1.03<!--= stage("13", "13", "13_4", 64):.2f --> and 1.01<!--= stage("13", "13", "13_4", 128):.2f -->.
 #
 # ### What was tried on the way
 #
