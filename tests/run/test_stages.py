@@ -18,7 +18,7 @@ from helpers.record import schema
 
 LEADS_TO = [r.stem for r in rungs() if stages(r)]
 EVERY = [stage.stem for stem in LEADS_TO for stage in stages(stem)]
-MOST_NEW = 85  # lines of code from one to the next
+MOST_NEW = 75  # lines of code from one to the next
 
 
 def test_they_are_found_by_name_and_are_no_rungs():
@@ -32,9 +32,9 @@ def test_they_are_found_by_name_and_are_no_rungs():
 
 def test_a_file_that_is_no_stage_s_is_refused(tmp_path, monkeypatch):
     """A stage has a whole header block, as a rung has."""
-    (tmp_path / "13_5_more.cu").write_text(rung("13_4").source)
+    (tmp_path / "13_6_more.cu").write_text(rung("13_4").source)
     monkeypatch.setattr(ladder, "STAGES", tmp_path)
-    with pytest.raises(ValueError, match="names '13_4_no_maximum', the file '13_5_more'"):
+    with pytest.raises(ValueError, match="names '13_4_no_maximum', the file '13_6_more'"):
         stages("13")
 
 
