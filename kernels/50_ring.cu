@@ -51,12 +51,15 @@ __global__ __launch_bounds__(threads, 8) void merge(const fa_merge_args a) {
   const auto lse_at = [&](const int64_t (&stride)[2]) { return b * stride[0] + h * stride[1] + n; };
 
   // One lane reads the row's LSE and tells the others: where LSE is the memory of LSE_a, it alone writes there, later.
-  float lse_a = 0.f, lse_b = 0.f, x_a[4], x_b[4], x[4];
-  if (inside && column == 0) lse_a = a.LSE_a[lse_at(a.LSE_a_stride)], lse_b = a.LSE_b[lse_at(a.LSE_b_stride)];
+  // All loads are on their way before the first is waited for.
+  float lse_a = 0.f, lse_b = 0.f, x_a[4] = {}, x_b[4] = {}, x[4];
+  if (inside) {
+    load_row<A>(x_a, a.O_a, at(a.O_a_stride));
+    load_row<B>(x_b, a.O_b, at(a.O_b_stride));
+    if (column == 0) lse_a = a.LSE_a[lse_at(a.LSE_a_stride)], lse_b = a.LSE_b[lse_at(a.LSE_b_stride)];
+  }
   lse_a = __shfl_sync(0xffffffff, lse_a, 0, lanes), lse_b = __shfl_sync(0xffffffff, lse_b, 0, lanes);
   if (!inside) return;
-  load_row<A>(x_a, a.O_a, at(a.O_a_stride));
-  load_row<B>(x_b, a.O_b, at(a.O_b_stride));
 
   const float m = fmaxf(lse_a, lse_b), m_finite = m == -FA_INFINITY ? 0.f : m; // both empty: weights 0, not NaN
   const float w_a = exp2f((lse_a - m_finite) * fa::log2_e), w_b = exp2f((lse_b - m_finite) * fa::log2_e);

@@ -33,8 +33,8 @@ template <int d> struct Tile {
   static constexpr int Br = 64 * consumers;             // query rows per CTA, 64 per consumer: the rows of one wgmma
   static constexpr int Bc = 128;                        // keys per tile
   static constexpr int stages = d == 64 ? 4 : 2;        // buffers for K_j and V_j
-  static constexpr int registers = d == 64 ? 160 : 240; // of a consumer's thread; of a producer's:
-  static constexpr int producer_registers = d == 64 ? 32 : 24;
+  static constexpr int registers = d == 64 ? 160 : 232; // of a consumer's thread; of a producer's:
+  static constexpr int producer_registers = d == 64 ? 32 : 40;
   static constexpr int Q_bytes = 2 * Br * d;    // of each of two Q_smem, and of O_smem
   static constexpr int tile_bytes = 2 * Bc * d; // of K_j, and of V_j
   static constexpr int O_at = 2 * Q_bytes, K_at = 3 * Q_bytes, V_at = K_at + stages * tile_bytes;
@@ -55,22 +55,18 @@ template <int d> struct Tile {
 // [end: tile]
 
 // [region: schedule]
-// A head has `tiles` tiles of queries; `heads` heads are worked on at a time, and with them `shared` heads of K and V.
-struct Order {
-  int tiles, heads, shared;
-};
-
-// Under a causal mask a rank has two pieces of the sequence, which lie far apart, else one: of each head `rows` rows, which
-// are `tiles` tiles. A piece sees `keys` keys, of which the first `far` are other ranks', so that they come last: own key j
-// is key far + j. Row i of the piece sees those up to i + shift.
+// Under a causal mask a rank has `count` = 2 pieces of the sequence, which lie far apart, else one: of each head `rows` rows,
+// which are `tiles` tiles. A piece sees `keys` keys, of which the first `far` are other ranks', so that they come last: own
+// key j is key far + j. Row i of the piece sees those up to i + shift. Its tiles of `heads` heads are worked on at a time.
 struct Pieces {
-  int rows, tiles, far[2], keys[2], shift[2];
+  int count, rows, tiles, far[2], keys[2], shift[2], heads[2];
 };
 
 // What this rank sees of the other ranks' keys, in the order of the ring: of the first `early` ranks (rank - 1, rank - 2, ..)
-// `early_rows` rows each, of the others all. They lie one behind the other in near_K, the first at its end.
+// `early_rows` rows each, of the others all. They lie one behind the other in near_K, the first at its end, and are copied
+// for `heads` heads of K and V at a time.
 struct Far {
-  int early, early_rows, rows; // rows: in all
+  int early, early_rows, rows, heads; // rows: in all
 };
 
 // Rows i0 .. i0 + Br of a piece of head (b, h), and the tiles of keys they see: j_last, j_last - Bc, .. 0; 0 even if no row
@@ -79,13 +75,15 @@ struct Work {
   int b, h, piece, i0, j_last;
 };
 
-// Query tile `index` of all. The longest under a causal mask first: of each head the last queries.
+// Query tile `index` of all. The longest under a causal mask first: the late pieces of all heads, of each head the last
+// queries. The shortest tiles come last, so that all CTAs end at about the same time.
 template <int Br, int Bc>
-__device__ __forceinline__ Work find_work(int index, const fa_peers_args &a, const Order &order, const Pieces &pieces) {
-  const int group = index / (order.heads * order.tiles), in_group = index % (order.heads * order.tiles);
-  const int heads = min(order.heads, a.B * a.H - group * order.heads); // the last group may have fewer
-  const int head = group * order.heads + in_group % heads, tile = order.tiles - 1 - in_group / heads;
-  const int piece = tile >= pieces.tiles, i0 = (tile - piece * pieces.tiles) * Br, keys = pieces.keys[piece];
+__device__ __forceinline__ Work find_work(int index, const fa_peers_args &a, const Pieces &pieces) {
+  const int of_piece = a.B * a.H * pieces.tiles, piece = pieces.count - 1 - index / of_piece;
+  const int most = pieces.heads[piece], keys = pieces.keys[piece];
+  const int group = index % of_piece / (most * pieces.tiles), in_group = index % of_piece % (most * pieces.tiles);
+  const int heads = min(most, a.B * a.H - group * most); // the last group may have fewer
+  const int head = group * most + in_group % heads, i0 = (pieces.tiles - 1 - in_group / heads) * Br;
   const int last_key = a.causal ? max(min(i0 + Br + pieces.shift[piece], keys) - 1, 0) : keys - 1; // that any row sees
   return {head / a.H, head % a.H, piece, i0, last_key / Bc * Bc};
 }
@@ -106,35 +104,30 @@ template <int stages> struct Ring {
 // [end: ring]
 
 // [region: copy]
-// Tile t of head `head` (of B * Hkv) of what this rank sees of the others, t = 0 being wanted first: whose it is, and where.
+// Tile `index` of all that this rank sees of the others, in the order in which they are wanted: whose it is, and where.
 struct Remote {
   int rank;
   int64_t from, to; // in tiles: in its rank's K, in near_K
-  uint32_t *arrived;
 };
 
-template <int Bc>
-__device__ __forceinline__ Remote find_remote(int head, int t, const fa_peers_args &a, const Far &far) {
+template <int Bc> __device__ __forceinline__ Remote find_remote(int index, const fa_peers_args &a, const Far &far) {
   const int whole = a.Nk / Bc, part = far.early_rows / Bc, parts = far.early * part, tiles = far.rows / Bc;
-  const int step = t < parts ? t / part : far.early + (t - parts) / whole; // of the ring
+  const int group = index / (far.heads * tiles), in_group = index % (far.heads * tiles);
+  const int heads = min(far.heads, a.B * a.Hkv - group * far.heads);
+  const int head = group * far.heads + in_group % heads, t = in_group / heads; // t = 0 is the head's first
+  const int step = t < parts ? t / part : far.early + (t - parts) / whole;     // of the ring
   const int from = t < parts ? part - 1 - t % part : whole - 1 - (t - parts) % whole;
-  return {(a.rank - 1 - step + a.ranks) % a.ranks, int64_t(head) * whole + from, int64_t(head) * tiles + tiles - 1 - t,
-          a.arrived + int64_t(head) * tiles + t};
+  return {(a.rank - 1 - step + a.ranks) % a.ranks, int64_t(head) * whole + from, int64_t(head) * tiles + tiles - 1 - t};
 }
 
 // One thread of each copier: all tiles of other ranks pass through its CTA's shared memory, `slots` of them at a time.
 // It waits for no CTA of this GPU, so that it comes to its end whatever the others do.
-template <int d>
-__device__ __forceinline__ void copy_remote(const fa_peers_args &a, const Order &order, const Far &far, uint32_t smem) {
+template <int d> __device__ __forceinline__ void copy_remote(const fa_peers_args &a, const Far &far, uint32_t smem) {
   constexpr int slots = Tile<d>::slots, tile_bytes = Tile<d>::tile_bytes, Bc = Tile<d>::Bc;
   const uint32_t full = smem + Tile<d>::copied_at;
-  const int tiles = far.rows / Bc, all = a.B * a.Hkv * tiles;
+  const int all = a.B * a.Hkv * (far.rows / Bc);
   const int mine = (all - int(blockIdx.x) + a.copiers - 1) / a.copiers; // tiles blockIdx.x, blockIdx.x + copiers, ..
-  const auto find = [&](int i) { // in the order in which they are wanted: `shared` heads side by side
-    const int index = blockIdx.x + i * a.copiers, group = index / (order.shared * tiles);
-    const int in_group = index % (order.shared * tiles), heads = min(order.shared, a.B * a.Hkv - group * order.shared);
-    return find_remote<Bc>(group * order.shared + in_group % heads, in_group / heads, a, far);
-  };
+  const auto find = [&](int i) { return find_remote<Bc>(blockIdx.x + i * a.copiers, a, far); };
   uint32_t ready = 0; // a bit for each rank
   const auto ask = [&](int i) {
     const Remote tile = find(i);
@@ -164,12 +157,22 @@ __device__ __forceinline__ void copy_remote(const fa_peers_args &a, const Order 
     } else {
       fa::cp_async_bulk_wait_group<0>();
     }
-    if (i > 0) fa::publish_gpu(find(i - 1).arrived, a.epoch);
+    if (i > 0) fa::publish_gpu(a.arrived + blockIdx.x + (i - 1) * a.copiers, a.epoch);
     if (i > 0 && i - 1 + slots < mine) ask(i - 1 + slots);
   }
   for (int r = 0; r < a.ranks; ++r) { // all reads of the others' tensors are done
     if (r != a.rank) fa::publish_sys(a.signals[r] + fa::done_signal(a.rank, blockIdx.x), a.epoch);
   }
+}
+
+// Are all tiles of other ranks there? A copier sets its flags one after the other, so the last ones speak for all.
+template <int Bc> __device__ __forceinline__ bool all_copied(const fa_peers_args &a, const Far &far) {
+  const int all = a.B * a.Hkv * (far.rows / Bc);
+  for (int c = 1; c <= min(a.copiers, all); ++c) {
+    if (!fa::is_set_gpu(a.arrived + all - c, a.epoch)) return false;
+  }
+  fa::fence_proxy_async_global();
+  return true;
 }
 // [end: copy]
 
@@ -192,7 +195,7 @@ __device__ __forceinline__ void settle(const fa_peers_args &a) {
 
 template <int d, typename T>
 __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_constant__ fa_peers_args a,
-                                                                 const __grid_constant__ Maps maps, Order order,
+                                                                 const __grid_constant__ Maps maps,
                                                                  const __grid_constant__ Pieces pieces, Far far,
                                                                  float scale_log2) {
   constexpr int Bc = Tile<d>::Bc, Br = Tile<d>::Br, stages = Tile<d>::stages, tile_bytes = Tile<d>::tile_bytes;
@@ -232,7 +235,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
     // [region: producer]
     // The first CTAs copy before they take part: they are on the GPU before any other, and nothing they wait for is done by
     // a CTA of this GPU, so that whoever waits for a tile gets it.
-    if (threadIdx.x == 0 && blockIdx.x < a.copiers) copy_remote<d>(a, order, far, Q_smem);
+    if (threadIdx.x == 0 && blockIdx.x < a.copiers) copy_remote<d>(a, far, Q_smem);
     __syncwarp(); // the copies are done before any lane gives its registers away
     fa::setmaxnreg_dec<Tile<d>::producer_registers>();
     if (threadIdx.x > 0) return; // one thread asks for all tiles
@@ -245,7 +248,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
       fa::cp_async_bulk_tensor_5d(to, map, full, 0, row, 0, h, b);
     };
     int *counter = static_cast<int *>(a.workspace[0]); // 0 when the kernel starts
-    const int all = a.B * a.H * order.tiles;
+    const int all = a.B * a.H * pieces.count * pieces.tiles;
     Ring<stages> ring;
     Ring<2> Q_ring;
     const auto fetch_Q = [&](int index) { // of query tile `index`, or the word that there is none
@@ -253,7 +256,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
       fa::mbarrier_wait(Q_empty + barrier, Q_ring.parity ^ 1);
       index_smem[Q_ring.stage] = index < all ? index : -1;
       if (index < all) {
-        const Work work = find_work<Br, Bc>(index, a, order, pieces);
+        const Work work = find_work<Br, Bc>(index, a, pieces);
         fa::mbarrier_arrive_expect_tx(Q_full + barrier, Q_bytes);
 #pragma unroll
         for (int w = 0; w < consumers; ++w) // 64 rows each
@@ -267,9 +270,10 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
     // The longest query tiles are the first CTAs' that don't copy.
     const int given = gridDim.x - a.copiers;
     int index = blockIdx.x < a.copiers ? given + atomicAdd(counter, 1) : blockIdx.x - a.copiers;
+    bool all_there = false; // from when on it needs no flag
     fetch_Q(index);
     while (index < all) {
-      const Work work = find_work<Br, Bc>(index, a, order, pieces);
+      const Work work = find_work<Br, Bc>(index, a, pieces);
       const int hk = work.h / (a.H / a.Hkv);
       index = given + atomicAdd(counter, 1);
       const auto fetch_tile = [&](const CUtensorMap *K, const CUtensorMap *V, int row, auto between) {
@@ -281,14 +285,18 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
       };
       const int others = pieces.far[work.piece]; // of near_K's rows, the last so many are in view
       for (int row = work.j_last - others; row >= 0; row -= Bc) fetch_tile(&maps.K, &maps.V, row, [] {});
-      const uint32_t *arrived = a.arrived + int64_t(work.b * a.Hkv + hk) * (far.rows / Bc);
-      bool there = false; // has the tile's flag been seen? Between K and V there is time for a look at the next one's
+      const int head = work.b * a.Hkv + hk, group = head / far.heads; // flags lie in the order of the copies
+      const int side_by_side = min(far.heads, a.B * a.Hkv - group * far.heads);
+      const uint32_t *arrived = a.arrived + group * far.heads * (far.rows / Bc) + head % far.heads;
+      bool there = all_there; // has its flag been seen? Between K and V there is time for a look at the next tile's
       for (int row = far.rows - Bc, last = far.rows - others; row >= last; row -= Bc) {
         if (!there) fa::await_gpu(arrived, a.epoch);
-        fa::fence_proxy_async_global(); // TMA reads what the flag speaks of
-        ++arrived;
-        fetch_tile(&maps.near_K, &maps.near_V, row, [&] { there = row > last && fa::is_set_gpu(arrived, a.epoch); });
+        if (!all_there) fa::fence_proxy_async_global(); // TMA reads what the flag speaks of
+        arrived += side_by_side;
+        fetch_tile(&maps.near_K, &maps.near_V, row,
+                   [&] { there = all_there || (row > last && fa::is_set_gpu(arrived, a.epoch)); });
       }
+      all_there = all_there || all_copied<Bc>(a, far);
       fetch_Q(index); // the next one: there long before this one is done
     }
     if (blockIdx.x == 0 && a.steps & fa::settle) settle(a);
@@ -459,7 +467,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
 
   if (warpgroup == consumers) pass_turn(); // the first turn is the first warpgroup's
   for (int index = next_index(); index >= 0; Q_ring.next(), index = next_index()) {
-    const Work work = find_work<Br, Bc>(index, a, order, pieces);
+    const Work work = find_work<Br, Bc>(index, a, pieces);
     const int shift = pieces.shift[work.piece], keys = pieces.keys[work.piece];
     const int row0 = work.i0 + below, row = row0 + 16 * warp + g;   // the warpgroup's first; mine
     const int seen = a.causal ? min(row0 + shift + 1, keys) : keys; // keys that all of this warpgroup's rows see
@@ -635,17 +643,26 @@ inline bool whole_tiles(const fa_peers_args &a, int Bc) {
   return a.ranks == 1 || (a.Nq == a.Nk && a.Nk % (a.causal ? 2 * Bc : Bc) == 0);
 }
 
+// Under a causal mask as many heads at a time as have the keys that they see in 32 MB of the L2. Without one head by head,
+// so that CTAs side by side want the same keys at the same time.
+inline int heads_at_a_time(const fa_peers_args &a, int keys) {
+  const int64_t fit = (int64_t(32) << 20) / (int64_t(4) * keys * a.D);
+  return a.causal ? int(min(max(int64_t(1), fit), int64_t(a.B) * a.Hkv)) : 1;
+}
+
 inline Far far_keys(const fa_peers_args &a) {
   const int early = a.causal ? a.rank : 0; // ranks whose rows lie further ahead: only their first piece is seen
-  return {early, a.Nk / 2, early * (a.Nk / 2) + (a.ranks - 1 - early) * a.Nk};
+  const int rows = early * (a.Nk / 2) + (a.ranks - 1 - early) * a.Nk;
+  return {early, a.Nk / 2, rows, heads_at_a_time(a, a.Nk + rows)};
 }
 
 inline Pieces pieces_of(const fa_peers_args &a, const Far &far, int count, int Br) {
-  Pieces p = {a.Nq / count, int(fa::ceil_div(a.Nq / count, Br)), {}, {}, {}};
+  Pieces p = {count, a.Nq / count, int(fa::ceil_div(a.Nq / count, Br)), {}, {}, {}, {}};
   for (int i = 0; i < count; ++i) {
     const int own = a.Nk - (count - 1 - i) * p.rows; // keys up to the end of the piece
     p.far[i] = i == count - 1 ? far.rows : far.early * far.early_rows;
     p.keys[i] = own + p.far[i], p.shift[i] = own - p.rows + p.far[i];
+    p.heads[i] = a.causal ? heads_at_a_time(a, p.keys[i]) * (a.H / a.Hkv) : 1;
   }
   return p;
 }
@@ -663,16 +680,12 @@ template <int d, typename T> cudaError_t launch(const fa_peers_args &a, cudaStre
     signal<<<1, 1, 0, stream>>>(a);
     return cudaGetLastError();
   }
-  // Without a mask head by head, so that CTAs side by side want the same keys at the same time. Under a causal mask as
-  // many heads at a time as have their keys in 32 MB of the L2, the longest tiles of all of them first.
   const Far far = far_keys(a);
-  const int64_t bytes = int64_t(4) * (a.Nk + far.rows) * d, shared = max(int64_t(1), (int64_t(32) << 20) / bytes);
   const int count = a.causal && a.ranks > 1 ? 2 : 1;
-  const Pieces pieces = pieces_of(a, far, count, Br);
-  const int64_t tiles = a.steps & fa::attend ? int64_t(count) * pieces.tiles : 0, all = tiles * a.B * a.H;
+  Pieces pieces = pieces_of(a, far, count, Br);
+  if (!(a.steps & fa::attend)) pieces.count = 0; // the copies alone
+  const int64_t all = int64_t(pieces.count) * pieces.tiles * a.B * a.H;
   if (all > fa::max_grid_x / 2) return cudaErrorInvalidValue; // an index past the last still fits into an int
-  const int side_by_side = a.causal ? int(min(shared, int64_t(a.B) * a.Hkv)) : 1;
-  const Order order = {int(tiles), a.causal ? side_by_side * (a.H / a.Hkv) : 1, side_by_side};
   // S in units of log2, so that P = exp2(S - m). Formed here, it is an argument, which the exponentials' FMA reads without a
   // register: with a third one it would often read two of a bank.
   const float scale_log2 = fmaxf(fabsf(a.scale), 1e-30f) * fa::log2_e;
@@ -702,7 +715,7 @@ template <int d, typename T> cudaError_t launch(const fa_peers_args &a, cudaStre
   if (cudaError_t error = fa::allow_smem(one_sided<d, T>, Tile<d>::smem_bytes)) return error;
   if (cudaError_t error = cudaMemsetAsync(a.workspace[0], 0, sizeof(int), stream)) return error; // the counter
   const unsigned ctas = unsigned(min(max(all, int64_t(a.copiers)), int64_t(sms)));
-  one_sided<d, T><<<ctas, Tile<d>::threads, Tile<d>::smem_bytes, stream>>>(a, maps, order, pieces, far, scale_log2);
+  one_sided<d, T><<<ctas, Tile<d>::threads, Tile<d>::smem_bytes, stream>>>(a, maps, pieces, far, scale_log2);
   return cudaGetLastError();
 }
 

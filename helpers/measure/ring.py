@@ -26,10 +26,13 @@ STEM, ONE, FAR = "50_ring", "one GPU", one_sided.STEM
 ANY, SAME = f"{STEM} in any order", "one GPU, same bits"
 HOPPER, AMPERE = ("32_ping_pong", "33_backward_wgmma"), ("20_causal_gqa", "23_backward_mma")
 WIDTH = 2048  # H * D
-LENGTHS = (16384, 65536, 262144)
-ROUNDS = {16384: 9, 65536: 7, 131072: 5, 262144: 3, 1048576: 3}  # a round at the longest takes seconds
+LENGTHS = (16384, 32768, 65536, 262144)
+ROUNDS = {16384: 7, 32768: 7, 65536: 5, 131072: 5, 262144: 3, 1048576: 3}  # a round at the longest takes seconds
 STRONG, WEAK = (65536, 262144, 1048576), 16384  # more than two ranks: N; N of each rank
-BURST_MS, LONG_MS = 20.0, 200.0  # a call that takes longer needs no other before it
+BURST_MS, LONG_MS = 20.0, 200.0  # a call that takes longer needs no other before it;
+SECOND = 1000.0  # of one that takes longer than this, in milliseconds, the first is the first round's
+IDLE = 0.025  # seconds between a warm-up and its burst: all begin on cards that are as cool
+CLOCK = 2_000_000  # cycles in a millisecond, at most
 SECONDS = 420  # start no case later
 TINY = (64,)  # of a dry run on the emulator
 COLUMNS = ["name", "ranks", "layout", "passes", "dtype", "causal", "B", "H", "Nq", "Nk", "D", "Hkv", "round", "ms"]
@@ -106,15 +109,20 @@ def _rungs(device: str) -> tuple[str, str]:
 
 def summary(frame: pd.DataFrame) -> pd.DataFrame:
     """Of each implementation the median milliseconds of a case, and `speedup` over one GPU: the median of the rounds' ratios, with
-    the lowest and the highest."""
+    the lowest and the highest. `beside`: which of one GPU's, with the same bits where both can do that."""
     keys = ["D", "Nq", "causal", "passes", "Hkv"]
-    one = frame.loc[frame["name"] == ONE, [*keys, "round", "ms"]].rename(columns={"ms": "one"})
-    paired = frame[frame["name"] != ONE].fillna({"layout": ""}).merge(one, on=[*keys, "round"])
+    paired = frame[~frame["name"].isin([ONE, SAME])].fillna({"layout": ""})
+    for name in (ONE, SAME):
+        alone = frame.loc[frame["name"] == name, [*keys, "round", "ms"]].rename(columns={"ms": name})
+        paired = paired.merge(alone, on=[*keys, "round"], how="left")
+    same = (paired["name"] == STEM) & paired[SAME].notna()
+    paired = paired.assign(beside=same.map({True: SAME, False: ONE}), one=paired[SAME].where(same, paired[ONE]))
     rows = []
-    for key, of_case in paired.groupby([*keys, "name", "layout"], sort=False):
+    for key, of_case in paired.groupby([*keys, "name", "layout", "beside"], sort=False):
         ratios = of_case["one"] / of_case["ms"]
         spread = {"speedup": ratios.median(), "lowest": ratios.min(), "highest": ratios.max()}
-        rows.append(dict(zip([*keys, "name", "layout"], key)) | {"ms": of_case["ms"].median()} | spread)
+        told = dict(zip([*keys, "name", "layout", "beside"], key))
+        rows.append(told | {"ms": of_case["ms"].median()} | spread)
     return pd.DataFrame(rows)
 
 
@@ -122,7 +130,7 @@ def model_error(frame: pd.DataFrame) -> pd.DataFrame:
     """Our ring's speedup beside the model's: `measured`, `predicted`, and predicted / measured - 1."""
     rows = []
     found = summary(frame)
-    for row in found[found["name"] == STEM].itertuples():
+    for row in found[found["name"] == found["passes"].map({"forward": STEM, "both": ANY})].itertuples():
         ranks = int(frame["ranks"].max())
         problem = ring_time.Problem(N=row.Nq, H=WIDTH // row.D, Hkv=row.Hkv, D=row.D, causal=bool(row.causal))
         told = ring_time.speedup(problem, ring_time.Machine(), ranks, row.layout, row.passes == "both")
@@ -134,42 +142,46 @@ def model_error(frame: pd.DataFrame) -> pd.DataFrame:
 # What the ring is meant to reach on two GPUs under a causal mask, in zigzag: speedup over `one GPU`, and over peers
 GOALS = (("forward", 65536, 1.92), ("forward", 16384, 1.80), ("both", 65536, 1.85))
 PEERS = {"context_parallel": 1.15, "all-gather + SDPA": 1.10}
-OVER_RING = ((65536, 1.0), (16384, 1.05))  # 51 over 50
+OVER_RING = ((65536, 1.0), (32768, 1.05))  # 51 over 50
 SCALED = {4: 3.7, 8: 7.2}  # of so many ranks, at N = 262144: speedup over `one GPU`
 
 
 def goals(frame: pd.DataFrame) -> pd.DataFrame:
-    """A row for each goal and case: `what`, the least that was reached in any D, the `goal`, and `reached`."""
+    """A row for each goal and case: `what`, the least that was reached in any D, the `goal`, and `reached`. The gradients are summed in any
+    order, as one GPU's and the peers' are; beside one GPU's with the same bits, ours have them too."""
     found = summary(frame[(frame["Hkv"] * frame["D"] == WIDTH)])
     found = found[found["layout"] != "striped"]
-    mine = found[(found["name"] == STEM) & ~((found["causal"] == 1) & (found["layout"] == "contiguous"))]
+    mine = found[~((found["causal"] == 1) & (found["layout"] == "contiguous"))]
+    same = mine[(mine["name"] == STEM) & (mine["beside"] == SAME)]
+    mine = mine[mine["name"] == mine["passes"].map({"forward": STEM, "both": ANY})]
     rows = []
     if (ranks := int(frame["ranks"].max())) > 2:
         cases = mine[(mine["passes"] == "forward") & (mine["Nq"] == 262144)]
         goal = SCALED.get(ranks, 0.9 * ranks)
         rows += [(f"forward, N = 262144, {ranks} GPUs over one", cases["speedup"].min(), goal)] if len(cases) else []
     for passes, N, goal in GOALS if ranks == 2 else ():
-        lengths, cases = _of_lengths(mine[mine["passes"] == passes], N)
-        rows += [(f"{passes}, {lengths}, over one GPU", cases["speedup"].min(), goal)] if len(cases) else []
+        for cases, words in ((mine, ""), (same, ", same bits")):
+            lengths, cases = _of_lengths(cases[cases["passes"] == passes], N)
+            rows += [(f"{passes}, {lengths}, over one GPU{words}", cases["speedup"].min(), goal)] if len(cases) else []
     keys = ["D", "Nq", "causal", "passes", "Hkv"]
     for peer, goal in PEERS.items():
-        theirs = found[found["name"].str.startswith(peer)].groupby(keys)["speedup"].max().rename("theirs")
+        theirs = found[found["name"].str.startswith(peer)].groupby(keys)["ms"].min().rename("theirs")
         paired = mine.merge(theirs.reset_index(), on=keys)
         for passes, cases in paired.groupby("passes"):
-            rows.append((f"{passes}, over {peer}", (cases["speedup"] / cases["theirs"]).min(), goal))
+            rows.append((f"{passes}, over {peer}", (cases["theirs"] / cases["ms"]).min(), goal))
     far = found[found["name"] == FAR].merge(mine, on=[*keys, "layout"], suffixes=("", "_ring"))
     for N, goal in OVER_RING:
         lengths, cases = _of_lengths(far, N)
-        least = (cases["speedup"] / cases["speedup_ring"]).min()
+        least = (cases["ms_ring"] / cases["ms"]).min()
         rows += [(f"{FAR} over {STEM}, {lengths}", least, goal)] if len(cases) else []
     table = pd.DataFrame(rows, columns=["what", "least", "goal"])
     return table.assign(reached=table["least"] >= table["goal"])
 
 
 def _of_lengths(cases: pd.DataFrame, N: int) -> tuple[str, pd.DataFrame]:
-    """In words, and the cases: those of the shortest length alone, or of N and all longer."""
-    if N == LENGTHS[0]:
-        return f"N = {N}", cases[cases["Nq"] == N]
+    """In words, and the cases: those of the short lengths up to N, or of N and all longer."""
+    if N < LENGTHS[-2]:
+        return f"N to {N}", cases[cases["Nq"] <= N]
     return f"N from {N}", cases[cases["Nq"] >= N]
 
 
@@ -215,12 +227,14 @@ def cases(ranks: int, dry: bool) -> list[dict]:
     """The cases, the shortest first: of two ranks every kind, of more how the time scales with them."""
     if ranks > 2 and not dry:
         return scaling(ranks)
-    both = tuple(itertools.product((True, False), ("forward", "both")))
-    few = [(True, "both"), (False, "forward")]
+    every = tuple(itertools.product((True, False), ("forward", "both")))
+    few, forward = [(True, "both"), (False, "forward")], [(True, "forward")]
     made = []
     for N in TINY if dry else LENGTHS:
         for D in (64,) if dry else (128, 64):
-            chosen = few if dry else [c for c in both if c[0]] if (N, D) == (LENGTHS[-1], 64) else both
+            chosen = few if dry else forward if N == 32768 or (N, D) == (LENGTHS[-1], 64) else every
+            if (N, D) == (LENGTHS[-1], 128):  # without a mask both passes of one GPU take seconds
+                chosen = every[:3]
             for causal, passes in chosen:
                 made.append({"N": N, "D": D, "causal": causal, "passes": passes, "Hkv": 2 if dry else WIDTH // D})
         if not dry:  # grouped heads: an eighth of the bytes
@@ -257,23 +271,27 @@ def _case(me: Me, dry: bool, skipped: list[str], N: int, D: int, causal: bool, p
     whole = _inputs(me, N, D, Hkv, dry)
     parts = [x[:, :, : N // me.ranks].contiguous() for x in whole]
     calls, layouts = implementations(me, whole, parts, causal, backward, dry)
-    bursts = {}
+    bursts, first = {}, {}
     for name in list(calls):
-        problem = _attempt(me, calls[name])
+        problem, ms = _attempt(me, calls[name])
         if problem:
             skipped.append(f"{name}, N={N}, D={D}, causal {causal}, {passes}: {problem}")
             del calls[name]
-        else:
-            ms = _slowest(me, _burst(me, calls[name], 1, warm=False))
-            bursts[name] = max(1, min(20, round(BURST_MS / ms))), ms < LONG_MS
-    order, rows = random.Random(N + D), []
+            continue
+        if ms > SECOND:
+            first[name] = ms
+        warm, hold = ms < LONG_MS, 0.0
+        if warm:  # the first call may have compiled something; and how long does the host take?
+            ms, host = (_slowest(me, x) for x in _timed(me, calls[name], 4, True))
+            hold = 1.5 * host if host > ms / 2 and not dry else 0.0
+        number = max(1, min(20, round(BURST_MS / ms)))
+        bursts[name] = number, warm, number * hold
+    order, rows, shape = random.Random(N + D), [], (1, H, N, N, D, Hkv)
     for number in range(2 if dry else ROUNDS[N]):
         for name in order.sample(list(calls), len(calls)):
-            ms = _burst(me, calls[name], *bursts[name])
-            shape = (1, H, N, N, D, Hkv)
-            rows.append(
-                (name.split(" · ")[0], me.ranks, layouts[name], passes, "bf16", int(causal), *shape, number, ms)
-            )
+            ms = first.pop(name) if name in first else _burst(me, calls[name], *bursts[name])
+            told = name.split(" · ")[0], me.ranks, layouts[name], passes, "bf16", int(causal)
+            rows.append((*told, *shape, number, ms))
     del calls, whole, parts
     if not dry:
         torch.cuda.empty_cache()
@@ -307,25 +325,27 @@ def implementations(
     one = op.operator(ring.forward_stem(Q, K, causal))
     made = {ONE: _ready(lambda: back(one(Q, K, V, None, causal)[0], (Q, K, V), dO))}
     layouts = {ONE: ""}
-    every = whole[0].shape[2] < LENGTHS[-1]  # of the longest only the one that counts
-    for layout in (ring.LAYOUTS if every else ("zigzag",)) if causal else ("contiguous",):
-        made[f"{STEM} · {layout}"], layouts[f"{STEM} · {layout}"] = ours(ring.ring_attention, layout), layout
-    layout = "zigzag" if causal else "contiguous"
+    N, layout = whole[0].shape[2], "zigzag" if causal else "contiguous"
+    every = N < LENGTHS[-1]  # of the longest only what counts
+    for each in ring.LAYOUTS if causal and every and not backward else (layout,):
+        made[f"{STEM} · {each}"], layouts[f"{STEM} · {each}"] = ours(ring.ring_attention, each), each
     if backward:
         # Of the gradients, the sums in any order, as one GPU's are by default; and one GPU's with the same bits.
         made[ANY], layouts[ANY] = ours(ring.ring_attention, layout, deterministic=False), layout
-        made[SAME], layouts[SAME] = functools.partial(_same_bits, made[ONE]), ""
+        if every:
+            made[SAME], layouts[SAME] = functools.partial(_same_bits, made[ONE]), ""
     if not backward and _rungs(me.device) == HOPPER and not q.shape[2] % 256:
         made[FAR], layouts[FAR] = _far(q, k, v, ring.agree(q, k, v, None, causal, layout)), layout
-    alternatives = {"all-gather": ring.all_gather_attention}
-    if k.shape[1] % me.ranks == 0:
+    alternatives = {"all-gather": ring.all_gather_attention} if every else {}
+    if every and k.shape[1] % me.ranks == 0:
         alternatives["Ulysses"] = ring.ulysses_attention
     for name, function in alternatives.items():
         made[name], layouts[name] = ours(function, layout), layout
     if dry:
         return made, layouts
-    made["all-gather + SDPA"] = ours(ring.all_gather_attention, layout, attend=_sdpa(sdpa))
-    layouts["all-gather + SDPA"] = layout
+    if N <= LENGTHS[-1]:
+        made["all-gather + SDPA"] = ours(ring.all_gather_attention, layout, attend=_sdpa(sdpa))
+        layouts["all-gather + SDPA"] = layout
     for method in ("allgather", "alltoall"):
         name = PYTORCH.format(method)
         made[name] = functools.partial(_context_parallel, me, method, whole, causal, backward)
@@ -374,7 +394,8 @@ def link(me: Me) -> list[tuple]:
         calls["read directly", 0] = functools.partial(op.loaded(HOPPER[0], "cuda"), q, room.keys[far], room.values[far])
         for number in range(3):
             for (name, copiers), call in random.Random(number).sample(list(calls.items()), len(calls)):
-                ms = _slowest(me, _burst(me, _ready(call), 1 if name == "read directly" else 4, True))
+                calls_of_it = 1 if name == "read directly" else 8
+                ms = _slowest(me, _burst(me, _ready(call), calls_of_it, True, hold_ms=0.5 * calls_of_it))
                 rows.append((name, me.ranks, copiers, "bf16", H, N, D, fetched, number, ms))
         del calls, room
     return rows
@@ -406,16 +427,30 @@ def _same_bits(prepare: Callable) -> Iterator[Call]:
 
 
 def _sdpa(sdpa: Callable) -> Callable:
-    """cuDNN's attention for whole blocks. Its causal mask begins at the first key; of a run in the middle of the sequence PyTorch gives
-    a mask that ends at the last one to FlashAttention-2."""
+    """cuDNN's attention. Its causal mask begins at the first key. Queries in the middle of the sequence are two calls of it, of the keys
+    before them and of their own, and our merge; where a gradient or grouped heads are asked for, which its LSE doesn't take,
+    FlashAttention-2 has a mask that ends at the last key."""
+    import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.attention.bias import causal_lower_right
 
+    from ..run import op
+
+    def with_lse(q: Any, k: Any, v: Any, causal: bool, scale: float | None) -> tuple:
+        o, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
+            q, k, v, None, True, 0.0, causal, False, scale=scale
+        )
+        return o, lse.reshape(q.shape[:3])
+
     def attend(q: Any, k: Any, v: Any, causal: bool, scale: float | None) -> Any:
         grouped = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
-        if causal and q.shape[2] != k.shape[2]:
+        before = k.shape[2] - q.shape[2] if causal else 0
+        if before and (grouped or q.requires_grad):
             with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]):
                 return sdpa(q, k, v, attn_mask=causal_lower_right(q.shape[2], k.shape[2]), scale=scale, **grouped)
+        if before:
+            early = with_lse(q, k[:, :, :before], v[:, :, :before], False, scale)
+            return op.loaded(STEM, "cuda")(*early, *with_lse(q, k[:, :, before:], v[:, :, before:], True, scale))[0]
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
             return sdpa(q, k, v, is_causal=causal, scale=scale, **grouped)
 
@@ -427,15 +462,17 @@ _mesh: list = []  # of PyTorch's context_parallel, made once
 
 @contextlib.contextmanager
 def _context_parallel(me: Me, method: str, whole: tuple, causal: bool, backward: bool) -> Iterator[Call]:
-    """PyTorch's own, with cuDNN's attention. Entering splits its buffers over the ranks, which no burst counts."""
+    """PyTorch's own, with cuDNN's attention; under a mask it deals out the rows as zigzag does. Entering splits its buffers over the
+    ranks, which no burst counts."""
     import torch
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor.experimental import context_parallel
-    from torch.distributed.tensor.experimental._attention import set_rotate_method
+    from torch.distributed.tensor.experimental import _attention, context_parallel
     from torch.nn import functional
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    set_rotate_method(method)
+    sdpa = functional.scaled_dot_product_attention
+    _attention.set_rotate_method(method)
+    _attention._cp_options.enable_load_balance = causal  # it refuses to without a mask
     buffers = [x.detach().clone() for x in whole]
     if not _mesh:
         _mesh.append(init_device_mesh("cuda", (me.ranks,)))
@@ -451,22 +488,29 @@ def _context_parallel(me: Me, method: str, whole: tuple, causal: bool, backward:
             if backward:
                 torch.autograd.grad(o, (q, k, v), do)
 
-        yield call
+        try:
+            yield call
+        except Exception:  # it takes its SDPA out of PyTorch's functional only where all went well
+            functional.scaled_dot_product_attention = sdpa
+            _attention._disable_context_parallel_dispatcher()
+            raise
         for x in buffers:
             x.requires_grad_(False)
 
 
-def _attempt(me: Me, prepare: Callable) -> str:
-    """Calls it once; what went wrong on any rank, in a line, or nothing. (A rank that raises inside a collective leaves the others
-    waiting, until the run's time is up: what can be refused is refused by all alike.)"""
-    problem = ""
+def _attempt(me: Me, prepare: Callable) -> tuple[str, float]:
+    """Calls it once; what went wrong on any rank, in a line, or nothing, and the milliseconds of the slowest. (A rank that raises inside
+    a collective leaves the others waiting, until the run's time is up: what can be refused is refused by all alike.)"""
+    problem, begin = "", time.perf_counter()
     try:
         with prepare() as call:
+            begin = time.perf_counter()
             call()
             _synchronize(me)
     except Exception as error:
         problem = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
-    return "" if _all_agree(me, not problem) else problem or "failed on another rank"
+    ms = _slowest(me, (time.perf_counter() - begin) * 1e3)
+    return ("" if _all_agree(me, not problem) else problem or "failed on another rank"), ms
 
 
 def _all_agree(me: Me, verdict: bool) -> bool:
@@ -495,8 +539,14 @@ def _slowest(me: Me, ms: float) -> float:
     return x.item()
 
 
-def _burst(me: Me, prepare: Callable, calls: int, warm: bool) -> float:
-    """Milliseconds per call of this rank, all ranks having begun together; warm: after a call that isn't counted."""
+def _burst(me: Me, prepare: Callable, calls: int, warm: bool, hold_ms: float = 0.0) -> float:
+    """Milliseconds per call of this rank, all ranks having begun together; warm: after a call that isn't counted. The GPU begins after
+    `hold_ms`, when the host has queued the calls."""
+    return _timed(me, prepare, calls, warm, hold_ms)[0]
+
+
+def _timed(me: Me, prepare: Callable, calls: int, warm: bool, hold_ms: float = 0.0) -> tuple[float, float]:
+    """As _burst; and the milliseconds that the host took to queue a call."""
     import torch
     import torch.distributed as dist
 
@@ -504,19 +554,23 @@ def _burst(me: Me, prepare: Callable, calls: int, warm: bool) -> float:
         if warm:
             call()
         _synchronize(me)
+        time.sleep(IDLE if warm and me.device != "cpu" else 0)
         dist.barrier()
+        begin = time.perf_counter()
         if me.device == "cpu":
-            begin = time.perf_counter()
             for _ in range(calls):
                 call()
-            return (time.perf_counter() - begin) * 1e3 / calls
+            ms = (time.perf_counter() - begin) * 1e3 / calls
+            return ms, ms
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(int(hold_ms * CLOCK))
         start.record()
         for _ in range(calls):
             call()
         end.record()
+        host = (time.perf_counter() - begin) * 1e3 / calls
         end.synchronize()
-        return start.elapsed_time(end) / calls
+        return start.elapsed_time(end) / calls, host
 
 
 def check(me: Me, dry: bool) -> str:

@@ -270,7 +270,7 @@ class Kernel:
 
         if self.device == "cpu":
             return self.launcher.launch(call)
-        with torch.cuda.device(call.inputs["Q"].device):
+        with torch.cuda.device(next(iter(call.inputs.values())).device):
             self.launcher.launch(call, torch.cuda.current_stream().cuda_stream)
 
 

@@ -44,6 +44,7 @@ class Room:
     arrived: Tensor
     copiers: int
     plan: ring.Plan | None = None
+    mapped: Any = None  # keeps k, v and the others' tensors mapped, which are mere views
     epoch: int = 0
 
     def peers(self, *steps: str) -> Peers:
@@ -105,6 +106,7 @@ def share(k: Tensor, plan: ring.Plan, copiers: int = COPIERS) -> Room:
         *_near(k, plan.rank, plan.ranks, plan.causal),
         copiers,
         plan,
+        (memory, handle),
     )
 
 

@@ -284,7 +284,7 @@ def _run(folder: Path, rank: int) -> None:
         torch.cuda.set_device(device)
     program = getattr(_imported(plan["file"]), plan["function"])
     args = torch.load(folder / "args.pt", weights_only=False)
-    own = {"device_id": torch.device(device)} if plan["backend"] == "nccl" else {}
+    own = {"device_id": torch.device(device), "pg_options": first_of_all()} if plan["backend"] == "nccl" else {}
     meeting = f"file://{folder / 'meeting'}"
     dist.init_process_group(
         plan["backend"], meeting, timedelta(seconds=START + plan["timeout"]), world_size=ranks, rank=rank, **own
@@ -294,6 +294,13 @@ def _run(folder: Path, rank: int) -> None:
     torch.save(result, folder / f"result.{rank}.pt")
     dist.barrier()  # nobody leaves while another still needs its messages
     dist.destroy_process_group()
+
+
+def first_of_all() -> Any:
+    """Options of an NCCL group whose messages get the SMs that become free before a kernel that is already running does."""
+    from torch.distributed import ProcessGroupNCCL
+
+    return ProcessGroupNCCL.Options(is_high_priority_stream=True)
 
 
 def _imported(file: str) -> Any:

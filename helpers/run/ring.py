@@ -12,7 +12,6 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -175,18 +174,19 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float, stem: st
     with _link(plan, q) as link:
         moving = [k.contiguous(), v.contiguous()]
         for step in range(plan.ranks):
-            coming = link.send(moving) if step < plan.ranks - 1 else None  # on its way while the kernel works
-            seen = plan.block((plan.rank - step) % plan.ranks)
+            owner = (plan.rank - step) % plan.ranks
+            coming = link.send((owner, moving)) if step < plan.ranks - 1 else None  # on its way while the kernel works
+            seen = plan.block(owner)
             if seen is not None:
                 keys = [x[:, :, seen.keys] for x in moving]
                 part = attend(q[:, :, seen.rows], *keys, **options, **({"causal": True} if seen.causal else {}))
                 if o is None:
                     o, lse = part
-                    o = o.float() if plan.ranks > 2 else o  # one merge is rounded once; more are summed up in fp32
+                    o = o.to(_summed(q, plan))
                 else:
                     rows = o[:, :, seen.rows], lse[:, :, seen.rows]
                     merge(*rows, *part, out=rows)
-            moving = coming.wait() if coming else moving
+            (moving,) = coming.wait() if coming else (moving,)
     return o.to(q.dtype), lse
 
 
@@ -203,36 +203,68 @@ def backward_pass(
     deterministic: bool | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dQ, dK, dV of this rank. With the LSE of all keys and the whole O, each block's part is what a kernel for one GPU computes.
-    dK and dV travel with their K and V, each rank adds its part, and after a whole round they are home."""
+
+    dK and dV travel behind their K and V: each rank adds its part and passes them on, and the last one sends them home. A rank's own block
+    waits for no message: half of its heads come first, while the first keys arrive, the others last, while dK and dV come home.
+    """
     kernel = op.loaded(_backward_stem(q, stem, deterministic), q.device.type)
     options = {"scale": scale}
     if deterministic is not False and "deterministic" in kernel.rung.features:
         options["deterministic"] = True
-    dq = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
+    Hkv, group, last = k.shape[1], q.shape[1] // k.shape[1], plan.ranks - 1
+    dq = torch.zeros(q.shape, dtype=_summed(q, plan), device=q.device)
+
+    def part(seen: Block, keys: list[Tensor], heads: slice, into: list[Tensor] | None = None) -> list[Tensor]:
+        """dK and dV of what these heads' queries see of keys; dQ is added up."""
+        rows = slice(heads.start * group, heads.stop * group), seen.rows
+        of_q, of_o, of_lse, of_do, sums = (x[:, rows[0], rows[1]] for x in (q, o, lse, do, dq))
+        keys, into = (
+            [x[:, heads, seen.keys] for x in xs] for xs in (keys, into or [torch.empty_like(x) for x in keys])
+        )
+        masked = {"causal": True} if seen.causal else {}
+        out = torch.empty_like(of_q), *into
+        kernel(of_q, *keys, of_o, of_lse.contiguous(), of_do, out=out, **options, **masked)
+        sums += out[0]
+        return into
+
+    own, mine, first = plan.block(plan.rank), [k.contiguous(), v.contiguous()], slice(0, (Hkv + 1) // 2)
+    if plan.ranks == 1:
+        return dq, *part(own, mine, slice(0, Hkv))
     with _link(plan, q) as link:
-        moving, grads, home = [k.contiguous(), v.contiguous()], None, None
-        for step in range(plan.ranks):
-            coming = link.send(moving) if step < plan.ranks - 1 else None
-            seen = plan.block((plan.rank - step) % plan.ranks)
-            parts = None
-            if seen is not None:
-                of_q = [x[:, :, seen.rows] for x in (q, o, lse, do)]
-                keys = [x[:, :, seen.keys] for x in moving]
-                masked = {"causal": True} if seen.causal else {}
-                parts = kernel(of_q[0], *keys, of_q[1], of_q[2].contiguous(), of_q[3], **options, **masked)
-                dq[:, :, seen.rows] += parts[0]
-            grads = (
-                [torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in moving]
-                if home is None
-                else home.wait()
-            )
-            if parts is not None:
-                for total, part in zip(grads, parts[1:]):
-                    total[:, :, seen.keys] += part
-            home = link.send(grads, (plan.rank - step) % plan.ranks)
-            moving = coming.wait() if coming else moving
-        dk, dv = home.wait()
-    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+        coming = link.send((plan.rank, mine))
+        halves = [(first, part(own, mine, first))]
+        (keys,), sums = coming.wait(), None
+        for step in range(1, plan.ranks):
+            owner = (plan.rank - step) % plan.ranks
+            onward = [(owner, keys)] if step < last else []
+            onward += [((owner + 1) % plan.ranks, sums)] if sums else []
+            coming, seen = link.send(*onward), plan.block(owner)
+            if not sums:  # nobody has been here before
+                sums = [torch.zeros_like(x) for x in keys]
+                if seen:
+                    part(seen, keys, slice(0, Hkv), sums)
+                arrived = coming.wait()
+            else:
+                parts = part(seen, keys, slice(0, Hkv)) if seen else []
+                arrived = coming.wait()
+                sums = [x.float() for x in arrived.pop()]
+                for total, of_keys in zip(sums, parts):
+                    total[:, :, seen.keys] += of_keys
+            keys = arrived.pop() if arrived else []
+        coming = link.send(((plan.rank + 1) % plan.ranks, sums))
+        if (rest := slice(first.stop, Hkv)).stop > rest.start:
+            halves.append((rest, part(own, mine, rest)))
+        (home,) = coming.wait()
+    grads = [torch.empty_like(x) for x in mine]
+    for heads, parts in halves:
+        for whole, of_others, of_mine in zip(grads, home, parts):
+            torch.add(of_others[:, heads], of_mine, out=whole[:, heads])
+    return dq.to(q.dtype), *grads
+
+
+def _summed(q: Tensor, plan: Plan) -> torch.dtype:
+    """Of sums over ranks: two parts, which the kernel has rounded, are added and rounded once; more are summed up in float32."""
+    return torch.float32 if plan.ranks > 2 else q.dtype
 
 
 # Without a ring
@@ -259,7 +291,7 @@ def all_gather_attention(
     if plan.causal and layout == "striped":
         raise ValueError("all_gather_attention takes contiguous and zigzag under a causal mask, not striped")
     attend = attend or _by_operator(forward_stem(q, k, plan.causal))
-    k, v = (_in_order(_Gather.apply(x, plan), plan) for x in (k, v))
+    k, v = (_Gather.apply(x, plan) for x in (k, v))
     if not plan.causal:
         return attend(q, k, v, False, scale)
     begin, done = 0, []
@@ -313,24 +345,40 @@ def _in_order(x: Tensor, plan: Plan) -> Tensor:
     return x[:, :, _places(plan.lengths, plan.layout, x.device).argsort()]
 
 
+def _runs(plan: Plan) -> list[tuple[int, slice]]:
+    """Rows of which rank, and which of them, one run after the other: without a mask rank by rank, under one as the sequence goes."""
+    found = []
+    for rank, of_rank in enumerate(pieces(plan.lengths, plan.layout if plan.causal else "contiguous")):
+        begin = 0
+        for run in of_rank:
+            found.append((run.start, rank, slice(begin, begin + len(run))))
+            begin += len(run)
+    return [run for _, *run in sorted(found, key=lambda x: x[0])]
+
+
 class _Gather(torch.autograd.Function):
-    """x (B,H,n,D) of each rank -> (B,H,N,D), rank by rank. Back, each rank gets the sum of what all say of its rows."""
+    """x (B,H,n,D) of each rank -> (B,H,N,D), run by run. Back, each rank gets the sum of what all say of its rows."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, plan: Plan) -> Tensor:
         ctx.plan, n = plan, max(plan.lengths)
         mine = _messages(torch.nn.functional.pad(x, (0, 0, 0, n - x.shape[2])).contiguous(), plan)
-        parts = [torch.empty_like(mine) for _ in plan.lengths]
-        dist.all_gather(parts, mine, group=plan.group)
-        return torch.cat([part[:, :, :rows] for part, rows in zip(parts, plan.lengths)], 2).to(x.device)
+        gathered = mine.new_empty(plan.ranks * mine.shape[0], *mine.shape[1:])
+        dist.all_gather_into_tensor(gathered, mine, group=plan.group)
+        of_ranks = gathered.chunk(plan.ranks)
+        return torch.cat([of_ranks[rank][:, :, rows] for rank, rows in _runs(plan)], 2).to(x.device)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple:
-        plan = ctx.plan
-        total = _messages(grad.float().contiguous(), plan)
-        dist.all_reduce(total, group=plan.group)
-        begin = sum(plan.lengths[: plan.rank])
-        return total[:, :, begin : begin + plan.lengths[plan.rank]].to(grad), None
+        plan, (B, H, _, D) = ctx.plan, grad.shape
+        sums = grad.new_zeros(plan.ranks * B, H, max(plan.lengths), D, dtype=torch.float32)
+        of_ranks, begin = sums.chunk(plan.ranks), 0
+        for rank, rows in _runs(plan):
+            of_ranks[rank][:, :, rows] = grad[:, :, begin : (begin := begin + rows.stop - rows.start)]
+        sums = _messages(sums, plan)
+        mine = torch.empty_like(sums[:B])
+        dist.reduce_scatter_tensor(mine, sums, group=plan.group)
+        return mine[:, :, : plan.lengths[plan.rank]].to(grad), None
 
 
 class _Swap(torch.autograd.Function):
@@ -362,84 +410,65 @@ def _messages(x: Tensor, plan: Plan) -> Tensor:
 
 # Messages
 
+Load = tuple[int, list[Tensor]]  # the rank whose rows these are, and tensors (B,H,n,D) of them
+
 
 @dataclass
 class _Coming:
-    """Tensors on their way to this rank."""
+    """What is on its way to this rank, load by load, and what it sends meanwhile."""
 
     link: _Link
-    tensors: list[Tensor]
+    loads: list[list[Tensor]]
     works: list
-    held: list[Tensor]  # what is being sent, until it has been
+    held: list[Tensor]  # until they have been sent
 
-    def wait(self) -> list[Tensor]:
-        """The tensors, once they are there; on a GPU only its current stream waits."""
-        return self.link.arrived(self)
+    def wait(self) -> list[list[Tensor]]:
+        """The loads, once they are there; on a GPU only its current stream waits."""
+        for work in self.works:
+            work.wait()
+        device = self.link.device
+        return [[x.to(device) for x in load] for load in self.loads]
 
 
 class _Link:
-    """To the next rank and from the one before. On CUDA messages have a stream of their own: the kernel that is started after `send` runs
-    beside them. gloo moves CPU tensors only: those of a GPU go through the CPU."""
+    """To the next rank and from the one before. NCCL has a stream of its own: the kernel that is started after `send` runs beside the
+    messages. gloo moves CPU tensors only: those of a GPU go through the CPU."""
 
-    def __init__(self, plan: Plan, like: Tensor) -> None:
-        self.plan, self.ranks = plan, plan.ranks
+    def __init__(self, plan: Plan, device: torch.device) -> None:
+        self.plan, self.device = plan, device
         self.group = plan.group or dist.group.WORLD
         self.next, self.last = (dist.get_global_rank(self.group, (plan.rank + i) % plan.ranks) for i in (1, -1))
-        self.stage = like.is_cuda and dist.get_backend(self.group) == "gloo"
-        self.stream = _stream(like.device) if like.is_cuda and not self.stage else None
-        self.at = plan.rank  # whose K and V this rank has
+        self.nccl = dist.get_backend(self.group) == "nccl"
         self.sent = 0  # messages so far: the tag of the next, by which gloo tells them apart
 
-    def send(self, tensors: list[Tensor], of: int | None = None) -> _Coming:
-        """Starts to send `tensors` to the next rank; gives what comes from the one before. of: whose rows they are; of K and V, the
-        link counts for itself."""
-        if of is None:
-            of, self.at = self.at, (self.at - 1) % self.ranks
-        rows = self.plan.lengths[(of - 1) % self.ranks]  # what comes are those of the rank before
-        into = [x.new_empty(*x.shape[:2], rows, x.shape[3]) for x in tensors]
-        if self.ranks == 1:
-            return _Coming(self, tensors, [], [])
-        if self.stage:
-            tensors, into = [x.cpu() for x in tensors], [x.cpu() for x in into]
-        with self._on_its_stream():
-            ops = [dist.P2POp(dist.isend, x, self.next, self.group, self.sent + i) for i, x in enumerate(tensors)]
-            ops += [dist.P2POp(dist.irecv, x, self.last, self.group, self.sent + i) for i, x in enumerate(into)]
-            works = dist.batch_isend_irecv(ops)
-        self.sent += len(tensors)
-        return _Coming(self, into, works, tensors)
+    def send(self, *loads: Load) -> _Coming:
+        """Starts to send `loads` to the next rank, as one message, and to receive what the one before sends: as many tensors, of the
+        rows that are one rank further back."""
+        lengths, place = self.plan.lengths, self.device if self.nccl else "cpu"
+        out = [x.to(place) for _, load in loads for x in load]
+        into = [
+            [x.new_empty(*x.shape[:2], lengths[(owner - 1) % self.plan.ranks], x.shape[3], device=place) for x in load]
+            for owner, load in loads
+        ]
+        ends = ((dist.isend, self.next, out), (dist.irecv, self.last, [x for load in into for x in load]))
+        ops = [
+            dist.P2POp(which, x, rank, self.group, self.sent + i)
+            for which, rank, tensors in ends
+            for i, x in enumerate(tensors)
+        ]
+        self.sent += len(out)
+        works = dist.batch_isend_irecv(ops) if ops else []
+        if works and self.nccl:
+            self._let_begin()
+        return _Coming(self, into, works, out)
 
-    @contextlib.contextmanager
-    def _on_its_stream(self) -> Iterator[None]:
-        if self.stream is None:
-            yield
-            return
-        self.stream.wait_stream(
-            torch.cuda.current_stream()
-        )  # what is sent has been computed, what it overwrites been read
-        with torch.cuda.stream(self.stream):
-            yield
-
-    def arrived(self, coming: _Coming) -> list[Tensor]:
-        """See _Coming.wait."""
-        if self.stream is None:
-            for work in coming.works:
-                work.wait()
-            device = torch.device("cuda", torch.cuda.current_device()) if self.stage else None
-            return [x.to(device) for x in coming.tensors] if self.stage else coming.tensors
-        with torch.cuda.stream(self.stream):
-            for work in coming.works:
-                work.wait()
-        torch.cuda.current_stream().wait_stream(self.stream)  # from here on, memory of what was sent may be used again
-        return coming.tensors
+    def _let_begin(self) -> None:
+        """The kernel that follows may fill the GPU. If it came first, no SM would be left for the messages until it is done: so it comes
+        about 5 microseconds later, which is more than NCCL needs to begin."""
+        torch.cuda._sleep(10_000)
 
 
 @contextlib.contextmanager
 def _link(plan: Plan, like: Tensor) -> Iterator[_Link]:
-    device = torch.cuda.device(like.device) if like.is_cuda else contextlib.nullcontext()
-    with device:
-        yield _Link(plan, like)
-
-
-@cache
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
+    with torch.cuda.device(like.device) if like.is_cuda else contextlib.nullcontext():
+        yield _Link(plan, like.device)

@@ -66,48 +66,85 @@ def share(ranks: int, layout: str, causal: bool) -> np.ndarray:
 def timeline(
     problem: Problem, machine: Machine, ranks: int, layout: str = "zigzag", backward: bool = False
 ) -> pd.DataFrame:
-    """What each rank does when: columns rank, step, what ("kernel": with its merge; "transfer": of the next K and V; "grads": of dK
-    and dV), begin and end in seconds. Of the forward pass, or of the backward pass alone."""
+    """What each rank does when: columns rank, step, what ("kernel": with its merge; "transfer": of the next K and V, and in the backward
+    pass of the dK and dV behind them; "grads": of dK and dV alone), begin and end in seconds. Of the forward pass, or of the backward
+    pass alone."""
     found = []
-    for what, step, begin, end in _events(problem, machine, ranks, layout, backward):
+    for what, step, begin, end in (_backward if backward else _forward)(problem, machine, ranks, layout):
         found += [(rank, step, what, b, e) for rank, (b, e) in enumerate(zip(begin, end)) if e > b]
     return pd.DataFrame(found, columns=["rank", "step", "what", "begin", "end"])
 
 
-def _events(problem: Problem, machine: Machine, ranks: int, layout: str, backward: bool) -> Iterator[tuple]:
-    """Those of timeline, of all ranks at a time: what, step, and begin and end by rank; where these are equal, nothing happens."""
-    n, p = problem.N / ranks, problem
-    rate, flops = (machine.backward, 10.0) if backward else (machine.rate, 4.0)
+Events = Iterator[
+    tuple[str, int, np.ndarray, np.ndarray]
+]  # of all ranks at a time; where begin is end, nothing happens
+
+
+def _work(problem: Problem, machine: Machine, ranks: int, layout: str, flops: float, sums: float) -> np.ndarray:
+    """Seconds that each rank (row) computes in each step (column). flops: of a score's head dimension; sums: bytes of each number of
+    O that is added up, after the first step."""
+    p, n = problem, problem.N / ranks
     shares = share(ranks, layout, p.causal)
-    rows = p.B * p.H * n * p.D
-    passes = 14.0 if backward else 10.0  # bytes of each number that is added up: fp32 read and written, a part read
-    work = shares * flops * p.B * p.H * n * n * p.D / rate + (shares > 0) * machine.launch
-    work += (shares > 0) * (np.arange(ranks) > 0) * (rows * passes / machine.memory + machine.launch)
-    numbers = 2 * p.B * p.Hkv * n * p.D
-    carry, back = (machine.latency + numbers * size / machine.link for size in (p.itemsize, 4))
+    work = shares * flops * p.B * p.H * n * n * p.D / (machine.rate if flops == 4 else machine.backward)
+    work += (shares > 0) * machine.launch
+    return work + (shares > 0) * (np.arange(ranks) > 0) * (p.B * p.H * n * p.D * sums / machine.memory + machine.launch)
+
+
+def _message(problem: Problem, machine: Machine, ranks: int, size: float) -> float:
+    """Seconds until K and V of a rank, `size` bytes a number, are with the next."""
+    numbers = 2 * problem.B * problem.Hkv * problem.N / ranks * problem.D
+    return machine.latency + numbers * size / machine.link
+
+
+def _both(x: np.ndarray) -> np.ndarray:
+    """When both ends of each message are there: this rank and the one before."""
+    return np.maximum(x, np.roll(x, 1))
+
+
+def _forward(problem: Problem, machine: Machine, ranks: int, layout: str) -> Events:
+    work = _work(problem, machine, ranks, layout, 4.0, 10.0)  # fp32 read and written, a part read
     end, arrived = np.zeros(ranks), np.zeros(ranks)
     for t in range(ranks):
         begin = np.maximum(end, arrived)
-        done = begin + work[:, t]
-        yield "kernel", t, begin, done
-        if backward and t:  # dK and dV so far come from the rank before, once it has added its part
-            sent = np.maximum(np.roll(end, 1), arrived)
-            yield "grads", t, sent, sent + back
-            done = np.maximum(done, sent + back)
-        end = done
-        if t < ranks - 1:  # a message begins when both ends have come to it
-            start = np.maximum(begin, np.roll(begin, 1))
-            arrived = start + carry
+        end = begin + work[:, t]
+        yield "kernel", t, begin, end
+        if t < ranks - 1:
+            start = _both(begin)
+            arrived = start + _message(problem, machine, ranks, problem.itemsize)
             yield "transfer", t, start, arrived
-    if backward and ranks > 1:
-        sent = np.roll(end, 1)
-        yield "grads", ranks, sent, sent + back
+
+
+def _backward(problem: Problem, machine: Machine, ranks: int, layout: str) -> Events:
+    """A rank's own block comes in two halves: under the first message and under the last (helpers.ring.backward_pass)."""
+    work = _work(problem, machine, ranks, layout, 10.0, 14.0)
+    end = np.zeros(ranks)
+    if ranks == 1:
+        yield "kernel", 0, end, end + work[:, 0]
+        return
+    halves = work[:, 0] / 2
+    arrived = end + _message(problem, machine, ranks, problem.itemsize)
+    yield "kernel", 0, end, end + halves
+    yield "transfer", 0, end, arrived
+    end = end + halves
+    for t in range(1, ranks):
+        begin = np.maximum(end, arrived)
+        end = begin + work[:, t]
+        yield "kernel", t, begin, end
+        size = problem.itemsize * (t < ranks - 1) + 4 * (t > 1)  # K and V; dK and dV in float32
+        if size:
+            start = _both(begin)
+            arrived = start + _message(problem, machine, ranks, size)
+            yield "transfer" if t < ranks - 1 else "grads", t, start, arrived
+            end = np.maximum(end, arrived)
+    start = _both(end)
+    yield "kernel", ranks, end, end + halves
+    yield "grads", ranks, start, start + _message(problem, machine, ranks, 4)
 
 
 def seconds(problem: Problem, machine: Machine, ranks: int, layout: str = "zigzag", backward: bool = False) -> float:
     """Of the forward pass; backward: of both passes."""
-    both = (False, True) if backward else (False,)
-    return float(sum(max(e[-1].max() for e in _events(problem, machine, ranks, layout, back)) for back in both))
+    passes = (_forward, _backward) if backward else (_forward,)
+    return float(sum(max(e[-1].max() for e in events(problem, machine, ranks, layout)) for events in passes))
 
 
 def speedup(problem: Problem, machine: Machine, ranks: int, layout: str = "zigzag", backward: bool = False) -> float:

@@ -71,9 +71,9 @@ def test_a_negative_scale():
     held_to_float64(whole, one_sided.together(q, rooms, scale=-0.2), False, -0.2)
 
 
-def traced(source: str | None = None, causal: bool = True, copiers: int = 1, D: int = 64, n: int = 256, rank: int = 0):
+def traced(source: str | None = None, causal: bool = True, copiers: int = 1, rank: int = 0, n: int = 256, **heads):
     """The X-ray of rank 0 of 2, after both have said that their keys are there."""
-    _, q, rooms = ranks(2, n, D=D, causal=causal, copiers=copiers)
+    _, q, rooms = ranks(2, n, causal=causal, copiers=copiers, **heads)
     kernel = load(source=source, device="cpu", quiet=True) if source else load(one_sided.STEM, device="cpu", quiet=True)
     kernel.launcher.threads = 2  # as many as copiers: they run at the same time
     return one_sided.xrayed(q, rooms, rank, kernel), kernel
@@ -93,7 +93,7 @@ def test_every_remote_byte_crosses_the_link_once_and_nothing_is_found(causal, co
 SEEDED = {
     "the wait for a tile": ("if (!there) fa::await_gpu(arrived, a.epoch);", "", "race", r"near_K.*arrived\[\d\], which block 1"),
     "the fence before TMA": (
-        "fa::fence_proxy_async_global(); // TMA reads what the flag speaks of", "", "proxy fence", "near_K",
+        "if (!all_there) fa::fence_proxy_async_global(); // TMA reads what the flag speaks of", "", "proxy fence", "near_K",
     ),
     "the wait for a copy's end": ("fa::cp_async_bulk_wait_group<1>(); //", "//", "race", "near_K"),
     "the wait for the peer": (
@@ -118,10 +118,23 @@ def test_what_is_left_out_is_found(name):
     assert any(f.kind == kind and re.search(words, f.text) for f in seen.findings), seen.findings
 
 
+def test_flags_are_needed_until_the_last_copy_is_there():
+    """A CTA that takes it for granted after its first query tile reads keys that may not have arrived."""
+    three_ctas = rung(one_sided.STEM).replace(
+        "const unsigned ctas = unsigned(min(", "const unsigned ctas = 3; unsigned(min("
+    )
+    taken = "if (!fa::is_set_gpu(a.arrived + all - c, a.epoch)) return false;"
+    assert three_ctas.count(taken) == 1
+    many = {"n": 512, "H": 8, "Hkv": 4, "copiers": 2}
+    assert not traced(three_ctas, **many)[0].findings
+    found = traced(three_ctas.replace(taken, ""), **many)[0].findings
+    assert any(f.kind == "race" and "near_K" in f.text for f in found)
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("int64_t(head) * tiles + tiles - 1 - t,", "int64_t(head) * tiles + t,"),  # from the other end of near_K
+        ("int64_t(head) * tiles + tiles - 1 - t}", "int64_t(head) * tiles + t}"),  # from the other end of near_K
         (
             "int row = far.rows - Bc, last = far.rows - others;",
             "int row = others - Bc, last = 0;",

@@ -21,7 +21,7 @@ struct fa_peers_args : fa_model_args { // Q, K and V: this rank's own
   const void *peer_K[8], *peer_V[8];   // of each rank: (B, Hkv, Nk, D), contiguous; this rank's own are not used
   uint32_t *signals[8];                // of each rank: (signals_per_rank), zeros before the first call
   void *near_K, *near_V;               // (B, Hkv, rows, D): copies of what this rank sees of the others' keys
-  uint32_t *arrived;                   // (B, Hkv, rows / 128): flags of their tiles, zeros before the first call
+  uint32_t *arrived;                   // B * Hkv * rows / 128 flags of their tiles, zeros before the first call
   int32_t rank, ranks, copiers, steps; // steps: what this call does, of enum step
   uint32_t epoch;                      // the number of the call, from 1; the same on all ranks
 };
