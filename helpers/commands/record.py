@@ -61,6 +61,9 @@ def options(parser: argparse.ArgumentParser) -> None:
     ringed.add_argument("--dry", action="store_true", help="two ranks on the emulator, tiny tensors; records nothing")
     ringed.add_argument("--ranks", type=int, help="how many (default: as many as there are GPUs)")
     ringed.add_argument(
+        "--lengths", type=int, nargs="+", default=[], metavar="N", help="these N alone: renews their rows of the record"
+    )
+    ringed.add_argument(
         "--largest", action="store_true", help="one forward pass at the largest N that fits, and nothing else"
     )
     spoken = add("languages", in_languages, "", "triton_tiles --tune", "--code")
@@ -278,7 +281,7 @@ def ring(arguments: argparse.Namespace) -> int:
     """Records attention over all GPUs of this machine: time beside PyTorch's, memory and a timeline. Takes 8 minutes on two H200s or more."""
     from ..measure.ring import record_ring
 
-    record_ring(arguments.dry, arguments.ranks, arguments.largest)
+    record_ring(arguments.dry, arguments.ranks, arguments.largest, tuple(arguments.lengths))
     return 0
 
 

@@ -39,12 +39,15 @@ COLUMNS = ["name", "ranks", "layout", "passes", "dtype", "causal", "B", "H", "Nq
 PYTORCH = "context_parallel {}"
 
 
-def record_ring(dry: bool = False, ranks: int | None = None, largest: bool = False) -> None:
+def record_ring(
+    dry: bool = False, ranks: int | None = None, largest: bool = False, lengths: tuple[int, ...] = ()
+) -> None:
     """Measures and records ring attention on all GPUs of this machine (data/<gpu>-x<ranks>/50_ring.*); prints what it found.
 
     dry: on the emulator with two ranks and tiny tensors, to see that everything runs; records nothing. largest: instead of all that,
-    one forward pass at the largest N whose tensors fit. Raises RuntimeError where there are fewer than two GPUs, RanksError where a
-    rank fails, AssertionError where a result is wrong.
+    one forward pass at the largest N whose tensors fit. lengths: times these N alone, and renews their rows of the record. Raises
+    RuntimeError where there are fewer than two GPUs, or the rows to keep are of other kernels, RanksError where a rank fails,
+    AssertionError where a result is wrong.
     """
     import torch
 
@@ -60,7 +63,7 @@ def record_ring(dry: bool = False, ranks: int | None = None, largest: bool = Fal
     if not dry:  # compiled once, not by every rank
         for stem in (STEM, *_rungs(device), *([FAR] if _rungs(device) == HOPPER else [])):
             load(stem, device=device)
-    results = launch(run, ranks, dry, begun, device=device, timeout=540)
+    results = launch(run, ranks, dry, begun, lengths, device=device, timeout=540)
     first = results[0]
     rows = [
         (*row[:-1], max(result["times"][i][-1] for result in results)) for i, row in enumerate(first["times"])
@@ -81,6 +84,8 @@ def record_ring(dry: bool = False, ranks: int | None = None, largest: bool = Fal
     print(goals(frames["ring"]).round(3).to_string(index=False))
     known = record.conditions()
     known["device"] = f"{known['device']} x{ranks}"
+    if lengths:
+        frames = {"ring": _renewed(frames["ring"], known["device"])}
     rungs = [STEM, *first["rungs"], *([FAR] if first["link"] else [])]
     if first["link"]:
         extra = {"method": " ".join(link.__doc__.split()), "checked": first["checked"]}
@@ -98,6 +103,15 @@ def record_ring(dry: bool = False, ranks: int | None = None, largest: bool = Fal
         extra = {"method": " ".join(__doc__.split()), "skipped": first["skipped"], "checked": first["checked"]}
         path = record.save(STEM, kind, frame, known=known, rungs=rungs, extra=extra)
         print(f"wrote {path.name}")
+
+
+def _renewed(new: pd.DataFrame, device: str) -> pd.DataFrame:
+    """The device's record with these rows in the place of those of the same lengths. RuntimeError if the others are of other kernels."""
+    old = record.load(STEM, "ring", device=device)
+    if old["stale"].any():
+        raise RuntimeError(f"the record of {device} is of other kernels: record all lengths")
+    kept = old.loc[~old["Nq"].isin(new["Nq"]), COLUMNS]
+    return pd.concat([kept, new], ignore_index=True).sort_values("Nq", kind="stable", ignore_index=True)
 
 
 def _rungs(device: str) -> tuple[str, str]:
@@ -196,30 +210,33 @@ def _aligned(timelines: list[list[tuple]]) -> pd.DataFrame:
 # What runs in each rank
 
 
-def run(me: Me, dry: bool, begun: float) -> dict:
-    """All measurements of one rank: `times` (rows of COLUMNS, this rank's milliseconds), memory, timeline, skipped, checked."""
+def run(me: Me, dry: bool, begun: float, lengths: tuple[int, ...] = ()) -> dict:
+    """All measurements of one rank: `times` (rows of COLUMNS, this rank's milliseconds), memory, timeline, link, skipped, checked; of
+    `lengths` alone times, if there are any."""
     found: dict[str, Any] = {
         "times": [],
         "skipped": [],
         "checked": check(me, dry),
         "rungs": list(_rungs(me.device)),
         "link": [],
+        "memory": [],
+        "timeline": [],
     }
     if not dry:
         import torch
 
         torch.backends.cuda.matmul.allow_tf32 = False
-        if _rungs(me.device) == HOPPER:
+        if _rungs(me.device) == HOPPER and not lengths:
             found["link"] = link(me)
-    for case in cases(me.ranks, dry):
+    for case in [case for case in cases(me.ranks, dry) if not lengths or case["N"] in lengths]:
         if me.rank == 0:
             me.say(f"{time.time() - begun:4.0f} s: {case}")
         if not _all_agree(me, time.time() - begun < SECONDS):
             found["skipped"].append(f"{case}: no time left")
             continue
         found["times"] += _case(me, dry, found["skipped"], **case)
-    found["memory"] = memories(me, dry)
-    found["timeline"] = [] if dry else timeline(me)
+    if not dry and not lengths:
+        found["memory"], found["timeline"] = memories(me), timeline(me)
     return found
 
 
@@ -619,14 +636,14 @@ def check(me: Me, dry: bool) -> str:
     return said + (f"; O of {FAR}, with and without a mask, too" if far else "")
 
 
-def memories(me: Me, dry: bool) -> list[tuple]:
+def memories(me: Me) -> list[tuple]:
     """Peak bytes of this rank's ring and of one GPU's kernel: what is allocated during a call, with the inputs."""
     import torch
 
     from ..run import op
 
     rows = []
-    for N in () if dry else (16384, 65536, 262144, 1048576):
+    for N in (16384, 65536, 262144, 1048576):
         for name, ranks in ((ONE, 1), (STEM, me.ranks)):
             if ranks == 1 and N > 262144:
                 continue  # its time tells nothing new, and takes seconds
@@ -662,24 +679,27 @@ def timeline(me: Me, N: int = 65536) -> list[tuple]:
         torch.cuda.synchronize()
         call()
         torch.cuda.synchronize()
+    events = [event for event in seen.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    begin = max(event.time_range.end for event in events if "AllReduce" in event.name)  # the barrier's
     kinds = {"nccl": "transfer", "merge": "merge", "ping_pong": "attention", "causal_gqa": "attention"}
     found = []
-    for event in seen.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA and not event.name.startswith("nccl:"):  # a mere label
+    for event in events:
+        if event.time_range.start >= begin and not event.name.startswith("nccl:"):  # a mere label
             what = next((kind for part, kind in kinds.items() if part in event.name.lower()), "other")
             found.append((me.rank, what, event.time_range.start / 1e3, event.time_range.end / 1e3))
     return found
 
 
 def run_largest(me: Me) -> str:
-    """One causal forward pass at the largest N, H·D = 2048, D = 128, whose tensors fill nine tenths of the ranks' memory."""
+    """One causal forward pass at the largest N, H·D = 2048, D = 128, whose tensors fill all but an eighth of the ranks' memory."""
     import torch
 
     dry = me.device == "cpu"
     memory = 2**21 if dry else torch.cuda.mem_get_info()[0]
     H = 2 if dry else 16
-    per_token = ring_time.memory(ring_time.Problem(N=me.ranks, H=H, Hkv=H), me.ranks)
-    n = int(0.9 * memory / per_token) // 256 * 256
+    many = 128 if dry else 1 << 20  # tokens
+    per_token = ring_time.memory(ring_time.Problem(N=many * me.ranks, H=H, Hkv=H), me.ranks) / many
+    n = int(0.88 * memory / per_token) // 256 * 256
     shape = (1, H, n, 128)
     q, k, v = (torch.randn(shape, device=me.device, dtype=torch.bfloat16) for _ in range(3))
     begin = time.perf_counter()

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 LAYOUTS = ("contiguous", "zigzag", "striped")
+IN_L2 = 32 << 20  # bytes of a head's K and V up to which a GPU reads them from its L2, and from HBM but once
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,30 @@ def block(r: int, s: int, lengths: Sequence[int], layout: str = "contiguous", ca
     if s < r:  # striped: query i sees keys 0 .. i of an earlier rank, and of a later one 0 .. i - 1
         return Block(slice(0, mine), slice(0, mine), True)
     return Block(slice(1, mine), slice(0, mine - 1), True) if mine > 1 else None
+
+
+def cut(seen: Block, keys: int, rows: int | None = None) -> list[Block]:
+    """The same block in parts of at most so many keys, and rows if they are told. Along the diagonal of a causal block lie causal
+    squares, and below each of them whole rectangles; so rows has to be at least keys there."""
+    found = []
+    for first, last in _runs(seen.keys, keys):
+        top, end = seen.rows.start, seen.rows.stop
+        if seen.causal:
+            begin, top = top + first - seen.keys.start, top + last - seen.keys.start
+            found.append(Block(slice(begin, top), slice(first, last), True))
+        for begin, stop in _runs(slice(top, end), rows or max(1, end - top)):
+            found.append(Block(slice(begin, stop), slice(first, last), False))
+    return found
+
+
+def _runs(of: slice, most: int) -> list[tuple[int, int]]:
+    """As few runs of at most `most` as there can be, all about as long, with ends at multiples of 128 where that goes."""
+    length = of.stop - of.start
+    if length <= 0:
+        return []
+    size = -(-length // -(-length // most))
+    size = -(-size // 128) * 128 if most % 128 == 0 else size
+    return [(begin, min(begin + size, of.stop)) for begin in range(of.start, of.stop, size)]
 
 
 def require(lengths: Sequence[int], layout: str, causal: bool) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from . import op
 from .kernel import as_loaded
-from .layouts import LAYOUTS, Block, block, pieces, require, split
+from .layouts import IN_L2, LAYOUTS, Block, block, cut, pieces, require, split
 from .ranks import Me, RanksError, launch
 
 __all__ = ["LAYOUTS", "Block", "Me", "Plan", "RanksError", "agree", "all_gather_attention", "block", "forward_stem"]
@@ -169,20 +169,22 @@ class _Ring(torch.autograd.Function):
 def _forward(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float, stem: str) -> tuple[Tensor, Tensor]:
     """O as q and LSE (B,H,n) of all keys: this rank's own first, then those of ranks r - 1, r - 2, … as they pass."""
     attend, merge = (op.loaded(which, q.device.type) for which in (stem, "50_ring"))
-    options = {"scale": scale}
+    blocks = [cut(seen, _most(q)) if (seen := plan.block(rank)) else [] for rank in range(plan.ranks)]
+    summed, options = _summed(q, blocks), {"scale": scale}
     o = lse = None
+    if len(blocks[plan.rank]) > 1:  # the first part hasn't all rows
+        o, lse = (torch.full(shape, x, device=q.device) for shape, x in ((q.shape, 0.0), (q.shape[:3], -torch.inf)))
     with _link(plan, q) as link:
         moving = [k.contiguous(), v.contiguous()]
         for step in range(plan.ranks):
             owner = (plan.rank - step) % plan.ranks
             coming = link.send((owner, moving)) if step < plan.ranks - 1 else None  # on its way while the kernel works
-            seen = plan.block(owner)
-            if seen is not None:
+            for seen in blocks[owner]:
                 keys = [x[:, :, seen.keys] for x in moving]
                 part = attend(q[:, :, seen.rows], *keys, **options, **({"causal": True} if seen.causal else {}))
                 if o is None:
                     o, lse = part
-                    o = o.to(_summed(q, plan))
+                    o = o.to(summed)
                 else:
                     rows = o[:, :, seen.rows], lse[:, :, seen.rows]
                     merge(*rows, *part, out=rows)
@@ -212,48 +214,55 @@ def backward_pass(
     if deterministic is not False and "deterministic" in kernel.rung.features:
         options["deterministic"] = True
     Hkv, group, last = k.shape[1], q.shape[1] // k.shape[1], plan.ranks - 1
-    dq = torch.zeros(q.shape, dtype=_summed(q, plan), device=q.device)
+    blocks = [cut(seen, _most(q), _most(q)) if (seen := plan.block(rank)) else [] for rank in range(plan.ranks)]
+    dq = torch.zeros(q.shape, dtype=_summed(q, blocks), device=q.device)
 
-    def part(seen: Block, keys: list[Tensor], heads: slice, into: list[Tensor] | None = None) -> list[Tensor]:
-        """dK and dV of what these heads' queries see of keys; dQ is added up."""
-        rows = slice(heads.start * group, heads.stop * group), seen.rows
-        of_q, of_o, of_lse, of_do, sums = (x[:, rows[0], rows[1]] for x in (q, o, lse, do, dq))
-        keys, into = (
-            [x[:, heads, seen.keys] for x in xs] for xs in (keys, into or [torch.empty_like(x) for x in keys])
-        )
+    def gradients(seen: Block, keys: list[Tensor], heads: slice, out: list[Tensor]) -> None:
+        """dK and dV of what these heads' queries see of keys; their dQ is added up."""
+        its = slice(heads.start * group, heads.stop * group), seen.rows
+        of_q, of_o, of_lse, of_do, sums = (x[:, its[0], its[1]] for x in (q, o, lse, do, dq))
         masked = {"causal": True} if seen.causal else {}
-        out = torch.empty_like(of_q), *into
-        kernel(of_q, *keys, of_o, of_lse.contiguous(), of_do, out=out, **options, **masked)
-        sums += out[0]
-        return into
+        of_keys = [x[:, heads, seen.keys] for x in keys]
+        dq_part = torch.empty_like(of_q)
+        kernel(of_q, *of_keys, of_o, of_lse.contiguous(), of_do, out=(dq_part, *out), **options, **masked)
+        sums += dq_part
 
-    own, mine, first = plan.block(plan.rank), [k.contiguous(), v.contiguous()], slice(0, (Hkv + 1) // 2)
+    def part(rank: int, keys: list[Tensor], heads: slice) -> list[Tensor]:
+        """dK and dV of that rank's keys, 0 where these queries see none; in float32 where a key has more than one block."""
+        seen = blocks[rank]
+        alone = len({each.keys.start for each in seen}) == len(seen)
+        sums = [torch.zeros_like(x[:, heads], dtype=k.dtype if alone else torch.float32) for x in keys]
+        for each in seen:
+            totals = [x[:, :, each.keys] for x in sums]
+            found = totals if alone else [torch.empty_like(x, dtype=k.dtype) for x in totals]
+            gradients(each, keys, heads, found)
+            for total, x in zip(totals, [] if alone else found):
+                total += x
+        return sums
+
+    mine, first = [k.contiguous(), v.contiguous()], slice(0, (Hkv + 1) // 2)
     if plan.ranks == 1:
-        return dq, *part(own, mine, slice(0, Hkv))
+        dk, dv = part(0, mine, slice(0, Hkv))
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
     with _link(plan, q) as link:
         coming = link.send((plan.rank, mine))
-        halves = [(first, part(own, mine, first))]
-        (keys,), sums = coming.wait(), None
+        halves = [(first, part(plan.rank, mine, first))]
+        (keys,), sums = coming.wait(), []
         for step in range(1, plan.ranks):
             owner = (plan.rank - step) % plan.ranks
             onward = [(owner, keys)] if step < last else []
             onward += [((owner + 1) % plan.ranks, sums)] if sums else []
-            coming, seen = link.send(*onward), plan.block(owner)
-            if not sums:  # nobody has been here before
-                sums = [torch.zeros_like(x) for x in keys]
-                if seen:
-                    part(seen, keys, slice(0, Hkv), sums)
-                arrived = coming.wait()
-            else:
-                parts = part(seen, keys, slice(0, Hkv)) if seen else []
-                arrived = coming.wait()
-                sums = [x.float() for x in arrived.pop()]
-                for total, of_keys in zip(sums, parts):
-                    total[:, :, seen.keys] += of_keys
+            coming = link.send(*onward)
+            parts = part(owner, keys, slice(0, Hkv))
+            arrived = coming.wait()
+            if sums:
+                sums = [x.float().add_(of_keys) for x, of_keys in zip(arrived.pop(), parts)]
+            else:  # nobody has been here before
+                sums = [x.to(k.dtype) for x in parts]
             keys = arrived.pop() if arrived else []
         coming = link.send(((plan.rank + 1) % plan.ranks, sums))
         if (rest := slice(first.stop, Hkv)).stop > rest.start:
-            halves.append((rest, part(own, mine, rest)))
+            halves.append((rest, part(plan.rank, mine, rest)))
         (home,) = coming.wait()
     grads = [torch.empty_like(x) for x in mine]
     for heads, parts in halves:
@@ -262,9 +271,16 @@ def backward_pass(
     return dq.to(q.dtype), *grads
 
 
-def _summed(q: Tensor, plan: Plan) -> torch.dtype:
-    """Of sums over ranks: two parts, which the kernel has rounded, are added and rounded once; more are summed up in float32."""
-    return torch.float32 if plan.ranks > 2 else q.dtype
+def _most(q: Tensor) -> int:
+    """Keys of a block, at most. With more, K and V of a head don't stay in the L2: the CTAs drift apart, and read them from HBM again
+    and again. That takes time, and power which the tensor cores then lack."""
+    return max(1, IN_L2 // (2 * q.shape[3] * q.element_size()))
+
+
+def _summed(q: Tensor, blocks: list[list[Block]]) -> torch.dtype:
+    """Of sums over blocks: two parts of a row, which the kernel has rounded, are added and rounded once; more are summed up in float32."""
+    parts = sum(len({each.keys.start for each in of_rank}) for of_rank in blocks)
+    return torch.float32 if parts > 2 else q.dtype
 
 
 # Without a ring

@@ -3,8 +3,8 @@
     time = ring_time.seconds(ring_time.Problem(N=65536), ring_time.Machine(), ranks=8, layout="zigzag")
 
 Each rank computes one block at a time at the kernel's rate, while the next K and V come over its link. A block begins when the one
-before it is done and its keys are there. Nothing else is modelled: not that short blocks run at a lower rate, nor that messages and
-kernels share a GPU's SMs and memory.
+before it is done and its keys are there. While a message is under way, some SMs copy and don't compute. Nothing else is modelled: not
+that short blocks run at a lower rate, nor that messages and kernels share a GPU's memory.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from .layouts import LAYOUTS
+from .layouts import IN_L2, LAYOUTS
 
 
 @dataclass(frozen=True)
 class Machine:
     """A GPU and its link. rate: FLOP/s of the kernel; backward: of the backward pass; link: bytes/s each way; latency: seconds from
-    the start of a message to its first byte; memory: bytes/s, for merges; launch: seconds that a kernel takes beyond its work."""
+    the start of a message to its first byte; memory: bytes/s, for merges; launch: seconds that a kernel takes beyond its work; taken:
+    the share of the GPU's SMs that copy while a message is under way, and so don't attend."""
 
     rate: float = 700e12
     backward: float = 560e12
@@ -30,6 +31,7 @@ class Machine:
     latency: float = 60e-6
     memory: float = 4e12
     launch: float = 10e-6
+    taken: float = 16 / 132
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,11 @@ def _message(problem: Problem, machine: Machine, ranks: int, size: float) -> flo
     return machine.latency + numbers * size / machine.link
 
 
+def _end(begin: np.ndarray, work: np.ndarray, start: np.ndarray, arrived: np.ndarray, taken: float) -> np.ndarray:
+    """When `work` that is begun at `begin` is done, if a message takes a share of the SMs from `start` until it has arrived."""
+    return begin + work + taken * np.maximum(0.0, np.minimum(arrived, begin + work) - start)
+
+
 def _both(x: np.ndarray) -> np.ndarray:
     """When both ends of each message are there: this rank and the one before."""
     return np.maximum(x, np.roll(x, 1))
@@ -107,11 +114,12 @@ def _forward(problem: Problem, machine: Machine, ranks: int, layout: str) -> Eve
     for t in range(ranks):
         begin = np.maximum(end, arrived)
         end = begin + work[:, t]
-        yield "kernel", t, begin, end
         if t < ranks - 1:
             start = _both(begin)
             arrived = start + _message(problem, machine, ranks, problem.itemsize)
+            end = _end(begin, work[:, t], start, arrived, machine.taken)
             yield "transfer", t, start, arrived
+        yield "kernel", t, begin, end
 
 
 def _backward(problem: Problem, machine: Machine, ranks: int, layout: str) -> Events:
@@ -121,24 +129,26 @@ def _backward(problem: Problem, machine: Machine, ranks: int, layout: str) -> Ev
     if ranks == 1:
         yield "kernel", 0, end, end + work[:, 0]
         return
-    halves = work[:, 0] / 2
-    arrived = end + _message(problem, machine, ranks, problem.itemsize)
-    yield "kernel", 0, end, end + halves
+    halves, few, many = work[:, 0] / 2, problem.itemsize, 4  # bytes of a number: of a part; of a sum in float32
+    arrived = end + _message(problem, machine, ranks, few)
     yield "transfer", 0, end, arrived
-    end = end + halves
+    begin, end = end, _end(end, halves, end, arrived, machine.taken)
+    yield "kernel", 0, begin, end
     for t in range(1, ranks):
         begin = np.maximum(end, arrived)
         end = begin + work[:, t]
-        yield "kernel", t, begin, end
-        size = problem.itemsize * (t < ranks - 1) + 4 * (t > 1)  # K and V; dK and dV in float32
+        size = few * (t < ranks - 1) + (t > 1) * (few if t == 2 else many)  # K and V; dK and dV
         if size:
             start = _both(begin)
             arrived = start + _message(problem, machine, ranks, size)
+            end = _end(begin, work[:, t], start, arrived, machine.taken)
             yield "transfer" if t < ranks - 1 else "grads", t, start, arrived
-            end = np.maximum(end, arrived)
+        yield "kernel", t, begin, end
+        end = np.maximum(end, arrived)
     start = _both(end)
-    yield "kernel", ranks, end, end + halves
-    yield "grads", ranks, start, start + _message(problem, machine, ranks, 4)
+    home = start + _message(problem, machine, ranks, few if ranks == 2 else many)
+    yield "grads", ranks, start, home
+    yield "kernel", ranks, end, _end(end, halves, start, home, machine.taken)
 
 
 def seconds(problem: Problem, machine: Machine, ranks: int, layout: str = "zigzag", backward: bool = False) -> float:
@@ -163,13 +173,14 @@ def break_even(problem: Problem, machine: Machine, layout: str = "zigzag") -> fl
 
 def memory(problem: Problem, ranks: int) -> float:
     """Bytes that a rank's forward pass holds: Q, its own K and V and two pairs that travel, O, the part that is merged, O in float32
-    with more than two ranks, and two LSE."""
+    where it has more than two parts, and two LSE."""
     n = problem.N / ranks
     q, kv = (problem.B * heads * n * problem.D * problem.itemsize for heads in (problem.H, problem.Hkv))
-    summed = problem.B * problem.H * n * problem.D * 4 if ranks > 2 else 0
+    parts = ranks * max(1.0, 2 * n * problem.D * problem.itemsize / IN_L2) if ranks > 1 else 1
+    summed = problem.B * problem.H * n * problem.D * 4 if parts > 2 else 0
     return 3 * q + 2 * kv * (1 if ranks == 1 else 3) + summed + 2 * problem.B * problem.H * n * 4
 
 
 def without_latency(machine: Machine) -> Machine:
-    """The same with messages that begin at once and kernels without a beginning and an end: what the limits are."""
-    return replace(machine, latency=0.0, launch=0.0, memory=math.inf)
+    """The same with messages that begin at once and take no SMs, and kernels without a beginning and an end: what the limits are."""
+    return replace(machine, latency=0.0, launch=0.0, taken=0.0, memory=math.inf)

@@ -80,6 +80,30 @@ def test_more_ranks_show_how_the_time_scales(ranks):
     assert not goal["reached"].any()
 
 
+def test_rows_of_some_lengths_are_renewed(monkeypatch):
+    old = pd.concat([samples(1.9), samples(1.5).assign(Nq=16384, Nk=16384)]).assign(stale=False)
+    monkeypatch.setattr(record, "load", lambda *_, **__: old)
+    found = measured.summary(measured._renewed(samples(1.95), "NVIDIA H200 x2")).set_index("Nq")["speedup"]
+    assert found.to_dict() == pytest.approx({16384: 1.5, 65536: 1.95})
+    old["stale"] = True
+    with pytest.raises(RuntimeError, match="of other kernels: record all lengths"):
+        measured._renewed(samples(), "NVIDIA H200 x2")
+
+
+def test_gradients_with_the_same_bits_are_held_against_those_of_one_gpu():
+    """Both passes of the ring with the same bits every time beside one GPU's with the same bits; in any order beside any order."""
+    base = samples(1.8).assign(passes="both")
+    same = base[base["name"] == measured.ONE].assign(name=measured.SAME, ms=lambda x: 1.2 * x["ms"])
+    found = measured.summary(pd.concat([base, same])).set_index("name")
+    assert found.loc[measured.STEM, "speedup"] == pytest.approx(1.2 * 1.8)
+    assert found.loc[measured.STEM, "beside"] == measured.SAME
+    any_order = base.replace({measured.STEM: measured.ANY})
+    assert measured.summary(pd.concat([any_order, same]))["speedup"].tolist() == pytest.approx([1.8])
+    goal = measured.goals(pd.concat([base, same, any_order.query("layout != ''")])).set_index("what")["least"]
+    assert goal["both, N from 65536, over one GPU"] == pytest.approx(1.8)
+    assert goal["both, N from 65536, over one GPU, same bits"] == pytest.approx(1.2 * 1.8)
+
+
 def test_a_record_is_saved_beside_those_of_one_gpu_and_is_sound(tmp_path):
     known = CONDITIONS | {"date": "2026-11-23"}
     path = record.save("50_ring", "ring", samples(), known=known, root=tmp_path, rungs=["50_ring", *measured.HOPPER])

@@ -24,12 +24,16 @@ EVERYWHERE = [  # at every number of ranks
     {"how": GATHER, "N": 48, "causal": True, "layout": "zigzag"},
 ]
 HOPPER = {"kernel": "32_ping_pong", "N": 48, "how": RING, "again": True}  # 32 and 33: the same bits, gradients too
+TEN_KEYS = 2 * 10 * 64 * 2  # bytes: blocks are cut into smaller ones, as those of long sequences are
 RUNS = {
     2: [
         *EVERYWHERE,
         HOPPER | {"causal": True, "layout": "zigzag"},
         HOPPER | {"N": 49, "causal": True, "layout": "striped", "B": 2},
         {"how": RING, "N": 40, "rows": [9, 31], "causal": True},  # as uneven as can be
+        {"how": RING, "N": 48, "causal": True, "layout": "zigzag", "again": True, "in_l2": TEN_KEYS},
+        {"how": RING, "N": 53, "causal": True, "layout": "striped", "H": 4, "Hkv": 2, "in_l2": TEN_KEYS},
+        {"how": RING, "N": 53, "dtype": "bf16", "in_l2": TEN_KEYS},
         {"how": ULYSSES, "N": 53, "H": 4, "Hkv": 2, "causal": True, "layout": "striped"},
         {"how": ULYSSES, "N": 48, "causal": True, "layout": "zigzag"},
         {"how": ULYSSES, "N": 53, "dtype": "bf16"},
@@ -39,6 +43,7 @@ RUNS = {
         EVERYWHERE[0],
         EVERYWHERE[3],
         {"how": RING, "N": 6, "causal": True, "layout": "striped"},
+        {"how": RING, "N": 96, "causal": True, "layout": "zigzag", "in_l2": TEN_KEYS},
         {"how": GATHER, "N": 53, "causal": True},
         {"how": ULYSSES, "N": 56, "H": 4, "Hkv": 4, "causal": True, "layout": "zigzag"},
     ],
@@ -56,7 +61,7 @@ def held(run: dict, found: list) -> None:
     run = {**run}
     causal, layout = run.pop("causal", False), run.pop("layout", "contiguous")
     rows = run.pop("rows", None)
-    for name in ("how", "again", "kernel"):
+    for name in ("how", "again", "kernel", "in_l2"):
         run.pop(name, None)
     q, k, v, do = programs.tensors(**run)
     parts = [list(x) for x in zip(*found)]

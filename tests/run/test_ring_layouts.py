@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from helpers.run.layouts import LAYOUTS, block, require, split
+from helpers.run.layouts import LAYOUTS, Block, block, cut, require, split
 
 
 def seen(N: int, ranks: int, layout: str, causal: bool) -> torch.Tensor:
@@ -33,6 +33,30 @@ def test_every_visible_pair_is_in_one_block(layout, ranks):
         assert sorted(i for rows in split(N, ranks, layout) for i in rows) == list(range(N))
         assert (seen(N, ranks, layout, False) == 1).all()
         assert torch.equal(seen(N, ranks, layout, True), torch.ones(N, N, dtype=torch.int).tril())
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("keys", "rows"), [(7, None), (5, 5), (5, 9), (100, None), (100, 100)])
+def test_a_block_that_is_cut_counts_every_pair_once(keys, rows, causal):
+    for whole in (Block(slice(3, 24), slice(1, 22), causal), Block(slice(0, 1), slice(0, 1), causal)):
+        n, m = whole.rows.stop, whole.keys.stop
+        count = torch.zeros(n, m, dtype=torch.int)
+        for part in cut(whole, keys, rows):
+            height, width = part.rows.stop - part.rows.start, part.keys.stop - part.keys.start
+            assert 0 < width <= keys and 0 < height <= (rows or n) and (not part.causal or height == width)
+            ones = torch.ones(height, width, dtype=torch.int)
+            count[part.rows, part.keys] += ones.tril() if part.causal else ones
+        ones = torch.ones(n - whole.rows.start, m - whole.keys.start, dtype=torch.int)
+        expected = torch.zeros(n, m, dtype=torch.int)
+        expected[whole.rows, whole.keys] = ones.tril() if causal else ones
+        assert torch.equal(count, expected)
+
+
+def test_runs_are_as_few_and_as_long_as_they_can_be():
+    sizes = [part.keys.stop - part.keys.start for part in cut(Block(slice(0, 8), slice(0, 131072), False), 65536)]
+    assert sizes == [65536, 65536]
+    sizes = [part.keys.stop - part.keys.start for part in cut(Block(slice(0, 8), slice(0, 100_000), False), 65536)]
+    assert sizes == [50048, 49952]  # the first a multiple of 128
 
 
 @pytest.mark.parametrize(("layout", "most"), [("contiguous", 7), ("zigzag", 4), ("striped", 4)])

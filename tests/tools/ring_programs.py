@@ -22,10 +22,12 @@ def tensors(N: int, H: int = 2, Hkv: int = 2, D: int = 64, dtype: str = "fp16", 
 
 def attend(me, runs: list[dict]) -> list:
     """Of each run O, dQ, dK, dV of this rank. A run: `how` (the name of a function of ring), causal, layout, and the arguments of
-    `tensors`; rows: how many each rank has, of a contiguous layout; backward: False for O alone; again: twice, compared bit by bit."""
-    found = []
+    `tensors`; rows: how many each rank has, of a contiguous layout; backward: False for O alone; again: twice, compared bit by bit; in_l2:
+    bytes of K and V in a block."""
+    found, usual = [], ring.IN_L2
     for run in runs:
         run = dict(run)
+        ring.IN_L2 = run.pop("in_l2", usual)
         how, causal, layout = run.pop("how"), run.pop("causal", False), run.pop("layout", "contiguous")
         rows, backward, again = run.pop("rows", None), run.pop("backward", True), run.pop("again", False)
         kernel = {"kernel": run.pop("kernel")} if "kernel" in run else {}
