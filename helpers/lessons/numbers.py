@@ -14,6 +14,7 @@ import pandas as pd
 
 from .. import record
 from ..ladder.rung import rung
+from ..measure import ring
 from ..record.workload import N as LENGTH
 from . import wgmma_units
 
@@ -117,6 +118,54 @@ def language(name: str, D: int, causal: int = 0) -> float:
     return record.geometric_mean(record.ratio_of_language(samples, process, name)["ratio"])
 
 
+def over_one_gpu(
+    name: str,
+    N: int,
+    D: int = 128,
+    causal: int = 1,
+    passes: str = "forward",
+    ranks: int = 2,
+    layout: str = "",
+    Hkv: int = 0,
+) -> float:
+    """How many times as fast as one GPU an implementation of notebook 50's record was on so many; by default in the layout that goes with
+    the mask, with as many heads of K and V as of Q."""
+    found = _ring(ranks)
+    found = found[(found["name"] == name) & (found["Nq"] == N) & (found["D"] == D) & (found["causal"] == causal)]
+    layout = layout or ("zigzag" if causal else "contiguous")
+    found = found[
+        (found["passes"] == passes) & (found["layout"] == layout) & (found["Hkv"] == (Hkv or ring.WIDTH // D))
+    ]
+    (speedup,) = found["speedup"]
+    return speedup
+
+
+def one_gpu(N: int, causal: int = 0, ranks: int = 4) -> float:
+    """TFLOP/s of one GPU in the record of notebook 50 on so many, forward, D = 128."""
+    samples = record.load(ring.STEM, "ring", f"{record.DEFAULT_DEVICE}-x{ranks}")
+    keep = (samples["name"] == ring.ONE) & (samples["Nq"] == N) & (samples["causal"] == causal) & (samples["D"] == 128)
+    ms = samples.loc[keep & (samples["passes"] == "forward"), "ms"].median()
+    return 4 * ring.WIDTH * N * N / (1 + causal) / ms / 1e9
+
+
+def largest(column: str, ranks: int = 2) -> float:
+    """Of notebook 50's largest run on so many GPUs: N, seconds, bytes."""
+    (value,) = record.load(ring.STEM, "ring_largest", f"{record.DEFAULT_DEVICE}-x{ranks}")[column]
+    return value
+
+
+def copied(copiers: int, D: int, N: int, ranks: int = 2) -> float:
+    """GB/s into each GPU, of notebook 51's copies alone."""
+    samples = record.load(ring.FAR, "link", f"{record.DEFAULT_DEVICE}-x{ranks}").query("name == 'copies alone'")
+    of_case = samples[(samples["copiers"] == copiers) & (samples["D"] == D) & (samples["N"] == N)]
+    return (of_case["bytes"] / of_case["ms"]).median() / 1e6
+
+
+@cache
+def _ring(ranks: int) -> pd.DataFrame:
+    return ring.summary(record.load(ring.STEM, "ring", f"{record.DEFAULT_DEVICE}-x{ranks}"))
+
+
 @cache
 def _training(table: str) -> pd.DataFrame:
     from . import train  # takes torch, which nothing else here needs
@@ -144,6 +193,7 @@ def renewed(text: str) -> str:
         one.__name__: one
         for one in (ratio, tflops, step, family, stage, power, clocks, tile, stalled, at_once, language, trained)
     }
+    known |= {one.__name__: one for one in (over_one_gpu, one_gpu, largest, copied)}
 
     def new(match: re.Match) -> str:
         try:

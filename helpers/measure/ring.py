@@ -57,7 +57,13 @@ def record_ring(
     ranks, device = ranks or (2 if dry else gpus), "cpu" if dry else "cuda"
     if largest:
         (found, *_) = launch(run_largest, ranks, device=device, timeout=600)
-        print(found)
+        print(
+            "N = {N:,} on {ranks} ranks, causal, zigzag, H·D = {width}: {seconds:.1f} s, {gib:.1f} GiB at most".format(
+                **found, width=found["H"] * found["D"], gib=found["bytes"] / 2**30
+            )
+        )
+        if not dry:
+            save_largest(found, record.conditions())
         return
     begun = time.time()
     if not dry:  # compiled once, not by every rank
@@ -71,7 +77,9 @@ def record_ring(
     frames = {
         "ring": pd.DataFrame(rows, columns=COLUMNS),
         "ring_memory": pd.DataFrame(first["memory"], columns=["name", "ranks", "passes", "B", "H", "N", "D", "bytes"]),
-        "ring_timeline": _aligned([result["timeline"] for result in results]),
+        "ring_timeline": pd.DataFrame(
+            [event for result in results for event in result["timeline"]], columns=["rank", "what", "begin", "end"]
+        ),
     }
     for line in first["skipped"]:
         print(f"skipped: {line}")
@@ -103,6 +111,13 @@ def record_ring(
         extra = {"method": " ".join(__doc__.split()), "skipped": first["skipped"], "checked": first["checked"]}
         path = record.save(STEM, kind, frame, known=known, rungs=rungs, extra=extra)
         print(f"wrote {path.name}")
+
+
+def save_largest(found: dict, known: dict) -> None:
+    """Records what run_largest found, under these conditions of one of the GPUs."""
+    known = known | {"device": f"{known['device'].partition(' x')[0]} x{found['ranks']}"}
+    extra = {"method": " ".join(run_largest.__doc__.split())}
+    record.save(STEM, "ring_largest", pd.DataFrame([found]), known=known, rungs=[STEM, HOPPER[0]], extra=extra)
 
 
 def _renewed(new: pd.DataFrame, device: str) -> pd.DataFrame:
@@ -197,14 +212,6 @@ def _of_lengths(cases: pd.DataFrame, N: int) -> tuple[str, pd.DataFrame]:
     if N < LENGTHS[-2]:
         return f"N to {N}", cases[cases["Nq"] <= N]
     return f"N from {N}", cases[cases["Nq"] >= N]
-
-
-def _aligned(timelines: list[list[tuple]]) -> pd.DataFrame:
-    """Events of all ranks, in milliseconds from the first of any. The GPUs' clocks are both told in that of their host."""
-    frame = pd.DataFrame([event for events in timelines for event in events], columns=["rank", "what", "begin", "end"])
-    if len(frame):
-        frame[["begin", "end"]] -= frame["begin"].min()
-    return frame
 
 
 # What runs in each rank
@@ -658,12 +665,13 @@ def memories(me: Me) -> list[tuple]:
                 ring.ring_attention(q, k, v, None, True, "zigzag")
             torch.cuda.synchronize()
             rows.append((name, ranks, "forward", 1, WIDTH // 128, N, 128, torch.cuda.max_memory_allocated() - before))
+            del q, k, v  # they would count as there before the next
     return rows
 
 
 def timeline(me: Me, N: int = 65536) -> list[tuple]:
-    """What runs on this rank's GPU during one forward pass: (rank, what, begin, end), milliseconds of the host's clock. what: "attention",
-    "merge", "transfer" or "other"."""
+    """What runs on this rank's GPU during one forward pass: (rank, what, begin, end), milliseconds from the end of a barrier, which all
+    GPUs leave at the same time. what: "attention", "merge", "transfer" or "other"."""
     import torch
     import torch.distributed as dist
     from torch.profiler import ProfilerActivity, profile
@@ -686,12 +694,14 @@ def timeline(me: Me, N: int = 65536) -> list[tuple]:
     for event in events:
         if event.time_range.start >= begin and not event.name.startswith("nccl:"):  # a mere label
             what = next((kind for part, kind in kinds.items() if part in event.name.lower()), "other")
-            found.append((me.rank, what, event.time_range.start / 1e3, event.time_range.end / 1e3))
+            times = ((at - begin) / 1e3 for at in (event.time_range.start, event.time_range.end))
+            found.append((me.rank, what, *times))
     return found
 
 
-def run_largest(me: Me) -> str:
-    """One causal forward pass at the largest N, H·D = 2048, D = 128, whose tensors fill all but an eighth of the ranks' memory."""
+def run_largest(me: Me) -> dict:
+    """One causal forward pass at the largest N, H·D = 2048, D = 128, whose tensors fill all but an eighth of the ranks' memory by
+    ring_time.memory: seconds by the host's clock, and the peak on rank 0, inputs and all."""
     import torch
 
     dry = me.device == "cpu"
@@ -707,5 +717,6 @@ def run_largest(me: Me) -> str:
     _synchronize(me)
     seconds = time.perf_counter() - begin
     assert o.isfinite().all()
-    peak = "" if dry else f", {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB at most"
-    return f"N = {n * me.ranks:,} on {me.ranks} ranks, causal, zigzag, H·D = {H * 128}: {seconds:.1f} s{peak}"
+    shape = {"B": 1, "H": H, "N": n * me.ranks, "D": 128}
+    peak = 0 if dry else torch.cuda.max_memory_allocated()
+    return {"name": STEM, "ranks": me.ranks, "passes": "forward", **shape, "seconds": seconds, "bytes": peak}

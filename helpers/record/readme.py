@@ -132,7 +132,11 @@ def table(root: Path = record.DATA) -> str:
         "fp32 (–). 22, 23 and 33 are backward passes, beside theirs. bf16, causal masks, other peers and the spread are in "
         "[data/README.md](data/README.md#every-rung-beside-its-peers)."
     )
-    return "\n\n".join(filter(None, ["\n".join([*head, *rows, foot]), families(root), training(root), languages(root)]))
+    return "\n\n".join(
+        filter(
+            None, ["\n".join([*head, *rows, foot]), families(root), training(root), several_gpus(root), languages(root)]
+        )
+    )
 
 
 def _short_row(rung: Rung, found: pd.DataFrame) -> str:
@@ -182,6 +186,34 @@ def training(root: Path = record.DATA) -> str:
     return (
         f"A small GPT trains {ms[record.FLASH] / ms['rungs 32 and 33']:.2f} times as fast with 32 and 33 as with FlashAttention-2, "
         "each step a CUDA graph ([notebook 24](notebooks/24_in_a_model.ipynb))."
+    )
+
+
+def several_gpus(root: Path = record.DATA) -> str:
+    """How much faster several GPUs attend than one, as a sentence for each number of them that is recorded."""
+    told = []
+    for gpus, number in {2: "two", 4: "four", 8: "eight"}.items():
+        try:
+            samples = record.load("50_ring", "ring", f"{DEVICE}-x{gpus}", root)
+        except LookupError:
+            continue
+        samples = samples.query("causal == 1 and passes == 'forward' and D == 128 and Hkv == H")
+        samples = samples[samples["layout"].isna() | (samples["layout"] == "zigzag")]
+        ms = samples.pivot_table(index=["Nq", "round"], columns="name", values="ms")
+        one, peer = ms["one GPU"], ms.filter(like="context_parallel").min(axis=1)
+        spans = [(one / ms[name]).groupby("Nq").median() for name in ("50_ring", "51_one_sided")]
+        spans.append((peer / ms["50_ring"]).groupby("Nq").median())
+        ring, kernel, beside = (f"{x.min():.2f} to {x.max():.2f}" for x in spans)
+        first, last = (f"{N >> 20}M" if N >> 20 else f"{N >> 10}k" for N, _ in (ms.index[0], ms.index[-1]))
+        told.append(
+            f"{number} reach {ring} × one with a ring ({beside} × PyTorch's `context_parallel`), {kernel} × with a kernel that "
+            f"fetches the others' keys, at N = {first} to {last}"
+        )
+    if not told:
+        return ""
+    return (
+        f"Of several GPUs, causal, forward, bf16, D = 128, {'; '.join(told)} "
+        "([notebooks 50](notebooks/50_ring.ipynb) and [51](notebooks/51_one_sided.ipynb))."
     )
 
 

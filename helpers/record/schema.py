@@ -39,6 +39,7 @@ COLUMNS = {
     "ring": ("name", "ranks", "layout", "passes", "dtype", "causal", *SHAPE, "Hkv", *BURST),
     "link": ("name", "ranks", "copiers", "dtype", "H", "N", "D", "bytes", *BURST),
     "ring_memory": ("name", "ranks", "passes", "B", "H", "N", "D", "bytes"),
+    "ring_largest": ("name", "ranks", "passes", "B", "H", "N", "D", "seconds", "bytes"),
     "ring_timeline": ("rank", "what", "begin", "end"),
     "tiles": ("dtype", *SHAPE, "warps", "Bc", "stages", "ctas", "Q_steps", *BURST),
     "error": ("dtype", "Nq", "Nk", "D", "output", "error", "pytorch_error", "budget"),

@@ -475,13 +475,14 @@ class _Link:
         self.sent += len(out)
         works = dist.batch_isend_irecv(ops) if ops else []
         if works and self.nccl:
-            self._let_begin()
+            let_messages_begin()
         return _Coming(self, into, works, out)
 
-    def _let_begin(self) -> None:
-        """The kernel that follows may fill the GPU. If it came first, no SM would be left for the messages until it is done: so it comes
-        about 5 microseconds later, which is more than NCCL needs to begin."""
-        torch.cuda._sleep(10_000)
+
+def let_messages_begin() -> None:
+    """The kernel that follows may fill the GPU. If it came first, no SM would be left for messages until it is done: so it comes some
+    5 microseconds later, which is more than NCCL needs to begin."""
+    torch.cuda._sleep(10_000)  # cycles
 
 
 @contextlib.contextmanager

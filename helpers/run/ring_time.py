@@ -172,13 +172,13 @@ def break_even(problem: Problem, machine: Machine, layout: str = "zigzag") -> fl
 
 
 def memory(problem: Problem, ranks: int) -> float:
-    """Bytes that a rank's forward pass holds: Q, its own K and V and two pairs that travel, O, the part that is merged, O in float32
-    where it has more than two parts, and two LSE."""
+    """Bytes that a rank's forward pass holds: Q, its own K and V and up to two pairs that travel, O, the part that is merged, O in
+    float32 where it has more than two parts, and two LSE."""
     n = problem.N / ranks
     q, kv = (problem.B * heads * n * problem.D * problem.itemsize for heads in (problem.H, problem.Hkv))
     parts = ranks * max(1.0, 2 * n * problem.D * problem.itemsize / IN_L2) if ranks > 1 else 1
     summed = problem.B * problem.H * n * problem.D * 4 if parts > 2 else 0
-    return 3 * q + 2 * kv * (1 if ranks == 1 else 3) + summed + 2 * problem.B * problem.H * n * 4
+    return (2 + (ranks > 1)) * q + 2 * kv * (1 + min(2, ranks - 1)) + summed + 2 * problem.B * problem.H * n * 4
 
 
 def without_latency(machine: Machine) -> Machine:

@@ -117,7 +117,15 @@ o = torch.cat(parts, 2)
 print(f"two ranks: off by at most {(o - exact.cpu()).abs().max():.1e}")
 
 # %% [markdown]
-# `ring.ring_attention` does the same, and one thing better: it starts the messages *before* the kernel, on a stream of their own, so that the next keys arrive while the present ones are in use. If the transfer takes no longer than the kernel, it costs nothing.
+# `ring.ring_attention` does the same, and one thing better: it starts the messages *before* the kernel, on a stream of their own, so that the next keys arrive while the present ones are in use. If the transfer takes no longer than the kernel, it costs next to nothing.
+#
+# On a GPU that takes more than two streams. NCCL moves bytes by a kernel of its own, here of 16 CTAs. Rungs 31 to 33 have a CTA on *every* SM and keep it to the end. If such a kernel begins first, no SM is left for the message, and it waits until the kernel is done. Both become ready at the same moment, and the message may lose by a microsecond. So the ring gives it a head start:
+
+# %%
+print(inspect.getsource(ring.let_messages_begin))
+
+# %% [markdown]
+# Besides, NCCL's stream has a high priority: where SMs become free, its CTAs get them first. (A group of your own gets that by `pg_options`, as `launch` does.)
 #
 # How many bytes is that? Take $N = 65536$ tokens on 4 ranks, 16 heads of K and V, $d = 128$, 16 bits. How many MB does one rank send in a whole forward pass?
 
@@ -218,19 +226,26 @@ draw_ring.timelines(small, title="Four GPUs by the model: short blocks wait for 
 # %% [markdown]
 # **What to see.** In the long run every transfer ends well before its block begins: the links are idle most of the time. In the short one, with as many heads of K and V as of Q, a transfer takes longer than a block, and the GPUs wait. An eighth of the bytes is hidden again, but not by much: most of what is left is the time to begin a message.
 #
-# Of two GPUs, the same as it was recorded (a profiler notes when each kernel begins and ends):
+# The same on two and on four GPUs, as it was recorded (a profiler notes when each kernel begins and ends):
 
 # %%
-events = draw_ring.recorded("ring_timeline")
-if events is not None:
-    display(draw_ring.timelines({"zigzag, N = 65,536": events}, unit=1, title=" and ".join(set(events["device"]))))
+runs = {}
+for ranks in (2, 4):
+    if (events := draw_ring.recorded("ring_timeline", (ranks,))) is not None:
+        runs[f"{ranks} GPUs, zigzag, N = 65,536"] = events
+if runs:
+    display(draw_ring.timelines(runs, unit=1, title="recorded on NVIDIA H200"))
 
+# %% [markdown]
+# **What to see.** Every message begins before its block and ends before the next one. At first the GPUs wait for the host: a profiled call comes alone, without others queued before it. On four GPUs a message takes nearly as long as a block, longer than the model says: it shares the memory system with the kernel. And while it runs, the kernel has 16 SMs less: of rank 0's four blocks of equal size, the last one, beside which nothing is sent, is the shortest.
 # %% [markdown]
 # ## 4 · The backward pass
 #
 # The backward pass recomputes $P_{ij} = e^{s_{ij} - \mathrm{LSE}_i}$. If $\mathrm{LSE}_i$ is that of **all** keys, which the forward pass has merged, then the $P$ of a block are final, and so is [delta](glossary.md#delta), $\delta_i = \mathrm{rowsum}(dO \circ O)$. Nothing has to be merged any more: each block's $dQ$, $dK$, $dV$ are what the kernel of one GPU computes from those rows, and the blocks' parts *add up*.
 #
-# $dQ$ stays with its queries. $dK$ and $dV$ belong to keys that travel, so they travel along: each rank adds its part to what arrives and passes it on, in float32. After a whole round they are back at their owner. The order of the sum is that of the ring, the same every time: if the kernel is [deterministic](glossary.md#deterministic) (22 and 33 can be), the gradients have the same bits in every run.
+# $dQ$ stays with its queries. $dK$ and $dV$ belong to keys that travel, so they travel behind them: each rank adds its part to what arrives and passes it on. After a whole round they are back at their owner. The order of the sum is that of the ring, the same every time: if the kernel is [deterministic](glossary.md#deterministic) (22 and 33 can be), the gradients have the same bits in every run.
+#
+# The last message of a round, $dK$ and $dV$ on their way home, has no block left to hide under. But a rank's *own* block needs nobody's keys, so it can be computed at any time. The ring computes half of its heads at the beginning, while the first keys arrive, and the other half at the end, while the last gradients come home.
 
 # %% [markdown]
 # ## The kernel
@@ -294,7 +309,7 @@ predict(bytes_per_row, moved.sum() / rows, "bytes per row")
 seen
 
 # %% [markdown]
-# $64 \cdot (4 + 2 + 4)$ bytes of $O$ and $3 \cdot 4$ of LSE, each read or written once, every request coalesced, no race. At 4 TB/s, the merge of 32,768 rows of 16 heads of $d = 128$ takes 0.17 ms; the block that it belongs to takes milliseconds.
+# $64 \cdot (4 + 2 + 4)$ bytes of $O$ and $3 \cdot 4$ of LSE, each read or written once, every request coalesced, no race. At 4 TB/s, the merge of 32,768 rows of 16 heads of $d = 128$ takes 0.17 ms; the block that it belongs to takes milliseconds. One thing matters for the speed: all three loads of a thread are on their way before it waits for the first. If O were asked for only once LSE is there, the GPU would wait twice for memory.
 #
 # Now the speedup of two GPUs against length, by the model, with what was measured laid over it:
 
@@ -309,7 +324,16 @@ points = draw_ring.measured(samples, ranks=2, D=128, causal=1, passes="forward")
 draw_ring.speedups(pd.DataFrame(model, lengths), 2, "Two GPUs, causal, D = 128, H·D = 2048", points)
 
 # %% [markdown]
-# **What to see.** Contiguous stops at 4/3, however long the sequence. Zigzag comes close to 2 from some ten thousand tokens on. Below that two GPUs can be slower than one.
+# **What to see.** Contiguous stops at 4/3, however long the sequence. Zigzag comes close to 2: 1.75<!--= over_one_gpu("50_ring", 16384):.2f --> at 16k tokens, 1.97<!--= over_one_gpu("50_ring", 262144):.2f --> at 256k. Below ten thousand tokens two GPUs can be slower than one. The model's line bends as the points do because it knows that messages take SMs: 16 of 132 while they run.
+#
+# All cases with as many heads of K and V as of Q, and the model's error:
+
+# %%
+if samples is not None:
+    display(draw_ring.held(samples))
+
+# %% [markdown]
+# **What to see.** Up to 64k tokens the model is within a few percent on two GPUs, and promises up to a tenth too much on four, whose messages take longer than it assumes. But for long sequences two GPUs are *more* than twice as fast as one, and four up to 4.98<!--= over_one_gpu("50_ring in any order", 262144, passes="both", ranks=4):.2f --> times. Where does that come from? Of the GPU alone, without a mask, the record says: 768<!--= one_gpu(65536):.0f --> TFLOP/s at 64k tokens, 553<!--= one_gpu(262144):.0f --> at 256k, 500<!--= one_gpu(1048576):.0f --> at 1M. K and V of one head take 512 bytes per token, 134 MB at 256k. An H200's L2 has 60 MB. Its CTAs all sweep the same keys, but drift apart in time, and each fetches them from HBM again; the power for that is missing at the tensor cores. The ring's blocks are shorter. `ring_attention` cuts those that are still too long, so that K and V of a head take 32 MB at most: splitting pays even on one GPU.
 #
 # What does the model say of machines that we do not have? Each line is one problem on more and more GPUs. It takes all links to be those of one host's NVLink: between hosts they are several times slower, and the lines bend earlier.
 
@@ -356,7 +380,18 @@ pd.DataFrame(rows, columns=columns).round(2)
 
 # %%
 if samples is not None:
-    display(draw_ring.beside_peers(samples, ranks=2))
+    display(draw_ring.beside_peers(samples, ranks=2), draw_ring.beside_peers(samples, ranks=4))
+
+# %% [markdown]
+# **What to see.** PyTorch's `context_parallel` runs the same ring, or all-gather, with cuDNN's attention; "all-gather + SDPA" is cuDNN after one collective. What rung 32 is ahead of cuDNN, the ring keeps. "In any order" lets the backward pass add up $dQ$ as it comes, as cuDNN does and one GPU by default; with the same bits every time, it is held against one GPU that does the same.
+#
+# Memory: how long a sequence can be, and how long does it take?
+
+# %%
+draw_ring.memory(draw_ring.recorded_memory(), [2**i for i in range(14, 24)])
+
+# %% [markdown]
+# **What to see.** Each line falls with the number of GPUs, but the step from one to two brings nothing: two GPUs hold half of the tokens each, and beside them keys that travel and a float32 sum. From then on memory halves with every doubling. The point is the longest sequence that was run, once: 5,806,592<!--= largest("N"):,.0f --> tokens on two H200s, in 103<!--= largest("seconds"):.0f --> seconds and 94<!--= largest("bytes") / 2**30:.0f --> GiB on each, for one layer of 16 heads.
 
 # %% [markdown]
 # The same idea under other names:
@@ -394,7 +429,7 @@ except ring.RanksError as error:
 
 # %% [markdown]
 # 2. **Short sequences.** Each step costs a launch, a message that takes tens of microseconds to begin, and a merge. Below some thousand tokens per rank they are not hidden.
-# 3. **SMs that copy.** NCCL moves bytes with a kernel of its own, which takes some SMs away from attention and reads and writes each buffer in HBM.
+# 3. **SMs that copy.** NCCL's 16 CTAs are taken away from attention for as long as a message runs. At 16k tokens on two GPUs that is most of a block: the main reason why the speedup stops at 1.75<!--= over_one_gpu("50_ring", 16384):.2f -->.
 # 4. **Packed batches.** Sequences of different lengths in one batch (notebook 20's `cu_seqlens`) would need a layout per sequence. `ring_attention` refuses them.
 #
 # The last two go away if the attention kernel itself reads its neighbour's memory.

@@ -46,17 +46,13 @@ q, k, v = (torch.randn(1, heads, 512, 64).half() for heads in (2, 1, 1))  # of t
 #
 # The ring of notebook 50 is several kernels per step: attention, a transfer by NCCL, a merge. Each has to be launched, a message takes tens of microseconds to begin, and NCCL's copies go through buffers of their own. For short sequences this is what counts.
 #
-# On one host there is another way. The GPUs are connected by NVLink, and a kernel can *read the other GPU's memory* by an ordinary pointer, as if it were its own. So hand [rung 32](32_ping_pong.ipynb) K and V of the other GPU. No line of it changes: TMA takes any address. Tried on two H200s, the result has the same bits. The speed:
-#
-# | kernel | $D$ | TFLOP/s, own keys | TFLOP/s, keys of the other GPU |
-# |---|--:|--:|--:|
-# | 32_ping_pong | 128 | 740 | 47 |
-# | 32_ping_pong | 64 | 580 | 70 |
-# | 13_tuned | 128 | 420 | 47 |
-#
-# (Measured once on two H200s with PyTorch 2.11, at every length alike; a plain copy over the same link moves 394 GB/s each way.)
-#
-# Why 16 times slower? Every CTA has one tile of queries and reads *all* keys. On one GPU the L2 cache serves these reads. But lines of another GPU's memory are not kept in this GPU's L2, so every read crosses the link again. How often is each byte read? The X-ray counts it, on the emulator: 512 queries, two heads that share one head of keys, tiles of 192 queries.
+# On one host there is another way. The GPUs are connected by NVLink, and a kernel can *read the other GPU's memory* by an ordinary pointer, as if it were its own. So hand [rung 32](32_ping_pong.ipynb) K and V of the other GPU. No line of it changes: TMA takes any address. The speed, recorded on two H200s:
+
+# %%
+draw_ring.direct_reads()
+
+# %% [markdown]
+# Why 17 times slower? Every CTA has one tile of queries and reads *all* keys. On one GPU the L2 cache serves these reads. But lines of another GPU's memory are not kept in this GPU's L2, so every read crosses the link again. How often is each byte read? The X-ray counts it, on the emulator: 512 queries, two heads that share one head of keys, tiles of 192 queries.
 
 # %%
 times_read = ...  # your prediction: how often rung 32 reads each byte of K
@@ -66,17 +62,17 @@ seen = xray("32_ping_pong", q, k, v)
 predict(times_read, seen.tensors.loc["K", "bytes_read"] / (k.numel() * 2), "times each byte of K is read")
 
 # %% [markdown]
-# Three tiles of queries in each of two heads read it. Now predict the 47 TFLOP/s. For a tile of $B_r$ queries, each key of $d$ elements costs $4 d$ bytes (K and V, 16 bits) and brings $4 B_r d$ FLOPs: **$B_r$ FLOPs per byte**, whatever $d$ is. Rungs 32 and 13 have $B_r = 128$ at $D = 128$.
+# Three tiles of queries in each of two heads read it. Now predict the 42 TFLOP/s. For a tile of $B_r$ queries, each key of $d$ elements costs $4 d$ bytes (K and V, 16 bits) and brings $4 B_r d$ FLOPs: **$B_r$ FLOPs per byte**, whatever $d$ is. Rung 32 has $B_r = 128$ at $D = 128$, and 192 at $D = 64$. A plain copy by the copy engines, timed once, moved 394 GB/s over this link, each way.
 
 # %%
 tflops = ...  # your prediction: TFLOP/s at D = 128 if every key comes over a link of 394 GB/s
 
 # %% tags=["reveal"]
-predict(tflops, 128 * 394e9 / 1e12, "TFLOP/s by the bytes; measured 47")
-print(f"D = 64, Br = 192: {192 * 394e9 / 1e12:.0f} TFLOP/s by the bytes; measured 70")
+predict(tflops, 128 * 394e9 / 1e12, "TFLOP/s by the bytes; measured 42")
+print(f"D = 64, Br = 192: {192 * 394e9 / 1e12:.0f} TFLOP/s by the bytes; measured 62")
 
 # %% [markdown]
-# The bytes explain it. At 740 TFLOP/s, each byte that crosses the link has to serve nearly 2,000 queries, not 128: it has to cross *once* and then be read from this GPU's own memory.
+# The bytes explain it, but for a sixth: kernels reach about 300 GB/s over the link, as you will see below. At 740 TFLOP/s, each byte that crosses the link has to serve nearly 2,000 queries, not 128: it has to cross *once* and then be read from this GPU's own memory.
 #
 # ## 1 · A copy, and flags
 #
@@ -85,7 +81,7 @@ print(f"D = 64, Br = 192: {192 * 394e9 / 1e12:.0f} TFLOP/s by the bytes; measure
 # - The first few CTAs are **copiers**. One thread of each fetches tiles of the other GPUs' K and V by TMA into shared memory, and stores them by TMA into a buffer in this GPU's memory. When a tile is complete, it sets the tile's [flag](glossary.md#flag), a word in global memory. When all tiles are copied, a copier becomes an ordinary CTA.
 # - **All other CTAs** start at once, with the keys that this GPU has. The producer warp asks for tiles of other GPUs after those, and waits for each one's flag first. The consumers do not know where a tile comes from: of their code only the place of the mask is new, as keys of other ranks count before the rank's own.
 #
-# Which keys, in which order? Those of the ring: its own, then those of the rank before, and so on. Under a causal mask in zigzag, a rank has two pieces of the sequence, and they see different keys:
+# Which keys, in which order? Those of the ring: its own, then those of the rank before, and so on. Under a causal mask in zigzag, a rank has two pieces of the sequence, and they see different keys. All heads' late pieces come first, as they see most; the short tiles of the early pieces then fill the gaps at the end.
 
 # %%
 draw_ring.wanted(rank=1, ranks=4)
@@ -113,6 +109,8 @@ draw_ring.wanted(rank=1, ranks=4)
 # - **signals** between GPUs, `.sys`. *Ready*: a rank's K and V have been written, the others may read them. *Done*: a copier has read all that it needs, so the owner may overwrite them. Each rank writes its signals into the *other* rank's memory, because polling your own memory is cheap.
 #
 # No flag is ever reset. Its value is the **epoch**, the number of the call, and a reader waits until the flag is at least that.
+#
+# Each look at a flag is a trip to the L2, and the producer makes one for every tile of keys. So after each tile of queries the producer asks once whether *all* copies are there: a copier sets its flags one after the other, hence the last flag of each copier speaks for all before it. From then on it needs no flag.
 
 # %% [markdown]
 # ## The kernel
@@ -185,20 +183,28 @@ copiers = ...  # your prediction: copiers that fill the link
 predict(copiers, 390e9 * 3e-6 / 196608, "copiers, at least")
 
 # %% [markdown]
-# That is a lower limit: a CTA's TMA unit has a limit of its own, and a slot is not refilled before its store has ended. [ParallelKittens](https://arxiv.org/abs/2511.13940) reports 15 SMs to saturate NVLink with TMA; the default here is 16 of 132. While they copy they do not attend, but copying takes a short time: for $n$ tokens per rank, attention takes $4 n \cdot 2n \cdot HD$ FLOPs and copying $4 n HD$ bytes, so with two GPUs at 700 TFLOP/s and 390 GB/s the ratio is $900 / n$ of the time. At $n = 8192$ that is 11 %, of 12 % of the SMs. As recorded:
+# That is a lower limit: a CTA's TMA unit has a limit of its own, and a slot is not refilled before its store has ended. [ParallelKittens](https://arxiv.org/abs/2511.13940) reports 15 SMs to saturate NVLink with TMA. As recorded:
 
 # %%
 draw_ring.recorded_link()
 
 # %% [markdown]
+# **What to see.** At $D = 128$, 16 copiers reach 308<!--= copied(16, 128, 16384):.0f --> GB/s, and more of them no more. Tiles of $D = 64$ are half as large, and take 24. The default is 16 of 132 SMs.
+#
+# For the whole call the number hardly matters: while they copy they do not attend, but copying takes a short time. For $n$ tokens per rank, attention takes $4 n \cdot 2n \cdot HD$ FLOPs and copying $4 n HD$ bytes, so with two GPUs at 700 TFLOP/s and 300 GB/s the ratio is $1170 / n$. At $n = 8192$ that is 14 % of the time, of 12 % of the SMs: less than 2 %.
+
+# %% [markdown]
 # ## Beside its peers
 #
-# Against the ring of notebook 50, this kernel saves launches, merges and the start of each message, and is bound to one host: at most 8 ranks that can read each other's memory, all with the same number of tokens, a multiple of 128 (causal: 256). It also takes room for copies of what it sees of the other ranks' keys. To bound that, call it for some of the heads at a time. Two GPUs, forward:
+# Against the ring of notebook 50, this kernel saves launches, merges and the start of each message, and is bound to one host: at most 8 ranks that can read each other's memory, all with the same number of tokens, a multiple of 128 (causal: 256). It also takes room for copies of what it sees of the other ranks' keys. To bound that, call it for some of the heads at a time. Two GPUs, 16k tokens:
 
 # %%
-samples = draw_ring.recorded("ring")
+samples = draw_ring.recorded("ring", (2,))
 if samples is not None:
-    display(draw_ring.beside_peers(samples, ranks=2))
+    display(draw_ring.beside_peers(samples, ranks=2, N=16384))
+
+# %% [markdown]
+# **What to see.** This is the kernel for short sequences: at 16k tokens two GPUs are 1.89<!--= over_one_gpu("51_one_sided", 16384):.2f --> times as fast as one, with the ring 1.75<!--= over_one_gpu("50_ring", 16384):.2f -->; with eight query heads to one of K and V 2.01<!--= over_one_gpu("51_one_sided", 16384, Hkv=2):.2f --> and 1.83<!--= over_one_gpu("50_ring", 16384, Hkv=2):.2f -->. At 64k they are 1.94<!--= over_one_gpu("51_one_sided", 65536):.2f --> and 1.88<!--= over_one_gpu("50_ring", 65536):.2f -->. For long sequences the ring wins, 1.97<!--= over_one_gpu("50_ring", 262144):.2f --> against 1.86<!--= over_one_gpu("51_one_sided", 262144):.2f --> at 256k: it cuts its blocks so that the L2 holds a head's keys, which one kernel that goes through all keys cannot. At $D = 64$ without a mask the ring is ahead, too, 1.97<!--= over_one_gpu("50_ring", 65536, D=64, causal=0):.2f --> against 1.86<!--= over_one_gpu("51_one_sided", 65536, D=64, causal=0):.2f --> at 64k; why, we do not know.
 
 # %% [markdown]
 # Others do this, too, for attention or for the matrix products around it:

@@ -5,6 +5,7 @@ import itertools
 import pandas as pd
 import pytest
 import sixteen
+from ring_samples import samples
 
 from helpers import record
 from helpers.ladder import rung as ladder
@@ -118,6 +119,21 @@ def test_languages_are_held_against_sdpa_in_their_own_process(tmp_path):
     assert table["timings × SDPA FLASH language == 'cute_mma'"] == "not recorded"
     said = readme.languages(tmp_path)
     assert "causal mask: Triton 1.40 to 2.80 ([notebook 40]" in said
+
+
+def test_several_gpus_are_held_against_one_and_against_pytorch(tmp_path):
+    assert readme.several_gpus(tmp_path) == ""
+    peer = samples(1.6).replace({"50_ring": "context_parallel alltoall"}).query("layout != ''")
+    far = samples(1.96).replace({"50_ring": "51_one_sided"}).query("layout != ''")
+    frame = pd.concat([samples(1.92), peer, far])
+    known = CONDITIONS | {"device": "NVIDIA H200 x2"}
+    record.save("50_ring", "ring", frame, known=known, root=tmp_path, rungs=["50_ring"])
+    told = readme.several_gpus(tmp_path)
+    assert (
+        "two reach 1.92 to 1.92 × one with a ring (1.20 to 1.20 × PyTorch's `context_parallel`), 1.96 to 1.96 × "
+        in told
+    )
+    assert "at N = 64k to 64k (" in told and "four" not in told
 
 
 def test_a_goal_by_family_is_held_by_the_slowest_family(tmp_path):

@@ -78,9 +78,15 @@ def test_slower_links_and_longer_messages_never_make_it_faster():
     assert speedup(Problem(N=1 << 20), Machine(), 8) > base
 
 
-def test_memory_falls_with_the_ranks():
-    one, four, eight = (ring_time.memory(LONG, ranks) for ranks in (1, 4, 8))
-    assert four == pytest.approx(2 * eight) and four < one / 1.5
+def test_memory_is_that_of_the_tensors_that_can_be_counted():
+    """In tensors like Q, of a rank's rows, and two LSE: one GPU has Q, K, V, O. Several have the part to be merged, too, O in float32, and
+    K and V once more on two ranks, twice more on four."""
+    like_q = LONG.N * LONG.H * LONG.D * LONG.itemsize
+    lse = 2 * LONG.N * LONG.H * 4
+    for ranks, tensors in ((1, 4), (2, 9), (4, 11), (8, 11)):
+        assert ring_time.memory(LONG, ranks) == pytest.approx((tensors * like_q + lse) / ranks)
+    short = Problem(N=65536)  # two parts, merged in 16 bits
+    assert ring_time.memory(short, 2) == pytest.approx((7 * LONG.H * LONG.D * 2 + 8 * LONG.H) * short.N / 2)
 
 
 def test_a_thousand_gpus_take_no_time():

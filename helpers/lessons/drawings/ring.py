@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -26,7 +27,8 @@ from ...figures.style import (
     picture,
     styled,
 )
-from ...measure.ring import WIDTH, summary
+from ...measure.ring import WIDTH, model_error, summary
+from ...run import ring_time
 from ...run.layouts import LAYOUTS, block, split
 
 LOOKS = {  # of the lanes of a timeline
@@ -120,21 +122,20 @@ def steps(ranks: int = 4, layout: str = "contiguous", causal: bool = True) -> Pi
 def timelines(runs: Mapping[str, pd.DataFrame], unit: float = 1e3, title: str = "") -> Picture:
     """Panels of swim lanes, two for each rank: what its GPU computes, and what comes over its link. runs: title -> columns rank, what,
     begin, end (ring_time.timeline, in seconds: unit 1e3 makes milliseconds)."""
-    ranks = max(frame["rank"].max() for frame in runs.values()) + 1
-    figure, _ = picture("", 9.6, 1.2 + 0.46 * ranks * len(runs))
+    heights = [frame["rank"].max() + 1 for frame in runs.values()]
+    figure, _ = picture("", 9.6, 1.2 + 0.46 * sum(heights))
     figure.clear()
-    axes = figure.subplots(len(runs), 1, sharex=True, squeeze=False)[:, 0]
-    names = [f"rank {r} {what}" for r in range(ranks) for what in ("GPU", "link")]
+    axes = figure.subplots(len(runs), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     handles, told = {}, []
-    for ax, (name, frame) in zip(axes, runs.items()):
+    for ax, ranks, (name, frame) in zip(axes, heights, runs.items()):
+        names = [f"rank {r} {what}" for r in range(ranks) for what in ("GPU", "link")]
         link = frame["what"].isin(["transfer", "grads"])
         lane = "rank " + frame["rank"].astype(str) + np.where(link, " link", " GPU")
-        events = pd.DataFrame(
-            {"lane": lane, "kind": frame["what"], "begin": frame["begin"] * unit, "end": frame["end"] * unit}
-        )
+        begin, end = ((frame[at] - frame["begin"].min()) * unit for at in ("begin", "end"))
+        events = pd.DataFrame({"lane": lane, "kind": frame["what"], "begin": begin, "end": end})
         for handle in lanes.draw(ax, events, names, LOOKS):
             handles[handle.get_label()] = handle
-        end, busy = frame["end"].max() * unit, frame.loc[~link].eval("end - begin").sum() * unit / ranks
+        end, busy = end.max(), frame.loc[~link].eval("end - begin").sum() * unit / ranks
         ax.axvline(end, color=ORANGE, linewidth=1.3, linestyle="--")
         ax.set_title(f"{name}: done after {end:.3g} ms, GPUs at work {busy / end:.0%} of it", color=MUTED)
         told.append(f"{name}: {end:.3g} ms, GPUs at work {busy / end:.0%}")
@@ -243,17 +244,78 @@ def wanted(rank: int = 1, ranks: int = 4) -> Picture:
     return figure
 
 
-def recorded_link(gpus: tuple[int, ...] = (2, 4, 8)) -> pd.DataFrame | None:
-    """Of the record of notebook 51, GB/s over the link by the number of copying CTAs and ms of the whole call, medians; None as `recorded`."""
-    samples = recorded("link", gpus, "51_one_sided")
+@styled
+def recorded_link(ranks: int = 2) -> Picture | None:
+    """Of the record of notebook 51, GB/s over the link by the number of CTAs that copy, medians; None as `recorded`."""
+    samples = recorded("link", (ranks,), "51_one_sided")
     if samples is None:
         return None
-    medians = samples.groupby(["N", "D", "copiers", "name"])[["ms", "bytes"]].median()
-    alone = medians.xs("copies alone", level="name")
-    whole = medians.xs("whole call", level="name")["ms"]
-    return pd.DataFrame(
-        {"GB/s, copies alone": (alone["bytes"] / alone["ms"] / 1e6).round(), "ms, whole call": whole.round(3)}
-    )
+    medians = samples[samples["name"] == "copies alone"].groupby(["N", "D", "copiers"])[["ms", "bytes"]].median()
+    rates = (medians["bytes"] / medians["ms"] / 1e6).unstack("copiers")
+    looks = looks_of(rates.index)
+    figure, ax = picture("", 8.6, 3.4, f"{' and '.join(dict.fromkeys(samples['device']))}: the copies alone")
+    told = []
+    for (N, D), row in rates.iterrows():
+        colour, marker, _ = looks[N, D]
+        ax.plot(row.index, row, color=colour, marker=marker, label=f"N = {short(N)}, D = {D}")
+        told.append(
+            f"N = {short(N)}, D = {D}: " + ", ".join(f"{rate:.0f} with {copiers}" for copiers, rate in row.items())
+        )
+    ax.set(xlabel="CTAs that copy", xticks=rates.columns, ylabel="GB/s into each GPU", ylim=(0, None))
+    ax.legend(frameon=False, fontsize=9, loc="lower right")
+    figure.in_words = "GB/s over the link by the number of CTAs that copy. " + "; ".join(told) + "."
+    return figure
+
+
+def direct_reads(ranks: int = 2) -> pd.DataFrame | None:
+    """Of the record of notebook 51, TFLOP/s of rung 32 that reads another GPU's keys where they are, beside those on its own, recorded
+    on one GPU at N = 8192; None as `recorded`."""
+    samples = recorded("link", (ranks,), "51_one_sided")
+    if samples is None:
+        return None
+    own = record.medians(record.headline(record.load("32_ping_pong", device=record.DEFAULT_DEVICE)))
+    own = own[(own["name"] == "32_ping_pong") & (own["dtype"] == "bf16") & (own["Nk"] == 8192)].set_index("D")["tflops"]
+    rows = []
+    for (N, D), of_case in samples[samples["name"] == "read directly"].groupby(["N", "D"]):
+        n, heads = N // ranks, of_case["H"].iloc[0]
+        tflops = 4 * heads * n * n * D / of_case["ms"].median() / 1e9
+        rows.append((D, n, round(own[D]), round(tflops)))
+    return pd.DataFrame(rows, columns=["D", "queries, keys", "TFLOP/s, own keys", "TFLOP/s, the other GPU's"])
+
+
+def recorded_memory() -> pd.DataFrame | None:
+    """What ranks have held in recorded forward passes, the largest ever run among them: ranks, N, bytes; None without a record."""
+    found = []
+    for kind in ("ring_memory", "ring_largest"):
+        for ranks in (2, 4, 8):
+            with contextlib.suppress(LookupError):
+                found.append(record.load("50_ring", kind, device=f"{record.DEFAULT_DEVICE}-x{ranks}"))
+    return pd.concat(found, ignore_index=True) if found else None
+
+
+@styled
+def memory(samples: pd.DataFrame | None, lengths: Sequence[int], gpus: Sequence[int] = (1, 2, 4, 8)) -> Picture:
+    """GiB that a rank holds in a causal forward pass of H·D = 2048, against N: the model's as lines, a record's as points."""
+    figure, ax = picture("", 8.6, 3.8, "H·D = 2048, D = 128, 16 bits: what one GPU holds in a forward pass")
+    names = {ranks: f"{ranks} GPU{'s' * (ranks > 1)}" for ranks in gpus}
+    looks = looks_of(names.values())
+    told = []
+    for ranks, name in names.items():
+        colour, marker, _ = looks[name]
+        held = [ring_time.memory(ring_time.Problem(N=N), ranks) / 2**30 for N in lengths]
+        ax.plot(lengths, held, color=colour, linestyle="--", linewidth=1.7, label=f"{name}, model")
+        told.append(f"{name} {held[-1]:.3g} GiB at N = {short(lengths[-1])}")
+        if samples is not None and len(rows := samples[samples["ranks"] == ranks]):
+            ax.plot(
+                rows["N"], rows["bytes"] / 2**30, color=colour, marker=marker, linestyle="", label=f"{name}, measured"
+            )
+    ax.axhline(141e9 / 2**30, color=INK, linewidth=1)
+    ax.text(lengths[0], 141e9 / 2**30, "memory of an H200", va="bottom", fontsize=9)
+    power_of_two_axis(ax, lengths, "tokens of the whole sequence, N")
+    ax.set(yscale="log", ylabel="GiB")
+    ax.legend(frameon=False, fontsize=9, loc="lower right")
+    figure.in_words = "GiB that a GPU holds, by the model: " + "; ".join(told) + "."
+    return figure
 
 
 def recorded(kind: str, gpus: tuple[int, ...] = (2, 4, 8), stem: str = "50_ring") -> pd.DataFrame | None:
@@ -282,12 +344,29 @@ def measured(samples: pd.DataFrame | None, ranks: int, **of: object) -> dict[str
     return {str(name): list(zip(rows["Nq"], rows["speedup"])) for name, rows in mine.groupby("layout")}
 
 
+def held(samples: pd.DataFrame, gpus: Sequence[int] = (2, 4, 8)) -> pd.DataFrame:
+    """Our ring's recorded speedups over one GPU beside the model's, as many heads of K and V as of Q, D = 128; error: model / measured - 1."""
+    found = []
+    for ranks in gpus:
+        if len(of_ranks := samples[samples["ranks"] == ranks]):
+            table = model_error(of_ranks[(of_ranks["D"] == 128) & (of_ranks["Hkv"] == 16)]).assign(GPUs=ranks)
+            found.append(table[table["layout"] == np.where(table["causal"] == 1, "zigzag", "contiguous")])
+    table = pd.concat(found)
+    table["mask"] = np.where(table["causal"] == 1, "causal", "none")
+    table["error"] = [f"{error:+.0%}" for error in table["error"]]
+    columns = ["GPUs", "N", "mask", "passes", "measured", "predicted", "error"]
+    return table[columns].round(2).sort_values(["GPUs", "N", "mask", "passes"], ignore_index=True)
+
+
 @styled
-def beside_peers(samples: pd.DataFrame, ranks: int, D: int = 128) -> Picture:
+def beside_peers(samples: pd.DataFrame, ranks: int, N: int = 65536, D: int = 128) -> Picture:
     """Speedup over one GPU of every implementation in its best layout, a panel each for the forward pass and both passes, under a causal
-    mask, at the longest N of the record; whiskers from the lowest to the highest round."""
-    found = summary(samples[(samples["ranks"] == ranks) & (samples["causal"] == 1) & (samples["D"] == D)])
-    found = found[(found["Nq"] == found["Nq"].max()) & (found["Hkv"] * D == WIDTH) & ~found["layout"].eq("contiguous")]
+    mask; whiskers from the lowest to the highest round."""
+    samples = samples[
+        (samples["ranks"] == ranks) & (samples["causal"] == 1) & (samples["D"] == D) & (samples["Nq"] == N)
+    ]
+    found = summary(samples)
+    found = found[(found["Hkv"] * D == WIDTH) & ~found["layout"].eq("contiguous")]
     device = " and ".join(dict.fromkeys(samples["device"]))
     figure, _ = picture("", 10.4, 3.4)
     told = []
@@ -302,6 +381,6 @@ def beside_peers(samples: pd.DataFrame, ranks: int, D: int = 128) -> Picture:
         ax.set(xlim=(0, 1.1 * ranks), xlabel="speedup over one GPU")
         ax.set_title(title, color=MUTED)
         told.append(f"{title}: " + ", ".join(f"{n} {s:.2f}" for n, s in zip(names, rows["speedup"])))
-    figure.suptitle(f"{device}: causal, N = {short(found['Nq'].max())}, D = {D}", x=0.01, ha="left", fontsize=11)
+    figure.suptitle(f"{device}: causal, N = {short(N)}, D = {D}", x=0.01, ha="left", fontsize=11)
     figure.in_words = "Speedup over one GPU. " + "; ".join(told) + "."
     return figure
