@@ -431,8 +431,8 @@ class Arena:
             region.name, region.base, region.bytes = name.encode(), t.data_ptr(), _span(t)
             region.item, region.contiguous, region.dims = t.element_size(), t.is_contiguous(), t.dim()
             # Outputs, workspace and scratch come as torch.empty gives them.
-            far = 3 if name in self.call.far else 1
-            region.given = far if name in self.call.inputs else 2 if name in self.call.flags else 0
+            far, both = 3 if name in self.call.far else 1, {*self.call.flags, *self.call.over.values()}
+            region.given = 2 if name in both else far if name in self.call.inputs else 0
             region.size[: t.dim()] = [t.shape[d] for d in order]
             region.stride[: t.dim()] = [t.stride(d) for d in order]
         return regions

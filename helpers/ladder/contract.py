@@ -156,7 +156,8 @@ class Call:
 
     `inputs` hold what the caller gave, `outputs` are what the kernel writes, in the order in which a caller gets them, and
     `workspace` is fp32 scratch memory in the order of the header block. Outputs and workspace are not initialised. `flags`, which a
-    kernel reads and writes, are initialised; `scratch` is not. Names like "peer_K[1]" are elements of a field.
+    kernel reads and writes, are initialised; `scratch` is not. Names like "peer_K[1]" are elements of a field. `over`: by output, the
+    input in whose memory it lies.
     """
 
     args: FaArgs
@@ -166,14 +167,18 @@ class Call:
     flags: dict[str, Tensor] = field(default_factory=dict)
     scratch: dict[str, Tensor] = field(default_factory=dict)
     far: frozenset[str] = frozenset()  # of the inputs those that another GPU writes
+    over: dict[str, str] = field(default_factory=dict)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """All of them: inputs, outputs, workspace, flags, scratch."""
-        return {**self.inputs, **self.outputs, **self.workspace, **self.flags, **self.scratch}
+        """All of them: inputs, outputs, workspace, flags, scratch. Of an input and an output in one memory, the input."""
+        outputs = {name: t for name, t in self.outputs.items() if name not in self.over}
+        return {**self.inputs, **outputs, **self.workspace, **self.flags, **self.scratch}
 
     def point(self, args: FaArgs, name: str, address: int) -> None:
-        """Sets the field of `args`, this call's or a copy, that points at the tensor of this name."""
+        """Sets the field of `args`, this call's or a copy, that points at the tensor of this name, and those of outputs over it."""
+        for output in (output for output, of in self.over.items() if of == name):
+            setattr(args, output, address)
         if name in self.workspace:
             args.workspace[list(self.workspace).index(name)] = address
         elif "[" in name:
@@ -387,7 +392,14 @@ def _merge(rung: Rung, device: str, inputs: tuple, scale: float | None, out: Any
     for name, t in (("LSE_a", lse_a), ("LSE_b", lse_b), ("LSE", lse)):
         setattr(args, name, t.data_ptr())
         getattr(args, f"{name}_stride")[:] = t.stride()[:2]
-    return Call(args, {"O_a": o_a, "LSE_a": lse_a, "O_b": o_b, "LSE_b": lse_b}, {"O": o, "LSE": lse})
+    inputs, outputs = {"O_a": o_a, "LSE_a": lse_a, "O_b": o_b, "LSE_b": lse_b}, {"O": o, "LSE": lse}
+    over = {name: f"{name}_a" for name, t in outputs.items() if _same_memory(t, inputs[f"{name}_a"])}
+    return Call(args, inputs, outputs, over=over)
+
+
+def _same_memory(a: Tensor, b: Tensor) -> bool:
+    """Element by element."""
+    return (a.data_ptr(), a.dtype, a.shape, a.stride()) == (b.data_ptr(), b.dtype, b.shape, b.stride())
 
 
 def _qkv(rung: Rung, device: str, inputs: tuple, names: str) -> tuple[Tensor, Tensor, Tensor]:

@@ -33,7 +33,7 @@ def for_d64(which: Which) -> Rung:
 
 
 def single(which: Which, D: int, dtype: str = "fp16") -> Rung:
-    """A rung of tensor cores with one of its instances only, for one head dimension and one dtype.
+    """A rung with one of its instances only, for one head dimension and one 16-bit dtype. Where it takes float32 too, those stay.
 
         load(single("10", D=64, dtype="bf16"), device="cpu")
 
@@ -41,9 +41,10 @@ def single(which: Which, D: int, dtype: str = "fp16") -> Rung:
     whole = rung(which)
     chosen = f"launch<d, fa::{dtype}>(a, stream)"
     text, times = _BOTH_DTYPES.subn(chosen, whole.source)
-    if times != 1 or D not in whole.D or dtype not in whole.dtypes:
+    kept = tuple(name for name in whole.dtypes if name in ("fp32", dtype))
+    if times != 1 or D not in whole.D or dtype == "fp32" or dtype not in kept:
         raise ValueError(f"{whole.stem} has no instance for D = {D}, {dtype} to be taken alone")
-    one = replace(whole, source=_header(text, "dtypes", dtype), dtypes=(dtype,))
+    one = replace(whole, source=_header(text, "dtypes", ", ".join(kept)), dtypes=kept)
     return of_head_dimension(one, D)
 
 

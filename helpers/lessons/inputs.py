@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ..ladder.instances import of_head_dimension, single
 from ..ladder.rung import Rung
+from ..run import merging
 from ..run.reference import DTYPES, Case
 
 ANY_D = (24, 40, 64)  # for rungs that take any head dimension
@@ -21,7 +23,7 @@ SLOW = "22_backward_fp32"  # on an emulator, with D = 128
 
 @dataclass(frozen=True)
 class Draw:
-    """What a seed decides for a rung: head dimension, dtype, and the random numbers."""
+    """What a seed decides for a rung: head dimension, dtype, and the random numbers. dtype: 16-bit where the rung takes float32 besides."""
 
     rung: Rung
     seed: int
@@ -33,17 +35,18 @@ class Draw:
         """The rung with the one instance that is drawn."""
         return instance(self.rung, self.D, self.dtype)
 
-    def cases(self) -> list[Case]:
+    def cases(self) -> list[Case | merging.Case]:
         """The inputs, the easy ones first."""
-        made = {"softmax": _softmax, "attention": _attention, "attention_backward": _backward}[self.rung.op]
-        return list(made(self))
+        made = {"softmax": _softmax, "attention": _attention, "attention_backward": _backward, "merge": _merge}
+        return list(made[self.rung.op](self))
 
 
 def draw(rung: Rung, seed: int) -> Draw:
     """What `seed` draws for a rung; the same everywhere."""
     dice = random.Random(_number(seed, rung.stem))
     D = [d for d in rung.D if d <= 64 or rung.stem != SLOW] or ANY_D
-    return Draw(rung, seed, dice.choice(D), dice.choice(rung.dtypes))
+    dtypes = [name for name in rung.dtypes if name != "fp32"] or rung.dtypes
+    return Draw(rung, seed, dice.choice(D), dice.choice(dtypes))
 
 
 def instance(rung: Rung, D: int, dtype: str) -> Rung:
@@ -195,3 +198,61 @@ def _softmax(draw: Draw) -> Iterator[Case]:
     yield Case("slices of a row", s=randn(2, about(33000)))
     yield Case("slices, a multiple of four", s=torch.linspace(-40, 40, 32772).repeat(2, 1) + randn(2, 32772))
     yield Case("starts at an odd element", s=randn(5 * 203 + 1)[1:].view(5, 203))
+
+
+def _merge(draw: Draw) -> Iterator[merging.Case]:
+    dice = _Dice(draw)
+    about, pair = dice.about, partial(_pair, dice)
+    some = dice.randn(2, 2, n := about(20))
+    none, row = torch.full_like(some, -torch.inf), torch.arange(n)
+    yield pair("the same LSE: the mean", n, (some, some))
+    yield pair("one row", 1)
+    yield pair("a ragged number of rows", about(36))
+    yield pair("float32 alone", about(20), kind=torch.float32)
+    yield pair("O in 16 bits", about(20), rounded=True)
+    yield pair("O_a in 16 bits", about(20), narrow=True)
+    yield pair("O and O_a in 16 bits", about(20), narrow=True, rounded=True)
+    yield pair("LSE far apart", n, (some + torch.tensor([5.0, -5.0, 20.0, -20.0, 200.0, -200.0])[row % 6], some))
+    yield pair("large LSE", n, (some + 3e4, some + 3e4 + 1))
+    yield pair("very negative LSE", n, (some - 3e4, some - 3e4 + 1))
+    yield pair("a without a key", n, (none, some))
+    yield pair("b without a key", n, (some, none))
+    yield pair("both without a key", n, (none, none))
+    rows_without = [torch.where(row % each == 0, -torch.inf, some) for each in (3, 4)]  # of every 12th, both
+    yield pair("some rows without a key", n, rows_without)
+    yield _by_token(dice)
+    yield pair("many rows of a larger tensor", about(400), before=20)
+    yield pair("in place", about(40), in_place=True)
+    yield pair("in place, in 16 bits", about(20), narrow=True, rounded=True, in_place=True)
+    yield pair("in place, rows of a larger tensor", n, rows_without, before=20, in_place=True)
+
+
+def _pair(
+    dice: _Dice,
+    name: str,
+    rows: int,
+    lses: Sequence[Tensor] = (),
+    before: int = 0,
+    kind: torch.dtype | None = None,
+    narrow: bool = False,
+    **options: bool,
+) -> merging.Case:
+    """Two parts of (2,2,rows,D). lses: (2,2,rows) of both. before: rows that lie before part a in a larger tensor; before b, twice as
+    many. kind: of O_b, by default what was drawn, and if `narrow` of O_a, which is float32 otherwise. options: of merging.Case."""
+    kind = kind or dice.dtype
+    parts = []
+    for skip, one in ((before, kind if narrow else torch.float32), (2 * before, kind)):
+        parts += [
+            dice.randn(2, 2, skip + rows, dice.D).to(one)[:, :, skip:],
+            dice.randn(2, 2, skip + rows)[:, :, skip:],
+        ]
+    for lse, wanted in zip(parts[1::2], lses):
+        lse.copy_(wanted)
+    return merging.Case(name, *parts, **options)
+
+
+def _by_token(dice: _Dice) -> merging.Case:
+    """O_a with the heads of a token side by side, O_b head by head."""
+    n = dice.about(20)
+    o_a, o_b = dice.randn(2, n, 3, dice.D).transpose(1, 2), dice.randn(2, 3, n, dice.D).to(dice.dtype)
+    return merging.Case("heads side by side", o_a, dice.randn(2, 3, n), o_b, dice.randn(2, 3, n))

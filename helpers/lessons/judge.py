@@ -20,6 +20,7 @@ from ..ladder.contract import prepare
 from ..ladder.errors import CompileError, KernelError
 from ..ladder.rung import Rung
 from ..ladder.rung import rung as find
+from ..run import merging
 from ..run.check import compare
 from ..run.reference import Case
 from . import handed
@@ -31,6 +32,7 @@ REORDERED = (
     "a ragged",
     "many tiles",
     "several warps",
+    "in place",
 )  # cases that are run in other orders of threads, too
 # Cases in which threads do what they do in another one, with other numbers or strides: run, but not traced, which takes a tenth.
 UNTRACED = (
@@ -44,6 +46,8 @@ UNTRACED = (
     "few keys",
 )
 MOST_FINDINGS = 20
+# The tensors that a call is given; others are a workspace.
+GIVEN = frozenset("Q K V O dO LSE dQ dK dV O_a LSE_a O_b LSE_b".split())
 NEAR = 1.02  # as costly as the rung
 TIMES = 2  # the error allowed, in budgets of `check`: nobody has looked at these inputs, and the rungs use up to 1.3 on some
 
@@ -65,7 +69,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Job:
-    """One launch to make: inputs and options of a call, outputs to write into, the order of threads, and whether to trace it."""
+    """One launch to make: inputs and options of a call, outputs to write into, the order of threads, and whether to trace it.
+    in_place: of a merge that writes into copies of its first inputs, as `merging.over` makes them."""
 
     case: int
     schedule: int
@@ -73,6 +78,7 @@ class Job:
     options: dict[str, Any]
     outputs: tuple[Tensor, ...]
     traced: bool = True
+    in_place: bool = False
 
 
 @dataclass(frozen=True)
@@ -130,7 +136,8 @@ def jobs(cases: Sequence[Case], schedules: Sequence[int] = (0,)) -> list[Job]:
     for n, case in enumerate(cases):
         for schedule in schedules if case.name.startswith(REORDERED) else schedules[:1]:
             traced = schedule == schedules[0] and not case.name.startswith(UNTRACED)
-            made.append(Job(n, schedule, case.inputs, case.options, case.empty_outputs(), traced))
+            in_place = getattr(case, "in_place", False)
+            made.append(Job(n, schedule, case.inputs, case.options, case.empty_outputs(), traced, in_place))
     return made
 
 
@@ -149,11 +156,13 @@ def observe(rung: Rung, work: Iterable[Job], seconds: float = SECONDS) -> Iterab
 def one(launcher: Launcher, job: Job) -> Run:
     """One launch; those that are traced and those that aren't run the same build."""
     launcher.schedule = job.schedule
-    before = [x.clone() for x in job.inputs]
+    inputs, outputs = merging.over(*job.inputs) if job.in_place else (job.inputs, job.outputs)
+    kept = inputs[len(outputs) :] if job.in_place else inputs
+    before = [x.clone() for x in kept]
     accesses: tuple[Access, ...] = ()
     findings: tuple[str, ...] = ()
     try:
-        call = prepare(launcher._rung, "cpu", job.inputs, out=job.outputs, **job.options)
+        call = prepare(launcher._rung, "cpu", inputs, out=outputs, **job.options)
         if job.traced:
             trace = launcher.trace(call)
             accesses, findings = trace.accesses, tuple(str(each) for each in trace.findings[:MOST_FINDINGS])
@@ -164,7 +173,7 @@ def one(launcher: Launcher, job: Job) -> Run:
             launcher.launch(call)
     except (KernelError, ValueError) as error:
         return Run(job.case, job.schedule, None, f"{error}")
-    if not all(torch.equal(x, y) for x, y in zip(job.inputs, before)):
+    if not all(torch.equal(x, y) for x, y in zip(kept, before)):
         return Run(job.case, job.schedule, None, "changed its inputs", findings)
     shared = [a for a in accesses if a.space == "shared"]
     moved = {name: launcher.counters[name] for name in call.tensors}
@@ -201,8 +210,9 @@ def judge(cases: Sequence[Case], runs: Iterable[Run], expected: int, rungs: Cost
 def _idle(costs: Costs, rungs: Costs, name: str) -> bool:
     """Whether threads leave alone what the rung's threads read or write: then somebody else has done the work."""
     mine, own = costs.bytes.get(name, (0, 0)), rungs.bytes[name]
-    given = name in ("Q", "K", "V", "O", "dO", "LSE", "dQ", "dK", "dV")
-    return given and any(theirs > 0 and 8 * here < theirs for here, theirs in zip(mine, own) if theirs == max(own))
+    return name in GIVEN and any(
+        theirs > 0 and 8 * here < theirs for here, theirs in zip(mine, own) if theirs == max(own)
+    )
 
 
 def wasteful(conflicts: int, rungs: int) -> bool:

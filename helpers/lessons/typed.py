@@ -15,6 +15,7 @@ from pathlib import Path
 from ..ladder.errors import CompileError, KernelError, ToolkitError
 from ..ladder.rung import Rung
 from ..ladder.rung import rung as find
+from ..run import merging
 from ..run.check import Report, check
 from ..run.kernel import Kernel, load, summary
 from ..run.reference import cases, random_inputs
@@ -159,6 +160,8 @@ def score(kernel: Kernel, rung: Rung, task: Task | None = None) -> Score:
 
 
 def _checked(kernel: Kernel, rung: Rung) -> Report:
+    if rung.op == "merge":
+        return merging.checked(kernel)
     more = uneven(rung, kernel.device)
     size = "small" if kernel.device == "cpu" else "full"
     return check(kernel, [*cases(kernel.rung, kernel.device, size), *more]) if more else check(kernel)
@@ -180,6 +183,9 @@ def workload(rung: Rung) -> tuple[tuple, dict]:
     if rung.op == "softmax":
         return random_inputs(rung, (1, 1, 64, 1024, 1)), {}
     D = rung.usual_D
+    if rung.op == "merge":
+        inputs = merging.workload((1, 2, 256, D))
+        return inputs, {"out": inputs[:2]}
     if "splits" in rung.features:
         return random_inputs(rung, (1, 2, 4, 1024, D), Hkv=1, **options), options | {"splits": 4}
     return random_inputs(rung, (1, 2, 256, 256, D), **options), options
@@ -201,6 +207,9 @@ def _times(kernel: Kernel, rung: Rung) -> tuple[str, str]:
     from ..measure import bench
 
     own = load(rung, quiet=True)
-    inputs = random_inputs(rung, (1, 8, 1024, 1024, rung.usual_D), device="cuda")
+    if rung.op == "merge":
+        inputs = merging.workload((1, 8, 1024, rung.usual_D), device="cuda")
+    else:
+        inputs = random_inputs(rung, (1, 8, 1024, 1024, rung.usual_D), device="cuda")
     samples = bench.measure({"mine": kernel, "rung": own}, inputs).groupby("name")["ms"].median()
     return f"{samples['mine']:.3f}", f"{samples['rung']:.3f}"

@@ -263,7 +263,7 @@ class Kernel:
         self._look()
         call = prepare(self.rung, self.device, inputs, **options)
         self._run(call)
-        return call.tensors
+        return call.tensors | call.outputs
 
     def _run(self, call: Call) -> None:
         import torch

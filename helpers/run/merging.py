@@ -1,17 +1,20 @@
 """Merging partial results of attention: (O_a, LSE_a) of some keys and (O_b, LSE_b) of others give (O, LSE) of both.
 
-`check(load("50"), merging.cases())` holds a kernel that merges to the error rule, as other kernels are.
+`check(load("50"), merging.cases())` holds a kernel that merges to the error rule, as other kernels are; `checked` does so in place, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from .check import check
+from .kernel import Kernel
 from .reference import DTYPES
+from .report import Report
 
 
 def merge(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor, dtype: torch.dtype = torch.float64) -> tuple:
@@ -27,7 +30,8 @@ def merge(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor, dtype: torch.d
 @dataclass(frozen=True)
 class Case:
     """One input to try, as `check` takes it: o_a (B,H,N,D) float32 or as o_b, o_b, lse_a and lse_b (B,H,N) float32.
-    rounded: the result has o_b's dtype, otherwise it is float32."""
+    rounded: the result has o_b's dtype, otherwise it is float32. in_place: for whoever makes the call; the result goes to o_a and lse_a,
+    of which `over` makes copies."""
 
     name: str
     o_a: Tensor
@@ -35,6 +39,7 @@ class Case:
     o_b: Tensor
     lse_b: Tensor
     rounded: bool = False
+    in_place: bool = False
 
     s = None
     names = ("o", "lse")
@@ -72,6 +77,37 @@ class Case:
         lses = torch.stack([self.lse_a, self.lse_b])
         largest = max(1.0, lses[lses.isfinite()].abs().max().item() if lses.isfinite().any() else 0.0)
         return max(x.abs().max().item() for x in (self.o_a, self.o_b)), largest
+
+
+def over(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, Tensor]]:
+    """The inputs of a call in place and its outputs: copies of o_a and lse_a, with their strides, are both."""
+    o, lse = (torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x) for x in (o_a, lse_a))
+    return (o, lse, o_b, lse_b), (o, lse)
+
+
+def in_place(kernel: Kernel) -> Callable[..., tuple[Tensor, Tensor]]:
+    """The function (o_a, lse_a, o_b, lse_b) -> (o, lse) that has a kernel merge in place, in copies."""
+
+    def merged(*inputs: Tensor) -> tuple[Tensor, Tensor]:
+        given, out = over(*inputs)
+        return kernel(*given, out=out)
+
+    return merged
+
+
+def checked(kernel: Kernel) -> Report:
+    """`check` on all cases and, of those whose O can lie in O_a's memory, in place."""
+    apart = check(kernel, cases(device=kernel.device))
+    fit = (case for case in cases(device=kernel.device) if case.o_a.dtype == case.empty_outputs()[0].dtype)
+    within = check(in_place(kernel), (replace(case, name=f"in place: {case.name}") for case in fit))
+    return replace(apart, comparisons=apart.comparisons + within.comparisons)
+
+
+def workload(shape: tuple[int, int, int, int], dtype: str = "fp16", device: str = "cpu") -> tuple[Tensor, ...]:
+    """Random o_a (B,H,N,D) in float32, lse_a, o_b in `dtype` and lse_b, as a ring merges them."""
+    generator = torch.Generator(device).manual_seed(0)
+    o, lse = (torch.randn(2, *size, generator=generator, device=device) for size in (shape, shape[:3]))
+    return o[0], lse[0], o[1].to(DTYPES[dtype]), lse[1]
 
 
 def cases(dtypes: tuple[str, ...] = ("fp32", "fp16", "bf16"), device: str = "cpu") -> Iterator[Case]:

@@ -37,8 +37,10 @@ import inspect
 import pandas as pd
 import torch
 
-from helpers import check, compare, load, op, reference, xray
-from helpers import draw_ring, exercise, merging, predict, progress, ring, ring_time, show
+from helpers import blank, check, compare, hint, load, op, progress, reference, xray
+from helpers import draw_ring, exercise, merging, predict, ring, ring_time, show
+
+# %load_ext helpers
 
 torch.manual_seed(0)
 kernel = load("50_ring")
@@ -437,55 +439,27 @@ except ring.RanksError as error:
 # %% [markdown]
 # ## Exercises
 #
-# ### Exercise 50.1 · The merge
+# In a *task* you write a region of the kernel. `blank` shows what is given and what has to hold; your cell is compiled, checked in all of `merging.cases()`, also in place, and X-rayed beside the kernel's own.
 #
-# Below are the lines of the kernel that compute `x` and the new LSE, from `x_a`, `x_b`, `lse_a` and `lse_b`, replaced by an average. Write the merge. A part may have no key (LSE = −∞), or both.
+# ### Task 50.1 · The merge
+#
+# Write the kernel: which row and columns a thread has, the weights, $O$ and the LSE. Two parts that both have no key (LSE = −∞) are one place to go wrong. The other is a merge in place, as the ring does it: the new LSE is written where other lanes may still read the old one.
 
 # %%
-whole = kernel.source
-begin, end = whole.index("  const float m = fmaxf"), whole.index("}\n// [end: merge]")
-LINES = """
-  for (int e = 0; e < 4; ++e) x[e] = %s;
-  store_row<R>(a.O, at(a.O_stride), x);
-  if (column == 0) a.LSE[lse_at(a.LSE_stride)] = lse;
-"""
+blank("50", "merge")
 
 # %%
-# Exercise 50.1
-mine = """
-  const float lse = fmaxf(lse_a, lse_b), w_a = 0.5f, w_b = 0.5f;
-"""
-
+# %%region 50 merge -> my_merge
+# // your code
 
 # %%
-def merges():
-    source = whole[:begin] + mine + LINES % "w_a * x_a[e] + w_b * x_b[e]" + whole[end:]
-    report = check(load(source=source, quiet=True), merging.cases(("fp16",)))
-    assert report.ok, str(report)
-    return True
-
-
-exercise.verify("50.1", merges)
+hint("50.1")
 
 # %% [markdown]
-# <details><summary>Hint</summary>
-#
-# `w_a` is $e^{\mathrm{LSE}_a - \mathrm{LSE}}$. What is $-\infty - (-\infty)$?
-#
-# </details>
-#
 # <details><summary>Solution</summary>
 #
-# ```python
-# mine = """
-#   const float m = fmaxf(lse_a, lse_b), m_finite = m == -FA_INFINITY ? 0.f : m;
-#   const float e_a = exp2f((lse_a - m_finite) * fa::log2_e), e_b = exp2f((lse_b - m_finite) * fa::log2_e);
-#   const float l = e_a + e_b, lse = m_finite + log2f(l) * fa::ln_2;
-#   const float w_a = l > 0.f ? e_a / l : 0.f, w_b = l > 0.f ? e_b / l : 0.f;
-# """
-# ```
+# The region `merge` of [50_ring.cu](../kernels/50_ring.cu), shown in [The kernel](#The-kernel). The larger LSE is taken out first, so that no exponential overflows; where both are −∞, there is nothing to take out.
 #
-# The larger LSE is taken out first, so that no exponential overflows; where both are −∞, there is nothing to take out.
 # </details>
 
 # %% [markdown]

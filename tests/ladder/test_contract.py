@@ -29,6 +29,7 @@ X = torch.zeros(1, 2, 40, 64)
             {"lengths": torch.tensor([20], dtype=torch.int32), "pages": torch.tensor([[4, 1]], dtype=torch.int32)},
             ["Q K V lengths pages", "O LSE", "*"],
         ),
+        ("50", [X, X[..., 0].contiguous(), X.half(), X[..., 0].contiguous()], {}, ["O_a LSE_a O_b LSE_b", "O LSE", ""]),
     ],
 )
 def test_what_is_given_and_what_is_written(which, inputs, options, names):
@@ -41,6 +42,24 @@ def test_what_is_given_and_what_is_written(which, inputs, options, names):
     for name, tensor in {**call.inputs, **call.outputs}.items():
         assert getattr(call.args, name) == tensor.data_ptr()
     assert [*call.args.workspace][: len(call.workspace)] == [t.data_ptr() for t in call.workspace.values()]
+
+
+@pytest.mark.parametrize(
+    ("out", "over"),
+    [
+        (lambda o, lse: (o, lse), {"O": "O_a", "LSE": "LSE_a"}),
+        (lambda o, lse: (o.clone(), lse), {"LSE": "LSE_a"}),
+        (lambda o, lse: (o.transpose(1, 2).contiguous().transpose(1, 2), lse.clone()), {}),
+    ],
+)
+def test_a_merge_in_place_has_one_tensor_for_an_input_and_an_output(out, over):
+    o, lse = torch.zeros(1, 2, 40, 64), torch.zeros(1, 2, 40)
+    call = prepare(rung("50"), "cpu", (o, lse, X, lse.clone()), out=out(o, lse))
+    assert call.over == over and list(call.outputs) == ["O", "LSE"]
+    assert set(call.tensors) == {*call.inputs, *call.outputs} - over.keys()
+    for output, of in over.items():
+        call.point(call.args, of, 4096)
+        assert getattr(call.args, output) == getattr(call.args, of) == 4096
 
 
 def test_pages_make_the_keys_that_a_sequence_has_room_for():

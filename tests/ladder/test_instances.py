@@ -36,7 +36,16 @@ def test_a_single_instance_of_a_rung(stem):
     assert places[0] == places[1]
 
 
-def test_what_cannot_be_taken_alone_is_refused():
-    for stem, D, dtype in (("04_fa2_fp32", 64, "fp32"), ("13_tuned", 96, "fp16"), ("13_tuned", 64, "fp32")):
-        with pytest.raises(ValueError, match=f"{stem} has no instance for D = {D}, {dtype}"):
-            single(stem, D, dtype)
+def test_a_single_instance_keeps_float32_where_a_kernel_takes_both():
+    one = single("50_ring", 64, "bf16")
+    assert one.dtypes == parse(one.source, Path("cell")).dtypes == ("fp32", "bf16") and one.D == (64,)
+    assert "launch<d, fa::fp16>" not in one.source and "return launch<d, float>(a, stream);" in one.source
+
+
+@pytest.mark.parametrize(
+    ("stem", "D", "dtype"),
+    [("04_fa2_fp32", 64, "fp32"), ("13_tuned", 96, "fp16"), ("13_tuned", 64, "fp32"), ("50_ring", 64, "fp32")],
+)
+def test_what_cannot_be_taken_alone_is_refused(stem, D, dtype):
+    with pytest.raises(ValueError, match=f"{stem} has no instance for D = {D}, {dtype}"):
+        single(stem, D, dtype)

@@ -101,6 +101,15 @@ def test_a_wrong_answer_gets_little_and_a_slow_one_less_than_all(tmp_path):
     assert found.tasks[0].criteria[0].points == 6 and moved.points < moved.most
 
 
+@pytest.mark.parametrize(("new", "points"), [("if (column == 0) a.LSE[", 10), ("a.LSE[", 7.5)])
+def test_a_merge_is_graded_in_place_too(tmp_path, new, points):
+    """Where every lane writes LSE over LSE_a, which one has read: a race, and more bytes."""
+    text = own("merge", "50").replace("if (column == 0) a.LSE[", new)
+    found = grade(hand_in(tmp_path, "50", "merge", text), seed=5)
+    said = {c.name: c.said for c in found.tasks[0].criteria}
+    assert found.points == points and ("reads LSE_a" in said["no races, no findings"]) == (points < 10), str(found)
+
+
 def test_gradescopes_results_and_the_command_line(tmp_path, capsys):
     file, results = hand_in(tmp_path, "01", "scores", ""), tmp_path / "results.json"
     assert commands.main(["grade", str(file), "--json", "--gradescope", str(results)]) == 1
@@ -253,7 +262,7 @@ def test_what_is_quoted_or_said_in_a_comment_is_no_attack(text):
 
 
 def test_nothing_that_a_rung_says_or_calls_is_refused():
-    for stem in ("01", "04", "13", "22", "32"):  # what the others call, these do
+    for stem in ("01", "04", "13", "22", "32", "50"):  # what the others call, these do
         assert not [name for name in regions.names(stem) if allowed.unfit(own(name, stem))]
         assert not allowed.strange(Launcher(instance(find(stem), 64, find(stem).dtypes[-1])).compile_traced().path)
 

@@ -152,6 +152,22 @@ def test_a_column_past_an_uneven_head_dimension_is_seen_in_the_notebook_too():
     )
 
 
+MERGE = body("50", "merge")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("", "", "Task 50.1: solved"),
+        ("l > 0.f ? 1.f / l : 0.f", "1.f / l", "✗ both without a key"),
+        ("if (column == 0) a.LSE[", "a.LSE[", "race at cell:"),  # in place, where it is X-rayed
+    ],
+)
+def test_a_merge_is_checked_and_x_rayed_as_a_ring_calls_it(shell, capsys, old, new, said):
+    assert said in run(shell, capsys, "50 merge -> mine", MERGE.replace(old, new, 1))
+    assert ("task 50.1" in solved()) == (not old) and isinstance(shell.user_ns["mine"], Kernel)
+
+
 def test_a_wrong_line_of_the_magic_is_explained(shell, capsys):
     assert "takes a rung" in run(shell, capsys, "", "int a;")
     assert "no region 'nothing'" in run(shell, capsys, "01 nothing", "int a;")
@@ -205,7 +221,7 @@ def test_hints_are_silent_in_a_notebook_until_they_are_unfolded_and_come_one_by_
 def test_progress_is_kept_and_a_broken_file_is_no_obstacle(tmp_path):
     keep("task 04.1"), keep("exercise 2.1"), keep("task 04.1")
     said = str(progress())
-    assert "exercises solved: 1 (2.1)" in said and "tasks solved: 1 of 60 (04.1)" in said and "next: 01.1" in said
+    assert "exercises solved: 1 (2.1)" in said and "tasks solved: 1 of 61 (04.1)" in said and "next: 01.1" in said
     assert f"kept in {tmp_path}" in said
     (tmp_path / "progress.json").write_text("[broken")
     assert solved() == {} and "tasks solved: 0" in str(progress())

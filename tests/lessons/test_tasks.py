@@ -2,12 +2,15 @@
 
 import executed
 import pytest
+import torch
 import wrong
 
+from helpers import rung as find
 from helpers import rungs
+from helpers.ladder.contract import TORCH_NAMES
 from helpers.lessons import forms, judge, typed
 from helpers.lessons.grading import assignments
-from helpers.lessons.inputs import draw
+from helpers.lessons.inputs import draw, instance
 from helpers.lessons.regions import WHOLE, body, names
 from helpers.lessons.tasks.catalogue import about, of_rung, task, tasks
 from helpers.lessons.tasks.task import LEVELS
@@ -58,7 +61,7 @@ def test_there_are_wrong_answers_to_each(id):
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("stem", ["01_naive", "11_swizzled", "30_tma_wgmma"])
+@pytest.mark.parametrize("stem", ["01_naive", "11_swizzled", "30_tma_wgmma", "50_ring"])
 @pytest.mark.parametrize("seed", [0, 2])
 def test_the_rungs_own_text_is_right(stem, seed):
     cases, costs = judge.own(stem, seed)  # raises if it isn't
@@ -69,6 +72,51 @@ def test_a_wrong_answer_fails(answer):
     id, name = answer
     filled = wrong.answers(task(id))[name]
     assert judge.fault(filled.rung, task(id).number, SEED, task(id).lean), f"{name} passes for {id}"
+
+
+IN_PLACE = {"every lane reads LSE": "in place: ", "every lane writes LSE": "race at "}  # wrong there alone
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_what_is_wrong_in_place_alone_fails_there(name):
+    filled = wrong.answers(task("50.1"))[name]
+    assert judge.fault(filled.rung, "50", SEED).startswith(IN_PLACE[name])
+    drawn = draw(find("50"), SEED)
+    apart = [case for case in drawn.cases() if not case.in_place]
+    runs = list(judge.observe(instance(filled.rung, drawn.D, drawn.dtype), judge.jobs(apart)))
+    assert judge.judge(apart, runs, len(apart), judge.Costs(0, 0, {})).ok
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_inputs_of_a_merge_have_what_can_go_wrong(seed):
+    drawn = draw(find("50"), seed)
+    cases, half = drawn.cases(), getattr(torch, TORCH_NAMES[drawn.dtype])
+    results = {(c.o_a.dtype, c.o_b.dtype, c.empty_outputs()[0].dtype) for c in cases}
+    single = torch.float32
+    assert results == {(single,) * 3} | {(a, half, o) for a in (single, half) for o in (single, half)}
+    empty = {(bool(a), bool(b)) for c in cases for a, b in zip(c.lse_a.isinf().flatten(), c.lse_b.isinf().flatten())}
+    assert len(empty) == 4  # a part without a key, the other one, both, neither
+    assert max((c.lse_a - c.lse_b).nan_to_num(0, 0, 0).abs().max() for c in cases) > 150
+    assert any(c.o_a.stride() != c.o_b.stride() and c.lse_a.stride() != c.lse_b.stride() for c in cases)
+    assert {c.in_place and not c.o_a.is_contiguous() for c in cases} == {True, False}
+    assert not cases[0].in_place and all(c.lse_a.isfinite().all() for c in cases[:5])  # the easy ones first
+
+
+def test_a_merge_in_place_leaves_the_inputs_as_they_are_for_the_next_order_of_threads():
+    drawn = draw(find("50"), SEED)
+    cases = [case for case in drawn.cases() if case.in_place]
+    before = [case.exact() for case in cases]
+    work = judge.jobs(cases, (0, 5))
+    runs = list(judge.observe(drawn.instance, work))
+    assert len(work) == 2 * len(cases) and judge.judge(cases, runs, len(work), judge.Costs(0, 0, {})).ok
+    assert all(a.equal(b) for case, was in zip(cases, before) for a, b in zip(case.exact(), was))
+
+
+def test_a_merge_whose_threads_leave_the_parts_alone_is_seen():
+    own = judge.own("50", SEED)[1]
+    for name in ("O_a", "O_b", "LSE_a", "LSE_b"):
+        mine = judge.Costs(0, 0, {**own.bytes, name: (0, 0)})
+        assert judge._idle(mine, own, name) and not judge._idle(own, own, name)
 
 
 @pytest.mark.parametrize("id", LEANEST)
@@ -98,6 +146,7 @@ def test_a_seed_draws_the_same_everywhere_and_another_one_others():
     rung = rungs()[4]
     draws = [draw(rung, seed) for seed in range(20)]
     assert {(each.D, each.dtype) for each in draws} == {(D, dtype) for D in rung.D for dtype in rung.dtypes}
+    assert {draw(find("50"), seed).dtype for seed in range(20)} == {"fp16", "bf16"}  # float32 comes along with each
     one, same, other = (draw(rung, seed).cases() for seed in (3, 3, 4))
     assert all(a.q.equal(b.q) for a, b in zip(one, same))
     assert any(a.q.shape != b.q.shape or not a.q.equal(b.q) for a, b in zip(one, other))

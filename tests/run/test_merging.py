@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from helpers import CallError, check, load, rung, sass, xray
+from helpers import CallError, Kernel, check, load, rung, sass, xray
 from helpers.run import merging
 
 EMULATOR_AND_GPU = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -45,6 +45,42 @@ def test_every_byte_moves_once_and_nothing_is_wrong(kind):
         assert moved.loc[name, ["bytes_read", "bytes_written"]].sum() == 3 * 37 * 64 * size
     for name in ("LSE_a", "LSE_b", "LSE"):
         assert moved.loc[name, ["bytes_read", "bytes_written"]].sum() == 3 * 37 * 4
+
+
+READ = """    if (column == 0) lse_a = a.LSE_a[lse_at(a.LSE_a_stride)], lse_b = a.LSE_b[lse_at(a.LSE_b_stride)];
+  }
+  lse_a = __shfl_sync(0xffffffff, lse_a, 0, lanes), lse_b = __shfl_sync(0xffffffff, lse_b, 0, lanes);
+"""
+EVERY_LANE = "    lse_a = a.LSE_a[lse_at(a.LSE_a_stride)], lse_b = a.LSE_b[lse_at(a.LSE_b_stride)];\n  }\n"
+ORDERED = EVERY_LANE + "  __syncwarp();\n"
+
+
+@pytest.mark.parametrize(
+    ("new", "races"), [(READ, 0), (EVERY_LANE, 1), (ORDERED, 0)], ids=["one lane reads", "every lane", "ordered"]
+)
+def test_a_race_in_place_is_found_and_none_where_there_is_none(new, races):
+    inputs, out = merging.over(*parts(N=37))
+    kernel = Kernel(rung(rung("50_ring").replace(READ, new)), "cpu")
+    seen = xray(kernel, *inputs, out=out)
+    assert [found.kind for found in seen.findings] == ["race"] * races
+    assert set(seen.tensors.index) == {"O_a", "LSE_a", "O_b", "LSE_b"}
+    assert seen.tensors.bytes_written[["O_a", "LSE_a"]].tolist() == [3 * 37 * 64 * 4, 3 * 37 * 4]
+    assert not xray(kernel, *parts(N=37)).findings
+
+
+def test_what_is_wrong_in_place_alone_is_noticed_by_checked():
+    wrong = load(source=rung("50_ring").replace(READ, EVERY_LANE), device="cpu", quiet=True)
+    assert check(wrong, merging.cases()).ok
+    failures = merging.checked(wrong).failures
+    assert failures and all(failure.case.startswith("in place: ") for failure in failures)
+    right = merging.checked(load("50_ring", device="cpu", quiet=True))
+    assert right.require() and {c.case.startswith("in place: ") for c in right.comparisons} == {True, False}
+
+
+def test_a_kernel_in_place_gives_its_tensors_by_all_names():
+    inputs, out = merging.over(*parts())
+    seen = load("50_ring", device="cpu", quiet=True).tensors(*inputs, out=out)
+    assert seen["O"] is out[0] and seen["LSE"] is out[1] and seen["O_a"] is inputs[0]
 
 
 @pytest.mark.sampled

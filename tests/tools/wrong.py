@@ -90,6 +90,24 @@ WRITTEN = {
             "[e % 2 * 2 + 1], S_reg[2 * k + e / 2][e % 2 * 2]",
         ),
     },
+    "50.1": {
+        "the average": ("(w_a * x_a[e] + w_b * x_b[e]) * l_inv", "(x_a[e] + x_b[e]) / 2"),
+        "two empty parts": ("m == -FA_INFINITY ? 0.f : m", "m"),
+        "0 / 0": ("l > 0.f ? 1.f / l : 0.f", "1.f / l"),
+        "the maximum left out": ("fmaxf(lse_a, lse_b)", "0.f"),
+        "log2 taken for ln": ("m_finite + log2f(l) * fa::ln_2", "m_finite * fa::log2_e + log2f(l)"),
+        "every lane reads LSE": (
+            """    if (column == 0) lse_a = a.LSE_a[lse_at(a.LSE_a_stride)], lse_b = a.LSE_b[lse_at(a.LSE_b_stride)];
+  }
+  lse_a = __shfl_sync(0xffffffff, lse_a, 0, lanes), lse_b = __shfl_sync(0xffffffff, lse_b, 0, lanes);""",
+            "    lse_a = a.LSE_a[lse_at(a.LSE_a_stride)], lse_b = a.LSE_b[lse_at(a.LSE_b_stride)];\n  }",
+        ),
+        "every lane writes LSE": ("if (column == 0) a.LSE[", "a.LSE["),
+        "lanes past the end at work": ("inside = row < rows;", "inside = true;"),
+        "the other part's strides": ("at(a.O_a_stride)", "at(a.O_b_stride)"),
+        "rows of LSE_a taken for contiguous": ("lse_at(a.LSE_a_stride)", "row"),
+        "O_a taken for fp32": ("load_row<A>", "load_row<float>"),
+    },
 }
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from functools import cache
 
 from ...ladder.rung import Which, rung
-from . import fp32, hopper, shapes, tensor_cores
+from . import fp32, hopper, ring, shapes, tensor_cores
 from .task import Task
 
 
 @cache
 def tasks() -> dict[str, Task]:
     """Every task by id, in the order of the rungs."""
-    every = [*fp32.TASKS, *tensor_cores.TASKS, *shapes.TASKS, *hopper.TASKS]
+    every = [*fp32.TASKS, *tensor_cores.TASKS, *shapes.TASKS, *hopper.TASKS, *ring.TASKS]
     return {task.id: task for task in every}
 
 
