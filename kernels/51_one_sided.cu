@@ -121,7 +121,8 @@ template <int Bc> __device__ __forceinline__ Remote find_remote(int index, const
 }
 
 // One thread of each copier: all tiles of other ranks pass through its CTA's shared memory, `slots` of them at a time.
-// It waits for no CTA of this GPU, so that it comes to its end whatever the others do.
+// It waits for no CTA of this GPU, so that it comes to its end whatever the others do. But while it waits for a late rank's
+// keys, tiles of other ranks that have landed in its slots wait with it.
 template <int d> __device__ __forceinline__ void copy_remote(const fa_peers_args &a, const Far &far, uint32_t smem) {
   constexpr int slots = Tile<d>::slots, tile_bytes = Tile<d>::tile_bytes, Bc = Tile<d>::Bc;
   const uint32_t full = smem + Tile<d>::copied_at;

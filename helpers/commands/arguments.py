@@ -139,16 +139,29 @@ def loaded(which: Rung, device: str | None) -> Kernel:
 
 
 def inputs(rung: Rung, arguments: argparse.Namespace, device: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-    """Random inputs of the shape that was asked for, else a small one that suits the kernel, and the call's options."""
+    """Random inputs of the shape that was asked for, else a small one that suits the kernel, and the call's options. ValueError for a
+    kernel that takes other ranks' keys."""
+    from ..run import merging
     from ..run.reference import random_inputs
 
+    require_one_rank(rung)
     asked = {name: getattr(arguments, name) for name in ("causal", "window", "splits", "scale")}
     asked = {name: value for name, value in asked.items() if value is not None and value is not False}
     masks = {name: value for name, value in asked.items() if name != "splits"}  # O and LSE of a backward pass need them
     shape = _shape(rung, arguments)
+    if rung.op == "merge":
+        return merging.workload((*shape[:3], shape[4]), arguments.dtype or "fp16", device), asked
     Hkv = arguments.Hkv or (1 if "gqa" in rung.features and rung.title else shape[1])
     made = random_inputs(rung, shape, arguments.dtype, device, seed=arguments.seed, Hkv=Hkv, **masks)
     return made, asked
+
+
+def require_one_rank(rung: Rung) -> None:
+    """ValueError for a kernel that attends across ranks: a command has only one."""
+    if rung.op == "one_sided":
+        raise ValueError(
+            f"{rung.stem} takes the keys of other ranks: helpers.one_sided calls it, and notebooks/51_one_sided.ipynb checks it"
+        )
 
 
 def _shape(rung: Rung, arguments: argparse.Namespace) -> tuple[int, int, int, int, int]:

@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from .arguments import add_device, add_header, add_kernel, described, loaded, progress
+from .arguments import add_device, add_header, add_kernel, described, loaded, progress, require_one_rank
 
 if TYPE_CHECKING:
     from ..run.reference import Case
@@ -26,12 +26,17 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ..run import reference
+    from ..run import merging, reference
     from ..run.check import check
 
-    kernel = loaded(described(arguments), arguments.device)
+    rung = described(arguments)
+    require_one_rank(rung)
+    kernel = loaded(rung, arguments.device)
     size = arguments.cases or ("full" if kernel.device == "cuda" else "small")
-    report = check(kernel, _shown(reference.cases(kernel.rung, kernel.device, size)))
+    if kernel.rung.op == "merge":  # its cases are the same everywhere
+        report = merging.checked(kernel)
+    else:
+        report = check(kernel, _shown(reference.cases(kernel.rung, kernel.device, size)))
     print(report)
     return 0 if report.ok else 1
 

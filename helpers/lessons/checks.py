@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..emulator import banks
 from ..ladder.instances import for_d64
+from ..ladder.rung import rung
 from ..run import reference
 from ..run.check import check, compare
 from ..run.kernel import Kernel, load
@@ -164,6 +165,25 @@ def mended_without_conflicts(exhibit: Unlabelled, mend: tuple[str, str]) -> bool
     ray = xray(mended(exhibit, mend), *exhibit.case().inputs)
     assert ray.conflicts == 0, f"{ray.conflicts:,} wavefronts are still lost"
     return True
+
+
+# Exercise 51.1
+
+WAITS = {  # of 51_one_sided, by the place where an exercise leaves them out
+    "/* A */": "fa::await_sys(a.signals[a.rank] + tile.rank, a.epoch);",
+    "/* B */": "fa::cp_async_bulk_wait_group<1>();",
+    "/* C */": "if (!there) fa::await_gpu(arrived, a.epoch);",
+}
+
+
+def without_waits() -> str:
+    """51_one_sided's text with a mark in the place of each of three waits."""
+    found = rung("51_one_sided")
+    text = found.source
+    for place, statement in WAITS.items():
+        found.replace(statement, place)  # ValueError unless it occurs once
+        text = text.replace(statement, place)
+    return text
 
 
 # Exercise 99.2

@@ -156,15 +156,18 @@ def summary(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def model_error(frame: pd.DataFrame) -> pd.DataFrame:
-    """Our ring's speedup beside the model's: `measured`, `predicted`, and predicted / measured - 1."""
+    """Our ring's milliseconds and speedup beside the model's: `ms`, `predicted_ms`, `measured`, `predicted`, and `error`, predicted /
+    measured - 1."""
     rows = []
     found = summary(frame)
     for row in found[found["name"] == found["passes"].map({"forward": STEM, "both": ANY})].itertuples():
         ranks = int(frame["ranks"].max())
         problem = ring_time.Problem(N=row.Nq, H=WIDTH // row.D, Hkv=row.Hkv, D=row.D, causal=bool(row.causal))
-        told = ring_time.speedup(problem, ring_time.Machine(), ranks, row.layout, row.passes == "both")
+        machine, both = ring_time.Machine(), row.passes == "both"
+        told = ring_time.speedup(problem, machine, ranks, row.layout, both)
+        times = {"ms": row.ms, "predicted_ms": 1e3 * ring_time.seconds(problem, machine, ranks, row.layout, both)}
         case = {"D": row.D, "N": row.Nq, "causal": row.causal, "passes": row.passes, "layout": row.layout}
-        rows.append(case | {"measured": row.speedup, "predicted": told, "error": told / row.speedup - 1})
+        rows.append(case | times | {"measured": row.speedup, "predicted": told, "error": told / row.speedup - 1})
     return pd.DataFrame(rows)
 
 

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..ladder.contract import SIGNALS, Peers, far_rows
+from ..ladder.errors import CallError
 from . import op, ring
 from .kernel import Kernel, as_loaded
 from .xray import Xray, xray
@@ -31,7 +32,7 @@ COPIERS = 16  # CTAs that fetch, on a GPU; 1 on the emulator, where a block can'
 @dataclass
 class Room:
     """What one rank keeps from call to call: `k` and `v` (B,Hkv,n,D), which the other ranks read and the caller fills; what it knows of
-    theirs; memory for copies, and flags. `share` and `together` make one. Calls on one room follow each other on one stream."""
+    theirs; memory for copies, and flags. `share` and `rooms` make one. Calls on one room follow each other on one stream."""
 
     rank: int
     causal: bool
@@ -69,14 +70,17 @@ class Room:
 
 def share(k: Tensor, plan: ring.Plan, copiers: int = COPIERS) -> Room:
     """Room for K and V like k (B,Hkv,n,D) on a GPU, in memory that all ranks of the plan's group can read. Every rank has to call it.
+    copiers: CTAs that fetch, as many on each rank.
 
-    Raises ValueError for a layout that 51 doesn't take and for CPU tensors, torch's own errors where GPUs can't read each other's memory.
+    Raises ValueError for a layout that 51 doesn't take, for CPU tensors and, on every rank, for other numbers of copiers, torch's own
+    errors where GPUs can't read each other's memory.
     """
     _require_layout(plan)
     if not k.is_cuda:
         raise ValueError(
             "ranks in processes of their own need GPUs; `one_sided.together` runs all of them in one process"
         )
+    _require_the_same(copiers, plan)
     os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")  # plain reads and writes are all that is needed
     import torch.distributed._symmetric_memory as symmetric
 
@@ -113,10 +117,19 @@ def share(k: Tensor, plan: ring.Plan, copiers: int = COPIERS) -> Room:
 def attend(q: Tensor, room: Room, scale: float | None = None, **options: Any) -> tuple[Tensor, Tensor]:
     """O (B,H,n,D) and LSE (B,H,n) of this rank's queries and the keys of all ranks. Every rank has to call it, as often as the others.
     When the call is over (on its stream), room.k and room.v may be overwritten. The kernel fills the GPU while it waits for other ranks: no
-    collective that they need to come here may be under way on another stream. options: `out` of a kernel's call."""
+    collective that they need to come here may be under way on another stream. options: `out` of a kernel's call. RuntimeError where a
+    CUDA graph is being captured: each replay would be the same epoch, and wait for nobody."""
+    if q.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            f"{STEM} can't be captured in a CUDA graph: its flags count the calls, and replays would be one"
+        )
     kernel = op.loaded(STEM, q.device.type)
-    with as_loaded():
-        return kernel(q, room.k, room.v, scale=scale, causal=room.causal, peers=room.peers(), **options)
+    try:
+        with as_loaded():
+            return kernel(q, room.k, room.v, scale=scale, causal=room.causal, peers=room.peers(), **options)
+    except CallError:  # nothing was launched: the others count this call as the next one, too
+        room.epoch -= 1
+        raise
 
 
 def attention(
@@ -127,7 +140,7 @@ def attention(
     k and v are copied into the room, unless they are the room's own: then the caller leaves them as they are until the backward pass.
     """
     if room.plan is None:
-        raise ValueError("the room is of `together`: it has no group for the backward pass")
+        raise ValueError("the room is of `rooms`: it has no group for the backward pass")
     return _OneSided.apply(q, k, v, room, q.shape[-1] ** -0.5 if scale is None else scale, deterministic)
 
 
@@ -207,6 +220,14 @@ def _near(k: Tensor, rank: int, ranks: int, causal: bool) -> tuple[Tensor, Tenso
     rows = far_rows(rank, ranks, n, causal)
     arrived = torch.zeros(max(1, B * Hkv * rows // 128), dtype=torch.int32, device=k.device)
     return k.new_empty(2, B * Hkv * rows * D), arrived
+
+
+def _require_the_same(copiers: int, plan: ring.Plan) -> None:
+    """A rank waits for as many copiers of each other rank as it has itself."""
+    all_of_them: list = [None] * plan.ranks
+    dist.all_gather_object(all_of_them, copiers, group=plan.group)
+    if len({*all_of_them}) > 1:
+        raise ValueError(f"the ranks have {', '.join(map(str, all_of_them))} copiers; they have to be as many on each")
 
 
 def _require_layout(plan: ring.Plan) -> None:

@@ -246,7 +246,7 @@ def _stack(file: Path) -> tuple[str, bool]:
     lines = [line.strip() for line in file.read_text().splitlines()] if file.exists() else []
     current = lines[next((i for i, line in enumerate(lines) if line.startswith("Current thread")), 0) :]
     frames = [line for line in current if line.startswith("File ")]
-    waits = any("distributed" in frame or ("ring.py" in frame and " in arrived" in frame) for frame in frames[:3])
+    waits = any("distributed" in frame or ("ring.py" in frame and " in wait" in frame) for frame in frames[:3])
     own = next((f for f in frames if "site-packages" not in f and "lib/python" not in f), "a place unknown")
     if found := re.match(r'File "([^"]+)", line (\d+) in (\w+)', own):
         own = f"{Path(found[1]).name}:{found[2]}, in {found[3]}"

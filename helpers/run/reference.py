@@ -19,7 +19,12 @@ from .families import FAMILIES
 
 CHUNK = 1 << 25  # elements of S held at a time: 256 MB in float64
 DTYPES = {name: getattr(torch, long) for name, long in TORCH_NAMES.items()}
-OUTPUTS = {"softmax": ("p", "lse"), "attention": ("o", "lse"), "attention_backward": ("dq", "dk", "dv")}  # in order
+OUTPUTS = {
+    "softmax": ("p", "lse"),
+    "attention": ("o", "lse"),
+    "attention_backward": ("dq", "dk", "dv"),
+    "merge": ("o", "lse"),
+}  # in order
 EDGES = (31, 32, 33, 63, 64, 65, 127, 128, 129)  # tile edges, and one off them
 
 

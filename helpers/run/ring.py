@@ -138,7 +138,7 @@ def ring_attention(
     ranks agree first, which costs a round of messages. kernel: the stem of the rung that attends, by default `forward_stem`; its backward
     rung is that of `helpers.op`. deterministic: the gradients have the same bits every time, as O always has; None: where the rung
     can do that, which 22 and 33 can, and 23 can not.
-    Memory: this rank's rows, two more pairs of K and V, and O in float32 where there are more than two ranks.
+    Memory: this rank's rows, up to two more pairs of K and V, and O in float32 where it has more than two parts.
     Raises ValueError for shapes that don't go together, as `agree` does, and for cu_seqlens, which it doesn't take.
     """
     if cu_seqlens is not None:

@@ -50,7 +50,7 @@ where = "cuda" if torch.cuda.device_count() > 1 else "cpu"  # of the ranks: a GP
 # %% [markdown]
 # ## The problem
 #
-# FlashAttention's memory grows with $N$, not with $N^2$. For long sequences that is still too much for one GPU, and its time does grow with $N^2$. For 16 heads of $d = 128$ in 16 bits, forward, under a causal mask, at 700 TFLOP/s ([rung 32](32_ping_pong.ipynb) reaches 731<!--= tflops("32", 128, 16384, 0, "bf16"):.0f --> on an H200 at N = 16384, with a mask 731<!--= tflops("32", 128, 16384, 1, "bf16"):.0f -->):
+# FlashAttention's memory grows with $N$, not with $N^2$. For long sequences that is still too much for one GPU, and its time does grow with $N^2$. For 16 heads of $d = 128$ in 16 bits, forward, under a causal mask, at 700 TFLOP/s ([rung 32](32_ping_pong.ipynb) reaches 731<!--= tflops("32", 128, 16384, 0, "bf16"):.0f --> on an H200 at N = 16384):
 
 # %%
 rows = []
@@ -91,7 +91,7 @@ print(f"merged halves: off by at most {(o - exact).abs().max():.1e}, outputs up 
 draw_ring.steps(ranks=4, causal=False)
 
 # %% [markdown]
-# **What to see.** Read a row: rank 0 attends to its own keys, then to those of rank 3, 2, 1. Read a column: in every step, each rank has somebody else's keys. A square is a block of scores, and all of them are computed.
+# **What to see.** Read a row: rank 0 attends to its own keys, then to those of rank 3, 2, 1. Read a column: no two ranks hold the same keys. A square is a block of scores, and all of them are computed.
 #
 # Here it is in Python. `launch` starts processes, runs the function in each as one rank, shows what they print, and gives back what each returns. The function sees nothing of this notebook but its arguments; `torch`, `os`, `dist` (`torch.distributed`), `load`, `reference` and `ring` are imported for it. The messages go through NCCL between GPUs, and through gloo between CPU processes.
 
@@ -119,15 +119,15 @@ o = torch.cat(parts, 2)
 print(f"two ranks: off by at most {(o - exact.cpu()).abs().max():.1e}")
 
 # %% [markdown]
-# `ring.ring_attention` does the same, and one thing better: it starts the messages *before* the kernel, on a stream of their own, so that the next keys arrive while the present ones are in use. If the transfer takes no longer than the kernel, it costs next to nothing.
+# `ring.ring_attention` does the same, and one thing better: it starts the messages *before* the kernel, on a stream of their own, so that the next keys arrive while the present ones are in use. If the transfer takes no longer than the kernel, nobody waits.
 #
-# On a GPU that takes more than two streams. NCCL moves bytes by a kernel of its own, here of 16 CTAs. Rungs 31 to 33 have a CTA on *every* SM and keep it to the end. If such a kernel begins first, no SM is left for the message, and it waits until the kernel is done. Both become ready at the same moment, and the message may lose by a microsecond. So the ring gives it a head start:
+# On a GPU, a second stream is not enough for that. NCCL moves bytes by a kernel of its own, of 16 CTAs in our profiles. Rungs 31 to 33 have a CTA on *every* SM and keep it to the end. If such a kernel begins first, the message waits until it is done. Both become ready at the same moment. So the ring gives the message a head start:
 
 # %%
 print(inspect.getsource(ring.let_messages_begin))
 
 # %% [markdown]
-# Besides, NCCL's stream has a high priority: where SMs become free, its CTAs get them first. (A group of your own gets that by `pg_options`, as `launch` does.)
+# Besides, NCCL's stream has a high priority: its CTAs get the SMs that become free.
 #
 # How many bytes is that? Take $N = 65536$ tokens on 4 ranks, 16 heads of K and V, $d = 128$, 16 bits. How many MB does one rank send in a whole forward pass?
 
@@ -196,7 +196,7 @@ for ranks in (2, 4, 8, 64):
 draw_ring.masks(N=16, ranks=4)
 
 # %% [markdown]
-# **What to see.** The numbers at the bottom: contiguous has one rank compute 58 scores and another 10; zigzag gives all of them 34; striped differs by the diagonal only. In a model, the tokens are rearranged once, at the input, and stay so through all layers: nothing but attention asks where a token stands (and its positional encoding, which gets the positions along).
+# **What to see.** The numbers at the bottom: contiguous has one rank compute 58 scores and another 10; zigzag gives all of them 34; striped gives 28 to 40. In a model, the tokens are rearranged once, at the input, and stay so through all layers: nothing but attention asks where a token stands (and its positional encoding, which gets the positions along).
 #
 # But can our kernels compute such blocks? They know two kinds: all of a block, or causal with as many keys as queries. Look at the blocks of a zigzag:
 
@@ -226,7 +226,7 @@ for Hkv in (16, 2):
 draw_ring.timelines(small, title="Four GPUs by the model: short blocks wait for messages")
 
 # %% [markdown]
-# **What to see.** In the long run every transfer ends well before its block begins: the links are idle most of the time. In the short one, with as many heads of K and V as of Q, a transfer takes longer than a block, and the GPUs wait. An eighth of the bytes is hidden again, but not by much: most of what is left is the time to begin a message.
+# **What to see.** In the long run every transfer ends well before its block begins: the links are idle most of the time. In the short one, with as many heads of K and V as of Q, a transfer takes longer than a block, and the GPUs wait. An eighth of the bytes is hidden again.
 #
 # The same on two and on four GPUs, as it was recorded (a profiler notes when each kernel begins and ends):
 
@@ -239,15 +239,15 @@ if runs:
     display(draw_ring.timelines(runs, unit=1, title="recorded on NVIDIA H200"))
 
 # %% [markdown]
-# **What to see.** Every message begins before its block and ends before the next one. At first the GPUs wait for the host: a profiled call comes alone, without others queued before it. On four GPUs a message takes nearly as long as a block, longer than the model says: it shares the memory system with the kernel. And while it runs, the kernel has 16 SMs less: of rank 0's four blocks of equal size, the last one, beside which nothing is sent, is the shortest.
+# **What to see.** Every message begins before its block and ends before the next one. (At first the GPUs wait for the host. "Other" is the head start, and O turned into float32 and back.) On four GPUs a message takes at least 1 ms, twice what the model says; why, we do not know. And while it runs, the kernel has fewer SMs: of rank 0's four equal blocks the last one, beside which nothing is sent, is the shortest.
 # %% [markdown]
 # ## 4 · The backward pass
 #
 # The backward pass recomputes $P_{ij} = e^{s_{ij} - \mathrm{LSE}_i}$. If $\mathrm{LSE}_i$ is that of **all** keys, which the forward pass has merged, then the $P$ of a block are final, and so is [delta](glossary.md#delta), $\delta_i = \mathrm{rowsum}(dO \circ O)$. Nothing has to be merged any more: each block's $dQ$, $dK$, $dV$ are what the kernel of one GPU computes from those rows, and the blocks' parts *add up*.
 #
-# $dQ$ stays with its queries. $dK$ and $dV$ belong to keys that travel, so they travel behind them: each rank adds its part to what arrives and passes it on. After a whole round they are back at their owner. The order of the sum is that of the ring, the same every time: if the kernel is [deterministic](glossary.md#deterministic) (22 and 33 can be), the gradients have the same bits in every run.
+# $dQ$ stays with its queries. $dK$ and $dV$ belong to keys that travel, so they travel behind them: each rank adds its part and passes them on. After a whole round they are back at their owner. The order of the sum is the same every time: if the kernel is [deterministic](glossary.md#deterministic) (22 and 33 can be), the gradients have the same bits in every run.
 #
-# The last message of a round, $dK$ and $dV$ on their way home, has no block left to hide under. But a rank's *own* block needs nobody's keys, so it can be computed at any time. The ring computes half of its heads at the beginning, while the first keys arrive, and the other half at the end, while the last gradients come home.
+# The last message, $dK$ and $dV$ on their way home, has no block left to hide under. But a rank's *own* block needs nobody's keys. The ring computes half of its heads first, while the first keys arrive, and the others last, while the gradients come home.
 
 # %% [markdown]
 # ## The kernel
@@ -258,7 +258,7 @@ if runs:
 show.region("50_ring", "merge")
 
 # %% [markdown]
-# A lane has four columns of a row, 16 bytes of fp32. The accumulated $O$ stays in fp32 while blocks are added, and is overwritten in place. One detail matters for that: $\mathrm{LSE}_a$ is read by *one* lane, which hands it to the others by a shuffle. If all lanes read it, one of them might do so after another had already written the new one.
+# A lane has four columns of a row, 16 bytes of fp32. Where there are more than two parts, the accumulated $O$ stays in fp32; it is overwritten in place. One detail matters for that: $\mathrm{LSE}_a$ is read by *one* lane, which hands it to the others by a shuffle. If all lanes read it, one of them might do so after another had already written the new one.
 
 # %% [markdown]
 # ## Run and check
@@ -311,7 +311,7 @@ predict(bytes_per_row, moved.sum() / rows, "bytes per row")
 seen
 
 # %% [markdown]
-# $64 \cdot (4 + 2 + 4)$ bytes of $O$ and $3 \cdot 4$ of LSE, each read or written once, every request coalesced, no race. At 4 TB/s, the merge of 32,768 rows of 16 heads of $d = 128$ takes 0.17 ms; the block that it belongs to takes milliseconds. One thing matters for the speed: all three loads of a thread are on their way before it waits for the first. If O were asked for only once LSE is there, the GPU would wait twice for memory.
+# $64 \cdot (4 + 2 + 4)$ bytes of $O$ and $3 \cdot 4$ of LSE, each read or written once, every request coalesced, no race. In the recorded timeline a merge takes 0.05 to 0.2 ms, its block 1.4 to 6. All loads of a thread are on their way before it waits for the first.
 #
 # Now the speedup of two GPUs against length, by the model, with what was measured laid over it:
 
@@ -326,16 +326,22 @@ points = draw_ring.measured(samples, ranks=2, D=128, causal=1, passes="forward")
 draw_ring.speedups(pd.DataFrame(model, lengths), 2, "Two GPUs, causal, D = 128, H·D = 2048", points)
 
 # %% [markdown]
-# **What to see.** Contiguous stops at 4/3, however long the sequence. Zigzag comes close to 2: 1.75<!--= over_one_gpu("50_ring", 16384):.2f --> at 16k tokens, 1.97<!--= over_one_gpu("50_ring", 262144):.2f --> at 256k. Below ten thousand tokens two GPUs can be slower than one. The model's line bends as the points do because it knows that messages take SMs: 16 of 132 while they run.
+# **What to see.** Contiguous stops at 4/3, however long the sequence. Zigzag comes close to 2: 1.75<!--= over_one_gpu("50_ring", 16384):.2f --> at 16k tokens, 1.97<!--= over_one_gpu("50_ring", 262144):.2f --> at 256k. The model's line falls where blocks become shorter than messages, by the model down to less than one GPU's speed at 4k; nothing below 16k was measured. That a message takes 16 of 132 SMs lowers it at 16k from 1.84 to 1.77.
 #
-# All cases with as many heads of K and V as of Q, and the model's error:
+# All cases with as many heads of K and V as of Q:
 
 # %%
 if samples is not None:
     display(draw_ring.held(samples))
 
 # %% [markdown]
-# **What to see.** Up to 64k tokens the model is within a few percent on two GPUs, and promises up to a tenth too much on four, whose messages take longer than it assumes. But for long sequences two GPUs are *more* than twice as fast as one, and four up to 4.98<!--= over_one_gpu("50_ring in any order", 262144, passes="both", ranks=4):.2f --> times. Where does that come from? Of the GPU alone, without a mask, the record says: 768<!--= one_gpu(65536):.0f --> TFLOP/s at 64k tokens, 553<!--= one_gpu(262144):.0f --> at 256k, 500<!--= one_gpu(1048576):.0f --> at 1M. K and V of one head take 512 bytes per token, 134 MB at 256k. An H200's L2 has 60 MB. Its CTAs all sweep the same keys, but drift apart in time, and each fetches them from HBM again; the power for that is missing at the tensor cores. The ring's blocks are shorter. `ring_attention` cuts those that are still too long, so that K and V of a head take 32 MB at most: splitting pays even on one GPU.
+# **What to see.** On two GPUs the model's speedups are right within a few percent up to 64k tokens, although its times are up to a tenth too long: these GPUs are faster than its 700 TFLOP/s for one and for two. And some long sequences are *more* than twice, or four times, as fast.
+#
+# <details><summary>How can two GPUs be 2.3 times as fast as one?</summary>
+#
+# One GPU gets slower. Without a mask, the record has it at 768<!--= one_gpu(65536):.0f --> TFLOP/s for 64k tokens, 553<!--= one_gpu(262144):.0f --> for 256k and 500<!--= one_gpu(1048576):.0f --> for 1M. K and V of one head take 512 bytes per token, 134 MB at 256k, and an H200's L2 has 60 MB. All CTAs sweep the same keys, but they drift apart in time, and most have to read from HBM again. Measured once on one H200, two heads of 262,144 tokens: 214 GB came from HBM, while K and V of both are 0.27 GB. That costs time, and power that the tensor cores then lack: the clock fell to 1,260 MHz. A ring's blocks are shorter, and `ring_attention` cuts those that are still too long, so that K and V of a head take at most 32 MB. Cut so, one GPU alone reached 670 TFLOP/s instead of 556.
+#
+# </details>
 #
 # What does the model say of machines that we do not have? Each line is one problem on more and more GPUs. It takes all links to be those of one host's NVLink: between hosts they are several times slower, and the lines bend earlier.
 
@@ -351,7 +357,7 @@ table = {name: [ring_time.speedup(p, machine, n) / n for n in gpus] for name, p 
 draw_ring.efficiency(pd.DataFrame(table, gpus), "By the model: zigzag, causal, H = 16, D = 128")
 
 # %% [markdown]
-# **What to see.** Every line falls steeply where a rank has fewer than some 8,000 tokens: with half a block per step, that is about twice the length of section 2. Four times the tokens carry four times the GPUs.
+# **What to see.** Every line falls steeply where a rank has fewer than some 8,000 tokens. Four times the tokens carry four times the GPUs.
 
 # %% [markdown]
 # ## Beside its peers
@@ -378,14 +384,14 @@ columns = ["Hkv", "way", "GB sent per rank", "GiB of K and V held", "messages, o
 pd.DataFrame(rows, columns=columns).round(2)
 
 # %% [markdown]
-# Ulysses sends least, as long as there are enough heads. The ring is the one whose memory *and* number of ranks are not limited by the heads, and the one whose messages are hidden. Large systems combine both: Ulysses inside a host, a ring between hosts.
+# Ulysses sends least, as long as there are enough heads. Only the ring combines small memory with any number of ranks. Large systems combine both: Ulysses inside a host, a ring between hosts.
 
 # %%
 if samples is not None:
     display(draw_ring.beside_peers(samples, ranks=2), draw_ring.beside_peers(samples, ranks=4))
 
 # %% [markdown]
-# **What to see.** PyTorch's `context_parallel` runs the same ring, or all-gather, with cuDNN's attention; "all-gather + SDPA" is cuDNN after one collective. What rung 32 is ahead of cuDNN, the ring keeps. "In any order" lets the backward pass add up $dQ$ as it comes, as cuDNN does and one GPU by default; with the same bits every time, it is held against one GPU that does the same.
+# **What to see.** PyTorch's `context_parallel` runs the same ring, or all-gather, with cuDNN's attention; "all-gather + SDPA" is cuDNN after one collective; `51_one_sided` is the next notebook's. The ring keeps rung 32's lead over cuDNN. On four GPUs Ulysses is as fast in both passes. "In any order" adds up $dQ$ as parts come, as cuDNN does, and one GPU by default; the plain ring, with the same bits every time, is held against one GPU that has them too.
 #
 # Memory: how long a sequence can be, and how long does it take?
 
@@ -393,7 +399,7 @@ if samples is not None:
 draw_ring.memory(draw_ring.recorded_memory(), [2**i for i in range(14, 24)])
 
 # %% [markdown]
-# **What to see.** Each line falls with the number of GPUs, but the step from one to two brings nothing: two GPUs hold half of the tokens each, and beside them keys that travel and a float32 sum. From then on memory halves with every doubling. The point is the longest sequence that was run, once: 5,806,592<!--= largest("N"):,.0f --> tokens on two H200s, in 103<!--= largest("seconds"):.0f --> seconds and 94<!--= largest("bytes") / 2**30:.0f --> GiB on each, for one layer of 16 heads.
+# **What to see.** From 256k tokens on, two GPUs hold more than one: half of the tokens, but keys that travel and a float32 sum besides. From four on, memory halves with every doubling. The point is the longest sequence that was run, once: 5,806,592<!--= largest("N"):,.0f --> tokens on two H200s, one layer of 16 heads, in 103<!--= largest("seconds"):.0f --> seconds, 94<!--= largest("bytes") / 2**30:.0f --> GiB on rank 0.
 
 # %% [markdown]
 # The same idea under other names:
@@ -407,12 +413,12 @@ draw_ring.memory(draw_ring.recorded_memory(), [2**i for i in range(14, 24)])
 # | zigzag | its head-tail load balancer | the sequence is cut into 2 × ranks pieces | |
 # | merge by LSE | `_SDPAMerger` | `flash_attn_fwd_out_correction` | when decoding: `--decode-context-parallel-size` splits the cache, partial outputs are merged |
 #
-# All of them are for `torch.distributed` or its like; ours is `ring.ring_attention(q, k, v, group, causal, layout)`, and runs under `torchrun` as well as under `launch`.
+# Ours, `ring.ring_attention(q, k, v, group, causal, layout)`, runs under `torchrun`, too.
 
 # %% [markdown]
 # ## What still hurts
 #
-# 1. **A rank that fails.** A ring stops when one rank stops, and the others wait for a message that will never come. Here rank 1 dies in the second step. `launch` names it and ends the others; under plain `torchrun` you would read timeouts of the ranks that are *not* to blame.
+# 1. **A rank that fails.** A ring stops when one rank stops, and the others wait for a message that will never come. Here rank 1 dies after the first all-reduce. `launch` names it and ends the others; under plain `torchrun` you would read timeouts of the ranks that are *not* to blame.
 
 
 # %%
@@ -431,10 +437,10 @@ except ring.RanksError as error:
 
 # %% [markdown]
 # 2. **Short sequences.** Each step costs a launch, a message that takes tens of microseconds to begin, and a merge. Below some thousand tokens per rank they are not hidden.
-# 3. **SMs that copy.** NCCL's 16 CTAs are taken away from attention for as long as a message runs. At 16k tokens on two GPUs that is most of a block: the main reason why the speedup stops at 1.75<!--= over_one_gpu("50_ring", 16384):.2f -->.
+# 3. **SMs that copy.** At 16k tokens on two GPUs a message takes 16 SMs for two thirds of a block. By the model that is a third of what is missing to 2, and the merge is half.
 # 4. **Packed batches.** Sequences of different lengths in one batch (notebook 20's `cu_seqlens`) would need a layout per sequence. `ring_attention` refuses them.
 #
-# The last two go away if the attention kernel itself reads its neighbour's memory.
+# Much of the second goes away if the attention kernel itself reads its neighbour's memory: no message to begin, one launch, no merge.
 
 # %% [markdown]
 # ## Exercises

@@ -170,6 +170,18 @@ def test_an_xray_of_a_foreign_file_with_a_page(capsys, tmp_path, monkeypatch):
     assert page.startswith("<!DOCTYPE html>") and "<title>X-ray of mine</title>" in page and "fa_launch" in page
 
 
+def test_a_merge_is_run_checked_and_xrayed(capsys):
+    assert commands.main(["run", "50"]) == 0 and "o   (1, 2, 256, 64) float32" in capsys.readouterr().out
+    assert commands.main(["xray", "50"]) == 0 and "LSE_a" in capsys.readouterr().out
+    assert commands.main(["check", "50"]) == 0 and "50_ring: right in" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["run", "xray", "check"])
+def test_a_kernel_of_several_ranks_says_who_calls_it(command, capsys):
+    assert commands.main([command, "51"]) == 2
+    assert "51_one_sided takes the keys of other ranks: helpers.one_sided calls it" in capsys.readouterr().err
+
+
 def test_an_xray_with_findings_gives_1(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     name = foreign(tmp_path, "a.LSE[0] = float(row);")  # eight threads write one word

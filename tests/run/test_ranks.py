@@ -44,12 +44,13 @@ def test_the_rank_that_fails_is_named(program, words):
         ring.launch(program, 2, device="cpu", quiet=True)
 
 
-def test_the_rank_that_hangs_is_named_and_not_the_one_that_waits():
-    words = (
-        r"^after 2 s ranks 0, 1 are not done: rank 1 is at ring_programs.py:\d+, in hangs; rank 0 waits for a message$"
-    )
-    with pytest.raises(ring.RanksError, match=words):
-        ring.launch(programs.hangs, 2, device="cpu", timeout=2)
+@pytest.mark.parametrize("program", [programs.hangs, programs.hangs_outside_the_ring])
+def test_the_rank_that_hangs_is_named_and_not_the_one_that_waits(program):
+    where = rf"rank 1 is at ring_programs.py:\d+, in {program.__name__}"
+    with pytest.raises(
+        ring.RanksError, match=f"^after 4 s ranks 0, 1 are not done: {where}; rank 0 waits for a message$"
+    ):
+        ring.launch(program, 2, device="cpu", timeout=4)
 
 
 def pids(file: Path, processes: int) -> list[int]:

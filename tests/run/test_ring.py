@@ -110,6 +110,7 @@ def test_what_a_rank_has_wrong_every_rank_says():
         "mask": "rank 1 has causal True, rank 0 False; they have to be the same",
         "zigzag": "the ranks have 8, 7 rows; zigzag needs the same even number of each",
         "varlen": "ring attention takes no cu_seqlens (varlen): split the batch by sequences, or pad them",
+        "copiers": "the ranks have 8, 9 copiers; they have to be as many on each",
         "fp32": "float32 goes through 04_fa2_fp32, which doesn't take a causal mask: use fp16 or bf16",
     }
     for of_rank in ring.launch(programs.refusals, 2, list(expected), device="cpu"):

@@ -93,6 +93,8 @@ def refused(me, name: str) -> str:
     if name == "fp32":
         q, k, v, causal = q.float(), k.float(), v.float(), True
     try:
+        if name == "copiers":
+            one_sided._require_the_same(8 + me.rank, ring.Plan(None, me.rank, (8, 8), "contiguous", False))
         ring.ring_attention(q, k, v, None, causal, layout, **options)
     except ValueError as error:
         return str(error)
@@ -142,6 +144,14 @@ def hangs(me) -> None:
     if me.rank == 1:
         time.sleep(60)
     dist.recv(torch.zeros(1), 1)
+
+
+def hangs_outside_the_ring(me) -> None:
+    q, k, v, _ = tensors(8)
+    plan = ring.agree(q, k, v)
+    if me.rank == 1:
+        time.sleep(60)
+    ring.ring_attention(q, k, v, plan=plan)
 
 
 def waits(me, file: str) -> None:

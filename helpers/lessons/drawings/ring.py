@@ -275,6 +275,7 @@ def direct_reads(ranks: int = 2) -> pd.DataFrame | None:
         return None
     own = record.medians(record.headline(record.load("32_ping_pong", device=record.DEFAULT_DEVICE)))
     own = own[(own["name"] == "32_ping_pong") & (own["dtype"] == "bf16") & (own["Nk"] == 8192)].set_index("D")["tflops"]
+    samples = samples[samples["N"] == 8192 * ranks]
     rows = []
     for (N, D), of_case in samples[samples["name"] == "read directly"].groupby(["N", "D"]):
         n, heads = N // ranks, of_case["H"].iloc[0]
@@ -345,7 +346,7 @@ def measured(samples: pd.DataFrame | None, ranks: int, **of: object) -> dict[str
 
 
 def held(samples: pd.DataFrame, gpus: Sequence[int] = (2, 4, 8)) -> pd.DataFrame:
-    """Our ring's recorded speedups over one GPU beside the model's, as many heads of K and V as of Q, D = 128; error: model / measured - 1."""
+    """Our ring's recorded times and speedups over one GPU beside the model's, as many heads of K and V as of Q, D = 128."""
     found = []
     for ranks in gpus:
         if len(of_ranks := samples[samples["ranks"] == ranks]):
@@ -353,9 +354,9 @@ def held(samples: pd.DataFrame, gpus: Sequence[int] = (2, 4, 8)) -> pd.DataFrame
             found.append(table[table["layout"] == np.where(table["causal"] == 1, "zigzag", "contiguous")])
     table = pd.concat(found)
     table["mask"] = np.where(table["causal"] == 1, "causal", "none")
-    table["error"] = [f"{error:+.0%}" for error in table["error"]]
-    columns = ["GPUs", "N", "mask", "passes", "measured", "predicted", "error"]
-    return table[columns].round(2).sort_values(["GPUs", "N", "mask", "passes"], ignore_index=True)
+    names = {"ms": "ms", "predicted_ms": "ms, model", "measured": "speedup", "predicted": "speedup, model"}
+    table = table.rename(columns=names)[["GPUs", "N", "mask", "passes", *names.values()]].round(2)
+    return table.sort_values(["GPUs", "N", "mask", "passes"], ignore_index=True)
 
 
 @styled

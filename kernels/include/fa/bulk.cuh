@@ -1,5 +1,5 @@
-// Copies of a run of bytes by one thread, and matrices that a warp stores: what the backward pass needs of Hopper (sm_90)
-// beyond sm90.cuh. The sections named here are those of NVIDIA's "PTX ISA".
+// Copies of a run of bytes by one thread, and matrices that a warp stores: what 33 and 51 need of Hopper (sm_90) beyond
+// sm90.cuh. The sections named here are those of NVIDIA's "PTX ISA".
 #pragma once
 #include <cstdint>
 #include <cuda_runtime.h>

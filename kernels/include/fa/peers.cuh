@@ -22,7 +22,7 @@ struct fa_peers_args : fa_model_args { // Q, K and V: this rank's own
   uint32_t *signals[8];                // of each rank: (signals_per_rank), zeros before the first call
   void *near_K, *near_V;               // (B, Hkv, rows, D): copies of what this rank sees of the others' keys
   uint32_t *arrived;                   // B * Hkv * rows / 128 flags of their tiles, zeros before the first call
-  int32_t rank, ranks, copiers, steps; // steps: what this call does, of enum step
+  int32_t rank, ranks, copiers, steps; // copiers: as many on all ranks; steps: what this call does, of enum step
   uint32_t epoch;                      // the number of the call, from 1; the same on all ranks
 };
 
