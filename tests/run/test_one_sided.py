@@ -186,6 +186,15 @@ def test_what_it_does_not_take_is_said():
         one_sided.share(room.k, ring.Plan(None, 0, (128, 128), "contiguous", False))
 
 
+def test_a_refused_call_counts_for_no_rank():
+    """The other ranks count only calls that were launched: a refused one may not be an epoch of its own."""
+    _, q, rooms = ranks(1, 128)
+    one_sided.attend(q[0], rooms[0])
+    with pytest.raises(CallError, match="bfloat16"):
+        one_sided.attend(q[0].bfloat16(), rooms[0])
+    assert rooms[0].epoch == 1
+
+
 def test_the_consumers_are_those_of_32():
     """But for where a piece's rows and keys begin and end: what is mended in 32 is to be mended here."""
     theirs, mine = (body(which, "consumer").splitlines() for which in ("32_ping_pong", one_sided.STEM))
