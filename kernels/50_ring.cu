@@ -7,7 +7,7 @@
 // outputs:   O (B,H,N,D) fp32 or as O_b, LSE (B,H,N) fp32; either may be the memory of O_a and LSE_a
 // dtypes:    fp32, fp16, bf16
 // D:         32, 64, 128
-// tiles:     256 threads; D / 4 of them to a row, 4 numbers each
+// tiles:     256 threads; D / 4 of them to a row, 4 numbers each; D / 8 and 8 where all is fp16 or bf16
 // arch:      sm_80
 // paper:     Ring Attention with Blockwise Transformers (arXiv 2310.01889)
 #include <fa/half.cuh>
@@ -17,34 +17,46 @@
 
 constexpr int threads = 256;
 
-// Four numbers of a row at once: 16 bytes of fp32, 8 bytes of fp16 and bf16.
-template <typename T> __device__ __forceinline__ void load_row(float (&x)[4], const void *O, int64_t at) {
-  if constexpr (sizeof(T) == 4) {
-    fa::load4(x, static_cast<const float *>(O) + at);
-  } else {
-    const uint2 bits = *reinterpret_cast<const uint2 *>(static_cast<const T *>(O) + at);
-    const float2 low = fa::unpack2<T>(bits.x), high = fa::unpack2<T>(bits.y);
-    x[0] = low.x, x[1] = low.y, x[2] = high.x, x[3] = high.y;
+// So many numbers has each lane of a row: 16 bytes of what all tensors hold, or of the fp32 ones.
+template <typename A, typename R> constexpr int width = sizeof(A) == 2 && sizeof(R) == 2 ? 8 : 4;
+
+// Four or eight neighbouring numbers of a row at once.
+template <typename T, int n> __device__ __forceinline__ void load_row(float (&x)[n], const void *O, int64_t at) {
+  struct alignas(sizeof(T) * n) Words {
+    uint32_t word[sizeof(T) * n / 4];
+  };
+  const Words bits = *reinterpret_cast<const Words *>(static_cast<const T *>(O) + at);
+#pragma unroll
+  for (int e = 0; e < n; ++e) {
+    if constexpr (sizeof(T) == 4)
+      x[e] = __uint_as_float(bits.word[e]);
+    else
+      x[e] = e % 2 ? fa::unpack2<T>(bits.word[e / 2]).y : fa::unpack2<T>(bits.word[e / 2]).x;
   }
 }
 
-template <typename T> __device__ __forceinline__ void store_row(void *O, int64_t at, const float (&x)[4]) {
-  if constexpr (sizeof(T) == 4)
-    fa::store4(static_cast<float *>(O) + at, x);
-  else
-    *reinterpret_cast<uint2 *>(static_cast<T *>(O) + at) =
-        make_uint2(fa::pack2<T>(x[0], x[1]), fa::pack2<T>(x[2], x[3]));
+template <typename T, int n> __device__ __forceinline__ void store_row(void *O, int64_t at, const float (&x)[n]) {
+  struct alignas(sizeof(T) * n) Words {
+    uint32_t word[sizeof(T) * n / 4];
+  } bits;
+#pragma unroll
+  for (int e = 0; e < n; ++e) {
+    if constexpr (sizeof(T) == 4)
+      bits.word[e] = __float_as_uint(x[e]);
+    else if (e % 2 == 0)
+      bits.word[e / 2] = fa::pack2<T>(x[e], x[e + 1]);
+  }
+  *reinterpret_cast<Words *>(static_cast<T *>(O) + at) = bits;
 }
 
 // [region: merge]
-// A, B, R: the types of O_a, O_b and of the result. Each lane has four columns of one row.
+// A, B, R: the types of O_a, O_b and of the result. Each lane has a few columns of one row.
 template <int d, typename A, typename B, typename R>
-__global__ __launch_bounds__(threads, 8) void merge(const fa_merge_args a) {
-  constexpr int lanes = d / 4; // of a row
-  const int64_t rows = int64_t(a.B) * a.H * a.Nq;
-  const int64_t thread = int64_t(blockIdx.x) * threads + threadIdx.x;
-  const int64_t row = thread / lanes;
-  const int column = thread % lanes * 4;
+__global__ __launch_bounds__(threads, 6) void merge(const fa_merge_args a) {
+  constexpr int columns = width<A, R>, lanes = d / columns; // of a lane; of a row
+  const uint32_t rows = uint32_t(a.B) * a.H * a.Nq;         // 64-bit numbers would take longer to divide than all else
+  const uint32_t row = blockIdx.x * (threads / lanes) + threadIdx.x / lanes;
+  const int column = threadIdx.x % lanes * columns;
   const bool inside = row < rows; // lanes past the end take part in the shuffles, and touch no memory
   const int n = row % a.Nq, h = row / a.Nq % a.H, b = row / a.Nq / a.H;
   const auto at = [&](const int64_t (&stride)[3]) { return b * stride[0] + h * stride[1] + n * stride[2] + column; };
@@ -52,7 +64,7 @@ __global__ __launch_bounds__(threads, 8) void merge(const fa_merge_args a) {
 
   // One lane reads the row's LSE and tells the others: where LSE is the memory of LSE_a, it alone writes there, later.
   // All loads are on their way before the first is waited for.
-  float lse_a = 0.f, lse_b = 0.f, x_a[4] = {}, x_b[4] = {}, x[4];
+  float lse_a = 0.f, lse_b = 0.f, x_a[columns] = {}, x_b[columns] = {}, x[columns];
   if (inside) {
     load_row<A>(x_a, a.O_a, at(a.O_a_stride));
     load_row<B>(x_b, a.O_b, at(a.O_b_stride));
@@ -65,7 +77,7 @@ __global__ __launch_bounds__(threads, 8) void merge(const fa_merge_args a) {
   const float w_a = exp2f((lse_a - m_finite) * fa::log2_e), w_b = exp2f((lse_b - m_finite) * fa::log2_e);
   const float l = w_a + w_b, l_inv = l > 0.f ? 1.f / l : 0.f;
 #pragma unroll
-  for (int e = 0; e < 4; ++e) x[e] = (w_a * x_a[e] + w_b * x_b[e]) * l_inv;
+  for (int e = 0; e < columns; ++e) x[e] = (w_a * x_a[e] + w_b * x_b[e]) * l_inv;
   store_row<R>(a.O, at(a.O_stride), x);
   if (column == 0) a.LSE[lse_at(a.LSE_stride)] = m_finite + log2f(l) * fa::ln_2; // -inf where both are empty
 }
@@ -73,8 +85,8 @@ __global__ __launch_bounds__(threads, 8) void merge(const fa_merge_args a) {
 
 // [region: launcher]
 template <int d, typename A, typename B, typename R> cudaError_t launch(const fa_merge_args &a, cudaStream_t stream) {
-  const int64_t blocks = fa::ceil_div(int64_t(a.B) * a.H * a.Nq, threads / (d / 4));
-  if (blocks > fa::max_grid_x) return cudaErrorInvalidValue;
+  const int64_t rows = int64_t(a.B) * a.H * a.Nq, blocks = fa::ceil_div(rows, threads / (d / width<A, R>));
+  if (rows > UINT32_MAX || blocks > fa::max_grid_x) return cudaErrorInvalidValue;
   merge<d, A, B, R><<<unsigned(blocks), threads, 0, stream>>>(a);
   return cudaGetLastError();
 }

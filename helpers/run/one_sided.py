@@ -10,9 +10,11 @@ ranks' tiles. `together` runs all ranks in one process, one after the other: on 
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from ..ladder.contract import SIGNALS, Peers, far_rows
 from ..ladder.errors import CallError
 from . import op, ring
 from .kernel import Kernel, as_loaded
+from .layouts import Block, cut
 from .xray import Xray, xray
 
 STEM = "51_one_sided"
@@ -114,11 +117,12 @@ def share(k: Tensor, plan: ring.Plan, copiers: int = COPIERS) -> Room:
     )
 
 
-def attend(q: Tensor, room: Room, scale: float | None = None, **options: Any) -> tuple[Tensor, Tensor]:
+def attend(q: Tensor, room: Room, scale: float | None = None) -> tuple[Tensor, Tensor]:
     """O (B,H,n,D) and LSE (B,H,n) of this rank's queries and the keys of all ranks. Every rank has to call it, as often as the others.
     When the call is over (on its stream), room.k and room.v may be overwritten. The kernel fills the GPU while it waits for other ranks: no
-    collective that they need to come here may be under way on another stream. options: `out` of a kernel's call. RuntimeError where a
-    CUDA graph is being captured: each replay would be the same epoch, and wait for nobody."""
+    collective that they need to come here may be under way on another stream. Where the L2 doesn't hold a head's keys, only the copies
+    are this kernel's, and the blocks are the ring's. RuntimeError where a CUDA graph is being captured: each replay would be the same
+    epoch, and wait for nobody."""
     if q.is_cuda and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
             f"{STEM} can't be captured in a CUDA graph: its flags count the calls, and replays would be one"
@@ -126,10 +130,65 @@ def attend(q: Tensor, room: Room, scale: float | None = None, **options: Any) ->
     kernel = op.loaded(STEM, q.device.type)
     try:
         with as_loaded():
-            return kernel(q, room.k, room.v, scale=scale, causal=room.causal, peers=room.peers(), **options)
+            if _fits(q, room):
+                return kernel(q, room.k, room.v, scale=scale, causal=room.causal, peers=room.peers())
+            return _in_blocks(kernel, q, room, scale, "announce", "fetch", "settle")
     except CallError:  # nothing was launched: the others count this call as the next one, too
         room.epoch -= 1
         raise
+
+
+def _fits(q: Tensor, room: Room) -> bool:
+    """Whether the L2 holds K and V of a head, of all that this rank sees."""
+    return room.k.shape[2] + _far_rows(room) <= ring.most_keys(q)
+
+
+def _far_rows(room: Room) -> int:
+    return far_rows(room.rank, len(room.keys), room.k.shape[2], room.causal)
+
+
+def _in_blocks(kernel: Kernel, q: Tensor, room: Room, scale: float | None, *steps: str) -> tuple[Tensor, Tensor]:
+    """The copies on a stream of their own, while rung 32 attends to this rank's keys; then to the copies."""
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    n, rows, most = q.shape[2], _far_rows(room), ring.most_keys(q)
+    early = room.rank * (n // 2) if room.causal else rows  # of near_K's rows the last so many, which all queries see
+    seen = [
+        Block(slice(0, n), slice(rows - early, rows), False),
+        Block(slice(n // 2, n), slice(0, rows - early), False),
+    ]
+    blocks = [
+        cut(Block(slice(0, n), slice(0, n), room.causal), most),
+        [part for each in seen for part in cut(each, most)],
+    ]
+    output = ring.Output(q, ring.forward_stem(q, room.k, room.causal), scale, blocks)
+    with _aside(q) as copied:
+        kernel(q, room.k, room.v, scale=scale, causal=room.causal, peers=room.peers(*steps))
+    for each in blocks[0]:
+        output.add(each, room.k, room.v)
+    copied()
+    near = [x.view(*room.k.shape[:2], rows, room.k.shape[3]) for x in room.near]
+    for each in blocks[1]:
+        output.add(each, *near)
+    return output.result()
+
+
+@contextlib.contextmanager
+def _aside(like: Tensor) -> Iterator[Callable[[], None]]:
+    """Inside, kernels are started on a stream that gets free SMs first, and what follows outside begins after them. Gives a function that
+    makes what follows wait for their end."""
+    if not like.is_cuda:
+        yield lambda: None
+        return
+    here, aside = torch.cuda.current_stream(like.device), _stream(like.device)
+    aside.wait_stream(here)
+    with torch.cuda.stream(aside):
+        yield lambda: here.wait_stream(aside)
+    ring.let_messages_begin()
+
+
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority=-1)
 
 
 def attention(
@@ -193,6 +252,9 @@ def together(
     for step in ("announce", "attend", "settle"):
         done = []
         for q, room in zip(queries, its_rooms):
+            if step == "attend" and not _fits(q, room):
+                done.append(_in_blocks(kernel, q, room, scale, "fetch"))
+                continue
             options = {"scale": scale, "causal": room.causal, "peers": room.peers(step)}
             done.append(kernel(q, room.k, room.v, **options))
         results = done if step == "attend" else results

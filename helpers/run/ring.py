@@ -168,28 +168,46 @@ class _Ring(torch.autograd.Function):
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float, stem: str) -> tuple[Tensor, Tensor]:
     """O as q and LSE (B,H,n) of all keys: this rank's own first, then those of ranks r - 1, r - 2, … as they pass."""
-    attend, merge = (op.loaded(which, q.device.type) for which in (stem, "50_ring"))
-    blocks = [cut(seen, _most(q)) if (seen := plan.block(rank)) else [] for rank in range(plan.ranks)]
-    summed, options = _summed(q, blocks), {"scale": scale}
-    o = lse = None
-    if len(blocks[plan.rank]) > 1:  # the first part hasn't all rows
-        o, lse = (torch.full(shape, x, device=q.device) for shape, x in ((q.shape, 0.0), (q.shape[:3], -torch.inf)))
+    blocks = [cut(seen, most_keys(q)) if (seen := plan.block(rank)) else [] for rank in range(plan.ranks)]
+    order = [(plan.rank - step) % plan.ranks for step in range(plan.ranks)]
+    output = Output(q, stem, scale, [blocks[owner] for owner in order])
     with _link(plan, q) as link:
         moving = [k.contiguous(), v.contiguous()]
-        for step in range(plan.ranks):
-            owner = (plan.rank - step) % plan.ranks
-            coming = link.send((owner, moving)) if step < plan.ranks - 1 else None  # on its way while the kernel works
+        for owner in order:
+            coming = link.send((owner, moving)) if owner != order[-1] else None  # on its way while the kernel works
             for seen in blocks[owner]:
-                keys = [x[:, :, seen.keys] for x in moving]
-                part = attend(q[:, :, seen.rows], *keys, **options, **({"causal": True} if seen.causal else {}))
-                if o is None:
-                    o, lse = part
-                    o = o.to(summed)
-                else:
-                    rows = o[:, :, seen.rows], lse[:, :, seen.rows]
-                    merge(*rows, *part, out=rows)
+                output.add(seen, *moving)
             (moving,) = coming.wait() if coming else (moving,)
-    return o.to(q.dtype), lse
+    return output.result()
+
+
+class Output:
+    """O (B,H,n,D) and LSE (B,H,n) of a rank's queries and the keys so far, block by block. blocks: all that will come, in groups in the
+    order in which they do; the first group has all queries."""
+
+    def __init__(self, q: Tensor, stem: str, scale: float, blocks: list[list[Block]]) -> None:
+        self.q, self.options, self.summed = q, {"scale": scale}, _summed(q, blocks)
+        self.attend, self.merge = (op.loaded(which, q.device.type) for which in (stem, "50_ring"))
+        self.o = self.lse = None
+        if len(blocks[0]) > 1:  # the first block hasn't all queries
+            self.o = torch.zeros(q.shape, device=q.device)
+            self.lse = torch.full(q.shape[:3], -torch.inf, device=q.device)
+
+    def add(self, seen: Block, k: Tensor, v: Tensor) -> None:
+        """What seen.rows of the queries see of seen.keys of these k and v."""
+        masked = {"causal": True} if seen.causal else {}
+        keys = (x[:, :, seen.keys] for x in (k, v))
+        part = self.attend(self.q[:, :, seen.rows], *keys, **self.options, **masked)
+        if self.o is None:
+            self.o, self.lse = part
+            self.o = self.o.to(self.summed)
+        else:
+            rows = self.o[:, :, seen.rows], self.lse[:, :, seen.rows]
+            self.merge(*rows, *part, out=rows)
+
+    def result(self) -> tuple[Tensor, Tensor]:
+        """O as q, and LSE."""
+        return self.o.to(self.q.dtype), self.lse
 
 
 def backward_pass(
@@ -214,7 +232,7 @@ def backward_pass(
     if deterministic is not False and "deterministic" in kernel.rung.features:
         options["deterministic"] = True
     Hkv, group, last = k.shape[1], q.shape[1] // k.shape[1], plan.ranks - 1
-    blocks = [cut(seen, _most(q), _most(q)) if (seen := plan.block(rank)) else [] for rank in range(plan.ranks)]
+    blocks = [cut(seen, most_keys(q), most_keys(q)) if (seen := plan.block(rank)) else [] for rank in range(plan.ranks)]
     dq = torch.zeros(q.shape, dtype=_summed(q, blocks), device=q.device)
 
     def gradients(seen: Block, keys: list[Tensor], heads: slice, out: list[Tensor]) -> None:
@@ -271,7 +289,7 @@ def backward_pass(
     return dq.to(q.dtype), *grads
 
 
-def _most(q: Tensor) -> int:
+def most_keys(q: Tensor) -> int:
     """Keys of a block, at most. With more, K and V of a head don't stay in the L2: the CTAs drift apart, and read them from HBM again
     and again. That takes time, and power which the tensor cores then lack."""
     return max(1, IN_L2 // (2 * q.shape[3] * q.element_size()))

@@ -66,6 +66,15 @@ def test_all_ranks_together_are_within_the_error_budget(R, n, H, Hkv, D, causal,
     held_to_float64([whole[0], -whole[1], whole[2]], second, causal)
 
 
+@pytest.mark.parametrize(("R", "causal"), [(1, True), (2, False), (3, True)])
+def test_long_sequences_are_attended_in_blocks(R, causal, monkeypatch):
+    """Where the L2 doesn't hold a head's keys: the copies by 51, and rung 20 on them here."""
+    monkeypatch.setattr(ring, "IN_L2", 2 * 100 * 64 * 2)  # a hundred keys
+    whole, q, rooms = ranks(R, 256, H=4, Hkv=2, causal=causal)
+    assert not any(one_sided._fits(of_rank, room) for of_rank, room in zip(q, rooms))
+    held_to_float64(whole, one_sided.together(q, rooms), causal)
+
+
 def test_a_negative_scale():
     whole, q, rooms = ranks(2, 128)
     held_to_float64(whole, one_sided.together(q, rooms, scale=-0.2), False, -0.2)
