@@ -28,6 +28,7 @@ HOPPER, AMPERE = ("32_ping_pong", "33_backward_wgmma"), ("20_causal_gqa", "23_ba
 WIDTH = 2048  # H * D
 LENGTHS = (16384, 32768, 65536, 262144)
 ROUNDS = {16384: 7, 32768: 7, 65536: 5, 131072: 5, 262144: 3, 1048576: 3}  # a round at the longest takes seconds
+TIMELINE = 65536  # N
 STRONG, WEAK = (65536, 262144, 1048576), 16384  # more than two ranks: N; N of each rank
 BURST_MS, LONG_MS = 20.0, 200.0  # a call that takes longer needs no other before it;
 SECOND = 1000.0  # of one that takes longer than this, in milliseconds, the first is the first round's
@@ -45,7 +46,8 @@ def record_ring(
     """Measures and records ring attention on all GPUs of this machine (data/<gpu>-x<ranks>/50_ring.*); prints what it found.
 
     dry: on the emulator with two ranks and tiny tensors, to see that everything runs; records nothing. largest: instead of all that,
-    one forward pass at the largest N whose tensors fit. lengths: times these N alone, and renews their rows of the record. Raises
+    one forward pass at the largest N whose tensors fit. lengths: times these N alone, and renews their rows of the record, with that of
+    TIMELINE its timeline. Raises
     RuntimeError where there are fewer than two GPUs, or the rows to keep are of other kernels, RanksError where a rank fails,
     AssertionError where a result is wrong.
     """
@@ -93,7 +95,8 @@ def record_ring(
     known = record.conditions()
     known["device"] = f"{known['device']} x{ranks}"
     if lengths:
-        frames = {"ring": _renewed(frames["ring"], known["device"])}
+        frames["ring"] = _renewed(frames["ring"], known["device"])
+        frames = {kind: frame for kind, frame in frames.items() if len(frame)}
     rungs = [STEM, *first["rungs"], *([FAR] if first["link"] else [])]
     if first["link"]:
         extra = {"method": " ".join(link.__doc__.split()), "checked": first["checked"]}
@@ -222,7 +225,7 @@ def _of_lengths(cases: pd.DataFrame, N: int) -> tuple[str, pd.DataFrame]:
 
 def run(me: Me, dry: bool, begun: float, lengths: tuple[int, ...] = ()) -> dict:
     """All measurements of one rank: `times` (rows of COLUMNS, this rank's milliseconds), memory, timeline, link, skipped, checked; of
-    `lengths` alone times, if there are any."""
+    `lengths` alone times, if there are any, and the timeline."""
     found: dict[str, Any] = {
         "times": [],
         "skipped": [],
@@ -246,7 +249,9 @@ def run(me: Me, dry: bool, begun: float, lengths: tuple[int, ...] = ()) -> dict:
             continue
         found["times"] += _case(me, dry, found["skipped"], **case)
     if not dry and not lengths:
-        found["memory"], found["timeline"] = memories(me), timeline(me)
+        found["memory"] = memories(me)
+    if not dry and (not lengths or TIMELINE in lengths):
+        found["timeline"] = timeline(me)
     return found
 
 
@@ -672,7 +677,7 @@ def memories(me: Me) -> list[tuple]:
     return rows
 
 
-def timeline(me: Me, N: int = 65536) -> list[tuple]:
+def timeline(me: Me, N: int = TIMELINE) -> list[tuple]:
     """What runs on this rank's GPU during one forward pass: (rank, what, begin, end), milliseconds from the end of a barrier, which all
     GPUs leave at the same time. what: "attention", "merge", "transfer" or "other"."""
     import torch

@@ -189,8 +189,9 @@ class Output:
         self.q, self.options, self.summed = q, {"scale": scale}, _summed(q, blocks)
         self.attend, self.merge = (op.loaded(which, q.device.type) for which in (stem, "50_ring"))
         self.o = self.lse = None
+        self.left = sum(map(len, blocks))
         if len(blocks[0]) > 1:  # the first block hasn't all queries
-            self.o = torch.zeros(q.shape, device=q.device)
+            self.o = torch.zeros(q.shape, dtype=self.summed, device=q.device)
             self.lse = torch.full(q.shape[:3], -torch.inf, device=q.device)
 
     def add(self, seen: Block, k: Tensor, v: Tensor) -> None:
@@ -198,12 +199,19 @@ class Output:
         masked = {"causal": True} if seen.causal else {}
         keys = (x[:, :, seen.keys] for x in (k, v))
         part = self.attend(self.q[:, :, seen.rows], *keys, **self.options, **masked)
+        self.left -= 1
         if self.o is None:
             self.o, self.lse = part
-            self.o = self.o.to(self.summed)
-        else:
-            rows = self.o[:, :, seen.rows], self.lse[:, :, seen.rows]
-            self.merge(*rows, *part, out=rows)
+            return
+        kind = self.summed if self.left else self.q.dtype
+        if part[0].shape == self.o.shape and kind != self.o.dtype:  # a merge of all queries rounds on its way
+            into = torch.empty_like(self.o, dtype=kind)
+            self.merge(self.o, self.lse, *part, out=(into, self.lse))
+            self.o = into
+            return
+        self.o = self.o.to(self.summed)
+        rows = self.o[:, :, seen.rows], self.lse[:, :, seen.rows]
+        self.merge(*rows, *part, out=rows)
 
     def result(self) -> tuple[Tensor, Tensor]:
         """O as q, and LSE."""

@@ -228,18 +228,21 @@ draw_ring.timelines(small, title="Four GPUs by the model: short blocks wait for 
 # %% [markdown]
 # **What to see.** In the long run every transfer ends well before its block begins: the links are idle most of the time. In the short one, with as many heads of K and V as of Q, a transfer takes longer than a block, and the GPUs wait. An eighth of the bytes is hidden again.
 #
-# The same on two and on four GPUs, as it was recorded (a profiler notes when each kernel begins and ends):
+# The same on two, four and eight GPUs, as it was recorded (a profiler notes when each kernel begins and ends):
 
 # %%
 runs = {}
-for ranks in (2, 4):
+for ranks in (2, 4, 8):
     if (events := draw_ring.recorded("ring_timeline", (ranks,))) is not None:
         runs[f"{ranks} GPUs, zigzag, N = 65,536"] = events
 if runs:
     display(draw_ring.timelines(runs, unit=1, title="recorded on NVIDIA H200"))
 
 # %% [markdown]
-# **What to see.** Every message begins before its block and ends before the next one. (At first the GPUs wait for the host. "Other" is the head start, and O turned into float32 and back.) On four GPUs a message takes at least 1 ms, twice what the model says; why, we do not know. And while it runs, the kernel has fewer SMs: of rank 0's four equal blocks the last one, beside which nothing is sent, is the shortest.
+# **What to see.** Every message begins before its block, and on two and four GPUs it ends before the next one; eight GPUs wait for it, as a rank has only 8,192 tokens. (At first the GPUs wait for the host. "Other" is mostly the head start.) While a message runs, the kernel has fewer SMs: of rank 0's equal blocks the last one, beside which nothing is sent, is the shortest.
+#
+# **How many SMs should a message have?** NCCL copies by CTAs, which it calls channels. It has 32 of them, and on $p$ GPUs a message of up to 16 MB per channel gets $32/p$, so that messages to all other ranks could go at once. In a ring there is one message at a time. On four H200s, 67 MB took 442 µs that way, 152 GB/s. `ring.launch` asks for 64 channels (`NCCL_MIN_P2P_NCHANNELS`): 266 µs, and a causal forward pass over 16k tokens took 0.69 ms instead of 0.94. More is not better for ever: each channel is an SM that does not attend.
+
 # %% [markdown]
 # ## 4 · The backward pass
 #
@@ -258,7 +261,7 @@ if runs:
 show.region("50_ring", "merge")
 
 # %% [markdown]
-# A lane has four columns of a row, 16 bytes of fp32. Where there are more than two parts, the accumulated $O$ stays in fp32; it is overwritten in place. One detail matters for that: $\mathrm{LSE}_a$ is read by *one* lane, which hands it to the others by a shuffle. If all lanes read it, one of them might do so after another had already written the new one.
+# A lane has four columns of a row, 16 bytes of fp32, or eight where all is in 16 bits. Where there are more than two parts, the accumulated $O$ stays in fp32; it is overwritten in place. One detail matters for that: $\mathrm{LSE}_a$ is read by *one* lane, which hands it to the others by a shuffle. If all lanes read it, one of them might do so after another had already written the new one.
 
 # %% [markdown]
 # ## Run and check
@@ -388,7 +391,8 @@ pd.DataFrame(rows, columns=columns).round(2)
 
 # %%
 if samples is not None:
-    display(draw_ring.beside_peers(samples, ranks=2), draw_ring.beside_peers(samples, ranks=4))
+    for ranks in (2, 4, 8):
+        display(draw_ring.beside_peers(samples, ranks))
 
 # %% [markdown]
 # **What to see.** PyTorch's `context_parallel` runs the same ring, or all-gather, with cuDNN's attention; "all-gather + SDPA" is cuDNN after one collective; `51_one_sided` is the next notebook's. The ring keeps rung 32's lead over cuDNN. On four GPUs Ulysses is as fast in both passes. "In any order" adds up $dQ$ as parts come, as cuDNN does, and one GPU by default; the plain ring, with the same bits every time, is held against one GPU that has them too.
