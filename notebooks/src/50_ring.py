@@ -342,7 +342,7 @@ if samples is not None:
 #
 # <details><summary>How can two GPUs be 2.3 times as fast as one?</summary>
 #
-# One GPU gets slower. Without a mask, the record has it at 768<!--= one_gpu(65536):.0f --> TFLOP/s for 64k tokens, 553<!--= one_gpu(262144):.0f --> for 256k and 500<!--= one_gpu(1048576):.0f --> for 1M. K and V of one head take 512 bytes per token, 134 MB at 256k, and an H200's L2 has 60 MB. All CTAs sweep the same keys, but they drift apart in time, and most have to read from HBM again. Measured once on one H200, two heads of 262,144 tokens: 214 GB came from HBM, while K and V of both are 0.27 GB. That costs time, and power that the tensor cores then lack: the clock fell to 1,260 MHz. A ring's blocks are shorter, and `ring_attention` cuts those that are still too long, so that K and V of a head take at most 32 MB. Cut so, one GPU alone reached 670 TFLOP/s instead of 556.
+# One GPU gets slower. Without a mask, the record has it at 761<!--= one_gpu(65536):.0f --> TFLOP/s for 64k tokens, 559<!--= one_gpu(262144):.0f --> for 256k and 504<!--= one_gpu(1048576):.0f --> for 1M. K and V of one head take 512 bytes per token, 134 MB at 256k, and an H200's L2 has 60 MB. All CTAs sweep the same keys, but they drift apart in time, and most have to read from HBM again. Measured once on one H200, two heads of 262,144 tokens: 214 GB came from HBM, while K and V of both are 0.27 GB. That costs time, and power that the tensor cores then lack: the clock fell to 1,260 MHz. A ring's blocks are shorter, and `ring_attention` cuts those that are still too long, so that K and V of a head take at most 32 MB. Cut so, one GPU alone reached 670 TFLOP/s instead of 556.
 #
 # </details>
 #
