@@ -398,7 +398,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
 #pragma unroll
     for (int n = 0; n < Bc / 8; ++n) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
+      for (int e = 3; e >= 0; --e) { // from 0 on, the compiler would keep both rows' m in one bank at D = 64
         S_reg[n][e] = fa::ex2_approx_ftz(__fmaf_rn(S_reg[n][e], scale_log2, -m_reg[e / 2]));
         sum_reg[e / 2] += S_reg[n][e];
       }

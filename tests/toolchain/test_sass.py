@@ -79,6 +79,14 @@ def test_the_scale_of_32_takes_no_register_that_the_exponentials_would_wait_for(
     assert now["FFMA, two of one bank"] <= 8 and before["FFMA, two of one bank"] >= 24
 
 
+def test_nor_do_those_of_51():
+    """In the order of 32's sum they would: the maxima of both rows would lie in one bank."""
+    one = single("51_one_sided", 64, "bf16")
+    turned = dataclasses.replace(one, source=one.replace("int e = 3; e >= 0; --e", "int e = 0; e < 4; ++e"))
+    now, before = (sass.from_one_bank(sass.loop_lines(each, 64, "bf16", kernel="one_sided")) for each in (one, turned))
+    assert now <= 8 and before >= 24
+
+
 @pytest.mark.parametrize(
     ("opcode", "name"),
     [
