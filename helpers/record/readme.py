@@ -25,6 +25,7 @@ LANGUAGES = {
     "pallas_tiles": "Pallas",
     "cute_dsl": "CuTe DSL",
 }
+SEVERAL_N = (1 << 14, 1 << 16, 1 << 18, 1 << 20)
 STALE = " (stale: the kernel has changed since)"
 
 
@@ -190,9 +191,9 @@ def training(root: Path = record.DATA) -> str:
 
 
 def several_gpus(root: Path = record.DATA) -> str:
-    """How much faster several GPUs attend than one, as a sentence for each number of them that is recorded."""
-    told = []
-    for gpus, number in {2: "two", 4: "four", 8: "eight"}.items():
+    """How many times as fast as one several GPUs attend: a table with a row for each number of them that is recorded, empty without any."""
+    rows = []
+    for gpus in (2, 4, 8):
         try:
             samples = record.load("50_ring", "ring", f"{DEVICE}-x{gpus}", root)
         except LookupError:
@@ -201,19 +202,19 @@ def several_gpus(root: Path = record.DATA) -> str:
         samples = samples[samples["layout"].isna() | (samples["layout"] == "zigzag")]
         ms = samples.pivot_table(index=["Nq", "round"], columns="name", values="ms")
         one, peer = ms["one GPU"], ms.filter(like="context_parallel").min(axis=1)
-        spans = [(one / ms[name]).groupby("Nq").median() for name in ("50_ring", "51_one_sided")]
-        spans.append((peer / ms["50_ring"]).groupby("Nq").median())
-        ring, kernel, beside = (f"{x.min():.2f} to {x.max():.2f}" for x in spans)
-        first, last = (f"{N >> 20}M" if N >> 20 else f"{N >> 10}k" for N, _ in (ms.index[0], ms.index[-1]))
-        told.append(
-            f"{number} reach {ring} × one with a ring ({beside} × PyTorch's `context_parallel`), {kernel} × with a kernel that "
-            f"fetches the others' keys, at N = {first} to {last}"
-        )
-    if not told:
+        ring, kernel = ((one / ms[name]).groupby("Nq").median() for name in ("50_ring", "51_one_sided"))
+        beside = (peer / ms["50_ring"]).groupby("Nq").median()
+        cells = [f"{ring[N]:.2f} ({kernel[N]:.2f})" if N in ring else "" for N in SEVERAL_N]
+        rows.append(f"| {gpus} | {' | '.join(cells)} | {beside.min():.2f} to {beside.max():.2f} |")
+    if not rows:
         return ""
+    lengths = " | ".join(f"{N >> 20}M" if N >> 20 else f"{N >> 10}k" for N in SEVERAL_N)
     return (
-        f"Of several GPUs, causal, forward, bf16, D = 128, {'; '.join(told)} "
-        "([notebooks 50](notebooks/50_ring.ipynb) and [51](notebooks/51_one_sided.ipynb))."
+        "Several GPUs, × one, by the ring of [notebook 50](notebooks/50_ring.ipynb), and in brackets by the kernel of "
+        "[51](notebooks/51_one_sided.ipynb) that fetches the other GPUs' keys itself: forward, causal, bf16, D = 128. "
+        "On long sequences one GPU is slower than at 64k, which is why several can be more than as many times as fast.\n\n"
+        f"| GPUs | N = {lengths} | ring × PyTorch's `context_parallel` |\n|{'--:|' * (len(SEVERAL_N) + 2)}\n"
+        + "\n".join(rows)
     )
 
 
