@@ -239,9 +239,9 @@ if runs:
     display(draw_ring.timelines(runs, unit=1, title="recorded on NVIDIA H200"))
 
 # %% [markdown]
-# **What to see.** Every message begins before its block, and on two and four GPUs it ends before the next one; eight GPUs wait for it, as a rank has only 8,192 tokens. (At first the GPUs wait for the host. "Other" is mostly the head start.) While a message runs, the kernel has fewer SMs: of rank 0's equal blocks the last one, beside which nothing is sent, is the shortest.
+# **What to see.** On two and four GPUs every message ends before the next block. (At first the GPUs wait for the host. "Other" is mostly the head start.) While a message runs, the kernel has fewer SMs: of rank 0's equal blocks the last one, beside which nothing is sent, is the shortest. On eight GPUs a block takes 0.4 ms, and its message more than 1 ms: the GPUs wait.
 #
-# **How many SMs should a message have?** NCCL copies by CTAs, which it calls channels. It has 32 of them, and on $p$ GPUs a message of up to 16 MB per channel gets $32/p$, so that messages to all other ranks could go at once. In a ring there is one message at a time. On four H200s, 67 MB took 442 µs that way, 152 GB/s. `ring.launch` asks for 64 channels (`NCCL_MIN_P2P_NCHANNELS`): 266 µs, and a causal forward pass over 16k tokens took 0.69 ms instead of 0.94. More is not better for ever: each channel is an SM that does not attend.
+# **How many SMs should a message have?** By the data sheet 67 MB, K and V of 8,192 tokens, cross a link in 0.15 ms. But NCCL copies by CTAs, which it calls channels. It has 32, and on $p$ GPUs a message gets $32/p$ of them (twice as many where each would carry more than 16 MB), so that messages to all ranks could go at once. In a ring there is one message at a time. Eight GPUs were recorded so, with four channels to a message. Since then, `ring.launch` asks for sixteen on two and four GPUs, and for eight on eight (`NCCL_MIN_P2P_NCHANNELS`; there are no more than 64). Measured on four, 67 MB then take 266 µs instead of 442, and a causal forward pass over 16k tokens 0.69 ms instead of 0.94. Still more would not help: each channel is an SM that does not attend.
 
 # %% [markdown]
 # ## 4 · The backward pass
@@ -314,7 +314,7 @@ predict(bytes_per_row, moved.sum() / rows, "bytes per row")
 seen
 
 # %% [markdown]
-# $64 \cdot (4 + 2 + 4)$ bytes of $O$ and $3 \cdot 4$ of LSE, each read or written once, every request coalesced, no race. In the recorded timeline a merge takes 0.05 to 0.2 ms, its block 1.4 to 6. All loads of a thread are on their way before it waits for the first.
+# $64 \cdot (4 + 2 + 4)$ bytes of $O$ and $3 \cdot 4$ of LSE, each read or written once, every request coalesced, no race. In the recorded timelines a merge takes 0.02 to 0.12 ms, its block 0.4 to 6. All loads of a thread are on their way before it waits for the first; and a thread finds its row by 32-bit divisions, since with 64-bit numbers dividing took longer than all else.
 #
 # Now the speedup of two GPUs against length, by the model, with what was measured laid over it:
 
@@ -329,7 +329,7 @@ points = draw_ring.measured(samples, ranks=2, D=128, causal=1, passes="forward")
 draw_ring.speedups(pd.DataFrame(model, lengths), 2, "Two GPUs, causal, D = 128, H·D = 2048", points)
 
 # %% [markdown]
-# **What to see.** Contiguous stops at 4/3, however long the sequence. Zigzag comes close to 2: 1.75<!--= over_one_gpu("50_ring", 16384):.2f --> at 16k tokens, 1.97<!--= over_one_gpu("50_ring", 262144):.2f --> at 256k. The model's line falls where blocks become shorter than messages, by the model down to less than one GPU's speed at 4k; nothing below 16k was measured. That a message takes 16 of 132 SMs lowers it at 16k from 1.84 to 1.77.
+# **What to see.** Contiguous stops at 4/3, however long the sequence. Zigzag comes close to 2: 1.79<!--= over_one_gpu("50_ring", 16384):.2f --> at 16k tokens, 1.95<!--= over_one_gpu("50_ring", 262144):.2f --> at 256k. The model's line falls where blocks become shorter than messages, by the model down to less than one GPU's speed at 4k; nothing below 16k was measured. That a message takes 16 of 132 SMs lowers it at 16k from 1.84 to 1.77.
 #
 # All cases with as many heads of K and V as of Q:
 
@@ -338,7 +338,7 @@ if samples is not None:
     display(draw_ring.held(samples))
 
 # %% [markdown]
-# **What to see.** On two GPUs the model's speedups are right within a few percent up to 64k tokens, although its times are up to a tenth too long: these GPUs are faster than its 700 TFLOP/s for one and for two. And some long sequences are *more* than twice, or four times, as fast.
+# **What to see.** On two GPUs the model's speedups are right within a few percent up to 64k tokens, although its times are up to a tenth too long: these GPUs are faster than its 700 TFLOP/s for one and for two. On eight GPUs it expects twice as much at 64k: it knows nothing of channels. And some long sequences are *more* than twice, four or eight times as fast.
 #
 # <details><summary>How can two GPUs be 2.3 times as fast as one?</summary>
 #
@@ -395,7 +395,7 @@ if samples is not None:
         display(draw_ring.beside_peers(samples, ranks))
 
 # %% [markdown]
-# **What to see.** PyTorch's `context_parallel` runs the same ring, or all-gather, with cuDNN's attention; "all-gather + SDPA" is cuDNN after one collective; `51_one_sided` is the next notebook's. The ring keeps rung 32's lead over cuDNN. On four GPUs Ulysses is as fast in both passes. "In any order" adds up $dQ$ as parts come, as cuDNN does, and one GPU by default; the plain ring, with the same bits every time, is held against one GPU that has them too.
+# **What to see.** PyTorch's `context_parallel` runs the same ring, or all-gather, with cuDNN's attention; "all-gather + SDPA" is cuDNN after one collective; `51_one_sided` is the next notebook's. The ring keeps rung 32's lead over cuDNN. On four GPUs Ulysses is as fast in both passes. On eight, 64k tokens are too few for a ring, whose messages are the bottleneck; with 256k it is 7.92<!--= over_one_gpu("50_ring", 262144, ranks=8):.2f --> times as fast as one GPU. "In any order" adds up $dQ$ as parts come, as cuDNN does, and one GPU by default; the plain ring, with the same bits every time, is held against one GPU that has them too.
 #
 # Memory: how long a sequence can be, and how long does it take?
 
@@ -403,7 +403,7 @@ if samples is not None:
 draw_ring.memory(draw_ring.recorded_memory(), [2**i for i in range(14, 24)])
 
 # %% [markdown]
-# **What to see.** From 256k tokens on, two GPUs hold more than one: half of the tokens, but keys that travel and a float32 sum besides. From four on, memory halves with every doubling. The point is the longest sequence that was run, once: 5,806,592<!--= largest("N"):,.0f --> tokens on two H200s, one layer of 16 heads, in 103<!--= largest("seconds"):.0f --> seconds, 94<!--= largest("bytes") / 2**30:.0f --> GiB on rank 0.
+# **What to see.** From 256k tokens on, each of two GPUs holds as much as one alone would: half of the tokens, but keys that travel and a float32 sum besides. (By the model more: it takes each part to have all queries.) From four on, memory halves with every doubling. The point is the longest sequence that was run, once: 5,806,592<!--= largest("N"):,.0f --> tokens on two H200s, one layer of 16 heads, in 103<!--= largest("seconds"):.0f --> seconds, 94<!--= largest("bytes") / 2**30:.0f --> GiB on rank 0.
 
 # %% [markdown]
 # The same idea under other names:

@@ -188,7 +188,7 @@ predict(copiers, 390e9 * 3e-6 / 196608, "copiers, at least")
 draw_ring.recorded_link()
 
 # %% [markdown]
-# **What to see.** At $D = 128$, 16 copiers reach 308<!--= copied(16, 128, 16384):.0f --> GB/s, and more of them no more. At $D = 64$ it takes 24, although their tiles are half as large: a pair of tiles costs a copier about 2 µs, large or small. The default is 16 of 132 SMs.
+# **What to see.** At $D = 128$, 16 copiers reach 309<!--= copied(16, 128, 16384):.0f --> GB/s, and more of them no more. At $D = 64$ it takes 24, although their tiles are half as large: a pair of tiles costs a copier about 2 µs, large or small. The default is 16 of 132 SMs.
 #
 # For the whole call the number hardly matters, within 2 % on two GPUs: while they copy they do not attend, but copying takes a short time. For $n$ tokens per rank, attention takes $4 n \cdot 2n \cdot HD$ FLOPs and copying $4 n HD$ bytes, so with two GPUs at 700 TFLOP/s and 300 GB/s the ratio is $1170 / n$. At $n = 8192$ that is 14 % of the time, of 12 % of the SMs: less than 2 %.
 #
@@ -202,7 +202,14 @@ if samples is not None:
     display(draw_ring.beside_peers(samples, ranks=2, N=16384))
 
 # %% [markdown]
-# **What to see.** (K and V were in the room already. A whisker at 0 is one very slow call, probably the first of its kind. The right panel has no 51: its backward pass is the ring's.) This is the kernel for short sequences: at 16k tokens two GPUs are 1.89<!--= over_one_gpu("51_one_sided", 16384):.2f --> times as fast as one, with the ring 1.75<!--= over_one_gpu("50_ring", 16384):.2f -->; with eight query heads to one of K and V 2.01<!--= over_one_gpu("51_one_sided", 16384, Hkv=2):.2f --> and 1.83<!--= over_one_gpu("50_ring", 16384, Hkv=2):.2f -->. At 64k they are 1.94<!--= over_one_gpu("51_one_sided", 65536):.2f --> and 1.88<!--= over_one_gpu("50_ring", 65536):.2f -->. For longer ones the L2 does not hold a head's keys any more (notebook 50 says what that costs), and in one kernel 256k tokens were 1.85 times as fast. So there `one_sided.attend` has this kernel only copy, on a stream of its own, while rung 32 attends to this rank's keys, and then to the copies, in the ring's blocks: 1.86<!--= over_one_gpu("51_one_sided", 262144):.2f -->, with the ring 1.97<!--= over_one_gpu("50_ring", 262144):.2f -->. At $D = 64$ without a mask the ring is ahead, 1.97<!--= over_one_gpu("50_ring", 65536, D=64, causal=0):.2f --> against 1.86<!--= over_one_gpu("51_one_sided", 65536, D=64, causal=0):.2f --> at 64k; why, we do not know.
+# **What to see.** (K and V were in the room already. A whisker at 0 is one very slow call, probably the first of its kind. The right panel has no 51: its backward pass is the ring's.) This is the kernel for short sequences: at 16k tokens two GPUs are 1.88<!--= over_one_gpu("51_one_sided", 16384):.2f --> times as fast as one, with the ring 1.79<!--= over_one_gpu("50_ring", 16384):.2f -->; with eight query heads to one of K and V 1.93<!--= over_one_gpu("51_one_sided", 16384, Hkv=2):.2f --> and 1.85<!--= over_one_gpu("50_ring", 16384, Hkv=2):.2f -->. At 64k they are 1.95<!--= over_one_gpu("51_one_sided", 65536):.2f --> and 1.89<!--= over_one_gpu("50_ring", 65536):.2f -->. For longer ones the L2 does not hold a head's keys any more (notebook 50 says what that costs), and in one kernel 256k tokens were 1.85 times as fast. So there `one_sided.attend` has this kernel only copy, on a stream of its own, while rung 32 attends to this rank's keys, and then to the copies, in the ring's blocks: 1.96<!--= over_one_gpu("51_one_sided", 262144):.2f -->, with the ring 1.95<!--= over_one_gpu("50_ring", 262144):.2f -->.
+
+# %% [markdown]
+# <details><summary>Why do the consumers sum the exponentials from the last to the first, other than rung 32's?</summary>
+#
+# At $D = 64$ this kernel first was 5 to 8 % slower than 32 at the same work on one GPU, although its loop had 332 instructions instead of 329. Each score is one FMA, $s \cdot \mathrm{scale} - m$, with two operands in registers. The register file has two banks, the even and the odd registers, and two operands of one bank take a cycle more. A warp works on two rows in turn; if their $m$ lie in different banks, the hardware's small cache of operands keeps both, and no FMA waits. Here the compiler had put both into even registers, 32 of 64 FMAs waited, and nothing in the source says where a register goes. Another order of the sum was one change out of many that made it choose otherwise. `sass.from_one_bank` counts such FMAs, and a test holds it at no more than 8.
+#
+# </details>
 
 # %% [markdown]
 # Others do this, too, for attention or for the matrix products around it:
