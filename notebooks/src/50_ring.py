@@ -121,7 +121,7 @@ print(f"two ranks: off by at most {(o - exact.cpu()).abs().max():.1e}")
 # %% [markdown]
 # `ring.ring_attention` does the same, and one thing better: it starts the messages *before* the kernel, on a stream of their own, so that the next keys arrive while the present ones are in use. If the transfer takes no longer than the kernel, nobody waits.
 #
-# On a GPU, a second stream is not enough for that. NCCL moves bytes by a kernel of its own, of 16 CTAs in our profiles. Rungs 31 to 33 have a CTA on *every* SM and keep it to the end. If such a kernel begins first, the message waits until it is done. Both become ready at the same moment. So the ring gives the message a head start:
+# On a GPU, a second stream is not enough for that. NCCL moves bytes by a kernel of its own. Rungs 31 to 33 have a CTA on *every* SM and keep it to the end. If such a kernel begins first, the message waits until it is done. The message and the next kernel become ready at the same moment. So the ring gives the message a head start:
 
 # %%
 print(inspect.getsource(ring.let_messages_begin))
@@ -162,7 +162,7 @@ for Hkv in (16, 2):
     print(f"H = 16, Hkv = {Hkv}: {bare:,.0f}; with 60 µs per message {ring_time.break_even(problem, machine):,.0f}")
 
 # %% [markdown]
-# With [grouped heads](glossary.md#grouped-heads), eight query heads to one of K and V, the bytes alone would let a rank be eight times as short. But then the time to begin a message counts for more than its bytes, and most of the gain is lost.
+# With [grouped heads](glossary.md#grouped-heads), eight query heads to one of K and V, the bytes alone would let a rank be eight times as short. But then the time to begin a message counts for more than its bytes, and most of the gain is lost. Under a mask, each block is half the work for the same bytes: with zigzag, below, it takes twice as many tokens to hide the bytes.
 #
 # ## 3 · Who waits under a causal mask
 #
@@ -172,7 +172,7 @@ for Hkv in (16, 2):
 draw_ring.steps(ranks=4, layout="contiguous")
 
 # %% [markdown]
-# **What to see.** A white square is a block that the mask removes, and nobody computes it. But the ring does not get faster: the last row has no white square, and everybody waits for the last rank.
+# **What to see.** A white square is a block that the mask removes, and nobody computes it. But the ring hardly gets faster: the last row has no white square, and everybody waits for the last rank.
 #
 # One GPU alone has to compute half of all scores. With two ranks, what is the speedup? Count the blocks of the busiest rank.
 
@@ -196,7 +196,7 @@ for ranks in (2, 4, 8, 64):
 draw_ring.masks(N=16, ranks=4)
 
 # %% [markdown]
-# **What to see.** The numbers at the bottom: contiguous has one rank compute 58 scores and another 10; zigzag gives all of them 34; striped gives 28 to 40. In a model, the tokens are rearranged once, at the input, and stay so through all layers: nothing but attention asks where a token stands (and its positional encoding, which gets the positions along).
+# **What to see.** The number in a cell says in which step of the ring it is computed, the numbers at the bottom how many scores a rank computes: contiguous has one rank compute 58 and another 10; zigzag gives all of them 34; striped gives 28 to 40, a difference that vanishes in long sequences. In a model, the tokens are rearranged once, at the input, and stay so through all layers: nothing but attention asks where a token stands (and its positional encoding, which gets the positions along).
 #
 # But can our kernels compute such blocks? They know two kinds: all of a block, or causal with as many keys as queries. Look at the blocks of a zigzag:
 
@@ -226,22 +226,25 @@ for Hkv in (16, 2):
 draw_ring.timelines(small, title="Four GPUs by the model: short blocks wait for messages")
 
 # %% [markdown]
-# **What to see.** In the long run every transfer ends well before its block begins: the links are idle most of the time. In the short one, with as many heads of K and V as of Q, a transfer takes longer than a block, and the GPUs wait. An eighth of the bytes is hidden again.
+# **What to see.** In the long run every transfer ends well before its block begins: the links are idle most of the time. In the short one, with as many heads of K and V as of Q, a transfer takes longer than a block, and the GPUs wait. With $H_{kv} = 2$, an eighth of the bytes, the transfer is hidden again.
 #
-# The same on two, four and eight GPUs, as it was recorded (a profiler notes when each kernel begins and ends):
+# The same on two and four GPUs, and then on eight, as it was recorded (a profiler notes when each kernel begins and ends):
 
 # %%
-runs = {}
-for ranks in (2, 4, 8):
-    if (events := draw_ring.recorded("ring_timeline", (ranks,))) is not None:
-        runs[f"{ranks} GPUs, zigzag, N = 65,536"] = events
-if runs:
-    display(draw_ring.timelines(runs, unit=1, title="recorded on NVIDIA H200"))
+for some in ((2, 4), (8,)):
+    runs = {}
+    for ranks in some:
+        if (events := draw_ring.recorded("ring_timeline", (ranks,))) is not None:
+            runs[f"{ranks} GPUs, zigzag, N = 65,536"] = events
+    if runs:
+        display(draw_ring.timelines(runs, unit=1, title="recorded on NVIDIA H200"))
 
 # %% [markdown]
-# **What to see.** On two and four GPUs every message ends before the next block. (At first the GPUs wait for the host. "Other" is mostly the head start.) While a message runs, the kernel has fewer SMs: of rank 0's equal blocks the last one, beside which nothing is sent, is the shortest. On eight GPUs a block takes 0.4 ms, and its message more than 1 ms: the GPUs wait.
+# **What to see.** On two and four GPUs every message ends before the next block. (At first the GPUs wait for the host. "Other" is head starts, 6 µs each, and on four and eight GPUs O turned into float32 and back.) While a message runs, the kernel has fewer SMs: on four GPUs the last block of every rank, beside which nothing is sent, is the shortest. On eight GPUs a block takes 0.4 ms and a message about 0.9 (longer bars contain waiting for a late neighbour): the GPUs wait. (Under the profiler this pass took 9.8 ms, without it 6.9.)
 #
-# **How many SMs should a message have?** By the data sheet 67 MB, K and V of 8,192 tokens, cross a link in 0.15 ms. But NCCL copies by CTAs, which it calls channels. It has 32, and on $p$ GPUs a message gets $32/p$ of them (twice as many where each would carry more than 16 MB), so that messages to all ranks could go at once. In a ring there is one message at a time. Eight GPUs were recorded so, with four channels to a message. Since then, `ring.launch` asks for sixteen on two and four GPUs, and for eight on eight (`NCCL_MIN_P2P_NCHANNELS`; there are no more than 64). Measured on four, 67 MB then take 266 µs instead of 442, and a causal forward pass over 16k tokens 0.69 ms instead of 0.94. Still more would not help: each channel is an SM that does not attend.
+# **How many SMs should a message have?** By the data sheet 67 MB, K and V of 8,192 tokens, cross a link in 0.15 ms. But NCCL copies by CTAs, which it calls channels. It has 32, and on $p$ GPUs it gives $32/p$ of them to a tensor of up to 16 MiB per channel, so that messages to all ranks could go at once. In a ring there is one message at a time. So `ring.launch` asks NCCL for more channels (`NCCL_MIN_P2P_NCHANNELS`): sixteen to a message on two and four GPUs, and eight on eight, since there are no more than 64. Measured on four, 67 MB then take 266 µs instead of 442, and a causal forward pass over 16k tokens 0.69 ms instead of 0.94.
+#
+# Two and four GPUs were recorded so, with sixteen channels. **Eight were recorded before, with four**, and not again since: all that follows of eight GPUs and fewer than 256k tokens is of a quarter of the channels. (Longer messages get more by themselves.)
 
 # %% [markdown]
 # ## 4 · The backward pass
@@ -261,7 +264,7 @@ if runs:
 show.region("50_ring", "merge")
 
 # %% [markdown]
-# A lane has four columns of a row, 16 bytes of fp32, or eight where all is in 16 bits. Where there are more than two parts, the accumulated $O$ stays in fp32; it is overwritten in place. One detail matters for that: $\mathrm{LSE}_a$ is read by *one* lane, which hands it to the others by a shuffle. If all lanes read it, one of them might do so after another had already written the new one.
+# A lane has four columns of a row, 16 bytes of fp32, or eight where all is in 16 bits. Where there are more than two parts, the accumulated $O$ is in fp32 from the first merge to the last but one; it is overwritten in place wherever its type stays. One detail matters for that: $\mathrm{LSE}_a$ is read by *one* lane, which hands it to the others by a shuffle. If all lanes read it, one of them might do so after another had already written the new one.
 
 # %% [markdown]
 # ## Run and check
@@ -269,7 +272,7 @@ show.region("50_ring", "merge")
 # First the merge alone: parts without any key (LSE = −∞), LSE that lie far apart, rows of a larger tensor, every mixture of dtypes.
 
 # %%
-check(kernel, merging.cases())
+check(kernel, merging.cases(device=kernel.device))
 
 # %% [markdown]
 # Then everything: two ranks, causal, zigzag, grouped heads, with gradients, against float64 by the same rule as every kernel of the series.
@@ -329,20 +332,20 @@ points = draw_ring.measured(samples, ranks=2, D=128, causal=1, passes="forward")
 draw_ring.speedups(pd.DataFrame(model, lengths), 2, "Two GPUs, causal, D = 128, H·D = 2048", points)
 
 # %% [markdown]
-# **What to see.** Contiguous stops at 4/3, however long the sequence. Zigzag comes close to 2: 1.79<!--= over_one_gpu("50_ring", 16384):.2f --> at 16k tokens, 1.95<!--= over_one_gpu("50_ring", 262144):.2f --> at 256k. The model's line falls where blocks become shorter than messages, by the model down to less than one GPU's speed at 4k; nothing below 16k was measured. That a message takes 16 of 132 SMs lowers it at 16k from 1.84 to 1.77.
+# **What to see.** Contiguous stops at 4/3, however long the sequence. Zigzag comes close to 2: 1.79<!--= over_one_gpu("50_ring", 16384):.2f --> at 16k tokens, 1.95<!--= over_one_gpu("50_ring", 262144):.2f --> at 256k. The model's line falls where blocks become shorter than messages, down to less than one GPU's speed at 4k; nothing below 16k was measured. That a message takes 16 of 132 SMs lowers it at 16k from 1.84 to 1.77.
 #
-# All cases with as many heads of K and V as of Q:
+# All cases with as many heads of K and V as of Q; *both* passes with gradients that are added up in any order, as one GPU does by default:
 
 # %%
 if samples is not None:
     display(draw_ring.held(samples))
 
 # %% [markdown]
-# **What to see.** On two GPUs the model's speedups are right within a few percent up to 64k tokens, although its times are up to a tenth too long: these GPUs are faster than its 700 TFLOP/s for one and for two. On eight GPUs it expects twice as much at 64k: it knows nothing of channels. And some long sequences are *more* than twice, four or eight times as fast.
+# **What to see.** On two GPUs the model's speedups are right within a few percent up to 64k tokens, although its times are up to an eighth too long: one GPU and two are both faster than its 700 TFLOP/s. On four it is up to 13 % too high. On eight GPUs it expects twice what was recorded at 64k under the mask: it takes a link to be as fast with any number of channels. And some long sequences are *more* than twice, four or eight times as fast.
 #
-# <details><summary>How can two GPUs be 2.3 times as fast as one?</summary>
+# <details><summary>How can two GPUs be more than twice as fast as one?</summary>
 #
-# One GPU gets slower. Without a mask, the record has it at 761<!--= one_gpu(65536):.0f --> TFLOP/s for 64k tokens, 559<!--= one_gpu(262144):.0f --> for 256k and 504<!--= one_gpu(1048576):.0f --> for 1M. K and V of one head take 512 bytes per token, 134 MB at 256k, and an H200's L2 has 60 MB. All CTAs sweep the same keys, but they drift apart in time, and most have to read from HBM again. Measured once on one H200, two heads of 262,144 tokens: 214 GB came from HBM, while K and V of both are 0.27 GB. That costs time, and power that the tensor cores then lack: the clock fell to 1,260 MHz. A ring's blocks are shorter, and `ring_attention` cuts those that are still too long, so that K and V of a head take at most 32 MB. Cut so, one GPU alone reached 670 TFLOP/s instead of 556.
+# One GPU gets slower. Without a mask, the record has it at 761<!--= one_gpu(65536):.0f --> TFLOP/s for 64k tokens, 559<!--= one_gpu(262144):.0f --> for 256k and 504<!--= one_gpu(1048576):.0f --> for 1M. K and V of one head take 512 bytes per token, 134 MB at 256k, and an H200's L2 has 60 MB. All CTAs sweep the same keys, but they drift apart in time, and most have to read from HBM again. Measured once on one H200, two heads of 262,144 tokens: 214 GB came from HBM, while K and V of both are 0.27 GB. That costs time, and power that the tensor cores then lack: the clock fell to 1,260 MHz. A ring's blocks are shorter, and `ring_attention` cuts those that are still too long, so that K and V of a head take at most 32 MB. Cut so, one GPU alone reached 670 TFLOP/s instead of 556. In the table a causal forward pass loses little this way, as its query tiles see half as many keys; forward and backward together lose most, which we have not looked into.
 #
 # </details>
 #
@@ -360,7 +363,7 @@ table = {name: [ring_time.speedup(p, machine, n) / n for n in gpus] for name, p 
 draw_ring.efficiency(pd.DataFrame(table, gpus), "By the model: zigzag, causal, H = 16, D = 128")
 
 # %% [markdown]
-# **What to see.** Every line falls steeply where a rank has fewer than some 8,000 tokens. Four times the tokens carry four times the GPUs.
+# **What to see.** All lines but the longest fall steeply, where a rank comes to have fewer than some 8,000 tokens. Four times the tokens carry four times the GPUs.
 
 # %% [markdown]
 # ## Beside its peers
@@ -395,7 +398,7 @@ if samples is not None:
         display(draw_ring.beside_peers(samples, ranks))
 
 # %% [markdown]
-# **What to see.** PyTorch's `context_parallel` runs the same ring, or all-gather, with cuDNN's attention; "all-gather + SDPA" is cuDNN after one collective; `51_one_sided` is the next notebook's. The ring keeps rung 32's lead over cuDNN. On four GPUs Ulysses is as fast in both passes. On eight, 64k tokens are too few for a ring, whose messages are the bottleneck; with 256k it is 7.92<!--= over_one_gpu("50_ring", 262144, ranks=8):.2f --> times as fast as one GPU. "In any order" adds up $dQ$ as parts come, as cuDNN does, and one GPU by default; the plain ring, with the same bits every time, is held against one GPU that has them too.
+# **What to see.** PyTorch's `context_parallel` runs the same ring, or all-gather, with cuDNN's attention; "all-gather + SDPA" is cuDNN after one collective; `51_one_sided` is the next notebook's. Whiskers go from the slowest round to the fastest. On two and four GPUs the ring keeps rung 32's lead over cuDNN; forward and backward together, Ulysses is as fast on four. On eight, recorded with four channels to a message, the ring waits for its messages, and Ulysses leads; with 256k tokens it is 7.92<!--= over_one_gpu("50_ring", 262144, ranks=8):.2f --> times as fast as one GPU. "In any order" adds up $dQ$ as parts come, as cuDNN does, and one GPU by default; the plain ring, with the same bits every time, is held against one GPU that has them too, which is slower.
 #
 # Memory: how long a sequence can be, and how long does it take?
 
@@ -403,7 +406,7 @@ if samples is not None:
 draw_ring.memory(draw_ring.recorded_memory(), [2**i for i in range(14, 24)])
 
 # %% [markdown]
-# **What to see.** From 256k tokens on, each of two GPUs holds as much as one alone would: half of the tokens, but keys that travel and a float32 sum besides. (By the model more: it takes each part to have all queries.) From four on, memory halves with every doubling. The point is the longest sequence that was run, once: 5,806,592<!--= largest("N"):,.0f --> tokens on two H200s, one layer of 16 heads, in 103<!--= largest("seconds"):.0f --> seconds, 94<!--= largest("bytes") / 2**30:.0f --> GiB on rank 0.
+# **What to see.** From 256k tokens on, each of two GPUs holds as much as one alone would: half of the tokens, but keys that travel and a float32 sum besides. (The model is too high here, because it counts every part as if it had all queries.) From four on, memory halves with every doubling. The rightmost square is the longest sequence that was run, once: 5,806,592<!--= largest("N"):,.0f --> tokens on two H200s, one layer of 16 heads, in 103<!--= largest("seconds"):.0f --> seconds, 94<!--= largest("bytes") / 2**30:.0f --> GiB on rank 0.
 
 # %% [markdown]
 # The same idea under other names:
@@ -440,7 +443,7 @@ except ring.RanksError as error:
     print(error)
 
 # %% [markdown]
-# 2. **Short sequences.** Each step costs a launch, a message that takes tens of microseconds to begin, and a merge. Below some thousand tokens per rank they are not hidden.
+# 2. **Short sequences.** Each step costs a launch, a message that takes tens of microseconds to begin, and a merge. Below some 6,000 tokens per rank under a mask they are not hidden.
 # 3. **SMs that copy.** At 16k tokens on two GPUs a message takes 16 SMs for two thirds of a block. By the model that is a third of what is missing to 2, and the merge is half.
 # 4. **Packed batches.** Sequences of different lengths in one batch (notebook 20's `cu_seqlens`) would need a layout per sequence. `ring_attention` refuses them.
 #

@@ -19,7 +19,7 @@
 #
 # **Time** 45 minutes.
 #
-# **Needs** [50 · Attention across GPUs](50_ring.ipynb) for the problem and zigzag, [32 · Ping-pong](32_ping_pong.ipynb) for the kernel that is extended. No GPU: without one, all ranks run on the emulator in one process, one after the other.
+# **Needs** [50 · Attention across GPUs](50_ring.ipynb) for the problem and zigzag, [32 · Ping-pong](32_ping_pong.ipynb) for the kernel that is extended. No GPU: in every cell all ranks run on the emulator, in one process, one after the other; what GPUs did is recorded.
 #
 # **The idea in one line**: some CTAs fetch the other GPUs' keys into this GPU's memory, each byte once, and set a flag for every tile; the rest attend to their own keys first and then to each tile as its flag is set.
 
@@ -69,14 +69,14 @@ print(f"D = 64, Br = 192: {192 * 394e9 / 1e12:.0f} TFLOP/s by the bytes. As reco
 draw_ring.direct_reads()
 
 # %% [markdown]
-# The bytes explain it, but for a sixth: these reads move 330 GB/s, not 394. At $D = 128$ that is 17 times slower than with its own keys. At 722 TFLOP/s, each byte that crosses the link has to serve more than 1,800 queries, not 128: it has to cross *once* and then be read from this GPU's own memory.
+# The bytes explain all but a sixth of it: these reads move 330 GB/s, not 394. At $D = 128$ that is 17 times slower than with its own keys. At 722 TFLOP/s, each byte that crosses the link has to serve more than 1,800 queries, not 128: it has to cross *once* and then be read from this GPU's own memory.
 #
 # ## 1 · A copy, and flags
 #
 # A copy made by a kernel before the attention kernel would do, but then the tensor cores wait for the link. Instead one kernel does both. Its grid is persistent, one CTA per SM, as in 32:
 #
-# - The first few CTAs are **copiers**. One thread of each fetches tiles of the other GPUs' K and V by TMA into shared memory, and stores them by TMA into a buffer in this GPU's memory. When a tile is complete, it sets the tile's [flag](glossary.md#flag), a word in global memory. When it has copied its share, a copier becomes an ordinary CTA.
-# - **All other CTAs** start at once, with the keys that this GPU has. The producer warp asks for tiles of other GPUs after those, and waits for each one's flag first. The consumers do not know where a tile comes from. Other ranks' keys are numbered before the rank's own, so of their code only the place of the mask is new.
+# - The first few CTAs are **copiers**. One thread of each fetches tiles of the other GPUs' K and V by TMA into shared memory, and stores them by TMA into a buffer in this GPU's memory (`near_K` and `near_V`). When a tile is complete, it sets the tile's [flag](glossary.md#flag), a word in global memory. When it has copied its share, a copier becomes an ordinary CTA.
+# - **All other CTAs** start at once, with the keys that this GPU has. The producer warp asks for tiles of other GPUs after those, and waits for each one's flag first. The consumers do not know where a tile comes from. As in 32, tiles are taken from the last key to the first: so other ranks' keys are numbered *before* the rank's own, and come after them. The consumers need only new bounds (and, for a reason told below, another order of one sum).
 #
 # Which keys, in which order? Those of the ring: its own, then those of the rank before, and so on. Under a causal mask in zigzag, a rank has two pieces of the sequence, and they see different keys. All heads' late pieces come first, as they see most; the short tiles of the early pieces then fill the gaps at the end.
 
@@ -84,7 +84,7 @@ draw_ring.direct_reads()
 draw_ring.wanted(rank=1, ranks=4)
 
 # %% [markdown]
-# **What to see.** The late piece (6, of 0 to 7) takes all that the rank copies. What the early piece (1) needs is copied first. Of rank 0 only the first half is fetched at all: nobody here sees the rest.
+# **What to see.** Queries of the late piece (6, of 0 to 7) come first, and take all that the rank copies. What the early piece (1) needs is copied first. Of rank 0 only the first half is fetched at all: nobody here sees the rest.
 #
 # Instead of a merge, one kernel goes through all keys: $O$ stays in registers until the last of them, and is rounded once.
 #
@@ -188,9 +188,9 @@ predict(copiers, 390e9 * 3e-6 / 196608, "copiers, at least")
 draw_ring.recorded_link()
 
 # %% [markdown]
-# **What to see.** At $D = 128$, 16 copiers reach 309<!--= copied(16, 128, 16384):.0f --> GB/s, and more of them no more. At $D = 64$ it takes 24, although their tiles are half as large: a pair of tiles costs a copier about 2 µs, large or small. The default is 16 of 132 SMs.
+# **What to see.** At $D = 128$, 16 copiers reach 309<!--= copied(16, 128, 16384):.0f --> GB/s, and more of them no more. At $D = 64$ it takes 24: a pair of tiles costs a copier about 2 µs there, and with twice the bytes, at $D = 128$, only 2.3 to 3. With six and three pairs on their way at a time, a tile takes 7 to 11 µs from the request to its flag, not 3. The default is 16 of 132 SMs.
 #
-# For the whole call the number hardly matters, within 2 % on two GPUs: while they copy they do not attend, but copying takes a short time. For $n$ tokens per rank, attention takes $4 n \cdot 2n \cdot HD$ FLOPs and copying $4 n HD$ bytes, so with two GPUs at 700 TFLOP/s and 300 GB/s the ratio is $1170 / n$. At $n = 8192$ that is 14 % of the time, of 12 % of the SMs: less than 2 %.
+# For the whole call the number hardly matters, within 3 % on two GPUs: while they copy they do not attend, but copying takes a short time. For $n$ tokens per rank without a mask, attention takes $4 n \cdot 2n \cdot HD$ FLOPs and copying $4 n HD$ bytes, so with two GPUs at 700 TFLOP/s and 300 GB/s the ratio is $1170 / n$. At $n = 8192$ that is 14 % of the time, of 12 % of the SMs: less than 2 %.
 #
 # ## Beside its peers
 #
@@ -205,7 +205,7 @@ if samples is not None:
 # **What to see.** (K and V were in the room already. A whisker at 0 is one very slow call, probably the first of its kind. The right panel has no 51: its backward pass is the ring's.) This is the kernel for short sequences: at 16k tokens two GPUs are 1.88<!--= over_one_gpu("51_one_sided", 16384):.2f --> times as fast as one, with the ring 1.79<!--= over_one_gpu("50_ring", 16384):.2f -->; with eight query heads to one of K and V 1.93<!--= over_one_gpu("51_one_sided", 16384, Hkv=2):.2f --> and 1.85<!--= over_one_gpu("50_ring", 16384, Hkv=2):.2f -->. At 64k they are 1.95<!--= over_one_gpu("51_one_sided", 65536):.2f --> and 1.89<!--= over_one_gpu("50_ring", 65536):.2f -->. For longer ones the L2 does not hold a head's keys any more (notebook 50 says what that costs), and in one kernel 256k tokens were 1.85 times as fast. So there `one_sided.attend` has this kernel only copy, on a stream of its own, while rung 32 attends to this rank's keys, and then to the copies, in the ring's blocks: 1.96<!--= over_one_gpu("51_one_sided", 262144):.2f -->, with the ring 1.95<!--= over_one_gpu("50_ring", 262144):.2f -->.
 
 # %% [markdown]
-# <details><summary>Why do the consumers sum the exponentials from the last to the first, other than rung 32's?</summary>
+# <details><summary>Why do the consumers sum the exponentials in another order than rung 32's?</summary>
 #
 # At $D = 64$ this kernel first was 5 to 8 % slower than 32 at the same work on one GPU, although its loop had 332 instructions instead of 329. Each score is one FMA, $s \cdot \mathrm{scale} - m$, with two operands in registers. The register file has two banks, the even and the odd registers, and two operands of one bank take a cycle more. A warp works on two rows in turn; if their $m$ lie in different banks, the hardware's small cache of operands keeps both, and no FMA waits. Here the compiler had put both into even registers, 32 of 64 FMAs waited, and nothing in the source says where a register goes. Another order of the sum was one change out of many that made it choose otherwise. `sass.from_one_bank` counts such FMAs, and a test holds it at no more than 8.
 #
@@ -235,7 +235,7 @@ if samples is not None:
 #
 # ### Exercise 51.1 · Find the missing waits
 #
-# From the kernel below three statements have been taken, at `/* A */`, `/* B */` and `/* C */`. It still gives the right result here, where one CTA after the other runs. The X-ray does not rely on luck (its finding of near_K stands for B and C together):
+# From the kernel above three statements have been taken, at `/* A */`, `/* B */` and `/* C */`. It still gives the right result here, where one CTA after the other runs. The X-ray does not rely on luck (its finding of near_K stands for B and C together, and that of near_V goes away with C; lines are counted as above):
 
 # %%
 broken = checks.without_waits()
@@ -386,9 +386,9 @@ progress()
 #
 # You can now explain, do and judge:
 #
-# <details><summary>1. Why is rung 32, at D = 128, 17 times slower on another GPU's keys, at every length?</summary>
+# <details><summary>1. Why is rung 32, at D = 128, 17 times slower on another GPU's keys?</summary>
 #
-# Every tile of queries reads all keys over the link, because the local L2 does not keep them: B_r FLOPs per byte, 128 × 394 GB/s = 50 TFLOP/s.
+# Every tile of queries reads all keys over the link, because the local L2 does not keep them: B_r FLOPs per byte, 128 × 394 GB/s = 50 TFLOP/s, and by the 330 GB/s that such reads reach, 42, against 722.
 #
 # </details>
 # <details><summary>2. What goes wrong if the copier waits with wait_group.read?</summary>

@@ -27,7 +27,7 @@ from ...figures.style import (
     picture,
     styled,
 )
-from ...measure.ring import WIDTH, model_error, summary
+from ...measure.ring import SAME, WIDTH, model_error, summary
 from ...run import ring_time
 from ...run.layouts import LAYOUTS, block, split
 
@@ -206,8 +206,8 @@ def efficiency(table: pd.DataFrame, title: str) -> Picture:
 
 @styled
 def wanted(rank: int = 1, ranks: int = 4) -> Picture:
-    """Notebook 51: in which order a rank's two pieces of queries take keys in zigzag under a causal mask; a square is half of a rank's
-    keys. Its own first, then those of the ring, and of an earlier rank the first half only."""
+    """Notebook 51: in which order a rank's two pieces of queries take keys in zigzag under a causal mask; a square is a piece of keys. Its
+    own first, then those of the ring, and of an earlier rank the first piece only."""
     figure, ax = picture("", 9.6, 2.6)
     blank(ax).set(xlim=(-0.1, 2 * ranks + 0.1), ylim=(2.35, -0.45))
     told = []
@@ -215,24 +215,18 @@ def wanted(rank: int = 1, ranks: int = 4) -> Picture:
         at = 0
         order = [(rank, 1 + piece)] + [(s, 1) for s in range(rank - 1, -1, -1)]
         order += [(s, 2) for s in range(ranks - 1, rank, -1)] * piece
-        ax.text(
-            -0.15,
-            1.2 * piece + 0.5,
-            f"piece {(rank, 2 * ranks - 1 - rank)[piece]}",
-            ha="right",
-            va="center",
-            fontsize=9.5,
-        )
+        y, words = 1.2 * (1 - piece), f"queries of piece {(rank, 2 * ranks - 1 - rank)[piece]}"
+        ax.text(-0.15, y + 0.5, words, ha="right", va="center", fontsize=9.5)
         for s, halves in order:
             face = SHADES[2] if s == rank else TINTS[s % len(TINTS)]
-            for x in range(at, at + halves):
-                ax.add_patch(Rectangle((x, 1.2 * piece), 0.96, 1, facecolor=face, edgecolor=MUTED, linewidth=0.8))
-                words = "own" if s == rank else f"rank {s}"
-                ax.text(x + 0.48, 1.2 * piece + 0.5, words, ha="center", va="center", fontsize=9)
+            for x, of in zip(range(at, at + halves), ((s,), (2 * ranks - 1 - s, s))[halves - 1]):
+                ax.add_patch(Rectangle((x, y), 0.96, 1, facecolor=face, edgecolor=MUTED, linewidth=0.8))
+                words = f"{'own' if s == rank else f'rank {s}'}\npiece {of}"
+                ax.text(x + 0.48, y + 0.5, words, ha="center", va="center", fontsize=9)
             at += halves
         told.append(", ".join(f"{'own' if s == rank else f'rank {s}'} ({('half', 'all')[h - 1]})" for s, h in order))
     figure.suptitle(
-        f"rank {rank} of {ranks}, zigzag, causal: keys in the order in which they are taken →",
+        f"rank {rank} of {ranks}, zigzag, causal: pieces of keys in the order in which they are taken →",
         x=0.01,
         ha="left",
         fontsize=11,
@@ -308,7 +302,14 @@ def memory(samples: pd.DataFrame | None, lengths: Sequence[int], gpus: Sequence[
         told.append(f"{name} {held[-1]:.3g} GiB at N = {short(lengths[-1])}")
         if samples is not None and len(rows := samples[samples["ranks"] == ranks]):
             ax.plot(
-                rows["N"], rows["bytes"] / 2**30, color=colour, marker=marker, linestyle="", label=f"{name}, measured"
+                rows["N"],
+                rows["bytes"] / 2**30,
+                color=colour,
+                marker=marker,
+                markersize=8 if ranks == 1 else 6,
+                markerfacecolor="none",
+                linestyle="",
+                label=f"{name}, measured",
             )
     ax.axhline(141e9 / 2**30, color=INK, linewidth=1)
     ax.text(lengths[0], 141e9 / 2**30, "memory of an H200", va="bottom", fontsize=9)
@@ -359,15 +360,26 @@ def held(samples: pd.DataFrame, gpus: Sequence[int] = (2, 4, 8)) -> pd.DataFrame
     return table.sort_values(["GPUs", "N", "mask", "passes"], ignore_index=True)
 
 
+def _told(row: pd.Series, slow: pd.Series, samples: pd.DataFrame) -> str:
+    """An implementation's name in beside_peers, with what is peculiar to it."""
+    of_it = (samples["name"] == row["name"]) & (samples["passes"] == row["passes"])
+    of_it &= samples["layout"].fillna("") == row["layout"]
+    words = row["name"] + ", striped" * (row["layout"] == "striped")
+    words += " (÷ one GPU, same bits)" * (row["beside"] == SAME)
+    return words + f" ({slow[of_it].sum():.0f} slow round left out)" * bool(slow[of_it].any())
+
+
 @styled
 def beside_peers(samples: pd.DataFrame, ranks: int, N: int = 65536, D: int = 128) -> Picture:
-    """Speedup over one GPU of every implementation in its best layout, a panel each for the forward pass and both passes, under a causal
-    mask; whiskers from the lowest to the highest round."""
+    """Speedup over one GPU of every implementation in zigzag or striped, a panel each for the forward pass and both passes, under a causal
+    mask; whiskers from the slowest to the fastest round, but for rounds of more than three times the median time, which are counted."""
     samples = samples[
         (samples["ranks"] == ranks) & (samples["causal"] == 1) & (samples["D"] == D) & (samples["Nq"] == N)
     ]
-    found = summary(samples)
-    found = found[(found["Hkv"] * D == WIDTH) & ~found["layout"].eq("contiguous")]
+    samples = samples[(samples["Hkv"] * D == WIDTH) & ~samples["layout"].eq("contiguous")]
+    cases = samples.fillna({"layout": ""}).groupby(["passes", "name", "layout"])["ms"]
+    slow = samples["ms"] > 3 * cases.transform("median")
+    found = summary(samples[~slow])
     device = " and ".join(dict.fromkeys(samples["device"]))
     figure, _ = picture("", 10.4, 3.4)
     told = []
@@ -376,12 +388,12 @@ def beside_peers(samples: pd.DataFrame, ranks: int, N: int = 65536, D: int = 128
     ):
         rows = found[found["passes"] == passes].sort_values("speedup")
         spread = (rows["speedup"] - rows["lowest"], rows["highest"] - rows["speedup"])
-        names = [f"{row['name']}{', ' * bool(row.layout)}{row.layout}" for _, row in rows.iterrows()]
+        names = [_told(row, slow, samples) for _, row in rows.iterrows()]
         ax.errorbar(rows["speedup"], names, xerr=spread, fmt="o", color=BLUE, ecolor=MUTED, capsize=3)
         ax.axvline(ranks, color=INK, linewidth=1)
         ax.set(xlim=(0, 1.1 * ranks), xlabel="speedup over one GPU")
         ax.set_title(title, color=MUTED)
         told.append(f"{title}: " + ", ".join(f"{n} {s:.2f}" for n, s in zip(names, rows["speedup"])))
-    figure.suptitle(f"{device}: causal, N = {short(N)}, D = {D}", x=0.01, ha="left", fontsize=11)
+    figure.suptitle(f"{device}: causal, zigzag, N = {short(N)}, D = {D}", x=0.01, ha="left", fontsize=11)
     figure.in_words = "Speedup over one GPU. " + "; ".join(told) + "."
     return figure
