@@ -38,7 +38,10 @@ def test_a_record_is_drawn_as_points_and_beside_its_peers():
     frame = frame.assign(device="NVIDIA H200 x2")
     points = draw_ring.measured(frame, ranks=2, D=128, causal=1, passes="forward")
     assert points == {"zigzag": [(65536, pytest.approx(1.9))]}
-    assert "50_ring, zigzag 1.90" in draw_ring.beside_peers(frame, ranks=2).in_words
+    assert "50_ring 1.90" in draw_ring.beside_peers(frame, ranks=2).in_words
+    once = (frame["name"] == "all-gather") & (frame["round"] == 0)
+    slow = draw_ring.beside_peers(frame.assign(ms=frame["ms"].where(~once, 100 * frame["ms"])), ranks=2).in_words
+    assert "all-gather (1 slow round left out) 1.50" in slow
     model = pd.DataFrame({"zigzag": [1.0, 1.9]}, [1024, 65536])
     assert "zigzag 1.00 at N = 1k, 1.90 at 64k" in draw_ring.speedups(model, 2, "two", points).in_words
 
