@@ -37,6 +37,9 @@ PATH = DATA / "verdicts.csv"
 EMULATOR = HELPERS / "emulator"
 CHECKER = tuple(HELPERS / "run" / f"{name}.py" for name in ("check", "report", "reference", "families"))
 XRAY, CLEAN = "xray", "clean"
+SHARED_ROWS = (
+    "75 packed sequences"  # the case whose CTAs would write one another's rows, unless they mind where a sequence ends
+)
 SHARE = 16  # of the rows that are not stale, so many are run each time
 MOST = 120  # stale rows that are all run; of more, one of each kind
 CLEAR = 2.0  # budgets an error has to exceed for a case to be taken: others may depend on the machine's own rounding
@@ -46,7 +49,7 @@ SAVE_SECONDS = 20.0  # between two writings of the record
 
 @dataclass(frozen=True)
 class Verdict:
-    """A row of the record. input: "xray" (the mutant's shapes, traced) or the name of a case. noticed: "check: wrong",
+    """A row of the record. input: "xray" (the mutant's shapes, traced), the name of a case, or "xray at" one. noticed: "check: wrong",
     "emulator: out of bounds" (what stopped the check's call), "xray: race" (the first finding of a kind that has to be found,
     else the first), "clean". emulator: empty if it is not known with which one a row was made."""
 
@@ -65,19 +68,21 @@ def see(mutant: Mutant, input: str) -> str:
     """What notices a mutant at an input; "clean" if nothing does. KeyError if no case has this name."""
     if input == XRAY:
         return _xrayed(mutant)
-    kernel = _kernel(mutant.emulated)
-    return _checked(kernel, {case.name: case for case in _cases(kernel.rung)}[input])[0]
+    kernel, name = _kernel(mutant.emulated), input.removeprefix(f"{XRAY} at ")
+    case = {case.name: case for case in _cases(kernel.rung)}[name]
+    return _checked(kernel, case)[0] if name == input else _xrayed_at(mutant, case)
 
 
 def search(mutant: Mutant) -> tuple[str, str]:
     """The smallest input that shows a mutant, and what notices it there. A memory error is for the X-ray at its shapes alone;
-    a wrong result for the check's cases, the smallest first, then for the X-ray. What looks like a missing barrier the
-    X-ray sees at once, and cases may be right by luck: it goes first."""
+    a wrong result for the check's cases, the smallest first, then for the X-ray, at last at SHARED_ROWS. What looks like a missing
+    barrier the X-ray sees at once, and cases may be right by luck: it goes first."""
     ways: list[Callable[[Mutant], tuple[str, str]]] = [lambda m: (XRAY, _xrayed(m))]
     if mutant.wrong_result:
         ways.append(_smallest_case)
         if not _orders_threads(mutant):
             ways.reverse()
+        ways.append(_shared_rows)
     return next((seen for seen in (way(mutant) for way in ways) if seen[1] != CLEAN), (XRAY, CLEAN))
 
 
@@ -95,8 +100,24 @@ def _xrayed(mutant: Mutant) -> str:
         kinds = re.split(r":| after ", str(error))[:1]
     if not kinds and mutant.wrong_result and _conflicts(mutant) > 2 * _conflicts(original(mutant.stem)):
         kinds = ["bank conflicts"]
+    return _said(mutant, kinds)
+
+
+def _xrayed_at(mutant: Mutant, case: Case) -> str:
+    from ..run.xray import xray
+
+    return _said(mutant, [f.kind for f in xray(_kernel(mutant.emulated), *case.inputs, **case.options).findings])
+
+
+def _said(mutant: Mutant, kinds: list[str]) -> str:
+    """Of what the X-ray found, what has to be found, else the first."""
     said = [f"{XRAY}: {kind}" for kind in kinds] or [CLEAN]
     return next((noticed for noticed in said if re.search(mutant.must, noticed)), said[0])
+
+
+def _shared_rows(mutant: Mutant) -> tuple[str, str]:
+    cases = [case for case in _cases(mutant.emulated) if case.name == SHARED_ROWS]
+    return next(((f"{XRAY} at {SHARED_ROWS}", _xrayed_at(mutant, case)) for case in cases), (XRAY, CLEAN))
 
 
 def _rays(mutant: Mutant) -> Iterable[Xray]:
@@ -111,11 +132,12 @@ def _conflicts(mutant: Mutant) -> int:
 
 
 def _kernel(rung: Rung) -> Kernel:
-    """For the emulator; nothing is compiled before it is run or traced."""
+    """For the emulator, on one OS thread: with several it is a matter of time which CTA of 33 takes which tile of keys, or writes a row
+    last. Nothing is compiled before it is run or traced."""
     from ..run.kernel import Kernel
 
     kernel = Kernel(rung, "cpu")
-    kernel.launcher.timeout = SECONDS
+    kernel.launcher.timeout, kernel.launcher.threads = SECONDS, 1
     return kernel
 
 

@@ -20,13 +20,6 @@ from helpers.ladder.paths import INCLUDE, KERNELS
 RECORD = verdicts.read()
 
 
-@pytest.fixture(autouse=True)
-def one_os_thread(monkeypatch):
-    """CTAs run one after another. With several OS threads it is a matter of time which CTA of 33 takes which tile of keys, and some of
-    its bugs show where one CTA takes two."""
-    monkeypatch.setenv("FA_EMULATOR_THREADS", "1")
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """The seeded bugs that this run looks at: see verdicts.choose."""
     if "id" in metafunc.fixturenames:
