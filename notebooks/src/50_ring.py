@@ -61,7 +61,7 @@ for N in (1 << 14, 1 << 17, 1 << 20, 1 << 23):
 pd.DataFrame(rows, columns=["N", "GiB of Q, K, V, O and LSE", "seconds per layer"])
 
 # %% [markdown]
-# A model has dozens of layers, and its backward pass keeps these tensors of all of them. So we split the *sequence*: each GPU gets some of the tokens. For everything in a transformer but attention, that is all, as tokens do not meet there. In attention, the *queries* divide as easily: rows of $O$ do not depend on each other. But each query needs **all keys**, and they now lie on different GPUs.
+# A model has dozens of layers, and its backward pass keeps these tensors of all of them. So we split the *sequence*: each GPU gets some of the tokens. Only in attention do tokens meet. There the *queries* divide as easily: rows of $O$ do not depend on each other. But each query needs **all keys**, and they now lie on different GPUs.
 #
 # In the language of `torch.distributed`, each process that takes part is a **rank**, numbered from 0. Here every rank has one GPU.
 #
@@ -91,9 +91,9 @@ print(f"merged halves: off by at most {(o - exact).abs().max():.1e}, outputs up 
 draw_ring.steps(ranks=4, causal=False)
 
 # %% [markdown]
-# **What to see.** Read a row: rank 0 attends to its own keys, then to those of rank 3, 2, 1. Read a column: no two ranks hold the same keys. A square is a block of scores, and all of them are computed.
+# **What to see.** Read a row: rank 0 attends to its own keys, then to those of rank 3, 2, 1. Read a column: no two ranks hold the same keys. A square is a block of scores.
 #
-# Here it is in Python. `launch` starts processes, runs the function in each as one rank, shows what they print, and gives back what each returns. The function sees nothing of this notebook but its arguments; `torch`, `os`, `dist` (`torch.distributed`), `load`, `reference` and `ring` are imported for it. The messages go through NCCL between GPUs, and through gloo between CPU processes.
+# Here it is in Python. `launch` runs a function in several processes, each one rank, and gives back what each returns. It sees nothing of this notebook but its arguments; `torch`, `os`, `dist` (`torch.distributed`), `load`, `reference` and `ring` are imported for it. The messages go through NCCL between GPUs, and through gloo between CPU processes.
 
 
 # %%
@@ -119,9 +119,9 @@ o = torch.cat(parts, 2)
 print(f"two ranks: off by at most {(o - exact.cpu()).abs().max():.1e}")
 
 # %% [markdown]
-# `ring.ring_attention` does the same, and one thing better: it starts the messages *before* the kernel, on a stream of their own, so that the next keys arrive while the present ones are in use. If the transfer takes no longer than the kernel, nobody waits.
+# `ring.ring_attention` does the same, and one thing better: it starts the messages *before* the kernel, on a stream of their own, so that the next keys arrive while the present ones are in use.
 #
-# On a GPU, a second stream is not enough for that. NCCL moves bytes by a kernel of its own. Rungs 31 to 33 have a CTA on *every* SM and keep it to the end. If such a kernel begins first, the message waits until it is done. The message and the next kernel become ready at the same moment. So the ring gives the message a head start:
+# On a GPU, a second stream is not enough for that. NCCL moves bytes by a kernel of its own. Rungs 31 to 33 keep a CTA on *every* SM to the end: if such a kernel begins first, the message waits until it is done. Both become ready at the same moment, so the ring gives the message a head start:
 
 # %%
 print(inspect.getsource(ring.let_messages_begin))
@@ -147,7 +147,7 @@ predict(megabytes, sent, "MB sent by each rank, in 3 messages")
 #
 # $$ \frac{4 n^2 H d}{R} \ge \frac{4 n H_{kv} d}{W} \quad\Longleftrightarrow\quad n \ge \frac{H_{kv}}{H} \cdot \frac{R}{W} . $$
 #
-# The head dimension has gone, and so has the number of ranks. Take $R = 700$ TFLOP/s and $W = 290$ GB/s: an assumption, two thirds of the 450 GB/s each way that the [data sheet](https://www.nvidia.com/en-us/data-center/h200/) gives for an H200's NVLink. A second assumption comes into the model below: a message takes 60 µs before its first byte arrives. The record of two GPUs will be held against both. How many tokens does each rank need, with as many heads of K and V as of Q, if messages take no time to begin?
+# The head dimension has gone, and so has the number of ranks. Take $R = 700$ TFLOP/s and $W = 290$ GB/s of the 450 that the [data sheet](https://www.nvidia.com/en-us/data-center/h200/) gives for an H200's NVLink each way: assumptions, to be held against the record, as are 60 µs until the first byte of a message arrives. How many tokens does each rank need, with as many heads of K and V as of Q, if messages take no time to begin?
 
 # %%
 tokens = ...  # your prediction: tokens per rank from which on the transfer is hidden
@@ -162,7 +162,7 @@ for Hkv in (16, 2):
     print(f"H = 16, Hkv = {Hkv}: {bare:,.0f}; with 60 µs per message {ring_time.break_even(problem, machine):,.0f}")
 
 # %% [markdown]
-# With [grouped heads](glossary.md#grouped-heads), eight query heads to one of K and V, the bytes alone would let a rank be eight times as short. But then the time to begin a message counts for more than its bytes, and most of the gain is lost. Under a mask, each block is half the work for the same bytes: with zigzag, below, it takes twice as many tokens to hide the bytes.
+# With [grouped heads](glossary.md#grouped-heads), eight query heads to one of K and V, the bytes alone would let a rank be eight times as short. But then the time to begin a message counts for more than its bytes, and most of the gain is lost. Under a mask a block is half the work for the same bytes, and it takes twice as many tokens.
 #
 # ## 3 · Who waits under a causal mask
 #
@@ -172,7 +172,7 @@ for Hkv in (16, 2):
 draw_ring.steps(ranks=4, layout="contiguous")
 
 # %% [markdown]
-# **What to see.** A white square is a block that the mask removes, and nobody computes it. But the ring hardly gets faster: the last row has no white square, and everybody waits for the last rank.
+# **What to see.** A white square is a block that the mask removes. But the ring hardly gets faster: the last row has no white square, and everybody waits for the last rank.
 #
 # One GPU alone has to compute half of all scores. With two ranks, what is the speedup? Count the blocks of the busiest rank.
 
@@ -189,14 +189,14 @@ for ranks in (2, 4, 8, 64):
 # %% [markdown]
 # $p$ ranks have $p^2/2$ blocks of work in all, the last rank $p - 1/2$ of them: nearly half of the machine is idle. The cure is to deal out the tokens differently. Two ways are in use:
 #
-# - **zigzag**: cut the sequence into $2p$ pieces; rank $r$ gets piece $r$ from the beginning and piece $r$ from the end. What is easy at one end is hard at the other.
+# - **zigzag**: cut the sequence into $2p$ pieces; rank $r$ gets piece $r$ from the beginning and piece $r$ from the end.
 # - **striped**: deal the tokens out one by one; rank $r$ gets tokens $r, r + p, r + 2p, \dots$ ([Striped Attention, Brandon et al., 2023](https://arxiv.org/abs/2311.09431)).
 
 # %%
 draw_ring.masks(N=16, ranks=4)
 
 # %% [markdown]
-# **What to see.** The number in a cell says in which step of the ring it is computed, the numbers at the bottom how many scores a rank computes: contiguous has one rank compute 58 and another 10; zigzag gives all of them 34; striped gives 28 to 40, a difference that vanishes in long sequences. In a model, the tokens are rearranged once, at the input, and stay so through all layers: nothing but attention asks where a token stands (and its positional encoding, which gets the positions along).
+# **What to see.** A number in a cell is the step of the ring, those at the bottom count a rank's scores: contiguous 10 to 58, zigzag 34 for all, striped 28 to 40, a difference that vanishes in long sequences. In a model, the tokens are rearranged once, at the input: nothing but attention and the positional encoding asks where a token stands.
 #
 # But can our kernels compute such blocks? They know two kinds: all of a block, or causal with as many keys as queries. Look at the blocks of a zigzag:
 
@@ -204,13 +204,13 @@ draw_ring.masks(N=16, ranks=4)
 draw_ring.steps(ranks=4, layout="zigzag")
 
 # %% [markdown]
-# **What to see.** Every block is one of three: the rank's own, which is causal (its two pieces stand in order); *all* queries with the *first half* of an earlier rank's keys; or the *second half* of the queries with *all* keys of a later rank. The last two are unmasked rectangles, and each is half of a block. So one unchanged kernel call does each, and every rank has the same work in every step. This is all the code it takes:
+# **What to see.** Every block is one of three: the rank's own, which is causal (its two pieces stand in order); *all* queries with the *first half* of an earlier rank's keys; or the *second half* of the queries with *all* keys of a later rank. The last two are unmasked rectangles, each half of a block. So one kernel call does each, and every rank has the same work in every step. This is all the code it takes:
 
 # %%
 print(inspect.getsource(ring.block))
 
 # %% [markdown]
-# Now the model of section 2 for a whole pass, step by step: a block begins when the one before is done and its keys are there. First 65,536 tokens on four GPUs, then 16,384, where the messages show:
+# Now the model of section 2 for a whole pass: a block begins when the one before is done and its keys are there. First 65,536 tokens on four GPUs, then 16,384, where the messages show:
 
 # %%
 runs = {}
@@ -226,7 +226,7 @@ for Hkv in (16, 2):
 draw_ring.timelines(small, title="Four GPUs by the model: short blocks wait for messages")
 
 # %% [markdown]
-# **What to see.** In the long run every transfer ends well before its block begins: the links are idle most of the time. In the short one, with as many heads of K and V as of Q, a transfer takes longer than a block, and the GPUs wait. With $H_{kv} = 2$, an eighth of the bytes, the transfer is hidden again.
+# **What to see.** In the long run every transfer ends well before its block begins. In the short one, with as many heads of K and V as of Q, a transfer takes longer than a block, and the GPUs wait. With $H_{kv} = 2$, an eighth of the bytes, the transfer is hidden again.
 #
 # The same on two and four GPUs, and then on eight, as it was recorded (a profiler notes when each kernel begins and ends):
 
@@ -240,11 +240,15 @@ for some in ((2, 4), (8,)):
         display(draw_ring.timelines(runs, unit=1, title="recorded on NVIDIA H200"))
 
 # %% [markdown]
-# **What to see.** On two and four GPUs every message ends before the next block. (At first the GPUs wait for the host. "Other" is head starts, 6 µs each, and on four and eight GPUs O turned into float32 and back.) While a message runs, the kernel has fewer SMs: on four GPUs the last block of every rank, beside which nothing is sent, is the shortest. On eight GPUs a block takes 0.4 ms and a message about 0.9 (longer bars contain waiting for a late neighbour): the GPUs wait. (Under the profiler this pass took 9.8 ms, without it 6.9.)
+# **What to see.** On two and four GPUs every message ends before the next block. While a message runs, the kernel has fewer SMs: on four GPUs the last block of every rank, beside which nothing is sent, is the shortest. On eight GPUs a block takes 0.4 ms and a message 0.9 or more: the GPUs wait. **Eight GPUs were recorded with four of NCCL's channels to a message**, two and four with sixteen, as `ring.launch` sets it now. What follows of eight GPUs and fewer than 256k tokens is of those four.
 #
-# **How many SMs should a message have?** By the data sheet 67 MB, K and V of 8,192 tokens, cross a link in 0.15 ms. But NCCL copies by CTAs, which it calls channels. It has 32, and on $p$ GPUs it gives $32/p$ of them to a tensor of up to 16 MiB per channel, so that messages to all ranks could go at once. In a ring there is one message at a time. So `ring.launch` asks NCCL for more channels (`NCCL_MIN_P2P_NCHANNELS`): sixteen to a message on two and four GPUs, and eight on eight, since there are no more than 64. Measured on four, 67 MB then take 266 µs instead of 442, and a causal forward pass over 16k tokens 0.69 ms instead of 0.94.
+# <details><summary>How many SMs should a message have?</summary>
 #
-# Two and four GPUs were recorded so, with sixteen channels. **Eight were recorded before, with four**, and not again since: all that follows of eight GPUs and fewer than 256k tokens is of a quarter of the channels. (Longer messages get more by themselves.)
+# By the data sheet 67 MB, K and V of 8,192 tokens, cross a link in 0.15 ms. But NCCL copies by CTAs, which it calls channels. It has 32, and on $p$ GPUs it gives $32/p$ of them to a tensor of up to 16 MiB per channel, so that messages to all ranks could go at once. In a ring there is one message at a time. So `ring.launch` asks for more channels (`NCCL_MIN_P2P_NCHANNELS`): sixteen to a message on two and four GPUs, and eight on eight, since there are no more than 64. Measured on four, 67 MB then take 266 µs instead of 442, and a causal forward pass over 16k tokens 0.69 ms instead of 0.94. From 256k tokens on, eight GPUs have eight channels even without that.
+#
+# The bars: at first the GPUs wait for the host. "Other" is head starts, 6 µs each, and on four and eight GPUs O turned into float32 and back. Bars of more than 0.9 ms on eight contain waiting for a late neighbour, and under the profiler the pass took 9.8 ms, without it 6.9.
+#
+# </details>
 
 # %% [markdown]
 # ## 4 · The backward pass
@@ -264,7 +268,7 @@ for some in ((2, 4), (8,)):
 show.region("50_ring", "merge")
 
 # %% [markdown]
-# A lane has four columns of a row, 16 bytes of fp32, or eight where all is in 16 bits. Where there are more than two parts, the accumulated $O$ is in fp32 from the first merge to the last but one; it is overwritten in place wherever its type stays. One detail matters for that: $\mathrm{LSE}_a$ is read by *one* lane, which hands it to the others by a shuffle. If all lanes read it, one of them might do so after another had already written the new one.
+# A lane has four columns of a row, 16 bytes of fp32, or eight where all is in 16 bits. Where there are more than two parts, the accumulated $O$ is in fp32 from the first merge to the last but one; it is overwritten in place wherever its type stays. For that, $\mathrm{LSE}_a$ is read by *one* lane, which hands it to the others by a shuffle.
 
 # %% [markdown]
 # ## Run and check
@@ -317,7 +321,7 @@ predict(bytes_per_row, moved.sum() / rows, "bytes per row")
 seen
 
 # %% [markdown]
-# $64 \cdot (4 + 2 + 4)$ bytes of $O$ and $3 \cdot 4$ of LSE, each read or written once, every request coalesced, no race. In the recorded timelines a merge takes 0.02 to 0.12 ms, its block 0.4 to 6. All loads of a thread are on their way before it waits for the first; and a thread finds its row by 32-bit divisions, since with 64-bit numbers dividing took longer than all else.
+# $64 \cdot (4 + 2 + 4)$ bytes of $O$ and $3 \cdot 4$ of LSE, each read or written once, every request coalesced, no race. A thread finds its row by 32-bit divisions: of 64-bit numbers they took longer than all else.
 #
 # Now the speedup of two GPUs against length, by the model, with what was measured laid over it:
 
@@ -341,7 +345,7 @@ if samples is not None:
     display(draw_ring.held(samples))
 
 # %% [markdown]
-# **What to see.** On two GPUs the model's speedups are right within a few percent up to 64k tokens, although its times are up to an eighth too long: one GPU and two are both faster than its 700 TFLOP/s. On four it is up to 13 % too high. On eight GPUs it expects twice what was recorded at 64k under the mask: it takes a link to be as fast with any number of channels. And some long sequences are *more* than twice, four or eight times as fast.
+# **What to see.** On two GPUs the model's speedups are right within a few percent up to 64k tokens, on four it is up to 13 % too high. On eight it expects twice what was recorded at 64k under the mask: to the model a link is as fast with any number of channels. And some long sequences are *more* than twice, four or eight times as fast.
 #
 # <details><summary>How can two GPUs be more than twice as fast as one?</summary>
 #
@@ -398,7 +402,7 @@ if samples is not None:
         display(draw_ring.beside_peers(samples, ranks))
 
 # %% [markdown]
-# **What to see.** PyTorch's `context_parallel` runs the same ring, or all-gather, with cuDNN's attention; "all-gather + SDPA" is cuDNN after one collective; `51_one_sided` is the next notebook's. Whiskers go from the slowest round to the fastest. On two and four GPUs the ring keeps rung 32's lead over cuDNN; forward and backward together, Ulysses is as fast on four. On eight, recorded with four channels to a message, the ring waits for its messages, and Ulysses leads; with 256k tokens it is 7.92<!--= over_one_gpu("50_ring", 262144, ranks=8):.2f --> times as fast as one GPU. "In any order" adds up $dQ$ as parts come, as cuDNN does, and one GPU by default; the plain ring, with the same bits every time, is held against one GPU that has them too, which is slower.
+# **What to see.** PyTorch's `context_parallel` runs the same ring, or all-gather, with cuDNN's attention; "all-gather + SDPA" is cuDNN after one collective; `51_one_sided` is the next notebook's. On two and four GPUs the ring keeps rung 32's lead over cuDNN; forward and backward together, Ulysses is as fast on four. On eight, with four channels, the ring waits for messages, and Ulysses leads; with 256k tokens the ring is 7.92<!--= over_one_gpu("50_ring", 262144, ranks=8):.2f --> times as fast as one GPU. "In any order" adds up $dQ$ as parts come, as cuDNN does, and one GPU by default; the plain ring has the same bits every time, and so has the one GPU it is held against.
 #
 # Memory: how long a sequence can be, and how long does it take?
 
@@ -406,7 +410,7 @@ if samples is not None:
 draw_ring.memory(draw_ring.recorded_memory(), [2**i for i in range(14, 24)])
 
 # %% [markdown]
-# **What to see.** From 256k tokens on, each of two GPUs holds as much as one alone would: half of the tokens, but keys that travel and a float32 sum besides. (The model is too high here, because it counts every part as if it had all queries.) From four on, memory halves with every doubling. The rightmost square is the longest sequence that was run, once: 5,806,592<!--= largest("N"):,.0f --> tokens on two H200s, one layer of 16 heads, in 103<!--= largest("seconds"):.0f --> seconds, 94<!--= largest("bytes") / 2**30:.0f --> GiB on rank 0.
+# **What to see.** From 256k tokens on, each of two GPUs holds as much as one alone would: half of the tokens, but keys that travel and a float32 sum besides. From four on, memory halves with every doubling. The rightmost square is the longest sequence that was run, once: 5,806,592<!--= largest("N"):,.0f --> tokens on two H200s, one layer of 16 heads, in 103<!--= largest("seconds"):.0f --> seconds, 94<!--= largest("bytes") / 2**30:.0f --> GiB on rank 0.
 
 # %% [markdown]
 # The same idea under other names:
@@ -443,11 +447,11 @@ except ring.RanksError as error:
     print(error)
 
 # %% [markdown]
-# 2. **Short sequences.** Each step costs a launch, a message that takes tens of microseconds to begin, and a merge. Below some 6,000 tokens per rank under a mask they are not hidden.
-# 3. **SMs that copy.** At 16k tokens on two GPUs a message takes 16 SMs for two thirds of a block. By the model that is a third of what is missing to 2, and the merge is half.
+# 2. **Short sequences.** Each step costs a launch, a message that takes tens of microseconds to begin, and a merge. Below some 6,000 tokens per rank, causal, they are not hidden.
+# 3. **SMs that copy.** At 16k tokens on two GPUs a message takes 16 SMs for two thirds of a block.
 # 4. **Packed batches.** Sequences of different lengths in one batch (notebook 20's `cu_seqlens`) would need a layout per sequence. `ring_attention` refuses them.
 #
-# Much of the second goes away if the attention kernel itself reads its neighbour's memory: no message to begin, one launch, no merge.
+# Much of the second goes away if the kernel itself reads its neighbour's memory: one launch, no message, no merge.
 
 # %% [markdown]
 # ## Exercises
