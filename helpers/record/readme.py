@@ -212,7 +212,7 @@ def several_gpus(root: Path = record.DATA) -> str:
     return (
         "Several GPUs, × one, by the ring of [notebook 50](notebooks/50_ring.ipynb), and in brackets by the kernel of "
         "[51](notebooks/51_one_sided.ipynb) that fetches the other GPUs' keys itself: forward, causal, bf16, D = 128. "
-        "On long sequences one GPU is slower than at 64k, which is why several can be more than as many times as fast.\n\n"
+        "On long sequences one GPU slows down, so that eight can be more than eight times as fast.\n\n"
         f"| GPUs | N = {lengths} | ring × PyTorch's `context_parallel` |\n|{'--:|' * (len(SEVERAL_N) + 2)}\n"
         + "\n".join(rows)
     )

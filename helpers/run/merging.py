@@ -1,6 +1,7 @@
 """Merging partial results of attention: (O_a, LSE_a) of some keys and (O_b, LSE_b) of others give (O, LSE) of both.
 
-`check(load("50"), merging.cases())` holds a kernel that merges to the error rule, as other kernels are; `checked` does so in place, too.
+`check(kernel, merging.cases(device=kernel.device))` holds a kernel that merges to the error rule, as other kernels are; `checked` does so in
+place, too.
 """
 
 from __future__ import annotations
