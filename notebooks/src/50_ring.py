@@ -394,7 +394,7 @@ columns = ["Hkv", "way", "GB sent per rank", "GiB of K and V held", "messages, o
 pd.DataFrame(rows, columns=columns).round(2)
 
 # %% [markdown]
-# Ulysses sends least, as long as there are enough heads. Only the ring combines small memory with any number of ranks. Large systems combine both: Ulysses inside a host, a ring between hosts.
+# Ulysses sends least, as long as there are enough heads. Only the ring combines small memory with any number of ranks. Large systems use Ulysses inside a host, a ring between hosts.
 
 # %%
 if samples is not None:
@@ -402,7 +402,7 @@ if samples is not None:
         display(draw_ring.beside_peers(samples, ranks))
 
 # %% [markdown]
-# **What to see.** PyTorch's `context_parallel` runs the same ring, or all-gather, with cuDNN's attention; "all-gather + SDPA" is cuDNN after one collective; `51_one_sided` is the next notebook's. On two and four GPUs the ring keeps rung 32's lead over cuDNN; forward and backward together, Ulysses is as fast on four. On eight, with four channels, the ring waits for messages, and Ulysses leads; with 256k tokens the ring is 7.92<!--= over_one_gpu("50_ring", 262144, ranks=8):.2f --> times as fast as one GPU. "In any order" adds up $dQ$ as parts come, as cuDNN does, and one GPU by default; the plain ring has the same bits every time, and so has the one GPU it is held against.
+# **What to see.** PyTorch's `context_parallel` runs the same ring, or all-gather, with cuDNN's attention; "all-gather + SDPA" is cuDNN after one collective; `51_one_sided` is the next notebook's. Whiskers: slowest to fastest round. On two and four GPUs the ring keeps rung 32's lead over cuDNN; forward and backward together, Ulysses is as fast on four. On eight, with four channels, the ring waits for messages, and Ulysses leads; with 256k tokens the ring is 7.92<!--= over_one_gpu("50_ring", 262144, ranks=8):.2f --> times as fast as one GPU. "In any order" adds up $dQ$ as parts come, as cuDNN does, and one GPU by default; the plain ring has the same bits every time, and so has the one GPU it is held against.
 #
 # Memory: how long a sequence can be, and how long does it take?
 
