@@ -116,6 +116,7 @@ def _report(rows: list[tuple[str, float, str]]) -> None:
     import torch
 
     back_end = torch.cuda.get_device_name() if torch.cuda.is_available() else "emulator"
-    print(f"\n{'notebook':<28}{'seconds':>8}  {'back end':<16}result")
+    width = max(len(back_end), len("back end"))
+    print(f"\n{'notebook':<28}{'seconds':>8}  {'back end':<{width}}  result")
     for stem, seconds, result in rows:
-        print(f"{stem:<28}{seconds:>8.0f}  {back_end:<16}{result}")
+        print(f"{stem:<28}{seconds:>8.0f}  {back_end:<{width}}  {result}")

@@ -276,11 +276,14 @@ def main() -> None:
 
 
 def _run(folder: Path, rank: int) -> None:
+    plan = json.loads((folder / "plan.json").read_text())
+    device, ranks = plan["devices"][rank], len(plan["devices"])
+    if device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # where there is a GPU, load() would take it
+
     import torch
     import torch.distributed as dist
 
-    plan = json.loads((folder / "plan.json").read_text())
-    device, ranks = plan["devices"][rank], len(plan["devices"])
     if device == "cpu":
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
     else:

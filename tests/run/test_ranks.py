@@ -29,6 +29,12 @@ def test_results_and_lines_come_by_rank(capsys):
     assert sorted(capsys.readouterr().out.splitlines()) == ["rank 0: 5 of 2", "rank 1: 5 of 2"]
 
 
+def test_ranks_on_the_cpu_see_no_gpu(monkeypatch):
+    """`load` takes a GPU where it sees one, and their tensors are the CPU's."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert ring.launch(programs.gpus, 2, device="cpu") == ["", ""]
+
+
 @pytest.mark.sampled
 @pytest.mark.parametrize(
     ("program", "words"),

@@ -110,6 +110,11 @@ def speaks(me, number: int) -> int:
     return number + me.rank
 
 
+def gpus(me) -> str | None:
+    """Which GPUs this rank may see; None: all."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
 def dies(me) -> None:
     """Rank 1 is killed while rank 0 waits for its message."""
     import torch.distributed as dist
