@@ -315,8 +315,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
     l_reg[0] += sum_reg[0], l_reg[1] += sum_reg[1];
     release(K_empty + 8 * V_ring.stage);
   };
-  // Has any row of the warpgroup a key that takes nearly all of it so far? The key of the maximum alone gives l = 1.
-  const auto peaked = [&] {
+  // Do few keys take most of any row of the warpgroup so far? The key of the maximum alone gives l = 1.
+  const auto peaked = [&](float few) {
     float least = FA_INFINITY;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -325,7 +325,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
       for (int mask = 1; mask < 4; mask *= 2) l += __shfl_xor_sync(0xffffffff, l, mask);
       least = fminf(least, l);
     }
-    if (least < 1.01f) *vote() = 1;
+    if (least < few) *vote() = 1;
     fa::bar_sync(warpgroup, 128);
     const bool found = !stands();
     if (found) clear_votes();
@@ -357,9 +357,12 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
 
     // [region: tile_loop]
     bool accumulate = false; // is tile j0 not the first
-    // The last tile whose maximum is tracked: the first that all rows see whole, as in 13_tuned. It is the last of all where
-    // one key takes nearly all of a row by then, since other rows are likely to meet theirs, and once a maximum was missed.
-    int track_to = max(seen / Bc * Bc - Bc, 0);
+    // The last tile whose maximum is tracked: the first that all rows see whole, as in 13_tuned. It is the last of all once a
+    // maximum was missed, and where that is likely: few keys take most of a row by then. To take a tile again costs as much
+    // as to track some 30: so the fewer tiles a row has, the sooner they are tracked.
+    const int whole = seen / Bc;
+    const float few = whole > 16 ? 1.01f : 2.f;
+    int track_to = whole > 4 ? (whole - 1) * Bc : 0;
     while (true) {
       // [region: scores]
       // (1) exact tile: no product is under way, and P of tile j0 is to be exact. It is the first tile, one that not all rows
@@ -428,7 +431,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
       bool right = true;
 #pragma unroll 1
       while (right && j0 > 0 && j0 <= seen) {
-        if (j0 == track_to && peaked()) track_to = 0;
+        if (j0 == track_to && peaked(few)) track_to = 0;
         right = j0 <= track_to ? overlap(std::false_type(), 0) : overlap(std::true_type(), track_to);
       }
       // [end: overlap]
@@ -504,8 +507,10 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
 // [region: launcher]
 template <int d, typename T> cudaError_t launch(const fa_model_args &a, cudaStream_t stream) {
   // Without a mask head by head, so that CTAs side by side want the same keys at the same time. Under a causal mask as
-  // many heads at a time as have their keys in 32 MB of the L2, the longest tiles of all of them first.
-  const int64_t bytes = int64_t(4) * a.Nk * d, heads = max(int64_t(1), (int64_t(32) << 20) / bytes) * (a.H / a.Hkv);
+  // many heads at a time as have their keys in 32 MB of the L2, the longest tiles of all of them first. Of short sequences
+  // only as many as of 2048 keys: there Q and O, which pass through the L2 as well, are as large as K and V.
+  const int64_t bytes = int64_t(4) * max(a.Nk, 2048) * d,
+                heads = max(int64_t(1), (int64_t(32) << 20) / bytes) * (a.H / a.Hkv);
   const int64_t tiles = fa::ceil_div(a.Nq, Tile<d>::Br), all = tiles * a.B * a.H;
   if (all > fa::max_grid_x / 2) return cudaErrorInvalidValue; // an index past the last still fits into an int
   const Order order = {int(tiles), a.causal ? int(min(heads, int64_t(a.B) * a.H)) : 1};

@@ -630,11 +630,12 @@ template <int d, typename T> __global__ __launch_bounds__(d) void add_heads(cons
 template <int d, typename T> cudaError_t launch(const fa_backward_args &a, cudaStream_t stream) {
   using C = Tile<d>;
   const int64_t rows = int64_t(a.B) * a.H * padded<d>(a.Nq), items = fa::ceil_div(a.Nk, C::Bc) * a.B * a.H;
-  // Without a mask all tiles are equal. With one 16 heads, by measurement: more were slower where sequences are short. In one
-  // order at most as many as have 20 MB of Q, dO and dQ_sum: items wait for others of their head, whose rows the L2 should hold.
-  int64_t heads = a.causal ? 16 : 1;
-  if (a.deterministic) heads = max(int64_t(1), min(heads, (20 << 20) / (int64_t(8) * a.Nq * d)));
-  heads = min(heads, int64_t(a.B) * a.H);
+  // Without a mask all tiles are equal. With one as many heads as have their Q, dO and dQ_sum in 16 MB of the L2, at most 8:
+  // more were slower where sequences are short. Of long ones it holds no head: there the items of 16 heads that begin at the
+  // same time read the same rows at the same time, but in one order they would wait for others of their head.
+  int64_t heads = a.causal ? min(int64_t(8), (16 << 20) / (int64_t(8) * a.Nq * d)) : 1;
+  if (a.causal && !a.deterministic && (heads == 0 || a.Nk > 16384)) heads = 16;
+  heads = max(int64_t(1), min(heads, int64_t(a.B) * a.H));
   int64_t ctas = items; // one for each, or, where they take one after another, one for each SM
   if constexpr (C::persistent) {
     int device, sms;

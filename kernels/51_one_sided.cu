@@ -4,7 +4,7 @@
 //            each; the others start with their own keys and go on with a tile of another rank as soon as its flag is set.
 // changed:   against 32_ping_pong: copiers, flags between CTAs and between GPUs, and the tiles of other ranks behind a query
 //            tile's own. The consumers are 32's, repeated so that this file is complete by itself; they differ in where a
-//            piece's rows and keys begin and end, and tests/run/test_one_sided.py holds all else equal
+//            piece's rows and keys begin and end and in the order of a sum; tests/run/test_one_sided.py holds all else equal
 // op:        one_sided
 // features:  causal, gqa, peers
 // workspace: counter (1)
@@ -448,8 +448,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
     l_reg[0] += sum_reg[0], l_reg[1] += sum_reg[1];
     release(K_empty + 8 * V_ring.stage);
   };
-  // Has any row of the warpgroup a key that takes nearly all of it so far? The key of the maximum alone gives l = 1.
-  const auto peaked = [&] {
+  // Do few keys take most of any row of the warpgroup so far? The key of the maximum alone gives l = 1.
+  const auto peaked = [&](float few) {
     float least = FA_INFINITY;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -458,7 +458,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
       for (int mask = 1; mask < 4; mask *= 2) l += __shfl_xor_sync(0xffffffff, l, mask);
       least = fminf(least, l);
     }
-    if (least < 1.01f) *vote() = 1;
+    if (least < few) *vote() = 1;
     fa::bar_sync(warpgroup, 128);
     const bool found = !stands();
     if (found) clear_votes();
@@ -493,9 +493,12 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
 
     // [region: tile_loop]
     bool accumulate = false; // is tile j0 not the first
-    // The last tile whose maximum is tracked: the first that all rows see whole, as in 13_tuned. It is the last of all where
-    // one key takes nearly all of a row by then, since other rows are likely to meet theirs, and once a maximum was missed.
-    int track_to = max(seen / Bc * Bc - Bc, 0);
+    // The last tile whose maximum is tracked: the first that all rows see whole, as in 13_tuned. It is the last of all once a
+    // maximum was missed, and where that is likely: few keys take most of a row by then. To take a tile again costs as much
+    // as to track some 30: so the fewer tiles a row has, the sooner they are tracked.
+    const int whole = seen / Bc;
+    const float few = whole > 16 ? 1.01f : 2.f;
+    int track_to = whole > 4 ? (whole - 1) * Bc : 0;
     while (true) {
       // [region: scores]
       // (1) exact tile: no product is under way, and P of tile j0 is to be exact. It is the first tile, one that not all rows
@@ -564,7 +567,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
       bool right = true;
 #pragma unroll 1
       while (right && j0 > 0 && j0 <= seen) {
-        if (j0 == track_to && peaked()) track_to = 0;
+        if (j0 == track_to && peaked(few)) track_to = 0;
         right = j0 <= track_to ? overlap(std::false_type(), 0) : overlap(std::true_type(), track_to);
       }
       // [end: overlap]
