@@ -358,11 +358,9 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
     // [region: tile_loop]
     bool accumulate = false; // is tile j0 not the first
     // The last tile whose maximum is tracked: the first that all rows see whole, as in 13_tuned. It is the last of all once a
-    // maximum was missed, and where that is likely: few keys take most of a row by then. To take a tile again costs as much
-    // as to track some 30: so the fewer tiles a row has, the sooner they are tracked.
-    const int whole = seen / Bc;
-    const float few = whole > 16 ? 1.01f : 2.f;
-    int track_to = whole > 4 ? (whole - 1) * Bc : 0;
+    // maximum was missed, and where that is likely, as few keys take most of a row by then. To take a tile again costs as
+    // much as to track some 30: so short rows are tracked sooner, and of 4 tiles always.
+    int track_to = seen < 5 * Bc ? 0 : seen / Bc * Bc - Bc;
     while (true) {
       // [region: scores]
       // (1) exact tile: no product is under way, and P of tile j0 is to be exact. It is the first tile, one that not all rows
@@ -431,7 +429,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
       bool right = true;
 #pragma unroll 1
       while (right && j0 > 0 && j0 <= seen) {
-        if (j0 == track_to && peaked(few)) track_to = 0;
+        if (j0 == track_to && peaked(seen < 17 * Bc ? 2.f : 1.01f)) track_to = 0;
         right = j0 <= track_to ? overlap(std::false_type(), 0) : overlap(std::true_type(), track_to);
       }
       // [end: overlap]

@@ -560,9 +560,9 @@ def _model_cases(D: tuple[int, ...], size: str, features: tuple[str, ...]) -> It
 
 
 def _family_cases(D: tuple[int, ...], size: str, features: tuple[str, ...], dtype: str) -> Iterator[Case]:
-    """The families of inputs that are made of random numbers, over several tiles of keys; under a mask and at every D those in which a
-    row's maximum rises late."""
-    H, Nq, Nk = (8, 1000, 1000) if size == "full" else (2, 70, 300)
+    """The families of inputs that are made of random numbers, over more tiles of keys than a rung may treat as a short row; under a mask
+    and at every D those in which a row's maximum rises late."""
+    H, Nq, Nk = (8, 1000, 1000) if size == "full" else (2, 70, 700)
     d = 64 if 64 in D else D[0]
     for seed, (name, family) in enumerate(FAMILIES.items(), 2000):
         late = name in ("sink", "one key", "falling")
