@@ -106,7 +106,7 @@ plot.recorded("33_backward_wgmma", "steps", table())
 # - the CTA that takes one tile of keys after another, without a second stage for $K$: 2 to 4 % faster than a CTA for each up to $N = 1024$ at $d = 64$, no faster elsewhere; with two stages for $Q$ instead of three: 5 to 10 % slower from $N = 4096$ on;
 # - to set `dQ_sum` to 0 for sequences longer than 1,024 keys, or to publish the first share by `st.release`: 2 to 5 % slower;
 # - $dQ$ rounded by an idle warp of the same kernel once all shares are added: up to 11 % slower at $d = 128$, as somebody has to count the shares;
-# - one arrival per warp at the mbarriers, heads from the last to the first, sets of 4 to 64 heads instead of 16, $P$ rounded before the wait for $dQ$: nothing.
+# - one arrival per warp at the mbarriers, heads from the last to the first, sets of 4 to 64 heads instead of 16, $P$ rounded before the wait for $dQ$: nothing. (On an H100, whose HBM has 70 % of the bandwidth, as many heads as the L2 holds were 1 to 5 % faster under a mask. That stayed.)
 #
 # ### Who gets which tile
 #
