@@ -89,10 +89,11 @@ class Rung:
         """The two digits the stem opens with; empty for a reader's own kernel."""
         return self.stem[:2] if self.stem[:2].isdigit() else ""
 
-    def ctas(self, D: int) -> int:
-        """CTAs that an SM has place for at once with this head dimension, by the header block's table of tiles; else 1."""
-        found = re.search(rf"D={D}:.*\bCTAs/SM=(\d+)", self.tiles)
-        return int(found[1]) if found else 1
+    def ctas(self, D: int, shared_memory: int = 228 << 10) -> int:
+        """CTAs that an SM has place for at once with this head dimension, by the header block's table of tiles; else 1. shared_memory:
+        the SM's bytes of it, of which a CTA takes a KB more than it asks for; the table is that of a Hopper GPU."""
+        found = re.search(rf"D={D}:.*\bsmem=(\d+) KB.*\bCTAs/SM=(\d+)", self.tiles)
+        return max(1, min(int(found[2]), shared_memory // (int(found[1]) + 1 << 10))) if found else 1
 
     @property
     def usual_D(self) -> int:
