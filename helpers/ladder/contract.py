@@ -218,9 +218,8 @@ def prepare(
     for name in asked:
         feature = {"cu_seqlens": "varlen"}.get(name, name)
         if feature not in rung.features:
-            raise CallError(
-                f"{rung.stem} takes no {name}; it takes {', '.join(rung.features) or 'q, k, v and a scale only'}"
-            )
+            otherwise = "scores s only" if rung.op == "softmax" else "q, k, v and a scale only"
+            raise CallError(f"{rung.stem} takes no {name}; it takes {', '.join(rung.features) or otherwise}")
     return kind(rung, device, inputs, scale, out, asked)
 
 

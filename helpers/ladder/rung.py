@@ -209,11 +209,19 @@ def _stage_files() -> list[Path]:
 
 
 def _read(path: Path) -> Rung:
+    if path.is_dir():
+        raise ValueError(f"{str(path)!r} is a folder, and a kernel is a .cu file")
     if not path.is_file():
         beside = [p.name for p in sorted(path.parent.glob("*.cu"))] or [p.stem for p in _files()]
         raise ValueError(f"there is no file {str(path)!r}{_nearest(path.name, beside)}")
     path = path.resolve()
-    return parse(path.read_text(), path, strict=path.parent in (KERNELS, STAGES))
+    try:
+        text = path.read_text()
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{str(path)!r} is no text in UTF-8: byte {error.start} is {error.object[error.start]:#x}"
+        ) from None
+    return parse(text, path, strict=path.parent in (KERNELS, STAGES))
 
 
 def _named(name: str) -> Path:
