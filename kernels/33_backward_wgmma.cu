@@ -142,10 +142,10 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
   const int shift = a.Nk - a.Nq, last = int(fa::ceil_div(a.Nq, Br)); // one past the last tile
   const auto next_of = [&](int tile) { return tile + 1 < last ? tile + 1 : 0; };
 
-  // Heads that share K and V have items of their own. `heads` heads are a set, the last set may have fewer: tile 0 of all its
-  // heads, then tile 1 of all, and so on. Under a causal mask the first tiles are the longest. If dQ is to be the same every
-  // time, the last tile comes first: an item waits for those with later keys of its head, and they have been taken before it.
-  // Without mask the items of a head begin with different queries: they don't all add to the same dQ at once.
+  // Every query head has items of its own. `heads` heads are a set (the last may have fewer): tile 0 of all, then tile 1, and
+  // so on, under a causal mask the longest first. If dQ is to be the same every time, the last tile comes first: an item waits
+  // for those with later keys of its head, taken before it (by blockIdx, too: GPUs start CTAs in order, which CUDA does not
+  // promise). Without mask a head's items begin with different queries: they don't all add to the same dQ at once.
   const auto take_work = [&]() -> Work {
     const int index = C::persistent ? atomicAdd(counter, 1) : blockIdx.x;
     if (index >= key_tiles * a.B * a.H) return Work();

@@ -4,7 +4,7 @@
 //            each; the others start with their own keys and go on with a tile of another rank as soon as its flag is set.
 // changed:   against 32_ping_pong: copiers, flags between CTAs and between GPUs, and the tiles of other ranks behind a query
 //            tile's own. The consumers are 32's, repeated so that this file is complete by itself; they differ in where a
-//            piece's rows and keys begin and end and in the order of a sum; tests/run/test_one_sided.py holds all else equal
+//            piece's rows and keys begin and end, and in the order of a sum; tests/run/test_one_sided.py holds all else equal
 // op:        one_sided
 // features:  causal, gqa, peers
 // workspace: counter (1)
@@ -234,8 +234,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
   const int warpgroup = __reduce_max_sync(0xffffffff, threadIdx.x) / 128;
   if (warpgroup == 0) {
     // [region: producer]
-    // The first CTAs copy before they take part: they are on the GPU before any other, and nothing they wait for is done by
-    // a CTA of this GPU, so that whoever waits for a tile gets it.
+    // The first CTAs copy before they take part: GPUs start them before any other (CUDA does not promise it), and nothing they
+    // wait for is done by a CTA of this GPU, so that whoever waits for a tile gets it.
     if (threadIdx.x == 0 && blockIdx.x < a.copiers) copy_remote<d>(a, far, Q_smem);
     __syncwarp(); // the copies are done before any lane gives its registers away
     fa::setmaxnreg_dec<Tile<d>::producer_registers>();

@@ -45,6 +45,10 @@ def run(arguments: argparse.Namespace) -> int:
 
     if reason := sandbox.refusal():
         raise RuntimeError(reason)
+    if (to := arguments.gradescope) and (to.is_dir() or not to.parent.is_dir()):
+        raise ValueError(
+            f"--gradescope {to}: " + ("it is a folder" if to.is_dir() else f"there is no folder {to.parent}")
+        )
     for id in arguments.tasks:
         assignment(id)  # KeyError names those there are
 
@@ -54,15 +58,16 @@ def run(arguments: argparse.Namespace) -> int:
         except Exception as error:  # whatever one of them holds, the others get their points
             return error
 
-    full, last = True, None
+    full, results = True, {}
     with ThreadPoolExecutor(arguments.jobs) as pool:  # each waits for a process of its own
         for path, found in zip(arguments.submissions, pool.map(graded, arguments.submissions), strict=True):
             if isinstance(found, Exception):
-                full = False
-                print(f"{path} is not graded: {type(found).__name__}: {found}", file=sys.stderr, flush=True)
+                full, why = False, f"{path} is not graded: {type(found).__name__}: {found}"
+                results = {"score": 0, "output": why, "tests": []}
+                print(why, file=sys.stderr, flush=True)
                 continue
-            last, full = found, full and found.points == found.most
+            results, full = found.as_gradescope(), full and found.points == found.most
             print(json.dumps(found.as_json(), ensure_ascii=False) if arguments.json else found, flush=True)
-    if arguments.gradescope and last:
-        arguments.gradescope.write_text(json.dumps(last.as_gradescope(), indent=1, ensure_ascii=False) + "\n")
+    if arguments.gradescope:
+        arguments.gradescope.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
     return 0 if full else 1

@@ -6,7 +6,7 @@ import re
 
 # memcheck: accesses out of bounds and misaligned ones. racecheck: unordered accesses to shared memory; an arrival on an
 # mbarrier speaks, to it, for the thread that arrives and for no other, even behind a barrier of all, so that a TMA pipeline
-# whose place one thread gives back for its readers is reported though it is right (tests/releases.cu; compute-sanitizer 13.0).
+# whose place one thread gives back for its readers is reported though it is right (tests/evidence/releases.cu; compute-sanitizer 13.0).
 # initcheck: reads of global memory that nobody has written; it knows cp.async.bulk since 2025.4 (its release notes:
 # https://docs.nvidia.com/compute-sanitizer/ReleaseNotes/). synccheck: barriers that some of their threads miss.
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")

@@ -218,9 +218,8 @@ def prepare(
     for name in asked:
         feature = {"cu_seqlens": "varlen"}.get(name, name)
         if feature not in rung.features:
-            raise CallError(
-                f"{rung.stem} takes no {name}; it takes {', '.join(rung.features) or 'q, k, v and a scale only'}"
-            )
+            otherwise = "scores s only" if rung.op == "softmax" else "q, k, v and a scale only"
+            raise CallError(f"{rung.stem} takes no {name}; it takes {', '.join(rung.features) or otherwise}")
     return kind(rung, device, inputs, scale, out, asked)
 
 
@@ -531,8 +530,11 @@ def _splits(rung: Rung, args: FaBackwardArgs, q: Tensor, asked: dict) -> int:
         return asked["splits"]
     if "splits" not in rung.features:
         return 1
-    sms = torch.cuda.get_device_properties(q.device).multi_processor_count if q.is_cuda else 4
-    places = sms * rung.ctas(args.D)
+    if q.is_cuda:
+        gpu = torch.cuda.get_device_properties(q.device)
+        places = gpu.multi_processor_count * rung.ctas(args.D, gpu.shared_memory_per_multiprocessor)
+    else:
+        places = 4 * rung.ctas(args.D)
     alone = args.B * args.Hkv * -(-args.Nq * (args.H // args.Hkv) // 16)
     return fewest_pieces(alone, places, max(1, min(args.Nk // 256, 1024)))
 

@@ -89,10 +89,11 @@ class Rung:
         """The two digits the stem opens with; empty for a reader's own kernel."""
         return self.stem[:2] if self.stem[:2].isdigit() else ""
 
-    def ctas(self, D: int) -> int:
-        """CTAs that an SM has place for at once with this head dimension, by the header block's table of tiles; else 1."""
-        found = re.search(rf"D={D}:.*\bCTAs/SM=(\d+)", self.tiles)
-        return int(found[1]) if found else 1
+    def ctas(self, D: int, shared_memory: int = 228 << 10) -> int:
+        """CTAs that an SM has place for at once with this head dimension, by the header block's table of tiles; else 1. shared_memory:
+        the SM's bytes of it, of which a CTA takes a KB more than it asks for; the table is that of a Hopper GPU."""
+        found = re.search(rf"D={D}:.*\bsmem=(\d+) KB.*\bCTAs/SM=(\d+)", self.tiles)
+        return max(1, min(int(found[2]), shared_memory // (int(found[1]) + 1 << 10))) if found else 1
 
     @property
     def usual_D(self) -> int:
@@ -208,11 +209,19 @@ def _stage_files() -> list[Path]:
 
 
 def _read(path: Path) -> Rung:
+    if path.is_dir():
+        raise ValueError(f"{str(path)!r} is a folder, and a kernel is a .cu file")
     if not path.is_file():
         beside = [p.name for p in sorted(path.parent.glob("*.cu"))] or [p.stem for p in _files()]
         raise ValueError(f"there is no file {str(path)!r}{_nearest(path.name, beside)}")
     path = path.resolve()
-    return parse(path.read_text(), path, strict=path.parent in (KERNELS, STAGES))
+    try:
+        text = path.read_text()
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{str(path)!r} is no text in UTF-8: byte {error.start} is {error.object[error.start]:#x}"
+        ) from None
+    return parse(text, path, strict=path.parent in (KERNELS, STAGES))
 
 
 def _named(name: str) -> Path:

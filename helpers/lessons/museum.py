@@ -1,6 +1,6 @@
 """The exhibits of notebook 91: bugs of one line that attention kernels have had, or could have.
 
-Each is a rung with one place changed, what it hides behind and what catches it; tests/test_museum.py holds all three
+Each is a rung with one place changed, what it hides behind and what catches it; tests/lessons/test_museum.py holds all three
 against runs. Exhibits always run on the emulator: on a GPU several would hang, or ruin what runs after them.
 """
 

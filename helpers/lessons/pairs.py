@@ -103,6 +103,12 @@ def to_notebook(stem: str, folder: Path = NOTEBOOKS) -> int:
 
 
 def to_text(stem: str, folder: Path = NOTEBOOKS) -> None:
-    """Writes the cells of <stem>.ipynb into src/<stem>.py. `ruff format` then sets its blank lines."""
-    notebook = nbformat.read(folder / f"{stem}.ipynb", as_version=4)
-    (folder / "src" / f"{stem}.py").write_text(text_of(notebook))
+    """Writes the cells of <stem>.ipynb into src/<stem>.py, unless it has the same. `ruff format` then sets its blank lines."""
+    notebook, text = nbformat.read(folder / f"{stem}.ipynb", as_version=4), folder / "src" / f"{stem}.py"
+    if not text.exists() or _told(cells(text.read_text())) != _told(notebook.cells):
+        text.write_text(text_of(notebook))
+
+
+def _told(notebook_cells: list[nbformat.NotebookNode]) -> list[tuple]:
+    """What a text says of cells."""
+    return [(cell.cell_type, cell.source, cell.metadata.get("tags", [])) for cell in notebook_cells]

@@ -135,7 +135,9 @@ def span(which: Which, region: str) -> tuple[int, int]:
         start = next((i for i, line in enumerate(lines, 1) if not line.startswith("//")), 1)
         return start, len(lines)
     if region not in found:
-        raise KeyError(f"{rung.stem} has no region {region!r}; it has {', '.join([*found, WHOLE])}")
+        raise KeyError(
+            f"{rung.stem} has no region {region!r}; it has {', '.join([*found, WHOLE])} (a name of yours stands behind `->`)"
+        )
     return found[region]
 
 

@@ -25,7 +25,7 @@ from .forms import contract
 from .inputs import uneven
 from .judge import Judgement, locally, wasteful
 from .progress import keep
-from .regions import Filled, RegionError, Typed, fill, head, read
+from .regions import Filled, RegionError, Typed, fill, head, read, span
 from .tasks.catalogue import about
 from .tasks.task import Task
 
@@ -99,6 +99,8 @@ def attempt(stem: str, regions: tuple[str, ...], text: str, name: str = "cell", 
         rung = find(stem)
         task = about(rung, regions)
         empty = list(regions[:1]) if Typed("", text).empty else []
+        for region in () if empty else regions:
+            span(rung, region)  # KeyError names those there are
         bodies = {} if empty else read(text, regions, name, line)
         if empty := empty or [typed.region for typed in bodies.values() if typed.empty]:
             raise RegionError(f"nothing is typed in the region {empty[0]!r}")

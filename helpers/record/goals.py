@@ -18,6 +18,7 @@ import pandas as pd
 from .. import record
 from .workload import CUDNN, EFFICIENT, FA3, FA4, FLASH, FROM_N, MATH
 
+DEVICE = record.DEFAULT_DEVICE
 BY = ["family", "D", "causal"]
 FOUR = [f"D == {D} and causal == {causal}" for D in (64, 128) for causal in (0, 1)]
 # An error may be 1.1 times as large as SDPA FLASH's, that of a gradient 1.05 times.
@@ -46,7 +47,7 @@ class Goal:
 
     def points(self, root: Path = record.DATA) -> pd.Series:
         """The ratio at each shape that counts. LookupError where nothing of the kind is recorded."""
-        samples = record.load(self.rung, self.kind, record.DEFAULT_DEVICE, root)
+        samples = record.load(self.rung, self.kind, DEVICE, root)
         samples = samples.query(self.only) if self.only else samples
         if self.kind == "groups":
             return record.grouped(samples, self.rung)["ratio"]
@@ -133,7 +134,7 @@ GOALS = [
 
 def verdicts(stems: Sequence[str] = (), root: Path = record.DATA) -> pd.DataFrame:
     """A row per goal (of these rungs; of all): rung, what, goal, floor, mean, worst, verdict: "reached", "above the floor",
-    "missed", or "not recorded"."""
+    "missed", or "not recorded", and record: "stale" where the kernel has changed since."""
     rows = []
     for goal in GOALS:
         if stems and goal.rung not in stems:
@@ -148,5 +149,6 @@ def verdicts(stems: Sequence[str] = (), root: Path = record.DATA) -> pd.DataFram
             mean = goal.mean(points)
             reached = "reached" if mean >= goal.goal else "above the floor" if mean >= goal.floor else "missed"
             row |= {"mean": round(mean, 3), "worst": round(points.min(), 3), "verdict": reached}
+            row["record"] = "stale" if record.is_stale(record.about(goal.rung, goal.kind, DEVICE, root)) else ""
         rows.append(row)
-    return pd.DataFrame(rows, columns=["rung", "what", "goal", "floor", "mean", "worst", "verdict"])
+    return pd.DataFrame(rows, columns=["rung", "what", "goal", "floor", "mean", "worst", "verdict", "record"])

@@ -172,7 +172,7 @@ def families(root: Path = record.DATA) -> str:
     if not parts:
         return ""
     return (
-        f"These are normal random inputs. Over {len(names)} families of inputs, up to one key that takes all of a row and heads of trained models, "
+        f"These are normal random inputs. Over up to {len(names)} families of inputs, up to one key that takes all of a row and heads of trained models, "
         f"the slowest and the fastest are: {', '.join(parts)} ([families](data/README.md#families-of-inputs))."
     )
 

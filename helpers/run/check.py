@@ -29,14 +29,14 @@ XRAY = "xray(kernel, …) looks for what results don't show: races, bank conflic
 POISON = {"torch.float32": 0x7FC5A5A5, "torch.float16": 0x7E5A, "torch.bfloat16": 0x7FDA}  # NaNs no arithmetic produces
 
 
-def check(kernel: Which | Callable, cases: Iterable[Case] | None = None) -> Report:
+def check(kernel: Which | Callable, cases: Iterable[Case] | str | None = None) -> Report:
     """Runs a kernel on every case and compares O (or P) and LSE with float64 by the 2x rule.
 
         check("04")
 
     kernel: what `load` takes, or any function `(q, k, v, scale=None) -> (o, lse)` (softmax: `(s) -> (p, lse)`); one that takes
-    `out=(o, lse)` is handed outputs full of NaN. cases: `reference.cases` of the kernel's rung by default, the full set
-    on a GPU and the small one otherwise. A kernel that raises fails the case with the error's text; one that can't be loaded
+    `out=(o, lse)` is handed outputs full of NaN. cases: of `reference.cases` of the kernel's rung "small" or "full", by default the full set
+    on a GPU and the small one otherwise; or cases of one's own. A kernel that raises fails the case with the error's text; one that can't be loaded
     raises as `load` does.
     """
     import torch
@@ -46,10 +46,12 @@ def check(kernel: Which | Callable, cases: Iterable[Case] | None = None) -> Repo
     if isinstance(kernel, Kernel) or not callable(kernel):
         kernel = load(kernel, quiet=True)
     name = kernel.rung.stem if hasattr(kernel, "rung") else getattr(kernel, "__name__", type(kernel).__name__)
-    if cases is None:
+    if cases is None or isinstance(cases, str):
         device = getattr(kernel, "device", "cpu")
-        small = torch.device(device).type == "cpu"
-        cases = reference.cases(getattr(kernel, "rung", None), device, "small" if small else "full")
+        size = cases or ("small" if torch.device(device).type == "cpu" else "full")
+        if size not in ("small", "full"):
+            raise ValueError(f"cases is {cases!r}; allowed are 'small', 'full' and cases of one's own")
+        cases = reference.cases(getattr(kernel, "rung", None), device, size)
     try:
         poisons = "out" in inspect.signature(kernel).parameters
     except ValueError:  # a built-in function that doesn't tell

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..ladder import cards
 from ..ladder.contract import Call, Peers, prepare
-from ..ladder.errors import ToolkitError
+from ..ladder.errors import CallError, ToolkitError
 from ..ladder.paths import from_root
 from ..ladder.rung import Rung, Which, digest_of, parse
 from ..ladder.rung import rung as find_rung
@@ -156,7 +156,7 @@ class Kernel:
         self._files = _Files([*([self.file] if self.file else []), *rung.includes])
         self.rung, self.device, self.seconds = rung, device, 0.0
         if device == "cuda":
-            self.rung = _on_this_gpu(rung)
+            self.rung, self.capability = _on_this_gpu(rung)
         self.launcher = launcher or _launcher(rung, device)
 
     @property
@@ -270,7 +270,14 @@ class Kernel:
 
         if self.device == "cpu":
             return self.launcher.launch(call)
-        with torch.cuda.device(next(iter(call.inputs.values())).device):
+        device = next(iter(call.inputs.values())).device
+        if (here := torch.cuda.get_device_capability(device)) != self.capability:
+            there = ".".join(map(str, self.capability or ()))
+            raise CallError(
+                f"{device} has compute capability {'.'.join(map(str, here))}, {self.rung.stem} was compiled for {there}: "
+                f"load it under `with torch.cuda.device({device.index}):`"
+            )
+        with torch.cuda.device(device):
             self.launcher.launch(call, torch.cuda.current_stream().cuda_stream)
 
 
@@ -295,11 +302,14 @@ class BrokenKernel(Kernel):
         return f"a kernel that was not loaded: using it raises\n{type(self._error).__name__}: {self._error}"
 
 
-def _on_this_gpu(rung: Rung) -> Rung:
-    """With the dtypes that this machine's GPU takes, if it has one."""
+def _on_this_gpu(rung: Rung) -> tuple[Rung, tuple[int, int] | None]:
+    """With the dtypes that the current GPU takes, and its compute capability; as it is, and None, without one."""
     import torch
 
-    return cards.on(rung, torch.cuda.get_device_capability()) if torch.cuda.is_available() else rung
+    if not torch.cuda.is_available():
+        return rung, None
+    capability = torch.cuda.get_device_capability()
+    return cards.on(rung, capability), capability
 
 
 def _launcher(rung: Rung, device: str) -> Any:

@@ -22,7 +22,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..ladder.contract import SIGNALS, Peers, far_rows
-from ..ladder.errors import CallError
 from . import op, ring
 from .kernel import Kernel, as_loaded
 from .layouts import Block, cut
@@ -69,6 +68,12 @@ class Room:
             self.copiers,
             **told,
         )
+
+    def forget(self) -> None:
+        """Sets this rank's flags as they were before the first call. All ranks have to, at a time when none attends."""
+        self.epoch = 0
+        for flags in (self.signals[self.rank], self.arrived):
+            flags.zero_()
 
 
 def share(k: Tensor, plan: ring.Plan, copiers: int = COPIERS) -> Room:
@@ -128,13 +133,19 @@ def attend(q: Tensor, room: Room, scale: float | None = None) -> tuple[Tensor, T
             f"{STEM} can't be captured in a CUDA graph: its flags count the calls, and replays would be one"
         )
     kernel = op.loaded(STEM, q.device.type)
+    with as_loaded(), torch.cuda.device(q.device) if q.is_cuda else contextlib.nullcontext():
+        if _fits(q, room):
+            return _run(kernel, q, room, scale)
+        return _in_blocks(kernel, q, room, scale, "announce", "fetch", "settle")
+
+
+def _run(kernel: Kernel, q: Tensor, room: Room, scale: float | None, *steps: str) -> tuple[Tensor, Tensor]:
+    """The kernel, for one call that does these steps (`Room.peers`)."""
+    epoch = room.epoch
     try:
-        with as_loaded():
-            if _fits(q, room):
-                return kernel(q, room.k, room.v, scale=scale, causal=room.causal, peers=room.peers())
-            return _in_blocks(kernel, q, room, scale, "announce", "fetch", "settle")
-    except CallError:  # nothing was launched: the others count this call as the next one, too
-        room.epoch -= 1
+        return kernel(q, room.k, room.v, scale=scale, causal=room.causal, peers=room.peers(*steps))
+    except Exception:  # nothing was launched: the others count this call as the next one, too
+        room.epoch = epoch
         raise
 
 
@@ -162,7 +173,7 @@ def _in_blocks(kernel: Kernel, q: Tensor, room: Room, scale: float | None, *step
     ]
     output = ring.Output(q, ring.forward_stem(q, room.k, room.causal), scale, blocks)
     with _aside(q) as copied:
-        kernel(q, room.k, room.v, scale=scale, causal=room.causal, peers=room.peers(*steps))
+        _run(kernel, q, room, scale, *steps)
     for each in blocks[0]:
         output.add(each, room.k, room.v)
     copied()
@@ -246,18 +257,22 @@ def together(
     kernel: Kernel | None = None,
 ) -> list[tuple[Tensor, Tensor]]:
     """O and LSE of each rank, of which queries[r] (B,H,n,D) are one's. Ranks take turns: all say that their keys are there, then
-    each attends, then each makes sure that the others have read its keys."""
+    each attends, then each makes sure that the others have read its keys. After an error all begin anew."""
     kernel = kernel or op.loaded(STEM, queries[0].device.type)
     results: list[tuple[Tensor, Tensor]] = []
-    for step in ("announce", "attend", "settle"):
-        done = []
-        for q, room in zip(queries, its_rooms):
-            if step == "attend" and not _fits(q, room):
-                done.append(_in_blocks(kernel, q, room, scale, "fetch"))
-                continue
-            options = {"scale": scale, "causal": room.causal, "peers": room.peers(step)}
-            done.append(kernel(q, room.k, room.v, **options))
-        results = done if step == "attend" else results
+    try:
+        for step in ("announce", "attend", "settle"):
+            done = []
+            for q, room in zip(queries, its_rooms):
+                in_blocks = step == "attend" and not _fits(q, room)
+                done.append(
+                    _in_blocks(kernel, q, room, scale, "fetch") if in_blocks else _run(kernel, q, room, scale, step)
+                )
+            results = done if step == "attend" else results
+    except BaseException:
+        for room in its_rooms:
+            room.forget()
+        raise
     return results
 
 

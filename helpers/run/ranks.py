@@ -34,6 +34,7 @@ from ..ladder.paths import ROOT
 
 PREAMBLE = "import os\nimport torch\nimport torch.distributed as dist\nfrom helpers import load, reference, ring\n\n\n"
 POLL = 0.02  # seconds
+IN_A_RANK = "FA_IN_A_RANK"  # set in the environment of every rank
 START = 180  # seconds that the ranks have to import torch and to meet
 GRACE = 1.0  # seconds that the other ranks have to say what they saw, once one has failed
 LINES = 12  # of a traceback, at most
@@ -84,6 +85,11 @@ def launch(
     """
     import torch
 
+    if IN_A_RANK in os.environ:
+        raise RuntimeError(
+            "a rank has called launch, as it imported the file of its function: in that file, put the call "
+            'under `if __name__ == "__main__":`'
+        )
     if ranks < 1:
         raise ValueError(f"{ranks} ranks: it takes at least one")
     gpus = torch.cuda.device_count() if device != "cpu" else 0
@@ -131,6 +137,7 @@ class _Ranks:
 
     def __enter__(self) -> _Ranks:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+        environment[IN_A_RANK] = "1"
         if sys.platform == "linux":
             environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
         # NCCL has 32 channels, and sends a message of up to 16 MB per channel by 32 / ranks of them: on eight GPUs by four, which reach

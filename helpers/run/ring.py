@@ -59,8 +59,10 @@ def local(x: Tensor, rank: int, ranks: int, layout: str = "contiguous") -> Tenso
 
 
 def whole(parts: Sequence[Tensor], layout: str = "contiguous") -> Tensor:
-    """The sequence (B,H,N,D) whose rows the ranks have: `local` undone."""
-    places = _places([part.shape[2] for part in parts], layout, parts[0].device)
+    """The sequence (B,H,N,D) whose rows the ranks have: `local` undone. ValueError for lengths that the layout doesn't give."""
+    lengths = tuple(part.shape[2] for part in parts)
+    require(lengths, layout, causal=True)
+    places = _places(lengths, layout, parts[0].device)
     return torch.cat(list(parts), 2)[:, :, places.argsort()]
 
 
@@ -76,6 +78,8 @@ def agree(q: Tensor, k: Tensor, v: Tensor, group: Any = None, causal: bool = Fal
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     mine = {"q": tuple(q.shape), "k": tuple(k.shape), "v": tuple(v.shape), "dtype": str(q.dtype)}
     mine |= {"causal": bool(causal), "layout": layout}
+    dtypes = ", ".join(f"{name} {str(x.dtype).removeprefix('torch.')}" for name, x in zip("qkv", (q, k, v)))
+    mine["mixed"] = "" if q.dtype == k.dtype == v.dtype else dtypes
     all_of_them: list = [None] * ranks
     dist.all_gather_object(all_of_them, mine, group=group)
     for other, theirs in enumerate(all_of_them):
@@ -86,6 +90,8 @@ def agree(q: Tensor, k: Tensor, v: Tensor, group: Any = None, causal: bool = Fal
         if (B, n, D) != (Bk, nk, Dk) or theirs["v"] != theirs["k"] or H % Hkv:
             told = ", ".join(f"{x} {theirs[x]}" for x in "qkv")
             raise ValueError(f"rank {other}: {told}; each rank has as many keys as queries, and H a multiple of Hkv")
+        if theirs["mixed"]:
+            raise ValueError(f"rank {other}: {theirs['mixed']}; they have to be the same")
         for name in mine:
             first, here = all_of_them[0][name], theirs[name]
             if name in ("q", "k", "v"):  # but for the length
@@ -447,10 +453,18 @@ class _Swap(torch.autograd.Function):
 
 def _messages(x: Tensor, plan: Plan) -> Tensor:
     """x where the group's messages can be sent from: gloo moves CPU tensors."""
-    return x.cpu() if dist.get_backend(plan.group) == "gloo" else x
+    return x if _by_nccl(plan.group, x.device) else x.cpu()
 
 
 # Messages
+
+
+def _by_nccl(group: Any, device: torch.device) -> bool:
+    """Whether NCCL moves tensors of this device in the group, which may have a back end for each kind of device; gloo moves those of
+    CPUs."""
+    back_ends = dict(each.split(":") for each in dist.get_backend_config(group).split(","))
+    return back_ends.get(device.type) == "nccl"
+
 
 Load = tuple[int, list[Tensor]]  # the rank whose rows these are, and tensors (B,H,n,D) of them
 
@@ -480,7 +494,7 @@ class _Link:
         self.plan, self.device = plan, device
         self.group = plan.group or dist.group.WORLD
         self.next, self.last = (dist.get_global_rank(self.group, (plan.rank + i) % plan.ranks) for i in (1, -1))
-        self.nccl = dist.get_backend(self.group) == "nccl"
+        self.nccl = _by_nccl(self.group, device)
         self.sent = 0  # messages so far: the tag of the next, by which gloo tells them apart
 
     def send(self, *loads: Load) -> _Coming:

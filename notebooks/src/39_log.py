@@ -60,12 +60,13 @@ plot.recorded("32_ping_pong", "steps", table("between_waits"))
 # - **One piece of code** for the first tile, those on the diagonal and those done again (28): half the instructions of 25, for a percent of its speed at $d = 128$ and four or five under the mask, measured in different runs. It stayed, as it is easier to read.
 # - **What didn't help**: $S$ in two halves, so that exponentials can begin under its second half (21, 26); a part of the exponentials by a polynomial, as FlashAttention-4 does (18, 27), which without a mask gains one to three percent at $d = 64$ and, where it was tried, loses three at 128; $Q_i$ in registers (10, 23); smaller tiles (9, 19); rescaling $O$ only where it is needed (6), or beyond a threshold, as FlashAttention-4 does (7).
 # - **Idle tensor cores at a query tile's end** (30). Nsight Compute's counters, below, pointed there. To start the next query tile's $S$ before $O$ is written saves clocks, and hardly any time. To start it before the last $O$ is *computed*, tried on the finished kernel, lost up to 14 %, most where sequences are short. At $d = 64$, $N = 16384$ it was 5 %, and 1 % where the exponentials' `FFMA` did not read two registers of one bank (below). A third stage of $K_j$ (31), and keys asked for into the L2 ahead of time (32), cost a little.
-# - **Peaked inputs**, tried on the finished kernel, without a record of their own (FlashAttention-3's time over ours, bf16, in one run). Where one key takes all of a row, the loop that votes is voted down, and 32 had 0.85 to 0.95 at $d = 128$. Two changes stayed: such a row is recognised in the first tile that all rows see whole, and the maximum tracked from there on; and where it is tracked, all maxima come before the exponentials. In the records (geometric mean over lengths and dtypes) it is 0.97<!--= family("32", "FA3", "one key", 128):.2f --> now, under a mask 0.92<!--= family("32", "FA3", "one key", 128, causal=1):.2f -->. Five did not pay:
+# - **Peaked inputs**, tried on the finished kernel, without a record of their own (FlashAttention-3's time over ours, bf16, in one run). Where one key takes all of a row, the loop that votes is voted down, and 32 had 0.85 to 0.95 at $d = 128$. Two changes stayed: such a row is recognised in the first tile that all rows see whole, and the maximum tracked from there on; and where it is tracked, all maxima come before the exponentials. In the records (geometric mean over lengths and dtypes) it is 0.97<!--= family("32", "FA3", "one key", 128):.2f --> now, under a mask 0.92<!--= family("32", "FA3", "one key", 128, causal=1):.2f -->. Six did not pay:
 #     - $O$ rescaled only where a warp's maximum has risen: the branch behind the wait costs 2 to 4 % under one key, and gains nothing elsewhere;
 #     - FlashAttention-4's threshold in the tracked loop, $m$ kept while it would rise by less than 5 in log2: normal random numbers under a mask lose 20 %, as the loop that follows starts from too low a maximum and is voted down;
 #     - tile 0 always tracked, because of attention sinks, in a third copy of the loop: 2 to 3 % for a sink at $N = 1024$, and everything else 4 to 6 % slower;
 #     - peaked rows recognised by each lane's own columns, without shuffles: half a percent slower than with them;
 #     - a $P$ that is voted down brought to 1 in place, with its sum, $l$ and $O$, instead of forming $S$ again: 2 to 4 % for falling scores, 1 to 3 % for RXNMapper's heads, nothing elsewhere. A bound of 10,000 instead of 32, too large to be accurate, tells the most that fewer misses could bring: 0.90 to 0.99 of FlashAttention-3's speed at $d = 128$ under a mask.
+#     - each warp's vote in front of the shuffles, which it then takes only where a maximum has risen, and $O$ rescaled only there, exactly or with a slack of 2 or 5 in log2: up to 6 % slower on nearly every family, on an H100.
 # - **The counter** (3 is without): at $d = 128$ under a causal mask query tiles dealt out beforehand cost a sixth; without a mask, nothing, as notebook 31's model says.
 
 # %%
@@ -134,3 +135,11 @@ pd.DataFrame(rows).T
 
 # %% [markdown]
 # The order alone mends most of it where there are CTAs enough. In the first row there are 64, for 132 SMs, and no order helps: so each query head has CTAs of its own (step 14, whose reason has the times).
+#
+# ## Across GPUs
+#
+# What did not pay in the finished ring of [notebook 50](50_ring.ipynb), forward on two H100s, without a record:
+#
+# - **Blocks on two streams in turn**, so that a block begins on SMs for which the one before has no more work: 1 to 4 % faster at 16k tokens, between 2 % faster and 2 % slower at 64k, up to 3 % slower at 256k. Not worth a second way for parts to be merged.
+# - **Fewer of NCCL's channels** for a message, so that it takes fewer SMs from the kernel: with 8 instead of 16, K and V of 16k tokens take 448 µs instead of 265, longer than the block that should hide them. At 64k, where both are hidden, it makes no difference.
+# - **Buffers registered with NCCL**, which may then write to the receiver's memory without a copy in between: the same times.

@@ -45,7 +45,8 @@ from helpers import draw_ring, exercise, merging, predict, ring, ring_time, show
 torch.manual_seed(0)
 kernel = load("50_ring")
 device = kernel.device
-where = "cuda" if torch.cuda.device_count() > 1 else "cpu"  # of the ranks: a GPU for each, or the emulator
+# Of the ranks: a GPU for each, or the emulator
+where = "cuda" if device == "cuda" and torch.cuda.device_count() > 1 else "cpu"
 
 # %% [markdown]
 # ## The problem

@@ -1,5 +1,5 @@
 """Inline PTX: every instruction the emulator interprets, against numpy and tables written out from the PTX ISA's
-formulas; on a GPU (`pytest -m gpu tests/test_ptx.py`) the same small kernels on both, compared bit for bit.
+formulas; on a GPU (`pytest -m gpu tests/emulator/test_ptx.py`) the same small kernels on both, compared bit for bit.
 """
 
 from __future__ import annotations

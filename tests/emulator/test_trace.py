@@ -1,4 +1,4 @@
-"""What a trace says besides its counts (tests/test_trace_counts.py): lines, names, worst requests, findings that stop."""
+"""What a trace says besides its counts (tests/emulator/test_trace_counts.py): lines, names, worst requests, findings that stop."""
 
 import resource
 from collections import Counter

@@ -1,4 +1,4 @@
-"""A trace's counts against those worked out by hand: tests/microkernels.py has the kernels and the numbers."""
+"""A trace's counts against those worked out by hand: helpers/evidence/microkernels.py has the kernels and the numbers."""
 
 from dataclasses import replace
 

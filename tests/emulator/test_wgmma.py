@@ -1,5 +1,5 @@
 """Warpgroup instructions: wgmma through its descriptors against matmul, and every way of using it wrong that can be known;
-on a GPU (`pytest -m gpu tests/test_wgmma.py`) the same small kernels against the same numbers."""
+on a GPU (`pytest -m gpu tests/emulator/test_wgmma.py`) the same small kernels against the same numbers."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ import torch
 from helpers import commands, record, reference
 from helpers.ladder import cards
 from helpers.ladder.errors import CompileError, KernelError
+from helpers.ladder.paths import KERNELS
 
 ROOT = Path(__file__).parents[2]
 STEM = "01_naive"
@@ -432,6 +433,17 @@ def test_bench_takes_a_foreign_file(asked, capsys, tmp_path):
     code, out, _ = run(capsys, "bench", path)
     ((name, rung),) = asked
     assert code == 0 and name == "time_quickly" and rung.path == path and out == "mine\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("50", "no goal is set for 50_ring"), ("13_1", "is no rung"), ("mine.cu", "mine.cu is no rung")]
+)
+def test_goals_are_those_of_rungs_that_have_some(name, words, capsys, tmp_path, monkeypatch):
+    (tmp_path / "mine.cu").write_text((KERNELS / "04_fa2_fp32.cu").read_text())  # its header block names another
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, "goals", name)
+    assert code == 2 and not out and words in err
+    assert run(capsys, "goals", "40")[1].count("40_every_language") >= 3
 
 
 def test_goals_give_1_where_one_is_missed(monkeypatch, capsys):

@@ -230,6 +230,12 @@ def test_the_solution_of_a_region_task_is_the_rungs_own_text():
     assert solved(own).cells[1].source == "%%region 04 online_update -> mine\nmine();"
 
 
+@pytest.mark.parametrize(("stem", "words"), [("nope", "no notebook nope"), ("19_log", "19_log has no exercise")])
+def test_an_assignment_needs_a_notebook_with_exercises(stem, words, tmp_path):
+    with pytest.raises(ValueError, match=words):
+        nbgrader.write(tmp_path, ["02_online_softmax", stem])
+
+
 def test_cells_have_nbgraders_metadata(built):
     for stem in STEMS:
         notebook = read(built.student / "notebooks" / f"{stem}.ipynb")

@@ -368,6 +368,32 @@ def test_one_submission_that_can_not_be_graded_leaves_the_others_their_points(tm
     assert commands.main(["grade", *folders, "--tasks", "01.77"]) == 1 and "no task" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("form.cu", "\nS[0] = 1.f;\n", "its first line has to be `// region: RUNG REGION`"),
+        ("form.cu", "// region: 04 online_updat\n", "its regions are no task"),
+        ("broken.ipynb", "{", "it can't be read as a notebook"),
+        ("empty.ipynb", '{"cells": []}', "no cell begins with %%region"),
+        ("answer.txt", "S[0] = 1.f;\n", "a submission is a `.cu` file, a notebook or a folder of these"),
+    ],
+)
+def test_a_submission_without_an_answer_says_why_and_has_no_full_points(name, text, why, tmp_path, capsys):
+    (tmp_path / name).write_text(text)
+    results = tmp_path / "results.json"
+    assert commands.main(["grade", str(tmp_path / name), "--gradescope", str(results)]) == 1
+    told = capsys.readouterr()
+    assert not told.out and why in told.err
+    assert json.loads(results.read_text())["score"] == 0 and why in json.loads(results.read_text())["output"]
+    assert f"nothing was handed in: {why}" in str(grade(tmp_path / name, 0, ["01.1"]))
+
+
+def test_where_results_can_not_be_written_is_said_before_anything_is_graded(tmp_path, capsys):
+    for path, words in ((tmp_path, "it is a folder"), (tmp_path / "no" / "results.json", "there is no folder")):
+        assert commands.main(["grade", str(tmp_path / "missing"), "--gradescope", str(path)]) == 2
+        assert words in capsys.readouterr().err
+
+
 # The sandbox itself
 
 CONFINED = """

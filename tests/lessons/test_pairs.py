@@ -66,3 +66,17 @@ def test_cells_keep_their_outputs_where_the_text_left_them_alone(tmp_path):
     assert pairs.to_notebook("mine", tmp_path) == 2
     after = nbformat.read(tmp_path / "mine.ipynb", as_version=4).cells
     assert "return 43" in after[1].source and [c.get("outputs") for c in after[3:]] == [[shown[0]], [shown[1]], []]
+
+
+def test_a_text_that_says_the_same_is_left_as_it_is(tmp_path):
+    """Blank lines of its own included, which `ruff format` has set."""
+    (tmp_path / "src").mkdir()
+    text = tmp_path / "src" / "00_one.py"
+    text.write_text(TEXT.replace('\nx = "%"', '\nx = "%"\n') + "\n\n")
+    written = text.read_text()
+    nbformat.write(nbformat.v4.new_notebook(cells=pairs.cells(written)), tmp_path / "00_one.ipynb")
+    pairs.to_text("00_one", tmp_path)
+    assert text.read_text() == written
+    nbformat.write(nbformat.v4.new_notebook(cells=pairs.cells(written)[:2]), tmp_path / "00_one.ipynb")
+    pairs.to_text("00_one", tmp_path)
+    assert "int x;" not in text.read_text() and "return 42" in text.read_text()

@@ -102,6 +102,18 @@ def test_goals_are_held_against_the_records(tmp_path):
     assert said.loc["decode × copy"].tolist() == ["21_split_kv", 0.75, "above the floor"]
     assert said.loc["backward × SDPA MATH"].tolist()[2] == "not recorded"
     assert said.loc["backward × SDPA FLASH causal == 1"].tolist() == ["23_backward_mma", 2.2, "reached"]
+    assert not table["record"].eq("stale").any()
+
+
+def test_a_goal_says_that_its_record_is_stale(tmp_path):
+    save_model(tmp_path)
+    for file in (tmp_path / record.DEFAULT_DEVICE).glob("21_split_kv.*.json"):
+        file.write_text(file.read_text().replace('"digest": "', '"digest": "0'))
+    table = goals.verdicts(["20_causal_gqa", "21_split_kv"], tmp_path).set_index("rung")
+    assert (
+        table.loc["21_split_kv", "record"].eq("stale").all()
+        and not table.loc["20_causal_gqa", "record"].eq("stale").any()
+    )
 
 
 def test_languages_are_held_against_sdpa_in_their_own_process(tmp_path):
@@ -239,7 +251,7 @@ def test_the_spread_over_families_is_a_sentence_once_it_is_recorded(tmp_path):
         ]
         record.save(stem, "families", pd.DataFrame(rows), known=CONDITIONS, root=tmp_path)
     said = readme.families(tmp_path)
-    assert "Over 3 families" in said and "13 0.50 to 1.25 × FlashAttention-2, 32 0.50 to 1.25 × cuDNN" in said
+    assert "Over up to 3 families" in said and "13 0.50 to 1.25 × FlashAttention-2, 32 0.50 to 1.25 × cuDNN" in said
     assert said in readme.table(tmp_path)
     record.save(
         "33_backward_wgmma", "families", pd.DataFrame(rows), known=CONDITIONS, root=tmp_path

@@ -45,6 +45,8 @@ def test_splits_fill_the_machine():
     """On 264 places: 64 CTAs alone are cut in 4, one wave; 300 in 4, so that the last wave is nearly full; 264 stay whole."""
     assert [fewest_pieces(ctas, 264, 1024) for ctas in (64, 300, 264, 263, 16)] == [4, 4, 1, 1, 15]
     assert fewest_pieces(8, 264, 16) == 16  # no more than there are keys for
+    # Of an H100's SM, an A100's and an RTX 4090's:
+    assert [rung("21").ctas(64, kb << 10) for kb in (228, 164, 100)] == [3, 2, 1]
 
 
 @EMULATOR_AND_GPU

@@ -493,6 +493,16 @@ def test_many_rows_share_pixels_that_show_the_worst():
     assert len(pixels) == 512 and (pixels < 0.5).sum() == 1
 
 
+def test_the_set_of_cases_may_be_named():
+    from helpers import reference
+
+    softmax = load("02", device="cpu", quiet=True)
+    every = {*(case.name for case in reference.cases(softmax.rung, "cpu", "small"))}
+    assert {c.case for c in check(softmax, "small").comparisons} == every
+    with pytest.raises(ValueError, match="'little'; allowed are 'small', 'full'"):
+        check(softmax, "little")
+
+
 @pytest.mark.parametrize("small, expected", [(1 << 28, 1), (0, 2)])
 def test_small_cases_are_left_to_one_thread_and_the_threads_come_back(monkeypatch, small, expected):
     monkeypatch.setattr(sys.modules[check.__module__], "SMALL", small)

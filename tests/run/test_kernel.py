@@ -1,12 +1,13 @@
 """The contract of a call: what is refused, in words that name what came and what is allowed."""
 
 import ctypes
+from types import SimpleNamespace
 
 import pytest
 import torch
 from emulated import build
 
-from helpers import Kernel, KernelError, load, rung, xray
+from helpers import CallError, Kernel, KernelError, load, rung, xray
 from helpers.ladder.contract import FaArgs, _dtype_code
 
 Q = (2, 3, 40, 64)
@@ -221,3 +222,14 @@ def test_an_error_of_the_launch_has_cudas_text_and_the_next_call_works():
     ):
         kernel(q[:, :, :1], k, v)
     assert kernel(q, k, v)[0].isfinite().all()
+
+
+def test_a_gpu_of_another_kind_is_refused_by_name(fa1, monkeypatch):
+    """A kernel has machine code for the GPU it was loaded for; CUDA would say that there is no image for the other."""
+    kernel = Kernel.__new__(Kernel)
+    kernel.rung, kernel.device, kernel.capability = fa1.rung, "cuda", (9, 0)
+    call = SimpleNamespace(inputs={"Q": SimpleNamespace(device=torch.device("cuda:1"))})
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    words = r"cuda:1 has compute capability 8.0, 03_fa1_fp32 was compiled for 9.0: load it under `with torch.cuda.device\(1\)"
+    with pytest.raises(CallError, match=words):
+        kernel._run(call)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -202,6 +203,26 @@ def test_a_refused_call_counts_for_no_rank():
     with pytest.raises(CallError, match="bfloat16"):
         one_sided.attend(q[0].bfloat16(), rooms[0])
     assert rooms[0].epoch == 1
+
+
+def test_a_call_that_could_not_start_counts_for_no_rank(monkeypatch):
+    """Whatever the error: memory may run out before anything is launched."""
+    _, q, rooms = ranks(1, 128)
+    kernel = one_sided.op.loaded(one_sided.STEM, "cpu")
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(kernel, "_run", Mock(side_effect=MemoryError))
+        one_sided.attend(q[0], rooms[0])
+    assert rooms[0].epoch == 0
+    one_sided.attend(q[0], rooms[0])
+
+
+def test_after_an_error_ranks_of_one_process_begin_anew():
+    """Otherwise one would wait for ever for what another has announced in the call that failed."""
+    whole, q, rooms = ranks(2, 128)
+    for _ in range(2):
+        with pytest.raises(CallError, match="float32"):
+            one_sided.together([q[0], q[1].float()], rooms)
+        held_to_float64(whole, one_sided.together(q, rooms), False)
 
 
 def test_the_consumers_are_those_of_32():

@@ -90,6 +90,18 @@ def test_no_rank_outlives_the_one_that_started_it(signal, words, tmp_path):
     assert not any(map(alive, ranks))
 
 
+def test_a_file_that_launches_as_it_is_imported_starts_no_ranks_of_ranks(tmp_path):
+    """A rank imports the file of its function. Each would start ranks of its own, and so on without end."""
+    file = tmp_path / "program.py"
+    call = "ring.launch(program, 1, device='cpu', quiet=True)"
+    text = f"from helpers import ring\n\n\ndef program(me):\n    return 7\n\n\nif {{}}:\n    print({call})\n"
+    environment = os.environ | {"PYTHONPATH": os.getcwd()}
+    for when, words in (("True", 'put the call under `if __name__ == "__main__":`'), ("__name__ == '__main__'", "[7]")):
+        file.write_text(text.format(when))
+        done = subprocess.run([sys.executable, file], env=environment, capture_output=True, text=True, timeout=60)
+        assert words in done.stdout + done.stderr, done.stderr
+
+
 def test_what_it_does_not_take_is_said():
     def inner(me):
         return None

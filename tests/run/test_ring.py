@@ -111,6 +111,7 @@ def test_what_a_rank_has_wrong_every_rank_says():
         "zigzag": "the ranks have 8, 7 rows; zigzag needs the same even number of each",
         "varlen": "ring attention takes no cu_seqlens (varlen): split the batch by sequences, or pad them",
         "copiers": "the ranks have 8, 9 copiers; they have to be as many on each",
+        "mixed": "rank 1: q float16, k bfloat16, v bfloat16; they have to be the same",
         "fp32": "float32 goes through 04_fa2_fp32, which doesn't take a causal mask: use fp16 or bf16",
     }
     for of_rank in ring.launch(programs.refusals, 2, list(expected), device="cpu"):
@@ -122,6 +123,20 @@ def test_the_rows_of_all_ranks_are_the_sequence():
     for layout in ring.LAYOUTS:
         parts = [ring.local(x, rank, 4, layout) for rank in range(4)]
         assert torch.equal(ring.whole(parts, layout), x)
+    for layout, words in (("zigzag", "the same even number"), ("striped", "deals them out in turn")):
+        with pytest.raises(ValueError, match=words):
+            ring.whole([x[:, :, :3], x[:, :, :4]], layout)
+
+
+@pytest.mark.parametrize(
+    ("back_ends", "by_nccl"),
+    [("cpu:gloo,cuda:nccl", True), ("cuda:nccl", True), ("cpu:gloo,cuda:gloo", False), ("cpu:gloo", False)],
+)
+def test_a_group_may_have_a_back_end_for_each_kind_of_device(monkeypatch, back_ends, by_nccl):
+    """`init_process_group` without a back end gives both: NCCL is for GPU tensors then, whatever `get_backend` calls the group."""
+    monkeypatch.setattr(ring.dist, "get_backend_config", lambda group: back_ends)
+    assert ring._by_nccl(None, torch.device("cuda:1")) == by_nccl
+    assert not ring._by_nccl(None, torch.device("cpu"))
 
 
 # On GPUs, the same: one each with NCCL; two ranks on one with gloo

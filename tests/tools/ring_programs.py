@@ -83,6 +83,8 @@ def refused(me, name: str) -> str:
         q, k, v = (x[:, :1] for x in (q, k, v))
     if name == "dtype" and me.rank == 1:
         q, k, v = (x.bfloat16() for x in (q, k, v))
+    if name == "mixed" and me.rank == 1:
+        k, v = k.bfloat16(), v.bfloat16()
     if name == "mask":
         causal = me.rank == 1
     if name == "zigzag":

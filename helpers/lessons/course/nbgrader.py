@@ -12,7 +12,7 @@ from pathlib import Path
 
 import nbformat
 
-from ...ladder.paths import NOTEBOOKS
+from ..execute import chosen
 from .exercises import exercises, unsolved
 
 CONFIG = '''\
@@ -35,14 +35,18 @@ HIDDEN = "### BEGIN HIDDEN TESTS\nassert verdict\n### END HIDDEN TESTS"
 def write(folder: Path, stems: Sequence[str] = ()) -> list[Path]:
     """Writes nbgrader_config.py and source/STEM/STEM.ipynb for each notebook with exercises, all by default, and gives their paths.
 
-    Checks that are no `exercise.verify(…)` at the end of a cell are left to `python -m helpers grade`.
+    Checks that are no `exercise.verify(…)` at the end of a cell are left to `python -m helpers grade`. ValueError for a notebook that is
+    not there, or has no exercise.
     """
+    paths = chosen(stems)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "nbgrader_config.py").write_text(CONFIG)
     made = []
-    for path in sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb")):
+    for path in paths:
         notebook = nbformat.read(path, as_version=4)
-        if (stems and path.stem not in stems) or not exercises(notebook):
+        if not exercises(notebook):
+            if stems:
+                raise ValueError(f"{path.stem} has no exercise to grade")
             continue
         there = folder / "source" / path.stem / path.name
         there.parent.mkdir(parents=True, exist_ok=True)

@@ -25,7 +25,7 @@ from ..regions import Filled, RegionError
 from . import sandbox
 from .allowed import unfit
 from .assignments import Assignment, Criterion, assignment
-from .submission import Answer, answers
+from .submission import Answer, answers, why_none
 
 STRICT = True  # kernels say and call only what `allowed` has; without it, the sandbox alone holds them
 MEMORY = 3 << 30  # bytes that a kernel's process may take besides what it begins with
@@ -127,12 +127,15 @@ def grade(path: Path, seed: int = 0, tasks: Sequence[str] = (), patience: Patien
     """Grades one submission: see `submission.answers` for what it may be.
 
     tasks: ids, each of which counts; by default those that the submission answers. RuntimeError where there is no sandbox, ValueError
-    if there is no submission.
+    if there is no submission, or no answer in it and no tasks are named.
     """
     if reason := sandbox.refusal():
         raise RuntimeError(reason)
     patience = patience or Patience()
     given = answers(path)
+    nothing = "" if given else why_none(path)
+    if nothing and not tasks:
+        raise ValueError(f"it holds no answer: {nothing}")
     wanted = [assignment(id) for id in tasks or sorted(given)]
     ready: dict[str, tuple[Rung, Filled]] = {}
     refused: dict[str, str] = {}
@@ -140,7 +143,7 @@ def grade(path: Path, seed: int = 0, tasks: Sequence[str] = (), patience: Patien
         try:
             ready[task.id] = _ready(task, given.get(task.id), seed)
         except ValueError as error:
-            refused[task.id] = str(error)
+            refused[task.id] = str(error) + (f": {nothing}" if nothing else "")
     with tempfile.TemporaryDirectory(prefix="grading-") as name:
         folder = Path(name).resolve()
         late = _work(folder, [task for task in wanted if task.id in ready], ready, seed, patience)

@@ -45,6 +45,23 @@ def answers(path: Path) -> dict[str, Answer]:
     return found
 
 
+def why_none(path: Path) -> str:
+    """Why a submission holds no answer, as the end of a sentence that has named it."""
+    if path.is_dir():
+        return "no `.cu` file or notebook in it is an answer to a task"
+    whole = _read(path)
+    if path.suffix == ".cu":
+        opening = head(whole, cell=False)
+        return "its regions are no task" if opening else "its first line has to be `// region: RUNG REGION`"
+    if path.suffix != ".ipynb":
+        return "a submission is a `.cu` file, a notebook or a folder of these"
+    try:
+        json.loads(whole)["cells"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return "it can't be read as a notebook"
+    return "the regions of its %%region cells are no task" if _texts(whole, path) else "no cell begins with %%region"
+
+
 def _files(folder: Path) -> list[Path]:
     inside = sorted(each for each in folder.rglob("*") if each.suffix in (".cu", ".ipynb") and each.is_file())
     real = folder.resolve()
