@@ -144,10 +144,9 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
 
   // Every query head has items of its own. `heads` heads are a set (the last may have fewer): tile 0 of all, then tile 1, and
   // so on, under a causal mask the longest first. If dQ is to be the same every time, the last tile comes first: an item waits
-  // for those with later keys of its head, taken before it (by blockIdx, too: GPUs start CTAs in order, which CUDA does not
-  // promise). Without mask a head's items begin with different queries: they don't all add to the same dQ at once.
-  const auto take_work = [&]() -> Work {
-    const int index = C::persistent ? atomicAdd(counter, 1) : blockIdx.x;
+  // for those with later keys of its head, which running CTAs have taken. Without mask a head's items begin with different
+  // queries: they don't all add to the same dQ at once.
+  const auto work_of = [&](int index) -> Work {
     if (index >= key_tiles * a.B * a.H) return Work();
     const int set = index / (heads * key_tiles), in_set = index % (heads * key_tiles);
     const int of = min(heads, a.B * a.H - set * heads), head = set * heads + in_set % of, h = head % a.H;
@@ -163,10 +162,11 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
   extern __shared__ __align__(1024) unsigned char smem_base[];
   const uint32_t smem = fa::smem_address(smem_base);
   // This CTA's item n: the only one, or what the producer has written: with items of one step up to four ahead of the warps that
-  // send dQ, so four places would be too few. (The X-ray doesn't see it.)
-  const Work only = C::persistent ? Work() : take_work();
-  Work *works = reinterpret_cast<Work *>(smem_base + C::works);
+  // send dQ, so four places would be too few. (The X-ray doesn't see it.) CTAs take items by a counter where an item waits for
+  // those before it: CUDA does not promise to start CTAs by blockIdx.
+  Work only, *works = reinterpret_cast<Work *>(smem_base + C::works);
   const auto item = [&](int n) -> const Work & { return C::persistent ? works[n % 8] : only; };
+  const auto next_work = [&] { return work_of(atomicAdd(counter, 1)); };
   const int warpgroup = threadIdx.x / 128;
   // Named barriers: one of both warpgroups, and two of each other kind, + half
   constexpr int both = 1, own = 2, turn = 4, dS_full = 6, dQ_full = 8, dQ_empty = 10;
@@ -180,9 +180,10 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
     for (int stage = 0; stage < C::K_stages; ++stage) fa::mbarrier_init(smem + C::K_empty + 8 * stage, 256);
     fa::mbarrier_init(smem + C::V_empty, 256);
     fa::fence_mbarrier_init();
-    if constexpr (C::persistent) works[0] = take_work();
+    if (C::persistent || a.deterministic) works[0] = next_work();
   }
   __syncthreads(); // the mbarriers are initialised before any thread uses them, and the first item is known
+  if constexpr (!C::persistent) only = a.deterministic ? works[0] : work_of(blockIdx.x);
   if (item(0).j0 < 0) return;
   // [end: barriers]
 
@@ -227,7 +228,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
         if constexpr (C::persistent) {
           if (step == work.steps && work.j0 >= 0) { // the next item, while the last steps of this one are computed
             ++n;
-            works[n % 8] = take_work();
+            works[n % 8] = next_work();
             tile = item(n).start, step = 0;
           }
         }
