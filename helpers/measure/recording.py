@@ -123,7 +123,7 @@ def record_timeline(which: Which) -> None:
 
 
 def _held_against_goals(stem: str) -> None:
-    """Prints how the rung stands to its goals, which are an H200's: nothing on another card."""
+    """Prints how the rung stands to its goals, nothing on a card whose records aren't held against them."""
     from ..record import goals
 
     on_its_card = record.slug(record.this_device() or "") == record.DEFAULT_DEVICE

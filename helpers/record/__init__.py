@@ -21,7 +21,7 @@ from .ratios import (
     step_table,
     summary,
 )
-from .store import DATA, DEFAULT_DEVICE, about, folder_of, is_stale, load, save
+from .store import DATA, DEFAULT_DEVICE, OTHER_DEVICE, about, folder_of, is_stale, load, save
 from .workload import (
     BACK_ENDS,
     BACKWARD_FLOPS,
@@ -68,6 +68,7 @@ __all__ = [
     "LENGTHS",
     "MATH",
     "NO_GPU",
+    "OTHER_DEVICE",
     "SHAPE",
     "TOKENS",
     "WIDTH",

@@ -1,4 +1,4 @@
-"""What each rung is meant to reach on an H200, beside what its records say; `python -m helpers goals` prints both.
+"""What each rung is meant to reach on an H100 or H200, beside what its records say; `python -m helpers goals` prints both.
 
 A goal is a ratio, a peer's time over the rung's unless said otherwise: a geometric mean over the headline shapes with
 N >= 1024, every dtype and both head dimensions, with the worst shape beside it. In `layouts` (both layouts of memory, as many heads

@@ -19,7 +19,8 @@ from ..ladder.rung import rung
 from .device import conditions, slug, this_device
 from .workload import BACKWARD_FLOPS, FORWARD_FLOPS
 
-DEFAULT_DEVICE = "nvidia-h200"  # shown where this machine's own GPU has no records
+DEFAULT_DEVICE = "nvidia-h100-80gb-hbm3"  # shown where this machine's own GPU has no records
+OTHER_DEVICE = "nvidia-h200"  # shown where that one lacks a record, too
 
 
 def save(
@@ -65,11 +66,18 @@ def _digest(rungs: Sequence[str]) -> str:
 
 
 def folder_of(stem: str | None, kind: str, device: str | None, root: Path) -> Path:
-    if device is not None:
-        return root / slug(device)
-    here = slug(this_device() or "")
-    found = here and any((root / here).glob(f"{stem or '*'}.{kind}.csv"))
-    return root / (here if found else DEFAULT_DEVICE)
+    """Where `load` finds a record, or that of the default device if nobody has it."""
+
+    def has(folder: str) -> bool:
+        return any((root / folder).glob(f"{stem or '*'}.{kind}.csv"))
+
+    folder = slug(device or this_device() or DEFAULT_DEVICE)
+    if device is None and not has(folder):
+        folder = DEFAULT_DEVICE
+    if folder.startswith(DEFAULT_DEVICE) and not has(folder):  # several of one host, too
+        other = OTHER_DEVICE + folder.removeprefix(DEFAULT_DEVICE)
+        folder = other if has(other) else folder
+    return root / folder
 
 
 def about(stem: str, kind: str = "forward", device: str | None = None, root: Path = DATA) -> dict:
@@ -84,7 +92,8 @@ def load(stem: str | None = None, kind: str = "forward", device: str | None = No
     """The samples of one rung, or of all (stem None), with the columns rung, op, device and stale in front.
 
     stale is True where the rung has changed since. device: a name or folder of data/; by default this machine's GPU if it
-    has this record, and "nvidia-h200" otherwise. LookupError names what is recorded if this is not.
+    has this record, and DEFAULT_DEVICE otherwise. What DEFAULT_DEVICE lacks is OTHER_DEVICE's. LookupError names what is recorded
+    if this is not.
     """
     folder = folder_of(stem, kind, device, root)
     paths = sorted(folder.glob(f"{stem or '*'}.{kind}.csv"))

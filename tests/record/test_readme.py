@@ -107,7 +107,7 @@ def test_goals_are_held_against_the_records(tmp_path):
 
 def test_a_goal_says_that_its_record_is_stale(tmp_path):
     save_model(tmp_path)
-    for file in (tmp_path / record.DEFAULT_DEVICE).glob("21_split_kv.*.json"):
+    for file in tmp_path.glob("*/21_split_kv.*.json"):
         file.write_text(file.read_text().replace('"digest": "', '"digest": "0'))
     table = goals.verdicts(["20_causal_gqa", "21_split_kv"], tmp_path).set_index("rung")
     assert (

@@ -267,7 +267,7 @@ def direct_reads(ranks: int = 2) -> pd.DataFrame | None:
     samples = recorded("link", (ranks,), "51_one_sided")
     if samples is None:
         return None
-    own = record.medians(record.headline(record.load("32_ping_pong", device=record.DEFAULT_DEVICE)))
+    own = record.medians(record.headline(record.load("32_ping_pong", device=record.OTHER_DEVICE)))
     own = own[(own["name"] == "32_ping_pong") & (own["dtype"] == "bf16") & (own["Nk"] == 8192)].set_index("D")["tflops"]
     samples = samples[samples["N"] == 8192 * ranks]
     rows = []
