@@ -68,7 +68,7 @@ def speeds(
             (r["name"], r["D"]): r | {"kind": "peer"} for r in found if r["name"] in wanted and r["dtype"] == dtype
         }
     rows += [row for _, row in sorted(beside.items())]
-    if folder == record.OTHER_DEVICE:
+    if folder == record.DEFAULT_DEVICE:
         others = [name for name in (*PUBLISHED, *BESIDE) if name not in {n for n, _ in beside}]
         rows += _published(dtype, N, root, others)
     rows += _ceilings(dtype, folder, root) if summit else []
@@ -121,7 +121,9 @@ def _ceilings(dtype: str, folder: str, root: Path) -> list[dict]:
             found[record.CUBLAS] = (measured["flops"] / measured["ms"]).median() / 1e9, measured["device"].iloc[0]
     except LookupError:
         pass
-    found |= {DATASHEET: (limit, card) for card, limit in LIMIT.items() if record.slug(card) == folder}
+    for card, limit in LIMIT.items():
+        if record.slug(card) == folder:
+            found[DATASHEET] = limit, card
     return [
         {"name": name, "kind": "ceiling", "dtype": dtype, "D": D, "tflops": tflops, "device": device, "stale": False}
         for name, (tflops, device) in found.items()

@@ -19,8 +19,10 @@ from ..ladder.rung import rung
 from .device import conditions, slug, this_device
 from .workload import BACKWARD_FLOPS, FORWARD_FLOPS
 
-DEFAULT_DEVICE = "nvidia-h100-80gb-hbm3"  # shown where this machine's own GPU has no records
-OTHER_DEVICE = "nvidia-h200"  # shown where that one lacks a record, too
+# The GPUs whose records are shown where this machine's own has none: each record as it is of the first whose is not stale.
+DEVICES = ("nvidia-h200", "nvidia-h100-80gb-hbm3")
+DEFAULT_DEVICE = DEVICES[0]
+SHOWN = "shown"  # the device to ask for such a record whatever GPU this machine has; "shown-x2" for two of a host
 
 
 def save(
@@ -66,18 +68,17 @@ def _digest(rungs: Sequence[str]) -> str:
 
 
 def folder_of(stem: str | None, kind: str, device: str | None, root: Path) -> Path:
-    """Where `load` finds a record, or that of the default device if nobody has it."""
-
-    def has(folder: str) -> bool:
-        return any((root / folder).glob(f"{stem or '*'}.{kind}.csv"))
-
-    folder = slug(device or this_device() or DEFAULT_DEVICE)
-    if device is None and not has(folder):
-        folder = DEFAULT_DEVICE
-    if folder.startswith(DEFAULT_DEVICE) and not has(folder):  # several of one host, too
-        other = OTHER_DEVICE + folder.removeprefix(DEFAULT_DEVICE)
-        folder = other if has(other) else folder
-    return root / folder
+    """Where `load` finds a record; DEFAULT_DEVICE's folder if nobody has it."""
+    if device is not None and not device.startswith(SHOWN):
+        return root / slug(device)
+    here = slug(this_device() or "") if device is None else ""
+    several = (device or "").removeprefix(SHOWN)
+    stale = {}
+    for folder in filter(None, (here, *(one + several for one in DEVICES))):
+        if found := list((root / folder).glob(f"{stem or '*'}.{kind}.json")):
+            stale[folder] = folder != here and any(is_stale(json.loads(path.read_text())) for path in found)
+    fresh = [folder for folder, old in stale.items() if not old]
+    return root / [*fresh, *stale, DEFAULT_DEVICE + several][0]
 
 
 def about(stem: str, kind: str = "forward", device: str | None = None, root: Path = DATA) -> dict:
@@ -92,7 +93,7 @@ def load(stem: str | None = None, kind: str = "forward", device: str | None = No
     """The samples of one rung, or of all (stem None), with the columns rung, op, device and stale in front.
 
     stale is True where the rung has changed since. device: a name or folder of data/; by default this machine's GPU if it
-    has this record, and DEFAULT_DEVICE otherwise. What DEFAULT_DEVICE lacks is OTHER_DEVICE's. LookupError names what is recorded
+    has this record, and else, or if it is SHOWN, the first of DEVICES whose record is not stale. LookupError names what is recorded
     if this is not.
     """
     folder = folder_of(stem, kind, device, root)

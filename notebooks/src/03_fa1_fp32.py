@@ -427,7 +427,7 @@ samples = record.load("03_fa1_fp32")
 plot.throughput(samples)
 
 # %% [markdown]
-# **What to see.** TFLOP/s, counting only the two products. With many heads ($N = 1024$, $d = 64$) this kernel has 1.03<!--= ratio("03", "MATH", 64, 1024, dtype="fp32"):.2f --> of the speed of MATH and 0.50<!--= ratio("03", "EFFICIENT", 64, 1024, dtype="fp32"):.2f --> of that of EFFICIENT. As $N$ grows and heads get fewer it falls behind: to 0.19<!--= ratio("03", "MATH", 64, 16384, dtype="fp32"):.2f --> of MATH at $N = 16384$.
+# **What to see.** TFLOP/s, counting only the two products. With many heads ($N = 1024$, $d = 64$) this kernel has 0.95<!--= ratio("03", "MATH", 64, 1024, dtype="fp32"):.2f --> of the speed of MATH and 0.50<!--= ratio("03", "EFFICIENT", 64, 1024, dtype="fp32"):.2f --> of that of EFFICIENT. As $N$ grows and heads get fewer it falls behind: to 0.17<!--= ratio("03", "MATH", 64, 16384, dtype="fp32"):.2f --> of MATH at $N = 16384$.
 
 # %% [markdown]
 # ## What still hurts

@@ -370,7 +370,7 @@ table.assign(**{"times faster than the first": (ms.iloc[0] / ms).round(1)})
 plot.throughput(record.load("04_fa2_fp32"))
 
 # %% [markdown]
-# **What to see.** As the geometric mean over $N \ge 1024$, it has 1.25<!--= ratio("04", "EFFICIENT", 64, dtype="fp32"):.2f --> times the speed of EFFICIENT at $d = 64$ and 1.03<!--= ratio("04", "EFFICIENT", 128, dtype="fp32"):.2f --> at $d = 128$, and 2.6<!--= ratio("04", "MATH", 64, dtype="fp32"):.1f --> and 1.8<!--= ratio("04", "MATH", 128, dtype="fp32"):.1f --> times that of MATH.
+# **What to see.** As the geometric mean over $N \ge 1024$, it has 1.20<!--= ratio("04", "EFFICIENT", 64, dtype="fp32"):.2f --> times the speed of EFFICIENT at $d = 64$ and 1.02<!--= ratio("04", "EFFICIENT", 128, dtype="fp32"):.2f --> at $d = 128$, and 2.3<!--= ratio("04", "MATH", 64, dtype="fp32"):.1f --> and 1.7<!--= ratio("04", "MATH", 128, dtype="fp32"):.1f --> times that of MATH.
 #
 # ### Against the machine
 #

@@ -405,7 +405,7 @@ pd.DataFrame({"TFLOP/s": measured.round(0), "share of mma.sync alone": (measured
 plot.ratio(samples, "10_fa2_mma_fp16", ["SDPA FLASH", "SDPA CUDNN"])
 
 # %% [markdown]
-# **What to see.** Less than a fifth of FLASH, which uses the same instructions, and about a tenth of cuDNN. Beside `04_fa2_fp32` in fp32, the tensor cores make it 1.25<!--= tflops("10", 64) / tflops("04", 64, dtype="fp32"):.2f --> times as fast at $d = 64$ and 1.11<!--= tflops("10", 128) / tflops("04", 128, dtype="fp32"):.2f --> at $d = 128$. Nearly all of the gain that the top of this notebook promises is still ahead.
+# **What to see.** Less than a fifth of FLASH, which uses the same instructions, and about a tenth of cuDNN. Beside `04_fa2_fp32` in fp32, the tensor cores make it 1.25<!--= tflops("10", 64) / tflops("04", 64, dtype="fp32"):.2f --> times as fast at $d = 64$ and 1.10<!--= tflops("10", 128) / tflops("04", 128, dtype="fp32"):.2f --> at $d = 128$. Nearly all of the gain that the top of this notebook promises is still ahead.
 
 # %% [markdown]
 # ## What still hurts

@@ -220,7 +220,7 @@ samples = record.load("11_swizzled")
 plot.ratio(samples, "11_swizzled", ["SDPA FLASH", "SDPA CUDNN"])
 
 # %% [markdown]
-# **What to see.** Rung 11 reaches 0.72<!--= ratio("11", "FLASH", 64):.2f --> of FLASH's speed at $d = 64$ and 0.62<!--= ratio("11", "FLASH", 128):.2f --> at $d = 128$; rung 10 reached 0.18<!--= ratio("10", "FLASH", 64):.2f --> and 0.15<!--= ratio("10", "FLASH", 128):.2f -->.
+# **What to see.** Rung 11 reaches 0.73<!--= ratio("11", "FLASH", 64):.2f --> of FLASH's speed at $d = 64$ and 0.63<!--= ratio("11", "FLASH", 128):.2f --> at $d = 128$; rung 10 reached 0.18<!--= ratio("10", "FLASH", 64):.2f --> and 0.15<!--= ratio("10", "FLASH", 128):.2f -->.
 
 # %% [markdown]
 # ## What still hurts

@@ -245,7 +245,7 @@ samples = record.load("12_double_buffered")
 plot.ratio(samples, "12_double_buffered", ["SDPA FLASH", "SDPA CUDNN"])
 
 # %% [markdown]
-# **What to see.** 0.94<!--= ratio("12", "FLASH", 64):.2f --> of FLASH's speed at $d = 64$, 0.87<!--= ratio("12", "FLASH", 128):.2f --> at $d = 128$. cuDNN, which uses Hopper's own instructions (notebook 30), is still far ahead.
+# **What to see.** 0.93<!--= ratio("12", "FLASH", 64):.2f --> of FLASH's speed at $d = 64$, 0.88<!--= ratio("12", "FLASH", 128):.2f --> at $d = 128$. cuDNN, which uses Hopper's own instructions (notebook 30), is still far ahead.
 
 # %% [markdown]
 # ## What still hurts

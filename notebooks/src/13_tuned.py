@@ -45,7 +45,7 @@ device = kernel.device
 # %% [markdown]
 # ## The problem
 #
-# `12_double_buffered` reaches 0.94<!--= ratio("12", "FLASH", 64):.2f --> of FlashAttention-2's speed at $d = 64$ and 0.87<!--= ratio("12", "FLASH", 128):.2f --> at $d = 128$, and no single waste stands out any more. So draw up a **budget**. Four units of an SM work side by side, each at a rate of its own:
+# `12_double_buffered` reaches 0.93<!--= ratio("12", "FLASH", 64):.2f --> of FlashAttention-2's speed at $d = 64$ and 0.88<!--= ratio("12", "FLASH", 128):.2f --> at $d = 128$, and no single waste stands out any more. So draw up a **budget**. Four units of an SM work side by side, each at a rate of its own:
 #
 # | unit | does | PTX | machine code (SASS) | rate of an SM |
 # |---|---|---|---|---|
@@ -365,7 +365,7 @@ samples = record.load("13_tuned")
 plot.ratio(samples, "13_tuned", ["SDPA FLASH", "SDPA CUDNN"])
 
 # %% [markdown]
-# **What to see.** Marks are medians over the rounds, whiskers the lowest and the highest round. Past SDPA FLASH at every length, on average 1.21<!--= ratio("13", "FLASH", 64):.2f --> times as fast at $d = 64$ and 1.18<!--= ratio("13", "FLASH", 128):.2f --> at $d = 128$; cuDNN is ahead of both.
+# **What to see.** Marks are medians over the rounds, whiskers the lowest and the highest round. Past SDPA FLASH at every length, on average 1.23<!--= ratio("13", "FLASH", 64):.2f --> times as fast at $d = 64$ and 1.19<!--= ratio("13", "FLASH", 128):.2f --> at $d = 128$; cuDNN is ahead of both.
 #
 # ### The price, by family
 #
@@ -377,7 +377,7 @@ draw = lambda samples: plot.families(samples, three)  # noqa: E731
 plot.recorded("13_tuned", "families", draw, by="python -m helpers record families 13")
 
 # %% [markdown]
-# **What to see.** With a sink (key 0 leads every row; in "one key", each row has a leading key of its own) the bound holds until the last tile; when scores grow along the keys, the first tile visited, the last in memory, has the maximum. For nearly all other families some tiles exceed the bound, and $P$ is divided. With one key per row the kernel is 1.11<!--= family("13", "12_double_buffered", "one key", 64):.2f --> times as fast as rung 12 at $d = 64$ and 1.23<!--= family("13", "12_double_buffered", "one key", 128):.2f --> at $d = 128$. Over SDPA FLASH it is 1.07<!--= family("13", "FLASH", "one key", 64):.2f --> and 1.11<!--= family("13", "FLASH", "one key", 128):.2f -->. On the heads of rxnmapper (512 keys, 8 tiles) it is 1.06<!--= family("13", "12_double_buffered", "heads of rxnmapper", 64):.2f --> and 1.18<!--= family("13", "12_double_buffered", "heads of rxnmapper", 128):.2f --> times as fast as rung 12, and 1.03<!--= family("13", "FLASH", "heads of rxnmapper", 64):.2f --> and 1.08<!--= family("13", "FLASH", "heads of rxnmapper", 128):.2f --> times as fast as SDPA FLASH.
+# **What to see.** With a sink (key 0 leads every row; in "one key", each row has a leading key of its own) the bound holds until the last tile; when scores grow along the keys, the first tile visited, the last in memory, has the maximum. For nearly all other families some tiles exceed the bound, and $P$ is divided. With one key per row the kernel is 1.14<!--= family("13", "12_double_buffered", "one key", 64):.2f --> times as fast as rung 12 at $d = 64$ and 1.27<!--= family("13", "12_double_buffered", "one key", 128):.2f --> at $d = 128$. Over SDPA FLASH it is 1.08<!--= family("13", "FLASH", "one key", 64):.2f --> and 1.10<!--= family("13", "FLASH", "one key", 128):.2f -->. On the heads of rxnmapper (512 keys, 8 tiles) it is 1.10<!--= family("13", "12_double_buffered", "heads of rxnmapper", 64):.2f --> and 1.22<!--= family("13", "12_double_buffered", "heads of rxnmapper", 128):.2f --> times as fast as rung 12, and 1.04<!--= family("13", "FLASH", "heads of rxnmapper", 64):.2f --> and 1.07<!--= family("13", "FLASH", "heads of rxnmapper", 128):.2f --> times as fast as SDPA FLASH.
 
 # %% [markdown]
 # ## What still hurts
@@ -389,7 +389,7 @@ pd.DataFrame({"TFLOP/s": best.round(0), "share of mma.sync alone": (best / units
 # %% [markdown]
 # Two limits are left that tuning does not remove.
 #
-# 1. **`mma.sync` itself.** It was made for Ampere. Alone, with no softmax beside it, it reaches 641 TFLOP/s; cuDNN's attention does 606<!--= tflops("13", 128, of="CUDNN"):.0f --> at $d = 128$, $N = 4096$. Only [`wgmma`](glossary.md#wgmma), which reads its operands from shared memory by itself, uses Hopper's tensor cores at their full rate: notebook 30.
+# 1. **`mma.sync` itself.** It was made for Ampere. Alone, with no softmax beside it, it reaches 641 TFLOP/s; cuDNN's attention does 608<!--= tflops("13", 128, of="CUDNN"):.0f --> at $d = 128$, $N = 4096$. Only [`wgmma`](glossary.md#wgmma), which reads its operands from shared memory by itself, uses Hopper's tensor cores at their full rate: notebook 30.
 # 2. **One thing at a time.** A warp multiplies, or it computes exponentials. Other warps of the SM fill the gaps, if they happen to be at another point of the loop. Notebooks 31 and 32 arrange for that instead of hoping for it.
 
 # %% [markdown]

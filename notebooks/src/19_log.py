@@ -59,7 +59,7 @@ with pd.option_context("display.max_rows", None):
 
 # %% [markdown]
 # - Drafts 20 to 22 run the softmax of one tile beside another's products. At $d = 128$ that takes more registers than there are, so their tiles have 32 keys; with 64 keys they were not timed at that $d$.
-# - Draft 8 became the rung. The stages in `kernels/stages/` were cut from it afterwards; notebook 13 has their times, side by side. The drafts are of another session, and their 12_double_buffered of a third: between sessions a kernel's ratio to SDPA FLASH moves by a few percent (12 at D = 64: 0.94<!--= ratio("12", "FLASH", 64):.2f --> in its own record, 0.97<!--= stage("13", "12", "FLASH", 64):.2f --> beside the stages).
+# - Draft 8 became the rung. The stages in `kernels/stages/` were cut from it afterwards; notebook 13 has their times, side by side. The drafts are of another session, and their 12_double_buffered of a third: between sessions a kernel's ratio to SDPA FLASH moves by a few percent (12 at D = 64: 0.93<!--= ratio("12", "FLASH", 64):.2f --> in its own record, 0.97<!--= stage("13", "12", "FLASH", 64):.2f --> beside the stages).
 # - Drafts 7 and 8 lose some speed at $d = 64$; in return the loop's code is there once, and sums are formed in the order of rung 12.
 # - In all drafts a tile whose sums exceed the bound is formed again, and the maximum is tracked from there on. The next section has what took the place of that.
 #

@@ -64,7 +64,7 @@ pd.DataFrame(rows, columns=columns).style.format({c: "{:.1%}" for c in columns[-
 #
 # $$ \frac{\text{FLOPs}}{\text{bytes}} = N_q \cdot \frac{H}{H_{kv}} . $$
 #
-# With one query and no sharing that is 1. A copy reaches 3.0<!--= record.load("device", "ceilings").query("name == 'copy'").value.median():.1f --> TB/s on an H200, a matrix product 760<!--= record.load("device", "ceilings").query("name == 'fp16 matmul'").value.median():.0f --> TFLOP/s (notebook 00). What does the memory allow then?
+# With one query and no sharing that is 1. A copy reaches 4.2<!--= record.load("device", "ceilings").query("name == 'copy'").value.median():.1f --> TB/s on an H200, a matrix product 745<!--= record.load("device", "ceilings").query("name == 'fp16 matmul'").value.median():.0f --> TFLOP/s (notebook 00). What does the memory allow then?
 # %%
 used = ...  # your prediction: the share of the tensor cores' TFLOP/s that memory allows with one query and H = 8 Hkv
 

@@ -465,7 +465,7 @@ beside(causal=1)
 
 
 # %% [markdown]
-# **How to read it.** A mark is the median over the rounds, its whiskers the lowest and the highest round: each long one is a single round in which the peer was slow. SDPA FLASH is FlashAttention-2, written for the same instructions as this kernel. The kernel is 1.12<!--= ratio("23", "FLASH", 64):.2f --> times as fast at $d = 64$ and 1.01<!--= ratio("23", "FLASH", 128):.2f --> times at $d = 128$ (causal: 1.18<!--= ratio("23", "FLASH", 64, causal=1):.2f --> and 1.02<!--= ratio("23", "FLASH", 128, causal=1):.2f -->; geometric means for $N \ge 1024$, fp16). Beside cuDNN it reaches 0.68<!--= ratio("23", "CUDNN", 64):.2f --> and 0.54<!--= ratio("23", "CUDNN", 128):.2f --> of the speed. cuDNN and FlashAttention-3 use Hopper's `wgmma`, which reads operands from shared memory by itself: for them the 0.4 `ldmatrix` per product do not exist.
+# **How to read it.** A mark is the median over the rounds, its whiskers the lowest and the highest round: each long one is a single round in which the peer was slow. SDPA FLASH is FlashAttention-2, written for the same instructions as this kernel. The kernel is 1.13<!--= ratio("23", "FLASH", 64):.2f --> times as fast at $d = 64$ and 1.03<!--= ratio("23", "FLASH", 128):.2f --> times at $d = 128$ (causal: 1.20<!--= ratio("23", "FLASH", 64, causal=1):.2f --> and 1.05<!--= ratio("23", "FLASH", 128, causal=1):.2f -->; geometric means for $N \ge 1024$, fp16). Beside cuDNN it reaches 0.67<!--= ratio("23", "CUDNN", 64):.2f --> and 0.53<!--= ratio("23", "CUDNN", 128):.2f --> of the speed. cuDNN and FlashAttention-3 use Hopper's `wgmma`, which reads operands from shared memory by itself: for them the 0.4 `ldmatrix` per product do not exist.
 #
 # ## What made it fast
 #

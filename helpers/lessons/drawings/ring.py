@@ -267,7 +267,7 @@ def direct_reads(ranks: int = 2) -> pd.DataFrame | None:
     samples = recorded("link", (ranks,), "51_one_sided")
     if samples is None:
         return None
-    own = record.medians(record.headline(record.load("32_ping_pong", device=record.OTHER_DEVICE)))
+    own = record.medians(record.headline(record.load("32_ping_pong", device=record.DEFAULT_DEVICE)))
     own = own[(own["name"] == "32_ping_pong") & (own["dtype"] == "bf16") & (own["Nk"] == 8192)].set_index("D")["tflops"]
     samples = samples[samples["N"] == 8192 * ranks]
     rows = []
@@ -284,7 +284,7 @@ def recorded_memory() -> pd.DataFrame | None:
     for kind in ("ring_memory", "ring_largest"):
         for ranks in (2, 4, 8):
             with contextlib.suppress(LookupError):
-                found.append(record.load("50_ring", kind, device=f"{record.DEFAULT_DEVICE}-x{ranks}"))
+                found.append(record.load("50_ring", kind, device=f"{record.SHOWN}-x{ranks}"))
     return pd.concat(found, ignore_index=True) if found else None
 
 
@@ -325,7 +325,7 @@ def recorded(kind: str, gpus: tuple[int, ...] = (2, 4, 8), stem: str = "50_ring"
     found = []
     for ranks in gpus:
         try:
-            found.append(record.load(stem, kind, device=f"{record.DEFAULT_DEVICE}-x{ranks}"))
+            found.append(record.load(stem, kind, device=f"{record.SHOWN}-x{ranks}"))
         except LookupError:
             continue
     if found:
