@@ -322,7 +322,7 @@ draw_pingpong.lanes({"32_ping_pong, d = 128, five tiles of keys": events}, unit)
 # %% [markdown]
 # **What to see.** Between the first $S$ and the last $O$ the two consumers are never at their products together: one starts $S$ and $O$ and passes the turn, and while it is at its softmax the other one does the same. Dotted are waits for products, hatched those for a barrier: $K_j$, the turn, $V_j$. The lanes show what a warpgroup's *threads* do. A product runs on behind them.
 #
-# On the H200 a tile's products take the tensor cores 1024 clocks at $d = 128$, and there are two consumers. How many clocks does a consumer take per tile, in a whole run *without* notes?
+# On an H100 or H200 a tile's products take the tensor cores 1024 clocks at $d = 128$, and there are two consumers. How many clocks does a consumer take per tile, in a whole run *without* notes?
 
 # %%
 clocks_per_tile = ...  # your prediction, d = 128

@@ -52,7 +52,7 @@ device = kernel.device
 # %% [markdown]
 # ## The problem
 #
-# In the backward pass, at $d = 128$ and $N = 4096$ without a mask, FlashAttention-2 reaches 248<!--= tflops("33", 128, of="FLASH"):.0f --> TFLOP/s on an H200 and cuDNN 502<!--= tflops("33", 128, of="CUDNN"):.0f --> (fp16). The first is written for `mma.sync`, as notebook 23's kernel is, the second for Hopper. Products of `mma.sync` have to load their operands. In notebook 23's loop, at $d = 128$:
+# In the backward pass, at $d = 128$ and $N = 4096$ without a mask, FlashAttention-2 reaches 248<!--= tflops("33", 128, of="FLASH"):.0f --> TFLOP/s on an H100 and cuDNN 502<!--= tflops("33", 128, of="CUDNN"):.0f --> (fp16). The first is written for `mma.sync`, as notebook 23's kernel is, the second for Hopper. Products of `mma.sync` have to load their operands. In notebook 23's loop, at $d = 128$:
 
 # %%
 mma = sass.opcodes("23_backward_mma", D=128, loop=True, kernel="backward_mma")
@@ -335,7 +335,7 @@ draw_backward.program(marked, done, len(loops[64]), "One step of the loop in the
 # %% [markdown]
 # **What to see.** (Instructions, not time.) A step has two halves. In the first, $dP$ and most of $dV$ are started, and $dS$ is computed as soon as $dP$ is there, under $dV$. In the second, $S$ of the next step, the rest of $dV$, $dK$ and $dQ$ are started, and the exponentials wait for $S$ alone. Orange is work under which no product *of this warpgroup* runs: there the other one's would have to keep the tensor cores busy. (The long empty stretch is the mask.)
 #
-# Do they? The kernel notes what begins when. On the H200, three steps in the middle of a loop, $d = 128$ (notes take time). Which share of its $dS$ does consumer 1 compute while consumer 0 starts products?
+# Do they? The kernel notes what begins when. Three steps in the middle of a loop, as recorded, $d = 128$ (notes take time). Which share of its $dS$ does consumer 1 compute while consumer 0 starts products?
 
 # %%
 dS_covered = ...  # your prediction: between 0 and 1, d = 128
