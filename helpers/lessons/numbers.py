@@ -44,7 +44,7 @@ def tflops(
 
 def step(which: str, number: int, D: int, column: str = "ratio") -> float:
     """What a step of a rung's `steps` record reached: `ratio` beside its peer, or another column, at one D."""
-    steps = record.load(rung(which).stem, "steps", record.DEFAULT_DEVICE)
+    steps = record.load(rung(which).stem, "steps", record.SHOWN)
     (found,) = steps.loc[(steps["step"] == number) & (steps["D"] == D), column]
     return found
 
@@ -52,7 +52,7 @@ def step(which: str, number: int, D: int, column: str = "ratio") -> float:
 def power(which: str, column: str, D: int, inputs: str = "random", of: str = "") -> float:
     """What a rung's long bursts took on "random" numbers or "zeros", or those of the peer `of` beside it: the median of `ms`, `joules`,
     `mhz` (counted), `sm_mhz` (NVML's) or `watts` of the rung's `power` record, or `Mclk`, million clocks per call."""
-    samples = record.load(rung(which).stem, "power", record.DEFAULT_DEVICE)
+    samples = record.load(rung(which).stem, "power", record.SHOWN)
     samples = samples.assign(Mclk=samples["ms"] * samples["mhz"] / 1000)
     name = PEERS.get(of, of) or rung(which).stem
     return samples[(samples["name"] == name) & (samples["D"] == D) & (samples["inputs"] == inputs)][column].median()
@@ -60,13 +60,13 @@ def power(which: str, column: str, D: int, inputs: str = "random", of: str = "")
 
 def clocks(which: str, D: int) -> float:
     """Clocks per tile of keys of a consumer in a rung's long bursts on random numbers (`wgmma_units.per_tile`)."""
-    return wgmma_units.per_tile(record.load(rung(which).stem, "power", record.DEFAULT_DEVICE), which)[D]
+    return wgmma_units.per_tile(record.load(rung(which).stem, "power", record.SHOWN), which)[D]
 
 
 def family(which: str, peer: str, of: str, D: int, causal: int = 0) -> float:
     """How many times as fast as `peer` a rung was on a family of inputs ("one key"): the geometric mean over lengths and dtypes."""
     stem = rung(which).stem
-    found = record.spread(record.load(stem, "families", record.DEFAULT_DEVICE), stem)
+    found = record.spread(record.load(stem, "families", record.SHOWN), stem)
     (value,) = found.loc[
         (found["family"] == of) & (found["D"] == D) & (found["causal"] == causal), PEERS.get(peer, peer)
     ]
@@ -76,7 +76,7 @@ def family(which: str, peer: str, of: str, D: int, causal: int = 0) -> float:
 def stage(of: str, which: str, before: str, D: int) -> float:
     """Among the stages of a rung, how many times as fast one ("13_2"), or a rung that ran beside them, was as another or as SDPA FLASH ("FLASH"),
     in fp16: the geometric mean over N >= 1024, by the ratios of both to SDPA FLASH."""
-    samples = record.load(rung(of).stem, "stages", record.DEFAULT_DEVICE)
+    samples = record.load(rung(of).stem, "stages", record.SHOWN)
     samples = samples[(samples["D"] == D) & (samples["dtype"] == "fp16")]
     to_flash = [
         1.0 if name == "FLASH" else record.summary(samples, rung(name).stem, record.FLASH)["mean"].item()
@@ -87,18 +87,18 @@ def stage(of: str, which: str, before: str, D: int) -> float:
 
 def tile(which: str, kind: str) -> float:
     """Clocks that a warp of a rung spends per tile in "wait", "mma", "softmax" or "all", as its timeline was recorded."""
-    return record.per_tile(record.load(rung(which).stem, "timeline", record.DEFAULT_DEVICE))[kind]
+    return record.per_tile(record.load(rung(which).stem, "timeline", record.SHOWN))[kind]
 
 
 def stalled(which: str, D: int, *reasons: str) -> float:
     """The share of a warp's time between two instructions that it waits for these reasons (`record.stalled`)."""
-    return record.stalled(record.load(rung(which).stem, "stalls", record.DEFAULT_DEVICE), D, *reasons)
+    return record.stalled(record.load(rung(which).stem, "stalls", record.SHOWN), D, *reasons)
 
 
 def at_once(mib: int) -> list[float]:
     """How many times as long as with its own choice rung 20 takes with heads at work at once that have so many MiB of keys and values:
     a number for each shape, of the medians."""
-    samples = record.load("20_causal_gqa", "at_once", record.DEFAULT_DEVICE)
+    samples = record.load("20_causal_gqa", "at_once", record.SHOWN)
     ms = samples.groupby(["D", "Nk", "mib"])["ms"].median().unstack("mib")
     return list(ms[mib] / ms[32])
 
@@ -112,7 +112,7 @@ def trained(table: str, run: str | tuple, column: str) -> float:
 def language(name: str, D: int, causal: int = 0) -> float:
     """How many times as fast as SDPA FLASH a language of notebook 40 was, or "04_fa2_fp32", "13_tuned", … beside them: the
     geometric mean over N >= 1024."""
-    samples = record.load("40_every_language", "timings", record.DEFAULT_DEVICE)
+    samples = record.load("40_every_language", "timings", record.SHOWN)
     samples = samples[(samples["D"] == D) & (samples["causal"] == causal) & (samples["Nk"] >= record.FROM_N)]
     process = name if (samples["language"] == name).any() else "peers"
     return record.geometric_mean(record.ratio_of_language(samples, process, name)["ratio"])
@@ -142,7 +142,7 @@ def over_one_gpu(
 
 def one_gpu(N: int, causal: int = 0, ranks: int = 4) -> float:
     """TFLOP/s of one GPU in the record of notebook 50 on so many, forward, D = 128."""
-    samples = record.load(ring.STEM, "ring", f"{record.DEFAULT_DEVICE}-x{ranks}")
+    samples = record.load(ring.STEM, "ring", f"{record.SHOWN}-x{ranks}")
     keep = (samples["name"] == ring.ONE) & (samples["Nq"] == N) & (samples["causal"] == causal) & (samples["D"] == 128)
     ms = samples.loc[keep & (samples["passes"] == "forward"), "ms"].median()
     return 4 * ring.WIDTH * N * N / (1 + causal) / ms / 1e9
@@ -150,20 +150,20 @@ def one_gpu(N: int, causal: int = 0, ranks: int = 4) -> float:
 
 def largest(column: str, ranks: int = 2) -> float:
     """Of notebook 50's largest run on so many GPUs: N, seconds, bytes."""
-    (value,) = record.load(ring.STEM, "ring_largest", f"{record.DEFAULT_DEVICE}-x{ranks}")[column]
+    (value,) = record.load(ring.STEM, "ring_largest", f"{record.SHOWN}-x{ranks}")[column]
     return value
 
 
 def copied(copiers: int, D: int, N: int, ranks: int = 2) -> float:
     """GB/s into each GPU, of notebook 51's copies alone."""
-    samples = record.load(ring.FAR, "link", f"{record.DEFAULT_DEVICE}-x{ranks}").query("name == 'copies alone'")
+    samples = record.load(ring.FAR, "link", f"{record.SHOWN}-x{ranks}").query("name == 'copies alone'")
     of_case = samples[(samples["copiers"] == copiers) & (samples["D"] == D) & (samples["N"] == N)]
     return (of_case["bytes"] / of_case["ms"]).median() / 1e6
 
 
 @cache
 def _ring(ranks: int) -> pd.DataFrame:
-    return ring.summary(record.load(ring.STEM, "ring", f"{record.DEFAULT_DEVICE}-x{ranks}"))
+    return ring.summary(record.load(ring.STEM, "ring", f"{record.SHOWN}-x{ranks}"))
 
 
 @cache
@@ -171,8 +171,8 @@ def _training(table: str) -> pd.DataFrame:
     from . import train  # takes torch, which nothing else here needs
 
     if table == "writing":
-        return train.writing_speeds(record.load(train.STEM, "writing", record.DEFAULT_DEVICE))
-    frames = {kind: record.load(train.STEM, kind, record.DEFAULT_DEVICE) for kind in ("training", "runs", "profile")}
+        return train.writing_speeds(record.load(train.STEM, "writing", record.SHOWN))
+    frames = {kind: record.load(train.STEM, kind, record.SHOWN) for kind in ("training", "runs", "profile")}
     if table == "speeds":
         return train.speeds(frames["training"], frames["runs"])
     return train.yardstick(frames["training"]) if table == "yardstick" else train.parts(frames["profile"])
@@ -180,7 +180,7 @@ def _training(table: str) -> pd.DataFrame:
 
 def _samples(which: str, D: int, causal: int, dtype: str, kind: str):
     found = rung(which)
-    samples = record.load(found.stem, kind or record.kinds(found)[0], record.DEFAULT_DEVICE)
+    samples = record.load(found.stem, kind or record.kinds(found)[0], record.SHOWN)
     keep = (samples["D"] == D) & (samples["dtype"] == dtype)
     if "causal" in samples:
         keep &= samples["causal"] == causal

@@ -25,8 +25,9 @@ BESIDE = ("SDPA FLASH", "SDPA CUDNN")
 PUBLISHED = ("Triton tutorial 06",)
 SUMMIT = (record.FA3, record.FA4)
 DATASHEET = "datasheet"
-# TFLOP/s of dense 16-bit products: the NVIDIA H200 datasheet's 1,979 for the SXM card are with sparsity, which doubles them.
-LIMIT = {"nvidia-h200": 1979 / 2}
+# TFLOP/s of dense 16-bit products: the 1,979 of NVIDIA's datasheets of the H100 and the H200, SXM both, are with sparsity, which
+# doubles them.
+LIMIT = {"NVIDIA H100 80GB HBM3": 1979 / 2, "NVIDIA H200": 1979 / 2}
 COLUMNS = ["name", "kind", "dtype", "D", "tflops", "to_flash", "low", "high", "device", "stale"]
 
 
@@ -120,8 +121,9 @@ def _ceilings(dtype: str, folder: str, root: Path) -> list[dict]:
             found[record.CUBLAS] = (measured["flops"] / measured["ms"]).median() / 1e9, measured["device"].iloc[0]
     except LookupError:
         pass
-    if folder in LIMIT:
-        found[DATASHEET] = LIMIT[folder], "NVIDIA H200"
+    for card, limit in LIMIT.items():
+        if record.slug(card) == folder:
+            found[DATASHEET] = limit, card
     return [
         {"name": name, "kind": "ceiling", "dtype": dtype, "D": D, "tflops": tflops, "device": device, "stale": False}
         for name, (tflops, device) in found.items()

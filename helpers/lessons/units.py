@@ -105,7 +105,7 @@ def _recorded(stem: str, D: int, rows: int, beside: Which | None) -> float:
     of = beside or (staged and staged[1])
     try:
         which, kind = (find(of).stem, "stages") if of else (stem, "forward")
-        samples = record.load(which, kind, record.DEFAULT_DEVICE)  # SMS and GHZ are this card's
+        samples = record.load(which, kind, record.SHOWN)  # SMS and GHZ are this card's
     except LookupError:
         return float("nan")
     found = record.medians(record.headline(samples))
@@ -147,10 +147,10 @@ def stalls(stems: Sequence[str], D: int, device: str | None = None) -> Picture:
 def drafts(numbers: Sequence[int] | None = None) -> pd.DataFrame:
     """The recorded drafts of 13 for `drawings.mma.dots`, those of these numbers or all, 12 first: label, D, ratio (SDPA FLASH's time
     over theirs, fp16), kept; and also, what else sets a draft apart beside what its label says."""
-    steps = record.load("13_tuned", "steps", record.DEFAULT_DEVICE)
+    steps = record.load("13_tuned", "steps", record.SHOWN)
     if numbers is not None:
         steps = steps[steps["step"].isin(numbers)]
-    rung_12 = record.load("12_double_buffered", device=record.DEFAULT_DEVICE)
+    rung_12 = record.load("12_double_buffered", device=record.SHOWN)
     before = record.summary(rung_12[rung_12["dtype"] == "fp16"], "12_double_buffered", record.FLASH)
     rows = [("12_double_buffered", row.D, row.mean, True, "") for row in before.itertuples()]
     also = {

@@ -123,11 +123,11 @@ def record_timeline(which: Which) -> None:
 
 
 def _held_against_goals(stem: str) -> None:
-    """Prints how the rung stands to its goals, which are an H200's: nothing on another card."""
+    """Prints how the rung stands to its goals on this card: nothing on one that has none."""
     from ..record import goals
 
-    on_its_card = record.slug(record.this_device() or "") == record.DEFAULT_DEVICE
-    if on_its_card and len(verdicts := goals.verdicts([stem])):
+    device = record.slug(record.this_device() or "")
+    if device in record.DEVICES and len(verdicts := goals.verdicts([stem], device=device)):
         print(verdicts.to_string(index=False), flush=True)
 
 

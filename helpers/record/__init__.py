@@ -21,7 +21,7 @@ from .ratios import (
     step_table,
     summary,
 )
-from .store import DATA, DEFAULT_DEVICE, about, folder_of, is_stale, load, save
+from .store import DATA, DEFAULT_DEVICE, DEVICES, SHOWN, about, folder_of, is_stale, load, save
 from .workload import (
     BACK_ENDS,
     BACKWARD_FLOPS,
@@ -58,6 +58,7 @@ __all__ = [
     "CUDNN",
     "DATA",
     "DEFAULT_DEVICE",
+    "DEVICES",
     "EFFICIENT",
     "FA2",
     "FA3",
@@ -69,6 +70,7 @@ __all__ = [
     "MATH",
     "NO_GPU",
     "SHAPE",
+    "SHOWN",
     "TOKENS",
     "WIDTH",
     "about",

@@ -1,4 +1,4 @@
-"""What each rung is meant to reach on an H200, beside what its records say; `python -m helpers goals` prints both.
+"""What each rung is meant to reach on an H100 or H200, beside what its records say; `python -m helpers goals` prints both.
 
 A goal is a ratio, a peer's time over the rung's unless said otherwise: a geometric mean over the headline shapes with
 N >= 1024, every dtype and both head dimensions, with the worst shape beside it. In `layouts` (both layouts of memory, as many heads
@@ -18,7 +18,6 @@ import pandas as pd
 from .. import record
 from .workload import CUDNN, EFFICIENT, FA3, FA4, FLASH, FROM_N, MATH
 
-DEVICE = record.DEFAULT_DEVICE
 BY = ["family", "D", "causal"]
 FOUR = [f"D == {D} and causal == {causal}" for D in (64, 128) for causal in (0, 1)]
 # An error may be 1.1 times as large as SDPA FLASH's, that of a gradient 1.05 times.
@@ -45,9 +44,9 @@ class Goal:
         groups = points.groupby(level=points.index.names) if by_family else [("", points)]
         return min(record.geometric_mean(part) for _, part in groups)
 
-    def points(self, root: Path = record.DATA) -> pd.Series:
+    def points(self, root: Path = record.DATA, device: str = record.SHOWN) -> pd.Series:
         """The ratio at each shape that counts. LookupError where nothing of the kind is recorded."""
-        samples = record.load(self.rung, self.kind, DEVICE, root)
+        samples = record.load(self.rung, self.kind, device, root)
         samples = samples.query(self.only) if self.only else samples
         if self.kind == "groups":
             return record.grouped(samples, self.rung)["ratio"]
@@ -132,9 +131,9 @@ GOALS = [
 ]
 
 
-def verdicts(stems: Sequence[str] = (), root: Path = record.DATA) -> pd.DataFrame:
+def verdicts(stems: Sequence[str] = (), root: Path = record.DATA, device: str = record.SHOWN) -> pd.DataFrame:
     """A row per goal (of these rungs; of all): rung, what, goal, floor, mean, worst, verdict: "reached", "above the floor",
-    "missed", or "not recorded", and record: "stale" where the kernel has changed since."""
+    "missed", or "not recorded", and record: the device, and "stale" where the kernel has changed since. device: as `record.load` takes it."""
     rows = []
     for goal in GOALS:
         if stems and goal.rung not in stems:
@@ -142,13 +141,14 @@ def verdicts(stems: Sequence[str] = (), root: Path = record.DATA) -> pd.DataFram
         what = " ".join(filter(None, [goal.kind, "×", goal.peer, goal.only, goal.N and f"N == {goal.N}"]))
         row = {"rung": goal.rung, "what": what, "goal": goal.goal, "floor": goal.floor, "verdict": "not recorded"}
         try:
-            points = goal.points(root).dropna()
+            points = goal.points(root, device).dropna()
         except LookupError:
             points = pd.Series(dtype=float)
         if len(points):
             mean = goal.mean(points)
             reached = "reached" if mean >= goal.goal else "above the floor" if mean >= goal.floor else "missed"
             row |= {"mean": round(mean, 3), "worst": round(points.min(), 3), "verdict": reached}
-            row["record"] = "stale" if record.is_stale(record.about(goal.rung, goal.kind, DEVICE, root)) else ""
+            known = record.about(goal.rung, goal.kind, device, root)
+            row["record"] = known["device"] + (", stale" if record.is_stale(known) else "")
         rows.append(row)
     return pd.DataFrame(rows, columns=["rung", "what", "goal", "floor", "mean", "worst", "verdict", "record"])

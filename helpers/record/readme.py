@@ -12,7 +12,6 @@ from ..ladder.rung import Rung, rungs
 from .goals import GOALS
 from .workload import N
 
-DEVICE = record.DEFAULT_DEVICE
 BESIDE = {record.CUDNN: "cuDNN", record.FA3: "FA-3", record.FA4: "FA-4"}  # as they ran beside a rung
 PUBLISHED = {"Triton tutorial 06": "Triton"}  # of the study of public kernels
 LANGUAGES = {
@@ -40,7 +39,7 @@ def figures(root: Path = record.DATA) -> pd.DataFrame:
     for rung in rungs():
         group = record.kinds(rung)[0]
         try:
-            samples = record.load(rung.stem, group, DEVICE, root)
+            samples = record.load(rung.stem, group, card(root), root)
         except LookupError:
             rows.append({"rung": rung.stem, "group": group, "op": rung.op})
             continue
@@ -79,7 +78,7 @@ def peers(root: Path = record.DATA) -> pd.DataFrame:
     rows = []
     for group, direction in (("forward", "fwd"), ("backward", "bwd")):
         try:
-            every = record.load(None, group, DEVICE, root).query("dtype == 'fp16'")
+            every = record.load(None, group, card(root), root).query("dtype == 'fp16'")
         except LookupError:
             continue
         every = every[every["causal"] == 0] if "causal" in every else every
@@ -103,7 +102,7 @@ def across_sessions(root: Path = record.DATA) -> pd.DataFrame:
     rows = []
     for group in ("forward", "backward"):
         try:
-            samples = record.load(None, group, DEVICE, root).query("op != 'softmax'")
+            samples = record.load(None, group, card(root), root).query("op != 'softmax'")
         except LookupError:
             continue
         samples = samples[samples["causal"] == 0] if "causal" in samples else samples
@@ -162,7 +161,7 @@ def families(root: Path = record.DATA) -> str:
         if not any(goal.rung == rung.stem and goal.kind == "families" for goal in GOALS):
             continue
         try:
-            found = record.spread(samples := record.load(rung.stem, "families", DEVICE, root), rung.stem)[peer]
+            found = record.spread(samples := record.load(rung.stem, "families", card(root), root), rung.stem)[peer]
         except LookupError:  # a KeyError, where the peer did not run, is one too
             continue
         names |= set(samples["family"])
@@ -180,7 +179,7 @@ def families(root: Path = record.DATA) -> str:
 def training(root: Path = record.DATA) -> str:
     """How much faster notebook 24's model trains with our kernels, as a sentence; empty where that isn't recorded."""
     try:
-        steps = record.load("24_in_a_model", "training", DEVICE, root).query("graph == 1")
+        steps = record.load("24_in_a_model", "training", card(root), root).query("graph == 1")
     except LookupError:
         return ""
     ms = steps.groupby("name")["ms"].median()
@@ -195,7 +194,7 @@ def several_gpus(root: Path = record.DATA) -> str:
     rows = []
     for gpus in (2, 4, 8):
         try:
-            samples = record.load("50_ring", "ring", f"{DEVICE}-x{gpus}", root)
+            samples = record.load("50_ring", "ring", f"{record.SHOWN}-x{gpus}", root)
         except LookupError:
             continue
         samples = samples.query("causal == 1 and passes == 'forward' and D == 128 and Hkv == H")
@@ -222,7 +221,7 @@ def languages(root: Path = record.DATA) -> str:
     """How fast the forward pass of notebook 40 is in other languages, as a sentence, of those timed at every length; empty where none is
     recorded."""
     try:
-        samples = record.load("40_every_language", "timings", DEVICE, root)
+        samples = record.load("40_every_language", "timings", record.SHOWN, root)
     except LookupError:
         return ""
     speeds = []
@@ -243,7 +242,7 @@ def languages(root: Path = record.DATA) -> str:
 def seeded(root: Path = record.DATA) -> str:
     """How many kernels with a seeded bug compute-sanitizer and the X-ray both looked at, as a sentence."""
     try:
-        mutants = record.load("device", "sanitizer", DEVICE, root)["mutant"]
+        mutants = record.load("device", "sanitizer", record.SHOWN, root)["mutant"]
     except LookupError:
         return ""
     return (
@@ -265,10 +264,15 @@ def details(root: Path = record.DATA) -> str:
     return "\n".join([*head, *(_row(r, root) for r in rungs()), foot])
 
 
+def card(root: Path = record.DATA) -> str:
+    """The folder whose records of the rungs the tables show: one card for all."""
+    return record.folder_of(None, "forward", record.SHOWN, root).name
+
+
 def device_name(root: Path = record.DATA) -> str:
     """The name of the GPU whose records the tables show."""
     try:
-        return record.load(None, "forward", DEVICE, root)["device"].iloc[0]
+        return record.load(None, "forward", card(root), root)["device"].iloc[0]
     except LookupError:
         return "NVIDIA H200"
 
@@ -282,7 +286,7 @@ def _figures(rung: Rung, root: Path) -> tuple[str, str]:
     speeds, ratios = [], []
     for kind in record.kinds(rung):
         try:
-            samples = record.load(rung.stem, kind, DEVICE, root)
+            samples = record.load(rung.stem, kind, card(root), root)
         except LookupError:
             continue
         if kind == "groups":

@@ -19,7 +19,10 @@ from ..ladder.rung import rung
 from .device import conditions, slug, this_device
 from .workload import BACKWARD_FLOPS, FORWARD_FLOPS
 
-DEFAULT_DEVICE = "nvidia-h200"  # shown where this machine's own GPU has no records
+# The GPUs whose records are shown where this machine's own has none: each record as it is of the first whose is not stale.
+DEVICES = ("nvidia-h200", "nvidia-h100-80gb-hbm3")
+DEFAULT_DEVICE = DEVICES[0]
+SHOWN = "shown"  # the device to ask for such a record whatever GPU this machine has; "shown-x2" for two of a host
 
 
 def save(
@@ -65,11 +68,17 @@ def _digest(rungs: Sequence[str]) -> str:
 
 
 def folder_of(stem: str | None, kind: str, device: str | None, root: Path) -> Path:
-    if device is not None:
+    """Where `load` finds a record; DEFAULT_DEVICE's folder if nobody has it."""
+    if device is not None and not device.startswith(SHOWN):
         return root / slug(device)
-    here = slug(this_device() or "")
-    found = here and any((root / here).glob(f"{stem or '*'}.{kind}.csv"))
-    return root / (here if found else DEFAULT_DEVICE)
+    here = slug(this_device() or "") if device is None else ""
+    several = (device or "").removeprefix(SHOWN)
+    stale = {}
+    for folder in filter(None, (here, *(one + several for one in DEVICES))):
+        if found := list((root / folder).glob(f"{stem or '*'}.{kind}.json")):
+            stale[folder] = folder != here and any(is_stale(json.loads(path.read_text())) for path in found)
+    fresh = [folder for folder, old in stale.items() if not old]
+    return root / [*fresh, *stale, DEFAULT_DEVICE + several][0]
 
 
 def about(stem: str, kind: str = "forward", device: str | None = None, root: Path = DATA) -> dict:
@@ -84,7 +93,8 @@ def load(stem: str | None = None, kind: str = "forward", device: str | None = No
     """The samples of one rung, or of all (stem None), with the columns rung, op, device and stale in front.
 
     stale is True where the rung has changed since. device: a name or folder of data/; by default this machine's GPU if it
-    has this record, and "nvidia-h200" otherwise. LookupError names what is recorded if this is not.
+    has this record, and else, or if it is SHOWN, the first of DEVICES whose record is not stale. LookupError names what is recorded
+    if this is not.
     """
     folder = folder_of(stem, kind, device, root)
     paths = sorted(folder.glob(f"{stem or '*'}.{kind}.csv"))

@@ -57,7 +57,7 @@ doctor()
 # |---|---|---|
 # | **an NVIDIA GPU** new enough for the kernel | `nvcc` compiles the `.cu` for your GPU | live, beside recorded ones |
 # | **an older one** | the kernels it can run, as above; the others on the emulator | live where the kernel runs |
-# | **no GPU** | the emulator: the same `.cu`, compiled by the C++ compiler and run thread by thread on the CPU | recorded on an NVIDIA H200, named in every title |
+# | **no GPU** | the emulator: the same `.cu`, compiled by the C++ compiler and run thread by thread on the CPU | recorded on an NVIDIA H200 or H100; every title names it |
 #
 # How new is new enough? Each kernel file says so by a **compute capability**, the version number of a GPU's abilities: `sm_75` is 7.5 (Turing, 2018) or newer, `sm_80` 8.0 (Ampere, 2020) or newer, `sm_90a` 9.0 (Hopper, 2022) and no other. `doctor` above has looked.
 #

@@ -55,7 +55,7 @@ print("no timings recorded yet for:", ", ".join(missing) or "none, every rung is
 # - **FA3** and **FA4**, FlashAttention-3 and -4, their authors' kernels for Hopper and later: where they ran beside a rung, in one process;
 # - **Triton tutorial 06**, FlashAttention-2 written in Triton, a Python dialect that compiles to GPU kernels; from an earlier study on the same kind of card, so only roughly comparable;
 # - **cuBLAS**: no attention at all, but the product of two square matrices of 8192, as NVIDIA's library multiplies them;
-# - **datasheet**: the card's peak for dense products of 16-bit numbers, as NVIDIA states it ([NVIDIA H200](https://www.nvidia.com/en-us/data-center/h200/); the 1,979 TFLOP/s given there are with half of a matrix zero, "with sparsity").
+# - **datasheet**: the card's peak for dense products of 16-bit numbers, as NVIDIA states it ([H100](https://www.nvidia.com/en-us/data-center/h100/) and [H200](https://www.nvidia.com/en-us/data-center/h200/), both SXM: the 1,979 TFLOP/s given there are with half of a matrix zero, "with sparsity").
 #
 # Rungs up to 04 take fp32 and run on CUDA cores; from 10 on, inputs are 16-bit numbers and the products run on tensor cores.
 
@@ -84,7 +84,7 @@ else:
     print("no 16-bit rung has been recorded yet: the ratio to FLASH appears here as soon as one is")
 
 # %% [markdown]
-# These are the records of your card if `make bench` has made some on this machine, and an H200's otherwise. Figures of two cards don't mix, so every other card with records in `data/` has a figure of its own:
+# These are the records of your card if `make bench` has made some on this machine, and otherwise those of the one card, an H200 or an H100, of which all are up to date. Figures of two cards don't mix, so every other card with records in `data/` has a figure of its own:
 
 # %%
 for other in scoreboard.others():

@@ -29,14 +29,14 @@ def test_a_number_is_written_anew_and_nothing_else():
 
 
 def test_a_step_is_the_records():
-    steps = record.load("32_ping_pong", "steps", device=record.DEFAULT_DEVICE)
+    steps = record.load("32_ping_pong", "steps", device=record.SHOWN)
     (rung_28,) = steps.query("step == 28 and D == 64")["ratio_causal"]
     assert step("32", 28, 64, "ratio_causal") == rung_28 != step("32", 28, 128, "ratio_causal")
     assert renewed('0<!--= step("32", 28, 64, "ratio_causal"):.3f -->').startswith(f"{rung_28:.3f}<")
 
 
 def test_a_language_is_held_against_sdpa_in_its_own_process():
-    found = languages_timed.summary(record.DEFAULT_DEVICE).set_index(["name", "D", "causal"])["ratio"]
+    found = languages_timed.summary(record.SHOWN).set_index(["name", "D", "causal"])["ratio"]
     assert language("triton_tiles", 64, 1) == found["triton_tiles", 64, 1] > 1
     assert language("32_ping_pong", 128) == found["32_ping_pong", 128, 0] > 1.5  # in the process of the peers
 
@@ -47,7 +47,7 @@ def test_an_expression_that_fails_is_named():
 
 
 def test_a_ratio_and_a_speed_are_the_records():
-    samples = record.load("13_tuned", device=record.DEFAULT_DEVICE).query("D == 64 and dtype == 'fp16'")
+    samples = record.load("13_tuned", device=record.SHOWN).query("D == 64 and dtype == 'fp16'")
     medians = record.medians(record.headline(samples)).query("Nk == 4096").set_index("name")
     assert (
         tflops("13", 64) == medians["tflops"]["13_tuned"]
@@ -59,9 +59,7 @@ def test_a_ratio_and_a_speed_are_the_records():
 
 
 def test_what_was_trained_is_the_records():
-    found = {
-        kind: record.load("24_in_a_model", kind, record.DEFAULT_DEVICE) for kind in ("profile", "training", "runs")
-    }
+    found = {kind: record.load("24_in_a_model", kind, record.SHOWN) for kind in ("profile", "training", "runs")}
     assert trained("parts", "SDPA FLASH", "all") == pytest.approx(
         found["profile"].query("name == 'SDPA FLASH'").ms.sum()
     )
@@ -69,27 +67,21 @@ def test_what_was_trained_is_the_records():
     ms, (tokens,) = found["training"].query(of_run + " and step >= 20").ms.median(), found["runs"].query(of_run).tokens
     assert trained("speeds", "SDPA CUDNN, as a graph", "kilotokens_per_s") == pytest.approx(tokens / ms)
     assert trained("yardstick", "SDPA FLASH, seed 1", "mean") > 10 * trained("yardstick", "SDPA CUDNN", "mean") > 0
-    ms = (
-        record.load("24_in_a_model", "writing", record.DEFAULT_DEVICE)
-        .query("name == 'SDPA' and graph == 1 and B == 16")
-        .ms
-    )
+    ms = record.load("24_in_a_model", "writing", record.SHOWN).query("name == 'SDPA' and graph == 1 and B == 16").ms
     assert trained("writing", (16, 2048, "SDPA, as a graph"), "bytes_per_s") == pytest.approx(16_000 / ms.median())
     with pytest.raises(ValueError, match="rungs 1 and 2"):
         renewed('1<!--= trained("speeds", "rungs 1 and 2", "held_out") -->')
 
 
 def test_stages_tiles_and_stalls_are_the_records():
-    samples = record.load("13_tuned", "stages", record.DEFAULT_DEVICE).query("D == 64 and dtype == 'fp16'")
+    samples = record.load("13_tuned", "stages", record.SHOWN).query("D == 64 and dtype == 'fp16'")
     ms = samples.groupby(["Nk", "name"])["ms"].median().unstack()
     of = {name: record.geometric_mean(ms[record.FLASH] / ms[name]) for name in ms}
     assert stage("13", "13_3", "13_2", 64) == pytest.approx(of["13_3_fma"] / of["13_2_rows"], rel=0.02)
     assert stage("13", "12", "FLASH", 64) == pytest.approx(of["12_double_buffered"], rel=0.02)
-    times = record.load("12_double_buffered", "timeline", record.DEFAULT_DEVICE).query(
-        "warp == 0 and kind == 'softmax'"
-    )
+    times = record.load("12_double_buffered", "timeline", record.SHOWN).query("warp == 0 and kind == 'softmax'")
     assert tile("12", "softmax") == pytest.approx((times.end - times.begin).mean())
-    cycles = record.load("13_tuned", "stalls", record.DEFAULT_DEVICE).query("D == 128").set_index("reason")["cycles"]
+    cycles = record.load("13_tuned", "stalls", record.SHOWN).query("D == 128").set_index("reason")["cycles"]
     assert stalled("13", 128, "wait", "barrier") == pytest.approx((cycles["wait"] + cycles["barrier"]) / cycles.sum())
     with pytest.raises(LookupError, match="no sleep; there are barrier"):
         stalled("13", 128, "sleep")
@@ -97,7 +89,7 @@ def test_stages_tiles_and_stalls_are_the_records():
 
 
 def test_a_family_is_the_records():
-    found = record.spread(record.load("13_tuned", "families", record.DEFAULT_DEVICE), "13_tuned").set_index(
+    found = record.spread(record.load("13_tuned", "families", record.SHOWN), "13_tuned").set_index(
         ["family", "D", "causal"]
     )
     assert family("13", "FLASH", "one key", 64) == found.loc[("one key", 64, 0), record.FLASH]
@@ -105,7 +97,7 @@ def test_a_family_is_the_records():
 
 
 def test_what_a_burst_took_is_the_records():
-    samples = record.load("32_ping_pong", "power", record.DEFAULT_DEVICE)
+    samples = record.load("32_ping_pong", "power", record.SHOWN)
     ours = samples.query("name == '32_ping_pong' and D == 128 and inputs == 'zeros'")
     assert power("32", "joules", 128, "zeros") == ours["joules"].median() < power("32", "joules", 128)
     assert power("32", "ms", 128, of="CUDNN") > power("32", "ms", 128) > power("32", "ms", 128, "zeros")

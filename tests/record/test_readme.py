@@ -102,18 +102,16 @@ def test_goals_are_held_against_the_records(tmp_path):
     assert said.loc["decode × copy"].tolist() == ["21_split_kv", 0.75, "above the floor"]
     assert said.loc["backward × SDPA MATH"].tolist()[2] == "not recorded"
     assert said.loc["backward × SDPA FLASH causal == 1"].tolist() == ["23_backward_mma", 2.2, "reached"]
-    assert not table["record"].eq("stale").any()
+    assert not table["record"].str.contains("stale").any()
 
 
 def test_a_goal_says_that_its_record_is_stale(tmp_path):
     save_model(tmp_path)
-    for file in (tmp_path / record.DEFAULT_DEVICE).glob("21_split_kv.*.json"):
+    for file in tmp_path.glob("*/21_split_kv.*.json"):
         file.write_text(file.read_text().replace('"digest": "', '"digest": "0'))
     table = goals.verdicts(["20_causal_gqa", "21_split_kv"], tmp_path).set_index("rung")
-    assert (
-        table.loc["21_split_kv", "record"].eq("stale").all()
-        and not table.loc["20_causal_gqa", "record"].eq("stale").any()
-    )
+    assert table.loc["21_split_kv", "record"].dropna().unique().tolist() == ["NVIDIA H200, stale"]
+    assert table.loc["20_causal_gqa", "record"].dropna().unique().tolist() == ["NVIDIA H200"]
 
 
 def test_languages_are_held_against_sdpa_in_their_own_process(tmp_path):

@@ -87,6 +87,32 @@ def test_the_device_shown_is_this_machines_if_recorded_and_the_h200_otherwise(tm
     assert record.load("03_fa1_fp32", root=tmp_path)["ms"].tolist() == [5.0]
 
 
+def test_of_two_cards_the_first_whose_record_is_of_the_kernel_as_it_is_is_shown(tmp_path, monkeypatch):
+    first, second = "NVIDIA H200", "NVIDIA H100 80GB HBM3"
+    assert record.DEVICES == (record.slug(first), record.slug(second))
+    monkeypatch.setattr("helpers.record.store.this_device", lambda: None)
+    stems, shown = ("03_fa1_fp32", "04_fa2_fp32"), {}
+    for stem in stems:
+        for device, ms in ((first, 1.0), (second, 2.0), (f"{second} x2", 3.0)):
+            shown[stem, device] = save(tmp_path, samples({stem: [ms]}), stem, device=device).with_suffix(".json")
+
+    def times(stem=None, device=None):
+        return record.load(stem, device=device, root=tmp_path)["ms"].tolist()
+
+    assert times("04_fa2_fp32") == times("04_fa2_fp32", record.SHOWN) == [1.0]
+    file = shown["04_fa2_fp32", first]
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"digest": "0" * 64}))
+    assert times("04_fa2_fp32") == [2.0] and times("03_fa1_fp32") == [1.0]
+    assert times() == [2.0, 2.0]  # of all rungs those of one card
+    assert times("04_fa2_fp32", first) == [1.0]  # which was asked for
+    assert times("04_fa2_fp32", f"{record.SHOWN}-x2") == [3.0]
+    file = shown["04_fa2_fp32", second]
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"digest": "0" * 64}))
+    assert times("04_fa2_fp32") == [1.0]  # both are stale: the first, which says so
+    monkeypatch.setattr("helpers.record.store.this_device", lambda: second)
+    assert times("04_fa2_fp32") == [2.0] and times("04_fa2_fp32", record.SHOWN) == [1.0]
+
+
 def test_a_missing_record_says_what_there_is(tmp_path):
     save(tmp_path, samples({"04_fa2_fp32": [1.0]}))
     with pytest.raises(

@@ -284,7 +284,7 @@ def recorded_memory() -> pd.DataFrame | None:
     for kind in ("ring_memory", "ring_largest"):
         for ranks in (2, 4, 8):
             with contextlib.suppress(LookupError):
-                found.append(record.load("50_ring", kind, device=f"{record.DEFAULT_DEVICE}-x{ranks}"))
+                found.append(record.load("50_ring", kind, device=f"{record.SHOWN}-x{ranks}"))
     return pd.concat(found, ignore_index=True) if found else None
 
 
@@ -325,7 +325,7 @@ def recorded(kind: str, gpus: tuple[int, ...] = (2, 4, 8), stem: str = "50_ring"
     found = []
     for ranks in gpus:
         try:
-            found.append(record.load(stem, kind, device=f"{record.DEFAULT_DEVICE}-x{ranks}"))
+            found.append(record.load(stem, kind, device=f"{record.SHOWN}-x{ranks}"))
         except LookupError:
             continue
     if found:
