@@ -138,7 +138,9 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
   const Work work = find_work<Br>(a, order);
   if (work.tile < 0) return; // the whole CTA
   if (threadIdx.x == 0) *work_smem = work;
-  const int i0 = work.tile * Br, Nq = work.Nq, Nk = work.Nk;
+  // The same for all lanes, and the compiler is told so: otherwise it prepares for a warp whose lanes part at every branch below.
+  const auto same = [](int x) { return __reduce_max_sync(0xffffffff, x); };
+  const int i0 = same(work.tile) * Br, Nq = same(work.Nq), Nk = same(work.Nk);
   const int b = work.head / a.H, h = work.head % a.H, hk = h / (a.H / a.Hkv);
   const T *Q = static_cast<const T *>(a.Q) + b * a.Q_stride[0] + h * a.Q_stride[1] + work.q0 * a.Q_stride[2]; // (Nq, d)
   const T *K =
@@ -155,7 +157,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
   const int j_first = a.causal ? max(i0 + shift - window + 1, 0) / Bc * Bc : 0;
   // [end: visible]
 
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp = same(threadIdx.x / 32), lane = threadIdx.x % 32;
   const int g = lane / 4, t = lane % 4; // of a 16 x 8 accumulator a lane holds rows g, g + 8, columns 2t, 2t + 1
 
   // [region: fragments]
