@@ -306,7 +306,8 @@ def test_a_new_rung_stands_in_the_last_notebook_by_itself(tmp_path):
     rows = [(n, "fp16", *s, 0, record.forward_flops(*s) / t / 1e9) for s in shape for n, t in speeds.items()]
     frame = pd.DataFrame(rows, columns=["name", "dtype", *record.SHAPE, "round", "ms"])
     frame.to_csv(tmp_path / "data" / "nvidia-h200" / f"{stem}.forward.csv", index=False)
-    known = {"rung": stem, "kind": "forward", "op": "attention", "device": "NVIDIA H200", "digest": "0"}
+    known = {"rung": stem, "kind": "forward", "op": "attention", "device": "NVIDIA H200"}
+    known["digest"] = ladder.rung(tmp_path / "kernels" / f"{stem}.cu").digest
     (tmp_path / "data" / "nvidia-h200" / f"{stem}.forward.json").write_text(json.dumps(known))
     cells = [c for c in read("99_the_ladder").cells if c.cell_type == "code" or c.source.startswith("## Your kernel")]
     upto = next(i for i, c in enumerate(cells) if c.cell_type == "markdown")  # the rest is about the reader's own
