@@ -647,10 +647,14 @@ def workspace_shapes(rung: Rung, args: FaBackwardArgs) -> dict[str, list[int]]:
 
 
 def _workspace(rung: Rung, args: FaBackwardArgs, like: Tensor) -> dict[str, Tensor]:
-    """The fp32 tensors the header block lists, allocated and pointed at."""
+    """The fp32 tensors the header block lists, allocated and pointed at. For the emulator they are full of NaN: whoever reads what
+    nobody has written gets a wrong result, and not by luck what lay there."""
     import torch
 
     shapes = workspace_shapes(rung, args)
     tensors = {name: torch.empty(shape, dtype=torch.float32, device=like.device) for name, shape in shapes.items()}
+    if like.device.type == "cpu":
+        for t in tensors.values():
+            t.fill_(torch.nan)
     args.workspace[: len(tensors)] = [t.data_ptr() for t in tensors.values()]
     return tensors
