@@ -84,7 +84,7 @@ else:
     print("no 16-bit rung has been recorded yet: the ratio to FLASH appears here as soon as one is")
 
 # %% [markdown]
-# These are the records of your card if `make bench` has made some on this machine, and otherwise an H200's, or an H100's where a kernel has changed since the H200 was recorded. Figures of two cards don't mix, so every other card with records in `data/` has a figure of its own:
+# These are the records of your card if `make bench` has made some on this machine, and otherwise an H200's, or an H100's where a kernel has changed since the H200 was recorded. Figures of two cards don't mix, so every other card with records in `data/` has a figure of its own, with the rungs that were recorded on it:
 
 # %%
 for other in scoreboard.others():
@@ -171,7 +171,7 @@ log = record.leetcuda_log().assign(source="LeetCUDA, Ada GPU")
 samples = scoreboard.samples()
 rows, device = [log.rename(columns={"to_unfused": "ratio"})], samples["device"].iloc[0]
 for one in sorted(set(samples["rung"])):
-    found = record.ratio(record.load(one), one, "SDPA MATH")
+    found = record.ratio(record.load(one, device=device), one, "SDPA MATH")
     rows.append(found.assign(name=one, source=f"this series, {device}"))
 grid = pd.concat(rows).query("B in (8, 16) and H in (8, 16) and Nk == 1024 and dtype != 'bf16'")
 grid = grid.pivot_table(index=["source", "name", "dtype"], columns="D", values="ratio", aggfunc="median")
