@@ -4,9 +4,9 @@
 //            and the warpgroups start their products in turn, so that one is at its exponentials while another has the
 //            tensor cores.
 // changed:   two products are under way at a time; a warpgroup waits for its turn at a barrier of its own; P is taken with
-//            the maximum there is, as in 13_tuned, and a sum out of bounds is a vote to divide P, which is counted at the next
-//            turn's barrier; after the second time the warpgroup tracks the maximum, in a loop of its own, and from the first
-//            whole tile on where few keys take most of a row
+//            the maximum there is, as in 13_tuned, and a sum out of bounds is a vote to do it again, which is counted at the
+//            next turn's barrier; from there on the warpgroup tracks the maximum, in a loop of its own, and from the first
+//            whole tile on where one key takes nearly all of a row
 // op:        attention
 // features:  causal, gqa
 // workspace: counter (1)
@@ -283,25 +283,6 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
   };
   // [end: exponentials]
 
-  // [region: maximum_by_P]
-  // m_new = max(m, rowmax S), where P = exp2(S - m) is there already, and too large: its largest of a row is exp2(rowmax S - m). So m
-  // rises by the log2 of that, and P is divided by it, as in 13_tuned. A row without a P above 1 stays as it is.
-  const auto raise_maximum_by_P = [&] {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float largest = 1.f;
-#pragma unroll
-      for (int n = 0; n < Bc / 8; ++n) largest = fmaxf(largest, fmaxf(S_reg[n][2 * r], S_reg[n][2 * r + 1]));
-#pragma unroll
-      for (int mask = 1; mask < 4; mask *= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, mask));
-      alpha[r] = __fdividef(1.f, largest);
-      m_reg[r] += __log2f(largest), sum_reg[r] *= alpha[r];
-#pragma unroll
-      for (int n = 0; n < Bc / 8; ++n) S_reg[n][2 * r] *= alpha[r], S_reg[n][2 * r + 1] *= alpha[r];
-    }
-  };
-  // [end: maximum_by_P]
-
   // [region: turns]
   // Barrier `turns` + w is warpgroup w's turn to start its products: its own 128 threads wait there, and the 128 of the
   // warpgroup before it come by when they have started theirs.
@@ -313,7 +294,6 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
   // [region: votes]
   // A warp whose P may not stand leaves a vote. Whoever takes the next turn has come past a barrier, and sees the votes of
   // all four warps. Tiles use two places in turn, so that no vote is cast where one is still being read.
-  constexpr int too_large = 1, infinite = 3; // one lane's vote for the second counts more than any for the first
   bool has_turn = false;
   const auto vote = [&] { return votes_smem + 2 * (warpgroup - 1) + V_ring.stage % 2; };
   const auto stands = [&] { return !__any_sync(0xffffffff, *vote()); };
@@ -345,7 +325,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
       for (int mask = 1; mask < 4; mask *= 2) l += __shfl_xor_sync(0xffffffff, l, mask);
       least = fminf(least, l);
     }
-    if (least < few) *vote() = too_large;
+    if (least < few) *vote() = 1;
     fa::bar_sync(warpgroup, 128);
     const bool found = !stands();
     if (found) clear_votes();
@@ -377,20 +357,16 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
 
     // [region: tile_loop]
     bool accumulate = false; // is tile j0 not the first
-    bool by_P = false;       // is P of tile j0 there, but too large
-    int misses = 0;          // how often a maximum was too small
-    // The last tile whose maximum is tracked: the first that all rows see whole, as in 13_tuned. It is the last of all once
-    // the maximum was missed twice, and where that is likely, as few keys take most of a row by then. To raise a maximum by P
-    // costs as much as to track two or three: so short rows are tracked sooner, and of 4 tiles always.
+    // The last tile whose maximum is tracked: the first that all rows see whole, as in 13_tuned. It is the last of all once a
+    // maximum was missed, and where that is likely, as few keys take most of a row by then. To take a tile again costs as
+    // much as to track some 30: so short rows are tracked sooner, and of 4 tiles always.
     int track_to = seen < 5 * Bc ? 0 : seen / Bc * Bc - Bc;
     while (true) {
       // [region: scores]
       // (1) exact tile: no product is under way, and P of tile j0 is to be exact. It is the first tile, one that not all rows
-      // see whole, or one whose P is infinite. Of one whose P is only too large S is not needed again.
-      if (!by_P) {
-        start_scores(V_ring.stage);
-        fa::wgmma_wait_group<0>();
-      }
+      // see whole, or one that was voted down.
+      start_scores(V_ring.stage);
+      fa::wgmma_wait_group<0>();
       // [end: scores]
 
       // [region: mask]
@@ -410,11 +386,9 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
       // [end: mask]
 
       // [region: online_update]
-      if (by_P)
-        raise_maximum_by_P();
-      else
-        raise_maximum(), exponentials();
+      raise_maximum();
       rescale();
+      exponentials();
       round_P();
       // [end: online_update]
 
@@ -441,10 +415,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
             fa::mbarrier_wait(K_full + 8 * V_ring.stage, V_ring.parity);
           }
           exponentials();
-          // Is the maximum of the tiles so far good enough? A tracked one is: 32 columns have a sum of 32 at most. But asked about
-          // it the compiler can't leave exponentials behind the wait, as it does with most of them otherwise.
-          const float sum = fmaxf(sum_reg[0], sum_reg[1]);
-          if (sum > (track ? 64.f : 32.f)) atomicOr(vote(), sum < 1e30f ? too_large : infinite);
+          // Is the maximum of the tiles so far good enough? A tracked one always is.
+          if (!track && fmaxf(sum_reg[0], sum_reg[1]) > 32.f) *vote() = 1;
 
           fa::wgmma_wait_group<0>(); // O is there too, and P_reg may be written
           if constexpr (track) rescale();
@@ -479,10 +451,9 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
         if (stands()) break;
         right = false;
       }
-      // (6) voted down. A turn that was taken to find out is held until the tile is right.
-      by_P = !right && *vote() == too_large;
+      // (6) voted down: the same tile again. A turn that was taken to find out is held until then.
       if (!right) {
-        if (++misses == 2) track_to = 0;
+        track_to = 0;
         clear_votes();
       }
       // [end: settle]

@@ -151,11 +151,11 @@ pd.DataFrame(rows).T.rename_axis("d").map("{:.0%}".format)
 #
 # ## 3 · Less softmax, and a vote
 #
-# Better than to hide an instruction is not to have it. As in rung 13, $P$ is taken with the maximum of *earlier* tiles. As long as a row's sum of $P$ stays below 32 the result is as accurate; where it doesn't, $P$ tells by how much the maximum has to rise, and is divided by it. The second time that happens, the maximum is tracked from there on, tile by tile. (FlashAttention-4 goes half of the way: it forms the maximum, and rescales $O$ only where it has risen beyond a threshold, [`rescale_threshold`](https://github.com/Dao-AILab/flash-attention/blob/main/flash_attn/cute/softmax.py).)
+# Better than to hide an instruction is not to have it. As in rung 13, $P$ is taken with the maximum of *earlier* tiles. As long as a row's sum of $P$ stays below 32 the result is as accurate; where it doesn't, the tile is done again, and from there on the maximum is tracked, tile by tile. (FlashAttention-4 goes half of the way: it forms the maximum, and rescales $O$ only where it has risen beyond a threshold, [`rescale_threshold`](https://github.com/Dao-AILab/flash-attention/blob/main/flash_attn/cute/softmax.py).)
 #
-# Some votes can be foreseen. Where a row's $l$ is small after the first tile that all rows see whole, few keys have taken most of the row, and other rows are likely to meet theirs later. The fewer tiles there are, the sooner tracking from the start pays: of 4 tiles always, of 16 where any row's $l$ is below 2, of more where it is 1 (`peaked`).
+# Some votes can be foreseen. Where a row's $l$ is small after the first tile that all rows see whole, few keys have taken most of the row, and other rows are likely to meet theirs later. A tile done again costs as much as tracking some 30, so the fewer tiles there are, the sooner tracking from the start pays: of 4 tiles always, of 16 where any row's $l$ is below 2, of more where it is 1 (`peaked`).
 #
-# For a warpgroup two things are new. **128 threads decide together**: `wgmma` is an instruction of four warps, so all of them start the next products, or none. A warp whose $P$ may not stand leaves a **vote** in shared memory. Everybody has to hear of it before going on, and there is a barrier on the way already: the next turn. **$S$ is gone, $K_j$ is not**: $P$ has taken the place of $S$. Where $P$ is infinite it tells nothing, the tile takes its product again, and so $K_j$ stays until the votes are read.
+# For a warpgroup two things are new. **128 threads decide together**: `wgmma` is an instruction of four warps, so all of them do $S$ again, or none. A warp whose $P$ may not stand leaves a 1 in shared memory, a **vote**. Everybody has to hear of it before going on, and there is a barrier on the way already: the next turn. **$S$ is gone, $K_j$ is not**: $P$ has taken the place of $S$, so doing a tile again takes the product again, and $K_j$ stays until the votes are read.
 #
 # So a warpgroup's way through the tiles has these states. The numbers are in the kernel's comments:
 
@@ -163,7 +163,7 @@ pd.DataFrame(rows).T.rename_axis("d").map("{:.0%}".format)
 draw_pingpong.states()
 
 # %% [markdown]
-# **What to see.** Most of the time goes round between (2) and (3). The first tile, tiles on the diagonal and those voted down are exact (1). A warpgroup that finds a vote when its turn comes *keeps* the turn (orange) while it divides $P$, and the others wait: `has_turn` remembers it. In the code, `right` is false where $P$ may not stand.
+# **What to see.** Most of the time goes round between (2) and (3). The first tile, tiles on the diagonal and those voted down are exact (1). A warpgroup that finds a vote when its turn comes *keeps* the turn (orange) while it does the tile again, and the others wait: `has_turn` remembers it. In the code, `right` is false where $P$ may not stand.
 
 # %%
 show.region("32_ping_pong", "votes")
@@ -210,7 +210,7 @@ def edited(*changes, d=128):
 under_O = ...  # your prediction: exponentials between the two waits, without the vote
 
 # %% tags=["reveal"]
-VOTE = "if (sum > (track ? 64.f : 32.f)) atomicOr(vote(), sum < 1e30f ? too_large : infinite);"
+VOTE = "if (!track && fmaxf(sum_reg[0], sum_reg[1]) > 32.f) *vote() = 1;"
 WAIT = "fa::wgmma_wait_group<0>(); // O is there too"
 LOOK = "fa::mbarrier_wait(K_full + 8 * V_ring.stage, V_ring.parity);"
 made = {
@@ -224,7 +224,7 @@ display(draw_pingpong.loop({name: sass.loop_lines(one, 128, "bf16") for name, on
 predict(under_O, int(sass.between_waits(made["without"])["MUFU.EX2"].iloc[1]), "exponentials under O without the vote")
 
 # %% [markdown]
-# **What to see.** Without the vote, ptxas moves the wait *up*, over most of the exponentials. Nothing in the result gives a hint of it, nor in the source; the disassembly does. Within a stretch of code without branches ptxas arranges instructions as it sees fit, and nothing between the two waits needs the second one. A `__syncwarp` is no border to it. A branch is, for most of them: the fourth strip has a second look at a barrier that is known to be open. And the vote is one: whether to cast it depends on the sums, the sums on all exponentials, and the wait stays behind it. (The copy that tracks asks for a vote, too, though none is ever cast: with a true maximum no sum of 32 columns is above 32.)
+# **What to see.** Without the vote, ptxas moves the wait *up*, over most of the exponentials. Nothing in the result gives a hint of it, nor in the source; the disassembly does. Within a stretch of code without branches ptxas arranges instructions as it sees fit, and nothing between the two waits needs the second one. A `__syncwarp` is no border to it. A branch is, for most of them: the fourth strip has a second look at a barrier that is known to be open. And the vote is one: whether to store a 1 depends on the sums, the sums on all exponentials, and the wait stays behind the store. (The copy that tracks has such a look between maxima and exponentials.)
 #
 # Is it *faster* that way? More exponentials run under a product; but rounding now stands alone behind the wait. The next section has an answer.
 
@@ -359,26 +359,25 @@ plot.recorded("32_ping_pong", "roles", swim_lanes, by="python -m helpers record 
 # %% [markdown]
 # ### Votes
 #
-# How often is a tile voted down? There are three warpgroups with eighteen tiles of keys each. How many of these 54 tiles are voted down where scores *rise* all the way along the keys as the kernel meets them?
+# How often is a tile voted down? It costs its product of $S$ once more: four `wgmma` at $d = 64$ for each of four warps. There are three warpgroups with eight tiles of keys each. How many of these 24 tiles are done again where scores *rise* all the way along the keys as the kernel meets them?
 
 # %%
-again = ...  # your prediction: 0 to 54
+again = ...  # your prediction: 0 to 24
 
 # %% tags=["reveal"]
 small = single("32_ping_pong", 64, "bf16")
-q, k, v = (torch.randn(1, 1, n, 64) for n in (192, 2304, 2304))
-steep = q.clone(), torch.cat([torch.linspace(60, 0, 2304).reshape(1, 1, -1, 1), k[..., 1:]], -1)
+q, k, v = (torch.randn(1, 1, n, 64) for n in (192, 1024, 1024))
+steep = q.clone(), torch.cat([torch.linspace(60, 0, 1024).reshape(1, 1, -1, 1), k[..., 1:]], -1)
 steep[0][..., 0] = 8
-counts = {}
+usual, counts = 12 * 8 * (4 + 8), {}  # warps, tiles, products of S and O
 for name, (q_in, k_in) in {"usual": (q, k), "large queries": (8 * q, k), "rising": steep}.items():
-    seen = xray(small, q_in.bfloat16(), k_in.bfloat16(), v.bfloat16()).trace.instructions
-    cast = seen.get("atom.shared", 0)  # by warps: where one does, its three neighbours may, too
-    counts[name] = {"votes": cast, "tiles voted down, of 54, at least": -(-cast // 4), "looks at votes, a warp": seen["vote.sync"] / 12}
-predict(again, counts["rising"]["tiles voted down, of 54, at least"], "of 54 tiles where scores rise")
+    seen = xray(small, q_in.bfloat16(), k_in.bfloat16(), v.bfloat16()).trace.instructions["wgmma.mma_async"]
+    counts[name] = {"wgmma": seen, "tiles done again, of 24": (seen - usual) // 16}
+predict(again, counts["rising"]["tiles done again, of 24"], "of 24 tiles where scores rise")
 pd.DataFrame(counts).T
 
 # %% [markdown]
-# Two for each warpgroup: from there on it tracks, and looks at no votes. With large queries it tracks from the start.
+# One for each warpgroup: from there on it tracks.
 
 # %% [markdown]
 # ## Beside its peers

@@ -142,12 +142,12 @@ def _pieces(lines: Sequence[Line]) -> str:
 
 # The states of a warpgroup's loop over tiles of keys: number in the kernel's comments -> name, what it does, place of the box.
 STATES = {
-    1: ("exact tile", "S alone, mask, maximum and\nexponentials; or P divided", (1.6, 0.0)),
+    1: ("exact tile", "S alone; mask, maximum,\nexponentials, P rounded", (1.6, 0.0)),
     2: ("next turn", "wait for the next K and, unless\nit is held, for the turn; read votes", (6.3, 0.0)),
     3: ("two products", "start the next S, then O; pass the turn;\nexponentials; cast a vote, if need be", (12.0, 1.9)),
     4: ("O alone", "start O; pass the turn;\nwait for O", (12.0, -1.9)),
     5: ("last tile", "a barrier of the warpgroup;\nread votes", (6.3, 2.6)),
-    6: ("voted down", "clear the votes; the second\ntime, track from here on", (6.3, -2.6)),
+    6: ("voted down", "clear the votes; track the\nmaximum from here on", (6.3, -2.6)),
     7: ("done", "the last O, division,\nO to HBM", (1.6, 2.6)),
 }
 WAYS = [  # from, to, begin and end of the arrow, how it bends, is the turn held, when, where that is written
