@@ -19,8 +19,8 @@
 //            D=128: Br=128 Bc=64 threads=128 smem=97 KB CTAs/SM=2
 // arch:      sm_80
 // paper:     FlashAttention-2, section 3.1.1, causal masking (arXiv 2307.08691); GQA (arXiv 2305.13245)
-// speed:     H200, causal, N = 1024 to 16384: 245 to 358 TFLOP/s at D=64, 289 to 377 at D=128: 1.21 x and 1.26 x SDPA
-//            FLASH; 64 heads on 8 1.01 to 1.03 x as fast as 64 on 64; packed batches of random lengths at 0.90 to 0.98 of
+// speed:     H200, causal, N = 1024 to 16384: 266 to 387 TFLOP/s at D=64, 307 to 400 at D=128: 1.26 x and 1.30 x SDPA
+//            FLASH; 64 heads on 8 1.01 to 1.03 x as fast as 64 on 64; packed batches of random lengths at 0.92 to 0.99 of
 //            what their sequences reach in full batches of one length
 #include <fa/arch.cuh>
 #include <fa/half.cuh>

@@ -18,8 +18,8 @@
 //            D=128: Br=128 Bc=128 threads=384 smem=225 KB CTAs/SM=1
 // arch:      sm_90a
 // paper:     FlashAttention-3, section 3.1 and Algorithm 1 (arXiv 2407.08608)
-// speed:     H200, N >= 1024: 414 to 501 TFLOP/s at D=64, 499 to 572 at D=128: 1.04 x and 0.88 x SDPA CUDNN; causal
-//            1.07 x and 0.99 x
+// speed:     H100, N >= 1024: 409 to 495 TFLOP/s at D=64, 520 to 567 at D=128: 1.03 x and 0.88 x SDPA CUDNN; causal
+//            1.07 x and 0.97 x
 #include <fa/half.cuh>
 #include <fa/launch.cuh>
 #include <fa/math.cuh>

@@ -17,8 +17,8 @@
 //            D=128: Br=64  Bc=128 threads=384 smem=210 KB CTAs/SM=1
 // arch:      sm_90a
 // paper:     FlashAttention-2, Algorithm 2 (arXiv 2307.08691); FlashAttention-3 (arXiv 2407.08608)
-// speed:     H200, N >= 1024: 452 to 572 TFLOP/s at D=64, 469 to 636 at D=128: 1.30 x and 1.13 x SDPA CUDNN; causal 1.41 x
-//            and 1.16 x
+// speed:     H200, N >= 1024: 493 to 609 TFLOP/s at D=64, 505 to 687 at D=128: 1.31 x and 1.14 x SDPA CUDNN; causal 1.42 x
+//            and 1.20 x
 #include <fa/bulk.cuh>
 #include <fa/flags.cuh>
 #include <fa/half.cuh>

@@ -40,6 +40,19 @@ def every(steps, peer):
 
 
 # %% [markdown]
+# ## 20 · What the loop lost to 13's
+#
+# Without a mask rung 20 does rung 13's work, and was 3 to 5 % slower. Its machine code had two things that 13's has not. Times of rung 13 over rung 20's on an H200, geometric means over $N$ = 1024, 4096, 16384 and four families of inputs (tried side by side, without a record):
+#
+# | | $d = 64$ | $d = 128$ |
+# |---|--:|--:|
+# | as it was | 0.97 | 0.97 |
+# | the scale is an argument, and takes no register | 0.98 | 0.97 |
+# | the compiler is told that all lanes of a warp have the same `warp` | 0.99 | 0.96 |
+# | both | 1.00 | 0.95 |
+#
+# The number of a warp is `threadIdx.x / 32`, of which the compiler knows nothing, and wherever a branch depends on it, the loop was prepared for lanes that part. At $d = 128$ the code without all that is shorter, spills less, and is slower nevertheless; why, we don't know. So the rung tells it at $d = 64$ alone. Rung 13 gains nothing by an argument: 0.99 and 1.00.
+#
 # ## 22 · Drafts of the fp32 backward pass
 #
 # Each row is a draft at one head dimension. `ratio` is how many times as long SDPA MATH took, the geometric mean over the lengths that were timed, `ratio_causal` the same under a causal mask; `spill_bytes` is what a thread has in memory because registers ran out. All ran side by side. The rung itself is in no row: nearest is draft 10, from which it differs at $d = 128$ in letting $V_j$ go and in a `fetch` for each product.
