@@ -87,6 +87,14 @@ def test_nor_do_those_of_51():
     assert now <= 8 and before >= 24
 
 
+@pytest.mark.parametrize(("stem", "kernel"), [("32_ping_pong", "ping_pong"), ("51_one_sided", "one_sided")])
+@pytest.mark.parametrize("D", [64, 128])
+def test_exponentials_of_32_and_51_read_registers_of_two_banks(stem, kernel, D):
+    """The FFMA before an exponential reads S and m. Where both rows' m are even registers, half of them read a bank twice."""
+    lines = sass.loop_lines(single(stem, D, "bf16"), D, "bf16", kernel=kernel)
+    assert sum(sass.is_named(opcode, "FFMA") for _, opcode, _ in lines) == 64 and sass.from_one_bank(lines) <= 8
+
+
 @pytest.mark.parametrize(
     ("opcode", "name"),
     [
