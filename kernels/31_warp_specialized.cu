@@ -18,8 +18,8 @@
 //            D=128: Br=128 Bc=128 threads=384 smem=225 KB CTAs/SM=1
 // arch:      sm_90a
 // paper:     FlashAttention-3, section 3.1 and Algorithm 1 (arXiv 2407.08608)
-// speed:     H100, N >= 1024: 409 to 495 TFLOP/s at D=64, 520 to 567 at D=128: 1.03 x and 0.88 x SDPA CUDNN; causal
-//            1.07 x and 0.97 x
+// speed:     H200, N >= 1024: 414 to 501 TFLOP/s at D=64, 499 to 572 at D=128: 1.04 x and 0.88 x SDPA CUDNN; causal
+//            1.07 x and 0.99 x
 #include <fa/half.cuh>
 #include <fa/launch.cuh>
 #include <fa/math.cuh>
@@ -346,10 +346,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void warp_specialized(const fa
 // [region: launcher]
 template <int d, typename T> cudaError_t launch(const fa_model_args &a, cudaStream_t stream) {
   // Without a mask head by head, so that CTAs side by side want the same keys at the same time. Under a causal mask as
-  // many heads at a time as have their keys in 32 MB of the L2, the longest tiles of all of them first. Of short sequences
-  // only as many as of 2048 keys: there Q and O, which pass through the L2 as well, are as large as K and V.
-  const int64_t bytes = int64_t(4) * max(a.Nk, 2048) * d,
-                heads = max(int64_t(1), (int64_t(32) << 20) / bytes) * (a.H / a.Hkv);
+  // many heads at a time as have their keys in 32 MB of the L2, the longest tiles of all of them first.
+  const int64_t bytes = int64_t(4) * a.Nk * d, heads = max(int64_t(1), (int64_t(32) << 20) / bytes) * (a.H / a.Hkv);
   const int64_t tiles = fa::ceil_div(a.Nq, Tile<d>::Br), all = tiles * a.B * a.H;
   if (all > fa::max_grid_x / 2) return cudaErrorInvalidValue; // an index past the last still fits into an int
   const Order order = {int(tiles), a.causal ? int(min(heads, int64_t(a.B) * a.H)) : 1};

@@ -133,11 +133,12 @@ def _ceilings(dtype: str, folder: str, root: Path) -> list[dict]:
 
 def draw(board: pd.DataFrame) -> Picture:
     """The speeds of `speeds`, a dot for each name and D on a logarithmic axis: first the rungs, then the others, then the reader's own.
-    What has no speed is left out."""
+    What has no speed is left out; a rung that has changed since says so."""
     kinds = ["rung", "published", "peer", "ceiling", "yours"]
     known = board[board["tflops"].notna()]
     known = known.assign(order=known["kind"].map(kinds.index)).sort_values("order", kind="stable")
     label = known["name"].where(known["dtype"] != "fp32", known["name"] + " (fp32)")
+    label = label.where(known["stale"].ne(True), label + " (stale)")
     frame = known.assign(label=label, ratio=known["tflops"], kept=True)
     device = known["device"].dropna().iloc[0]
     text = "; ".join(f"{row.label}, D = {row.D}: {row.ratio:.3g}" for row in frame.itertuples())

@@ -185,14 +185,14 @@ predict(tiles_through, constant("stages")[0], "tiles get through, one for each s
 # - **turning round**: every second turn from the other end, so that whoever had the longest tile gets the shortest next;
 # - **a counter**: whoever is done takes the next number, by an [atomic](glossary.md#atomic) addition.
 #
-# All go through the same list: under a mask the longest tiles first, of as many heads at a time as have their keys in 32 MB of the L2 (notebook 20), taken as 2,048 where there are fewer: $Q$ and $O$ need room as well. A model, as there: a tile takes as long as it has tiles of keys, nothing else takes time.
+# All go through the same list: under a mask the longest tiles first, of as many heads at a time as have their keys in 32 MB of the L2 (notebook 20). A model, as there: a tile takes as long as it has tiles of keys, nothing else takes time.
 
 
 # %%
 def lengths(N, D, causal=True, Bc=128):
     """Tiles of keys of each query tile of the headline workload, in the order of the list."""
     Br, heads = {64: 192, 128: 128}[D], 16384 // N * 2048 // D
-    tiles, at_once, found = -(-N // Br), max(1, (32 << 20) // (4 * max(N, 2048) * D)), []
+    tiles, at_once, found = -(-N // Br), max(1, (32 << 20) // (4 * N * D)), []
     for first in range(0, heads, at_once):
         group = len(range(first, min(first + at_once, heads)))
         seen = [min((t + 1) * Br, N) if causal else N for t in reversed(range(tiles))]

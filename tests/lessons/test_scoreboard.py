@@ -119,6 +119,8 @@ def test_stale_records_stay_marked(root):
     path.write_text(path.read_text().replace('"digest": "', '"digest": "x'))
     table = scoreboard.speeds(root=root)
     assert table.loc[table["name"] == STEM, "stale"].all()
+    (ax,) = scoreboard.draw(table).axes
+    assert f"{STEM} (stale)" in [label.get_text() for label in ax.get_yticklabels()]
     assert f"STALE: {STEM}" in plot.staircase(table).get_suptitle()
 
 
