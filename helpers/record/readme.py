@@ -204,7 +204,8 @@ def several_gpus(root: Path = record.DATA) -> str:
         ring, kernel = ((one / ms[name]).groupby("Nq").median() for name in ("50_ring", "51_one_sided"))
         beside = (peer / ms["50_ring"]).groupby("Nq").median()
         cells = [f"{ring[N]:.2f} ({kernel[N]:.2f})" if N in ring else "" for N in SEVERAL_N]
-        rows.append(f"| {gpus} | {' | '.join(cells)} | {beside.min():.2f} to {beside.max():.2f} |")
+        stale = STALE if samples["stale"].any() else ""
+        rows.append(f"| {gpus}{stale} | {' | '.join(cells)} | {beside.min():.2f} to {beside.max():.2f} |")
     if not rows:
         return ""
     lengths = " | ".join(f"{N >> 20}M" if N >> 20 else f"{N >> 10}k" for N in SEVERAL_N)
@@ -234,8 +235,8 @@ def languages(root: Path = record.DATA) -> str:
     if not speeds:
         return ""
     return (
-        f"The forward pass in other languages, × FlashAttention-2 over D = 64 and 128, with and without a causal mask: {', '.join(speeds)} "
-        "([notebook 40](notebooks/40_every_language.ipynb))."
+        f"The forward pass in other languages, × FlashAttention-2 over D = 64 and 128, with and without a causal mask: {', '.join(speeds)}"
+        f"{STALE if samples['stale'].any() else ''} ([notebook 40](notebooks/40_every_language.ipynb))."
     )
 
 

@@ -151,13 +151,13 @@ pd.DataFrame(rows).T.rename_axis("d").map("{:.0%}".format)
 #
 # ## 3 · Less softmax, and a vote
 #
-# Better than to hide an instruction is not to have it. As in rung 13, $P$ is taken with the maximum of *earlier* tiles. As long as a row's sum of $P$ stays below 32 the result is as accurate; where it doesn't, the tile is done again, and from there on the maximum is tracked, tile by tile. (FlashAttention-4 goes half of the way: it forms the maximum, and rescales $O$ only where it has risen beyond a threshold, [`rescale_threshold`](https://github.com/Dao-AILab/flash-attention/blob/main/flash_attn/cute/softmax.py).)
+# Better than to hide an instruction is not to have it. As in rung 13, $P$ is taken with the maximum of *earlier* tiles. As long as a row's sum of $P$ stays below 32 the result is as accurate; where it doesn't, the tile is done again, and the maximum is tracked from there on. (FlashAttention-4 goes half of the way: it forms the maximum, and rescales $O$ only where it has risen beyond a threshold, [`rescale_threshold`](https://github.com/Dao-AILab/flash-attention/blob/main/flash_attn/cute/softmax.py).)
 #
-# Some votes can be foreseen. Where a row's $l$ is small after the first tile that all rows see whole, few keys have taken most of the row, and other rows are likely to meet theirs later. A tile done again costs as much as tracking some 30, so the fewer tiles there are, the sooner tracking from the start pays: of 4 tiles always, of 16 where any row's $l$ is below 2, of more where it is 1 (`peaked`).
+# Some votes can be foreseen. Where a row's $l$ is small after the first whole tile, few keys take most of the row, and other rows are likely to meet theirs later. Then the maximum is tracked at once (`peaked`). A tile done again costs as much as tracking some 30, so short rows are tracked sooner, and of 4 tiles always.
 #
-# For a warpgroup two things are new. **128 threads decide together**: `wgmma` is an instruction of four warps, so all of them do $S$ again, or none. A warp whose $P$ may not stand leaves a 1 in shared memory, a **vote**. Everybody has to hear of it before going on, and there is a barrier on the way already: the next turn. **$S$ is gone, $K_j$ is not**: $P$ has taken the place of $S$, so doing a tile again takes the product again, and $K_j$ stays until the votes are read.
+# For a warpgroup two things are new. **128 threads decide together**: `wgmma` is an instruction of four warps, so all of them do $S$ again, or none. A warp whose $P$ may not stand leaves a 1 in shared memory, a **vote**. Everybody hears of it at a barrier that is on the way already: the next turn. **$S$ is gone, $K_j$ is not**: $P$ has taken the place of $S$, so doing a tile again takes the product again, and $K_j$ stays until the votes are read.
 #
-# So a warpgroup's way through the tiles has these states. The numbers are in the kernel's comments:
+# A warpgroup's way through the tiles, with the numbers of the kernel's comments:
 
 # %%
 draw_pingpong.states()

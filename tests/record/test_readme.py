@@ -140,6 +140,9 @@ def test_several_gpus_are_held_against_one_and_against_pytorch(tmp_path):
     record.save("50_ring", "ring", frame, known=known, root=tmp_path, rungs=["50_ring"])
     told = readme.several_gpus(tmp_path)
     assert told.splitlines()[-1] == "| 2 |  | 1.92 (1.96) |  |  | 1.20 to 1.20 |"
+    path = tmp_path / "nvidia-h200-x2" / "50_ring.ring.json"
+    path.write_text(path.read_text().replace('"digest": "', '"digest": "x'))
+    assert readme.several_gpus(tmp_path).splitlines()[-1].startswith(f"| 2{readme.STALE} |")
 
 
 def test_a_goal_by_family_is_held_by_the_slowest_family(tmp_path):
