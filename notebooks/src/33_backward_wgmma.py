@@ -254,7 +254,7 @@ def price(samples):
 plot.recorded("33_backward_wgmma", "deterministic", price)
 
 # %% [markdown]
-# **What to see.** Up to two fifths more time, on average as in FlashAttention-3: the L2 has to have added a share before the next CTA may begin.
+# **What to see.** Up to a good third more time, on average about as in FlashAttention-3: the L2 has to have added a share before the next CTA may begin.
 #
 # ## 4 · Roles, and what they cost
 #
@@ -485,7 +485,7 @@ def summaries(samples):
 plot.recorded("33_backward_wgmma", "backward", summaries)
 
 # %% [markdown]
-# **What to see.** How many times as long as ours each peer takes: in the figure medians of seven rounds; in the table geometric means over $N \ge 1024$, their range, and the worst of *all* shapes. We are ahead of cuDNN at all of them. Beside FlashAttention-3 we are at 1.08<!--= ratio("33", "FA3", 64, causal=0, kind="backward"):.2f --> at $d = 64$ and 1.03<!--= ratio("33", "FA3", 128, causal=0, kind="backward"):.2f --> at $d = 128$, under a mask at 1.09<!--= ratio("33", "FA3", 64, causal=1, kind="backward"):.2f --> and 1.03<!--= ratio("33", "FA3", 128, causal=1, kind="backward"):.2f --> (fp16; in bf16 1.02<!--= ratio("33", "FA3", 128, causal=1, dtype="bf16", kind="backward"):.2f -->). FlashAttention-4 is much the same, and ahead by up to 1<!--= 100 * (1 - record.summary(record.load("33_backward_wgmma", "backward"), "33_backward_wgmma", "FA4")["worst"].min()):.0f --> % at $d = 128$ under a mask. At $N = 4096$ a call takes 0.81<!--= power("33", "joules", 64) / power("33", "joules", 64, of="CUDNN"):.2f --> ($d = 64$) and 0.99<!--= power("33", "joules", 128) / power("33", "joules", 128, of="CUDNN"):.2f --> of cuDNN's energy, and 0.95<!--= power("33", "joules", 64) / power("33", "joules", 64, of="FA3"):.2f --> and 1.06<!--= power("33", "joules", 128) / power("33", "joules", 128, of="FA3"):.2f --> of FlashAttention-3's.
+# **What to see.** How many times as long as ours each peer takes: in the figure medians of seven rounds; in the table geometric means over $N \ge 1024$, their range, and the worst of *all* shapes. We are ahead of cuDNN at all of them. Beside FlashAttention-3 we are at 1.08<!--= ratio("33", "FA3", 64, causal=0, kind="backward"):.2f --> at $d = 64$ and 1.03<!--= ratio("33", "FA3", 128, causal=0, kind="backward"):.2f --> at $d = 128$, under a mask at 1.09<!--= ratio("33", "FA3", 64, causal=1, kind="backward"):.2f --> and 1.03<!--= ratio("33", "FA3", 128, causal=1, kind="backward"):.2f --> (fp16; in bf16 1.02<!--= ratio("33", "FA3", 128, causal=1, dtype="bf16", kind="backward"):.2f -->). FlashAttention-4 is much the same, and ahead by up to 1<!--= 100 * (1 - record.summary(record.load("33_backward_wgmma", "backward"), "33_backward_wgmma", "FA4")["worst"].min()):.0f --> % in the longest sequences at $d = 128$. At $N = 4096$ a call takes 0.81<!--= power("33", "joules", 64) / power("33", "joules", 64, of="CUDNN"):.2f --> ($d = 64$) and 0.99<!--= power("33", "joules", 128) / power("33", "joules", 128, of="CUDNN"):.2f --> of cuDNN's energy, and 0.95<!--= power("33", "joules", 64) / power("33", "joules", 64, of="FA3"):.2f --> and 1.06<!--= power("33", "joules", 128) / power("33", "joules", 128, of="FA3"):.2f --> of FlashAttention-3's.
 #
 # ### The steps that taught something
 #

@@ -67,7 +67,7 @@ plot.recorded("32_ping_pong", "steps", table("between_waits"))
 #     - peaked rows recognised by each lane's own columns, without shuffles: half a percent slower than with them;
 #     - a $P$ that is voted down brought to 1 in place, with its sum, $l$ and $O$, instead of forming $S$ again: 2 to 4 % slower for falling scores, 1 to 3 % for RXNMapper's heads, nothing elsewhere. With that, and the maximum tracked only from the second miss on, a sawtooth gains 3 %, and most other families lose 1 %. A bound of 10,000 instead of 32, too large to be accurate, tells the most that fewer misses could bring: 0.90 to 0.99 of FlashAttention-3's speed at $d = 128$ under a mask.
 #     - each warp's vote in front of the shuffles, which it then takes only where a maximum has risen, and $O$ rescaled only there, exactly or with a slack of 2 or 5 in log2: up to 6 % slower on nearly every family;
-#     - the tracked loop's exponentials held in front of the wait for $O$, where ptxas leaves 12 of 64: 3 to 5 % slower at $d = 128$, 2 % at 64. Behind the wait the tensor cores are this warpgroup's no longer, but exponentials and the products that rescale $O$ run side by side;
+#     - the tracked loop's exponentials held in front of the wait for $O$, where ptxas leaves 12 of 64: 3 to 5 % slower at $d = 128$, 2 % at 64. Behind the wait they run beside the multiplications that rescale $O$;
 #     - where the maximum is tracked, $K_j$ given back as soon as $S$ is there, as FlashAttention-3 does, and not at the next turn: less than 1 %. With its order of copies as well, the next $K$ before this $V$: 2 to 3 % slower at $d = 128$.
 # - **The counter** (3 is without): at $d = 128$ under a causal mask query tiles dealt out beforehand cost a sixth; without a mask, nothing, as notebook 31's model says.
 
@@ -87,7 +87,7 @@ scales = {"an argument": single("32_ping_pong", 64, "bf16"), "formed by the kern
 pd.DataFrame({f"the scale is {name}": sass.same_bank(one, 64) for name, one in scales.items()})
 
 # %% [markdown]
-# It made the kernel 5 % faster at $d = 64$ when it was tried (noted, not recorded). At $d = 128$ ptxas takes a uniform register either way. What is left to chance are the two registers of $m$, one per row: where both are even, half of the `FFMA` fetch twice, and no `.reuse` helps, as the two take turns. One bit more to remember in the loop was enough for that, and random numbers were 2 % slower at $N = 1024$ and 7 % at 16384.
+# It made the kernel 5 % faster at $d = 64$ when it was tried (noted, not recorded). At $d = 128$ ptxas takes a uniform register either way. What is left to chance are the two registers of $m$, one per row: where both are even, half of the `FFMA` fetch twice, and no `.reuse` helps, as the two take turns. One flag more in the loop was enough for that, and random numbers were 2 % slower at $N = 1024$ and 7 % at 16384.
 #
 # ## Backward: 15 drafts
 
