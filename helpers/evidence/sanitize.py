@@ -86,6 +86,14 @@ def _arch() -> str:
     return architecture(*map(int, answer[0].split("."))) if answer else ""
 
 
+def _code_for(mutant: Mutant) -> list[str]:
+    """nvcc's flags for this GPU; without one, for the rung's architecture, with PTX that later ones can compile."""
+    if arch := _arch():
+        return [gencode(arch)]
+    arch = rung(mutant.stem).arch
+    return [gencode(arch), gencode(arch).replace("code=sm_", "code=compute_")]
+
+
 def build(mutant: Mutant, folder: Path) -> Path:
     """The mutant as a program in `folder`, if it isn't there yet. RuntimeError with nvcc's words if it can't be compiled."""
     nvcc = find_toolkit().nvcc
@@ -95,8 +103,7 @@ def build(mutant: Mutant, folder: Path) -> Path:
     source = folder / f"{mutant.digest}.sources" / f"{mutant.stem}.cu"
     source.parent.mkdir(exist_ok=True)
     source.write_text(mutant.source)
-    arch = gencode(_arch() or rung(mutant.stem).arch)  # without a GPU it can be compiled all the same
-    command = [nvcc, "-std=c++17", "-lineinfo", arch, f"-I{INCLUDE}", source, build_host(folder)]
+    command = [nvcc, "-std=c++17", "-lineinfo", *_code_for(mutant), f"-I{INCLUDE}", source, build_host(folder)]
     command += [f"-L{nvcc.parent.parent / 'lib'}"]  # where pip's toolkit has the runtime, which nvcc doesn't know
     _nvcc([*command, "-o", source.with_suffix("")])
     return source.with_suffix("").rename(program)
@@ -164,14 +171,28 @@ def chosen(patterns: list[str]) -> list[Mutant]:
 
 
 def recorded(device: str | None = None) -> pd.DataFrame:
-    """The record's rows of mutants that are still the same: COLUMNS. LookupError if there is no record."""
+    """The rows of mutants that are still the same: COLUMNS. Of one device, or of all: what a tool says of a program doesn't depend
+    on the card. LookupError if there is no record."""
+    import pandas as pd
+
     from .. import record
 
+    if device is None:
+        return pd.concat([recorded(each) for each in _devices()], ignore_index=True).drop_duplicates("mutant")
     frame = record.load("device", "sanitizer", device)
     current = {m.id: m.digest for m in chosen([])}
     fresh = [current.get(id) == digest for id, digest in zip(frame["mutant"], frame["digest"])]
     frame = frame[fresh].reindex(columns=COLUMNS).reset_index(drop=True)
     return frame.astype({"xray": "object"}).fillna({"xray": ""})
+
+
+def _devices() -> list[str]:
+    """The folders of data/ with a record. LookupError if there is none."""
+    from .. import record
+
+    if not (found := sorted(path.parent.name for path in record.DATA.glob("*/device.sanitizer.csv"))):
+        record.load("device", "sanitizer")  # says what is missing
+    return found
 
 
 class _Record:
@@ -291,9 +312,14 @@ def xrayed(mutant: Mutant) -> str:
 def record_xray(patterns: list[str], workers: int = 1, missing: bool = False) -> None:
     """Puts what the X-ray says now beside what the tools said on the GPU; it is saved as it goes. missing: only where it has
     said nothing yet."""
+    for device in _devices():
+        _record_xray(device, patterns, workers, missing)
+
+
+def _record_xray(device: str, patterns: list[str], workers: int, missing: bool) -> None:
     from .. import record
 
-    frame, known = recorded(), record.about("device", "sanitizer")
+    frame, known = recorded(device), record.about("device", "sanitizer", device)
     rows = {id: row for row, id in enumerate(frame["mutant"]) if not (missing and frame["xray"][row])}
     wanted = [mutant for mutant in chosen(patterns) if mutant.id in rows]
     saved = time.monotonic()

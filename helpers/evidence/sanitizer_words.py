@@ -53,7 +53,8 @@ def read(said: str) -> str:
     if found := _BARRIER.search(text):
         return f"{found['what'].lower()}: {found['why'].lower()}{_at(found)}"
     if found := _CUDA.search(text):
-        return f"CUDA error: {found['error']}"
+        failed = found["error"] == "cudaErrorNoKernelImageForDevice"  # the program was built for another GPU
+        return f"{FAILED if failed else 'CUDA error'}: {found['error']}"
     summary = _SUMMARY.search(text)
     if summary and int(summary["count"]) == 0:
         return CLEAN

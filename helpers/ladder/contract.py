@@ -647,8 +647,8 @@ def workspace_shapes(rung: Rung, args: FaBackwardArgs) -> dict[str, list[int]]:
 
 
 def _workspace(rung: Rung, args: FaBackwardArgs, like: Tensor) -> dict[str, Tensor]:
-    """The fp32 tensors the header block lists, allocated and pointed at. For the emulator they are full of NaN: whoever reads what
-    nobody has written gets a wrong result, and not by luck what lay there."""
+    """The fp32 tensors the header block lists, allocated and pointed at. For the emulator they are full of NaN, so that
+    whoever reads what nobody has written gets a wrong result."""
     import torch
 
     shapes = workspace_shapes(rung, args)

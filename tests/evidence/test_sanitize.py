@@ -6,7 +6,7 @@ import subprocess
 import pandas as pd
 import pytest
 
-from helpers import record, rung, rungs, sanitize
+from helpers import record, rung, rungs, sanitize, sass
 from helpers.evidence import mutants as made
 from helpers.evidence import sanitizer_words as words
 from helpers.evidence.catalogue import NOT
@@ -67,6 +67,10 @@ cudaErrorLaunchFailure
 ========= Program hit cudaErrorIllegalAddress (error 700) due to "an illegal memory access was encountered" on CUDA API call to cudaDeviceSynchronize.
 ========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)
 """,
+    "failed: cudaErrorNoKernelImageForDevice": """
+========= Program hit cudaErrorNoKernelImageForDevice (error 209) due to "no kernel image is available for execution on the device" on CUDA API call to cudaLaunchKernel.
+========= ERROR SUMMARY: 1 error
+""",
     "failed: Error: No attachable process found. compute-sanitizer timed-out.": """
 ========= Error: No attachable process found. compute-sanitizer timed-out.
 """,
@@ -104,6 +108,17 @@ def test_what_a_tool_says_of_the_rung_too_says_nothing_of_a_bug():
         assert words.flagging(clean | {"initcheck": other}, own) == ["initcheck"]
     assert words.flagging(clean | {"racecheck": own["initcheck"]}, own) == ["racecheck"]
     assert words.flagging(dict.fromkeys(words.TOOLS, "timeout"), own) == list(words.TOOLS)
+
+
+def test_a_program_built_without_a_gpu_can_be_compiled_for_a_later_one(tmp_path, monkeypatch):
+    """It has PTX in it, and one built for a GPU has not."""
+    (mutant,) = sanitize.chosen(["10.original"])
+    has_ptx = {}
+    for arch in ("", "sm_80"):
+        monkeypatch.setattr(sanitize, "_arch", lambda arch=arch: arch)
+        (tmp_path / arch).mkdir(exist_ok=True)
+        has_ptx[arch] = "Fatbin ptx code" in sass.cuobjdump(sanitize.build(mutant, tmp_path / arch), "-sass")
+    assert has_ptx == {"": True, "sm_80": False}
 
 
 def test_there_are_enough_mutants_and_each_is_one_change_of_a_rung():
@@ -234,7 +249,8 @@ def test_the_xray_looks_where_it_has_not_looked_yet(tmp_path, monkeypatch):
     save, load, about = record.save, record.load, record.about
     monkeypatch.setattr(record, "save", lambda *args, **options: save(*args, **options, root=tmp_path))
     monkeypatch.setattr(record, "load", lambda stem, kind, device: load(stem, kind, "NVIDIA H200", tmp_path))
-    monkeypatch.setattr(record, "about", lambda stem, kind: about(stem, kind, "NVIDIA H200", tmp_path))
+    monkeypatch.setattr(record, "about", lambda stem, kind, device=None: about(stem, kind, "NVIDIA H200", tmp_path))
+    monkeypatch.setattr(record, "DATA", tmp_path)
     sanitize.record_xray([], workers=1, missing=True)
     assert sanitize.recorded()["xray"].tolist() == ["clean", "said before"]
     sanitize.record_xray(["03.*"], workers=1)

@@ -20,7 +20,7 @@ RECORD = sanitize.compared()
 MUTANTS = {mutant.id: mutant for mutant in sanitize.chosen([]) if mutant.id in set(RECORD["mutant"])}
 WRONG = [id for id in MUTANTS if not id.endswith(".original")]
 # Rungs whose code has changed since compute-sanitizer ran: their rows wait for `python -m helpers record sanitizer` on a GPU.
-WAITING: tuple[str, ...] = ("20", "32", "33")
+WAITING: tuple[str, ...] = ("20", "32")
 
 
 def require_what_tools_flag(agreed: pd.DataFrame) -> None:
@@ -64,7 +64,7 @@ def test_the_record_is_of_the_rungs_as_they_are():
     assert len(RECORD) == len(sanitize.recorded()), (
         "the X-ray has yet to look: `python -m helpers record xray-of-mutants`"
     )
-    looked_at = (~record.load("device", "sanitizer")["mutant"].str.endswith(".original")).sum()
+    looked_at = (~sanitize.recorded()["mutant"].str.endswith(".original")).sum()
     assert f"{looked_at} kernels with a seeded bug" in " ".join((record.DATA.parent / "README.md").read_text().split())
 
 
@@ -82,7 +82,7 @@ def test_no_rung_is_flagged_but_33_by_initcheck():
 
 
 def test_what_initcheck_says_of_33_says_nothing_of_its_mutants():
-    said = record.load("device", "sanitizer").set_index("mutant")["initcheck"].fillna("")
+    said = sanitize.recorded().set_index("mutant")["initcheck"].fillna("")
     same = said[said.str.startswith(*OF_A_RUNG.values()) & said.index.str.startswith("33.")]
     tools = RECORD.set_index("mutant")["gpu"]
     assert len(same) >= 10 and [id for id in same.index if "initcheck" in tools.get(id, "")] == (
@@ -147,11 +147,11 @@ BITES = {
 @pytest.mark.parametrize("bite", BITES)
 def test_these_tests_bite(bite, monkeypatch):
     which, column, said, require = BITES[bite]
-    rows = record.load("device", "sanitizer").fillna({"xray": ""})
+    rows = sanitize.recorded()
     of_rungs = RECORD["mutant"].str.endswith(".original")
     chosen = RECORD[of_rungs if which == "original" else ~of_rungs & (RECORD["who"] == which)]
     rows.loc[rows["mutant"] == chosen["mutant"].iloc[-1], column] = said
-    monkeypatch.setattr(record, "load", lambda *_: rows)
+    monkeypatch.setattr(sanitize, "recorded", lambda *_: rows)
     with pytest.raises(AssertionError):
         require(sanitize.compared())
 
