@@ -278,7 +278,7 @@ print(f"milliseconds over those of this rung, causal, fp16, {samples['device'].i
 longer.round(3)
 
 # %% [markdown]
-# **What to see.** One head at a time takes 4<!--= 100 * (min(at_once(0)) - 1):.0f --> to 10<!--= 100 * (max(at_once(0)) - 1):.0f --> % longer. From 16 to 64 MiB it makes 3 % at most; all heads cost up to 1<!--= 100 * (max(at_once(1 << 20)) - 1):.0f --> %.
+# **What to see.** One head at a time takes 5<!--= 100 * (min(at_once(0)) - 1):.0f --> to 11<!--= 100 * (max(at_once(0)) - 1):.0f --> % longer. From 16 to 64 MiB it makes 3 % at most; all heads cost up to 1<!--= 100 * (max(at_once(1 << 20)) - 1):.0f --> %.
 
 # %% [markdown]
 # ## 4 · Heads that share keys
