@@ -313,14 +313,14 @@ told.style.format(precision=0).format("{:.1f}", subset="cycles")
 alone = ...  # your prediction: what percentage of the mutants does the X-ray alone flag?
 
 # %% tags=["reveal"]
-both = sanitize.by_rule(sanitize.compared(DEVICE).dropna(subset=["xray"]))  # what the two sides have looked at
+both = sanitize.by_rule(sanitize.compared().dropna(subset=["xray"]))  # what the two sides have looked at
 as_they_are = both["mutant"].str.endswith(".original")
 mutants = both[~as_they_are]
 counts = pd.crosstab(mutants["stem"], mutants["who"])
 print(f"{len(mutants)} broken programs:", ", ".join(f"{n} {who}" for who, n in mutants["who"].value_counts().items()))
 print(f"{as_they_are.sum()} rungs as they are:", both[as_they_are]["who"].value_counts().to_dict())
 predict(alone, 100 * (mutants["who"] == "X-ray alone").mean(), "percent are flagged by the X-ray alone", within=0.2)
-draw_proof.who_flags(counts, f"Who flags a mutant · compute-sanitizer on {device}, the X-ray anywhere")
+draw_proof.who_flags(counts, "Who flags a mutant · compute-sanitizer on a GPU, the X-ray anywhere")
 
 # %% [markdown]
 # **What to see.** Most mutants are flagged by both sides or by neither. *Neither* is agreement, too: at the record's few shapes those mutants do no harm. (Mutants of a kernel that has changed since the record was made are left out.) A tool that runs out of time has said nothing, unless all four do: then the program hangs. What one side says alone:
