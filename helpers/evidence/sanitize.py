@@ -178,7 +178,7 @@ def recorded(device: str | None = None) -> pd.DataFrame:
     from .. import record
 
     if device is None:
-        return pd.concat([recorded(each) for each in _devices()], ignore_index=True).drop_duplicates("mutant")
+        return pd.concat(map(recorded, _devices())).drop_duplicates("mutant", ignore_index=True)
     frame = record.load("device", "sanitizer", device)
     current = {m.id: m.digest for m in chosen([])}
     fresh = [current.get(id) == digest for id, digest in zip(frame["mutant"], frame["digest"])]
@@ -336,12 +336,12 @@ def _record_xray(device: str, patterns: list[str], workers: int, missing: bool) 
     record.save("device", "sanitizer", frame, known=known)
 
 
-def compared(device: str | None = None) -> pd.DataFrame:
+def compared() -> pd.DataFrame:
     """Who flags which mutant or rung, of those that both have looked at: columns mutant, stem, line, bug, gpu (the tools that
     do), xray (what it says), who ("both", "neither", "X-ray alone", "GPU alone") and why, for those that one alone flags."""
     import pandas as pd
 
-    frame = recorded(device)
+    frame = recorded()
     rows = {row["mutant"]: row for row in frame.to_dict("records")}
     rung_of = {id: rows.get(f"{id[:2]}.original") for id in rows if not id.endswith(".original")}
     frame = frame[frame["xray"] != ""].reset_index(drop=True)
