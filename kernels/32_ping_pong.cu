@@ -5,8 +5,9 @@
 //            tensor cores.
 // changed:   two products are under way at a time; a warpgroup waits for its turn at a barrier of its own; P is taken with
 //            the maximum there is, as in 13_tuned, and a sum out of bounds is a vote to do it again, which is counted at the
-//            next turn's barrier; from there on the warpgroup tracks the maximum, in a loop of its own, and from the first
-//            whole tile on where few keys take most of a row; fewer heads at a time where sequences are short
+//            next turn's barrier; from there on the warpgroup tracks the maximum, in a loop of its own, and from the second
+//            whole tile on where few keys take most of a row, or the maximum still rises; fewer heads at a time where
+//            sequences are short
 // op:        attention
 // features:  causal, gqa
 // workspace: counter (1)
@@ -258,16 +259,24 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
   };
   // [end: maximum]
 
+  // The sum of x over the four lanes that share a row.
+  const auto sum_over_lanes = [](float x) {
+#pragma unroll
+    for (int mask = 1; mask < 4; mask *= 2) x += __shfl_xor_sync(0xffffffff, x, mask);
+    return x;
+  };
+  constexpr int all = Bc / 8, part = 5 * Bc / (d == 64 ? 128 : 64); // fragments of S; for the tracked copy of overlap()
+
   // [region: exponentials]
-  // S becomes P = exp2(S - m), with its sums over this lane's columns.
-  const auto exponentials = [&] {
-    sum_reg[0] = sum_reg[1] = 0.f;
+  // S becomes P = exp2(S - m) in row g + 8 r of fragments [begin, end), with its sum over this lane's columns.
+  const auto exponentials = [&](int r, int begin, int end) {
+    if (begin == 0) sum_reg[r] = 0.f;
 #pragma unroll
-    for (int n = 0; n < Bc / 8; ++n) {
+    for (int n = begin; n < end; ++n) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        S_reg[n][e] = fa::ex2_approx_ftz(__fmaf_rn(S_reg[n][e], scale_log2, -m_reg[e / 2]));
-        sum_reg[e / 2] += S_reg[n][e];
+      for (int e = 2 * r; e < 2 * r + 2; ++e) {
+        S_reg[n][e] = fa::ex2_approx_ftz(__fmaf_rn(S_reg[n][e], scale_log2, -m_reg[r]));
+        sum_reg[r] += S_reg[n][e];
       }
     }
   };
@@ -315,17 +324,13 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
     l_reg[0] += sum_reg[0], l_reg[1] += sum_reg[1];
     release(K_empty + 8 * V_ring.stage);
   };
-  // Do few keys take most of any row of the warpgroup so far? The key of the maximum alone gives l = 1.
-  const auto peaked = [&](float few) {
+  // Is a maximum likely to be missed? Where few keys take most of any row so far (the key of the maximum alone gives l = 1),
+  // and where the last tile outweighs those before it in all of a warp's rows.
+  const auto rising_or_peaked = [&](float few) {
     float least = FA_INFINITY;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float l = l_reg[r] + sum_reg[r]; // of this lane's columns
-#pragma unroll
-      for (int mask = 1; mask < 4; mask *= 2) l += __shfl_xor_sync(0xffffffff, l, mask);
-      least = fminf(least, l);
-    }
-    if (least < few) *vote() = 1;
+    for (int r = 0; r < 2; ++r) least = fminf(least, sum_over_lanes(l_reg[r] + sum_reg[r]));
+    if (__all_sync(0xffffffff, l_reg[0] < sum_reg[0] && l_reg[1] < sum_reg[1]) || least < few) *vote() = 1;
     fa::bar_sync(warpgroup, 128);
     const bool found = !stands();
     if (found) clear_votes();
@@ -357,10 +362,10 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
 
     // [region: tile_loop]
     bool accumulate = false; // is tile j0 not the first
-    // The last tile whose maximum is tracked: the first that all rows see whole, as in 13_tuned. It is the last of all once a
-    // maximum was missed, and where that is likely, as few keys take most of a row by then. To take a tile again costs as
-    // much as to track some 30: so short rows are tracked sooner, and of 4 tiles always.
-    int track_to = seen < 5 * Bc ? 0 : seen / Bc * Bc - Bc;
+    // The last tile whose maximum is tracked: the second that all rows see whole. It is the last of all once a maximum was
+    // missed, and where that is likely. To take a tile again costs far more than to track one: so short rows are tracked
+    // sooner, and of 4 tiles always.
+    int track_to = seen < 5 * Bc ? 0 : seen / Bc * Bc - 2 * Bc;
     while (true) {
       // [region: scores]
       // (1) exact tile: no product is under way, and P of tile j0 is to be exact. It is the first tile, one that not all rows
@@ -388,7 +393,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
       // [region: online_update]
       raise_maximum();
       rescale();
-      exponentials();
+      exponentials(0, 0, all), exponentials(1, 0, all);
       round_P();
       // [end: online_update]
 
@@ -408,18 +413,19 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
           K_ring.next(), V_ring.next(), j0 -= Bc;
 
           fa::wgmma_wait_group<1>(); // S is there, O not yet
-          if constexpr (track) {
-            raise_maximum();
-            // This K has landed long ago. But the compiler moves no code across a wait: so all maxima come first, then the
-            // exponentials, which was faster when it was tried (not recorded) than the two mixed.
+          // Where the maximum is tracked, some exponentials are taken beside the maxima, the others beside the multiplications
+          // that rescale O. This K has landed long ago. But the compiler moves no code across a wait.
+          if constexpr (track) raise_maximum();
+          exponentials(0, 0, track ? part : all);
+          if constexpr (track)
             fa::mbarrier_wait(K_full + 8 * V_ring.stage, V_ring.parity);
-          }
-          exponentials();
+          else
+            exponentials(1, 0, all);
           // Is the maximum of the tiles so far good enough? A tracked one always is.
           if (!track && fmaxf(sum_reg[0], sum_reg[1]) > 32.f) *vote() = 1;
 
           fa::wgmma_wait_group<0>(); // O is there too, and P_reg may be written
-          if constexpr (track) rescale();
+          if constexpr (track) rescale(), exponentials(0, part, all), exponentials(1, 0, all);
           release(V_barrier);
           round_P();
           accumulate = true;
@@ -429,7 +435,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
       bool right = true;
 #pragma unroll 1
       while (right && j0 > 0 && j0 <= seen) {
-        if (j0 == track_to && peaked(seen < 17 * Bc ? 2.f : 1.01f)) track_to = 0;
+        if (j0 == track_to && rising_or_peaked(seen < 17 * Bc ? 2.f : 1.1f)) track_to = 0;
         right = j0 <= track_to ? overlap(std::false_type(), 0) : overlap(std::true_type(), track_to);
       }
       // [end: overlap]
@@ -476,11 +482,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
     fa::bar_sync(warpgroup, 128); // the last O has been read before any warp writes this one
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float l = l_reg[r];
-#pragma unroll
-      for (int mask = 1; mask < 4; mask *= 2) l += __shfl_xor_sync(0xffffffff, l, mask);
-
-      const float l_inv = l > 0.f ? 1.f / l : 0.f;
+      const float l = sum_over_lanes(l_reg[r]), l_inv = l > 0.f ? 1.f / l : 0.f;
 #pragma unroll
       for (int n = 0; n < d / 8; ++n) { // of each row chunk n % 8 of panel n / 8; four lanes write it
         unsigned char *chunk = O_smem + n / 8 * 8192 + (16 * warp + g + 8 * r) * 128 + (n % 8 ^ g) * 16;

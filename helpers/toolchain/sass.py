@@ -24,7 +24,7 @@ from ..ladder.rung import INCLUDE, Rung, Which
 from ..ladder.rung import rung as find
 from .compile import cache_folder, digest, making
 from .compiler import find_compiler
-from .loops import Line, cut_at_waits, from_one_bank, is_named, main_loop
+from .loops import Line, cut_at_waits, is_named, main_loop
 from .toolkit import NVCC_FLAGS, find_toolkit, gencode
 
 COLUMNS = ("registers", "stack_bytes", "spill_store_bytes", "spill_load_bytes", "smem_bytes", "barriers")
@@ -253,13 +253,6 @@ def between_waits(which: Which, D: int = 128, dtype: str = "bf16", arch: str = "
     BETWEEN are in it, and of `all`. ValueError if there is no such kernel, or no such loop.
     """
     return cut_at_waits(loop_lines(which, D, dtype, arch))
-
-
-def same_bank(which: Which, D: int = 128, dtype: str = "bf16", arch: str = "sm_90a") -> pd.Series:
-    """Of a kernel's main loop: all instructions, its FFMAs, and those of them that fetch two registers from one bank."""
-    lines = loop_lines(which, D, dtype, arch)
-    found = {"instructions": len(lines), "FFMA": sum(is_named(opcode, "FFMA") for _, opcode, _ in lines)}
-    return pd.Series(found | {"FFMA, two of one bank": from_one_bank(lines)}, name=find(which).stem)
 
 
 def loop_lines(which: Which, D: int, dtype: str = "fp16", arch: str = "sm_90a", kernel: str = "") -> list[Line]:

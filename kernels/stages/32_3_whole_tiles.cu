@@ -249,16 +249,24 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
   };
   // [end: maximum]
 
+  // The sum of x over the four lanes that share a row.
+  const auto sum_over_lanes = [](float x) {
+#pragma unroll
+    for (int mask = 1; mask < 4; mask *= 2) x += __shfl_xor_sync(0xffffffff, x, mask);
+    return x;
+  };
+  constexpr int all = Bc / 8; // fragments of S
+
   // [region: exponentials]
-  // S becomes P = exp2(S - m), with its sums over this lane's columns.
-  const auto exponentials = [&] {
-    sum_reg[0] = sum_reg[1] = 0.f;
+  // S becomes P = exp2(S - m) in row g + 8 r of fragments [begin, end), with its sum over this lane's columns.
+  const auto exponentials = [&](int r, int begin, int end) {
+    if (begin == 0) sum_reg[r] = 0.f;
 #pragma unroll
-    for (int n = 0; n < Bc / 8; ++n) {
+    for (int n = begin; n < end; ++n) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        S_reg[n][e] = fa::ex2_approx_ftz(__fmaf_rn(S_reg[n][e], scale_log2, -m_reg[e / 2]));
-        sum_reg[e / 2] += S_reg[n][e];
+      for (int e = 2 * r; e < 2 * r + 2; ++e) {
+        S_reg[n][e] = fa::ex2_approx_ftz(__fmaf_rn(S_reg[n][e], scale_log2, -m_reg[r]));
+        sum_reg[r] += S_reg[n][e];
       }
     }
   };
@@ -332,7 +340,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
 
       // [region: online_update]
       raise_maximum();
-      exponentials();
+      exponentials(0, 0, all), exponentials(1, 0, all);
       rescale();
       round_P();
       // [end: online_update]
@@ -353,7 +361,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
         fa::wgmma_wait_group<1>(); // S is there, O not yet
         release(K_empty + 8 * V_ring.stage);
         raise_maximum();
-        exponentials();
+        exponentials(0, 0, all), exponentials(1, 0, all);
 
         fa::wgmma_wait_group<0>(); // O is there too, and P_reg may be written
         rescale();
@@ -393,11 +401,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
     fa::bar_sync(warpgroup, 128); // the last O has been read before any warp writes this one
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float l = l_reg[r];
-#pragma unroll
-      for (int mask = 1; mask < 4; mask *= 2) l += __shfl_xor_sync(0xffffffff, l, mask);
-
-      const float l_inv = l > 0.f ? 1.f / l : 0.f;
+      const float l = sum_over_lanes(l_reg[r]), l_inv = l > 0.f ? 1.f / l : 0.f;
 #pragma unroll
       for (int n = 0; n < d / 8; ++n) { // of each row chunk n % 8 of panel n / 8; four lanes write it
         unsigned char *chunk = O_smem + n / 8 * 8192 + (16 * warp + g + 8 * r) * 128 + (n % 8 ^ g) * 16;

@@ -153,7 +153,7 @@ pd.DataFrame(rows).T.rename_axis("d").map("{:.0%}".format)
 #
 # Better than to hide an instruction is not to have it. As in rung 13, $P$ is taken with the maximum of *earlier* tiles. As long as a row's sum of $P$ stays below 32 the result is as accurate; where it doesn't, the tile is done again, and the maximum is tracked from there on. (FlashAttention-4 goes half of the way: it forms the maximum, and rescales $O$ only where it has risen beyond a threshold, [`rescale_threshold`](https://github.com/Dao-AILab/flash-attention/blob/main/flash_attn/cute/softmax.py).)
 #
-# Some votes can be foreseen. Where a row's $l$ is small after the first whole tile, few keys take most of the row, and other rows are likely to meet theirs later. Then the maximum is tracked at once (`peaked`). A tile done again costs as much as tracking some 30, so short rows are tracked sooner, and of 4 tiles always.
+# Some votes can be foreseen. Where a row's $l$ is small after two whole tiles, few keys take most of it, and other rows may meet theirs later. Where the second tile outweighs the first in all of a warp's rows, the next may outweigh it, too. Then the maximum is tracked at once (`rising_or_peaked`), as a tile done again costs far more than tracking one; of 4 tiles it always is.
 #
 # For a warpgroup two things are new. **128 threads decide together**: `wgmma` is an instruction of four warps, so all of them do $S$ again, or none. A warp whose $P$ may not stand leaves a 1 in shared memory, a **vote**. Everybody hears of it at a barrier that is on the way already: the next turn. **$S$ is gone, $K_j$ is not**: $P$ has taken the place of $S$, so doing a tile again takes the product again, and $K_j$ stays until the votes are read.
 #
@@ -485,7 +485,7 @@ hint("32.1")
 # %% [markdown]
 # ### Task 32.2 · Exponentials and rounding
 #
-# Write `exponentials`, which makes $P$ of $S$ and forms its sums, and `round_P`, which makes fragments of $P$. When both are right, look at what became of them: `sass.between_waits(my_exponentials.rung, 128)` says how many exponentials stand under $O$.
+# Write `exponentials`, which makes $P$ of some fragments of one row of $S$ and adds up its sum, and `round_P`, which makes fragments of $P$. When both are right, look at what became of them: `sass.between_waits(my_exponentials.rung, 128)` says how many exponentials stand under $O$.
 
 # %%
 blank("32", "exponentials")

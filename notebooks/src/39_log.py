@@ -22,12 +22,12 @@ if not importlib.util.find_spec("helpers"):
     importlib.import_module("helpers").prepare()
 
 # %%
-import dataclasses
 import textwrap
 
 import pandas as pd
 
-from helpers import plot, record, sass, schedule, single
+from helpers import plot, record, sass, schedule
+from helpers.toolchain import loops
 
 pd.set_option("display.max_colwidth", None, "display.max_rows", None)
 
@@ -59,15 +59,21 @@ plot.recorded("32_ping_pong", "steps", table("between_waits"))
 # - **The vote at the next turn** (25) in place of a barrier of its own: one percent.
 # - **One piece of code** for the first tile, those on the diagonal and those done again (28): half the instructions of 25, for a percent of its speed at $d = 128$ and four or five under the mask, measured in different runs. It stayed, as it is easier to read.
 # - **What didn't help**: $S$ in two halves, so that exponentials can begin under its second half (21, 26); a part of the exponentials by a polynomial, as FlashAttention-4 does (18, 27), which without a mask gains one to three percent at $d = 64$ and, where it was tried, loses three at 128; $Q_i$ in registers (10, 23); smaller tiles (9, 19); rescaling $O$ only where it is needed (6), or beyond a threshold, as FlashAttention-4 does (7).
-# - **Idle tensor cores at a query tile's end** (30). Nsight Compute's counters, below, pointed there. To start the next query tile's $S$ before $O$ is written saves clocks, and hardly any time. To start it before the last $O$ is *computed*, tried on the finished kernel, lost up to 14 %, most where sequences are short. At $d = 64$, $N = 16384$ it was 5 %, and 1 % where the exponentials' `FFMA` did not read two registers of one bank (below). A third stage of $K_j$ (31), and keys asked for into the L2 ahead of time (32), cost a little.
-# - **Peaked inputs**, tried on the finished kernel, without a record of their own (FlashAttention-3's time over ours, bf16, in one run). Where one key takes all of a row, the loop that votes is voted down, and 32 had 0.85 to 0.95 at $d = 128$. Two changes stayed: such a row is recognised in the first tile that all rows see whole, and the maximum tracked from there on; and where it is tracked, all maxima come before the exponentials. In the records (geometric mean over lengths and dtypes) it is 0.97<!--= family("32", "FA3", "one key", 128):.2f --> now, under a mask 0.96<!--= family("32", "FA3", "one key", 128, causal=1):.2f -->. Eight did not pay (the last three tried on an H100 or an H200):
+# - **Idle tensor cores at a query tile's end** (30). Nsight Compute's counters, below, pointed there. To start the next query tile's $S$ before $O$ is written saves clocks, and hardly any time. To start it before the last $O$ is *computed*, tried on the finished kernel, lost up to 14 %, most where sequences are short. At $d = 64$, $N = 16384$ it was 5 %, and 1 % where the exponentials' `FFMA` did not fetch two registers from one bank (below). A third stage of $K_j$ (31), and keys asked for into the L2 ahead of time (32), cost a little.
+# - **Peaked inputs**, tried on the finished kernel, without a record of their own (FlashAttention-3's time over ours, in one run). Where one key takes all of a row, the loop that votes is voted down, and 32 had 0.85 to 0.95 at $d = 128$. In the records (geometric mean over lengths and dtypes) it is 0.97<!--= family("32", "FA3", "one key", 128):.2f --> now, under a mask 0.96<!--= family("32", "FA3", "one key", 128, causal=1):.2f -->. Three changes stayed:
+#     - peaked rows are recognised after two whole tiles, and the maximum is tracked from there on. FlashAttention-3's loop has as many instructions, and does that on any input;
+#     - so are rows whose second tile outweighs the first: 2 % for falling scores at $d = 128$, 3 to 5 % at 64;
+#     - where the maximum is tracked, the first of a row's exponentials are taken beside the maxima: 20 of 32 at $d = 128$, 10 at 64. From $N = 4096$ on peaked rows gain 1 to 3 %; $N = 512$ loses 1 % at $d = 128$ without a mask. It is a matter of what ptxas makes of it: with 24 that loss is twice as large, with 8 at $d = 128$ nothing is gained.
+#
+#   These did not pay:
 #     - $O$ rescaled only where a warp's maximum has risen: the branch behind the wait costs 2 to 4 % under one key, and gains nothing elsewhere;
 #     - FlashAttention-4's threshold in the tracked loop, $m$ kept while it would rise by less than 5 in log2: normal random numbers under a mask lose 20 %, as the loop that follows starts from too low a maximum and is voted down;
 #     - tile 0 always tracked, because of attention sinks, in a third copy of the loop: 2 to 3 % for a sink at $N = 1024$, and everything else 4 to 6 % slower;
+#     - all tiles of rows up to $N = 1024$ tracked: 4 % for a sink, 3 % for falling scores, and 2 to 4 % slower on random numbers;
 #     - peaked rows recognised by each lane's own columns, without shuffles: half a percent slower than with them;
-#     - a $P$ that is voted down brought to 1 in place, with its sum, $l$ and $O$, instead of forming $S$ again: 2 to 4 % slower for falling scores, 1 to 3 % for RXNMapper's heads, nothing elsewhere. With that, and the maximum tracked only from the second miss on, a sawtooth gains 3 %, and most other families lose 1 %. A bound of 10,000 instead of 32, too large to be accurate, tells the most that fewer misses could bring: 0.90 to 0.99 of FlashAttention-3's speed at $d = 128$ under a mask.
+#     - a $P$ that is voted down brought to 1 in place, with its sum, $l$ and $O$, instead of forming $S$ again: 2 to 4 % slower for falling scores, 1 to 3 % for RXNMapper's heads, nothing elsewhere;
+#     - a warpgroup whose $P$ was voted down passes its turn on while it does the tile again, and does not keep it: 1 % for falling scores, and nothing once rising maxima are foreseen;
 #     - each warp's vote in front of the shuffles, which it then takes only where a maximum has risen, and $O$ rescaled only there, exactly or with a slack of 2 or 5 in log2: up to 6 % slower on nearly every family;
-#     - the tracked loop's exponentials held in front of the wait for $O$, where ptxas leaves 12 of 64: 3 to 5 % slower at $d = 128$, 2 % at 64. Behind the wait they run beside the multiplications that rescale $O$;
 #     - where the maximum is tracked, $K_j$ given back as soon as $S$ is there, as FlashAttention-3 does, and not at the next turn: less than 1 %. With its order of copies as well, the next $K$ before this $V$: 2 to 3 % slower at $d = 128$.
 # - **$S$ two tiles ahead**, tried on the finished kernel: $S_{j+1}$ and $O_{j-1}$ started together and running under the whole softmax of tile $j$, the maximum always tracked, no votes. Predicted: a warpgroup's cycle is its softmax alone, instead of the softmax and $S$, which brings up to 10 % at $d = 128$ and 15 to 25 % at 64, and peaked inputs as fast as random ones. Measured on an H100: random numbers 14 to 21 % slower, falling scores 6 to 12 %. Of 25 variants (with turns and without, 2 or 3 consumers at $d = 64$, 64 to 112 keys per tile, a second producer, two $S$ in turn or one moved out by the `FMA` that scales it) the best was 9 to 15 % slower on random numbers. FlashAttention-3's authors tried such a third stage, too, and found it slower.
 # - **The counter** (3 is without): at $d = 128$ under a causal mask query tiles dealt out beforehand cost a sixth; without a mask, nothing, as notebook 31's model says.
@@ -76,19 +82,15 @@ plot.recorded("32_ping_pong", "steps", table("between_waits"))
 print(textwrap.fill(record.about("32_ping_pong", "steps")["counters"], 110))
 
 # %% [markdown]
-# ### An argument is cheaper than a register
+# ### Two banks of registers
 #
-# An `FFMA` before each exponential takes three operands: an element of $S$, the scale and $-m$. Registers lie in two banks, the even numbers in one and the odd ones in the other ([Jia et al., 2018](https://arxiv.org/abs/1804.06826)). What an instruction marks `.reuse` is at hand for those behind it; the rest has to be fetched. If the kernel forms its scale by itself, instead of the launcher, it takes a register of every thread; an argument lies in a *uniform* register, which belongs to no bank. How many of the `FFMA` fetch two registers from one bank at $d = 64$:
+# An `FFMA` before each exponential takes three operands: an element of $S$, the scale and $-m$. Registers lie in two banks, the even numbers in one and the odd ones in the other ([Jia et al., 2018](https://arxiv.org/abs/1804.06826)). What an instruction marks `.reuse` is at hand for those behind it; the rest has to be fetched, and two fetches from one bank take a cycle more. How many of the `FFMA` fetch two registers from one bank, in the loop at $d = 64$ and at 128:
 
 # %%
-formed = single("32_ping_pong", 64, "bf16")
-old, new = "float scale_log2) {", "float) {\n  const float scale_log2 = fmaxf(fabsf(a.scale), 1e-30f) * fa::log2_e;"
-formed = dataclasses.replace(formed, source=formed.source.replace(old, new))
-scales = {"an argument": single("32_ping_pong", 64, "bf16"), "formed by the kernel": formed}
-pd.DataFrame({f"the scale is {name}": sass.same_bank(one, 64) for name, one in scales.items()})
+{D: loops.from_one_bank(sass.loop_lines("32_ping_pong", D, kernel="ping_pong")) for D in (64, 128)}
 
 # %% [markdown]
-# It made the kernel 5 % faster at $d = 64$ when it was tried (noted, not recorded). At $d = 128$ ptxas takes a uniform register either way. What is left to chance are the two registers of $m$, one per row: where both are even, half of the `FFMA` fetch twice, and no `.reuse` helps, as the two take turns. One flag more in the loop was enough for that, and random numbers were 2 % slower at $N = 1024$ and 7 % at 16384.
+# It was 32 of 64 in drafts that took an element of one row and one of the other in turn, wherever ptxas had put both rows' $m$ into even registers: no `.reuse` helps then. One flag more in the loop was enough for that, and random numbers were 2 % slower at $N = 1024$ and 7 % at 16384. A row at a time, its $m$ is fetched once and marked `.reuse`. The scale is an argument, as that lies in a *uniform* register, which belongs to no bank; formed by the kernel itself, it took a register of every thread, and 5 % at $d = 64$ (noted, not recorded).
 #
 # ## Backward: 15 drafts
 

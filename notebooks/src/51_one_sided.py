@@ -207,7 +207,7 @@ if samples is not None:
 # %% [markdown]
 # <details><summary>Why do the consumers sum the exponentials in another order than rung 32's?</summary>
 #
-# At $D = 64$ this kernel first was 5 to 8 % slower than 32 at the same work on one GPU, although its loop had 332 instructions instead of 329. Each score is one FMA, $s \cdot \mathrm{scale} - m$, with two operands in registers. The register file has two banks, the even and the odd registers, and two operands of one bank take a cycle more. A warp works on two rows in turn; if their $m$ lie in different banks, the hardware's small cache of operands keeps both, and few FMAs wait. Here the compiler had put both into even registers, 32 of 64 FMAs waited, and nothing in the source says where a register goes. Most changes that we tried left it so; another order of the sum made it choose otherwise, at no cost. `sass.from_one_bank` counts such FMAs, and a test holds it at no more than 8.
+# At $D = 64$ this kernel first was 5 to 8 % slower than 32 at the same work on one GPU, although its loop had 332 instructions instead of 329. Each score is one FMA, $s \cdot \mathrm{scale} - m$, with two operands in registers. The register file has two banks, the even and the odd registers, and two operands of one bank take a cycle more. A warp works on two rows in turn; if their $m$ lie in different banks, the hardware's small cache of operands keeps both, and few FMAs wait. Here the compiler had put both into even registers, 32 of 64 FMAs waited, and nothing in the source says where a register goes. Most changes that we tried left it so; another order of the sum made it choose otherwise, at no cost. `loops.from_one_bank` counts such FMAs, and a test holds it at no more than 8.
 #
 # </details>
 

@@ -47,7 +47,7 @@ NEVER_TRACKS = {
 RAGGED_TILE_ALONE = {  # no whole tile is tracked before P is taken
     "13_tuned": ("a.Nk - 2 * Bc;", "a.Nk - Bc;"),
     "20_causal_gqa": ("whole - 2 * Bc;", "whole - Bc;"),
-    "32_ping_pong": ("seen < 5 * Bc ? 0 : seen / Bc * Bc - Bc", "seen"),
+    "32_ping_pong": ("seen < 5 * Bc ? 0 : seen / Bc * Bc - 2 * Bc", "seen"),
 }
 each_rung = pytest.mark.parametrize("stem", ROWS)
 each_that_lifts = pytest.mark.parametrize("stem", ["13_tuned", "20_causal_gqa"])
@@ -95,10 +95,11 @@ def test_on_every_family_the_error_is_that_of_a_true_maximum(stem, dtype):
 @pytest.mark.parametrize("stem", ["13_tuned", "32_ping_pong"])
 def test_a_bound_that_only_keeps_P_from_overflowing_loses_digits(stem, dtype):
     """The test above can fail. The check, whose budget is twice PyTorch's error, doesn't see this bug."""
-    families = ("Q × 2", "Q × 4") if stem == "13_tuned" else ("Q × 2",)  # 32 tracks Q × 4 from the start
-    found = {name: beside_the_rung_before(stem, dtype, name, LONG[stem], *BOUND[stem]) for name in families}
-    assert min(found.values()) > 1.15, found
-    check(kernel(stem, dtype, *BOUND[stem]), [Case(name, *family(name, dtype)) for name in found]).require()
+    q, k, v = family("Q × 2", dtype, Nk=LONG[stem])
+    k[:, :, -2 * 128 :] *= 0.2  # the first tiles that are visited don't let 32 foresee that others pass their maximum
+    before, bug = error(kernel(BEFORE[stem], dtype), (q, k, v)), kernel(stem, dtype, *BOUND[stem])
+    assert error(kernel(stem, dtype), (q, k, v)) <= 1.1 * before and error(bug, (q, k, v)) > 1.15 * before
+    check(bug, [Case(name, *family(name, dtype)) for name in ("Q × 2", "Q × 4")]).require()
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
@@ -190,15 +191,20 @@ def test_a_warp_whose_P_was_too_large_divides_sooner(stem):
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("name", ["one key", "falling", "Q × 8"])
-def test_a_maximum_is_missed_once(name):
-    """S of one tile is formed again, and from there on every tile's maximum is formed first. 32 sees in the first tile that one key
-    takes all of a row, and misses none; of up to 16 tiles it misses none where few keys take most."""
+@pytest.mark.parametrize("name", ["one key", "falling", "Q × 8", "sink", "steps"])
+def test_a_maximum_that_can_be_foreseen_is_not_missed_and_others_are_missed_once(name):
+    """32 sees in two tiles that few keys take most of a row, or that the maximum still rises. Where it doesn't see it, S of one tile
+    is formed again, and from there on every tile's maximum is formed first. Of 4 tiles it is formed first in any case."""
     stem, tile = "32_ping_pong", sass.tile(rung("32_ping_pong"), D)["Bc"]
-    for tiles, missed in ((4, 0), (16, 0), (18, 1 if name == "falling" else 0)):
-        assert repeated(stem, of_a_cta(stem, name, tiles * tile)) == missed, tiles
-    assert repeated(stem, inputs := of_a_cta(stem, name, 18 * tile), *NEVER_TRACKS[stem]) > 1, "the line above can fail"
-    check(kernel(stem, "bf16"), [Case(name, *inputs)]).require()
+    for tiles in (4, 8, 18):
+        q, k, v = inputs = of_a_cta(stem, "randn" if name == "steps" else name, tiles * tile)
+        if name == "steps":  # scores rise from tile to tile, but not in the two that are visited first
+            k[..., 0], q[..., 0] = (tiles - 3 - torch.arange(tiles * tile) // tile).clamp(min=0), 64
+        foreseen = tiles == 4 or name not in ("sink", "steps")
+        assert repeated(stem, inputs) == (0 if foreseen else 1), tiles
+        check(kernel(stem, "bf16"), [Case(name, *inputs)]).require()
+    if name != "sink":  # whose one key lies in the last tile
+        assert repeated(stem, inputs, *NEVER_TRACKS[stem]) > 1, "the line above can fail"
 
 
 @pytest.mark.sampled

@@ -8,6 +8,7 @@ import pytest
 from helpers import sass, single
 from helpers.ladder.errors import CompileError
 from helpers.ladder.rung import rung
+from helpers.toolchain import loops
 
 LOG = """\
 ptxas info    : 0 bytes gmem
@@ -69,30 +70,13 @@ def test_waits_of_a_real_kernel():
         sass.between_waits("31_warp_specialized", D=96)
 
 
-def test_the_scale_of_32_takes_no_register_that_the_exponentials_would_wait_for():
-    """Formed by the kernel itself it does at D = 64, with the same instructions."""
-    one = single("32_ping_pong", 64, "bf16")
-    inside = "float) {\n  const float scale_log2 = fmaxf(fabsf(a.scale), 1e-30f) * fa::log2_e;"
-    formed = dataclasses.replace(one, source=one.replace("float scale_log2) {", inside))
-    now, before = sass.same_bank(one, 64), sass.same_bank(formed, 64)
-    assert now["FFMA"] == before["FFMA"] == 64 and now["instructions"] == before["instructions"]
-    assert now["FFMA, two of one bank"] <= 8 and before["FFMA, two of one bank"] >= 24
-
-
-def test_nor_do_those_of_51():
-    """In the order of 32's sum they would: the maxima of both rows would lie in one bank."""
-    one = single("51_one_sided", 64, "bf16")
-    turned = dataclasses.replace(one, source=one.replace("int e = 3; e >= 0; --e", "int e = 0; e < 4; ++e"))
-    now, before = (sass.from_one_bank(sass.loop_lines(each, 64, "bf16", kernel="one_sided")) for each in (one, turned))
-    assert now <= 8 and before >= 24
-
-
 @pytest.mark.parametrize(("stem", "kernel"), [("32_ping_pong", "ping_pong"), ("51_one_sided", "one_sided")])
 @pytest.mark.parametrize("D", [64, 128])
 def test_exponentials_of_32_and_51_read_registers_of_two_banks(stem, kernel, D):
-    """The FFMA before an exponential reads S and m. Where both rows' m are even registers, half of them read a bank twice."""
+    """The FFMA before an exponential reads S and m: a row at a time, so that m is at hand. With both rows in turn and both m in even
+    registers, half of them would read a bank twice."""
     lines = sass.loop_lines(single(stem, D, "bf16"), D, "bf16", kernel=kernel)
-    assert sum(sass.is_named(opcode, "FFMA") for _, opcode, _ in lines) == 64 and sass.from_one_bank(lines) <= 8
+    assert sum(sass.is_named(opcode, "FFMA") for _, opcode, _ in lines) == 64 and loops.from_one_bank(lines) <= 8
 
 
 @pytest.mark.parametrize(

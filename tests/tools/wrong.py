@@ -83,8 +83,8 @@ WRITTEN = {
     },
     "32.1": {"l not rescaled": ("l_reg[r] *= alpha[r];", "")},
     "32.2": {
-        "sums of both rows together": ("sum_reg[e / 2] +=", "sum_reg[0] +="),
-        "the maximum left out": ("scale_log2, -m_reg[e / 2]", "scale_log2, 0.f"),
+        "sums of both rows together": ("sum_reg[r] +=", "sum_reg[0] +="),
+        "the maximum left out": ("scale_log2, -m_reg[r]", "scale_log2, 0.f"),
         "halves exchanged": (
             "[e % 2 * 2], S_reg[2 * k + e / 2][e % 2 * 2 + 1]",
             "[e % 2 * 2 + 1], S_reg[2 * k + e / 2][e % 2 * 2]",

@@ -145,11 +145,12 @@ TASKS = (
             "m_reg[2] in units of log2; scale_log2; sum_reg[2]; P_reg[Bc / 16][4]; fa::ex2_approx_ftz, fa::pack2<T>",
         ),
         (
-            "exponentials() is callable: S_reg = exp2(S * scale_log2 - m_reg), sum_reg its sums over this lane's columns",
+            "exponentials(r, begin, end) is callable, r = 0 for row g and 1 for row g + 8: elements 2r and 2r + 1 of S_reg[begin] .. S_reg[end - 1] = "
+            "exp2(S * scale_log2 - m_reg[r]), and their sum is added to sum_reg[r], which begins with 0 where begin = 0",
             "round_P() is callable: P_reg[k] = columns 16k .. 16k + 15 of S_reg, rounded, as fragment A",
         ),
         (
-            "Element e belongs to row e / 2. One FMA scales and subtracts.",
+            "One FMA scales and subtracts. The loops have to be unrolled, so that S_reg stays in registers.",
             "Register e of fragment k: elements e % 2 * 2 and + 1 of accumulator 2k + e / 2.",
         ),
     ),
