@@ -6,8 +6,7 @@
 // changed:   two products are under way at a time; a warpgroup waits for its turn at a barrier of its own; P is taken with
 //            the maximum there is, as in 13_tuned, and a sum out of bounds is a vote to do it again, which is counted at the
 //            next turn's barrier; from there on the warpgroup tracks the maximum, in a loop of its own, and from the second
-//            whole tile on where few keys take most of a row, or the maximum still rises; fewer heads at a time where
-//            sequences are short
+//            whole tile on where few keys take most of a row, or scores rise; fewer heads at a time where sequences are short
 // op:        attention
 // features:  causal, gqa
 // workspace: counter (1)
