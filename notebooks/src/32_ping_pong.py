@@ -91,7 +91,7 @@ pd.DataFrame(rows).T.rename_axis(["d", "rows", "keys"]).round(0).astype(int)
 #
 # ## 1 · Taking turns
 #
-# Let us play it through in a **model**, so that its assumptions can be named. Warpgroups share the tensor cores and whatever does the softmax. A product takes half of the tensor cores' clocks above, a softmax the larger of MUFU's and the instructions'. If several ask for the tensor cores at once they get equal shares. Nothing else takes time.
+# Let a **model** play it through. Warpgroups share the tensor cores and whatever does the softmax. A product takes half of the tensor cores' clocks above, a softmax the larger of MUFU's and the instructions'. If several ask for the tensor cores at once they get equal shares. Nothing else takes time.
 #
 # In the first case below all consumers start at the same moment. In the second one there is a rule: **your products start when the other warpgroup's have all been started**. Which of the three cases has gaps between the products of the tensor cores?
 
@@ -163,7 +163,7 @@ pd.DataFrame(rows).T.rename_axis("d").map("{:.0%}".format)
 draw_pingpong.states()
 
 # %% [markdown]
-# **What to see.** Most of the time goes round between (2) and (3). The first tile, tiles on the diagonal and those voted down are exact (1). A warpgroup that finds a vote when its turn comes *keeps* the turn (orange) while it does the tile again, and the others wait: `has_turn` remembers it. In the code, `right` is false where $P$ may not stand.
+# **What to see.** Most of the time goes round between (2) and (3). The first tile, tiles on the diagonal and those voted down are exact (1). A warpgroup that finds a vote *keeps* its turn (orange) while it does the tile again, and the others wait: `has_turn` remembers it. In the code, `right` is false where $P$ may not stand.
 
 # %%
 show.region("32_ping_pong", "votes")
@@ -265,10 +265,10 @@ plot.recorded("32_ping_pong", "stages", staged, by="python -m helpers record sta
 #
 # | stage | 64 | 128 | |
 # |---|---|---|---|
-# | 32_1 | 4<!--= 100 * (stage("32", "32_1", "31", 64) - 1):.0f --> | 11<!--= 100 * (stage("32", "32_1", "31", 128) - 1):.0f --> | the next $S$ is queued with $O$, so the tensor cores needn't wait for it |
-# | 32_2 | -1<!--= 100 * (stage("32", "32_2", "32_1", 64) - 1):.0f --> | 4<!--= 100 * (stage("32", "32_2", "32_1", 128) - 1):.0f --> | written as section 2's table says; but ptxas moves the wait for $O$ above all exponentials |
-# | 32_3 | 4<!--= 100 * (stage("32", "32_3", "32_2", 64) - 1):.0f --> | 3<!--= 100 * (stage("32", "32_3", "32_2", 128) - 1):.0f --> | no masking instructions in whole tiles |
-# | 32 | 3<!--= 100 * (stage("32", "32", "32_3", 64) - 1):.0f --> | 10<!--= 100 * (stage("32", "32", "32_3", 128) - 1):.0f --> | no maximum; and the vote holds the wait back |
+# | 32_1 | 4<!--= 100 * (stage("32", "32_1", "31", 64) - 1):.0f --> | 9<!--= 100 * (stage("32", "32_1", "31", 128) - 1):.0f --> | the next $S$ is queued with $O$, so the tensor cores needn't wait for it |
+# | 32_2 | 0<!--= round(100 * (stage("32", "32_2", "32_1", 64) - 1)) --> | 3<!--= 100 * (stage("32", "32_2", "32_1", 128) - 1):.0f --> | written as section 2's table says; but ptxas moves the wait for $O$ above all exponentials |
+# | 32_3 | 4<!--= 100 * (stage("32", "32_3", "32_2", 64) - 1):.0f --> | 2<!--= 100 * (stage("32", "32_3", "32_2", 128) - 1):.0f --> | no masking instructions in whole tiles |
+# | 32 | 5<!--= 100 * (stage("32", "32", "32_3", 64) - 1):.0f --> | 7<!--= 100 * (stage("32", "32", "32_3", 128) - 1):.0f --> | no maximum; and the vote holds the wait back |
 #
 # Single ideas, from the 32 variants of [39 · Log](39_log.ipynb) (up to 3 % apart from run to run):
 #
@@ -279,7 +279,7 @@ plot.recorded("32_ping_pong", "stages", staged, by="python -m helpers record sta
 # %% [markdown]
 # ## The kernel
 #
-# Tile, producer, [ring](glossary.md#ring) and the counter that hands out query tiles are rung 31's. The products of a consumer are functions because they are started from more than one place; the compiler puts each where it is called.
+# Tile, producer, [ring](glossary.md#ring) and the counter that hands out query tiles are rung 31's. The products of a consumer are functions, as they are started from more than one place; the compiler inlines them.
 
 # %%
 show.region("32_ping_pong", "products")
@@ -352,9 +352,9 @@ def swim_lanes(notes, length=12000):
 plot.recorded("32_ping_pong", "roles", swim_lanes, by="python -m helpers record roles 32_ping_pong")
 
 # %% [markdown]
-# **What to see.** At $d = 128$ two consumers' products take 2048 clocks per tile, so the tensor cores are busy for 0.86<!--= 2048 / clocks("32", 128):.2f --> of the time. At $d = 64$ three consumers' products take 1536, as do their exponentials, and a tile takes 2458<!--= clocks("32", 64):.0f -->: both units idle for over a third of it.
+# **What to see.** At $d = 128$ two consumers' products take 2048 clocks per tile, so the tensor cores are busy for 0.86<!--= 2048 / clocks("32", 128):.2f --> of the time. At $d = 64$ three consumers' products take 1536, as do their exponentials, and a tile takes 2459<!--= clocks("32", 64):.0f -->: both units idle for over a third of it.
 #
-# In the lanes one consumer after the other starts $S$ and $O$ (green), while the others are at their softmax. Five waits belong to a tile: for $K_j$, the turn and $V_j$ (hatched), and for $S$ and $O$ (dotted). Notes add more than half to a tile's time, so read the lanes for their order.
+# In the lanes one consumer after the other starts $S$ and $O$ (green), while the others are at their softmax. Five waits belong to a tile: for $K_j$, the turn and $V_j$ (hatched), and for $S$ and $O$ (dotted). Notes add more than half to a tile's time, so read the lanes for their order. White: one query tile ends, the next begins.
 
 # %% [markdown]
 # ### Votes
@@ -404,7 +404,7 @@ forward, causal = (record.load("32_ping_pong", kind) for kind in ("forward", "ca
 pd.concat({"no mask": summaries(forward), "causal": summaries(causal)})
 
 # %% [markdown]
-# **What to see.** In the figure: medians of seven rounds, with the lowest and highest. In the table: geometric mean over the headline shapes with $N \ge 1024$, their lowest and highest, and the worst of all recorded shapes. The lead over cuDNN is 1.20<!--= ratio("32", "CUDNN", 64):.2f --> at $d = 64$ and 1.12<!--= ratio("32", "CUDNN", 128):.2f --> at $d = 128$ (fp16), and smallest at short lengths, where a query tile's ends weigh most. Beside FlashAttention-3 it is 1.11<!--= ratio("32", "FA3", 64):.2f --> and 1.04<!--= ratio("32", "FA3", 128):.2f -->, under a mask 1.09<!--= ratio("32", "FA3", 64, causal=1, kind="causal"):.2f --> and 1.01<!--= ratio("32", "FA3", 128, causal=1, kind="causal"):.2f -->: at $d = 128$ under the mask the two are level.
+# **What to see.** In the figure: medians of seven rounds, with the lowest and highest. In the table: geometric mean over the headline shapes with $N \ge 1024$, their lowest and highest, and the worst of all recorded shapes. The lead over cuDNN is 1.20<!--= ratio("32", "CUDNN", 64):.2f --> at $d = 64$ and 1.11<!--= ratio("32", "CUDNN", 128):.2f --> at $d = 128$ (fp16), and smallest at short lengths, where a query tile's ends weigh most. Beside FlashAttention-3 it is 1.12<!--= ratio("32", "FA3", 64):.2f --> and 1.04<!--= ratio("32", "FA3", 128):.2f -->, under a mask 1.09<!--= ratio("32", "FA3", 64, causal=1, kind="causal"):.2f --> and 1.01<!--= ratio("32", "FA3", 128, causal=1, kind="causal"):.2f -->: at $d = 128$ under the mask the two are level.
 #
 # [Other families of inputs](../data/README.md#families-of-inputs) cost votes and tracking:
 
@@ -414,7 +414,7 @@ by = "python -m helpers record families 32"
 plot.recorded("32_ping_pong", "families", lambda samples: plot.families(samples, five), by=by)
 
 # %% [markdown]
-# **What to see.** The other kernels form every maximum on any input, so their points move less. Ours is furthest ahead where little is missed. Elsewhere the copy that tracks runs, with the instructions of rung 31's softmax. Under *one key*, where it tracks from the first whole tile on, it is still 1.06<!--= family("32", "31_warp_specialized", "one key", 64):.2f --> and 1.17<!--= family("32", "31_warp_specialized", "one key", 128):.2f --> times as fast as rung 31 ($d = 64$ and 128, over lengths and dtypes), and 1.05<!--= family("32", "FA3", "one key", 64):.2f --> and 0.97<!--= family("32", "FA3", "one key", 128):.2f --> times as fast as FA3. *Falling* scores, where every tile brings a new maximum, cost most beside FA3 at $d = 128$: 0.94<!--= family("32", "FA3", "falling", 128):.2f -->, under a mask 0.92<!--= family("32", "FA3", "falling", 128, causal=1):.2f -->. On the short sequences of rxnmapper's heads it is level with cuDNN: 1.05<!--= family("32", "CUDNN", "heads of rxnmapper", 64):.2f --> and 0.98<!--= family("32", "CUDNN", "heads of rxnmapper", 128):.2f -->. ([39 · Log](39_log.ipynb) has what was tried against these prices.)
+# **What to see.** The other kernels form every maximum on any input, so their points move less. Ours is furthest ahead where little is missed. Elsewhere the copy that tracks runs, with the instructions of rung 31's softmax. Under *one key*, where it tracks throughout, it is still 1.08<!--= family("32", "31_warp_specialized", "one key", 64):.2f --> and 1.21<!--= family("32", "31_warp_specialized", "one key", 128):.2f --> times as fast as rung 31 ($d = 64$ and 128), and 1.08<!--= family("32", "FA3", "one key", 64):.2f --> and 0.99<!--= family("32", "FA3", "one key", 128):.2f --> times as fast as FA3. *Falling* scores, where every tile brings a new maximum, cost most beside FA3 at $d = 128$: 0.98<!--= family("32", "FA3", "falling", 128):.2f -->, under a mask 0.96<!--= family("32", "FA3", "falling", 128, causal=1):.2f -->. On the short sequences of rxnmapper's heads it is 1.06<!--= family("32", "CUDNN", "heads of rxnmapper", 64):.2f --> and 0.99<!--= family("32", "CUDNN", "heads of rxnmapper", 128):.2f --> times as fast as cuDNN. ([39 · Log](39_log.ipynb) has what was tried against these prices.)
 #
 # ### The staircase
 #
@@ -429,7 +429,7 @@ plot.staircase(speeds[(speeds["dtype"] != "fp32") & (speeds["D"] == 128)])
 #
 # 1. **Ends.** A query tile begins with a tile of keys that is done alone and ends with a product under which nothing happens. Under a causal mask the tiles on the diagonal are done alone, too. A variant that starts the next query tile's $S$ under the epilogue (the log's step 30) needs fewer clocks with the notes in it, and without them saves no time.
 # 2. **Exponentials at $d = 64$.** There are as many clocks of them as of products, so both units would have to be busy all the time, and each is for 0.62<!--= 1536 / clocks("32", 64):.2f -->. Exercise 32.3 looks ahead.
-# 3. **Power.** At its limit of 700 W the card lowers its clock. Then a call takes its energy over 700 W, however few clocks it needs. Beside cuBLAS, in long runs at $d = 128$, NVML (the driver's monitoring library) reported as little as 1650<!--= record.load("32_ping_pong", "matmul").sm_mhz.min():.0f --> of 1980 MHz, and the rung reached 0.93<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.min():.2f --> to 0.98<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.max():.2f --> of its TFLOP/s.
+# 3. **Power.** At its limit of 700 W the card lowers its clock. Then a call takes its energy over 700 W, however few clocks it needs. Beside cuBLAS, in long runs at $d = 128$, NVML (the driver's monitoring library) reported as little as 1695<!--= record.load("32_ping_pong", "matmul").sm_mhz.min():.0f --> of 1980 MHz, and the rung reached 0.96<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.min():.2f --> to 0.99<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.max():.2f --> of its TFLOP/s.
 #
 # Does power hold the rung back? On **zeros** the kernel executes the same instructions, but hardly a wire changes from one value to the next, and that is what takes power ([He, 2024](https://www.thonking.ai/p/strangely-matrix-multiplications)). If so, zeros are faster, at a higher clock, and take as many clocks. Bursts of a second, the clock counted on the SMs themselves:
 
@@ -451,7 +451,7 @@ def on_zeros(samples):
 plot.recorded("32_ping_pong", "power", on_zeros, by="python -m helpers record power")
 
 # %% [markdown]
-# **What to see.** On zeros the clock is 1.19<!--= power("32", "mhz", 64, "zeros") / power("32", "mhz", 64):.2f --> and 1.23<!--= power("32", "mhz", 128, "zeros") / power("32", "mhz", 128):.2f --> times as high ($d = 64$ and 128), the kernel 1.19<!--= power("32", "ms", 64) / power("32", "ms", 64, "zeros"):.2f --> and 1.21<!--= power("32", "ms", 128) / power("32", "ms", 128, "zeros"):.2f --> times as fast, and its number of clocks the same to 2<!--= 100 * max(abs(power("32", "Mclk", D, "zeros") / power("32", "Mclk", D) - 1) for D in (64, 128)):.0f --> %. So power does hold it back. Rung 32 is faster than cuDNN at a lower clock: per call it takes 0.84<!--= power("32", "joules", 64) / power("32", "joules", 64, of="CUDNN"):.2f --> and 0.83<!--= power("32", "joules", 128) / power("32", "joules", 128, of="CUDNN"):.2f --> of cuDNN's energy. Two things stay open. At $d = 128$ NVML names the power limit on zeros, too, at 413<!--= power("32", "watts", 128, "zeros"):.0f --> W. And the clock counted on the SMs is a tenth below the one that NVML reads, on any input.
+# **What to see.** On zeros the clock is 1.17<!--= power("32", "mhz", 64, "zeros") / power("32", "mhz", 64):.2f --> and 1.20<!--= power("32", "mhz", 128, "zeros") / power("32", "mhz", 128):.2f --> times as high ($d = 64$ and 128), the kernel 1.17<!--= power("32", "ms", 64) / power("32", "ms", 64, "zeros"):.2f --> and 1.18<!--= power("32", "ms", 128) / power("32", "ms", 128, "zeros"):.2f --> times as fast, and its number of clocks the same to 2<!--= 100 * max(abs(power("32", "Mclk", D, "zeros") / power("32", "Mclk", D) - 1) for D in (64, 128)):.0f --> %. So power does hold it back. Rung 32 is faster than cuDNN at a lower clock: per call it takes 0.77<!--= power("32", "joules", 64) / power("32", "joules", 64, of="CUDNN"):.2f --> and 0.89<!--= power("32", "joules", 128) / power("32", "joules", 128, of="CUDNN"):.2f --> of cuDNN's energy. It stays open why NVML names the power limit on zeros, too, at 368<!--= power("32", "watts", 128, "zeros"):.0f --> W ($d = 128$), and why the clock counted on the SMs is a tenth below NVML's.
 #
 # 4. **The backward pass.** Training needs gradients, and there five products want operands that other products have just made: [33 · Backward on Hopper](33_backward_wgmma.ipynb).
 

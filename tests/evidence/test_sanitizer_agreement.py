@@ -20,7 +20,7 @@ RECORD = sanitize.compared()
 MUTANTS = {mutant.id: mutant for mutant in sanitize.chosen([]) if mutant.id in set(RECORD["mutant"])}
 WRONG = [id for id in MUTANTS if not id.endswith(".original")]
 # Rungs whose code has changed since compute-sanitizer ran: their rows wait for `python -m helpers record sanitizer` on a GPU.
-WAITING: tuple[str, ...] = ("32",)
+WAITING: tuple[str, ...] = ()
 
 
 def require_what_tools_flag(agreed: pd.DataFrame) -> None:
