@@ -397,7 +397,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
     for (int mask = 1; mask < 4; mask *= 2) x += __shfl_xor_sync(0xffffffff, x, mask);
     return x;
   };
-  constexpr int all = Bc / 8, part = 5 * Bc / (d == 64 ? 128 : 64); // fragments of S; for the tracked copy of overlap()
+  // Fragments of S: all; and those of rows g that become P before O is there, where the maximum is tracked.
+  constexpr int all = Bc / 8, part = 5 * Bc / (d == 64 ? 128 : 64);
 
   // [region: exponentials]
   // S becomes P = exp2(S - m) in row g + 8 r of fragments [begin, end), with its sum over this lane's columns.
@@ -457,7 +458,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
     release(K_empty + 8 * V_ring.stage);
   };
   // Is a maximum likely to be missed? Where few keys take most of any row so far (the key of the maximum alone gives l = 1),
-  // and where the last tile outweighs those before it in all of a warp's rows.
+  // and where the last tile outweighs all before it in each lane's columns of a warp's rows.
   const auto rising_or_peaked = [&](float few) {
     float least = FA_INFINITY;
 #pragma unroll
@@ -498,8 +499,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
     // [region: tile_loop]
     bool accumulate = false; // is tile j0 not the first
     // The last tile whose maximum is tracked: the second that all rows see whole. It is the last of all once a maximum was
-    // missed, and where that is likely. To take a tile again costs far more than to track one: so short rows are tracked
-    // sooner, and of 4 tiles always.
+    // missed, and where that is likely. To take a tile again costs far more than to track one: up to 4 whole tiles are always
+    // tracked, and rows of up to 16 sooner than longer ones.
     int track_to = seen < 5 * Bc ? 0 : seen / Bc * Bc - 2 * Bc;
     while (true) {
       // [region: scores]
@@ -548,15 +549,16 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
           K_ring.next(), V_ring.next(), j0 -= Bc;
 
           fa::wgmma_wait_group<1>(); // S is there, O not yet
-          // Where the maximum is tracked, some exponentials are taken beside the maxima, the others beside the multiplications
-          // that rescale O. This K has landed long ago. But the compiler moves no code across a wait.
+          // Where the maximum is tracked, the first exponentials are taken before O is there, the others beside the
+          // multiplications that rescale it. The wait for K, which landed before S, passes at once: its branch keeps the
+          // compiler from moving the wait for O up here.
           if constexpr (track) raise_maximum();
           exponentials(0, 0, track ? part : all);
           if constexpr (track)
             fa::mbarrier_wait(K_full + 8 * V_ring.stage, V_ring.parity);
           else
             exponentials(1, 0, all);
-          // Is the maximum of the tiles so far good enough? A tracked one always is.
+          // Is the maximum of the tiles so far good enough? A tracked one always is. A lane sums its own columns of a row.
           if (!track && fmaxf(sum_reg[0], sum_reg[1]) > 32.f) *vote() = 1;
 
           fa::wgmma_wait_group<0>(); // O is there too, and P_reg may be written
@@ -576,8 +578,9 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
       // [end: overlap]
 
       // [region: settle]
-      // What ended the loop? A vote (right is false), a tile that not all rows see whole (j0 > seen), or no tile is left.
-      // (4) O alone: P stands, and the next tile is begun afresh. next_turn() may say that P doesn't stand.
+      // Why is the loop over? A vote (right is false), no tile is left, or the next tile is one that not all rows see whole:
+      // then the loop did not begin, and P is exact.
+      // (4) O alone, as the next tile is begun afresh. There is no vote to find.
       if (right && j0 > 0 && (right = next_turn())) {
         accept();
         start_output(accumulate);

@@ -51,7 +51,7 @@ def every(steps, peer):
 # | the compiler is told that all lanes of a warp have the same `warp` | 0.99 | 0.96 |
 # | both | 1.00 | 0.95 |
 #
-# The number of a warp is `threadIdx.x / 32`, of which the compiler knows nothing, and wherever a branch depends on it, the loop was prepared for lanes that part. At $d = 128$ the code without all that is shorter, spills less, and is slower nevertheless; why, we don't know. So the rung tells it at $d = 64$ alone. Rung 13 gains nothing by an argument: 0.99 and 1.00.
+# The number of a warp is `threadIdx.x / 32`, of which the compiler knows nothing, and wherever a branch depends on it, the loop was prepared for lanes that part. At $d = 128$ the code without all that is shorter, spills less, and is slower nevertheless; why, we don't know. So the rung tells it at $d = 64$ alone. (Told at $d = 128$ for the branches, but not for the addresses, nothing spills any more, and it is 1 % slower. That draft asked `__reduce_max_sync` only where there is a mask, and was wrong there: ptxas 13.0.88 executes the instruction under the predicate of another branch. The emulator gets it right. So ask outside of any condition.) Rung 13 gains nothing by an argument: 0.99 and 1.00.
 #
 # ## 22 · Drafts of the fp32 backward pass
 #

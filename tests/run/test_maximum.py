@@ -11,7 +11,7 @@ from helpers.run.families import FAMILIES
 from helpers.run.reference import Case
 
 D, N = 64, 512
-LONG = {"13_tuned": 2048, "20_causal_gqa": 2048, "32_ping_pong": 4096}  # 32 goes by a row's first tile up to 2048 keys
+LONG = {"13_tuned": 2048, "20_causal_gqa": 2048, "32_ping_pong": 4096}  # of up to 2048 keys 32 tracks more
 NOT_SHORT = {"13_tuned": N, "20_causal_gqa": N, "32_ping_pong": 1024}
 BEFORE = {"13_tuned": "12_double_buffered", "32_ping_pong": "31_warp_specialized"}
 ROWS = {"13_tuned": 32, "20_causal_gqa": 32, "32_ping_pong": 64}  # that go one way together: of a warp; of a warpgroup
@@ -99,7 +99,7 @@ def test_a_bound_that_only_keeps_P_from_overflowing_loses_digits(stem, dtype):
     k[:, :, -2 * 128 :] *= 0.2  # the first tiles that are visited don't let 32 foresee that others pass their maximum
     before, bug = error(kernel(BEFORE[stem], dtype), (q, k, v)), kernel(stem, dtype, *BOUND[stem])
     assert error(kernel(stem, dtype), (q, k, v)) <= 1.1 * before and error(bug, (q, k, v)) > 1.15 * before
-    check(bug, [Case(name, *family(name, dtype)) for name in ("Q × 2", "Q × 4")]).require()
+    check(bug, [Case("Q × 2", q, k, v)]).require()
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
@@ -210,7 +210,7 @@ def test_a_maximum_that_can_be_foreseen_is_not_missed_and_others_are_missed_once
 @pytest.mark.sampled
 @each_rung
 def test_normal_random_scores_miss_nothing_where_the_first_tile_is_a_single_key(stem):
-    """The maximum of a ragged tile alone would be poor, so that of the first whole tile is formed, too."""
+    """The maximum of a ragged tile alone would be poor, so that of the first whole tile is formed, too, and in 32 of the second."""
     missed, inputs = repeated if stem == "32_ping_pong" else lifted, of_a_cta(stem, "randn", NOT_SHORT[stem] + 1)
     assert missed(stem, inputs) == 0
     assert missed(stem, inputs, *RAGGED_TILE_ALONE[stem]) > 0, "the line above can fail"
@@ -222,8 +222,9 @@ def test_normal_random_scores_miss_nothing_where_the_first_tile_is_a_single_key(
 @pytest.mark.parametrize("name", ["randn", "one key"])
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @each_rung
-def test_a_rows_bits_depend_on_its_neighbours_only_where_one_misses_its_maximum(stem, dtype, name):
-    """One half of the rows of a warp (of a warpgroup, in 32) is exchanged, for others that never miss or for some that do."""
+def test_a_rows_bits_depend_on_its_neighbours_only_where_one_may_miss_its_maximum(stem, dtype, name):
+    """One half of the rows of a warp (of a warpgroup, in 32) is exchanged, for others that never miss or for some that do, or that 32
+    foresees to."""
     rows = ROWS[stem]
     usual, others = (family("randn", dtype, rows, NOT_SHORT[stem], seed=seed) for seed in (1, 2))
     q, k, v = usual
