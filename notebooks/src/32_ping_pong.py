@@ -151,7 +151,7 @@ pd.DataFrame(rows).T.rename_axis("d").map("{:.0%}".format)
 #
 # ## 3 · Less softmax, and a vote
 #
-# Better than to hide an instruction is not to have it. As in rung 13, $P$ is taken with the maximum of *earlier* tiles. As long as its sum in a lane's columns of a row stays below 32 the result is as accurate; where it doesn't, the tile is done again, and the maximum is tracked from there on. (FlashAttention-4 forms it, and rescales $O$ only where it has risen beyond a threshold, [`rescale_threshold`](https://github.com/Dao-AILab/flash-attention/blob/main/flash_attn/cute/softmax.py).)
+# Better than to hide an instruction is not to have it. As in rung 13, $P$ is taken with the maximum of *earlier* tiles. As long as a lane's sum over its columns of a row stays below 32, the result is as accurate; where it doesn't, the tile is done again, and the maximum is tracked from there on. (FlashAttention-4 forms the maximum, and rescales $O$ only where it has risen beyond a threshold, [`rescale_threshold`](https://github.com/Dao-AILab/flash-attention/blob/main/flash_attn/cute/softmax.py).)
 #
 # Some votes can be foreseen. In each query tile the maximum is tracked up to the second tile that all rows see whole. Then `rising_or_peaked` decides whether to go on: if some row's $l$ is small, few keys take most of it, and other rows may meet theirs later; if this tile outweighs all before it in all of a warp's rows, the next may, too. To do a tile again costs far more than to track one; up to four whole tiles are always tracked.
 #
@@ -363,7 +363,7 @@ q, k, v = (torch.randn(1, 1, n, 64) for n in (192, 1024, 1024))
 
 
 def rising(scores):
-    """Queries and keys with these scores and little else. The kernel meets the last key first."""
+    """Queries and keys with these scores, and noise. The kernel meets the last key first."""
     ours = [(torch.full_like(scores[:192], 8), q), (scores, k)]
     return tuple(torch.cat([column.view(1, 1, -1, 1), x[..., 1:]], -1) for column, x in ours)
 
