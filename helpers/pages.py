@@ -128,7 +128,7 @@ def heat_strip() -> Drawn:
     caption = (
         f"<sub>Wavefronts per source line of [{kernel.stem}.cu](kernels/{kernel.stem}.cu), counted on the emulator: "
         f"{total.cost:,} for {total.requests:,} warp requests. [Rung 11](notebooks/11_swizzled.ipynb) removes the conflicts.</sub>\n\n"
-        f"The counts are compared with an H200's hardware counters for every kernel of the series. {readme.seeded()}"
+        f"The counts are compared with an H200's hardware counters for every rung. {readme.seeded()}"
     )
     words = f"{title}. Wavefronts by {counts}."
     return lambda theme: svg.heat(listing, title, words, theme), words, caption

@@ -4,7 +4,7 @@
 // changed:   a warp takes 32 query rows: each fragment of K and V that is read from shared memory serves twice;
 //            no row maximum while the last one will do: where a row's sum says that it doesn't, the warp reads the new
 //            one from P and divides P by it; so O is rarely rescaled, and scale and maximum are one FMA;
-//            K and V come backwards, the ragged tile first: no mask in the loop, and no row is counted;
+//            K and V come backwards, the ragged tile first: in the loop a copy counts no rows;
 //            32-bit addresses that move by one XOR; copies that leave after the softmax; tile shapes that measured best
 // op:        attention
 // inputs:    Q (B,H,Nq,D), K V (B,H,Nk,D) fp16 or bf16; rows and strides multiples of 16 bytes

@@ -127,7 +127,7 @@ def table(root: Path = record.DATA) -> str:
     rows = [_short_row(r, found[found["rung"] == r.stem]) for r in rungs()]
     foot = (
         f"\nAt D = 64 · 128, in fp16 from 10 on except for 22, without a causal mask. TFLOP/s at B·N = 16384, H·D = 2048, N = {N}; "
-        "of 02 and 21 TB/s (21, which decodes: the lowest of all shapes). × is how many times as fast: geometric mean over N ≥ 1024, measured "
+        "of 02 and 21 TB/s (21, which decodes: the lowest of all shapes, each at the best number of pieces). × is how many times as fast: geometric mean over N ≥ 1024, measured "
         "side by side in one process. FlashAttention-2 and cuDNN are PyTorch's SDPA FLASH and SDPA CUDNN; they don't take "
         "fp32 (–). 22, 23 and 33 are backward passes, beside theirs. bf16, causal masks, other peers and the spread are in "
         "[data/README.md](data/README.md#every-rung-beside-its-peers)."
@@ -172,20 +172,21 @@ def families(root: Path = record.DATA) -> str:
         return ""
     return (
         f"These are normal random inputs. Over up to {len(names)} families of inputs, up to one key that takes all of a row and heads of trained models, "
-        f"the slowest and the fastest are: {', '.join(parts)} ([families](data/README.md#families-of-inputs))."
+        f"the least and the largest means over N are: {', '.join(parts)} ([families](data/README.md#families-of-inputs))."
     )
 
 
 def training(root: Path = record.DATA) -> str:
     """How much faster notebook 24's model trains with our kernels, as a sentence; empty where that isn't recorded."""
     try:
-        steps = record.load("24_in_a_model", "training", card(root), root).query("graph == 1")
+        steps = record.load("24_in_a_model", "training", card(root), root)
     except LookupError:
         return ""
-    ms = steps.groupby("name")["ms"].median()
+    ms = steps.groupby(["graph", "name"])["ms"].median().unstack()
+    gain = ms[record.FLASH] / ms["rungs 32 and 33"]
     return (
-        f"A small GPT trains {ms[record.FLASH] / ms['rungs 32 and 33']:.2f} times as fast with 32 and 33 as with FlashAttention-2, "
-        "each step a CUDA graph ([notebook 24](notebooks/24_in_a_model.ipynb))."
+        f"A small GPT trains {gain[1]:.2f} times as fast with 32 and 33 as with FlashAttention-2, each step a CUDA graph, and {gain[0]:.2f} "
+        f"times with kernels launched one by one{STALE if steps['stale'].any() else ''} ([notebook 24](notebooks/24_in_a_model.ipynb))."
     )
 
 
@@ -257,8 +258,9 @@ def details(root: Path = record.DATA) -> str:
     head = [f"| rung | {device_name(root)} | beside its peers |", "|---|---|---|"]
     foot = (
         f"\nTFLOP/s at B·N = 16384, H·D = 2048, N = {N}, for D = 64 and 128 (softmax: TB/s of S read and P written, at the "
-        "same N). A ratio is the peer's time over the kernel's, so above 1 is faster than the peer: geometric mean over "
-        "N ≥ 1024, with the worst and the best shape. From 10 on, inputs are fp16 and bf16; both speed and ratio are given for "
+        "same N). A ratio is the peer's time over the kernel's, so above 1 is faster than the peer (beside a copy and cuBLAS, of rates; what "
+        "deterministic costs, of its own times): geometric mean over N ≥ 1024, with the lowest and the highest shape. From 10 on, but for "
+        "22, inputs are fp16 and bf16; both speed and ratio are given for "
         "each, at D = 64 · 128. A causal mask halves the FLOPs that are counted; the backward pass counts 2.5 times the "
         "forward pass. Decode: TB/s of keys and values read, one query per sequence, at the best number of pieces."
     )

@@ -344,9 +344,10 @@ draw.seconds(phases, f"Loading 01_naive · {built.device.iloc[0]}")
 # | [01](01_naive.ipynb), [02](02_online_softmax.ipynb), [03](03_fa1_fp32.ipynb), [04](04_fa2_fp32.ipynb) | the algorithm in fp32: naive, online softmax, FlashAttention 1 and 2 |
 # | [10](10_fa2_mma_fp16.ipynb), [11](11_swizzled.ipynb), [12](12_double_buffered.ipynb), [13](13_tuned.ipynb) | tensor cores with 16-bit numbers, up to and past PyTorch's FlashAttention-2 |
 # | [20](20_causal_gqa.ipynb), [21](21_split_kv.ipynb) | what models ask for: causal masks, shared heads, packed sequences; decoding against a long cache |
-# | [22](22_backward_fp32.ipynb), [23](23_backward_mma.ipynb), [24](24_in_a_model.ipynb) | gradients, in fp32 and on tensor cores, and a small GPT trained with them |
+# | [22](22_backward_fp32.ipynb), [23](23_backward_mma.ipynb), [24](24_in_a_model.ipynb) | gradients, and a small GPT trained with them |
 # | [30](30_tma_wgmma.ipynb), [31](31_warp_specialized.ipynb), [32](32_ping_pong.ipynb), [33](33_backward_wgmma.ipynb) | Hopper: tiles that are copied and multiplied asynchronously, warps with roles, turns; forward and backward |
-# | [90](90_proving_it_right.ipynb), [91](91_bug_museum.ipynb), [92](92_xray_against_hardware.ipynb), [93](93_detective.ipynb) | how to test a kernel, bugs that kernels have had or could have, how far the X-ray can be trusted, and broken kernels to mend |
+# | [40](40_every_language.ipynb), [50](50_ring.ipynb), [51](51_one_sided.ipynb) | other languages; several GPUs |
+# | [90](90_proving_it_right.ipynb), [91](91_bug_museum.ipynb), [92](92_xray_against_hardware.ipynb), [93](93_detective.ipynb) | testing, bugs, how far the X-ray can be trusted, and broken kernels to mend |
 # | [99](99_the_ladder.ipynb) | all rungs on one board, and a place for your own |
 
 # %% [markdown]

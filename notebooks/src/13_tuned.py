@@ -212,7 +212,7 @@ columns = {(f"Q × {factor}", x): [row[i] for row in tried(factor)] for factor i
 pd.DataFrame(columns, index=pd.MultiIndex.from_tuples(bounds, names=["bound", "then"])).round(2)
 
 # %% [markdown]
-# **What to see.** Normal random scores hardly ever exceed a bound of 32, and nearly always one of 8. (0.02 is the first of 64 tiles, whose maximum is always sought.) Where scores lie further apart, a large bound costs digits: 32768 makes the error up to a third larger, 32 about a sixth. So the kernel begins with 32, and goes on with 4 once a sum was larger: 6 to 8 %, and still no maximum in most tiles.
+# **What to see.** Normal random scores hardly ever exceed a bound of 32, and one of 8 in 5 % of the tiles. (0.02 is the first of 64 tiles, whose maximum is always sought.) Where scores lie further apart, a large bound costs digits: 32768 makes the error up to a third larger, 32 a seventh. So the kernel begins with 32, and goes on with 4 once a sum was larger: about 5 %, and still no maximum in most tiles.
 #
 # Only if a score is 100 or more above $m$ (in units of $\log_2$) may $P$ be infinite, and tell nothing. Then the warp multiplies $Q K^\top$ again and *tracks*: it forms the maximum first, as rung 12 does, to the end of its query tile.
 #
@@ -268,7 +268,7 @@ budget.drop(columns="took").round(0).astype(int).assign(**{"instructions per HMM
 units.draw(budget.loc[["12_double_buffered", "13_2_rows", "13_tuned"]], title)
 
 # %% [markdown]
-# **What to see.** One step, the rows, moved the longest bar from shared memory to the tensor cores. The others shortened the issue slots, from 320 clocks to 170. Even so 13 takes 1.6<!--= 4 * 32 * 64 * 128 * 132 * 1.98e-3 / tflops("13", 128, kind="stages") / 428:.1f --> times as long as its longest unit. (Counted at 1.98 GHz; at full load the clock is lower, notebook 32.) A warp does its products and its softmax one after the other, and each of the SM's four schedulers has only two warps to choose from: often neither is ready.
+# **What to see.** One step, the rows, moved the longest bar from shared memory to the tensor cores. All together cut the issue slots from 320 clocks to 170. Even so 13 takes 1.6<!--= 4 * 32 * 64 * 128 * 132 * 1.98e-3 / tflops("13", 128, kind="stages") / 428:.1f --> times as long as its longest unit. (Counted at 1.98 GHz; at full load the clock is lower, notebook 32.) A warp does its products and its softmax one after the other, and each of the SM's four schedulers has only two warps to choose from: often neither is ready.
 #
 # What do they wait for? At every clock a warp issues an instruction or has a reason why not, and Nsight Compute counts [the reasons](https://docs.nvidia.com/nsight-compute/ProfilingGuide/index.html). Divided by the number of instructions, they add up to the time between two instructions of a warp. In 10, 81<!--= 100 * stalled("10", 128, "short_scoreboard", "mio_throttle"):.0f --> % of it are waits for shared memory or MUFU (short scoreboard, MIO throttle). If the budget is right, how much is it in 13?
 
@@ -337,7 +337,7 @@ draw_mma.dots(tried_on_the_way, title, "times as fast as SDPA FLASH", text)
 # %% [markdown]
 # **What to see.**
 #
-# - Three ways to save the maximum's work. To rescale only where some row of the warp has a new maximum (2) *loses* at $d = 64$: of 32 maxima one nearly always rises. To tolerate a stale maximum (3) pays, and not to look for one (4) pays again.
+# - Three ways to save the maximum's work. To rescale only where some row of the warp has a new maximum (2) *loses* at $d = 64$: of 32 maxima one often rises. To tolerate a stale maximum (3) pays, and not to look for one (4) pays again.
 # - Some speed was given up for a kernel that can be read and compiles fast. Draft 20 runs the softmax of one tile beside another's products: faster at $d = 64$, but at 128 it needs so many registers that tiles shrink to 32 keys. Draft 25 has the loop's code twice.
 
 # %% [markdown]
@@ -369,7 +369,7 @@ plot.ratio(samples, "13_tuned", ["SDPA FLASH", "SDPA CUDNN"])
 #
 # ### The price, by family
 #
-# Random inputs are this kernel's best case. The other [families](glossary.md#family) of inputs, from $Q$ two to eight times as large to heads of trained models, are described in [data/README.md](../data/README.md#families-of-inputs).
+# Random inputs suit this kernel. The other [families](glossary.md#family) of inputs, from $Q$ two to eight times as large to heads of trained models, are described in [data/README.md](../data/README.md#families-of-inputs).
 
 # %%
 three = ["13_tuned", "12_double_buffered", "SDPA FLASH"]

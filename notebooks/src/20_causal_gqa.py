@@ -130,7 +130,7 @@ def kinds(Nq, Nk, window=None, Br=128, Bc=64, strip=32):
 
 
 # %%
-masked = ...  # your prediction: how many tiles does a warp's strip of 32 queries mask on the diagonal, at the most?
+masked = ...  # your prediction: how many tiles does a warp's strip of 32 queries mask on the diagonal, if Nq = Nk?
 
 # %% tags=["reveal"]
 maps = {
@@ -326,7 +326,7 @@ print(
 show.region("20_causal_gqa", "schedule")
 
 # %% [markdown]
-# `find_work` is the order of section 3 (the branch that ends in line 100) and the search of section 5.
+# `find_work` is the order of section 3 (the branch that ends in line 103) and the search of section 5.
 # %%
 show.region("20_causal_gqa", "visible")
 
@@ -376,7 +376,7 @@ copied, _ = kernel(*(x.contiguous() for x in (q, k, v)), causal=True)
 print("strides of q:", q.stride(), " the same bits as from contiguous copies:", torch.equal(o, copied))
 
 # %% [markdown]
-# One promise can *not* be made: that a row of $O$ depends, bit by bit, on its own query and keys alone. As in rung 13, a warp votes: if one of its 32 rows meets a score far above its maximum, all of them take a new maximum, against which $P$ is rounded. Let query 255 look for key 5, which no earlier row of its warp, rows 224 to 254, is interested in:
+# One promise can *not* be made: that a row of $O$ depends, bit by bit, on its own query and keys alone. As in rung 13, a warp votes: if one of its 32 rows meets a score far above its maximum, all with $P > 1$ take a new maximum, against which $P$ is rounded. Let query 255 look for key 5, which no earlier row of its warp, rows 224 to 254, is interested in:
 # %%
 moved = ...  # your prediction: how many of the other 31 rows of the warp change?
 
@@ -481,7 +481,7 @@ plot.recorded("20_causal_gqa", "causal", leads)
 
 
 # %% [markdown]
-# From $N = 1024$ on the measured gain doesn't pass the predicted one, to the digits of the table: a part of it at $d = 64$, nearly all of it at $d = 128$. (FLASH's tiles differ in other ways, too.)
+# From $N = 1024$ on the measured gain doesn't pass the predicted one, to the digits of the table: at most half of it at $d = 64$, about 70 % at $d = 128$. (FLASH's tiles differ in other ways, too.)
 #
 # 64 query heads on 8 heads of $K$ and $V$, and 64 on 64: the same FLOPs, an eighth of the keys. `ratio` is the speed with few heads over that with many, from the same rounds; the lowest and the highest of both formats:
 # %%

@@ -237,7 +237,7 @@ pd.DataFrame(rows, index=["run again", "keys from the last tile on"]).T.map("{:.
 # %% [markdown]
 # **What to see.** On a GPU `dQ_sum` differs in its last bits from run to run as it does here from order to order. $dK$ and $dV$ are the same bit by bit in every run: one CTA sums up those of 128 keys, alone and in a fixed order. (A few differ on the right: with which queries it begins depends on where the keys are.)
 #
-# `deterministic=True` gives $dQ$ one order, as notebook 22 does: a CTA adds its share to a tile of queries when all with later keys have added theirs. Under a mask, where sequences are long, fewer heads are then under way: as many as the L2 holds. What it costs (time with one order over time without):
+# `deterministic=True` gives $dQ$ one order, notebook 22's reversed: a CTA adds its share when all with later keys have done so. Under a mask, where sequences are long, fewer heads are then under way: as many as the L2 holds. What it costs (time with one order over time without):
 
 # %%
 asked = [kernel(q, k, v, o, lse, do, deterministic=True)[0] for _ in range(2)]
@@ -294,7 +294,7 @@ except Exception as error:
     predict(with_32, "hang" if "deadlock" in str(error) or "wait" in str(error) else "wrong", "with 32 registers")
 
 # %% [markdown]
-# **What to see.** A CTA has what it was launched with, and no claim to the rest: the last warps ask for registers that nobody will give back, and the others wait for them at the first product.
+# **What to see.** A CTA has what it was launched with, and no claim to the rest: the last warp asks for registers that nobody will give back, and the others wait for it at the first product.
 #
 # Shared memory, from the constants of the kernel:
 
@@ -352,7 +352,7 @@ def in_the_middle(events):
 plot.recorded("33_backward_wgmma", "roles", in_the_middle, by="python -m helpers record roles 33_backward_wgmma")
 
 # %% [markdown]
-# **What to see.** Boxes carry the kernel's numbers: 2 is $dS$, 6 the next step's $P$, 7 $dQ$ on its way to shared memory. (The producer's copies aren't noted: its box is one wait.) On the right: how much of that lies under products that the other one starts. Here the plan holds for both consumers' $dS$ and mostly for consumer 0's $P$. Consumer 1's $dQ$ is covered, too, the rest is not: the two are less than half a step apart, and there only what the warpgroup has started itself can still be running. Starting products takes each consumer more time than anything else: there it is held up.
+# **What to see.** The kernel's numbers: 2 is $dS$ (orange), 6 the next step's $P$, 7 $dQ$ on its way to shared memory. (The producer's copies aren't noted: its box is one wait.) On the right: how much of that lies under products that the other one starts. Here the plan holds for both consumers' $dS$ and mostly for consumer 0's $P$. Consumer 1's $dQ$ is covered, too, the rest is not: the two are less than half a step apart, and there only what was started before can still be running. Starting products takes each consumer more time than anything else: there it is held up.
 #
 # ### The budget
 #
@@ -372,7 +372,7 @@ display(budget.units(table, "Rung 33, one step (a model, not a measurement)", to
 parts["d = 64"].astype(int)
 
 # %% [markdown]
-# **What to see.** If each product reads for itself, shared memory has more to do than the tensor cores, and their quotient bounds the share of the tensor cores' rate that any order could reach. Products with $A$ from registers ask for half as many clocks of shared memory as of the tensor cores, those with both operands in shared memory for as many or more. So it pays to keep $P$ and $dS$ in registers.
+# **What to see.** If each product reads for itself, shared memory has more to do than the tensor cores, and their quotient bounds the share of the tensor cores' rate that any order could reach. Products with $A$ from registers ask for half as many clocks of shared memory as of the tensor cores, those with both operands in shared memory for 3/4 or as many. So it pays to keep $P$ and $dS$ in registers.
 
 # %% [markdown]
 # ## The kernel
@@ -392,7 +392,7 @@ show.region("33_backward_wgmma", "scores")
 show.region("33_backward_wgmma", "tile_loop")
 
 # %% [markdown]
-# Under a causal mask the longest items of several heads come first: of at most 8, and no more than the L2 holds. Where several query heads share $K$ and $V$, each has items of its own, whose $dK$ and $dV$ go to the workspace; a last kernel adds them up in the order of the heads (region `add_heads`).
+# Under a causal mask the longest items of several heads come first: of up to 8, as the L2 holds, or 16 long ones. Where several query heads share $K$ and $V$, each has items of its own, whose $dK$ and $dV$ go to the workspace; a last kernel adds them up in the order of the heads (region `add_heads`).
 
 # %% [markdown]
 # ## Run and check
@@ -513,7 +513,7 @@ def taught(steps):
 plot.recorded("33_backward_wgmma", "steps", taught)
 
 # %% [markdown]
-# **What to see.** (Filled marks stayed; two runs of the same draft differ by up to 4 %.) The largest at $d = 128$ is a third buffer (2): $Q_i$ was given back at the end of a step and wanted half a step later, less than a copy takes. At $d = 64$ 128 queries a step (10) brought most. In the finished kernel turns matter little (see the log).
+# **What to see.** (Filled marks stayed; two runs of the same draft differ by up to 4 %.) The largest at $d = 128$ is a third buffer (2): $Q_i$ was given back at the end of a step and wanted half a step later, less than a copy takes. At $d = 64$ steps 3 and 10 brought most. In the finished kernel turns matter little (see the log).
 #
 # ## What still hurts
 #

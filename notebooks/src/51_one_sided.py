@@ -69,7 +69,7 @@ print(f"D = 64, Br = 192: {192 * 394e9 / 1e12:.0f} TFLOP/s by the bytes. As reco
 draw_ring.direct_reads()
 
 # %% [markdown]
-# The bytes explain all but a sixth of it: these reads move 330 GB/s, not 394. At $D = 128$ that is 17 times slower than with its own keys. At 722 TFLOP/s, each byte that crosses the link has to serve more than 1,800 queries, not 128: it has to cross *once* and then be read from this GPU's own memory.
+# The bytes explain all but a sixth of it: these reads move 330 GB/s, not 394. At $D = 128$ that is 19<!--= tflops("32", 128, 8192, 0, "bf16") / 42:.0f --> times slower than with its own keys. At 789<!--= tflops("32", 128, 8192, 0, "bf16"):.0f --> TFLOP/s, each byte that crosses the link has to serve 2,000<!--= round(tflops("32", 128, 8192, 0, "bf16") * 1000 / 394, -2):,.0f --> queries, not 128: it has to cross *once* and then be read from this GPU's own memory.
 #
 # ## 1 · A copy, and flags
 #
@@ -118,7 +118,7 @@ draw_ring.wanted(rank=1, ranks=4)
 show.region("51_one_sided", "copy")
 
 # %% [markdown]
-# The producer. `fetch_tile` is that of rung 32; new are the copiers' part at the top and the second loop.
+# The producer. `fetch` is that of rung 32; new are the copiers' part at the top and the second loop.
 
 # %%
 show.region("51_one_sided", "producer")
@@ -188,7 +188,7 @@ predict(copiers, 390e9 * 3e-6 / 196608, "copiers, at least")
 draw_ring.recorded_link()
 
 # %% [markdown]
-# **What to see.** At $D = 128$, 16 copiers reach 309<!--= copied(16, 128, 16384):.0f --> GB/s, and more of them no more. At $D = 64$ it takes 24: a pair of tiles costs a copier about 2 µs there, and with twice the bytes, at $D = 128$, only 2.3 to 3. With six and three pairs on their way at a time, a tile takes 7 to 11 µs from the request to its flag, not 3. The default is 16 of 132 SMs.
+# **What to see.** At $D = 128$, 16 copiers reach 309<!--= copied(16, 128, 16384):.0f --> GB/s, and more of them no more. At $D = 64$ it takes 24: a pair of tiles costs a copier about 2 µs there, and with twice the bytes, at $D = 128$, only 2.3 to 3. With six and three pairs on their way at a time, a tile takes 7 to 16 µs from the request to its flag, not 3. The default is 16 of 132 SMs.
 #
 # For the whole call the number hardly matters, within 3 % on two GPUs: while they copy they do not attend, but copying takes a short time. For $n$ tokens per rank without a mask, attention takes $4 n \cdot 2n \cdot HD$ FLOPs and copying $4 n HD$ bytes, so with two GPUs at 700 TFLOP/s and 300 GB/s the ratio is $1170 / n$. At $n = 8192$ that is 14 % of the time, of 12 % of the SMs: less than 2 %. Under a mask it is twice as much, as there is half the work.
 #
@@ -235,7 +235,7 @@ if samples is not None:
 #
 # ### Exercise 51.1 · Find the missing waits
 #
-# From the kernel above three statements have been taken, at `/* A */`, `/* B */` and `/* C */`. It still gives the right result here, where one CTA after the other runs. The X-ray does not rely on luck (its finding of near_K stands for B and C together, and that of near_V goes away with C; lines are counted as above):
+# From the kernel above three statements have been taken, at `/* A */`, `/* B */` and `/* C */`. It still gives the right result here, where one CTA after the other runs. The X-ray does not rely on luck (its findings of near_K and near_V stand for B and C together; lines are counted as above):
 
 # %%
 broken = checks.without_waits()
@@ -386,9 +386,9 @@ progress()
 #
 # You can now explain, do and judge:
 #
-# <details><summary>1. Why is rung 32, at D = 128, 17 times slower on another GPU's keys?</summary>
+# <details><summary>1. Why is rung 32, at D = 128, 19<!--= tflops("32", 128, 8192, 0, "bf16") / 42:.0f --> times slower on another GPU's keys?</summary>
 #
-# Every tile of queries reads all keys over the link, because the local L2 does not keep them: B_r FLOPs per byte, 128 × 394 GB/s = 50 TFLOP/s, and by the 330 GB/s that such reads reach, 42, against 722.
+# Every tile of queries reads all keys over the link, because the local L2 does not keep them: B_r FLOPs per byte, 128 × 394 GB/s = 50 TFLOP/s, and by the 330 GB/s that such reads reach, 42, against 789<!--= tflops("32", 128, 8192, 0, "bf16"):.0f -->.
 #
 # </details>
 # <details><summary>2. What goes wrong if the copier waits with wait_group.read?</summary>

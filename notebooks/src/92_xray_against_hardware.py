@@ -89,7 +89,7 @@ for row, guess in {128: at_128, 132: at_132}.items():
     predict(guess, len(banks.wavefronts(addresses, width=4)), "wavefronts")
 
 # %% [markdown]
-# **Races.** A race is two accesses to one place by different threads, one of them a write, that nothing orders. Each thread has a clock that ticks when it synchronises, and stores up to which time it *knows* each other thread; threads that meet at a barrier share what they know. For every two bytes of shared memory the emulator keeps the last writer and the readers since, with the time of their clocks. Two accesses are in order if the later thread knows the earlier one's time (`all`: of a warp whose lanes met):
+# **Races.** A race is two accesses to one place by different threads, one of them a write, that nothing orders. Each thread has a clock that ticks when it synchronises, and stores up to which time it *knows* each other thread; threads that meet at a barrier share what they know. For two bytes of shared memory each, or an element of an output, the emulator keeps the last writer and the readers since, with their clocks. Two accesses are in order if the later thread knows the earlier one's time (`all`: of a warp whose lanes met):
 
 # %%
 own("race.cpp", "// Does what `other`", 5)
@@ -139,7 +139,7 @@ draw_proof.predicted_and_counted(panels, f"The X-ray's counts and ncu's · {devi
 agreement.totals(kernels).round(2)
 
 # %% [markdown]
-# Every difference, hardware − X-ray, at both head dimensions (–: not recorded), by its reason. A reason holds for its number only: if the X-ray's count changed by one, a test would fail.
+# Every difference, hardware − X-ray, at both head dimensions (–: not recorded), by its reason. Except where timing varies it, a reason holds for its number only: a test checks that.
 
 
 # %%
@@ -198,7 +198,7 @@ except Exception as problem:  # no nvcc on this machine
 #
 # The counters belong to the pipe of loads, stores, `ldmatrix` and `cp.async`. TMA, `wgmma` and the barriers in shared memory bypass it. `30_tma_wgmma` has only the stores of $O$ and LSE to compare; from `31` on $O$ leaves by TMA too, which leaves instructions, global requests and sectors, and conflicts.
 #
-# *Wavefronts* are not compared there: beside TMA and `wgmma` the counter depends on more than addresses. In `31` and `32` every load is of one word, by one lane or by all 32, which can only be one wavefront; in `33` it is of 8 bytes per lane, two wavefronts. The counters say:
+# *Wavefronts* are not compared there: beside TMA and `wgmma` the counter depends on more than addresses. In `31` and `32` every load is of one word, by one lane or by all 32, which can only be one wavefront; in `33` most are of 8 bytes per lane, two wavefronts. The counters say:
 
 # %%
 rows = []
@@ -213,7 +213,7 @@ beside_TMA = pd.DataFrame(rows, columns=columns).set_index(["rung", "d", "N"])
 beside_TMA.style.format({columns[3]: "{:.2f}", columns[4]: "{:.1%}", columns[5]: "{:.1%}"})
 
 # %% [markdown]
-# There are more wavefronts than the addresses need, and hardly any of the loads' is called a conflict. The stores' share differs from size to size with the same instructions and places, so timing has a part in it. For these rungs the counters confirm the X-ray's statement on bank conflicts (none by loads and stores) up to a few percent, and its wavefronts don't measure the traffic of shared memory.
+# There are more wavefronts than the addresses need, and hardly any of the loads' is called a conflict. The stores' share differs from size to size with the same instructions and places, so timing has a part in it. At $N = 256$ the counters confirm the X-ray's statement on bank conflicts (none by loads and stores) up to a few percent; their wavefronts don't measure the traffic of shared memory.
 
 # %% [markdown]
 # ## Where it can't know

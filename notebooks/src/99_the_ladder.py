@@ -84,7 +84,7 @@ else:
     print("no 16-bit rung has been recorded yet: the ratio to FLASH appears here as soon as one is")
 
 # %% [markdown]
-# These are the records of your card if `make bench` has made some on this machine, and otherwise an H200's, or an H100's where a kernel has changed since the H200 was recorded. Figures of two cards don't mix, so every other card with records in `data/` has a figure of its own, with the rungs that were recorded on it:
+# These are the records of your card if `make bench` has made some on this machine, and otherwise an H200's, or an H100's where a kernel has changed since the H200 was recorded. Figures of two cards don't mix, so every other card with records in `data/` has a figure of its own (stale: the kernel has changed since):
 
 # %%
 for other in scoreboard.others():
