@@ -263,8 +263,6 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
     for (int mask = 1; mask < 4; mask *= 2) x += __shfl_xor_sync(0xffffffff, x, mask);
     return x;
   };
-  // Fragments of S: all; and those of rows g that become P before O is there, where the maximum is tracked.
-  constexpr int all = Bc / 8, part = 5 * Bc / (d == 64 ? 128 : 64);
 
   // [region: exponentials]
   // S becomes P = exp2(S - m) in row g + 8 r of fragments [begin, end), with its sum over this lane's columns.
@@ -306,7 +304,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
   const auto vote = [&] { return votes_smem + 2 * (warpgroup - 1) + V_ring.stage % 2; };
   const auto stands = [&] { return !__any_sync(0xffffffff, *vote()); };
   // (2) next turn: waits for it, unless it is held since a vote, and for the next K_j. Does P stand?
-  const auto next_turn = [&](bool stands_anyway = false) {
+  const auto next_turn = [&](bool stands_anyway) {
     fa::mbarrier_wait(K_full + 8 * K_ring.stage, K_ring.parity);
     if (!has_turn) take_turn();
     has_turn = true;
@@ -392,7 +390,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
       // [region: online_update]
       raise_maximum();
       rescale();
-      exponentials(0, 0, all), exponentials(1, 0, all);
+      exponentials(0, 0, Bc / 8), exponentials(1, 0, Bc / 8);
       round_P();
       // [end: online_update]
 
@@ -401,6 +399,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
       // under this product and under the other warpgroups' products. Compiled twice: a branch inside one loop costs more.
       const auto overlap = [&](auto is, int end) { // to tile `end`; false where P was voted down
         constexpr bool track = decltype(is)::value;
+        constexpr int early = !track ? Bc / 8 : d == 64 ? 5 : 10; // fragments of rows g that become P before O is there
 #pragma unroll 1
         while (j0 > end && j0 <= seen) {
           if (!next_turn(track)) return false;
@@ -416,16 +415,16 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
           // multiplications that rescale it. The wait for K, which landed before S, passes at once: its branch keeps the
           // compiler from moving the wait for O up here.
           if constexpr (track) raise_maximum();
-          exponentials(0, 0, track ? part : all);
+          exponentials(0, 0, early);
           if constexpr (track)
             fa::mbarrier_wait(K_full + 8 * V_ring.stage, V_ring.parity);
           else
-            exponentials(1, 0, all);
+            exponentials(1, 0, Bc / 8);
           // Is the maximum of the tiles so far good enough? A tracked one always is. A lane sums its own columns of a row.
           if (!track && fmaxf(sum_reg[0], sum_reg[1]) > 32.f) *vote() = 1;
 
           fa::wgmma_wait_group<0>(); // O is there too, and P_reg may be written
-          if constexpr (track) rescale(), exponentials(0, part, all), exponentials(1, 0, all);
+          if constexpr (track) rescale(), exponentials(0, early, Bc / 8), exponentials(1, 0, Bc / 8);
           release(V_barrier);
           round_P();
           accumulate = true;
@@ -443,8 +442,9 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
       // [region: settle]
       // Why is the loop over? A vote (right is false), no tile is left, or the next tile is one that not all rows see whole:
       // then the loop did not begin, and P is exact.
-      // (4) O alone, as the next tile is begun afresh. There is no vote to find.
-      if (right && j0 > 0 && (right = next_turn())) {
+      // (4) O alone, as the next tile is begun afresh
+      if (right && j0 > 0) {
+        next_turn(true);
         accept();
         start_output(accumulate);
         end_turn();

@@ -255,7 +255,6 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
     for (int mask = 1; mask < 4; mask *= 2) x += __shfl_xor_sync(0xffffffff, x, mask);
     return x;
   };
-  constexpr int all = Bc / 8; // fragments of S
 
   // [region: exponentials]
   // S becomes P = exp2(S - m) in row g + 8 r of fragments [begin, end), with its sum over this lane's columns.
@@ -340,7 +339,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
 
       // [region: online_update]
       raise_maximum();
-      exponentials(0, 0, all), exponentials(1, 0, all);
+      exponentials(0, 0, Bc / 8), exponentials(1, 0, Bc / 8);
       rescale();
       round_P();
       // [end: online_update]
@@ -361,7 +360,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
         fa::wgmma_wait_group<1>(); // S is there, O not yet
         release(K_empty + 8 * V_ring.stage);
         raise_maximum();
-        exponentials(0, 0, all), exponentials(1, 0, all);
+        exponentials(0, 0, Bc / 8), exponentials(1, 0, Bc / 8);
 
         fa::wgmma_wait_group<0>(); // O is there too, and P_reg may be written
         rescale();
