@@ -49,7 +49,7 @@ def test_ptxas_keeps_the_products_asynchronous_and_spills_nothing(rung):
 def test_a_sum_touched_before_its_product_is_complete_is_told_by_ptxas():
     """The test above can fail."""
     rung = single("32_ping_pong", 64, "bf16")
-    under_way = "          exponentials(0, 0, track ? part : all);\n"
+    under_way = "          exponentials(0, 0, early);\n"
     early = dataclasses.replace(rung, source=rung.replace(under_way, "          O_reg[0][0] += 1.f;\n" + under_way))
     assert TOLD.search((sass.cubin(early).parent / "ptxas.log").read_text())
 
