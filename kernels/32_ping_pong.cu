@@ -17,8 +17,8 @@
 //            D=128: Br=128 Bc=128 threads=384 smem=225 KB CTAs/SM=1
 // arch:      sm_90a
 // paper:     FlashAttention-3, sections 3.1 and 3.2, Algorithm 2 (arXiv 2407.08608)
-// speed:     H200, N >= 1024: 491 to 614 TFLOP/s at D=64, 625 to 798 at D=128: 1.20 x and 1.11 x SDPA CUDNN; causal 1.19 x
-//            and 1.19 x. At D=128, N >= 4096 0.97 of cuBLAS's product of two matrices, causal 0.93
+// speed:     H200, N >= 1024: 488 to 608 TFLOP/s at D=64, 627 to 779 at D=128: 1.20 x and 1.12 x SDPA CUDNN; causal 1.19 x
+//            and 1.19 x. At D=128, N >= 4096 0.95 of cuBLAS's product of two matrices, causal 0.92
 #include <fa/half.cuh>
 #include <fa/launch.cuh>
 #include <fa/math.cuh>
