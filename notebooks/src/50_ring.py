@@ -51,7 +51,7 @@ where = "cuda" if device == "cuda" and torch.cuda.device_count() > 1 else "cpu"
 # %% [markdown]
 # ## The problem
 #
-# FlashAttention's memory grows with $N$, not with $N^2$. For long sequences that is still too much for one GPU, and its time does grow with $N^2$. For 16 heads of $d = 128$ in 16 bits, forward, under a causal mask, at 700 TFLOP/s ([rung 32](32_ping_pong.ipynb) reaches 798<!--= tflops("32", 128, 16384, 0, "bf16"):.0f --> on an H200 at N = 16384):
+# FlashAttention's memory grows with $N$, not with $N^2$. For long sequences that is still too much for one GPU, and its time does grow with $N^2$. For 16 heads of $d = 128$ in 16 bits, forward, under a causal mask, at 700 TFLOP/s ([rung 32](32_ping_pong.ipynb) reaches 775<!--= tflops("32", 128, 16384, 0, "bf16"):.0f --> on an H200 at N = 16384):
 
 # %%
 rows = []
@@ -337,7 +337,7 @@ points = draw_ring.measured(samples, ranks=2, D=128, causal=1, passes="forward")
 draw_ring.speedups(pd.DataFrame(model, lengths), 2, "Two GPUs, causal, D = 128, H·D = 2048", points)
 
 # %% [markdown]
-# **What to see.** Contiguous stops at 4/3, however long the sequence. Zigzag comes close to 2: 1.79<!--= over_one_gpu("50_ring", 16384):.2f --> at 16k tokens, 1.95<!--= over_one_gpu("50_ring", 262144):.2f --> at 256k. The model's line falls where blocks become shorter than messages, down to less than one GPU's speed at 4k; nothing below 16k was measured. That a message takes 16 of 132 SMs lowers it at 16k from 1.84 to 1.77.
+# **What to see.** Contiguous stops at 4/3, however long the sequence. Zigzag comes close to 2: 1.75<!--= over_one_gpu("50_ring", 16384):.2f --> at 16k tokens, 2.05<!--= over_one_gpu("50_ring", 262144):.2f --> at 256k, where one GPU gets slower (see below). The model's line falls where blocks become shorter than messages, down to less than one GPU's speed at 4k; nothing below 16k was measured. That a message takes 16 of 132 SMs lowers it at 16k from 1.84 to 1.77.
 #
 # All cases with as many heads of K and V as of Q; *both* passes with gradients that are added up in any order, as one GPU does by default:
 
