@@ -201,7 +201,7 @@ if record:
     display(draw_training.waits(launched[0], parts["all"], f"Steps of the recorded runs, {on}"))
 
 # %% [markdown]
-# **What to see.** With SDPA FLASH, whose kernels take longest, half of one run's steps and nearly all of the other's take 0.6 to 0.9 ms more than their kernels. All other runs scatter, cuDNN's too, and ours most, up to 25 ms and more. A GPU's kernels don't vary like that. The **host** does.
+# **What to see.** With SDPA FLASH and with cuDNN nearly all steps take 0.5 to 0.7 ms more than their kernels. Ours scatter, from 15 ms up to 25 and more. A GPU's kernels don't vary like that. The **host** does.
 #
 # PyTorch puts kernels into a queue and goes on without waiting; as long as the host is ahead, the GPU never stands still. Between your Python and a kernel of SDPA's stands C++, between it and one of ours more Python: six operators in the forward pass and six in the backward pass of a step, each of which checks shapes and strides, makes tensors and calls the launcher. Where the queue runs empty the GPU waits, and the less the kernels take, the sooner it does.
 #
