@@ -7,7 +7,7 @@
 // inputs:    S (rows,N) fp32, contiguous; any N
 // outputs:   P (rows,N) fp32, LSE (rows) fp32
 // dtypes:    fp32
-// tiles:     N <= 1024:  one warp per row, four to a block, threads=128, up to 32 elements each
+// tiles:     N <= 1024:  one warp per row, four to a block, threads=128, up to 32 elements each (bounds: 3 less if N % 4)
 //            N <= 32768: one block per row, threads=64 to threads=1024, 32 elements each
 //            longer:     a row is cut into slices of up to 16384, threads=512 each; S is then read twice
 // arch:      sm_75

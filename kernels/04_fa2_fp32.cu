@@ -17,7 +17,7 @@
 //            D=128, 64 KB per block: slabs of 4, smem=60 KB CTAs/SM=1
 // arch:      sm_75
 // paper:     FlashAttention-2, Algorithm 1 (arXiv 2307.08691)
-// speed:     H200, N >= 1024: 42 to 43 TFLOP/s at D=64, 45 to 47 at D=128, 65 to 70 % of the FMA peak. 1.20 x SDPA
+// speed:     H200, N >= 1024: 42 to 43 TFLOP/s at D=64, 45 to 47 at D=128, 63 to 70 % of the FMA peak. 1.20 x SDPA
 //            EFFICIENT at D=64 and 1.02 x at D=128, 2.3 x and 1.7 x SDPA MATH (TF32 off). Where CTAs are
 //            few it can fall behind: 0.94 x EFFICIENT at B=8 H=8 N=256 D=64.
 #include <fa/arch.cuh>

@@ -2,7 +2,7 @@
 //
 // idea:      Form S and P transposed, keys by queries: then a warp's accumulator of P^T is its operand A of dV = P^T dO, and
 //            that of dS^T its operand A of dK. Only dS crosses between all warps, once per step, for dQ. At D = 128 two
-//            warps share 32 keys and exchange half of P and dS: twice the rows for each operand B that is read.
+//            warps share 32 keys and exchange P and dS: twice the rows for each operand B that is read.
 // changed:   tensor cores instead of 22's register tiles, 16-bit tiles swizzled as in 11 and double buffered as in 12;
 //            dQ is added up by atomics in whatever order the CTAs come: its last digits differ from run to run
 // op:        attention_backward

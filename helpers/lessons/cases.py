@@ -15,9 +15,9 @@ from pathlib import Path
 from ..ladder.rung import rung
 
 MECHANISMS = {
-    "barrier": "two threads' accesses are not ordered: a barrier is missing or too weak",
+    "barrier": "a `__syncthreads()` or `__syncwarp()` is missing or too weak",
     "wait": "a copy is used before it has landed: the wait allows too many unfinished ones",
-    "overwritten": "a buffer is filled again while others may still read it",
+    "overwritten": "a copy refills a buffer, and nobody waited until its readers had released it",
     "stage": "the wrong stage of a ring is read",
     "product": "registers are touched while an asynchronous product works on them",
     "unwritten": "shared memory is read that nobody has written",
@@ -145,7 +145,7 @@ CASES = (
         (
             "Nearly all is right, and the answer may change with the order of the threads. That is no arithmetic.",
             "Two threads meet in shared memory, and nothing makes one wait. Ask of each array: who writes it, who reads it, what stands between?",
-            "P goes through shared memory half by half, and the same place is written twice per tile.",
+            "V goes through shared memory slab by slab, written by all warps and read by all warps. What stands between?",
         ),
         seed=3,
     ),

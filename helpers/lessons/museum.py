@@ -1,7 +1,7 @@
 """The exhibits of notebook 91: bugs of one line that attention kernels have had, or could have.
 
 Each is a rung with one place changed, what it hides behind and what catches it; tests/lessons/test_museum.py holds all three
-against runs. Exhibits always run on the emulator: on a GPU several would hang, or ruin what runs after them.
+against runs. Exhibits always run on the emulator: on a GPU several would be right by luck, and one could ruin what runs after it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _softmax(masked: bool) -> Case:
 
 INPUTS: dict[str, Callable[[torch.dtype], Case]] = {
     "one tile": lambda t: Case("one tile, N = 64", *_qkv(64, t)),
-    "short": lambda t: Case("N = 20", *_qkv(20, t)),
+    "short": lambda t: Case("64 queries, 20 keys", _qkv(64, t)[0], *_qkv(20, t)[1:]),
     "random": lambda t: Case("random, N = 128", *_qkv(128, t)),
     "several tiles": lambda t: Case("random, N = 256", *_qkv(256, t)),
     "not a multiple": lambda t: Case("N = 100", *_qkv(100, t)),

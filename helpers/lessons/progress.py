@@ -60,7 +60,7 @@ class Progress:
         if found := [name.removeprefix("case.") for name in self.done if name.startswith("case.")]:
             lines.append(f"cases solved: {len(found)} of {self.cases} ({', '.join(found)})")
         if self.left:
-            lines.append(f"next: {', '.join(self.left[:4])}; tasks() describes them all")
+            lines.append(f"next: {', '.join(self.left[:4])}; from helpers import tasks; tasks() describes them all")
         where = file()
         where = where.relative_to(ROOT) if where.is_relative_to(ROOT) else where
         return "\n".join([*lines, f"kept in {where}"])

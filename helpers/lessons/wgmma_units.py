@@ -45,7 +45,7 @@ def forward(which: Which, d: int, dtype: str = "bf16") -> pd.Series:
     text = rung(which).source
     tile = constants(text, d)
     groups = tile.get("consumers", tile.get("warpgroups"))
-    reads = wgmma_bytes(KEYS, d // 16) + wgmma_bytes(d, KEYS // 16, a_in_registers=True)
+    reads = wgmma_bytes(tile["Bc"], d // 16) * KEYS / tile["Bc"] + wgmma_bytes(d, KEYS // 16, a_in_registers=True)
     arrives = 2 * 2 * KEYS * d / groups  # K and V, once for all warpgroups of a CTA
     return pd.Series(
         {

@@ -271,7 +271,7 @@ draw.wedge(d=64, N=512)
 # %% [markdown]
 # *Left:* one head at $N = 512$, areas to scale: the hatched squares are what the naive kernel adds. *Right:* bytes against $N$. The shaded wedge is memory, and traffic, that a cleverer kernel could do without. At $N = 64\mathrm{k}$ one head's $S$ and $P$ take 32 GiB.
 #
-# `unfused`, the PyTorch form at the top, has the same wedge and one more pass: multiplying $S$ by the scale is a kernel of its own, which reads and writes all of $S$ for one multiplication per element.
+# `unfused`, the PyTorch form at the top, has the same wedge and two more passes: multiplying $S$ by the scale is a kernel of its own, which reads and writes all of $S$ for one multiplication per element.
 
 # %% [markdown]
 # ## Beside its peers
@@ -466,7 +466,7 @@ hint("01.2")
 # %% [markdown]
 # <details><summary>Solution</summary>
 #
-# The rung's own: region `softmax` of [01_naive.cu](../kernels/01_naive.cu), shown under "The kernel" above. (Two reads of $S$ cost a write and a read of $P$ more: no gain, unless a cache holds the row).
+# The rung's own: region `softmax` of [01_naive.cu](../kernels/01_naive.cu), shown under "The kernel" above. (One read of $S$ less, a write and a read of $P$ more: five passes instead of four. It saves one `expf` per score, no bytes.)
 # </details>
 
 # %% [markdown]

@@ -220,7 +220,7 @@ print(f"three blocks merged against one softmax: largest difference {abs(o / l -
 # %% [markdown]
 # ## The kernel
 #
-# `kernels/02_online_softmax.cu` is a softmax over the rows of $S$. Up to $N = 1024$ one warp takes a row, up to 32768 one block does, and longer rows are cut into **slices**, one block each. The skeleton of one thread's work:
+# `kernels/02_online_softmax.cu` is a softmax over the rows of $S$. Up to $N = 1024$ one warp takes a row, up to 32768 one block does, and longer rows are cut into **slices**, one block each (all limits are 3 lower where $N$ is no multiple of 4). The skeleton of one thread's work:
 #
 # ```cpp
 # load(x, S, slice);                         // its share of the row, into registers
@@ -247,7 +247,7 @@ show.region("02_online_softmax", "merge_threads")
 draw.butterfly([1.0, 3.0, 2.0, 4.0, 0.0, 2.0, 5.0, 1.0])
 
 # %% [markdown]
-# *Drawn with 8 lanes; a warp has 32 and takes 5 steps.* Dashed lines are values read from another lane's registers. Associativity and commutativity are what make this right: every lane merges the same states in another order, and all end with the same result. If a block has several warps, one lane of each writes the warp's state to **shared memory** (on-chip memory that the threads of a block share), the [barrier](glossary.md#barrier) `__syncthreads()` makes all of them visible, and a second butterfly merges them.
+# *Drawn with 8 lanes; a warp has 32 and takes 5 steps.* Dashed lines are values read from another lane's registers. Associativity and commutativity are what make this right: every lane merges the same states in another order, and all end with the same result. If several warps share a row, one lane of each writes the warp's state to **shared memory** (on-chip memory that the threads of a block share), the [barrier](glossary.md#barrier) `__syncthreads()` makes all of them visible, and a second butterfly merges them.
 #
 # The kernel proper. It is a template: the compiler makes a kernel for each pair of `threads` (per row) and `V` that the launcher uses. `V` is not the values here: it counts the **vectors** of four scores that a thread holds. `__launch_bounds__` tells the compiler how many threads a block will have, so that it can share out the registers. `slice_of` says which part of the row is this block's, all of it unless the row is long; `load` and `store` move a thread's scores, 16 bytes at a time where they can. `#pragma unroll` writes a loop out, so that every `x[e]` can be a register.
 
@@ -282,7 +282,7 @@ print(
 check(kernel)
 
 # %% [markdown]
-# The cases include rows of −∞ (masked attention makes them; the answer is $P = 0$, $\mathrm{LSE} = -\infty$), rows whose only finite scores are the last three, scores about $-10^4$ and $10^4$, and lengths one off every multiple of 32. Ordinary random tests have none of these.
+# The cases include rows of −∞ (masked attention makes them; the answer is $P = 0$, $\mathrm{LSE} = -\infty$), rows whose only finite scores are the last three, scores about $-10^4$, very large scores of both signs, and lengths one off 32, 64, 128 and 1024. Ordinary random tests have none of these.
 
 # %% [markdown]
 # ## Predict, then measure
@@ -338,7 +338,7 @@ table["time / a copy's"] = (ms["02_online_softmax"] / ms["copy"]).round(2)
 table
 
 # %% [markdown]
-# Rows of 1023 and 4097 take a few percent more sectors but clearly more time, measured in copies on the H200. The shuffles point to what is probably the greater part of it. A row that may begin up to three numbers late misses the size that 1024 and 4096 just fit, so the launcher gives it twice the threads: half of their slots are empty, and there are twice as many states to merge.
+# Rows of 1023 and 4097 take a few percent more sectors but clearly more time, measured in copies on the H200. The shuffles point to what is probably the greater part of it. A row of 1023 may begin up to three numbers late, and one of 4097 is a number longer: both miss the size that 1024 and 4096 just fit, so the launcher gives them twice the threads: half of their slots are empty, and there are twice as many states to merge.
 #
 # ### The time its bytes must take
 #

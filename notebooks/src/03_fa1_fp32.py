@@ -169,7 +169,7 @@ draw.tile_walk("fa1")
 #
 # $$ \frac{3 N^2 d / B_c}{4 N^2} = \frac{3d}{4 B_c}, $$
 #
-# says when tiling wins: for $B_c > \tfrac34 d$. The paper takes $B_c = M / 4d$, a quarter of SRAM for each of $K_j$, $V_j$, $Q_i$ and $O_i$. With 227 KB that is $M = 58\,112$ elements. Predict how the traffic of FlashAttention-1 with such a tile compares with that of the three kernels at $d = 64$:
+# says when tiling wins: for $B_c > \tfrac34 d$. The paper takes $B_c = M / 4d$, a quarter of SRAM for each of $K_j$ and $V_j$, and at most as much for $Q_i$ and for $O_i$. With 227 KB that is $M = 58\,112$ elements. Predict how the traffic of FlashAttention-1 with such a tile compares with that of the three kernels at $d = 64$:
 
 # %%
 times_less = ...  # your prediction: how many times fewer elements than three kernels move
@@ -218,8 +218,8 @@ for N, d, Bc in [(128, 64, 32), (256, 32, 64), (500, 64, 128)]:
 #   for (i0 = 0; i0 < Nq; i0 += Br) {                      // inner loop: queries
 #     load_tile(Q_smem, …);
 #     __syncthreads();                                     // the tiles are there
-#     S_reg  = scale Q_smem K_smem^T                       // scores
-#     m_tile, l_tile, P_smem = exp(S_reg - m_tile)         // softmax
+#     S_reg  = Q_smem K_smem^T                             // scores
+#     m_tile, l_tile, P_smem = exp(scale S_reg - m_tile)   // softmax
 #     PV_reg = P_smem V_smem                               // output
 #     m, l, O in HBM = merged with m_tile, l_tile, PV_reg  // merge
 #     __syncthreads();                                     // the tiles may be overwritten
@@ -232,7 +232,7 @@ for N, d, Bc in [(128, 64, 32), (256, 32, 64), (500, 64, 128)]:
 show.region("03_fa1_fp32", "tile")
 
 # %% [markdown]
-# 256 threads form a grid of `TY` × `TX`, for $d = 64$ 32 × 8. A tile of $S$ is divided evenly: each thread computes `rows` × `keys` of its elements in registers, and `rows` × `cols` elements of $\tilde P V_j$. `ld` is the length of a row in shared memory, a little more than $d$; the X-ray below shows why. `smem_bytes`, 43 KB at $d = 64$, is asked for at launch (*dynamic* shared memory); on a GPU, nvcc's line under the first cell reports *static* shared memory only, arrays of a size fixed in the code: 0 KB.
+# 256 threads form a grid of `TY` × `TX`, for $d = 64$ 32 × 8. A tile of $S$ is divided evenly: each thread computes `rows` × `keys` of its elements in registers, and `rows` × `cols` elements of $\tilde P V_j$. `ld` is the length of a row in shared memory, a little more than $d$; the X-ray below shows why. `smem_bytes`, 43 KB at $d = 64$, is asked for at launch (*dynamic* shared memory); on a GPU, the line under the cell with `load` reports *static* shared memory only, arrays of a size fixed in the code: 0 KB.
 #
 # $B_c$ is 32 for every $d$, less than $\tfrac34 d$ for $d = 64$: this rung is written to be read. Larger tiles are one edit away, below.
 
@@ -355,7 +355,7 @@ for op in ("load", "store"):
 # %% [markdown]
 # How many bytes per FLOP is that? For four columns $k$, a warp loads $K_j$ four times and $Q_i$ twice: $4 \cdot 4 + 2 \cdot 2 = 20$ wavefronts of 128 bytes, for $32 \cdot 2 \cdot 4 \cdot 4$ multiply-adds or 2048 FLOPs: 1.25 bytes per FLOP. The second product needs 1.125, the two together 1.19. An SM of compute capability 9.0 delivers one wavefront per clock and can do 128 multiply-adds, 256 FLOPs: 0.5 bytes per FLOP. So the loads alone hold this kernel below $0.5 / 1.19 = 42\,\%$ of the arithmetic. Notebook 04 takes this up.
 #
-# That there are no conflicts is the work of four floats, those in `ld = d + 4`. Without them rows are 64 floats apart. What becomes of the load of $K_j$, where each quarter reads eight rows?
+# That the loads of $K_j$ have no conflicts is the work of four floats, those in `ld = d + 4` (`ld_p` does the same for $\tilde P$). Without them rows are 64 floats apart. What becomes of the load of $K_j$, where each quarter reads eight rows?
 
 # %%
 bare_wavefronts = ...  # your prediction: wavefronts of one load of K_smem with ld = d
@@ -506,7 +506,7 @@ exercise.verify("3.1", foreseen)
 #
 # <details><summary>Hint</summary>
 #
-# Four arrays lie in shared memory: tiles of $K$, $V$, $Q$ and $P$. How long is a row of each? The last line of the region `tile` has a term for each array. For the bytes, count the passes over each tensor: who is read once, and what is read or written again for every tile of keys?
+# Four arrays lie in shared memory: tiles of $K$, $V$, $Q$ and $P$. How long is a row of each? The line of `smem_bytes` in the region `tile` has them all, $K$ and $V$ in one term. For the bytes, count the passes over each tensor: who is read once, and what is read or written again for every tile of keys?
 # </details>
 
 
@@ -691,6 +691,6 @@ progress()
 # </details>
 # <details><summary>6. A kernel passes a test with N = 32. What has not been tested?</summary>
 #
-# Everything that happens between tiles: the rescale, the second load of K and V, the barriers between them, and the tail of a tile that is not full.
+# Everything that happens between tiles: the rescale, the second load of K and V, the barriers between them, and the tail of a tile of keys that is not full.
 #
 # </details>

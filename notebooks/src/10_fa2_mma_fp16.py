@@ -194,7 +194,7 @@ draw_mma.operands(lane=5)
 # **What to see.** Three tiles of 16 × 16 as they lie in shared memory. A tint is one 8 × 8 matrix: the eight lanes that name its rows, and the register in which every lane gets its share. Green is what lane 5 gets.
 #
 # - **Q** is the operand $A$ of $S = Q K^\top$. Matrices 0 and 1 lie one below the other, 2 and 3 right of them: lane $l$ names row $l \bmod 16$, chunk $\lfloor l / 16 \rfloor$ (a [chunk](glossary.md#chunk) is 16 bytes, 8 elements). These are `row_A` and `chunk_A`.
-# - **K**. The operand $B$ is $K^\top$: $k$ runs along $d$, a column is a key. A lane's pair are neighbours along $k$, and in $K$'s own rows those are neighbours in memory. So `ldmatrix` on $K$ as it lies gives $K^\top$: the transposition costs nothing. Registers 0 and 1 have to be the two halves of $d$ of the *same* eight keys, so here matrices 0 and 1 lie side by side: `row_B`, `chunk_B`.
+# - **K**. The operand $B$ is $K^\top$: $k$ runs along $d$, a column is a key. A lane's pair are neighbours along $k$, and in $K$'s own rows those are neighbours in memory. So `ldmatrix` on $K$ as it lies gives $K^\top$: the transposition costs nothing. Registers 0 and 1 have to be the two halves of these 16 columns, of the *same* eight keys, so here matrices 0 and 1 lie side by side: `row_B`, `chunk_B`.
 # - **V** is the operand $B$ of $O \mathrel{+}= P V$: $k$ runs over the *keys*. The pair are two keys of the same column, in memory a whole row apart. `.trans` hands out every 8 × 8 matrix transposed: lane 5's pair lies one below the other.
 
 
@@ -232,7 +232,7 @@ print("same cells, same lane, same order:", all(S(lane, i) == A(lane, i) for lan
 # **What to see.** It is the picture of $A$ in section 2. Lane 5's $s_0, s_1$ are its $a_0, a_1$, and so for all eight, in all lanes. So $\tilde P$ needs no shared memory, no shuffle and no barrier: each lane takes the exponential of its own elements,
 # rounds them to 16 bits, packs neighbours into a register, and has the operand of the next product.
 #
-# FlashAttention-2 rests on this, and so do all kernels from here on.
+# FlashAttention-2 rests on this, and so do all kernels from here on that use tensor cores.
 
 # %% [markdown]
 # ## 5 · Split Q, not K
@@ -381,9 +381,9 @@ budget = units.table(["10_fa2_mma_fp16"], D=64, rows=16)
 units.draw(budget, "16 query rows × 64 keys, d = 64 · counted; took: NVIDIA H200")
 
 # %% [markdown]
-# **What to see.** The bars are clocks of an SM. *Shared memory*: the X-ray's wavefronts, 1024 for `ldmatrix` and 32 for this warp's share of the stores. *Tensor cores*: 64 `mma` at the rate of `mma.sync` alone. *Issue slots*: all instructions of the loop, four of which can start per clock. [*MUFU*](glossary.md#mufu): the special function units, one warp's exponentials in two clocks.
+# **What to see.** The bars are clocks of an SM. *Shared memory*: the X-ray's wavefronts, 1024 for `ldmatrix` and 32 for this warp's share of the stores. *Tensor cores*: 64 `mma` at the rate of `mma.sync` alone. *Issue slots*: the instructions of the loop that a whole tile runs through, four of which can start per clock. [*MUFU*](glossary.md#mufu): the special function units, one warp's exponentials in two clocks.
 #
-# Shared memory is busy ten times as long as the tensor cores, and a little longer than them even without conflicts ($128 + 32$ clocks). `mma.sync` alone reaches 641 TFLOP/s. Predict from that and from the bars: what does this kernel reach?
+# Shared memory is busy ten times as long as the tensor cores, and half as long again as they even without conflicts ($128 + 32$ clocks). `mma.sync` alone reaches 641 TFLOP/s. Predict from that and from the bars: what does this kernel reach?
 
 # %%
 tflops = ...  # your prediction: TFLOP/s at d = 64, fp16
@@ -417,7 +417,7 @@ plot.ratio(samples, "10_fa2_mma_fp16", ["SDPA FLASH", "SDPA CUDNN"])
 # %% [markdown]
 # ## Exercises
 #
-# In a *task* you write a part of the kernel. Type it into the `%%region` cell, below the contract: the cell compiles the rung with your text in place of its own, checks all cases, X-rays it and, on a GPU, times it beside the rung. `tasks("10")` lists all tasks; `python -m helpers exercise new 10 output` writes a file for your editor.
+# In a *task* you write a part of the kernel. Type it into the `%%region` cell, below the contract: the cell compiles the rung with your text in place of its own, checks all cases, X-rays it and, on a GPU, times it beside the rung. `from helpers import tasks; tasks("10")` lists all tasks; `python -m helpers exercise new 10 output` writes a file for your editor.
 
 # %%
 # %load_ext helpers

@@ -125,7 +125,7 @@ show.region("11_swizzled", "swizzle")
 show.diff("10_fa2_mma_fp16", "11_swizzled")
 
 # %% [markdown]
-# That is the whole difference: one function. Stores and reads both ask `at`, so they agree. If one of them did not, the kernel would still be fast, and wrong (exercise 11.4).
+# That is the whole difference: one function. Stores and reads both ask `at`, so they agree. If one of them did not, the kernel would be wrong (exercise 11.4).
 
 # %% [markdown]
 # ## Run and check
@@ -187,7 +187,7 @@ hardware.loc["shared_load_wavefronts, X-ray"] = [x.total(space="shared", op="ldm
 hardware
 
 # %% [markdown]
-# They agree to the last wavefront, and there is no conflict. Notebook 92 puts all of the X-ray's counts to this test.
+# They agree to the last wavefront, and rung 11 has no conflict. Notebook 92 puts all of the X-ray's counts to this test.
 
 # %% [markdown]
 # ### What it brings
@@ -231,7 +231,7 @@ plot.ratio(samples, "11_swizzled", ["SDPA FLASH", "SDPA CUDNN"])
 # %% [markdown]
 # ## Exercises
 #
-# In a *task* you write a part of the kernel. Type it into the `%%region` cell, below the contract: the cell compiles the rung with your text in place of its own, checks all cases, X-rays it and, on a GPU, times it beside the rung. `tasks("11")` lists all tasks; `python -m helpers exercise new 11 swizzle` writes a file for your editor.
+# In a *task* you write a part of the kernel. Type it into the `%%region` cell, below the contract: the cell compiles the rung with your text in place of its own, checks all cases, X-rays it and, on a GPU, times it beside the rung. `from helpers import tasks; tasks("11")` lists all tasks; `python -m helpers exercise new 11 swizzle` writes a file for your editor.
 
 # %%
 # %load_ext helpers
@@ -285,7 +285,7 @@ hint("11.3")
 # %% [markdown]
 # ### Exercise 11.4 · One side only
 #
-# In this kernel the *stores* are swizzled and the reads of Q are not. Is there an input for which its output is right all the same? Give `q` of shape (1, 1, 64, 64) whose numbers spread as normal random ones do (standard deviation at least 0.5).
+# In this kernel the *stores* are swizzled and the reads of Q are not. Is there an input for which its output is right all the same? Give `q` of shape (1, 1, 64, 64) whose numbers spread as normal random ones do (standard deviation at least 0.5, no column constant).
 
 # %%
 one_sided = load(

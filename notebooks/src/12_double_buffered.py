@@ -254,12 +254,12 @@ plot.ratio(samples, "12_double_buffered", ["SDPA FLASH", "SDPA CUDNN"])
 # 2. **Instructions around the products.** Addresses, conversions, the rescaling of $O$, the multiplication by the scale: none of them is a product, and they take issue slots.
 # 3. **A barrier** for the whole CTA in every tile.
 #
-# With these instructions there is no single idea left that doubles the speed. Notebook 13 takes four small ones, each a file of its own.
+# With these instructions there is no single idea left that doubles the speed. Notebook 13 takes five small ones, each a file of its own.
 
 # %% [markdown]
 # ## Exercises
 #
-# In a *task* you write a part of the kernel. Type it into the `%%region` cell, below the contract: the cell compiles the rung with your text in place of its own, checks all cases, X-rays it and, on a GPU, times it beside the rung. `tasks("12")` lists all tasks; `python -m helpers exercise new 12 pipeline` writes a file for your editor.
+# In a *task* you write a part of the kernel. Type it into the `%%region` cell, below the contract: the cell compiles the rung with your text in place of its own, checks all cases, X-rays it and, on a GPU, times it beside the rung. `from helpers import tasks; tasks("12")` lists all tasks; `python -m helpers exercise new 12 pipeline` writes a file for your editor.
 
 # %%
 # %load_ext helpers
@@ -353,7 +353,7 @@ exercise.verify("12.4", three)
 # %% [markdown]
 # ### Exercise 12.5 · One job of two
 #
-# The barrier in the loop has two jobs, and `wait`, `barrier`, `fetch` stand in the one order that does both. Put the three lines into an order in which the *first* job is still done, so that nobody reads a tile that has not landed, and the *second* is not: a stage is overwritten while others read it. The X-ray calls the one fault "in flight", the other "race"; find an order with races alone.
+# The barrier in the loop has two jobs, and `wait`, `barrier`, `fetch` stand in the one order that does both. Put the three lines into an order in which the *first* job is still done, so that nobody reads a tile that has not landed, and the *second* is not: a stage is overwritten while others read it. The X-ray calls that a "race"; it says "in flight" as well where a copy is still landing on what a slow warp reads. Find the order with races alone: no copy may be under way at the barrier.
 
 # %%
 # Exercise 12.5
@@ -369,7 +369,7 @@ def races_alone():
     new = "\n".join(lines[name] for name in order) + "\n"
     kinds = {f.kind for f in xray(load(source=text.replace(loop, new), device="cpu", quiet=True), *small).findings}
     assert kinds, "this order is right: nothing is found"
-    assert "in flight" not in kinds, "somebody reads a tile that has not landed"
+    assert "in flight" not in kinds, "a copy is still under way where somebody reads"
     return kinds == {"race"}
 
 
@@ -389,7 +389,7 @@ exercise.verify("12.5", races_alone)
 # order = ["fetch", "wait", "barrier"]
 # ```
 #
-# All copies have landed before the barrier, so nothing is read in flight. But the fetch comes before the barrier, and overwrites the stage that slower warps still read. (It would be slow as well: no copy runs beside the products any more.)
+# All copies have landed before the barrier, so nothing is read in flight. But the fetch comes before the barrier, and overwrites the stage that slower warps still read. (It would be slow as well: no copy runs beside the products any more.) With wait, fetch, barrier nobody reads a tile that has not landed either, but the next copy lands on $Q$ while slow warps still read it.
 #
 # </details>
 

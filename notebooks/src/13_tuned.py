@@ -395,7 +395,7 @@ pd.DataFrame({"TFLOP/s": best.round(0), "share of mma.sync alone": (best / units
 # %% [markdown]
 # ## Exercises
 #
-# In a *task* you write a part of the kernel. Type it into the `%%region` cell, below the contract: the cell compiles the rung with your text in place of its own, checks all cases, X-rays it and, on a GPU, times it beside the rung. `tasks("13")` lists all tasks; `python -m helpers exercise new 13 online_update` writes a file for your editor.
+# In a *task* you write a part of the kernel. Type it into the `%%region` cell, below the contract: the cell compiles the rung with your text in place of its own, checks all cases, X-rays it and, on a GPU, times it beside the rung. `from helpers import tasks; tasks("13")` lists all tasks; `python -m helpers exercise new 13 online_update` writes a file for your editor.
 
 # %%
 # %load_ext helpers

@@ -49,7 +49,7 @@ device = kernel.device
 # %% [markdown]
 # ## The problem
 #
-# A language model answers in two phases. **Prefill** reads the prompt, all its tokens at once: many queries, rung 20's work. **Decode** writes one token at a time: each new token is one query per head, $N_q = 1$, and attends to the keys and values of all tokens before it, which wait in a cache. (In *speculative decoding* a small model drafts a few tokens and the large one verifies them in one step: $N_q$ is then the number of drafts, [Leviathan et al., 2023](https://arxiv.org/abs/2211.17192).) How would rung 20 fare in decode? It has a CTA for every query head and 128 queries. An H200 has 132 [SMs](glossary.md#sm) with room for two such CTAs each:
+# A language model answers in two phases. **Prefill** reads the prompt, all its tokens at once: many queries, rung 20's work. **Decode** writes one token at a time: each new token is one query per head, $N_q = 1$, and attends to the keys and values of all tokens before it, which wait in a cache. (In *speculative decoding* a small model drafts a few tokens and the large one verifies them in one step: $N_q$ is then the number of drafts plus one, [Leviathan et al., 2023](https://arxiv.org/abs/2211.17192).) How would rung 20 fare in decode? It has a CTA for every query head and 128 queries. An H200 has 132 [SMs](glossary.md#sm) with room for two such CTAs each:
 # %%
 rows = []
 for B, H, Hkv, Nk, D in workloads.CACHES[:6]:
@@ -382,7 +382,7 @@ plot.recorded("21_split_kv", "decode", measured)
 
 
 # %% [markdown]
-# **What to see** (of the record from the H200). Where the points rise, they lie between the curves of 66 and 132: about 100 CTAs would be enough, which by Little's law is a latency of 1.5 µs. The dips at 12 and at 24 the model explains only in part: it doesn't know that some SMs have two CTAs and others one. From 32 pieces on the points lie below all three curves: the model has no start of a grid, no second kernel, and no end of a CTA.
+# **What to see** (of the record from the H200). Up to 6 pieces the points lie between the curves of 66 and 132: about 110 CTAs would be enough, which by Little's law is a latency of 1.7 µs. The dips at 12 and at 24 the model explains only in part: it doesn't know that some SMs have two CTAs and others one. From 32 pieces on the points lie below all three curves: the model has no start of a grid, no second kernel, and no end of a CTA.
 #
 # All recorded caches, at the number of splits that the rung takes by itself and at the best of those tried. `of_copy` is the bandwidth over a copy's, `to_flash` the speed beside SDPA FLASH on the same tensors. FlashAttention-2 has a rule of its own ([`num_splits_heuristic`](https://github.com/Dao-AILab/flash-attention/blob/main/csrc/flash_attn/flash_api.cpp)): one piece where there are CTAs for 0.8 of twice the SMs, else the fewest pieces with 85 % of the best efficiency. Where will it be slowest beside ours?
 # %%
@@ -400,7 +400,7 @@ def at_its_own_and_at_best(samples):
 plot.recorded("21_split_kv", "decode", at_its_own_and_at_best)
 
 # %% [markdown]
-# **What to see.** 0.86 to 1.01 of a copy at its own number of splits, and at most 0.04 more at the best. Where FLASH divides the keys it divides them nearly as well. The lead is large, 1.6 to 1.8, exactly where it does not: there FLASH reads at 0.5 to 0.6 of a copy. (Its CTAs differ in other ways, too: 64 rows, and barriers for all warps.)
+# **What to see.** 0.86 to 1.01 of a copy at its own number of splits, and at most 0.04 more at the best. Where FLASH divides the keys, too, ours is 1.0 to 1.1 times as fast, once 1.2. The lead is large, 1.6 to 1.8, exactly where it does not: there FLASH reads at 0.5 to 0.6 of a copy. (Its CTAs differ in other ways, too: 64 rows, and barriers for all warps.)
 #
 # ## What still hurts
 #

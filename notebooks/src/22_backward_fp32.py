@@ -322,7 +322,7 @@ draw_backward.dataflow(ways, ends, "One step of 22_backward_fp32")
 # %% [markdown]
 # **What to see.** $P$ is formed in registers, in the arrangement that suits $S$. $dV$ needs it transposed and in other threads, so it goes through shared memory; so does $dS$, for $dK$ and for $dQ$. They share one place: $dS$ overwrites $P$.
 #
-# The five are [register-tiled](glossary.md#register-tiling) as in notebook 04, 64 elements of the result per thread. They differ in what the summation runs over:
+# The five are [register-tiled](glossary.md#register-tiling) as in notebook 04, 64 elements of the result per thread, or half as many. They differ in what the summation runs over:
 #
 # | product | sums over | operands, row-major |
 # |---|---|---|
@@ -330,7 +330,7 @@ draw_backward.dataflow(ways, ends, "One step of 22_backward_fp32")
 # | $dV_j \mathrel{+}= P^\top dO_i$, $dK_j \mathrel{+}= dS^\top Q_i$ | queries | down the rows of both |
 # | $dQ_i \mathrel{+}= dS\, K_j$ | keys | along the rows of $dS$, down those of $K$ |
 #
-# *Down* the rows is better: one load of 16 bytes brings four elements for the same step of the sum. *Along* the rows, four elements belong to four steps, and a row has to arrive before its first FMA can start. So the operands of $S$ and $dP$ are transposed on their way into shared memory: `cp.async` copies 16, 8 or 4 bytes, and with 4 each element can go to its own place. With $K_j$ transposed, $dQ$ has its operands along the rows of both. That leaves two functions for five products. Rows of transposed tiles are padded by four elements (`ld_r`, `ld_c` below), so that no load and no store has a [bank conflict](glossary.md#bank-conflict).
+# *Down* the rows is better: one load of 16 bytes brings four elements for the same step of the sum. *Along* the rows, four elements belong to four steps, and a row has to arrive before its first FMA can start. So the operands of $S$ and $dP$ are transposed on their way into shared memory: `cp.async` copies 16, 8 or 4 bytes, and with 4 each element can go to its own place. With $K_j$ transposed, $dQ$ has its operands along the rows of both. That leaves two functions for five products. Rows of transposed tiles are padded by four elements (`ld_r`, `ld_c` below), so that no load and no store has a [bank conflict](glossary.md#bank-conflict). (The copies of 4 bytes still have, at the end where they read.)
 # %% [markdown]
 # ## The kernel
 # %%
@@ -397,7 +397,7 @@ names = ["budget / PyTorch's error", "TF32's error / budget"]
 pd.DataFrame(rows, names).T.rename_axis(["N", ""]).round(1)
 
 # %% [markdown]
-# **What to see.** The budgets of $dQ$ and $dK$ are a hundred times PyTorch's error and more, and TF32 exceeds them by a factor of a few only; that of $dV$, which has no score's rounding in it, by far more. So `check` tells TF32 from fp32 by all three gradients, but an error of a few bits in $dQ$ or $dK$ alone would pass.
+# **What to see.** The budgets of $dQ$ and $dK$ are 80 to 350 times PyTorch's error, and TF32 exceeds them by a factor of a few only; that of $dV$, which has no score's rounding in it, by far more. So `check` tells TF32 from fp32 by all three gradients, but an error of a few bits in $dQ$ or $dK$ alone would pass.
 #
 # ### Against no formula at all
 #
@@ -505,7 +505,7 @@ def drafts(steps):
 plot.recorded("22_backward_fp32", "steps", drafts)
 
 # %% [markdown]
-# **What to see.** *Going down the rows* in four of five products (6) is the largest step, 11<!--= 100 * (step("22", 6, 64) / step("22", 4, 64) - 1):.0f --> % at $d = 64$: a warp waits for the load just before it multiplies. *Keeping $K$ and $V$* (3) saves fetching. The last two are no kernels but bounds on what is left: without turns 3<!--= 100 * (step("22", 17, 64) / step("22", 6, 64) - 1):.0f --> %, without fetching 6<!--= 100 * (step("22", 18, 64) / step("22", 6, 64) - 1):.0f --> % at $d = 64$. The rung is nearest to draft 6.
+# **What to see.** *Keeping $K$ and $V$* (3) saves fetching: 13<!--= 100 * (step("22", 3, 64) / step("22", 1, 64) - 1):.0f --> % over draft 1 at $d = 64$. *Going down the rows* in four of five products (6) brings 11<!--= 100 * (step("22", 6, 64) / step("22", 4, 64) - 1):.0f --> % over draft 4: a warp no longer waits for a load just before it multiplies. The last two are no kernels but bounds on what is left: without turns 3<!--= 100 * (step("22", 17, 64) / step("22", 6, 64) - 1):.0f --> %, without fetching 6<!--= 100 * (step("22", 18, 64) / step("22", 6, 64) - 1):.0f --> % at $d = 64$. Of these the rung is nearest to draft 6; of all, to draft 10, which adds to $dQ$ by `atomicAdd`.
 # %% [markdown]
 # ## What still hurts
 #

@@ -81,7 +81,7 @@ for name, operand, layout in [
     print(name, "->", [f"trans={trans}" for trans in (False, True) if (ldmatrix(tile, trans) == wanted).all()][0])
 
 # %% [markdown]
-# Every tile lies as it came from HBM: $Q_i$, $dO_i$ with a row per query, $K_j$, $V_j$ with a row per key, columns along $d$. The first two products sum over $d$: along the rows. The others sum over queries or keys: across them.
+# Every tile lies as it came from HBM: $Q_i$, $dO_i$ with a row per query, $K_j$, $V_j$ with a row per key, columns along $d$. $S$ and $dP$ sum over $d$: along the rows. The other three products sum over queries or keys: across them.
 #
 # And the two operands that are *results*, $P$ and $dS$? Two [fragments](glossary.md#fragment) $C$ side by side are a fragment $A$ (notebook 10, section 4), with $C$'s columns in the place of $k$. Therefore:
 #
@@ -144,7 +144,7 @@ draw_backward.owners({f"d = {d}": who(d) for d in (64, 128)}, share={"d = 64": 1
 
 
 # %% [markdown]
-# **What to see.** Blocks of 32 × 32. At $d = 64$ a warp has a row of the first two pictures: what it makes it needs itself. At $d = 128$ two warps share a row (two shades of one colour). Warp 0 forms $S^\top$ and $dP^\top$ for the first 32 queries, and its columns of $dV$ and $dK$ sum over all 64: for the other 32 it needs what warp 1 has formed. So half of $P$ crosses, too, and is read by plain `ldmatrix`. No barrier is added, since $dQ$ needs one anyway.
+# **What to see.** Blocks of 32 × 32. At $d = 64$ a warp has a row of the first two pictures: what it makes it needs itself. At $d = 128$ two warps share a row (two shades of one colour). Warp 0 forms $S^\top$ and $dP^\top$ for the first 32 queries, and its columns of $dV$ and $dK$ sum over all 64: for the other 32 it needs what warp 1 has formed. So all of $P$ crosses, too: each warp reads its partner's half by plain `ldmatrix`. No barrier is added, since $dQ$ needs one anyway.
 # %%
 def budget(d, **given):
     """Registers per lane for the big arrays, and KB of shared memory, from the constants in the kernel's text."""
@@ -189,7 +189,7 @@ predict(fewer, counts["all"].iloc[1] / counts["all"].iloc[0], "of the ldmatrix")
 counts
 
 # %% [markdown]
-# A quarter less. Copies, the stores of $dS$ and $P$ and the additions to $dQ$ use shared memory, too; with them a step takes 5120 of its clocks instead of 6272, at 128 bytes per clock. Were shared memory all that a step waits for, the kernel would be 22 % faster; [below](#What-made-it-fast) stands what was measured. Does the kernel do what the formula says?
+# A quarter less. Copies and the stores of $dS$ and $P$ use shared memory, too, and the additions to $dQ$ take the same path out of the SM; with them a step takes 5120 of its clocks instead of 6272, at 128 bytes per clock. Were shared memory all that a step waits for, the kernel would be 22 % faster; [below](#What-made-it-fast) stands what was measured. Does the kernel do what the formula says?
 # %%
 torch.manual_seed(0)
 x = [torch.randn(1, 1, n, 128).half() for n in (64, 128, 128, 64)]
@@ -384,8 +384,8 @@ draw_proof.gallery(maps, columns=3, ticks=True)
 # %% [markdown]
 # **What to see.** Rows of $dQ$ are queries, rows of $dK$ and $dV$ are keys; colours are errors in units of what is allowed.
 #
-# 1. The first 65 keys are seen by every query anyway, and their $dK$ and $dV$ are right; from then on each key has one query too many. Every row of $dQ$ but the last gets a share too much. Pale is where that share is small beside the budget.
-# 2. Only $dQ$: the other two had $dS$ from registers.
+# 1. The first 65 keys are seen by every query anyway, and their $dK$ and $dV$ are right; from then on each key but 128 has one query too many. (Key 128's would be query 63, in a tile that the loop skips.) Every row of $dQ$ but 63 and the last gets a share too much. Pale is where that share is small beside the budget.
+# 2. Only $dQ$: $dK$ had $dS$ from registers, and $dV$ needs none.
 # 3. $P$ itself is wrong, so all three break. Pale are rows of $dQ$ whose neighbour has nearly the same LSE, and the last keys, which few queries see.
 #
 # ## Predict, then measure
@@ -465,11 +465,11 @@ beside(causal=1)
 
 
 # %% [markdown]
-# **How to read it.** A mark is the median over the rounds, its whiskers the lowest and the highest round: each long one is a single round in which the peer was slow. SDPA FLASH is FlashAttention-2, written for the same instructions as this kernel. The kernel is 1.13<!--= ratio("23", "FLASH", 64):.2f --> times as fast at $d = 64$ and 1.03<!--= ratio("23", "FLASH", 128):.2f --> times at $d = 128$ (causal: 1.20<!--= ratio("23", "FLASH", 64, causal=1):.2f --> and 1.05<!--= ratio("23", "FLASH", 128, causal=1):.2f -->; geometric means for $N \ge 1024$, fp16). Beside cuDNN it reaches 0.67<!--= ratio("23", "CUDNN", 64):.2f --> and 0.53<!--= ratio("23", "CUDNN", 128):.2f --> of the speed. cuDNN and FlashAttention-3 use Hopper's `wgmma`, which reads operands from shared memory by itself: for them the 0.4 `ldmatrix` per product do not exist.
+# **How to read it.** A mark is the median over the rounds, its whiskers the lowest and the highest round: a long one upwards is a round in which the peer was slow, downwards one in which our kernel was. SDPA FLASH is FlashAttention-2, written for the same instructions as this kernel. The kernel is 1.13<!--= ratio("23", "FLASH", 64):.2f --> times as fast at $d = 64$ and 1.03<!--= ratio("23", "FLASH", 128):.2f --> times at $d = 128$ (causal: 1.20<!--= ratio("23", "FLASH", 64, causal=1):.2f --> and 1.05<!--= ratio("23", "FLASH", 128, causal=1):.2f -->; geometric means for $N \ge 1024$, fp16). Beside cuDNN it reaches 0.67<!--= ratio("23", "CUDNN", 64):.2f --> and 0.53<!--= ratio("23", "CUDNN", 128):.2f --> of the speed. cuDNN and FlashAttention-3 use Hopper's `wgmma`, which reads operands from shared memory by itself: for them the 0.4 `ldmatrix` per product do not exist.
 #
 # ## What made it fast
 #
-# Six of sixteen drafts, timed side by side in bf16; [29 · Log](29_log.ipynb) has the others, what was expected of each, and how far the ratio of one and the same kernel differs from one run to another: 5 %.
+# Six of sixteen drafts, timed side by side in bf16; [29 · Log](29_log.ipynb) has the others, what was expected of each, and how far the ratio of one and the same kernel differs from one run to another: 6 to 7 %.
 # %%
 def drafts(steps):
     names = {1: "d = 128: 16 keys per warp; d = 64: 32", 2: "like 1, d = 128: two warps share 32 keys"}
@@ -481,7 +481,7 @@ def drafts(steps):
 plot.recorded("23_backward_mma", "steps", drafts)
 
 # %% [markdown]
-# **What to see.** *Sharing keys* (2) gained 5<!--= 100 * (step("23", 2, 128) / step("23", 1, 128) - 1):.0f --> % at $d = 128$, where section 3 promised up to 22: a step waits for more than shared memory. *Two smaller CTAs per SM* (11) hide each other's waits and pay with twice the additions. *Leaving out masked blocks* (7) saves products on the diagonal and costs branches and registers everywhere else. *No additions* (14) is no kernel; it says how much is left there at the most, 13<!--= 100 * (step("23", 14, 128) / step("23", 3, 128) - 1):.0f --> % at $d = 128$, more than from anything else.
+# **What to see.** *Sharing keys* (2) gained 5<!--= 100 * (step("23", 2, 128) / step("23", 1, 128) - 1):.0f --> % at $d = 128$ (and 3<!--= 100 * (step("23", 2, 64) / step("23", 1, 64) - 1):.0f --> % at $d = 64$, where nothing is shared: the loop was written anew). Section 3 promised up to 22: a step waits for more than shared memory. *Two smaller CTAs per SM* (11) hide each other's waits and pay with twice the additions. *Leaving out masked blocks* (7) saves products on the diagonal and costs branches and registers everywhere else. *No additions* (14) is no kernel; it says how much is left there at the most, 13<!--= 100 * (step("23", 14, 128) / step("23", 3, 128) - 1):.0f --> % at $d = 128$, more than from anything else.
 #
 # ## What still hurts
 #
@@ -655,7 +655,7 @@ progress()
 # </details>
 # <details><summary>3. Why does dS cross shared memory all the same?</summary>
 #
-# dQ sums over all keys, and the keys are spread over the warps. (At d = 128 half of dS and of P also crosses between the two warps that share their keys.)
+# dQ sums over all keys, and the keys are spread over the warps. (At d = 128 P and dS also cross between the two warps that share their keys.)
 #
 # </details>
 # <details><summary>4. Two runs differ in dQ and not in dK. What kind of kernel is that?</summary>

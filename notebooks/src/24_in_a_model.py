@@ -104,7 +104,7 @@ print(f"{sum(p.numel() for p in model.parameters()):,} parameters")
 # %% [markdown]
 # ## One step, two ways
 #
-# Before three hundred steps, one. Same model, same bytes; the gradient of every parameter by our kernels and by SDPA, as the relative difference of the two,
+# Before many steps, one. Same model, same bytes; the gradient of every parameter by our kernels and by SDPA, as the relative difference of the two,
 #
 # $$ \frac{\lVert g_{\text{ours}} - g_{\text{SDPA}} \rVert}{\lVert g_{\text{SDPA}} \rVert} . $$
 #
@@ -188,7 +188,7 @@ else:
     print("no speed: the emulator counts, it does not time")
 
 # %% [markdown]
-# With rungs 32 and 33, the fastest kernels of all, the model trains more slowly. On the H200, as recorded, SDPA FLASH trains on 1.02<!--= trained("speeds", "SDPA FLASH", "kilotokens_per_s") / 1000:.2f --> million tokens per second and cuDNN's kernels on 1.18<!--= trained("speeds", "SDPA CUDNN", "kilotokens_per_s") / 1000:.2f --> million. Rungs 20 and 23 reach 0.89<!--= trained("speeds", "rungs 20 and 23", "kilotokens_per_s") / 1000:.2f --> million in one run and 0.83<!--= trained("speeds", "rungs 20 and 23, again", "kilotokens_per_s") / 1000:.2f --> million in the next, rungs 32 and 33 0.97<!--= trained("speeds", "rungs 32 and 33", "kilotokens_per_s") / 1000:.2f --> and 0.90<!--= trained("speeds", "rungs 32 and 33, again", "kilotokens_per_s") / 1000:.2f --> million. (Memory and held-out loss are the same.) Are our kernels slow in a model? A profiler says what the GPU's kernels take, one by one (milliseconds of a step, mean of 20):
+# With rungs 32 and 33, the fastest kernels of all, the model trains more slowly. On the H200, as recorded, SDPA FLASH trains on 1.02<!--= trained("speeds", "SDPA FLASH", "kilotokens_per_s") / 1000:.2f --> million tokens per second and cuDNN's kernels on 1.18<!--= trained("speeds", "SDPA CUDNN", "kilotokens_per_s") / 1000:.2f --> million. Rungs 20 and 23 reach 0.89<!--= trained("speeds", "rungs 20 and 23", "kilotokens_per_s") / 1000:.2f --> million in one run and 0.83<!--= trained("speeds", "rungs 20 and 23, again", "kilotokens_per_s") / 1000:.2f --> million in the next, rungs 32 and 33 0.97<!--= trained("speeds", "rungs 32 and 33", "kilotokens_per_s") / 1000:.2f --> and 0.90<!--= trained("speeds", "rungs 32 and 33, again", "kilotokens_per_s") / 1000:.2f --> million. (Memory is the same; held-out losses differ by 0.01 nats, as they do between runs of one kind.) Are our kernels slow in a model? A profiler says what the GPU's kernels take, one by one (milliseconds of a step, mean of 20):
 # %%
 if record:
     parts = train.parts(record["profile"])
@@ -353,7 +353,7 @@ predict(graph_pays, alone["rung 21, as a graph"] / alone["rung 21"], "times as f
 found.round(0).astype(int)
 
 # %% [markdown]
-# **What to see.** (On the H200, as recorded, with the model of `train.SMALL`.) Launched one by one, sixteen sequences take about as long as one: the host sets the pace, and rung 21, with more Python in between, is a little slower than SDPA. As graphs both write 8<!--= trained("writing", (16, 2048, "SDPA, as a graph"), "bytes_per_s") / trained("writing", (16, 2048, "SDPA"), "bytes_per_s"):.0f --> to 12<!--= trained("writing", (1, 2048, "rung 21, as a graph"), "bytes_per_s") / trained("writing", (1, 2048, "rung 21"), "bytes_per_s"):.0f --> times as fast, and rung 21 leads: 1.14<!--= trained("writing", (1, 2048, "rung 21, as a graph"), "bytes_per_s") / trained("writing", (1, 2048, "SDPA, as a graph"), "bytes_per_s"):.2f --> times SDPA's speed with one sequence, 1.16<!--= trained("writing", (16, 2048, "rung 21, as a graph"), "bytes_per_s") / trained("writing", (16, 2048, "SDPA, as a graph"), "bytes_per_s"):.2f --> with sixteen. Sixteen sequences take only 1.16<!--= 16 * trained("writing", (1, 2048, "rung 21, as a graph"), "bytes_per_s") / trained("writing", (16, 2048, "rung 21, as a graph"), "bytes_per_s"):.2f --> times as long as one: the parameters are read once for all. Nor is reading them what takes the time. 17 million parameters in fp32 are 67 MB, 0.02 ms at the bandwidth of the HBM, and the step takes 0.44<!--= 1000 / trained("writing", (1, 2048, "rung 21, as a graph"), "bytes_per_s"):.2f --> ms. Hundreds of kernels, each of a microsecond or two, come one after the other: for a model this small, decode is bound by their number.
+# **What to see.** (On the H200, as recorded, with the model of `train.SMALL`.) Launched one by one, sixteen sequences take about as long as one: the host sets the pace, and rung 21, with more Python in between, is a little slower than SDPA. As graphs both write 8<!--= trained("writing", (16, 2048, "SDPA, as a graph"), "bytes_per_s") / trained("writing", (16, 2048, "SDPA"), "bytes_per_s"):.0f --> to 12<!--= trained("writing", (1, 2048, "rung 21, as a graph"), "bytes_per_s") / trained("writing", (1, 2048, "rung 21"), "bytes_per_s"):.0f --> times as fast, and rung 21 leads: 1.14<!--= trained("writing", (1, 2048, "rung 21, as a graph"), "bytes_per_s") / trained("writing", (1, 2048, "SDPA, as a graph"), "bytes_per_s"):.2f --> times SDPA's speed with one sequence, 1.16<!--= trained("writing", (16, 2048, "rung 21, as a graph"), "bytes_per_s") / trained("writing", (16, 2048, "SDPA, as a graph"), "bytes_per_s"):.2f --> with sixteen. (SDPA goes through all 4096 rows of the cache with a mask, rung 21 through the 2048 in use.) Sixteen sequences take only 1.16<!--= 16 * trained("writing", (1, 2048, "rung 21, as a graph"), "bytes_per_s") / trained("writing", (16, 2048, "rung 21, as a graph"), "bytes_per_s"):.2f --> times as long as one: they need just as many kernels. Reading the parameters is not what takes the time, either. 17 million parameters in fp32 are 67 MB, 0.02 ms at the bandwidth of the HBM, and the step takes 0.44<!--= 1000 / trained("writing", (1, 2048, "rung 21, as a graph"), "bytes_per_s"):.2f --> ms. Hundreds of kernels, each of a microsecond or two, come one after the other: for a model this small, decode is bound by their number.
 
 
 # %% [markdown]
@@ -429,12 +429,12 @@ exercise.verify("24.1", tells_them_apart)
 #     return (moved[:50].max() > 0.01 * moved[50:].max()).item()
 # ```
 #
-# Predictions 0 to 49 have seen bytes 0 to 49 and nothing else, so they must not move, but for rounding. Rounding they may: in rung 20 a warp's 32 rows decide together when to take a new maximum (notebook 20), so that with longer texts a later row changes the last bits of earlier ones. So the test has a tolerance, a hundredth of what the later predictions move by. Where you cut matters: this leak is one key wide, so only the prediction right before the cut can see across it.
+# Predictions 0 to 49 have seen bytes 0 to 49 and nothing else, so they must not move, but for rounding. Rounding they may: in rung 20 a warp's 32 rows decide together when to take a new maximum (notebook 20), so that with longer texts a later row changes the last bits of earlier ones. So the test has a tolerance, a hundredth of what the later predictions move by. Where you cut matters: this leak is one key wide in each layer, so only the last few predictions before the cut, as many as there are layers, can see across it.
 # </details>
 # %% [markdown]
 # ### Exercise 24.2 · A model that looks back 32 bytes
 #
-# Exchange the attention for one with a sliding window: every byte sees itself and the 31 before it. `operator("20_causal_gqa")` takes `window`. Several layers widen the view again: how far back does a prediction of this model depend on the text? Fill in both.
+# Exchange the attention for one with a sliding window: every byte sees itself and the 31 before it. `operator("20_causal_gqa")` takes `window`. Several layers widen the view again: how far back does a prediction of a model with two such layers depend on the text? Fill in both.
 
 # %%
 # Exercise 24.2
@@ -445,7 +445,7 @@ reach = 0  # bytes: the prediction at i depends on byte i - reach, and on none b
 # %%
 @torch.no_grad()
 def looks_back():
-    assert reach == 2 * 31, "each of the two layers of this model looks back 31 bytes"
+    assert reach == 2 * 31, "each of the two layers looks back 31 bytes"
     small = gpt.GPT(replace(plan.size, layers=2), windowed).to(device)
     bytes, first = piece[:1, :100].clone(), 99 - reach  # the first byte that the last prediction sees
     other = bytes.clone()
@@ -546,7 +546,7 @@ progress()
 # </details>
 #
 # <details><summary>A model's temperature-0 text differs from byte 212 on between two kernels. Is one of them wrong?</summary>
-# Look at byte 212: if the two likeliest bytes were closer than the difference of the logits, it was a tie, and both texts are right. After it they are different texts, and comparing them says nothing.
+# Look at byte 212: if the two likeliest bytes were closer than twice the difference of the logits, it was a tie, and both texts are right. After it they are different texts, and comparing them says nothing.
 # </details>
 #
 # <details><summary>A kernel becomes a quarter faster, and tokens per second hardly change. Why?</summary>

@@ -281,7 +281,7 @@ show.region("31_warp_specialized", "barriers")
 show.region("31_warp_specialized", "producer")
 
 # %% [markdown]
-# `fetch` is the producer's line of section 2's table: wait until the place is empty, announce, copy. `fetch_Q` does the same for $Q$, whose ring has two places. The counter's first number is the CTA's own. The next one is asked for when a query tile begins. It travels with $Q$: it is written when $Q$'s place is empty, and whoever has waited for `Q_full` may read it. −1 says that there is nothing left. On the consumers' side:
+# `fetch` is the producer's line of section 2's table: wait until the place is empty, announce, copy. `fetch_Q` does the same for $Q$, whose ring has two places. A CTA's first number is its own, `blockIdx.x`; the counter gives those after it. The next one is asked for when a query tile begins. It travels with $Q$: it is written when $Q$'s place is empty, and whoever has waited for `Q_full` may read it. −1 says that there is nothing left. On the consumers' side:
 
 # %%
 show.region("31_warp_specialized", "next_index")
@@ -390,7 +390,7 @@ plot.recorded("31_warp_specialized", "roles", shares, by=by)
 #
 # - The producer has nothing to do for most of the time. Its one long box in the figure is the beginning of a query tile: it sends for $Q$, works out where the tile lies, and asks the counter.
 # - The consumers are not in step. Consumer 0 comes to the end of its query tile about three tiles of keys after the other two, and four stages wouldn't let it be much later; the longest wait of the producer is for the places that consumer 0 has yet to read.
-# - Nobody multiplies in an epilogue, which takes about as long as a tile of keys (`other` in the table is what isn't drawn, most of it epilogues); but the other consumers do.
+# - Nobody multiplies in an epilogue, which takes about as long as a tile of keys (`other` in the table is what isn't drawn: a fifth of it the epilogue, the rest short gaps around the waits of every tile); but the other consumers do.
 # - A consumer's softmax takes more than a third of its time at $d = 64$, and about a third at 128. All that time it has no product under way.
 #
 # ### How far ahead
@@ -420,7 +420,7 @@ pd.Series(asked, name="copies").rename_axis("stages").to_frame().T
 #
 # ### Instructions
 #
-# Rung 30 spent 54 `R2UR` per tile to carry descriptors into uniform registers. Here the warpgroup's number comes from a vote over the warp (`__reduce_max_sync`), so that the compiler knows it to be the same in all lanes. Rung 30's loop without its mask, and the loop that rung 31 has for whole tiles, at $d = 128$: one tile of 128 keys. By how many instructions is the loop shorter?
+# Rung 30 spent 54 `R2UR` per tile to carry descriptors into uniform registers. Here the warpgroup's number comes from a maximum over the warp (`__reduce_max_sync`), so that the compiler knows it to be the same in all lanes. Rung 30's loop without its mask, and the loop that rung 31 has for whole tiles, at $d = 128$: one tile of 128 keys. By how many instructions is the loop shorter?
 
 # %%
 fewer = ...  # your prediction: instructions in rung 30's loop less those in rung 31's
@@ -634,7 +634,7 @@ exercise.verify("31.4", matched)
 # bug_of = {"X": 3, "Y": 1, "Z": 2}
 # ```
 #
-# In both deadlocks everybody waits for somebody. With bug 1 the producer waits for the first place of all, `K_empty[0]`, and nothing was ever sent. With bug 2 whole query tiles went through, until $Q$ came to a place for the second time. Had every CTA a single query tile (the cell sees to it that there is one CTA), bug 2 would not be seen.
+# In both deadlocks everybody waits for somebody. With bug 1 the producer waits for the first place of all, `K_empty[0]`, and no tile of $K$ or $V$ was ever sent. With bug 2 whole query tiles went through, until $Q$ came to a place for the second time. Had every CTA a single query tile (the cell sees to it that there is one CTA), bug 2 would not be seen.
 #
 # </details>
 

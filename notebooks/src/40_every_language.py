@@ -12,7 +12,7 @@
 # [← 33 · Backward on Hopper](33_backward_wgmma.ipynb) | [glossary](glossary.md) | [50 · Attention across GPUs →](50_ring.ipynb)
 #
 # **After this notebook you can**
-# - read FlashAttention's forward pass in thirteen implementations, from NumPy to CuTe, and find the same five steps in each;
+# - read FlashAttention's forward pass in thirteen implementations, from NumPy to CuTe, and find the same five steps in most;
 # - say for a language which decisions it leaves to you, which it takes itself, and what you can't say in it at all;
 # - tell from machine code which instructions a compiler chose, and from their number which tile it multiplied;
 # - choose a language for a kernel of your own by what the kernel has to say.
@@ -44,7 +44,7 @@ languages.table().style.set_properties(**{"text-align": "left"})
 # %% [markdown]
 # ## The problem
 #
-# Up to here every kernel was CUDA C++. Most kernels today are written in something else, and each of these languages promises the same: less text, and nearly the speed. What is given up for it? To find out, `kernels/languages/` has the same algorithm thirteen times: FlashAttention-2's order, one tile of queries against all tiles of keys, with an optional causal mask. Each file can be read alone, and each is held to the rule that our kernels are held to.
+# Up to here every kernel was CUDA C++. Most kernels today are written in something else, and each of these languages promises the same: less text, and nearly the speed. What is given up for it? To find out, `kernels/languages/` has attention thirteen times, mostly in FlashAttention-2's order, one tile of queries against all tiles of keys, with an optional causal mask. Each file can be read alone, and each is held to the rule that our kernels are held to.
 #
 # Here is the algorithm with nothing else around it, in NumPy.
 
@@ -52,7 +52,7 @@ languages.table().style.set_properties(**{"text-align": "left"})
 languages.region("numpy_tiles", "kernel")
 
 # %% [markdown]
-# Five steps stand in the inner loop, and you will find them in every file: **(1)** a product $S = QK^\top$ of two tiles, **(2)** the mask, **(3)** the new maximum and $\alpha$, which rescales what was summed before, **(4)** the exponentials $P$ and their sum, **(5)** a product $PV$ added to $O$.
+# Five steps stand in the inner loop, and you will find them in every file but `torch_compile` and `flex_attention`, where a compiler or a library has the loop: **(1)** a product $S = QK^\top$ of two tiles, **(2)** the mask, **(3)** the new maximum and $\alpha$, which rescales what was summed before, **(4)** the exponentials $P$ and their sum, **(5)** a product $PV$ added to $O$.
 #
 # NumPy says nothing about where any of this happens. A GPU needs answers to five questions:
 #
@@ -310,7 +310,7 @@ exercise.verify("40.1", windowed)
 # }
 # ```
 #
-# In Triton it is the same change in the line `sees = sees & …`. In FlexAttention it is `(j <= i) & (j > i - 40)`, and the tiles outside the window are skipped without a further word.
+# In Triton it is the same change in the line `sees = sees & …`, and the first loop, which asks for no mask, has to begin later. In FlexAttention it is `(j <= i) & (j > i - 40)`, and the tiles outside the window are skipped without a further word.
 #
 # </details>
 

@@ -163,7 +163,7 @@ for Hkv in (16, 2):
     print(f"H = 16, Hkv = {Hkv}: {bare:,.0f}; with 60 µs per message {ring_time.break_even(problem, machine):,.0f}")
 
 # %% [markdown]
-# With [grouped heads](glossary.md#grouped-heads), eight query heads to one of K and V, the bytes alone would let a rank be eight times as short. But then the time to begin a message counts for more than its bytes, and most of the gain is lost. Under a mask a block is half the work for the same bytes, and it takes twice as many tokens.
+# With [grouped heads](glossary.md#grouped-heads), eight query heads to one of K and V, the bytes alone would let a rank be eight times as short. But then the time to begin a message counts for more than its bytes, and most of the gain is lost. Under a mask a block is half the work for the same bytes, and by the bytes alone it takes twice as many tokens; with 60 µs per message 6,400 and 3,500.
 #
 # ## 3 · Who waits under a causal mask
 #
@@ -199,7 +199,7 @@ draw_ring.masks(N=16, ranks=4)
 # %% [markdown]
 # **What to see.** A number in a cell is the step of the ring, those at the bottom count a rank's scores: contiguous 10 to 58, zigzag 34 for all, striped 28 to 40, a difference that vanishes in long sequences. In a model, the tokens are rearranged once, at the input: nothing but attention and the positional encoding asks where a token stands.
 #
-# But can our kernels compute such blocks? They know two kinds: all of a block, or causal with as many keys as queries. Look at the blocks of a zigzag:
+# But can our kernels compute such blocks? They know two kinds: all of a block, or causal, where the last query sees the last key. Look at the blocks of a zigzag:
 
 # %%
 draw_ring.steps(ranks=4, layout="zigzag")
@@ -346,11 +346,11 @@ if samples is not None:
     display(draw_ring.held(samples))
 
 # %% [markdown]
-# **What to see.** On two GPUs the model's speedups are right within a few percent up to 64k tokens, on four it is up to 13 % too high. On eight it expects twice what was recorded at 64k under the mask: to the model a link is as fast with any number of channels. And some long sequences are *more* than twice, four or eight times as fast.
+# **What to see.** On two GPUs the model's speedups are right within 6 % up to 64k tokens, but for both passes at 16k under the mask (11 % too high); on four it is up to 13 % too high. On eight it expects twice what was recorded at 64k under the mask: to the model a link is as fast with any number of channels. And some long sequences are *more* than twice, four or eight times as fast.
 #
 # <details><summary>How can two GPUs be more than twice as fast as one?</summary>
 #
-# One GPU gets slower. Without a mask, the record has it at 761<!--= one_gpu(65536):.0f --> TFLOP/s for 64k tokens, 559<!--= one_gpu(262144):.0f --> for 256k and 504<!--= one_gpu(1048576):.0f --> for 1M. K and V of one head take 512 bytes per token, 134 MB at 256k, and an H200's L2 has 60 MB. All CTAs sweep the same keys, but they drift apart in time, and most have to read from HBM again. Measured once on one H200, two heads of 262,144 tokens: 214 GB came from HBM, while K and V of both are 0.27 GB. That costs time, and power that the tensor cores then lack: the clock fell to 1,260 MHz. A ring's blocks are shorter, and `ring_attention` cuts those that are still too long, so that K and V of a head take at most 32 MB. Cut so, one GPU alone reached 670 TFLOP/s instead of 556. In the table a causal forward pass loses little this way, as its query tiles see half as many keys; forward and backward together lose most, which we have not looked into.
+# One GPU gets slower. Without a mask, the record on four GPUs, of an older rung 32, has it at 761<!--= one_gpu(65536):.0f --> TFLOP/s for 64k tokens, 559<!--= one_gpu(262144):.0f --> for 256k and 504<!--= one_gpu(1048576):.0f --> for 1M. K and V of one head take 512 bytes per token, 134 MB at 256k, and an H200's L2 has 60 MB. All CTAs sweep the same keys, but they drift apart in time, and most have to read from HBM again. Measured once on one H200, two heads of 262,144 tokens: 214 GB came from HBM, while K and V of both are 0.27 GB. That costs time, and power that the tensor cores then lack: the clock fell to 1,260 MHz. A ring's blocks are shorter, and `ring_attention` cuts those that are still too long, so that K and V of a head take at most 32 MB. Cut so, one GPU alone reached 670 TFLOP/s instead of 556. (In the newer record on two GPUs one has 666 uncut, another machine and the kernel of today.) At 256k a causal forward pass loses a tenth this way, as its query tiles see half as many keys, and at 1M a quarter. Forward and backward together lose most under the mask and little without one, which we have not looked into.
 #
 # </details>
 #
@@ -395,7 +395,7 @@ columns = ["Hkv", "way", "GB sent per rank", "GiB of K and V held", "messages, o
 pd.DataFrame(rows, columns=columns).round(2)
 
 # %% [markdown]
-# Ulysses sends least, as long as there are enough heads. Only the ring combines small memory with any number of ranks. Large systems use Ulysses inside a host, a ring between hosts.
+# Here Ulysses sends least: it does with more than $1 + H / H_{kv}$ ranks, as long as there are enough heads. Only the ring combines small memory with any number of ranks. Large systems use Ulysses inside a host, a ring between hosts.
 
 # %%
 if samples is not None:
@@ -403,7 +403,7 @@ if samples is not None:
         display(draw_ring.beside_peers(samples, ranks))
 
 # %% [markdown]
-# **What to see.** PyTorch's `context_parallel` runs the same ring, or all-gather, with cuDNN's attention; "all-gather + SDPA" is cuDNN after one collective; `51_one_sided` is the next notebook's. Whiskers: slowest to fastest round. On two and four GPUs the ring keeps rung 32's lead over cuDNN; forward and backward together, Ulysses is as fast on four. On eight, with four channels, the ring waits for messages, and Ulysses leads; with 256k tokens the ring is 7.92<!--= over_one_gpu("50_ring", 262144, ranks=8):.2f --> times as fast as one GPU. "In any order" adds up $dQ$ as parts come, as cuDNN does, and one GPU by default; the plain ring has the same bits every time, and so has the one GPU it is held against.
+# **What to see.** PyTorch's `context_parallel` runs the same ring, or all-gather, with cuDNN's attention; "all-gather + SDPA" is cuDNN after one collective; `51_one_sided` is the next notebook's. Whiskers: slowest to fastest round. On two and four GPUs the ring keeps rung 32's lead over cuDNN; forward and backward together, Ulysses is as fast on four. On eight, with four channels, the ring waits for messages: forward 51 and all-gather lead, with the backward pass Ulysses; with 256k tokens the ring is 7.92<!--= over_one_gpu("50_ring", 262144, ranks=8):.2f --> times as fast as one GPU. "In any order" adds up $dQ$ as parts come, as cuDNN does, and one GPU by default; the plain ring has the same bits every time, and so has the one GPU it is held against.
 #
 # Memory: how long a sequence can be, and how long does it take?
 
@@ -564,7 +564,7 @@ exercise.verify("50.3", sees_what_it_should)
 #     return 0 if s <= r else -1
 # ```
 #
-# From a later rank, query $i$ sees one key less. The kernel has no such mask; but queries $1, 2, \dots$ with keys $0, 1, \dots$ are an ordinary causal block again. That is what the last line of `ring.block` says.
+# From a later rank, query $i$ sees one key less. Queries $1, 2, \dots$ with keys $0, 1, \dots$ are an ordinary causal block again, and query 0, which sees none, is left out. That is what the last line of `ring.block` says.
 # </details>
 
 # %%
@@ -597,7 +597,7 @@ progress()
 # </details>
 # <details><summary>5. When would you take Ulysses?</summary>
 #
-# When there are at least as many heads of K and V as ranks: it sends fewer bytes, and its mask needs no layout.
+# With enough heads of K and V for the ranks, and more than $1 + H / H_{kv}$ ranks: then it sends fewer bytes. Its mask needs no layout.
 #
 # </details>
 # <details><summary>6. One rank has another shape than the others. Who says so?</summary>

@@ -22,7 +22,7 @@
 #
 # **The idea in one line**: the pattern of wrong numbers points to the line that made them.
 #
-# *The exhibits run on the emulator, on every machine: on a GPU some would hang, and some would end the process's use of the device.*
+# *The exhibits run on the emulator, on every machine: on a GPU some would give the right answer by luck, and one could end the process's use of the device.*
 
 # %%
 import importlib.util, os, sys  # on Colab, Kaggle or a hub: takes the series from the folder above, or fetches it
@@ -169,7 +169,7 @@ museum.EXHIBITS["lse_in_log2"].fix()
 # %% [markdown]
 # ## Room 2 · Stopped by the emulator
 #
-# These bugs need not produce a wrong number: on a GPU they may give an error code, a hang, a crash, another tensor's data, or the right answer. The emulator stops at the instruction and says why.
+# These bugs need not produce a wrong number: on a GPU they may give an error code, a crash, another tensor's data, or the right answer. The emulator stops at the instruction and says why. (The first one it does not launch at all, which the check notices.)
 #
 # ### The launch that never happened
 #
@@ -232,7 +232,7 @@ predict(passes, "yes" if exhibit.report("not a multiple").ok else "no", "(is N =
 exhibit.visit()
 
 # %% [markdown]
-# **What to see.** $N = 100$ passes: the last tile's missing rows still hold the keys of the tile before, finite numbers with the weight 0. Only where the *first* tile is not full, $N < 32$, is unwritten memory read. On a GPU even that usually passes. The emulator marks every byte of shared memory as unwritten when a block starts.
+# **What to see.** $N = 100$ passes: the last tile's missing rows still hold the keys of the tile before, finite numbers with the weight 0. Unwritten memory is read only where a *first* tile is not full: fewer than 32 keys, as here, or fewer than 64 queries, whose tile the same function loads. On a GPU even that usually passes. The emulator marks every byte of shared memory as unwritten when a block starts.
 #
 # **Fix.** Store zeros where there is no row.
 
@@ -512,7 +512,7 @@ exercise.verify("91.2", lambda: checks.mended(museum.UNLABELLED["B"], mend) is n
 # mend = ("for (int mask = 2 * T::TY; mask < 32; mask *= 2) l +=", "for (int mask = T::TY; mask < 32; mask *= 2) l +=")
 # ```
 #
-# $2.766 / 0.936 = 2.95$ in row 14. In row 109 LSE is too small by $5.719 - 4.622 = 1.097 = \ln 3.0$. Within a row all columns of $O$ have one ratio, and LSE its logarithm. A wrong *scale* would have changed the weights; here only the denominator is wrong: $l$ lacks half of its terms, one step of the butterfly (in these two rows, two thirds of the sum).
+# $2.766 / 0.936 = 2.95$ in row 14. In row 109 LSE is too small by $5.719 - 4.622 = 1.097 = \ln 3.0$. Within a row the ratio of $O$ alternates between two values, four columns each (row 14: 1.51 and 2.95), whose reciprocals add up to 1. LSE is off by the logarithm of one of them. A wrong *scale* would have changed the weights; here only the denominator is wrong: threads with even and with odd `tx` each have half of $l$, since the butterfly lacks the step that joins neighbours.
 # </details>
 
 # %% [markdown]
@@ -572,5 +572,5 @@ progress()
 # </details>
 #
 # <details><summary>Which exhibits can a comparison of outputs miss, however many inputs it tries?</summary>
-# Those of room 3, whose output depends on the order of threads (another order showed one of them, none the other), and exhibit C, a layout with bank conflicts. They need a tool that looks at the accesses.
+# On a GPU those of room 3, *Zero times garbage*, *Reading a little further* and *Waiting for one less*, whose output depends on order, timing or what lay in memory; and exhibit C, a layout with bank conflicts, whose output is right. They need a tool that looks at the accesses.
 # </details>

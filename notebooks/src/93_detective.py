@@ -84,8 +84,8 @@ print("the mended kernel:", first.fault(first.mended(mend)) or "right on all inp
 #
 # | symptom | it is not | look at |
 # |---|---|---|
-# | LSE right, O wrong | scores, mask, softmax | V, the second product, the address of O |
-# | O right, LSE wrong | anything that the weights depend on | the line that writes LSE |
+# | LSE right, O wrong | scores, mask, softmax | V, the second product, the rescaling or the address of O |
+# | O right, LSE wrong on every input | in fp32, anything that the weights depend on (in 16 bits a small error of the scores hides in O's rounding) | the line that writes LSE |
 # | all columns of some rows | an address within a row | one number per row: $m$, $l$, $\alpha$; the mask |
 # | every 8th or 16th row, or all but those | arithmetic | layout, fragment |
 # | right with one tile, wrong with several | what happens within a tile | what is carried from tile to tile: sums, stages |

@@ -88,7 +88,8 @@ def steps_taken(
 
     steps: a `steps` record. names: step -> what it is called, for those to be shown; by default all, by what the record says.
     """
-    title = f"{title} · {device_of(steps)}"
+    # A draft is what it was, whatever has become of the rung since.
+    title = f"{title} · {device_of(steps.drop(columns='stale', errors='ignore'))}"
     shown = steps if names is None else steps[steps["step"].isin(list(names))]
     order = shown.drop_duplicates("step").sort_values("step")
     named = {row.step: (names or {}).get(row.step, row.what) for row in order.itertuples()}

@@ -133,7 +133,7 @@ TASKS = (
     ),
     whole(
         "02",
-        "Begin with a warp per row that reads the row twice: it is right for every N.",
+        "Q holds S (rows,N), O receives P; Nq = rows, Nk = N. Begin with a warp per row that reads the row twice.",
         "Then keep what was read: 32 lanes with 4 V elements each hold rows up to 128 V.",
         "Long rows have to be cut among blocks, and P is the only memory there is for their states: two elements at the start of "
         "each slice.",
@@ -174,7 +174,7 @@ TASKS = (
         ),
         (
             "Scores of keys j0 + tx + c * T::TX >= a.Nk become -FA_INFINITY, whose exponential is 0.",
-            "A row without any key has m_tile = -inf: subtract 0 then, or exp(-inf + inf) is a NaN.",
+            "A row whose scores in this tile are all -inf has m_tile = -inf: subtract 0 then, or exp(-inf + inf) is a NaN.",
             "Lanes of a warp don't run in step: a __syncwarp() at the end.",
         ),
     ),

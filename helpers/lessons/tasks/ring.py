@@ -10,10 +10,12 @@ TASKS = (
         "Write the kernel `merge`: from (O, LSE) of two sets of keys those of both together.",
         (
             "const fa_merge_args a: the kernel's only parameter, see kernels/include/fa/merge.cuh",
-            "block: threads = 256; grid: one thread for every four columns of the B*H*Nq rows, so d / 4 neighbouring lanes to a row, and a few past the last row",
+            "block: threads = 256; grid: one thread for every width<A, R> columns (4; 8 where O_a and O have 16 bits) of the B*H*Nq rows, "
+            "so d / width<A, R> neighbouring lanes to a row, and a few past the last row",
             "O_a, O_b, O (B,H,Nq,d) of the types A, B, R with strides a.O_a_stride[3], ..; LSE_a, LSE_b, LSE (B,H,Nq) fp32 with "
             "a.LSE_a_stride[2], .., their rows contiguous",
-            "load_row<A>(x, a.O_a, at), store_row<R>(a.O, at, x): float x[4] from or to element `at`; FA_INFINITY, fa::log2_e, fa::ln_2",
+            "load_row<A>(x, a.O_a, at), store_row<R>(a.O, at, x): float x[width<A, R>] from or to element `at`; FA_INFINITY, "
+            "fa::log2_e, fa::ln_2",
         ),
         (
             "template <int d, typename A, typename B, typename R> __global__ void merge(const fa_merge_args a) is defined",
@@ -26,7 +28,7 @@ TASKS = (
             "m = fmaxf(lse_a, lse_b), and 0 instead where it is -inf. Weights exp(lse_a - m) and exp(lse_b - m), l their sum: "
             "O is divided by l, LSE = m + ln(l).",
             "In place, a lane may read LSE_a after another one has written LSE there. Let one lane of the row read both, "
-            "__shfl_sync(0xffffffff, x, 0, d / 4) hand them on, and the same lane write.",
+            "__shfl_sync(0xffffffff, x, 0, d / width<A, R>) hand them on, and the same lane write.",
         ),
     ),
 )

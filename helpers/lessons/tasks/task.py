@@ -65,7 +65,7 @@ def whole(number: str, first: str, then: str, trap: str, backward: bool = False)
         (
             'extern "C" cudaError_t fa_launch(const fa_args *args, cudaStream_t stream) launches the work on `stream`',
             "every element of the outputs is written; Nq and Nk may be any positive number",
-            "the launcher chooses an instance per head dimension (and dtype) as those of the ladder do",
+            "the launcher takes every dtype and head dimension that the header block names",
         ),
         (first, then, trap),
     )
