@@ -3,12 +3,22 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# An environment that uv has made has no pip, and `uv sync` takes it out again.
+WITH_PIP = @$(BIN)/python -m pip --version > /dev/null 2>&1 || $(BIN)/python -m ensurepip > /dev/null || \
+  { echo "there is no pip in $(VENV), and ensurepip failed: remove $(VENV) and try again (Debian, Ubuntu: apt install python3-venv)"; exit 1; }
 .DEFAULT_GOAL := lab
 .PHONY: lab installed kernel test test-all executed verdicts notebooks book test-book slides test-browser bench readme
 
-# The build of PyTorch. Without an NVIDIA driver its CUDA libraries, 2.5 GB, are left out; TORCH=cuda installs them all the same.
+# The build of PyTorch. Without an NVIDIA driver its CUDA libraries, 2.5 GB, are left out; TORCH=cuda installs them all the same,
+# before `make` or behind it.
+ifndef TORCH
 TORCH := $(shell nvidia-smi -L > /dev/null 2>&1 || test -e /proc/driver/nvidia/version && echo cuda || echo cpu)
-$(if $(filter-out cpu cuda,$(TORCH)),$(error TORCH=$(TORCH): allowed are cpu and cuda, the builds of PyTorch))
+endif
+ifneq ($(TORCH),cpu)
+ifneq ($(TORCH),cuda)
+$(error TORCH=$(TORCH): allowed are cpu and cuda, the builds of PyTorch)
+endif
+endif
 
 # What the file browser leaves out: the notebooks as text in notebooks/src, what pip and Python leave behind.
 HIDDEN := src *.egg-info __pycache__ *.pyc *~
@@ -72,6 +82,7 @@ $(VENV)/bin/python:
 
 # uv knows where PyTorch's CPU builds are; pip would have to be told.
 $(VENV)/installed: pyproject.toml | $(VENV)/bin/python
+	$(WITH_PIP)
 	@echo "Installing PyTorch, nvcc and JupyterLab into $(VENV): once, a few minutes"
 ifeq ($(TORCH),cpu)
 	@echo "TORCH=cpu, the default without an NVIDIA driver: 0.4 GB to download (TORCH=cuda: 3 GB)"
@@ -84,13 +95,16 @@ endif
 	@touch $@
 
 $(VENV)/installed-test: $(VENV)/installed
+	$(WITH_PIP)
 	$(PIP) -e '.[test]'
 	@touch $@
 
 $(VENV)/installed-book: $(VENV)/installed
+	$(WITH_PIP)
 	$(PIP) -e '.[book]'
 	@touch $@
 
 $(VENV)/installed-browser: $(VENV)/installed
+	$(WITH_PIP)
 	$(PIP) -e '.[browser]'
 	@touch $@

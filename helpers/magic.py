@@ -87,12 +87,16 @@ def run_cell(shell: InteractiveShell, line: str, cell: str) -> None:
 def _time(kernel: Kernel) -> str:
     """The median time of one call, on a GPU; the emulator's time says nothing about a GPU's."""
     from .measure import bench
+    from .run import merging
     from .run.reference import random_inputs
 
     if kernel.backend != "nvcc":
         return ""
     shape = timed(kernel.rung)
-    inputs = random_inputs(kernel.rung, shape, device="cuda")
+    if kernel.rung.op == "merge":
+        inputs = merging.workload((*shape[:3], shape[4]), device="cuda")
+    else:
+        inputs = random_inputs(kernel.rung, shape, device="cuda")
     try:
         samples = bench.measure({"kernel": kernel}, inputs)
     except KernelError as error:  # a kernel that fails its check may fail here too

@@ -104,9 +104,11 @@ def staircase(root: Path = readme.record.DATA) -> Drawn:
     there = set(steps.loc[steps["kind"] == "peer", "name"])
     flash = [f"{short} (FlashAttention-{short[-1]})" for short in ("FA-3", "FA-4") if short in there]
     side_by_side = f"{' and '.join(['cuDNN', *flash])} ran beside the last rung; " if "cuDNN" in there else ""
+    decode = rungs.loc[rungs["group"] == "decode", "rung"].unique()
+    caches = "".join(f" ({stem[:2]}: over its caches of {readme.caches(stem, root)})" for stem in decode)
     caption = (
         "<sub>Higher is faster. Bars: the rungs; diamonds: public kernels. No causal mask, fp16; geometric mean over "
-        "N = 1024 … 16384. FlashAttention-2 is PyTorch's SDPA FLASH, timed side by side with each rung. It takes no fp32, so the "
+        f"N = 1024 … 16384{caches}. FlashAttention-2 is PyTorch's SDPA FLASH, timed side by side with each rung. It takes no fp32, so the "
         f"hatched fp32 rungs are set beside its fp16 time from another session on the same GPU. {side_by_side}"
         "Triton (tutorial 06) comes from an earlier study on an H200. 02 is a softmax and has no bar.</sub>"
     )

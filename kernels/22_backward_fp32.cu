@@ -19,7 +19,7 @@
 // paper:     FlashAttention, Algorithm 4 (arXiv 2205.14135); FlashAttention-2, Algorithm 2 (arXiv 2307.08691)
 // speed:     H200, N >= 1024: 37 to 38 TFLOP/s at D=64, 37 to 40 at D=128, 1.07 x and 0.83 x SDPA MATH without a mask;
 //            2.00 x and 1.53 x with a causal one
-//
+
 // With P = exp(scale Q K^T - LSE) and delta = rowsum(dO o O), all of it by rows of queries i and keys j:
 //   dV = P^T dO     dP = dO V^T     dS = P o (dP - delta)     dQ = scale dS K     dK = scale dS^T Q
 //

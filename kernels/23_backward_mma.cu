@@ -17,7 +17,7 @@
 //            D=128, 99 KB per block: Br=32 Bc=64 threads=128 smem=81 KB CTAs/SM=1
 // arch:      sm_80
 // paper:     FlashAttention-2, Algorithm 2 (arXiv 2307.08691)
-// speed:     H200, N >= 1024: 243 to 308 TFLOP/s at D=64, 227 to 303 at D=128: 1.14 x and 1.03 x SDPA FLASH; causal 1.20 x
+// speed:     H200, N >= 1024: 230 to 300 TFLOP/s at D=64, 223 to 289 at D=128: 1.13 x and 1.02 x SDPA FLASH; causal 1.19 x
 //            and 1.05 x
 #include <fa/arch.cuh>
 #include <fa/half.cuh>
@@ -422,7 +422,7 @@ template <int d, typename T> cudaError_t launch(const fa_backward_args &a, cudaS
   using C = Tile<d>;
   const int64_t rows = int64_t(a.B) * a.H * padded(a.Nq), ctas = fa::ceil_div(a.Nk, C::Bc) * a.B * a.H;
   if (ctas * C::Bc > fa::max_grid_x || rows * d / 1024 > fa::max_grid_x) return cudaErrorInvalidValue;
-  // Without a mask all tiles are equal. With one, 16 heads at a time, as in 33: there more were slower where N is small.
+  // Without a mask all tiles are equal. With one, 16 heads at a time, so that the longest of them come first.
   const int heads = a.causal ? min(16, a.B * a.H) : 1;
   // Each query head has a dK and a dV of its own. Where heads share K and V they are in the workspace, in 16 bits: a row is
   // d elements of dK, then d of dV.

@@ -151,6 +151,10 @@ def inputs(rung: Rung, arguments: argparse.Namespace, device: str) -> tuple[tupl
     if rung.op == "merge":
         return merging.workload((*shape[:3], shape[4]), arguments.dtype or "fp16", device), asked
     Hkv = arguments.Hkv or (1 if "gqa" in rung.features and rung.title else shape[1])
+    if shape[1] % Hkv:
+        raise ValueError(
+            f"--H {shape[1]} is no multiple of --Hkv {Hkv}: as many query heads share each head of K and V"
+        )
     made = random_inputs(rung, shape, arguments.dtype, device, seed=arguments.seed, Hkv=Hkv, **masks)
     return made, asked
 

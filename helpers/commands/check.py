@@ -26,17 +26,15 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ..run import merging, reference
+    from ..run import reference
     from ..run.check import check
 
     rung = described(arguments)
     require_one_rank(rung)
     kernel = loaded(rung, arguments.device)
     size = arguments.cases or ("full" if kernel.device == "cuda" else "small")
-    if kernel.rung.op == "merge":  # its cases are the same everywhere
-        report = merging.checked(kernel)
-    else:
-        report = check(kernel, _shown(reference.cases(kernel.rung, kernel.device, size)))
+    merges = kernel.rung.op == "merge"  # its cases are the same everywhere
+    report = check(kernel, None if merges else _shown(reference.cases(kernel.rung, kernel.device, size)))
     print(report)
     return 0 if report.ok else 1
 

@@ -1,6 +1,6 @@
 """Records in data/ what this machine measures: for maintainers.
 
-data/README.md describes every kind of record. All but verdicts, xray-of-mutants and languages --code need a GPU.
+data/README.md describes every kind of record. All but verdicts, xray-of-mutants, languages --code, ring --dry, sanitizer --build and heads rxnmapper need a GPU.
 """
 
 from __future__ import annotations

@@ -132,6 +132,14 @@ def pretending(arch: str | None) -> list[str]:
     return [f"-D__CUDA_ARCH_LIST__={arch.removeprefix('sm_').rstrip('a')}0"] if arch else []
 
 
+def _threads() -> int:
+    """As many as FA_EMULATOR_THREADS says; by default, and for 0, as many as there are cores. ValueError if it says no number."""
+    asked = os.environ.get("FA_EMULATOR_THREADS", "").strip() or "0"
+    if not asked.isdecimal():
+        raise ValueError(f"FA_EMULATOR_THREADS is {asked!r}: it has to be a number of threads")
+    return int(asked) or min(os.cpu_count() or 1, MOST_THREADS)
+
+
 class Launcher:
     """A kernel for the emulator, compiled when it first runs. ``launch`` runs it to its end, or raises KernelError.
 
@@ -153,7 +161,7 @@ class Launcher:
         self._flags = any(map(ORDERS_BLOCKS.search, texts))
         self._traced: Built | None = None
         self.resources = None  # registers and spills are the GPU compiler's to know
-        self.threads = int(os.environ.get("FA_EMULATOR_THREADS", 0)) or min(os.cpu_count() or 1, MOST_THREADS)
+        self.threads = _threads()
         self.timeout: float | None = None
         self.schedule = 0
         self.counters: dict[str, tuple[int, int]] = {}

@@ -1,8 +1,8 @@
 """The X-ray's counts beside the hardware's: every rung, and every kernel of one access.
 
 `rungs()` and `singles()` give a row per kernel and counter: what the X-ray counts now, what Nsight Compute counted when
-the record was made (data/), their difference, and why they differ where they do. A reason comes with a number: it explains
-a rung's difference if that is what it is, to the digit, and no other.
+the record was made (data/), their difference, and why they differ where they do. A reason comes with a number, and explains a
+difference that is it, to the digit; or, where timing or addresses let it vary, with a range, which the difference has to lie in.
 """
 
 from __future__ import annotations

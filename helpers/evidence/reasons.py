@@ -13,15 +13,14 @@ class Reason(NamedTuple):
     kernel: str
     metric: str
     why: str
-    by: dict[int, int] | None = None  # by head dimension: how much more the hardware counts, to the digit
+    by: dict[int, int] | None = None  # by head dimension (0: none): how much more the hardware counts, to the digit
     timing: tuple[float, float] = (0.0, 0.0)  # what varies besides: from, to, as shares of the hardware's count
+    between: tuple[int, int] | None = None  # the same where addresses decide, as counts
 
     def explains(self, D: int, difference: int, of: int) -> bool:
-        """Whether the difference is the one that this is the reason of. Without numbers it is of any."""
-        if self.by is None and not any(self.timing):
-            return True
-        rest = difference - (self.by or {}).get(D, 0)
-        return self.timing[0] * of <= rest <= self.timing[1] * of
+        """Whether the difference is one that this is the reason of."""
+        least, most = self.between or (share * of for share in self.timing)
+        return least <= difference - (self.by or {}).get(D, 0) <= most
 
 
 def explain(name: str, kernel: str, metric: str, D: int, difference: int, of: int) -> Reason | None:
@@ -46,6 +45,7 @@ SMALL_STATE = (
     "a State is two loads of 4 bytes in the source (.m, .l), and merge, weight and the division each read it again; nvcc "
     "loads it once"
 )
+ONE_OF_TWO = "nvcc makes one load, and one store, of those of the two branches"
 WHOLE_WORK = (
     "what each thread 0 leaves for its CTA, fields of 4 and 8 bytes, nvcc writes and reads in pieces of up to 16"
 )
@@ -220,12 +220,20 @@ REASONS = [
     ),
     Reason("3[0-9]_.*", ".*", "shared_(load|store)_conflicts", BESIDE_TMA, timing=(0.0, 0.03)),
     Reason(r"[012]\d_.*", ".*", "shared_(load|store)_(wavefronts|conflicts)", TIMING, timing=(0.0, 0.015)),
-    Reason("copy.*", "copy|micro_copy.*", "shared_load_instructions", NO_LANE),
+    Reason("copy.*", "copy", "shared_load_instructions", NO_LANE, {0: 3}),
+    Reason(
+        "copy.*",
+        "micro_copy.*",
+        "shared_load_instructions",
+        f"{NO_LANE}, and one more whose condition is false for all lanes",
+        {0: 3 + 1},
+    ),
     Reason(
         "copy16: both ends .*",
         "cp.async.ca",
         "conflicts|wavefronts",
         "the instruction's counter doesn't count how long lanes queue, as the data pipe's does, but how many share a bank with one of them",
+        between=(-4, 4),
     ),
     Reason(
         "copy16g: all zeros from stride 128",
@@ -240,47 +248,65 @@ REASONS = [
         "copy",
         "global_load_sectors",
         "cp.async.cg asks the L2 for each 32 bytes of its destination, once for every line of 128 bytes that they come from; "
-        "for what another lane overwrites it doesn't ask",
+        "for what another lane overwrites it doesn't ask. And nvcc reads two numbers of a lane's row only for lanes that take part",
+        between=(-32, 31),
     ),
     Reason(
         "copy.*",
         "copy",
         "global_load_sectors",
-        "nvcc reads the second and third number of a lane's row only for lanes that take part",
+        "nvcc reads the second and third number of a lane's row, 32 sectors in all, only for lanes that take part",
+        between=(-32, -1),
     ),
     Reason(
         "copy16g.*",
         "copy",
         "async_copy_conflicts",
         "this counter doesn't see cp.async.cg, except zeros; the one of instructions does (device.async.csv)",
+        between=(-28, -1),
     ),
     Reason(
         "copy.*",
         "copy|micro_copy.*",
         "async_copy_conflicts",
         "the counter allows a wavefront for every four lines of the source, and one for zeros, before it calls it a conflict",
+        between=(-8, -1),
     ),
     Reason(
         "(store|atomic).*",
         "micro_.*",
         "shared_load_instructions",
         "a load that no lane executes (its condition is false for all) is an instruction, but no request",
+        {0: 1},
     ),
     Reason(
-        "atomic_one_word", ".*", "atomic_.*", "nvcc adds up the lanes' numbers first and lets one lane do the atomic"
+        "atomic_one_word",
+        ".*",
+        "atomic_(wavefronts|conflicts)",
+        "nvcc adds up the lanes' numbers first and lets one lane do the atomic",
+        {0: -31},
     ),
-    Reason("two_branches", ".*", ".*", "nvcc makes one load, and one store, of those of the two branches"),
-    Reason("half_warps_that_sync", ".*", "global_store_requests", "nvcc makes one store of those of the two branches"),
+    Reason("two_branches", ".*", "shared_load_instructions|global_store_requests", ONE_OF_TWO, {0: -1}),
+    Reason("two_branches", ".*", "shared_load_conflicts", f"{ONE_OF_TWO}: as many wavefronts, of fewer loads", {0: 1}),
+    Reason(
+        "half_warps_that_sync",
+        ".*",
+        "global_store_requests",
+        "nvcc makes one store of those of the two branches",
+        {0: -1},
+    ),
     Reason(
         "trips_by_lane",
         ".*",
-        "shared_load_.*",
+        "shared_load_(instructions|wavefronts)",
         "nvcc unrolls the loop, and lanes with different numbers of trips no longer meet in each load",
+        {0: 3},
     ),
     Reason(
         "loop_in_a_loop",
         ".*",
         "shared_load_instructions",
         "nvcc peels a load off the loop that no lane executes: an instruction, but no request",
+        {0: 1},
     ),
 ]

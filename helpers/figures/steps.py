@@ -22,23 +22,18 @@ def stays(kept: str, D: int) -> bool:
     return kept.startswith(("yes", "in part", f"at D = {D}"))
 
 
-def _panel(ax: Axes, D: int, part: pd.DataFrame, left: float, height: float, most: int, fontsize: float) -> list[bool]:
-    """A bar per step from 0 to its ratio, or where the axis begins at another `left` a dot, filled where the step stayed; the
-    steps' names cut to `most` characters. Returns which stayed."""
+def _panel(ax: Axes, D: int, part: pd.DataFrame, most: int, fontsize: float) -> list[bool]:
+    """A dot per step at its ratio, filled where the step stayed; the steps' names cut to `most` characters. Returns which stayed."""
     kept = [stays(str(word), D) for word in part["kept"]]
-    if left == 0:
-        look = {"color": [GREEN if yes else CARD for yes in kept], "edgecolor": INK, "linewidth": 0.7}
-        ax.barh(range(len(part)), part["ratio"], height, **look)
-    else:
-        for stayed, face in ((True, GREEN), (False, CARD)):
-            at = [i for i, yes in enumerate(kept) if yes == stayed]
-            look = {
-                "markerfacecolor": face,
-                "markeredgecolor": INK,
-                "markersize": 8,
-                "label": "stayed" if stayed else "did not",
-            }
-            ax.plot(part["ratio"].iloc[at], at, "o", linestyle="", zorder=4.5, **look)
+    for stayed, face in ((True, GREEN), (False, CARD)):
+        at = [i for i, yes in enumerate(kept) if yes == stayed]
+        look = {
+            "markerfacecolor": face,
+            "markeredgecolor": INK,
+            "markersize": 8,
+            "label": "stayed" if stayed else "did not",
+        }
+        ax.plot(part["ratio"].iloc[at], at, "o", linestyle="", zorder=4.5, **look)
     names = [f"{step} · {cut(what, most)}" for step, what in zip(part["step"], part["what"], strict=True)]
     ax.set_yticks(range(len(part)), names, color=INK, fontsize=fontsize)
     ax.set_title(f"D = {D}", color=MUTED)
@@ -55,7 +50,7 @@ def beside(frame: pd.DataFrame, title: str, peer: str) -> Figure:
     values = frame[[c for c in ("ratio", "ratio_causal") if c in frame]]
     low, high = min(0.9, values.min().min() - 0.08) - 0.04, values.max().max() + 0.07
     for ax, (D, part) in zip(axes, parts, strict=True):
-        kept = _panel(ax, D, part, low, 0.66, 45, 8)
+        kept = _panel(ax, D, part, 45, 8)
         if "ratio_causal" in part:
             ax.plot(part["ratio_causal"], range(len(part)), "D", color=ORANGE, markersize=4.5, zorder=5)
             ax.lines[-1].set_label("under a causal mask")

@@ -307,8 +307,12 @@ def _backward(rung: Rung, device: str, inputs: tuple, scale: float | None, out: 
             raise CallError(
                 f"{letter} is {t.dtype} {tuple(t.shape)} on {t.device}; it has to be as q: {q.dtype} {tuple(q.shape)} on {q.device}"
             )
-    if lse.shape != q.shape[:3] or lse.dtype != torch.float32 or not lse.is_contiguous():
-        raise CallError(f"lse is {lse.dtype} {tuple(lse.shape)}; it has to be contiguous float32 {tuple(q.shape[:3])}")
+    if not isinstance(lse, torch.Tensor):
+        raise CallError(f"lse is a {type(lse).__name__}; {rung.stem} takes torch tensors")
+    if lse.shape != q.shape[:3] or lse.dtype != torch.float32 or lse.device != q.device or not lse.is_contiguous():
+        raise CallError(
+            f"lse is {lse.dtype} {tuple(lse.shape)} on {lse.device}; it has to be contiguous float32 {tuple(q.shape[:3])} on {q.device}"
+        )
     args, given = _arguments(rung, q, k, v, scale, asked)
     if out is None:
         dq, dk, dv = room(q), room(k), room(v)
@@ -481,7 +485,8 @@ def _packed(args: FaBackwardArgs, q: Tensor, asked: dict) -> dict[str, Tensor]:
     starts = asked["cu_seqlens"]
     if args.B != 1 or "pages" in asked or "lengths" in asked:
         raise CallError("cu_seqlens goes with a batch dimension of 1, in which all sequences lie one behind the other")
-    if not isinstance(starts, tuple | list) or len(starts) != 2 or starts[0].shape != starts[1].shape:
+    pair = isinstance(starts, tuple | list) and len(starts) == 2 and all(hasattr(x, "shape") for x in starts)
+    if not pair or starts[0].shape != starts[1].shape:
         raise CallError(
             "cu_seqlens takes two tensors of (sequences + 1) row numbers each, of the queries and of the keys"
         )
@@ -505,7 +510,7 @@ def _cached(args: FaBackwardArgs, q: Tensor, k: Tensor, asked: dict) -> dict[str
         pages = given["pages"]
         if "lengths" not in given:
             raise CallError("pages needs lengths, the number of keys in use of each sequence")
-        _require_integers("pages", pages, q, (args.B, pages.shape[-1]))
+        _require_integers("pages", pages, q, (args.B, pages.shape[-1] if hasattr(pages, "shape") else 1))
         if pages.device.type == "cpu" and (pages.min() < 0 or pages.max() >= k.shape[0]):
             raise CallError(f"pages names page {int(pages.max())}; k and v have {k.shape[0]}")
         if pages.shape[1] * k.shape[2] > MOST:
@@ -572,8 +577,8 @@ def _number(name: str, value: Any) -> float:
         number = float(value)
     except (TypeError, ValueError):
         raise CallError(f"{name} is {value!r}; it has to be a number") from None
-    if not math.isfinite(number):
-        raise CallError(f"{name} is {number}; it has to be finite")
+    if not math.isfinite(ctypes.c_float(number).value):  # as the kernel gets it
+        raise CallError(f"{name} is {number}; it has to be finite as a float32")
     return number
 
 

@@ -208,7 +208,7 @@ class Opened:
     # The answer
 
     @cached_property
-    def lines(self) -> set[int]:
+    def _lines(self) -> set[int]:
         """Lines of the broken text that are a right answer to "where": those that differ and, where some are gone, their neighbours."""
         whole, broken = self._texts
         found: set[int] = set()
@@ -230,7 +230,7 @@ class Opened:
             return f"{mechanism!r} is no mechanism; there are {', '.join(MECHANISMS)}"
         if not isinstance(line, int) or isinstance(line, bool) or not 1 <= line <= len(self._texts[1]):
             return f"line is a number from 1 to {len(self._texts[1])}"
-        place, way = line in self.lines, self.case.is_mechanism(mechanism)
+        place, way = line in self._lines, self.case.is_mechanism(mechanism)
         if place and way:
             return ""
         if place:

@@ -34,6 +34,7 @@ def execute(path: Path) -> tuple[nbformat.NotebookNode, list[str]]:
         kernel_name="python3",
         resources={"metadata": {"path": str(path.parent)}},
         record_timing=False,
+        force_raise_errors=True,  # also in cells that may raise where there is no nvcc
         extra_arguments=["--log-level=ERROR"],  # ipykernel's warning on how it talks to us
     )
     # The kernel imports helpers and finds the tools of this very Python, whatever environment is active.

@@ -6,7 +6,6 @@ process, and so is that of SDPA CUDNN and of this series' rungs, which run in on
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import json
@@ -37,6 +36,8 @@ LONGER = {"flex_attention": 150.0}  # compiled anew for each shape
 SLOWEST_MS = 150.0  # a shape whose call takes longer isn't timed, nor are longer ones
 BURST_MS = 3.0
 COLUMNS = ["language", "name", "dtype", "causal", *SHAPE, "round", "ms"]
+# In a record's JSON; the rest are conditions.
+OF_THE_RECORD = ("rung", "kind", "rungs", "digest", "method", "implementations", "earlier")
 FACTS = ["language", "title", "version", "lines", "import_seconds", "first_seconds", "cases", "failed", "ended"]
 # Tiles that are tried, as each language's documentation advises: what stands in its file as TILES.
 OF_TRITON = [(128, 128, 8, 3), (128, 64, 8, 3), (128, 64, 4, 3), (64, 64, 4, 3), (64, 64, 4, 2), (64, 128, 4, 3)]
@@ -52,7 +53,7 @@ CANDIDATES = {
 
 def record_languages(names: Sequence[str] = ()) -> None:
     """Measures the languages `names` (all, and the peers, by default) and writes the records `timings` and `facts` of notebook 40;
-    of those that aren't named the rows stay. RuntimeError without a GPU."""
+    of those that aren't named the rows stay, with the conditions they were measured under. RuntimeError without a GPU."""
     bench.require_gpu()
     begun, every = time.perf_counter(), [PEERS, *_for_a_gpu()]
     timings, facts = [], []
@@ -88,14 +89,27 @@ def _for_a_gpu() -> list[str]:
 
 
 def _save(kind: str, frame: pd.DataFrame, seen: dict, names: Sequence[str] = ()) -> None:
+    """Writes the record. What is kept of it keeps its conditions (`earlier`), and unless the peers were measured again, the digest of
+    the rungs stays as it is."""
+    before = _about_before(kind) if names else {}
     sources = {stem: digest(one.path) for stem, one in languages.implementations().items()}
-    with contextlib.suppress(LookupError):  # of those that aren't measured again
-        before = record.about(STEM, kind, record.this_device())["implementations"] if names else {}
-        sources |= {stem: was for stem, was in before.items() if stem not in names}
+    sources |= {stem: was for stem, was in before.get("implementations", {}).items() if stem not in names}
     used = sorted({rung for found in BESIDE.values() for rung in found})
     method = f"CUDA events, bursts of about {BURST_MS:g} ms interleaved in random order, 7 rounds, a process for each language"
     extra = dict(seen) | {"method": method, "implementations": sources}
+    if before and PEERS not in names:
+        extra |= {key: before[key] for key in ("rungs", "digest")}
+    if kept := [language for language in frame["language"].unique() if before and language not in names]:
+        was = {key: value for key, value in before.items() if key not in OF_THE_RECORD}
+        extra["earlier"] = {language: before.get("earlier", {}).get(language, was) for language in kept}
     print("  wrote", record.save(STEM, kind, frame, extra=extra, rungs=used).name, flush=True)
+
+
+def _about_before(kind: str) -> dict:
+    try:
+        return record.about(STEM, kind, record.this_device())
+    except LookupError:
+        return {}
 
 
 def _before(kind: str, names: Sequence[str]) -> list[pd.DataFrame]:

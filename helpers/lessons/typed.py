@@ -163,7 +163,7 @@ def score(kernel: Kernel, rung: Rung, task: Task | None = None) -> Score:
 
 def _checked(kernel: Kernel, rung: Rung) -> Report:
     if rung.op == "merge":
-        return merging.checked(kernel)
+        return check(kernel)
     more = uneven(rung, kernel.device)
     size = "small" if kernel.device == "cpu" else "full"
     return check(kernel, [*cases(kernel.rung, kernel.device, size), *more]) if more else check(kernel)

@@ -1,7 +1,7 @@
 """The stopwatch: times callables on a GPU, and knows the public kernels to time them beside.
 
-Callables run interleaved in random order over at least seven rounds, in bursts between two CUDA events, on inputs that
-rotate past the L2 cache; data/README.md gives the reasons. CPU times are never taken: beside a GPU time they mean nothing.
+Callables run interleaved in random order over at least seven rounds, in bursts between two CUDA events; inputs that they are given
+rotate past the L2 cache. data/README.md gives the reasons. CPU times are never taken: beside a GPU time they mean nothing.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ __all__ = [
 ]
 
 DEVICE = "cuda"
+OUT_OF_MEMORY = "out of memory"  # a refusal
 
 
 def require_gpu() -> None:
@@ -179,9 +180,10 @@ def measure(
     if seen[0] is not None:
         frame[list(sensors.COLUMNS)] = seen
     rest = f", {idle_ms:g} ms idle before each" if idle_ms else ""
+    rotated = "inputs larger than the L2 or rotated past it; " if inputs else ""
     frame.attrs["method"] = (
         f"CUDA events, bursts of about {burst_ms:g} ms, queued before the GPU begins, interleaved in random order, {rounds} rounds{rest}; "
-        "inputs rotated past the L2; TF32 off"
+        f"{rotated}TF32 off"
     )
     return frame
 
@@ -290,7 +292,7 @@ def refusal(call: Callable, *inputs: Tensor) -> str | None:
             torch.cuda.synchronize()
     except torch.cuda.OutOfMemoryError:
         torch.cuda.empty_cache()
-        return "out of memory"
+        return OUT_OF_MEMORY
     except Exception as error:  # every package has exceptions of its own
         return (str(error).splitlines() or [type(error).__name__])[0]
     return None

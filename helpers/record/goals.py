@@ -27,8 +27,8 @@ GRADIENTS = round(1 / 1.05, 3)
 
 @dataclass(frozen=True)
 class Goal:
-    """`rung` against `peer` in its record of `kind`: at least `goal`, and in no case below `floor`. only: which of the samples
-    count, a pandas query; N: this length alone."""
+    """`rung` against `peer` in its record of `kind`: the mean reaches `goal`, or at least `floor`, whatever the worst shape is. only:
+    which of the samples count, a pandas query; N: this length alone."""
 
     rung: str
     kind: str

@@ -71,6 +71,12 @@ def _decoding(samples: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({"speed": best["tb_per_s"].min(), "unit": "TB/s", "flash": flash})
 
 
+def caches(stem: str, root: Path = record.DATA) -> str:
+    """Between which lengths the caches are of which a decoding rung's ratio is a mean: "2048 to 131072 keys"."""
+    keys = record.load(stem, "decode", card(root), root)["Nk"]
+    return f"{keys.min()} to {keys.max()} keys"
+
+
 def peers(root: Path = record.DATA) -> pd.DataFrame:
     """Public kernels beside SDPA FLASH in fp16 without a causal mask: name, group ("forward", "backward"), D, flash as in
     `figures`. cuDNN, FlashAttention-3 and -4 as they ran beside the last rung of the group that they ran beside, if any; the

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..ladder.rung import Which
@@ -46,6 +47,8 @@ def check(kernel: Which | Callable, cases: Iterable[Case] | str | None = None) -
     if isinstance(kernel, Kernel) or not callable(kernel):
         kernel = load(kernel, quiet=True)
     name = kernel.rung.stem if hasattr(kernel, "rung") else getattr(kernel, "__name__", type(kernel).__name__)
+    if cases is None and getattr(getattr(kernel, "rung", None), "op", "") == "merge":
+        return _merging(kernel)
     if cases is None or isinstance(cases, str):
         device = getattr(kernel, "device", "cpu")
         size = cases or ("small" if torch.device(device).type == "cpu" else "full")
@@ -61,6 +64,15 @@ def check(kernel: Which | Callable, cases: Iterable[Case] | str | None = None) -
     if not comparisons:
         raise ValueError("check() was given no cases")
     return Report(name, comparisons, XRAY if getattr(kernel, "backend", "") == "emulator" else "")
+
+
+def _merging(kernel: Kernel) -> Report:
+    """Of a kernel that merges partial results: its cases, then those that fit in place. They are the same on every machine."""
+    from . import merging
+
+    apart = check(kernel, merging.cases(device=kernel.device))
+    within = check(merging.in_place(kernel), merging.cases_in_place(kernel.device))
+    return replace(apart, comparisons=apart.comparisons + within.comparisons)
 
 
 def _one(kernel: Callable, case: Case, poisons: bool) -> list[Comparison]:

@@ -16,7 +16,8 @@ from pathlib import Path
 from ..ladder import cards
 from ..ladder.errors import CompileError, KernelError
 from ..ladder.paths import KERNELS, NOTEBOOKS
-from ..ladder.rung import Rung, rungs
+from ..ladder.rung import Rung
+from ..ladder.rung import rung as find_rung
 from ..toolchain.compiler import emulators_compiler, find_compiler
 from ..toolchain.lines import find_symbolizer
 from ..toolchain.toolkit import ToolkitError, find_ninja, matching_toolkit
@@ -187,9 +188,9 @@ def _emulator() -> str:
 def _lane(stem: str) -> Lane:
     import torch
 
-    rung = next((r for r in rungs() if r.stem == stem), None)
-    if rung is None:
-        rung = Rung(stem=stem, path=KERNELS / f"{stem}.cu", source="")  # a notebook without a rung loads any of them
+    path = KERNELS / f"{stem}.cu"
+    # A notebook without a kernel of its own loads any of them.
+    rung = find_rung(path) if path.is_file() else Rung(stem=stem, path=path, source="")
     try:
         find_compiler()
         find_ninja()

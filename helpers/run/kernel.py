@@ -48,12 +48,15 @@ def load(which: Which = None, *, source: str | None = None, device: str | None =
     return kernel
 
 
+DRIVER = ("/proc/driver/nvidia/version", "/usr/lib/wsl/lib/libcuda.so.1")  # where there is NVIDIA's driver: Linux, WSL2
+
+
 def cuda_refusal(rung: Rung) -> str:
     """Why this machine's GPU can't run `rung`, in one sentence that names the mend; empty if it can."""
     import torch
 
     if not torch.cuda.is_available():
-        if not Path("/proc/driver/nvidia/version").exists():
+        if not any(Path(trace).exists() for trace in DRIVER):
             return "no GPU found: with an NVIDIA GPU in this machine, install its driver; without, use the emulator"
         if torch.version.cuda is None:
             return "there is a GPU, but this PyTorch was built without CUDA: `rm -r .venv`, then `make lab TORCH=cuda`"

@@ -1,7 +1,6 @@
 """Merging partial results of attention: (O_a, LSE_a) of some keys and (O_b, LSE_b) of others give (O, LSE) of both.
 
-`check(kernel, merging.cases(device=kernel.device))` holds a kernel that merges to the error rule, as other kernels are; `checked` does so in
-place, too.
+`check(kernel)` holds a kernel that merges to the error rule in all `cases`, also in place, as other kernels are held to theirs.
 """
 
 from __future__ import annotations
@@ -12,10 +11,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from .check import check
 from .kernel import Kernel
-from .reference import DTYPES
-from .report import Report
+from .reference import DTYPES, moved
 
 
 def merge(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor, dtype: torch.dtype = torch.float64) -> tuple:
@@ -96,12 +93,10 @@ def in_place(kernel: Kernel) -> Callable[..., tuple[Tensor, Tensor]]:
     return merged
 
 
-def checked(kernel: Kernel) -> Report:
-    """`check` on all cases and, of those whose O can lie in O_a's memory, in place."""
-    apart = check(kernel, cases(device=kernel.device))
-    fit = (case for case in cases(device=kernel.device) if case.o_a.dtype == case.empty_outputs()[0].dtype)
-    within = check(in_place(kernel), (replace(case, name=f"in place: {case.name}") for case in fit))
-    return replace(apart, comparisons=apart.comparisons + within.comparisons)
+def cases_in_place(device: str = "cpu") -> Iterator[Case]:
+    """Of the cases those whose O can lie in O_a's memory, for the function that `in_place` gives."""
+    fit = (case for case in cases(device=device) if case.o_a.dtype == case.empty_outputs()[0].dtype)
+    return (replace(case, name=f"in place: {case.name}") for case in fit)
 
 
 def workload(shape: tuple[int, int, int, int], dtype: str = "fp16", device: str = "cpu") -> tuple[Tensor, ...]:
@@ -154,4 +149,4 @@ def cases(dtypes: tuple[str, ...] = ("fp32", "fp16", "bf16"), device: str = "cpu
 
 
 def _on(device: str, case: Case) -> Case:
-    return Case(case.name, *(x.to(device) for x in case.inputs), rounded=case.rounded)
+    return Case(case.name, *(moved(x, x.dtype, device) for x in case.inputs), rounded=case.rounded)

@@ -358,8 +358,8 @@ def cases(rung=None, device: str | torch.device = "cpu", size: str = "small") ->
     rung: anything with `op`, `dtypes` and `D` (a Rung; an empty or missing `D` allows any); None: float32 attention.
     size: "small" has N up to 130 and runs on the emulator in seconds; "full" is for a GPU and adds long rows, more heads
     than a grid dimension holds (65 535) and larger batches.
-    Attention scores stay finite in float32. Softmax scores are finite or −inf, and a row may be −inf throughout.
-    Raises ValueError for another size or an operation other than attention and softmax.
+    Attention scores stay below 1e8: past that a rounded maximum is so far off that an fp16 P overflows in 13 and up. Softmax scores are finite or −inf, and a row may be −inf throughout.
+    Raises ValueError for another size or an operation other than attention, its backward pass and softmax.
     """
     if size not in ("small", "full"):
         raise ValueError(f'cases() has size "small" and "full", not {size!r}')
@@ -380,14 +380,14 @@ def cases(rung=None, device: str | torch.device = "cpu", size: str = "small") ->
         suffix = "" if len(dtypes) == 1 else f", {name}"
         for case in made:
             floats = ("q", "k", "v", "s", "do")
-            moved = {f: _move(x, DTYPES[name], device) for f in floats if (x := getattr(case, f)) is not None}
-            moved |= {f: x.to(device) for f in ("lengths", "pages") if (x := getattr(case, f)) is not None}
+            there = {f: moved(x, DTYPES[name], device) for f in floats if (x := getattr(case, f)) is not None}
+            there |= {f: x.to(device) for f in ("lengths", "pages") if (x := getattr(case, f)) is not None}
             if case.cu_seqlens is not None:
-                moved["cu_seqlens"] = tuple(x.to(device) for x in case.cu_seqlens)
-            yield replace(case, name=case.name + suffix, **moved)
+                there["cu_seqlens"] = tuple(x.to(device) for x in case.cu_seqlens)
+            yield replace(case, name=case.name + suffix, **there)
 
 
-def _move(x: Tensor, dtype: torch.dtype, device: str | torch.device) -> Tensor:
+def moved(x: Tensor, dtype: torch.dtype, device: str | torch.device) -> Tensor:
     """x in another dtype and place with the strides and the first element it has (a plain .to() would drop the gaps of a
     packed layout)."""
     if x.dtype == dtype and x.device == torch.device(device):

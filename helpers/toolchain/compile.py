@@ -124,14 +124,21 @@ def build(
     key += [str(toolkit.home), toolkit.version] if toolkit else []
     name = f"{stem}_{digest(*key)}"
     folder = cache_folder() / name
-    cached = (folder / "done").exists()
+    cached = _is_whole(folder)
     if not cached:
         with making(folder, stem):
-            if not (folder / "done").exists():  # else another thread or process was faster
+            if not _is_whole(folder):  # else another thread or process was faster
+                shutil.rmtree(folder, ignore_errors=True)
                 rest = list(flags), list(include), list(libraries), list(link), list(functions), compiler, toolkit
                 _compile(name, folder, units, cuda, *rest)
     log = (folder / "compiler.log").read_text(errors="replace")
     return Built(folder / (folder / "done").read_text(), log, time.perf_counter() - start, cached)
+
+
+def _is_whole(folder: Path) -> bool:
+    """Is all there that a build leaves for `build` to read? What clears old files out of caches may have taken a part."""
+    done = folder / "done"
+    return done.exists() and (folder / done.read_text()).exists() and (folder / "compiler.log").exists()
 
 
 def _compile(
@@ -196,14 +203,13 @@ def _compile(
                     source.write_text(text)
                 cpp_extension.load(name, [str(source) for source in sources], **common)
         (library,) = private.glob("*.so")
-        if (
-            sys.platform == "darwin"
-        ):  # debug information stays in the objects, which are gone when the folder has its name
+        if sys.platform == "darwin":  # there debug information is in the objects alone
             subprocess.run(["dsymutil", str(library)], capture_output=True, check=False)
+        for made in private.glob("*.o"):  # half of a build's size, and nothing reads them any more
+            made.unlink()
         (private / "done").write_text(library.name)
-        with contextlib.suppress(
-            OSError
-        ):  # where nothing was locked, another process was faster: its library is as good
+        # Where nothing was locked, another process may have been faster: its library is as good.
+        with contextlib.suppress(OSError):
             private.rename(folder)
     except ToolkitError:
         raise
@@ -285,24 +291,30 @@ def _cudart_folder(toolkit: Toolkit) -> Path:
             return toolkit.home / sub
     (library,) = (toolkit.home / "lib").glob("libcudart.so.*")
     folder = cache_folder() / f"cudart-{toolkit.version}"
-    folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError):
-        (folder / "libcudart.so").symlink_to(library)
+    link = folder / "libcudart.so"
+    if not link.exists():  # or it leads to an environment that is gone
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as private:
+            made = Path(private) / link.name
+            made.symlink_to(library)
+            made.replace(link)
     return folder
 
 
 @contextlib.contextmanager
 def _set_environment(compiler: str, toolkit: Toolkit | None) -> Iterator[None]:
     """What torch takes from its surroundings, for a build: ninja on PATH (a kernel of an unactivated venv doesn't have
-    it), the host compiler, CUDA_HOME, and its own folder's name, which may have a blank in it. When it loads a library it
-    changes Python's flags for dlopen, and threads that do so together wouldn't change them back."""
+    it), the host compiler (for nvcc by CC), CUDA_HOME, and its own folder's name, which may have a blank in it. When it loads a
+    library it changes Python's flags for dlopen, and threads that do so together wouldn't change them back."""
     from torch.utils import cpp_extension
 
     ours = {"PATH": f"{find_ninja()}{os.pathsep}{os.environ.get('PATH', '')}", "CXX": compiler}
+    if toolkit:
+        ours["CC"] = shlex.quote(compiler)  # torch doesn't quote it for the shell
     theirs, home = {name: os.environ.get(name) for name in ours}, cpp_extension.CUDA_HOME
     torch_lib, dlopen = cpp_extension.TORCH_LIB_PATH, sys.getdlopenflags()
     os.environ.update(ours)
-    cpp_extension.TORCH_LIB_PATH = shlex.quote(torch_lib)  # torch doesn't quote it for the shell
+    cpp_extension.TORCH_LIB_PATH = shlex.quote(torch_lib)  # nor this
     if toolkit:
         cpp_extension.CUDA_HOME = str(toolkit.home)
     try:

@@ -90,10 +90,16 @@ def _compiled(which: Which, arch: str) -> Path:
     flags = [*NVCC_FLAGS, gencode(arch)]
     key = digest(rung.digest, flags, toolkit.version, str(toolkit.home))
     folder = cache_folder() / f"{rung.stem}_{arch}_cubin_{key}"
-    with contextlib.nullcontext() if folder.exists() else making(folder, rung.stem):
-        if not folder.exists():
+    with contextlib.nullcontext() if _is_whole(folder) else making(folder, rung.stem):
+        if not _is_whole(folder):
+            shutil.rmtree(folder, ignore_errors=True)
             _compile(rung, toolkit.nvcc, flags, folder)
     return folder
+
+
+def _is_whole(folder: Path) -> bool:
+    """Is all there that `_compile` leaves? What clears old files out of caches may have taken a part."""
+    return (folder / "kernel.cubin").exists() and (folder / "ptxas.log").exists()
 
 
 def _compile(rung: Rung, nvcc: Path, flags: list[str], folder: Path) -> None:

@@ -78,6 +78,8 @@ def find_toolkit(major: int | None = None) -> Toolkit:
     """The toolkit to use: CUDA_HOME, then pip's wheels, then nvcc on PATH; the first of CUDA `major` if there is one, else the
     first of all. Raises ToolkitError if there is none."""
     toolkits = _find(os.environ.get("CUDA_HOME"), os.environ.get("PATH"))
+    if not toolkits and sys.platform == "darwin":
+        raise ToolkitError("there is no nvcc for macOS: machine code is not shown here, kernels run on the emulator")
     if not toolkits:
         raise ToolkitError(
             "no nvcc found in CUDA_HOME, among pip's packages or on PATH: run `make lab` (it installs nvcc from pip), "

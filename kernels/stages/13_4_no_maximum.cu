@@ -3,7 +3,7 @@
 // idea:      Any m cancels in the division by l, so that a tile can be tried with the m there is. Where a row's sum says that it
 //            was too small, the warp does that tile again with the true maximum, and seeks it in every tile from there on.
 // changed:   from 13_3: the parts of the loop body are lambdas; a maximum only for the first tile, a ragged one, and where it
-//            was missed; O is rescaled only there
+//            was missed; O is rescaled only there; for a negative scale masked scores are +inf, instead of -Q
 // op:        attention
 // inputs:    Q (B,H,Nq,D), K V (B,H,Nk,D) fp16 or bf16; rows and strides multiples of 16 bytes
 // outputs:   O (B,H,Nq,D) as Q, LSE (B,H,Nq) fp32

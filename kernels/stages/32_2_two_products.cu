@@ -3,8 +3,8 @@
 // idea:      The next S is complete before O is. A warpgroup waits for S alone, and its exponentials run under its own
 //            product.
 // changed:   from 32_1: the softmax begins when S is there, in parts: maximum, exponentials; O is rescaled, and P
-//            rounded, once O is there too. (ptxas moves the wait for O up, above the exponentials: notebook 32, section
-//            4)
+//            rounded, once O is there too. At D=128 8 registers more per consumer. (ptxas moves the wait for O up, above the
+//            exponentials: notebook 32, section 4)
 // op:        attention
 // features:  causal, gqa
 // workspace: counter (1)

@@ -265,7 +265,7 @@ show.region("02_online_softmax", "long_rows")
 # %% [markdown]
 # What the compiler made of it, for an H200 (no GPU needed for this): one line per kernel, `softmax<threads, V>` for rows of up to 4 · `threads` · `V` scores. *[Spilled](glossary.md#spill)* registers would live in memory; there should be none.
 
-# %%
+# %% tags=["raises-exception"]
 made = sass.resources("02_online_softmax", arch="sm_90a")
 made[["registers", "spill_store_bytes", "spill_load_bytes", "smem_bytes"]]
 

@@ -325,7 +325,7 @@ plot.error(record.load("10_fa2_mma_fp16", "error"))
 hmma = ...  # your prediction: HMMA in the code
 ldsm = ...  # your prediction: LDSM in the code, those for Q included
 
-# %% tags=["reveal"]
+# %% tags=["reveal", "raises-exception"]
 counts = sass.opcodes("10_fa2_mma_fp16", D=64)
 predict(hmma, int(counts["HMMA"]), "HMMA in the code")
 predict(ldsm, int(counts["LDSM"]), "LDSM in the code")
@@ -376,7 +376,7 @@ rays.bank_map(line)
 #
 # What will that cost? An SM serves one wavefront per clock. For how many clocks is each of its four units busy with one warp's 16 query rows and a tile of 64 keys? The one with most to do sets the pace:
 
-# %% tags=["reveal"]
+# %% tags=["reveal", "raises-exception"]
 budget = units.table(["10_fa2_mma_fp16"], D=64, rows=16)
 units.draw(budget, "16 query rows × 64 keys, d = 64 · counted; took: NVIDIA H200")
 

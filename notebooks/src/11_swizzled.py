@@ -205,7 +205,7 @@ ms["times as fast"] = ms["11_swizzled"] / ms["10_fa2_mma_fp16"]
 predict(faster, ms["times as fast"]["fp16", 64], "times as fast")
 ms.round(2)
 
-# %% tags=["reveal"]
+# %% tags=["reveal", "raises-exception"]
 budget = units.table(pair, D=64, rows=16)
 units.draw(budget, "16 query rows × 64 keys, d = 64 · counted; took: NVIDIA H200")
 

@@ -170,7 +170,7 @@ predict(waits, share, "of the time of all its tiles")
 copies = ...  # your prediction: LDGSTS in the tile loop at d = 64
 registers = ...  # your prediction: "more" or "fewer"
 
-# %% tags=["reveal"]
+# %% tags=["reveal", "raises-exception"]
 names = ["11_swizzled", "12_double_buffered"]
 predict(copies, int(sass.opcodes(names[1], D=64, loop=True)["LDGSTS"]), "LDGSTS in the loop")
 sass.compare(*names, D=64, loop=True)
@@ -178,7 +178,7 @@ sass.compare(*names, D=64, loop=True)
 # %% [markdown]
 # **What to see.** The tile loop at $d = 64$, instructions as they stand in the code. Eight `LDG` and eight `STS` became eight `LDGSTS`, one of two barriers (`BAR`) is gone, and with them instructions that cleared and moved the registers in between (`CS2R`, `MOV`). The products (`HMMA`), the reads of fragments (`LDSM`) and the exponentials (`MUFU`) are the same. (The compiler put in the three `LDS`; their target is the zero register `RZ`, so what they read is discarded.) The registers:
 
-# %% tags=["reveal"]
+# %% tags=["reveal", "raises-exception"]
 table = sass.table(*names).set_index(["rung", "kernel"])
 at64 = table.xs("fa2_mma<64, fa::fp16>", level="kernel")["registers"]
 predict(registers, "more" if at64[names[1]] > at64[names[0]] else "fewer", "registers at d = 64")
@@ -203,7 +203,7 @@ table["12 / 11"] = table["12_double_buffered"] / table["11_swizzled"]
 predict(faster, table["12 / 11"]["fp16", 128], "times as fast")
 table.round(2)
 
-# %% tags=["reveal"]
+# %% tags=["reveal", "raises-exception"]
 budget = units.table(names, D=128, rows=16)
 units.draw(budget, "16 query rows × 64 keys, d = 128 · counted; took: NVIDIA H200")
 

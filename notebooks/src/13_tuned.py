@@ -62,7 +62,7 @@ device = kernel.device
 longest = ...  # your prediction: "shared memory", "tensor cores", "issue slots" or "MUFU"
 clocks = ...  # your prediction: for how many clocks
 
-# %% tags=["reveal"]
+# %% tags=["reveal", "raises-exception"]
 before = units.table(["12_double_buffered"], D=128, beside="13")
 predict(longest, before.drop(columns="took").iloc[0].idxmax(), "is the longest")
 predict(clocks, before.drop(columns="took").iloc[0].max(), "clocks")
@@ -102,7 +102,7 @@ show.region("13_1", "fragments")
 # %% [markdown]
 # The machine code shows it. Here are the loops of 12 and of 13_1 around their first reads of K:
 
-# %%
+# %% tags=["raises-exception"]
 for stem in ("12_double_buffered", "13_1_addresses"):
     lines = sass.loop_lines(stem, 64)
     first = next(i for i, (_, opcode, _) in enumerate(lines) if opcode.startswith("LDSM"))
@@ -141,7 +141,7 @@ registers
 # %%
 wavefronts = ...  # your prediction: wavefronts of 13_2 for 32 query rows and 64 keys at d = 128
 
-# %% tags=["reveal"]
+# %% tags=["reveal", "raises-exception"]
 three = units.table(chain[:3], D=128, beside="13")
 predict(wavefronts, three.loc["13_2_rows", "shared memory"], "wavefronts")
 three.drop(columns="took").round(0).astype(int)
@@ -257,14 +257,14 @@ for stem in chain[1:]:
 # %%
 per_product = ...  # your prediction: instructions per HMMA that a whole tile issues in rung 13, at d = 128
 
-# %% tags=["reveal"]
+# %% tags=["reveal", "raises-exception"]
 products = {stem: sum(opcode.startswith("HMMA") for _, opcode, _ in units.usual_path(stem)) for stem in chain}
 issued = {stem: len(units.usual_path(stem)) / products[stem] for stem in chain}
 predict(per_product, issued["13_tuned"], "instructions per HMMA in 13")
 budget = units.table(chain, D=128, beside="13")
 budget.drop(columns="took").round(0).astype(int).assign(**{"instructions per HMMA": pd.Series(issued).round(2)})
 
-# %%
+# %% tags=["raises-exception"]
 units.draw(budget.loc[["12_double_buffered", "13_2_rows", "13_tuned"]], title)
 
 # %% [markdown]

@@ -6,7 +6,6 @@
 #     name: python3
 # ---
 
-
 # %% [markdown]
 # # 23 · Backward on tensor cores: P and dS are born as operands
 #
@@ -24,6 +23,7 @@
 # **Needs** [22 · Backward: gradients without P](22_backward_fp32.ipynb) for the maths and [10 · Tensor cores](10_fa2_mma_fp16.ipynb) for fragments. No GPU: without one the kernel runs on the emulator and the timings shown are recorded ones.
 #
 # **The idea in one line**: form $S$ transposed, keys by queries; then a warp's results $P^\top$ and $dS^\top$ already *are* the operands of $dV$ and $dK$, and only $dS$ has to cross between all of them.
+
 # %%
 import importlib.util, os, sys  # on Colab, Kaggle or a hub: takes the series from the folder above, or fetches it
 
@@ -50,10 +50,10 @@ device = kernel.device
 # ## The problem
 #
 # Notebook 22's kernel does five matrix products per tile on CUDA cores. What those units can do, beside the tensor cores, as measured on the recorded device:
+
 # %%
 top = record.load("device", "ceilings").groupby(["name", "unit"]).value.median().rename("measured").reset_index()
 top[top.name.str.contains("matmul")].set_index("name").round(0)
-
 
 # %% [markdown]
 # Notebook 10 moved two products to tensor cores. One fact made it work: the [accumulators](glossary.md#accumulator) of $S$ have the layout of an operand $A$, so $P$ went from one product to the next in registers. Now there are five products, and the results of two ($P$ from $S$, $dS$ from $dP$) are operands of the other three, each of which wants them in its own arrangement. Which of the three can take them from registers?
@@ -61,6 +61,8 @@ top[top.name.str.contains("matmul")].set_index("name").round(0)
 # ## 1 · Ten operands
 #
 # In $C \mathrel{+}= A B$ an `mma` sums over $k$. A register holds a *pair* of 16-bit numbers that are neighbours along $k$, in $A$ as in $B$. `ldmatrix` makes pairs of neighbours *in memory*, along the rows of a tile; `ldmatrix.trans` makes pairs of what stands one above the other. So of each operand ask: **does $k$ run along the rows of its tile, or across them?** All four cases on one 8 × 8 matrix:
+
+
 # %%
 def ldmatrix(tile, trans):
     """The pair that each lane gets of one 8 x 8 matrix: (32, 2) (PTX ISA, "ldmatrix")."""
@@ -89,6 +91,7 @@ for name, operand, layout in [
 # - $S^\top = K Q^\top$, a row per key and a column per query, is the operand $A$ of a product that sums over *queries*: $dV = P^\top dO$ and $dK = dS^\top Q$.
 #
 # One of three, or two of three. This kernel forms $S^\top$ and $dP^\top$. Nothing is transposed for that: $A$ and $B$ change places.
+
 # %%
 transposed = ...  # your prediction: how many of the ten operands does this kernel load by ldmatrix.trans?
 
@@ -113,11 +116,11 @@ draw_backward.operands(products)
 # There is a second reason to have keys along the rows. The CTA owns a tile of 128 keys; at $d = 64$ its four warps have 32 keys each. So a warp owns the rows of $dK$ and $dV$ of its keys, and computes all that they need, its rows of $P^\top$ and $dS^\top$, itself.
 #
 # $dQ$ is different: it sums over *all* keys. So all warps put their $dS^\top$ into shared memory, and after a barrier each computes a piece of $dQ_i$, 32 rows by 32 columns, over all 128 keys.
+
 # %%
 ways = dict.fromkeys(draw_backward.EDGES, "registers") | {("dS", "dQ"): "shared memory"}
 ends = {"dV": "registers, to the end", "dK": "registers, to the end", "dQ": "HBM, by atomics"}
 draw_backward.dataflow(ways, ends, "One step of 23_backward_mma at d = 64 (S, P, dP and dS transposed)")
-
 
 # %% [markdown]
 # **What to see.** Compare with the figure of notebook 22: four orange arrows have become one. $B_r B_c$ numbers of 16 bits cross per step. With queries along the rows both $P$ and $dS$ would cross.
@@ -127,6 +130,8 @@ draw_backward.dataflow(ways, ends, "One step of 23_backward_mma at d = 64 (S, P,
 # What does a CTA need? In shared memory $K_j$ and $V_j$, which stay; two stages of $Q_i$ and $dO_i$ with LSE and delta of their rows; and $dS$. In registers, per lane: $dK$ and $dV$ of the warp's keys, which stay; $S$ and $dP$ for `Bq` queries at a time.
 #
 # At $d = 64$ a warp holds $dK$ and $dV$ of 32 keys in 128 registers per lane. At $d = 128$ that would be 256, which no lane has. Two ways out: 16 keys for each of eight warps; or 32 keys for each *two* warps, with 64 columns of $dK$ and $dV$ for either. The kernel takes the second. Who has what, from the constants of the kernel's text:
+
+
 # %%
 def who(d):
     """The number of the warp of each block of 32 x 32, as in the kernel."""
@@ -142,9 +147,10 @@ def who(d):
 
 draw_backward.owners({f"d = {d}": who(d) for d in (64, 128)}, share={"d = 64": 1, "d = 128": 2})
 
-
 # %% [markdown]
 # **What to see.** Blocks of 32 × 32. At $d = 64$ a warp has a row of the first two pictures: what it makes it needs itself. At $d = 128$ two warps share a row (two shades of one colour). Warp 0 forms $S^\top$ and $dP^\top$ for the first 32 queries, and its columns of $dV$ and $dK$ sum over all 64: for the other 32 it needs what warp 1 has formed. So all of $P$ crosses, too: each warp reads its partner's half by plain `ldmatrix`. No barrier is added, since $dQ$ needs one anyway.
+
+
 # %%
 def budget(d, **given):
     """Registers per lane for the big arrays, and KB of shared memory, from the constants in the kernel's text."""
@@ -162,7 +168,8 @@ pd.DataFrame([budget(64), budget(128)], index=["d = 64", "d = 128"])
 
 # %% [markdown]
 # 192 of at most 255 registers are taken in both cases. The rest has to do for fragments, addresses and the 32 accumulators of $dQ$, which take the place of $S$ and $dP$. By shared memory, two CTAs fit on an SM of 228 KB at $d = 64$ and one at $d = 128$; by registers, too: $2 \cdot 128$ or $1 \cdot 256$ threads of 255 registers are all that 65536 give. Did the compiler manage without [spilling](glossary.md#spill)?
-# %%
+
+# %% tags=["raises-exception"]
 table = sass.table("23_backward_mma").set_index("kernel")
 table[table.index.str.startswith("backward")].drop(columns="rung")
 
@@ -170,6 +177,7 @@ table[table.index.str.startswith("backward")].drop(columns="rung")
 # ### Sixteen keys alone, or thirty-two for two?
 #
 # Why share at all? With 16 keys for each warp nothing but $dS$ would cross, and it takes as many registers. Count the `ldmatrix` of one warp in one step of 64 queries at $d = 128$. Each fragment $B$ that is read serves the 16-row fragments $A$ of the warp's keys, one of them or two. Which of the five products gains from two, and does the exchange cost more than that?
+
 # %%
 fewer = ...  # your prediction: a warp that shares 32 keys needs how many ldmatrix, as a share of one with 16 alone?
 
@@ -190,6 +198,7 @@ counts
 
 # %% [markdown]
 # A quarter less. Copies and the stores of $dS$ and $P$ use shared memory, too, and the additions to $dQ$ take the same path out of the SM; with them a step takes 5120 of its clocks instead of 6272, at 128 bytes per clock. Were shared memory all that a step waits for, the kernel would be 22 % faster; [below](#What-made-it-fast) stands what was measured. Does the kernel do what the formula says?
+
 # %%
 torch.manual_seed(0)
 x = [torch.randn(1, 1, n, 128).half() for n in (64, 128, 128, 64)]
@@ -204,6 +213,7 @@ print(f"bank conflicts: {frame.excess.sum():.0f} wavefronts too many, of {len(fr
 # Operands have 16 bits, all sums are fp32. Rounded are $P$ and $dS$, as operands, and the results at the end. $dQ$ is added up across CTAs in an fp32 tensor of its own and rounded when it is complete. delta comes from the 16-bit $O$ and $dO$, in fp32. The error rule's yardstick, plain PyTorch at the same precision, rounds at the same places. There is one exception: where query heads share $K$ and $V$ (section 6), each head's $dK$ and $dV$ are rounded to 16 bits before they are added up, as in FlashAttention-2, and the yardstick adds in fp32.
 #
 # fp16's smallest normal number is $6 \cdot 10^{-5} = 2^{-14}$. In the forward pass, rows of $P$ could be scaled to a largest element of 1. Here $P$ is normalized: an element is about $1/N$, at $N = 16384$ just $2^{-14}$. And $dS = P \circ (dP - \mathrm{delta})$ has the size of $dO$ *times* that of $P$. The $dO$ of a loss that is a *mean* over 16384 tokens brings another $1/16384$. So multiply $dO$ by a power of two, everything else as before:
+
 # %%
 growth = ...  # your prediction: with dO multiplied by 2^-18, how many times as large is dQ's relative error in fp16?
 
@@ -225,6 +235,7 @@ pd.DataFrame(rows, ["dQ", "dK", "dV"]).T.rename_axis(["dtype", "dO times"]).map(
 
 # %% [markdown]
 # **What to see.** bf16 has the exponents of fp32: its errors do not move. In fp16 they grow from $2^{-12}$ on. ($dO$'s own rounding does not count: errors are held against the gradients of the $dO$ that was handed over.) At $2^{-18}$ $dQ$ and $dK$, made of $dS$, are several times as far off as $dV$. And with $N$, for plain PyTorch at fp16, at $dO$ as it is and times $2^{-12}$:
+
 # %%
 rows = {N: [errors(N, torch.float16, power, run=None)[0] for power in (0, -12)] for N in (128, 512, 1024)}
 pd.DataFrame(rows, ["error of dQ", "with dO times 2^-12"]).T.rename_axis("N").map("{:.1e}".format)
@@ -235,6 +246,7 @@ pd.DataFrame(rows, ["error of dQ", "with dO times 2^-12"]).T.rename_axis("N").ma
 # ## 5 · Added up in any order
 #
 # Notebook 22 let CTAs add to $dQ$ in turn. Here they use [atomic additions](glossary.md#atomic), and nobody waits. The emulator's CTAs always run in the same order, but the kernel lets us choose another one: deal out the tiles of keys the other way round. For a GPU, which promises no order, the two are the same program. (`for_d64` gives the rung's text with $d = 64$ only, which builds faster.)
+
 # %%
 different = ...  # your prediction: which share of dQ's elements (fp16) comes out different?
 
@@ -261,6 +273,7 @@ pd.DataFrame({"share of elements that differ": rows}).map("{:.2%}".format)
 # ### Additions to neighbours
 #
 # An atomic addition of a warp goes to 32 addresses, and the L2 serves [sectors](glossary.md#sector) of 32 bytes. Were $dQ$'s sum laid out as $dQ$ is, row by row, where would the accumulators of one register lie? (Lane $l$ has row $l / 4$ and columns $2\,(l \bmod 4)$ and the next.) But nobody reads the sum before it is complete. So it may lie in the order of the fragments instead: element $e$ of all threads side by side.
+
 # %%
 sectors = ...  # your prediction: how many sectors does one addition touch, row by row? (64 numbers of 4 bytes in a row)
 
@@ -272,6 +285,7 @@ draw_backward.additions(layouts, "One addition of a warp to dQ's sum")
 
 # %% [markdown]
 # **What to see.** Half the sectors, each used whole. (Row by row, element 1 would come back to the same eight.) A third CUDA kernel, `finish`, sorts the sum, multiplies by the scale and rounds:
+
 # %%
 show.region("23_backward_mma", "finish")
 
@@ -279,9 +293,9 @@ show.region("23_backward_mma", "finish")
 # ## 6 · Masks and groups
 #
 # **Causal.** Query $i$ sees keys up to $i + N_k - N_q$. Seen from a tile of keys: the tiles of queries from the diagonal to the end. So the *first* keys have most work (in the forward pass the last queries had).
+
 # %%
 show.region("23_backward_mma", "steps")
-
 
 # %% [markdown]
 # ### Who starts when
@@ -289,6 +303,8 @@ show.region("23_backward_mma", "steps")
 # CTAs start roughly in the order of `blockIdx`, the next one where one has ended. As in notebook 20, the large ones should come first: the first tiles of all heads, then all second ones. But the CTAs of one head read the same $Q$ and $dO$, which the L2 answers only if they run at the same time. So the kernel takes 16 heads at a time.
 #
 # **Groups.** With [grouped heads](glossary.md#grouped-heads), $H / H_{kv}$ query heads share a $K$ and a $V$, and $dK$, $dV$ are sums over all of them. A CTA could walk its tiles of queries for one query head of the group after the other: the sums would stay in registers and nothing would be added up across CTAs. Notebook 22's kernel does so. What can be wrong with that? A few lines simulate both questions, on 132 SMs with one or two places for CTAs each:
+
+
 # %%
 def occupied(tiles, heads, at_a_time, places, work=1):
     """The share of the places' time that CTAs take under a causal mask, tile 0 being `tiles` times as long as the last."""
@@ -327,6 +343,7 @@ pd.DataFrame(rows, index=["CTAs", "places", "occupied"]).T.rename_axis(["", "a C
 # So every query head has CTAs of its own here, as in FlashAttention-2. Each writes its $dK$ and $dV$, rounded to 16 bits, into a workspace, and a last CUDA kernel, `add_heads`, adds them up in the order of the heads. Measured beside SDPA FLASH (H200, bf16, the reason given for draft 16 in [29 · Log](29_log.ipynb)), the first shape went from 0.93 to 1.32 of its speed, the second from 0.37 to 1.47, and the third from 1.18 to 1.11: where CTAs were enough, adding up costs its time.
 #
 # ## The kernel
+
 # %%
 show.region("23_backward_mma", "tile")
 
@@ -335,21 +352,25 @@ show.region("23_backward_mma", "products")
 
 # %% [markdown]
 # `product` makes $S^\top$ and $dP^\top$: plain `ldmatrix` for both operands. `accumulate` adds to $dV$ and $dK$: operand $A$ comes from registers, $B$ with `.trans`. The softmax is one exponential:
+
 # %%
 show.region("23_backward_mma", "scores")
 
 # %% [markdown]
 # In notebook 10 a lane had two rows. Here a *column* is a query: a lane has two columns of each fragment, and LSE comes in pairs, from shared memory, for each eight queries.
+
 # %%
 display(show.region("23_backward_mma", "dV"), show.region("23_backward_mma", "dK"))
 
 # %% [markdown]
 # Packing $dS^\top$ once serves twice: as a fragment $A$ of $dK$, and as the 32-bit word that goes to shared memory. After the barrier, and only where two warps share their keys, comes the partner's half; then the fifth product:
+
 # %%
 display(show.region("23_backward_mma", "share"), show.region("23_backward_mma", "dQ"))
 
 # %% [markdown]
 # ## Run and check
+
 # %%
 check(kernel)
 
@@ -363,6 +384,7 @@ check(kernel)
 # 1. every query sees one key of the future;
 # 2. the 8 × 8 matrices of $dS^\top$ are read from shared memory in the order that would suit $dS$;
 # 3. LSE is taken by the rows of a fragment, not by its columns?
+
 # %%
 bugs = {
     "one key of the future": ("(a.causal && key - query > ahead)", "(a.causal && key - query > ahead + 1)"),
@@ -393,6 +415,7 @@ draw_proof.gallery(maps, columns=3, ticks=True)
 # ### Products and loads
 #
 # One head, $N = 256$, $d = 64$: two tiles of keys, four of queries, eight steps. Per step there are five products of $64 \times 128 \times 64$ multiply-adds, and an `mma` does $16 \cdot 8 \cdot 16 = 2048$. The `ldmatrix` follow from section 3's formula, with 32 keys, 64 columns and 32 queries at a time twice.
+
 # %%
 mmas = ...  # your prediction: how many mma.sync in all?
 
@@ -412,6 +435,7 @@ pd.DataFrame({"by formula": rows, "counted": {name: done[name] for name in rows}
 # ### Bank conflicts
 #
 # All tiles are [swizzled](glossary.md#swizzle) as in notebook 11, $dS$ too. Eight kinds of loads, four of them transposed, and a store in pieces of 4 bytes: does one XOR serve them all? And what would it cost without?
+
 # %%
 text = source.replace("(chunk ^ row % 8) * 8", "chunk * 8")
 place = "(row * ld + g * 8 + 2 * t) ^ (q0 + 8 * n)"  # the same XOR, as the writer of dS has it
@@ -430,6 +454,7 @@ pd.concat(frames, axis=1).query("`not swizzled` > 0")
 # ### Groups, counted
 #
 # How do the bytes that CTAs read of $Q$ and $K$ change with a causal mask, and with four query heads on one head of $K$ and $V$? How many bytes of $dK$ and $dV$ go through the workspace?
+
 # %%
 N, rows = 256, {}
 for causal in (False, True):
@@ -448,6 +473,7 @@ pd.DataFrame(rows).T.rename_axis(["causal", "H", "Hkv"])
 # ## Beside its peers
 #
 # FLOPs are counted as $10 B H N^2 d$, half of it under a causal mask.
+
 # %%
 plot.recorded("23_backward_mma", "backward", lambda x: plot.throughput(x[x.causal == 0]))
 
@@ -463,13 +489,14 @@ def beside(causal):
 
 beside(causal=1)
 
-
 # %% [markdown]
 # **How to read it.** A mark is the median over the rounds, its whiskers the lowest and the highest round: a long one upwards is a round in which the peer was slow, downwards one in which our kernel was. SDPA FLASH is FlashAttention-2, written for the same instructions as this kernel. The kernel is 1.13<!--= ratio("23", "FLASH", 64):.2f --> times as fast at $d = 64$ and 1.03<!--= ratio("23", "FLASH", 128):.2f --> times at $d = 128$ (causal: 1.20<!--= ratio("23", "FLASH", 64, causal=1):.2f --> and 1.05<!--= ratio("23", "FLASH", 128, causal=1):.2f -->; geometric means for $N \ge 1024$, fp16). Beside cuDNN it reaches 0.67<!--= ratio("23", "CUDNN", 64):.2f --> and 0.53<!--= ratio("23", "CUDNN", 128):.2f --> of the speed. cuDNN and FlashAttention-3 use Hopper's `wgmma`, which reads operands from shared memory by itself: for them the 0.4 `ldmatrix` per product do not exist.
 #
 # ## What made it fast
 #
 # Six of sixteen drafts, timed side by side in bf16; [29 · Log](29_log.ipynb) has the others, what was expected of each, and how far the ratio of one and the same kernel differs from one run to another: 6 to 7 %.
+
+
 # %%
 def drafts(steps):
     names = {1: "d = 128: 16 keys per warp; d = 64: 32", 2: "like 1, d = 128: two warps share 32 keys"}
@@ -489,6 +516,7 @@ plot.recorded("23_backward_mma", "steps", drafts)
 # 2. **Operands through registers.** Eight of ten come by `ldmatrix`, and $K$ and $V$ again in every step. `wgmma` takes both operands from shared memory, transposed if need be.
 # 3. **255 registers.** Nothing more fits into a lane: most drafts that do something in advance spill.
 # 4. **Results leave in pieces of 4 bytes**: the stores of $dK$, $dV$, $dQ$ touch twice the sectors that they fill, once per CTA.
+
 # %% [markdown]
 # ## Exercises
 #
@@ -547,6 +575,7 @@ hint("23.2")
 # ### Exercise 23.3 · The other way round
 #
 # Suppose the kernel formed $S = Q K^\top$ and $dP = dO\, V^\top$, queries along the rows, as notebook 10 does. A warp that needs $P$ or $dS$ arranged otherwise than in its registers reads it from shared memory, with a row per query. For the ten operands: `"plain"`, `"trans"`, or `"registers"`?
+
 # %%
 # Exercise 23.3
 comes = {

@@ -56,7 +56,7 @@ device = kernel.device
 #
 # Where does the work of a warp go? Here is the tile loop of rung 13 as machine code, at $d = 128$: what a warp executes for 32 queries and 64 keys. (Without the branches that hardly ever run. `single` is a rung with one of its instances alone, which compiles faster.)
 
-# %%
+# %% tags=["raises-exception"]
 tuned = single("13_tuned", 128)
 tuned = replace(tuned, source=tuned.replace("probabilities() || raise_maximum_by_P()", "probabilities()"))
 tuned = replace(tuned, source=tuned.replace("if (!fits) { // the maximum first", "if (false) { // the maximum first"))
@@ -142,7 +142,6 @@ def landed(row):
 
 
 plain = np.arange(8 * 59, 8 * 64).reshape(5, 8)
-
 
 # %% tags=["reveal"]
 display(draw_hopper.chunks({"rows 59 to 63, were they copied row by row": plain, "as TMA puts them": landed(59)[:10]}))
@@ -484,13 +483,13 @@ pd.DataFrame(rows).T.rename_axis(["alpha", "keys"]).map("{:.1e}".format)
 #
 # The machine code at $d = 128$. A warp of rung 13 has 32 queries by 64 keys at a time, one of this rung 16 by 128: 64 scores per thread in both, so the loops can be compared. (Rung 13's without the branch for tiles done again, this one's without the mask, which whole tiles don't need.)
 
-# %%
+# %% tags=["raises-exception"]
 masked = "if (j0 + Bc > (a.causal ? min(row0 + shift + 1, a.Nk) : a.Nk)) {"
 whole = single("30_tma_wgmma", 128)
 whole = replace(whole, source=whole.replace(masked, "if (false) {"))
 pair = sass.compare(tuned, whole, D=128, loop=True)
 
-# %%
+# %% tags=["raises-exception"]
 address = ["MOV", "IADD3", "IMAD", "LOP3", "SHF", "LEA"]
 classes = {"products": ["HMMA", "HGMMA"], "fetching operands": ["LDSM"], "copying": ["LDGSTS", "UTMALDG"]}
 classes |= {
@@ -517,7 +516,7 @@ plot.recorded("device", "wgmma", wgmma_units.beside_the_model, by="python -m hel
 # %% [markdown]
 # **What to see.** It does, in every row. At $N = 64$ with $A$ in shared memory both columns are equal, so a second reading would show: there is none. Fewer can't be ruled out.
 
-# %%
+# %% tags=["raises-exception"]
 text = "Rung 30 at d = 64: issue slots lead. At d = 128 the tensor cores do, closely followed by shared memory."
 whole_64 = replace(small, source=small.replace(masked, "if (false) {"))
 budgets = {"d = 64": wgmma_units.forward(whole_64, 64, "fp16"), "d = 128": wgmma_units.forward(whole, 128, "fp16")}

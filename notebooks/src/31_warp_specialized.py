@@ -98,7 +98,7 @@ def spilled(which, d):
     return int(used.loc[sass.instance(used.index, d, "fp16"), ["spill_store_bytes", "spill_load_bytes"]].sum())
 
 
-# %% tags=["reveal"]
+# %% tags=["reveal", "raises-exception"]
 cases = [(stem, d) for stem in ("31_warp_specialized", "32_ping_pong") for d in (64, 128)]
 given = {case: single(*case) for case in cases}  # for fp16 alone
 even = {
@@ -425,7 +425,7 @@ pd.Series(asked, name="copies").rename_axis("stages").to_frame().T
 # %%
 fewer = ...  # your prediction: instructions in rung 30's loop less those in rung 31's
 
-# %% tags=["reveal"]
+# %% tags=["reveal", "raises-exception"]
 masked = "if (j0 + Bc > (a.causal ? min(row0 + shift + 1, a.Nk) : a.Nk)) {"
 before, after = single("30_tma_wgmma", 128), single("31_warp_specialized", 128)
 before = replace(before, source=before.replace(masked, "if (false) {"))
@@ -436,7 +436,7 @@ pair[(pair.iloc[:, :2] >= 5).any(axis=1)].T
 # %% [markdown]
 # **What to see.** What is left are the softmax, 16 products, and little else. The `UTMALDG` have gone to the producer; there are more `SYNCS`, as $K$ and $V$ have barriers of their own. In the budget of the SM's units (notebook 30):
 
-# %%
+# %% tags=["raises-exception"]
 budgets = {
     "30, d = 128": wgmma_units.forward(before, 128, "fp16"),
     "31, d = 128": wgmma_units.forward(after, 128, "fp16"),

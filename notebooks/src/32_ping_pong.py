@@ -55,7 +55,7 @@ device = kernel.device
 #
 # How long does each take? In one clock an SM does 2048 multiply-adds of 16-bit numbers ([NVIDIA](https://developer.nvidia.com/blog/nvidia-hopper-architecture-in-depth/)), 16 exponentials on its special function units ([MUFU](glossary.md#mufu); [CUDA C++ Programming Guide](https://docs.nvidia.com/cuda/cuda-c-programming-guide/#arithmetic-instructions)) and one instruction on each of four schedulers. A warpgroup has one warp on each scheduler, so a loop of $n$ instructions takes at least $n$ clocks. Shared memory delivers 128 bytes, and `wgmma` is counted as reading an operand there once per instruction: notebook 30 measured that it isn't read twice. For a warpgroup's 64 rows and a tile of 128 keys:
 
-# %%
+# %% tags=["raises-exception"]
 models = {f"31, d = {d}": wgmma_units.forward("31_warp_specialized", d) for d in (64, 128)}
 text = "At d = 64 tensor cores and MUFU need 512 clocks each, at d = 128 the tensor cores 1024 and MUFU 512."
 budget.units(wgmma_units.table(models), "Rung 31: 64 rows and 128 keys (a model, not a measurement)", text)
@@ -66,7 +66,7 @@ budget.units(wgmma_units.table(models), "Rung 31: 64 rows and 128 keys (a model,
 # %%
 share = ...  # your prediction: between 0 and 1
 
-# %% tags=["reveal"]
+# %% tags=["reveal", "raises-exception"]
 clocks = pd.DataFrame({d: wgmma_units.forward("31_warp_specialized", d) for d in (64, 128)})
 serial = clocks.loc["tensor cores"] / (clocks.loc["tensor cores"] + clocks.loc[["MUFU", "issue slots"]].max())
 predict(share, serial[64], "of the time at d = 64")
@@ -95,7 +95,7 @@ pd.DataFrame(rows).T.rename_axis(["d", "rows", "keys"]).round(0).astype(int)
 #
 # In the first case below all consumers start at the same moment. In the second one there is a rule: **the tensor cores finish what one warpgroup has asked for before they begin with another's**. Which of the three cases has gaps between the products of the tensor cores?
 
-# %% tags=["reveal"]
+# %% tags=["reveal", "raises-exception"]
 product, softmax = clocks.loc["tensor cores", 128] / 2, clocks.loc[["MUFU", "issue slots"], 128].max()
 cases = {}
 for name, under, turns in [
@@ -134,7 +134,7 @@ show.region("32_ping_pong", "turns")
 #
 # What does the model say of either idea alone, and of both? The share of the time in which the tensor cores have work, over 64 tiles:
 
-# %%
+# %% tags=["raises-exception"]
 rows = {}
 for d, groups in ((64, 3), (128, 2)):
     times = clocks.loc["tensor cores", d] / 2, clocks.loc[["MUFU", "issue slots"], d].max()
@@ -177,7 +177,7 @@ show.region("32_ping_pong", "settle")
 # %% [markdown]
 # `overlap` is compiled twice: one copy tracks the maximum, the other one votes; a branch inside one loop would cost both. What the voting copy saves per tile, compared with rung 31's loop:
 
-# %%
+# %% tags=["raises-exception"]
 loops = {stem: sass.between_waits(stem, 128) for stem in ("31_warp_specialized", "32_ping_pong")}
 saved = pd.DataFrame({stem: pieces.sum() for stem, pieces in loops.items()})
 saved.assign(change=saved["32_ping_pong"] - saved["31_warp_specialized"]).T
@@ -189,7 +189,7 @@ saved.assign(change=saved["32_ping_pong"] - saved["31_warp_specialized"]).T
 #
 # ptxas, which writes the machine code, may move instructions past each other as long as the result stays the same, and it may move a *wait* as well: to wait earlier than asked is never wrong. The order in the source is a wish. Here are both loops, instruction by instruction in the order of the code, and above each piece between two waits its number of exponentials:
 
-# %%
+# %% tags=["raises-exception"]
 draw_pingpong.loop({stem: sass.loop_lines(stem, 128, "bf16") for stem in loops})
 
 # %% [markdown]
@@ -209,7 +209,7 @@ def edited(*changes, d=128):
 
 under_O = ...  # your prediction: exponentials between the two waits, without the vote
 
-# %% tags=["reveal"]
+# %% tags=["reveal", "raises-exception"]
 VOTE = "if (!track && fmaxf(sum_reg[0], sum_reg[1]) > 32.f) *vote() = 1;"
 WAIT = "fa::wgmma_wait_group<0>(); // O is there too"
 LOOK = "fa::mbarrier_wait(K_full + 8 * V_ring.stage, V_ring.parity);"
@@ -234,7 +234,7 @@ predict(under_O, int(sass.between_waits(made["without"])["MUFU.EX2"].iloc[1]), "
 # %%
 under_O_2 = ...  # your prediction: exponentials under its own O, stage 32_2
 
-# %% tags=["reveal"]
+# %% tags=["reveal", "raises-exception"]
 chain, rows = ["31_warp_specialized", *(stage.stem for stage in stages("32")), "32_ping_pong"], {}
 for before, stem in zip(["31_warp_specialized", *chain], chain):
     pieces = sass.between_waits(stem, 128)

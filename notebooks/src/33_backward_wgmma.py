@@ -54,7 +54,7 @@ device = kernel.device
 #
 # In the backward pass, at $d = 128$ and $N = 4096$ without a mask, FlashAttention-2 reaches 275<!--= tflops("33", 128, of="FLASH"):.0f --> TFLOP/s on an H200 and cuDNN 546<!--= tflops("33", 128, of="CUDNN"):.0f --> (fp16). The first is written for `mma.sync`, as notebook 23's kernel is, the second for Hopper. Products of `mma.sync` have to load their operands. In notebook 23's loop, at $d = 128$:
 
-# %%
+# %% tags=["raises-exception"]
 mma = sass.opcodes("23_backward_mma", D=128, loop=True, kernel="backward_mma")
 mma[mma > 0].sort_values(ascending=False).head(8).to_frame("instructions").T
 
@@ -128,7 +128,7 @@ draw_backward.operands(products, draw_backward.WGMMA)
 #
 # The machine code says the same. `HGMMA` is the instruction; an operand $A$ is a register or a descriptor (`gdesc`), `.tnspA` and `.tnspB` mark what is read transposed, MN-major:
 
-# %%
+# %% tags=["raises-exception"]
 loops = {d: draw_backward.main_loop("33_backward_wgmma", d) for d in (64, 128)}
 found = {}
 for d, lines in loops.items():  # the products of the loop, in the order of the file
@@ -260,7 +260,7 @@ plot.recorded("33_backward_wgmma", "deterministic", price)
 #
 # One warp of a warpgroup of its own, the **producer**, asks TMA for tiles, and two more warps of it send $dQ$; two warpgroups, the **consumers**, compute. As in rung 31 the producer gives registers back ([`setmaxnreg`](glossary.md#setmaxnreg)) so that the consumers may have more. Registers per lane, for the arrays that are alive together when $dS$ is begun, which then takes $dP$'s place:
 
-# %%
+# %% tags=["raises-exception"]
 per_lane = pd.DataFrame(index=["dK, dV", "dP", "P in fp32", "P, rounded for dV"])
 for d in (64, 128):
     Br = draw_backward.constants(kernel.rung.source, d)["Br"]  # queries per step
@@ -325,7 +325,7 @@ show.region("33_backward_wgmma", "turns")
 # %% [markdown]
 # The loop in machine code: each product from its first `HGMMA` to the wait that covers it (`WARPGROUP.DEPBAR`), and what the threads do meanwhile. The numbers are those in the kernel's comments:
 
-# %%
+# %% tags=["raises-exception"]
 early, late = found[64].query("name == 'dV'")["instructions"]
 pieces = [f"(1) dV, {early} of {early + late}", f"(4) dV, {late} of {early + late}"]
 marked = found[64].assign(name=["(1) dP", pieces[0], "(3) S, next step", pieces[1], "(4) dK", "(5) dQ"])
@@ -358,7 +358,7 @@ plot.recorded("33_backward_wgmma", "roles", in_the_middle, by="python -m helpers
 #
 # What a step costs shared memory and the tensor cores, for both warpgroups. The model of notebooks 30 and 32: `wgmma` reads an operand in shared memory once per instruction, at 128 bytes per clock. Notebook 30's measurement rules out more. LSE and delta are counted as wavefronts of ordinary loads, by the X-ray. Which is busier?
 
-# %%
+# %% tags=["raises-exception"]
 shared = frames["33_backward_wgmma"].query("space == 'shared' and op == 'load' and width == 8")
 loads = shared[shared.kernel.str.startswith("backward")].cost.sum()  # LSE and delta of 4 steps, and LSE for nothing
 per_step = loads * 2 / 9

@@ -13,6 +13,7 @@ from emulated import FILE, build, ctrl_c, launch, line_of, program, run, trace
 
 from helpers.emulator import Launcher
 from helpers.ladder.errors import CompileError, Interrupted, KernelError
+from helpers.ladder.rung import Rung
 from helpers.toolchain import progress
 from helpers.toolchain.compiler import emulators_compiler
 
@@ -443,6 +444,39 @@ def test_shared_memory_over_48_kb_needs_the_opt_in():
         launch(build(program(body + " ", launch=opt_in.format((227 << 10) + 1))), torch.zeros(32))
 
 
+STATIC = "extern __shared__ float x[]; __shared__ float y[1024]; y[0] = x[0] = 5; out[0] = x[0] + y[0];"
+OPT_IN = "cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);"
+
+
+@pytest.mark.parametrize(
+    ("opt_in", "arch", "most", "unless"),
+    [
+        ("", None, 48 << 10, " without cudaFuncSetAttribute"),
+        (OPT_IN, None, 227 << 10, ""),
+        (OPT_IN, "sm_86", 99 << 10, ""),
+    ],
+)
+def test_static_and_dynamic_shared_memory_are_counted_together(opt_in, arch, most, unless):
+    source = program(STATIC, launch=f"const int bytes = {most} - 4096 + a.H; {opt_in} kernel<<<1, 1, bytes>>>(a);")
+    launcher = Launcher(Rung("test", FILE, source), arch)
+    assert launch(launcher, torch.zeros(1), H=0)[0] == 10
+    words = f"of static and {most - 4095} of dynamic shared memory; {most} are allowed in all{unless}"
+    with pytest.raises(KernelError, match=f"comes to 4096 bytes {words}"):
+        launch(launcher, torch.zeros(1), H=1)
+
+
+def test_a_template_whose_arguments_are_deduced_may_have_the_most_that_its_file_asks_for():
+    before = "template <class T> __global__ void deduced(T* out) { extern __shared__ float x[]; x[14335] = 3; *out = x[14335]; }"
+    opt_in = "cudaFuncSetAttribute(deduced<float>, cudaFuncAttributeMaxDynamicSharedMemorySize, 57344);"
+    host = "deduced<<<1, 1, 57344 + a.H>>>(static_cast<float*>(a.O));"
+    launcher = build(program("", before=before, launch=f"{opt_in} {host}"))
+    assert launch(launcher, torch.zeros(1), H=0)[0] == 3
+    with pytest.raises(KernelError, match="57345 bytes of dynamic shared memory asked for; 57344 are allowed without"):
+        launch(launcher, torch.zeros(1), H=1)
+    with pytest.raises(KernelError, match="57344 bytes of dynamic shared memory asked for; 49152 are allowed without"):
+        launch(build(program("", before=before, launch=host)), torch.zeros(1), H=0)
+
+
 def test_a_failed_launch_is_seen_by_the_launcher_and_stops_what_follows():
     launcher = """  kernel<<<1, 1>>>(a);
     if (cudaPeekAtLastError() != cudaErrorIllegalAddress) return cudaErrorUnknown;
@@ -474,6 +508,23 @@ def test_the_api_of_the_launcher():
         launch(build(program("out[0] = static_cast<const float*>(a.K)[1];", launch=past)), torch.ones(6))
 
 
+def test_memory_from_cudamalloc_is_there_until_it_is_freed():
+    launcher = """  static float* kept;
+    if (kept == nullptr && cudaMalloc(&kept, 128) != cudaSuccess) return cudaErrorMemoryAllocation;
+    if (a.H == 3) cudaFree(kept);
+    fa_args b = a; b.K = kept; kernel<<<1, 32>>>(b);"""
+    body = """float* kept = static_cast<float*>(const_cast<void*>(a.K)) + threadIdx.x;
+    if (a.H == 0) *kept = threadIdx.x; else out[threadIdx.x] = kept[a.H - 1];"""
+    launcher = build(program(body, launch=launcher))
+    launch(launcher, torch.zeros(32), H=0)
+    assert launch(launcher, torch.zeros(32), H=1).tolist() == [float(t) for t in range(32)]
+    past = r"thread 31 of block 0 reads 4 bytes at memory from cudaMalloc \+ 128 bytes, 4 past its end \(it has 128 bytes\)"
+    with pytest.raises(KernelError, match=past):
+        launch(launcher, torch.zeros(32), H=2)
+    with pytest.raises(KernelError, match="out of bounds in kernel: thread 0 of block 0 reads 4 bytes"):
+        launch(launcher, torch.zeros(32), H=3)
+
+
 @pytest.mark.parametrize(
     "host",
     ["kernel<<<1, 1025>>>(a);", "cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 1 << 20);"],
@@ -484,6 +535,16 @@ def test_an_error_that_the_launcher_keeps_to_itself_is_in_the_way_of_a_trace(hos
     out = torch.zeros(1)
     with pytest.raises(KernelError, match=r"CUDA error: invalid .*fa_launch said cudaSuccess: .* cudaGetLastError\(\)"):
         trace(launcher, out)
+
+
+def test_a_copy_to_a_variable_stays_within_it():
+    host = (
+        "float x[2] = {1, 2}; cudaError_t e = cudaMemcpyToSymbol(two, x, 8, a.H); if (e) return e; kernel<<<1, 1>>>(a);"
+    )
+    launcher = build(program("out[0] = two[1];", before="__constant__ float two[2];", launch=host))
+    assert launch(launcher, torch.zeros(1), H=0)[0] == 2
+    with pytest.raises(KernelError, match="cudaErrorInvalidValue.: cudaMemcpyToSymbol past the end of the variable"):
+        launch(launcher, torch.zeros(1), H=4)
 
 
 def test_an_error_that_the_launcher_has_looked_at_is_its_own_affair():
@@ -504,6 +565,22 @@ HOST = {
               "out of bounds in the launcher: fa_launch takes element 2 of an array of type int [2]"),
     "array, by a pointer": ("kernel<<<eight(a.Nq / 4), 32>>>(a);",
                             "local array overrun in the launcher: fa_launch has written past the end of a local array"),
+    "memset past a tensor": (
+        "cudaMemsetAsync(static_cast<float*>(a.O) + 1, 0, 128, stream); // here",
+        "out of bounds in the launcher: fa_launch lets cudaMemsetAsync write 128 bytes at O + 4 bytes, 4 past its end (it has 128 bytes)"),
+    "memset past an allocation": (
+        "float* s; cudaMalloc(&s, 1024); cudaMemset(s, 0x5a, 262144); // here",
+        "lets cudaMemset write 262144 bytes at memory from cudaMalloc + 0 bytes, 261120 past its end (it has 1024 bytes)"),
+    "memset of a negative size": ("cudaMemset(a.O, 0, a.D - 2); // here", "lets cudaMemset write 18446744073709551615 bytes at O + 0 bytes"),
+    "memset of no tensor": ("cudaMemset(static_cast<char*>(a.O) - 8, 0, 4); // here", "write 4 bytes, 8 bytes before the start of O"),
+    "memset of nothing": ("cudaMemset(a.workspace[0], 0, 4); // here",
+                          "null pointer in the launcher: fa_launch lets cudaMemset write 4 bytes through a null pointer"),
+    "copy to past a tensor": ("float x[64] = {}; cudaMemcpy(a.O, x, 256, cudaMemcpyHostToDevice); // here",
+                              "lets cudaMemcpy write 256 bytes at O + 0 bytes, 128 past its end (it has 128 bytes)"),
+    "copy from past a tensor": ("float x[64]; cudaMemcpyAsync(x, a.O, 256, cudaMemcpyDefault, stream); // here",
+                                "lets cudaMemcpyAsync read 256 bytes at O + 0 bytes, 128 past its end (it has 128 bytes)"),
+    "copy from no tensor": ("float x[1]; cudaMemcpy(x, static_cast<char*>(a.O) + 128, 4, cudaMemcpyDeviceToHost); // here",
+                            "lets cudaMemcpy read 4 bytes at O + 128 bytes, 4 past its end (it has 128 bytes)"),
     "recursion": ("kernel<<<deep(1), 32>>>(a);", "stack overflow in the launcher: fa_launch has used up its stack"),
 }  # fmt: skip
 

@@ -33,6 +33,11 @@ def patterns():
 
 
 @pytest.fixture(scope="module")
+def microkernels():
+    return agreement.singles("microkernels")
+
+
+@pytest.fixture(scope="module")
 def rungs():
     return agreement.rungs()
 
@@ -157,10 +162,9 @@ def test_cp_async_cg_asks_for_the_sectors_that_the_hardware_counts(patterns):
     assert asked_of_L2(Pattern("", "copy16g", tuple(48 + 16 * lane for lane in range(32)))) == 4 * 5
 
 
-def test_micro_kernels_have_the_counters_that_the_xray_predicts():
-    frame = agreement.singles("microkernels")
-    assert frame["name"].nunique() >= 60
-    assert unexplained(frame).empty, unexplained(frame)
+def test_micro_kernels_have_the_counters_that_the_xray_predicts(microkernels):
+    assert microkernels["name"].nunique() >= 60
+    assert unexplained(microkernels).empty, unexplained(microkernels)
 
 
 @pytest.mark.parametrize("stem", ["21_split_kv", "22_backward_fp32"])
@@ -188,17 +192,34 @@ def test_rungs_that_models_need_are_counted_kernel_by_kernel(stem, tmp_path, mon
     ]
 
 
-def test_a_number_that_is_off_by_one_is_not_explained(rungs):
-    known = [
-        (row, reason)
-        for row in rungs[rungs["difference"] != 0].itertuples(index=False)
-        if (reason := reasons.explain(row.name, row.kernel, row.metric, row.D, row.difference, row.hardware))
+def explained(frame):
+    """Rows with a difference, and their reasons."""
+    rows = frame[frame["difference"] != 0].itertuples(index=False)
+    return [
+        (row, reasons.explain(row.name, row.kernel, row.metric, row.D, row.difference, row.hardware)) for row in rows
     ]
-    exact = [row for row, reason in known if not any(reason.timing)]
-    assert len(exact) >= 25 and all(row.rest == 0 for row in exact)
-    for row in exact:
-        for other in (row.difference + 1, row.difference - 1, -row.difference):
-            assert reasons.explain(row.name, row.kernel, row.metric, row.D, other, row.hardware) is None, row
+
+
+def test_a_number_that_is_off_by_one_is_not_explained(rungs, patterns, microkernels):
+    for frame, least in ((rungs, 25), (patterns, 315), (microkernels, 39)):
+        exact = [row for row, reason in explained(frame) if reason and not any(reason.timing) and not reason.between]
+        assert len(exact) >= least and all(row.rest == 0 for row in exact)
+        for row in exact:
+            for other in (row.difference + 1, row.difference - 1, -row.difference):
+                assert reasons.explain(row.name, row.kernel, row.metric, row.D, other, row.hardware) is None, row
+
+
+def test_what_addresses_decide_is_explained_within_bounds_alone(patterns, microkernels):
+    for row, reason in explained(pd.concat([patterns, microkernels, agreement.copies()])):
+        if reason.between:
+            for other in (reason.between[0] - 1, reason.between[1] + 1):
+                assert reasons.explain(row.name, row.kernel, row.metric, row.D, other, row.hardware) is None, row
+
+
+def test_no_reason_is_without_a_number():
+    for reason in reasons.REASONS:
+        assert reason.by or any(reason.timing) or reason.between, reason
+        assert not reason.explains(0, 10**6, 10**5) and not reason.explains(0, -(10**6), 10**5), reason
 
 
 def test_what_does_not_go_through_the_pipe_of_loads_and_stores_is_not_counted():

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import containers
 import pytest
+import torch
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
@@ -44,10 +45,10 @@ def program(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-def installed(machine: Path, *options: str, fails: str = "") -> tuple[int, str]:
+def installed(machine: Path, *options: str, fails: str = "", **environment: str) -> tuple[int, str]:
     """Exit code of `make installed` there, and what it and the environment's Python said."""
     command = ["make", "-s", "installed", f"VENV={machine / 'venv'}", *options]
-    env = {"PATH": f"{machine / 'bin'}{os.pathsep}{os.environ['PATH']}", "FAILS": fails}
+    env = {"PATH": f"{machine / 'bin'}{os.pathsep}{os.environ['PATH']}", "FAILS": fails, **environment}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     assert (machine / "venv" / "installed").exists() == (done.returncode == 0)
     return done.returncode, done.stdout + done.stderr
@@ -83,13 +84,42 @@ def test_with_a_driver_it_is_the_cuda_build(machine):
     assert " uv " not in said and said.splitlines()[-1].endswith("pip install --quiet --disable-pip-version-check -e .")
 
 
-def test_the_reader_s_choice_wins(machine):
+@pytest.mark.parametrize("driver", ["/proc/driver/nvidia/version", "/usr/lib/wsl/lib/libcuda.so.1"])
+def test_with_a_driver_and_the_cpu_build_the_mend_is_torch_cuda(monkeypatch, driver):
+    """The second is where WSL2 has Windows' driver."""
+    from helpers.run.kernel import cuda_refusal
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(Path, "exists", lambda path: str(path) == driver)
+    assert cuda_refusal(None).endswith("`rm -r .venv`, then `make lab TORCH=cuda`")
+
+
+def test_the_reader_s_choice_wins_before_make_and_behind_it(machine):
     assert "--torch-backend" not in installed(machine, "TORCH=cuda")[1]
+    (machine / "venv" / "installed").unlink()
+    assert "--torch-backend" not in installed(machine, TORCH="cuda")[1]
 
 
-def test_another_build_is_refused_in_a_sentence(machine):
-    code, said = installed(machine, "TORCH=rocm")
-    assert code != 0 and "TORCH=rocm: allowed are cpu and cuda, the builds of PyTorch" in said
+@pytest.mark.parametrize("build", ["rocm", "cpu cuda"])
+def test_another_build_is_refused_in_a_sentence(machine, build):
+    for code, said in (installed(machine, f"TORCH={build}"), installed(machine, TORCH=build)):
+        assert code != 0 and f"TORCH={build}: allowed are cpu and cuda, the builds of PyTorch" in said
+
+
+def test_an_environment_without_pip_is_given_one(machine):
+    """As `uv sync` makes it."""
+    pip = machine / "venv" / "pip"
+    python = f'case "$*" in "-m ensurepip") touch {pip};; "-m pip"*) test -e {pip} || exit 1;; esac; echo "python $@"'
+    program(machine / "venv" / "bin" / "python", python)
+    code, said = installed(machine, "TORCH=cuda")
+    assert code == 0 and said.splitlines()[-1].endswith("pip install --quiet --disable-pip-version-check -e .")
+
+
+def test_where_there_is_no_way_to_pip_the_sentence_says_so(machine):
+    program(machine / "venv" / "bin" / "python", "exit 1")
+    code, said = installed(machine)
+    assert code != 0 and "and ensurepip failed: remove" in said and "PyTorch" not in said
 
 
 @pytest.mark.parametrize("version, refused", [((3, 9), True), ((3, 10), False), ((3, 14), False), ((3, 15), True)])

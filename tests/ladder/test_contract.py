@@ -91,6 +91,27 @@ def test_what_a_rung_does_not_take_is_refused_by_name(one, feature):
         prepare(one, "cpu", inputs, **ASKED[feature])
 
 
+@pytest.mark.parametrize(
+    ("lse", "words"),
+    [
+        (None, "lse is a NoneType; 22_backward_fp32 takes torch tensors"),
+        (X[..., 0].contiguous().to("meta"), r"on meta; it has to be contiguous float32 \(1, 2, 40\) on cpu"),
+        (X[..., 0], "it has to be contiguous float32"),
+    ],
+)
+def test_an_lse_that_is_none_or_lies_elsewhere_is_refused(lse, words):
+    with pytest.raises(CallError, match=words):
+        prepare(rung("22"), "cpu", (X, X, X, X, lse, X))
+
+
+def test_lists_in_place_of_tensors_are_refused_by_name():
+    x = X.half()
+    with pytest.raises(CallError, match="cu_seqlens takes two tensors"):
+        prepare(rung("20"), "cpu", (x, x, x), cu_seqlens=([0, 40], [0, 40]))
+    with pytest.raises(CallError, match="pages is list; it has to be a contiguous int32 tensor"):
+        prepare(rung("21"), "cpu", (x, x, x), lengths=NUMBERS[1:], pages=[[0]])
+
+
 @pytest.mark.parametrize("keys", [2**30 + 1, 2**32 + 5])
 def test_more_than_an_int_can_count_is_refused(keys):
     """The struct has 32 bits for each dimension: of 2^32 + 5 keys it would say that they are 5."""

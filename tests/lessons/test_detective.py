@@ -65,10 +65,10 @@ def test_the_digests_are_those_of_the_answers(n):
 def test_the_bug_is_among_what_is_shown_and_no_comment_stands_beside_it(n):
     case = opened(n)
     shown = {line[0] for line in case.code().lines}
-    assert case.lines and case.lines & shown and len(case.lines) <= MOST_LINES
+    assert case._lines and case._lines & shown and len(case._lines) <= MOST_LINES
     broken = case.rung.source.splitlines()
     whole = {line.strip() for line in show.source(case.case.number).text.splitlines()}
-    new = [broken[line - 1] for line in case.lines if broken[line - 1].strip() not in whole]
+    new = [broken[line - 1] for line in case._lines if broken[line - 1].strip() not in whole]
     assert all("//" not in line or re.search(r"// \([\w, ]+\)$", line) for line in new), new
 
 
@@ -89,7 +89,7 @@ def test_the_broken_kernel_is_wrong_and_its_symptoms_say_nothing_of_the_bug(run,
         assert not re.search(
             r"\b(race|uninitiali[sz]ed|in flight|out of bounds|deadlock|misaligned|overwritten)\b", text
         )
-        assert not any(str(line) + ":" in text for line in case.lines) and cases.answers()[run]["bug"] not in text
+        assert not any(str(line) + ":" in text for line in case._lines) and cases.answers()[run]["bug"] not in text
     assert seen.found or "in 4 orders" in seen.orders  # what depends on the order is a race, which the X-ray finds
 
 
@@ -125,11 +125,11 @@ def test_a_plausible_wrong_mend_fails(wrong, capsys):
 def test_wrong_diagnoses_are_refused(n):
     """Before anything is compiled; of a wrong one both halves are judged."""
     case, mechanism = opened(n), cases.answers()[n]["mechanism"]
-    line = min(case.lines)
+    line = min(case._lines)
     assert case.diagnose(line, mechanism) == ""
     others = [name for name in MECHANISMS if name != mechanism]
     assert {case.diagnose(line, name) for name in others} == {"the line is right, the mechanism is another one"}
-    far = [at for at in range(1, len(case.rung.source.splitlines()) + 1) if at not in case.lines]
+    far = [at for at in range(1, len(case.rung.source.splitlines()) + 1) if at not in case._lines]
     assert {case.diagnose(at, mechanism) for at in far} == {"that is the mechanism, in another line"}
     assert case.diagnose(far[0], others[0]) == "neither the line nor the mechanism"
 
@@ -191,9 +191,10 @@ def test_what_is_no_mend_is_refused(mend, said, capsys):
 def test_no_attribute_of_a_case_is_the_answer():
     """What completion offers."""
     case = opened(FAST)
-    names = [name for name in dir(case) if not name.startswith("_") and name not in ("solution", "lines")]
-    texts = [str(getattr(case, name)) for name in names if not callable(getattr(case, name))]
-    texts += [repr(case), repr(vars(case.case))]
+    names = [name for name in dir(case) if not name.startswith("_") and name != "solution"]
+    values = [value for name in names if not callable(value := getattr(case, name))]
+    texts = [*map(str, values), repr(case), repr(vars(case.case))]
+    assert case._lines not in values
     right = "at<d>(row + r, chunk)) = x;"
     assert not any(right in text or "tiles-written" in text for text in texts)
     assert not any(re.search(r"\blayout\b", text) for text in texts)

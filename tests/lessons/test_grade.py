@@ -2,7 +2,9 @@
 
 import json
 import os
+import platform
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -200,8 +202,7 @@ def test_memory_that_is_not_the_kernels_can_not_be_read(tmp_path):
     assert found.points == 0 and "out of bounds" in why(found)
 
 
-def test_the_host_can_not_do_the_kernels_work(tmp_path, sandbox_alone):
-    host = """
+HOST = """
   const float *Q = (const float *)a.Q, *K = (const float *)a.K, *V = (const float *)a.V;
   for (int64_t b = 0; b < a.B; ++b) for (int64_t h = 0; h < a.H; ++h) for (int i = 0; i < a.Nq; ++i) {
     double m = -1e300, l = 0; std::vector<double> p(a.Nk), o(a.D);
@@ -213,11 +214,42 @@ def test_the_host_can_not_do_the_kernels_work(tmp_path, sandbox_alone):
     for (int c = 0; c < a.D; ++c) ((float *)a.O)[b * a.O_stride[0] + h * a.O_stride[1] + i * a.O_stride[2] + c] = o[c] / l;
     a.LSE[(b * a.H + h) * a.Nq + i] = m + log(l);
   }
-  return cudaSuccess;
 """
-    text = f'#include <fa/args.cuh>\n#include <cmath>\n#include <vector>\nextern "C" cudaError_t fa_launch(const fa_args *args, cudaStream_t) {{\n  const fa_args &a = *args;{host}}}'
-    found = grade(hand_in(tmp_path, "01", "kernel", text), patience=Patience())
+# Reads the inputs about as often as rung 01 and writes every element of the outputs, but not what belongs there.
+TOUCH = """
+__global__ void touch(const fa_args a) {
+  for (int64_t b = 0; b < a.B; ++b) for (int64_t h = 0; h < a.H; ++h) for (int i = threadIdx.x; i < a.Nq; i += 32) {
+    float s = 0;
+    for (int r = 0; r < a.Nk; ++r) for (int c = 0; c < a.D; ++c)
+      s += ((const float *)a.Q)[b * a.Q_stride[0] + h * a.Q_stride[1] + i * a.Q_stride[2] + c] +
+           ((const float *)a.K)[b * a.K_stride[0] + h * a.K_stride[1] + r * a.K_stride[2] + c] +
+           ((const float *)a.V)[b * a.V_stride[0] + h * a.V_stride[1] + r * a.V_stride[2] + c];
+    for (int c = 0; c < a.D; ++c) ((float *)a.O)[b * a.O_stride[0] + h * a.O_stride[1] + i * a.O_stride[2] + c] = s;
+    a.LSE[(b * a.H + h) * a.Nq + i] = s;
+  }
+}
+"""
+
+
+def by_the_host(before: str = "", launched: str = "") -> str:
+    """Rung 01 computed by its launcher, behind a kernel perhaps."""
+    headers = "#include <fa/args.cuh>\n#include <fa/launch.cuh>\n#include <cmath>\n#include <vector>"
+    opened = 'extern "C" cudaError_t fa_launch(const fa_args *args, cudaStream_t stream) {\n  const fa_args &a = *args;'
+    return f"{headers}\n{before}{opened}\n{launched}{HOST}  return cudaGetLastError();\n}}"
+
+
+def test_the_host_can_not_do_the_work_alone(tmp_path, sandbox_alone):
+    """What no kernel has written is not taken over."""
+    found = grade(hand_in(tmp_path, "01", "kernel", by_the_host()), patience=Patience())
     assert found.points == 0
+
+
+def test_the_host_can_do_the_work_behind_a_kernel_that_touches_the_tensors(tmp_path):
+    """A known limit, which `allowed` describes: the launcher of a whole rung has to be read."""
+    text = by_the_host(TOUCH, "  touch<<<1, 32, 0, stream>>>(a);\n")
+    found = grade(hand_in(tmp_path, "01", "kernel", text), seed=5)
+    assert found.points == found.most == 10, str(found)
+    assert "read the launcher" in " ".join(allowed.__doc__.split())
 
 
 # Counts, which are taken in the kernel's own process
@@ -229,6 +261,13 @@ FORGED = {
         "`__attribute__` can't be graded",
     ),
     "another attribute": ("scores", "[[gnu::no_sanitize(\"thread\")]] int x;\n", "can't be graded"),
+    "the same with a blank between the brackets": ("scores", "[ [gnu::no_sanitize(\"thread\")] ] int x;\n", "`[ [` can't be graded"),
+    "the same with brackets from macros": ("kernel", "#define A [\n#define B [\nA B gnu::no_sanitize(\"thread\")]] int f();\n", "`gnu` can't be graded"),
+    "a load that the compiler doesn't announce": (
+        "kernel",
+        "#include <xmmintrin.h>\n__m128 peek(const float *p) { return _mm_loadl_pi(_mm_setzero_ps(), (const __m64 *)p); }\n",
+        "`_mm_loadl_pi` can't be graded",
+    ),
     "an attribute between the marks of numbers": (
         "scores",
         "int a = 1'0; auto peek = [] (const float *p) __attribute__((no_sanitize_thread)) { return *p; }; int b = 1'0;\n",
@@ -265,6 +304,14 @@ def test_nothing_that_a_rung_says_or_calls_is_refused():
     for stem in ("01", "04", "13", "22", "32", "50"):  # what the others call, these do
         assert not [name for name in regions.names(stem) if allowed.unfit(own(name, stem))]
         assert not allowed.strange(Launcher(instance(find(stem), 64, find(stem).dtypes[-1])).compile_traced().path)
+
+
+def test_what_the_compiler_calls_for_bits_and_wide_integers_is_not_refused(tmp_path):
+    """Where the machine has no instruction for it: __popc, __popcll, and division of 128 bits."""
+    counts = "__popc(threadIdx.x) == __popcll(threadIdx.x) && __int128(a.Nk) / a.Nq >= 0 && (unsigned __int128)a.Nk % a.Nq >= 0"
+    text = own("scores").replace("float s = 0.f;", f"float s = {counts} ? 0.f : 1.f;")
+    library = Launcher(instance(regions.fill("01", {"scores": regions.Typed("scores", text)}).rung, 64, "fp32"))
+    assert not allowed.unfit(text) and not allowed.strange(library.compile_traced().path)
 
 
 @pytest.mark.always  # of attacks by what is handed in
@@ -365,7 +412,7 @@ def test_one_submission_that_can_not_be_graded_leaves_the_others_their_points(tm
     told = capsys.readouterr()
     assert [json.loads(line)["submission"] for line in told.out.splitlines()] == ["second"]
     assert "first is not graded: ZeroDivisionError: by what it holds" in told.err and "missing is not" in told.err
-    assert commands.main(["grade", *folders, "--tasks", "01.77"]) == 1 and "no task" in capsys.readouterr().err
+    assert commands.main(["grade", *folders, "--tasks", "01.77"]) == 2 and "no task" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -432,6 +479,42 @@ def test_the_sandbox_holds_in_both_steps(tmp_path):
     assert lines[0] == "EACCES done EACCES", done.stderr
     assert lines[1] in ("EACCES", "ECONNREFUSED") and lines[2] == "True", lines
     assert lines[3] == "EPERM" and lines[4:] == ["a thread"] and done.returncode == -31, done.stderr
+
+
+SIGNALLED = """
+import ctypes, os, sys, threading
+from helpers.lessons.grading import sandbox
+sandbox.lock()
+libc, own, parent = ctypes.CDLL(None), os.getpid(), os.getppid()
+thread = threading.get_native_id()
+print(eval(sys.argv[1]), flush=True)
+"""
+# System calls on x86-64 and aarch64, and their arguments after the number; 0: no signal, only whether one may be sent.
+SIGNALS = {
+    "tkill": (200, 130, "parent, 0"),
+    "tgkill": (234, 131, "parent, parent, 0"),
+    "rt_sigqueueinfo": (129, 138, "parent, 0, None"),
+    "rt_tgsigqueueinfo": (297, 240, "parent, parent, 0, None"),
+    "fcntl": (72, 25, "1, 8, parent"),  # F_SETOWN
+}
+
+
+def after_lock(call: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-c", SIGNALLED, call], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("name", SIGNALS)
+def test_nobody_else_is_sent_a_signal(name):
+    """By the lock alone: Landlock holds signals only since Linux 6.12."""
+    x86, arm, arguments = SIGNALS[name]
+    done = after_lock(f"libc.syscall({x86 if platform.machine() == 'x86_64' else arm}, {arguments})")
+    assert done.returncode == -signal.SIGSYS and not done.stdout, done.stderr
+
+
+def test_signals_to_oneself_arrive():
+    tgkill = SIGNALS["tgkill"][platform.machine() != "x86_64"]
+    assert after_lock(f"libc.syscall({tgkill}, own, thread, 0)").stdout == "0\n"
+    assert after_lock("os.abort()").returncode == -signal.SIGABRT
 
 
 def test_where_there_is_no_sandbox_nothing_is_graded(tmp_path, monkeypatch):

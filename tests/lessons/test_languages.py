@@ -185,6 +185,35 @@ def test_measuring_one_again_keeps_the_others(recorded):
     assert set(kept["language"]) == {"triton_tiles"} and list(kept) == languages_timed.COLUMNS
 
 
+def test_measuring_one_again_leaves_the_others_their_conditions_and_the_rungs_their_digest(recorded, monkeypatch):
+    about = functools.partial(record.about, "40_every_language", "timings", root=recorded.parent)
+    first, digests = about(), ["0" * 64]
+    (rows,) = languages_timed._before("timings", ["nothing"])
+
+    def again(name: str, date: str) -> dict:
+        """The record after `name` was measured again, on a day when the rungs have changed."""
+        known = {key: first[key] for key in ("device", "memory_mib", "torch", "cuda", "python")} | {"driver": "590"}
+        monkeypatch.setattr(record.store, "_digest", lambda rungs: digests[0])
+        saving = functools.partial(save, known=known | {"date": date}, root=recorded.parent)
+        monkeypatch.setattr(languages_timed.record, "save", saving)
+        new = rows[rows["language"] == "numba_kernel"].assign(language=name)
+        frame = pd.concat([*languages_timed._before("timings", [name]), new])
+        languages_timed._save("timings", frame, {"power_w": {"median": 600}}, [name])
+        assert not faults(recorded / "40_every_language.timings.csv")
+        return about()
+
+    second = again("numba_kernel", "2026-02-01")
+    assert (second["digest"], second["date"], second["driver"]) == (first["digest"], "2026-02-01", "590")
+    (kept,) = second["earlier"].items()
+    assert kept[0] == "triton_tiles" and (kept[1]["date"], kept[1]["driver"]) == ("2026-01-31", "580")
+    assert "power_w" not in kept[1] and not {"method", "digest"} & set(kept[1])
+    third = again("peers", "2026-03-01")
+    dates = {language: each["date"] for language, each in third["earlier"].items()}
+    assert third["digest"] == digests[0] and third["date"] == "2026-03-01"
+    assert dates == {"triton_tiles": "2026-01-31", "numba_kernel": "2026-02-01"}
+    assert third["earlier"]["numba_kernel"]["power_w"] == {"median": 600}
+
+
 @pytest.mark.parametrize(
     ("does", "said"),
     [

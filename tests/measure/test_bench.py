@@ -155,6 +155,11 @@ def test_small_inputs_rotate_past_the_cache_and_large_ones_stay(fake_gpu):
         assert len({x.data_ptr() for _, x in log}) == min(copies, 50)
 
 
+def test_a_method_speaks_of_rotated_inputs_only_where_it_was_given_some(fake_gpu):
+    given, none = (bench.measure({"f": spending(1)}, inputs).attrs["method"] for inputs in ([torch.zeros(50)], []))
+    assert "rotated past" in given and "rotated" not in none and none.endswith("7 rounds; TF32 off")
+
+
 def test_the_gpu_is_held_until_a_burst_is_queued(fake_gpu):
     bench.measure({"short": spending(1e-4)}, rounds=2)  # 100 ns on the GPU: any Python call takes longer
     assert len(fake_gpu) >= 2 and min(fake_gpu) > 0
@@ -361,6 +366,21 @@ def test_recording_a_rung_that_models_need(stand_in, few_cases, stem, kind, monk
     assert set(error["output"]) == ({"o", "lse"} if kind == "decode" else {"dq", "dk", "dv"})
     assert (error["error"] <= error["budget"]).all()
     assert f"{kind} × " in capsys.readouterr().out  # a goal
+
+
+def test_a_peer_that_runs_out_of_memory_is_recorded_and_one_that_refuses_is_not(stand_in, monkeypatch):
+    def raising(error):
+        def call(q, k, v):
+            if q.shape[2] > 64:
+                raise error
+
+        return call
+
+    peers = {"large": raising(torch.cuda.OutOfMemoryError("tried")), "picky": raising(RuntimeError("out of luck"))}
+    monkeypatch.setattr(bench, "attentions", lambda *_, **__: peers)
+    frame = memories(lambda q, k, v: q, "mine", lengths=(64, 128)).set_index(["name", "Nk"])["bytes"]
+    assert frame[frame.isna()].index.tolist() == [("large", 128)]
+    assert sorted(frame.dropna().index) == [("large", 64), ("mine", 64), ("mine", 128), ("picky", 64)]
 
 
 def test_a_wrong_kernel_is_not_timed(stand_in, monkeypatch):

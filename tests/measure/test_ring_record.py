@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+import torch
 from ring_samples import samples
 
 from helpers import record
@@ -116,3 +119,55 @@ def test_a_record_is_saved_beside_those_of_one_gpu_and_is_sound(tmp_path):
     others = samples().query("name == 'one GPU'")
     path = record.save("50_ring", "ring", others, known=known, root=tmp_path, rungs=["50_ring", *measured.HOPPER])
     assert schema.faults(path) == ["50_ring.ring.csv has no row of 50_ring itself"]
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """Runs one case of one implementation whose calls take these milliseconds, the last of them from then on: its rows' milliseconds, and
+    how its bursts were made (calls, warm-up)."""
+
+    def run(*ms: float) -> tuple[list[float], set]:
+        takes, bursts = [*ms], set()
+
+        def next_of() -> float:
+            return takes.pop(0) if len(takes) > 1 else takes[0]
+
+        def burst(me, call, calls, warm, hold):
+            bursts.add((calls, warm))
+            return next_of()
+
+        monkeypatch.setattr(measured, "implementations", lambda *_: ({measured.ONE: None}, {measured.ONE: ""}))
+        monkeypatch.setattr(measured, "_attempt", lambda *_: ("", next_of()))
+        monkeypatch.setattr(measured, "_timed", lambda *_: (next_of(), 0.0))
+        monkeypatch.setattr(measured, "_slowest", lambda me, ms: ms)
+        monkeypatch.setattr(measured, "_burst", burst)
+        me = SimpleNamespace(ranks=2, device="cpu", rank=0)
+        rows = measured._case(me, True, [], N=64, D=64, causal=True, passes="forward", Hkv=2)
+        return [row[-1] for row in rows], bursts
+
+    return run
+
+
+def test_a_first_call_that_compiles_for_seconds_is_no_sample_and_does_not_decide_how_the_rest_is_timed(timed):
+    assert timed(5000.0, 4.0) == ([4.0, 4.0], {(5, True)})
+
+
+def test_of_calls_over_a_second_the_second_is_the_first_rounds(timed):
+    assert timed(9000.0, 4000.0, 4001.0) == ([4000.0, 4001.0], {(1, False)})
+
+
+@pytest.mark.parametrize("far", [True, False])
+def test_a_record_of_some_lengths_belongs_to_51_as_long_as_it_has_rows_of_it(far, monkeypatch):
+    old = pd.concat([samples(), samples().replace({measured.STEM: measured.FAR})] if far else [samples()])
+    short = samples().assign(Nq=16384, Nk=16384)[measured.COLUMNS].values.tolist()
+    told = {"times": short, "rungs": [*measured.HOPPER], "skipped": [], "checked": "", "link": [], "memory": []}
+    saved = {}
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(measured, "_rungs", lambda device: measured.HOPPER)
+    monkeypatch.setattr(measured, "load", lambda *_, **__: None)
+    monkeypatch.setattr(measured, "launch", lambda *_, **__: [told | {"timeline": []}])
+    monkeypatch.setattr(record, "conditions", lambda: CONDITIONS | {"device": "NVIDIA H200"})
+    monkeypatch.setattr(record, "load", lambda *_, **__: old.assign(stale=False))
+    monkeypatch.setattr(record, "save", lambda stem, kind, *_, rungs, **__: saved.update({kind: rungs}) or Path(kind))
+    measured.record_ring(lengths=(16384,))
+    assert saved == {"ring": [measured.STEM, *measured.HOPPER, *[measured.FAR] * far]}

@@ -65,6 +65,19 @@ def test_groups_are_timed_beside_as_many_heads(small):
     assert {k[1] for _, k, *_ in small.calls} == {2, 4}
 
 
+def test_the_heads_of_a_group_rotate_past_the_cache(small, monkeypatch):
+    """The stopwatch copies what it is given; here it gives each burst another scale of the tensors, which all calls have to take."""
+    seen, timed = [], workloads.measure
+    monkeypatch.setattr(workloads, "measure", lambda calls, given, **o: timed(calls, [2 * x for x in given], **o))
+
+    def kernel(q, k, v, causal):
+        seen.append((k.shape[1], q.std().item() > 1.5, k.std().item() > 1.5))
+        return q, None
+
+    workloads.groups(kernel, rung("20_causal_gqa"))
+    assert set(seen) == {(2, True, True), (4, True, False)}
+
+
 def test_packed_batches_have_an_ideal(small):
     samples = workloads.packed(kernel(small.calls), rung("20_causal_gqa"))
     assert (samples["tokens"] < samples["sequences"] * 64).all()

@@ -7,7 +7,7 @@ import pytest
 import sixteen
 from ring_samples import samples
 
-from helpers import record
+from helpers import pages, record
 from helpers.ladder import rung as ladder
 from helpers.ladder.rung import rungs
 from helpers.record import goals, readme
@@ -93,6 +93,13 @@ def test_a_row_says_what_models_ask_for(tmp_path):
     assert "backward: fp16 1.20 × SDPA FLASH" in rows["23"] and "backward, causal: fp16 2.20 ×" in rows["23"]
 
 
+def test_the_staircase_says_over_what_the_rung_that_decodes_is_averaged(tmp_path):
+    save_model(tmp_path)
+    assert readme.caches("21_split_kv", tmp_path) == "4096 to 4096 keys"
+    _, _, caption = pages.staircase()
+    assert "geometric mean over N = 1024 … 16384 (21: over its caches of 2048 to 131072 keys)." in caption
+
+
 def test_goals_are_held_against_the_records(tmp_path):
     save_model(tmp_path)
     table = goals.verdicts(["20_causal_gqa", "21_split_kv", "22_backward_fp32", "23_backward_mma"], tmp_path)
@@ -103,6 +110,14 @@ def test_goals_are_held_against_the_records(tmp_path):
     assert said.loc["backward × SDPA MATH"].tolist()[2] == "not recorded"
     assert said.loc["backward × SDPA FLASH causal == 1"].tolist() == ["23_backward_mma", 2.2, "reached"]
     assert not table["record"].str.contains("stale").any()
+
+
+def test_a_goal_is_held_by_the_mean_however_slow_the_worst_shape_is(tmp_path, monkeypatch):
+    save_model(tmp_path)
+    monkeypatch.setattr(goals, "GOALS", [goals.Goal("20_causal_gqa", "groups", "as many heads", 1.0, 0.9)])
+    monkeypatch.setattr(goals.Goal, "points", lambda *_: pd.Series([2.0, 0.6]))
+    row = goals.verdicts(root=tmp_path).iloc[0]
+    assert (row["mean"], row["worst"], row["verdict"]) == (1.095, 0.6, "reached")
 
 
 def test_a_goal_says_that_its_record_is_stale(tmp_path):

@@ -105,6 +105,8 @@ def test_a_turing_card_runs_six_rungs_and_no_bf16(monkeypatch):
     assert [n for n, lane in lanes.items() if lane.back_end == "GPU"] == ["01", "02", "03", "04", "10", "11"]
     assert lanes["04"].why == "nvcc compiles for Tesla T4" and lanes["11"].why.endswith("Tesla T4, for fp16 alone")
     assert all(lane.back_end == "emulator" for n, lane in lanes.items() if n > "11")
+    assert {lane_of(stem).back_end for stem in ("50_ring", "51_one_sided")} == {"emulator"}
+    assert lane_of("40_every_language").back_end == "GPU"  # it has no kernel of its own
 
 
 def test_an_old_compiler_and_a_python_without_venv_are_named_with_their_mends(monkeypatch, tmp_path):

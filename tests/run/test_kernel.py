@@ -102,7 +102,7 @@ def test_a_wrong_input_is_refused_by_name(fa1, inputs, words):
         fa1(*inputs())
 
 
-@pytest.mark.parametrize("scale", [float("nan"), float("inf")])
+@pytest.mark.parametrize("scale", [float("nan"), float("inf"), 1e39])  # 1e39 is infinite as a float32
 def test_a_scale_that_is_no_number_is_refused(fa1, scale):
     with pytest.raises(ValueError, match="has to be finite"):
         fa1(*qkv(), scale=scale)
@@ -233,3 +233,17 @@ def test_a_gpu_of_another_kind_is_refused_by_name(fa1, monkeypatch):
     words = r"cuda:1 has compute capability 8.0, 03_fa1_fp32 was compiled for 9.0: load it under `with torch.cuda.device\(1\)"
     with pytest.raises(CallError, match=words):
         kernel._run(call)
+
+
+@pytest.mark.parametrize(("said", "words"), [("two", "'two'"), ("-1", "'-1'"), ("1.5", "'1.5'")])
+def test_a_number_of_threads_that_is_none_is_refused_by_name(monkeypatch, said, words):
+    monkeypatch.setenv("FA_EMULATOR_THREADS", said)
+    with pytest.raises(ValueError, match=f"FA_EMULATOR_THREADS is {words}: it has to be a number of threads"):
+        load("01", device="cpu", quiet=True)
+
+
+def test_no_number_of_threads_means_as_many_as_there_are_cores(monkeypatch):
+    monkeypatch.setenv("FA_EMULATOR_THREADS", " ")
+    assert load("01", device="cpu", quiet=True).launcher.threads >= 1
+    monkeypatch.setenv("FA_EMULATOR_THREADS", "3")
+    assert load("01", device="cpu", quiet=True).launcher.threads == 3

@@ -31,6 +31,11 @@ def test_a_right_kernel_is_bound_and_described_in_one_line(shell, capsys):
     assert isinstance(shell.user_ns["mine"], Kernel)
 
 
+def test_a_kernel_that_merges_is_checked_in_the_cases_of_a_merge(shell, capsys):
+    shell.run_cell_magic("kernel", "", rung("50_ring").replace("fmaxf(lse_a, lse_b)", "lse_a"))
+    assert "b far above a" in capsys.readouterr().out
+
+
 def test_the_name_is_kernel_unless_given(shell, capsys):
     shell.run_cell_magic("kernel", "", rung("02_online_softmax").source)
     assert isinstance(shell.user_ns["kernel"], Kernel)

@@ -238,3 +238,16 @@ def test_a_rows_bits_depend_on_its_neighbours_only_where_one_may_miss_its_maximu
     assert torch.equal(before[ours], after[ours]) == (name == "randn")
     torch.testing.assert_close(lse[..., : rows // 2], lse_after[..., : rows // 2], rtol=0, atol=1e-5)
     check(run, [Case("usual", q, k, v), Case("exchanged", exchanged, k, v)]).require()
+
+
+@pytest.mark.parametrize("stem", ["13_tuned", "20_causal_gqa", "30_tma_wgmma", "31_warp_specialized", "32_ping_pong"])
+def test_with_scores_about_1e8_a_row_is_v_of_its_largest_score(stem):
+    """Its maximum is rounded by up to 8 powers of two, and the FMA's product is not: all of P is off by that, and so is l."""
+    torch.manual_seed(0)
+    q, k, v = torch.zeros(1, 1, 70, D), torch.zeros(1, 1, 200, D), torch.randn(1, 1, 200, D)
+    q[..., 0] = 30000 - 16 * torch.arange(70)
+    k[..., 0] = 26000 - 160 * torch.randperm(200)
+    q, k, v = q.half(), k.half(), v.half()
+    o, _ = load(stem, device="cpu", quiet=True)(q, k, v)
+    assert q[..., 0].max() * k[..., 0].max().double() / 8 > 0.97e8
+    assert (o - v[:, :, [k[0, 0, :, 0].argmax()]]).abs().max() <= 2**-9

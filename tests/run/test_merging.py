@@ -22,6 +22,13 @@ def test_every_case_is_within_the_error_budget(device):
     check(load("50_ring", device=device, quiet=True), merging.cases(device=device)).require()
 
 
+def test_a_case_keeps_its_strides_wherever_it_is_moved():
+    here, there = (
+        [x.stride() for case in merging.cases(device=device) for x in case.inputs] for device in ("cpu", "meta")
+    )
+    assert here == there
+
+
 @EMULATOR_AND_GPU
 def test_in_place_it_gives_the_same_bits_and_leaves_other_rows(device):
     kernel, (o_a, lse_a, o_b, lse_b) = load("50_ring", device=device, quiet=True), parts(device=device)
@@ -68,12 +75,12 @@ def test_a_race_in_place_is_found_and_none_where_there_is_none(new, races):
     assert not xray(kernel, *parts(N=37)).findings
 
 
-def test_what_is_wrong_in_place_alone_is_noticed_by_checked():
+def test_what_is_wrong_in_place_alone_is_noticed():
     wrong = load(source=rung("50_ring").replace(READ, EVERY_LANE), device="cpu", quiet=True)
     assert check(wrong, merging.cases()).ok
-    failures = merging.checked(wrong).failures
+    failures = check(wrong).failures
     assert failures and all(failure.case.startswith("in place: ") for failure in failures)
-    right = merging.checked(load("50_ring", device="cpu", quiet=True))
+    right = check(load("50_ring", device="cpu", quiet=True))
     assert right.require() and {c.case.startswith("in place: ") for c in right.comparisons} == {True, False}
 
 

@@ -68,6 +68,31 @@ def test_a_failed_build_leaves_nothing_to_load(cache):
     assert not list(cache.glob(".building-*"))
 
 
+@pytest.mark.parametrize("lost", ["done", "compiler.log", "*.so"])
+def test_a_build_that_has_lost_a_file_is_made_again(cache, lost):
+    (file,) = answer(1).path.parent.glob(lost)
+    file.unlink()
+    assert not answer(1).cached
+    assert answer(1).cached and call(answer(1)) == 1
+
+
+def test_objects_are_not_kept(cache):
+    answer(1)
+    compile_("answer", cpp=["int one;\n", "int other;\n"])
+    assert len(list(cache.glob("answer_*/*.so"))) == 2 and not list(cache.glob("answer_*/*.o"))
+
+
+def test_a_link_into_an_environment_that_is_gone_is_renewed(cache, tmp_path):
+    """All environments that share the cache link with the libcudart that it leads to."""
+    for environment in (tmp_path / "old", tmp_path / "new"):
+        library = environment / "lib" / "libcudart.so.13"
+        library.parent.mkdir(parents=True)
+        library.touch()
+        folder = build._cudart_folder(toolkit.Toolkit(environment, "13.0.1", "pip"))
+        assert (folder / "libcudart.so").resolve() == library and len(list(folder.iterdir())) == 1
+        shutil.rmtree(environment)
+
+
 def test_a_compile_error_shows_the_readers_line_once_and_nothing_of_the_machinery(cache):
     with pytest.raises(CompileError) as caught:
         compile_("answer", cpp='#line 1 "mine.cu"\nint one;\nint two = three;\n')

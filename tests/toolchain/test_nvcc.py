@@ -13,6 +13,7 @@ from helpers import CompileError, rung
 from helpers.ladder import rung as ladder
 from helpers.toolchain import nvcc as jit
 from helpers.toolchain import toolkit
+from helpers.toolchain.compiler import find_compiler
 
 
 @pytest.fixture(autouse=True)
@@ -82,6 +83,15 @@ def test_a_function_nobody_defines_is_named_and_ptxas_is_silent(cache):
     with pytest.raises(CompileError, match=r"undefined reference to `nobody\(\)'") as caught:
         load(naive(HEAD, f"void nobody();\n{HEAD} nobody();"))
     assert "ptxas" not in str(caught.value) and "FAILED" not in str(caught.value)
+
+
+def test_nvcc_calls_the_host_compiler_that_was_chosen(cache, monkeypatch, tmp_path):
+    mine, log = tmp_path / "my-g++", tmp_path / "calls"
+    mine.write_text(f'#!/bin/sh\necho "$@" >> {log}\nexec {find_compiler()} "$@"\n')
+    mine.chmod(0o755)
+    monkeypatch.setenv("CXX", str(mine))
+    load(naive())
+    assert "-D__CUDACC__" in log.read_text()
 
 
 def test_torch_is_left_as_it_was(cache, monkeypatch):

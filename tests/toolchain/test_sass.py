@@ -230,6 +230,14 @@ def test_an_unchanged_source_is_not_compiled_again(monkeypatch):
         sass.resources(made("__global__ void other() {}"), "sm_80")
 
 
+@pytest.mark.parametrize("lost", ["kernel.cubin", "ptxas.log"])
+def test_a_cubin_that_has_lost_a_file_is_made_again(cache, lost):
+    kernel = made("__global__ void k() {}")
+    (sass.cubin(kernel, "sm_80").parent / lost).unlink()
+    assert sass.histogram(kernel, "sm_80").loc["EXIT", "k"] == 1
+    assert len(sass.resources(kernel, "sm_80")) == 1
+
+
 def test_an_error_is_the_compiler_s_and_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("FA_CACHE", str(tmp_path))
     with pytest.raises(CompileError, match=r'01_naive.cu\(2\): error: identifier "Q_smem" is undefined'):

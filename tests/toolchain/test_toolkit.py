@@ -54,6 +54,12 @@ def test_no_nvcc_is_one_sentence_that_names_the_mend(bare):
         toolkit.find_toolkit()
 
 
+def test_on_macos_no_nvcc_is_no_fault_of_the_reader_s(bare, monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(ToolkitError, match="^there is no nvcc for macOS: machine code is not shown here"):
+        toolkit.find_toolkit()
+
+
 def test_a_toolkit_of_another_cuda_is_refused(bare, monkeypatch):
     monkeypatch.setenv("CUDA_HOME", str(make(bare / "old", "12.4.99")))
     with pytest.raises(ToolkitError, match=r"nvcc 12\.4\.99 \(CUDA_HOME\) doesn't go with torch.*CUDA 13\.0: install"):

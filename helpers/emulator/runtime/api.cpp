@@ -1,4 +1,5 @@
 // The CUDA runtime API's state: errors, function attributes, allocations. Names and texts are CUDA's own.
+#include <algorithm>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -48,7 +49,7 @@ const Error* find_error(int code) {
   return nullptr;
 }
 
-std::map<const void*, int> dynamic_limits;  // of the kernels that opted in
+std::map<const void*, SharedLimit> shared_limits;  // of the kernels that opted in
 
 }  // namespace
 
@@ -83,13 +84,19 @@ int set_dynamic_shared_limit(const void* kernel, int bytes, int most) {
     snprintf(hint, sizeof hint, "%d bytes of dynamic shared memory asked for; at most %d can be had", bytes, most);
     return set_error(1, hint);
   }
-  dynamic_limits[kernel] = bytes;
+  shared_limits[kernel] = {size_t(bytes), size_t(most)};
   return 0;
 }
 
-int dynamic_shared_limit(const void* kernel) {
-  const auto found = dynamic_limits.find(kernel);
-  return found == dynamic_limits.end() ? int(kSharedPerBlock) : found->second;
+SharedLimit shared_limit(const void* kernel, const Module& module) {
+  SharedLimit largest;
+  for (const auto& [other, limit] : shared_limits) {
+    if (other == kernel) return limit;
+    if (kernel != nullptr || !module.holds(reinterpret_cast<uintptr_t>(other))) continue;
+    largest.dynamic = std::max(largest.dynamic, limit.dynamic);
+    largest.in_all = std::max(largest.in_all, limit.in_all);
+  }
+  return largest;
 }
 
 int allocate(void** pointer, size_t bytes) {

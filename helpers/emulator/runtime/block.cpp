@@ -353,9 +353,10 @@ void* static_shared(const void* key, size_t bytes, size_t alignment, const char*
   if (w->static_bytes > kStaticShared || w->arrays == std::size(w->array))
     fail("shared memory", 1, pc, site, "comes to %zu bytes of static shared memory; %zu are allowed",
          w->static_bytes, kStaticShared);
-  if (w->static_bytes + w->dynamic_bytes > kSharedOptIn)
-    fail("shared memory", 1, pc, site, "comes to %zu bytes of static and %zu of dynamic shared memory; %zu are allowed in all",
-         w->static_bytes, w->dynamic_bytes, kSharedOptIn);
+  if (const size_t in_all = w->run->shared.in_all; w->static_bytes + w->dynamic_bytes > in_all)
+    fail("shared memory", 1, pc, site, "comes to %zu bytes of static and %zu of dynamic shared memory; %zu are allowed in all%s",
+         w->static_bytes, w->dynamic_bytes, in_all, in_all > kSharedPerBlock ? "" :
+         " without cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)");
   const size_t offset = (w->static_top + alignment - 1) / alignment * alignment;
   w->static_top = (offset + bytes + 2 * kGap - 1) / kGap * kGap;  // a gap, then the next array, in bank 0
   if (w->static_top > w->dynamic_base)

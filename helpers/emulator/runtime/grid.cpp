@@ -222,7 +222,7 @@ static Module find_module(const void* code) {
 }
 #endif
 
-static int check_launch(const Launch& l) {
+static int check_launch(const Launch& l, const SharedLimit& shared) {
   char hint[256];
   const auto dims = [](const uint32_t* d) {
     return "(" + std::to_string(d[0]) + ", " + std::to_string(d[1]) + ", " + std::to_string(d[2]) + ")";
@@ -235,8 +235,7 @@ static int check_launch(const Launch& l) {
              "at most 1024 threads", dims(l.grid).c_str(), dims(l.block).c_str());
     return set_error(9, hint);  // cudaErrorInvalidConfiguration
   }
-  const size_t allowed = size_t(dynamic_shared_limit(l.kernel));
-  if (l.dynamic_shared > allowed) {
+  if (l.dynamic_shared > shared.dynamic) {
     if (l.dynamic_shared > kSharedOptIn)
       snprintf(hint, sizeof hint, "%zu bytes of dynamic shared memory asked for; at most %zu can be had", l.dynamic_shared,
                kSharedOptIn);
@@ -244,7 +243,7 @@ static int check_launch(const Launch& l) {
       snprintf(hint, sizeof hint,
                "%zu bytes of dynamic shared memory asked for; %zu are allowed without "
                "cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)",
-               l.dynamic_shared, allowed);
+               l.dynamic_shared, shared.dynamic);
     return set_error(1, hint);  // cudaErrorInvalidValue
   }
   return 0;
@@ -283,14 +282,16 @@ static void collect(const Run& run, size_t count) {
 }
 
 void launch(const Launch& l) {
-  if (session.sticky != 0 || check_launch(l) != 0) return;
+  if (session.sticky != 0) return;
   Run run;
   run.launch = &l;
+  run.module = find_module(reinterpret_cast<const void*>(l.call));
+  run.shared = shared_limit(l.kernel, run.module);
+  if (check_launch(l, run.shared) != 0) return;
   run.number = session.launches;
   run.blocks = uint64_t(l.grid[0]) * l.grid[1] * l.grid[2];
   run.threads = l.block[0] * l.block[1] * l.block[2];
   run.limit = run.blocks;
-  run.module = find_module(reinterpret_cast<const void*>(l.call));
 
   const size_t count = size_t(std::min<uint64_t>(session.os_threads, run.blocks));
   try {
@@ -357,11 +358,7 @@ void emu_begin(const Region* regions, int count, int os_threads, int tracing, ui
   install_signals();
 }
 
-void emu_end() {
-  restore_signals();
-  for (const auto& [p, bytes] : session.allocations) free(p);
-  session.allocations.clear();
-}
+void emu_end() { restore_signals(); }
 
 // Calls fa_launch. Whatever its own code does, as that of a kernel, becomes a finding.
 int emu_call(int (*launcher)(const void*, void*), const void* arguments, void* stream) {

@@ -61,39 +61,54 @@ bool known_elsewhere(const Worker* w, uintptr_t address) {
 
 // What the launcher got from cudaMalloc: constant while blocks run.
 bool allocated(uintptr_t address, size_t bytes) {
-  for (const auto& [base, size] : session.allocations)
-    if (address - reinterpret_cast<uintptr_t>(base) + bytes <= size) return true;
-  return false;
+  const auto after = session.allocations.upper_bound(reinterpret_cast<void*>(address));
+  if (after == session.allocations.begin()) return false;
+  const auto& [base, size] = *std::prev(after);
+  const size_t at = address - reinterpret_cast<uintptr_t>(base);
+  return at <= size && bytes <= size - at;
+}
+
+// In words: an access that no tensor and no allocation holds. does: "writes".
+struct Unheld {
+  const char* kind;
+  char text[512];
+};
+
+Unheld unheld(const char* does, uintptr_t address, size_t bytes) {
+  Unheld u = {"out of bounds", {}};
+  const auto say = [&u](const char* format, auto... words) { snprintf(u.text, sizeof u.text, format, words...); };
+  // The one that the address lies in is the one that was meant, else the nearest.
+  const char* name = nullptr;
+  uintptr_t base = 0;
+  size_t size = 0, distance = 64 << 20;
+  const auto consider = [&](const char* its_name, const void* begin, size_t its_size) {
+    const uintptr_t first = reinterpret_cast<uintptr_t>(begin), end = first + its_size;
+    const size_t d = address < first ? first - address : address < end ? 0 : address - end + 1;
+    if (d < distance) name = its_name, base = first, size = its_size, distance = d;
+  };
+  for (const Region& r : session.regions) consider(r.name, r.base, r.bytes);
+  for (const auto& [p, n] : session.allocations) consider("memory from cudaMalloc", p, n);
+  const size_t at = address - base;
+  if (address < kNull)
+    u.kind = "null pointer", say("%s %zu bytes through a null pointer (address 0x%zx)", does, bytes, size_t(address));
+  else if (name == nullptr)
+    say("%s %zu bytes at address 0x%zx, which belongs to no tensor", does, bytes, size_t(address));
+  else if (address < base)
+    say("%s %zu bytes, %zu bytes before the start of %s", does, bytes, distance, name);
+  else if (at <= size && bytes <= size - at)
+    say("%s %zu bytes at %s + %zu bytes, between two rows of that view", does, bytes, name, at);
+  else
+    say("%s %zu bytes at %s + %zu bytes, %zu past its end (it has %zu bytes)", does, bytes, name, at, at + bytes - size, size);
+  return u;
 }
 
 [[noreturn]] void out_of_bounds(Worker* w, uintptr_t address, size_t bytes, bool write, uintptr_t pc, Site site) {
-  const char* kind = "out of bounds";
-  if (address < kNull)
-    fail("null pointer", 700, pc, site, "%s %zu bytes through a null pointer (address 0x%zx)", verb(write), bytes,
-         size_t(address));
   for (unsigned i = 0; i < w->threads; ++i)
     if (address - w->thread[i].stack < kStackBytes)
-      fail(kind, 700, pc, site, "%s %zu bytes of a local variable of thread %u, which only that thread can see",
+      fail("out of bounds", 700, pc, site, "%s %zu bytes of a local variable of thread %u, which only that thread can see",
            verb(write), bytes, i);
-  // The nearest tensor is the one that was meant.
-  const Region* nearest = nullptr;
-  uint64_t distance = 64 << 20;
-  for (const Region& r : session.regions) {
-    const uintptr_t begin = reinterpret_cast<uintptr_t>(r.base), end = begin + r.bytes;
-    const uint64_t d = address < begin ? begin - address : address + bytes > end ? address + bytes - end : 0;
-    if (d < distance) nearest = &r, distance = d;
-  }
-  if (nearest == nullptr)
-    fail(kind, 700, pc, site, "%s %zu bytes at address 0x%zx, which belongs to no tensor", verb(write), bytes, size_t(address));
-  const uintptr_t base = reinterpret_cast<uintptr_t>(nearest->base);
-  if (address < base)
-    fail(kind, 700, pc, site, "%s %zu bytes, %zu bytes before the start of %s", verb(write), bytes, size_t(distance),
-         nearest->name);
-  if (distance == 0)
-    fail(kind, 700, pc, site, "%s %zu bytes at %s + %zu bytes, between two rows of that view", verb(write), bytes,
-         nearest->name, size_t(address - base));
-  fail(kind, 700, pc, site, "%s %zu bytes at %s + %zu bytes, %zu past its end (it has %zu bytes)", verb(write), bytes,
-       nearest->name, size_t(address - base), size_t(distance), size_t(nearest->bytes));
+  const Unheld u = unheld(verb(write), address, bytes);
+  fail(u.kind, 700, pc, site, "%s", u.text);
 }
 
 }  // namespace
@@ -103,7 +118,7 @@ int region_at(uintptr_t address, size_t bytes) {
   for (size_t i = 0; i < session.regions.size(); ++i) {
     const Region& r = session.regions[i];
     const uint64_t at = address - reinterpret_cast<uintptr_t>(r.base);
-    if (at >= r.bytes || at + bytes > r.bytes) continue;
+    if (at >= r.bytes || bytes > r.bytes - at) continue;
     if (!r.contiguous && (between_rows(r, at) || between_rows(r, at + bytes - 1))) continue;
     return int(i);
   }
@@ -365,6 +380,37 @@ void* __tsan_memset(void* to, int byte, size_t n) {
   access_range(to, n, Op::Store, EMU_PC, EMU_FRAME);
   return memset(to, byte, n);
 }
+
+}  // extern "C"
+
+// A launcher's cudaMemset or cudaMemcpy has to stay in the tensor or the allocation that it begins in. device: and to begin in one.
+static int check_host_access(const char* name, bool write, const void* p, size_t bytes, bool device, uintptr_t pc) {
+  const uintptr_t address = reinterpret_cast<uintptr_t>(p);
+  const auto held = [address](size_t n) { return region_at(address, n) >= 0 || allocated(address, n); };
+  if (worker != nullptr || bytes == 0 || held(bytes) || (!device && !held(1))) return 0;
+  char does[64];
+  snprintf(does, sizeof does, "lets %s %s", name, write ? "write" : "read");
+  const Unheld u = unheld(does, address, bytes);
+  fail_launcher(u.kind, u.text, pc);
+  return set_error(1, u.text);  // on another thread than the launcher's
+}
+
+int set_bytes(const char* name, void* to, int byte, size_t bytes) {
+  if (const int error = check_host_access(name, true, to, bytes, true, EMU_PC - 1)) return error;
+  __tsan_memset(to, byte, bytes);
+  return 0;
+}
+
+int copy_bytes(const char* name, void* to, const void* from, size_t bytes, int kind) {
+  const bool to_device = kind == 1 || kind == 3, from_device = kind == 2 || kind == 3;
+  if (const int error = check_host_access(name, false, from, bytes, from_device, EMU_PC - 1)) return error;
+  if (const int error = check_host_access(name, true, to, bytes, to_device, EMU_PC - 1)) return error;
+  __tsan_memcpy(to, from, bytes);
+  return 0;
+}
+
+extern "C" {
+
 void __tsan_init() {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}

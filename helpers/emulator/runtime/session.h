@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "../include/emulator/runtime.h"
+#include "device.h"
 #include "exchange.h"
 
 namespace emu {
@@ -24,6 +25,13 @@ struct Module {
   uint32_t offset(uintptr_t pc) const { return holds(pc) ? uint32_t(pc - begin) : 0; }
 };
 
+// Bytes of shared memory: that a launch of a kernel may ask for, and that a block may have, its static arrays included.
+struct SharedLimit {
+  size_t dynamic = kSharedPerBlock, in_all = kSharedPerBlock;
+};
+// By what the launcher has set. Of a kernel that is null: the most that any kernel of the library may.
+SharedLimit shared_limit(const void* kernel, const Module&);
+
 // ---- one launch
 struct Run {
   const Launch* launch;
@@ -31,6 +39,7 @@ struct Run {
   unsigned threads;
   unsigned number;                             // of the launch, counted from 0 in its session
   Module module;
+  SharedLimit shared;
   std::atomic<uint64_t> next{0}, finished{0}, limit{0};  // blocks at or beyond `limit` are not begun
   std::mutex lock;
   std::condition_variable turned;
@@ -46,7 +55,7 @@ struct Run {
 struct Session {
   std::vector<Region> regions;
   std::vector<Counter> counter;
-  std::map<void*, size_t> allocations;         // cudaMalloc inside the reader's own code
+  std::map<void*, size_t> allocations;         // cudaMalloc inside the reader's own code: kept until cudaFree, as on a GPU
   std::string output;
   std::string hint;
   std::vector<Finding> findings;

@@ -3,9 +3,12 @@
 Outputs are compared in another process; wavefronts, bytes and findings are counted by the emulator beside the kernel. A thread of
 a kernel can write nothing but the tensors and its shared memory, since each of its loads and stores is checked. What could go
 around that is refused: in the text, words that switch the checks off or name the emulator; in the library, calls of anything but
-mathematics and the emulator's own. That leaves fa_launch, which isn't a kernel: where a task is a whole rung, host code that
-finds the emulator's memory by arithmetic on addresses could still write there. No outputs are gained by it, and it can't be done by accident:
-read the launcher of a whole rung before its points for memory count.
+mathematics and the emulator's own.
+
+That leaves fa_launch, which isn't a kernel. Where a task is a whole rung, its launcher runs in the process that has the tensors, and
+can read and write them. So it can compute the whole result: `judge` notices that where no kernel reads or writes a tensor as the rung's
+do, but not where a kernel touches them all and the host writes over what it wrote. Host code could also find the emulator's counts by
+arithmetic on addresses. Neither can be done by accident: read the launcher of a whole rung before its points count.
 """
 
 from __future__ import annotations
@@ -21,7 +24,9 @@ from ..regions import code
 _WORDS = {
     r"\bemu\b|\bemu_\w*": "the emulator's own names",
     r"\b__(?:builtin|tsan|asan|sanitizer|ubsan|wrap|real|stack_chk|cyg)\w*": "the compiler's own functions",
-    r"\b__attribute\w*|\b__declspec\b|\[\[(?!maybe_unused\]\])|\balignas\s*\[|\b(?:__)?(?:typeof|thread_local)\b": "attributes",
+    r"\b__attribute\w*|\b__declspec\b|\[\s*\[(?!\s*maybe_unused\s*\]\s*\])|\balignas\s*\[|\b(?:__)?(?:typeof|thread_local)\b": "attributes",
+    r"\b(?:__)?gnu(?:__)?\b|\b(?:_C|c)lang\b": "attributes",  # whose brackets may come from macros
+    r"\b_mm\d*_\w+|\bv(?:ld|st)[1-4]\w*": "the host's own loads and stores",  # of x86-64 and Arm, which nobody announces
     r"\b_Pragma\b|^[ \t]*#[ \t]*pragma(?![ \t]+(?:unroll|once)\b)[^\n]*": "pragmas other than unroll",
     r"##": "pasted tokens",
     r"^[ \t]*#[ \t]*define\b[^\n]*\b(?:__)?asm\w*|^[ \t]*#[ \t]*define\b[^\n]*(?:\bextern\b|#)": "such macros",
@@ -34,6 +39,7 @@ _LANGUAGE = re.compile(
     r"__tsan_\w+|__sanitizer_cov_trace_pc|__ubsan_handle_\w+|__gmon_start__|_ITM_\w+|__cxa_\w+|__gxx_personality_v0|_Unwind_Resume"
     r"|__dso_handle|__wrap_\w+|_GLOBAL_OFFSET_TABLE_|__stack_chk_fail|__stack_chk_guard"
     r"|_Zn[wa]m|_Zd[la]Pvm?|_ZSt\d+__throw_\w+|_ZTVN10__cxxabi\w+|_ZTI\w+|malloc|free|calloc|abs|labs|llabs"
+    r"|__popcount[sd]i2|__u?(?:div|mod|divmod)ti[34]"
 )
 _OWN = re.compile(r"__tsan|__sanitizer|__ubsan|__asan|__wrap|__real|emu_")
 _REFUSED = {"print"}  # printf in a kernel: its %n writes wherever it is told to

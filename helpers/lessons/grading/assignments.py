@@ -125,7 +125,7 @@ class OfCase(Assignment):
 
     def _diagnosed(self, answer: Answer | None) -> Iterable[Criterion]:
         line, mechanism = (answer and answer.diagnosis) or (None, "")
-        there = line is not None and line in opened(self.id).lines
+        there = line is not None and line in opened(self.id)._lines
         named = bool(mechanism) and self.case.is_mechanism(mechanism)
         said = "the line" if there else f"line {line or 'not given'}: it is another one"
         yield Criterion("line", LINE * there, LINE, said)

@@ -283,7 +283,7 @@ def _how(ended: dict, late: bool, ran: bool) -> str:
     """How a kernel's process came to a bad end; empty if it didn't."""
     number = ended.get("signal", 0)
     if number == signal.SIGSYS:
-        return "stopped: it tried to start a program, to fork, to trace or to connect; a kernel does none of that"
+        return "stopped: it tried to start a program, to fork, to trace, to connect or to send a signal; a kernel does none of that"
     if number == signal.SIGXCPU or number == signal.SIGKILL or late:
         return "stopped: it took too long"
     if number == signal.SIGXFSZ:

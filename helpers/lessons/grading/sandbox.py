@@ -2,7 +2,8 @@
 
 Two steps, each for good and for all children. `confine`: only named paths can be read, one can be written to, TCP, signals and
 abstract sockets stay inside, and no file, address space or processor time grows beyond a limit. `lock`: nothing can be
-started any more, forked, traced or connected; who tries is killed (SIGSYS).
+started any more, forked, traced, connected or sent a signal; who tries is killed (SIGSYS). Landlock holds TCP from Linux 6.7 on,
+signals and abstract sockets from 6.12 on; on an older one, `lock` alone does.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ NO_NEW_PRIVS, PARENT_DEATH, SET_SECCOMP = 38, 1, 22  # linux/prctl.h
 ALLOW, KILL, REFUSE = 0x7FFF0000, 0x80000000, 0x00050000
 LOAD, EQUAL, SET, RETURN = 0x20, 0x15, 0x45, 0x06  # BPF: load a word; jump if equal; jump if a bit is set; return
 THREAD = 0x00010000  # CLONE_THREAD
+F_SETOWN, F_SETOWN_EX = 8, 15
 
 
 @dataclass(frozen=True)
@@ -44,24 +46,33 @@ class Machine:
     clone: int
     clone3: int
     limits: tuple[int, ...]  # refused without harm: raising one's own limits
+    tgkill: int  # allowed within the process: abort() and the emulator need it
+    fcntl: int  # allowed but for F_SETOWN and F_SETOWN_EX, by which a file sends signals to others
 
 
 # execve, execveat, fork, vfork, socket, socketpair, ptrace, process_vm_readv, process_vm_writev, kill, unshare, setns, mount, bpf,
-# perf_event_open, userfaultfd, io_uring_setup, pidfd_open, pidfd_getfd, pidfd_send_signal, keyctl, add_key
+# perf_event_open, userfaultfd, io_uring_setup, pidfd_open, pidfd_getfd, pidfd_send_signal, keyctl, add_key, tkill, rt_sigqueueinfo,
+# rt_tgsigqueueinfo
 MACHINES = {
     "x86_64": Machine(
         0xC000003E,
-        (59, 322, 57, 58, 41, 53, 101, 310, 311, 62, 272, 308, 165, 321, 298, 323, 425, 434, 438, 424, 250, 248),
+        (59, 322, 57, 58, 41, 53, 101, 310, 311, 62, 272, 308, 165, 321, 298, 323, 425, 434, 438, 424, 250, 248)
+        + (200, 129, 297),
         56,
         435,
         (160,),
+        234,
+        72,
     ),
     "aarch64": Machine(
         0xC00000B7,
-        (221, 281, 198, 199, 117, 270, 271, 129, 97, 268, 40, 280, 241, 282, 425, 434, 438, 424, 219, 217),
+        (221, 281, 198, 199, 117, 270, 271, 129, 97, 268, 40, 280, 241, 282, 425, 434, 438, 424, 219, 217)
+        + (130, 138, 240),
         220,
         435,
         (164,),
+        131,
+        25,
     ),
 }
 PRLIMIT = {"x86_64": 302, "aarch64": 261}
@@ -128,7 +139,7 @@ def limit(limits: Limits) -> None:
 
 
 def lock() -> None:
-    """From here on this process starts and reaches nobody. After `confine`; OSError if the kernel refuses."""
+    """From here on this process starts and reaches nobody but itself. After `confine`; OSError if the kernel refuses."""
     libc, machine = _libc(), MACHINES[platform.machine()]
     # (code, jump if true, jump if false, value). The words of seccomp_data: 0 call, 4 architecture, 16 and 24 first two arguments.
     program = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, machine.audit), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
@@ -143,6 +154,21 @@ def lock() -> None:
         (EQUAL, 0, 3, machine.clone),
         (LOAD, 0, 0, 16),
         (SET, 1, 0, THREAD),
+        (RETURN, 0, 0, KILL),
+        (LOAD, 0, 0, 0),
+    ]
+    program += [
+        (EQUAL, 0, 4, machine.tgkill),
+        (LOAD, 0, 0, 16),
+        (EQUAL, 1, 0, os.getpid()),
+        (RETURN, 0, 0, KILL),
+        (LOAD, 0, 0, 0),
+    ]
+    program += [
+        (EQUAL, 0, 5, machine.fcntl),
+        (LOAD, 0, 0, 24),
+        (EQUAL, 1, 0, F_SETOWN),
+        (EQUAL, 0, 1, F_SETOWN_EX),
         (RETURN, 0, 0, KILL),
         (LOAD, 0, 0, 0),
     ]

@@ -1,4 +1,4 @@
-// What attention in a model asks for beyond fa_args: rungs 20 and up. Every launcher is handed the whole of
+// What attention in a model asks for beyond fa_args: rungs 20 and up. Every launcher but 50's and 51's is handed the whole of
 // fa_backward_args, and those that need more than its first part say so with fa::model(args) or fa::backward(args).
 // helpers/ladder/contract.py mirrors both structs field by field with ctypes.
 #pragma once

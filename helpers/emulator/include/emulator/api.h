@@ -157,25 +157,23 @@ inline cudaError_t cudaMalloc(T** p, size_t bytes) {
 inline cudaError_t cudaFree(void* p) { return cudaError_t(emu::release(p)); }
 inline cudaError_t cudaMallocAsync(void** p, size_t bytes, cudaStream_t) { return cudaMalloc(p, bytes); }
 inline cudaError_t cudaFreeAsync(void* p, cudaStream_t) { return cudaFree(p); }
-inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
-  emu::__tsan_memcpy(to, from, bytes);
-  return cudaSuccess;
+inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+  return cudaError_t(emu::copy_bytes("cudaMemcpy", to, from, bytes, kind));
 }
-inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t = nullptr) {
-  emu::__tsan_memcpy(to, from, bytes);
-  return cudaSuccess;
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t = nullptr) {
+  return cudaError_t(emu::copy_bytes("cudaMemcpyAsync", to, from, bytes, kind));
 }
 inline cudaError_t cudaMemset(void* p, int byte, size_t bytes) {
-  emu::__tsan_memset(p, byte, bytes);
-  return cudaSuccess;
+  return cudaError_t(emu::set_bytes("cudaMemset", p, byte, bytes));
 }
 inline cudaError_t cudaMemsetAsync(void* p, int byte, size_t bytes, cudaStream_t = nullptr) {
-  emu::__tsan_memset(p, byte, bytes);
-  return cudaSuccess;
+  return cudaError_t(emu::set_bytes("cudaMemsetAsync", p, byte, bytes));
 }
 template <class T>
 inline cudaError_t cudaMemcpyToSymbol(T& symbol, const void* from, size_t bytes, size_t offset = 0,
                                       cudaMemcpyKind = cudaMemcpyHostToDevice) {
+  if (offset > sizeof symbol || bytes > sizeof symbol - offset)
+    return cudaError_t(emu::set_error(cudaErrorInvalidValue, "cudaMemcpyToSymbol past the end of the variable"));
   emu::__tsan_memcpy(reinterpret_cast<char*>(&symbol) + offset, from, bytes);
   return cudaSuccess;
 }

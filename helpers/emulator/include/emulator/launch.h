@@ -32,7 +32,7 @@ auto prepare(const char* name, void (*kernel)(P...), Shape shape) {
   return [=](P... p) { run(name, reinterpret_cast<const void*>(kernel), shape, kernel, p...); };
 }
 
-// A template whose arguments the launch deduces comes as a lambda that calls it.
+// A template whose arguments the launch deduces comes as a lambda that calls it: which instance it is, is not known.
 template <class F>
 auto prepare(const char* name, F kernel, Shape shape) {
   return [=](auto... p) { run(name, nullptr, shape, kernel, p...); };

@@ -60,6 +60,9 @@ void memory_fence();  // __threadfence and its kin: orders what the thread does 
 extern "C" void* __tsan_memcpy(void* to, const void* from, size_t bytes);
 extern "C" void* __tsan_memmove(void* to, const void* from, size_t bytes);
 extern "C" void* __tsan_memset(void* to, int byte, size_t bytes);
+// A launcher's cudaMemset and cudaMemcpy, by the name that it calls: out of bounds, they end it. kind: a cudaMemcpyKind.
+int set_bytes(const char* name, void* to, int byte, size_t bytes);
+int copy_bytes(const char* name, void* to, const void* from, size_t bytes, int kind);
 
 // ---- ends
 [[noreturn]] void trap(Site);
@@ -72,7 +75,7 @@ int print(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
 // ---- launches
 struct Launch {
-  const void* kernel;                 // its identity, for cudaFuncSetAttribute
+  const void* kernel;                 // its identity, for cudaFuncSetAttribute; null: none, see prepare in launch.h
   const char* name;
   uint32_t grid[3], block[3];
   size_t dynamic_shared;
@@ -88,7 +91,6 @@ int set_error(int error, const char* hint = nullptr);  // remembers and returns 
 const char* error_name(int error);
 const char* error_text(int error);
 int set_dynamic_shared_limit(const void* kernel, int bytes, int most);
-int dynamic_shared_limit(const void* kernel);
 int allocate(void** pointer, size_t bytes);
 int release(void* pointer);
 
