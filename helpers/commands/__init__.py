@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.traceback:
             raise
         print(_sentence(error), file=sys.stderr)
-        return 2 if isinstance(error, ValueError | KeyError) else 1
+        return 2 if isinstance(error, ValueError) else 1
 
 
 def _parser() -> argparse.ArgumentParser:
