@@ -177,8 +177,6 @@ __global__ __launch_bounds__(Tile<d, T>::threads, Tile<d, T>::ctas) void fa2_mma
   // P = exp2(S - m) with the m there is. True if that is accurate in this warp: dividing by l takes out m, but not the
   // rounding of P to 16 bits. A key far above m may take most of its row, and its P is exact only where it is 1.
   const auto probabilities = [&] {
-    // m is rounded, the product in the FMA is not. What that adds to the exponent cancels in O / l, but with scores past 1e8 an
-    // fp16 P overflows, or vanishes.
     bool fits = true;
 #pragma unroll
     for (int r = 0; r < 4; ++r) { // row g + 8r, elements 2r and 2r + 1 of the fragments
@@ -187,7 +185,7 @@ __global__ __launch_bounds__(Tile<d, T>::threads, Tile<d, T>::ctas) void fa2_mma
       for (int n = 0; n < Bc / 8; ++n) {
 #pragma unroll
         for (int e = 2 * r; e < 2 * r + 2; ++e) {
-          S_reg[n][e] = fa::ex2_approx_ftz(__fmaf_rn(S_reg[n][e], scale_log2, -m_reg[r])); // P
+          S_reg[n][e] = fa::ex2_approx_ftz(__fmaf_rn(S_reg[n][e], scale_log2, -m_reg[r])); // P; m is rounded: scores < 1e8
           row_sum[r] += S_reg[n][e];
         }
       }

@@ -174,7 +174,7 @@ def test_the_first_element_stays_where_it_is():
         odd = made["starts at an odd element"]
         assert (odd.device.type, odd.storage_offset(), odd.is_contiguous()) == (device, 1, True)
     s = torch.arange(7.0)[1:].view(2, 3)
-    moved = reference._move(s, torch.float16, "cpu")
+    moved = reference.moved(s, torch.float16, "cpu")
     assert torch.equal(moved, s.half()) and moved.storage_offset() == 1
 
 
