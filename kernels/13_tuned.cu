@@ -185,7 +185,7 @@ __global__ __launch_bounds__(Tile<d, T>::threads, Tile<d, T>::ctas) void fa2_mma
       for (int n = 0; n < Bc / 8; ++n) {
 #pragma unroll
         for (int e = 2 * r; e < 2 * r + 2; ++e) {
-          S_reg[n][e] = fa::ex2_approx_ftz(__fmaf_rn(S_reg[n][e], scale_log2, -m_reg[r])); // P; m is rounded: scores < 1e8
+          S_reg[n][e] = fa::ex2_approx_ftz(__fmaf_rn(S_reg[n][e], scale_log2, -m_reg[r])); // P, if scores are below 1e8
           row_sum[r] += S_reg[n][e];
         }
       }
