@@ -89,7 +89,7 @@ draw.exp_ranges(formats)
 #             = \boxed{\,l_k\, e^{m_k - m_{k+1}} + e^{s_{k+1} - m_{k+1}}\,}
 #    \end{aligned} $$
 #
-# because $e^{m_k - m_{k+1}}$ is the same for every $j$ and comes out of the sum. So the old sum needs no second look at the old scores: one factor corrects it. If the maximum did not change the factor is 1. Start from $m_0 = -\infty$, $l_0 = 0$: the first factor is $e^{-\infty} = 0$. This is Algorithm 3 of [Milakov and Gimelshein, 2018](https://arxiv.org/abs/1805.02867). In numpy:
+# because $e^{m_k - m_{k+1}}$ is the same for every $j$ and comes out of the sum. So the old sum needs no second look at the old scores: one factor corrects it. Start from $m_0 = -\infty$, $l_0 = 0$: the first factor is $e^{-\infty} = 0$. This is Algorithm 3 of [Milakov and Gimelshein, 2018](https://arxiv.org/abs/1805.02867). In numpy:
 
 
 # %%
@@ -137,7 +137,7 @@ draw.running_state([1.0, 0.2, 2.1, 1.4, 0.5, 3.0, 2.6, 1.8])
 #
 # $$ L = \bigl(l_1 e^{m_1 - m} + l_2 e^{m_2 - m}\bigr) e^m = l_1 e^{m_1} + l_2 e^{m_2} = L_1 + L_2 . $$
 #
-# So in these coordinates the merge is $(\max(m_1, m_2),\; L_1 + L_2)$: a maximum and a sum, side by side. Both are associative and commutative, so their pair is. And $\max(-\infty, m) = m$, $0 + L = L$: the empty state changes nothing. (Two empty parts make an empty part. The formula in $m$ and $l$ has $-\infty - (-\infty)$ there, so a program needs a guard.) $\square$
+# So in these coordinates the merge is $(\max(m_1, m_2),\; L_1 + L_2)$: a maximum and a sum, side by side. Both are associative and commutative, so their pair is. And $\max(-\infty, m) = m$, $0 + L = L$: the empty state changes nothing. (The formula in $m$ and $l$ has $-\infty - (-\infty)$ there, so a program needs a guard.) $\square$
 #
 # ($L$ is the sum that overflows. The proof may use it, the program must not.)
 #
@@ -282,7 +282,7 @@ print(
 check(kernel)
 
 # %% [markdown]
-# The cases include rows of −∞ (masked attention makes them; the answer is $P = 0$, $\mathrm{LSE} = -\infty$), rows whose only finite scores are the last three, scores about $-10^4$, very large scores of both signs, and lengths one off 32, 64, 128 and 1024. Ordinary random tests have none of these.
+# The cases include rows of −∞ (masked attention makes them; the answer is $P = 0$, $\mathrm{LSE} = -\infty$), rows whose only finite scores are the last three, scores about $-10^4$, very large scores of both signs, and lengths one off 32, 64, 128 and 1024.
 
 # %% [markdown]
 # ## Predict, then measure
@@ -338,7 +338,7 @@ table["time / a copy's"] = (ms["02_online_softmax"] / ms["copy"]).round(2)
 table
 
 # %% [markdown]
-# Rows of 1023 and 4097 take a few percent more sectors but clearly more time, measured in copies on the H200. The shuffles point to what is probably the greater part of it. A row of 1023 may begin up to three numbers late, and one of 4097 is a number longer: both miss the size that 1024 and 4096 just fit, so the launcher gives them twice the threads: half of their slots are empty, and there are twice as many states to merge.
+# Rows of 1023 and 4097 take a few percent more sectors but clearly more time, measured in copies on the H200. A row of 1023 may begin up to three numbers late, and one of 4097 is a number longer: both miss the size that 1024 and 4096 just fit, so the launcher gives them twice the threads: half of their slots are empty, and there are twice as many states to merge.
 #
 # ### The time its bytes must take
 #

@@ -293,7 +293,7 @@ draw_backward.hand_over(steps, "Six tiles of keys hand on dQ, six tiles of queri
 
 
 # %% [markdown]
-# **What to see.** All begin with the same tile of queries, so all but the first wait, but only *once*: from then on each arrives just when its turn comes. (Why from the last tile to the first? Without a mask it makes no difference; exercise 22.5 is about the causal mask.)
+# **What to see.** All begin with the same tile of queries, so all but the first wait, but only *once*: from then on each arrives just when its turn comes. (Why from the last tile to the first? Without a mask it makes no difference; see exercise 22.5.)
 #
 # On a GPU, CTAs don't keep step. What do turns cost there? A draft in which nobody waits (its $dQ$ is wrong, its time is right) is a few percent faster than the same draft with turns, least where sequences are longest:
 # %%
@@ -309,7 +309,7 @@ plot.recorded("22_backward_fp32", "steps", turns)
 # %% [markdown]
 # ### A trap
 #
-# A GPU runs as many CTAs as fit; the others start when one ends. If those that run wait for one that has not started, they wait for ever, and CUDA promises no order in which CTAs start (CUDA C++ Programming Guide, "Thread Hierarchy"). So a CTA does not take its work from `blockIdx`: when it starts it draws a number, a **ticket**, which says what to do. Then every CTA that it has to wait for drew its ticket earlier, and so is running or done. We will break this rule below.
+# A GPU runs as many CTAs as fit; the others start when one ends. If those that run wait for one that has not started, they wait for ever, and CUDA promises no order in which CTAs start (CUDA C++ Programming Guide, "Thread Hierarchy"). So a CTA does not take its work from `blockIdx`: when it starts it draws a number, a **ticket**, which says what to do. Then every CTA that it has to wait for drew its ticket earlier, and so is running or done.
 # %% [markdown]
 # ## 4 · Five products
 #
@@ -330,7 +330,7 @@ draw_backward.dataflow(ways, ends, "One step of 22_backward_fp32")
 # | $dV_j \mathrel{+}= P^\top dO_i$, $dK_j \mathrel{+}= dS^\top Q_i$ | queries | down the rows of both |
 # | $dQ_i \mathrel{+}= dS\, K_j$ | keys | along the rows of $dS$, down those of $K$ |
 #
-# *Down* the rows is better: one load of 16 bytes brings four elements for the same step of the sum. *Along* the rows, four elements belong to four steps, and a row has to arrive before its first FMA can start. So the operands of $S$ and $dP$ are transposed on their way into shared memory: `cp.async` copies 16, 8 or 4 bytes, and with 4 each element can go to its own place. With $K_j$ transposed, $dQ$ has its operands along the rows of both. That leaves two functions for five products. Rows of transposed tiles are padded by four elements (`ld_r`, `ld_c` below), so that no load and no store has a [bank conflict](glossary.md#bank-conflict). (The copies of 4 bytes still have, at the end where they read.)
+# *Down* the rows is better: one load of 16 bytes brings four elements for the same step of the sum. *Along* the rows, four elements belong to four steps, and a row has to arrive before its first FMA can start. So the operands of $S$ and $dP$ are transposed on their way into shared memory: `cp.async` copies 16, 8 or 4 bytes, and with 4 each element can go to its own place. With $K_j$ transposed, $dQ$ has its operands along the rows of both. That leaves two functions for five products. Rows of transposed tiles are padded by four elements (`ld_r`, `ld_c` below), so that no load and no store has a [bank conflict](glossary.md#bank-conflict). (Copies of 4 bytes have, where they read.)
 # %% [markdown]
 # ## The kernel
 # %%
@@ -505,7 +505,7 @@ def drafts(steps):
 plot.recorded("22_backward_fp32", "steps", drafts)
 
 # %% [markdown]
-# **What to see.** *Keeping $K$ and $V$* (3) saves fetching: 13<!--= 100 * (step("22", 3, 64) / step("22", 1, 64) - 1):.0f --> % over draft 1 at $d = 64$. *Going down the rows* in four of five products (6) brings 11<!--= 100 * (step("22", 6, 64) / step("22", 4, 64) - 1):.0f --> % over draft 4: a warp no longer waits for a load just before it multiplies. The last two are no kernels but bounds on what is left: without turns 3<!--= 100 * (step("22", 17, 64) / step("22", 6, 64) - 1):.0f --> %, without fetching 6<!--= 100 * (step("22", 18, 64) / step("22", 6, 64) - 1):.0f --> % at $d = 64$. Of these the rung is nearest to draft 6; of all, to draft 10, which adds to $dQ$ by `atomicAdd`.
+# **What to see.** *Keeping $K$ and $V$* (3) saves fetching: 13<!--= 100 * (step("22", 3, 64) / step("22", 1, 64) - 1):.0f --> % over draft 1 at $d = 64$. *Going down the rows* in four of five products (6) brings 11<!--= 100 * (step("22", 6, 64) / step("22", 4, 64) - 1):.0f --> % over draft 4. The last two are no kernels but bounds on what is left: without turns 3<!--= 100 * (step("22", 17, 64) / step("22", 6, 64) - 1):.0f --> %, without fetching 6<!--= 100 * (step("22", 18, 64) / step("22", 6, 64) - 1):.0f --> % at $d = 64$. The rung is nearest to draft 10 of [29 · Log](29_log.ipynb).
 # %% [markdown]
 # ## What still hurts
 #

@@ -243,7 +243,7 @@ for what, change in wrongly.items():
     print(what, *(f"{N} keys: {finding(*change, N=N)}" for N in (256, 640)), sep="\n  ", end="\n\n")
 
 # %% [markdown]
-# **What to see.** Too much is a deadlock at once, and the report says how many bytes are missing. Too little is worse at first: the phase completes too early, and a product may read a tile that is still on its way. On a card, where copies are usually fast enough, a sequence of one lap may well come out right, without $V$'s announcement even one of two; longer ones hang. The emulator's copies come as late as the program permits, so it reports the early access.
+# **What to see.** Too much is a deadlock at once, and the report says how many bytes are missing. Too little is worse at first: the phase completes too early, and a product may read a tile that is still on its way. On a card, where copies are usually fast enough, one lap may come out right, without $V$'s announcement two; longer sequences hang. The emulator's copies come as late as the program permits, so it reports the early access.
 #
 # Zeros count: a tile at the end of the tensor brings all of its bytes.
 

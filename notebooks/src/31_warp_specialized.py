@@ -390,7 +390,7 @@ plot.recorded("31_warp_specialized", "roles", shares, by=by)
 #
 # - The producer has nothing to do for most of the time. Its one long box in the figure is the beginning of a query tile: it sends for $Q$, works out where the tile lies, and asks the counter.
 # - The consumers are not in step. Consumer 0 comes to the end of its query tile about three tiles of keys after the other two, and four stages wouldn't let it be much later; the longest wait of the producer is for the places that consumer 0 has yet to read.
-# - Nobody multiplies in an epilogue, which takes about as long as a tile of keys (`other` in the table is what isn't drawn: a fifth of it the epilogue, the rest short gaps around the waits of every tile); but the other consumers do.
+# - Nobody multiplies in an epilogue, which takes about as long as a tile of keys (`other` in the table is what isn't drawn: a fifth epilogue, the rest short gaps around waits); but the other consumers do.
 # - A consumer's softmax takes more than a third of its time at $d = 64$, and about a third at 128. All that time it has no product under way.
 #
 # ### How far ahead

@@ -197,7 +197,7 @@ for ranks in (2, 4, 8, 64):
 draw_ring.masks(N=16, ranks=4)
 
 # %% [markdown]
-# **What to see.** A number in a cell is the step of the ring, those at the bottom count a rank's scores: contiguous 10 to 58, zigzag 34 for all, striped 28 to 40, a difference that vanishes in long sequences. In a model, the tokens are rearranged once, at the input: nothing but attention and the positional encoding asks where a token stands.
+# **What to see.** A number in a cell is the step of the ring, those at the bottom count a rank's scores: contiguous 10 to 58, zigzag 34, striped 28 to 40. In a model, the tokens are rearranged once, at the input: nothing but attention and the positional encoding asks where a token stands.
 #
 # But can our kernels compute such blocks? They know two kinds: all of a block, or causal, where the last query sees the last key. Look at the blocks of a zigzag:
 
@@ -241,7 +241,7 @@ for some in ((2, 4), (8,)):
         display(draw_ring.timelines(runs, unit=1, title="recorded on NVIDIA H200"))
 
 # %% [markdown]
-# **What to see.** On two and four GPUs every message ends before the next block. While a message runs, the kernel has fewer SMs: on four GPUs the last block of every rank, beside which nothing is sent, is the shortest. On eight GPUs a block takes 0.4 ms and a message 0.9 or more: the GPUs wait. **Eight GPUs were recorded with four of NCCL's channels to a message**, two and four with sixteen, as `ring.launch` sets it now. What follows of eight GPUs and fewer than 256k tokens is of those four.
+# **What to see.** On two and four GPUs every message ends before the next block. While a message runs, the kernel has fewer SMs: on four GPUs the last block of every rank, beside which nothing is sent, is the shortest. On eight GPUs a block takes 0.4 ms and a message 0.9 or more: the GPUs wait. **Eight GPUs were recorded with four of NCCL's channels to a message**, two and four with sixteen, as `ring.launch` sets it now.
 #
 # <details><summary>How many SMs should a message have?</summary>
 #
@@ -337,7 +337,7 @@ points = draw_ring.measured(samples, ranks=2, D=128, causal=1, passes="forward")
 draw_ring.speedups(pd.DataFrame(model, lengths), 2, "Two GPUs, causal, D = 128, H·D = 2048", points)
 
 # %% [markdown]
-# **What to see.** Contiguous stops at 4/3, however long the sequence. Zigzag comes close to 2: 1.75<!--= over_one_gpu("50_ring", 16384):.2f --> at 16k tokens, 2.05<!--= over_one_gpu("50_ring", 262144):.2f --> at 256k, where one GPU gets slower (see below). The model's line falls where blocks become shorter than messages, down to less than one GPU's speed at 4k; nothing below 16k was measured. That a message takes 16 of 132 SMs lowers it at 16k from 1.84 to 1.77.
+# **What to see.** Contiguous stops at 4/3, however long the sequence. Zigzag comes close to 2: 1.75<!--= over_one_gpu("50_ring", 16384):.2f --> at 16k tokens, 2.05<!--= over_one_gpu("50_ring", 262144):.2f --> at 256k, where one GPU gets slower (see below). The model's line falls where blocks become shorter than messages, down to less than one GPU's speed at 4k; nothing below 16k was measured. 
 #
 # All cases with as many heads of K and V as of Q; *both* passes with gradients that are added up in any order, as one GPU does by default:
 
@@ -403,7 +403,7 @@ if samples is not None:
         display(draw_ring.beside_peers(samples, ranks))
 
 # %% [markdown]
-# **What to see.** PyTorch's `context_parallel` runs the same ring, or all-gather, with cuDNN's attention; "all-gather + SDPA" is cuDNN after one collective; `51_one_sided` is the next notebook's. Whiskers: slowest to fastest round. On two and four GPUs the ring keeps rung 32's lead over cuDNN; forward and backward together, Ulysses is as fast on four. On eight, with four channels, the ring waits for messages: forward 51 and all-gather lead, with the backward pass Ulysses; with 256k tokens the ring is 7.92<!--= over_one_gpu("50_ring", 262144, ranks=8):.2f --> times as fast as one GPU. "In any order" adds up $dQ$ as parts come, as cuDNN does, and one GPU by default; the plain ring has the same bits every time, and so has the one GPU it is held against.
+# **What to see.** PyTorch's `context_parallel` runs the same ring, or all-gather, with cuDNN's attention; "all-gather + SDPA" is cuDNN after one collective; `51_one_sided` is the next notebook's. On two and four GPUs the ring keeps rung 32's lead over cuDNN; forward and backward together, Ulysses is as fast on four. On eight, with four channels, the ring waits for messages: forward 51 and all-gather lead, with the backward pass Ulysses; with 256k tokens the ring is 7.92<!--= over_one_gpu("50_ring", 262144, ranks=8):.2f --> times as fast as one GPU. "In any order" adds up $dQ$ as parts come, as cuDNN does, and one GPU by default; the plain ring has the same bits every time, and so has the one GPU it is held against.
 #
 # Memory: how long a sequence can be, and how long does it take?
 
