@@ -310,7 +310,7 @@ exercise.verify("40.1", windowed)
 # }
 # ```
 #
-# In Triton it is the same change in the line `sees = sees & …`, and the first loop, which asks for no mask, has to begin later. In FlexAttention it is `(j <= i) & (j > i - 40)`, and the tiles outside the window are skipped without a further word.
+# In Triton it is the same change in the line `sees = sees & …`, and the first loop, which asks for no mask, has to go. In FlexAttention it is `(j <= i) & (j > i - 40)`, and the tiles outside the window are skipped without a further word.
 #
 # </details>
 
