@@ -12,9 +12,9 @@
 //            longer:     a row is cut into slices of up to 16384, threads=512 each; S is then read twice
 // arch:      sm_75
 // paper:     Online normalizer calculation for softmax, Algorithm 3 and section 3.1 (arXiv 1805.02867)
-// speed:     H200, N = 512 to 16384 by powers of two: 96 % of a device copy's speed (1023 and 4097: 86 and 82 %), 1.0 to
-//            2.1 x torch.softmax. Slower at N = 256 (0.96 x) and 1023 (0.94 x: an odd N just misses a size); rows past
-//            32768 are read twice (60 %).
+// speed:     H200, N = 512 to 16384 by powers of two: 96 % of a device copy's speed (1023 and 4097: 83 %), 1.0 to 2.1 x
+//            torch.softmax. Slower at N = 256 (0.97 x) and 1023 (0.91 x: an odd N just misses a size); rows past 32768 are
+//            read twice (60 %).
 #include <fa/args.cuh>
 #include <fa/launch.cuh>
 #include <fa/math.cuh>
@@ -141,8 +141,8 @@ __global__ __launch_bounds__(threads == 32 ? 128 : threads) void softmax(const f
     return;
   }
 
-  // P = exp(x - m) / l, from exp(x - m_thread)
-  const float weight = s.l > 0.f ? expf(s.m - all.m) / all.l : 0.f;
+  // P = exp(x - m) / l, from exp(x - m_thread). l = 0 if the row is -inf throughout, NaN if it has a NaN: then all of P is
+  const float weight = all.l != 0.f ? expf(s.m - all.m) / all.l : 0.f;
 #pragma unroll
   for (int e = 0; e < 4 * V; ++e) x[e] *= weight;
   store<threads, V>(P, x, slice);
@@ -173,7 +173,7 @@ template <int threads, int V> __global__ __launch_bounds__(threads) void normali
   const Slice slice = slice_of(blockIdx.x / slices, a.Nk, slices, blockIdx.x % slices);
   float *P = static_cast<float *>(a.O); // (rows, N)
   const State s = {P[4 * slice.vector0 + slice.first], P[4 * slice.vector0 + slice.first + 1]};
-  const float m_finite = s.l > 0.f ? s.m : 0.f, l_inv = s.l > 0.f ? 1.f / s.l : 0.f;
+  const float m_finite = s.l != 0.f ? s.m : 0.f, l_inv = s.l != 0.f ? 1.f / s.l : 0.f;
 
   float x[4 * V];
   load<threads, V>(x, static_cast<const float *>(a.Q), slice);

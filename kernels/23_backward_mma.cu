@@ -17,8 +17,8 @@
 //            D=128, 99 KB per block: Br=32 Bc=64 threads=128 smem=81 KB CTAs/SM=1
 // arch:      sm_80
 // paper:     FlashAttention-2, Algorithm 2 (arXiv 2307.08691)
-// speed:     H200, N >= 1024: 230 to 300 TFLOP/s at D=64, 223 to 289 at D=128: 1.13 x and 1.02 x SDPA FLASH; causal 1.19 x
-//            and 1.05 x
+// speed:     H200, N >= 1024: 254 to 313 TFLOP/s at D=64, 243 to 308 at D=128: 1.14 x and 1.03 x SDPA FLASH; causal 1.22 x
+//            and 1.06 x
 #include <fa/arch.cuh>
 #include <fa/half.cuh>
 #include <fa/launch.cuh>
@@ -455,7 +455,7 @@ extern "C" cudaError_t fa_launch(const fa_args *args, cudaStream_t stream) {
                        fa::half_rows_aligned16(a.dO, a.dO_stride) && fa::half_rows_aligned16(a.dQ, a.dQ_stride) &&
                        fa::half_rows_aligned16(a.dK, a.dK_stride) && fa::half_rows_aligned16(a.dV, a.dV_stride);
   if (!fa::is_half(a) || a.Hkv < 1 || a.H % a.Hkv || a.window < 0 || (a.window && !a.causal) || a.lengths || a.pages ||
-      a.q_starts || !aligned)
+      a.q_starts || a.deterministic || !aligned)
     return cudaErrorInvalidValue;
   switch (a.D) {
   case 64:

@@ -3,7 +3,8 @@
 // idea:      Each GPU attends with its queries to the keys that pass by, and merges what it has with what is new: (O, LSE)
 //            of two sets of keys give (O, LSE) of both, by the operator of notebook 02.
 // op:        merge
-// inputs:    O_a (B,H,N,D) fp32 or as O_b, O_b (B,H,N,D); LSE_a and LSE_b (B,H,N) fp32, -inf where a row saw no key
+// inputs:    O_a (B,H,N,D) fp32 or as O_b, O_b (B,H,N,D); LSE_a and LSE_b (B,H,N) fp32, -inf where a row saw no key;
+//            rows and strides of O_a, O_b and O multiples of 16 bytes
 // outputs:   O (B,H,N,D) fp32 or as O_b, LSE (B,H,N) fp32; either may be the memory of O_a and LSE_a
 // dtypes:    fp32, fp16, bf16
 // D:         32, 64, 128

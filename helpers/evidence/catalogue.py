@@ -158,7 +158,7 @@ RESULTS = [
     ("02", "merge-without-rescaling-l", "merge without rescaling l", "a.l * expf(a.m - m_finite) + b.l *", "a.l + b.l *"),
     ("02", "inf-minus-inf-in-merge", "-inf minus -inf in the merge", "m == -FA_INFINITY ? 0.f : m; // both", "m; // both"),
     ("02", "vector-one-element-past-row", "a vector one element past the row", "e + 4 <= slice.last && aligned16(S)", "e + 3 <= slice.last && aligned16(S)"),
-    ("02", "elements-at-the-threads-maximum", "a thread's elements keep its own maximum", "s.l > 0.f ? expf(s.m - all.m) / all.l : 0.f", "s.l > 0.f ? 1.f / all.l : 0.f"),
+    ("02", "elements-at-the-threads-maximum", "a thread's elements keep its own maximum", "all.l != 0.f ? expf(s.m - all.m) / all.l : 0.f", "all.l != 0.f ? 1.f / all.l : 0.f"),
     ("02", "inf-minus-inf", "-inf minus -inf within a thread", "const float m_finite = s.m == -FA_INFINITY ? 0.f : s.m;", "const float m_finite = s.m;"),
     ("03", "no-rescale-l", "no rescale of l", "l_kept = expf(m_old[r] - m_finite) * l_old[r]", "l_kept = l_old[r]"),
     ("03", "tile-at-its-own-maximum", "the new tile at its own maximum", "tile_weight = expf(m_tile[r] - m_finite)", "tile_weight = 1.f"),

@@ -19,15 +19,16 @@ from helpers.run.reference import random_inputs
 RECORD = sanitize.compared()
 MUTANTS = {mutant.id: mutant for mutant in sanitize.chosen([]) if mutant.id in set(RECORD["mutant"])}
 WRONG = [id for id in MUTANTS if not id.endswith(".original")]
-# Rungs whose code has changed since compute-sanitizer ran: their rows wait for `python -m helpers record sanitizer` on a GPU.
-WAITING: tuple[str, ...] = ()
+# Rungs that compute-sanitizer has not looked at since their code changed: their row, and perhaps some of their mutants', wait for
+# `python -m helpers record sanitizer` on a GPU.
+WAITING = ("02",)
 
 
 def require_what_tools_flag(agreed: pd.DataFrame) -> None:
     missed = agreed[agreed["who"] == "GPU alone"]
     assert missed["why"].all() and set(missed["mutant"]) <= {"02.every-lane-writes", "33.original"}, missed
     both = agreed[agreed["who"] == "both"]
-    assert len(both) >= 250 and both["stem"].nunique() == 16 - len(WAITING)
+    assert len(both) >= 250 and both["stem"][~both["stem"].str[:2].isin(WAITING)].nunique() == 16 - len(WAITING)
     assert set(" ".join(both["gpu"]).split()) == set(sanitizer_words.TOOLS)
 
 
@@ -56,8 +57,8 @@ def require_explanations(agreed: pd.DataFrame) -> None:
 
 
 def test_the_record_is_of_the_rungs_as_they_are():
-    rungs = {mutant.id[:2] for mutant in sanitize.chosen([])}
-    assert rungs - {id[:2] for id in MUTANTS} == set(WAITING), (
+    rungs = {mutant.id for mutant in sanitize.chosen([]) if mutant.id.endswith(".original")}
+    assert {id[:2] for id in rungs - MUTANTS.keys()} == set(WAITING), (
         "rungs have changed: run `python -m helpers record sanitizer` on a GPU, then `record xray-of-mutants`"
     )
     assert len(WRONG) >= 350

@@ -203,12 +203,28 @@ def test_what_a_launcher_can_not_do_it_refuses(stem, device):
             "lengths": {"lengths": at["lengths"]},
             "pages": {"pages": at["pages"], "max_pages": 1, "page": 4},
         }
+        if kernel.rung.op == "attention_backward":
+            asked["deterministic"] = {"deterministic": 1}
         wrong += [fields for feature, fields in asked.items() if feature not in kernel.rung.features]
         wrong += [{"window": 2}, {"causal": 1, "window": -1}, {"Hkv": 0}, {"H": 3, "Hkv": 2}]
     for case in wrong:
         with pytest.raises(KernelError, match="invalid argument"):
             launch(**case)
     launch()  # a refusal leaves nothing behind
+
+
+@EMULATOR_AND_GPU
+@pytest.mark.parametrize("N", [100, 1500, 40000])
+def test_a_nan_makes_its_row_nan_and_no_other(N, device):
+    """A row of one warp, of several, of several blocks. As torch.softmax; elsewhere -inf is a score like any other."""
+    torch.manual_seed(N)
+    s = torch.randn(5, N, device=device)
+    s[1, N // 3], s[2, N // 2 :], s[3] = torch.nan, -torch.inf, -torch.inf
+    s[4, : N // 2], s[4, -1] = -torch.inf, torch.nan
+    p, lse = load("02_online_softmax", device=device, quiet=True)(s)
+    assert p[[1, 4]].isnan().all() and lse[[1, 4]].isnan().all()
+    assert torch.equal(p[3], torch.zeros_like(p[3])) and lse[3] == -torch.inf
+    torch.testing.assert_close(p[[0, 2]], s[[0, 2]].softmax(-1))
 
 
 # --- what nvcc makes of it
