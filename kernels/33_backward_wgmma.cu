@@ -633,9 +633,10 @@ template <int d, typename T> cudaError_t launch(const fa_backward_args &a, cudaS
   const int64_t rows = int64_t(a.B) * a.H * padded<d>(a.Nq), items = fa::ceil_div(a.Nk, C::Bc) * a.B * a.H;
   // Without a mask all tiles are equal. With one as many heads as have their Q, dO and dQ_sum in 16 MB of the L2, at most 8:
   // more were slower where sequences are short. Of long ones it holds no head: there the items of 16 heads that begin at the
-  // same time read the same rows at the same time, but in one order they would wait for others of their head.
+  // same time read the same rows at the same time, but in one order they would wait for others of their head. Past 32768
+  // queries such items drift apart, and ever fewer heads share what the L2 still holds: those with 2^19 queries together.
   int64_t heads = a.causal ? min(int64_t(8), (16 << 20) / (int64_t(8) * a.Nq * d)) : 1;
-  if (a.causal && !a.deterministic && (heads == 0 || a.Nk > 16384)) heads = 16;
+  if (a.causal && !a.deterministic && (heads == 0 || a.Nk > 16384)) heads = min(16, (1 << 19) / a.Nq);
   heads = max(int64_t(1), min(heads, int64_t(a.B) * a.H));
   int64_t ctas = items; // one for each, or, where they take one after another, one for each SM
   if constexpr (C::persistent) {

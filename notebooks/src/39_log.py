@@ -82,6 +82,7 @@ plot.recorded("32_ping_pong", "steps", table("between_waits"))
 #     - under the mask heads with 16 MB of keys at a time instead of 32: 1 to 2 % slower, with 4, 8 or 24 MB 3 to 5 %, as the last group's long tiles begin late; with 64 MB up to 9 %, with 128 MB up to 21 %, as they don't fit the L2.
 # - **Maxima of three**, tried on the finished kernel on an H200, without a record. Hopper finds the largest of three *integers* at once (`VIMNMX3`, in CUDA `__vimax3_s32`), in the 2.2 clocks that an `FMNMX` takes for two floats. Read as integers, floats keep their order if the largest is not negative. So a warp whose maxima are not negative, which is known from the tiles before, could take half the instructions: that gains 0.5 to 1.4 % at $d = 128$ where one key takes all of a row or $Q$ is doubled, 0.4 to 0.9 % at 64; random numbers lose up to 0.6 %. Scores that fall along the keys are nearly all negative here, and lose 2 to 4 %, as the branch parts the maxima from the exponentials beside them. Negative rows by the least of three unsigned integers: 1 to 2 % lost there, and half of the gain elsewhere; floats once more where no score was positive: 6 to 9 % lost for falling scores; a third copy of the loop: 1 to 14 % for peaked and falling ones. $S$ scaled and $m$ subtracted first, so that 0 is the maximum before: ptxas serialises the products.
 # - **$S$ two tiles ahead**, tried on the finished kernel, without a record of its own: $S_{j+1}$ and $O_{j-1}$ started together and running under the whole softmax of tile $j$, the maximum always tracked, no votes. Predicted: a warpgroup's cycle is its softmax alone, instead of the softmax and $S$, which brings up to 10 % at $d = 128$ and 15 to 25 % at 64, and peaked inputs as fast as random ones. Measured on an H100: random numbers 14 to 21 % slower, falling scores 6 to 12 %. Of 25 variants (with turns and without, 2 or 3 consumers at $d = 64$, 64 to 112 keys per tile, a second producer, two $S$ in turn or one moved out by the `FMA` that scales it) the best was 9 to 15 % slower on random numbers. FlashAttention-3's authors found such a third stage slower, too ([appendix B.3](https://arxiv.org/abs/2407.08608)).
+# - **A common pace for long sequences**, tried on the finished kernel on an H200, medians of three calls. CTAs that sweep the same keys drift apart, and past what the L2 holds each reads them from HBM (notebook 50). In the draft a CTA that is more than 2,048 to 16,384 keys ahead of the mean of all waits; one 64-bit counter has how many CTAs there are, and how far they are together. One head of a million tokens at $d = 128$: 684 TFLOP/s instead of 565 without a mask, 674 instead of 643 with one. From 32k to 256k tokens it was between 4 % faster and 8 % slower, in the mean 2 to 3 % slower. Not kept: the ring's blocks of keys keep CTAs together without a wait.
 # - **The counter** (3 is without): at $d = 128$ under a causal mask query tiles dealt out beforehand cost a sixth; without a mask, nothing, as notebook 31's model says.
 
 # %%
@@ -119,6 +120,17 @@ plot.recorded("33_backward_wgmma", "steps", table())
 # - to set `dQ_sum` to 0 for sequences longer than 1,024 keys, or to publish the first share by `st.release`: 2 to 5 % slower;
 # - $dQ$ rounded by an idle warp of the same kernel once all shares are added: up to 11 % slower at $d = 128$, as somebody has to count the shares;
 # - one arrival per warp at the mbarriers, heads from the last to the first, sets of 4 to 64 heads instead of 16, $P$ rounded before the wait for $dQ$: nothing. (On an H100, whose HBM has 70 % of the bandwidth, as many heads as the L2 holds were 1 to 5 % faster under a mask. That stayed.)
+#
+# **Sets of heads past 32k tokens.** A set of 16 heads under a mask was right up to there. CTAs that begin with the same queries at the same time go on reading the same rows of $Q$ and $dO$, and add to the same rows of $dQ$; the longer they run, the further they drift apart, and the L2 has to hold what lies between them, for every head of the set. So a set now has as many heads as have $2^{19}$ queries together. The rung's own kernel at $d = 128$, 16 heads of 262,144 tokens, under a causal mask (Nsight Compute, once, on an H200):
+#
+# | heads in a set | 16 | 8 | 4 | 2 |
+# |---|--:|--:|--:|--:|
+# | read from HBM, TB | 4.29 | 0.31 | 0.14 | 0.07 |
+# | written to it, TB | 2.13 | 0.16 | 0.07 | 0.04 |
+# | hits in the L2 | 30 % | 92 % | 96 % | 98 % |
+# | seconds | 1.83 | 1.19 | 1.16 | 1.16 |
+#
+# At 32,768 tokens it is the other way round: two heads read an eighth of what 16 read, 1.1 GB instead of 8.7, and take 17.1 ms instead of 16.1, as CTAs that add to one $dQ$ wait for each other. Events, medians of three calls, in TFLOP/s, with 16 heads and with the new number: 580 and 595 for 65,536 tokens, 568 and 602 for 131,072, 387 and 604 for 262,144; at $d = 64$ 530 and 538, 528 and 544, 525 and 550.
 #
 # ### Who gets which tile
 #

@@ -337,7 +337,7 @@ points = draw_ring.measured(samples, ranks=2, D=128, causal=1, passes="forward")
 draw_ring.speedups(pd.DataFrame(model, lengths), 2, "Two GPUs, causal, D = 128, H·D = 2048", points)
 
 # %% [markdown]
-# **What to see.** Contiguous stops at 4/3, however long the sequence. Zigzag comes close to 2: 1.75<!--= over_one_gpu("50_ring", 16384):.2f --> at 16k tokens, 2.05<!--= over_one_gpu("50_ring", 262144):.2f --> at 256k, where one GPU gets slower (see below). The model's line falls where blocks become shorter than messages, down to less than one GPU's speed at 4k; nothing below 16k was measured.
+# **What to see.** Contiguous stops at 4/3, however long the sequence. Zigzag comes close to 2: 1.76<!--= over_one_gpu("50_ring", 16384):.2f --> at 16k tokens, 2.06<!--= over_one_gpu("50_ring", 262144):.2f --> at 256k, where one GPU gets slower (see below). The model's line falls where blocks become shorter than messages, down to less than one GPU's speed at 4k; nothing below 16k was measured.
 #
 # All cases with as many heads of K and V as of Q; *both* passes with gradients that are added up in any order, as one GPU does by default:
 
@@ -346,11 +346,11 @@ if samples is not None:
     display(draw_ring.held(samples))
 
 # %% [markdown]
-# **What to see.** On two GPUs the model's speedups are right within 6 % up to 64k tokens, but for both passes at 16k under the mask (11 % too high); on four it is up to 13 % too high. On eight it expects twice what was recorded at 64k under the mask: to the model a link is as fast with any number of channels. And some long sequences are *more* than twice, four or eight times as fast.
+# **What to see.** On two GPUs the model's speedups are right within 6 % up to 64k tokens, but for both passes at 16k under the mask (7 and 10 % too high); on four it is up to 12 % too high. On eight it expects twice what was recorded at 64k under the mask: to the model a link is as fast with any number of channels. And some long sequences are *more* than twice, four or eight times as fast.
 #
 # <details><summary>How can two GPUs be more than twice as fast as one?</summary>
 #
-# One GPU gets slower. Without a mask, the record on four GPUs, of an older rung 32, has it at 761<!--= one_gpu(65536):.0f --> TFLOP/s for 64k tokens, 559<!--= one_gpu(262144):.0f --> for 256k and 504<!--= one_gpu(1048576):.0f --> for 1M. K and V of one head take 512 bytes per token, 134 MB at 256k, and an H200's L2 has 60 MB. All CTAs sweep the same keys, but they drift apart in time, and most have to read from HBM again. Measured once on one H200, two heads of 262,144 tokens: 214 GB came from HBM, while K and V of both are 0.27 GB. That costs time, and power that the tensor cores then lack: the clock fell to 1,260 MHz. A ring's blocks are shorter, and `ring_attention` cuts those that are still too long, so that K and V of a head take at most 32 MB. Cut so, one GPU alone reached 670 TFLOP/s instead of 556. (In the newer record on two GPUs one has 666 uncut, another machine and the kernel of today.) At 256k a causal forward pass loses a tenth this way, as its query tiles see half as many keys, and at 1M a quarter. Forward and backward together lose most under the mask and little without one, which we have not looked into.
+# One GPU gets slower. Without a mask, the record on four GPUs has it at 760<!--= one_gpu(65536):.0f --> TFLOP/s for 64k tokens, 628<!--= one_gpu(262144):.0f --> for 256k and 533<!--= one_gpu(1048576):.0f --> for 1M. K and V of one head take 512 bytes per token, 134 MB at 256k, and an H200's L2 has 60 MB. All CTAs sweep the same keys, but they drift apart in time, and most have to read from HBM again. Measured once on one H200, two heads of 262,144 tokens: 214 GB came from HBM, while K and V of both are 0.27 GB. That costs time, and power that the tensor cores then lack: the clock fell to 1,260 MHz. A ring's blocks are shorter, and `ring_attention` cuts those that are still too long, so that K and V of a head take at most 32 MB. Cut so, one GPU alone reached 670 TFLOP/s instead of 556. (That was an older rung 32; how far CTAs drift differs from run to run: today's had 717 for four heads.) A causal forward pass, whose query tiles see half as many keys, loses little at 256k, and a tenth at 1M. Forward and backward together, 256k tokens were 2.8 and 5.4 times as fast on two and four GPUs under the mask: these records are of a rung 33 that read 4.3 TB from HBM there, for the rows of 16 heads at a time. Now it takes two, reads 0.07 TB, and needs 1.16 s instead of 1.83 (39 · Log).
 #
 # </details>
 #
@@ -411,7 +411,7 @@ if samples is not None:
 draw_ring.memory(draw_ring.recorded_memory(), [2**i for i in range(14, 24)])
 
 # %% [markdown]
-# **What to see.** From 256k tokens on, each of two GPUs holds as much as one alone would: half of the tokens, but keys that travel and a float32 sum besides. From four on, memory halves with every doubling. The rightmost square is the longest sequence that was run, once: 5,806,592<!--= largest("N"):,.0f --> tokens on two H200s, one layer of 16 heads, in 103<!--= largest("seconds"):.0f --> seconds, 94<!--= largest("bytes") / 2**30:.0f --> GiB on rank 0.
+# **What to see.** From 256k tokens on, each of two GPUs holds as much as one alone would: half of the tokens, but keys that travel and a float32 sum besides. From four on, memory halves with every doubling. The rightmost square is the longest sequence that was run, once: 7,092,736<!--= largest("N"):,.0f --> tokens on two H200s, one layer of 16 heads, in 144<!--= largest("seconds"):.0f --> seconds, 108<!--= largest("bytes") / 2**30:.0f --> GiB on rank 0.
 
 # %% [markdown]
 # The same idea under other names:

@@ -187,6 +187,15 @@ def test_later_keys_are_added_first(causal):
     assert dq[0, 0, 383, 1] == 0
 
 
+@pytest.mark.parametrize("queries", [100, 450, 5000])
+def test_sets_of_heads_of_long_sequences(queries):
+    """Of 5 heads under a mask, 1, 2 or 5 are a set, and the last set of two has only one: the answer is the same."""
+    one = single(STEM, 64, "fp16")
+    long = "(heads == 0 || a.Nk > 16384)) heads = min(16, (1 << 19) / a.Nq)"
+    kernel = load(source=one.replace(long, f"true) heads = min(16, {queries} / a.Nq)"), device="cpu", quiet=True)
+    check(kernel, [case(1, 5, 1, 200, 300, 64, torch.float16, causal=True)]).require()
+
+
 # --- more items than CTAs, at D = 64
 
 
