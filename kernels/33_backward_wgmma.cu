@@ -17,8 +17,8 @@
 //            D=128: Br=64  Bc=128 threads=384 smem=210 KB CTAs/SM=1
 // arch:      sm_90a
 // paper:     FlashAttention-2, Algorithm 2 (arXiv 2307.08691); FlashAttention-3 (arXiv 2407.08608)
-// speed:     H200, N >= 1024: 493 to 609 TFLOP/s at D=64, 505 to 687 at D=128: 1.31 x and 1.14 x SDPA CUDNN; causal 1.42 x
-//            and 1.20 x
+// speed:     H200, N >= 1024: 488 to 609 TFLOP/s at D=64, 501 to 679 at D=128: 1.30 x and 1.14 x SDPA CUDNN; causal 1.41 x
+//            and 1.19 x
 #include <fa/bulk.cuh>
 #include <fa/flags.cuh>
 #include <fa/half.cuh>
@@ -633,8 +633,9 @@ template <int d, typename T> cudaError_t launch(const fa_backward_args &a, cudaS
   const int64_t rows = int64_t(a.B) * a.H * padded<d>(a.Nq), items = fa::ceil_div(a.Nk, C::Bc) * a.B * a.H;
   // Without a mask all tiles are equal. With one as many heads as have their Q, dO and dQ_sum in 16 MB of the L2, at most 8:
   // more were slower where sequences are short. Of long ones it holds no head: there the items of 16 heads that begin at the
-  // same time read the same rows at the same time, but in one order they would wait for others of their head. Past 32768
-  // queries such items drift apart, and ever fewer heads share what the L2 still holds: those with 2^19 queries together.
+  // same time read the same rows at the same time, but in one order they would wait for others of their head. The longer
+  // they run, the further they drift apart, and the L2 has to hold what lies between them, for every head of the set: past
+  // 32768 queries a set has fewer heads, those with 2^19 queries together.
   int64_t heads = a.causal ? min(int64_t(8), (16 << 20) / (int64_t(8) * a.Nq * d)) : 1;
   if (a.causal && !a.deterministic && (heads == 0 || a.Nk > 16384)) heads = min(16, (1 << 19) / a.Nq);
   heads = max(int64_t(1), min(heads, int64_t(a.B) * a.H));
