@@ -167,7 +167,7 @@ if record:
     display(train.yardstick(record["training"]))
 
 # %% [markdown]
-# **What to see.** The same code run again differs nearly as much: SDPA FLASH from itself by 0.0047<!--= trained("yardstick", "SDPA FLASH, again", "mean"):.4f --> nats on average, rungs 20 and 23 from it by 0.0072<!--= trained("yardstick", "rungs 20 and 23", "mean"):.4f -->, rungs 32 and 33 by 0.0037<!--= trained("yardstick", "rungs 32 and 33", "mean"):.4f -->, cuDNN by 0.0037<!--= trained("yardstick", "SDPA CUDNN", "mean"):.4f -->. Another seed differs by 0.14<!--= trained("yardstick", "SDPA FLASH, seed 1", "mean"):.2f -->.
+# **What to see.** The same code run again differs as much: SDPA FLASH from itself by 0.0047<!--= trained("yardstick", "SDPA FLASH, again", "mean"):.4f --> nats on average, rungs 20 and 23 from it by 0.0072<!--= trained("yardstick", "rungs 20 and 23", "mean"):.4f -->, rungs 32 and 33 by 0.0037<!--= trained("yardstick", "rungs 32 and 33", "mean"):.4f -->, cuDNN by 0.0037<!--= trained("yardstick", "SDPA CUDNN", "mean"):.4f -->. Another seed differs by 0.14<!--= trained("yardstick", "SDPA FLASH, seed 1", "mean"):.2f -->.
 #
 # ### How fast
 #
