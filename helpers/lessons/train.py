@@ -89,8 +89,8 @@ def batches(values: Tensor, plan: Plan, seed: int) -> Tensor:
 
 
 def loss(model: GPT, pieces: Tensor, dtype: torch.dtype) -> Tensor:
-    """Mean cross-entropy, in nats per byte, of each byte of pieces (batch, length + 1) given those before it."""
-    with torch.autocast(pieces.device.type, dtype):
+    """Mean cross-entropy, in nats per byte, of each byte of pieces (batch, length + 1) given those before it; products in dtype."""
+    with torch.autocast(pieces.device.type, dtype, enabled=dtype != torch.float32):
         logits = model(pieces[:, :-1])
     return cross_entropy(logits.flatten(0, 1), pieces[:, 1:].flatten())
 

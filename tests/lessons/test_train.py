@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from conditions import CONDITIONS
+from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -113,6 +114,16 @@ def test_a_text_means_the_same_wherever_it_stands(model, monkeypatch):
         wrong = moved_apart(model)
     model.turns = gpt.turns(TINY.size.context).to(DEVICE)
     assert moved_apart(model) < 1e-3 < 0.05 < wrong
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("error")
+def test_a_loss_in_float32_has_products_in_float32(model):
+    """PyTorch's autocast knows no float32 on a CPU, and warns of it."""
+    text = pieces()
+    logits = model(text[:, :-1]).flatten(0, 1)
+    assert train.loss(model, text, torch.float32) == cross_entropy(logits, text[:, 1:].flatten())
+    assert train.loss(model, text, torch.float32) != train.loss(model, text, TINY.dtype)
 
 
 @torch.no_grad()
