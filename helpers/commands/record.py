@@ -25,6 +25,7 @@ def options(parser: argparse.ArgumentParser) -> None:
         return command(kinds, name, do.__doc__, do, tuple(f"record {name} {example}".rstrip() for example in examples))
 
     add_kernels(add("rungs", rungs, "", "04"), "all rungs that this GPU can run, and its ceilings, by default")
+    add_kernels(add("builds", builds, "", "32"), "all rungs that this GPU can run, by default")
     add_kernels(add("families", families, "", "13 32"), "all rungs for 16-bit inputs but the decode step by default")
     add_kernels(add("stages", stages, "13"), "rungs with stages", count="+")
     add_kernels(add("layouts", layouts, "", "32 33"), "all rungs for Hopper by default")
@@ -109,6 +110,16 @@ def rungs(arguments: argparse.Namespace) -> int:
         recording.record_rung(rung.stem)
         print(f"  {time.perf_counter() - before:.0f} s", flush=True)
     print(f"done in {time.perf_counter() - begun:.0f} s")
+    return 0
+
+
+def builds(arguments: argparse.Namespace) -> int:
+    """Records the seconds that a load of a rung takes: first, after an edit, unchanged."""
+    from ..measure import bench, recording
+
+    bench.require_gpu()
+    for rung in for_this_gpu(arguments.kernels):
+        recording.record_builds(rung.stem)
     return 0
 
 

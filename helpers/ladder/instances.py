@@ -1,6 +1,6 @@
 """A rung with some of its instances only: compiling one head dimension and one dtype takes a fraction of the time.
 
-Only the last lines, where the launcher chooses an instance, are fewer: a finding in a kernel names the same line as in the
+At most the last lines, where the launcher chooses an instance, are fewer: a finding in a kernel names the same line as in the
 whole rung.
 """
 
@@ -12,7 +12,14 @@ from dataclasses import replace
 from .rung import Rung, Which, rung
 
 _CASE = re.compile(r"^  case (?P<D>\d+):\n    return launch<\d+>\(a, stream\);\n", re.MULTILINE)
-_BOTH_DTYPES = re.compile(r"a\.dtype == FA_FP16 \? launch<d, fa::fp16>.*?: launch<d, fa::bf16>\(a, stream\)")
+# All of the ladder's way to choose by head dimension: the arguments can't be changed before, and no case runs into the next.
+_CHOICE = re.compile(
+    r"^  const fa_\w+ &a = .*\n(?:.*\n)*?"
+    r"(?P<cases>  switch \(a\.D\) \{\n(?:  case (\d+):\n    return launch<\2>\(a, stream\);\n)+"
+    r"  default:\n    return cudaErrorInvalidValue;\n  \}\n)",
+    re.MULTILINE,
+)
+_BOTH_DTYPES = re.compile(r"a\.dtype == FA_FP16 \? launch<d, fa::fp16>\(a, stream\) : launch<d, fa::bf16>\(a, stream\)")
 
 
 def of_head_dimension(which: Which, D: int) -> Rung:
@@ -46,6 +53,24 @@ def single(which: Which, D: int, dtype: str = "fp16") -> Rung:
         raise ValueError(f"{whole.stem} has no instance for D = {D}, {dtype} to be taken alone")
     one = replace(whole, source=_header(text, "dtypes", ", ".join(kept)), dtypes=kept)
     return of_head_dimension(one, D)
+
+
+def apart(whole: Rung) -> dict[tuple[int, str], Rung]:
+    """Each instance of a rung in a source of its own, by head dimension and dtype: compilers side by side are done sooner than
+    one that makes them all. Every line keeps its number. Empty if the launcher chooses among instances in another way than
+    those of the ladder do: then only the whole does what its author wrote."""
+    choice = _CHOICE.search(whole.source)
+    if choice is None or len(_BOTH_DTYPES.findall(whole.source)) != 1 or not {"fp16", "bf16"}.issuperset(whole.dtypes):
+        return {}
+    if [int(found["D"]) for found in _CASE.finditer(choice["cases"])] != list(whole.D):
+        return {}
+
+    def alone(D: int, dtype: str) -> Rung:
+        cases = _CASE.sub(lambda found: found[0] if int(found["D"]) == D else "\n\n", choice["cases"])
+        text = whole.replace(choice["cases"], cases)
+        return replace(whole, source=_BOTH_DTYPES.sub(f"launch<d, fa::{dtype}>(a, stream)", text))
+
+    return {(D, dtype): alone(D, dtype) for D in whole.D for dtype in whole.dtypes}
 
 
 def _header(text: str, key: str, value: object) -> str:

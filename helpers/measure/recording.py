@@ -52,7 +52,19 @@ def record_rung(which: Which) -> None:
     _wrote(record.save(rung.stem, "error", errors(kernel, rung.op, dtypes=rung.dtypes)))
     if rung.op == "attention" and "forward" in record.kinds(rung):
         _wrote(record.save(rung.stem, "memory", memories(kernel, rung.stem, dtypes=rung.dtypes)))
-    _wrote(record.save(rung.stem, "build", builds(str(rung.path))))
+    record_builds(rung.stem)
+
+
+def record_builds(which: Which) -> None:
+    """Measures and records how long a load of a rung takes; prints what it wrote and the seconds after an edit.
+
+    How many cores compile is kept beside it: instances are compiled apart where there are enough.
+    """
+    stem = rung(which).stem
+    frame = builds(str(rung(which).path))
+    _wrote(record.save(stem, "build", frame, extra={"cores": os.cpu_count()}))
+    edits = frame.loc[frame["phase"] == "edit", "seconds"]
+    print(f"  {stem}: an edit takes {', '.join(f'{seconds:.2f}' for seconds in edits)} s", flush=True)
 
 
 def record_families(which: Which) -> None:
@@ -221,7 +233,7 @@ def memories(
     return pd.DataFrame(rows, columns=["name", "dtype", *SHAPE, "bytes"]).astype({"bytes": "Int64"})
 
 
-def builds(which: str, times: int = 1) -> pd.DataFrame:
+def builds(which: str, times: int = 3) -> pd.DataFrame:
     """Of the rung `which` (a stem or a path), the seconds of a load in a new process with an empty cache: cold, after an edit,
     unchanged, reverted; and of the imports before the first load, paid once (phase import)."""
     rows = []

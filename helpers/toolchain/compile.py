@@ -24,14 +24,18 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from ..ladder.errors import CompileError, Interrupted, KernelError
 from ..ladder.paths import ROOT, cache_folder
 from .compiler import find_compiler, identify
 from .progress import telling
 from .toolkit import Toolkit, ToolkitError, find_ninja
+
+Source = TypeVar("Source")
 
 STALE_SECONDS = 3600  # a build folder this old belongs to a process that was killed
 
@@ -133,6 +137,23 @@ def build(
                 _compile(name, folder, units, cuda, *rest)
     log = (folder / "compiler.log").read_text(errors="replace")
     return Built(folder / (folder / "done").read_text(), log, time.perf_counter() - start, cached)
+
+
+def side_by_side(compiled: Callable[[Source], Built], sources: Sequence[Source], what: str) -> list[Built]:
+    """compiled(source) of each, at once, in their order; one alone in this thread. Raises what the first of them raises,
+    Interrupted if it is stopped."""
+    if len(sources) == 1:
+        return [compiled(sources[0])]
+    pool = ThreadPoolExecutor(len(sources))
+    try:
+        with telling(f"compiling {what}"):
+            made = [pool.submit(compiled, source) for source in sources]
+            wait(made)
+    except KeyboardInterrupt:
+        raise Interrupted(f"{what} was being compiled") from None
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+    return [each.result() for each in made]
 
 
 def _is_whole(folder: Path) -> bool:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..ladder.contract import Call
+from ..ladder.contract import TORCH_NAMES, Call
 from ..ladder.errors import KernelError
+from ..ladder.instances import apart
 from ..ladder.paths import from_root
 from ..ladder.rung import INCLUDE, Rung
-from .compile import build
+from .compile import Built, build, side_by_side
 from .guard import WRAPPED, guard
 from .sass import parse_ptxas
 from .toolkit import NVCC_FLAGS, architecture, gencode, matching_toolkit
@@ -34,13 +37,17 @@ class Launcher:
     definitions: lines before the source, `#define`s as a rule. arch: another architecture to compile for: a virtual one,
     "compute_75", which the driver translates for this GPU. After `compile`, `resources` is sass.py's table of registers,
     spills and shared memory, `arch` the architecture, and `cached` is True if nothing had to be compiled.
+
+    Where each has a core, a rung's instances (one per head dimension and dtype) are compiled side by side, each into a library
+    of its own: nvcc's cicc goes through those of one source one after the other, which is half the time of a long kernel.
     """
 
     backend = "nvcc"
 
     def __init__(self, rung: Rung, definitions: str = "", arch: str = "") -> None:
         self._rung, self._definitions, self.arch = rung, definitions, arch
-        self._launch: ctypes.c_void_p | None = None  # until it is compiled
+        # fa_launch and its library's path, by a.D and a.dtype, or of all under None. Empty until it is compiled.
+        self._compiled: dict[tuple[int, int] | None, tuple[ctypes.c_void_p, Path]] = {}
         self.resources: pandas.DataFrame | None = None
 
     def compile(self) -> None:
@@ -51,34 +58,42 @@ class Launcher:
         toolkit = matching_toolkit(torch.version.cuda)
         guard_library, self._guard = guard()
         self.arch = self.arch or architecture(*torch.cuda.get_device_capability())
-        built = build(
-            self._rung.stem,
-            cuda=f'{self._definitions}#line 1 "{from_root(self._rung.path)}"\n{self._rung.source}',
-            flags=[*NVCC_FLAGS, *HOST_LINES, gencode(self.arch), *UNDEFINED],
-            include=[INCLUDE],
-            libraries=[guard_library],
-            link=WRAPPED,
-            depends=[self.arch, *(header.read_text() for header in self._rung.includes)],
-            toolkit=toolkit,
-        )
-        launch = built.fa_launch(self._rung.path.name)
+        headers = [header.read_text() for header in self._rung.includes]
+
+        def compiled(rung: Rung) -> Built:
+            return build(
+                rung.stem,
+                cuda=f'{self._definitions}#line 1 "{from_root(rung.path)}"\n{rung.source}',
+                flags=[*NVCC_FLAGS, *HOST_LINES, gencode(self.arch), *UNDEFINED],
+                include=[INCLUDE],
+                libraries=[guard_library],
+                link=WRAPPED,
+                depends=[self.arch, *headers],
+                toolkit=toolkit,
+            )
+
+        parts = {(D, list(TORCH_NAMES).index(dtype)): one for (D, dtype), one in apart(self._rung).items()}
+        if len(parts) < 2 or len(parts) > (os.cpu_count() or 1):
+            parts = {None: self._rung}
+        libraries = side_by_side(compiled, list(parts.values()), self._rung.stem)
+        launchers = [ctypes.cast(built.fa_launch(self._rung.path.name), ctypes.c_void_p) for built in libraries]
         self._cudart = _cudart()
-        self.cached = built.cached
+        self.cached = all(built.cached for built in libraries)
         if not self.arch.startswith("compute_"):  # of what the driver translates ptxas says nothing
-            self.resources = parse_ptxas(built.log)
-        self._path = built.path
-        self._launch = ctypes.cast(launch, ctypes.c_void_p)
+            self.resources = parse_ptxas("".join(built.log for built in libraries))
+        self._compiled = dict(zip(parts, zip(launchers, (built.path for built in libraries), strict=True), strict=True))
 
     def launch(self, call: Call, stream: int = 0) -> None:
         """Calls `fa_launch(&call.args, stream)`. Raises KernelError with CUDA's name and text, or with what the host code did
         to end the process; the error is taken back, so that the next call starts afresh, unless CUDA can't go on in this
         process, which the text then says."""
-        if self._launch is None:
+        if not self._compiled:
             self.compile()
-        end = self._guard.fa_guarded(self._launch, ctypes.byref(call.args), stream)
+        fa_launch, library = self._compiled.get((call.args.D, call.args.dtype)) or self._compiled[None]
+        end = self._guard.fa_guarded(fa_launch, ctypes.byref(call.args), stream)
         if end:
             last = self._cudart.cudaGetLastError()
-            if not (ended := end.contents.sentence(self._path)):
+            if not (ended := end.contents.sentence(library)):
                 raise KernelError(cuda_error(end.contents.code))
             raise KernelError(ended + (f"\n  {cuda_error(last)}" if last else ""))
 

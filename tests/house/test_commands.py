@@ -38,6 +38,7 @@ COMMANDS = [
 ]
 RECORDS = [
     "rungs",
+    "builds",
     "counters",
     "stalls",
     "wgmma",
@@ -53,6 +54,8 @@ RECORDS = [
     "training",
     "writing",
     "families",
+    "layouts",
+    "ring",
     "heads",
     "languages",
 ]

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from helpers import for_d64, rung, rungs, single
-from helpers.ladder.rung import parse
+from helpers.ladder.instances import apart, of_head_dimension
+from helpers.ladder.rung import code, parse
 
 STEMS = [r.stem for r in rungs()]
 
@@ -49,3 +50,38 @@ def test_a_single_instance_keeps_float32_where_a_kernel_takes_both():
 def test_what_cannot_be_taken_alone_is_refused(stem, D, dtype):
     with pytest.raises(ValueError, match=f"{stem} has no instance for D = {D}, {dtype}"):
         single(stem, D, dtype)
+
+
+@pytest.mark.parametrize("stem", [r.stem for r in rungs() if set(r.dtypes) == {"fp16", "bf16"}])
+def test_each_instance_apart_is_the_single_one_with_every_line_at_its_place(stem):
+    whole = rung(stem)
+    found = apart(whole)
+    assert list(found) == [(D, dtype) for D in whole.D for dtype in whole.dtypes]
+    for (D, dtype), part in found.items():
+        assert code(part.source) == code(single(stem, D, dtype).source)
+        lines = zip(whole.source.splitlines(), part.source.splitlines(), strict=True)
+        assert all(a == b or not b or "launch<" in a for a, b in lines)
+
+
+def test_what_is_asked_for_is_what_comes_apart():
+    assert list(apart(of_head_dimension("20", 96))) == [(96, "fp16"), (96, "bf16")]
+    assert all(apart(rung(stem)) == {} for stem in ("01", "04", "22", "50")) and apart(single("20", 64)) == {}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("  case 64:\n    return launch<64>(a, stream);\n", "  case 64:\n"),  # runs into the next
+        ("  case 64:\n    return launch<64>", "  case 64:\n    return launch<128>"),
+        ("    return launch<64>(a, stream);\n", "    return launch<64>(a, stream);\n  case 80:\n"),
+        ("    return cudaErrorInvalidValue;\n  }", "    return launch<128>(a, stream);\n  }"),
+        ("  const fa_args &a = *args;", "  fa_args a = *args;\n  a.D = 128;"),
+        (": launch<d, fa::bf16>(a, stream)", ": launch<d, fa::bf16>(a, nullptr)"),
+        ("// D:         64, 128", "// D:         64, 96, 128"),
+        ("// dtypes:    fp16, bf16", "// dtypes:    fp32, fp16, bf16"),
+    ],
+)
+def test_a_launcher_that_chooses_in_another_way_stays_whole(old, new):
+    """Else an instance alone would do other than the whole source."""
+    mine = parse(rung("13").replace(old, new), Path("cell"))
+    assert apart(parse(rung("13").source, Path("cell"))) and apart(mine) == {}

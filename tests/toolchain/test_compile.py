@@ -15,9 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from emulated import ctrl_c
 from torch.utils import cpp_extension
 
 from helpers import CompileError, KernelError
+from helpers.ladder.errors import Interrupted
 from helpers.toolchain import compile as build
 from helpers.toolchain import toolkit
 from helpers.toolchain.compile import build as compile_
@@ -330,3 +332,35 @@ def test_a_lock_is_gone_with_the_process_that_held_it(cache):
     with build.making(cache / "answer"):
         assert lock.exists()
     assert not lock.exists()
+
+
+def test_what_is_built_side_by_side_comes_in_its_order():
+    together = threading.Barrier(3)
+
+    def built(n: int) -> int:
+        together.wait(10)
+        time.sleep(0.1 * n)
+        return n
+
+    assert build.side_by_side(built, [2, 0, 1], "three") == [2, 0, 1]
+
+
+def test_the_first_that_fails_is_told_when_all_are_done():
+    done = []
+
+    def built(n: int) -> None:
+        time.sleep(0.1 * n)
+        done.append(n)
+        if n:
+            raise CompileError(f"the one of {n}")
+
+    with pytest.raises(CompileError, match="the one of 2"):
+        build.side_by_side(built, [0, 2, 1], "three")
+    assert done == [0, 1, 2]
+
+
+def test_ctrl_c_does_not_wait_for_what_is_built_side_by_side():
+    start = time.monotonic()
+    with pytest.raises(Interrupted, match="two was being compiled"), ctrl_c(0.2):
+        build.side_by_side(time.sleep, [3, 3], "two")
+    assert time.monotonic() - start < 2

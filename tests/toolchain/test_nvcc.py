@@ -3,14 +3,17 @@
 import os
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hopper import pretend
 from torch.utils import cpp_extension
 
-from helpers import CompileError, rung
+from helpers import CompileError, KernelError, rung
 from helpers.ladder import rung as ladder
+from helpers.ladder.contract import Call, FaArgs
+from helpers.ladder.instances import of_head_dimension
 from helpers.toolchain import nvcc as jit
 from helpers.toolchain import toolkit
 from helpers.toolchain.compiler import find_compiler
@@ -99,3 +102,78 @@ def test_torch_is_left_as_it_was(cache, monkeypatch):
     before = dict(os.environ), cpp_extension.CUDA_HOME
     load(naive())
     assert (dict(os.environ), cpp_extension.CUDA_HOME) == before
+
+
+# Chooses as the ladder's launchers do, and answers with an error that says which instance it is.
+CHOOSES = """// mine: as the ladder's
+// dtypes: fp16, bf16
+// D: 64, 128
+#include <fa/args.cuh>
+#include <fa/half.cuh>
+template <int d, class T> __global__ void kernel() {}
+template <int d, class T> cudaError_t launch(const fa_args &a, cudaStream_t stream) {
+  if (a.B < 0) kernel<d, T><<<1, 1, 0, stream>>>();
+  return cudaError_t(1000 * d + std::is_same<T, fa::bf16>::value);
+}
+template <int d> cudaError_t launch(const fa_args &a, cudaStream_t stream) {
+  return a.dtype == FA_FP16 ? launch<d, fa::fp16>(a, stream) : launch<d, fa::bf16>(a, stream);
+}
+extern "C" cudaError_t fa_launch(const fa_args *args, cudaStream_t stream) {
+  const fa_args &a = *args;
+  switch (a.D) {
+  case 64:
+    return launch<64>(a, stream);
+  case 128:
+    return launch<128>(a, stream);
+  default:
+    return cudaErrorInvalidValue;
+  }
+}
+"""
+
+
+def said(launcher: jit.Launcher, D: int, dtype: int) -> str:
+    with pytest.raises(KernelError) as caught:
+        launcher.launch(Call(FaArgs(B=1, H=1, Nq=1, Nk=1, D=D, dtype=dtype, scale=1.0), {}, {}))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("cores", "libraries"), [(2, 1), (3, 1), (4, 4), (64, 4)])
+def test_instances_are_compiled_apart_where_each_has_a_core(cache, monkeypatch, cores, libraries):
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(jit, "_cudart", lambda: SimpleNamespace(cudaGetLastError=lambda: 0))
+    monkeypatch.setattr(jit, "cuda_error", "CUDA error {}".format)
+    launcher = load(CHOOSES)
+    assert len(list(cache.glob("mine_*/*.so"))) == libraries and not launcher.cached and load(CHOOSES).cached
+    answers = {(D, dtype): said(launcher, D, dtype) for D in (64, 128) for dtype in (1, 2)}
+    assert answers == {(D, dtype): f"CUDA error {1000 * D + dtype - 1}" for D, dtype in answers}
+
+
+def test_apart_ptxas_says_the_same_of_every_kernel(cache, monkeypatch):
+    one = of_head_dimension("12", 64)
+    found = []
+    for cores in (1, 2):
+        monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
+        launcher = jit.Launcher(one)
+        launcher.compile()
+        found.append(launcher.resources.sort_index())
+    assert len(list(cache.glob("12_*/*.so"))) == 3 and len(found[0]) == 2 and found[0].equals(found[1])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "error"),
+    [
+        (
+            "void kernel() {}",
+            "void kernel() { undeclared = 1; }",
+            'cell(6): error: identifier "undeclared" is undefined',
+        ),
+        ("void kernel() {}", "void kernel() { static_assert(d < 128); }", "cell(6): error: static assertion failed"),
+        ("  }\n}\n", "  }\n  undeclared = 1;\n}\n", 'cell(24): error: identifier "undeclared" is undefined'),
+    ],
+)
+def test_apart_a_compile_error_is_told_once_with_its_line(cache, monkeypatch, old, new, error):
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    with pytest.raises(CompileError) as caught:
+        load(CHOOSES.replace(old, new))
+    assert str(caught.value).startswith(error) and str(caught.value).count("error:") == 1
