@@ -65,9 +65,11 @@ def apart(whole: Rung) -> dict[tuple[int, str], Rung]:
     if [int(found["D"]) for found in _CASE.finditer(choice["cases"])] != list(whole.D):
         return {}
 
+    begin, end = choice.span("cases")
+
     def alone(D: int, dtype: str) -> Rung:
         cases = _CASE.sub(lambda found: found[0] if int(found["D"]) == D else "\n\n", choice["cases"])
-        text = whole.replace(choice["cases"], cases)
+        text = whole.source[:begin] + cases + whole.source[end:]
         return replace(whole, source=_BOTH_DTYPES.sub(f"launch<d, fa::{dtype}>(a, stream)", text))
 
     return {(D, dtype): alone(D, dtype) for D in whole.D for dtype in whole.dtypes}

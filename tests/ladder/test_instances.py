@@ -64,6 +64,8 @@ def test_each_instance_apart_is_the_single_one_with_every_line_at_its_place(stem
 
 
 def test_what_is_asked_for_is_what_comes_apart():
+    again = rung("13").source[rung("13").source.index("  switch") :]
+    assert len(apart(parse(f"{rung('13').source}#if 0\n{again}#endif\n", Path("cell")))) == 4
     assert list(apart(of_head_dimension("20", 96))) == [(96, "fp16"), (96, "bf16")]
     assert all(apart(rung(stem)) == {} for stem in ("01", "04", "22", "50")) and apart(single("20", 64)) == {}
 
