@@ -101,7 +101,7 @@ ratios.round(2).astype(object).where(ratios.notna(), "not recorded")
 # %% [markdown]
 # ## What a step costs
 #
-# A rung is not only fast or slow. It has to be read, compiled and trusted. For every one: its lines of code (comments and included headers not counted), the seconds of a first build and of a build after an edit, the largest error as a share of what the error rule allows (over every recorded length, $D$ and dtype), and the memory in MiB that one head of $N = 16384$ allocates.
+# A rung is not only fast or slow. It has to be read, compiled and trusted. For every one: its lines of code (comments and included headers not counted), the seconds of a first build and of a build after an edit (with 16 cores, on which nvcc compiles a rung's instances side by side), the largest error as a share of what the error rule allows (over every recorded length, $D$ and dtype), and the memory in MiB that one head of $N = 16384$ allocates.
 
 # %%
 costs = scoreboard.properties()
