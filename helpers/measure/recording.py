@@ -60,11 +60,11 @@ def record_builds(which: Which) -> None:
 
     How many cores compile is kept beside it: instances are compiled apart where there are enough.
     """
-    stem = rung(which).stem
-    frame = builds(str(rung(which).path))
-    _wrote(record.save(stem, "build", frame, extra={"cores": os.cpu_count()}))
+    found = rung(which)
+    frame = builds(str(found.path))
+    _wrote(record.save(found.stem, "build", frame, extra={"cores": os.cpu_count()}))
     edits = frame.loc[frame["phase"] == "edit", "seconds"]
-    print(f"  {stem}: an edit takes {', '.join(f'{seconds:.2f}' for seconds in edits)} s", flush=True)
+    print(f"  {found.stem}: an edit takes {', '.join(f'{seconds:.2f}' for seconds in edits)} s", flush=True)
 
 
 def record_families(which: Which) -> None:

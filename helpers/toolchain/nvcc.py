@@ -39,7 +39,8 @@ class Launcher:
     spills and shared memory, `arch` the architecture, and `cached` is True if nothing had to be compiled.
 
     Where each has a core, a rung's instances (one per head dimension and dtype) are compiled side by side, each into a library
-    of its own: nvcc's cicc goes through those of one source one after the other, which is half the time of a long kernel.
+    of its own. In one source they share nvcc's cicc, which takes half the time of a long kernel and, --split-compile or not,
+    keeps few cores busy.
     """
 
     backend = "nvcc"

@@ -147,6 +147,8 @@ def test_instances_are_compiled_apart_where_each_has_a_core(cache, monkeypatch, 
     assert len(list(cache.glob("mine_*/*.so"))) == libraries and not launcher.cached and load(CHOOSES).cached
     answers = {(D, dtype): said(launcher, D, dtype) for D in (64, 128) for dtype in (1, 2)}
     assert answers == {(D, dtype): f"CUDA error {1000 * D + dtype - 1}" for D, dtype in answers}
+    next(cache.glob("mine_*/done")).unlink()
+    assert not load(CHOOSES).cached  # one of them had to be compiled again
 
 
 def test_apart_ptxas_says_the_same_of_every_kernel(cache, monkeypatch):
