@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 
 from ..ladder.contract import Call, FaArgs
 from ..ladder.errors import CompileError, Interrupted, KernelError
+from ..ladder.instances import Instance, apart, asked_for
 from ..ladder.paths import INCLUDE as KERNEL_INCLUDE
 from ..ladder.rung import Rung
-from ..toolchain.compile import Built, build
+from ..toolchain.compile import Built, build, each_instance
 from ..toolchain.compiler import emulators_compiler
 from ..toolchain.guard import HEADER, WRAPPED
 from ..toolchain.lines import places
@@ -149,6 +150,9 @@ class Launcher:
     are whatever ``schedule`` is: 0 lets a block's threads take turns in order, another number in an order drawn from it.
     ``arch``, "sm_75" for instance, is the GPU to pretend to be: what it has of instructions and shared memory decides which
     of its paths a source takes. By default a Hopper GPU.
+
+    A rung's instances (one per head dimension and dtype) are compiled side by side, each into a library of its own, or with
+    fewer cores those of a dtype; what ``trace`` runs, each when it is first called.
     """
 
     backend = "emulator"
@@ -156,10 +160,10 @@ class Launcher:
     def __init__(self, rung: Rung, arch: str | None = None) -> None:
         self._rung, self._arch = rung, arch
         _, self._runtime = _runtime()
-        self._launch: Callable[..., int] | None = None  # until it is compiled
+        self._compiled: dict[Instance, Built] = {}  # until it is compiled
         texts = (rung.source, *(header.read_text() for header in rung.includes))
         self._flags = any(map(ORDERS_BLOCKS.search, texts))
-        self._traced: Built | None = None
+        self._alone, self._traced = apart(rung), dict[Instance, Built]()  # what `trace` runs
         self.resources = None  # registers and spills are the GPU compiler's to know
         self.threads = _threads()
         self.timeout: float | None = None
@@ -170,25 +174,28 @@ class Launcher:
 
     def compile(self) -> None:
         """Makes what ``launch`` runs. Raises CompileError with the compiler's words and the reader's own file and line."""
-        built = self._build(tracing=False)
-        self._launch = built.fa_launch(self._rung.path.name)
-        self.path, self.log, self.cached = built.path, built.log, built.cached
+        parts = apart(self._rung, os.cpu_count() or 1)
+        made = each_instance(lambda part: self._build(part, tracing=False), parts, self._rung.stem)
+        for built in made.values():
+            built.fa_launch(self._rung.path.name)
+        self.cached = all(built.cached for built in made.values())
+        self._compiled = made
 
-    def compile_traced(self) -> Built:
-        """Makes what ``trace`` runs, a build of its own. Raises CompileError."""
-        self._traced = self._traced or self._build(tracing=True)
-        return self._traced
+    def compile_traced(self) -> list[Built]:
+        """Makes all that ``trace`` may run, builds of their own, and gives them. Raises CompileError."""
+        if missing := {key: part for key, part in self._alone.items() if key not in self._traced}:
+            self._traced |= each_instance(lambda part: self._build(part, tracing=True), missing, self._rung.stem)
+        return list(self._traced.values())
 
     def share_build(self) -> None:
         """Lets ``launch`` run what ``trace`` runs: one compilation for both, and launches that take twice as long. Raises
-        CompileError, and KernelError where there is no launcher."""
-        built = self.compile_traced()
-        self._launch = built.fa_launch(self._rung.path.name)
-        self.path, self.log, self.cached = built.path, built.log, built.cached
+        CompileError."""
+        self.compile_traced()
+        self._compiled = self._traced
 
-    def _build(self, tracing: bool) -> Built:
+    def _build(self, part: Rung, tracing: bool) -> Built:
         try:
-            text = unit(self._rung.source, str(self._rung.path), KERNEL_INCLUDE)
+            text = unit(part.source, str(part.path), KERNEL_INCLUDE)
         except TranslationError as error:
             raise CompileError(str(error)) from None
         kind = emulators_compiler().kind
@@ -216,20 +223,25 @@ class Launcher:
 
         Raises KernelError: what the emulator found (with source line and hint), or the CUDA error of the launch.
         """
-        if self._launch is None:
+        if not self._compiled:
             self.compile()
+        library = self._compiled[asked_for(call.args, self._compiled)]
+        launch = library.fa_launch(self._rung.path.name)
         with self._session(call, tracing=False) as args:
-            code = self._watch(lambda: self._call(self._launch, args, stream), self.path)
-            self._raise_finding(self.path)
+            code = self._watch(lambda: self._call(launch, args, stream), library.path)
+            self._raise_finding(library.path)
             self._raise_error(code)
 
     def trace(self, call: Call) -> Trace:
         """Runs the kernel as ``launch`` does, and counts every request that its warps make of memory.
 
         What the emulator finds wrong is among the trace's findings; nothing of it raises. Raises KernelError if
-        nothing could be launched, CompileError as ``compile`` does: the first trace of a kernel builds it once more.
+        nothing could be launched, CompileError as ``compile`` does: the first trace of an instance builds it once more.
         """
-        library = self.compile_traced()
+        chosen = asked_for(call.args, self._alone)
+        if chosen not in self._traced:
+            self._traced[chosen] = self._build(self._alone[chosen], tracing=True)
+        library = self._traced[chosen]
         launch = library.fa_launch(self._rung.path.name)
         start = time.monotonic()
         with self._session(call, tracing=True) as args:

@@ -7,8 +7,11 @@ whole rung.
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Collection
 from dataclasses import replace
 
+from .contract import TORCH_NAMES, FaArgs
 from .rung import Rung, Which, rung
 
 _CASE = re.compile(r"^  case (?P<D>\d+):\n    return launch<\d+>\(a, stream\);\n", re.MULTILINE)
@@ -55,24 +58,41 @@ def single(which: Which, D: int, dtype: str = "fp16") -> Rung:
     return of_head_dimension(one, D)
 
 
-def apart(whole: Rung) -> dict[tuple[int, str], Rung]:
-    """Each instance of a rung in a source of its own, by head dimension and dtype: compilers side by side are done sooner than
-    one that makes them all. Every line keeps its number. Empty if the launcher chooses among instances in another way than
-    those of the ladder do: then only the whole does what its author wrote."""
+Instance = tuple[int, int] | None  # by the D and dtype of fa_args; None: of a source that has them all
+
+
+def apart(whole: Rung, most: int = sys.maxsize) -> dict[Instance, Rung]:
+    """The source that has an instance of a rung, by instance: compilers side by side are done sooner than one that makes them all.
+    Each has its own, or if that would be more than `most`, one with all of its dtype. Every line keeps its number. All have the
+    whole if only that is left, or if the launcher chooses among instances in another way than those of the ladder do: then only
+    the whole does what its author wrote."""
+    together = {None: whole}
     choice = _CHOICE.search(whole.source)
     if choice is None or len(_BOTH_DTYPES.findall(whole.source)) != 1 or not {"fp16", "bf16"}.issuperset(whole.dtypes):
-        return {}
+        return together
     if [int(found["D"]) for found in _CASE.finditer(choice["cases"])] != list(whole.D):
-        return {}
+        return together
 
     begin, end = choice.span("cases")
 
-    def alone(D: int, dtype: str) -> Rung:
-        cases = _CASE.sub(lambda found: found[0] if int(found["D"]) == D else "\n\n", choice["cases"])
+    def part(dtype: str, *dimensions: int) -> Rung:
+        cases = _CASE.sub(lambda found: found[0] if int(found["D"]) in dimensions else "\n\n", choice["cases"])
         text = whole.source[:begin] + cases + whole.source[end:]
         return replace(whole, source=_BOTH_DTYPES.sub(f"launch<d, fa::{dtype}>(a, stream)", text))
 
-    return {(D, dtype): alone(D, dtype) for D in whole.D for dtype in whole.dtypes}
+    codes = list(TORCH_NAMES)
+    instances = [(D, dtype) for D in whole.D for dtype in whole.dtypes]
+    if 1 < len(instances) <= most:
+        return {(D, codes.index(dtype)): part(dtype, D) for D, dtype in instances}
+    if 1 < len(whole.dtypes) <= most:
+        return {(D, codes.index(dtype)): part(dtype, *whole.D) for D, dtype in instances}
+    return together
+
+
+def asked_for(args: FaArgs, parts: Collection[Instance]) -> Instance:
+    """The one of these that a call is for."""
+    instance = args.D, args.dtype
+    return instance if instance in parts else None
 
 
 def _header(text: str, key: str, value: object) -> str:

@@ -30,7 +30,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..ladder.errors import CompileError, Interrupted, KernelError
+from ..ladder.instances import Instance
 from ..ladder.paths import ROOT, cache_folder
+from ..ladder.rung import Rung
 from .compiler import find_compiler, identify
 from .progress import telling
 from .toolkit import Toolkit, ToolkitError, find_ninja
@@ -154,6 +156,13 @@ def side_by_side(compiled: Callable[[Source], Built], sources: Sequence[Source],
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
     return [each.result() for each in made]
+
+
+def each_instance(compiled: Callable[[Rung], Built], parts: dict[Instance, Rung], what: str) -> dict[Instance, Built]:
+    """The library that has an instance, by instance: all sources of `parts`, which several may share, compiled side by side."""
+    sources = list(dict.fromkeys(parts.values()))
+    built = dict(zip(sources, side_by_side(compiled, sources, what), strict=True))
+    return {instance: built[source] for instance, source in parts.items()}
 
 
 def _is_whole(folder: Path) -> bool:

@@ -7,12 +7,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..ladder.contract import TORCH_NAMES, Call
+from ..ladder.contract import Call
 from ..ladder.errors import KernelError
-from ..ladder.instances import apart
+from ..ladder.instances import Instance, apart, asked_for
 from ..ladder.paths import from_root
 from ..ladder.rung import INCLUDE, Rung
-from .compile import Built, build, side_by_side
+from .compile import Built, build, each_instance
 from .guard import WRAPPED, guard
 from .sass import parse_ptxas
 from .toolkit import NVCC_FLAGS, architecture, gencode, matching_toolkit
@@ -38,17 +38,17 @@ class Launcher:
     "compute_75", which the driver translates for this GPU. After `compile`, `resources` is sass.py's table of registers,
     spills and shared memory, `arch` the architecture, and `cached` is True if nothing had to be compiled.
 
-    Where each has a core, a rung's instances (one per head dimension and dtype) are compiled side by side, each into a library
-    of its own. In one source they share nvcc's cicc, which takes half the time of a long kernel and, --split-compile or not,
-    keeps few cores busy.
+    A rung's instances (one per head dimension and dtype) are compiled side by side, each into a library of its own, or with
+    fewer cores those of a dtype. In one source they share nvcc's cicc, which takes half the time of a long kernel and,
+    --split-compile or not, keeps few cores busy.
     """
 
     backend = "nvcc"
 
     def __init__(self, rung: Rung, definitions: str = "", arch: str = "") -> None:
         self._rung, self._definitions, self.arch = rung, definitions, arch
-        # fa_launch and its library's path, by a.D and a.dtype, or of all under None. Empty until it is compiled.
-        self._compiled: dict[tuple[int, int] | None, tuple[ctypes.c_void_p, Path]] = {}
+        # fa_launch of each instance and its library's path. Empty until it is compiled.
+        self._compiled: dict[Instance, tuple[ctypes.c_void_p, Path]] = {}
         self.resources: pandas.DataFrame | None = None
 
     def compile(self) -> None:
@@ -73,16 +73,16 @@ class Launcher:
                 toolkit=toolkit,
             )
 
-        parts = {(D, list(TORCH_NAMES).index(dtype)): one for (D, dtype), one in apart(self._rung).items()}
-        if len(parts) < 2 or len(parts) > (os.cpu_count() or 1):
-            parts = {None: self._rung}
-        libraries = side_by_side(compiled, list(parts.values()), self._rung.stem)
-        launchers = [ctypes.cast(built.fa_launch(self._rung.path.name), ctypes.c_void_p) for built in libraries]
+        made = each_instance(compiled, apart(self._rung, os.cpu_count() or 1), self._rung.stem)
+        launchers = {
+            instance: (ctypes.cast(built.fa_launch(self._rung.path.name), ctypes.c_void_p), built.path)
+            for instance, built in made.items()
+        }
         self._cudart = _cudart()
-        self.cached = all(built.cached for built in libraries)
+        self.cached = all(built.cached for built in made.values())
         if not self.arch.startswith("compute_"):  # of what the driver translates ptxas says nothing
-            self.resources = parse_ptxas("".join(built.log for built in libraries))
-        self._compiled = dict(zip(parts, zip(launchers, (built.path for built in libraries), strict=True), strict=True))
+            self.resources = parse_ptxas("".join(built.log for built in dict.fromkeys(made.values())))
+        self._compiled = launchers
 
     def launch(self, call: Call, stream: int = 0) -> None:
         """Calls `fa_launch(&call.args, stream)`. Raises KernelError with CUDA's name and text, or with what the host code did
@@ -90,7 +90,7 @@ class Launcher:
         process, which the text then says."""
         if not self._compiled:
             self.compile()
-        fa_launch, library = self._compiled.get((call.args.D, call.args.dtype)) or self._compiled[None]
+        fa_launch, library = self._compiled[asked_for(call.args, self._compiled)]
         end = self._guard.fa_guarded(fa_launch, ctypes.byref(call.args), stream)
         if end:
             last = self._cudart.cudaGetLastError()

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from helpers import for_d64, rung, rungs, single
-from helpers.ladder.instances import apart, of_head_dimension
-from helpers.ladder.rung import code, parse
+from helpers.ladder.contract import FaArgs
+from helpers.ladder.instances import apart, asked_for, of_head_dimension
+from helpers.ladder.rung import Rung, code, parse
 
 STEMS = [r.stem for r in rungs()]
+FP16, BF16 = 1, 2  # of fa_dtype in fa/args.cuh
 
 
 @pytest.mark.parametrize("stem", STEMS)
@@ -56,18 +58,34 @@ def test_what_cannot_be_taken_alone_is_refused(stem, D, dtype):
 def test_each_instance_apart_is_the_single_one_with_every_line_at_its_place(stem):
     whole = rung(stem)
     found = apart(whole)
-    assert list(found) == [(D, dtype) for D in whole.D for dtype in whole.dtypes]
+    assert list(found) == [(D, code) for D in whole.D for code in (FP16, BF16)]
     for (D, dtype), part in found.items():
-        assert code(part.source) == code(single(stem, D, dtype).source)
-        lines = zip(whole.source.splitlines(), part.source.splitlines(), strict=True)
-        assert all(a == b or not b or "launch<" in a for a, b in lines)
+        assert code(part.source) == code(single(stem, D, "fp16" if dtype == FP16 else "bf16").source)
+        assert on_its_lines(part, whole)
+
+
+def on_its_lines(part: Rung, whole: Rung) -> bool:
+    lines = zip(whole.source.splitlines(), part.source.splitlines(), strict=True)
+    return all(a == b or not b or "launch<" in a for a, b in lines)
+
+
+@pytest.mark.parametrize(("most", "sources"), [(1, 1), (2, 2), (3, 2), (5, 2), (6, 6), (64, 6)])
+def test_there_are_no_more_sources_than_asked_for_and_each_instance_is_in_its_own(most, sources):
+    whole = rung("20")
+    found = apart(whole, most)
+    assert len(set(found.values())) == sources
+    for D, dtype in [(64, FP16), (96, BF16), (128, BF16)]:
+        part = found[asked_for(FaArgs(D=D, dtype=dtype), found)]
+        kept = {int(d) for d in re.findall(r"^    return launch<(\d+)>", part.source, re.MULTILINE)}
+        assert D in kept and len(kept) == (1 if sources == 6 else 3) and on_its_lines(part, whole)
+        assert sources == 1 or f"return launch<d, fa::{'fp16' if dtype == FP16 else 'bf16'}>(a, stream);" in part.source
 
 
 def test_what_is_asked_for_is_what_comes_apart():
     again = rung("13").source[rung("13").source.index("  switch") :]
     assert len(apart(parse(f"{rung('13').source}#if 0\n{again}#endif\n", Path("cell")))) == 4
-    assert list(apart(of_head_dimension("20", 96))) == [(96, "fp16"), (96, "bf16")]
-    assert all(apart(rung(stem)) == {} for stem in ("01", "04", "22", "50")) and apart(single("20", 64)) == {}
+    assert list(apart(of_head_dimension("20", 96))) == [(96, FP16), (96, BF16)]
+    assert all(apart(one) == {None: one} for one in (*map(rung, ("01", "04", "22", "50")), single("20", 64)))
 
 
 @pytest.mark.parametrize(
@@ -86,4 +104,4 @@ def test_what_is_asked_for_is_what_comes_apart():
 def test_a_launcher_that_chooses_in_another_way_stays_whole(old, new):
     """Else an instance alone would do other than the whole source."""
     mine = parse(rung("13").replace(old, new), Path("cell"))
-    assert apart(parse(rung("13").source, Path("cell"))) and apart(mine) == {}
+    assert len(apart(parse(rung("13").source, Path("cell")))) == 4 and apart(mine) == {None: mine}

@@ -303,15 +303,17 @@ def test_what_is_quoted_or_said_in_a_comment_is_no_attack(text):
 def test_nothing_that_a_rung_says_or_calls_is_refused():
     for stem in ("01", "04", "13", "22", "32", "50"):  # what the others call, these do
         assert not [name for name in regions.names(stem) if allowed.unfit(own(name, stem))]
-        assert not allowed.strange(Launcher(instance(find(stem), 64, find(stem).dtypes[-1])).compile_traced().path)
+        (library,) = Launcher(instance(find(stem), 64, find(stem).dtypes[-1])).compile_traced()
+        assert not allowed.strange(library.path)
 
 
 def test_what_the_compiler_calls_for_bits_and_wide_integers_is_not_refused(tmp_path):
     """Where the machine has no instruction for it: __popc, __popcll, and division of 128 bits."""
     counts = "__popc(threadIdx.x) == __popcll(threadIdx.x) && __int128(a.Nk) / a.Nq >= 0 && (unsigned __int128)a.Nk % a.Nq >= 0"
     text = own("scores").replace("float s = 0.f;", f"float s = {counts} ? 0.f : 1.f;")
-    library = Launcher(instance(regions.fill("01", {"scores": regions.Typed("scores", text)}).rung, 64, "fp32"))
-    assert not allowed.unfit(text) and not allowed.strange(library.compile_traced().path)
+    launcher = Launcher(instance(regions.fill("01", {"scores": regions.Typed("scores", text)}).rung, 64, "fp32"))
+    (library,) = launcher.compile_traced()
+    assert not allowed.unfit(text) and not allowed.strange(library.path)
 
 
 @pytest.mark.always  # of attacks by what is handed in

@@ -138,8 +138,8 @@ def said(launcher: jit.Launcher, D: int, dtype: int) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(("cores", "libraries"), [(2, 1), (3, 1), (4, 4), (64, 4)])
-def test_instances_are_compiled_apart_where_each_has_a_core(cache, monkeypatch, cores, libraries):
+@pytest.mark.parametrize(("cores", "libraries"), [(1, 1), (2, 2), (3, 2), (4, 4), (64, 4)])
+def test_instances_are_compiled_in_as_many_libraries_as_there_are_cores_for(cache, monkeypatch, cores, libraries):
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
     monkeypatch.setattr(jit, "_cudart", lambda: SimpleNamespace(cudaGetLastError=lambda: 0))
     monkeypatch.setattr(jit, "cuda_error", "CUDA error {}".format)

@@ -53,8 +53,8 @@ def _compiled(out: Path, name: str, strict: bool) -> Launcher | None:
 
     try:
         launcher = Launcher(parse((out / "kernel.cu").read_text(), Path(name)))
-        library = launcher.compile_traced().path  # not loaded here
-        if strict and (said := strange(library)):
+        (library,) = launcher.compile_traced()  # not loaded here
+        if strict and (said := strange(library.path)):
             _write(out / "said.json", {"refused": said})
             return None
     except (CompileError, KernelError, ValueError) as error:
@@ -91,12 +91,12 @@ def _serve(launcher: Launcher, asked: int, answer: int) -> None:
     """Tells the child which lines belong to which addresses, until it has closed its end."""
     from ...toolchain.lines import places
 
-    library = launcher.compile_traced().path
+    (library,) = launcher.compile_traced()
     with os.fdopen(asked, "rb") as questions, os.fdopen(answer, "wb") as answers:
         while (line := questions.readline(MOST)).endswith(b"\n"):
             try:
                 offsets = [int(n) for n in json.loads(line)][:100_000]
-                said = {str(offset): place for offset, place in places(library, offsets).items()}
+                said = {str(offset): place for offset, place in places(library.path, offsets).items()}
                 answers.write(json.dumps(said).encode() + b"\n")
                 answers.flush()
             except (ValueError, TypeError, OSError):
