@@ -6,7 +6,6 @@ data/README.md describes every kind of record. All but verdicts, xray-of-mutants
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -223,7 +222,7 @@ def sanitizer(arguments: argparse.Namespace) -> int:
         programs = arguments.programs or Path(folder)
         programs.mkdir(parents=True, exist_ok=True)
         if arguments.build:
-            sanitize.build_all(arguments.ids, arguments.workers or os.cpu_count() or 1, programs)
+            sanitize.build_all(arguments.ids, arguments.workers, programs)
         else:
             workers = arguments.workers or sanitize.WORKERS
             sanitize.record_on_gpu(arguments.ids, workers, arguments.seconds, programs, arguments.keep, arguments.gpus)
@@ -234,7 +233,7 @@ def xray_of_mutants(arguments: argparse.Namespace) -> int:
     """Records what the X-ray says of the same seeded bugs, on any machine, in the sanitizer's record."""
     from ..evidence import sanitize
 
-    sanitize.record_xray(arguments.ids, arguments.workers or os.cpu_count() or 1, arguments.missing)
+    sanitize.record_xray(arguments.ids, arguments.workers, arguments.missing)
     return 0
 
 

@@ -21,6 +21,7 @@ from ..ladder.paths import INCLUDE as KERNEL_INCLUDE
 from ..ladder.rung import Rung
 from ..toolchain.compile import Built, build, each_instance
 from ..toolchain.compiler import emulators_compiler
+from ..toolchain.cores import cores
 from ..toolchain.guard import HEADER, WRAPPED
 from ..toolchain.lines import places
 from ..toolchain.progress import telling
@@ -138,7 +139,7 @@ def _threads() -> int:
     asked = os.environ.get("FA_EMULATOR_THREADS", "").strip() or "0"
     if not asked.isdecimal():
         raise ValueError(f"FA_EMULATOR_THREADS is {asked!r}: it has to be a number of threads")
-    return int(asked) or min(os.cpu_count() or 1, MOST_THREADS)
+    return int(asked) or min(cores(), MOST_THREADS)
 
 
 class Launcher:
@@ -174,7 +175,7 @@ class Launcher:
 
     def compile(self) -> None:
         """Makes what ``launch`` runs. Raises CompileError with the compiler's words and the reader's own file and line."""
-        parts = apart(self._rung, os.cpu_count() or 1)
+        parts = apart(self._rung, cores())
         made = each_instance(lambda part: self._build(part, tracing=False), parts, self._rung.stem)
         for built in made.values():
             built.fa_launch(self._rung.path.name)

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 from ..ladder.contract import TORCH_NAMES, FaBackwardArgs, workspace_shapes
 from ..ladder.errors import KernelError
 from ..ladder.rung import INCLUDE, rung, rungs
+from ..toolchain.cores import cores
 from ..toolchain.toolkit import architecture, find_toolkit, gencode
 from . import verdicts
 from .mutants import Mutant, mutants, original
@@ -267,11 +268,11 @@ def record_on_gpu(
     print(*(f"{tool}: {sum(map(flagged, frame[tool]))} flagged" for tool in TOOLS), sep=", ")
 
 
-def build_all(patterns: list[str], workers: int, programs: Path) -> None:
-    """Builds what there is to run, and runs nothing."""
+def build_all(patterns: list[str], workers: int | None, programs: Path) -> None:
+    """Builds what there is to run, `workers` at a time (by default as many as there are cores), and runs nothing."""
     build_host(programs)
     start = time.monotonic()
-    built, wrong = in_parallel(lambda mutant: build(mutant, programs), chosen(patterns), workers)
+    built, wrong = in_parallel(lambda mutant: build(mutant, programs), chosen(patterns), workers or cores())
     print(*wrong, f"{len(built)} programs built in {time.monotonic() - start:.0f} s", sep="\n")
 
 
@@ -309,14 +310,14 @@ def xrayed(mutant: Mutant) -> str:
     return f"{kind}, line {line}" + (f" and line {other_line}" if other_line else "")
 
 
-def record_xray(patterns: list[str], workers: int = 1, missing: bool = False) -> None:
-    """Puts what the X-ray says now beside what the tools said on the GPU; it is saved as it goes. missing: only where it has
-    said nothing yet."""
+def record_xray(patterns: list[str], workers: int | None = None, missing: bool = False) -> None:
+    """Puts what the X-ray says now beside what the tools said on the GPU; it is saved as it goes. workers: how many at a time,
+    by default as many as there are cores. missing: only where it has said nothing yet."""
     for device in _devices():
         _record_xray(device, patterns, workers, missing)
 
 
-def _record_xray(device: str, patterns: list[str], workers: int, missing: bool) -> None:
+def _record_xray(device: str, patterns: list[str], workers: int | None, missing: bool) -> None:
     from .. import record
 
     frame, known = recorded(device), record.about("device", "sanitizer", device)
@@ -324,7 +325,7 @@ def _record_xray(device: str, patterns: list[str], workers: int, missing: bool) 
     wanted = [mutant for mutant in chosen(patterns) if mutant.id in rows]
     saved = time.monotonic()
     # Processes, because each has an emulator of its own; started afresh, because torch has threads.
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+    with ProcessPoolExecutor(workers or cores(), get_context("spawn")) as pool:
         futures = {pool.submit(xrayed, mutant): mutant.id for mutant in wanted}
         for future in as_completed(futures):
             id = futures[future]

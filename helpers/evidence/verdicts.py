@@ -12,7 +12,6 @@ import ast
 import csv
 import hashlib
 import io
-import os
 import re
 import time
 import tokenize
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING
 from ..ladder.errors import KernelError
 from ..ladder.paths import DATA, HELPERS
 from ..ladder.rung import Rung, code
+from ..toolchain.cores import cores
 from . import catalogue as tables
 from .mutants import Mutant, catalogue, original
 
@@ -255,7 +255,7 @@ def record(workers: int | None = None, every: bool = False) -> list[str]:
     emulator, checker = digest_of_emulator(), digest_of_checker()
     saved = start
     # Processes, because each has an emulator of its own; started afresh, because torch has threads.
-    with ProcessPoolExecutor(workers or os.cpu_count(), get_context("spawn")) as pool:
+    with ProcessPoolExecutor(workers or cores(), get_context("spawn")) as pool:
         futures = {pool.submit(_renewed, id, verdicts[id].input if id in verdicts else ""): id for id in wanted}
         for done, future in enumerate(as_completed(futures), 1):
             id = futures[future]

@@ -17,6 +17,7 @@ from ..ladder.rung import Which, rung, rungs, stages
 from ..record import FLASH, SHAPE
 from ..run.check import check, compare
 from ..run.kernel import Kernel, load
+from ..toolchain.cores import cores
 from . import bench, by_family, layouts, workloads
 
 BUILD = """
@@ -62,7 +63,7 @@ def record_builds(which: Which) -> None:
     """
     found = rung(which)
     frame = builds(str(found.path))
-    _wrote(record.save(found.stem, "build", frame, extra={"cores": os.cpu_count()}))
+    _wrote(record.save(found.stem, "build", frame, extra={"cores": cores()}))
     edits = frame.loc[frame["phase"] == "edit", "seconds"]
     print(f"  {found.stem}: an edit takes {', '.join(f'{seconds:.2f}' for seconds in edits)} s", flush=True)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import threading
 from collections.abc import Callable, Iterable
@@ -13,6 +12,7 @@ from typing import Any
 from ..emulator import Launcher
 from ..ladder.rung import Rung, Which, rung
 from ..toolchain import sass
+from ..toolchain.cores import cores
 
 _waiting: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
 _workers: list[threading.Thread] = []
@@ -42,7 +42,7 @@ def compile_ahead(kernels: Iterable[Which], *needs: str, arch: str = "sm_90a") -
 
 def _begin(job: Callable[[], Any]) -> None:
     _waiting.put(job)
-    if len(_workers) < (os.cpu_count() or 1):
+    if len(_workers) < cores():
         _workers.append(threading.Thread(target=_work, name="compile ahead", daemon=True))
         _workers[-1].start()
 

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from ..ladder.paths import ROOT
+from ..toolchain.cores import cores
 
 PREAMBLE = "import os\nimport torch\nimport torch.distributed as dist\nfrom helpers import load, reference, ring\n\n\n"
 POLL = 0.02  # seconds
@@ -292,7 +293,7 @@ def _run(folder: Path, rank: int) -> None:
     import torch.distributed as dist
 
     if device == "cpu":
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
+        torch.set_num_threads(max(1, cores() // ranks))
     else:
         torch.cuda.set_device(device)
     program = getattr(_imported(plan["file"]), plan["function"])

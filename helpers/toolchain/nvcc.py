@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ from ..ladder.instances import Instance, apart, asked_for
 from ..ladder.paths import from_root
 from ..ladder.rung import INCLUDE, Rung
 from .compile import Built, build, each_instance
+from .cores import cores
 from .guard import WRAPPED, guard
 from .sass import parse_ptxas
 from .toolkit import NVCC_FLAGS, architecture, gencode, matching_toolkit
@@ -73,7 +73,7 @@ class Launcher:
                 toolkit=toolkit,
             )
 
-        made = each_instance(compiled, apart(self._rung, os.cpu_count() or 1), self._rung.stem)
+        made = each_instance(compiled, apart(self._rung, cores()), self._rung.stem)
         launchers = {
             instance: (ctypes.cast(built.fa_launch(self._rung.path.name), ctypes.c_void_p), built.path)
             for instance, built in made.items()

@@ -53,7 +53,16 @@ def every(steps, peer):
 #
 # The number of a warp is `threadIdx.x / 32`, of which the compiler knows nothing, and wherever a branch depends on it, the loop was prepared for lanes that part. At $d = 128$ the code without all that is shorter, spills less, and is slower nevertheless; why, we don't know. So the rung tells it at $d = 64$ alone. (Told at $d = 128$ for the branches, but not for the addresses, nothing spills any more, and it is 1 % slower. That draft asked `__reduce_max_sync` only where there is a mask, and was wrong there: ptxas 13.0.88 executes the instruction under the predicate of another branch. The emulator gets it right. So ask outside of any condition.) Rung 13 gains nothing by an argument: 0.99 and 1.00.
 #
-# What is left at $d = 128$ is mostly the place of the copies. In rung 13 they leave once $P$ is rounded, in rung 20 before that, while the scores are still in fp32. A draft has two instances more, for $d = 128$ without a mask, in rung 13's order. Nothing spills there, and they are 1.2 to 3.2 % faster than the rung's, 0.99 to 1.01 times as fast as rung 13 (an H200, six families of inputs, without a record). With a mask there are no registers for that order: 190 to 380 bytes are spilled, and it is 9 to 26 % slower; told at compilation that there is a mask, 100 bytes, and up to 4 %. The two did not stay: the rung is there for the mask, and its builds would take a ninth longer (medians of four, 6.2 and 6.9 s on two cores).
+# What is left at $d = 128$ is mostly the place of the copies. In rung 13 they leave once $P$ is rounded, in rung 20 before that, while the scores are still in fp32. With a mask there are no registers for that order: 190 to 380 bytes are spilled, and it is 9 to 26 % slower.
+#
+# So a draft is compiled twice for each $d$ and dtype, once without anything that only a mask needs, in rung 13's order. Times of rung 13 and of the rung over the draft's without a mask, geometric means over $N$ = 1024, 4096, 16384, the lowest and the highest of six families of inputs (an H100, without a record):
+#
+# | | $d = 64$ | $d = 96$ | $d = 128$ |
+# |---|--:|--:|--:|
+# | rung 13 over the draft | 1.00 to 1.03 | | 0.98 to 1.01 |
+# | the rung over the draft | 1.00 to 1.03 | 1.02 to 1.04 | 1.01 to 1.04 |
+#
+# Most of that at $d = 64$ comes from another place. There are three stages, and the loop keeps which of them is free; the draft finds it anew for every tile. With a mask that brings nothing, and at $d = 128$ 132 bytes are spilled for it. The draft did not stay: the rung is there for the mask, under which nothing changes, and it would take 1.6 times as long to compile (medians of five on two cores: 5.0 and 7.8 s with `nvcc`, 2.7 and 4.3 s for the emulator).
 #
 # ## 22 · Drafts of the fp32 backward pass
 #

@@ -1,12 +1,12 @@
 """A rung's instances, each compiled by itself: the same numbers, the same findings at the same lines, in less time."""
 
-import os
 import re
 
 import pytest
 import torch
 
 from helpers import CompileError, KernelError, load, reference, rung, xray
+from helpers.emulator import launcher
 
 STEM = "10_fa2_mma_fp16"  # has six: D = 32, 64 and 128, fp16 and bf16
 
@@ -18,7 +18,7 @@ def inputs(D: int, dtype: torch.dtype) -> list[torch.Tensor]:
 
 @pytest.fixture
 def cores(monkeypatch):
-    return lambda number: monkeypatch.setattr(os, "cpu_count", lambda: number)
+    return lambda number: monkeypatch.setattr(launcher, "cores", lambda: number)
 
 
 def test_in_however_many_libraries_the_numbers_are_the_same(cache, cores):

@@ -140,7 +140,7 @@ def said(launcher: jit.Launcher, D: int, dtype: int) -> str:
 
 @pytest.mark.parametrize(("cores", "libraries"), [(1, 1), (2, 2), (3, 2), (4, 4), (64, 4)])
 def test_instances_are_compiled_in_as_many_libraries_as_there_are_cores_for(cache, monkeypatch, cores, libraries):
-    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(jit, "cores", lambda: cores)
     monkeypatch.setattr(jit, "_cudart", lambda: SimpleNamespace(cudaGetLastError=lambda: 0))
     monkeypatch.setattr(jit, "cuda_error", "CUDA error {}".format)
     launcher = load(CHOOSES)
@@ -155,7 +155,7 @@ def test_apart_ptxas_says_the_same_of_every_kernel(cache, monkeypatch):
     one = of_head_dimension("12", 64)
     found = []
     for cores in (1, 2):
-        monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
+        monkeypatch.setattr(jit, "cores", lambda cores=cores: cores)
         launcher = jit.Launcher(one)
         launcher.compile()
         found.append(launcher.resources.sort_index())
@@ -175,7 +175,7 @@ def test_apart_ptxas_says_the_same_of_every_kernel(cache, monkeypatch):
     ],
 )
 def test_apart_a_compile_error_is_told_once_with_its_line(cache, monkeypatch, old, new, error):
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(jit, "cores", lambda: 4)
     with pytest.raises(CompileError) as caught:
         load(CHOOSES.replace(old, new))
     assert str(caught.value).startswith(error) and str(caught.value).count("error:") == 1
