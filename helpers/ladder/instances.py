@@ -90,9 +90,9 @@ def apart(whole: Rung, most: int = sys.maxsize) -> dict[Instance, Rung]:
 
 
 def asked_for(args: FaArgs, parts: Collection[Instance]) -> Instance:
-    """The one of these that a call is for."""
+    """The one of these that a call is for. Of an instance that none has any: its launcher refuses the call, as the whole's does."""
     instance = args.D, args.dtype
-    return instance if instance in parts else None
+    return instance if instance in parts else next(iter(parts))
 
 
 def _header(text: str, key: str, value: object) -> str:

@@ -36,9 +36,8 @@ def test_struct_and_dtypes_are_those_the_kernels_see():
 extern "C" const size_t layout[] = {{{numbers}, sizeof(fa_args)}};
 extern "C" const int dtypes[] = {{FA_FP32, FA_FP16, FA_BF16}};
 {launcher}"""
-    launcher = build(source)
-    launcher.compile()
-    library = ctypes.CDLL(str(launcher.path))
+    (built,) = build(source).compile_traced()
+    library = ctypes.CDLL(str(built.path))
     layout = list((ctypes.c_size_t * (2 * len(fields) + 1)).in_dll(library, "layout"))
     ours = [n for f in fields for n in (getattr(FaArgs, f).offset, getattr(FaArgs, f).size)]
     assert layout == [*ours, ctypes.sizeof(FaArgs)]
