@@ -17,7 +17,7 @@ def cores() -> int:
         found = len(os.sched_getaffinity(0))
     except AttributeError:  # macOS
         found = os.cpu_count() or 1
-    return max(1, min([found, *map(math.ceil, _quotas())]))
+    return min([found, *map(math.ceil, _quotas())])
 
 
 def _quotas() -> list[float]:

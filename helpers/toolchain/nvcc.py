@@ -81,7 +81,7 @@ class Launcher:
         self._cudart = _cudart()
         self.cached = all(built.cached for built in made.values())
         if not self.arch.startswith("compute_"):  # of what the driver translates ptxas says nothing
-            self.resources = parse_ptxas("".join(built.log for built in dict.fromkeys(made.values())))
+            self.resources = parse_ptxas("".join(built.log for built in made.values()))
         self._compiled = launchers
 
     def launch(self, call: Call, stream: int = 0) -> None:

@@ -31,6 +31,12 @@ def test_in_however_many_libraries_the_numbers_are_the_same(cache, cores):
         assert len(set(cache.glob(f"{STEM}_cpu_*/*.so")) - before) == libraries and not kernel.launcher.cached
         assert load(STEM, device="cpu", quiet=True).launcher.cached
         results.append([kernel(*inputs(*one)) for one in wanted])
+    next(cache.glob(f"{STEM}_cpu_*/done")).unlink()
+    loaded = []
+    for number in (1, 3, 6):  # one of all these libraries has to be compiled again
+        cores(number)
+        loaded.append(load(STEM, device="cpu", quiet=True).launcher.cached)
+    assert loaded.count(False) == 1
     for one, *others in zip(*results, strict=True):
         assert all(torch.equal(x, y) for other in others for x, y in zip(one, other, strict=True))
 

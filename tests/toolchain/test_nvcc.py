@@ -147,6 +147,7 @@ def test_instances_are_compiled_in_as_many_libraries_as_there_are_cores_for(cach
     assert len(list(cache.glob("mine_*/*.so"))) == libraries and not launcher.cached and load(CHOOSES).cached
     answers = {(D, dtype): said(launcher, D, dtype) for D in (64, 128) for dtype in (1, 2)}
     assert answers == {(D, dtype): f"CUDA error {1000 * D + dtype - 1}" for D, dtype in answers}
+    assert len(launcher.resources) == 4
     assert said(launcher, 96, 1) == "CUDA error 1"  # cudaErrorInvalidValue: the launcher's own answer
     next(cache.glob("mine_*/done")).unlink()
     assert not load(CHOOSES).cached  # one of them had to be compiled again
