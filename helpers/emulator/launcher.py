@@ -7,6 +7,7 @@ import ctypes
 import os
 import platform
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -153,18 +154,18 @@ class Launcher:
     of its paths a source takes. By default a Hopper GPU.
 
     A rung's instances (one per head dimension and dtype) are compiled side by side, each into a library of its own, or with
-    fewer cores those of a dtype; what ``trace`` runs, each when it is first called.
+    fewer cores those of a dtype; for ``trace``, each when it is first called. With ``together`` there is one library of all.
     """
 
     backend = "emulator"
 
-    def __init__(self, rung: Rung, arch: str | None = None) -> None:
-        self._rung, self._arch = rung, arch
+    def __init__(self, rung: Rung, arch: str | None = None, together: bool = False) -> None:
+        self._rung, self._arch, self._together = rung, arch, together
         _, self._runtime = _runtime()
         self._compiled: dict[Instance, Built] = {}  # until it is compiled
         texts = (rung.source, *(header.read_text() for header in rung.includes))
         self._flags = any(map(ORDERS_BLOCKS.search, texts))
-        self._alone, self._traced = apart(rung), dict[Instance, Built]()  # what `trace` runs
+        self._to_trace, self._traced = self._parts(sys.maxsize), dict[Instance, Built]()
         self.resources = None  # registers and spills are the GPU compiler's to know
         self.threads = _threads()
         self.timeout: float | None = None
@@ -175,7 +176,7 @@ class Launcher:
 
     def compile(self) -> None:
         """Makes what ``launch`` runs. Raises CompileError with the compiler's words and the reader's own file and line."""
-        parts = apart(self._rung, cores())
+        parts = self._parts(cores())
         made = each_instance(lambda part: self._build(part, tracing=False), parts, self._rung.stem)
         for built in made.values():
             built.fa_launch(self._rung.path.name)
@@ -184,7 +185,7 @@ class Launcher:
 
     def compile_traced(self) -> list[Built]:
         """Makes all that ``trace`` may run, builds of their own, and gives them. Raises CompileError."""
-        if missing := {key: part for key, part in self._alone.items() if key not in self._traced}:
+        if missing := {key: part for key, part in self._to_trace.items() if key not in self._traced}:
             self._traced |= each_instance(lambda part: self._build(part, tracing=True), missing, self._rung.stem)
         return list(self._traced.values())
 
@@ -193,6 +194,9 @@ class Launcher:
         CompileError."""
         self.compile_traced()
         self._compiled = self._traced
+
+    def _parts(self, most: int) -> dict[Instance, Rung]:
+        return {None: self._rung} if self._together else apart(self._rung, most)
 
     def _build(self, part: Rung, tracing: bool) -> Built:
         try:
@@ -239,9 +243,9 @@ class Launcher:
         What the emulator finds wrong is among the trace's findings; nothing of it raises. Raises KernelError if
         nothing could be launched, CompileError as ``compile`` does: the first trace of an instance builds it once more.
         """
-        chosen = asked_for(call.args, self._alone)
+        chosen = asked_for(call.args, self._to_trace)
         if chosen not in self._traced:
-            self._traced[chosen] = self._build(self._alone[chosen], tracing=True)
+            self._traced[chosen] = self._build(self._to_trace[chosen], tracing=True)
         library = self._traced[chosen]
         launch = library.fa_launch(self._rung.path.name)
         start = time.monotonic()

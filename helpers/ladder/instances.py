@@ -7,7 +7,6 @@ whole rung.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -61,7 +60,7 @@ def single(which: Which, D: int, dtype: str = "fp16") -> Rung:
 Instance = tuple[int, int] | None  # by the D and dtype of fa_args; None: of a source that has them all
 
 
-def apart(whole: Rung, most: int = sys.maxsize) -> dict[Instance, Rung]:
+def apart(whole: Rung, most: int) -> dict[Instance, Rung]:
     """The source that has an instance of a rung, by instance: compilers side by side are done sooner than one that makes them all.
     Each has its own, or if that would be more than `most`, one with all of its dtype. Every line keeps its number. All have the
     whole if only that is left, or if the launcher chooses among instances in another way than those of the ladder do: then only

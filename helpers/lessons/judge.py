@@ -144,9 +144,9 @@ def jobs(cases: Sequence[Case], schedules: Sequence[int] = (0,)) -> list[Job]:
 def observe(rung: Rung, work: Iterable[Job], seconds: float = SECONDS) -> Iterable[Run]:
     """Runs a rung on the emulator and gives one Run per job; nothing that a kernel does raises.
 
-    Raises CompileError, and KernelError where there is no launcher, as `Launcher.compile_traced` does.
+    Raises CompileError.
     """
-    launcher = Launcher(rung)
+    launcher = Launcher(rung, together=True)
     launcher.timeout = seconds
     launcher.compile_traced()
     for job in work:

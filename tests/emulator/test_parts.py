@@ -7,6 +7,7 @@ import torch
 
 from helpers import CompileError, KernelError, load, reference, rung, xray
 from helpers.emulator import launcher
+from helpers.run.kernel import Kernel
 
 STEM = "10_fa2_mma_fp16"  # has six: D = 32, 64 and 128, fp16 and bf16
 
@@ -48,6 +49,15 @@ def test_an_x_ray_compiles_the_instance_that_it_runs_and_no_other(cache):
         multiplied.append(ray.trace.instructions["mma.sync"])
         assert ray.ok and len(list(cache.glob(f"{STEM}_xray_*/*.so"))) == libraries
     assert multiplied[2] == multiplied[3] == 2 * multiplied[0] == 2 * multiplied[1]
+
+
+def test_together_one_library_runs_and_is_traced_for_all(cache):
+    kernel = Kernel(rung(STEM), "cpu", launcher.Launcher(rung(STEM), together=True))
+    kernel.launcher.share_build()
+    for D, dtype in ((64, torch.float16), (128, torch.bfloat16)):
+        kernel(*inputs(D, dtype))
+        assert xray(kernel, *inputs(D, dtype)).ok
+    assert len(list(cache.glob(f"{STEM}_*/*.so"))) == len(kernel.launcher.compile_traced()) == 1
 
 
 def test_a_finding_has_its_line_in_every_library(cache, cores):

@@ -57,7 +57,7 @@ def test_what_cannot_be_taken_alone_is_refused(stem, D, dtype):
 @pytest.mark.parametrize("stem", [r.stem for r in rungs() if set(r.dtypes) == {"fp16", "bf16"}])
 def test_each_instance_apart_is_the_single_one_with_every_line_at_its_place(stem):
     whole = rung(stem)
-    found = apart(whole)
+    found = apart(whole, 6)
     assert list(found) == [(D, code) for D in whole.D for code in (FP16, BF16)]
     for (D, dtype), part in found.items():
         assert code(part.source) == code(single(stem, D, "fp16" if dtype == FP16 else "bf16").source)
@@ -83,9 +83,9 @@ def test_there_are_no_more_sources_than_asked_for_and_each_instance_is_in_its_ow
 
 def test_what_is_asked_for_is_what_comes_apart():
     again = rung("13").source[rung("13").source.index("  switch") :]
-    assert len(apart(parse(f"{rung('13').source}#if 0\n{again}#endif\n", Path("cell")))) == 4
-    assert list(apart(of_head_dimension("20", 96))) == [(96, FP16), (96, BF16)]
-    assert all(apart(one) == {None: one} for one in (*map(rung, ("01", "04", "22", "50")), single("20", 64)))
+    assert len(apart(parse(f"{rung('13').source}#if 0\n{again}#endif\n", Path("cell")), 4)) == 4
+    assert list(apart(of_head_dimension("20", 96), 2)) == [(96, FP16), (96, BF16)]
+    assert all(apart(one, 64) == {None: one} for one in (*map(rung, ("01", "04", "22", "50")), single("20", 64)))
 
 
 @pytest.mark.parametrize(
@@ -104,4 +104,4 @@ def test_what_is_asked_for_is_what_comes_apart():
 def test_a_launcher_that_chooses_in_another_way_stays_whole(old, new):
     """Else an instance alone would do other than the whole source."""
     mine = parse(rung("13").replace(old, new), Path("cell"))
-    assert len(apart(parse(rung("13").source, Path("cell")))) == 4 and apart(mine) == {None: mine}
+    assert len(apart(parse(rung("13").source, Path("cell")), 4)) == 4 and apart(mine, 4) == {None: mine}

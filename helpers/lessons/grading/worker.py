@@ -52,7 +52,7 @@ def _compiled(out: Path, name: str, strict: bool) -> Launcher | None:
     from ...ladder.rung import parse
 
     try:
-        launcher = Launcher(parse((out / "kernel.cu").read_text(), Path(name)))
+        launcher = Launcher(parse((out / "kernel.cu").read_text(), Path(name)), together=True)
         (library,) = launcher.compile_traced()  # not loaded here
         if strict and (said := strange(library.path)):
             _write(out / "said.json", {"refused": said})
