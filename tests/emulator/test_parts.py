@@ -77,9 +77,9 @@ def test_a_finding_has_its_line_in_every_library(cache, cores):
 @pytest.mark.parametrize("number", [2, 6])
 def test_a_compile_error_in_one_instance_is_told_once_with_its_line(cache, cores, number):
     cores(number)
-    only_bf16 = '  static_assert(std::is_same<T, fa::fp16>::value, "fp16 alone");\n'
+    not_bf16 = '  static_assert(std::is_same<T, fa::fp16>::value, "fp16 alone");\n'
     anchor = "  constexpr int Bc = Tile<d>::Bc, Br = Tile<d>::Br;\n"
     line = rung(STEM).source.split(anchor)[0].count("\n") + 2
     with pytest.raises(CompileError, match=f"cell:{line}:.*fp16 alone") as caught:
-        load(source=rung(STEM).replace(anchor, anchor + only_bf16), device="cpu", quiet=True)
+        load(source=rung(STEM).replace(anchor, anchor + not_bf16), device="cpu", quiet=True)
     assert str(caught.value).count("error:") == 1

@@ -58,7 +58,7 @@ def test_what_cannot_be_taken_alone_is_refused(stem, D, dtype):
 def test_each_instance_apart_is_the_single_one_with_every_line_at_its_place(stem):
     whole = rung(stem)
     found = apart(whole, 6)
-    assert list(found) == [(D, code) for D in whole.D for code in (FP16, BF16)]
+    assert list(found) == [(D, dtype) for D in whole.D for dtype in (FP16, BF16)]
     for (D, dtype), part in found.items():
         assert code(part.source) == code(single(stem, D, "fp16" if dtype == FP16 else "bf16").source)
         assert on_its_lines(part, whole)
