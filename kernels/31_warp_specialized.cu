@@ -5,8 +5,8 @@
 // changed:   a warpgroup of its own asks for all tiles and gives its registers to the others (setmaxnreg), of which there
 //            are three with D = 64; K and V have barriers of their own, so that S starts before V_j has come; there are as
 //            many CTAs as SMs, and each takes the next query tile from a counter, under a causal mask the longest first,
-//            and fetches its Q_i while it works on the one before (two Q_smem); O leaves by TMA from a place of its own;
-//            tiles that all rows see have a loop to themselves, without the mask's instructions
+//            while tiles of the current one are on their way, and fetches its Q_i before that one is done (two Q_smem); O
+//            leaves by TMA from a place of its own; tiles that all rows see have a loop without the mask's instructions
 // op:        attention
 // features:  causal, gqa
 // workspace: counter (1)
@@ -18,8 +18,8 @@
 //            D=128: Br=128 Bc=128 threads=384 smem=225 KB CTAs/SM=1
 // arch:      sm_90a
 // paper:     FlashAttention-3, section 3.1 and Algorithm 1 (arXiv 2407.08608)
-// speed:     H200, N >= 1024: 414 to 501 TFLOP/s at D=64, 499 to 572 at D=128: 1.04 x and 0.88 x SDPA CUDNN; causal
-//            1.07 x and 0.99 x
+// speed:     H200, N >= 1024: 456 to 541 TFLOP/s at D=64, 566 to 631 at D=128: 1.07 x and 0.93 x SDPA CUDNN; causal
+//            1.10 x and 1.02 x
 #include <fa/half.cuh>
 #include <fa/launch.cuh>
 #include <fa/math.cuh>
@@ -39,8 +39,8 @@ template <int d> struct Tile {
   static constexpr int Q_bytes = 2 * Br * d;    // of each of two Q_smem, and of O_smem
   static constexpr int tile_bytes = 2 * Bc * d; // of K_j, and of V_j
   static constexpr int O_at = 2 * Q_bytes, K_at = 3 * Q_bytes, V_at = K_at + stages * tile_bytes;
-  static constexpr int barriers_at = V_at + stages * tile_bytes, index_at = barriers_at + 8 * (4 + 4 * stages);
-  static constexpr int smem_bytes = index_at + 8;
+  static constexpr int barriers_at = V_at + stages * tile_bytes, work_at = barriers_at + 8 * (4 + 4 * stages);
+  static constexpr int smem_bytes = work_at + 2 * 16; // two of Work
   static_assert(Bc % 16 == 0, "O += P V goes in steps of 16 keys: Bc has to be a multiple of 16");
   static_assert(fa::whole_swizzles(Q_bytes, O_at, K_at, tile_bytes),
                 "TMA and wgmma swizzle 1024 bytes at a time: tiles have to begin at multiples of 1024");
@@ -57,13 +57,15 @@ struct Order {
 };
 
 // Rows i0 .. i0 + Br of head (b, h), and the tiles of keys they see: j_last, j_last - Bc, .. 0; 0 even if no row sees it.
+// i0 < 0: no query tile is left.
 struct Work {
   int b, h, i0, j_last;
 };
 
-// Query tile `index` of all. The longest under a causal mask first: of each head the last queries.
+// Query tile `index` of all, the longest under a causal mask first: of each head the last queries. Past the last, none.
 template <int Br, int Bc>
 __device__ __forceinline__ Work find_work(int index, const fa_model_args &a, const Order &order) {
+  if (index >= a.B * a.H * order.tiles) return {0, 0, -1, 0};
   const int group = index / (order.heads * order.tiles), in_group = index % (order.heads * order.tiles);
   const int heads = min(order.heads, a.B * a.H - group * order.heads); // the last group may have fewer
   const int head = group * order.heads + in_group % heads, i0 = (order.tiles - 1 - in_group / heads) * Br;
@@ -99,7 +101,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void warp_specialized(const fa
   const uint32_t Q_empty = Q_full + 16;                                // of two each: has landed; has been read
   const uint32_t K_full = Q_empty + 16, K_empty = K_full + 8 * stages; // per stage
   const uint32_t V_full = K_empty + 8 * stages, V_empty = V_full + 8 * stages;
-  int *index_smem = reinterpret_cast<int *>(smem + Tile<d>::index_at); // of the query tiles in Q_smem; -1: no more
+  Work *work_smem = reinterpret_cast<Work *>(smem + Tile<d>::work_at); // of the query tiles in Q_smem
 
   // [region: barriers]
   if (threadIdx.x == 0) {
@@ -131,15 +133,13 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void warp_specialized(const fa
       fa::cp_async_bulk_tensor_5d(to, map, full, 0, row, 0, h, b);
     };
     int *counter = static_cast<int *>(a.workspace[0]); // 0 when the kernel starts
-    const int all = a.B * a.H * order.tiles;
     Ring<stages> ring;
     Ring<2> Q_ring;
-    const auto fetch_Q = [&](int index) { // of query tile `index`, or the word that there is none
+    const auto fetch_Q = [&](const Work &work) { // and tells the consumers which it is; or that none is left
       const uint32_t barrier = 8 * Q_ring.stage;
       fa::mbarrier_wait(Q_empty + barrier, Q_ring.parity ^ 1);
-      index_smem[Q_ring.stage] = index < all ? index : -1;
-      if (index < all) {
-        const Work work = find_work<Br, Bc>(index, a, order);
+      work_smem[Q_ring.stage] = work;
+      if (work.i0 >= 0) {
         fa::mbarrier_arrive_expect_tx(Q_full + barrier, Q_bytes);
 #pragma unroll
         for (int w = 0; w < consumers; ++w) // 64 rows each
@@ -150,17 +150,16 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void warp_specialized(const fa
       }
       Q_ring.next();
     };
-    int index = blockIdx.x;
-    fetch_Q(index);
-    while (index < all) {
-      const Work work = find_work<Br, Bc>(index, a, order);
+    Work work = find_work<Br, Bc>(blockIdx.x, a, order), next = work;
+    for (fetch_Q(work); work.i0 >= 0; work = next) {
       const int hk = work.h / (a.H / a.Hkv);
-      index = gridDim.x + atomicAdd(counter, 1);
       for (int j0 = work.j_last; j0 >= 0; j0 -= Bc, ring.next()) {
         const uint32_t at = ring.stage * tile_bytes, barrier = 8 * ring.stage;
         fetch(K_smem + at, &maps.K, K_full + barrier, K_empty + barrier, ring.parity, j0, hk, work.b);
         fetch(V_smem + at, &maps.V, V_full + barrier, V_empty + barrier, ring.parity, j0, hk, work.b);
-        if (j0 == 0) fetch_Q(index); // the next one: there long before this one is done
+        // What comes next is found out, with a counter in global memory and divisions, while these tiles are on their way.
+        if (j0 == work.j_last) next = find_work<Br, Bc>(gridDim.x + atomicAdd(counter, 1), a, order);
+        if (j0 == 0) fetch_Q(next); // it is there long before this one is done
       }
     }
     return;
@@ -180,28 +179,29 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void warp_specialized(const fa
     if (lane == 0) fa::mbarrier_arrive(barrier); // this warp has read what the barrier stands for
   };
 
-  // [region: next_index]
-  // Waits for the next Q_i; gives its index, and -1 after the last. The maximum of S is sought before S is scaled, so
-  // the scale may not be negative: rather turn Q_i around.
+  // [region: next_work]
+  // Waits for the next Q_i; says which it is. The maximum of S is sought before S is scaled, so the scale may not be
+  // negative: rather turn Q_i around.
   Ring<2> Q_ring;
-  const auto next_index = [&] {
+  const auto next_work = [&] {
     fa::mbarrier_wait(Q_full + 8 * Q_ring.stage, Q_ring.parity);
     // Read by the lane that gives the place back. The same for all lanes, and the compiler is told so.
-    const int index = __reduce_max_sync(0xffffffff, lane == 0 ? index_smem[Q_ring.stage] : -1);
-    if (index >= 0 && a.scale < 0.f) {
+    const Work read = lane == 0 ? work_smem[Q_ring.stage] : Work{};
+    const auto of_lane_0 = [](int x) { return int(__reduce_or_sync(0xffffffff, x)); };
+    const Work work = {of_lane_0(read.b), of_lane_0(read.h), of_lane_0(read.i0), of_lane_0(read.j_last)};
+    if (work.i0 >= 0 && a.scale < 0.f) {
       uint4 *Q = reinterpret_cast<uint4 *>(smem + Q_ring.stage * Q_bytes + 2 * d * below);
       for (int i = threadIdx.x % 128; i < 8 * d; i += 128)
         Q[i] = {Q[i].x ^ 0x80008000, Q[i].y ^ 0x80008000, Q[i].z ^ 0x80008000, Q[i].w ^ 0x80008000};
       fa::fence_proxy_async();
       fa::bar_sync(warpgroup, 128); // this warpgroup's rows are turned before any wgmma reads them
     }
-    return index;
+    return work;
   };
-  // [end: next_index]
+  // [end: next_work]
 
   Ring<stages> ring;
-  for (int index = next_index(); index >= 0; Q_ring.next(), index = next_index()) {
-    const Work work = find_work<Br, Bc>(index, a, order);
+  for (Work work = next_work(); work.i0 >= 0; Q_ring.next(), work = next_work()) {
     const int row0 = work.i0 + below, row = row0 + 16 * warp + g; // the warpgroup's first; mine
     float O_reg[d / 8][4] = {};                                   // (64, d) of this warpgroup, not yet divided by l
     float m_reg[2] = {-FA_INFINITY, -FA_INFINITY};                // of rows g and g + 8, before scaling

@@ -4,7 +4,7 @@
 //            each; the others start with their own keys and go on with a tile of another rank as soon as its flag is set.
 // changed:   against 32_ping_pong: copiers, flags between CTAs and between GPUs, and the tiles of other ranks behind a query
 //            tile's own. The consumers are 32's, repeated so that this file is complete by itself; they differ in where a
-//            piece's rows and keys begin and end, and in the order of a sum; tests/run/test_one_sided.py holds all else equal
+//            piece's rows and keys begin and end; tests/run/test_one_sided.py holds all else equal
 // op:        one_sided
 // features:  causal, gqa, peers
 // workspace: counter (1)
@@ -38,9 +38,9 @@ template <int d> struct Tile {
   static constexpr int Q_bytes = 2 * Br * d;    // of each of two Q_smem, and of O_smem
   static constexpr int tile_bytes = 2 * Bc * d; // of K_j, and of V_j
   static constexpr int O_at = 2 * Q_bytes, K_at = 3 * Q_bytes, V_at = K_at + stages * tile_bytes;
-  static constexpr int barriers_at = V_at + stages * tile_bytes, index_at = barriers_at + 8 * (4 + 4 * stages);
-  static constexpr int votes_at = index_at + 8;
-  static constexpr int slots = 98304 / tile_bytes; // pairs of a K_j and a V_j on their way, in a CTA that copies
+  static constexpr int barriers_at = V_at + stages * tile_bytes, work_at = barriers_at + 8 * (4 + 4 * stages);
+  static constexpr int votes_at = work_at + 2 * 20; // behind two of Work
+  static constexpr int slots = 98304 / tile_bytes;  // pairs of a K_j and a V_j on their way, in a CTA that copies
   static constexpr int copied_at = votes_at + 8 * consumers;
   static constexpr int smem_bytes = copied_at + 8 * slots;
   static_assert(2 * slots * tile_bytes <= barriers_at, "the tiles being copied lie where Q, O, K and V will");
@@ -70,15 +70,16 @@ struct Far {
 };
 
 // Rows i0 .. i0 + Br of a piece of head (b, h), and the tiles of keys they see: j_last, j_last - Bc, .. 0; 0 even if no row
-// sees it.
+// sees it. i0 < 0: no query tile is left.
 struct Work {
   int b, h, piece, i0, j_last;
 };
 
 // Query tile `index` of all. The longest under a causal mask first: the late pieces of all heads, of each head the last
-// queries. The shortest tiles come last, so that all CTAs end at about the same time.
+// queries. The shortest tiles come last, so that all CTAs end at about the same time. Past the last one there is none.
 template <int Br, int Bc>
 __device__ __forceinline__ Work find_work(int index, const fa_peers_args &a, const Pieces &pieces) {
+  if (index >= a.B * a.H * pieces.count * pieces.tiles) return {0, 0, 0, -1, 0};
   const int of_piece = a.B * a.H * pieces.tiles, piece = pieces.count - 1 - index / of_piece;
   const int most = pieces.heads[piece], keys = pieces.keys[piece];
   const int group = index % of_piece / (most * pieces.tiles), in_group = index % of_piece % (most * pieces.tiles);
@@ -208,7 +209,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
   const uint32_t Q_empty = Q_full + 16;                                // of two each: has landed; has been read
   const uint32_t K_full = Q_empty + 16, K_empty = K_full + 8 * stages; // per stage
   const uint32_t V_full = K_empty + 8 * stages, V_empty = V_full + 8 * stages;
-  int *index_smem = reinterpret_cast<int *>(smem + Tile<d>::index_at); // of the query tiles in Q_smem; -1: no more
+  Work *work_smem = reinterpret_cast<Work *>(smem + Tile<d>::work_at); // of the query tiles in Q_smem
   int *votes_smem = reinterpret_cast<int *>(smem + Tile<d>::votes_at); // (consumers, 2)
 
   // [region: barriers]
@@ -249,15 +250,14 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
       fa::cp_async_bulk_tensor_5d(to, map, full, 0, row, 0, h, b);
     };
     int *counter = static_cast<int *>(a.workspace[0]); // 0 when the kernel starts
-    const int all = a.B * a.H * pieces.count * pieces.tiles;
     Ring<stages> ring;
     Ring<2> Q_ring;
-    const auto fetch_Q = [&](int index) { // of query tile `index`, or the word that there is none
+    const auto fetch_Q = [&](int index) { // and tells the consumers which it is; or that none is left
       const uint32_t barrier = 8 * Q_ring.stage;
       fa::mbarrier_wait(Q_empty + barrier, Q_ring.parity ^ 1);
-      index_smem[Q_ring.stage] = index < all ? index : -1;
-      if (index < all) {
-        const Work work = find_work<Br, Bc>(index, a, pieces);
+      const Work work = find_work<Br, Bc>(index, a, pieces);
+      work_smem[Q_ring.stage] = work;
+      if (work.i0 >= 0) {
         fa::mbarrier_arrive_expect_tx(Q_full + barrier, Q_bytes);
 #pragma unroll
         for (int w = 0; w < consumers; ++w) // 64 rows each
@@ -273,8 +273,9 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
     int index = blockIdx.x < a.copiers ? given + atomicAdd(counter, 1) : blockIdx.x - a.copiers;
     bool all_there = false; // from when on it needs no flag
     fetch_Q(index);
-    while (index < all) {
-      const Work work = find_work<Br, Bc>(index, a, pieces);
+    while (true) {
+      const Work work = find_work<Br, Bc>(index, a, pieces); // worked out again: keeping it would take registers
+      if (work.i0 < 0) break;
       const int hk = work.h / (a.H / a.Hkv);
       index = given + atomicAdd(counter, 1);
       const auto fetch_tile = [&](const CUtensorMap *K, const CUtensorMap *V, int row, auto between) {
@@ -321,24 +322,27 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
   // Of rows g and g + 8: m, and how it changed; of this lane's columns of them l, and the last tile's share of it
   float m_reg[2], alpha[2], l_reg[2] = {}, sum_reg[2] = {};
 
-  // [region: next_index]
-  // Waits for the next Q_i; gives its index, and -1 after the last. The maximum of S is sought before S is scaled, so
-  // the scale may not be negative: rather turn Q_i around.
+  // [region: next_work]
+  // Waits for the next Q_i; says which it is. The maximum of S is sought before S is scaled, so the scale may not be
+  // negative: rather turn Q_i around.
   Ring<2> Q_ring;
-  const auto next_index = [&] {
+  const auto next_work = [&] {
     fa::mbarrier_wait(Q_full + 8 * Q_ring.stage, Q_ring.parity);
     // Read by the lane that gives the place back. The same for all lanes, and the compiler is told so.
-    const int index = __reduce_max_sync(0xffffffff, lane == 0 ? index_smem[Q_ring.stage] : -1);
-    if (index >= 0 && a.scale < 0.f) {
+    const Work read = lane == 0 ? work_smem[Q_ring.stage] : Work{};
+    const auto of_lane_0 = [](int x) { return int(__reduce_or_sync(0xffffffff, x)); };
+    const Work work = {of_lane_0(read.b), of_lane_0(read.h), of_lane_0(read.piece), of_lane_0(read.i0),
+                       of_lane_0(read.j_last)};
+    if (work.i0 >= 0 && a.scale < 0.f) {
       uint4 *Q = reinterpret_cast<uint4 *>(smem + Q_ring.stage * Q_bytes + 2 * d * below);
       for (int i = threadIdx.x % 128; i < 8 * d; i += 128)
         Q[i] = {Q[i].x ^ 0x80008000, Q[i].y ^ 0x80008000, Q[i].z ^ 0x80008000, Q[i].w ^ 0x80008000};
       fa::fence_proxy_async();
       fa::bar_sync(warpgroup, 128); // this warpgroup's rows are turned before any wgmma reads them
     }
-    return index;
+    return work;
   };
-  // [end: next_index]
+  // [end: next_work]
 
   // [region: products]
   Ring<stages> K_ring, V_ring; // of the next tile; of this one, whose K_j is in the same stage
@@ -407,8 +411,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
 #pragma unroll
       for (int e = 2 * r; e < 2 * r + 2; ++e) {
         S_reg[n][e] = fa::ex2_approx_ftz(__fmaf_rn(S_reg[n][e], scale_log2, -m_reg[r]));
+        sum_reg[r] += S_reg[n][e];
       }
-      sum_reg[r] += S_reg[n][2 * r] + S_reg[n][2 * r + 1]; // one by one, both rows' m would be in one bank of registers
     }
   };
   // Sixteen columns of S, rounded to 16 bits, are a fragment A of P: the same lane holds the same elements. Not before
@@ -451,10 +455,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
     fa::bar_sync(warpgroup, 128);
   };
   // P stands: l = l + rowsum P, and K_j is not needed any more.
-  const auto accept = [&] {
-    l_reg[0] += sum_reg[0], l_reg[1] += sum_reg[1];
-    release(K_empty + 8 * V_ring.stage);
-  };
+  const auto accept = [&] { l_reg[0] += sum_reg[0], l_reg[1] += sum_reg[1], release(K_empty + 8 * V_ring.stage); };
   // Is a maximum likely to be missed? Where few keys take most of any row so far (the key of the maximum alone gives l = 1),
   // and where the last tile outweighs all before it in each lane's columns of a warp's rows.
   const auto rising_or_peaked = [&](float few) {
@@ -470,8 +471,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
   // [end: votes]
 
   if (warpgroup == consumers) pass_turn(); // the first turn is the first warpgroup's
-  for (int index = next_index(); index >= 0; Q_ring.next(), index = next_index()) {
-    const Work work = find_work<Br, Bc>(index, a, pieces);
+  for (Work work = next_work(); work.i0 >= 0; Q_ring.next(), work = next_work()) {
     const int shift = pieces.shift[work.piece], keys = pieces.keys[work.piece];
     const int row0 = work.i0 + below, row = row0 + 16 * warp + g;   // the warpgroup's first; mine
     const int seen = a.causal ? min(row0 + shift + 1, keys) : keys; // keys that all of this warpgroup's rows see
@@ -532,11 +532,17 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
       // [end: online_update]
 
       // [region: overlap]
-      // (3) two products: S of the next tile is started, then O of this one, turn by turn. The next tile's exponentials run
-      // under this product and under the other warpgroups' products. Compiled twice: a branch inside one loop costs more.
+      // (3) two products: S of the next tile is started, then O of this one, turn by turn. The next tile's exponentials run under
+      // this O (not at d = 64 untracked) and the other warpgroups' products. Compiled twice: a branch inside one loop costs more.
       const auto overlap = [&](auto is, int end) { // to tile `end`; false where P was voted down
         constexpr bool track = decltype(is)::value;
         constexpr int early = !track ? Bc / 8 : d == 64 ? 5 : 10; // fragments of rows g that become P before O is there
+        if constexpr (!track) {
+          // m stays here. A double is a pair of registers, an even and an odd one, in two banks: were both rows' m in one bank,
+          // half of the FFMAs of the exponentials, which ptxas takes from both rows in turn, would fetch two operands from it.
+          const double pair = __hiloint2double(__float_as_int(m_reg[1]), __float_as_int(m_reg[0]));
+          m_reg[0] = __int_as_float(__double2loint(pair)), m_reg[1] = __int_as_float(__double2hiint(pair));
+        }
 #pragma unroll 1
         while (j0 > end && j0 <= seen) {
           if (!next_turn(track)) return false;
@@ -547,16 +553,16 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
           const uint32_t V_barrier = V_empty + 8 * V_ring.stage;
           K_ring.next(), V_ring.next(), j0 -= Bc;
 
-          fa::wgmma_wait_group<1>(); // S is there, O not yet
+          // S is there, O not yet. At d = 64 O follows soon: without tracking both are waited for here, which leaves one stretch of
+          // code, in which ptxas rounds P among the exponentials; the wait below then passes at once.
+          fa::wgmma_wait_group<d == 64 && !track ? 0 : 1>();
           // Where the maximum is tracked, the first exponentials are taken before O is there, the others beside the
           // multiplications that rescale it. The wait for K, which landed before S, passes at once: its branch keeps the
           // compiler from moving the wait for O up here.
           if constexpr (track) raise_maximum();
           exponentials(0, 0, early);
-          if constexpr (track)
-            fa::mbarrier_wait(K_full + 8 * V_ring.stage, V_ring.parity);
-          else
-            exponentials(1, 0, Bc / 8);
+          if constexpr (!track) exponentials(1, 0, Bc / 8);
+          if constexpr (track) fa::mbarrier_wait(K_full + 8 * V_ring.stage, V_ring.parity);
           // Is the maximum of the tiles so far good enough? A tracked one always is. A lane sums its own columns of a row.
           if (!track && fmaxf(sum_reg[0], sum_reg[1]) > 32.f) *vote() = 1;
 
@@ -596,10 +602,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
         right = false;
       }
       // (6) voted down: the same tile again. A turn that was taken to find out is held until then.
-      if (!right) {
-        track_to = 0;
-        clear_votes();
-      }
+      if (!right) track_to = 0, clear_votes();
       // [end: settle]
     }
     // [end: tile_loop]

@@ -218,7 +218,7 @@ REASONS = [
         "an item's seven numbers go in three stores, not in two: eight items are written, four of them nothing",
         {64: 8},
     ),
-    Reason("3[0-9]_.*", ".*", "shared_(load|store)_conflicts", BESIDE_TMA, timing=(0.0, 0.03)),
+    Reason("3[0-9]_.*", ".*", "shared_(load|store)_conflicts", BESIDE_TMA, timing=(0.0, 0.05)),
     Reason(r"[012]\d_.*", ".*", "shared_(load|store)_(wavefronts|conflicts)", TIMING, timing=(0.0, 0.015)),
     Reason("copy.*", "copy", "shared_load_instructions", NO_LANE, {0: 3}),
     Reason(

@@ -53,7 +53,7 @@ BACKWARD = {
     r"// \[end: (reduce|tile_loop)\]": "",
 }
 WAIT = re.compile(
-    r"^( *)((?:if \(!?\w+\) )?(?:(?:fa::mbarrier_wait|fa::bar_sync|take_turn)\(.*|fa::wgmma_wait_group<\d>\()\);)(.*)$"
+    r"^( *)((?:if \(!?\w+\) )?(?:(?:fa::mbarrier_wait|fa::bar_sync|take_turn)\(.*|fa::wgmma_wait_group<[^;]+>\()\);)(.*)$"
 )
 FIRST = re.compile(r" *fa::wgmma_wait_group<")
 # Of these waits of 33's producer the end is not noted, or ptxas would spill at D = 128, too: they last until it has copied.

@@ -35,8 +35,8 @@ template <int d> struct Tile {
   static constexpr int Q_bytes = 2 * Br * d;    // of each of two Q_smem, and of O_smem
   static constexpr int tile_bytes = 2 * Bc * d; // of K_j, and of V_j
   static constexpr int O_at = 2 * Q_bytes, K_at = 3 * Q_bytes, V_at = K_at + stages * tile_bytes;
-  static constexpr int barriers_at = V_at + stages * tile_bytes, index_at = barriers_at + 8 * (4 + 4 * stages);
-  static constexpr int smem_bytes = index_at + 8;
+  static constexpr int barriers_at = V_at + stages * tile_bytes, work_at = barriers_at + 8 * (4 + 4 * stages);
+  static constexpr int smem_bytes = work_at + 2 * 16; // two of Work
   static_assert(Bc % 16 == 0, "O += P V goes in steps of 16 keys: Bc has to be a multiple of 16");
   static_assert(fa::whole_swizzles(Q_bytes, O_at, K_at, tile_bytes),
                 "TMA and wgmma swizzle 1024 bytes at a time: tiles have to begin at multiples of 1024");
@@ -53,13 +53,15 @@ struct Order {
 };
 
 // Rows i0 .. i0 + Br of head (b, h), and the tiles of keys they see: j_last, j_last - Bc, .. 0; 0 even if no row sees it.
+// i0 < 0: no query tile is left.
 struct Work {
   int b, h, i0, j_last;
 };
 
-// Query tile `index` of all. The longest under a causal mask first: of each head the last queries.
+// Query tile `index` of all, the longest under a causal mask first: of each head the last queries. Past the last, none.
 template <int Br, int Bc>
 __device__ __forceinline__ Work find_work(int index, const fa_model_args &a, const Order &order) {
+  if (index >= a.B * a.H * order.tiles) return {0, 0, -1, 0};
   const int group = index / (order.heads * order.tiles), in_group = index % (order.heads * order.tiles);
   const int heads = min(order.heads, a.B * a.H - group * order.heads); // the last group may have fewer
   const int head = group * order.heads + in_group % heads, i0 = (order.tiles - 1 - in_group / heads) * Br;
@@ -94,7 +96,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
   const uint32_t Q_empty = Q_full + 16;                                // of two each: has landed; has been read
   const uint32_t K_full = Q_empty + 16, K_empty = K_full + 8 * stages; // per stage
   const uint32_t V_full = K_empty + 8 * stages, V_empty = V_full + 8 * stages;
-  int *index_smem = reinterpret_cast<int *>(smem + Tile<d>::index_at); // of the query tiles in Q_smem; -1: no more
+  Work *work_smem = reinterpret_cast<Work *>(smem + Tile<d>::work_at); // of the query tiles in Q_smem
 
   // [region: barriers]
   if (threadIdx.x == 0) {
@@ -126,15 +128,13 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
       fa::cp_async_bulk_tensor_5d(to, map, full, 0, row, 0, h, b);
     };
     int *counter = static_cast<int *>(a.workspace[0]); // 0 when the kernel starts
-    const int all = a.B * a.H * order.tiles;
     Ring<stages> ring;
     Ring<2> Q_ring;
-    const auto fetch_Q = [&](int index) { // of query tile `index`, or the word that there is none
+    const auto fetch_Q = [&](const Work &work) { // and tells the consumers which it is; or that none is left
       const uint32_t barrier = 8 * Q_ring.stage;
       fa::mbarrier_wait(Q_empty + barrier, Q_ring.parity ^ 1);
-      index_smem[Q_ring.stage] = index < all ? index : -1;
-      if (index < all) {
-        const Work work = find_work<Br, Bc>(index, a, order);
+      work_smem[Q_ring.stage] = work;
+      if (work.i0 >= 0) {
         fa::mbarrier_arrive_expect_tx(Q_full + barrier, Q_bytes);
 #pragma unroll
         for (int w = 0; w < consumers; ++w) // 64 rows each
@@ -145,17 +145,16 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
       }
       Q_ring.next();
     };
-    int index = blockIdx.x;
-    fetch_Q(index);
-    while (index < all) {
-      const Work work = find_work<Br, Bc>(index, a, order);
+    Work work = find_work<Br, Bc>(blockIdx.x, a, order), next = work;
+    for (fetch_Q(work); work.i0 >= 0; work = next) {
       const int hk = work.h / (a.H / a.Hkv);
-      index = gridDim.x + atomicAdd(counter, 1);
       for (int j0 = work.j_last; j0 >= 0; j0 -= Bc, ring.next()) {
         const uint32_t at = ring.stage * tile_bytes, barrier = 8 * ring.stage;
         fetch(K_smem + at, &maps.K, K_full + barrier, K_empty + barrier, ring.parity, j0, hk, work.b);
         fetch(V_smem + at, &maps.V, V_full + barrier, V_empty + barrier, ring.parity, j0, hk, work.b);
-        if (j0 == 0) fetch_Q(index); // the next one: there long before this one is done
+        // What comes next is found out, with a counter in global memory and divisions, while these tiles are on their way.
+        if (j0 == work.j_last) next = find_work<Br, Bc>(gridDim.x + atomicAdd(counter, 1), a, order);
+        if (j0 == 0) fetch_Q(next); // it is there long before this one is done
       }
     }
     return;
@@ -180,24 +179,26 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
   // Of rows g and g + 8: m, and how it changed; of this lane's columns of them l, and the last tile's share of it
   float m_reg[2], alpha[2], l_reg[2] = {}, sum_reg[2] = {};
 
-  // [region: next_index]
-  // Waits for the next Q_i; gives its index, and -1 after the last. The maximum of S is sought before S is scaled, so
-  // the scale may not be negative: rather turn Q_i around.
+  // [region: next_work]
+  // Waits for the next Q_i; says which it is. The maximum of S is sought before S is scaled, so the scale may not be
+  // negative: rather turn Q_i around.
   Ring<2> Q_ring;
-  const auto next_index = [&] {
+  const auto next_work = [&] {
     fa::mbarrier_wait(Q_full + 8 * Q_ring.stage, Q_ring.parity);
     // Read by the lane that gives the place back. The same for all lanes, and the compiler is told so.
-    const int index = __reduce_max_sync(0xffffffff, lane == 0 ? index_smem[Q_ring.stage] : -1);
-    if (index >= 0 && a.scale < 0.f) {
+    const Work read = lane == 0 ? work_smem[Q_ring.stage] : Work{};
+    const auto of_lane_0 = [](int x) { return int(__reduce_or_sync(0xffffffff, x)); };
+    const Work work = {of_lane_0(read.b), of_lane_0(read.h), of_lane_0(read.i0), of_lane_0(read.j_last)};
+    if (work.i0 >= 0 && a.scale < 0.f) {
       uint4 *Q = reinterpret_cast<uint4 *>(smem + Q_ring.stage * Q_bytes + 2 * d * below);
       for (int i = threadIdx.x % 128; i < 8 * d; i += 128)
         Q[i] = {Q[i].x ^ 0x80008000, Q[i].y ^ 0x80008000, Q[i].z ^ 0x80008000, Q[i].w ^ 0x80008000};
       fa::fence_proxy_async();
       fa::bar_sync(warpgroup, 128); // this warpgroup's rows are turned before any wgmma reads them
     }
-    return index;
+    return work;
   };
-  // [end: next_index]
+  // [end: next_work]
 
   // [region: products]
   Ring<stages> K_ring, V_ring; // of the next tile; of this one, whose K_j is in the same stage
@@ -283,8 +284,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
   // [end: turns]
 
   if (warpgroup == consumers) pass_turn(); // the first turn is the first warpgroup's
-  for (int index = next_index(); index >= 0; Q_ring.next(), index = next_index()) {
-    const Work work = find_work<Br, Bc>(index, a, order);
+  for (Work work = next_work(); work.i0 >= 0; Q_ring.next(), work = next_work()) {
     const int row0 = work.i0 + below, row = row0 + 16 * warp + g;   // the warpgroup's first; mine
     const int seen = a.causal ? min(row0 + shift + 1, a.Nk) : a.Nk; // keys that all of this warpgroup's rows see
     const int last_seen = row0 >= a.Nq ? 0 : a.causal ? max(row0 + 63 + shift, 0) : a.Nk - 1; // the last that any sees

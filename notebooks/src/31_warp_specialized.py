@@ -247,7 +247,7 @@ pd.DataFrame(rows).T.rename_axis(["D", "N"]).map("{:.1%}".format)
 # %% [markdown]
 # **What to see.** Time beyond that of a machine that is never idle. Without a mask all tiles are equally long, and nothing can be done about the last, partly filled turn. Under the mask the counter is within a percent or two everywhere. The two that deal beforehand lose up to 16 % and up to 30 %, and turning round, which sounds fairer, is at $d = 128$ the worst of all. Why? The list is not one descent from the longest tile to the shortest, but a saw: a descent for each group of heads. A turn that reaches over the end of a group has the *next* group's longest tiles in its last places, where the short ones should be, and the same CTAs get them every time.
 #
-# So the rung counts. A counter costs an atomic addition per query tile, somebody who sets it to zero before the launch, and one number that has to reach all warps of the CTA. What a number stands for, each of them works out for itself:
+# So the rung counts. A counter costs an atomic addition per query tile, somebody who sets it to zero before the launch, and a message to all warps of the CTA. The producer works out what a number stands for, and hands the warps a `Work`:
 
 # %%
 show.region("31_warp_specialized", "schedule")
@@ -281,10 +281,10 @@ show.region("31_warp_specialized", "barriers")
 show.region("31_warp_specialized", "producer")
 
 # %% [markdown]
-# `fetch` is the producer's line of section 2's table: wait until the place is empty, announce, copy. `fetch_Q` does the same for $Q$, whose ring has two places. A CTA's first number is its own, `blockIdx.x`; the counter gives those after it. The next one is asked for when a query tile begins. It travels with $Q$: it is written when $Q$'s place is empty, and whoever has waited for `Q_full` may read it. −1 says that there is nothing left. On the consumers' side:
+# `fetch` is the producer's line of section 2's table: wait until the place is empty, announce, copy. `fetch_Q` does the same for $Q$, whose ring has two places. A CTA's first number is its own, `blockIdx.x`; the counter gives those after it. The next one is asked for behind the first $K$ and $V$ of a query tile, so that the wait for the counter and the divisions in `find_work` fall into the time in which tiles are on their way. The `Work` travels with $Q$: it is written when $Q$'s place is empty, and whoever has waited for `Q_full` may read it. An $i_0$ of −1 says that there is nothing left. On the consumers' side:
 
 # %%
-show.region("31_warp_specialized", "next_index")
+show.region("31_warp_specialized", "next_work")
 
 # %%
 show.region("31_warp_specialized", "scores")
@@ -336,7 +336,7 @@ draw_hopper.roles(
 # That the producer passes over the end without a pause is not automatic. It asks *in order*, and where one place isn't free, everything behind it waits. The next $Q$ is asked for behind the last $K$ and $V$ of a query tile. What if it were asked for behind the *first*, to have it early? Look at the longest wait of the producer, in events:
 
 # %%
-last, first = "if (j0 == 0) fetch_Q(index);", "if (j0 == work.j_last) fetch_Q(index);"
+last, first = "if (j0 == 0) fetch_Q(next);", "if (j0 == work.j_last) fetch_Q(next);"
 for where, one in {
     "behind the last": alone,
     "behind the first": replace(alone, source=alone.replace(last, first)),
@@ -388,7 +388,7 @@ plot.recorded("31_warp_specialized", "roles", shares, by=by)
 # %% [markdown]
 # **What to see.**
 #
-# - The producer has nothing to do for most of the time. Its one long box in the figure is the beginning of a query tile: it sends for $Q$, works out where the tile lies, and asks the counter.
+# - The producer has nothing to do for most of the time. Its two long boxes in the figure lie where one query tile ends and the next begins: it sends for $Q$, and behind the first $K$ and $V$ asks the counter and works out where the query tile after this one lies.
 # - The consumers are not in step. Consumer 0 comes to the end of its query tile about three tiles of keys after the other two, and four stages wouldn't let it be much later; the longest wait of the producer is for the places that consumer 0 has yet to read.
 # - Nobody multiplies in an epilogue, which takes about as long as a tile of keys (`other` in the table is what isn't drawn: a fifth epilogue, the rest short gaps around waits); but the other consumers do.
 # - A consumer's softmax takes more than a third of its time at $d = 64$, and about a third at 128. All that time it has no product under way.

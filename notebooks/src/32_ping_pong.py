@@ -132,6 +132,8 @@ show.region("32_ping_pong", "turns")
 #
 # Why is $P_{j+1}$ rounded only at the end? Rounded $P_j$ is an operand of the product that is under way, and it comes from registers, which may not be written before the product is complete. A second set would take the 32 registers that the table above leaves at $d = 64$, and addresses, $m$, $l$ and sums are still to come.
 #
+# At $d = 64$ the kernel waits for *both* products where the maximum isn't tracked: $O$ takes half as long there, and behind one wait $P$ is rounded among the exponentials, not after them. Long sequences are up to 8 % faster for it ([39 · Log](39_log.ipynb)).
+#
 # What does the model say of either idea alone, and of both? The share of the time in which the tensor cores have work, over 64 tiles:
 
 # %% tags=["raises-exception"]
@@ -187,7 +189,7 @@ saved.assign(change=saved["32_ping_pong"] - saved["31_warp_specialized"]).T
 #
 # ## 4 · What the compiler makes of it
 #
-# ptxas, which writes the machine code, may move instructions past each other as long as the result stays the same, and it may move a *wait* as well: to wait earlier than asked is never wrong. The order in the source is a wish. Here are both loops, instruction by instruction in the order of the code, and above each piece between two waits its number of exponentials:
+# ptxas, which writes the machine code, may move instructions past each other as long as the result stays the same, and it may move a *wait* as well: to wait earlier than asked is never wrong. The order in the source is a wish. Here are both loops at $d = 128$, instruction by instruction in the order of the code, and above each piece between two waits its number of exponentials:
 
 # %% tags=["raises-exception"]
 draw_pingpong.loop({stem: sass.loop_lines(stem, 128, "bf16") for stem in loops})
@@ -263,10 +265,10 @@ plot.recorded("32_ping_pong", "stages", staged, by="python -m helpers record sta
 #
 # | stage | 64 | 128 | |
 # |---|---|---|---|
-# | 32_1 | 4<!--= 100 * (stage("32", "32_1", "31", 64) - 1):.0f --> | 9<!--= 100 * (stage("32", "32_1", "31", 128) - 1):.0f --> | the next $S$ is queued with $O$, so the tensor cores needn't wait for it |
-# | 32_2 | 0<!--= round(100 * (stage("32", "32_2", "32_1", 64) - 1)) --> | 3<!--= 100 * (stage("32", "32_2", "32_1", 128) - 1):.0f --> | written as section 2's table says; but ptxas moves the wait for $O$ above all exponentials |
-# | 32_3 | 4<!--= 100 * (stage("32", "32_3", "32_2", 64) - 1):.0f --> | 2<!--= 100 * (stage("32", "32_3", "32_2", 128) - 1):.0f --> | no masking instructions in whole tiles; the scale is an argument and takes no register |
-# | 32 | 4<!--= 100 * (stage("32", "32", "32_3", 64) - 1):.0f --> | 7<!--= 100 * (stage("32", "32", "32_3", 128) - 1):.0f --> | no maximum; and the vote holds the wait back |
+# | 32_1 | 6<!--= 100 * (stage("32", "32_1", "31", 64) - 1):.0f --> | 8<!--= 100 * (stage("32", "32_1", "31", 128) - 1):.0f --> | the next $S$ is queued with $O$, so the tensor cores needn't wait for it |
+# | 32_2 | -1<!--= round(100 * (stage("32", "32_2", "32_1", 64) - 1)) --> | 4<!--= 100 * (stage("32", "32_2", "32_1", 128) - 1):.0f --> | written as section 2's table says; but ptxas moves the wait for $O$ above all exponentials |
+# | 32_3 | 4<!--= 100 * (stage("32", "32_3", "32_2", 64) - 1):.0f --> | 3<!--= 100 * (stage("32", "32_3", "32_2", 128) - 1):.0f --> | no masking instructions in whole tiles; the scale is an argument and takes no register |
+# | 32 | 9<!--= 100 * (stage("32", "32", "32_3", 64) - 1):.0f --> | 7<!--= 100 * (stage("32", "32", "32_3", 128) - 1):.0f --> | no maximum, and the vote holds the wait back; at $d = 64$ one wait for both products |
 #
 # Single ideas, from the steps of [39 · Log](39_log.ipynb). (The same code is up to 3 % apart from run to run, in steps 1 to 10 up to 6 %.)
 #
@@ -349,9 +351,9 @@ def swim_lanes(notes, length=12000):
 plot.recorded("32_ping_pong", "roles", swim_lanes, by="python -m helpers record roles 32_ping_pong")
 
 # %% [markdown]
-# **What to see.** At $d = 128$ two consumers' products take 2048 clocks per tile, so the tensor cores are busy for 0.85<!--= 2048 / clocks("32", 128):.2f --> of the time. At $d = 64$ three consumers' products take 1536, as do their exponentials, and a tile takes 2470<!--= clocks("32", 64):.0f -->: both units idle for over a third of it.
+# **What to see.** At $d = 128$ two consumers' products take 2048 clocks per tile, so the tensor cores are busy for 0.86<!--= 2048 / clocks("32", 128):.2f --> of the time. At $d = 64$ three consumers' products take 1536, as do their exponentials, and a tile takes 2307<!--= clocks("32", 64):.0f -->: both units idle for a third of it.
 #
-# In the lanes one consumer after the other starts $S$ and $O$ (green). Five waits belong to a tile: for $K_j$, the turn and $V_j$ (hatched), and for $S$ and $O$ (dotted). Notes make a tile a quarter ($d = 64$) or four fifths (128) longer, so read the lanes for their order. White: one query tile ends, the next begins.
+# In the lanes one consumer after the other starts $S$ and $O$ (green). Five waits belong to a tile: for $K_j$, the turn and $V_j$ (hatched), for $S$ (here the end of the light green box), and for $O$ (dotted). Notes make a tile a quarter ($d = 64$) or two thirds (128) longer, so read the lanes for their order. White: one query tile ends, the next begins.
 
 # %% [markdown]
 # ### Votes
@@ -411,7 +413,7 @@ forward, causal = (record.load("32_ping_pong", kind) for kind in ("forward", "ca
 pd.concat({"no mask": summaries(forward), "causal": summaries(causal)})
 
 # %% [markdown]
-# **What to see.** Figure: medians of seven rounds, with the lowest and highest. Table: geometric mean over $N \ge 1024$, lowest and highest, and the worst of all shapes. The lead over cuDNN is 1.19<!--= ratio("32", "CUDNN", 64):.2f --> at $d = 64$ and 1.11<!--= ratio("32", "CUDNN", 128):.2f --> at $d = 128$ (fp16), and smallest at short lengths, where a query tile's ends weigh most. Beside FlashAttention-3 it is 1.12<!--= ratio("32", "FA3", 64):.2f --> and 1.04<!--= ratio("32", "FA3", 128):.2f -->, under a mask 1.09<!--= ratio("32", "FA3", 64, causal=1, kind="causal"):.2f --> and 1.01<!--= ratio("32", "FA3", 128, causal=1, kind="causal"):.2f -->: at $d = 128$ under the mask the two are level.
+# **What to see.** Figure: medians of seven rounds, with the lowest and highest. Table: geometric mean over $N \ge 1024$, lowest and highest, and the worst of all shapes. The lead over cuDNN is 1.25<!--= ratio("32", "CUDNN", 64):.2f --> at $d = 64$ and 1.12<!--= ratio("32", "CUDNN", 128):.2f --> at $d = 128$ (fp16), and smallest at short lengths, where a query tile's ends weigh most. Beside FlashAttention-3 it is 1.18<!--= ratio("32", "FA3", 64):.2f --> and 1.04<!--= ratio("32", "FA3", 128):.2f -->, under a mask 1.14<!--= ratio("32", "FA3", 64, causal=1, kind="causal"):.2f --> and 1.02<!--= ratio("32", "FA3", 128, causal=1, kind="causal"):.2f -->.
 #
 # [Other families of inputs](../data/README.md#families-of-inputs) cost votes and tracking:
 
@@ -421,7 +423,7 @@ by = "python -m helpers record families 32"
 plot.recorded("32_ping_pong", "families", lambda samples: plot.families(samples, five), by=by)
 
 # %% [markdown]
-# **What to see.** The other kernels form every maximum on any input, so their points move less. Ours is furthest ahead where little is missed. Elsewhere the copy that tracks runs, with the instructions of rung 31's softmax. Under *one key*, where it tracks throughout, it is still 1.09<!--= family("32", "31_warp_specialized", "one key", 64):.2f --> and 1.19<!--= family("32", "31_warp_specialized", "one key", 128):.2f --> times as fast as rung 31 ($d = 64$ and 128), and 1.09<!--= family("32", "FA3", "one key", 64):.2f --> and 0.99<!--= family("32", "FA3", "one key", 128):.2f --> times as fast as FA3. Beside FA3 at $d = 128$, *Q × 2* and *falling* scores cost most: 0.97<!--= family("32", "FA3", "Q × 2", 128):.2f --> and 0.98<!--= family("32", "FA3", "falling", 128):.2f -->, under a mask 0.96<!--= family("32", "FA3", "Q × 2", 128, causal=1):.2f --> and 0.96<!--= family("32", "FA3", "falling", 128, causal=1):.2f -->. On the short sequences of rxnmapper's heads it is 1.07<!--= family("32", "CUDNN", "heads of rxnmapper", 64):.2f --> and 0.99<!--= family("32", "CUDNN", "heads of rxnmapper", 128):.2f --> times as fast as cuDNN. ([39 · Log](39_log.ipynb) has what was tried against these prices.)
+# **What to see.** The other kernels form every maximum on any input, so their points move less. Ours is furthest ahead where little is missed. Elsewhere the copy that tracks runs, with the instructions of rung 31's softmax. Under *one key*, where it tracks throughout, it is still 1.09<!--= family("32", "31_warp_specialized", "one key", 64):.2f --> and 1.18<!--= family("32", "31_warp_specialized", "one key", 128):.2f --> times as fast as rung 31 ($d = 64$ and 128), and 1.09<!--= family("32", "FA3", "one key", 64):.2f --> and 0.98<!--= family("32", "FA3", "one key", 128):.2f --> times as fast as FA3. Beside FA3 at $d = 128$, *Q × 2* and *falling* scores cost most: 0.97<!--= family("32", "FA3", "Q × 2", 128):.2f --> and 0.97<!--= family("32", "FA3", "falling", 128):.2f -->, under a mask 0.97<!--= family("32", "FA3", "Q × 2", 128, causal=1):.2f --> and 0.97<!--= family("32", "FA3", "falling", 128, causal=1):.2f -->. On the short sequences of rxnmapper's heads it is 1.09<!--= family("32", "CUDNN", "heads of rxnmapper", 64):.2f --> and 1.03<!--= family("32", "CUDNN", "heads of rxnmapper", 128):.2f --> times as fast as cuDNN. ([39 · Log](39_log.ipynb) has what was tried against these prices.)
 #
 # ### The staircase
 #
@@ -435,8 +437,8 @@ plot.staircase(speeds[(speeds["dtype"] != "fp32") & (speeds["D"] == 128)])
 # ## What still hurts
 #
 # 1. **Ends.** A query tile begins with a tile of keys that is done alone and ends with a product under which nothing happens. Under a causal mask the tiles on the diagonal are done alone, too. A variant that starts the next query tile's $S$ under the epilogue (the log's step 30) needs fewer clocks with the notes in it, and without them saves no time.
-# 2. **Exponentials at $d = 64$.** There are as many clocks of them as of products, so both units would have to be busy all the time, and each is for 0.62<!--= 1536 / clocks("32", 64):.2f -->. Exercise 32.3 looks ahead.
-# 3. **Power.** At its limit of 700 W the card lowers its clock. Then a call takes its energy over 700 W, however few clocks it needs. Beside cuBLAS, at $d = 128$ without a mask, NVML (the driver's monitoring library) reported as little as 1680<!--= record.load("32_ping_pong", "matmul").query("causal == 0").sm_mhz.min():.0f --> of 1980 MHz, and the rung reached 0.92<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.min():.2f --> to 0.98<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.max():.2f --> of its TFLOP/s.
+# 2. **Exponentials at $d = 64$.** There are as many clocks of them as of products, so both units would have to be busy all the time, and each is for 0.67<!--= 1536 / clocks("32", 64):.2f -->. Exercise 32.3 looks ahead.
+# 3. **Power.** At its limit of 700 W the card lowers its clock. Then a call takes its energy over 700 W, however few clocks it needs. Beside cuBLAS, at $d = 128$ without a mask, NVML (the driver's monitoring library) reported as little as 1710<!--= record.load("32_ping_pong", "matmul").query("causal == 0").sm_mhz.min():.0f --> of 1980 MHz, and the rung reached 0.94<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.min():.2f --> to 0.98<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.max():.2f --> of its TFLOP/s.
 #
 # Does power hold the rung back? On **zeros** the kernel executes the same instructions, but hardly a wire changes from one value to the next, and that is what takes power ([He, 2024](https://www.thonking.ai/p/strangely-matrix-multiplications)). If so, zeros are faster, at a higher clock, and take as many clocks. Bursts of a second, the clock counted on the SMs themselves:
 
@@ -458,7 +460,7 @@ def on_zeros(samples):
 plot.recorded("32_ping_pong", "power", on_zeros, by="python -m helpers record power")
 
 # %% [markdown]
-# **What to see.** On zeros the clock is 1.16<!--= power("32", "mhz", 64, "zeros") / power("32", "mhz", 64):.2f --> and 1.19<!--= power("32", "mhz", 128, "zeros") / power("32", "mhz", 128):.2f --> times as high ($d = 64$ and 128), the kernel 1.16<!--= power("32", "ms", 64) / power("32", "ms", 64, "zeros"):.2f --> and 1.17<!--= power("32", "ms", 128) / power("32", "ms", 128, "zeros"):.2f --> times as fast, and its number of clocks the same to 2<!--= 100 * max(abs(power("32", "Mclk", D, "zeros") / power("32", "Mclk", D) - 1) for D in (64, 128)):.0f --> %. So power does hold it back. Rung 32 is faster than cuDNN at a lower clock: per call it takes 0.85<!--= power("32", "joules", 64) / power("32", "joules", 64, of="CUDNN"):.2f --> and 0.91<!--= power("32", "joules", 128) / power("32", "joules", 128, of="CUDNN"):.2f --> of cuDNN's energy. It stays open why NVML names the power limit on zeros, too, at 350<!--= power("32", "watts", 128, "zeros"):.0f --> W ($d = 128$), and why the clock counted on the SMs is a tenth below NVML's.
+# **What to see.** On zeros the clock is 1.18<!--= power("32", "mhz", 64, "zeros") / power("32", "mhz", 64):.2f --> and 1.18<!--= power("32", "mhz", 128, "zeros") / power("32", "mhz", 128):.2f --> times as high ($d = 64$ and 128), the kernel 1.18<!--= power("32", "ms", 64) / power("32", "ms", 64, "zeros"):.2f --> and 1.16<!--= power("32", "ms", 128) / power("32", "ms", 128, "zeros"):.2f --> times as fast, and its number of clocks the same to 2<!--= 100 * max(abs(power("32", "Mclk", D, "zeros") / power("32", "Mclk", D) - 1) for D in (64, 128)):.0f --> %. So power does hold it back. Rung 32 is faster than cuDNN at a lower clock: per call it takes 0.83<!--= power("32", "joules", 64) / power("32", "joules", 64, of="CUDNN"):.2f --> and 0.92<!--= power("32", "joules", 128) / power("32", "joules", 128, of="CUDNN"):.2f --> of cuDNN's energy. It stays open why NVML names the power limit on zeros, too, at 365<!--= power("32", "watts", 128, "zeros"):.0f --> W ($d = 128$), and why the clock counted on the SMs is a tenth below NVML's.
 #
 # 4. **The backward pass.** Training needs gradients, and there five products want operands that other products have just made: [33 · Backward on Hopper](33_backward_wgmma.ipynb).
 

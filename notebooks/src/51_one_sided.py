@@ -69,7 +69,7 @@ print(f"D = 64, Br = 192: {192 * 394e9 / 1e12:.0f} TFLOP/s by the bytes. As reco
 draw_ring.direct_reads()
 
 # %% [markdown]
-# The bytes explain all but a sixth of it: these reads move 330 GB/s, not 394. At $D = 128$ that is 18<!--= tflops("32", 128, 8192, 0, "bf16") / 42.3:.0f --> times slower than with its own keys. At 779<!--= tflops("32", 128, 8192, 0, "bf16"):.0f --> TFLOP/s, each byte that crosses the link has to serve 2,000<!--= round(tflops("32", 128, 8192, 0, "bf16") * 1000 / 394, -2):,.0f --> queries, not 128: it has to cross *once* and then be read from this GPU's own memory.
+# The bytes explain all but a sixth of it: these reads move 330 GB/s, not 394. At $D = 128$ that is 18<!--= tflops("32", 128, 8192, 0, "bf16") / 42.3:.0f --> times slower than with its own keys. At 781<!--= tflops("32", 128, 8192, 0, "bf16"):.0f --> TFLOP/s, each byte that crosses the link has to serve 2,000<!--= round(tflops("32", 128, 8192, 0, "bf16") * 1000 / 394, -2):,.0f --> queries, not 128: it has to cross *once* and then be read from this GPU's own memory.
 #
 # ## 1 · A copy, and flags
 #
@@ -188,7 +188,7 @@ predict(copiers, 390e9 * 3e-6 / 196608, "copiers, at least")
 draw_ring.recorded_link()
 
 # %% [markdown]
-# **What to see.** At $D = 128$, 16 copiers reach 303<!--= copied(16, 128, 16384):.0f --> GB/s, and more of them no more. At $D = 64$ it takes 24: a pair of tiles costs a copier about 2 µs there, and with twice the bytes, at $D = 128$, only 2.3 to 3. With six and three pairs on their way at a time, a tile takes 7 to 16 µs from the request to its flag, not 3. The default is 16 of 132 SMs.
+# **What to see.** At $D = 128$, 16 copiers reach 308<!--= copied(16, 128, 16384):.0f --> GB/s, and more of them no more. At $D = 64$ it takes 24: a pair of tiles costs a copier about 2 µs there, and with twice the bytes, at $D = 128$, only 2.3 to 3. With six and three pairs on their way at a time, a tile takes 7 to 16 µs from the request to its flag, not 3. The default is 16 of 132 SMs.
 #
 # For the whole call the number hardly matters, within 3 % on two GPUs: while they copy they do not attend, but copying takes a short time. For $n$ tokens per rank without a mask, attention takes $4 n \cdot 2n \cdot HD$ FLOPs and copying $4 n HD$ bytes, so with two GPUs at 700 TFLOP/s and 300 GB/s the ratio is $1170 / n$. At $n = 8192$ that is 14 % of the time, of 12 % of the SMs: less than 2 %. Under a mask it is twice as much, as there is half the work.
 #
@@ -202,12 +202,12 @@ if samples is not None:
     display(draw_ring.beside_peers(samples, ranks=2, N=16384))
 
 # %% [markdown]
-# **What to see.** (K and V were in the room already. Whiskers go from the slowest round to the fastest; a round that took more than three times the median is left out, and counted. The right panel has no 51: its backward pass is the ring's.) This is the kernel for short sequences: at 16k tokens two GPUs are 1.98<!--= over_one_gpu("51_one_sided", 16384):.2f --> times as fast as one, with the ring 1.76<!--= over_one_gpu("50_ring", 16384):.2f -->; with eight query heads to one of K and V 2.06<!--= over_one_gpu("51_one_sided", 16384, Hkv=2):.2f --> and 1.86<!--= over_one_gpu("50_ring", 16384, Hkv=2):.2f -->. (At one clock two GPUs cannot do more than twice the work; but power sets the clock anew for every burst, and so moves a median by up to 3 %, and a single round by 5 % and more.) At 64k they are 1.98<!--= over_one_gpu("51_one_sided", 65536):.2f --> and 1.88<!--= over_one_gpu("50_ring", 65536):.2f -->. For longer ones the L2 does not hold a head's keys any more (notebook 50 says what that costs), and in one kernel 256k tokens were 1.85 times as fast, measured once. So there `one_sided.attend` has this kernel only copy, on a stream of its own, while rung 32 attends to this rank's keys, and then to the copies, in the ring's blocks: 2.05<!--= over_one_gpu("51_one_sided", 262144):.2f -->, with the ring 2.01<!--= over_one_gpu("50_ring", 262144):.2f -->.
+# **What to see.** (K and V were in the room already. Whiskers go from the slowest round to the fastest; a round that took more than three times the median is left out, and counted. The right panel has no 51: its backward pass is the ring's.) This is the kernel for short sequences: at 16k tokens two GPUs are 1.96<!--= over_one_gpu("51_one_sided", 16384):.2f --> times as fast as one, with the ring 1.81<!--= over_one_gpu("50_ring", 16384):.2f -->; with eight query heads to one of K and V 2.00<!--= over_one_gpu("51_one_sided", 16384, Hkv=2):.2f --> and 1.88<!--= over_one_gpu("50_ring", 16384, Hkv=2):.2f -->. (At one clock two GPUs cannot do more than twice the work; but power sets the clock anew for every burst, and so moves a median by up to 3 %, and a single round by 5 % and more.) At 64k they are 1.95<!--= over_one_gpu("51_one_sided", 65536):.2f --> and 1.89<!--= over_one_gpu("50_ring", 65536):.2f -->. For longer ones the L2 does not hold a head's keys any more (notebook 50 says what that costs), and in one kernel 256k tokens were 1.85 times as fast, measured once. So there `one_sided.attend` has this kernel only copy, on a stream of its own, while rung 32 attends to this rank's keys, and then to the copies, in the ring's blocks: 2.04<!--= over_one_gpu("51_one_sided", 262144):.2f -->, with the ring 2.01<!--= over_one_gpu("50_ring", 262144):.2f -->.
 
 # %% [markdown]
-# <details><summary>Why do the consumers sum the exponentials in another order than rung 32's?</summary>
+# <details><summary>Why do both rows' maxima pass through a `double`?</summary>
 #
-# At $D = 64$ this kernel first was 5 to 8 % slower than 32 at the same work on one GPU, although its loop had 332 instructions instead of 329. Each score is one FMA, $s \cdot \mathrm{scale} - m$, with two operands in registers. The register file has two banks, the even and the odd registers, and two operands of one bank take a cycle more. A warp works on two rows in turn; if their $m$ lie in different banks, the hardware's small cache of operands keeps both, and few FMAs wait. Here the compiler had put both into even registers, 32 of 64 FMAs waited, and nothing in the source says where a register goes. Most changes that we tried left it so; another order of the sum made it choose otherwise, at no cost. `loops.from_one_bank` counts such FMAs, and a test holds it at no more than 8. (In the loop that tracks the maximum 24 of 64 still wait: no order of the sum serves both.)
+# At $D = 64$ this kernel first was 5 to 8 % slower than 32 at the same work on one GPU, although its loop had 332 instructions instead of 329. Each score is one FMA, $s \cdot \mathrm{scale} - m$, with two operands in registers. The register file has two banks, the even and the odd registers, and two operands of one bank take a cycle more. A warp works on two rows in turn; if their $m$ lie in different banks, the hardware's small cache of operands keeps both, and few FMAs wait. Here the compiler had put both into even registers, 32 of 64 FMAs waited, and nothing in the source says where a register goes. Most changes that we tried left it so. A `double` is an even register and the odd one behind it: both $m$ put into one, and taken out again in front of the loop, lie in two banks. `loops.from_one_bank` counts such FMAs, and a test holds it at no more than 8 of 64.
 #
 # </details>
 
@@ -388,7 +388,7 @@ progress()
 #
 # <details><summary>1. Why is rung 32, at D = 128, 18<!--= tflops("32", 128, 8192, 0, "bf16") / 42.3:.0f --> times slower on another GPU's keys?</summary>
 #
-# Every tile of queries reads all keys over the link, because the local L2 does not keep them: B_r FLOPs per byte, 128 × 394 GB/s = 50 TFLOP/s, and by the 330 GB/s that such reads reach, 42, against 779<!--= tflops("32", 128, 8192, 0, "bf16"):.0f -->.
+# Every tile of queries reads all keys over the link, because the local L2 does not keep them: B_r FLOPs per byte, 128 × 394 GB/s = 50 TFLOP/s, and by the 330 GB/s that such reads reach, 42, against 781<!--= tflops("32", 128, 8192, 0, "bf16"):.0f -->.
 #
 # </details>
 # <details><summary>2. What goes wrong if the copier waits with wait_group.read?</summary>

@@ -14,16 +14,16 @@ from helpers.evidence.patterns import patterns as every_pattern
 from helpers.ladder import rung as ladder
 from helpers.toolchain.toolkit import find_toolkit
 
-# What a rung may be off, in percent of all that the hardware counts. What nvcc makes of the source is known to the digit; GOAL
-# is what may be left beside it, and also all that a rung may be off that isn't named here. What timing adds differs from run to
-# run: of one code of 33, 2.04, 2.19 and 2.22 % were left in three records.
+# What a rung may be off, in percent of all that the hardware counts. What nvcc makes of the source is known to the digit; GOAL is
+# what that may come to in a rung that isn't named here. LEFT is beside it: what timing adds, which differs from run to run (of one
+# code of 33, 2.04, 2.19 and 2.22 % in three records).
 GOAL = 2.0
-NVCC = {"04_fa2_fp32": 3.4, "21_split_kv": 7.5, "22_backward_fp32": 2.1, "32_ping_pong": 5.6, "33_backward_wgmma": 2.8}
+NVCC = {"04_fa2_fp32": 3.4, "21_split_kv": 7.5, "32_ping_pong": 4.3}
 LEFT = {
     "22_backward_fp32": 0.7,
     "23_backward_mma": 0.7,
-    "31_warp_specialized": 1.7,
-    "32_ping_pong": 1.4,
+    "31_warp_specialized": 2.0,
+    "32_ping_pong": 2.3,
     "33_backward_wgmma": 2.3,
 }
 
@@ -55,7 +55,7 @@ def test_rungs_have_the_counters_that_the_xray_predicts(rungs):
 
 def test_every_rung_is_off_by_no_more_than_is_known(rungs):
     for name, row in agreement.totals(rungs).iterrows():
-        assert row["percent"] <= NVCC.get(name, GOAL), name
+        assert row["percent"] - row["rest_percent"] <= NVCC.get(name, GOAL), name
         assert row["rest_percent"] <= LEFT.get(name, 0.1), name
         assert row["unexplained_percent"] == 0
 

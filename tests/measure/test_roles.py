@@ -132,6 +132,14 @@ def test_a_backward_pass_notes_its_own_phases():
     assert list(consumer.kind).count("dS") == steps
 
 
+@pytest.mark.parametrize("stem", ["31_warp_specialized", "32_ping_pong", "33_backward_wgmma"])
+def test_every_wait_for_products_is_noted(stem):
+    """Also one whose number of groups is an expression of the template's parameters."""
+    waits = [line for line in roles.instrument(rung(stem).source).splitlines() if "fa::wgmma_wait_group<" in line]
+    noted = f"note({roles.KINDS.index('product')}); fa::wgmma_wait_group<"
+    assert waits and all(noted in line for line in waits), "\n".join(waits)
+
+
 def test_a_wait_for_a_product_is_told_from_one_for_a_barrier():
     """In each tile of 31: S is started and waited for, then softmax, V, O is started and waited for."""
     q, k, v = (torch.randn(1, 1, n, 64).half() for n in (64, 256, 256))

@@ -93,28 +93,28 @@ TASKS = (
         (
             "Q_full, Q_empty (two barriers each), K_full, K_empty, V_full, V_empty (one per stage): 8 bytes apart; `full` wants one arrival and the "
             "bytes, `empty` one arrival of each consumer warp",
-            "Q_smem, K_smem, V_smem: rings of Q_bytes, tile_bytes, tile_bytes; maps.Q (64 rows), maps.K, maps.V (Bc rows); index_smem[2]",
-            "find_work<Br, Bc>(index, a, order): b, h, i0 and j_last of a query tile; order.tiles; Ring<n>: stage, parity, next()",
+            "Q_smem, K_smem, V_smem: rings of Q_bytes, tile_bytes, tile_bytes; maps.Q (64 rows), maps.K, maps.V (Bc rows); work_smem[2]",
+            "find_work<Br, Bc>(index, a, order): a query tile's Work: b, h, i0 and j_last; past the last one i0 = -1; Ring<n>: stage, parity, next()",
             "workspace[0]: an int, 0 when the kernel starts; Tile<d>::producer_registers",
         ),
         (
             "query tiles blockIdx.x and then gridDim.x + atomicAdd(counter, 1) have been fetched while they exist; for each Q_i, and K_j "
             "and V_j for j = j_last, j_last - Bc, .. 0",
-            "index_smem of a Q stage holds its tile's index, after the last one -1, written before its `full` barrier completes",
+            "work_smem of a Q stage holds its tile's Work, after the last one i0 = -1, written before its `full` barrier completes",
             "all threads of the warpgroup have returned; its registers are given back",
         ),
         (
             "fa::setmaxnreg_dec<..>(), then all threads but one return.",
             "Each fetch: wait for `empty` with parity ^ 1 (of a fresh barrier the phase before the first counts as complete), "
             "fa::mbarrier_arrive_expect_tx(full, bytes), then TMA. Q_i is `consumers` boxes of 64 rows.",
-            "Fetch the next Q_i behind the last K and V of this tile; after the last one arrive at `full` with -1 in index_smem.",
+            "Find out what comes next behind the first K and V of this tile; fetch the next Q_i behind the last. After the last tile arrive at `full` with i0 = -1 in work_smem.",
         ),
     ),
     whole(
         "31",
         "Rung 30 with a warpgroup that only fetches, and CTAs that stay: each takes query tiles until none is left.",
         "Barriers in pairs, full and empty, for Q, K and V; producer and consumers count stage and parity for themselves.",
-        "The consumers must see the end: an index of -1 in the place of a tile.",
+        "The consumers must see the end: a Work with i0 = -1 in the place of a tile.",
     ),
     Task(
         "32.1",
@@ -157,7 +157,7 @@ TASKS = (
     whole(
         "32",
         "Rung 31 whose consumers take turns: one warpgroup's products run while the others compute exponentials.",
-        "Start S of the next tile before O of this one, wait for S alone (wgmma_wait_group<1>), exponentials, then wait for O.",
+        "Start S of the next tile before O of this one, wait for S alone (wgmma_wait_group<1>; at d = 64 for both is faster), exponentials, then wait for O.",
         "Turns are named barriers: bar_sync by those who wait, bar_arrive by those who pass on; every warpgroup takes as many.",
     ),
     Task(

@@ -58,6 +58,11 @@ inline float __int_as_float(int x) { return emu::bit_cast<float>(x); }
 inline float __uint_as_float(unsigned x) { return emu::bit_cast<float>(x); }
 inline long long __double_as_longlong(double x) { return emu::bit_cast<long long>(x); }
 inline double __longlong_as_double(long long x) { return emu::bit_cast<double>(x); }
+inline int __double2loint(double x) { return int(emu::bit_cast<unsigned long long>(x)); }
+inline int __double2hiint(double x) { return int(emu::bit_cast<unsigned long long>(x) >> 32); }
+inline double __hiloint2double(int hi, int lo) {
+  return emu::bit_cast<double>((unsigned long long)unsigned(hi) << 32 | unsigned(lo));
+}
 
 namespace emu {
 // As cvt.s32.f32 and cvt.u32.f32 do: out of range saturates, NaN gives 0.
