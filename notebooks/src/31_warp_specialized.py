@@ -281,7 +281,7 @@ show.region("31_warp_specialized", "barriers")
 show.region("31_warp_specialized", "producer")
 
 # %% [markdown]
-# `fetch` is the producer's line of section 2's table: wait until the place is empty, announce, copy. `fetch_Q` does the same for $Q$, whose ring has two places. A CTA's first number is its own, `blockIdx.x`; the counter gives those after it. The next one is asked for behind the first $K$ and $V$ of a query tile, so that the wait for the counter and the divisions in `find_work` fall into the time in which tiles are on their way. The `Work` travels with $Q$: it is written when $Q$'s place is empty, and whoever has waited for `Q_full` may read it. An $i_0$ of −1 says that there is nothing left. On the consumers' side:
+# `fetch` is the producer's line of section 2's table: wait until the place is empty, announce, copy. `fetch_Q` does the same for $Q$, whose ring has two places. A CTA's first number is its own, `blockIdx.x`; the counter gives those after it. The next is asked for behind the first $K$ and $V$ of a query tile: the wait for the counter and the divisions then pass while tiles are on their way. `Work` travels with $Q$: it is written when $Q$'s place is empty, and whoever has waited for `Q_full` may read it. $i_0 = -1$: nothing is left. On the consumers' side:
 
 # %%
 show.region("31_warp_specialized", "next_work")
@@ -346,9 +346,9 @@ for where, one in {
     print(f"the next Q {where} K and V: the longest wait {(waits.end - waits.begin).max()} events")
 
 # %% [markdown]
-# The place for the *second next* $Q$ is being read until the last $S$ of the query tile before. The producer stands there until then, and the ring runs empty. No result is wrong, and no line of the code looks wrong; the swim lanes show it.
+# The place for the *second next* $Q$ is being read until the last $S$ of the query tile before. The producer stands there until then, and the ring runs empty. No result is wrong; the swim lanes show it.
 #
-# The same on a GPU, where the axis is time: some tiles around the end of a query tile, of a CTA in the middle of a full grid. (Writing the notes takes time, too. Shares mean more than durations.)
+# The same on a GPU, where the axis is time: some tiles around the end of a query tile, of a CTA in the middle of a full grid. (Notes take time, too: shares mean more than durations.)
 
 
 # %%
@@ -388,7 +388,7 @@ plot.recorded("31_warp_specialized", "roles", shares, by=by)
 # %% [markdown]
 # **What to see.**
 #
-# - The producer has nothing to do for most of the time. Its two long boxes in the figure lie where one query tile ends and the next begins: it sends for $Q$, and behind the first $K$ and $V$ asks the counter and works out where the query tile after this one lies.
+# - The producer has nothing to do for most of the time. Its two long boxes are the beginning of a query tile: it sends for $Q$, and behind the first $K$ and $V$ finds out what comes next.
 # - The consumers are not in step. Consumer 0 comes to the end of its query tile about three tiles of keys after the other two, and four stages wouldn't let it be much later; the longest wait of the producer is for the places that consumer 0 has yet to read.
 # - Nobody multiplies in an epilogue, which takes about as long as a tile of keys (`other` in the table is what isn't drawn: a fifth epilogue, the rest short gaps around waits); but the other consumers do.
 # - A consumer's softmax takes more than a third of its time at $d = 64$, and about a third at 128. All that time it has no product under way.
@@ -482,7 +482,7 @@ def by_length(kind):
 pd.concat({"no mask": by_length("forward"), "causal": by_length("causal")})
 
 # %% [markdown]
-# **What to see.** Notebook 30's prediction holds. Most is gained at $d = 128$, where rung 30 had a single CTA per SM, and there at short lengths, where its CTAs lived short. At $d = 64$, where two CTAs had covered for each other, there was less to gain. Part of that may be arithmetic: query tiles have 192 rows there, so at $N = 1024$ the last tile has only 64 rows, and two of its three consumers have nothing to do.
+# **What to see.** Notebook 30's prediction holds. Most is gained at $d = 128$, where rung 30 had a single CTA per SM, and there at short lengths, where its CTAs lived short. At $d = 64$, where two CTAs had covered for each other, there was less to gain. Part of that may be arithmetic: query tiles have 192 rows there, so at $N = 1024$ the last tile has only 64 rows, and two of three consumers idle.
 
 # %% [markdown]
 # ## What still hurts

@@ -132,7 +132,7 @@ show.region("32_ping_pong", "turns")
 #
 # Why is $P_{j+1}$ rounded only at the end? Rounded $P_j$ is an operand of the product that is under way, and it comes from registers, which may not be written before the product is complete. A second set would take the 32 registers that the table above leaves at $d = 64$, and addresses, $m$, $l$ and sums are still to come.
 #
-# At $d = 64$ the kernel waits for *both* products where the maximum isn't tracked: $O$ takes half as long there, and behind one wait $P$ is rounded among the exponentials, not after them. Long sequences are up to 8 % faster for it ([39 · Log](39_log.ipynb)).
+# At $d = 64$, where $O$ takes half as long, the kernel waits for *both* products unless it tracks the maximum: $P$ is then rounded among the exponentials, and long sequences are up to 8 % faster ([39 · Log](39_log.ipynb)).
 #
 # What does the model say of either idea alone, and of both? The share of the time in which the tensor cores have work, over 64 tiles:
 
@@ -189,7 +189,7 @@ saved.assign(change=saved["32_ping_pong"] - saved["31_warp_specialized"]).T
 #
 # ## 4 · What the compiler makes of it
 #
-# ptxas, which writes the machine code, may move instructions past each other as long as the result stays the same, and it may move a *wait* as well: to wait earlier than asked is never wrong. The order in the source is a wish. Here are both loops at $d = 128$, instruction by instruction in the order of the code, and above each piece between two waits its number of exponentials:
+# ptxas, which writes the machine code, may move instructions past each other as long as the result stays the same, and it may move a *wait* as well: to wait earlier than asked is never wrong. The order in the source is a wish. Here are both loops at $d = 128$, instruction by instruction, and above each piece between two waits its number of exponentials:
 
 # %% tags=["raises-exception"]
 draw_pingpong.loop({stem: sass.loop_lines(stem, 128, "bf16") for stem in loops})
@@ -197,7 +197,7 @@ draw_pingpong.loop({stem: sass.loop_lines(stem, 128, "bf16") for stem in loops})
 # %% [markdown]
 # **What to see.** At a solid line a warpgroup waits until none of its products is under way, at the dashed one until one is left. A thread has 64 exponentials per tile (in rung 31 also two for `alpha`). In rung 31 they stand behind a solid line: nothing of the warpgroup's own runs under them. In rung 32 they stand behind the dashed line and before the solid one, and $O \mathrel{+}= PV$ runs under all of them.
 #
-# That is as it was written. Does it follow from how it was written? Take the vote out, and nothing else. (Some results are then wrong.) How many of the 64 exponentials still stand between the two waits?
+# That is as it was written. Does it follow from how it was written? Take out the vote alone. (Some results are then wrong.) How many of the 64 exponentials still stand between the two waits?
 
 
 # %%
@@ -353,7 +353,7 @@ plot.recorded("32_ping_pong", "roles", swim_lanes, by="python -m helpers record 
 # %% [markdown]
 # **What to see.** At $d = 128$ two consumers' products take 2048 clocks per tile, so the tensor cores are busy for 0.86<!--= 2048 / clocks("32", 128):.2f --> of the time. At $d = 64$ three consumers' products take 1536, as do their exponentials, and a tile takes 2307<!--= clocks("32", 64):.0f -->: both units idle for a third of it.
 #
-# In the lanes one consumer after the other starts $S$ and $O$ (green). Five waits belong to a tile: for $K_j$, the turn and $V_j$ (hatched), for $S$ (here the end of the light green box), and for $O$ (dotted). Notes make a tile a quarter ($d = 64$) or two thirds (128) longer, so read the lanes for their order. White: one query tile ends, the next begins.
+# Five waits belong to a tile: for $K_j$, the turn and $V_j$ (hatched), for $S$ (here the end of the light green box), and for $O$ (dotted). Notes make a tile a quarter ($d = 64$) or two thirds (128) longer, so read the lanes for their order. White: one query tile ends, the next begins.
 
 # %% [markdown]
 # ### Votes
@@ -436,7 +436,7 @@ plot.staircase(speeds[(speeds["dtype"] != "fp32") & (speeds["D"] == 128)])
 # %% [markdown]
 # ## What still hurts
 #
-# 1. **Ends.** A query tile begins with a tile of keys that is done alone and ends with a product under which nothing happens. Under a causal mask the tiles on the diagonal are done alone, too. A variant that starts the next query tile's $S$ under the epilogue (the log's step 30) needs fewer clocks with the notes in it, and without them saves no time.
+# 1. **Ends.** A query tile begins with a tile of keys that is done alone and ends with a product under which nothing happens. Under a causal mask the tiles on the diagonal are done alone, too. To start the next query tile's $S$ under the epilogue saves no time (the log's step 30).
 # 2. **Exponentials at $d = 64$.** There are as many clocks of them as of products, so both units would have to be busy all the time, and each is for 0.67<!--= 1536 / clocks("32", 64):.2f -->. Exercise 32.3 looks ahead.
 # 3. **Power.** At its limit of 700 W the card lowers its clock. Then a call takes its energy over 700 W, however few clocks it needs. Beside cuBLAS, at $d = 128$ without a mask, NVML (the driver's monitoring library) reported as little as 1710<!--= record.load("32_ping_pong", "matmul").query("causal == 0").sm_mhz.min():.0f --> of 1980 MHz, and the rung reached 0.94<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.min():.2f --> to 0.98<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.max():.2f --> of its TFLOP/s.
 #
@@ -460,7 +460,7 @@ def on_zeros(samples):
 plot.recorded("32_ping_pong", "power", on_zeros, by="python -m helpers record power")
 
 # %% [markdown]
-# **What to see.** On zeros the clock is 1.18<!--= power("32", "mhz", 64, "zeros") / power("32", "mhz", 64):.2f --> and 1.18<!--= power("32", "mhz", 128, "zeros") / power("32", "mhz", 128):.2f --> times as high ($d = 64$ and 128), the kernel 1.18<!--= power("32", "ms", 64) / power("32", "ms", 64, "zeros"):.2f --> and 1.16<!--= power("32", "ms", 128) / power("32", "ms", 128, "zeros"):.2f --> times as fast, and its number of clocks the same to 2<!--= 100 * max(abs(power("32", "Mclk", D, "zeros") / power("32", "Mclk", D) - 1) for D in (64, 128)):.0f --> %. So power does hold it back. Rung 32 is faster than cuDNN at a lower clock: per call it takes 0.83<!--= power("32", "joules", 64) / power("32", "joules", 64, of="CUDNN"):.2f --> and 0.92<!--= power("32", "joules", 128) / power("32", "joules", 128, of="CUDNN"):.2f --> of cuDNN's energy. It stays open why NVML names the power limit on zeros, too, at 365<!--= power("32", "watts", 128, "zeros"):.0f --> W ($d = 128$), and why the clock counted on the SMs is a tenth below NVML's.
+# **What to see.** On zeros the clock is 1.18<!--= power("32", "mhz", 64, "zeros") / power("32", "mhz", 64):.2f --> and 1.18<!--= power("32", "mhz", 128, "zeros") / power("32", "mhz", 128):.2f --> times as high ($d = 64$ and 128), the kernel 1.18<!--= power("32", "ms", 64) / power("32", "ms", 64, "zeros"):.2f --> and 1.16<!--= power("32", "ms", 128) / power("32", "ms", 128, "zeros"):.2f --> times as fast, and its number of clocks the same to 2<!--= 100 * max(abs(power("32", "Mclk", D, "zeros") / power("32", "Mclk", D) - 1) for D in (64, 128)):.0f --> %. So power does hold it back. Rung 32 is faster than cuDNN at a lower clock: per call it takes 0.83<!--= power("32", "joules", 64) / power("32", "joules", 64, of="CUDNN"):.2f --> and 0.92<!--= power("32", "joules", 128) / power("32", "joules", 128, of="CUDNN"):.2f --> of cuDNN's energy. It stays open why NVML names the power limit on zeros, too, at 365<!--= power("32", "watts", 128, "zeros"):.0f --> W ($d = 128$).
 #
 # 4. **The backward pass.** Training needs gradients, and there five products want operands that other products have just made: [33 · Backward on Hopper](33_backward_wgmma.ipynb).
 
