@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# All of the series. pip writes bytecode one file after another, which takes longer than the rest of it; here all cores write
+# it. What comes for other versions of Python can't be compiled, and needn't.
+WITH_PYTORCH = $(PIP) --no-compile -e . && { $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true; }
 # An environment that uv has made has no pip, and `uv sync` takes it out again.
 WITH_PIP = @$(BIN)/python -m pip --version > /dev/null 2>&1 || $(BIN)/python -m ensurepip > /dev/null || \
   { echo "there is no pip in $(VENV), and ensurepip failed: remove $(VENV) and try again (Debian, Ubuntu: apt install python3-venv)"; exit 1; }
@@ -38,6 +41,8 @@ installed: $(VENV)/installed
 kernel: $(VENV)/installed
 	$(BIN)/python -m ipykernel install --user --name flashattention-notebooks --display-name "FlashAttention notebooks"
 
+# Tests start Python some hundred times: bytecode is written even where the environment says not to.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -87,10 +92,10 @@ $(VENV)/installed: pyproject.toml | $(VENV)/bin/python
 ifeq ($(TORCH),cpu)
 	@echo "TORCH=cpu, the default without an NVIDIA driver: 0.4 GB to download (TORCH=cuda: 3 GB)"
 	@{ $(PIP) uv && $(BIN)/python -m uv pip install --quiet --python $(BIN)/python --torch-backend=cpu -e .; } || \
-	  { echo "PyTorch's CPU build could not be installed, see above. Now PyPI's build, on Linux 2.5 GB larger:"; $(PIP) -e .; }
+	  { echo "PyTorch's CPU build could not be installed, see above. Now PyPI's build, on Linux 2.5 GB larger:"; $(WITH_PYTORCH); }
 else
 	@echo "TORCH=cuda, the default with an NVIDIA driver: 3 GB to download (TORCH=cpu: 0.4 GB)"
-	$(PIP) -e .
+	$(WITH_PYTORCH)
 endif
 	@touch $@
 
