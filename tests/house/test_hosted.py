@@ -36,7 +36,8 @@ def remote(tmp_path_factory):
     folder = tmp_path_factory.mktemp("remote")
     for part in ("helpers", "kernels", "data"):
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", folder)
+    for file in ("pyproject.toml", ".gitignore"):
+        shutil.copy(ROOT / file, folder)
     for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "all"]):
         subprocess.run([*GIT, *command], cwd=folder, check=True)
     return folder
