@@ -17,8 +17,8 @@
 //            D=128: Br=64  Bc=128 threads=384 smem=210 KB CTAs/SM=1
 // arch:      sm_90a
 // paper:     FlashAttention-2, Algorithm 2 (arXiv 2307.08691); FlashAttention-3 (arXiv 2407.08608)
-// speed:     H200, N >= 1024: 488 to 609 TFLOP/s at D=64, 501 to 679 at D=128: 1.30 x and 1.14 x SDPA CUDNN; causal 1.41 x
-//            and 1.19 x
+// speed:     H200, N >= 1024: 490 to 604 TFLOP/s at D=64, 510 to 700 at D=128: 1.30 x and 1.16 x SDPA CUDNN; causal 1.41 x
+//            and 1.21 x
 #include <fa/bulk.cuh>
 #include <fa/flags.cuh>
 #include <fa/half.cuh>

@@ -319,6 +319,7 @@ RESULTS = [
     ("33", "dS-read-early", "dS read before the other warpgroup has written it", "    fa::bar_sync(dS_full + half, 256);", "    fa::bar_arrive(dS_full + half, 256);"),
     ("33", "parity-of-another-round", "a stage waited for by the parity of another round", "Q_next.stage, Q_next.parity);", "Q_next.stage, Q_next.parity ^ 1);"),
     ("33", "dQ-overwritten", "dQ written over the one that is being sent", "            fa::cp_async_bulk_wait_group_read<0>();\n", ""),
+    ("33", "dQ-not-fenced", "dQ stored, and not fenced for the engine that sends it, at D = 128", "    if constexpr (sooner) fa::fence_proxy_async();\n", ""),
     ("33", "token-too-few", "a token too few", "  if (half == 1) pass_turn();", "  if (half == 2) pass_turn();"),
     ("33", "first-share-added", "the first share of dQ is added to what lies there", "            if (first)\n", "            if (false)\n"),
     ("33", "item-taken-twice", "two CTAs take the same keys", "atomicAdd(counter, 1)", "atomicAdd(counter, 1) / 2"),
@@ -331,6 +332,7 @@ INSTANCE = {
     "10.one-product-in-fp16": (64, "bf16"),
     "11.short-rows-swizzled-like-long": (32, "fp16"),
     "20.rows-of-12-chunks": (96, "fp16"),
+    "33.dQ-not-fenced": (128, "fp16"),
 }
 # Memory errors that do no harm at SHAPES and show elsewhere: where the keys are more tiles than there are places for, where
 # one CTA works on several tiles of queries, where the scale is negative. "31.thread-index.7@one-sm" is the mutant there.

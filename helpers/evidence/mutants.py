@@ -80,7 +80,8 @@ class Mutant:
         """The shapes it is run at: (Nq, Nk, D), or (rows, N) of a softmax."""
         if self.place:
             return [PLACES[self.place][0]]
-        return SHAPES.get(self.stem[:2], SHAPES["default"])
+        found = SHAPES.get(self.stem[:2], SHAPES["default"])
+        return [(*shape[:-1], INSTANCE[self.id][0]) for shape in found] if self.id in INSTANCE else found
 
     @property
     def calls(self) -> list[tuple[int, int, int, int, int]]:

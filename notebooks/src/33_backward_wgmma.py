@@ -52,7 +52,7 @@ device = kernel.device
 # %% [markdown]
 # ## The problem
 #
-# In the backward pass, at $d = 128$ and $N = 4096$ without a mask, FlashAttention-2 reaches 281<!--= tflops("33", 128, of="FLASH"):.0f --> TFLOP/s on an H200 and cuDNN 551<!--= tflops("33", 128, of="CUDNN"):.0f --> (fp16). The first is written for `mma.sync`, as notebook 23's kernel is, the second for Hopper. Products of `mma.sync` have to load their operands. In notebook 23's loop, at $d = 128$:
+# In the backward pass, at $d = 128$ and $N = 4096$ without a mask, FlashAttention-2 reaches 282<!--= tflops("33", 128, of="FLASH"):.0f --> TFLOP/s on an H200 and cuDNN 554<!--= tflops("33", 128, of="CUDNN"):.0f --> (fp16). The first is written for `mma.sync`, as notebook 23's kernel is, the second for Hopper. Products of `mma.sync` have to load their operands. In notebook 23's loop, at $d = 128$:
 
 # %% tags=["raises-exception"]
 mma = sass.opcodes("23_backward_mma", D=128, loop=True, kernel="backward_mma")
@@ -157,7 +157,7 @@ show.region("33_backward_wgmma", "dS")
 show.region("33_backward_wgmma", "dQ")
 
 # %% [markdown]
-# $dQ$ in each step and $dK$, $dV$ at the end leave shared memory in the same way: write, fence, barrier, and then one thread starts the copy.
+# $dQ$ in each step and $dK$, $dV$ at the end leave shared memory in the same way: write, fence, barrier, and then one thread starts the copy. At $d = 128$ $dQ$'s fence stands right behind its stores: behind the start of the next products it cost 2 to 3 % ([log](39_log.ipynb)).
 #
 # The emulator keeps account of both ways. Suppose the fence is left out, and nothing else changed. Is the result `"right"` or `"wrong"`?
 
@@ -352,7 +352,7 @@ def in_the_middle(events):
 plot.recorded("33_backward_wgmma", "roles", in_the_middle, by="python -m helpers record roles 33_backward_wgmma")
 
 # %% [markdown]
-# **What to see.** The kernel's numbers: 2 is $dS$ (orange), 6 the next step's $P$, 7 $dQ$ on its way to shared memory. (The producer's copies aren't noted: its box is one wait.) On the right: how much of that lies under products that the other one starts. Here the plan holds for both consumers' $dS$ and mostly for consumer 0's $P$. Consumer 1's $dQ$ is covered, too, the rest is not: the two are less than half a step apart, and there only what was started before can still be running. Starting products takes each consumer more time than anything else: there it is held up.
+# **What to see.** The kernel's numbers: 2 is $dS$ (orange), 6 the next step's $P$, 7 $dQ$ on its way to shared memory. (The producer's copies aren't noted: its box is one wait.) On the right: how much of that lies under products that the other one starts. Here the plan mostly holds for both consumers' $dS$ and for consumer 0's $P$. Consumer 1's $dQ$ is covered, too, the rest is not: the two are less than half a step apart, and there only what was started before can still be running. Starting products takes each consumer more time than anything else: there it is held up.
 #
 # ### The budget
 #
@@ -485,7 +485,7 @@ def summaries(samples):
 plot.recorded("33_backward_wgmma", "backward", summaries)
 
 # %% [markdown]
-# **What to see.** How many times as long as ours each peer takes: in the figure medians of seven rounds; in the table geometric means over $N \ge 1024$, their range, and the worst of *all* shapes. We are ahead of cuDNN at all of them. Beside FlashAttention-3 we are at 1.08<!--= ratio("33", "FA3", 64, causal=0, kind="backward"):.2f --> at $d = 64$ and 1.03<!--= ratio("33", "FA3", 128, causal=0, kind="backward"):.2f --> at $d = 128$, under a mask at 1.09<!--= ratio("33", "FA3", 64, causal=1, kind="backward"):.2f --> and 1.02<!--= ratio("33", "FA3", 128, causal=1, kind="backward"):.2f --> (fp16; in bf16 1.02<!--= ratio("33", "FA3", 128, causal=1, dtype="bf16", kind="backward"):.2f -->). FlashAttention-4 is much the same, and ahead by up to 1<!--= 100 * (1 - record.summary(record.load("33_backward_wgmma", "backward"), "33_backward_wgmma", "FA4")["worst"].min()):.0f --> % in the longest sequences at $d = 128$. At $N = 4096$ a call takes 0.81<!--= power("33", "joules", 64) / power("33", "joules", 64, of="CUDNN"):.2f --> ($d = 64$) and 0.88<!--= power("33", "joules", 128) / power("33", "joules", 128, of="CUDNN"):.2f --> of cuDNN's energy, and 0.95<!--= power("33", "joules", 64) / power("33", "joules", 64, of="FA3"):.2f --> and 1.03<!--= power("33", "joules", 128) / power("33", "joules", 128, of="FA3"):.2f --> of FlashAttention-3's.
+# **What to see.** How many times as long as ours each peer takes: in the figure medians of seven rounds; in the table geometric means over $N \ge 1024$, their range, and the worst of *all* shapes. We are ahead of cuDNN at all of them. Beside FlashAttention-3 we are at 1.08<!--= ratio("33", "FA3", 64, causal=0, kind="backward"):.2f --> at $d = 64$ and 1.05<!--= ratio("33", "FA3", 128, causal=0, kind="backward"):.2f --> at $d = 128$, under a mask at 1.09<!--= ratio("33", "FA3", 64, causal=1, kind="backward"):.2f --> and 1.05<!--= ratio("33", "FA3", 128, causal=1, kind="backward"):.2f --> (fp16; in bf16 1.05<!--= ratio("33", "FA3", 128, causal=1, dtype="bf16", kind="backward"):.2f -->). FlashAttention-4 is much the same, and closest in the longest sequences, at 1.01<!--= record.summary(record.load("33_backward_wgmma", "backward"), "33_backward_wgmma", "FA4")["worst"].min():.2f -->. At $N = 4096$ a call takes 0.86<!--= power("33", "joules", 64) / power("33", "joules", 64, of="CUDNN"):.2f --> ($d = 64$) and 0.87<!--= power("33", "joules", 128) / power("33", "joules", 128, of="CUDNN"):.2f --> of cuDNN's energy, and 1.00<!--= power("33", "joules", 64) / power("33", "joules", 64, of="FA3"):.2f --> and 0.92<!--= power("33", "joules", 128) / power("33", "joules", 128, of="FA3"):.2f --> of FlashAttention-3's.
 #
 # ### The steps that taught something
 #
