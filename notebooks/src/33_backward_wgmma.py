@@ -157,7 +157,7 @@ show.region("33_backward_wgmma", "dS")
 show.region("33_backward_wgmma", "dQ")
 
 # %% [markdown]
-# $dQ$ in each step and $dK$, $dV$ at the end leave shared memory in the same way: write, fence, barrier, and then one thread starts the copy. Further from its stores, $dQ$'s fence cost 2 to 3 % at $d = 128$ ([log](39_log.ipynb)).
+# $dQ$ in each step and $dK$, $dV$ at the end leave shared memory in the same way: write, fence, barrier, and then one thread starts the copy. Further from its stores, $dQ$'s fence cost 1 to 4 % at $d = 128$ ([log](39_log.ipynb)).
 #
 # The emulator keeps account of both ways. Suppose the fence is left out, and nothing else changed. Is the result `"right"` or `"wrong"`?
 
