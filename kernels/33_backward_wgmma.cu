@@ -17,8 +17,8 @@
 //            D=128: Br=64  Bc=128 threads=384 smem=210 KB CTAs/SM=1
 // arch:      sm_90a
 // paper:     FlashAttention-2, Algorithm 2 (arXiv 2307.08691); FlashAttention-3 (arXiv 2407.08608)
-// speed:     H200, N >= 1024: 490 to 604 TFLOP/s at D=64, 510 to 700 at D=128: 1.30 x and 1.16 x SDPA CUDNN; causal 1.41 x
-//            and 1.21 x
+// speed:     H200, N >= 1024: 491 to 607 TFLOP/s at D=64, 513 to 695 at D=128: 1.30 x and 1.16 x SDPA CUDNN; causal 1.42 x
+//            and 1.22 x
 #include <fa/bulk.cuh>
 #include <fa/flags.cuh>
 #include <fa/half.cuh>
@@ -87,33 +87,43 @@ struct Maps {
 inline __device__ float scale_of(const fa_backward_args &a) { return fabsf(a.scale) < 1e-30f ? 1e-30f : a.scale; }
 
 // [region: delta]
-// Before everything else, d / 8 lanes per row: stats (3, B, H, padded Nq) = 0, of which each tile has two to say what has been
+// Before everything else, d / 16 lanes per row: stats (3, B, H, padded Nq) = 0, of which each tile has two to say what has been
 // added to its dQ, and the last of all counts the items taken; then -LSE / scale and -delta = -rowsum(dO o O), where
 // the sums of Q K^T and of dO V^T begin. A row past the end, and one that sees no key (LSE = -inf), begins with the infinity by
-// which P = exp(scale * S) is 0, whatever is added.
-template <int d, typename T> __global__ void prepare(const fa_backward_args a) {
-  constexpr int lanes = d / 8;
-  const int64_t row = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / lanes;
-  const int64_t Nq = padded<d>(a.Nq), rows = a.B * a.H * Nq, head = row / Nq;
-  const int lane = threadIdx.x % lanes, i = int(row % Nq), h = int(head % a.H), b = int(head / a.H);
-  if (row >= rows) return; // whole warps: tiles are multiples of 32 rows
-  float *stats = static_cast<float *>(a.workspace[1]) + row;
-  const T *O = static_cast<const T *>(a.O) + b * a.O_stride[0] + h * a.O_stride[1] + i * a.O_stride[2];
-  const T *dO = static_cast<const T *>(a.dO) + b * a.dO_stride[0] + h * a.dO_stride[1] + i * a.dO_stride[2];
-  float delta = 0.f;
+// which P = exp(scale * S) is 0, whatever is added. All that is read is asked for before any of it is used.
+template <int d, typename T> __global__ __launch_bounds__(256) void prepare(const fa_backward_args a) {
+  constexpr int lanes = d / 16; // of which each has 8 elements of either half of the row
+  static_assert(Tile<d>::Br % (256 / lanes) == 0, "whole CTAs: a tile of queries has to be a multiple of their rows");
+  const int Nq = int(padded<d>(a.Nq));
+  const int64_t rows = int64_t(a.B) * a.H * Nq; // the launcher has seen that they are fewer than 2^31
+  const int row = int(blockIdx.x) * (256 / lanes) + threadIdx.x / lanes, lane = threadIdx.x % lanes;
+  const int i = row % Nq, head = row / Nq, h = head % a.H, b = head / a.H;
+  float delta = 0.f, LSE = -FA_INFINITY;
   if (i < a.Nq) {
-    const uint4 o = reinterpret_cast<const uint4 *>(O)[lane], g = reinterpret_cast<const uint4 *>(dO)[lane];
-    const uint32_t O_reg[4] = {o.x, o.y, o.z, o.w}, dO_reg[4] = {g.x, g.y, g.z, g.w};
+    const T *O = static_cast<const T *>(a.O) + b * a.O_stride[0] + h * a.O_stride[1] + i * a.O_stride[2];
+    const T *dO = static_cast<const T *>(a.dO) + b * a.dO_stride[0] + h * a.dO_stride[1] + i * a.dO_stride[2];
+    LSE = a.LSE[int64_t(head) * a.Nq + i];
+    uint4 o[2], g[2];
 #pragma unroll
-    for (int c = 0; c < 4; ++c) {
-      const float2 x = fa::unpack2<T>(O_reg[c]), y = fa::unpack2<T>(dO_reg[c]);
-      delta += x.x * y.x + x.y * y.y;
+    for (int part = 0; part < 2; ++part) {
+      o[part] = reinterpret_cast<const uint4 *>(O)[part * lanes + lane];
+      g[part] = reinterpret_cast<const uint4 *>(dO)[part * lanes + lane];
+    }
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+      const uint32_t O_reg[4] = {o[part].x, o[part].y, o[part].z, o[part].w};
+      const uint32_t dO_reg[4] = {g[part].x, g[part].y, g[part].z, g[part].w};
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        const float2 x = fa::unpack2<T>(O_reg[c]), y = fa::unpack2<T>(dO_reg[c]);
+        delta += x.x * y.x + x.y * y.y;
+      }
     }
   }
 #pragma unroll
   for (int mask = lanes / 2; mask > 0; mask /= 2) delta += __shfl_xor_sync(0xffffffff, delta, mask);
   if (lane == 0) {
-    const float LSE = i < a.Nq ? a.LSE[head * a.Nq + i] : -FA_INFINITY;
+    float *stats = static_cast<float *>(a.workspace[1]) + row;
     stats[0] = 0.f;
     stats[rows] = LSE == -FA_INFINITY ? copysignf(FA_INFINITY, -scale_of(a)) : -LSE / scale_of(a);
     stats[2 * rows] = -delta;
@@ -142,15 +152,16 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
   const int shift = a.Nk - a.Nq, last = int(fa::ceil_div(a.Nq, Br)); // one past the last tile
   const auto next_of = [&](int tile) { return tile + 1 < last ? tile + 1 : 0; };
 
-  // Every query head has items of its own. `heads` heads are a set (the last may have fewer): tile 0 of all, then tile 1, and
-  // so on, under a causal mask the longest first. If dQ is to be the same every time, the last tile comes first: an item waits
-  // for those with later keys of its head, which running CTAs have taken. Without mask a head's items begin with different
-  // queries: they don't all add to the same dQ at once.
+  // Every query head has items of its own. `heads` heads are a set (the last may have fewer): one tile of all, then the next,
+  // and so on. Those that take longest come first, so that none of them begins last: under a causal mask tile 0, without one the
+  // last, which is masked where keys end within it. If dQ is to be the same every time, the last is first under a mask, too: an
+  // item waits for those with later keys of its head, which running CTAs have taken. Without mask a head's items begin with
+  // different queries: they don't all add to the same dQ at once.
   const auto work_of = [&](int index) -> Work {
     if (index >= key_tiles * a.B * a.H) return Work();
     const int set = index / (heads * key_tiles), in_set = index % (heads * key_tiles);
     const int of = min(heads, a.B * a.H - set * heads), head = set * heads + in_set % of, h = head % a.H;
-    const int tile_k = a.deterministic ? key_tiles - 1 - in_set / of : in_set / of;
+    const int tile_k = a.causal && !a.deterministic ? in_set / of : key_tiles - 1 - in_set / of;
     Work work;
     work.head = head, work.h = h, work.hk = h / (a.H / a.Hkv), work.b = head / a.H;
     const int first = a.causal ? max(0, tile_k * Bc - shift) / Br : 0;
@@ -583,17 +594,18 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
 }
 
 // [region: finish]
-// After everything else: dQ (B, H, Nq, D) = scale * dQ_sum, a CTA per tile. Each thread reads accumulators as it had them
-// above, and whole rows leave through shared memory.
+// After everything else: dQ (B, H, Nq, D) = scale * dQ_sum, a CTA per tile, the last tile first: that is what the L2 still
+// holds. Each thread reads accumulators as it had them above, and whole rows leave through shared memory.
 template <int d, typename T> __global__ __launch_bounds__(256) void finish(const fa_backward_args a) {
   using C = Tile<d>;
   constexpr int Br = C::Br, ld = d + 8; // row length in shared memory: pairs of rows begin in different banks
   __shared__ __align__(16) T dQ_smem[Br * ld];
-  const int tiles = int(padded<d>(a.Nq) / Br), i0 = blockIdx.x % tiles * Br, head = blockIdx.x / tiles;
+  const int index = gridDim.x - 1 - blockIdx.x, tiles = int(padded<d>(a.Nq) / Br);
+  const int i0 = index % tiles * Br, head = index / tiles;
   const int half = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-  const float *dQ_sum = static_cast<const float *>(a.workspace[0]) + int64_t(blockIdx.x) * Br * d + half * C::dQ_half;
+  const float *dQ_sum = static_cast<const float *>(a.workspace[0]) + int64_t(index) * Br * d + half * C::dQ_half;
   // Queries that no key is visible to: nobody has stored a dQ.
-  const bool none = static_cast<const unsigned *>(a.workspace[1])[blockIdx.x * 2 + half] == 0;
+  const bool none = static_cast<const unsigned *>(a.workspace[1])[index * 2 + half] == 0;
   T *to = dQ_smem + ((d == 128 ? 0 : half * C::dQ_columns) + 2 * t) * ld + (d == 128 ? half * 64 : 0) + 16 * warp + g;
 #pragma unroll
   for (int n = 0; n < C::dQ_columns / 8; ++n) {
@@ -616,18 +628,30 @@ template <int d, typename T> __global__ __launch_bounds__(256) void finish(const
 
 // [region: add_heads]
 // After finish, where query heads share K and V: dK and dV (B, Hkv, Nk, D) = the sum over the heads of a group, in their
-// order. A CTA per row, which has d elements of dK and d of dV: two per thread.
-template <int d, typename T> __global__ __launch_bounds__(d) void add_heads(const fa_backward_args a) {
-  const int j = blockIdx.x % a.Nk, head = blockIdx.x / a.Nk, hk = head % a.Hkv, b = head / a.Hkv, group = a.H / a.Hkv;
-  const uint32_t *from = static_cast<const uint32_t *>(a.workspace[2]) + int64_t(j) * d + threadIdx.x;
-  float2 sum = make_float2(0.f, 0.f);
-  for (int64_t h = head * group; h < (head + 1) * group; ++h) {
-    const float2 x = fa::unpack2<T>(from[h * a.Nk * d]);
-    sum.x += x.x, sum.y += x.y;
+// order. d / 4 lanes per row, which has d elements of dK and d of dV: 8 for each.
+template <int d, typename T> __global__ __launch_bounds__(256) void add_heads(const fa_backward_args a) {
+  constexpr int lanes = d / 4, of_dK = d / 8;
+  const int row = int(blockIdx.x) * (256 / lanes) + threadIdx.x / lanes, lane = threadIdx.x % lanes;
+  const int j = row % a.Nk, head = row / a.Nk, hk = head % a.Hkv, b = head / a.Hkv, group = a.H / a.Hkv;
+  if (b >= a.B) return;
+  const uint4 *from = static_cast<const uint4 *>(a.workspace[2]) + (int64_t(head) * group * a.Nk + j) * lanes + lane;
+  float2 sum[4] = {};
+#pragma unroll 4
+  for (int h = 0; h < group; ++h) {
+    const uint4 x = from[int64_t(h) * a.Nk * lanes];
+    const uint32_t pairs[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      const float2 y = fa::unpack2<T>(pairs[c]);
+      sum[c].x += y.x, sum[c].y += y.y;
+    }
   }
-  T *to = threadIdx.x < d / 2 ? static_cast<T *>(a.dK) + b * a.dK_stride[0] + hk * a.dK_stride[1] + j * a.dK_stride[2]
-                              : static_cast<T *>(a.dV) + b * a.dV_stride[0] + hk * a.dV_stride[1] + j * a.dV_stride[2];
-  reinterpret_cast<uint32_t *>(to)[threadIdx.x % (d / 2)] = fa::pack2<T>(sum.x, sum.y);
+  T *to = lane < of_dK ? static_cast<T *>(a.dK) + b * a.dK_stride[0] + hk * a.dK_stride[1] + j * a.dK_stride[2]
+                       : static_cast<T *>(a.dV) + b * a.dV_stride[0] + hk * a.dV_stride[1] + j * a.dV_stride[2];
+  uint4 out;
+  out.x = fa::pack2<T>(sum[0].x, sum[0].y), out.y = fa::pack2<T>(sum[1].x, sum[1].y);
+  out.z = fa::pack2<T>(sum[2].x, sum[2].y), out.w = fa::pack2<T>(sum[3].x, sum[3].y);
+  reinterpret_cast<uint4 *>(to)[lane % of_dK] = out;
 }
 // [end: add_heads]
 
@@ -651,7 +675,6 @@ template <int d, typename T> cudaError_t launch(const fa_backward_args &a, cudaS
     ctas = min(items, int64_t(sms));
   }
   int *counter = static_cast<int *>(a.workspace[1]) + rows - 1; // of items taken: a 0 of prepare's that no tile uses
-  const int64_t prepare_ctas = fa::ceil_div(rows * (d / 8), 256);
   if (items * C::Bc > fa::max_grid_x || rows > fa::max_grid_x) return cudaErrorInvalidValue;
   // Each query head has a dK and a dV of its own. Where heads share K and V they are in the workspace, in 16 bits: a row is
   // d elements of dK, then d of dV.
@@ -672,13 +695,14 @@ template <int d, typename T> cudaError_t launch(const fa_backward_args &a, cudaS
   if (cudaError_t error = fa::encode_tile(&maps.dV, a.dtype, own.dV, own.dV_stride, a.B, a.H, a.Nk, d, 64))
     return error;
   if (cudaError_t error = fa::allow_smem(backward_wgmma<d, T>, C::smem_bytes)) return error;
-  prepare<d, T><<<unsigned(prepare_ctas), 256, 0, stream>>>(a);
+  prepare<d, T><<<unsigned(rows * (d / 16) / 256), 256, 0, stream>>>(a);
   if (cudaError_t error = cudaGetLastError()) return error;
   backward_wgmma<d, T><<<unsigned(ctas), C::threads, C::smem_bytes, stream>>>(maps, a, int(heads), counter);
   if (cudaError_t error = cudaGetLastError()) return error;
   finish<d, T><<<unsigned(rows / C::Br), 256, 0, stream>>>(a);
   if (cudaError_t error = cudaGetLastError()) return error;
-  if (a.H > a.Hkv) add_heads<d, T><<<unsigned(a.B * a.Hkv * a.Nk), d, 0, stream>>>(a);
+  const int64_t rows_of_keys = int64_t(a.B) * a.Hkv * a.Nk;
+  if (a.H > a.Hkv) add_heads<d, T><<<unsigned(fa::ceil_div(rows_of_keys * (d / 4), 256)), 256, 0, stream>>>(a);
   return cudaGetLastError();
 }
 

@@ -52,7 +52,7 @@ device = kernel.device
 # %% [markdown]
 # ## The problem
 #
-# In the backward pass, at $d = 128$ and $N = 4096$ without a mask, FlashAttention-2 reaches 282<!--= tflops("33", 128, of="FLASH"):.0f --> TFLOP/s on an H200 and cuDNN 554<!--= tflops("33", 128, of="CUDNN"):.0f --> (fp16). The first is written for `mma.sync`, as notebook 23's kernel is, the second for Hopper. Products of `mma.sync` have to load their operands. In notebook 23's loop, at $d = 128$:
+# In the backward pass, at $d = 128$ and $N = 4096$ without a mask, FlashAttention-2 reaches 276<!--= tflops("33", 128, of="FLASH"):.0f --> TFLOP/s on an H200 and cuDNN 551<!--= tflops("33", 128, of="CUDNN"):.0f --> (fp16). The first is written for `mma.sync`, as notebook 23's kernel is, the second for Hopper. Products of `mma.sync` have to load their operands. In notebook 23's loop, at $d = 128$:
 
 # %% tags=["raises-exception"]
 mma = sass.opcodes("23_backward_mma", D=128, loop=True, kernel="backward_mma")
@@ -392,7 +392,7 @@ show.region("33_backward_wgmma", "scores")
 show.region("33_backward_wgmma", "tile_loop")
 
 # %% [markdown]
-# Under a causal mask the longest items of several heads come first: of up to 8, as the L2 holds, or 16 long ones. Where several query heads share $K$ and $V$, each has items of its own, whose $dK$ and $dV$ go to the workspace; a last kernel adds them up in the order of the heads (region `add_heads`).
+# The longest items come first: under a causal mask the first keys of up to 8 heads (16 long ones), otherwise a head's last keys, which may be masked. Where several query heads share $K$ and $V$, each has items of its own, whose $dK$ and $dV$ go to the workspace; a last kernel adds them up in the order of the heads (region `add_heads`).
 
 # %% [markdown]
 # ## Run and check
@@ -485,7 +485,7 @@ def summaries(samples):
 plot.recorded("33_backward_wgmma", "backward", summaries)
 
 # %% [markdown]
-# **What to see.** How many times as long as ours each peer takes: in the figure medians of seven rounds; in the table geometric means over $N \ge 1024$, their range, and the worst of *all* shapes. We are ahead of cuDNN at all of them. Beside FlashAttention-3 we are at 1.08<!--= ratio("33", "FA3", 64, causal=0, kind="backward"):.2f --> at $d = 64$ and 1.05<!--= ratio("33", "FA3", 128, causal=0, kind="backward"):.2f --> at $d = 128$, under a mask at 1.09<!--= ratio("33", "FA3", 64, causal=1, kind="backward"):.2f --> and 1.05<!--= ratio("33", "FA3", 128, causal=1, kind="backward"):.2f --> (fp16; in bf16 1.05<!--= ratio("33", "FA3", 128, causal=1, dtype="bf16", kind="backward"):.2f -->). FlashAttention-4 is much the same, and closest in the longest sequences, at 1.01<!--= record.summary(record.load("33_backward_wgmma", "backward"), "33_backward_wgmma", "FA4")["worst"].min():.2f -->. At $N = 4096$ a call takes 0.86<!--= power("33", "joules", 64) / power("33", "joules", 64, of="CUDNN"):.2f --> ($d = 64$) and 0.87<!--= power("33", "joules", 128) / power("33", "joules", 128, of="CUDNN"):.2f --> of cuDNN's energy, and 1.00<!--= power("33", "joules", 64) / power("33", "joules", 64, of="FA3"):.2f --> and 0.92<!--= power("33", "joules", 128) / power("33", "joules", 128, of="FA3"):.2f --> of FlashAttention-3's.
+# **What to see.** How many times as long as ours each peer takes: in the figure medians of seven rounds; in the table geometric means over $N \ge 1024$, their range, and the worst of *all* shapes. We are ahead of cuDNN at all. Beside FlashAttention-3 we are at 1.08<!--= ratio("33", "FA3", 64, causal=0, kind="backward"):.2f --> at $d = 64$ and 1.05<!--= ratio("33", "FA3", 128, causal=0, kind="backward"):.2f --> at $d = 128$, under a mask at 1.09<!--= ratio("33", "FA3", 64, causal=1, kind="backward"):.2f --> and 1.05<!--= ratio("33", "FA3", 128, causal=1, kind="backward"):.2f --> (fp16; in bf16 1.05<!--= ratio("33", "FA3", 128, causal=1, dtype="bf16", kind="backward"):.2f -->). FlashAttention-4 is much the same, and closest in the longest sequences, at 1.01<!--= record.summary(record.load("33_backward_wgmma", "backward"), "33_backward_wgmma", "FA4")["worst"].min():.2f -->. At $N = 4096$ a call takes 0.81<!--= power("33", "joules", 64) / power("33", "joules", 64, of="CUDNN"):.2f --> ($d = 64$) and 0.87<!--= power("33", "joules", 128) / power("33", "joules", 128, of="CUDNN"):.2f --> of cuDNN's energy, and 0.93<!--= power("33", "joules", 64) / power("33", "joules", 64, of="FA3"):.2f --> and 0.92<!--= power("33", "joules", 128) / power("33", "joules", 128, of="FA3"):.2f --> of FlashAttention-3's.
 #
 # ### The steps that taught something
 #
@@ -519,7 +519,7 @@ plot.recorded("33_backward_wgmma", "steps", taught)
 #
 # 1. **One CTA per SM, and two warpgroups that wait for each other** several times in a step. No third one fills in; at $d = 128$ nothing covers a loop's ends.
 # 2. **$dQ$ in fp32**: each tile of keys sends $4 d$ bytes per query to the L2.
-# 3. **Small kernels**: one before and one after, and a third where heads share $K$ and $V$. They weigh most where sequences are short.
+# 3. **Small kernels**, one before and one after, a third where heads share $K$ and $V$: most where sequences are short.
 #
 # ## Reading other people's kernels
 #

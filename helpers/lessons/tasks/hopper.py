@@ -166,8 +166,8 @@ TASKS = (
         2,
         "Write the kernel `prepare`: where the sums of S and of dP begin, and the counters at 0.",
         (
-            "d / 8 lanes per row of B*H*padded<d>(Nq) rows (Nq rounded up to whole tiles), 16 bytes of a row each; blockDim.x threads; "
-            "scale_of(a): never 0",
+            "B*H*padded<d>(Nq) rows (Nq rounded up to whole tiles), d / 16 lanes for each, so 16 elements of O and of dO per lane; "
+            "CTAs of 256 threads, all of whose rows exist; scale_of(a): never 0",
             "workspace[1]: stats (3,B,H,padded Nq) fp32; a.LSE (B,H,Nq)",
         ),
         (
@@ -177,7 +177,7 @@ TASKS = (
             "stats[2] = -delta = -rowsum(dO o O), 0 from Nq on",
         ),
         (
-            "A row's lanes are neighbours in a warp: shuffles with mask d / 16, .. 1. Only whole warps may leave early.",
+            "A row's lanes are neighbours in a warp: shuffles with mask d / 32, .. 1, and all lanes take part in them.",
             "scale * x = -inf needs x = -inf for a positive scale and +inf for a negative one.",
             "Rows from Nq on must not be read: O, dO and LSE end there.",
         ),
