@@ -92,7 +92,7 @@ inline __device__ float scale_of(const fa_backward_args &a) { return fabsf(a.sca
 // the sums of Q K^T and of dO V^T begin. A row past the end, and one that sees no key (LSE = -inf), begins with the infinity by
 // which P = exp(scale * S) is 0, whatever is added. All that is read is asked for before any of it is used.
 template <int d, typename T> __global__ __launch_bounds__(256) void prepare(const fa_backward_args a) {
-  constexpr int lanes = d / 16; // of which each has 8 elements of either half of the row
+  constexpr int lanes = d / 16; // of a row; each has 8 elements of its first half and 8 of its second
   static_assert(Tile<d>::Br % (256 / lanes) == 0, "whole CTAs: a tile of queries has to be a multiple of their rows");
   const int Nq = int(padded<d>(a.Nq));
   const int64_t rows = int64_t(a.B) * a.H * Nq; // the launcher has seen that they are fewer than 2^31
@@ -152,11 +152,11 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
   const int shift = a.Nk - a.Nq, last = int(fa::ceil_div(a.Nq, Br)); // one past the last tile
   const auto next_of = [&](int tile) { return tile + 1 < last ? tile + 1 : 0; };
 
-  // Every query head has items of its own. `heads` heads are a set (the last may have fewer): one tile of all, then the next,
-  // and so on. Those that take longest come first, so that none of them begins last: under a causal mask tile 0, without one the
-  // last, which is masked where keys end within it. If dQ is to be the same every time, the last is first under a mask, too: an
-  // item waits for those with later keys of its head, which running CTAs have taken. Without mask a head's items begin with
-  // different queries: they don't all add to the same dQ at once.
+  // Every query head has items of its own. `heads` heads are a set (the last may have fewer): one tile of keys of each, then
+  // the next, and so on. The tiles that take longest come first, so that none of them begins last: under a causal mask tile 0,
+  // without one the last, which is masked if the keys end within it. If dQ is to be the same every time, the last is first under
+  // a mask, too: an item waits for those with later keys of its head, which running CTAs have taken. Otherwise, without a mask,
+  // a head's items begin with different queries: they don't all add to the same dQ at once.
   const auto work_of = [&](int index) -> Work {
     if (index >= key_tiles * a.B * a.H) return Work();
     const int set = index / (heads * key_tiles), in_set = index % (heads * key_tiles);
@@ -594,8 +594,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
 }
 
 // [region: finish]
-// After everything else: dQ (B, H, Nq, D) = scale * dQ_sum, a CTA per tile, the last tile first: that is what the L2 still
-// holds. Each thread reads accumulators as it had them above, and whole rows leave through shared memory.
+// After everything else: dQ (B, H, Nq, D) = scale * dQ_sum, a CTA per tile, from the last to the first: the L2 still holds the
+// last ones. Each thread reads accumulators as it had them above, and whole rows leave through shared memory.
 template <int d, typename T> __global__ __launch_bounds__(256) void finish(const fa_backward_args a) {
   using C = Tile<d>;
   constexpr int Br = C::Br, ld = d + 8; // row length in shared memory: pairs of rows begin in different banks
@@ -628,7 +628,7 @@ template <int d, typename T> __global__ __launch_bounds__(256) void finish(const
 
 // [region: add_heads]
 // After finish, where query heads share K and V: dK and dV (B, Hkv, Nk, D) = the sum over the heads of a group, in their
-// order. d / 4 lanes per row, which has d elements of dK and d of dV: 8 for each.
+// order. A row is d elements of dK and d of dV, and has d / 4 lanes: 8 elements per lane.
 template <int d, typename T> __global__ __launch_bounds__(256) void add_heads(const fa_backward_args a) {
   constexpr int lanes = d / 4, of_dK = d / 8;
   const int row = int(blockIdx.x) * (256 / lanes) + threadIdx.x / lanes, lane = threadIdx.x % lanes;
@@ -659,11 +659,11 @@ template <int d, typename T> __global__ __launch_bounds__(256) void add_heads(co
 template <int d, typename T> cudaError_t launch(const fa_backward_args &a, cudaStream_t stream) {
   using C = Tile<d>;
   const int64_t rows = int64_t(a.B) * a.H * padded<d>(a.Nq), items = fa::ceil_div(a.Nk, C::Bc) * a.B * a.H;
-  // Without a mask all tiles are equal. With one as many heads as have their Q, dO and dQ_sum in 16 MB of the L2, at most 8:
-  // more were slower where sequences are short. Of long ones it holds no head: there the items of 16 heads that begin at the
-  // same time read the same rows at the same time, but in one order they would wait for others of their head. The longer
-  // they run, the further they drift apart, and the L2 has to hold what lies between them, for every head of the set: past
-  // 32768 queries a set has fewer heads, those with 2^19 queries together.
+  // Without a mask a set is one head. With one it is as many as have their Q, dO and dQ_sum in 16 MB of the L2, at most 8: more
+  // were slower where sequences are short. Of long ones it holds no head: there the items of 16 heads that begin at the same
+  // time read the same rows at the same time, but in one order they would wait for others of their head. The longer they run,
+  // the further they drift apart, and the L2 has to hold what lies between them, for every head of the set: past 32768 queries
+  // a set has fewer heads, those with 2^19 queries together.
   int64_t heads = a.causal ? min(int64_t(8), (16 << 20) / (int64_t(8) * a.Nq * d)) : 1;
   if (a.causal && !a.deterministic && (heads == 0 || a.Nk > 16384)) heads = min(16, (1 << 19) / a.Nq);
   heads = max(int64_t(1), min(heads, int64_t(a.B) * a.H));

@@ -24,13 +24,11 @@ ONE_SIDED = [
     ("02.thread-index.[89]", "race*", "X-ray alone", GLOBAL),
     ("21.bound-off-by-one.2", "race*", "X-ray alone", GLOBAL),
     ("23.thread-index.1[16]", "race*", "X-ray alone", GLOBAL),
-    ("33.thread-index.21", "race*", "X-ray alone", GLOBAL),
     ("*-returns.*", "divergent barrier*", "X-ray alone", RETURNED),
     ("02.barrier-in-a-branch.2", "divergent barrier*", "X-ray alone", RETURNED),
     ("21.barrier-in-a-branch.3", "divergent barrier*", "X-ray alone", RETURNED),
     ("*.shuffle-of-half.*", "mask*", "X-ray alone", "no tool of compute-sanitizer looks at a shuffle's mask"),
     ("0[12].shuffle-of-half.*", "shuffle*", "X-ray alone", "no tool of compute-sanitizer looks at a shuffle's mask"),
-    ("33.thread-index.1", "shuffle*", "X-ray alone", "no tool of compute-sanitizer looks at a shuffle's mask"),
     ("*.barrier-without-a-lane.1", "deadlock*", "X-ray alone", ENDED),
     ("33.named-barrier-removed.1", "mbarrier deadlock*", "X-ray alone", ENDED),
     ("[23]0.grid.1", "division by zero*", "X-ray alone", "an integer division by zero doesn't stop a GPU: the block goes on with some number, and touches nothing it "

@@ -254,7 +254,7 @@ def price(samples):
 plot.recorded("33_backward_wgmma", "deterministic", price)
 
 # %% [markdown]
-# **What to see.** Up to a good third more time, on average about as in FlashAttention-3: the L2 has to have added a share before the next CTA may begin.
+# **What to see.** Up to a third more time, on average about as in FlashAttention-3: the L2 has to have added a share before the next CTA may begin.
 #
 # ## 4 · Roles, and what they cost
 #
@@ -392,7 +392,7 @@ show.region("33_backward_wgmma", "scores")
 show.region("33_backward_wgmma", "tile_loop")
 
 # %% [markdown]
-# The longest items come first: under a causal mask the first keys of up to 8 heads (16 long ones), otherwise a head's last keys, which may be masked. Where several query heads share $K$ and $V$, each has items of its own, whose $dK$ and $dV$ go to the workspace; a last kernel adds them up in the order of the heads (region `add_heads`).
+# Unless `deterministic`, the longest items come first: under a causal mask the first keys of up to 8 heads (16 long ones), otherwise a head's last keys, which may be masked. Where several query heads share $K$ and $V$, each has items of its own, whose $dK$ and $dV$ go to the workspace; a last kernel adds them up in the order of the heads (region `add_heads`).
 
 # %% [markdown]
 # ## Run and check
@@ -519,7 +519,7 @@ plot.recorded("33_backward_wgmma", "steps", taught)
 #
 # 1. **One CTA per SM, and two warpgroups that wait for each other** several times in a step. No third one fills in; at $d = 128$ nothing covers a loop's ends.
 # 2. **$dQ$ in fp32**: each tile of keys sends $4 d$ bytes per query to the L2.
-# 3. **Small kernels**, one before and one after, a third where heads share $K$ and $V$: most where sequences are short.
+# 3. **Small kernels**: one before, one after, and one where heads share $K$ and $V$. They weigh most in short sequences.
 #
 # ## Reading other people's kernels
 #

@@ -167,7 +167,7 @@ TASKS = (
         "Write the kernel `prepare`: where the sums of S and of dP begin, and the counters at 0.",
         (
             "B*H*padded<d>(Nq) rows (Nq rounded up to whole tiles), d / 16 lanes for each, so 16 elements of O and of dO per lane; "
-            "CTAs of 256 threads, all of whose rows exist; scale_of(a): never 0",
+            "CTAs of 256 threads, which have exactly these rows; scale_of(a): never 0",
             "workspace[1]: stats (3,B,H,padded Nq) fp32; a.LSE (B,H,Nq)",
         ),
         (
