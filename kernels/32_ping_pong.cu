@@ -5,7 +5,9 @@
 // changed:   two products are under way at a time; a warpgroup waits for its turn at a barrier of its own; P is taken with
 //            the maximum there is, as in 13_tuned, and a sum out of bounds is a vote to do it again, which is counted at the
 //            next turn's barrier; from there on the warpgroup tracks the maximum, in a loop of its own, and from the second
-//            whole tile on where few keys take most of a row, or scores rise; fewer heads at a time where sequences are short
+//            whole tile on where few keys take most of a row, or scores rise; O leaves through Q's place, sent by a thread
+//            of the producer's warpgroup, and that leaves room for one more stage of K, fetched a tile ahead of V; the next
+//            query tile is read during the last product; groups of heads are evened out, smaller for short sequences
 // op:        attention
 // features:  causal, gqa
 // workspace: counter (1)
@@ -13,12 +15,13 @@
 // outputs:   O (B,H,Nq,D) as Q, LSE (B,H,Nq) fp32
 // dtypes:    fp16, bf16
 // D:         64, 128
-// tiles:     D=64:  Br=192 Bc=128 threads=512 smem=201 KB CTAs/SM=1
+// tiles:     D=64:  Br=192 Bc=128 threads=512 smem=193 KB CTAs/SM=1
 //            D=128: Br=128 Bc=128 threads=384 smem=225 KB CTAs/SM=1
 // arch:      sm_90a
 // paper:     FlashAttention-3, sections 3.1 and 3.2, Algorithm 2 (arXiv 2407.08608)
-// speed:     H200, N >= 1024: 512 to 655 TFLOP/s at D=64, 642 to 791 at D=128: 1.26 x and 1.12 x SDPA CUDNN; causal 1.25 x
-//            and 1.20 x. At D=128, N >= 4096 0.96 of cuBLAS's product of two matrices, causal 0.93
+// speed:     H200, N >= 1024: 513 to 654 TFLOP/s at D=64, 653 to 790 at D=128: 1.27 x and 1.14 x SDPA CUDNN; causal 1.26 x
+//            and 1.20 x. At D=128, N >= 4096 0.97 of cuBLAS's product of two matrices, causal 0.94
+#include <fa/bulk.cuh>
 #include <fa/half.cuh>
 #include <fa/launch.cuh>
 #include <fa/math.cuh>
@@ -29,21 +32,25 @@
 // [region: tile]
 template <int d> struct Tile {
   static constexpr int consumers = d == 64 ? 3 : 2;     // warpgroups that multiply
-  static constexpr int threads = 128 * (1 + consumers); // the first warpgroup fetches
+  static constexpr int threads = 128 * (1 + consumers); // the first warpgroup fetches, and sends O
   static constexpr int Br = 64 * consumers;             // query rows per CTA, 64 per consumer: the rows of one wgmma
   static constexpr int Bc = 128;                        // keys per tile
-  static constexpr int stages = d == 64 ? 4 : 2;        // buffers for K_j and V_j
-  static constexpr int registers = d == 64 ? 160 : 240; // of a consumer's thread; of a producer's:
-  static constexpr int producer_registers = d == 64 ? 32 : 24;
-  static constexpr int Q_bytes = 2 * Br * d;    // of each of two Q_smem, and of O_smem
+  static constexpr int K_stages = d == 64 ? 5 : 3;      // buffers for K_j
+  static constexpr int V_stages = d == 64 ? 4 : 2;      // buffers for V_j
+  static constexpr int registers = d == 64 ? 160 : 232; // of a consumer's thread; of a producer's:
+  static constexpr int producer_registers = d == 64 ? 32 : 40;
+  static constexpr int Q_bytes = 2 * Br * d;    // of each of two Q_smem, whose place O_i takes
   static constexpr int tile_bytes = 2 * Bc * d; // of K_j, and of V_j
-  static constexpr int O_at = 2 * Q_bytes, K_at = 3 * Q_bytes, V_at = K_at + stages * tile_bytes;
-  static constexpr int barriers_at = V_at + stages * tile_bytes, work_at = barriers_at + 8 * (4 + 4 * stages);
+  static constexpr int K_at = 2 * Q_bytes, V_at = K_at + K_stages * tile_bytes;
+  static constexpr int barriers_at = V_at + V_stages * tile_bytes;
+  static constexpr int work_at = barriers_at + 16 * (3 + K_stages + V_stages);
   static constexpr int votes_at = work_at + 2 * 16; // behind two of Work
   static constexpr int smem_bytes = votes_at + 8 * consumers;
-  static_assert(stages % 2 == 0, "neighbouring tiles vote at places stage % 2: the number of stages has to be even");
+  static_assert(K_stages > 1, "S of the next tile is started while K_j is kept: there have to be two K_stages");
+  static_assert(V_stages % 2 == 0,
+                "neighbouring tiles vote at places stage % 2: the number of V_stages has to be even");
   static_assert(Bc % 16 == 0, "O += P V goes in steps of 16 keys: Bc has to be a multiple of 16");
-  static_assert(fa::whole_swizzles(Q_bytes, O_at, K_at, tile_bytes),
+  static_assert(fa::whole_swizzles(Q_bytes, K_at, tile_bytes),
                 "TMA and wgmma swizzle 1024 bytes at a time: tiles have to begin at multiples of 1024");
   static_assert(smem_bytes <= fa::smem_of_cta, "a CTA has 227 KB of shared memory: too few for these tiles");
   static_assert(128 * (producer_registers + consumers * registers) <= threads * fa::registers_at_launch(threads),
@@ -93,28 +100,29 @@ template <int d, typename T>
 __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_args a,
                                                                  const __grid_constant__ Maps maps, Order order,
                                                                  float scale_log2) {
-  constexpr int Bc = Tile<d>::Bc, Br = Tile<d>::Br, stages = Tile<d>::stages, tile_bytes = Tile<d>::tile_bytes;
-  constexpr int consumers = Tile<d>::consumers, Q_bytes = Tile<d>::Q_bytes;
+  constexpr int Bc = Tile<d>::Bc, Br = Tile<d>::Br, tile_bytes = Tile<d>::tile_bytes, Q_bytes = Tile<d>::Q_bytes;
+  constexpr int consumers = Tile<d>::consumers, K_stages = Tile<d>::K_stages, V_stages = Tile<d>::V_stages;
 
   extern __shared__ __align__(1024) unsigned char smem[];
   const uint32_t Q_smem = fa::smem_address(smem), K_smem = Q_smem + Tile<d>::K_at, V_smem = Q_smem + Tile<d>::V_at;
   const uint32_t Q_full = Q_smem + Tile<d>::barriers_at;
-  const uint32_t Q_empty = Q_full + 16;                                // of two each: has landed; has been read
-  const uint32_t K_full = Q_empty + 16, K_empty = K_full + 8 * stages; // per stage
-  const uint32_t V_full = K_empty + 8 * stages, V_empty = V_full + 8 * stages;
+  const uint32_t Q_empty = Q_full + 16; // of two each: has landed; O_i has left its place
+  const uint32_t O_full = Q_empty + 16; // O_i is in the place of Q_i
+  const uint32_t K_full = O_full + 8, K_empty = K_full + 8 * K_stages; // per stage: has landed; has been read
+  const uint32_t V_full = K_empty + 8 * K_stages, V_empty = V_full + 8 * V_stages;
   Work *work_smem = reinterpret_cast<Work *>(smem + Tile<d>::work_at); // of the query tiles in Q_smem
   int *votes_smem = reinterpret_cast<int *>(smem + Tile<d>::votes_at); // (consumers, 2)
 
   // [region: barriers]
   if (threadIdx.x == 0) {
-    constexpr int readers = 4 * consumers; // warps
+    constexpr int warps = 4 * consumers; // that read K_j and V_j, and write O_i
 #pragma unroll
-    for (int s = 0; s < 2; ++s) fa::mbarrier_init(Q_full + 8 * s, 1), fa::mbarrier_init(Q_empty + 8 * s, readers);
+    for (int s = 0; s < 2; ++s) fa::mbarrier_init(Q_full + 8 * s, 1), fa::mbarrier_init(Q_empty + 8 * s, 1);
+    fa::mbarrier_init(O_full, warps);
 #pragma unroll
-    for (int s = 0; s < stages; ++s) {
-      fa::mbarrier_init(K_full + 8 * s, 1), fa::mbarrier_init(K_empty + 8 * s, readers);
-      fa::mbarrier_init(V_full + 8 * s, 1), fa::mbarrier_init(V_empty + 8 * s, readers);
-    }
+    for (int s = 0; s < K_stages; ++s) fa::mbarrier_init(K_full + 8 * s, 1), fa::mbarrier_init(K_empty + 8 * s, warps);
+#pragma unroll
+    for (int s = 0; s < V_stages; ++s) fa::mbarrier_init(V_full + 8 * s, 1), fa::mbarrier_init(V_empty + 8 * s, warps);
     fa::fence_mbarrier_init();
   }
   if (threadIdx.x < 2 * consumers) votes_smem[threadIdx.x] = 0;
@@ -126,18 +134,40 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
   if (warpgroup == 0) {
     // [region: producer]
     fa::setmaxnreg_dec<Tile<d>::producer_registers>();
-    if (threadIdx.x > 0) return; // one thread asks for all tiles
+    // One thread sends O_i out while the consumers work on the next query tile; then its place is free for another Q.
+    if (threadIdx.x == 32) {
+      for (Ring<2> Q_ring;; Q_ring.next()) {
+        const uint32_t barrier = 8 * Q_ring.stage;
+        fa::mbarrier_wait(Q_full + barrier, Q_ring.parity);
+        const Work work = work_smem[Q_ring.stage];
+        if (work.i0 < 0) return;
+        fa::mbarrier_wait(O_full,
+                          Q_ring.stage); // parity: a phase per query tile; none is complete before the last O is sent
+#pragma unroll 1
+        for (int w = 0; w < consumers; ++w)
+          fa::cp_async_bulk_tensor_5d(&maps.O, Q_smem + Q_ring.stage * Q_bytes + w * 128 * d, 0, work.i0 + 64 * w, 0,
+                                      work.h, work.b);
+        fa::cp_async_bulk_commit_group();
+        fa::cp_async_bulk_wait_group_read<0>();
+        fa::mbarrier_arrive(Q_empty + barrier);
+      }
+    }
+    if (threadIdx.x > 0) return; // thread 0 asks for all tiles
 
-    // Asks for a tile once its place is free. Of a fresh barrier the phase before the first one counts as complete.
-    const auto fetch = [&](uint32_t to, const CUtensorMap *map, uint32_t full, uint32_t empty, int parity, int row,
+    // Asks for a tile of K or V once a place is free. Of a fresh barrier the phase before the first one counts as complete.
+    const auto fetch = [&](auto &ring, uint32_t to, const CUtensorMap *map, uint32_t full, uint32_t empty, int row,
                            int h, int b) {
-      fa::mbarrier_wait(empty, parity ^ 1);
-      fa::mbarrier_arrive_expect_tx(full, tile_bytes);
-      fa::cp_async_bulk_tensor_5d(to, map, full, 0, row, 0, h, b);
+      const uint32_t barrier = 8 * ring.stage;
+      fa::mbarrier_wait(empty + barrier, ring.parity ^ 1);
+      fa::mbarrier_arrive_expect_tx(full + barrier, tile_bytes);
+      fa::cp_async_bulk_tensor_5d(to + ring.stage * tile_bytes, map, full + barrier, 0, row, 0, h, b);
+      ring.next();
     };
-    int *counter = static_cast<int *>(a.workspace[0]); // 0 when the kernel starts
-    Ring<stages> ring;
+    Ring<K_stages> K_ring;
+    Ring<V_stages> V_ring;
     Ring<2> Q_ring;
+    const auto fetch_K = [&](int j0, int h, int b) { fetch(K_ring, K_smem, &maps.K, K_full, K_empty, j0, h, b); };
+    const auto fetch_V = [&](int j0, int h, int b) { fetch(V_ring, V_smem, &maps.V, V_full, V_empty, j0, h, b); };
     const auto fetch_Q = [&](const Work &work) { // and tells the consumers which it is; or that none is left
       const uint32_t barrier = 8 * Q_ring.stage;
       fa::mbarrier_wait(Q_empty + barrier, Q_ring.parity ^ 1);
@@ -153,17 +183,22 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
       }
       Q_ring.next();
     };
+
+    // K comes a tile ahead of V. The last warpgroup keeps K_j until it starts S of the next tile; soon after, the first one
+    // needs the keys of the tile after that. Thanks to the extra stage, they are already on their way.
+    int *counter = static_cast<int *>(a.workspace[0]); // 0 when the kernel starts
     Work work = find_work<Br, Bc>(blockIdx.x, a, order), next = work;
-    for (fetch_Q(work); work.i0 >= 0; work = next) {
-      const int hk = work.h / (a.H / a.Hkv);
-      for (int j0 = work.j_last; j0 >= 0; j0 -= Bc, ring.next()) {
-        const uint32_t at = ring.stage * tile_bytes, barrier = 8 * ring.stage;
-        fetch(K_smem + at, &maps.K, K_full + barrier, K_empty + barrier, ring.parity, j0, hk, work.b);
-        fetch(V_smem + at, &maps.V, V_full + barrier, V_empty + barrier, ring.parity, j0, hk, work.b);
+    int hk = work.h / (a.H / a.Hkv);
+    for (fetch_Q(work), fetch_K(work.j_last, hk, work.b); work.i0 >= 0; work = next) {
+      for (int j0 = work.j_last; j0 >= 0; j0 -= Bc) {
+        if (j0 > 0) fetch_K(j0 - Bc, hk, work.b);
+        fetch_V(j0, hk, work.b);
         // What comes next is found out, with a counter in global memory and divisions, while these tiles are on their way.
         if (j0 == work.j_last) next = find_work<Br, Bc>(gridDim.x + atomicAdd(counter, 1), a, order);
-        if (j0 == 0) fetch_Q(next); // it is there long before this one is done
       }
+      fetch_Q(next); // as soon as O of the query tile before this one has left the place
+      hk = next.h / (a.H / a.Hkv);
+      if (next.i0 >= 0) fetch_K(next.j_last, hk, next.b);
     }
     return;
     // [end: producer]
@@ -174,11 +209,10 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
   const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
   const int g = lane / 4, t = lane % 4; // of 8 columns of an accumulator a lane holds rows g, g + 8, columns 2t, 2t + 1
   const int below = 64 * (warpgroup - 1);         // this warpgroup's rows in the tile
-  const uint32_t Q_mine = Q_smem + 2 * d * below; // (d / 64, 64, 64), this warpgroup's; O_smem's too
-  unsigned char *O_smem = smem + Tile<d>::O_at + 2 * d * below;
-  const int shift = a.Nk - a.Nq; // row i sees the keys up to i + shift
+  const uint32_t Q_mine = Q_smem + 2 * d * below; // (d / 64, 64, 64), this warpgroup's; O's too
+  const int shift = a.Nk - a.Nq;                  // row i sees the keys up to i + shift
   const auto release = [&](uint32_t barrier) {
-    if (lane == 0) fa::mbarrier_arrive(barrier); // this warp has read what the barrier stands for
+    if (lane == 0) fa::mbarrier_arrive(barrier); // this warp is done with what the barrier stands for
   };
 
   float S_reg[Bc / 8][4], O_reg[d / 8][4] = {}; // (64, Bc) of this warpgroup; (64, d), not yet divided by l
@@ -192,7 +226,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
   Ring<2> Q_ring;
   const auto next_work = [&] {
     fa::mbarrier_wait(Q_full + 8 * Q_ring.stage, Q_ring.parity);
-    // Read by the lane that gives the place back. The same for all lanes, and the compiler is told so.
+    // Read by the lane that later arrives at O_full, as only then the place is given back. Uniform, and the compiler is told.
     const Work read = lane == 0 ? work_smem[Q_ring.stage] : Work{};
     const auto of_lane_0 = [](int x) { return int(__reduce_or_sync(0xffffffff, x)); };
     const Work work = {of_lane_0(read.b), of_lane_0(read.h), of_lane_0(read.i0), of_lane_0(read.j_last)};
@@ -208,7 +242,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
   // [end: next_work]
 
   // [region: products]
-  Ring<stages> K_ring, V_ring; // of the next tile; of this one, whose K_j is in the same stage
+  Ring<K_stages> K_next, K_ring; // of the next tile; of this one
+  Ring<V_stages> V_ring;         // of this one
   // S (64, Bc) = Q_i K_j^T: d / 16 steps
   const auto start_scores = [&](int stage) {
     fa::wgmma_fence();
@@ -306,7 +341,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
   const auto stands = [&] { return !__any_sync(0xffffffff, *vote()); };
   // (2) next turn: waits for it, unless it is held since a vote, and for the next K_j. Does P stand?
   const auto next_turn = [&](bool stands_anyway) {
-    fa::mbarrier_wait(K_full + 8 * K_ring.stage, K_ring.parity);
+    fa::mbarrier_wait(K_full + 8 * K_next.stage, K_next.parity);
     if (!has_turn) take_turn();
     has_turn = true;
     return stands_anyway || stands();
@@ -318,7 +353,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
     fa::bar_sync(warpgroup, 128);
   };
   // P stands: l = l + rowsum P, and K_j is not needed any more.
-  const auto accept = [&] { l_reg[0] += sum_reg[0], l_reg[1] += sum_reg[1], release(K_empty + 8 * V_ring.stage); };
+  const auto accept = [&] { l_reg[0] += sum_reg[0], l_reg[1] += sum_reg[1], release(K_empty + 8 * K_ring.stage); };
   // Is a maximum likely to be missed? Where few keys take most of any row so far (the key of the maximum alone gives l = 1),
   // and where the last tile outweighs all before it in each lane's columns of a warp's rows.
   const auto rising_or_peaked = [&](float few) {
@@ -334,7 +369,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
   // [end: votes]
 
   if (warpgroup == consumers) pass_turn(); // the first turn is the first warpgroup's
-  for (Work work = next_work(); work.i0 >= 0; Q_ring.next(), work = next_work()) {
+  for (Work work = next_work(), next = work; work.i0 >= 0; work = next) {
     const int row0 = work.i0 + below, row = row0 + 16 * warp + g;   // the warpgroup's first; mine
     const int seen = a.causal ? min(row0 + shift + 1, a.Nk) : a.Nk; // keys that all of this warpgroup's rows see
     const int last_seen = row0 >= a.Nq ? 0 : a.causal ? max(row0 + 63 + shift, 0) : a.Nk - 1; // the last that any sees
@@ -342,16 +377,16 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
 
     // [region: skip]
     int j0 = work.j_last; // of this tile
-    fa::mbarrier_wait(K_full + 8 * K_ring.stage, K_ring.parity);
+    fa::mbarrier_wait(K_full + 8 * K_next.stage, K_next.parity);
 #pragma unroll 1
     for (; j0 > last_seen; j0 -= Bc) {
-      release(K_empty + 8 * K_ring.stage), K_ring.next();
+      release(K_empty + 8 * K_next.stage), K_next.next();
       fa::mbarrier_wait(V_full + 8 * V_ring.stage, V_ring.parity);
       release(V_empty + 8 * V_ring.stage), V_ring.next();
       take_turn(), pass_turn(); // all warpgroups have as many
-      fa::mbarrier_wait(K_full + 8 * K_ring.stage, K_ring.parity);
+      fa::mbarrier_wait(K_full + 8 * K_next.stage, K_next.parity);
     }
-    K_ring.next();
+    K_ring = K_next, K_next.next();
     // [end: skip]
 
     // [region: tile_loop]
@@ -364,7 +399,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
       // [region: scores]
       // (1) exact tile: no product is under way, and P of tile j0 is to be exact. It is the first tile, one that not all rows
       // see whole, or one that was voted down.
-      start_scores(V_ring.stage);
+      start_scores(K_ring.stage);
       fa::wgmma_wait_group<0>();
       // [end: scores]
 
@@ -407,11 +442,11 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
         while (j0 > end && j0 <= seen) {
           if (!next_turn(track)) return false;
           accept();
-          start_scores(K_ring.stage);
+          start_scores(K_next.stage);
           start_output(accumulate);
           end_turn();
           const uint32_t V_barrier = V_empty + 8 * V_ring.stage;
-          K_ring.next(), V_ring.next(), j0 -= Bc;
+          K_ring = K_next, K_next.next(), V_ring.next(), j0 -= Bc;
 
           // S is there, O not yet. At d = 64 O follows soon: without tracking both are waited for here, which leaves one stretch of
           // code, in which ptxas rounds P among the exponentials; the wait below then passes at once.
@@ -422,7 +457,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
           if constexpr (track) raise_maximum();
           exponentials(0, 0, early);
           if constexpr (!track) exponentials(1, 0, Bc / 8);
-          if constexpr (track) fa::mbarrier_wait(K_full + 8 * V_ring.stage, V_ring.parity);
+          if constexpr (track) fa::mbarrier_wait(K_full + 8 * K_ring.stage, K_ring.parity);
           // Is the maximum of the tiles so far good enough? A tracked one always is. A lane sums its own columns of a row.
           if (!track && fmaxf(sum_reg[0], sum_reg[1]) > 32.f) *vote() = 1;
 
@@ -453,7 +488,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
         end_turn();
         fa::wgmma_wait_group<0>();
         release(V_empty + 8 * V_ring.stage);
-        K_ring.next(), V_ring.next(), j0 -= Bc;
+        K_ring = K_next, K_next.next(), V_ring.next(), j0 -= Bc;
         accumulate = true;
       } else if (right) {
         // (5) last tile: no turn follows, so a barrier shows the votes
@@ -470,51 +505,55 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
     // [region: last_output]
     // (7) done: O of the last tile, which needs no turn
     accept();
-    release(Q_empty + 8 * Q_ring.stage);
     start_output(accumulate);
+    const uint32_t O_smem = Q_mine + Q_ring.stage * Q_bytes;
+    Q_ring.next(), next = next_work(); // while O is under way
     fa::wgmma_wait_group<0>();
     release(V_empty + 8 * V_ring.stage), V_ring.next();
     // [end: last_output]
 
     // [region: epilogue]
-    // O (64, d) = O / l and LSE = ln(l * 2^m), once. A row that sees no key has l = 0: O = 0, LSE = -inf. O leaves by
-    // way of O_smem, swizzled as TMA expects it; what is past the last row stays behind.
-    if (threadIdx.x % 128 == 0) fa::cp_async_bulk_wait_group_read<0>();
-    fa::bar_sync(warpgroup, 128); // the last O has been read before any warp writes this one
+    // O (64, d) = O / l and LSE = ln(l * 2^m), once. A row that sees no key has l = 0: O = 0, LSE = -inf. O leaves through
+    // the place of Q_i, whose last reads ended before barrier (5), swizzled for TMA; rows past the last are not stored.
+    float l[2], l_inv[2];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float l = sum_over_lanes(l_reg[r]), l_inv = l > 0.f ? 1.f / l : 0.f;
+    for (int r = 0; r < 2; ++r) l[r] = sum_over_lanes(l_reg[r]), l_inv[r] = l[r] > 0.f ? 1.f / l[r] : 0.f;
 #pragma unroll
-      for (int n = 0; n < d / 8; ++n) { // of each row chunk n % 8 of panel n / 8; four lanes write it
-        unsigned char *chunk = O_smem + n / 8 * 8192 + (16 * warp + g + 8 * r) * 128 + (n % 8 ^ g) * 16;
-        *reinterpret_cast<uint32_t *>(chunk + 4 * t) =
-            fa::pack2<T>(O_reg[n][2 * r] * l_inv, O_reg[n][2 * r + 1] * l_inv);
+    for (int k = 0; k < d / 16;
+         ++k) { // 16 columns, four 8 x 8 matrices: rows g and g + 8 of the left half, of the right
+      uint32_t O_out[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float *O = O_reg[2 * k + e / 2] + e % 2 * 2;
+        O_out[e] = fa::pack2<T>(O[0] * l_inv[e % 2], O[1] * l_inv[e % 2]);
       }
-      if (t == 0 && row + 8 * r < a.Nq)
-        a.LSE[int64_t(work.b * a.H + work.h) * a.Nq + row + 8 * r] = (m_reg[r] + log2f(l)) * fa::ln_2;
+      const int chunk = (k % 4 * 2 + lane / 16) ^ lane % 8; // of panel k / 4, in row lane % 16
+      fa::stmatrix_x4(O_smem + k / 4 * 8192 + (16 * warp + lane % 16) * 128 + chunk * 16, O_out);
     }
     fa::fence_proxy_async();
-    fa::bar_sync(warpgroup, 128); // all of O is in O_smem before TMA reads it
-    if (threadIdx.x % 128 == 0) {
-      fa::cp_async_bulk_tensor_5d(&maps.O, fa::smem_address(O_smem), 0, row0, 0, work.h, work.b);
-      fa::cp_async_bulk_commit_group();
+    __syncwarp();
+    release(O_full); // this warp's rows are there. LSE comes after the fence, which would wait for it
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (t == 0 && row + 8 * r < a.Nq)
+        a.LSE[int64_t(work.b * a.H + work.h) * a.Nq + row + 8 * r] = (m_reg[r] + log2f(l[r])) * fa::ln_2;
     }
     // [end: epilogue]
   }
-  if (threadIdx.x % 128 == 0) fa::cp_async_bulk_wait_group_read<0>(); // shared memory stays until TMA has read it
   // [end: consumer]
 }
 
 // [region: launcher]
 template <int d, typename T> cudaError_t launch(const fa_model_args &a, cudaStream_t stream) {
-  // Without a mask head by head, so that CTAs side by side want the same keys at the same time. Under a causal mask as
-  // many heads at a time as have their keys in 32 MB of the L2, the longest tiles of all of them first. Of short sequences
+  // Without a mask head by head, so that CTAs side by side want the same keys at the same time. Under a causal mask at most
+  // as many heads at a time as have their keys in 32 MB of the L2, the longest tiles of all of them first. Of short sequences
   // only as many as of 2048 keys: there Q and O, which pass through the L2 as well, are as large as K and V.
-  const int64_t bytes = int64_t(4) * max(a.Nk, 2048) * d,
-                heads = max(int64_t(1), (int64_t(32) << 20) / bytes) * (a.H / a.Hkv);
+  // Groups are evened out where one size allows it: the longest tiles of a small last group would begin late.
+  const int64_t bytes = int64_t(4) * max(a.Nk, 2048) * d, at_most = max(int64_t(1), (int64_t(32) << 20) / bytes);
+  const int64_t KV_heads = int64_t(a.B) * a.Hkv, groups = fa::ceil_div(KV_heads, at_most);
   const int64_t tiles = fa::ceil_div(a.Nq, Tile<d>::Br), all = tiles * a.B * a.H;
   if (all > fa::max_grid_x / 2) return cudaErrorInvalidValue; // an index past the last still fits into an int
-  const Order order = {int(tiles), a.causal ? int(min(heads, int64_t(a.B) * a.H)) : 1};
+  const Order order = {int(tiles), a.causal ? int(fa::ceil_div(KV_heads, groups)) * (a.H / a.Hkv) : 1};
   // S in units of log2, so that P = exp2(S - m). Formed here, it is an argument, which the exponentials' FMA reads without a
   // register: with a third one it would often read two of a bank.
   const float scale_log2 = fmaxf(fabsf(a.scale), 1e-30f) * fa::log2_e;

@@ -3,8 +3,9 @@
 // idea:      Some CTAs first copy the other ranks' K and V into this GPU's memory by TMA, each tile once, and set a flag for
 //            each; the others start with their own keys and go on with a tile of another rank as soon as its flag is set.
 // changed:   against 32_ping_pong: copiers, flags between CTAs and between GPUs, and the tiles of other ranks behind a query
-//            tile's own. The consumers are 32's, repeated so that this file is complete by itself; they differ in where a
-//            piece's rows and keys begin and end; tests/run/test_one_sided.py holds all else equal
+//            tile's own; K is fetched with its V, not a tile ahead, as one flag stands for both. The consumers are 32's,
+//            repeated so that this file is complete by itself; they differ in where a piece's rows and keys begin and end;
+//            tests/run/test_one_sided.py holds all else equal
 // op:        one_sided
 // features:  causal, gqa, peers
 // workspace: counter (1)
@@ -13,7 +14,7 @@
 // outputs:   O (B,H,N,D) as Q, LSE (B,H,N) fp32
 // dtypes:    fp16, bf16
 // D:         64, 128
-// tiles:     D=64:  Br=192 Bc=128 threads=512 smem=201 KB CTAs/SM=1
+// tiles:     D=64:  Br=192 Bc=128 threads=512 smem=193 KB CTAs/SM=1
 //            D=128: Br=128 Bc=128 threads=384 smem=225 KB CTAs/SM=1
 // arch:      sm_90a
 // paper:     ParallelKittens (arXiv 2511.13940); Ring Attention with Blockwise Transformers (arXiv 2310.01889)
@@ -29,24 +30,28 @@
 // [region: tile]
 template <int d> struct Tile {
   static constexpr int consumers = d == 64 ? 3 : 2;     // warpgroups that multiply
-  static constexpr int threads = 128 * (1 + consumers); // the first warpgroup fetches
+  static constexpr int threads = 128 * (1 + consumers); // the first warpgroup fetches, and sends O
   static constexpr int Br = 64 * consumers;             // query rows per CTA, 64 per consumer: the rows of one wgmma
   static constexpr int Bc = 128;                        // keys per tile
-  static constexpr int stages = d == 64 ? 4 : 2;        // buffers for K_j and V_j
+  static constexpr int K_stages = d == 64 ? 5 : 3;      // buffers for K_j
+  static constexpr int V_stages = d == 64 ? 4 : 2;      // buffers for V_j
   static constexpr int registers = d == 64 ? 160 : 232; // of a consumer's thread; of a producer's:
   static constexpr int producer_registers = d == 64 ? 32 : 40;
-  static constexpr int Q_bytes = 2 * Br * d;    // of each of two Q_smem, and of O_smem
+  static constexpr int Q_bytes = 2 * Br * d;    // of each of two Q_smem, whose place O_i takes
   static constexpr int tile_bytes = 2 * Bc * d; // of K_j, and of V_j
-  static constexpr int O_at = 2 * Q_bytes, K_at = 3 * Q_bytes, V_at = K_at + stages * tile_bytes;
-  static constexpr int barriers_at = V_at + stages * tile_bytes, work_at = barriers_at + 8 * (4 + 4 * stages);
+  static constexpr int K_at = 2 * Q_bytes, V_at = K_at + K_stages * tile_bytes;
+  static constexpr int barriers_at = V_at + V_stages * tile_bytes;
+  static constexpr int work_at = barriers_at + 16 * (3 + K_stages + V_stages);
   static constexpr int votes_at = work_at + 2 * 20; // behind two of Work
   static constexpr int slots = 98304 / tile_bytes;  // pairs of a K_j and a V_j on their way, in a CTA that copies
   static constexpr int copied_at = votes_at + 8 * consumers;
   static constexpr int smem_bytes = copied_at + 8 * slots;
-  static_assert(2 * slots * tile_bytes <= barriers_at, "the tiles being copied lie where Q, O, K and V will");
-  static_assert(stages % 2 == 0, "neighbouring tiles vote at places stage % 2: the number of stages has to be even");
+  static_assert(2 * slots * tile_bytes <= barriers_at, "the tiles being copied lie where Q, K and V will");
+  static_assert(K_stages > 1, "S of the next tile is started while K_j is kept: there have to be two K_stages");
+  static_assert(V_stages % 2 == 0,
+                "neighbouring tiles vote at places stage % 2: the number of V_stages has to be even");
   static_assert(Bc % 16 == 0, "O += P V goes in steps of 16 keys: Bc has to be a multiple of 16");
-  static_assert(fa::whole_swizzles(Q_bytes, O_at, K_at, tile_bytes),
+  static_assert(fa::whole_swizzles(Q_bytes, K_at, tile_bytes),
                 "TMA and wgmma swizzle 1024 bytes at a time: tiles have to begin at multiples of 1024");
   static_assert(smem_bytes <= fa::smem_of_cta, "a CTA has 227 KB of shared memory: too few for these tiles");
   static_assert(128 * (producer_registers + consumers * registers) <= threads * fa::registers_at_launch(threads),
@@ -66,7 +71,7 @@ struct Pieces {
 // `early_rows` rows each, of the others all. They lie one behind the other in near_K, the first at its end, and are copied
 // for `heads` heads of K and V at a time.
 struct Far {
-  int early, early_rows, rows, heads; // rows: in all
+  int early, early_rows, heads, rows, tiles, all; // rows: in all; their tiles, and those of all heads
 };
 
 // Rows i0 .. i0 + Br of a piece of head (b, h), and the tiles of keys they see: j_last, j_last - Bc, .. 0; 0 even if no row
@@ -112,7 +117,7 @@ struct Remote {
 };
 
 template <int Bc> __device__ __forceinline__ Remote find_remote(int index, const fa_peers_args &a, const Far &far) {
-  const int whole = a.Nk / Bc, part = far.early_rows / Bc, parts = far.early * part, tiles = far.rows / Bc;
+  const int whole = a.Nk / Bc, part = far.early_rows / Bc, parts = far.early * part, tiles = far.tiles;
   const int group = index / (far.heads * tiles), in_group = index % (far.heads * tiles);
   const int heads = min(far.heads, a.B * a.Hkv - group * far.heads);
   const int head = group * far.heads + in_group % heads, t = in_group / heads; // t = 0 is the head's first
@@ -127,8 +132,8 @@ template <int Bc> __device__ __forceinline__ Remote find_remote(int index, const
 template <int d> __device__ __forceinline__ void copy_remote(const fa_peers_args &a, const Far &far, uint32_t smem) {
   constexpr int slots = Tile<d>::slots, tile_bytes = Tile<d>::tile_bytes, Bc = Tile<d>::Bc;
   const uint32_t full = smem + Tile<d>::copied_at;
-  const int all = a.B * a.Hkv * (far.rows / Bc);
-  const int mine = (all - int(blockIdx.x) + a.copiers - 1) / a.copiers; // tiles blockIdx.x, blockIdx.x + copiers, ..
+  const int mine =
+      (far.all - int(blockIdx.x) + a.copiers - 1) / a.copiers; // tiles blockIdx.x, blockIdx.x + copiers, ..
   const auto find = [&](int i) { return find_remote<Bc>(blockIdx.x + i * a.copiers, a, far); };
   uint32_t ready = 0; // a bit for each rank
   const auto ask = [&](int i) {
@@ -168,9 +173,8 @@ template <int d> __device__ __forceinline__ void copy_remote(const fa_peers_args
 }
 
 // Are all tiles of other ranks there? A copier sets its flags one after the other, so the last ones speak for all.
-template <int Bc> __device__ __forceinline__ bool all_copied(const fa_peers_args &a, const Far &far) {
-  const int all = a.B * a.Hkv * (far.rows / Bc);
-  for (int c = 1; c <= min(a.copiers, all); ++c) {
+__device__ __forceinline__ bool all_copied(const fa_peers_args &a, int all) {
+  for (int c = 1; c <= a.copiers && c <= all; ++c) {
     if (!fa::is_set_gpu(a.arrived + all - c, a.epoch)) return false;
   }
   fa::fence_proxy_async_global();
@@ -200,29 +204,30 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
                                                                  const __grid_constant__ Maps maps,
                                                                  const __grid_constant__ Pieces pieces, Far far,
                                                                  float scale_log2) {
-  constexpr int Bc = Tile<d>::Bc, Br = Tile<d>::Br, stages = Tile<d>::stages, tile_bytes = Tile<d>::tile_bytes;
-  constexpr int consumers = Tile<d>::consumers, Q_bytes = Tile<d>::Q_bytes;
+  constexpr int Bc = Tile<d>::Bc, Br = Tile<d>::Br, tile_bytes = Tile<d>::tile_bytes, Q_bytes = Tile<d>::Q_bytes;
+  constexpr int consumers = Tile<d>::consumers, K_stages = Tile<d>::K_stages, V_stages = Tile<d>::V_stages;
 
   extern __shared__ __align__(1024) unsigned char smem[];
   const uint32_t Q_smem = fa::smem_address(smem), K_smem = Q_smem + Tile<d>::K_at, V_smem = Q_smem + Tile<d>::V_at;
   const uint32_t Q_full = Q_smem + Tile<d>::barriers_at;
-  const uint32_t Q_empty = Q_full + 16;                                // of two each: has landed; has been read
-  const uint32_t K_full = Q_empty + 16, K_empty = K_full + 8 * stages; // per stage
-  const uint32_t V_full = K_empty + 8 * stages, V_empty = V_full + 8 * stages;
+  const uint32_t Q_empty = Q_full + 16; // of two each: has landed; O_i has left its place
+  const uint32_t O_full = Q_empty + 16; // O_i is in the place of Q_i
+  const uint32_t K_full = O_full + 8, K_empty = K_full + 8 * K_stages; // per stage: has landed; has been read
+  const uint32_t V_full = K_empty + 8 * K_stages, V_empty = V_full + 8 * V_stages;
   Work *work_smem = reinterpret_cast<Work *>(smem + Tile<d>::work_at); // of the query tiles in Q_smem
   int *votes_smem = reinterpret_cast<int *>(smem + Tile<d>::votes_at); // (consumers, 2)
 
   // [region: barriers]
   if (threadIdx.x == 0) {
     if (blockIdx.x == 0 && a.steps & fa::announce) announce(a);
-    constexpr int readers = 4 * consumers; // warps
+    constexpr int warps = 4 * consumers; // that read K_j and V_j, and write O_i
 #pragma unroll
-    for (int s = 0; s < 2; ++s) fa::mbarrier_init(Q_full + 8 * s, 1), fa::mbarrier_init(Q_empty + 8 * s, readers);
+    for (int s = 0; s < 2; ++s) fa::mbarrier_init(Q_full + 8 * s, 1), fa::mbarrier_init(Q_empty + 8 * s, 1);
+    fa::mbarrier_init(O_full, warps);
 #pragma unroll
-    for (int s = 0; s < stages; ++s) {
-      fa::mbarrier_init(K_full + 8 * s, 1), fa::mbarrier_init(K_empty + 8 * s, readers);
-      fa::mbarrier_init(V_full + 8 * s, 1), fa::mbarrier_init(V_empty + 8 * s, readers);
-    }
+    for (int s = 0; s < K_stages; ++s) fa::mbarrier_init(K_full + 8 * s, 1), fa::mbarrier_init(K_empty + 8 * s, warps);
+#pragma unroll
+    for (int s = 0; s < V_stages; ++s) fa::mbarrier_init(V_full + 8 * s, 1), fa::mbarrier_init(V_empty + 8 * s, warps);
 #pragma unroll
     for (int s = 0; s < Tile<d>::slots; ++s) fa::mbarrier_init(Q_smem + Tile<d>::copied_at + 8 * s, 1);
     fa::fence_mbarrier_init();
@@ -240,17 +245,37 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
     if (threadIdx.x == 0 && blockIdx.x < a.copiers) copy_remote<d>(a, far, Q_smem);
     __syncwarp(); // the copies are done before any lane gives its registers away
     fa::setmaxnreg_dec<Tile<d>::producer_registers>();
-    if (threadIdx.x > 0) return; // one thread asks for all tiles
+    // One thread sends O_i out while the consumers work on the next query tile; then its place is free for another Q.
+    if (threadIdx.x == 32) {
+      for (Ring<2> Q_ring;; Q_ring.next()) {
+        const uint32_t barrier = 8 * Q_ring.stage;
+        fa::mbarrier_wait(Q_full + barrier, Q_ring.parity);
+        const Work work = work_smem[Q_ring.stage];
+        if (work.i0 < 0) return;
+        fa::mbarrier_wait(O_full,
+                          Q_ring.stage); // parity: a phase per query tile; none is complete before the last O is sent
+#pragma unroll 1
+        for (int w = 0; w < consumers; ++w)
+          fa::cp_async_bulk_tensor_5d(&maps.O[work.piece], Q_smem + Q_ring.stage * Q_bytes + w * 128 * d, 0,
+                                      work.i0 + 64 * w, 0, work.h, work.b);
+        fa::cp_async_bulk_commit_group();
+        fa::cp_async_bulk_wait_group_read<0>();
+        fa::mbarrier_arrive(Q_empty + barrier);
+      }
+    }
+    if (threadIdx.x > 0) return; // thread 0 asks for all tiles
 
-    // Asks for a tile once its place is free. Of a fresh barrier the phase before the first one counts as complete.
-    const auto fetch = [&](uint32_t to, const CUtensorMap *map, uint32_t full, uint32_t empty, int parity, int row,
+    // Asks for a tile of K or V once a place is free. Of a fresh barrier the phase before the first one counts as complete.
+    const auto fetch = [&](auto &ring, uint32_t to, const CUtensorMap *map, uint32_t full, uint32_t empty, int row,
                            int h, int b) {
-      fa::mbarrier_wait(empty, parity ^ 1);
-      fa::mbarrier_arrive_expect_tx(full, tile_bytes);
-      fa::cp_async_bulk_tensor_5d(to, map, full, 0, row, 0, h, b);
+      const uint32_t barrier = 8 * ring.stage;
+      fa::mbarrier_wait(empty + barrier, ring.parity ^ 1);
+      fa::mbarrier_arrive_expect_tx(full + barrier, tile_bytes);
+      fa::cp_async_bulk_tensor_5d(to + ring.stage * tile_bytes, map, full + barrier, 0, row, 0, h, b);
+      ring.next();
     };
-    int *counter = static_cast<int *>(a.workspace[0]); // 0 when the kernel starts
-    Ring<stages> ring;
+    Ring<K_stages> K_ring;
+    Ring<V_stages> V_ring;
     Ring<2> Q_ring;
     const auto fetch_Q = [&](int index) { // and tells the consumers which it is; or that none is left
       const uint32_t barrier = 8 * Q_ring.stage;
@@ -267,29 +292,29 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
         fa::mbarrier_arrive(Q_full + barrier);
       }
       Q_ring.next();
+      return work;
     };
+
+    int *counter = static_cast<int *>(a.workspace[0]); // 0 when the kernel starts
     // The longest query tiles are the first CTAs' that don't copy.
     const int given = gridDim.x - a.copiers;
     int index = blockIdx.x < a.copiers ? given + atomicAdd(counter, 1) : blockIdx.x - a.copiers;
     bool all_there = false; // from when on it needs no flag
-    fetch_Q(index);
     while (true) {
-      const Work work = find_work<Br, Bc>(index, a, pieces); // worked out again: keeping it would take registers
+      const Work work = fetch_Q(index); // once O of the query tile two before it has left the place
       if (work.i0 < 0) break;
       const int hk = work.h / (a.H / a.Hkv);
       index = given + atomicAdd(counter, 1);
       const auto fetch_tile = [&](const CUtensorMap *K, const CUtensorMap *V, int row, auto between) {
-        const uint32_t at = ring.stage * tile_bytes, barrier = 8 * ring.stage;
-        fetch(K_smem + at, K, K_full + barrier, K_empty + barrier, ring.parity, row, hk, work.b);
+        fetch(K_ring, K_smem, K, K_full, K_empty, row, hk, work.b);
         between();
-        fetch(V_smem + at, V, V_full + barrier, V_empty + barrier, ring.parity, row, hk, work.b);
-        ring.next();
+        fetch(V_ring, V_smem, V, V_full, V_empty, row, hk, work.b);
       };
       const int others = pieces.far[work.piece]; // of near_K's rows, the last so many are in view
       for (int row = work.j_last - others; row >= 0; row -= Bc) fetch_tile(&maps.K, &maps.V, row, [] {});
       const int head = work.b * a.Hkv + hk, group = head / far.heads; // flags lie in the order of the copies
       const int side_by_side = min(far.heads, a.B * a.Hkv - group * far.heads);
-      const uint32_t *arrived = a.arrived + group * far.heads * (far.rows / Bc) + head % far.heads;
+      const uint32_t *arrived = a.arrived + group * far.heads * far.tiles + head % far.heads;
       bool there = all_there; // has its flag been seen? Between K and V there is time for a look at the next tile's
       for (int row = far.rows - Bc, last = far.rows - others; row >= last; row -= Bc) {
         if (!there) fa::await_gpu(arrived, a.epoch);
@@ -298,8 +323,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
         fetch_tile(&maps.near_K, &maps.near_V, row,
                    [&] { there = all_there || (row > last && fa::is_set_gpu(arrived, a.epoch)); });
       }
-      all_there = all_there || all_copied<Bc>(a, far);
-      fetch_Q(index); // the next one: there long before this one is done
+      all_there = all_there || all_copied(a, far.all);
     }
     if (blockIdx.x == 0 && a.steps & fa::settle) settle(a);
     return;
@@ -311,10 +335,9 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
   const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
   const int g = lane / 4, t = lane % 4; // of 8 columns of an accumulator a lane holds rows g, g + 8, columns 2t, 2t + 1
   const int below = 64 * (warpgroup - 1);         // this warpgroup's rows in the tile
-  const uint32_t Q_mine = Q_smem + 2 * d * below; // (d / 64, 64, 64), this warpgroup's; O_smem's too
-  unsigned char *O_smem = smem + Tile<d>::O_at + 2 * d * below;
+  const uint32_t Q_mine = Q_smem + 2 * d * below; // (d / 64, 64, 64), this warpgroup's; O's too
   const auto release = [&](uint32_t barrier) {
-    if (lane == 0) fa::mbarrier_arrive(barrier); // this warp has read what the barrier stands for
+    if (lane == 0) fa::mbarrier_arrive(barrier); // this warp is done with what the barrier stands for
   };
 
   float S_reg[Bc / 8][4], O_reg[d / 8][4] = {}; // (64, Bc) of this warpgroup; (64, d), not yet divided by l
@@ -328,7 +351,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
   Ring<2> Q_ring;
   const auto next_work = [&] {
     fa::mbarrier_wait(Q_full + 8 * Q_ring.stage, Q_ring.parity);
-    // Read by the lane that gives the place back. The same for all lanes, and the compiler is told so.
+    // Read by the lane that later arrives at O_full, as only then the place is given back. Uniform, and the compiler is told.
     const Work read = lane == 0 ? work_smem[Q_ring.stage] : Work{};
     const auto of_lane_0 = [](int x) { return int(__reduce_or_sync(0xffffffff, x)); };
     const Work work = {of_lane_0(read.b), of_lane_0(read.h), of_lane_0(read.piece), of_lane_0(read.i0),
@@ -345,7 +368,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
   // [end: next_work]
 
   // [region: products]
-  Ring<stages> K_ring, V_ring; // of the next tile; of this one, whose K_j is in the same stage
+  Ring<K_stages> K_next, K_ring; // of the next tile; of this one
+  Ring<V_stages> V_ring;         // of this one
   // S (64, Bc) = Q_i K_j^T: d / 16 steps
   const auto start_scores = [&](int stage) {
     fa::wgmma_fence();
@@ -443,7 +467,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
   const auto stands = [&] { return !__any_sync(0xffffffff, *vote()); };
   // (2) next turn: waits for it, unless it is held since a vote, and for the next K_j. Does P stand?
   const auto next_turn = [&](bool stands_anyway) {
-    fa::mbarrier_wait(K_full + 8 * K_ring.stage, K_ring.parity);
+    fa::mbarrier_wait(K_full + 8 * K_next.stage, K_next.parity);
     if (!has_turn) take_turn();
     has_turn = true;
     return stands_anyway || stands();
@@ -455,7 +479,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
     fa::bar_sync(warpgroup, 128);
   };
   // P stands: l = l + rowsum P, and K_j is not needed any more.
-  const auto accept = [&] { l_reg[0] += sum_reg[0], l_reg[1] += sum_reg[1], release(K_empty + 8 * V_ring.stage); };
+  const auto accept = [&] { l_reg[0] += sum_reg[0], l_reg[1] += sum_reg[1], release(K_empty + 8 * K_ring.stage); };
   // Is a maximum likely to be missed? Where few keys take most of any row so far (the key of the maximum alone gives l = 1),
   // and where the last tile outweighs all before it in each lane's columns of a warp's rows.
   const auto rising_or_peaked = [&](float few) {
@@ -471,7 +495,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
   // [end: votes]
 
   if (warpgroup == consumers) pass_turn(); // the first turn is the first warpgroup's
-  for (Work work = next_work(); work.i0 >= 0; Q_ring.next(), work = next_work()) {
+  for (Work work = next_work(), next = work; work.i0 >= 0; work = next) {
     const int shift = pieces.shift[work.piece], keys = pieces.keys[work.piece];
     const int row0 = work.i0 + below, row = row0 + 16 * warp + g;   // the warpgroup's first; mine
     const int seen = a.causal ? min(row0 + shift + 1, keys) : keys; // keys that all of this warpgroup's rows see
@@ -482,16 +506,16 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
 
     // [region: skip]
     int j0 = work.j_last; // of this tile
-    fa::mbarrier_wait(K_full + 8 * K_ring.stage, K_ring.parity);
+    fa::mbarrier_wait(K_full + 8 * K_next.stage, K_next.parity);
 #pragma unroll 1
     for (; j0 > last_seen; j0 -= Bc) {
-      release(K_empty + 8 * K_ring.stage), K_ring.next();
+      release(K_empty + 8 * K_next.stage), K_next.next();
       fa::mbarrier_wait(V_full + 8 * V_ring.stage, V_ring.parity);
       release(V_empty + 8 * V_ring.stage), V_ring.next();
       take_turn(), pass_turn(); // all warpgroups have as many
-      fa::mbarrier_wait(K_full + 8 * K_ring.stage, K_ring.parity);
+      fa::mbarrier_wait(K_full + 8 * K_next.stage, K_next.parity);
     }
-    K_ring.next();
+    K_ring = K_next, K_next.next();
     // [end: skip]
 
     // [region: tile_loop]
@@ -504,7 +528,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
       // [region: scores]
       // (1) exact tile: no product is under way, and P of tile j0 is to be exact. It is the first tile, one that not all rows
       // see whole, or one that was voted down.
-      start_scores(V_ring.stage);
+      start_scores(K_ring.stage);
       fa::wgmma_wait_group<0>();
       // [end: scores]
 
@@ -547,11 +571,11 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
         while (j0 > end && j0 <= seen) {
           if (!next_turn(track)) return false;
           accept();
-          start_scores(K_ring.stage);
+          start_scores(K_next.stage);
           start_output(accumulate);
           end_turn();
           const uint32_t V_barrier = V_empty + 8 * V_ring.stage;
-          K_ring.next(), V_ring.next(), j0 -= Bc;
+          K_ring = K_next, K_next.next(), V_ring.next(), j0 -= Bc;
 
           // S is there, O not yet. At d = 64 O follows soon: without tracking both are waited for here, which leaves one stretch of
           // code, in which ptxas rounds P among the exponentials; the wait below then passes at once.
@@ -562,7 +586,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
           if constexpr (track) raise_maximum();
           exponentials(0, 0, early);
           if constexpr (!track) exponentials(1, 0, Bc / 8);
-          if constexpr (track) fa::mbarrier_wait(K_full + 8 * V_ring.stage, V_ring.parity);
+          if constexpr (track) fa::mbarrier_wait(K_full + 8 * K_ring.stage, K_ring.parity);
           // Is the maximum of the tiles so far good enough? A tracked one always is. A lane sums its own columns of a row.
           if (!track && fmaxf(sum_reg[0], sum_reg[1]) > 32.f) *vote() = 1;
 
@@ -593,7 +617,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
         end_turn();
         fa::wgmma_wait_group<0>();
         release(V_empty + 8 * V_ring.stage);
-        K_ring.next(), V_ring.next(), j0 -= Bc;
+        K_ring = K_next, K_next.next(), V_ring.next(), j0 -= Bc;
         accumulate = true;
       } else if (right) {
         // (5) last tile: no turn follows, so a barrier shows the votes
@@ -610,39 +634,42 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
     // [region: last_output]
     // (7) done: O of the last tile, which needs no turn
     accept();
-    release(Q_empty + 8 * Q_ring.stage);
     start_output(accumulate);
+    const uint32_t O_smem = Q_mine + Q_ring.stage * Q_bytes;
+    Q_ring.next(), next = next_work(); // while O is under way
     fa::wgmma_wait_group<0>();
     release(V_empty + 8 * V_ring.stage), V_ring.next();
     // [end: last_output]
 
     // [region: epilogue]
-    // O (64, d) = O / l and LSE = ln(l * 2^m), once. A row that sees no key has l = 0: O = 0, LSE = -inf. O leaves by
-    // way of O_smem, swizzled as TMA expects it; what is past the last row stays behind.
-    if (threadIdx.x % 128 == 0) fa::cp_async_bulk_wait_group_read<0>();
-    fa::bar_sync(warpgroup, 128); // the last O has been read before any warp writes this one
+    // O (64, d) = O / l and LSE = ln(l * 2^m), once. A row that sees no key has l = 0: O = 0, LSE = -inf. O leaves through
+    // the place of Q_i, whose last reads ended before barrier (5), swizzled for TMA; rows past the last are not stored.
+    float l[2], l_inv[2];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float l = sum_over_lanes(l_reg[r]), l_inv = l > 0.f ? 1.f / l : 0.f;
+    for (int r = 0; r < 2; ++r) l[r] = sum_over_lanes(l_reg[r]), l_inv[r] = l[r] > 0.f ? 1.f / l[r] : 0.f;
 #pragma unroll
-      for (int n = 0; n < d / 8; ++n) { // of each row chunk n % 8 of panel n / 8; four lanes write it
-        unsigned char *chunk = O_smem + n / 8 * 8192 + (16 * warp + g + 8 * r) * 128 + (n % 8 ^ g) * 16;
-        *reinterpret_cast<uint32_t *>(chunk + 4 * t) =
-            fa::pack2<T>(O_reg[n][2 * r] * l_inv, O_reg[n][2 * r + 1] * l_inv);
+    for (int k = 0; k < d / 16;
+         ++k) { // 16 columns, four 8 x 8 matrices: rows g and g + 8 of the left half, of the right
+      uint32_t O_out[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float *O = O_reg[2 * k + e / 2] + e % 2 * 2;
+        O_out[e] = fa::pack2<T>(O[0] * l_inv[e % 2], O[1] * l_inv[e % 2]);
       }
-      if (t == 0 && row + 8 * r < pieces.rows)
-        a.LSE[int64_t(work.b * a.H + work.h) * a.Nq + work.piece * pieces.rows + row + 8 * r] =
-            (m_reg[r] + log2f(l)) * fa::ln_2;
+      const int chunk = (k % 4 * 2 + lane / 16) ^ lane % 8; // of panel k / 4, in row lane % 16
+      fa::stmatrix_x4(O_smem + k / 4 * 8192 + (16 * warp + lane % 16) * 128 + chunk * 16, O_out);
     }
     fa::fence_proxy_async();
-    fa::bar_sync(warpgroup, 128); // all of O is in O_smem before TMA reads it
-    if (threadIdx.x % 128 == 0) {
-      fa::cp_async_bulk_tensor_5d(&maps.O[work.piece], fa::smem_address(O_smem), 0, row0, 0, work.h, work.b);
-      fa::cp_async_bulk_commit_group();
+    __syncwarp();
+    release(O_full); // this warp's rows are there. LSE comes after the fence, which would wait for it
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (t == 0 && row + 8 * r < pieces.rows)
+        a.LSE[int64_t(work.b * a.H + work.h) * a.Nq + work.piece * pieces.rows + row + 8 * r] =
+            (m_reg[r] + log2f(l[r])) * fa::ln_2;
     }
     // [end: epilogue]
   }
-  if (threadIdx.x % 128 == 0) fa::cp_async_bulk_wait_group_read<0>(); // shared memory stays until TMA has read it
   // [end: consumer]
 }
 
@@ -659,10 +686,10 @@ inline int heads_at_a_time(const fa_peers_args &a, int keys) {
   return a.causal ? int(min(max(int64_t(1), fit), int64_t(a.B) * a.Hkv)) : 1;
 }
 
-inline Far far_keys(const fa_peers_args &a) {
+inline Far far_keys(const fa_peers_args &a, int Bc) {
   const int early = a.causal ? a.rank : 0; // ranks whose rows lie further ahead: only their first piece is seen
   const int rows = early * (a.Nk / 2) + (a.ranks - 1 - early) * a.Nk;
-  return {early, a.Nk / 2, rows, heads_at_a_time(a, a.Nk + rows)};
+  return {early, a.Nk / 2, heads_at_a_time(a, a.Nk + rows), rows, rows / Bc, a.B * a.Hkv * (rows / Bc)};
 }
 
 inline Pieces pieces_of(const fa_peers_args &a, const Far &far, int count, int Br) {
@@ -689,7 +716,7 @@ template <int d, typename T> cudaError_t launch(const fa_peers_args &a, cudaStre
     signal<<<1, 1, 0, stream>>>(a);
     return cudaGetLastError();
   }
-  const Far far = far_keys(a);
+  const Far far = far_keys(a, Bc);
   const int count = a.causal && a.ranks > 1 ? 2 : 1;
   Pieces pieces = pieces_of(a, far, count, Br);
   if (!(a.steps & fa::attend)) pieces.count = 0; // the copies alone

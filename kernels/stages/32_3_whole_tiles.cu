@@ -424,14 +424,15 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
 
 // [region: launcher]
 template <int d, typename T> cudaError_t launch(const fa_model_args &a, cudaStream_t stream) {
-  // Without a mask head by head, so that CTAs side by side want the same keys at the same time. Under a causal mask as
-  // many heads at a time as have their keys in 32 MB of the L2, the longest tiles of all of them first. Of short sequences
+  // Without a mask head by head, so that CTAs side by side want the same keys at the same time. Under a causal mask at most
+  // as many heads at a time as have their keys in 32 MB of the L2, the longest tiles of all of them first. Of short sequences
   // only as many as of 2048 keys: there Q and O, which pass through the L2 as well, are as large as K and V.
-  const int64_t bytes = int64_t(4) * max(a.Nk, 2048) * d,
-                heads = max(int64_t(1), (int64_t(32) << 20) / bytes) * (a.H / a.Hkv);
+  // Groups are evened out where one size allows it: the longest tiles of a small last group would begin late.
+  const int64_t bytes = int64_t(4) * max(a.Nk, 2048) * d, at_most = max(int64_t(1), (int64_t(32) << 20) / bytes);
+  const int64_t KV_heads = int64_t(a.B) * a.Hkv, groups = fa::ceil_div(KV_heads, at_most);
   const int64_t tiles = fa::ceil_div(a.Nq, Tile<d>::Br), all = tiles * a.B * a.H;
   if (all > fa::max_grid_x / 2) return cudaErrorInvalidValue; // an index past the last still fits into an int
-  const Order order = {int(tiles), a.causal ? int(min(heads, int64_t(a.B) * a.H)) : 1};
+  const Order order = {int(tiles), a.causal ? int(fa::ceil_div(KV_heads, groups)) * (a.H / a.Hkv) : 1};
   // S in units of log2, so that P = exp2(S - m). Formed here, it is an argument, which the exponentials' FMA reads without a
   // register: with a third one it would often read two of a bank.
   const float scale_log2 = fmaxf(fabsf(a.scale), 1e-30f) * fa::log2_e;

@@ -81,13 +81,14 @@ print(f"{serial[128]:.2f} at d = 128")
 rows = {}
 for d, consumers, Bc in ((64, 3, 128), (64, 3, 192), (64, 4, 128), (128, 2, 128), (128, 2, 192), (128, 3, 128)):
     tile = draw_backward.constants(kernel.rung.source, d, consumers=consumers, Bc=Bc)
-    most = (65536 - 128 * 24) // (128 * consumers) // 8 * 8  # of a consumer's thread, a producer's having 24
+    left = 65536 - 128 * tile["producer_registers"]
     rows[d, 64 * consumers, Bc] = {"shared memory, KB": tile["smem_bytes"] / 1024, "of": 227}
-    rows[d, 64 * consumers, Bc] |= {"registers for S, P, O": 3 * Bc // 4 + d // 2, "of a thread's": min(most, 255)}
+    most = min(left // (128 * consumers) // 8 * 8, 255)  # setmaxnreg takes multiples of 8
+    rows[d, 64 * consumers, Bc] |= {"registers for S, P, O": 3 * Bc // 4 + d // 2, "of a thread's": most}
 pd.DataFrame(rows).T.rename_axis(["d", "rows", "keys"]).round(0).astype(int)
 
 # %% [markdown]
-# At $d = 128$ a third consumer or longer tiles don't fit in shared memory: $Q$ has two places, $O$ one, $K$ and $V$ two stages each. At $d = 64$ longer tiles or a fourth consumer would need more registers than there are.
+# At $d = 128$ a third consumer or longer tiles don't fit in shared memory: $Q$ has two places, $K$ three stages, $V$ two. At $d = 64$ longer tiles or a fourth consumer would need more registers than there are.
 #
 # ## 1 · Taking turns
 #
@@ -130,7 +131,7 @@ show.region("32_ping_pong", "turns")
 # | exponentials: $S_{j+1}$ becomes $P_{j+1}$ | $O$ |
 # | wait until none is left; round $P_{j+1}$ to 16 bits | nothing of its own, but the other warpgroups' products |
 #
-# Why is $P_{j+1}$ rounded only at the end? Rounded $P_j$ is an operand of the product that is under way, and it comes from registers, which may not be written before the product is complete. A second set would take the 32 registers that the table above leaves at $d = 64$, and addresses, $m$, $l$ and sums are still to come.
+# Why is $P_{j+1}$ rounded only at the end? Rounded $P_j$ is an operand of the product that is under way, and it comes from registers, which may not be written before the product is complete. At $d = 64$ there are too few registers for a second set.
 #
 # At $d = 64$, where $O$ takes half as long, the kernel waits for *both* products unless it tracks the maximum: $P$ is then rounded among the exponentials, and long sequences are up to 8 % faster ([39 · Log](39_log.ipynb)).
 #
@@ -157,7 +158,7 @@ pd.DataFrame(rows).T.rename_axis("d").map("{:.0%}".format)
 #
 # Some votes can be foreseen. In each query tile the maximum is tracked up to the second tile that all rows see whole. Then `rising_or_peaked` decides whether to go on: if some row's $l$ is small, few keys take most of it, and other rows may meet theirs later; if this tile outweighs all before it in all of a warp's rows, the next may, too. To do a tile again costs far more than to track one; up to four whole tiles are always tracked.
 #
-# For a warpgroup two things are new. **128 threads decide together**: `wgmma` is an instruction of four warps, so all of them do $S$ again, or none. A warp whose $P$ may not stand leaves a 1 in shared memory, a **vote**. Everybody hears of it at a barrier that is on the way already: the next turn. **$S$ is gone, $K_j$ is not**: $P$ has taken the place of $S$, so doing a tile again takes the product again, and $K_j$ stays until the votes are read.
+# Rung 13 lacked two things. **128 threads decide together**: `wgmma` is an instruction of four warps, so all of them do $S$ again, or none. A warp whose $P$ may not stand leaves a 1 in shared memory, a **vote**. Everybody hears of it at a barrier that is on the way already: the next turn. **$S$ is gone, $K_j$ is not**: $P$ has taken the place of $S$, so doing a tile again takes the product again, and $K_j$ stays until the votes are read.
 #
 # A warpgroup's way through the tiles, with the numbers of the kernel's comments:
 
@@ -214,7 +215,7 @@ under_O = ...  # your prediction: exponentials between the two waits, without th
 # %% tags=["reveal", "raises-exception"]
 VOTE = "if (!track && fmaxf(sum_reg[0], sum_reg[1]) > 32.f) *vote() = 1;"
 WAIT = "fa::wgmma_wait_group<0>(); // O is there too"
-LOOK = "fa::mbarrier_wait(K_full + 8 * V_ring.stage, V_ring.parity);"
+LOOK = "fa::mbarrier_wait(K_full + 8 * K_ring.stage, K_ring.parity);"
 made = {
     "with the vote": rung("32_ping_pong"),
     "without": edited((VOTE, "")),
@@ -265,10 +266,10 @@ plot.recorded("32_ping_pong", "stages", staged, by="python -m helpers record sta
 #
 # | stage | 64 | 128 | |
 # |---|---|---|---|
-# | 32_1 | 6<!--= 100 * (stage("32", "32_1", "31", 64) - 1):.0f --> | 8<!--= 100 * (stage("32", "32_1", "31", 128) - 1):.0f --> | the next $S$ is queued with $O$, so the tensor cores needn't wait for it |
-# | 32_2 | -1<!--= round(100 * (stage("32", "32_2", "32_1", 64) - 1)) --> | 4<!--= 100 * (stage("32", "32_2", "32_1", 128) - 1):.0f --> | written as section 2's table says; but ptxas moves the wait for $O$ above all exponentials |
-# | 32_3 | 4<!--= 100 * (stage("32", "32_3", "32_2", 64) - 1):.0f --> | 3<!--= 100 * (stage("32", "32_3", "32_2", 128) - 1):.0f --> | no masking instructions in whole tiles; the scale is an argument and takes no register |
-# | 32 | 9<!--= 100 * (stage("32", "32", "32_3", 64) - 1):.0f --> | 7<!--= 100 * (stage("32", "32", "32_3", 128) - 1):.0f --> | no maximum, and the vote holds the wait back; at $d = 64$ one wait for both products |
+# | 32_1 | 5<!--= 100 * (stage("32", "32_1", "31", 64) - 1):.0f --> | 9<!--= 100 * (stage("32", "32_1", "31", 128) - 1):.0f --> | the next $S$ is queued with $O$, so the tensor cores needn't wait for it |
+# | 32_2 | -1<!--= round(100 * (stage("32", "32_2", "32_1", 64) - 1)) --> | 3<!--= 100 * (stage("32", "32_2", "32_1", 128) - 1):.0f --> | written as section 2's table says; but ptxas moves the wait for $O$ above all exponentials |
+# | 32_3 | 4<!--= 100 * (stage("32", "32_3", "32_2", 64) - 1):.0f --> | 4<!--= 100 * (stage("32", "32_3", "32_2", 128) - 1):.0f --> | no masking instructions in whole tiles; the scale is an argument and takes no register |
+# | 32 | 9<!--= 100 * (stage("32", "32", "32_3", 64) - 1):.0f --> | 9<!--= 100 * (stage("32", "32", "32_3", 128) - 1):.0f --> | no maximum, and the vote holds the wait back; at $d = 64$ one wait for both products; one more stage of $K$ |
 #
 # Single ideas, from the steps of [39 · Log](39_log.ipynb). (The same code is up to 3 % apart from run to run, in steps 1 to 10 up to 6 %.)
 #
@@ -278,7 +279,13 @@ plot.recorded("32_ping_pong", "stages", staged, by="python -m helpers record sta
 # %% [markdown]
 # ## The kernel
 #
-# Tile, producer, [ring](glossary.md#ring) and the counter that hands out query tiles are rung 31's. The products of a consumer are functions, as they are started from more than one place; the compiler inlines them.
+# [Ring](glossary.md#ring) and the counter that hands out query tiles are rung 31's. $K$ has a stage more than $V$, and is fetched a tile ahead of it: for the vote, the last warpgroup keeps $K_j$ until its next turn, and in the turn after that the first one needs $K_{j+2}$. To make room, $O$ takes $Q_i$'s place; a second thread of the producer's warpgroup sends it.
+
+# %%
+show.region("32_ping_pong", "producer")
+
+# %% [markdown]
+# The products of a consumer are functions, as they are started from more than one place; the compiler inlines them.
 
 # %%
 show.region("32_ping_pong", "products")
@@ -351,7 +358,7 @@ def swim_lanes(notes, length=12000):
 plot.recorded("32_ping_pong", "roles", swim_lanes, by="python -m helpers record roles 32_ping_pong")
 
 # %% [markdown]
-# **What to see.** At $d = 128$ two consumers' products take 2048 clocks per tile, so the tensor cores are busy for 0.86<!--= 2048 / clocks("32", 128):.2f --> of the time. At $d = 64$ three consumers' products take 1536, as do their exponentials, and a tile takes 2307<!--= clocks("32", 64):.0f -->: both units idle for a third of it.
+# **What to see.** At $d = 128$ two consumers' products take 2048 clocks per tile, so the tensor cores are busy for 0.87<!--= 2048 / clocks("32", 128):.2f --> of the time. At $d = 64$ three consumers' products take 1536, as do their exponentials, and a tile takes 2305<!--= clocks("32", 64):.0f -->: both units idle for a third of it.
 #
 # Five waits belong to a tile: for $K_j$, the turn and $V_j$ (hatched), for $S$ and for $O$ (dotted). Notes make a tile about 1.7 times as long, so read the lanes for their order. White: one query tile ends, the next begins.
 
@@ -413,7 +420,7 @@ forward, causal = (record.load("32_ping_pong", kind) for kind in ("forward", "ca
 pd.concat({"no mask": summaries(forward), "causal": summaries(causal)})
 
 # %% [markdown]
-# **What to see.** Figure: medians of seven rounds, with the lowest and highest. Table: geometric mean over $N \ge 1024$, lowest and highest, and the worst of all shapes. The lead over cuDNN is 1.25<!--= ratio("32", "CUDNN", 64):.2f --> at $d = 64$ and 1.12<!--= ratio("32", "CUDNN", 128):.2f --> at $d = 128$ (fp16), and smallest at short lengths, where a query tile's ends weigh most. Beside FlashAttention-3 it is 1.18<!--= ratio("32", "FA3", 64):.2f --> and 1.04<!--= ratio("32", "FA3", 128):.2f -->, under a mask 1.14<!--= ratio("32", "FA3", 64, causal=1, kind="causal"):.2f --> and 1.02<!--= ratio("32", "FA3", 128, causal=1, kind="causal"):.2f -->.
+# **What to see.** Figure: medians of seven rounds, with the lowest and highest. Table: geometric mean over $N \ge 1024$, lowest and highest, and the worst of all shapes. The lead over cuDNN is 1.27<!--= ratio("32", "CUDNN", 64):.2f --> at $d = 64$ and 1.14<!--= ratio("32", "CUDNN", 128):.2f --> at $d = 128$ (fp16), and smallest at short lengths, where a query tile's ends weigh most. Beside FlashAttention-3 it is 1.18<!--= ratio("32", "FA3", 64):.2f --> and 1.05<!--= ratio("32", "FA3", 128):.2f -->, under a mask 1.15<!--= ratio("32", "FA3", 64, causal=1, kind="causal"):.2f --> and 1.03<!--= ratio("32", "FA3", 128, causal=1, kind="causal"):.2f -->.
 #
 # [Other families of inputs](../data/README.md#families-of-inputs) cost votes and tracking:
 
@@ -423,7 +430,7 @@ by = "python -m helpers record families 32"
 plot.recorded("32_ping_pong", "families", lambda samples: plot.families(samples, five), by=by)
 
 # %% [markdown]
-# **What to see.** The other kernels form every maximum on any input, so their points move less. Ours is furthest ahead where little is missed. Elsewhere the copy that tracks runs, with the instructions of rung 31's softmax. Under *one key*, where it tracks throughout, it is still 1.09<!--= family("32", "31_warp_specialized", "one key", 64):.2f --> and 1.18<!--= family("32", "31_warp_specialized", "one key", 128):.2f --> times as fast as rung 31 ($d = 64$ and 128), and 1.09<!--= family("32", "FA3", "one key", 64):.2f --> and 0.98<!--= family("32", "FA3", "one key", 128):.2f --> times as fast as FA3. Beside FA3 at $d = 128$, *Q × 2* and *falling* scores cost most: 0.97<!--= family("32", "FA3", "Q × 2", 128):.2f --> and 0.97<!--= family("32", "FA3", "falling", 128):.2f -->, under a mask 0.97<!--= family("32", "FA3", "Q × 2", 128, causal=1):.2f --> and 0.97<!--= family("32", "FA3", "falling", 128, causal=1):.2f -->. On the short sequences of rxnmapper's heads it is 1.09<!--= family("32", "CUDNN", "heads of rxnmapper", 64):.2f --> and 1.03<!--= family("32", "CUDNN", "heads of rxnmapper", 128):.2f --> times as fast as cuDNN. ([39 · Log](39_log.ipynb) has what was tried against these prices.)
+# **What to see.** The other kernels form every maximum on any input, so their points move less. Ours is furthest ahead where little is missed. Elsewhere the copy that tracks runs, with the instructions of rung 31's softmax. Under *one key*, where it tracks throughout, it is still 1.10<!--= family("32", "31_warp_specialized", "one key", 64):.2f --> and 1.19<!--= family("32", "31_warp_specialized", "one key", 128):.2f --> times as fast as rung 31 ($d = 64$ and 128), and 1.10<!--= family("32", "FA3", "one key", 64):.2f --> and 0.99<!--= family("32", "FA3", "one key", 128):.2f --> times as fast as FA3. Beside FA3 at $d = 128$, *Q × 2* and *falling* scores cost most: 0.97<!--= family("32", "FA3", "Q × 2", 128):.2f --> and 0.98<!--= family("32", "FA3", "falling", 128):.2f -->, under a mask 0.98<!--= family("32", "FA3", "Q × 2", 128, causal=1):.2f --> and 0.97<!--= family("32", "FA3", "falling", 128, causal=1):.2f -->. On the short sequences of rxnmapper's heads it is 1.11<!--= family("32", "CUDNN", "heads of rxnmapper", 64):.2f --> and 1.04<!--= family("32", "CUDNN", "heads of rxnmapper", 128):.2f --> times as fast as cuDNN. ([39 · Log](39_log.ipynb) has what was tried against these prices.)
 #
 # ### The staircase
 #
@@ -436,9 +443,9 @@ plot.staircase(speeds[(speeds["dtype"] != "fp32") & (speeds["D"] == 128)])
 # %% [markdown]
 # ## What still hurts
 #
-# 1. **Ends.** A query tile begins with a tile of keys that is done alone and ends with a product under which nothing happens. Under a causal mask the tiles on the diagonal are done alone, too. To start the next query tile's $S$ under the epilogue saves no time (the log's step 30).
+# 1. **Ends.** A query tile begins with a tile of keys done alone and ends with a product without exponentials under it. Under a causal mask the tiles on the diagonal are done alone, too.
 # 2. **Exponentials at $d = 64$.** There are as many clocks of them as of products, so both units would have to be busy all the time, and each is for 0.67<!--= 1536 / clocks("32", 64):.2f -->. Exercise 32.3 looks ahead.
-# 3. **Power.** At its limit of 700 W the card lowers its clock. Then a call takes its energy over 700 W, however few clocks it needs. Beside cuBLAS, at $d = 128$ without a mask, NVML (the driver's monitoring library) reported as little as 1710<!--= record.load("32_ping_pong", "matmul").query("causal == 0").sm_mhz.min():.0f --> of 1980 MHz, and the rung reached 0.94<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.min():.2f --> to 0.98<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.max():.2f --> of its TFLOP/s.
+# 3. **Power.** At its limit of 700 W the card lowers its clock. Then a call takes its energy over 700 W, however few clocks it needs. Beside cuBLAS, at $d = 128$ without a mask, NVML (the driver's monitoring library) reported as little as 1620<!--= record.load("32_ping_pong", "matmul").query("causal == 0").sm_mhz.min():.0f --> of 1980 MHz, and the rung reached 0.97<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.min():.2f --> to 0.99<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.max():.2f --> of its TFLOP/s.
 #
 # Does power hold the rung back? On **zeros** the kernel executes the same instructions, but hardly a wire changes from one value to the next, and that is what takes power ([He, 2024](https://www.thonking.ai/p/strangely-matrix-multiplications)). If so, zeros are faster, at a higher clock, and take as many clocks. Bursts of a second, the clock counted on the SMs themselves:
 
@@ -460,7 +467,7 @@ def on_zeros(samples):
 plot.recorded("32_ping_pong", "power", on_zeros, by="python -m helpers record power")
 
 # %% [markdown]
-# **What to see.** On zeros the clock is 1.18<!--= power("32", "mhz", 64, "zeros") / power("32", "mhz", 64):.2f --> and 1.18<!--= power("32", "mhz", 128, "zeros") / power("32", "mhz", 128):.2f --> times as high ($d = 64$ and 128), the kernel 1.18<!--= power("32", "ms", 64) / power("32", "ms", 64, "zeros"):.2f --> and 1.16<!--= power("32", "ms", 128) / power("32", "ms", 128, "zeros"):.2f --> times as fast, and its number of clocks the same to 2<!--= 100 * max(abs(power("32", "Mclk", D, "zeros") / power("32", "Mclk", D) - 1) for D in (64, 128)):.0f --> %. So power does hold it back. Rung 32 is faster than cuDNN at a lower clock: per call it takes 0.83<!--= power("32", "joules", 64) / power("32", "joules", 64, of="CUDNN"):.2f --> and 0.92<!--= power("32", "joules", 128) / power("32", "joules", 128, of="CUDNN"):.2f --> of cuDNN's energy. It stays open why NVML names the power limit on zeros, too, at 365<!--= power("32", "watts", 128, "zeros"):.0f --> W ($d = 128$).
+# **What to see.** On zeros the clock is 1.20<!--= power("32", "mhz", 64, "zeros") / power("32", "mhz", 64):.2f --> and 1.19<!--= power("32", "mhz", 128, "zeros") / power("32", "mhz", 128):.2f --> times as high ($d = 64$ and 128), the kernel 1.20<!--= power("32", "ms", 64) / power("32", "ms", 64, "zeros"):.2f --> and 1.19<!--= power("32", "ms", 128) / power("32", "ms", 128, "zeros"):.2f --> times as fast, and its number of clocks the same to 0.3<!--= 100 * max(abs(power("32", "Mclk", D, "zeros") / power("32", "Mclk", D) - 1) for D in (64, 128)):.1f --> %. So power does hold it back. Rung 32 is faster than cuDNN at a lower clock: per call it takes 0.81<!--= power("32", "joules", 64) / power("32", "joules", 64, of="CUDNN"):.2f --> and 0.88<!--= power("32", "joules", 128) / power("32", "joules", 128, of="CUDNN"):.2f --> of cuDNN's energy.
 #
 # 4. **The backward pass.** Training needs gradients, and there five products want operands that other products have just made: [33 · Backward on Hopper](33_backward_wgmma.ipynb).
 

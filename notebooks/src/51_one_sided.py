@@ -69,7 +69,7 @@ print(f"D = 64, Br = 192: {192 * 394e9 / 1e12:.0f} TFLOP/s by the bytes. As reco
 draw_ring.direct_reads()
 
 # %% [markdown]
-# The bytes explain all but a sixth of it: these reads move 330 GB/s, not 394. At $D = 128$ that is 18<!--= tflops("32", 128, 8192, 0, "bf16") / 42.3:.0f --> times slower than with its own keys. At 781<!--= tflops("32", 128, 8192, 0, "bf16"):.0f --> TFLOP/s, each byte that crosses the link has to serve 2,000<!--= round(tflops("32", 128, 8192, 0, "bf16") * 1000 / 394, -2):,.0f --> queries, not 128: it has to cross *once* and then be read from this GPU's own memory.
+# The bytes explain all but a sixth of it: these reads move 330 GB/s, not 394. At $D = 128$ that is 19<!--= tflops("32", 128, 8192, 0, "bf16") / 42.3:.0f --> times slower than with its own keys. At 785<!--= tflops("32", 128, 8192, 0, "bf16"):.0f --> TFLOP/s, each byte that crosses the link has to serve 2,000<!--= round(tflops("32", 128, 8192, 0, "bf16") * 1000 / 394, -2):,.0f --> queries, not 128: it has to cross *once* and then be read from this GPU's own memory.
 #
 # ## 1 · A copy, and flags
 #
@@ -118,7 +118,7 @@ draw_ring.wanted(rank=1, ranks=4)
 show.region("51_one_sided", "copy")
 
 # %% [markdown]
-# The producer. `fetch` is that of rung 32; new are the copiers' part at the top and the second loop.
+# The producer. `fetch` is that of rung 32, but $K$ comes with its $V$, not a tile ahead; new are the copiers' part at the top and the second loop.
 
 # %%
 show.region("51_one_sided", "producer")
@@ -386,9 +386,9 @@ progress()
 #
 # You can now explain, do and judge:
 #
-# <details><summary>1. Why is rung 32, at D = 128, 18<!--= tflops("32", 128, 8192, 0, "bf16") / 42.3:.0f --> times slower on another GPU's keys?</summary>
+# <details><summary>1. Why is rung 32, at D = 128, 19<!--= tflops("32", 128, 8192, 0, "bf16") / 42.3:.0f --> times slower on another GPU's keys?</summary>
 #
-# Every tile of queries reads all keys over the link, because the local L2 does not keep them: B_r FLOPs per byte, 128 × 394 GB/s = 50 TFLOP/s, and by the 330 GB/s that such reads reach, 42, against 781<!--= tflops("32", 128, 8192, 0, "bf16"):.0f -->.
+# Every tile of queries reads all keys over the link, because the local L2 does not keep them: B_r FLOPs per byte, 128 × 394 GB/s = 50 TFLOP/s, and by the 330 GB/s that such reads reach, 42, against 785<!--= tflops("32", 128, 8192, 0, "bf16"):.0f -->.
 #
 # </details>
 # <details><summary>2. What goes wrong if the copier waits with wait_group.read?</summary>

@@ -18,7 +18,8 @@ from helpers.toolchain.toolkit import find_toolkit
 # what that may come to in a rung that isn't named here. LEFT is beside it: what timing adds, which differs from run to run (of one
 # code of 33, 2.04, 2.19 and 2.22 % in three records).
 GOAL = 2.0
-NVCC = {"04_fa2_fp32": 3.4, "21_split_kv": 7.5, "32_ping_pong": 4.3}
+# 32 hands O to stmatrix, which these counters leave out, so that the same 104 stores are more of what is left.
+NVCC = {"04_fa2_fp32": 3.4, "21_split_kv": 7.5, "32_ping_pong": 16.3}
 LEFT = {
     "22_backward_fp32": 0.7,
     "23_backward_mma": 0.7,

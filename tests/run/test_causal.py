@@ -12,13 +12,19 @@ EMULATOR_AND_GPU = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda"
 
 @EMULATOR_AND_GPU
 @pytest.mark.parametrize("heads", [1, 2, 3, 4])
-def test_heads_that_come_in_turns(heads, device):
-    """The L2 made so small that it holds the keys of one head, or two: the last group has fewer heads than the others."""
-    old = "(a.causal ? 32 : 12) << 20"
-    source = single("20_causal_gqa", 64, "fp16").replace(old, f"{heads} * 4 * 150 * 64")
+@pytest.mark.parametrize(
+    ("stem", "share", "N", "keys"),
+    [
+        ("20_causal_gqa", "(a.causal ? 32 : 12) << 20", 150, 150),
+        ("32_ping_pong", "int64_t(32) << 20", 400, 2048),  # by the rung's own rule as many heads as of 2048 keys
+    ],
+)
+def test_heads_that_come_in_turns(stem, share, N, keys, heads, device):
+    """The L2 made so small that it holds the keys of one head, or a few: the last group may have fewer than the others."""
+    source = single(stem, 64, "fp16").replace(share, f"{heads} * 4 * {keys} * 64")
     kernel = load(source=source, device=device, quiet=True)
     torch.manual_seed(heads)
-    q, k, v = (torch.randn(1, H, 150, 64, device=device).half() for H in (10, 5, 5))
+    q, k, v = (torch.randn(1, H, N, 64, device=device).half() for H in (10, 5, 5))
     check(kernel, [Case(f"causal {c}", q, k, v, causal=c) for c in (True, False)]).require()
 
 

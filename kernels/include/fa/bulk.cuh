@@ -1,4 +1,4 @@
-// Copies of a run of bytes by one thread, and matrices that a warp stores: what 33 and 51 need of Hopper (sm_90) beyond
+// Copies of a run of bytes by one thread, and matrices that a warp stores: what 32, 33 and 51 need of Hopper (sm_90) beyond
 // sm90.cuh. The sections named here are those of NVIDIA's "PTX ISA".
 #pragma once
 #include <cstdint>
