@@ -360,7 +360,7 @@ plot.recorded("32_ping_pong", "roles", swim_lanes, by="python -m helpers record 
 # %% [markdown]
 # **What to see.** At $d = 128$ two consumers' products take 2048 clocks per tile, so the tensor cores are busy for 0.87<!--= 2048 / clocks("32", 128):.2f --> of the time. At $d = 64$ three consumers' products take 1536, as do their exponentials, and a tile takes 2305<!--= clocks("32", 64):.0f -->: both units idle for a third of it.
 #
-# Five waits belong to a tile: for $K_j$, the turn and $V_j$ (hatched), for $S$ and for $O$ (dotted). Notes make a tile about 1.7 times as long, so read the lanes for their order. White: one query tile ends, the next begins.
+# Five waits belong to a tile: for $K_j$, the turn and $V_j$ (hatched), for $S$ and for $O$ (dotted). Notes make a tile nearly twice as long, so read the lanes for their order. White: one query tile ends, the next begins.
 
 # %% [markdown]
 # ### Votes

@@ -105,14 +105,14 @@ plot.recorded("32_ping_pong", "steps", table("between_waits"))
 #     - *Together*, by FlashAttention-3's time over ours in the records ($d = 128$, a head of keys for each of queries; before, now): at $N = 1000$ 1.00 and 1.01, 1024 1.01 and 1.03, 4096 1.05 and 1.06, 4097 1.04 and 1.03, 16384 1.04 and 1.06; under a mask 1.02 and 1.03, 1.02 and 1.03, 1.02 and 1.02, 0.98 and 1.03, 1.04 and 1.04.
 #
 #   And what did not pay:
-#     - a *division* that the producer made between two copies, a hundred clocks or so: 0.96 to 0.98 from $N = 4096$ on. a late $V$ delays the products, too;
+#     - a *division* that the producer made between two copies, a hundred clocks or so: 0.95 to 0.98 from $N = 4096$ on, as a late $V$ delays the products, too;
 #     - a thread of its own for $V$: the same without a mask, a percent slower under one at $N = 1000$;
-#     - the next query tile's first keys asked for into the L2: 0.98 to 0.99 for one tile of $K$ and $V$, less for two, 0.9 for all of them;
+#     - the next query tile's keys asked for into the L2, without a mask up to $N = 4097$: 0.98 to 0.99 for its first tile, 0.95 to 0.99 for two, 0.86 to 0.93 for all of them;
 #     - hints to the L2 which lines to keep: 1.00; $K$ and $V$ to be dropped first 0.97 to 0.98 under a mask;
 #     - a wait for the next query tile's $K$ under the last $O$: 0.99;
 #     - no rescaling of $O$ before its first product: 0.99 to 1.00;
 #     - whether a maximum is likely to be missed, told by the next turn's barrier instead of one of its own: 1.00;
-#     - after a vote, as many tiles tracked as a quarter of those before, of sequences from 17 tiles on: *Q × 2* gains 1 to 4 %, *sawtooth* up to 3 %, but *falling* scores lose 2 to 5 %, as they are voted down again and again; two votes, then all: 1 to 3 % gained, 1 to 3 % lost.
+#     - after a vote, as many tiles tracked as a quarter of those before, of sequences from 17 tiles on: *Q × 2* gains 1 to 4 %, *sawtooth* up to 3 %, but *falling* scores lose 2 to 5 %, as they are voted down again and again. If all tiles are tracked after two votes, *Q × 2* gains 1 to 6 %, and *falling* loses up to 3 % beside the draft without.
 # - **The counter** (3 is without): at $d = 128$ under a causal mask query tiles dealt out beforehand cost a sixth; without a mask, nothing, as notebook 31's model says.
 
 # %%
