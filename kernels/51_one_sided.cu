@@ -660,7 +660,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
       fa::stmatrix_x4(O_smem + k / 4 * 8192 + (16 * warp + lane % 16) * 128 + chunk * 16, O_out);
     }
     fa::fence_proxy_async();
-    __syncwarp();
+    __syncwarp();    // all lanes have stored and fenced before one says so
     release(O_full); // this warp's rows are there. LSE comes after the fence, which would wait for it
 #pragma unroll
     for (int r = 0; r < 2; ++r) {

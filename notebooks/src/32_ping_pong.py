@@ -230,9 +230,9 @@ predict(under_O, int(sass.between_waits(made["without"])["MUFU.EX2"].iloc[1]), "
 # **What to see.** Without the vote, ptxas moves the wait *up*, over most of the exponentials. Nothing in the result gives a hint of it, nor in the source; the disassembly does. Within a stretch of code without branches ptxas arranges instructions as it sees fit, and nothing between the two waits needs the second one. A `__syncwarp` is no border to it. A branch is, for most of them: the fourth strip has a second look at a barrier that is known to be open. And the vote is one: whether to store a 1 depends on the sums, the sums on all exponentials, and the wait stays behind the store. (The copy that tracks has such a look before its wait for $O$.)
 
 # %% [markdown]
-# ## 5 · From rung 31 in four steps
+# ## 5 · From rung 31 in six steps
 #
-# Between rungs 31 and 32 lie three kernels with one idea each. All are complete: `load("32_1")`, `check`, `xray` take them (`kernels/stages/`). The second waits for $S$ alone before its 66 exponentials (two are `alpha`). How many of them does ptxas leave under the product $O$ at $d = 128$?
+# Between rungs 31 and 32 lie five kernels with one idea each. All are complete: `load("32_1")`, `check`, `xray` take them (`kernels/stages/`). The second waits for $S$ alone before its 66 exponentials (two are `alpha`). How many of them does ptxas leave under the product $O$ at $d = 128$?
 
 # %%
 under_O_2 = ...  # your prediction: exponentials under its own O, stage 32_2
@@ -269,7 +269,7 @@ plot.recorded("32_ping_pong", "stages", staged, by="python -m helpers record sta
 # | 32_1 | 5<!--= 100 * (stage("32", "32_1", "31", 64) - 1):.0f --> | 9<!--= 100 * (stage("32", "32_1", "31", 128) - 1):.0f --> | the next $S$ is queued with $O$, so the tensor cores needn't wait for it |
 # | 32_2 | -1<!--= round(100 * (stage("32", "32_2", "32_1", 64) - 1)) --> | 3<!--= 100 * (stage("32", "32_2", "32_1", 128) - 1):.0f --> | written as section 2's table says; but ptxas moves the wait for $O$ above all exponentials |
 # | 32_3 | 4<!--= 100 * (stage("32", "32_3", "32_2", 64) - 1):.0f --> | 4<!--= 100 * (stage("32", "32_3", "32_2", 128) - 1):.0f --> | no masking instructions in whole tiles; the scale is an argument and takes no register |
-# | 32 | 9<!--= 100 * (stage("32", "32", "32_3", 64) - 1):.0f --> | 9<!--= 100 * (stage("32", "32", "32_3", 128) - 1):.0f --> | no maximum, and the vote holds the wait back; at $d = 64$ one wait for both products; one more stage of $K$ |
+# | 32_4 to 32 | 9<!--= 100 * (stage("32", "32", "32_3", 64) - 1):.0f --> | 9<!--= 100 * (stage("32", "32", "32_3", 128) - 1):.0f --> | no maximum, and the vote holds the wait back; at $d = 64$ one wait for both products; one more stage of $K$ |
 #
 # Single ideas, from the steps of [39 · Log](39_log.ipynb). (The same code is up to 3 % apart from run to run, in steps 1 to 10 up to 6 %.)
 #
