@@ -251,7 +251,8 @@ pd.DataFrame(rows).T
 # %%
 def staged(samples):
     """Each stage's ratio to SDPA FLASH in fp16, as dots."""
-    rows = [(stem, row.D, row.mean, True) for stem in chain for row in
+    recorded = [stem for stem in chain if stem in set(samples["name"])]
+    rows = [(stem, row.D, row.mean, True) for stem in recorded for row in
             record.summary(samples[samples["dtype"] == "fp16"], stem, "SDPA FLASH").itertuples()]  # fmt: skip
     frame = pd.DataFrame(rows, columns=["label", "D", "ratio", "kept"])
     said = "; ".join(f"{r.label} at D = {r.D}: {r.ratio:.2f}" for r in frame.itertuples())
