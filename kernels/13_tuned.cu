@@ -5,7 +5,8 @@
 //            no row maximum while the last one will do: where a row's sum says that it doesn't, the warp reads the new
 //            one from P and divides P by it; so O is rarely rescaled, and scale and maximum are one FMA;
 //            K and V come backwards, the ragged tile first: in the loop a copy counts no rows;
-//            32-bit addresses that move by one XOR; copies that leave after the softmax; tile shapes that measured best
+//            32-bit addresses that move by one XOR; copies that leave after the softmax, before P is rounded; tile shapes
+//            that measured best
 // op:        attention
 // inputs:    Q (B,H,Nq,D), K V (B,H,Nk,D) fp16 or bf16; rows and strides multiples of 16 bytes
 // outputs:   O (B,H,Nq,D) as Q, LSE (B,H,Nq) fp32
@@ -16,8 +17,8 @@
 //            D=128, 163 KB per block or less: Br=256 Bc=32 threads=256 smem=96 KB CTAs/SM=1
 // arch:      sm_80
 // paper:     FlashAttention-2, Algorithm 1 and section 3.3 (arXiv 2307.08691)
-// speed:     H200, N >= 1024: 329 to 376 TFLOP/s at D=64, 345 to 396 at D=128; 1.23 x SDPA FLASH at D=64 and 1.19 x at
-//            D=128, at N=512 1.13 x and 1.10 x (tuned on it: three stages, 64 KB, at D=64)
+// speed:     H200, N >= 1024: 349 to 400 TFLOP/s at D=64, 399 to 440 at D=128; 1.27 x SDPA FLASH at D=64 and 1.22 x at
+//            D=128, at N=512 1.14 x and 1.13 x (with the tiles above; tuned, D=64 has three stages, 64 KB)
 #include <fa/arch.cuh>
 #include <fa/args.cuh>
 #include <fa/half.cuh>
@@ -106,7 +107,7 @@ __global__ __launch_bounds__(Tile<d, T>::threads, Tile<d, T>::ctas) void fa2_mma
   // ldmatrix.x4 loads four 8 x 8 matrices; lanes 8m .. 8m + 7 give the addresses of matrix m's rows. For the operand A
   // (Q), and for V with .trans, matrices 0 and 1 lie one below the other and 2 and 3 right of them; for K the other way.
   const uint32_t at_A = smem + at<d>(lane % 16, lane / 16);
-  const uint32_t Q_lane = at_A + Q_at + 32 * warp * 2 * d, V_lane = at_A + stage_bytes / 2;
+  const uint32_t Q_lane = at_A + Q_at + 32 * warp * 2 * d; // V is read at at_A, half a stage further on
   const uint32_t K_lane = smem + at<d>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 
   // [region: pipeline]
@@ -152,7 +153,7 @@ __global__ __launch_bounds__(Tile<d, T>::threads, Tile<d, T>::ctas) void fa2_mma
   // [region: scores]
   // S (32, Bc) = Q_i K_j^T by each warp: Bc / 8 accumulators side by side, d / 16 steps. K_j (Bc, d) row-major is
   // K_j^T (d, Bc) column-major, which is how mma.sync takes its operand B.
-  const auto scores = [&](int stage_at) {
+  const auto scores = [&](uint32_t K_at) {
 #pragma unroll
     for (int n = 0; n < Bc / 8; ++n) {
 #pragma unroll
@@ -165,7 +166,7 @@ __global__ __launch_bounds__(Tile<d, T>::threads, Tile<d, T>::ctas) void fa2_mma
 #pragma unroll
       for (int n = 0; n < Bc / 16; ++n) {
         uint32_t K_reg[4]; // two B fragments: 16 columns of d by keys 16n + {0..7} and 16n + {8..15}
-        fa::ldmatrix_x4(K_reg, right(K_lane + stage_at, k) + 16 * n * 2 * d);
+        fa::ldmatrix_x4(K_reg, right(K_at, k) + 16 * n * 2 * d);
         fa::mma_m32n8k16<T>(S_reg[2 * n], Q_step, K_reg[0], K_reg[1]);
         fa::mma_m32n8k16<T>(S_reg[2 * n + 1], Q_step, K_reg[2], K_reg[3]);
       }
@@ -272,7 +273,8 @@ __global__ __launch_bounds__(Tile<d, T>::threads, Tile<d, T>::ctas) void fa2_mma
   int take_to = a.Nk - 2 * Bc; // the last tile, of those to come, whose P is formed first; -1: none any more
   int stage_at = 0, free_at = (stages - 1) * stage_bytes;
   for (int j0 = j_last; j0 >= 0; j0 -= Bc) {
-    fa::cp_async_wait<stages - 2>(); // this tile's group; later ones may still be on their way
+    const uint32_t K_at = K_lane + stage_at; // K_j's place, for this lane
+    fa::cp_async_wait<stages - 2>();         // this tile's group; later ones may still be on their way
     // Every thread's part of this tile has landed before any warp reads it; and all warps have read the tile before it,
     // whose stage the next copies overwrite.
     __syncthreads(); // this tile has landed for all warps, and all have read the one before
@@ -280,19 +282,19 @@ __global__ __launch_bounds__(Tile<d, T>::threads, Tile<d, T>::ctas) void fa2_mma
     const bool take = j0 <= take_to; // not the last whole tile: the maximum of a ragged tile alone would be poor
     bool fits = take;
     if (take) {
-      scores(stage_at);
+      scores(K_at);
       fits = probabilities() || raise_maximum_by_P();
     }
     if (!fits) { // the maximum first: of the tiles at the end, and where P is infinite, which has taken the place of S
-      scores(stage_at);
+      scores(K_at);
       raise_maximum(a.Nk - j0);
       probabilities();
       if (take) take_to = -1;
     }
 #pragma unroll
     for (int r = 0; r < 4; ++r) l_reg[r] += row_sum[r];
-    round_P();
     fetch(j0 >= (stages - 1) * Bc, free_at, Bc);
+    round_P(); // which may overlap with the first products
 
     // [region: output]
     // O (32, d) += P V_j by each warp: d / 8 accumulators, Bc / 16 steps
@@ -301,7 +303,7 @@ __global__ __launch_bounds__(Tile<d, T>::threads, Tile<d, T>::ctas) void fa2_mma
 #pragma unroll
       for (int n = 0; n < d / 16; ++n) {
         uint32_t V_reg[4]; // two B fragments: keys 16k + {0..15} by columns 16n + {0..7} and 16n + {8..15}
-        fa::ldmatrix_x4_trans(V_reg, right(V_lane + stage_at, n) + 16 * k * 2 * d);
+        fa::ldmatrix_x4_trans(V_reg, right(at_A + stage_at, n) + stage_bytes / 2 + 16 * k * 2 * d);
         fa::mma_m32n8k16<T>(O_reg[2 * n], P_reg[k], V_reg[0], V_reg[1]);
         fa::mma_m32n8k16<T>(O_reg[2 * n + 1], P_reg[k], V_reg[2], V_reg[3]);
       }

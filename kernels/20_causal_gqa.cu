@@ -19,8 +19,8 @@
 //            D=128: Br=128 Bc=64 threads=128 smem=97 KB CTAs/SM=2
 // arch:      sm_80
 // paper:     FlashAttention-2, section 3.1.1, causal masking (arXiv 2307.08691); GQA (arXiv 2305.13245)
-// speed:     H200, causal, N = 1024 to 16384: 266 to 387 TFLOP/s at D=64, 307 to 400 at D=128: 1.26 x and 1.30 x SDPA
-//            FLASH; 64 heads on 8 1.01 to 1.03 x as fast as 64 on 64; packed batches of random lengths at 0.92 to 0.99 of
+// speed:     H200, causal, N = 1024 to 16384: 272 to 405 TFLOP/s at D=64, 306 to 432 at D=128: 1.29 x and 1.30 x SDPA
+//            FLASH; 64 heads on 8 1.00 to 1.02 x as fast as 64 on 64; packed batches of random lengths at 0.91 to 0.99 of
 //            what their sequences reach in full batches of one length
 #include <fa/arch.cuh>
 #include <fa/half.cuh>
@@ -156,9 +156,8 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
   const int j_first = a.causal ? max(i0 + shift - window + 1, 0) / Bc * Bc : 0;
   // [end: visible]
 
-  // The same for all lanes, and the compiler is told so: otherwise it prepares for a warp whose lanes part at a branch. At
-  // d = 128, told so, it made code that was 2 % slower.
-  const int warp = d == 64 ? __reduce_max_sync(0xffffffff, threadIdx.x / 32) : threadIdx.x / 32;
+  // The same for all lanes, and the compiler is told so: otherwise it prepares for a warp whose lanes part at a branch.
+  const int warp = __reduce_max_sync(0xffffffff, threadIdx.x / 32);
   const int lane = threadIdx.x % 32;
   const int g = lane / 4, t = lane % 4; // of a 16 x 8 accumulator a lane holds rows g, g + 8, columns 2t, 2t + 1
 
@@ -166,7 +165,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
   // ldmatrix.x4 loads four 8 x 8 matrices; lanes 8m .. 8m + 7 give the addresses of matrix m's rows. For the operand A
   // (Q), and for V with .trans, matrices 0, 1 lie one below the other and 2 and 3 right of them; for K the other way.
   const uint32_t at_A = smem + at<d>(lane % 16, lane / 16);
-  const uint32_t Q_lane = at_A + Q_at + 32 * warp * 2 * d, V_lane = at_A + stage_bytes / 2;
+  const uint32_t Q_lane = at_A + Q_at + 32 * warp * 2 * d; // V is read at at_A, half a stage further on
   const uint32_t K_lane = smem + at<d>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 
   // [region: pipeline]
@@ -351,24 +350,26 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
     __syncthreads(); // as above
 
     const bool take = j0 <= take_to && j0 >= take_from;
-    bool fits = take;
-    if (take) {
-      scores(stage_at);
-      fits = probabilities() || raise_maximum_by_P();
-    }
     const bool seen = take || (j0 <= sees + 31 && j0 + Bc > sees - window + 1); // by the last row; by the first row
-    if (seen && !fits) { // the maximum first: of tiles to mask and the one after, and where P is infinite
-      scores(stage_at);
-      if (j0 >= whole || j0 < take_from) mask(j0);
-      raise_maximum();
-      probabilities();
-      if (take) take_to = -1;
-    }
-    fetch(j0 - (stages - 1) * Bc >= j_first, free_at, Bc);
-    if (seen) {
+    if (!seen) { // only copies: other warps need the tiles to come
+      fetch(j0 - (stages - 1) * Bc >= j_first, free_at, Bc);
+    } else {
+      bool fits = take;
+      if (take) {
+        scores(stage_at);
+        fits = probabilities() || raise_maximum_by_P();
+      }
+      if (!fits) { // the maximum first: of tiles to mask and the one after, and where P is infinite
+        scores(stage_at);
+        if (j0 >= whole || j0 < take_from) mask(j0);
+        raise_maximum();
+        probabilities();
+        if (take) take_to = -1;
+      }
+      fetch(j0 - (stages - 1) * Bc >= j_first, free_at, Bc);
 #pragma unroll
       for (int r = 0; r < 4; ++r) l_reg[r] += row_sum[r];
-      round_P();
+      round_P(); // which may overlap with the first products
 
       // [region: output]
       // O (32, d) += P V_j by each warp: d / 8 accumulators, Bc / 16 steps
@@ -377,7 +378,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
 #pragma unroll
         for (int n = 0; n < d / 16; ++n) {
           uint32_t V_reg[4]; // two B fragments: keys 16k + {0..15} by columns 16n + {0..7} and 16n + {8..15}
-          fa::ldmatrix_x4_trans(V_reg, right<d>(V_lane + stage_at, n) + 16 * k * 2 * d);
+          fa::ldmatrix_x4_trans(V_reg, right<d>(at_A + stage_at, n) + stage_bytes / 2 + 16 * k * 2 * d);
           fa::mma_m32n8k16<T>(O_reg[2 * n], P_reg[k], V_reg[0], V_reg[1]);
           fa::mma_m32n8k16<T>(O_reg[2 * n + 1], P_reg[k], V_reg[2], V_reg[3]);
         }

@@ -202,7 +202,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void fa2_mma(const
     }
     // [end: online_update]
 
-    // Only now: beside S and the softmax there are no registers for the addresses of copies.
+    // Only after the softmax: during it there are no registers for the addresses of copies.
     fetch(j0 + (stages - 1) * Bc, free_at);
 
     // [region: output]

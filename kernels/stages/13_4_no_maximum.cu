@@ -234,7 +234,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void fa2_mma(const
     }
 #pragma unroll
     for (int r = 0; r < 4; ++r) l_reg[r] += row_sum[r];
-    // Only now: beside S and the softmax there are no registers for the addresses of copies.
+    // Only after the softmax: during it there are no registers for the addresses of copies.
     fetch(j0 + (stages - 1) * Bc, free_at);
 
     // [region: output]

@@ -227,7 +227,7 @@ show.region("13_4", "tile_loop")
 # %% [markdown]
 # ## The kernel
 #
-# Rung 13 adds two things to `13_5`. K and V are walked **backwards**: the last tile, which may be cut short, comes first, and all later ones are whole, so that the copies in the loop need no bounds checks (FlashAttention-2 does so, too). And the **tile shapes** are constants given at compilation, chosen by measurement (below).
+# Rung 13 adds three things to `13_5`. K and V are walked **backwards**: the last tile, which may be cut short, comes first, and all later ones are whole, so that the copies in the loop need no bounds checks. And the **tile shapes** are constants, chosen by measurement (below); and the **order**: the copies leave before $P$ is rounded, so that rounding may overlap with products.
 
 # %%
 show.region("13_tuned", "tile")
@@ -268,7 +268,7 @@ budget.drop(columns="took").round(0).astype(int).assign(**{"instructions per HMM
 units.draw(budget.loc[["12_double_buffered", "13_2_rows", "13_tuned"]], title)
 
 # %% [markdown]
-# **What to see.** One step, the rows, moved the longest bar from shared memory to the tensor cores. All together cut the issue slots from 320 clocks to 170. Even so 13 takes 1.6<!--= 4 * 32 * 64 * 128 * 132 * 1.98e-3 / tflops("13", 128, kind="stages") / 428:.1f --> times as long as its longest unit. (Counted at 1.98 GHz; at full load the clock is lower, notebook 32.) A warp does its products and its softmax one after the other, and each of the SM's four schedulers has only two warps to choose from: often neither is ready.
+# **What to see.** One step, the rows, moved the longest bar from shared memory to the tensor cores. All together cut the issue slots from 320 clocks to 170. Even so 13 takes 1.4<!--= 4 * 32 * 64 * 128 * 132 * 1.98e-3 / tflops("13", 128, kind="stages") / 428:.1f --> times as long as its longest unit. (Counted at 1.98 GHz; at full load the clock is lower, notebook 32.) A warp does its products and its softmax one after the other, and each of the SM's four schedulers has only two warps to choose from: often neither is ready.
 #
 # What do they wait for? At every clock a warp issues an instruction or has a reason why not, and Nsight Compute counts [the reasons](https://docs.nvidia.com/nsight-compute/ProfilingGuide/index.html). Divided by the number of instructions, they add up to the time between two instructions of a warp. In 10, 81<!--= 100 * stalled("10", 128, "short_scoreboard", "mio_throttle"):.0f --> % of it are waits for shared memory or MUFU (short scoreboard, MIO throttle). If the budget is right, how much is it in 13?
 
@@ -281,7 +281,7 @@ predict(share, record.stalled(record.load("13_tuned", "stalls"), 128, *shared), 
 units.stalls(["10_fa2_mma_fp16", "11_swizzled", "12_double_buffered", "13_tuned"], D=128)
 
 # %% [markdown]
-# **What to see.** As the budget says, these waits go: 81<!--= 100 * stalled("10", 128, "short_scoreboard", "mio_throttle"):.0f -->, 29<!--= 100 * stalled("11", 128, "short_scoreboard", "mio_throttle"):.0f -->, 14<!--= 100 * stalled("12", 128, "short_scoreboard", "mio_throttle"):.0f -->, 9<!--= 100 * stalled("13", 128, "short_scoreboard", "mio_throttle"):.0f --> %. The tensor cores (math pipe throttle) come up from 0 to 11<!--= 100 * stalled("13", 128, "math_pipe_throttle"):.0f --> %. But the largest part of 13's time, 46<!--= 100 * stalled("13", 128, "wait"):.0f --> %, is not in the budget: a *fixed latency*, a few clocks until the warp's next instruction may follow. Other warps could fill them; a scheduler has one other. (A strip is for one instruction. 13's is longer than 12's, but it issues half as many.)
+# **What to see.** As the budget says, these waits go: 81<!--= 100 * stalled("10", 128, "short_scoreboard", "mio_throttle"):.0f -->, 29<!--= 100 * stalled("11", 128, "short_scoreboard", "mio_throttle"):.0f -->, 14<!--= 100 * stalled("12", 128, "short_scoreboard", "mio_throttle"):.0f -->, 10<!--= 100 * stalled("13", 128, "short_scoreboard", "mio_throttle"):.0f --> %. The tensor cores (math pipe throttle) come up from 0 to 12<!--= 100 * stalled("13", 128, "math_pipe_throttle"):.0f --> %. But the largest part of 13's time, 43<!--= 100 * stalled("13", 128, "wait"):.0f --> %, is not in the budget: a *fixed latency*, a few clocks until the warp's next instruction may follow. Other warps could fill them; a scheduler has one other. (A strip is for one instruction. 13's is longer than 12's, but it issues half as many.)
 
 # %% [markdown]
 # ### The X-ray
@@ -318,10 +318,10 @@ draw_mma.dots(staged, title, "times as fast as SDPA FLASH", text)
 # %% [markdown]
 # **What to see.** Each row against the one above it:
 #
-# - *Rows* pay 1.12<!--= stage("13", "13_2", "13_1", 128):.2f --> times at $d = 128$, less than 1.5: what the kernel took beyond its longest bar stays. At $d = 64$ it is 1.01<!--= stage("13", "13_2", "13_1", 64):.2f -->; there the registers also cost a CTA: eight warps on an SM instead of twelve.
-# - *The FMA* pays 1.08<!--= stage("13", "13_3", "13_2", 64):.2f --> times at $d = 64$, where each product has twice as much softmax beside it, and 1.01<!--= stage("13", "13_3", "13_2", 128):.2f --> at 128. *No maximum* pays 1.12<!--= stage("13", "13_4", "13_3", 64):.2f --> at both. Both shorten what a warp does one after the other.
-# - *The maximum from $P$* is for inputs whose keys stand out. With random ones it is 1.00<!--= stage("13", "13_5", "13_4", 64):.2f --> and 0.98<!--= stage("13", "13_5", "13_4", 128):.2f --> times as fast: a price without a return.
-# - *The last step* (order, tile shapes) brings 1.03<!--= stage("13", "13", "13_5", 64):.2f --> and 1.03<!--= stage("13", "13", "13_5", 128):.2f -->.
+# - *Rows* pay 1.13<!--= stage("13", "13_2", "13_1", 128):.2f --> times at $d = 128$, less than 1.5: what the kernel took beyond its longest bar stays. At $d = 64$ it is 1.01<!--= stage("13", "13_2", "13_1", 64):.2f -->; there the registers also cost a CTA: eight warps on an SM instead of twelve.
+# - *The FMA* pays 1.08<!--= stage("13", "13_3", "13_2", 64):.2f --> times at $d = 64$, where each product has twice as much softmax beside it, and 1.01<!--= stage("13", "13_3", "13_2", 128):.2f --> at 128. *No maximum* pays 1.11<!--= stage("13", "13_4", "13_3", 64):.2f --> at both. Both shorten what a warp does one after the other.
+# - *The maximum from $P$* is for inputs whose keys stand out. With random ones it is 1.00<!--= stage("13", "13_5", "13_4", 64):.2f --> and 0.97<!--= stage("13", "13_5", "13_4", 128):.2f --> times as fast: a price without a return.
+# - *The last step* (backwards, order, tile shapes) brings 1.07<!--= stage("13", "13", "13_5", 64):.2f --> and 1.05<!--= stage("13", "13", "13_5", 128):.2f -->.
 #
 # ### What was tried on the way
 #
@@ -338,7 +338,7 @@ draw_mma.dots(tried_on_the_way, title, "times as fast as SDPA FLASH", text)
 # **What to see.**
 #
 # - Three ways to save the maximum's work. To rescale only where some row of the warp has a new maximum (2) *loses* at $d = 64$: of 32 maxima one often rises. To tolerate a stale maximum (3) pays, and not to look for one (4) pays again.
-# - Some speed was given up for a kernel that can be read and compiles fast. Draft 20 runs the softmax of one tile beside another's products: faster at $d = 64$, but at 128 it needs so many registers that tiles shrink to 32 keys. Draft 25 has the loop's code twice.
+# - Some speed was given up for a kernel that can be read and compiles fast. Draft 20 runs the softmax of one tile beside another's products: faster at $d = 64$, but at 128 registers allow tiles of 32 keys only. Draft 25 has the loop's code twice.
 
 # %% [markdown]
 # ## Tile shapes by measurement
@@ -353,7 +353,7 @@ ms["slower than the best"] = ms["geometric mean"] / ms.groupby("D")["geometric m
 ms.sort_values(["D", "geometric mean"]).groupby("D").head(3).round(3)
 
 # %% [markdown]
-# The three best shapes for each $d$, in milliseconds at three lengths. At $d = 64$ the three are within 2 % of each other. At $d = 128$ with 64 keys, shared memory has no room for a third stage at two CTAs per SM.
+# The three best shapes for each $d$, in milliseconds at three lengths; at $d = 64$ within 4 % of each other. At $d = 128$ with 64 keys, shared memory has no room for a third stage at two CTAs per SM.
 
 # %% [markdown]
 # ## Beside its peers
@@ -365,7 +365,7 @@ samples = record.load("13_tuned")
 plot.ratio(samples, "13_tuned", ["SDPA FLASH", "SDPA CUDNN"])
 
 # %% [markdown]
-# **What to see.** Marks are medians over the rounds, whiskers the lowest and the highest round. Past SDPA FLASH at every length, on average 1.23<!--= ratio("13", "FLASH", 64):.2f --> times as fast at $d = 64$ and 1.19<!--= ratio("13", "FLASH", 128):.2f --> at $d = 128$; cuDNN is ahead of both.
+# **What to see.** Past SDPA FLASH at every length (medians of the rounds; whiskers: lowest and highest), on average 1.27<!--= ratio("13", "FLASH", 64):.2f --> times as fast at $d = 64$ and 1.22<!--= ratio("13", "FLASH", 128):.2f --> at $d = 128$; cuDNN is ahead of both. (Recorded with two stages at $d = 64$.)
 #
 # ### The price, by family
 #
@@ -377,7 +377,7 @@ draw = lambda samples: plot.families(samples, three)  # noqa: E731
 plot.recorded("13_tuned", "families", draw, by="python -m helpers record families 13")
 
 # %% [markdown]
-# **What to see.** With a sink (key 0 leads every row; in "one key", each row has a leading key of its own) the bound holds until the last tile; when scores grow along the keys, the first tile visited, the last in memory, has the maximum. For nearly all other families some tiles exceed the bound, and $P$ is divided. With one key per row the kernel is 1.14<!--= family("13", "12_double_buffered", "one key", 64):.2f --> times as fast as rung 12 at $d = 64$ and 1.27<!--= family("13", "12_double_buffered", "one key", 128):.2f --> at $d = 128$. Over SDPA FLASH it is 1.08<!--= family("13", "FLASH", "one key", 64):.2f --> and 1.10<!--= family("13", "FLASH", "one key", 128):.2f -->. On the heads of rxnmapper (512 keys, 8 tiles) it is 1.10<!--= family("13", "12_double_buffered", "heads of rxnmapper", 64):.2f --> and 1.22<!--= family("13", "12_double_buffered", "heads of rxnmapper", 128):.2f --> times as fast as rung 12, and 1.04<!--= family("13", "FLASH", "heads of rxnmapper", 64):.2f --> and 1.07<!--= family("13", "FLASH", "heads of rxnmapper", 128):.2f --> times as fast as SDPA FLASH.
+# **What to see.** With a sink (key 0 leads every row; in "one key", each row has a leading key of its own) the bound holds until the last tile; when scores grow along the keys, the first tile visited, the last in memory, has the maximum. For nearly all other families some tiles exceed the bound, and $P$ is divided. With one key per row the kernel is 1.14<!--= family("13", "12_double_buffered", "one key", 64):.2f --> times as fast as rung 12 at $d = 64$ and 1.24<!--= family("13", "12_double_buffered", "one key", 128):.2f --> at $d = 128$. Over SDPA FLASH it is 1.10<!--= family("13", "FLASH", "one key", 64):.2f --> and 1.10<!--= family("13", "FLASH", "one key", 128):.2f -->. On the heads of rxnmapper (512 keys, 8 tiles) it is 1.13<!--= family("13", "12_double_buffered", "heads of rxnmapper", 64):.2f --> and 1.20<!--= family("13", "12_double_buffered", "heads of rxnmapper", 128):.2f --> times as fast as rung 12, and 1.10<!--= family("13", "FLASH", "heads of rxnmapper", 64):.2f --> and 1.07<!--= family("13", "FLASH", "heads of rxnmapper", 128):.2f --> times as fast as SDPA FLASH.
 
 # %% [markdown]
 # ## What still hurts
@@ -389,7 +389,7 @@ pd.DataFrame({"TFLOP/s": best.round(0), "share of mma.sync alone": (best / units
 # %% [markdown]
 # Two limits are left that tuning does not remove.
 #
-# 1. **`mma.sync` itself.** It was made for Ampere. Alone, with no softmax beside it, it reaches 641 TFLOP/s; cuDNN's attention does 608<!--= tflops("13", 128, of="CUDNN"):.0f --> at $d = 128$, $N = 4096$. Only [`wgmma`](glossary.md#wgmma), which reads its operands from shared memory by itself, uses Hopper's tensor cores at their full rate: notebook 30.
+# 1. **`mma.sync` itself.** It was made for Ampere. Alone, with no softmax beside it, it reaches 641 TFLOP/s; cuDNN's attention does 646<!--= tflops("13", 128, of="CUDNN"):.0f --> at $d = 128$, $N = 4096$. Only [`wgmma`](glossary.md#wgmma), which reads its operands from shared memory by itself, uses Hopper's tensor cores at their full rate: notebook 30.
 # 2. **One thing at a time.** A warp multiplies, or it computes exponentials. Other warps of the SM fill the gaps, if they happen to be at another point of the loop. Notebooks 31 and 32 arrange for that instead of hoping for it.
 
 # %% [markdown]

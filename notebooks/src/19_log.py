@@ -77,8 +77,26 @@ with pd.option_context("display.max_rows", None):
 #
 # - *Divide by the sum of the rounded $P$*, formed by one more `mma` with a matrix of ones: the rounding of a key that takes most of its row cancels. Of a key with half the weight, half of it stays. On the emulator the errors were 1.05 to 1.12 times FLASH's with a bound of 32768.
 # - *$P$ divided, 32 as the bound throughout*: 1.12 times FLASH's error at $Q \times 2$ on the emulator.
-# - *20, at D = 64*: a third stage brought 3 %, and 2 % beside a $P$ that is divided; the loop without `continue` nothing (0.99 to 1.00; at D = 128 1.01 to 1.03). Both stayed. One head at a time without a mask, as in 13, brought nothing (0.99 to 1.00).
-# - 20 as it is now, beside what it was, with and without a mask: 1.01 and 1.00 on random numbers at D = 64 and 128, 1.07 and 1.04 on families. Its error is at most 1.08 times FLASH's ($Q \times 2$, causal, where it was 1.06).
+# - *20, at D = 64*: a third stage brought 3 %, and 2 % beside a $P$ that is divided; the loop without `continue` nothing (0.99 to 1.00; at D = 128 1.01 to 1.03). Both stayed at first; since then the branch comes first again ([29](29_log.ipynb)). One head at a time without a mask, as in 13, brought nothing (0.99 to 1.00).
+# - 20 with these changes, beside what it was, with and without a mask: 1.01 and 1.00 on random numbers at D = 64 and 128, 1.07 and 1.04 on families. Its error is at most 1.08 times FLASH's ($Q \times 2$, causal, where it was 1.06).
+#
+# ## The order of the loop
+#
+# Until then $P$ was rounded first, and the copies left after that. Time of the rung of that day over the draft's, fp16, $N = 1024$, on an H200, side by side and without a record. *Falling* is the family whose scores fall along the keys: in the order in which the tiles come, they rise.
+#
+# | draft | $d = 64$ | $d = 128$ | falling, $d = 64$ |
+# |---|--:|--:|--:|
+# | a: the copies leave before $P$ is rounded | 1.01 | 1.00 | 1.04 |
+# | b: the half stage from $K$ to $V$ is added after the XOR, as a constant | 1.00 | 1.00 | 1.00 |
+# | c: $K$'s address is written before the wait | 1.00 | 1.00 | 1.00 |
+# | a and b | 1.01 | 1.02 | 1.04 |
+# | **a, b and c: the rung** | 1.03 | 1.01 | 1.05 |
+# | the compiler is told that a warp's lanes share `warp` | 0.99 | 0.98 | 1.00 |
+# | at $d = 128$ the scores of a tile's halves one after the other | – | 0.99 | – |
+# | row sums in two chains | 0.99 | 1.00 | 1.00 |
+# | indices formed again for the epilogue, so that no register keeps them | 0.98 | 0.95 | 0.99 |
+#
+# A gain was expected of *a*: the copies leave earlier, and rounding overlaps with products. At $d = 128$ it came only together with *b*. *c* adds 2 % at $d = 64$ and costs 1 % at 128, though `nvcc` forms the address behind the barrier all the same. Most of these differences come from the order that the compiler finds: of 34 drafts with two changes each, two were at least 1 % faster at $d = 128$. There *a, b and c* gain nothing at $N = 4096$ and 2 % at 16384.
 #
 # ## What the card can do
 #

@@ -278,7 +278,7 @@ print(f"milliseconds over those of this rung, causal, fp16, {samples['device'].i
 longer.round(3)
 
 # %% [markdown]
-# **What to see.** One head at a time takes 5<!--= 100 * (min(at_once(0)) - 1):.0f --> to 11<!--= 100 * (max(at_once(0)) - 1):.0f --> % longer. From 16 to 64 MiB it makes 3<!--= 100 * (max(at_once(16) + at_once(64)) - 1):.0f --> % at most. All heads at once cost 1<!--= 100 * (max(at_once(1 << 20)) - 1):.0f --> % at worst, and gain 2<!--= 100 * (1 - min(at_once(1 << 20))):.0f --> % at best.
+# **What to see.** One head at a time takes 6<!--= 100 * (min(at_once(0)) - 1):.0f --> to 12<!--= 100 * (max(at_once(0)) - 1):.0f --> % longer. From 16 to 64 MiB it makes 1<!--= 100 * (max(at_once(16) + at_once(64)) - 1):.0f --> % at most. All heads at once cost 2<!--= 100 * (max(at_once(1 << 20)) - 1):.0f --> % at worst, and gain 1<!--= 100 * (1 - min(at_once(1 << 20))):.0f --> % at best.
 
 # %% [markdown]
 # ## 4 · Heads that share keys
@@ -665,7 +665,7 @@ progress()
 # </details>
 # <details><summary>4. Why not the longest tiles of all heads at once?</summary>
 #
-# Their keys and values would not fit in the L2 together, and as many heads at a time as fit end nearly as well. Measured, it makes little difference: 1<!--= 100 * (max(at_once(1 << 20)) - 1):.0f --> % more time at worst, 2<!--= 100 * (1 - min(at_once(1 << 20))):.0f --> % less at best.
+# Their keys and values would not fit in the L2 together, and as many heads at a time as fit end nearly as well. Measured, it makes little difference: 2<!--= 100 * (max(at_once(1 << 20)) - 1):.0f --> % more time at worst, 1<!--= 100 * (1 - min(at_once(1 << 20))):.0f --> % less at best.
 #
 # </details>
 # <details><summary>5. Grouped heads make K and V eight times smaller. Is the forward pass of training eight times faster?</summary>

@@ -51,11 +51,11 @@ def every(steps, peer):
 # | the compiler is told that all lanes of a warp have the same `warp` | 0.99 | 0.96 |
 # | both | 1.00 | 0.95 |
 #
-# The number of a warp is `threadIdx.x / 32`, of which the compiler knows nothing, and wherever a branch depends on it, the loop was prepared for lanes that part. At $d = 128$ the code without all that is shorter, spills less, and is slower nevertheless; why, we don't know. So the rung tells it at $d = 64$ alone. (Told at $d = 128$ for the branches, but not for the addresses, nothing spills any more, and it is 1 % slower. That draft asked `__reduce_max_sync` only where there is a mask, and was wrong there: ptxas 13.0.88 executes the instruction under the predicate of another branch. The emulator gets it right. So ask outside of any condition.) Rung 13 gains nothing by an argument: 0.99 and 1.00.
+# The number of a warp is `threadIdx.x / 32`, of which the compiler knows nothing, and wherever a branch depends on it, the loop was prepared for lanes that part. At $d = 128$ the code without all that is shorter, spills less, and is slower nevertheless; why, we don't know. So at first the rung told it at $d = 64$ alone. (Told at $d = 128$ for the branches, but not for the addresses, nothing spills any more, and it is 1 % slower. That draft asked `__reduce_max_sync` only where there is a mask, and was wrong there: ptxas 13.0.88 executes the instruction under the predicate of another branch. The emulator gets it right. So ask outside of any condition.) Rung 13 gains nothing by an argument: 0.99 and 1.00.
 #
-# What is left at $d = 128$ is mostly the place of the copies. In rung 13 they leave once $P$ is rounded, in rung 20 before that, while the scores are still in fp32. With a mask there are no registers for that order: 190 to 380 bytes are spilled, and it is 9 to 26 % slower.
+# What was left at $d = 128$ we put down to the place of the copies. In rung 13 they left after $P$ was rounded, in rung 20 before, while $P$ was still fp32. With a mask, 13's order of that time spilled 190 to 380 bytes and was 9 to 26 % slower. (Rung 13 has since taken 20's order, and is faster: [log](19_log.ipynb).)
 #
-# So a draft is compiled twice for each $d$ and dtype, once without anything that only a mask needs, in rung 13's order. Times of rung 13 and of the rung over the draft's without a mask, geometric means over $N$ = 1024, 4096, 16384, the lowest and the highest of six families of inputs (an H100, without a record):
+# So a draft is compiled twice for each $d$ and dtype, once without anything that only a mask needs, in rung 13's order of that time. Times of rung 13 and of the rung over the draft's without a mask, geometric means over $N$ = 1024, 4096, 16384, the lowest and the highest of six families of inputs (an H100, without a record):
 #
 # | | $d = 64$ | $d = 96$ | $d = 128$ |
 # |---|--:|--:|--:|
@@ -63,6 +63,16 @@ def every(steps, peer):
 # | the rung over the draft | 1.00 to 1.03 | 1.02 to 1.04 | 1.01 to 1.04 |
 #
 # Most of that at $d = 64$ comes from another place. There are three stages, and the loop keeps which of them is free; the draft finds it anew for every tile. With a mask that brings nothing, and at $d = 128$ 132 bytes are spilled for it. The draft did not stay: the rung is there for the mask, under which nothing changes, and it would take 1.6 times as long to compile (medians of five on two cores: 5.0 and 7.8 s with `nvcc`, 2.7 and 4.3 s for the emulator).
+#
+# **Then the branch for unseen tiles came first.** The loop asked twice whether the warp sees a tile, before the copies and after them. Now it asks once, first, and the copies stand in both branches. Time of the rung of that day over the draft's, fp16, on an H200, geometric means over $N$ = 1024, 4096, 16384 (the first row without 16384), without a record:
+#
+# | | $d = 64$ | causal | $d = 128$ | causal |
+# |---|--:|--:|--:|--:|
+# | the branch first | 1.01 | 1.01 | 0.99 | 0.99 |
+# | and the compiler is told `warp` at $d = 128$, too | 1.01 | 1.01 | 1.01 | 1.01 |
+# | **and the half stage from $K$ to $V$ is added after the XOR, as a constant: the rung** | 1.02 | 1.02 | 1.02 | 1.01 |
+#
+# Telling the compiler, which had cost speed at $d = 128$, now gains 2 %. Under a mask at $d = 128$ all three together are 1 % slower at $N = 1024$ and 3 % faster at 16384. To write $K$'s address before the wait, as rung 13 does, brought nothing here. Rung 13 has gained about as much since, so 20 is still behind it: on random numbers 0.97<!--= family("20", "13_tuned", "randn", 64):.2f --> and 0.98<!--= family("20", "13_tuned", "randn", 128):.2f --> times as fast.
 #
 # ## 22 · Drafts of the fp32 backward pass
 #

@@ -251,8 +251,7 @@ pd.DataFrame(rows).T
 # %%
 def staged(samples):
     """Each stage's ratio to SDPA FLASH in fp16, as dots."""
-    recorded = [stem for stem in chain if stem in set(samples["name"])]
-    rows = [(stem, row.D, row.mean, True) for stem in recorded for row in
+    rows = [(stem, row.D, row.mean, True) for stem in chain for row in
             record.summary(samples[samples["dtype"] == "fp16"], stem, "SDPA FLASH").itertuples()]  # fmt: skip
     frame = pd.DataFrame(rows, columns=["label", "D", "ratio", "kept"])
     said = "; ".join(f"{r.label} at D = {r.D}: {r.ratio:.2f}" for r in frame.itertuples())
@@ -267,15 +266,17 @@ plot.recorded("32_ping_pong", "stages", staged, by="python -m helpers record sta
 #
 # | stage | 64 | 128 | |
 # |---|---|---|---|
-# | 32_1 | 5<!--= 100 * (stage("32", "32_1", "31", 64) - 1):.0f --> | 9<!--= 100 * (stage("32", "32_1", "31", 128) - 1):.0f --> | the next $S$ is queued with $O$, so the tensor cores needn't wait for it |
-# | 32_2 | -1<!--= round(100 * (stage("32", "32_2", "32_1", 64) - 1)) --> | 3<!--= 100 * (stage("32", "32_2", "32_1", 128) - 1):.0f --> | written as section 2's table says; but ptxas moves the wait for $O$ above all exponentials |
-# | 32_3 | 4<!--= 100 * (stage("32", "32_3", "32_2", 64) - 1):.0f --> | 4<!--= 100 * (stage("32", "32_3", "32_2", 128) - 1):.0f --> | no masking instructions in whole tiles; the scale is an argument and takes no register |
-# | 32_4 to 32 | 9<!--= 100 * (stage("32", "32", "32_3", 64) - 1):.0f --> | 9<!--= 100 * (stage("32", "32", "32_3", 128) - 1):.0f --> | no maximum, and the vote holds the wait back; at $d = 64$ one wait for both products; one more stage of $K$ |
+# | 32_1 | 5<!--= 100 * (stage("32", "32_1", "31", 64) - 1):.0f --> | 8<!--= 100 * (stage("32", "32_1", "31", 128) - 1):.0f --> | the next $S$ is queued with $O$, so the tensor cores needn't wait for it |
+# | 32_2 | -1<!--= round(100 * (stage("32", "32_2", "32_1", 64) - 1)) --> | 4<!--= 100 * (stage("32", "32_2", "32_1", 128) - 1):.0f --> | written as section 2's table says; but ptxas moves the wait for $O$ above all exponentials |
+# | 32_3 | 4<!--= 100 * (stage("32", "32_3", "32_2", 64) - 1):.0f --> | 4<!--= 100 * (stage("32", "32_3", "32_2", 128) - 1):.0f --> | no masking in whole tiles; the scale is an argument and takes no register |
+# | 32_4 | 9<!--= 100 * (stage("32", "32_4", "32_3", 64) - 1):.0f --> | 7<!--= 100 * (stage("32", "32_4", "32_3", 128) - 1):.0f --> | no maximum, and the vote holds the wait back; at $d = 64$ one wait for both products |
+# | 32_5 | 0<!--= round(100 * (stage("32", "32_5", "32_4", 64) - 1)) --> | -1<!--= round(100 * (stage("32", "32_5", "32_4", 128) - 1)) --> | $O$ leaves from $Q_i$'s place |
+# | 32 | 0<!--= round(100 * (stage("32", "32", "32_5", 64) - 1)) --> | 2<!--= 100 * (stage("32", "32", "32_5", 128) - 1):.0f --> | one more stage of $K$ |
 #
-# Single ideas, from the steps of [39 · Log](39_log.ipynb). (The same code is up to 3 % apart from run to run, in steps 1 to 10 up to 6 %.)
+# Single ideas, from [39 · Log](39_log.ipynb). (From run to run the same code is up to 3 % apart, in steps 1 to 10 6 %.)
 #
 # - **Turns** alone: at $d = 64$ 0<!--= 100 * (step("32", 1, 64) / step("32", 2, 64) - 1):.0f --> % with a maximum (steps 1, 2) and 2<!--= 100 * (step("32", 13, 64) / step("32", 15, 64) - 1):.0f --> % without (13, 15), under a mask 5<!--= 100 * (step("32", 1, 64, "ratio_causal") / step("32", 2, 64, "ratio_causal") - 1):.0f --> and 0<!--= 100 * (step("32", 13, 64, "ratio_causal") / step("32", 15, 64, "ratio_causal") - 1):.0f --> %; at $d = 128$ nothing, and under a mask they cost 4<!--= -100 * (step("32", 1, 128, "ratio_causal") / step("32", 2, 128, "ratio_causal") - 1):.0f --> and 1<!--= -100 * (step("32", 13, 128, "ratio_causal") / step("32", 15, 128, "ratio_causal") - 1):.0f --> %. Section 1's model is right about the direction only: left to themselves, warpgroups don't stay in step.
-# - **Each query tile finished before the next begins** (1, 11) should have *cost* something, as the tensor cores idle in between. It gained 9<!--= 100 * (step("32", 11, 128) / step("32", 1, 128) - 1):.0f --> % at $d = 128$: a loop that can go on into another query tile is twice as long. What the tensor cores did wait for was $Q_i$: to ask for it early (17, 20) brought 7<!--= 100 * (step("32", 20, 128) / step("32", 17, 128) - 1):.0f --> % more.
+# - **Each query tile finished before the next begins** (1, 11) should have *cost* something, as the tensor cores idle in between. It gained 9<!--= 100 * (step("32", 11, 128) / step("32", 1, 128) - 1):.0f --> % at $d = 128$: a loop that can go on into another query tile is twice as long. What the tensor cores did wait for was $Q_i$: asked for early (17, 20), it brought 7<!--= 100 * (step("32", 20, 128) / step("32", 17, 128) - 1):.0f --> % more.
 
 # %% [markdown]
 # ## The kernel

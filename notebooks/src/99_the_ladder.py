@@ -110,7 +110,7 @@ costs.astype(object).where(costs.notna(), "–").map(lambda x: f"{x:.3g}" if isi
 # %% [markdown]
 # `of_budget` above 1 would be a wrong kernel, and a wrong kernel is not timed. The budget is twice the error of plain PyTorch at the same precision and a little more, so a kernel that errs as much as plain PyTorch stands at a half or below. The memory column is the reason why FlashAttention exists: the naive kernel keeps $S$ and $P$ in memory, the others do not.
 #
-# Now the price of a step against its worth: how many lines of code a rung changes in the one below it, and how many times as fast that made it (geometric mean over $N \ge 1024$). These are quotients of two sessions, good to a tenth: 20 over 13 is 1.08 here, and 0.99<!--= ratio("20", "FLASH", 128) / ratio("13", "FLASH", 128):.2f --> by their ratios to FLASH. Which step is worth most per changed line?
+# Now the price of a step against its worth: how many lines of code a rung changes in the one below it, and how many times as fast that made it (geometric mean over $N \ge 1024$). Each divides one record by another, often of a different day, and is good to a tenth: at $d = 128$, 30 over 20 is 1.16 here and 1.26<!--= ratio("30", "FLASH", 128) / ratio("20", "FLASH", 128):.2f --> by their ratios to FLASH. Which step is worth most per changed line?
 
 # %%
 worth_most = ...  # your prediction: a rung, such as "04_fa2_fp32"

@@ -21,6 +21,7 @@ GOAL = 2.0
 # 32 hands O to stmatrix, which these counters leave out, so that the same 104 stores are more of what is left.
 NVCC = {"04_fa2_fp32": 3.4, "21_split_kv": 7.5, "32_ping_pong": 16.3}
 LEFT = {
+    "20_causal_gqa": 0.2,
     "22_backward_fp32": 0.7,
     "23_backward_mma": 0.7,
     "31_warp_specialized": 2.0,
@@ -260,7 +261,7 @@ def test_a_difference_is_seen_and_nothing_explains_it_away():
 @pytest.mark.parametrize(
     ("stem", "kernel", "opcodes"),
     [
-        ("20_causal_gqa", "causal_gqa<64, fa::fp16>", {"STS.128": 1, "STS.64": 1, "LDS.128": 1, "LDS": 13}),
+        ("20_causal_gqa", "causal_gqa<64, fa::fp16>", {"STS.128": 1, "STS.64": 1, "LDS.128": 1, "LDS": 16}),
         ("21_split_kv", "split_kv<64, fa::fp16>", {"LDS.64": 4, "LDS.128": 4, "LDS": 12}),
         ("21_split_kv", "merge_splits<64, fa::fp16>", {"LDS.64": 1, "LDS.128": 3 + 7, "STG.E": 2 + 1}),
         ("21_split_kv", "merge_splits<128, fa::fp16>", {"LDS.64": 1, "LDS.128": 1 + 3, "STG.E": 2 + 1}),

@@ -27,12 +27,12 @@ BOUND = {  # keeps P in fp16's range, and its digits not
 INFINITE_P_DIVIDED = ("if (!__all_sync(0xffffffff, finite)) return false;", "")
 S_NOT_FORMED_AGAIN = {  # where P has taken its place
     "13_tuned": (
-        "      scores(stage_at);\n      raise_maximum(",
-        "      if (!take) scores(stage_at);\n      raise_maximum(",
+        "      scores(K_at);\n      raise_maximum(",
+        "      if (!take) scores(K_at);\n      raise_maximum(",
     ),
     "20_causal_gqa": (
-        "      scores(stage_at);\n      if (j0 >= whole",
-        "      if (!take) scores(stage_at);\n      if (j0 >= whole",
+        "        scores(stage_at);\n        if (j0 >= whole",
+        "        if (!take) scores(stage_at);\n        if (j0 >= whole",
     ),
 }
 LIFT = ("probabilities() || raise_maximum_by_P();", "probabilities();")  # without it, S is formed again
