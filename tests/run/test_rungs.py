@@ -369,15 +369,15 @@ def test_every_barrier_says_what_it_separates(path):
 
 
 def test_a_rung_changes_little_of_the_one_before(record_property):
-    """Neighbours of one decade are one idea apart. The first rungs (0x) are algorithms of their own: only reported."""
+    """Neighbours of one decade are one idea apart, in lines of code. The first rungs (0x) are algorithms of their own: only reported."""
     for before, after in zip(rungs(), rungs()[1:]):
-        lines = [[line for line in r.source.splitlines() if line.strip()] for r in (before, after)]
+        lines = [[line for line in bare(r.source).splitlines() if line.strip()] for r in (before, after)]
         changed = sum(line[0] == "+" for line in difflib.ndiff(*lines))
         record_property(f"{before.stem} -> {after.stem}", changed)
         print(f"{before.stem} -> {after.stem}: {changed} of {len(lines[1])} lines are new")
         same_decade = before.number[0] == after.number[0]
         assert changed < len(lines[1]), f"{after.stem} keeps nothing of {before.stem}"
-        limit = 215 if after.stem == "13_tuned" else 90  # all that paid, at once: its guide takes the steps one by one
+        limit = 190 if after.stem == "13_tuned" else 60  # all that paid, at once: its guide takes the steps one by one
         assert changed <= limit or not same_decade or before.number[0] in "023", f"{after.stem}: {changed} new lines"
 
 
