@@ -227,7 +227,7 @@ show.region("13_4", "tile_loop")
 # %% [markdown]
 # ## The kernel
 #
-# Rung 13 adds three things to `13_5`. K and V are walked **backwards**: the last tile, which may be cut short, comes first, and all later ones are whole, so that the copies in the loop need no bounds checks. And the **tile shapes** are constants, chosen by measurement (below); and the **order**: the copies leave before $P$ is rounded, so that rounding may overlap with products.
+# Rung 13 adds three things to `13_5`. K and V are walked **backwards**: the last tile, which may be cut short, comes first, and all later ones are whole, so that the copies in the loop need no bounds checks. The **tile shapes** are constants, chosen by measurement (below). And the **order**: the copies leave before $P$ is rounded, so that rounding may overlap with products.
 
 # %%
 show.region("13_tuned", "tile")
