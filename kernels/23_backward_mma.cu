@@ -4,6 +4,7 @@
 //            that of dS^T its operand A of dK. Only dS crosses between all warps, once per step, for dQ. At D = 128 two
 //            warps share 32 keys and exchange P and dS: twice the rows for each operand B that is read.
 // changed:   tensor cores instead of 22's register tiles, 16-bit tiles swizzled as in 11 and double buffered as in 12;
+//            sums of S begin with -LSE / scale, of dP with -delta: nothing to subtract, and where P counts S ends near 0;
 //            dQ is added up by atomics in whatever order the CTAs come: its last digits differ from run to run
 // op:        attention_backward
 // features:  causal, window, gqa
@@ -17,8 +18,8 @@
 //            D=128, 99 KB per block: Br=32 Bc=64 threads=128 smem=81 KB CTAs/SM=1
 // arch:      sm_80
 // paper:     FlashAttention-2, Algorithm 2 (arXiv 2307.08691)
-// speed:     H200, N >= 1024: 254 to 313 TFLOP/s at D=64, 243 to 308 at D=128: 1.14 x and 1.03 x SDPA FLASH; causal 1.22 x
-//            and 1.06 x
+// speed:     H200, N >= 1024: 268 to 325 TFLOP/s at D=64, 249 to 313 at D=128: 1.20 x and 1.06 x SDPA FLASH; causal 1.27 x
+//            and 1.10 x
 #include <fa/arch.cuh>
 #include <fa/half.cuh>
 #include <fa/launch.cuh>
@@ -67,10 +68,16 @@ __device__ __forceinline__ void load_tile(T *X_smem, const T *X, int64_t stride,
 }
 // [end: load_tile]
 
+// LSE is divided by it: never 0. With 1e-30 every score is 0, too.
+inline __device__ float scale_of(const fa_backward_args &a) { return fabsf(a.scale) < 1e-30f ? 1e-30f : a.scale; }
+
+// The score whose P = exp(scale * S) is 0, whatever finite number is added to it: -inf, or inf where the scale is negative.
+inline __device__ float unseen(const fa_backward_args &a) { return copysignf(FA_INFINITY, -scale_of(a)); }
+
 // [region: delta]
-// Before everything else, 16 bytes of a row per lane: stats (2, B, H, padded Nq) = LSE in units of log2, and
-// delta = rowsum(dO o O); dQ_sum = 0. A row past the end, and one that sees no key (LSE = -inf), gets LSE = inf:
-// P = exp2(S - inf) = 0.
+// Before everything else, 16 bytes of a row per lane: dQ_sum = 0, and stats (2, B, H, padded Nq): where the sums begin,
+// -LSE / scale for Q K^T and -delta = -rowsum(dO o O) for dO V^T. Those of a row past the end, or of one that sees no key
+// (LSE = -inf), begin with the score of an unseen key.
 template <int d, typename T> __global__ void prepare(const fa_backward_args a) {
   constexpr int lanes = d / 8; // of a row
   const int64_t row = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / lanes;
@@ -93,8 +100,8 @@ template <int d, typename T> __global__ void prepare(const fa_backward_args a) {
   for (int e = 0; e < 2; ++e) reinterpret_cast<float4 *>(dQ_sum)[e * lanes + chunk] = make_float4(0.f, 0.f, 0.f, 0.f);
   if (chunk == 0) {
     const float LSE = i < a.Nq ? a.LSE[head * a.Nq + i] : -FA_INFINITY;
-    stats[0] = LSE == -FA_INFINITY ? FA_INFINITY : LSE * fa::log2_e;
-    stats[rows] = delta;
+    stats[0] = LSE == -FA_INFINITY ? unseen(a) : -LSE / scale_of(a);
+    stats[rows] = -delta;
   }
 }
 // [end: delta]
@@ -121,7 +128,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void backward_mma(
   T *QdO_smem = V_smem + Bc * d;                                    // stages x {Q_i (Br, d), dO_i (Br, d)}
   T *P_smem = QdO_smem + C::stages * C::stage;                      // (Bc, Br) P^T where warps share their keys
   T *dS_smem = P_smem + (C::share - 1) * Bc * ld;                   // (Bc, Br) dS^T
-  float *stats_smem = reinterpret_cast<float *>(dS_smem + Bc * ld); // stages x {LSE (Br), delta (Br)}
+  float *stats_smem = reinterpret_cast<float *>(dS_smem + Bc * ld); // stages x {-LSE / scale (Br), -delta (Br)}
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int part = warp % C::share, row_K = warp / C::share * keys; // which queries and columns; first key
@@ -138,7 +145,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void backward_mma(
   // [end: steps]
 
   // [region: pipeline]
-  // Q_i, dO_i and their rows' LSE and delta on their way to a stage, as one group; empty after the last step.
+  // Q_i, dO_i and their rows' stats on their way to a stage, as one group; empty after the last step.
   const auto fetch = [&](int tile, int stage) {
     if (tile < last) {
       const int i0 = tile * Br;
@@ -160,7 +167,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void backward_mma(
   fetch(first, 0);
   // [end: pipeline]
 
-  const float scale_log2 = a.scale * fa::log2_e;
+  const float scale_log2 = scale_of(a) * fa::log2_e;
   float dK_reg[M][C::columns / 8][4] = {}, dV_reg[M][C::columns / 8][4] = {}; // of this warp, dK without scale
 
   // [region: tile_loop]
@@ -174,8 +181,16 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void backward_mma(
     fetch(tile + 1, stage ^ 1);
 
     // [region: products]
-    // acc (keys, Bq) = A B^T for this warp's keys and queries q0 .. + Bq: S^T of K_j and Q_i, dP^T of V_j and dO_i
-    const auto product = [&](float (&acc)[M][Bq / 8][4], const T *A_smem, const T *B_smem, int q0) {
+    // acc (keys, Bq) = A B^T + x for this warp's keys and queries q0 .. + Bq: S^T - LSE / scale of K_j and Q_i, dP^T - delta
+    // of V_j and dO_i. A query is a column, so x, one number per query, differs along a row.
+    const auto product = [&](float (&acc)[M][Bq / 8][4], const T *A_smem, const T *B_smem, const float *x_smem,
+                             int q0) {
+#pragma unroll
+      for (int n = 0; n < Bq / 8; ++n) {
+        const float2 x = *reinterpret_cast<const float2 *>(x_smem + q0 + 8 * n + 2 * t);
+#pragma unroll
+        for (int m = 0; m < M; ++m) acc[m][n][0] = acc[m][n][2] = x.x, acc[m][n][1] = acc[m][n][3] = x.y;
+      }
 #pragma unroll
       for (int k = 0; k < d / 16; ++k) {
         uint32_t A_reg[M][4];
@@ -221,21 +236,12 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void backward_mma(
         return (row * ld + g * 8 + 2 * t) ^ (q0 + 8 * n);
       };
 
-      // P = exp2(S - LSE). A query is a column here, so LSE differs along a row.
-      const float *LSE_smem = stats_smem + stage * 2 * Br + q0, *delta_smem = LSE_smem + Br;
-      float S_reg[M][Bq / 8][4] = {};
-      product(S_reg, K_smem, Q_smem, q0);
-#pragma unroll
-      for (int n = 0; n < Bq / 8; ++n) {
-        const float2 LSE = *reinterpret_cast<const float2 *>(LSE_smem + 8 * n + 2 * t);
-#pragma unroll
-        for (int m = 0; m < M; ++m) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) S_reg[m][n][e] = S_reg[m][n][e] * scale_log2 - (e % 2 ? LSE.y : LSE.x);
-        }
-      }
+      // P = exp2(scale_log2 (S - LSE / scale))
+      float S_reg[M][Bq / 8][4];
+      product(S_reg, K_smem, Q_smem, stats_smem + stage * 2 * Br, q0);
       if (j0 + Bc > a.Nk || (a.causal && j0 + Bc - 1 > i0 + shift) ||
           (a.window && j0 <= i0 + Br - 1 + shift - a.window)) { // something here is out of sight
+        const float masked = unseen(a);
         // Of element 0 of the first fragment: keys from its own on, and how many its query sees beyond its own.
         const int j = j0 + row_K + g, left = a.Nk - j, ahead = i0 + q0 + 2 * t + shift - j;
 #pragma unroll
@@ -246,7 +252,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void backward_mma(
             for (int e = 0; e < 4; ++e) {
               const int key = 16 * m + e / 2 * 8, query = 8 * n + e % 2; // from element 0's on
               if (key >= left || (a.causal && key - query > ahead) || (a.window && key - query <= ahead - a.window))
-                S_reg[m][n][e] = -FA_INFINITY;
+                S_reg[m][n][e] = masked;
             }
           }
         }
@@ -256,7 +262,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void backward_mma(
 #pragma unroll
         for (int m = 0; m < M; ++m) {
 #pragma unroll
-          for (int e = 0; e < 4; ++e) S_reg[m][n][e] = fa::ex2_approx_ftz(S_reg[m][n][e]);
+          for (int e = 0; e < 4; ++e) S_reg[m][n][e] = fa::ex2_approx_ftz(S_reg[m][n][e] * scale_log2);
         }
       }
       // [end: scores]
@@ -280,19 +286,17 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void backward_mma(
 
       // [region: dK]
       // dS = P o (dP - delta): fragments A of dK, and to shared memory for dQ
-      float dP_reg[M][Bq / 8][4] = {};
-      product(dP_reg, V_smem, dO_smem, q0);
+      float dP_reg[M][Bq / 8][4];
+      product(dP_reg, V_smem, dO_smem, stats_smem + (stage * 2 + 1) * Br, q0);
 #pragma unroll
       for (int k = 0; k < Bq / 16; ++k) {
         uint32_t dS_reg[M][4];
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const int n = 2 * k + e / 2, c = e % 2 * 2;
-          const float2 delta = *reinterpret_cast<const float2 *>(delta_smem + 8 * n + 2 * t);
 #pragma unroll
           for (int m = 0; m < M; ++m) {
-            dS_reg[m][e] = fa::pack2<T>(S_reg[m][n][c] * (dP_reg[m][n][c] - delta.x),
-                                        S_reg[m][n][c + 1] * (dP_reg[m][n][c + 1] - delta.y));
+            dS_reg[m][e] = fa::pack2<T>(S_reg[m][n][c] * dP_reg[m][n][c], S_reg[m][n][c + 1] * dP_reg[m][n][c + 1]);
             *reinterpret_cast<uint32_t *>(dS_smem + place(m, n, e % 2)) = dS_reg[m][e];
           }
         }
@@ -303,8 +307,8 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void backward_mma(
     if constexpr (shared)
       pass(part * Bq);
     else
-#pragma unroll 1 // unrolled, it wants more registers than there are
-      for (int q0 = 0; q0 < Br; q0 += Bq) pass(q0);
+#pragma unroll 1 // unrolled, it wants more registers than there are; counted by queries, it spills on sm_86 and sm_89
+      for (int n = 0; n < Br / Bq; ++n) pass(n * Bq);
 
     __syncthreads(); // all of dS, and of P, is written before any warp reads it
 

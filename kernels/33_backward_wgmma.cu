@@ -3,9 +3,9 @@
 // idea:      Two warpgroups own 64 keys each and hold P^T and dS^T as operands A in registers. A warpgroup that starts
 //            products is held until the tensor cores have taken them, so they take turns: by plan one forms dS while the
 //            other's dP and dV run (D=64: 5/8 of dV), and P while its S, dK and dQ do (the clocks show how far that holds).
-// changed:   23's transposed products as wgmma; their sums begin with -LSE / scale and -delta; tiles come by TMA from a warp
-//            of its own; a token goes round; two more warps send dQ: the first CTA stores it, the L2 adds the others' to it;
-//            D=64: a CTA per SM takes tiles of keys one after another, and starts the next one's S in a tile's last step
+// changed:   23's transposed products as wgmma; tiles come by TMA from a warp of its own; a token goes round; two more warps
+//            send dQ: the first CTA stores it, the L2 adds the others' to it; D=64: a CTA per SM takes tiles of keys one
+//            after another, and starts the next one's S in a tile's last step
 // op:        attention_backward
 // features:  causal, gqa, deterministic
 // inputs:    Q O dO (B,H,Nq,D), K V (B,Hkv,Nk,D) fp16 or bf16, LSE (B,H,Nq) fp32; rows and strides multiples of 16 bytes

@@ -365,7 +365,7 @@ samples = record.load("13_tuned")
 plot.ratio(samples, "13_tuned", ["SDPA FLASH", "SDPA CUDNN"])
 
 # %% [markdown]
-# **What to see.** Past SDPA FLASH at every length (medians of the rounds; whiskers: lowest and highest), on average 1.27<!--= ratio("13", "FLASH", 64):.2f --> times as fast at $d = 64$ and 1.22<!--= ratio("13", "FLASH", 128):.2f --> at $d = 128$; cuDNN is ahead of both. (Recorded with two stages at $d = 64$.)
+# **What to see.** Past SDPA FLASH at every length (medians of the rounds; whiskers: lowest and highest), on average 1.30<!--= ratio("13", "FLASH", 64):.2f --> times as fast at $d = 64$ and 1.22<!--= ratio("13", "FLASH", 128):.2f --> at $d = 128$; cuDNN is ahead of both.
 #
 # ### The price, by family
 #

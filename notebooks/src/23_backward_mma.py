@@ -90,7 +90,7 @@ for name, operand, layout in [
 # - $S = Q K^\top$, a row per query and a column per key, is the operand $A$ of a product that sums over *keys*: $O = P V$ in the forward pass, $dQ = dS\, K$ in the backward pass.
 # - $S^\top = K Q^\top$, a row per key and a column per query, is the operand $A$ of a product that sums over *queries*: $dV = P^\top dO$ and $dK = dS^\top Q$.
 #
-# One of three, or two of three. This kernel forms $S^\top$ and $dP^\top$. Nothing is transposed for that: $A$ and $B$ change places.
+# This kernel forms $S^\top$ and $dP^\top$. Nothing is transposed for that: $A$ and $B$ change places.
 
 # %%
 transposed = ...  # your prediction: how many of the ten operands does this kernel load by ldmatrix.trans?
@@ -129,7 +129,7 @@ draw_backward.dataflow(ways, ends, "One step of 23_backward_mma at d = 64 (S, P,
 #
 # What does a CTA need? In shared memory $K_j$ and $V_j$, which stay; two stages of $Q_i$ and $dO_i$ with LSE and delta of their rows; and $dS$. In registers, per lane: $dK$ and $dV$ of the warp's keys, which stay; $S$ and $dP$ for `Bq` queries at a time.
 #
-# At $d = 64$ a warp holds $dK$ and $dV$ of 32 keys in 128 registers per lane. At $d = 128$ that would be 256, which no lane has. Two ways out: 16 keys for each of eight warps; or 32 keys for each *two* warps, with 64 columns of $dK$ and $dV$ for either. The kernel takes the second. Who has what, from the constants of the kernel's text:
+# At $d = 64$ a warp holds $dK$ and $dV$ of 32 keys in 128 registers per lane. At $d = 128$ that would be 256, more than a lane has. Two ways out: 16 keys for each of eight warps; or 32 keys for each *two* warps, with 64 columns of $dK$ and $dV$ for either. The kernel takes the second. Who has what, from the constants of the kernel's text:
 
 
 # %%
@@ -197,7 +197,7 @@ predict(fewer, counts["all"].iloc[1] / counts["all"].iloc[0], "of the ldmatrix")
 counts
 
 # %% [markdown]
-# A quarter less. Copies and the stores of $dS$ and $P$ use shared memory, too, and the additions to $dQ$ take the same path out of the SM; with them a step takes 5120 of its clocks instead of 6272, at 128 bytes per clock. Were shared memory all that a step waits for, the kernel would be 22 % faster; [below](#What-made-it-fast) stands what was measured. Does the kernel do what the formula says?
+# A quarter less. With copies, the stores of $dS$ and $P$, and the additions to $dQ$, which take the same path out of the SM, a step takes 5120 of its clocks instead of 6272, at 128 bytes per clock. Were shared memory all that a step waits for, the kernel would be 22 % faster; [below](#What-made-it-fast) stands what was measured. Is the formula right?
 
 # %%
 torch.manual_seed(0)
@@ -210,7 +210,7 @@ print(f"bank conflicts: {frame.excess.sum():.0f} wavefronts too many, of {len(fr
 # %% [markdown]
 # ## 4 · Sixteen bits, and how small a gradient can be
 #
-# Operands have 16 bits, all sums are fp32. Rounded are $P$ and $dS$, as operands, and the results at the end. $dQ$ is added up across CTAs in an fp32 tensor of its own and rounded when it is complete. delta comes from the 16-bit $O$ and $dO$, in fp32. The error rule's yardstick, plain PyTorch at the same precision, rounds at the same places. There is one exception: where query heads share $K$ and $V$ (section 6), each head's $dK$ and $dV$ are rounded to 16 bits before they are added up, as in FlashAttention-2, and the yardstick adds in fp32.
+# Operands have 16 bits, all sums are fp32. Rounded are $P$ and $dS$, as operands, and the results at the end. $dQ$ is added up across CTAs in an fp32 tensor of its own and rounded when it is complete. delta comes from the 16-bit $O$ and $dO$, in fp32. The error rule's yardstick, plain PyTorch at the same precision, rounds at the same places. One exception: where query heads share $K$ and $V$ (section 6), each head's $dK$ and $dV$ are rounded before they are added up, as in FlashAttention-2; the yardstick adds in fp32.
 #
 # fp16's smallest normal number is $6 \cdot 10^{-5} = 2^{-14}$. In the forward pass, rows of $P$ could be scaled to a largest element of 1. Here $P$ is normalized: an element is about $1/N$, at $N = 16384$ just $2^{-14}$. And $dS = P \circ (dP - \mathrm{delta})$ has the size of $dO$ *times* that of $P$. The $dO$ of a loss that is a *mean* over 16384 tokens brings another $1/16384$. So multiply $dO$ by a power of two, everything else as before:
 
@@ -241,11 +241,11 @@ rows = {N: [errors(N, torch.float16, power, run=None)[0] for power in (0, -12)] 
 pd.DataFrame(rows, ["error of dQ", "with dO times 2^-12"]).T.rename_axis("N").map("{:.1e}".format)
 
 # %% [markdown]
-# The longer the sequence, the smaller $P$ and with it $dS$. This is why training in fp16 multiplies the loss by a large number before the backward pass and divides the gradients by it afterwards (*loss scaling*, [Micikevicius et al., 2018](https://arxiv.org/abs/1710.03740)), and why training in bf16 can do without. It is no fault of the kernel: PyTorch's own rounds the same numbers.
+# The longer the sequence, the smaller $P$ and with it $dS$. This is why training in fp16 multiplies the loss by a large number before the backward pass and divides the gradients by it afterwards (*loss scaling*, [Micikevicius et al., 2018](https://arxiv.org/abs/1710.03740)), and why training in bf16 can do without.
 #
 # ## 5 · Added up in any order
 #
-# Notebook 22 let CTAs add to $dQ$ in turn. Here they use [atomic additions](glossary.md#atomic), and nobody waits. The emulator's CTAs always run in the same order, but the kernel lets us choose another one: deal out the tiles of keys the other way round. For a GPU, which promises no order, the two are the same program. (`for_d64` gives the rung's text with $d = 64$ only, which builds faster.)
+# Notebook 22 let CTAs add to $dQ$ in turn. Here they use [atomic additions](glossary.md#atomic), and nobody waits. The emulator's CTAs always run in the same order, but the kernel lets us choose another one: deal out the tiles of keys the other way round. For a GPU, which promises no order, the two are the same program.
 
 # %%
 different = ...  # your prediction: which share of dQ's elements (fp16) comes out different?
@@ -266,9 +266,9 @@ print(f"of dQ's error budget, one order uses {used[0]:.1%}, the other {used[1]:.
 pd.DataFrame({"share of elements that differ": rows}).map("{:.2%}".format)
 
 # %% [markdown]
-# **What to see.** $dK$ and $dV$, which no two CTAs share, are the same bit by bit. Of the fp32 sums of $dQ$ many differ, in their last bits. Rounding to fp16 hides nearly all of it: an element differs only where its sum lies next to the border between two fp16 numbers, and then by a whole step. Against float64 one order is as good as the other.
+# **What to see.** $dK$ and $dV$, which no two CTAs share, are the same bit by bit. Of the fp32 sums of $dQ$ many differ, in their last bits. Rounding to fp16 hides nearly all of it: an element differs only where its sum lies next to the border between two fp16 numbers, and then by a whole step.
 #
-# But a long training run amplifies any difference, and two runs from the same seed drift apart. If that matters to you, set `torch.use_deterministic_algorithms`: the operators then take a backward kernel that gives the same bits every time, or say that there is none.
+# But a long training run amplifies any difference. If that matters to you, set `torch.use_deterministic_algorithms`: the operators then take a backward kernel that gives the same bits every time, or say that there is none.
 #
 # ### Additions to neighbours
 #
@@ -284,7 +284,7 @@ predict(sectors, len({place // 8 for place in layouts["row by row"]}), "sectors 
 draw_backward.additions(layouts, "One addition of a warp to dQ's sum")
 
 # %% [markdown]
-# **What to see.** Half the sectors, each used whole. (Row by row, element 1 would come back to the same eight.) A third CUDA kernel, `finish`, sorts the sum, multiplies by the scale and rounds:
+# **What to see.** Half the sectors, each used whole. A third CUDA kernel, `finish`, sorts the sum, multiplies by the scale and rounds:
 
 # %%
 show.region("23_backward_mma", "finish")
@@ -302,7 +302,7 @@ show.region("23_backward_mma", "steps")
 #
 # CTAs start roughly in the order of `blockIdx`, the next one where one has ended. As in notebook 20, the large ones should come first: the first tiles of all heads, then all second ones. But the CTAs of one head read the same $Q$ and $dO$, which the L2 answers only if they run at the same time. So the kernel takes 16 heads at a time.
 #
-# **Groups.** With [grouped heads](glossary.md#grouped-heads), $H / H_{kv}$ query heads share a $K$ and a $V$, and $dK$, $dV$ are sums over all of them. A CTA could walk its tiles of queries for one query head of the group after the other: the sums would stay in registers and nothing would be added up across CTAs. Notebook 22's kernel does so. What can be wrong with that? A few lines simulate both questions, on 132 SMs with one or two places for CTAs each:
+# **Groups.** With [grouped heads](glossary.md#grouped-heads), $H / H_{kv}$ query heads share a $K$ and a $V$, and $dK$, $dV$ are sums over all of them. A CTA could walk its tiles of queries for one query head of the group after the other: the sums would stay in registers and nothing would be added up across CTAs. Notebook 22's kernel does so. What can be wrong with that? A few lines simulate both, on 132 SMs with one or two places for CTAs each:
 
 
 # %%
@@ -351,19 +351,19 @@ show.region("23_backward_mma", "tile")
 show.region("23_backward_mma", "products")
 
 # %% [markdown]
-# `product` makes $S^\top$ and $dP^\top$: plain `ldmatrix` for both operands. `accumulate` adds to $dV$ and $dK$: operand $A$ comes from registers, $B$ with `.trans`. The softmax is one exponential:
+# `product` makes $S^\top$ and $dP^\top$: plain `ldmatrix` for both operands. An `mma` adds to what is there, so the sums needn't begin with 0: those of $S$ begin with $-\mathrm{LSE} / \text{scale}$, those of $dP$ with $-\mathrm{delta}$, and nothing is left to subtract. `accumulate` adds to $dV$ and $dK$: operand $A$ comes from registers, $B$ with `.trans`. The softmax:
 
 # %%
 show.region("23_backward_mma", "scores")
 
 # %% [markdown]
-# In notebook 10 a lane had two rows. Here a *column* is a query: a lane has two columns of each fragment, and LSE comes in pairs, from shared memory, for each eight queries.
+# In notebook 10 a lane had two rows. Here a *column* is a query: a lane has two columns of each fragment, so `product` reads from shared memory, for each eight queries, the two numbers that their sums begin with. `unseen(a)` is the score whose $P$ is 0: $-\infty$, or $\infty$ where the scale is negative.
 
 # %%
 display(show.region("23_backward_mma", "dV"), show.region("23_backward_mma", "dK"))
 
 # %% [markdown]
-# Packing $dS^\top$ once serves twice: as a fragment $A$ of $dK$, and as the 32-bit word that goes to shared memory. After the barrier, and only where two warps share their keys, comes the partner's half; then the fifth product:
+# Packing $dS^\top$ once serves twice: as a fragment $A$ of $dK$, and as a word of shared memory. After the barrier, where two warps share their keys, comes the partner's half; then the fifth product:
 
 # %%
 display(show.region("23_backward_mma", "share"), show.region("23_backward_mma", "dQ"))
@@ -383,13 +383,13 @@ check(kernel)
 #
 # 1. every query sees one key of the future;
 # 2. the 8 × 8 matrices of $dS^\top$ are read from shared memory in the order that would suit $dS$;
-# 3. LSE is taken by the rows of a fragment, not by its columns?
+# 3. LSE and delta are taken by the rows of a fragment, not by its columns?
 
 # %%
 bugs = {
     "one key of the future": ("(a.causal && key - query > ahead)", "(a.causal && key - query > ahead + 1)"),
     "dSᵀ read as if it were dS": ("16 * k + row_B, (row_q + 16 * m) / 8 + chunk_B", "16 * k + row_A, (row_q + 16 * m) / 8 + chunk_A"),
-    "LSE by rows": ("(e % 2 ? LSE.y : LSE.x)", "(e / 2 ? LSE.y : LSE.x)"),
+    "LSE and delta by rows": ("[2] = x.x, acc[m][n][1] = acc", "[1] = x.x, acc[m][n][2] = acc"),
 }  # fmt: skip
 torch.manual_seed(0)
 q, do = (torch.randn(1, 1, 192, 64, device=device).half() for _ in range(2))
@@ -408,7 +408,7 @@ draw_proof.gallery(maps, columns=3, ticks=True)
 #
 # 1. The first 65 keys are seen by every query anyway, and their $dK$ and $dV$ are right; from then on each key but 128 has one query too many. (Key 128's would be query 63, in a tile that the loop skips.) Every row of $dQ$ but 63 and the last gets a share too much. Pale is where that share is small beside the budget.
 # 2. Only $dQ$: $dK$ had $dS$ from registers, and $dV$ needs none.
-# 3. $P$ itself is wrong, so all three break. Pale are rows of $dQ$ whose neighbour has nearly the same LSE, and the last keys, which few queries see.
+# 3. $P$ itself is wrong, so all three break. Pale are rows of $dQ$ whose neighbour has nearly the same LSE and delta, and the last keys, which few queries see.
 #
 # ## Predict, then measure
 #
@@ -490,11 +490,11 @@ def beside(causal):
 beside(causal=1)
 
 # %% [markdown]
-# **How to read it.** A mark is the median over the rounds, its whiskers the lowest and the highest round: a long one upwards is a round in which the peer was slow, downwards one in which our kernel was. SDPA FLASH is FlashAttention-2, written for the same instructions as this kernel. The kernel is 1.14<!--= ratio("23", "FLASH", 64):.2f --> times as fast at $d = 64$ and 1.03<!--= ratio("23", "FLASH", 128):.2f --> times at $d = 128$ (causal: 1.22<!--= ratio("23", "FLASH", 64, causal=1):.2f --> and 1.06<!--= ratio("23", "FLASH", 128, causal=1):.2f -->; geometric means for $N \ge 1024$, fp16). Beside cuDNN it reaches 0.66<!--= ratio("23", "CUDNN", 64):.2f --> and 0.53<!--= ratio("23", "CUDNN", 128):.2f --> of the speed. cuDNN and FlashAttention-3 use Hopper's `wgmma`, which reads operands from shared memory by itself: for them the 0.4 `ldmatrix` per product do not exist.
+# **How to read it.** A mark is the median over the rounds, its whiskers the lowest and the highest round: a long one upwards is a round in which the peer was slow, downwards one in which our kernel was. SDPA FLASH is FlashAttention-2, written for the same instructions as this kernel. The kernel is 1.20<!--= ratio("23", "FLASH", 64):.2f --> times as fast at $d = 64$ and 1.06<!--= ratio("23", "FLASH", 128):.2f --> times at $d = 128$ (causal: 1.27<!--= ratio("23", "FLASH", 64, causal=1):.2f --> and 1.10<!--= ratio("23", "FLASH", 128, causal=1):.2f -->; geometric means for $N \ge 1024$, fp16). Beside cuDNN it reaches 0.70<!--= ratio("23", "CUDNN", 64):.2f --> and 0.55<!--= ratio("23", "CUDNN", 128):.2f --> of the speed. cuDNN and FlashAttention-3 use Hopper's `wgmma`, which reads operands from shared memory by itself: for them the 0.4 `ldmatrix` per product do not exist.
 #
 # ## What made it fast
 #
-# Six of sixteen drafts, timed side by side in bf16; [29 · Log](29_log.ipynb) has the others, what was expected of each, and how far the ratio of one and the same kernel differs from one run to another: 6 to 7 %.
+# Six of the drafts, timed side by side in bf16; [29 · Log](29_log.ipynb) has the others, what was expected of each, and by how much the ratio of the same algorithm differs from run to run: 5 %.
 
 
 # %%
@@ -508,11 +508,11 @@ def drafts(steps):
 plot.recorded("23_backward_mma", "steps", drafts)
 
 # %% [markdown]
-# **What to see.** *Sharing keys* (2) gained 5<!--= 100 * (step("23", 2, 128) / step("23", 1, 128) - 1):.0f --> % at $d = 128$ (and 3<!--= 100 * (step("23", 2, 64) / step("23", 1, 64) - 1):.0f --> % at $d = 64$, where nothing is shared: the loop was written anew). Section 3 promised up to 22: a step waits for more than shared memory. *Two smaller CTAs per SM* (11) hide each other's waits and pay with twice the additions. *Leaving out masked blocks* (7) saves products on the diagonal and costs branches and registers everywhere else. *No additions* (14) is no kernel; it says how much is left there at the most, 13<!--= 100 * (step("23", 14, 128) / step("23", 3, 128) - 1):.0f --> % at $d = 128$, more than from anything else.
+# **What to see.** *Sharing keys* (2) gained 5<!--= 100 * (step("23", 2, 128) / step("23", 1, 128) - 1):.0f --> % at $d = 128$ (and 3<!--= 100 * (step("23", 2, 64) / step("23", 1, 64) - 1):.0f --> % at $d = 64$, where nothing is shared: the loop was written anew). Section 3 promised up to 22: a step waits for more than shared memory. *Two smaller CTAs per SM* (11) hide each other's waits and pay with twice the additions. *Leaving out masked blocks* (7) saves products on the diagonal and costs branches and registers everywhere else. *No additions* (14) is no kernel; it says how much is left there at the most, 13<!--= 100 * (step("23", 14, 128) / step("23", 3, 128) - 1):.0f --> % at $d = 128$, more than from anything else. *Sums that begin with $-\mathrm{LSE} / \text{scale}$ and $-\mathrm{delta}$* (18, timed beside 17 in another run) gained 5<!--= 100 * (step("23", 18, 64) / step("23", 17, 64) - 1):.0f --> % at $d = 64$ and 3<!--= 100 * (step("23", 18, 128) / step("23", 17, 128) - 1):.0f --> % at $d = 128$.
 #
 # ## What still hurts
 #
-# 1. **$dQ$ goes to HBM once per tile of keys**, in fp32, by way of single words. Hopper's copy engine can add a whole tile: notebook 33.
+# 1. **$dQ$ goes to HBM once per tile of keys**, in fp32, by way of single words. Hopper's copy engine adds whole tiles: notebook 33.
 # 2. **Operands through registers.** Eight of ten come by `ldmatrix`, and $K$ and $V$ again in every step. `wgmma` takes both operands from shared memory, transposed if need be.
 # 3. **255 registers.** Nothing more fits into a lane: most drafts that do something in advance spill.
 # 4. **Results leave in pieces of 4 bytes**: the stores of $dK$, $dV$, $dQ$ touch twice the sectors that they fill, once per CTA.
@@ -552,7 +552,7 @@ hint("23.1")
 # %% [markdown]
 # ### Task 23.2 · What comes first
 #
-# delta, LSE in units of $\log_2$, and a sum of zeros, for whole tiles: rows past the end must be harmless without being read. Read 16 bytes per lane.
+# What the sums begin with, $-\mathrm{LSE} / \text{scale}$ and $-\mathrm{delta}$, and zeros for $dQ$'s sum, for whole tiles: rows past the end must be harmless without being read. Read 16 bytes per lane.
 
 # %%
 blank("23", "delta")

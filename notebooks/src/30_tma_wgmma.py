@@ -52,7 +52,7 @@ device = kernel.device
 # %% [markdown]
 # ## The problem
 #
-# Rung 13 reaches 0.6 of a large matrix product's speed on the same card, 440<!--= tflops("13", 128):.0f --> of 745<!--= record.load("device", "ceilings").query("name == 'fp16 matmul'").value.median():.0f --> TFLOP/s at $d = 128$, $N = 4096$.
+# Rung 13 reaches 0.6 of a large matrix product's speed on the same card, 420<!--= tflops("13", 128):.0f --> of 745<!--= record.load("device", "ceilings").query("name == 'fp16 matmul'").value.median():.0f --> TFLOP/s at $d = 128$, $N = 4096$.
 #
 # Where does the work of a warp go? Here is the tile loop of rung 13 as machine code, at $d = 128$: what a warp executes for 32 queries and 64 keys. (Without the branches that hardly ever run. `single` is a rung with one of its instances alone, which compiles faster.)
 
@@ -534,7 +534,7 @@ budget.units(wgmma_units.table(budgets), "Rung 30: 64 rows and 128 keys (a model
 plot.recorded("30_tma_wgmma", "forward", lambda s: plot.ratio(s, "30_tma_wgmma", ["SDPA FLASH", "SDPA CUDNN"]))
 
 # %% [markdown]
-# **What to see.** Where rung 13 was 1.27<!--= ratio("13", "FLASH", 64):.2f --> and 1.22<!--= ratio("13", "FLASH", 128):.2f --> times as fast as FlashAttention-2 ($d = 64$ and 128, fp16, geometric mean over $N \ge 1024$), this one is 1.55<!--= ratio("30", "FLASH", 64):.2f --> and 1.51<!--= ratio("30", "FLASH", 128):.2f --> times as fast. Beside cuDNN it is 1.00<!--= ratio("30", "CUDNN", 64):.2f --> and 0.80<!--= ratio("30", "CUDNN", 128):.2f -->; under a causal mask 1.04<!--= ratio("30", "CUDNN", 64, causal=1, kind="causal"):.2f --> and 0.84<!--= ratio("30", "CUDNN", 128, causal=1, kind="causal"):.2f -->. At $d = 128$ it is slowest at short lengths. What fits with that: at $d = 64$ two CTAs share an SM, and one multiplies while the other waits for its first tiles or writes its $O$. At $d = 128$ there is one CTA. If that is the reason, notebook 31's roles must help most at $d = 128$ and short lengths.
+# **What to see.** Where rung 13 was 1.30<!--= ratio("13", "FLASH", 64):.2f --> and 1.22<!--= ratio("13", "FLASH", 128):.2f --> times as fast as FlashAttention-2 ($d = 64$ and 128, fp16, geometric mean over $N \ge 1024$), this one is 1.55<!--= ratio("30", "FLASH", 64):.2f --> and 1.51<!--= ratio("30", "FLASH", 128):.2f --> times as fast. Beside cuDNN it is 1.00<!--= ratio("30", "CUDNN", 64):.2f --> and 0.80<!--= ratio("30", "CUDNN", 128):.2f -->; under a causal mask 1.04<!--= ratio("30", "CUDNN", 64, causal=1, kind="causal"):.2f --> and 0.84<!--= ratio("30", "CUDNN", 128, causal=1, kind="causal"):.2f -->. At $d = 128$ it is slowest at short lengths. What fits with that: at $d = 64$ two CTAs share an SM, and one multiplies while the other waits for its first tiles or writes its $O$. At $d = 128$ there is one CTA. If that is the reason, notebook 31's roles must help most at $d = 128$ and short lengths.
 
 # %% [markdown]
 # ## What still hurts

@@ -70,7 +70,7 @@ mma[mma > 0].sort_values(ascending=False).head(8).to_frame("instructions").T
 #
 # $$ dV_j \mathrel{+}= P^\top dO_i, \qquad dK_j \mathrel{+}= dS^\top Q_i, \qquad dQ_i^\top \mathrel{+}= K_j^\top dS^\top . $$
 #
-# The sums of $S$ begin with $-\mathrm{LSE} / \text{scale}$, not with 0, and those of $dP$ with $-\mathrm{delta}$ ([delta](glossary.md#delta)).
+# As in rung 23, the sums of $S$ begin with $-\mathrm{LSE} / \text{scale}$, and those of $dP$ with $-\mathrm{delta}$ ([delta](glossary.md#delta)).
 #
 # A warpgroup multiplies $A$ (64 × 16) by $B$ (16 × $N$) and adds to $C$ (64 × $N$). The rules (PTX ISA):
 #

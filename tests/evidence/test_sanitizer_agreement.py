@@ -21,7 +21,7 @@ MUTANTS = {mutant.id: mutant for mutant in sanitize.chosen([]) if mutant.id in s
 WRONG = [id for id in MUTANTS if not id.endswith(".original")]
 # Rungs that compute-sanitizer has not looked at since their code changed: their row, and perhaps some of their mutants', wait for
 # `python -m helpers record sanitizer` on a GPU.
-WAITING: tuple[str, ...] = ("20",)
+WAITING: tuple[str, ...] = ()
 
 
 def require_what_tools_flag(agreed: pd.DataFrame) -> None:

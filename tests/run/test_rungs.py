@@ -56,9 +56,9 @@ SPILLS = {
     ("20_causal_gqa", "sm_100"): 120,
     ("20_causal_gqa", "sm_103"): 60,
     ("20_causal_gqa", "sm_120"): 176,
-    ("23_backward_mma", "sm_100"): 68,
-    ("23_backward_mma", "sm_103"): 68,
-    ("23_backward_mma", "sm_120"): 8,
+    ("23_backward_mma", "sm_100"): 24,
+    ("23_backward_mma", "sm_103"): 24,
+    ("23_backward_mma", "sm_120"): 16,
 }
 
 

@@ -40,7 +40,10 @@ def digest(notebook: nbformat.NotebookNode, reads: list[str], root: Path = ROOT)
         text = (root / path).read_bytes() if (root / path).is_file() else b"gone"
         total.update(f"\n{path} {hashlib.sha256(text).hexdigest()}".encode())
     names = [
-        p.relative_to(root) for part in ("kernels", "data") for p in sorted((root / part).rglob("*")) if p.is_file()
+        p.relative_to(root)
+        for part in ("kernels", "data")
+        for p in sorted((root / part).rglob("*"))
+        if p.is_file() and "__pycache__" not in p.parts
     ]
     total.update("\n".join(map(str, names)).encode())
     return total.hexdigest()[:16]

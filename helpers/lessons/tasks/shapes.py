@@ -206,19 +206,19 @@ TASKS = (
         "23.2",
         "delta",
         2,
-        "Write the kernel `prepare`: delta, LSE in units of log2 and dQ_sum = 0, on whole tiles.",
+        "Write the kernel `prepare`: where the sums of S and of dP begin, and dQ_sum = 0, on whole tiles.",
         (
-            "d / 8 lanes per row of B*H*padded(Nq) rows, 16 bytes of a row each; blockDim.x threads",
+            "d / 8 lanes per row of B*H*padded(Nq) rows, 16 bytes of a row each; blockDim.x threads; scale_of(a): never 0; unseen(a): a score whose P is 0",
             "workspace[0]: dQ_sum (B,H,padded Nq,D) fp32; workspace[1]: stats (2,B,H,padded Nq) fp32; a.LSE (B,H,Nq)",
         ),
         (
             "template <int d, typename T> __global__ void prepare(const fa_backward_args a) is defined",
-            "stats[0] = LSE * log2(e), +inf for rows from Nq on and where LSE = -inf; stats[1] = delta = rowsum(dO o O), 0 from Nq on",
+            "stats[0] = -LSE / scale, unseen(a) for rows from Nq on and where LSE = -inf; stats[1] = -delta = -rowsum(dO o O), 0 from Nq on",
             "dQ_sum = 0, padding included",
         ),
         (
             "A row's lanes are neighbours in a warp: shuffles with mask d / 16, .. 1.",
-            "LSE = +inf makes P = exp2(S - inf) = 0: rows that don't exist then add nothing.",
+            "A sum that begins with unseen(a) stays infinite, and P = 0: rows that don't exist then add nothing.",
             "Rows from Nq on must not be read: O, dO and LSE end there.",
         ),
     ),
