@@ -197,7 +197,7 @@ predict(fewer, counts["all"].iloc[1] / counts["all"].iloc[0], "of the ldmatrix")
 counts
 
 # %% [markdown]
-# A quarter less. With copies, the stores of $dS$ and $P$, and the additions to $dQ$, which take the same path out of the SM, a step takes 5120 of its clocks instead of 6272, at 128 bytes per clock. Were shared memory all that a step waits for, the kernel would be 22 % faster; [below](#What-made-it-fast) stands what was measured. Is the formula right?
+# A quarter less. With copies, the stores of $dS$ and $P$, and the additions to $dQ$, which take the same path out of the SM, a step takes 5120 clocks of shared memory instead of 6272, at 128 bytes per clock. Were shared memory all that a step waits for, the kernel would be 22 % faster; [below](#What-made-it-fast) stands what was measured. Is the formula right?
 
 # %%
 torch.manual_seed(0)
