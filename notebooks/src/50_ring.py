@@ -346,7 +346,7 @@ if samples is not None:
     display(draw_ring.held(samples))
 
 # %% [markdown]
-# **What to see.** On two GPUs the model's speedups are right within 5 % up to 64k tokens, but for both passes at 16k under the mask (10 % too high); on four it is up to 13 % too high. On eight it expects twice what was recorded at 64k under the mask: to the model a link is as fast with any number of channels. And some long sequences are *more* than twice, four or eight times as fast: on two GPUs 2.34<!--= over_one_gpu("50_ring", 262144, causal=0):.2f --> times at 256k without a mask.
+# **What to see.** On two GPUs the model's speedups are right within 5 % up to 64k tokens, but for both passes at 16k under the mask (10 % too high); on four it is up to 13 % too high. On eight it expects twice what was recorded at 64k under the mask: to the model a link is as fast with any number of channels. Some long sequences are *more* than twice, four or eight times as fast: 2.34<!--= over_one_gpu("50_ring", 262144, causal=0):.2f --> on two GPUs at 256k without a mask.
 #
 # <details><summary>How can two GPUs be more than twice as fast as one?</summary>
 #
