@@ -4,10 +4,10 @@
 //            their products in turn, so that one is at its exponentials while another has the tensor cores.
 // changed:   two products are under way at a time; a warpgroup waits for its turn at a barrier of its own; P is taken with
 //            the maximum there is, as in 13_tuned, and a sum out of bounds is a vote to do it again, which is counted at the
-//            next turn's barrier; from there on the warpgroup tracks the maximum, in a loop of its own, and from the second
-//            whole tile on where few keys take most of a row, or scores rise; O leaves through Q's place, sent by a thread
-//            of the producer's warpgroup, and that leaves room for one more stage of K, fetched a tile ahead of V; the next
-//            query tile is read during the last product; groups of heads are evened out, smaller for short sequences
+//            next turn's barrier; from there on, and where few keys take most of some rows, the warpgroup tracks the
+//            maximum, in a loop of its own; tiles where maxima often lie come first; O leaves through Q's place, sent by a
+//            thread of the producer's warpgroup, and that leaves room for one more stage of K, fetched a tile ahead of V;
+//            the next query tile is read during the last product; groups of heads are evened out, smaller for short sequences
 // op:        attention
 // features:  causal, gqa
 // workspace: counter (1)
@@ -19,8 +19,8 @@
 //            D=128: Br=128 Bc=128 threads=384 smem=225 KB CTAs/SM=1
 // arch:      sm_90a
 // paper:     FlashAttention-3, sections 3.1 and 3.2, Algorithm 2 (arXiv 2407.08608)
-// speed:     H200, N >= 1024: 513 to 654 TFLOP/s at D=64, 653 to 790 at D=128: 1.27 x and 1.14 x SDPA CUDNN; causal 1.26 x
-//            and 1.20 x. At D=128, N >= 4096 0.97 of cuBLAS's product of two matrices, causal 0.94
+// speed:     H200, N >= 1024: 505 to 632 TFLOP/s at D=64, 640 to 782 at D=128: 1.26 x and 1.13 x SDPA CUDNN; causal 1.25 x
+//            and 1.21 x. At D=128, N >= 4096 0.98 of cuBLAS's product of two matrices, causal 0.93
 #include <fa/bulk.cuh>
 #include <fa/half.cuh>
 #include <fa/launch.cuh>
@@ -81,6 +81,27 @@ __device__ __forceinline__ Work find_work(int index, const fa_model_args &a, con
   return {head / a.H, head % a.H, i0, last_key / Bc * Bc};
 }
 // [end: schedule]
+
+// [region: walk]
+// The order in which the tiles of keys come. Scores are often largest at the first keys (attention sinks), near the diagonal or
+// at the last keys. A maximum that is met early is not missed later. So first comes the last tile (under a causal mask, every
+// tile that not all rows see whole), then the first one, then, without a mask, the one on the diagonal; then from the last on.
+template <int Br, int Bc> struct Walk {
+  int top;      // the last tile that may move
+  int diagonal; // the one on the diagonal, or next to it; under a mask it doesn't move, and this is beyond `top`
+  __device__ __forceinline__ Walk(const Work &work, const fa_model_args &a) {
+    const int shift = a.Nk - a.Nq, seen = a.causal ? min(work.i0 + shift + 1, a.Nk) : a.Nk; // by the first row
+    top = (seen - 1) / Bc * Bc - Bc;
+    diagonal = a.causal ? top + Bc : min(max(work.i0 + Br / 2 + shift, Bc), top) / Bc * Bc;
+  }
+  // The first key of the tile in place j0. Places are j_last, j_last - Bc, .. 0, as the consumers count.
+  __device__ __forceinline__ int operator[](int j0) const {
+    if (j0 >= top) return j0 > top ? j0 : 0;
+    if (j0 == top - Bc && diagonal <= top) return diagonal;
+    return j0 + (j0 + 2 * Bc > diagonal ? 2 : 1) * Bc;
+  }
+};
+// [end: walk]
 
 struct Maps {
   CUtensorMap Q, K, V, O; // how TMA finds their tiles
@@ -189,16 +210,21 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
     int *counter = static_cast<int *>(a.workspace[0]); // 0 when the kernel starts
     Work work = find_work<Br, Bc>(blockIdx.x, a, order), next = work;
     int hk = work.h / (a.H / a.Hkv);
-    for (fetch_Q(work), fetch_K(work.j_last, hk, work.b); work.i0 >= 0; work = next) {
+    Walk<Br, Bc> walk(work, a);
+    int keys = walk[work.j_last]; // the first key of the tile in place j0
+    for (fetch_Q(work), fetch_K(keys, hk, work.b); work.i0 >= 0; work = next) {
       for (int j0 = work.j_last; j0 >= 0; j0 -= Bc) {
-        if (j0 > 0) fetch_K(j0 - Bc, hk, work.b);
-        fetch_V(j0, hk, work.b);
+        const int next_keys = walk[j0 - Bc];
+        if (j0 > 0) fetch_K(next_keys, hk, work.b);
+        fetch_V(keys, hk, work.b);
+        keys = next_keys;
         // What comes next is found out, with a counter in global memory and divisions, while these tiles are on their way.
         if (j0 == work.j_last) next = find_work<Br, Bc>(gridDim.x + atomicAdd(counter, 1), a, order);
       }
       fetch_Q(next); // as soon as O of the query tile before this one has left the place
       hk = next.h / (a.H / a.Hkv);
-      if (next.i0 >= 0) fetch_K(next.j_last, hk, next.b);
+      walk = Walk<Br, Bc>(next, a), keys = walk[next.j_last];
+      if (next.i0 >= 0) fetch_K(keys, hk, next.b);
     }
     return;
     // [end: producer]
@@ -354,13 +380,13 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
   };
   // P stands: l = l + rowsum P, and K_j is not needed any more.
   const auto accept = [&] { l_reg[0] += sum_reg[0], l_reg[1] += sum_reg[1], release(K_empty + 8 * K_ring.stage); };
-  // Is a maximum likely to be missed? Where few keys take most of any row so far (the key of the maximum alone gives l = 1),
-  // and where the last tile outweighs all before it in each lane's columns of a warp's rows.
-  const auto rising_or_peaked = [&](float few) {
-    float least = FA_INFINITY;
+  // Is a maximum likely to be missed? Where few keys take most of one row so far (the key of the maximum alone gives l = 1), but
+  // not of another row of the warp, which may not have met its own yet.
+  const auto some_peaked = [&](float few) {
+    bool peaked = false, flat = false;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) least = fminf(least, sum_over_lanes(l_reg[r] + sum_reg[r]));
-    if (__all_sync(0xffffffff, l_reg[0] < sum_reg[0] && l_reg[1] < sum_reg[1]) || least < few) *vote() = 1;
+    for (int r = 0; r < 2; ++r) (sum_over_lanes(l_reg[r] + sum_reg[r]) < few ? peaked : flat) = true;
+    if (__any_sync(0xffffffff, peaked) && __any_sync(0xffffffff, flat)) *vote() = 1;
     fa::bar_sync(warpgroup, 128);
     const bool found = !stands();
     if (found) clear_votes();
@@ -391,10 +417,10 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
 
     // [region: tile_loop]
     bool accumulate = false; // is tile j0 not the first
-    // The last tile whose maximum is tracked: the second that all rows see whole. It is the last of all once a maximum was
-    // missed, and where that is likely. To take a tile again costs far more than to track one: up to 4 whole tiles are always
-    // tracked, and rows of up to 16 sooner than longer ones.
-    int track_to = seen < 5 * Bc ? 0 : seen / Bc * Bc - 2 * Bc;
+    // The place of the last tile whose maximum is tracked: two after that of the last key that all rows see. It is the last of all
+    // once a maximum was missed, and where that is likely. To take a tile again costs far more than to track one: up to 4 whole
+    // tiles are always tracked, and rows of up to 16 sooner than longer ones.
+    int track_to = seen < 5 * Bc ? 0 : (seen - 1) / Bc * Bc - 2 * Bc;
     while (true) {
       // [region: scores]
       // (1) exact tile: no product is under way, and P of tile j0 is to be exact. It is the first tile, one that not all rows
@@ -472,7 +498,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
       bool right = true;
 #pragma unroll 1
       while (right && j0 > 0 && j0 <= seen) {
-        if (j0 == track_to && rising_or_peaked(seen < 17 * Bc ? 2.f : 1.1f)) track_to = 0;
+        if (j0 == track_to && some_peaked(seen < 17 * Bc ? 2.f : 1.1f)) track_to = 0;
         right = j0 <= track_to ? overlap(std::false_type(), 0) : overlap(std::true_type(), track_to);
       }
       // [end: overlap]

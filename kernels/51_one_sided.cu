@@ -3,7 +3,7 @@
 // idea:      Some CTAs first copy the other ranks' K and V into this GPU's memory by TMA, each tile once, and set a flag for
 //            each; the others start with their own keys and go on with a tile of another rank as soon as its flag is set.
 // changed:   against 32_ping_pong: copiers, flags between CTAs and between GPUs, and the tiles of other ranks behind a query
-//            tile's own; K is fetched with its V, not a tile ahead, as one flag stands for both. The consumers are 32's,
+//            tile's own, all from the last on; K is fetched with its V, as one flag stands for both. The consumers are 32's,
 //            repeated so that this file is complete by itself; they differ in where a piece's rows and keys begin and end;
 //            tests/run/test_one_sided.py holds all else equal
 // op:        one_sided
@@ -480,13 +480,13 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
   };
   // P stands: l = l + rowsum P, and K_j is not needed any more.
   const auto accept = [&] { l_reg[0] += sum_reg[0], l_reg[1] += sum_reg[1], release(K_empty + 8 * K_ring.stage); };
-  // Is a maximum likely to be missed? Where few keys take most of any row so far (the key of the maximum alone gives l = 1),
-  // and where the last tile outweighs all before it in each lane's columns of a warp's rows.
-  const auto rising_or_peaked = [&](float few) {
-    float least = FA_INFINITY;
+  // Is a maximum likely to be missed? Where few keys take most of one row so far (the key of the maximum alone gives l = 1), but
+  // not of another row of the warp, which may not have met its own yet.
+  const auto some_peaked = [&](float few) {
+    bool peaked = false, flat = false;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) least = fminf(least, sum_over_lanes(l_reg[r] + sum_reg[r]));
-    if (__all_sync(0xffffffff, l_reg[0] < sum_reg[0] && l_reg[1] < sum_reg[1]) || least < few) *vote() = 1;
+    for (int r = 0; r < 2; ++r) (sum_over_lanes(l_reg[r] + sum_reg[r]) < few ? peaked : flat) = true;
+    if (__any_sync(0xffffffff, peaked) && __any_sync(0xffffffff, flat)) *vote() = 1;
     fa::bar_sync(warpgroup, 128);
     const bool found = !stands();
     if (found) clear_votes();
@@ -520,10 +520,10 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
 
     // [region: tile_loop]
     bool accumulate = false; // is tile j0 not the first
-    // The last tile whose maximum is tracked: the second that all rows see whole. It is the last of all once a maximum was
-    // missed, and where that is likely. To take a tile again costs far more than to track one: up to 4 whole tiles are always
-    // tracked, and rows of up to 16 sooner than longer ones.
-    int track_to = seen < 5 * Bc ? 0 : seen / Bc * Bc - 2 * Bc;
+    // The place of the last tile whose maximum is tracked: two after that of the last key that all rows see. It is the last of all
+    // once a maximum was missed, and where that is likely. To take a tile again costs far more than to track one: up to 4 whole
+    // tiles are always tracked, and rows of up to 16 sooner than longer ones.
+    int track_to = seen < 5 * Bc ? 0 : (seen - 1) / Bc * Bc - 2 * Bc;
     while (true) {
       // [region: scores]
       // (1) exact tile: no product is under way, and P of tile j0 is to be exact. It is the first tile, one that not all rows
@@ -601,7 +601,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
       bool right = true;
 #pragma unroll 1
       while (right && j0 > 0 && j0 <= seen) {
-        if (j0 == track_to && rising_or_peaked(seen < 17 * Bc ? 2.f : 1.1f)) track_to = 0;
+        if (j0 == track_to && some_peaked(seen < 17 * Bc ? 2.f : 1.1f)) track_to = 0;
         right = j0 <= track_to ? overlap(std::false_type(), 0) : overlap(std::true_type(), track_to);
       }
       // [end: overlap]

@@ -561,7 +561,7 @@ def _model_cases(D: tuple[int, ...], size: str, features: tuple[str, ...]) -> It
 
 def _family_cases(D: tuple[int, ...], size: str, features: tuple[str, ...], dtype: str) -> Iterator[Case]:
     """The families of inputs that are made of random numbers, over more tiles of keys than a rung may treat as a short row; under a mask
-    and at every D those in which a row's maximum rises late."""
+    and at every D those in which a row's maximum rises late. And a sink in a tile that rungs take late."""
     H, Nq, Nk = (8, 1000, 1000) if size == "full" else (2, 70, 700)
     d = 64 if 64 in D else D[0]
     for seed, (name, family) in enumerate(FAMILIES.items(), 2000):
@@ -571,6 +571,10 @@ def _family_cases(D: tuple[int, ...], size: str, features: tuple[str, ...], dtyp
                 q, k, v = family.inputs((1, H, Nq, Nk, own), dtype, seed=seed, causal=causal)
                 words = f"family {name}" + f", D={own}" * (own != d) + ", causal" * causal
                 yield Case(words, q, k, v, causal=causal)
+    for own in D:
+        q, k, v = FAMILIES["sink"].inputs((1, H, Nq, Nk, own), dtype, seed=2100)
+        k[:, :, [0, Nk // 4]] = k[:, :, [Nk // 4, 0]]
+        yield Case("a sink at a quarter of the keys" + f", D={own}" * (own != d), q, k, v)
 
 
 def _softmax_cases(size: str) -> Iterator[Case]:

@@ -108,7 +108,7 @@ for name, under, turns in [
 draw_pingpong.lanes(cases, "clocks of the model, d = 128, five tiles")
 
 # %% [markdown]
-# **What to see.** Above: the two warpgroups get half of the tensor cores each, finish together, then do their softmax together, and so on for ever: at any moment either the tensor cores idle or everything else. In the middle, one rule has set them apart by half a beat: one is at its softmax while the other multiplies, like the two sides of a ping-pong table. (The name is FlashAttention-3's, [section 3.1](https://arxiv.org/abs/2407.08608).)
+# **What to see.** Above: the two warpgroups get half of the tensor cores each, finish together, then do their softmax together, and so on for ever: at any moment either the tensor cores idle or everything else. In the middle, one rule has set them apart by half a beat: one is at its softmax while the other multiplies, like the two sides of a ping-pong table. ([FlashAttention-3](https://arxiv.org/abs/2407.08608), section 3.1.)
 #
 # On the GPU you start your products once your predecessor has started theirs. That takes two instructions. A [named barrier](glossary.md#named-barrier) opens when as many threads as it is told have come by, and of those some may go on without waiting:
 
@@ -131,7 +131,7 @@ show.region("32_ping_pong", "turns")
 # | exponentials: $S_{j+1}$ becomes $P_{j+1}$ | $O$ |
 # | wait until none is left; round $P_{j+1}$ to 16 bits | nothing of its own, but the other warpgroups' products |
 #
-# Why is $P_{j+1}$ rounded only at the end? Rounded $P_j$ is an operand of the product that is under way, and it comes from registers, which may not be written before the product is complete. At $d = 64$ there are too few registers for a second set.
+# Why is $P_{j+1}$ rounded only at the end? Rounded $P_j$ is an operand of the product that is under way, and it comes from registers, which may not be written before the product is complete.
 #
 # At $d = 64$, where $O$ takes half as long, the kernel waits for *both* products unless it tracks the maximum: $P$ is then rounded among the exponentials, and long sequences are up to 8 % faster ([39 · Log](39_log.ipynb)).
 #
@@ -156,7 +156,13 @@ pd.DataFrame(rows).T.rename_axis("d").map("{:.0%}".format)
 #
 # Better than to hide an instruction is not to have it. As in rung 13, $P$ is taken with the maximum of *earlier* tiles. As long as a lane's sum over its columns of a row stays below 32, the result is as accurate; where it doesn't, the tile is done again, and the maximum is tracked from there on. (FlashAttention-4 forms the maximum, and rescales $O$ only where it has risen beyond a threshold, [`rescale_threshold`](https://github.com/Dao-AILab/flash-attention/blob/main/flash_attn/cute/softmax.py).)
 #
-# Some votes can be foreseen. In each query tile the maximum is tracked up to the second tile that all rows see whole. Then `rising_or_peaked` decides whether to go on: if some row's $l$ is small, few keys take most of it, and other rows may meet theirs later; if this tile outweighs all before it in all of a warp's rows, the next may, too. To do a tile again costs far more than to track one; up to four whole tiles are always tracked.
+# Better than to miss a maximum is to meet it early. Scores are often largest at the first keys ([attention sinks](https://arxiv.org/abs/2309.17453)), at the last ones, or near the diagonal. So the producer fetches **those tiles first**, but moves only tiles that all rows see whole: consumers need not know of it.
+
+# %%
+show.region("32_ping_pong", "walk")
+
+# %% [markdown]
+# The maximum is tracked in the last tile and in two more. Then `some_peaked` decides whether to go on: if few keys take most of some rows of a warp (a small $l$) but not of others, those may meet theirs later. To do a tile again costs far more than to track one; up to four whole tiles are always tracked.
 #
 # Rung 13 lacked two things. **128 threads decide together**: `wgmma` is an instruction of four warps, so all of them do $S$ again, or none. A warp whose $P$ may not stand leaves a 1 in shared memory, a **vote**. Everybody hears of it at a barrier that is on the way already: the next turn. **$S$ is gone, $K_j$ is not**: $P$ has taken the place of $S$, so doing a tile again takes the product again, and $K_j$ stays until the votes are read.
 #
@@ -227,7 +233,7 @@ display(draw_pingpong.loop({name: sass.loop_lines(one, 128, "bf16") for name, on
 predict(under_O, int(sass.between_waits(made["without"])["MUFU.EX2"].iloc[1]), "exponentials under O without the vote")
 
 # %% [markdown]
-# **What to see.** Without the vote, ptxas moves the wait *up*, over most of the exponentials. Nothing in the result gives a hint of it, nor in the source; the disassembly does. Within a stretch of code without branches ptxas arranges instructions as it sees fit, and nothing between the two waits needs the second one. A `__syncwarp` is no border to it. A branch is, for most of them: the fourth strip has a second look at a barrier that is known to be open. And the vote is one: whether to store a 1 depends on the sums, the sums on all exponentials, and the wait stays behind the store. (The copy that tracks has such a look before its wait for $O$.)
+# **What to see.** Without the vote, ptxas moves the wait *up*, over most of the exponentials. Only the disassembly shows it. Within a stretch of code without branches ptxas arranges instructions as it sees fit, and nothing between the two waits needs the second one. A `__syncwarp` is no border to it. A branch is, for most of them: the fourth strip has a second look at a barrier that is known to be open. And the vote is one: whether to store a 1 depends on the sums, the sums on all exponentials, and the wait stays behind the store. (The copy that tracks has such a look before its wait for $O$.)
 
 # %% [markdown]
 # ## 5 · From rung 31 in six steps
@@ -266,17 +272,17 @@ plot.recorded("32_ping_pong", "stages", staged, by="python -m helpers record sta
 #
 # | stage | 64 | 128 | |
 # |---|---|---|---|
-# | 32_1 | 5<!--= 100 * (stage("32", "32_1", "31", 64) - 1):.0f --> | 8<!--= 100 * (stage("32", "32_1", "31", 128) - 1):.0f --> | the next $S$ is queued with $O$, so the tensor cores needn't wait for it |
+# | 32_1 | 6<!--= 100 * (stage("32", "32_1", "31", 64) - 1):.0f --> | 9<!--= 100 * (stage("32", "32_1", "31", 128) - 1):.0f --> | the next $S$ is queued with $O$, so the tensor cores needn't wait for it |
 # | 32_2 | -1<!--= round(100 * (stage("32", "32_2", "32_1", 64) - 1)) --> | 4<!--= 100 * (stage("32", "32_2", "32_1", 128) - 1):.0f --> | written as section 2's table says; but ptxas moves the wait for $O$ above all exponentials |
-# | 32_3 | 4<!--= 100 * (stage("32", "32_3", "32_2", 64) - 1):.0f --> | 4<!--= 100 * (stage("32", "32_3", "32_2", 128) - 1):.0f --> | no masking in whole tiles; the scale is an argument and takes no register |
+# | 32_3 | 4<!--= 100 * (stage("32", "32_3", "32_2", 64) - 1):.0f --> | 5<!--= 100 * (stage("32", "32_3", "32_2", 128) - 1):.0f --> | no masking in whole tiles; the scale is an argument and takes no register |
 # | 32_4 | 9<!--= 100 * (stage("32", "32_4", "32_3", 64) - 1):.0f --> | 7<!--= 100 * (stage("32", "32_4", "32_3", 128) - 1):.0f --> | no maximum, and the vote holds the wait back; at $d = 64$ one wait for both products |
-# | 32_5 | 0<!--= round(100 * (stage("32", "32_5", "32_4", 64) - 1)) --> | -1<!--= round(100 * (stage("32", "32_5", "32_4", 128) - 1)) --> | $O$ leaves from $Q_i$'s place |
-# | 32 | 0<!--= round(100 * (stage("32", "32", "32_5", 64) - 1)) --> | 2<!--= 100 * (stage("32", "32", "32_5", 128) - 1):.0f --> | one more stage of $K$ |
+# | 32_5 | 0<!--= round(100 * (stage("32", "32_5", "32_4", 64) - 1)) --> | 0<!--= round(100 * (stage("32", "32_5", "32_4", 128) - 1)) --> | $O$ leaves from $Q_i$'s place |
+# | 32 | 0<!--= round(100 * (stage("32", "32", "32_5", 64) - 1)) --> | 1<!--= 100 * (stage("32", "32", "32_5", 128) - 1):.0f --> | one more stage of $K$; tiles where maxima often lie come first |
 #
 # Single ideas, from [39 · Log](39_log.ipynb). (From run to run the same code is up to 3 % apart, in steps 1 to 10 6 %.)
 #
 # - **Turns** alone: at $d = 64$ 0<!--= 100 * (step("32", 1, 64) / step("32", 2, 64) - 1):.0f --> % with a maximum (steps 1, 2) and 2<!--= 100 * (step("32", 13, 64) / step("32", 15, 64) - 1):.0f --> % without (13, 15), under a mask 5<!--= 100 * (step("32", 1, 64, "ratio_causal") / step("32", 2, 64, "ratio_causal") - 1):.0f --> and 0<!--= 100 * (step("32", 13, 64, "ratio_causal") / step("32", 15, 64, "ratio_causal") - 1):.0f --> %; at $d = 128$ nothing, and under a mask they cost 4<!--= -100 * (step("32", 1, 128, "ratio_causal") / step("32", 2, 128, "ratio_causal") - 1):.0f --> and 1<!--= -100 * (step("32", 13, 128, "ratio_causal") / step("32", 15, 128, "ratio_causal") - 1):.0f --> %. Section 1's model is right about the direction only: left to themselves, warpgroups don't stay in step.
-# - **Each query tile finished before the next begins** (1, 11) should have *cost* something, as the tensor cores idle in between. It gained 9<!--= 100 * (step("32", 11, 128) / step("32", 1, 128) - 1):.0f --> % at $d = 128$: a loop that can go on into another query tile is twice as long. What the tensor cores did wait for was $Q_i$: asked for early (17, 20), it brought 7<!--= 100 * (step("32", 20, 128) / step("32", 17, 128) - 1):.0f --> % more.
+# - **Each query tile finished before the next begins** (1, 11): the tensor cores idle in between, and yet it gained 9<!--= 100 * (step("32", 11, 128) / step("32", 1, 128) - 1):.0f --> % at $d = 128$, as the loop is half as long. $Q_i$ asked for early (17, 20) brought 7<!--= 100 * (step("32", 20, 128) / step("32", 17, 128) - 1):.0f --> % more.
 
 # %% [markdown]
 # ## The kernel
@@ -360,27 +366,27 @@ def swim_lanes(notes, length=12000):
 plot.recorded("32_ping_pong", "roles", swim_lanes, by="python -m helpers record roles 32_ping_pong")
 
 # %% [markdown]
-# **What to see.** At $d = 128$ two consumers' products take 2048 clocks per tile, so the tensor cores are busy for 0.87<!--= 2048 / clocks("32", 128):.2f --> of the time. At $d = 64$ three consumers' products take 1536, as do their exponentials, and a tile takes 2305<!--= clocks("32", 64):.0f -->: both units idle for a third of it.
+# **What to see.** At $d = 128$ two consumers' products take 2048 clocks per tile, so the tensor cores are busy for 0.87<!--= 2048 / clocks("32", 128):.2f --> of the time. At $d = 64$ three consumers' products take 1536, as do their exponentials, and a tile takes 2313<!--= clocks("32", 64):.0f -->: both units idle for a third of it.
 #
 # Five waits belong to a tile: for $K_j$, the turn and $V_j$ (hatched), for $S$ and for $O$ (dotted). Notes make a tile nearly twice as long, so read the lanes for their order. White: one query tile ends, the next begins.
 
 # %% [markdown]
 # ### Votes
 #
-# How often is a tile voted down? It costs its product of $S$ once more: four `wgmma` at $d = 64$ for each of four warps. There are three warpgroups with eight tiles of keys each. How many of these 24 tiles are done again where scores begin to *rise* half way along the keys, as the kernel meets them?
+# How often is a tile voted down? It costs its product of $S$ once more: four `wgmma` at $d = 64$ for each of four warps. There are three warpgroups with eight tiles of keys each. How many of these 24 tiles are done again where scores are low at both ends of the keys and rise to a *peak* half way?
 
 # %%
 q, k, v = (torch.randn(1, 1, n, 64) for n in (192, 1024, 1024))
 
 
-def rising(scores):
-    """Queries and keys with these scores, and noise. The kernel meets the last key first."""
+def along_keys(scores):
+    """Queries and keys with these scores, and noise."""
     ours = [(torch.full_like(scores[:192], 8), q), (scores, k)]
     return tuple(torch.cat([column.view(1, 1, -1, 1), x[..., 1:]], -1) for column, x in ours)
 
 
-inputs = {"usual": (q, k), "large queries": (8 * q, k), "rising": rising(torch.linspace(60, 0, 1024))}
-inputs["rising late"] = rising(torch.cat([torch.linspace(60, 0, 512), torch.zeros(512)]))
+inputs = {"usual": (q, k), "large queries": (8 * q, k), "falling": along_keys(torch.linspace(60, 0, 1024))}
+inputs["peak half way"] = along_keys((60 - torch.linspace(-120, 120, 1024).abs()).clamp(min=0))
 
 # %%
 again = ...  # your prediction: 0 to 24
@@ -391,11 +397,11 @@ usual, counts = 12 * 8 * (4 + 8), {}  # warps, tiles, products of S and O
 for name, (q_in, k_in) in inputs.items():
     seen = xray(small, q_in.bfloat16(), k_in.bfloat16(), v.bfloat16()).trace.instructions["wgmma.mma_async"]
     counts[name] = {"wgmma": seen, "tiles done again, of 24": (seen - usual) // 16}
-predict(again, counts["rising late"]["tiles done again, of 24"], "of 24 tiles where scores begin to rise half way")
+predict(again, counts["peak half way"]["tiles done again, of 24"], "of 24 tiles where scores rise to a peak half way")
 pd.DataFrame(counts).T
 
 # %% [markdown]
-# One for each warpgroup: from there on it tracks. Where scores rise from the start, that is foreseen (`rising_or_peaked`).
+# One for each warpgroup: from there on it tracks. Falling scores have their maximum in tile 0, which comes second; large queries are foreseen by `some_peaked`.
 
 # %% [markdown]
 # ## Beside its peers
@@ -422,7 +428,7 @@ forward, causal = (record.load("32_ping_pong", kind) for kind in ("forward", "ca
 pd.concat({"no mask": summaries(forward), "causal": summaries(causal)})
 
 # %% [markdown]
-# **What to see.** Figure: medians of seven rounds, with the lowest and highest. Table: geometric mean over $N \ge 1024$, lowest and highest, and the worst of all shapes. The lead over cuDNN is 1.27<!--= ratio("32", "CUDNN", 64):.2f --> at $d = 64$ and 1.14<!--= ratio("32", "CUDNN", 128):.2f --> at $d = 128$ (fp16), and smallest at short lengths, where a query tile's ends weigh most. Beside FlashAttention-3 it is 1.18<!--= ratio("32", "FA3", 64):.2f --> and 1.05<!--= ratio("32", "FA3", 128):.2f -->, under a mask 1.15<!--= ratio("32", "FA3", 64, causal=1, kind="causal"):.2f --> and 1.03<!--= ratio("32", "FA3", 128, causal=1, kind="causal"):.2f -->.
+# **What to see.** Figure: medians of seven rounds, with the lowest and highest. Table: geometric mean over $N \ge 1024$, lowest and highest, and the worst of all shapes. The lead over cuDNN is 1.26<!--= ratio("32", "CUDNN", 64):.2f --> at $d = 64$ and 1.13<!--= ratio("32", "CUDNN", 128):.2f --> at $d = 128$ (fp16), and smallest at short lengths, where a query tile's ends weigh most. Beside FlashAttention-3 it is 1.17<!--= ratio("32", "FA3", 64):.2f --> and 1.05<!--= ratio("32", "FA3", 128):.2f -->, under a mask 1.15<!--= ratio("32", "FA3", 64, causal=1, kind="causal"):.2f --> and 1.03<!--= ratio("32", "FA3", 128, causal=1, kind="causal"):.2f -->.
 #
 # [Other families of inputs](../data/README.md#families-of-inputs) cost votes and tracking:
 
@@ -432,7 +438,7 @@ by = "python -m helpers record families 32"
 plot.recorded("32_ping_pong", "families", lambda samples: plot.families(samples, five), by=by)
 
 # %% [markdown]
-# **What to see.** The other kernels form every maximum on any input, so their points move less. Ours is furthest ahead where little is missed. Elsewhere the copy that tracks runs, with the instructions of rung 31's softmax. Under *one key*, where it tracks throughout, it is still 1.10<!--= family("32", "31_warp_specialized", "one key", 64):.2f --> and 1.19<!--= family("32", "31_warp_specialized", "one key", 128):.2f --> times as fast as rung 31 ($d = 64$ and 128), and 1.10<!--= family("32", "FA3", "one key", 64):.2f --> and 0.99<!--= family("32", "FA3", "one key", 128):.2f --> times as fast as FA3. Beside FA3 at $d = 128$, *Q × 2* and *falling* scores cost most: 0.97<!--= family("32", "FA3", "Q × 2", 128):.2f --> and 0.98<!--= family("32", "FA3", "falling", 128):.2f -->, under a mask 0.98<!--= family("32", "FA3", "Q × 2", 128, causal=1):.2f --> and 0.97<!--= family("32", "FA3", "falling", 128, causal=1):.2f -->. On the short sequences of rxnmapper's heads it is 1.11<!--= family("32", "CUDNN", "heads of rxnmapper", 64):.2f --> and 1.04<!--= family("32", "CUDNN", "heads of rxnmapper", 128):.2f --> times as fast as cuDNN. ([39 · Log](39_log.ipynb) has what was tried against these prices.)
+# **What to see.** The other kernels form every maximum on any input, so their points move less. Ours is furthest ahead where little is missed. Elsewhere it tracks, with the instructions of rung 31's softmax. Under *one key*, where it tracks throughout, it is still 1.10<!--= family("32", "31_warp_specialized", "one key", 64):.2f --> and 1.21<!--= family("32", "31_warp_specialized", "one key", 128):.2f --> times as fast as rung 31 ($d = 64$ and 128), and 1.10<!--= family("32", "FA3", "one key", 64):.2f --> and 0.98<!--= family("32", "FA3", "one key", 128):.2f --> times as fast as FA3. Where a sink leads or scores fall along the keys, the maximum is met early: beside FA3 at $d = 128$ it is 1.05<!--= family("32", "FA3", "sink", 128):.2f --> and 1.05<!--= family("32", "FA3", "falling", 128):.2f --> times as fast, under a mask 1.03<!--= family("32", "FA3", "sink", 128, causal=1):.2f --> and 1.05<!--= family("32", "FA3", "falling", 128, causal=1):.2f -->. *Q × 2* costs most: 0.97<!--= family("32", "FA3", "Q × 2", 128):.2f -->; under a mask *Q × 2* to *Q × 8* and *one key* all have 0.97<!--= family("32", "FA3", "Q × 2", 128, causal=1):.2f --> to 0.98<!--= family("32", "FA3", "Q × 8", 128, causal=1):.2f -->. ([39 · Log](39_log.ipynb) has what was tried against these prices.)
 #
 # ### The staircase
 #
@@ -445,9 +451,9 @@ plot.staircase(speeds[(speeds["dtype"] != "fp32") & (speeds["D"] == 128)])
 # %% [markdown]
 # ## What still hurts
 #
-# 1. **Ends.** A query tile begins with a tile of keys done alone and ends with a product without exponentials under it. Under a causal mask the tiles on the diagonal are done alone, too.
-# 2. **Exponentials at $d = 64$.** There are as many clocks of them as of products, so both units would have to be busy all the time, and each is for 0.67<!--= 1536 / clocks("32", 64):.2f -->. Exercise 32.3 looks ahead.
-# 3. **Power.** At its limit of 700 W the card lowers its clock. Then a call takes its energy over 700 W, however few clocks it needs. Beside cuBLAS, at $d = 128$ without a mask, NVML (the driver's monitoring library) reported as little as 1620<!--= record.load("32_ping_pong", "matmul").query("causal == 0").sm_mhz.min():.0f --> of 1980 MHz, and the rung reached 0.97<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.min():.2f --> to 0.99<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.max():.2f --> of its TFLOP/s.
+# 1. **Ends.** A query tile begins with a tile of keys done alone and ends with a product without exponentials under it.
+# 2. **Exponentials at $d = 64$.** There are as many clocks of them as of products, so both units would have to be busy all the time, and each is for 0.66<!--= 1536 / clocks("32", 64):.2f -->. Exercise 32.3 looks ahead.
+# 3. **Power.** At its limit of 700 W the card lowers its clock. Then a call takes its energy over 700 W, however few clocks it needs. Beside cuBLAS, at $d = 128$ without a mask, NVML (the driver's monitoring library) reported as little as 1590<!--= record.load("32_ping_pong", "matmul").query("causal == 0").sm_mhz.min():.0f --> of 1980 MHz, and the rung reached 0.97<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.min():.2f --> to 0.99<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.max():.2f --> of its TFLOP/s.
 #
 # Does power hold the rung back? On **zeros** the kernel executes the same instructions, but hardly a wire changes from one value to the next, and that is what takes power ([He, 2024](https://www.thonking.ai/p/strangely-matrix-multiplications)). If so, zeros are faster, at a higher clock, and take as many clocks. Bursts of a second, the clock counted on the SMs themselves:
 
@@ -469,7 +475,7 @@ def on_zeros(samples):
 plot.recorded("32_ping_pong", "power", on_zeros, by="python -m helpers record power")
 
 # %% [markdown]
-# **What to see.** On zeros the clock is 1.20<!--= power("32", "mhz", 64, "zeros") / power("32", "mhz", 64):.2f --> and 1.19<!--= power("32", "mhz", 128, "zeros") / power("32", "mhz", 128):.2f --> times as high ($d = 64$ and 128), the kernel 1.20<!--= power("32", "ms", 64) / power("32", "ms", 64, "zeros"):.2f --> and 1.19<!--= power("32", "ms", 128) / power("32", "ms", 128, "zeros"):.2f --> times as fast, and its number of clocks the same to 0.3<!--= 100 * max(abs(power("32", "Mclk", D, "zeros") / power("32", "Mclk", D) - 1) for D in (64, 128)):.1f --> %. So power does hold it back. Rung 32 is faster than cuDNN at a lower clock: per call it takes 0.81<!--= power("32", "joules", 64) / power("32", "joules", 64, of="CUDNN"):.2f --> and 0.88<!--= power("32", "joules", 128) / power("32", "joules", 128, of="CUDNN"):.2f --> of cuDNN's energy.
+# **What to see.** On zeros the clock is 1.20<!--= power("32", "mhz", 64, "zeros") / power("32", "mhz", 64):.2f --> and 1.19<!--= power("32", "mhz", 128, "zeros") / power("32", "mhz", 128):.2f --> times as high ($d = 64$ and 128), the kernel 1.19<!--= power("32", "ms", 64) / power("32", "ms", 64, "zeros"):.2f --> and 1.19<!--= power("32", "ms", 128) / power("32", "ms", 128, "zeros"):.2f --> times as fast, and its number of clocks the same to 0.3<!--= 100 * max(abs(power("32", "Mclk", D, "zeros") / power("32", "Mclk", D) - 1) for D in (64, 128)):.1f --> %. So power does hold it back. Rung 32 is faster than cuDNN at a lower clock: per call it takes 0.83<!--= power("32", "joules", 64) / power("32", "joules", 64, of="CUDNN"):.2f --> and 0.91<!--= power("32", "joules", 128) / power("32", "joules", 128, of="CUDNN"):.2f --> of cuDNN's energy.
 #
 # 4. **The backward pass.** Training needs gradients, and there five products want operands that other products have just made: [33 · Backward on Hopper](33_backward_wgmma.ipynb).
 
