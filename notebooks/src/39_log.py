@@ -122,7 +122,7 @@ plot.recorded("32_ping_pong", "steps", table("between_waits"))
 #     - only the first and the last tile early: nothing lost on random numbers, and rotary positions at 0.97 to 0.99 of the kernel as it was. The first and the diagonal's: scores that grow along the keys 0.90;
 #     - after a miss, only two tiles tracked, then the old maximum trusted again, up to three times: *Q × 2* 1.02 to 1.04 from $N = 4096$ on, sawtooth 1.01 to 1.03, but the error of *Q × 2* grows from 1.02 times that of a true maximum to 1.11 (emulator, $d = 64$, fp16). With 4 or 8 as the bound after the first miss the digits are kept, and both are slower than before (0.94 to 0.98, and 0.96 to 1.02);
 #     - the diagonal's keys of the next query tile asked for into the L2: 0.98 to 1.00.
-#     - A `bool` in place of an `int` that counts misses made the same loop, instruction for instruction, 2 to 8 % slower on random numbers. No reason was found.
+#     - the same with a `bool` that says whether one was missed: at $d = 128$ ptxas put both rows' $m$ into odd registers, in spite of the `double` (below), and random numbers were 2 to 8 % slower.
 # - **The counter** (3 is without): at $d = 128$ under a causal mask query tiles dealt out beforehand cost a sixth; without a mask, nothing, as notebook 31's model says.
 
 # %%
