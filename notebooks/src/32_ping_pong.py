@@ -156,7 +156,7 @@ pd.DataFrame(rows).T.rename_axis("d").map("{:.0%}".format)
 #
 # Better than to hide an instruction is not to have it. As in rung 13, $P$ is taken with the maximum of *earlier* tiles. As long as a lane's sum over its columns of a row stays below 32, the result is as accurate; where it doesn't, the tile is done again, and the maximum is tracked from there on. (FlashAttention-4 forms the maximum, and rescales $O$ only where it has risen beyond a threshold, [`rescale_threshold`](https://github.com/Dao-AILab/flash-attention/blob/main/flash_attn/cute/softmax.py).)
 #
-# Better than to miss a maximum is to meet it early. Scores are often largest at the first keys ([attention sinks](https://arxiv.org/abs/2309.17453)), at the last ones, or near the diagonal. So the producer fetches **those tiles first**, but moves only tiles that all rows see whole: consumers need not know of it.
+# A maximum is better met early than missed. Scores are often largest at the first keys ([attention sinks](https://arxiv.org/abs/2309.17453)), at the last ones, or near the diagonal. So the producer fetches **those tiles first**, but moves only tiles that all rows see whole: consumers need not know of it.
 
 # %%
 show.region("32_ping_pong", "walk")
