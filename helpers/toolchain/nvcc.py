@@ -88,9 +88,14 @@ class Launcher:
         """Calls `fa_launch(&call.args, stream)`. Raises KernelError with CUDA's name and text, or with what the host code did
         to end the process; the error is taken back, so that the next call starts afresh, unless CUDA can't go on in this
         process, which the text then says."""
+        import torch
+
         if not self._compiled:
             self.compile()
         fa_launch, library = self._compiled[asked_for(call.args, self._compiled)]
+        # In a thread that has called nothing of CUDA yet (autograd's, say) there is no context, and tensor maps can't be encoded.
+        if code := self._cudart.cudaSetDevice(torch.cuda.current_device()):
+            raise KernelError(cuda_error(code))
         end = self._guard.fa_guarded(fa_launch, ctypes.byref(call.args), stream)
         if end:
             last = self._cudart.cudaGetLastError()

@@ -3,7 +3,6 @@
 import os
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,9 +19,8 @@ from helpers.toolchain.compiler import find_compiler
 
 
 @pytest.fixture(autouse=True)
-def hopper(cache, monkeypatch, tmp_path):
-    pretend(monkeypatch, tmp_path)
-    monkeypatch.setattr(jit, "_cudart", lambda: None)
+def hopper(cache, monkeypatch):
+    pretend(monkeypatch)
 
 
 def load(source: str, path: Path = Path("cell")) -> jit.Launcher:
@@ -141,7 +139,6 @@ def said(launcher: jit.Launcher, D: int, dtype: int) -> str:
 @pytest.mark.parametrize(("cores", "libraries"), [(1, 1), (2, 2), (3, 2), (4, 4), (64, 4)])
 def test_instances_are_compiled_in_as_many_libraries_as_there_are_cores_for(cache, monkeypatch, cores, libraries):
     monkeypatch.setattr(jit, "cores", lambda: cores)
-    monkeypatch.setattr(jit, "_cudart", lambda: SimpleNamespace(cudaGetLastError=lambda: 0))
     monkeypatch.setattr(jit, "cuda_error", "CUDA error {}".format)
     launcher = load(CHOOSES)
     assert len(list(cache.glob("mine_*/*.so"))) == libraries and not launcher.cached and load(CHOOSES).cached

@@ -4,12 +4,14 @@ import importlib
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
 from helpers import CompileError, KernelError, load, rung, rungs
+from helpers.run.kernel import cuda_refusal
 from helpers.toolchain import nvcc as jit
 from helpers.toolchain import toolkit
 
@@ -27,6 +29,22 @@ def seconds(call) -> float:
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
+
+
+@pytest.mark.parametrize("stem", [r.stem for r in rungs() if r.arch == "sm_90a"])
+def test_a_kernels_call_may_be_a_threads_first_call_of_cuda(stem):
+    """As in autograd's thread. Tensor maps can't be encoded before the thread has a context."""
+    if refusal := cuda_refusal(rung(stem)):
+        pytest.skip(refusal)
+    kernel, q = load(stem, quiet=True), torch.randn(1, 1, 128, 64, dtype=torch.float16, device="cuda")
+    inputs = (q, q, q, q, q.new_zeros(1, 1, 128, dtype=torch.float32), q)[: 6 if "backward" in kernel.rung.op else 3]
+    out = kernel(*inputs)  # from now on PyTorch has the memory that a call takes, and needn't ask CUDA for any
+    expected = [x.clone() for x in out]
+    for x in out:
+        x.zero_()
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(kernel, *inputs, out=out).result()
+    assert all(torch.equal(x, y) for x, y in zip(out, expected, strict=True))
 
 
 # Seconds on the H200's host with nothing beside it: most of what is left is cicc's, which works on one thread. A slower or a

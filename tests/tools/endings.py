@@ -7,10 +7,7 @@ import ctypes
 import json
 import os
 import sys
-import tempfile
 import threading
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -104,8 +101,7 @@ def launcher(back_end: str) -> Launcher | nvcc.Launcher:
     """What SOURCE is built to; on "nvcc" without a GPU."""
     if back_end == "emulator":
         return build(SOURCE)
-    pretend(pytest.MonkeyPatch(), Path(tempfile.mkdtemp()))
-    nvcc._cudart = lambda: SimpleNamespace(cudaGetLastError=lambda: 0)
+    pretend(pytest.MonkeyPatch())
     nvcc.cuda_error = "CUDA error {}".format
     return build(SOURCE, "cuda")
 

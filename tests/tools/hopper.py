@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from helpers.toolchain import toolkit
+from helpers.toolchain import nvcc, toolkit
 
 
-def pretend(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """A torch that says it sees an H200, and empty files in place of the CUDA libraries that a CPU build of torch lacks:
-    load_inline names them to the linker, though no rung needs them."""
-    for name in ("c10_cuda", "torch_cuda"):
-        (folder / f"lib{name}.so").write_text("/* nothing */")
-    monkeypatch.setenv("LIBRARY_PATH", str(folder))
+def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch that says it sees an H200, and a runtime of CUDA that says that all is well."""
     monkeypatch.setattr(torch.version, "cuda", ".".join(toolkit.find_toolkit().version.split(".")[:2]))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    runtime = SimpleNamespace(cudaSetDevice=lambda device: 0, cudaGetLastError=lambda: 0)
+    monkeypatch.setattr(nvcc, "_cudart", lambda: runtime)
