@@ -188,6 +188,7 @@ def _compile(
 
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
+        ldflags = _linker_flags(name, bool(functions)) + link
         private = Path(tempfile.mkdtemp(prefix=f".building-{os.getpid()}-", dir=folder.parent))
     except OSError as error:
         why = f"can't write to {folder.parent}, where built kernels are kept: {error.strerror}"
@@ -199,7 +200,6 @@ def _compile(
     places = [] if cuda else [shlex.quote(f"-ffile-prefix-map={ROOT}/=")]
     # The compiler's own words, without ninja's around them: flags reach a shell, so they can redirect.
     redirected = [*flags, *places, f"2>>{log.name}"]
-    ldflags = _linker_flags(name, bool(functions)) + link
     for library in libraries:
         ldflags += [str(library), f"-Wl,-rpath,{library.parent}"]
     if toolkit:
@@ -258,7 +258,25 @@ def _linker_flags(name: str, module: bool) -> list[str]:
     a Python module Python defines some). On macOS torch leaves that to dlopen, and a library is found by the name it has inside."""
     if sys.platform == "darwin":
         return ["-Wl,-dead_strip_dylibs", f"-Wl,-install_name,@rpath/{name}.so"]
-    return ["-Wl,--as-needed"] if module else ["-Wl,--as-needed", "-Wl,-z,defs"]
+    return ["-Wl,--as-needed", *([] if module else ["-Wl,-z,defs", f"-L{_instead_of_torch()}"])]
+
+
+# What load_inline names to the linker, on a machine with CUDA and without.
+_OF_TORCH = ("c10", "c10_cuda", "torch", "torch_cpu", "torch_cuda", "torch_python")
+
+
+def _instead_of_torch() -> Path:
+    """A folder with an empty linker script by the name of each of torch's libraries, through whose symbols the linker would look
+    after every edit, to find that none is needed."""
+    folder = cache_folder() / "instead-of-torch"
+    folder.mkdir(parents=True, exist_ok=True)
+    for script in (folder / f"lib{name}.so" for name in _OF_TORCH):
+        if not script.exists():
+            with tempfile.TemporaryDirectory(dir=folder) as private:
+                new = Path(private) / script.name
+                new.write_text("/* nothing */")
+                new.replace(script)
+    return folder
 
 
 def _linkers_words(ninja: str) -> str:

@@ -139,6 +139,15 @@ def test_a_function_nobody_defines_is_named_by_the_linker(cache, monkeypatch, co
     assert "ninja" not in text and "FAILED" not in text and str(cache) not in text
 
 
+@pytest.mark.skipif(sys.platform == "darwin", reason="its linker takes no scripts")
+def test_the_linker_does_not_look_through_torchs_libraries(cache, tmp_path):
+    """load_inline names them, and no rung needs one. Those of CUDA, which a CPU build of torch lacks, test_nvcc.py can't link without."""
+    said = tmp_path / "map"
+    compile_("answer", cpp='extern "C" int answer() { return 1; }\n', link=[f"-Wl,-Map={said}"])
+    assert "instead-of-torch/libtorch_cpu.so" in said.read_text()
+    assert cpp_extension.TORCH_LIB_PATH not in said.read_text()
+
+
 def test_an_interrupted_build_never_hangs_the_next(cache):
     """A process killed in the middle leaves its folder, with torch's lock file in it; the next build doesn't look there."""
     slow = "#include <vector>\n" + "\n".join(f"template struct std::vector<int[{i}]>;" for i in range(1, 400))
