@@ -19,8 +19,8 @@
 //            D=128: Br=128 Bc=128 threads=384 smem=225 KB CTAs/SM=1
 // arch:      sm_90a
 // paper:     FlashAttention-3, sections 3.1 and 3.2, Algorithm 2 (arXiv 2407.08608)
-// speed:     H200, N >= 1024: 505 to 632 TFLOP/s at D=64, 640 to 782 at D=128: 1.26 x and 1.13 x SDPA CUDNN; causal 1.25 x
-//            and 1.21 x. At D=128, N >= 4096 0.98 of cuBLAS's product of two matrices, causal 0.93
+// speed:     H200, N >= 1024: 511 to 631 TFLOP/s at D=64, 651 to 772 at D=128: 1.27 x and 1.14 x SDPA CUDNN; causal 1.26 x
+//            and 1.23 x. At D=128, N >= 4096 0.98 of cuBLAS's product of two matrices, causal 0.93
 #include <fa/bulk.cuh>
 #include <fa/half.cuh>
 #include <fa/launch.cuh>
@@ -498,7 +498,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
       bool right = true;
 #pragma unroll 1
       while (right && j0 > 0 && j0 <= seen) {
-        if (j0 == track_to && some_peaked(seen < 17 * Bc ? 2.f : 1.1f)) track_to = 0;
+        if (j0 == track_to && some_peaked(seen < 17 * Bc ? 2.f : 1.3f)) track_to = 0;
         right = j0 <= track_to ? overlap(std::false_type(), 0) : overlap(std::true_type(), track_to);
       }
       // [end: overlap]

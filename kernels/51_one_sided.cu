@@ -601,7 +601,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
       bool right = true;
 #pragma unroll 1
       while (right && j0 > 0 && j0 <= seen) {
-        if (j0 == track_to && some_peaked(seen < 17 * Bc ? 2.f : 1.1f)) track_to = 0;
+        if (j0 == track_to && some_peaked(seen < 17 * Bc ? 2.f : 1.3f)) track_to = 0;
         right = j0 <= track_to ? overlap(std::false_type(), 0) : overlap(std::true_type(), track_to);
       }
       // [end: overlap]

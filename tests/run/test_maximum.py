@@ -48,8 +48,8 @@ NEVER_TRACKS = {
 }
 FROM_THE_LAST_TILE_ON = ("if (j0 >= top) return j0 > top ? j0 : 0;", "return j0;")
 FORESEES_NOTHING = (
-    "some_peaked(seen < 17 * Bc ? 2.f : 1.1f)) track_to = 0;",
-    "some_peaked(seen < 17 * Bc ? 2.f : 1.1f)) track_to *= 1;",
+    "some_peaked(seen < 17 * Bc ? 2.f : 1.3f)) track_to = 0;",
+    "some_peaked(seen < 17 * Bc ? 2.f : 1.3f)) track_to *= 1;",
 )
 RAGGED_TILE_ALONE = {  # no whole tile is tracked before P is taken
     "13_tuned": ("a.Nk - 2 * Bc;", "a.Nk - Bc;"),
