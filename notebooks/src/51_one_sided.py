@@ -69,7 +69,7 @@ print(f"D = 64, Br = 192: {192 * 394e9 / 1e12:.0f} TFLOP/s by the bytes. As reco
 draw_ring.direct_reads()
 
 # %% [markdown]
-# The bytes explain all but a sixth of it: these reads move 332<!--= 4 * 16 * 8192**2 / 1e6 / record.load("51_one_sided", "link", "nvidia-h200-x2").query("name == 'read directly' and D == 128 and N == 16384").ms.median():.0f --> GB/s, not 394. At $D = 128$ that is 18<!--= tflops("32", 128, 8192, 0, "bf16") * 1e9 / (4 * 16 * 8192**2 * 128) * record.load("51_one_sided", "link", "nvidia-h200-x2").query("name == 'read directly' and D == 128 and N == 16384").ms.median():.0f --> times slower than with its own keys. At 782<!--= tflops("32", 128, 8192, 0, "bf16"):.0f --> TFLOP/s, each byte that crosses the link has to serve 2,000<!--= round(tflops("32", 128, 8192, 0, "bf16") * 1000 / 394, -2):,.0f --> queries, not 128: it has to cross *once* and then be read from this GPU's own memory.
+# The bytes explain all but a sixth of it: these reads move 332<!--= 4 * 16 * 8192**2 / 1e6 / record.load("51_one_sided", "link", "nvidia-h200-x2").query("name == 'read directly' and D == 128 and N == 16384").ms.median():.0f --> GB/s, not 394. At $D = 128$ that is 18<!--= tflops("32", 128, 8192, 0, "bf16") * 1e9 / (4 * 16 * 8192**2 * 128) * record.load("51_one_sided", "link", "nvidia-h200-x2").query("name == 'read directly' and D == 128 and N == 16384").ms.median():.0f --> times slower than with its own keys. At 771<!--= tflops("32", 128, 8192, 0, "bf16"):.0f --> TFLOP/s, each byte that crosses the link has to serve 2,000<!--= round(tflops("32", 128, 8192, 0, "bf16") * 1000 / 394, -2):,.0f --> queries, not 128: it has to cross *once* and then be read from this GPU's own memory.
 #
 # ## 1 · A copy, and flags
 #
@@ -388,7 +388,7 @@ progress()
 #
 # <details><summary>1. Why is rung 32, at D = 128, 18<!--= tflops("32", 128, 8192, 0, "bf16") * 1e9 / (4 * 16 * 8192**2 * 128) * record.load("51_one_sided", "link", "nvidia-h200-x2").query("name == 'read directly' and D == 128 and N == 16384").ms.median():.0f --> times slower on another GPU's keys?</summary>
 #
-# Every tile of queries reads all keys over the link, because the local L2 does not keep them: B_r FLOPs per byte, 128 × 394 GB/s = 50 TFLOP/s, and by the 332<!--= 4 * 16 * 8192**2 / 1e6 / record.load("51_one_sided", "link", "nvidia-h200-x2").query("name == 'read directly' and D == 128 and N == 16384").ms.median():.0f --> GB/s that such reads reach, 43<!--= 4 * 16 * 8192**2 * 128 / 1e9 / record.load("51_one_sided", "link", "nvidia-h200-x2").query("name == 'read directly' and D == 128 and N == 16384").ms.median():.0f -->, against 782<!--= tflops("32", 128, 8192, 0, "bf16"):.0f -->.
+# Every tile of queries reads all keys over the link, because the local L2 does not keep them: B_r FLOPs per byte, 128 × 394 GB/s = 50 TFLOP/s, and by the 332<!--= 4 * 16 * 8192**2 / 1e6 / record.load("51_one_sided", "link", "nvidia-h200-x2").query("name == 'read directly' and D == 128 and N == 16384").ms.median():.0f --> GB/s that such reads reach, 43<!--= 4 * 16 * 8192**2 * 128 / 1e9 / record.load("51_one_sided", "link", "nvidia-h200-x2").query("name == 'read directly' and D == 128 and N == 16384").ms.median():.0f -->, against 771<!--= tflops("32", 128, 8192, 0, "bf16"):.0f -->.
 #
 # </details>
 # <details><summary>2. What goes wrong if the copier waits with wait_group.read?</summary>
