@@ -14,6 +14,7 @@ from .errors import CallError
 from .rung import IN_TILES, MAX_WORKSPACE, Rung
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 MOST = 2**30  # of any dimension: kernels add up a few positions in 32 bits
@@ -652,13 +653,17 @@ def workspace_shapes(rung: Rung, args: FaBackwardArgs) -> dict[str, list[int]]:
 
 
 def _workspace(rung: Rung, args: FaBackwardArgs, like: Tensor) -> dict[str, Tensor]:
-    """The fp32 tensors the header block lists, allocated and pointed at. For the emulator they are full of NaN, so that
-    whoever reads what nobody has written gets a wrong result."""
+    """The fp32 tensors the header block lists, allocated and pointed at."""
+    return workspace_of(args, workspace_shapes(rung, args), like.device)
+
+
+def workspace_of(args: FaArgs, shapes: dict[str, list[int]], device: torch.device) -> dict[str, Tensor]:
+    """Fp32 tensors of these shapes, which `args.workspace` points at. For the emulator they are full of NaN, so that whoever reads
+    what nobody has written gets a wrong result."""
     import torch
 
-    shapes = workspace_shapes(rung, args)
-    tensors = {name: torch.empty(shape, dtype=torch.float32, device=like.device) for name, shape in shapes.items()}
-    if like.device.type == "cpu":
+    tensors = {name: torch.empty(shape, dtype=torch.float32, device=device) for name, shape in shapes.items()}
+    if device.type == "cpu":
         for t in tensors.values():
             t.fill_(torch.nan)
     args.workspace[: len(tensors)] = [t.data_ptr() for t in tensors.values()]

@@ -8,13 +8,15 @@ import time
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..ladder import cards
-from ..ladder.contract import Call, Peers, prepare
+from ..ladder.contract import Call, Peers
 from ..ladder.errors import CallError, ToolkitError
 from ..ladder.paths import from_root
+from ..ladder.plans import Plans
 from ..ladder.rung import Rung, Which, digest_of, parse
 from ..ladder.rung import rung as find_rung
 from ..toolchain.toolkit import matching_toolkit
@@ -161,6 +163,7 @@ class Kernel:
         if device == "cuda":
             self.rung, self.capability = _on_this_gpu(rung)
         self.launcher = launcher or _launcher(rung, device)
+        self._plans = Plans(self.rung, device)
 
     @property
     def source(self) -> str:
@@ -257,14 +260,14 @@ class Kernel:
             peers=peers,
         )
         self._look()
-        call = prepare(self.rung, self.device, inputs, scale=scale, out=out, **features)
+        call = self._plans.prepare(inputs, scale=scale, out=out, **features)
         self._run(call)
         return call.results
 
     def tensors(self, *inputs: Tensor, **options: Any) -> dict[str, Tensor]:
         """Runs the kernel like a call, and gives all the tensors it saw by name: inputs, outputs and workspace."""
         self._look()
-        call = prepare(self.rung, self.device, inputs, **options)
+        call = self._plans.prepare(inputs, **options)
         self._run(call)
         return call.tensors | call.outputs
 
@@ -274,14 +277,15 @@ class Kernel:
         if self.device == "cpu":
             return self.launcher.launch(call)
         device = next(iter(call.inputs.values())).device
-        if (here := torch.cuda.get_device_capability(device)) != self.capability:
+        if (here := _capability(device.index)) != self.capability:
             there = ".".join(map(str, self.capability or ()))
             raise CallError(
                 f"{device} has compute capability {'.'.join(map(str, here))}, {self.rung.stem} was compiled for {there}: "
                 f"load it under `with torch.cuda.device({device.index}):`"
             )
-        with torch.cuda.device(device):
-            self.launcher.launch(call, torch.cuda.current_stream().cuda_stream)
+        with torch.cuda.device(device.index):
+            # torch.cuda.current_stream() makes a Stream object, which takes longer than the rest of this method.
+            self.launcher.launch(call, torch._C._cuda_getCurrentRawStream(device.index))
 
 
 class BrokenKernel(Kernel):
@@ -303,6 +307,14 @@ class BrokenKernel(Kernel):
 
     def __repr__(self) -> str:
         return f"a kernel that was not loaded: using it raises\n{type(self._error).__name__}: {self._error}"
+
+
+@cache
+def _capability(gpu: int) -> tuple[int, int]:
+    """The compute capability of the GPU with this number."""
+    import torch
+
+    return torch.cuda.get_device_capability(gpu)
 
 
 def _on_this_gpu(rung: Rung) -> tuple[Rung, tuple[int, int] | None]:

@@ -82,7 +82,7 @@ def _gradient(stem: str) -> None:
     """An attention rung's gradient is the backward rung of its dtype, given O and LSE. A head dimension between those of the backward
     rung is filled up with zeros, which add nothing to any product. A loss that uses LSE, too, costs another forward and backward pass."""
 
-    def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    def save(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
         q, k, v, scale, causal, window, q_starts, k_starts, lengths, _, _ = inputs
         ctx.save_for_backward(q, k, v, *output, q_starts, k_starts)
         ctx.options = {"scale": scale, "causal": causal, "window": window}
@@ -117,7 +117,33 @@ def _gradient(stem: str) -> None:
             grads = (*(x if g is None else g + x for g, x in zip(grads, more)), grads[2])
         return *grads, *[None] * 8
 
-    torch.library.register_autograd(f"fa::{name(stem)}", backward, setup_context=setup_context)
+    _differentiable(stem, save, backward)
+
+
+def _differentiable(stem: str, save: Callable[..., None], backward: Callable[..., tuple]) -> None:
+    """Does what torch.library.register_autograd does, but doesn't read the schema at every call: with eleven arguments that takes longer
+    than a launch."""
+    overload = getattr(torch.ops.fa, name(stem)).default
+    defaults = [argument.default_value for argument in overload._schema.arguments]
+
+    class Differentiable(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+            with torch._C._AutoDispatchBelowAutograd():
+                output = overload(*inputs)
+            save(ctx, inputs, output)
+            return output
+
+    Differentiable.backward = staticmethod(backward)
+
+    def attention(*inputs: Any) -> tuple[Tensor, Tensor]:
+        if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs):
+            # The dispatcher drops arguments at the end that equal their defaults.
+            return Differentiable.apply(*inputs, *defaults[len(inputs) :])
+        with torch._C._AutoDispatchBelowAutograd():
+            return overload(*inputs)
+
+    torch.library.impl(f"fa::{name(stem)}", "Autograd")(attention)
 
 
 def _of_lse(
@@ -166,6 +192,14 @@ OPTIONS = "float? scale=None, bool causal=False, int? window=None, Tensor? q_sta
 CACHE_OPTIONS = "Tensor? lengths=None, Tensor? pages=None, int? splits=None"
 
 
+def _define(stem: str, schema: str, run: Callable, fake: Callable) -> None:
+    """The operator fa::<stem>, with its implementation on both devices. torch.library.custom_op would check at every call whether an
+    output is one of the inputs."""
+    torch.library.define(f"fa::{name(stem)}", schema, tags=(torch.Tag.pt2_compliant_tag,))
+    torch.library.impl(f"fa::{name(stem)}", ("cpu", "cuda"))(torch.compiler.disable(run))
+    torch.library.register_fake(f"fa::{name(stem)}", fake)
+
+
 def _register_attention(rung: Rung) -> None:
     stem = rung.stem
 
@@ -190,7 +224,7 @@ def _register_attention(rung: Rung) -> None:
         return room(q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
     schema = f"(Tensor q, Tensor k, Tensor v, {OPTIONS}, {CACHE_OPTIONS}) -> (Tensor, Tensor)"
-    torch.library.custom_op(f"fa::{name(stem)}", attention, mutates_args=(), schema=schema).register_fake(fake)
+    _define(stem, schema, attention, fake)
     _gradient(stem)
 
 
@@ -225,7 +259,7 @@ def _register_backward(rung: Rung) -> None:
         return room(q), room(k), room(v)
 
     schema = f"(Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor do, {OPTIONS}, {BACKWARD_OPTIONS}) -> (Tensor, Tensor, Tensor)"
-    torch.library.custom_op(f"fa::{name(stem)}", backward, mutates_args=(), schema=schema).register_fake(fake)
+    _define(stem, schema, backward, fake)
     _no_gradient(stem)
 
 
@@ -259,7 +293,7 @@ def _register_softmax(rung: Rung) -> None:
         return s.new_empty(s.shape), s.new_empty(s.shape[:-1], dtype=torch.float32)
 
     schema = "(Tensor s) -> (Tensor, Tensor)"
-    torch.library.custom_op(f"fa::{name(stem)}", softmax, mutates_args=(), schema=schema).register_fake(fake)
+    _define(stem, schema, softmax, fake)
     _no_gradient(stem)
 
 
