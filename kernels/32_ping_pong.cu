@@ -7,7 +7,8 @@
 //            next turn's barrier; from there on, and where few keys take most of some rows, the warpgroup tracks the
 //            maximum, in a loop of its own; tiles where maxima often lie come first; O leaves through Q's place, sent by a
 //            thread of the producer's warpgroup, and that leaves room for one more stage of K, fetched a tile ahead of V;
-//            the next query tile is read during the last product; groups of heads are evened out, smaller for short sequences
+//            another thread chooses the next query tile, shortly before this one ends, and the consumers read its choice
+//            during the last product; groups of heads are evened out, smaller for short sequences
 // op:        attention
 // features:  causal, gqa
 // workspace: counter (1)
@@ -19,8 +20,8 @@
 //            D=128: Br=128 Bc=128 threads=384 smem=225 KB CTAs/SM=1
 // arch:      sm_90a
 // paper:     FlashAttention-3, sections 3.1 and 3.2, Algorithm 2 (arXiv 2407.08608)
-// speed:     H200, N >= 1024: 511 to 631 TFLOP/s at D=64, 651 to 772 at D=128: 1.27 x and 1.14 x SDPA CUDNN; causal 1.26 x
-//            and 1.23 x. At D=128, N >= 4096 0.98 of cuBLAS's product of two matrices, causal 0.93
+// speed:     H200, N >= 1024: 510 to 643 TFLOP/s at D=64, 649 to 780 at D=128: 1.25 x and 1.13 x SDPA CUDNN; causal 1.25 x
+//            and 1.20 x. At D=128, N >= 4096 0.96 of cuBLAS's product of two matrices, causal 0.93
 #include <fa/bulk.cuh>
 #include <fa/half.cuh>
 #include <fa/launch.cuh>
@@ -43,12 +44,11 @@ template <int d> struct Tile {
   static constexpr int tile_bytes = 2 * Bc * d; // of K_j, and of V_j
   static constexpr int K_at = 2 * Q_bytes, V_at = K_at + K_stages * tile_bytes;
   static constexpr int barriers_at = V_at + V_stages * tile_bytes;
-  static constexpr int work_at = barriers_at + 16 * (3 + K_stages + V_stages);
+  static constexpr int work_at = barriers_at + 16 * (4 + K_stages + V_stages);
   static constexpr int votes_at = work_at + 2 * 16; // behind two of Work
   static constexpr int smem_bytes = votes_at + 8 * consumers;
   static_assert(K_stages > 1, "S of the next tile is started while K_j is kept: there have to be two K_stages");
-  static_assert(V_stages % 2 == 0,
-                "neighbouring tiles vote at places stage % 2: the number of V_stages has to be even");
+  static_assert(V_stages % 2 == 0, "neighbouring tiles vote at stage % 2: the number of V_stages has to be even");
   static_assert(Bc % 16 == 0, "O += P V goes in steps of 16 keys: Bc has to be a multiple of 16");
   static_assert(fa::whole_swizzles(Q_bytes, K_at, tile_bytes),
                 "TMA and wgmma swizzle 1024 bytes at a time: tiles have to begin at multiples of 1024");
@@ -128,8 +128,9 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
   const uint32_t Q_smem = fa::smem_address(smem), K_smem = Q_smem + Tile<d>::K_at, V_smem = Q_smem + Tile<d>::V_at;
   const uint32_t Q_full = Q_smem + Tile<d>::barriers_at;
   const uint32_t Q_empty = Q_full + 16; // of two each: has landed; O_i has left its place
-  const uint32_t O_full = Q_empty + 16; // O_i is in the place of Q_i
-  const uint32_t K_full = O_full + 8, K_empty = K_full + 8 * K_stages; // per stage: has landed; has been read
+  // O_i is in the place of Q_i; it is time to choose the next query tile; it is chosen
+  const uint32_t O_full = Q_empty + 16, work_wanted = O_full + 8, work_found = O_full + 16;
+  const uint32_t K_full = work_found + 8, K_empty = K_full + 8 * K_stages; // per stage: has landed; has been read
   const uint32_t V_full = K_empty + 8 * K_stages, V_empty = V_full + 8 * V_stages;
   Work *work_smem = reinterpret_cast<Work *>(smem + Tile<d>::work_at); // of the query tiles in Q_smem
   int *votes_smem = reinterpret_cast<int *>(smem + Tile<d>::votes_at); // (consumers, 2)
@@ -139,7 +140,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
     constexpr int warps = 4 * consumers; // that read K_j and V_j, and write O_i
 #pragma unroll
     for (int s = 0; s < 2; ++s) fa::mbarrier_init(Q_full + 8 * s, 1), fa::mbarrier_init(Q_empty + 8 * s, 1);
-    fa::mbarrier_init(O_full, warps);
+    fa::mbarrier_init(O_full, warps), fa::mbarrier_init(work_wanted, 1), fa::mbarrier_init(work_found, 1);
 #pragma unroll
     for (int s = 0; s < K_stages; ++s) fa::mbarrier_init(K_full + 8 * s, 1), fa::mbarrier_init(K_empty + 8 * s, warps);
 #pragma unroll
@@ -162,8 +163,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
         fa::mbarrier_wait(Q_full + barrier, Q_ring.parity);
         const Work work = work_smem[Q_ring.stage];
         if (work.i0 < 0) return;
-        fa::mbarrier_wait(O_full,
-                          Q_ring.stage); // parity: a phase per query tile; none is complete before the last O is sent
+        // Parity: a phase per query tile. Consumers take far longer for the next tile than this thread to come to its wait.
+        fa::mbarrier_wait(O_full, Q_ring.stage);
 #pragma unroll 1
         for (int w = 0; w < consumers; ++w)
           fa::cp_async_bulk_tensor_5d(&maps.O, Q_smem + Q_ring.stage * Q_bytes + w * 128 * d, 0, work.i0 + 64 * w, 0,
@@ -173,7 +174,6 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
         fa::mbarrier_arrive(Q_empty + barrier);
       }
     }
-    if (threadIdx.x > 0) return; // thread 0 asks for all tiles
 
     // Asks for a tile of K or V once a place is free. Of a fresh barrier the phase before the first one counts as complete.
     const auto fetch = [&](auto &ring, uint32_t to, const CUtensorMap *map, uint32_t full, uint32_t empty, int row,
@@ -184,6 +184,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
       fa::cp_async_bulk_tensor_5d(to + ring.stage * tile_bytes, map, full + barrier, 0, row, 0, h, b);
       ring.next();
     };
+    int *counter = static_cast<int *>(a.workspace[0]); // 0 when the kernel starts
     Ring<K_stages> K_ring;
     Ring<V_stages> V_ring;
     Ring<2> Q_ring;
@@ -205,26 +206,30 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
       Q_ring.next();
     };
 
+    // Thread 64 finds query tiles and asks for their Q. It takes a number from the counter when the current tile is nearly done: a
+    // CTA that takes one early, during a long tile, keeps it from CTAs that have nothing left. Thread 0 leaves this to it:
+    // waiting for the counter, which is in global memory, would make V late.
+    for (int index = blockIdx.x; threadIdx.x == 64; index = gridDim.x + atomicAdd(counter, 1)) {
+      const Work work = find_work<Br, Bc>(index, a, order);
+      fetch_Q(work); // as soon as O of the query tile two before it has left the place
+      fa::mbarrier_arrive(work_found);
+      if (work.i0 < 0) return;
+      fa::mbarrier_wait(work_wanted, Q_ring.stage ^ 1); // parity: phase n asks for query tile n + 1
+    }
+    if (threadIdx.x > 0) return; // thread 0 asks for all tiles of K and V
+
     // K comes a tile ahead of V. The last warpgroup keeps K_j until it starts S of the next tile; soon after, the first one
     // needs the keys of the tile after that. Thanks to the extra stage, they are already on their way.
-    int *counter = static_cast<int *>(a.workspace[0]); // 0 when the kernel starts
-    Work work = find_work<Br, Bc>(blockIdx.x, a, order), next = work;
-    int hk = work.h / (a.H / a.Hkv);
-    Walk<Br, Bc> walk(work, a);
-    int keys = walk[work.j_last]; // the first key of the tile in place j0
-    for (fetch_Q(work), fetch_K(keys, hk, work.b); work.i0 >= 0; work = next) {
+    for (int stage = 0; fa::mbarrier_wait(work_found, stage), work_smem[stage].i0 >= 0; stage ^= 1) {
+      const Work work = work_smem[stage]; // read before work_wanted: after that thread 64 may write again
+      const int hk = work.h / (a.H / a.Hkv);
+      const Walk<Br, Bc> walk(work, a);
+      fetch_K(walk[work.j_last], hk, work.b);
       for (int j0 = work.j_last; j0 >= 0; j0 -= Bc) {
-        const int next_keys = walk[j0 - Bc];
-        if (j0 > 0) fetch_K(next_keys, hk, work.b);
-        fetch_V(keys, hk, work.b);
-        keys = next_keys;
-        // What comes next is found out, with a counter in global memory and divisions, while these tiles are on their way.
-        if (j0 == work.j_last) next = find_work<Br, Bc>(gridDim.x + atomicAdd(counter, 1), a, order);
+        if (j0 == min(work.j_last, 2 * Bc)) fa::mbarrier_arrive(work_wanted); // early enough for Q_i to land in time
+        if (j0 > 0) fetch_K(walk[j0 - Bc], hk, work.b);
+        fetch_V(walk[j0], hk, work.b);
       }
-      fetch_Q(next); // as soon as O of the query tile before this one has left the place
-      hk = next.h / (a.H / a.Hkv);
-      walk = Walk<Br, Bc>(next, a), keys = walk[next.j_last];
-      if (next.i0 >= 0) fetch_K(keys, hk, next.b);
     }
     return;
     // [end: producer]
@@ -544,9 +549,9 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
     float l[2], l_inv[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) l[r] = sum_over_lanes(l_reg[r]), l_inv[r] = l[r] > 0.f ? 1.f / l[r] : 0.f;
+    // Sixteen columns at a time, four 8 x 8 matrices: rows g and g + 8 of the left half, of the right
 #pragma unroll
-    for (int k = 0; k < d / 16;
-         ++k) { // 16 columns, four 8 x 8 matrices: rows g and g + 8 of the left half, of the right
+    for (int k = 0; k < d / 16; ++k) {
       uint32_t O_out[4];
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
