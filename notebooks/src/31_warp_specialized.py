@@ -245,9 +245,9 @@ rows = {shape: beyond(*shape) | {"no mask, any way": max(beyond(*shape, False).v
 pd.DataFrame(rows).T.rename_axis(["D", "N"]).map("{:.1%}".format)
 
 # %% [markdown]
-# **What to see.** Time beyond that of a machine that is never idle. Without a mask all tiles are equally long, and nothing can be done about the last, partly filled turn. Under the mask the counter is within a percent or two everywhere. The two that deal beforehand lose up to 16 % and up to 30 %, and turning round, which sounds fairer, is at $d = 128$ the worst of all. Why? The list is not one descent from the longest tile to the shortest, but a saw: a descent for each group of heads. A turn that reaches over the end of a group has the *next* group's longest tiles in its last places, where the short ones should be, and the same CTAs get them every time.
+# **What to see.** Time beyond that of a machine that is never idle. Without a mask all tiles are equally long, and nothing can be done about the last, partly filled turn. Under the mask the counter is within a percent or two. The two that deal beforehand lose up to 16 % and up to 30 %, and turning round, which sounds fairer, is at $d = 128$ the worst of all. Why? The list doesn't descend once from long to short: it is a saw, with one descent per group of heads. A turn that reaches over the end of a group has the *next* group's longest tiles in its last places, where the short ones should be, and the same CTAs get them every time.
 #
-# So the rung counts. A counter costs an atomic addition per query tile, somebody who sets it to zero before the launch, and a message to all warps of the CTA. The producer works out what a number stands for, and hands the warps a `Work`:
+# So the rung counts. That costs an atomic addition per query tile, a counter set to zero before the launch, and a message to all warps. The producer works out what a number stands for, and hands the warps a `Work`:
 
 # %%
 show.region("31_warp_specialized", "schedule")
@@ -281,7 +281,7 @@ show.region("31_warp_specialized", "barriers")
 show.region("31_warp_specialized", "producer")
 
 # %% [markdown]
-# `fetch` is the producer's line of section 2's table: wait until the place is empty, announce, copy. `fetch_Q` does the same for $Q$, whose ring has two places. A CTA's first number is its own, `blockIdx.x`; the counter gives those after it. The next is asked for behind the first $K$ and $V$ of a query tile: the wait for the counter and the divisions then pass while tiles are on their way. `Work` travels with $Q$: it is written when $Q$'s place is empty, and whoever has waited for `Q_full` may read it. $i_0 = -1$: nothing is left. On the consumers' side:
+# `fetch` is the producer's line of section 2's table: wait until the place is empty, announce, copy. `fetch_Q` does the same for $Q$, whose ring has two places. A CTA's first number is its own, `blockIdx.x`; the counter gives those after it. The next is asked for behind the first $K$ and $V$ of a query tile: the wait for the counter and the divisions then pass while tiles are on their way. (A whole query tile ahead; rung 32 asks near its end.) `Work` travels with $Q$: it is written when $Q$'s place is empty, and whoever has waited for `Q_full` may read it. $i_0 = -1$: nothing is left. On the consumers' side:
 
 # %%
 show.region("31_warp_specialized", "next_work")

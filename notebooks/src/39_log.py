@@ -124,6 +124,10 @@ plot.recorded("32_ping_pong", "steps", table("between_waits"))
 #     - after a miss, only two tiles tracked, then the old maximum trusted again, up to three times: *Q × 2* 1.02 to 1.04 from $N = 4096$ on, sawtooth 1.01 to 1.03, but the error of *Q × 2* grows from 1.02 times that of a true maximum to 1.11 (emulator, $d = 64$, fp16). With 4 or 8 as the bound after the first miss the digits are kept, and both are slower than before (0.94 to 0.98, and 0.96 to 1.02);
 #     - the diagonal's keys of the next query tile asked for into the L2: 0.98 to 1.00.
 #     - the same with a `bool` that says whether one was missed: at $d = 128$ ptxas put both rows' $m$ into odd registers, in spite of the `double` (below), and random numbers were 2 to 8 % slower.
+# - **When the next query tile is chosen**, under a mask on an H200, bf16, FlashAttention-3's time over ours (not among the recorded figures). The producer used to take a number from the counter at the start of the query tile before ("looks ahead", above). With 256 query tiles (at $d = 64$ 176) for 132 CTAs, a CTA that had one of the longest took a second one, while others found none: 0.85 at $d = 128$ for 16 heads of 2048, 0.79 for 8 of 4096, and at $d = 64$ 0.94 and 0.94.
+#     - *Two tiles of keys before the end, by a thread of its own*: 1.01 and 1.03 at $d = 128$, 1.18 and 1.14 at 64. With 16,384 tokens a batch at $d = 128$ 1.02 at $N = 1024$ (1.02 before), 1.13 at 512 (1.12) and 1.03 at 4096 (1.03).
+#     - By the producer itself, one, two or three tiles before the end, is as good for few query tiles, but 1.01 at $N = 1024$; in the last tile it is 0.98. Clocks at the end of each query tile, with the number taken one tile before the end, show why: CTAs are done within 4 % of each other instead of 8 %, but each query tile takes 2 % longer, as $V$ comes late.
+#     - Without a mask, where all query tiles are equally long, 1.00 to 1.01.
 # - **The counter** (3 is without): at $d = 128$ under a causal mask query tiles dealt out beforehand cost a sixth; without a mask, nothing, as notebook 31's model says.
 
 # %%

@@ -51,7 +51,7 @@ where = "cuda" if device == "cuda" and torch.cuda.device_count() > 1 else "cpu"
 # %% [markdown]
 # ## The problem
 #
-# FlashAttention's memory grows with $N$, not with $N^2$. For long sequences that is still too much for one GPU, and its time does grow with $N^2$. For 16 heads of $d = 128$ in 16 bits, forward, under a causal mask, at 700 TFLOP/s ([rung 32](32_ping_pong.ipynb) reaches 772<!--= tflops("32", 128, 16384, 0, "bf16"):.0f --> on an H200 at N = 16384):
+# FlashAttention's memory grows with $N$, not with $N^2$. For long sequences that is still too much for one GPU, and its time does grow with $N^2$. For 16 heads of $d = 128$ in 16 bits, forward, under a causal mask, at 700 TFLOP/s ([rung 32](32_ping_pong.ipynb) reaches 780<!--= tflops("32", 128, 16384, 0, "bf16"):.0f --> on an H200 at N = 16384):
 
 # %%
 rows = []

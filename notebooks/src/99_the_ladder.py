@@ -75,7 +75,7 @@ scoreboard.draw(board)
 #
 # TFLOP/s of two runs can differ because the card was hot, or its clock was lowered. In a **ratio** of two kernels that took turns in one process, most of that cancels. This is the figure to judge rungs 10 and up by: SDPA FLASH's time over the rung's, geometric mean over $N \ge 1024$, with whiskers from the worst length to the best. (FLASH takes 16-bit inputs only, so the fp32 rungs have no such ratio.)
 #
-# Most of it, not all: two kernels don't slow down alike. cuDNN was 1.96<!--= ratio("32", "FLASH", 128) / ratio("32", "CUDNN", 128):.2f --> times as fast as FLASH in the session of rung 32, and 1.81<!--= ratio("10", "FLASH", 128) / ratio("10", "CUDNN", 128):.2f --> times in that of rung 10 ($D = 128$). So ratios from two sessions can be 8<!--= 100 * (ratio("32", "FLASH", 128) / ratio("32", "CUDNN", 128) / (ratio("10", "FLASH", 128) / ratio("10", "CUDNN", 128)) - 1):.0f --> % apart, and a smaller difference between them means nothing. Where one matters, as between 32 and FA3, the two ran beside each other.
+# Most of it, not all: two kernels don't slow down alike. cuDNN was 1.89<!--= ratio("32", "FLASH", 128) / ratio("32", "CUDNN", 128):.2f --> times as fast as FLASH in the session of rung 32, and 1.81<!--= ratio("10", "FLASH", 128) / ratio("10", "CUDNN", 128):.2f --> times in that of rung 10 ($D = 128$). So ratios from two sessions can be 4<!--= 100 * (ratio("32", "FLASH", 128) / ratio("32", "CUDNN", 128) / (ratio("10", "FLASH", 128) / ratio("10", "CUDNN", 128)) - 1):.0f --> % apart, and a smaller difference between them means nothing. Where one matters, as between 32 and FA3, the two ran beside each other.
 
 # %%
 if board.loc[board["kind"] == "rung", "to_flash"].notna().any():
