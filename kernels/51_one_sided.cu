@@ -252,8 +252,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
         fa::mbarrier_wait(Q_full + barrier, Q_ring.parity);
         const Work work = work_smem[Q_ring.stage];
         if (work.i0 < 0) return;
-        fa::mbarrier_wait(O_full,
-                          Q_ring.stage); // parity: a phase per query tile; none is complete before the last O is sent
+        // Parity: a phase per query tile. Consumers take far longer for the next tile than this thread to come to its wait.
+        fa::mbarrier_wait(O_full, Q_ring.stage);
 #pragma unroll 1
         for (int w = 0; w < consumers; ++w)
           fa::cp_async_bulk_tensor_5d(&maps.O[work.piece], Q_smem + Q_ring.stage * Q_bytes + w * 128 * d, 0,
@@ -647,9 +647,9 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
     float l[2], l_inv[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) l[r] = sum_over_lanes(l_reg[r]), l_inv[r] = l[r] > 0.f ? 1.f / l[r] : 0.f;
+    // Sixteen columns at a time, four 8 x 8 matrices: rows g and g + 8 of the left half, of the right
 #pragma unroll
-    for (int k = 0; k < d / 16;
-         ++k) { // 16 columns, four 8 x 8 matrices: rows g and g + 8 of the left half, of the right
+    for (int k = 0; k < d / 16; ++k) {
       uint32_t O_out[4];
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
