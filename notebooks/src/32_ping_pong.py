@@ -368,7 +368,7 @@ plot.recorded("32_ping_pong", "roles", swim_lanes, by="python -m helpers record 
 # %% [markdown]
 # **What to see.** At $d = 128$ two consumers' products take 2048 clocks per tile, so the tensor cores are busy for 0.86<!--= 2048 / clocks("32", 128):.2f --> of the time. At $d = 64$ three consumers' products take 1536, as do their exponentials, and a tile takes 2320<!--= clocks("32", 64):.0f -->: both units idle for a third of it.
 #
-# Five waits belong to a tile: for $K_j$, the turn and $V_j$ (hatched), for $S$ and for $O$ (dotted). Notes make a tile nearly twice as long: read the lanes for their order. White: the next query tile begins.
+# Five waits belong to a tile: for $K_j$, the turn and $V_j$ (hatched), for $S$ and for $O$ (dotted). Notes make a tile nearly twice as long: read the lanes for their order.
 
 # %% [markdown]
 # ### Votes
@@ -475,7 +475,7 @@ def on_zeros(samples):
 plot.recorded("32_ping_pong", "power", on_zeros, by="python -m helpers record power")
 
 # %% [markdown]
-# **What to see.** On zeros the clock is 1.19<!--= power("32", "mhz", 64, "zeros") / power("32", "mhz", 64):.2f --> and 1.21<!--= power("32", "mhz", 128, "zeros") / power("32", "mhz", 128):.2f --> times as high ($d = 64$ and 128), the kernel 1.19<!--= power("32", "ms", 64) / power("32", "ms", 64, "zeros"):.2f --> and 1.21<!--= power("32", "ms", 128) / power("32", "ms", 128, "zeros"):.2f --> times as fast, and its number of clocks the same to 0.2<!--= 100 * max(abs(power("32", "Mclk", D, "zeros") / power("32", "Mclk", D) - 1) for D in (64, 128)):.1f --> %. So power does hold it back. Rung 32 is faster than cuDNN at a lower clock. Both run at the power limit, so a call's energy follows its time: 0.82<!--= power("32", "ms", 64) / power("32", "ms", 64, of="CUDNN"):.2f --> and 0.89<!--= power("32", "ms", 128) / power("32", "ms", 128, of="CUDNN"):.2f --> of cuDNN's.
+# **What to see.** On zeros the clock is 1.19<!--= power("32", "mhz", 64, "zeros") / power("32", "mhz", 64):.2f --> and 1.21<!--= power("32", "mhz", 128, "zeros") / power("32", "mhz", 128):.2f --> times as high ($d = 64$ and 128), the kernel 1.19<!--= power("32", "ms", 64) / power("32", "ms", 64, "zeros"):.2f --> and 1.21<!--= power("32", "ms", 128) / power("32", "ms", 128, "zeros"):.2f --> times as fast, and its number of clocks the same to 0.2<!--= 100 * max(abs(power("32", "Mclk", D, "zeros") / power("32", "Mclk", D) - 1) for D in (64, 128)):.1f --> %. So power does hold it back. At one power limit a call's energy follows its time: 0.82<!--= power("32", "ms", 64) / power("32", "ms", 64, of="CUDNN"):.2f --> and 0.89<!--= power("32", "ms", 128) / power("32", "ms", 128, of="CUDNN"):.2f --> of cuDNN's, at a lower clock. (NVML's joules scatter by a tenth.)
 #
 # 4. **The backward pass.** Training needs gradients, and there five products want operands that other products have just made: [33 · Backward on Hopper](33_backward_wgmma.ipynb).
 
