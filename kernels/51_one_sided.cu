@@ -252,7 +252,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
         fa::mbarrier_wait(Q_full + barrier, Q_ring.parity);
         const Work work = work_smem[Q_ring.stage];
         if (work.i0 < 0) return;
-        // Parity: a phase per query tile. Consumers take far longer for the next tile than this thread to come to its wait.
+        // A phase per query tile. None is missed: the next O is stored once the Q after it is there, and that Q takes this place.
         fa::mbarrier_wait(O_full, Q_ring.stage);
 #pragma unroll 1
         for (int w = 0; w < consumers; ++w)

@@ -28,6 +28,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     add_kernels(add("families", families, "", "13 32"), "all rungs for 16-bit inputs but the decode step by default")
     add_kernels(add("stages", stages, "13"), "rungs with stages", count="+")
     add_kernels(add("layouts", layouts, "", "32 33"), "all rungs for Hopper by default")
+    add_kernels(add("one_sequence", one_sequence, "13 20 23 32 33"), "rungs for 16-bit inputs", count="+")
     counted = add("counters", counters, "", "04", "--singles patterns async --new")
     add_kernels(counted, "all rungs by default")
     counted.add_argument(
@@ -157,6 +158,17 @@ def layouts(arguments: argparse.Namespace) -> int:
         if arguments.kernels or rung.arch == "sm_90a":
             print(rung.stem, flush=True)
             recording.record_layouts(rung.stem)
+    return 0
+
+
+def one_sequence(arguments: argparse.Namespace) -> int:
+    """Records rungs beside the fast peers on one sequence of few heads, where SMs may have no query tile."""
+    from ..measure import bench, recording
+
+    bench.require_gpu()
+    for rung in for_this_gpu(arguments.kernels):
+        print(rung.stem, flush=True)
+        recording.record_one_sequence(rung.stem)
     return 0
 
 

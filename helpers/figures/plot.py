@@ -17,6 +17,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from .. import record
 from .bars import grouped, traffic
 from .by_family import families
+from .by_heads import by_heads
 from .lines import device, draw_line, log_ticks, looks_of, name_lines, of_dtype, power_of_two_axis, short
 from .stairs import percent_steps, staircase
 from .style import BLUE, CARD, DARK, INK, MUTED, ORANGE, PEERS, RUNGS, Figure, canvas, styled
@@ -24,6 +25,7 @@ from .words import size
 
 __all__ = [
     "budget",
+    "by_heads",
     "error",
     "families",
     "latency",

@@ -73,6 +73,14 @@ def family(which: str, peer: str, of: str, D: int, causal: int = 0) -> float:
     return value
 
 
+def one_sequence(which: str, peer: str, D: int, causal: int = 0, N: int | None = None) -> pd.Series:
+    """How many times as fast as `peer` a rung was on one sequence, by number of heads and length, or at one length N by number of heads."""
+    stem = rung(which).stem
+    found = record.ratio(record.load(stem, "one_sequence", record.SHOWN), stem, PEERS.get(peer, peer))
+    found = found[(found["D"] == D) & (found["causal"] == causal)].set_index(["Nk", "H"])["ratio"]
+    return found[N] if N else found
+
+
 def stage(of: str, which: str, before: str, D: int) -> float:
     """Among the stages of a rung, how many times as fast one ("13_2"), or a rung that ran beside them, was as another or as SDPA FLASH ("FLASH"),
     in fp16: the geometric mean over N >= 1024, by the ratios of both to SDPA FLASH."""
@@ -191,7 +199,21 @@ def renewed(text: str) -> str:
     """The text with each such number as the records give it. ValueError names the expression that fails."""
     known = {"record": record} | {
         one.__name__: one
-        for one in (ratio, tflops, step, family, stage, power, clocks, tile, stalled, at_once, language, trained)
+        for one in (
+            ratio,
+            tflops,
+            step,
+            family,
+            one_sequence,
+            stage,
+            power,
+            clocks,
+            tile,
+            stalled,
+            at_once,
+            language,
+            trained,
+        )
     }
     known |= {one.__name__: one for one in (over_one_gpu, one_gpu, largest, copied)}
 

@@ -18,7 +18,7 @@ from ..record import FLASH, SHAPE
 from ..run.check import check, compare
 from ..run.kernel import Kernel, load
 from ..toolchain.cores import cores
-from . import bench, by_family, layouts, workloads
+from . import bench, by_family, layouts, one_sequence, workloads
 
 BUILD = """
 import sys, time
@@ -96,6 +96,18 @@ def record_layouts(which: Which) -> None:
         frame = layouts.timings(kernel, rung)
     _wrote(record.save(rung.stem, "layouts", frame, extra=seen | _versions(frame)))
     _held_against_goals(rung.stem)
+
+
+def record_one_sequence(which: Which) -> None:
+    """Checks a rung, then measures and records it beside the fast peers on one sequence of few heads.
+
+    AssertionError if the rung is wrong.
+    """
+    kernel = right(which)
+    rung = kernel.rung
+    with bench.watch() as seen:
+        frame = one_sequence.timings(kernel, rung)
+    _wrote(record.save(rung.stem, "one_sequence", frame, extra=seen | _versions(frame)))
 
 
 def record_stages(which: Which) -> None:

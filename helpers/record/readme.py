@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -140,7 +141,15 @@ def table(root: Path = record.DATA) -> str:
     )
     return "\n\n".join(
         filter(
-            None, ["\n".join([*head, *rows, foot]), families(root), training(root), several_gpus(root), languages(root)]
+            None,
+            [
+                "\n".join([*head, *rows, foot]),
+                families(root),
+                one_sequence(root),
+                training(root),
+                several_gpus(root),
+                languages(root),
+            ],
         )
     )
 
@@ -161,25 +170,48 @@ def _short_row(rung: Rung, found: pd.DataFrame) -> str:
 def families(root: Path = record.DATA) -> str:
     """How the speed of the rungs that have goals by family spreads over the families of inputs, as a sentence; empty where none is
     recorded."""
-    parts, names = [], set()
+    names: set[str] = set()
+
+    def found(samples: pd.DataFrame, stem: str, peer: str) -> pd.Series:
+        means = record.spread(samples, stem)[peer]
+        names.update(samples["family"])
+        return means
+
+    if not (parts := _least_to_largest("families", found, root)):
+        return ""
+    return (
+        f"These are normal random inputs. Over up to {len(names)} families of inputs, up to one key that takes all of a row and heads of trained models, "
+        f"the least and the largest means over N are: {parts} ([families](data/README.md#families-of-inputs))."
+    )
+
+
+def one_sequence(root: Path = record.DATA) -> str:
+    """How the speed of the same rungs spreads over one sequence of few heads, as a sentence; empty where none is recorded."""
+    parts = _least_to_largest("one_sequence", lambda *given: record.ratio(*given)["ratio"], root)
+    if not parts:
+        return ""
+    return (
+        "One sequence of few heads may have fewer query tiles than the GPU has SMs. Over 4 to 64 heads of 256 to 8,192 tokens, with and without a mask, "
+        f"the least and the largest are: {parts} ([notebook 99](notebooks/99_the_ladder.ipynb#One-sequence-of-few-heads))."
+    )
+
+
+def _least_to_largest(kind: str, found: Callable[[pd.DataFrame, str, str], pd.Series], root: Path) -> str:
+    """Of each rung with goals by family whose record of `kind` there is, the least and the largest ratio that `found` gives of its samples, its
+    stem and its peer."""
+    parts = []
     for rung in rungs():
         peer = record.CUDNN if rung.arch == "sm_90a" else record.FLASH
         if not any(goal.rung == rung.stem and goal.kind == "families" for goal in GOALS):
             continue
         try:
-            found = record.spread(samples := record.load(rung.stem, "families", card(root), root), rung.stem)[peer]
+            ratios = found(samples := record.load(rung.stem, kind, card(root), root), rung.stem, peer)
         except LookupError:  # a KeyError, where the peer did not run, is one too
             continue
-        names |= set(samples["family"])
         short = {record.FLASH: "FlashAttention-2", record.CUDNN: "cuDNN"}[peer]
         stale = STALE if samples["stale"].any() else ""
-        parts.append(f"{rung.number} {found.min():.2f} to {found.max():.2f} × {short}{stale}")
-    if not parts:
-        return ""
-    return (
-        f"These are normal random inputs. Over up to {len(names)} families of inputs, up to one key that takes all of a row and heads of trained models, "
-        f"the least and the largest means over N are: {', '.join(parts)} ([families](data/README.md#families-of-inputs))."
-    )
+        parts.append(f"{rung.number} {ratios.min():.2f} to {ratios.max():.2f} × {short}{stale}")
+    return ", ".join(parts)
 
 
 def training(root: Path = record.DATA) -> str:

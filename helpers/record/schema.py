@@ -30,6 +30,7 @@ COLUMNS = {
     "decode": ("name", "dtype", *SHAPE, "Hkv", "splits", "chosen", "bytes", *BURST),
     "families": ("family", "name", "dtype", "causal", *SHAPE, *BURST),
     "layouts": ("layout", "name", "dtype", "causal", *SHAPE, "Hkv", *BURST),
+    "one_sequence": ("dtype", "name", "causal", *SHAPE, *BURST),
     "stages": ("name", "dtype", *SHAPE, *BURST),
     "stalls": ("dtype", "B", "H", "N", "D", "kernel", "reason", "cycles", "warps", "instructions", "duration_ns"),
     "wgmma": ("dtype", "N", "warpgroups", "B_major", "A_in", "cycles"),
@@ -50,7 +51,15 @@ COLUMNS = {
     "facts": ("language", "title", "version", "lines", "import_seconds", "first_seconds", "cases", "failed", "ended"),
 }
 LATER = {"error": "dtype", "memory": "dtype"}  # absent from records of fp32 alone
-ROUNDS = {"families": 5, "layouts": 5, "build": 1, "ring": 3, "link": 3, "power": 3}  # at least; of the others 7
+ROUNDS = {
+    "families": 5,
+    "layouts": 5,
+    "one_sequence": 5,
+    "build": 1,
+    "ring": 3,
+    "link": 3,
+    "power": 3,
+}  # at least; of the others 7
 EMPTY = {("memory", "bytes"), ("ring", "layout")}  # cells that may be empty
 EMPTY |= {("facts", column) for column in COLUMNS["facts"][1:]}
 MEASURED = ("ms", "padded_ms", "ideal_ms", "seconds", "value", "joules", "mhz")

@@ -238,7 +238,7 @@ if summary is not None:
 # - **CuTe**, with Ampere's instructions, has 0.96<!--= language("cute_mma", 128, 0):.2f --> in C++ and 0.94<!--= language("cute_dsl", 128, 0):.2f --> in Python: FlashAttention-2 is written in CuTe with the same atoms. Rung 13 uses these instructions, too, and is at 1.22<!--= language("13_tuned", 128, 0):.2f -->; what made the difference there, such as the maximum out of the loop, can be said in CuTe as well.
 # - **Pallas** (0.99<!--= language("pallas_tiles", 128, 0):.2f -->) and **Helion** (1.00<!--= language("helion_tiles", 128, 0):.2f -->) are compiled by Triton, but the Triton that they generate loads by pointers, not by TMA.
 # - **`torch.compile`** (0.30<!--= language("torch_compile", 128, 0):.2f -->) pays for $S$ in HBM, **Numba** (0.02<!--= language("numba_kernel", 128, 0):.2f -->) for fp32 without tensor cores, which in CUDA is rung 04 (0.13<!--= language("04_fa2_fp32", 128, 0):.2f -->).
-# - **Rung 32** is at 2.08<!--= language("32_ping_pong", 128, 0):.2f -->. One part of what lies between it and the tile languages, two warpgroups that take turns, none of them lets you say.
+# - **Rung 32** is at 2.05<!--= language("32_ping_pong", 128, 0):.2f -->. One part of what lies between it and the tile languages, two warpgroups that take turns, none of them lets you say.
 #
 # Each language got the same effort: `python -m helpers record languages --tune` tries the tiles that its documentation advises, and the best stands in its file, as `TILES`. Helion's own tuner, which searches for minutes, was not asked.
 #

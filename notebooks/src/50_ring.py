@@ -337,7 +337,7 @@ points = draw_ring.measured(samples, ranks=2, D=128, causal=1, passes="forward")
 draw_ring.speedups(pd.DataFrame(model, lengths), 2, "Two GPUs, causal, D = 128, H·D = 2048", points)
 
 # %% [markdown]
-# **What to see.** Contiguous stops at 4/3, however long the sequence. Zigzag approaches 2: 1.77<!--= over_one_gpu("50_ring", 16384):.2f --> at 16k tokens, 1.90<!--= over_one_gpu("50_ring", 65536):.2f --> at 64k, 1.95<!--= over_one_gpu("50_ring", 262144):.2f --> at 256k. The model's line falls where blocks become shorter than messages, down to less than one GPU's speed at 4k; nothing below 16k was measured.
+# **What to see.** Contiguous stops at 4/3, however long the sequence. Zigzag approaches 2: 1.77<!--= over_one_gpu("50_ring", 16384):.2f --> at 16k tokens, 1.89<!--= over_one_gpu("50_ring", 65536):.2f --> at 64k, 1.97<!--= over_one_gpu("50_ring", 262144):.2f --> at 256k. The model's line falls where blocks become shorter than messages, down to less than one GPU's speed at 4k; nothing below 16k was measured.
 #
 # All cases with as many heads of K and V as of Q; *both* passes with gradients that are added up in any order, as one GPU does by default:
 
@@ -346,7 +346,7 @@ if samples is not None:
     display(draw_ring.held(samples))
 
 # %% [markdown]
-# **What to see.** On two GPUs the model's speedups are right within 5 % up to 64k tokens, but for both passes at 16k under the mask (10 % too high); on four it is up to 13 % too high. On eight it expects twice what was recorded at 64k under the mask: to the model a link is as fast with any number of channels. Some long sequences are *more* than twice, four or eight times as fast: 2.34<!--= over_one_gpu("50_ring", 262144, causal=0):.2f --> on two GPUs at 256k without a mask.
+# **What to see.** On two GPUs the model's speedups are right within 5 % up to 64k tokens, but for both passes at 16k under the mask (10 % too high); on four it is up to 13 % too high. On eight it expects twice what was recorded at 64k under the mask: to the model a link is as fast with any number of channels. Some long sequences are *more* than twice, four or eight times as fast: 2.35<!--= over_one_gpu("50_ring", 262144, causal=0):.2f --> on two GPUs at 256k without a mask.
 #
 # <details><summary>How can two GPUs be more than twice as fast as one?</summary>
 #
@@ -411,7 +411,7 @@ if samples is not None:
 draw_ring.memory(draw_ring.recorded_memory(), [2**i for i in range(14, 24)])
 
 # %% [markdown]
-# **What to see.** From 256k tokens on, each of two GPUs holds as much as one alone would: half of the tokens, but keys that travel and a float32 sum besides. From four on, memory halves with every doubling. The rightmost square is the longest sequence that was run, once: 7,092,736<!--= largest("N"):,.0f --> tokens on two H200s, one layer of 16 heads, in 153<!--= largest("seconds"):.0f --> seconds, 108<!--= largest("bytes") / 2**30:.0f --> GiB on rank 0.
+# **What to see.** From 256k tokens on, each of two GPUs holds as much as one alone would: half of the tokens, but keys that travel and a float32 sum besides. From four on, memory halves with every doubling. The rightmost square is the longest sequence that was run, once: 7,092,736<!--= largest("N"):,.0f --> tokens on two H200s, one layer of 16 heads, in 152<!--= largest("seconds"):.0f --> seconds, 108<!--= largest("bytes") / 2**30:.0f --> GiB on rank 0.
 
 # %% [markdown]
 # The same idea under other names:

@@ -99,6 +99,25 @@ ratios.round(2).astype(object).where(ratios.notna(), "not recorded")
 # bf16 has the exponents of fp32 and three bits fewer in the fraction than fp16. The tensor cores multiply both at the same rate, so the two columns of one $D$ should agree to within a few percent; if they don't, look at what the kernel does *around* the products.
 
 # %% [markdown]
+# ### One sequence of few heads
+#
+# The headline workload has work for every SM. One sequence of few heads may not. At $D = 64$ a CTA of rung 32 takes 192 queries at a time, there is one CTA to an SM, and the H200 has 132 SMs. A head of 2048 queries makes 11 such tiles: 8 heads make 88. How many times as long do 16 heads take?
+
+# %%
+sixteen_over_eight = ...  # your prediction, at D = 64 and without a mask
+
+# %% tags=["reveal"]
+one = record.load("32_ping_pong", "one_sequence", device="nvidia-h200")
+ms = record.medians(one).query("name == rung and D == 64 and Nk == 2048 and causal == 0").set_index("H")["ms"]
+predict(sixteen_over_eight, ms[16] / ms[8], "times as long", within=0.2)
+plot.by_heads(one)
+
+# %% [markdown]
+# **What to see.** 16 heads make 176 tiles. 132 of them begin at once, and 44 are left for a second round, in which two thirds of the GPU have nothing to do. At 8 and at 16 heads cuDNN takes 0.84<!--= one_sequence("32", "CUDNN", 64, N=2048)[8]:.2f --> and 0.85<!--= one_sequence("32", "CUDNN", 64, N=2048)[16]:.2f --> of 32's time, from 32 heads on it takes longer. At $D = 128$ tiles have 128 queries: 8 heads make 128 of them, nearly one for each SM.
+#
+# With 4 to 64 heads of 256 to 8192 queries, with and without a mask, 32 is 0.77<!--= min(one_sequence("32", "CUDNN", 64, c).min() for c in (0, 1)):.2f --> to 1.53<!--= max(one_sequence("32", "CUDNN", 64, c).max() for c in (0, 1)):.2f --> times as fast as cuDNN at $D = 64$ and 0.90<!--= min(one_sequence("32", "CUDNN", 128, c).min() for c in (0, 1)):.2f --> to 1.83<!--= max(one_sequence("32", "CUDNN", 128, c).max() for c in (0, 1)):.2f --> at 128; beside FA3 1.00<!--= min(one_sequence("32", "FA3", D, c).min() for D in (64, 128) for c in (0, 1)):.2f --> to 1.32<!--= max(one_sequence("32", "FA3", D, c).max() for D in (64, 128) for c in (0, 1)):.2f -->, beside FA4 0.75<!--= min(one_sequence("32", "FA4", D, c).min() for D in (64, 128) for c in (0, 1)):.2f --> to 1.23<!--= max(one_sequence("32", "FA4", D, c).max() for D in (64, 128) for c in (0, 1)):.2f -->. The lowest of each are of 256 or 512 queries, where a call takes some ten microseconds.
+
+# %% [markdown]
 # ## What a step costs
 #
 # A rung is not only fast or slow. It has to be read, compiled and trusted. For every one: its lines of code (comments and included headers not counted), the seconds of a first build and of a build after an edit (with 16 cores, on which nvcc compiles a rung's instances side by side), the largest error as a share of what the error rule allows (over every recorded length, $D$ and dtype), and the memory in MiB that one head of $N = 16384$ allocates.

@@ -312,6 +312,22 @@ def test_a_family_is_a_row_at_one_length_and_a_missing_peer_a_missing_point():
         plot.families(by_family(), causal=True)
 
 
+def test_speed_by_heads_has_a_line_for_each_that_ran_in_a_panel_for_each_D():
+    samples = forward("32_ping_pong", 600.0, peers={"FA3": 500.0}).assign(dtype="bf16", causal=0, B=1)
+    samples = pd.concat([samples.assign(H=H, ms=samples["ms"] * k) for H, k in ((4, 2.0), (16, 1.0))])
+    figure = plot.by_heads(samples, 2048)
+    speeds = record.medians(samples[samples["Nk"] == 2048])
+    for ax, D in zip(figure.axes, (64, 128), strict=True):
+        drawn = [line.get_xydata().T for line in ax.lines]
+        assert len(drawn) == 2 and ax.get_title("left") == f"D = {D}"
+        for name, (x, y) in zip(("32_ping_pong", "FA3"), drawn, strict=True):
+            wanted = speeds[(speeds["name"] == name) & (speeds["D"] == D)].set_index("H")["tflops"]
+            assert list(x) == [4, 16] and np.allclose(y, wanted[[4, 16]])
+    assert {"32_ping_pong", "FA3", "heads", "One sequence of 2048, bf16 · NVIDIA H200"} <= set(words(figure))
+    with pytest.raises(ValueError, match="nothing recorded at N = 2048 under a causal mask"):
+        plot.by_heads(samples, causal=True)
+
+
 def test_published_steps_and_ours_share_no_axis_but_percent():
     figure = plot.percent_steps(record.sixteen_steps(), {"11_swizzled": 66.0, "12_waits": float("nan")}, "NVIDIA H200")
     text = words(figure)

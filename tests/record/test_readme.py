@@ -273,3 +273,22 @@ def test_the_spread_over_families_is_a_sentence_once_it_is_recorded(tmp_path):
         "33_backward_wgmma", "families", pd.DataFrame(rows), known=CONDITIONS, root=tmp_path
     )  # not beside itself
     assert readme.families(tmp_path) == said
+
+
+def test_the_spread_over_one_sequence_is_a_sentence_once_it_is_recorded(tmp_path):
+    assert readme.one_sequence(tmp_path) == "" and "One sequence" not in readme.table(tmp_path)
+    shape = {"dtype": "bf16", "B": 1, "Nq": 2048, "Nk": 2048, "D": 64, "round": 0}
+    for stem, peer in (
+        ("20_causal_gqa", "SDPA FLASH"),
+        ("33_backward_wgmma", "SDPA CUDNN"),
+        ("31_warp_specialized", "SDPA CUDNN"),
+    ):
+        rows = [
+            shape | {"causal": causal, "H": H, "name": name, "ms": ms}
+            for causal, H, x in ((0, 4, 0.7), (0, 16, 1.1), (1, 4, 1.8))
+            for name, ms in ((stem, 1.0), (peer, x))
+        ]
+        record.save(stem, "one_sequence", pd.DataFrame(rows), known=CONDITIONS, root=tmp_path)
+    said = readme.one_sequence(tmp_path)
+    assert "20 0.70 to 1.80 × FlashAttention-2, 33 0.70 to 1.80 × cuDNN" in said and "31" not in said
+    assert said in readme.table(tmp_path)

@@ -10,7 +10,7 @@ import re
 import pytest
 import torch
 
-from helpers import CompileError, check, load, reference, rung, rungs, sass, single, xray
+from helpers import CompileError, KernelError, check, load, reference, rung, rungs, sass, single, xray
 from helpers.ladder.rung import INCLUDE
 from helpers.run.reference import Case
 
@@ -65,6 +65,20 @@ def test_a_cta_that_works_on_one_query_tile_after_another_is_right_and_races_now
     q, k, v = (torch.randn(1, 1, n, 64).half() for n in (600, 768, 768))
     check(kernel, [Case("one CTA", q, k, v, causal=causal)]).require()
     assert not xray(kernel, q, k, v, causal=causal).findings
+
+
+@pytest.mark.parametrize("stem", ["32_5_sender", "32_ping_pong"])
+def test_no_O_is_stored_before_the_one_before_it_is_sent(stem):
+    """So the thread that sends them misses no phase of their barrier. Here it waits for the next one first, and for ever."""
+    kernel = single(stem, 64, "fp16").replace("int64_t(sms)", "int64_t(1)")  # one CTA for all query tiles
+    own = "fa::mbarrier_wait(O_full, Q_ring.stage);"
+    assert kernel.count(own) == 1
+    late = load(source=kernel.replace(own, own + own.replace("stage", "stage ^ 1")), device="cpu", quiet=True)
+    q, k, v = torch.zeros(3, 1, 1, 1000, 64).half()
+    with pytest.raises(
+        KernelError, match=r"deadlock[\s\S]*thread 32 waits .* of the mbarrier O_full: 12 of 12 arrivals"
+    ):
+        late(q, k, v)
 
 
 @each
