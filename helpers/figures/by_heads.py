@@ -32,6 +32,6 @@ def by_heads(samples: pd.DataFrame, N: int = 2048, causal: bool = False) -> Figu
         figure.draw_without_rendering()
         name_lines(ax, ends, looks)
     axes[0].set_ylabel("TFLOP/s")
-    words = f"One sequence of {N}, {' and '.join(dict.fromkeys(table['dtype']))}{', causal' * causal}"
+    words = f"One sequence of {N} tokens, {' and '.join(dict.fromkeys(table['dtype']))}{', causal' * causal}"
     figure.suptitle(f"{words} · {device(samples)}", x=0.01, ha="left", fontsize=11)
     return figure

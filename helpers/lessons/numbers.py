@@ -74,7 +74,7 @@ def family(which: str, peer: str, of: str, D: int, causal: int = 0) -> float:
 
 
 def one_sequence(which: str, peer: str, D: int, causal: int = 0, N: int | None = None) -> pd.Series:
-    """How many times as fast as `peer` a rung was on one sequence, by number of heads and length, or at one length N by number of heads."""
+    """How many times as fast as `peer` a rung was on one sequence, by length and number of heads; at one length N by number of heads."""
     stem = rung(which).stem
     found = record.ratio(record.load(stem, "one_sequence", record.SHOWN), stem, PEERS.get(peer, peer))
     found = found[(found["D"] == D) & (found["causal"] == causal)].set_index(["Nk", "H"])["ratio"]

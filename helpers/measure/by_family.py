@@ -110,7 +110,7 @@ def at_each(
     cells: Iterable, own: dict[str, Callable], rung: Rung, without: Sequence[str], burst_ms: float
 ) -> pd.DataFrame:
     """Samples of `own`, kernels of this rung's operation, and of the peers but for those in `without`, at every cell, this module's or
-    one of layouts: the columns of its `about` with the name behind the first, round, ms, and what the sensors show."""
+    one of layouts or one_sequence: the columns of its `about` with the name behind the first, round, ms, and what the sensors show."""
     import torch
 
     frames = []

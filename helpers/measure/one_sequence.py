@@ -1,6 +1,6 @@
 """A rung beside the fast peers on one sequence of few heads, where there may be fewer query tiles than SMs.
 
-`python -m helpers record one_sequence` records it. Everywhere else the headline workload's 16,384 tokens keep every SM busy.
+`python -m helpers record one_sequence` records it. Other timings of both passes are of the headline workload, whose 16,384 tokens keep every SM busy.
 """
 
 from __future__ import annotations
@@ -21,10 +21,8 @@ if TYPE_CHECKING:
 
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192)
 HEADS = (4, 8, 16, 32, 64)
-ROWS = (
-    1 << 13,
-    1 << 17,
-)  # of queries, of all heads: from a few microseconds to half of the headline workload at D = 128
+# Queries of all heads together: from about ten microseconds to half of the headline workload at D = 128
+ROWS = (1 << 13, 1 << 17)
 BURST_MS = 3.0
 WITHOUT = (MATH, EFFICIENT, FA2)
 
@@ -55,7 +53,7 @@ class Cell:
 
 def cells(rung: Rung) -> Iterator[Cell]:
     """What is timed of a rung, in the last of its dtypes."""
-    for D in rung.D or (64, 128):
+    for D in (64, 128):
         for causal in by_family.masks(rung):
             for N in LENGTHS:
                 for H in HEADS:

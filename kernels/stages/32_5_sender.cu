@@ -132,7 +132,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
         fa::mbarrier_wait(Q_full + barrier, Q_ring.parity);
         const Work work = work_smem[Q_ring.stage];
         if (work.i0 < 0) return;
-        // A phase per query tile. None is missed: the next O is stored once the Q after it is there, and that Q takes this place.
+        // Parity: a phase per query tile, none missed: the next O is stored only after the Q behind it has landed in this O's place.
         fa::mbarrier_wait(O_full, Q_ring.stage);
 #pragma unroll 1
         for (int w = 0; w < consumers; ++w)

@@ -107,15 +107,15 @@ ratios.round(2).astype(object).where(ratios.notna(), "not recorded")
 sixteen_over_eight = ...  # your prediction, at D = 64 and without a mask
 
 # %% tags=["reveal"]
-one = record.load("32_ping_pong", "one_sequence", device="nvidia-h200")
-ms = record.medians(one).query("name == rung and D == 64 and Nk == 2048 and causal == 0").set_index("H")["ms"]
+few_heads = record.load("32_ping_pong", "one_sequence", device="nvidia-h200")
+ms = record.medians(few_heads).query("name == rung and D == 64 and Nk == 2048 and causal == 0").set_index("H")["ms"]
 predict(sixteen_over_eight, ms[16] / ms[8], "times as long", within=0.2)
-plot.by_heads(one)
+plot.by_heads(few_heads)
 
 # %% [markdown]
-# **What to see.** 16 heads make 176 tiles. 132 of them begin at once, and 44 are left for a second round, in which two thirds of the GPU have nothing to do. At 8 and at 16 heads cuDNN takes 0.84<!--= one_sequence("32", "CUDNN", 64, N=2048)[8]:.2f --> and 0.85<!--= one_sequence("32", "CUDNN", 64, N=2048)[16]:.2f --> of 32's time, from 32 heads on it takes longer. At $D = 128$ tiles have 128 queries: 8 heads make 128 of them, nearly one for each SM.
+# **What to see.** 16 heads make 176 tiles. 132 of them begin at once, and 44 are left for a second round, in which two thirds of the SMs have nothing to do. cuDNN's times grow as if its tiles had 128 queries. A round of them is shorter: at 8 and 16 heads it takes 0.84<!--= one_sequence("32", "CUDNN", 64, N=2048)[8]:.2f --> and 0.85<!--= one_sequence("32", "CUDNN", 64, N=2048)[16]:.2f --> of 32's time. But it needs 4 and 8 rounds for 32 and 64 heads, where 32 needs 3 and 6, and there it takes longer. At $D = 128$ tiles of 32 have 128 queries, too: 8 heads make 128 of them, nearly one for each SM.
 #
-# With 4 to 64 heads of 256 to 8192 queries, with and without a mask, 32 is 0.77<!--= min(one_sequence("32", "CUDNN", 64, c).min() for c in (0, 1)):.2f --> to 1.53<!--= max(one_sequence("32", "CUDNN", 64, c).max() for c in (0, 1)):.2f --> times as fast as cuDNN at $D = 64$ and 0.90<!--= min(one_sequence("32", "CUDNN", 128, c).min() for c in (0, 1)):.2f --> to 1.83<!--= max(one_sequence("32", "CUDNN", 128, c).max() for c in (0, 1)):.2f --> at 128; beside FA3 1.00<!--= min(one_sequence("32", "FA3", D, c).min() for D in (64, 128) for c in (0, 1)):.2f --> to 1.32<!--= max(one_sequence("32", "FA3", D, c).max() for D in (64, 128) for c in (0, 1)):.2f -->, beside FA4 0.75<!--= min(one_sequence("32", "FA4", D, c).min() for D in (64, 128) for c in (0, 1)):.2f --> to 1.23<!--= max(one_sequence("32", "FA4", D, c).max() for D in (64, 128) for c in (0, 1)):.2f -->. The lowest of each are of 256 or 512 queries, where a call takes some ten microseconds.
+# Over all that was recorded (4 to 64 heads of 256 to 8192 queries, together 8,192 to 131,072, with and without a mask), 32 is 0.77<!--= min(one_sequence("32", "CUDNN", 64, c).min() for c in (0, 1)):.2f --> to 1.53<!--= max(one_sequence("32", "CUDNN", 64, c).max() for c in (0, 1)):.2f --> times as fast as cuDNN at $D = 64$ and 0.90<!--= min(one_sequence("32", "CUDNN", 128, c).min() for c in (0, 1)):.2f --> to 1.83<!--= max(one_sequence("32", "CUDNN", 128, c).max() for c in (0, 1)):.2f --> at 128; beside FA3 1.00<!--= min(one_sequence("32", "FA3", D, c).min() for D in (64, 128) for c in (0, 1)):.2f --> to 1.32<!--= max(one_sequence("32", "FA3", D, c).max() for D in (64, 128) for c in (0, 1)):.2f -->, beside FA4 0.75<!--= min(one_sequence("32", "FA4", D, c).min() for D in (64, 128) for c in (0, 1)):.2f --> to 1.23<!--= max(one_sequence("32", "FA4", D, c).max() for D in (64, 128) for c in (0, 1)):.2f -->. The lowest of each are of 32 or 64 heads of 256 or 512 queries: a call takes some ten microseconds, and at $D = 64$ the second tile of 256 queries holds only 64.
 
 # %% [markdown]
 # ## What a step costs

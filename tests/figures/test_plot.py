@@ -323,7 +323,7 @@ def test_speed_by_heads_has_a_line_for_each_that_ran_in_a_panel_for_each_D():
         for name, (x, y) in zip(("32_ping_pong", "FA3"), drawn, strict=True):
             wanted = speeds[(speeds["name"] == name) & (speeds["D"] == D)].set_index("H")["tflops"]
             assert list(x) == [4, 16] and np.allclose(y, wanted[[4, 16]])
-    assert {"32_ping_pong", "FA3", "heads", "One sequence of 2048, bf16 · NVIDIA H200"} <= set(words(figure))
+    assert {"32_ping_pong", "FA3", "heads", "One sequence of 2048 tokens, bf16 · NVIDIA H200"} <= set(words(figure))
     with pytest.raises(ValueError, match="nothing recorded at N = 2048 under a causal mask"):
         plot.by_heads(samples, causal=True)
 
