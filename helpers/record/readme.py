@@ -192,7 +192,7 @@ def one_sequence(root: Path = record.DATA) -> str:
         return ""
     return (
         "One sequence of few heads may have fewer query tiles than the GPU has SMs. With 4 to 64 heads and 256 to 8,192 tokens, 8,192 to 131,072 queries "
-        f"of all heads together, the lowest and the highest ratios are (13 without a mask, the others with one, too): {parts} ([notebook 99](notebooks/99_the_ladder.ipynb#One-sequence-of-few-heads))."
+        f"of all heads together, the lowest and the highest ratios are (13 without a mask, the others with one, too): {parts} ([notebook 99](notebooks/99_the_ladder.ipynb))."
     )
 
 
