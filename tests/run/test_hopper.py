@@ -69,7 +69,7 @@ def test_a_cta_that_works_on_one_query_tile_after_another_is_right_and_races_now
 
 @pytest.mark.parametrize("stem", ["32_5_sender", "32_ping_pong"])
 def test_no_O_is_stored_before_the_one_before_it_is_sent(stem):
-    """So the thread that sends them misses no phase of their barrier. Here it waits for the next one first, and for ever."""
+    """So the thread that sends them misses no phase of their barrier. Here it waits for the next O, too, before it sends one: for ever."""
     kernel = single(stem, 64, "fp16").replace("int64_t(sms)", "int64_t(1)")  # one CTA for all query tiles
     own = "fa::mbarrier_wait(O_full, Q_ring.stage);"
     assert kernel.count(own) == 1
