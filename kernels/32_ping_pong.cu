@@ -20,8 +20,8 @@
 //            D=128: Br=128 Bc=128 threads=384 smem=225 KB CTAs/SM=1
 // arch:      sm_90a
 // paper:     FlashAttention-3, sections 3.1 and 3.2, Algorithm 2 (arXiv 2407.08608)
-// speed:     H200, N >= 1024: 510 to 643 TFLOP/s at D=64, 649 to 780 at D=128: 1.25 x and 1.13 x SDPA CUDNN; causal 1.25 x
-//            and 1.20 x. At D=128, N >= 4096 0.96 of cuBLAS's product of two matrices, causal 0.93
+// speed:     H200, N >= 1024: 505 to 645 TFLOP/s at D=64, 639 to 766 at D=128: 1.25 x and 1.13 x SDPA CUDNN; causal 1.26 x
+//            and 1.22 x. At D=128, N >= 4096 0.97 of cuBLAS's product of two matrices, causal 0.93
 #include <fa/bulk.cuh>
 #include <fa/half.cuh>
 #include <fa/launch.cuh>
@@ -87,8 +87,8 @@ __device__ __forceinline__ Work find_work(int index, const fa_model_args &a, con
 // at the last keys. A maximum that is met early is not missed later. So first comes the last tile (under a causal mask, every
 // tile that not all rows see whole), then the first one, then, without a mask, the one on the diagonal; then from the last on.
 template <int Br, int Bc> struct Walk {
-  int top;      // the last tile that may move
-  int diagonal; // the one on the diagonal, or next to it; under a mask it doesn't move, and this is beyond `top`
+  // The last tile that may move; the one on the diagonal, or next to it. Under a mask that one doesn't move, and is beyond `top`.
+  int top, diagonal;
   __device__ __forceinline__ Walk(const Work &work, const fa_model_args &a) {
     const int shift = a.Nk - a.Nq, seen = a.causal ? min(work.i0 + shift + 1, a.Nk) : a.Nk; // by the first row
     top = (seen - 1) / Bc * Bc - Bc;
@@ -138,12 +138,9 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
   // [region: barriers]
   if (threadIdx.x == 0) {
     constexpr int warps = 4 * consumers; // that read K_j and V_j, and write O_i
-#pragma unroll
     for (int s = 0; s < 2; ++s) fa::mbarrier_init(Q_full + 8 * s, 1), fa::mbarrier_init(Q_empty + 8 * s, 1);
     fa::mbarrier_init(O_full, warps), fa::mbarrier_init(work_wanted, 1), fa::mbarrier_init(work_found, 1);
-#pragma unroll
     for (int s = 0; s < K_stages; ++s) fa::mbarrier_init(K_full + 8 * s, 1), fa::mbarrier_init(K_empty + 8 * s, warps);
-#pragma unroll
     for (int s = 0; s < V_stages; ++s) fa::mbarrier_init(V_full + 8 * s, 1), fa::mbarrier_init(V_empty + 8 * s, warps);
     fa::fence_mbarrier_init();
   }
@@ -209,10 +206,10 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
     // Thread 64 finds query tiles and asks for their Q. It takes a number from the counter when the current tile is nearly done: a
     // CTA that takes one early, during a long tile, keeps it from CTAs that have nothing left. Thread 0 leaves this to it:
     // waiting for the counter, which is in global memory, would make V late.
-    for (int index = blockIdx.x; threadIdx.x == 64; index = gridDim.x + atomicAdd(counter, 1)) {
+    const bool more = a.B * a.H * order.tiles > int(gridDim.x); // more query tiles than CTAs
+    for (int index = blockIdx.x; threadIdx.x == 64; index = gridDim.x + (more ? atomicAdd(counter, 1) : 0)) {
       const Work work = find_work<Br, Bc>(index, a, order);
-      fetch_Q(work); // as soon as O of the query tile two before it has left the place
-      fa::mbarrier_arrive(work_found);
+      fetch_Q(work), fa::mbarrier_arrive(work_found); // as soon as O of the query tile two before it has left the place
       if (work.i0 < 0) return;
       fa::mbarrier_wait(work_wanted, Q_ring.stage ^ 1); // parity: phase n asks for query tile n + 1
     }
@@ -600,8 +597,10 @@ template <int d, typename T> cudaError_t launch(const fa_model_args &a, cudaStre
   if (cudaError_t error = cudaGetDevice(&device)) return error;
   if (cudaError_t error = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device)) return error;
   if (cudaError_t error = fa::allow_smem(ping_pong<d, T>, Tile<d>::smem_bytes)) return error;
-  if (cudaError_t error = cudaMemsetAsync(a.workspace[0], 0, sizeof(int), stream)) return error; // the counter
   const unsigned ctas = unsigned(min(all, int64_t(sms)));
+  // The counter deals out the query tiles after the first of every CTA. Without any, not clearing it saves a microsecond.
+  if (all > ctas)
+    if (cudaError_t error = cudaMemsetAsync(a.workspace[0], 0, sizeof(int), stream)) return error;
   ping_pong<d, T><<<ctas, Tile<d>::threads, Tile<d>::smem_bytes, stream>>>(a, maps, order, scale_log2);
   return cudaGetLastError();
 }

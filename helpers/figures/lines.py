@@ -1,4 +1,4 @@
-"""Lines against N: a look for each name, names at the lines' ends, axes in powers of two, and whose record it is."""
+"""Lines against a size: a look for each name, names at the lines' ends, axes in powers of two, and whose record it is."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
-from .style import CARD, PEERS, RUNGS
+from .style import CARD, MUTED, PEERS, RUNGS, Figure, canvas
 
 
 def looks_of(names: Iterable[str]) -> dict[str, tuple]:
@@ -58,6 +58,28 @@ def name_lines(ax: Axes, ends: dict[str, tuple[float, float]], looks: Mapping[st
                 "relpos": (0, 0.5),
             },
         )
+
+
+def draw_panels(table: pd.DataFrame, x: str, x_label: str, y: str, y_label: str, log: bool = False) -> Figure:
+    """A panel per D, in it a line per name: column `y` against column `x`, which goes up in powers of two."""
+    looks = looks_of(table["name"])
+    figure, axes = canvas(5.0 * table["D"].nunique(), 3.4, table["D"].nunique())
+    for ax, (D, part) in zip(axes, table.groupby("D"), strict=True):
+        ends = {}
+        for name, line in part.groupby("name", sort=False):
+            line = line.sort_values(x)
+            draw_line(ax, line[x], line[y], looks[name], name not in PEERS)
+            ends[name] = (line[x].iloc[-1], line[y].iloc[-1])
+        power_of_two_axis(ax, part[x], x_label)
+        if log:
+            log_ticks(ax)
+        else:
+            ax.set_ylim(bottom=0)
+        ax.set_title("" if D == 1 else f"D = {D}", color=MUTED)
+        figure.draw_without_rendering()
+        name_lines(ax, ends, looks)
+    axes[0].set_ylabel(y_label)
+    return figure
 
 
 def power_of_two_axis(ax: Axes, values: Iterable[float], label: str) -> None:

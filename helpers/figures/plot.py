@@ -18,7 +18,7 @@ from .. import record
 from .bars import grouped, traffic
 from .by_family import families
 from .by_heads import by_heads
-from .lines import device, draw_line, log_ticks, looks_of, name_lines, of_dtype, power_of_two_axis, short
+from .lines import device, draw_line, draw_panels, log_ticks, looks_of, name_lines, of_dtype, power_of_two_axis, short
 from .stairs import percent_steps, staircase
 from .style import BLUE, CARD, DARK, INK, MUTED, ORANGE, PEERS, RUNGS, Figure, canvas, styled
 from .words import size
@@ -100,24 +100,8 @@ def _pass(frame: pd.DataFrame) -> str:
 
 def _against_n(samples: pd.DataFrame, column: str, label: str, log: bool, dtype: str | None) -> Figure:
     table = record.medians(_select(samples, dtype))
-    softmax = (table["D"] == 1).all()
-    looks = looks_of(table["name"])
-    figure, axes = canvas(5.0 * table["D"].nunique(), 3.4, table["D"].nunique())
-    for ax, (d, part) in zip(axes, table.groupby("D"), strict=True):
-        ends = {}
-        for name, line in part.groupby("name", sort=False):
-            line = line.sort_values("Nk")
-            draw_line(ax, line["Nk"], line[column], looks[name], name not in PEERS)
-            ends[name] = (line["Nk"].iloc[-1], line[column].iloc[-1])
-        power_of_two_axis(ax, part["Nk"], "row length N" if softmax else "sequence length N")
-        if log:
-            log_ticks(ax)
-        else:
-            ax.set_ylim(bottom=0)
-        ax.set_title("" if softmax else f"D = {d}", color=MUTED)
-        figure.draw_without_rendering()
-        name_lines(ax, ends, looks)
-    axes[0].set_ylabel(label)
+    x_label = "row length N" if (table["D"] == 1).all() else "sequence length N"
+    figure = draw_panels(table, "Nk", x_label, column, label, log)
     figure.suptitle(
         f"{_pass(table)}, {_what(table)}, {_workload(table)} · {device(samples)}", x=0.01, ha="left", fontsize=11
     )

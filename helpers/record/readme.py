@@ -223,8 +223,8 @@ def training(root: Path = record.DATA) -> str:
     ms = steps[steps["seed"] == 0].groupby(["graph", "name"])["ms"].median().unstack()
     gain = ms[record.FLASH] / ms["rungs 32 and 33"]
     return (
-        f"A small GPT trains {gain[1]:.2f} times as fast with 32 and 33 as with FlashAttention-2, each step a CUDA graph, and {gain[0]:.2f} "
-        f"times with kernels launched one by one{STALE if steps['stale'].any() else ''} ([notebook 24](notebooks/24_in_a_model.ipynb))."
+        f"A small GPT trains {gain[1]:.2f} times as fast with 32 and 33 as with FlashAttention-2, each step a CUDA graph; with kernels "
+        f"launched one by one {gain[0]:.2f} times, which depends on the host{STALE if steps['stale'].any() else ''} ([notebook 24](notebooks/24_in_a_model.ipynb))."
     )
 
 
@@ -251,7 +251,7 @@ def several_gpus(root: Path = record.DATA) -> str:
     return (
         "Several GPUs, × one, by the ring of [notebook 50](notebooks/50_ring.ipynb), and in brackets by the kernel of "
         "[51](notebooks/51_one_sided.ipynb) that fetches the other GPUs' keys itself: forward, causal, bf16, D = 128. "
-        "On long sequences one GPU slows down, so that eight can be more than eight times as fast.\n\n"
+        "On long sequences one GPU slows down, so that four can be more than four times as fast.\n\n"
         f"| GPUs | N = {lengths} | ring × PyTorch's `context_parallel` |\n|{'--:|' * (len(SEVERAL_N) + 2)}\n"
         + "\n".join(rows)
     )

@@ -67,6 +67,25 @@ def test_a_cta_that_works_on_one_query_tile_after_another_is_right_and_races_now
     assert not xray(kernel, q, k, v, causal=causal).findings
 
 
+@pytest.mark.parametrize("sms", [1, 3, 4])
+def test_the_counter_is_left_alone_where_no_cta_has_a_second_query_tile(sms):
+    """Of four query tiles each CTA begins with one. For the others, and to find that none is left, CTAs take numbers."""
+    kernel = single("32_ping_pong", 64, "fp16").replace("int64_t(sms)", f"int64_t({sms})")
+    clear = "cudaMemsetAsync(a.workspace[0], 0, sizeof(int), stream)"
+    assert kernel.count(clear) == 1
+    never = load(source=kernel.replace(clear, "cudaErrorNotSupported"), device="cpu", quiet=True)
+    q, k, v = torch.zeros(3, 1, 1, 600, 64).half()
+    if sms < 4:
+        taken = load(source=kernel, device="cpu", quiet=True).tensors(q, k, v)["counter"]
+        assert taken.view(torch.int32).item() == 4
+        with pytest.raises(KernelError, match="cudaErrorNotSupported"):
+            never(q, k, v)
+    else:
+        left = never.tensors(q, k, v)["counter"]
+        before = torch.full_like(left, torch.nan)
+        assert torch.equal(left.view(torch.int32), before.view(torch.int32))
+
+
 @pytest.mark.parametrize("stem", ["32_5_sender", "32_ping_pong"])
 def test_no_O_is_stored_before_the_one_before_it_is_sent(stem):
     """So the thread that sends them misses no phase of their barrier. Here it waits for the next O, too, before it sends one: for ever."""
