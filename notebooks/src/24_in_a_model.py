@@ -20,7 +20,7 @@
 #
 # **Time** 60 minutes.
 #
-# **Needs** [20](20_causal_gqa.ipynb), [21](21_split_kv.ipynb) and [23](23_backward_mma.ipynb) for what the kernels do, for Hopper's [32](32_ping_pong.ipynb) and [33](33_backward_wgmma.ipynb); here they are only called. No GPU: without one a toy model trains on the emulator for a few steps, through the same code.
+# **Needs** [20](20_causal_gqa.ipynb), [21](21_split_kv.ipynb) and [23](23_backward_mma.ipynb) for what the kernels do; Hopper's come later ([32](32_ping_pong.ipynb), [33](33_backward_wgmma.ipynb)). Here they are only called. No GPU: without one a toy model trains on the emulator for a few steps, through the same code.
 #
 # **The idea in one line**: a model doesn't know who computes its attention; so exchange that alone, and compare.
 
@@ -108,7 +108,7 @@ print(f"{sum(p.numel() for p in model.parameters()):,} parameters")
 #
 # $$ \frac{\lVert g_{\text{ours}} - g_{\text{SDPA}} \rVert}{\lVert g_{\text{SDPA}} \rVert} . $$
 #
-# bf16 keeps 8 significant bits, so that one rounding changes a number by up to $2^{-8} = 0.004$ of itself. But how large would a *wrong* gradient's difference be, and how large may a right one's? The yardstick is another right answer: another of SDPA's own kernels.
+# bf16 keeps 8 significant bits, so that one rounding changes a number by up to $2^{-8} = 0.004$ of itself. But how large may a right gradient's difference be? The yardstick is another right answer: another of SDPA's own kernels.
 # %%
 seen, _ = train.split(text)
 piece = train.batches(seen, plan, seed=0)[0, :, :513].to(device)  # as much as SDPA MATH, which keeps P, can bear
@@ -158,7 +158,7 @@ table
 #
 # ### The recorded run
 #
-# The same at the size of `train.SMALL`, and SDPA FLASH and ours a second time, with nothing changed at all: FlashAttention-2 adds up dQ with [atomics](glossary.md#atomic) ([Dao 2023](https://arxiv.org/abs/2307.08691), section 3.2), and so do rungs 23 and 33, so that on a GPU none repeats itself to the last digit.
+# The same at the size of `train.SMALL` (6 layers, batches of 4 × 4096 bytes), and SDPA FLASH and ours a second time, with nothing changed at all: FlashAttention-2 adds up dQ with [atomics](glossary.md#atomic) ([Dao 2023](https://arxiv.org/abs/2307.08691), section 3.2), and so do rungs 23 and 33, so that on a GPU none repeats itself to the last digit.
 # %%
 record = train.recorded()
 if record:
@@ -195,13 +195,13 @@ if record:
     display(parts.round(2))
 
 # %% [markdown]
-# **What to see.** Ours lead here, too. In the forward pass rung 20 takes 0.69<!--= trained("parts", "rungs 20 and 23", "attention, forward") / trained("parts", "SDPA FLASH", "attention, forward"):.2f --> of SDPA FLASH's time and rung 32 0.47<!--= trained("parts", "rungs 32 and 33", "attention, forward") / trained("parts", "SDPA FLASH", "attention, forward"):.2f -->; in the backward pass rung 23 takes 0.82<!--= trained("parts", "rungs 20 and 23", "attention, backward") / trained("parts", "SDPA FLASH", "attention, backward"):.2f --> of it and rung 33 0.44<!--= trained("parts", "rungs 32 and 33", "attention, backward") / trained("parts", "SDPA FLASH", "attention, backward"):.2f -->. But most of a step is not attention: its kernels take 14.1<!--= trained("parts", "rungs 20 and 23", "all"):.1f --> and 12.0<!--= trained("parts", "rungs 32 and 33", "all"):.1f --> ms with ours, 15.6<!--= trained("parts", "SDPA FLASH", "all"):.1f --> with SDPA FLASH, 13.3<!--= trained("parts", "SDPA CUDNN", "all"):.1f --> with cuDNN. And the step itself? Every one from the 21st on, of every run with the first seed, beside what its kernels take (within a row the first step is on top; `+ 24`: 24 lie further right):
+# **What to see.** Ours beat SDPA FLASH here, too. In the forward pass rung 20 takes 0.69<!--= trained("parts", "rungs 20 and 23", "attention, forward") / trained("parts", "SDPA FLASH", "attention, forward"):.2f --> of SDPA FLASH's time and rung 32 0.47<!--= trained("parts", "rungs 32 and 33", "attention, forward") / trained("parts", "SDPA FLASH", "attention, forward"):.2f -->; in the backward pass rung 23 takes 0.82<!--= trained("parts", "rungs 20 and 23", "attention, backward") / trained("parts", "SDPA FLASH", "attention, backward"):.2f --> of it and rung 33 0.44<!--= trained("parts", "rungs 32 and 33", "attention, backward") / trained("parts", "SDPA FLASH", "attention, backward"):.2f -->. But most of a step is not attention: its kernels take 14.1<!--= trained("parts", "rungs 20 and 23", "all"):.1f --> and 12.0<!--= trained("parts", "rungs 32 and 33", "all"):.1f --> ms with ours, 15.6<!--= trained("parts", "SDPA FLASH", "all"):.1f --> with SDPA FLASH, 13.3<!--= trained("parts", "SDPA CUDNN", "all"):.1f --> with cuDNN. And the step itself? Every one from the 21st on, of every run with the first seed, beside what its kernels take (within a row the first step is on top; `+ 24`: 24 lie further right):
 # %%
 if record:
     display(draw_training.waits(launched[0], parts["all"], f"Steps of the recorded runs, {on}"))
 
 # %% [markdown]
-# **What to see.** Most steps stand in a column, 0.6 or 0.7 ms behind their five hundred kernels: between two lies a microsecond or more. In one run of rungs 32 and 33 a quarter scatter, up to 26 ms. Kernels don't vary like that; the **host** does.
+# **What to see.** Most steps stand in a column, 0.6 or 0.7 ms behind their five hundred kernels: between two lies a microsecond or more. In two runs an eighth and a quarter scatter, up to 26 ms. Kernels don't vary like that; the **host** does.
 #
 # PyTorch puts kernels into a queue and goes on without waiting; as long as the host is ahead, the GPU never stands still for longer. Between your Python and a kernel of SDPA's stands C++, between it and one of ours more Python: six operators in each pass, each of which checks shapes and strides, makes tensors and calls the launcher. Where the queue runs empty the GPU waits, and the less the kernels take, the sooner it does. Beside another H200 the host was slower (an earlier record): all steps of rungs 32 and 33 scattered, from 14 to 31 ms, and the fastest kernels of all trained 0.75 times as fast as SDPA FLASH.
 #
@@ -221,7 +221,7 @@ Code(inspect.getsource(train.captured), language="python")
 # - *What happens only once has to have happened*: kernels are compiled, libraries take their workspaces, the optimizer makes its state. So the first three steps are ordinary ones.
 # - *Memory stays.* What the captured step allocates lies at the same place in every replay.
 # %%
-faster_as_graph = ...  # your prediction: the same as graphs? You know what the kernels of a step take
+faster_as_graph = ...  # your prediction: and with both as graphs? You know what the kernels of a step take
 
 # %% tags=["reveal"]
 if record:
@@ -232,15 +232,15 @@ if record:
 
 
 # %% [markdown]
-# **What to see.** No step can wait for the host any more, and *the order of the kernels is the order of the steps*, with any host. In million tokens per second: SDPA FLASH 1.04<!--= trained("speeds", "SDPA FLASH, as a graph", "kilotokens_per_s") / 1000:.2f -->, rungs 20 and 23 1.15<!--= trained("speeds", "rungs 20 and 23, as a graph", "kilotokens_per_s") / 1000:.2f -->, cuDNN 1.23<!--= trained("speeds", "SDPA CUDNN, as a graph", "kilotokens_per_s") / 1000:.2f -->, rungs 32 and 33 1.34<!--= trained("speeds", "rungs 32 and 33, as a graph", "kilotokens_per_s") / 1000:.2f -->. So rungs 20 and 23 train 1.11<!--= trained("speeds", "rungs 20 and 23, as a graph", "kilotokens_per_s") / trained("speeds", "SDPA FLASH, as a graph", "kilotokens_per_s"):.2f --> times as fast as SDPA FLASH; rungs 32 and 33 1.29<!--= trained("speeds", "rungs 32 and 33, as a graph", "kilotokens_per_s") / trained("speeds", "SDPA FLASH, as a graph", "kilotokens_per_s"):.2f --> times, and 1.09<!--= trained("speeds", "rungs 32 and 33, as a graph", "kilotokens_per_s") / trained("speeds", "SDPA CUDNN, as a graph", "kilotokens_per_s"):.2f --> times as fast as cuDNN. The rest of the step doesn't allow more: attention is 1.7<!--= trained("parts", "SDPA FLASH", "attention, forward"):.1f --> + 4.6<!--= trained("parts", "SDPA FLASH", "attention, backward"):.1f --> of the 15.6<!--= trained("parts", "SDPA FLASH", "all"):.1f --> ms of SDPA FLASH's kernels, and rungs 32 and 33 halve it.
+# **What to see.** No step can wait for the host any more, and *the order of the kernels is the order of the steps*, with any host. Rungs 20 and 23 train 1.11<!--= trained("speeds", "rungs 20 and 23, as a graph", "kilotokens_per_s") / trained("speeds", "SDPA FLASH, as a graph", "kilotokens_per_s"):.2f --> times as fast as SDPA FLASH; rungs 32 and 33 1.29<!--= trained("speeds", "rungs 32 and 33, as a graph", "kilotokens_per_s") / trained("speeds", "SDPA FLASH, as a graph", "kilotokens_per_s"):.2f --> times, and 1.09<!--= trained("speeds", "rungs 32 and 33, as a graph", "kilotokens_per_s") / trained("speeds", "SDPA CUDNN, as a graph", "kilotokens_per_s"):.2f --> times as fast as cuDNN. The rest of the step doesn't allow more: attention is 1.7<!--= trained("parts", "SDPA FLASH", "attention, forward"):.1f --> + 4.6<!--= trained("parts", "SDPA FLASH", "attention, backward"):.1f --> of the 15.6<!--= trained("parts", "SDPA FLASH", "all"):.1f --> ms of SDPA FLASH's kernels, and rungs 32 and 33 halve it. What still varies, 12.0<!--= record.load("24_in_a_model", "training").query("name == 'rungs 32 and 33' and graph == 1 and step > 20").ms.min():.1f --> to 12.9<!--= record.load("24_in_a_model", "training").query("name == 'rungs 32 and 33' and graph == 1 and step > 20").ms.max():.1f --> ms with these two, is the GPU's own.
 #
 # Where the host is ahead a graph gains what lies between kernels (SDPA FLASH: 1.03<!--= trained("speeds", "SDPA FLASH, as a graph", "kilotokens_per_s") / trained("speeds", "SDPA FLASH", "kilotokens_per_s"):.2f --> and 1.04<!--= trained("speeds", "SDPA FLASH, as a graph", "kilotokens_per_s") / trained("speeds", "SDPA FLASH, again", "kilotokens_per_s"):.2f --> times, rungs 32 and 33 1.04<!--= trained("speeds", "rungs 32 and 33, as a graph", "kilotokens_per_s") / trained("speeds", "rungs 32 and 33", "kilotokens_per_s"):.2f --> and 1.03<!--= trained("speeds", "rungs 32 and 33, as a graph", "kilotokens_per_s") / trained("speeds", "rungs 32 and 33, again", "kilotokens_per_s"):.2f -->). With the slower host it reached 1.96. It gains most with fast kernels, small models, short sequences, one token at a time. Its price: every shape needs a graph of its own, and none of the step's Python runs: no `print`, no branch.
 #
 # ### What only a model shows
 #
-# **Grouped queries.** $dK$ and $dV$ are sums over all query heads of a group. FlashAttention-2 gives every query head CTAs, and a dK and a dV, of its own and adds these up afterwards ([`mha_bwd`](https://github.com/Dao-AILab/flash-attention/blob/main/csrc/flash_attn/flash_api.cpp); the sums are kernels of PyTorch's, 0.15 ms that the profile has under "everything else"). Rungs 23 and 33 do the same, for the reason that notebook 23, section 6, simulates for this very shape.
+# **Grouped queries.** $dK$ and $dV$ are sums over all query heads of a group. FlashAttention-2 gives every query head CTAs, a dK and a dV of its own, and adds up the gradients afterwards ([`mha_bwd`](https://github.com/Dao-AILab/flash-attention/blob/main/csrc/flash_attn/flash_api.cpp); the sums are kernels of PyTorch's, 0.15 ms that the profile has under "everything else"). Rungs 23 and 33 do the same, for the reason that notebook 23, section 6, simulates for this very shape.
 #
-# **Where O lies.** The next matrix wants the heads of a token side by side. SDPA's O lies in memory as Q does, so that `transpose` and `flatten` are views, and so does ours. With its heads one after the other, as the shape (B, H, N, D) suggests, `flatten` would have to copy it, and autograd to keep the copy.
+# **Where O lies.** The next matrix wants the heads of a token side by side. SDPA's O lies in memory as Q does, and so does ours: `transpose` and `flatten` are views. With its heads one after the other, as the shape (B, H, N, D) suggests, `flatten` would have to copy it, and autograd to keep the copy.
 #
 # ## What is kept for the backward pass
 #
@@ -289,7 +289,7 @@ print(f"relative difference: {((again - plain).norm() / plain.norm()).item():.1e
 # %% [markdown]
 # ## In a compiled model
 #
-# `torch.compile` traces a model into a graph. A Python function it can't look into breaks the graph in two; `fullgraph=True` makes an error of that. To the compiler our kernels are operators with a known shape and a known gradient, so the trace goes through in both passes. (`aot_eager` traces and then runs the graphs as they are. The default, `inductor`, would also fuse what stands *between* the attentions, but for the complex numbers that turn Q and K; leave the argument out to try it; it takes minutes.)
+# `torch.compile` traces a model into a graph. A Python function it can't look into breaks the graph in two; `fullgraph=True` makes an error of that. To the compiler our kernels are operators with a known shape and a known gradient, so the trace goes through in both passes. (`aot_eager` traces and then runs the graphs as they are. The default, `inductor`, would also fuse what stands *between* the attentions, except the complex numbers that turn Q and K; leave the argument out to try it; it takes minutes.)
 # %%
 model.attention = gpt.kernels()
 model.zero_grad()
@@ -318,7 +318,7 @@ written = train.compare(trained if device == "cuda" else learned.model, plan, [*
 print(*map(repr, train.texts(written, plan.prompts)), sep="\n\n")
 
 # %% [markdown]
-# A toy writes no English. The question is another one: does a model write *the same* with SDPA and with ours? At each byte the likeliest one is taken ("temperature 0"), so a single flip would change all the rest of a text. A flip is possible where the likeliest byte leads the next by less than twice what the two ways' logits differ by.
+# A toy writes no English. The question is another one: does a model write *the same* with SDPA and with ours? At each byte the likeliest one is taken ("temperature 0"), so a single flip would change all the rest of a text. A flip is possible where the likeliest byte leads the next by less than twice the difference of the two ways' logits.
 # %%
 same = (written["sdpa"] == written["kernels"]).groupby(written["prompt"]).all()
 ties = (written["margin"] < 2 * written["apart"]).sum()
@@ -327,7 +327,7 @@ print(f"bytes that could have flipped: {ties} of {written['margin'].notna().sum(
 draw_training.margins(written, "Every byte written: how sure, and how different the two ways")
 
 # %% [markdown]
-# **What to see.** Every dot above the line is a byte that the difference between the two ways could not have changed. That is why the model writes in fp16 and not in bf16: with three more bits of fraction each rounding is eight times smaller. And the last matrix, from which the logits come, is in fp32: 16-bit logits would often tie exactly. The texts of the recorded model, and the same count for it:
+# **What to see.** Every dot above the line is a byte that the difference between the two ways could not have changed. To keep the difference small, the model writes in fp16, not bf16: with three more bits of fraction each rounding is eight times smaller. And the last matrix, from which the logits come, is in fp32: 16-bit logits would often tie exactly. The texts of the recorded model, and the same count for it:
 # %%
 if record := train.recorded():
     texts = record["text"]
@@ -335,16 +335,16 @@ if record := train.recorded():
     equal = (texts["sdpa"] == texts["kernels"]).groupby(texts["prompt"]).all()
     sure = texts["margin"] / texts["apart"]
     print(f"\nthe same byte for byte: {equal.sum()} of {len(equal)}")
-    print(f"the lead of the likeliest byte over the difference: at least {sure.min():.1f}, mostly {sure.median():.0f}")
+    print(f"the lead of the likeliest byte over the difference: at least {sure.min():.1f}, median {sure.median():.0f}")
 
 # %% [markdown]
-# The model has the manual's words and the length of its lines, and little of its sense; and whoever always takes the likeliest byte ends up going round in circles. Below a lead of 2 a byte could have flipped.
+# The model has the manual's words and the length of its lines, and little of its sense; and whoever always takes the likeliest byte ends up going round in circles. Below a ratio of 2 a byte could have flipped.
 #
 # ### How fast it writes
 #
 # A step of decode has a few hundred small kernels, so here the host counts even more than in training: launched one by one, they wait for Python. Bytes per second of one sequence and of sixteen, each with 2048 bytes in its cache (`train.writing` measures the same on a GPU of your own):
 # %%
-graph_pays = ...  # your prediction: how many times as fast does one sequence write as a graph, with rung 21?
+graph_pays = ...  # your prediction: how many times as fast as one by one is a graph, for one sequence with rung 21?
 
 # %% tags=["reveal"]
 found = plot.recorded("24_in_a_model", "writing", train.writing_speeds)
@@ -353,7 +353,7 @@ predict(graph_pays, alone["rung 21, as a graph"] / alone["rung 21"], "times as f
 found.round(0).astype(int)
 
 # %% [markdown]
-# **What to see.** (On the H200, as recorded, with the model of `train.SMALL`.) Launched one by one, sixteen sequences take no longer than one: the host sets the pace. As graphs both write 8<!--= min(trained("writing", (B, 2048, way + ", as a graph"), "bytes_per_s") / trained("writing", (B, 2048, way), "bytes_per_s") for B in (1, 16) for way in ("SDPA", "rung 21")):.0f --> to 15<!--= max(trained("writing", (B, 2048, way + ", as a graph"), "bytes_per_s") / trained("writing", (B, 2048, way), "bytes_per_s") for B in (1, 16) for way in ("SDPA", "rung 21")):.0f --> times as fast, and rung 21 leads: 1.11<!--= trained("writing", (1, 2048, "rung 21, as a graph"), "bytes_per_s") / trained("writing", (1, 2048, "SDPA, as a graph"), "bytes_per_s"):.2f --> times SDPA's speed with one sequence, 1.15<!--= trained("writing", (16, 2048, "rung 21, as a graph"), "bytes_per_s") / trained("writing", (16, 2048, "SDPA, as a graph"), "bytes_per_s"):.2f --> with sixteen. (SDPA goes through all 4096 rows of the cache with a mask, rung 21 through the 2048 in use.) Sixteen sequences take only 1.20<!--= 16 * trained("writing", (1, 2048, "rung 21, as a graph"), "bytes_per_s") / trained("writing", (16, 2048, "rung 21, as a graph"), "bytes_per_s"):.2f --> times as long as one: they need just as many kernels. Reading the parameters is not what takes the time, either. 17 million parameters in fp32 are 67 MB, 0.02 ms at the bandwidth of the HBM, and the step takes 0.38<!--= 1000 / trained("writing", (1, 2048, "rung 21, as a graph"), "bytes_per_s"):.2f --> ms. Hundreds of kernels, each of a microsecond or two, come one after the other: for a model this small, decode is bound by their number.
+# **What to see.** (On the H200, as recorded, with the model of `train.SMALL`.) Launched one by one, sixteen sequences take no longer than one: the host sets the pace. As graphs both write 8<!--= min(trained("writing", (B, 2048, way + ", as a graph"), "bytes_per_s") / trained("writing", (B, 2048, way), "bytes_per_s") for B in (1, 16) for way in ("SDPA", "rung 21")):.0f --> to 15<!--= max(trained("writing", (B, 2048, way + ", as a graph"), "bytes_per_s") / trained("writing", (B, 2048, way), "bytes_per_s") for B in (1, 16) for way in ("SDPA", "rung 21")):.0f --> times as fast, and rung 21 leads: 1.11<!--= trained("writing", (1, 2048, "rung 21, as a graph"), "bytes_per_s") / trained("writing", (1, 2048, "SDPA, as a graph"), "bytes_per_s"):.2f --> times SDPA's speed with one sequence, 1.15<!--= trained("writing", (16, 2048, "rung 21, as a graph"), "bytes_per_s") / trained("writing", (16, 2048, "SDPA, as a graph"), "bytes_per_s"):.2f --> with sixteen. (SDPA goes through all 4096 rows of the cache with a mask, rung 21 through the 2048 in use.) With it, sixteen sequences take only 1.20<!--= 16 * trained("writing", (1, 2048, "rung 21, as a graph"), "bytes_per_s") / trained("writing", (16, 2048, "rung 21, as a graph"), "bytes_per_s"):.2f --> times as long as one: they need just as many kernels. Reading the parameters is not what takes the time, either. 17 million parameters in fp32 are 67 MB, 0.02 ms at the bandwidth of the HBM, and the step takes 0.38<!--= 1000 / trained("writing", (1, 2048, "rung 21, as a graph"), "bytes_per_s"):.2f --> ms. Hundreds of kernels, each of a microsecond or two, come one after the other: for a model this small, decode is bound by their number.
 
 
 # %% [markdown]
@@ -395,7 +395,7 @@ doubled = replace(gpt.kernels(), whole=lambda q, k, v: 2 * gpt.kernels().whole(q
 # Exercise 24.1
 @torch.no_grad()
 def leaks(attention):
-    """True if a prediction of the model with this attention depends on a byte behind it."""
+    """True if a prediction of the model with this attention depends on a later byte."""
     return False
 
 
@@ -429,12 +429,12 @@ exercise.verify("24.1", tells_them_apart)
 #     return (moved[:50].max() > 0.01 * moved[50:].max()).item()
 # ```
 #
-# Predictions 0 to 49 have seen bytes 0 to 49 and nothing else, so they must not move, but for rounding. Rounding they may: in rung 20 a warp's 32 rows decide together when to take a new maximum (notebook 20), so that with longer texts a later row changes the last bits of earlier ones. So the test has a tolerance, a hundredth of what the later predictions move by. Where you cut matters: this leak is one key wide in each layer, so only the last few predictions before the cut, as many as there are layers, can see across it.
+# Predictions 0 to 49 have seen bytes 0 to 49 and nothing else, so they must not move, but for rounding. Rounding they may: in rung 20 a warp's 32 rows decide together when to take a new maximum (notebook 20), so that with longer texts a later row changes the last bits of earlier ones. So the test has a tolerance, a hundredth of what the later predictions move by. Where you look matters: this leak is one key wide in each layer, so only the last few predictions before the cut, as many as there are layers, can see across it.
 # </details>
 # %% [markdown]
 # ### Exercise 24.2 · A model that looks back 32 bytes
 #
-# Exchange the attention for one with a sliding window: every byte sees itself and the 31 before it. `operator("20_causal_gqa")` takes `window`. Several layers widen the view again: how far back does a prediction of a model with two such layers depend on the text? Fill in both.
+# Exchange the attention for one with a sliding window: every byte sees itself and the 31 before it. `gpt.operator("20_causal_gqa")` takes `window`, and gives O and LSE. Several layers widen the view again: how far back does a prediction of a model with two such layers depend on the text? Fill in both.
 
 # %%
 # Exercise 24.2
@@ -481,7 +481,7 @@ exercise.verify("24.2", looks_back)
 # %% [markdown]
 # ### Exercise 24.3 · What a cache costs
 #
-# A cache keeps K and V of every layer and every byte. Write its bytes for one sequence. Then: of the plan `train.SMALL` (6 layers, 8 heads of Q on 2 of K and V, $d = 64$), with fp16, how many sequences of 4096 bytes fit in 1 GiB, and how many if every query head had its own K and V?
+# A cache keeps K and V of every layer and every token. Write its bytes for one sequence. Then: of the plan `train.SMALL` (6 layers, 8 heads of Q on 2 of K and V, $d = 64$), with fp16, how many sequences of 4096 bytes fit in 1 GiB, and how many if every query head had its own K and V?
 # %%
 # Exercise 24.3
 def cache_bytes(layers, kv_heads, D, N, itemsize=2):
@@ -542,7 +542,7 @@ progress()
 # </details>
 #
 # <details><summary>Prompts of different lengths are padded on the right. Why don't the padding bytes spoil anything?</summary>
-# A causal mask: no byte of the prompt sees what is behind it. Their K and V do land in the cache, but behind the sequence's length, where no step looks, and the next bytes overwrite them.
+# A causal mask: no byte of the prompt sees what follows it. Their K and V do land in the cache, but past the sequence's length, where no step looks, and the next bytes overwrite them.
 # </details>
 #
 # <details><summary>A model's temperature-0 text differs from byte 212 on between two kernels. Is one of them wrong?</summary>

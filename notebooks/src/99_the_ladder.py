@@ -84,7 +84,7 @@ else:
     print("no 16-bit rung has been recorded yet: the ratio to FLASH appears here as soon as one is")
 
 # %% [markdown]
-# These are the records of your card if `make bench` has made some on this machine, and otherwise an H200's, or an H100's where a kernel has changed since the H200 was recorded. Figures of two cards don't mix, so every other card with records in `data/` has a figure of its own (stale: the kernel has changed since):
+# The figures above show your card if `make bench` has recorded it, otherwise an H200, or an H100 where a kernel has changed since the H200 was recorded. Two cards' figures don't mix, so every other card with records in `data/` has a figure of its own (stale: a kernel of that run has changed since):
 
 # %%
 for other in scoreboard.others():
@@ -113,9 +113,9 @@ predict(sixteen_over_eight, ms[16] / ms[8], "times as long", within=0.2)
 plot.by_heads(few_heads)
 
 # %% [markdown]
-# **What to see.** 16 heads make 176 tiles. 132 of them begin at once, and 44 are left for a second round, in which two thirds of the SMs have nothing to do. cuDNN's times grow as if its tiles had 128 queries. A round of them is shorter: at 8 and 16 heads it takes 0.90<!--= one_sequence("32", "CUDNN", 64, N=2048)[8]:.2f --> and 0.85<!--= one_sequence("32", "CUDNN", 64, N=2048)[16]:.2f --> of 32's time. But it needs 4 and 8 rounds for 32 and 64 heads, where 32 needs 3 and 6, and there it takes longer. At $D = 128$ tiles of 32 have 128 queries, too: 8 heads make 128 of them, nearly one for each SM.
+# **What to see.** 16 heads make 176 tiles. 132 of them begin at once, and 44 are left for a second round, in which two thirds of the SMs have nothing to do. cuDNN's times grow as if its tiles had 128 queries. A round of them is shorter: at 8 and 16 heads it takes 0.90<!--= one_sequence("32", "CUDNN", 64, N=2048)[8]:.2f --> and 0.85<!--= one_sequence("32", "CUDNN", 64, N=2048)[16]:.2f --> of 32's time. But for 32 and 64 heads it needs 4 and 8 rounds, rung 32 only 3 and 6, and it takes longer. At $D = 128$ tiles of 32 have 128 queries, too: 8 heads make 128 of them, nearly one for each SM.
 #
-# Over all that was recorded (4 to 64 heads of 256 to 8192 queries, together 8,192 to 131,072, with and without a mask), 32 is 0.81<!--= min(one_sequence("32", "CUDNN", 64, c).min() for c in (0, 1)):.2f --> to 1.53<!--= max(one_sequence("32", "CUDNN", 64, c).max() for c in (0, 1)):.2f --> times as fast as cuDNN at $D = 64$ and 1.00<!--= min(one_sequence("32", "CUDNN", 128, c).min() for c in (0, 1)):.2f --> to 1.82<!--= max(one_sequence("32", "CUDNN", 128, c).max() for c in (0, 1)):.2f --> at 128; beside FA3 0.98<!--= min(one_sequence("32", "FA3", D, c).min() for D in (64, 128) for c in (0, 1)):.2f --> to 1.60<!--= max(one_sequence("32", "FA3", D, c).max() for D in (64, 128) for c in (0, 1)):.2f -->, beside FA4 0.87<!--= min(one_sequence("32", "FA4", D, c).min() for D in (64, 128) for c in (0, 1)):.2f --> to 1.24<!--= max(one_sequence("32", "FA4", D, c).max() for D in (64, 128) for c in (0, 1)):.2f -->. Lowest beside cuDNN and FA3 are 64 heads of 512 queries, whose 192 or 256 tiles need a second round. It also takes a counter that deals them out, and clearing it takes more than a microsecond before the kernel begins. Beside FA4 they are 32 and 64 heads of 256: some nine microseconds.
+# Over all that was recorded (4 to 64 heads of 256 to 8192 queries, together 8,192 to 131,072, with and without a mask), 32 is 0.81<!--= min(one_sequence("32", "CUDNN", 64, c).min() for c in (0, 1)):.2f --> to 1.53<!--= max(one_sequence("32", "CUDNN", 64, c).max() for c in (0, 1)):.2f --> times as fast as cuDNN at $D = 64$ and 1.00<!--= min(one_sequence("32", "CUDNN", 128, c).min() for c in (0, 1)):.2f --> to 1.82<!--= max(one_sequence("32", "CUDNN", 128, c).max() for c in (0, 1)):.2f --> at 128; beside FA3 0.98<!--= min(one_sequence("32", "FA3", D, c).min() for D in (64, 128) for c in (0, 1)):.2f --> to 1.60<!--= max(one_sequence("32", "FA3", D, c).max() for D in (64, 128) for c in (0, 1)):.2f -->, beside FA4 0.87<!--= min(one_sequence("32", "FA4", D, c).min() for D in (64, 128) for c in (0, 1)):.2f --> to 1.24<!--= max(one_sequence("32", "FA4", D, c).max() for D in (64, 128) for c in (0, 1)):.2f -->. The lowest ratios to cuDNN and FA3 are those of 64 heads of 512 queries, whose 192 or 256 tiles need a second round. A counter deals these out, and clearing it first costs more than a microsecond. The lowest to FA4 are those of 32 and 64 heads of 256, where a call takes some nine microseconds.
 
 # %% [markdown]
 # ## What a step costs
@@ -179,7 +179,7 @@ table.sort_values(128, ascending=False).round(2).astype(object).where(lambda t: 
 
 # %% [markdown]
 # SDPA FLASH, flash_attention_from_scratch and LeetCUDA multiply with `mma.sync`, as our rungs 10 to 13 and 20 do. Of those in this study none gets past 1.1; 13 is ahead of them at both $D$. FlashAttention-3, which is not in the table, uses [`wgmma`](glossary.md#wgmma), which Hopper alone has: a product of four warps together that reads shared memory by itself. And it uses [TMA](glossary.md#tma), a copy engine that came with Hopper
-# (Shah et al. 2024, [arXiv 2407.08608](https://arxiv.org/abs/2407.08608)). That is where the rungs from 30 on go. [Notebook 32](32_ping_pong.ipynb) times both in one process.
+# (Shah et al. 2024, [arXiv 2407.08608](https://arxiv.org/abs/2407.08608)). That is where the rungs from 30 on go. [Notebook 32](32_ping_pong.ipynb) times it and rung 32 in one process.
 #
 # ### LeetCUDA's log
 #
@@ -209,7 +209,7 @@ grid.round(3).astype(object).where(grid.notna(), "–")
 # - a cell that opens with the line `%%kernel mine` (after `%load_ext helpers`);
 # - a text in Python: `mine = load(source=...)`, for instance a rung with a line replaced.
 #
-# It needs the launcher `fa_launch` of every rung and, at the top, a header block that says which dtypes and $D$ it takes; copy a rung and change it. The one below is an example: rung 10 with padded rows, eight elements longer than $d$, so that the rows of a tile begin in different banks.
+# Like every rung it needs the launcher `fa_launch` and, at the top, a header block that says which dtypes and $D$ it takes; copy a rung and change it. The one below is an example: rung 10 with padded rows, eight elements longer than $d$, so that the rows of a tile begin in different banks.
 
 # %%
 source = rung("10_fa2_mma_fp16").source.replace("return row * d + chunk * 8", "return row * (d + 8) + chunk * 8")
@@ -313,7 +313,7 @@ exercise.verify("99.1", agrees)
 # %% [markdown]
 # ### Exercise 99.2 · Half the bytes
 #
-# Every CTA of rung 04 reads all of K and V. Bring in a kernel in fp32, right by `check` and without findings, that at $B = 1$, $H = 2$, $D = 128$ asks for at most **half** the bytes that rung 04 asks for beside Q; $N$ is drawn, 256 or 512. `entry` is its source. Before you run the check: do you expect it to be faster?
+# Every CTA of rung 04 reads all of K and V. Bring in a kernel in fp32, right by `check` and without findings, that at $B = 1$, $H = 2$, $D = 128$ asks for at most **half** the bytes that rung 04 asks for apart from Q; $N$ is drawn, 256 or 512. `entry` is its source. Before you run the check: do you expect it to be faster?
 
 # %%
 # Exercise 99.2
