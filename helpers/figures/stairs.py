@@ -150,11 +150,11 @@ def percent_steps(steps: pd.DataFrame, ours: Mapping[str, float], device: str) -
     y = np.array([*range(len(steps)), *(len(steps) + 0.7 + i for i in range(len(ours)))])
     figure, (ax,) = canvas(8.6, 0.9 + 0.27 * (len(y) + 1))
     published = y < len(steps)
-    ax.barh(
-        y[published], values[published], 0.8, color=SHADES[2], label="flash_attention_from_scratch, A100 (published)"
-    )
-    ax.plot(steps["rtx3090"], y[published], "D", color=INK, markersize=4.5, label="the same, RTX 3090 (published)")
-    ax.barh(y[~published], np.nan_to_num(values[~published]), 0.8, color=BLUE, label=f"this series, {device}")
+    a100 = ax.barh(y[published], values[published], 0.8, color=SHADES[2])
+    a100.set_label("flash_attention_from_scratch, A100 (published)")
+    (rtx3090,) = ax.plot(steps["rtx3090"], y[published], "D", color=INK, markersize=4.5)
+    rtx3090.set_label("the same, RTX 3090 (published)")
+    own = ax.barh(y[~published], np.nan_to_num(values[~published]), 0.8, color=BLUE, label=f"this series, {device}")
     for place, value in zip(y, values, strict=True):
         text = f"{value:.3g}" if np.isfinite(value) else "not recorded yet"
         inside = np.isfinite(value) and value > 20
@@ -174,6 +174,5 @@ def percent_steps(steps: pd.DataFrame, ours: Mapping[str, float], device: str) -
     ax.set_xlim(0, max(110.0, np.nanmax(values) * 1.06))
     ax.grid(axis="y", visible=False)
     ax.set_xlabel("percent of FlashAttention-2's speed on the same card (D = 128)")
-    handles, names = ax.get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside upper left", ncols=3, frameon=False, fontsize=8.5)
+    figure.legend(handles=[a100, rtx3090, own], loc="outside upper left", ncols=3, frameon=False, fontsize=8.5)
     return figure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from ...figures.style import BLUE, GREEN, INK, MAGENTA, MUTED, ORANGE, PEERS, Figure, canvas, styled
 from ..train import RUN, WARM_UP, by_run, differences, label
@@ -32,7 +32,6 @@ def _curves(ax: Axes, frame: pd.DataFrame, ylabel: str) -> None:
     for run in frame:
         ax.plot(frame.index, frame[run], **_look(run))
     ax.set(xlabel="step", ylabel=ylabel)
-    ax.legend(frameon=False, fontsize=8.5, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3)
 
 
 @styled
@@ -45,6 +44,7 @@ def losses(training: pd.DataFrame, title: str, smooth: int = 1) -> Figure:
     apart = differences(training).rolling(smooth, min_periods=1).mean()
     _curves(right, apart.loc[:, apart.max() > 0], "difference from SDPA FLASH, nats")
     right.set_yscale("log")
+    figure.legend(handles=left.get_lines(), loc="outside lower center", ncols=4, frameon=False, fontsize=8.5)
     told = [f"{run} {apart[run].mean():.2g}" for run in apart]
     figure.in_words = f"{title}. Left the losses by step, right their difference from SDPA FLASH, log scale; means: {', '.join(told)}."
     return figure
@@ -82,6 +82,7 @@ def curves(frame: pd.DataFrame, title: str) -> Figure:
     """A curve for each column of losses, by step (index)."""
     figure, (ax,) = canvas(6.2, 3.6, title=title)
     _curves(ax, frame, "loss, nats per byte")
+    figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=8.5)
     told = [f"{name} ends at {values.iloc[-1]:.2f}" for name, values in frame.items()]
     figure.in_words = f"{title}. Loss by step, nats per byte: {', '.join(told)}."
     return figure
@@ -117,5 +118,7 @@ def margins(text: pd.DataFrame, title: str) -> Figure:
     figure.in_words = (
         f"{title}. Of {len(known)} bytes {below} lie below the line, where the difference could have changed them."
     )
-    ax.xaxis.set_minor_formatter(NullFormatter())  # the labels of less than a decade don't fit beside each other
+    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # the dots lie within a decade
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
+    ax.xaxis.set_minor_formatter(NullFormatter())
     return figure
