@@ -383,7 +383,7 @@ draw_training.curves(both.rolling(10, min_periods=1).mean(), "A mask that leaks 
 # %% [markdown]
 # No error message, a wonderful curve, and the held-out loss is wonderful, too: the bug is in the way the model is *asked*. Once it has to write, with no byte ahead to look at, it is lost, as the second line says.
 #
-# So don't look at the curve; test. Here is rung 20 with that bug. Write `leaks`, which says whether any prediction depends on a later byte.
+# So don't look at the curve; test. Here is rung 20 with that bug. Write `leaks`, which gives `model` an attention (`model.attention = attention`) and says whether any prediction for `piece` depends on a later byte.
 # %%
 source = rung("20_causal_gqa").replace("if (j > last ||", "if (j > last + 1 ||")
 broken = load(source=source, device=device, quiet=True)

@@ -209,7 +209,7 @@ grid.round(3).astype(object).where(grid.notna(), "–")
 # - a cell that opens with the line `%%kernel mine` (after `%load_ext helpers`);
 # - a text in Python: `mine = load(source=...)`, for instance a rung with a line replaced.
 #
-# Like every rung it needs the launcher `fa_launch` and, at the top, a header block that says which dtypes and $D$ it takes; copy a rung and change it. The one below is an example: rung 10 with padded rows, eight elements longer than $d$, so that the rows of a tile begin in different banks.
+# Like every rung it needs the launcher `fa_launch` and, at the top, a header block that says which dtypes and $D$ it takes; copy a rung and change it. The one below is an example: rung 10 with padded rows, eight elements longer than $d$, so that the rows of a tile begin in different banks. (It keeps rung 10's name; *unchanged* below means that it was compiled before.)
 
 # %%
 source = rung("10_fa2_mma_fp16").source.replace("return row * d + chunk * 8", "return row * (d + 8) + chunk * 8")
@@ -225,7 +225,7 @@ report = check(mine)
 report
 
 # %% [markdown]
-# **X-rayed.** The emulator runs it and follows every load and store: which line costs what, in [wavefronts](glossary.md#wavefront) of shared memory and [sectors](glossary.md#sector) of global memory, and whether there is a [race](glossary.md#race), an access out of bounds, or a read of what was never written.
+# **X-rayed.** The emulator runs it and follows every load and store: which line costs what, in [wavefronts](glossary.md#wavefront) of shared memory and [sectors](glossary.md#sector) of global memory (*excess*: beyond those that the bytes asked for fill), and whether there is a [race](glossary.md#race), an access out of bounds, or a read of what was never written.
 
 # %%
 dtype = getattr(torch, {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}[mine.rung.dtypes[0]])
