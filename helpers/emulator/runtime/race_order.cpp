@@ -30,7 +30,6 @@ void Races::join(Clock& to, const Clock& from) const {
 
 Races::Races() {
   clock = static_cast<Clock*>(lazily(kThreads * sizeof(Clock)));
-  memset(&everybody, 0, sizeof everybody);
   for (uint32_t& t : tick) t = 1;
 }
 Races::~Races() { give_back(clock, kThreads * sizeof(Clock)); }
@@ -70,10 +69,7 @@ void Races::clear(Clock& c) const {
 }
 
 Clock& Races::made(std::unique_ptr<Clock>& c) const {
-  if (c == nullptr) {
-    c.reset(new Clock);
-    clear(*c);
-  }
+  if (c == nullptr) c = std::make_unique<Clock>();
   return *c;
 }
 

@@ -57,8 +57,8 @@ struct Races {
   uint32_t start = 0;                                // stamps up to it are of blocks that have ended
   uint32_t tick[kThreads], all[kMaxWarps];           // a thread's clock; up to `all` a warp's lanes have been synchronised
   Clock* clock;                                      // of each thread
-  Clock everybody;                                   // what every thread knows besides
-  Clock together;                                    // of lanes that are being synchronised
+  Clock everybody{};                                 // what every thread knows besides
+  Clock together{};                                  // of lanes that are being synchronised
   bool apart[kMaxWarps], fenced;                     // lanes have been told different things; so has been a fence.proxy.async
   std::vector<Agent> agents;
   std::map<std::pair<ActorKind, unsigned>, std::vector<uint32_t>> groups;  // by kind and owner: the stamps of committed groups
