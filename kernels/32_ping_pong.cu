@@ -206,7 +206,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
     // Thread 64 finds query tiles and asks for their Q. It takes a number from the counter when the current tile is nearly done: a
     // CTA that takes one early, during a long tile, keeps it from CTAs that have nothing left. Thread 0 leaves this to it:
     // waiting for the counter, which is in global memory, would make V late.
-    const bool more = a.B * a.H * order.tiles > int(gridDim.x); // more query tiles than CTAs
+    const bool more = a.B * a.H * order.tiles > int(gridDim.x); // more query tiles than CTAs: only then is it cleared
     for (int index = blockIdx.x; threadIdx.x == 64; index = gridDim.x + (more ? atomicAdd(counter, 1) : 0)) {
       const Work work = find_work<Br, Bc>(index, a, order);
       fetch_Q(work), fa::mbarrier_arrive(work_found); // as soon as O of the query tile two before it has left the place

@@ -63,7 +63,7 @@ def bank_map(access: Access) -> Picture:
     shared = ", + others that want the same word" if any(len(l) > 1 for w in served for l in w.values()) else ""
     foot = f"In a cell: the lane that the bank serves{shared}."
     if len(parts) > 1:
-        foot += f" Lines part the warp: {request.width} bytes per lane are too many for one wavefront."
+        foot += f" Lines separate the parts of the warp: {request.width} bytes per lane are too many for one wavefront."
     figure.supxlabel(foot, x=0.01, ha="left", fontsize=8.5, color=MUTED)
     return figure
 

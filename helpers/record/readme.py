@@ -180,8 +180,8 @@ def families(root: Path = record.DATA) -> str:
     if not (parts := _least_to_largest("families", found, root)):
         return ""
     return (
-        f"These are normal random inputs. Over up to {len(names)} families of inputs, up to one key that takes all of a row and heads of trained models, "
-        f"the least and the largest means over N are: {parts} ([families](data/README.md#families-of-inputs))."
+        f"These are normal random inputs. Over up to {len(names)} families of inputs, among them one key that takes all of a row and heads of trained models, "
+        f"the means over N lie between these: {parts} ([families](data/README.md#families-of-inputs))."
     )
 
 
@@ -191,8 +191,8 @@ def one_sequence(root: Path = record.DATA) -> str:
     if not parts:
         return ""
     return (
-        "One sequence of few heads may have fewer query tiles than the GPU has SMs. With 4 to 64 heads and 256 to 8,192 tokens, 8,192 to 131,072 queries "
-        f"of all heads together, the lowest and the highest ratios are (13 without a mask, the others with one, too): {parts} ([notebook 99](notebooks/99_the_ladder.ipynb))."
+        "One sequence of few heads may have fewer query tiles than the GPU has SMs. With 4 to 64 heads of 256 to 8,192 tokens (8,192 to 131,072 queries "
+        f"in all), with and without a mask (13 only without), the ratios lie between these: {parts} ([notebook 99](notebooks/99_the_ladder.ipynb))."
     )
 
 
@@ -210,7 +210,7 @@ def _least_to_largest(kind: str, found: Callable[[pd.DataFrame, str, str], pd.Se
             continue
         short = {record.FLASH: "FlashAttention-2", record.CUDNN: "cuDNN"}[peer]
         stale = STALE if samples["stale"].any() else ""
-        parts.append(f"{rung.number} {ratios.min():.2f} to {ratios.max():.2f} × {short}{stale}")
+        parts.append(f"{rung.number}: {ratios.min():.2f} to {ratios.max():.2f} × {short}{stale}")
     return ", ".join(parts)
 
 

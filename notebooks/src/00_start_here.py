@@ -72,7 +72,7 @@ doctor()
 draw.flash_attention()
 
 # %% [markdown]
-# *Left,* the GPU's large memory with the tensors that the caller knows, each cut into tiles of some rows. *Right,* one of the GPU's processors. It takes one tile of queries and keeps it. The tiles of keys and values come by one after the other (the pale ones have been, tile 3 is here now). At each step a tile of scores is made, used and forgotten; what stays is the output $O_i$ of these queries so far, and two numbers per query, $m_i$ and $l_i$, by which it is rescaled when larger scores turn up. After the last tile $O_i$ is written, once. Other processors do the same for the other tiles of queries.
+# *Left,* the GPU's large memory with the tensors that the caller knows, each cut into tiles of some rows. *Right,* one of the GPU's processors. It takes one tile of queries and keeps it. The tiles of keys and values come by one after the other (the pale ones are done, tile 3 is here now). At each step a tile of scores is made, used and forgotten; what stays is the output $O_i$ of these queries so far, and two numbers per query, $m_i$ and $l_i$, by which it is rescaled when larger scores turn up. After the last tile $O_i$ is written, once. Other processors do the same for the other tiles of queries.
 #
 # Why the rescaling is exact is the subject of [02](02_online_softmax.ipynb); [03](03_fa1_fp32.ipynb) and [04](04_fa2_fp32.ipynb) turn the picture into kernels; everything after makes them fast.
 #
@@ -127,7 +127,7 @@ plot.roofline(points, record.load("device", "ceilings", device="nvidia-h200"), [
 # %% [markdown]
 # *The slope* is what HBM can feed, *the flat parts* what the arithmetic units can do in fp32 and, on **[tensor cores](glossary.md#tensor-core)** (units that multiply whole small matrices of 16-bit numbers), in fp16; nothing gets above them. All three are measured, by a copy within HBM and by large matrix products. Where slope and flat part meet is the **ridge**: left of it HBM is the limit, right of it the arithmetic.
 #
-# Each point is an attention kernel in fp32. Its height is measured. Its place from left to right is FLOPs over the least bytes that a kernel of its kind has to move; all rooflines of this series are drawn so. SDPA MATH is PyTorch's own attention that forms $S$ and $P$ (`scaled_dot_product_attention`). The ridge of fp32 arithmetic lies at 12 FLOPs per byte, and even the two kernels that form $S$ stand right of it: HBM is not yet their limit. On tensor cores the ridge lies at 177, and a kernel that forms $S$ in fp16 has 31 FLOPs per byte. That is the wall that FlashAttention removes. The fp32 kernels, from the lowest point to the highest, are where to learn how.
+# Each point is an attention kernel in fp32. Its height is measured. Its place from left to right is FLOPs over the least bytes that a kernel of its kind has to move; all rooflines of this series are drawn so. SDPA MATH is PyTorch's own attention that forms $S$ and $P$ (`scaled_dot_product_attention`). The ridge of fp32 arithmetic lies at 12 FLOPs per byte, and even the two kernels that form $S$ stand right of it: HBM is not yet their limit. On tensor cores the ridge lies at 177, and a kernel that forms $S$ in fp16 has 31 FLOPs per byte. That is the wall that FlashAttention removes. The fp32 kernels, from the lowest point to the highest, show how.
 
 # %% [markdown]
 # ## Notation
@@ -145,7 +145,7 @@ plot.roofline(points, record.load("device", "ceilings", device="nvidia-h200"), [
 # | $m$, $l$ | of a row of $S$: its maximum, and $\sum_j e^{S_{ij} - m}$ |
 # | $\mathrm{LSE} = m + \ln l$ | log-sum-exp of a row, one number per query |
 # | $B_r$, $B_c$ | rows of $Q$ and rows of $K$, $V$ in a tile |
-# | FLOPs | $4\,B\,H\,N_q\,N_k\,d$ for the forward pass, always; the softmax is not counted |
+# | FLOPs | $4\,B\,H\,N_q\,N_k\,d$ for the forward pass, half of it under a causal mask; the softmax is not counted |
 #
 # In code a suffix tells where a thing lives: `K_smem`, `S_reg`, in HBM none. The words of CUDA:
 #
@@ -176,7 +176,7 @@ print(", ".join(show.regions("01_naive")))
 show.region("01_naive", "output")
 
 # %% [markdown]
-# This is the last of the three kernels of `01_naive`: $O = PV$, one thread per element of $O$. `__global__` makes a function a kernel; `a` holds the arguments: addresses, sizes, and strides, the distances in elements from one batch, head or row to the next. The thread works out which element is its own (`i`, `c`, and `head`), leaves if there is none, adds up $N_k$ products and writes one number. [01](01_naive.ipynb) explains it line by line.
+# This is the last of the three kernels of `01_naive`: $O = PV$, one thread per element of $O$. `__global__` makes a function a kernel; `a` holds the arguments: addresses, sizes, and strides, the distances in elements from one batch, head or row to the next. The thread works out which element is its own (`i`, `c`, and `head`), leaves if there is none, adds up $N_k$ products and writes one number. [01](01_naive.ipynb) has all three.
 
 # %% [markdown]
 # ## The edit loop
@@ -290,7 +290,7 @@ print("rows sum to", p.sum(-1).tolist())
 # %% [markdown]
 # ### A part of a rung, typed into a cell
 #
-# The **tasks** at the end of each rung's notebook ask for less than a whole kernel: one region, in a rung that is otherwise as it was. `blank` shows the form, what is given and what has to hold afterwards:
+# Most **tasks** at the end of a rung's notebook ask for one region, in a rung that is otherwise as it was. `blank` shows the form, what is given and what has to hold afterwards:
 
 # %%
 blank("01", "output")

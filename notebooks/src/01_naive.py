@@ -53,7 +53,7 @@ device = kernel.device
 #
 # With the vectors as rows of matrices this is $S = \mathrm{scale}\,QK^\top$, $P = \mathrm{softmax}(S)$ by rows and $O = PV$, with $\mathrm{scale} = 1/\sqrt d$ unless told otherwise. $Q$, $K$, $V$ and $O$ have $N$ rows and $d$ columns; $S$, the **scores**, and $P$, the **probabilities**, have $N$ rows and $N$ columns. A layer has $H$ **heads**, each with its own $Q$, $K$, $V$, and a batch of $B$ sequences: everything happens $B \cdot H$ times, independently.
 #
-# The kernels of this series return one more number per row, the **[log-sum-exp](glossary.md#lse)** $\mathrm{LSE}_i = \ln \sum_j e^{S_{ij}}$: with it, $P_{ij} = e^{S_{ij} - \mathrm{LSE}_i}$ can be had again from $S_{ij}$ alone.
+# The kernels of this series return one more number per row, the **[log-sum-exp](glossary.md#lse)** $\mathrm{LSE}_i = \ln \sum_j e^{S_{ij}}$: with it, $P_{ij} = e^{S_{ij} - \mathrm{LSE}_i}$ can be recomputed from $S_{ij}$ alone.
 #
 # In PyTorch, literally:
 
@@ -240,7 +240,7 @@ ray.address_map("s += q[c] * k[c]", target="K")
 ray.address_map("o += P[j] * V[j", target="V")
 
 # %% [markdown]
-# *Above,* $K$: a row is a line of 128 bytes, a box a sector, and a cell of 4 bytes carries the lane that asks for it (+: the lane 16 further on asks for it, too). Sixteen lines have to be looked up for 64 bytes. What else is moved is not lost: the next seven steps of the loop want the rest of each sector and find it in L1. They cost sixteen lookups each, too. *Below,* $V$: one line. With $Q$ and $P$, two lines each, a step of `scores` touches 18 lines in as many sectors, and a step of `output` three.
+# *Above,* $K$: a row is a line of 128 bytes, a box a sector, and a cell of 4 bytes carries the lane that asks for it (+: the lane 16 further on asks for it, too). Sixteen lines have to be looked up for 64 different bytes. What else is moved is not lost: the next seven steps of the loop want the rest of each sector and find it in L1. They cost sixteen lookups each, too. *Below,* $V$: one line. With $Q$ and $P$, two lines each, a step of `scores` touches 18 lines in as many sectors, and a step of `output` three.
 #
 # Suppose L1 looks up one line per clock. Then the lines alone give a least time: $nd/32$ iterations of warps, 18 or 3 lines each, divided by the SMs and the clock.
 
@@ -321,7 +321,7 @@ for roof in ("fp32 matmul", "fp16 matmul"):
     print(f"{'ridge, ' + roof:<28}{top[roof] / top['copy']:9.2f} FLOP per byte ({ceilings.device.iloc[0]})")
 
 # %% [markdown]
-# Two lessons. In **fp32**, three kernels at their best do about $d/4 = 16$ FLOPs per byte at $d = 64$; ours, with its nine passes, has $d/9 \approx 7$. Neither is far from the ridge: HBM traffic of $S$ and $P$ alone would cost an fp32 kernel less than a factor of two. What holds *this* kernel back is the first number: each FMA asks L1 for 8 bytes, and an SM of compute capability 9.0 can start 128 FMAs per clock ([CUDA programming guide](https://docs.nvidia.com/cuda/cuda-c-programming-guide/#arithmetic-instructions), arithmetic throughput), which would be 1024 bytes per clock. One line per clock, as supposed above, is at most 128. In **fp16 on tensor cores** (units that multiply whole small matrices of 16-bit numbers) the ridge is more than ten times further right, and there the $N^2$ traffic is the wall. That is the case FlashAttention was made for, and the fp32 rungs are where to learn it.
+# Two lessons. In **fp32**, three kernels at their best do about $d/4 = 16$ FLOPs per byte at $d = 64$; ours, with its nine passes, has $d/9 \approx 7$. Neither is far from the ridge: HBM traffic of $S$ and $P$ alone would cost an fp32 kernel less than a factor of two. What holds *this* kernel back is L1: each FMA asks it for 8 bytes, and an SM of compute capability 9.0 can start 128 FMAs per clock ([CUDA programming guide](https://docs.nvidia.com/cuda/cuda-c-programming-guide/#arithmetic-instructions), arithmetic throughput), which would be 1024 bytes per clock. One line per clock, as supposed above, is at most 128. In **fp16 on tensor cores** (units that multiply whole small matrices of 16-bit numbers) the ridge is more than ten times further right, and there the $N^2$ traffic is the wall. That is the case FlashAttention was made for, and the fp32 rungs are where to learn it.
 
 # %%
 shape = {"B": 4, "H": 32, "Nq": 4096, "Nk": 4096, "D": 64}
@@ -430,7 +430,7 @@ hint("01.1")
 # %% [markdown]
 # ### Task 01.3 · The output
 #
-# The same skeleton as in 01.1, now with a row of $P$ and a column of $V$. Look at the two counts of sectors afterwards: why is this one cheaper?
+# The same skeleton as in 01.1, now with a row of $P$ and a column of $V$. Look at the two address maps above again: why is this one cheaper?
 
 # %%
 blank("01", "output")
@@ -451,7 +451,7 @@ hint("01.3")
 # %% [markdown]
 # ### Task 01.2 · The softmax of a warp
 #
-# A few steps: three passes over a row, and two sums that 32 lanes have to agree on. When it is solved, try with two reads of $S$: leave $e^{S - m}$ in $P$ and scale it later. Count the bytes of $S$ and $P$ together. Is it a gain?
+# A few steps: three passes over a row, and two results that 32 lanes have to agree on. When it is solved, try with two reads of $S$: leave $e^{S - m}$ in $P$ and scale it later. Count the bytes of $S$ and $P$ together (`xray(…).tensors`). Is it a gain?
 
 # %%
 blank("01", "softmax")

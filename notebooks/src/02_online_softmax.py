@@ -387,7 +387,7 @@ print("torch.softmax is faster at N =", ratio[ratio < 1].index.tolist())
 print("the ratio where N is no multiple of 4:", ratio[ratio.index % 4 > 0].to_dict())
 
 # %% [markdown]
-# *The figure:* bytes that any softmax must move, divided by the time; the copy is the ceiling. The step down right of 32k is the second read of $S$: 3 bytes where 2 would do. The last line printed has lengths that are no multiple of 4 (the X-ray above). At 1023, and on the shortest rows, `torch.softmax` is ahead.
+# *The figure:* bytes that any softmax must move, divided by the time; the copy is the ceiling. The step down right of 32k is the second read of $S$: 3 bytes where 2 would do. The last line printed has lengths that are no multiple of 4 (the X-ray above). At 256 and 1023 `torch.softmax` is ahead.
 
 # %% [markdown]
 # ### Traps, live
@@ -420,7 +420,7 @@ trap("const float m_finite = m == -FA_INFINITY ? 0.f : m; // both", "const float
 trap("a.l * expf(a.m - m_finite) + b.l * expf(b.m - m_finite)", "a.l + b.l")
 
 # %% [markdown]
-# **No rescaling of l.** The result is right only where all parts have the same maximum: rows of equal scores (the case "zeros"), or a row so short that one thread holds it ($N$ = 1 and 2). This is the one to remember for FlashAttention: without the rescale a test in which all keys fit in one tile still passes.
+# **No rescaling of l.** The result is right only where all parts have the same maximum: rows of equal scores (the case "zeros"), or a row within one thread's four ($N$ = 1 and 2; rows of 3 lie across them). This is the one to remember for FlashAttention: without the rescale a test in which all keys fit in one tile still passes.
 
 # %% [markdown]
 # The fourth is one that a test need not see. **No barrier** between the stores of the warps' states and the loads of all of them: whether a warp reads a state before it is there depends on who runs first. The X-ray does not wait for it to happen; it looks whether anything orders the two.

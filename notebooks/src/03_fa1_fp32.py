@@ -189,7 +189,7 @@ pd.DataFrame(rows, columns=["tile", "keys", "million elements", "times fewer tha
 # %% [markdown]
 # With a tile that fills SRAM the traffic falls to about a quarter. The memory falls further: there is no $S$ and no $P$. With $B_c = 32$, below $\tfrac34 d = 48$, there is *more* traffic than before. It is not tiling as such that helps, but a tile that is large for its $d$.
 #
-# Put $B_c = M/4d$ into the middle term: $12 N^2 d^2 / M = \Theta(N^2 d^2 / M)$ elements, the paper's Theorem 2. The paper also shows (Proposition 3) that no algorithm needs asymptotically less for *every* $M$ between $d$ and $Nd$: at $M = Nd$ the bound is $Nd$, and the inputs alone have $3Nd$ elements.
+# Put $B_c = M/4d$ into the middle term: $12 N^2 d^2 / M = \Theta(N^2 d^2 / M)$ elements, the paper's Theorem 2. The paper also shows (Proposition 3) that no algorithm beats this asymptotically at *all* $M$ from $d$ to $Nd$: at $M = Nd$ it is $Nd$, and the inputs alone have $3Nd$ elements.
 #
 # Does numpy agree with the formula?
 
@@ -326,7 +326,7 @@ print(f"{seen.device}, B = 1, H = 16, N = 4096, d = 64, in MiB")
 #
 # Shared memory has 32 **[banks](glossary.md#bank)**, each 4 bytes wide: word $w$ lies in bank $w \bmod 32$. It answers a warp's request in **[wavefronts](glossary.md#wavefront)**. In one wavefront each bank hands out one word, to every lane that wants it. Lanes that want *different* words of one bank take turns, a wavefront each: a **[bank conflict](glossary.md#bank-conflict)**.
 #
-# For wider accesses a warp is served in parts. With 8 bytes per lane the two halves of the warp go one after the other, with 16 bytes, as in `load4`, the four **quarters** (lanes 0 to 7, 8 to 15, …). A word that lanes of different quarters want is handed out once for each. One exception, for loads: where lanes ask for the same address two by two (each lane $i$ as lane $i \oplus 1$, or each as lane $i \oplus 2$), two quarters are served together. (This is the rule by which the emulator counts, `helpers/emulator/banks.py`; notebook [92](92_xray_against_hardware.ipynb) holds it against an H200.)
+# For wider accesses a warp is served in parts. With 8 bytes per lane the two halves of the warp go one after the other, with 16 bytes, as in `load4`, the four **quarters** (lanes 0 to 7, 8 to 15, …). A word that lanes of different quarters want is handed out once for each. One exception, for loads: where lanes share addresses in pairs (every lane $i$ with $i \oplus 1$, or every one with $i \oplus 2$), the two quarters of a half are served together. (This is the rule by which the emulator counts, `helpers/emulator/banks.py`; notebook [92](92_xray_against_hardware.ipynb) holds it against an H200.)
 #
 # In the scores, lane `tx` + 8 `ty` loads 16 bytes of row `tx` of $K_j$: eight rows in all, 128 bytes, the same for the four values of `ty` in a warp. And it loads 16 bytes of row $2\,$`ty` of $Q_i$: four different addresses, each asked for by eight neighbours. How many wavefronts does each of these two loads need?
 

@@ -120,7 +120,7 @@ draw.tile_walk("fa2")
 #
 # Could FA1 do that? Its outer loop runs over keys, and every turn updates *all* rows: CTAs that split the keys of a head would have to take turns at $O_i$, $m_i$ and $l_i$. Its inner loop, over queries, can be split among CTAs, but then each of them loads all of K and V for its own rows, and what is left is FA2 with $O$ still in HBM.
 #
-# On this series' workload ($B N = 16384$, $H d = 2048$) $B \cdot N$ is fixed, so the number of FA2's CTAs does not depend on $N$: at $d = 64$, with $B_r = 128$, it is 4096, 31 for each of an H200's 132 SMs. FA1 has 4096 / 128 = 32 CTAs left at $N = 16384$. The recorded throughput of the two:
+# On this series' workload ($B N = 16384$, $H d = 2048$) $B \cdot N$ is fixed, so the number of FA2's CTAs does not depend on $N$: at $d = 64$, with $B_r = 128$, it is 4096, 31 for each of an H200's 132 SMs. FA1 has $B H = 32$ CTAs left at $N = 16384$. The recorded throughput of the two:
 
 # %%
 recorded = record.headline(pd.concat([record.load("03_fa1_fp32"), record.load("04_fa2_fp32")]))
@@ -211,7 +211,7 @@ show.region("04_fa2_fp32", "multiply")
 #
 # ### How many bytes are delivered?
 #
-# Take one step of $k$ for one warp, with the rule of notebook 03: quarters of 8 lanes, one after the other, and two quarters together where lanes ask for the same address two by two. A load of $Q$: lane $i$ reads group `ty` $= i \bmod 4$. A load of $K$: lane $i$ reads group `tx` $= \lfloor i / 4 \rfloor$. There are two loads of each.
+# Take one step of $k$ for one warp, with the rule of notebook 03: quarters of 8 lanes, one after the other, and a half's two quarters together where lanes share addresses in pairs. A load of $Q$: lane $i$ reads group `ty` $= i \bmod 4$. A load of $K$: lane $i$ reads group `tx` $= \lfloor i / 4 \rfloor$. There are two loads of each.
 
 # %%
 per_k = ...  # your prediction: wavefronts of one warp for one k, all four loads together
@@ -357,7 +357,7 @@ table = pd.DataFrame({"MiB requested": pd.Series(moved).round(2), "ms": ms.round
 table.assign(**{"times faster than the first": (ms.iloc[0] / ms).round(1)})
 
 # %% [markdown]
-# The exchange alone costs bytes: 4 tiles per step instead of 3 (the loads outside the inner loop bring 1.33 down a little). On the H200 it nevertheless takes *less* time here; with the queries outside, the same rows of $O$ are updated in every step and probably stay in the L1 cache, which we have not measured. Either way the order alone moves the time little, because this kernel does not wait for HBM. It asks for 4 bytes of shared memory per FLOP, its lanes read rows that are 64 floats apart from one bank, and it runs one warp per CTA and one CTA per head. None of the three depends on the order.
+# The exchange alone costs bytes: 4 tiles per step instead of 3 (the loads outside the inner loop bring 1.33 down a little). On the H200 it nevertheless takes *less* time here; with the queries outside, the same rows of $O$ are updated in every step and probably stay in the L1 cache, which we have not measured. Either way the order alone moves the time little, because this kernel does not wait for HBM. It asks for 4 bytes of shared memory per FLOP, its lanes read rows 64 floats apart, all in one bank, and it runs one warp per CTA and one CTA per head. None of the three depends on the order.
 #
 # The last two rows put that in proportion. `03_fa1_fp32` has the *same* order as the first row. What the order of FA2 is good for is what it makes possible: $O$, $m$ and $l$ in registers, and a CTA per query tile.
 

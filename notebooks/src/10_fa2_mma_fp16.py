@@ -244,7 +244,7 @@ print("same cells, same lane, same order:", all(S(lane, i) == A(lane, i) for lan
 draw_mma.split_over_warps()
 
 # %% [markdown]
-# Count what a warp does per tile, at $d = 64$ and $B_c = 64$ keys, with 16 rows. Multiplies of $16 \times 8 \times 16$ in each of the two products:
+# Count what a warp does per tile, at $d = 64$ and $B_c = 64$ keys, with 16 rows. The `mma` of each of the two products:
 
 # %%
 d, Bc, rows = 64, 64, 16
@@ -256,7 +256,7 @@ print(
 )
 
 # %% [markdown]
-# Compare the last figure with the 0.5 bytes per FLOP of notebook 04's register tiles: an eighth of that. And yet it is too much. A tensor core is so much faster than the CUDA cores that shared memory becomes the narrow place again, as we will see below and in notebook 13.
+# Compare the last figure with the 0.5 bytes per FLOP of notebook 04's register tiles: an eighth of that. And yet it is too much. A tensor core is so much faster than the CUDA cores that shared memory becomes the bottleneck again, as we will see below and in notebook 13.
 
 # %% [markdown]
 # ## The kernel
@@ -378,12 +378,12 @@ rays.bank_map(line)
 
 # %% tags=["reveal", "raises-exception"]
 budget = units.table(["10_fa2_mma_fp16"], D=64, rows=16)
-units.draw(budget, "16 query rows × 64 keys, d = 64 · counted; took: NVIDIA H200")
+units.draw(budget.assign(took=float("nan")), "16 query rows × 64 keys, d = 64 · counted")  # what it took comes below
 
 # %% [markdown]
 # **What to see.** The bars are clocks of an SM. *Shared memory*: the X-ray's wavefronts, 1024 for `ldmatrix` and 32 for this warp's share of the stores. *Tensor cores*: 64 `mma` at the rate of `mma.sync` alone. *Issue slots*: the instructions of the loop that a whole tile runs through, four of which can start per clock. [*MUFU*](glossary.md#mufu): the special function units, one warp's exponentials in two clocks.
 #
-# Shared memory is busy ten times as long as the tensor cores, and half as long again as they even without conflicts ($128 + 32$ clocks). `mma.sync` alone reaches 641 TFLOP/s. Predict from that and from the bars: what does this kernel reach?
+# Shared memory is busy ten times as long as the tensor cores, and even without conflicts half as long again ($128 + 32$ clocks). `mma.sync` alone reaches 641 TFLOP/s. Predict from that and from the bars: what does this kernel reach?
 
 # %%
 tflops = ...  # your prediction: TFLOP/s at d = 64, fp16
@@ -471,7 +471,7 @@ hint("10.3")
 # %% [markdown]
 # ### Exercise 10.5 · A forgotten word
 #
-# A colleague's kernel has `ldmatrix_x4` where this one has `ldmatrix_x4_trans`. It compiles, it runs, and nothing complains. Find inputs for which its output is *right* all the same: give $V$ (1, 1, 64, 64) that hides the bug, but is not constant.
+# A colleague's kernel has `ldmatrix_x4` where this one has `ldmatrix_x4_trans`. It compiles, it runs, and nothing complains. Find inputs for which its output is *right* all the same: give a $V$ (64, 64) that hides the bug, but is not constant.
 
 # %%
 forgotten = load(source=rung("10_fa2_mma_fp16").replace("fa::ldmatrix_x4_trans(", "fa::ldmatrix_x4("), quiet=True)

@@ -149,7 +149,7 @@ predict(left, after.total(space="shared", op="ldmatrix").cost, "wavefronts of ld
 pd.DataFrame([after.total(space="shared", op=op) for op in ("ldmatrix", "store")], index=["ldmatrix", "store"])
 
 # %% [markdown]
-# One read of K, before and after: the same request, its addresses changed by the exclusive or alone.
+# One read of K, before and after: the same request, its addresses changed by the XOR alone.
 
 
 # %%
@@ -192,7 +192,7 @@ hardware
 # %% [markdown]
 # ### What it brings
 #
-# In rung 10 shared memory was busy ten times as long as the tensor cores. If it alone set the pace, how many times faster would the swizzle make the kernel at $d = 64$? Once it is not the slowest unit any more, the others set the pace. So how many times faster is rung 11?
+# In rung 10 shared memory was busy ten times as long as the tensor cores. If it alone set the pace, the swizzle would make the kernel $1056 / 160$, or 6.6 times as fast at $d = 64$. But the waits for K and V stay, and other units are nearly as busy now. So how many times as fast is rung 11?
 
 # %%
 faster = ...  # your prediction: times as fast as rung 10, d = 64, fp16, N >= 1024
@@ -210,7 +210,7 @@ budget = units.table(pair, D=64, rows=16)
 units.draw(budget, "16 query rows × 64 keys, d = 64 · counted; took: NVIDIA H200")
 
 # %% [markdown]
-# **What to see.** One exclusive or took 896 of 1056 wavefronts away. What is left of shared memory's bar is 128 wavefronts to read fragments and 32 for the stores of K and V. The four units are now much closer to each other, and the kernel takes twice as long as the longest of them: a warp copies, multiplies and takes exponentials one after the other, and the waits for K and V now show.
+# **What to see.** One XOR removed 896 of 1056 wavefronts. What is left of shared memory's bar is 128 wavefronts to read fragments and 32 for the stores of K and V. The four units are now much closer to each other, and the kernel takes twice as long as the longest of them: a warp copies, multiplies and takes exponentials one after the other, and the waits for K and V now show.
 
 # %% [markdown]
 # ## Beside its peers
@@ -327,7 +327,7 @@ exercise.verify("11.4", unharmed)
 # q_mine = torch.randn(1, 1, 64, 8).repeat(1, 1, 1, 8)
 # ```
 #
-# Rows that consist of eight equal chunks. A row of $Q$ is permuted by its own number modulo 8. Had K been read without the swizzle, too, its rows would be permuted by theirs, and just those scores would be right where the two numbers are equal: one in eight.
+# Rows that consist of eight equal chunks. A row of $Q$ is permuted by its own number modulo 8. Had K been read without the swizzle too, each of its rows would be permuted by its own number, and only scores whose two numbers are equal would be right: one in eight.
 #
 # </details>
 

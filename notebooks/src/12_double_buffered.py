@@ -54,7 +54,7 @@ text = (
 draw_mma.timeline(draw_mma.prescribed(copied_ahead=False), "11: what one warp does, three tiles", "", text)
 
 # %% [markdown]
-# **What to see.** A tile begins with a wait. In it lie the loads of K and V into registers, the time until they are there, their way into shared memory and the barrier at which the slowest thread is awaited. Only then the two products and the softmax between them can run. (The picture shows the order that the program prescribes; the lengths are made up. Measured ones follow below.)
+# **What to see.** A tile begins with a wait. It holds the loads of K and V into registers, the time until they arrive, the stores to shared memory and the barrier, which waits for the slowest thread. Only then the two products and the softmax between them can run. (The picture shows the order that the program prescribes; the lengths are made up. Measured ones follow below.)
 #
 # The waits are not all lost: several CTAs share an SM, and while one waits another may multiply. But nothing makes sure that it does.
 
@@ -131,7 +131,7 @@ draw_mma.timeline(draw_mma.prescribed(copied_ahead=True), "12: the same three ti
 # %% [markdown]
 # **What to see.** The same scale as above. Compare the blue lane. In 11, a tile is on its way only while the warp waits for it. Here it has been ordered before the products of the tile before, and has all of their time to arrive. What is left is the wait for the first tile, the barriers, and whatever part of a copy takes longer than a tile's work.
 #
-# The real lengths, in clocks: a copy of each kernel, with one more line at each stage of the tile loop, notes the SM's clock (`helpers/measure/timeline.py`). The compiler may move instructions across these notes, and a note takes time itself (the gaps in the pictures), so the borders are approximate. Recorded at $d = 64$, where three CTAs share an SM: every warp's phases contain the turns of eleven others. The warp drawn here waits for 31<!--= 100 * tile("11", "wait") / tile("11", "all"):.0f --> % of its time in 11. And in 12?
+# The real lengths, in clocks: a copy of each kernel, with one more line at each phase of the tile loop, notes the SM's clock (`helpers/measure/timeline.py`). The compiler may move instructions across these notes, and a note takes time itself (the gaps in the pictures), so the borders are approximate. Recorded at $d = 64$, where three CTAs share an SM: while a phase of one warp lasts, eleven others take turns. The warp drawn here waits for 31<!--= 100 * tile("11", "wait") / tile("11", "all"):.0f --> % of its time in 11. And in 12?
 
 
 # %%

@@ -77,11 +77,11 @@ units.draw(before, title)
 # %% [markdown]
 # ## The way in six files
 #
-# From 12 to 13 there are five kernels in `kernels/stages/`, each one idea further than the one before. They load, check and run like any rung.
+# From 12 to 13 there are five kernels in `kernels/stages/`, each one idea further than the one before.
 
 # %%
 chain = ["12_double_buffered", *(stage.stem for stage in stages("13")), "13_tuned"]
-ideas = [rung(stem).title for stem in chain[1:]]
+ideas = [*(stage.title for stage in stages("13")), "K and V backwards, copies before rounding, tile shapes"]
 new = [show.changed(before, after) for before, after in zip(chain, chain[1:])]
 pd.DataFrame({"idea": ideas, "new lines": new}, index=chain[1:]).style.set_properties(**{"text-align": "left"})
 
@@ -90,7 +90,7 @@ pd.DataFrame({"idea": ideas, "new lines": new}, index=chain[1:]).style.set_prope
 #
 # Shared memory is addressed with 32 bits. A C++ pointer has 64, and the compiler carries both halves. `13_1_addresses` forms a 32-bit address once per lane and moves it in two ways only:
 #
-# - **A step along $d$ is one XOR.** In a swizzled tile, the chunk $2k$ places further right lies at `place ^ 32 k`. A lane begins at chunk 0 or 1, so that adding $2k$ to its chunk's number changes other bits, which an XOR does as well; and XORs may be done in any order.
+# - **A step along $d$ is one XOR.** In a swizzled tile, the chunk $2k$ places further right lies at `place ^ 32 k`. A lane begins at chunk 0 or 1, so adding $2k$ to its chunk's number only sets other bits. So does an XOR, and XORs may be done in any order.
 # - **A step of 16 rows down is a constant**, and stands inside the instruction that reads.
 
 # %%
@@ -168,13 +168,13 @@ show.diff("13_2", "13_3")
 #
 # $$ o = \frac{\sum_j 2^{\,c s_j - m} v_j}{\sum_j 2^{\,c s_j - m}} , $$
 #
-# because $2^{-m}$ cancels. The maximum keeps the terms from overflowing, and the largest from vanishing. Any $m$ that is not too far below it will do. FlashAttention-4 [rescales](glossary.md#rescaling) $O$ only where the maximum has risen by more than a threshold. Here it isn't even looked for.
+# because $2^{-m}$ cancels. The maximum keeps the terms from overflowing, and the largest from vanishing. Any $m$ near enough to it will do. FlashAttention-4 [rescales](glossary.md#rescaling) $O$ only where the maximum has risen by more than a threshold. Here it isn't even looked for.
 #
 # **Form $P$ with the $m$ of earlier tiles and see how the row sums come out.** If they stay below a bound in all rows of the warp, all is well: no maximum, no shuffle, no rescaling.
 # If not, the maximum has to rise, and $P$ tells by how much: the largest $P$ of a row is $2^{\,\max(c s) - m}$. Add its $\log_2$ to $m$, and divide by it what was formed with the old $m$: $P$, which is still fp32 and loses nothing, its sum, $l$ and $O$.
 #
 # **Which bound?** fp16 ends at 65504, so up to 32768 no $P$ overflows. But digits are lost before. Rounding $P$ to 16 bits costs the same share of it at any size, except that *$P = 1$ is exact*. With the true maximum, the key with the largest score of a row has $P = 1$; if it takes most of the row's weight, most of the sum is exact. With a stale maximum its $P$ is rounded like any other.
-# The next cells try bounds on the sum that a lane forms over its 16 of the tile's 64 columns: one for the first time, and one from *then* on, since a warp that met a key that stands out is likely to meet more.
+# The next cells bound the sum that a lane forms over its 16 of the tile's 64 columns: by one number until it is first exceeded, and by another from *then* on, since a warp that met an outstanding key is likely to meet more.
 
 
 # %%
@@ -212,9 +212,9 @@ columns = {(f"Q × {factor}", x): [row[i] for row in tried(factor)] for factor i
 pd.DataFrame(columns, index=pd.MultiIndex.from_tuples(bounds, names=["bound", "then"])).round(2)
 
 # %% [markdown]
-# **What to see.** Normal random scores hardly ever exceed a bound of 32, and one of 8 in 5 % of the tiles. (0.02 is the first of 64 tiles, whose maximum is always sought.) Where scores lie further apart, a large bound costs digits: 32768 makes the error up to a third larger, 32 a seventh. So the kernel begins with 32, and goes on with 4 once a sum was larger: about 5 %, and still no maximum in most tiles.
+# **What to see.** With normal random scores, the sums hardly ever exceed 32, and exceed 8 in 5 % of the tiles. (0.02 is the first of 64 tiles, whose maximum is always sought.) Where scores lie further apart, a large bound costs digits: 32768 makes the error up to a third larger, 32 a seventh. So the kernel begins with 32, and goes on with 4 once a sum was larger: the error grows by about 5 %, and most tiles still need no maximum.
 #
-# Only if a score is 100 or more above $m$ (in units of $\log_2$) may $P$ be infinite, and tell nothing. Then the warp multiplies $Q K^\top$ again and *tracks*: it forms the maximum first, as rung 12 does, to the end of its query tile.
+# Only where a lane's sum reaches $10^{30}$, about $2^{100}$, does $P$ tell nothing: it is infinite, or nearly. Then the warp multiplies $Q K^\top$ again and *tracks*: it forms the maximum first, as rung 12 does, to the end of its query tile.
 #
 # Stage `13_4` has one bound, 32, and past it forms $S$ again. `13_5` reads the maximum from $P$.
 
@@ -281,7 +281,7 @@ predict(share, record.stalled(record.load("13_tuned", "stalls"), 128, *shared), 
 units.stalls(["10_fa2_mma_fp16", "11_swizzled", "12_double_buffered", "13_tuned"], D=128)
 
 # %% [markdown]
-# **What to see.** As the budget says, these waits go: 81<!--= 100 * stalled("10", 128, "short_scoreboard", "mio_throttle"):.0f -->, 29<!--= 100 * stalled("11", 128, "short_scoreboard", "mio_throttle"):.0f -->, 14<!--= 100 * stalled("12", 128, "short_scoreboard", "mio_throttle"):.0f -->, 10<!--= 100 * stalled("13", 128, "short_scoreboard", "mio_throttle"):.0f --> %. The tensor cores (math pipe throttle) come up from 0 to 12<!--= 100 * stalled("13", 128, "math_pipe_throttle"):.0f --> %. But the largest part of 13's time, 43<!--= 100 * stalled("13", 128, "wait"):.0f --> %, is not in the budget: a *fixed latency*, a few clocks until the warp's next instruction may follow. Other warps could fill them; a scheduler has one other. (A strip is for one instruction. 13's is longer than 12's, but it issues half as many.)
+# **What to see.** These waits go: 81<!--= 100 * stalled("10", 128, "short_scoreboard", "mio_throttle"):.0f -->, 29<!--= 100 * stalled("11", 128, "short_scoreboard", "mio_throttle"):.0f -->, 14<!--= 100 * stalled("12", 128, "short_scoreboard", "mio_throttle"):.0f -->, 10<!--= 100 * stalled("13", 128, "short_scoreboard", "mio_throttle"):.0f --> %. The tensor cores (math pipe throttle) come up from 0 to 12<!--= 100 * stalled("13", 128, "math_pipe_throttle"):.0f --> %. But the largest part of 13's time, 43<!--= 100 * stalled("13", 128, "wait"):.0f --> %, is not in the budget: a *fixed latency*, a few clocks until the warp's next instruction may follow. Other warps could fill them; a scheduler has one other. (A strip is for one instruction. 13's is longer than 12's, but it issues half as many.)
 
 # %% [markdown]
 # ### The X-ray
@@ -300,7 +300,7 @@ pd.DataFrame(rays.values(), index=rays.keys())
 # %% [markdown]
 # ### The time of each stage
 #
-# All stages, side by side in one process. Rows shortened the longest bar by a factor of 1.5, from 640 clocks to 428; to drop the maximum doesn't shorten it at all. What does that bring?
+# All stages, side by side in one process (12 is faster here than in its record). Rows shortened the longest bar by a factor of 1.5, from 640 clocks to 428; to drop the maximum doesn't shorten it at all. What does dropping it bring at $d = 64$?
 
 # %%
 no_maximum = ...  # your prediction: times as fast as 13_3_fma is 13_4_no_maximum at d = 64
@@ -318,14 +318,15 @@ draw_mma.dots(staged, title, "times as fast as SDPA FLASH", text)
 # %% [markdown]
 # **What to see.** Each row against the one above it:
 #
-# - *Rows* pay 1.13<!--= stage("13", "13_2", "13_1", 128):.2f --> times at $d = 128$, less than 1.5: what the kernel took beyond its longest bar stays. At $d = 64$ it is 1.01<!--= stage("13", "13_2", "13_1", 64):.2f -->; there the registers also cost a CTA: eight warps on an SM instead of twelve.
+# - *Addresses* pay 1.03<!--= stage("13", "13_1", "12", 64):.2f --> and 1.05<!--= stage("13", "13_1", "12", 128):.2f --> times: fewer issue slots, the same longest bar.
+# - *Rows* pay 1.13<!--= stage("13", "13_2", "13_1", 128):.2f --> times at $d = 128$, less than 1.5: the time beyond its longest bar grew. At $d = 64$ it is 1.01<!--= stage("13", "13_2", "13_1", 64):.2f -->; there the registers also cost a CTA: eight warps on an SM instead of twelve.
 # - *The FMA* pays 1.08<!--= stage("13", "13_3", "13_2", 64):.2f --> times at $d = 64$, where each product has twice as much softmax beside it, and 1.01<!--= stage("13", "13_3", "13_2", 128):.2f --> at 128. *No maximum* pays 1.11<!--= stage("13", "13_4", "13_3", 64):.2f --> at both. Both shorten what a warp does one after the other.
-# - *The maximum from $P$* is for inputs whose keys stand out. With random ones it is 1.00<!--= stage("13", "13_5", "13_4", 64):.2f --> and 0.97<!--= stage("13", "13_5", "13_4", 128):.2f --> times as fast: a price without a return.
+# - *The maximum from $P$* is for inputs whose keys stand out. With random ones it is 1.00<!--= stage("13", "13_5", "13_4", 64):.2f --> and 0.97<!--= stage("13", "13_5", "13_4", 128):.2f --> times as fast.
 # - *The last step* (backwards, order, tile shapes) brings 1.07<!--= stage("13", "13", "13_5", 64):.2f --> and 1.05<!--= stage("13", "13", "13_5", 128):.2f -->.
 #
 # ### What was tried on the way
 #
-# The kernel was not found in this order. Of the 27 drafts in [19_log](19_log.ipynb), timed in another session, here are those that it was made of and some that teach something, marked "did not stay".
+# The kernel was not found in this order. Of the 27 drafts in [19_log](19_log.ipynb), timed in another session (12 in a third), here are those that it was made of and some that teach something, marked "did not stay".
 
 # %%
 tried_on_the_way = units.drafts([1, 2, 3, 4, 5, 6, 8, 20, 25])
@@ -338,12 +339,12 @@ draw_mma.dots(tried_on_the_way, title, "times as fast as SDPA FLASH", text)
 # **What to see.**
 #
 # - Three ways to save the maximum's work. To rescale only where some row of the warp has a new maximum (2) *loses* at $d = 64$: of 32 maxima one often rises. To tolerate a stale maximum (3) pays, and not to look for one (4) pays again.
-# - Some speed was given up for a kernel that can be read and compiles fast. Draft 20 runs the softmax of one tile beside another's products: faster at $d = 64$, but at 128 registers allow tiles of 32 keys only. Draft 25 has the loop's code twice.
+# - Some speed was given up for a kernel that can be read and compiles fast. Draft 20 runs the softmax of one tile beside another's products: faster at $d = 64$, but at $d = 128$ registers allow only 32 keys. Draft 25 has the loop's code twice.
 
 # %% [markdown]
 # ## Tile shapes by measurement
 #
-# Warps per CTA, keys per tile, stages, CTAs per SM, and how much of Q stays in registers: no formula predicts the best combination of these five numbers. So they are measured: `python -m helpers record tiles 13_tuned` times a grid of shapes at three lengths and records the result. The loader then compiles the rung with the winners for the GPU at hand.
+# Warps per CTA, keys per tile, stages, CTAs per SM, and how much of Q stays in registers: no formula predicts the best of these five numbers, so they are measured: `python -m helpers record tiles 13_tuned` times a grid of shapes at three lengths and records the result. The loader then compiles the rung with the winners for the GPU at hand.
 
 # %%
 tiles = record.load("13_tuned", "tiles").query("dtype == 'fp16'")
@@ -377,7 +378,7 @@ draw = lambda samples: plot.families(samples, three)  # noqa: E731
 plot.recorded("13_tuned", "families", draw, by="python -m helpers record families 13")
 
 # %% [markdown]
-# **What to see.** With a sink (key 0 leads every row; in "one key", each row has a leading key of its own) the bound holds until the last tile; when scores grow along the keys, the first tile visited, the last in memory, has the maximum. For nearly all other families some tiles exceed the bound, and $P$ is divided. With one key per row the kernel is 1.14<!--= family("13", "12_double_buffered", "one key", 64):.2f --> times as fast as rung 12 at $d = 64$ and 1.24<!--= family("13", "12_double_buffered", "one key", 128):.2f --> at $d = 128$. Over SDPA FLASH it is 1.10<!--= family("13", "FLASH", "one key", 64):.2f --> and 1.10<!--= family("13", "FLASH", "one key", 128):.2f -->. On the heads of rxnmapper (512 keys, 8 tiles) it is 1.13<!--= family("13", "12_double_buffered", "heads of rxnmapper", 64):.2f --> and 1.20<!--= family("13", "12_double_buffered", "heads of rxnmapper", 128):.2f --> times as fast as rung 12, and 1.10<!--= family("13", "FLASH", "heads of rxnmapper", 64):.2f --> and 1.07<!--= family("13", "FLASH", "heads of rxnmapper", 128):.2f --> times as fast as SDPA FLASH.
+# **What to see.** With a sink (key 0 leads every row; in "one key", each row has a leading key of its own) the bound holds until the last tile; when scores grow along the keys, the first tile visited, the last in memory, has the maximum. For nearly all other families some tiles exceed the bound, and $P$ is divided. With one key per row it is (mean over lengths and dtypes) 1.14<!--= family("13", "12_double_buffered", "one key", 64):.2f --> times as fast as rung 12 at $d = 64$ and 1.24<!--= family("13", "12_double_buffered", "one key", 128):.2f --> at $d = 128$. Over SDPA FLASH it is 1.10<!--= family("13", "FLASH", "one key", 64):.2f --> and 1.10<!--= family("13", "FLASH", "one key", 128):.2f -->. On the heads of rxnmapper (512 keys, 8 tiles) it is 1.13<!--= family("13", "12_double_buffered", "heads of rxnmapper", 64):.2f --> and 1.20<!--= family("13", "12_double_buffered", "heads of rxnmapper", 128):.2f --> times as fast as rung 12, and 1.10<!--= family("13", "FLASH", "heads of rxnmapper", 64):.2f --> and 1.07<!--= family("13", "FLASH", "heads of rxnmapper", 128):.2f --> times as fast as SDPA FLASH.
 
 # %% [markdown]
 # ## What still hurts
@@ -426,7 +427,7 @@ hint("13.3")
 # %% [markdown]
 # ### Task 13.2 · The softmax without a maximum
 #
-# Write `probabilities`, which forms $P$ with the maximum there is and says whether its sums are within the bound; `raise_maximum`, from $S$; `raise_maximum_by_P`; and `round_P`. It teaches sections 3 and 4. Judged case by case, the easy ones first: rising scores come late.
+# Write `probabilities`, which forms $P$ with the maximum there is and says whether its sums are within the bound; `raise_maximum`, from $S$; `raise_maximum_by_P`; and `round_P`. It teaches sections 3 and 4. Judged case by case, the easy ones first, rising scores late.
 
 # %%
 blank("13", "online_update")
@@ -585,7 +586,7 @@ progress()
 # That they are best there, among those tried. On another GPU they are a starting point; `python -m helpers record tiles` measures again.
 #
 # </details>
-# <details><summary>5. Which step of this notebook would help least on a card whose shared memory were twice as fast?</summary>
+# <details><summary>5. Which step of this notebook would lose its gain on a card whose shared memory were twice as fast?</summary>
 #
 # The 32 rows per warp: they shorten the shared memory's bar, which would no longer be the longest. Addresses and softmax would pay as before.
 #

@@ -59,19 +59,19 @@ with pd.option_context("display.max_rows", None):
 
 # %% [markdown]
 # - Drafts 20 to 22 run the softmax of one tile beside another's products. At $d = 128$ that takes more registers than there are, so their tiles have 32 keys; with 64 keys they were not timed at that $d$.
-# - Draft 8 became the rung. The stages in `kernels/stages/` were cut from it afterwards; notebook 13 has their times, side by side. The drafts are of another session, and their 12_double_buffered of a third: between sessions a kernel's ratio to SDPA FLASH moves by a few percent (12 at D = 64: 0.93<!--= ratio("12", "FLASH", 64):.2f --> in its own record, 0.97<!--= stage("13", "12", "FLASH", 64):.2f --> beside the stages).
+# - Draft 8 became the rung, in which copies came to leave before $P$ is rounded later (below). The stages in `kernels/stages/` were cut from it afterwards; notebook 13 has their times, side by side. The drafts are of another session, and their 12_double_buffered of a third: between sessions a kernel's ratio to SDPA FLASH moves by a few percent (12 at D = 64: 0.93<!--= ratio("12", "FLASH", 64):.2f --> in its own record, 0.97<!--= stage("13", "12", "FLASH", 64):.2f --> beside the stages).
 # - Drafts 7 and 8 lose some speed at $d = 64$; in return the loop's code is there once, and sums are formed in the order of rung 12.
-# - In all drafts a tile whose sums exceed the bound is formed again, and the maximum is tracked from there on. The next section has what took the place of that.
+# - In the drafts with a bound, a tile whose sums exceed it is formed again, and the maximum is tracked from there on. The next section has what took the place of that.
 #
 # ## Peaked inputs: what was tried
 #
-# Rungs 13 and 20 used to form $S$ again where a row sum of $P$ exceeded 32, and to track the maximum to the end. On peaked inputs that cost a fifth of the speed. Variants were compared on an H200, each beside what the rung was then, in one process: normal random numbers at N = 512 to 16384, and [families](glossary.md#family) at N = 512, 1024 and 4096, fp16. The error is that of $O$ over SDPA FLASH's, the worst family. These comparisons are not among the records.
+# Rungs 13 and 20 used to form $S$ again where a row sum of $P$ exceeded 32, and to track the maximum to the end. On peaked inputs that cost a fifth of the speed. Variants were compared on an H200, each beside what the rung was then, in one process: normal random numbers at N = 512 to 16384, and [families](glossary.md#family) at N = 512, 1024 and 4096, fp16. Larger is faster. The error is that of $O$ over SDPA FLASH's, the worst family. These comparisons are not among the records.
 #
 # | variant | random, D = 64 | D = 128 | families, D = 64 | D = 128 | error |
 # |---|---|---|---|---|---|
 # | 13, before | 1 | 1 | 1 | 1 | 1.03 |
 # | a bound of 32768, nothing else | 1.01 | 1.00 | 1.09 | 1.05 | 1.28 |
-# | **$P$ divided by its largest, 2 as the bound from then on** | 0.99 | 1.00 | 1.04 | 1.01 | 1.03 |
+# | $P$ divided by its largest, 2 as the bound from then on | 0.99 | 1.00 | 1.04 | 1.01 | 1.03 |
 # | **the same with 4: the rung** | 1.00 | 1.00 | 1.06 | 1.02 | 1.06 |
 # | with 2, $P$ rounded before the vote | 0.99 | 0.96 | 1.02 | 0.98 | 1.03 |
 #

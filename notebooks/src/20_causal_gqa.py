@@ -212,7 +212,7 @@ runs = {name: schedule.run(work(order, N), 132 * 2) for name, order in orders.it
 draw_masks.occupancy(runs, 132 * 2)
 
 # %% [markdown]
-# **What to see.** All three keep the machine full for most of the time; they differ in how it empties. With the longest first what is left over at the end are blocks of a tile or two.
+# **What to see.** All three keep the machine full for most of the time; they differ in how it empties. With the longest first, all places finish together.
 #
 # The same for the whole headline workload (16384 tokens, $H \cdot D = 2048$), as the time beyond that of a machine with no idle place:
 # %%
@@ -341,7 +341,7 @@ show.region("20_causal_gqa", "mask")
 show.region("20_causal_gqa", "tile_loop")
 
 # %% [markdown]
-# Keys are walked backwards, as in rung 13: the first tile is the one on the diagonal. Down to the first tile that all of its rows see whole the warp forms the maximum first, and then $P$, as in rung 13: the mask costs no second version of the loop. A warp that doesn't see a tile skips neither barrier nor copies, for which the others wait.
+# Keys are walked backwards, as in rung 13: the first tile is the one on the diagonal. Down to the first tile that all of its rows see whole, a warp forms the maximum before $P$, as rung 13 does in its first tiles: the mask costs no second version of the loop. A warp that doesn't see a tile skips neither barrier nor copies, for which the others wait.
 #
 # New is $d = 96$. A row then has 192 bytes, one and a half times around the 32 banks, and [chunks](glossary.md#chunk) of 16 bytes trade places in fours instead of eights (region `swizzle`). Neither `ldmatrix`, which reads, nor `cp.async`, which writes, has a [bank conflict](glossary.md#bank-conflict):
 # %%
@@ -481,7 +481,7 @@ plot.recorded("20_causal_gqa", "causal", leads)
 
 
 # %% [markdown]
-# From $N = 1024$ on the measured gain doesn't pass the predicted one, to the digits of the table: at most half of it at $d = 64$, about 70 % at $d = 128$. (FLASH's tiles differ in other ways, too.)
+# From $N = 1024$ on the measured gain doesn't pass the predicted one, to the digits of the table: at most half of it at $d = 64$, 50 to 71 % at $d = 128$. (FLASH's tiles differ in other ways, too.)
 #
 # 64 query heads on 8 heads of $K$ and $V$, and 64 on 64: the same FLOPs, an eighth of the keys. `ratio` is the speed with few heads over that with many, from the same rounds; the lowest and the highest of both formats:
 # %%

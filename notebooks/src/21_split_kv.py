@@ -382,7 +382,7 @@ plot.recorded("21_split_kv", "decode", measured)
 
 
 # %% [markdown]
-# **What to see** (of the record from the H200). Up to 6 pieces the points lie between the curves of 66 and 132: about 110 CTAs would be enough, which by Little's law is a latency of 1.7 µs. The dips at 12 and at 24 the model explains only in part: it doesn't know that some SMs have two CTAs and others one. From 32 pieces on the points lie below all three curves: the model has no start of a grid, no second kernel, and no end of a CTA.
+# **What to see** (of the record from the H200). Up to 6 pieces the points lie between the curves of 66 and 132: about 110 CTAs would be enough, which by Little's law is a latency of 1.7 µs. The model explains the dip at 24 in part, the one at 12 not: it doesn't know that some SMs have two CTAs and others one. From 32 pieces on the points lie below all three curves: the model has no start of a grid, no second kernel, and no end of a CTA.
 #
 # All recorded caches, at the number of splits that the rung takes by itself and at the best of those tried. `of_copy` is the bandwidth over a copy's, `to_flash` the speed beside SDPA FLASH on the same tensors. FlashAttention-2 has a rule of its own ([`num_splits_heuristic`](https://github.com/Dao-AILab/flash-attention/blob/main/csrc/flash_attn/flash_api.cpp)): one piece where there are CTAs for 0.8 of twice the SMs, else the fewest pieces with 85 % of the best efficiency. Where will it be slowest beside ours?
 # %%
@@ -526,7 +526,7 @@ exercise.verify("21.4", as_the_rung_does)
 # %% [markdown]
 # ### Exercise 21.5 · Hand out pages
 #
-# Write `allocate`: for sequences of these lengths, a block table and nothing more, an int32 tensor (sequences, most pages of any). Take pages from the list `free`, each at most once. The check runs the kernel on it.
+# Write `allocate`: it returns the block table of sequences of these lengths, an int32 tensor (sequences, most pages of any). Take pages from the list `free`, each at most once. The check runs the kernel on it.
 
 # %%
 # Exercise 21.5

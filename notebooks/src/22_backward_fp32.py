@@ -295,7 +295,7 @@ draw_backward.hand_over(steps, "Six tiles of keys hand on dQ, six tiles of queri
 # %% [markdown]
 # **What to see.** All begin with the same tile of queries, so all but the first wait, but only *once*: from then on each arrives just when its turn comes. (Why from the last tile to the first? Without a mask it makes no difference; see exercise 22.5.)
 #
-# On a GPU, CTAs don't keep step. What do turns cost there? A draft in which nobody waits (its $dQ$ is wrong, its time is right) is a few percent faster than the same draft with turns, least where sequences are longest:
+# On a GPU, CTAs don't keep step. What do turns cost there? A draft that adds without atomics and without turns (so its $dQ$ is wrong) is a few percent faster than the same draft with turns, least where sequences are longest:
 # %%
 def turns(steps):
     """How much faster draft 17, without turns, is than draft 6, with turns and the same otherwise."""
@@ -330,7 +330,7 @@ draw_backward.dataflow(ways, ends, "One step of 22_backward_fp32")
 # | $dV_j \mathrel{+}= P^\top dO_i$, $dK_j \mathrel{+}= dS^\top Q_i$ | queries | down the rows of both |
 # | $dQ_i \mathrel{+}= dS\, K_j$ | keys | along the rows of $dS$, down those of $K$ |
 #
-# *Down* the rows is better: one load of 16 bytes brings four elements for the same step of the sum. *Along* the rows, four elements belong to four steps, and a row has to arrive before its first FMA can start. So the operands of $S$ and $dP$ are transposed on their way into shared memory: `cp.async` copies 16, 8 or 4 bytes, and with 4 each element can go to its own place. With $K_j$ transposed, $dQ$ has its operands along the rows of both. That leaves two functions for five products. Rows of transposed tiles are padded by four elements (`ld_r`, `ld_c` below), so that no load and no store has a [bank conflict](glossary.md#bank-conflict). (Copies of 4 bytes do, where they read.)
+# *Down* the rows is better: one load of 16 bytes brings four elements for the same step of the sum. *Along* the rows, four elements belong to four steps, and a row has to arrive before its first FMA can start. So the operands of $S$ and $dP$ are transposed on their way into shared memory: `cp.async` copies 16, 8 or 4 bytes, and with 4 each element can go to its own place. With $K_j$ transposed, $dQ$ has its operands along the rows of both. That leaves two functions for five products. Rows of transposed tiles are padded by four elements (`ld_r`, `ld_c` below), so that no load and no store has a [bank conflict](glossary.md#bank-conflict). (Copies of 4 bytes do, where they read L1.)
 # %% [markdown]
 # ## The kernel
 # %%
@@ -342,7 +342,7 @@ show.region("22_backward_fp32", "tile")
 show.region("22_backward_fp32", "work")
 
 # %% [markdown]
-# $K_j$ stays in shared memory: $S$ and $dQ$ need it in every step, both transposed. At $d = 128$ there would be room for all of $V_j$ beside it on Hopper only, so $V_j$ passes through in **slabs**, as $Q_i$ and $dO_i$ do, one on its way while the one before is multiplied (notebook 12's pipeline). The last slab of a product orders the first of the next one. Below it, the two ways to multiply:
+# $K_j$ stays in shared memory: $S$ and $dQ$ need it in every step, both transposed. At $d = 128$ there would be room for all of $V_j$ beside it on Hopper only, so $V_j$ passes through in **slabs**, as $Q_i$ and $dO_i$ do, one on its way while the one before is multiplied (notebook 12's pipeline). A product's last step already fetches the next one's first slab. Below it, the two ways to multiply:
 # %%
 display(show.region("22_backward_fp32", "pipeline"), show.region("22_backward_fp32", "multiply"))
 
@@ -489,7 +489,7 @@ beside(causal=1)
 
 
 # %% [markdown]
-# **How to read it.** Above, without a mask; below, with a causal one, as ratios: a mark is the median over the rounds, its whiskers the lowest and the highest round. MATH has $P$ in memory and cuBLAS for its products, four of them where our kernel computes five, so by this measure it has the easier task; the memory it needs is not in the figure. Our kernel is 1.07<!--= ratio("22", "MATH", 64, dtype="fp32"):.2f --> times as fast at $d = 64$ and 0.83<!--= ratio("22", "MATH", 128, dtype="fp32"):.2f --> times at $d = 128$. Under a causal mask MATH multiplies the masked half as well: 2.00<!--= ratio("22", "MATH", 64, causal=1, dtype="fp32"):.2f --> and 1.53<!--= ratio("22", "MATH", 128, causal=1, dtype="fp32"):.2f -->. Beside EFFICIENT it is 1.09<!--= ratio("22", "EFFICIENT", 64, dtype="fp32"):.2f --> and 1.07<!--= ratio("22", "EFFICIENT", 128, dtype="fp32"):.2f --> times as fast. (Geometric means for $N \ge 1024$.)
+# **How to read it.** Above, without a mask; below, with a causal one, as ratios: a mark is the median over the rounds, its whiskers the lowest and the highest round. MATH has $P$ in memory and cuBLAS for its products, four of them where our kernel computes five, so by this measure it has the easier task; the memory it needs is not in the figure. Our kernel is 1.07<!--= ratio("22", "MATH", 64, dtype="fp32"):.2f --> times as fast at $d = 64$ and 0.83<!--= ratio("22", "MATH", 128, dtype="fp32"):.2f --> times at $d = 128$. Beside EFFICIENT it is 1.09<!--= ratio("22", "EFFICIENT", 64, dtype="fp32"):.2f --> and 1.07<!--= ratio("22", "EFFICIENT", 128, dtype="fp32"):.2f --> times as fast. Under a causal mask MATH multiplies the masked half as well: 2.00<!--= ratio("22", "MATH", 64, causal=1, dtype="fp32"):.2f --> and 1.53<!--= ratio("22", "MATH", 128, causal=1, dtype="fp32"):.2f -->. (Geometric means for $N \ge 1024$.)
 # %% [markdown]
 # ## What made it fast
 #
@@ -505,7 +505,7 @@ def drafts(steps):
 plot.recorded("22_backward_fp32", "steps", drafts)
 
 # %% [markdown]
-# **What to see.** *Keeping $K$ and $V$* (3) saves fetching: 13<!--= 100 * (step("22", 3, 64) / step("22", 1, 64) - 1):.0f --> % over draft 1 at $d = 64$. *Going down the rows* in four of five products (6) brings 11<!--= 100 * (step("22", 6, 64) / step("22", 4, 64) - 1):.0f --> % over draft 4. The last two are no kernels but bounds on what is left: without turns 3<!--= 100 * (step("22", 17, 64) / step("22", 6, 64) - 1):.0f --> %, without fetching 6<!--= 100 * (step("22", 18, 64) / step("22", 6, 64) - 1):.0f --> % at $d = 64$. The rung is nearest to draft 10 of [29 · Log](29_log.ipynb).
+# **What to see.** *Keeping $K$ and $V$* (3; the rung keeps $K$ alone) saves fetching: 13<!--= 100 * (step("22", 3, 64) / step("22", 1, 64) - 1):.0f --> % over draft 1 at $d = 64$. *Going down the rows* in four of five products (6) brings 11<!--= 100 * (step("22", 6, 64) / step("22", 4, 64) - 1):.0f --> % over draft 4. The last two are no kernels but bounds on what is left: without turns 3<!--= 100 * (step("22", 17, 64) / step("22", 6, 64) - 1):.0f --> %, without fetching 6<!--= 100 * (step("22", 18, 64) / step("22", 6, 64) - 1):.0f --> % at $d = 64$. The rung is nearest to draft 10.
 # %% [markdown]
 # ## What still hurts
 #
@@ -547,7 +547,7 @@ hint("22.1")
 # %% [markdown]
 # ### Task 22.2 · The line between two products
 #
-# $dP$ slab by slab, then $dS$ in place of $P$. It teaches a pipeline with a rule of its own: the last slab of a product orders the first of the next.
+# $dP$ slab by slab, then $dS$ in place of $P$. It teaches a pipeline with a rule of its own: each product's last step fetches the next one's first slab.
 
 # %%
 blank("22", "dS")

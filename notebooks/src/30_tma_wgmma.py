@@ -157,7 +157,7 @@ predict(first_chunk, landed(59)[2, 0] % 8, "is the chunk that lies first in the 
 #
 # A thread waits for its own `cp.async`. A TMA copy belongs to no thread. It reports to an **mbarrier**, 8 bytes in shared memory that count two things: arrivals of threads, and bytes (the *transaction count*). It goes through **phases**. A phase is complete when as many threads have arrived as it was initialised for *and* the bytes that were announced (`expect_tx`) and those that came are equal. Then the next phase begins, with the same number of arrivals.
 #
-# A thread that waits names a phase by its **parity**. It passes if the phase of this parity is complete, the current one being of the other. In Python:
+# A thread that waits names a phase by its **parity**. It passes while the current phase has the other parity: then the phase it names is complete. In Python:
 
 
 # %%
@@ -549,7 +549,7 @@ plot.recorded("30_tma_wgmma", "forward", lambda s: plot.ratio(s, "30_tma_wgmma",
 # %% [markdown]
 # ## Exercises
 #
-# In a **task** you write CUDA: the cell takes the place of one region of the rung. `blank` shows what is given and what has to hold afterwards. It is solved if all cases of `check` are right and the X-ray finds nothing. (In an editor: `python -m helpers exercise new 30 kernel`, here for the whole rung, task 30.9.)
+# In a **task** you write CUDA: the cell takes the place of one region of the rung. `blank` shows what is given and what has to hold afterwards. It is solved if all cases of `check` are right and the X-ray finds nothing. (In an editor, `python -m helpers exercise new 30 mask` begins task 30.2, `kernel` the rung, 30.9.)
 #
 # ### Task 30.1 · The epilogue
 #

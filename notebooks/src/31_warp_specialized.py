@@ -346,7 +346,7 @@ for where, one in {
     print(f"the next Q {where} K and V: the longest wait {(waits.end - waits.begin).max()} events")
 
 # %% [markdown]
-# The place for the *second next* $Q$ is being read until the last $S$ of the query tile before. The producer stands there until then, and the ring runs empty. No result is wrong; the swim lanes show it.
+# That $Q$ goes where the last but one lies, which is read until its tile's last $S$. Until then the producer waits there, and the ring runs empty. No result is wrong; the swim lanes show it.
 #
 # The same on a GPU, where the axis is time: some tiles around the end of a query tile, of a CTA in the middle of a full grid. (Notes take time, too: shares mean more than durations.)
 
@@ -390,7 +390,7 @@ plot.recorded("31_warp_specialized", "roles", shares, by=by)
 #
 # - The producer has nothing to do for most of the time. Its two long boxes are the beginning of a query tile: it sends for $Q$, and behind the first $K$ and $V$ finds out what comes next.
 # - The consumers are not in step. Consumer 0 comes to the end of its query tile about three tiles of keys after the other two, and four stages wouldn't let it be much later; the longest wait of the producer is for the places that consumer 0 has yet to read.
-# - Nobody multiplies in an epilogue, which takes about as long as a tile of keys (`other` in the table is what isn't drawn: a fifth epilogue, the rest short gaps around waits); but the other consumers do.
+# - In an epilogue, about as long as a tile of keys, a consumer multiplies nothing; the others go on. (`other` in the table isn't drawn: one fifth is epilogue, the rest short gaps around waits.)
 # - A consumer's softmax takes more than a third of its time at $d = 64$, and about a third at 128. All that time it has no product under way.
 #
 # ### How far ahead
@@ -441,7 +441,7 @@ budgets = {
     "30, d = 128": wgmma_units.forward(before, 128, "fp16"),
     "31, d = 128": wgmma_units.forward(after, 128, "fp16"),
 }
-text = "Issue slots go down from 597 clocks in rung 30 to 469 in rung 31; the tensor cores' 1024 stay the longest."
+text = "Issue slots go down from 597 clocks in rung 30 to 467 in rung 31; the tensor cores' 1024 stay the longest."
 budget.units(wgmma_units.table(budgets), "64 rows and 128 keys (a model, not a measurement)", text)
 
 # %% [markdown]

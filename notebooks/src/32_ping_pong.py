@@ -164,7 +164,7 @@ show.region("32_ping_pong", "walk")
 # %% [markdown]
 # The maximum is tracked in the last tile and in two more. Then `some_peaked` decides whether to go on: if few keys take most of some rows of a warp (a small $l$) but not of others, those may meet theirs later. To do a tile again costs far more than to track one; up to four whole tiles are always tracked.
 #
-# Rung 13 lacked two things. **128 threads decide together**: `wgmma` is an instruction of four warps, so all of them do $S$ again, or none. A warp whose $P$ may not stand leaves a 1 in shared memory, a **vote**. Everybody hears of it at a barrier that is on the way already: the next turn. **$S$ is gone, $K_j$ is not**: $P$ has taken the place of $S$, so doing a tile again takes the product again, and $K_j$ stays until the votes are read.
+# Two things are new here. **128 threads decide together**: `wgmma` is an instruction of four warps, so all of them do $S$ again, or none. A warp whose $P$ may not stand leaves a 1 in shared memory, a **vote**. Everybody hears of it at a barrier that is on the way already: the next turn. **$S$ is gone, $K_j$ is not**: $P$ has taken the place of $S$, so doing a tile again takes the product again, and $K_j$ stays until the votes are read.
 #
 # A warpgroup's way through the tiles, with the numbers of the kernel's comments:
 
@@ -279,15 +279,15 @@ plot.recorded("32_ping_pong", "stages", staged, by="python -m helpers record sta
 # | 32_5 | 1<!--= round(100 * (stage("32", "32_5", "32_4", 64) - 1)) --> | 0<!--= round(100 * (stage("32", "32_5", "32_4", 128) - 1)) --> | $O$ leaves from $Q_i$'s place |
 # | 32 | -1<!--= round(100 * (stage("32", "32", "32_5", 64) - 1)) --> | 1<!--= 100 * (stage("32", "32", "32_5", 128) - 1):.0f --> | one more stage of $K$; tiles where maxima often lie come first; query tiles chosen late |
 #
-# Single ideas, from [39 · Log](39_log.ipynb). (From run to run the same code is up to 3 % apart, in steps 1 to 10 6 %.)
+# Single ideas, from [39 · Log](39_log.ipynb). (The same code varies by up to 3 % between runs, in steps 1 to 10 by 6 %.)
 #
-# - **Turns** alone: at $d = 64$ 0<!--= 100 * (step("32", 1, 64) / step("32", 2, 64) - 1):.0f --> % with a maximum (steps 1, 2) and 2<!--= 100 * (step("32", 13, 64) / step("32", 15, 64) - 1):.0f --> % without (13, 15), under a mask 5<!--= 100 * (step("32", 1, 64, "ratio_causal") / step("32", 2, 64, "ratio_causal") - 1):.0f --> and 0<!--= 100 * (step("32", 13, 64, "ratio_causal") / step("32", 15, 64, "ratio_causal") - 1):.0f --> %; at $d = 128$ nothing, and under a mask they cost 4<!--= -100 * (step("32", 1, 128, "ratio_causal") / step("32", 2, 128, "ratio_causal") - 1):.0f --> and 1<!--= -100 * (step("32", 13, 128, "ratio_causal") / step("32", 15, 128, "ratio_causal") - 1):.0f --> %. Section 1's model is right about the direction only: left to themselves, warpgroups don't stay in step.
+# - **Turns** alone: at $d = 64$ 0<!--= 100 * (step("32", 1, 64) / step("32", 2, 64) - 1):.0f --> % with a maximum (steps 1, 2) and 2<!--= 100 * (step("32", 13, 64) / step("32", 15, 64) - 1):.0f --> % without (13, 15), under a mask 5<!--= 100 * (step("32", 1, 64, "ratio_causal") / step("32", 2, 64, "ratio_causal") - 1):.0f --> and 0<!--= 100 * (step("32", 13, 64, "ratio_causal") / step("32", 15, 64, "ratio_causal") - 1):.0f --> %; at $d = 128$ nothing, and under a mask they cost 4<!--= -100 * (step("32", 1, 128, "ratio_causal") / step("32", 2, 128, "ratio_causal") - 1):.0f --> and 1<!--= -100 * (step("32", 13, 128, "ratio_causal") / step("32", 15, 128, "ratio_causal") - 1):.0f --> %. Section 1's model promised far more: left to themselves, warpgroups don't stay in step.
 # - **Each query tile finished before the next begins** (1, 11): the tensor cores idle in between, and yet it gained 9<!--= 100 * (step("32", 11, 128) / step("32", 1, 128) - 1):.0f --> % at $d = 128$, as the loop is half as long. $Q_i$ asked for early (17, 20) brought 7<!--= 100 * (step("32", 20, 128) / step("32", 17, 128) - 1):.0f --> % more.
 
 # %% [markdown]
 # ## The kernel
 #
-# [Ring](glossary.md#ring) and the counter that hands out query tiles are rung 31's. $K$ has a stage more than $V$, and is fetched a tile ahead of it: for the vote, the last warpgroup keeps $K_j$ until its next turn, and in the turn after that the first one needs $K_{j+2}$. To make room, $O$ takes $Q_i$'s place; a second thread of the producer's warpgroup sends it. A third one chooses the next query tile, when the current one is nearly done. Rung 31 chooses at its start: with two per CTA, one with a long tile reserves another while others run out of work. With one each, the counter isn't even cleared.
+# [Ring](glossary.md#ring) and the counter that hands out query tiles are rung 31's. $K$ has a stage more than $V$, and is fetched a tile ahead of it: for the vote, the last warpgroup keeps $K_j$ until its next turn, and in the turn after that the first one needs $K_{j+2}$. To make room, $O$ takes $Q_i$'s place; a second thread of the producer's warpgroup sends it. A third one chooses the next query tile, when the current one is nearly done. Rung 31 chooses at its start: a CTA with a long tile then holds another, while others have none. With one tile per CTA, this rung doesn't clear the counter.
 
 # %%
 show.region("32_ping_pong", "producer")
@@ -438,7 +438,7 @@ by = "python -m helpers record families 32"
 plot.recorded("32_ping_pong", "families", lambda samples: plot.families(samples, five), by=by)
 
 # %% [markdown]
-# **What to see.** The other kernels form every maximum on any input, so their points move less. Ours is furthest ahead where little is missed. Elsewhere it tracks, with the instructions of rung 31's softmax. Under *one key*, where it tracks throughout, it is still 1.09<!--= family("32", "31_warp_specialized", "one key", 64):.2f --> and 1.17<!--= family("32", "31_warp_specialized", "one key", 128):.2f --> times as fast as rung 31 ($d = 64$ and 128), and 1.10<!--= family("32", "FA3", "one key", 64):.2f --> and 0.99<!--= family("32", "FA3", "one key", 128):.2f --> times as fast as FA3. Where a sink leads or scores fall along the keys, the maximum is met early: beside FA3 at $d = 128$ it is 1.05<!--= family("32", "FA3", "sink", 128):.2f --> and 1.06<!--= family("32", "FA3", "falling", 128):.2f --> times as fast, under a mask 1.04<!--= family("32", "FA3", "sink", 128, causal=1):.2f --> and 1.04<!--= family("32", "FA3", "falling", 128, causal=1):.2f -->. Without a mask *Q × 2* costs most: 0.98<!--= family("32", "FA3", "Q × 2", 128):.2f -->; under a mask, *Q × 2* to *Q × 8* and *one key* all have 0.98<!--= family("32", "FA3", "one key", 128, causal=1):.2f -->. ([39 · Log](39_log.ipynb) has what was tried against these prices.)
+# **What to see.** The other kernels form every maximum on any input, so their points move less. Ours is furthest ahead where little is missed. Elsewhere it tracks, as rung 31 does. Under *one key*, tracked throughout, it is still (means over lengths and formats) 1.09<!--= family("32", "31_warp_specialized", "one key", 64):.2f --> and 1.17<!--= family("32", "31_warp_specialized", "one key", 128):.2f --> times as fast as rung 31 ($d = 64$ and 128), and 1.10<!--= family("32", "FA3", "one key", 64):.2f --> and 0.99<!--= family("32", "FA3", "one key", 128):.2f --> times as fast as FA3. Where a sink leads or scores fall along the keys, the maximum is met early: beside FA3 at $d = 128$ it is 1.05<!--= family("32", "FA3", "sink", 128):.2f --> and 1.06<!--= family("32", "FA3", "falling", 128):.2f --> times as fast, under a mask 1.04<!--= family("32", "FA3", "sink", 128, causal=1):.2f --> and 1.04<!--= family("32", "FA3", "falling", 128, causal=1):.2f -->. Without a mask *Q × 2* costs most: 0.98<!--= family("32", "FA3", "Q × 2", 128):.2f -->; under a mask, *Q × 2* to *Q × 8* and *one key* all have 0.98<!--= family("32", "FA3", "one key", 128, causal=1):.2f -->. (Tried against these prices: [39 · Log](39_log.ipynb).)
 #
 # ### The staircase
 #
@@ -453,7 +453,7 @@ plot.staircase(speeds[(speeds["dtype"] != "fp32") & (speeds["D"] == 128)])
 #
 # 1. **Ends.** A query tile begins with a tile of keys done alone and ends with a product without exponentials under it.
 # 2. **Exponentials at $d = 64$.** There are as many clocks of them as of products, so both units would have to be busy all the time, and each is for 0.66<!--= 1536 / clocks("32", 64):.2f -->. Exercise 32.3 looks ahead.
-# 3. **Power.** At its limit of 700 W the card lowers its clock. Then a call takes its energy over 700 W, however few clocks it needs. Beside cuBLAS, at $d = 128$ without a mask, NVML (the driver's monitoring library) reported as little as 1680<!--= record.load("32_ping_pong", "matmul").query("causal == 0").sm_mhz.min():.0f --> of 1980 MHz, and the rung reached 0.96<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.min():.2f --> to 0.98<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.max():.2f --> of its TFLOP/s.
+# 3. **Power.** At its limit of 700 W the card lowers its clock. A call's time is then its energy divided by 700 W, however few clocks it needs. Beside cuBLAS, at $d = 128$ without a mask, NVML (the driver's monitoring library; its clock reads a tenth high) reported as little as 1680<!--= record.load("32_ping_pong", "matmul").query("causal == 0").sm_mhz.min():.0f --> of 1980 MHz, and the rung reached 0.96<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.min():.2f --> to 0.98<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.max():.2f --> of its TFLOP/s.
 #
 # Does power hold the rung back? On **zeros** the kernel executes the same instructions, but hardly a wire changes from one value to the next, and that is what takes power ([He, 2024](https://www.thonking.ai/p/strangely-matrix-multiplications)). If so, zeros are faster, at a higher clock, and take as many clocks. Bursts of a second, the clock counted on the SMs themselves:
 
@@ -468,7 +468,6 @@ def on_zeros(samples):
     ours = mean["ms"].loc[128, "32_ping_pong"]
     predict(faster_on_zeros, ours["random"] / ours["zeros"], "times as fast on zeros, d = 128")
     mean["million clocks"] = mean["ms"] * mean["mhz"] / 1000
-    mean["at the power limit"] = (samples["throttle"] == "power_cap").groupby([samples[key] for key in keys]).mean()
     return mean.round({"ms": 3, "joules": 3, "mhz": 0, "watts": 0, "million clocks": 3})
 
 

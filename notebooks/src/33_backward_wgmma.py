@@ -146,7 +146,7 @@ pd.concat({f"d = {d}": f.groupby("name", sort=False).agg(facts) for d, f in foun
 # | who | does what |
 # |---|---|
 # | every thread | writes its part of $dS$ |
-# | every thread | `fence.proxy.async`: what I wrote can be seen on the other way |
+# | every thread | `fence.proxy.async`: what I wrote is visible to the async proxy |
 # | every thread | `bar.arrive` at the other warpgroup's barrier: my half is written; it doesn't wait |
 # | each warpgroup | `bar.sync` at its own barrier, then `wgmma`, which reads both halves |
 
@@ -309,7 +309,7 @@ draw_backward.shared_memory(bars, "Where shared memory goes, KB per CTA")
 #
 # A loop is an *item* of work: 128 keys of a query head, at $N = 512$ and $d = 64$ four steps. Before it tiles have to come, after it $dK$ and $dV$ have to leave; meanwhile the tensor cores rest. Short sequences suffer most.
 #
-# So at $d = 64$ a CTA per SM takes one item after another, by a counter, as in rung 31. The next $K$ and $Q$ come under an item's last steps, and *the last step starts the next item's $S$*. $V$ has one place: it is given back when the last $dP$ has read it. $dK$ and $dV$ leave under the next item's first step, by way of a buffer of $dS$. After the last comes an $S$ of nothing. At $d = 128$, without a second $K$, a CTA has one item:
+# So at $d = 64$ a CTA per SM takes one item after another, by a counter, as in rung 31. The next $K$ and $Q$ come under an item's last steps, and *the last step starts the next item's $S$*. $V$ has one place: it is given back when the last $dP$ has read it. $dK$ and $dV$ leave under the next item's first step, by way of a buffer of $dS$. After the last, an unused $S$ is started. At $d = 128$, without a second $K$, a CTA has one item:
 
 # %%
 show.region("33_backward_wgmma", "items")
@@ -392,7 +392,7 @@ show.region("33_backward_wgmma", "scores")
 show.region("33_backward_wgmma", "tile_loop")
 
 # %% [markdown]
-# Unless `deterministic`, the longest items come first: under a causal mask the first keys of up to 8 heads (16 long ones), otherwise a head's last keys, which may be masked. Where several query heads share $K$ and $V$, each has items of its own, whose $dK$ and $dV$ go to the workspace; a last kernel adds them up in the order of the heads (region `add_heads`).
+# Unless `deterministic`, the longest items come first: under a causal mask the first keys of up to 8 heads at once (16 if long); otherwise a head's last, perhaps ragged, tile. Where several query heads share $K$ and $V$, each has items of its own, whose $dK$ and $dV$ go to the workspace; a last kernel adds them up in the order of the heads (region `add_heads`).
 
 # %% [markdown]
 # ## Run and check
@@ -420,7 +420,7 @@ compile_ahead(texts.values(), "run")
 for bug, text in texts.items():
     report = check(load(source=text, device="cpu", quiet=True), [case])
     maps |= {f"{bug}: d{c.output[1].upper()}": c for c in report.comparisons}
-draw_proof.gallery(maps, columns=3)
+draw_proof.gallery(maps, columns=3, ticks=True)
 
 # %% [markdown]
 # **What to see.** Rows of $dQ$ are queries, rows of $dK$ and $dV$ are keys.
@@ -513,7 +513,7 @@ def taught(steps):
 plot.recorded("33_backward_wgmma", "steps", taught)
 
 # %% [markdown]
-# **What to see.** (Filled marks stayed; two runs of the same draft differ by up to 4 %.) The largest at $d = 128$ is a third buffer (2): $Q_i$ was given back at the end of a step and wanted half a step later, less than a copy takes. At $d = 64$ steps 3 and 10 brought most. In the finished kernel turns matter little (see the log).
+# **What to see.** (Filled marks stayed; runs of one draft differ by up to 4 %.) The largest at $d = 128$ is a third buffer (2): $Q_i$ was given back at the end of a step and wanted half a step later, less than a copy takes. At $d = 64$ steps 3 (surpassed later) and 10 brought most. In the finished kernel turns matter little (see the log).
 #
 # ## What still hurts
 #
@@ -538,7 +538,7 @@ plot.recorded("33_backward_wgmma", "steps", taught)
 # | turns | Pingpong schedules, `OrderedSequenceBarrier` | `warp_scheduler_barrier_sync`, `_arrive` |
 # | no turns | Cooperative schedules | – |
 # | two products under way | – | intra-warpgroup overlap |
-# | the counter of rungs 31 and 33 | a dynamic persistent tile scheduler | `DynamicPersistentTileScheduler` |
+# | the counter of rungs 31 to 33 | a dynamic persistent tile scheduler | `DynamicPersistentTileScheduler` |
 #
 # </details>
 #

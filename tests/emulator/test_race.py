@@ -310,7 +310,7 @@ print(found(
 
 def test_no_smaller_block_of_an_earlier_kernel_orders_the_threads_of_a_larger_one():
     folder = Path(__file__).parent
-    filled = os.environ | {"MALLOC_PERTURB_": "1"}  # by glibc, what is allocated, with 0xfe: a time long after every other
+    filled = os.environ | {"MALLOC_PERTURB_": "1"}  # by glibc, what is allocated, with 0xfe: later than any time
     command = [sys.executable, "-c", AFTER_ANOTHER]
     done = subprocess.run(command, cwd=folder, env=filled, capture_output=True, text=True, timeout=600)
     assert done.stdout == "['race']\n", done.stderr

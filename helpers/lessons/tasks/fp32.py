@@ -133,7 +133,7 @@ TASKS = (
     ),
     whole(
         "02",
-        "Q holds S (rows,N), O receives P; Nq = rows, Nk = N. Begin with a warp per row that reads the row twice.",
+        "Begin with a warp per row that reads the row twice.",
         "Then keep what was read: 32 lanes with 4 V elements each hold rows up to 128 V.",
         "Long rows have to be cut among blocks, and P is the only memory there is for their states: two elements at the start of "
         "each slice.",

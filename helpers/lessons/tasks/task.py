@@ -51,6 +51,11 @@ class Task:
 def whole(number: str, first: str, then: str, trap: str, backward: bool = False) -> Task:
     """The task to write a rung from its header block. first, then, trap: its hints."""
     args = "fa::backward(args)" if backward else "fa::model(args)" if number >= "20" else "fa_args"
+    tensors = (
+        "Q holds S (rows,N), O receives P; Nq = rows, Nk = N"
+        if number == "02"
+        else "LSE (B,H,Nq) fp32, contiguous; workspace[i]: the tensors of the header block's `workspace`, uninitialized"
+    )
     return Task(
         f"{number}.9",
         WHOLE,
@@ -59,7 +64,7 @@ def whole(number: str, first: str, then: str, trap: str, backward: bool = False)
         "with the inputs, dtypes, head dimensions and workspace that the header block names.",
         (
             f"the arguments ({args}, kernels/include/fa/): tensors with strides in elements, columns contiguous",
-            "LSE (B,H,Nq) fp32, contiguous; workspace[i]: the tensors of the header block's `workspace`, uninitialized",
+            tensors,
             "the #include lines of the rung",
         ),
         (
