@@ -115,6 +115,12 @@ static void poison(Worker* w, size_t offset, size_t bytes) {
   for (Watcher* t : w->on_memory) t->array_begins(offset, bytes);
 }
 
+// Local variables start as NaNs too, as far down the stack as most kernels reach.
+static void poison_stack(char* top) {
+  constexpr size_t bytes = 8 << 10;
+  memset(top - bytes, 0xff, bytes);
+}
+
 static void prepare(Worker* w, uint64_t block) {
   const Launch& launch = *w->run->launch;
   w->block = block;
@@ -196,7 +202,9 @@ void run_block(Worker* w, uint64_t block) {
     w->head = (w->head + 1) % kMaxThreads;
     --w->queued;
     if (t->state == State::Fresh) {
-      t->resume = fiber_at(reinterpret_cast<char*>(stack_top(*t)), thread_main);
+      char* const top = reinterpret_cast<char*>(stack_top(*t));
+      poison_stack(top);
+      t->resume = fiber_at(top, thread_main);
       t->state = State::Ready;
     }
     w->current = t;

@@ -140,6 +140,7 @@ struct RaceWatcher final : Watcher {
     overwrites.clear();
     synchronised = left_out = false;
     only_atomic = 0;
+    far_region = kAllocated;
     if (session.follows_flags) flags.begin_block(w->block);
   }
   void end_block() override { settle(); }
@@ -404,7 +405,7 @@ void RaceWatcher::check_cells(const Memory& memory, size_t offset, size_t bytes,
 // What another GPU writes, when it likes.
 void RaceWatcher::reads_far(const Access& a) {
   const bool by_TMA = a.kind == Access::BulkRow;
-  if (by_TMA) far_region = a.target;
+  if (by_TMA && a.op == Op::Load) far_region = a.target;
   const int may = flags.may_read_far(me());
   if (may == 2 || (may == 1 && !by_TMA)) return;
   note(w, may == 0 ? "race" : "proxy fence", w->offset(a.pc), 0, 3, [&] {
@@ -621,7 +622,7 @@ struct RaceTool final : Tool {
   std::unique_ptr<Watcher> watch(Worker* w) override { return std::make_unique<RaceWatcher>(w, across, order); }
   void begin_launch(const Run&) override {
     across.begin_launch();
-    if (session.follows_flags) order.begin_launch(across.count);
+    order.begin_launch(session.follows_flags ? across.count : 0);
   }
   void end_launch(const Run& run) override {
     across.end_launch(run, !order.used);
