@@ -267,7 +267,7 @@ def test_the_spread_over_families_is_a_sentence_once_it_is_recorded(tmp_path):
         ]
         record.save(stem, "families", pd.DataFrame(rows), known=CONDITIONS, root=tmp_path)
     said = readme.families(tmp_path)
-    assert "Over up to 3 families" in said and "13 0.50 to 1.25 × FlashAttention-2, 32 0.50 to 1.25 × cuDNN" in said
+    assert "Over up to 3 families" in said and "13: 0.50 to 1.25 × FlashAttention-2, 32: 0.50 to 1.25 × cuDNN" in said
     assert said in readme.table(tmp_path)
     record.save(
         "33_backward_wgmma", "families", pd.DataFrame(rows), known=CONDITIONS, root=tmp_path
@@ -290,5 +290,5 @@ def test_the_spread_over_one_sequence_is_a_sentence_once_it_is_recorded(tmp_path
         ]
         record.save(stem, "one_sequence", pd.DataFrame(rows), known=CONDITIONS, root=tmp_path)
     said = readme.one_sequence(tmp_path)
-    assert "20 0.70 to 1.80 × FlashAttention-2, 33 0.70 to 1.80 × cuDNN" in said and "31 0" not in said
+    assert "20: 0.70 to 1.80 × FlashAttention-2, 33: 0.70 to 1.80 × cuDNN" in said and "31: 0" not in said
     assert said in readme.table(tmp_path)
