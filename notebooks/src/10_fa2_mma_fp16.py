@@ -378,7 +378,7 @@ rays.bank_map(line)
 
 # %% tags=["reveal", "raises-exception"]
 budget = units.table(["10_fa2_mma_fp16"], D=64, rows=16)
-units.draw(budget.assign(took=float("nan")), "16 query rows × 64 keys, d = 64 · counted")  # what it took comes below
+units.draw(budget.assign(took=float("nan")), "16 query rows × 64 keys, d = 64 · counted")
 
 # %% [markdown]
 # **What to see.** The bars are clocks of an SM. *Shared memory*: the X-ray's wavefronts, 1024 for `ldmatrix` and 32 for this warp's share of the stores. *Tensor cores*: 64 `mma` at the rate of `mma.sync` alone. *Issue slots*: the instructions of the loop that a whole tile runs through, four of which can start per clock. [*MUFU*](glossary.md#mufu): the special function units, one warp's exponentials in two clocks.
