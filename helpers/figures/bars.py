@@ -134,7 +134,7 @@ def bytes_by_tensor(kernels: Mapping[str, Mapping[str, float]], title: str) -> F
     figure, (ax,) = canvas(6.8, 3.2, title=title)
     most = table.max(axis=None)
     for name, bars in grouped(ax, table, [(BLUE, ""), (AMBER, "//"), (GREEN, "..")], 0.8).items():
-        said = [f"{v:.3g}" if v > most / 50 else "" for v in table[name]]
+        said = [f"{v:.3g}" if v > most / 50 else f"{v:.1g}" if v > 0 else "" for v in table[name]]
         ax.bar_label(bars, said, fontsize=8, color=MUTED, padding=1)
     ax.set_xticks(range(len(table)), table.index)
     ax.set(ylabel="MiB read + written", ylim=(0, 1.12 * most))

@@ -36,7 +36,8 @@ def families(samples: pd.DataFrame, names: Sequence[str] = (), causal: bool = Fa
             y = line["family"].map(rows)
             ours = name in samples["rung"].values  # its points lie on top of the others'
             look, zorder = looks[name][:2] + ("",), 4 if ours else 3
-            draw_line(ax, line["tflops"], y, look, ours, markersize=7, zorder=zorder)
+            tall = 15 if look[1] == "|" else 7  # a bar shows above and below a point on top of it
+            draw_line(ax, line["tflops"], y, look, ours, markersize=tall, zorder=zorder)
             ax.lines[-1].set_label(name)
         ax.set_yticks(list(rows.values()), [f"{f}, N = {n}" if n != N else f for f, n in lengths.items()])
         ax.set_ylim(len(rows) - 0.5, -0.5)

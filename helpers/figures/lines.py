@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
-from .style import CARD, MUTED, PEERS, RUNGS, Figure, canvas
+from .style import CARD, FAINT, MUTED, PEERS, RUNGS, Figure, canvas
 
 
 def looks_of(names: Iterable[str]) -> dict[str, tuple]:
@@ -27,7 +27,8 @@ def draw_line(ax: Axes, x: Sequence[float], y: Sequence[float], look: tuple, our
 
 
 def name_lines(ax: Axes, ends: dict[str, tuple[float, float]], looks: Mapping[str, tuple], gap: float = 0.075) -> None:
-    """Writes each line's name right of its last point, moved apart where two would overlap."""
+    """Writes each line's name right of its last point, moved apart where two would overlap; a line that
+    ends before the right edge gets a grey, dotted leader."""
     to_axes = ax.transAxes.inverted()
     where = {n: to_axes.transform(ax.transData.transform(end)) for n, end in ends.items()}
     order = sorted(where, key=lambda n: where[n][1])
@@ -51,7 +52,8 @@ def name_lines(ax: Axes, ends: dict[str, tuple[float, float]], looks: Mapping[st
             va="center",
             arrowprops={
                 "arrowstyle": "-",
-                "color": looks[name][0],
+                "color": looks[name][0] if where[name][0] > 0.9 else FAINT,
+                "linestyle": "-" if where[name][0] > 0.9 else (0, (2, 4)),
                 "linewidth": 0.6,
                 "shrinkA": 1,
                 "shrinkB": 4,

@@ -170,8 +170,9 @@ def ratio(samples: pd.DataFrame, ours: str, peers: str | Sequence[str], dtype: s
 def roofline(points: pd.DataFrame, ceilings: pd.DataFrame, roofs: Sequence[str] = ("fp32 matmul",)) -> Figure:
     """Attainable TFLOP/s against arithmetic intensity, under this machine's measured ceilings, with kernels as points.
 
-    points: name, flops, bytes (moved to and from HBM), ms. ceilings: record.load("device", "ceilings"); "copy" is the
-    slope, `roofs` the flat parts. ValueError for a ceiling that is not in `ceilings`.
+    points: name, flops, bytes (moved to and from HBM), ms; the title says their dtype and their B, H, Nk and D, where there
+    are such columns. ceilings: record.load("device", "ceilings"); "copy" is the slope, `roofs` the flat parts. ValueError for
+    a ceiling that is not in `ceilings`.
     """
     top = ceilings.groupby("name")["value"].median()
     missing = {"copy", *roofs} - set(top.index)
@@ -196,7 +197,9 @@ def roofline(points: pd.DataFrame, ceilings: pd.DataFrame, roofs: Sequence[str] 
     ax.yaxis.set_major_formatter(plain)
     ax.set_xlabel("arithmetic intensity (FLOP per byte of HBM traffic)")
     ax.set_ylabel("TFLOP/s")
-    figure.suptitle(f"Roofline · {device(ceilings)}, ceilings measured", x=0.01, ha="left", fontsize=11)
+    shape = [f"{c[0]} = {int(points[c].iloc[0])}" for c in ("B", "H", "Nk", "D") if c in points]
+    words = ", ".join(filter(None, ["Roofline", _what(points), *shape]))
+    figure.suptitle(f"{words} · {device(ceilings)}, ceilings measured", x=0.01, ha="left", fontsize=11)
     return figure
 
 

@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter
 from .lines import name_lines
 from .style import BLUE, CARD, INK, MUTED, ORANGE, PEERS, SHADES, Figure, canvas, styled
 
-UNITS = {"tflops": "TFLOP/s", "to_flash": "speed beside SDPA FLASH\n(its time / this one's)"}
+UNITS = {"tflops": "TFLOP/s", "to_flash": "speed beside SDPA FLASH\n(its time in the same session / this one's)"}
 
 
 @styled

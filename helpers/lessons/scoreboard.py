@@ -28,7 +28,7 @@ DATASHEET = "datasheet"
 # TFLOP/s of dense 16-bit products: the 1,979 of NVIDIA's datasheets of the H100 and the H200, SXM both, are with sparsity, which
 # doubles them.
 LIMIT = {"NVIDIA H100 80GB HBM3": 1979 / 2, "NVIDIA H200": 1979 / 2}
-COLUMNS = ["name", "kind", "dtype", "D", "tflops", "to_flash", "low", "high", "device", "stale"]
+COLUMNS = ["name", "kind", "dtype", "D", "tflops", "to_flash", "low", "high", "device", "stale", "beside"]
 
 
 def _device(device: str | None, root: Path) -> str:
@@ -46,7 +46,8 @@ def speeds(
     they ran beside a rung, and rows of kind "ceiling", which is no attention: cuBLAS's product of two square matrices and what the card's datasheet promises. dtype: of the rungs that take it, the others
     keep their own. tflops: at the headline workload and N. to_flash: SDPA FLASH's time over this one's, measured side by
     side in one process, geometric mean over N >= 1024, with `low` and `high`; it is missing for fp32, which FLASH doesn't
-    take. A rung without records has one row for each D, with neither.
+    take. A rung without records has one row for each D, with neither. stale: of a rung whose kernel has changed since. beside:
+    of a peer, the number of the rung in whose session it ran.
     """
     folder = _device(device, root)
     wanted = (*BESIDE, *SUMMIT) if summit else BESIDE
@@ -65,7 +66,9 @@ def speeds(
         found = _of_session(here, N)
         rows += [row | {"kind": "rung"} for row in found if row["name"] == rung.stem]
         beside |= {
-            (r["name"], r["D"]): r | {"kind": "peer"} for r in found if r["name"] in wanted and r["dtype"] == dtype
+            (r["name"], r["D"]): r | {"kind": "peer", "stale": False, "beside": rung.number}
+            for r in found
+            if r["name"] in wanted and r["dtype"] == dtype
         }
     rows += [row for _, row in sorted(beside.items())]
     if folder == record.DEFAULT_DEVICE:
@@ -133,16 +136,18 @@ def _ceilings(dtype: str, folder: str, root: Path) -> list[dict]:
 
 def draw(board: pd.DataFrame) -> Picture:
     """The speeds of `speeds`, a dot for each name and D on a logarithmic axis: first the rungs, then the others, then the reader's own.
-    What has no speed is left out; a rung that has changed since says so."""
+    What has no speed is left out; a rung that has changed since says so, a peer beside which rung it ran."""
     kinds = ["rung", "published", "peer", "ceiling", "yours"]
     known = board[board["tflops"].notna()]
     known = known.assign(order=known["kind"].map(kinds.index)).sort_values("order", kind="stable")
     label = known["name"].where(known["dtype"] != "fp32", known["name"] + " (fp32)")
     label = label.where(known["stale"].ne(True), label + " (stale)")
+    label = label.where(known["beside"].isna(), label + " (beside " + known["beside"].astype(str) + ")")
     frame = known.assign(label=label, ratio=known["tflops"], kept=True)
     device = known["device"].dropna().iloc[0]
     text = "; ".join(f"{row.label}, D = {row.D}: {row.ratio:.3g}" for row in frame.itertuples())
-    title = f"Attention forward pass, B·N = {TOKENS}, H·D = {WIDTH}, N = {N} · {device}"
+    dtypes = " and ".join(dict.fromkeys(known.loc[known["dtype"] != "fp32", "dtype"])) or "fp32"
+    title = f"Attention forward pass, {dtypes}, B·N = {TOKENS}, H·D = {WIDTH}, N = {N} · {device}"
     return mma.dots(frame, title, "TFLOP/s (logarithmic)", text, log=True, line=None, digits=".3g")
 
 

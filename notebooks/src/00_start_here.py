@@ -121,7 +121,7 @@ predict(times, least["01_naive"] / least["04_fa2_fp32"], "times the bytes")
 samples = record.load(device="nvidia-h200").query("op == 'attention' and dtype == 'fp32'")
 samples = samples[(samples[list(shape)] == list(shape.values())).all(axis=1) & samples.name.isin(list(least))]
 points = samples.groupby("name", as_index=False)["ms"].median()
-points = points.assign(bytes=points.name.map(least), flops=bench.forward_flops(**shape))
+points = points.assign(bytes=points.name.map(least), flops=bench.forward_flops(**shape), dtype="fp32", **shape)
 plot.roofline(points, record.load("device", "ceilings", device="nvidia-h200"), ["fp32 matmul", "fp16 matmul"])
 
 # %% [markdown]

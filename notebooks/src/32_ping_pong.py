@@ -172,7 +172,7 @@ show.region("32_ping_pong", "walk")
 draw_pingpong.states()
 
 # %% [markdown]
-# **What to see.** Most of the time goes round between (2) and (3). The first tile, tiles on the diagonal and those voted down are exact (1). A warpgroup that finds a vote *keeps* its turn (orange) while it does the tile again, and the others wait: `has_turn` remembers it.
+# **What to see.** Most of the time goes round between (2) and (3). The first tile, tiles on the diagonal and those voted down are exact (1). A warpgroup that finds a vote at (2) *keeps* its turn (orange) while it does the tile again, and the others wait: `has_turn` remembers it.
 
 # %%
 show.region("32_ping_pong", "votes")

@@ -84,7 +84,7 @@ else:
     print("no 16-bit rung has been recorded yet: the ratio to FLASH appears here as soon as one is")
 
 # %% [markdown]
-# The figures above show your card if `make bench` has recorded it, otherwise an H200, or an H100 where a kernel has changed since the H200 was recorded. Two cards' figures don't mix, so every other card with records in `data/` has a figure of its own (stale: a kernel of that run has changed since):
+# The figures above show your card if `make bench` has recorded it, otherwise an H200, or an H100 where a kernel has changed since the H200 was recorded. Two cards' figures don't mix, so every other card with records in `data/` has a figure of its own (stale: the kernel has changed since):
 
 # %%
 for other in scoreboard.others():

@@ -10,6 +10,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.text import Text
 
 from helpers import plot, record
+from helpers.figures import style
 
 PEERS = {"SDPA MATH": 20.0, "SDPA EFFICIENT": 40.0}
 
@@ -225,7 +226,7 @@ def test_the_staircase_of_ratios_leaves_fp32_out_and_shows_the_spread():
     assert "01\nnaive" not in text
     assert "yours on NVIDIA A10" in figure.get_suptitle()
     assert figure.axes[0].containers and figure.axes[0].get_yscale() == "linear"
-    assert "its time / this one's" in figure.axes[0].get_ylabel()
+    assert "its time in the same session / this one's" in figure.axes[0].get_ylabel()
 
 
 def test_the_staircase_says_what_is_stale_and_what_is_missing():
@@ -305,6 +306,9 @@ def test_a_family_is_a_row_at_one_length_and_a_missing_peer_a_missing_point():
     }
     above = {line.get_label(): line.get_zorder() for line in right.lines}
     assert above["13_tuned"] > above["SDPA FLASH"]
+    (ax, _) = plot.families(by_family().replace("SDPA FLASH", "FA3")).axes
+    tall = {line.get_label(): line.get_markersize() for line in ax.lines}
+    assert tall["FA3"] > 2 * tall["13_tuned"]  # a bar is not hidden under a point
     assert {t.get_text() for t in figure.legends[0].get_texts()} == set(points)
     assert "bf16, N = 4096 · NVIDIA H200" in figure.get_suptitle() and right.get_xlabel() == "TFLOP/s"
     assert {line.get_label() for line in plot.families(by_family()).axes[0].lines} == {*points, "12_double_buffered"}
@@ -361,6 +365,21 @@ def test_bad_requests_name_what_there_is():
         plot.error(pd.concat([ERROR, ERROR.assign(rung="03_fa1_fp32")]))
     with pytest.raises(ValueError, match=r"lack \['fp64 matmul'\]"):
         plot.roofline(POINTS, CEILINGS, roofs=["fp64 matmul"])
+
+
+def test_a_roofline_says_where_its_points_were_measured():
+    shape = {"dtype": "fp32", "B": 4, "H": 32, "Nq": 2048, "Nk": 2048, "D": 64}
+    title = plot.roofline(POINTS.assign(**shape), CEILINGS).get_suptitle()
+    assert title.startswith("Roofline, fp32, B = 4, H = 32, N = 2048, D = 64 · NVIDIA H200")
+
+
+def test_a_line_that_ends_early_is_named_over_a_grey_leader():
+    samples = forward()
+    samples = samples[(samples["name"] != "SDPA MATH") | (samples["Nk"] < 16384)]
+    ax = plot.throughput(samples).axes[0]
+    leaders = {text.get_text(): text.arrow_patch for text in ax.texts if text.arrow_patch}
+    grey = {name for name, leader in leaders.items() if leader.get_edgecolor()[:3] == to_rgb(style.FAINT)}
+    assert grey == {"SDPA MATH"} and leaders["04_fa2_fp32"].get_linestyle() == "-"
 
 
 def test_a_kernel_s_name_keeps_clear_of_the_roof_over_it_even_if_there_is_a_higher_one():

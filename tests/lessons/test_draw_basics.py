@@ -40,6 +40,12 @@ def test_all_drawings_of_the_module_are_tried():
     assert set(draw.__all__) - {"bytes_by_tensor"} == set(FIGURES)
 
 
+def test_every_tensor_of_which_something_is_moved_has_its_number():
+    kernels = {"one": {"Q": 4 << 20, "LSE": 4096, "m": 0}, "other": {"Q": 1 << 18, "LSE": 4096, "m": 1 << 19}}
+    (ax,) = draw.bytes_by_tensor(kernels, "Bytes").axes
+    assert [t.get_text() for t in ax.texts] == ["4", "0.004", "", "0.25", "0.004", "0.5"]
+
+
 def test_blocks_are_rescaled_as_a_softmax_over_all_keys_says():
     *steps, last = draw.rescaling(BLOCKS, VALUES).axes
     s, v = np.concatenate(BLOCKS), np.concatenate(VALUES)

@@ -74,10 +74,15 @@ def test_every_state_has_a_box_and_every_way_an_arrow():
     texts = [text.get_text() for text in figure.axes[0].texts]
     assert [text[:3] for text in texts if text.startswith("(")] == [f"({n})" for n in range(1, 8)]
     assert len(figure.axes[0].patches) == 11 == len(texts) - 7
-    held = [patch for patch in figure.axes[0].patches if patch.get_linestyle() == "--"]
+    always = {(a, b) for a, b, *_, held, _, _ in draw_pingpong.WAYS if held}
+    assert always == {(2, 3), (2, 4), (2, 6)}  # from the turn to its passing
+    sometimes = {(a, b) for a, b, *_, held, _, _ in draw_pingpong.WAYS if held is None}
     assert (
-        len(held) == 4 and "keeps the turn" in figure.in_words
-    )  # from the turn to its passing, or back to the same tile
+        sometimes == {(6, 1), (1, 2)} and "keeps the turn" in figure.in_words
+    )  # a vote was found at the turn, or at (5)
+    assert [patch.get_linestyle() for patch in figure.axes[0].patches].count("--") == len(always)
+    told = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert told == [label for *_, label in draw_pingpong.HELD.values()]
     assert figure.png().startswith(PNG)
 
 

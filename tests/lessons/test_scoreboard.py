@@ -120,7 +120,8 @@ def test_stale_records_stay_marked(root):
     table = scoreboard.speeds(root=root)
     assert table.loc[table["name"] == STEM, "stale"].all()
     (ax,) = scoreboard.draw(table).axes
-    assert f"{STEM} (stale)" in [label.get_text() for label in ax.get_yticklabels()]
+    labels = [label.get_text() for label in ax.get_yticklabels()]
+    assert f"{STEM} (stale)" in labels and "SDPA FLASH (beside 77)" in labels  # a peer is as it was
     assert f"STALE: {STEM}" in plot.staircase(table).get_suptitle()
 
 
@@ -230,5 +231,6 @@ def test_the_board_is_drawn_whole(root):
     figure = scoreboard.draw(scoreboard.speeds(root=root, summit=True))
     (ax,) = figure.axes
     labels = [label.get_text() for label in ax.get_yticklabels()]
-    assert labels[:2] == ["04_fa2_fp32 (fp32)", STEM] and {"SDPA FLASH", "datasheet"} <= set(labels)
+    assert labels[:2] == ["04_fa2_fp32 (fp32)", STEM] and {"SDPA FLASH (beside 77)", "datasheet"} <= set(labels)
+    assert "forward pass, fp16, B·N" in figure.get_suptitle()
     assert f"{STEM}, D = 64: 150" in figure.in_words and ax.get_xscale() == "log" and not ax.patches

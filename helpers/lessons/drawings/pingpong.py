@@ -150,19 +150,24 @@ STATES = {
     6: ("voted down", "clear the votes; track the\nmaximum from here on", (6.3, -2.6)),
     7: ("done", "the last O, division,\nO to HBM", (1.6, 2.6)),
 }
-WAYS = [  # from, to, begin and end of the arrow, how it bends, is the turn held, when, where that is written
-    (1, 2, (3.25, 0.0), (4.3, 0.0), 0.0, False, "a tile\nfollows", (3.8, 0.12)),
+WAYS = [  # from, to, begin and end of the arrow, how it bends, is the turn held (see HELD), when, where that is written
+    (1, 2, (3.25, 0.0), (4.3, 0.0), 0.0, None, "a tile\nfollows", (3.8, 0.12)),
     (1, 5, (2.8, 0.65), (4.6, 2.2), 0.0, False, "none\nfollows", (3.35, 1.45)),
-    (2, 3, (7.4, 0.65), (9.5, 1.6), 0.0, True, "P stands,\nthe next tile is whole", (8.0, 1.3)),
+    (2, 3, (7.4, 0.65), (9.5, 1.6), 0.0, True, "P stands,\nthe next tile is whole", (7.75, 1.4)),
     (3, 2, (11.0, 1.25), (8.35, 0.1), -0.25, False, "a tile follows", (10.6, 0.2)),
-    (3, 5, (9.5, 2.5), (8.1, 2.75), 0.0, False, "none follows", (8.8, 2.75)),
+    (3, 5, (9.5, 2.5), (8.1, 2.75), 0.0, False, "none follows", (8.95, 2.8)),
     (2, 4, (7.6, -0.65), (10.2, -1.6), 0.0, True, "P stands, the mask\ncuts the next tile", (10.0, -1.15)),
     (4, 1, (11.0, -2.55), (0.7, -0.65), -0.38, False, "the next tile", (10.4, -3.5)),
     (2, 6, (6.3, -0.65), (6.3, -1.95), 0.0, True, "P may\nnot stand", (5.6, -1.5)),
-    (5, 6, (4.9, 1.95), (4.7, -2.2), 0.18, False, "P may\nnot stand", (4.1, -1.35)),
-    (6, 1, (4.6, -2.6), (1.9, -0.65), -0.2, True, "the same tile", (3.75, -1.95)),
+    (5, 6, (4.9, 1.95), (4.7, -2.2), 0.18, False, "P may\nnot stand", (3.95, -1.35)),
+    (6, 1, (4.6, -2.6), (1.9, -0.65), -0.2, None, "the same tile", (3.95, -1.95)),
     (5, 7, (4.5, 2.6), (3.1, 2.6), 0.0, False, "P stands", (3.8, 2.68)),
 ]
+HELD = {  # how an arrow is drawn: colour, dash, width, what that means
+    True: (ORANGE, "--", 2.2, "the warpgroup holds the turn (has_turn)"),
+    None: (ORANGE, (0, (1, 0.9)), 2.2, "it does if (2) found a vote, not if (5) did"),
+    False: (INK, "-", 1.2, "it doesn't"),
+}
 
 
 @styled
@@ -175,17 +180,15 @@ def states() -> Figure:
         box = {"boxstyle": "round,pad=0.5", "facecolor": PALEST, "edgecolor": INK}
         ax.text(x, y, f"({number}) {name}\n{does}", ha="center", va="center", fontsize=9, bbox=box, linespacing=1.35)
     for _, _, begin, end, bend, held, when, (x, y) in WAYS:
-        colour, dash, wide = (ORANGE, "--", 2.2) if held else (INK, "-", 1.2)
+        colour, dash, wide = HELD[held][:3]
         look = {"color": colour, "linestyle": dash, "linewidth": wide, "connectionstyle": f"arc3,rad={bend}"}
         ax.add_patch(FancyArrowPatch(begin, end, arrowstyle="-|>", mutation_scale=14, **look))
         ax.text(x, y, when, ha="center", va="bottom", fontsize=8.5, color=MUTED, linespacing=1.1)
-    handles = [
-        Line2D([], [], color=ORANGE, linestyle="--", linewidth=2.2, label="the warpgroup holds the turn (has_turn)"),
-        Line2D([], [], color=INK, linewidth=1.2, label="it doesn't"),
-    ]
-    figure.legend(handles=handles, loc="outside lower left", ncols=2, frameon=False, fontsize=9)
+    handles = [Line2D([], [], color=c, linestyle=d, linewidth=w, label=label) for c, d, w, label in HELD.values()]
+    figure.legend(handles=handles, loc="outside lower left", ncols=3, frameon=False, fontsize=9)
     figure.in_words = (
         "Seven states of a warpgroup. From an exact tile it goes to the next turn; from there, if P stands, to two products "
-        "or, where the mask cuts the next tile, to O alone; if P may not stand, back to the same tile, and it keeps the turn."
+        "or, where the mask cuts the next tile, to O alone; if P may not stand, back to the same tile, and it keeps the turn. At "
+        "the last tile a barrier shows the votes: from there it goes back without a turn."
     )
     return figure
