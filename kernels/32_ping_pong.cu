@@ -416,6 +416,10 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
     }
     K_ring = K_next, K_next.next();
     // [end: skip]
+    // S of the first tile has a turn, too: out of turn it would hold up the products of another warpgroup.
+    take_turn();
+    start_scores(K_ring.stage);
+    pass_turn();
 
     // [region: tile_loop]
     bool accumulate = false; // is tile j0 not the first
@@ -425,9 +429,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
     int track_to = seen < 5 * Bc ? 0 : (seen - 1) / Bc * Bc - 2 * Bc;
     while (true) {
       // [region: scores]
-      // (1) exact tile: no product is under way, and P of tile j0 is to be exact. It is the first tile, one that not all rows
-      // see whole, or one that was voted down.
-      start_scores(K_ring.stage);
+      // (1) exact tile: S alone is under way, and P of tile j0 is to be exact. It is the first tile, one that not all rows see
+      // whole, or one that was voted down.
       fa::wgmma_wait_group<0>();
       // [end: scores]
 
@@ -526,6 +529,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
       }
       // (6) voted down: the same tile again. A turn that was taken to find out is held until then.
       if (!right) track_to = 0, clear_votes();
+      start_scores(K_ring.stage);
       // [end: settle]
     }
     // [end: tile_loop]
@@ -535,17 +539,20 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
     accept();
     start_output(accumulate);
     const uint32_t O_smem = Q_mine + Q_ring.stage * Q_bytes;
-    Q_ring.next(), next = next_work(); // while O is under way
+    Q_ring.next(), next = next_work(); // while O is under way; so is what follows
+    float l_inv[2], LSE[2];            // LSE = ln(l * 2^m). A row that sees no key has l = 0: O = 0, LSE = -inf
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float l = sum_over_lanes(l_reg[r]);
+      l_inv[r] = l > 0.f ? 1.f / l : 0.f, LSE[r] = (m_reg[r] + log2f(l)) * fa::ln_2;
+    }
     fa::wgmma_wait_group<0>();
     release(V_empty + 8 * V_ring.stage), V_ring.next();
     // [end: last_output]
 
     // [region: epilogue]
-    // O (64, d) = O / l and LSE = ln(l * 2^m), once. A row that sees no key has l = 0: O = 0, LSE = -inf. O leaves through
-    // the place of Q_i, whose last reads ended before barrier (5), swizzled for TMA; rows past the last are not stored.
-    float l[2], l_inv[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) l[r] = sum_over_lanes(l_reg[r]), l_inv[r] = l[r] > 0.f ? 1.f / l[r] : 0.f;
+    // O (64, d) = O / l, once. It leaves through the place of Q_i, whose last reads ended before barrier (5), swizzled for
+    // TMA; rows past the last are not stored.
     // Sixteen columns at a time, four 8 x 8 matrices: rows g and g + 8 of the left half, of the right
 #pragma unroll
     for (int k = 0; k < d / 16; ++k) {
@@ -563,8 +570,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
     release(O_full); // this warp's rows are there. LSE comes after the fence, which would wait for it
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      if (t == 0 && row + 8 * r < a.Nq)
-        a.LSE[int64_t(work.b * a.H + work.h) * a.Nq + row + 8 * r] = (m_reg[r] + log2f(l[r])) * fa::ln_2;
+      if (t == 0 && row + 8 * r < a.Nq) a.LSE[int64_t(work.b * a.H + work.h) * a.Nq + row + 8 * r] = LSE[r];
     }
     // [end: epilogue]
   }
@@ -599,8 +605,7 @@ template <int d, typename T> cudaError_t launch(const fa_model_args &a, cudaStre
   if (cudaError_t error = fa::allow_smem(ping_pong<d, T>, Tile<d>::smem_bytes)) return error;
   const unsigned ctas = unsigned(min(all, int64_t(sms)));
   // The counter deals out the query tiles after the first of every CTA. Without any, not clearing it saves a microsecond.
-  if (all > ctas)
-    if (cudaError_t error = cudaMemsetAsync(a.workspace[0], 0, sizeof(int), stream)) return error;
+  if (cudaError_t error = all > ctas ? cudaMemsetAsync(a.workspace[0], 0, 4, stream) : cudaSuccess) return error;
   ping_pong<d, T><<<ctas, Tile<d>::threads, Tile<d>::smem_bytes, stream>>>(a, maps, order, scale_log2);
   return cudaGetLastError();
 }

@@ -3,7 +3,7 @@
 // idea:      Q_i is not needed any more when O_i is done, so O_i takes its place. A thread that has nothing else to do sends
 //            it: no consumer waits for a copy, or for the others to be done with theirs.
 // changed:   from 32_4: O takes Q's place, by stmatrix, and a second thread of the producer's warpgroup sends it; the next
-//            query tile is read during the last product
+//            query tile is read, and 1 / l and LSE are formed, during the last product; S of the first tile in turn
 // op:        attention
 // features:  causal, gqa
 // workspace: counter (1)
@@ -369,6 +369,10 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
     }
     K_ring.next();
     // [end: skip]
+    // S of the first tile has a turn, too: out of turn it would hold up the products of another warpgroup.
+    take_turn();
+    start_scores(V_ring.stage);
+    pass_turn();
 
     // [region: tile_loop]
     bool accumulate = false; // is tile j0 not the first
@@ -378,9 +382,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
     int track_to = seen < 5 * Bc ? 0 : seen / Bc * Bc - 2 * Bc;
     while (true) {
       // [region: scores]
-      // (1) exact tile: no product is under way, and P of tile j0 is to be exact. It is the first tile, one that not all rows
-      // see whole, or one that was voted down.
-      start_scores(V_ring.stage);
+      // (1) exact tile: S alone is under way, and P of tile j0 is to be exact. It is the first tile, one that not all rows see
+      // whole, or one that was voted down.
       fa::wgmma_wait_group<0>();
       // [end: scores]
 
@@ -479,6 +482,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
       }
       // (6) voted down: the same tile again. A turn that was taken to find out is held until then.
       if (!right) track_to = 0, clear_votes();
+      start_scores(V_ring.stage);
       // [end: settle]
     }
     // [end: tile_loop]
@@ -488,17 +492,20 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
     accept();
     start_output(accumulate);
     const uint32_t O_smem = Q_mine + Q_ring.stage * Q_bytes;
-    Q_ring.next(), next = next_work(); // while O is under way
+    Q_ring.next(), next = next_work(); // while O is under way; so is what follows
+    float l_inv[2], LSE[2];            // LSE = ln(l * 2^m). A row that sees no key has l = 0: O = 0, LSE = -inf
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float l = sum_over_lanes(l_reg[r]);
+      l_inv[r] = l > 0.f ? 1.f / l : 0.f, LSE[r] = (m_reg[r] + log2f(l)) * fa::ln_2;
+    }
     fa::wgmma_wait_group<0>();
     release(V_empty + 8 * V_ring.stage), V_ring.next();
     // [end: last_output]
 
     // [region: epilogue]
-    // O (64, d) = O / l and LSE = ln(l * 2^m), once. A row that sees no key has l = 0: O = 0, LSE = -inf. O leaves through
-    // the place of Q_i, whose last reads ended before barrier (5), swizzled for TMA; rows past the last are not stored.
-    float l[2], l_inv[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) l[r] = sum_over_lanes(l_reg[r]), l_inv[r] = l[r] > 0.f ? 1.f / l[r] : 0.f;
+    // O (64, d) = O / l, once. It leaves through the place of Q_i, whose last reads ended before barrier (5), swizzled for
+    // TMA; rows past the last are not stored.
     // Sixteen columns at a time, four 8 x 8 matrices: rows g and g + 8 of the left half, of the right
 #pragma unroll
     for (int k = 0; k < d / 16; ++k) {
@@ -516,8 +523,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
     release(O_full); // this warp's rows are there. LSE comes after the fence, which would wait for it
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      if (t == 0 && row + 8 * r < a.Nq)
-        a.LSE[int64_t(work.b * a.H + work.h) * a.Nq + row + 8 * r] = (m_reg[r] + log2f(l[r])) * fa::ln_2;
+      if (t == 0 && row + 8 * r < a.Nq) a.LSE[int64_t(work.b * a.H + work.h) * a.Nq + row + 8 * r] = LSE[r];
     }
     // [end: epilogue]
   }

@@ -71,7 +71,7 @@ def test_a_cta_that_works_on_one_query_tile_after_another_is_right_and_races_now
 def test_the_counter_is_left_alone_where_no_cta_has_a_second_query_tile(sms):
     """Of four query tiles each CTA begins with one. For the others, and to find that none is left, CTAs take numbers."""
     kernel = single("32_ping_pong", 64, "fp16").replace("int64_t(sms)", f"int64_t({sms})")
-    clear = "cudaMemsetAsync(a.workspace[0], 0, sizeof(int), stream)"
+    clear = "cudaMemsetAsync(a.workspace[0], 0, 4, stream)"
     assert kernel.count(clear) == 1
     never = load(source=kernel.replace(clear, "cudaErrorNotSupported"), device="cpu", quiet=True)
     q, k, v = torch.zeros(3, 1, 1, 600, 64).half()
