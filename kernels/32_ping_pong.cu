@@ -452,7 +452,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
 
       // [region: online_update]
       raise_maximum();
-      rescale();
+      if (accumulate) rescale(); // the first product overwrites O
       exponentials(0, 0, Bc / 8), exponentials(1, 0, Bc / 8);
       round_P();
       // [end: online_update]

@@ -517,6 +517,10 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
     }
     K_ring = K_next, K_next.next();
     // [end: skip]
+    // S of the first tile has a turn, too: out of turn it would hold up the products of another warpgroup.
+    take_turn();
+    start_scores(K_ring.stage);
+    pass_turn();
 
     // [region: tile_loop]
     bool accumulate = false; // is tile j0 not the first
@@ -526,9 +530,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
     int track_to = seen < 5 * Bc ? 0 : (seen - 1) / Bc * Bc - 2 * Bc;
     while (true) {
       // [region: scores]
-      // (1) exact tile: no product is under way, and P of tile j0 is to be exact. It is the first tile, one that not all rows
-      // see whole, or one that was voted down.
-      start_scores(K_ring.stage);
+      // (1) exact tile: S alone is under way, and P of tile j0 is to be exact. It is the first tile, one that not all rows see
+      // whole, or one that was voted down.
       fa::wgmma_wait_group<0>();
       // [end: scores]
 
@@ -550,7 +553,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
 
       // [region: online_update]
       raise_maximum();
-      rescale();
+      if (accumulate) rescale(); // the first product overwrites O
       exponentials(0, 0, Bc / 8), exponentials(1, 0, Bc / 8);
       round_P();
       // [end: online_update]
@@ -627,6 +630,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
       }
       // (6) voted down: the same tile again. A turn that was taken to find out is held until then.
       if (!right) track_to = 0, clear_votes();
+      start_scores(K_ring.stage);
       // [end: settle]
     }
     // [end: tile_loop]
@@ -636,17 +640,20 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
     accept();
     start_output(accumulate);
     const uint32_t O_smem = Q_mine + Q_ring.stage * Q_bytes;
-    Q_ring.next(), next = next_work(); // while O is under way
+    Q_ring.next(), next = next_work(); // while O is under way; so is what follows
+    float l_inv[2], LSE[2];            // LSE = ln(l * 2^m). A row that sees no key has l = 0: O = 0, LSE = -inf
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float l = sum_over_lanes(l_reg[r]);
+      l_inv[r] = l > 0.f ? 1.f / l : 0.f, LSE[r] = (m_reg[r] + log2f(l)) * fa::ln_2;
+    }
     fa::wgmma_wait_group<0>();
     release(V_empty + 8 * V_ring.stage), V_ring.next();
     // [end: last_output]
 
     // [region: epilogue]
-    // O (64, d) = O / l and LSE = ln(l * 2^m), once. A row that sees no key has l = 0: O = 0, LSE = -inf. O leaves through
-    // the place of Q_i, whose last reads ended before barrier (5), swizzled for TMA; rows past the last are not stored.
-    float l[2], l_inv[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) l[r] = sum_over_lanes(l_reg[r]), l_inv[r] = l[r] > 0.f ? 1.f / l[r] : 0.f;
+    // O (64, d) = O / l, once. It leaves through the place of Q_i, whose last reads ended before barrier (5), swizzled for
+    // TMA; rows past the last are not stored.
     // Sixteen columns at a time, four 8 x 8 matrices: rows g and g + 8 of the left half, of the right
 #pragma unroll
     for (int k = 0; k < d / 16; ++k) {
@@ -665,8 +672,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if (t == 0 && row + 8 * r < pieces.rows)
-        a.LSE[int64_t(work.b * a.H + work.h) * a.Nq + work.piece * pieces.rows + row + 8 * r] =
-            (m_reg[r] + log2f(l[r])) * fa::ln_2;
+        a.LSE[int64_t(work.b * a.H + work.h) * a.Nq + work.piece * pieces.rows + row + 8 * r] = LSE[r];
     }
     // [end: epilogue]
   }

@@ -235,7 +235,6 @@ def test_the_consumers_are_those_of_32():
         "of_lane_0(read.j_last)",
         "max(row0 + 63",
         ": keys - 1;",
-        "log2f(l[r])",
     )  # second and third lines of what doesn't fit into one
     assert len(new) <= 12 and all(
         "piece" in line or "keys" in line or any(b in line for b in broken) for line in new
