@@ -80,9 +80,9 @@ def test_exponentials_of_32_and_51_read_registers_of_two_banks(stem, kernel, D):
 
 
 def test_but_for_the_pair_of_registers_ptxas_puts_both_rows_maxima_into_one_bank():
-    one = single("32_ping_pong", 64, "bf16")
+    one = single("51_one_sided", 128, "bf16")
     pair = "m_reg[0] = __int_as_float(__double2loint(pair)), m_reg[1] = __int_as_float(__double2hiint(pair));"
-    votes, _ = loops_of_tiles(dataclasses.replace(one, source=one.replace(pair, ";")), 64, "ping_pong")
+    votes, _ = loops_of_tiles(dataclasses.replace(one, source=one.replace(pair, ";")), 128, "one_sided")
     assert loops.from_one_bank(votes) == 32
 
 
