@@ -7,8 +7,9 @@
 //            next turn's barrier; from there on, and where few keys take most of some rows, the warpgroup tracks the
 //            maximum, in a loop of its own; tiles where maxima often lie come first; O leaves through Q's place, sent by a
 //            thread of the producer's warpgroup, and that leaves room for one more stage of K, fetched a tile ahead of V;
-//            another thread chooses the next query tile, shortly before this one ends, and the consumers read its choice
-//            during the last product; groups of heads are evened out, smaller for short sequences
+//            another thread chooses the next query tile, shortly before this one ends; the consumers read its choice, and
+//            form 1 / l and LSE, during the last product; S of the first tile waits for its turn; groups of heads are evened
+//            out, smaller for short sequences
 // op:        attention
 // features:  causal, gqa
 // workspace: counter (1)
@@ -20,8 +21,8 @@
 //            D=128: Br=128 Bc=128 threads=384 smem=225 KB CTAs/SM=1
 // arch:      sm_90a
 // paper:     FlashAttention-3, sections 3.1 and 3.2, Algorithm 2 (arXiv 2407.08608)
-// speed:     H200, N >= 1024: 505 to 645 TFLOP/s at D=64, 639 to 766 at D=128: 1.25 x and 1.13 x SDPA CUDNN; causal 1.26 x
-//            and 1.22 x. At D=128, N >= 4096 0.97 of cuBLAS's product of two matrices, causal 0.93
+// speed:     H200, N >= 1024: 517 to 654 TFLOP/s at D=64, 667 to 786 at D=128: 1.28 x and 1.14 x SDPA CUDNN; causal 1.26 x
+//            and 1.25 x. At D=128, N >= 4096 0.97 of cuBLAS's product of two matrices, causal 0.94
 #include <fa/bulk.cuh>
 #include <fa/half.cuh>
 #include <fa/launch.cuh>
@@ -415,11 +416,11 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
       fa::mbarrier_wait(K_full + 8 * K_next.stage, K_next.parity);
     }
     K_ring = K_next, K_next.next();
-    // [end: skip]
     // S of the first tile has a turn, too: out of turn it would hold up the products of another warpgroup.
     take_turn();
     start_scores(K_ring.stage);
     pass_turn();
+    // [end: skip]
 
     // [region: tile_loop]
     bool accumulate = false; // is tile j0 not the first

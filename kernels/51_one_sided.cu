@@ -516,11 +516,11 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
       fa::mbarrier_wait(K_full + 8 * K_next.stage, K_next.parity);
     }
     K_ring = K_next, K_next.next();
-    // [end: skip]
     // S of the first tile has a turn, too: out of turn it would hold up the products of another warpgroup.
     take_turn();
     start_scores(K_ring.stage);
     pass_turn();
+    // [end: skip]
 
     // [region: tile_loop]
     bool accumulate = false; // is tile j0 not the first

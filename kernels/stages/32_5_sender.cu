@@ -368,11 +368,11 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
       fa::mbarrier_wait(K_full + 8 * K_ring.stage, K_ring.parity);
     }
     K_ring.next();
-    // [end: skip]
     // S of the first tile has a turn, too: out of turn it would hold up the products of another warpgroup.
     take_turn();
     start_scores(V_ring.stage);
     pass_turn();
+    // [end: skip]
 
     // [region: tile_loop]
     bool accumulate = false; // is tile j0 not the first

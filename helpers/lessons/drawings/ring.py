@@ -11,7 +11,7 @@ from matplotlib.patches import Patch, Polygon, Rectangle
 
 from ... import record
 from ...figures import lanes
-from ...figures.lines import looks_of, power_of_two_axis, short
+from ...figures.lines import device, looks_of, power_of_two_axis, short
 from ...figures.style import (
     BLUE,
     CARD,
@@ -247,7 +247,7 @@ def recorded_link(ranks: int = 2) -> Picture | None:
     medians = samples[samples["name"] == "copies alone"].groupby(["N", "D", "copiers"])[["ms", "bytes"]].median()
     rates = (medians["bytes"] / medians["ms"] / 1e6).unstack("copiers")
     looks = looks_of(rates.index)
-    figure, ax = picture("", 8.6, 3.4, f"{' and '.join(dict.fromkeys(samples['device']))}: the copies alone")
+    figure, ax = picture("", 8.6, 3.4, f"{device(samples)}: the copies alone")
     told = []
     for (N, D), row in rates.iterrows():
         colour, marker, _ = looks[N, D]
@@ -380,7 +380,6 @@ def beside_peers(samples: pd.DataFrame, ranks: int, N: int = 65536, D: int = 128
     cases = samples.fillna({"layout": ""}).groupby(["passes", "name", "layout"])["ms"]
     slow = samples["ms"] > 3 * cases.transform("median")
     found = summary(samples[~slow])
-    device = " and ".join(dict.fromkeys(samples["device"]))
     figure, _ = picture("", 10.4, 3.4)
     told = []
     for ax, (passes, title) in zip(
@@ -394,6 +393,6 @@ def beside_peers(samples: pd.DataFrame, ranks: int, N: int = 65536, D: int = 128
         ax.set(xlim=(0, 1.1 * ranks), xlabel="speedup over one GPU")
         ax.set_title(title, color=MUTED)
         told.append(f"{title}: " + ", ".join(f"{n} {s:.2f}" for n, s in zip(names, rows["speedup"])))
-    figure.suptitle(f"{device}: causal, zigzag, N = {short(N)}, D = {D}", x=0.01, ha="left", fontsize=11)
+    figure.suptitle(f"{device(samples)}: causal, zigzag, N = {short(N)}, D = {D}", x=0.01, ha="left", fontsize=11)
     figure.in_words = "Speedup over one GPU. " + "; ".join(told) + "."
     return figure
