@@ -544,7 +544,7 @@ plot.recorded("33_backward_wgmma", "steps", taught)
 #
 # What this series leaves out, and why:
 #
-# - **Clusters and multicast**: one TMA copy into several CTAs. In rung 32 warps waited for $K_j$ and $V_j$ in 5 % of Nsight Compute's samples (step 26): little to gain.
+# - **Clusters and multicast**: one TMA copy into several CTAs. In rung 32 warps waited for $K_j$ and $V_j$ in 5 % of Nsight Compute's samples (step 26); a draft [lost](39_log.ipynb).
 # - **FP8.** `wgmma` transposes 16-bit operands only, so $V$ would have to be transposed on the way, and $P$'s accumulators don't lie as an 8-bit operand does (FlashAttention-3, section 3.3).
 # - **Blackwell and FlashAttention-4.** There `tcgen05` replaces `wgmma`: one thread starts a product, and sums lie in *tensor memory*. From H100 to B200 products became 2.25 times as fast, exponentials and shared memory no faster ([FlashAttention-4](https://www.together.ai/blog/flashattention-4)). So FA4 computes part of the exponentials by a polynomial, rescales $O$ more rarely, and lets two CTAs share operands in the backward pass.
 
