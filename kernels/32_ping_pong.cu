@@ -530,7 +530,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
       }
       // (6) voted down: the same tile again. A turn that was taken to find out is held until then.
       if (!right) track_to = 0, clear_votes();
-      start_scores(K_ring.stage);
+      start_scores(K_ring.stage); // after (4) of the next tile, without a turn
       // [end: settle]
     }
     // [end: tile_loop]
@@ -540,7 +540,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
     accept();
     start_output(accumulate);
     const uint32_t O_smem = Q_mine + Q_ring.stage * Q_bytes;
-    Q_ring.next(), next = next_work(); // while O is under way; so is what follows
+    Q_ring.next(), next = next_work(); // this and what follows while O is under way
     float l_inv[2], LSE[2];            // LSE = ln(l * 2^m). A row that sees no key has l = 0: O = 0, LSE = -inf
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
