@@ -166,7 +166,7 @@ show.region("32_ping_pong", "walk")
 #
 # Two things are new here. **128 threads decide together**: `wgmma` is an instruction of four warps, so all of them do $S$ again, or none. A warp whose $P$ may not stand leaves a 1 in shared memory, a **vote**. Everybody hears of it at a barrier that is on the way already: the next turn. **$S$ is gone, $K_j$ is not**: $P$ has taken the place of $S$, so doing a tile again takes the product again, and $K_j$ stays until the votes are read.
 #
-# A warpgroup's way through the tiles, with the numbers of the kernel's comments:
+# A warpgroup's way through the tiles, numbered as in the kernel:
 
 # %%
 draw_pingpong.states()
@@ -276,7 +276,7 @@ plot.recorded("32_ping_pong", "stages", staged, by="python -m helpers record sta
 # | 32_2 | -1<!--= round(100 * (stage("32", "32_2", "32_1", 64) - 1)) --> | 4<!--= 100 * (stage("32", "32_2", "32_1", 128) - 1):.0f --> | written as section 2's table says; but ptxas moves the wait for $O$ above all exponentials |
 # | 32_3 | 4<!--= 100 * (stage("32", "32_3", "32_2", 64) - 1):.0f --> | 5<!--= 100 * (stage("32", "32_3", "32_2", 128) - 1):.0f --> | no masking in whole tiles; the scale is an argument and takes no register |
 # | 32_4 | 9<!--= 100 * (stage("32", "32_4", "32_3", 64) - 1):.0f --> | 7<!--= 100 * (stage("32", "32_4", "32_3", 128) - 1):.0f --> | no maximum, and the vote holds the wait back; at $d = 64$ one wait for both products |
-# | 32_5 | 1<!--= round(100 * (stage("32", "32_5", "32_4", 64) - 1)) --> | 1<!--= round(100 * (stage("32", "32_5", "32_4", 128) - 1)) --> | $O$ leaves from $Q_i$'s place; the first $S$ in turn; $1/\ell$ under the last $O$ |
+# | 32_5 | 1<!--= round(100 * (stage("32", "32_5", "32_4", 64) - 1)) --> | 1<!--= round(100 * (stage("32", "32_5", "32_4", 128) - 1)) --> | $O$ leaves from $Q_i$'s place; the first $S$ in turn |
 # | 32 | 0<!--= round(100 * (stage("32", "32", "32_5", 64) - 1)) --> | 1<!--= 100 * (stage("32", "32", "32_5", 128) - 1):.0f --> | one more stage of $K$; tiles where maxima often lie come first; query tiles chosen late |
 #
 # Single ideas, from [39 · Log](39_log.ipynb). (The same code varies by up to 3 % between runs, in steps 1 to 10 by 6 %.)
@@ -301,7 +301,7 @@ show.region("32_ping_pong", "products")
 # %% [markdown]
 # The softmax is four functions, yours to write in the tasks below: `exponentials` and `round_P`, and, for the copy that tracks, `raise_maximum` and `rescale`.
 #
-# A warpgroup that sees nothing of a tile skips the tile but not its turn. Its first $S$ has a turn, too; out of turn it holds up another's products:
+# A warpgroup skips a tile of which it sees nothing, but not its turn. Its first $S$ has one, too: otherwise it holds up another's products:
 
 # %%
 show.region("32_ping_pong", "skip")
