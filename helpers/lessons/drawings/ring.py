@@ -247,7 +247,7 @@ def recorded_link(ranks: int = 2) -> Picture | None:
     medians = samples[samples["name"] == "copies alone"].groupby(["N", "D", "copiers"])[["ms", "bytes"]].median()
     rates = (medians["bytes"] / medians["ms"] / 1e6).unstack("copiers")
     looks = looks_of(rates.index)
-    figure, ax = picture("", 8.6, 3.4, f"{device(samples)}: the copies alone")
+    figure, ax = picture("", 8.6, 3.4, f"The copies alone · {device(samples)}")
     told = []
     for (N, D), row in rates.iterrows():
         colour, marker, _ = looks[N, D]
@@ -393,6 +393,6 @@ def beside_peers(samples: pd.DataFrame, ranks: int, N: int = 65536, D: int = 128
         ax.set(xlim=(0, 1.1 * ranks), xlabel="speedup over one GPU")
         ax.set_title(title, color=MUTED)
         told.append(f"{title}: " + ", ".join(f"{n} {s:.2f}" for n, s in zip(names, rows["speedup"])))
-    figure.suptitle(f"{device(samples)}: causal, zigzag, N = {short(N)}, D = {D}", x=0.01, ha="left", fontsize=11)
+    figure.suptitle(f"Causal, zigzag, N = {short(N)}, D = {D} · {device(samples)}", x=0.01, ha="left", fontsize=11)
     figure.in_words = "Speedup over one GPU. " + "; ".join(told) + "."
     return figure
