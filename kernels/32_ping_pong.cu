@@ -8,8 +8,8 @@
 //            maximum, in a loop of its own; tiles where maxima often lie come first; O leaves through Q's place, sent by a
 //            thread of the producer's warpgroup, and that leaves room for one more stage of K, fetched a tile ahead of V;
 //            another thread chooses the next query tile, shortly before this one ends; the consumers read its choice, and
-//            form 1 / l and LSE, during the last product; S of the first tile waits for its turn; groups of heads are evened
-//            out, smaller for short sequences
+//            form 1 / l and LSE, during the last product; S of the first tile waits for its turn; at d = 128 what no product
+//            waits for comes behind what one does; groups of heads are evened out, smaller for short sequences
 // op:        attention
 // features:  causal, gqa
 // workspace: counter (1)
@@ -21,8 +21,8 @@
 //            D=128: Br=128 Bc=128 threads=384 smem=225 KB CTAs/SM=1
 // arch:      sm_90a
 // paper:     FlashAttention-3, sections 3.1 and 3.2, Algorithm 2 (arXiv 2407.08608)
-// speed:     H200, N >= 1024: 517 to 654 TFLOP/s at D=64, 667 to 786 at D=128: 1.28 x and 1.14 x SDPA CUDNN; causal 1.26 x
-//            and 1.25 x. At D=128, N >= 4096 0.97 of cuBLAS's product of two matrices, causal 0.94
+// speed:     H200, N >= 1024: 510 to 644 TFLOP/s at D=64, 650 to 776 at D=128: 1.26 x and 1.14 x SDPA CUDNN; causal 1.26 x
+//            and 1.22 x. At D=128, N >= 4096 0.98 of cuBLAS's product of two matrices, causal 0.95
 #include <fa/bulk.cuh>
 #include <fa/half.cuh>
 #include <fa/launch.cuh>
@@ -464,6 +464,9 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
       const auto overlap = [&](auto is, int end) { // to tile `end`; false where P was voted down
         constexpr bool track = decltype(is)::value;
         constexpr int early = !track ? Bc / 8 : d == 64 ? 5 : 10; // fragments of rows g that become P before O is there
+        // At d = 128 what no product waits for comes behind what one does: accept() behind S, V's release behind P. At d = 64 that is
+        // slower.
+        constexpr bool behind = d == 128;
         if constexpr (!track) {
           // m stays here. A double is a pair of registers, an even and an odd one, in two banks: were both rows' m in one bank,
           // half of the FFMAs of the exponentials, which ptxas takes from both rows in turn, would fetch two operands from it.
@@ -473,8 +476,9 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
 #pragma unroll 1
         while (j0 > end && j0 <= seen) {
           if (!next_turn(track)) return false;
-          accept();
+          if constexpr (!behind) accept();
           start_scores(K_next.stage);
+          if constexpr (behind) accept();
           start_output(accumulate);
           end_turn();
           const uint32_t V_barrier = V_empty + 8 * V_ring.stage;
@@ -495,8 +499,9 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
 
           fa::wgmma_wait_group<0>(); // O is there too, and P_reg may be written
           if constexpr (track) rescale(), exponentials(0, early, Bc / 8), exponentials(1, 0, Bc / 8);
-          release(V_barrier);
+          if constexpr (!behind) release(V_barrier);
           round_P();
+          if constexpr (behind) release(V_barrier);
           accumulate = true;
         }
         return true;

@@ -564,6 +564,9 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
       const auto overlap = [&](auto is, int end) { // to tile `end`; false where P was voted down
         constexpr bool track = decltype(is)::value;
         constexpr int early = !track ? Bc / 8 : d == 64 ? 5 : 10; // fragments of rows g that become P before O is there
+        // At d = 128 what no product waits for comes behind what one does: accept() behind S, V's release behind P. At d = 64 that is
+        // slower.
+        constexpr bool behind = d == 128;
         if constexpr (!track) {
           // m stays here. A double is a pair of registers, an even and an odd one, in two banks: were both rows' m in one bank,
           // half of the FFMAs of the exponentials, which ptxas takes from both rows in turn, would fetch two operands from it.
@@ -573,8 +576,9 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
 #pragma unroll 1
         while (j0 > end && j0 <= seen) {
           if (!next_turn(track)) return false;
-          accept();
+          if constexpr (!behind) accept();
           start_scores(K_next.stage);
+          if constexpr (behind) accept();
           start_output(accumulate);
           end_turn();
           const uint32_t V_barrier = V_empty + 8 * V_ring.stage;
@@ -595,8 +599,9 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
 
           fa::wgmma_wait_group<0>(); // O is there too, and P_reg may be written
           if constexpr (track) rescale(), exponentials(0, early, Bc / 8), exponentials(1, 0, Bc / 8);
-          release(V_barrier);
+          if constexpr (!behind) release(V_barrier);
           round_P();
+          if constexpr (behind) release(V_barrier);
           accumulate = true;
         }
         return true;

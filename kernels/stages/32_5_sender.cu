@@ -3,7 +3,8 @@
 // idea:      Q_i is not needed any more when O_i is done, so O_i takes its place. A thread that has nothing else to do sends
 //            it: no consumer waits for a copy, or for the others to be done with theirs.
 // changed:   from 32_4: O takes Q's place, by stmatrix, and a second thread of the producer's warpgroup sends it; the next
-//            query tile is read, and 1 / l and LSE are formed, during the last product; S of the first tile in turn
+//            query tile is read, and 1 / l and LSE are formed, during the last product; S of the first tile in turn;
+//            at d = 128 l, and the places of K and V, come behind what a product waits for
 // op:        attention
 // features:  causal, gqa
 // workspace: counter (1)
@@ -416,6 +417,9 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
       const auto overlap = [&](auto is, int end) { // to tile `end`; false where P was voted down
         constexpr bool track = decltype(is)::value;
         constexpr int early = !track ? Bc / 8 : d == 64 ? 5 : 10; // fragments of rows g that become P before O is there
+        // At d = 128 what no product waits for comes behind what one does: accept() behind S, V's release behind P. At d = 64 that is
+        // slower.
+        constexpr bool behind = d == 128;
         if constexpr (!track) {
           // m stays here. A double is a pair of registers, an even and an odd one, in two banks: were both rows' m in one bank,
           // half of the FFMAs of the exponentials, which ptxas takes from both rows in turn, would fetch two operands from it.
@@ -425,8 +429,9 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
 #pragma unroll 1
         while (j0 > end && j0 <= seen) {
           if (!next_turn(track)) return false;
-          accept();
+          if constexpr (!behind) accept();
           start_scores(K_ring.stage);
+          if constexpr (behind) accept();
           start_output(accumulate);
           end_turn();
           const uint32_t V_barrier = V_empty + 8 * V_ring.stage;
@@ -447,8 +452,9 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
 
           fa::wgmma_wait_group<0>(); // O is there too, and P_reg may be written
           if constexpr (track) rescale(), exponentials(0, early, Bc / 8), exponentials(1, 0, Bc / 8);
-          release(V_barrier);
+          if constexpr (!behind) release(V_barrier);
           round_P();
+          if constexpr (behind) release(V_barrier);
           accumulate = true;
         }
         return true;

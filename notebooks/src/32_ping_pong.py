@@ -274,10 +274,10 @@ plot.recorded("32_ping_pong", "stages", staged, by="python -m helpers record sta
 # |---|---|---|---|
 # | 32_1 | 6<!--= 100 * (stage("32", "32_1", "31", 64) - 1):.0f --> | 10<!--= 100 * (stage("32", "32_1", "31", 128) - 1):.0f --> | the next $S$ is queued with $O$, so the tensor cores needn't wait for it |
 # | 32_2 | -1<!--= round(100 * (stage("32", "32_2", "32_1", 64) - 1)) --> | 4<!--= 100 * (stage("32", "32_2", "32_1", 128) - 1):.0f --> | written as section 2's table says; but ptxas moves the wait for $O$ above all exponentials |
-# | 32_3 | 4<!--= 100 * (stage("32", "32_3", "32_2", 64) - 1):.0f --> | 5<!--= 100 * (stage("32", "32_3", "32_2", 128) - 1):.0f --> | no masking in whole tiles; the scale is an argument and takes no register |
-# | 32_4 | 9<!--= 100 * (stage("32", "32_4", "32_3", 64) - 1):.0f --> | 7<!--= 100 * (stage("32", "32_4", "32_3", 128) - 1):.0f --> | no maximum, and the vote holds the wait back; at $d = 64$ one wait for both products |
-# | 32_5 | 1<!--= round(100 * (stage("32", "32_5", "32_4", 64) - 1)) --> | 1<!--= round(100 * (stage("32", "32_5", "32_4", 128) - 1)) --> | $O$ leaves from $Q_i$'s place; the first $S$ in turn |
-# | 32 | 0<!--= round(100 * (stage("32", "32", "32_5", 64) - 1)) --> | 1<!--= 100 * (stage("32", "32", "32_5", 128) - 1):.0f --> | one more stage of $K$; tiles where maxima often lie come first; query tiles chosen late |
+# | 32_3 | 5<!--= 100 * (stage("32", "32_3", "32_2", 64) - 1):.0f --> | 5<!--= 100 * (stage("32", "32_3", "32_2", 128) - 1):.0f --> | no masking in whole tiles; the scale is an argument and takes no register |
+# | 32_4 | 9<!--= 100 * (stage("32", "32_4", "32_3", 64) - 1):.0f --> | 8<!--= 100 * (stage("32", "32_4", "32_3", 128) - 1):.0f --> | no maximum, and the vote holds the wait back; at $d = 64$ one wait for both products |
+# | 32_5 | 1<!--= round(100 * (stage("32", "32_5", "32_4", 64) - 1)) --> | -1<!--= round(100 * (stage("32", "32_5", "32_4", 128) - 1)) --> | $O$ leaves from $Q_i$'s place; the first $S$ in turn; at $d = 128$ $K_j$ is freed later |
+# | 32 | 0<!--= round(100 * (stage("32", "32", "32_5", 64) - 1)) --> | 3<!--= 100 * (stage("32", "32", "32_5", 128) - 1):.0f --> | one more stage of $K$ sets that off; tiles where maxima often lie come first; query tiles chosen late |
 #
 # Single ideas, from [39 · Log](39_log.ipynb). (The same code varies by up to 3 % between runs, in steps 1 to 10 by 6 %.)
 #
@@ -366,7 +366,7 @@ def swim_lanes(notes, length=12000):
 plot.recorded("32_ping_pong", "roles", swim_lanes, by="python -m helpers record roles 32_ping_pong")
 
 # %% [markdown]
-# **What to see.** At $d = 128$ two consumers' products take 2048 clocks per tile, so the tensor cores are busy for 0.87<!--= 2048 / clocks("32", 128):.2f --> of the time. At $d = 64$ three consumers' products take 1536, as do their exponentials, and a tile takes 2305<!--= clocks("32", 64):.0f -->: both units idle for a third of it.
+# **What to see.** At $d = 128$ two consumers' products take 2048 clocks per tile, so the tensor cores are busy for 0.88<!--= 2048 / clocks("32", 128):.2f --> of the time. At $d = 64$ three consumers' products take 1536, as do their exponentials, and a tile takes 2304<!--= clocks("32", 64):.0f -->: both units idle for a third of it.
 #
 # Five waits belong to a tile: for $K_j$, the turn and $V_j$ (hatched), for $S$ and for $O$ (dotted). Notes make a tile nearly twice as long: read the lanes for their order.
 
@@ -428,7 +428,7 @@ forward, causal = (record.load("32_ping_pong", kind) for kind in ("forward", "ca
 pd.concat({"no mask": summaries(forward), "causal": summaries(causal)})
 
 # %% [markdown]
-# **What to see.** Figure: medians of seven rounds, with the lowest and highest. Table: geometric mean over $N \ge 1024$, lowest and highest, and the worst of all shapes. The lead over cuDNN is 1.27<!--= ratio("32", "CUDNN", 64):.2f --> at $d = 64$ and 1.14<!--= ratio("32", "CUDNN", 128):.2f --> at $d = 128$ (fp16), and smallest at short lengths, where a query tile's ends weigh most. Beside FlashAttention-3 it is 1.19<!--= ratio("32", "FA3", 64):.2f --> and 1.05<!--= ratio("32", "FA3", 128):.2f -->, under a mask 1.15<!--= ratio("32", "FA3", 64, causal=1, kind="causal"):.2f --> and 1.04<!--= ratio("32", "FA3", 128, causal=1, kind="causal"):.2f -->.
+# **What to see.** Figure: medians of seven rounds, with the lowest and highest. Table: geometric mean over $N \ge 1024$, lowest and highest, and the worst of all shapes. The lead over cuDNN is 1.24<!--= ratio("32", "CUDNN", 64):.2f --> at $d = 64$ and 1.14<!--= ratio("32", "CUDNN", 128):.2f --> at $d = 128$ (fp16), and smallest at short lengths, where a query tile's ends weigh most. Beside FlashAttention-3 it is 1.18<!--= ratio("32", "FA3", 64):.2f --> and 1.05<!--= ratio("32", "FA3", 128):.2f -->, under a mask 1.15<!--= ratio("32", "FA3", 64, causal=1, kind="causal"):.2f --> and 1.04<!--= ratio("32", "FA3", 128, causal=1, kind="causal"):.2f -->.
 #
 # [Other families of inputs](../data/README.md#families-of-inputs) cost votes and tracking:
 
@@ -438,7 +438,7 @@ by = "python -m helpers record families 32"
 plot.recorded("32_ping_pong", "families", lambda samples: plot.families(samples, five), by=by)
 
 # %% [markdown]
-# **What to see.** The other kernels form every maximum on any input, so their points move less. Ours is furthest ahead where little is missed. Elsewhere it tracks, as rung 31 does. Under *one key*, tracked throughout, it is still (means over lengths and formats) 1.10<!--= family("32", "31_warp_specialized", "one key", 64):.2f --> and 1.20<!--= family("32", "31_warp_specialized", "one key", 128):.2f --> times as fast as rung 31 ($d = 64$ and 128), and 1.10<!--= family("32", "FA3", "one key", 64):.2f --> and 0.99<!--= family("32", "FA3", "one key", 128):.2f --> times as fast as FA3. Where a sink leads or scores fall along the keys, the maximum is met early: beside FA3 at $d = 128$ it is 1.07<!--= family("32", "FA3", "sink", 128):.2f --> and 1.07<!--= family("32", "FA3", "falling", 128):.2f --> times as fast, under a mask 1.05<!--= family("32", "FA3", "sink", 128, causal=1):.2f --> and 1.05<!--= family("32", "FA3", "falling", 128, causal=1):.2f -->. Without a mask *Q × 2* and *Q × 8* cost most: 0.98<!--= family("32", "FA3", "Q × 2", 128):.2f -->; under a mask *Q × 2* does: 0.98<!--= family("32", "FA3", "Q × 2", 128, causal=1):.2f -->. (Tried against these prices: [39 · Log](39_log.ipynb).)
+# **What to see.** The other kernels form every maximum on any input, so their points move less. Ours is furthest ahead where little is missed. Elsewhere it tracks, as rung 31 does. Under *one key*, tracked throughout, it is still (means over lengths and formats) 1.09<!--= family("32", "31_warp_specialized", "one key", 64):.2f --> and 1.21<!--= family("32", "31_warp_specialized", "one key", 128):.2f --> times as fast as rung 31 ($d = 64$ and 128), and 1.09<!--= family("32", "FA3", "one key", 64):.2f --> and 1.01<!--= family("32", "FA3", "one key", 128):.2f --> times as fast as FA3. Where a sink leads or scores fall along the keys, the maximum is met early: beside FA3 at $d = 128$ it is 1.07<!--= family("32", "FA3", "sink", 128):.2f --> and 1.08<!--= family("32", "FA3", "falling", 128):.2f --> times as fast, under a mask 1.05<!--= family("32", "FA3", "sink", 128, causal=1):.2f --> and 1.06<!--= family("32", "FA3", "falling", 128, causal=1):.2f -->. *Q × 2* costs most: 0.99<!--= family("32", "FA3", "Q × 2", 128):.2f -->, under a mask 1.00<!--= family("32", "FA3", "Q × 2", 128, causal=1):.2f -->. (Tried against these prices: [39 · Log](39_log.ipynb).)
 #
 # ### The staircase
 #
@@ -453,7 +453,7 @@ plot.staircase(speeds[(speeds["dtype"] != "fp32") & (speeds["D"] == 128)])
 #
 # 1. **Ends.** A query tile begins with a tile of keys done alone and ends with a product without exponentials under it.
 # 2. **Exponentials at $d = 64$.** There are as many clocks of them as of products, so both units would have to be busy all the time, and each is for 0.67<!--= 1536 / clocks("32", 64):.2f -->. Exercise 32.3 looks ahead.
-# 3. **Power.** At its limit of 700 W the card lowers its clock. A call's time is then its energy divided by 700 W, however few clocks it needs. Beside cuBLAS, at $d = 128$ without a mask, NVML (the driver's monitoring library; a tenth above counted clocks) reported as little as 1590<!--= record.load("32_ping_pong", "matmul").query("causal == 0").sm_mhz.min():.0f --> of 1980 MHz, and the rung reached 0.95<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.min():.2f --> to 0.98<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.max():.2f --> of its TFLOP/s.
+# 3. **Power.** At its limit of 700 W the card lowers its clock. A call's time is then its energy divided by 700 W, however few clocks it needs. Beside cuBLAS, at $d = 128$ without a mask, NVML (the driver's monitoring library; a tenth above counted clocks) reported as little as 1575<!--= record.load("32_ping_pong", "matmul").query("causal == 0").sm_mhz.min():.0f --> of 1980 MHz, and the rung reached 0.96<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.min():.2f --> to 0.99<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.max():.2f --> of its TFLOP/s.
 #
 # Does power hold the rung back? On **zeros** the kernel executes the same instructions, but hardly a wire changes from one value to the next, and that is what takes power ([He, 2024](https://www.thonking.ai/p/strangely-matrix-multiplications)). If so, zeros are faster, at a higher clock, and take as many clocks. Bursts of a second, the clock counted on the SMs themselves:
 
@@ -474,7 +474,7 @@ def on_zeros(samples):
 plot.recorded("32_ping_pong", "power", on_zeros, by="python -m helpers record power")
 
 # %% [markdown]
-# **What to see.** On zeros the clock is 1.20<!--= power("32", "mhz", 64, "zeros") / power("32", "mhz", 64):.2f --> and 1.19<!--= power("32", "mhz", 128, "zeros") / power("32", "mhz", 128):.2f --> times as high ($d = 64$ and 128), the kernel 1.19<!--= power("32", "ms", 64) / power("32", "ms", 64, "zeros"):.2f --> and 1.19<!--= power("32", "ms", 128) / power("32", "ms", 128, "zeros"):.2f --> times as fast, and its number of clocks the same to 0.1<!--= 100 * max(abs(power("32", "Mclk", D, "zeros") / power("32", "Mclk", D) - 1) for D in (64, 128)):.1f --> %. So power does hold it back. At one power limit a call's energy follows its time: 0.82<!--= power("32", "ms", 64) / power("32", "ms", 64, of="CUDNN"):.2f --> and 0.88<!--= power("32", "ms", 128) / power("32", "ms", 128, of="CUDNN"):.2f --> of cuDNN's, at a lower clock. (NVML's joules scatter by a tenth.)
+# **What to see.** On zeros the clock is 1.22<!--= power("32", "mhz", 64, "zeros") / power("32", "mhz", 64):.2f --> and 1.20<!--= power("32", "mhz", 128, "zeros") / power("32", "mhz", 128):.2f --> times as high ($d = 64$ and 128), the kernel 1.22<!--= power("32", "ms", 64) / power("32", "ms", 64, "zeros"):.2f --> and 1.20<!--= power("32", "ms", 128) / power("32", "ms", 128, "zeros"):.2f --> times as fast, and its number of clocks the same to 0.2<!--= 100 * max(abs(power("32", "Mclk", D, "zeros") / power("32", "Mclk", D) - 1) for D in (64, 128)):.1f --> %. So power does hold it back. At one power limit a call's energy follows its time: 0.82<!--= power("32", "ms", 64) / power("32", "ms", 64, of="CUDNN"):.2f --> and 0.88<!--= power("32", "ms", 128) / power("32", "ms", 128, of="CUDNN"):.2f --> of cuDNN's, at a lower clock. (NVML's joules scatter by a tenth.)
 #
 # 4. **The backward pass.** Training needs gradients, and there five products want operands that other products have just made: [33 · Backward on Hopper](33_backward_wgmma.ipynb).
 

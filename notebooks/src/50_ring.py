@@ -51,7 +51,7 @@ where = "cuda" if device == "cuda" and torch.cuda.device_count() > 1 else "cpu"
 # %% [markdown]
 # ## The problem
 #
-# FlashAttention's memory grows with $N$, not with $N^2$. For long sequences that is still too much for one GPU, and its time does grow with $N^2$. For 16 heads of $d = 128$ in 16 bits, forward, under a causal mask, at 700 TFLOP/s ([rung 32](32_ping_pong.ipynb) reaches 785<!--= tflops("32", 128, 16384, 1, "bf16", kind="causal"):.0f --> on an H200 at N = 16384):
+# FlashAttention's memory grows with $N$, not with $N^2$. For long sequences that is still too much for one GPU, and its time does grow with $N^2$. For 16 heads of $d = 128$ in 16 bits, forward, under a causal mask, at 700 TFLOP/s ([rung 32](32_ping_pong.ipynb) reaches 781<!--= tflops("32", 128, 16384, 1, "bf16", kind="causal"):.0f --> on an H200 at N = 16384):
 
 # %%
 rows = []
@@ -337,7 +337,7 @@ points = draw_ring.measured(samples, ranks=2, D=128, causal=1, passes="forward")
 draw_ring.speedups(pd.DataFrame(model, lengths), 2, "Two GPUs, causal, D = 128, H·D = 2048", points)
 
 # %% [markdown]
-# **What to see.** Contiguous stops at 4/3, however long the sequence. Zigzag approaches 2: 1.76<!--= over_one_gpu("50_ring", 16384):.2f --> at 16k tokens, 1.89<!--= over_one_gpu("50_ring", 65536):.2f --> at 64k, 1.96<!--= over_one_gpu("50_ring", 262144):.2f --> at 256k. The model's line falls where blocks become shorter than messages, down to less than one GPU's speed at 4k; nothing below 16k was measured.
+# **What to see.** Contiguous stops at 4/3, however long the sequence. Zigzag approaches 2: 1.76<!--= over_one_gpu("50_ring", 16384):.2f --> at 16k tokens, 1.87<!--= over_one_gpu("50_ring", 65536):.2f --> at 64k, 1.96<!--= over_one_gpu("50_ring", 262144):.2f --> at 256k. The model's line falls where blocks become shorter than messages, down to less than one GPU's speed at 4k; nothing below 16k was measured.
 #
 # All cases with as many heads of K and V as of Q; *both* passes with gradients that are added up in any order, as one GPU does by default:
 
@@ -346,11 +346,11 @@ if samples is not None:
     display(draw_ring.held(samples))
 
 # %% [markdown]
-# **What to see.** On two GPUs the model's speedups are right within 6 % up to 64k tokens, but for both passes at 16k under the mask (10 % too high); on four it is up to 10 % too high. On eight it expects twice what was recorded at 64k under the mask: to the model a link is as fast with any number of channels. Some long sequences are *more* than twice, four or eight times as fast: 2.28<!--= over_one_gpu("50_ring", 262144, causal=0):.2f --> on two GPUs at 256k without a mask.
+# **What to see.** On two GPUs the model's speedups are right within 6 % up to 64k tokens, but for both passes at 16k under the mask (10 % too high); on four it is up to 10 % too high. On eight it expects twice what was recorded at 64k under the mask: to the model a link is as fast with any number of channels. Some long sequences are *more* than twice, four or eight times as fast: 2.30<!--= over_one_gpu("50_ring", 262144, causal=0):.2f --> on two GPUs at 256k without a mask.
 #
 # <details><summary>How can two GPUs be more than twice as fast as one?</summary>
 #
-# One GPU gets slower. Without a mask, an earlier record on four GPUs has it at 764<!--= one_gpu(65536):.0f --> TFLOP/s for 64k tokens, 607<!--= one_gpu(262144):.0f --> for 256k and 571<!--= one_gpu(1048576):.0f --> for 1M. K and V of one head take 512 bytes per token, 134 MB at 256k, and an H200's L2 has 60 MB. All CTAs sweep the same keys, but they drift apart in time, and most have to read from HBM again. Measured once on one H200, two heads of 262,144 tokens: 214 GB came from HBM, while K and V of both are 0.27 GB. That costs time, and power that the tensor cores then lack: the clock fell to 1,260 MHz. A ring's blocks are shorter, and `ring_attention` cuts those that are still too long, so that K and V of a head take at most 32 MB. Cut so, one GPU alone reached 670 TFLOP/s instead of 556. (That was an older rung 32; how far CTAs drift differs from run to run: a later one had 717 for four heads.) A causal forward pass, whose query tiles see half as many keys, falls from 796<!--= one_gpu(65536, causal=1):.0f --> to 706<!--= one_gpu(262144, causal=1):.0f --> and 626<!--= one_gpu(1048576, causal=1):.0f -->. The backward pass falls by 1 to 3 %, also under a mask, where rung 33 takes fewer heads of long sequences at a time: its CTAs find in the L2 what they share ([39 · Log](39_log.ipynb)). Forward and backward together, two and four GPUs are 1.95<!--= over_one_gpu("50_ring in any order", 262144, passes="both"):.2f --> and 3.81<!--= over_one_gpu("50_ring in any order", 262144, passes="both", ranks=4):.2f --> times as fast as one for 256k tokens. Eight were recorded with an earlier rung 33, which did fall: 10.3<!--= over_one_gpu("50_ring in any order", 262144, passes="both", ranks=8):.1f --> times.
+# One GPU gets slower. Without a mask, an earlier record on four GPUs has it at 764<!--= one_gpu(65536):.0f --> TFLOP/s for 64k tokens, 607<!--= one_gpu(262144):.0f --> for 256k and 571<!--= one_gpu(1048576):.0f --> for 1M. K and V of one head take 512 bytes per token, 134 MB at 256k, and an H200's L2 has 60 MB. All CTAs sweep the same keys, but they drift apart in time, and most have to read from HBM again. Measured once on one H200, two heads of 262,144 tokens: 214 GB came from HBM, while K and V of both are 0.27 GB. That costs time, and power that the tensor cores then lack: the clock fell to 1,260 MHz. A ring's blocks are shorter, and `ring_attention` cuts those that are still too long, so that K and V of a head take at most 32 MB. Cut so, one GPU alone reached 670 TFLOP/s instead of 556. (That was an older rung 32; how far CTAs drift differs from run to run: a later one had 717 for four heads.) A causal forward pass, whose query tiles see half as many keys, falls from 796<!--= one_gpu(65536, causal=1):.0f --> to 706<!--= one_gpu(262144, causal=1):.0f --> and 626<!--= one_gpu(1048576, causal=1):.0f -->. The backward pass falls by 1 to 3 %, also under a mask, where rung 33 takes fewer heads of long sequences at a time: its CTAs find in the L2 what they share ([39 · Log](39_log.ipynb)). Forward and backward together, two and four GPUs are 1.94<!--= over_one_gpu("50_ring in any order", 262144, passes="both"):.2f --> and 3.81<!--= over_one_gpu("50_ring in any order", 262144, passes="both", ranks=4):.2f --> times as fast as one for 256k tokens. Eight were recorded with an earlier rung 33, which did fall: 10.3<!--= over_one_gpu("50_ring in any order", 262144, passes="both", ranks=8):.1f --> times.
 #
 # </details>
 #
@@ -411,7 +411,7 @@ if samples is not None:
 draw_ring.memory(draw_ring.recorded_memory(), [2**i for i in range(14, 24)])
 
 # %% [markdown]
-# **What to see.** From 256k tokens on, each of two GPUs holds as much as one alone would: half of the tokens, but keys that travel and a float32 sum besides. From four on, memory halves with every doubling. The rightmost square is the longest sequence that was run, once: 7,092,736<!--= largest("N"):,.0f --> tokens on two H200s, one layer of 16 heads, in 159<!--= largest("seconds"):.0f --> seconds, 108<!--= largest("bytes") / 2**30:.0f --> GiB on rank 0.
+# **What to see.** From 256k tokens on, each of two GPUs holds as much as one alone would: half of the tokens, but keys that travel and a float32 sum besides. From four on, memory halves with every doubling. The rightmost square is the longest sequence that was run, once: 7,092,736<!--= largest("N"):,.0f --> tokens on two H200s, one layer of 16 heads, in 153<!--= largest("seconds"):.0f --> seconds, 108<!--= largest("bytes") / 2**30:.0f --> GiB on rank 0.
 
 # %% [markdown]
 # The same idea under other names:
