@@ -9,7 +9,7 @@
 //            thread of the producer's warpgroup, and that leaves room for one more stage of K, fetched a tile ahead of V;
 //            another thread chooses the next query tile, shortly before this one ends; the consumers read its choice, and
 //            form 1 / l and LSE, during the last product; S of the first tile waits for its turn; at d = 128 what no product
-//            waits for comes behind what one does; groups of heads are evened out, smaller for short sequences
+//            waits for comes after what one waits for; groups of heads are evened out, smaller for short sequences
 // op:        attention
 // features:  causal, gqa
 // workspace: counter (1)
@@ -464,8 +464,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
       const auto overlap = [&](auto is, int end) { // to tile `end`; false where P was voted down
         constexpr bool track = decltype(is)::value;
         constexpr int early = !track ? Bc / 8 : d == 64 ? 5 : 10; // fragments of rows g that become P before O is there
-        // At d = 128 what no product waits for comes behind what one does: accept() behind S, V's release behind P. At d = 64 that is
-        // slower.
+        // At d = 128 what no product waits for comes after what one waits for: accept() after S, V's release after P. At d = 64 that
+        // is slower.
         constexpr bool behind = d == 128;
         if constexpr (!track) {
           // m stays here. A double is a pair of registers, an even and an odd one, in two banks: were both rows' m in one bank,

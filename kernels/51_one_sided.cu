@@ -564,8 +564,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
       const auto overlap = [&](auto is, int end) { // to tile `end`; false where P was voted down
         constexpr bool track = decltype(is)::value;
         constexpr int early = !track ? Bc / 8 : d == 64 ? 5 : 10; // fragments of rows g that become P before O is there
-        // At d = 128 what no product waits for comes behind what one does: accept() behind S, V's release behind P. At d = 64 that is
-        // slower.
+        // At d = 128 what no product waits for comes after what one waits for: accept() after S, V's release after P. At d = 64 that
+        // is slower.
         constexpr bool behind = d == 128;
         if constexpr (!track) {
           // m stays here. A double is a pair of registers, an even and an odd one, in two banks: were both rows' m in one bank,

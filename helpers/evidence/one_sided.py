@@ -31,7 +31,6 @@ ONE_SIDED = [
     ("0[12].shuffle-of-half.*", "shuffle*", "X-ray alone", "no tool of compute-sanitizer looks at a shuffle's mask"),
     ("*.barrier-without-a-lane.1", "deadlock*", "X-ray alone", ENDED),
     ("32.mbarrier-wait-removed.6", "race*", "X-ray alone", ENDED),
-    ("32.wait-of-a-loop-removed.1", "mbarrier deadlock*", "X-ray alone", ENDED),
     ("33.named-barrier-removed.1", "mbarrier deadlock*", "X-ray alone", ENDED),
     ("[23]0.grid.1", "division by zero*", "X-ray alone", "an integer division by zero doesn't stop a GPU: the block goes on with some number, and touches nothing it "
      "shouldn't"),

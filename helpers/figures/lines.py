@@ -40,6 +40,7 @@ def name_lines(ax: Axes, ends: dict[str, tuple[float, float]], looks: Mapping[st
                 y[i] -= overlap / 2
                 y[i + 1] += overlap / 2
     for name, height in zip(order, y, strict=True):
+        color, style = (looks[name][0], "-") if where[name][0] > 0.9 else (FAINT, (0, (2, 4)))
         ax.annotate(
             name,
             xy=where[name],
@@ -52,8 +53,8 @@ def name_lines(ax: Axes, ends: dict[str, tuple[float, float]], looks: Mapping[st
             va="center",
             arrowprops={
                 "arrowstyle": "-",
-                "color": looks[name][0] if where[name][0] > 0.9 else FAINT,
-                "linestyle": "-" if where[name][0] > 0.9 else (0, (2, 4)),
+                "color": color,
+                "linestyle": style,
                 "linewidth": 0.6,
                 "shrinkA": 1,
                 "shrinkB": 4,

@@ -4,7 +4,7 @@
 //            it: no consumer waits for a copy, or for the others to be done with theirs.
 // changed:   from 32_4: O takes Q's place, by stmatrix, and a second thread of the producer's warpgroup sends it; the next
 //            query tile is read, and 1 / l and LSE are formed, during the last product; S of the first tile in turn;
-//            at d = 128 l, and the places of K and V, come behind what a product waits for
+//            at d = 128 l, and the places of K and V, come after what a product waits for
 // op:        attention
 // features:  causal, gqa
 // workspace: counter (1)
@@ -417,8 +417,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
       const auto overlap = [&](auto is, int end) { // to tile `end`; false where P was voted down
         constexpr bool track = decltype(is)::value;
         constexpr int early = !track ? Bc / 8 : d == 64 ? 5 : 10; // fragments of rows g that become P before O is there
-        // At d = 128 what no product waits for comes behind what one does: accept() behind S, V's release behind P. At d = 64 that is
-        // slower.
+        // At d = 128 what no product waits for comes after what one waits for: accept() after S, V's release after P. At d = 64 that
+        // is slower.
         constexpr bool behind = d == 128;
         if constexpr (!track) {
           // m stays here. A double is a pair of registers, an even and an odd one, in two banks: were both rows' m in one bank,

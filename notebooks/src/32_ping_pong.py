@@ -277,7 +277,7 @@ plot.recorded("32_ping_pong", "stages", staged, by="python -m helpers record sta
 # | 32_3 | 5<!--= 100 * (stage("32", "32_3", "32_2", 64) - 1):.0f --> | 5<!--= 100 * (stage("32", "32_3", "32_2", 128) - 1):.0f --> | no masking in whole tiles; the scale is an argument and takes no register |
 # | 32_4 | 9<!--= 100 * (stage("32", "32_4", "32_3", 64) - 1):.0f --> | 8<!--= 100 * (stage("32", "32_4", "32_3", 128) - 1):.0f --> | no maximum, and the vote holds the wait back; at $d = 64$ one wait for both products |
 # | 32_5 | 1<!--= round(100 * (stage("32", "32_5", "32_4", 64) - 1)) --> | -1<!--= round(100 * (stage("32", "32_5", "32_4", 128) - 1)) --> | $O$ leaves from $Q_i$'s place; the first $S$ in turn; at $d = 128$ $K_j$ is freed later |
-# | 32 | 0<!--= round(100 * (stage("32", "32", "32_5", 64) - 1)) --> | 3<!--= 100 * (stage("32", "32", "32_5", 128) - 1):.0f --> | one more stage of $K$ sets that off; tiles where maxima often lie come first; query tiles chosen late |
+# | 32 | 0<!--= round(100 * (stage("32", "32", "32_5", 64) - 1)) --> | 3<!--= 100 * (stage("32", "32", "32_5", 128) - 1):.0f --> | one more stage of $K$ offsets that; tiles where maxima often lie come first; query tiles chosen late |
 #
 # Single ideas, from [39 · Log](39_log.ipynb). (The same code varies by up to 3 % between runs, in steps 1 to 10 by 6 %.)
 #
@@ -453,7 +453,7 @@ plot.staircase(speeds[(speeds["dtype"] != "fp32") & (speeds["D"] == 128)])
 #
 # 1. **Ends.** A query tile begins with a tile of keys done alone and ends with a product without exponentials under it.
 # 2. **Exponentials at $d = 64$.** There are as many clocks of them as of products, so both units would have to be busy all the time, and each is for 0.67<!--= 1536 / clocks("32", 64):.2f -->. Exercise 32.3 looks ahead.
-# 3. **Power.** At its limit of 700 W the card lowers its clock. A call's time is then its energy divided by 700 W, however few clocks it needs. Beside cuBLAS, at $d = 128$ without a mask, NVML (the driver's monitoring library; a tenth above counted clocks) reported as little as 1575<!--= record.load("32_ping_pong", "matmul").query("causal == 0").sm_mhz.min():.0f --> of 1980 MHz, and the rung reached 0.96<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.min():.2f --> to 0.99<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.max():.2f --> of its TFLOP/s.
+# 3. **Power.** At its limit of 700 W the card lowers its clock. A call's time is then its energy divided by 700 W, however few clocks it needs. Beside cuBLAS, at $d = 128$ without a mask, NVML (the driver's monitoring library; mostly a tenth above counted clocks) reported as little as 1575<!--= record.load("32_ping_pong", "matmul").query("causal == 0").sm_mhz.min():.0f --> of 1980 MHz, and the rung reached 0.96<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.min():.2f --> to 0.99<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.max():.2f --> of its TFLOP/s.
 #
 # Does power hold the rung back? On **zeros** the kernel executes the same instructions, but hardly a wire changes from one value to the next, and that is what takes power ([He, 2024](https://www.thonking.ai/p/strangely-matrix-multiplications)). If so, zeros are faster, at a higher clock, and take as many clocks. Bursts of a second, the clock counted on the SMs themselves:
 
