@@ -234,7 +234,7 @@ __global__ __launch_bounds__(Tile<d, T>::threads, Tile<d, T>::ctas) void fa2_mma
 #pragma unroll
     for (int r = 0; r < 4; ++r) finite &= row_sum[r] < 1e30f; // __fdividef divides by up to 2^126
     if (!__all_sync(0xffffffff, finite)) return false;
-    // Keys stand out here, and one that does may take most of its row: from now on, little of it is left to an old m.
+    // Keys stand out here, and such a key may take most of its row: from now on an old m does for small sums only.
     largest_sum = 4.f;
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
@@ -270,7 +270,7 @@ __global__ __launch_bounds__(Tile<d, T>::threads, Tile<d, T>::ctas) void fa2_mma
   // [end: online_update]
 
   // [region: tile_loop]
-  int take_to = a.Nk - 2 * Bc; // the last tile, of those to come, whose P is formed first; -1: none any more
+  int take_to = a.Nk - 2 * Bc; // from here down to 0 tiles form P before any maximum; -1: none any more
   int stage_at = 0, free_at = (stages - 1) * stage_bytes;
   for (int j0 = j_last; j0 >= 0; j0 -= Bc) {
     const uint32_t K_at = K_lane + stage_at; // K_j's place, for this lane

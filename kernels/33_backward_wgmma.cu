@@ -297,7 +297,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void backward_wgmma(const __gr
 
   fa::setmaxnreg_inc<240>(); // 128 x 24 + 256 x 240 registers: the 384 x 168 of the launch, there are no more
   // Keys 64 half .. + 64 of the tile. By a vote, of whose result the compiler knows that it is the whole warp's: descriptors
-  // of wgmma are values of a warp, and one that depended on threadIdx would be moved there before every product.
+  // of wgmma lie in uniform registers, and one that depended on threadIdx would be moved there before every product.
   const int half = __any_sync(0xffffffff, threadIdx.x >= 256);
   const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   const int g = lane / 4, t = lane % 4; // of an accumulator a lane holds rows 16 warp + g, + 8, columns 8n + 2t, + 1

@@ -3,9 +3,9 @@
 // idea:      Some CTAs first copy the other ranks' K and V into this GPU's memory by TMA, each tile once, and set a flag for
 //            each; the others start with their own keys and go on with a tile of another rank as soon as its flag is set.
 // changed:   against 32_ping_pong: copiers, flags between CTAs and between GPUs, and the tiles of other ranks behind a query
-//            tile's own, all from the last on; K is fetched with its V, as one flag stands for both. The consumers are 32's,
-//            repeated so that this file is complete by itself; they differ in where a piece's rows and keys begin and end;
-//            tests/run/test_one_sided.py holds all else equal
+//            tile's own, all from the last on; K is fetched with its V, as one flag stands for both; thread 0 chooses the query
+//            tiles and fetches Q, too. The consumers are 32's, repeated so that this file is complete by itself; they differ in
+//            where a piece's rows and keys begin and end; tests/run/test_one_sided.py holds all else equal
 // op:        one_sided
 // features:  causal, gqa, peers
 // workspace: counter (1)

@@ -89,7 +89,7 @@ def rungs(device: str | None = None) -> pd.DataFrame:
     Columns: name (the rung), D, kernel, metric, xray, hardware, difference (hardware − xray), rest (what of it the machine code
     doesn't account for to the digit), why. Wavefronts of kernels that use TMA are left out: beside TMA and wgmma the counter
     isn't one of addresses. In 32_ping_pong, whose loads are of one word for a whole warp and can't take two wavefronts, it has
-    1.03 to 1.27 per load, hardly one of them called a conflict.
+    more than one per load (notebook 92 shows how many), hardly one of them called a conflict.
     """
     rows = []
     for rung in ladder.rungs():

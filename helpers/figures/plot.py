@@ -43,13 +43,13 @@ T = TypeVar("T")
 OUTPUTS = {"o": "O", "lse": "LSE", "p": "P", "dq": "dQ", "dk": "dK", "dv": "dV"}
 
 
-def recorded(stem: str, kind: str, draw: Callable[[pd.DataFrame], T], by: str = "make bench") -> T | None:
+def recorded(stem: str, kind: str, draw: Callable[[pd.DataFrame], T]) -> T | None:
     """What `draw` makes of a record, record.load(stem, kind). Where there is none it prints a sentence that says so, with the
     command that makes one, and returns None."""
     try:
         samples = record.load(stem, kind)
     except LookupError:
-        print(f"{stem} has no {kind!r} record yet; `{by}` on a machine with a GPU makes one")
+        print(f"{stem} has no {kind!r} record yet; {record.maker(stem, kind)}")
         return None
     return draw(samples)
 
@@ -301,7 +301,7 @@ def _slopes(ax: Axes, N: np.ndarray, ends: Sequence[float]) -> None:
 def error(frame: pd.DataFrame, D: int | None = None, dtype: str | None = None) -> Figure:
     """Largest absolute error against N beside the budget of the error rule. frame: record.load(stem, "error").
 
-    D: which head dimension (default: the smallest recorded); dtype as in `latency`.
+    D: which head dimension (default: the smallest recorded); dtype as in `latency`. ValueError where there is nothing of that D.
     """
     frame = of_dtype(frame, dtype)
     D = int(frame["D"].min()) if D is None else D

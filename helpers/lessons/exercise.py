@@ -28,12 +28,12 @@ class Verdict:
         """Nothing."""
 
 
-def verify(number: str, passed: bool | Callable[[], bool], hint: str = "") -> Verdict:
+def verify(number: str, passed: bool | Callable[[], bool]) -> Verdict:
     """Prints "Exercise 2.1: solved", or "not solved yet" with the reason, if there is one; gives the verdict.
 
     passed: the verdict, or a function that returns it; `...` is no answer. What the function raises (an AssertionError with a
     message, a kernel that doesn't compile) is the reason, of which the first lines are printed; nothing is raised here. Python's own
-    errors are named: of a KeyError the text alone would be a bare 'LSE'. hint: not shown; a hint is folded text in the notebook.
+    errors are named: of a KeyError the text alone would be a bare 'LSE'.
     """
     reasons: list[str] = []
     if callable(passed):

@@ -27,7 +27,7 @@ def jobs(groups: int, tiles: int, product: float, softmax: float, overlap: str =
     """What `groups` warpgroups have to do for `tiles` tiles of keys each. product: the time of S = Q K^T, and of O += P V.
 
     overlap: "none", one after the other (31_warp_specialized); "next", the next S is started before O, and the softmax of that S
-    waits for S alone (32_ping_pong); "early", the same with a softmax that waits for both products.
+    waits for S alone (32_ping_pong); "early", the same with a softmax that waits for both products. ValueError for another word.
     """
     if overlap not in ("none", "next", "early"):
         raise ValueError(f"overlap is none, next or early, not {overlap!r}")

@@ -1,6 +1,6 @@
 """The stopwatch: times callables on a GPU, and knows the public kernels to time them beside.
 
-Callables run interleaved in random order over at least seven rounds, in bursts between two CUDA events; inputs that they are given
+Callables run interleaved in random order over several rounds (seven unless told otherwise), in bursts between two CUDA events; inputs that they are given
 rotate past the L2 cache. data/README.md gives the reasons. CPU times are never taken: beside a GPU time they mean nothing.
 """
 

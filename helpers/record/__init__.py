@@ -21,7 +21,7 @@ from .ratios import (
     step_table,
     summary,
 )
-from .store import DATA, DEFAULT_DEVICE, DEVICES, SHOWN, about, folder_of, is_stale, load, save
+from .store import DATA, DEFAULT_DEVICE, DEVICES, SHOWN, about, folder_of, is_stale, load, maker, save
 from .workload import (
     BACK_ENDS,
     BACKWARD_FLOPS,
@@ -91,6 +91,7 @@ __all__ = [
     "leetcuda_log",
     "load",
     "load_heads",
+    "maker",
     "medians",
     "models",
     "nvidia_smi",

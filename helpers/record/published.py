@@ -1,4 +1,4 @@
-"""Figures that other people published, as tables: data/published/ (its README names the sources)."""
+"""Figures that other people published, as tables: data/published/ (data/README.md names the sources)."""
 
 from __future__ import annotations
 

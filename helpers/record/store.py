@@ -1,8 +1,8 @@
 """data/: the runs recorded on real devices, each with its conditions, and the arithmetic of reading them.
 
 A record is two files, data/<device>/<stem>.<kind>.csv (the samples) and the same name with .json (the conditions they
-were taken under). data/README.md documents every kind and column. Nothing else writes to data/, and nothing here needs
-torch or a GPU.
+were taken under). data/README.md documents every kind and column. Nothing else writes to data/<device>/, and nothing here
+needs torch or a GPU.
 """
 
 from __future__ import annotations
@@ -23,6 +23,29 @@ from .workload import BACKWARD_FLOPS, FORWARD_FLOPS
 DEVICES = ("nvidia-h200", "nvidia-h100-80gb-hbm3")
 DEFAULT_DEVICE = DEVICES[0]
 SHOWN = "shown"  # the device to ask for such a record whatever GPU this machine has; "shown-x2" for two of a host
+# What follows `python -m helpers record` to record a kind; what isn't here is recorded by `make bench`
+_OF_A_RUNG = (
+    "families",
+    "stages",
+    "layouts",
+    "one_sequence",
+    "counters",
+    "stalls",
+    "power",
+    "roles",
+    "timeline",
+    "tiles",
+)
+COMMANDS = {
+    **{kind: f"{kind} {{stem}}" for kind in _OF_A_RUNG},
+    **{kind: kind for kind in ("wgmma", "at_once", "sanitizer", "training", "writing", "ring")},
+    "accuracy": "families {stem}",
+    **dict.fromkeys(("patterns", "async", "microkernels", "copies"), "counters --singles"),
+    **dict.fromkeys(("runs", "profile", "text"), "training"),
+    **dict.fromkeys(("ring_memory", "ring_largest", "ring_timeline", "link"), "ring"),
+    **dict.fromkeys(("timings", "facts"), "languages"),
+}
+BY_HAND = ("steps", "loop_order")
 
 
 def save(
@@ -125,7 +148,15 @@ def is_stale(known: dict) -> bool:
         return True
 
 
+def maker(stem: str, kind: str) -> str:
+    """How a record comes about, as the end of a sentence: by which command, on a machine with the GPU."""
+    if kind in BY_HAND:
+        return "it was recorded by hand, no command makes one"
+    command = f"python -m helpers record {COMMANDS[kind].format(stem=stem)}" if kind in COMMANDS else "make bench"
+    return f"`{command}` on a machine with a GPU makes one"
+
+
 def _missing(stem: str | None, kind: str, device: str, root: Path) -> str:
     there = ", ".join(sorted(p.name.removesuffix(".csv") for p in (root / device).glob("*.csv"))) or "nothing"
     what = f"{kind!r} record of {stem}" if stem else f"{kind!r} record"
-    return f"no {what} on {device} (recorded there: {there}); `make bench` on a machine with that GPU makes it"
+    return f"no {what} on {device} (recorded there: {there}); {maker(stem or 'device', kind)}"

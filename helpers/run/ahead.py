@@ -24,7 +24,7 @@ def compile_ahead(kernels: Iterable[Which], *needs: str, arch: str = "sm_90a") -
         compile_ahead(["03", "04"], "run", "xray")
 
     Comes back at once. Whoever needs one of them meanwhile waits until it is there; an error is raised then, and not here.
-    kernels: each what `rung` takes. needs: what for: "run" (on the emulator) or "xray"; "cubin" (its registers, for `arch`) or "sass" (its machine code).
+    kernels: each what `rung` takes. needs: what for: "run" (on the emulator) or "xray"; "cubin" (its registers, for `arch`) or "sass" (its machine code); ValueError for another word.
     """
     make: dict[str, Callable[[Rung], Any]] = {
         "run": lambda one: Launcher(one).compile(),

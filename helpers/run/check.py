@@ -38,7 +38,7 @@ def check(kernel: Which | Callable, cases: Iterable[Case] | str | None = None) -
     kernel: what `load` takes, or any function `(q, k, v, scale=None) -> (o, lse)` (softmax: `(s) -> (p, lse)`); one that takes
     `out=(o, lse)` is handed outputs full of NaN. cases: of `reference.cases` of the kernel's rung "small" or "full", by default the full set
     on a GPU and the small one otherwise; or cases of one's own. A kernel that raises fails the case with the error's text; one that can't be loaded
-    raises as `load` does.
+    raises as `load` does. ValueError for another word, and where there are no cases.
     """
     import torch
 

@@ -234,7 +234,8 @@ class Counts:
         """What became of each target's cost from this X-ray to `other`: a row per region, target, operation and space.
 
         Columns: `cost_before`, `cost_after`, `excess_before`, `excess_after`, the largest change of excess first. Lines are
-        put together by the region they stand in, as their numbers change with every edit.
+        put together by the region they stand in, as their numbers change with every edit. ValueError for anything but an X-ray
+        of the same workload.
         """
         import pandas as pd
 

@@ -248,8 +248,8 @@ def peakedness(
     """How peaked the rows of P are, and how often a kernel that keeps a row's maximum as long as it can has to renew it.
 
     q (B,H,Nq,D), k (B,Hkv,Nk,D); a head at a time, whose S has to fit into memory. Tiles are taken from the last to the first,
-    as rungs 13, 20 and 32 do. A row begins with the maximum of its first tile; a later tile whose own maximum exceeds the row's by
-    more than `bound` log2 units makes it rise. A pair counts if a row of it sees a key of the tile, its first tile apart.
+    as rungs 13 and 20 do (32 has an order of its own). A row begins with the maximum of its first tile; a later tile whose own
+    maximum exceeds the row's by more than `bound` log2 units makes it rise. A pair counts if a row of it sees a key of the tile, its first tile apart.
     """
     B, H, Nq, D = q.shape
     Nk, group = k.shape[2], H // k.shape[1]

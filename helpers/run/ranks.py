@@ -81,8 +81,8 @@ def launch(
     program: a function that needs nothing but its arguments and what its file imports (one of a notebook has os, torch, dist,
     load, reference and ring), or "file.py:function". args and results have to be what torch.save takes. device: "cpu" for gloo and the
     emulator, "cuda"; by default GPUs if there are any. timeout: seconds from when the ranks have met. Lines that a rank prints are shown with
-    its number unless `quiet`. Raises RanksError where a rank is killed, exits, raises or hangs: the sentence names it. However it
-    ends, also by Ctrl-C, no process is left.
+    its number unless `quiet`. Raises RanksError where a rank is killed, exits, raises or hangs: the sentence names it; ValueError for no
+    ranks, no GPU or a program that can't be imported, RuntimeError inside a rank. However it ends, also by Ctrl-C, no process is left.
     """
     import torch
 

@@ -27,7 +27,7 @@ __all__ = ["LAYOUTS", "Block", "Me", "Plan", "RanksError", "agree", "all_gather_
 __all__ += ["launch", "local", "ring_attention", "split", "ulysses_attention", "whole"]
 
 FORWARD = {True: "32_ping_pong", False: "20_causal_gqa"}  # by whether the GPU has wgmma
-FORWARD_FP32, BACKWARD_FP32 = "04_fa2_fp32", "22_backward_fp32"
+FORWARD_FP32 = "04_fa2_fp32"
 
 
 @dataclass(frozen=True)

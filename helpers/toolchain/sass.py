@@ -277,8 +277,8 @@ def table(*which: Which, arch: str = "sm_90a") -> pd.DataFrame:
 
         sass.table("10", "11", "12")
 
-    which: each what `rung` takes. Columns: registers per thread, bytes spilled (stores and loads) and shared memory per CTA of every kernel of some rungs: rung,
-    kernel, registers, spilled_bytes, and from the line of the header block's `tiles` for its D: Br, Bc, threads, smem_kb, ctas.
+    which: each what `rung` takes. Columns: rung, kernel, registers (per thread), spilled_bytes (stores and loads, per thread), and
+    from the line of the header block's `tiles` for its D: Br, Bc, threads, smem_kb, ctas.
     """
     rows = []
     for one in which:

@@ -211,7 +211,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void fa2_mma(const
 #pragma unroll
     for (int r = 0; r < 4; ++r) finite &= row_sum[r] < 1e30f; // __fdividef divides by up to 2^126
     if (!__all_sync(0xffffffff, finite)) return false;
-    // Keys stand out here, and one that does may take most of its row: from now on, little of it is left to an old m.
+    // Keys stand out here, and such a key may take most of its row: from now on an old m does for small sums only.
     largest_sum = 4.f;
 #pragma unroll
     for (int r = 0; r < 4; ++r) {

@@ -49,7 +49,7 @@ device = load("01_naive").device  # "cuda", or "cpu" where the emulator runs the
 doctor()
 
 # %% [markdown]
-# ### Three lanes
+# ### Three situations
 #
 # Every notebook runs on every machine. What differs is who runs the kernels, and where timings come from.
 #
@@ -101,7 +101,7 @@ draw.memory_hierarchy(levels, f"The memories of one GPU · {name}")
 # %% [markdown]
 # *Top to bottom:* farther from the arithmetic, shared by more threads, and slower. An SM can fetch three operands of 4 bytes for each of 128 multiply-adds per clock from its registers, 128 bytes per clock from shared memory or from the **L1 cache** (which shares one piece of hardware with it), and, if all SMs ask at once, about 16 bytes per clock from HBM: a measured 4.21<!--= record.load("device", "ceilings", device="nvidia-h200").query("name == 'copy'").value.median():.2f --> TB/s, divided by 132 SMs and 1.98 GHz. (Sizes as the driver reports them, of your GPU or else of an H200, in units of $2^{10}$, $2^{20}$ and $2^{30}$ bytes; registers and rates per clock by the [CUDA programming guide](https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities) for compute capability 9.0.)
 #
-# **HBM** (high-bandwidth memory) is the device memory of a data-centre GPU; on other cards it is GDDR. FlashAttention is one idea about this picture: do not send to HBM what could have stayed above.
+# **HBM** (high-bandwidth memory) is the device memory of large data-centre GPUs (A100, H100, H200); on other cards it is GDDR. FlashAttention is one idea about this picture: do not send to HBM what could have stayed above.
 #
 # ### The roofline
 #
@@ -127,7 +127,7 @@ plot.roofline(points, record.load("device", "ceilings", device="nvidia-h200"), [
 # %% [markdown]
 # *The slope* is what HBM can feed, *the flat parts* what the arithmetic units can do in fp32 and, on **[tensor cores](glossary.md#tensor-core)** (units that multiply whole small matrices of 16-bit numbers), in fp16; nothing gets above them. All three are measured, by a copy within HBM and by large matrix products. Where slope and flat part meet is the **ridge**: left of it HBM is the limit, right of it the arithmetic.
 #
-# Each point is an attention kernel in fp32. Its height is measured. Its place from left to right is FLOPs over the least bytes that a kernel of its kind has to move; all rooflines of this series are drawn so. SDPA MATH is PyTorch's own attention that forms $S$ and $P$ (`scaled_dot_product_attention`). The ridge of fp32 arithmetic lies at 12 FLOPs per byte, and even the two kernels that form $S$ stand right of it: HBM is not yet their limit. On tensor cores the ridge lies at 177, and a kernel that forms $S$ in fp16 has 31 FLOPs per byte. That is the wall that FlashAttention removes. The fp32 kernels, from the lowest point to the highest, show how.
+# Each point is an attention kernel in fp32. Its height is measured. Its place from left to right is FLOPs over the least bytes that a kernel of its kind has to move; all rooflines of this series are drawn so. SDPA MATH is PyTorch's own attention that forms $S$ and $P$ (`scaled_dot_product_attention`). The ridge of fp32 arithmetic lies at 12 FLOPs per byte, and even the two kernels that form $S$ stand right of it: HBM is not yet their limit. On tensor cores the ridge lies at 177, and a kernel that forms $S$ in fp16 has 31 FLOPs per byte. That is the wall that FlashAttention removes. Rungs 01 to 04 show how, in fp32.
 
 # %% [markdown]
 # ## Notation
@@ -249,7 +249,7 @@ predict(sectors, lines["mean"].iloc[0], "sectors per request for K")
 ray
 
 # %% [markdown]
-# *The row of $K$:* 16 sectors, one for each row, where two would hold the 64 bytes asked for. The rest of each sector is not lost: the next seven steps of the loop want it, and by then the L1 cache has it. What costs time is that 16 places have to be looked up for one request; [01](01_naive.ipynb) measures it. (Beside the sectors of all requests stands `ideal`, the fewest that hold as many bytes. Shared memory, its bank conflicts and the instructions `shfl` and `ld` come in 01 and 03.) The X-ray needs no GPU and gives the same counts on every machine.
+# *The row of $K$:* 16 sectors, one for each row, where two would hold the 64 bytes asked for. The rest of each sector is not lost: the next seven steps of the loop want it, and by then the L1 cache has it. What costs time is that 16 places have to be looked up for one request; [01](01_naive.ipynb) measures it. (A lane is a thread of a warp; *16 for 2*: 16 sectors where 2 would do. Beside the sectors of all requests stands `ideal`, the fewest that hold as many bytes. Shared memory, its bank conflicts and the instructions `shfl` and `ld` come in 01 and 03.) The X-ray needs no GPU and gives the same counts on every machine.
 
 # %% [markdown]
 # ## A kernel typed into a cell
@@ -420,7 +420,7 @@ progress()
 # %% [markdown]
 # ## Self-check
 #
-# You can now explain the lanes and the parts of a rung, do the edit loop, and judge what a figure on the screen stands for. Answer before you unfold:
+# You can now explain the parts of a rung, do the edit loop, and judge what a figure on the screen stands for. Answer before you unfold:
 #
 # <details><summary>A figure here is titled "NVIDIA H200" and your machine has no GPU. What do you know about your machine's speed?</summary>
 # Nothing: the figure was recorded on the device it names.

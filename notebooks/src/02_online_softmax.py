@@ -446,7 +446,7 @@ for finding in found.findings:
 #
 # ### Exercise 2.1 · Merge finished outputs
 #
-# Two kernels have each worked on a part of the keys and **divided already**: they give $m$, $l$ and $O = o/l$ of their part. Merge them. (Generating text token by token from a very long context does this: many blocks share one query.) An empty part arrives as $(-\infty, 0, \mathbf 0)$. The version below averages the outputs, which is wrong.
+# Two kernels have each worked on a part of the keys and **divided already**: they give $m$, $l$ and $O = o/l$ of their part. Merge them. (Generating text token by token from a very long context does this: many blocks share one query.) An empty part arrives as $(-\infty, 0, \mathbf 0)$. The version below adds $l$ as it is and averages the outputs: both wrong.
 #
 # <details><summary>Hint</summary>
 #

@@ -20,7 +20,7 @@
 #
 # **Needs** [01 · Naive attention](01_naive.ipynb) and [02 · Online softmax](02_online_softmax.ipynb). No GPU: without one the kernel runs on the emulator and the timings shown are recorded ones.
 #
-# **The idea in one line**: hold a tile of K and V on the chip, let every tile of Q pass by it, and move only O, m and l.
+# **The idea in one line**: hold a tile of K and V on the chip, let every tile of Q pass by it, and carry only O, m and l from one tile of keys to the next.
 
 # %%
 import importlib.util, os, sys  # on Colab, Kaggle or a hub: takes the series from the folder above, or fetches it
@@ -375,7 +375,7 @@ ray.bank_map("fa::load4(k_reg[c]")  # with the four floats
 # %% [markdown]
 # ### Tile and traffic
 #
-# Edit the constant in the kernel, and count. `rung(...).replace(old, new)` returns the source with one occurrence exchanged.
+# Edit the constant in the kernel, and count. `rung(...).replace(old, new)` returns the source with `old` exchanged, which has to occur exactly once.
 
 
 # %%

@@ -102,7 +102,7 @@ for Br, Bc in [(128, 64), (32, 128), (50, 7)]:
 draw.tile_walk("fa2")
 
 # %% [markdown]
-# **What to see.** The walk goes along rows now. Orange, the query tile, stays for a whole row, and with it $O_i$, $m_i$ and $l_i$; they leave the chip once, when the row is finished (step 4). Blue, K and V, changes at every step: it is K and V that are read again and again.
+# **What to see.** The walk goes along rows now. Orange, the query tile, stays for a whole row, and with it $O_i$, $m_i$ and $l_i$. $O_i$ and $\mathrm{LSE}_i$ leave the chip once, when the row is finished (step 4). Blue, K and V, changes at every step: it is K and V that are read again and again.
 
 # %% [markdown]
 # ## 2 · HBM reads and writes

@@ -106,7 +106,7 @@ print(f"4096 ones, added one by one in fp16: {sum16.item():.0f}; in fp32: {ones.
 #     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 # ```
 #
-# `.sync` and `.aligned`: all lanes of the warp execute it together. `.row.col`: a lane's neighbours in $A$ lie along a row, in $B$ along a column. Then the formats of $D$, $A$, $B$ and $C$. In the GPU's own machine code, [**SASS**](glossary.md#sass), it is called `HMMA`.
+# `.sync` and `.aligned`: all lanes of the warp execute it together. `.row.col`: two elements that share a register are neighbours along a row of $A$, along a column of $B$. Then the formats of the result, of $A$, of $B$ and of what is added. In the GPU's own machine code, [**SASS**](glossary.md#sass), it is called `HMMA`.
 #
 # It computes $C \mathrel{+}= A B$ with $A$ of $m \times k = 16 \times 16$, $B$ of $16 \times 8$ and $C$ of $16 \times 8$. That is 2048 multiply-adds, where an `FFMA` of a whole warp does 32. (Turing, a T4 for instance, has `mma.m16n8k8`, half as deep and for fp16 alone: there `fa::mma_m16n8k16` is two of them.)
 # The part of a matrix that one lane holds is its [**fragment**](glossary.md#fragment): 8 elements of $A$, 4 of $B$, 4 of $C$. Which ones is laid down in the PTX ISA ("Matrix Fragments for mma.m16n8k16"), and in this project in `helpers/emulator/fragments.py`, which the emulator uses as well:
@@ -374,7 +374,7 @@ rays.bank_map(line)
 # %% [markdown]
 # **What to see.** One request, 32 wavefronts, each serving one lane: four banks work and 28 are idle. The stores of `load_tile` do not suffer: there eight neighbouring threads write one row of 128 bytes, every bank once.
 #
-# What will that cost? An SM serves one wavefront per clock. For how many clocks is each of its four units busy with one warp's 16 query rows and a tile of 64 keys? The one with most to do sets the pace:
+# What will that cost? An SM serves one wavefront per clock. Shared memory, tensor cores, issue slots (which start instructions), special function units: for how many clocks is each busy with one warp's 16 query rows and a tile of 64 keys? The one with most to do sets the pace:
 
 # %% tags=["reveal", "raises-exception"]
 budget = units.table(["10_fa2_mma_fp16"], D=64, rows=16)
@@ -533,7 +533,8 @@ def padded():
     ours = xray(load(source=source, device="cpu", quiet=True), *inputs).total(space="shared", op="ldmatrix")
     assert ours.cost == ours.ideal, f"{ours.cost} wavefronts for ldmatrix; {ours.ideal} without conflicts"
     assert stride < 80, "there is a smaller one"
-    return smem_bytes == 2 * (64 + 2 * 64) * stride
+    assert smem_bytes == 2 * (64 + 2 * 64) * stride, f"the stride is right; not {smem_bytes} bytes"
+    return True
 
 
 exercise.verify("10.6", padded)

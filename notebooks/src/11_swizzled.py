@@ -239,7 +239,7 @@ plot.ratio(samples, "11_swizzled", ["SDPA FLASH", "SDPA CUDNN"])
 # %% [markdown]
 # ### Task 11.1 · The swizzle
 #
-# Write `at`, which says where a chunk lies, for $d$ = 32, 64 and 128. It teaches to turn the two conditions of section 1 into one line of arithmetic. Judged: right in all cases, no finding, and no more bank conflicts than the rung has: a layout that is right but slow does not pass.
+# Write `at`, which says where a chunk lies, for $d$ = 32, 64 and 128. It teaches how to turn the two conditions of section 1 into one line of arithmetic. Judged: right in all cases, no finding, and no more bank conflicts than the rung has: a layout that is right but slow does not pass.
 
 # %%
 blank("11", "swizzle")

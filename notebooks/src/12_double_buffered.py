@@ -146,7 +146,7 @@ def lanes(samples, tiles=(16, 17, 18)):
 
 
 # %%
-waits = ...  # your prediction: share of its time for which the same warp of rung 12 waits
+waits = ...  # your prediction: for how many percent of its time the same warp of rung 12 waits
 
 # %% tags=["reveal"]
 for stem in ("11_swizzled", "12_double_buffered"):
@@ -156,7 +156,7 @@ for stem in ("11_swizzled", "12_double_buffered"):
     title = f"{stem}, three tiles, d = 64, fp16 · {samples['device'].iloc[0]}"
     text = f"the warp waits for {share:.0%} of the time of all its tiles"
     display(draw_mma.timeline(lanes(samples), title, "clocks of the SM", text, until=11000))
-predict(waits, share, "of the time of all its tiles")
+predict(waits, 100 * share, "percent of the time of all its tiles")
 
 # %% [markdown]
 # **What to see.** The same scale in both. The waits have shrunk to less than half, and each tile takes fewer clocks: 3400<!--= round(tile("11", "all"), -2):.0f --> on average in 11, 2600<!--= round(tile("12", "all"), -2):.0f --> in 12. They haven't gone: what is called a wait in 12 includes the barrier, at which the slowest warp is awaited, and the instructions that order the next copies. The copy lane shows the time that a tile's copy *has*, from its order to its use: in 12 a whole tile's work. (When it lands can't be seen.)

@@ -59,8 +59,8 @@ with pd.option_context("display.max_rows", None):
 
 # %% [markdown]
 # - Drafts 20 to 22 run the softmax of one tile beside another's products. At $d = 128$ that takes more registers than there are, so their tiles have 32 keys; with 64 keys they were not timed at that $d$.
-# - Draft 8 became the rung, in which copies came to leave before $P$ is rounded later (below). The stages in `kernels/stages/` were cut from it afterwards; notebook 13 has their times, side by side. The drafts are of another session, and their 12_double_buffered of a third: between sessions a kernel's ratio to SDPA FLASH moves by a few percent (12 at D = 64: 0.93<!--= ratio("12", "FLASH", 64):.2f --> in its own record, 0.97<!--= stage("13", "12", "FLASH", 64):.2f --> beside the stages).
-# - Drafts 7 and 8 lose some speed at $d = 64$; in return the loop's code is there once, and sums are formed in the order of rung 12.
+# - Draft 8 became the rung. That copies leave before $P$ is rounded came later (below). The stages in `kernels/stages/` were cut from it afterwards; notebook 13 has their times, side by side. The drafts are of another session, and their 12_double_buffered of a third: between sessions a kernel's ratio to SDPA FLASH moves by a few percent (12 at D = 64: 0.93<!--= ratio("12", "FLASH", 64):.2f --> in its own record, 0.97<!--= stage("13", "12", "FLASH", 64):.2f --> beside the stages).
+# - In draft 7 the loop's code is there once, at no cost. Draft 8 loses 2 % at $d = 64$; in return sums are formed in the order of rung 12.
 # - In the drafts with a bound, a tile whose sums exceed it is formed again, and the maximum is tracked from there on. The next section has what took the place of that.
 #
 # ## Peaked inputs: what was tried
@@ -77,7 +77,7 @@ with pd.option_context("display.max_rows", None):
 #
 # - *Divide by the sum of the rounded $P$*, formed by one more `mma` with a matrix of ones: the rounding of a key that takes most of its row cancels. Of a key with half the weight, half of it stays. On the emulator the errors were 1.05 to 1.12 times FLASH's with a bound of 32768.
 # - *$P$ divided, 32 as the bound throughout*: 1.12 times FLASH's error at $Q \times 2$ on the emulator.
-# - *20, at D = 64*: a third stage brought 3 %, and 2 % beside a $P$ that is divided; the loop without `continue` nothing (0.99 to 1.00; at D = 128 1.01 to 1.03). Both stayed at first; since then the branch comes first again ([29](29_log.ipynb)). One head at a time without a mask, as in 13, brought nothing (0.99 to 1.00).
+# - *20, at D = 64*: a third stage brought 3 %, and 2 % beside a $P$ that is divided; a loop that does not `continue` at a tile the warp doesn't see, nothing (0.99 to 1.00; at D = 128 1.01 to 1.03). Both stayed at first; since then the branch for unseen tiles comes first again ([29](29_log.ipynb)). One head at a time without a mask, as in 13, brought nothing (0.99 to 1.00).
 # - 20 with these changes, beside what it was, with and without a mask: 1.01 and 1.00 on random numbers at D = 64 and 128, 1.07 and 1.04 on families. Its error is at most 1.08 times FLASH's ($Q \times 2$, causal, where it was 1.06).
 #
 # ## The order of the loop

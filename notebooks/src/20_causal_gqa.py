@@ -142,7 +142,7 @@ predict(masked, int((maps["causal"] == 2).sum(1).max()), "masked tiles in a stri
 draw_masks.tile_map(maps)
 
 # %% [markdown]
-# **What to see.** Black lines separate the CTAs. A row of boxes is a warp's strip of 32 queries, and runs along the keys. The mask is needed along the edges only: one box of each strip on the diagonal (two where $s$ is no multiple of 32), and a few at the far edge of the window, however long the sequence. Everything else is whole or not there. The hatched boxes are the price of reading for four warps together.
+# **What to see.** Black lines separate the CTAs. A row of boxes is a warp's strip of 32 queries, and runs along the keys. The mask is needed along the edges only: one box of each strip on the diagonal, or two, and a few at the far edge of the window, however long the sequence. Everything else is whole or not there. The hatched boxes are the price of reading for four warps together.
 #
 # Is the arithmetic right? Hold it against the definition of the mask: a strip may only be skipped where no query sees a key, and only be called whole where all see all.
 # %%
@@ -462,7 +462,7 @@ plot.recorded("20_causal_gqa", "causal", lambda s: plot.ratio(s, "20_causal_gqa"
 
 
 # %% [markdown]
-# **What to see.** Ahead of FLASH at every length, and behind cuDNN and FA3, which use Hopper's instructions (notebook 30). By how much is the lead over FLASH larger under the mask than without it?
+# **What to see.** Ahead of FLASH at every length, and behind cuDNN and FA3 (FlashAttention-3), which use Hopper's instructions (notebook 30); FA4 (FlashAttention-4) is behind at $d = 64$ up to $N = 1024$. By how much is the lead over FLASH larger under the mask than without it?
 # %%
 def lead(samples):
     """The lead over FLASH, mean of both formats, by D and N."""
@@ -481,7 +481,7 @@ plot.recorded("20_causal_gqa", "causal", leads)
 
 
 # %% [markdown]
-# From $N = 1024$ on the measured gain doesn't pass the predicted one, to the digits of the table: at most half of it at $d = 64$, 50 to 71 % at $d = 128$. (FLASH's tiles differ in other ways, too.)
+# From $N = 1024$ on the measured gain doesn't pass the predicted one, to the digits of the table: about half of it or less at $d = 64$, 54 to 69 % at $d = 128$. (FLASH's tiles differ in other ways, too.)
 #
 # 64 query heads on 8 heads of $K$ and $V$, and 64 on 64: the same FLOPs, an eighth of the keys. `ratio` is the speed with few heads over that with many, from the same rounds; the lowest and the highest of both formats:
 # %%
@@ -543,7 +543,7 @@ hint("20.1")
 # %% [markdown]
 # ### Task 20.2 · The mask of a warp
 #
-# Which of a lane's scores does the mask remove, and below which key does a warp need none? It teaches to turn an accumulator's index into a query and a key.
+# Which of a lane's scores does the mask remove, and below which key does a warp need none? It teaches how to turn an accumulator's index into a query and a key.
 
 # %%
 blank("20", "mask")

@@ -310,7 +310,7 @@ predict(same, "the same" if torch.equal(alone, batched) else "different", f"with
 print(f"by up to {(alone - batched).abs().max():.1e}, where O is up to {alone.abs().max():.2f}")
 
 # %% [markdown]
-# Each piece rounds $P$ against its own maximum and sums in its own order. Both results are right. But the text that a model writes for you may depend on who else asks at the same time. Kernels that cut the keys into pieces of a fixed *size*, whatever the batch, don't have that dependence; they are called *batch-invariant* ([He et al., 2025](https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/)). Here `splits=` does it.
+# Each piece rounds $P$ against its own maximum and sums in its own order. Both results are right. But the text that a model writes for you may depend on who else asks at the same time. Kernels that cut the keys into pieces of a fixed *size*, whatever the batch, don't have that dependence; they are called *batch-invariant* ([He et al., 2025](https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/)). Here a fixed `splits=` does it: the cut depends on a sequence's own length alone.
 #
 # ## Predict, then measure
 #
@@ -511,7 +511,7 @@ exercise.verify("21.4", as_the_rung_does)
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# How many tiles of 16 rows are there, how many places, and which multiple fills 90 %? Rows of a tile are queries times heads of a group: 4 in (a) and (c), 32 in (b). The tile table in the kernel's header has the CTAs per SM.
+# How many tiles of 16 rows are there, how many places, and which multiple fills 90 %? The rows of a head of K and V are queries times heads of a group: 4 in (a) and (c), 32 in (b); a tile takes 16 of them. The tile table in the kernel's header has the CTAs per SM.
 #
 # </details>
 # <details><summary>Solution</summary>
@@ -587,7 +587,7 @@ progress()
 # It is bound by reading the cache: about one FLOP per byte and query head of a group, where the tensor cores could do more than a hundred.
 #
 # </details>
-# <details><summary>2. Which two numbers of a piece are enough to merge it with others?</summary>
+# <details><summary>2. Which two results of a piece are enough to merge it with others?</summary>
 #
 # Its output, divided already, and its LSE: the state (LSE, 1, O).
 #

@@ -330,19 +330,19 @@ draw_backward.dataflow(ways, ends, "One step of 22_backward_fp32")
 # | $dV_j \mathrel{+}= P^\top dO_i$, $dK_j \mathrel{+}= dS^\top Q_i$ | queries | down the rows of both |
 # | $dQ_i \mathrel{+}= dS\, K_j$ | keys | along the rows of $dS$, down those of $K$ |
 #
-# *Down* the rows is better: one load of 16 bytes brings four elements for the same step of the sum. *Along* the rows, four elements belong to four steps, and a row has to arrive before its first FMA can start. So the operands of $S$ and $dP$ are transposed on their way into shared memory: `cp.async` copies 16, 8 or 4 bytes, and with 4 each element can go to its own place. With $K_j$ transposed, $dQ$ has its operands along the rows of both. That leaves two functions for five products. Rows of transposed tiles are padded by four elements (`ld_r`, `ld_c` below), so that no load and no store has a [bank conflict](glossary.md#bank-conflict). (Copies of 4 bytes do, where they read L1.)
+# *Down* the rows is better: one load of 16 bytes brings four elements for the same step of the sum. *Along* the rows, four elements belong to four steps, and a row has to arrive before its first FMA can start. So the operands of $S$ and $dP$ are transposed on their way into shared memory: `cp.async` copies 16, 8 or 4 bytes, and with 4 each element can go to its own place. With $K_j$ transposed, $dQ$ has its operands along the rows of both. That leaves two functions for five products. Rows of transposed tiles are padded by four elements (`ld_r`, `ld_c` below), so that no load and no store has a [bank conflict](glossary.md#bank-conflict). (Copies of 4 bytes have some where they read the L1.)
 # %% [markdown]
 # ## The kernel
 # %%
 show.region("22_backward_fp32", "tile")
 
 # %% [markdown]
-# A CTA of 128 threads (256 at $d = 128$) holds a tile of $dK$ and of $dV$: 64 elements of each per thread, 128 registers. That leaves room for one more 8 × 8 tile, which $S$, $dP$ and $dQ$ use one after the other. The main CUDA kernel draws its ticket (a small one before it computed delta and set $dQ$, turns and ticket to 0):
+# A CTA of 128 threads (256 at $d = 128$) holds a tile of $dK$ and of $dV$: 64 elements of each per thread, 128 registers. That leaves room for one more 8 × 8 tile, which $S$, $dP$ and $dQ$ use one after the other. A CTA draws its ticket (a small CUDA kernel before this one computed delta and set $dQ$, turns and ticket to 0):
 # %%
 show.region("22_backward_fp32", "work")
 
 # %% [markdown]
-# $K_j$ stays in shared memory: $S$ and $dQ$ need it in every step, both transposed. At $d = 128$ there would be room for all of $V_j$ beside it on Hopper only, so $V_j$ passes through in **slabs**, as $Q_i$ and $dO_i$ do, one on its way while the one before is multiplied (notebook 12's pipeline). A product's last step already fetches the next one's first slab. Below it, the two ways to multiply:
+# $K_j$ stays in shared memory: $S$ and $dQ$ need it in every step, both transposed. At $d = 128$ there would be room for all of $V_j$ beside it on Hopper only, so $V_j$ passes through in **slabs**, as $Q_i$ and $dO_i$ do, one on its way while the one before is multiplied (notebook 12's pipeline). The last step of $S$, $dV$ and $dP$ already fetches the next product's first slab. Below, the two ways to multiply:
 # %%
 display(show.region("22_backward_fp32", "pipeline"), show.region("22_backward_fp32", "multiply"))
 
@@ -397,7 +397,7 @@ names = ["budget / PyTorch's error", "TF32's error / budget"]
 pd.DataFrame(rows, names).T.rename_axis(["N", ""]).round(1)
 
 # %% [markdown]
-# **What to see.** The budgets of $dQ$ and $dK$ are 80 to 350 times PyTorch's error, and TF32 exceeds them by a factor of a few only; that of $dV$, which has no score's rounding in it, by far more. So `check` tells TF32 from fp32 by all three gradients, but an error of a few bits in $dQ$ or $dK$ alone would pass.
+# **What to see.** The budgets of $dQ$ and $dK$ count $dP$ and delta as if they never cancelled: 80 to 350 times PyTorch's error, which TF32 exceeds by a factor of a few only. It exceeds that of $dV$ by far more. So `check` tells TF32 from fp32 by all three gradients, but an error of a few bits in $dQ$ or $dK$ alone would pass.
 #
 # ### Against no formula at all
 #
@@ -467,7 +467,7 @@ predict(V_reads, counted.reads_per_byte.V, "reads of each byte of V")
 plot.traffic(counted, {name: n * 4 * N * d for name, n in times.items()}, f"One head, N = {N}")
 
 # %% [markdown]
-# **What to see.** Every bar ends where the formula says. $dO$ is needed twice per step ($dV$, $dP$) and once for delta; $Q$ twice per step; $dQ$ is added to in each step, a read and a write, and set to zero once. $K$ stays in shared memory and comes once; $V$ belongs to the CTA as much and comes again with every step. On a GPU the L2 answers most of that.
+# **What to see.** Every bar ends where the formula says. $dO$ is needed twice per step ($dV$, $dP$) and once for delta; $Q$ twice per step; $dQ$ is added to in each step, a read and a write, and set to zero once. $K$ stays in shared memory and comes once; $V$'s one tile comes again with every step. On a GPU the L2 answers most of that.
 # %% [markdown]
 # ## Beside its peers
 #
@@ -547,7 +547,7 @@ hint("22.1")
 # %% [markdown]
 # ### Task 22.2 · The line between two products
 #
-# $dP$ slab by slab, then $dS$ in place of $P$. It teaches a pipeline with a rule of its own: each product's last step fetches the next one's first slab.
+# $dP$ slab by slab, then $dS$ in place of $P$. It teaches a pipeline with a rule of its own: the last step of $dP$ fetches $dK$'s first slab.
 
 # %%
 blank("22", "dS")

@@ -197,7 +197,7 @@ predict(fewer, counts["all"].iloc[1] / counts["all"].iloc[0], "of the ldmatrix")
 counts
 
 # %% [markdown]
-# A quarter less. With copies, the stores of $dS$ and $P$, and the additions to $dQ$, which take the same path out of the SM, a step takes 5120 clocks of shared memory instead of 6272, at 128 bytes per clock. Were shared memory all that a step waits for, the kernel would be 22 % faster; [below](#What-made-it-fast) stands what was measured. Is the formula right?
+# Nearly a quarter less. With copies, the stores of $dS$ and $P$, and the additions to $dQ$, which take the same path out of the SM, a step takes 5120 clocks of shared memory instead of 6272, at 128 bytes per clock. Were shared memory all that a step waits for, the kernel would be 22 % faster; what was measured is [below](#What-made-it-fast). Is the formula right?
 
 # %%
 torch.manual_seed(0)
@@ -338,9 +338,9 @@ for B, H, Hkv, N, places in ((4, 8, 2, 4096, 264), (2, 16, 2, 2048, 264), (2, 64
 pd.DataFrame(rows, index=["CTAs", "places", "occupied"]).T.rename_axis(["", "a CTA"])
 
 # %% [markdown]
-# **What to see.** Head by head, every head ends with its shortest tiles, and the last heads leave places empty; 16 heads at a time lose next to nothing but where sequences are short. And groups make CTAs fewer and each of them longer. In the first shape, that of notebook 24's model, all 256 have a place, the first tile takes twice the average, and half of the places' time is empty. In the second there aren't CTAs enough to begin with.
+# **What to see.** Head by head, every head ends with its shortest tiles, and the last heads leave places empty; 16 heads at a time lose next to nothing but where sequences are short. And groups make CTAs fewer and each of them longer. In the first shape, that of notebook 24's model, all 256 have a place, the first tile takes twice the average, and half of the places' time is empty. In the second there aren't enough CTAs to begin with.
 #
-# So every query head has CTAs of its own here, as in FlashAttention-2. Each writes its $dK$ and $dV$, rounded to 16 bits, into a workspace, and a last CUDA kernel, `add_heads`, adds them up in the order of the heads. Measured beside SDPA FLASH (H200, bf16, the reason given for draft 16 in [29 · Log](29_log.ipynb)), the first shape went from 0.93 to 1.32 of its speed, the second from 0.37 to 1.47, and the third from 1.18 to 1.11: where CTAs were enough, adding up costs its time.
+# So every query head has CTAs of its own here, as in FlashAttention-2. Each writes its $dK$ and $dV$, rounded to 16 bits, into a workspace, and a last CUDA kernel, `add_heads`, adds them up in the order of the heads. Measured beside SDPA FLASH (H200, bf16, the reason given for draft 16 in [29 · Log](29_log.ipynb)), the first shape went from 0.93 to 1.32 of its speed, the second from 0.37 to 1.47, and the third from 1.18 to 1.11: where there were enough CTAs, the addition costs time and gains nothing.
 #
 # ## The kernel
 
@@ -375,7 +375,7 @@ display(show.region("23_backward_mma", "share"), show.region("23_backward_mma", 
 check(kernel)
 
 # %% [markdown]
-# At 16 bits the yardstick's rounding is what counts: our largest error and plain PyTorch's nearly coincide (29 · Log has the figure).
+# At 16 bits the yardstick's rounding is what counts: our largest error and plain PyTorch's nearly coincide ([29 · Log](29_log.ipynb) has the figure).
 #
 # ### Where it is wrong
 #
@@ -490,7 +490,7 @@ def beside(causal):
 beside(causal=1)
 
 # %% [markdown]
-# **How to read it.** A mark is the median over the rounds, its whiskers the lowest and the highest round: a long one upwards is a round in which the peer was slow, downwards one in which our kernel was. SDPA FLASH is FlashAttention-2, written for the same instructions as this kernel. The kernel is 1.20<!--= ratio("23", "FLASH", 64):.2f --> times as fast at $d = 64$ and 1.06<!--= ratio("23", "FLASH", 128):.2f --> times at $d = 128$ (causal: 1.27<!--= ratio("23", "FLASH", 64, causal=1):.2f --> and 1.10<!--= ratio("23", "FLASH", 128, causal=1):.2f -->; geometric means for $N \ge 1024$, fp16). Beside cuDNN it reaches 0.70<!--= ratio("23", "CUDNN", 64):.2f --> and 0.55<!--= ratio("23", "CUDNN", 128):.2f --> of the speed. cuDNN and FlashAttention-3 use Hopper's `wgmma`, which reads operands from shared memory by itself: for them the 0.4 `ldmatrix` per product do not exist.
+# **How to read it.** A mark is the median over the rounds, its whiskers the lowest and the highest round: a long one upwards is a round in which the peer was slow, downwards one in which our kernel was. SDPA FLASH is FlashAttention-2, written for the same instructions as this kernel. The kernel is 1.20<!--= ratio("23", "FLASH", 64):.2f --> times as fast at $d = 64$ and 1.06<!--= ratio("23", "FLASH", 128):.2f --> times at $d = 128$ (causal: 1.27<!--= ratio("23", "FLASH", 64, causal=1):.2f --> and 1.10<!--= ratio("23", "FLASH", 128, causal=1):.2f -->; geometric means for $N \ge 1024$, fp16). Beside cuDNN it reaches 0.70<!--= ratio("23", "CUDNN", 64):.2f --> and 0.55<!--= ratio("23", "CUDNN", 128):.2f --> of the speed. cuDNN, FlashAttention-3 and -4 (FA3, FA4) use Hopper's `wgmma`, which reads shared memory by itself, without `ldmatrix`.
 #
 # ## What made it fast
 #
@@ -530,7 +530,7 @@ from helpers import blank, hint, progress
 # %% [markdown]
 # ### Task 23.1 · Back to rows
 #
-# $dQ$'s sum lies in the order of the fragments. Sort it, scale it, round it. It teaches to go from an element's number to its row and column.
+# $dQ$'s sum lies in the order of the fragments. Sort it, scale it, round it. It teaches how to go from an element's number to its row and column.
 
 # %%
 blank("23", "finish")

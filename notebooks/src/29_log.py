@@ -41,7 +41,7 @@ def every(steps, peer):
 # %% [markdown]
 # ## 20 · What the loop lost to 13's
 #
-# Without a mask rung 20 does rung 13's work, and was 3 to 5 % slower. Its machine code had two things that 13's has not. Times of rung 13 over rung 20's on an H200, geometric means over $N$ = 1024, 4096, 16384 and four families of inputs (tried side by side, without a record):
+# Without a mask rung 20 does rung 13's work, and was 3 % slower. Its machine code had two things that 13's has not. Times of rung 13 over rung 20's on an H200, geometric means over $N$ = 1024, 4096, 16384 and four families of inputs (tried side by side, without a record):
 #
 # | | $d = 64$ | $d = 128$ |
 # |---|--:|--:|
@@ -87,9 +87,18 @@ def every(steps, peer):
 #
 # Among the 155, the longer a form's copies take to issue, the faster it is on random numbers. So copies spread over the products of $O$, a part after each sixteen keys or before them, should be faster still. They are slower: 13 at 0.88 to 0.93 of its speed ($d = 64$: 0.92 to 0.95), 20 at 0.91 to 0.98 (0.96 to 1.00), under a mask the same.
 #
+# **What else was tried**, fp16, on an H200, without a record; speed over the rung's own, $N$ = 1024 to 16384:
+#
+# - *A tile's keys in two halves*: exponentials of the first beside $S$ of the second, those of the second beside $O$ of the first, and nothing spilled in 20. The stall counts that ptxas writes into the code sum up to a tenth less per tile, so up to 10 % were predicted. At $d = 128$ 13 has 0.88 to 0.95 of its speed and 20 0.91 to 0.99, at 64 both have 0.91 to 1.00.
+# - *Copies among the exponentials*: 13 spills nothing then. At $d = 128$ it has 0.97 on random numbers and 0.99 to 1.01 on *Q × 2*; 20 0.97 to 1.00 and 1.01 to 1.02. At $d = 64$ both have 0.98 to 1.01.
+# - *The second CTA of an SM begins 700, 1400 or 2100 clocks later*, so that one is at its exponentials while the other multiplies: no difference.
+# - *Lower bounds for a row's sum*, for smaller errors: 16 in place of 32 costs random numbers 1 to 6 %; 2 in place of 4 costs *Q × 2* 1 to 5 %.
+#
+# And one answer to the question above. 13 with 20's arguments and grouped heads is as fast as 13. With 20's order of the CTAs as well it has 0.95 to 0.97 on random numbers, though its loop has the same source: ptxas arranges it in another way. So we wrote a model of two warps on a scheduler that share a pipe for products, one for exponentials and a queue to shared memory, and ran 61 such forms of the loop through it. With fitted constants its times correlate with the measured ones ($r = 0.85$), and most of the difference is waiting for that queue, which in the model is busy for five sixths of the time. Of 276 more forms 28 were timed, among them the 20 that the model liked best. Its favourite was the fastest on random numbers: $S$ from the tile's last keys on, lower strips first in $O$, sums before copies, 1.00 to 1.02 times as fast as 20 at $d = 128$, and 0.98 to 1.00 of 13. A search that followed the model further found its errors only. So 20 stays as it is.
+#
 # ## 22 · Drafts of the fp32 backward pass
 #
-# Each row is a draft at one head dimension. `ratio` is how many times as long SDPA MATH took, the geometric mean over the lengths that were timed, `ratio_causal` the same under a causal mask; `spill_bytes` is what a thread has in memory because registers ran out. All ran side by side. The rung itself is in no row: nearest is draft 10, from which it differs at $d = 128$ in letting $V_j$ go and in a `fetch` for each product.
+# Each row is a draft at one head dimension. `ratio` is how many times as long SDPA MATH took, the geometric mean over the lengths that were timed, `ratio_causal` the same under a causal mask; `spill_bytes` is what a thread has in memory because registers ran out. All ran side by side. The rung itself is in no row: nearest is draft 10, from which it differs in letting $V_j$ go and in a `fetch` for each product.
 # %%
 plot.recorded("22_backward_fp32", "steps", drafts)
 
@@ -157,7 +166,7 @@ alone = pd.DataFrame({f"beside {stem[:2]}": flash_beside(stem) for stem in ("23_
 alone.assign(difference=(alone.iloc[:, 1] / alone.iloc[:, 0] - 1).map("{:+.1%}".format)).round(2)
 
 # %% [markdown]
-# Ratios are formed within a round, side by side, because of this. Across runs, differences below 10 % prove nothing.
+# Ratios are formed within a round, side by side, because of this. Across runs, differences of 5 % prove nothing.
 #
 # ### Public kernels
 #
@@ -170,10 +179,13 @@ study.pivot_table(index=["causal", "D", "name"], columns="Nk", values="tflops").
 # %% [markdown]
 # ## Errors
 #
-# The largest error of each output as a share of its budget, over all recorded lengths and head dimensions; then that of 22 by length, at its smallest head dimension, beside plain PyTorch's. Its budget lies far above both, as notebook 22 explains.
+# The largest error of each output as a share of its budget, over all recorded lengths and head dimensions; then those of 22 and 23 by length, at $d = 64$, beside plain PyTorch's. The budget of 22 lies far above both, as notebook 22 explains.
 # %%
 errors = record.load(kind="error")
 plot.budget(errors[errors.rung.str.startswith("2")])
 
 # %%
 plot.recorded("22_backward_fp32", "error", plot.error)
+
+# %%
+plot.recorded("23_backward_mma", "error", plot.error)

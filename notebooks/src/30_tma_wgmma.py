@@ -64,7 +64,7 @@ loop = sass.opcodes(tuned, D=128, loop=True)
 pd.DataFrame(loop[loop > 0]).T
 
 # %% [markdown]
-# 256 products (`HMMA`), and 80 [`LDSM`](glossary.md#ldmatrix) that fetch operands for them: shared memory → registers → tensor core. 16 `LDGSTS` ([`cp.async`](glossary.md#cpasync)), each with an address per thread, copy the next tile. All of these are issued by the warps that also have a softmax to compute, and every operand takes a register. (Three words find none: `STL`, `LDL`.)
+# 256 products (`HMMA`), and 80 [`LDSM`](glossary.md#ldmatrix) that fetch operands for them: shared memory → registers → tensor core. 16 `LDGSTS` ([`cp.async`](glossary.md#cpasync)), each with an address per thread, copy the next tile. All of these are issued by the warps that also have a softmax to compute, and every operand takes a register. (Three are [spilled](glossary.md#spill): `STL`, `LDL`.)
 #
 # Hopper moves both jobs out of the threads:
 #
@@ -82,13 +82,13 @@ pd.DataFrame(loop[loop > 0]).T
 #
 # `fa::encode_tile` (in `fa/sm90.cuh`) writes ours. A tensor (B, H, N, d) of 16-bit elements becomes one of five dimensions, the innermost first:
 #
-# | dimension | size | step in memory | the box |
+# | dimension | size | step in bytes | the box |
 # |---|---|---|---|
-# | column in a panel | 64 | 2 bytes | 64 |
-# | row | N | `stride[2]` | rows of the tile |
-# | panel | d / 64 | 128 bytes | all of them |
-# | head | H | `stride[1]` | 1 |
-# | batch | B | `stride[0]` | 1 |
+# | column in a panel | 64 | 2 | 64 |
+# | row | N | 2·`stride[2]` | rows of the tile |
+# | panel | d / 64 | 128 | all of them |
+# | head | H | 2·`stride[1]` | 1 |
+# | batch | B | 2·`stride[0]` | 1 |
 #
 # Why **panels** of 64 columns? TMA's widest swizzle is for rows of 128 bytes, 64 elements; with $d = 128$ a tile is two panels, one behind the other, (2, rows, 64). The steps need not increase down the table: `cuda.h` describes them so, but requires only multiples of 16 below $2^{40}$.
 #
@@ -243,7 +243,7 @@ for what, change in wrongly.items():
     print(what, *(f"{N} keys: {finding(*change, N=N)}" for N in (256, 640)), sep="\n  ", end="\n\n")
 
 # %% [markdown]
-# **What to see.** Too much is a deadlock at once, and the report says how many bytes are missing. Too little is worse at first: the phase completes too early, and a product may read a tile that is still on its way. On a card, where copies are usually fast enough, one lap may come out right, without $V$'s announcement two; longer sequences hang. The emulator's copies come as late as the program permits, so it reports the early access.
+# **What to see.** Too much is a deadlock at once, and the report says how many bytes are missing. Too little is worse at first: the phase completes too early, and a product may read a tile that is still on its way. On a card, where copies are usually fast enough, a lap or two may come out right; longer sequences hang. The emulator's copies come as late as the program permits, so it reports the early access.
 #
 # Zeros count: a tile at the end of the tensor brings all of its bytes.
 
@@ -438,7 +438,7 @@ show.region("30_tma_wgmma", "scores")
 show.region("30_tma_wgmma", "output")
 
 # %% [markdown]
-# The second product is started and *not* waited for at once: meanwhile thread 0 asks for the next tile (region `refill`, task 30.3). It goes into the stage of the tile *before* this one, which the other warpgroup may still be reading, so thread 0 waits for `empty`. Mask, softmax and [epilogue](glossary.md#epilogue) are those of rungs 13 and 20, with the true maximum in every tile. (In the region `sign` threads flip $Q$'s signs if the scale is negative: section 5's third row.)
+# The second product is started and *not* waited for at once: meanwhile thread 0 asks for a later tile (`refill`, task 30.3). It goes into the stage of the tile *before* this one, which the other warpgroup may still be reading, so thread 0 waits for `empty`. Mask, softmax and [epilogue](glossary.md#epilogue) are those of rungs 13 and 20, with the true maximum in every tile. (In the region `sign` threads flip $Q$'s signs if the scale is negative: section 5's third row.)
 
 # %% [markdown]
 # ## Run and check
@@ -474,7 +474,7 @@ predict(
 pd.DataFrame(rows).T.rename_axis(["alpha", "keys"]).map("{:.1e}".format)
 
 # %% [markdown]
-# **What to see.** A fused multiply-add doesn't round the product. So it subtracts the rounded $c\,m$ from the exact one, and what is left is the rounding error, some $10^{-7}$: $\alpha$ is not 1 but next to it, and the same in every tile. $l$ is multiplied by it once per tile, and LSE drifts away, nearly in proportion to $N$. $O$ notices nothing: it is multiplied by the same factors and divided by $l$ in the end. A test of $O$ alone, or of short sequences, misses this.
+# **What to see.** A fused multiply-add doesn't round the product. So it subtracts the rounded $c\,m$ from the exact one, and what is left is the rounding error, some $10^{-7}$: $\alpha$ is not 1 but next to it, and the same in every tile. $l$ is multiplied by it once per tile, and LSE drifts away: ten times the error at 16 times the keys. $O$ notices nothing: it is multiplied by the same factors and divided by $l$ in the end. A test of $O$ alone, or of short sequences, misses this.
 
 # %% [markdown]
 # ## Predict, then measure
@@ -511,7 +511,7 @@ table
 # What a tile costs each unit of an SM, for 64 rows and 128 keys. How often `wgmma` reads an operand in shared memory, PTX doesn't say; the model has once, at 128 bytes per clock. Does `wgmma`, timed alone, take the longer of the first two columns?
 
 # %% tags=["reveal"]
-plot.recorded("device", "wgmma", wgmma_units.beside_the_model, by="python -m helpers record wgmma")
+plot.recorded("device", "wgmma", wgmma_units.beside_the_model)
 
 # %% [markdown]
 # **What to see.** It does, in every row. At $N = 64$ with $A$ in shared memory both columns are equal, so a second reading would show: there is none. Fewer can't be ruled out.
@@ -713,7 +713,7 @@ progress()
 # </details>
 # <details><summary>5. Which of the six orders can be broken without a wrong number for a long time?</summary>
 #
-# Those above whose plain run is right: among them the mbarrier's initialisation, the proxy fence, and reading before the next copy. On a card a tile that nobody waits for has usually come, too. That is why such orders are looked for by rule, not by result.
+# The three whose plain run is right: the mbarrier's initialisation, the proxy fence, and the wait before TMA overwrites a stage. On a card a tile that nobody waits for has usually come, too. That is why such orders are looked for by rule, not by result.
 #
 # </details>
 #

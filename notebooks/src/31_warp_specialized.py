@@ -118,7 +118,7 @@ pd.DataFrame(rows).T.rename_axis(["bytes spilled (stores, loads)", "d"])
 # %% [markdown]
 # ## 2 · A ring of stages
 #
-# Producer and consumers share a [ring](glossary.md#ring) of stages in shared memory. Each stage has a pair of barriers, **full** and **empty**, one pair for $K$ and one for $V$, so that $S$ can start before $V_j$ has come:
+# Producer and consumers share a [ring](glossary.md#ring) of stages in shared memory. Each stage has two pairs of barriers, **full** and **empty**, one for $K$ and one for $V$, so that $S$ can start before $V_j$ has come:
 #
 # | | waits for | then | and then tells |
 # |---|---|---|---|
@@ -346,7 +346,7 @@ for where, one in {
     print(f"the next Q {where} K and V: the longest wait {(waits.end - waits.begin).max()} events")
 
 # %% [markdown]
-# That $Q$ goes where the last but one lies, which is read until its tile's last $S$. Until then the producer waits there, and the ring runs empty. No result is wrong; the swim lanes show it.
+# That $Q$ goes into the place of the query tile before, whose $Q$ is read until its last $S$. Until then the producer waits there, and the ring runs empty. No result is wrong; the swim lanes show it.
 #
 # The same on a GPU, where the axis is time: some tiles around the end of a query tile, of a CTA in the middle of a full grid. (Notes take time, too: shares mean more than durations.)
 
@@ -370,8 +370,7 @@ def around_the_end(events, D=64, N=4096, before=4, after=5):
     return draw_hopper.roles(seen, registers, f"{where}, d = {D}, N = {N}: {end}", "clocks of the SM")
 
 
-by = "python -m helpers record roles 31_warp_specialized"
-plot.recorded("31_warp_specialized", "roles", around_the_end, by=by)
+plot.recorded("31_warp_specialized", "roles", around_the_end)
 
 
 # %%
@@ -383,7 +382,7 @@ def shares(events, N=4096):
     return spent.assign(other=1 - spent.sum(axis=1)).map("{:.0%}".format)
 
 
-plot.recorded("31_warp_specialized", "roles", shares, by=by)
+plot.recorded("31_warp_specialized", "roles", shares)
 
 # %% [markdown]
 # **What to see.**
@@ -482,7 +481,7 @@ def by_length(kind):
 pd.concat({"no mask": by_length("forward"), "causal": by_length("causal")})
 
 # %% [markdown]
-# **What to see.** Notebook 30's prediction holds. Most is gained at $d = 128$, where rung 30 had a single CTA per SM, and there at short lengths, where its CTAs lived short. At $d = 64$, where two CTAs had covered for each other, there was less to gain. Part of that may be arithmetic: query tiles have 192 rows there, so at $N = 1024$ the last tile has only 64 rows, and two of three consumers idle.
+# **What to see.** Notebook 30's prediction holds. Most is gained at $d = 128$, where rung 30 had a single CTA per SM, and there at short lengths, where its CTAs were short-lived. At $d = 64$, where two CTAs had covered for each other, there was less to gain. Part of that may be arithmetic: query tiles have 192 rows there, so at $N = 1024$ the last tile has only 64 rows, and two of three consumers idle.
 
 # %% [markdown]
 # ## What still hurts
@@ -668,7 +667,7 @@ progress()
 # </details>
 # <details><summary>5. What must you not read off the swim lanes of the emulator?</summary>
 #
-# Any duration, and so any share of waiting. The order of what depends on one another is real.
+# Any duration, and so any share of waiting. The order of events that depend on each other is real.
 #
 # </details>
 #

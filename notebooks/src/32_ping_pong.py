@@ -265,7 +265,7 @@ def staged(samples):
     return draw_mma.dots(frame, title, "times as fast as SDPA FLASH", said)
 
 
-plot.recorded("32_ping_pong", "stages", staged, by="python -m helpers record stages 32")
+plot.recorded("32_ping_pong", "stages", staged)
 
 # %% [markdown]
 # **What to see.** Percent gained over the stage before, at $d = 64$ and $d = 128$:
@@ -349,7 +349,7 @@ def per_tile(samples):
     return found.round(0).to_frame().T
 
 
-plot.recorded("32_ping_pong", "power", per_tile, by="python -m helpers record power")
+plot.recorded("32_ping_pong", "power", per_tile)
 
 
 # %%
@@ -363,7 +363,7 @@ def swim_lanes(notes, length=12000):
     return draw_pingpong.lanes(cases, f"SM clocks, {record.about('32_ping_pong', 'roles')['device']}", (0, length))
 
 
-plot.recorded("32_ping_pong", "roles", swim_lanes, by="python -m helpers record roles 32_ping_pong")
+plot.recorded("32_ping_pong", "roles", swim_lanes)
 
 # %% [markdown]
 # **What to see.** At $d = 128$ two consumers' products take 2048 clocks per tile, so the tensor cores are busy for 0.88<!--= 2048 / clocks("32", 128):.2f --> of the time. At $d = 64$ three consumers' products take 1536, as do their exponentials, and a tile takes 2304<!--= clocks("32", 64):.0f -->: both units idle for a third of it.
@@ -434,8 +434,7 @@ pd.concat({"no mask": summaries(forward), "causal": summaries(causal)})
 
 # %%
 five = ["32_ping_pong", "31_warp_specialized", "SDPA CUDNN", "FA3", "FA4"]
-by = "python -m helpers record families 32"
-plot.recorded("32_ping_pong", "families", lambda samples: plot.families(samples, five), by=by)
+plot.recorded("32_ping_pong", "families", lambda samples: plot.families(samples, five))
 
 # %% [markdown]
 # **What to see.** The other kernels form every maximum on any input, so their points move less. Ours is furthest ahead where little is missed. Elsewhere it tracks, as rung 31 does. Under *one key*, tracked throughout, it is still (means over lengths and formats) 1.09<!--= family("32", "31_warp_specialized", "one key", 64):.2f --> and 1.21<!--= family("32", "31_warp_specialized", "one key", 128):.2f --> times as fast as rung 31 ($d = 64$ and 128), and 1.09<!--= family("32", "FA3", "one key", 64):.2f --> and 1.01<!--= family("32", "FA3", "one key", 128):.2f --> times as fast as FA3. Where a sink leads or scores fall along the keys, the maximum is met early: beside FA3 at $d = 128$ it is 1.07<!--= family("32", "FA3", "sink", 128):.2f --> and 1.08<!--= family("32", "FA3", "falling", 128):.2f --> times as fast, under a mask 1.05<!--= family("32", "FA3", "sink", 128, causal=1):.2f --> and 1.06<!--= family("32", "FA3", "falling", 128, causal=1):.2f -->. *Q × 2* costs most: 0.99<!--= family("32", "FA3", "Q × 2", 128):.2f -->, under a mask 1.00<!--= family("32", "FA3", "Q × 2", 128, causal=1):.2f -->. (Tried against these prices: [39 · Log](39_log.ipynb).)
@@ -471,7 +470,7 @@ def on_zeros(samples):
     return mean.round({"ms": 3, "joules": 3, "mhz": 0, "watts": 0, "million clocks": 3})
 
 
-plot.recorded("32_ping_pong", "power", on_zeros, by="python -m helpers record power")
+plot.recorded("32_ping_pong", "power", on_zeros)
 
 # %% [markdown]
 # **What to see.** On zeros the clock is 1.22<!--= power("32", "mhz", 64, "zeros") / power("32", "mhz", 64):.2f --> and 1.20<!--= power("32", "mhz", 128, "zeros") / power("32", "mhz", 128):.2f --> times as high ($d = 64$ and 128), the kernel 1.22<!--= power("32", "ms", 64) / power("32", "ms", 64, "zeros"):.2f --> and 1.20<!--= power("32", "ms", 128) / power("32", "ms", 128, "zeros"):.2f --> times as fast, and its number of clocks the same to 0.2<!--= 100 * max(abs(power("32", "Mclk", D, "zeros") / power("32", "Mclk", D) - 1) for D in (64, 128)):.1f --> %. So power does hold it back. At one power limit a call's energy follows its time: 0.82<!--= power("32", "ms", 64) / power("32", "ms", 64, of="CUDNN"):.2f --> and 0.88<!--= power("32", "ms", 128) / power("32", "ms", 128, of="CUDNN"):.2f --> of cuDNN's, at a lower clock. (NVML's joules scatter by a tenth.)

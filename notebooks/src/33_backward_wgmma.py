@@ -157,9 +157,9 @@ show.region("33_backward_wgmma", "dS")
 show.region("33_backward_wgmma", "dQ")
 
 # %% [markdown]
-# $dQ$ in each step and $dK$, $dV$ at the end leave shared memory in the same way: write, fence, barrier, and then one thread starts the copy. Further from its stores, $dQ$'s fence cost 1 to 4 % at $d = 128$ ([log](39_log.ipynb)).
+# $dQ$ in each step and $dK$, $dV$ at the end leave shared memory in the same way: write, fence, barrier, and then one thread starts the copy. At $d = 128$ a later place for $dQ$'s fence cost 1 to 4 % ([log](39_log.ipynb)).
 #
-# The emulator keeps account of both ways. Suppose the fence is left out, and nothing else changed. Is the result `"right"` or `"wrong"`?
+# The emulator keeps account of both proxies. Suppose the fence is left out, and nothing else changed. Is the result `"right"` or `"wrong"`?
 
 # %%
 without_fence = ...  # your prediction: "right" or "wrong"
@@ -333,7 +333,7 @@ done = draw_backward.work(loops[64], found[64])
 draw_backward.program(marked, done, len(loops[64]), "One step of the loop in the order of its machine code, d = 64")
 
 # %% [markdown]
-# **What to see.** (Instructions, not time.) A step has two halves. In the first, $dP$ and most of $dV$ are started, and $dS$ is computed as soon as $dP$ is there, under $dV$. In the second, $S$ of the next step, the rest of $dV$, $dK$ and $dQ$ are started, and the exponentials wait for $S$ alone. Orange is work under which no product *of this warpgroup* runs: there the other one's would have to keep the tensor cores busy. (The long empty stretch is the mask.)
+# **What to see.** (Instructions, not time.) A step has two halves. In the first, $dP$ and most of $dV$ are started, and $dS$ is computed as soon as $dP$ is there, under $dV$. In the second, $S$ of the next step, the rest of $dV$, $dK$ and $dQ$ are started, and the exponentials wait for $S$ alone. Orange is work that lies under no product *of this warpgroup*: there the other one's would have to keep the tensor cores busy. (The long empty stretch is the mask.)
 #
 # Do they? The kernel notes what begins when. Three steps in the middle of a loop, as recorded, $d = 128$ (notes take time). Which share of its $dS$ does consumer 1 compute while consumer 0 starts products?
 
@@ -349,10 +349,10 @@ def in_the_middle(events):
     return draw_hopper.steps(events, f"{where}, d = 128, N = 4096: three steps of a CTA", "clocks of the SM")
 
 
-plot.recorded("33_backward_wgmma", "roles", in_the_middle, by="python -m helpers record roles 33_backward_wgmma")
+plot.recorded("33_backward_wgmma", "roles", in_the_middle)
 
 # %% [markdown]
-# **What to see.** The kernel's numbers: 2 is $dS$ (orange), 6 the next step's $P$, 7 $dQ$ on its way to shared memory. (The producer's copies aren't noted: its box is one wait.) On the right: how much of that lies under products that the other one starts. Here the plan mostly holds for both consumers' $dS$ and for consumer 0's $P$. Consumer 1's $dQ$ is covered, too, the rest is not: the two are less than half a step apart, and there only what was started before can still be running. Starting products takes each consumer more time than anything else: there it is held up.
+# **What to see.** The kernel's numbers: 2 is $dS$ (dark orange), 6 the next step's $P$, 7 $dQ$ on its way to shared memory. (The producer's copies aren't noted: its box is one wait.) On the right: how much of that lies under products that the other one starts. Here the plan mostly holds for both consumers' $dS$ and for consumer 0's $P$. Consumer 1's $dQ$ is covered, too, the rest is not: the two are less than half a step apart, and there only what was started before can still be running. Starting products takes each consumer more time than anything else: there it is held up.
 #
 # ### The budget
 #
@@ -638,7 +638,7 @@ exercise.verify("33.3", found_out)
 # <details>
 # <summary>Hint</summary>
 #
-# The emulator's copies are as late as their waits allow. Reads of bytes that a copy may still be writing stop the kernel; the order of threads and ways is checked by the X-ray.
+# The emulator's copies are as late as their waits allow. Reads of bytes that a copy may still be writing stop the kernel; the order of threads and of proxies is checked by the X-ray.
 #
 # </details>
 # <details>

@@ -75,7 +75,7 @@ languages.region("numpy_tiles", "kernel")
 languages.region("torch_compile", "kernel")
 
 # %% [markdown]
-# **FlexAttention.** PyTorch keeps a FlashAttention kernel with holes in it, written in Triton, and compiles your Python function into the hole: one that changes a score or decides whether a query sees a key. It skips tiles that the mask hides. You can say any mask, and nothing else. It is compiled for each shape. By default PyTorch stops after eight and from then on forms the whole of $S$, uncompiled, with no more than a warning; where a model sees more shapes, raise `recompile_limit`, as the file does.
+# **FlexAttention.** PyTorch keeps a FlashAttention kernel with holes in it, written in Triton, and compiles your Python function into the hole: one that changes a score or decides whether a query sees a key. It skips tiles that the mask hides. You can say any mask and any change of a single score (a bias, say), and nothing else. It is compiled for each shape. By default PyTorch stops after eight and from then on forms the whole of $S$, uncompiled, with no more than a warning; where a model sees more shapes, raise `recompile_limit`, as the file does.
 
 # %%
 languages.region("flex_attention", "kernel")
@@ -83,7 +83,7 @@ languages.region("flex_attention", "kernel")
 # %% [markdown]
 # ## Tiles: the algorithm is said, the machine is not
 #
-# **Triton** works on tiles of a block: a variable holds a whole tile, spread over the block's threads in a way that only the compiler knows. `tl.dot` becomes `mma.sync` or `wgmma`; a load becomes `cp.async` or TMA; `num_stages` says how many tiles ahead it is copied, not how.
+# **Triton** works on tiles of a block: a variable holds a whole tile, spread over the block's threads in a way that only the compiler knows. `tl.dot` becomes `mma.sync` or `wgmma`; a load becomes `cp.async` or TMA; `num_stages` says for how many tiles there is room, and so how far ahead they are copied, not how.
 
 # %%
 languages.region("triton_tiles", "step")
@@ -163,7 +163,7 @@ for implementation in anywhere.values():
 # | a block has to lie inside its array | Pallas | Q, K and V are padded to whole tiles; the mask hides the rest |
 # | a product is rounded to its inputs' type | Helion, `@` in PyTorch | a result in float32 is asked for |
 # | a length of 1 is taken as fixed | Helion | the kernel is compiled for an example without one |
-# | a row that sees no key has $m = -\infty$ | all | 0 is subtracted instead, as in [91](91_bug_museum.ipynb) |
+# | a row that sees no key has $m = -\infty$ | all but FlexAttention | 0 is subtracted instead, as in [91](91_bug_museum.ipynb) (Numba: the tile is skipped) |
 #
 # ## Predict, then measure
 #
@@ -219,8 +219,7 @@ measured = languages_timed.fastest(128, among=list(code["name"].unique()))
 predict(fastest, measured, "is the fastest of the five")
 
 # %%
-by = "python -m helpers record languages"
-summary = plot.recorded(languages_timed.STEM, "timings", lambda _: languages_timed.summary(), by)
+summary = plot.recorded(languages_timed.STEM, "timings", lambda _: languages_timed.summary())
 if summary is not None:
     display(languages_timed.scatter(summary))
 # %%
@@ -245,7 +244,7 @@ if summary is not None:
 # Speed of the kernel isn't all. What does an edit cost until you see its result?
 
 # %%
-plot.recorded(languages_timed.STEM, "facts", languages_timed.waits, by)
+plot.recorded(languages_timed.STEM, "facts", languages_timed.waits)
 
 # %% [markdown]
 # **What to see.** In Triton, cuTile, Gluon, Pallas and Numba an edit costs two seconds or three, in CuTe's Python little more. CuTe in C++ goes through templates by the thousand, in eight instances of the kernel. What `torch.compile`, FlexAttention and Helion need goes mostly into importing the compiler, once a session.
@@ -253,14 +252,14 @@ plot.recorded(languages_timed.STEM, "facts", languages_timed.waits, by)
 # How many cases of the check each was held to on the GPU, within its time, and which of them it failed; `ended` says why something wasn't measured. FlexAttention's three are few because each shape is compiled anew; on a CPU, where nothing is compiled, the tests hold it to all:
 
 # %%
-plot.recorded(languages_timed.STEM, "facts", languages_timed.checked, by)
+plot.recorded(languages_timed.STEM, "facts", languages_timed.checked)
 
 # %% [markdown]
 # ## What still hurts
 #
 # 1. **What can't be said can't be tuned.** In a tile language the step from [12](12_double_buffered.ipynb) to [13](13_tuned.ipynb), which took the maximum out of the loop, can be written. The step to [32](32_ping_pong.ipynb), two warpgroups that take turns, can't: there are no warpgroups to name.
 # 2. **What can be said has to be.** The CuTe files stay Ampere's kernel until somebody writes them anew for `wgmma`. The Triton file says `dot`, and gets the instruction that the card has.
-# 3. **The edges are yours in every language.** Lengths that are no multiple of the tile and rows that see no key have lines of their own in each file, and bugs of their own.
+# 3. **The edges are yours in every language but FlexAttention.** Lengths that are no multiple of the tile and rows that see no key have lines of their own, and bugs of their own.
 #
 # How to choose: for a mask or a bias, FlexAttention. For a new algorithm, a tile language. For the last factor on one card, layouts and threads, in C++ or in Gluon. For learning what all of them do underneath: CUDA.
 #
@@ -359,7 +358,7 @@ exercise.verify("40.2", said)
 # %% [markdown]
 # ### Exercise 40.3 · The tile in the machine code
 #
-# A warpgroup's `HGMMA` multiplies 64 rows, 16 deep, by a whole row of the other tile. So for one tile of $B_c$ keys a warpgroup issues $d/16$ for $S$ and $B_c/16$ for $PV$. From the count in the code at $d = 128$, work out how often the body of the loop stands there for Triton ($B_c = 64$) and cuTile ($B_c = 128$). Why that often?
+# A warpgroup's `HGMMA` multiplies 64 rows, 16 deep, by the whole width of the other operand: all $B_c$ keys for $S$, all $d$ columns for $PV$. So for one tile of $B_c$ keys a warpgroup issues $d/16$ for $S$ and $B_c/16$ for $PV$. From the count in the code at $d = 128$, work out how often the body of the loop stands there for Triton ($B_c = 64$) and cuTile ($B_c = 128$). Why that often?
 
 # %%
 # Exercise 40.3

@@ -122,7 +122,7 @@ print(f"two ranks: off by at most {(o - exact.cpu()).abs().max():.1e}")
 # %% [markdown]
 # `ring.ring_attention` does the same, and one thing better: it starts the messages *before* the kernel, on a stream of their own, so that the next keys arrive while the present ones are in use.
 #
-# On a GPU, a second stream is not enough for that. NCCL moves bytes by a kernel of its own. Rungs 31 to 33 keep a CTA on *every* SM to the end: if such a kernel begins first, the message waits until it is done. Both become ready at the same moment, so the ring gives the message a head start:
+# On a GPU, a second stream is not enough for that. NCCL moves bytes by a kernel of its own. Rungs 31, 32 and (at $d = 64$) 33 hold *every* SM to the end: if one begins first, the message waits until it is done. Both become ready at the same moment, so the ring gives the message a head start:
 
 # %%
 print(inspect.getsource(ring.let_messages_begin))
@@ -245,7 +245,7 @@ for some in ((2, 4), (8,)):
 #
 # <details><summary>How many SMs should a message have?</summary>
 #
-# By the data sheet 67 MB, K and V of 8,192 tokens, cross a link in 0.15 ms. But NCCL copies by CTAs, which it calls channels. It has 32, and on $p$ GPUs it gives $32/p$ of them to a tensor of up to 16 MiB per channel, so that messages to all ranks could go at once. In a ring there is one message at a time. So `ring.launch` asks for more channels (`NCCL_MIN_P2P_NCHANNELS`): sixteen to a message on two and four GPUs, and eight on eight, since there are no more than 64. Measured on four, 67 MB then take 266 µs instead of 442, and a causal forward pass over 16k tokens 0.69 ms instead of 0.94. From 256k tokens on, eight GPUs have eight channels even without that.
+# By the data sheet 67 MB, K and V of 8,192 tokens, cross a link in 0.15 ms. But NCCL copies by CTAs, which it calls channels. It has 32, and on $p$ GPUs a message gets $32/p$, for messages to all ranks at once; more, where each would carry over 16 MiB. In a ring there is one message at a time. So `ring.launch` asks for more channels (`NCCL_MIN_P2P_NCHANNELS`): sixteen to a message on two and four GPUs, and eight on eight, since there are no more than 64. Measured on four, 67 MB then take 266 µs instead of 442, and a causal forward pass over 16k tokens 0.69 ms instead of 0.94. From 256k tokens on, eight GPUs have eight channels even without that.
 #
 # The bars: at first the GPUs wait for the host. "Other" is head starts, 6 µs each (the first of a rank up to 41), and on four and eight GPUs O turned into float32 and back. Bars of more than 0.9 ms on eight contain waiting for a late neighbour, and under the profiler the pass took 9.8 ms, without it 6.9.
 #
@@ -346,7 +346,7 @@ if samples is not None:
     display(draw_ring.held(samples))
 
 # %% [markdown]
-# **What to see.** On two GPUs the model's speedups are right within 6 % up to 64k tokens, but for both passes at 16k under the mask (10 % too high); on four it is up to 10 % too high. On eight it expects twice what was recorded at 64k under the mask: to the model a link is as fast with any number of channels. Some long sequences are *more* than twice, four or eight times as fast: 2.30<!--= over_one_gpu("50_ring", 262144, causal=0):.2f --> on two GPUs at 256k without a mask.
+# **What to see.** On two GPUs the model's speedups are right within 6 % up to 64k tokens, except both passes together at 16k under the mask (10 % too high); on four it is up to 10 % too high. On eight it expects twice what was recorded at 64k under the mask: to the model a link is as fast with any number of channels. Some long sequences are *more* than twice, four or eight times as fast: 2.30<!--= over_one_gpu("50_ring", 262144, causal=0):.2f --> on two GPUs at 256k without a mask.
 #
 # <details><summary>How can two GPUs be more than twice as fast as one?</summary>
 #

@@ -76,7 +76,7 @@ draw_ring.direct_reads()
 # A copy made by a kernel before the attention kernel would do, but then the tensor cores wait for the link. Instead one kernel does both. Its grid is persistent, one CTA per SM, as in 32:
 #
 # - The first few CTAs are **copiers**. One thread of each fetches tiles of the other GPUs' K and V by TMA into shared memory, and stores them by TMA into a buffer in this GPU's memory (`near_K` and `near_V`). When a tile is complete, it sets the tile's [flag](glossary.md#flag), a word in global memory. When it has copied its share, a copier becomes an ordinary CTA.
-# - **All other CTAs** start at once, with the keys that this GPU has. The producer warp asks for tiles of other GPUs after those, and waits for each one's flag first. The consumers do not know where a tile comes from. Tiles are taken from the last key to the first (32 takes some of them earlier): so other ranks' keys are numbered *before* the rank's own, and come after them. The consumers need only new bounds (and, for a reason told below, another order of one sum).
+# - **All other CTAs** start at once, with the keys that this GPU has. The producer warp asks for tiles of other GPUs after those, and waits for each one's flag first. The consumers do not know where a tile comes from. Tiles are taken from the last key to the first (32 takes some of them earlier). Other ranks' keys have lower numbers than the rank's own, so they come after them. The consumers need only new bounds.
 #
 # Which keys, in which order? Those of the ring: its own, then those of the rank before, and so on. Under a causal mask in zigzag, a rank has two pieces of the sequence, and they see different keys. All heads' late pieces come first, as they see most; the short tiles of the early pieces then fill the gaps at the end.
 
@@ -118,7 +118,7 @@ draw_ring.wanted(rank=1, ranks=4)
 show.region("51_one_sided", "copy")
 
 # %% [markdown]
-# The producer. `fetch` is that of rung 32, but $K$ comes with its $V$, not a tile ahead; new are the copiers' part at the top and the second loop.
+# The producer. `fetch` is that of rung 32, but $K$ comes with its $V$, not a tile ahead; thread 0 also chooses the query tiles and fetches $Q$; new are the copiers' part at the top and the second loop.
 
 # %%
 show.region("51_one_sided", "producer")
@@ -235,7 +235,7 @@ if samples is not None:
 #
 # ### Exercise 51.1 · Find the missing waits
 #
-# From the kernel above three statements have been taken, at `/* A */`, `/* B */` and `/* C */`. It still gives the right result here, where one CTA after the other runs. The X-ray does not rely on luck (its findings of near_K and near_V stand for B and C together; lines are counted as above):
+# From the kernel above three waits have been taken: `/* A */` in `ask`, before a rank's first tile is read; `/* B */` in the copier's loop, between the store and the flag; `/* C */` in the producer's loop over other ranks' tiles, before the fence. It still gives the right result here, where one CTA after the other runs. The X-ray does not rely on luck (its findings of near_K and near_V stand for B and C together; lines are counted as above):
 
 # %%
 broken = checks.without_waits()
@@ -244,7 +244,7 @@ for finding in found:
     print(f"{finding.kind}, line {finding.line}: {finding.text}\n")
 
 # %% [markdown]
-# Each finding says who reads, who writes, and which flag could have ordered the two. Write what belongs there.
+# Each finding says who reads, who writes, and what is missing between the two. (The last asks for a fence. The fence is there: the finding goes away with the wait.) Write what belongs there.
 
 # %%
 # Exercise 51.1
@@ -271,7 +271,7 @@ exercise.verify("51.1", nothing_is_found)
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# A: in `ask`, before the first tile of a rank is read. B: in the copier's loop, between the store and the flag; the newest group may still be on its way. C: the producer, where it has not seen the flag yet (`there`). The functions are in `fa/flags.cuh` and `fa/bulk.cuh`.
+# B: the newest group may still be on its way. C: only where the producer has not seen the flag yet (`there`). The functions are in `fa/flags.cuh` and `fa/bulk.cuh`.
 #
 # </details>
 #

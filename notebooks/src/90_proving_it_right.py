@@ -498,7 +498,7 @@ exercise.verify("90.2", lambda: checks.lse_property(lse_holds))
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# Duplicating keys moves the right LSE by ln 2; by how much do the two wrong ones move? And shifting?
+# Duplicating keys moves the right LSE by ln 2; by how much do the wrong ones move? And shifting?
 # </details>
 #
 # <details><summary>Solution</summary>

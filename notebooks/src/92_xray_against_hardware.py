@@ -89,7 +89,7 @@ for row, guess in {128: at_128, 132: at_132}.items():
     predict(guess, len(banks.wavefronts(addresses, width=4)), "wavefronts")
 
 # %% [markdown]
-# **Races.** A race is two accesses to one place by different threads, one of them a write, that nothing orders. Each thread has a clock that ticks when it synchronises, and stores up to which time it *knows* each other thread; threads that meet at a barrier share what they know. For two bytes of shared memory each, or an element of an output, the emulator keeps the last writer and the readers since, with their clocks. Two accesses are in order if the later thread knows the earlier one's time (`all`: of a warp whose lanes met):
+# **Races.** A race is two accesses to one place by different threads, one of them a write, that nothing orders. Each thread has a clock that ticks when it synchronises, and stores up to which time it *knows* each other thread; threads that meet at a barrier share what they know. For every two bytes of shared memory, and for every element of an output, the emulator keeps the last writer and the readers since, with their clocks. Two accesses are in order if the later thread knows the earlier one's time (`all`: of a warp whose lanes met):
 
 # %%
 own("race.cpp", "// Does what `other`", 5)
@@ -189,7 +189,7 @@ except Exception as problem:  # no nvcc on this machine
 #
 # ### The others
 #
-# - **Read once.** In `21_split_kv` a `State` is two numbers, which the functions that merge states read one by one, and again each time. 15 loads of 4 bytes in the source are 4 of 8 bytes in the machine code: the largest difference of all rungs, although the loads stand behind the loop.
+# - **Read once.** In `21_split_kv` a `State` is two numbers, which the functions that merge states read one by one, and again each time. 15 loads of 4 bytes in the source are 4 of 8 bytes in the machine code: the largest difference in number, although the loads stand behind the loop.
 # - **Instructions without a lane.** Before a batch of `cp.async`, `nvcc` puts three loads that no lane executes (`@!PT LDS`). And a store by one thread of the CTA is an instruction in all its warps, if the condition became a predicate and not a branch. `ncu` counts such instructions; they make no request, so the X-ray doesn't.
 # - **Where a destination begins.** Copies past the L1 ask the L2 for each 32 bytes of their *destination*; the X-ray counts the source's sectors. In `22_backward_fp32` the two agree, because the slabs that `cp.async` fills begin at a multiple of 128 bytes.
 # - **Time.** Where many warps want shared memory at once, there are more wavefronts than the addresses need: none at one $N$, one in a hundred at another, with the same addresses. The small kernels never show this.
@@ -213,7 +213,7 @@ beside_TMA = pd.DataFrame(rows, columns=columns).set_index(["rung", "d", "N"])
 beside_TMA.style.format({columns[3]: "{:.2f}", columns[4]: "{:.1%}", columns[5]: "{:.1%}"})
 
 # %% [markdown]
-# There are more wavefronts than the addresses need, and hardly any of the loads' is called a conflict. The stores' share differs from size to size with the same instructions and places, so timing has a part in it. At $N = 256$ the counters confirm the X-ray's statement on bank conflicts (none by loads and stores) up to a few percent; their wavefronts don't measure the traffic of shared memory.
+# There are more wavefronts than the addresses need, and few of the loads' are called conflicts. The stores' share differs from size to size with the same instructions and places, so timing has a part in it. At $N = 256$ the counters confirm the X-ray's statement on bank conflicts (none by loads and stores) up to a few percent; their wavefronts don't measure the traffic of shared memory.
 
 # %% [markdown]
 # ## Where it can't know

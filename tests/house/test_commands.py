@@ -17,6 +17,7 @@ from helpers import commands, record, reference
 from helpers.ladder import cards
 from helpers.ladder.errors import CompileError, KernelError
 from helpers.ladder.paths import KERNELS
+from helpers.ladder.rung import rungs
 
 ROOT = Path(__file__).parents[2]
 STEM = "01_naive"
@@ -111,6 +112,15 @@ def test_the_module_runs_from_any_folder_and_its_help_needs_no_torch(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     assert "python -m helpers COMMAND --help" in done.stdout
     assert not {"torch", "pandas"} & {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+
+
+def test_a_missing_record_names_the_command_that_makes_it():
+    by_bench = {kind for one in rungs() for kind in record.kinds(one)} | {"error", "memory", "build", "ceilings"}
+    for kind in {path.stem.split(".")[-1] for path in record.DATA.glob("nvidia-*/*.csv")}:
+        said = record.maker("13_tuned", kind)
+        command = re.search(r"helpers record ([\w-]+)", said)
+        assert command[1] in RECORDS if command else ("make bench" in said) == (kind in by_bench), (kind, said)
+        assert command or kind in by_bench or "by hand" in said, (kind, said)
 
 
 @pytest.mark.parametrize(

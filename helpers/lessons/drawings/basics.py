@@ -473,7 +473,7 @@ def tile_walk(order: str = "fa1", tiles: int = 4, steps: Sequence[int] = (1, 2, 
     """The order in which a tiled attention loop visits the tiles of S, with what each step moves to and from HBM.
 
     order: "fa1" (K, V outside, FlashAttention's Algorithm 1) or "fa2" (Q outside, FlashAttention-2's). S is cut into
-    tiles x tiles; `steps` (from 1) are the ones drawn, a panel each.
+    tiles x tiles; `steps` (from 1) are the ones drawn, a panel each. ValueError for another order.
     """
     if order not in ("fa1", "fa2"):
         raise ValueError(f'order is "fa1" or "fa2", not {order!r}')

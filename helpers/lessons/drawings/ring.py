@@ -1,4 +1,4 @@
-"""The drawings of notebook 50: which rank computes which part of the mask, the ring step by step, its timeline, and what it is worth."""
+"""The drawings of notebooks 50 and 51: which rank computes which part of the mask, the ring step by step, timelines, what it is worth."""
 
 from __future__ import annotations
 

@@ -271,7 +271,7 @@ def _graded(
     jobs = _jobs(task.number, seed)
     runs = list(_runs(out, jobs, cases))
     verdict = judge.judge(cases, runs, len(jobs), costs)
-    how = _how(_json(out / "ended.json"), late, bool(runs))
+    how = _how(_json(out / "ended.json"), late)
     if how and len(runs) < len(jobs):
         return task.nothing(how, answer)
     if verdict.idle:
@@ -279,7 +279,7 @@ def _graded(
     return task.criteria(verdict, filled, answer)
 
 
-def _how(ended: dict, late: bool, ran: bool) -> str:
+def _how(ended: dict, late: bool) -> str:
     """How a kernel's process came to a bad end; empty if it didn't."""
     number = ended.get("signal", 0)
     if number == signal.SIGSYS:

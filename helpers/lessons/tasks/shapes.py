@@ -39,7 +39,7 @@ TASKS = (
             "mask(j0) is callable: scores of keys that a row doesn't see become -inf once they are scaled",
         ),
         (
-            "Row r of this lane sees up to sees + g + 8 * r under a causal mask, and from window keys before that on.",
+            "Row r of this lane sees up to last = sees + g + 8 * r under a causal mask, and with a window from last - window + 1 on.",
             "The scores are scaled later: under a negative scale it takes +inf.",
             "whole = min(sees + 1, Nk) / Bc * Bc. Without a causal mask the last visible key is Nk - 1 for all rows.",
         ),

@@ -290,7 +290,7 @@ TASKS = (
         ),
         (
             "at: row * 2 * d + (chunk ^ row % 8) * 16.",
-            "XOR is its own way on: the chunk's number sits in bits 4 to 6 of the address, so k % 4 * 32 flips it.",
+            "A step along the row is one more XOR: the chunk's number sits in bits 4 to 6 of the address, so XOR with k % 4 * 32 moves it by 2k.",
             "With d = 128 a row has 16 chunks: the upper eight lie 128 bytes further on.",
         ),
         lean=True,

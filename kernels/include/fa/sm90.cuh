@@ -1,7 +1,7 @@
 // PTX instructions of Hopper (sm_90a), one function each, named after the instruction, and the two descriptions that they
 // read: the tensor map of a tile's copy and the descriptor of a tile in shared memory. The sections named here are those
-// of NVIDIA's "PTX ISA"; wgmma.mma_async itself, with its long lists of operands, is generated: wgmma.cuh. mbarrier and
-// TMA are there from sm_90 on; setmaxnreg needs the `a`, and wgmma is on no other architecture than sm_90a.
+// of NVIDIA's "PTX ISA"; wgmma.mma_async itself, with its long lists of operands, is generated: wgmma.cuh. TMA and mbarrier's
+// try_wait and expect_tx are there from sm_90 on; setmaxnreg needs the `a`, and wgmma is on no other architecture than sm_90a.
 //
 // Addresses of shared memory are those of PTX, 32-bit offsets in the CTA's window: smem_address of a pointer.
 #pragma once
