@@ -141,7 +141,7 @@ __global__ __launch_bounds__(threads == 32 ? 128 : threads) void softmax(const f
     return;
   }
 
-  // P = exp(x - m) / l, from exp(x - m_thread). A row that is -inf throughout has l = 0 and P = 0, one with a NaN NaNs.
+  // P = exp(x - m) / l, from exp(x - m_thread). A row that is -inf throughout has l = 0 and P = 0, one with a NaN is all NaN.
   const float weight = all.l != 0.f ? expf(s.m - all.m) / all.l : 0.f;
 #pragma unroll
   for (int e = 0; e < 4 * V; ++e) x[e] *= weight;

@@ -270,7 +270,7 @@ __global__ __launch_bounds__(Tile<d, T>::threads, Tile<d, T>::ctas) void fa2_mma
   // [end: online_update]
 
   // [region: tile_loop]
-  int take_to = a.Nk - 2 * Bc; // from here down to 0 tiles form P before any maximum; -1: none any more
+  int take_to = a.Nk - 2 * Bc; // tiles from here down to 0 form P before any maximum; -1: none any more
   int stage_at = 0, free_at = (stages - 1) * stage_bytes;
   for (int j0 = j_last; j0 >= 0; j0 -= Bc) {
     const uint32_t K_at = K_lane + stage_at; // K_j's place, for this lane

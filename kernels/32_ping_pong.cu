@@ -1,6 +1,6 @@
 // 32_ping_pong: one warpgroup's softmax overlaps another's products
 //
-// idea:      The next S = Q K^T is started before O += P V, so that its softmax runs under that O; and the warpgroups start
+// idea:      The next S = Q K^T is started before O += P V, so that its softmax can run under that O; and the warpgroups start
 //            their products in turn, so that one is at its exponentials while another has the tensor cores.
 // changed:   two products are under way at a time; a warpgroup waits for its turn at a barrier of its own; P is taken with
 //            the maximum there is, as in 13_tuned, and a sum out of bounds is a vote to do it again, which is counted at the

@@ -49,7 +49,7 @@ def recorded(stem: str, kind: str, draw: Callable[[pd.DataFrame], T]) -> T | Non
     try:
         samples = record.load(stem, kind)
     except LookupError:
-        print(f"{stem} has no {kind!r} record yet; {record.maker(stem, kind)}")
+        print(f"{stem} has no {kind!r} record; {record.maker(stem, kind)}")
         return None
     return draw(samples)
 

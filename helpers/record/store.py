@@ -23,7 +23,7 @@ from .workload import BACKWARD_FLOPS, FORWARD_FLOPS
 DEVICES = ("nvidia-h200", "nvidia-h100-80gb-hbm3")
 DEFAULT_DEVICE = DEVICES[0]
 SHOWN = "shown"  # the device to ask for such a record whatever GPU this machine has; "shown-x2" for two of a host
-# What follows `python -m helpers record` to record a kind; what isn't here is recorded by `make bench`
+# What follows `python -m helpers record` to record a kind; a kind that is in neither table is recorded by `make bench`
 _OF_A_RUNG = (
     "families",
     "stages",
@@ -42,7 +42,8 @@ COMMANDS = {
     "accuracy": "families {stem}",
     **dict.fromkeys(("patterns", "async", "microkernels", "copies"), "counters --singles"),
     **dict.fromkeys(("runs", "profile", "text"), "training"),
-    **dict.fromkeys(("ring_memory", "ring_largest", "ring_timeline", "link"), "ring"),
+    **dict.fromkeys(("ring_memory", "ring_timeline", "link"), "ring"),
+    "ring_largest": "ring --largest",
     **dict.fromkeys(("timings", "facts"), "languages"),
 }
 BY_HAND = ("steps", "loop_order")
@@ -148,15 +149,16 @@ def is_stale(known: dict) -> bool:
         return True
 
 
-def maker(stem: str, kind: str) -> str:
-    """How a record comes about, as the end of a sentence: by which command, on a machine with the GPU."""
+def maker(stem: str | None, kind: str) -> str:
+    """By which command a record of this kind is made, as a sentence's end. stem: None for that of any rung."""
     if kind in BY_HAND:
-        return "it was recorded by hand, no command makes one"
-    command = f"python -m helpers record {COMMANDS[kind].format(stem=stem)}" if kind in COMMANDS else "make bench"
-    return f"`{command}` on a machine with a GPU makes one"
+        return "records of this kind were made by hand, by no command"
+    options = COMMANDS.get(kind, "").format(stem=stem or "KERNEL")
+    gpus = "two GPUs or more" if options.startswith("ring") else "such a GPU"
+    return f"`{f'python -m helpers record {options}' if options else 'make bench'}` on a machine with {gpus} makes one"
 
 
 def _missing(stem: str | None, kind: str, device: str, root: Path) -> str:
     there = ", ".join(sorted(p.name.removesuffix(".csv") for p in (root / device).glob("*.csv"))) or "nothing"
     what = f"{kind!r} record of {stem}" if stem else f"{kind!r} record"
-    return f"no {what} on {device} (recorded there: {there}); {maker(stem or 'device', kind)}"
+    return f"no {what} on {device} (recorded there: {there}); {maker(stem, kind)}"

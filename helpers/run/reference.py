@@ -356,7 +356,7 @@ def cases(rung=None, device: str | torch.device = "cpu", size: str = "small") ->
     """The inputs every kernel must survive, the same on every machine (fixed seeds).
 
     rung: anything with `op`, `dtypes` and `D` (a Rung; an empty or missing `D` allows any); None: float32 attention.
-    size: "small" has up to 700 keys (a softmax rows of up to 32,771) and runs on the emulator in seconds; "full" is for a GPU and adds long rows, more heads
+    size: "small" has up to 700 keys (a softmax has rows of up to 32,771) and runs on the emulator in seconds; "full" is for a GPU and adds long rows, more heads
     than a grid dimension holds (65 535) and larger batches.
     Attention scores stay below 1e8: past that a rounded maximum is so far off that an fp16 P overflows in 13 and up. Softmax scores are finite or −inf, and a row may be −inf throughout.
     Raises ValueError for another size or an operation other than attention, its backward pass and softmax.

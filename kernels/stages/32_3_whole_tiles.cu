@@ -345,8 +345,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
       // [end: online_update]
 
       // [region: overlap]
-      // S of the next tile is started, then O of this one, turn by turn. The next tile's exponentials run under this product
-      // and under the other warpgroups' products.
+      // S of the next tile is started, then O of this one, turn by turn. The next tile's exponentials are to run under this
+      // product and under the other warpgroups' products (32_4 makes them).
 #pragma unroll 1
       while (j0 > 0 && j0 <= seen) {
         fa::mbarrier_wait(K_full + 8 * K_ring.stage, K_ring.parity);

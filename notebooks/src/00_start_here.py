@@ -101,7 +101,7 @@ draw.memory_hierarchy(levels, f"The memories of one GPU · {name}")
 # %% [markdown]
 # *Top to bottom:* farther from the arithmetic, shared by more threads, and slower. An SM can fetch three operands of 4 bytes for each of 128 multiply-adds per clock from its registers, 128 bytes per clock from shared memory or from the **L1 cache** (which shares one piece of hardware with it), and, if all SMs ask at once, about 16 bytes per clock from HBM: a measured 4.21<!--= record.load("device", "ceilings", device="nvidia-h200").query("name == 'copy'").value.median():.2f --> TB/s, divided by 132 SMs and 1.98 GHz. (Sizes as the driver reports them, of your GPU or else of an H200, in units of $2^{10}$, $2^{20}$ and $2^{30}$ bytes; registers and rates per clock by the [CUDA programming guide](https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities) for compute capability 9.0.)
 #
-# **HBM** (high-bandwidth memory) is the device memory of large data-centre GPUs (A100, H100, H200); on other cards it is GDDR. FlashAttention is one idea about this picture: do not send to HBM what could have stayed above.
+# **HBM** (high-bandwidth memory) is the memory of large data-centre GPUs (A100, H100, H200); on other cards it is GDDR. FlashAttention is one idea about this picture: do not send to HBM what could have stayed above.
 #
 # ### The roofline
 #
@@ -127,7 +127,7 @@ plot.roofline(points, record.load("device", "ceilings", device="nvidia-h200"), [
 # %% [markdown]
 # *The slope* is what HBM can feed, *the flat parts* what the arithmetic units can do in fp32 and, on **[tensor cores](glossary.md#tensor-core)** (units that multiply whole small matrices of 16-bit numbers), in fp16; nothing gets above them. All three are measured, by a copy within HBM and by large matrix products. Where slope and flat part meet is the **ridge**: left of it HBM is the limit, right of it the arithmetic.
 #
-# Each point is an attention kernel in fp32. Its height is measured. Its place from left to right is FLOPs over the least bytes that a kernel of its kind has to move; all rooflines of this series are drawn so. SDPA MATH is PyTorch's own attention that forms $S$ and $P$ (`scaled_dot_product_attention`). The ridge of fp32 arithmetic lies at 12 FLOPs per byte, and even the two kernels that form $S$ stand right of it: HBM is not yet their limit. On tensor cores the ridge lies at 177, and a kernel that forms $S$ in fp16 has 31 FLOPs per byte. That is the wall that FlashAttention removes. Rungs 01 to 04 show how, in fp32.
+# Each point is an attention kernel in fp32. Its height is measured. Its place from left to right is FLOPs over the least bytes that a kernel of its kind has to move. SDPA MATH is PyTorch's own attention that forms $S$ and $P$ (`scaled_dot_product_attention`). The ridge of fp32 arithmetic lies at 12 FLOPs per byte, and even the two kernels that form $S$ stand right of it: HBM is not yet their limit. On tensor cores the ridge lies at 177, and a kernel that forms $S$ in fp16 has 31 FLOPs per byte. That is the wall that FlashAttention removes. Rungs 01 to 04 show how, in fp32.
 
 # %% [markdown]
 # ## Notation
@@ -176,7 +176,7 @@ print(", ".join(show.regions("01_naive")))
 show.region("01_naive", "output")
 
 # %% [markdown]
-# This is the last of the three kernels of `01_naive`: $O = PV$, one thread per element of $O$. `__global__` makes a function a kernel; `a` holds the arguments: addresses, sizes, and strides, the distances in elements from one batch, head or row to the next. The thread works out which element is its own (`i`, `c`, and `head`), leaves if there is none, adds up $N_k$ products and writes one number. [01](01_naive.ipynb) has all three.
+# This is the last of the three kernels of `01_naive`: $O = PV$, one thread per element of $O$. `__global__` makes a function a kernel; `a` holds addresses, sizes, and strides (elements from one batch, head or row to the next). `static_cast<const float *>(a.V) + n` is the address of V's float `n`; `V[n]` is the float `n` places behind address `V`. The thread works out which element is its own (`i`, `c`, and `head`), leaves if there is none, adds up $N_k$ products and writes one number.
 
 # %% [markdown]
 # ## The edit loop
@@ -359,7 +359,7 @@ draw.seconds(phases, f"Loading 01_naive · {built.device.iloc[0]}")
 #
 # <details><summary>Hint</summary>
 #
-# Where `m` is −∞, each term of `l` has to be 0. And then `l` is 0: what is 0 / 0?
+# Where `m` is `-INFINITY`, each term of `l` has to be 0. And then `l` is 0: what is 0 / 0? (C++'s `c ? x : y` is Python's `x if c else y`.)
 # </details>
 
 # %%

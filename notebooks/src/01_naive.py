@@ -112,7 +112,7 @@ draw.threads(N=48)
 show.region("01_naive", "softmax")
 
 # %% [markdown]
-# It reads its row three times: for the maximum `m`, for the sum `l`, and to write $P$. After the first and the second pass the 32 lanes hold 32 partial results; five `__shfl_xor_sync` steps, in which lanes read each other's registers, leave the total in every lane. Why the maximum is subtracted, and how to read the row less often, is what [02](02_online_softmax.ipynb) is about.
+# It reads its row three times: for the maximum `m`, for the sum `l`, and to write $P$. After the first and the second pass the 32 lanes hold 32 partial results; in five steps `__shfl_xor_sync(0xffffffff, x, mask)`, called by all 32 lanes, gives each the `x` of the lane whose number differs in the bit `mask`, and every lane ends with the total. Why the maximum is subtracted, and how to read the row less often, is what [02](02_online_softmax.ipynb) is about.
 #
 # The third kernel multiplies $P$ by $V$, again one thread per element of the result.
 
@@ -217,7 +217,7 @@ dram.round(2)
 # %% [markdown]
 # - `scores` writes $S$ once.
 # - `softmax` goes over each row three times. Can a row wait in a cache from one pass to the next? A row has 16 KB; an SM works on up to 64 warps, so on 64 rows or 1 MB, at a time, and all SMs together on more than 100 MB. Neither L1 nor L2 holds that: three reads from HBM. And it writes $P$ once.
-# - `output` works on 16 columns of $O$ per block. For $d = 64$ there are four blocks that need the same rows of $P$, and they run far apart in time: four reads.
+# - `output` works on 16 columns of $O$ per block. For $d = 64$ four blocks need the same rows of $P$. They differ in `blockIdx.y`, and in practice blocks start along `x` first, so they run far apart in time: four reads.
 #
 # The one surprise is that `scores` reads 0.27: $Q$ and $K$ together measure only 0.03, so parts of them come from HBM several times, presumably because the stream of $S$ pushes them out of the L2. The times are not what one might expect: the `softmax`, with four of the nine passes over a gigabyte, takes 2 % of the time. The two products have little traffic per second, and `scores` takes nearly four times as long as `output`, for the same number of FLOPs and of requests. HBM does not explain that.
 #

@@ -137,7 +137,7 @@ draw.running_state([1.0, 0.2, 2.1, 1.4, 0.5, 3.0, 2.6, 1.8])
 #
 # $$ L = \bigl(l_1 e^{m_1 - m} + l_2 e^{m_2 - m}\bigr) e^m = l_1 e^{m_1} + l_2 e^{m_2} = L_1 + L_2 . $$
 #
-# So in these coordinates the merge is $(\max(m_1, m_2),\; L_1 + L_2)$: a maximum and a sum, side by side. Both are associative and commutative, so their pair is. And $\max(-\infty, m) = m$, $0 + L = L$: the empty state changes nothing. (The formula in $m$ and $l$ has $-\infty - (-\infty)$ there, so a program needs a guard.) $\square$
+# So in these coordinates the merge is $(\max(m_1, m_2),\; L_1 + L_2)$: a maximum and a sum, side by side. Both are associative and commutative, so their pair is. And $\max(-\infty, m) = m$, $0 + L = L$: the empty state changes nothing. (For two empty states the formula in $m$ and $l$ has $-\infty - (-\infty)$: a program needs a guard.) $\square$
 #
 # ($L$ is the sum that overflows. The proof may use it, the program must not.)
 #
@@ -342,7 +342,7 @@ table
 #
 # ### The time its bytes must take
 #
-# Before the last measurement, a bound. A kernel that moves $b$ bytes cannot be faster than $b/\beta$ on a device that copies at $\beta$ bytes per second. A softmax has few FLOPs per byte, so this bound is the one that counts. For 16384 rows of 4096, which share of the copy bandwidth does this kernel reach on an H200, and which `torch.softmax`?
+# Before the last measurement, a bound. A kernel that moves $b$ bytes cannot be faster than $b/\beta$ on a device that copies at $\beta$ bytes per second. A softmax has few FLOPs per byte, so this bound is the one that counts. For 16384 rows of 4096 on an H200, which share of the copy bandwidth does this kernel reach (by the table), and which `torch.softmax`?
 
 # %%
 ours, theirs = ..., ...  # your predictions, in percent
@@ -446,7 +446,7 @@ for finding in found.findings:
 #
 # ### Exercise 2.1 · Merge finished outputs
 #
-# Two kernels have each worked on a part of the keys and **divided already**: they give $m$, $l$ and $O = o/l$ of their part. Merge them. (Generating text token by token from a very long context does this: many blocks share one query.) An empty part arrives as $(-\infty, 0, \mathbf 0)$. The version below adds $l$ as it is and averages the outputs: both wrong.
+# Two kernels have each worked on a part of the keys and **divided already**: they give $m$, $l$ and $O = o/l$ of their part. Merge them. (Generating text token by token from a very long context does this: many blocks share one query.) An empty part arrives as $(-\infty, 0, \mathbf 0)$. The version below adds both $l$ and averages the outputs: both wrong.
 #
 # <details><summary>Hint</summary>
 #

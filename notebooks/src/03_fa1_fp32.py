@@ -50,7 +50,7 @@ device = kernel.device
 #
 # Notebook 01 computed $S = QK^\top$, $P = \mathrm{softmax}(S)$ and $O = PV$ as three kernels. $S$ and $P$ have $N \times N$ elements per head: at $N = 65536$ they take 32 GiB for one head, where $Q$, $K$, $V$ and $O$ take 64 MiB at $d = 64$. All of it went out to memory and came back. Notebook 02 cut the softmax down to one pass over $S$, but $S$ still had to exist.
 #
-# Two memories matter from here on: **HBM**, where tensors live, and the small memory inside each SM, which the papers call **SRAM**. CUDA calls the part of it that a program controls **shared memory** and lends it to one **CTA** (cooperative thread array, the other name of a block): up to 227 KB per CTA on compute capability 9.0 ([CUDA programming guide](https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities)). $M$ is the number of *elements* that SRAM holds.
+# Two memories matter from here on: **HBM**, where tensors live, and the small memory inside each SM, which the papers call **SRAM**. CUDA calls the part of it that a program controls **shared memory** and lends it to one **CTA** (cooperative thread array, the other name of a block): up to 227 KB per CTA, 1 less than the SM has, on compute capability 9.0 ([CUDA programming guide](https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities)). $M$ is the number of *elements* that SRAM holds.
 #
 # A tile of $S$ fits into SRAM easily. If a [tile](glossary.md#tile) is made, used and thrown away there, $S$ never reaches HBM. What stands in the way is the softmax: the first tile of a row cannot be normalised before the last one is known. Notebook 02 has removed this obstacle.
 #
@@ -169,7 +169,7 @@ draw.tile_walk("fa1")
 #
 # $$ \frac{3 N^2 d / B_c}{4 N^2} = \frac{3d}{4 B_c}, $$
 #
-# says when tiling wins: for $B_c > \tfrac34 d$. The paper takes $B_c = M / 4d$, a quarter of SRAM for each of $K_j$ and $V_j$, and at most as much for $Q_i$ and for $O_i$. With 227 KB that is $M = 58\,112$ elements. Predict how the traffic of FlashAttention-1 with such a tile compares with that of the three kernels at $d = 64$:
+# says when tiling wins: for $B_c > \tfrac34 d$. The paper takes $B_c = M / 4d$, a quarter of SRAM for each of $K_j$ and $V_j$, and at most as much for $Q_i$ and for $O_i$. With 227 KB, of 1024 bytes each, that is $M = 58\,112$ elements. Predict how the traffic of FlashAttention-1 with such a tile compares with that of the three kernels at $d = 64$:
 
 # %%
 times_less = ...  # your prediction: how many times fewer elements than three kernels move
@@ -232,7 +232,7 @@ for N, d, Bc in [(128, 64, 32), (256, 32, 64), (500, 64, 128)]:
 show.region("03_fa1_fp32", "tile")
 
 # %% [markdown]
-# 256 threads form a grid of `TY` × `TX`, for $d = 64$ 32 × 8. A tile of $S$ is divided evenly: each thread computes `rows` × `keys` of its elements in registers, and `rows` × `cols` elements of $\tilde P V_j$. `ld` is the length of a row in shared memory, a little more than $d$; the X-ray below shows why. `smem_bytes`, 43 KB at $d = 64$, is asked for at launch (*dynamic* shared memory); on a GPU, the line under the cell with `load` reports *static* shared memory only, arrays of a size fixed in the code: 0 KB.
+# 256 threads form `TY` rows of `TX`: 32 of 8 at $d = 64$. (Below, `T` is `Tile<d>`.) A tile of $S$ is divided evenly: each thread computes `rows` × `keys` of its elements in registers, and `rows` × `cols` elements of $\tilde P V_j$ (the tilde: relative to the tile's own maximum $\tilde m$). `ld` is the length of a row in shared memory, a little more than $d$; the X-ray below shows why. `smem_bytes`, 43 KB at $d = 64$, is the third argument of `<<<…>>>`: *dynamic* shared memory, in the kernel `extern __shared__ float smem[];`. Above 48 KB `fa::allow_smem(kernel, bytes)` has to come first. (On a GPU `load` reports *static* arrays only: 0 KB.)
 #
 # $B_c$ is 32 for every $d$, less than $\tfrac34 d$ for $d = 64$: this rung is written to be read. Larger tiles are one edit away, below.
 
@@ -326,7 +326,7 @@ print(f"{seen.device}, B = 1, H = 16, N = 4096, d = 64, in MiB")
 #
 # Shared memory has 32 **[banks](glossary.md#bank)**, each 4 bytes wide: word $w$ lies in bank $w \bmod 32$. It answers a warp's request in **[wavefronts](glossary.md#wavefront)**. In one wavefront each bank hands out one word, to every lane that wants it. Lanes that want *different* words of one bank take turns, a wavefront each: a **[bank conflict](glossary.md#bank-conflict)**.
 #
-# For wider accesses a warp is served in parts. With 8 bytes per lane the two halves of the warp go one after the other, with 16 bytes, as in `load4`, the four **quarters** (lanes 0 to 7, 8 to 15, …). A word that lanes of different quarters want is handed out once for each. One exception, for loads: where lanes share addresses in pairs (every lane $i$ with $i \oplus 1$, or every one with $i \oplus 2$), the two quarters of a half are served together. (This is the rule by which the emulator counts, `helpers/emulator/banks.py`; notebook [92](92_xray_against_hardware.ipynb) holds it against an H200.)
+# For wider accesses a warp is served in parts. With 8 bytes per lane the two halves of the warp go one after the other, with 16 bytes, as in `load4`, the four **quarters** (lanes 0 to 7, 8 to 15, …). A word that lanes of different quarters want is handed out once for each. One exception, for loads: where lanes share addresses in pairs (lanes 0 and 1, 2 and 3, …; or lanes 0 and 2, 1 and 3, …), the two quarters of a half are served together. (This is the rule by which the emulator counts, `helpers/emulator/banks.py`; notebook [92](92_xray_against_hardware.ipynb) holds it against an H200.)
 #
 # In the scores, lane `tx` + 8 `ty` loads 16 bytes of row `tx` of $K_j$: eight rows in all, 128 bytes, the same for the four values of `ty` in a warp. And it loads 16 bytes of row $2\,$`ty` of $Q_i$: four different addresses, each asked for by eight neighbours. How many wavefronts does each of these two loads need?
 

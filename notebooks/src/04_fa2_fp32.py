@@ -132,7 +132,7 @@ plot.throughput(recorded[recorded["name"] == recorded["rung"]])
 # %% [markdown]
 # ## 4 · Fewer operations outside the products
 #
-# Multiply-adds are a GPU's cheapest operations. On an H200's CUDA cores an SM completes 128 fp32 multiply-adds per clock, but only 16 special functions, such as the exponential or the reciprocal ([CUDA programming guide](https://docs.nvidia.com/cuda/cuda-c-programming-guide/#arithmetic-instructions), compute capability 9.0). A division is a reciprocal and several more instructions. On tensor cores, units that multiply whole small matrices and come with notebook 10, products get cheaper still and everything else does not. The paper's changes side by side:
+# Multiply-adds are a GPU's cheapest operations. On an H200's CUDA cores (the ordinary arithmetic units) an SM completes 128 fp32 multiply-adds per clock, but only 16 special functions, such as the exponential or the reciprocal ([CUDA programming guide](https://docs.nvidia.com/cuda/cuda-c-programming-guide/#arithmetic-instructions), compute capability 9.0). A division is a reciprocal and several more instructions. On tensor cores, units that multiply whole small matrices and come with notebook 10, products get cheaper still and everything else does not. The paper's changes side by side:
 #
 # | | FlashAttention-1 | FlashAttention-2 |
 # |---|---|---|
@@ -186,7 +186,7 @@ draw.register_tiling([(1, 1), (2, 2), (4, 4), (8, 4), (8, 8), (16, 8)])
 # O = O_reg / l_reg, LSE                         // epilogue
 # ```
 #
-# A **slab** is a part of a tile of K or V, cut along the inner dimension of the product: `Ks` columns of $K_j$ or `Ks` rows of $V_j$. While one slab is multiplied, the next is on its way from HBM into registers (`fetch`); afterwards it goes to shared memory (`commit`), into the buffer that nobody reads at that moment. One barrier per slab is enough, because there are two buffers.
+# A **slab** is a part of a tile of K or V, cut along the inner dimension of the product: `Ks` columns of $K_j$ or `Ks` rows of $V_j$. While one slab is multiplied, the next (after a tile's last slab, the next tile's first) is on its way from HBM into registers (`fetch`); afterwards it goes to shared memory (`commit`), into the buffer that nobody reads at that moment. One barrier per slab is enough, because there are two buffers.
 
 # %%
 show.region("04_fa2_fp32", "tile")
@@ -387,7 +387,7 @@ points["bytes"] = [record.least_bytes(name, **shape) for name in points["name"]]
 plot.roofline(points, record.load("device", "ceilings", device="nvidia-h200"))
 
 # %% [markdown]
-# **What to see.** The two on the right form no $S$, and HBM is far from being their limit. What lifts 04 above 03 at the same intensity is the rest of this notebook: CTAs for every SM and register tiles. (EFFICIENT lies just below 04.)
+# **What to see.** The two on the right form no $S$, and HBM is far from being their limit. What lifts 04 above 03 at the same intensity is the rest of this notebook: CTAs for every SM and register tiles. (EFFICIENT, not drawn, would lie just below 04.)
 
 # %% [markdown]
 # ## What still hurts
@@ -472,11 +472,11 @@ exercise.verify("4.1", answer == lineup)
 # %% [markdown]
 # ### Exercise 4.2 · Twelve wavefronts are not the least
 #
-# The 32 lanes of a warp form a grid of 4 × 8: `ty` from 0 to 3, `tx` from 0 to 7. The kernel numbers them column by column and needs 12 wavefronts per $k$. Find a numbering, each pair (`ty`, `tx`) once, that needs 8. The two loads of $Q$ and of $K$ differ only by an offset that changes nothing.
+# The 32 lanes of a warp form a grid of 4 × 8: `ty` from 0 to 3, `tx` from 0 to 7. The kernel numbers them column by column and needs 12 wavefronts per $k$. Find a numbering, each pair (`ty`, `tx`) once, that needs 8. Each operand's two loads differ only by an offset that changes nothing.
 #
 # <details><summary>Hint</summary>
 #
-# Let lane $i$ share its `tx` with one of the lanes $i \oplus 1$ and $i \oplus 2$, and its `ty` with the other.
+# Let lane `i` share its `tx` with one of the lanes `i ^ 1` and `i ^ 2`, and its `ty` with the other (`^`: exclusive or, of Python, too).
 # </details>
 
 
@@ -509,7 +509,7 @@ exercise.verify("4.2", eight)
 #     return ty, tx
 # ```
 #
-# Lanes $i$ and $i \oplus 1$ have the same `ty`: in loads of $Q$ two quarters are served together. Lanes $i$ and $i \oplus 2$ have the same `tx`: in loads of $K$ too. Two wavefronts per load, 0.25 bytes per FLOP. Whether the kernel gets faster is another question: at 0.375 shared memory is not its limit any more. (The shuffles' masks would have to follow the bits of `tx`.)
+# Lanes `i` and `i ^ 1` have the same `ty`: in loads of $Q$ two quarters are served together. Lanes `i` and `i ^ 2` have the same `tx`: in loads of $K$ too. Two wavefronts per load, 0.25 bytes per FLOP. Whether the kernel gets faster is another question: at 0.375 shared memory is not its limit any more. (The shuffles' masks would have to follow the bits of `tx`.)
 #
 # </details>
 

@@ -146,7 +146,7 @@ def lanes(samples, tiles=(16, 17, 18)):
 
 
 # %%
-waits = ...  # your prediction: for how many percent of its time the same warp of rung 12 waits
+waits = ...  # your prediction: for what percentage of its time the same warp of rung 12 waits
 
 # %% tags=["reveal"]
 for stem in ("11_swizzled", "12_double_buffered"):

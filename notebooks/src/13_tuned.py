@@ -90,7 +90,7 @@ pd.DataFrame({"idea": ideas, "new lines": new}, index=chain[1:]).style.set_prope
 #
 # Shared memory is addressed with 32 bits. A C++ pointer has 64, and the compiler carries both halves. `13_1_addresses` forms a 32-bit address once per lane and moves it in two ways only:
 #
-# - **A step along $d$ is one XOR.** In a swizzled tile, the chunk $2k$ places further right lies at `place ^ 32 k`. A lane begins at chunk 0 or 1, so adding $2k$ to its chunk's number only sets other bits. So does an XOR, and XORs may be done in any order. (From $k = 4$ on it adds 128: the row's other half.)
+# - **A step along $d$ is one XOR.** In a swizzled tile, the chunk $2k$ places further right lies at `place ^ 32 k`. A lane begins at chunk 0 or 1, so adding $2k$ to its chunk's number only sets other bits. So does an XOR, and XORs may be done in any order. (From $k = 4$ on 128 is added: the row's other half.)
 # - **A step of 16 rows down is a constant**, and stands inside the instruction that reads.
 
 # %%
@@ -152,7 +152,7 @@ three.drop(columns="took").round(0).astype(int)
 # %% [markdown]
 # ## 3 · The scale goes into the exponent
 #
-# Each element of $S$ is multiplied by the scale, takes part in the maximum, loses $m$, becomes an exponential, and is added to the row sum. Two of the five can be merged: with $c = \text{scale} \cdot \log_2 e$,
+# Each element of $S$ is multiplied by the scale, takes part in the maximum, has $m$ subtracted, becomes an exponential, and is added to the row sum. Two of the five can be merged: with $c = \text{scale} \cdot \log_2 e$,
 #
 # $$ P = 2^{\,c\,s - m} , $$
 #
@@ -174,7 +174,7 @@ show.diff("13_2", "13_3")
 # If not, the maximum has to rise, and $P$ tells by how much: the largest $P$ of a row is $2^{\,\max(c s) - m}$. Add its $\log_2$ to $m$, and divide by it what was formed with the old $m$: $P$, which is still fp32 and loses nothing, its sum, $l$ and $O$.
 #
 # **Which bound?** fp16 ends at 65504, so up to 32768 no $P$ overflows. But digits are lost before. Rounding $P$ to 16 bits costs the same share of it at any size, except that *$P = 1$ is exact*. With the true maximum, the key with the largest score of a row has $P = 1$; if it takes most of the row's weight, most of the sum is exact. With a stale maximum its $P$ is rounded like any other.
-# The next cells bound the sum that a lane forms over its 16 of the tile's 64 columns: by one number until it is first exceeded, and by another from *then* on, since a warp that met a key that stands out is likely to meet more.
+# The next cells bound the sum that a lane forms over its 16 of the tile's 64 columns: by one number until it is first exceeded, and by another from *then* on, since a warp that met one large key is likely to meet more.
 
 
 # %%
@@ -273,7 +273,9 @@ units.draw(budget.loc[["12_double_buffered", "13_2_rows", "13_tuned"]], title)
 # What do they wait for? At every clock a warp issues an instruction or has a reason why not, and Nsight Compute counts [the reasons](https://docs.nvidia.com/nsight-compute/ProfilingGuide/index.html). Divided by the number of instructions, they add up to the time between two instructions of a warp. In 10, 81<!--= 100 * stalled("10", 128, "short_scoreboard", "mio_throttle"):.0f --> % of it are waits for shared memory or MUFU (short scoreboard, MIO throttle). If the budget is right, how much is it in 13?
 
 # %%
-percent = ...  # your prediction: how much of the time between two instructions a warp of 13 waits for these two
+percent = (
+    ...
+)  # your prediction: for what percentage of the time between two instructions a warp of 13 waits for these two
 
 # %% tags=["reveal"]
 shared = ["short_scoreboard", "mio_throttle"]
@@ -282,7 +284,7 @@ predict(percent, waits, "percent for shared memory or MUFU")
 units.stalls(["10_fa2_mma_fp16", "11_swizzled", "12_double_buffered", "13_tuned"], D=128)
 
 # %% [markdown]
-# **What to see.** These waits go: 81<!--= 100 * stalled("10", 128, "short_scoreboard", "mio_throttle"):.0f -->, 29<!--= 100 * stalled("11", 128, "short_scoreboard", "mio_throttle"):.0f -->, 14<!--= 100 * stalled("12", 128, "short_scoreboard", "mio_throttle"):.0f -->, 10<!--= 100 * stalled("13", 128, "short_scoreboard", "mio_throttle"):.0f --> %. The tensor cores (math pipe throttle) come up from 0 to 12<!--= 100 * stalled("13", 128, "math_pipe_throttle"):.0f --> %. But the largest part of 13's time, 43<!--= 100 * stalled("13", 128, "wait"):.0f --> %, is not in the budget: a *fixed latency*, a few clocks until the warp's next instruction may follow. Other warps could fill them; a scheduler has one other. (A bar is time per instruction; 13 issues half as many.)
+# **What to see.** These waits go: 81<!--= 100 * stalled("10", 128, "short_scoreboard", "mio_throttle"):.0f -->, 29<!--= 100 * stalled("11", 128, "short_scoreboard", "mio_throttle"):.0f -->, 14<!--= 100 * stalled("12", 128, "short_scoreboard", "mio_throttle"):.0f -->, 10<!--= 100 * stalled("13", 128, "short_scoreboard", "mio_throttle"):.0f --> %. The tensor cores (math pipe throttle) come up from 0 to 12<!--= 100 * stalled("13", 128, "math_pipe_throttle"):.0f --> %. But the largest part of 13's time, 43<!--= 100 * stalled("13", 128, "wait"):.0f --> %, is not in the budget: a *fixed latency*, a few clocks until the warp's next instruction may follow. Other warps could fill them; a scheduler has one other. (A bar is time per instruction; 12 issues twice as many.)
 
 # %% [markdown]
 # ### The X-ray

@@ -142,7 +142,7 @@ predict(masked, int((maps["causal"] == 2).sum(1).max()), "masked tiles in a stri
 draw_masks.tile_map(maps)
 
 # %% [markdown]
-# **What to see.** Black lines separate the CTAs. A row of boxes is a warp's strip of 32 queries, and runs along the keys. The mask is needed along the edges only: one box of each strip on the diagonal, or two, and a few at the far edge of the window, however long the sequence. Everything else is whole or not there. The hatched boxes are the price of reading for four warps together.
+# **What to see.** Black lines separate the CTAs. A row of boxes is a warp's strip of 32 queries, and runs along the keys. The mask is needed along the edges only: one box of each strip on the diagonal (at most two), and a few at the far edge of the window, however long the sequence. Everything else is whole or not there. The hatched boxes are the price of reading for four warps together.
 #
 # Is the arithmetic right? Hold it against the definition of the mask: a strip may only be skipped where no query sees a key, and only be called whole where all see all.
 # %%

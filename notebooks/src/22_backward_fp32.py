@@ -397,7 +397,7 @@ names = ["budget / PyTorch's error", "TF32's error / budget"]
 pd.DataFrame(rows, names).T.rename_axis(["N", ""]).round(1)
 
 # %% [markdown]
-# **What to see.** The budgets of $dQ$ and $dK$ count $dP$ and delta as if they never cancelled: 80 to 350 times PyTorch's error, which TF32 exceeds by a factor of a few only. It exceeds that of $dV$ by far more. So `check` tells TF32 from fp32 by all three gradients, but an error of a few bits in $dQ$ or $dK$ alone would pass.
+# **What to see.** The budgets of $dQ$ and $dK$ count $dP$ and delta as if they never cancelled: they are 80 to 350 times PyTorch's error, and TF32 exceeds them by a factor of a few only, $dV$'s by far more. So `check` tells TF32 from fp32 by all three gradients, but an error of a few bits in $dQ$ or $dK$ alone would pass.
 #
 # ### Against no formula at all
 #

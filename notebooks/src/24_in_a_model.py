@@ -187,7 +187,7 @@ else:
     print("no speed: the emulator counts, it does not time")
 
 # %% [markdown]
-# On the H200, SDPA FLASH trains on 1.01<!--= trained("speeds", "SDPA FLASH", "kilotokens_per_s") / 1000:.2f --> and 1.00<!--= trained("speeds", "SDPA FLASH, again", "kilotokens_per_s") / 1000:.2f --> million tokens per second, cuDNN's kernels on 1.17<!--= trained("speeds", "SDPA CUDNN", "kilotokens_per_s") / 1000:.2f --> million. Rungs 20 and 23 reach 0.76<!--= trained("speeds", "rungs 20 and 23", "kilotokens_per_s") / 1000:.2f --> and 1.11<!--= trained("speeds", "rungs 20 and 23, again", "kilotokens_per_s") / 1000:.2f --> million, rungs 32 and 33 1.15<!--= trained("speeds", "rungs 32 and 33", "kilotokens_per_s") / 1000:.2f --> and 1.11<!--= trained("speeds", "rungs 32 and 33, again", "kilotokens_per_s") / 1000:.2f --> million. (Memory is the same; held-out losses of one seed differ by up to 0.013 nats, graphs' by 0.024.) Why so little, with attention twice as fast? A profiler says what the GPU's kernels take, one by one (milliseconds of a step, mean of 20):
+# On the H200, SDPA FLASH trains on 1.01<!--= trained("speeds", "SDPA FLASH", "kilotokens_per_s") / 1000:.2f --> and 1.00<!--= trained("speeds", "SDPA FLASH, again", "kilotokens_per_s") / 1000:.2f --> million tokens per second, cuDNN's kernels on 1.17<!--= trained("speeds", "SDPA CUDNN", "kilotokens_per_s") / 1000:.2f --> million. Rungs 20 and 23 reach 0.76<!--= trained("speeds", "rungs 20 and 23", "kilotokens_per_s") / 1000:.2f --> and 1.11<!--= trained("speeds", "rungs 20 and 23, again", "kilotokens_per_s") / 1000:.2f --> million, rungs 32 and 33 1.15<!--= trained("speeds", "rungs 32 and 33", "kilotokens_per_s") / 1000:.2f --> and 1.11<!--= trained("speeds", "rungs 32 and 33, again", "kilotokens_per_s") / 1000:.2f --> million. (Memory is the same; held-out losses of one seed differ by up to 0.013 nats, with the graphs below by 0.024.) Why so little, with attention twice as fast? A profiler says what the GPU's kernels take, one by one (milliseconds of a step, mean of 20):
 # %%
 if record:
     parts = train.parts(record["profile"])
@@ -200,9 +200,9 @@ if record:
     display(draw_training.waits(launched[0], parts["all"], f"Steps of the recorded runs, {on}"))
 
 # %% [markdown]
-# **What to see.** Where steps stand in a column, they are 0.5 to 0.8 ms behind their five hundred kernels: between two lies a microsecond or more. Others scatter, up to 26 ms: in three of our four runs, most. Kernels don't vary like that; the **host** does.
+# **What to see.** Where steps stand in a column, they are 0.5 to 0.8 ms behind their five hundred kernels: between two lies a microsecond or more. Others scatter, up to 26 ms: most, in three of our four runs. Kernels don't vary like that; the **host** does.
 #
-# PyTorch puts kernels into a queue and goes on without waiting; while the host is ahead, the GPU stands still no longer than that. Between your Python and a kernel of SDPA's stands C++, between it and one of ours more Python: six operators in each pass, each of which checks shapes and strides, makes tensors and calls the launcher. Where the queue runs empty the GPU waits, and the less the kernels take, the sooner it does. Hosts differ, and change by the minute: in nineteen records on H200s, the fastest kernels of all trained 0.65 to 1.3 times as fast as SDPA FLASH.
+# PyTorch puts kernels into a queue and goes on without waiting; while the host is ahead, the GPU stands still for that microsecond only. Between your Python and a kernel of SDPA's stands C++, between it and one of ours more Python: six operators in each pass, each of which checks shapes and strides, makes tensors and calls the launcher. Where the queue runs empty the GPU waits, and the less the kernels take, the sooner it does. Hosts differ, and change by the minute: in nineteen records on H200s, the fastest kernels of all trained 0.65 to 1.3 times as fast as SDPA FLASH.
 #
 # *A kernel's time between two events says nothing of what happens between two kernels.* Less Python per kernel would help, larger batches, or an operator registered in C++. Or the host is taken out.
 #

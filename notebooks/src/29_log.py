@@ -89,10 +89,10 @@ def every(steps, peer):
 #
 # **What else was tried**, fp16, on an H200, without a record; speed over the rung's own, $N$ = 1024 to 16384:
 #
-# - *A tile's keys in two halves*: exponentials of the first beside $S$ of the second, those of the second beside $O$ of the first, and nothing spilled in 20. The stall counts that ptxas writes into the code sum up to a tenth less per tile, so up to 10 % were predicted. At $d = 128$ 13 has 0.88 to 0.95 of its speed and 20 0.91 to 0.99, at 64 both have 0.91 to 1.00.
-# - *Copies among the exponentials*: 13 spills nothing then. At $d = 128$ it has 0.97 on random numbers and 0.99 to 1.01 on *Q × 2*; 20 0.97 to 1.00 and 1.01 to 1.02. At $d = 64$ both have 0.98 to 1.01.
+# - *A tile's keys in two halves*: exponentials of the first beside $S$ of the second, those of the second beside $O$ of the first, and nothing spilled in 20. The stall counts that ptxas writes into the code add up to as much as a tenth less per tile, so a gain of up to 10 % was predicted. At $d = 128$, 13 has 0.88 to 0.95 of its speed and 20 0.91 to 0.99, at 64 both have 0.91 to 1.00.
+# - *Copies among the exponentials*: 13 spills nothing then. At $d = 128$, it has 0.97 on random numbers and 0.99 to 1.01 on *Q × 2*; 20 0.97 to 1.00 and 1.01 to 1.02. At $d = 64$ both have 0.98 to 1.01.
 # - *The second CTA of an SM begins 700, 1400 or 2100 clocks later*, so that one is at its exponentials while the other multiplies: no difference.
-# - *Lower bounds for a row's sum*, for smaller errors: 16 in place of 32 costs random numbers 1 to 6 %; 2 in place of 4 costs *Q × 2* 1 to 5 %.
+# - *Smaller limits on a row's sum*, for smaller errors: 16 in place of 32 costs random numbers 1 to 6 %; 2 in place of 4 costs *Q × 2* 1 to 5 %.
 #
 # And one answer to the question above. 13 with 20's arguments and grouped heads is as fast as 13. With 20's order of the CTAs as well it has 0.95 to 0.97 on random numbers, though its loop has the same source: ptxas arranges it in another way. So we wrote a model of two warps on a scheduler that share a pipe for products, one for exponentials and a queue to shared memory, and ran 61 such forms of the loop through it. With fitted constants its times correlate with the measured ones ($r = 0.85$), and most of the difference is waiting for that queue, which in the model is busy for five sixths of the time. Of 276 more forms 28 were timed, among them the 20 that the model liked best. Its favourite was the fastest on random numbers: $S$ from the tile's last keys on, lower strips first in $O$, sums before copies, 1.00 to 1.02 times as fast as 20 at $d = 128$, and 0.98 to 1.00 of 13. A search that followed the model further found its errors only. So 20 stays as it is.
 #

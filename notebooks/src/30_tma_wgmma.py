@@ -64,7 +64,7 @@ loop = sass.opcodes(tuned, D=128, loop=True)
 pd.DataFrame(loop[loop > 0]).T
 
 # %% [markdown]
-# 256 products (`HMMA`), and 80 [`LDSM`](glossary.md#ldmatrix) that fetch operands for them: shared memory → registers → tensor core. 16 `LDGSTS` ([`cp.async`](glossary.md#cpasync)), each with an address per thread, copy the next tile. All of these are issued by the warps that also have a softmax to compute, and every operand takes a register. (Three are [spilled](glossary.md#spill): `STL`, `LDL`.)
+# 256 products (`HMMA`), and 80 [`LDSM`](glossary.md#ldmatrix) that fetch operands for them: shared memory → registers → tensor core. 16 `LDGSTS` ([`cp.async`](glossary.md#cpasync)), each with an address per thread, copy the next tile. All of these are issued by the warps that also have a softmax to compute, and every operand takes a register. (Three words are [spilled](glossary.md#spill): `STL`, `LDL`.)
 #
 # Hopper moves both jobs out of the threads:
 #

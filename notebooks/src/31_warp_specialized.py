@@ -346,7 +346,7 @@ for where, one in {
     print(f"the next Q {where} K and V: the longest wait {(waits.end - waits.begin).max()} events")
 
 # %% [markdown]
-# That $Q$ goes into the place of the query tile before, whose $Q$ is read until its last $S$. Until then the producer waits there, and the ring runs empty. No result is wrong; the swim lanes show it.
+# That $Q$ goes where the $Q$ of the tile before this one lies, which is read until that tile's last $S$. Until then the producer waits there, and the ring runs empty. No result is wrong; the swim lanes show it.
 #
 # The same on a GPU, where the axis is time: some tiles around the end of a query tile, of a CTA in the middle of a full grid. (Notes take time, too: shares mean more than durations.)
 
@@ -491,7 +491,7 @@ pd.concat({"no mask": by_length("forward"), "causal": by_length("causal")})
 # 3. **The end of a query tile.** The producer runs over it, but the consumers stop there: last product, division, $O$ to shared memory, and only then the first product of the next.
 # 4. **Short sequences.** With few query tiles per CTA there is nothing to overlap the first tile's copy from HBM with.
 #
-# The first is the subject of notebook 32: to start the next $S$ *before* this tile's softmax, and to let the warpgroups take turns at the tensor cores on purpose.
+# The first is the subject of notebook 32: to start the next $S$ *before* this tile's $O$, and to let the warpgroups take turns at the tensor cores on purpose.
 
 # %% [markdown]
 # ## Exercises

@@ -437,7 +437,7 @@ five = ["32_ping_pong", "31_warp_specialized", "SDPA CUDNN", "FA3", "FA4"]
 plot.recorded("32_ping_pong", "families", lambda samples: plot.families(samples, five))
 
 # %% [markdown]
-# **What to see.** The other kernels form every maximum on any input, so their points move less. Ours is furthest ahead where little is missed. Elsewhere it tracks, as rung 31 does. Under *one key*, tracked throughout, it is still (means over lengths and formats) 1.09<!--= family("32", "31_warp_specialized", "one key", 64):.2f --> and 1.21<!--= family("32", "31_warp_specialized", "one key", 128):.2f --> times as fast as rung 31 ($d = 64$ and 128), and 1.09<!--= family("32", "FA3", "one key", 64):.2f --> and 1.01<!--= family("32", "FA3", "one key", 128):.2f --> times as fast as FA3. Where a sink leads or scores fall along the keys, the maximum is met early: beside FA3 at $d = 128$ it is 1.07<!--= family("32", "FA3", "sink", 128):.2f --> and 1.08<!--= family("32", "FA3", "falling", 128):.2f --> times as fast, under a mask 1.05<!--= family("32", "FA3", "sink", 128, causal=1):.2f --> and 1.06<!--= family("32", "FA3", "falling", 128, causal=1):.2f -->. *Q × 2* costs most: 0.99<!--= family("32", "FA3", "Q × 2", 128):.2f -->, under a mask 1.00<!--= family("32", "FA3", "Q × 2", 128, causal=1):.2f -->. (Tried against these prices: [39 · Log](39_log.ipynb).)
+# **What to see.** The other kernels form every maximum on any input, so their points move less. Ours is furthest ahead where little is missed. Elsewhere it tracks, as rung 31 does. Under *one key*, tracked throughout, it is still (means over lengths, formats) 1.09<!--= family("32", "31_warp_specialized", "one key", 64):.2f --> and 1.21<!--= family("32", "31_warp_specialized", "one key", 128):.2f --> times as fast as rung 31 ($d = 64$ and 128), and 1.09<!--= family("32", "FA3", "one key", 64):.2f --> and 1.01<!--= family("32", "FA3", "one key", 128):.2f --> times as fast as FA3. Where a sink leads or scores fall along the keys, the maximum is met early: beside FA3 at $d = 128$ it is 1.07<!--= family("32", "FA3", "sink", 128):.2f --> and 1.08<!--= family("32", "FA3", "falling", 128):.2f --> times as fast, under a mask 1.05<!--= family("32", "FA3", "sink", 128, causal=1):.2f --> and 1.06<!--= family("32", "FA3", "falling", 128, causal=1):.2f -->. There *Q × 2* costs most: 0.99<!--= family("32", "FA3", "Q × 2", 128):.2f -->, under a mask 1.00<!--= family("32", "FA3", "Q × 2", 128, causal=1):.2f -->. (Tried against these prices: [39 · Log](39_log.ipynb).)
 #
 # ### The staircase
 #
@@ -631,7 +631,7 @@ progress()
 #
 # <details><summary>1. Two warpgroups, no turns: what goes wrong if they start together?</summary>
 #
-# They share the tensor cores, finish together, do their softmax together, and go on like that: one kind of unit always idles.
+# In the model they share the tensor cores, finish and do softmax together: one unit always idles. Measured, they drift apart.
 #
 # </details>
 # <details><summary>2. Why is the next S started before O, and not the other way round?</summary>

@@ -254,7 +254,7 @@ def price(samples):
 plot.recorded("33_backward_wgmma", "deterministic", price)
 
 # %% [markdown]
-# **What to see.** Up to a third more time, on average about as in FlashAttention-3: the L2 has to have added a share before the next CTA may begin.
+# **What to see.** Up to a third more time, on average about as in FlashAttention-3: the L2 has to have added a share before the next CTA may add its own.
 #
 # ## 4 · Roles, and what they cost
 #
@@ -352,7 +352,7 @@ def in_the_middle(events):
 plot.recorded("33_backward_wgmma", "roles", in_the_middle)
 
 # %% [markdown]
-# **What to see.** The kernel's numbers: 2 is $dS$ (dark orange), 6 the next step's $P$, 7 $dQ$ on its way to shared memory. (The producer's copies aren't noted: its box is one wait.) On the right: how much of that lies under products that the other one starts. Here the plan mostly holds for both consumers' $dS$ and for consumer 0's $P$. Consumer 1's $dQ$ is covered, too, the rest is not: the two are less than half a step apart, and there only what was started before can still be running. Starting products takes each consumer more time than anything else: there it is held up.
+# **What to see.** The kernel's numbers: 2 is $dS$ (dark orange), 6 the next step's $P$, 7 $dQ$ on its way to shared memory. (The producer's copies aren't noted: its box is one wait.) On the right: how much of that lies under products that the other one starts. Here the plan mostly holds for both consumers' $dS$ and for consumer 0's $P$. Consumer 1's $dQ$ is covered, too, the rest is not: the two are less than half a step apart, so only products started earlier can still be running. Starting products takes each consumer more time than anything else: there it is held up.
 #
 # ### The budget
 #
@@ -544,7 +544,7 @@ plot.recorded("33_backward_wgmma", "steps", taught)
 #
 # What this series leaves out, and why:
 #
-# - **Clusters and multicast**: one TMA copy into several CTAs. In rung 32 warps waited for $K_j$ and $V_j$ in 5 % of Nsight Compute's samples (step 26); a draft [lost](39_log.ipynb).
+# - **Clusters and multicast**: one TMA copy into several CTAs. In a draft of 32 (step 26) warps waited for $K_j$ and $V_j$ in 5 % of samples; multicast [lost](39_log.ipynb).
 # - **FP8.** `wgmma` transposes 16-bit operands only, so $V$ would have to be transposed on the way, and $P$'s accumulators don't lie as an 8-bit operand does (FlashAttention-3, section 3.3).
 # - **Blackwell and FlashAttention-4.** There `tcgen05` replaces `wgmma`: one thread starts a product, and sums lie in *tensor memory*. From H100 to B200 products became 2.25 times as fast, exponentials and shared memory no faster ([FlashAttention-4](https://www.together.ai/blog/flashattention-4)). So FA4 computes part of the exponentials by a polynomial, rescales $O$ more rarely, and lets two CTAs share operands in the backward pass.
 

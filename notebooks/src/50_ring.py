@@ -245,7 +245,7 @@ for some in ((2, 4), (8,)):
 #
 # <details><summary>How many SMs should a message have?</summary>
 #
-# By the data sheet 67 MB, K and V of 8,192 tokens, cross a link in 0.15 ms. But NCCL copies by CTAs, which it calls channels. It has 32, and on $p$ GPUs a message gets $32/p$, for messages to all ranks at once; more, where each would carry over 16 MiB. In a ring there is one message at a time. So `ring.launch` asks for more channels (`NCCL_MIN_P2P_NCHANNELS`): sixteen to a message on two and four GPUs, and eight on eight, since there are no more than 64. Measured on four, 67 MB then take 266 µs instead of 442, and a causal forward pass over 16k tokens 0.69 ms instead of 0.94. From 256k tokens on, eight GPUs have eight channels even without that.
+# By the data sheet 67 MB, K and V of 8,192 tokens, cross a link in 0.15 ms. But NCCL copies by CTAs, which it calls channels. It has 32, and on $p$ GPUs a message gets $32/p$, so that messages to all ranks may go at once; more, where a channel would carry over 16 MiB. In a ring there is one message at a time. So `ring.launch` asks for more channels (`NCCL_MIN_P2P_NCHANNELS`): sixteen to a message on two and four GPUs, and eight on eight, since there are no more than 64. Measured on four, 67 MB then take 266 µs instead of 442, and a causal forward pass over 16k tokens 0.69 ms instead of 0.94. From 256k tokens on, eight GPUs have eight channels even without that.
 #
 # The bars: at first the GPUs wait for the host. "Other" is head starts, 6 µs each (the first of a rank up to 41), and on four and eight GPUs O turned into float32 and back. Bars of more than 0.9 ms on eight contain waiting for a late neighbour, and under the profiler the pass took 9.8 ms, without it 6.9.
 #

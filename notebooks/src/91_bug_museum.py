@@ -409,7 +409,7 @@ museum.EXHIBITS["rounded_scores"].fix("float(T(S_reg[n][e])) * scale_log2", "flo
 #
 # ## The collection
 #
-# The maps of $O$ (or $P$) side by side. Irregular stripes of rows mean one number per row ($m$, $l$, $\alpha$). Regular stripes, a comb, mean an address computed from the row. Black means NaN, infinity or never written. An empty map can belong to a wrong kernel too, if only its LSE is wrong. Everything wrong and no structure can mean several things, and the next figure tells them apart.
+# The maps of $O$ (or $P$) side by side. Irregular stripes of rows mean one number per row ($m$, $l$, $\alpha$). Regular stripes over the whole map, a comb, mean an address computed from the row (rows 5, 9 and 13 are just the masked ones). Black means NaN, infinity or never written. An empty map can belong to a wrong kernel too, if only its LSE is wrong. Everything wrong and no structure can mean several things, and the next figure tells them apart.
 
 # %%
 drawn = [e for e in museum.EXHIBITS.values() if e.caught_by == "check"]
@@ -445,7 +445,7 @@ with pd.option_context("display.max_colwidth", None):
 # %% [markdown]
 # ## Exercises
 #
-# Three exhibits have lost their labels. (More of this, with whole kernels and their symptoms alone: [93](93_detective.ipynb).) In each, find the line and put it right: `mend` is a pair, a piece of the exhibit's text that occurs once, and what belongs there instead. `exhibit.broken` is the rung as it is, so `show.region(exhibit.broken, "online_update")` shows a part of it. The mend has to keep the rest of the rung: at most one line may change.
+# Three exhibits have lost their labels. (More of this, with whole kernels and their symptoms alone: [93](93_detective.ipynb).) In each, find the line and put it right: `mend` is a pair, a piece of the exhibit's text that occurs once, and what belongs there instead. `exhibit.broken` is the rung with its bug, so `show.region(exhibit.broken, "online_update")` shows a part of it. The mend has to keep the rest of the rung: at most one line may change.
 
 
 # %% [markdown]
@@ -494,7 +494,7 @@ exercise.verify("91.1", lambda: checks.mended_in_columns(exhibit, columns, mend)
 museum.UNLABELLED["B"].visit()
 
 # %%
-# Exercise 91.2: divide got by expected, and look at LSE too
+# Exercise 91.2: got, expected = museum.UNLABELLED["B"].outputs(); divide them, and look at LSE too
 mend = ("", "")
 
 # %%

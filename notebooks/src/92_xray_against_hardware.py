@@ -89,7 +89,7 @@ for row, guess in {128: at_128, 132: at_132}.items():
     predict(guess, len(banks.wavefronts(addresses, width=4)), "wavefronts")
 
 # %% [markdown]
-# **Races.** A race is two accesses to one place by different threads, one of them a write, that nothing orders. Each thread has a clock that ticks when it synchronises, and stores up to which time it *knows* each other thread; threads that meet at a barrier share what they know. For every two bytes of shared memory, and for every element of an output, the emulator keeps the last writer and the readers since, with their clocks. Two accesses are in order if the later thread knows the earlier one's time (`all`: of a warp whose lanes met):
+# **Races.** A race is two accesses to one place by different threads, one of them a write, that nothing orders. Each thread has a clock that ticks when it synchronises, and stores up to which time it *knows* each other thread; threads that meet at a barrier share what they know. For every two bytes of shared memory, and for every element of an output, the emulator keeps the last writer and the readers since (of two warps at most), with their clocks. Two accesses are in order if the later thread knows the earlier one's time (`all`: of a warp whose lanes met):
 
 # %%
 own("race.cpp", "// Does what `other`", 5)
@@ -213,7 +213,7 @@ beside_TMA = pd.DataFrame(rows, columns=columns).set_index(["rung", "d", "N"])
 beside_TMA.style.format({columns[3]: "{:.2f}", columns[4]: "{:.1%}", columns[5]: "{:.1%}"})
 
 # %% [markdown]
-# There are more wavefronts than the addresses need, and few of the loads' are called conflicts. The stores' share differs from size to size with the same instructions and places, so timing has a part in it. At $N = 256$ the counters confirm the X-ray's statement on bank conflicts (none by loads and stores) up to a few percent; their wavefronts don't measure the traffic of shared memory.
+# There are mostly more wavefronts than the addresses need, and few of the loads' are called conflicts. The stores' share differs from size to size with the same instructions and places, so timing has a part in it. At $N = 256$ the counters confirm the X-ray's statement on bank conflicts (none by loads and stores) up to a few percent; their wavefronts don't measure the traffic of shared memory.
 
 # %% [markdown]
 # ## Where it can't know
@@ -278,7 +278,7 @@ table = equal.groupby(["kernel", "metric"]).agg({"equal": "sum", "name": "size",
 table.rename(columns={"equal": "patterns equal", "name": "of", "different_counts": "different counts"})
 
 # %% [markdown]
-# The one pattern of `cp.async.cg` that is missed copies only zeros. What such a copy asked for comes from the L2 later, and is written in *further* wavefronts, which are not conflicts; `agreement.py` has the rule for them. It makes an XOR swizzle, which is what the rungs' copies have, free. For a warp that copies four lines: conflicts, all wavefronts, and the cycles of one instruction when eight warps of an SM issue nothing else (`helpers/evidence/patterns_timed.cu`):
+# The one pattern of `cp.async.cg` that is missed copies only zeros. What a `cp.async.cg` asked for comes from the L2 later, and is written in *further* wavefronts, which are not conflicts; `agreement.py` has the rule for them. It makes an XOR swizzle, which is what the rungs' copies have, free. For a warp that copies four lines: conflicts, all wavefronts, and the cycles of one instruction when eight warps of an SM issue nothing else (`helpers/evidence/patterns_timed.cu`):
 
 # %%
 TRIED = {

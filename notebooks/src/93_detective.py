@@ -60,7 +60,7 @@ first = opened(1)
 first.symptoms()
 
 # %% [markdown]
-# **Rule out.** LSE is right everywhere, so the scores and the softmax are, and with them everything that is done with $Q$ and $K$. The inputs with one head are right (the shapes are in `first.outputs("several tiles")`: batch, heads, queries, columns); of two heads the second is wrong, in all rows and columns. The kernel moves as many bytes as the rung does, so nothing is left out and nothing is read twice. One input stops with an access that is not allowed, and it is the one whose strides are not the usual ones.
+# **Rule out.** LSE is right everywhere, so the scores and the softmax are, and with them everything that is done with $Q$ and $K$. The inputs with one head are right (the shapes are in `first.outputs("several tiles")`: batch, heads, queries, columns); of two heads the second is wrong, in all rows and columns. The kernel moves as many bytes as the rung does, so nothing is left out and nothing is read twice. One input stops with an access that is not allowed: the only one with two batches. (Of a single batch the stride is passed as 0.)
 
 # %%
 mechanism = ...  # your prediction: the mechanism, a name from the list above
@@ -237,7 +237,7 @@ progress()
 # You can now narrow a bug down before you read the code. Answer before you unfold:
 #
 # <details><summary>O and LSE are wrong in the same rows, and right in the others. Name three suspects, and one input that tells them apart.</summary>
-# The maximum, the rescaling, the mask. Scores that rise along the keys: there each tile brings the maximum, so a forgotten factor for the new tile is 1 and doesn't show, while one for the old sums does.
+# The maximum, the rescaling, the mask. Equal scores: every $\alpha$ is 1, so a forgotten rescaling doesn't show, and a key that is wrongly counted does. (A wrong start of the maximum shows where all scores are far below 0.)
 # </details>
 #
 # <details><summary>A kernel is right on every input, and the X-ray reports a race. Is it broken?</summary>

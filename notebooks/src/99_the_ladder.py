@@ -69,7 +69,7 @@ predict(times, at128.max() / at128["01_naive"], f"times as fast is {at128.idxmax
 scoreboard.draw(board)
 
 # %% [markdown]
-# **What to see.** The scale is logarithmic: each decade is ten times the one before. Between 01 and 04 the arithmetic units are the same: a factor of 30<!--= tflops("04", 64, dtype="fp32") / tflops("01", 64, dtype="fp32"):.0f --> ($D = 64$) comes from the algorithm and from care with memory. From 10 to 11 it is a factor of 4.0<!--= tflops("11", 64) / tflops("10", 64):.1f -->, with the same instructions. And nothing reaches the datasheet's line, not even cuBLAS, which has no softmax to do.
+# **What to see.** The scale is logarithmic: each decade is ten times the one before. Between 01 and 04 the arithmetic units are the same: a factor of 30<!--= tflops("04", 64, dtype="fp32") / tflops("01", 64, dtype="fp32"):.0f --> ($D = 64$) comes from the algorithm and from care with memory. From 10 to 11 it is a factor of 4.0<!--= tflops("11", 64) / tflops("10", 64):.1f -->, with the same loads, stores and products. And nothing reaches the datasheet's line, not even cuBLAS, which has no softmax to do.
 #
 # ### Beside FlashAttention-2
 #
