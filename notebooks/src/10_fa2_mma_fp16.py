@@ -92,8 +92,7 @@ for x in ones.half():
 print(f"4096 ones, added one by one in fp16: {sum16.item():.0f}; in fp32: {ones.cumsum(0)[-1].item():.0f}")
 
 # %% [markdown]
-# At 2048 the distance between neighbouring fp16 numbers is 2, and adding 1 changes nothing any more. So the [accumulators](glossary.md#accumulator), the registers that hold the sums, stay in fp32: $S$, $O$, $m$ and $l$. Only $P$ is rounded to 16 bits, because it is an operand of the second product. Tensor cores can accumulate
-# in fp16, too, on some cards at twice the rate, but then sums stop growing like this one.
+# At 2048 the distance between neighbouring fp16 numbers is 2, and adding 1 changes nothing any more. So the [accumulators](glossary.md#accumulator), the registers that hold the sums, stay in fp32: $S$, $O$, $m$ and $l$. Only $P$ is rounded to 16 bits, because it is an operand of the second product.
 
 # %% [markdown]
 # ## 2 · One instruction
@@ -106,9 +105,9 @@ print(f"4096 ones, added one by one in fp16: {sum16.item():.0f}; in fp32: {ones.
 #     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 # ```
 #
-# `.sync` and `.aligned`: all lanes of the warp execute it together. `.row.col`: two elements that share a register are neighbours along a row of $A$, along a column of $B$. Then the formats of the result, of $A$, of $B$ and of what is added. In the GPU's own machine code, [**SASS**](glossary.md#sass), it is called `HMMA`.
+# `%0` is the first operand listed; `"+f"`: a float, read and written; `"r"`: a 32-bit register, read. `.sync`, `.aligned`: the whole warp executes it together. `.row.col`: two elements that share a register are neighbours along a row of $A$, along a column of $B$. Then the formats of result, $A$, $B$ and what is added. In the GPU's own machine code, [**SASS**](glossary.md#sass), it is called `HMMA`.
 #
-# It computes $C \mathrel{+}= A B$ with $A$ of $m \times k = 16 \times 16$, $B$ of $16 \times 8$ and $C$ of $16 \times 8$. That is 2048 multiply-adds, where an `FFMA` of a whole warp does 32. (Turing, a T4 for instance, has `mma.m16n8k8`, half as deep and for fp16 alone: there `fa::mma_m16n8k16` is two of them.)
+# It computes $C \mathrel{+}= A B$ with $A$ of $m \times k = 16 \times 16$, $B$ of $16 \times 8$ and $C$ of $16 \times 8$. That is 2048 multiply-adds, where a warp's fp32 multiply-add (`FFMA`) does 32. (Turing has `mma.m16n8k8`, half as deep and for fp16 alone: there `fa::mma_m16n8k16` is two of them.)
 # The part of a matrix that one lane holds is its [**fragment**](glossary.md#fragment): 8 elements of $A$, 4 of $B$, 4 of $C$. Which ones is laid down in the PTX ISA ("Matrix Fragments for mma.m16n8k16"), and in this project in `helpers/emulator/fragments.py`, which the emulator uses as well:
 
 # %%
@@ -194,7 +193,7 @@ draw_mma.operands(lane=5)
 # **What to see.** Three tiles of 16 × 16 as they lie in shared memory. A tint is one 8 × 8 matrix: the eight lanes that name its rows, and the register in which every lane gets its share. Green is what lane 5 gets.
 #
 # - **Q** is the operand $A$ of $S = Q K^\top$. Matrices 0 and 1 lie one below the other, 2 and 3 right of them: lane $l$ names row $l \bmod 16$, chunk $\lfloor l / 16 \rfloor$ (a [chunk](glossary.md#chunk) is 16 bytes, 8 elements). These are `row_A` and `chunk_A`.
-# - **K**. The operand $B$ is $K^\top$: $k$ runs along $d$, a column is a key. A lane's pair are neighbours along $k$, and in $K$'s own rows those are neighbours in memory. So `ldmatrix` on $K$ as it lies gives $K^\top$: the transposition costs nothing. Registers 0 and 1 have to be the two halves of these 16 columns, of the *same* eight keys, so here matrices 0 and 1 lie side by side: `row_B`, `chunk_B`.
+# - **K**. The operand $B$ is $K^\top$: $k$ runs along $d$, a column is a key. A lane's pair are neighbours along $k$, and in $K$'s own rows those are neighbours in memory. So `ldmatrix` on $K$ as it lies gives $K^\top$: the transposition costs nothing. Registers 0 and 1 have to be the two halves of $k$, 16 columns of the tile, for the *same* eight keys, so here matrices 0 and 1 lie side by side: `row_B`, `chunk_B`.
 # - **V** is the operand $B$ of $O \mathrel{+}= P V$: $k$ runs over the *keys*. The pair are two keys of the same column, in memory a whole row apart. `.trans` hands out every 8 × 8 matrix transposed: lane 5's pair lies one below the other.
 
 
@@ -256,7 +255,7 @@ print(
 )
 
 # %% [markdown]
-# Compare the last figure with the 0.5 bytes per FLOP of notebook 04's register tiles: an eighth of that. And yet it is too much. A tensor core is so much faster than the CUDA cores that shared memory becomes the bottleneck again, as we will see below and in notebook 13.
+# Notebook 04's threads asked for 0.5 bytes per FLOP, eight times as much. Yet 0.062 is too much: an SM's `mma.sync` does 2450 FLOPs per clock, for which shared memory has 128 bytes, 0.052 per FLOP.
 
 # %% [markdown]
 # ## The kernel
@@ -265,7 +264,7 @@ print(
 show.region("10_fa2_mma_fp16", "tile")
 
 # %% [markdown]
-# A CTA has 64 query rows, 16 per warp, and tiles of 64 keys. One function, `at`, says where a chunk of 16 bytes lies in a tile: here row after row, as in HBM. Keep an eye on it; it is the only thing that notebook 11 changes.
+# A CTA has 64 query rows, 16 per warp, and tiles of 64 keys. One function, `at`, says where a chunk of 16 bytes lies in a tile: here row after row, as in HBM. Notebook 11 changes nothing else. (`FA_SMEM_KB`: the shared memory that a block may have; `ctas`: notebook 12.)
 
 # %%
 show.region("10_fa2_mma_fp16", "load_tile")
@@ -283,13 +282,13 @@ show.region("10_fa2_mma_fp16", "fragments")
 show.region("10_fa2_mma_fp16", "scores")
 
 # %% [markdown]
-# One `ldmatrix` brings the operands $B$ of two `mma`. `S_reg` is the warp's 16 × 64 tile of $S$: eight accumulators side by side, four numbers of each in this lane. The softmax then works on them where they are:
+# One `ldmatrix` brings the operands $B$ of two `mma`. `S_reg` is the warp's 16 × 64 tile of $S$: eight accumulators side by side, four numbers of each in this lane. The scale, times $\log_2 e$, multiplies them here: in $Q$, as in 04, it would be rounded to 16 bits. The softmax works on them in place:
 
 # %%
 show.region("10_fa2_mma_fp16", "online_update")
 
 # %% [markdown]
-# The lines of notebook 04, for the two rows $g$ and $g + 8$ of this lane. A row is spread over the four lanes of a quad, so two shuffles give its maximum. `ex2_approx_ftz` is the instruction `ex2.approx.ftz.f32`: $2^x$ by the special function unit, off by two units in the last place at most.
+# The lines of notebook 04, for this lane's two rows, `g = lane / 4` and `g + 8` (`t`: lane mod 4). A row is spread over the four lanes of a quad, so two shuffles give its maximum. `ex2_approx_ftz` is the instruction `ex2.approx.ftz.f32`: $2^x$ by the special function unit, off by two units in the last place at most.
 
 # %%
 show.region("10_fa2_mma_fp16", "output")
@@ -381,7 +380,7 @@ budget = units.table(["10_fa2_mma_fp16"], D=64, rows=16)
 units.draw(budget.assign(took=float("nan")), "16 query rows × 64 keys, d = 64 · counted")
 
 # %% [markdown]
-# **What to see.** The bars are clocks of an SM. *Shared memory*: the X-ray's wavefronts, 1024 for `ldmatrix` and 32 for this warp's share of the stores. *Tensor cores*: 64 `mma` at the rate of `mma.sync` alone. *Issue slots*: the instructions of the loop that a whole tile runs through, four of which can start per clock. [*MUFU*](glossary.md#mufu): the special function units, one warp's exponentials in two clocks.
+# **What to see.** The bars are clocks of an SM. *Shared memory*: the X-ray's wavefronts, 1024 for `ldmatrix` and 32 for this warp's share of the stores. *Tensor cores*: 64 `mma` at the rate of `mma.sync` alone. *Issue slots*: the instructions of the loop that a whole tile runs through, four of which can start per clock. [*MUFU*](glossary.md#mufu): the special function units, two clocks for an exponential in all 32 lanes.
 #
 # Shared memory is busy ten times as long as the tensor cores, and even without conflicts half as long again ($128 + 32$ clocks). `mma.sync` alone reaches 641 TFLOP/s. Predict from that and from the bars: what does this kernel reach?
 

@@ -63,9 +63,9 @@ draw_mma.timeline(draw_mma.prescribed(copied_ahead=False), "11: what one warp do
 #
 # In notebook 11 a value travels from HBM into a *register* and from there to shared memory. The register is what one waits for: an instruction that uses it stalls until it is filled. Since Ampere there is a way around it:
 #
-# [`cp.async.cg.shared.global [to], [from], 16, n;`](glossary.md#cpasync)
+# [`cp.async.cg.shared.global [to], [from], 16, bytes;`](glossary.md#cpasync)
 #
-# copies 16 bytes from global to shared memory in the background. (`.cg`: cached in the L2 only, past the L1.) It needs no register for the data, and the thread goes on at once. If $n$ is 0, nothing is read and 16 zeros are written: that is how the tail of the last tile is filled.
+# copies 16 bytes from global to shared memory in the background. (`.cg`: cached in the L2 only, past the L1.) It needs no register for the data, and the thread goes on at once. If `bytes` is 0, nothing is read and 16 zeros are written: that is how the tail of the last tile is filled.
 #
 # Before the data is used, the thread has to wait for it after all. Its copies are counted in [**groups**](glossary.md#commit-group):
 #
@@ -91,7 +91,7 @@ draw_mma.timeline(draw_mma.prescribed(copied_ahead=False), "11: what one warp do
 #     S = Q K^T, softmax, O += P V   from the stage of tile j
 # ```
 #
-# There is one barrier per tile, where notebook 11 has two. It does two jobs at once. *After* it, every thread's part of tile $j$ has landed, because each waited for its own part before. And *before* it, every warp has finished with tile $j - 1$, because its products stand above the barrier in program order. So the stage of tile $j-1$ may be overwritten, and the next fetch does just that.
+# There is one barrier per tile, where notebook 11 has two. It does two jobs at once. *After* it, every thread's part of tile $j$ has landed, because each waited for its own part before. And *before* it, every warp has finished with tile $j - 1$, because its products belong to the turn before, which precedes this barrier in program order. So the stage of tile $j-1$ may be overwritten, and the next fetch does just that.
 #
 # Put the fetch *before* the barrier, and a fast warp overwrites the tile that a slow one is still reading. No compiler warns of it. We will try it below.
 
@@ -108,7 +108,7 @@ show.region("12_double_buffered", "load_tile")
 show.region("12_double_buffered", "pipeline")
 
 # %% [markdown]
-# A thread's copies for a pair of tiles K, V make one group. Past the last tile `fetch` commits an empty group: then the $n$ of `wait_group` means the same in every turn of the loop. Q needs shared memory only until its fragments are in registers, so it borrows the last stage.
+# A thread's copies for a pair of tiles K, V make one group. In the loop at most `stages - 1` tiles are under way, so the wait's $n$ is `stages - 2`: here 0. From three stages on (exercise 12.4) it needs an empty group for each tile past the last, which `fetch` commits. Q needs shared memory only until its fragments are in registers, so it borrows the last stage.
 
 # %%
 show.diff("11_swizzled", "12_double_buffered")
@@ -225,7 +225,7 @@ rays = xray(late, *small)
 print(rays.report(rays.findings[0]))
 
 # %% [markdown]
-# And the fetch before the barrier, the race of section 2:
+# And the fetch before the wait and the barrier, the race of section 2 (with one group more under way, the wait allows one more):
 
 # %%
 fetch = "    fetch(j0 + (stages - 1) * Bc, (stage + stages - 1) % stages);\n"
@@ -290,7 +290,7 @@ hint("12.1")
 # %% [markdown]
 # ### Task 12.2 · The pipeline's start
 #
-# Write `fetch`, the copies of $Q$ and those of the first tiles. It teaches how groups are counted: the waits in the loop are right only if every call of `fetch` commits one. Judged case by case, the easy ones first; the X-ray finds reads in flight.
+# Write `fetch`, the copies of $Q$ and those of the first tiles. It teaches how groups are counted: from three stages on, the waits in the loop are right only if every call of `fetch` commits one. Judged case by case, the easy ones first; the X-ray finds reads in flight.
 
 # %%
 blank("12", "pipeline")
@@ -436,7 +436,7 @@ progress()
 # </details>
 # <details><summary>3. Why commit an empty group past the last tile?</summary>
 #
-# So that the number of groups under way is the same in every turn, and the constant in wait_group keeps its meaning.
+# With two stages nothing depends on it: the wait is for all groups. From three on, the number of groups under way is then the same in every turn, and the constant in wait_group keeps its meaning.
 #
 # </details>
 # <details><summary>4. Your kernel forgets a wait and gives the right output on the GPU, a thousand times. Is it right?</summary>

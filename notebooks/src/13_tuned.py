@@ -54,7 +54,7 @@ device = kernel.device
 # | issue slots | start every instruction | all | all | 4 per clock |
 # | [MUFU](glossary.md#mufu), the special function units | exponentials | `ex2.approx` | `MUFU.EX2` | 1 per 2 clocks |
 #
-# A rate is per instruction of a whole warp. PTX is the portable assembly language in the kernel's `asm` statements; SASS is what the GPU runs. The tensor cores' rate is that of a kernel that does nothing but `mma.sync`, its operands in registers: 641 TFLOP/s on the recorded H200 (`13_tuned.steps`).
+# A rate is per instruction of a whole warp. The tensor cores' rate is that of a kernel that does nothing but `mma.sync`, its operands in registers: 641 TFLOP/s on the recorded H200 (`13_tuned.steps`).
 #
 # The budget of rung 12, for 32 query rows and 64 keys at $d = 128$. Which unit is busy longest, and for how many clocks? Count for one warp of 16 rows and double it: two products of $16 \times 64 \times 128$ in instructions of $16 \times 8 \times 16$; an `ldmatrix.x4` (four wavefronts) for every two of them; and a quarter of the copies of K and V.
 
@@ -90,7 +90,7 @@ pd.DataFrame({"idea": ideas, "new lines": new}, index=chain[1:]).style.set_prope
 #
 # Shared memory is addressed with 32 bits. A C++ pointer has 64, and the compiler carries both halves. `13_1_addresses` forms a 32-bit address once per lane and moves it in two ways only:
 #
-# - **A step along $d$ is one XOR.** In a swizzled tile, the chunk $2k$ places further right lies at `place ^ 32 k`. A lane begins at chunk 0 or 1, so adding $2k$ to its chunk's number only sets other bits. So does an XOR, and XORs may be done in any order. (From $k = 4$ on 128 is added: the row's other half.)
+# - **A step along $d$ is one XOR.** In a swizzled tile, the chunk $2k$ places further right lies at byte `place ^ 32 k` (a chunk has 16). A lane begins at chunk 0 or 1, so adding $2k$ to its chunk's number only sets other bits. So does an XOR, and XORs may be done in any order. (From $k = 4$ on 128 is added: the row's other half.)
 # - **A step of 16 rows down is a constant**, and stands inside the instruction that reads.
 
 # %%
@@ -111,14 +111,14 @@ for stem in ("12_double_buffered", "13_1_addresses"):
     )
 
 # %% [markdown]
-# **What to see.** In 12 an `LDSM` is surrounded by `LOP3` (the XOR), `IMAD` and `LEA` (multiply and add): most addresses are formed anew. In 13_1 one register serves several reads, with constants such as `+0x800`.
+# **What to see.** In 12 an `LDSM` is surrounded by `LOP3` (the XOR), `IMAD` and `LEA` (multiply and add): most addresses are formed anew. In 13_1 one register serves several reads, with constants: `+0x800`, `+0x1000`, `+0x1800`.
 #
 # Before you read on: which unit of the budget gets less to do, and is it the one that is busy longest?
 
 # %% [markdown]
 # ## 2 · Two strips of rows for each fragment
 #
-# Give a warp 32 query rows instead of 16, two strips. Every fragment of K or V that `ldmatrix` brings then serves *two* `mma`. `mma_m32n8k16` (`fa/rows32.cuh`) is two `mma.sync` that share the operand B:
+# Give a warp 32 query rows instead of 16, two strips, and so a CTA 128. Every fragment of K or V that `ldmatrix` brings then serves *two* `mma`. `mma_m32n8k16` (`fa/rows32.cuh`) is two `mma.sync` that share the operand B:
 
 # %%
 show.region("13_2", "scores")
@@ -134,7 +134,7 @@ for d in (64, 128):
 registers
 
 # %% [markdown]
-# At $d = 128$, $S$ and $O$ take 192 registers, and the fragments of $Q$ do not fit beside them. So $Q$ stays in shared memory and its fragments are read again for every tile: 16 `ldmatrix` more, beside 64 for K and V. The cheap addresses of section 1 help here as well: they need fewer registers. For the same reason, the next copies start only after the softmax.
+# At $d = 128$, $S$ and $O$ take 192 registers, and the fragments of $Q$ do not fit beside them. So $Q$ stays in shared memory (`Q_steps` is 0) and its fragments are read again for every tile: 16 `ldmatrix` more, beside 64 for K and V. The cheap addresses of section 1 help here as well: they need fewer registers. To save registers, the next copies start only after the softmax.
 #
 # How many wavefronts does `13_2_rows` need for 32 rows and 64 keys, where 12 needs 640?
 
@@ -174,7 +174,7 @@ show.diff("13_2", "13_3")
 # If not, the maximum has to rise, and $P$ tells by how much: the largest $P$ of a row is $2^{\,\max(c s) - m}$. Add its $\log_2$ to $m$, and divide by it what was formed with the old $m$: $P$, which is still fp32 and loses nothing, its sum, $l$ and $O$.
 #
 # **Which bound?** fp16 ends at 65504, so up to 32768 no $P$ overflows. But digits are lost before. Rounding $P$ to 16 bits costs the same share of it at any size, except that *$P = 1$ is exact*. With the true maximum, the key with the largest score of a row has $P = 1$; if it takes most of the row's weight, most of the sum is exact. With a stale maximum its $P$ is rounded like any other.
-# The next cells bound the sum that a lane forms over its 16 of the tile's 64 columns: by one number until it is first exceeded, and by another from *then* on, since a warp that met one large key is likely to meet more.
+# The next cells, in bf16, bound the sum that a lane forms over its 16 of the tile's 64 columns: by one number until it is first exceeded, and by another from *then* on, since a warp that met one large key is likely to meet more.
 
 
 # %%
@@ -212,11 +212,11 @@ columns = {(f"Q × {factor}", x): [row[i] for row in tried(factor)] for factor i
 pd.DataFrame(columns, index=pd.MultiIndex.from_tuples(bounds, names=["bound", "then"])).round(2)
 
 # %% [markdown]
-# **What to see.** With normal random scores, the sums hardly ever exceed 32, and exceed 8 in 5 % of the tiles. (0.02 is the first of 64 tiles, whose maximum is always sought.) Where scores lie further apart, a large bound costs digits: 32768 makes the error up to a third larger, 32 a seventh. So the kernel begins with 32, and goes on with 4 once a sum was larger: the error grows by about 5 %, and most tiles still need no maximum.
+# **What to see.** With normal random scores, the sums hardly ever exceed 32, and exceed 8 in 5 % of the tiles (0.07, less 0.02 for the first of 64, whose maximum is always sought). Where scores lie further apart, a large bound costs digits: 32768 makes the error up to a third larger, 32 a seventh. So the kernel begins with 32, and goes on with 4 once a sum was larger: the error grows by about 5 %, and most tiles still need no maximum.
 #
-# Only where a lane's sum reaches $10^{30}$, about $2^{100}$, does $P$ tell nothing: it is infinite, or nearly. Then the warp multiplies $Q K^\top$ again and *tracks*: it forms the maximum first, as rung 12 does, to the end of its query tile.
+# Only where a lane's sum reaches $10^{30}$, about $2^{100}$, does $P$ tell nothing: it is infinite, or nearly. Then the warp multiplies $Q K^\top$ again and *tracks*: it forms the maximum first, as rung 12 does, from then on.
 #
-# Stage `13_4` has one bound, 32, and past it forms $S$ again. `13_5` reads the maximum from $P$.
+# Stage `13_4` has one bound, 32, past which it forms $S$ again and tracks. `13_5` reads the maximum from $P$.
 
 # %%
 show.region("13_4", "tile_loop")
@@ -329,7 +329,7 @@ draw_mma.dots(staged, title, "times as fast as SDPA FLASH", text)
 #
 # ### What was tried on the way
 #
-# The kernel was not found in this order. Of the 27 drafts in [19_log](19_log.ipynb), timed in another session (12 in a third), here are those that it was made of and some that teach something, marked "did not stay".
+# The kernel was not found in this order. Of the 27 drafts in [19_log](19_log.ipynb), timed in another session (rung 12 in a third), here are those that it was made of and some that teach something, marked "did not stay".
 
 # %%
 tried_on_the_way = units.drafts([1, 2, 3, 4, 5, 6, 8, 20, 25])
@@ -342,7 +342,7 @@ draw_mma.dots(tried_on_the_way, title, "times as fast as SDPA FLASH", text)
 # **What to see.**
 #
 # - Three ways to save the maximum's work. To rescale only where some row of the warp has a new maximum (2) *loses* at $d = 64$: of 32 maxima one often rises. To tolerate a stale maximum (3) pays, and not to look for one (4) pays again.
-# - Some speed was given up for a kernel that can be read and compiles fast. Draft 20 runs the softmax of one tile beside another's products: faster at $d = 64$, but at $d = 128$ registers allow only 32 keys. Draft 25 has the loop's code twice.
+# - Draft 8 became the rung, though others were faster: it can be read, and compiles fast. (Rounding after the check, and its last gains, came later.) Draft 20 runs the softmax of one tile beside another's products: faster at $d = 64$, but at $d = 128$ registers allow only 32 keys.
 
 # %% [markdown]
 # ## Tile shapes by measurement

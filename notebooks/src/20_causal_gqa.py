@@ -264,7 +264,7 @@ print(f"{copy:.2f} TB/s, a copy's bandwidth on an H200, would allow no more than
 # That is the worst case, and still above the kernel's speed. Measured, by how many MiB of $K$ and $V$ are in use together (all heads: 128):
 
 # %%
-one_head = ...  # your prediction: times as long as this rung takes one head at a time, D = 128, N = 16384
+one_head = ...  # your prediction: one head at a time, each from its longest tile: times as long as this rung, D = 128, N = 16384
 all_heads = ...  # your prediction: and all heads at once?
 
 # %% tags=["reveal"]
@@ -278,7 +278,7 @@ print(f"milliseconds over those of this rung, causal, fp16, {samples['device'].i
 longer.round(3)
 
 # %% [markdown]
-# **What to see.** One head at a time takes 6<!--= 100 * (min(at_once(0)) - 1):.0f --> to 12<!--= 100 * (max(at_once(0)) - 1):.0f --> % longer. From 16 to 64 MiB it makes 1<!--= 100 * (max(at_once(16) + at_once(64)) - 1):.0f --> % at most. All heads at once cost 2<!--= 100 * (max(at_once(1 << 20)) - 1):.0f --> % at worst, and gain 1<!--= 100 * (1 - min(at_once(1 << 20))):.0f --> % at best.
+# **What to see.** One head at a time takes 6<!--= 100 * (min(at_once(0)) - 1):.0f --> to 12<!--= 100 * (max(at_once(0)) - 1):.0f --> % longer (by the model 6 to 16). From 16 to 64 MiB it makes 1<!--= 100 * (max(at_once(16) + at_once(64)) - 1):.0f --> % at most. All heads at once cost 2<!--= 100 * (max(at_once(1 << 20)) - 1):.0f --> % at worst, and gain 1<!--= 100 * (1 - min(at_once(1 << 20))):.0f --> % at best.
 
 # %% [markdown]
 # ## 4 · Heads that share keys
@@ -304,7 +304,7 @@ lengths = [300, 40, 512, 120, 77, 231]
 draw_masks.packed(lengths)
 
 # %% [markdown]
-# How much is saved depends on what one counts. Rows: those of the picture. Tiles of keys, the work: more, since they grow with the *square* of a length. Sixteen sequences of random lengths:
+# Counted in rows, as drawn, less is saved than in tiles of keys, the work, which grow with the *square* of a length. Sixteen sequences of random lengths:
 # %%
 n = np.random.default_rng(0).integers(128, 4097, 16)
 
@@ -481,7 +481,7 @@ plot.recorded("20_causal_gqa", "causal", leads)
 
 
 # %% [markdown]
-# From $N = 1024$ on the measured gain doesn't pass the predicted one, to the digits of the table: about half of it or less at $d = 64$, 54 to 69 % at $d = 128$. (FLASH's tiles differ in other ways, too.)
+# From $N = 1024$ on the measured gain doesn't pass the predicted one, to the digits of the table: about half of it or less at $d = 64$, 54 to 69 % at $d = 128$. (FLASH's tiles differ otherwise, too: at $N = 512$ the gain passes the bound.)
 #
 # 64 query heads on 8 heads of $K$ and $V$, and 64 on 64: the same FLOPs, an eighth of the keys. `ratio` is the speed with few heads over that with many, from the same rounds; the lowest and the highest of both formats:
 # %%

@@ -60,7 +60,7 @@ pd.DataFrame(rows, columns=columns).style.format({c: "{:.1%}" for c in columns[-
 # %% [markdown]
 # For one long text there are 32 CTAs: seven of eight places stay empty. Large batches have enough CTAs, but with [grouped heads](glossary.md#grouped-heads) several of them read the same keys. And in each CTA one row of 128 is real.
 #
-# The rows are no loss. Count FLOPs and bytes: $4 N_q H N_k d$ FLOPs, $2 \cdot 2 \cdot H_{kv} N_k d$ bytes of $K$ and $V$ in 16 bits, so
+# Idle rows are no loss, if they are few. Count FLOPs and bytes: $4 N_q H N_k d$ FLOPs, $2 \cdot 2 \cdot H_{kv} N_k d$ bytes of $K$ and $V$ in 16 bits, so
 #
 # $$ \frac{\text{FLOPs}}{\text{bytes}} = N_q \cdot \frac{H}{H_{kv}} . $$
 #
@@ -76,7 +76,7 @@ predict(used, 8 * copy / matmul, "of the tensor cores' speed")
 draw_decode.roofline(intensities, copy, matmul, record.about("device", "ceilings")["device"])
 
 # %% [markdown]
-# **What to see.** One query per head, without sharing, can use less than a hundredth of what the tensor cores offer. A decode step is a **read of the cache**, and its unavoidable time is bytes divided by bandwidth. The yardstick is a copy on the same card (which writes as much as it reads; a kernel that only reads may come out a little above it).
+# **What to see.** One query per head, without sharing, can use less than a hundredth of what the tensor cores offer. A decode step is a **read of the cache**, and its unavoidable time is bytes divided by bandwidth. The yardstick is a copy on the same card (which writes as much as it reads; a kernel that only reads may come out a little above it). At its speed 128 rows per key ask for 539 TFLOP/s, more than rung 20 reaches; 16 ask for 67.
 # %%
 for B, _, Hkv, Nk, D in workloads.CACHES[:3]:
     size = record.kv_bytes(B, Hkv, Nk, D)
@@ -213,9 +213,9 @@ draw_decode.bandwidth(predicted, own, title)
 # %% [markdown]
 # ## 3 · Heads of a group are rows of a tile
 #
-# In rung 20 each query head has CTAs of its own. With grouped heads several of them read the same keys, which cost little there. Here reading is all there is. So the query heads of a group are put into *one* tile of 16 rows: row $r$ is query $\lfloor r / g \rfloor$ of head $r \bmod g$ of the group, with $g = H / H_{kv}$. One `mma.sync` multiplies a tile of keys with all of them, and each key is read once.
+# In rung 20 each query head has CTAs of its own. With grouped heads several of them read the same keys, which cost little there. Here reading is all there is. So the query heads of a group are put into *one* tile of 16 rows: row $r$ is query $\lfloor r / g \rfloor$ of head $r \bmod g$ of the group, with $g = H / H_{kv}$. Each `mma.sync` multiplies keys with all of them, and each key is read once.
 #
-# The four warps do not share a tile either. Each has keys, buffers and a state of its own, and waits for no other: no barrier in the loop, so that no warp's copies wait for a slower warp. Their four states are merged at the end, by $\oplus$.
+# The four warps share these rows, but no keys: each has keys, buffers and a state of its own, and waits for no other: no barrier in the loop, so that no warp's copies wait for a slower warp. Their four states are merged at the end, by $\oplus$.
 
 # %% [markdown]
 # ## 4 · A cache in pages
@@ -256,7 +256,7 @@ show.region("21_split_kv", "state")
 show.region("21_split_kv", "merge_splits")
 
 # %% [markdown]
-# The second kernel: a CTA per row of $O$. Groups of threads take the pieces in turns and merge as they go; then the groups' states are merged. `merge` is the function of notebook 02, on $(m, l)$; `weight` carries $o$ along. (The region `merge_warps` does the same for the four warps of a CTA, through shared memory.)
+# The second kernel: a CTA per row of $O$. Groups of threads (here `lane` is a group's number, not a thread's in its warp) take the pieces in turns and merge as they go; then the groups' states are merged. `merge` is the function of notebook 02, on $(m, l)$; `weight` carries $o$ along. (The region `merge_warps` does the same for the four warps of a CTA, through shared memory.)
 
 # %% [markdown]
 # ## Run and check

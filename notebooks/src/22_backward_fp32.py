@@ -22,7 +22,7 @@
 #
 # **Needs** [04 · FlashAttention-2](04_fa2_fp32.ipynb) for the register tiles, [02 · Online softmax](02_online_softmax.ipynb) for LSE, and section 1 of [12 · Double-buffered](12_double_buffered.ipynb) for `cp.async`. No GPU: without one the kernel runs on the emulator and the timings shown are recorded ones.
 #
-# **The idea in one line**: $P$ is not kept for the backward pass. LSE, one number per query, is enough to form it again, tile by tile; the rest is five matrix products.
+# **The idea in one line**: $P$ is not kept for the backward pass. LSE, one number per query, is enough to form it again, tile by tile: five matrix products in all.
 # %%
 import importlib.util, os, sys  # on Colab, Kaggle or a hub: takes the series from the folder above, or fetches it
 
@@ -215,7 +215,7 @@ pd.DataFrame(rows, columns=["dtype", "d", "write and read P, ps", "form it again
 #
 # ## 3 · Who owns which sum
 #
-# $dV_j = \sum_i P_{ij}^\top dO_i$ and $dK_j$ are sums over all *queries* that see tile $j$ of the keys. $dQ_i = \text{scale} \sum_j dS_{ij} K_j$ is a sum over all *keys*. The forward pass had one sum, over keys, so FlashAttention-2 gave each CTA a tile of queries and kept the sum inside it. Now there are sums in both directions, and one of them has to cross CTAs.
+# With $i$ and $j$ for tiles, $dV_j = \sum_i P_{ij}^\top dO_i$ and $dK_j$ are sums over all *queries* that see tile $j$ of the keys. $dQ_i = \text{scale} \sum_j dS_{ij} K_j$ is a sum over all *keys*. The forward pass had one sum, over keys, so FlashAttention-2 gave each CTA a tile of queries and kept the sum inside it. Now there are sums in both directions, and one of them has to cross CTAs.
 # %%
 draw_backward.loop_orders()
 
@@ -330,7 +330,7 @@ draw_backward.dataflow(ways, ends, "One step of 22_backward_fp32")
 # | $dV_j \mathrel{+}= P^\top dO_i$, $dK_j \mathrel{+}= dS^\top Q_i$ | queries | down the rows of both |
 # | $dQ_i \mathrel{+}= dS\, K_j$ | keys | along the rows of $dS$, down those of $K$ |
 #
-# *Down* the rows is better: one load of 16 bytes brings four elements for the same step of the sum. *Along* the rows, four elements belong to four steps, and a row has to arrive before its first FMA can start. So the operands of $S$ and $dP$ are transposed on their way into shared memory: `cp.async` copies 16, 8 or 4 bytes, and with 4 each element can go to its own place. With $K_j$ transposed, $dQ$ has its operands along the rows of both. That leaves two functions for five products. Rows of transposed tiles are padded by four elements (`ld_r`, `ld_c` below), so that no load and no store has a [bank conflict](glossary.md#bank-conflict). (Copies of 4 bytes have some where they read the L1.)
+# *Down* the rows is better: one load of 16 bytes brings four elements for the same step of the sum. *Along* the rows, four elements belong to four steps, and a row has to arrive before its first FMA can start. So the operands of $S$ and $dP$ are transposed on their way into shared memory: `cp.async` copies 16, 8 or 4 bytes, and with 4 each element can go to its own place. With $K_j$ transposed, $dQ$ has its operands along the rows of both. That leaves two functions for five products. Rows of transposed tiles are padded by four elements (`ld_r`, `ld_c` below), so that no load and no store has a [bank conflict](glossary.md#bank-conflict).
 # %% [markdown]
 # ## The kernel
 # %%
@@ -362,7 +362,7 @@ display(show.region("22_backward_fp32", "dV"), show.region("22_backward_fp32", "
 show.region("22_backward_fp32", "dQ")
 
 # %% [markdown]
-# Thread 0 asks for the turn until it comes (an atomic addition of 0 reads the value in the L2, where no stale copy can answer). The two `__threadfence` belong together: what this CTA has added to $dQ$ is visible to the whole GPU *before* the counter says so. The additions are atomic although nobody else is at these rows: the L2 performs them, and no thread waits for a value to add to. What makes the result repeatable is the turn.
+# Thread 0 asks for the turn until it comes (an atomic addition of 0 reads the value in the L2, where no stale copy can answer). The two `__threadfence` keep accesses in order: what this CTA adds to $dQ$ is visible to the whole GPU *before* the counter says so, and nothing is added before the counter was read. The additions are atomic although nobody else is at these rows: the L2 performs them, and no thread waits for a value to add to. What makes the result repeatable is the turn.
 #
 # The two `__syncthreads` keep that promise. Without the second, thread 0 passes the turn on while others still add; without the first, others add before the turn has come. Either way only the last bits vary, and no tool reports it, since atomic additions don't race: only comparing two runs on a GPU, bit by bit, can show it.
 # %% [markdown]

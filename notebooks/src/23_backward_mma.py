@@ -93,7 +93,7 @@ for name, operand, layout in [
 # This kernel forms $S^\top$ and $dP^\top$. Nothing is transposed for that: $A$ and $B$ change places.
 
 # %%
-transposed = ...  # your prediction: how many of the ten operands does this kernel load by ldmatrix.trans?
+transposed = ...  # your prediction: how many of the ten operands come by ldmatrix.trans, if dSᵀ is stored with a row per key?
 
 # %% tags=["reveal"]
 along, across, born = True, False, None
@@ -113,7 +113,7 @@ draw_backward.operands(products)
 #
 # ## 2 · Who crosses
 #
-# There is a second reason to have keys along the rows. The CTA owns a tile of 128 keys; at $d = 64$ its four warps have 32 keys each. So a warp owns the rows of $dK$ and $dV$ of its keys, and computes all that they need, its rows of $P^\top$ and $dS^\top$, itself.
+# There is a second reason for a row per key. The CTA owns a tile of 128 keys; at $d = 64$ its four warps have 32 keys each. So a warp owns the rows of $dK$ and $dV$ of its keys, and computes all that they need, its rows of $P^\top$ and $dS^\top$, itself.
 #
 # $dQ$ is different: it sums over *all* keys. So all warps put their $dS^\top$ into shared memory, and after a barrier each computes a piece of $dQ_i$, 32 rows by 32 columns, over all 128 keys.
 
@@ -123,11 +123,11 @@ ends = {"dV": "registers, to the end", "dK": "registers, to the end", "dQ": "HBM
 draw_backward.dataflow(ways, ends, "One step of 23_backward_mma at d = 64 (S, P, dP and dS transposed)")
 
 # %% [markdown]
-# **What to see.** Compare with the figure of notebook 22: four orange arrows have become one. $B_r B_c$ numbers of 16 bits cross per step. With queries along the rows both $P$ and $dS$ would cross.
+# **What to see.** Compare with the figure of notebook 22: four orange arrows have become one. $B_r B_c$ numbers of 16 bits cross per step. With a row per query both $P$ and $dS$ would cross.
 #
 # ## 3 · The budget
 #
-# What does a CTA need? In shared memory $K_j$ and $V_j$, which stay; two stages of $Q_i$ and $dO_i$ with LSE and delta of their rows; and $dS$. In registers, per lane: $dK$ and $dV$ of the warp's keys, which stay; $S$ and $dP$ for `Bq` queries at a time.
+# What does a CTA need? In shared memory $K_j$ and $V_j$, which stay; two stages of $Q_i$ and $dO_i$ with LSE and delta of their rows; and $dS$. In registers, per lane: $dK$ and $dV$ of the warp's keys, which stay; $S$ and $dP$ for `Bq` = 32 queries at a time.
 #
 # At $d = 64$ a warp holds $dK$ and $dV$ of 32 keys in 128 registers per lane. At $d = 128$ that would be 256, more than a lane has. Two ways out: 16 keys for each of eight warps; or 32 keys for each *two* warps, with 64 columns of $dK$ and $dV$ for either. The kernel takes the second. Who has what, from the constants of the kernel's text:
 
@@ -167,7 +167,7 @@ def budget(d, **given):
 pd.DataFrame([budget(64), budget(128)], index=["d = 64", "d = 128"])
 
 # %% [markdown]
-# 192 of at most 255 registers are taken in both cases. The rest has to do for fragments, addresses and the 32 accumulators of $dQ$, which take the place of $S$ and $dP$. By shared memory, two CTAs fit on an SM of 228 KB at $d = 64$ and one at $d = 128$; by registers, too: $2 \cdot 128$ or $1 \cdot 256$ threads of 255 registers are all that 65536 give. Did the compiler manage without [spilling](glossary.md#spill)?
+# 192 of at most 255 registers are taken in both cases. The rest has to do for fragments and addresses; the 32 accumulators of $dQ$ take the place of $S$ and $dP$. By shared memory, two CTAs fit on an SM of 228 KB at $d = 64$ and one at $d = 128$; by registers, too: $2 \cdot 128$ or $1 \cdot 256$ threads of 255 registers are all that 65536 give. Did the compiler manage without [spilling](glossary.md#spill)?
 
 # %% tags=["raises-exception"]
 table = sass.table("23_backward_mma").set_index("kernel")
@@ -212,7 +212,7 @@ print(f"bank conflicts: {frame.excess.sum():.0f} wavefronts too many, of {len(fr
 #
 # Operands have 16 bits, all sums are fp32. Rounded are $P$ and $dS$, as operands, and the results at the end. $dQ$ is added up across CTAs in an fp32 tensor of its own and rounded when it is complete. delta comes from the 16-bit $O$ and $dO$, in fp32. The error rule's yardstick, plain PyTorch at the same precision, rounds at the same places. One exception: where query heads share $K$ and $V$ (section 6), each head's $dK$ and $dV$ are rounded before they are added up, as in FlashAttention-2; the yardstick adds in fp32.
 #
-# fp16's smallest normal number is $6 \cdot 10^{-5} = 2^{-14}$. In the forward pass, rows of $P$ could be scaled to a largest element of 1. Here $P$ is normalized: an element is about $1/N$, at $N = 16384$ just $2^{-14}$. And $dS = P \circ (dP - \mathrm{delta})$ has the size of $dO$ *times* that of $P$. The $dO$ of a loss that is a *mean* over 16384 tokens brings another $1/16384$. So multiply $dO$ by a power of two, everything else as before:
+# fp16's smallest normal number is $6 \cdot 10^{-5} = 2^{-14}$. In the forward pass, rows of $P$ could be scaled to a largest element of 1. Here $P$ is normalized: an element is about $1/N$: $2^{-14}$ at $N = 16384$. And $dS = P \circ (dP - \mathrm{delta})$ has the size of $dO$ *times* that of $P$. The $dO$ of a loss that is a *mean* over 16384 tokens brings another $1/16384$. So multiply $dO$ by a power of two, everything else as before:
 
 # %%
 growth = ...  # your prediction: with dO multiplied by 2^-18, how many times as large is dQ's relative error in fp16?
@@ -284,7 +284,7 @@ predict(sectors, len({place // 8 for place in layouts["row by row"]}), "sectors 
 draw_backward.additions(layouts, "One addition of a warp to dQ's sum")
 
 # %% [markdown]
-# **What to see.** Half the sectors, each used whole. A third CUDA kernel, `finish`, sorts the sum, multiplies by the scale and rounds:
+# **What to see.** Half the sectors, each used whole. The CUDA kernel `prepare` ran before; a third, `finish`, sorts the sum, multiplies by the scale and rounds:
 
 # %%
 show.region("23_backward_mma", "finish")
@@ -338,7 +338,7 @@ for B, H, Hkv, N, places in ((4, 8, 2, 4096, 264), (2, 16, 2, 2048, 264), (2, 64
 pd.DataFrame(rows, index=["CTAs", "places", "occupied"]).T.rename_axis(["", "a CTA"])
 
 # %% [markdown]
-# **What to see.** Head by head, every head ends with its shortest tiles, and the last heads leave places empty; 16 heads at a time lose next to nothing but where sequences are short. And groups make CTAs fewer and each of them longer. In the first shape, that of notebook 24's model, all 256 have a place, the first tile takes twice the average, and half of the places' time is empty. In the second there aren't enough CTAs to begin with.
+# **What to see.** Head by head, the last heads' longest tiles begin late, and leave places empty at the end; 16 heads at a time lose next to nothing but where sequences are short. And groups make CTAs fewer and each of them longer. In the first shape, that of notebook 24's model, all 256 have a place, the first tile takes twice the average, and half of the places' time is empty. In the second there aren't enough CTAs to begin with.
 #
 # So every query head has CTAs of its own here, as in FlashAttention-2. Each writes its $dK$ and $dV$, rounded to 16 bits, into a workspace, and a last CUDA kernel, `add_heads`, adds them up in the order of the heads. Measured beside SDPA FLASH (H200, bf16, the reason given for draft 16 in [29 · Log](29_log.ipynb)), the first shape went from 0.93 to 1.32 of its speed, the second from 0.37 to 1.47, and the third from 1.18 to 1.11: where there were enough CTAs, the addition costs time and gains nothing.
 #
@@ -357,7 +357,7 @@ show.region("23_backward_mma", "products")
 show.region("23_backward_mma", "scores")
 
 # %% [markdown]
-# In notebook 10 a lane had two rows. Here a *column* is a query: a lane has two columns of each fragment, so `product` reads from shared memory, for each eight queries, the two numbers that their sums begin with. `unseen(a)` is the score whose $P$ is 0: $-\infty$, or $\infty$ where the scale is negative.
+# In notebook 10 a lane had two rows. Here a *column* is a query: a lane has two columns of each fragment, so `product` reads from shared memory, for each eight queries, the two numbers from `prepare` that their sums begin with. `unseen(a)` is the score whose $P$ is 0: $-\infty$, or $\infty$ where the scale is negative.
 
 # %%
 display(show.region("23_backward_mma", "dV"), show.region("23_backward_mma", "dK"))
@@ -574,7 +574,7 @@ hint("23.2")
 # %% [markdown]
 # ### Exercise 23.3 · The other way round
 #
-# Suppose the kernel formed $S = Q K^\top$ and $dP = dO\, V^\top$, queries along the rows, as notebook 10 does. A warp that needs $P$ or $dS$ arranged otherwise than in its registers reads it from shared memory, with a row per query. For the ten operands: `"plain"`, `"trans"`, or `"registers"`?
+# Suppose the kernel formed $S = Q K^\top$ and $dP = dO\, V^\top$, a row per query, as notebook 10 does. A warp that needs $P$ or $dS$ arranged otherwise than in its registers reads it from shared memory, with a row per query. For the ten operands: `"plain"`, `"trans"`, or `"registers"`?
 
 # %%
 # Exercise 23.3
@@ -679,7 +679,7 @@ progress()
 # </details>
 # <details><summary>2. Why is S formed transposed?</summary>
 #
-# Then P and dS, keys along the rows, are fragments A of dV and dK, which sum over queries; and a warp that owns keys needs nothing of other warps for them.
+# Then Pᵀ and dSᵀ, a row per key, are fragments A of dV and dK, which sum over queries; and a warp that owns keys needs nothing of other warps for them.
 #
 # </details>
 # <details><summary>3. Why does dS cross shared memory all the same?</summary>

@@ -200,11 +200,11 @@ if record:
     display(draw_training.waits(launched[0], parts["all"], f"Steps of the recorded runs, {on}"))
 
 # %% [markdown]
-# **What to see.** Where steps stand in a column, they are 0.5 to 0.8 ms behind their five hundred kernels: between two lies a microsecond or more. Others scatter, up to 26 ms: most, in three of our four runs. Kernels don't vary like that; the **host** does.
+# **What to see.** Where steps stand in a column, they are 0.5 to 0.8 ms behind their five hundred kernels: between two lies a microsecond or more. Others, in three of our four runs most, scatter up to 26 ms. Kernels don't vary like that; the **host** does.
 #
 # PyTorch puts kernels into a queue and goes on without waiting; while the host is ahead, the GPU stands still for that microsecond only. Between your Python and a kernel of SDPA's stands C++, between it and one of ours more Python: six operators in each pass, each of which checks shapes and strides, makes tensors and calls the launcher. Where the queue runs empty the GPU waits, and the less the kernels take, the sooner it does. Hosts differ, and change by the minute: in nineteen records on H200s, the fastest kernels of all trained 0.65 to 1.3 times as fast as SDPA FLASH.
 #
-# *A kernel's time between two events says nothing of what happens between two kernels.* Less Python per kernel would help, larger batches, or an operator registered in C++. Or the host is taken out.
+# *A kernel's own time says nothing of what happens between two kernels.* Less Python per kernel would help, larger batches, or an operator registered in C++. Or the host is taken out.
 #
 # ### A step as a graph
 #
@@ -337,7 +337,7 @@ if record := train.recorded():
     print(f"the lead of the likeliest byte over the difference: at least {sure.min():.1f}, median {sure.median():.0f}")
 
 # %% [markdown]
-# The model has the manual's words and the length of its lines, and little of its sense; and whoever always takes the likeliest byte ends up going round in circles. Below a ratio of 2 a byte could have flipped.
+# The model has the manual's words and the length of its lines, little of its sense; and whoever always takes the likeliest byte goes in circles. Below a ratio of 2 a byte can flip; in the text that differs, one did.
 #
 # ### How fast it writes
 #
@@ -411,7 +411,7 @@ exercise.verify("24.1", tells_them_apart)
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# Change the last bytes of a text. Which predictions may move?
+# Change the last bytes of a text. Which predictions may move? Call `model(text)` inside `with torch.autocast(device, plan.dtype)`: the kernels take 16 bits only.
 #
 # </details>
 # <details><summary>Solution</summary>

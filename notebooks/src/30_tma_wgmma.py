@@ -92,7 +92,7 @@ pd.DataFrame(loop[loop > 0]).T
 #
 # Why **panels** of 64 columns? TMA's widest swizzle is for rows of 128 bytes, 64 elements; with $d = 128$ a tile is two panels, one behind the other, (2, rows, 64). The steps need not increase down the table: `cuda.h` describes them so, but requires only multiples of 16 below $2^{40}$.
 #
-# A kernel that fetches 64 rows of `Q` and writes out shared memory:
+# A kernel that fetches 64 rows of `Q` and writes them out (`mbarrier_…`: section 2):
 
 # %%
 box = """// box: 64 rows of Q, from row `scale` on, as TMA puts them into shared memory
@@ -197,7 +197,7 @@ pd.DataFrame(rows, columns=columns).set_index("then")
 #
 # ### When the bytes don't add up
 #
-# Three mistakes: $V_j$ is not announced; twice the bytes are announced; nothing is announced. Bytes that came unannounced don't vanish: the next phase begins with them as a debt. In which lap (a round of the three stages) does the kernel hang if $V_j$ is not announced?
+# Three mistakes: $V_j$ is not announced; twice the bytes are announced; nothing is announced. Bytes that came unannounced don't vanish: they are taken off what the next phase announces. In which lap (a round of the three stages) does the kernel hang if $V_j$ is not announced?
 
 # %%
 lap = ...  # your prediction: the lap that hangs if V is not announced
@@ -243,7 +243,7 @@ for what, change in wrongly.items():
     print(what, *(f"{N} keys: {finding(*change, N=N)}" for N in (256, 640)), sep="\n  ", end="\n\n")
 
 # %% [markdown]
-# **What to see.** Too much is a deadlock at once, and the report says how many bytes are missing. Too little is worse at first: the phase completes too early, and a product may read a tile that is still on its way. On a card, where copies are usually fast enough, a lap or two may come out right; longer sequences hang. The emulator's copies come as late as the program permits, so it reports the early access.
+# **What to see.** Too much is a deadlock at once, and the report says how many bytes are missing. Too little is worse at first: the phase completes too early, and a product may read a tile that is still on its way. On a card, where copies are usually fast, a lap or two may come out right; then more bytes have come than are announced, and it hangs. The emulator's copies come as late as the program permits, so it reports the early access.
 #
 # Zeros count: a tile at the end of the tensor brings all of its bytes.
 
@@ -300,11 +300,11 @@ V_desc = fragments.Descriptor(start=0x7000, leading=96 * 128, stride=1024, swizz
 draw_hopper.descriptor(V_desc, mn_major=True, what="column", title="V, keys 0 to 15, all 64 columns: step 0")
 
 # %% [markdown]
-# **What to see.** A core matrix is a *column* block of eight rows here, and all of 2048 bytes is used. The next step lies 2048 bytes further on. The leading offset, the way from one panel of 64 columns to the next, is only needed where there are two: with $d = 128$.
+# **What to see.** Here each line holds rows of eight core matrices, and all of 2048 bytes is used. The next step lies 2048 bytes on. The leading offset, from one panel of 64 columns to the next, is only needed at $d = 128$.
 #
 # ### Wrong descriptors
 #
-# In the kernel `fa::k_major` makes the first kind of descriptor and `fa::mn_major` the second. Neither compiler nor hardware checks these 64 bits. How many of the five mistakes below does the emulator *report*, instead of computing wrong or right numbers ($N = 128$, $d = 64$)?
+# In the kernel `fa::k_major` makes the first kind ($k$ is what is summed over, not $K$), `fa::mn_major` the second. No hardware checks descriptors. How many of the five mistakes below does the emulator *report*, instead of computing wrong or right numbers ($N = 128$, $d = 64$)?
 
 # %%
 reported = ...  # your prediction: 0 to 5

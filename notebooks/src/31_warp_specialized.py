@@ -255,7 +255,7 @@ show.region("31_warp_specialized", "schedule")
 # %% [markdown]
 # ## 4 · O leaves by the tile
 #
-# Rung 30 writes $O$ from registers: four lanes make 16 bytes of a row, so that an instruction touches eight rows, half a [sector](glossary.md#sector) each. TMA goes the other way, too: from shared memory to a box of a tensor, and what is outside of the tensor stays behind. So the warpgroup puts its 64 rows of $O$ into shared memory, swizzled as the map says, and one thread sends them off. It costs room ($O$ needs a place of its own, as $Q$'s is already being filled for the next query tile), and three things have to be kept in order:
+# Rung 30 writes $O$ from registers: four lanes make 16 bytes of a row, so that an instruction touches eight rows, half a [sector](glossary.md#sector) each. TMA goes the other way, too: from shared memory to a box of a tensor, and what is outside of the tensor stays behind. So the warpgroup puts its 64 rows of $O$ into shared memory, swizzled as the map says, and one thread sends them off. No mbarrier hears of a store: its thread commits a group and waits until $O$ has been read (`.read`). This way costs room ($O$ needs a place of its own, as $Q$'s is already being filled for the next query tile), and three things have to be kept in order:
 #
 # | first | then | said by |
 # |---|---|---|
@@ -281,7 +281,7 @@ show.region("31_warp_specialized", "barriers")
 show.region("31_warp_specialized", "producer")
 
 # %% [markdown]
-# `fetch` is the producer's line of section 2's table: wait until the place is empty, announce, copy. `fetch_Q` does the same for $Q$, whose ring has two places. A CTA's first number is its own, `blockIdx.x`; the counter gives those after it. The next is asked for behind the first $K$ and $V$ of a query tile: the wait for the counter and the divisions then pass while tiles are on their way. (A whole query tile ahead; rung 32 asks near its end.) `Work` travels with $Q$: it is written when $Q$'s place is empty, and whoever has waited for `Q_full` may read it. $i_0 = -1$: nothing is left. On the consumers' side:
+# `fetch` is the producer's line of section 2's table: wait until the place is empty, announce, copy. `fetch_Q` does the same for $Q$, whose ring has two places. A CTA's first number is its own, `blockIdx.x`; the counter gives those after it. The next is asked for behind the first $K$ and $V$ of a query tile: the wait for the counter and the divisions then pass while tiles are on their way. `Work` travels with $Q$: it is written when $Q$'s place is empty, and whoever has waited for `Q_full` may read it. $i_0 = -1$: nothing is left. On the consumers' side:
 
 # %%
 show.region("31_warp_specialized", "next_work")
@@ -389,7 +389,7 @@ plot.recorded("31_warp_specialized", "roles", shares)
 #
 # - The producer has nothing to do for most of the time. Its two long boxes are the beginning of a query tile: it sends for $Q$, and behind the first $K$ and $V$ finds out what comes next.
 # - The consumers are not in step. Consumer 0 comes to the end of its query tile about three tiles of keys after the other two, and four stages wouldn't let it be much later; the longest wait of the producer is for the places that consumer 0 has yet to read.
-# - In an epilogue, about as long as a tile of keys, a consumer multiplies nothing; the others go on. (`other` in the table isn't drawn: one fifth is epilogue, the rest short gaps around waits.)
+# - In an epilogue, two thirds as long as a tile of keys, a consumer multiplies nothing; the others go on. (`other` in the table isn't drawn: one fifth is epilogue, the rest short gaps around waits.)
 # - A consumer's softmax takes more than a third of its time at $d = 64$, and about a third at 128. All that time it has no product under way.
 #
 # ### How far ahead
@@ -465,7 +465,7 @@ plot.recorded(
 )
 
 # %% [markdown]
-# Marks are medians of seven rounds, whiskers the lowest and the highest. What did the roles bring? The speed beside SDPA CUDNN, length by length, of rung 30 and of this one (bf16), each from its own session:
+# What did the roles bring? The speed beside SDPA CUDNN, length by length, of rung 30 and of this one (bf16), each from its own session:
 
 
 # %%

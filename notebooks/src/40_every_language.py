@@ -144,7 +144,7 @@ languages.region("c_openmp", "product")
 languages.decisions()
 
 # %% [markdown]
-# **What to see.** Below the two loops over tiles in NumPy and PyTorch there are three groups. In the first (`torch_compile`, `flex_attention`), even the tile is somebody else's. In the second you choose the tile, perhaps a number of stages, and in Triton a descriptor for each array; waits and registers can't be said, so they can't be wrong: the races in shared memory of [91](91_bug_museum.ipynb) can't be written in these languages. In the third group everything is yours, and so are its bugs.
+# **What to see.** Below the first two rows, loops over tiles in NumPy and in PyTorch (`torch_eager`), there are three groups. In the first (`torch_compile`, `flex_attention`), even the tile is somebody else's. In the second you choose the tile, perhaps a number of stages, and in Triton a descriptor for each array; waits and registers can't be said, so they can't be wrong: the races in shared memory of [91](91_bug_museum.ipynb) can't be written in these languages. In the third group everything is yours, and so are its bugs.
 #
 # ## Run and check
 #
@@ -205,7 +205,7 @@ predict(without_wgmma, code.query("HGMMA == 0")["name"].nunique(), "of the five 
 code.query("causal == 0").drop(columns=["causal", "version"]).set_index(["name", "D"])
 
 # %% [markdown]
-# **What to see.** cuTile got `wgmma` and TMA although its source names neither. Triton's source names a descriptor, which invites TMA, and says `dot`. For another card their compilers choose other instructions. Gluon names both, and is Hopper's alone. The two CuTe files name Ampere's atoms, so that is what they get, on every card. They are the same kernel: the file in Python has its loop twice, like Triton's, so that whole tiles need no mask, and therefore twice as many products in its code; the one in C++ asks in each tile. At $d = 128$ both spill a few registers. A warp has 32 queries there, so that each fragment of $K$ and $V$ that it loads is used twice as often; $O$ and $S$ of a thread alone are then 192 of its 255 registers. On the H200 that was faster than eight warps with 16 queries each, which don't spill.
+# **What to see.** cuTile got `wgmma` and TMA although its source names neither. Triton's source names a descriptor, which invites TMA, and says `dot`. For another card their compilers choose other instructions. Gluon names both, and is Hopper's alone. The two CuTe files name Ampere's atoms, so that is what they get, on every card. They are the same kernel: the file in Python has its loop twice, like Triton's, so that whole tiles need no mask, and therefore twice as many products in its code; the one in C++ asks in each tile. At $d = 128$ both spill, 56 and 38 registers. A warp has 32 queries there, so that each fragment of $K$ and $V$ that it loads is used twice as often; $O$ and $S$ of a thread alone are then 192 of its 255 registers. On the H200 that was faster than eight warps with 16 queries each, which don't spill.
 #
 # ## Beside its peers
 #
@@ -227,7 +227,7 @@ if summary is not None:
     display(summary.pivot_table(index="name", columns=["D", "causal"], values="ratio").round(2))
 
 # %% [markdown]
-# These are speeds over SDPA FLASH, PyTorch's FlashAttention-2, which ran beside each language in the same process: geometric means over $N \ge 1024$ at the workload of every table in this series. Rungs 04, 13 (with a mask 20) and 32 and cuDNN are there for comparison. NumPy and C run on a CPU and have no point.
+# These are speeds over SDPA FLASH, PyTorch's FlashAttention-2, which ran beside each language in the same process: geometric means over $N \ge 1024$ at the workload of every table in this series (Numba's without the longest, which were not timed). Rungs 04, 13 (with a mask 20) and 32 and cuDNN are there for comparison. NumPy and C run on a CPU and have no point.
 #
 # **What to see.** More lines don't buy more speed; the instruction does.
 #
@@ -267,7 +267,7 @@ plot.recorded(languages_timed.STEM, "facts", languages_timed.checked)
 #
 # ### Exercise 40.1 · A mask in two languages
 #
-# A *sliding window* lets a query see only the last 40 keys up to its own. Put it into two files, NumPy's and PyTorch's: each entry names a piece of the causal mask and what to write in its place. The check compares with float64, causal. (Both already have `last`, the last key that each query sees.)
+# A *sliding window* lets a query see only the last 40 keys up to its own. Put it into two files, NumPy's and PyTorch's `torch_eager` (`languages.region("torch_eager", "kernel")` shows it): each entry names a piece of the causal mask and what to write in its place. The check compares with float64, causal. (Both already have `last`, the last key that each query sees.)
 
 # %%
 # Exercise 40.1
@@ -406,7 +406,7 @@ progress()
 #
 # <details><summary>1. Which five decisions does a GPU kernel need, and which does Triton leave to you?</summary>
 #
-# Tile, copy, wait, registers, overlap. Triton leaves you the tile and, of the overlap, a number of stages.
+# Tile, copy, wait, registers, overlap. Triton leaves you the tile, of the copy whether to name a descriptor, and of the overlap a number of stages.
 #
 # </details>
 # <details><summary>2. Why do the tile languages get wgmma on Hopper while the CuTe files don't?</summary>
@@ -414,7 +414,7 @@ progress()
 # A tile language says "product", and its compiler chooses the card's instruction. A CuTe atom is an instruction by name.
 #
 # </details>
-# <details><summary>3. Which bugs of notebook 91 can't be written in a tile language, and which can?</summary>
+# <details><summary>3. Which kinds of bugs can't be written in a tile language, and which can?</summary>
 #
 # Races, missing barriers and wrong lanes can't. A maximum that starts at zero, a sum that isn't rescaled, a tail that isn't masked can.
 #

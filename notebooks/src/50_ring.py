@@ -163,7 +163,7 @@ for Hkv in (16, 2):
     print(f"H = 16, Hkv = {Hkv}: {bare:,.0f}; with 60 µs per message {ring_time.break_even(problem, machine):,.0f}")
 
 # %% [markdown]
-# With [grouped heads](glossary.md#grouped-heads), eight query heads to one of K and V, the bytes alone would let a rank be eight times as short. But then the time to begin a message counts for more than its bytes, and most of the gain is lost. Under a mask a block is half the work for the same bytes, and by the bytes alone it takes twice as many tokens; with 60 µs per message 6,400 and 3,500.
+# With [grouped heads](glossary.md#grouped-heads), eight query heads to one of K and V, the bytes alone would let a rank be eight times as short. But then a message's beginning counts for more than its bytes, and most of the gain is lost. Under a mask a block is half the work for the same bytes, and by the bytes alone it takes twice as many tokens; with 60 µs per message 6,400, and 3,500 with grouped heads.
 #
 # ## 3 · Who waits under a causal mask
 #
@@ -339,7 +339,7 @@ draw_ring.speedups(pd.DataFrame(model, lengths), 2, "Two GPUs, causal, D = 128, 
 # %% [markdown]
 # **What to see.** Contiguous stops at 4/3, however long the sequence. Zigzag approaches 2: 1.76<!--= over_one_gpu("50_ring", 16384):.2f --> at 16k tokens, 1.87<!--= over_one_gpu("50_ring", 65536):.2f --> at 64k, 1.96<!--= over_one_gpu("50_ring", 262144):.2f --> at 256k. The model's line falls where blocks become shorter than messages, down to less than one GPU's speed at 4k; nothing below 16k was measured.
 #
-# All cases with as many heads of K and V as of Q; *both* passes with gradients that are added up in any order, as one GPU does by default:
+# All cases with $H_{kv} = H$ (`both`: forward and backward, the gradients added up in any order, as one GPU does by default):
 
 # %%
 if samples is not None:
@@ -411,7 +411,7 @@ if samples is not None:
 draw_ring.memory(draw_ring.recorded_memory(), [2**i for i in range(14, 24)])
 
 # %% [markdown]
-# **What to see.** From 256k tokens on, each of two GPUs holds as much as one alone would: half of the tokens, but keys that travel and a float32 sum besides. From four on, memory halves with every doubling. The rightmost square is the longest sequence that was run, once: 7,092,736<!--= largest("N"):,.0f --> tokens on two H200s, one layer of 16 heads, in 153<!--= largest("seconds"):.0f --> seconds, 108<!--= largest("bytes") / 2**30:.0f --> GiB on rank 0.
+# **What to see.** From 256k tokens on, each of two GPUs holds as much as one alone (by the model an eighth more): half of the tokens, but travelling keys and a float32 sum. From four on, memory halves with every doubling. The rightmost square is the longest sequence, run once: 7,092,736<!--= largest("N"):,.0f --> tokens on two H200s, one layer of 16 heads, in 153<!--= largest("seconds"):.0f --> seconds, 108<!--= largest("bytes") / 2**30:.0f --> GiB on rank 0.
 
 # %% [markdown]
 # The same idea under other names:
@@ -600,8 +600,8 @@ progress()
 # With enough heads of K and V for the ranks, and more than $1 + H / H_{kv}$ ranks: then it sends fewer bytes. Its mask needs no layout.
 #
 # </details>
-# <details><summary>6. One rank has another shape than the others. Who says so?</summary>
+# <details><summary>6. One rank dies. What do the others do, and who names it?</summary>
 #
-# All of them, with the same sentence: the ranks tell each other their shapes before the first message, because a rank that raises alone leaves the others waiting.
+# They wait for a message that never comes. `ring.launch` names the rank and ends the others; plain `torchrun` shows timeouts of those that are not to blame.
 #
 # </details>

@@ -75,8 +75,8 @@ draw_ring.direct_reads()
 #
 # A copy made by a kernel before the attention kernel would do, but then the tensor cores wait for the link. Instead one kernel does both. Its grid is persistent, one CTA per SM, as in 32:
 #
-# - The first few CTAs are **copiers**. One thread of each fetches tiles of the other GPUs' K and V by TMA into shared memory, and stores them by TMA into a buffer in this GPU's memory (`near_K` and `near_V`). When a tile is complete, it sets the tile's [flag](glossary.md#flag), a word in global memory. When it has copied its share, a copier becomes an ordinary CTA.
-# - **All other CTAs** start at once, with the keys that this GPU has. The producer warp asks for tiles of other GPUs after those, and waits for each one's flag first. The consumers do not know where a tile comes from. Tiles are taken from the last key to the first (32 takes some of them earlier). Other ranks' keys have lower numbers than the rank's own, so they come after them. The consumers need only new bounds.
+# - The first few CTAs are **copiers**. One thread of each fetches tiles of the other GPUs' K and V by TMA (`cp.async.bulk`: a run of bytes, without tensor map or swizzle) into shared memory, and stores them the same way into a buffer in this GPU's memory (`near_K` and `near_V`). When a tile is complete, it sets the tile's [flag](glossary.md#flag), a word in global memory. When it has copied its share, a copier becomes an ordinary CTA.
+# - **All other CTAs** start at once, with the keys that this GPU has. The producer warp asks for tiles of other GPUs after those, and waits for each one's flag first. The consumers do not know where a tile comes from. Tiles are taken from the last key to the first (32 takes some of them earlier). The kernel numbers other ranks' keys below the rank's own, wherever they stand in the sequence, so they come last. Every query that takes them sees them all: no mask is needed there. The consumers need only new bounds.
 #
 # Which keys, in which order? Those of the ring: its own, then those of the rank before, and so on. Under a causal mask in zigzag, a rank has two pieces of the sequence, and they see different keys. All heads' late pieces come first, as they see most; the short tiles of the early pieces then fill the gaps at the end.
 
@@ -94,9 +94,9 @@ draw_ring.wanted(rank=1, ranks=4)
 #
 # | | where | what it does |
 # |---|---|---|
-# | `st.release` | the writer | what this thread wrote or has waited for is visible before the flag is |
-# | `ld.acquire` | the reader | what it reads afterwards is at least as new as the flag |
-# | `fence.proxy.async` | the reader, before TMA | ordinary accesses and TMA reach memory on different paths, *proxies*; the fence orders the one after the other |
+# | `st.release` (`publish_…`) | the writer | what this thread wrote or has waited for is visible before the flag is |
+# | `ld.acquire` (`await_…`, `is_set_…`) | the reader | what it reads afterwards is at least as new as the flag |
+# | `fence.proxy.async` (`…_global`) | the reader, before TMA | ordinary accesses and TMA reach memory on different paths, *proxies*; the fence orders the one after the other |
 #
 # Each has a **scope**: `.gpu` for CTAs of one GPU, `.sys` for all GPUs. And before it sets the flag, the writer must know that its copy is complete: TMA only *starts* a store. `cp.async.bulk.wait_group` waits until it has arrived in memory. (`wait_group.read` waits only until shared memory has been read, which is too early here.)
 #
@@ -188,7 +188,7 @@ predict(copiers, 390e9 * 3e-6 / 196608, "copiers, at least")
 draw_ring.recorded_link()
 
 # %% [markdown]
-# **What to see.** At $D = 128$, 16 copiers reach 305<!--= copied(16, 128, 16384):.0f --> GB/s, and more of them hardly more (24: 309<!--= copied(24, 128, 16384):.0f -->). At $D = 64$ it takes 24: a pair of tiles costs a copier about 2 µs there, and with twice the bytes, at $D = 128$, only 2.3 to 3. With six and three pairs on their way at a time, a tile takes 7 to 16 µs from the request to its flag, not 3. The default is 16 of 132 SMs.
+# **What to see.** At $D = 128$, 16 copiers reach 305<!--= copied(16, 128, 16384):.0f --> GB/s, and more of them hardly more (24: 309<!--= copied(24, 128, 16384):.0f -->). At $D = 64$ it takes 24: a pair of tiles costs a copier 1.9 to 2.6 µs there, and with twice the bytes, at $D = 128$, only 2.3 to 3. With six and three pairs on their way at a time, a tile takes 7 to 16 µs from the request to its flag, not 3. The default is 16 of 132 SMs.
 #
 # For the whole call the number hardly matters, within 4 % on two GPUs: while they copy they do not attend, but copying takes a short time. For $n$ tokens per rank without a mask, attention takes $4 n \cdot 2n \cdot HD$ FLOPs and copying $4 n HD$ bytes, so with two GPUs at 700 TFLOP/s and 300 GB/s the ratio is $1170 / n$. At $n = 8192$ that is 14 % of the time, of 12 % of the SMs: less than 2 %. Under a mask it is twice as much, as there is half the work.
 #
