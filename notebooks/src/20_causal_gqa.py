@@ -264,7 +264,7 @@ print(f"{copy:.2f} TB/s, a copy's bandwidth on an H200, would allow no more than
 # That is the worst case, and still above the kernel's speed. Measured, by how many MiB of $K$ and $V$ are in use together (all heads: 128):
 
 # %%
-one_head = ...  # your prediction: one head at a time, each from its longest tile: times as long as this rung, D = 128, N = 16384
+one_head = ...  # your prediction: one head at a time, its longest tiles first: times as long; D = 128, N = 16384
 all_heads = ...  # your prediction: and all heads at once?
 
 # %% tags=["reveal"]

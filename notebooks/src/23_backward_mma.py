@@ -93,7 +93,7 @@ for name, operand, layout in [
 # This kernel forms $S^\top$ and $dP^\top$. Nothing is transposed for that: $A$ and $B$ change places.
 
 # %%
-transposed = ...  # your prediction: how many of the ten operands come by ldmatrix.trans, if dSᵀ is stored with a row per key?
+transposed = ...  # your prediction: how many of the ten come by ldmatrix.trans, if dSᵀ is stored with a row per key?
 
 # %% tags=["reveal"]
 along, across, born = True, False, None
