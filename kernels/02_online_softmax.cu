@@ -13,7 +13,7 @@
 // arch:      sm_75
 // paper:     Online normalizer calculation for softmax, Algorithm 3 and section 3.1 (arXiv 1805.02867)
 // speed:     H200, N = 512 to 16384 by powers of two: 96 % of a device copy's speed (1023 and 4097: 83 %), 1.0 to 2.1 x
-//            torch.softmax. Slower at N = 256 (0.97 x) and 1023 (0.91 x: an odd N just misses a size); rows past 32768 are
+//            torch.softmax. Slower at N = 256 (0.97 x) and 1023 (0.91 x: N % 4 just misses a size); rows past 32768 are
 //            read twice (60 %).
 #include <fa/args.cuh>
 #include <fa/launch.cuh>

@@ -1,6 +1,6 @@
 // 03_fa1_fp32: FlashAttention-1, S never reaches HBM
 //
-// idea:      Work on tiles of Q, K and V that fit into shared memory; S and P live and die there, only O, m and l are kept.
+// idea:      Work on tiles of Q, K and V that fit into shared memory; S and P never leave the SM, only O, m and l are kept.
 // changed:   the three kernels of 01 become one: scores, softmax and output on one tile at a time;
 //            the (m, l) merge of 02 joins the tiles: every new tile rescales what O, m and l held;
 //            workspace O(N) instead of O(N^2)

@@ -39,8 +39,8 @@ template <int d> struct Tile {
 // Where chunk `chunk` of row `row` of a (rows, d) tile lies, in elements. A chunk is 8 elements, 16 bytes: what a thread
 // copies at a time, and a row of the 8 x 8 matrices that ldmatrix loads.
 //
-// The banks are 8 chunks wide. ldmatrix reads the same chunk of 8 rows at once, and row-major they lie one below the
-// other, in the same 4 banks. So a row's chunks trade places: XOR with the number of the row (d = 32: of the pair of rows
+// The banks are 8 chunks wide. ldmatrix reads the same chunk of 8 rows at once, and row-major those of all rows (d = 32:
+// of every second) lie in the same 4 banks. So a row's chunks trade places: XOR with the number of the row (d = 32: of the pair of rows
 // that fills the banks) sends those 8 to 8 different places. A row's chunks stay together, so writing a tile is as before.
 template <int d> __device__ constexpr int at(int row, int chunk) {
   return row * d + (chunk ^ row / (d < 64 ? 64 / d : 1) % (d < 64 ? d / 8 : 8)) * 8;

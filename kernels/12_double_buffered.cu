@@ -14,8 +14,8 @@
 //            D=128: Br=64 Bc=64 threads=128 smem=64 KB CTAs/SM=2
 // arch:      sm_80
 // paper:     FlashAttention-2, Algorithm 1 and section 3.3 (arXiv 2307.08691)
-// speed:     H200, N >= 1024: 258 to 285 TFLOP/s at D=64, 270 to 306 at D=128 in fp16 and bf16 alike, 0.94 x and 0.88 x
-//            SDPA FLASH. What is left is ldmatrix: each fragment of K and V is read for 16 query rows only.
+// speed:     H200, N >= 1024: 258 to 285 TFLOP/s at D=64, 270 to 306 at D=128 in fp16 and bf16 alike, 0.93 to 0.94 x and
+//            0.88 x SDPA FLASH. What is left is ldmatrix: each fragment of K and V is read for 16 query rows only.
 #include <fa/args.cuh>
 #include <fa/half.cuh>
 #include <fa/launch.cuh>
@@ -38,8 +38,8 @@ template <int d> struct Tile {
 // Where chunk `chunk` of row `row` of a (rows, d) tile lies, in elements. A chunk is 8 elements, 16 bytes: what a thread
 // copies at a time, and a row of the 8 x 8 matrices that ldmatrix loads.
 //
-// The banks are 8 chunks wide. ldmatrix reads the same chunk of 8 rows at once, and row-major they lie one below the
-// other, in the same 4 banks. So a row's chunks trade places: XOR with the number of the row (d = 32: of the pair of rows
+// The banks are 8 chunks wide. ldmatrix reads the same chunk of 8 rows at once, and row-major those of all rows (d = 32:
+// of every second) lie in the same 4 banks. So a row's chunks trade places: XOR with the number of the row (d = 32: of the pair of rows
 // that fills the banks) sends those 8 to 8 different places. A row's chunks stay together, so writing a tile is as before.
 template <int d> __device__ constexpr int at(int row, int chunk) {
   return row * d + (chunk ^ row / (d < 64 ? 64 / d : 1) % (d < 64 ? d / 8 : 8)) * 8;

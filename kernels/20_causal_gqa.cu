@@ -5,7 +5,7 @@
 //            at the end.
 // changed:   a CTA visits the tiles of keys that its queries see, a warp multiplies those that its rows see, and masks
 //            where a row's keys end in the tile; the grid runs from the last queries to the first, over as many heads
-//            at a time as the L2 holds the keys of; query heads share a head of K and V; in a packed batch a CTA finds
+//            at a time as have 32 MB of K and V; query heads share a head of K and V; in a packed batch a CTA finds
 //            its sequence by itself; D = 96; three stages at D = 64
 // op:        attention
 // features:  causal, window, gqa, varlen
@@ -202,7 +202,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
   float S_reg[Bc / 8][8];               // (32, Bc) of this warp; P in its place
   uint32_t P_reg[Bc / 16][8];           // the same, rounded
   float O_reg[d / 8][8] = {};           // (32, d) of this warp, not yet divided by l
-  float largest_sum = 32.f;             // up to which a row_sum does with the m there is
+  float largest_sum = 32.f;             // a row_sum above it asks for a larger m
   float m_reg[4], l_reg[4], row_sum[4]; // of rows g + 8r; l and row_sum of this lane's columns, until the end
 #pragma unroll
   for (int r = 0; r < 4; ++r) m_reg[r] = -3e38f, l_reg[r] = 0.f; // below every score, but finite: -inf - m is -inf
@@ -320,7 +320,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
   // The last key that this warp's first row sees; each of its 32 rows sees one more than the row before.
   const int sees = a.causal ? i0 + 32 * warp + shift : Nk - 1;
   const int whole = min(sees + 1, Nk) / Bc * Bc; // each row sees the tiles below it to their ends, but for the window
-  // Scores of keys that a row doesn't see become -inf, which times a negative scale is inf.
+  // Scores of keys that a row doesn't see become -inf once they are scaled: with a negative scale they are inf before.
   const auto mask = [&](int j0) {
     const float masked = scale_log2 < 0.f ? FA_INFINITY : -FA_INFINITY;
 #pragma unroll
@@ -416,7 +416,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
 
 // [region: launcher]
 template <int d, typename T> cudaError_t launch(const fa_model_args &a, cudaStream_t stream) {
-  // As many heads at a time as have this much of K and V: where tiles differ, by measurement (notebook 20, section 3).
+  // As many heads at a time as have this much of K and V. The 32 MB are measured on an H200 (notebook 20, section 3).
   const int64_t share_of_L2 = (a.causal ? 32 : 12) << 20, bytes = int64_t(4) * a.Nk * d;
   const int64_t heads = max(int64_t(1), share_of_L2 / bytes) * (a.H / a.Hkv);
   // A sequence has one tile that isn't full at most.

@@ -38,7 +38,7 @@
 #include <fa/transposed.cuh>
 
 // [region: tile]
-// A thread has 8 x 8 elements of the tiles S, dP (Br, Bc), dK, dV (Bc, d) and dQ (Br, d), or half as many.
+// A thread has 8 x 8 elements of the tiles S, dP (Br, Bc), dK, dV (Bc, d) and dQ (Br, d), or half as many; of dQ at d = 32 a quarter.
 template <int d> struct Tile {
   static constexpr int large = d == 128 && FA_SMEM_KB >= 150, small = d == 128 && !large; // rows of the table above
   static constexpr int threads = large ? 256 : 128, ctas = d == 128 ? 1 : 2;              // ctas: per SM
@@ -176,7 +176,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void backward_fp32
   constexpr int TX_s = T::TX_s, TY_s = threads / TX_s, TX_d = T::TX_d, TY_d = threads / TX_d;
   constexpr int ld_r = T::ld_r, ld_c = T::ld_c, M = Br / TY_s; // M rows of S and dP per thread, 8 columns
 
-  extern __shared__ __align__(128) float smem[]; // slabs begin with a sector of 32 bytes, as rows do in global memory
+  extern __shared__ __align__(128) float smem[]; // slabs begin at multiples of 32 bytes, the size of a sector
   float *K_smem = smem;                          // (d, Bc)    K_j transposed
   float *slab_smem = K_smem + d * ld_c;          // (2, slab)
   float *P_smem = slab_smem + 2 * T::slab;       // (Br, Bc)   P, then dS

@@ -12,7 +12,7 @@
 // outputs:   dQ (B,H,Nq,D), dK dV (B,Hkv,Nk,D) as Q; dK and dV are the same bit by bit every time, dQ is not
 // dtypes:    fp16, bf16
 // D:         64, 128
-// workspace: dQ_sum (B,H,Nq128,D) fp32; stats (2,B,H,Nq128) fp32; dK_dV (B,Hshared,Nk,D) fp32, as 2D 16-bit ones
+// workspace: dQ_sum (B,H,Nq128,D) fp32; stats (2,B,H,Nq128) fp32; dK_dV (B,Hshared,Nk,D) fp32, as 2 * D 16-bit ones
 // tiles:     D=64:  Br=64 Bc=128 threads=128 smem=81 KB CTAs/SM=2
 //            D=128: Br=64 Bc=128 threads=256 smem=161 KB CTAs/SM=1
 //            D=128, 99 KB per block: Br=32 Bc=64 threads=128 smem=81 KB CTAs/SM=1
@@ -44,7 +44,7 @@ template <int d> struct Tile {
   static constexpr int smem_bytes = 2 * (2 * Bc * d + stages * stage + share * Bc * ld) + 4 * stages * 2 * Br;
 };
 
-// Rows of the workspace per head: whole tiles.
+// Rows of the workspace per head, Nq128 above: whole tiles.
 inline __host__ __device__ int64_t padded(int Nq) { return fa::ceil_div(Nq, 128) * 128; }
 // [end: tile]
 
@@ -76,8 +76,8 @@ inline __device__ float unseen(const fa_backward_args &a) { return copysignf(FA_
 
 // [region: delta]
 // Before everything else, 16 bytes of a row per lane: dQ_sum = 0, and stats (2, B, H, padded Nq): where the sums begin,
-// -LSE / scale for Q K^T and -delta = -rowsum(dO o O) for dO V^T. Those of a row past the end, or of one that sees no key
-// (LSE = -inf), begin with the score of an unseen key.
+// -LSE / scale for Q K^T and -delta = -rowsum(dO o O) for dO V^T. The first, of a row past the end or of one that sees no
+// key (LSE = -inf), begins with the score of an unseen key.
 template <int d, typename T> __global__ void prepare(const fa_backward_args a) {
   constexpr int lanes = d / 8; // of a row
   const int64_t row = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / lanes;
@@ -141,7 +141,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void backward_mma(
   // `window`.
   const int shift = a.Nk - a.Nq, all = int(fa::ceil_div(a.Nq, Br));
   const int first = a.causal ? max(0, j0 - shift) / Br : 0;
-  const int last = a.window ? min(all, (max(-1, j0 + Bc - 2 - shift + a.window) + Br) / Br) : all; // and one more
+  const int last = a.window ? min(all, (max(-1, j0 + Bc - 2 - shift + a.window) + Br) / Br) : all; // one past the last
   // [end: steps]
 
   // [region: pipeline]
@@ -428,7 +428,7 @@ template <int d, typename T> cudaError_t launch(const fa_backward_args &a, cudaS
   if (ctas * C::Bc > fa::max_grid_x || rows * d / 1024 > fa::max_grid_x) return cudaErrorInvalidValue;
   // Without a mask all tiles are equal. With one, 16 heads at a time, so that the longest of them come first.
   const int heads = a.causal ? min(16, a.B * a.H) : 1;
-  // Each query head has a dK and a dV of its own. Where heads share K and V they are in the workspace, in 16 bits: a row is
+  // Each query head has a dK and a dV of its own. Where heads share K and V they are in the workspace (Hshared = H, else 0), in 16 bits: a row is
   // d elements of dK, then d of dV.
   fa_backward_args own = a;
   if (a.H > a.Hkv) {

@@ -60,9 +60,11 @@ template <int d> struct Tile {
 // [end: tile]
 
 // [region: schedule]
-// A head has `tiles` tiles of queries; `heads` heads are worked on at a time.
+// A head has `tiles` tiles of queries; `heads` heads are worked on at a time. After its first query tile a CTA takes the one
+// gridDim.x further on; or, if they are `counted`, the next one that nobody has taken.
 struct Order {
   int tiles, heads;
+  bool counted;
 };
 
 // Rows i0 .. i0 + Br of head (b, h), and the tiles of keys they see: j_last, j_last - Bc, .. 0; 0 even if no row sees it.
@@ -176,10 +178,9 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
     // Asks for a tile of K or V once a place is free. Of a fresh barrier the phase before the first one counts as complete.
     const auto fetch = [&](auto &ring, uint32_t to, const CUtensorMap *map, uint32_t full, uint32_t empty, int row,
                            int h, int b) {
-      const uint32_t barrier = 8 * ring.stage;
-      fa::mbarrier_wait(empty + barrier, ring.parity ^ 1);
-      fa::mbarrier_arrive_expect_tx(full + barrier, tile_bytes);
-      fa::cp_async_bulk_tensor_5d(to + ring.stage * tile_bytes, map, full + barrier, 0, row, 0, h, b);
+      fa::mbarrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);
+      fa::mbarrier_arrive_expect_tx(full + 8 * ring.stage, tile_bytes);
+      fa::cp_async_bulk_tensor_5d(to + ring.stage * tile_bytes, map, full + 8 * ring.stage, 0, row, 0, h, b);
       ring.next();
     };
     int *counter = static_cast<int *>(a.workspace[0]); // 0 when the kernel starts
@@ -207,9 +208,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
     // Thread 64 finds query tiles and asks for their Q. It takes a number from the counter when the current tile is nearly done: a
     // CTA that takes one early, during a long tile, keeps it from CTAs that have nothing left. Thread 0 leaves this to it:
     // waiting for the counter, which is in global memory, would make V late.
-    const bool more = a.B * a.H * order.tiles > int(gridDim.x); // more query tiles than CTAs: only then is it cleared
-    for (int index = blockIdx.x; threadIdx.x == 64; index = gridDim.x + (more ? atomicAdd(counter, 1) : 0)) {
-      const Work work = find_work<Br, Bc>(index, a, order);
+    for (int tile = blockIdx.x; threadIdx.x == 64; tile = gridDim.x + (order.counted ? atomicAdd(counter, 1) : tile)) {
+      const Work work = find_work<Br, Bc>(tile, a, order);
       fetch_Q(work), fa::mbarrier_arrive(work_found); // as soon as O of the query tile two before it has left the place
       if (work.i0 < 0) return;
       fa::mbarrier_wait(work_wanted, Q_ring.stage ^ 1); // parity: phase n asks for query tile n + 1
@@ -219,7 +219,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
     // K comes a tile ahead of V. The last warpgroup keeps K_j until it starts S of the next tile; soon after, the first one
     // needs the keys of the tile after that. Thanks to the extra stage, they are already on their way.
     for (int stage = 0; fa::mbarrier_wait(work_found, stage), work_smem[stage].i0 >= 0; stage ^= 1) {
-      const Work work = work_smem[stage]; // read before work_wanted: after that thread 64 may write again
+      const Work work = work_smem[stage]; // thread 64 writes here again after the next work_wanted
       const int hk = work.h / (a.H / a.Hkv);
       const Walk<Br, Bc> walk(work, a);
       fetch_K(walk[work.j_last], hk, work.b);
@@ -464,9 +464,6 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
       const auto overlap = [&](auto is, int end) { // to tile `end`; false where P was voted down
         constexpr bool track = decltype(is)::value;
         constexpr int early = !track ? Bc / 8 : d == 64 ? 5 : 10; // fragments of rows g that become P before O is there
-        // At d = 128 what no product waits for comes after what one waits for: accept() after S, V's release after P. At d = 64 that
-        // is slower.
-        constexpr bool behind = d == 128;
         if constexpr (!track) {
           // m stays here. A double is a pair of registers, an even and an odd one, in two banks: were both rows' m in one bank,
           // half of the FFMAs of the exponentials, which ptxas takes from both rows in turn, would fetch two operands from it.
@@ -476,9 +473,9 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
 #pragma unroll 1
         while (j0 > end && j0 <= seen) {
           if (!next_turn(track)) return false;
-          if constexpr (!behind) accept();
-          start_scores(K_next.stage);
-          if constexpr (behind) accept();
+          // At d = 128 what no product waits for comes after what one waits for: K is given back after S, V after P. At d = 64
+          // that is slower.
+          d == 128 ? (start_scores(K_next.stage), accept()) : (accept(), start_scores(K_next.stage));
           start_output(accumulate);
           end_turn();
           const uint32_t V_barrier = V_empty + 8 * V_ring.stage;
@@ -499,9 +496,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
 
           fa::wgmma_wait_group<0>(); // O is there too, and P_reg may be written
           if constexpr (track) rescale(), exponentials(0, early, Bc / 8), exponentials(1, 0, Bc / 8);
-          if constexpr (!behind) release(V_barrier);
-          round_P();
-          if constexpr (behind) release(V_barrier);
+          d == 128 ? (round_P(), release(V_barrier)) : (release(V_barrier), round_P());
           accumulate = true;
         }
         return true;
@@ -591,9 +586,9 @@ template <int d, typename T> cudaError_t launch(const fa_model_args &a, cudaStre
   // Groups are evened out where one size allows it: the longest tiles of a small last group would begin late.
   const int64_t bytes = int64_t(4) * max(a.Nk, 2048) * d, at_most = max(int64_t(1), (int64_t(32) << 20) / bytes);
   const int64_t KV_heads = int64_t(a.B) * a.Hkv, groups = fa::ceil_div(KV_heads, at_most);
+  const int64_t heads = a.causal ? fa::ceil_div(KV_heads, groups) * (a.H / a.Hkv) : 1;
   const int64_t tiles = fa::ceil_div(a.Nq, Tile<d>::Br), all = tiles * a.B * a.H;
   if (all > fa::max_grid_x / 2) return cudaErrorInvalidValue; // an index past the last still fits into an int
-  const Order order = {int(tiles), a.causal ? int(fa::ceil_div(KV_heads, groups)) * (a.H / a.Hkv) : 1};
   // S in units of log2, so that P = exp2(S - m). Formed here, it is an argument, which the exponentials' FMA reads without a
   // register: with a third one it would often read two of a bank.
   const float scale_log2 = fmaxf(fabsf(a.scale), 1e-30f) * fa::log2_e;
@@ -610,8 +605,10 @@ template <int d, typename T> cudaError_t launch(const fa_model_args &a, cudaStre
   if (cudaError_t error = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device)) return error;
   if (cudaError_t error = fa::allow_smem(ping_pong<d, T>, Tile<d>::smem_bytes)) return error;
   const unsigned ctas = unsigned(min(all, int64_t(sms)));
-  // The counter deals out the query tiles after the first of every CTA. Without any, not clearing it saves a microsecond.
-  if (cudaError_t error = all > ctas ? cudaMemsetAsync(a.workspace[0], 0, 4, stream) : cudaSuccess) return error;
+  // Without a mask all query tiles are equally long. At d = 128 short ones gain nothing by the counter, and it takes a
+  // microsecond to clear it.
+  const Order order = {int(tiles), int(heads), all > ctas && (d == 64 || a.causal || a.Nk > 1024)};
+  if (cudaError_t error = order.counted ? cudaMemsetAsync(a.workspace[0], 0, 4, stream) : cudaSuccess) return error;
   ping_pong<d, T><<<ctas, Tile<d>::threads, Tile<d>::smem_bytes, stream>>>(a, maps, order, scale_log2);
   return cudaGetLastError();
 }

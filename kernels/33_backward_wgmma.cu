@@ -87,8 +87,8 @@ struct Maps {
 inline __device__ float scale_of(const fa_backward_args &a) { return fabsf(a.scale) < 1e-30f ? 1e-30f : a.scale; }
 
 // [region: delta]
-// Before everything else, d / 16 lanes per row: stats (3, B, H, padded Nq) = 0, of which each tile has two to say what has been
-// added to its dQ, and the last of all counts the items taken; then -LSE / scale and -delta = -rowsum(dO o O), where
+// Before everything else, d / 16 lanes per row: stats (3, B, H, padded Nq): zeros, of which each tile has two to say what has been
+// added to its dQ, and the last one counts the items taken; then -LSE / scale and -delta = -rowsum(dO o O), where
 // the sums of Q K^T and of dO V^T begin. A row past the end, and one that sees no key (LSE = -inf), begins with the infinity by
 // which P = exp(scale * S) is 0, whatever is added. All that is read is asked for before any of it is used.
 template <int d, typename T> __global__ __launch_bounds__(256) void prepare(const fa_backward_args a) {

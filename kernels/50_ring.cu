@@ -107,7 +107,13 @@ template <int d> cudaError_t launch(const fa_merge_args &a, cudaStream_t stream)
 
 extern "C" cudaError_t fa_launch(const fa_args *args, cudaStream_t stream) {
   const fa_merge_args &a = fa::merging(args);
-  if (a.B <= 0 || a.H <= 0 || a.Nq <= 0) return cudaErrorInvalidValue;
+  const auto aligned = [&](const void *O, const int64_t (&stride)[3], bool fp32) {
+    return fp32 || a.dtype == FA_FP32 ? fa::rows_aligned16(O, stride) : fa::half_rows_aligned16(O, stride);
+  };
+  if (a.dtype < FA_FP32 || a.dtype > FA_BF16 || a.B <= 0 || a.H <= 0 || a.Nq <= 0 ||
+      !aligned(a.O_a, a.O_a_stride, a.a_fp32) || !aligned(a.O_b, a.O_b_stride, false) ||
+      !aligned(a.O, a.O_stride, a.o_fp32))
+    return cudaErrorInvalidValue;
   switch (a.D) {
   case 32:
     return launch<32>(a, stream);

@@ -9,8 +9,8 @@
 // op:        one_sided
 // features:  causal, gqa, peers
 // workspace: counter (1)
-// inputs:    Q (B,H,N,D), K V (B,Hkv,N,D) of this rank, fp16 or bf16; K V of the other ranks, contiguous; flags. N a multiple of
-//            128; under a causal mask of 256, the rows dealt out zigzag: of 2 * ranks pieces, rank r has piece r from both ends
+// inputs:    Q (B,H,N,D), K V (B,Hkv,N,D) of this rank, fp16 or bf16; K V of the other ranks, contiguous; flags. with more than one rank N is a
+//            multiple of 128; under a causal mask of 256, the rows dealt out zigzag: of 2 * ranks pieces, rank r has piece r from both ends
 // outputs:   O (B,H,N,D) as Q, LSE (B,H,N) fp32
 // dtypes:    fp16, bf16
 // D:         64, 128
@@ -46,7 +46,7 @@ template <int d> struct Tile {
   static constexpr int slots = 98304 / tile_bytes;  // pairs of a K_j and a V_j on their way, in a CTA that copies
   static constexpr int copied_at = votes_at + 8 * consumers;
   static constexpr int smem_bytes = copied_at + 8 * slots;
-  static_assert(2 * slots * tile_bytes <= barriers_at, "the tiles being copied lie where Q, K and V will");
+  static_assert(2 * slots * tile_bytes <= barriers_at, "too many slots: tiles being copied lie where Q, K and V will");
   static_assert(K_stages > 1, "S of the next tile is started while K_j is kept: there have to be two K_stages");
   static_assert(V_stages % 2 == 0,
                 "neighbouring tiles vote at places stage % 2: the number of V_stages has to be even");
@@ -60,7 +60,7 @@ template <int d> struct Tile {
 // [end: tile]
 
 // [region: schedule]
-// Under a causal mask a rank has `count` = 2 pieces of the sequence, which lie far apart, else one: of each head `rows` rows,
+// Under a causal mask each of several ranks has `count` = 2 pieces of the sequence, which lie far apart, else one: of each head `rows` rows,
 // which are `tiles` tiles. A piece sees `keys` keys, of which the first `far` are other ranks', so that they come last: own
 // key j is key far + j. Row i of the piece sees those up to i + shift. Its tiles of `heads` heads are worked on at a time.
 struct Pieces {
@@ -564,9 +564,6 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
       const auto overlap = [&](auto is, int end) { // to tile `end`; false where P was voted down
         constexpr bool track = decltype(is)::value;
         constexpr int early = !track ? Bc / 8 : d == 64 ? 5 : 10; // fragments of rows g that become P before O is there
-        // At d = 128 what no product waits for comes after what one waits for: accept() after S, V's release after P. At d = 64 that
-        // is slower.
-        constexpr bool behind = d == 128;
         if constexpr (!track) {
           // m stays here. A double is a pair of registers, an even and an odd one, in two banks: were both rows' m in one bank,
           // half of the FFMAs of the exponentials, which ptxas takes from both rows in turn, would fetch two operands from it.
@@ -576,9 +573,9 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
 #pragma unroll 1
         while (j0 > end && j0 <= seen) {
           if (!next_turn(track)) return false;
-          if constexpr (!behind) accept();
-          start_scores(K_next.stage);
-          if constexpr (behind) accept();
+          // At d = 128 what no product waits for comes after what one waits for: K is given back after S, V after P. At d = 64
+          // that is slower.
+          d == 128 ? (start_scores(K_next.stage), accept()) : (accept(), start_scores(K_next.stage));
           start_output(accumulate);
           end_turn();
           const uint32_t V_barrier = V_empty + 8 * V_ring.stage;
@@ -599,9 +596,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void one_sided(const __grid_co
 
           fa::wgmma_wait_group<0>(); // O is there too, and P_reg may be written
           if constexpr (track) rescale(), exponentials(0, early, Bc / 8), exponentials(1, 0, Bc / 8);
-          if constexpr (!behind) release(V_barrier);
-          round_P();
-          if constexpr (behind) release(V_barrier);
+          d == 128 ? (round_P(), release(V_barrier)) : (release(V_barrier), round_P());
           accumulate = true;
         }
         return true;
@@ -698,7 +693,7 @@ inline int heads_at_a_time(const fa_peers_args &a, int keys) {
 }
 
 inline Far far_keys(const fa_peers_args &a, int Bc) {
-  const int early = a.causal ? a.rank : 0; // ranks whose rows lie further ahead: only their first piece is seen
+  const int early = a.causal ? a.rank : 0; // ranks before this one: of them only the first piece is seen
   const int rows = early * (a.Nk / 2) + (a.ranks - 1 - early) * a.Nk;
   return {early, a.Nk / 2, heads_at_a_time(a, a.Nk + rows), rows, rows / Bc, a.B * a.Hkv * (rows / Bc)};
 }

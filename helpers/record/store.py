@@ -154,7 +154,7 @@ def maker(stem: str | None, kind: str) -> str:
     if kind in BY_HAND:
         return "records of this kind were made by hand, by no command"
     options = COMMANDS.get(kind, "").format(stem=stem or "KERNEL")
-    gpus = "two GPUs or more" if options.startswith("ring") else "such a GPU"
+    gpus = "two GPUs or more" if options.startswith("ring") else "a GPU"
     return f"`{f'python -m helpers record {options}' if options else 'make bench'}` on a machine with {gpus} makes one"
 
 

@@ -160,7 +160,7 @@ _RANDOM = (
     Family("Q × 2", "scores twice as far apart", "weights grow in training; heads differ in temperature", _times(2)),
     Family("Q × 4", "a few keys take most of each row", "as Q × 2", _times(4)),
     Family("Q × 8", "one random key takes nearly all of each row", "as Q × 2", _times(8)),
-    Family("sink", "key 0, in the tile taken last, leads every row", "attention sinks, arXiv 2309.17453", _sink),
+    Family("sink", "key 0, which 13 and 20 take last, leads every row", "attention sinks, arXiv 2309.17453", _sink),
     Family(
         "one key",
         "each query looks at one key of its own, anywhere",

@@ -27,7 +27,7 @@ typedef int32_t ints __attribute__((vector_size(4 * W)));
 
 // e^x for x <= 0: 2^n in the exponent's bits times a polynomial for e^f, |f| <= ln 2 / 2; 0 below e^-87, so also for -inf.
 static inline vec exponential(vec x) {
-  const ints in = x >= -87.0f; // all bits of an element that is
+  const ints in = x >= -87.0f; // all bits of an element where that holds
   const vec low = (vec)((ints)x & in);
   const vec n = (low * 1.44269504f + 12582912.0f) - 12582912.0f; // to the nearest integer
   const vec f = (low - n * 0.693359375f) - n * -2.12194440e-4f;  // in two parts, so that nothing is lost

@@ -1,7 +1,7 @@
 // 13_2_rows: a warp takes 32 query rows, so that each fragment of K and V serves twice
 //
-// idea:      A fragment of K or V in registers is multiplied with two strips of 16 query rows: half the shared memory traffic
-//            per product. S and O take twice the registers; at d = 128 the fragments of Q do not fit beside them.
+// idea:      A fragment of K or V in registers is multiplied with two strips of 16 query rows: half the reads of K and V per
+//            product. S and O take twice the registers; at d = 128 the fragments of Q do not fit beside them.
 // changed:   from 13_1: 32 rows per warp; Q has shared memory of its own, and at d = 128 its fragments are read for every
 //            tile; the next copies leave after the softmax
 // op:        attention

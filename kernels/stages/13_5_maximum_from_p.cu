@@ -2,7 +2,7 @@
 //
 // idea:      The largest P of a row is exp2(rowmax S - m). P is still fp32 when a row's sum says that m was too small, so that
 //            dividing by that P loses nothing, and S is not needed again.
-// changed:   from 13_4: the new maximum is read from P; S is formed again only where P is infinite; a lower bound on the sums
+// changed:   from 13_4: the new maximum is read from P; S is formed again only where P is infinite; a smaller largest_sum
 //            from the first such tile on; P is rounded once all rows fit
 // op:        attention
 // inputs:    Q (B,H,Nq,D), K V (B,H,Nk,D) fp16 or bf16; rows and strides multiples of 16 bytes
@@ -122,7 +122,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void fa2_mma(const
   float S_reg[Bc / 8][8];               // (32, Bc) of this warp; P in its place
   uint32_t P_reg[Bc / 16][8];           // the same, rounded
   float O_reg[d / 8][8] = {};           // (32, d) of this warp, not yet divided by l
-  float largest_sum = 32.f;             // up to which a row_sum does with the m there is
+  float largest_sum = 32.f;             // a row_sum above it asks for a larger m
   float m_reg[4], l_reg[4], row_sum[4]; // of rows g + 8r; l and row_sum of this lane's columns, until the end
 #pragma unroll
   for (int r = 0; r < 4; ++r) m_reg[r] = -3e38f, l_reg[r] = 0.f; // below every score, but finite: -inf - m is -inf

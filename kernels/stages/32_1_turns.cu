@@ -3,8 +3,8 @@
 // idea:      The next S and this tile's O are started together, and the warpgroups take turns at that: while the products
 //            of one run, the other is at its softmax.
 // changed:   from 31: S of the next tile is started with O of this one; a warpgroup waits for its turn at a barrier of
-//            its own. It still waits for both products before its softmax. Under a mask groups of heads are evened out,
-//            and smaller for short sequences
+//            its own. It still waits for both products before its softmax. One loop, with a branch for the mask. Under a mask
+//            groups of heads are evened out, and smaller for short sequences
 // op:        attention
 // features:  causal, gqa
 // workspace: counter (1)

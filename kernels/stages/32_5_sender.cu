@@ -97,8 +97,9 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
   extern __shared__ __align__(1024) unsigned char smem[];
   const uint32_t Q_smem = fa::smem_address(smem), K_smem = Q_smem + Tile<d>::K_at, V_smem = Q_smem + Tile<d>::V_at;
   const uint32_t Q_full = Q_smem + Tile<d>::barriers_at;
-  const uint32_t Q_empty = Q_full + 16;                              // of two each: has landed; O_i has left its place
-  const uint32_t O_full = Q_empty + 16;                              // O_i is in the place of Q_i
+  const uint32_t Q_empty = Q_full + 16; // of two each: has landed; O_i has left its place
+  // O_i is in the place of Q_i
+  const uint32_t O_full = Q_empty + 16;
   const uint32_t K_full = O_full + 8, K_empty = K_full + 8 * stages; // per stage: has landed; has been read
   const uint32_t V_full = K_empty + 8 * stages, V_empty = V_full + 8 * stages;
   Work *work_smem = reinterpret_cast<Work *>(smem + Tile<d>::work_at); // of the query tiles in Q_smem
@@ -417,9 +418,6 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
       const auto overlap = [&](auto is, int end) { // to tile `end`; false where P was voted down
         constexpr bool track = decltype(is)::value;
         constexpr int early = !track ? Bc / 8 : d == 64 ? 5 : 10; // fragments of rows g that become P before O is there
-        // At d = 128 what no product waits for comes after what one waits for: accept() after S, V's release after P. At d = 64 that
-        // is slower.
-        constexpr bool behind = d == 128;
         if constexpr (!track) {
           // m stays here. A double is a pair of registers, an even and an odd one, in two banks: were both rows' m in one bank,
           // half of the FFMAs of the exponentials, which ptxas takes from both rows in turn, would fetch two operands from it.
@@ -429,9 +427,9 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
 #pragma unroll 1
         while (j0 > end && j0 <= seen) {
           if (!next_turn(track)) return false;
-          if constexpr (!behind) accept();
-          start_scores(K_ring.stage);
-          if constexpr (behind) accept();
+          // At d = 128 what no product waits for comes after what one waits for: K is given back after S, V after P. At d = 64
+          // that is slower.
+          d == 128 ? (start_scores(K_ring.stage), accept()) : (accept(), start_scores(K_ring.stage));
           start_output(accumulate);
           end_turn();
           const uint32_t V_barrier = V_empty + 8 * V_ring.stage;
@@ -452,9 +450,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
 
           fa::wgmma_wait_group<0>(); // O is there too, and P_reg may be written
           if constexpr (track) rescale(), exponentials(0, early, Bc / 8), exponentials(1, 0, Bc / 8);
-          if constexpr (!behind) release(V_barrier);
-          round_P();
-          if constexpr (behind) release(V_barrier);
+          d == 128 ? (round_P(), release(V_barrier)) : (release(V_barrier), round_P());
           accumulate = true;
         }
         return true;
@@ -544,9 +540,10 @@ template <int d, typename T> cudaError_t launch(const fa_model_args &a, cudaStre
   // Groups are evened out where one size allows it: the longest tiles of a small last group would begin late.
   const int64_t bytes = int64_t(4) * max(a.Nk, 2048) * d, at_most = max(int64_t(1), (int64_t(32) << 20) / bytes);
   const int64_t KV_heads = int64_t(a.B) * a.Hkv, groups = fa::ceil_div(KV_heads, at_most);
+  const int64_t heads = a.causal ? fa::ceil_div(KV_heads, groups) * (a.H / a.Hkv) : 1;
   const int64_t tiles = fa::ceil_div(a.Nq, Tile<d>::Br), all = tiles * a.B * a.H;
   if (all > fa::max_grid_x / 2) return cudaErrorInvalidValue; // an index past the last still fits into an int
-  const Order order = {int(tiles), a.causal ? int(fa::ceil_div(KV_heads, groups)) * (a.H / a.Hkv) : 1};
+  const Order order = {int(tiles), int(heads)};
   // S in units of log2, so that P = exp2(S - m). Formed here, it is an argument, which the exponentials' FMA reads without a
   // register: with a third one it would often read two of a bank.
   const float scale_log2 = fmaxf(fabsf(a.scale), 1e-30f) * fa::log2_e;

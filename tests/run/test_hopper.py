@@ -56,14 +56,16 @@ def test_a_sum_touched_before_its_product_is_complete_is_told_by_ptxas():
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("stem", ["31_warp_specialized", "32_ping_pong"])
-def test_a_cta_that_works_on_one_query_tile_after_another_is_right_and_races_nowhere(stem, causal):
-    """One CTA for all of them: what the cases are too small for where an SM is given one each."""
-    alone = single(stem, 64, "fp16").replace("int64_t(sms)", "int64_t(1)")
-    kernel = load(source=alone, device="cpu", quiet=True)
+@pytest.mark.parametrize(
+    "stem, D, ctas", [("31_warp_specialized", 64, 1), ("32_ping_pong", 64, 1), ("32_ping_pong", 128, 2)]
+)
+def test_a_cta_that_works_on_one_query_tile_after_another_is_right_and_races_nowhere(stem, D, ctas, causal):
+    """Few CTAs for all of them: what the cases are too small for where an SM is given one each."""
+    few = single(stem, D, "fp16").replace("int64_t(sms)", f"int64_t({ctas})")
+    kernel = load(source=few, device="cpu", quiet=True)
     torch.manual_seed(0)
-    q, k, v = (torch.randn(1, 1, n, 64).half() for n in (600, 768, 768))
-    check(kernel, [Case("one CTA", q, k, v, causal=causal)]).require()
+    q, k, v = (torch.randn(1, 1, n, D).half() for n in (600, 768, 768))
+    check(kernel, [Case("few CTAs", q, k, v, causal=causal)]).require()
     assert not xray(kernel, q, k, v, causal=causal).findings
 
 
@@ -84,6 +86,16 @@ def test_the_counter_is_left_alone_where_no_cta_has_a_second_query_tile(sms):
         left = never.tensors(q, k, v)["counter"]
         before = torch.full_like(left, torch.nan)
         assert torch.equal(left.view(torch.int32), before.view(torch.int32))
+
+
+@pytest.mark.parametrize("Nk, causal", [(1024, False), (1024, True), (1025, False)])
+def test_without_a_mask_short_query_tiles_of_128_columns_are_dealt_out_beforehand(Nk, causal):
+    """And the counter, which is not cleared for them, is left alone. One CTA has both query tiles."""
+    kernel = single("32_ping_pong", 128, "fp16").replace("int64_t(sms)", "int64_t(1)")
+    q, k, v = (torch.zeros(1, 1, n, 128).half() for n in (200, Nk, Nk))
+    taken = load(source=kernel, device="cpu", quiet=True).tensors(q, k, v, causal=causal)["counter"]
+    untouched = torch.full_like(taken, torch.nan).view(torch.int32).item()
+    assert taken.view(torch.int32).item() == (untouched if (Nk, causal) == (1024, False) else 2)
 
 
 @pytest.mark.parametrize("stem", ["32_5_sender", "32_ping_pong"])

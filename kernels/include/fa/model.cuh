@@ -7,7 +7,7 @@
 struct fa_model_args : fa_args {
   // A packed batch: sequence s has rows q_starts[s] .. q_starts[s + 1] of Q and O, k_starts[s] .. k_starts[s + 1] of K and
   // V, and B is 1. Null: every entry of the batch is a sequence of Nq queries and Nk keys.
-  const int32_t *q_starts, *k_starts; // (sequences + 1), increasing from 0
+  const int32_t *q_starts, *k_starts; // (sequences + 1), from 0, never falling
   const int32_t *lengths;             // (B): keys in use of each sequence; null: Nk
   const int32_t *pages; // (B, max_pages): where a sequence's keys lie in K, V (pages, Hkv, page, D); null: in order
   int32_t sequences, max_pages, page;

@@ -1,5 +1,5 @@
 // PTX instructions of Ampere (sm_80) and later, one function each, named after the instruction. Turing (sm_75) has ldmatrix,
-// and a smaller mma.
+// ex2 and a smaller mma.
 // The chapters are those of NVIDIA's "PTX ISA"; what each lane holds is in the figures of the sections named here.
 #pragma once
 #include <fa/half.cuh>

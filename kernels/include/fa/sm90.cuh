@@ -47,7 +47,7 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(uint32_t barrier, uint3
   return complete;
 }
 
-// Waits until it is. What arrivals and copies of that phase wrote is then visible to this thread.
+// Waits until it is. What threads wrote before they arrived, and what the phase's copies wrote, is then visible to this one.
 __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   while (!mbarrier_try_wait_parity(barrier, parity)) {
   }
@@ -167,10 +167,10 @@ inline cudaError_t encode_tile(CUtensorMap *map, int32_t dtype, const void *base
 }
 
 // --- wgmma: "Asynchronous Warpgroup Level Matrix Instructions". Four warps, a warpgroup, multiply (64, 16) by (16, N);
-// warp w % 4 holds rows 16w to 16w + 15 of the result, laid out as mma_m16n8k16's. The instruction only starts the
+// warp w of the CTA holds rows 16 (w % 4) to 16 (w % 4) + 15, laid out as mma_m16n8k16's. The instruction only starts the
 // product: registers that it reads or writes belong to it until a wait.
 
-// Before the first product that uses registers which were written since: they are written.
+// Before the first product, and before one that uses registers written since the last fence: what was written is in them.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
 // The products since the last commit become a group.

@@ -1,4 +1,4 @@
-// cp.async of one element: a tile may change its arrangement on the way, as with cp_async_16 of sm80.cuh it can't.
+// cp.async of one element: a tile may change its arrangement on the way; with cp_async_16 of sm80.cuh it can't.
 #pragma once
 #include <fa/sm80.cuh>
 

@@ -2,7 +2,7 @@
 //
 // D (64, N) = A (64, 16) B (16, N), added to what D holds if `accumulate`; A and B of T, D in float. N is the size of D,
 // d[N / 8][4]: with g = lane / 4 and t = lane % 4, d[n][0] and d[n][1] are row 16 (warp % 4) + g, columns 8n + 2t and
-// 8n + 2t + 1, d[n][2] and d[n][3] row g + 8. B lies in shared memory, where its descriptor says; A there too, or in the
+// 8n + 2t + 1, d[n][2] and d[n][3] 8 rows below. B lies in shared memory, where its descriptor says; A there too, or in the
 // registers of mma_m16n8k16's operand A. transA, transB = 1: the operand is MN-major, its summed dimension is not the
 // contiguous one. The product is only started: sm90.cuh has fence, commit and wait.
 #pragma once
