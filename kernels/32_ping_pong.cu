@@ -21,8 +21,8 @@
 //            D=128: Br=128 Bc=128 threads=384 smem=225 KB CTAs/SM=1
 // arch:      sm_90a
 // paper:     FlashAttention-3, sections 3.1 and 3.2, Algorithm 2 (arXiv 2407.08608)
-// speed:     H200, N >= 1024: 510 to 644 TFLOP/s at D=64, 650 to 776 at D=128: 1.26 x and 1.14 x SDPA CUDNN; causal 1.26 x
-//            and 1.22 x. At D=128, N >= 4096 0.98 of cuBLAS's product of two matrices, causal 0.95
+// speed:     H200, N >= 1024: 509 to 637 TFLOP/s at D=64, 656 to 788 at D=128: 1.27 x and 1.16 x SDPA CUDNN; causal 1.26 x
+//            and 1.23 x. At D=128, N >= 4096 0.98 of cuBLAS's product of two matrices, causal 0.95
 #include <fa/bulk.cuh>
 #include <fa/half.cuh>
 #include <fa/launch.cuh>

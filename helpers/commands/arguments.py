@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ..ladder.contract import MOST
 from ..ladder.errors import ToolkitError
 from ..ladder.rung import DTYPES, OPS, rung, rungs
 
@@ -16,6 +19,10 @@ if TYPE_CHECKING:
 
     from ..ladder.rung import Rung
     from ..run.kernel import Kernel
+
+
+SEEDS = (-(2**63), 2**64 - 1)  # that torch takes
+MOST_ELEMENTS = 2**40  # of a tensor: no machine has the memory
 
 
 def command(commands: Any, name: str, about: str, do: Callable, examples: tuple[str, ...]) -> argparse.ArgumentParser:
@@ -69,20 +76,46 @@ def add_inputs(parser: argparse.ArgumentParser) -> None:
         ("Nk", "keys"),
         ("D", "head dimension"),
     ):
-        group.add_argument(f"--{name}", type=_positive, metavar="n", help=words)
+        group.add_argument(f"--{name}", type=_dimension, metavar="n", help=words)
     group.add_argument("--dtype", choices=DTYPES, help="default: the first that the kernel takes")
     group.add_argument("--causal", action="store_true", help="under a causal mask")
-    group.add_argument("--window", type=_positive, metavar="n", help="each query sees the last n keys (with --causal)")
-    group.add_argument("--splits", type=_positive, metavar="n", help="cut the keys into n pieces")
+    group.add_argument("--window", type=positive, metavar="n", help="each query sees the last n keys (with --causal)")
+    group.add_argument("--splits", type=positive, metavar="n", help="cut the keys into n pieces")
     group.add_argument("--scale", type=float, help="default: 1/sqrt(D)")
-    group.add_argument("--seed", type=int, default=0, help="of the random numbers (default: 0)")
+    group.add_argument("--seed", type=_seed, default=0, help="of the random numbers (default: 0)")
     group.add_argument("--op", choices=OPS, help="of a file without a header block (default: attention)")
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """An option's whole number, at least 1; argparse refuses any other text."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is no positive number")
     return int(text)
+
+
+def _dimension(text: str) -> int:
+    if (size := positive(text)) > MOST:
+        raise argparse.ArgumentTypeError(f"{size} is too large; every dimension has to be at most 2^30")
+    return size
+
+
+def _seed(text: str) -> int:
+    try:
+        seed = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} is no whole number") from None
+    if not SEEDS[0] <= seed <= SEEDS[1]:
+        raise argparse.ArgumentTypeError(f"{seed} has more than 64 bits; a seed is -2^63 to 2^64 - 1")
+    return seed
+
+
+@contextlib.contextmanager
+def known_names() -> Iterator[None]:
+    """Looks up what the command line names: a KeyError becomes a ValueError of the same words, which says whose fault it is."""
+    try:
+        yield
+    except KeyError as error:
+        raise ValueError(error.args[0]) from error
 
 
 def found(kernels: list[str]) -> list[Rung]:
@@ -149,7 +182,7 @@ def inputs(rung: Rung, arguments: argparse.Namespace, device: str) -> tuple[tupl
     masks = {name: value for name, value in asked.items() if name != "splits"}  # O and LSE of a backward pass need them
     shape = _shape(rung, arguments)
     if rung.op == "merge":
-        return merging.workload((*shape[:3], shape[4]), arguments.dtype or "fp16", device), asked
+        return merging.workload((*shape[:3], shape[4]), arguments.dtype or rung.dtypes[0], device), asked
     Hkv = arguments.Hkv or (1 if "gqa" in rung.features and rung.title else shape[1])
     if shape[1] % Hkv:
         raise ValueError(
@@ -178,7 +211,11 @@ def _shape(rung: Rung, arguments: argparse.Namespace) -> tuple[int, int, int, in
         D = rung.usual_D
     n = arguments.N
     chosen = (arguments.B, arguments.H, arguments.Nq or n, arguments.Nk or n, arguments.D)
-    return tuple(own or default for own, default in zip(chosen, (B, H, Nq, Nk, D), strict=True))
+    B, H, Nq, Nk, D = shape = tuple(own or default for own, default in zip(chosen, (B, H, Nq, Nk, D), strict=True))
+    for size in ((Nq, Nk),) if rung.op == "softmax" else ((B, H, Nq, D), (B, H, Nk, D)):
+        if math.prod(size) > MOST_ELEMENTS:
+            raise ValueError(f"a tensor of shape {size} has {math.prod(size):.1g} elements; 2^40 are the most")
+    return shape
 
 
 def progress(line: str) -> None:

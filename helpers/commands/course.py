@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .arguments import command
+from .arguments import command, known_names
 
 EXAMPLES = (
     "course build build/course",
@@ -23,6 +23,7 @@ EXAMPLES = (
 def options(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(title="what to do", metavar="WHAT", required=True)
     build = command(commands, "build", "Writes OUT/student and OUT/instructor.", _build, EXAMPLES[:2])
+    build.usage = "%(prog)s OUT [--blank TASK [TASK ...]]"  # behind --blank it would be a task
     build.add_argument("out", type=Path, metavar="OUT", help="a folder that has neither yet")
     build.add_argument(
         "--blank",
@@ -51,7 +52,11 @@ def _syllabus(arguments: argparse.Namespace) -> int:
 
 def _build(arguments: argparse.Namespace) -> int:
     from ..lessons.course import trees
+    from ..lessons.tasks.catalogue import task
 
+    with known_names():
+        for id in arguments.blank:
+            task(id)
     print(trees.build(arguments.out.resolve(), arguments.blank))
     return 0
 

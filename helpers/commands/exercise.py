@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .arguments import command
+from .arguments import command, known_names, positive
 
 EXAMPLES = (
     "exercise list 04",
@@ -36,7 +36,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     check.add_argument("file", type=Path, metavar="FILE")
     hint = command(commands, "hint", "Tells a task's hints, the first N of them.", _hint, EXAMPLES[3:4])
     hint.add_argument("task", metavar="TASK", help="like 04.1 or case.5")
-    hint.add_argument("n", nargs="?", type=int, default=1, metavar="N", help="how many (default: 1)")
+    hint.add_argument("n", nargs="?", type=positive, default=1, metavar="N", help="how many (default: 1)")
 
 
 def _list(arguments: argparse.Namespace) -> int:
@@ -58,7 +58,8 @@ def _new(arguments: argparse.Namespace) -> int:
     regions = tuple(arguments.regions)
     if arguments.rung == "case":
         return _new_case(regions)
-    text, path = forms.page(arguments.rung, regions), Path(forms.work(arguments.rung, regions))
+    with known_names():
+        text, path = forms.page(arguments.rung, regions), Path(forms.work(arguments.rung, regions))
     _write(path, text)
     print(f"wrote {from_root(path)}; when it is filled in: python -m helpers exercise check {from_root(path)}")
     return 0
@@ -70,7 +71,8 @@ def _new_case(numbers: tuple[str, ...]) -> int:
 
     if len(numbers) != 1:
         raise ValueError("one case at a time: exercise new case 5")
-    case = detective.opened(numbers[0])
+    with known_names():
+        case = detective.opened(numbers[0])
     path = ROOT / "work" / f"case_{case.case.n:02d}.cu"
     _write(path, detective.page(case.case.n))
     print(f"{case.symptoms()}\n\nwrote {from_root(path)}. At its end: the line and one of these mechanisms")
@@ -103,7 +105,8 @@ def _check(arguments: argparse.Namespace) -> int:
 def _hint(arguments: argparse.Namespace) -> int:
     from ..lessons.forms import hint
 
-    hints = hint(arguments.task).task.hints
-    for n, text in enumerate(hints[: max(1, arguments.n)], 1):
+    with known_names():
+        hints = hint(arguments.task).task.hints
+    for n, text in enumerate(hints[: arguments.n], 1):
         print(f"hint {n} of {len(hints)}: {text}")
     return 0

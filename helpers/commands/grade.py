@@ -12,6 +12,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from .arguments import known_names, positive
+
 EXAMPLES = (
     "grade work/04_online_update.cu",
     "grade submissions/* --tasks 04.1 04.2 --seed 7 --json",
@@ -20,6 +22,7 @@ EXAMPLES = (
 
 
 def options(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "%(prog)s SUBMISSION [SUBMISSION ...] [options]"  # behind --tasks they would be tasks
     parser.add_argument(
         "submissions", nargs="+", type=Path, metavar="SUBMISSION", help="a .cu, a notebook, or a folder"
     )
@@ -31,7 +34,7 @@ def options(parser: argparse.ArgumentParser) -> None:
         metavar="TASK",
         help="what counts, like 04.1 or case.5; default: what is answered",
     )
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="submissions at a time (default: 1)")
+    parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="submissions at a time (default: 1)")
     parser.add_argument("--json", action="store_true", help="one JSON object per submission, a line each")
     parser.add_argument(
         "--gradescope", type=Path, metavar="FILE", help="write the (last) submission's results.json to FILE"
@@ -49,8 +52,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(
             f"--gradescope {to}: " + ("it is a folder" if to.is_dir() else f"there is no folder {to.parent}")
         )
-    for id in arguments.tasks:
-        assignment(id)  # KeyError names those there are
+    with known_names():
+        for id in arguments.tasks:
+            assignment(id)
 
     def graded(path: Path) -> Grade | Exception:
         try:

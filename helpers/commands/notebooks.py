@@ -7,6 +7,8 @@ the notebook, where unchanged cells keep their outputs, or the notebook's cells 
 from __future__ import annotations
 
 import argparse
+import json
+from pathlib import Path
 
 EXAMPLES = (
     "notebooks",
@@ -27,6 +29,8 @@ def options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from ..lessons.execute import chosen, execute_all
 
+    for path in chosen(arguments.stems):
+        _require_notebook(path)
     if arguments.from_text or arguments.to_text:
         from ..lessons import pairs
 
@@ -37,3 +41,14 @@ def run(arguments: argparse.Namespace) -> int:
                 print(f"{stem}: {pairs.to_notebook(stem)} new cells")
         return 0
     return 0 if execute_all(arguments.stems, arguments.inplace) else 1
+
+
+def _require_notebook(path: Path) -> None:
+    from ..ladder.paths import from_root
+
+    text = path.read_text()
+    try:
+        json.loads(text)
+    except ValueError as error:
+        why = str(error) if text.strip() else "it is empty"
+        raise ValueError(f"{from_root(path)} is no notebook: {why}") from None

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..evidence.counters import KINDS
-from .arguments import add_kernels, command, for_this_gpu, found
+from .arguments import add_kernels, command, for_this_gpu, found, positive
 
 EXAMPLES = ("record rungs", "record rungs 04", "record counters 04", "record tiles 13")
 
@@ -47,7 +47,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     _mutants(add("sanitizer", sanitizer, "", '"04.*" --seconds 600', "--build --programs build/mutants"), gpu=True)
     _mutants(add("xray-of-mutants", xray_of_mutants, "", '--missing "04.*"'), gpu=False)
     judged = add("verdicts", verdicts, "", "--workers 2")
-    judged.add_argument("--workers", type=int, help="how many at a time (default: as many as there are cores)")
+    judged.add_argument("--workers", type=positive, help="how many at a time (default: as many as there are cores)")
     judged.add_argument(
         "--every", action="store_true", help="run every seeded bug, not only those whose verdict is stale"
     )
@@ -55,14 +55,19 @@ def options(parser: argparse.ArgumentParser) -> None:
     add_kernels(add("timeline", timeline, "11 12"), "rungs with cp.async or plain loads, 10 to 12", count="+")
     tiled = add("tiles", tiles, "", "13 --rounds 9")
     tiled.add_argument("kernel", nargs="?", default="13_tuned", metavar="KERNEL", help="default: 13_tuned")
-    tiled.add_argument("--rounds", type=int, default=7, help="rounds per shape (default: 7)")
+    tiled.add_argument("--rounds", type=positive, default=7, help="rounds per shape (default: 7)")
     add("training", training, "")
     add("writing", writing, "")
     ringed = add("ring", ring, "", "--dry", "--largest")
     ringed.add_argument("--dry", action="store_true", help="two ranks on the emulator, tiny tensors; records nothing")
-    ringed.add_argument("--ranks", type=int, help="how many (default: as many as there are GPUs)")
+    ringed.add_argument("--ranks", type=positive, help="how many (default: as many as there are GPUs; with --dry two)")
     ringed.add_argument(
-        "--lengths", type=int, nargs="+", default=[], metavar="N", help="these N alone: renews their rows of the record"
+        "--lengths",
+        type=positive,
+        nargs="+",
+        default=[],
+        metavar="N",
+        help="these N alone: renews their rows of the record",
     )
     ringed.add_argument(
         "--largest", action="store_true", help="one forward pass at the largest N that fits, and nothing else"
@@ -81,7 +86,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def _mutants(parser: argparse.ArgumentParser, gpu: bool) -> None:
     parser.add_argument("ids", nargs="*", metavar="ID", help='mutants, like "04.*"; all by default')
-    parser.add_argument("--workers", type=int, help="how many at a time")
+    parser.add_argument("--workers", type=positive, help="how many at a time")
     if not gpu:
         parser.add_argument("--missing", action="store_true", help="only mutants that have no entry yet")
         return
@@ -89,7 +94,7 @@ def _mutants(parser: argparse.ArgumentParser, gpu: bool) -> None:
     parser.add_argument("--programs", type=Path, metavar="DIR", help="build here, and use what is built here already")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the tools' whole output here")
     parser.add_argument("--build", action="store_true", help="build the programs and run none; needs no GPU")
-    parser.add_argument("--gpus", type=int, default=1, help="how many GPUs, all alike, to run on (default: 1)")
+    parser.add_argument("--gpus", type=positive, default=1, help="how many GPUs, all alike, to run on (default: 1)")
 
 
 def rungs(arguments: argparse.Namespace) -> int:

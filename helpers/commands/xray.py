@@ -28,8 +28,10 @@ def run(arguments: argparse.Namespace) -> int:
     from ..run.xray import xray
 
     page = arguments.html
-    if page and not page.absolute().parent.is_dir():
-        raise ValueError(f"--html {page}: there is no folder {page.parent}")
+    if page and (page.is_dir() or not page.absolute().parent.is_dir()):
+        raise ValueError(
+            f"--html {page}: " + ("it is a folder" if page.is_dir() else f"there is no folder {page.parent}")
+        )
     rung = described(arguments)
     tensors, asked = inputs(rung, arguments, "cpu")
     ray = xray(rung, *tensors, **asked)

@@ -166,8 +166,12 @@ def look(mutant: Mutant, programs: Path, keep: Path | None = None, gpu: int | No
 
 
 def chosen(patterns: list[str]) -> list[Mutant]:
-    """The rungs themselves and their mutants, or those whose id one of `patterns` ("04.*") matches."""
+    """The rungs themselves and their mutants, or those whose id one of `patterns` ("04.*") matches. ValueError for a pattern that
+    matches none."""
     everything = [*(original(each.stem) for each in rungs()), *mutants().values()]
+    for pattern in patterns:
+        if not any(fnmatch(m.id, pattern) for m in everything):
+            raise ValueError(f"no mutant {pattern!r}; ids read like 04.original or 04.*")
     return [m for m in everything if not patterns or any(fnmatch(m.id, pattern) for pattern in patterns)]
 
 
@@ -239,8 +243,9 @@ def record_on_gpu(
     patterns: list[str], workers: int, seconds: float, programs: Path, keep: Path | None, gpus: int = 1
 ) -> None:
     """Runs what is not recorded yet, for at most `seconds` in all, and records it. gpus: so many of this machine's, alike."""
+    mutants = chosen(patterns)
     kept = _Record()
-    wanted = [m for m in chosen(patterns) if m.id not in set(kept.before["mutant"])]
+    wanted = [m for m in mutants if m.id not in set(kept.before["mutant"])]
     wanted.sort(key=lambda m: m.digest)  # in any order: what there is no time for is missing everywhere alike
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=True)
@@ -270,9 +275,10 @@ def record_on_gpu(
 
 def build_all(patterns: list[str], workers: int | None, programs: Path) -> None:
     """Builds what there is to run, `workers` at a time (by default as many as there are cores), and runs nothing."""
+    wanted = chosen(patterns)
     build_host(programs)
     start = time.monotonic()
-    built, wrong = in_parallel(lambda mutant: build(mutant, programs), chosen(patterns), workers or cores())
+    built, wrong = in_parallel(lambda mutant: build(mutant, programs), wanted, workers or cores())
     print(*wrong, f"{len(built)} programs built in {time.monotonic() - start:.0f} s", sep="\n")
 
 

@@ -1,6 +1,6 @@
-"""The budget of an SM: how long each of its units is busy with one tile of keys, for kernels side by side.
+"""The budget of an SM: how long each of its units is busy with a piece of work, for kernels side by side.
 
-The units work at the same time. The longest bar is the least that the tile can take; the kernel takes longer where they wait
+The units work at the same time. The longest bar is the least that the work can take; the kernel takes longer where they wait
 for each other.
 """
 
@@ -21,7 +21,7 @@ UNITS = ("shared memory", "tensor cores", "issue slots", "MUFU")  # from the top
 def units(frame: pd.DataFrame, title: str, text: str, measured: Mapping[str, float] | None = None) -> Picture:
     """A panel for each kernel, in it a bar for each unit on one scale, the longest marked.
 
-    frame: columns kernel, unit (UNITS and others) and clocks (of one SM, per tile of keys as the title says), one row for each
+    frame: columns kernel, unit (UNITS and others) and clocks (of one SM, for the work that the title names), one row for each
     kernel and unit. text: what to see, the alternative text. measured: kernel to the clocks that the same work took, a dashed
     line where there is one. ValueError if a kernel has a unit twice, or `measured` has a kernel that `frame` hasn't.
     """
@@ -64,5 +64,5 @@ def _panel(ax: Axes, kernel: str, clocks: pd.Series, most: float) -> None:
         weight = "bold" if first else "normal"
         ax.text(value + 0.012 * most, y, f"{value:.0f}", va="center", fontsize=9, fontweight=weight, color=INK)
     ax.set_title(kernel, color=MUTED)
-    ax.set_xlabel("clocks of one SM per tile")
+    ax.set_xlabel("clocks of one SM")
     ax.grid(axis="y", visible=False)

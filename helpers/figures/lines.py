@@ -116,11 +116,14 @@ def short(n: float) -> str:
 
 
 def device(frame: pd.DataFrame) -> str:
-    """The devices of a frame for its title, and which of its rungs have changed since they were recorded."""
+    """The devices of a frame for its title, and which of its rungs have changed since they were recorded. Of a record of several
+    rungs, which has no `op`, it isn't known which one has."""
     words = " and ".join(dict.fromkeys(frame["device"])) if "device" in frame else "this GPU"
     if "stale" in frame and frame["stale"].any():
-        old = ", ".join(dict.fromkeys(frame.loc[frame["stale"].astype(bool), "rung"]))
-        words += f" · STALE: {old} changed since"
+        old = frame[frame["stale"].astype(bool)].drop_duplicates("rung")
+        of_one = old["op"].notna() if "op" in old else pd.Series(True, old.index)
+        names = old["rung"].where(of_one, "a kernel of " + old["rung"] + "'s record")
+        words += f" · STALE: {', '.join(names)} changed since"
     return words
 
 

@@ -159,6 +159,9 @@ def ratio(samples: pd.DataFrame, ours: str, peers: str | Sequence[str], dtype: s
         figure.draw_without_rendering()
         name_lines(ax, {f"{n}": e for n, e in ends.items()}, looks)
     axes[0].set_ylabel(f"speed of {ours}\n(peer's time / its time)")
+    figure.supxlabel(
+        "marks: median of the rounds; whiskers: lowest, highest", x=0.01, ha="left", fontsize=9, color=MUTED
+    )
     causal = ", causal" if "causal" in _pass(samples) else ""
     figure.suptitle(
         f"{ours} beside its peers, {_what(samples)}{causal} · {device(samples)}", x=0.01, ha="left", fontsize=11
@@ -364,7 +367,8 @@ def budget(frame: pd.DataFrame) -> Figure:
         ax.set_xscale("log")
         ax.set_xlim(0.008, 3)
         ax.axvspan(1, 3, color=MUTED, alpha=0.15, linewidth=0)
-        ax.text(1.75, -0.55, "wrong", color=MUTED, fontsize=9, ha="center")
+        where = {"transform": ax.get_xaxis_transform(), "ha": "center", "va": "top"}
+        ax.text(1.75, 0.98, "wrong", color=MUTED, fontsize=9, **where)
         ax.xaxis.set_major_locator(FixedLocator([0.01, 0.1, 1]))
         ax.xaxis.set_minor_locator(NullLocator())
         ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:.0%}"))
@@ -374,7 +378,7 @@ def budget(frame: pd.DataFrame) -> Figure:
     axes[0].set_ylim(len(rungs) - 0.4, -0.9)
     handles = {label: h for ax in axes for h, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     figure.legend([handles[d] for d in dtypes], dtypes, loc="outside lower right", ncols=3, frameon=False, fontsize=9)
-    figure.suptitle(f"Error of every rung · {device(frame)}", x=0.01, ha="left", fontsize=11)
+    figure.suptitle(f"Largest errors · {device(frame)}", x=0.01, ha="left", fontsize=11)
     return figure
 
 

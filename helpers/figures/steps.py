@@ -31,7 +31,7 @@ def _panel(ax: Axes, D: int, part: pd.DataFrame, most: int, fontsize: float) -> 
             "markerfacecolor": face,
             "markeredgecolor": INK,
             "markersize": 8,
-            "label": "stayed" if stayed else "did not",
+            "label": "stayed" if stayed else "did not stay",
         }
         ax.plot(part["ratio"].iloc[at], at, "o", linestyle="", zorder=4.5, **look)
     names = [f"{step} · {cut(what, most)}" for step, what in zip(part["step"], part["what"], strict=True)]
@@ -60,7 +60,9 @@ def beside(frame: pd.DataFrame, title: str, peer: str) -> Figure:
         ax.axvline(1, color=INK, linewidth=1, linestyle="--", zorder=3)
         ax.set(xlim=(low, high), xlabel=f"times as fast as {peer}", ylim=(rows - 0.4, -0.6))
     dot = {"marker": "o", "linestyle": "", "markeredgecolor": INK, "markersize": 8}
-    handles = [Line2D([], [], markerfacecolor=c, label=t, **dot) for c, t in ((GREEN, "stayed"), (CARD, "did not"))]
+    handles = [
+        Line2D([], [], markerfacecolor=c, label=t, **dot) for c, t in ((GREEN, "stayed"), (CARD, "did not stay"))
+    ]
     if "ratio_causal" in frame:
         causal = {"marker": "D", "linestyle": "", "color": ORANGE, "markersize": 4.5}
         handles.append(Line2D([], [], label="under a causal mask", **causal))
@@ -69,8 +71,8 @@ def beside(frame: pd.DataFrame, title: str, peer: str) -> Figure:
 
 
 @styled
-def marks(frame: pd.DataFrame, title: str) -> Figure:
-    """A line for each step and on it a mark for each D; with ratio_causal a second panel."""
+def marks(frame: pd.DataFrame, title: str, peer: str) -> Figure:
+    """A line for each step and on it a mark for each D, at its ratio to `peer`; with ratio_causal a second panel."""
     order = frame.drop_duplicates("step").sort_values("step")
     panels = {"ratio": "without a mask", "ratio_causal": "causal"} if "ratio_causal" in frame else {"ratio": ""}
     figure, axes = canvas(6.4 + 3.2 * len(panels), 1.5 + 0.28 * len(order), len(panels), title=title, sharey=True)
@@ -85,7 +87,7 @@ def marks(frame: pd.DataFrame, title: str) -> Figure:
     for ax, said in zip(axes, panels.values(), strict=True):
         ax.axvline(1, color=MUTED, linewidth=1, linestyle="--")
         ax.set_title(said, color=MUTED)
-        ax.set(xlabel="times as fast as the peer", ylim=(len(order) - 0.4, -0.6))
+        ax.set(xlabel=f"times as fast as {peer}", ylim=(len(order) - 0.4, -0.6))
     labels = [f"{step} · {textwrap.shorten(what, 62)}" for step, what in zip(order["step"], order["what"], strict=True)]
     axes[0].set_yticks(range(len(order)), labels, color=INK, fontsize=8)
     figure.legend(handles=_mark_handles(looks), loc="outside lower left", ncols=4, frameon=False, fontsize=9)
@@ -96,4 +98,5 @@ def _mark_handles(looks: dict[int, tuple[str, str]]) -> Sequence[Line2D]:
     handles = [
         Line2D([], [], linestyle="", marker=m, color=c, markersize=7, label=f"D = {D}") for D, (m, c) in looks.items()
     ]
-    return [*handles, Line2D([], [], linestyle="", marker="o", color=MUTED, markerfacecolor=CARD, label="not kept")]
+    hollow = {"marker": "o", "color": MUTED, "markerfacecolor": CARD, "label": "hollow: did not stay"}
+    return [*handles, Line2D([], [], linestyle="", **hollow)]

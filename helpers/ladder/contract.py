@@ -7,7 +7,7 @@ from __future__ import annotations
 import ctypes
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from .errors import CallError
@@ -21,6 +21,11 @@ MOST = 2**30  # of any dimension: kernels add up a few positions in 32 bits
 MOST_RANKS, MOST_COPIERS = 8, 32  # as many as fa_peers_args has room for
 SIGNALS = MOST_RANKS * (1 + MOST_COPIERS)  # flags of one rank: fa::signals_per_rank
 STEPS = {"announce": 1, "attend": 2, "settle": 4, "fetch": 8}  # fa::step
+INPUTS_ONLY = {  # what a kernel without features takes, by operation; any other takes q, k, v and a scale
+    "softmax": "scores s only",
+    "merge": "o_a, lse_a, o_b, lse_b only",
+    "attention_backward": "q, k, v, o, lse, do and a scale only",
+}
 TORCH_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}  # in the order of fa_dtype in fa/args.cuh
 
 
@@ -213,13 +218,14 @@ def prepare(
         rung.op, _attention
     )
     count = 3 if rung.op == "attention_backward" else 2
-    if out is not None and len(out) != count:
-        raise CallError(f"out takes {'three' if count == 3 else 'two'} tensors, {len(out)} came")
+    if out is not None and not (isinstance(out, tuple | list) and len(out) == count):
+        came = len(out) if isinstance(out, tuple | list) else f"a {type(out).__name__}"
+        raise CallError(f"out takes {'three' if count == 3 else 'two'} tensors, {came} came")
     asked = {name: value for name, value in features.items() if value is not None and value is not False}
     for name in asked:
         feature = {"cu_seqlens": "varlen"}.get(name, name)
         if feature not in rung.features:
-            otherwise = "scores s only" if rung.op == "softmax" else "q, k, v and a scale only"
+            otherwise = INPUTS_ONLY.get(rung.op, "q, k, v and a scale only")
             raise CallError(f"{rung.stem} takes no {name}; it takes {', '.join(rung.features) or otherwise}")
     return kind(rung, device, inputs, scale, out, asked)
 
@@ -367,15 +373,17 @@ def _merge(rung: Rung, device: str, inputs: tuple, scale: float | None, out: Any
         raise CallError(f"{rung.stem} takes no scale")
     o_a, lse_a, o_b, lse_b = inputs
     _require_tensor(rung, device, "o_b", o_b)
-    _require_tensor(rung, device, "o_a", o_a)
+    _require_tensor(rung if "fp32" in rung.dtypes else replace(rung, dtypes=("fp32", *rung.dtypes)), device, "o_a", o_a)
     if o_b.dim() != 4 or o_b.numel() == 0:
         raise CallError(f"o_b has shape {tuple(o_b.shape)}; it has to be (B, H, N, D), every dimension at least 1")
-    if o_b.shape[3] not in rung.D:
+    if rung.D and o_b.shape[3] not in rung.D:
         raise CallError(f"head dimension {o_b.shape[3]}: {rung.stem} takes D in {', '.join(map(str, rung.D))}")
     if out is None:
         out = o_b.new_empty(o_b.shape, dtype=torch.float32), o_b.new_empty(o_b.shape[:3], dtype=torch.float32)
     o, lse = out
     for name, t in (("o_a", o_a), ("out: o", o)):
+        if not isinstance(t, torch.Tensor):
+            raise CallError(f"{name} is a {type(t).__name__}; {rung.stem} takes torch tensors")
         if t.shape != o_b.shape or t.dtype not in (torch.float32, o_b.dtype) or t.device != o_b.device:
             raise CallError(
                 f"{name} is {t.dtype} {tuple(t.shape)} on {t.device}; it has to be {o_b.dtype} or torch.float32 "
@@ -474,26 +482,28 @@ def _mask(args: FaBackwardArgs, asked: dict) -> None:
         window = asked["window"]
         if not args.causal or not isinstance(window, int) or window < 1:
             raise CallError(
-                f"window is {window!r} and causal {bool(args.causal)}; a window counts keys, at least 1, and needs causal=True"
+                f"window is {window!r} and causal {bool(args.causal)}; a window is an int, at least 1 key, and needs causal=True"
             )
         args.window = min(window, MOST)  # no more keys than that
 
 
 def _packed(args: FaBackwardArgs, q: Tensor, asked: dict) -> dict[str, Tensor]:
     """Of a packed batch (`cu_seqlens`), the row numbers at which sequences begin in q and in k."""
+    import torch
+
     if "cu_seqlens" not in asked:
         return {}
     starts = asked["cu_seqlens"]
     if args.B != 1 or "pages" in asked or "lengths" in asked:
         raise CallError("cu_seqlens goes with a batch dimension of 1, in which all sequences lie one behind the other")
-    pair = isinstance(starts, tuple | list) and len(starts) == 2 and all(hasattr(x, "shape") for x in starts)
+    pair = isinstance(starts, tuple | list) and len(starts) == 2 and all(isinstance(x, torch.Tensor) for x in starts)
     if not pair or starts[0].shape != starts[1].shape:
         raise CallError(
             "cu_seqlens takes two tensors of (sequences + 1) row numbers each, of the queries and of the keys"
         )
     given = dict(zip(("q_starts", "k_starts"), starts, strict=True))
     for (name, t), rows in zip(given.items(), (args.Nq, args.Nk), strict=True):
-        _require_integers(f"cu_seqlens, {name[0]}", t, q, (t.shape[0],) if t.dim() == 1 else (2,))
+        _require_integers(f"cu_seqlens, {name[0]}", t, q, (max(2, t.numel()),))
         if t.device.type == "cpu" and (t[0] != 0 or t[-1] != rows or (t.diff() < 0).any()):
             raise CallError(f"cu_seqlens is {t.tolist()}; it has to rise from 0 to {rows}, the number of rows")
         setattr(args, name, t.data_ptr())
@@ -511,9 +521,10 @@ def _cached(args: FaBackwardArgs, q: Tensor, k: Tensor, asked: dict) -> dict[str
         pages = given["pages"]
         if "lengths" not in given:
             raise CallError("pages needs lengths, the number of keys in use of each sequence")
-        _require_integers("pages", pages, q, (args.B, pages.shape[-1] if hasattr(pages, "shape") else 1))
-        if pages.device.type == "cpu" and (pages.min() < 0 or pages.max() >= k.shape[0]):
-            raise CallError(f"pages names page {int(pages.max())}; k and v have {k.shape[0]}")
+        columns = pages.shape[1] if getattr(pages, "ndim", 0) == 2 else 1
+        _require_integers("pages", pages, q, (args.B, max(1, columns)))
+        if pages.device.type == "cpu":
+            _require_pages(pages, k.shape[0])
         if pages.shape[1] * k.shape[2] > MOST:
             raise CallError(f"pages has room for {pages.shape[1]} pages of {k.shape[2]} keys; 2^30 keys are the most")
         args.max_pages, args.page = pages.shape[1], k.shape[2]
@@ -525,6 +536,12 @@ def _cached(args: FaBackwardArgs, q: Tensor, k: Tensor, asked: dict) -> dict[str
     return given
 
 
+def _require_pages(pages: Tensor, there: int) -> None:
+    low, high = int(pages.min()), int(pages.max())
+    if low < 0 or high >= there:
+        raise CallError(f"pages names page {low if low < 0 else high}; k and v have pages 0 to {there - 1}")
+
+
 def _splits(rung: Rung, args: FaBackwardArgs, q: Tensor, asked: dict) -> int:
     """Pieces to cut the keys into: as asked, or the fewest, of at least 256 keys each, that leave no more than a tenth of the
     places for CTAs empty in the last wave; if there is no such number, the one that leaves fewest empty."""
@@ -532,7 +549,7 @@ def _splits(rung: Rung, args: FaBackwardArgs, q: Tensor, asked: dict) -> int:
 
     if "splits" in asked:
         if not isinstance(asked["splits"], int) or not 1 <= asked["splits"] <= 1024:
-            raise CallError(f"splits is {asked['splits']!r}; it has to be 1 to 1024")
+            raise CallError(f"splits is {asked['splits']!r}; it has to be an int, 1 to 1024")
         return asked["splits"]
     if "splits" not in rung.features:
         return 1

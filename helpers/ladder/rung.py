@@ -45,12 +45,15 @@ FEATURES = (
 DTYPES = ("fp32", "fp16", "bf16")
 # Hshared: H where query heads share K and V, 0 where each has its own
 DIMENSIONS = ("B", "H", "Hkv", "Hshared", "Nq", "Nk", "D", "splits", "rows", "N")
-IN_TILES = re.compile(r"Nq(\d+)")  # Nq128: Nq in whole tiles of 128
+ROWS = ("rows", "N")  # of those, words of a softmax alone
+IN_TILES = re.compile(r"Nq([1-9]\d*)")  # Nq128: Nq in whole tiles of 128
 
 MAX_WORKSPACE = 4  # as many as fa_args has room for
 
 _TITLE = re.compile(r"// (?P<stem>\w+): (?P<title>\S.*)")
 _KEY = re.compile(r"// (?P<key>\w+):\s*(?P<value>.*)")
+_NUMBERS = re.compile(r"[1-9]\d*([,\s]+[1-9]\d*)*")
+_TENSOR = re.compile(r"(?P<name>\w+)\s*\((?P<dims>[^()]*)\)[^()]*")
 _ARCH = re.compile(r"sm_\d{2,3}a?")
 _COMMENT_OR_STRING = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
 _INCLUDE = re.compile(r'^\s*#\s*include\s*[<"](fa/[\w./]+)[>"]', re.MULTILINE)
@@ -285,12 +288,13 @@ def parse(source: str, path: Path, strict: bool = False) -> Rung:
     if "features" in values:
         fields["features"] = tuple(re.split(r"[,\s]+", values["features"]))
     if "D" in values:
+        if not _NUMBERS.fullmatch(values["D"]):
+            raise ValueError(
+                f"{path.name}: D {values['D']!r} in the header block; it reads like 64, 128, and a kernel for any D has no such line"
+            )
         fields["D"] = tuple(int(d) for d in re.findall(r"\d+", values["D"]))
     if "workspace" in values:
-        fields["workspace"] = tuple(
-            (name, tuple(re.split(r"[,\s]+", dims.strip())))
-            for name, dims in re.findall(r"(\w+)\s*\(([^)]*)\)", values["workspace"])
-        )
+        fields["workspace"] = tuple(_tensor(path, part.strip()) for part in _parts(values["workspace"]))
     _require(path, "op", [values.get("op", OPS[0])], OPS)
     _require(path, "feature", fields.get("features", ()), FEATURES)
     _require(path, "dtype", fields.get("dtypes", ()), DTYPES)
@@ -298,10 +302,25 @@ def parse(source: str, path: Path, strict: bool = False) -> Rung:
         raise ValueError(f"{path.name}: arch {values['arch']!r} in the header block; it reads like sm_80 or sm_90a")
     if len(fields.get("workspace", ())) > MAX_WORKSPACE:
         raise ValueError(f"{path.name}: the header block has more than {MAX_WORKSPACE} workspace tensors")
+    allowed = tuple(d for d in DIMENSIONS if values.get("op") == "softmax" or d not in ROWS)
     for name, dims in fields.get("workspace", ()):
         words = [d for d in dims if not d.isdigit() and not IN_TILES.fullmatch(d)]
-        _require(path, f"workspace {name}: dimension", words, DIMENSIONS)
+        _require(path, f"workspace {name}: dimension", words, allowed)
     return Rung(stem=stem, path=path, source=source, title=title, **fields)  # type: ignore[arg-type]
+
+
+def _parts(workspace: str) -> list[str]:
+    """The tensors of a `workspace:` value, each still a text: `;` stands between two, or the end of a line."""
+    return [part for part in re.split(r";|\n(?=\w+\s*\()", workspace) if part.strip()]
+
+
+def _tensor(path: Path, text: str) -> tuple[str, tuple[str, ...]]:
+    found = _TENSOR.fullmatch(text)
+    if found is None:
+        raise ValueError(
+            f"{path.name}: workspace {text!r} in the header block; it reads like m (B, H, Nq), and `;` stands between two"
+        )
+    return found["name"], tuple(re.split(r"[,\s]+", found["dims"].strip()))
 
 
 def _require(path: Path, what: str, values: Iterable[str], allowed: tuple[str, ...]) -> None:

@@ -219,7 +219,7 @@ CASES = (
         "a8bff26962d2",
         ("tile_loop", "merge_warps"),
         (
-            "Right with few keys, wrong with many, and only by a few budgets: something small is added.",
+            "Right with few keys, wrong with many, and O only by a few budgets: something small is added.",
             "Numbers between 0 and 1 would do it. Where are there such numbers, in a register that is used again?",
             "An accumulator of mma.sync is added to. What does it hold when a step begins?",
         ),
@@ -293,7 +293,7 @@ CASES = (
         "4673d3e6da81",
         ("scores", "tile_loop"),
         (
-            "Right as long as there is one tile of queries. What changes from one tile of queries to the next?",
+            "The first tile of queries that a CTA takes is right. What changes from one tile to the next?",
             "P is recomputed from LSE. If P belongs to one tile and LSE to another, every gradient is wrong.",
             "The scores of the next step are begun in this one. Look at each use of a stage there: of this step, or of the next?",
         ),

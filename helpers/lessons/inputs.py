@@ -93,8 +93,8 @@ class _Dice:
 
 
 def _attention(draw: Draw) -> Iterator[Case]:
-    dice, features = _Dice(draw), draw.rung.features
-    for case in itertools.chain(_plain(dice), _features(dice, features)):
+    dice = _Dice(draw)
+    for case in itertools.chain(_plain(dice), _features(dice, draw.rung.features), _persistent(dice, draw.rung)):
         kind = dice.dtype
         yield replace(case, **{name: getattr(case, name).to(kind) for name in "qkv"})
 
@@ -123,6 +123,9 @@ def _plain(dice: _Dice) -> Iterator[Case]:
     q, k, v = (dice.randn(2, n, 3, D).transpose(1, 2) for n in (about(40), Nk, Nk))
     yield Case("strided (B,N,H,D)", q, k, v)
     yield Case("many tiles", *qkv(8, about(300 if dice.dtype == torch.float32 else 700), H=1))
+    q, k, v = qkv(about(20), about(200), H=1)
+    q[..., 0], k[:, :, 3, 0] = 30.0, 40.0
+    yield Case("one key far above all others", q, k, v)
     yield Case("few keys, many queries", *qkv(about(260), 5, H=1))
 
 
@@ -155,6 +158,12 @@ def _features(dice: _Dice, features: tuple[str, ...]) -> Iterator[Case]:
         for splits in (2, 5, 11):
             yield Case(f"{splits} splits", *qkv(3, about(690), H=4), splits=splits)
         yield Case("splits and lengths", *qkv(2, 300, B=4), lengths=torch.tensor([300, 1, 129, 0]).int(), splits=3)
+
+
+def _persistent(dice: _Dice, rung: Rung) -> Iterator[Case]:
+    """For a rung whose CTAs stay, one for each of the emulator's 132 SMs, and count query tiles: more than two for each CTA."""
+    if "counter" in dict(rung.workspace):
+        yield Case("three query tiles for a CTA", *dice.qkv(64, 32, H=400))
 
 
 def _backward(draw: Draw) -> Iterator[Case]:

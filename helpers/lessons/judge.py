@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -142,7 +143,7 @@ def jobs(cases: Sequence[Case], schedules: Sequence[int] = (0,)) -> list[Job]:
 
 
 def observe(rung: Rung, work: Iterable[Job], seconds: float = SECONDS) -> Iterable[Run]:
-    """Runs a rung on the emulator and gives one Run per job; nothing that a kernel does raises.
+    """Runs a rung on the emulator and gives one Run per job, up to one that takes longer than `seconds`; nothing that a kernel does raises.
 
     Raises CompileError.
     """
@@ -150,7 +151,10 @@ def observe(rung: Rung, work: Iterable[Job], seconds: float = SECONDS) -> Iterab
     launcher.timeout = seconds
     launcher.compile_traced()
     for job in work:
+        start = time.monotonic()
         yield one(launcher, job)
+        if time.monotonic() - start > seconds:
+            return
 
 
 def one(launcher: Launcher, job: Job) -> Run:

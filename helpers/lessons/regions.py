@@ -7,7 +7,7 @@ stays within its region: brackets balance, and only `#pragma` may begin with a `
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -210,6 +210,13 @@ def require_inside(rung: Rung, typed: Typed) -> None:
         directive = re.match(r"\s*#\s*(\w*)", line)
         if directive and directive[1] not in allowed:
             raise RegionError(f"{typed.name}:{number}: `#{directive[1]}` has no place in the region {typed.region!r}")
+
+
+def require_without(typed: Typed, names: Iterable[str]) -> None:
+    """RegionError with the first line of a body that says one of `names`."""
+    for number, line in enumerate(code(typed.text).splitlines(), typed.line):
+        if said := next((name for name in names if re.search(rf"\b{name}\b", line)), None):
+            raise RegionError(f"{typed.name}:{number}: `{said}` has no place in the region {typed.region!r}")
 
 
 def code(text: str, kept: str = "") -> str:

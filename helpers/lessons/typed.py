@@ -9,6 +9,9 @@ region's name, or to another one: `%%region 04 online_update -> mine`.
 
 from __future__ import annotations
 
+import itertools
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,14 +21,14 @@ from ..ladder.rung import rung as find
 from ..run import merging
 from ..run.check import Report, check
 from ..run.kernel import Kernel, load, summary
-from ..run.reference import cases, random_inputs
+from ..run.reference import Case, cases, random_inputs
 from ..run.xray import Xray, xray
 from . import handed
 from .forms import contract
 from .inputs import uneven
-from .judge import Judgement, locally, wasteful
+from .judge import SECONDS, Judgement, locally, wasteful
 from .progress import keep
-from .regions import Filled, RegionError, Typed, fill, head, read, span
+from .regions import Filled, RegionError, Typed, fill, head, read, require_without, span
 from .tasks.catalogue import about
 from .tasks.task import Task
 
@@ -43,13 +46,12 @@ class Score:
     rows: tuple[tuple[str, str, str], ...] = ()
     workload: str = ""
     steps: tuple[str, ...] = ()
-    conflicts: int = 0  # the rung's own
+    conflicts: tuple[tuple[int, int, int], ...] = ()  # of a lean task: head dimension, the reader's, the rung's
 
     @property
     def wasteful(self) -> bool:
-        """More bank conflicts than the rung has, in a task that asks for none."""
-        lean = self.task is not None and self.task.lean
-        return lean and self.ray is not None and wasteful(self.ray.conflicts, self.conflicts)
+        """More bank conflicts than the rung has at some head dimension, in a task that asks for none."""
+        return any(wasteful(mine, rungs) for _, mine, rungs in self.conflicts)
 
     @property
     def ok(self) -> bool:
@@ -64,7 +66,11 @@ class Score:
         if not self.ray.ok:
             lines += [str(finding) for finding in self.ray.findings[:3]]
         if self.wasteful:
-            lines.append("the result is right, but the task asks for no more bank conflicts than the rung has")
+            D, mine, rungs = next(each for each in self.conflicts if wasteful(*each[1:]))
+            lines.append(
+                "the result is right, but the task asks for no more bank conflicts than the rung has: "
+                f"{mine:,} at d = {D}, the rung {rungs:,}"
+            )
         return "\n".join(lines)
 
 
@@ -105,8 +111,12 @@ def attempt(stem: str, regions: tuple[str, ...], text: str, name: str = "cell", 
         if empty := empty or [typed.region for typed in bodies.values() if typed.empty]:
             raise RegionError(f"nothing is typed in the region {empty[0]!r}")
         made.said += contract(rung, regions)
+        for typed in bodies.values():
+            require_without(typed, task.without if task else ())
         made.filled = fill(rung, bodies)
         made.kernel = load(made.filled.rung, quiet=True)
+        if made.kernel.device == "cpu":
+            made.kernel.launcher.timeout = SECONDS
         made.said.append(summary(made.kernel))
         made.score = score(made.kernel, rung, task)
         made.said.append(made.filled.located(str(made.score)))
@@ -144,47 +154,71 @@ def score(kernel: Kernel, rung: Rung, task: Task | None = None) -> Score:
     if task is not None and kernel.device == "cpu" and (task.stepwise or not report.ok):
         judged = locally(kernel.rung, rung.number)
         steps = tuple(plan(judged))
-        if not judged.correct:
+        if not judged.ok:
             return Score(task, report, None, steps=steps)
     if not report.ok:
         return Score(task, report, None, steps=steps)
     inputs, options = workload(rung)
     mine, given = xray(kernel, *inputs, **options), handed.known(rung.number)
-    if given is None:
-        own = xray(rung, *inputs, **options)
-        theirs, conflicts = dict(counts(own)), own.conflicts
-    else:
-        theirs, conflicts = given["counts"], given["conflicts"]
+    theirs = dict(counts(xray(rung, *inputs, **options))) if given is None else given["counts"]
     rows = [(what, f"{a:,}", f"{theirs[what]:,}") for what, a in counts(mine)]
     if kernel.device == "cuda" and given is None:
         rows.append(("milliseconds on this GPU", *_times(kernel, rung)))
-    return Score(task, report, mine, tuple(rows), mine.workload, steps, conflicts)
+    lost = beside_the_rung(kernel, rung) if task is not None and task.lean else ()
+    return Score(task, report, mine, tuple(rows), mine.workload, steps, lost)
+
+
+def beside_the_rung(kernel: Kernel, rung: Rung) -> tuple[tuple[int, int, int], ...]:
+    """Bank conflicts of a kernel and of the rung that it stands for: (head dimension, the kernel's, the rung's)."""
+    given = handed.known(rung.number)
+    own = conflicts(rung, rung) if given is None else {int(D): lost for D, lost in given["conflicts"].items()}
+    return tuple((D, lost, own[D]) for D, lost in conflicts(kernel, rung).items())
+
+
+def conflicts(kernel: Kernel | Rung, rung: Rung) -> dict[int, int]:
+    """A kernel's bank conflicts by head dimension, on a small call at every one that the rung names, or at the usual one."""
+    found = {}
+    for D in rung.D or (rung.usual_D,):
+        inputs, options = workload(rung, D)
+        found[D] = xray(kernel, *inputs, **options).conflicts
+    return found
 
 
 def _checked(kernel: Kernel, rung: Rung) -> Report:
     if rung.op == "merge":
         return check(kernel)
-    more = uneven(rung, kernel.device)
     size = "small" if kernel.device == "cpu" else "full"
-    return check(kernel, [*cases(kernel.rung, kernel.device, size), *more]) if more else check(kernel)
+    every = itertools.chain(cases(kernel.rung, kernel.device, size), uneven(rung, kernel.device))
+    return check(kernel, _until_one_is_stopped(every) if kernel.device == "cpu" else every)
+
+
+def _until_one_is_stopped(cases: Iterable[Case]) -> Iterator[Case]:
+    """The cases, but none behind one whose launch is stopped: others would take as long."""
+    for case in cases:
+        start = time.monotonic()
+        yield case
+        if time.monotonic() - start > SECONDS:
+            return
 
 
 def plan(judged: Judgement) -> list[str]:
-    """The cases one after the other, up to the first that is wrong; where all are right, the tensors that the kernel leaves alone."""
+    """The cases one after the other, up to the first that is wrong; where all are right, the first finding, and the tensors that the
+    kernel leaves alone."""
     lines = []
     for name, why in judged.cases:
         lines.append(f"  {'✗' if why else '✓'} {name}" + (f": {why.splitlines()[0]}" if why else ""))
         if why:
             return lines
+    lines += [f"  ✗ {finding}" for finding in judged.findings[:1]]
     return lines + [f"  ✗ the kernel leaves {', '.join(judged.idle)} alone: who did the work?"] * bool(judged.idle)
 
 
-def workload(rung: Rung) -> tuple[tuple, dict]:
-    """Inputs and options of a small call at which a rung's lines are all at work."""
+def workload(rung: Rung, D: int | None = None) -> tuple[tuple, dict]:
+    """Inputs and options of a small call at which a rung's lines are all at work. D: head dimension, by default the usual one."""
     options = {"causal": True} if "causal" in rung.features else {}
     if rung.op == "softmax":
         return random_inputs(rung, (1, 1, 64, 1024, 1)), {}
-    D = rung.usual_D
+    D = D or rung.usual_D
     if rung.op == "merge":
         inputs = merging.workload((1, 2, 256, D))
         return inputs, {"out": inputs[:2]}

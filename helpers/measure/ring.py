@@ -54,9 +54,11 @@ def record_ring(
     import torch
 
     gpus = torch.cuda.device_count()
-    if not dry and (gpus < 2 or (ranks or 2) > gpus):
+    if not dry and (gpus < 2 or (ranks is not None and ranks > gpus)):
         raise RuntimeError(f"{gpus} GPUs here; the record of {STEM} needs at least two, and as many as ranks")
-    ranks, device = ranks or (2 if dry else gpus), "cpu" if dry else "cuda"
+    if ranks is None:
+        ranks = 2 if dry else gpus
+    device = "cpu" if dry else "cuda"
     if largest:
         (found, *_) = launch(run_largest, ranks, device=device, timeout=600)
         print(

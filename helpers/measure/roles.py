@@ -36,10 +36,10 @@ CALLS = {
     r"// \[region: producer\]": "copy",
     r"// \[end: producer\]": "",
     r"// \[region: (turns|tile_loop)\]": "",
-    r"^ *start_scores\(": "scores",
-    r"^ *start_output\(": "output",
+    r"^[^/]*\bstart_scores\(": "scores",
+    r"^[^/]*\bstart_output\(": "output",
     r"^ *(if constexpr \(track\) )?(softmax|raise_maximum|exponentials)\(": "softmax",
-    r"^ *round_P\(": "softmax",
+    r"^[^/]*\bround_P\(": "softmax",
     r"// \[region: epilogue\]": "",
 }
 # A backward pass: regions of its loop that start products, and what the threads do between them.

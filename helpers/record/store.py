@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from ..ladder.paths import DATA
+from ..ladder.paths import DATA, KERNELS
 from ..ladder.rung import rung
 from .device import conditions, slug, this_device
+from .schema import COLUMNS
 from .workload import BACKWARD_FLOPS, FORWARD_FLOPS
 
 # The GPUs whose records are shown where this machine's own has none: each record as it is of the first whose is not stale.
@@ -159,6 +160,16 @@ def maker(stem: str | None, kind: str) -> str:
 
 
 def _missing(stem: str | None, kind: str, device: str, root: Path) -> str:
-    there = ", ".join(sorted(p.name.removesuffix(".csv") for p in (root / device).glob("*.csv"))) or "nothing"
-    what = f"{kind!r} record of {stem}" if stem else f"{kind!r} record"
-    return f"no {what} on {device} (recorded there: {there}); {maker(stem, kind)}"
+    """That there is no such record, which kinds there are, and what makes one if a command does."""
+    if stem and stem not in _stems(root):
+        return f"no records of {stem!r}: a record's stem is whole, like 04_fa2_fp32"
+    kinds = ", ".join(sorted({p.stem.split(".")[-1] for p in (root / device).glob(f"{stem or '*'}.*.csv")}))
+    there = f"; recorded {'of it' if stem else 'there'}: {kinds}" if kinds else ", nor one of another kind"
+    said = f"no {kind!r} record{f' of {stem}' if stem else ''} on {device}{there}"
+    return f"{said}; {maker(stem, kind)}" if kind in {*COMMANDS, *COLUMNS, *BY_HAND} else said
+
+
+def _stems(root: Path) -> set[str]:
+    """What there are records of, or may be: kernels, notebooks about several, and the device."""
+    of_kernels = {path.stem for path in KERNELS.glob("[0-9][0-9]_*.cu")}
+    return of_kernels | {path.stem.split(".")[0] for path in root.glob("*/*.*.csv")} | {"device"}

@@ -7,6 +7,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from ..emulator import Launcher
@@ -18,13 +19,13 @@ _waiting: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
 _workers: list[threading.Thread] = []
 
 
-def compile_ahead(kernels: Iterable[Which], *needs: str, arch: str = "sm_90a") -> None:
+def compile_ahead(kernels: Which | Iterable[Which], *needs: str, arch: str = "sm_90a") -> None:
     """Begins to compile kernels in the background, as many at a time as there are cores.
 
         compile_ahead(["03", "04"], "run", "xray")
 
     Comes back at once. Whoever needs one of them meanwhile waits until it is there; an error is raised then, and not here.
-    kernels: each what `rung` takes. needs: what for: "run" (on the emulator) or "xray"; "cubin" (its registers, for `arch`) or "sass" (its machine code); ValueError for another word.
+    kernels: each what `rung` takes, or a single stem, path or text. needs: what for: "run" (on the emulator) or "xray"; "cubin" (its registers, for `arch`) or "sass" (its machine code); ValueError for another word.
     """
     make: dict[str, Callable[[Rung], Any]] = {
         "run": lambda one: Launcher(one).compile(),
@@ -34,7 +35,7 @@ def compile_ahead(kernels: Iterable[Which], *needs: str, arch: str = "sm_90a") -
     }
     if unknown := set(needs) - set(make):
         raise ValueError(f"nothing is compiled for {sorted(unknown)}: {', '.join(make)} are known")
-    for which in kernels:
+    for which in [kernels] if isinstance(kernels, str | Path) else kernels:
         one = rung(which)
         for need in needs:
             _begin(partial(make[need], one))

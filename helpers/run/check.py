@@ -30,15 +30,16 @@ XRAY = "xray(kernel, …) looks for what results don't show: races, bank conflic
 POISON = {"torch.float32": 0x7FC5A5A5, "torch.float16": 0x7E5A, "torch.bfloat16": 0x7FDA}  # NaNs no arithmetic produces
 
 
-def check(kernel: Which | Callable, cases: Iterable[Case] | str | None = None) -> Report:
+def check(kernel: Which | Callable, cases: Iterable[Case] | Case | str | None = None) -> Report:
     """Runs a kernel on every case and compares O (or P) and LSE with float64 by the 2x rule.
 
         check("04")
 
     kernel: what `load` takes, or any function `(q, k, v, scale=None) -> (o, lse)` (softmax: `(s) -> (p, lse)`); one that takes
     `out=(o, lse)` is handed outputs full of NaN. cases: of `reference.cases` of the kernel's rung "small" or "full", by default the full set
-    on a GPU and the small one otherwise; or cases of one's own. A kernel that raises fails the case with the error's text; one that can't be loaded
-    raises as `load` does. ValueError for another word, and where there are no cases.
+    on a GPU and the small one otherwise; or cases of one's own. A kernel that raises RuntimeError or ValueError (KernelError and CallError are
+    such) fails the case with the error's text; any other error is raised, and one that can't be loaded raises as `load` does. ValueError for
+    another word, and where there are no cases.
     """
     import torch
 
@@ -55,6 +56,8 @@ def check(kernel: Which | Callable, cases: Iterable[Case] | str | None = None) -
         if size not in ("small", "full"):
             raise ValueError(f"cases is {cases!r}; allowed are 'small', 'full' and cases of one's own")
         cases = reference.cases(getattr(kernel, "rung", None), device, size)
+    if not isinstance(cases, Iterable):
+        cases = [cases]
     try:
         poisons = "out" in inspect.signature(kernel).parameters
     except ValueError:  # a built-in function that doesn't tell
@@ -131,6 +134,9 @@ def _threads_for(case: Case) -> Iterator[None]:
 def _compare(case: str, name: str, got: Tensor, exact: Tensor, plain: Tensor, magnitude: float) -> Comparison:
     import torch
 
+    if not isinstance(got, torch.Tensor):
+        text = f"{name.upper()} is a {type(got).__name__}, not a tensor"
+        return Comparison(case, name, *[float("nan")] * 3, problem=text)
     if got.shape != exact.shape or got.dtype != plain.dtype:
         text = f"{name.upper()} is {got.dtype} {tuple(got.shape)}, not {plain.dtype} {tuple(exact.shape)}"
         return Comparison(case, name, *[float("nan")] * 3, problem=text)

@@ -501,8 +501,8 @@ def _model_cases(D: tuple[int, ...], size: str, features: tuple[str, ...]) -> It
     ) -> tuple[Tensor, Tensor, Tensor]:
         return randn(B, H, Nq, d), randn(B, Hkv or H, Nk, d), randn(B, Hkv or H, Nk, d)
 
-    edges = [(1, 1), (1, 70), (70, 1), (63, 65), (64, 64), (65, 63), (127, 129), (128, 128), (129, 127), (130, 300)]
-    edges += [(1000, 1000), (777, 2049), (2049, 777)] if full else [(5, 200)]
+    edges = [(1, 1), (1, 70), (70, 1), (63, 65), (64, 64), (65, 63), (127, 129), (128, 128), (128, 129), (129, 127)]
+    edges += [(130, 300)] + ([(1000, 1000), (777, 2049), (2049, 777)] if full else [(5, 200)])
     if "causal" in features:
         for Nq, Nk in edges:
             yield Case(f"causal, Nq={Nq}, Nk={Nk}", *qkv(Nq, Nk), causal=True)
@@ -513,6 +513,8 @@ def _model_cases(D: tuple[int, ...], size: str, features: tuple[str, ...]) -> It
     if "window" in features:
         for window in (1, 17, 64, 65, 128, 1000):
             yield Case(f"causal, window {window}", *qkv(200, 230), causal=True, window=window)
+        # Query 128, the first of a tile, sees key 63, the last of one.
+        yield Case("causal, window 66", *qkv(200, 200), causal=True, window=66)
         # Its edge is past tiles that whole warps see whole.
         yield Case("causal, window 200", *qkv(300, 330), causal=True, window=200)
         yield Case("causal, window 33, more queries than keys", *qkv(150, 70), causal=True, window=33)

@@ -135,15 +135,17 @@ class Report:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        parts = [_pre(str(self))]
+        from ..figures.tables import preformatted
+
+        parts = [preformatted(str(self))]
         if not self.ok:
             first, *others = self._told()
             cases = len({c.case for c in self.comparisons})
             head = f"{self.name}: WRONG in {len({c.case for c in self.failures})} of {many(cases, 'case')}"
             drawn = next((c for c in self.failures if c.wrong is not None), None)
-            parts = [_pre(f"{head}\n{first}"), error_pixels(drawn) if drawn is not None else ""]
+            parts = [preformatted(f"{head}\n{first}"), error_pixels(drawn) if drawn is not None else ""]
             if others:
-                parts.append(_folded("other failures", _pre("\n".join(others))))
+                parts.append(_folded("other failures", preformatted("\n".join(others))))
         return "".join([*parts, _folded("every case", self._table())])
 
     def _table(self) -> str:
@@ -155,12 +157,6 @@ class Report:
         )
         heads = f"<th></th><th {left}>case</th><th>output</th><th>error</th><th>budget</th><th>error / budget</th>"
         return f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
-
-
-def _pre(text: str) -> str:
-    return (
-        f"<pre style='font-family:monospace;margin:0;word-break:normal;white-space:pre-wrap'>{html.escape(text)}</pre>"
-    )
 
 
 def _folded(title: str, inside: str) -> str:

@@ -38,18 +38,30 @@ def xray(kernel: Which, *inputs: Tensor, **options: Any) -> Xray:
         xray("04", q, k, v)
 
     kernel: what `load` takes; a Kernel that is loaded for the GPU is compiled for the emulator.
-    inputs, options: those of the kernel, on any device: q, k, v, or s for a softmax. Small ones do: B = 1, H = 2, N = 256 shows
+    inputs, options: those of the kernel, their tensors on any device: q, k, v, or s for a softmax. Small ones do: B = 1, H = 2, N = 256 shows
     every line at work. Raises ValueError as a call of the kernel does. A kernel that the emulator stops gives an Xray too,
     with the reason as its first finding.
     """
     rung = find_rung(kernel)
     launcher = kernel.launcher if isinstance(kernel, Kernel) else None
     traced = kernel if launcher and kernel.device == "cpu" else Kernel(rung, "cpu")
-    inputs = tuple(t.detach().cpu() if hasattr(t, "detach") else t for t in inputs)
-    call = prepare(rung, "cpu", inputs, **options)
+    copies: dict[int, Tensor] = {}
+    inputs = _on_the_cpu(inputs, copies)
+    call = prepare(rung, "cpu", inputs, **{name: _on_the_cpu(value, copies) for name, value in options.items()})
     if (warning := _too_large(rung, call.args)) is not None:
         warnings.warn(warning, stacklevel=2)
     return Xray(rung, _workload(rung, call.args), traced.launcher.trace(call), _spilled(launcher))
+
+
+def _on_the_cpu(value: Any, copies: dict[int, Tensor]) -> Any:
+    """A value with its tensors, alone or in a tuple, on the CPU. copies: by the id of a tensor what stands for it, once for all."""
+    if type(value) in (tuple, list):
+        return type(value)(_on_the_cpu(one, copies) for one in value)
+    if not hasattr(value, "detach"):
+        return value
+    if id(value) not in copies:
+        copies[id(value)] = value.detach().cpu()
+    return copies[id(value)]
 
 
 def _spilled(launcher: Any) -> int:

@@ -529,7 +529,9 @@ def padded():
         source = source.replace(f"_smem + {name} * d;", f"_smem + {name} * {stride};")
     source = source.replace("2 * (Br + 2 * Bc) * d;", f"2 * (Br + 2 * Bc) * {stride};")
     inputs = [torch.randn(1, 1, 64, 64).half() for _ in range(3)]
-    ours = xray(load(source=source, device="cpu", quiet=True), *inputs).total(space="shared", op="ldmatrix")
+    rays = xray(load(source=source, device="cpu", quiet=True), *inputs)
+    assert not rays.findings, f"{rays.findings[0]}"
+    ours = rays.total(space="shared", op="ldmatrix")
     assert ours.cost == ours.ideal, f"{ours.cost} wavefronts for ldmatrix; {ours.ideal} without conflicts"
     assert stride < 80, "there is a smaller one"
     assert smem_bytes == 2 * (64 + 2 * 64) * stride, f"the stride is right; not {smem_bytes} bytes"

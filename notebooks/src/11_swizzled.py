@@ -351,6 +351,8 @@ def swizzled96():
     for c in range(12):
         columns = [(12 * row + place96(row, c)) % 8 for row in range(8)]
         assert len(set(columns)) == 8, f"chunk {c} of eight rows lies in only {len(set(columns))} columns of banks"
+    stored = [(12 * row + place96(row, c)) % 8 for row in range(8) for c in range(12)]
+    assert all(len(set(stored[i : i + 8])) == 8 for i in range(0, 96, 8)), "eight chunks stored at once share columns"
     return True
 
 

@@ -472,7 +472,7 @@ pd.DataFrame(rows).T.rename_axis(["causal", "H", "Hkv"])
 #
 # ## Beside its peers
 #
-# FLOPs are counted as $10 B H N^2 d$, half of it under a causal mask.
+# FLOPs are counted as $10 B H N^2 d$. MATH and EFFICIENT ran up to $N = 2048$.
 
 # %%
 plot.recorded("23_backward_mma", "backward", lambda x: plot.throughput(x[x.causal == 0]))
@@ -490,7 +490,7 @@ def beside(causal):
 beside(causal=1)
 
 # %% [markdown]
-# **How to read it.** A mark is the median over the rounds, its whiskers the lowest and the highest round: a long one upwards is a round in which the peer was slow, downwards one in which our kernel was. SDPA FLASH is FlashAttention-2, written for the same instructions as this kernel. The kernel is 1.20<!--= ratio("23", "FLASH", 64):.2f --> times as fast at $d = 64$ and 1.06<!--= ratio("23", "FLASH", 128):.2f --> times at $d = 128$ (causal: 1.27<!--= ratio("23", "FLASH", 64, causal=1):.2f --> and 1.10<!--= ratio("23", "FLASH", 128, causal=1):.2f -->; geometric means for $N \ge 1024$, fp16). Beside cuDNN it reaches 0.70<!--= ratio("23", "CUDNN", 64):.2f --> and 0.55<!--= ratio("23", "CUDNN", 128):.2f --> of the speed. cuDNN, FlashAttention-3 and -4 (FA3, FA4) use Hopper's `wgmma`, which reads shared memory by itself, without `ldmatrix`.
+# **How to read it.** A mark is the median over the rounds, its whiskers the lowest and highest round: a long one upwards is a round in which the peer was slow, downwards one in which our kernel was. SDPA FLASH is FlashAttention-2, written for the same instructions as this kernel. The kernel is 1.20<!--= ratio("23", "FLASH", 64):.2f --> times as fast at $d = 64$ and 1.06<!--= ratio("23", "FLASH", 128):.2f --> times at $d = 128$ (causal: 1.27<!--= ratio("23", "FLASH", 64, causal=1):.2f --> and 1.10<!--= ratio("23", "FLASH", 128, causal=1):.2f -->; geometric means for $N \ge 1024$, fp16). Beside cuDNN it reaches 0.70<!--= ratio("23", "CUDNN", 64):.2f --> and 0.55<!--= ratio("23", "CUDNN", 128):.2f --> of the speed. cuDNN, FlashAttention-3 and -4 (FA3, FA4) use Hopper's `wgmma`, which reads shared memory by itself, without `ldmatrix`.
 #
 # ## What made it fast
 #

@@ -96,6 +96,8 @@ def every(steps, peer):
 #
 # And one answer to the question above. 13 with 20's arguments and grouped heads is as fast as 13. With 20's order of the CTAs as well it has 0.95 to 0.97 on random numbers, though its loop has the same source: ptxas arranges it in another way. So we wrote a model of two warps on a scheduler that share a pipe for products, one for exponentials and a queue to shared memory, and ran 61 such forms of the loop through it. With fitted constants its times correlate with the measured ones ($r = 0.85$); in it that queue is busy for five sixths of the time. Of 276 more forms 28 were timed, among them the 20 that the model liked best. Its favourite was the fastest on random numbers: $S$ from the tile's last keys on, lower strips first in $O$, sums before copies, 1.00 to 1.02 times as fast as 20 at $d = 128$, and 0.98 to 1.00 of 13. A search that followed the model further found its errors only. So 20 stays as it is.
 #
+# The order of the CTAs costs nothing if a grid of three dimensions gives it (heads of a group, tiles of queries, groups): no division is left in front of the loop. 13 with 20's arguments, grouped heads and such a grid has 0.98 to 1.00 of its speed at $d = 128$; with the scale as an argument and a uniform number of the warp as well 1.00 (and 0.99 to 1.01 at $d = 64$, both with two stages). But sequences packed into that draft bring it down to 0.93 to 0.97 again, and 20 is as fast with the grid as without. An instance of 20 for inputs without a mask and without packing, on such a grid and written in 96 ways: 0.89 to 1.01, none of them at 1.00 throughout. Without packing 20 spills nothing at $d = 128$, and has 0.95 to 0.98 of 13's speed; under a mask it is 0.93 to 1.02 times as fast as with packing.
+#
 # ## 22 · Drafts of the fp32 backward pass
 #
 # Each row is a draft at one head dimension. `ratio` is how many times as long SDPA MATH took, the geometric mean over the lengths that were timed, `ratio_causal` the same under a causal mask; `spill_bytes` is what a thread has in memory because registers ran out. All ran side by side. The rung itself is in no row: nearest is draft 10, from which it differs in letting $V_j$ go and in a `fetch` for each product.
@@ -179,7 +181,7 @@ study.pivot_table(index=["causal", "D", "name"], columns="Nk", values="tflops").
 # %% [markdown]
 # ## Errors
 #
-# The largest error of each output as a share of its budget, over all recorded lengths and head dimensions; then those of 22 and 23 by length, at $d = 64$, beside plain PyTorch's. The budget of 22 lies far above both, as notebook 22 explains.
+# The largest error of each output as a share of its budget, over all recorded lengths and head dimensions ($dQ$, $dK$ and $dV$ have a dot each); then those of 22 and 23 by length, at $d = 64$, beside plain PyTorch's. The budget of 22 lies far above both, as notebook 22 explains.
 # %%
 errors = record.load(kind="error")
 plot.budget(errors[errors.rung.str.startswith("2")])

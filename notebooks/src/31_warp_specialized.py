@@ -379,6 +379,7 @@ def shares(events, N=4096):
     seen = pd.concat(between(events, D, N // 128, 2 * N // 128) for D in (64, 128))
     spent = (seen.end - seen.begin).groupby([seen.D, seen.lane, seen.kind]).sum().unstack(fill_value=0)
     spent = spent.div(seen.groupby("D").end.max(), axis=0, level="D")
+    spent = spent.rename(columns={kind: words for kind, (_, _, words) in draw_hopper.KINDS.items()})
     return spent.assign(other=1 - spent.sum(axis=1)).map("{:.0%}".format)
 
 

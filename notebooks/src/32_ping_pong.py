@@ -238,7 +238,7 @@ predict(under_O, int(sass.between_waits(made["without"])["MUFU.EX2"].iloc[1]), "
 # %% [markdown]
 # ## 5 · From rung 31 in six steps
 #
-# Between rungs 31 and 32 lie five kernels with one idea each. All are complete: `load("32_1")`, `check`, `xray` take them (`kernels/stages/`). The second waits for $S$ alone before its 66 exponentials (two are `alpha`). How many of them does ptxas leave under the product $O$ at $d = 128$?
+# Between rungs 31 and 32 lie five complete kernels with one idea each: `load("32_1")`, `check`, `xray` take them (`kernels/stages/`). The second waits for $S$ alone before its 66 exponentials (two are `alpha`). How many of them does ptxas leave under the product $O$ at $d = 128$?
 
 # %%
 under_O_2 = ...  # your prediction: exponentials under its own O, stage 32_2
@@ -251,7 +251,7 @@ for before, stem in zip(["31_warp_specialized", *chain], chain):
     rows[stem] = {"idea": rung(stem).title, "lines of code that are new": show.changed(before, stem)}
     rows[stem] |= {"exponentials under its own O": under, "instructions of the loop": pieces["all"].sum()}
 predict(under_O_2, int(rows["32_2_two_products"]["exponentials under its own O"]), "exponentials under O in stage 32_2")
-pd.DataFrame(rows).T
+pd.DataFrame(rows).T.style
 
 
 # %%
@@ -272,22 +272,22 @@ plot.recorded("32_ping_pong", "stages", staged)
 #
 # | stage | 64 | 128 | |
 # |---|---|---|---|
-# | 32_1 | 6<!--= 100 * (stage("32", "32_1", "31", 64) - 1):.0f --> | 10<!--= 100 * (stage("32", "32_1", "31", 128) - 1):.0f --> | the next $S$ is queued with $O$, so the tensor cores needn't wait for it |
+# | 32_1 | 6<!--= 100 * (stage("32", "32_1", "31", 64) - 1):.0f --> | 10<!--= 100 * (stage("32", "32_1", "31", 128) - 1):.0f --> | the next $S$ is queued with $O$: tensor cores needn't wait; all tiles in one loop |
 # | 32_2 | -1<!--= round(100 * (stage("32", "32_2", "32_1", 64) - 1)) --> | 4<!--= 100 * (stage("32", "32_2", "32_1", 128) - 1):.0f --> | written as section 2's table says; but ptxas moves the wait for $O$ above all exponentials |
-# | 32_3 | 5<!--= 100 * (stage("32", "32_3", "32_2", 64) - 1):.0f --> | 5<!--= 100 * (stage("32", "32_3", "32_2", 128) - 1):.0f --> | no masking in whole tiles; the scale is an argument and takes no register |
+# | 32_3 | 4<!--= 100 * (stage("32", "32_3", "32_2", 64) - 1):.0f --> | 5<!--= 100 * (stage("32", "32_3", "32_2", 128) - 1):.0f --> | no masking in whole tiles; the scale is an argument and takes no register |
 # | 32_4 | 9<!--= 100 * (stage("32", "32_4", "32_3", 64) - 1):.0f --> | 8<!--= 100 * (stage("32", "32_4", "32_3", 128) - 1):.0f --> | no maximum, and the vote holds the wait back; at $d = 64$ one wait for both products |
 # | 32_5 | 1<!--= round(100 * (stage("32", "32_5", "32_4", 64) - 1)) --> | -1<!--= round(100 * (stage("32", "32_5", "32_4", 128) - 1)) --> | $O$ leaves from $Q_i$'s place; the first $S$ in turn; at $d = 128$ $K_j$ is freed later |
-# | 32 | 0<!--= round(100 * (stage("32", "32", "32_5", 64) - 1)) --> | 3<!--= 100 * (stage("32", "32", "32_5", 128) - 1):.0f --> | one more stage of $K$ offsets that; tiles where maxima often lie come first; query tiles chosen late |
+# | 32 | -1<!--= round(100 * (stage("32", "32", "32_5", 64) - 1)) --> | 4<!--= 100 * (stage("32", "32", "32_5", 128) - 1):.0f --> | one more stage of $K$ offsets that; tiles where maxima often lie come first; query tiles chosen late |
 #
 # Single ideas, from [39 · Log](39_log.ipynb). (The same code varies by up to 3 % between runs, in steps 1 to 10 by 6 %.)
 #
-# - **Turns** alone: at $d = 64$ 0<!--= 100 * (step("32", 1, 64) / step("32", 2, 64) - 1):.0f --> % with a maximum (steps 1, 2) and 2<!--= 100 * (step("32", 13, 64) / step("32", 15, 64) - 1):.0f --> % without (13, 15), under a mask 5<!--= 100 * (step("32", 1, 64, "ratio_causal") / step("32", 2, 64, "ratio_causal") - 1):.0f --> and 0<!--= 100 * (step("32", 13, 64, "ratio_causal") / step("32", 15, 64, "ratio_causal") - 1):.0f --> %; at $d = 128$ nothing, and under a mask they cost 4<!--= -100 * (step("32", 1, 128, "ratio_causal") / step("32", 2, 128, "ratio_causal") - 1):.0f --> and 1<!--= -100 * (step("32", 13, 128, "ratio_causal") / step("32", 15, 128, "ratio_causal") - 1):.0f --> %. Section 1's model promised far more: left to themselves, warpgroups don't stay in step.
-# - **Each query tile finished before the next begins** (1, 11): the tensor cores idle in between, and yet it gained 9<!--= 100 * (step("32", 11, 128) / step("32", 1, 128) - 1):.0f --> % at $d = 128$, as the loop is half as long. $Q_i$ asked for early (17, 20) brought 7<!--= 100 * (step("32", 20, 128) / step("32", 17, 128) - 1):.0f --> % more.
+# - **Turns** alone: at $d = 64$ 0<!--= 100 * (step("32", 1, 64) / step("32", 2, 64) - 1):.0f --> % with a maximum (steps 1, 2) and 2<!--= 100 * (step("32", 13, 64) / step("32", 15, 64) - 1):.0f --> % without (13, 15), under a mask 5<!--= 100 * (step("32", 1, 64, "ratio_causal") / step("32", 2, 64, "ratio_causal") - 1):.0f --> and 0<!--= 100 * (step("32", 13, 64, "ratio_causal") / step("32", 15, 64, "ratio_causal") - 1):.0f --> %; at $d = 128$ nothing, and under a mask they cost 4<!--= -100 * (step("32", 1, 128, "ratio_causal") / step("32", 2, 128, "ratio_causal") - 1):.0f --> and 1<!--= -100 * (step("32", 13, 128, "ratio_causal") / step("32", 15, 128, "ratio_causal") - 1):.0f --> %. Section 1's model promised more: by themselves warpgroups lose step.
+# - **Each query tile finished before the next begins** (1, 11): the tensor cores idle in between, yet it gained 9<!--= 100 * (step("32", 11, 128) / step("32", 1, 128) - 1):.0f --> % at $d = 128$, as the loop is half as long. $Q_i$ asked for early (17, 20) brought 7<!--= 100 * (step("32", 20, 128) / step("32", 17, 128) - 1):.0f --> % more.
 
 # %% [markdown]
 # ## The kernel
 #
-# [Ring](glossary.md#ring) and the counter that hands out query tiles are rung 31's. $K$ has a stage more than $V$, and is fetched a tile ahead of it: for the vote, the last warpgroup keeps $K_j$ until its next turn, and in the turn after that the first one needs $K_{j+2}$. To make room, $O$ takes $Q_i$'s place; a second thread of the producer's warpgroup sends it. A third one chooses the next query tile, when the current one is nearly done. Rung 31 chooses at its start: a CTA with a long tile then holds another, while others have none. With one tile per CTA, this rung doesn't clear the counter.
+# [Ring](glossary.md#ring) and the counter that hands out query tiles are rung 31's. $K$ has a stage more than $V$, and is fetched a tile ahead of it: for the vote, the last warpgroup keeps $K_j$ until its next turn, and in the turn after that the first one needs $K_{j+2}$. To make room, $O$ takes $Q_i$'s place; a second thread of the producer's warpgroup sends it. A third one chooses the next query tile, when the current one is nearly done. Rung 31 chooses at its start: a CTA with a long tile then holds another, while others have none. Short sequences at $d = 128$ without a mask need no counter, nor one tile per CTA.
 
 # %%
 show.region("32_ping_pong", "producer")
@@ -366,7 +366,7 @@ def swim_lanes(notes, length=12000):
 plot.recorded("32_ping_pong", "roles", swim_lanes)
 
 # %% [markdown]
-# **What to see.** At $d = 128$ two consumers' products take 2048 clocks per tile, so the tensor cores are busy for 0.88<!--= 2048 / clocks("32", 128):.2f --> of the time. At $d = 64$ three consumers' products take 1536, as do their exponentials, and a tile takes 2304<!--= clocks("32", 64):.0f -->: both units idle for a third of it.
+# **What to see.** At $d = 128$ two consumers' products take 2048 clocks per tile, so the tensor cores are busy for 0.88<!--= 2048 / clocks("32", 128):.2f --> of the time. At $d = 64$ three consumers' products take 1536, as do their exponentials, and a tile takes 2306<!--= clocks("32", 64):.0f -->: both units idle for a third of it.
 #
 # Five waits belong to a tile: for $K_j$, the turn and $V_j$ (hatched), for $S$ and for $O$ (dotted). Notes make a tile nearly twice as long: read the lanes for their order.
 
@@ -428,7 +428,7 @@ forward, causal = (record.load("32_ping_pong", kind) for kind in ("forward", "ca
 pd.concat({"no mask": summaries(forward), "causal": summaries(causal)})
 
 # %% [markdown]
-# **What to see.** Figure: medians of seven rounds, with the lowest and highest. Table: geometric mean over $N \ge 1024$, lowest and highest, and the worst of all shapes. The lead over cuDNN is 1.24<!--= ratio("32", "CUDNN", 64):.2f --> at $d = 64$ and 1.14<!--= ratio("32", "CUDNN", 128):.2f --> at $d = 128$ (fp16), and smallest at short lengths, where a query tile's ends weigh most. Beside FlashAttention-3 it is 1.18<!--= ratio("32", "FA3", 64):.2f --> and 1.05<!--= ratio("32", "FA3", 128):.2f -->, under a mask 1.15<!--= ratio("32", "FA3", 64, causal=1, kind="causal"):.2f --> and 1.04<!--= ratio("32", "FA3", 128, causal=1, kind="causal"):.2f -->.
+# **What to see.** Figure: medians of seven rounds, with the lowest and highest. Table: geometric mean over $N \ge 1024$, lowest and highest, and the worst of all shapes. The lead over cuDNN is 1.26<!--= ratio("32", "CUDNN", 64):.2f --> at $d = 64$ and 1.15<!--= ratio("32", "CUDNN", 128):.2f --> at $d = 128$ (fp16), and smallest at short lengths, where a query tile's ends weigh most. Beside FlashAttention-3 it is 1.17<!--= ratio("32", "FA3", 64):.2f --> and 1.06<!--= ratio("32", "FA3", 128):.2f -->, under a mask 1.15<!--= ratio("32", "FA3", 64, causal=1, kind="causal"):.2f --> and 1.04<!--= ratio("32", "FA3", 128, causal=1, kind="causal"):.2f -->.
 #
 # [Other families of inputs](../data/README.md#families-of-inputs) cost votes and tracking:
 
@@ -437,7 +437,7 @@ five = ["32_ping_pong", "31_warp_specialized", "SDPA CUDNN", "FA3", "FA4"]
 plot.recorded("32_ping_pong", "families", lambda samples: plot.families(samples, five))
 
 # %% [markdown]
-# **What to see.** The other kernels form every maximum on any input, so their points move less. Ours is furthest ahead where little is missed. Elsewhere it tracks, as rung 31 does. Under *one key*, tracked throughout, it is still (means over lengths, formats) 1.09<!--= family("32", "31_warp_specialized", "one key", 64):.2f --> and 1.21<!--= family("32", "31_warp_specialized", "one key", 128):.2f --> times as fast as rung 31 ($d = 64$ and 128), and 1.09<!--= family("32", "FA3", "one key", 64):.2f --> and 1.01<!--= family("32", "FA3", "one key", 128):.2f --> times as fast as FA3. Where a sink leads or scores fall along the keys, the maximum is met early: beside FA3 at $d = 128$ it is 1.07<!--= family("32", "FA3", "sink", 128):.2f --> and 1.08<!--= family("32", "FA3", "falling", 128):.2f --> times as fast, under a mask 1.05<!--= family("32", "FA3", "sink", 128, causal=1):.2f --> and 1.06<!--= family("32", "FA3", "falling", 128, causal=1):.2f -->. There *Q × 2* costs most: 0.99<!--= family("32", "FA3", "Q × 2", 128):.2f -->, under a mask 1.00<!--= family("32", "FA3", "Q × 2", 128, causal=1):.2f -->. (Tried against these prices: [39 · Log](39_log.ipynb).)
+# **What to see.** The other kernels form every maximum on any input, so their points move less. Ours is furthest ahead where little is missed. Elsewhere it tracks, as rung 31 does. Under *one key*, tracked throughout, it is still (means over lengths, formats) 1.09<!--= family("32", "31_warp_specialized", "one key", 64):.2f --> and 1.25<!--= family("32", "31_warp_specialized", "one key", 128):.2f --> times as fast as rung 31 ($d = 64$ and 128), and 1.09<!--= family("32", "FA3", "one key", 64):.2f --> and 1.01<!--= family("32", "FA3", "one key", 128):.2f --> times as fast as FA3. Where a sink leads or scores fall along the keys, the maximum is met early: beside FA3 at $d = 128$ it is 1.07<!--= family("32", "FA3", "sink", 128):.2f --> and 1.07<!--= family("32", "FA3", "falling", 128):.2f --> times as fast, under a mask 1.05<!--= family("32", "FA3", "sink", 128, causal=1):.2f --> and 1.06<!--= family("32", "FA3", "falling", 128, causal=1):.2f -->. There *Q × 2* costs most: 0.99<!--= family("32", "FA3", "Q × 2", 128):.2f -->, under a mask 0.99<!--= family("32", "FA3", "Q × 2", 128, causal=1):.2f -->. (Tried against these prices: [39 · Log](39_log.ipynb).)
 #
 # ### The staircase
 #
@@ -452,7 +452,7 @@ plot.staircase(speeds[(speeds["dtype"] != "fp32") & (speeds["D"] == 128)])
 #
 # 1. **Ends.** A query tile begins with a tile of keys done alone and ends with a product without exponentials under it.
 # 2. **Exponentials at $d = 64$.** There are as many clocks of them as of products, so both units would have to be busy all the time, and each is for 0.67<!--= 1536 / clocks("32", 64):.2f -->. Exercise 32.3 looks ahead.
-# 3. **Power.** At its limit of 700 W the card lowers its clock. A call's time is then its energy divided by 700 W, however few clocks it needs. Beside cuBLAS, at $d = 128$ without a mask, NVML (the driver's monitoring library; mostly a tenth above counted clocks) reported as little as 1575<!--= record.load("32_ping_pong", "matmul").query("causal == 0").sm_mhz.min():.0f --> of 1980 MHz, and the rung reached 0.96<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.min():.2f --> to 0.99<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.max():.2f --> of its TFLOP/s.
+# 3. **Power.** At its limit of 700 W the card lowers its clock. A call's time is then its energy divided by 700 W, however few clocks it needs. Beside cuBLAS, at $d = 128$ without a mask, NVML (the driver's monitoring library; mostly a tenth above counted clocks) reported as little as 1590<!--= record.load("32_ping_pong", "matmul").query("causal == 0").sm_mhz.min():.0f --> of 1980 MHz, and the rung reached 0.96<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.min():.2f --> to 0.99<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.max():.2f --> of its TFLOP/s.
 #
 # Does power hold the rung back? On **zeros** the kernel executes the same instructions, but hardly a wire changes from one value to the next, and that is what takes power ([He, 2024](https://www.thonking.ai/p/strangely-matrix-multiplications)). If so, zeros are faster, at a higher clock, and take as many clocks. Bursts of a second, the clock counted on the SMs themselves:
 
@@ -473,7 +473,7 @@ def on_zeros(samples):
 plot.recorded("32_ping_pong", "power", on_zeros)
 
 # %% [markdown]
-# **What to see.** On zeros the clock is 1.22<!--= power("32", "mhz", 64, "zeros") / power("32", "mhz", 64):.2f --> and 1.20<!--= power("32", "mhz", 128, "zeros") / power("32", "mhz", 128):.2f --> times as high ($d = 64$ and 128), the kernel 1.22<!--= power("32", "ms", 64) / power("32", "ms", 64, "zeros"):.2f --> and 1.20<!--= power("32", "ms", 128) / power("32", "ms", 128, "zeros"):.2f --> times as fast, and its number of clocks the same to 0.2<!--= 100 * max(abs(power("32", "Mclk", D, "zeros") / power("32", "Mclk", D) - 1) for D in (64, 128)):.1f --> %. So power does hold it back. At one power limit a call's energy follows its time: 0.82<!--= power("32", "ms", 64) / power("32", "ms", 64, of="CUDNN"):.2f --> and 0.88<!--= power("32", "ms", 128) / power("32", "ms", 128, of="CUDNN"):.2f --> of cuDNN's, at a lower clock. (NVML's joules scatter by a tenth.)
+# **What to see.** On zeros the clock is 1.20<!--= power("32", "mhz", 64, "zeros") / power("32", "mhz", 64):.2f --> and 1.20<!--= power("32", "mhz", 128, "zeros") / power("32", "mhz", 128):.2f --> times as high ($d = 64$ and 128), the kernel 1.20<!--= power("32", "ms", 64) / power("32", "ms", 64, "zeros"):.2f --> and 1.20<!--= power("32", "ms", 128) / power("32", "ms", 128, "zeros"):.2f --> times as fast, and its number of clocks the same to 0.1<!--= 100 * max(abs(power("32", "Mclk", D, "zeros") / power("32", "Mclk", D) - 1) for D in (64, 128)):.1f --> %. So power does hold it back. At one power limit a call's energy follows its time: 0.82<!--= power("32", "ms", 64) / power("32", "ms", 64, of="CUDNN"):.2f --> and 0.88<!--= power("32", "ms", 128) / power("32", "ms", 128, of="CUDNN"):.2f --> of cuDNN's, at a lower clock. (NVML's joules scatter by a tenth.)
 #
 # 4. **The backward pass.** Training needs gradients, and there five products want operands that other products have just made: [33 · Backward on Hopper](33_backward_wgmma.ipynb).
 

@@ -369,7 +369,7 @@ for d in (64, 128):
 table = wgmma_units.table({name: part.sum() for name, part in parts.items()})
 totals = "; ".join(f"{name}: {part.sum().round().to_dict()} clocks" for name, part in parts.items())
 display(budget.units(table, "Rung 33, one step (a model, not a measurement)", totals))
-parts["d = 64"].astype(int)
+parts["d = 64"].astype(int).rename_axis("part of a step, d = 64")
 
 # %% [markdown]
 # **What to see.** If each product reads for itself, shared memory has more to do than the tensor cores, and their quotient bounds the share of the tensor cores' rate that any order could reach. Products with $A$ from registers ask for half as many clocks of shared memory as of the tensor cores, those with both operands in shared memory for 3/4 or as many. So it pays to keep $P$ and $dS$ in registers.
@@ -507,7 +507,7 @@ TAUGHT = {
 def taught(steps):
     rows = steps[steps["step"].isin(TAUGHT)]
     rows = rows.assign(what=rows["step"].map(TAUGHT))
-    return draw_backward.drafts(rows, "Backward, speed beside SDPA CUDNN, bf16, N = 1024 to 16384, NVIDIA H200")
+    return draw_backward.drafts(rows, "Backward, bf16, N = 1024 to 16384 · NVIDIA H200", "SDPA CUDNN")
 
 
 plot.recorded("33_backward_wgmma", "steps", taught)

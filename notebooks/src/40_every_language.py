@@ -34,6 +34,7 @@ if not importlib.util.find_spec("helpers"):
 # %%
 import re, time
 
+import pandas as pd
 import torch
 
 from helpers import check, exercise, languages, languages_timed, machine_code, plot, predict, progress
@@ -224,10 +225,11 @@ if summary is not None:
     display(languages_timed.scatter(summary))
 # %%
 if summary is not None:
-    display(summary.pivot_table(index="name", columns=["D", "causal"], values="ratio").round(2))
+    ratios = summary.pivot_table(index="name", columns=["D", "causal"], values="ratio")
+    display(ratios.map("{:.2f}".format).where(ratios.notna(), "–"))
 
 # %% [markdown]
-# These are speeds over SDPA FLASH, PyTorch's FlashAttention-2, which ran beside each language in the same process: geometric means over $N \ge 1024$ at the workload of every table in this series (Numba's without the longest, which were not timed). Rungs 04, 13 (with a mask 20) and 32 and cuDNN are there for comparison. NumPy and C run on a CPU and have no point.
+# These are speeds over SDPA FLASH, PyTorch's FlashAttention-2, which ran beside each language in the same process: geometric means over $N \ge 1024$ at the workload of every table in this series (Numba's without the longest, which were not timed). Rungs 04 (which has no causal mask), 13 (with a mask 20) and 32 and cuDNN are there for comparison. NumPy and C run on a CPU and have no point.
 #
 # **What to see.** More lines don't buy more speed; the instruction does.
 #
@@ -237,7 +239,7 @@ if summary is not None:
 # - **CuTe**, with Ampere's instructions, has 0.96<!--= language("cute_mma", 128, 0):.2f --> in C++ and 0.94<!--= language("cute_dsl", 128, 0):.2f --> in Python: FlashAttention-2 is written in CuTe with the same atoms. Rung 13 uses these instructions, too, and is at 1.22<!--= language("13_tuned", 128, 0):.2f -->; what made the difference there, such as the maximum out of the loop, can be said in CuTe as well.
 # - **Pallas** (0.99<!--= language("pallas_tiles", 128, 0):.2f -->) and **Helion** (1.00<!--= language("helion_tiles", 128, 0):.2f -->) are compiled by Triton, but the Triton that they generate loads by pointers, not by TMA.
 # - **`torch.compile`** (0.30<!--= language("torch_compile", 128, 0):.2f -->) pays for $S$ in HBM, **Numba** (0.02<!--= language("numba_kernel", 128, 0):.2f -->) for fp32 without tensor cores, which in CUDA is rung 04 (0.13<!--= language("04_fa2_fp32", 128, 0):.2f -->).
-# - **Rung 32** is at 2.07<!--= language("32_ping_pong", 128, 0):.2f -->. One part of what lies between it and the tile languages, two warpgroups that take turns, none of them lets you say.
+# - **Rung 32** is at 2.12<!--= language("32_ping_pong", 128, 0):.2f -->. One part of what lies between it and the tile languages, two warpgroups that take turns, none of them lets you say.
 #
 # Each language got the same effort: `python -m helpers record languages --tune` tries the tiles that its documentation advises, and the best stands in its file, as `TILES`. Helion's own tuner, which searches for minutes, was not asked.
 #
@@ -247,12 +249,18 @@ if summary is not None:
 plot.recorded(languages_timed.STEM, "facts", languages_timed.waits)
 
 # %% [markdown]
-# **What to see.** In Triton, cuTile, Gluon, Pallas and Numba an edit costs two seconds or three, in CuTe's Python little more. CuTe in C++ goes through templates by the thousand, in eight instances of the kernel. What `torch.compile`, FlexAttention and Helion need goes mostly into importing the compiler, once a session.
+# **What to see.** In Triton, cuTile, Gluon, Pallas and Numba an edit costs two seconds or three, in CuTe's Python little more. CuTe in C++ goes through templates by the thousand, in eight instances of the kernel: its 31<!--= record.load("40_every_language", "facts", record.SHOWN).set_index("language").import_seconds["cute_mma"]:.0f --> s, drawn as import, are nvcc's, and come with every edit. What `torch.compile`, FlexAttention and Helion need goes mostly into importing the compiler, once a session.
 #
 # How many cases of the check each was held to on the GPU, within its time, and which of them it failed; `ended` says why something wasn't measured. FlexAttention's three are few because each shape is compiled anew; on a CPU, where nothing is compiled, the tests hold it to all:
 
+
 # %%
-plot.recorded(languages_timed.STEM, "facts", languages_timed.checked)
+def checked(facts):
+    with pd.option_context("display.max_colwidth", None):
+        display(languages_timed.checked(facts))
+
+
+plot.recorded(languages_timed.STEM, "facts", checked)
 
 # %% [markdown]
 # ## What still hurts

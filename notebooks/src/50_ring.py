@@ -38,7 +38,7 @@ import pandas as pd
 import torch
 
 from helpers import blank, check, compare, hint, load, op, progress, reference, xray
-from helpers import draw_ring, exercise, merging, predict, ring, ring_time, show
+from helpers import draw_ring, exercise, merging, plot, predict, ring, ring_time, show
 
 # %load_ext helpers
 
@@ -51,7 +51,7 @@ where = "cuda" if device == "cuda" and torch.cuda.device_count() > 1 else "cpu"
 # %% [markdown]
 # ## The problem
 #
-# FlashAttention's memory grows with $N$, not with $N^2$. For long sequences that is still too much for one GPU, and its time does grow with $N^2$. For 16 heads of $d = 128$ in 16 bits, forward, under a causal mask, at 700 TFLOP/s ([rung 32](32_ping_pong.ipynb) reaches 781<!--= tflops("32", 128, 16384, 1, "bf16", kind="causal"):.0f --> on an H200 at N = 16384):
+# FlashAttention's memory grows with $N$, not with $N^2$. For long sequences that is still too much for one GPU, and its time does grow with $N^2$. For 16 heads of $d = 128$ in 16 bits, forward, under a causal mask, at 700 TFLOP/s ([rung 32](32_ping_pong.ipynb) reaches 779<!--= tflops("32", 128, 16384, 1, "bf16", kind="causal"):.0f --> on an H200 at N = 16384):
 
 # %%
 rows = []
@@ -238,7 +238,8 @@ for some in ((2, 4), (8,)):
         if (events := draw_ring.recorded("ring_timeline", (ranks,))) is not None:
             runs[f"{ranks} GPUs, zigzag, N = 65,536"] = events
     if runs:
-        display(draw_ring.timelines(runs, unit=1, title="recorded on NVIDIA H200"))
+        title = f"recorded on {plot.device(pd.concat(runs.values()))}"
+        display(draw_ring.timelines(runs, unit=1, title=title))
 
 # %% [markdown]
 # **What to see.** On two and four GPUs every message ends before the next block. While a message runs, the kernel has fewer SMs: on four GPUs the last block of every rank, beside which nothing is sent, is the shortest. On eight GPUs a block takes 0.4 ms and a message 0.9 or more: the GPUs wait. **Eight GPUs were recorded with four of NCCL's channels to a message**, two and four with sixteen, as `ring.launch` sets it now.
@@ -334,10 +335,13 @@ model = {
 }
 samples = draw_ring.recorded("ring")
 points = draw_ring.measured(samples, ranks=2, D=128, causal=1, passes="forward")
-draw_ring.speedups(pd.DataFrame(model, lengths), 2, "Two GPUs, causal, D = 128, H·D = 2048", points)
+title = "Two GPUs, causal, D = 128, H·D = 2048"
+if samples is not None:
+    title += f" · measured: {plot.device(samples[samples['ranks'] == 2])}"
+draw_ring.speedups(pd.DataFrame(model, lengths), 2, title, points)
 
 # %% [markdown]
-# **What to see.** Contiguous stops at 4/3, however long the sequence. Zigzag approaches 2: 1.76<!--= over_one_gpu("50_ring", 16384):.2f --> at 16k tokens, 1.87<!--= over_one_gpu("50_ring", 65536):.2f --> at 64k, 1.96<!--= over_one_gpu("50_ring", 262144):.2f --> at 256k. The model's line falls where blocks become shorter than messages, down to less than one GPU's speed at 4k; nothing below 16k was measured.
+# **What to see.** Contiguous stops at 4/3, however long the sequence. Zigzag approaches 2: 1.80<!--= over_one_gpu("50_ring", 16384):.2f --> at 16k tokens, 1.90<!--= over_one_gpu("50_ring", 65536):.2f --> at 64k, 1.95<!--= over_one_gpu("50_ring", 262144):.2f --> at 256k. The model's line falls where blocks become shorter than messages, down to less than one GPU's speed at 4k; nothing below 16k was measured.
 #
 # All cases with $H_{kv} = H$ (`both`: forward and backward, the gradients added up in any order, as one GPU does by default):
 
@@ -346,15 +350,15 @@ if samples is not None:
     display(draw_ring.held(samples))
 
 # %% [markdown]
-# **What to see.** On two GPUs the model's speedups are right within 6 % up to 64k tokens, except both passes together at 16k under the mask (10 % too high); on four it is up to 10 % too high. On eight it expects twice what was recorded at 64k under the mask: to the model a link is as fast with any number of channels. Some long sequences are *more* than twice, four or eight times as fast: 2.30<!--= over_one_gpu("50_ring", 262144, causal=0):.2f --> on two GPUs at 256k without a mask.
+# **What to see.** On two GPUs the model's speedups are right within 5 % up to 64k tokens, except both passes together at 16k under the mask (8 % too high); on four it is up to 10 % too high. On eight it expects twice what was recorded at 64k under the mask: to the model a link is as fast with any number of channels. Some long sequences are *more* than twice, four or eight times as fast: 2.17<!--= over_one_gpu("50_ring", 262144, causal=0):.2f --> on two GPUs at 256k without a mask.
 #
 # <details><summary>How can two GPUs be more than twice as fast as one?</summary>
 #
-# One GPU gets slower. Without a mask, an earlier record on four GPUs has it at 764<!--= one_gpu(65536):.0f --> TFLOP/s for 64k tokens, 607<!--= one_gpu(262144):.0f --> for 256k and 571<!--= one_gpu(1048576):.0f --> for 1M. K and V of one head take 512 bytes per token, 134 MB at 256k, and an H200's L2 has 60 MB. All CTAs sweep the same keys, but they drift apart in time, and most have to read from HBM again. Measured once on one H200, two heads of 262,144 tokens: 214 GB came from HBM, while K and V of both are 0.27 GB. That costs time, and power that the tensor cores then lack: the clock fell to 1,260 MHz. A ring's blocks are shorter, and `ring_attention` cuts those that are still too long, so that K and V of a head take at most 32 MB. Cut so, one GPU alone reached 670 TFLOP/s instead of 556. (That was an older rung 32; how far CTAs drift differs from run to run: a later one had 717 for four heads.) A causal forward pass, whose query tiles see half as many keys, falls from 796<!--= one_gpu(65536, causal=1):.0f --> to 706<!--= one_gpu(262144, causal=1):.0f --> and 626<!--= one_gpu(1048576, causal=1):.0f -->. The backward pass falls by up to 1.5 %, also under a mask, where rung 33 takes fewer heads of long sequences at a time: its CTAs find in the L2 what they share ([39 · Log](39_log.ipynb)). Forward and backward together, two and four GPUs are 1.94<!--= over_one_gpu("50_ring in any order", 262144, passes="both"):.2f --> and 3.81<!--= over_one_gpu("50_ring in any order", 262144, passes="both", ranks=4):.2f --> times as fast as one for 256k tokens. Eight were recorded with an earlier rung 33, which did fall: 10.3<!--= over_one_gpu("50_ring in any order", 262144, passes="both", ranks=8):.1f --> times.
+# One GPU gets slower. Without a mask, an earlier record on four GPUs has it at 764<!--= one_gpu(65536):.0f --> TFLOP/s for 64k tokens, 607<!--= one_gpu(262144):.0f --> for 256k and 571<!--= one_gpu(1048576):.0f --> for 1M. K and V of one head take 512 bytes per token, 134 MB at 256k, and an H200's L2 has 60 MB. All CTAs sweep the same keys, but they drift apart in time, and most have to read from HBM again. Measured once on one H200, two heads of 262,144 tokens: 214 GB came from HBM, while K and V of both are 0.27 GB. That costs time, and power that the tensor cores then lack: the clock fell to 1,260 MHz. A ring's blocks are shorter, and `ring_attention` cuts those that are still too long, so that K and V of a head take at most 32 MB. Cut so, one GPU alone reached 670 TFLOP/s instead of 556. (That was an older rung 32; how far CTAs drift differs from run to run: a later one had 717 for four heads.) A causal forward pass, whose query tiles see half as many keys, falls from 796<!--= one_gpu(65536, causal=1):.0f --> to 706<!--= one_gpu(262144, causal=1):.0f --> and 626<!--= one_gpu(1048576, causal=1):.0f -->. The backward pass falls by up to 3 %, also under a mask, where rung 33 takes fewer heads of long sequences at a time: its CTAs find in the L2 what they share ([39 · Log](39_log.ipynb)). Forward and backward together, two and four GPUs are 1.96<!--= over_one_gpu("50_ring in any order", 262144, passes="both"):.2f --> and 3.81<!--= over_one_gpu("50_ring in any order", 262144, passes="both", ranks=4):.2f --> times as fast as one for 256k tokens. Eight were recorded with an earlier rung 33, which did fall: 10.3<!--= over_one_gpu("50_ring in any order", 262144, passes="both", ranks=8):.1f --> times.
 #
 # </details>
 #
-# What does the model say of machines that we do not have? Each line is one problem on more and more GPUs. It takes all links to be those of one host's NVLink: between hosts they are several times slower, and the lines bend earlier.
+# What does the model say of machines that we do not have? It takes all links to be those of one host's NVLink: between hosts they are several times slower, and the lines bend earlier.
 
 # %%
 gpus = [2**i for i in range(1, 11)]
@@ -373,7 +377,7 @@ draw_ring.efficiency(pd.DataFrame(table, gpus), "By the model: zigzag, causal, H
 # %% [markdown]
 # ## Beside its peers
 #
-# Two other ways lead to the same result, each a few lines on top of a kernel for one GPU:
+# Two other ways lead to the same result:
 #
 # - **all-gather**: every rank gets all K and V at once, then attends with its own queries. One collective, no merge; but each rank holds the keys of the *whole* sequence, and the kernel waits for them.
 # - **Ulysses** ([Jacobs et al., 2023](https://arxiv.org/abs/2309.14509)): exchange heads for tokens. After an all-to-all each rank has *all* tokens of *some* heads, calls the kernel once, and exchanges back. No imbalance and few bytes; but there cannot be more ranks than heads of K and V.
@@ -403,15 +407,20 @@ if samples is not None:
         display(draw_ring.beside_peers(samples, ranks))
 
 # %% [markdown]
+# (STALE: kernels have changed since four and eight GPUs were recorded; in the table above, too. Whiskers: slowest and fastest round; a round of more than three times the median is left out, and counted.)
+#
 # **What to see.** PyTorch's `context_parallel` runs the same ring, or all-gather, with cuDNN's attention; "all-gather + SDPA" is cuDNN after one collective; `51_one_sided` is the next notebook's. On two and four GPUs the ring keeps rung 32's lead over cuDNN; forward and backward together, Ulysses comes close on four. On eight, with four channels, the ring waits for messages: forward 51 and all-gather lead, with the backward pass Ulysses; with 256k tokens the ring is 7.92<!--= over_one_gpu("50_ring", 262144, ranks=8):.2f --> times as fast as one GPU. "In any order" adds up $dQ$ as parts come, as cuDNN does, and one GPU by default; the plain ring has the same bits every time, and so has the one GPU it is held against.
 #
-# Memory: how long a sequence can be, and how long does it take?
+# Memory: how long can a sequence be?
 
 # %%
-draw_ring.memory(draw_ring.recorded_memory(), [2**i for i in range(14, 24)])
+held = draw_ring.recorded_memory()
+if held is not None:
+    print(f"measured: {plot.device(held)}")
+draw_ring.memory(held, [2**i for i in range(14, 24)])
 
 # %% [markdown]
-# **What to see.** From 256k tokens on, each of two GPUs holds as much as one alone (by the model an eighth more): half of the tokens, but travelling keys and a float32 sum. From four on, memory halves with every doubling. The rightmost square is the longest sequence, run once: 7,092,736<!--= largest("N"):,.0f --> tokens on two H200s, one layer of 16 heads, in 153<!--= largest("seconds"):.0f --> seconds, 108<!--= largest("bytes") / 2**30:.0f --> GiB on rank 0.
+# **What to see.** From 256k tokens on, each of two GPUs holds as much as one alone (by the model an eighth more): half of the tokens, but travelling keys and a float32 sum. From four on, memory halves with every doubling. The rightmost square is the longest sequence, run once: 7,092,736<!--= largest("N"):,.0f --> tokens on two H200s, one layer of 16 heads, in 152<!--= largest("seconds"):.0f --> seconds, 108<!--= largest("bytes") / 2**30:.0f --> GiB on rank 0.
 
 # %% [markdown]
 # The same idea under other names:
@@ -501,6 +510,7 @@ def as_much_for_everybody():
         work = [sum(i + 0.5 for i in two) for two in given]  # piece i sees i pieces, and half of itself
         assert len(set(work)) == 1, f"{ranks} ranks: pieces of scores by rank {work}"
         assert all(a < b for a, b in given), "the earlier piece first"
+        assert all(a == r for r, (a, _) in enumerate(given)), "rank r gets piece r from the beginning"
     return True
 
 

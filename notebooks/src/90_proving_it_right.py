@@ -135,7 +135,7 @@ predict(margin, bad.error / good.budget, "budgets", within=0.3)  # of the last r
 draw_proof.tolerances(limits, fixed=1e-2, title="One head, random inputs, d = 64: what is allowed, and what happens")
 
 # %% [markdown]
-# **What to see.** The orange line (squares) is a plainly wrong kernel. It falls with $N$ and passes below the dotted line, the fixed tolerance: on inputs like these, the test then passes whatever happens to 8 keys. The budget (dashed) falls too, because $O$ does, and stays between right and wrong: with three orders of magnitude to spare in fp32, with a factor of a few in bf16. How small an error can a budget see?
+# **What to see.** The orange line (squares) is a plainly wrong kernel. It falls with $N$ and passes below the dotted line, the fixed tolerance: on inputs like these, the test then passes whatever happens to 8 keys. The budget (dashed) falls too, because $O$ does, and stays between right and wrong: with three orders of magnitude to spare in fp32, with a factor of a few in bf16. How small an error can a budget see? (Other random numbers than above.)
 
 
 # %%
@@ -544,7 +544,7 @@ exercise.verify("90.3", covers)
 # suite = ["shifted by −1e4", "one-hot, far apart", "N = 100", "4 heads", "scale 0.3"]
 # ```
 #
-# Each of the five is the only one to see some bug. By construction such a suite may miss every bug that is not on the list, which is why `reference.cases` has forty inputs.
+# Each of the five is the only one to see some bug. By construction such a suite may miss every bug that is not on the list, which is why `reference.cases` has more than forty inputs.
 # </details>
 
 # %%

@@ -69,7 +69,7 @@ print("\n".join(wrong.explain() for wrong in report.failures))
 exhibit.map()
 
 # %% [markdown]
-# **What to see.** The map draws $|\text{error}|$ in units of the error budget (notebook 90), LSE as a strip beside $O$. Random inputs are *right*: among a hundred random scores some are positive, and from the first of them on the maximum is correct. With all scores near $-10^4$ every $e^{S - 0}$ underflows, $l = 0$, and the guard against empty rows turns the output into zeros: the whole map is wrong, without structure. That points to the arithmetic of a row, not to indices.
+# **What to see.** The map draws $|\text{error}|$ in units of the error budget (notebook 90), LSE as a strip beside $O$. A dashed line is the border of a tile of queries. Random inputs are *right*: among a hundred random scores some are positive, and from the first of them on the maximum is correct. With all scores near $-10^4$ every $e^{S - 0}$ underflows, $l = 0$, and the guard against empty rows turns the output into zeros: the whole map is wrong, without structure. That points to the arithmetic of a row, not to indices.
 #
 # **Fix.** Start at $-\infty$. The first tile then has $\alpha = e^{-\infty - m} = 0$, which is what an empty state has to contribute. The second line tries FlashInfer's −50000 instead.
 

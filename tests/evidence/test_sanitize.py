@@ -121,6 +121,12 @@ def test_a_program_built_without_a_gpu_can_be_compiled_for_a_later_one(tmp_path,
     assert has_ptx == {"": True, "sm_80": False}
 
 
+def test_a_pattern_that_matches_no_mutant_is_refused():
+    assert [m.id for m in sanitize.chosen(["04.orig*", "03.original"])] == ["03.original", "04.original"]
+    with pytest.raises(ValueError, match=r"no mutant '04.orig'; ids read like 04.original or 04.\*"):
+        sanitize.chosen(["03.original", "04.orig"])
+
+
 def test_there_are_enough_mutants_and_each_is_one_change_of_a_rung():
     assert len(ALL) >= 100
     for mutant in ALL.values():

@@ -46,10 +46,6 @@ def require_clean_rungs(agreed: pd.DataFrame) -> None:
     assert found == {key: said for key, said in OF_A_RUNG.items() if key[0][:2] not in WAITING}
 
 
-# Of four tools these two seeded bugs end under two, every other one that is explained by ENDED under one.
-UNDER_TWO = {"32.mbarrier-wait-removed.6", "32.wait-of-a-loop-removed.1"}
-
-
 def require_explanations(agreed: pd.DataFrame) -> None:
     alone = agreed[agreed["who"].str.contains("alone")]
     assert alone["why"].all(), alone[alone["why"] == ""][["mutant", "gpu", "xray"]]
@@ -57,7 +53,7 @@ def require_explanations(agreed: pd.DataFrame) -> None:
     ended = said.loc[alone["mutant"][alone["why"] == one_sided.ENDED]]
     for id, row in ended[list(sanitizer_words.TOOLS)].iterrows():
         others = row[row != sanitizer_words.TIMEOUT]
-        assert len(others) == (2 if id in UNDER_TWO else 1), id
+        assert len(others) == 1, id
         for tool, words in others.items():
             assert words in (sanitizer_words.CLEAN, said.loc[f"{id[:2]}.original", tool]), id
 

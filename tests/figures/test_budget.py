@@ -29,6 +29,7 @@ def test_each_kernel_has_its_own_longest_and_all_its_bars():
         "leaving",
     ]
     assert [len(ax.patches) for ax in panels] == [3, 3]
+    assert {ax.get_xlabel() for ax in panels} == {"clocks of one SM"}  # of what, the title says: a tile, a step
     assert panels[0].get_xlim() == panels[1].get_xlim() and panels[0].get_xlim()[0] == 0
     assert panels[0].get_xlim()[1] > 600  # the measured time is in the picture
     assert figure.png()

@@ -11,6 +11,7 @@ from matplotlib.text import Text
 
 from helpers import plot, record
 from helpers.figures import style
+from helpers.figures.lines import device
 
 PEERS = {"SDPA MATH": 20.0, "SDPA EFFICIENT": 40.0}
 
@@ -126,6 +127,7 @@ def test_a_ratio_shows_its_spread():
         any(np.array_equal(l.get_ydata(), [1, 1]) for l in ax.lines) for ax in figure.axes
     )  # as fast as the peer
     assert figure.axes[0].containers  # the error bars
+    assert figure.get_supxlabel() == "marks: median of the rounds; whiskers: lowest, highest"
 
 
 def test_a_ratio_is_of_the_rung_s_own_session():
@@ -139,6 +141,16 @@ def test_a_stale_record_is_shown_as_stale():
     assert "STALE" not in plot.throughput(forward()).get_suptitle()
     mixed = pd.concat([forward("03_fa1_fp32", 5.0), forward(stale=True)])
     assert "STALE: 04_fa2_fp32 changed" in plot.latency(mixed).get_suptitle()
+
+
+def test_of_a_record_of_several_rungs_none_is_named_as_the_one_that_changed():
+    ring = pd.DataFrame(
+        {"rung": ["50_ring"] * 2, "op": [None] * 2, "device": ["NVIDIA H200 x4"] * 2, "stale": [True] * 2}
+    )
+    words = "STALE: a kernel of 50_ring's record changed since"
+    assert words in device(ring)
+    both = pd.concat([ring, forward(stale=True)])
+    assert "50_ring's record, 04_fa2_fp32 changed since" in device(both)
 
 
 def test_rungs_and_peers_of_several_sessions_share_a_figure():
@@ -245,6 +257,10 @@ def test_every_rung_s_error_is_a_share_of_its_budget():
     assert "NVIDIA H200" in figure.get_suptitle()
     drawn = sorted(l.get_xdata()[0] for l in figure.axes[0].lines)
     assert drawn == pytest.approx([0.25, 0.5])
+    figure.draw_without_rendering()
+    for ax in figure.axes:
+        (wrong,) = ax.texts
+        assert wrong.get_window_extent().y1 <= ax.get_window_extent().y1  # whole, below the panel's upper edge
 
 
 def by_family(causal=0):

@@ -131,6 +131,24 @@ def test_a_wrong_command_line_is_refused_with_2(line, capsys):
     assert "usage: python -m helpers" in refused(capsys, *line)
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (["run", STEM, "--N", "99999999999"], "--N: 99999999999 is too large; every dimension has to be at most 2^30"),
+        (["xray", STEM, "--seed", "99999999999999999999"], "has more than 64 bits; a seed is -2^63 to 2^64 - 1"),
+        (["xray", STEM, "--seed", "one"], "one is no whole number"),
+        (["grade", "mine.cu", "--jobs", "0"], "0 is no positive number"),
+        (["record", "verdicts", "--workers", "-1"], "-1 is no positive number"),
+        (["record", "sanitizer", "--workers", "0"], "0 is no positive number"),
+        (["record", "ring", "--dry", "--ranks", "0"], "0 is no positive number"),
+        (["grade", "--tasks", "04.1", "mine.cu"], "grade SUBMISSION [SUBMISSION ...] [options]"),
+        (["course", "build", "--blank", "04.1", "out"], "build OUT [--blank TASK [TASK ...]]"),
+    ],
+)
+def test_what_argparse_refuses_is_named_with_what_is_allowed(line, words, capsys):
+    assert words in refused(capsys, *line)
+
+
 # A kernel
 
 
@@ -190,6 +208,15 @@ def test_a_merge_is_run_checked_and_xrayed(capsys):
     assert commands.main(["run", "50"]) == 0 and "o   (1, 2, 256, 64) float32" in capsys.readouterr().out
     assert commands.main(["xray", "50"]) == 0 and "LSE_a" in capsys.readouterr().out
     assert commands.main(["check", "50"]) == 0 and "50_ring: right in" in capsys.readouterr().out
+
+
+def test_a_merge_without_a_header_block_is_run_in_the_dtype_asked_for(capsys, tmp_path):
+    lines = (KERNELS / "50_ring.cu").read_text().splitlines(keepends=True)
+    path = tmp_path / "mine.cu"
+    path.write_text("".join(itertools.dropwhile(lambda line: line.startswith("//"), lines)))
+    for dtype in ([], ["--dtype", "fp16"]):
+        code, out, _ = run(capsys, "run", path, "--op", "merge", "--N", "8", "--device", "cpu", *dtype)
+        assert code == 0 and "o   (1, 2, 8, 64) float32" in out
 
 
 @pytest.mark.parametrize("command", ["run", "xray", "check"])
@@ -256,6 +283,13 @@ def test_a_file_without_a_header_block_takes_what_the_command_line_says(tmp_path
         (["run", STEM, "--dtype", "fp16"], "allows fp32"),
         (["check", STEM, "--op", "softmax"], "allows attention"),
         (["xray", STEM, "--html", "no/such/folder/x.html"], "there is no folder"),
+        (["xray", STEM, "--html", "/"], "--html /: it is a folder"),
+        (["run", "04", "--B", "1000000000", "--H", "1000000000"], "has 2e+22 elements; 2^40 are the most"),
+        (["exercise", "new", "04", "nosuch"], "04_fa2_fp32 has no region 'nosuch'; it has tile"),
+        (["exercise", "new", "case", "999"], "no case '999'; there are case.1"),
+        (["exercise", "hint", "nosuch"], "no task 'nosuch'; there are 01.1"),
+        (["course", "build", "/no/such/folder", "--blank", "nosuch"], "no task 'nosuch'; there are 01.1"),
+        (["record", "sanitizer", "--build", "nosuch"], "no mutant 'nosuch'; ids read like 04.original or 04.*"),
         (["goals", "77_none"], "77_none"),
         (["record", "languages", "fortran"], "no implementation fortran; there are c_openmp, cute_dsl"),
         (
@@ -486,6 +520,15 @@ def test_notebooks_that_fail_give_1(monkeypatch, capsys):
     monkeypatch.setattr("helpers.lessons.execute.execute_all", lambda *given: asked.append(given) or len(asked) == 1)
     assert [run(capsys, "notebooks", STEM, "--inplace")[0] for _ in range(2)] == [0, 1]
     assert asked == [([STEM], True)] * 2
+
+
+@pytest.mark.parametrize(("text", "why"), [("", "it is empty"), ("{", "Expecting property name")])
+def test_a_file_that_is_no_notebook_is_named(text, why, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("helpers.lessons.execute.NOTEBOOKS", tmp_path)
+    (tmp_path / "41_mine.ipynb").write_text(text)
+    for how in ([], ["--from-text"]):
+        code, out, err = run(capsys, "notebooks", "41_mine", *how)
+        assert code == 2 and not out and f"41_mine.ipynb is no notebook: {why}" in err
 
 
 def test_a_book_is_made_where_it_is_asked_for(monkeypatch, capsys, tmp_path):

@@ -1,5 +1,8 @@
 """A call carries its inputs, outputs and workspace apart, by the names of fa_args."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 
@@ -110,6 +113,77 @@ def test_lists_in_place_of_tensors_are_refused_by_name():
         prepare(rung("20"), "cpu", (x, x, x), cu_seqlens=([0, 40], [0, 40]))
     with pytest.raises(CallError, match="pages is list; it has to be a contiguous int32 tensor"):
         prepare(rung("21"), "cpu", (x, x, x), lengths=NUMBERS[1:], pages=[[0]])
+
+
+def integers(numbers):
+    return torch.tensor(numbers, dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("pages", "words"),
+    [
+        ([[0, -1]], "pages names page -1; k and v have pages 0 to 4"),
+        ([[0, 5]], "pages names page 5; k and v have pages 0 to 4"),
+        (3, r"pages is torch.int32 \(\); it has to be a contiguous int32 tensor \(1, 1\)"),
+        ([[]], r"pages is torch.int32 \(1, 0\); it has to be a contiguous int32 tensor \(1, 1\)"),
+    ],
+)
+def test_wrong_pages_are_refused_by_their_number_or_shape(pages, words):
+    keys = torch.zeros(5, 2, 16, 64).half()
+    with pytest.raises(CallError, match=words):
+        prepare(rung("21"), "cpu", (X.half()[:, :, :1], keys, keys), lengths=integers([3]), pages=integers(pages))
+
+
+@pytest.mark.parametrize(
+    ("starts", "words"),
+    [
+        (np.array([0, 40], dtype=np.int32), "cu_seqlens takes two tensors"),
+        (integers([]), r"cu_seqlens, q is torch.int32 \(0,\); it has to be a contiguous int32 tensor \(2,\)"),
+    ],
+)
+def test_row_numbers_that_are_no_tensors_or_empty_are_refused(starts, words):
+    with pytest.raises(CallError, match=words):
+        prepare(rung("20"), "cpu", (X.half(),) * 3, cu_seqlens=(starts, starts))
+
+
+@pytest.mark.parametrize(
+    ("which", "options", "words"),
+    [
+        ("20", {"causal": True, "window": np.int64(3)}, r"int64\(3\) and causal True; a window is an int, at least 1 key, and needs causal"),
+        ("21", {"splits": np.int64(3)}, r"int64\(3\); it has to be an int, 1 to 1024"),
+        ("20", {"out": 5}, "out takes two tensors, a int came"),
+    ],
+)  # fmt: skip
+def test_an_option_of_another_type_is_refused_with_the_right_one(which, options, words):
+    with pytest.raises(CallError, match=words):
+        prepare(rung(which), "cpu", (X.half(),) * 3, **options)
+
+
+LSE = X[..., 0].contiguous()
+
+
+@pytest.mark.parametrize(
+    ("which", "inputs", "takes"),
+    [
+        ("02", [X], "scores s only"),
+        ("04", [X] * 3, "q, k, v and a scale only"),
+        ("50", [X, LSE, X, LSE], "o_a, lse_a, o_b, lse_b only"),
+        ("22", [X, X, X, X, LSE, X], "q, k, v, o, lse, do and a scale only"),
+    ],
+)
+def test_a_kernel_without_features_says_what_it_takes(which, inputs, takes):
+    with pytest.raises(CallError, match=f"takes no causal; it takes {takes}"):
+        prepare(replace(rung(which), features=()), "cpu", tuple(inputs), causal=True)
+
+
+def test_a_merge_takes_any_head_dimension_and_fp32_partial_results_where_its_header_block_is_silent():
+    merge = replace(rung("50"), D=(), dtypes=("fp16",))
+    x = torch.zeros(1, 2, 40, 24)
+    assert prepare(merge, "cpu", (x, LSE, x.half(), LSE)).args.D == 24
+    with pytest.raises(CallError, match="o_a is torch.bfloat16; 50_ring takes float32, float16"):
+        prepare(merge, "cpu", (x.bfloat16(), LSE, x.half(), LSE))
+    with pytest.raises(CallError, match="out: o is a int; 50_ring takes torch tensors"):
+        prepare(merge, "cpu", (x, LSE, x.half(), LSE), out=(5, LSE))
 
 
 @pytest.mark.parametrize("keys", [2**30 + 1, 2**32 + 5])

@@ -45,6 +45,11 @@ def test_a_cell_may_leave_the_block_out():
         ("sm_80", "hopper", "arch 'hopper'.*reads like sm_80 or sm_90a"),
         ("(rows,N) fp32", "(N) fp32; a (N) fp32; b (N) fp32; c (N) fp32", "more than 4 workspace tensors"),
         ("(rows,N)", "(rows,M)", "workspace S.*'M'.*allowed are"),
+        ("(rows,N)", "rows,N", "mine.cu: workspace 'S rows,N fp32'.*reads like m"),
+        ("(rows,N)", "(rows,Nq0)", "workspace S.*'Nq0'.*allowed are"),
+        ("softmax", "attention", "workspace S.*'rows'.*allowed are B, H, Hkv, Hshared, Nq, Nk, D, splits$"),
+        ("64, 128", "many", "mine.cu: D 'many'.*reads like 64, 128"),
+        ("64, 128", "0, 64", "mine.cu: D '0, 64'.*reads like 64, 128"),
     ],
 )
 def test_a_wrong_block_is_refused_by_name(old, new, words):

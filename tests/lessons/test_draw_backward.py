@@ -108,6 +108,7 @@ def test_shared_memory_is_as_long_as_its_parts():
     (ax,) = draw_backward.shared_memory({"d = 64": {"K": 16384, "barriers": 64}}, "title").axes
     assert [p.get_width() for p in ax.patches] == [16, 64 / 1024]
     assert "17 KB" in words(ax) and "K\n16" in words(ax)  # a KB that has begun counts
+    assert "barriers: 0.0625" in words(ax)  # too narrow for a name
 
 
 # Two products of three instructions and one of two, which is waited for in the next turn
@@ -158,7 +159,10 @@ def test_the_loop_of_33_has_its_five_products(d, pieces_of_dv):
 def test_a_draft_is_where_its_ratio_is_and_filled_if_it_stayed():
     rows = [(1, "base", "yes", 64, 0.9), (1, "base", "yes", 128, 1.1), (2, "more", "at D = 64", 64, 1.0), (2, "more", "at D = 64", 128, 0.8)]  # fmt: skip
     frame = pd.DataFrame(rows, columns=["step", "what", "kept", "D", "ratio"])
-    (ax,) = draw_backward.drafts(frame, "title").axes
+    figure = draw_backward.drafts(frame, "title", "SDPA CUDNN")
+    (ax,) = figure.axes
+    assert ax.get_xlabel() == "times as fast as SDPA CUDNN"
+    assert [t.get_text() for t in figure.legends[0].get_texts()] == ["D = 64", "D = 128", "hollow: did not stay"]
     marks = [(line.get_xdata()[0], line.get_ydata()[0], line.get_markerfacecolor()) for line in ax.lines[:4]]
     assert [m[:2] for m in marks] == [(0.9, 0), (1.1, 0), (1.0, 1), (0.8, 1)]
     assert [m[2] for m in marks] == [BLUE, ORANGE, BLUE, draw_backward.CARD]

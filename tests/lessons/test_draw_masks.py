@@ -50,3 +50,5 @@ def test_occupancy_names_each_order_s_end():
     said = [t.get_text() for t in figure.legends[0].get_texts()]
     assert said == ["good: done at 5, 0.0% above the ideal", "bad: done at 6, 20.0% above the ideal"]
     assert figure.png(dpi=40).startswith(PNG)
+    (busy,) = figure.axes[1].texts
+    assert all(line.endswith(" ") for line in busy.get_text().split("\n"))  # off the line that it stands beside

@@ -56,6 +56,8 @@ def test_a_loop_is_cut_at_its_waits_and_counted():
     assert len(first.patches) == 1 + 1 + 3 + 1  # the loop, a product, exponentials, a rounding
     assert [(line.get_linestyle(), line.get_xdata()[0]) for line in first.lines] == [("--", 1), ("-", 5)]
     assert "2 exponentials before a wait until 0 groups" in figure.in_words
+    short = draw_pingpong.loop({"a wait near the end": [LINES[0]] * 120 + [LINES[1], LINES[7]]})
+    assert words(short) == ["0", "1"]  # no zero on the line of the wait
     assert figure.png().startswith(PNG)
 
 

@@ -414,7 +414,7 @@ def test_one_submission_that_can_not_be_graded_leaves_the_others_their_points(tm
     told = capsys.readouterr()
     assert [json.loads(line)["submission"] for line in told.out.splitlines()] == ["second"]
     assert "first is not graded: ZeroDivisionError: by what it holds" in told.err and "missing is not" in told.err
-    assert commands.main(["grade", *folders, "--tasks", "01.77"]) == 1 and "no task" in capsys.readouterr().err
+    assert commands.main(["grade", *folders, "--tasks", "01.77"]) == 2 and "no task" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

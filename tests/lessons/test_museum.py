@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
+import pandas as pd
 import pytest
 
 from helpers import check, draw_proof, museum, rung
@@ -92,3 +94,13 @@ def test_an_exhibit_that_is_right_is_not_called_caught():
             "none", "No bug", "03_fa1_fp32", "ld = d + 4,", "ld = d + 12,", (), "random", catcher, "wrong|race|lost"
         )
         assert not same.caught
+
+
+def test_numbers_of_narrow_bars_do_not_cover_each_other():
+    counts = {"both": [80, 39], "X-ray alone": [3, 1], "X-ray's stricter rule": [0, 1], "neither": [0, 3]}
+    figure = draw_proof.who_flags(pd.DataFrame(counts, index=["long", "narrow"]), "title")
+    figure.draw_without_rendering()
+    places = [t.get_bbox_patch().get_window_extent() for t in figure.axes[0].texts if t.get_text()]
+    rows = {y: sorted((p.x0, p.x1) for p in places if round(p.y0) == y) for y in {round(p.y0) for p in places}}
+    assert sorted(map(len, rows.values())) == [2, 4]
+    assert all(a[1] < b[0] for row in rows.values() for a, b in itertools.pairwise(row))

@@ -5,8 +5,8 @@ import re
 import pytest
 import torch
 
-from helpers import CompileError, Kernel, blank, commands, hint, progress, rung, rungs
-from helpers.lessons import forms, regions, typed
+from helpers import CompileError, Kernel, blank, commands, hint, load, progress, rung, rungs
+from helpers.lessons import forms, judge, regions, typed
 from helpers.lessons import progress as progress_module
 from helpers.lessons.progress import keep, solved
 from helpers.lessons.regions import WHOLE, RegionError, Typed, body, fill
@@ -150,6 +150,50 @@ def test_a_column_past_an_uneven_head_dimension_is_seen_in_the_notebook_too():
     assert (
         wrong != right and not typed.attempt("01", ("output",), wrong).ok and typed.attempt("01", ("output",), right).ok
     )
+
+
+def test_bank_conflicts_at_one_head_dimension_alone_are_seen():
+    """A swizzle of whole rows of banks: of 64 columns and more it is the rung's."""
+    right = body("11", "swizzle")
+    text = right.replace("row / (d < 64 ? 64 / d : 1) % (d < 64 ? d / 8 : 8)", "row % (d < 64 ? d / 8 : 8)")
+    made = typed.attempt("11", ("swizzle",), text)
+    assert text != right and made.score.report.ok and not made.ok
+    assert "the rung has: 8,448 at d = 32, the rung 0" in str(made)
+    assert typed.attempt("11", ("swizzle",), right).ok
+
+
+def test_a_finding_in_a_case_that_is_right_is_said():
+    right = body("30", "refill")
+    text = "\n".join(line for line in right.splitlines() if "mbarrier_wait" not in line)
+    made = typed.attempt("30", ("refill",), text)
+    assert text != right and made.score.report.ok and not made.ok and "  ✗ overwritten at " in str(made)
+
+
+def test_words_that_a_task_rules_out_are_refused_with_their_line():
+    text = body("12", "load_tile") + "\n// fa::cp_async_commit() later\n  fa::cp_async_wait<0>();"
+    made = typed.attempt("12", ("load_tile",), text)
+    line = len(text.splitlines()) + 1
+    assert f"cell:{line}: `cp_async_wait` has no place in the region 'load_tile'" in str(made) and not made.ok
+
+
+def test_no_case_follows_one_that_never_ends(monkeypatch):
+    monkeypatch.setattr(typed, "SECONDS", 2.0)
+    filled = fill(
+        "01", {"output": Typed("output", OUTPUT.replace("float o = 0.f;", "float o = 0.f;\n  for (;;) o += 1.f;"))}
+    )
+    kernel = load(filled.rung, quiet=True)
+    kernel.launcher.timeout = typed.SECONDS
+    (found,) = typed._checked(kernel, rung("01")).comparisons
+    assert "stopped" in found.problem
+    cases, _ = judge.own("01", 0)
+    (one,) = judge.observe(filled.rung, judge.jobs(cases), 2.0)
+    assert "stopped" in one.error and one.case == 0
+
+
+def test_a_kernel_that_never_ends_is_stopped(monkeypatch):
+    monkeypatch.setattr(typed, "score", lambda kernel, *_: pytest.fail(f"{kernel.launcher.timeout}"))
+    with pytest.raises(pytest.fail.Exception, match=f"{judge.SECONDS}"):
+        typed.attempt("01", ("output",), OUTPUT)
 
 
 MERGE = body("50", "merge")

@@ -13,7 +13,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from helpers import gpt, load, record, rung, train
+from helpers import draw_training, gpt, load, record, rung, train
+from helpers.figures.style import PEERS
 from helpers.run.kernel import default_device
 from helpers.run.op import backward_rung
 
@@ -437,3 +438,12 @@ def test_without_a_gpu_nothing_is_recorded(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(RuntimeError, match="on a GPU only"):
         train.record_training()
+
+
+def test_sdpa_flash_has_its_colour_of_every_figure():
+    rows = [(name, 0, 0, 0, step, 1.0) for name in ("SDPA FLASH", "SDPA CUDNN") for step in range(2)]
+    training = pd.DataFrame(rows, columns=["name", "seed", "round", "graph", "step", "loss"])
+    left = draw_training.losses(training, "title").axes[0]
+    assert {line.get_label(): line.get_color() for line in left.lines} == {
+        name: PEERS[name][0] for name in ("SDPA FLASH", "SDPA CUDNN")
+    }

@@ -156,6 +156,15 @@ def test_of_calls_over_a_second_the_second_is_the_first_rounds(timed):
     assert timed(9000.0, 4000.0, 4001.0) == ([4000.0, 4001.0], {(1, False)})
 
 
+@pytest.mark.parametrize(("ranks", "launched"), [(None, 2), (3, 3), (0, 0)])
+def test_a_dry_run_has_the_ranks_asked_for_and_two_by_default(ranks, launched, monkeypatch):
+    asked = []
+    found = {"N": 64, "ranks": 2, "H": 2, "D": 64, "seconds": 1.0, "bytes": 0}
+    monkeypatch.setattr(measured, "launch", lambda program, ranks, **_: asked.append(ranks) or [found])
+    measured.record_ring(dry=True, ranks=ranks, largest=True)
+    assert asked == [launched]
+
+
 @pytest.mark.parametrize("far", [True, False])
 def test_a_record_of_some_lengths_belongs_to_51_as_long_as_it_has_rows_of_it(far, monkeypatch):
     old = pd.concat([samples(), samples().replace({measured.STEM: measured.FAR})] if far else [samples()])

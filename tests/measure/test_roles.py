@@ -140,6 +140,14 @@ def test_every_wait_for_products_is_noted(stem):
     assert waits and all(noted in line for line in waits), "\n".join(waits)
 
 
+def test_every_tile_notes_that_its_scores_are_started():
+    """Also where what is started depends on the head dimension."""
+    q, k, v = (torch.randn(1, 1, n, 64).half() for n in (64, 1024, 1024))
+    times = roles.times(for_d64("32_ping_pong"), q, k, v)
+    kinds = list(times[times.lane == "consumer 0"].kind)
+    assert kinds.count("scores") == 8
+
+
 def test_a_wait_for_a_product_is_told_from_one_for_a_barrier():
     """In each tile of 31: S is started and waited for, then softmax, V, O is started and waited for."""
     q, k, v = (torch.randn(1, 1, n, 64).half() for n in (64, 256, 256))

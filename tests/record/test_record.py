@@ -115,10 +115,21 @@ def test_of_two_cards_the_first_whose_record_is_of_the_kernel_as_it_is_is_shown(
 
 def test_a_missing_record_says_what_there_is(tmp_path):
     save(tmp_path, samples({"04_fa2_fp32": [1.0]}))
-    with pytest.raises(
-        LookupError, match=r"no 'forward' record of 01_naive on nvidia-h200 \(recorded there: 04_fa2_fp32.forward\)"
+    for asked, words in (
+        (
+            ("01_naive", "forward"),
+            "no 'forward' record of 01_naive on nvidia-h200, nor one of another kind; `make bench`",
+        ),
+        (
+            ("04_fa2_fp32", "error"),
+            "no 'error' record of 04_fa2_fp32 on nvidia-h200; recorded of it: forward; `make bench`",
+        ),
+        (("04_fa2_fp32", "forwrd"), "no 'forwrd' record of 04_fa2_fp32 on nvidia-h200; recorded of it: forward$"),
+        ((None, "forwrd"), "no 'forwrd' record on nvidia-h200; recorded there: forward$"),
+        (("04", "forward"), "no records of '04': a record's stem is whole, like 04_fa2_fp32$"),
     ):
-        record.load("01_naive", device="nvidia-h200", root=tmp_path)
+        with pytest.raises(LookupError, match=words):
+            record.load(*asked, device="nvidia-h200", root=tmp_path)
     with pytest.raises(LookupError, match="make bench"):
         record.about("01_naive", device="nvidia-b200", root=tmp_path)
     with pytest.raises(LookupError, match="no published table 'x'; there are flash_attention_from_scratch, h200_peers"):

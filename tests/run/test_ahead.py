@@ -57,6 +57,12 @@ def test_rungs_are_compiled_for_their_machine_code_too(cache, monkeypatch):
     ]
 
 
+@pytest.mark.parametrize("which", ["nosuch", "no/such.cu", Path("no/such.cu")])
+def test_a_single_name_is_one_kernel(which):
+    with pytest.raises(ValueError, match=f"no kernel 'nosuch'|there is no file '{which}'"):
+        compile_ahead(which, "run")
+
+
 def test_an_unknown_need_is_named():
     with pytest.raises(ValueError, match="'speed'"):
         compile_ahead(["01_naive"], "speed")

@@ -278,6 +278,14 @@ def test_a_softmax_kernels_fault_is_seen_by_the_case_that_looks_for_it(which, ri
     assert {c.case for c in check(broken).failures} == {found}
 
 
+def test_an_error_of_another_kind_is_raised():
+    def raises(q, k, v, scale=None):
+        raise TypeError("a slip of the caller")
+
+    with pytest.raises(TypeError, match="a slip"):
+        check(raises, [small_case()])
+
+
 def test_exceptions_shapes_and_changed_inputs_fail_the_case():
     case = small_case()
 
@@ -297,6 +305,7 @@ def test_exceptions_shapes_and_changed_inputs_fail_the_case():
         return result
 
     assert "raised ValueError: D=32 is not among 64, 128" in str(check(raises, [case]))
+    assert "O is a NoneType, not a tensor" in str(check(lambda q, k, v, scale=None: (None, None), case))
     assert "LSE is torch.float32 (2, 3, 40, 1), not torch.float32 (2, 3, 40)" in str(check(wrong_shape, [case]))
     assert "O is torch.float64 (2, 3, 40, 32), not torch.float32" in str(check(reference.attention, [case]))
     assert "returned Tensor, not (o, lse)" in str(check(no_lse, [case]))

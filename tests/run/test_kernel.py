@@ -120,7 +120,7 @@ def test_outputs_of_another_shape_or_type_are_refused(fa1):
 @pytest.mark.parametrize(
     ("out", "words"),
     [
-        (lambda o, lse: o, "out takes two tensors, 1 came"),
+        (lambda o, lse: o, "out takes two tensors, a Tensor came"),
         (lambda o, lse: (None, lse), "out: o is a NoneType; out takes tensors"),
         (lambda o, lse: (o[:, :, :1].expand(o.shape), lse), "out: o has strides .*; its elements have to have places"),
         (lambda o, lse: (o, lse.mT.contiguous().mT), "out: lse has strides .*contiguous"),

@@ -161,6 +161,19 @@ def test_every_head_dimension_meets_the_edges_of_its_tiles():
             assert {1, tile - 1} <= {c.k.shape[2] % tile for c in own}, (d, tile)
 
 
+def test_masks_meet_both_ends_of_a_ctas_tiles_one_key_off():
+    """For tiles of 128 queries and 64 keys: a last key that begins its tile, and a first one that ends it."""
+    last, first = set(), set()
+    for case in reference.cases(SimpleNamespace(features=("causal", "window"))):
+        Nq, shift = case.q.shape[2], case.k.shape[2] - case.q.shape[2]
+        for i0 in range(0, Nq, 128) if case.causal else ():
+            if i0 + 128 <= Nq:
+                last.add((i0 + 128 + shift - 1) % 64)
+            if case.window and i0 + shift >= case.window:
+                first.add((i0 + shift - case.window + 1) % 64)
+    assert 0 in last and 63 in first
+
+
 def test_packed_strides_survive_the_change_of_dtype():
     rung = SimpleNamespace(op="attention", dtypes=("fp16",), D=(64,))
     packed = next(c for c in reference.cases(rung) if c.name == "strided, packed QKV")

@@ -164,6 +164,33 @@ def test_a_name_that_is_none_is_refused(wanted, complaint):
         made().total(**wanted)
 
 
+class OnAGpu(SimpleNamespace):
+    """Stands for a tensor of a GPU; `here` is its copy."""
+
+    def detach(self):
+        return self
+
+    def cpu(self):
+        return self.here.clone()
+
+
+def test_tensors_among_the_options_are_copied_to_the_cpu_as_the_inputs_are(monkeypatch):
+    class Seen(Exception):
+        """Carries what `prepare` was given."""
+
+    def prepare(rung, device, inputs, **options):
+        raise Seen(inputs, options)
+
+    monkeypatch.setattr("helpers.run.xray.prepare", prepare)
+    q, rows = OnAGpu(here=torch.zeros(1, 2, 4, 64)), OnAGpu(here=torch.tensor([0, 4], dtype=torch.int32))
+    with pytest.raises(Seen) as seen:
+        xray("20", q, q, q, cu_seqlens=(rows, rows), lengths=rows, out=(q, None), causal=True)
+    inputs, options = seen.value.args
+    assert all(t is inputs[0] for t in (*inputs, options["out"][0])) and inputs[0].shape == (1, 2, 4, 64)
+    assert type(options["cu_seqlens"]) is tuple and options["cu_seqlens"][1] is options["lengths"]
+    assert options["lengths"].tolist() == [0, 4] and options["out"][1] is None and options["causal"] is True
+
+
 def test_tensors_beside_the_least_possible():
     table = made().tensors
     assert table.loc["Q", "reads_per_byte"] == 2

@@ -42,6 +42,7 @@ WRITTEN = {
         ),
         "log2 taken for ln": ("* fa::ln_2", ""),
     },
+    "13.2": {"P above 1e30": ("finite &= row_sum[r] < 1e30f;", "finite = true;")},
     "13.3": {
         "no swizzle": ("(chunk ^ row % 8)", "chunk"),
         "added, not flipped": ("(place ^ k % 4 * 32)", "(place + k % 4 * 32)"),
@@ -80,6 +81,7 @@ WRITTEN = {
     "31.2": {
         "K in the place of V": ("&maps.V", "&maps.K"),
         "every consumer's rows the same": ("work.i0 + 64 * w", "work.i0"),
+        "Q_empty not waited for": ("fa::mbarrier_wait(Q_empty + barrier, Q_ring.parity ^ 1);", ""),
     },
     "32.1": {"l not rescaled": ("l_reg[r] *= alpha[r];", "")},
     "32.2": {

@@ -153,10 +153,9 @@ def costs(rung: Rung) -> dict:
     from .. import judge, typed
 
     inputs, options = typed.workload(rung)
-    ray = typed.xray(rung, *inputs, **options)
     return {
-        "counts": dict(typed.counts(ray)),
-        "conflicts": ray.conflicts,
+        "counts": dict(typed.counts(typed.xray(rung, *inputs, **options))),
+        "conflicts": typed.conflicts(rung, rung),
         "judged": asdict(judge.own(rung.number, 0)[1]),
         "rest": packed(rung.source),
     }

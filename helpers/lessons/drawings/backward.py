@@ -362,10 +362,13 @@ def owners(lines: Mapping[str, Mapping[tuple[str, str, str], np.ndarray]], share
 
 # 33_backward_wgmma
 
+WIDE = 6 * 1024  # bytes of a part of shared memory that has room for its name
+
 
 @styled
 def shared_memory(bars: Mapping[str, Mapping[str, int]], title: str) -> Figure:
-    """Shared memory of a CTA as a bar of its parts, in the order in which they lie there. bars: name -> part -> bytes."""
+    """Shared memory of a CTA as a bar of its parts, in the order in which they lie there; those too narrow for a name have theirs
+    below the bar. bars: name -> part -> bytes."""
     words = "; ".join(
         f"{name}: {', '.join(f'{part} {size / 1024:.3g}' for part, size in sizes.items())}, {sum(sizes.values()) / 1024:.3g} KB in all"
         for name, sizes in bars.items()
@@ -375,16 +378,18 @@ def shared_memory(bars: Mapping[str, Mapping[str, int]], title: str) -> Figure:
         left = 0.0
         for (name, size), face in zip(sizes.items(), [*TINTS, SHADES[1]] * 2, strict=False):
             ax.barh(y, size / 1024, 0.62, left=left, color=face, edgecolor=INK, linewidth=0.7)
-            if size >= 6 * 1024:
+            if size >= WIDE:
                 ax.text(left + size / 2048, y, f"{name}\n{size / 1024:.3g}", ha="center", va="center", fontsize=8.5)
             left += size / 1024
+        if narrow := {name: size for name, size in sizes.items() if size < WIDE}:
+            rest = f"{', '.join(narrow)}: {sum(narrow.values()) / 1024:.3g}"
+            ax.text(left - 1, y + 0.34, rest, ha="right", va="top", fontsize=8.5)
         ax.text(left + 1.5, y, f"{math.ceil(left)} KB", va="center", fontsize=9)
     ax.axvline(SMEM_LIMIT / 1024, color=ORANGE, linewidth=1.6, linestyle="--")
     ax.text(SMEM_LIMIT / 1024 + 1.5, -0.45, "227 KB: all that a CTA can have", va="bottom", fontsize=8.5, color=MUTED)
     ax.set_yticks(range(len(bars)), list(bars), color=INK)
-    ax.invert_yaxis()
     ax.grid(axis="y", visible=False)
-    ax.set(xlabel="KB", xlim=(0, 272))
+    ax.set(xlabel="KB", xlim=(0, 272), ylim=(len(bars) - 0.4, -0.4))
     return figure
 
 

@@ -167,7 +167,7 @@ def occupancy(orders: Mapping[str, pd.DataFrame], places: int, unit: str = "time
         ax.set(ylim=(0, places * 1.06), xlabel=unit)
     whole.set(xlim=(0, last * 1.01), ylabel=f"places at work, of {places}")
     end.set(xlim=(ideal - 1.6 * (last - ideal) - 1, last * 1.003))
-    end.text(ideal, places * 0.04, "all places\nbusy to the end ", ha="right", fontsize=8.5, color=MUTED)
+    end.text(ideal, places * 0.04, "all places \nbusy to the end ", ha="right", fontsize=8.5, color=MUTED)
     whole.set_title("from the first CTA to the last", color=MUTED)
     end.set_title("the end, enlarged", color=MUTED)
     figure.legend(handles=handles, loc="outside lower center", ncols=1, frameon=False, fontsize=9)

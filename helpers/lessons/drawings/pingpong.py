@@ -105,9 +105,9 @@ def loop(code: Mapping[str, Sequence[Line]]) -> Figure:
         left_at = dict(waits(lines))
         for begin, end in zip([0, *left_at], [*left_at, len(lines)], strict=True):
             count = sum(opcode.startswith("MUFU.EX2") for _, opcode, _ in lines[begin:end])
-            ax.text(
-                (begin + end) / 2, 0.68, count, ha="center", va="bottom", fontsize=8.5, color=INK if count else MUTED
-            )
+            if count or end - begin > most / 50:  # a zero needs room beside its waits' lines
+                colour = INK if count else MUTED
+                ax.text((begin + end) / 2, 0.68, count, ha="center", va="bottom", fontsize=8.5, color=colour)
         for i, left in left_at.items():
             ax.plot([i, i], [-0.6, 0.95], color=INK, linewidth=1.6, linestyle="--" if left else "-")
             if left:

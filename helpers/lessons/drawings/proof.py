@@ -305,7 +305,7 @@ def who_flags(counts: pd.DataFrame, title: str) -> Figure:
     }
     total = ", ".join(f"{counts[name].sum()} {name}" for name in looks if name in counts)
     figure, (ax,) = _canvas(
-        7.4, 1.5 + 0.36 * len(counts), f"{title}. Of {counts.to_numpy().sum()}: {total}.", title=title
+        8.6, 1.5 + 0.36 * len(counts), f"{title}. Of {counts.to_numpy().sum()}: {total}.", title=title
     )
     left = np.zeros(len(counts))
     for name, (colour, hatch) in looks.items():
@@ -315,7 +315,7 @@ def who_flags(counts: pd.DataFrame, title: str) -> Figure:
         )
         ax.bar_label(bars, [f"{k}" if k else "" for k in n], label_type="center", fontsize=8.5,
                      color=CARD if name in ("both", "GPU alone") else INK,
-                     bbox={"facecolor": colour, "edgecolor": "none", "pad": 1.5})  # fmt: skip
+                     bbox={"facecolor": colour, "edgecolor": "none", "pad": 0})  # fmt: skip
         left = left + n
     ax.set_yticks(range(len(counts)), list(counts.index), color=INK)
     ax.invert_yaxis()

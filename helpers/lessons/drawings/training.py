@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from ...figures.style import BLUE, GREEN, INK, MAGENTA, MUTED, ORANGE, PEERS, Figure, canvas, styled
+from ...figures.style import BLUE, GREEN, INK, MAGENTA, MUTED, PEERS, Figure, canvas, styled
 from ..train import RUN, WARM_UP, by_run, differences, label
 
 # colour, dash, width, and which lies on top: a thin dashed line on a thick one shows both
@@ -16,8 +16,8 @@ LOOKS = {
     "rungs 20 and 23, again": (BLUE, ":", 1.6, 2.5),
     "rungs 32 and 33": (MAGENTA, "-", 2.2, 2.2),
     "rungs 32 and 33, again": (MAGENTA, ":", 1.6, 2.5),
-    "SDPA FLASH": (ORANGE, "--", 1.4, 3.0),
-    "SDPA FLASH, again": (ORANGE, ":", 1.6, 3.0),
+    "SDPA FLASH": (PEERS["SDPA FLASH"][0], "--", 1.4, 3.0),
+    "SDPA FLASH, again": (PEERS["SDPA FLASH"][0], ":", 1.6, 3.0),
     "SDPA FLASH, seed 1": (MUTED, "-", 1.0, 1.9),
 }
 

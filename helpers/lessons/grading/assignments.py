@@ -12,7 +12,7 @@ from .. import judge
 from ..cases import Case
 from ..cases import case as case_of
 from ..detective import opened
-from ..regions import WHOLE, Filled, RegionError, fill, require_inside
+from ..regions import WHOLE, Filled, RegionError, fill, require_inside, require_without
 from ..tasks.catalogue import task as task_of
 from ..tasks.task import Task
 from .submission import Answer
@@ -62,10 +62,12 @@ class OfTask(Assignment):
     """A region task: the rung with the reader's text in it, right, clean and as lean as the rung."""
 
     def __init__(self, task: Task) -> None:
-        self.id, self.number, self.lean = task.id, task.number, task.lean
+        self.id, self.number, self.lean, self.without = task.id, task.number, task.lean, task.without
 
     def filled(self, answer: Answer) -> Filled:
         """The rung with the regions that were handed in."""
+        for typed in answer.bodies.values():
+            require_without(typed, self.without)
         return fill(find(self.number), answer.bodies)
 
     def criteria(self, verdict: judge.Judgement, filled: Filled, answer: Answer) -> Iterable[Criterion]:

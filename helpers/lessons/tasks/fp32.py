@@ -42,7 +42,7 @@ TASKS = (
             "Three passes over the row, each lane at elements lane, lane + 32, ..: maximum, sum, quotient.",
             "Five __shfl_xor_sync(0xffffffff, x, mask) with mask 16, 8, .. 1 give every lane the maximum (or the sum) of the warp.",
             "exp(S) overflows from 89 on: subtract the row's maximum. Whole warps may leave early, single lanes may not: a "
-            "shuffle waits for all of them.",
+            "lane that has left has no x for the others to read.",
         ),
     ),
     Task(
@@ -115,8 +115,9 @@ TASKS = (
         "Write the kernel `softmax`: a slice of a row in registers, read once, its state merged, P written from what is there.",
         (
             "template parameters threads and V: a thread holds 4 V elements; a slice fits in threads * 4 V",
-            "grid (rows / blockDim.y * slices), block (threads, rows of the block); Q holds S (rows,N), O receives P; Nq = rows, Nk = N",
-            "slice_of(row, N, slices, s) gives a Slice; load<threads, V>(x, S, slice) fills x with -inf where the slice ends; "
+            "grid (ceil(rows / blockDim.y) * slices), block (threads, rows of the block); Q holds S (rows,N), O receives P; Nq = rows, Nk = N",
+            "slice_of(row, N, slices, s) gives a Slice, whose first element is number 4 * slice.vector0 + slice.first of S; "
+            "load<threads, V>(x, S, slice) fills x with -inf where the slice ends; "
             "store<threads, V>(P, x, slice) writes only the slice's own; merge_threads<threads>(State)",
         ),
         (
@@ -236,7 +237,8 @@ TASKS = (
         (
             "O_reg[8][8], m_reg[8] in units of log2, l_reg[8] of this thread's columns alone",
             "i0 + row0 + r % 4 + r / 4 * (T::warp_rows / 2): the query of row r; col0 + {0..3} and the same + d / 2: its columns of O",
-            "tx: 0 in one of the lanes that share a row; head = b * H + h; fa::store4, fa::ln_2",
+            "tx: 0 in one of the lanes that share a row; head = b * H + h; O: the head's first row, a.O_stride[2] elements from row to "
+            "row; fa::store4(p, x): four floats x[0] .. x[3] to a 16-byte aligned address p; fa::ln_2",
         ),
         (
             "O (Nq,d) = O_reg / l, 0 where l = 0, for queries below Nq",

@@ -57,9 +57,9 @@ TASKS = (
         "Write `State`, `weight` and `merge`: how parts of a row's keys are put together.",
         ("FA_INFINITY, fmaxf, exp2f; scores are in units of log2",),
         (
-            "struct State { float m, l; }: the largest score, and the sum of exp2(score - m); an empty part has l = 0",
-            "weight(const State &part, float m): exp2(part.m - m), the part's factor in a whole whose maximum is m; 0 for an empty part",
-            "merge(const State &a, const State &b): the state of both together, never NaN",
+            "struct State { float m, l; } is defined: the largest score, and the sum of exp2(score - m); an empty part has l = 0",
+            "__device__ float weight(const State &part, float m): exp2(part.m - m), the part's factor in a whole whose maximum is m; 0 for an empty part",
+            "__device__ State merge(const State &a, const State &b): the state of both together, never NaN",
         ),
         (
             "As in 02, with exp2 in the place of exp.",
@@ -95,11 +95,12 @@ TASKS = (
         (
             "state[2], O_reg[d / 8][4] of rows g and g + 8, O not divided by l; state[r].l of this lane's columns alone",
             "smem: the stages' memory; every copy into it has been waited for by the warp that asked, warps may still read theirs",
-            "r0, rows, group, head_of(r), b, split: row r of this CTA is query r / group of head head_of(r); C::warps, C::threads, Br",
+            "r0, rows, group, head_of(r), b, split: row r of this CTA, r < Br, is query (r0 + r) / group of head head_of(r0 + r); "
+            "C::warps, C::threads",
         ),
         (
             "workspace[0]: O_part (splits,B,H,Nq,D), divided by l (0 for an empty piece); workspace[1]: LSE_part = m + log2(l), for "
-            "rows below `rows`",
+            "rows r0 + r below `rows`",
         ),
         (
             "First l over the four lanes of a row. Then (warps, Br, d) floats of O and (warps, Br) states in shared memory.",
@@ -156,7 +157,8 @@ TASKS = (
         "22.3",
         "dQ",
         3,
-        "Add scale dS K_j to dQ, in turn: every sum in the order of the key tiles.",
+        "Add scale dS K_j to dQ, in turn: every sum in the order of the key tiles. No check here can see turns, since the emulator's "
+        "CTAs come in order: on a GPU compare two runs bit by bit.",
         (
             "P_smem (Br, ld_c) holds dS, K_smem (d, ld_c) K_j transposed; multiply_rows<Bc, TY_d, TX_d, ld_c, ld_c>(acc, A, B): rows at_d.y "
             "+ r * TY_d, columns at_d.x + c * TX_d",

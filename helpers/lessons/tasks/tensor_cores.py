@@ -180,12 +180,15 @@ TASKS = (
             COPY_LOOP.format(step="Tile<d>::threads / (d / 8)"),
             "The zeros are cp.async's: pass row + r < rows_left ? 16 : 0.",
         ),
+        without=("cp_async_commit", "cp_async_wait"),
     ),
     Task(
         "12.2",
         "pipeline",
         3,
-        "Write the pipeline's start: `fetch`, Q_i's copies, and the first stages - 1 tiles on their way.",
+        "Write the pipeline's start: `fetch`, Q_i's copies, and the first stages - 1 tiles on their way. With the rung's two stages a "
+        "group that is missing does not show: try yours with three, by "
+        'check(load(source=my_pipeline.rung.replace("stages = 2", "stages = 3"))).',
         (
             "load_tile<rows, d>(X_smem, X, stride, rows_left); fa::cp_async_commit(): the copies since the last commit become a group",
             "KV_smem: stages x {K (Bc, d), V (Bc, d)}; Q_smem: in the last stage",
@@ -252,7 +255,7 @@ TASKS = (
         (
             "S_reg[Bc / 8][8] as mma.sync left it, not scaled; P_reg[Bc / 16][8]; row_sum[4], m_reg[4], l_reg[4], O_reg[d / 8][8]; "
             "largest_sum, 32.f at first",
-            "elements 2r and 2r + 1 are row g + 8r; scale_log2, never 0, may be negative; m_reg in units of log2, finite",
+            "elements 2r and 2r + 1 of accumulator n: row g + 8r, columns 8n + 2t and + 1 (g = lane / 4, t = lane % 4); scale_log2, never 0, may be negative; m_reg in units of log2, finite",
             "a fragment A of 32 rows is that of rows 0-15 (4 registers), then that of rows 16-31; fa::pack2<T>, fa::ex2_approx_ftz",
         ),
         (
