@@ -528,8 +528,7 @@ def padded():
     for name in ("Br", "Bc"):
         source = source.replace(f"_smem + {name} * d;", f"_smem + {name} * {stride};")
     source = source.replace("2 * (Br + 2 * Bc) * d;", f"2 * (Br + 2 * Bc) * {stride};")
-    inputs = [torch.randn(1, 1, 64, 64).half() for _ in range(3)]
-    rays = xray(load(source=source, device="cpu", quiet=True), *inputs)
+    rays = xray(load(source=source, device="cpu", quiet=True), *torch.randn(3, 1, 1, 64, 64).half())
     assert not rays.findings, f"{rays.findings[0]}"
     ours = rays.total(space="shared", op="ldmatrix")
     assert ours.cost == ours.ideal, f"{ours.cost} wavefronts for ldmatrix; {ours.ideal} without conflicts"

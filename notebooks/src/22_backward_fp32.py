@@ -301,7 +301,8 @@ def turns(steps):
     """How much faster draft 17, without turns, is than draft 6, with turns and the same otherwise."""
     ratios = steps.set_index(["step", "D"]).filter(regex=r"ratio.*\d").dropna(axis="columns")
     gain = ratios.loc[17] / ratios.loc[6] - 1
-    gain.columns = gain.columns.str.removeprefix("ratio_").str.replace("_", ", ").str.replace(r"(?=\d)(?<!\d)", "N = ", regex=True)
+    names = gain.columns.str.removeprefix("ratio_").str.replace("_", ", ")
+    gain.columns = names.str.replace(r"(\d+)", r"N = \1", regex=True)
     return gain.map("{:+.1%}".format)
 
 
