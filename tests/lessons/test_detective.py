@@ -89,7 +89,7 @@ def test_the_broken_kernel_is_wrong_and_its_symptoms_say_nothing_of_the_bug(run,
         assert not re.search(
             r"\b(race|uninitiali[sz]ed|in flight|out of bounds|deadlock|misaligned|overwritten)\b", text
         )
-        assert not any(re.search(rf"\b{line}:", text) for line in case._lines)
+        assert not any(re.search(rf"(?<!\d){line}:", text) for line in case._lines)
         assert cases.answers()[run]["bug"] not in text
     assert seen.found or "in 4 orders" in seen.orders  # what depends on the order is a race, which the X-ray finds
 
