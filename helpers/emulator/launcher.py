@@ -26,7 +26,8 @@ from ..toolchain.cores import cores
 from ..toolchain.guard import HEADER, WRAPPED
 from ..toolchain.lines import places
 from ..toolchain.progress import telling
-from . import fragments
+from . import fragments, host_code
+from .hints import INCLUDE, explained
 from .native import Counter, Fault, FoundRow, Region, TraceCount, TraceRow, open_runtime
 from .report import finding_of, findings_of, report
 from .trace import Access, Request, Trace
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     import torch
 
 HERE = Path(__file__).parent
-INCLUDE = HERE / "include"
 
 MOST_THREADS = 16  # each takes up to 9 MB of stacks and shared memory
 RUNTIME_FLAGS = ["-std=c++17", "-O2", "-g1", "-pthread", "-fno-semantic-interposition", "-ffp-contract=off"]
@@ -48,6 +48,7 @@ RUNTIME_FLAGS = ["-std=c++17", "-O2", "-g1", "-pthread", "-fno-semantic-interpos
 KERNEL_FLAGS = """
     -std=c++17 -O2 -g1 -gdwarf-4 -fsanitize=thread -fno-optimize-sibling-calls -fstack-clash-protection -fno-strict-aliasing -fwrapv
     -fno-delete-null-pointer-checks -fno-math-errno -ffp-contract=off -fsigned-char -fno-elide-constructors
+    -Werror=return-type
 """.split()
 # On AArch64 a division by zero raises no signal, and how deep a call is (EMU_FRAME) is known by the frame pointer.
 ARM = platform.machine() in ("aarch64", "arm64")
@@ -94,14 +95,6 @@ _one_at_a_time = threading.RLock()
 
 def _texts(folder: Path) -> list[str]:
     return [f.read_text() for f in sorted(folder.rglob("*")) if f.suffix in (".h", ".cpp")]
-
-
-def _headers(words: str) -> str:
-    """The compiler's words, with what there is where a header of CUDA's is missing."""
-    if re.search(r"fatal error: '?[^'\n]*'?(: No such file| file not found)", words) is None:
-        return words
-    there = ", ".join(f"<{path.name}>" for path in sorted(INCLUDE.glob("*.h")))
-    return f"{words.rstrip()}\nof CUDA's own headers the emulator has {there}; what needs another one needs a GPU"
 
 
 def _quoting(words: str, path: Path, source: str) -> str:
@@ -201,6 +194,7 @@ class Launcher:
     def _build(self, part: Rung, tracing: bool) -> Built:
         try:
             text = unit(part.source, str(part.path), KERNEL_INCLUDE)
+            host_code.refuse(part.source, str(part.path), [KERNEL_INCLUDE, INCLUDE])
         except TranslationError as error:
             raise CompileError(str(error)) from None
         kind = emulators_compiler().kind
@@ -221,7 +215,7 @@ class Launcher:
                 depends=_texts(INCLUDE),
             )
         except CompileError as error:
-            raise CompileError(_quoting(_headers(str(error)), self._rung.path, self._rung.source)) from None
+            raise CompileError(_quoting(explained(str(error)), self._rung.path, self._rung.source)) from None
 
     def launch(self, call: Call, stream: int = 0) -> None:
         """Runs ``fa_launch(&call.args, stream)`` on copies of the call's tensors, and copies back what it has written.
@@ -284,7 +278,7 @@ class Launcher:
                 self.counters = {name: (c.read, c.written) for name, c in zip(tensors, counters)}
                 self.output = self._runtime.emu_output().decode(errors="replace")
                 self._runtime.emu_end()
-                arena.copy_back(name for name, (_, written) in self.counters.items() if written)
+                arena.copy_back(name for name, c in zip(tensors, counters) if c.written or c.by_host)
                 if self.output:
                     print(self.output, end="")
 

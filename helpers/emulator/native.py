@@ -42,9 +42,10 @@ class Fault(ctypes.Structure):
 
 
 class Counter(ctypes.Structure):
-    """Bytes that threads asked to read from and to write to one tensor."""
+    """Bytes that threads asked to read from and to write to one tensor; by_host: whether the launcher's own cudaMemset or
+    cudaMemcpy has written to it."""
 
-    _fields_ = [("read", c_uint64), ("written", c_uint64)]
+    _fields_ = [("read", c_uint64), ("written", c_uint64), ("by_host", c_uint64)]
 
 
 class TraceRow(ctypes.Structure):

@@ -16,6 +16,9 @@ HINTS = {
     "out of bounds": "the access was stopped before it happened; check the index against the tensor's shape and strides, "
     "or the array's length",
     "null pointer": "the tensor this pointer should name was not passed, or the pointer was never set",
+    "device memory": "launch a kernel, or use cudaMemcpyAsync or cudaMemsetAsync",
+    "constant memory": "kernels can only read it, and the launcher fills it by cudaMemcpyToSymbol; what kernels write is a "
+    "__device__ variable",
     "misaligned": "a vector access needs an address that is a multiple of its size: check the row length and the column",
     "uninitialised shared memory": "a store is missing, or the barrier between the store and this load, or the tail isn't "
     "zero-filled",

@@ -30,6 +30,10 @@ SIMPLE = {
     "memmove": "::emu::__tsan_memmove",
     "memset": "::emu::__tsan_memset",
 }
+UNSUPPORTED = {
+    "__cluster_dims__": "the emulator has no clusters: __cluster_dims__ needs a GPU",
+    "__managed__": "the emulator has no memory that host and kernels share: __managed__ needs a GPU",
+}
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"](fa/[^>"]+)[>"][^\n]*$', re.MULTILINE)
 PRAGMA_ONCE = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+once[^\n]*$", re.MULTILINE)
 
@@ -141,6 +145,8 @@ class Translation:
                 k = self.inline_ptx(k)
             elif text in SIMPLE:
                 self.rename(k)
+            elif text in UNSUPPORTED:
+                raise self.error(k, UNSUPPORTED[text])
             elif text == "__global__":
                 self.note_template(k)
             elif text == "__grid_constant__":

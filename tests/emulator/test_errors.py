@@ -121,7 +121,10 @@ MISTAKES = {
     ),
     "division by zero": ("out[0] = 5 / a.D % (a.B - 1); // here", "1, 1", "thread 0 of block 0 divides an integer by zero"),
     "abort": ("if (n > 3) abort(); // here", "1, 1", "thread 0 of block 0 calls abort(), which only host code can"),
-    "illegal instruction": ("if (n > 3) __builtin_trap(); // here", "1, 1", "trap"),
+    "illegal instruction": (
+        "if (n > 3) __builtin_trap(); // here", "1, 1",
+        "trap in kernel: thread 0 of block 0 reaches code that can't be reached, such as a division by a constant zero, or a trap",
+    ),
     "inline PTX": ('asm volatile("mma.sync %0;" : "=f"(out[0])); // here', "1, 1", "executes inline PTX: mma.sync %0;"),
     "shuffle from an absent lane": (
         "if (threadIdx.x < 4) out[0] = __shfl_sync(0xfu, 1, 9); // here", "1, 32",
@@ -155,6 +158,49 @@ def test_mistake_is_reported(mistake, museum):
     if f"// here {number}." in source:
         assert f"{FILE}:{line_of(source, f'// here {number}.')}: " in str(caught.value)
     assert run("out[threadIdx.x] = 7;").tolist() == [7.0] * 32
+
+
+CONSTANTS = {
+    "stored": ("two[n / 32] = 3;", "writes 4 bytes of the __constant__ variable two"),
+    "in a namespace": ("inner::three[n / 16] = 3;", "writes 4 bytes of the __constant__ variable inner::three"),
+    "by an atomic": ("atomicAdd(two, 1.f);", "writes 4 bytes of the __constant__ variable two"),
+    "by PTX": (
+        'asm volatile("st.global.f32 [%0], %1;" ::"l"(two), "f"(1.f) : "memory");',
+        "of the __constant__ variable two",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def constants() -> tuple[str, Launcher]:
+    """A kernel that writes __device__ variables, and __constant__ ones as fa_args::H says."""
+    before = """
+    __constant__ float two[2] = {1, 2};
+    namespace inner { __constant__ int three[3]; }
+    __device__ float four[4];
+    static __device__ float five[5];
+    """
+    body = "four[n / 16] = 4; five[n / 16] = 5; atomicAdd(four, 1.f);\n"
+    body += "\n".join(
+        f"if (a.H == {i}) {{\n{write} // here {i}.\n}}" for i, (write, _) in enumerate(CONSTANTS.values())
+    )
+    source = program(body + "\nout[0] = two[1] + inner::three[0] + four[2] + five[2];", "1, 1", before)
+    return source, build(source)
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_a_kernel_cannot_write_constants(name, constants):
+    source, launcher = constants
+    number = list(CONSTANTS).index(name)
+    with pytest.raises(KernelError) as caught:
+        launch(launcher, torch.zeros(32), H=number)
+    assert "constant memory in kernel: thread 0 of block 0 writes 4 bytes" in str(caught.value)
+    assert CONSTANTS[name][1] in str(caught.value)
+    assert f"{FILE}:{line_of(source, f'// here {number}.')}: " in str(caught.value)
+
+
+def test_a_kernel_may_write_device_variables(constants):
+    assert launch(constants[1], torch.zeros(32), H=-1)[0] == 11
 
 
 def test_out_of_bounds_store_never_happens():
@@ -495,7 +541,8 @@ def test_the_api_of_the_launcher():
     fa_args b = a; b.K = scratch;
     kernel<<<1, 1, 0, stream>>>(b);
     cudaMemsetAsync(static_cast<float*>(a.O) + 2, 0, 4, stream);
-    static_cast<float*>(a.O)[3] = sms; static_cast<float*>(a.O)[4] = shared; static_cast<float*>(a.O)[5] = blocks;
+    const float figures[3] = {float(sms), float(shared), float(blocks)};
+    cudaMemcpy(static_cast<float*>(a.O) + 3, figures, 12, cudaMemcpyHostToDevice);
     if (cudaDeviceSynchronize() != cudaSuccess || cudaFree(scratch) != cudaSuccess) return cudaErrorUnknown;
     if (strcmp(cudaGetErrorName(cudaErrorAssert), "cudaErrorAssert")) return cudaErrorUnknown;"""
     out = launch(
@@ -506,6 +553,16 @@ def test_the_api_of_the_launcher():
     past = launcher.replace("cudaMalloc(&scratch, 8)", "cudaMalloc(&scratch, 4)").replace("host, 8", "host, 4")
     with pytest.raises(KernelError, match="out of bounds"):
         launch(build(program("out[0] = static_cast<const float*>(a.K)[1];", launch=past)), torch.ones(6))
+
+
+def test_what_only_the_launcher_writes_comes_back_and_is_no_traffic_of_the_kernels():
+    host = """const float x = 5; cudaMemsetAsync(a.O, 0, 8, stream);
+    cudaMemcpy(const_cast<void*>(a.Q), &x, 4, cudaMemcpyHostToDevice);
+    cudaMemcpyAsync(a.workspace[0], a.Q, 4, cudaMemcpyDeviceToDevice, stream);"""
+    out, given, scratch, launcher = torch.ones(3), torch.ones(2), torch.ones(2), build(program("", launch=host))
+    launch(launcher, out, Q=given, scratch=scratch)
+    assert (out.tolist(), given.tolist(), scratch.tolist()) == ([0, 0, 1], [5, 1], [5, 1])
+    assert set(launcher.counters.values()) == {(0, 0)}
 
 
 def test_memory_from_cudamalloc_is_there_until_it_is_freed():
@@ -599,6 +656,43 @@ def test_a_fault_of_the_launcher_is_a_finding(name):
     assert words in str(caught.value)
     assert "// here" not in source or f"{FILE}:{line_of(source)}: " in str(caught.value)
     assert run("out[threadIdx.x] = 7;").tolist() == [7.0] * 32
+
+
+TOUCHED = {
+    "written": ("static_cast<float*>(a.O)[1] = 1;", "writes 4 bytes of O"),
+    "read": ("if (static_cast<const float*>(a.Q)[0] > 9) return cudaErrorUnknown;", "reads 4 bytes of Q"),
+    "set": ("memset(a.O, 0, 8);", "writes 8 bytes of O"),
+    "allocated": ("float* p; cudaMalloc(&p, 8); p[1] = 2;", "writes 4 bytes of memory from cudaMalloc"),
+}
+
+
+@pytest.fixture(scope="module")
+def touching() -> tuple[str, Launcher]:
+    """A launcher that touches device memory on the host, as fa_args::H says; if it says none, as a launcher may."""
+    cases = "\n".join(f"if (a.H == {i}) {{\n{touch} // here {i}.\n}}" for i, (touch, _) in enumerate(TOUCHED.values()))
+    allowed = """float x[2] = {};
+    cudaMemcpyAsync(x, a.Q, 8, cudaMemcpyDeviceToHost, stream); x[0] += x[1];
+    cudaMemcpyToSymbol(two, a.Q, 8, 0, cudaMemcpyDeviceToDevice); cudaMemsetAsync(a.O, 0, 128, stream);
+    kernel<<<1, 1>>>(a);
+    cudaMemcpy(static_cast<float*>(a.O) + 1, x, 4, cudaMemcpyHostToDevice);"""
+    source = program("out[0] = two[1];", before="__constant__ float two[2];", launch=f"{cases}\n{allowed}")
+    return source, build(source)
+
+
+@pytest.mark.parametrize("name", TOUCHED)
+def test_a_launcher_cannot_touch_device_memory_on_the_host(name, touching):
+    source, launcher = touching
+    number = list(TOUCHED).index(name)
+    with pytest.raises(KernelError) as caught:
+        launch(launcher, torch.zeros(32), H=number, Q=torch.ones(2))
+    words = f"{TOUCHED[name][1]}, which is the GPU's: host code can't touch it\n  hint: launch a kernel, or use cudaMemcpyAsync"
+    assert f"device memory in the launcher: fa_launch {words}" in str(caught.value)
+    assert f"{FILE}:{line_of(source, f'// here {number}.')}: " in str(caught.value)
+
+
+def test_a_launcher_may_copy_and_fill_device_memory(touching):
+    out = launch(touching[1], torch.ones(32), H=-1, Q=torch.tensor([3.0, 4.0]))
+    assert out.tolist() == [4, 7, *[0] * 30]
 
 
 ENDLESS = "for (volatile int i = 1; i < a.Nq; i = i * a.D) {} // here"

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from emulated import run
+from emulated import build, launch, program, run
 
 EXPRESSIONS = {
     # expression: value
@@ -31,6 +31,39 @@ EXPRESSIONS = {
     "__float2int_rz(3e10f) == 2147483647": 1,
     '__float2int_rz(nanf(""))': 0,
     "__float2uint_rz(-3.0f)": 0,
+    "__umul24(0x1000003u, 5u)": 15,
+    "__brevll(2ull) == 1ull << 62": 1,
+    "float(__mul64hi(-(1ll << 62), 8))": -2,
+    "float(__umul64hi(1ull << 63, 6))": 3,
+    "__dp4a(0x01ff0203, 0x02030405, 7)": 7 + 2 - 3 + 8 + 15,
+    "__dp4a(0x01ff0203u, 0x02030405u, 7u)": 7 + 2 + 765 + 8 + 15,
+    "__sad(-5, 7, 1u) + __usad(7u, 5u, 1u)": 16,
+    "__sad(-2147483647 - 1, 2147483647, 1u)": 0,  # as unsigned, round the end
+    "__hadd(-3, -4)": -4,  # rounded down
+    "__rhadd(2147483647, 2147483647) == 2147483647": 1,
+    "__uhadd(4294967295u, 4294967295u) == 4294967295u": 1,
+    "__urhadd(2u, 3u)": 3,
+    "__funnelshift_lc(7u, 1u, 40) == 7u && __funnelshift_rc(7u, 3u, 40) == 3u": 1,
+    "__funnelshift_lc(0x80000000u, 1u, 1) == 3u && __funnelshift_rc(1u, 1u, 1) == 0x80000000u": 1,
+    "umin(1u, 4294967295u) + umax(2u, 3u) + llmin(-1ll, 4ll) + llmax(5ll, -6ll)": 8,
+    "float(ullmin(1ull, ~0ull) + ullmax(2ull, 3ull))": 4,
+    "float(__float2ll_rn(2.5f) + __float2ll_ru(2.1f) + __float2ll_rd(-2.1f))": 2,
+    "__float2ll_rz(1e30f) == 9223372036854775807ll && __float2ll_rz(-1e30f) == -9223372036854775807ll - 1": 1,
+    '__float2ll_rz(nanf("")) == -9223372036854775807ll - 1': 1,  # PTX ISA, "cvt"
+    '__float2ull_rz(-3.0f) == 0 && __float2ull_rz(1e30f) == ~0ull && __float2ull_rz(nanf("")) == 1ull << 63': 1,
+    "__float2uint_ru(0.5f) + __float2uint_rd(1.9f)": 2,
+    "__double2int_rz(-2.7) + __double2int_rn(3.5)": 2,
+    "__double2int_rz(1e10) == 2147483647 && __double2int_rz(2147483647.5) == 2147483647": 1,
+    '__double2int_rz(nan("")) == -2147483647 - 1': 1,
+    "__double2uint_rz(4294967295.9) == 4294967295u && __double2uint_rn(-0.4) == 0": 1,
+    "float(__double2ll_rd(-0.5)) + float(__double2ull_ru(0.5))": 0,
+    "__ll2float_rn(16777217ll)": 16777216,
+    "__ull2float_rn(~0ull)": 2.0**64,
+    "__double2float_rn(1 + 0x1p-24)": 1,
+    "__int2double_rn(-7) + __uint2double_rn(8u) + __ll2double_rn(-9ll) + __ull2double_rn(10ull)": 2,
+    "__fma_rn(1 + 0x1p-30, 1 - 0x1p-30, -1.0) * 0x1p60": -1,
+    "__dsqrt_rn(__dadd_rn(8.0, __dmul_rn(2.0, 4.0))) + __ddiv_rn(__dsub_rn(1.0, 2.0), 4.0) + __drcp_rn(4.0)": 4,
+    "sizeof(__cvta_generic_to_global(out))": 8,
     "__float_as_int(1.0f) == 0x3f800000": 1,
     "__int_as_float(0x40000000)": 2,
     "__uint_as_float(__float_as_uint(-1.5f))": -1.5,
@@ -173,6 +206,24 @@ def test_constants_device_variables_templates_and_lambdas():
         run("out[threadIdx.x] = sum<3>([&](int i) { return scale * weights[i]; });", 1, shape="1, 1", before=before)
         == 222
     )
+
+
+def test_the_host_reads_variables_back_and_a_kernel_waits_for_the_one_before():
+    before = "__constant__ float weights[2]; __device__ float seen[2];"
+    launches = """
+    const float w[2] = {3, 4};
+    cudaMemcpyToSymbolAsync(weights, w, 8, 0, cudaMemcpyHostToDevice, stream);
+    kernel<<<1, 1>>>(a);
+    float back = 0;
+    if (cudaMemcpyFromSymbol(&back, seen, 4, 4) != cudaSuccess) return cudaErrorUnknown;
+    back += 1;
+    cudaMemcpy(a.O, &back, 4, cudaMemcpyHostToDevice);
+    if (cudaMemcpyFromSymbol(&back, seen, 8, 4) != cudaErrorInvalidValue) return cudaErrorUnknown;
+    cudaGetLastError();"""
+    body = (
+        "cudaGridDependencySynchronize(); out[0] = seen[1] = 2 * weights[1]; cudaTriggerProgrammaticLaunchCompletion();"
+    )
+    assert launch(build(program(body, before=before, launch=launches)), torch.zeros(1)) == 9
 
 
 def test_indices_of_threads_and_blocks_in_three_dimensions():

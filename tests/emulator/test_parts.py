@@ -52,7 +52,8 @@ def test_an_x_ray_compiles_the_instance_that_it_runs_and_no_other(cache):
 
 
 def test_together_one_library_runs_and_is_traced_for_all(cache):
-    kernel = Kernel(rung(STEM), "cpu", launcher.Launcher(rung(STEM), together=True))
+    kernel = Kernel(rung(STEM), "cpu")
+    kernel.launcher = launcher.Launcher(rung(STEM), together=True)
     kernel.launcher.share_build()
     for D, dtype in ((64, torch.float16), (128, torch.bfloat16)):
         kernel(*inputs(D, dtype))

@@ -844,6 +844,30 @@ def test_one_instruction(device, case):
             assert both_nan_or_same(text, emulated & used, real & used).all(), differing(emulated, real)
 
 
+# PTX ISA, "cvt": 0; where f64 or 64 bits take part the highest bit alone.
+NAN_AS = {
+    "s32.f32": 0, "u32.f32": 0, "s32.f16": 0, "u16.f32": 0, "s64.f32": 1 << 63, "u64.f32": 1 << 63, "s64.f16": 1 << 63,
+    "s32.f64": 1 << 31, "u32.f64": 1 << 31, "s64.f64": 1 << 63, "u64.f64": 1 << 63,
+}  # fmt: skip
+
+
+@BOTH
+def test_a_nan_as_an_integer(device):
+    kinds = {"16": ("h", "uint16_t"), "32": ("r", "uint32_t"), "64": ("l", "uint64_t")}
+    nans = {
+        "f16": '"h"(uint16_t(0x7fff))',
+        "f32": '"f"(__int_as_float(0x7fc00000))',
+        "f64": '"d"(__longlong_as_double(0x7ff8ll << 48))',
+    }
+    body = "uint64_t* out64 = reinterpret_cast<uint64_t*>(o);\n"
+    for i, name in enumerate(NAN_AS):
+        to, source = name.split(".")
+        letter, c_type = kinds[to[1:]]
+        body += f'{{ {c_type} x; asm("cvt.rzi.{name} %0, %1;" : "={letter}"(x) : {nans[source]}); out64[{i}] = x; }}\n'
+    out = run(device, body, 2 * len(NAN_AS), shape="1, 1", dtype=np.uint64)
+    assert dict(zip(NAN_AS, out.tolist())) == NAN_AS
+
+
 def both_nan_or_same(text: str, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     same = x == y
     if "tf32" in text:
@@ -1091,12 +1115,17 @@ UNKNOWN = [
     'asm volatile("ex2.approx.f64 %0, %1;" : "=d"(x) : "d"(x)); // here',
     'asm volatile("{ .shared .b32 x; }"); // here',
     'asm volatile("mov.u32 %0, %%envreg3;" : "=r"(y)); // here',
+    'asm volatile("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %1;" : "=h"(h) : "f"(f)); // here',
+    'asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(y), "r"(y), "r"(y)); // here',
+    'asm volatile("red.global.add.v4.f32 [%0], {%1, %1, %1, %1};" ::"l"(o), "f"(f)); // here',
+    'asm volatile("fma.rn.f32x2 %0, %1, %1, %1;" : "=l"(z) : "l"(z)); // here',
 ]
 
 
 @pytest.mark.parametrize("body", UNKNOWN)
 def test_an_unknown_instruction_is_named(body):
-    bodies = [f"double x = 0; uint32_t y = 0;\n{b}\nout[0] = x + y;" for b in UNKNOWN]
+    before = "double x = 0; float f = 0; uint64_t z = 0; uint32_t y = 0; uint16_t h = 0;"
+    bodies = [f"{before}\n{b}\nout[0] = x + y + z + h;" for b in UNKNOWN]
     report = failures(bodies, UNKNOWN.index(body))
     what = body.split('"')[1].split(";")[0]
     assert "unsupported in kernel: thread 0 of block 0 executes inline PTX: " in report
@@ -1123,6 +1152,7 @@ REFUSED = {
     "mov.u32 %0, 0x;": "is no number",
     "mov.u32 %0 %1;": 'is in the way',
     "cvt.f16.f32 %0, %1;": "cvt.f16.f32 needs a rounding",
+    "add %0, %1, 1;": "add names no type",
     "ld.shared.u32 %0, %1;": "%1 must be an address in [ ]",
     "/* mov": "a comment that is never closed",
 }  # fmt: skip

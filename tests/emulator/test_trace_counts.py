@@ -6,7 +6,7 @@ import pytest
 
 from helpers import load
 from helpers.emulator.trace import Trace
-from helpers.evidence.microkernels import MICROS, Count, Micro, inputs, lines, source
+from helpers.evidence.microkernels import MICROS, Count, Micro, inputs, source
 from helpers.ladder.contract import prepare
 from helpers.run.kernel import Kernel
 
@@ -29,6 +29,19 @@ def found(traced: Trace, marks: dict[int, int]) -> list[Count]:
     return [
         Count(mark[a.line], a.op, a.space, a.width, a.requests, a.cost, a.ideal, a.bytes, a.target) for a in accesses
     ]
+
+
+def lines(text: str, name: str) -> dict[int, int]:
+    """The line of `text`, from `source()`, that each mark of a micro-kernel stands on."""
+    micro = next(m for m in MICROS if m.name == name)
+    begin = text.index(f"micro_{name}(const fa_args a)") - len(micro.before) - 20
+    end = text.index("  out[threadIdx.y * blockDim.x + t] = x;\n}", begin)
+    found = {}
+    for number, line in enumerate(text[:end].split("\n"), 1):
+        mark = line.rpartition("// ")[2]
+        if number > text.count("\n", 0, begin) and line.rstrip().endswith(f"// {mark}") and mark.isdigit():
+            found[int(mark)] = number
+    return found
 
 
 @pytest.mark.parametrize("micro", MICROS, ids=lambda m: m.name)

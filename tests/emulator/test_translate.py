@@ -98,6 +98,8 @@ def test_shared_in_a_kernel_with_c_linkage():
         ("void f() {\n  extern __shared__ int x; }", "array of unknown length"),
         ("void f() { k<<<1, 2(a); }", "no '>>>'"),
         ("void f() { <<<1, 2>>>(a); }", "name of a kernel"),
+        ("__global__ void __cluster_dims__(2, 1, 1) k() {}", "no clusters"),
+        ("__managed__ int x;", "no memory that host and kernels share"),
     ],
 )
 def test_what_cannot_be_rewritten_is_refused_in_words(text, words):

@@ -43,7 +43,8 @@ __global__ void kernel(const fa_args a, const __grid_constant__ CUtensorMap map)
 extern "C" cudaError_t fa_launch(const fa_args *args, cudaStream_t stream) {{
   CUtensorMap map = {{}};
   if (args->K) {{
-    const int *k = static_cast<const int *>(args->K);
+    int k[24];
+    cudaMemcpy(k, args->K, sizeof k, cudaMemcpyDeviceToHost);
     void *found = nullptr;
     cudaDriverEntryPointQueryResult result;
     if (cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found, cudaEnableDefault, &result)) return cudaErrorUnknown;

@@ -16,7 +16,12 @@
 
 #define __host__
 #define __device__
+#if defined(__ELF__)
+#pragma GCC diagnostic ignored "-Wattributes"  // a static variable can't be protected
+#define __constant__ __attribute__((visibility("protected")))  // by which the runtime knows what kernels can't write
+#else
 #define __constant__
+#endif
 #define __forceinline__ inline __attribute__((always_inline))
 #define __align__(n) __attribute__((aligned(n)))
 #define __launch_bounds__(...)
@@ -55,6 +60,8 @@ inline void __threadfence_system() { emu::memory_fence(); }
 inline void __nanosleep(unsigned) { emu::yield(); }
 inline long long clock64() { return (long long)emu::clock(); }
 inline unsigned long long globaltimer() { return emu::clock(); }
+inline void cudaGridDependencySynchronize() { emu::yield(); }  // grids run one after the other
+inline void cudaTriggerProgrammaticLaunchCompletion() { emu::yield(); }
 [[noreturn]] inline void __trap(EMU_HERE) { emu::trap(EMU_SITE("__trap")); }
 #define __builtin_assume(condition) ((void)0)
 #define __assume(condition) ((void)0)
@@ -75,4 +82,5 @@ EMU_STORE(__stwb) EMU_STORE(__stcg) EMU_STORE(__stcs) EMU_STORE(__stwt)
 #undef EMU_LOAD
 #undef EMU_STORE
 
+inline size_t __cvta_generic_to_global(const void* p) { return reinterpret_cast<size_t>(p); }
 inline size_t __cvta_generic_to_shared(const void* p) { return emu::shared_address(p); }

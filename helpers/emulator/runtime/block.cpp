@@ -134,6 +134,7 @@ static void prepare(Worker* w, uint64_t block) {
   w->my_turn = w->abandoned = false;
   w->order = 0;
   w->hold = false;
+  w->written = w->written_bytes = 0;
   w->idle = 0;
   w->barrier = {};
   begin_copies(w->copies, w->threads);

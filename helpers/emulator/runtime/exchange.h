@@ -27,9 +27,9 @@ struct Finding {
   char kernel[256];
 };
 
-// Bytes that threads asked to read and write of one tensor.
+// Bytes that threads asked to read and write of one tensor, and whether cudaMemset or cudaMemcpy has written to it in the launcher.
 struct Counter {
-  uint64_t read, written;
+  uint64_t read, written, by_host;
 };
 
 // What a tool has found without stopping the kernel: at one instruction, or between two.

@@ -3,6 +3,12 @@
 // tools are told.
 #include "memory.h"
 
+#include <cxxabi.h>
+#include <dlfcn.h>
+#if defined(__linux__)
+#include <link.h>
+#endif
+
 #include <atomic>
 #include <cstring>
 
@@ -57,6 +63,27 @@ bool known_elsewhere(const Worker* w, uintptr_t address) {
   const Run& run = *w->run;
   return run.module.holds(address) ||
          address - reinterpret_cast<uintptr_t>(run.launch->arguments) < run.launch->argument_bytes;
+}
+
+// A store to a variable of the kernel's library. __constant__ ones, which kernels can't write, are those whose symbols are
+// protected (cuda_runtime.h); static ones have no symbol, and pass.
+void check_constant(Worker* w, uintptr_t address, size_t bytes, uintptr_t pc, const Site& site) {
+#if defined(__GLIBC__)
+  if (address - w->written < w->written_bytes) return;
+  ++w->critical;
+  Dl_info where = {};
+  void* entry = nullptr;
+  dladdr1(reinterpret_cast<void*>(address), &where, &entry, RTLD_DL_SYMENT);
+  const auto* symbol = static_cast<const ElfW(Sym)*>(entry);
+  const bool constant = symbol != nullptr && ELF64_ST_VISIBILITY(symbol->st_other) == STV_PROTECTED;
+  const char* name = constant ? abi::__cxa_demangle(where.dli_sname, nullptr, nullptr, nullptr) : nullptr;
+  --w->critical;
+  if (constant)
+    fail("constant memory", 719, pc, site, "writes %zu bytes of the __constant__ variable %s", bytes,
+         name != nullptr ? name : where.dli_sname);
+  w->written = symbol != nullptr ? reinterpret_cast<uintptr_t>(where.dli_saddr) : address;
+  w->written_bytes = symbol != nullptr ? symbol->st_size : bytes;
+#endif
 }
 
 // What the launcher got from cudaMalloc: constant while blocks run.
@@ -173,9 +200,20 @@ __attribute__((noinline)) void access_beyond_stack(Worker* w, uintptr_t address,
     a.offset = 0;
   } else {
     if (!known_elsewhere(w, address)) out_of_bounds(w, address, bytes, write, pc, site);
+    if (write || op == Op::Atomic) check_constant(w, address, bytes, pc, site);
     return;
   }
   for (Watcher* t : w->on_memory) t->access(a);
+}
+
+// Host code touches memory itself: of the GPU's it can touch none.
+__attribute__((noinline)) void host_access(uintptr_t address, size_t bytes, bool write, uintptr_t pc) {
+  const int found = region_at(address, 1);
+  if (found < 0 && !allocated(address, 1)) return;
+  char text[256];
+  snprintf(text, sizeof text, "%s %zu bytes of %s, which is the GPU's: host code can't touch it", verb(write), bytes,
+           found < 0 ? "memory from cudaMalloc" : session.regions[size_t(found)].name);
+  fail_launcher("device memory", text, pc - 1);
 }
 
 const Site kNoSite = {};
@@ -184,7 +222,7 @@ const Site kNoSite = {};
 __attribute__((always_inline)) inline void access(uintptr_t address, size_t bytes, Op op, Access::Kind kind, uintptr_t pc, const Site& site,
                                                   uintptr_t frame) {
   Worker* w = worker;
-  if (w == nullptr) return;  // host code
+  if (w == nullptr) return host_access(address, bytes, writes(op), pc);
   Thread* t = w->current;
   if (t == nullptr) return;
   if (address - t->stack >= kStackBytes) return access_beyond_stack(w, address, bytes, op, kind, pc, site, frame);
@@ -222,8 +260,6 @@ std::string shared_place(const Worker* w, unsigned warp, size_t offset) {
 
 static void access_range(const void* p, size_t bytes, Op op, uintptr_t pc, uintptr_t frame) {
   if (bytes == 0) return;
-  if (worker == nullptr && op == Op::Store)
-    for (Tool* t : tools()) t->host_wrote(p, bytes);
   access(reinterpret_cast<uintptr_t>(p), bytes, op, Access::Range, pc, kNoSite, frame);
 }
 
@@ -395,9 +431,19 @@ static int check_host_access(const char* name, bool write, const void* p, size_t
   return set_error(1, u.text);  // on another thread than the launcher's
 }
 
+// What cudaMemset and cudaMemcpy do for a launcher, or for the thread that calls them.
+static void api_access(const void* p, size_t bytes, Op op, uintptr_t pc) {
+  if (worker != nullptr) return access_range(p, bytes, op, pc, 0);
+  if (op != Op::Store || bytes == 0) return;
+  const int found = region_at(reinterpret_cast<uintptr_t>(p), bytes);
+  if (found >= 0) session.counter[size_t(found)].by_host = 1;
+  for (Tool* t : tools()) t->host_wrote(p, bytes);
+}
+
 int set_bytes(const char* name, void* to, int byte, size_t bytes) {
   if (const int error = check_host_access(name, true, to, bytes, true, EMU_PC - 1)) return error;
-  __tsan_memset(to, byte, bytes);
+  api_access(to, bytes, Op::Store, EMU_PC);
+  memset(to, byte, bytes);
   return 0;
 }
 
@@ -405,7 +451,9 @@ int copy_bytes(const char* name, void* to, const void* from, size_t bytes, int k
   const bool to_device = kind == 1 || kind == 3, from_device = kind == 2 || kind == 3;
   if (const int error = check_host_access(name, false, from, bytes, from_device, EMU_PC - 1)) return error;
   if (const int error = check_host_access(name, true, to, bytes, to_device, EMU_PC - 1)) return error;
-  __tsan_memcpy(to, from, bytes);
+  api_access(from, bytes, Op::Load, EMU_PC);
+  api_access(to, bytes, Op::Store, EMU_PC);
+  memcpy(to, from, bytes);
   return 0;
 }
 

@@ -507,12 +507,14 @@ uint64_t converted(uint64_t bits, const Conversion& c) {
     const Range r = range_of(c.to);
     if (c.saturated) v = v < r.low ? r.low : v > r.high ? r.high : v;
     out = uint64_t(v);
-  } else if (!is_float(c.to)) {  // beyond the range comes its end, NaN gives 0
+  } else if (!is_float(c.to)) {  // beyond the range comes its end; NaN gives 0, where f64 or 64 bits take part the highest bit alone
     double x = real_value(bits, c.from);
     if (c.ftz && c.from == Type::f32) x = flush(float(x));
     const Range r = range_of(c.to);
     x = round_integral(x, c.rounding);
-    const __int128 v = x != x ? 0 : x <= double(r.low) ? r.low : x >= double(r.high) ? r.high : __int128(x);
+    const unsigned size = bytes_of(c.to);
+    const __int128 of_nan = c.from == Type::f64 || size == 8 ? __int128(1) << (8 * size - 1) : 0;
+    const __int128 v = x != x ? of_nan : x <= double(r.low) ? r.low : x >= double(r.high) ? r.high : __int128(x);
     out = uint64_t(v);
   } else {
     if (!is_float(c.from) && (c.to == Type::f32 || c.to == Type::f64)) {

@@ -229,7 +229,7 @@ void Decoder::address(size_t n, bool shared) {
   assembly.emit(std::move(i));
 }
 
-void Decoder::refuse(const std::string& why) const { throw Refusal{"syntax", why}; }
+void Decoder::refuse(const std::string& why) const { throw Refusal{qualifiers.empty() ? "syntax" : "unsupported", why}; }
 void Decoder::unknown() const { throw Refusal{"unsupported", ""}; }
 
 }  // namespace emu::ptx

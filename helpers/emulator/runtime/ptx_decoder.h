@@ -74,7 +74,7 @@ struct Decoder {
   void place(const Operand&);               // appended to out.d: the address of an output that is written later
   void predicate(const Operand&);           // a source, !p computed first
   void address(size_t i, bool shared);      // appended to out.s as a 64-bit address; shared: 32 bits are enough
-  [[noreturn]] void refuse(const std::string& why) const;       // ptxas would too
+  [[noreturn]] void refuse(const std::string& why) const;       // ptxas would too, unless a qualifier is left that nobody knows
   [[noreturn]] void unknown() const;        // the instruction as it is written
 };
 

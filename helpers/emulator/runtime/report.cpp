@@ -207,7 +207,7 @@ static Fault fault_of(const Stop& stop, const std::string& who, bool overflow) {
   switch (stop.signal) {
     case SIGFPE: return {"division by zero", 719, who + " divides an integer by zero (on a GPU: an arbitrary quotient)"};
     case SIGILL:
-    case SIGTRAP: return {"trap", 719, who + " reaches code that can't be reached, or a trap"};
+    case SIGTRAP: return {"trap", 719, who + " reaches code that can't be reached, such as a division by a constant zero, or a trap"};
     case SIGABRT: return {"abort", 719, who + " comes to an abort() of the C or C++ library"};
     case SIGURG: return {"stopped", 702, "stopped while " + who + " was running"};
     default:

@@ -111,6 +111,7 @@ struct Worker {
   std::vector<Counter> counter;
   unsigned order = 0;                  // of the access under way: see Order in tool.h
   bool hold = false;                   // set by a tool at a basic block: the current thread goes on when the tool makes it ready
+  uintptr_t written = 0, written_bytes = 0;  // the variable of the kernel's library that was written last, which is not __constant__
   uint64_t gathered = 0;
   unsigned idle = 0;                   // turns given away since mbarriers were looked at
   CopyState* copies;

@@ -174,8 +174,19 @@ inline cudaError_t cudaMemcpyToSymbol(T& symbol, const void* from, size_t bytes,
                                       cudaMemcpyKind = cudaMemcpyHostToDevice) {
   if (offset > sizeof symbol || bytes > sizeof symbol - offset)
     return cudaError_t(emu::set_error(cudaErrorInvalidValue, "cudaMemcpyToSymbol past the end of the variable"));
-  emu::__tsan_memcpy(reinterpret_cast<char*>(&symbol) + offset, from, bytes);
-  return cudaSuccess;
+  return cudaError_t(emu::copy_bytes("cudaMemcpyToSymbol", reinterpret_cast<char*>(&symbol) + offset, from, bytes, cudaMemcpyDefault));
+}
+template <class T>
+inline cudaError_t cudaMemcpyToSymbolAsync(T& symbol, const void* from, size_t bytes, size_t offset, cudaMemcpyKind kind,
+                                           cudaStream_t = nullptr) {
+  return cudaMemcpyToSymbol(symbol, from, bytes, offset, kind);
+}
+template <class T>
+inline cudaError_t cudaMemcpyFromSymbol(void* to, const T& symbol, size_t bytes, size_t offset = 0,
+                                        cudaMemcpyKind = cudaMemcpyDeviceToHost) {
+  if (offset > sizeof symbol || bytes > sizeof symbol - offset)
+    return cudaError_t(emu::set_error(cudaErrorInvalidValue, "cudaMemcpyFromSymbol past the end of the variable"));
+  return cudaError_t(emu::copy_bytes("cudaMemcpyFromSymbol", to, reinterpret_cast<const char*>(&symbol) + offset, bytes, cudaMemcpyDefault));
 }
 inline cudaError_t cudaDeviceSynchronize() { return cudaPeekAtLastError(); }
 inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaPeekAtLastError(); }

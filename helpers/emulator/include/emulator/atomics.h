@@ -45,6 +45,12 @@ EMU_ATOMIC(atomicInc, unsigned, old >= v ? 0 : old + 1)
 EMU_ATOMIC(atomicDec, unsigned, old == 0 || old > v ? v : old - 1)
 #undef EMU_ATOMIC_INTEGER
 
+// Hopper's own, which add each member by itself.
+#define EMU_NO_VECTOR __attribute__((unavailable("the emulator has no atomicAdd of a vector: add its members one by one")))
+EMU_NO_VECTOR float2 atomicAdd(float2*, float2);
+EMU_NO_VECTOR float4 atomicAdd(float4*, float4);
+#undef EMU_NO_VECTOR
+
 template <class T>
 inline T atomicCAS(T* p, std::decay_t<T> compare, std::decay_t<T> v, EMU_HERE) {  // the pointer says the type
   static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8, "atomicCAS takes 2, 4 or 8 bytes");

@@ -28,8 +28,17 @@ void run(const char* name, const void* identity, const Shape& shape, Kernel kern
 
 // Arguments are converted to the kernel's parameters before the launch, as CUDA does.
 template <class... P>
-auto prepare(const char* name, void (*kernel)(P...), Shape shape) {
-  return [=](P... p) { run(name, reinterpret_cast<const void*>(kernel), shape, kernel, p...); };
+struct Prepared {
+  const char* name;
+  void (*kernel)(P...);
+  Shape shape;
+  void operator()(P... p) const { run(name, reinterpret_cast<const void*>(kernel), shape, kernel, p...); }
+  template <int = 0>  // all other arguments
+  __attribute__((unavailable("the launch's arguments are not those that the kernel takes"))) void operator()(...) const;
+};
+template <class... P>
+Prepared<P...> prepare(const char* name, void (*kernel)(P...), Shape shape) {
+  return {name, kernel, shape};
 }
 
 // A template whose arguments the launch deduces comes as a lambda that calls it: which instance it is, is not known.

@@ -49,6 +49,13 @@ inline float __fsub_rn(float x, float y) { return x - y; }
 inline float __fmul_rn(float x, float y) { return x * y; }
 inline float __fdiv_rn(float x, float y) { return x / y; }
 inline float __fmaf_rn(float x, float y, float z) { return ::fmaf(x, y, z); }
+inline double __dadd_rn(double x, double y) { return x + y; }
+inline double __dsub_rn(double x, double y) { return x - y; }
+inline double __dmul_rn(double x, double y) { return x * y; }
+inline double __ddiv_rn(double x, double y) { return x / y; }
+inline double __drcp_rn(double x) { return 1.0 / x; }
+inline double __dsqrt_rn(double x) { return ::sqrt(x); }
+inline double __fma_rn(double x, double y, double z) { return ::fma(x, y, z); }
 inline float __saturatef(float x) { return x > 0.0f ? (x < 1.0f ? x : 1.0f) : 0.0f; }  // NaN gives 0
 inline float fdividef(float x, float y) { return x / y; }
 
@@ -65,18 +72,37 @@ inline double __hiloint2double(int hi, int lo) {
 }
 
 namespace emu {
-// As cvt.s32.f32 and cvt.u32.f32 do: out of range saturates, NaN gives 0.
-inline int to_int(float x) { return x != x ? 0 : x >= 2147483648.0f ? INT32_MAX : x < -2147483648.0f ? INT32_MIN : int(x); }
-inline unsigned to_uint(float x) { return !(x > 0) ? 0u : x >= 4294967296.0f ? UINT32_MAX : unsigned(x); }
+// As cvt does: what is out of range saturates. NaN gives 0, and where double or 64 bits take part the highest bit alone.
+template <class To, class From>
+inline To saturated(From x) {
+  constexpr To top = To(1ull << (8 * sizeof(To) - 1)), most = To(-1) < 0 ? ~top : To(-1), least = ~most;
+  if (x != x) return sizeof(To) == 8 || sizeof(From) == 8 ? top : 0;
+  return x >= From(most) ? most : x <= From(least) ? least : To(x);
+}
 }  // namespace emu
-inline int __float2int_rn(float x) { return emu::to_int(::rintf(x)); }
-inline int __float2int_rz(float x) { return emu::to_int(x); }
-inline int __float2int_rd(float x) { return emu::to_int(::floorf(x)); }
-inline int __float2int_ru(float x) { return emu::to_int(::ceilf(x)); }
-inline unsigned __float2uint_rn(float x) { return emu::to_uint(::rintf(x)); }
-inline unsigned __float2uint_rz(float x) { return emu::to_uint(x); }
+#define EMU_TO_INTEGER(From, name, To)                                                               \
+  inline To __##From##2##name##_rn(From x) { return emu::saturated<To>(std::rint(x)); }              \
+  inline To __##From##2##name##_rz(From x) { return emu::saturated<To>(x); }                         \
+  inline To __##From##2##name##_rd(From x) { return emu::saturated<To>(std::floor(x)); }             \
+  inline To __##From##2##name##_ru(From x) { return emu::saturated<To>(std::ceil(x)); }
+EMU_TO_INTEGER(float, int, int)
+EMU_TO_INTEGER(float, uint, unsigned)
+EMU_TO_INTEGER(float, ll, long long)
+EMU_TO_INTEGER(float, ull, unsigned long long)
+EMU_TO_INTEGER(double, int, int)
+EMU_TO_INTEGER(double, uint, unsigned)
+EMU_TO_INTEGER(double, ll, long long)
+EMU_TO_INTEGER(double, ull, unsigned long long)
+#undef EMU_TO_INTEGER
 inline float __int2float_rn(int x) { return float(x); }
 inline float __uint2float_rn(unsigned x) { return float(x); }
+inline float __ll2float_rn(long long x) { return float(x); }
+inline float __ull2float_rn(unsigned long long x) { return float(x); }
+inline float __double2float_rn(double x) { return float(x); }
+inline double __int2double_rn(int x) { return x; }
+inline double __uint2double_rn(unsigned x) { return x; }
+inline double __ll2double_rn(long long x) { return double(x); }
+inline double __ull2double_rn(unsigned long long x) { return double(x); }
 
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
@@ -89,11 +115,33 @@ inline unsigned __brev(unsigned x) {
   for (int i = 0; i < 32; ++i) r |= (x >> i & 1u) << (31 - i);
   return r;
 }
+inline unsigned long long __brevll(unsigned long long x) {
+  return (unsigned long long)__brev(unsigned(x)) << 32 | __brev(unsigned(x >> 32));
+}
 inline int __mul24(int x, int y) {
   return int(unsigned(int(unsigned(x) << 8) >> 8) * unsigned(int(unsigned(y) << 8) >> 8));
 }
+inline unsigned __umul24(unsigned x, unsigned y) { return (x & 0xffffff) * (y & 0xffffff); }
 inline int __mulhi(int x, int y) { return int((long long)x * y >> 32); }
 inline unsigned __umulhi(unsigned x, unsigned y) { return unsigned((unsigned long long)x * y >> 32); }
+inline long long __mul64hi(long long x, long long y) { return (long long)((__int128)x * y >> 64); }
+inline unsigned long long __umul64hi(unsigned long long x, unsigned long long y) {
+  return (unsigned long long)((unsigned __int128)x * y >> 64);
+}
+inline unsigned __usad(unsigned x, unsigned y, unsigned z) { return (x > y ? x - y : y - x) + z; }
+inline unsigned __sad(int x, int y, unsigned z) { return (x > y ? unsigned(x) - y : unsigned(y) - x) + z; }
+inline int __hadd(int x, int y) { return int(((long long)x + y) >> 1); }
+inline int __rhadd(int x, int y) { return int(((long long)x + y + 1) >> 1); }
+inline unsigned __uhadd(unsigned x, unsigned y) { return unsigned(((unsigned long long)x + y) >> 1); }
+inline unsigned __urhadd(unsigned x, unsigned y) { return unsigned(((unsigned long long)x + y + 1) >> 1); }
+inline int __dp4a(int x, int y, int z) {
+  for (int i = 0; i < 32; i += 8) z += (signed char)(x >> i) * (signed char)(y >> i);
+  return z;
+}
+inline unsigned __dp4a(unsigned x, unsigned y, unsigned z) {
+  for (int i = 0; i < 32; i += 8) z += (x >> i & 0xff) * (y >> i & 0xff);
+  return z;
+}
 inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
   const unsigned long long bytes = (unsigned long long)y << 32 | x;
   unsigned r = 0;
@@ -110,6 +158,12 @@ inline unsigned __funnelshift_l(unsigned lo, unsigned hi, unsigned n) {
 }
 inline unsigned __funnelshift_r(unsigned lo, unsigned hi, unsigned n) {
   return unsigned(((unsigned long long)hi << 32 | lo) >> (n & 31));
+}
+inline unsigned __funnelshift_lc(unsigned lo, unsigned hi, unsigned n) {
+  return unsigned(((unsigned long long)hi << 32 | lo) << (n < 32 ? n : 32) >> 32);
+}
+inline unsigned __funnelshift_rc(unsigned lo, unsigned hi, unsigned n) {
+  return unsigned(((unsigned long long)hi << 32 | lo) >> (n < 32 ? n : 32));
 }
 
 // CUDA's min and max take any mix of arithmetic types, unlike std::min.
@@ -143,3 +197,9 @@ inline double min(float a, double b) { return ::fmin(a, b); }
 inline double max(float a, double b) { return ::fmax(a, b); }
 inline double min(double a, float b) { return ::fmin(a, b); }
 inline double max(double a, float b) { return ::fmax(a, b); }
+inline unsigned umin(unsigned a, unsigned b) { return min(a, b); }
+inline unsigned umax(unsigned a, unsigned b) { return max(a, b); }
+inline long long llmin(long long a, long long b) { return min(a, b); }
+inline long long llmax(long long a, long long b) { return max(a, b); }
+inline unsigned long long ullmin(unsigned long long a, unsigned long long b) { return min(a, b); }
+inline unsigned long long ullmax(unsigned long long a, unsigned long long b) { return max(a, b); }
