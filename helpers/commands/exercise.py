@@ -93,7 +93,7 @@ def _check(arguments: argparse.Namespace) -> int:
     from ..lessons import detective
     from ..lessons.typed import attempt_file
 
-    if arguments.file.is_file() and (handed := detective.read(arguments.file.read_text())):
+    if arguments.file.is_file() and (handed := detective.read(arguments.file.read_text("utf-8-sig"))):
         solved, said = detective.attempt(handed)
         print(said)
         return 0 if solved else 1

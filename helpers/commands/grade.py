@@ -42,11 +42,10 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ..lessons.grading import sandbox
     from ..lessons.grading.assignments import assignment
-    from ..lessons.grading.grade import Grade, grade
+    from ..lessons.grading.grade import Grade, grade, refusal
 
-    if reason := sandbox.refusal():
+    if reason := refusal():
         raise RuntimeError(reason)
     if (to := arguments.gradescope) and (to.is_dir() or not to.parent.is_dir()):
         raise ValueError(
@@ -62,6 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         except Exception as error:  # whatever one of them holds, the others get their points
             return error
 
+    print(f"seed {arguments.seed}", file=sys.stderr, flush=True)  # not in the report, which students may get
     full, results = True, {}
     with ThreadPoolExecutor(arguments.jobs) as pool:  # each waits for a process of its own
         for path, found in zip(arguments.submissions, pool.map(graded, arguments.submissions), strict=True):
@@ -69,6 +69,9 @@ def run(arguments: argparse.Namespace) -> int:
                 full, why = False, f"{path} is not graded: {type(found).__name__}: {found}"
                 results = {"score": 0, "output": why, "tests": []}
                 print(why, file=sys.stderr, flush=True)
+                if arguments.json:
+                    nothing = Grade(str(path), arguments.seed, ()).as_json() | {"error": why}
+                    print(json.dumps(nothing, ensure_ascii=False), flush=True)
                 continue
             results, full = found.as_gradescope(), full and found.points == found.most
             print(json.dumps(found.as_json(), ensure_ascii=False) if arguments.json else found, flush=True)

@@ -500,8 +500,9 @@ def read(text: str) -> Handed | None:
         return None
     end = text[head.start() :]
     line, mechanism = (re.search(_FIELD.format(key), end, re.MULTILINE) for key in ("line", "mechanism"))
-    number = int(line[1]) if line and re.fullmatch("[0-9]{1,6}", line[1]) else None
-    return Handed(int(head[1]), number, mechanism[1] if mechanism else "", text[: head.start()].rstrip("\n"))
+    number = re.fullmatch("(?:line )?([0-9]{1,6})", line[1]) if line else None
+    name = mechanism[1].strip("`'\" ").lower() if mechanism else ""
+    return Handed(int(head[1]), int(number[1]) if number else None, name, text[: head.start()].rstrip("\n"))
 
 
 def attempt(handed: Handed) -> tuple[bool, str]:

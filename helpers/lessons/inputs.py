@@ -40,6 +40,11 @@ class Draw:
         made = {"softmax": _softmax, "attention": _attention, "attention_backward": _backward, "merge": _merge}
         return list(made[self.rung.op](self))
 
+    def others(self) -> list[Case]:
+        """A case at each other head dimension that an attention rung names: a kernel's bank conflicts differ from one to the other."""
+        every = [(D, case) for D in self.rung.D if D != self.D for case in replace(self, D=D).cases()]
+        return [replace(case, name=f"D = {D}") for D, case in every if case.name == "whole tiles"]
+
 
 def draw(rung: Rung, seed: int) -> Draw:
     """What `seed` draws for a rung; the same everywhere."""

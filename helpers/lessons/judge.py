@@ -7,10 +7,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,11 +22,12 @@ from ..ladder.errors import CompileError, KernelError
 from ..ladder.rung import Rung
 from ..ladder.rung import rung as find
 from ..run import merging
-from ..run.check import compare
+from ..run.check import bits, compare
 from ..run.reference import Case
 from . import handed
 from .inputs import draw, instance
 
+Item = TypeVar("Item")
 SECONDS = 120.0  # a run may take, on the emulator
 REORDERED = (
     "one tile",
@@ -145,14 +146,20 @@ def jobs(cases: Sequence[Case], schedules: Sequence[int] = (0,)) -> list[Job]:
 def observe(rung: Rung, work: Iterable[Job], seconds: float = SECONDS) -> Iterable[Run]:
     """Runs a rung on the emulator and gives one Run per job, up to one that takes longer than `seconds`; nothing that a kernel does raises.
 
-    Raises CompileError.
+    Raises CompileError; ToolkitError where there is no compiler.
     """
     launcher = Launcher(rung, together=True)
     launcher.timeout = seconds
     launcher.compile_traced()
-    for job in work:
-        start = time.monotonic()
+    for job in until_stopped(work, seconds):
         yield one(launcher, job)
+
+
+def until_stopped(work: Iterable[Item], seconds: float = SECONDS) -> Iterator[Item]:
+    """Items of work, but none behind one that took longer than `seconds`: its launch was stopped, and others would take as long."""
+    for item in work:
+        start = time.monotonic()
+        yield item
         if time.monotonic() - start > seconds:
             return
 
@@ -177,7 +184,7 @@ def one(launcher: Launcher, job: Job) -> Run:
             launcher.launch(call)
     except (KernelError, ValueError) as error:
         return Run(job.case, job.schedule, None, f"{error}")
-    if not all(torch.equal(x, y) for x, y in zip(kept, before)):
+    if not all(torch.equal(bits(x), bits(y)) for x, y in zip(kept, before)):
         return Run(job.case, job.schedule, None, "changed its inputs", findings)
     shared = [a for a in accesses if a.space == "shared"]
     moved = {name: launcher.counters[name] for name in call.tensors}
@@ -213,7 +220,7 @@ def judge(cases: Sequence[Case], runs: Iterable[Run], expected: int, rungs: Cost
 
 def _idle(costs: Costs, rungs: Costs, name: str) -> bool:
     """Whether threads leave alone what the rung's threads read or write: then somebody else has done the work. Threads that touch
-    everything have not done it for sure: host code may overwrite what they have written (`grading/allowed.py`)."""
+    everything have not done it for sure: the host may copy its own result over theirs (`grading/allowed.py`)."""
     mine, own = costs.bytes.get(name, (0, 0)), rungs.bytes[name]
     return name in GIVEN and any(
         theirs > 0 and 8 * here < theirs for here, theirs in zip(mine, own) if theirs == max(own)
@@ -237,19 +244,27 @@ def sum_of(runs: Iterable[Run]) -> Costs:
     return Costs(wavefronts, ideal, {name: (read, written) for name, (read, written) in moved.items()})
 
 
+def own(number: str, seed: int, lean: bool = False) -> tuple[list[Case], Costs]:
+    """The cases that a seed draws for a rung, and what the rung itself costs on them, as it stands now, or the whole one of `handed` where
+    its regions are blank. lean: as Task has it; then there is a case at each other head dimension, too. RuntimeError if the rung isn't
+    right there."""
+    rung = handed.rest(find(number))
+    return _own(rung, rung.digest, seed, lean)
+
+
 @lru_cache(maxsize=64)
-def own(number: str, seed: int) -> tuple[list[Case], Costs]:
-    """The cases that a seed draws for a rung, and what the rung itself costs on them. RuntimeError if it isn't right there."""
-    drawn = draw(find(number), seed)
-    cases = drawn.cases()
-    if seed == 0 and (given := handed.known(find(number).number)) is not None:  # the rung isn't whole in this tree
+def _own(rung: Rung, digest: str, seed: int, lean: bool) -> tuple[list[Case], Costs]:
+    """digest: the rung's, which its headers are part of."""
+    drawn = draw(rung, seed)
+    cases = drawn.cases() + (drawn.others() if lean else [])
+    if seed == 0 and not lean and (given := handed.known(rung.number)) is not None:  # the rung isn't whole in this tree
         return cases, Costs(**given["judged"])
-    runs = list(observe(drawn.instance, jobs(cases)))
+    runs = list(observe(rung if lean else drawn.instance, jobs(cases)))
     costs = sum_of(runs)
     verdict = judge(cases, runs, len(runs), costs)
     if not verdict.ok:
         wrong = [f"{name}: {why}" for name, why in verdict.cases if why] or list(verdict.findings)
-        raise RuntimeError(f"{drawn.rung.stem} itself fails with seed {seed}: {wrong[0]}")
+        raise RuntimeError(f"{rung.stem} itself fails with seed {seed}: {wrong[0]}")
     return cases, costs
 
 
@@ -258,16 +273,16 @@ def fault(rung: Rung, number: str, seed: int = 0, lean: bool = False, schedules:
 
     As `locally` does it, but no case is run behind the first that is wrong. A text that doesn't compile is wrong, too.
     """
-    cases, costs = own(number, seed)
+    cases, costs = own(number, seed, lean)
     drawn, made = draw(find(number), seed), []
     work = jobs(cases, schedules)
     try:
-        for run in observe(instance(rung, drawn.D, drawn.dtype), work):
+        for run in observe(rung if lean else instance(rung, drawn.D, drawn.dtype), work):
             made.append(run)
             verdict = judge(cases, [run], 1, Costs(0, 0, {}))
             if not verdict.ok:
                 return next((f"{name}: {why}" for name, why in verdict.cases if why), "".join(verdict.findings[:1]))
-    except (CompileError, KernelError) as error:
+    except CompileError as error:
         return f"{error}"
     verdict = judge(cases, made, len(work), costs)
     if verdict.idle:
@@ -277,12 +292,12 @@ def fault(rung: Rung, number: str, seed: int = 0, lean: bool = False, schedules:
     )
 
 
-def locally(rung: Rung, number: str, seed: int = 0, schedules: Sequence[int] = (0,)) -> Judgement:
-    """Both halves in this process: for a kernel that may be trusted, the reader's own on their own machine.
+def locally(rung: Rung, number: str) -> Judgement:
+    """Both halves in this process, on the inputs of seed 0: for a kernel that may be trusted, the reader's own on their own machine.
 
-    rung: the kernel; number: the rung that it is held against. Raises CompileError and KernelError as `observe` does.
+    rung: the kernel; number: the rung that it is held against. Raises CompileError and ToolkitError as `observe` does.
     """
-    cases, costs = own(number, seed)
-    drawn = draw(find(number), seed)
-    work = jobs(cases, schedules)
+    cases, costs = own(number, 0)
+    drawn = draw(find(number), 0)
+    work = jobs(cases)
     return judge(cases, observe(instance(rung, drawn.D, drawn.dtype), work), len(work), costs)

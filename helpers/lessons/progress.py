@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..ladder.paths import ROOT
+from ..toolchain.compile import making
 
 
 def file() -> Path:
     """Where it is kept: FA_PROGRESS, else work/progress.json in the checkout (which git ignores). An empty FA_PROGRESS: nowhere."""
-    return Path(os.environ.get("FA_PROGRESS") or ROOT / "work" / "progress.json")
+    return Path(os.environ.get("FA_PROGRESS") or ROOT / "work" / "progress.json").expanduser()
 
 
 def solved() -> dict[str, str]:
@@ -31,15 +32,16 @@ def solved() -> dict[str, str]:
 
 def keep(name: str) -> None:
     """Notes that `name` is solved. Where the file can't be written nothing is noted, and nothing is said."""
-    known = solved()
-    if name in known or os.environ.get("FA_PROGRESS") == "":
+    if os.environ.get("FA_PROGRESS") == "":
         return
-    with contextlib.suppress(OSError):
-        path = file()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_suffix(".new")
-        fresh.write_text(json.dumps(known | {name: time.strftime("%Y-%m-%d")}, indent=1) + "\n")
-        fresh.replace(path)
+    path = file()
+    with making(path), contextlib.suppress(OSError):  # another notebook may solve something at the same time
+        known = solved()
+        if name not in known:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fresh = path.with_suffix(f".{os.getpid()}")
+            fresh.write_text(json.dumps(known | {name: time.strftime("%Y-%m-%d")}, indent=1) + "\n")
+            fresh.replace(path)
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,10 @@ from ..ladder.rung import rung as find
 from ..ladder.show import MARKER, regions
 from . import handed
 
-# What an answer opens with: `%%region RUNG REGION .. -> NAME` a cell, `// region: RUNG REGION ..` a file. All of the line is matched.
+# What an answer opens with: `%%region RUNG REGION .. -> NAME` a cell, `// region: RUNG REGION ..` a file. All of the line is matched, and
+# blank lines above it, which IPython drops.
 _HEAD = re.compile(
-    r"(?P<mark>%%region[ \t]|// *region:)[ \t]*(?P<rung>\S+)[ \t]+(?P<regions>[^\n]+?)(?:[ \t]*->[ \t]*\w+)?[ \t]*(?:\n|\Z)"
+    r"(?:\s*\n)?(?P<mark>%%region[ \t]|// *region:)[ \t]*(?P<rung>\S+)[ \t]+(?P<regions>[^\n]+?)(?:[ \t]*->[ \t]*\w+)?[ \t]*(?:\n|\Z)"
 )
 WHOLE = "kernel"  # the region that is the whole rung, but for its header block
 # A number is a word, since the marks in 1'000 quote nothing.
@@ -39,7 +40,7 @@ class RegionError(ValueError):
 
 @dataclass(frozen=True)
 class Head:
-    """The first line of an answer: the rung and its regions as they are written there, and what follows the line."""
+    """The first line of an answer, with blank lines above it: the rung and its regions as they are written there, and what follows."""
 
     line: str
     rung: str
@@ -95,7 +96,8 @@ class Filled:
         return f"{self.original.stem}.cu", line - moved
 
     def located(self, text: str) -> str:
-        """A text of compiler or emulator with the filled rung's line numbers turned into those of `place`."""
+        """A text of compiler or emulator with the filled rung's line numbers turned into those of `place`. Where all of the rung was typed,
+        its file is the reader's."""
         file = re.escape(self.rung.path.name)
         shift = 0
 
@@ -113,7 +115,8 @@ class Filled:
             if quoted:
                 line = f"{int(quoted[2]) + shift:>{len(quoted[1] + quoted[2])}}{quoted[3]}"
             lines.append(line)
-        return "\n".join(lines)
+        of_all = next((typed.name for *_, typed in self.places if typed.region == WHOLE), self.rung.path.name)
+        return re.sub(rf"(?<![\w./]){file}(?![:(]\d)", lambda _: of_all, "\n".join(lines))
 
     def _spoken(self, found: re.Match[str]) -> str:
         name, number = self.place(int(found["n"]))

@@ -10,8 +10,6 @@ region's name, or to another one: `%%region 04 online_update -> mine`.
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,12 +19,13 @@ from ..ladder.rung import rung as find
 from ..run import merging
 from ..run.check import Report, check
 from ..run.kernel import Kernel, load, summary
-from ..run.reference import Case, cases, random_inputs
+from ..run.reference import cases, random_inputs
 from ..run.xray import Xray, xray
 from . import handed
 from .forms import contract
+from .grading.allowed import unfit
 from .inputs import uneven
-from .judge import SECONDS, Judgement, locally, wasteful
+from .judge import SECONDS, Judgement, locally, until_stopped, wasteful
 from .progress import keep
 from .regions import Filled, RegionError, Typed, fill, head, read, require_without, span
 from .tasks.catalogue import about
@@ -127,6 +126,8 @@ def attempt(stem: str, regions: tuple[str, ...], text: str, name: str = "cell", 
         made.said.append(located)
     if task is not None and made.ok:
         made.said.append(f"Task {task.id}: solved")
+        if refused := next(filter(None, map(unfit, bodies.values())), ""):
+            made.said.append(f"before it is handed in: {refused}")
         keep(f"task {task.id}")
     elif task is not None:  # the reason of an empty one fits on the same line
         words = f"Task {task.id}: not solved yet"
@@ -139,7 +140,7 @@ def attempt_file(path: Path) -> Attempt:
     isn't, or if there is no file."""
     if not path.is_file():
         raise ValueError(f"there is no file {str(path)!r}")
-    text = path.read_text()
+    text = path.read_text("utf-8-sig")
     opening = head(text, cell=False)
     if opening is None:
         raise ValueError(
@@ -189,16 +190,7 @@ def _checked(kernel: Kernel, rung: Rung) -> Report:
         return check(kernel)
     size = "small" if kernel.device == "cpu" else "full"
     every = itertools.chain(cases(kernel.rung, kernel.device, size), uneven(rung, kernel.device))
-    return check(kernel, _until_one_is_stopped(every) if kernel.device == "cpu" else every)
-
-
-def _until_one_is_stopped(cases: Iterable[Case]) -> Iterator[Case]:
-    """The cases, but none behind one whose launch is stopped: others would take as long."""
-    for case in cases:
-        start = time.monotonic()
-        yield case
-        if time.monotonic() - start > SECONDS:
-            return
+    return check(kernel, until_stopped(every, SECONDS) if kernel.device == "cpu" else every)
 
 
 def plan(judged: Judgement) -> list[str]:

@@ -11,11 +11,12 @@ from pathlib import Path
 import executed
 import nbformat
 import pytest
+from executed import verdicts
 
 from helpers.ladder.paths import NOTEBOOKS
 from helpers.lessons import numbers, regions
 from helpers.lessons.course import marked, nbgrader, slides, syllabus, trees
-from helpers.lessons.course.exercises import FOLDED, QUESTION, exercises, solved, unsolved, verdicts
+from helpers.lessons.course.exercises import FOLDED, QUESTION, exercises, solved, unsolved
 from helpers.lessons.tasks.catalogue import tasks
 
 STEMS = sorted(path.stem for path in NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
@@ -125,6 +126,12 @@ def test_a_blank_rung_says_what_it_lacks_and_takes_what_is_typed(built):
     assert "✓ one tile" in wrong.stdout and "✗" in wrong.stdout
 
 
+def test_where_regions_are_blank_every_seed_can_be_graded(built):
+    cost = "from helpers.lessons import judge; print(judge.own('04', 5)[1].traffic)"
+    blank, whole = (inside(tree, "-c", cost) for tree in (built.student, trees.ROOT))
+    assert blank.stdout == whole.stdout != "", blank.stderr
+
+
 def test_kernels_that_hold_a_blank_region_are_named():
     assert trees.near(tasks()["04.1"], [regions.find("04").path], regions.find("04").path.parent) == {
         "04_fa2_fp32.cu": 1
@@ -193,7 +200,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.mark.notebooks
 def test_nothing_is_solved_for_students_and_everything_for_instructors(place, tmp_path):
     tree, stem = place
-    whole = getattr(trees.build(tmp_path, stems=[stem]), tree)
+    whole = getattr(trees.build(tmp_path), tree)
     done = inside(whole, "-m", "helpers", "notebooks", stem, "--inplace")
     assert done.returncode == 0, done.stdout[-2000:]
     said = verdicts(read(whole / "notebooks" / f"{stem}.ipynb"))
@@ -288,6 +295,17 @@ def test_the_syllabus_is_in_step_with_notebooks_and_tasks():
         for id in week.tasks
         if not any(id in path.read_text() for path in slides.lectures())
     ]
+
+
+def test_a_lecture_announces_the_quiz_of_its_week():
+    for week in syllabus.WEEKS[6]:
+        (lecture,) = (path for path in slides.lectures() if path.stem.startswith(f"{week.lecture}_"))
+        assert ("- quiz next time: " in lecture.read_text()) == (syllabus.QUIZ in week.assessed), lecture.name
+
+
+def test_slides_are_not_promised_where_they_can_not_be_made(built):
+    assert "make slides" not in (built.student / "course" / "README.md").read_text()
+    assert "`make slides`, in the full repository" in (built.instructor / "course" / "README.md").read_text()
 
 
 def test_the_exam_has_thirty_questions_each_with_an_answer_for_instructors_alone():

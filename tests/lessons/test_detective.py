@@ -234,7 +234,9 @@ def test_a_file_goes_there_and_back_and_is_judged(capsys):
     assert empty is not None and (empty.n, empty.line, empty.mechanism) == (FAST, None, "")
     assert empty.text == opened(FAST).rung.source.rstrip("\n") and own.read(empty.text) is None
     assert own.attempt(empty) == (False, f"Case {FAST}: not solved yet\n  first the diagnosis: a line and a mechanism")
-    told = page.replace("// line:", f"// line: {line}").replace("// mechanism:", f"// mechanism: {mechanism}")
+    told = page.replace("// line:", f"// line: line {line}").replace(
+        "// mechanism:", f"// mechanism: `{mechanism.title()}`"
+    )
     assert own.attempt(own.read(told)) == (
         False,
         f"Case {FAST}: not solved yet\n  the diagnosis is right; the mend isn't: nothing is mended yet",
@@ -257,8 +259,13 @@ def test_the_command_lists_writes_checks_and_hints(tmp_path, monkeypatch, capsys
     assert commands.main(["exercise", "new", "case", str(FAST)]) == 0
     said, file = capsys.readouterr().out, tmp_path / "work" / "case_06.cu"
     assert "case 6: a broken 11_swizzled" in said and file.is_file()
-    assert commands.main(["exercise", "check", str(file)]) == 1
-    assert "first the diagnosis" in capsys.readouterr().out
+    line, mechanism, _ = answer(FAST, capsys)
+    told = (
+        file.read_text().replace("// line:", f"// line: {line}").replace("// mechanism:", f"// mechanism: {mechanism}")
+    )
+    for text, words in ((file.read_text(), "first the diagnosis"), (told, "nothing is mended yet")):
+        file.write_text(text, "utf-8-sig")
+        assert commands.main(["exercise", "check", str(file)]) == 1 and words in capsys.readouterr().out
     assert commands.main(["exercise", "hint", "case.6", "2"]) == 0
     assert capsys.readouterr().out.count("hint ") == 2
 

@@ -1,9 +1,12 @@
 """An exercise's verdict: solved, or not solved with the reason; never an exception."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from helpers import exercise
-from helpers.lessons.progress import solved
+from helpers.lessons.progress import keep, solved
 
 
 @pytest.fixture(autouse=True)
@@ -19,6 +22,19 @@ def test_the_verdict_is_given_back_and_shows_nothing_more(capsys):
 def test_what_is_solved_is_noted(capsys):
     exercise.verify("2.1", True), exercise.verify("2.2", False)
     assert list(solved()) == ["exercise 2.1"]
+
+
+def test_of_two_that_are_solved_at_the_same_time_both_are_noted(monkeypatch):
+    def slowly() -> dict[str, str]:
+        found = solved()
+        time.sleep(0.2)
+        return found
+
+    monkeypatch.setattr("helpers.lessons.progress.solved", slowly)
+    names = ["exercise 2.1", "task 04.1"]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(keep, names))
+    assert sorted(solved()) == names
 
 
 def verdict(capsys, passed):

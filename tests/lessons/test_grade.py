@@ -18,8 +18,10 @@ from helpers.ladder.paths import KERNELS
 from helpers.ladder.rung import rung as find
 from helpers.lessons import detective, forms, regions
 from helpers.lessons.grading import allowed, sandbox
+from helpers.lessons.grading.assignments import assignment
 from helpers.lessons.grading.grade import Patience, grade
-from helpers.lessons.inputs import instance
+from helpers.lessons.grading.submission import answers
+from helpers.lessons.inputs import draw, instance
 
 pytestmark = pytest.mark.skipif(bool(sandbox.refusal()), reason="there is no sandbox here")
 SHORT = Patience(launch=6, task=12, processor=10, submission=90)
@@ -84,6 +86,38 @@ def test_a_task_that_was_not_handed_in_counts(tmp_path):
     assert (found.points, found.most) == (0, 20) and found.tasks[1].criteria[0].said == "nothing was handed in"
 
 
+def test_a_task_that_is_named_twice_counts_once(tmp_path):
+    found = grade(hand_in(tmp_path, "01", "scores", own("scores")), tasks=("01.1", "01.1"))
+    assert found.points == found.most == 10
+
+
+def test_a_lean_task_asks_for_no_bank_conflicts_at_other_head_dimensions_too(tmp_path):
+    assert draw(find("11"), 5).D != 32
+    plain = own("swizzle", "11").replace("(chunk ^ row", "(d == 32 ? chunk : chunk ^ row")
+    (found,) = grade(hand_in(tmp_path, "11", "swizzle", plain), seed=5).tasks
+    assert found.points == 9 and found.criteria[2].points == 0, str(found)
+
+
+def test_what_is_blank_counts_only_where_nothing_is_filled_in(tmp_path):
+    found = grade(in_cells(tmp_path, "%%region 01 scores\n// type here", "%%region 01 output\nemu::x"))
+    assert [each.task for each in found.tasks] == ["01.3"]
+
+
+@pytest.mark.parametrize("head", ["%%region 04 online_update epilogue -> mine", "%%region 04 epilog"])
+def test_a_cell_that_is_no_task_is_named_where_nothing_was_handed_in(tmp_path, head):
+    path = in_cells(tmp_path, f"{head}\nint x;", "%%region 01 scores\n")
+    blank, missing = grade(path, tasks=("01.1", "04.1")).tasks
+    assert missing.criteria[0].said == f"nothing was handed in; `{head}` is no task"
+    assert blank.criteria[0].said == "the region is empty"
+
+
+def test_the_seed_is_not_in_what_students_get(tmp_path, capsys):
+    file, results = hand_in(tmp_path, "01", "scores", ""), tmp_path / "results.json"
+    commands.main(["grade", str(file), "--seed", "86420", "--gradescope", str(results)])
+    told = capsys.readouterr()
+    assert "86420" not in told.out + results.read_text() and "seed 86420" in told.err
+
+
 def test_a_compile_error_is_told_with_the_line_of_the_file(tmp_path):
     file = hand_in(tmp_path, "01", "scores", own("scores").replace("float s = 0.f;", "float s = zero;"))
     line = next(n for n, text in enumerate(file.read_text().splitlines(), 1) if "zero" in text)
@@ -138,8 +172,8 @@ def test_gradescopes_results_and_the_command_line(tmp_path, capsys):
 
 # Attacks
 
-HEADERS = "#include <cstdio>\n#include <cstdlib>\n#include <cstring>\n#include <unistd.h>\n#include <signal.h>\n#include <sys/socket.h>"
-TOO_LONG, HARMLESS = "took too long|stopped while fa_launch was running", "tried to start a program, to fork"
+HEADERS = "#include <cstdio>\n#include <cstdlib>\n#include <cstring>\n#include <unistd.h>\n#include <signal.h>\n#include <sys/socket.h>\n#include <sys/stat.h>"
+TOO_LONG, HARMLESS = "took too long|took longer than 2 seconds", "tried to start a program, to fork"
 ATTACKS = {
     "an endless loop in the launcher": ("for (volatile int i = 0;; i = i + 1) {}", TOO_LONG),
     "a fork bomb": ("for (;;) fork();", HARMLESS),
@@ -149,6 +183,10 @@ ATTACKS = {
     "a signal to the grader": ("kill(getppid(), SIGKILL);", HARMLESS),
     "100 GB": ("void *p = malloc(100ull << 30); memset(p, 1, 100ull << 30);", "crashed|illegal address|memory"),
     "it ends early": ("_exit(0);", "calls _exit|ended before"),
+    "it ends as the grader would, and a folder is where its end was noted": (
+        'mkdir("01.9/ended.json", 0700); mkdir("01.9.json", 0700); _exit(1);',
+        "calls _exit|ended before",
+    ),
 }
 
 
@@ -176,7 +214,7 @@ def test_what_runs_when_a_library_is_loaded_is_confined_too(tmp_path, sandbox_al
 def test_an_endless_loop_in_a_kernel_ends(tmp_path):
     endless = own("scores").replace("float s = 0.f;", "float s = 0.f;\n  while (q[0] == q[0]) s += k[0];")
     found = grade(hand_in(tmp_path, "01", "scores", endless), patience=ENDLESS)
-    assert found.points == 0 and "stopped" in why(found)
+    assert found.points == 0 and re.search(r"stopped at 01_scores.cu:\d+: it took longer than 2 seconds\n", why(found))
 
 
 def test_others_folders_and_the_answer_key_can_not_be_read(tmp_path, sandbox_alone):
@@ -202,8 +240,25 @@ def test_memory_that_is_not_the_kernels_can_not_be_read(tmp_path):
     assert found.points == 0 and "out of bounds" in why(found)
 
 
-HOST = """
+# The tensors themselves, or copies in the host's memory.
+SAME = """
   const float *Q = (const float *)a.Q, *K = (const float *)a.K, *V = (const float *)a.V;
+  float *O = (float *)a.O, *LSE = a.LSE;
+"""
+COPIES = """
+  auto copy = [&](const void *from, const int64_t *stride, int n) {
+    std::vector<float> to((a.B - 1) * stride[0] + (a.H - 1) * stride[1] + (n - 1) * stride[2] + a.D);
+    cudaMemcpy(to.data(), from, 4 * to.size(), cudaMemcpyDeviceToHost);
+    return to;
+  };
+  auto Q = copy(a.Q, a.Q_stride, a.Nq), K = copy(a.K, a.K_stride, a.Nk), V = copy(a.V, a.V_stride, a.Nk), O = copy(a.O, a.O_stride, a.Nq);
+  std::vector<float> LSE(a.B * a.H * a.Nq);
+"""
+BACK = """
+  cudaMemcpy(a.O, O.data(), 4 * O.size(), cudaMemcpyHostToDevice);
+  cudaMemcpy(a.LSE, LSE.data(), 4 * LSE.size(), cudaMemcpyHostToDevice);
+"""
+HOST = """
   for (int64_t b = 0; b < a.B; ++b) for (int64_t h = 0; h < a.H; ++h) for (int i = 0; i < a.Nq; ++i) {
     double m = -1e300, l = 0; std::vector<double> p(a.Nk), o(a.D);
     for (int j = 0; j < a.Nk; ++j) { p[j] = 0; for (int c = 0; c < a.D; ++c)
@@ -211,8 +266,8 @@ HOST = """
       p[j] *= a.scale; m = p[j] > m ? p[j] : m; }
     for (int j = 0; j < a.Nk; ++j) { p[j] = exp(p[j] - m), l += p[j];
       for (int c = 0; c < a.D; ++c) o[c] += p[j] * V[b * a.V_stride[0] + h * a.V_stride[1] + j * a.V_stride[2] + c]; }
-    for (int c = 0; c < a.D; ++c) ((float *)a.O)[b * a.O_stride[0] + h * a.O_stride[1] + i * a.O_stride[2] + c] = o[c] / l;
-    a.LSE[(b * a.H + h) * a.Nq + i] = m + log(l);
+    for (int c = 0; c < a.D; ++c) O[b * a.O_stride[0] + h * a.O_stride[1] + i * a.O_stride[2] + c] = o[c] / l;
+    LSE[(b * a.H + h) * a.Nq + i] = m + log(l);
   }
 """
 # Reads the inputs about as often as rung 01 and writes every element of the outputs, but not what belongs there.
@@ -231,23 +286,30 @@ __global__ void touch(const fa_args a) {
 """
 
 
-def by_the_host(before: str = "", launched: str = "") -> str:
-    """Rung 01 computed by its launcher, behind a kernel perhaps."""
+def by_the_host(copied: bool, touched: bool) -> str:
+    """Rung 01 computed by its launcher: on copies of the tensors, and behind a kernel that touches them, perhaps."""
+    before, launched = (TOUCH, "  touch<<<1, 32, 0, stream>>>(a);\n") if touched else ("", "")
+    work = f"{COPIES}{HOST}{BACK}" if copied else f"{SAME}{HOST}"
     headers = "#include <fa/args.cuh>\n#include <fa/launch.cuh>\n#include <cmath>\n#include <vector>"
     opened = 'extern "C" cudaError_t fa_launch(const fa_args *args, cudaStream_t stream) {\n  const fa_args &a = *args;'
-    return f"{headers}\n{before}{opened}\n{launched}{HOST}  return cudaGetLastError();\n}}"
+    return f"{headers}\n{before}{opened}\n{launched}{work}  return cudaGetLastError();\n}}"
 
 
-def test_the_host_can_not_do_the_work_alone(tmp_path, sandbox_alone):
-    """What no kernel has written is not taken over."""
-    found = grade(hand_in(tmp_path, "01", "kernel", by_the_host()), patience=Patience())
-    assert found.points == 0
+@pytest.mark.parametrize("touched", [False, True])
+def test_the_host_can_not_touch_the_tensors(tmp_path, touched):
+    found = grade(hand_in(tmp_path, "01", "kernel", by_the_host(copied=False, touched=touched)), seed=5)
+    assert found.points == 0 and "fa_launch reads 4 bytes of Q, which is the GPU's" in why(found)
 
 
-def test_the_host_can_do_the_work_behind_a_kernel_that_touches_the_tensors(tmp_path):
+def test_the_host_can_not_do_the_work_alone(tmp_path):
+    """Of tensors that no kernel has touched, it is noticed."""
+    found = grade(hand_in(tmp_path, "01", "kernel", by_the_host(copied=True, touched=False)), seed=5)
+    assert found.points == 0, str(found)
+
+
+def test_the_host_can_do_the_work_on_copies_behind_a_kernel_that_touches_the_tensors(tmp_path):
     """A known limit, which `allowed` describes: the launcher of a whole rung has to be read."""
-    text = by_the_host(TOUCH, "  touch<<<1, 32, 0, stream>>>(a);\n")
-    found = grade(hand_in(tmp_path, "01", "kernel", text), seed=5)
+    found = grade(hand_in(tmp_path, "01", "kernel", by_the_host(copied=True, touched=True)), seed=5)
     assert found.points == found.most == 10, str(found)
     assert "read the launcher" in " ".join(allowed.__doc__.split())
 
@@ -282,7 +344,7 @@ FORGED = {
     "a thread that waits": ("kernel", "#include <thread>\nint f() { std::thread([] {}).detach(); return 0; }\n", "it uses `"),
     "dlsym": ("kernel", '#include <dlfcn.h>\nint f() { return dlsym(nullptr, "x") != nullptr; }\n', "it uses `dlsym`"),
     "memory that nobody watches": ("kernel", "#include <cstring>\nchar *(*volatile copy)(char *, const char *, size_t) = strncpy;\n", "it uses `strncpy`"),
-    "printf's %n": ("scores", '__device__ void say(int *n) { printf("%n", n); }\n', "it uses `printf`"),
+    "printf's %n": ("scores", '__device__ void say(int *n) { printf("%n", n); }\n', "`printf` can't be graded"),
 }  # fmt: skip
 
 
@@ -297,12 +359,12 @@ def test_counts_can_not_be_forged_by_what_is_known(tmp_path, attack):
     "text", ["// emu::x", 'const char *s = "__attribute__ ## extern";', "float emulated = 1; // ##"]
 )
 def test_what_is_quoted_or_said_in_a_comment_is_no_attack(text):
-    assert allowed.unfit(text) is None
+    assert not allowed.unfit(regions.Typed("", text))
 
 
 def test_nothing_that_a_rung_says_or_calls_is_refused():
     for stem in ("01", "04", "13", "22", "32", "50"):  # what the others call, these do
-        assert not [name for name in regions.names(stem) if allowed.unfit(own(name, stem))]
+        assert not [name for name in regions.names(stem) if allowed.unfit(regions.Typed(name, own(name, stem)))]
         (library,) = Launcher(instance(find(stem), 64, find(stem).dtypes[-1])).compile_traced()
         assert not allowed.strange(library.path)
 
@@ -311,9 +373,10 @@ def test_what_the_compiler_calls_for_bits_and_wide_integers_is_not_refused(tmp_p
     """Where the machine has no instruction for it: __popc, __popcll, and division of 128 bits."""
     counts = "__popc(threadIdx.x) == __popcll(threadIdx.x) && __int128(a.Nk) / a.Nq >= 0 && (unsigned __int128)a.Nk % a.Nq >= 0"
     text = own("scores").replace("float s = 0.f;", f"float s = {counts} ? 0.f : 1.f;")
-    launcher = Launcher(instance(regions.fill("01", {"scores": regions.Typed("scores", text)}).rung, 64, "fp32"))
+    typed = regions.Typed("scores", text)
+    launcher = Launcher(instance(regions.fill("01", {"scores": typed}).rung, 64, "fp32"))
     (library,) = launcher.compile_traced()
-    assert not allowed.unfit(text) and not allowed.strange(library.path)
+    assert not allowed.unfit(typed) and not allowed.strange(library.path)
 
 
 @pytest.mark.always  # of attacks by what is handed in
@@ -330,6 +393,31 @@ def test_a_notebooks_answer_is_its_last_cell_on_a_task(tmp_path):
     right = f"%%region 01_naive scores -> mine\n{own('scores')}"
     found = grade(in_cells(tmp_path, "%%region 01 scores\nwrong", right, "x = 1"))
     assert found.points == found.most == 10
+
+
+def test_a_blank_form_does_not_replace_a_filled_one(tmp_path):
+    worked = in_cells(tmp_path, "%%region 01 scores\nfloat s;", "%%region 01 scores -> mine\n// type here")
+    assert answers(worked)["01.1"].bodies["scores"].text == "float s;"
+    worked.rename(tmp_path / "01-Copy1.ipynb")
+    (tmp_path / "case_06-Copy1.cu").write_text(detective.page(6).replace("// line:", "// line: 7"))
+    in_cells(tmp_path, "%%region 01 scores -> mine\n"), case_file(tmp_path, 6)
+    found = answers(tmp_path)
+    assert found["01.1"].bodies["scores"].text == "float s;" and found["case.6"].diagnosis == (7, "")
+
+
+def test_blank_lines_above_an_answer_are_no_trouble_and_count(tmp_path):
+    cell = answers(in_cells(tmp_path, "\n  \n%%region 01 scores\nfloat s;"))["01.1"].bodies["scores"]
+    assert (cell.text, cell.line) == ("float s;", 4)
+    form = hand_in(tmp_path, "01", "scores", "float s;")
+    line = answers(form)["01.1"].bodies["scores"].line
+    form.write_text(f"\n\n{form.read_text()}")
+    assert answers(form)["01.1"].bodies["scores"].line == line + 2
+
+
+def test_a_byte_order_mark_is_no_part_of_an_answer(tmp_path):
+    for file in (in_cells(tmp_path, "%%region 01 scores\nfloat s;"), hand_in(tmp_path, "01", "scores", "float s;")):
+        file.write_text(file.read_text(), "utf-8-sig")
+        assert answers(file)["01.1"].bodies["scores"].text == "float s;"
 
 
 def test_a_link_to_somebody_elses_answer_is_no_answer(tmp_path):
@@ -412,7 +500,10 @@ def test_one_submission_that_can_not_be_graded_leaves_the_others_their_points(tm
     folders = [str(tmp_path / name) for name in ("first", "missing", "second")]
     assert commands.main(["grade", *folders, "--tasks", "01.1", "--json"]) == 1
     told = capsys.readouterr()
-    assert [json.loads(line)["submission"] for line in told.out.splitlines()] == ["second"]
+    lines = [json.loads(line) for line in told.out.splitlines()]
+    assert [line["submission"] for line in lines] == folders  # by the paths: files of several students have one name
+    assert "by what it holds" in lines[0]["error"] and (lines[0]["points"], lines[0]["tasks"]) == (0, [])
+    assert "error" in lines[1] and "error" not in lines[2]
     assert "first is not graded: ZeroDivisionError: by what it holds" in told.err and "missing is not" in told.err
     assert commands.main(["grade", *folders, "--tasks", "01.77"]) == 2 and "no task" in capsys.readouterr().err
 
@@ -525,6 +616,19 @@ def test_where_there_is_no_sandbox_nothing_is_graded(tmp_path, monkeypatch):
         grade(tmp_path)
 
 
+def test_a_failure_of_the_grader_is_no_fault_of_the_submission(tmp_path, monkeypatch, capsys):
+    file = hand_in(tmp_path, "01", "scores", own("scores"))
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho no memory for torch >&2\nexit 1\n")
+    broken.chmod(0o755)
+    with monkeypatch.context() as patched:
+        patched.setattr("helpers.lessons.grading.grade.sys.executable", str(broken))
+        with pytest.raises(RuntimeError, match="the grader's own process failed: no memory for torch"):
+            grade(file)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert commands.main(["grade", str(file)]) == 1 and "grading needs nm" in capsys.readouterr().err
+
+
 # Detective cases
 
 
@@ -563,6 +667,19 @@ def test_a_case_is_graded_by_diagnosis_and_mend(tmp_path, capsys, right_line, ri
     assert found.points == points and found.most == 10, str(found)
     assert [each.task for each in found.tasks] == ["case.6"]
     assert {c.name for c in found.tasks[0].criteria} == {"line", "mechanism", "mended"}
+
+
+@pytest.mark.parametrize(
+    ("line", "mechanism", "said"),
+    [
+        ("", "", ["no line was given", "no mechanism was given"]),
+        ("20", "barrier", ["line 20: it is another one", "mechanism barrier: it is another one"]),
+        ("line 20", "bariere", ["line 20: it is another one", "mechanism bariere: there is none of this name"]),
+    ],
+)
+def test_a_wrong_diagnosis_says_what_is_wrong_with_it(tmp_path, line, mechanism, said):
+    answer = answers(case_file(tmp_path, 6, line, mechanism))["case.6"]
+    assert [each.said for each in assignment("case.6").nothing("", answer)][:2] == said
 
 
 def test_a_case_hides_no_words_in_a_raw_string(tmp_path):

@@ -40,6 +40,13 @@ def test_lines_are_those_of_the_cell_inside_and_of_the_rung_outside():
     assert said == f"cell:{at}:3: error: no\n{at:>5} | float\nwrites on line {here} of 01_naive.cu, and"
 
 
+def test_where_all_of_the_rung_is_typed_its_file_is_the_readers():
+    filled = fill("01", {WHOLE: Typed(WHOLE, body("01", WHOLE))})
+    assert filled.located("01_naive.cu has no `fa_launch`") == "cell has no `fa_launch`"
+    part = fill("01", {"output": Typed("output", OUTPUT)})
+    assert part.located("01_naive.cu has no `fa_launch`") == "01_naive.cu has no `fa_launch`"
+
+
 @pytest.mark.parametrize(
     ("answer", "found"),
     [
@@ -48,13 +55,15 @@ def test_lines_are_those_of_the_cell_inside_and_of_the_rung_outside():
         ("// region: 04 online_update \nfloat a;", ("04", ("online_update",), "float a;")),
         ("%%region 04\nscores", None),
         ("%%regions 04 scores\n", None),
+        ("\n \n%%region 04 scores\nfloat a;", ("04", ("scores",), "float a;")),
         ("float a;\n%%region 04 scores\n", None),
     ],
 )
 def test_the_line_that_an_answer_opens_with(answer, found):
-    made = regions.head(answer, cell=answer.startswith("%%"))
+    cell = answer.lstrip().startswith("%%")
+    made = regions.head(answer, cell)
     assert (made and (made.rung, made.regions, made.text)) == found
-    assert regions.head(answer, cell=not answer.startswith("%%")) is None
+    assert regions.head(answer, not cell) is None
 
 
 @pytest.mark.parametrize(
@@ -176,6 +185,13 @@ def test_words_that_a_task_rules_out_are_refused_with_their_line():
     assert f"cell:{line}: `cp_async_wait` has no place in the region 'load_tile'" in str(made) and not made.ok
 
 
+def test_a_word_that_a_grader_refuses_is_named_where_a_task_is_solved():
+    made = typed.attempt("01", ("output",), f'{OUTPUT}\n__device__ void say() {{ printf("here"); }}')
+    line = len(OUTPUT.splitlines()) + 2
+    assert made.said[-2] == "Task 01.3: solved"
+    assert made.said[-1].startswith(f"before it is handed in: cell:{line}: `printf` can't be graded")
+
+
 def test_no_case_follows_one_that_never_ends(monkeypatch):
     monkeypatch.setattr(typed, "SECONDS", 2.0)
     filled = fill(
@@ -236,7 +252,7 @@ def test_a_form_for_an_editor_is_filled_in_and_checked(tmp_path, monkeypatch, ca
     file.write_text(text.replace("float o = 0.f;", "float o = zero;"))
     line = next(n for n, each in enumerate(file.read_text().splitlines(), 1) if "zero" in each)
     assert commands.main(["exercise", "check", str(file)]) == 1 and f"01_output.cu:{line}:" in capsys.readouterr().out
-    file.write_text(text)
+    file.write_text(text, encoding="utf-8-sig")  # as some editors write it
     assert commands.main(["exercise", "check", str(file)]) == 0 and "Task 01.3: solved" in capsys.readouterr().out
 
 
@@ -269,6 +285,13 @@ def test_progress_is_kept_and_a_broken_file_is_no_obstacle(tmp_path):
     assert f"kept in {tmp_path}" in said
     (tmp_path / "progress.json").write_text("[broken")
     assert solved() == {} and "tasks solved: 0" in str(progress())
+
+
+def test_progress_is_kept_in_a_home_folder_that_no_shell_has_written_out(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("FA_PROGRESS", "~/mine.json")
+    keep("task 04.1")
+    assert "task 04.1" in solved() and (tmp_path / "mine.json").is_file()
 
 
 def test_where_progress_is_kept_nowhere_there_is_none_and_no_folder_of_a_machine_is_shown(tmp_path, monkeypatch):

@@ -1,5 +1,7 @@
 """Region tasks: each is whole, its rung's own text is the solution, and plausible wrong answers to it fail."""
 
+from dataclasses import replace
+
 import executed
 import pytest
 import torch
@@ -11,7 +13,7 @@ from helpers.ladder.contract import TORCH_NAMES
 from helpers.lessons import forms, judge, typed
 from helpers.lessons.grading import assignments
 from helpers.lessons.inputs import draw, instance
-from helpers.lessons.regions import WHOLE, body, names
+from helpers.lessons.regions import WHOLE, Typed, body, fill, names
 from helpers.lessons.tasks.catalogue import about, of_rung, task, tasks
 from helpers.lessons.tasks.task import LEVELS
 
@@ -123,6 +125,28 @@ def test_a_merge_whose_threads_leave_the_parts_alone_is_seen():
 def test_what_is_right_but_wasteful_is_seen(id):
     filled = wrong.answers(task(id))[LEANEST[id]]
     assert judge.fault(filled.rung, task(id).number, SEED, lean=True) == "more bank conflicts than the rung has"
+
+
+def test_a_lean_kernel_has_no_bank_conflicts_at_the_other_head_dimensions_either():
+    drawn, text = draw(find("11"), SEED), body("11", "swizzle")
+    assert text.count("(chunk ^ row") == 1
+    for D in find("11").D:
+        plain = text.replace("(chunk ^ row", f"(d == {D} ? chunk : chunk ^ row")
+        filled = fill("11", {"swizzle": Typed("swizzle", plain)}).rung
+        assert judge.fault(filled, "11", SEED, lean=True) == "more bank conflicts than the rung has"
+        assert D == drawn.D or not judge.fault(filled, "11", SEED)
+
+
+def test_a_rung_that_was_edited_is_measured_again(monkeypatch):
+    _, before = judge.own("01", SEED)
+    read = "V[j * a.V_stride[2] + c]"
+    twice = find("01").replace(
+        f"o += P[j] * {read}",
+        f"o += P[j] * (0.5f * {read} + 0.5f * ((volatile const float *)V)[j * a.V_stride[2] + c])",
+    )
+    monkeypatch.setattr(judge, "find", lambda number: replace(find("01"), source=twice))
+    _, after = judge.own("01", SEED)
+    assert after.bytes["V"][0] == 2 * before.bytes["V"][0]
 
 
 def test_one_rule_says_what_is_wasteful():

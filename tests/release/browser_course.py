@@ -26,9 +26,12 @@ from pathlib import Path
 import nbformat
 from playwright.sync_api import Page, sync_playwright
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+from executed import verdicts
+
 from helpers.ladder.paths import NOTEBOOKS, ROOT
 from helpers.lessons.course import trees
-from helpers.lessons.course.exercises import exercises, verdicts
+from helpers.lessons.course.exercises import exercises
 
 STEMS = ("00_start_here", "02_online_softmax")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -102,15 +102,16 @@ def main(arguments: argparse.Namespace) -> int:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as grader:
         for line in grader.stdout:
             each, parts = json.loads(line), []
+            name = Path(each["submission"]).name
             for task in each["tasks"]:
-                least, most = deserved[each["submission"]][task["task"]]
+                least, most = deserved[name][task["task"]]
                 fair = least <= task["points"] <= most
                 unfair += not fair
                 parts.append(f"{task['task']} {task['points']:g}" + f" (not {least:g} to {most:g})" * (not fair))
             lost = next((c["said"] for t in each["tasks"] for c in t["criteria"] if c["points"] < c["most"]), "")
-            said = f"{each['submission']:<10} {each['points']:>4g} of {each['most']}: {', '.join(parts)}  {lost[:90]}"
+            said = f"{name:<10} {each['points']:>4g} of {each['most']}: {', '.join(parts)}  {lost[:90]}"
             print(said, flush=True)
-            done += 1
+            done += "error" not in each
     wall, used = time.monotonic() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = used.ru_utime + used.ru_stime
     print(f"{done} of 60 graded, {unfair} unfairly: {wall:.0f} s, {cpu:.0f} s of processors")

@@ -9,12 +9,14 @@ the unchanged: drawn by a seed.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import nbformat
 
 from helpers.ladder.paths import ROOT
+from helpers.lessons.course.exercises import exercises
 from helpers.lessons.pairs import FIRST_CELL
 
 RECORDS = ROOT / "tests" / "lessons" / "executed"
@@ -84,3 +86,15 @@ def keep(stem: str, notebook: nbformat.NotebookNode, reads: list[str], records: 
 def drawn(names: Iterable[str], seed: str, share: int = SHARE) -> list[str]:
     """So many of the names as `share` says: the same for the same seed, others for another."""
     return sorted(names, key=lambda name: hashlib.sha256(f"{seed} {name}".encode()).digest())[:share]
+
+
+def verdicts(notebook: nbformat.NotebookNode) -> dict[str, list[str]]:
+    """What an executed notebook says of each exercise: "solved" or "not solved yet", once for every time that it was judged."""
+    said: dict[str, list[str]] = {}
+    for number, each in exercises(notebook).items():
+        cells = [notebook.cells[n] for n in (each.start, each.check) if n is not None]
+        words = "\n".join(str(o.get("text", "")) for cell in cells for o in cell.get("outputs", []))
+        said[number] = re.findall(rf"^Exercise {re.escape(number)}: (solved|not solved yet)", words, re.MULTILINE)
+        if each.check is None:
+            said[number] = ["solved" if re.search(r"^Task [\d.]+: solved", words, re.MULTILINE) else "not solved yet"]
+    return said

@@ -110,18 +110,6 @@ def solved(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     return made
 
 
-def verdicts(notebook: nbformat.NotebookNode) -> dict[str, list[str]]:
-    """What an executed notebook says of each exercise: "solved" or "not solved yet", once for every time that it was judged."""
-    said: dict[str, list[str]] = {}
-    for number, each in exercises(notebook).items():
-        cells = [notebook.cells[n] for n in (each.start, each.check) if n is not None]
-        words = "\n".join(str(o.get("text", "")) for cell in cells for o in cell.get("outputs", []))
-        said[number] = re.findall(rf"^Exercise {re.escape(number)}: (solved|not solved yet)", words, re.MULTILINE)
-        if each.check is None:
-            said[number] = ["solved" if re.search(r"^Task [\d.]+: solved", words, re.MULTILINE) else "not solved yet"]
-    return said
-
-
 def _silent(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     made = copy.deepcopy(notebook)
     made.metadata.pop("records", None)

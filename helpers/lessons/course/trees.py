@@ -52,11 +52,11 @@ class Built:
         return "\n".join(lines)
 
 
-def build(folder: Path, blank: Sequence[str] = (), stems: Sequence[str] = ()) -> Built:
+def build(folder: Path, blank: Sequence[str] = ()) -> Built:
     """Writes folder/student and folder/instructor, which must not be there yet.
 
-    blank: ids of tasks whose regions the student's kernels lack. stems: notebooks, all by default. ValueError if a tree is there
-    already or a task is about a whole rung, KeyError for an unknown task.
+    blank: ids of tasks whose regions the student's kernels lack. ValueError if a tree is there already or a task is about a whole rung,
+    KeyError for an unknown task.
     """
     tasks = [task_of(id) for id in blank]
     if of_rungs := [task.id for task in tasks if WHOLE in task.regions]:
@@ -66,7 +66,7 @@ def build(folder: Path, blank: Sequence[str] = (), stems: Sequence[str] = ()) ->
     student, instructor = folder / "student", folder / "instructor"
     if there := [tree for tree in (student, instructor) if tree.exists()]:
         raise ValueError(f"{there[0]} is there already: remove it, or choose another folder")
-    paths = sorted(p for p in NOTEBOOKS.glob("[0-9][0-9]_*.ipynb") if not stems or p.stem in stems)
+    paths = sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
     number = 0
     for tree in (student, instructor):
         _copy(tree)

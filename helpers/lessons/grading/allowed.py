@@ -5,10 +5,11 @@ a kernel can write nothing but the tensors and its shared memory, since each of 
 around that is refused: in the text, words that switch the checks off or name the emulator; in the library, calls of anything but
 mathematics and the emulator's own.
 
-That leaves fa_launch, which isn't a kernel. Where a task is a whole rung, its launcher runs in the process that has the tensors, and
-can read and write them. So it can compute the whole result: `judge` notices that where no kernel reads or writes a tensor as the rung's
-do, but not where a kernel touches them all and the host writes over what it wrote. Host code could also find the emulator's counts by
-arithmetic on addresses. Neither can be done by accident: read the launcher of a whole rung before its points count.
+That leaves fa_launch, which isn't a kernel. The emulator lets host code touch no tensor. But where a task is a whole rung, its launcher
+can copy the tensors by cudaMemcpy, compute the result on the copies, and copy it back. `judge` notices that where no kernel reads or
+writes a tensor as the rung's do, but not where a kernel touches them all and the host then copies its own result over what it wrote.
+Host code could also find the emulator's counts by arithmetic on addresses. Neither can be done by accident: read the launcher of a whole
+rung before its points count.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from functools import cache
 from pathlib import Path
 
 from ...ladder.paths import HELPERS
-from ..regions import code
+from ..regions import Typed, code
 
 _WORDS = {
     r"\bemu\b|\bemu_\w*": "the emulator's own names",
@@ -29,6 +30,7 @@ _WORDS = {
     r"\b_mm\d*_\w+|\bv(?:ld|st)[1-4]\w*": "the host's own loads and stores",  # of x86-64 and Arm, which nobody announces
     r"\b_Pragma\b|^[ \t]*#[ \t]*pragma(?![ \t]+(?:unroll|once)\b)[^\n]*": "pragmas other than unroll",
     r"##": "pasted tokens",
+    r"\bprintf\b": "printed lines",  # its %n writes wherever it is told to
     r"^[ \t]*#[ \t]*define\b[^\n]*\b(?:__)?asm\w*|^[ \t]*#[ \t]*define\b[^\n]*(?:\bextern\b|#)": "such macros",
     r"\bextern\b(?!\s+__shared__)(?!\s*\"C\"\s*(?:__host__\s*)?cudaError_t\s+fa_launch\b)": "extern for anything but shared memory and fa_launch",
 }
@@ -42,20 +44,20 @@ _LANGUAGE = re.compile(
     r"|__popcount[sd]i2|__u?(?:div|mod|divmod)ti[34]"
 )
 _OWN = re.compile(r"__tsan|__sanitizer|__ubsan|__asan|__wrap|__real|emu_")
-_REFUSED = {"print"}  # printf in a kernel: its %n writes wherever it is told to
+_REFUSED = {"print"}  # printf in a kernel, however it was spelt
 
 
-def unfit(text: str) -> tuple[int, str] | None:
-    """The first thing in a submitted text that isn't graded: its line, from 1, and a clause; None if there is none."""
-    bare = code(text, kept='"C"')
+def unfit(typed: Typed) -> str:
+    """The first thing in a submitted text that isn't graded: its place and a clause; empty if there is none."""
+    bare = code(typed.text, kept='"C"')
     found = [
         (m.start(), m[0], said) for pattern, said in _WORDS.items() for m in re.finditer(pattern, bare, re.MULTILINE)
     ]
     if not found:
-        return None
+        return ""
     at, words, said = min(found)
-    line = bare.count("\n", 0, at) + 1
-    return line, f"`{' '.join(words.split())}` can't be graded: {said} have no place in a submission"
+    line = typed.line + bare.count("\n", 0, at)
+    return f"{typed.name}:{line}: `{' '.join(words.split())}` can't be graded: {said} have no place in a submission"
 
 
 def strange(library: Path) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ...ladder.rung import rung as find
 from .. import judge
-from ..cases import Case
+from ..cases import MECHANISMS, Case
 from ..cases import case as case_of
 from ..detective import opened
 from ..regions import WHOLE, Filled, RegionError, fill, require_inside, require_without
@@ -35,10 +35,12 @@ class Criterion:
 
 
 class Assignment(ABC):
-    """One thing that is graded, as the grader sees it. id: as in `--tasks`; number: of the rung that an answer is held against."""
+    """One thing that is graded, as the grader sees it. id: as in `--tasks`; number: of the rung that an answer is held against; lean: as
+    Task has it."""
 
     id: str
     number: str
+    lean: bool = False
 
     @abstractmethod
     def filled(self, answer: Answer) -> Filled:
@@ -128,10 +130,12 @@ class OfCase(Assignment):
     def _diagnosed(self, answer: Answer | None) -> Iterable[Criterion]:
         line, mechanism = (answer and answer.diagnosis) or (None, "")
         there = line is not None and line in opened(self.id)._lines
-        named = bool(mechanism) and self.case.is_mechanism(mechanism)
-        said = "the line" if there else f"line {line or 'not given'}: it is another one"
+        named = self.case.is_mechanism(mechanism)
+        said = "the line" if there else "no line was given" if line is None else f"line {line}: it is another one"
         yield Criterion("line", LINE * there, LINE, said)
-        said = "the mechanism" if named else f"mechanism {mechanism[:40] or 'not given'}: it is another one"
+        wrong = "it is another one" if mechanism in MECHANISMS else "there is none of this name"
+        said = f"mechanism {mechanism[:40]}: {wrong}" if mechanism else "no mechanism was given"
+        said = "the mechanism" if named else said
         yield Criterion("mechanism", MECHANISM * named, MECHANISM, said)
 
 

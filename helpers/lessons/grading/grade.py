@@ -11,7 +11,6 @@ import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 
 import torch
@@ -25,7 +24,7 @@ from ..regions import Filled, RegionError
 from . import sandbox
 from .allowed import unfit
 from .assignments import Assignment, Criterion, assignment
-from .submission import Answer, answers, why_none
+from .submission import Answer, answers, strays, why_none
 
 STRICT = True  # kernels say and call only what `allowed` has; without it, the sandbox alone holds them
 MEMORY = 3 << 30  # bytes that a kernel's process may take besides what it begins with
@@ -72,7 +71,7 @@ class Graded:
 
 @dataclass(frozen=True)
 class Grade:
-    """A submission's points, the same for the same seed."""
+    """A submission's points, the same for the same seed. submission: its path, as it was given."""
 
     submission: str
     seed: int
@@ -87,7 +86,7 @@ class Grade:
         return sum(each.most for each in self.tasks)
 
     def as_json(self) -> dict:
-        """Everything, for machines."""
+        """Everything, the seed too, for the instructor's machines."""
         tasks = [
             {"task": t.task, "points": t.points, "most": t.most, "criteria": [asdict(c) for c in t.criteria]}
             for t in self.tasks
@@ -101,7 +100,7 @@ class Grade:
         }
 
     def as_gradescope(self) -> dict:
-        """The same as Gradescope's autograders write it to results.json."""
+        """The same as Gradescope's autograders write it to results.json, which students see: without the seed."""
         tests = [
             {
                 "name": f"{t.task} {c.name}",
@@ -113,37 +112,46 @@ class Grade:
             for t in self.tasks
             for c in t.criteria
         ]
-        return {"score": self.points, "output": f"seed {self.seed}", "tests": tests}
+        return {"score": self.points, "output": "", "tests": tests}
 
     def __str__(self) -> str:
-        lines = [f"{self.submission}: {self.points:g} of {self.most:g} points (seed {self.seed})"]
+        lines = [f"{self.submission}: {self.points:g} of {self.most:g} points"]
         for t in self.tasks:
             lines.append(f"  {t.task}: {t.points:g} of {t.most:g}")
             lines += [f"    {c.points:g}/{c.most:g} {c.name}: {c.said.splitlines()[0]}" for c in t.criteria]
         return "\n".join(lines)
 
 
+def refusal() -> str:
+    """Why nothing can be graded here, in a sentence; empty if it can be done."""
+    lacking = "grading needs nm, which tells what a compiled kernel calls, and it is not on PATH: install binutils"
+    return sandbox.refusal() or ("" if shutil.which("nm") else lacking)
+
+
 def grade(path: Path, seed: int = 0, tasks: Sequence[str] = (), patience: Patience | None = None) -> Grade:
     """Grades one submission: see `submission.answers` for what it may be.
 
-    tasks: ids, each of which counts; by default those that the submission answers. RuntimeError where there is no sandbox, ValueError
-    if there is no submission, or no answer in it and no tasks are named.
+    tasks: ids, each of which counts once; by default those that the submission answers, blank forms left out unless all are. RuntimeError
+    where there is no sandbox or no nm, or if the grader's own process fails; ValueError if there is no submission, or no answer in it
+    and no tasks are named.
     """
-    if reason := sandbox.refusal():
+    if reason := refusal():
         raise RuntimeError(reason)
     patience = patience or Patience()
     given = answers(path)
     nothing = "" if given else why_none(path)
+    unknown = "".join(f"; `{line}` is no task" for line in strays(path)) if given else ""
     if nothing and not tasks:
         raise ValueError(f"it holds no answer: {nothing}")
-    wanted = [assignment(id) for id in tasks or sorted(given)]
+    filled = [id for id, answer in given.items() if not answer.blank]
+    wanted = [assignment(id) for id in dict.fromkeys(tasks) or sorted(filled or given)]
     ready: dict[str, tuple[Rung, Filled]] = {}
     refused: dict[str, str] = {}
     for task in wanted:
         try:
             ready[task.id] = _ready(task, given.get(task.id), seed)
         except ValueError as error:
-            refused[task.id] = str(error) + (f": {nothing}" if nothing else "")
+            refused[task.id] = str(error) + (f": {nothing}" if nothing else "") + unknown * (task.id not in given)
     with tempfile.TemporaryDirectory(prefix="grading-") as name:
         folder = Path(name).resolve()
         late = _work(folder, [task for task in wanted if task.id in ready], ready, seed, patience)
@@ -155,11 +163,12 @@ def grade(path: Path, seed: int = 0, tasks: Sequence[str] = (), patience: Patien
             else:
                 criteria = _graded(task, folder, ready[task.id][1], answer, seed, late)
             graded.append(Graded(task.id, tuple(criteria)))
-    return Grade(path.name, seed, tuple(graded))
+    return Grade(str(path), seed, tuple(graded))
 
 
 def _ready(task: Assignment, answer: Answer | None, seed: int) -> tuple[Rung, Filled]:
-    """The kernel to compile, which has one instance, and the rung with the answer in it. RegionError where there is nothing to compile."""
+    """The kernel to compile, of a task that isn't lean with one instance, and the rung with the answer in it. RegionError where there is
+    nothing to compile."""
     if answer is None:
         raise RegionError("nothing was handed in")
     if answer.problem:
@@ -167,11 +176,11 @@ def _ready(task: Assignment, answer: Answer | None, seed: int) -> tuple[Rung, Fi
     if any(typed.empty for typed in answer.bodies.values()):
         raise RegionError("the region is empty")
     for typed in answer.bodies.values():
-        if STRICT and (refused := unfit(typed.text)):
-            raise RegionError(f"{typed.name}:{typed.line + refused[0] - 1}: {refused[1]}")
+        if STRICT and (refused := unfit(typed)):
+            raise RegionError(refused)
     drawn = draw(find(task.number), seed)
     filled = task.filled(answer)
-    return instance(filled.rung, drawn.D, drawn.dtype), filled
+    return filled.rung if task.lean else instance(filled.rung, drawn.D, drawn.dtype), filled
 
 
 def _schedules(seed: int) -> tuple[int, ...]:
@@ -180,10 +189,9 @@ def _schedules(seed: int) -> tuple[int, ...]:
     return (0, *(int(n) for n in torch.randint(1, 1 << 20, (2,), generator=dice)))
 
 
-@cache
-def _jobs(number: str, seed: int) -> tuple[judge.Job, ...]:
-    cases, _ = judge.own(number, seed)
-    return tuple(judge.jobs(cases, _schedules(seed)))
+def _jobs(task: Assignment, seed: int) -> list[judge.Job]:
+    cases, _ = judge.own(task.number, seed, task.lean)
+    return judge.jobs(cases, _schedules(seed))
 
 
 def _work(
@@ -199,15 +207,15 @@ def _work(
     sources = []
     for task in wanted:
         rung, _ = ready[task.id]
-        jobs = _jobs(task.number, seed)
+        jobs, inputs = _jobs(task, seed), task.number + "_lean" * task.lean
         for n, job in enumerate(jobs):
-            saved = folder / f"{task.number}_{n}.pt"
+            saved = folder / f"{inputs}_{n}.pt"
             if not saved.exists():
                 torch.save(dict(vars(job)), saved)
         (folder / task.id).mkdir()
         (folder / task.id / "kernel.cu").write_text(rung.source)
         limits = {"seconds": patience.launch, "total": patience.task, "processor": patience.processor, "memory": MEMORY}
-        sources.append({"id": task.id, "name": f"{rung.stem}.cu", "inputs": task.number, "jobs": len(jobs), **limits})
+        sources.append({"id": task.id, "name": f"{rung.stem}.cu", "inputs": inputs, "jobs": len(jobs), **limits})
     rooms = [each for each in HELPERS.iterdir() if each.name not in ("evidence", "__pycache__")]
     readable = [*SYSTEM, sys.prefix, sys.base_prefix, *rooms, HELPERS / "__init__.py", INCLUDE]
     limits = {"seconds": int(patience.submission), "memory": 4 * MEMORY}
@@ -217,8 +225,9 @@ def _work(
 
 
 def _confined(folder: Path, seconds: float) -> bool:
-    """Runs the worker; whether it had to be ended."""
-    environment = {name: os.environ[name] for name in ("PATH", "LANG", "CXX") if name in os.environ}
+    """Runs the worker; whether it had to be ended. RuntimeError if it failed by itself: that is no kernel's doing, each of which runs in
+    a process below it."""
+    environment = {name: os.environ[name] for name in ("PATH", "LANG", "PYTHONUTF8", "CXX") if name in os.environ}
     environment |= {
         "PYTHONPATH": str(ROOT),
         "FA_CACHE": str(folder / "cache"),
@@ -244,7 +253,9 @@ def _confined(folder: Path, seconds: float) -> bool:
             start_new_session=True,
         )
         try:
-            worker.wait(seconds)
+            if worker.wait(seconds) > 0:
+                said = (folder / "words").read_text(errors="replace").strip()
+                raise RuntimeError(f"the grader's own process failed: {said[-500:]}")
             return False
         except subprocess.TimeoutExpired:
             return True
@@ -267,11 +278,11 @@ def _graded(
         return task.nothing(f"it does not compile: {first}", answer)
     if "refused" in said:
         return task.nothing(str(said["refused"]), answer)
-    cases, costs = judge.own(task.number, seed)
-    jobs = _jobs(task.number, seed)
+    cases, costs = judge.own(task.number, seed, task.lean)
+    jobs = _jobs(task, seed)
     runs = list(_runs(out, jobs, cases))
     verdict = judge.judge(cases, runs, len(jobs), costs)
-    how = _how(_json(out / "ended.json"), late)
+    how = _how(_json(folder / f"{task.id}.json"), late)
     if how and len(runs) < len(jobs):
         return task.nothing(how, answer)
     if verdict.idle:

@@ -18,31 +18,37 @@ MOST = 200  # files of a folder
 
 @dataclass(frozen=True)
 class Answer:
-    """What was handed in for a task: bodies by region, or why there are none; for a detective case the diagnosis, too."""
+    """What was handed in for a task: bodies by region, or why there are none; for a detective case the diagnosis, too. blank: the form
+    as it was handed out."""
 
     task: str
     bodies: dict[str, Typed]
     problem: str = ""
     diagnosis: tuple[int | None, str] | None = None
+    blank: bool = False
 
 
 def answers(path: Path) -> dict[str, Answer]:
-    """The answers of a submission by task: a `.cu` file, a notebook, or a folder of both; of several to one task the last.
+    """The answers of a submission by task: a `.cu` file, a notebook, or a folder of both; of several to one task the last that isn't blank.
 
     ValueError if there is no such file or folder. A file that can't be read as what it claims to be holds no answers.
     """
     if not path.exists():
         raise ValueError(f"there is no submission {str(path)!r}")
     found: dict[str, Answer] = {}
-    for file in [path] if path.is_file() else _files(path):
+    for file in _files(path):
         whole = _read(file)
-        if file.suffix == ".cu" and (answer := _case(whole, file.name)):
-            found[answer.task] = answer
-            continue
-        for opening, text, name, line in _texts(whole, file):
-            if answer := _answer(opening, text, name, line):
+        case = _case(whole, file.name) if file.suffix == ".cu" else None
+        for answer in [case] if case else [_answer(*each) for each in _texts(whole, file)]:
+            if answer and not (answer.blank and answer.task in found):
                 found[answer.task] = answer
     return found
+
+
+def strays(path: Path) -> list[str]:
+    """First lines of cells and files of a submission that ask for a region and name no task."""
+    every = (each for file in _files(path) for each in _texts(_read(file), file))
+    return [opening.line.strip() for opening, *rest in every if _answer(opening, *rest) is None]
 
 
 def why_none(path: Path) -> str:
@@ -62,16 +68,18 @@ def why_none(path: Path) -> str:
     return "the regions of its %%region cells are no task" if _texts(whole, path) else "no cell begins with %%region"
 
 
-def _files(folder: Path) -> list[Path]:
-    inside = sorted(each for each in folder.rglob("*") if each.suffix in (".cu", ".ipynb") and each.is_file())
-    real = folder.resolve()
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    inside = sorted(each for each in path.rglob("*") if each.suffix in (".cu", ".ipynb") and each.is_file())
+    real = path.resolve()
     return [each for each in inside if each.resolve().is_relative_to(real)][:MOST]  # a link may lead to somebody else's
 
 
 def _read(file: Path) -> str:
     """A file's text; nothing of one that is too large or can't be read."""
     try:
-        return file.read_text(errors="replace") if file.stat().st_size <= LARGEST else ""
+        return file.read_text("utf-8-sig", errors="replace") if file.stat().st_size <= LARGEST else ""
     except OSError:
         return ""
 
@@ -88,7 +96,7 @@ def _texts(text: str, file: Path) -> list[tuple[Head, str, str, int]]:
         return []
     sources = [source.encode(errors="replace").decode() for source in sources]  # JSON may hold halves of letters
     openings = [opening for source in sources if (opening := head(source, cell=True))]
-    return [(opening, opening.text, "cell", 2) for opening in openings]
+    return [(opening, opening.text, "cell", opening.line.count("\n") + 1) for opening in openings]
 
 
 def _case(text: str, name: str) -> Answer | None:
@@ -97,7 +105,11 @@ def _case(text: str, name: str) -> Answer | None:
     if handed is None or handed.n not in {each.n for each in CASES}:
         return None
     typed = Typed(WHOLE, handed.text, name, 1)
-    return Answer(f"case.{handed.n}", {WHOLE: typed}, diagnosis=(handed.line, handed.mechanism))
+    try:
+        blank = handed == detective.read(detective.page(handed.n))
+    except ValueError:  # a case that isn't available in this tree
+        blank = False
+    return Answer(f"case.{handed.n}", {WHOLE: typed}, diagnosis=(handed.line, handed.mechanism), blank=blank)
 
 
 def _answer(opening: Head, text: str, name: str, line: int) -> Answer | None:
@@ -107,7 +119,8 @@ def _answer(opening: Head, text: str, name: str, line: int) -> Answer | None:
         task = about(find(opening.rung), opening.regions)
         if task is None:
             return None
-        return Answer(task.id, read(text, task.regions, name, line))
+        bodies = read(text, task.regions, name, line)
+        return Answer(task.id, bodies, blank=all(typed.empty for typed in bodies.values()))
     except RegionError as error:
         return Answer(task.id, {}, str(error))
     except (ValueError, KeyError):
