@@ -13,8 +13,8 @@
 // arch:      sm_75
 // paper:     Online normalizer calculation for softmax, Algorithm 3 and section 3.1 (arXiv 1805.02867)
 // speed:     H200, N = 512 to 16384 by powers of two: 96 % of a device copy's speed (1023 and 4097: 83 %), 1.0 to 2.1 x
-//            torch.softmax. Slower at N = 256 (0.97 x) and 1023 (0.91 x: N % 4 just misses a size); rows past 32768 are
-//            read twice (60 %).
+//            torch.softmax. Slower at N = 256 (0.97 x) and 1023 (0.91 x: a multiple of 4 would fit the size before); rows
+//            past 32768 are read twice (60 %).
 #include <fa/args.cuh>
 #include <fa/launch.cuh>
 #include <fa/math.cuh>
@@ -55,8 +55,8 @@ template <int threads> __device__ State merge_threads(State s) {
 }
 // [end: merge_threads]
 
-// A block's part of a row. Rows need not start at a multiple of 16 bytes, so vectors of four are counted from the last
-// 16-byte boundary before the part: its first vector may hold up to three elements of somebody else, and so may its last.
+// A block's part of a row. Rows need not start at a multiple of 16 bytes, so vectors of four are counted from the start
+// of S: the part's first vector may hold up to three elements of somebody else, and so may its last.
 struct Slice {
   int64_t vector0; // index of the first vector, in units of 4 floats from the start of S
   int first, last; // the slice's own elements, counted from there: first <= e < last

@@ -5,8 +5,8 @@
 //            at the end.
 // changed:   a CTA visits the tiles of keys that its queries see, a warp multiplies those that its rows see, and masks
 //            where a row's keys end in the tile; the grid runs from the last queries to the first, over as many heads
-//            at a time as have 32 MB of K and V; query heads share a head of K and V; in a packed batch a CTA finds
-//            its sequence by itself; D = 96; three stages at D = 64
+//            at a time as have 32 MB of K and V (12 MB without a mask); query heads share a head of K and V; in
+//            a packed batch a CTA finds its sequence by itself; D = 96; three stages at D = 64
 // op:        attention
 // features:  causal, window, gqa, varlen
 // inputs:    Q (B,H,Nq,D), K V (B,Hkv,Nk,D) fp16 or bf16; rows and strides multiples of 16 bytes
@@ -243,7 +243,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
       for (int n = 0; n < Bc / 8; ++n) {
 #pragma unroll
         for (int e = 2 * r; e < 2 * r + 2; ++e) {
-          S_reg[n][e] = fa::ex2_approx_ftz(__fmaf_rn(S_reg[n][e], scale_log2, -m_reg[r])); // P
+          S_reg[n][e] = fa::ex2_approx_ftz(__fmaf_rn(S_reg[n][e], scale_log2, -m_reg[r])); // P, if |m| < 2^28
           row_sum[r] += S_reg[n][e];
         }
       }
@@ -391,7 +391,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
   // [end: tile_loop]
 
   // [region: epilogue]
-  // O (Nq, d) = O / l and LSE = ln(l * 2^m), once. A row that sees no key has l = 0: O = 0, LSE = -inf.
+  // O (Nq, d) = O / l and LSE = ln(l * 2^m), once. A row that sees no key has l = 0: O = 0 (of finite V), LSE = -inf.
   const Work done = *work_smem;
   T *O = static_cast<T *>(a.O) + done.head / a.H * a.O_stride[0] + done.head % a.H * a.O_stride[1];
 #pragma unroll
@@ -416,7 +416,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void causal_gqa(co
 
 // [region: launcher]
 template <int d, typename T> cudaError_t launch(const fa_model_args &a, cudaStream_t stream) {
-  // As many heads at a time as have this much of K and V. The 32 MB are measured on an H200 (notebook 20, section 3).
+  // As many heads at a time as have this much of K and V. Measured on an H200 (the 32 MB: notebook 20, section 3).
   const int64_t share_of_L2 = (a.causal ? 32 : 12) << 20, bytes = int64_t(4) * a.Nk * d;
   const int64_t heads = max(int64_t(1), share_of_L2 / bytes) * (a.H / a.Hkv);
   // A sequence has one tile that isn't full at most.

@@ -264,7 +264,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void backward_fp32
     fetch_S(0);
     if (threadIdx.x < Br) {
       const int64_t head = int64_t(work.b) * a.H + h;
-      // A row past the end, and one that sees no key (LSE = -inf): P = exp2(S - inf) = 0.
+      // A row past the end, and one that sees no key (LSE = -inf): P = exp2(S - inf) = 0 where S is finite.
       const int i = i0 + threadIdx.x;
       const float LSE = i < a.Nq ? a.LSE[head * a.Nq + i] : -FA_INFINITY;
       LSE_smem[threadIdx.x] = LSE == -FA_INFINITY ? FA_INFINITY : LSE * fa::log2_e;

@@ -236,7 +236,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void tma_wgmma(con
   // [end: tile_loop]
 
   // [region: epilogue]
-  // O (Nq, d) = O / l and LSE = ln(l * 2^m), once. A row that sees no key has l = 0: O = 0, LSE = -inf.
+  // O (Nq, d) = O / l and LSE = ln(l * 2^m), once. A row that sees no key has l = 0: O = 0 (of finite V), LSE = -inf.
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float l = l_reg[r];

@@ -90,7 +90,7 @@ inline __device__ float scale_of(const fa_backward_args &a) { return fabsf(a.sca
 // Before everything else, d / 16 lanes per row: stats (3, B, H, padded Nq): zeros, of which each tile has two to say what has been
 // added to its dQ, and the last one counts the items taken; then -LSE / scale and -delta = -rowsum(dO o O), where
 // the sums of Q K^T and of dO V^T begin. A row past the end, and one that sees no key (LSE = -inf), begins with the infinity by
-// which P = exp(scale * S) is 0, whatever is added. All that is read is asked for before any of it is used.
+// which P = exp(scale * S) is 0, whatever finite number is added. All reads are asked for before any is used.
 template <int d, typename T> __global__ __launch_bounds__(256) void prepare(const fa_backward_args a) {
   constexpr int lanes = d / 16; // of a row; each has 8 elements of its first half and 8 of its second
   static_assert(Tile<d>::Br % (256 / lanes) == 0, "whole CTAs: a tile of queries has to be a multiple of their rows");

@@ -162,7 +162,7 @@ __global__ __launch_bounds__(Tile<d>::threads, Tile<d>::ctas) void fa2_mma(const
       for (int n = 0; n < Bc / 8; ++n) {
 #pragma unroll
         for (int e = 2 * r; e < 2 * r + 2; ++e) {
-          S_reg[n][e] = fa::ex2_approx_ftz(__fmaf_rn(S_reg[n][e], scale_log2, -m_reg[r])); // P
+          S_reg[n][e] = fa::ex2_approx_ftz(__fmaf_rn(S_reg[n][e], scale_log2, -m_reg[r])); // P, if |m| < 2^28
           row_sum[r] += S_reg[n][e];
         }
       }

@@ -474,8 +474,8 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
     // [end: last_output]
 
     // [region: epilogue]
-    // O (64, d) = O / l and LSE = ln(l * 2^m), once. A row that sees no key has l = 0: O = 0, LSE = -inf. O leaves by
-    // way of O_smem, swizzled as TMA expects it; what is past the last row stays behind.
+    // O (64, d) = O / l and LSE = ln(l * 2^m), once. A row that sees no key has l = 0: O = 0 (of finite V), LSE = -inf.
+    // O leaves by way of O_smem, swizzled as TMA expects it; what is past the last row stays behind.
     if (threadIdx.x % 128 == 0) fa::cp_async_bulk_wait_group_read<0>();
     fa::bar_sync(warpgroup, 128); // the last O has been read before any warp writes this one
 #pragma unroll

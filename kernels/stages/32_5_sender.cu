@@ -495,7 +495,7 @@ __global__ __launch_bounds__(Tile<d>::threads, 1) void ping_pong(const fa_model_
     start_output(accumulate);
     const uint32_t O_smem = Q_mine + Q_ring.stage * Q_bytes;
     Q_ring.next(), next = next_work(); // this and what follows while O is under way
-    float l_inv[2], LSE[2];            // LSE = ln(l * 2^m). A row that sees no key has l = 0: O = 0, LSE = -inf
+    float l_inv[2], LSE[2];            // LSE = ln(l * 2^m). No key seen: l = 0, O = 0 (of finite V), LSE = -inf
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float l = sum_over_lanes(l_reg[r]);
