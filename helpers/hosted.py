@@ -25,7 +25,8 @@ def prepare() -> None:
             [sys.executable, "-m", "pip", "install", "--quiet", *missing], capture_output=True, text=True
         )
         if done.returncode:
-            raise ToolkitError(f"pip could not install {', '.join(missing)}: {done.stderr.strip().splitlines()[-1]}")
+            why = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+            raise ToolkitError(f"pip could not install {', '.join(missing)}: {why}")
         importlib.invalidate_caches()
     print(where())
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..evidence.counters import KINDS
+from ..ladder.rung import Rung
 from .arguments import add_kernels, command, for_this_gpu, found, positive
 
 EXAMPLES = ("record rungs", "record rungs 04", "record counters 04", "record tiles 13")
@@ -131,49 +132,36 @@ def builds(arguments: argparse.Namespace) -> int:
 def families(arguments: argparse.Namespace) -> int:
     """Records speed and error of rungs by family of inputs, from random numbers to heads of trained models."""
     from .. import record
-    from ..measure import bench, recording
 
-    bench.require_gpu()
-    chosen = for_this_gpu(arguments.kernels)
-    for rung in chosen if arguments.kernels else filter(record.timed_by_family, chosen):
-        before = time.perf_counter()
-        print(rung.stem, flush=True)
-        recording.record_families(rung.stem)
-        print(f"  {time.perf_counter() - before:.0f} s", flush=True)
-    return 0
+    return _each(arguments.kernels, "record_families", record.timed_by_family)
 
 
 def stages(arguments: argparse.Namespace) -> int:
     """Records the stages of a rung (kernels/stages/) beside it, the rung before it and SDPA FLASH."""
-    from ..measure import bench, recording
-
-    bench.require_gpu()
-    for rung in for_this_gpu(arguments.kernels):
-        print(rung.stem, flush=True)
-        recording.record_stages(rung.stem)
-    return 0
+    return _each(arguments.kernels, "record_stages")
 
 
 def layouts(arguments: argparse.Namespace) -> int:
     """Records rungs beside FlashAttention-3 and -4 in both layouts of memory, with grouped heads and at odd lengths."""
-    from ..measure import bench, recording
-
-    bench.require_gpu()
-    for rung in for_this_gpu(arguments.kernels):
-        if arguments.kernels or rung.arch == "sm_90a":
-            print(rung.stem, flush=True)
-            recording.record_layouts(rung.stem)
-    return 0
+    return _each(arguments.kernels, "record_layouts", lambda rung: rung.arch == "sm_90a")
 
 
 def one_sequence(arguments: argparse.Namespace) -> int:
     """Records rungs beside the fast peers on one sequence of few heads, where SMs may have no query tile."""
+    return _each(arguments.kernels, "record_one_sequence")
+
+
+def _each(kernels: list[str], recorder: str, by_default: Callable[[Rung], bool] = lambda rung: True) -> int:
+    """Has measure.recording's function of this name record each of these kernels, or, where none is named, the rungs meant by default."""
     from ..measure import bench, recording
 
     bench.require_gpu()
-    for rung in for_this_gpu(arguments.kernels):
-        print(rung.stem, flush=True)
-        recording.record_one_sequence(rung.stem)
+    for rung in for_this_gpu(kernels):
+        if kernels or by_default(rung):
+            before = time.perf_counter()
+            print(rung.stem, flush=True)
+            getattr(recording, recorder)(rung.stem)
+            print(f"  {time.perf_counter() - before:.0f} s", flush=True)
     return 0
 
 

@@ -66,20 +66,19 @@ def _shared(
     return Count(mark, op, "shared", width, requests, cost, ideal, (lanes or 32 * requests) * width)
 
 
-def _global(
-    width: int, cost: int, ideal: int, requests: int = 1, lanes: int = 0, op: str = "load", mark: int = 1, to=""
-) -> Count:
-    return Count(mark, op, "global", width, requests, cost, ideal, (lanes or 32 * requests) * width, to)
+def _global(width: int, cost: int, ideal: int, lanes: int = 32, op: str = "load", mark: int = 1, to: str = "") -> Count:
+    return Count(mark, op, "global", width, 1, cost, ideal, lanes * width, to)
 
 
-def _load(
-    name: str, index: str, cost: int, ideal: int = 1, kind: str = "float", lanes: int = 32, size: int = 8192
-) -> Micro:
-    """One load of a shared array of `size` bytes by the lanes for which `index` is given: "if (…) index" leaves some out."""
+SIZE = 8192  # bytes of the shared arrays of _load and _store
+
+
+def _load(name: str, index: str, cost: int, ideal: int = 1, kind: str = "float", lanes: int = 32) -> Micro:
+    """One load of a shared array of SIZE bytes by the lanes for which `index` is given: "if (…) index" leaves some out."""
     width = {"float": 4, "float2": 8, "float4": 16, "unsigned char": 1, "unsigned short": 2}[kind]
     condition, _, place = index.rpartition(" : ")
     value = "float(s[{}])" if width <= 4 else "sum(s[{}])"
-    body = f"__shared__ __align__(1024) {kind} s[{size // width}];\nFILL(s);\n"
+    body = f"__shared__ __align__(1024) {kind} s[{SIZE // width}];\nFILL(s);\n"
     if width > 4 and not condition:  # a load straight into an inlined call's parameter has no line of its own in g++
         body += f"const {kind} v = s[{place}]; // 1\nx = sum(v);"
     else:
@@ -87,13 +86,11 @@ def _load(
     return Micro(name, body, (_shared(width, cost, ideal, lanes=lanes),))
 
 
-def _store(
-    name: str, index: str, cost: int, ideal: int = 1, kind: str = "float", lanes: int = 32, size: int = 8192
-) -> Micro:
+def _store(name: str, index: str, cost: int, ideal: int = 1, kind: str = "float", lanes: int = 32) -> Micro:
     width = {"float": 4, "float2": 8, "float4": 16, "unsigned short": 2}[kind]
     value = {"float": "in[0]", "float2": "make_float2(in[0], 1)", "float4": "make_float4(in[0], 1, 2, 3)"}
     condition, _, place = index.rpartition(" : ")
-    body = f"__shared__ __align__(1024) {kind} s[{size // width}];\nconst auto v = {value.get(kind, 'a.H')};\n"
+    body = f"__shared__ __align__(1024) {kind} s[{SIZE // width}];\nconst auto v = {value.get(kind, 'a.H')};\n"
     body += f"{condition and f'if ({condition}) '}s[{place}] = v; // 1\nKEEP(s);"
     return Micro(name, body, (_shared(width, cost, ideal, lanes=lanes, op="store"),))
 
@@ -526,16 +523,3 @@ def inputs():
 
     q = torch.arange(ROWS * COLUMNS, dtype=torch.float32).view(1, 1, ROWS, COLUMNS) % 97
     return q, q + 1, q + 2
-
-
-def lines(text: str, name: str) -> dict[int, int]:
-    """The line of `text`, from `source()`, that each mark of a micro-kernel stands on."""
-    micro = next(m for m in MICROS if m.name == name)
-    begin = text.index(f"micro_{name}(const fa_args a)") - len(micro.before) - 20
-    end = text.index("  out[threadIdx.y * blockDim.x + t] = x;\n}", begin)
-    found = {}
-    for number, line in enumerate(text[:end].split("\n"), 1):
-        mark = line.rpartition("// ")[2]
-        if number > text.count("\n", 0, begin) and line.rstrip().endswith(f"// {mark}") and mark.isdigit():
-            found[int(mark)] = number
-    return found

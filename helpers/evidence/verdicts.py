@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from ..ladder.errors import KernelError
 from ..ladder.paths import DATA, HELPERS
 from ..ladder.rung import Rung, code
+from ..toolchain import guard
 from ..toolchain.cores import cores
 from . import catalogue as tables
 from .mutants import Mutant, catalogue, original
@@ -182,12 +183,15 @@ def _checked(kernel: Kernel, case: Case) -> tuple[str, float]:
 
 
 def digest_of_emulator() -> str:
-    """12 digits of the SHA-256 of the emulator's C++ without comments, of the translation, and of the compilers' flags."""
-    from ..emulator import launcher
+    """12 digits of the SHA-256 of the emulator's C++ without comments, of what Python adds to it, of the translation, and of the
+    compilers' flags on any machine."""
+    from ..emulator import fragments, launcher
 
-    texts = [code(file.read_text()) for file in sorted(EMULATOR.rglob("*")) if file.suffix in (".h", ".cpp")]
-    flags = [launcher.KERNEL_FLAGS, launcher.COMPILER_FLAGS, launcher.TRACE_FLAGS, launcher.RUNTIME_FLAGS]
-    return _sha([*texts, _python((EMULATOR / "translate.py").read_text()), repr(flags)])
+    files = [*(file for file in sorted(EMULATOR.rglob("*")) if file.suffix in (".h", ".cpp")), guard.HEADER]
+    translation = [_python((EMULATOR / f"{name}.py").read_text()) for name in ("translate", "host_code")]
+    flags = [launcher.KERNEL_FLAGS, launcher.COMPILER_FLAGS, launcher.TRACE_FLAGS]
+    flags += [launcher.RUNTIME_FLAGS, launcher.RUNTIME_COMPILER_FLAGS]
+    return _sha([*(code(file.read_text()) for file in files), fragments.tables(), *translation, repr(flags)])
 
 
 def digest_of_checker() -> str:

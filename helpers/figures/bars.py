@@ -18,21 +18,18 @@ def grouped(
     table: pd.DataFrame,
     looks: Sequence[tuple[str, str]],
     width: float,
-    fill: float = 0.94,
-    horizontal: bool = False,
 ) -> dict[str, BarContainer]:
     """The columns of `table` as bars side by side, a group for each row. Returns each column's bars.
 
-    looks: colour and hatch of each column. width: of a group, groups being 1 apart. fill: a bar's share of its place.
-    ValueError for more columns than looks.
+    looks: colour and hatch of each column. width: of a group, groups being 1 apart. ValueError for more columns than looks.
     """
     columns = table.shape[1]
     if columns > len(looks):
         raise ValueError(f"{columns} columns side by side; there are looks for {len(looks)}")
-    draw, made = ax.barh if horizontal else ax.bar, {}
+    made = {}
     for n, ((name, values), (colour, hatch)) in enumerate(zip(table.items(), looks, strict=False)):
         at = np.arange(len(table)) + (n - (columns - 1) / 2) * (width / columns)
-        made[name] = draw(at, values, width / columns * fill, color=colour, hatch=hatch, edgecolor=CARD, label=name)
+        made[name] = ax.bar(at, values, width / columns * 0.94, color=colour, hatch=hatch, edgecolor=CARD, label=name)
     return made
 
 

@@ -63,7 +63,7 @@ def name_lines(ax: Axes, ends: dict[str, tuple[float, float]], looks: Mapping[st
         )
 
 
-def draw_panels(table: pd.DataFrame, x: str, x_label: str, y: str, y_label: str, log: bool = False) -> Figure:
+def draw_panels(table: pd.DataFrame, x: str, x_label: str, y: str, y_label: str) -> Figure:
     """A panel per D, in it a line per name: column `y` against column `x`, which goes up in powers of two."""
     looks = looks_of(table["name"])
     figure, axes = canvas(5.0 * table["D"].nunique(), 3.4, table["D"].nunique())
@@ -74,10 +74,7 @@ def draw_panels(table: pd.DataFrame, x: str, x_label: str, y: str, y_label: str,
             draw_line(ax, line[x], line[y], looks[name], name not in PEERS)
             ends[name] = (line[x].iloc[-1], line[y].iloc[-1])
         power_of_two_axis(ax, part[x], x_label)
-        if log:
-            log_ticks(ax)
-        else:
-            ax.set_ylim(bottom=0)
+        ax.set_ylim(bottom=0)
         ax.set_title("" if D == 1 else f"D = {D}", color=MUTED)
         figure.draw_without_rendering()
         name_lines(ax, ends, looks)
@@ -96,7 +93,7 @@ def power_of_two_axis(ax: Axes, values: Iterable[float], label: str) -> None:
     ax.set_xlabel(label)
 
 
-def log_ticks(ax: Axes, unit: str = "") -> None:
+def log_ticks(ax: Axes) -> None:
     ax.set_yscale("log")
     low, high = ax.get_ylim()
     steps = (1,) if high / low > 300 else (1, 3) if high / low > 30 else (1, 2, 5)
@@ -104,7 +101,7 @@ def log_ticks(ax: Axes, unit: str = "") -> None:
     ax.yaxis.set_major_locator(FixedLocator([t for t in ticks if low <= t <= high]))
     ax.yaxis.set_minor_formatter(NullFormatter())
     ax.yaxis.set_minor_locator(NullLocator())
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}{unit}"))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
 
 
 def short(n: float) -> str:
@@ -116,14 +113,17 @@ def short(n: float) -> str:
 
 
 def device(frame: pd.DataFrame) -> str:
-    """The devices of a frame for its title, and which of its rungs have changed since they were recorded. Of a record of several
-    rungs, which has no `op`, it isn't known which one has."""
+    """The devices of a frame for its title, and which of its rungs have changed since they were recorded, and where, if not on all of
+    them. Of a record of several rungs, which has no `op`, it isn't known which one has."""
     words = " and ".join(dict.fromkeys(frame["device"])) if "device" in frame else "this GPU"
     if "stale" in frame and frame["stale"].any():
-        old = frame[frame["stale"].astype(bool)].drop_duplicates("rung")
+        stale = frame[frame["stale"].astype(bool)]
+        old = stale.drop_duplicates("rung")
         of_one = old["op"].notna() if "op" in old else pd.Series(True, old.index)
         names = old["rung"].where(of_one, "a kernel of " + old["rung"] + "'s record")
-        words += f" · STALE: {', '.join(names)} changed since"
+        some = "device" in frame and set(stale["device"]) != set(frame["device"])
+        where = f" on {', '.join(dict.fromkeys(stale['device']))}" if some else ""
+        words += f" · STALE{where}: {', '.join(names)} changed since"
     return words
 
 

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from .. import record
-from .bars import grouped, traffic
+from .bars import traffic
 from .by_family import families
 from .by_heads import by_heads
 from .lines import device, draw_line, draw_panels, log_ticks, looks_of, name_lines, of_dtype, power_of_two_axis, short
@@ -28,9 +28,7 @@ __all__ = [
     "by_heads",
     "error",
     "families",
-    "latency",
     "memory",
-    "opcodes",
     "percent_steps",
     "ratio",
     "recorded",
@@ -98,10 +96,10 @@ def _pass(frame: pd.DataFrame) -> str:
     return f"{causal}attention {'backward' if backward else 'forward'}"
 
 
-def _against_n(samples: pd.DataFrame, column: str, label: str, log: bool, dtype: str | None) -> Figure:
+def _against_n(samples: pd.DataFrame, column: str, label: str, dtype: str | None) -> Figure:
     table = record.medians(_select(samples, dtype))
     x_label = "row length N" if (table["D"] == 1).all() else "sequence length N"
-    figure = draw_panels(table, "Nk", x_label, column, label, log)
+    figure = draw_panels(table, "Nk", x_label, column, label)
     figure.suptitle(
         f"{_pass(table)}, {_what(table)}, {_workload(table)} · {device(samples)}", x=0.01, ha="left", fontsize=11
     )
@@ -109,29 +107,23 @@ def _against_n(samples: pd.DataFrame, column: str, label: str, log: bool, dtype:
 
 
 @styled
-def latency(samples: pd.DataFrame, dtype: str | None = None) -> Figure:
-    """Milliseconds per call against N, a panel per D. samples: record.load("04_fa2_fp32"), of one or several rungs.
-    dtype: which ("bf16"); by default the first each rung was recorded in.
+def throughput(samples: pd.DataFrame, dtype: str | None = None) -> Figure:
+    """TFLOP/s against N, a panel per D (softmax: TB/s of the bytes no softmax can avoid). samples: record.load("04_fa2_fp32"),
+    of one or several rungs. dtype: which ("bf16"); by default the first each rung was recorded in.
 
     Frames with several batch and head counts per N show the headline workload (B·N = 16384, H·D = 2048).
     """
-    return _against_n(samples, "ms", "time per call (ms)", True, dtype)
-
-
-@styled
-def throughput(samples: pd.DataFrame, dtype: str | None = None) -> Figure:
-    """TFLOP/s against N, a panel per D (softmax: TB/s of the bytes no softmax can avoid). Arguments as in `latency`."""
     table = _select(samples, dtype)
     if (table["D"] == 1).all():
-        return _against_n(samples, "tb_per_s", "S read + P written (TB/s)", False, dtype)
+        return _against_n(samples, "tb_per_s", "S read + P written (TB/s)", dtype)
     flops = (10 if "backward" in _pass(table) else 4) // (2 if "causal" in _pass(table) else 1)
-    return _against_n(samples, "tflops", f"TFLOP/s  ({flops}·B·H·N²·D / time)", False, dtype)
+    return _against_n(samples, "tflops", f"TFLOP/s  ({flops}·B·H·N²·D / time)", dtype)
 
 
 @styled
 def ratio(samples: pd.DataFrame, ours: str, peers: str | Sequence[str], dtype: str | None = None) -> Figure:
     """How many times faster `ours` is than each peer, against N: median of the rounds, bars to their lowest and highest.
-    dtype as in `latency`."""
+    dtype as in `throughput`."""
     names = [peers] if isinstance(peers, str) else list(peers)
     if "rung" in samples and ours in set(samples["rung"]):
         samples = samples[samples["rung"] == ours]  # other rungs' sessions had the peers at other times
@@ -250,7 +242,7 @@ def _name_slope(figure: Figure, ax: Axes, start: float, copy: float) -> None:
 @styled
 def memory(frame: pd.DataFrame, dtype: str | None = None) -> Figure:
     """Peak memory of one call against N, with slopes of N and N² to compare. frame: record.load(kind="memory"). dtype as in
-    `latency`."""
+    `throughput`."""
     frame = of_dtype(frame, dtype)
     if "rung" in frame:
         last = frame.groupby("name")["rung"].transform("max")
@@ -304,7 +296,7 @@ def _slopes(ax: Axes, N: np.ndarray, ends: Sequence[float]) -> None:
 def error(frame: pd.DataFrame, D: int | None = None, dtype: str | None = None) -> Figure:
     """Largest absolute error against N beside the budget of the error rule. frame: record.load(stem, "error").
 
-    D: which head dimension (default: the smallest recorded); dtype as in `latency`. ValueError where there is nothing of that D.
+    D: which head dimension (default: the smallest recorded); dtype as in `throughput`. ValueError where there is nothing of that D.
     """
     frame = of_dtype(frame, dtype)
     D = int(frame["D"].min()) if D is None else D
@@ -379,24 +371,4 @@ def budget(frame: pd.DataFrame) -> Figure:
     handles = {label: h for ax in axes for h, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     figure.legend([handles[d] for d in dtypes], dtypes, loc="outside lower right", ncols=3, frameon=False, fontsize=9)
     figure.suptitle(f"Largest errors · {device(frame)}", x=0.01, ha="left", fontsize=11)
-    return figure
-
-
-@styled
-def opcodes(frame: pd.DataFrame, title: str = "") -> Figure:
-    """How many instructions of each class, a bar per kernel. frame: sass.compare(...); classes that no kernel has five of are
-    left out. Counts of compiled code are the same on every machine, so no device is named."""
-    frame = frame.drop(index=["all", "other"], errors="ignore").drop(columns="change", errors="ignore")
-    frame = frame[(frame >= 5).any(axis=1)]
-    figure, (ax,) = canvas(7.2, 0.9 + 0.2 * len(frame) * (0.5 + 0.5 * frame.shape[1]))
-    looks = [(colour, ("", "///", "...", "xx")[i % 4]) for i, (colour, _, _) in enumerate(RUNGS)]
-    for bars in grouped(ax, frame, looks, 0.84, fill=1.0, horizontal=True).values():
-        ax.bar_label(bars, padding=3, fontsize=8, color=INK)
-    ax.set_yticks(range(len(frame)), frame.index, color=INK)
-    ax.set_ylim(len(frame) - 0.4, -0.6)
-    ax.grid(axis="y", visible=False)
-    ax.set_xlim(0, frame.to_numpy().max() * 1.1)
-    ax.set_xlabel("instructions in the code")
-    figure.legend(loc="outside upper right", ncols=frame.shape[1], frameon=False, fontsize=9)
-    figure.suptitle(title or "Instructions by class", x=0.01, ha="left", fontsize=11)
     return figure

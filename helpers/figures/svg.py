@@ -206,10 +206,11 @@ def heat(listing: HeatListing, title: str, description: str, theme: Theme, space
     return str(svg)
 
 
+LONGEST = 84  # letters shown of a line of code
 EXCESS_IN = {"shared": "wavefronts lost to bank conflicts", "global": "sectors of uncoalesced accesses"}
 
 
-def _around(listing: HeatListing, space: str, most: int = 84) -> list[tuple[int, str]]:
+def _around(listing: HeatListing, space: str) -> list[tuple[int, str]]:
     """The costly lines of a listing, each with the line of code before and after it; (0, "⋯") between distant ones."""
     code = [(number, text) for number, text in listing.lines if text.strip() and not text.startswith("#")]
     hot = [at for at, (number, _) in enumerate(code) if space in listing.costs.get(number, {})]
@@ -223,7 +224,7 @@ def _around(listing: HeatListing, space: str, most: int = 84) -> list[tuple[int,
     for piece in pieces:
         indent = min(len(text) - len(text.lstrip()) for _, text in piece)
         rows += [(0, "⋯")] if rows else []
-        rows += [(number, text[indent:][:most] + "…" * (len(text) - indent > most)) for number, text in piece]
+        rows += [(number, text[indent:][:LONGEST] + "…" * (len(text) - indent > LONGEST)) for number, text in piece]
     return rows
 
 

@@ -260,6 +260,8 @@ def _one_sided(rung: Rung, device: str, inputs: tuple, scale: float | None, out:
         raise CallError(
             f"rank {peers.rank} of {ranks}, {peers.copiers} copiers; up to {MOST_RANKS} ranks and {MOST_COPIERS} copiers go"
         )
+    if peers.epoch < 1:
+        raise CallError(f"epoch is {peers.epoch}; calls are numbered from 1: with 0 no rank would wait for another")
     whole = 256 if args.causal else 128
     if ranks > 1 and (q.shape[2] != n or n % whole):
         mask = " under a causal mask" if args.causal else ""
@@ -275,6 +277,10 @@ def _one_sided(rung: Rung, device: str, inputs: tuple, scale: float | None, out:
             if t is None or t.shape != k.shape or t.dtype != k.dtype or not t.is_contiguous():
                 what = "missing" if t is None else f"{t.dtype} {tuple(t.shape)}, strides {t.stride()}"
                 raise CallError(f"{letter} of rank {r} is {what}; it has to be contiguous {k.dtype} {tuple(k.shape)}")
+            if at := t.data_ptr() % 16:
+                raise CallError(
+                    f"{letter} of rank {r} starts at address {at} modulo 16; it has to start at a multiple of 16"
+                )
             far[f"peer_{letter}[{r}]"] = t
     heads = k.shape[0] * k.shape[1]
     scratch = {"near_K": peers.near_k, "near_V": peers.near_v} if rows else {}
@@ -595,8 +601,8 @@ def _number(name: str, value: Any) -> float:
         number = float(value)
     except (TypeError, ValueError):
         raise CallError(f"{name} is {value!r}; it has to be a number") from None
-    if not math.isfinite(ctypes.c_float(number).value):  # as the kernel gets it
-        raise CallError(f"{name} is {number}; it has to be finite as a float32")
+    if not math.isfinite(ctypes.c_float(number * math.log2(math.e)).value):  # as kernels use it
+        raise CallError(f"{name} is {number}; times log2(e) it has to be finite as a float32")
     return number
 
 
@@ -648,6 +654,8 @@ def _require_out(
         raise CallError(
             f"out: {letter} is {t.dtype} {tuple(t.shape)} on {t.device}; it has to be {dtype} {tuple(shape)} on {like.device}"
         )
+    if t.data_ptr() == like.data_ptr():
+        raise CallError(f"out: {letter} lies in the memory of an input; it has to have its own")
     if contiguous and not t.is_contiguous():
         raise CallError(f"out: {letter} has strides {t.stride()}; it has to be contiguous")
     if any(n > 1 and s == 0 for n, s in zip(t.shape, t.stride())):

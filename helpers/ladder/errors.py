@@ -25,7 +25,7 @@ class KernelError(RuntimeError):
 
 
 class ToolkitError(RuntimeError):
-    """nvcc or a host compiler is missing or unusable. The text is one sentence and names the mend."""
+    """nvcc, a host compiler, torch or Python itself is missing or unusable. The text is one sentence and names the mend."""
 
     def _render_traceback_(self) -> list[str]:
         return [f"ToolkitError: {self}"]

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import codecs
+import locale
 import os
 from pathlib import Path
 
-from .errors import HELPERS, CheckoutError
+from .errors import HELPERS, CheckoutError, ToolkitError
+
+if not __debug__:
+    raise ToolkitError("asserts, which judge exercises, are off: unset PYTHONOPTIMIZE, leave out -O and restart Python")
+if codecs.lookup(locale.getpreferredencoding(False)).name != "utf-8":
+    raise ToolkitError("this locale isn't UTF-8, and all files here are: set PYTHONUTF8=1 and restart Python")
 
 
 def checkout() -> Path:
@@ -37,6 +44,8 @@ def from_root(path: Path) -> str:
 def cache_folder() -> Path:
     """Where built libraries live: FA_CACHE, else flashattention-notebooks in the user's cache folder."""
     if chosen := os.environ.get("FA_CACHE"):
-        return Path(chosen).resolve()
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "flashattention-notebooks"
+        return Path(chosen).expanduser().resolve()
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not base.is_absolute():  # the XDG specification ignores it then
+        base = Path.home() / ".cache"
+    return base / "flashattention-notebooks"

@@ -106,7 +106,7 @@ class Rung:
     @property
     def file(self) -> Path | None:
         """The file whose text this is, as it stands now; None for a text of one's own and for an edited one."""
-        return self.path if self.path.is_file() and self.path.read_text() == self.source else None
+        return self.path if self.path.is_file() and self.path.read_text("utf-8-sig") == self.source else None
 
     @cached_property
     def includes(self) -> list[Path]:
@@ -219,7 +219,7 @@ def _read(path: Path) -> Rung:
         raise ValueError(f"there is no file {str(path)!r}{_nearest(path.name, beside)}")
     path = path.resolve()
     try:
-        text = path.read_text()
+        text = path.read_text("utf-8-sig")  # some editors write a mark before it
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{str(path)!r} is no text in UTF-8: byte {error.start} is {error.object[error.start]:#x}"

@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..run.kernel import load
-from ..run.op import operator
+from ..run.op import loaded, operator
 
 BYTES = 256  # the vocabulary
 D = 64  # of a head
@@ -62,14 +60,9 @@ def kernels(forward: str = "20_causal_gqa") -> Attention:
         return causal(q, k, v, causal=True)[0]
 
     def step(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
-        return _split_kv(q.device.type)(q, k, v, lengths=lengths, causal=q.shape[2] > 1)[0]
+        return loaded("21_split_kv", q.device.type)(q, k, v, lengths=lengths, causal=q.shape[2] > 1)[0]
 
     return Attention(whole, step)
-
-
-@cache
-def _split_kv(device: str) -> Callable:
-    return load("21_split_kv", device=device, quiet=True)
 
 
 class Cache:

@@ -207,7 +207,9 @@ def variant(stem: str, changes: dict[str, str]) -> Implementation:
         text = text.replace(before, after)
     path = cache_folder() / "variants" / f"{stem}_{digest(text)}{one.path.suffix}"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    new = path.with_suffix(f".{os.getpid()}")
+    new.write_text(text)
+    new.replace(path)  # another process may be importing it
     return replace(one, path=path)
 
 
@@ -294,7 +296,10 @@ def through(attention: Callable[..., int]) -> Callable[..., tuple[Tensor, Tensor
 
 def _of_c(path: Path) -> Callable[..., tuple[Tensor, Tensor]]:
     compiler, text = find_compiler(), path.read_text()
-    folder = cache_folder() / f"{path.stem}_{digest(text, compiler, C_FLAGS)}"
+    # The compiler's version, and what -march=native finds in this processor.
+    command = [compiler, *C_FLAGS, "-dM", "-E", os.devnull]
+    defined = subprocess.run(command, capture_output=True, text=True).stdout
+    folder = cache_folder() / f"{path.stem}_{digest(text, compiler, C_FLAGS, defined)}"
     library = folder / f"{path.stem}.so"
     with making(folder, path.name):
         if not library.exists():

@@ -21,7 +21,7 @@ from ..ladder.rung import rung as find
 from ..record.workload import N as LENGTH
 from ..record.workload import forward_flops
 from ..toolchain import sass
-from ..toolchain.loops import Line
+from ..toolchain.loops import Line, target
 from .wgmma_units import SMS
 
 GHZ = 1.98  # of an H200, its highest clock
@@ -37,16 +37,15 @@ def clocks_of_mma(tflops: float = MMA_SYNC) -> float:
     return 2 * 16 * 8 * 16 * SMS * GHZ * 1e9 / (tflops * 1e12)
 
 
-def usual_path(which: Which, D: int = 128, dtype: str = "fp16", arch: str = "sm_90a") -> list[Line]:
+def usual_path(which: Which, D: int = 128, dtype: str = "fp16") -> list[Line]:
     """The instructions of a kernel's tile loop that a whole tile of random inputs runs through: without the code behind a branch
     that masks columns, which is a ragged tile's, and of 13 that of a tile whose maximum was missed, too."""
-    lines, found, resume = sass.loop_lines(which, D, dtype, arch), [], 0
+    lines, found, resume = sass.loop_lines(which, D, dtype), [], 0
     for address, opcode, operands in lines:
         if address < resume:
             continue
         found.append((address, opcode, operands))
-        target = re.search(r"\b0x([0-9a-f]+)\s*$", operands) if opcode.startswith("BRA") else None
-        end = int(target[1], 16) if target else 0
+        end = target(opcode, operands) or 0
         if sum(name.startswith("FSEL") for at, name, _ in lines if address < at < end) >= MASKED:
             resume = end
     return found

@@ -11,6 +11,7 @@ import functools
 import random
 import statistics
 import subprocess
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -352,23 +353,29 @@ def ceilings(rounds: int = 7, idle_ms: float = 60.0) -> pd.DataFrame:
 
 @contextlib.contextmanager
 def watch() -> Iterator[dict]:
-    """Watches the GPU's clock and power draw; the dict it yields holds what a record keeps of them after the block."""
+    """Watches the GPU's clock and power draw; the dict it yields holds what a record keeps of them after the block.
+    RuntimeError without nvidia-smi."""
+    if (tool := record.nvidia_smi()) is None:
+        raise RuntimeError("no nvidia-smi, which clock and power are read with: it comes with NVIDIA's driver")
     seen: dict = {}
     fields = "clocks.sm,power.draw,utilization.gpu"
     command = [
-        record.nvidia_smi(),
+        tool,
         f"--id={record.gpu_id()}",
         f"--query-gpu={fields}",
         "--format=csv,noheader,nounits",
         "-lms",
         "100",
     ]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        yield seen
-    finally:
-        process.terminate()
-        seen.update(summarise(process.communicate()[0]))
+    with tempfile.TemporaryFile("w+") as log:  # a pipe that nobody reads is full after some minutes
+        process = subprocess.Popen(command, stdout=log)
+        try:
+            yield seen
+        finally:
+            process.terminate()
+            process.wait()
+            log.seek(0)
+            seen.update(summarise(log.read()))
 
 
 def summarise(log: str) -> dict:

@@ -13,7 +13,7 @@ import pandas as pd
 
 from .. import record
 from ..ladder.paths import ROOT
-from ..ladder.rung import Which, rung, rungs, stages
+from ..ladder.rung import Rung, Which, rung, rungs, stages
 from ..record import FLASH, SHAPE
 from ..run.check import check, compare
 from ..run.kernel import Kernel, load
@@ -90,12 +90,7 @@ def record_layouts(which: Which) -> None:
 
     AssertionError if the rung is wrong.
     """
-    kernel = right(which)
-    rung = kernel.rung
-    with bench.watch() as seen:
-        frame = layouts.timings(kernel, rung)
-    _wrote(record.save(rung.stem, "layouts", frame, extra=seen | _versions(frame)))
-    _held_against_goals(rung.stem)
+    _held_against_goals(_beside_peers(which, "layouts", layouts.timings))
 
 
 def record_one_sequence(which: Which) -> None:
@@ -103,11 +98,16 @@ def record_one_sequence(which: Which) -> None:
 
     AssertionError if the rung is wrong.
     """
+    _beside_peers(which, "one_sequence", one_sequence.timings)
+
+
+def _beside_peers(which: Which, kind: str, measured: Callable[[Kernel, Rung], pd.DataFrame]) -> str:
+    """Checks a rung and records the samples that `measured` takes of it as this kind. Returns its stem."""
     kernel = right(which)
-    rung = kernel.rung
     with bench.watch() as seen:
-        frame = one_sequence.timings(kernel, rung)
-    _wrote(record.save(rung.stem, "one_sequence", frame, extra=seen | _versions(frame)))
+        frame = measured(kernel, kernel.rung)
+    _wrote(record.save(kernel.rung.stem, kind, frame, extra=seen | _versions(frame)))
+    return kernel.rung.stem
 
 
 def record_stages(which: Which) -> None:

@@ -247,7 +247,7 @@ def run(me: Me, dry: bool, begun: float, lengths: tuple[int, ...] = ()) -> dict:
     for case in [case for case in cases(me.ranks, dry) if not lengths or case["N"] in lengths]:
         if me.rank == 0:
             me.say(f"{time.time() - begun:4.0f} s: {case}")
-        if not _all_agree(me, time.time() - begun < SECONDS):
+        if not _least(me, time.time() - begun < SECONDS):
             found["skipped"].append(f"{case}: no time left")
             continue
         found["times"] += _case(me, dry, found["skipped"], **case)
@@ -547,16 +547,17 @@ def _attempt(me: Me, prepare: Callable) -> tuple[str, float]:
     except Exception as error:
         problem = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
     ms = _slowest(me, (time.perf_counter() - begin) * 1e3)
-    return ("" if _all_agree(me, not problem) else problem or "failed on another rank"), ms
+    return ("" if _least(me, not problem) else problem or "failed on another rank"), ms
 
 
-def _all_agree(me: Me, verdict: bool) -> bool:
+def _least(me: Me, value: float) -> float:
+    """Of all ranks' values the least."""
     import torch
     import torch.distributed as dist
 
-    x = torch.tensor([float(verdict)], device=me.device)
+    x = torch.tensor([value], device=me.device, dtype=torch.float64)
     dist.all_reduce(x, dist.ReduceOp.MIN)
-    return bool(x.item())
+    return x.item()
 
 
 def _synchronize(me: Me) -> None:
@@ -718,7 +719,7 @@ def run_largest(me: Me) -> dict:
     import torch
 
     dry = me.device == "cpu"
-    memory = 2**21 if dry else torch.cuda.mem_get_info()[0]
+    memory = _least(me, 2**21 if dry else torch.cuda.mem_get_info()[0])  # other programs may hold some, on one GPU more
     H = 2 if dry else 16
     many = 128 if dry else 1 << 20  # tokens
     per_token = ring_time.memory(ring_time.Problem(N=many * me.ranks, H=H, Hkv=H), me.ranks) / many

@@ -144,7 +144,7 @@ def forward(kernel: Callable, rung: Rung, quick: bool = False) -> pd.DataFrame:
     return result
 
 
-def beside_flash(kernel: Callable, name: str, dtype: str, dims: Sequence[int] = (64, 128)) -> pd.DataFrame:
+def beside_flash(kernel: Callable, name: str, dtype: str) -> pd.DataFrame:
     """Samples of a kernel and of SDPA FLASH (in fp32, of SDPA EFFICIENT) at the headline workload from N = 1024 on.
 
     RuntimeError with the kernel's own words if it takes none of these shapes.
@@ -152,7 +152,7 @@ def beside_flash(kernel: Callable, name: str, dtype: str, dims: Sequence[int] = 
     beside = EFFICIENT if dtype == "fp32" else FLASH
     without = [*(name for name in BACK_ENDS if name != beside), FA2, FA3, FA4]
     frames, refusals = [], []
-    for shape in (_headline(N, D) for D in (64, 128) for N in LENGTHS if N >= FROM_N and D in dims):
+    for shape in (_headline(N, D) for D in (64, 128) for N in LENGTHS if N >= FROM_N):
         given = inputs("attention", shape, dtype)
         if why := refusal(kernel, *given):
             refusals.append(why)

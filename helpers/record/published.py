@@ -47,12 +47,10 @@ def public_kernels(direction: str = "fwd", causal: bool = False, root: Path = DA
     return pd.concat(parts, ignore_index=True)[columns]
 
 
-def leetcuda_log(root: Path = DATA) -> pd.DataFrame:
+def leetcuda_log() -> pd.DataFrame:
     """LeetCUDA's log, a row per kernel and shape: name, dtype, B, H, Nq, Nk, D, ms, tflops, and to_unfused, the time of PyTorch's
     unfused attention over the kernel's."""
-    table = published("leetcuda_readme_ada", root).rename(
-        columns={"implementation": "name", "N": "Nk", "time_ms": "ms"}
-    )
+    table = published("leetcuda_readme_ada").rename(columns={"implementation": "name", "N": "Nk", "time_ms": "ms"})
     table = table.assign(Nq=table["Nk"])
     keys = ["dtype", *SHAPE]
     ours, unfused = (table[(table["name"] == "PyTorch unfused") == which] for which in (False, True))
@@ -62,10 +60,10 @@ def leetcuda_log(root: Path = DATA) -> pd.DataFrame:
     return found[["name", *keys, "ms", "tflops", "to_unfused"]]
 
 
-def sixteen_steps(root: Path = DATA) -> pd.DataFrame:
+def sixteen_steps() -> pd.DataFrame:
     """flash_attention_from_scratch, step by step (index: kernel): change, and the speed after it in percent of FlashAttention-2
     on an A100 and an RTX 3090 (harmonic mean over N), with a100_gain, what the step brought there in percentage points."""
-    table = published("flash_attention_from_scratch", root).query("kernel > 0").set_index("kernel")
+    table = published("flash_attention_from_scratch").query("kernel > 0").set_index("kernel")
     steps = table.rename(columns={"a100_harmonic_mean_percent": "a100", "rtx3090_harmonic_mean_percent": "rtx3090"})
     steps = steps[["change", "a100", "rtx3090"]].assign(change=steps["change"].str.replace("`", ""))
     return steps.assign(a100_gain=steps["a100"].diff())

@@ -65,6 +65,7 @@ def save(
     extra: what to keep beside the conditions (how it was measured, clocks seen, what was skipped). known: the conditions,
     by default `conditions()` of this machine. The source digest of the rung is added; stem "device" has none. rungs: those
     that ran, where the stem is no rung but a notebook about several; the digest is that of all their sources.
+    Raises RuntimeError without an NVIDIA GPU whose conditions could be known, ValueError for a stem that no kernel has.
     """
     known = dict(conditions() if known is None else known)
     folder = root / slug(known["device"])
@@ -72,9 +73,17 @@ def save(
     of_rungs = {"rungs": list(rungs), "digest": _digest(rungs)} if rungs else _of_rung(stem)
     about = {"rung": stem, "kind": kind} | of_rungs | known | dict(frame.attrs) | (extra or {})
     path = folder / f"{stem}.{kind}.csv"
-    frame.to_csv(path, index=False, float_format="%.6g", lineterminator="\n")
-    path.with_suffix(".json").write_text(json.dumps(about, indent=2) + "\n")
+    texts = {path: frame.to_csv(index=False, float_format="%.6g", lineterminator="\n")}
+    texts[path.with_suffix(".json")] = json.dumps(about, indent=2) + "\n"
+    for file, text in texts.items():
+        _beside(file).write_text(text)
+    for file in texts:  # both at once: samples of today are not to stand under yesterday's digest
+        _beside(file).replace(file)
     return path
+
+
+def _beside(file: Path) -> Path:
+    return file.with_name(f"{file.name}.new")
 
 
 def _of_rung(stem: str) -> dict:

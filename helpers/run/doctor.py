@@ -23,6 +23,9 @@ from ..toolchain.lines import find_symbolizer
 from ..toolchain.toolkit import ToolkitError, find_ninja, matching_toolkit
 from . import kernel
 
+# ValueError: of a setting that is no number, or of half a header block. OSError: of a folder that can't be written.
+UNUSABLE = (ToolkitError, CompileError, KernelError, ValueError, OSError)
+
 
 @dataclass(frozen=True)
 class Fact:
@@ -104,7 +107,7 @@ def doctor() -> Machine:
 def _attempt(name: str, look: Callable[[], str]) -> Fact:
     try:
         return Fact(name, look())
-    except (ToolkitError, CompileError, KernelError) as error:
+    except UNUSABLE as error:
         return Fact(name, "missing or unusable", str(error))
 
 
@@ -189,12 +192,12 @@ def _lane(stem: str) -> Lane:
     import torch
 
     path = KERNELS / f"{stem}.cu"
-    # A notebook without a kernel of its own loads any of them.
-    rung = find_rung(path) if path.is_file() else Rung(stem=stem, path=path, source="")
     try:
+        # A notebook without a kernel of its own loads any of them.
+        rung = find_rung(path) if path.is_file() else Rung(stem=stem, path=path, source="")
         find_compiler()
         find_ninja()
-    except ToolkitError as error:
+    except UNUSABLE as error:
         return Lane(stem, "nowhere", str(error))
     reason = kernel.cuda_refusal(rung)
     if not reason:

@@ -111,7 +111,7 @@ class _Files:
     """The files that a kernel is compiled from, its own and the headers it includes, as they were when it was."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
-        self._seen = {path: (_stamp(path), path.read_text()) for path in paths}
+        self._seen = {path: (_stamp(path), path.read_text("utf-8-sig")) for path in paths}
         self.looked = time.monotonic()  # and found nothing changed
 
     def text(self, path: Path) -> str:
@@ -125,7 +125,7 @@ class _Files:
             try:
                 if (now := _stamp(path)) == stamp:
                     continue
-                if path.read_text() == text:
+                if path.read_text("utf-8-sig") == text:
                     self._seen[path] = now, text
                     continue
             except FileNotFoundError:
@@ -153,8 +153,8 @@ class Kernel:
     call from a hundredth of a second later on, compiles the kernel again and says so.
     """
 
-    def __init__(self, rung: Rung, device: str, launcher: Any = None) -> None:
-        """Not compiled yet: that comes with the first call, or with `compile`. launcher: in place of the device's own."""
+    def __init__(self, rung: Rung, device: str) -> None:
+        """Not compiled yet: that comes with the first call, or with `compile`."""
         if device not in ("cuda", "cpu"):
             raise ValueError(f"device {device!r}: allowed are 'cuda' (nvcc) and 'cpu' (the emulator)")
         self.file = rung.file
@@ -162,7 +162,7 @@ class Kernel:
         self.rung, self.device, self.seconds = rung, device, 0.0
         if device == "cuda":
             self.rung, self.capability = _on_this_gpu(rung)
-        self.launcher = launcher or _launcher(rung, device)
+        self.launcher = _launcher(rung, device)
         self._plans = Plans(self.rung, device)
 
     @property

@@ -144,6 +144,14 @@ class _Ranks:
         # NCCL has 32 channels, and sends a message of up to 16 MB per channel by 32 / ranks of them: on eight GPUs by four, which reach
         # a fifth of the link's rate. A channel is a CTA; 16 of them fill the link. There are at most 64 channels.
         environment.setdefault("NCCL_MIN_P2P_NCHANNELS", str(min(64, 16 * self.ranks)))
+        try:
+            self._start(environment)
+        except BaseException:  # then __exit__ isn't called
+            self.__exit__()
+            raise
+        return self
+
+    def _start(self, environment: dict[str, str]) -> None:
         for rank in range(self.ranks):
             out, err = (open(self.folder / f"{kind}.{rank}.txt", "wb") for kind in ("out", "err"))
             with out, err:
@@ -159,7 +167,6 @@ class _Ranks:
                     command, stdin=subprocess.PIPE, stdout=out, stderr=err, env=environment, start_new_session=True
                 )
             self.processes.append(process)
-        return self
 
     def __exit__(self, *_: object) -> None:
         for process in self.processes:

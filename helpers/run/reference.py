@@ -28,13 +28,19 @@ OUTPUTS = {
 EDGES = (31, 32, 33, 63, 64, 65, 127, 128, 129)  # tile edges, and one off them
 
 
+def _largest(x: Tensor) -> float:
+    """The largest finite number of a tensor; 0 if there is none."""
+    finite = x[x.isfinite()]
+    return finite.max().item() if len(finite) else 0.0
+
+
 def _softmax(s: Tensor) -> tuple[Tensor, Tensor]:
     """P and LSE of the last dimension of `s`, at the precision of `s`."""
     m = s.amax(-1, keepdim=True)
     m = torch.where(m == -torch.inf, 0.0, m)  # a fully masked row: exp(-inf - 0) = 0, never exp(-inf + inf)
     p = torch.exp(s - m)
     l = p.sum(-1, keepdim=True)
-    return torch.where(l > 0, p / l, 0.0), (m + torch.log(l)).squeeze(-1)
+    return torch.where(l == 0, 0.0, p / l), (m + torch.log(l)).squeeze(-1)
 
 
 @contextlib.contextmanager
@@ -263,14 +269,13 @@ class Case:
         Backward: each gradient's sums with all terms taken positive, and dP - delta bounded by the sum of their sizes.
         """
         if self.s is not None:
-            finite = self.s.double().abs()
-            return 1.0, max(1.0, finite[finite.isfinite()].max().item() if finite.isfinite().any() else 0.0)
+            return 1.0, max(1.0, _largest(self.s.double().abs()))
         if self.do is not None:
             return self._backward_magnitude()
         scale = abs(self.q.shape[-1] ** -0.5 if self.scale is None else self.scale)
-        score = scale * self.q.double().norm(dim=-1).max().item() * self.k.double().norm(dim=-1).max().item()
+        score = scale * _largest(self.q.double().norm(dim=-1)) * _largest(self.k.double().norm(dim=-1))
         o, _ = replace(self, v=self.v.abs())._by_sequence(attention)
-        return o.max().item(), max(1.0, score)
+        return _largest(o), max(1.0, score)
 
     def _backward(self, function) -> tuple[Tensor, ...]:
         return function(self.q, self.k, self.v, self.do, self.scale, self.causal, self.window)
@@ -285,10 +290,8 @@ class Case:
         dp = do.abs() @ _heads(v, H).abs().mT
         ds = p * (dp + (p * dp).sum(-1, keepdim=True))
         sums = (scale * ds @ _heads(k, H).abs(), scale * ds.mT @ q.abs(), p.mT @ do.abs())
-        score = max(
-            1.0, scale * q.norm(dim=-1).max().item() * k.norm(dim=-1).max().item()
-        )  # P's relative error, in ulps
-        return tuple(score * x.max().item() * (H // self.k.shape[1] if i else 1) for i, x in enumerate(sums))
+        score = max(1.0, scale * _largest(q.norm(dim=-1)) * _largest(k.norm(dim=-1)))  # P's relative error, in ulps
+        return tuple(score * _largest(x) * (H // self.k.shape[1] if i else 1) for i, x in enumerate(sums))
 
     def _by_sequence(self, function) -> tuple[Tensor, Tensor]:
         """O and LSE of `function`, called on one sequence after the other where the batch is packed, cut short or paged."""

@@ -30,7 +30,7 @@ def traffic(kernel: Which, *inputs: torch.Tensor) -> pandas.DataFrame:
             "bytes_read": read,
             "bytes_written": written,
             "size_bytes": launcher.sizes[name],
-            "reads_per_byte": read / launcher.sizes[name],
+            "reads_per_byte": read / size if (size := launcher.sizes[name]) else 0.0,
         }
         for name, (read, written) in launcher.counters.items()
     }

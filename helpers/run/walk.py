@@ -19,6 +19,7 @@ from ..ladder.rung import Which
 from ..ladder.rung import rung as find_rung
 from ..toolchain.compile import build
 from .kernel import Kernel
+from .xray import on_the_cpu
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,8 +66,9 @@ def walk(kernel: Which, *inputs: Tensor, block: int = 0, **options: Any) -> Walk
     rung = find_rung(kernel)
     if rung.op == "softmax":
         raise ValueError(f"{rung.stem} is a softmax: there are no tiles of Q, K and V to walk over")
-    inputs = tuple(t.detach().cpu().contiguous() for t in inputs)
-    call = prepare(rung, "cpu", inputs, **options)
+    copies: dict[int, Tensor] = {}
+    inputs = tuple(t.contiguous() for t in on_the_cpu(inputs, copies))
+    call = prepare(rung, "cpu", inputs, **{name: on_the_cpu(value, copies) for name, value in options.items()})
     launcher = (kernel if isinstance(kernel, Kernel) and kernel.device == "cpu" else Kernel(rung, "cpu")).launcher
     names, tensors = list(call.tensors), call.tensors
     row_bytes = [t.shape[-1] * t.element_size() if t.dim() == 4 else t.element_size() for t in tensors.values()]

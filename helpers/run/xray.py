@@ -46,17 +46,17 @@ def xray(kernel: Which, *inputs: Tensor, **options: Any) -> Xray:
     launcher = kernel.launcher if isinstance(kernel, Kernel) else None
     traced = kernel if launcher and kernel.device == "cpu" else Kernel(rung, "cpu")
     copies: dict[int, Tensor] = {}
-    inputs = _on_the_cpu(inputs, copies)
-    call = prepare(rung, "cpu", inputs, **{name: _on_the_cpu(value, copies) for name, value in options.items()})
+    inputs = on_the_cpu(inputs, copies)
+    call = prepare(rung, "cpu", inputs, **{name: on_the_cpu(value, copies) for name, value in options.items()})
     if (warning := _too_large(rung, call.args)) is not None:
         warnings.warn(warning, stacklevel=2)
     return Xray(rung, _workload(rung, call.args), traced.launcher.trace(call), _spilled(launcher))
 
 
-def _on_the_cpu(value: Any, copies: dict[int, Tensor]) -> Any:
+def on_the_cpu(value: Any, copies: dict[int, Tensor]) -> Any:
     """A value with its tensors, alone or in a tuple, on the CPU. copies: by the id of a tensor what stands for it, once for all."""
     if type(value) in (tuple, list):
-        return type(value)(_on_the_cpu(one, copies) for one in value)
+        return type(value)(on_the_cpu(one, copies) for one in value)
     if not hasattr(value, "detach"):
         return value
     if id(value) not in copies:

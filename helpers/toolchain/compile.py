@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import fcntl
 import hashlib
+import inspect
 import os
 import platform
 import re
@@ -118,7 +119,8 @@ def build(
     `flags` go to the one compiler used; `libraries` are linked by path, and `link` are flags of that; `depends` are the texts of the headers that
     the source reaches. `functions` asks for load_inline's default form: torch's headers before the source, and a Python
     module that binds these functions with pybind11 (`cpp` then declares what `cuda` defines).
-    Raises CompileError with the compiler's words, ToolkitError if there is no compiler or the cache can't be written.
+    Raises CompileError with the compiler's words, ToolkitError if there is no compiler, torch is too old or the cache can't be
+    written.
     """
     import torch
 
@@ -128,7 +130,8 @@ def build(
     key = [stem, units, cuda, *flags, *map(str, include), *map(str, libraries), *link, *depends, *functions]
     key += [torch.__version__, str(identify(compiler)), platform.machine()]
     key += [str(toolkit.home), toolkit.version] if toolkit else []
-    name = f"{stem}_{digest(*key)}"
+    target = re.sub(r"[^\w.-]", "_", stem)  # ninja's targets have no blanks in their names
+    name = f"{target}_{digest(*key)}"
     folder = cache_folder() / name
     cached = _is_whole(folder)
     if not cached:
@@ -168,7 +171,10 @@ def each_instance(compiled: Callable[[Rung], Built], parts: dict[Instance, Rung]
 def _is_whole(folder: Path) -> bool:
     """Is all there that a build leaves for `build` to read? What clears old files out of caches may have taken a part."""
     done = folder / "done"
-    return done.exists() and (folder / done.read_text()).exists() and (folder / "compiler.log").exists()
+    if not (done.exists() and (folder / "compiler.log").exists()):
+        return False
+    library = folder / done.read_text()
+    return library.is_file() and library.stat().st_size > 0  # a power cut leaves empty files
 
 
 def _compile(
@@ -184,15 +190,20 @@ def _compile(
     compiler: str,
     toolkit: Toolkit | None,
 ) -> None:
+    import torch
     from torch.utils import cpp_extension
 
+    if "no_implicit_headers" not in inspect.signature(cpp_extension.load_inline).parameters:
+        raise ToolkitError(f"torch {torch.__version__} is too old: `pip install -U torch`")
+    for place, mend in ((ROOT, "move the checkout"), (folder.parent, "name another folder in FA_CACHE")):
+        if "$" in str(place):
+            raise ToolkitError(f"{place} has a $ in its path, which ninja can't take: {mend}")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         ldflags = _linker_flags(name, bool(functions)) + link
         private = Path(tempfile.mkdtemp(prefix=f".building-{os.getpid()}-", dir=folder.parent))
     except OSError as error:
-        why = f"can't write to {folder.parent}, where built kernels are kept: {error.strerror}"
-        raise ToolkitError(f"{why}; name another folder in FA_CACHE") from None
+        raise _unwritable(folder.parent, error) from None
     _remove_abandoned(folder.parent)
     log = private / "compiler.log"
     log.touch()
@@ -246,11 +257,21 @@ def _compile(
     except KeyboardInterrupt:
         raise Interrupted(f"{name.rpartition('_')[0]} was being compiled") from None
     except Exception as error:  # load_inline raises RuntimeError, and its cause is the whole ninja log
+        try:
+            if not log.stat().st_size:  # a full disk has no room for the compiler's words either
+                (private / "probe").write_bytes(os.urandom(1 << 20))
+        except OSError as full:
+            raise _unwritable(folder.parent, full) from None
         compiled = all((private / each).exists() for each in objects)
         words = _linkers_words(str(error)) if compiled else log.read_text(errors="replace") or str(error)
         raise CompileError(_tidy(words, private)) from None
     finally:
         shutil.rmtree(private, ignore_errors=True)
+
+
+def _unwritable(cache: Path, error: OSError) -> ToolkitError:
+    why = f"can't write to {cache}, where built kernels are kept: {error.strerror}"
+    return ToolkitError(f"{why}; name another folder in FA_CACHE")
 
 
 def _linker_flags(name: str, module: bool) -> list[str]:

@@ -64,7 +64,7 @@ def find_compiler() -> str:
         if found := shutil.which(name):
             return found
         raise ToolkitError(
-            f"CXX is {name!r}, and there is no such program: name a C++ compiler, without arguments, or unset it"
+            f"CXX is {name!r}, and there is no such program: name a C++ compiler, without arguments (for ccache: a link to it named g++), or unset it"
         )
     first = None
     for path in _candidates():

@@ -32,12 +32,18 @@ def loops(lines: Sequence[Line]) -> list[list[Line]]:
     """
     found = []
     for address, opcode, operands in lines:
-        target = re.search(r"\b0x([0-9a-f]+)\s*$", operands) if opcode.startswith("BRA") else None
-        if target and (start := int(target[1], 16)) < address:
+        start = target(opcode, operands)
+        if start is not None and start < address:
             inside = [line for line in lines if start <= line[0] <= address]
             if not any(code == "EXIT" for _, code, _ in inside):
                 found.append(inside)
     return found
+
+
+def target(opcode: str, operands: str) -> int | None:
+    """The address that a branch leads to; None of another instruction."""
+    found = re.search(r"\b0x([0-9a-f]+)\s*$", operands) if opcode.startswith("BRA") else None
+    return int(found[1], 16) if found else None
 
 
 def main_loop(lines: Sequence[Line]) -> list[Line]:

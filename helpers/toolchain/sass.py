@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -104,7 +105,7 @@ def _is_whole(folder: Path) -> bool:
 
 def _compile(rung: Rung, nvcc: Path, flags: list[str], folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".cubin-", dir=folder.parent) as private:
+    with tempfile.TemporaryDirectory(prefix=".building-", dir=folder.parent) as private:
         source = Path(private) / f"{rung.stem}.cu"
         source.write_text(f'#line 1 "{from_root(rung.path)}"\n{rung.source}')
         command = [nvcc, "-cubin", *flags, f"-I{INCLUDE}", "-ccbin", find_compiler(), source]
@@ -160,15 +161,10 @@ def histogram(which: Which, arch: str = "sm_90a", modifiers: bool = False) -> pd
 
 def count_opcodes(listing: str, modifiers: bool = False) -> pd.DataFrame:
     """The same from the text of `cuobjdump -sass`."""
-    counts: dict[str, dict[str, int]] = {}
-    kernel = None
-    for line in listing.splitlines():
-        if "Function :" in line:
-            kernel = counts.setdefault(demangle(line.split(":", 1)[1].strip()), {})
-        elif kernel is not None and (found := _INSTRUCTION.match(line)):
-            name = found["opcode"] + (found["modifiers"] if modifiers else "")
-            if found["opcode"] != "NOP":
-                kernel[name] = kernel.get(name, 0) + 1
+    counts = {
+        kernel: Counter(opcode if modifiers else opcode.partition(".")[0] for _, opcode, _ in lines)
+        for kernel, lines in _code(listing).items()
+    }
     frame = pd.DataFrame(counts).fillna(0).astype(int)
     order = frame.sum(axis=1).sort_values(ascending=False, kind="stable").index
     return frame.loc[order].rename_axis("opcode")
@@ -252,13 +248,13 @@ def _code(listing: str) -> dict[str, list[Line]]:
     return code
 
 
-def between_waits(which: Which, D: int = 128, dtype: str = "bf16", arch: str = "sm_90a") -> pd.DataFrame:
+def between_waits(which: Which, D: int = 128, dtype: str = "bf16") -> pd.DataFrame:
     """The main loop of a rung with wgmma, cut at its waits for products, a row for each piece in the order of the code.
 
     Index: what the piece begins with, "the loop begins", "all but 1 done", or "all done". Columns: how many of the instructions
     BETWEEN are in it, and of `all`. ValueError if there is no such kernel, or no such loop.
     """
-    return cut_at_waits(loop_lines(which, D, dtype, arch))
+    return cut_at_waits(loop_lines(which, D, dtype))
 
 
 def loop_lines(which: Which, D: int, dtype: str = "fp16", arch: str = "sm_90a", kernel: str = "") -> list[Line]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from helpers import rung, rungs
+from helpers.emulator import fragments
 from helpers.evidence import catalogue as tables
 from helpers.evidence import mutants, verdicts
 from helpers.evidence.mutants import Mutant, catalogue
@@ -237,3 +238,9 @@ def test_the_record_is_renewed_where_it_is_stale(tmp_path, monkeypatch):
         "02.grid.1": kept
     }
     assert verdicts.stale(verdicts.read()) == []
+
+
+def test_tables_that_python_writes_for_the_emulator_are_in_its_digest(monkeypatch):
+    before = verdicts.digest_of_emulator()
+    monkeypatch.setattr(fragments, "tables", lambda: "others")
+    assert verdicts.digest_of_emulator() != before

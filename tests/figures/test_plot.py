@@ -61,7 +61,6 @@ POINTS = pd.DataFrame(
 )
 
 FIGURES = {
-    "latency": lambda: plot.latency(forward()),
     "throughput": lambda: plot.throughput(forward()),
     "ratio": lambda: plot.ratio(forward(), "04_fa2_fp32", list(PEERS)),
     "roofline": lambda: plot.roofline(POINTS, CEILINGS),
@@ -86,7 +85,6 @@ def test_the_device_is_in_the_title_and_the_units_on_the_axes(name):
     figure = FIGURES[name]()
     assert "NVIDIA H200" in figure.get_suptitle()
     units = {
-        "latency": "(ms)",
         "throughput": "TFLOP/s",
         "ratio": "peer's time / its time",
         "roofline": "TFLOP/s",
@@ -140,7 +138,7 @@ def test_a_stale_record_is_shown_as_stale():
     assert "STALE: 04_fa2_fp32 changed since" in plot.throughput(forward(stale=True)).get_suptitle()
     assert "STALE" not in plot.throughput(forward()).get_suptitle()
     mixed = pd.concat([forward("03_fa1_fp32", 5.0), forward(stale=True)])
-    assert "STALE: 04_fa2_fp32 changed" in plot.latency(mixed).get_suptitle()
+    assert "STALE: 04_fa2_fp32 changed" in plot.throughput(mixed).get_suptitle()
 
 
 def test_of_a_record_of_several_rungs_none_is_named_as_the_one_that_changed():
@@ -151,6 +149,8 @@ def test_of_a_record_of_several_rungs_none_is_named_as_the_one_that_changed():
     assert words in device(ring)
     both = pd.concat([ring, forward(stale=True)])
     assert "50_ring's record, 04_fa2_fp32 changed since" in device(both)
+    two = pd.concat([ring, ring.assign(device="NVIDIA H200 x2", stale=False)])
+    assert "x2 · STALE on NVIDIA H200 x4: a kernel" in device(two), "one device's record is as old, the other's is not"
 
 
 def test_rungs_and_peers_of_several_sessions_share_a_figure():
@@ -182,7 +182,7 @@ def test_one_dtype_at_a_time():
         assert ", bf16, " in draw(frame, dtype="bf16").get_suptitle()
         assert ", fp16, " in draw(frame).get_suptitle()
     with pytest.raises(ValueError, match="nothing recorded for fp32; there is fp16, bf16"):
-        plot.latency(both, "fp32")
+        plot.throughput(both, "fp32")
 
 
 def test_softmax_is_shown_by_its_bytes():
@@ -353,15 +353,6 @@ def test_published_steps_and_ours_share_no_axis_but_percent():
     text = words(figure)
     assert {"2 · Swizzling", "72.4", "11_swizzled", "66", "not recorded yet", "this series, NVIDIA H200"} <= set(text)
     assert "percent of FlashAttention-2" in figure.axes[0].get_xlabel()
-
-
-def test_opcodes_are_bars_beside_each_other():
-    index = pd.Index(["HMMA", "LDSM", "BAR", "all"], name="opcode")
-    frame = pd.DataFrame({"10": [64, 32, 1, 97], "11": [64, 16, 2, 82], "change": [0, -16, 1, -15]}, index=index)
-    figure = plot.opcodes(frame)
-    text = words(figure)
-    assert {"HMMA", "LDSM", "64", "32", "16", "10", "11"} <= set(text)
-    assert not {"BAR", "all", "change", "-16"} & set(text)
 
 
 def test_predictions_stand_beside_counts():

@@ -114,6 +114,32 @@ def test_the_module_runs_from_any_folder_and_its_help_needs_no_torch(tmp_path):
     assert not {"torch", "pandas"} & {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
 
 
+def in_python(*line: str, **settings: str) -> subprocess.CompletedProcess:
+    """A line of Python's, with settings in its environment."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | settings
+    return subprocess.run([sys.executable, *line], env=environment, capture_output=True, text=True)
+
+
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "mend"),
+    [({"PYTHONOPTIMIZE": "1"}, "unset"), ({"PYTHONOPTIMIZE": "2"}, "unset"), (ASCII, "set PYTHONUTF8=1")],
+    ids=["-O", "-OO", "ASCII"],
+)
+def test_settings_of_python_that_the_house_can_not_live_with_are_refused_in_a_sentence(settings, mend):
+    command = in_python("-m", "helpers", "doctor", **settings)
+    assert command.returncode == 1 and command.stderr.count("\n") == 1 and mend in command.stderr
+    notebook = in_python("-c", "from helpers import exercise", **settings)
+    assert notebook.returncode == 1 and notebook.stderr.endswith(f"ToolkitError: {command.stderr}")
+
+
+def test_letters_that_a_terminal_lacks_are_replaced():
+    done = in_python("-m", "helpers", "goals", "04", PYTHONIOENCODING="ascii")
+    assert done.returncode in (0, 1) and "?" in done.stdout and done.stderr == ""
+
+
 def test_a_missing_record_names_the_command_that_makes_it():
     by_bench = {kind for one in rungs() for kind in record.kinds(one)} | {"error", "memory", "build", "ceilings"}
     for kind in {path.stem.split(".")[-1] for path in record.DATA.glob("nvidia-*/*.csv")}:

@@ -7,6 +7,7 @@ import sys
 import sysconfig
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -110,6 +111,14 @@ def test_what_pip_can_not_install_is_one_sentence(monkeypatch):
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     monkeypatch.setattr(hosted, "requirement", lambda name: f"{name}>=99")
     with pytest.raises(hosted.ToolkitError, match=r"pip could not install ninja>=99: ERROR: No matching distribution"):
+        hosted.prepare()
+
+
+def test_a_pip_that_fails_without_a_word_is_one_sentence_too(monkeypatch):
+    monkeypatch.setattr(hosted, "NEEDED", ("ninja",))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(hosted.subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=1, stderr=""))
+    with pytest.raises(hosted.ToolkitError, match="pip could not install ninja"):
         hosted.prepare()
 
 

@@ -19,11 +19,12 @@ FILES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").glob("*/
 def checkout(tmp_path):
     """A small checkout with one file in every place that counts; gives its path, and a test file's digest there."""
     rooms = [f"helpers/{room}" for room in ("ladder", "run", "measure")]
-    for part in (*rooms, "kernels", "data", "data/heads", "tests/tools", "tests/run"):
+    for part in (*rooms, "kernels", "data", "data/heads", "notebooks", "course", "docs", "tests/tools", "tests/run"):
         (tmp_path / part).mkdir(parents=True)
         (tmp_path / part / "file.py").write_text("one = 1\n")
     for file in ("pyproject.toml", "helpers/__init__.py", "tests/conftest.py"):
         shutil.copy(ROOT / file, tmp_path / file)
+    (tmp_path / "README.md").write_text("one\n")
     return tmp_path
 
 
@@ -62,6 +63,28 @@ def test_a_change_of_a_record_counts_where_records_are_read(checkout, text, seen
     before = digest(checkout, text)
     (checkout / "data" / "file.py").write_text("one = 2\n")
     assert (digest(checkout, text) != before) == seen
+
+
+@pytest.mark.parametrize("place", ["notebooks/file.py", "course/file.py", "docs/file.py", "README.md"])
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        (OF_LADDER, False),
+        ("from helpers.ladder.paths import NOTEBOOKS\n", True),
+        ('COURSE = ROOT / "course"\n', True),
+        ('TEXT = (ROOT / "README.md").read_text()\n', True),
+    ],
+)
+def test_a_change_of_a_page_counts_where_pages_are_named(checkout, place, text, seen):
+    before = digest(checkout, text)
+    (checkout / place).write_text("one = 2\n")
+    assert (digest(checkout, text) != before) == seen
+
+
+def test_the_tests_of_notebooks_and_pages_name_them():
+    for name in ("access", "book", "checks", "course", "glossary", "languages", "museum", "pairs", "pictures"):
+        assert unchanged.reads_pages((ROOT / "tests" / "lessons" / f"test_{name}.py").read_text()), name
+    assert unchanged.reads_pages((ROOT / "tests" / "run" / "test_doctor.py").read_text())
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,13 @@ def test_a_rung_knows_whether_it_is_its_files_text(tmp_path):
     assert made.file is None and rung(path).file == path
 
 
+def test_a_mark_that_an_editor_writes_before_the_text_is_no_part_of_it(tmp_path):
+    path = tmp_path / "mine.cu"
+    path.write_text(BLOCK, encoding="utf-8-sig")
+    made = rung(path)
+    assert (made.title, made.source, made.file) == ("a title", BLOCK, path)
+
+
 def test_a_path_is_as_good_as_a_stem(tmp_path):
     copy = tmp_path / "mine.cu"
     copy.write_text(BLOCK)

@@ -20,11 +20,6 @@ def test_every_cell_of_a_fragment_names_its_lane_once():
     assert figure.png().startswith(PNG)
 
 
-def test_ldmatrix_names_each_lanes_address_once():
-    said = words(draw_mma.ldmatrix(fragments.a_fragment))
-    assert sorted(t for t in said if "address" in t) == sorted(f"address from lane {lane}" for lane in range(32))
-
-
 @pytest.mark.parametrize("chunks, place, wavefronts", [
     (8, lambda r, c: c ^ r % 8, 1),
     (8, lambda r, c: c ^ r % 4, 2),

@@ -61,16 +61,6 @@ def test_a_loop_is_cut_at_its_waits_and_counted():
     assert figure.png().startswith(PNG)
 
 
-def test_steps_beside_a_peer():
-    rows = [(i, f"step {i}", "yes" if i < 2 else "no, slower", D, 0.9 + 0.05 * i) for D in (64, 128) for i in range(3)]
-    frame = pd.DataFrame(rows, columns=["step", "what", "kept", "D", "ratio"])
-    figure = draw_pingpong.steps(frame.assign(ratio_causal=1.0), "all of them", "SDPA CUDNN")
-    dots = [[len(line.get_xdata()) for line in ax.lines if line.get_marker() == "o"] for ax in figure.axes]
-    assert dots == [[2, 1], [2, 1]] and "0.95" in words(figure), "those that stayed, and those that did not"
-    assert figure.axes[0].get_xlabel() == "times as fast as SDPA CUDNN"
-    assert draw_pingpong.steps(frame, "without a mask", "SDPA CUDNN").png().startswith(PNG)
-
-
 def test_every_state_has_a_box_and_every_way_an_arrow():
     figure = draw_pingpong.states()
     texts = [text.get_text() for text in figure.axes[0].texts]

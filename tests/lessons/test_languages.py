@@ -3,6 +3,7 @@
 import ctypes
 import functools
 import itertools
+import os
 import re
 
 import pandas as pd
@@ -15,6 +16,7 @@ from helpers.lessons import languages, languages_timed, machine_code
 from helpers.lessons.languages_timed import digest
 from helpers.record import save
 from helpers.record.schema import faults
+from helpers.toolchain.compiler import find_compiler
 
 EVERY = languages.implementations()
 SLOW = ("flex_attention", "numba_kernel", "pallas_tiles", "torch_compile", "triton_tiles")  # a few cases, unless --all
@@ -102,6 +104,26 @@ def test_a_variant_is_the_file_with_one_piece_changed():
     assert found.forward.__globals__["Bc"] == 32 and check(found, [case]).ok
     with pytest.raises(ValueError, match="has 'np' .* times, not once"):
         languages.variant("numpy_tiles", {"np": "numpy"})
+
+
+def test_a_variant_that_another_process_reads_stays_whole():
+    change = {"Br, Bc = 64, 64": "Br, Bc = 16, 48"}
+    path = languages.variant("numpy_tiles", change).path
+    with path.open() as reading:
+        languages.variant("numpy_tiles", change)
+        assert os.fstat(reading.fileno()).st_ino != path.stat().st_ino
+    assert [each.name for each in path.parent.glob(f"{path.stem}.*")] == [path.name]
+
+
+def test_c_is_compiled_again_for_another_processor_or_by_a_newer_compiler(cache, tmp_path, monkeypatch):
+    compiler, path = tmp_path / "c++", languages.implementation("c_openmp").path
+    monkeypatch.setattr(languages, "find_compiler", lambda: str(compiler))
+    real = find_compiler()
+    for name in ("__ONE__", "__ONE__", "__OTHER__"):
+        compiler.write_text(f'#!/bin/sh\nexec {real} -D{name} "$@"\n')
+        compiler.chmod(0o755)
+        languages._of_c(path)
+    assert len(list(cache.glob("c_openmp_*/c_openmp.so"))) == 2
 
 
 def test_cuda_gets_a_scale_above_0_and_what_stands_in_for_one_below():

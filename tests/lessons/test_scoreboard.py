@@ -143,7 +143,7 @@ def test_what_the_figures_against_n_show(root):
     both(root)
     frame = scoreboard.samples(root=root)
     assert set(frame["name"]) == {"04_fa2_fp32", STEM, "SDPA FLASH", "SDPA CUDNN"}
-    plot.latency(frame)
+    plot.throughput(frame)
 
 
 def test_another_card_has_a_staircase_of_its_own(root, monkeypatch):

@@ -3,6 +3,7 @@
 import itertools
 import os
 import random
+import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -51,6 +52,32 @@ def test_clocks_are_summarised_over_the_busy_moments():
         "power_w": {"min": 600, "median": 640, "max": 650},
     }
     assert bench.summarise("345, 80.5, 0\n") == {}
+
+
+def nvidia_smi(folder, says):
+    """A program in its place that says this, and then waits to be ended."""
+    tool = folder / "nvidia-smi"
+    then = f"print(flush=True)\nopen({str(folder / 'said')!r}, 'w')\ntime.sleep(60)"
+    tool.write_text(f"#!{sys.executable}\nimport time\n{says}\n{then}\n")
+    tool.chmod(0o755)
+    return str(tool)
+
+
+def test_clocks_are_watched_for_as_long_as_it_takes(monkeypatch, tmp_path):
+    """More lines than a pipe holds, of which the last counts, too."""
+    tool = nvidia_smi(tmp_path, "print('1500, 600.0, 100\\n' * 10_000 + '1800, 600.0, 100')")
+    monkeypatch.setattr(record, "nvidia_smi", lambda: tool)
+    with bench.watch() as seen:
+        end = time.monotonic() + 30
+        while not (tmp_path / "said").exists() and time.monotonic() < end:
+            time.sleep(0.01)
+    assert seen["sm_clock_mhz"] == {"min": 1500, "median": 1500, "max": 1800}
+
+
+def test_without_nvidia_smi_nothing_is_watched(monkeypatch):
+    monkeypatch.setattr(record, "nvidia_smi", lambda: None)
+    with pytest.raises(RuntimeError, match="nvidia-smi"), bench.watch():
+        pass
 
 
 class FakeEvent:

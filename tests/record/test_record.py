@@ -46,6 +46,15 @@ def test_what_is_saved_is_loaded(tmp_path):
     assert about["power_limit_w"] == 700.0
 
 
+def test_a_record_that_can_not_be_written_leaves_the_one_before(tmp_path, monkeypatch):
+    path = save(tmp_path, samples({"04_fa2_fp32": [1.25]}))
+    before = path.read_text(), path.with_suffix(".json").read_text()
+    monkeypatch.setattr(json, "dumps", lambda *_, **__: "\ud800")  # half of a letter: not to be written
+    with pytest.raises(UnicodeEncodeError):
+        save(tmp_path, samples({"04_fa2_fp32": [9.0]}))
+    assert (path.read_text(), path.with_suffix(".json").read_text()) == before
+
+
 def test_files_are_plain_text_that_diffs_well(tmp_path):
     path = save(tmp_path, samples({"04_fa2_fp32": [1 / 3]}))
     assert path.read_text() == "name,dtype,B,H,Nq,Nk,D,round,ms\n04_fa2_fp32,fp32,4,32,4096,4096,64,0,0.333333\n"

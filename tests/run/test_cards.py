@@ -34,7 +34,9 @@ def instance(stem: str, D: int, dtype: str) -> Rung:
 
 
 def on_the_emulator(its: Rung, arch: str) -> Kernel:
-    return Kernel(its, "cpu", Emulator(its, arch))
+    kernel = Kernel(its, "cpu")
+    kernel.launcher = Emulator(its, arch)
+    return kernel
 
 
 def edges(its: Rung, D: int, dtype: str, Br: int, Bc: int) -> list[Case]:
@@ -65,7 +67,8 @@ def test_a_smaller_card_gets_it_right(stem, D, dtype, arch, Br, Bc):
 )
 def test_the_code_for_a_smaller_card_is_right_on_this_gpu(stem, arch):
     its = cards.on(rung(stem), cards.capability(arch))
-    kernel = Kernel(its, "cuda", Nvcc(its, arch=arch.replace("sm_", "compute_")))
+    kernel = Kernel(its, "cuda")
+    kernel.launcher = Nvcc(its, arch=arch.replace("sm_", "compute_"))
     check(kernel, reference.cases(its, "cuda", "small")).require()
 
 

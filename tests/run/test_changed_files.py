@@ -68,6 +68,12 @@ def test_a_call_takes_the_new_text_and_says_so_once(mine, kernel, capsys):
     assert ones(kernel) == [1.0] and "loaded again" in capsys.readouterr().out  # that build is in the cache
 
 
+def test_a_mark_that_an_editor_writes_before_the_text_is_no_change(mine, kernel, capsys):
+    mine.write_text(SOURCE, encoding="utf-8-sig")
+    assert ones(kernel) == [1.0] and capsys.readouterr().out == ""
+    assert ones(load(mine, device="cpu", quiet=True)) == [1.0]
+
+
 def test_a_rung_of_the_ladder_is_named_by_its_place_in_the_checkout(mine, kernel, capsys, monkeypatch):
     monkeypatch.setattr(paths, "ROOT", mine.parent)
     write(mine, "1.f", "3.f")

@@ -310,6 +310,9 @@ def test_exceptions_shapes_and_changed_inputs_fail_the_case():
     assert "O is torch.float64 (2, 3, 40, 32), not torch.float32" in str(check(reference.attention, [case]))
     assert "returned Tensor, not (o, lse)" in str(check(no_lse, [case]))
     assert "changed its inputs" in str(check(changes_q, [case]))
+    case.q[0, 0, 0, 0] = torch.nan
+    assert "changed its inputs" not in str(check(same_precision, [case]))
+    assert "changed its inputs" in str(check(changes_q, [case]))
     with pytest.raises(ValueError, match="no cases"):
         check(same_precision, [])
 
@@ -500,6 +503,18 @@ def test_many_rows_share_pixels_that_show_the_worst():
     data = re.search('base64,([^"]+)', image(kinds, ("#ffffff", "#ffffff", "#ffffff", "#000000"), "words"))[1]
     pixels = imread(io.BytesIO(base64.b64decode(data)), format="png")[..., 0]
     assert len(pixels) == 512 and (pixels < 0.5).sum() == 1
+
+
+def test_infinities_in_the_inputs_leave_the_budget_finite():
+    case = small_case()
+    case.q.abs_()
+    case.k[0, 0, 3] = -torch.inf
+    right = lambda q, k, v, scale=None: tuple(x.float() for x in case.exact())  # noqa: E731
+    wrong = lambda q, k, v, scale=None: (case.exact()[0].float(), case.exact()[1].float() + 1)  # noqa: E731
+    assert check(right, [case]).ok and not check(wrong, [case]).ok
+    case.v[0, 0, 4, 1] = torch.inf
+    off = lambda q, k, v, scale=None: (case.exact()[0].float() * 1.01, case.exact()[1].float())  # noqa: E731
+    assert check(right, [case]).ok and not check(off, [case]).ok
 
 
 def test_the_set_of_cases_may_be_named():

@@ -68,6 +68,17 @@ def test_without_a_compiler_nothing_runs_and_the_mend_is_named(monkeypatch, tmp_
     assert all(lane.back_end == "nowhere" and "apt install g++" in lane.why for lane in report.lanes)
 
 
+def test_a_setting_that_is_no_number_and_half_a_header_block_stand_in_the_report(monkeypatch, tmp_path):
+    doctor = importlib.import_module("helpers.run.doctor")
+    (tmp_path / "01_naive.cu").write_text("// 01_naive: half written\n//\n// arch:  sm_\n")
+    monkeypatch.setattr(doctor, "KERNELS", tmp_path)
+    monkeypatch.setenv("FA_EMULATOR_THREADS", "many")
+    report = doctor.doctor()
+    assert "FA_EMULATOR_THREADS" in next(fact.mend for fact in report.facts if fact.name == "emulator")
+    (lane,) = (lane for lane in report.lanes if lane.notebook == "01_naive")
+    assert lane.back_end == "nowhere" and "01_naive.cu" in lane.why
+
+
 def test_missing_headers_of_python_are_named_with_their_package(monkeypatch, tmp_path):
     doctor = importlib.import_module("helpers.run.doctor")
     assert doctor._headers() == f"Python.h of {platform.python_version()}"

@@ -101,12 +101,18 @@ def test_a_wrong_input_is_refused_by_name(fa1, inputs, words):
         fa1(*inputs())
 
 
-@pytest.mark.parametrize("scale", [float("nan"), float("inf"), 1e39])  # 1e39 is infinite as a float32
+@pytest.mark.parametrize("scale", [float("nan"), float("inf"), 1e39, -3e38])  # kernels multiply by log2(e)
 def test_a_scale_that_is_no_number_is_refused(fa1, scale):
     with pytest.raises(ValueError, match="has to be finite"):
         fa1(*qkv(), scale=scale)
     with pytest.raises(ValueError, match="scale is 'x'; it has to be a number"):
         fa1(*qkv(), scale="x")
+
+
+def test_an_output_in_the_memory_of_an_input_is_refused(fa1):
+    q, k, v = qkv()
+    with pytest.raises(ValueError, match="out: o lies in the memory of an input; it has to have its own"):
+        fa1(q, k, v, out=(q, torch.empty(Q[:3])))
 
 
 def test_outputs_of_another_shape_or_type_are_refused(fa1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import re
 from unittest.mock import Mock
@@ -187,6 +188,12 @@ def test_what_it_does_not_take_is_said():
     with pytest.raises(CallError, match="K of rank 1 is .*contiguous"):
         room.keys = (room.keys[0], room.keys[1][:, :, ::2])
         kernel(q[0], room.k, room.v, peers=room.peers())
+    with pytest.raises(CallError, match="K of rank 1 starts at address 2 modulo 16"):
+        shifted = torch.empty(room.k.numel() + 1, dtype=room.k.dtype)[1:].view(room.k.shape)
+        room.keys = (room.keys[0], shifted)
+        kernel(q[0], room.k, room.v, peers=room.peers())
+    with pytest.raises(CallError, match="epoch is 0; calls are numbered from 1"):
+        kernel(q[0], room.k, room.v, peers=dataclasses.replace(room.peers(), epoch=0))
     plan = ring.Plan(None, 0, (128, 256), "contiguous", False)
     with pytest.raises(ValueError, match="have 128, 256 rows"):
         one_sided.share(room.k, plan)

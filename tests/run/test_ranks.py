@@ -130,6 +130,23 @@ def test_where_ranks_are_placed():
     assert placement(4, 2) == ("gloo", ["cuda:0", "cuda:1", "cuda:0", "cuda:1"])  # NCCL refuses two ranks on one GPU
 
 
+def test_where_a_rank_can_not_be_started_those_before_it_are_ended(monkeypatch, tmp_path):
+    from helpers.run import ranks
+
+    started, popen = [], subprocess.Popen
+
+    def only_one(*arguments, **options):
+        if started:
+            raise OSError("no more processes")
+        started.append(popen(*arguments, **options))
+        return started[0]
+
+    monkeypatch.setattr(ranks.subprocess, "Popen", only_one)
+    with pytest.raises(OSError, match="no more processes"):
+        ring.launch(programs.waits, 2, str(tmp_path / "pid"), device="cpu")
+    assert started[0].returncode
+
+
 def test_an_interrupt_in_the_waiting_thread_leaves_no_process(monkeypatch, tmp_path):
     """What a notebook's interrupt does: KeyboardInterrupt in the middle of `wait`."""
     from helpers.run import ranks

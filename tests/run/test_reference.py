@@ -92,6 +92,13 @@ def test_a_key_of_minus_infinity_is_no_key():
     assert (lse == -torch.inf).all()
 
 
+def test_a_row_with_a_nan_is_nan():
+    q, k, v = randn(1, 1, 4, 8), randn(1, 1, 6, 8, seed=1), randn(1, 1, 6, 8, seed=2)
+    q[0, 0, 2, 3] = torch.nan
+    for x in reference.attention(q, k, v):
+        assert x[0, 0, 2].isnan().all() and x[0, 0, [0, 1, 3]].isfinite().all()
+
+
 def test_the_baseline_rounds_at_the_inputs_precision():
     """The error of plain PyTorch is of the order of the dtype's ulp: smaller and the rule fails right kernels, larger
     and it passes wrong ones."""

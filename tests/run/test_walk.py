@@ -104,6 +104,17 @@ def test_what_has_no_steps_is_said():
         walk("02_online_softmax", q[0, 0])
 
 
+def test_tensors_among_the_options_may_be_on_any_device(monkeypatch):
+    """They are taken to the CPU as the inputs are; here a tensor that is there already stands for one of a GPU."""
+    q, k, v = (x.half() for x in inputs("04_fa2_fp32", H=2))
+    starts = torch.tensor([0, 100, N], dtype=torch.int32)
+    taken = []
+    to_cpu = torch.Tensor.cpu
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda x: taken.append(x.shape) or to_cpu(x))
+    walk("20_causal_gqa", q, k, v, causal=True, cu_seqlens=(starts, starts))
+    assert starts.shape in taken
+
+
 def test_an_xray_after_a_walk_counts_as_before():
     kernel = "04_fa2_fp32"
     before = xray(kernel, *inputs(kernel)).to_frame()

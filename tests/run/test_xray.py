@@ -104,7 +104,7 @@ def test_wavefronts_of_one_request(addresses, width, op, expected):
     for wavefront in served:
         for bank, lanes in wavefront.items():
             assert len({addresses[lane] // 4 - addresses[lane] // 4 % max(1, width // 4) for lane in lanes}) == 1
-            assert all((addresses[lane] // 4 - bank) % 32 in range(-width // 4, 1) or width >= 4 for lane in lanes)
+            assert all((bank - addresses[lane] // 4) % 32 < max(1, width // 4) for lane in lanes)
 
 
 @pytest.mark.parametrize(
@@ -514,17 +514,25 @@ def test_bytes_are_those_that_traffic_counts():
     )
 
 
+def test_a_tensor_without_elements_is_read_zero_times_per_byte():
+    kernel = load("23_backward_mma", device="cpu", quiet=True)
+    inputs = random_inputs(kernel.rung, (1, 1, 16, 16, 64))
+    frame = traffic(kernel, *inputs)
+    assert (frame["size_bytes"] == 0).any() and not frame.loc[frame["size_bytes"] == 0, "reads_per_byte"].any()
+
+
 def test_a_stem_a_path_a_rung_and_a_kernel_of_either_back_end_are_the_same():
     rung = ladder.rung("03_fa1_fp32")
-    on_gpu = Kernel(rung, "cuda", SimpleNamespace(backend="nvcc", resources=None))
+    on_gpu = Kernel(rung, "cuda")
     rays = [xray(which, *qkv()) for which in (rung.stem, str(rung.path), rung.path, rung, on_gpu)]
     assert len({tuple(map(tuple, ray.to_frame().itertuples(index=False))) for ray in rays}) == 1
 
 
 def test_spills_that_nvcc_has_told_of_are_noted():
     resources = pd.DataFrame({"registers": [255, 40], "spill_store_bytes": [16, 0], "spill_load_bytes": [24, 0]})
-    launcher = SimpleNamespace(backend="nvcc", resources=resources)
-    ray = xray(Kernel(ladder.rung("03_fa1_fp32"), "cuda", launcher), *qkv())
+    kernel = Kernel(ladder.rung("03_fa1_fp32"), "cuda")
+    kernel.launcher = SimpleNamespace(backend="nvcc", resources=resources)
+    ray = xray(kernel, *qkv())
     assert "nvcc spills registers, 40 bytes per thread" in str(ray)
     assert "spills" not in str(xray("03_fa1_fp32", *qkv()))
 

@@ -2,7 +2,9 @@
 
 import contextlib
 import ctypes
+import errno
 import fcntl
+import functools
 import os
 import re
 import shutil
@@ -78,6 +80,15 @@ def test_a_build_that_has_lost_a_file_is_made_again(cache, lost):
     assert answer(1).cached and call(answer(1)) == 1
 
 
+@pytest.mark.parametrize("emptied", ["done", "*.so"])
+def test_a_build_with_a_file_that_a_power_cut_has_left_empty_is_made_again(cache, emptied):
+    (file,) = answer(1).path.parent.glob(emptied)
+    file.unlink()  # it is loaded: cut short, it would take this process along
+    file.touch()
+    assert not answer(1).cached
+    assert answer(1).cached and call(answer(1)) == 1
+
+
 def test_objects_are_not_kept(cache):
     answer(1)
     compile_("answer", cpp=["int one;\n", "int other;\n"])
@@ -112,11 +123,58 @@ def test_folders_may_have_blanks_in_their_names(tmp_path, monkeypatch):
     assert call(answer(1, libraries=[answer(2).path])) == 1
 
 
+def test_a_file_may_have_a_blank_in_its_name(cache):
+    assert call(compile_("my kernél", cpp='extern "C" int answer() { return 3; }\n')) == 3
+
+
 def test_a_cache_that_cannot_be_written_is_named_with_its_mend(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("FA_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(ToolkitError, match=r"can't write to .*file/cache, .*; name another folder in FA_CACHE"):
         compile_("answer", cpp="int answer;\n")
+
+
+def test_a_full_disk_is_named_with_its_mend(cache, monkeypatch):
+    """It has no room for the compiler's words either."""
+
+    def full(path, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def failed(*_, **__):
+        raise RuntimeError("Error building extension")
+
+    monkeypatch.setattr(cpp_extension, "load", failed)
+    with pytest.raises(CompileError, match="Error building extension"):
+        compile_("answer", cpp=["int one;\n", "int other;\n"])
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(ToolkitError, match=r"can't write to .*: No space left on device; name another folder in FA"):
+        compile_("answer", cpp=["int one;\n", "int other;\n"])
+    assert not list(cache.glob(".building-*"))
+
+
+def test_a_path_that_ninja_can_not_take_is_named_with_its_mend(tmp_path, monkeypatch):
+    monkeypatch.setenv("FA_CACHE", str(tmp_path / "a$b"))
+    with pytest.raises(ToolkitError, match=r"/a\$b has a \$ in its path, .*: name another folder in FA_CACHE"):
+        answer(1)
+    monkeypatch.setattr(build, "ROOT", tmp_path / "series$")
+    with pytest.raises(ToolkitError, match=r"/series\$ has a \$ in its path, .*: move the checkout"):
+        answer(1)
+
+
+def test_a_torch_that_is_too_old_is_named_with_its_mend(cache, monkeypatch):
+    monkeypatch.setattr(cpp_extension, "load_inline", lambda name, cpp_sources, cuda_sources=None: None)
+    with pytest.raises(ToolkitError, match=r"^torch \S+ is too old: `pip install -U torch`$"):
+        answer(1)
+
+
+def test_the_cache_is_where_the_environment_says(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("FA_CACHE", "~/fa")
+    assert build.cache_folder() == Path("/home/me/fa")
+    monkeypatch.delenv("FA_CACHE")
+    for base, found in (("/caches", "/caches"), ("caches", "/home/me/.cache"), ("", "/home/me/.cache")):
+        monkeypatch.setenv("XDG_CACHE_HOME", base)
+        assert build.cache_folder() == Path(found) / "flashattention-notebooks"
 
 
 def test_a_launch_error_is_shown_with_the_readers_own_line():
@@ -173,6 +231,7 @@ def test_builds_run_side_by_side_and_the_same_one_once(cache, monkeypatch):
     before, at_once, compiles = (os.environ["PATH"], sys.getdlopenflags()), [], []
     really = cpp_extension.load_inline
 
+    @functools.wraps(really)
     def watched(name, **how):
         compiles.append(name)
         both.wait(timeout=600)  # nobody compiles before two want to

@@ -237,6 +237,16 @@ def test_a_cubin_that_has_lost_a_file_is_made_again(cache, lost):
     assert len(sass.resources(kernel, "sm_80")) == 1
 
 
+def test_a_build_that_was_killed_is_swept_up_by_later_ones(cache, monkeypatch):
+    def killed(*_, **__):
+        left = [path.name for path in cache.iterdir() if path.is_dir()]
+        raise AssertionError(left)
+
+    monkeypatch.setattr(sass.subprocess, "run", killed)
+    with pytest.raises(AssertionError, match=r"\['\.building-[^,]*\]"):  # the name that compile.py looks for
+        sass.cubin(made("__global__ void k() {}"), "sm_80")
+
+
 def test_an_error_is_the_compiler_s_and_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("FA_CACHE", str(tmp_path))
     with pytest.raises(CompileError, match=r'01_naive.cu\(2\): error: identifier "Q_smem" is undefined'):

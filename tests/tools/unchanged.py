@@ -2,14 +2,16 @@
 
 A test file depends on itself, on tests/tools, on kernels/, on the rooms of helpers/ up to the highest that it imports from (a
 room imports only rooms below it, import-linter holds that), and on data/: of that, only on the heads of trained models if
-neither its rooms nor its own words reach the records. tests/passed.txt has the digest of all of that for
-each file whose tests passed in `pytest --all --record`. Of a file whose digest is the recorded one, one test in SHARE runs.
+neither its rooms nor its own words reach the records; and where its own words name them, on notebooks/, course/, docs/ and
+README.md. tests/passed.txt has the digest of all of that for each file whose tests passed in `pytest --all --record`. Of a file
+whose digest is the recorded one, one test in SHARE runs.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -54,14 +56,23 @@ def reads_records(text: str) -> bool:
     return depends(text)[-1] != "run" or "record" in text or "data" in text
 
 
+def reads_pages(text: str) -> bool:
+    """Whether a test file names what is written to be read: notebooks, or pages of the course, the book or README.md."""
+    return bool(re.search(r'NOTEBOOKS|"(notebooks|course|docs)"|README', text))
+
+
 def digest(path: Path, root: Path = ROOT) -> str:
     """Of all that the tests of a file depend on."""
     text = path.read_text()
     parts = [f"helpers/{room}" for room in depends(text)]
+    files = ["pyproject.toml", "helpers/__init__.py", "tests/conftest.py"]
+    if reads_pages(text):
+        parts += ["notebooks", "course", "docs"]
+        files += ["README.md"]
     sha = hashlib.sha256(text.encode())
     for part in (*parts, "kernels", "data" if reads_records(text) else "data/heads", "tests/tools"):
         sha.update(_of_folder(root / part).encode())
-    for file in ("pyproject.toml", "helpers/__init__.py", "tests/conftest.py"):
+    for file in files:
         sha.update((root / file).read_bytes())
     return sha.hexdigest()[:16]
 

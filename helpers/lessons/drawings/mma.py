@@ -84,36 +84,6 @@ def fragments(panels: Mapping[str, tuple[Layout, int, int, int]], lane: int = 5)
     return figure
 
 
-@styled
-def ldmatrix(layout: Layout, trans: bool = False) -> Picture:
-    """ldmatrix.x4 on one 16 x 16 tile: left, which lane gives the address of which 16-byte row; right, which lane gets
-    what. layout: lane, element (0..7, two per register) -> row, column of the tile."""
-    text = (
-        "ldmatrix.x4 on a 16 x 16 tile. Left: lanes 0-7 name the rows of the upper left 8 x 8 matrix, 8-15 of the lower left, 16-23 of "
-        "the upper right, 24-31 of the lower right. Right: the lane that gets each element, the fragment of A."
-    )
-    figure, (left, right) = _panels(text, 10.0, 5.4, 2)
-    for ax in (left, right):
-        blank(ax).set(xlim=(-0.1, 16.1), ylim=(16.1, -0.1), aspect="equal")
-    for lane in range(32):
-        matrix = lane // 8
-        row, column = lane % 8 + matrix % 2 * 8, matrix // 2 * 8
-        left.add_patch(
-            Rectangle((column + 0.04, row + 0.06), 7.92, 0.88, facecolor=TINTS[matrix], edgecolor=MUTED, linewidth=0.7)
-        )
-        left.text(column + 4, row + 0.5, f"address from lane {lane}", ha="center", va="center", fontsize=8)
-    left.set_title("in: 32 addresses of rows of 16 bytes (four 8 × 8 matrices)", color=MUTED)
-    for lane in range(32):
-        for element in range(8):
-            row, column = layout(lane, element)
-            right.add_patch(
-                Rectangle((column, row), 1, 1, facecolor=TINTS[element // 2], edgecolor=CARD, linewidth=0.7)
-            )
-            right.text(column + 0.5, row + 0.5, lane, ha="center", va="center", fontsize=7)
-    right.set_title(f"out{', .trans' if trans else ''}: the lane that gets it; the tint is the register", color=MUTED)
-    return figure
-
-
 OPERANDS = {  # what ldmatrix.x4 reads: title, its rows, lane -> row and chunk that it names, and as what it is multiplied
     "Q": ("Q: operand A", "query", lambda lane: (lane % 16, lane // 16), a_fragment, False),
     "K": ("K: operand B = Kᵀ", "key", lambda lane: (lane % 8 + lane // 16 * 8, lane // 8 % 2), b_fragment, False),

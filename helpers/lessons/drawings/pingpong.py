@@ -9,7 +9,6 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, Patch
 
 from ...figures import lanes as swim
-from ...figures.steps import beside as steps
 from ...figures.style import (
     GREEN,
     GRID,
@@ -32,7 +31,6 @@ __all__ = [
     "lanes",
     "loop",
     "states",
-    "steps",
 ]
 
 
