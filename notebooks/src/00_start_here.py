@@ -61,7 +61,7 @@ doctor()
 #
 # How new is new enough? Each kernel file says so by a **compute capability**, the version number of a GPU's abilities: `sm_75` is 7.5 (Turing, 2018) or newer, `sm_80` 8.0 (Ampere, 2020) or newer, `sm_90a` 9.0 (Hopper, 2022) and no other. `doctor` above has looked.
 #
-# The **[emulator](glossary.md#emulator)** gives the right results, exact counts of the bytes that threads ask for, and a sentence with file and line for an access out of bounds, a deadlock, a barrier that only some threads reach, a read of shared memory that nobody wrote. (A **barrier** is a line at which threads wait for each other. Where one is missing altogether, `xray`, below, names the two lines that race.) It does not model caches and has no notion of time; a time measured on a CPU is never shown beside one from a GPU.
+# The **[emulator](glossary.md#emulator)** gives the right results, exact counts of the bytes that threads ask for, and a sentence with file and line for an access out of bounds, a deadlock, a barrier that only some threads reach, a read of shared memory that nobody wrote. (A **barrier** is a line at which threads wait for each other. Where one is missing altogether, `xray`, below, names the two lines that [race](glossary.md#race).) It does not model caches and has no notion of time; a time measured on a CPU is never shown beside one from a GPU.
 
 # %% [markdown]
 # ## FlashAttention in one picture

@@ -315,7 +315,7 @@ predict(shuffles, rays[4096].trace.instructions["shfl.sync"] // 64, "shuffles pe
 #
 # ### The X-ray
 #
-# Are these bytes asked for well? A warp's lanes load 16 bytes each, side by side: 512 bytes, which are 16 [sectors](glossary.md#sector) of 32 bytes if the first begins with a sector. Rows of 4096 numbers do, at every row. Rows of 4097 begin anywhere. The kernel counts its groups of four from the last multiple of 16 bytes, so at worst: how many sectors may such a request need?
+# Are these bytes asked for well? A warp's lanes load 16 bytes each, side by side: 512 bytes, which are 16 [sectors](glossary.md#sector) of 32 bytes if they begin where a sector does. Rows of 4096 numbers do, at every row. Rows of 4097 begin anywhere. The kernel's groups of four begin at multiples of 16 bytes, so at worst: how many sectors may such a request need?
 
 # %%
 sectors_at_most = ...  # your prediction
@@ -338,11 +338,11 @@ table["time / a copy's"] = (ms["02_online_softmax"] / ms["copy"]).round(2)
 table
 
 # %% [markdown]
-# Rows of 1023 and 4097 take a few percent more sectors but clearly more time, measured in copies on the H200. A row of 1023 may begin up to three numbers late, and one of 4097 is a number longer: both miss the size that 1024 and 4096 just fit, so the launcher gives them twice the threads: half of their slots are empty, and there are twice as many states to merge.
+# Rows of 1023 and 4097 take a few percent more sectors but clearly more time, measured in copies on the H200. A row of 1023 may begin up to three numbers late, and one of 4097 is a number longer: both miss the size that 1024 and 4096 just fit, so the launcher gives them twice the threads. Half of their slots are empty, and there are twice as many states to merge.
 #
 # ### The time its bytes must take
 #
-# Before the last measurement, a bound. A kernel that moves $b$ bytes cannot be faster than $b/\beta$ on a device that copies at $\beta$ bytes per second. A softmax has few FLOPs per byte, so this bound is the one that counts. For 16384 rows of 4096 on an H200, which share of the copy bandwidth does this kernel reach (by the table), and which `torch.softmax`?
+# Before the last measurement, a bound. A kernel that moves $b$ bytes cannot be faster than $b/\beta$ on a device that copies at $\beta$ bytes per second. A softmax has few FLOPs per byte, so this bound is the one that counts. For 16384 rows of 4096 on an H200, what share of the copy bandwidth do this kernel (by the table) and `torch.softmax` reach?
 
 # %%
 ours, theirs = ..., ...  # your predictions, in percent
@@ -420,7 +420,7 @@ trap("const float m_finite = m == -FA_INFINITY ? 0.f : m; // both", "const float
 trap("a.l * expf(a.m - m_finite) + b.l * expf(b.m - m_finite)", "a.l + b.l")
 
 # %% [markdown]
-# **No rescaling of l.** The result is right only where all parts have the same maximum: rows of equal scores (the case "zeros"), or a row within one thread's four ($N$ = 1 and 2; rows of 3 lie across them). This is the one to remember for FlashAttention: without the rescale a test in which all keys fit in one tile still passes.
+# **No rescaling of l.** The result is right only where all parts have the same maximum: rows of equal scores (the case "zeros"), or a row within one vector ($N$ = 1 and 2; rows of 3 may straddle two). This is the one to remember for FlashAttention: without the rescale a test in which all keys fit in one tile still passes.
 
 # %% [markdown]
 # The fourth is one that a test need not see. **No barrier** between the stores of the warps' states and the loads of all of them: whether a warp reads a state before it is there depends on who runs first. The X-ray does not wait for it to happen; it looks whether anything orders the two.

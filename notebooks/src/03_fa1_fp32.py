@@ -189,7 +189,7 @@ pd.DataFrame(rows, columns=["tile", "keys", "million elements", "times fewer tha
 # %% [markdown]
 # With a tile that fills SRAM the traffic falls to about a quarter. The memory falls further: there is no $S$ and no $P$. With $B_c = 32$, below $\tfrac34 d = 48$, there is *more* traffic than before. It is not tiling as such that helps, but a tile that is large for its $d$.
 #
-# Put $B_c = M/4d$ into the middle term: $12 N^2 d^2 / M = \Theta(N^2 d^2 / M)$ elements, the paper's Theorem 2. The paper also shows (Proposition 3) that no algorithm beats this asymptotically at *all* $M$ from $d$ to $Nd$: at $M = Nd$ it is $Nd$, and the inputs alone have $3Nd$ elements.
+# Put $B_c = M/4d$ into the middle term: $12 N^2 d^2 / M = \Theta(N^2 d^2 / M)$ elements, the paper's Theorem 2. The paper also shows (Proposition 3) that no algorithm beats this asymptotically at *all* $M$ from $d$ to $Nd$: at $M = Nd$ this is $\Theta(Nd)$, and reading the inputs alone takes $3Nd$.
 #
 # Does numpy agree with the formula?
 

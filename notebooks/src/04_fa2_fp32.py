@@ -281,7 +281,7 @@ by_tensor = {name: table.sum(axis=1) for name, table in counted.items()}
 draw.bytes_by_tensor(by_tensor, "Bytes requested, B H = 2, N = 512, d = 64")
 
 # %% [markdown]
-# **What to see.** FA1 reads and writes $O$ at every tile and reads $Q$ each time. In FA2 both shrink to one pass, and K and V grow instead, to four passes. $m$ and $l$ are gone: they never leave the registers. (In FA1 the eight threads of a row all ask for them, so their reads count eightfold; the formula alone gives 5.2.) FA2 needs $B_r > \frac12 d$ to move less than three kernels do; it has 128.
+# **What to see.** FA1 reads and writes $O$ at every tile and reads $Q$ each time. In FA2 both shrink to one pass, and K and V grow instead, to four passes. $m$ and $l$ are gone: they never leave the registers. (In FA1 the eight threads of a row all ask for them, so their reads count eightfold; section 2's formula gives 5.2.) FA2 needs $B_r > \frac12 d$ to move less than three kernels do; it has 128.
 #
 # ### The X-ray
 #

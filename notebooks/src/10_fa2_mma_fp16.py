@@ -255,7 +255,7 @@ print(
 )
 
 # %% [markdown]
-# Notebook 04's threads asked for 0.5 bytes per FLOP, eight times as much. Yet 0.062 is too much: an SM's `mma.sync` does 2450 FLOPs per clock, for which shared memory has 128 bytes, 0.052 per FLOP.
+# Notebook 04's threads asked for 0.5 bytes per FLOP, eight times as much. Yet 0.062 is too much: at 641 TFLOP/s an SM does 2450 FLOPs per clock, and shared memory 128 bytes: 0.052 per FLOP.
 
 # %% [markdown]
 # ## The kernel
@@ -270,7 +270,7 @@ show.region("10_fa2_mma_fp16", "tile")
 show.region("10_fa2_mma_fp16", "load_tile")
 
 # %% [markdown]
-# Each thread copies 16 bytes at a time, through its registers, and neighbouring threads copy neighbouring chunks. Rows past the end become zeros. The loop calls it for K and V between two barriers: one before, so that no warp still reads the last tile, and one after, so that all of the new tile is there. Now the fragments of $Q$, once for the whole loop:
+# Each thread copies 16 bytes at a time, through its registers, and neighbouring threads copy neighbouring chunks. Rows past the end become zeros. The loop calls it for K and V between two barriers: one before, so that no warp still reads the previous tile, and one after, so that all of the new tile is there. Now the fragments of $Q$, once for the whole loop:
 
 # %%
 show.region("10_fa2_mma_fp16", "fragments")
@@ -416,7 +416,7 @@ plot.ratio(samples, "10_fa2_mma_fp16", ["SDPA FLASH", "SDPA CUDNN"])
 # %% [markdown]
 # ## Exercises
 #
-# In a *task* you write a part of the kernel. Type it into the `%%region` cell, below the contract: the cell compiles the rung with your text in place of its own, checks all cases, X-rays it and, on a GPU, times it beside the rung. `from helpers import tasks; tasks("10")` lists all tasks; `python -m helpers exercise new 10 output` writes a file for your editor.
+# In a *task* you write a part of the kernel. Type it into the `%%region` cell, below the form: the cell compiles the rung with your text in place of its own, checks all cases, X-rays it and, on a GPU, times it beside the rung. `from helpers import tasks; tasks("10")` lists all tasks; `python -m helpers exercise new 10 output` writes a file for your editor.
 
 # %%
 # %load_ext helpers
@@ -554,7 +554,7 @@ exercise.verify("10.6", padded)
 # smem_bytes = 2 * (64 + 2 * 64) * stride
 # ```
 #
-# 16 bytes more per row, 12.5 % more shared memory. It works; notebook 11 shows a way that costs no memory, and later copy engines that write whole tiles by themselves will insist on it.
+# 16 bytes more per row, 12.5 % more shared memory. It works; notebook 11 shows a way that costs no memory, and Hopper's copy engine (notebook 30), which writes whole tiles, insists on it.
 #
 # </details>
 
@@ -587,7 +587,7 @@ progress()
 # %% [markdown]
 # ## Self-check
 #
-# You can now explain, do and judge:
+# Answer before you unfold:
 #
 # <details><summary>1. What does one mma.sync.m16n8k16 compute, and who has the operands?</summary>
 #

@@ -58,7 +58,7 @@ pd.DataFrame([before.total(space="shared", op=op) for op in ("ldmatrix", "store"
 # %% [markdown]
 # ## 1 · In units of chunks
 #
-# Every access to the tile moves 16 bytes at a time, aligned to 16 bytes: a [**chunk**](glossary.md#chunk), 8 elements. So forget bytes and banks, and count in chunks. A wavefront moves 128 bytes, 8 chunks, and each has to come from another one of 8 **columns of four banks**. Chunk number $n$ of the tile, counted from its start, lies in column $n \bmod 8$.
+# Every access to the tile moves 16 bytes at a time, aligned to 16 bytes: a [**chunk**](glossary.md#chunk), 8 elements. So forget bytes and banks, and count in chunks. A wavefront moves 128 bytes, 8 chunks, and each must come from a different one of 8 **columns of four banks**. Chunk number $n$ of the tile, counted from its start, lies in column $n \bmod 8$.
 #
 # With $d = 64$, a row of the tile is 8 chunks: row $r$, chunk $c$ is number $8r + c$, and lies in column $c$, whatever $r$ is. There is the conflict. What we want is a function $\text{place}(r, c)$ such that
 #
@@ -111,7 +111,7 @@ draw_mma.swizzled_tile(place(32), chunks=4, column=0, title="d = 32: two rows sh
 # ## 2 · Why not pad?
 #
 # Exercise 10.6 cured the same conflicts by making rows 16 bytes longer. Padding costs memory, here an eighth of the tile, and with it perhaps a CTA per SM. That alone would be bearable. The stronger reason comes later: the copy engine of Hopper (notebook 30) writes whole tiles into shared memory by itself. It can swizzle, for rows of 64
-# and of 128 bytes in exactly this pattern. It cannot pad to such row lengths, and Hopper's tensor cores, which read tiles without `ldmatrix`, do not accept them either.
+# and of 128 bytes in exactly this pattern. It cannot pad rows like that, and Hopper's tensor cores, which read tiles without `ldmatrix`, do not accept padded rows either.
 
 # %% [markdown]
 # ## The kernel
@@ -231,7 +231,7 @@ plot.ratio(samples, "11_swizzled", ["SDPA FLASH", "SDPA CUDNN"])
 # %% [markdown]
 # ## Exercises
 #
-# In a *task* you write a part of the kernel. Type it into the `%%region` cell, below the contract: the cell compiles the rung with your text in place of its own, checks all cases, X-rays it and, on a GPU, times it beside the rung. `from helpers import tasks; tasks("11")` lists all tasks; `python -m helpers exercise new 11 swizzle` writes a file for your editor.
+# In a *task* you write a part of the kernel. Type it into the `%%region` cell, below the form: the cell compiles the rung with your text in place of its own, checks all cases, X-rays it and, on a GPU, times it beside the rung. `from helpers import tasks; tasks("11")` lists all tasks; `python -m helpers exercise new 11 swizzle` writes a file for your editor.
 
 # %%
 # %load_ext helpers
@@ -327,14 +327,14 @@ exercise.verify("11.4", unharmed)
 # q_mine = torch.randn(1, 1, 64, 8).repeat(1, 1, 1, 8)
 # ```
 #
-# Rows that consist of eight equal chunks. A row of $Q$ is permuted by its own number modulo 8. Had K been read without the swizzle too, each of its rows would be permuted by its own number, and only scores whose two numbers are equal would be right: one in eight.
+# Rows that consist of eight equal chunks. A row of $Q$ is permuted by its own number modulo 8. Had K been read without the swizzle too, each of its rows would be permuted by its own number, and only scores of rows with equal numbers would be right: one in eight.
 #
 # </details>
 
 # %% [markdown]
 # ### Exercise 11.5 · A row of 12 chunks
 #
-# Some models have heads of $d = 96$, rows of 12 chunks. Write the swizzle for tiles of 96 columns, and test it by the two conditions of section 1.
+# Some models have heads of $d = 96$, rows of 12 chunks. Write the swizzle: it permutes each row, and eight chunks read or stored at once never conflict.
 
 
 # %%
@@ -406,7 +406,7 @@ progress()
 # %% [markdown]
 # ## Self-check
 #
-# You can now explain, do and judge:
+# Answer before you unfold:
 #
 # <details><summary>1. Which two accesses does the layout of a tile have to suit?</summary>
 #

@@ -91,7 +91,7 @@ draw_mma.timeline(draw_mma.prescribed(copied_ahead=False), "11: what one warp do
 #     S = Q K^T, softmax, O += P V   from the stage of tile j
 # ```
 #
-# There is one barrier per tile, where notebook 11 has two. It does two jobs at once. *After* it, every thread's part of tile $j$ has landed, because each waited for its own part before. And *before* it, every warp has finished with tile $j - 1$, because its products belong to the turn before, which precedes this barrier in program order. So the stage of tile $j-1$ may be overwritten, and the next fetch does just that.
+# There is one barrier per tile, where notebook 11 has two. It does two jobs at once. *After* it, every thread's part of tile $j$ has landed, because each waited for its own part before. And *before* it, every warp has finished with tile $j - 1$, because the products with that tile precede this barrier in program order. So the stage of tile $j-1$ may be overwritten, and the next fetch does just that.
 #
 # Put the fetch *before* the barrier, and a fast warp overwrites the tile that a slow one is still reading. No compiler warns of it. We will try it below.
 
@@ -108,7 +108,7 @@ show.region("12_double_buffered", "load_tile")
 show.region("12_double_buffered", "pipeline")
 
 # %% [markdown]
-# A thread's copies for a pair of tiles K, V make one group. In the loop at most `stages - 1` tiles are under way, so the wait's $n$ is `stages - 2`: here 0. From three stages on (exercise 12.4) it needs an empty group for each tile past the last, which `fetch` commits. Q needs shared memory only until its fragments are in registers, so it borrows the last stage.
+# A thread's copies for a pair of tiles K, V make one group. In the loop at most `stages - 1` tiles are under way, so the wait's $n$ is `stages - 2`: here 0. From three stages on (exercise 12.4) the count needs an empty group per tile past the last, which `fetch` commits. Q needs shared memory only until its fragments are in registers, so it borrows the last stage.
 
 # %%
 show.diff("11_swizzled", "12_double_buffered")
@@ -190,7 +190,7 @@ table
 # %% [markdown]
 # ### What it brings
 #
-# How many times as fast as 11 is it at $d = 128$? The budget of notebook 11 says how much there is to gain: rung 11 took twice as long as its longest unit.
+# How many times as fast as 11 is it at $d = 128$? The budget of notebook 11 bounds the gain: at $d = 64$ rung 11 took twice as long as its longest unit.
 
 # %%
 faster = ...  # your prediction: times as fast as rung 11, d = 128, fp16, N >= 1024
@@ -259,7 +259,7 @@ plot.ratio(samples, "12_double_buffered", ["SDPA FLASH", "SDPA CUDNN"])
 # %% [markdown]
 # ## Exercises
 #
-# In a *task* you write a part of the kernel. Type it into the `%%region` cell, below the contract: the cell compiles the rung with your text in place of its own, checks all cases, X-rays it and, on a GPU, times it beside the rung. `from helpers import tasks; tasks("12")` lists all tasks; `python -m helpers exercise new 12 pipeline` writes a file for your editor.
+# In a *task* you write a part of the kernel. Type it into the `%%region` cell, below the form: the cell compiles the rung with your text in place of its own, checks all cases, X-rays it and, on a GPU, times it beside the rung. `from helpers import tasks; tasks("12")` lists all tasks; `python -m helpers exercise new 12 pipeline` writes a file for your editor.
 
 # %%
 # %load_ext helpers
@@ -422,7 +422,7 @@ progress()
 # %% [markdown]
 # ## Self-check
 #
-# You can now explain, do and judge:
+# Answer before you unfold:
 #
 # <details><summary>1. What does wait_group promise, and to whom?</summary>
 #

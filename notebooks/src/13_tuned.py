@@ -113,7 +113,7 @@ for stem in ("12_double_buffered", "13_1_addresses"):
 # %% [markdown]
 # **What to see.** In 12 an `LDSM` is surrounded by `LOP3` (the XOR), `IMAD` and `LEA` (multiply and add): most addresses are formed anew. In 13_1 one register serves several reads, with constants: `+0x800`, `+0x1000`, `+0x1800`.
 #
-# Before you read on: which unit of the budget gets less to do, and is it the one that is busy longest?
+# Which unit of the budget gets less to do, and is it the busiest? (The table in section 2 answers.)
 
 # %% [markdown]
 # ## 2 · Two strips of rows for each fragment
@@ -173,7 +173,7 @@ show.diff("13_2", "13_3")
 # **Form $P$ with the $m$ of earlier tiles and see how the row sums come out.** If they stay below a bound in all rows of the warp, all is well: no maximum, no shuffle, no rescaling.
 # If not, the maximum has to rise, and $P$ tells by how much: the largest $P$ of a row is $2^{\,\max(c s) - m}$. Add its $\log_2$ to $m$, and divide by it what was formed with the old $m$: $P$, which is still fp32 and loses nothing, its sum, $l$ and $O$.
 #
-# **Which bound?** fp16 ends at 65504, so up to 32768 no $P$ overflows. But digits are lost before. Rounding $P$ to 16 bits costs the same share of it at any size, except that *$P = 1$ is exact*. With the true maximum, the key with the largest score of a row has $P = 1$; if it takes most of the row's weight, most of the sum is exact. With a stale maximum its $P$ is rounded like any other.
+# **Which bound?** fp16 ends at 65504, so up to 32768 no $P$ overflows. Yet digits are lost earlier. Rounding $P$ to 16 bits costs the same share of it at any size, except that *$P = 1$ is exact*. With the true maximum, the key with the largest score of a row has $P = 1$; if it takes most of the row's weight, most of the sum is exact. With a stale maximum its $P$ is rounded like any other.
 # The next cells, in bf16, bound the sum that a lane forms over its 16 of the tile's 64 columns: by one number until it is first exceeded, and by another from *then* on, since a warp that met one large key is likely to meet more.
 
 
@@ -222,7 +222,7 @@ pd.DataFrame(columns, index=pd.MultiIndex.from_tuples(bounds, names=["bound", "t
 show.region("13_4", "tile_loop")
 
 # %% [markdown]
-# `probabilities` (shown below) ends in a vote of the warp, `__all_sync`: all lanes take one branch. If one of the 32 rows exceeds the bound, the maximum is raised for all, so a row's last bits depend on the other rows of its warp. Either way the error is within its budget.
+# `probabilities` (shown below) ends in a vote of the warp, `__all_sync`: all lanes take one branch. If one of the 32 rows exceeds the bound, the maximum is sought for all, so a row's last bits depend on the other rows of its warp. Either way the error is within its budget.
 
 # %% [markdown]
 # ## The kernel
@@ -270,7 +270,7 @@ units.draw(budget.loc[["12_double_buffered", "13_2_rows", "13_tuned"]], title)
 # %% [markdown]
 # **What to see.** One step, the rows, moved the longest bar from shared memory to the tensor cores. All together cut the issue slots from 320 clocks to 170. Even so 13 takes 1.4<!--= 4 * 32 * 64 * 128 * 132 * 1.98e-3 / tflops("13", 128, kind="stages") / 428:.1f --> times as long as its longest unit. (Counted at 1.98 GHz; at full load the clock is lower, notebook 32.) A warp does its products and its softmax one after the other, and each of the SM's four schedulers has only two warps to choose from: often neither is ready.
 #
-# What do they wait for? At every clock a warp issues an instruction or has a reason why not, and Nsight Compute counts [the reasons](https://docs.nvidia.com/nsight-compute/ProfilingGuide/index.html). Divided by the number of instructions, they add up to the time between two instructions of a warp. In 10, 81<!--= 100 * stalled("10", 128, "short_scoreboard", "mio_throttle"):.0f --> % of it are waits for shared memory or MUFU (short scoreboard, MIO throttle). If the budget is right, how much is it in 13?
+# What do they wait for? At every clock a warp issues an instruction or has a reason why not, and Nsight Compute counts [the reasons](https://docs.nvidia.com/nsight-compute/ProfilingGuide/index.html). Divided by the number of instructions, they add up to the time between two instructions of a warp. In rung 10 it is 81<!--= 100 * stalled("10", 128, "short_scoreboard", "mio_throttle"):.0f --> % waits for shared memory or MUFU (short scoreboard, MIO throttle). If the budget is right, how much is it in 13?
 
 # %%
 percent = (
@@ -284,7 +284,7 @@ predict(percent, waits, "percent for shared memory or MUFU")
 units.stalls(["10_fa2_mma_fp16", "11_swizzled", "12_double_buffered", "13_tuned"], D=128)
 
 # %% [markdown]
-# **What to see.** These waits go: 81<!--= 100 * stalled("10", 128, "short_scoreboard", "mio_throttle"):.0f -->, 29<!--= 100 * stalled("11", 128, "short_scoreboard", "mio_throttle"):.0f -->, 14<!--= 100 * stalled("12", 128, "short_scoreboard", "mio_throttle"):.0f -->, 10<!--= 100 * stalled("13", 128, "short_scoreboard", "mio_throttle"):.0f --> %. The tensor cores (math pipe throttle) come up from 0 to 12<!--= 100 * stalled("13", 128, "math_pipe_throttle"):.0f --> %. But the largest part of 13's time, 43<!--= 100 * stalled("13", 128, "wait"):.0f --> %, is not in the budget: a *fixed latency*, a few clocks until the warp's next instruction may follow. Other warps could fill them; a scheduler has one other. (A bar is time per instruction; 12 issues twice as many.)
+# **What to see.** These waits shrink: 81<!--= 100 * stalled("10", 128, "short_scoreboard", "mio_throttle"):.0f -->, 29<!--= 100 * stalled("11", 128, "short_scoreboard", "mio_throttle"):.0f -->, 14<!--= 100 * stalled("12", 128, "short_scoreboard", "mio_throttle"):.0f -->, 10<!--= 100 * stalled("13", 128, "short_scoreboard", "mio_throttle"):.0f --> %. Those for tensor cores (math pipe throttle) grow from 0 to 12<!--= 100 * stalled("13", 128, "math_pipe_throttle"):.0f --> %. But the largest part of 13's time, 43<!--= 100 * stalled("13", 128, "wait"):.0f --> %, is not in the budget: a *fixed latency*, a few clocks until the warp's next instruction may follow. Other warps could fill them; a scheduler has one other. (A bar is time per instruction; 12 issues twice as many.)
 
 # %% [markdown]
 # ### The X-ray
@@ -303,7 +303,7 @@ pd.DataFrame(rays.values(), index=rays.keys())
 # %% [markdown]
 # ### The time of each stage
 #
-# All stages, side by side in one process (12 is faster here than in its record). Rows shortened the longest bar by a factor of 1.5, from 640 clocks to 428; to drop the maximum doesn't shorten it at all. What does dropping it bring at $d = 64$?
+# All stages, side by side in one process (12 is faster here than in its record). At $d = 128$ rows shortened the longest bar by a factor of 1.5, 640 clocks to 428; dropping the maximum doesn't shorten it. What does that step bring at $d = 64$?
 
 # %%
 no_maximum = ...  # your prediction: times as fast as 13_3_fma is 13_4_no_maximum at d = 64
@@ -319,10 +319,10 @@ title = f"From 12 to 13, fp16, geometric mean over N ≥ 1024 · {samples['devic
 draw_mma.dots(staged, title, "times as fast as SDPA FLASH", text)
 
 # %% [markdown]
-# **What to see.** Each row against the one above it:
+# **What to see.** Each row over the one above ($d = 64$, then 128):
 #
-# - *Addresses* pay 1.03<!--= stage("13", "13_1", "12", 64):.2f --> and 1.05<!--= stage("13", "13_1", "12", 128):.2f --> times: fewer issue slots, the same longest bar.
-# - *Rows* pay 1.13<!--= stage("13", "13_2", "13_1", 128):.2f --> times at $d = 128$, less than 1.5: the time beyond its longest bar grew. At $d = 64$ it is 1.01<!--= stage("13", "13_2", "13_1", 64):.2f -->; there the registers also cost a CTA: eight warps on an SM instead of twelve.
+# - *Addresses* pay 1.03<!--= stage("13", "13_1", "12", 64):.2f --> and 1.05<!--= stage("13", "13_1", "12", 128):.2f --> times: fewer issue slots, same longest bar.
+# - *Rows* pay 1.13<!--= stage("13", "13_2", "13_1", 128):.2f --> times at $d = 128$, less than 1.5: the time beyond its longest bar grew. At $d = 64$ it is 1.01<!--= stage("13", "13_2", "13_1", 64):.2f -->; there the registers cost a CTA: eight warps per SM, not twelve.
 # - *The FMA* pays 1.08<!--= stage("13", "13_3", "13_2", 64):.2f --> times at $d = 64$, where each product has twice as much softmax beside it, and 1.01<!--= stage("13", "13_3", "13_2", 128):.2f --> at 128. *No maximum* pays 1.11<!--= stage("13", "13_4", "13_3", 64):.2f --> at both. Both shorten what a warp does one after the other.
 # - *The maximum from $P$* is for inputs whose keys stand out. With random ones it is 1.00<!--= stage("13", "13_5", "13_4", 64):.2f --> and 0.97<!--= stage("13", "13_5", "13_4", 128):.2f --> times as fast.
 # - *The last step* (backwards, order, tile shapes) brings 1.07<!--= stage("13", "13", "13_5", 64):.2f --> and 1.05<!--= stage("13", "13", "13_5", 128):.2f -->.
@@ -381,7 +381,7 @@ draw = lambda samples: plot.families(samples, three)  # noqa: E731
 plot.recorded("13_tuned", "families", draw)
 
 # %% [markdown]
-# **What to see.** With a sink (key 0 leads every row; in "one key", each row has a leading key of its own) the bound holds until the last tile; when scores grow along the keys, the first tile visited, the last in memory, has the maximum. For nearly all other families some tiles exceed the bound, and $P$ is divided. With one key per row the kernel is (mean over lengths and dtypes) 1.14<!--= family("13", "12_double_buffered", "one key", 64):.2f --> times as fast as rung 12 at $d = 64$ and 1.24<!--= family("13", "12_double_buffered", "one key", 128):.2f --> at $d = 128$. Over SDPA FLASH it is 1.10<!--= family("13", "FLASH", "one key", 64):.2f --> and 1.10<!--= family("13", "FLASH", "one key", 128):.2f -->. On the heads of rxnmapper (512 keys, 8 tiles) it is 1.13<!--= family("13", "12_double_buffered", "heads of rxnmapper", 64):.2f --> and 1.20<!--= family("13", "12_double_buffered", "heads of rxnmapper", 128):.2f --> times as fast as rung 12, and 1.10<!--= family("13", "FLASH", "heads of rxnmapper", 64):.2f --> and 1.07<!--= family("13", "FLASH", "heads of rxnmapper", 128):.2f --> times as fast as SDPA FLASH.
+# **What to see.** With a sink (key 0 leads every row) the bound holds until the last tile; when scores grow along the keys, the first tile visited, the last in memory, has the maximum. For nearly all other families some tiles exceed the bound, and $P$ is divided. With "one key" (each row has a leading key of its own) the kernel is (mean over lengths and dtypes) 1.14<!--= family("13", "12_double_buffered", "one key", 64):.2f --> times as fast as rung 12 at $d = 64$ and 1.24<!--= family("13", "12_double_buffered", "one key", 128):.2f --> at $d = 128$. Over SDPA FLASH it is 1.10<!--= family("13", "FLASH", "one key", 64):.2f --> and 1.10<!--= family("13", "FLASH", "one key", 128):.2f -->. On the heads of rxnmapper (512 keys, 8 tiles) it is 1.13<!--= family("13", "12_double_buffered", "heads of rxnmapper", 64):.2f --> and 1.20<!--= family("13", "12_double_buffered", "heads of rxnmapper", 128):.2f --> times as fast as rung 12, and 1.10<!--= family("13", "FLASH", "heads of rxnmapper", 64):.2f --> and 1.07<!--= family("13", "FLASH", "heads of rxnmapper", 128):.2f --> times as fast as SDPA FLASH.
 
 # %% [markdown]
 # ## What still hurts
@@ -399,7 +399,7 @@ pd.DataFrame({"TFLOP/s": best.round(0), "share of mma.sync alone": (best / units
 # %% [markdown]
 # ## Exercises
 #
-# In a *task* you write a part of the kernel. Type it into the `%%region` cell, below the contract: the cell compiles the rung with your text in place of its own, checks all cases, X-rays it and, on a GPU, times it beside the rung. `from helpers import tasks; tasks("13")` lists all tasks; `python -m helpers exercise new 13 online_update` writes a file for your editor.
+# In a *task* you write a part of the kernel. Type it into the `%%region` cell, below the form: the cell compiles the rung with your text in place of its own, checks all cases, X-rays it and, on a GPU, times it beside the rung. `from helpers import tasks; tasks("13")` lists all tasks; `python -m helpers exercise new 13 online_update` writes a file for your editor.
 
 # %%
 # %load_ext helpers
@@ -453,7 +453,7 @@ hint("13.2")
 # %% [markdown]
 # ### Exercise 13.4 · How stale may it be?
 #
-# A colleague wants a bound of $2^{20}$, to seek the maximum less often: fp32 holds such sums easily. Give a (1, 1, 64, 64) `q` and (1, 1, 128, 64) `k` for which that kernel is *wrong* in fp16, with finite inputs. And what is the largest power of two as a bound with which no $P$ overflows?
+# A colleague wants a bound of $2^{20}$, to seek the maximum less often: fp32 holds such sums easily. Give a (1, 1, 64, 64) `q` and (1, 1, 128, 64) `k` for which that kernel is *wrong* in fp16, with finite inputs. And which largest power of two, `safe`, bounds the sums so that no $P$ overflows?
 
 # %%
 stale = {
@@ -568,7 +568,7 @@ progress()
 # %% [markdown]
 # ## Self-check
 #
-# You can now explain, do and judge:
+# Answer before you unfold:
 #
 # <details><summary>1. Why does a warp with 32 rows need half the shared-memory bytes per product?</summary>
 #

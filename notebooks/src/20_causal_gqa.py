@@ -142,7 +142,7 @@ predict(masked, int((maps["causal"] == 2).sum(1).max()), "masked tiles in a stri
 draw_masks.tile_map(maps)
 
 # %% [markdown]
-# **What to see.** Black lines separate the CTAs. A row of boxes is a warp's strip of 32 queries, and runs along the keys. The mask is needed along the edges only: one box of each strip on the diagonal (at most two), and a few at the far edge of the window, however long the sequence. Everything else is whole or not there. The hatched boxes are the price of reading for four warps together.
+# **What to see.** Black lines separate the CTAs. A row of boxes is a warp's strip of 32 queries. The mask is needed along the edges only: one box of each strip on the diagonal (for some $N_k - N_q$ two), and a few at the far edge of the window, however long the sequence. Everything else is whole or not there. The hatched boxes are the price of reading for four warps together.
 #
 # Is the arithmetic right? Hold it against the definition of the mask: a strip may only be skipped where no query sees a key, and only be called whole where all see all.
 # %%
@@ -278,7 +278,7 @@ print(f"milliseconds over those of this rung, causal, fp16, {samples['device'].i
 longer.round(3)
 
 # %% [markdown]
-# **What to see.** One head at a time takes 6<!--= 100 * (min(at_once(0)) - 1):.0f --> to 12<!--= 100 * (max(at_once(0)) - 1):.0f --> % longer (by the model 6 to 16). From 16 to 64 MiB it makes 1<!--= 100 * (max(at_once(16) + at_once(64)) - 1):.0f --> % at most. All heads at once cost 2<!--= 100 * (max(at_once(1 << 20)) - 1):.0f --> % at worst, and gain 1<!--= 100 * (1 - min(at_once(1 << 20))):.0f --> % at best.
+# **What to see.** One head at a time takes 6<!--= 100 * (min(at_once(0)) - 1):.0f --> to 12<!--= 100 * (max(at_once(0)) - 1):.0f --> % longer (by the model 6 to 16). 16 or 64 MiB take 1<!--= 100 * (max(at_once(16) + at_once(64)) - 1):.0f --> % longer at most. All heads at once cost 2<!--= 100 * (max(at_once(1 << 20)) - 1):.0f --> % at worst, and gain 1<!--= 100 * (1 - min(at_once(1 << 20))):.0f --> % at best.
 
 # %% [markdown]
 # ## 4 · Heads that share keys
@@ -304,7 +304,7 @@ lengths = [300, 40, 512, 120, 77, 231]
 draw_masks.packed(lengths)
 
 # %% [markdown]
-# Counted in rows, as drawn, less is saved than in tiles of keys, the work, which grow with the *square* of a length. Sixteen sequences of random lengths:
+# Packing saves more work than rows, as tiles of keys grow with the *square* of a length. Sixteen sequences of random lengths:
 # %%
 n = np.random.default_rng(0).integers(128, 4097, 16)
 
@@ -493,7 +493,7 @@ plot.recorded("20_causal_gqa", "groups", grouped)
 
 
 # %% [markdown]
-# Packed batches of random lengths. `ratio` compares with every sequence running at the speed that the kernel reaches on a full batch of its length; `to_padded` is the time of the same sequences padded over that of the packed batch. Three batches of 16 sequences, both formats:
+# Packed batches of random lengths. `ratio` compares with every sequence running at the speed that the kernel reaches on a full batch of its length; `to_padded` is the time of the padded batch over that of the packed one. Three batches of 16 sequences, both formats:
 # %%
 def packed_speeds(samples):
     found = record.ratio_to_ideal(samples)
@@ -603,7 +603,7 @@ exercise.verify("20.3", wrong_there)
 # %% [markdown]
 # ### Exercise 20.4 · How many tiles does a window need?
 #
-# With a window of $w$ keys, how many tiles of 64 keys does a CTA of 128 queries read at most, whatever $N_q$ and $N_k$ are (both much larger)? The check tries every alignment.
+# Write `most_tiles`: the most tiles of 64 keys that a CTA of 128 queries reads with a window of $w$ keys. ($N_q$ and $N_k$ are much larger; the check tries every alignment.)
 
 # %%
 # Exercise 20.4

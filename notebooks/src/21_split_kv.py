@@ -76,7 +76,7 @@ predict(used, 8 * copy / matmul, "of the tensor cores' speed")
 draw_decode.roofline(intensities, copy, matmul, record.about("device", "ceilings")["device"])
 
 # %% [markdown]
-# **What to see.** One query per head, without sharing, can use less than a hundredth of what the tensor cores offer. A decode step is a **read of the cache**, and its unavoidable time is bytes divided by bandwidth. The yardstick is a copy on the same card (which writes as much as it reads; a kernel that only reads may come out a little above it). At its speed 128 rows per key ask for 539 TFLOP/s, more than rung 20 reaches; 16 ask for 67.
+# **What to see.** One query per head, without sharing, can use less than a hundredth of what the tensor cores offer. A decode step is a **read of the cache**, and its unavoidable time is bytes divided by bandwidth. The yardstick is a copy on the same card (which writes as much as it reads; a kernel that only reads may come out a little above it). At a copy's speed 128 rows per key need 539 TFLOP/s, more than rung 20 reaches; 16 need 67.
 # %%
 for B, _, Hkv, Nk, D in workloads.CACHES[:3]:
     size = record.kv_bytes(B, Hkv, Nk, D)
@@ -153,7 +153,7 @@ predict(slower, next(n for m, n in zip(ends, [*ends][1:]) if ends[n] > ends[m]),
 draw_decode.pieces(runs, 16, per_sm=2)
 
 # %% [markdown]
-# **What to see.** Three pieces are *worse* than two: 18 CTAs on 16 places need a second wave, in which two are at work. Five pieces fill two waves nearly, and take three fifths of the time that three need. What counts is how full the **last [wave](glossary.md#wave)** is. The rung's own rule, for calls that give no number:
+# **What to see.** Three pieces are *worse* than two: 18 CTAs on 16 places need a second wave, in which two are at work. Five pieces nearly fill two waves, and take three fifths of the time that three need. What counts is how full the **last [wave](glossary.md#wave)** is. The rung's own rule, for calls that give no number:
 
 # %%
 print(inspect.getsource(fewest_pieces))
@@ -215,7 +215,7 @@ draw_decode.bandwidth(predicted, own, title)
 #
 # In rung 20 each query head has CTAs of its own. With grouped heads several of them read the same keys, which cost little there. Here reading is all there is. So the query heads of a group are put into *one* tile of 16 rows: row $r$ is query $\lfloor r / g \rfloor$ of head $r \bmod g$ of the group, with $g = H / H_{kv}$. Each `mma.sync` multiplies keys with all of them, and each key is read once.
 #
-# The four warps share these rows, but no keys: each has keys, buffers and a state of its own, and waits for no other: no barrier in the loop, so that no warp's copies wait for a slower warp. Their four states are merged at the end, by $\oplus$.
+# The four warps share these rows, but no keys: each has keys, buffers and a state of its own. The loop has no barrier, so no warp's copies wait for a slower warp. Their four states are merged at the end, by $\oplus$.
 
 # %% [markdown]
 # ## 4 · A cache in pages

@@ -222,7 +222,7 @@ draw_backward.loop_orders()
 # %% [markdown]
 # **What to see.** Each square is a tile of $S$; arrows run over the tiles that contribute to one tile of a gradient.
 #
-# - **FlashAttention-1** (Algorithm 4 of [arXiv 2205.14135](https://arxiv.org/abs/2205.14135)), left: keys outside, queries inside. $K_j$, $V_j$ and the sums $dK_j$, $dV_j$ stay on the chip for a whole column; $dQ_i$ is fetched from HBM, added to and written back, once per tile. One CTA walks all of a head, so nothing crosses CTAs. With few long sequences those are too few.
+# - **FlashAttention-1** (Algorithm 4 of [arXiv 2205.14135](https://arxiv.org/abs/2205.14135)), left: keys outside, queries inside. $K_j$, $V_j$ and the sums $dK_j$, $dV_j$ stay on the chip for a whole column; $dQ_i$ is fetched from HBM, added to and written back, once per tile. One CTA walks all of a head, so nothing crosses CTAs. Few long sequences then make too few CTAs.
 # - **FlashAttention-2** (Algorithm 2 of [arXiv 2307.08691](https://arxiv.org/abs/2307.08691)), middle: the *same* loop order, unlike in the forward pass. Each turn of the outer loop becomes a CTA. Now several [CTAs](glossary.md#cta) add to the same $dQ_i$.
 # - **Queries outside**, right: $dQ_i$ stays inside a CTA, and *two* tensors, $dK$ and $dV$, have to be added up across CTAs.
 #

@@ -340,7 +340,7 @@ pd.DataFrame(rows, index=["CTAs", "places", "occupied"]).T.rename_axis(["", "a C
 # %% [markdown]
 # **What to see.** Head by head, the last heads' longest tiles begin late, and leave places empty at the end; 16 heads at a time lose next to nothing but where sequences are short. And groups make CTAs fewer and each of them longer. In the first shape, that of notebook 24's model, all 256 have a place, the first tile takes twice the average, and half of the places' time is empty. In the second there aren't enough CTAs to begin with.
 #
-# So every query head has CTAs of its own here, as in FlashAttention-2. Each writes its $dK$ and $dV$, rounded to 16 bits, into a workspace, and a last CUDA kernel, `add_heads`, adds them up in the order of the heads. Measured beside SDPA FLASH (H200, bf16, the reason given for draft 16 in [29 · Log](29_log.ipynb)), the first shape went from 0.93 to 1.32 of its speed, the second from 0.37 to 1.47, and the third from 1.18 to 1.11: where there were enough CTAs, the addition costs time and gains nothing.
+# So every query head has CTAs of its own here, as in FlashAttention-2. Each writes its $dK$ and $dV$, rounded to 16 bits, into a workspace, and a last CUDA kernel, `add_heads`, adds them up in the order of the heads. Measured beside SDPA FLASH (H200, bf16; draft 16 in [29 · Log](29_log.ipynb)), the first shape went from 0.93 to 1.32 of its speed, the second from 0.37 to 1.47, and the third from 1.18 to 1.11: where there were enough CTAs, the addition costs time and gains nothing.
 #
 # ## The kernel
 
@@ -552,7 +552,7 @@ hint("23.1")
 # %% [markdown]
 # ### Task 23.2 · What comes first
 #
-# What the sums begin with, $-\mathrm{LSE} / \text{scale}$ and $-\mathrm{delta}$, and zeros for $dQ$'s sum, for whole tiles: rows past the end must be harmless without being read. Read 16 bytes per lane.
+# Write what the sums begin with, $-\mathrm{LSE} / \text{scale}$ and $-\mathrm{delta}$, and zeros for $dQ$'s sum, for whole tiles: rows past the end must be harmless unread. Read 16 bytes per lane.
 
 # %%
 blank("23", "delta")

@@ -138,7 +138,7 @@ pd.Series(apart, name="relative difference from SDPA FLASH")
 #
 # ## Training
 #
-# Each run below starts from the same parameters and sees the same bytes in the same order; only `attention` differs. Rounding differs, so the curves will part, a little; and training feeds a difference back into the next step. How much is too much? Again other right answers say: another kernel of PyTorch's with the same seed, and, as the other end of the scale, the same kernel with another seed. (On a GPU every way trains once more *as a graph*, of which [below](#A-step-as-a-graph).)
+# Runs of one seed start from the same parameters and see the same bytes in the same order; only `attention` differs. Rounding differs, so the curves will part, a little; and training feeds a difference back into the next step. How much is too much? Again other right answers say: another kernel of PyTorch's with the same seed, and, as the other end of the scale, the same kernel with another seed. (On a GPU every way trains once more *as a graph*, of which [below](#A-step-as-a-graph).)
 # %%
 distance = ...  # your prediction: does our curve differ from SDPA FLASH's like another "kernel", or another "seed"?
 
@@ -200,9 +200,9 @@ if record:
     display(draw_training.waits(launched[0], parts["all"], f"Steps of the recorded runs, {on}"))
 
 # %% [markdown]
-# **What to see.** Where steps stand in a column, they are 0.5 to 0.7 ms behind their five hundred kernels: between two lies a microsecond or more. Others, in both runs of 32 and 33 most, scatter up to 24 ms. Kernels don't vary like that; the **host** does.
+# **What to see.** Where steps stand in a column, they exceed their five hundred kernels by 0.5 to 0.7 ms: between two lies a microsecond or more. Others (most in both runs of 32 and 33) scatter up to 24 ms. Kernels don't vary like that; the **host** does.
 #
-# PyTorch puts kernels into a queue and goes on without waiting; while the host is ahead, the GPU stands still for that microsecond only. Between your Python and a kernel of SDPA's stands C++, between it and one of ours more Python: six operators in each pass, each of which checks shapes and strides, makes tensors and calls the launcher. Where the queue runs empty the GPU waits, and the less the kernels take, the sooner it does. Hosts differ, and change by the minute: in twenty records on H200s, the fastest kernels of all trained 0.65 to 1.3 times as fast as SDPA FLASH.
+# PyTorch puts kernels into a queue and goes on without waiting; while the host is ahead, the GPU stands still for that microsecond only. SDPA's kernels are launched from C++, ours from more Python: six operators in each pass, each of which checks shapes and strides, makes tensors and calls the launcher. Where the queue runs empty the GPU waits, and the less the kernels take, the sooner it does. Hosts differ, and change by the minute: in twenty records on H200s, the fastest kernels of all trained 0.65 to 1.3 times as fast as SDPA FLASH.
 #
 # *A kernel's own time says nothing of what happens between two kernels.* Less Python per kernel would help, larger batches, or an operator registered in C++. Or the host is taken out.
 #

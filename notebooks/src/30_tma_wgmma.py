@@ -508,7 +508,7 @@ table
 #
 # ### The budget
 #
-# What a tile costs each unit of an SM, for 64 rows and 128 keys. How often `wgmma` reads an operand in shared memory, PTX doesn't say; the model has once, at 128 bytes per clock. Does `wgmma`, timed alone, take the longer of the first two columns?
+# What a tile costs each unit of an SM, for 64 rows and 128 keys. How often `wgmma` reads an operand in shared memory, PTX doesn't say; the model assumes once, at 128 bytes per clock. Does `wgmma`, timed alone, take the longer of the first two columns?
 
 # %% tags=["reveal"]
 plot.recorded("device", "wgmma", wgmma_units.beside_the_model)

@@ -185,7 +185,7 @@ predict(tiles_through, constant("stages")[0], "tiles get through, one for each s
 # - **turning round**: every second turn from the other end, so that whoever had the longest tile gets the shortest next;
 # - **a counter**: whoever is done takes the next number, by an [atomic](glossary.md#atomic) addition.
 #
-# All go through the same list: under a mask the longest tiles first, of as many heads at a time as have their keys in 32 MB of the L2 (notebook 20). A model, as there: a tile takes as long as it has tiles of keys, nothing else takes time.
+# All go through the same list: under a mask the longest tiles first, of as many heads at a time as have their keys in 32 MiB of the L2 (notebook 20). A model, as there: a tile takes as long as it has tiles of keys, nothing else takes time.
 
 
 # %%

@@ -94,7 +94,7 @@ pd.DataFrame(rows).T.rename_axis(["d", "rows", "keys"]).round(0).astype(int)
 #
 # Let a **model** play it through. Warpgroups share the tensor cores and whatever does the softmax. A product takes half of the tensor cores' clocks above, a softmax the larger of MUFU's and the instructions'. If several ask for the tensor cores at once they get equal shares. Nothing else takes time.
 #
-# In the first case below all consumers start at the same moment. In the second one there is a rule: **the tensor cores finish what one warpgroup has asked for before they begin with another's**. Which of the three cases has gaps between the products of the tensor cores?
+# In the first case below all consumers start at the same moment. The other two have a rule: **the tensor cores finish what one warpgroup has asked for before they begin with another's**. Which of the three cases has gaps between the products of the tensor cores?
 
 # %% tags=["reveal", "raises-exception"]
 product, softmax = clocks.loc["tensor cores", 128] / 2, clocks.loc[["MUFU", "issue slots"], 128].max()
@@ -154,7 +154,7 @@ pd.DataFrame(rows).T.rename_axis("d").map("{:.0%}".format)
 #
 # ## 3 · Less softmax, and a vote
 #
-# Better than to hide an instruction is not to have it. As in rung 13, $P$ is taken with the maximum of *earlier* tiles. As long as a lane's sum over its columns of a row stays below 32, the result is as accurate; where it doesn't, the tile is done again, and the maximum is tracked from there on. (FlashAttention-4 forms the maximum, and rescales $O$ only where it has risen beyond a threshold, [`rescale_threshold`](https://github.com/Dao-AILab/flash-attention/blob/main/flash_attn/cute/softmax.py).)
+# Leaving an instruction out is better than hiding it. As in rung 13, $P$ is taken with the maximum of *earlier* tiles. As long as a lane's sum over its columns of a row stays below 32, the result is as accurate; where it doesn't, the tile is done again, and the maximum is tracked from there on. (FlashAttention-4 forms the maximum, and rescales $O$ only where it has risen beyond a threshold, [`rescale_threshold`](https://github.com/Dao-AILab/flash-attention/blob/main/flash_attn/cute/softmax.py).)
 #
 # A maximum is better met early than missed. Scores are often largest at the first keys ([attention sinks](https://arxiv.org/abs/2309.17453)), at the last ones, or near the diagonal. So the producer fetches **those tiles first**, but moves only tiles that all rows see whole: consumers need not know of it.
 
@@ -162,7 +162,7 @@ pd.DataFrame(rows).T.rename_axis("d").map("{:.0%}".format)
 show.region("32_ping_pong", "walk")
 
 # %% [markdown]
-# The maximum is tracked in the last tile and in two more. Then `some_peaked` decides whether to go on: if few keys take most of some rows of a warp (a small $l$) but not of others, those may meet theirs later. To do a tile again costs far more than to track one; up to four whole tiles are always tracked.
+# The maximum is tracked in the last tile and in two more. Then `some_peaked` decides whether to go on: if few keys take most of some rows of a warp (a small $l$), other rows may meet such keys later. To do a tile again costs far more than to track one; up to four whole tiles are always tracked.
 #
 # Two things are new here. **128 threads decide together**: `wgmma` is an instruction of four warps, so all of them do $S$ again, or none. A warp whose $P$ may not stand leaves a 1 in shared memory, a **vote**. Everybody hears of it at a barrier that is on the way already: the next turn. **$S$ is gone, $K_j$ is not**: $P$ has taken the place of $S$, so doing a tile again takes the product again, and $K_j$ stays until the votes are read.
 #
@@ -287,7 +287,7 @@ plot.recorded("32_ping_pong", "stages", staged)
 # %% [markdown]
 # ## The kernel
 #
-# [Ring](glossary.md#ring) and the counter that hands out query tiles are rung 31's. $K$ has a stage more than $V$, and is fetched a tile ahead of it: for the vote, the last warpgroup keeps $K_j$ until its next turn, and in the turn after that the first one needs $K_{j+2}$. To make room, $O$ takes $Q_i$'s place; a second thread of the producer's warpgroup sends it. A third one chooses the next query tile, when the current one is nearly done. Rung 31 chooses at its start: a CTA with a long tile then holds another, while others have none. Short sequences at $d = 128$ without a mask need no counter, nor one tile per CTA.
+# [Ring](glossary.md#ring) and the counter that hands out query tiles are rung 31's. $K$ has a stage more than $V$, and is fetched a tile ahead of it: for the vote, the last warpgroup keeps $K_j$ until its next turn, and in the turn after that the first one needs $K_{j+2}$. To make room, $O$ takes $Q_i$'s place; a second thread of the producer's warpgroup sends it. A third one chooses the next query tile, when the current one is nearly done. Rung 31 chooses at that tile's start: a CTA with a long tile then holds another, while others have none. One tile per CTA needs no counter, nor do short unmasked sequences at $d = 128$.
 
 # %%
 show.region("32_ping_pong", "producer")
@@ -451,7 +451,7 @@ plot.staircase(speeds[(speeds["dtype"] != "fp32") & (speeds["D"] == 128)])
 # ## What still hurts
 #
 # 1. **Ends.** A query tile begins with a tile of keys done alone and ends with a product without exponentials under it.
-# 2. **Exponentials at $d = 64$.** There are as many clocks of them as of products, so both units would have to be busy all the time, and each is for 0.67<!--= 1536 / clocks("32", 64):.2f -->. Exercise 32.3 looks ahead.
+# 2. **Exponentials at $d = 64$.** There are as many clocks of them as of products, so both units would have to be busy always, and each is 0.67<!--= 1536 / clocks("32", 64):.2f --> of the time. Exercise 32.3 looks ahead.
 # 3. **Power.** At its limit of 700 W the card lowers its clock. A call's time is then its energy divided by 700 W, however few clocks it needs. Beside cuBLAS, at $d = 128$ without a mask, NVML (the driver's monitoring library; mostly a tenth above counted clocks) reported as little as 1590<!--= record.load("32_ping_pong", "matmul").query("causal == 0").sm_mhz.min():.0f --> of 1980 MHz, and the rung reached 0.96<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.min():.2f --> to 0.99<!--= record.ratio_to_cublas(record.load("32_ping_pong", "matmul").query("causal == 0"), "32_ping_pong").ratio.max():.2f --> of its TFLOP/s.
 #
 # Does power hold the rung back? On **zeros** the kernel executes the same instructions, but hardly a wire changes from one value to the next, and that is what takes power ([He, 2024](https://www.thonking.ai/p/strangely-matrix-multiplications)). If so, zeros are faster, at a higher clock, and take as many clocks. Bursts of a second, the clock counted on the SMs themselves:
@@ -530,7 +530,7 @@ hint("32.2")
 # %% [markdown]
 # ### Exercise 32.3 · A GPU with faster products
 #
-# On this GPU exponentials take as long as products at $d = 64$. Suppose that the next one has tensor cores that are $f$ times as fast, and the same 16 exponentials per clock. At which $d$ are they equal?
+# On this GPU exponentials take as long as products at $d = 64$. Suppose that the next one has tensor cores $f$ times as fast, and the same 16 exponentials per clock. Write `balanced`: at which $d$ are both equal?
 
 # %%
 # Exercise 32.3

@@ -235,7 +235,7 @@ for name in ("dQ_sum", "dQ", "dK", "dV"):
 pd.DataFrame(rows, index=["run again", "keys from the last tile on"]).T.map("{:.2%}".format)
 
 # %% [markdown]
-# **What to see.** On a GPU `dQ_sum` differs in its last bits from run to run as it does here from order to order. $dK$ and $dV$ are the same bit by bit in every run: one CTA sums up those of 128 keys, alone and in a fixed order. (A few differ on the right: with which queries it begins depends on where the keys are.)
+# **What to see.** On a GPU `dQ_sum` differs in its last bits from run to run as it does here from order to order. $dK$ and $dV$ are the same bit by bit in every run: one CTA sums up those of 128 keys, alone and in a fixed order. (A few differ on the right: a CTA's first queries depend on where its keys are.)
 #
 # `deterministic=True` gives $dQ$ one order, notebook 22's reversed: a CTA adds its share when all with later keys have done so. Under a mask, where sequences are long, fewer heads are then under way: as many as the L2 holds. What it costs (time with one order over time without):
 
@@ -392,7 +392,7 @@ show.region("33_backward_wgmma", "scores")
 show.region("33_backward_wgmma", "tile_loop")
 
 # %% [markdown]
-# Unless `deterministic`, the longest items come first: under a causal mask the first keys of up to 8 heads at once (16 if long); otherwise a head's last, perhaps ragged, tile. Where several query heads share $K$ and $V$, each has items of its own, whose $dK$ and $dV$ go to the workspace; a last kernel adds them up in the order of the heads (region `add_heads`).
+# Unless `deterministic`, the longest items come first: under a causal mask the first keys of up to 8 heads (16 of long sequences); without one a head's last, perhaps ragged, tile. Where several query heads share $K$ and $V$, each has items of its own, whose $dK$ and $dV$ go to the workspace; a last kernel adds them up in the order of the heads (region `add_heads`).
 
 # %% [markdown]
 # ## Run and check
@@ -513,7 +513,7 @@ def taught(steps):
 plot.recorded("33_backward_wgmma", "steps", taught)
 
 # %% [markdown]
-# **What to see.** (Filled marks stayed; runs of one draft differ by up to 4 %.) The largest at $d = 128$ is a third buffer (2): $Q_i$ was given back at the end of a step and wanted half a step later, less than a copy takes. At $d = 64$ steps 3 (surpassed later) and 10 brought most. In the finished kernel turns matter little (see the log).
+# **What to see.** (Filled marks stayed; runs of one draft differ by up to 4 %.) At $d = 128$ a third buffer (2) gained most: $Q_i$ was given back at the end of a step and wanted half a step later, less than a copy takes. At $d = 64$ steps 3 (surpassed later) and 10 brought most. In the finished kernel turns matter little (see the log).
 #
 # ## What still hurts
 #

@@ -163,7 +163,7 @@ for Hkv in (16, 2):
     print(f"H = 16, Hkv = {Hkv}: {bare:,.0f}; with 60 µs per message {ring_time.break_even(problem, machine):,.0f}")
 
 # %% [markdown]
-# With [grouped heads](glossary.md#grouped-heads), eight query heads to one of K and V, the bytes alone would let a rank be eight times as short. But then a message's beginning counts for more than its bytes, and most of the gain is lost. Under a mask a block is half the work for the same bytes, and by the bytes alone it takes twice as many tokens; with 60 µs per message 6,400, and 3,500 with grouped heads.
+# With [grouped heads](glossary.md#grouped-heads), eight query heads to one of K and V, by bytes alone a rank would need an eighth of the tokens. But then a message's beginning counts for more than its bytes, and most of the gain is lost. Under a mask a block is half the work for the same bytes, and by the bytes alone it takes twice as many tokens; with 60 µs per message 6,400, and 3,500 with grouped heads.
 #
 # ## 3 · Who waits under a causal mask
 #
@@ -259,7 +259,7 @@ for some in ((2, 4), (8,)):
 #
 # $dQ$ stays with its queries. $dK$ and $dV$ belong to keys that travel, so they travel behind them: each rank adds its part and passes them on. After a whole round they are back at their owner. The order of the sum is the same every time: if the kernel is [deterministic](glossary.md#deterministic) (22 and 33 can be), the gradients have the same bits in every run.
 #
-# The last message, $dK$ and $dV$ on their way home, has no block left to hide under. But a rank's *own* block needs nobody's keys. The ring computes half of its heads first, while the first keys arrive, and the others last, while the gradients come home.
+# The last message, $dK$ and $dV$ on their way home, has no block left to hide under. But a rank's *own* block needs nobody's keys. Half of its heads are computed first, while the first keys arrive, the others last, while the gradients come home.
 
 # %% [markdown]
 # ## The kernel
@@ -323,7 +323,7 @@ predict(bytes_per_row, moved.sum() / rows, "bytes per row")
 seen
 
 # %% [markdown]
-# $64 \cdot (4 + 2 + 4)$ bytes of $O$ and $3 \cdot 4$ of LSE, each read or written once, every request coalesced, no race. A thread finds its row by 32-bit divisions: of 64-bit numbers they took longer than all else.
+# $64 \cdot (4 + 2 + 4)$ bytes of $O$ and $3 \cdot 4$ of LSE, each read or written once, every request coalesced, no race. A thread finds its row by 32-bit divisions: 64-bit ones took longer than all else.
 #
 # Now the speedup of two GPUs against length, by the model, with what was measured laid over it:
 
@@ -536,7 +536,7 @@ exercise.verify("50.2", as_much_for_everybody)
 # %% [markdown]
 # ### Exercise 50.3 · Striped blocks
 #
-# In the striped layout rank $r$ has tokens $r, r + p, r + 2p, \dots$ Query $i$ of rank $r$ sees key $j$ of rank $s$ if $j \le i + c$. What is $c$, for $s \le r$ and for $s > r$?
+# In the striped layout rank $r$ has tokens $r, r + p, r + 2p, \dots$ Query $i$ of rank $r$ sees key $j$ of rank $s$ if $j \le i + c$. Write `offset`: $c$ for $s \le r$ and for $s > r$.
 
 # %%
 # Exercise 50.3

@@ -188,7 +188,7 @@ predict(copiers, 390e9 * 3e-6 / 196608, "copiers, at least")
 draw_ring.recorded_link()
 
 # %% [markdown]
-# **What to see.** At $D = 128$, 16 copiers reach 306<!--= copied(16, 128, 16384):.0f --> GB/s, and more of them hardly more (24: 308<!--= copied(24, 128, 16384):.0f -->). At $D = 64$ it takes 24: a pair of tiles costs a copier 1.9 to 2.8 µs there, and with twice the bytes, at $D = 128$, only 2.3 to 3. With six and three pairs on their way at a time, a tile takes 7 to 17 µs from the request to its flag, not 3. The default is 16 of 132 SMs.
+# **What to see.** At $D = 128$, 16 copiers reach 306<!--= copied(16, 128, 16384):.0f --> GB/s, and more of them hardly more (24: 308<!--= copied(24, 128, 16384):.0f -->). At $D = 64$ it takes 24: a pair of tiles costs a copier 1.9 to 2.8 µs there, and with twice the bytes, at $D = 128$, only 2.3 to 3. With six pairs on their way (three at $D = 128$), a tile takes 7 to 17 µs from the request to its flag, not 3. The default is 16 of 132 SMs.
 #
 # For the whole call the number hardly matters, within 3 % on two GPUs: while they copy they do not attend, but copying takes a short time. For $n$ tokens per rank without a mask, attention takes $4 n \cdot 2n \cdot HD$ FLOPs and copying $4 n HD$ bytes, so with two GPUs at 700 TFLOP/s and 300 GB/s the ratio is $1170 / n$. At $n = 8192$ that is 14 % of the time, of 12 % of the SMs: less than 2 %. Under a mask it is twice as much, as there is half the work.
 #
@@ -291,7 +291,7 @@ exercise.verify("51.1", nothing_is_found)
 # %% [markdown]
 # ### Exercise 51.2 · What has to be fetched
 #
-# Write how many pieces of the sequence (of $2p$ equal ones) rank $r$ of $p$ fetches from rank $s \ne r$, in zigzag under a causal mask.
+# Write `pieces_fetched`: how many of the sequence's $2p$ equal pieces rank $r$ of $p$ fetches from rank $s \ne r$, in zigzag under a causal mask.
 
 # %%
 # Exercise 51.2

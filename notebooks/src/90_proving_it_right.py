@@ -80,7 +80,7 @@ predict(notices, "no" if torch.allclose(o, exact.float(), atol=1e-2) else "yes",
 # An error may be as large as rounding makes it, and no larger. Rounding depends on $N$, on the dtype and on the inputs, so the limit is computed for each case:
 #
 # 1. Compute the answer in **float64**, where rounding is half a billion times smaller than in float32. That is "exact".
-# 2. Compute it with **plain PyTorch in the kernel's own precision**. Its error against 1 is what rounding costs an ordinary implementation.
+# 2. Compute it with **plain PyTorch in the kernel's own precision**. Its error against "exact" is what rounding costs an ordinary implementation.
 # 3. The **budget** is twice that, plus four *ulps* of fp32 (units in the last place: the distance from one number to the next) of the largest intermediate sum, which no order of summing avoids, and one of the output's own type at its largest element.
 #
 # The idea is that of [flash-attention's tests](https://github.com/Dao-AILab/flash-attention/blob/main/tests/test_flash_attn.py). They differ in the details. Their exact answer is computed in fp32. FlashAttention-2's tests allow $O$ twice PyTorch's error and the gradients three times, and add nothing; FlashAttention-3's and 4's allow twice for all, and add twice the error that adding and subtracting 0.3 makes. So neither rule is stricter everywhere.
@@ -462,7 +462,7 @@ exercise.verify("90.1", exposed)
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# M may be too small by as much as an fp32 exponential can bear. How much is that, and who can exceed it?
+# $m$ may be too small by what an fp32 exponential can bear. How much is that, and which columns can exceed it?
 # </details>
 #
 # <details><summary>Solution</summary>

@@ -129,7 +129,7 @@ draw_proof.predicted_and_counted(panels, f"The X-ray's counts and ncu's · {devi
 # %% [markdown]
 # **What to see.** One point per kernel and counter (counters that are zero on both sides are left out). Filled points lie on the line: the X-ray's count *is* the hardware's, digit for digit, up to millions. Hollow points don't; each has its reason in a table below.
 #
-# - At the lower edge: conflicts of `cp.async` that this counter doesn't see (`cp.async.cg` copies past the L1, `cp.async.ca` goes through it) or doesn't call so; in the middle panel also atomics that `nvcc` has merged into one.
+# - At the lower edge: conflicts of `cp.async` that this counter doesn't see (`cp.async.cg` copies past the L1, `cp.async.ca` goes through it) or names otherwise; in the middle panel also atomics that `nvcc` has merged into one.
 # - At the left edge: instructions that no lane executes; in the right panel also conflicts that don't come from addresses.
 # - The group at the upper right of the left panel: most are sectors that `cp.async.cg` asks for (below, "Where a destination begins").
 #
@@ -139,7 +139,7 @@ draw_proof.predicted_and_counted(panels, f"The X-ray's counts and ncu's · {devi
 agreement.totals(kernels).round(2)
 
 # %% [markdown]
-# Every difference, hardware − X-ray, at both head dimensions (–: not recorded), by its reason. Except where timing varies it, a reason holds for its number only: a test checks that.
+# Every difference, hardware − X-ray, at both head dimensions (–: not recorded), by its reason. A test holds each reason to its exact number, except where timing varies it.
 
 
 # %%
@@ -387,7 +387,7 @@ exercise.verify("92.1", lambda: checks.counts_wavefronts(wavefronts, counted))
 # %% [markdown]
 # ### Exercise 92.2 · Does the story hold?
 #
-# Of the requests by which `04_fa2_fp32` stores 16 bytes per lane (16 sectors each), some number `cut` is cut in four. The recorded differences are in `more_requests` and `more_sectors`. Compute `cut` from each; the story holds if they agree.
+# Of the requests by which `04_fa2_fp32` stores 16 bytes per lane (16 sectors each), some are cut in four. The recorded differences are in `more_requests` and `more_sectors`. Compute their number from each; the story holds if they agree.
 
 # %%
 of_04 = kernels[kernels["name"] == "04_fa2_fp32"].set_index("metric")["difference"]
