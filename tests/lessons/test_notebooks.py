@@ -152,6 +152,24 @@ def test_shows_the_records_as_they_are(stem):
     assert not stale, f"{stem} shows older records: run python -m helpers notebooks {stem} --inplace"
 
 
+@pytest.mark.parametrize("stem", [stem for stem in STEMS if stem != "91_bug_museum"])  # whose kernels have bugs
+def test_shows_the_kernels_as_they_are(stem):
+    """Lines of kernels in saved outputs, comments too: of a region by their numbers, of a comparison those of the second kernel."""
+    files = {path.name: path.read_text().splitlines() for path in ladder.KERNELS.rglob("*.cu")}
+    older = []
+    for output in (output for cell in read(stem).cells for output in cell.get("outputs", [])):
+        title, *lines = output.get("data", {}).get("text/plain", "").splitlines() or [""]
+        found = re.match(r"(?P<first>\S+ → )?(?P<file>\w+\.cu) · .*\blines\b", title)
+        for line in filter(None, (re.match(r" *(\d+) (?P<added>[+] )?(.*)", line) for line in lines if found)):
+            now = files[found["file"]]
+            if found["first"]:
+                shown = not line["added"] or line[3].strip() in map(str.strip, now)
+            else:
+                shown = line[3].rstrip() == now[int(line[1]) - 1].rstrip()
+            older += [] if shown else [f"{title}: {line[0]}"]
+    assert not older, f"{stem} shows older kernels: run python -m helpers notebooks {stem} --inplace\n{older[0]}"
+
+
 @every
 def test_numbers_in_prose_are_the_records(stem):
     text = (FOLDER / "src" / f"{stem}.py").read_text()
