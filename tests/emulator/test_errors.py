@@ -188,15 +188,19 @@ def constants() -> tuple[str, Launcher]:
     return source, build(source)
 
 
+def refused(made: tuple[str, Launcher], number: int, **given) -> str:
+    """What is said of case `number` of a program that chooses by fa_args::H, at the line that ends in `// here number.`"""
+    source, launcher = made
+    with pytest.raises(KernelError) as caught:
+        launch(launcher, torch.zeros(32), H=number, **given)
+    assert f"{FILE}:{line_of(source, f'// here {number}.')}: " in str(caught.value)
+    return str(caught.value)
+
+
 @pytest.mark.parametrize("name", CONSTANTS)
 def test_a_kernel_cannot_write_constants(name, constants):
-    source, launcher = constants
-    number = list(CONSTANTS).index(name)
-    with pytest.raises(KernelError) as caught:
-        launch(launcher, torch.zeros(32), H=number)
-    assert "constant memory in kernel: thread 0 of block 0 writes 4 bytes" in str(caught.value)
-    assert CONSTANTS[name][1] in str(caught.value)
-    assert f"{FILE}:{line_of(source, f'// here {number}.')}: " in str(caught.value)
+    said = refused(constants, list(CONSTANTS).index(name))
+    assert "constant memory in kernel: thread 0 of block 0 writes 4 bytes" in said and CONSTANTS[name][1] in said
 
 
 def test_a_kernel_may_write_device_variables(constants):
@@ -681,13 +685,9 @@ def touching() -> tuple[str, Launcher]:
 
 @pytest.mark.parametrize("name", TOUCHED)
 def test_a_launcher_cannot_touch_device_memory_on_the_host(name, touching):
-    source, launcher = touching
-    number = list(TOUCHED).index(name)
-    with pytest.raises(KernelError) as caught:
-        launch(launcher, torch.zeros(32), H=number, Q=torch.ones(2))
+    said = refused(touching, list(TOUCHED).index(name), Q=torch.ones(2))
     words = f"{TOUCHED[name][1]}, which is the GPU's: host code can't touch it\n  hint: launch a kernel, or use cudaMemcpyAsync"
-    assert f"device memory in the launcher: fa_launch {words}" in str(caught.value)
-    assert f"{FILE}:{line_of(source, f'// here {number}.')}: " in str(caught.value)
+    assert f"device memory in the launcher: fa_launch {words}" in said
 
 
 def test_a_launcher_may_copy_and_fill_device_memory(touching):
