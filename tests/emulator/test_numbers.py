@@ -17,7 +17,7 @@ EXPRESSIONS = {
     "__ffs(0)": 0,
     "__brev(1u) == 0x80000000u": 1,
     "__byte_perm(0x33221100u, 0x77665544u, 0x7531u) == 0x77553311u": 1,
-    "__byte_perm(0x00000080u, 0u, 0x8888u) == 0xffffffffu": 1,
+    "__byte_perm(0x00000080u, 0u, 0x8888u) == 0x80808080u": 1,  # no sign, unlike prmt
     "__funnelshift_l(0x80000000u, 1u, 1) == 3u": 1,
     "__funnelshift_r(1u, 1u, 1) == 0x80000000u": 1,
     "__mulhi(1 << 30, 8)": 2,

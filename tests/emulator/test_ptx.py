@@ -742,7 +742,7 @@ ONE = [
     ("cvt.rn.bf16.f32 %0, %1;", "hf", brain),
     ("cvt.f32.f16 %0, %1;", "fh", lambda a: from_bits(a, "f16")),
     ("cvt.f32.bf16 %0, %1;", "fh", lambda a: from_bits(a, "bf16")),
-    ("cvt.rna.tf32.f32 %0, %1;", "rf", lambda a: np.where(np.isnan(a), 0x7FFFFFFF, np.where(np.isinf(a), a.view(np.uint32), (a.view(np.uint32) + 0x1000) & 0xFFFFE000))),
+    ("cvt.rna.tf32.f32 %0, %1;", "rf", lambda a: (a.view(np.uint32) + np.where(np.isfinite(a), 0x1000, 0)) & 0xFFFFE000),
     ("cvt.rzi.s32.f32 %0, %1;", "rf", lambda a: saturated(np.trunc(a), *I32).astype(np.int64)),
     ("cvt.rni.u32.f32 %0, %1;", "rf", lambda a: saturated(np.rint(a), *U32).astype(np.int64)),
     ("cvt.rmi.s32.f32 %0, %1;", "rf", lambda a: saturated(np.floor(a), *I32).astype(np.int64)),

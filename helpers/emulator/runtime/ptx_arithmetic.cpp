@@ -35,7 +35,10 @@ constexpr bool is_real = std::is_floating_point<T>::value || std::is_same<T, Hal
 template <class T>
 using Wrapping = typename std::make_unsigned<T>::type;  // C++ leaves signed overflow open, PTX wraps around
 
+// .ftz: subnormal numbers become zeros of their sign.
 inline float flush(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x; }
+inline Half flush(Half x) { return x.bits &= (x.bits & 0x7c00) == 0 ? 0x8000 : 0xffff, x; }
+inline Brain flush(Brain x) { return x.bits &= (x.bits & 0x7f80) == 0 ? 0x8000 : 0xffff, x; }
 template <class T>
 T flush(T x) { return x; }
 
@@ -80,11 +83,19 @@ struct Div {
     else return b == 0 ? T(-1) : std::is_signed<T>::value && b == T(-1) ? T(Wrapping<T>(0) - Wrapping<T>(a)) : T(a / b);
   }
 };
+// div.approx and __fdividef: there is no reciprocal of what is larger than 2^126.
+struct DivApprox {
+  template <class T>
+  T operator()(T a, T b) const {
+    if constexpr (std::is_same<T, float>::value) return std::fabs(b) > 0x1p126f ? a * std::copysign(0.0f, b) : a / b;
+    else return Div()(a, b);
+  }
+};
 struct Rem {
   template <class T>
   T operator()(T a, T b) const {
     if constexpr (is_real<T>) return a;
-    else return b == 0 ? a : std::is_signed<T>::value && b == T(-1) ? T(0) : T(a % b);
+    else return b == 0 ? T(-1) : std::is_signed<T>::value && b == T(-1) ? T(0) : T(a % b);  // by 0: as an H200 has it
   }
 };
 // Of a number and a NaN the number; -0 is less than +0.
@@ -186,23 +197,21 @@ struct Shr {
 
 // ---- instructions of one, two and three operands, elements of pairs each by itself
 
-template <class T>
-struct Element {
-  using type = T;
-};
-template <class T>
-struct Element<Pair<T>> {
-  using type = T;
-};
+// Smaller than 2^-126 once it is rounded to 24 digits: .ftz flushes that, where float would round it to 2^-126.
+bool tiny(double x) { return std::fabs(x) < 0x1p-126 - 0x1p-151; }
 
 template <bool ftz, class Op, class T, class... Rest>
 T apply(T a, Rest... rest) {
-  if constexpr (std::is_same<T, float>::value && ftz) return flush(Op()(flush(a), flush(rest)...));
-  else return Op()(a, rest...);
+  if constexpr (!ftz) return Op()(a, rest...);
+  const T result = flush(Op()(flush(a), flush(rest)...));
+  if constexpr (std::is_same<T, float>::value)
+    if (std::fabs(result) == 0x1p-126f && tiny(Op()(double(flush(a)), double(flush(rest))...)))
+      return std::copysign(0.0f, result);
+  return result;
 }
 template <bool ftz, class Op, class T, class... Rest>
 Pair<T> apply(Pair<T> a, Rest... rest) {
-  return {Op()(a.x, rest.x...), Op()(a.y, rest.y...)};
+  return {apply<ftz, Op>(a.x, rest.x...), apply<ftz, Op>(a.y, rest.y...)};
 }
 
 template <class T>
@@ -244,10 +253,10 @@ void shift(Frame& f, const Instruction& i) {
         default: break;                                                             \
       }                                                                             \
     if (reals) switch (t) {                                                         \
-        case Type::f16: return kind<Half, Op, false>;                               \
-        case Type::bf16: return kind<Brain, Op, false>;                             \
-        case Type::f16x2: return kind<Pair<Half>, Op, false>;                       \
-        case Type::bf16x2: return kind<Pair<Brain>, Op, false>;                     \
+        case Type::f16: return ftz ? kind<Half, Op, true> : kind<Half, Op, false>;  \
+        case Type::bf16: return ftz ? kind<Brain, Op, true> : kind<Brain, Op, false>; \
+        case Type::f16x2: return ftz ? kind<Pair<Half>, Op, true> : kind<Pair<Half>, Op, false>; \
+        case Type::bf16x2: return ftz ? kind<Pair<Brain>, Op, true> : kind<Pair<Brain>, Op, false>; \
         case Type::f32: return ftz ? kind<float, Op, true> : kind<float, Op, false>; \
         case Type::f64: return kind<double, Op, false>;                             \
         default: break;                                                             \
@@ -278,7 +287,7 @@ void decode_simple(Decoder& d, Run (*choose)(Type, bool, bool, bool), size_t sou
   d.take("rn");
   const Type t = d.take_type();
   d.out.run = choose(t, ftz, integers, reals);
-  if (d.out.run == nullptr || (saturated && t != Type::f32)) d.unknown();
+  if (d.out.run == nullptr || (saturated && t != Type::f32) || (ftz && (!is_float(t) || t == Type::f64))) d.unknown();
   d.expect(1 + sources);
   d.destination(0, t);
   for (size_t i = 1; i <= sources; ++i) d.source(i, t);
@@ -457,6 +466,17 @@ double round_integral(double x, Rounding r) {
   }
 }
 
+// An integer to float or double, in any direction.
+template <class Real>
+Real from_integer(__int128 v, Rounding r) {
+  const Real nearest = Real(v);
+  const __int128 back = __int128(nearest);
+  if (back == v || r == Rounding::Nearest || r == Rounding::None) return nearest;
+  const bool up = r == Rounding::Up || (r == Rounding::Zero && v < 0);
+  if (up) return back < v ? std::nextafter(nearest, Real(INFINITY)) : nearest;
+  return back > v ? std::nextafter(nearest, -Real(INFINITY)) : nearest;
+}
+
 // To float, in any direction.
 float to_float(double x, Rounding r) {
   const float f = float(x);
@@ -519,8 +539,8 @@ uint64_t converted(uint64_t bits, const Conversion& c) {
   } else {
     if (!is_float(c.from) && (c.to == Type::f32 || c.to == Type::f64)) {
       const __int128 v = integer_value(bits, c.from);
-      if (c.to == Type::f64) return to_bits(double(v));
-      if (c.rounding == Rounding::Nearest || c.rounding == Rounding::None) return to_bits(float(v));
+      if (c.to == Type::f64) return to_bits(from_integer<double>(v, c.rounding));
+      if (!c.saturated) return to_bits(from_integer<float>(v, c.rounding));
     }
     double x = is_float(c.from) ? real_value(bits, c.from) : double(integer_value(bits, c.from));
     if (c.ftz && c.from == Type::f32) x = flush(float(x));
@@ -532,13 +552,14 @@ uint64_t converted(uint64_t bits, const Conversion& c) {
       case Type::bf16: return to_bfloat16(x, c.integral ? Rounding::Nearest : c.rounding);
       case Type::f32: {
         const float f = to_float(x, c.integral ? Rounding::Nearest : c.rounding);
-        return to_bits(c.ftz ? flush(f) : f);
+        return to_bits(c.ftz && tiny(x) ? std::copysign(0.0f, f) : f);
       }
-      case Type::tf32: {  // 10 bits of fraction, halves away from zero, or to even
+      case Type::tf32: {  // 10 bits of fraction: towards zero, or to nearest with halves away from zero or to even
         uint32_t b = as<uint32_t>(to_bits(float(x)));
-        if (x != x) return 0x7fffffff;
+        if (x != x) return c.rounding == Rounding::NearestAway ? as<uint32_t>(bits) & 0xffffe000 : 0x7fffe000;
         if ((b & 0x7f800000) == 0x7f800000) return b;
-        b += c.rounding == Rounding::NearestAway ? 0x1000 : 0xfff + (b >> 13 & 1);
+        if (c.rounding == Rounding::NearestAway) b += 0x1000;
+        if (c.rounding == Rounding::Nearest) b += 0xfff + (b >> 13 & 1);
         return b & 0xffffe000;
       }
       default: return to_bits(x);
@@ -600,6 +621,9 @@ void decode_conversion(Decoder& d) {
         (to == Type::tf32 && from != Type::f32) || (c.rounding == Rounding::NearestAway && to != Type::tf32) ||
         ((to == Type::f16 || to == Type::bf16) && (c.rounding == Rounding::Down || c.rounding == Rounding::Up) && !c.integral))
       d.unknown();
+    const Range all = range_of(from), room = range_of(to);
+    const bool never = !is_float(from) && !is_float(to) && room.low <= all.low && all.high <= room.high;
+    if (c.saturated && (never || to == Type::bf16)) d.unknown();  // ptxas has no .sat where nothing is out of range
     if (!is_float(to) && is_float(from) && !c.integral) d.refuse(d.out.opcode + " needs an integral rounding: .rni, .rzi");
     d.expect(2);
     d.destination(0, to, !is_float(to));
@@ -683,7 +707,7 @@ void decode_setp(Decoder& d) {
     case Type::f64: d.out.run = set_predicate<double>; break;
     default: d.unknown();
   }
-  if (!found) d.unknown();
+  if (!found || (d.paired && (t == Type::f16 || t == Type::bf16))) d.unknown();
   const size_t first = d.paired ? 2 : 1;
   d.expect(first + 2 + (join != Join::None));
   for (size_t i = 0; i < first; ++i) d.destination(i, Type::pred);
@@ -798,7 +822,10 @@ bool decode_arithmetic(Decoder& d) {
   if (b == "max") return decode_simple(d, d.take("NaN") ? binary_of<MaxNan> : binary_of<Max>, 2, true, true), true;
   if (b == "neg") return decode_simple(d, unary_of<Neg>, 1, true, true), true;
   if (b == "abs") return decode_simple(d, unary_of<Abs>, 1, true, true), true;
-  if (b == "div") return d.take_any({"approx", "full"}), decode_simple(d, binary_of<Div>, 2, true, true), true;
+  if (b == "div") {
+    const auto quotient = d.take("approx") ? binary_of<DivApprox> : binary_of<Div>;
+    return d.take("full"), decode_simple(d, quotient, 2, true, true), true;
+  }
   if (b == "rem") return decode_simple(d, binary_of<Rem>, 2, true, false), true;
   if (b == "and") return bits_operation(d, bits2<And>);
   if (b == "or") return bits_operation(d, bits2<Or>);

@@ -15,7 +15,8 @@ struct T {
   T(double x) : emu_bits(T_BITS(emu::to_odd(x))) {}
   T(int x) : T(double(x)) {}
   T(unsigned x) : T(double(x)) {}
-  T(long long x) : T(double(x)) {}
+  T(long long x) : T(emu::to_odd(x)) {}
+  T(unsigned long long x) : T(emu::to_odd(x)) {}
   T(short x) : T(double(x)) {}
   T(unsigned short x) : T(double(x)) {}
   T(T_RAW x) : emu_bits(x.x) {}
@@ -57,7 +58,7 @@ inline T2& operator-=(T2& a, T2 b) { return a = a - b; }
 inline T2& operator*=(T2& a, T2 b) { return a = a * b; }
 inline T2& operator/=(T2& a, T2 b) { return a = a / b; }
 inline bool operator==(T2 a, T2 b) { return a.x == b.x && a.y == b.y; }
-inline bool operator!=(T2 a, T2 b) { return !(a == b); }
+inline bool operator!=(T2 a, T2 b) { return a.x != b.x && a.y != b.y; }  // both differ: not the opposite of ==
 
 inline T __hadd(T a, T b) { return a + b; }
 inline T __hsub(T a, T b) { return a - b; }
@@ -77,8 +78,8 @@ inline bool __hgt(T a, T b) { return a > b; }
 inline bool __hge(T a, T b) { return a >= b; }
 inline bool __hisnan(T a) { return float(a) != float(a); }
 inline int __hisinf(T a) { return float(a) == INFINITY ? 1 : float(a) == -INFINITY ? -1 : 0; }
-inline T __hmax(T a, T b) { return T(::fmaxf(float(a), float(b))); }
-inline T __hmin(T a, T b) { return T(::fminf(float(a), float(b))); }
+inline T __hmax(T a, T b) { return T(emu::larger(float(a), float(b))); }
+inline T __hmin(T a, T b) { return T(emu::smaller(float(a), float(b))); }
 inline T __hmax_nan(T a, T b) { return __hisnan(a) ? a : __hisnan(b) ? b : __hmax(a, b); }
 inline T __hmin_nan(T a, T b) { return __hisnan(a) ? a : __hisnan(b) ? b : __hmin(a, b); }
 

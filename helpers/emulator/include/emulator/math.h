@@ -25,7 +25,7 @@ inline float fast_log10(float x) { return ::log10f(x); }
 inline float fast_sin(float x) { return ::sinf(x); }
 inline float fast_cos(float x) { return ::cosf(x); }
 inline float fast_tan(float x) { return ::tanf(x); }
-inline float fast_pow(float x, float y) { return ::powf(x, y); }
+inline float fast_pow(float x, float y) { return ::exp2f(y * ::log2f(x)); }  // NaN of x < 0, unlike powf
 }  // namespace emu
 // Macros, because some C libraries declare functions of these names.
 #define __expf(x) ::emu::fast_exp(x)
@@ -38,7 +38,8 @@ inline float fast_pow(float x, float y) { return ::powf(x, y); }
 #define __tanf(x) ::emu::fast_tan(x)
 #define __powf(x, y) ::emu::fast_pow(x, y)
 
-inline float __fdividef(float x, float y) { return x / y; }
+// There is no reciprocal of what is larger than 2^126.
+inline float __fdividef(float x, float y) { return ::fabsf(y) > 0x1p126f ? x * ::copysignf(0.0f, y) : x / y; }
 inline float rsqrtf(float x) { return 1.0f / ::sqrtf(x); }
 inline double rsqrt(double x) { return 1.0 / ::sqrt(x); }
 inline float __frsqrt_rn(float x) { return float(1.0 / ::sqrt(double(x))); }
@@ -146,10 +147,8 @@ inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
   const unsigned long long bytes = (unsigned long long)y << 32 | x;
   unsigned r = 0;
   for (int i = 0; i < 4; ++i) {
-    const unsigned s = selector >> 4 * i & 0xf;
-    unsigned byte = unsigned(bytes >> 8 * (s & 7)) & 0xff;
-    if (s & 8) byte = byte & 0x80 ? 0xff : 0;  // the sign of the byte, copied
-    r |= byte << 8 * i;
+    const unsigned s = selector >> 4 * i & 7;  // no sign by the highest bit, unlike prmt
+    r |= (unsigned(bytes >> 8 * s) & 0xff) << 8 * i;
   }
   return r;
 }
@@ -189,14 +188,21 @@ EMU_MIN_MAX(unsigned long long, unsigned long long, unsigned long long)
 EMU_MIN_MAX(long long, unsigned long long, unsigned long long)
 EMU_MIN_MAX(unsigned long long, long long, unsigned long long)
 #undef EMU_MIN_MAX
-inline float min(float a, float b) { return ::fminf(a, b); }
-inline float max(float a, float b) { return ::fmaxf(a, b); }
-inline double min(double a, double b) { return ::fmin(a, b); }
-inline double max(double a, double b) { return ::fmax(a, b); }
-inline double min(float a, double b) { return ::fmin(a, b); }
-inline double max(float a, double b) { return ::fmax(a, b); }
-inline double min(double a, float b) { return ::fmin(a, b); }
-inline double max(double a, float b) { return ::fmax(a, b); }
+namespace emu {
+// Of a number and a NaN the number; -0 is less than +0.
+template <class T>
+inline T smaller(T a, T b) { return a != a ? b : b != b ? a : a == b ? (std::signbit(a) ? a : b) : a < b ? a : b; }
+template <class T>
+inline T larger(T a, T b) { return a != a ? b : b != b ? a : a == b ? (std::signbit(a) ? b : a) : a < b ? b : a; }
+}  // namespace emu
+inline float min(float a, float b) { return emu::smaller(a, b); }
+inline float max(float a, float b) { return emu::larger(a, b); }
+inline double min(double a, double b) { return emu::smaller(a, b); }
+inline double max(double a, double b) { return emu::larger(a, b); }
+inline double min(float a, double b) { return emu::smaller<double>(a, b); }
+inline double max(float a, double b) { return emu::larger<double>(a, b); }
+inline double min(double a, float b) { return emu::smaller<double>(a, b); }
+inline double max(double a, float b) { return emu::larger<double>(a, b); }
 inline unsigned umin(unsigned a, unsigned b) { return min(a, b); }
 inline unsigned umax(unsigned a, unsigned b) { return max(a, b); }
 inline long long llmin(long long a, long long b) { return min(a, b); }

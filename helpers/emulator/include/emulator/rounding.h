@@ -13,6 +13,16 @@ inline float to_odd(double x) {
   return bit_cast<float>(bits);
 }
 
+// The same of an integer, to double.
+template <class Integer>
+inline double to_odd(Integer x) {
+  const double nearest = static_cast<double>(x);
+  const __int128 back = static_cast<__int128>(nearest);
+  uint64_t bits = bit_cast<uint64_t>(nearest);
+  if (back != x && (bits & 1) == 0) bits += (back < x) == (x > 0) ? 1 : -1;
+  return bit_cast<double>(bits);
+}
+
 // x * y + z, rounded to odd; x * y must be exact, as it is for factors of 16 bits.
 inline float fma_to_odd(float x, float y, float z) {
   const double product = static_cast<double>(x) * y, sum = product + z;
