@@ -68,7 +68,7 @@ def run_cell(shell: InteractiveShell, line: str, cell: str) -> None:
     """
     name = line.strip() or "kernel"
     if not re.fullmatch(r"[A-Za-z_]\w*", name):
-        return print(f"%%kernel takes one name for the kernel, {name!r} came")
+        return print(f"%%kernel takes one name for the kernel, got {name!r}")
     shell.user_ns[name] = BrokenKernel(KernelError(f"%%kernel {name} was stopped before it had compiled; run it again"))
     try:
         built = load(source="\n" + cell, quiet=True)  # lines as the notebook counts them: the magic's is the first

@@ -102,7 +102,7 @@ def staircase(root: Path = readme.record.DATA) -> Drawn:
         for points in [zip(part["name"], part["flash"], strict=True)]
     ]
     there = set(steps.loc[steps["kind"] == "peer", "name"])
-    flash = [f"{short} (FlashAttention-{short[-1]})" for short in ("FA-3", "FA-4") if short in there]
+    flash = [f"{short} (FlashAttention-{short[-1]})" for short in ("FA3", "FA4") if short in there]
     side_by_side = f"{' and '.join(['cuDNN', *flash])} ran beside the last rung; " if "cuDNN" in there else ""
     decode = rungs.loc[rungs["group"] == "decode", "rung"].unique()
     caches = "".join(f" ({stem[:2]}: over its caches of {readme.caches(stem, root)})" for stem in decode)

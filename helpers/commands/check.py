@@ -21,7 +21,8 @@ EXAMPLES = ("check 04", "check mine.cu --dtype fp16", "check ping_pong --device 
 def options(parser: argparse.ArgumentParser) -> None:
     add_kernel(parser)
     add_device(parser)
-    parser.add_argument("--cases", choices=("small", "full"), help="default: full on a GPU, small on the emulator")
+    cases = "default: full on a GPU, small on the emulator; a merge has one set of cases"
+    parser.add_argument("--cases", choices=("small", "full"), help=cases)
     add_header(parser)
 
 
@@ -31,9 +32,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     rung = described(arguments)
     require_one_rank(rung)
+    merges = rung.op == "merge"  # its cases are the same everywhere
+    if merges and arguments.cases:
+        raise ValueError(f"--cases {arguments.cases}: {rung.stem} has one set of cases")
     kernel = loaded(rung, arguments.device)
     size = arguments.cases or ("full" if kernel.device == "cuda" else "small")
-    merges = kernel.rung.op == "merge"  # its cases are the same everywhere
     report = check(kernel, None if merges else _shown(reference.cases(kernel.rung, kernel.device, size)))
     print(report)
     return 0 if report.ok else 1

@@ -1,4 +1,4 @@
-"""Says what this machine can run, and how to mend what it can't.
+"""Says what this machine can run, and how to fix what it can't.
 
 Exits with 1 if a notebook can run neither on a GPU nor on the emulator.
 """

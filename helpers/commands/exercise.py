@@ -1,7 +1,7 @@
 """Writes the empty form of a region to type into, and checks it: exits with 1 if it isn't right.
 
 The form says what is given and what has to hold afterwards. `kernel` is the whole rung behind its header block. `new case 5` writes
-a broken kernel to be diagnosed and mended, with its symptoms.
+a broken kernel to be diagnosed and fixed, with its symptoms.
 """
 
 from __future__ import annotations

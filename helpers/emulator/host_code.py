@@ -44,12 +44,12 @@ def refuse(text: str, path: str, headers: Sequence[Path]) -> None:
     on_host = ({f.name for f in functions} | OF_C) - maybe - macros - unsure
     for function in functions:
         if function.words & {"__device__", "__global__"} and "__host__" not in function.words:
-            for k, what, mend in _host_code(code, function, on_host):
-                if mend and any(re.search(rf"\b{what}\(", h.read_text()) for of in headers for h in of.rglob("*.*h")):
+            for k, what, fix in _host_code(code, function, on_host):
+                if fix and any(re.search(rf"\b{what}\(", h.read_text()) for of in headers for h in of.rglob("*.*h")):
                     continue
                 kind = "kernel" if "__global__" in function.words else "function"
                 line = code.tokens[code.code[k]].line
-                words = f"{path}:{line}: {what} is host code, which the {kind} {function.name} can't run{mend}"
+                words = f"{path}:{line}: {what} is host code, which the {kind} {function.name} can't run{fix}"
                 raise TranslationError(words, line)
 
 
@@ -110,7 +110,7 @@ def _texts(code: Translation, begin: int, end: int) -> set[str]:
 
 
 def _host_code(code: Translation, function: Function, on_host: set[str]) -> Iterator[tuple[int, str, str]]:
-    """Where it is, what it is called, and how to mend it."""
+    """Where it is, what it is called, and how to fix it."""
     k = function.begin
     while k < function.end:
         text = code.text(k)

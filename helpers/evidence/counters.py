@@ -69,7 +69,7 @@ BETWEEN = "elementwise_kernel"  # in the name of PyTorch's kernel between two si
 
 
 def find_ncu() -> str:
-    """Path of `ncu`. Raises FileNotFoundError with the mend if Nsight Compute is not installed."""
+    """Path of `ncu`. Raises FileNotFoundError with the fix if Nsight Compute is not installed."""
     found = shutil.which("ncu") or shutil.which("ncu", path=os.path.join(os.environ.get("CUDA_HOME", ""), "bin"))
     if found is None:
         raise FileNotFoundError("ncu is not on PATH: install NVIDIA Nsight Compute, or put its folder on PATH")

@@ -29,8 +29,8 @@ from ..ladder.rung import INCLUDE, rung, rungs
 from ..toolchain.cores import cores
 from ..toolchain.toolkit import architecture, find_toolkit, gencode
 from . import verdicts
+from .disagreements import RETURNED, explain
 from .mutants import Mutant, mutants, original
-from .one_sided import RETURNED, explain
 from .sanitizer_words import CLEAN, FAILED, TIMEOUT, TOOLS, flagged, flagging, read
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ HOST = Path(__file__).with_name("calls.cpp")
 
 
 def find_sanitizer() -> str:
-    """Path of `compute-sanitizer`. Raises FileNotFoundError with the mend if it is not installed."""
+    """Path of `compute-sanitizer`. Raises FileNotFoundError with the fix if it is not installed."""
     found = shutil.which("compute-sanitizer")
     found = found or shutil.which("compute-sanitizer", path=os.path.join(os.environ.get("CUDA_HOME", ""), "bin"))
     if found is None:

@@ -252,7 +252,7 @@ def record(workers: int | None = None, every: bool = False) -> list[str]:
     """Runs what is stale (every: all mutants), `workers` at a time (by default as many as there are cores), and writes the
     record as it goes: stopped, it goes on from there when it is called again. Prints every verdict that is new or another.
 
-    Gives back the mutants that nothing notices although something must: those need another input or a mend of the checker."""
+    Gives back the mutants that nothing notices although something must: those need another input or a fix of the checker."""
     verdicts, all_mutants, start = read(), catalogue(), time.monotonic()
     wanted = list(all_mutants) if every else stale(verdicts)
     wanted.sort(key=lambda id: not all_mutants[id].must)  # what must be noticed goes first

@@ -6,8 +6,6 @@ Each has a text form for the terminal.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -17,7 +15,7 @@ from matplotlib.patches import Rectangle
 from ..emulator import banks
 from ..emulator.trace import Access
 from .style import CARD, INK, MUTED, ORANGE, PALEST, QUARTERS, WASTED, Picture, blank, picture, styled
-from .words import many, place, words
+from .words import many, place
 
 
 def colour(lane: int) -> tuple[float, float, float]:
@@ -139,7 +137,8 @@ def address_map(access: Access) -> Picture:
     ax.text(-0.3, -0.35, f"offset in {access.target}", ha="right", va="center", fontsize=8, color=MUTED)
     foot = "A row is a line of 128 bytes, a box a sector of 32. In a cell of 4 bytes: the lane that asks for it"
     wasted = any(0 < len(_asked(by_line[line], s)) < WORDS for line in shown for s in range(SECTORS))
-    foot += "; orange without a lane: in the sector for nothing." if wasted else "."
+    more = any(_fitting(l, n).endswith("+") for line in shown for _, l, n in _labels(by_line[line]))
+    foot += "; +: other lanes too" * more + "." + "\nOrange without a lane: in the sector, not asked for here." * wasted
     figure.supxlabel(foot, x=0.01, ha="left", fontsize=8.5, color=MUTED)
     return figure
 
@@ -202,26 +201,3 @@ def _address_text(by_line: dict[int, Words], shown: list[int], head: str, left: 
         "cells: 4 bytes and the lane that asks for them; + others too; ~ in the sector but not asked for; | sectors of 32 bytes"
     )
     return "\n".join(rows)
-
-
-# Both
-
-
-def step(accesses: Sequence[Access]) -> Any:
-    """A widget: a drop-down of accesses and the map of the chosen one. None, and a sentence, where ipywidgets is missing."""
-    try:
-        import ipywidgets
-    except ImportError:
-        print(
-            "step() needs ipywidgets: pip install ipywidgets. bank_map(line) and address_map(line) draw the same pictures"
-        )
-        return None
-
-    def show(access: Access) -> None:
-        from IPython.display import display
-
-        print(words(access))
-        display(bank_map(access) if access.space == "shared" else address_map(access))
-
-    names = [(f"{place(a)} ({a.cost - a.ideal:,} beyond ideal)", a) for a in accesses]
-    return ipywidgets.interactive(show, access=ipywidgets.Dropdown(options=names, description="request"))

@@ -8,7 +8,7 @@ import pandas as pd
 
 from .. import record
 from .lines import device, draw_line, looks_of
-from .style import GRID, MUTED, Figure, canvas, styled
+from .style import GRID, MUTED, PEERS, Figure, canvas, styled
 
 N = 4096  # families of random numbers are shown at this length, heads of a trained model at their own
 
@@ -34,10 +34,10 @@ def families(samples: pd.DataFrame, names: Sequence[str] = (), causal: bool = Fa
             ax.hlines(rows[family], line["tflops"].min(), line["tflops"].max(), color=GRID, linewidth=3, zorder=1)
         for name, line in part.groupby("name", sort=False):
             y = line["family"].map(rows)
-            ours = name in samples["rung"].values  # its points lie on top of the others'
-            look, zorder = looks[name][:2] + ("",), 4 if ours else 3
-            tall = 15 if look[1] == "|" else 7  # a bar shows above and below a point on top of it
-            draw_line(ax, line["tflops"], y, look, ours, markersize=tall, zorder=zorder)
+            look = looks[name][:2] + ("",)
+            ours = name not in PEERS  # its points lie under the others', which are thinner, and show around them
+            size = 9 if ours else 15 if look[1] == "|" else 7
+            draw_line(ax, line["tflops"], y, look, ours, markersize=size)
             ax.lines[-1].set_label(name)
         ax.set_yticks(list(rows.values()), [f"{f}, N = {n}" if n != N else f for f, n in lengths.items()])
         ax.set_ylim(len(rows) - 0.5, -0.5)

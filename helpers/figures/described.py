@@ -36,8 +36,9 @@ def _lines(ax: Axes) -> list[str]:
         x, y = ([float(v) for v in data if _number(v)] for data in (line.get_xdata(), line.get_ydata()))
         name = str(line.get_label())
         name = names.get(_colour(line), "") if name.startswith("_") else name
-        if name and rows and len(x) == len(y) and all(v in rows for v in y):  # a mark in some rows, as in a table
-            found.append(f"{name}: " + ", ".join(_first(f"{rows[b]} {_short(a)}" for a, b in zip(x, y, strict=True))))
+        at = [rows.get(round(v)) for v in y]  # marks in rows, as in a table, or a little off them
+        if name and rows and len(x) == len(y) and all(at):
+            found.append(f"{name}: " + ", ".join(_first(f"{row} {_short(a)}" for a, row in zip(x, at, strict=True))))
         elif name and y:
             level = len(set(y)) == 1 and name[-1].isdigit()  # a line across, whose number is in its name
             ends = " to ".join(_short(v) for v in dict.fromkeys((y[0], y[-1])))
@@ -76,7 +77,8 @@ def _bars(ax: Axes) -> list[str]:
         for patch in bars.patches:
             place = patch.get_y() + patch.get_height() / 2 if flat else patch.get_x() + patch.get_width() / 2
             size = patch.get_width() if flat else patch.get_height()
-            values.append(f"{at.get(round(place), '')} {_short(size)}".strip())
+            if math.isfinite(size):
+                values.append(f"{at.get(round(place), '')} {_short(size)}".strip())
         found.append(label + ", ".join(_first(values)))
     return _first(found)
 
@@ -99,7 +101,7 @@ def _colour(artist: object) -> str:
 
 
 def _number(value: object) -> bool:
-    return isinstance(value, int | float) or hasattr(value, "dtype") and math.isfinite(float(value))
+    return (isinstance(value, int | float) or hasattr(value, "dtype")) and math.isfinite(float(value))
 
 
 def _short(value: float) -> str:

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
-from .style import CARD, FAINT, MUTED, PEERS, RUNGS, Figure, canvas
+from .style import CARD, MUTED, PEERS, RUNGS, Figure, canvas
 
 
 def looks_of(names: Iterable[str]) -> dict[str, tuple]:
@@ -27,10 +27,13 @@ def draw_line(ax: Axes, x: Sequence[float], y: Sequence[float], look: tuple, our
 
 
 def name_lines(ax: Axes, ends: dict[str, tuple[float, float]], looks: Mapping[str, tuple], gap: float = 0.075) -> None:
-    """Writes each line's name right of its last point, moved apart where two would overlap; a line that
-    ends before the right edge gets a grey, dotted leader."""
+    """Writes each line's name right of the panel, moved apart where two would overlap; of a line that ends before the right
+    edge, beside its last point."""
     to_axes = ax.transAxes.inverted()
     where = {n: to_axes.transform(ax.transData.transform(end)) for n, end in ends.items()}
+    for name in [n for n, (x, _) in where.items() if x <= 0.9]:
+        look = {"color": looks[name][0], "fontsize": 9, "fontweight": _weight(looks[name]), "va": "center"}
+        ax.annotate(name, where.pop(name), (8, 0), xycoords="axes fraction", textcoords="offset points", **look)
     order = sorted(where, key=lambda n: where[n][1])
     y = np.array([where[n][1] for n in order], dtype=float)
     for _ in range(200):  # push neighbours apart until they all fit
@@ -40,7 +43,6 @@ def name_lines(ax: Axes, ends: dict[str, tuple[float, float]], looks: Mapping[st
                 y[i] -= overlap / 2
                 y[i + 1] += overlap / 2
     for name, height in zip(order, y, strict=True):
-        color, style = (looks[name][0], "-") if where[name][0] > 0.9 else (FAINT, (0, (2, 4)))
         ax.annotate(
             name,
             xy=where[name],
@@ -49,18 +51,21 @@ def name_lines(ax: Axes, ends: dict[str, tuple[float, float]], looks: Mapping[st
             textcoords="axes fraction",
             color=looks[name][0],
             fontsize=9,
-            fontweight="normal" if looks[name] in PEERS.values() else "bold",
+            fontweight=_weight(looks[name]),
             va="center",
             arrowprops={
                 "arrowstyle": "-",
-                "color": color,
-                "linestyle": style,
+                "color": looks[name][0],
                 "linewidth": 0.6,
                 "shrinkA": 1,
                 "shrinkB": 4,
                 "relpos": (0, 0.5),
             },
         )
+
+
+def _weight(look: tuple) -> str:
+    return "normal" if look in PEERS.values() else "bold"
 
 
 def draw_panels(table: pd.DataFrame, x: str, x_label: str, y: str, y_label: str) -> Figure:

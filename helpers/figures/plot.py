@@ -194,7 +194,11 @@ def roofline(points: pd.DataFrame, ceilings: pd.DataFrame, roofs: Sequence[str] 
     ax.set_ylabel("TFLOP/s")
     shape = [f"{c[0]} = {int(points[c].iloc[0])}" for c in ("B", "H", "Nk", "D") if c in points]
     words = ", ".join(filter(None, ["Roofline", _what(points), *shape]))
-    figure.suptitle(f"{words} · {device(ceilings)}, ceilings measured", x=0.01, ha="left", fontsize=11)
+    title = f"{words} · {device(ceilings)}, ceilings measured"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+    flat = [f"{r} {top[r]:.3g} TFLOP/s from {top[r] / top['copy']:.3g} FLOP per byte on" for r in roofs]
+    kernels = [f"{n} {s:.3g} TFLOP/s at {i:.4g} FLOP per byte" for n, i, s in zip(points["name"], x, y, strict=True)]
+    figure.in_words = f"{title}: copy {top['copy']:.3g} TB/s, {', '.join(flat)}. Below them {', '.join(kernels)}."
     return figure
 
 

@@ -77,9 +77,10 @@ def _in_words(steps: pd.DataFrame, lines: pd.DataFrame, dims: list[int], unit: s
 
 def _panels(panels: int, steps: int) -> tuple[Figure, list[Axes]]:
     """Side by side; one above the other where there are so many steps that names and figures would grow too small to read."""
-    if steps <= 8:
-        return canvas(max(3.2, 0.72 * steps + 2.2) * panels, 4.0, panels, sharey=True)
-    figure = Figure(figsize=(0.72 * steps + 2.2, 4.2 * panels + 0.6), layout="constrained")
+    wide = max(3.2, 0.72 * steps + 2.2)
+    if wide * panels <= 12:
+        return canvas(wide * panels, 4.0, panels, sharey=True)
+    figure = Figure(figsize=(wide, 4.2 * panels + 0.6), layout="constrained")
     return figure, list(figure.subplots(panels, 1, squeeze=False, sharex=True, sharey=True)[:, 0])
 
 
@@ -148,7 +149,8 @@ def percent_steps(steps: pd.DataFrame, ours: Mapping[str, float], device: str) -
     labels = [f"{i} · {change}" for i, change in steps["change"].items()] + list(ours)
     values = np.array([*steps["a100"], *ours.values()], dtype=float)
     y = np.array([*range(len(steps)), *(len(steps) + 0.7 + i for i in range(len(ours)))])
-    figure, (ax,) = canvas(8.6, 0.9 + 0.27 * (len(y) + 1))
+    title = f"Percent of FlashAttention-2's speed, D = 128 · published on A100 and RTX 3090, ours on {device}"
+    figure, (ax,) = canvas(8.6, 1.2 + 0.27 * (len(y) + 1), title=title)
     published = y < len(steps)
     a100 = ax.barh(y[published], values[published], 0.8, color=SHADES[2])
     a100.set_label("flash_attention_from_scratch, A100 (published)")
@@ -174,5 +176,9 @@ def percent_steps(steps: pd.DataFrame, ours: Mapping[str, float], device: str) -
     ax.set_xlim(0, max(110.0, np.nanmax(values) * 1.06))
     ax.grid(axis="y", visible=False)
     ax.set_xlabel("percent of FlashAttention-2's speed on the same card (D = 128)")
-    figure.legend(handles=[a100, rtx3090, own], loc="outside upper left", ncols=3, frameon=False, fontsize=8.5)
+    figure.legend(handles=[a100, rtx3090, own], loc="outside lower left", ncols=3, frameon=False, fontsize=8.5)
+    theirs = zip(labels, steps["a100"], steps["rtx3090"], strict=False)
+    mine = [f"{name} {v:.3g}" if np.isfinite(v) else f"{name} not recorded yet" for name, v in ours.items()]
+    figure.in_words = f"{title}. A100 and RTX 3090: {'; '.join(f'{n} {a:.3g}, {r:.3g}' for n, a, r in theirs)}. "
+    figure.in_words += f"This series: {', '.join(mine)}."
     return figure

@@ -6,8 +6,9 @@ It takes a frame of a `steps` record: step, what, kept ("yes…", "in part…", 
 
 from __future__ import annotations
 
+import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 from matplotlib.lines import Line2D
@@ -41,12 +42,25 @@ def marks(frame: pd.DataFrame, title: str, peer: str) -> Figure:
     labels = [f"{step} · {textwrap.shorten(what, 62)}" for step, what in zip(order["step"], order["what"], strict=True)]
     axes[0].set_yticks(range(len(order)), labels, color=INK, fontsize=8)
     figure.legend(handles=_mark_handles(looks), loc="outside lower left", ncols=4, frameon=False, fontsize=9)
+    figure.in_words = in_words(frame, title, peer, dict(zip(order["step"], order["what"], strict=True)))
     return figure
+
+
+def in_words(frame: pd.DataFrame, title: str, peer: str, names: Mapping[int, str]) -> str:
+    """Every step's ratios, under a causal mask in brackets where there are any. names: step -> what it is called."""
+    told = []
+    for step, what in names.items():
+        ratios = []
+        for row in frame[frame["step"] == step].itertuples():
+            causal = getattr(row, "ratio_causal", math.nan)
+            ratios.append(f"{row.ratio:.2f} at D = {row.D}" + f" (causal {causal:.2f})" * math.isfinite(causal))
+        told.append(f"{what}: {', '.join(ratios)}")
+    return f"{title}, times as fast as {peer}. {'; '.join(told)}."
 
 
 def _mark_handles(looks: dict[int, tuple[str, str]]) -> Sequence[Line2D]:
     handles = [
         Line2D([], [], linestyle="", marker=m, color=c, markersize=7, label=f"D = {D}") for D, (m, c) in looks.items()
     ]
-    hollow = {"marker": "o", "color": MUTED, "markerfacecolor": CARD, "label": "hollow: did not stay"}
+    hollow = {"marker": "o", "color": MUTED, "markerfacecolor": CARD, "label": "hollow: surpassed or did not stay"}
     return [*handles, Line2D([], [], linestyle="", **hollow)]

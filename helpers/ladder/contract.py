@@ -219,8 +219,8 @@ def prepare(
     )
     count = 3 if rung.op == "attention_backward" else 2
     if out is not None and not (isinstance(out, tuple | list) and len(out) == count):
-        came = len(out) if isinstance(out, tuple | list) else f"a {type(out).__name__}"
-        raise CallError(f"out takes {'three' if count == 3 else 'two'} tensors, {came} came")
+        given = len(out) if isinstance(out, tuple | list) else type(out).__name__
+        raise CallError(f"out takes {'three' if count == 3 else 'two'} tensors; got {given}")
     asked = {name: value for name, value in features.items() if value is not None and value is not False}
     for name in asked:
         feature = {"cu_seqlens": "varlen"}.get(name, name)
@@ -250,7 +250,7 @@ def _one_sided(rung: Rung, device: str, inputs: tuple, scale: float | None, out:
     """Attention to a rank's own keys and those of its peers."""
     peers = asked.pop("peers", None)
     if not isinstance(peers, Peers):
-        raise CallError(f"{rung.stem} takes peers=, of helpers.one_sided; a {type(peers).__name__} came")
+        raise CallError(f"{rung.stem} takes peers=, of helpers.one_sided; got {type(peers).__name__}")
     one = _attention(rung, device, inputs, scale, out, asked)
     q, k = inputs[:2]
     args = FaPeersArgs()
@@ -258,7 +258,7 @@ def _one_sided(rung: Rung, device: str, inputs: tuple, scale: float | None, out:
     ranks, n = peers.ranks, k.shape[2]
     if not 1 <= ranks <= MOST_RANKS or not 1 <= peers.copiers <= MOST_COPIERS or not 0 <= peers.rank < ranks:
         raise CallError(
-            f"rank {peers.rank} of {ranks}, {peers.copiers} copiers; up to {MOST_RANKS} ranks and {MOST_COPIERS} copiers go"
+            f"rank {peers.rank} of {ranks}, {peers.copiers} copiers; there can be at most {MOST_RANKS} ranks and {MOST_COPIERS} copiers"
         )
     if peers.epoch < 1:
         raise CallError(f"epoch is {peers.epoch}; calls are numbered from 1: with 0 no rank would wait for another")
@@ -311,7 +311,7 @@ def _backward(rung: Rung, device: str, inputs: tuple, scale: float | None, out: 
     import torch
 
     if len(inputs) != 6:
-        raise CallError(f"{rung.stem} takes q, k, v, o, lse, do; {len(inputs)} inputs came")
+        raise CallError(f"{rung.stem} takes q, k, v, o, lse, do; got {len(inputs)}")
     q, k, v = _qkv(rung, device, inputs[:3], "q, k, v, o, lse, do")
     o, lse, do = inputs[3:]
     for letter, t in (("o", o), ("do", do)):
@@ -344,7 +344,7 @@ def _softmax(rung: Rung, device: str, inputs: tuple, scale: float | None, out: A
 
     name = rung.stem
     if len(inputs) != 1:
-        raise CallError(f"{name} takes one tensor of scores s; {len(inputs)} inputs came")
+        raise CallError(f"{name} takes one tensor of scores s; got {len(inputs)}")
     if scale is not None:
         raise CallError(f"{name} takes no scale; scale the scores first")
     (s,) = inputs
@@ -374,7 +374,7 @@ def _merge(rung: Rung, device: str, inputs: tuple, scale: float | None, out: Any
     import torch
 
     if len(inputs) != 4:
-        raise CallError(f"{rung.stem} takes o_a, lse_a, o_b, lse_b; {len(inputs)} inputs came")
+        raise CallError(f"{rung.stem} takes o_a, lse_a, o_b, lse_b; got {len(inputs)}")
     if scale is not None:
         raise CallError(f"{rung.stem} takes no scale")
     o_a, lse_a, o_b, lse_b = inputs
@@ -423,7 +423,7 @@ def _same_memory(a: Tensor, b: Tensor) -> bool:
 def _qkv(rung: Rung, device: str, inputs: tuple, names: str) -> tuple[Tensor, Tensor, Tensor]:
     """q, k, v that go together, apart from their lengths."""
     if len(inputs) != 3:
-        raise CallError(f"{rung.stem} takes {names}; {len(inputs)} inputs came")
+        raise CallError(f"{rung.stem} takes {names}; got {len(inputs)}")
     q, k, v = inputs
     for letter, t in zip("qkv", inputs, strict=True):
         _require_tensor(rung, device, letter, t)
@@ -628,8 +628,8 @@ def _require_tensor(rung: Rung, device: str, letter: str, t: Any) -> None:
             "or call it under torch.no_grad()"
         )
     if t.device.type != device:
-        mend = f"{letter}.{'cuda' if device == 'cuda' else 'cpu'}()"
-        raise CallError(f"{letter} is on {t.device}, {rung.stem} was loaded for {device}: pass {mend}")
+        fix = f"{letter}.{'cuda' if device == 'cuda' else 'cpu'}()"
+        raise CallError(f"{letter} is on {t.device}, {rung.stem} was loaded for {device}: pass {fix}")
 
 
 def _require_integers(name: str, t: Any, like: Tensor, shape: tuple[int, ...]) -> None:

@@ -25,7 +25,7 @@ class KernelError(RuntimeError):
 
 
 class ToolkitError(RuntimeError):
-    """nvcc, a host compiler, torch or Python itself is missing or unusable. The text is one sentence and names the mend."""
+    """nvcc, a host compiler, torch or Python itself is missing or unusable. The text is one sentence and names the fix."""
 
     def _render_traceback_(self) -> list[str]:
         return [f"ToolkitError: {self}"]
@@ -39,7 +39,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class CheckoutError(RuntimeError):
-    """The package is installed, but there are no kernels and records. The text is one sentence and names the mend."""
+    """The package is installed, but there are no kernels and records. The text is one sentence and names the fix."""
 
     def _render_traceback_(self) -> list[str]:
         return [f"CheckoutError: {self}"]

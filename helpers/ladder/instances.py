@@ -41,13 +41,17 @@ def for_d64(which: Which) -> Rung:
     return of_head_dimension(which, 64)
 
 
-def single(which: Which, D: int, dtype: str = "fp16") -> Rung:
-    """A rung with one of its instances only, for one head dimension and one 16-bit dtype. Where it takes float32 too, those stay.
+def single(which: Which, D: int, dtype: str | None = None) -> Rung:
+    """A rung with one of its instances only, for one head dimension and one 16-bit dtype, by default fp16. Where it takes float32
+    too, those stay; one without fp16 keeps its dtypes by default.
 
         load(single("10", D=64, dtype="bf16"), device="cpu")
 
     ValueError if its launcher doesn't choose among instances as those of the ladder do."""
     whole = rung(which)
+    if dtype is None and "fp16" not in whole.dtypes:
+        return of_head_dimension(whole, D)
+    dtype = dtype or "fp16"
     chosen = f"launch<d, fa::{dtype}>(a, stream)"
     text, times = _BOTH_DTYPES.subn(chosen, whole.source)
     kept = tuple(name for name in whole.dtypes if name in ("fp32", dtype))

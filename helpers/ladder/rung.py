@@ -199,7 +199,7 @@ def rung(which: Which) -> Rung:
     if isinstance(which, str):
         return _read(_named(which))
     raise ValueError(
-        f"a kernel is a stem, the path or the text of a .cu, a Rung or a Kernel; this is a {type(which).__name__}"
+        f"a kernel is a stem, the path or the text of a .cu, a Rung or a Kernel; got {type(which).__name__}"
     )
 
 
@@ -254,8 +254,10 @@ def _nearest(name: str, there: list[str]) -> str:
 def parse(source: str, path: Path, strict: bool = False) -> Rung:
     """The Rung that the header block of `source` describes. A reader's own file may leave keys out, a rung may not.
 
-    Raises ValueError with file and line for an unknown key or a value outside what is allowed.
+    Raises ValueError with file and line for an unknown key or a value outside what is allowed, and for a source that is no str.
     """
+    if not isinstance(source, str):
+        raise ValueError(f"a source is the text of a .cu; got {type(source).__name__}")
     values: dict[str, str] = {}
     stem, title, key = path.stem, "", ""
     for number, line in enumerate(source.splitlines(), 1):

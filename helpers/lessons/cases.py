@@ -1,4 +1,4 @@
-"""The detective cases: a kernel of each rung with one bug, for a reader to name and to mend.
+"""The detective cases: a kernel of each rung with one bug, for a reader to name and to fix.
 
 A case names its bug and the mechanism by digests, so that nobody reads the answer here by accident; tests hold them to
 answers.json, which a student's tree lacks. The bugs are those of evidence/catalogue.py.

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from ..emulator import banks
+from ..ladder.errors import KernelError
 from ..ladder.instances import for_d64
-from ..ladder.rung import rung
-from ..run import reference
+from ..ladder.rung import Rung, rung
+from ..run import one_sided, reference
 from ..run.check import check, compare
 from ..run.kernel import Kernel, load
 from ..run.reference import Case
@@ -131,7 +132,7 @@ def lse_property(holds: Callable[[Callable], bool], device: str | None = None) -
         hidden = _Hidden(kernel)
         with _without_reference():
             verdict = bool(holds(hidden))
-        assert hidden.calls >= 2, "a property compares what f gives for two inputs that belong together"
+        assert hidden.calls >= 1, "a property is one of what f gives, and f was not called"
         said.setdefault(bug, verdict)
         assert said[bug] == verdict, "it judges the same kernel once so and once so"
     assert said.pop(""), "a right kernel fails it"
@@ -142,27 +143,27 @@ def lse_property(holds: Callable[[Callable], bool], device: str | None = None) -
 # Exercises 91.1 to 91.3
 
 
-def mended(exhibit: Unlabelled, mend: tuple[str, str]) -> Kernel:
-    """The exhibit's kernel after `mend`, (a piece of its text that occurs once, what belongs there instead), right on all inputs
+def fixed(exhibit: Unlabelled, fix: tuple[str, str]) -> Kernel:
+    """The exhibit's kernel after `fix`, (a piece of its text that occurs once, what belongs there instead), right on all inputs
     of `check`. AssertionError says what is wrong; ValueError if the piece doesn't occur once."""
-    assert isinstance(mend, tuple | list) and len(mend) == 2, "mend is a pair: what is there, what belongs there"
-    assert all(isinstance(text, str) and text.strip() for text in mend), "mend is empty"
-    assert max(len(text.splitlines()) for text in mend) == 1, "one line is enough"
-    kernel = exhibit.build(exhibit.broken.replace(*mend))
+    assert isinstance(fix, tuple | list) and len(fix) == 2, "fix is a pair: what is there, what belongs there"
+    assert all(isinstance(text, str) and text.strip() for text in fix), "fix is empty"
+    assert max(len(text.splitlines()) for text in fix) == 1, "one line is enough"
+    kernel = exhibit.build(exhibit.broken.replace(*fix))
     check(kernel).require()
     return kernel
 
 
-def mended_in_columns(exhibit: Unlabelled, columns: tuple[int, int], mend: tuple[str, str]) -> bool:
-    """Exercise 91.1: the mend, and the first and the last column that were wrong."""
+def fixed_in_columns(exhibit: Unlabelled, columns: tuple[int, int], fix: tuple[str, str]) -> bool:
+    """Exercise 91.1: the fix, and the first and the last column that were wrong."""
     wrong = exhibit.report().comparisons[0].wrong[0, 0].any(0).nonzero()[0]
     assert tuple(columns) == (wrong.min(), wrong.max()), "other columns are wrong"
-    return mended(exhibit, mend) is not None
+    return fixed(exhibit, fix) is not None
 
 
-def mended_without_conflicts(exhibit: Unlabelled, mend: tuple[str, str]) -> bool:
-    """Exercise 91.3: the mend, and no wavefront is lost."""
-    ray = xray(mended(exhibit, mend), *exhibit.case().inputs)
+def fixed_without_conflicts(exhibit: Unlabelled, fix: tuple[str, str]) -> bool:
+    """Exercise 91.3: the fix, and no wavefront is lost."""
+    ray = xray(fixed(exhibit, fix), *exhibit.case().inputs)
     assert ray.conflicts == 0, f"{ray.conflicts:,} wavefronts are still lost"
     return True
 
@@ -174,6 +175,8 @@ WAITS = {  # of 51_one_sided, by the place where an exercise leaves them out
     "/* B */": "fa::cp_async_bulk_wait_group<1>();",
     "/* C */": "if (!there) fa::await_gpu(arrived, a.epoch);",
 }
+FLAGS = ("signals[0][1]", "arrived[0]")  # that A and C wait for, in rank 0 of two
+ARRIVED = "if (i > 0) fa::publish_gpu(a.arrived + blockIdx.x + (i - 1) * a.copiers, a.epoch);"
 
 
 def without_waits() -> str:
@@ -186,14 +189,36 @@ def without_waits() -> str:
     return text
 
 
+def waits_for_this_call(source: str) -> bool:
+    """Exercise 51.1: whether 51_one_sided's text `source` waits for the flags of its own call, at A and at C, when those of the call
+    before are set: first the other one of two ranks has not announced, then no tile's flag is set. AssertionError says what it
+    doesn't wait for."""
+    keys, values = torch.randn(2, 2, 1, 1, 128, 64).half()
+    rooms = one_sided.rooms(keys, values)
+    one_sided.together(keys, rooms)
+    kernel = load(source=source.replace(ARRIVED, ""), device="cpu", quiet=True)
+    kernel.launcher.timeout, kernel.launcher.threads = 2, 1
+    for room, place, flag, silent in zip(rooms, "AC", FLAGS, ("the other rank", "the tile's copier")):
+        kernel(keys[0], room.k, room.v, peers=room.peers("announce"))
+        stopped = ""
+        try:
+            kernel(keys[0], keys[0], values[0], peers=rooms[0].peers("attend"))
+        except KernelError as error:
+            stopped = str(error)
+        assert f"last looked at {flag}" in stopped, (
+            f"{place}: it goes on although {silent} has said nothing in this call"
+        )
+    return True
+
+
 # Exercise 99.2
 
 
-def half_the_bytes(entry: str) -> bool:
-    """Whether the kernel with source `entry` asks for at most half of what rung 04 asks for beside Q, at (1, 2, N, 128), for an N that
-    is drawn; right there and by `check`, and without findings. AssertionError says what is wrong."""
+def half_the_bytes(entry: str | Rung) -> bool:
+    """Exercise 99.2: whether a kernel, given as source or rung, asks for at most half of what rung 04 asks for beside Q, at
+    (1, 2, N, 128), for an N that is drawn; right there and by `check`, and without findings. AssertionError says what is wrong."""
     own = load("04_fa2_fp32", device="cpu", quiet=True)
-    mine = load(source=entry, device="cpu", quiet=True)
+    mine = load(source=entry if isinstance(entry, str) else entry.source, device="cpu", quiet=True)
     assert mine.rung.source != own.rung.source, "this is rung 04 itself"
     N = 256 * random.choice((1, 2))
     x = torch.randn(3, 1, 2, N, 128)

@@ -1,9 +1,9 @@
-"""Detective cases: a broken kernel, its symptoms, and a reader who names the bug and mends it.
+"""Detective cases: a broken kernel, its symptoms, and a reader who names the bug and fixes it.
 
     cases = detective(7)  # twelve, drawn by this seed
     cases[0].symptoms()
     cases[0].code()
-    cases[0].solve(line=112, mechanism="barrier", mend={112: "      __syncthreads();"})
+    cases[0].solve(line=112, mechanism="barrier", fix={112: "      __syncthreads();"})
 
 Cases always run on the emulator, and what its X-ray finds is withheld: that would be the answer.
 """
@@ -42,7 +42,7 @@ from .inputs import Draw, instance
 from .inputs import draw as drawn
 from .progress import keep, solved
 
-MOST_LINES = 8  # that a mend may change
+MOST_LINES = 8  # that a fix may change
 ORDERS = (0, 5, 9, 13)  # of threads: the emulator's own, and three others
 SECONDS = 60.0
 _HEAD = re.compile(r"^// *case: *([0-9]{1,3}) *$", re.MULTILINE)
@@ -237,18 +237,18 @@ class Opened:
             return "the line is right, the mechanism is another one"
         return "that is the mechanism, in another line" if way else "neither the line nor the mechanism"
 
-    def mended(self, mend: Mapping[int, str]) -> Rung:
+    def fixed(self, fix: Mapping[int, str]) -> Rung:
         """The broken kernel with some lines replaced: number -> new text, which may be several lines, or "" for none.
 
         ValueError if that is no such dictionary, or if more than MOST_LINES lines change.
         """
         lines = list(self._texts[1])
-        if not isinstance(mend, Mapping) or not mend:
-            raise ValueError("mend is a dictionary, the number of a line -> its new text")
-        for n, text in mend.items():
+        if not isinstance(fix, Mapping) or not fix:
+            raise ValueError("fix is a dictionary, the number of a line -> its new text")
+        for n, text in fix.items():
             if not isinstance(n, int) or not 1 <= n <= len(lines) or not isinstance(text, str):
-                raise ValueError(f"mend: {n!r} -> {text!r} is no line of the file and its new text")
-        made = [part for n, line in enumerate(lines, 1) for part in (mend[n].splitlines() if n in mend else [line])]
+                raise ValueError(f"fix: {n!r} -> {text!r} is no line of the file and its new text")
+        made = [part for n, line in enumerate(lines, 1) for part in (fix[n].splitlines() if n in fix else [line])]
         return self.edited("\n".join(made))
 
     def edited(self, text: str) -> Rung:
@@ -256,23 +256,23 @@ class Opened:
         lines = text.splitlines()
         changes = difflib.SequenceMatcher(None, self._texts[1], lines, autojunk=False).get_opcodes()
         if (count := sum(max(i2 - i1, j2 - j1) for tag, i1, i2, j1, j2 in changes if tag != "equal")) > MOST_LINES:
-            raise ValueError(f"the mend changes {count} lines; {MOST_LINES} are enough for every case")
+            raise ValueError(f"the fix changes {count} lines; {MOST_LINES} are enough for every case")
         if not count:
-            raise ValueError("nothing is mended yet")
+            raise ValueError("nothing is fixed yet")
         return self._parsed(lines)
 
     def fault(self, rung: Rung) -> str:
-        """What is still wrong with a mended kernel, in a sentence: on every input, in other orders of threads, and to the X-ray."""
+        """What is still wrong with a fixed kernel, in a sentence: on every input, in other orders of threads, and to the X-ray."""
         return judge.fault(rung, self.case.number, self.case.seed, schedules=ORDERS[:3])
 
-    def solve(self, line: int | None, mechanism: str, mend: Mapping[int, str]) -> bool:
-        """True if the diagnosis is right and the mended kernel is, too; notes that the case is solved.
+    def solve(self, line: int | None, mechanism: str, fix: Mapping[int, str]) -> bool:
+        """True if the diagnosis is right and the fixed kernel is, too; notes that the case is solved.
 
         AssertionError says what is not. Nothing is compiled before the diagnosis is right.
         """
         if wrong := self.diagnose(line, mechanism):
             raise AssertionError(wrong)
-        self._require(lambda: self.mended(mend))
+        self._require(lambda: self.fixed(fix))
         return True
 
     def _require(self, make: Callable[[], Rung]) -> None:
@@ -281,25 +281,25 @@ class Opened:
         except (ValueError, CompileError) as error:
             wrong = str(error)
         if wrong:
-            raise AssertionError(f"the diagnosis is right; the mend isn't: {wrong}")
+            raise AssertionError(f"the diagnosis is right; the fix isn't: {wrong}")
         keep(self.id)
 
     def solution(self) -> tuple[int, str, dict[int, str]]:
-        """Line, mechanism and mend, and prints why. ValueError in a tree that was handed out without solutions."""
+        """Line, mechanism and fix, and prints why. ValueError in a tree that was handed out without solutions."""
         answer = stored.answers()[self.case.n]
         whole, broken = self._texts
-        mend, line = {}, None
+        fix, line = {}, None
         for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(None, whole, broken).get_opcodes():
             if tag == "equal":
                 continue
             line = line or min(j1 + 1, len(broken))
             text = "\n".join(whole[i1:i2])
             if j2 > j1:
-                mend |= {j1 + 1: text} | {n: "" for n in range(j1 + 2, j2 + 1)}
+                fix |= {j1 + 1: text} | {n: "" for n in range(j1 + 2, j2 + 1)}
             else:  # lines are missing: they come before the next one
-                mend[j1 + 1] = f"{text}\n{broken[j1]}"
+                fix[j1 + 1] = f"{text}\n{broken[j1]}"
         print(answer["why"])
-        return line or 1, answer["mechanism"], mend
+        return line or 1, answer["mechanism"], fix
 
     def __repr__(self) -> str:
         return self.case.title + (" · solved" if self.id in solved() else "")

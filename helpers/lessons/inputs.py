@@ -19,6 +19,8 @@ from ..run.reference import DTYPES, Case
 
 ANY_D = (24, 40, 64)  # for rungs that take any head dimension
 SLOW = "22_backward_fp32"  # on an emulator, with D = 128
+# Nq, Nk and window of a call with tiles past the diagonal, tiles before the window, and rows that see no key
+SKIPPED = 400, 240, 40
 
 
 @dataclass(frozen=True)
@@ -41,9 +43,15 @@ class Draw:
         return list(made[self.rung.op](self))
 
     def others(self) -> list[Case]:
-        """A case at each other head dimension that an attention rung names: a kernel's bank conflicts differ from one to the other."""
+        """A case at each other head dimension that an attention rung names, as a kernel's bank conflicts differ from one to the other;
+        and SKIPPED, of a rung with windows."""
         every = [(D, case) for D in self.rung.D if D != self.D for case in replace(self, D=D).cases()]
-        return [replace(case, name=f"D = {D}") for D, case in every if case.name == "whole tiles"]
+        made = [replace(case, name=f"D = {D}") for D, case in every if case.name == "whole tiles"]
+        if self.rung.op == "attention" and "window" in self.rung.features:
+            *lengths, window = SKIPPED
+            q, k, v = (x.to(DTYPES[self.dtype]) for x in _Dice(self).qkv(*lengths))
+            made.append(Case("tiles that no row sees", q, k, v, causal=True, window=window))
+        return made
 
 
 def draw(rung: Rung, seed: int) -> Draw:

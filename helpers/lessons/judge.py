@@ -101,6 +101,11 @@ class Costs:
         """Bytes read and written in global memory."""
         return sum(read + written for read, written in self.bytes.values())
 
+    @property
+    def keys(self) -> int:
+        """Bytes of K and V that are read."""
+        return sum(self.bytes[name][0] for name in "KV" if name in self.bytes)
+
 
 @dataclass(frozen=True)
 class Judgement:
@@ -227,9 +232,12 @@ def _idle(costs: Costs, rungs: Costs, name: str) -> bool:
     )
 
 
-def wasteful(conflicts: int, rungs: int) -> bool:
-    """More bank conflicts than the rung has, which a lean task forbids."""
-    return conflicts > NEAR * rungs
+def wasted(mine: Costs, rungs: Costs) -> tuple[str, str]:
+    """What a lean task forbids, in words, of shared and of global memory: more bank conflicts than the rung has, and more of K and V
+    than it reads. Empty where there is none."""
+    conflicts = f"{mine.conflicts:,} bank conflicts, the rung has {rungs.conflicts:,}"
+    keys = f"{mine.keys:,} bytes of K and V are read, the rung reads {rungs.keys:,}"
+    return conflicts * (mine.conflicts > NEAR * rungs.conflicts), keys * (mine.keys > rungs.keys)
 
 
 def sum_of(runs: Iterable[Run]) -> Costs:
@@ -246,8 +254,8 @@ def sum_of(runs: Iterable[Run]) -> Costs:
 
 def own(number: str, seed: int, lean: bool = False) -> tuple[list[Case], Costs]:
     """The cases that a seed draws for a rung, and what the rung itself costs on them, as it stands now, or the whole one of `handed` where
-    its regions are blank. lean: as Task has it; then there is a case at each other head dimension, too. RuntimeError if the rung isn't
-    right there."""
+    its regions are blank. lean: as Task has it; then there are the cases of `Draw.others`, too. RuntimeError if the rung isn't right
+    there."""
     rung = handed.rest(find(number))
     return _own(rung, rung.digest, seed, lean)
 
@@ -287,9 +295,7 @@ def fault(rung: Rung, number: str, seed: int = 0, lean: bool = False, schedules:
     verdict = judge(cases, made, len(work), costs)
     if verdict.idle:
         return f"the kernel leaves {', '.join(verdict.idle)} alone"
-    return (
-        "more bank conflicts than the rung has" if lean and wasteful(verdict.costs.conflicts, costs.conflicts) else ""
-    )
+    return next(filter(None, wasted(verdict.costs, costs)), "") if lean else ""
 
 
 def locally(rung: Rung, number: str) -> Judgement:

@@ -172,16 +172,16 @@ class Exhibit:
 
     def fix(self, was: str = "", becomes: str = "") -> None:
         """Puts the rung's own text back or, where given, `becomes` for `was` in the text that has the bug; then looks again
-        at all inputs of `visit`, and prints "mended" or what is still wrong. ValueError if the bug's text has no `was`."""
+        at all inputs of `visit`, and prints "fixed" or what is still wrong. ValueError if the bug's text has no `was`."""
         if was not in self.new:
             raise ValueError(f"{was!r} isn't in the text that has the bug, {self.new!r}")
-        mended = replace(self, new=self.new.replace(was, becomes) if was else self.old)
+        fixed = replace(self, new=self.new.replace(was, becomes) if was else self.old)
         names = dict.fromkeys((*self.hides, self.shows))
-        wrong = [c.explain() for name in names for c in mended.report(name).failures] or [mended.evidence()]
+        wrong = [c.explain() for name in names for c in fixed.report(name).failures] or [fixed.evidence()]
         if any(wrong):
-            print("not mended\n" + "\n".join(wrong))
+            print("not fixed\n" + "\n".join(wrong))
             return
-        print("mended: right on " + "; ".join(self.case(name).name for name in names))
+        print("fixed: right on " + "; ".join(self.case(name).name for name in names))
         if self.caught_by in ("xray", "conflicts"):
             print("the X-ray finds nothing")
 
@@ -214,7 +214,7 @@ class Exhibit:
 
 
 class Unlabelled:
-    """An exhibit that a reader has to mend: it can be looked at, and says neither what was changed nor where."""
+    """An exhibit that a reader has to fix: it can be looked at, and says neither what was changed nor where."""
 
     __slots__ = ("__exhibit",)
 

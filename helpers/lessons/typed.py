@@ -24,8 +24,8 @@ from ..run.xray import Xray, xray
 from . import handed
 from .forms import contract
 from .grading.allowed import unfit
-from .inputs import uneven
-from .judge import SECONDS, Judgement, locally, until_stopped, wasteful
+from .inputs import SKIPPED, uneven
+from .judge import SECONDS, Costs, Judgement, locally, until_stopped, wasted
 from .progress import keep
 from .regions import Filled, RegionError, Typed, fill, head, read, require_without, span
 from .tasks.catalogue import about
@@ -45,17 +45,17 @@ class Score:
     rows: tuple[tuple[str, str, str], ...] = ()
     workload: str = ""
     steps: tuple[str, ...] = ()
-    conflicts: tuple[tuple[int, int, int], ...] = ()  # of a lean task: head dimension, the reader's, the rung's
+    lean: tuple[tuple[str, Costs, Costs], ...] = ()  # of a lean task: at which call, the reader's, the rung's
 
     @property
-    def wasteful(self) -> bool:
-        """More bank conflicts than the rung has at some head dimension, in a task that asks for none."""
-        return any(wasteful(mine, rungs) for _, mine, rungs in self.conflicts)
+    def wasted(self) -> str:
+        """The first thing that a lean task forbids, in words; empty if there is none."""
+        return next((f"{where}: {said}" for where, *both in self.lean for said in wasted(*both) if said), "")
 
     @property
     def ok(self) -> bool:
         """Right in all cases, without a finding."""
-        return self.report.ok and self.ray is not None and self.ray.ok and not self.wasteful
+        return self.report.ok and self.ray is not None and self.ray.ok and not self.wasted
 
     def __str__(self) -> str:
         if self.ray is None:
@@ -64,12 +64,8 @@ class Score:
         lines += [f"  {what:<36}{mine:>14}{rungs:>14}" for what, mine, rungs in self.rows]
         if not self.ray.ok:
             lines += [str(finding) for finding in self.ray.findings[:3]]
-        if self.wasteful:
-            D, mine, rungs = next(each for each in self.conflicts if wasteful(*each[1:]))
-            lines.append(
-                "the result is right, but the task asks for no more bank conflicts than the rung has: "
-                f"{mine:,} at d = {D}, the rung {rungs:,}"
-            )
+        if self.wasted:
+            lines.append(f"the result is right, but not as lean as the task asks for. {self.wasted}")
         return "\n".join(lines)
 
 
@@ -165,23 +161,33 @@ def score(kernel: Kernel, rung: Rung, task: Task | None = None) -> Score:
     rows = [(what, f"{a:,}", f"{theirs[what]:,}") for what, a in counts(mine)]
     if kernel.device == "cuda" and given is None:
         rows.append(("milliseconds on this GPU", *_times(kernel, rung)))
-    lost = beside_the_rung(kernel, rung) if task is not None and task.lean else ()
-    return Score(task, report, mine, tuple(rows), mine.workload, steps, lost)
+    both = beside_the_rung(kernel, rung) if task is not None and task.lean else ()
+    return Score(task, report, mine, tuple(rows), mine.workload, steps, both)
 
 
-def beside_the_rung(kernel: Kernel, rung: Rung) -> tuple[tuple[int, int, int], ...]:
-    """Bank conflicts of a kernel and of the rung that it stands for: (head dimension, the kernel's, the rung's)."""
+def beside_the_rung(kernel: Kernel, rung: Rung) -> tuple[tuple[str, Costs, Costs], ...]:
+    """What a kernel costs, and the rung that it stands for: (the call, the kernel's, the rung's)."""
     given = handed.known(rung.number)
-    own = conflicts(rung, rung) if given is None else {int(D): lost for D, lost in given["conflicts"].items()}
-    return tuple((D, lost, own[D]) for D, lost in conflicts(kernel, rung).items())
+    own = lean_costs(rung, rung) if given is None else {where: Costs(**each) for where, each in given["lean"].items()}
+    return tuple((where, mine, own[where]) for where, mine in lean_costs(kernel, rung).items())
 
 
-def conflicts(kernel: Kernel | Rung, rung: Rung) -> dict[int, int]:
-    """A kernel's bank conflicts by head dimension, on a small call at every one that the rung names, or at the usual one."""
+def lean_costs(kernel: Kernel | Rung, rung: Rung) -> dict[str, Costs]:
+    """What a kernel costs by call, of those by which a lean task is judged: a small one at every head dimension that the rung names, or
+    at the usual one, and SKIPPED, of a rung with windows."""
+    calls = {f"d = {D}": workload(rung, D) for D in rung.D or (rung.usual_D,)}
+    if "window" in rung.features:
+        Nq, Nk, window = SKIPPED
+        options = {"causal": True, "window": window}
+        inputs = random_inputs(rung, (1, 2, Nq, Nk, rung.usual_D), **options)
+        calls[f"Nq = {Nq}, Nk = {Nk}, window {window}"] = inputs, options
     found = {}
-    for D in rung.D or (rung.usual_D,):
-        inputs, options = workload(rung, D)
-        found[D] = xray(kernel, *inputs, **options).conflicts
+    for where, (inputs, options) in calls.items():
+        ray = xray(kernel, *inputs, **options)
+        shared, moved = ray.total(space="shared"), ray.tensors[["bytes_read", "bytes_written"]].astype(int)
+        found[where] = Costs(
+            shared.cost, shared.ideal, {name: (read, written) for name, read, written in moved.itertuples()}
+        )
     return found
 
 

@@ -111,25 +111,17 @@ def random_tensors(dtype: str, shape: tuple[int, ...], count: int) -> tuple[Tens
     return tuple(make(*shape).to(DTYPES[dtype]) for _ in range(count))
 
 
-def inputs(op: str, shape: Shape, dtype: str = "fp32") -> tuple[Tensor, ...]:
-    """q, k and v of a shape, or s of a softmax."""
-    from ..run.reference import DTYPES
-
-    B, H, Nq, Nk, D = shape
-    sizes = [(Nq, Nk)] if op == "softmax" else [(B, H, Nq, D), (B, H, Nk, D), (B, H, Nk, D)]
-    make = random_numbers(0)
-    return tuple(make(*size).to(DTYPES[dtype]) for size in sizes)
-
-
 def forward(kernel: Callable, rung: Rung, quick: bool = False) -> pd.DataFrame:
     """The forward pass at every shape and dtype of a rung, beside every peer that takes them: name, dtype, B H Nq Nk D, round,
     ms. attrs["skipped"]: what was not measured, and why."""
     import torch
 
+    from ..run.reference import random_inputs
+
     frames, skipped = [], []
     headline = bool(rung.features)  # the grid of the LeetCUDA log is for kernels of its kind
     for dtype, shape in ((d, s) for d in rung.dtypes for s in shapes(rung.op, quick, headline)):
-        given = inputs(rung.op, shape, dtype)
+        given = random_inputs(rung, shape, dtype, bench.DEVICE)
         costly = (MATH,) if dtype != "fp32" and shape[3] > MATH_MAX_N else ()
         others = softmax_peers(*given) if rung.op == "softmax" else peers(*given, without=costly)
         if why := refusal(kernel, *given):
@@ -153,7 +145,8 @@ def beside_flash(kernel: Callable, name: str, dtype: str) -> pd.DataFrame:
     without = [*(name for name in BACK_ENDS if name != beside), FA2, FA3, FA4]
     frames, refusals = [], []
     for shape in (_headline(N, D) for D in (64, 128) for N in LENGTHS if N >= FROM_N):
-        given = inputs("attention", shape, dtype)
+        B, H, N, _, D = shape
+        given = random_tensors(dtype, (B, H, N, D), 3)
         if why := refusal(kernel, *given):
             refusals.append(why)
             continue
@@ -168,9 +161,11 @@ def stages(own: dict[str, Callable], rung: Rung) -> pd.DataFrame:
     B H Nq Nk D, round, ms."""
     import torch
 
+    from ..run.reference import random_inputs
+
     without, frames = [*(name for name in BACK_ENDS if name != FLASH), FA2, FA3, FA4], []
     for dtype, D, N in ((t, d, n) for t in rung.dtypes for d in rung.D for n in LENGTHS if n >= FROM_N):
-        given = inputs("attention", _headline(N, D), dtype)
+        given = random_inputs(rung, _headline(N, D), dtype, bench.DEVICE)
         frames.append(_timed(own | peers(*given, without=without), given, dtype, _headline(N, D)))
         del given
         torch.cuda.empty_cache()

@@ -23,11 +23,10 @@ def medians(samples: pd.DataFrame) -> pd.DataFrame:
     """One row per name and shape of samples of timings: ms (median), ms_low and ms_high (the rounds' extremes), and with
     them tflops (attention, by 4·B·H·Nq·Nk·D, backward 2.5 times it, half of it if `causal`; by `flops` where there is such a
     column) or tb_per_s (softmax and copy, by the bytes no softmax can avoid; decode, by `bytes`). Where the sensors were read also
-    the medians sm_mhz and watts, and joules, the energy of a call: watts · ms."""
+    the medians sm_mhz and watts."""
     columns = {"ms": ("ms", "median"), "ms_low": ("ms", "min"), "ms_high": ("ms", "max")}
     if "watts" in samples:
-        samples = samples.assign(joules=samples["watts"] * samples["ms"] / 1e3)
-        columns |= {name: (name, "median") for name in ("sm_mhz", "watts", "joules")}
+        columns |= {name: (name, "median") for name in ("sm_mhz", "watts")}
     frame = samples.groupby([*_keys(samples), "name"], sort=False, dropna=False).agg(**columns).reset_index()
     softmax = frame["op"].eq("softmax") if "op" in frame else pd.Series(False, index=frame.index)
     causal = frame["causal"] if "causal" in frame else 0

@@ -13,7 +13,7 @@ from ..ladder.rung import Rung, rungs
 from .goals import GOALS
 from .workload import N
 
-BESIDE = {record.CUDNN: "cuDNN", record.FA3: "FA-3", record.FA4: "FA-4"}  # as they ran beside a rung
+BESIDE = {record.CUDNN: "cuDNN", record.FA3: "FA3", record.FA4: "FA4"}  # as they ran beside a rung
 PUBLISHED = {"Triton tutorial 06": "Triton"}  # of the study of public kernels
 LANGUAGES = {
     "triton_tiles": "Triton",
@@ -133,8 +133,8 @@ def table(root: Path = record.DATA) -> str:
     ]
     rows = [_short_row(r, found[found["rung"] == r.stem]) for r in rungs()]
     foot = (
-        f"\nAt D = 64 · 128, in fp16 from 10 on except for 22, without a causal mask. TFLOP/s at B·N = 16384, H·D = 2048, N = {N}; "
-        "of 02 and 21 TB/s (21, which decodes: the lowest of all shapes, each at the best number of pieces). × is how many times as fast: geometric mean over N ≥ 1024, measured "
+        f"\nAt D = 64 · 128, in fp16 from 10 on except for 22, without a causal mask. TFLOP/s at B·N = 16384, H·D = 2048, N = {N}. "
+        "02 and 21 are memory-bound and given in TB/s. The figure for 21 is its slowest cache shape, each shape at its best number of splits. × is how many times as fast: geometric mean over N ≥ 1024, measured "
         "side by side in one process. FlashAttention-2 and cuDNN are PyTorch's SDPA FLASH and SDPA CUDNN; they don't take "
         "fp32 (–). 22, 23 and 33 are backward passes, beside theirs. bf16, causal masks, other peers and the spread are in "
         "[data/README.md](data/README.md#every-rung-beside-its-peers)."
@@ -249,8 +249,8 @@ def several_gpus(root: Path = record.DATA) -> str:
         return ""
     lengths = " | ".join(f"{N >> 20}M" if N >> 20 else f"{N >> 10}k" for N in SEVERAL_N)
     return (
-        "Several GPUs, × one, by the ring of [notebook 50](notebooks/50_ring.ipynb), and in brackets by the kernel of "
-        "[51](notebooks/51_one_sided.ipynb) that fetches the other GPUs' keys itself: forward, causal, bf16, D = 128. "
+        "Speedup over one GPU with the ring of [notebook 50](notebooks/50_ring.ipynb); in brackets, with the kernel of "
+        "[51](notebooks/51_one_sided.ipynb), which fetches the other GPUs' keys itself. Forward, causal, bf16, D = 128. "
         "On long sequences one GPU slows down, so that four can be more than four times as fast.\n\n"
         f"| GPUs | N = {lengths} | ring × PyTorch's `context_parallel` |\n|{'--:|' * (len(SEVERAL_N) + 2)}\n"
         + "\n".join(rows)
@@ -300,7 +300,7 @@ def details(root: Path = record.DATA) -> str:
         "deterministic costs, of its own times): geometric mean over N ≥ 1024, with the lowest and the highest shape. From 10 on, but for "
         "22, inputs are fp16 and bf16; both speed and ratio are given for "
         "each, at D = 64 · 128. A causal mask halves the FLOPs that are counted; the backward pass counts 2.5 times the "
-        "forward pass. Decode: TB/s of keys and values read, one query per sequence, at the best number of pieces."
+        "forward pass. Decode: TB/s of keys and values read, one query per sequence, at the best number of splits."
     )
     return "\n".join([*head, *(_row(r, root) for r in rungs()), foot])
 

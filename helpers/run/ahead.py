@@ -7,7 +7,6 @@ import queue
 import threading
 from collections.abc import Callable, Iterable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from ..emulator import Launcher
@@ -25,7 +24,8 @@ def compile_ahead(kernels: Which | Iterable[Which], *needs: str, arch: str = "sm
         compile_ahead(["03", "04"], "run", "xray")
 
     Comes back at once. Whoever needs one of them meanwhile waits until it is there; an error is raised then, and not here.
-    kernels: each what `rung` takes, or a single stem, path or text. needs: what for: "run" (on the emulator) or "xray"; "cubin" (its registers, for `arch`) or "sass" (its machine code); ValueError for another word.
+    kernels: each what `rung` takes, or a single one. needs: what for, at least one of "run" (on the emulator), "xray", "cubin" (its
+    registers, for `arch`) and "sass" (its machine code); ValueError for another word, or for none.
     """
     make: dict[str, Callable[[Rung], Any]] = {
         "run": lambda one: Launcher(one).compile(),
@@ -33,9 +33,11 @@ def compile_ahead(kernels: Which | Iterable[Which], *needs: str, arch: str = "sm
         "cubin": lambda one: sass.cubin(one, arch),
         "sass": lambda one: sass.disassembly(one, arch),
     }
+    if not needs:
+        raise ValueError(f"compile_ahead takes what to compile for: {', '.join(make)}")
     if unknown := set(needs) - set(make):
         raise ValueError(f"nothing is compiled for {sorted(unknown)}: {', '.join(make)} are known")
-    for which in [kernels] if isinstance(kernels, str | Path) else kernels:
+    for which in kernels if isinstance(kernels, Iterable) and not isinstance(kernels, str) else [kernels]:
         one = rung(which)
         for need in needs:
             _begin(partial(make[need], one))

@@ -1,4 +1,4 @@
-"""What this machine can run, and how to mend what it can't. Reports whatever is missing; never raises for it."""
+"""What this machine can run, and how to fix what it can't. Reports whatever is missing; never raises for it."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ UNUSABLE = (ToolkitError, CompileError, KernelError, ValueError, OSError)
 
 @dataclass(frozen=True)
 class Fact:
-    """One line of the report: what was looked at, what was found, and how to mend it if it is missing."""
+    """One line of the report: what was looked at, what was found, and how to fix it if it is missing."""
 
     name: str
     value: str
-    mend: str = ""
+    fix: str = ""
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,11 @@ class Machine:
     def ok(self) -> bool:
         """Every notebook can run somewhere, on a GPU or on the emulator."""
         emulator = next((f for f in self.facts if f.name == "emulator"), None)
-        broken = emulator is not None and bool(emulator.mend)
+        broken = emulator is not None and bool(emulator.fix)
         return not any(lane.back_end == "nowhere" or (broken and lane.back_end == "emulator") for lane in self.lanes)
 
     def __str__(self) -> str:
-        lines = [f"{f.name:<20}{f.value}" + (f"\n{'':<20}-> {f.mend}" if f.mend else "") for f in self.facts]
+        lines = [f"{f.name:<20}{f.value}" + (f"\n{'':<20}-> {f.fix}" if f.fix else "") for f in self.facts]
         lines += ["", f"{'notebook':<26}{'runs on':<12}why"]
         lines += [f"{notebooks:<26}{back_end:<12}{why}" for notebooks, back_end, why in self._rows()]
         return "\n".join(lines)
@@ -73,7 +73,7 @@ class Machine:
             cells = ("".join(f'<td style="text-align:left">{html.escape(c)}</td>' for c in row) for row in rows)
             return "<table>" + "".join(f"<tr>{c}</tr>" for c in cells) + "</table>"
 
-        about = [(f.name, f.value + (f" → {f.mend}" if f.mend else "")) for f in self.facts]
+        about = [(f.name, f.value + (f" → {f.fix}" if f.fix else "")) for f in self.facts]
         return table(about) + table([("notebook", "runs on", "why"), *self._rows()])
 
     def _rows(self) -> Iterator[tuple[str, str, str]]:
@@ -87,7 +87,7 @@ def doctor() -> Machine:
 
         doctor()
 
-    What is missing stands in the report with its mend; nothing is raised for it.
+    What is missing stands in the report with its fix; nothing is raised for it.
     """
     facts = [
         Fact("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
@@ -116,8 +116,8 @@ def _gpu() -> list[Fact]:
 
     version = Fact("torch", f"{torch.__version__} (CUDA {torch.version.cuda or 'none: CPU build'})")
     if not torch.cuda.is_available():
-        mend = "none needed: the emulator runs every notebook; with an NVIDIA GPU, check that `nvidia-smi` works"
-        return [version, Fact("GPU", "none found", mend)]
+        fix = "none needed: the emulator runs every notebook; with an NVIDIA GPU, check that `nvidia-smi` works"
+        return [version, Fact("GPU", "none found", fix)]
     device = torch.cuda.get_device_properties(0)
     per_block = getattr(device, "shared_memory_per_block_optin", 0)
     return [
@@ -166,11 +166,12 @@ def _ninja() -> str:
 
 
 def _headers() -> str:
-    """What PyTorch's own extensions are compiled against, in notebook 00; kernels are not."""
+    """What torch.compile and Triton compile against, as in notebook 40; kernels of the series do not."""
     header = Path(sysconfig.get_path("include"), "Python.h")
     if not header.is_file():
         raise ToolkitError(
-            f"no {header}, which notebook 00 compiles against: `apt install python3-dev` or `dnf install python3-devel`"
+            f"no {header}; optional: torch.compile and Triton use it, as in notebook 40 (Debian, Ubuntu: `apt install "
+            "python3-dev`; Fedora, Red Hat: `dnf install python3-devel`)"
         )
     return f"Python.h of {platform.python_version()}"
 

@@ -54,7 +54,7 @@ DRIVER = ("/proc/driver/nvidia/version", "/usr/lib/wsl/lib/libcuda.so.1")  # whe
 
 
 def cuda_refusal(rung: Rung) -> str:
-    """Why this machine's GPU can't run `rung`, in one sentence that names the mend; empty if it can."""
+    """Why this machine's GPU can't run `rung`, in one sentence that names the fix; empty if it can."""
     import torch
 
     if not torch.cuda.is_available():
@@ -193,7 +193,7 @@ class Kernel:
         """This kernel, compiled again if its file or a header that it includes has changed since it was loaded.
 
         It says so in one line. Raises CompileError if the new text doesn't compile, ValueError if the file is gone: then
-        every use of the kernel does, until the file is mended.
+        every use of the kernel does, until the file is fixed.
         """
         if not _frozen.get() and (changed := self._files.changed()):
             self._renew(changed)

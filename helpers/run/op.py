@@ -182,7 +182,7 @@ def _starts(q_starts: Tensor | None, k_starts: Tensor | None) -> tuple[Tensor, T
     """cu_seqlens of Kernel.__call__. ValueError for those of the keys alone."""
     if q_starts is None:
         if k_starts is not None:
-            raise ValueError("k_starts came without q_starts")
+            raise ValueError("k_starts needs q_starts")
         return None
     return q_starts, q_starts if k_starts is None else k_starts
 

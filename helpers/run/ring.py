@@ -104,6 +104,22 @@ def agree(q: Tensor, k: Tensor, v: Tensor, group: Any = None, causal: bool = Fal
     return Plan(group, rank, lengths, layout, bool(causal))
 
 
+def _planned(
+    q: Tensor, k: Tensor, v: Tensor, group: Any, causal: bool | None, layout: str | None, plan: Plan | None
+) -> Plan:
+    """The plan of a call: the one given, or what the ranks agree on. ValueError where the call is of other lengths, mask or layout."""
+    if plan is None:
+        return agree(q, k, v, group, bool(causal), "contiguous" if layout is None else layout)
+    rows = plan.lengths[plan.rank]
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.shape[2] != rows:
+            raise ValueError(f"{name} has {x.shape[2]} rows, the plan {rows}; `agree` makes a plan for each length")
+    for name, asked, planned in (("causal", causal, plan.causal), ("layout", layout, plan.layout)):
+        if asked is not None and asked != planned:
+            raise ValueError(f"{name} is {asked!r}, the plan's {planned!r}; leave {name} out, or make a plan with it")
+    return plan
+
+
 def forward_stem(q: Tensor, k: Tensor, causal: bool) -> str:
     """The rung that attends: 32 on Hopper, else 20; of float32 04, which knows neither a mask nor grouped heads: ValueError."""
     if q.dtype == torch.float32:
@@ -128,28 +144,25 @@ def ring_attention(
     k: Tensor,
     v: Tensor,
     group: Any = None,
-    causal: bool = False,
-    layout: str = "contiguous",
+    causal: bool | None = None,
+    layout: str | None = None,
     *,
     scale: float | None = None,
     deterministic: bool | None = None,
     plan: Plan | None = None,
     kernel: str | None = None,
-    cu_seqlens: Any = None,
 ) -> Tensor:
     """O (B,H,n,D) of this rank's queries and the keys of all ranks, with a gradient.
 
     q (B,H,n,D), k and v (B,Hkv,n,D): this rank's rows, fp16 or bf16 (float32 without a mask and grouped heads), D 64 or 128; which rows
-    of the sequence they are, `layout` says (`split`). plan: from `agree`, for calls that come again and again; without one, the
-    ranks agree first, which costs a round of messages. kernel: the stem of the rung that attends, by default `forward_stem`; its backward
-    rung is that of `helpers.op`. deterministic: the gradients have the same bits every time, as O always has; None: where the rung
-    can do that, which 22 and 33 can, and 23 can not.
+    of the sequence they are, `layout` says (`split`). plan: from `agree`, for calls that come again and again; it says what group,
+    mask and layout are. Without one, the ranks agree first, which costs a round of messages; by default without a mask, contiguous.
+    kernel: the stem of the rung that attends, by default `forward_stem`; its backward rung is that of `helpers.op`. deterministic: the
+    gradients have the same bits every time, as O always has; None: where the rung can do that, which 22 and 33 can, and 23 can not.
     Memory: this rank's rows, up to two more pairs of K and V, and O in float32 where it has more than two parts.
-    Raises ValueError for shapes that don't go together, as `agree` does, and for cu_seqlens, which it doesn't take.
+    Raises ValueError for shapes that don't go together, as `agree` does, and for a plan of other lengths, mask or layout.
     """
-    if cu_seqlens is not None:
-        raise ValueError("ring attention takes no cu_seqlens (varlen): split the batch by sequences, or pad them")
-    plan = plan or agree(q, k, v, group, causal, layout)
+    plan = _planned(q, k, v, group, causal, layout, plan)
     stem = kernel or forward_stem(q, k, plan.causal)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     return _Ring.apply(q, k, v, plan, scale, stem, deterministic)
@@ -323,8 +336,8 @@ def all_gather_attention(
     k: Tensor,
     v: Tensor,
     group: Any = None,
-    causal: bool = False,
-    layout: str = "contiguous",
+    causal: bool | None = None,
+    layout: str | None = None,
     *,
     scale: float | None = None,
     plan: Plan | None = None,
@@ -335,8 +348,8 @@ def all_gather_attention(
     Arguments as of ring_attention. attend: `(q, k, v, causal, scale) -> o` in place of our kernels. ValueError for striped under a
     mask: a rank's rows have to be runs of the sequence, of which each is one causal call.
     """
-    plan = plan or agree(q, k, v, group, causal, layout)
-    if plan.causal and layout == "striped":
+    plan = _planned(q, k, v, group, causal, layout, plan)
+    if plan.causal and plan.layout == "striped":
         raise ValueError("all_gather_attention takes contiguous and zigzag under a causal mask, not striped")
     attend = attend or _by_operator(forward_stem(q, k, plan.causal))
     k, v = (_Gather.apply(x, plan) for x in (k, v))
@@ -354,8 +367,8 @@ def ulysses_attention(
     k: Tensor,
     v: Tensor,
     group: Any = None,
-    causal: bool = False,
-    layout: str = "contiguous",
+    causal: bool | None = None,
+    layout: str | None = None,
     *,
     scale: float | None = None,
     plan: Plan | None = None,
@@ -363,7 +376,7 @@ def ulysses_attention(
 ) -> Tensor:
     """The same O by exchanging heads for rows: each rank attends for H / ranks heads over the whole sequence (DeepSpeed-Ulysses,
     arXiv 2309.14509). Arguments as of all_gather_attention. ValueError where the ranks don't divide H and Hkv."""
-    plan = plan or agree(q, k, v, group, causal, layout)
+    plan = _planned(q, k, v, group, causal, layout, plan)
     if q.shape[1] % plan.ranks or k.shape[1] % plan.ranks:
         raise ValueError(
             f"{plan.ranks} ranks share out {q.shape[1]} query heads and {k.shape[1]} of K and V; they have to divide both"

@@ -22,14 +22,14 @@ from .layouts import IN_L2, LAYOUTS
 @dataclass(frozen=True)
 class Machine:
     """A GPU and its link. rate: FLOP/s of the kernel; backward: of the backward pass; link: bytes/s each way; latency: seconds from
-    the start of a message to its first byte; memory: bytes/s, for merges; launch: seconds that a kernel takes beyond its work; taken:
-    the share of the GPU's SMs that copy while a message is under way, and so don't attend."""
+    the start of a message to its first byte; memory_bandwidth: bytes/s, for merges; launch: seconds that a kernel takes beyond its work;
+    taken: the share of the GPU's SMs that copy while a message is under way, and so don't attend."""
 
     rate: float = 700e12
     backward: float = 560e12
     link: float = 290e9
     latency: float = 60e-6
-    memory: float = 4e12
+    memory_bandwidth: float = 4e12
     launch: float = 10e-6
     taken: float = 16 / 132
 
@@ -89,7 +89,8 @@ def _work(problem: Problem, machine: Machine, ranks: int, layout: str, flops: fl
     shares = share(ranks, layout, p.causal)
     work = shares * flops * p.B * p.H * n * n * p.D / (machine.rate if flops == 4 else machine.backward)
     work += (shares > 0) * machine.launch
-    return work + (shares > 0) * (np.arange(ranks) > 0) * (p.B * p.H * n * p.D * sums / machine.memory + machine.launch)
+    merge = p.B * p.H * n * p.D * sums / machine.memory_bandwidth + machine.launch
+    return work + (shares > 0) * (np.arange(ranks) > 0) * merge
 
 
 def _message(problem: Problem, machine: Machine, ranks: int, size: float) -> float:
@@ -183,4 +184,4 @@ def memory(problem: Problem, ranks: int) -> float:
 
 def without_latency(machine: Machine) -> Machine:
     """The same with messages that begin at once and take no SMs, and kernels without a beginning and an end: what the limits are."""
-    return replace(machine, latency=0.0, launch=0.0, taken=0.0, memory=math.inf)
+    return replace(machine, latency=0.0, launch=0.0, taken=0.0, memory_bandwidth=math.inf)

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..ladder.rung import Which
 from .kernel import load
+from .xray import on_the_cpu
 
 if TYPE_CHECKING:
     import pandas
     import torch
 
 
-def traffic(kernel: Which, *inputs: torch.Tensor) -> pandas.DataFrame:
+def traffic(kernel: Which, *inputs: torch.Tensor, **options: Any) -> pandas.DataFrame:
     """Bytes that the kernel's threads ask of each tensor, counted exactly by running it on the emulator.
 
         traffic("04", q, k, v)
 
-    kernel: what `load` takes. inputs: those of a call, on any device. Index: tensor; columns: ``bytes_read``, ``bytes_written``,
-    ``size_bytes`` and ``reads_per_byte`` (how often each byte is read). Caches are not modelled: these are requests.
+    kernel: what `load` takes. inputs, options: those of a call, their tensors on any device. Index: tensor; columns: ``bytes_read``,
+    ``bytes_written``, ``size_bytes`` and ``reads_per_byte`` (how often each byte is read). Caches are not modelled: these are requests.
     """
     import pandas
 
     kernel = load(kernel, device="cpu", quiet=True)
-    kernel(*(t.detach().cpu() for t in inputs))
+    copies: dict[int, torch.Tensor] = {}
+    kernel(*on_the_cpu(inputs, copies), **{name: on_the_cpu(value, copies) for name, value in options.items()})
     launcher = kernel.launcher
     rows = {
         name: {

@@ -141,12 +141,6 @@ class Xray(Counts):
 
         return beside_minimum(self.tensors, f"{self.rung.stem}, bytes requested · {self.workload}")
 
-    def step(self) -> Any:
-        """A widget that steps through the worst request of every line; needs ipywidgets, and says so where it isn't."""
-        from ..figures.access_maps import step
-
-        return step(self.accesses)
-
     # Words
 
     @cached_property

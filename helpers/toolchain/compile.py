@@ -110,15 +110,13 @@ def build(
     libraries: Sequence[Path] = (),
     link: Sequence[str] = (),
     depends: Sequence[str] = (),
-    functions: Sequence[str] = (),
     toolkit: Toolkit | None = None,
 ) -> Built:
     """Compiles `cpp` with the host compiler, or `cuda` with `toolkit`'s nvcc, into a shared library. `cpp` may be several
     translation units, compiled side by side.
 
     `flags` go to the one compiler used; `libraries` are linked by path, and `link` are flags of that; `depends` are the texts of the headers that
-    the source reaches. `functions` asks for load_inline's default form: torch's headers before the source, and a Python
-    module that binds these functions with pybind11 (`cpp` then declares what `cuda` defines).
+    the source reaches.
     Raises CompileError with the compiler's words, ToolkitError if there is no compiler, torch is too old or the cache can't be
     written.
     """
@@ -127,7 +125,7 @@ def build(
     start = time.perf_counter()
     compiler = find_compiler()
     units = [cpp] if isinstance(cpp, str) else list(cpp or [])
-    key = [stem, units, cuda, *flags, *map(str, include), *map(str, libraries), *link, *depends, *functions]
+    key = [stem, units, cuda, *flags, *map(str, include), *map(str, libraries), *link, *depends]
     key += [torch.__version__, str(identify(compiler)), platform.machine()]
     key += [str(toolkit.home), toolkit.version] if toolkit else []
     target = re.sub(r"[^\w.-]", "_", stem)  # ninja's targets have no blanks in their names
@@ -138,7 +136,7 @@ def build(
         with making(folder, stem):
             if not _is_whole(folder):  # else another thread or process was faster
                 shutil.rmtree(folder, ignore_errors=True)
-                rest = list(flags), list(include), list(libraries), list(link), list(functions), compiler, toolkit
+                rest = list(flags), list(include), list(libraries), list(link), compiler, toolkit
                 _compile(name, folder, units, cuda, *rest)
     log = (folder / "compiler.log").read_text(errors="replace")
     return Built(folder / (folder / "done").read_text(), log, time.perf_counter() - start, cached)
@@ -186,7 +184,6 @@ def _compile(
     include: list[Path],
     libraries: list[Path],
     link: list[str],
-    functions: list[str],
     compiler: str,
     toolkit: Toolkit | None,
 ) -> None:
@@ -195,12 +192,12 @@ def _compile(
 
     if "no_implicit_headers" not in inspect.signature(cpp_extension.load_inline).parameters:
         raise ToolkitError(f"torch {torch.__version__} is too old: `pip install -U torch`")
-    for place, mend in ((ROOT, "move the checkout"), (folder.parent, "name another folder in FA_CACHE")):
+    for place, fix in ((ROOT, "move the checkout"), (folder.parent, "name another folder in FA_CACHE")):
         if "$" in str(place):
-            raise ToolkitError(f"{place} has a $ in its path, which ninja can't take: {mend}")
+            raise ToolkitError(f"{place} has a $ in its path, which ninja can't take: {fix}")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        ldflags = _linker_flags(name, bool(functions)) + link
+        ldflags = _linker_flags(name) + link
         private = Path(tempfile.mkdtemp(prefix=f".building-{os.getpid()}-", dir=folder.parent))
     except OSError as error:
         raise _unwritable(folder.parent, error) from None
@@ -233,8 +230,7 @@ def _compile(
                     name,
                     cpp_sources="".join(units),
                     cuda_sources=cuda,
-                    functions=functions or None,
-                    no_implicit_headers=not functions,
+                    no_implicit_headers=True,
                     **common,
                 )
             else:  # load_inline would make one of them
@@ -274,12 +270,12 @@ def _unwritable(cache: Path, error: OSError) -> ToolkitError:
     return ToolkitError(f"{why}; name another folder in FA_CACHE")
 
 
-def _linker_flags(name: str, module: bool) -> list[str]:
-    """No rung needs libtorch, and loading it is not free; a function nobody defines is the linker's to name, not dlopen's (of
-    a Python module Python defines some). On macOS torch leaves that to dlopen, and a library is found by the name it has inside."""
+def _linker_flags(name: str) -> list[str]:
+    """No rung needs libtorch, and loading it is not free; a function nobody defines is the linker's to name, not dlopen's. On
+    macOS torch leaves that to dlopen, and a library is found by the name it has inside."""
     if sys.platform == "darwin":
         return ["-Wl,-dead_strip_dylibs", f"-Wl,-install_name,@rpath/{name}.so"]
-    return ["-Wl,--as-needed", *([] if module else ["-Wl,-z,defs", f"-L{_instead_of_torch()}"])]
+    return ["-Wl,--as-needed", "-Wl,-z,defs", f"-L{_instead_of_torch()}"]
 
 
 # What load_inline names to the linker, on a machine with CUDA and without.

@@ -283,7 +283,7 @@ def table(*which: Which, arch: str = "sm_90a") -> pd.DataFrame:
             numbers = re.findall(r"(?<![\w.])\d+", str(name).partition("<")[2])
             said = tile(rung, int(numbers[0])) if numbers else {}
             spilled = int(row["spill_store_bytes"] + row["spill_load_bytes"])
-            order = (int(numbers[0]) if numbers else 0, "bfloat16" in str(name))
+            order = (int(numbers[0]) if numbers else 0, "bf16" in str(name))
             rows.append((order, rung.stem, name, int(row["registers"]), spilled, *map(said.get, TILE_KEYS.values())))
     columns = ["order", "rung", "kernel", "registers", "spilled_bytes", *TILE_KEYS.values()]
     frame = pd.DataFrame(rows, columns=columns).sort_values(["rung", "order"], kind="stable").drop(columns="order")

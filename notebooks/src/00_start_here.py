@@ -43,7 +43,7 @@ device = load("01_naive").device  # "cuda", or "cpu" where the emulator runs the
 # %% [markdown]
 # ## This machine
 #
-# `doctor` looks at what is here, says how to mend what is missing, and on which back end each notebook will run.
+# `doctor` looks at what is here, says how to fix what is missing, and on which back end each notebook will run.
 
 # %%
 doctor()
@@ -296,7 +296,7 @@ print("rows sum to", p.sum(-1).tolist())
 blank("01", "output")
 
 # %% [markdown]
-# What you type below the first line stands for the region. The cell compiles the rung with it, checks it, and puts the counts of its X-ray beside the rung's own. Compiler errors and findings carry the cell's lines. The text here has two faults. Run the cell, mend one, run it again.
+# What you type below the first line stands for the region. The cell compiles the rung with it, checks it, and puts the counts of its X-ray beside the rung's own. Compiler errors and findings carry the cell's lines. The text here has two faults. Run the cell, fix one, run it again.
 
 # %% tags=["active-ipynb"]
 # %%region 01 output -> my_output
@@ -347,7 +347,7 @@ draw.seconds(phases, f"Loading 01_naive · {built.device.iloc[0]}")
 # | [22](22_backward_fp32.ipynb), [23](23_backward_mma.ipynb), [24](24_in_a_model.ipynb) | gradients, and a small GPT trained with them |
 # | [30](30_tma_wgmma.ipynb), [31](31_warp_specialized.ipynb), [32](32_ping_pong.ipynb), [33](33_backward_wgmma.ipynb) | Hopper: tiles that are copied and multiplied asynchronously, warps with roles, turns; forward and backward |
 # | [40](40_every_language.ipynb), [50](50_ring.ipynb), [51](51_one_sided.ipynb) | other languages; several GPUs |
-# | [90](90_proving_it_right.ipynb), [91](91_bug_museum.ipynb), [92](92_xray_against_hardware.ipynb), [93](93_detective.ipynb) | testing, bugs, how far the X-ray can be trusted, and broken kernels to mend |
+# | [90](90_proving_it_right.ipynb), [91](91_bug_museum.ipynb), [92](92_xray_against_hardware.ipynb), [93](93_detective.ipynb) | testing, bugs, how far the X-ray can be trusted, and broken kernels to fix |
 # | [99](99_the_ladder.ipynb) | all rungs on one board, and a place for your own |
 
 # %% [markdown]
@@ -397,7 +397,10 @@ only_lse = rung("01_naive").source  # .replace("old text", "new text")
 
 # %%
 def wrong_in_lse_alone():
-    wrong = {c.output for c in check(load(source=only_lse, quiet=True)).failures}
+    failures = check(load(source=only_lse, quiet=True)).failures
+    uncompared = next((c.explain().splitlines()[0] for c in failures if c.wrong is None), "")
+    assert not uncompared, uncompared
+    wrong = {c.output for c in failures}
     assert wrong == {"lse"}, f"wrong outputs: {', '.join(wrong).upper() or 'none'}"
     return True
 

@@ -128,7 +128,7 @@ show.region("01_naive", "launcher")
 # %% [markdown]
 # ## Run and check
 #
-# Two outputs: $O$ and the log-sum-exp. `check` runs the kernel on inputs chosen to break kernels (lengths one off every tile edge, huge scores, strided tensors, …) and holds both outputs against a float64 reference.
+# Two outputs: $O$ and the log-sum-exp. `check` runs the kernel on inputs chosen to break kernels (lengths one off 32, 64 and 128, huge scores, strided tensors, …) and holds both outputs against a float64 reference.
 
 # %%
 o, lse = kernel(q, k, v)
@@ -380,6 +380,7 @@ seen = traffic(kernel, q1, k1, v1)[["bytes_read", "bytes_written"]].sum(axis=1).
 
 def every_tensor():
     told = bytes_by_tensor(2, 3, 40, 72, 32)
+    assert isinstance(told, dict), "give a dict: tensor -> bytes"
     off = [f"{name} {told.get(name)} ({seen[name]} counted)" for name in seen if told.get(name) != seen[name]]
     assert not off, f"not yet right: {', '.join(off)}"
     return True

@@ -463,16 +463,20 @@ def merge_outputs(a, b):
 
 
 # %%
-def right_for_every_cut():
-    def finished(first, last):
-        m, l, o = part(q, K[first:last], V[first:last])
-        return m, l, o / l
+def finished(first, last):
+    m, l, o = part(q, K[first:last], V[first:last])
+    return m, l, o / l
 
+
+# %%
+def right_for_every_cut():
     empty, whole = (-np.inf, 0.0, np.zeros(64)), finished(0, 300)
     cuts = {f"cut after {c} of 300 keys": (finished(0, c), finished(c, 300), whole) for c in (1, 100, 299)}
     cuts |= {"empty part first": (empty, whole, whole), "empty part last": (whole, empty, whole)}
     for cut, (a, b, both) in (cuts | {"two empty parts": (empty, empty, empty)}).items():
-        wrong = [name for name, x, y in zip("mlO", merge_outputs(a, b), both) if not np.allclose(x, y)]
+        told = merge_outputs(a, b)
+        assert isinstance(told, tuple | list) and len(told) == 3, "give three: m, l and O"
+        wrong = [name for name, x, y in zip("mlO", told, both) if not np.allclose(x, y)]
         assert not wrong, f"{cut}: {', '.join(wrong)} wrong"
     return True
 
@@ -519,7 +523,8 @@ def agrees_with_all_orders():
         orders = np.array(list(permutations(range(n))))
         running = np.maximum.accumulate(orders, axis=1)
         seen = 1 + (np.diff(running, axis=1) > 0).sum(axis=1).mean()
-        assert abs(expected_maxima(n) - seen) < 1e-9, f"N = {n}: {expected_maxima(n):.3f}, on average it is {seen:.3f}"
+        told = float(expected_maxima(n))
+        assert np.isclose(told, seen, rtol=1e-5, atol=0), f"N = {n}: {told:.6f}, on average it is {seen:.6f}"
     return True
 
 

@@ -391,7 +391,7 @@ grid = pd.DataFrame([(N, f"Bc = {Bc}", Bc) for Bc in (32, 64, 128) for N in size
 grid["counted"] = [count(N, Bc) for N, Bc in zip(grid.N, grid.Bc)]
 grid["predicted"] = [int(predicted_bytes(N, 64, Bc).to_numpy().sum()) for N, Bc in zip(grid.N, grid.Bc)]
 three = pd.DataFrame({"N": sizes, "predicted": [4 * (4 * N * N + 4 * N * 64) for N in sizes], "tile": "three kernels"})
-draw.bytes_against(pd.concat([grid, three]), "N", "tile", "Bytes requested from HBM, one head, d = 64")
+draw.bytes_against(pd.concat([grid, three]), "N", "tile", "Bytes requested by the kernel's threads, one head, d = 64")
 
 # %% [markdown]
 # **What to see.** Markers are counts from running the kernels, lines are the formula; they coincide. The dashed line is the least that three kernels move. Every line ends up with slope 2 on these logarithmic axes: tiling does not remove the square, it divides it by the tile. Twice the tile, half the bytes; with 64 and 128 keys the kernel lies below the dashed line, with 32 above it, as $B_c > \tfrac34 d$ said.
@@ -461,7 +461,7 @@ draw.machine_fill(fill, f"03_fa1_fp32 on {samples.device.iloc[0]}, D = {D}")
 #
 # ### Exercise 3.1 · Forget to undo the division
 #
-# In HBM, $O_i$ is already divided by $l_i$; the merge multiplies it by $l_i$ again. In the kernel below it does not: `l` is right, but old tiles enter $O$ with the weight $e^{m_i - m^{new}}$ alone. Take $K = 0$ (all scores are equal) and $V = 1$ everywhere, so that the right output is 1. With $B_c = 32$, what does the kernel return for $N = 32$, and for $N = 64$?
+# In HBM, $O_i$ is already divided by $l_i$; the merge multiplies it by $l_i$ again. In the kernel below it does not: `l` is right, but old tiles enter $O$ with the weight $e^{m_i - m^{new}}$ alone. Take $K = 0$ (all scores are equal) and $V = 1$ everywhere, so that the right output is 1. With $B_c = 32$, what does the kernel return for $N = 32$, and for $N = 64$, to three digits?
 #
 # <details><summary>Hint</summary>
 #
@@ -481,7 +481,7 @@ def foreseen():
     for N, guess in {32: o_32, 64: o_64}.items():
         q, one = torch.randn(1, 1, N, 64, device=device), torch.ones(1, 1, N, 64, device=device)
         o = forgetful(q, 0 * one, one)[0]
-        assert (o - guess).abs().max() < 1e-3, f"N = {N}: not {guess}"
+        assert (o - float(guess)).abs().max() < 1e-3, f"N = {N}: not {guess}"
     return True
 
 
@@ -502,7 +502,7 @@ exercise.verify("3.1", foreseen)
 # %% [markdown]
 # ### Exercise 3.2 · Size a tile
 #
-# Write two functions of the tile: the shared memory of a CTA in bytes, as the kernel lays it out, and the bytes that one head requests from HBM for $Q$, $K$, $V$ and $O$ (leave out $m$, $l$ and LSE). The check compares the first with the three tiles of the header block. For the second it edits the kernel to $B_r = 32$, $B_c = 64$ and counts.
+# Write two functions of the tile: the shared memory of a CTA in bytes, as the kernel lays it out, and the bytes that threads request of one head's $Q$, $K$, $V$ and $O$ (leave out $m$, $l$ and LSE). The check compares the first with the three tiles of the header block. For the second it edits the kernel to $B_r = 32$, $B_c = 64$ and counts.
 #
 # <details><summary>Hint</summary>
 #
@@ -521,10 +521,10 @@ def hbm_bytes(N, d, Br, Bc):
 
 
 # %%
-def requested(N):
-    """Bytes that the kernel requests for one head's Q, K, V and O with d = 64, edited to Br = 32, Bc = 64."""
+def requested(N, d):
+    """Bytes that the kernel requests for one head's Q, K, V and O, edited to Br = 32, Bc = 64."""
     edited = rung("03_fa1_fp32").replace("Bc = 32;", "Bc = 64;").replace("d == 128 ? 32 : 64", "32")
-    moved = traffic(load(source=edited, device="cpu", quiet=True), *torch.randn(3, 1, 1, N, 64))
+    moved = traffic(load(source=edited, device="cpu", quiet=True), *torch.randn(3, 1, 1, N, d))
     return int((moved.bytes_read + moved.bytes_written)[["Q", "K", "V", "O"]].sum())
 
 
@@ -533,12 +533,12 @@ def sized():
     tiles = re.findall(r"D=(\d+): +Br=(\d+) Bc=(\d+) .*smem=(\d+) KB", rung("03_fa1_fp32").tiles)  # the header block
     for d, Br, Bc, kb in (map(int, tile) for tile in tiles):
         told = (smem_bytes(d, Br, Bc) or 0) / 1024
-        words = f"smem_bytes({d}, {Br}, {Bc}) gives {told:.1f} KB, and the kernel takes {kb} KB"
-        assert round(told) == kb, f"{words}: go through the arrays one by one, rows with their padding"
-    for N in (200, 70):
-        one = 4 * N * 64  # bytes of a pass over one tensor
-        told, seen = (hbm_bytes(N, 64, 32, 64) or 0) / one, requested(N) / one
-        words = f"hbm_bytes({N}, 64, 32, 64) is {told:.4g} times a tensor's {one:,} bytes, counted were {seen:.4g}"
+        words = f"smem_bytes({d}, {Br}, {Bc}) gives {told:.4g} KB, and the kernel takes {kb} KB"
+        assert told == kb, f"{words}: go through the arrays one by one, rows with their padding"
+    for N, d in ((200, 64), (70, 32)):
+        one = 4 * N * d  # bytes of a pass over one tensor
+        told, seen = (hbm_bytes(N, d, 32, 64) or 0) / one, requested(N, d) / one
+        words = f"hbm_bytes({N}, {d}, 32, 64) is {told:.4g} times a tensor's {one:,} bytes, counted were {seen:.4g}"
         assert told == seen, f"{words}: which tensor is read or written how often?"
     return len(tiles) == 3
 

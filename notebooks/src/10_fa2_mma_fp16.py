@@ -523,12 +523,18 @@ smem_bytes = 24576
 
 
 # %%
-def padded():
-    source = rung("10_fa2_mma_fp16").source.replace("return row * d + chunk * 8", f"return row * {stride} + chunk * 8")
+def with_rows_of(row):
+    """The kernel's text with rows of `row` elements in shared memory."""
+    source = rung("10_fa2_mma_fp16").source.replace("return row * d + chunk * 8", f"return row * {row} + chunk * 8")
     for name in ("Br", "Bc"):
-        source = source.replace(f"_smem + {name} * d;", f"_smem + {name} * {stride};")
-    source = source.replace("2 * (Br + 2 * Bc) * d;", f"2 * (Br + 2 * Bc) * {stride};")
-    rays = xray(load(source=source, device="cpu", quiet=True), *torch.randn(3, 1, 1, 64, 64).half())
+        source = source.replace(f"_smem + {name} * d;", f"_smem + {name} * {row};")
+    return source.replace("2 * (Br + 2 * Bc) * d;", f"2 * (Br + 2 * Bc) * {row};")
+
+
+# %%
+def padded():
+    assert stride == int(stride), f"a row has a whole number of elements, not {stride}"
+    rays = xray(load(source=with_rows_of(int(stride)), device="cpu", quiet=True), *torch.randn(3, 1, 1, 64, 64).half())
     assert not rays.findings, f"{rays.findings[0]}"
     ours = rays.total(space="shared", op="ldmatrix")
     assert ours.cost == ours.ideal, f"{ours.cost} wavefronts for ldmatrix; {ours.ideal} without conflicts"

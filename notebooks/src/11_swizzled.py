@@ -346,7 +346,7 @@ def place96(row, chunk):
 
 # %%
 def swizzled96():
-    for row in range(8):
+    for row in range(64):
         assert sorted(place96(row, c) for c in range(12)) == list(range(12)), f"row {row}: not a permutation of 0..11"
     for c in range(12):
         columns = [(12 * row + place96(row, c)) % 8 for row in range(8)]

@@ -473,7 +473,7 @@ def overflows():
     assert case.q.isfinite().all() and case.k.isfinite().all(), "inputs have to be finite in fp16"
     assert check(kernel, [case]).ok and check(stale[15], [case]).ok, "with a bound of 32 or 32768 it is wrong, too"
     assert not check(stale[20], [case]).ok, "with a bound of 2**20 it is right"
-    assert safe == 2**15, f"q and k are right; {safe} isn't the largest bound"
+    assert safe == 2**15, f"q and k are right; {safe!r} isn't the largest bound (a number, not an exponent or text)"
     return True
 
 
@@ -513,8 +513,8 @@ S_and_P_at_least = {64: None, 32: None}
 def counted():
     for Bc in (64, 32):
         S, P, O, rest = Bc // 8 * 8, Bc // 16 * 8, 128 // 8 * 8, 3 * 4 + 8
-        assert arrays[Bc] == S + P + O + rest, f"not {arrays[Bc]} at Bc = {Bc}"
-        assert S_and_P_at_least[Bc] == S, f"not {S_and_P_at_least[Bc]} at Bc = {Bc}"
+        assert arrays[Bc] == S + P + O + rest, f"arrays: not {arrays[Bc]} at Bc = {Bc}"
+        assert S_and_P_at_least[Bc] == S, f"S_and_P_at_least: not {S_and_P_at_least[Bc]} at Bc = {Bc}"
     return True
 
 

@@ -577,10 +577,13 @@ Nq_mine, Nk_mine = 128, 128
 
 # %%
 def wrong_there():
-    assert 1 <= Nq_mine <= 200 and 1 <= Nk_mine <= 200, "both from 1 to 200"
-    q, k, v = (torch.randn(1, 1, n, 64, device=device).half() for n in (Nq_mine, Nk_mine, Nk_mine))
-    case = [reference.Case(f"Nq = {Nq_mine}, Nk = {Nk_mine}", q, k, v, causal=True)]
-    return check(kernel, case).ok and not check(late, case).ok
+    Nq, Nk = int(Nq_mine), int(Nk_mine)
+    assert (Nq, Nk) == (Nq_mine, Nk_mine) and 1 <= Nq <= 200 and 1 <= Nk <= 200, "two whole numbers from 1 to 200"
+    q, k, v = (torch.randn(1, 1, n, 64, device=device).half() for n in (Nq, Nk, Nk))
+    case = [reference.Case(f"Nq = {Nq}, Nk = {Nk}", q, k, v, causal=True)]
+    assert check(kernel, case).ok, "the kernel itself is wrong there"
+    assert not check(late, case).ok, "there its result is right"
+    return True
 
 
 exercise.verify("20.3", wrong_there)
@@ -597,7 +600,7 @@ exercise.verify("20.3", wrong_there)
 # Nq_mine, Nk_mine = 128, 129
 # ```
 #
-# `last_key` is rounded down to a whole tile, so it matters only if the true last key is the first of its tile, a multiple of 64. With $N_q = N_k$ a full CTA ends at key $i_0 + 127$, never a multiple; a ragged one is cut at $N_k - 1$, and $N = 65$ or $129$ would find the bug, too. Powers of two from 2 on never do. ($N = 1$ does: its last key is key 0.) Hence the lengths one off every edge among the cases of `check`.
+# `last_key` is rounded down to a whole tile, so it matters only if the true last key is the first of its tile, a multiple of 64. With $N_q = N_k$ a full CTA ends at key $i_0 + 127$, never a multiple; a ragged one is cut at $N_k - 1$, and $N = 65$ or $129$ would find the bug, too. Powers of two from 2 on never do. ($N = 1$ does: its last key is key 0.) Hence the lengths one off 64 and 128 among the cases of `check`.
 # </details>
 
 # %% [markdown]

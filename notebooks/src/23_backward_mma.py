@@ -641,7 +641,8 @@ def smaller():
     kb = budget(128, Bc=64)["KB in all"]
     assert smem_kb == kb, f"{smem_kb} KB is wrong: which of the four parts depend on Bc?"
     assert ctas == 228 // (kb + 1), f"{ctas} CTAs is wrong"
-    return additions == 128 / 64
+    assert additions == 128 / 64, f"{additions} times is wrong: how many tiles of keys add to a row of dQ?"
+    return True
 
 
 exercise.verify("23.4", smaller)

@@ -493,8 +493,8 @@ grouped, ungrouped = 0, 0  # sequences that fit
 # %%
 def counts():
     s = train.SMALL.size
-    real = gpt.Cache(replace(s, context=64), 1, torch.float16, "cpu")
-    assert cache_bytes(s.layers, s.kv_heads, gpt.D, 64) == real.k.nbytes + real.v.nbytes, (
+    real = gpt.Cache(replace(s, context=96), 1, torch.float16, "cpu")
+    assert cache_bytes(s.layers, s.kv_heads, gpt.D, 96) == real.k.nbytes + real.v.nbytes, (
         "gpt.Cache takes another amount"
     )
     assert grouped == 2**30 // cache_bytes(s.layers, s.kv_heads, gpt.D, 4096), (

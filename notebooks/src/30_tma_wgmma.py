@@ -661,8 +661,11 @@ def caught(Nk):
     return False
 
 
+# %%
 def smallest_is_right():
-    return caught(smallest) and not caught(smallest - 1)
+    assert caught(smallest), f"at Nk = {smallest} it isn't caught yet"
+    assert not caught(smallest - 1), "it is caught at a smaller Nk already"
+    return True
 
 
 exercise.verify("30.5", smallest_is_right)

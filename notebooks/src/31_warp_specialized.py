@@ -614,6 +614,7 @@ bug_of = {"X": None, "Y": None, "Z": None}
 
 # %%
 def matched():
+    assert sorted(map(str, bug_of.values())) == ["1", "2", "3"], "each of the bugs 1, 2 and 3 has one report"
     assert [bug_of[letter] for letter in "XYZ"] == in_some_order, "at least two reports belong to other bugs"
     return True
 

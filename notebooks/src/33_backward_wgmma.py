@@ -367,7 +367,8 @@ for d in (64, 128):
     tile = draw_backward.constants(kernel.rung.source, d)
     parts[f"d = {d}"] = wgmma_units.backward(found[d], tile, d, wavefronts=per_step / 128)  # per query
 table = wgmma_units.table({name: part.sum() for name, part in parts.items()})
-totals = "; ".join(f"{name}: {part.sum().round().to_dict()} clocks" for name, part in parts.items())
+sums = {name: ", ".join(f"{unit} {n:.0f}" for unit, n in part.sum().items()) for name, part in parts.items()}
+totals = "; ".join(f"{name}, clocks: {said}" for name, said in sums.items())
 display(budget.units(table, "Rung 33, one step (a model, not a measurement)", totals))
 parts["d = 64"].astype(int).rename_axis("part of a step, d = 64")
 
@@ -628,7 +629,7 @@ def happens(old, new):
 def found_out():
     compile_ahead([source.replace(old, new) for old, new in breaks.values()], "run")
     found = [happens(old, new) for old, new in breaks.values()]
-    assert found == list(outcome.values()), "at least one of them turns out in another way"
+    assert found == [outcome[name] for name in breaks], "at least one of them turns out in another way"
     return True
 
 

@@ -236,7 +236,7 @@ for B, H, Hkv, N in ((2, 16, 2, 2048), (4, 8, 2, 4096), (1, 32, 4, 8192)):
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# The order alone mends most of it where there are CTAs enough. In the first row there are 64, for 132 SMs, and no order helps: so each query head has CTAs of its own (step 14, whose reason has the times).
+# The order alone fixes most of it where there are CTAs enough. In the first row there are 64, for 132 SMs, and no order helps: so each query head has CTAs of its own (step 14, whose reason has the times).
 #
 # ## Across GPUs
 #

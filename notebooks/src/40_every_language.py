@@ -338,8 +338,10 @@ cannot_wait = set()
 def said():
     texts = {stem: languages.implementation(stem).path.read_text() for stem in candidates}
     waits = {stem for stem, text in texts.items() if re.search(r"cp_async_wait|mbarrier\.wait", text)}
-    assert not (wrong := cannot_wait & waits), f"look for a wait in {sorted(wrong)[0]}"
-    assert cannot_wait | waits == set(candidates), f"{len(set(candidates) - waits - cannot_wait)} more"
+    named = set(cannot_wait)
+    assert not (unknown := named - set(candidates)), f"{sorted(unknown)[0]} is none of the candidates"
+    assert not (wrong := named & waits), f"look for a wait in {sorted(wrong)[0]}"
+    assert named | waits == set(candidates), f"{len(set(candidates) - waits - named)} more"
     return True
 
 

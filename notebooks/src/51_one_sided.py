@@ -248,7 +248,7 @@ for finding in found:
 
 # %%
 # Exercise 51.1
-mends = {
+fixes = {
     "/* A */": "",
     "/* B */": "",
     "/* C */": "",
@@ -258,12 +258,12 @@ mends = {
 # %%
 def nothing_is_found():
     source = broken
-    for place, statement in mends.items():
+    for place, statement in fixes.items():
         source = source.replace(place, statement)
-    mended = load(source=source, device="cpu", quiet=True)
-    left = one_sided.xrayed(queries, rooms, kernel=mended).findings
+    fixed = load(source=source, device="cpu", quiet=True)
+    left = one_sided.xrayed(queries, rooms, kernel=fixed).findings
     assert not left, f"{left[0].kind}: {left[0].text}"
-    return True
+    return checks.waits_for_this_call(source)
 
 
 exercise.verify("51.1", nothing_is_found)
@@ -278,7 +278,7 @@ exercise.verify("51.1", nothing_is_found)
 # <details><summary>Solution</summary>
 #
 # ```python
-# mends = {
+# fixes = {
 #     "/* A */": "fa::await_sys(a.signals[a.rank] + tile.rank, a.epoch);",
 #     "/* B */": "fa::cp_async_bulk_wait_group<1>();",
 #     "/* C */": "if (!there) fa::await_gpu(arrived, a.epoch);",

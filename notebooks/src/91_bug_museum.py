@@ -42,7 +42,7 @@ from helpers import check, checks, draw_proof, exercise, museum, predict, progre
 #
 # Each exhibit shows what was changed (`-`, red: the line as it should be; `+`, green: the bug). Before you go on, ask: on which inputs is the kernel still right? Where is it wrong: which rows, which columns, everything? Who notices: the check, the emulator, the X-ray, nobody? For some exhibits a cell takes your prediction.
 #
-# Then mend it. `fix()` puts the red text back and checks the same inputs again; `fix("this", "that")` changes the green text instead, for a mend of your own.
+# Then fix it. `fix()` puts the red text back and checks the same inputs again; `fix("this", "that")` changes the green text instead, for a fix of your own.
 #
 # For the first exhibit, the steps that `visit()` takes for the others are written out.
 
@@ -78,7 +78,7 @@ exhibit.fix()
 exhibit.fix("m_reg[r] = 0.f", "m_reg[r] = -5e4f")
 
 # %% [markdown]
-# The second line says "mended" as well: −50000 is lower than these scores. The model had lower ones. A check knows only its inputs.
+# The second line says "fixed" as well: −50000 is lower than these scores. The model had lower ones. A check knows only its inputs.
 #
 # ### A sum that is not rescaled
 #
@@ -445,7 +445,7 @@ with pd.option_context("display.max_colwidth", None):
 # %% [markdown]
 # ## Exercises
 #
-# Three exhibits have lost their labels. (More of this, with whole kernels and their symptoms alone: [93](93_detective.ipynb).) In each, find the line and put it right: `mend` is a pair, a piece of the exhibit's text that occurs once, and what belongs there instead. `exhibit.broken` is the rung with its bug, so `show.region(exhibit.broken, "online_update")` shows a part of it. The mend has to keep the rest of the rung: at most one line may change.
+# Three exhibits have lost their labels. (More of this, with whole kernels and their symptoms alone: [93](93_detective.ipynb).) In each, find the line and put it right: `fix` is a pair, a piece of the exhibit's text that occurs once, and what belongs there instead. `exhibit.broken` is the rung with its bug, so `show.region(exhibit.broken, "online_update")` shows a part of it. The fix has to keep the rest of the rung: at most one line may change.
 
 
 # %% [markdown]
@@ -462,12 +462,12 @@ show.region(museum.UNLABELLED["A"].broken, "online_update")
 # %%
 # Exercise 91.1: which columns are wrong, and in which rows?
 columns = (0, 63)
-mend = ("", "")
+fix = ("", "")
 
 
 # %%
 exhibit = museum.UNLABELLED["A"]
-exercise.verify("91.1", lambda: checks.mended_in_columns(exhibit, columns, mend))
+exercise.verify("91.1", lambda: checks.fixed_in_columns(exhibit, columns, fix))
 
 # %% [markdown]
 # <details><summary>Hint</summary>
@@ -479,7 +479,7 @@ exercise.verify("91.1", lambda: checks.mended_in_columns(exhibit, columns, mend)
 #
 # ```python
 # columns = (32, 63)
-# mend = ("for (int c = 0; c < 4; ++c) O_reg[r][c] *= alpha;", "for (int c = 0; c < 8; ++c) O_reg[r][c] *= alpha;")
+# fix = ("for (int c = 0; c < 4; ++c) O_reg[r][c] *= alpha;", "for (int c = 0; c < 8; ++c) O_reg[r][c] *= alpha;")
 # ```
 #
 # LSE is right, so $m$ and $l$ are. The rows that are right throughout have their maximum in the first tile, so what is missing is a factor $\alpha$; columns 32 to 63 are a thread's columns 4 to 7. Together: the rescaling of half of $O$.
@@ -495,10 +495,10 @@ museum.UNLABELLED["B"].visit()
 
 # %%
 # Exercise 91.2: got, expected = museum.UNLABELLED["B"].outputs(); divide them, and look at LSE too
-mend = ("", "")
+fix = ("", "")
 
 # %%
-exercise.verify("91.2", lambda: checks.mended(museum.UNLABELLED["B"], mend) is not None)
+exercise.verify("91.2", lambda: checks.fixed(museum.UNLABELLED["B"], fix) is not None)
 
 # %% [markdown]
 # <details><summary>Hint</summary>
@@ -509,7 +509,7 @@ exercise.verify("91.2", lambda: checks.mended(museum.UNLABELLED["B"], mend) is n
 # <details><summary>Solution</summary>
 #
 # ```python
-# mend = ("for (int mask = 2 * T::TY; mask < 32; mask *= 2) l +=", "for (int mask = T::TY; mask < 32; mask *= 2) l +=")
+# fix = ("for (int mask = 2 * T::TY; mask < 32; mask *= 2) l +=", "for (int mask = T::TY; mask < 32; mask *= 2) l +=")
 # ```
 #
 # $2.766 / 0.936 = 2.95$ in row 14. In row 109 LSE is too small by $5.719 - 4.622 = 1.097 = \ln 3.0$. Within a row the ratio of $O$ alternates between two values, four columns each (row 14: 1.51 and 2.95), whose reciprocals add up to 1. LSE is off by the logarithm of one of them. A wrong *scale* would have changed the weights; here only the denominator is wrong: threads with even and with odd `tx` each have half of $l$, since the butterfly lacks the step that joins neighbours.
@@ -518,19 +518,19 @@ exercise.verify("91.2", lambda: checks.mended(museum.UNLABELLED["B"], mend) is n
 # %% [markdown]
 # ### Exercise 91.3 · Exhibit C
 #
-# `03_fa1_fp32`, and the outputs are right. Mend it so that no wavefront is lost.
+# `03_fa1_fp32`, and the outputs are right. Fix it so that no wavefront is lost.
 
 # %%
 museum.UNLABELLED["C"].visit()
 
 # %%
 # Exercise 91.3: which distance between rows puts eight of them into eight different places?
-mend = ("", "")
+fix = ("", "")
 
 
 # %%
 exhibit = museum.UNLABELLED["C"]
-exercise.verify("91.3", lambda: checks.mended_without_conflicts(exhibit, mend))
+exercise.verify("91.3", lambda: checks.fixed_without_conflicts(exhibit, fix))
 
 # %% [markdown]
 # <details><summary>Hint</summary>
@@ -541,7 +541,7 @@ exercise.verify("91.3", lambda: checks.mended_without_conflicts(exhibit, mend))
 # <details><summary>Solution</summary>
 #
 # ```python
-# mend = ("ld = d + 8,", "ld = d + 4,")
+# fix = ("ld = d + 8,", "ld = d + 4,")
 # ```
 #
 # Rows of 72 floats are 18 units of 16 bytes: row $r$ starts at place $18 r \bmod 8 = 2r \bmod 8$, so rows 0 and 4 share a place, as do 1 and 5, and every request takes twice as long. With 17 units it is $r \bmod 8$: eight different places. Any odd number of units does it.

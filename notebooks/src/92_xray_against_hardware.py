@@ -399,8 +399,15 @@ more_requests, more_sectors
 cut_by_requests = 0
 cut_by_sectors = 0
 
+
 # %%
-exercise.verify("92.2", lambda: cut_by_requests == cut_by_sectors == more_requests / 3 and cut_by_requests > 0)
+def agree():
+    assert cut_by_requests == more_requests / 3 > 0, f"by the requests, {cut_by_requests} is wrong"
+    assert cut_by_sectors == cut_by_requests, f"by the sectors, {cut_by_sectors} is wrong"
+    return True
+
+
+exercise.verify("92.2", agree)
 
 # %% [markdown]
 # <details><summary>Hint</summary>
@@ -437,8 +444,15 @@ print("; ".join(f"{f.kind}, lines {f.line} and {f.other_line}" for f in findings
 # Exercise 92.3
 N = 256
 
+
 # %%
-exercise.verify("92.3", lambda: N > 0 and not findings(N))
+def unseen():
+    assert N > 0, "N is at least 1"
+    assert not (found := findings(N)), f"N = {N}: {found[0].kind}, lines {found[0].line} and {found[0].other_line}"
+    return True
+
+
+exercise.verify("92.3", unseen)
 
 # %% [markdown]
 # <details><summary>Hint</summary>

@@ -14,7 +14,7 @@
 # **After this notebook you can**
 # - conclude from the inputs that are wrong, and from how they are wrong, where a bug can't be;
 # - name what went wrong before you touch the code;
-# - mend a kernel that somebody else has written, and show that it is mended.
+# - fix a kernel that somebody else has written, and show that it is fixed.
 #
 # **Time** 60 minutes for the four cases below. All twelve take about three hours.
 #
@@ -40,8 +40,8 @@ from helpers.lessons.detective import mechanisms, opened
 # In [91](91_bug_museum.ipynb) each bug had a label. Here a kernel of the ladder has one bug, and you see what a user would report: which inputs are right, where the others are wrong, whether the answer changes from run to run, and how much memory was moved. What the X-ray *finds* is withheld, as it would name the line.
 #
 # 1. **Symptoms.** `case.symptoms()` runs the kernel on inputs that get harder one by one. Each adds one thing that can go wrong, so the first wrong input says a lot, and the right ones say more.
-# 2. **Diagnosis.** `case.code()` shows the parts of the file among which the bug is. You name the line and the mechanism. Only a right diagnosis is followed by the mend.
-# 3. **Mend.** The lines that you change, by number. The mended kernel has to be right on all inputs, in several orders of threads, with nothing found by the X-ray.
+# 2. **Diagnosis.** `case.code()` shows the parts of the file among which the bug is. You name the line and the mechanism. Only a right diagnosis is followed by the fix.
+# 3. **Fix.** The lines that you change, by number. The fixed kernel has to be right on all inputs, in several orders of threads, with nothing found by the X-ray.
 #
 # The rungs are public: a diff with `kernels/` names the line in a second. It cheats nobody but you, it doesn't name the mechanism, and your own kernels have no original to compare with.
 #
@@ -72,10 +72,10 @@ first.code("output")
 broken = first.rung.source.splitlines()
 line = 1 + next(n for n, text in enumerate(broken) if "b * a.V_stride[1]" in text)
 strides = ("V_stride[1] + h * a.V_stride[0]", "V_stride[0] + h * a.V_stride[1]")  # of batch and head, exchanged
-mend = {line: broken[line - 1].replace(*strides)}
+fix = {line: broken[line - 1].replace(*strides)}
 predict(mechanism, "stride", f"is the mechanism, in line {line}")
 print("the diagnosis:", first.diagnose(line, "stride") or "right")
-print("the mended kernel:", first.fault(first.mended(mend)) or "right on all inputs, nothing found")
+print("the fixed kernel:", first.fault(first.fixed(fix)) or "right on all inputs, nothing found")
 
 # %% [markdown]
 # **What to see.** Three questions were enough: *which output* (O and not LSE: the second half of the kernel), *which inputs* (several heads: an index of the head), *which elements* (all of a head: an address, not arithmetic). Then one line was left to read. The wrong numbers themselves, 0.81 for −0.86, said nothing.
@@ -108,12 +108,12 @@ mine = detective(SEED)
 mine
 
 # %% [markdown]
-# Four of them, spread over the ladder, are the exercises below. The other eight go the same way: `case = mine[0]`, `case.symptoms()`, `case.code()`, `case.hint()`, and `case.solve(line, mechanism, mend)`, which raises an error that says what is not right yet. In an editor: `python -m helpers exercise new case 5` writes `work/case_05.cu` and prints its symptoms; `exercise check` judges that file.
+# Four of them, spread over the ladder, are the exercises below. The other eight go the same way: `case = mine[0]`, `case.symptoms()`, `case.code()`, `case.hint()`, and `case.solve(line, mechanism, fix)`, which raises an error that says what is not right yet. In an editor: `python -m helpers exercise new case 5` writes `work/case_05.cu` and prints its symptoms; `exercise check` judges that file.
 
 # %% [markdown]
 # ## Exercises
 #
-# `mend` maps the number of a line to its new text. Several lines of text take the place of one, and `""` removes a line: `{112: "      __syncthreads();\n      first(line, that, was, there);"}` puts a barrier in front of line 112. Where a line is missing, `line` is the one before or behind the gap.
+# `fix` maps the number of a line to its new text. Several lines of text take the place of one, and `""` removes a line: `{112: "      __syncthreads();\n      first(line, that, was, there);"}` puts a barrier in front of line 112. Where a line is missing, `line` is the one before or behind the gap.
 #
 # ### Exercise 93.1 · The first of four
 
@@ -129,10 +129,10 @@ mine[1].hint()
 # %%
 # Exercise 93.1
 line, mechanism = None, ""
-mend = {}
+fix = {}
 
 # %%
-exercise.verify("93.1", lambda: mine[1].solve(line, mechanism, mend))
+exercise.verify("93.1", lambda: mine[1].solve(line, mechanism, fix))
 
 # %% [markdown]
 # <details><summary>Solution</summary>
@@ -140,7 +140,7 @@ exercise.verify("93.1", lambda: mine[1].solve(line, mechanism, mend))
 # The cell fills in the answer of your case, whichever your seed drew, and prints the reason.
 #
 # ```python
-# line, mechanism, mend = mine[1].solution()
+# line, mechanism, fix = mine[1].solution()
 # ```
 # </details>
 
@@ -159,16 +159,16 @@ mine[4].hint()
 # %%
 # Exercise 93.2
 line, mechanism = None, ""
-mend = {}
+fix = {}
 
 # %%
-exercise.verify("93.2", lambda: mine[4].solve(line, mechanism, mend))
+exercise.verify("93.2", lambda: mine[4].solve(line, mechanism, fix))
 
 # %% [markdown]
 # <details><summary>Solution</summary>
 #
 # ```python
-# line, mechanism, mend = mine[4].solution()
+# line, mechanism, fix = mine[4].solution()
 # ```
 # </details>
 
@@ -187,16 +187,16 @@ mine[7].hint()
 # %%
 # Exercise 93.3
 line, mechanism = None, ""
-mend = {}
+fix = {}
 
 # %%
-exercise.verify("93.3", lambda: mine[7].solve(line, mechanism, mend))
+exercise.verify("93.3", lambda: mine[7].solve(line, mechanism, fix))
 
 # %% [markdown]
 # <details><summary>Solution</summary>
 #
 # ```python
-# line, mechanism, mend = mine[7].solution()
+# line, mechanism, fix = mine[7].solution()
 # ```
 # </details>
 
@@ -215,16 +215,16 @@ mine[10].hint()
 # %%
 # Exercise 93.4
 line, mechanism = None, ""
-mend = {}
+fix = {}
 
 # %%
-exercise.verify("93.4", lambda: mine[10].solve(line, mechanism, mend))
+exercise.verify("93.4", lambda: mine[10].solve(line, mechanism, fix))
 
 # %% [markdown]
 # <details><summary>Solution</summary>
 #
 # ```python
-# line, mechanism, mend = mine[10].solution()
+# line, mechanism, fix = mine[10].solution()
 # ```
 # </details>
 
@@ -249,5 +249,5 @@ progress()
 # </details>
 #
 # <details><summary>Why is a diagnosis worth more than a diff that makes the test pass?</summary>
-# A mend that isn't understood may hide the bug: a barrier at every line makes a race disappear along with the speed, and a guard against NaN hides unwritten memory. A mechanism predicts something else that can be checked.
+# A fix that isn't understood may hide the bug: a barrier at every line makes a race disappear along with the speed, and a guard against NaN hides unwritten memory. A mechanism predicts something else that can be checked.
 # </details>

@@ -78,6 +78,9 @@ EXPRESSIONS = {
     "__frsqrt_rn(4.0f)": 0.5,
     "__frcp_rn(8.0f)": 0.125,
     "__fdividef(1.0f, 4.0f)": 0.25,
+    "__fdividef(0x1p120f, 0x1.8p126f)": 0,  # a divisor above 2^126 has no reciprocal
+    "isnan(__fdividef(INFINITY, 0x1p127f))": 1,
+    "isnan(__powf(-2.0f, 2.0f))": 1,  # exp2(y log2(x))
     "__expf(0.0f)": 1,
     "__logf(1.0f)": 0,
     "__log2f(8.0f)": 3,
@@ -87,6 +90,8 @@ EXPRESSIONS = {
     "isinf(-INFINITY) + 2 * isnan(INFINITY - INFINITY) + 4 * isfinite(1.0f) + 8 * signbit(-1.0f)": 15,  # without std::
     "max(-1, 2)": 2,
     "max(2.0f, -1.0f)": 2,
+    "1 / max(-0.0f, 0.0f)": math.inf,
+    "max(__int_as_float(0x7f800001), 1.0f)": 1,  # a signalling NaN
     "min(3u, 2)": 2,
     'max(nanf(""), 1.0f)': 1,  # as CUDA's: the number wins
     "float(min(7LL, 5LL))": 5,
@@ -115,6 +120,11 @@ EXPRESSIONS = {
     "float(__half(1.0f) / __half(3.0f))": 0.333251953125,
     "float(__hmax(CUDART_NAN_FP16, half(1.0f)))": 1,
     "__hisnan(__hmax_nan(CUDART_NAN_FP16, half(1.0f)))": 1,
+    "1 / float(__hmin(half(0.0f), half(-0.0f)))": -math.inf,
+    "float(__hmax(__ushort_as_half(0x7c01), half(1.0f)))": 1,
+    "__half2(half(1.0f), half(2.0f)) != __half2(half(1.0f), half(3.0f))": 0,  # both have to differ
+    "__half2(half(1.0f), half(2.0f)) != __half2(half(3.0f), half(4.0f))": 1,
+    "__bfloat16_as_ushort(__nv_bfloat16(0x4340000000000001ll)) == 0x5e87": 1,  # just above a tie, not rounded twice
     "__hisinf(__hneg(CUDART_INF_FP16))": -1,
     "__low2float(__floats2half2_rn(1.0f, 2.0f))": 1,
     "__high2float(__lowhigh2highlow(__floats2half2_rn(1.0f, 2.0f)))": 1,

@@ -758,6 +758,7 @@ ONE = [
     ("cvt.sat.s8.s32 %0, %1;", "rr", lambda a: np.clip(s32(a), -128, 127)),
     ("cvt.f64.f32 %0, %1;", "df", lambda a: a.astype(np.float64)),
     ("cvt.rn.f32.f64 %0, %1;", "fd", lambda a: a.astype(np.float32)),
+    ("cvt.rz.tf32.f32 %0, %1;", "rf", lambda a: np.where(np.isnan(a), 0x7FFFE000, a.view(np.uint32) & 0xFFFFE000)),
     ("cvt.rm.f32.f64 %0, %1;", "fd", lambda a: np.where((x := a.astype(np.float32)) > a, np.nextafter(x, np.float32(-np.inf)), x)),
     ("add.f16x2 %0, %1, %2;", "rrr", each(lambda a, b: a + b, "f16")),
     ("mul.rn.bf16x2 %0, %1, %2;", "rrr", each(lambda a, b: a * b, "bf16")),
@@ -866,6 +867,41 @@ def test_a_nan_as_an_integer(device):
         body += f'{{ {c_type} x; asm("cvt.rzi.{name} %0, %1;" : "={letter}"(x) : {nans[source]}); out64[{i}] = x; }}\n'
     out = run(device, body, 2 * len(NAN_AS), shape="1, 1", dtype=np.uint64)
     assert dict(zip(NAN_AS, out.tolist())) == NAN_AS
+
+
+# What an H200 gives where formats end; test_bits_on_a_gpu.py asks it for many more. (instruction, letters, operands, result)
+ENDS = [
+    ("rem.u32", "rrr", (7, 0), 0xFFFFFFFF),
+    ("add.ftz.f16", "hhh", (1, 0x00A5), 0),
+    ("mul.ftz.f32", "fff", (0xBF7FFFFF, 0x80800000), 0),  # (1 - 2^-24) 2^-126: flushed before float rounds it to 2^-126
+    ("fma.rn.ftz.f32", "ffff", (0x808003FF, 0x32D8967B, 0x00800000), 0x00800000),  # 2^-126 in 24 digits
+    ("div.approx.f32", "fff", (0xCF800000, 0x7E800001), 0x80000000),  # a divisor above 2^126
+    ("cvt.rz.f32.u64", "fl", (0x7FEFFFFFFFFFFFFF,), 0x5EFFDFFF),
+    ("cvt.rp.f64.s64", "dl", (0x7FF0000000000001,), 0x43DFFC0000000001),
+    ("cvt.rn.ftz.f32.f64", "fd", (0x380FFFFFE0000000,), 0),
+    ("cvt.rna.tf32.f32", "rf", (0x7F800001,), 0x7F800000),  # adds and cuts off, a NaN as well
+]
+
+
+@BOTH
+def test_where_formats_end(device):
+    types = {"r": "unsigned", "h": "unsigned short", "l": "unsigned long long", "f": "float", "d": "double"}
+    casts = {
+        "r": "{}u",
+        "h": "(unsigned short){}",
+        "l": "{}ull",
+        "f": "__int_as_float({})",
+        "d": "__longlong_as_double({}ll)",
+    }
+    body = "unsigned long long* out64 = reinterpret_cast<unsigned long long*>(o);\n"
+    for i, (text, letters, operands, _) in enumerate(ENDS):
+        given = ", ".join(
+            f'"{kind}"({casts[kind].format(word)})' for kind, word in zip(letters[1:], operands, strict=True)
+        )
+        names = ", ".join(f"%{n}" for n in range(len(letters)))
+        body += f'{{ {types[letters[0]]} x; asm volatile("{text} {names};" : "={letters[0]}"(x) : {given}); out64[{i}] = 0; __builtin_memcpy(out64 + {i}, &x, sizeof x); }}\n'
+    out = run(device, body, 2 * len(ENDS), shape="1, 1", dtype=np.uint64)
+    assert {e[0]: hex(x) for e, x in zip(ENDS, out.tolist())} == {e[0]: hex(e[3]) for e in ENDS}
 
 
 def both_nan_or_same(text: str, x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -1119,6 +1155,9 @@ UNKNOWN = [
     'asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(y), "r"(y), "r"(y)); // here',
     'asm volatile("red.global.add.v4.f32 [%0], {%1, %1, %1, %1};" ::"l"(o), "f"(f)); // here',
     'asm volatile("fma.rn.f32x2 %0, %1, %1, %1;" : "=l"(z) : "l"(z)); // here',
+    'asm volatile("cvt.sat.s32.u16 %0, %1;" : "=r"(y) : "h"(h)); // here',
+    'asm volatile("cvt.rn.sat.bf16.f32 %0, %1;" : "=h"(h) : "f"(f)); // here',
+    'asm volatile("add.ftz.u32 %0, %0, %0;" : "+r"(y)); // here',
 ]
 
 
@@ -1130,6 +1169,11 @@ def test_an_unknown_instruction_is_named(body):
     what = body.split('"')[1].split(";")[0]
     assert "unsupported in kernel: thread 0 of block 0 executes inline PTX: " in report
     assert what.removeprefix("{ ") in report and "which the emulator doesn't know" in report
+
+
+def test_a_comparison_of_16_bits_has_one_predicate():
+    body = 'asm volatile("{ .reg .pred p, q; setp.lt.f16 p|q, %0, %0; }" ::"h"(uint16_t(t))); // here'
+    assert "setp.lt.f16 p|q, %0, %0;, which the emulator doesn't know" in failure(body)
 
 
 def test_an_unknown_instruction_that_is_not_executed_does_no_harm():

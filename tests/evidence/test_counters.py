@@ -78,7 +78,7 @@ def test_what_ncu_could_not_do_is_said_in_its_words(tmp_path, monkeypatch, outpu
         counters.profile("01_naive")
 
 
-def test_a_missing_ncu_names_the_mend(tmp_path, monkeypatch):
+def test_a_missing_ncu_names_the_fix(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CUDA_HOME", raising=False)
     with pytest.raises(FileNotFoundError, match="ncu is not on PATH: install NVIDIA Nsight Compute"):

@@ -67,7 +67,7 @@ def sanitize(tool: str, *arguments: str) -> subprocess.CompletedProcess:
     command = [sanitizer, "--tool", tool, "--error-exitcode", "9"]
     if tool == "initcheck":
         # finish and add_heads of 33 read what bulk copies have written, and initcheck doesn't see that
-        # (helpers/evidence/one_sided.py). Those of 23 have the same names; the record of seeded bugs has 23 as it is, clean.
+        # (helpers/evidence/disagreements.py). Those of 23 have the same names; the record of seeded bugs has 23 as it is, clean.
         for kernel in ("finish", "add_heads"):
             command += ["--kernel-name-exclude", f"kernel_substring={kernel}"]
     command += [sys.executable, "-c", CALLS, *arguments]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from helpers import load, record, rung, sanitize, xray
-from helpers.evidence import mutants, one_sided, sanitizer_words, verdicts
+from helpers.evidence import disagreements, mutants, sanitizer_words, verdicts
 from helpers.ladder.contract import prepare
 from helpers.ladder.rung import INCLUDE
 from helpers.run.reference import random_inputs
@@ -50,7 +50,7 @@ def require_explanations(agreed: pd.DataFrame) -> None:
     alone = agreed[agreed["who"].str.contains("alone")]
     assert alone["why"].all(), alone[alone["why"] == ""][["mutant", "gpu", "xray"]]
     said = sanitize.recorded().set_index("mutant")
-    ended = said.loc[alone["mutant"][alone["why"] == one_sided.ENDED]]
+    ended = said.loc[alone["mutant"][alone["why"] == disagreements.ENDED]]
     for id, row in ended[list(sanitizer_words.TOOLS)].iterrows():
         others = row[row != sanitizer_words.TIMEOUT]
         assert len(others) == 1, id
@@ -132,7 +132,7 @@ def test_every_explanation_is_of_something():
     gone = {
         m.id for m in sanitize.chosen([]) if m.id[:2] not in set(RECORD["mutant"].str[:2])
     }  # of rungs that have changed
-    for id, said, side, why in one_sided.ONE_SIDED:
+    for id, said, side, why in disagreements.DISAGREEMENTS:
         fits = [a for a in alone if a.who == side and fnmatch(a.mutant, id) and fnmatch(a.xray, said)]
         assert fits or any(fnmatch(other, id) for other in gone), why
 
@@ -172,6 +172,6 @@ def test_the_rule_that_is_stricter_than_the_hardware_is_counted_apart():
     """Threads that have returned before a barrier: no GPU since Volta minds."""
     apart = sanitize.by_rule(RECORD)
     moved = apart["who"] != RECORD["who"]
-    assert moved.sum() >= 10 and set(RECORD["why"][moved]) == {one_sided.RETURNED}
+    assert moved.sum() >= 10 and set(RECORD["why"][moved]) == {disagreements.RETURNED}
     assert set(RECORD["who"][moved]) == {"X-ray alone"} and set(apart["who"][moved]) == {"X-ray's stricter rule"}
-    assert one_sided.RETURNED not in set(apart["why"][apart["who"] == "X-ray alone"])
+    assert disagreements.RETURNED not in set(apart["why"][apart["who"] == "X-ray alone"])

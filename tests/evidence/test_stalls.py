@@ -41,6 +41,7 @@ def test_a_row_per_launch_and_reason(tmp_path, monkeypatch):
     arguments = (tmp_path / "arguments").read_text()
     assert "from helpers.evidence.stalls import *; call_stalled(['10_fa2_mma_fp16', '13_tuned'])" in arguments
     assert "smsp__average_warps_issue_stalled_gmma_per_issue_active.ratio" in arguments
+    assert "smsp__warps_active.avg.per_cycle_active" in arguments
 
 
 def test_the_reasons_are_those_that_ncu_lists(tmp_path, monkeypatch):

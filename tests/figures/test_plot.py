@@ -11,7 +11,7 @@ from matplotlib.text import Text
 
 from helpers import plot, record
 from helpers.figures import style
-from helpers.figures.lines import device
+from helpers.figures.lines import device, short
 
 PEERS = {"SDPA MATH": 20.0, "SDPA EFFICIENT": 40.0}
 
@@ -95,6 +95,15 @@ def test_the_device_is_in_the_title_and_the_units_on_the_axes(name):
     assert all(ax.get_xlabel() for ax in figure.axes)
 
 
+@pytest.mark.parametrize(
+    ("op", "causal", "flops"),
+    [("attention", 0, 4), ("attention", 1, 2), ("attention_backward", 0, 10), ("attention_backward", 1, 5)],
+)
+def test_the_axis_says_how_many_flops_are_counted(op, causal, flops):
+    label = plot.throughput(forward().assign(op=op, causal=causal)).axes[0].get_ylabel()
+    assert label == f"TFLOP/s  ({flops}·B·H·N²·D / time)"
+
+
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_line_is_named_beside_it(name):
     text = words(FIGURES[name]())
@@ -128,6 +137,15 @@ def test_a_ratio_shows_its_spread():
     assert figure.get_supxlabel() == "marks: median of the rounds; whiskers: lowest, highest"
 
 
+def test_whiskers_reach_from_the_lowest_to_the_highest_round():
+    samples = forward(tflops=30.0)
+    own = samples["name"] == "04_fa2_fp32"  # as fast in every round; the peer wobbles from 0.9 to 1.1
+    samples.loc[own, "ms"] = samples[own].groupby(["D", "Nk"])["ms"].transform("median")
+    (bars,) = plot.ratio(samples, "04_fa2_fp32", "SDPA MATH").axes[0].containers
+    ends = [[y for _, y in whisker] for whisker in bars.lines[2][0].get_segments()]
+    np.testing.assert_allclose(ends, [[1.5 / 1.1, 1.5 / 0.9]] * 3)
+
+
 def test_a_ratio_is_of_the_rung_s_own_session():
     both = pd.concat([forward("03_fa1_fp32", 5.0), forward("04_fa2_fp32", 30.0)])
     (_, y), *_ = lines(plot.ratio(both, "03_fa1_fp32", "SDPA MATH").axes[0]).values()
@@ -159,12 +177,23 @@ def test_rungs_and_peers_of_several_sessions_share_a_figure():
     assert len(lines(figure.axes[0])) == 4  # two rungs and each peer once
 
 
+def test_a_peer_is_that_of_the_last_session():
+    of_03, of_04 = forward("03_fa1_fp32", 5.0, peers={"SDPA MATH": 10.0}), forward(peers={"SDPA MATH": 20.0})
+    speeds = [y[0] for _, y in lines(plot.throughput(pd.concat([of_03, of_04])).axes[0]).values()]
+    assert sorted(speeds) == pytest.approx([5, 20, 30])
+    of_03 = MEMORY.replace("04_fa2_fp32", "03_fa1_fp32").assign(bytes=7 * MEMORY["bytes"])
+    sizes = [y[0] for _, y in lines(plot.memory(pd.concat([of_03, MEMORY])).axes[0]).values()]
+    assert sorted(sizes) == [300 * 1024, 7 * 300 * 1024, 12 * 1024**2]
+
+
 def test_shapes_that_share_an_n_are_not_mixed():
     other = forward().assign(B=3, H=3)
     figure = plot.throughput(pd.concat([forward(), other]))
     assert "B·N = 16384, H·D = 2048" in figure.get_suptitle()
     with pytest.raises(ValueError, match="several"):
         plot.throughput(pd.concat([other, other.assign(B=4)]))
+    with pytest.raises(ValueError, match="both with and without a causal mask"):
+        plot.throughput(pd.concat([forward().assign(causal=causal) for causal in (0, 1)]))
 
 
 def test_one_dtype_at_a_time():
@@ -188,9 +217,10 @@ def test_one_dtype_at_a_time():
 def test_softmax_is_shown_by_its_bytes():
     rows = forward("02_online_softmax", peers={"torch.softmax": 1.0, "copy": 2.0})
     rows = rows[rows["D"] == 64].assign(op="softmax", B=1, H=1, Nq=lambda f: 2**26 // f["Nk"], D=1)
-    figure = plot.throughput(rows)
+    figure = plot.throughput(pd.concat([rows, rows[rows["Nk"] == 512].assign(Nk=1023)]))
     assert "TB/s" in figure.axes[0].get_ylabel()
     assert "row softmax" in figure.get_suptitle()
+    assert all(list(x) == [512, 2048, 16384] for x, _ in lines(figure.axes[0]).values())  # not 1023
 
 
 def board(stale=False, yours=None):
@@ -226,6 +256,8 @@ def test_a_long_staircase_has_its_panels_one_above_the_other_and_ceilings_have_n
     figure = plot.staircase(table)
     assert [ax.get_subplotspec().rowspan.start for ax in figure.axes] == [0, 1]
     assert words(figure).count("cuBLAS 745") == 2 and words(figure).count("not recorded yet") == 14
+    eight = plot.staircase(table[~table["name"].isin([f"3{i}_more" for i in range(3, 6)])])
+    assert eight.get_figwidth() < 10  # inches of 96 pixels; a notebook has 940 and would shrink the names
     assert all(ax.get_ylim()[1] > 745 for ax in figure.axes)
     assert not any("cuBLAS" in word for word in words(plot.staircase(table, "to_flash")))
 
@@ -250,6 +282,12 @@ def test_the_staircase_says_what_is_stale_and_what_is_missing():
         plot.staircase(none)
 
 
+def test_the_lines_of_errors_are_the_rung_s_and_pytorch_s():
+    figure = plot.error(ERROR)
+    assert [y.tolist() for _, y in lines(figure.axes[0]).values()] == [[3e-7] * 2, [2e-7] * 2]
+    assert figure.get_suptitle() == "Error of 04_fa2_fp32, D = 64 · NVIDIA H200"
+
+
 def test_every_rung_s_error_is_a_share_of_its_budget():
     frame = pd.concat([ERROR.assign(dtype=d, error=e) for d, e in (("fp16", 4e-7), ("bf16", 2e-7))])
     figure = plot.budget(frame)
@@ -257,10 +295,19 @@ def test_every_rung_s_error_is_a_share_of_its_budget():
     assert "NVIDIA H200" in figure.get_suptitle()
     drawn = sorted(l.get_xdata()[0] for l in figure.axes[0].lines)
     assert drawn == pytest.approx([0.25, 0.5])
+    assert "fp16: 04_fa2_fp32 0.5; bf16: 04_fa2_fp32 0.25" in figure.words()  # beside their row, not on it
     figure.draw_without_rendering()
     for ax in figure.axes:
         (wrong,) = ax.texts
         assert wrong.get_window_extent().y1 <= ax.get_window_extent().y1  # whole, below the panel's upper edge
+
+
+def test_a_share_of_the_budget_is_the_largest_and_is_wrong_above_1():
+    figure = plot.budget(ERROR.assign(dtype="fp16", error=np.where(ERROR["Nk"] == 1024, 2e-7, 6e-7)))
+    for ax in figure.axes:
+        assert [line.get_xdata()[0] for line in ax.lines] == pytest.approx([0.75])
+        (wrong,) = ax.patches
+        assert (wrong.get_x(), wrong.get_x() + wrong.get_width()) == (1, ax.get_xlim()[1])
 
 
 def by_family(causal=0):
@@ -320,11 +367,11 @@ def test_a_family_is_a_row_at_one_length_and_a_missing_peer_a_missing_point():
         "13_tuned": ([pytest.approx(400)] * 3, [0, 1, 2]),
         "SDPA FLASH": ([pytest.approx(350)] * 2, [0, 2]),
     }
-    above = {line.get_label(): line.get_zorder() for line in right.lines}
-    assert above["13_tuned"] > above["SDPA FLASH"]
+    ours, flash = ({line.get_label(): line for line in right.lines}[name] for name in ("13_tuned", "SDPA FLASH"))
+    assert flash.get_zorder() > ours.get_zorder() and flash.get_markersize() < ours.get_markersize()  # both can be seen
     (ax, _) = plot.families(by_family().replace("SDPA FLASH", "FA3")).axes
     tall = {line.get_label(): line.get_markersize() for line in ax.lines}
-    assert tall["FA3"] > 2 * tall["13_tuned"]  # a bar is not hidden under a point
+    assert tall["FA3"] > 1.5 * tall["13_tuned"]  # a bar is seen above and below a point
     assert {t.get_text() for t in figure.legends[0].get_texts()} == set(points)
     assert "bf16, N = 4096 · NVIDIA H200" in figure.get_suptitle() and right.get_xlabel() == "TFLOP/s"
     assert {line.get_label() for line in plot.families(by_family()).axes[0].lines} == {*points, "12_double_buffered"}
@@ -353,6 +400,10 @@ def test_published_steps_and_ours_share_no_axis_but_percent():
     text = words(figure)
     assert {"2 · Swizzling", "72.4", "11_swizzled", "66", "not recorded yet", "this series, NVIDIA H200"} <= set(text)
     assert "percent of FlashAttention-2" in figure.axes[0].get_xlabel()
+    assert figure.get_suptitle().startswith("Percent of FlashAttention-2's speed") and "H200" in figure.get_suptitle()
+    assert "A100 and RTX 3090: 1 · Base Implementation 16.6, 49.8; 2 · Swizzling 72.4, 98.6;" in figure.in_words
+    assert "This series: 11_swizzled 66, 12_waits not recorded yet." in figure.in_words
+    assert len(figure.in_words) < style.MOST_WORDS
 
 
 def test_predictions_stand_beside_counts():
@@ -374,19 +425,30 @@ def test_bad_requests_name_what_there_is():
         plot.roofline(POINTS, CEILINGS, roofs=["fp64 matmul"])
 
 
+def test_a_roofline_tells_its_ceilings_and_where_each_kernel_stands():
+    words = plot.roofline(POINTS, CEILINGS).in_words
+    assert "copy 4 TB/s, fp32 matmul 50 TFLOP/s from 12.5 FLOP per byte on. " in words
+    assert words.endswith("01_naive 2 TFLOP/s at 20 FLOP per byte, 04_fa2_fp32 33.3 TFLOP/s at 1000 FLOP per byte.")
+    rounds = CEILINGS["round"].map({0: 0.5, 1: 1.0, 2: 1.2})
+    assert plot.roofline(POINTS, CEILINGS.assign(value=rounds * CEILINGS["value"])).in_words == words  # by the medians
+
+
 def test_a_roofline_says_where_its_points_were_measured():
     shape = {"dtype": "fp32", "B": 4, "H": 32, "Nq": 2048, "Nk": 2048, "D": 64}
     title = plot.roofline(POINTS.assign(**shape), CEILINGS).get_suptitle()
     assert title.startswith("Roofline, fp32, B = 4, H = 32, N = 2048, D = 64 · NVIDIA H200")
 
 
-def test_a_line_that_ends_early_is_named_over_a_grey_leader():
+def test_a_line_that_ends_early_is_named_beside_its_last_point():
     samples = forward()
     samples = samples[(samples["name"] != "SDPA MATH") | (samples["Nk"] < 16384)]
-    ax = plot.throughput(samples).axes[0]
-    leaders = {text.get_text(): text.arrow_patch for text in ax.texts if text.arrow_patch}
-    grey = {name for name, leader in leaders.items() if leader.get_edgecolor()[:3] == to_rgb(style.FAINT)}
-    assert grey == {"SDPA MATH"} and leaders["04_fa2_fp32"].get_linestyle() == "-"
+    figure = plot.throughput(samples)
+    ax = figure.axes[0]
+    assert {text.get_text() for text in ax.texts if text.arrow_patch} == {"04_fa2_fp32", "SDPA EFFICIENT"}
+    (math,) = (text for text in ax.texts if text.get_text() == "SDPA MATH")
+    figure.draw_without_rendering()
+    box, (x, y) = math.get_window_extent(), ax.transData.transform((2048, 20))
+    assert x < box.x0 < x + 20 and box.y0 < y < box.y1
 
 
 def test_a_kernel_s_name_keeps_clear_of_the_roof_over_it_even_if_there_is_a_higher_one():
@@ -397,6 +459,19 @@ def test_a_kernel_s_name_keeps_clear_of_the_roof_over_it_even_if_there_is_a_high
     (ax,) = plot.roofline(near, higher, ["fp32 matmul", "fp16 matmul"]).axes
     (name,) = (t for t in ax.texts if t.get_text().startswith("04_fa2_fp32"))
     assert name.get_va() == "top"
+    assert ax.get_ylim()[1] > 700  # the higher roof is in the panel, too
+
+
+def test_the_guides_of_memory_rise_with_n_and_with_its_square():
+    guides = {line.get_label(): line.get_xydata() for line in plot.memory(MEMORY).axes[0].lines}
+    for label, power in (("∝ N", 1), ("∝ N²", 2)):
+        first, *_, last = guides[label]
+        assert last[1] / first[1] == pytest.approx((last[0] / first[0]) ** power)
+
+
+def test_lengths_are_counted_in_powers_of_1024():
+    lengths = (512, 1000, 1024, 1500, 4097, 16384, 1 << 20)
+    assert [short(n) for n in lengths] == ["512", "1000", "1k", "1500", "4097", "16k", "1M"]
 
 
 def luminance(colour):

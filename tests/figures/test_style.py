@@ -83,11 +83,12 @@ def test_a_figure_brings_its_alternative_text_to_the_notebook_and_to_the_page():
 
 def test_bars_and_marks_are_described_with_what_they_stand_at():
     figure, (left, right) = style.canvas(6, 3, 2)
-    left.bar([0, 1], [2.0, 4.0], label="bytes")
-    left.set_xticks([0, 1], ["Q", "K"])
-    right.plot([10.0, 20.0], [0, 1], "o", linestyle="", label="FLASH")
+    left.bar([0, 1, 2], [2.0, 4.0, np.nan], label="bytes")
+    left.set_xticks([0, 1, 2], ["Q", "K", "m"])
+    right.plot([10.0, 20.0], [0.2, 0.8], "o", linestyle="", label="FLASH")
     right.set_yticks([0, 1], ["random", "zeros"])
-    assert described(figure) == "bytes: Q 2, K 4. FLASH: random 10, zeros 20."
+    right.plot([30.0, 40.0], [0, np.nan], label="MATH")
+    assert described(figure) == "bytes: Q 2, K 4. FLASH: random 10, zeros 20; MATH 0."
     figure, (ax,) = style.canvas(4, 3, title="Two boxes")
     for text in ("a", "HBM", "HBM", "shared memory"):
         ax.text(0, 0, text)

@@ -124,13 +124,13 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
 @pytest.mark.parametrize(
-    ("settings", "mend"),
+    ("settings", "fix"),
     [({"PYTHONOPTIMIZE": "1"}, "unset"), ({"PYTHONOPTIMIZE": "2"}, "unset"), (ASCII, "set PYTHONUTF8=1")],
     ids=["-O", "-OO", "ASCII"],
 )
-def test_settings_of_python_that_the_house_can_not_live_with_are_refused_in_a_sentence(settings, mend):
+def test_settings_of_python_that_the_house_can_not_live_with_are_refused_in_a_sentence(settings, fix):
     command = in_python("-m", "helpers", "doctor", **settings)
-    assert command.returncode == 1 and command.stderr.count("\n") == 1 and mend in command.stderr
+    assert command.returncode == 1 and command.stderr.count("\n") == 1 and fix in command.stderr
     notebook = in_python("-c", "from helpers import exercise", **settings)
     assert notebook.returncode == 1 and notebook.stderr.endswith(f"ToolkitError: {command.stderr}")
 
@@ -308,6 +308,7 @@ def test_a_file_without_a_header_block_takes_what_the_command_line_says(tmp_path
         (["run", STEM, "--causal"], f"{STEM} takes no causal"),
         (["run", STEM, "--dtype", "fp16"], "allows fp32"),
         (["check", STEM, "--op", "softmax"], "allows attention"),
+        (["check", "50", "--cases", "full"], "--cases full: 50_ring has one set of cases"),
         (["xray", STEM, "--html", "no/such/folder/x.html"], "there is no folder"),
         (["xray", STEM, "--html", "/"], "--html /: it is a folder"),
         (["run", "04", "--B", "1000000000", "--H", "1000000000"], "has 2e+22 elements; 2^40 are the most"),
@@ -422,7 +423,7 @@ def test_without_a_gpu_timing_is_one_sentence_and_1(line, capsys):
     assert code == 1 and out == "" and err.count("\n") == 1 and "on a GPU only" in err
 
 
-def test_counters_without_ncu_name_the_mend(tmp_path, monkeypatch, capsys):
+def test_counters_without_ncu_name_the_fix(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CUDA_HOME", raising=False)
     code, out, err = run(capsys, "record", "counters", STEM)

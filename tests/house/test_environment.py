@@ -80,6 +80,15 @@ def test_the_readmes_commands_are_targets():
     assert set(re.findall(r"`?make (\w+)", (ROOT / "README.md").read_text())) <= targets
 
 
+def test_make_alone_lists_every_target_and_installs_nothing(tmp_path):
+    text = (ROOT / "Makefile").read_text()
+    (tmp_path / "Makefile").write_text(text)
+    said = subprocess.run(["make"], capture_output=True, text=True, cwd=tmp_path, check=True).stdout
+    (targets,) = re.findall(r"^\.PHONY: (.*)", text, re.MULTILINE)
+    assert [line.split()[:2] for line in said.splitlines()] == [["make", target] for target in targets.split()]
+    assert [path.name for path in tmp_path.iterdir()] == ["Makefile"]
+
+
 def test_make_lab_needs_nothing_that_only_gnu_has(tmp_path):
     """With every recipe as it is but for JupyterLab, and an `install` as macOS has it, which knows no -D."""
     for name in ("Makefile", "pyproject.toml"):

@@ -99,7 +99,7 @@ def test_with_a_driver_it_is_the_cuda_build(machine):
 
 
 @pytest.mark.parametrize("driver", ["/proc/driver/nvidia/version", "/usr/lib/wsl/lib/libcuda.so.1"])
-def test_with_a_driver_and_the_cpu_build_the_mend_is_torch_cuda(monkeypatch, driver):
+def test_with_a_driver_and_the_cpu_build_the_fix_is_torch_cuda(monkeypatch, driver):
     """The second is where WSL2 has Windows' driver."""
     from helpers.run.kernel import cuda_refusal
 
@@ -217,7 +217,6 @@ def test_the_package_takes_all_its_files_along():
 # What it imports
 
 OPTIONAL = {
-    "ipywidgets",
     "pynvml",
     "flash_attn",
     "flash_attn_interface",

@@ -151,7 +151,7 @@ def test_row_numbers_that_are_no_tensors_or_empty_are_refused(starts, words):
     [
         ("20", {"causal": True, "window": np.int64(3)}, r"int64\(3\) and causal True; a window is an int, at least 1 key, and needs causal"),
         ("21", {"splits": np.int64(3)}, r"int64\(3\); it has to be an int, 1 to 1024"),
-        ("20", {"out": 5}, "out takes two tensors, a int came"),
+        ("20", {"out": 5}, "out takes two tensors; got int"),
     ],
 )  # fmt: skip
 def test_an_option_of_another_type_is_refused_with_the_right_one(which, options, words):

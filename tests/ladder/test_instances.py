@@ -45,6 +45,11 @@ def test_a_single_instance_keeps_float32_where_a_kernel_takes_both():
     assert "launch<d, fa::fp16>" not in one.source and "return launch<d, float>(a, stream);" in one.source
 
 
+def test_a_single_instance_is_for_fp16_by_default_and_of_a_rung_without_it_for_what_it_takes():
+    assert single("13", 64) == single("13", 64, "fp16")
+    assert single("04", 64) == of_head_dimension("04", 64) != rung("04")
+
+
 @pytest.mark.parametrize(
     ("stem", "D", "dtype"),
     [("04_fa2_fp32", 64, "fp32"), ("13_tuned", 96, "fp16"), ("13_tuned", 64, "fp32"), ("50_ring", 64, "fp32")],

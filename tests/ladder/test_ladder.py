@@ -92,7 +92,7 @@ def test_a_whole_stem_is_no_part_of_another(tmp_path, monkeypatch):
         ("", "no kernel ''; rungs() lists those of the ladder"),
         ("minr.cu", "there is no file 'minr.cu'; did you mean mine.cu?"),
         (Path("other/03_fa1_fp32"), "there is no file 'other/03_fa1_fp32'; did you mean 03_fa1_fp32 or 04_fa2_fp32?"),
-        (4, "a kernel is a stem, the path or the text of a .cu, a Rung or a Kernel; this is a int"),
+        (4, "a kernel is a stem, the path or the text of a .cu, a Rung or a Kernel; got int"),
     ],
 )
 def test_a_name_that_fits_none_or_several_is_one_short_sentence(which, words, tmp_path, monkeypatch):
@@ -122,6 +122,11 @@ def test_a_mark_that_an_editor_writes_before_the_text_is_no_part_of_it(tmp_path)
     path.write_text(BLOCK, encoding="utf-8-sig")
     made = rung(path)
     assert (made.title, made.source, made.file) == ("a title", BLOCK, path)
+
+
+def test_a_cta_takes_a_kb_of_shared_memory_more_than_it_asks_for():
+    made = ladder.parse("// mine: a title\n//\n// tiles: D=64: smem=57 KB CTAs/SM=4\n", Path("mine.cu"))
+    assert 4 * 57 == 228 and made.ctas(64) == 3
 
 
 def test_a_path_is_as_good_as_a_stem(tmp_path):

@@ -2,23 +2,44 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
+from dataclasses import replace
+from itertools import permutations
 from types import SimpleNamespace
 
 import nbformat
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 
-from helpers import banks, checks, exercise, load, museum, rung, traffic
+from helpers import KernelError, banks, checks, exercise, gpt, languages, load, museum, reference, rung, traffic, train
 from helpers.ladder.paths import NOTEBOOKS
 from helpers.lessons.course.exercises import exercises
+from helpers.run.report import Comparison
 
 
 def solution(stem: str, number: str) -> str:
     """The code of a notebook's folded solution."""
     notebook = nbformat.read(NOTEBOOKS / f"{stem}.ipynb", as_version=4)
     return exercises(notebook)[number].solution(notebook)
+
+
+@pytest.fixture
+def told(capsys, monkeypatch):
+    """What an exercise says to an answer: told(stem, number, answer, space), `space` being what its cells know of the notebook."""
+    monkeypatch.setenv("FA_PROGRESS", "")
+
+    def say(stem: str, number: str, answer: str, space: dict) -> str:
+        notebook = nbformat.read(NOTEBOOKS / f"{stem}.ipynb", as_version=4)
+        each = exercises(notebook)[number]
+        sources = [answer, *(cell.source for cell in notebook.cells[each.start + 1 : each.check + 1])]
+        exec("\n".join(sources), space | {"exercise": exercise})
+        return capsys.readouterr().out
+
+    return say
 
 
 def refused(check, *arguments, match: str | None = None) -> None:
@@ -29,33 +50,24 @@ def refused(check, *arguments, match: str | None = None) -> None:
 # 3.2
 
 
-def test_3_2_says_what_was_given_beside_what_is_wanted(capsys, monkeypatch):
-    monkeypatch.setenv("FA_PROGRESS", "")
-    notebook = nbformat.read(NOTEBOOKS / "03_fa1_fp32.ipynb", as_version=4)
-    each = exercises(notebook)["3.2"]
-    space = {
-        "re": re,
-        "math": math,
-        "torch": torch,
-        "rung": rung,
-        "load": load,
-        "traffic": traffic,
-        "exercise": exercise,
-    }
+def test_3_2_says_what_was_given_beside_what_is_wanted(told):
+    space = {"re": re, "math": math, "torch": torch, "rung": rung, "load": load, "traffic": traffic}
+    right = solution("03_fa1_fp32", "3.2")
 
-    def told(answer: str) -> str:
-        sources = [solution("03_fa1_fp32", "3.2"), answer]
-        sources += [cell.source for cell in notebook.cells[each.start + 1 : each.check + 1]]
-        exec("\n".join(sources), space)
-        return capsys.readouterr().out
+    def said(answer: str) -> str:
+        return told("03_fa1_fp32", "3.2", f"{right}\n{answer}", space)
 
     rows = "def smem_bytes(d, Br, Bc):\n    return 4 * (2 * Bc + 2 * Br) * (d + 4)"
-    assert "smem_bytes(64, 64, 32) gives 51.0 KB, and the kernel takes 43 KB" in told(rows)
-    assert "(200, 64, 32, 64) is 4 times a tensor's 51,200 bytes, counted were 15" in told(
+    assert "smem_bytes(64, 64, 32) gives 51 KB, and the kernel takes 43 KB" in said(rows)
+    assert "(200, 64, 32, 64) is 4 times a tensor's 51,200 bytes, counted were 15" in said(
         "def hbm_bytes(N, d, Br, Bc):\n    return 16 * N * d"
     )
-    assert "hbm_bytes(70, " in told("def hbm_bytes(*tile):\n    return 15 * 4 * 200 * 64")
-    assert told("") == "Exercise 3.2: solved\n"
+    assert "hbm_bytes(70, " in said("def hbm_bytes(*tile):\n    return 15 * 4 * 200 * 64")
+    more = "ours = smem_bytes\ndef smem_bytes(d, Br, Bc):\n    return ours(d, Br, Bc) + 4 * Br"  # an array more
+    assert "smem_bytes(32, 64, 32) gives 27.25 KB, and the kernel takes 27 KB" in said(more)
+    columns = "ours = hbm_bytes\ndef hbm_bytes(N, d, Br, Bc):\n    return ours(N, d, Br, d)"
+    assert "hbm_bytes(70, 32, 32, 64) is" in said(columns)
+    assert said("") == "Exercise 3.2: solved\n"
 
 
 # 90.2
@@ -81,8 +93,16 @@ def by_keys_twice(f):
     return (f(q, torch.cat([k, k], 2), v.repeat(1, 1, 2, 1))[1] - f(q, k, v)[1] - math.log(2)).abs().max() < 1e-4
 
 
-def test_a_property_of_lse_passes():
-    assert checks.lse_property(by_shift, "cpu")
+def by_identity(f):
+    """One call: O is P where V is the identity."""
+    q, k, _ = qkv(64)
+    p, lse = f(q, k, torch.eye(64)[None, None])
+    return bool((p.log() + lse[..., None] - q @ k.mT / 8).abs().max() < 1e-4)
+
+
+@pytest.mark.parametrize("property", [by_shift, by_identity])
+def test_a_property_of_lse_passes(property):
+    assert checks.lse_property(property, "cpu")
 
 
 def test_the_notebooks_own_answer_to_90_2_is_such_a_property():
@@ -117,9 +137,9 @@ def by_closure(f):
 @pytest.mark.parametrize(
     ("property", "match"),
     [
-        (lambda f: True, "compares what f gives"),  # nothing written
-        (lambda f: f is by_shift, "compares what f gives"),
-        (lambda f: bool(f(*qkv(64))[1].isfinite().all()), "compares what f gives"),
+        (lambda f: True, "f was not called"),  # nothing written
+        (lambda f: f is by_shift, "f was not called"),
+        (lambda f: bool(f(*qkv(64))[1].isfinite().all()), "passes a kernel"),
         (lambda f: bool((f(*qkv(64))[1] != f(*qkv(64))[1]).any()), "passes a kernel"),
         (lambda f: bool(shifted(f, *qkv(64))[0].isfinite().all()), "passes a kernel"),
         (lambda f: not by_shift(f), "a right kernel fails it"),
@@ -141,23 +161,23 @@ HALF = "for (int c = 0; c < 4; ++c) O_reg[r][c] *= alpha;"
 WHOLE = HALF.replace("< 4", "< 8")
 
 
-def test_the_mends_pass():
-    assert checks.mended_in_columns(A, (32, 63), (HALF, WHOLE))
-    assert checks.mended_without_conflicts(C, ("ld = d + 8,", "ld = d + 4,"))
+def test_the_fixes_pass():
+    assert checks.fixed_in_columns(A, (32, 63), (HALF, WHOLE))
+    assert checks.fixed_without_conflicts(C, ("ld = d + 8,", "ld = d + 4,"))
 
 
 @pytest.mark.parametrize("name", ["old", "new", "fix", "diff", "_Exhibit__exhibit", "source"])
 def test_an_unlabelled_exhibit_says_nothing_of_its_bug(name):
-    """The cheat was `mend = (exhibit.new, exhibit.old)`."""
+    """The cheat was `fix = (exhibit.new, exhibit.old)`."""
     with pytest.raises(AttributeError):
         getattr(A, name)
 
 
 @pytest.mark.parametrize(
-    ("columns", "mend", "match"),
+    ("columns", "fix", "match"),
     [
         ((0, 63), ("", ""), "other columns"),
-        ((32, 63), ("", ""), "mend is empty"),
+        ((32, 63), ("", ""), "fix is empty"),
         ((32, 63), (HALF, HALF), "WRONG"),
         ((0, 31), (HALF, WHOLE), "other columns"),
         ((32, 63), (HALF, HALF.replace("< 4", "< 6")), "WRONG"),
@@ -167,18 +187,18 @@ def test_an_unlabelled_exhibit_says_nothing_of_its_bug(name):
         ((32, 63), None, "pair"),
     ],
 )
-def test_what_is_no_mend_of_A_fails(columns, mend, match):
-    refused(checks.mended_in_columns, A, columns, mend, match=match)
+def test_what_is_no_fix_of_A_fails(columns, fix, match):
+    refused(checks.fixed_in_columns, A, columns, fix, match=match)
 
 
-@pytest.mark.parametrize("mend", [("", ""), ("ld = d + 8,", "ld = d + 8,"), ("ld = d + 8,", "ld = d,")])
-def test_what_is_no_mend_of_C_fails(mend):
-    refused(checks.mended_without_conflicts, C, mend)
+@pytest.mark.parametrize("fix", [("", ""), ("ld = d + 8,", "ld = d + 8,"), ("ld = d + 8,", "ld = d,")])
+def test_what_is_no_fix_of_C_fails(fix):
+    refused(checks.fixed_without_conflicts, C, fix)
 
 
-@pytest.mark.parametrize("mend", [("", ""), ("mask = 2 * T::TY", "mask = 4 * T::TY"), ("* fa::ln_2", "* 1.f")])
-def test_what_is_no_mend_of_B_fails(mend):
-    refused(checks.mended, B, mend)
+@pytest.mark.parametrize("fix", [("", ""), ("mask = 2 * T::TY", "mask = 4 * T::TY"), ("* fa::ln_2", "* 1.f")])
+def test_what_is_no_fix_of_B_fails(fix):
+    refused(checks.fixed, B, fix)
 
 
 # 92.1
@@ -277,6 +297,7 @@ IDLE = EIGHT.replace('extern "C" cudaError_t fa_launch(', 'extern "C" cudaError_
     ("entry", "match"),
     [
         (FA2, "rung 04 itself"),  # nothing written
+        (rung("04_fa2_fp32"), "rung 04 itself"),  # a rung is taken for its source
         (FA2 + "\n", "1.00 of the bytes"),
         (rung("13_tuned").source, "13_tuned takes"),
         (
@@ -290,3 +311,228 @@ IDLE = EIGHT.replace('extern "C" cudaError_t fa_launch(', 'extern "C" cudaError_
 def test_what_is_no_kernel_of_half_the_bytes_fails(entry, match, quick):
     with pytest.raises(Exception, match=match):
         assert checks.half_the_bytes(entry)
+
+
+# 51.1
+
+
+SWAPPED = "fa::await_sys(a.signals[tile.rank] + a.rank, a.epoch);"  # this rank's own flag, in the other's memory
+WRONG_FLAGS = [
+    ("A", SWAPPED),
+    ("A", "fa::await_sys(a.signals[a.rank] + tile.rank, a.epoch - 1);"),  # of the call before
+    ("C", "if (!there) fa::await_gpu(arrived, a.epoch - 1);"),
+]
+
+
+@pytest.fixture
+def told_51(told):
+    """The same of 51.1, with an X-ray that finds nothing: where one rank attends after the other, all flags have been set."""
+    seen = SimpleNamespace(xrayed=lambda *_, **__: SimpleNamespace(findings=[]))
+    space = {"broken": checks.without_waits(), "checks": checks, "one_sided": seen, "queries": [], "rooms": []}
+    return lambda answer: told("51_one_sided", "51.1", answer, space | {"load": lambda **_: None})
+
+
+def test_the_answer_to_51_1_waits_for_the_flags_of_its_call(told_51):
+    assert told_51(solution("51_one_sided", "51.1")) == "Exercise 51.1: solved\n"
+
+
+@pytest.mark.parametrize(("place", "statement"), WRONG_FLAGS)
+def test_a_wait_for_the_wrong_flag_is_none(place, statement, told_51):
+    fixes = checks.WAITS | {f"/* {place} */": statement}
+    assert f"{place}: it goes on although" in told_51(f"fixes = {fixes}")
+
+
+# What cells check by themselves, with stand-ins for kernels: what is meant is understood in any form, what is wrong gets a reason.
+
+
+def shows(verdict: str, **_) -> SimpleNamespace:
+    """A kernel that is as its source says."""
+    outputs = {"stop": 0}.get(verdict, 3)
+    found = [1] if verdict == "reported" else []
+    return SimpleNamespace(comparisons=[SimpleNamespace(ok=verdict != "wrong")] * outputs, findings=found)
+
+
+def stopped_from_289(q, k, v):
+    if k.shape[2] > 288:
+        raise KernelError("in flight")
+
+
+found = SimpleNamespace(kind="race", line=3, other_line=4)
+LETTERS = dict(zip("abc", "abc"))
+NUMBERED = {"kernel 1": "scale", "kernel 2": "rescale", "kernel 3": "tail"}
+ONES = np.ones((300, 64))
+SHAPES = {"torch": torch, "device": "cpu", "reference": reference, "kernel": "right"}
+CELLS = {
+    "0.2": (
+        "00_start_here",
+        {
+            "load": lambda source, **_: source,
+            "check": lambda said: SimpleNamespace(failures=[Comparison("one key", "o", 0, 0, 0, problem=said)]),
+        },
+    ),
+    "1.1": ("01_naive", SHAPES | {"traffic": lambda *_: pd.DataFrame({"bytes_read": 8, "bytes_written": 0}, ["Q"])}),
+    "2.1": (
+        "02_online_softmax",
+        {"np": np, "part": lambda q, K, V: (0.0, float(len(K)), V.sum(0)), "q": None, "K": ONES, "V": ONES},
+    ),
+    "2.2": ("02_online_softmax", {"np": np, "permutations": permutations}),
+    "3.1": (
+        "03_fa1_fp32",
+        SHAPES
+        | {
+            "rung": lambda _: SimpleNamespace(replace=lambda *_: ""),
+            "load": lambda **_: lambda q, k, v: (v if v.shape[2] == 32 else 33 / 64 * v, None),
+        },
+    ),
+    "4.1": ("04_fa2_fp32", {"lineup": NUMBERED}),
+    "4.2": ("04_fa2_fp32", {"np": np, "banks": banks}),
+    "10.6": (
+        "10_fa2_mma_fp16",
+        {
+            "torch": torch,
+            "rung": rung,
+            "load": lambda source, **_: source,
+            "xray": lambda source, *_: SimpleNamespace(
+                findings=[] if "return row * 72 +" in source else ["another stride"],
+                total=lambda **_: SimpleNamespace(cost=1, ideal=1),
+            ),
+        },
+    ),
+    "11.5": ("11_swizzled", {}),
+    "13.4": (
+        "13_tuned",
+        SHAPES | {"stale": {15: 15, 20: 20}, "check": lambda run, _: SimpleNamespace(ok=run != 20)},
+    ),
+    "13.5": ("13_tuned", {}),
+    "20.3": (
+        "20_causal_gqa",
+        SHAPES
+        | {
+            "late": "late",
+            "check": lambda run, cases: SimpleNamespace(ok=run == "right" or cases[0].k.shape[2] % 64 != 1),
+        },
+    ),
+    "21.5": ("21_split_kv", {"torch": torch, "device": "cpu"}),
+    "22.4": ("22_backward_fp32", {"bugs": LETTERS, "broken": {"a": {"dk"}, "b": {"dq", "dk"}, "c": set()}.get}),
+    "23.4": ("23_backward_mma", {"budget": lambda *_, **__: {"KB in all": 113}}),
+    "24.3": ("24_in_a_model", {"gpt": gpt, "train": train, "torch": torch, "replace": replace}),
+    "30.5": ("30_tma_wgmma", {"torch": torch, "KernelError": KernelError, "one_lap": stopped_from_289}),
+    "31.4": ("31_warp_specialized", {"in_some_order": [3, 1, 2]}),
+    "33.3": (
+        "33_backward_wgmma",
+        {
+            "breaks": {"a": ("x", "wrong"), "b": ("x", "stop"), "c": ("x", "reported")},
+            "source": "x",
+            "case": SimpleNamespace(inputs=()),
+            "compile_ahead": lambda *_: None,
+            "load": lambda source, **_: shows(source),
+            "check": lambda run, _: run,
+            "xray": lambda run: run,
+        },
+    ),
+    "40.2": (
+        "40_every_language",
+        {
+            "candidates": ["cute_mma", "gluon_tiles", "numba_kernel", "triton_tiles"],
+            "languages": languages,
+            "re": re,
+        },
+    ),
+    "90.3": (
+        "90_proving_it_right",
+        {
+            "bugs": LETTERS,
+            "table": pd.DataFrame({"by −1e4": [2, 2, 0], "one-hot": [0, 0, 2], "N = 100": [0, 2, 0]}, list("abc")),
+        },
+    ),
+    "92.2": ("92_xray_against_hardware", {"more_requests": 384, "more_sectors": 6144}),
+    "92.3": ("92_xray_against_hardware", {"findings": lambda N: [found] if N > 64 else []}),
+    "99.3": ("99_the_ladder", {"hashlib": hashlib}),
+}
+PLACE = solution("04_fa2_fp32", "4.2").replace("return ty, tx", "return {}")
+BYTES = "def cache_bytes(layers, kv_heads, D, N, itemsize=2):\n    return 2 * layers * kv_heads * {} * itemsize\n"
+FIT = "s = train.SMALL.size\ngrouped, ungrouped = (2**30 // cache_bytes(s.layers, h, 64, 4096) for h in (s.kv_heads, s.heads))"
+
+
+@pytest.mark.parametrize(
+    ("number", "answer", "said"),
+    [
+        ("0.2", "only_lse = 'out of bounds\\nat line 7'", "one key: out of bounds\n"),
+        ("1.1", "def bytes_by_tensor(*_):\n    return None", "give a dict: tensor -> bytes"),
+        ("1.1", "def bytes_by_tensor(*_):\n    return {'Q': 8}", "solved"),
+        ("2.1", "def merge_outputs(a, b):\n    return ()", "give three: m, l and O"),
+        ("2.1", solution("02_online_softmax", "2.1"), "solved"),
+        ("2.2", "def expected_maxima(N):\n    return sum(1 / np.arange(1, N + 1, dtype='f'))", "solved"),
+        (
+            "2.2",
+            "def expected_maxima(N):\n    return sum(1 / k for k in range(1, N + 1)) + 1e-4",
+            "1.000100, on average it is 1.0000",
+        ),
+        (
+            "2.2",
+            "from fractions import Fraction\ndef expected_maxima(N):\n    return sum(Fraction(1, k) for k in range(1, N + 1))",
+            "solved",
+        ),
+        ("3.1", "from fractions import Fraction\no_32, o_64 = 1, Fraction(33, 64)", "solved"),
+        ("4.1", f"answer = {dict(zip(NUMBERED, (' Scale', 'RESCALE', 'tail')))}", "solved"),
+        ("4.1", f"answer = {dict(zip(NUMBERED, ('scale', 'tail', 'rescale')))}", "1 of the three are right"),
+        ("4.2", PLACE.format("[ty, tx]"), "solved"),
+        ("4.2", PLACE.format("np.array([ty, tx])"), "solved"),
+        ("4.2", PLACE.format("ty"), "give (ty, tx)"),
+        ("4.2", PLACE.format("ty, ty"), "not every place has one lane"),
+        ("10.6", "stride, smem_bytes = 144 / 2, 27648", "solved"),
+        ("10.6", "stride, smem_bytes = 72.5, 27648", "a whole number of elements, not 72.5"),
+        ("11.5", "def place96(row, chunk):\n    return chunk ^ row // 2", "row 8: not a permutation"),
+        (
+            "13.4",
+            "q_mine = k_mine = torch.zeros(1, 1, 64, 64)\nsafe = '2**15'",
+            "'2**15' isn't the largest bound (a number, not",
+        ),
+        ("13.4", "q_mine = k_mine = torch.zeros(1, 1, 64, 64)\nsafe = 2**15", "solved"),
+        (
+            "13.5",
+            "arrays = {64: 244, 32: 196}\nS_and_P_at_least = {64: 96, 32: 32}",
+            "S_and_P_at_least: not 96 at Bc = 64",
+        ),
+        ("13.5", "arrays = {64: 236, 32: 196}", "arrays: not 236 at Bc = 64"),
+        ("20.3", "Nq_mine, Nk_mine = 128.0, 129.0", "solved"),
+        ("20.3", "Nq_mine, Nk_mine = 128, 128.5", "two whole numbers from 1 to 200"),
+        ("20.3", "Nq_mine, Nk_mine = 128, 128", "there its result is right"),
+        ("21.5", "def allocate(lengths, page, free):\n    next(iter(()))", "more than the 8 free pages"),
+        ("22.4", "wrong = {'a': 'dK', 'b': ['dK', 'dQ'], 'c': {}}", "solved"),
+        ("22.4", "wrong = {'a': ('dk',), 'b': {'dk', 'dq'}, 'c': None}", "solved"),
+        ("22.4", "wrong = {'a': {}, 'b': {'dk', 'dq'}, 'c': set()}", "a: none is not what breaks"),
+        ("22.4", "wrong = {'a': 'dk', 'b': ['dV', 'dK'], 'c': None}", "b: dK, dV is not what breaks"),
+        ("23.4", "smem_kb, ctas, additions = 113, 2, 2", "solved"),
+        ("23.4", "smem_kb, ctas, additions = 113, 2, 4", "4 times is wrong"),
+        ("24.3", BYTES.format("N * D") + FIT, "solved"),
+        ("24.3", BYTES.format("N * N") + FIT, "another amount"),
+        ("24.3", BYTES.format("D * D") + FIT, "another amount"),
+        ("30.5", "smallest = 289", "solved"),
+        ("30.5", "smallest = 97", "isn't caught yet"),
+        ("30.5", "smallest = 385", "at a smaller Nk already"),
+        ("31.4", "bug_of = {'Z': 2, 'Y': 1, 'X': 3}", "solved"),
+        ("31.4", "bug_of = {'X': 3, 'Y': 1, 'Z': 1}", "each of the bugs 1, 2 and 3"),
+        ("31.4", "bug_of = {'X': None, 'Y': None, 'Z': None}", "each of the bugs 1, 2 and 3"),
+        ("31.4", "bug_of = {'X': 3, 'Y': 2, 'Z': 1}", "at least two"),
+        ("33.3", "outcome = {'c': 'reported', 'a': 'wrong', 'b': 'stop'}", "solved"),
+        ("33.3", "outcome = {'a': 'stop', 'b': 'wrong', 'c': 'reported'}", "another way"),
+        ("40.2", "cannot_wait = ['triton_tiles', 'numba_kernel']", "solved"),
+        ("40.2", "cannot_wait = {'triton_tiles', 'numba_kernel', 'cuda'}", "cuda is none of the candidates"),
+        ("40.2", "cannot_wait = {'triton_tiles'}", "1 more"),
+        ("40.2", "cannot_wait = {'cute_mma'}", "look for a wait in cute_mma"),
+        ("90.3", "suite = {'by -1e4', 'one-hot'}", "solved"),
+        ("90.3", "suite = ['by −1e4', 'one-hot']", "solved"),
+        ("90.3", "suite = ['N = 100', 'by -1e4']", "not caught: c"),
+        ("92.2", "cut_by_requests, cut_by_sectors = 128, 128", "solved"),
+        ("92.2", "cut_by_requests, cut_by_sectors = 96, 128", "by the requests, 96 is wrong"),
+        ("92.2", "cut_by_requests, cut_by_sectors = 128, 384", "by the sectors, 384 is wrong"),
+        ("92.3", "N = 64", "solved"),
+        ("92.3", "N = 256", "N = 256: race, lines 3 and 4"),
+        ("99.3", "fair = {'d': 1, 'a': True, 'c': 0, 'b': False}", "solved"),
+        ("99.3", "fair = {'a': True, 'b': False, 'c': None, 'd': True}", "one of the four is judged otherwise"),
+    ],
+)
+def test_what_a_cell_says_to_an_answer(number, answer, said, told):
+    stem, space = CELLS[number]
+    assert said in told(stem, number, answer, space).removeprefix(f"Exercise {number}: not solved yet")

@@ -1,4 +1,4 @@
-"""Detective cases: each is wrong, says nothing of its bug, takes no wrong diagnosis and no wrong mend, and can be solved."""
+"""Detective cases: each is wrong, says nothing of its bug, takes no wrong diagnosis and no wrong fix, and can be solved."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 import executed
 import pytest
-import wrong_mends
+import wrong_fixes
 
 from helpers import detective, progress, rungs, show
 from helpers.evidence.mutants import catalogue
@@ -29,7 +29,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "run" in metafunc.fixturenames:
         metafunc.parametrize("run", NUMBERS if option.all else executed.drawn(NUMBERS, option.seed, SHARE))
     if "wrong" in metafunc.fixturenames:
-        all = [(n, i) for n in NUMBERS for i in range(len(wrong_mends.MENDS[n]))]
+        all = [(n, i) for n in NUMBERS for i in range(len(wrong_fixes.FIXES[n]))]
         metafunc.parametrize("wrong", all if option.all else executed.drawn(all, option.seed, 2 * SHARE))
 
 
@@ -103,19 +103,19 @@ def test_a_race_shows_as_an_answer_that_changes_and_stops_nothing():
     assert {each.said for each in seen.seen} == {"", "in other orders of threads another answer"}
 
 
-def test_the_mended_kernel_is_right(run, capsys):
+def test_the_fixed_kernel_is_right(run, capsys):
     assert opened(run).solve(*answer(run, capsys))
     assert list(solved()) == [f"case.{run}"]
 
 
-def test_a_plausible_wrong_mend_fails(wrong, capsys):
+def test_a_plausible_wrong_fix_fails(wrong, capsys):
     n, i = wrong
     case = opened(n)
     line, mechanism, right = answer(n, capsys)
-    made = wrong_mends.mends(n, right)[i]
-    with pytest.raises(AssertionError, match="the diagnosis is right; the mend isn't"):
+    made = wrong_fixes.fixes(n, right)[i]
+    with pytest.raises(AssertionError, match="the diagnosis is right; the fix isn't"):
         case.solve(line, mechanism, made)
-    why = case.fault(case.mended(made))
+    why = case.fault(case.fixed(made))
     assert "error:" not in why, f"wrong for another reason than is meant, it does not compile: {why}"
 
 
@@ -148,14 +148,14 @@ def test_wrong_diagnoses_are_refused(n):
         (10**6, "layout", "a number"),
     ],
 )
-def test_what_is_no_diagnosis_is_refused_with_a_right_mend(line, mechanism, said, capsys):
-    _, _, mend = answer(FAST, capsys)
+def test_what_is_no_diagnosis_is_refused_with_a_right_fix(line, mechanism, said, capsys):
+    _, _, fix = answer(FAST, capsys)
     with pytest.raises(AssertionError, match=said):
-        opened(FAST).solve(line, mechanism, mend)
+        opened(FAST).solve(line, mechanism, fix)
     assert not solved()
 
 
-# The mend
+# The fix
 
 
 def swap() -> dict[int, str]:
@@ -164,29 +164,29 @@ def swap() -> dict[int, str]:
 
 
 @pytest.mark.parametrize(
-    ("mend", "said"),
+    ("fix", "said"),
     [
-        ({}, "mend is a dictionary"),
-        ((1, 2), "mend is a dictionary"),
+        ({}, "fix is a dictionary"),
+        ((1, 2), "fix is a dictionary"),
         ({0: ""}, "no line of the file"),
         ({10**6: ""}, "no line of the file"),
         ({62: None}, "no line of the file"),
-        ("itself", "nothing is mended yet"),
-        ("a comment", "the mend isn't"),
-        ({62: "    )"}, "the mend isn't"),
+        ("itself", "nothing is fixed yet"),
+        ("a comment", "the fix isn't"),
+        ({62: "    )"}, "the fix isn't"),
         (swap(), "enough for every case"),
     ],
 )
-def test_what_is_no_mend_is_refused(mend, said, capsys):
+def test_what_is_no_fix_is_refused(fix, said, capsys):
     line, mechanism, _ = answer(FAST, capsys)
     own_line = opened(FAST).rung.source.splitlines()[line - 1]
-    mend = (
-        {"itself": {line: own_line}, "a comment": {line: f"{own_line} // mended"}}.get(mend, mend)
-        if isinstance(mend, str)
-        else mend
+    fix = (
+        {"itself": {line: own_line}, "a comment": {line: f"{own_line} // fixed"}}.get(fix, fix)
+        if isinstance(fix, str)
+        else fix
     )
     with pytest.raises(AssertionError, match=said):
-        opened(FAST).solve(line, mechanism, mend)
+        opened(FAST).solve(line, mechanism, fix)
 
 
 def test_no_attribute_of_a_case_is_the_answer():
@@ -228,7 +228,7 @@ def test_hints_unfold_one_at_a_time():
 
 
 def test_a_file_goes_there_and_back_and_is_judged(capsys):
-    line, mechanism, mend = answer(FAST, capsys)
+    line, mechanism, fix = answer(FAST, capsys)
     page = own.page(FAST)
     empty = own.read(page)
     assert empty is not None and (empty.n, empty.line, empty.mechanism) == (FAST, None, "")
@@ -239,10 +239,10 @@ def test_a_file_goes_there_and_back_and_is_judged(capsys):
     )
     assert own.attempt(own.read(told)) == (
         False,
-        f"Case {FAST}: not solved yet\n  the diagnosis is right; the mend isn't: nothing is mended yet",
+        f"Case {FAST}: not solved yet\n  the diagnosis is right; the fix isn't: nothing is fixed yet",
     )
-    mended = opened(FAST).mended(mend).source
-    assert own.attempt(own.read(told.replace(empty.text, mended))) == (True, f"Case {FAST}: solved")
+    fixed = opened(FAST).fixed(fix).source
+    assert own.attempt(own.read(told.replace(empty.text, fixed))) == (True, f"Case {FAST}: solved")
     assert "cases solved: 1 of 16 (6)" in str(progress())
     assert repr(opened(FAST)).endswith("solved")
 
@@ -263,7 +263,7 @@ def test_the_command_lists_writes_checks_and_hints(tmp_path, monkeypatch, capsys
     told = (
         file.read_text().replace("// line:", f"// line: {line}").replace("// mechanism:", f"// mechanism: {mechanism}")
     )
-    for text, words in ((file.read_text(), "first the diagnosis"), (told, "nothing is mended yet")):
+    for text, words in ((file.read_text(), "first the diagnosis"), (told, "nothing is fixed yet")):
         file.write_text(text, "utf-8-sig")
         assert commands.main(["exercise", "check", str(file)]) == 1 and words in capsys.readouterr().out
     assert commands.main(["exercise", "hint", "case.6", "2"]) == 0
@@ -274,13 +274,13 @@ def test_the_command_lists_writes_checks_and_hints(tmp_path, monkeypatch, capsys
 
 
 def test_without_the_answers_a_case_can_be_solved_and_gives_no_solution(monkeypatch, tmp_path, capsys):
-    line, mechanism, mend = answer(FAST, capsys)
+    line, mechanism, fix = answer(FAST, capsys)
     monkeypatch.setattr(cases, "ANSWERS", tmp_path / "none.json")
     cases.answers.cache_clear()
     try:
         with pytest.raises(ValueError, match="without the cases' solutions"):
             opened(FAST).solution()
-        assert opened(FAST).solve(line, mechanism, mend)
+        assert opened(FAST).solve(line, mechanism, fix)
     finally:
         cases.answers.cache_clear()
 

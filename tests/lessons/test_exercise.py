@@ -24,6 +24,12 @@ def test_what_is_solved_is_noted(capsys):
     assert list(solved()) == ["exercise 2.1"]
 
 
+def test_the_date_is_that_of_the_first_time(tmp_path):
+    (tmp_path / "progress.json").write_text('{"task 04.1": "2026-01-31"}')
+    keep("task 04.1")
+    assert solved() == {"task 04.1": "2026-01-31"}
+
+
 def test_of_two_that_are_solved_at_the_same_time_both_are_noted(monkeypatch):
     def slowly() -> dict[str, str]:
         found = solved()

@@ -632,11 +632,11 @@ def test_a_failure_of_the_grader_is_no_fault_of_the_submission(tmp_path, monkeyp
 # Detective cases
 
 
-def case_file(folder: Path, n: int, line: str = "", mechanism: str = "", mend: dict[int, str] | None = None) -> Path:
+def case_file(folder: Path, n: int, line: str = "", mechanism: str = "", fix: dict[int, str] | None = None) -> Path:
     """A case's file, filled in."""
     page, case = detective.page(n), detective.opened(n)
-    if mend:
-        page = page.replace(case.rung.source, case.mended(mend).source)
+    if fix:
+        page = page.replace(case.rung.source, case.fixed(fix).source)
     page = page.replace("// line:", f"// line: {line}").replace("// mechanism:", f"// mechanism: {mechanism}")
     file = folder / f"case_{n:02d}.cu"
     file.write_text(page)
@@ -644,7 +644,7 @@ def case_file(folder: Path, n: int, line: str = "", mechanism: str = "", mend: d
 
 
 @pytest.mark.parametrize(
-    ("right_line", "right_name", "mend", "points"),
+    ("right_line", "right_name", "fix", "points"),
     [
         (True, True, "right", 10),
         (True, True, "none", 4),  # the diagnosis alone
@@ -655,18 +655,18 @@ def case_file(folder: Path, n: int, line: str = "", mechanism: str = "", mend: d
         (True, True, "other kernel", 4),
     ],
 )
-def test_a_case_is_graded_by_diagnosis_and_mend(tmp_path, capsys, right_line, right_name, mend, points):
+def test_a_case_is_graded_by_diagnosis_and_fix(tmp_path, capsys, right_line, right_name, fix, points):
     line, mechanism, right = detective.opened(6).solution()
     texts = {"right": right, "none": None, "wrong": {line: "    X_smem[row] = x;"}, "other kernel": right}
-    file = case_file(tmp_path, 6, str(line if right_line else 20), mechanism if right_name else "barrier", texts[mend])
-    if mend == "other kernel":
+    file = case_file(tmp_path, 6, str(line if right_line else 20), mechanism if right_name else "barrier", texts[fix])
+    if fix == "other kernel":
         file.write_text(
             (KERNELS / "10_fa2_mma_fp16.cu").read_text() + file.read_text().partition("[end: launcher]\n")[2]
         )
     found = grade(file, seed=1, patience=SHORT)
     assert found.points == points and found.most == 10, str(found)
     assert [each.task for each in found.tasks] == ["case.6"]
-    assert {c.name for c in found.tasks[0].criteria} == {"line", "mechanism", "mended"}
+    assert {c.name for c in found.tasks[0].criteria} == {"line", "mechanism", "fixed"}
 
 
 @pytest.mark.parametrize(

@@ -37,9 +37,9 @@ def test_is_caught_as_stated(exhibit):
 def test_its_fix_passes_and_the_bug_itself_is_no_fix(exhibit, capsys):
     """The fix of every exhibit is the rung's own text."""
     exhibit.fix()
-    assert capsys.readouterr().out.startswith("mended: right on ")
+    assert capsys.readouterr().out.startswith("fixed: right on ")
     exhibit.fix(exhibit.new, exhibit.new)
-    assert capsys.readouterr().out.startswith("not mended\n")
+    assert capsys.readouterr().out.startswith("not fixed\n")
     with pytest.raises(ValueError, match="isn't in the text that has the bug"):
         exhibit.fix("no such text", "")
 

@@ -167,7 +167,7 @@ def test_bank_conflicts_at_one_head_dimension_alone_are_seen():
     text = right.replace("row / (d < 64 ? 64 / d : 1) % (d < 64 ? d / 8 : 8)", "row % (d < 64 ? d / 8 : 8)")
     made = typed.attempt("11", ("swizzle",), text)
     assert text != right and made.score.report.ok and not made.ok
-    assert "the rung has: 8,448 at d = 32, the rung 0" in str(made)
+    assert "d = 32: 8,448 bank conflicts, the rung has 0" in str(made)
     assert typed.attempt("11", ("swizzle",), right).ok
 
 

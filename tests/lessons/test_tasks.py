@@ -20,6 +20,12 @@ from helpers.lessons.tasks.task import LEVELS
 SEED, SHARE = 1, 6  # wrong answers of a run; --all runs every one
 KERNELS = [rung.stem for rung in rungs()]
 LEANEST = {"11.1": "no swizzle"}  # wrong by its bank conflicts alone
+FIRST, LAST = "a.causal ? max(i0 + shift - window + 1, 0) / Bc * Bc : 0", "last_key < 0 ? -Bc : last_key / Bc * Bc"
+NEEDLESS = {  # right answers to 20.1 but for the tiles that they read in vain
+    "all tiles": ((LAST, "(Nk - 1) / Bc * Bc"), (FIRST, "0")),
+    "those before the window": ((FIRST, "0"),),
+    "one for queries that see nothing": ((LAST, "last_key / Bc * Bc"),),
+}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -124,7 +130,20 @@ def test_a_merge_whose_threads_leave_the_parts_alone_is_seen():
 @pytest.mark.parametrize("id", LEANEST)
 def test_what_is_right_but_wasteful_is_seen(id):
     filled = wrong.answers(task(id))[LEANEST[id]]
-    assert judge.fault(filled.rung, task(id).number, SEED, lean=True) == "more bank conflicts than the rung has"
+    assert "bank conflicts, the rung has 0" in judge.fault(filled.rung, task(id).number, SEED, lean=True)
+
+
+@pytest.mark.parametrize("name", NEEDLESS)
+def test_tiles_that_are_read_in_vain_are_seen(name):
+    text = body("20", "visible")
+    for pair in NEEDLESS[name]:
+        assert text.count(pair[0]) == 1
+        text = text.replace(*pair)
+    filled, said = fill("20", {"visible": Typed("visible", text)}).rung, "bytes of K and V are read, the rung reads"
+    assert task("20.1").lean and said in judge.fault(filled, "20", SEED, lean=True)
+    if name == "one for queries that see nothing":  # in the notebook, too
+        made = typed.attempt("20", ("visible",), text)
+        assert made.score.report.ok and not made.ok and f"window 40: 278,528 {said} 245,760" in str(made)
 
 
 def test_a_lean_kernel_has_no_bank_conflicts_at_the_other_head_dimensions_either():
@@ -133,7 +152,7 @@ def test_a_lean_kernel_has_no_bank_conflicts_at_the_other_head_dimensions_either
     for D in find("11").D:
         plain = text.replace("(chunk ^ row", f"(d == {D} ? chunk : chunk ^ row")
         filled = fill("11", {"swizzle": Typed("swizzle", plain)}).rung
-        assert judge.fault(filled, "11", SEED, lean=True) == "more bank conflicts than the rung has"
+        assert "bank conflicts, the rung has 0" in judge.fault(filled, "11", SEED, lean=True)
         assert D == drawn.D or not judge.fault(filled, "11", SEED)
 
 
@@ -150,14 +169,15 @@ def test_a_rung_that_was_edited_is_measured_again(monkeypatch):
 
 
 def test_one_rule_says_what_is_wasteful():
-    """Of the reader's own score, of `fault` and of the grader, which gives a lean task that wastes no points for shared memory."""
-    own, right = judge.Costs(100, 50, {}), (("one tile", ""),)
-    for conflicts, wastes in ((51, False), (52, True)):
-        mine = judge.Costs(50 + conflicts, 50, {})
-        assert judge.wasteful(mine.conflicts, own.conflicts) == wastes
+    """Of the reader's own score, of `fault` and of the grader, which gives a lean task that wastes no points for that memory."""
+    own, right = judge.Costs(100, 50, {"K": (100, 0), "V": (100, 0)}), (("one tile", ""),)
+    for conflicts, K, wastes in ((51, 100, (False, False)), (52, 100, (True, False)), (50, 101, (False, True))):
+        mine = judge.Costs(50 + conflicts, 50, own.bytes | {"K": (K, 0)})
+        assert tuple(map(bool, judge.wasted(mine, own))) == wastes
         found = judge.Judgement(right, (), mine, own)
         points = {c.name: c.points for c in assignments.assignment("11.1").criteria(found, None, None)}
-        assert points["shared memory"] == assignments.SHARED * (not wastes) and task("11.1").lean
+        assert points["shared memory"] == assignments.SHARED * (not wastes[0]) and task("11.1").lean
+        assert points["global memory"] == assignments.MOVED * (not wastes[1])
 
 
 def test_what_a_kernel_leaves_alone_is_said_where_all_cases_are_right():

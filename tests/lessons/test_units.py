@@ -26,6 +26,12 @@ def test_wavefronts_and_exponentials_are_those_counted_by_hand(which):
     assert found["MUFU"] == (128 if which == "13" else 136)  # four rows' alpha, where the maximum is sought
 
 
+def test_four_schedulers_issue_a_warp_instruction_each_per_clock(monkeypatch):
+    monkeypatch.setattr(units, "_wavefronts", lambda *_: 0)
+    monkeypatch.setattr(units, "usual_path", lambda *_: [(0, "HMMA", "")] * 128 + [(0, "FFMA", "")] * 128)
+    assert units.clocks("12", D=128, rows=16)["issue slots"] == 256 / 4
+
+
 @pytest.mark.parametrize(("which", "fewest", "most"), [("12", 600, 660), ("13_3", 860, 920), ("13", 650, 720)])
 def test_the_usual_path_has_the_products_once_and_no_mask(which, fewest, most):
     lines = units.usual_path(which, 128)

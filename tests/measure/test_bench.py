@@ -106,6 +106,7 @@ def fake_gpu(monkeypatch):
         L2_cache_size = 1000
 
     held = []
+    monkeypatch.setattr(FakeEvent, "now", 0.0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: Properties)
@@ -205,6 +206,33 @@ def test_a_burst_that_the_host_disturbed_is_taken_again(fake_gpu):
     assert bench.measure({"f": call}, rounds=3)["ms"].tolist() == [10.0] * 3
     always = bench.measure({"f": lambda: time.sleep(random.choice((0, 0.002))) or spending(10.0)()}, rounds=3)
     assert always["ms"].tolist() == [10.0] * 3  # a host that is never steady gets its samples, too
+
+
+def test_a_burst_is_steady_if_all_its_calls_were_queued_while_the_gpu_was_held(fake_gpu, monkeypatch):
+    taken, watch = [], bench._Stopwatch(())
+
+    def burst(self, call, calls=1, hold_ms=0.0, meanwhile=lambda: None):
+        meanwhile()
+        return 1.0, 1.0  # ms on the GPU and on the host
+
+    monkeypatch.setattr(bench._Stopwatch, "burst", burst)
+    for calls, tries in ((5, 1), (6, bench.TRIES)):
+        taken.clear()
+        watch.undisturbed(None, calls, 5.0, lambda: taken.append(1))
+        assert len(taken) == tries
+    assert watch.plan(None, 10.0) == (10, 2 * 10 * 1.0)
+
+
+def test_ceilings_count_bytes_and_flops(fake_gpu, monkeypatch):
+    def measure(calls, **_):
+        return pd.DataFrame({"name": list(calls), "round": 0, "ms": 2.0})
+
+    monkeypatch.setattr(bench, "measure", measure)
+    monkeypatch.setattr(bench, "random_numbers", lambda seed: lambda *shape: torch.zeros(4, 4))
+    found = bench.ceilings().set_index("name")["value"].to_dict()
+    matmul = 2 * 8192**3 / 2e-3 / 1e12
+    copy = 2 * 4 * 16 / 2e-3 / 1e12  # 16 floats, read and written
+    assert found == pytest.approx({"copy": copy, "fp32 matmul": matmul, "fp16 matmul": matmul})
 
 
 def test_measure_wants_callables_and_rounds(fake_gpu):
@@ -371,6 +399,7 @@ def test_a_sixteen_bit_rung_is_recorded_in_both_its_dtypes(stand_in, few_cases, 
     assert (o["bf16"] > 2 * o["fp16"]).all()  # three bits fewer
     memory = record.load(stem, "memory", "stand-in", stand_in)
     assert set(memory.loc[memory["name"] == stem, "dtype"]) == {"fp16", "bf16"}
+    assert memory["bytes"].eq(5000 - 1000).all()  # the peak without what was there before
     assert len(record.load(stem, "build", "stand-in", stand_in)) == 5
 
 

@@ -93,7 +93,7 @@ def test_timings_have_the_family_and_the_sensors(small):
     assert spread["SDPA MATH"].tolist() == pytest.approx([3] * 4)
     assert spread["12_double_buffered"].tolist() == pytest.approx([1.5] * 4)
     made = record.medians(frame.assign(op="attention"))
-    assert made["joules"].tolist() == pytest.approx((0.65 * made["ms"]).tolist()) and made["sm_mhz"].eq(1700).all()
+    assert made["watts"].eq(650).all() and made["sm_mhz"].eq(1700).all()
 
 
 def test_a_kernel_without_masks_is_not_asked_for_one(small):

@@ -25,7 +25,7 @@ def test_a_record_has_every_share_at_every_shape(monkeypatch, tmp_path):
     seen = []
     monkeypatch.setattr(bench, "measure", measure)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(workloads, "inputs", lambda op, shape, dtype: [shape] * 3)
+    monkeypatch.setattr(workloads, "random_tensors", lambda dtype, shape, count: [shape] * count)
     monkeypatch.setattr(heads_at_once, "variant", lambda mib, D: (mib, D))
     monkeypatch.setattr(
         "helpers.run.kernel.load", lambda which, **_: lambda q, k, v, causal: seen.append((*which, q[2], causal))

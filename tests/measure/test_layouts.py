@@ -93,6 +93,10 @@ def test_goals_take_every_layout_length_and_head_count(small, tmp_path):
     )
     assert table.loc["layouts × FA3 causal == 0 N == 512", "verdict"] == "reached"
     assert table.loc["layouts × FA4 causal == 0 N == 512", "verdict"] == "not recorded"
+    longer = frame.assign(ms=frame["ms"].where((frame["name"] != "FA3") | (frame["Nk"] == 512), 0.5))
+    record.save("32_ping_pong", "layouts", longer, known=CONDITIONS, root=tmp_path)
+    table = goals.verdicts(["32_ping_pong"], tmp_path).set_index("what")
+    assert table.loc["layouts × FA3 causal == 0 N == 512", "verdict"] == "reached"  # whatever the longer ones are
 
 
 def test_masks_are_those_a_rung_takes():

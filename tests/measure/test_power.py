@@ -22,6 +22,8 @@ def test_the_clock_is_counted_sm_by_sm():
     before = notes((0, 5_000, 1_000), (1, 900_000, 1_000), (9, 1, 1), (0, 7_000, 2_000))
     after = notes((1, 900_000 + 1_755_000, 1_001_000), (0, 5_000 + 1_755_000, 1_001_000))
     assert power.megahertz(before, after) == pytest.approx(1755)
+    ran = notes(*((sm, clocks, 2_000) for sm, clocks in enumerate((1_000, 1_500, 1_900))))
+    assert power.megahertz(notes(*((sm, 0, 1_000) for sm in range(3))), ran) == 1500  # the median of the SMs
 
 
 @pytest.mark.parametrize(
@@ -66,6 +68,7 @@ def test_a_record_has_both_kernels_on_both_inputs(gpu, tmp_path):
     assert set(frame["mhz"]) == {1755.0} and set(frame["throttle"]) == {
         "power_cap"
     }  # and the sensors', during the burst
+    assert frame["sm_mhz"].eq(1755).all()
     path = record.save("32_ping_pong", "power", frame, known=CARD, root=tmp_path)
     assert not faults(path)
     (fault,) = faults(record.save("32_ping_pong", "power", frame.assign(mhz=0), known=CARD, root=tmp_path))

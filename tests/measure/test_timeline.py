@@ -25,6 +25,10 @@ def test_noting_times_does_not_change_the_answer(stem, qkv):
         assert torch.equal(got, want)
 
 
+def test_the_cta_in_the_middle_of_the_grid_notes_its_times():
+    assert "if (blockIdx.x != gridDim.x / 2 || " in timeline.instrument(rung("12").source)
+
+
 @pytest.mark.parametrize("stem", STEMS)
 def test_a_warp_goes_through_its_phases_in_order(stem, qkv):
     times = timeline.times(stem, *qkv)

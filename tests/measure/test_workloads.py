@@ -94,6 +94,7 @@ def test_decode_rows_say_their_bytes_and_splits(small):
     assert samples.groupby(["dtype", "round"])["chosen"].sum().eq(1).all()
     assert table["to_flash"].eq(3).all()
     copy = samples.loc[samples["name"] == "copy", "bytes"].iloc[0]
+    assert copy == 2 * 4 * (1 << 10)  # COPIED floats, read and written
     assert table["of_copy"].iloc[0] == pytest.approx(table["bytes"].iloc[0] / 1.0 / (copy / 2.0))
 
 

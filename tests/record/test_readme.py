@@ -179,7 +179,9 @@ def test_a_goal_by_family_is_held_by_the_slowest_family(tmp_path):
     ]
     record.save("13_tuned", "accuracy", pd.DataFrame(errors), known=CONDITIONS, root=tmp_path)
     row = goals.verdicts(["13_tuned"], tmp_path).set_index("what").loc["accuracy × SDPA FLASH"]
-    assert (row["mean"], row["verdict"]) == (0.95, "reached")
+    assert (row["mean"], row["floor"], row["verdict"]) == (0.95, 0.909, "reached")
+    gradients = goals.verdicts(["23_backward_mma"], tmp_path).set_index("what").loc["accuracy × SDPA FLASH"]
+    assert (gradients["goal"], gradients["floor"]) == (0.952, 0.952)  # 1 / 1.05
     with pytest.raises(LookupError, match="no errors of 13_tuned beside x; there are those of 13_tuned, SDPA FLASH"):
         record.ratio_of_errors(record.load("13_tuned", "accuracy", record.DEFAULT_DEVICE, tmp_path), "13_tuned", "x")
 
@@ -241,7 +243,7 @@ def test_public_kernels_and_fp32_rungs_stand_beside_flash(tmp_path):
     found = readme.peers(tmp_path).values.tolist()  # FlashAttention-3 of another day isn't among them
     assert found == [
         ["cuDNN", "forward", 128, 2.0],
-        ["FA-4", "forward", 128, 2.5],
+        ["FA4", "forward", 128, 2.5],
         ["Triton", "forward", 128, 1.5],
     ]
 

@@ -55,6 +55,13 @@ def test_a_record_that_can_not_be_written_leaves_the_one_before(tmp_path, monkey
     assert (path.read_text(), path.with_suffix(".json").read_text()) == before
 
 
+def test_a_record_replaces_the_one_before(tmp_path):
+    for ms in (1.0, 9.0):
+        save(tmp_path, samples({"04_fa2_fp32": [ms]}))
+    assert record.load("04_fa2_fp32", device="NVIDIA H200", root=tmp_path)["ms"].tolist() == [9.0]
+    assert not list(tmp_path.rglob("*.new"))
+
+
 def test_files_are_plain_text_that_diffs_well(tmp_path):
     path = save(tmp_path, samples({"04_fa2_fp32": [1 / 3]}))
     assert path.read_text() == "name,dtype,B,H,Nq,Nk,D,round,ms\n04_fa2_fp32,fp32,4,32,4096,4096,64,0,0.333333\n"
@@ -94,6 +101,9 @@ def test_the_device_shown_is_this_machines_if_recorded_and_the_h200_otherwise(tm
     save(tmp_path, samples({"03_fa1_fp32": [5.0]}), stem="03_fa1_fp32")  # on the H200 alone
     monkeypatch.setattr("helpers.record.store.this_device", lambda: "NVIDIA A10")
     assert record.load("03_fa1_fp32", root=tmp_path)["ms"].tolist() == [5.0]
+    own = tmp_path / "nvidia-a10" / "04_fa2_fp32.forward.json"
+    own.write_text(json.dumps(json.loads(own.read_text()) | {"digest": "0" * 64}))
+    assert record.load("04_fa2_fp32", root=tmp_path)["ms"].tolist() == [9.0]  # stale, but this machine's
 
 
 def test_of_two_cards_the_first_whose_record_is_of_the_kernel_as_it_is_is_shown(tmp_path, monkeypatch):
@@ -152,6 +162,14 @@ def test_nothing_is_recorded_without_a_gpu(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_conditions_are_what_nvidia_smi_tells_of_them(monkeypatch):
+    monkeypatch.setattr(record.device, "query_gpu", lambda *fields: list(fields))
+    known = record.device.conditions()
+    assert (known["device"], known["driver"], known["power_limit_w"]) == ("name", "driver_version", "power.limit")
+    assert (known["memory_mib"], known["memory_clock_mhz"]) == ("memory.total", "clocks.mem")
+    assert known["sm_clock_max_mhz"] == "clocks.max.sm"
+
+
 def test_flops_and_bytes_are_counted_by_hand():
     # B=1 H=2 Nq=3 Nk=5 D=7: QK^T and PV are 3*5 dot products of length 7 and 3*7 of length 5, 2 operations a term, 2 heads
     assert record.forward_flops(1, 2, 3, 5, 7) == 2 * (3 * 5 * 7 * 2 + 3 * 7 * 5 * 2)
@@ -169,6 +187,7 @@ def test_medians_carry_the_unit_of_the_operation():
     assert frame[["ms", "ms_low", "ms_high"]].values.tolist() == [[2.0, 1.0, 9.0]]
     assert frame["tflops"].item() == pytest.approx(4 * 4 * 32 * 4096**2 * 64 / 2e-3 / 1e12)
     assert frame["tb_per_s"].isna().all()
+    assert record.medians(samples({"a": [2.0]}).assign(flops=4e9))["tflops"].tolist() == [2.0]
     shape = {"B": 1, "H": 1, "Nq": 1000, "Nk": 500, "D": 1}
     frame = record.medians(samples({"a": [1.0]}, **shape).assign(op="softmax"))
     assert frame["tb_per_s"].item() == pytest.approx(record.softmax_bytes(1000, 500) / 1e-3 / 1e12)
@@ -200,6 +219,20 @@ def test_overall_is_the_geometric_mean_with_the_worst_and_best_shape():
     parts.append(samples({"ours": [1.0], "peer": [50.0]}, B=8, H=8, Nq=1024, Nk=1024))  # not the headline workload
     mean, low, high = record.overall(pd.concat(parts), "ours", "peer")
     assert (mean, low, high) == (pytest.approx((0.5 * 2 * 8) ** (1 / 3)), 0.5, 8.0)
+
+
+def test_a_spread_is_the_geometric_mean_over_lengths():
+    ratios = ((1024, 2.0), (4096, 8.0))
+    frame = pd.concat(samples({"ours": [1.0], "peer": [x]}, family="randn", causal=0, Nq=N, Nk=N) for N, x in ratios)
+    assert record.spread(frame, "ours")["peer"].tolist() == [pytest.approx(4)]
+
+
+def test_a_packed_batch_beside_a_padded_one_is_the_median_of_the_rounds():
+    batch = {"dtype": "fp16", "causal": 1, "H": 16, "D": 128, "batch": 0, "sequences": 2, "tokens": 9}
+    times = enumerate(((6.0, 4.0), (3.0, 6.0), (9.0, 18.0)))
+    frame = pd.DataFrame([batch | {"round": r, "ms": 2.0, "ideal_ms": i, "padded_ms": p} for r, (i, p) in times])
+    found = record.ratio_to_ideal(frame)
+    assert found[["ratio", "low", "high", "to_padded"]].values.tolist() == [[3.0, 1.5, 4.5, 3.0]]
 
 
 def test_a_summary_is_by_dtype_and_head_dimension_and_names_the_worst_shape():
@@ -260,6 +293,18 @@ def test_public_kernels_read_like_a_record():
     flops = record.forward_flops(*(long[c] for c in SHAPE))
     assert (flops / long["ms"] / 1e9 / long["tflops"]).between(0.99, 1.01).all()
     assert len(record.public_kernels(causal=True)) and set(record.public_kernels("bwd")["name"]) >= {"FlashAttention-3"}
+
+
+def test_public_kernels_are_the_correct_ones_of_one_mask_beside_the_median_of_flash(tmp_path):
+    rows = [(0, 100.0, 1), (0, 200.0, 1), (0, 600.0, 1), (0, 900.0, 0), (1, 50.0, 1)]  # causal, TFLOP/s, correct
+    table = pd.DataFrame(rows, columns=["causal", "tflops", "correct"])
+    table = table.assign(peer="x", variant="", direction="fwd", dtype="float16", B=4, H=16, N=4096, D=128, ms=1.0)
+    table = table.assign(sdpa_flash_tflops=table["tflops"], sdpa_cudnn_tflops=table["tflops"], ratio_to_sdpa_flash=1.0)
+    (tmp_path / "published").mkdir()
+    table.to_csv(tmp_path / "published" / "h200_peers.csv")
+    for causal, speeds, median in ((False, [100, 200, 600], 200), (True, [50], 50)):
+        found = record.public_kernels(causal=causal, root=tmp_path).groupby("name")["tflops"].agg(list).to_dict()
+        assert found == {"x": speeds, "SDPA FLASH": [median], "SDPA CUDNN": [median]}
 
 
 def test_steps_have_one_row_each_and_a_column_for_every_head_dimension():

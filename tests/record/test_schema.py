@@ -45,6 +45,7 @@ def test_a_record_of_another_card_is_sound_and_is_loaded_by_its_name(tmp_path):
         ({"ms": 0.0}, "not above 0 in ms"),
         ({"ms": None}, "empty cells in ms"),
         ({"round": 0}, "1 rounds of something; a 'forward' record has at least 7"),
+        ({"name": ["04_fa2_fp32"] * 6 + ["SDPA MATH"]}, "1 rounds of something"),
         ({"name": "SDPA MATH"}, "no row of 04_fa2_fp32 itself"),
         ({"note": "fast"}, "has the columns name, dtype, B, H, Nq, Nk, D, round, ms, note"),
     ],

@@ -176,7 +176,7 @@ def serves(system: System, command: str) -> None:
 
 
 def doctor(system: System, python: str) -> None:
-    """`helpers doctor` is content, and 00, which also compiles against Python's headers, runs to its end."""
+    """`helpers doctor` is content, and 00 runs to its end."""
     said = system.run(f"{python} -m helpers doctor")
     if "runs 01_naive" not in said:
         raise SystemExit("the emulator doesn't run")

@@ -63,6 +63,17 @@ def test_a_single_name_is_one_kernel(which):
         compile_ahead(which, "run")
 
 
-def test_an_unknown_need_is_named():
-    with pytest.raises(ValueError, match="'speed'"):
-        compile_ahead(["01_naive"], "speed")
+@pytest.mark.parametrize("which", ["01", rung("01").path, rung("01")])
+def test_a_single_kernel_needs_no_list(which, monkeypatch):
+    jobs = []
+    monkeypatch.setattr(module, "_begin", jobs.append)
+    compile_ahead(which, "run", "xray")
+    assert len(jobs) == 2 and jobs[0].args == (rung("01"),)
+
+
+@pytest.mark.parametrize(
+    ("needs", "words"), [(("speed",), "'speed'"), ((), "what to compile for: run, xray, cubin, sass")]
+)
+def test_an_unknown_need_and_none_at_all_are_named(needs, words):
+    with pytest.raises(ValueError, match=words):
+        compile_ahead(["01_naive"], *needs)

@@ -123,7 +123,7 @@ def test_a_header_counts_as_the_file_does(tmp_path, monkeypatch, capsys):
     assert [line.partition(":")[0] for line in said] == [f"{header} has changed since mine was loaded"] * 2
 
 
-def test_a_text_that_does_not_compile_is_an_error_at_every_use_until_it_is_mended(mine, kernel, capsys):
+def test_a_text_that_does_not_compile_is_an_error_at_every_use_until_it_is_fixed(mine, kernel, capsys):
     write(mine, "1.f;", "1.f +;")
     uses = [
         lambda: kernel(*QKV),

@@ -14,6 +14,7 @@ from helpers import KernelError, load, reference
 from helpers.figures.pixels import image
 from helpers.run.check import check
 from helpers.run.reference import Case, same_precision
+from helpers.run.report import Comparison, Report
 
 
 def randn(*shape, seed=0):
@@ -216,6 +217,15 @@ def test_infinities_must_be_where_the_reference_has_them():
         return p, lse.clamp(min=-1e30)
 
     assert "1 of 4 elements finite where the answer is [-inf]" in str(check(finite, [case]))
+
+
+def test_a_nan_of_the_inputs_must_stay_in_its_row():
+    case = small_case()
+    case.q[0, 0, 3, 1] = torch.nan
+    right = tuple(x.float() for x in case.exact())
+    assert right[0][0, 0, 3].isnan().all() and check(lambda *inputs, scale=None: right, [case]).ok
+    swallowed = tuple(x.nan_to_num(0.0) for x in right)
+    assert "finite where the answer is [nan]" in str(check(lambda *inputs, scale=None: swallowed, [case]))
 
 
 def test_the_dimensions_of_a_softmax_have_names():
@@ -425,6 +435,12 @@ def test_a_report_reads_well():
     assert report.require() is report
     with pytest.raises(KeyError, match="no error map of 'o' for case 'nothing'"):
         report.error_map("nothing")
+
+
+def test_a_report_names_the_largest_share_of_a_budget_and_not_the_largest_error():
+    report = Report("kernel", (Comparison("a", "o", 1e-3, 1e-3, 1e-1), Comparison("b", "o", 1e-6, 3e-6, 2e-6)))
+    assert "at worst 50% of the error budget (O of 'b': error 1.0e-06, budget 2.0e-06)" in str(report)
+    assert "<td>O</td><td>1e-06</td><td>2e-06</td><td>50%</td>" in report._repr_html_()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The doctor reports whatever is missing, with its mend, and never raises."""
+"""The doctor reports whatever is missing, with its fix, and never raises."""
 
 import importlib
 import platform
@@ -54,17 +54,17 @@ def test_as_a_command_it_prints_the_report_and_no_warning():
     assert said.returncode == 0 and said.stderr == "" and "C++ compiler" in said.stdout
 
 
-def test_without_a_compiler_nothing_runs_and_the_mend_is_named(monkeypatch, tmp_path):
+def test_without_a_compiler_nothing_runs_and_the_fix_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.delenv("CUDA_HOME", raising=False)
     monkeypatch.setattr(sys, "path", [])
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     report = helpers.doctor()
-    mends = {f.name: f.mend for f in report.facts}
-    assert "apt install g++" in mends["C++ compiler"] and "make lab" in mends["nvcc"]
-    assert "apt install g++" in mends["emulator"]
-    assert "apt install make" in mends["make"] and "apt install binutils" in mends["line numbers"]
+    fixes = {f.name: f.fix for f in report.facts}
+    assert "apt install g++" in fixes["C++ compiler"] and "make lab" in fixes["nvcc"]
+    assert "apt install g++" in fixes["emulator"]
+    assert "apt install make" in fixes["make"] and "apt install binutils" in fixes["line numbers"]
     assert all(lane.back_end == "nowhere" and "apt install g++" in lane.why for lane in report.lanes)
 
 
@@ -74,7 +74,7 @@ def test_a_setting_that_is_no_number_and_half_a_header_block_stand_in_the_report
     monkeypatch.setattr(doctor, "KERNELS", tmp_path)
     monkeypatch.setenv("FA_EMULATOR_THREADS", "many")
     report = doctor.doctor()
-    assert "FA_EMULATOR_THREADS" in next(fact.mend for fact in report.facts if fact.name == "emulator")
+    assert "FA_EMULATOR_THREADS" in next(fact.fix for fact in report.facts if fact.name == "emulator")
     (lane,) = (lane for lane in report.lanes if lane.notebook == "01_naive")
     assert lane.back_end == "nowhere" and "01_naive.cu" in lane.why
 
@@ -84,7 +84,8 @@ def test_missing_headers_of_python_are_named_with_their_package(monkeypatch, tmp
     assert doctor._headers() == f"Python.h of {platform.python_version()}"
     monkeypatch.setattr(doctor.sysconfig, "get_path", lambda name: str(tmp_path))
     fact = doctor._attempt("Python's headers", doctor._headers)
-    assert fact.mend.startswith(f"no {tmp_path}/Python.h, which notebook 00") and "apt install python3-dev" in fact.mend
+    assert fact.fix.startswith(f"no {tmp_path}/Python.h; optional:") and "as in notebook 40" in fact.fix
+    assert "apt install python3-dev" in fact.fix
 
 
 @pytest.mark.parametrize(
@@ -120,7 +121,7 @@ def test_a_turing_card_runs_six_rungs_and_no_bf16(monkeypatch):
     assert lane_of("40_every_language").back_end == "GPU"  # it has no kernel of its own
 
 
-def test_an_old_compiler_and_a_python_without_venv_are_named_with_their_mends(monkeypatch, tmp_path):
+def test_an_old_compiler_and_a_python_without_venv_are_named_with_their_fixes(monkeypatch, tmp_path):
     old = tmp_path / "c++"
     old.write_text("#!/bin/sh\necho '#define __GNUC__ 9'\n")
     old.chmod(0o755)
@@ -129,6 +130,6 @@ def test_an_old_compiler_and_a_python_without_venv_are_named_with_their_mends(mo
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *rest: None if name == "ensurepip" else find(name, *rest)
     )
-    mends = {f.name: f.mend for f in helpers.doctor().facts}
-    assert "g++ 9.0.0" in mends["C++ compiler"] and "dnf install gcc-c++" in mends["C++ compiler"]
-    assert "apt install python3-venv" in mends["venv"]
+    fixes = {f.name: f.fix for f in helpers.doctor().facts}
+    assert "g++ 9.0.0" in fixes["C++ compiler"] and "dnf install gcc-c++" in fixes["C++ compiler"]
+    assert "apt install python3-venv" in fixes["venv"]

@@ -86,6 +86,12 @@ def test_the_effective_number_of_keys():
     assert counted == sorted(counted, reverse=True)
 
 
+def test_how_peaked_rows_are_is_the_median_of_the_rows():
+    x = torch.zeros(1, 1, 6, 1)
+    found = peakedness(x, x, causal=True)  # of rows that see 1 to 6 keys, all alike, the median is the third
+    assert (found.keys, found.top) == pytest.approx((3, 1 / 4), rel=1e-5)
+
+
 def test_a_maximum_rises_where_a_later_tile_exceeds_it():
     """One feature: the score of key j is k[j]. Tiles of 4 keys, the last one first, in log2 units."""
     log2 = math.log(2)

@@ -73,7 +73,7 @@ def test_strided_rows_give_the_same_answer(fa1):
 @pytest.mark.parametrize(
     ("inputs", "words"),
     [
-        (lambda: qkv()[:2], "takes q, k, v; 2 inputs came"),
+        (lambda: qkv()[:2], "takes q, k, v; got 2"),
         (lambda: [[1.0], *qkv()[1:]], "q is a list; 03_fa1_fp32 takes torch tensors"),
         (lambda: qkv(dtype=torch.float64), "q is torch.float64; 03_fa1_fp32 takes float32"),
         (lambda: [qkv()[0], *qkv(dtype=torch.float16)[1:]], "k is torch.float16; 03_fa1_fp32 takes float32"),
@@ -126,7 +126,7 @@ def test_outputs_of_another_shape_or_type_are_refused(fa1):
 @pytest.mark.parametrize(
     ("out", "words"),
     [
-        (lambda o, lse: o, "out takes two tensors, a Tensor came"),
+        (lambda o, lse: o, "out takes two tensors; got Tensor"),
         (lambda o, lse: (None, lse), "out: o is a NoneType; out takes tensors"),
         (lambda o, lse: (o[:, :, :1].expand(o.shape), lse), "out: o has strides .*; its elements have to have places"),
         (lambda o, lse: (o, lse.mT.contiguous().mT), "out: lse has strides .*contiguous"),
@@ -159,7 +159,7 @@ def test_softmax_takes_rows_of_any_shape(softmax):
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda k: k(torch.randn(4, 8), torch.randn(4, 8)), "takes one tensor of scores s; 2 inputs came"),
+        (lambda k: k(torch.randn(4, 8), torch.randn(4, 8)), "takes one tensor of scores s; got 2"),
         (lambda k: k(torch.randn(8, 4).T), r"it has to be contiguous: s.contiguous\(\)"),
         (lambda k: k(torch.empty(4, 0)), r"s has shape \(4, 0\)"),
         (lambda k: k(torch.tensor(1.0)), r"s has shape \(\)"),
@@ -186,6 +186,8 @@ def test_load_takes_one_of_stem_path_and_source(tmp_path):
         load()
     with pytest.raises(ValueError, match="either a kernel .* or source="):
         load("01_naive", source=naive.source)
+    with pytest.raises(ValueError, match="the text of a .cu; got int"):
+        load(source=5)
     with pytest.raises(ValueError, match="device 'tpu': allowed are 'cuda' .* and 'cpu'"):
         load("01_naive", device="tpu")
 

@@ -118,7 +118,7 @@ def test_nvcc_compiles_it_without_spills(arch):
 def test_what_it_does_not_take_is_said():
     kernel, (o_a, lse_a, o_b, lse_b) = load("50_ring", device="cpu", quiet=True), parts()
     for inputs, words in (
-        ((o_a, lse_a, o_b), "takes o_a, lse_a, o_b, lse_b; 3 inputs came"),
+        ((o_a, lse_a, o_b), "takes o_a, lse_a, o_b, lse_b; got 3"),
         ((o_a.bfloat16(), lse_a, o_b, lse_b), "o_a is torch.bfloat16.*has to be torch.float16 or torch.float32"),
         ((o_a[:, :, 1:], lse_a, o_b, lse_b), r"o_a is .*\(1, 3, 39, 64\)"),
         ((o_a, lse_a.double(), o_b, lse_b), "lse_a is torch.float64"),

@@ -233,7 +233,7 @@ def test_after_an_error_ranks_of_one_process_begin_anew():
 
 
 def test_the_consumers_are_those_of_32():
-    """But for where a piece's rows and keys begin and end: what is mended in 32 is to be mended here."""
+    """But for where a piece's rows and keys begin and end: what is fixed in 32 is to be fixed here."""
     theirs, mine = (body(which, "consumer").splitlines() for which in ("32_ping_pong", one_sided.STEM))
     lines = [*difflib.ndiff(theirs, mine)]
     gone, new = ([line for line in lines if line.startswith(sign)] for sign in ("- ", "+ "))

@@ -166,6 +166,7 @@ def test_every_head_dimension_meets_the_edges_of_its_tiles():
         for tile in (64, 128):
             assert {1, tile - 1} <= {c.q.shape[2] % tile for c in own}, (d, tile)
             assert {1, tile - 1} <= {c.k.shape[2] % tile for c in own}, (d, tile)
+        assert max(c.q.shape[2] for c in own) > 2 * 192, "a third tile of queries, of the widest there are"
 
 
 def test_masks_meet_both_ends_of_a_ctas_tiles_one_key_off():
@@ -208,6 +209,12 @@ def test_bad_requests_are_refused_by_name():
         list(reference.cases(size="medium"))
     with pytest.raises(ValueError, match="'dropout'"):
         list(reference.cases(SimpleNamespace(op="dropout")))
+    q = randn(1, 1, 4, 8)
+    for call in (reference.attention, reference.same_precision):
+        with pytest.raises(ValueError, match="window=3 needs causal=True"):
+            call(q, q, q, window=3)
+    with pytest.raises(ValueError, match="window=3 needs causal=True"):
+        reference.attention_backward(q, q, q, q, window=3)
 
 
 def test_sixteen_bit_kernels_meet_every_family_and_the_late_ones_under_a_mask():

@@ -37,6 +37,7 @@ RUNS = {
         {"how": ULYSSES, "N": 53, "H": 4, "Hkv": 2, "causal": True, "layout": "striped"},
         {"how": ULYSSES, "N": 48, "causal": True, "layout": "zigzag"},
         {"how": ULYSSES, "N": 53, "dtype": "bf16"},
+        {"how": GATHER, "N": 48, "causal": True, "layout": "zigzag", "planned": True},
     ],
     3: [*EVERYWHERE, {"how": RING, "N": 5, "causal": True, "layout": "striped"}],  # ranks of one row and of two
     4: [
@@ -61,7 +62,7 @@ def held(run: dict, found: list) -> None:
     run = {**run}
     causal, layout = run.pop("causal", False), run.pop("layout", "contiguous")
     rows = run.pop("rows", None)
-    for name in ("how", "again", "kernel", "in_l2"):
+    for name in ("how", "again", "kernel", "in_l2", "planned"):
         run.pop(name, None)
     q, k, v, do = programs.tensors(**run)
     parts = [list(x) for x in zip(*found)]
@@ -109,13 +110,34 @@ def test_what_a_rank_has_wrong_every_rank_says():
         "dtype": "rank 1 has dtype torch.bfloat16, rank 0 torch.float16; they have to be the same",
         "mask": "rank 1 has causal True, rank 0 False; they have to be the same",
         "zigzag": "the ranks have 8, 7 rows; zigzag needs the same even number of each",
-        "varlen": "ring attention takes no cu_seqlens (varlen): split the batch by sequences, or pad them",
         "copiers": "the ranks have 8, 9 copiers; they have to be as many on each",
         "mixed": "rank 1: q float16, k bfloat16, v bfloat16; they have to be the same",
         "fp32": "float32 goes through 04_fa2_fp32, which doesn't take a causal mask: use fp16 or bf16",
     }
     for of_rank in ring.launch(programs.refusals, 2, list(expected), device="cpu"):
         assert of_rank == list(expected.values())
+
+
+@pytest.mark.parametrize("how", [RING, GATHER, ULYSSES])
+@pytest.mark.parametrize(
+    ("lengths", "asked", "words"),
+    [
+        ((4, 12), {}, "q has 8 rows, the plan 4"),
+        ((8, 8), {"causal": False}, "causal is False, the plan's True"),
+        ((8, 8), {"causal": True, "layout": "contiguous"}, "layout is 'contiguous', the plan's 'zigzag'"),
+    ],
+)
+def test_a_plan_of_other_lengths_mask_or_layout_is_refused(how, lengths, asked, words):
+    q, k, v, _ = programs.tensors(8)
+    with pytest.raises(ValueError, match=words):
+        getattr(ring, how)(q, k, v, plan=ring.Plan(None, 0, lengths, "zigzag", True), **asked)
+
+
+def test_gathered_keys_in_stripes_are_refused_under_a_mask():
+    """Each run of a rank's rows is one causal call, and a stripe is no run."""
+    q, k, v, _ = programs.tensors(8)
+    with pytest.raises(ValueError, match="not striped"):
+        ring.all_gather_attention(q, k, v, plan=ring.Plan(None, 0, (8, 8), "striped", True))
 
 
 def test_the_rows_of_all_ranks_are_the_sequence():

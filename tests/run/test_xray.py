@@ -1,7 +1,6 @@
 """The X-ray as a reader meets it: tables, sentences, pictures and refusals, on traces made by hand and on real ones."""
 
 import re
-import sys
 import warnings
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -205,8 +204,8 @@ def test_two_kernels_are_told_apart():
 
 def test_a_difference_is_by_region_and_target():
     before = made()
-    mended = replace(STORED, cost=10, worst=1, worst_request=replace(STORED.worst_request, cost=1))
-    after = made(LOADED, WRITTEN, READ, replace(mended, line=8))
+    fixed = replace(STORED, cost=10, worst=1, worst_request=replace(STORED.worst_request, cost=1))
+    after = made(LOADED, WRITTEN, READ, replace(fixed, line=8))
     table = before.diff(after)
     assert table.index.names == ["region", "target", "op", "space"]
     first = table.loc[("inner", "K_smem", "store", "shared")]
@@ -445,28 +444,6 @@ def test_traffic_stands_beside_the_minimum():
     assert "Q            2 KiB       0 B     1 KiB   × 2" in str(figure)
 
 
-def test_stepping_needs_ipywidgets_and_says_so(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "ipywidgets", None)
-    assert made().step() is None
-    assert "step() needs ipywidgets" in capsys.readouterr().out
-
-
-def test_stepping_goes_through_every_access(monkeypatch):
-    asked = {}
-    fake = SimpleNamespace(
-        interactive=lambda show, access: asked.update(show=show, options=access.options),
-        Dropdown=lambda options, description: SimpleNamespace(options=options),
-    )
-    monkeypatch.setitem(sys.modules, "ipywidgets", fake)
-    made().step()
-    assert [a for _, a in asked["options"]] == list(made().accesses)
-    drawn = []
-    monkeypatch.setattr("IPython.display.display", drawn.append)
-    for _, a in asked["options"]:
-        asked["show"](a)
-    assert len(drawn) == 4
-
-
 # Real kernels
 
 
@@ -514,6 +491,12 @@ def test_bytes_are_those_that_traffic_counts():
     )
 
 
+def test_traffic_takes_the_options_of_a_call():
+    inputs = random_inputs(ladder.rung("20"), (1, 1, 256, 256, 64))
+    whole, masked = (traffic("20", *inputs, **options).loc["K", "bytes_read"] for options in ({}, {"causal": True}))
+    assert 0 < masked < whole
+
+
 def test_a_tensor_without_elements_is_read_zero_times_per_byte():
     kernel = load("23_backward_mma", device="cpu", quiet=True)
     inputs = random_inputs(kernel.rung, (1, 1, 16, 16, 64))
@@ -529,7 +512,7 @@ def test_a_stem_a_path_a_rung_and_a_kernel_of_either_back_end_are_the_same():
 
 
 def test_spills_that_nvcc_has_told_of_are_noted():
-    resources = pd.DataFrame({"registers": [255, 40], "spill_store_bytes": [16, 0], "spill_load_bytes": [24, 0]})
+    resources = pd.DataFrame({"registers": [255, 40], "spill_store_bytes": [16, 4], "spill_load_bytes": [8, 24]})
     kernel = Kernel(ladder.rung("03_fa1_fp32"), "cuda")
     kernel.launcher = SimpleNamespace(backend="nvcc", resources=resources)
     ray = xray(kernel, *qkv())
@@ -540,12 +523,12 @@ def test_spills_that_nvcc_has_told_of_are_noted():
 @pytest.mark.parametrize(
     ("which", "inputs", "complaint"),
     [
-        ("03_fa1_fp32", [], "03_fa1_fp32 takes q, k, v; 0 inputs came"),
+        ("03_fa1_fp32", [], "03_fa1_fp32 takes q, k, v; got 0"),
         ("03_fa1_fp32", [[1.0]] * 3, "q is a list; 03_fa1_fp32 takes torch tensors"),
         ("03_fa1_fp32", qkv(D=48), "head dimension 48: 03_fa1_fp32 takes D in 32, 64, 128"),
         ("03_fa1_fp32", qkv(dtype="fp16"), "q is torch.float16; 03_fa1_fp32 takes float32"),
         ("03_fa9", qkv(), "no kernel '03_fa9'; did you mean .*03_fa1_fp32"),
-        (check, qkv(), "a kernel is a stem, the path or the text of a .cu, a Rung or a Kernel; this is a function"),
+        (check, qkv(), "a kernel is a stem, the path or the text of a .cu, a Rung or a Kernel; got function"),
     ],
 )
 def test_what_a_kernel_refuses_the_x_ray_refuses(which, inputs, complaint):
@@ -564,11 +547,13 @@ def test_a_large_input_is_warned_of_and_run(monkeypatch):
     monkeypatch.setattr(Launcher, "trace", lambda *_: runs.append(1) or empty, raising=False)
     with pytest.warns(UserWarning, match=r"N=4096.* 256 times the work of B=1 H=2 N=256.*order of 77 s; Ctrl-C"):
         xray("03_fa1_fp32", *qkv(N=4096, D=64, H=2))
+    with pytest.warns(UserWarning, match=r"N=16384.* 4,096 times .*order of 20 minutes; Ctrl-C"):
+        xray("03_fa1_fp32", *qkv(N=16384, D=64, H=2))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         xray("03_fa1_fp32", *qkv(N=256, D=64, H=2))
         xray("02_online_softmax", torch.randn(4, 4096))
-    assert len(runs) == 3
+    assert len(runs) == 4
 
 
 @pytest.mark.parametrize("rung", ladder.rungs(), ids=lambda rung: rung.stem)

@@ -127,14 +127,14 @@ def test_a_file_may_have_a_blank_in_its_name(cache):
     assert call(compile_("my kernél", cpp='extern "C" int answer() { return 3; }\n')) == 3
 
 
-def test_a_cache_that_cannot_be_written_is_named_with_its_mend(tmp_path, monkeypatch):
+def test_a_cache_that_cannot_be_written_is_named_with_its_fix(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("FA_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(ToolkitError, match=r"can't write to .*file/cache, .*; name another folder in FA_CACHE"):
         compile_("answer", cpp="int answer;\n")
 
 
-def test_a_full_disk_is_named_with_its_mend(cache, monkeypatch):
+def test_a_full_disk_is_named_with_its_fix(cache, monkeypatch):
     """It has no room for the compiler's words either."""
 
     def full(path, data):
@@ -152,7 +152,7 @@ def test_a_full_disk_is_named_with_its_mend(cache, monkeypatch):
     assert not list(cache.glob(".building-*"))
 
 
-def test_a_path_that_ninja_can_not_take_is_named_with_its_mend(tmp_path, monkeypatch):
+def test_a_path_that_ninja_can_not_take_is_named_with_its_fix(tmp_path, monkeypatch):
     monkeypatch.setenv("FA_CACHE", str(tmp_path / "a$b"))
     with pytest.raises(ToolkitError, match=r"/a\$b has a \$ in its path, .*: name another folder in FA_CACHE"):
         answer(1)
@@ -161,7 +161,7 @@ def test_a_path_that_ninja_can_not_take_is_named_with_its_mend(tmp_path, monkeyp
         answer(1)
 
 
-def test_a_torch_that_is_too_old_is_named_with_its_mend(cache, monkeypatch):
+def test_a_torch_that_is_too_old_is_named_with_its_fix(cache, monkeypatch):
     monkeypatch.setattr(cpp_extension, "load_inline", lambda name, cpp_sources, cuda_sources=None: None)
     with pytest.raises(ToolkitError, match=r"^torch \S+ is too old: `pip install -U torch`$"):
         answer(1)
@@ -285,7 +285,7 @@ def test_ninja_is_found_without_an_activated_environment(cache, monkeypatch):
     assert os.environ["PATH"] == "/usr/bin:/bin"
 
 
-def test_a_missing_compiler_is_one_sentence_that_names_the_mend(cache, monkeypatch, tmp_path):
+def test_a_missing_compiler_is_one_sentence_that_names_the_fix(cache, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(toolkit.ToolkitError, match=r"^no C\+\+ compiler found: install one .*apt install g\+\+"):

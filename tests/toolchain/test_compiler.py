@@ -170,10 +170,9 @@ def test_on_macos_code_without_a_line_has_that_of_the_code_before_it(bare, monke
 def test_on_macos_no_flag_is_one_that_its_linker_lacks(monkeypatch):
     from helpers.toolchain import compile
 
-    assert "-Wl,-z,defs" in compile._linker_flags("k", False) and "-Wl,-z,defs" not in compile._linker_flags("k", True)
+    assert "-Wl,-z,defs" in compile._linker_flags("k")
     monkeypatch.setattr(sys, "platform", "darwin")
-    for module in (False, True):
-        assert compile._linker_flags("k", module) == ["-Wl,-dead_strip_dylibs", "-Wl,-install_name,@rpath/k.so"]
+    assert compile._linker_flags("k") == ["-Wl,-dead_strip_dylibs", "-Wl,-install_name,@rpath/k.so"]
     code = "import sys; sys.platform = 'darwin'; from helpers.toolchain import guard; print(guard.WRAPPED)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ})
     assert said.stdout == "[]\n", said.stderr

@@ -3,6 +3,7 @@
 import dataclasses
 import textwrap
 
+import pandas as pd
 import pytest
 
 from helpers import sass, single
@@ -152,6 +153,13 @@ def test_opcodes_of_an_edited_kernel_beside_the_kernel_s_own():
     assert 0.9 * whole["FFMA"] < inside.loc["FFMA", "04_fa2_fp32"] <= whole["FFMA"]
     assert inside.loc["all", "04_fa2_fp32"] < frame.loc["all", "04_fa2_fp32"]
     assert "BAR" in inside.index and "STG" not in inside.index  # the output is written behind the loop
+
+
+def test_the_table_goes_by_head_dimension_and_then_by_dtype(monkeypatch):
+    names = [f"fa2<fa::{t}, {d}>" for d in (128, 64) for t in ("bf16", "fp16")]
+    columns = ["registers", "spill_store_bytes", "spill_load_bytes"]
+    monkeypatch.setattr(sass, "resources", lambda *_: pd.DataFrame(0, index=names, columns=columns))
+    assert list(sass.table("13")["kernel"]) == names[::-1]
 
 
 def test_the_table_joins_the_cubin_and_the_header_block():

@@ -47,7 +47,7 @@ def test_the_order_is_cuda_home_then_wheels_then_path(bare, monkeypatch):
     assert toolkit.find_toolkit() == toolkit.Toolkit(bare / "mine", "13.0.1", "CUDA_HOME")
 
 
-def test_no_nvcc_is_one_sentence_that_names_the_mend(bare):
+def test_no_nvcc_is_one_sentence_that_names_the_fix(bare):
     with pytest.raises(
         ToolkitError, match=r"no nvcc found in CUDA_HOME, among pip's packages or on PATH: run `make lab`"
     ):

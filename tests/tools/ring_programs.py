@@ -22,8 +22,8 @@ def tensors(N: int, H: int = 2, Hkv: int = 2, D: int = 64, dtype: str = "fp16", 
 
 def attend(me, runs: list[dict]) -> list:
     """Of each run O, dQ, dK, dV of this rank. A run: `how` (the name of a function of ring), causal, layout, and the arguments of
-    `tensors`; rows: how many each rank has, of a contiguous layout; backward: False for O alone; again: twice, compared bit by bit; in_l2:
-    bytes of K and V in a block."""
+    `tensors`; rows: how many each rank has, of a contiguous layout; backward: False for O alone; again: twice, compared bit by bit; planned: a plan
+    says what mask and layout are; in_l2: bytes of K and V in a block."""
     found, usual = [], ring.IN_L2
     for run in runs:
         run = dict(run)
@@ -31,6 +31,7 @@ def attend(me, runs: list[dict]) -> list:
         how, causal, layout = run.pop("how"), run.pop("causal", False), run.pop("layout", "contiguous")
         rows, backward, again = run.pop("rows", None), run.pop("backward", True), run.pop("again", False)
         kernel = {"kernel": run.pop("kernel")} if "kernel" in run else {}
+        planned = run.pop("planned", False)
         whole = tensors(**run)
         if rows:
             parts = [x.split(rows, 2)[me.rank].contiguous() for x in whole]
@@ -40,7 +41,10 @@ def attend(me, runs: list[dict]) -> list:
         for _ in range(1 + again):
             q, k, v, do = (x.to(me.device, copy=True) for x in parts)
             q, k, v = (x.requires_grad_(backward) for x in (q, k, v))
-            o = getattr(ring, how)(q, k, v, None, causal, layout, **kernel)
+            asked = (
+                {"plan": ring.agree(q, k, v, None, causal, layout)} if planned else {"causal": causal, "layout": layout}
+            )
+            o = getattr(ring, how)(q, k, v, **asked, **kernel)
             if backward:
                 o.backward(do)
             results.append([x.detach().cpu() for x in ((o, q.grad, k.grad, v.grad) if backward else (o,))])
@@ -76,7 +80,7 @@ def one_sided_calls(me, runs: list[dict], calls: int = 20) -> list:
 def refused(me, name: str) -> str:
     """What a call says that some rank makes wrongly."""
     q, k, v, _ = tensors(8)
-    causal, layout, options = False, "contiguous", {}
+    causal, layout = False, "contiguous"
     if name == "shape" and me.rank == 1:
         k = k[:, :1, :, :32]
     if name == "heads" and me.rank == 1:
@@ -90,14 +94,12 @@ def refused(me, name: str) -> str:
     if name == "zigzag":
         causal, layout = True, "zigzag"
         q, k, v = (x[:, :, : 8 - me.rank] for x in (q, k, v))
-    if name == "varlen":
-        options["cu_seqlens"] = torch.tensor([0, 8])
     if name == "fp32":
         q, k, v, causal = q.float(), k.float(), v.float(), True
     try:
         if name == "copiers":
             one_sided._require_the_same(8 + me.rank, ring.Plan(None, me.rank, (8, 8), "contiguous", False))
-        ring.ring_attention(q, k, v, None, causal, layout, **options)
+        ring.ring_attention(q, k, v, None, causal, layout)
     except ValueError as error:
         return str(error)
     return "taken"

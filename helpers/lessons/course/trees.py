@@ -155,7 +155,7 @@ def costs(rung: Rung) -> dict:
     inputs, options = typed.workload(rung)
     return {
         "counts": dict(typed.counts(typed.xray(rung, *inputs, **options))),
-        "conflicts": typed.conflicts(rung, rung),
+        "lean": {where: asdict(each) for where, each in typed.lean_costs(rung, rung).items()},
         "judged": asdict(judge.own(rung.number, 0)[1]),
         "rest": packed(rung.source),
     }

@@ -15,8 +15,8 @@ from matplotlib.patches import FancyArrowPatch, Patch, Rectangle
 
 from ...figures import words
 from ...figures.lines import device as device_of
+from ...figures.steps import in_words, stays
 from ...figures.steps import marks as drafts
-from ...figures.steps import stays
 from ...figures.style import BLUE, CARD, GREEN, INK, MUTED, ORANGE, SAND, SHADES, TINTS, Figure, blank, canvas, styled
 from ...ladder.constants import SMEM_LIMIT, accumulators, constants, parts
 from ...ladder.rung import Which
@@ -115,13 +115,10 @@ def steps_taken(
     axes[0].set_yticks(places, labels, color=INK, fontsize=9)
     mark = {"linestyle": "", "markersize": 7}
     handles = [Line2D([], [], marker=m, color=c, label=f"D = {D}", **mark) for D, (m, c) in looks.items()]
-    handles.append(Line2D([], [], marker="o", color=MUTED, markerfacecolor=CARD, label="hollow: did not stay", **mark))
+    hollow = {"marker": "o", "color": MUTED, "markerfacecolor": CARD, "label": "hollow: surpassed or did not stay"}
+    handles.append(Line2D([], [], **hollow, **mark))
     figure.legend(handles=handles, loc="outside lower left", ncols=4, frameon=False, fontsize=9)
-    told = [
-        f"{what}: " + ", ".join(f"{r.ratio:.2f} at D = {r.D}" for r in shown[shown["step"] == step].itertuples())
-        for step, what in named.items()
-    ]
-    figure.in_words = f"{title}, times as fast as {peer} without a mask. {'; '.join(told)}."
+    figure.in_words = in_words(shown, title, peer, named)
     return figure
 
 

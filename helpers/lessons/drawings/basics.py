@@ -137,13 +137,12 @@ def memory_hierarchy(levels: Sequence[tuple[str, str, str, str, str]], title: st
 
     levels: (name, size in one SM, size on the whole GPU, bytes per clock for each SM, what it is for), nearest first.
     """
-    said = "; ".join(
-        ", ".join(
-            [f"{n}: {whole} in all"] + [f"{one} per SM"] * bool(one) + [f"{speed} bytes per clock and SM"] * bool(speed)
-        )
-        for n, one, whole, speed, _ in levels
-    )
-    figure, (ax,) = canvas(f"{title}. {said}.", 9.6, 1.0 + 0.62 * len(levels), title=title)
+    told = []
+    for name, one, whole, speed, _ in levels:
+        number, comma, remark = speed.partition(", ")
+        rate = f"{number} bytes per clock and SM{comma}{remark}" if speed else ""
+        told.append(", ".join(filter(None, [f"{name}: {whole} in all", f"{one} per SM" if one else "", rate])))
+    figure, (ax,) = canvas(f"{title}. {'; '.join(told)}.", 9.6, 1.0 + 0.62 * len(levels), title=title)
     blank(ax).set(xlim=(-1.1, 28.2), ylim=(-len(levels) - 0.1, 0.95))
     heads = ((6.8, "in one SM"), (11.4, "on the whole GPU"), (16.6, "bytes per clock and SM"), (23.6, ""))
     for x, head in heads:
@@ -661,8 +660,8 @@ def register_tiling(tiles: Sequence[tuple[int, int]], supply: float = 0.5) -> Pi
         bars,
         [f"{c:.3g}" for c in cost],
         fontsize=9,
-        padding=2,
-        bbox={"facecolor": CARD, "edgecolor": "none", "pad": 0.5},
+        padding=4,
+        bbox={"facecolor": CARD, "edgecolor": "none", "pad": 3},  # keeps the dashed line from reading as a minus
     )
     right.axhline(supply, color=INK, linewidth=1.2, linestyle="--")
     right.text(

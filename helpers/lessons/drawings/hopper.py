@@ -278,7 +278,7 @@ def roles(events: pd.DataFrame, registers: Mapping[str, int], title: str, unit: 
     return figure
 
 
-WORK = ("dS", "softmax", "send dQ")  # of a consumer of 33, while it starts no products
+WORK = {"dS": "dS", "softmax": "P", "send dQ": "dQ"}  # of a consumer of 33, while it starts no products: kind -> name
 
 
 def covered(events: pd.DataFrame) -> dict[tuple[str, str], float]:
@@ -330,14 +330,11 @@ def steps(events: pd.DataFrame, title: str, unit: str, shown: int = 3) -> Figure
     blank(side).set(xlim=(0, 1), ylim=lanes.get_ylim())
     side.set_title("under the other's products", color=MUTED, fontsize=9)
     for lane in names[1:]:
-        says = "\n".join(
-            f"({NUMBERS[kind]}) {label}: {shares[lane, kind]:.0%}"
-            for kind, label in (("dS", "dS"), ("softmax", "P"), ("send dQ", "dQ"))
-        )
+        says = "\n".join(f"({NUMBERS[kind]}) {label}: {shares[lane, kind]:.0%}" for kind, label in WORK.items())
         side.text(0.02, names.index(lane), says, va="center", fontsize=9)
     figure.legend(handles=handles, loc="outside lower left", frameon=False, fontsize=9, ncols=6)
     figure.in_words = f"{title}: " + "; ".join(
-        f"{lane}'s {kind} lies under the other's products for {share:.0%} of its clocks"
+        f"{lane}'s {WORK[kind]} lies under the other's products for {share:.0%} of its clocks"
         for (lane, kind), share in shares.items()
     )
     return figure

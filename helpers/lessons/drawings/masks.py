@@ -134,6 +134,7 @@ def packed(lengths: Sequence[int]) -> Figure:
         right.text(begin + n / 2, 0, s, ha="center", va="center", fontsize=8.5)
     left.set_yticks(range(len(lengths)), [f"sequence {s}" for s in range(len(lengths))], color=INK)
     left.invert_yaxis()
+    left.set_xlabel("rows")
     starts = np.cumsum([0, *lengths])
     right.set(ylim=(len(lengths) / 2, -len(lengths) / 2), yticks=[])
     right.set_xticks(starts, [str(x) for x in starts], rotation=90 if len(lengths) > 8 else 45)

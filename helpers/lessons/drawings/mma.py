@@ -65,8 +65,8 @@ def fragments(panels: Mapping[str, tuple[Layout, int, int, int]], lane: int = 5)
         f"{title}: lane {lane} holds (row, column) {', '.join(str(layout(lane, i)) for i in range(elements))}"
         for title, (layout, elements, _, _) in panels.items()
     )
-    height = 0.36 * max(r for r, _ in shapes) + 1.0
-    figure, axes = _panels(text, 0.36 * sum(widths) + 0.95 * len(widths), height, len(panels), width_ratios=widths)
+    height = 0.24 * max(r for r, _ in shapes) + 1.0
+    figure, axes = _panels(text, 0.24 * sum(widths) + 0.95 * len(widths), height, len(panels), width_ratios=widths)
     for ax, (title, (layout, elements, rows, columns)) in zip(axes, panels.items(), strict=True):
         blank(ax).set(xlim=(-0.05, columns + 0.05), ylim=(rows + 0.05, -0.05), aspect="equal", anchor="N")
         ax.set_title(title, color=MUTED)
@@ -79,7 +79,7 @@ def fragments(panels: Mapping[str, tuple[Layout, int, int, int]], lane: int = 5)
                 face = GREEN if mine else TINTS[element // per_register % len(TINTS)]
                 ax.add_patch(Rectangle((column, row), 1, 1, facecolor=face, edgecolor=CARD, linewidth=0.7))
                 text = f"{title[0].lower()}{element}" if mine else str(owner)
-                ax.text(column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=8 if mine else 7,
+                ax.text(column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=8.5,
                         color=CARD if mine else INK, fontweight="bold" if mine else "normal")  # fmt: skip
     return figure
 

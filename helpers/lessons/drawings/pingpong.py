@@ -47,6 +47,7 @@ def lanes(cases: Mapping[str, pd.DataFrame], unit: str, span: tuple[float, float
     figure.clear()
     axes = figure.subplots(len(cases), 1, sharex=True, squeeze=False, height_ratios=[len(n) for n in names])[:, 0]
     shown: dict[str, Patch] = {}  # by what the legend says
+    told = []
     for ax, lanes_here, (title, frame) in zip(axes, names, cases.items(), strict=True):
         at_once = {lane for lane, events in frame.groupby("lane") if _at_once(events)}
 
@@ -56,7 +57,9 @@ def lanes(cases: Mapping[str, pd.DataFrame], unit: str, span: tuple[float, float
             return lanes_here.index(lane) + (0.2 if kind == "softmax" else -0.2), 0.4
 
         seen = frame.assign(begin=frame["begin"].clip(lower=first) - first, end=frame["end"].clip(upper=last) - first)
-        handles = swim.draw(ax, seen[seen["begin"] < seen["end"]], lanes_here, KINDS, where)
+        seen = seen[seen["begin"] < seen["end"]]
+        told.append(f"{title}: {said(seen)}.")
+        handles = swim.draw(ax, seen, lanes_here, KINDS, where)
         shown |= {handle.get_label(): handle for handle in handles}
         ax.tick_params(axis="y", labelsize=8.5, labelcolor=INK)
         ax.set(xlim=(0, last - first), ylim=(len(lanes_here) - 0.45, -0.55))
@@ -64,7 +67,7 @@ def lanes(cases: Mapping[str, pd.DataFrame], unit: str, span: tuple[float, float
     axes[-1].set_xlabel(unit)
     handles = [shown[label] for _, _, label in KINDS.values() if label in shown]
     figure.legend(handles=handles, loc="outside upper right", ncols=5, frameon=False, fontsize=9)
-    figure.in_words = " ".join(f"{title}: {said(frame)}." for title, frame in cases.items())
+    figure.in_words = " ".join(told)
     return figure
 
 

@@ -31,6 +31,7 @@ from ...measure.ring import SAME, WIDTH, model_error, summary
 from ...run import ring_time
 from ...run.layouts import LAYOUTS, block, split
 
+H200 = 143771 / 1024  # GiB of memory, as the driver reports it
 LOOKS = {  # of the lanes of a timeline
     "kernel": (SHADES[2], "", "attention and merge"),
     "attention": (SHADES[2], "", "attention"),
@@ -183,6 +184,8 @@ def speedups(
         f"{name} {values[first]:.2f} at N = {short(first)}, {values[last]:.2f} at {short(last)}"
         for name, values in predicted.items()
     )
+    for name, points in (measured or {}).items():
+        figure.in_words += f"; {name}, measured: " + ", ".join(f"{y:.2f} at {short(x)}" for x, y in sorted(points))
     return figure
 
 
@@ -311,8 +314,8 @@ def memory(samples: pd.DataFrame | None, lengths: Sequence[int], gpus: Sequence[
                 linestyle="",
                 label=f"{name}, measured",
             )
-    ax.axhline(141e9 / 2**30, color=INK, linewidth=1)
-    ax.text(lengths[0], 141e9 / 2**30, "memory of an H200", va="bottom", fontsize=9)
+    ax.axhline(H200, color=INK, linewidth=1)
+    ax.text(lengths[0], H200, "memory of an H200", va="bottom", fontsize=9)
     power_of_two_axis(ax, lengths, "tokens of the whole sequence, N")
     ax.set(yscale="log", ylabel="GiB")
     ax.legend(frameon=False, fontsize=9, loc="lower right")

@@ -19,7 +19,7 @@ from .submission import Answer
 
 CORRECT, CLEAN, SHARED, MOVED = 6, 2, 1, 1  # points of a task
 PART = 3  # of CORRECT, at most, for an answer that is right in some cases only
-LINE, MECHANISM, MENDED = 2, 2, 6  # of a detective case
+LINE, MECHANISM, FIXED = 2, 2, 6  # of a detective case
 MOST_SAID = 600  # characters of one sentence
 ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
 
@@ -89,9 +89,9 @@ class OfTask(Assignment):
         mine, own = verdict.costs, verdict.rungs
         # a rung without shared memory: then no conflicts is as good
         wavefronts = 0 if mine.wavefronts == mine.ideal and not own.wavefronts else mine.wavefronts
-        refused = self.lean and judge.wasteful(mine.conflicts, own.conflicts)
-        yield _against("shared memory", SHARED, verdict, wavefronts, own.wavefronts, "wavefronts", refused)
-        yield _against("global memory", MOVED, verdict, mine.traffic, own.traffic, "bytes")
+        shared, moved = judge.wasted(mine, own) if self.lean else ("", "")
+        yield _against("shared memory", SHARED, verdict, wavefronts, own.wavefronts, "wavefronts", shared)
+        yield _against("global memory", MOVED, verdict, mine.traffic, own.traffic, "bytes", moved)
 
     def nothing(self, why: str, answer: Answer | None) -> Iterable[Criterion]:
         """None for any of the four."""
@@ -100,13 +100,13 @@ class OfTask(Assignment):
 
 
 class OfCase(Assignment):
-    """A detective case: a diagnosis, which counts by itself, and a mended kernel."""
+    """A detective case: a diagnosis, which counts by itself, and a fixed kernel."""
 
     def __init__(self, case: Case) -> None:
         self.case, self.id, self.number = case, case.id, case.number
 
     def filled(self, answer: Answer) -> Filled:
-        """The broken kernel as it was mended, if few lines were changed."""
+        """The broken kernel as it was fixed, if few lines were changed."""
         typed = answer.bodies[WHOLE]
         require_inside(find(self.number), typed)
         try:
@@ -116,16 +116,16 @@ class OfCase(Assignment):
         return Filled(rung, rung, ())
 
     def criteria(self, verdict: judge.Judgement, filled: Filled, answer: Answer) -> Iterable[Criterion]:
-        """For line, mechanism and mend; the last is right and clean, or worth nothing."""
+        """For line, mechanism and fix; the last is right and clean, or worth nothing."""
         wrong = [f"{name}: {why}" for name, why in verdict.cases if why] or list(verdict.findings)
         if wrong:
             return self.nothing(wrong[0], answer)
         said = f"right in all {len(verdict.cases)} cases, nothing was found"
-        return [*self._diagnosed(answer), Criterion("mended", MENDED, MENDED, said)]
+        return [*self._diagnosed(answer), Criterion("fixed", FIXED, FIXED, said)]
 
     def nothing(self, why: str, answer: Answer | None) -> Iterable[Criterion]:
-        """None for the mend; the diagnosis counts all the same."""
-        return [*self._diagnosed(answer), Criterion("mended", 0, MENDED, _tidy(why))]
+        """None for the fix; the diagnosis counts all the same."""
+        return [*self._diagnosed(answer), Criterion("fixed", 0, FIXED, _tidy(why))]
 
     def _diagnosed(self, answer: Answer | None) -> Iterable[Criterion]:
         line, mechanism = (answer and answer.diagnosis) or (None, "")
@@ -140,13 +140,13 @@ class OfCase(Assignment):
 
 
 def _against(
-    name: str, most: float, verdict: judge.Judgement, mine: int, own: int, unit: str, refused: bool = False
+    name: str, most: float, verdict: judge.Judgement, mine: int, own: int, unit: str, refused: str = ""
 ) -> Criterion:
-    """Full points for what costs no more than the rung, half for up to twice as much; none for what the task forbids."""
+    """Full points for what costs no more than the rung, half for up to twice as much; none for what the task forbids, `refused`."""
     if not verdict.correct:
         return Criterion(name, 0, most, "counts once the result is right")
     points = 0 if refused else most if mine <= judge.NEAR * own else most / 2 if mine <= 2 * own else 0
-    return Criterion(name, points, most, f"{mine:,} {unit}, the rung {own:,}")
+    return Criterion(name, points, most, refused or f"{mine:,} {unit}, the rung {own:,}")
 
 
 def _tidy(text: str) -> str:

@@ -242,7 +242,7 @@ TASKS = (
         ),
         (
             "O (Nq,d) = O_reg / l, 0 where l = 0, for queries below Nq",
-            "a.LSE[head * Nq + i] = ln(l * 2^m), once per query",
+            "a.LSE[head * Nq + i] = ln(l * 2^m)",
         ),
         (
             "The lanes of a row differ in the bits T::TY .. 16: add l over them, with all lanes of the warp taking part.",

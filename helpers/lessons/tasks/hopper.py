@@ -16,7 +16,7 @@ TASKS = (
         ),
         (
             "O (Nq,d) = O_reg / l rounded to T, 0 where l = 0, for queries below Nq",
-            "a.LSE[work.x * Nq + i] = ln(l * 2^(m * scale_log2)), once per query",
+            "a.LSE[work.x * Nq + i] = ln(l * 2^(m * scale_log2))",
         ),
         (
             "Two shuffles, mask 1 and 2, with all lanes of the warp taking part.",

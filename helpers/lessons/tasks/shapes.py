@@ -7,13 +7,13 @@ TASKS = (
         "20.1",
         "visible",
         1,
-        "Say which tiles of keys this CTA visits: the first and the last that any of its rows sees.",
+        "Say which tiles of keys this CTA visits: the first and the last that any of its rows sees. A tile beyond them is an error.",
         (
             "i0: the CTA's first query; Br rows; Nq, Nk of this sequence; a.causal; a.window (0: none); Bc keys per tile",
             "row i sees the keys up to i + Nk - Nq, and of those the last a.window; without a causal mask all of them",
         ),
         (
-            "const int shift = Nk - Nq and window (a.window, or more than there are keys) are declared",
+            "const int shift = Nk - Nq and window (a.window; if that is 0, more than there are keys, at most 1 << 30) are declared",
             "const int j_last: the first key of the last tile to visit, -Bc if no row sees a key",
             "const int j_first: that of the first tile to visit, 0 without a causal mask; the loop is for (j = j_last; j >= j_first; j -= Bc)",
         ),
@@ -22,6 +22,7 @@ TASKS = (
             "Last key: min(i0 + Br + shift, Nk) - 1 under a causal mask, which may be negative: then / rounds the wrong way.",
             "First key of row i0: i0 + shift - window + 1, at least 0; round down to a multiple of Bc.",
         ),
+        lean=True,
     ),
     Task(
         "20.2",

@@ -15,8 +15,8 @@ class Task:
 
     id: the rung's number and the task's, "04.1". level: a key of LEVELS. given, after: the contract, a line each, "name (shape): what";
     what stands in `given` is declared before the region, what `after` says is declared or true behind it.
-    hints: from a nudge to nearly everything. lean: bank conflicts beyond the rung's own are an error. without: names that may not be
-    said in the regions.
+    hints: from a nudge to nearly everything. lean: bank conflicts, or bytes of K and V that are read, beyond the rung's own are an
+    error. without: names that may not be said in the regions.
     """
 
     id: str

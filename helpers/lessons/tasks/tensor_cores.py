@@ -217,7 +217,7 @@ TASKS = (
         ),
         (
             "O (Nq,d) = O_reg / l rounded to T, 0 where l = 0, for queries below Nq",
-            "a.LSE[head * Nq + i] = ln(l * 2^m), once per query",
+            "a.LSE[head * Nq + i] = ln(l * 2^m)",
         ),
         (
             "Two shuffles, mask 1 and 2, with all lanes of the warp taking part.",
@@ -243,7 +243,7 @@ TASKS = (
         ),
         (
             "O (Nq,d) = O_reg / l rounded to T, 0 where l = 0, for queries below Nq",
-            "a.LSE[head * Nq + i] = ln(l * 2^m), once per query",
+            "a.LSE[head * Nq + i] = ln(l * 2^m)",
         ),
         ("As in 12, for r = 0 .. 3.", "All lanes shuffle, also those whose query is past the end."),
     ),

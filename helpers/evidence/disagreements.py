@@ -18,7 +18,7 @@ RETURNED = (
 ENDED = "three tools run out of time, which counts only if all four do: under the fourth the program ended"
 REGISTERS = "past an array in registers: nvcc has unrolled the loop, and no memory is touched"
 # (id, what the X-ray says, who, why), patterns as of file names: the first that fits explains why one side alone speaks.
-ONE_SIDED = [
+DISAGREEMENTS = [
     ("*", "uninitialised shared memory*", "X-ray alone", "no tool of compute-sanitizer knows what of shared memory has been written"),
     ("02.barrier-*.2", "race*", "X-ray alone", GLOBAL),
     ("02.thread-index.[89]", "race*", "X-ray alone", GLOBAL),
@@ -59,5 +59,5 @@ ONE_SIDED = [
 
 def explain(id: str, xray: str, who: str) -> str:
     """Why only the GPU's tools, or only the X-ray, flag a mutant; empty if nobody has said."""
-    fits = (why for *two, side, why in ONE_SIDED if side == who and all(map(fnmatch, (id, xray), two)))
+    fits = (why for *two, side, why in DISAGREEMENTS if side == who and all(map(fnmatch, (id, xray), two)))
     return next(fits, "")

@@ -1,11 +1,11 @@
-"""Plausible wrong mends of the detective cases, three of each: the text that takes the place of the first line that the right mend
+"""Plausible wrong fixes of the detective cases, three of each: the text that takes the place of the first line that the right fix
 changes or, where one line isn't enough, of the first and of the last; None keeps a line."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-MENDS: dict[int, list[str | tuple[str | None, str]]] = {
+FIXES: dict[int, list[str | tuple[str | None, str]]] = {
     1: [f"const float *V = static_cast<const float *>(a.V) + {at};" for at in (
         "b * a.V_stride[1] + h * a.V_stride[1]", "b * a.V_stride[0] + h * a.V_stride[2]", "(b + h) * a.V_stride[0]")],
     2: [f"const float m_finite = {m};" for m in ("m == FA_INFINITY ? 0.f : m", "m == 0.f ? 1.f : m", "m + 1e-30f")],
@@ -38,8 +38,8 @@ MENDS: dict[int, list[str | tuple[str | None, str]]] = {
 }  # fmt: skip
 
 
-def mends(n: int, solution: Mapping[int, str]) -> list[dict[int, str]]:
-    """The wrong mends of case n, as `Opened.mended` takes them; solution: the right one."""
+def fixes(n: int, solution: Mapping[int, str]) -> list[dict[int, str]]:
+    """The wrong fixes of case n, as `Opened.fixed` takes them; solution: the right one."""
     ends = min(solution), max(solution)
-    texts = [(mend,) if isinstance(mend, str) else mend for mend in MENDS[n]]
+    texts = [(fix,) if isinstance(fix, str) else fix for fix in FIXES[n]]
     return [{line: text for line, text in zip(ends, each) if text is not None} for each in texts]
