@@ -84,7 +84,7 @@ def test_one_command_records_them_beside_their_neighbours(monkeypatch, tmp_path,
         return pd.DataFrame(rows, columns=["name", "round", "ms"])
 
     monkeypatch.setattr(recording, "right", lambda which: lambda q, k, v: q)
-    monkeypatch.setattr(workloads, "inputs", lambda *_: (None,) * 3)
+    monkeypatch.setattr(reference, "random_inputs", lambda *_: (None,) * 3)
     monkeypatch.setattr(workloads, "peers", lambda *given, without: {"SDPA FLASH": None})
     monkeypatch.setattr(workloads, "measure", measure)
     monkeypatch.setattr(bench, "watch", lambda: __import__("contextlib").nullcontext({}))
