@@ -176,9 +176,7 @@ def test_the_reader_s_kernel_is_timed_beside_flash(root, monkeypatch):
     monkeypatch.setattr(workloads, "measure", measure)
     monkeypatch.setattr(workloads, "refusal", lambda call, *x: "D = 128 is too much" if x[0].shape[-1] == 128 else None)
     monkeypatch.setattr(workloads, "peers", lambda *x, without: {"SDPA FLASH": len} if "SDPA CUDNN" in without else {})
-    monkeypatch.setattr(
-        workloads, "inputs", lambda op, shape, dtype: [torch.empty(*shape[:2], shape[2], shape[4]).half()] * 3
-    )
+    monkeypatch.setattr(workloads, "random_tensors", lambda dtype, shape, count: [torch.empty(shape).half()] * count)
 
     class Mine:
         rung = ladder.rung(STEM)
