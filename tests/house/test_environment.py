@@ -83,7 +83,9 @@ def test_the_readmes_commands_are_targets():
 def test_make_alone_lists_every_target_and_installs_nothing(tmp_path):
     text = (ROOT / "Makefile").read_text()
     (tmp_path / "Makefile").write_text(text)
-    said = subprocess.run(["make", "--no-print-directory"], capture_output=True, text=True, cwd=tmp_path, check=True).stdout
+    said = subprocess.run(
+        ["make", "--no-print-directory"], capture_output=True, text=True, cwd=tmp_path, check=True
+    ).stdout
     (targets,) = re.findall(r"^\.PHONY: (.*)", text, re.MULTILINE)
     assert [line.split()[:2] for line in said.splitlines()] == [["make", target] for target in targets.split()]
     assert [path.name for path in tmp_path.iterdir()] == ["Makefile"]
